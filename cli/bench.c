@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn bench: ops timed through gdn.h, beside the machine's measured limits. */
+#include "bench.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli.h"
+#include "report.h"
+#include "table.h"
+
+static const char *const help[] = {
+    "gdn bench prefill|decode|conv|block [options]\n"
+    "\n"
+    "First a part of the result is compared with float64 (exit 1, and no times, if it is\n"
+    "outside the limits of gdn run); then rounds of the op and of a yardstick follow each other,\n"
+    "and the median is shown with its median absolute deviation (mad). The yardstick's best\n"
+    "round is the limit.\n"
+    "\n"
+    "  --heads Q/V      heads of q and of v; k has the fewer (default 16/32). block: key/value\n"
+    "  --dim K[/V]      head size (default 128)\n"
+    "  --seqlens LIST   lengths of the sequences: LENGTH or LENGTHxCOUNT, comma-separated;\n"
+    "                   1xLENGTH is one sequence (default 2048; block 512; not for decode)\n"
+    "  --batch N        N sequences of --tokens each: decode (default 32), conv, block\n"
+    "  --tokens N       tokens of each of those (default 1)\n"
+    "  --dtype D        f32 (default), bf16, f16: activations, and the weights of block\n"
+    "  --state D        f32 (default), bf16, f16: states\n"
+    "  --layout L       k_last (default), k_first: of the rule's state\n"
+    "  --channels N     conv (default 8192); 4 taps, SiLU\n"
+    "  --hidden N       block (default 2048)\n",
+
+    "  --threads N --isa NAME --backend cpu    as for gdn run\n"
+    "  --seconds S      about how long (default 2)\n"
+    "  --json           one JSON line\n"
+    "\n"
+    "GFLOP/s counts 6 K V per token and state head, 2 W per channel and token of a convolution,\n"
+    "2 per weight and token of a projection. GB/s counts every tensor once, states twice. The\n"
+    "share is that of the measured float32 multiply-add rate for prefill and block, that of the\n"
+    "measured in-place bandwidth on the same footprint (the states of decode, all tensors of\n"
+    "conv, at most 256 MiB) for decode and conv, with the same instruction set and threads.\n"
+    "For block, its rule and its convolution are also timed apart; what is left of its time is\n"
+    "given as that of its projections.\n",
+};
+
+enum bench_op { PREFILL, DECODE, CONV, BLOCK };
+static const char *const op_names[] = { "prefill", "decode", "conv", "block" };
+
+struct bench_options {
+    struct cli_device device;
+    enum bench_op     op;
+    const char       *heads, *dim, *seqlens, *dtype, *state, *layout;
+    int64_t           batch, tokens, channels, hidden;
+    double            seconds;
+    bool              json, help;
+    struct case_dims  dims;
+    int64_t          *lengths; /* [B] */
+    int64_t           B;
+};
+
+/* ---- Options ----------------------------------------------------------------------------- */
+
+/* "A" or "AxB" with a separator x; *b stays where it is missing. */
+static bool parse_pair(const char *text, char separator, int64_t max, int64_t *a, int64_t *b)
+{
+    char        first[24];
+    const char *cut = strchr(text, separator);
+    const size_t n  = cut ? (size_t)(cut - text) : strlen(text);
+    if (n >= sizeof first) return false;
+    memcpy(first, text, n);
+    first[n] = 0;
+    return cli_integer(first, 1, max, a) && (!cut || cli_integer(cut + 1, 1, max, b));
+}
+
+static bool append_lengths(struct bench_options *o, int64_t length, int64_t count)
+{
+    int64_t *more = count > (1 << 20) - o->B
+                        ? NULL
+                        : realloc(o->lengths, (size_t)(o->B + count) * sizeof *more);
+    if (!more) return false;
+    o->lengths = more;
+    for (int64_t i = 0; i < count; i++) more[o->B++] = length;
+    return true;
+}
+
+static int parse_lengths(struct bench_options *o)
+{
+    char item[64];
+    if (o->batch) {
+        if (append_lengths(o, o->tokens ? o->tokens : 1, o->batch)) return CLI_OK;
+        return cli_bad("--batch: no memory for %lld sequences", (long long)o->batch);
+    }
+    for (const char *text = o->seqlens; text;) {
+        const size_t n      = strcspn(text, ",");
+        int64_t      length = 0, count = 1;
+        bool         good = n < sizeof item;
+        if (good) {
+            memcpy(item, text, n);
+            item[n] = 0;
+            good    = parse_pair(item, 'x', 1 << 24, &length, &count);
+        }
+        if (length == 1) { /* 1xLENGTH */
+            length = count;
+            count  = 1;
+        }
+        if (!good || !append_lengths(o, length, count))
+            return cli_bad("--seqlens: '%s', wanted LENGTH, LENGTHxCOUNT or 1xLENGTH, separated "
+                           "by commas", o->seqlens);
+        text = text[n] ? text + n + 1 : NULL;
+    }
+    return CLI_OK;
+}
+
+static int parse_dtype(const char *option, const char *text, int32_t *dtype)
+{
+    static const char *const names[] = { "f32", "bf16", "f16" };
+    for (int32_t i = 0; i < 3; i++)
+        if (!strcmp(text, names[i])) {
+            *dtype = i;
+            return CLI_OK;
+        }
+    return cli_bad("%s: '%s', wanted f32, bf16 or f16", option, text);
+}
+
+static int parse_dims(struct bench_options *o)
+{
+    struct case_dims *d = &o->dims;
+    if (!parse_pair(o->heads, '/', 1024, &d->Hq, &d->Hv) || !d->Hv)
+        return cli_bad("--heads: '%s', wanted two numbers from 1 to 1024, Q/V", o->heads);
+    if ((d->Hq > d->Hv ? d->Hq % d->Hv : d->Hv % d->Hq) || (o->op == BLOCK && d->Hq > d->Hv))
+        return cli_bad("--heads: '%s', wanted %s", o->heads,
+                       o->op == BLOCK ? "the second a multiple of the first"
+                                      : "one a multiple of the other");
+    if (!parse_pair(o->dim, '/', 256, &d->K, &d->V))
+        return cli_bad("--dim: '%s', wanted K or K/V from 1 to 256", o->dim);
+    if (!d->V) d->V = d->K;
+    if (strcmp(o->layout, "k_last") && strcmp(o->layout, "k_first"))
+        return cli_bad("--layout: '%s', wanted k_last or k_first", o->layout);
+    d->state_layout = strcmp(o->layout, "k_first") ? GDN_STATE_VK : GDN_STATE_KV;
+    d->W            = 4;
+    d->D            = o->channels;
+    d->hidden       = o->hidden;
+    return parse_dtype("--dtype", o->dtype, &d->dtype) ||
+           parse_dtype("--state", o->state, &d->state_dtype);
+}
+
+/* Refuses what would be ignored, then fills the defaults that depend on the op. */
+static int settle(struct bench_options *o)
+{
+    if (o->op == PREFILL && (o->batch || o->tokens))
+        return cli_bad("--batch, --tokens: not for prefill (--seqlens)");
+    if (o->op == DECODE && o->seqlens)
+        return cli_bad("--seqlens: not for decode (--batch, --tokens)");
+    if (o->seqlens && (o->batch || o->tokens))
+        return cli_bad("--seqlens and --batch or --tokens: wanted one of them");
+    if ((o->op == DECODE || o->tokens) && !o->batch) o->batch = 32;
+    if (!o->seqlens) o->seqlens = o->op == BLOCK ? "512" : "2048";
+    return parse_dims(o) || parse_lengths(o);
+}
+
+/* ---- Output ------------------------------------------------------------------------------ */
+
+static double per_second(double amount, const struct bench *b)
+{
+    return 1e-9 * amount / (1e-3 * b->calls[0].ms.median);
+}
+
+/* Time, rate and share of a block's projections: what its rule and convolution leave. */
+struct projections {
+    double part, gflops, share;
+};
+
+static struct projections projections_of(const struct bench *b, double flops)
+{
+    const double ms   = b->calls[0].ms.median;
+    const double left = fmax(ms - b->calls[1].ms.median - b->calls[2].ms.median, 1e-3 * ms);
+    const double rate = flops / (1e-3 * left);
+    return (struct projections){ left / ms, 1e-9 * rate, rate / b->peak };
+}
+
+static void add_case(cJSON *line, const struct bench_options *o)
+{
+    char heads[48];
+    snprintf(heads, sizeof heads, "%lld/%lld", (long long)o->dims.Hq, (long long)o->dims.Hv);
+    if (o->op == CONV) cJSON_AddNumberToObject(line, "channels", (double)o->dims.D);
+    else {
+        cJSON_AddStringToObject(line, "heads", heads);
+        cJSON_AddNumberToObject(line, "dim", (double)o->dims.K);
+        cJSON_AddNumberToObject(line, "value_dim", (double)o->dims.V);
+        cJSON_AddStringToObject(line, "layout", o->layout);
+    }
+    if (o->op == BLOCK) cJSON_AddNumberToObject(line, "hidden", (double)o->dims.hidden);
+    if (o->batch) {
+        cJSON_AddNumberToObject(line, "batch", (double)o->batch);
+        cJSON_AddNumberToObject(line, "tokens", (double)o->lengths[0]);
+    } else {
+        cJSON_AddStringToObject(line, "seqlens", o->seqlens);
+    }
+    cJSON_AddStringToObject(line, "dtype", o->dtype);
+    cJSON_AddStringToObject(line, "state", o->state);
+}
+
+static void print_json(const struct bench_options *o, const struct bench *b,
+                       const struct projections *p)
+{
+    cJSON *line = report_line(b->ctx);
+    cJSON_AddStringToObject(line, "op", op_names[o->op]);
+    cJSON_AddStringToObject(line, "kernel", b->kernel);
+    add_case(line, o);
+    cJSON_AddNumberToObject(line, "ms", b->calls[0].ms.median);
+    cJSON_AddNumberToObject(line, "ms_mad", b->calls[0].ms.mad);
+    cJSON_AddNumberToObject(line, "rounds", b->n_rounds);
+    cJSON_AddNumberToObject(line, "gflops", per_second(b->flops, b));
+    cJSON_AddNumberToObject(line, "gbs", per_second(b->bytes, b));
+    cJSON_AddStringToObject(line, "bound", b->by_memory ? "memory" : "flops");
+    cJSON_AddNumberToObject(line, b->by_memory ? "peak_gbs" : "peak_gflops",
+                            1e-9 * b->peak);
+    cJSON_AddNumberToObject(line, "share", bench_share(b));
+    cJSON_AddNumberToObject(line, "error", compare_relative(b->judged.max_error, b->judged.rms));
+    cJSON_AddNumberToObject(line, "rms_error",
+                            compare_relative(b->judged.rms_error, b->judged.rms));
+    if (p) {
+        cJSON *item = cJSON_AddObjectToObject(line, "projections");
+        cJSON_AddNumberToObject(item, "part", p->part);
+        cJSON_AddNumberToObject(item, "gflops", p->gflops);
+        cJSON_AddNumberToObject(item, "share", p->share);
+    }
+    report_print(line);
+}
+
+static void print_text(const struct bench_options *o, const struct bench *b,
+                       const struct projections *p)
+{
+    char                  a[24], c[24], d[24], e[24];
+    const struct summary *ms = &b->calls[0].ms;
+    report_heading(b->ctx);
+    printf("  case      %s, ", op_names[o->op]);
+    if (o->op == CONV) printf("%lld channels, ", (long long)o->dims.D);
+    else printf("heads %s, dim %s, %s, ", o->heads, o->dim, o->layout);
+    if (o->op == BLOCK) printf("hidden %lld, ", (long long)o->dims.hidden);
+    if (o->batch) printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
+    else printf("sequences %s, ", o->seqlens);
+    printf("%s, state %s\n  kernel    %s\n", o->dtype, o->state, b->kernel);
+    printf("  time      %s ms, mad %s, %d rounds\n", table_number(a, ms->median),
+           table_number(c, ms->mad), b->n_rounds);
+    printf("  rate      %s GFLOP/s, %s GB/s\n", table_number(a, per_second(b->flops, b)),
+           table_number(c, per_second(b->bytes, b)));
+    printf("  share     %.1f %% of %s %s\n", 100 * bench_share(b),
+           table_number(a, 1e-9 * b->peak),
+           b->by_memory ? "GB/s in place on the same footprint" : "GFLOP/s float32 multiply-add");
+    if (p)
+        printf("  inside    rule %s ms, convolution %s ms, the rest %.0f %%: projections at %s "
+               "GFLOP/s, %.1f %%\n", table_number(a, b->calls[1].ms.median),
+               table_number(d, b->calls[2].ms.median), 100 * p->part, table_number(e, p->gflops),
+               100 * p->share);
+    printf("  error     %s of RMS (float64, a part of the first call)\n",
+           table_number(a, compare_relative(b->judged.max_error, b->judged.rms)));
+}
+
+/* Judges what was checked, then times and prints. */
+static int time_and_print(const struct bench_options *o, struct bench *b, double projections)
+{
+    snprintf(b->kernel, sizeof b->kernel, "%s", gdn_last_kernel(b->ctx));
+    if (!b->judged.ok) {
+        fprintf(stderr, "gdn: bench %s: wrong by %g (RMS %g, limit %g): not timed\n",
+                op_names[o->op], b->judged.max_error, b->judged.rms, b->judged.max_limit);
+        return CLI_OUTSIDE;
+    }
+    if (bench_rounds(b)) return CLI_BAD;
+    const bool         inside = o->op == BLOCK;
+    struct projections p      = { 0, 0, 0 };
+    if (inside) p = projections_of(b, projections);
+    (o->json ? print_json : print_text)(o, b, inside ? &p : NULL);
+    return CLI_OK;
+}
+
+/* ---- The four ops ------------------------------------------------------------------------ */
+
+static int bench_rule(const struct bench_options *o, struct bench *b)
+{
+    struct rule_case c;
+    const gdn_op     op   = o->op == DECODE ? GDN_OP_DECODE : GDN_OP_PREFILL;
+    int              code = rule_case_make(&c, &o->dims, o->lengths, o->B);
+    if (!code) code = rule_case_check(&c, b->ctx, op, &b->judged);
+    if (!code) {
+        b->calls[0]  = (struct bench_call){ .op = op, .args = &c.args };
+        b->n_calls   = 1;
+        b->by_memory = o->op == DECODE;
+        b->footprint = (size_t)case_bytes(&c.args.state);
+        b->flops     = rule_case_flops(&c);
+        b->bytes     = rule_case_bytes(&c);
+        code         = time_and_print(o, b, 0);
+    }
+    memory_free(&c.memory);
+    return code;
+}
+
+static int bench_conv(const struct bench_options *o, struct bench *b)
+{
+    struct conv_case c;
+    int              code = conv_case_make(&c, &o->dims, o->lengths, o->B);
+    if (!code) code = conv_case_check(&c, b->ctx, &b->judged);
+    if (!code) {
+        b->calls[0]  = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &c.args };
+        b->n_calls   = 1;
+        b->by_memory = true;
+        b->flops     = conv_case_flops(&c);
+        b->bytes     = conv_case_bytes(&c);
+        b->footprint = (size_t)(case_bytes(&c.args.x) + case_bytes(&c.args.out) +
+                                case_bytes(&c.args.state) + case_bytes(&c.args.weight));
+        code         = time_and_print(o, b, 0);
+    }
+    memory_free(&c.memory);
+    return code;
+}
+
+/* The layer; its rule and its convolution apart, float32 as they are inside it. */
+static int bench_block(const struct bench_options *o, struct bench *b)
+{
+    struct block_case c;
+    struct rule_case  rule;
+    struct conv_case  conv;
+    struct case_dims  inner = o->dims;
+    double            projections;
+    inner.dtype = GDN_F32;
+    inner.D     = 2 * inner.Hq * inner.K + inner.Hv * inner.V;
+    int code    = block_case_make(&c, &o->dims, o->lengths, o->B);
+    code        = rule_case_make(&rule, &inner, o->lengths, o->B) || code;
+    code        = conv_case_make(&conv, &inner, o->lengths, o->B) || code;
+    code        = code ? CLI_BAD : block_case_check(&c, b->ctx, &b->judged);
+    if (!code) {
+        const gdn_op op = o->batch && o->lengths[0] <= 8 ? GDN_OP_DECODE : GDN_OP_PREFILL;
+        b->calls[0]     = (struct bench_call){ .op = GDN_OP_BLOCK, .args = &c.args };
+        b->calls[1]     = (struct bench_call){ .op = op, .args = &rule.args };
+        b->calls[2]     = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &conv.args };
+        b->n_calls      = 3;
+        b->flops        = block_case_flops(&c, &projections);
+        b->bytes        = block_case_bytes(&c);
+        code            = time_and_print(o, b, projections);
+    }
+    memory_free(&c.memory);
+    memory_free(&rule.memory);
+    memory_free(&conv.memory);
+    return code;
+}
+
+static int run_bench(struct bench_options *o)
+{
+    struct bench b = { .seconds = o->seconds };
+    if (settle(o) || cli_open(&o->device, &b.ctx)) return CLI_BAD;
+    const int code = o->op == CONV    ? bench_conv(o, &b)
+                     : o->op == BLOCK ? bench_block(o, &b)
+                                      : bench_rule(o, &b);
+    gdn_ctx_destroy(b.ctx);
+    return code;
+}
+
+static int dispatch(struct bench_options *o, const char *const *names, int n)
+{
+    if (o->help) {
+        for (size_t i = 0; i < sizeof help / sizeof *help; i++) fputs(help[i], stdout);
+        return CLI_OK;
+    }
+    for (int i = 0; i < 4 && n == 1; i++)
+        if (!strcmp(names[0], op_names[i])) {
+            o->op = (enum bench_op)i;
+            return run_bench(o);
+        }
+    if (n == 1) return cli_bad("bench: '%s', wanted prefill, decode, conv or block", names[0]);
+    return cli_bad("bench: %d ops, wanted one of prefill, decode, conv and block", n);
+}
+
+int bench_main(int argc, char **argv)
+{
+    struct bench_options    o = { .heads = "16/32", .dim = "128", .dtype = "f32", .state = "f32",
+                                  .layout = "k_last", .channels = 8192, .hidden = 2048,
+                                  .seconds = 2 };
+    const struct cli_option options[] = {
+        { "--heads", CLI_TEXT, &o.heads, 0, 0 },
+        { "--dim", CLI_TEXT, &o.dim, 0, 0 },
+        { "--seqlens", CLI_TEXT, &o.seqlens, 0, 0 },
+        { "--dtype", CLI_TEXT, &o.dtype, 0, 0 },
+        { "--state", CLI_TEXT, &o.state, 0, 0 },
+        { "--layout", CLI_TEXT, &o.layout, 0, 0 },
+        { "--batch", CLI_INT, &o.batch, 1, 1 << 20 },
+        { "--tokens", CLI_INT, &o.tokens, 1, 1 << 20 },
+        { "--channels", CLI_INT, &o.channels, 1, 1 << 20 },
+        { "--hidden", CLI_INT, &o.hidden, 1, 1 << 16 },
+        { "--seconds", CLI_REAL, &o.seconds, 0.001, 3600 },
+        { "--threads", CLI_INT, &o.device.threads, 0, 1024 },
+        { "--isa", CLI_TEXT, &o.device.isa, 0, 0 },
+        { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },
+        { "--json", CLI_FLAG, &o.json, 0, 0 },
+        { "--help", CLI_FLAG, &o.help, 0, 0 },
+        { "-h", CLI_FLAG, &o.help, 0, 0 },
+        { NULL, CLI_FLAG, NULL, 0, 0 },
+    };
+    const char **names = malloc((size_t)argc * sizeof *names);
+    int          n, code;
+    if (!names) return cli_bad("no memory");
+    code = cli_parse(argc, argv, options, names, &n);
+    if (!code) code = dispatch(&o, names, n);
+    free(names);
+    free(o.lengths);
+    return code;
+}

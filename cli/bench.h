@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn bench: what is timed, and how. bench.c reads the options, bench_rounds.c times. */
+#ifndef BENCH_H
+#define BENCH_H
+
+#include "cases.h"
+#include "measure.h"
+
+enum { BENCH_MAX_CALLS = 3, BENCH_MAX_ROUNDS = 101 };
+
+/* One op that is called again and again. */
+struct bench_call {
+    gdn_op         op;
+    const void    *args;
+    struct summary ms; /* found: of one call */
+};
+
+struct bench {
+    gdn_ctx          *ctx;
+    struct bench_call calls[BENCH_MAX_CALLS]; /* the op, then parts of it, timed apart */
+    int               n_calls;
+    double            seconds;   /* for all of it, about */
+    bool              by_memory; /* the bandwidth is the bound, else arithmetic */
+    size_t            footprint; /* bytes that the bandwidth is measured on */
+    double            flops, bytes; /* of calls[0] */
+    struct comparison judged;    /* of calls[0], by the float64 judge */
+    char              kernel[160];
+    double            peak; /* found: flop/s or byte/s */
+    int               n_rounds;
+};
+
+/* Interleaves all calls and the yardstick, round after round. CLI_OK, or CLI_BAD. */
+int bench_rounds(struct bench *b);
+
+/* What the op reached of its bound. */
+double bench_share(const struct bench *b);
+
+#endif

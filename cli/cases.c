@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches, random tensors, and the rule. cases_layer.c has the convolution and the layer. */
+#include "cases.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "cli.h"
+#include "oracle.h"
+
+enum { CHECKED_TOKENS = 512, CHECKED_HEADS = 3 };
+
+/* ---- Random tensors ---------------------------------------------------------------------- */
+
+double case_random(uint64_t *seed)
+{
+    uint64_t z = *seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
+    z          = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z          = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
+}
+
+static int64_t count(const gdn_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->ndim; i++) n *= t->size[i];
+    return n;
+}
+
+double case_bytes(const gdn_tensor *t)
+{
+    return t->data ? (double)count(t) * (double)gdn_dtype_bytes(t->dtype) : 0;
+}
+
+/* The first n elements, again and again. */
+static void repeat(const gdn_tensor *t, int64_t n)
+{
+    const size_t bytes = gdn_dtype_bytes(t->dtype);
+    for (int64_t i = n; i < count(t); i += n) {
+        const int64_t rest = count(t) - i < n ? count(t) - i : n;
+        memcpy((char *)t->data + (size_t)i * bytes, t->data, (size_t)rest * bytes);
+    }
+}
+
+/* How many elements to make: whole rows, some millions at most. */
+static int64_t fresh(const gdn_tensor *t)
+{
+    const int64_t limit = (1 << 22) / t->stride[0] * t->stride[0];
+    return limit > 0 && limit < count(t) ? limit : count(t);
+}
+
+gdn_tensor case_tensor(struct memory *m, int32_t dtype, int ndim, const int64_t *size, double low,
+                       double high)
+{
+    gdn_tensor t    = memory_tensor(m, dtype, ndim, size);
+    uint64_t   seed = m->n;
+    if (!t.data) return t;
+    const int64_t n = fresh(&t);
+    for (int64_t i = 0; i < n; i++)
+        oracle_store(t.data, dtype, i, low + (high - low) * case_random(&seed));
+    repeat(&t, n);
+    return t;
+}
+
+/* Rows of length 1. */
+static gdn_tensor unit_rows(struct memory *m, int32_t dtype, const int64_t *size)
+{
+    gdn_tensor t     = case_tensor(m, dtype, 3, size, -1, 1);
+    double     row[256];
+    const int  D     = (int)size[2];
+    if (!t.data) return t;
+    const int64_t n = fresh(&t);
+    for (int64_t r = 0; r < n; r += D) {
+        for (int i = 0; i < D; i++) row[i] = oracle_load(t.data, dtype, r + i);
+        oracle_l2norm(row, row, D, GDN_NORM_L2, 1e-12);
+        for (int i = 0; i < D; i++) oracle_store(t.data, dtype, r + i, row[i]);
+    }
+    repeat(&t, n);
+    return t;
+}
+
+static gdn_tensor log_gates(struct memory *m, const int64_t *size)
+{
+    gdn_tensor t = case_tensor(m, GDN_F32, 2, size, 0, 1);
+    for (int64_t i = 0; t.data && i < count(&t); i++) {
+        float *g = (float *)t.data + i;
+        *g       = -0.001f - 0.5f * *g * *g * *g * *g;
+    }
+    return t;
+}
+
+/* ---- Batches ----------------------------------------------------------------------------- */
+
+struct case_batch case_batch(struct memory *m, const int64_t *lengths, int64_t B)
+{
+    struct case_batch b   = { B, 0, NULL };
+    int64_t          *ends = memory_get(m, (size_t)(B + 1) * sizeof *ends);
+    for (int64_t i = 0; i < B; i++) {
+        b.N += lengths[i];
+        if (ends) ends[i + 1] = b.N;
+    }
+    b.cu_seqlens = ends;
+    return b;
+}
+
+gdn_batch case_gdn_batch(const struct case_batch *tokens)
+{
+    gdn_batch b  = gdn_batch_init();
+    void     *cu = (void *)(uintptr_t)tokens->cu_seqlens; /* the view's pointer is not const */
+    b.cu_seqlens = gdn_dense(cu, GDN_I64, 1, tokens->B + 1, 0, 0, 0);
+    return b;
+}
+
+int case_failed(gdn_ctx *ctx, gdn_status status)
+{
+    return cli_bad("%s: %s", gdn_status_name(status), gdn_last_error(ctx));
+}
+
+/* ---- The rule ---------------------------------------------------------------------------- */
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int64_t *lengths,
+                   int64_t B)
+{
+    memset(c, 0, sizeof *c);
+    c->dims          = *dims;
+    c->tokens        = case_batch(&c->memory, lengths, B);
+    c->batch         = case_gdn_batch(&c->tokens);
+    gdn_rule_args *a = &c->args;
+    *a               = gdn_rule_args_init();
+
+    const int64_t N = c->tokens.N, Hk = smaller(dims->Hq, dims->Hv), H = larger(dims->Hq, dims->Hv);
+    const bool    kv      = dims->state_layout == GDN_STATE_KV;
+    const int64_t q[]     = { N, dims->Hq, dims->K };
+    const int64_t k[]     = { N, Hk, dims->K };
+    const int64_t v[]     = { N, dims->Hv, dims->V };
+    const int64_t out[]   = { N, H, dims->V };
+    const int64_t gates[] = { N, H };
+    const int64_t state[] = { B, H, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
+    a->q                  = unit_rows(&c->memory, dims->dtype, q);
+    a->k                  = unit_rows(&c->memory, dims->dtype, k);
+    a->v                  = case_tensor(&c->memory, dims->dtype, 3, v, -1, 1);
+    a->g                  = log_gates(&c->memory, gates);
+    a->beta               = case_tensor(&c->memory, GDN_F32, 2, gates, 0, 1);
+    a->state              = case_tensor(&c->memory, dims->state_dtype, 4, state, -0.1, 0.1);
+    a->out                = memory_tensor(&c->memory, dims->dtype, 3, out);
+    a->state_layout       = dims->state_layout;
+    a->batch              = &c->batch;
+    if (c->tokens.cu_seqlens && a->q.data && a->k.data && a->v.data && a->g.data &&
+        a->beta.data && a->state.data && a->out.data)
+        return CLI_OK;
+    return cli_bad("no memory for %lld tokens and %lld sequences", (long long)N, (long long)B);
+}
+
+void rule_case_state(const struct rule_case *c, int64_t b, int64_t h, double *state)
+{
+    const gdn_tensor *t  = &c->args.state;
+    const int64_t     K  = c->dims.K, V = c->dims.V, at = b * t->stride[0] + h * t->stride[1];
+    const bool        kv = c->dims.state_layout == GDN_STATE_KV;
+    for (int64_t j = 0; j < V; j++)
+        for (int64_t i = 0; i < K; i++)
+            state[j * K + i] = oracle_load(t->data, t->dtype, at + (kv ? i * V + j : j * K + i));
+}
+
+/* Head h of n tokens from `first` on, as rows of doubles; `per` state heads share one. */
+static void load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n, int64_t h)
+{
+    const int64_t D = t->ndim == 3 ? t->size[2] : 1;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t d = 0; d < D; d++)
+            to[i * D + d] =
+                oracle_load(t->data, t->dtype, (first + i) * t->stride[0] + h * D + d);
+}
+
+bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n, double *state,
+                      double *want, double *got)
+{
+    const gdn_rule_args *a = &c->args;
+    const int64_t K = c->dims.K, V = c->dims.V, H = a->out.size[1];
+    const int64_t first = c->tokens.cu_seqlens[b];
+    double       *q     = malloc((size_t)n * (size_t)(2 * K + V + 2) * sizeof *q);
+    if (!q) return false;
+    double *k = q + n * K, *v = k + n * K, *alpha = v + n * V, *beta = alpha + n;
+    load_head(q, &a->q, first, n, h * a->q.size[1] / H);
+    load_head(k, &a->k, first, n, h * a->k.size[1] / H);
+    load_head(v, &a->v, first, n, h * a->v.size[1] / H);
+    load_head(alpha, &a->g, first, n, h);
+    load_head(beta, &a->beta, first, n, h);
+    for (int64_t t = 0; t < n; t++) alpha[t] = exp(alpha[t]);
+    load_head(got, &a->out, first, n, h);
+    const struct oracle_rule r = { .T     = n,
+                                   .K     = (int)K,
+                                   .V     = (int)V,
+                                   .scale = 1 / sqrt((double)K),
+                                   .q     = q,
+                                   .k     = k,
+                                   .v     = v,
+                                   .alpha = alpha,
+                                   .beta  = beta,
+                                   .state = state,
+                                   .o     = want };
+    oracle_rule(&r);
+    free(q);
+    return true;
+}
+
+/* Three heads of sequence 0; its final state too if it is short enough to be followed. */
+static bool compare_heads(const struct rule_case *c, double *state, double *want, double *got,
+                          struct comparison *found)
+{
+    const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
+    const int64_t T = c->tokens.cu_seqlens[1], n = smaller(T, CHECKED_TOKENS);
+    int64_t       used = 0;
+    for (int i = 0; i < CHECKED_HEADS; i++) {
+        const int64_t h = i * (H - 1) / (CHECKED_HEADS - 1);
+        if (!rule_case_follow(c, 0, h, n, state + i * V * K, want + used, got + used)) return false;
+        used += n * V;
+    }
+    *found = compare_doubles(got, want, used, compare_precision(c->dims.dtype,
+                                                                c->dims.state_dtype));
+    if (n < T) return true;
+    for (int i = 0; i < CHECKED_HEADS; i++)
+        rule_case_state(c, 0, i * (H - 1) / (CHECKED_HEADS - 1), got + i * V * K);
+    const struct comparison s = compare_doubles(
+        got, state, CHECKED_HEADS * V * K, compare_precision(c->dims.dtype, c->dims.state_dtype));
+    if (!s.ok) *found = s;
+    return true;
+}
+
+int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found)
+{
+    const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
+    const size_t  rows = (size_t)larger(smaller(c->tokens.cu_seqlens[1], CHECKED_TOKENS), K);
+    const size_t  n    = CHECKED_HEADS * (size_t)V * rows;
+    double *state = malloc(CHECKED_HEADS * (size_t)(K * V) * sizeof *state);
+    double *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
+    int     code = CLI_OK;
+    if (!state || !want || !got) code = cli_bad("no memory for the check");
+    for (int i = 0; i < CHECKED_HEADS && !code; i++)
+        rule_case_state(c, 0, i * (H - 1) / (CHECKED_HEADS - 1), state + i * V * K);
+    const gdn_status status = code ? GDN_OK : cli_call(ctx, op, &c->args);
+    if (status) code = case_failed(ctx, status);
+    if (!code && !compare_heads(c, state, want, got, found))
+        code = cli_bad("no memory for the check");
+    free(state);
+    free(want);
+    free(got);
+    return code;
+}
+
+double rule_case_flops(const struct rule_case *c)
+{
+    return 6.0 * (double)(c->dims.K * c->dims.V) * (double)(c->tokens.N * c->args.out.size[1]);
+}
+
+double rule_case_bytes(const struct rule_case *c)
+{
+    const gdn_rule_args *a = &c->args;
+    return case_bytes(&a->q) + case_bytes(&a->k) + case_bytes(&a->v) + case_bytes(&a->g) +
+           case_bytes(&a->beta) + case_bytes(&a->out) + 2 * case_bytes(&a->state);
+}

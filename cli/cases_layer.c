@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The convolution and the whole layer, with random inputs and a float64 judge. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "cases.h"
+#include "cli.h"
+#include "oracle.h"
+
+enum { CHECKED_CHANNELS = 16, CHECKED_CONV_TOKENS = 512, CHECKED_BLOCK_TOKENS = 4 };
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Element [i][j][l] of a dense tensor of up to three dimensions. */
+static double at(const gdn_tensor *t, int64_t i, int64_t j, int64_t l)
+{
+    return oracle_load(t->data, t->dtype, i * t->stride[0] + j * t->stride[1] + l * t->stride[2]);
+}
+
+/* ---- Convolution ------------------------------------------------------------------------- */
+
+int conv_case_make(struct conv_case *c, const struct case_dims *dims, const int64_t *lengths,
+                   int64_t B)
+{
+    memset(c, 0, sizeof *c);
+    c->dims            = *dims;
+    c->tokens          = case_batch(&c->memory, lengths, B);
+    c->batch           = case_gdn_batch(&c->tokens);
+    gdn_conv1d_args *a = &c->args;
+    *a                 = gdn_conv1d_args_init();
+    const int64_t x[] = { c->tokens.N, dims->D }, weight[] = { dims->D, dims->W };
+    const int64_t state[] = { B, dims->D, dims->W - 1 };
+    a->x                  = case_tensor(&c->memory, dims->dtype, 2, x, -1, 1);
+    a->weight             = case_tensor(&c->memory, dims->dtype, 2, weight, -0.5, 0.5);
+    a->state              = case_tensor(&c->memory, dims->state_dtype, 3, state, -1, 1);
+    a->out                = memory_tensor(&c->memory, dims->dtype, 2, x);
+    a->activation         = GDN_ACT_SILU;
+    a->batch              = &c->batch;
+    return c->tokens.cu_seqlens && a->x.data && a->weight.data && a->state.data && a->out.data
+               ? CLI_OK
+               : cli_bad("no memory for %lld tokens", (long long)c->tokens.N);
+}
+
+/* Some channels, spread over all, of the first tokens of sequence 0. */
+static int64_t channel(const struct conv_case *c, int64_t i)
+{
+    return i * (c->dims.D - 1) / (CHECKED_CHANNELS - 1);
+}
+
+/* History and weights of the checked channels, before the call. */
+static void load_channels(const struct conv_case *c, double *history, double *weight)
+{
+    const int64_t W = c->dims.W;
+    for (int64_t i = 0; i < CHECKED_CHANNELS; i++) {
+        const int64_t d = channel(c, i);
+        for (int64_t w = 0; w < W; w++) weight[i * W + w] = at(&c->args.weight, d, w, 0);
+        for (int64_t w = 0; w < W - 1; w++)
+            history[w * CHECKED_CHANNELS + i] = at(&c->args.state, 0, d, w);
+    }
+}
+
+int conv_case_check(struct conv_case *c, gdn_ctx *ctx, struct comparison *found)
+{
+    enum { C = CHECKED_CHANNELS };
+    const int64_t n = smaller(c->tokens.cu_seqlens[1], CHECKED_CONV_TOKENS), W = c->dims.W;
+    double       *x = malloc((size_t)(C * (3 * n + 2 * W)) * sizeof *x);
+    if (!x) return cli_bad("no memory for the check");
+    double *want = x + n * C, *got = want + n * C, *weight = got + n * C, *history = weight + W * C;
+    load_channels(c, history, weight);
+    const gdn_status status = gdn_conv1d(ctx, &c->args);
+    for (int64_t i = 0; i < n * C && !status; i++) {
+        x[i]   = at(&c->args.x, i / C, channel(c, i % C), 0);
+        got[i] = at(&c->args.out, i / C, channel(c, i % C), 0);
+    }
+    if (!status) {
+        oracle_conv(want, NULL, x, history, weight, NULL, true, n, C, (int)W);
+        *found = compare_doubles(got, want, n * C,
+                                 compare_precision(c->dims.dtype, c->dims.state_dtype));
+    }
+    free(x);
+    return status ? case_failed(ctx, status) : CLI_OK;
+}
+
+/* A multiplication and an addition per tap. */
+double conv_case_flops(const struct conv_case *c)
+{
+    return 2.0 * (double)(c->tokens.N * c->dims.D) * (double)c->dims.W;
+}
+
+double conv_case_bytes(const struct conv_case *c)
+{
+    return case_bytes(&c->args.x) + case_bytes(&c->args.out) + case_bytes(&c->args.weight) +
+           2 * case_bytes(&c->args.state);
+}
+
+/* ---- The layer --------------------------------------------------------------------------- */
+
+/* A matrix whose products with vectors of size 1 have size 1. */
+static gdn_tensor matrix(struct block_case *c, int64_t rows, int64_t columns)
+{
+    const double  limit  = sqrt(3.0 / (double)columns);
+    const int64_t size[] = { rows, columns };
+    return case_tensor(&c->memory, c->dims.dtype, 2, size, -limit, limit);
+}
+
+static int64_t channels(const struct case_dims *d) { return 2 * d->Hq * d->K + d->Hv * d->V; }
+
+/* The parameters as Qwen3.5 has them. */
+static void make_weights(struct block_case *c)
+{
+    const struct case_dims *d      = &c->dims;
+    gdn_block_args         *a      = &c->args;
+    const int64_t           conv[] = { channels(d), d->W };
+    a->in_proj_qkv                 = matrix(c, channels(d), d->hidden);
+    a->in_proj_z                   = matrix(c, d->Hv * d->V, d->hidden);
+    a->in_proj_b                   = matrix(c, d->Hv, d->hidden);
+    a->in_proj_a                   = matrix(c, d->Hv, d->hidden);
+    a->out_proj                    = matrix(c, d->hidden, d->Hv * d->V);
+    a->conv_weight                 = case_tensor(&c->memory, d->dtype, 2, conv, -0.5, 0.5);
+    a->A_log                       = case_tensor(&c->memory, GDN_F32, 1, &d->Hv, 0, 2.7);
+    a->dt_bias                     = case_tensor(&c->memory, GDN_F32, 1, &d->Hv, -7, -2);
+    a->norm_weight                 = case_tensor(&c->memory, d->dtype, 1, &d->V, 0.5, 1.5);
+}
+
+int block_case_make(struct block_case *c, const struct case_dims *dims, const int64_t *lengths,
+                    int64_t B)
+{
+    memset(c, 0, sizeof *c);
+    c->dims           = *dims;
+    c->tokens         = case_batch(&c->memory, lengths, B);
+    c->batch          = case_gdn_batch(&c->tokens);
+    gdn_block_args *a = &c->args;
+    *a                = gdn_block_args_init();
+    make_weights(c);
+    const int64_t hidden[] = { c->tokens.N, dims->hidden };
+    const int64_t conv[]   = { B, channels(dims), dims->W - 1 };
+    const bool    kv       = dims->state_layout == GDN_STATE_KV;
+    const int64_t state[] = { B, dims->Hv, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
+    a->hidden             = case_tensor(&c->memory, dims->dtype, 2, hidden, -1, 1);
+    a->out                = memory_tensor(&c->memory, dims->dtype, 2, hidden);
+    a->conv_state         = memory_tensor(&c->memory, dims->state_dtype, 3, conv);
+    a->state              = memory_tensor(&c->memory, dims->state_dtype, 4, state);
+    a->n_key_heads        = (int32_t)dims->Hq;
+    a->n_value_heads      = (int32_t)dims->Hv;
+    a->key_head_dim       = (int32_t)dims->K;
+    a->value_head_dim     = (int32_t)dims->V;
+    a->state_layout       = dims->state_layout;
+    a->batch              = &c->batch;
+    if (c->tokens.cu_seqlens && a->in_proj_qkv.data && a->in_proj_z.data && a->in_proj_b.data &&
+        a->in_proj_a.data && a->out_proj.data && a->conv_weight.data && a->A_log.data &&
+        a->dt_bias.data && a->norm_weight.data && a->hidden.data && a->out.data &&
+        a->conv_state.data && a->state.data)
+        return CLI_OK;
+    return cli_bad("no memory for a layer of hidden size %lld", (long long)dims->hidden);
+}
+
+/* y [T][rows] = x [T][columns] times w transposed; NULL without memory. */
+static double *project(const double *x, const gdn_tensor *w, int64_t T)
+{
+    const int64_t rows = w->size[0], columns = w->size[1];
+    double       *y   = malloc((size_t)(T * rows) * sizeof *y);
+    double       *row = malloc((size_t)columns * sizeof *row);
+    for (int64_t r = 0; r < rows && y && row; r++) {
+        for (int64_t i = 0; i < columns; i++) row[i] = at(w, r, i, 0);
+        for (int64_t t = 0; t < T; t++)
+            oracle_linear(y + t * rows + r, NULL, x + t * columns, row, 1, 1, columns);
+    }
+    if (!row) {
+        free(y);
+        y = NULL;
+    }
+    free(row);
+    return y;
+}
+
+/* In place over mixed [T][D]: the convolution with SiLU from an empty history. */
+static void convolve(const struct block_case *c, double *mixed, int64_t T)
+{
+    const int64_t D = channels(&c->dims);
+    double        in[CHECKED_BLOCK_TOKENS], out[CHECKED_BLOCK_TOKENS], weight[8];
+    for (int64_t d = 0; d < D; d++) {
+        for (int64_t w = 0; w < c->dims.W; w++) weight[w] = at(&c->args.conv_weight, d, w, 0);
+        for (int64_t t = 0; t < T; t++) in[t] = mixed[t * D + d];
+        oracle_conv(out, NULL, in, NULL, weight, NULL, true, T, 1, (int)c->dims.W);
+        for (int64_t t = 0; t < T; t++) mixed[t * D + d] = out[t];
+    }
+}
+
+/* What the projections of the first tokens gave. */
+struct projected {
+    double *mixed, *z, *b, *a; /* [T] each */
+};
+
+/* Value head h: norms, gates, rule, gated norm, from the projections to y [T][Hv V]. */
+static void run_head(const struct block_case *c, const struct projected *p, int64_t h, int64_t T,
+                     double *state, double *y)
+{
+    const struct case_dims *d = &c->dims;
+    const int64_t           K = d->K, V = d->V, D = channels(d), kh = h / (d->Hv / d->Hq);
+    double q[CHECKED_BLOCK_TOKENS * 256], k[CHECKED_BLOCK_TOKENS * 256];
+    double v[CHECKED_BLOCK_TOKENS * 256], o[CHECKED_BLOCK_TOKENS * 256], w[256];
+    double alpha[CHECKED_BLOCK_TOKENS], beta[CHECKED_BLOCK_TOKENS];
+    for (int64_t t = 0; t < T; t++) {
+        const double *row = p->mixed + t * D;
+        oracle_l2norm(q + t * K, row + kh * K, K, GDN_NORM_L2, 1e-6);
+        oracle_l2norm(k + t * K, row + (d->Hq + kh) * K, K, GDN_NORM_L2, 1e-6);
+        memcpy(v + t * V, row + 2 * d->Hq * K + h * V, (size_t)V * sizeof *v);
+        beta[t]  = oracle_sigmoid(p->b[t * d->Hv + h]);
+        alpha[t] = exp(oracle_gate(p->a[t * d->Hv + h], at(&c->args.A_log, h, 0, 0),
+                                   at(&c->args.dt_bias, h, 0, 0), 0));
+    }
+    memset(state, 0, (size_t)(K * V) * sizeof *state);
+    const struct oracle_rule r = { .T = T, .K = (int)K, .V = (int)V, .scale = 1 / sqrt((double)K),
+                                   .q = q, .k = k, .v = v, .alpha = alpha, .beta = beta,
+                                   .state = state, .o = o };
+    oracle_rule(&r);
+    for (int64_t i = 0; i < V; i++) w[i] = at(&c->args.norm_weight, i, 0, 0);
+    for (int64_t t = 0; t < T; t++)
+        oracle_rmsnorm_gated(y + (t * d->Hv + h) * V, o + t * V, w, p->z + (t * d->Hv + h) * V,
+                             false, 1e-6, V);
+}
+
+/* The whole layer over the first T tokens; NULL without memory. */
+static double *run_layer(const struct block_case *c, int64_t T)
+{
+    const struct case_dims *d = &c->dims;
+    const int64_t           n = T * d->hidden;
+    double *x = malloc((size_t)n * sizeof *x), *out = NULL;
+    double *y = malloc((size_t)(T * d->Hv * d->V) * sizeof *y);
+    double *state = malloc((size_t)(d->K * d->V) * sizeof *state);
+    for (int64_t i = 0; i < n && x; i++) x[i] = oracle_load(c->args.hidden.data, d->dtype, i);
+    struct projected p = { NULL, NULL, NULL, NULL };
+    if (x) {
+        p.mixed = project(x, &c->args.in_proj_qkv, T);
+        p.z     = project(x, &c->args.in_proj_z, T);
+        p.b     = project(x, &c->args.in_proj_b, T);
+        p.a     = project(x, &c->args.in_proj_a, T);
+    }
+    if (y && state && p.mixed && p.z && p.b && p.a) {
+        convolve(c, p.mixed, T);
+        for (int64_t h = 0; h < d->Hv; h++) run_head(c, &p, h, T, state, y);
+        out = project(y, &c->args.out_proj, T);
+    }
+    free(x);
+    free(y);
+    free(state);
+    free(p.mixed);
+    free(p.z);
+    free(p.b);
+    free(p.a);
+    return out;
+}
+
+int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *found)
+{
+    const int64_t    T = smaller(c->tokens.cu_seqlens[1], CHECKED_BLOCK_TOKENS);
+    const int64_t    n = T * c->dims.hidden;
+    const gdn_status status = gdn_block(ctx, &c->args);
+    if (status) return case_failed(ctx, status);
+    double *want = run_layer(c, T), *got = malloc((size_t)n * sizeof *got);
+    if (want && got) {
+        for (int64_t i = 0; i < n; i++) got[i] = oracle_load(c->args.out.data, c->dims.dtype, i);
+        *found = compare_doubles(got, want, n,
+                                 compare_precision(c->dims.dtype, c->dims.state_dtype));
+    }
+    const int code = want && got ? CLI_OK : cli_bad("no memory for the check");
+    free(want);
+    free(got);
+    return code;
+}
+
+double block_case_flops(const struct block_case *c, double *projections)
+{
+    const struct case_dims *d = &c->dims;
+    const double            N = (double)c->tokens.N;
+    const double rows = (double)(channels(d) + 2 * d->Hv * d->V + 2 * d->Hv);
+    *projections      = 2 * N * (double)d->hidden * rows;
+    return *projections + N * (double)(6 * d->Hv * d->K * d->V + 2 * channels(d) * d->W);
+}
+
+double block_case_bytes(const struct block_case *c)
+{
+    const gdn_block_args *a = &c->args;
+    return case_bytes(&a->in_proj_qkv) + case_bytes(&a->in_proj_z) + case_bytes(&a->in_proj_b) +
+           case_bytes(&a->in_proj_a) + case_bytes(&a->out_proj) + case_bytes(&a->conv_weight) +
+           case_bytes(&a->hidden) + case_bytes(&a->out) +
+           2 * (case_bytes(&a->conv_state) + case_bytes(&a->state));
+}

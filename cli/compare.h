@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A result beside its expected value, judged by the limits of tests/vectors/README.md. They
+ * follow from the least exact dtype among the activations and the state:
+ *
+ *     all f32               largest error  2e-5 RMS + 1e-6
+ *     any f16, no bf16      RMS error 8e-4 RMS, largest 3 units of 2^-11 of the largest value
+ *     any bf16              RMS error 6e-3 RMS, largest 3 units of 2^-8  of the largest value
+ *
+ * RMS and largest value are those of the expected tensor. Where it is not finite, the result
+ * must be the same infinity, or NaN for NaN.
+ */
+#ifndef COMPARE_H
+#define COMPARE_H
+
+#include <stdbool.h>
+
+#include "gdn.h"
+
+struct comparison {
+    double rms;        /* of the expected values */
+    double max_error;  /* largest absolute error */
+    double rms_error;  /* root mean square of the error */
+    double max_limit;
+    double rms_limit;  /* INFINITY: none */
+    bool   ok;
+};
+
+/* The two tensors have the same sizes. precision: the least exact float dtype involved. */
+struct comparison compare(const gdn_tensor *got, const gdn_tensor *want, int32_t precision);
+
+/* The same for values in float64. */
+struct comparison compare_doubles(const double *got, const double *want, int64_t n,
+                                  int32_t precision);
+
+/* The less exact of two float dtypes. */
+int32_t compare_precision(int32_t a, int32_t b);
+
+/* An error in units of the expected RMS; 0 for 0 / 0. */
+double compare_relative(double error, double rms);
+
+#endif

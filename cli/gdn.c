@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command: gdn run | bench | check | info. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "check.h"
+#include "cli.h"
+
+static const char usage[] =
+    "gdn - Gated DeltaNet on this machine\n"
+    "\n"
+    "  gdn run FILE.safetensors...   run the op a file describes, compare with its expected.*\n"
+    "  gdn run --all                 all test vectors, then a rule of Qwen3-Next's size\n"
+    "  gdn bench OP                  time prefill, decode, conv or block\n"
+    "  gdn check                     test every inner loop of every instruction set\n"
+    "  gdn info                      the CPU, instruction sets, kernels, build\n"
+    "  gdn --version\n"
+    "\n"
+    "Each command has --help. Exit status: 0 good, 1 a result outside its limit, 2 a bad file\n"
+    "or bad arguments. Environment: GDN_CPU=scalar|avx2|avx512 lowers the instruction set,\n"
+    "GDN_LOG=1 tells on stderr what runs.\n";
+
+static const char check_usage[] =
+    "gdn check [options]\n"
+    "\n"
+    "Tests every inner loop of every instruction set that this machine has against float64.\n"
+    "\n"
+    "  --isa=NAME        one instruction set; exit 77 if this machine lacks it\n"
+    "  --function=GLOB   the loops whose names match\n"
+    "  --seed=N          other random inputs\n"
+    "  --repeat=N        with as many seeds, one after the other\n"
+    "  --bench           times too\n"
+    "  --verbose         every case\n"
+    "  --list            only the names\n";
+
+/* The harness of tests/ has no --help of its own. */
+static int check_command(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
+            fputs(check_usage, stdout);
+            return CLI_OK;
+        }
+    return check_main(argc, argv);
+}
+
+static const struct {
+    const char *name;
+    int (*main)(int argc, char **argv);
+} commands[] = {
+    { "run", run_main },
+    { "bench", bench_main },
+    { "check", check_command },
+    { "info", info_main },
+};
+
+static int dispatch(int argc, char **argv)
+{
+    if (argc < 2) return cli_bad("no command (gdn --help lists them)");
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        if (!strcmp(argv[1], commands[i].name)) return commands[i].main(argc - 1, argv + 1);
+    if (argc > 2) return cli_bad("unknown command '%s' (gdn --help lists them)", argv[1]);
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+        fputs(usage, stdout);
+        return CLI_OK;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        printf("gdn %s\n", cli_version());
+        return CLI_OK;
+    }
+    return cli_bad("unknown command '%s' (gdn --help lists them)", argv[1]);
+}
+
+int main(int argc, char **argv)
+{
+    const int code = dispatch(argc, argv);
+    if (fflush(stdout) || ferror(stdout)) return cli_bad("standard output: %s", strerror(errno));
+    return code;
+}

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "job.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "cli.h"
+
+/* What a file may call an argument of the library, for errors. */
+static const struct {
+    const char *argument, *tensor;
+} aliases[] = {
+    { "g", "g_log" },
+    { "g", "a" },
+    { "beta", "b" },
+    { "state", "initial_state" },
+    { "hidden", "hidden_states" },
+    { "conv_weight", "layer.conv1d.weight" },
+    { "norm_weight", "layer.norm.weight" },
+};
+
+/* ---- Which op ---------------------------------------------------------------------------- */
+
+static const struct job_kind *const kinds[] = {
+    &job_prefill, &job_decode, &job_layer, &job_conv1d, &job_gates,
+    &job_l2norm,  &job_rmsnorm_gated,
+};
+
+static bool has(const struct st_file *file, const char *name) { return st_find(file, name); }
+
+/* Of a file without the metadata `op`, from the tensors that are there. */
+static const struct job_kind *infer(const struct st_file *f)
+{
+    if (has(f, "hidden_states")) return &job_layer;
+    if (has(f, "q") && has(f, "k") && has(f, "v"))
+        return has(f, "state") || has(f, "a") || has(f, "b") ? &job_decode : &job_prefill;
+    if (has(f, "x")) {
+        const struct st_tensor *weight = st_find(f, "weight");
+        if (weight && weight->view.ndim > 1) return &job_conv1d;
+        return has(f, "z") || weight ? &job_rmsnorm_gated : &job_l2norm;
+    }
+    return has(f, "a") || has(f, "b") ? &job_gates : NULL;
+}
+
+static int choose_kind(struct job *job)
+{
+    const char *name = st_metadata(&job->file, "op");
+    if (!name) {
+        job->kind = infer(&job->file);
+        return job->kind ? CLI_OK
+                         : cli_bad("%s: no metadata 'op', and no op has these tensors",
+                                   job->file.path);
+    }
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (!strcmp(name, kinds[i]->name)) job->kind = kinds[i];
+    return job->kind ? CLI_OK
+                     : cli_bad("%s: metadata 'op': '%.40s', wanted prefill, decode, layer, conv1d, "
+                               "gates, l2norm or rmsnorm_gated", job->file.path, name);
+}
+
+static bool listed(const char *const *names, const char *name)
+{
+    for (; *names; names++)
+        if (!strcmp(*names, name)) return true;
+    return false;
+}
+
+/* A misspelt name would otherwise mean the default, silently. */
+static int check_names(const struct job *job)
+{
+    const struct st_file    *f = &job->file;
+    const struct job_kind *kind = job->kind;
+    const cJSON           *item;
+    for (int i = 0; i < f->n_tensors; i++)
+        if (!listed(kind->tensors, f->tensors[i].name))
+            return cli_bad("%s: tensor '%s': op %s has none of that name (gdn run --help)",
+                           f->path, f->tensors[i].name, kind->name);
+    cJSON_ArrayForEach(item, f->metadata)
+    {
+        if (strcmp(item->string, "op") && !listed(kind->metadata, item->string))
+            return cli_bad("%s: metadata '%s': op %s has none of that name (gdn run --help)",
+                           f->path, item->string, kind->name);
+    }
+    return CLI_OK;
+}
+
+/* ---- Tensors and metadata ---------------------------------------------------------------- */
+
+gdn_tensor job_tensor(const struct job *job, const char *name)
+{
+    const gdn_tensor        absent = { NULL, 0, 0, { 0 }, { 0 } };
+    const struct st_tensor *t      = st_find(&job->file, name);
+    return t ? t->view : absent;
+}
+
+int job_either(const struct job *job, const char *a, const char *b, gdn_tensor *found)
+{
+    if (has(&job->file, a) && has(&job->file, b))
+        return cli_bad("%s: tensors '%s' and '%s': wanted one of them", job->file.path, a, b);
+    *found = job_tensor(job, has(&job->file, a) ? a : b);
+    return CLI_OK;
+}
+
+int job_need(const struct job *job, const gdn_tensor *t, const char *name)
+{
+    return t->data ? CLI_OK
+                   : cli_bad("%s: tensor '%s': absent, op %s needs it", job->file.path, name,
+                             job->kind->name);
+}
+
+int job_choice(const struct job *job, const char *key, const char *const *names, int32_t *value)
+{
+    char        wanted[160] = "";
+    const char *text        = st_metadata(&job->file, key);
+    if (!text) return CLI_OK;
+    for (int32_t i = 0; names[i]; i++) {
+        if (!strcmp(text, names[i])) {
+            *value = i;
+            return CLI_OK;
+        }
+        const size_t used = strlen(wanted);
+        snprintf(wanted + used, sizeof wanted - used, "%s%s", i ? ", " : "", names[i]);
+    }
+    return cli_bad("%s: metadata '%s': '%.40s', wanted one of %s", job->file.path, key, text,
+                   wanted);
+}
+
+int job_number(const struct job *job, const char *key, float *value)
+{
+    const char *text = st_metadata(&job->file, key);
+    double      x;
+    if (!text) return CLI_OK;
+    if (!cli_real(text, &x) || !isfinite((float)x))
+        return cli_bad("%s: metadata '%s': '%.40s', wanted a finite number", job->file.path, key,
+                       text);
+    *value = (float)x;
+    return CLI_OK;
+}
+
+int job_batch(struct job *job)
+{
+    static const char *const pads[]   = { "zero", "keep", "sink", NULL };
+    static const char *const writes[] = { "final", "each", "none", NULL };
+    gdn_batch               *b        = &job->batch;
+    const char              *sink     = st_metadata(&job->file, "sink_slot");
+    *b                                = gdn_batch_init();
+    b->cu_seqlens                     = job_tensor(job, "cu_seqlens");
+    b->read_slots                     = job_tensor(job, "read_slots");
+    b->write_slots                    = job_tensor(job, "write_slots");
+    b->has_initial_state              = job_tensor(job, "has_initial_state");
+    b->num_accepted_tokens            = job_tensor(job, "num_accepted_tokens");
+    b->token_count                    = job_tensor(job, "token_count");
+    if (job_choice(job, "pad_policy", pads, &b->pad_policy) ||
+        job_choice(job, "write", writes, &b->write))
+        return CLI_BAD;
+    if (sink && !cli_integer(sink, 0, INT64_MAX, &b->sink_slot))
+        return cli_bad("%s: metadata 'sink_slot': '%.40s', wanted a slot", job->file.path, sink);
+    job->keep = b->pad_policy == GDN_PAD_KEEP;
+    return CLI_OK;
+}
+
+/* ---- Outputs ----------------------------------------------------------------------------- */
+
+static void shape_text(const gdn_tensor *t, char *text, size_t bytes)
+{
+    size_t used = 0;
+    for (int i = 0; i < t->ndim && used < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s%lld", i ? "," : "",
+                                 (long long)t->size[i]);
+}
+
+/* Same sizes and a float dtype. */
+static int check_want(const struct job *job, const char *name, const gdn_tensor *want,
+                      const gdn_tensor *got)
+{
+    char found[128] = "", wanted[128] = "";
+    if (want->dtype > GDN_F16)
+        return cli_bad("%s: tensor '%s': dtype %s, wanted F32, BF16 or F16", job->file.path, name,
+                       st_dtype_name(want->dtype));
+    if (want->ndim == got->ndim &&
+        !memcmp(want->size, got->size, (size_t)got->ndim * sizeof *got->size))
+        return CLI_OK;
+    shape_text(want, found, sizeof found);
+    shape_text(got, wanted, sizeof wanted);
+    return cli_bad("%s: tensor '%s': shape [%s], but the op gives [%s]", job->file.path, name,
+                   found, wanted);
+}
+
+int job_output(struct job *job, const char *name, const char *alias, gdn_tensor got)
+{
+    char                    expected[64];
+    const struct st_tensor *want = NULL;
+    struct job_output      *o    = &job->outputs[job->n_outputs++];
+    snprintf(expected, sizeof expected, "expected.%s", name);
+    want = st_find(&job->file, expected);
+    if (alias) {
+        snprintf(expected, sizeof expected, "expected.%s", alias);
+        const struct st_tensor *other = st_find(&job->file, expected);
+        if (want && other)
+            return cli_bad("%s: tensors '%s' and '%s': wanted one of them", job->file.path,
+                           want->name, other->name);
+        if (other) name = alias;
+        want = want ? want : other;
+    }
+    *o = (struct job_output){ .name = name, .got = got, .want = want ? &want->view : NULL };
+    return want ? check_want(job, want->name, &want->view, &got) : CLI_OK;
+}
+
+int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim,
+                   const int64_t *size, gdn_tensor *made)
+{
+    *made = memory_tensor(&job->memory, dtype, ndim, size);
+    if (!made->data) return cli_bad("%s: no memory for the %s", job->file.path, name);
+    return job_output(job, name, NULL, *made);
+}
+
+int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from,
+             int ndim, const int64_t *size)
+{
+    if (from->data && from->ndim != ndim)
+        return cli_bad("%s: tensor '%s': %d dimensions, wanted %d", job->file.path,
+                       has(&job->file, "state") ? "state" : "initial_state", (int)from->ndim,
+                       ndim);
+    job->pool      = from->data ? memory_tensor(&job->memory, from->dtype, from->ndim, from->size)
+                                : memory_tensor(&job->memory, GDN_F32, ndim, size);
+    job->pool_from = from->data;
+    if (!job->pool.data) return cli_bad("%s: no memory for the %s", job->file.path, name);
+    return job_output(job, name, alias, job->pool);
+}
+
+/* ---- Running ----------------------------------------------------------------------------- */
+
+double job_clock(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The library's error names its argument; the file may call that tensor something else. */
+static int refused(const struct job *job, gdn_ctx *ctx, gdn_status status)
+{
+    const char  *text = gdn_last_error(ctx);
+    const size_t n    = strcspn(text, ":[ ");
+    char         note[64] = "";
+    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
+        if (strlen(aliases[i].argument) == n && !memcmp(text, aliases[i].argument, n) &&
+            !has(&job->file, aliases[i].argument) && has(&job->file, aliases[i].tensor))
+            snprintf(note, sizeof note, " (%s is tensor '%s')", aliases[i].argument,
+                     aliases[i].tensor);
+    return cli_bad("%s: %s: %s%s", job->file.path, gdn_status_name(status), text, note);
+}
+
+int job_call(struct job *job, gdn_ctx *ctx, struct job_phase *phase, const char *name,
+             int64_t tokens)
+{
+    const double     start  = job_clock();
+    const gdn_status status = cli_call(ctx, job->kind->op, &job->args);
+    const double     end    = job_clock();
+    if (status) return refused(job, ctx, status);
+    phase->name   = name;
+    phase->tokens = tokens;
+    phase->seconds += end - start;
+    snprintf(phase->kernel, sizeof phase->kernel, "%s", gdn_last_kernel(ctx));
+    return CLI_OK;
+}
+
+static size_t bytes_of(const gdn_tensor *t)
+{
+    int64_t bytes = 0;
+    memory_bytes(t->dtype, t->ndim, t->size, &bytes);
+    return (size_t)bytes;
+}
+
+/* Before each run: states as the file says, outputs NaN, so that none passes unwritten. */
+static void restore(struct job *job)
+{
+    for (int i = 0; i < job->n_outputs; i++)
+        memset(job->outputs[i].got.data, job->keep ? 0 : 0xff, bytes_of(&job->outputs[i].got));
+    if (!job->pool.data) return;
+    if (job->pool_from) memcpy(job->pool.data, job->pool_from, bytes_of(&job->pool));
+    else memset(job->pool.data, 0, bytes_of(&job->pool));
+}
+
+/* The fastest of a few runs; all but the first of them find memory and caches warm. */
+static int compute(struct job *job, gdn_ctx *ctx)
+{
+    struct job_phase best[2] = { { .seconds = INFINITY }, { .seconds = INFINITY } };
+    const double     start   = job_clock();
+    for (int run = 0; run < 5 && (run < 1 || job_clock() - start < 0.05); run++) {
+        restore(job);
+        memset(job->phases, 0, sizeof job->phases);
+        if (job->kind->compute(job, ctx)) return CLI_BAD;
+        for (int i = 0; i < job->n_phases; i++)
+            if (job->phases[i].seconds < best[i].seconds) best[i] = job->phases[i];
+    }
+    memcpy(job->phases, best, sizeof best);
+    return CLI_OK;
+}
+
+int job_run(struct job *job, gdn_ctx *ctx, const char *path)
+{
+    bool ok = true;
+    memset(job, 0, sizeof *job);
+    if (st_open(&job->file, path) || choose_kind(job) || check_names(job) ||
+        job->kind->prepare(job) || compute(job, ctx))
+        return CLI_BAD;
+    for (int i = 0; i < job->n_outputs; i++) {
+        struct job_output *o = &job->outputs[i];
+        if (o->want) o->judged = compare(&o->got, o->want, job->precision);
+        ok = ok && (!o->want || o->judged.ok);
+    }
+    return ok ? CLI_OK : CLI_OUTSIDE;
+}
+
+void job_close(struct job *job)
+{
+    st_close(&job->file);
+    memory_free(&job->memory);
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli.h"
+#include "report.h"
+#include "run.h"
+#include "table.h"
+
+static const char suffix[] = ".safetensors", layer_prefix[] = "layer_";
+
+static int is_vector(const struct dirent *e)
+{
+    const size_t n = strlen(e->d_name), end = sizeof suffix - 1;
+    return n > end && !strcmp(e->d_name + n - end, suffix);
+}
+
+static bool is_layer(const struct dirent *e)
+{
+    return !strncmp(e->d_name, layer_prefix, sizeof layer_prefix - 1);
+}
+
+/* The largest error of an output, its share of the RMS, and its limit. */
+static void add_comparison(struct table *t, const struct job_output *o)
+{
+    char a[24], b[24], c[24];
+    if (!o->want) {
+        for (int i = 0; i < 3; i++) table_cell(t, "-");
+        return;
+    }
+    table_cell(t, "%s", table_number(a, o->judged.max_error));
+    table_cell(t, "%s", table_number(b, compare_relative(o->judged.max_error, o->judged.rms)));
+    table_cell(t, "%s", table_number(c, o->judged.max_limit));
+}
+
+static void add_name(struct table *t, const char *name)
+{
+    table_cell(t, "%.*s", (int)(strlen(name) - (sizeof suffix - 1)), name);
+}
+
+static void add_layer(struct table *t, const char *name, const struct job *job, int code)
+{
+    char a[24];
+    add_name(t, name);
+    for (int i = 0; i < 2; i++) {
+        const struct job_phase *p = &job->phases[i];
+        const bool              is = i < job->n_phases;
+        table_cell(t, "%lld", is ? (long long)p->tokens : 0);
+        table_cell(t, "%s", is ? table_number(a, 1e3 * p->seconds) : "-");
+        table_cell(t, "%s", is ? table_number(a, (double)p->tokens / p->seconds) : "-");
+    }
+    add_comparison(t, &job->outputs[0]);
+    table_cell(t, "%s", code ? "FAIL" : "ok");
+}
+
+static void add_rule(struct table *t, const char *name, const struct job *job, int code)
+{
+    char a[24];
+    add_name(t, name);
+    table_cell(t, "%lld", (long long)job->phases[0].tokens);
+    table_cell(t, "%s", table_number(a, 1e3 * job->phases[0].seconds));
+    add_comparison(t, &job->outputs[0]);
+    add_comparison(t, &job->outputs[1]);
+    table_cell(t, "%s", code ? "FAIL" : "ok");
+    table_cell(t, "%s", job->phases[0].kernel);
+}
+
+static const char *const layer_titles[] = {
+    "<layer", "prefill tokens", "ms", "tokens/s", "decode tokens", "ms", "tokens/s",
+    "max error", "of RMS", "limit", "<", NULL
+};
+static const char *const rule_titles[] = {
+    "<op", "tokens", "ms", "output error", "of RMS", "limit", "state error", "of RMS", "limit",
+    "<", "<kernel", NULL
+};
+
+/* One group of files as a table. */
+static int run_group(gdn_ctx *ctx, const char *folder, struct dirent **entries, int n, bool layers,
+                     bool json)
+{
+    struct table t;
+    char         path[4096], prompt[80] = "";
+    int          worst = CLI_OK;
+    table_start(&t, layers ? layer_titles : rule_titles);
+    for (int i = 0; i < n; i++) {
+        if (is_layer(entries[i]) != layers) continue;
+        struct job job;
+        snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
+        if (!json) progress(entries[i]->d_name, (double)i / n);
+        const int code = job_run(&job, ctx, path);
+        if (code > worst) worst = code;
+        if (code != CLI_BAD && json) report_json(&job, ctx);
+        else if (code != CLI_BAD)
+            (layers ? add_layer : add_rule)(&t, entries[i]->d_name, &job, code);
+        if (code != CLI_BAD && job.prompt[0]) snprintf(prompt, sizeof prompt, "%s", job.prompt);
+        job_close(&job);
+    }
+    progress_done();
+    if (json) return worst;
+    if (prompt[0]) printf("  prompt \"%s\"\n", prompt);
+    table_print(&t);
+    return worst;
+}
+
+int run_vectors(gdn_ctx *ctx, const char *folder, bool json)
+{
+    struct dirent **entries;
+    int             layers = 0;
+    const int       n      = scandir(folder, &entries, is_vector, alphasort);
+    if (n < 0) return cli_bad("%s: %s (--vectors DIR names another folder)", folder,
+                              strerror(errno));
+    for (int i = 0; i < n; i++) layers += is_layer(entries[i]);
+    int code = n ? CLI_OK : cli_bad("%s: no *.safetensors in it", folder);
+    if (n && !json) report_heading(ctx);
+    for (int part = 0; part < 2 && code != CLI_BAD; part++) {
+        if (part ? n == layers : !layers) continue;
+        if (!json)
+            printf(part ? "\nThe rule, beside float64 (%s)\n"
+                        : "\nWhole layers, prefill then token by token, beside Hugging Face (%s)\n",
+                   folder);
+        const int found = run_group(ctx, folder, entries, n, !part, json);
+        if (found > code) code = found;
+    }
+    for (int i = 0; i < n; i++) free(entries[i]);
+    free(entries);
+    return code;
+}

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+enum { MAX_HEADER = 100 << 20 }; /* the format's own limit, bytes */
+
+static const struct {
+    const char *name;
+    int32_t     dtype;
+} dtypes[] = {
+    { "F32", GDN_F32 }, { "BF16", GDN_BF16 }, { "F16", GDN_F16 }, { "I32", GDN_I32 },
+    { "I64", GDN_I64 }, { "U8", GDN_U8 },     { "BOOL", GDN_U8 },
+};
+
+const char *st_dtype_name(int32_t dtype)
+{
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+        if (dtypes[i].dtype == dtype) return dtypes[i].name;
+    return "?";
+}
+
+/* ---- Reading ----------------------------------------------------------------------------- */
+
+/* One file being read. */
+struct reader {
+    const char *path;
+    int         fd;
+    int64_t     data;  /* where the data begins in the file */
+    int64_t     bytes; /* of data */
+};
+
+/* Where a tensor's data lies, for the checks that look at all of them. */
+struct span {
+    const char *name;
+    int64_t     begin, end;
+};
+
+static int read_at(const struct reader *r, void *to, int64_t bytes, int64_t offset)
+{
+    for (int64_t done = 0; done < bytes;) {
+        const ssize_t n = pread(r->fd, (char *)to + done, (size_t)(bytes - done), offset + done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return cli_bad("%s: cannot read: %s", r->path, strerror(errno));
+        if (n == 0) return cli_bad("%s: became shorter while it was read", r->path);
+        done += n;
+    }
+    return CLI_OK;
+}
+
+/* A JSON number that is a whole number from 0 to 2^53. */
+static bool whole(const cJSON *item, int64_t *value)
+{
+    if (!cJSON_IsNumber(item)) return false;
+    const double x = item->valuedouble;
+    if (!(x >= 0 && x <= 0x1p53) || x != floor(x)) return false;
+    *value = (int64_t)x;
+    return true;
+}
+
+static int parse_shape(const struct reader *r, const cJSON *item, gdn_tensor *t)
+{
+    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape"), *size;
+    if (!cJSON_IsArray(shape))
+        return cli_bad("%s: tensor '%s': no shape array", r->path, item->string);
+    cJSON_ArrayForEach(size, shape)
+    {
+        if (t->ndim == GDN_MAX_DIMS)
+            return cli_bad("%s: tensor '%s': more than %d dimensions", r->path, item->string,
+                           GDN_MAX_DIMS);
+        if (!whole(size, &t->size[t->ndim]))
+            return cli_bad("%s: tensor '%s': size of dimension %d is not a whole number from 0 "
+                           "to 2^53", r->path, item->string, t->ndim);
+        t->ndim++;
+    }
+    int64_t stride = 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        t->stride[i] = stride;
+        if (t->size[i] && stride > INT64_MAX / t->size[i])
+            return cli_bad("%s: tensor '%s': the shape has more elements than fit in 63 bits",
+                           r->path, item->string);
+        stride *= t->size[i] ? t->size[i] : 1;
+    }
+    return CLI_OK;
+}
+
+static int parse_dtype(const struct reader *r, const cJSON *item, gdn_tensor *t)
+{
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "dtype"));
+    if (!name) return cli_bad("%s: tensor '%s': no dtype", r->path, item->string);
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+        if (!strcmp(name, dtypes[i].name)) {
+            t->dtype = dtypes[i].dtype;
+            return CLI_OK;
+        }
+    return cli_bad("%s: tensor '%s': dtype %.16s, wanted F32, BF16, F16, I32, I64, U8 or BOOL",
+                   r->path, item->string, name);
+}
+
+static int parse_offsets(const struct reader *r, const cJSON *item, const gdn_tensor *t,
+                         struct span *span)
+{
+    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
+    int64_t      bytes;
+    span->name = item->string;
+    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
+        !whole(cJSON_GetArrayItem(offsets, 0), &span->begin) ||
+        !whole(cJSON_GetArrayItem(offsets, 1), &span->end) || span->begin > span->end)
+        return cli_bad("%s: tensor '%s': data_offsets are not two whole numbers in order",
+                       r->path, item->string);
+    if (span->end > r->bytes)
+        return cli_bad("%s: tensor '%s': data_offsets end at %lld, but the file holds %lld bytes "
+                       "of data", r->path, item->string, (long long)span->end,
+                       (long long)r->bytes);
+    if (!memory_bytes(t->dtype, t->ndim, t->size, &bytes))
+        return cli_bad("%s: tensor '%s': the shape has more bytes than fit in 63 bits", r->path,
+                       item->string);
+    if (bytes != span->end - span->begin)
+        return cli_bad("%s: tensor '%s': data_offsets span %lld bytes, but shape and dtype need "
+                       "%lld", r->path, item->string, (long long)(span->end - span->begin),
+                       (long long)bytes);
+    return CLI_OK;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct span *)a)->name, ((const struct span *)b)->name);
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct span *x = a, *y = b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
+}
+
+/* Names differ; the data is covered once, without a hole. */
+static int check_spans(const struct reader *r, struct span *spans, int n)
+{
+    int64_t end = 0;
+    qsort(spans, (size_t)n, sizeof *spans, by_name);
+    for (int i = 1; i < n; i++)
+        if (!strcmp(spans[i - 1].name, spans[i].name))
+            return cli_bad("%s: tensor '%s': named twice in the header", r->path, spans[i].name);
+    qsort(spans, (size_t)n, sizeof *spans, by_place);
+    for (int i = 0; i < n; i++) {
+        if (spans[i].begin != end)
+            return cli_bad("%s: tensor '%s': data begins at %lld, but the data before it ends at "
+                           "%lld (%s)", r->path, spans[i].name, (long long)spans[i].begin,
+                           (long long)end, spans[i].begin < end ? "an overlap" : "a hole");
+        end = spans[i].end;
+    }
+    if (end != r->bytes)
+        return cli_bad("%s: the file holds %lld bytes of data, but its tensors end at %lld",
+                       r->path, (long long)r->bytes, (long long)end);
+    return CLI_OK;
+}
+
+static int check_metadata(const struct reader *r, const cJSON *metadata)
+{
+    const cJSON *item;
+    if (!cJSON_IsObject(metadata)) return cli_bad("%s: __metadata__ is not an object", r->path);
+    cJSON_ArrayForEach(item, metadata)
+    {
+        if (!cJSON_IsString(item))
+            return cli_bad("%s: metadata '%s': not a string", r->path, item->string);
+        if (cJSON_GetObjectItemCaseSensitive(metadata, item->string) != item)
+            return cli_bad("%s: metadata '%s': given twice", r->path, item->string);
+    }
+    return CLI_OK;
+}
+
+/* Reads the length, then the header; leaves r->data and r->bytes set. */
+static int read_header(struct reader *r, struct st_file *file)
+{
+    struct stat   info;
+    unsigned char prefix[8];
+    uint64_t      length = 0;
+    if (fstat(r->fd, &info)) return cli_bad("%s: %s", r->path, strerror(errno));
+    if (!S_ISREG(info.st_mode)) return cli_bad("%s: not a regular file", r->path);
+    if (info.st_size < 8)
+        return cli_bad("%s: %lld bytes, too short for a safetensors file", r->path,
+                       (long long)info.st_size);
+    if (read_at(r, prefix, 8, 0)) return CLI_BAD;
+    for (int i = 0; i < 8; i++) length |= (uint64_t)prefix[i] << 8 * i;
+    if (length > MAX_HEADER || (int64_t)length > info.st_size - 8)
+        return cli_bad("%s: header of %llu bytes announced, but the file has %lld bytes and the "
+                       "format allows %d", r->path, (unsigned long long)length,
+                       (long long)info.st_size, MAX_HEADER);
+    r->data  = 8 + (int64_t)length;
+    r->bytes = info.st_size - r->data;
+
+    char *text = memory_get(&file->memory, (size_t)length + 1);
+    if (!text) return cli_bad("%s: no memory for the header", r->path);
+    if (read_at(r, text, (int64_t)length, 8)) return CLI_BAD;
+    const char *end = text;
+    file->header    = cJSON_ParseWithLengthOpts(text, (size_t)length + 1, &end, false);
+    while (file->header && end < text + length && *end == ' ') end++;
+    if (!file->header || end != text + length)
+        return cli_bad("%s: the header is not JSON (at byte %lld of it)", r->path,
+                       (long long)(end - text));
+    if (!cJSON_IsObject(file->header)) return cli_bad("%s: the header is not an object", r->path);
+    return CLI_OK;
+}
+
+/* Every tensor's descriptor, all checked before the first one is read. */
+static int parse_tensors(const struct reader *r, struct st_file *file, struct span *spans)
+{
+    const cJSON *item;
+    int          n = 0;
+    cJSON_ArrayForEach(item, file->header)
+    {
+        if (!strcmp(item->string, "__metadata__")) {
+            if (file->metadata) return cli_bad("%s: __metadata__ given twice", r->path);
+            file->metadata = item;
+            if (check_metadata(r, item)) return CLI_BAD;
+            continue;
+        }
+        gdn_tensor *t = &file->tensors[n].view;
+        if (!cJSON_IsObject(item))
+            return cli_bad("%s: tensor '%s': not described by an object", r->path, item->string);
+        if (parse_dtype(r, item, t) || parse_shape(r, item, t) ||
+            parse_offsets(r, item, t, &spans[n]))
+            return CLI_BAD;
+        file->tensors[n++].name = item->string;
+    }
+    file->n_tensors = n;
+    return CLI_OK;
+}
+
+static int read_tensors(const struct reader *r, struct st_file *file, const struct span *spans)
+{
+    for (int i = 0; i < file->n_tensors; i++) {
+        const int64_t bytes = spans[i].end - spans[i].begin;
+        void         *data  = memory_get(&file->memory, (size_t)bytes);
+        if (!data)
+            return cli_bad("%s: tensor '%s': no memory for %lld bytes", r->path, spans[i].name,
+                           (long long)bytes);
+        if (read_at(r, data, bytes, r->data + spans[i].begin)) return CLI_BAD;
+        file->tensors[i].view.data = data;
+    }
+    return CLI_OK;
+}
+
+static int read_file(struct reader *r, struct st_file *file)
+{
+    if (read_header(r, file)) return CLI_BAD;
+    const size_t n  = (size_t)cJSON_GetArraySize(file->header);
+    file->tensors   = memory_get(&file->memory, n * sizeof *file->tensors);
+    struct span *at = memory_get(&file->memory, n * sizeof *at);
+    struct span *in_order = memory_get(&file->memory, n * sizeof *in_order);
+    if (!file->tensors || !at || !in_order)
+        return cli_bad("%s: no memory for %zu tensors", r->path, n);
+    if (parse_tensors(r, file, at)) return CLI_BAD;
+    memcpy(in_order, at, n * sizeof *at);
+    if (check_spans(r, in_order, file->n_tensors)) return CLI_BAD;
+    return read_tensors(r, file, at);
+}
+
+int st_open(struct st_file *file, const char *path)
+{
+    memset(file, 0, sizeof *file);
+    file->path      = path;
+    struct reader r = { .path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) };
+    if (r.fd < 0) return cli_bad("%s: %s", path, strerror(errno));
+    const int code = read_file(&r, file);
+    close(r.fd);
+    if (code) st_close(file);
+    return code;
+}
+
+void st_close(struct st_file *file)
+{
+    cJSON_Delete(file->header);
+    memory_free(&file->memory);
+    memset(file, 0, sizeof *file);
+}
+
+const struct st_tensor *st_find(const struct st_file *file, const char *name)
+{
+    for (int i = 0; i < file->n_tensors; i++)
+        if (!strcmp(file->tensors[i].name, name)) return &file->tensors[i];
+    return NULL;
+}
+
+const char *st_metadata(const struct st_file *file, const char *key)
+{
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(file->metadata, key));
+}
+
+/* ---- Writing ----------------------------------------------------------------------------- */
+
+static cJSON *describe(const struct st_tensor *tensors, int n, const cJSON *metadata)
+{
+    cJSON  *header = cJSON_CreateObject();
+    int64_t offset = 0;
+    if (metadata) cJSON_AddItemToObject(header, "__metadata__", cJSON_Duplicate(metadata, true));
+    for (int i = 0; i < n; i++) {
+        const gdn_tensor *t = &tensors[i].view;
+        int64_t           bytes;
+        if (!memory_bytes(t->dtype, t->ndim, t->size, &bytes)) bytes = 0;
+        cJSON *item    = cJSON_AddObjectToObject(header, tensors[i].name);
+        cJSON *shape   = cJSON_CreateArray();
+        cJSON *offsets = cJSON_CreateArray();
+        for (int d = 0; d < t->ndim; d++)
+            cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->size[d]));
+        cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)offset));
+        cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(offset + bytes)));
+        cJSON_AddStringToObject(item, "dtype", st_dtype_name(t->dtype));
+        cJSON_AddItemToObject(item, "shape", shape);
+        cJSON_AddItemToObject(item, "data_offsets", offsets);
+        offset += bytes;
+    }
+    return header;
+}
+
+static bool write_all(FILE *out, const char *header, const struct st_tensor *tensors, int n)
+{
+    const size_t   text   = strlen(header), pad = (8 - text % 8) % 8;
+    const uint64_t length = text + pad;
+    for (int i = 0; i < 8; i++) fputc((int)(length >> 8 * i & 255), out);
+    fprintf(out, "%s%*s", header, (int)pad, "");
+    for (int i = 0; i < n; i++) {
+        const gdn_tensor *t = &tensors[i].view;
+        int64_t           bytes;
+        if (memory_bytes(t->dtype, t->ndim, t->size, &bytes) && bytes)
+            fwrite(t->data, 1, (size_t)bytes, out);
+    }
+    return !fflush(out) && !ferror(out) && !fsync(fileno(out));
+}
+
+/* Opens a new file "PATH.gdn-<pid>" of the caller's; the path's own owner sees it only whole. */
+static FILE *open_temporary(const char *path, char *name, size_t bytes)
+{
+    const int n = snprintf(name, bytes, "%s.gdn-%ld", path, (long)getpid());
+    if (n < 0 || (size_t)n >= bytes) {
+        errno = ENAMETOOLONG;
+        return NULL;
+    }
+    const int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return fd < 0 ? NULL : fdopen(fd, "wb");
+}
+
+int st_write(const char *path, const struct st_tensor *tensors, int n, const cJSON *metadata)
+{
+    char        name[4096];
+    struct stat info;
+    if (!stat(path, &info) && !S_ISREG(info.st_mode))
+        return cli_bad("%s: not written: not a regular file", path);
+    FILE *out = open_temporary(path, name, sizeof name);
+    if (!out) return cli_bad("%s: not written: %s", path, strerror(errno));
+
+    cJSON *header = describe(tensors, n, metadata);
+    char  *text   = cJSON_PrintUnformatted(header);
+    bool   good   = text && write_all(out, text, tensors, n);
+    int    error  = errno;
+    if (fclose(out) && good) {
+        good  = false;
+        error = errno;
+    }
+    if (good && rename(name, path)) {
+        good  = false;
+        error = errno;
+    }
+    if (!good) unlink(name);
+    cJSON_free(text);
+    cJSON_Delete(header);
+    return good ? CLI_OK : cli_bad("%s: not written: %s", path, strerror(error));
+}

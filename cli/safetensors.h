@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * safetensors files: 8 bytes of header length, a JSON header, the data. Reading believes
+ * nothing: every size, offset and name is checked against the file before a byte of data is
+ * touched. Writing goes to a temporary file beside the target, which appears whole or not at
+ * all.
+ */
+#ifndef SAFETENSORS_H
+#define SAFETENSORS_H
+
+#include <cjson/cJSON.h>
+
+#include "memory.h"
+
+struct st_tensor {
+    const char *name;
+    gdn_tensor  view; /* dense, 64-byte aligned; data is never NULL */
+};
+
+struct st_file {
+    const char       *path;
+    cJSON            *header;
+    const cJSON      *metadata; /* an object of strings, or NULL */
+    struct st_tensor *tensors;
+    int               n_tensors;
+    struct memory     memory;
+};
+
+/* CLI_OK, or CLI_BAD after one line that names the file and the tensor. */
+int  st_open(struct st_file *file, const char *path);
+void st_close(struct st_file *file); /* of a zeroed one too */
+
+const struct st_tensor *st_find(const struct st_file *file, const char *name);
+/* The metadata's value, or NULL. */
+const char *st_metadata(const struct st_file *file, const char *key);
+
+/* Writes dense tensors and metadata (an object of strings, may be NULL). */
+int st_write(const char *path, const struct st_tensor *tensors, int n, const cJSON *metadata);
+
+/* "F32", "BF16", ... */
+const char *st_dtype_name(int32_t dtype);
+
+#endif

@@ -1,0 +1,609 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn.h - Gated DeltaNet: the gated delta rule and the operators around it.
+ *
+ * This header is the manual. What is not said here is not promised.
+ *
+ * The rule. Per sequence and head, a state S of K x V, tokens in order, alpha = exp(g):
+ *
+ *     S <- alpha S;    u = beta (v - S^T k);    S <- S + k u^T;    o = scale S^T q
+ *
+ * (Yang, Kautz, Hatamizadeh: Gated Delta Networks, 2024.) Letters, here and everywhere:
+ *
+ *     B  sequences            N  tokens in all       T  tokens of one sequence
+ *     Hq Hk Hv  heads of q, k, v                     H  state heads, max(Hq, Hv)
+ *     K V  head sizes         P  slots of a pool     D  channels    W  taps
+ *
+ * Conventions.
+ *
+ *   Calls       return GDN_OK or an error whose text gdn_last_error() holds: the argument,
+ *               what was found, what was wanted.
+ *   Structs     begin with struct_size and are made by their gdn_..._init(): all zero, and
+ *               zero is the default of every field. They grow at the end only, so a program
+ *               compiled against an older header runs with a newer library.
+ *   Tensors     are views (data, dtype, sizes, strides in elements). data NULL means absent.
+ *               Strides are free, negative and (for inputs) zero ones included, but where a
+ *               comment says "dense" the last dimension has stride 1. No alignment beyond
+ *               that of one element is needed; 64 bytes is faster.
+ *   Indices     (cu_seqlens, slots, counts) are GDN_I32 or GDN_I64.
+ *   Threads     A context serves one call at a time. Different contexts are independent.
+ *
+ * Precision. Arithmetic is float32 whatever the dtypes; every stored value is rounded once,
+ * to nearest even. docs/numerics.md derives the error bounds and says how each is tested.
+ *
+ * Guarantees. Each is held by the test of that name (tools/guarantees.py lists them).
+ *
+ *   G1   A refused call leaves every output and every state untouched.
+ *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
+ *        order, and however many threads run.
+ *   G3   The same call on the same inputs gives the same bits, run after run, with the same
+ *        instruction set.
+ *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits.
+ *        gdn_prefill with f32 state: cutting a sequence at multiples of 16 tokens gives the
+ *        same bits, if every part has more than 8 tokens.
+ *   G5   gdn_prefill of some tokens then gdn_decode of the rest agrees with one gdn_prefill
+ *        of all to rounding.
+ *   G6   Nothing outside the described elements is read or written.
+ *   G7   alpha = 0 (g = -inf) forgets by selection: a NaN or 1e30 in the old state is gone.
+ *   G8   beta = 0 writes nothing by selection: v may then be NaN.
+ *   G9   Where all tokens of a call have g = 0 and beta = 0, every state bit stays.
+ *   G10  An empty sequence, or one whose slot is padding, reads and writes no state.
+ *   G11  A token past token_count neither decays nor writes, and its output is zero.
+ *   G12  The caller's rounding, flush-to-zero and exception modes change no result and are
+ *        what they were when the call returns.
+ *   G13  With the caller's workspace (gdn_workspace_bytes()) a call allocates nothing.
+ *
+ * Policies. g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
+ * k, v, g or beta reaches only later tokens of the same sequence and head.
+ */
+#ifndef GDN_H
+#define GDN_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version ------------------------------------------------------------------------- */
+
+#define GDN_VERSION_MAJOR 0
+#define GDN_VERSION_MINOR 1
+#define GDN_VERSION_PATCH 0
+#define GDN_VERSION ((GDN_VERSION_MAJOR << 16) | (GDN_VERSION_MINOR << 8) | GDN_VERSION_PATCH)
+
+#if defined(_WIN32)
+#define GDN_API
+#else
+#define GDN_API __attribute__((visibility("default")))
+#endif
+
+/* GDN_VERSION of the library that runs, which may be newer than this header. */
+GDN_API uint32_t gdn_version(void);
+
+/* ---- Status -------------------------------------------------------------------------- */
+
+typedef enum gdn_status {
+    GDN_OK            = 0,
+    GDN_E_ARG         = 1, /* a value, a pointer, an overlap, a flag */
+    GDN_E_SHAPE       = 2, /* a rank, a size, a stride */
+    GDN_E_DTYPE       = 3,
+    GDN_E_UNSUPPORTED = 4, /* well formed, but no kernel here does it */
+    GDN_E_MEMORY      = 5, /* an allocation failed, or the workspace is too small */
+    GDN_E_CUDA        = 6
+} gdn_status;
+
+/* "GDN_OK", "GDN_E_ARG", ...; "GDN_E_?" for a value that is none of them. */
+GDN_API const char *gdn_status_name(gdn_status status);
+
+/* ---- Tensor views -------------------------------------------------------------------- */
+
+typedef enum gdn_dtype {
+    GDN_F32  = 0,
+    GDN_BF16 = 1,
+    GDN_F16  = 2,
+    GDN_I32  = 3,
+    GDN_I64  = 4,
+    GDN_U8   = 5
+} gdn_dtype;
+
+/* Bytes of one element; 0 for a value that is no dtype. */
+GDN_API size_t gdn_dtype_bytes(int32_t dtype);
+
+#define GDN_MAX_DIMS 6
+
+typedef struct gdn_tensor {
+    void   *data;  /* NULL: absent, where the op allows it */
+    int32_t dtype; /* gdn_dtype */
+    int32_t ndim;
+    int64_t size[GDN_MAX_DIMS];
+    int64_t stride[GDN_MAX_DIMS]; /* in elements */
+} gdn_tensor;
+
+/* A dense row-major view of ndim (1 to 4) dimensions; unused sizes are ignored. */
+static inline gdn_tensor gdn_dense(void *data, int32_t dtype, int32_t ndim, int64_t s0, int64_t s1,
+                                   int64_t s2, int64_t s3)
+{
+    gdn_tensor t;
+    int64_t    stride = 1;
+    int32_t    i;
+    memset(&t, 0, sizeof t);
+    t.data    = data;
+    t.dtype   = dtype;
+    t.ndim    = ndim;
+    t.size[0] = s0;
+    t.size[1] = s1;
+    t.size[2] = s2;
+    t.size[3] = s3;
+    for (i = ndim - 1; i >= 0; i--) {
+        t.stride[i] = stride;
+        stride *= t.size[i];
+    }
+    for (i = ndim; i < 4; i++) t.size[i] = 0;
+    return t;
+}
+
+/* ---- Context ------------------------------------------------------------------------- */
+
+typedef struct gdn_ctx gdn_ctx;
+
+typedef enum gdn_backend { GDN_BACKEND_CPU = 0, GDN_BACKEND_CUDA = 1 } gdn_backend;
+
+typedef struct gdn_options {
+    uint32_t    struct_size; /* set by gdn_options_init() */
+    int32_t     backend;     /* gdn_backend; this version has the CPU only */
+    int32_t     n_threads;   /* threads that compute, the caller's included; 0: one per
+                                processor this process may use */
+    const char *isa;         /* "scalar", "avx2", "avx512": use no more than that; NULL: the best
+                                there is. The environment's GDN_CPU lowers either */
+    /* Allocation; NULL: the C library's. align is a power of two. */
+    void *(*alloc)(void *user, size_t bytes, size_t align);
+    void (*release)(void *user, void *memory);
+    void *alloc_user;
+    /* One line without newline per event (kernel chosen, buffer grown); NULL: silence. */
+    void (*log)(void *user, const char *line);
+    void  *log_user;
+    char  *error_text; /* where gdn_ctx_create() explains a failure; may be NULL */
+    size_t error_text_bytes;
+} gdn_options;
+
+static inline gdn_options gdn_options_init(void)
+{
+    gdn_options o;
+    memset(&o, 0, sizeof o);
+    o.struct_size = (uint32_t)sizeof o;
+    return o;
+}
+
+/*
+ * gdn_ctx_create - make a context: device, instruction set, threads, memory.
+ *
+ * options may be NULL for the defaults. *ctx is NULL after an error. GDN_E_ARG: an unknown
+ * isa (or GDN_CPU), or one that this machine lacks; GDN_E_UNSUPPORTED: backend;
+ * GDN_E_MEMORY: allocation or thread creation failed.
+ *
+ * The context's threads sleep between calls. After fork() only the parent may use it. They
+ * block every signal, so signals reach the program's own threads.
+ */
+GDN_API gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx);
+GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
+
+/* The text of the last error of this context; "" if there was none. Never NULL. */
+GDN_API const char *gdn_last_error(const gdn_ctx *ctx);
+/* The inner loops that the last successful call ran, as "op: loop.isa loop.isa". */
+GDN_API const char *gdn_last_kernel(const gdn_ctx *ctx);
+/* "scalar", "avx2" or "avx512". */
+GDN_API const char *gdn_isa(const gdn_ctx *ctx);
+GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
+
+/* ---- Asking before a call -------------------------------------------------------------- */
+
+typedef enum gdn_op {
+    GDN_OP_PREFILL       = 0, /* gdn_rule_args */
+    GDN_OP_DECODE        = 1, /* gdn_rule_args */
+    GDN_OP_CONV1D        = 2, /* gdn_conv1d_args */
+    GDN_OP_GATES         = 3, /* gdn_gates_args */
+    GDN_OP_L2NORM        = 4, /* gdn_l2norm_args */
+    GDN_OP_RMSNORM_GATED = 5, /* gdn_rmsnorm_gated_args */
+    GDN_OP_BLOCK         = 6  /* gdn_block_args */
+} gdn_op;
+
+/*
+ * gdn_supported - would this call be accepted? Looks at the struct alone: descriptors,
+ * flags, alignment, overlaps. Nothing that data points to is read (so cu_seqlens, slots and
+ * counts are not judged). Returns what the op would.
+ */
+GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
+
+/*
+ * gdn_workspace_bytes - memory that the call needs beside its tensors. Depends on sizes and
+ * on the context's threads, not on contents; grows with B, heads and head sizes, and with N
+ * only for GDN_OP_BLOCK, up to a window of 256 tokens. At most, in bytes:
+ *
+ *     prefill, decode   n_threads x 640 KiB + 16 x H + 192 x B (+ 64 x N: GDN_WRITE_EACH)
+ *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
+ *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32
+ *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
+ *
+ * The same as for gdn_supported() holds for pointers. Every args struct has workspace and
+ * workspace_bytes; NULL lets the context keep a buffer that grows on demand and is freed with
+ * it. A caller's workspace must be aligned to 64 bytes and is scratch: nothing lives in it
+ * between calls.
+ */
+GDN_API gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes);
+
+/* ---- Batches --------------------------------------------------------------------------- */
+
+typedef enum gdn_pad_policy {
+    GDN_PAD_ZERO = 0, /* a negative slot: the sequence is skipped, its output is zero */
+    GDN_PAD_KEEP = 1, /* ... its output stays as it was */
+    GDN_PAD_SINK = 2  /* ... its state goes to and comes from slot sink_slot; only the first such
+                         row of a call, further ones are skipped as with GDN_PAD_ZERO */
+} gdn_pad_policy;
+
+typedef enum gdn_write {
+    GDN_WRITE_FINAL = 0, /* the state after the last token */
+    GDN_WRITE_EACH  = 1, /* the state after every token, to write_slots[b][t]; decode and conv1d */
+    GDN_WRITE_NONE  = 2  /* frozen: states are read only */
+} gdn_write;
+
+/*
+ * gdn_batch - which tokens form which sequence, and where its states are. One batch serves
+ * every op and every layer of a step. Absent (NULL): plain sequences, slot b for sequence b.
+ *
+ *   cu_seqlens           [B+1]   for packed tensors [N]...: sequence b has the tokens from
+ *                                cu_seqlens[b] to cu_seqlens[b+1]. Starts at 0, does not
+ *                                decrease, ends at N or below; output past its end is zero.
+ *                                Absent: see the op. Padded tensors [B][T]... take none.
+ *   read_slots           [B]     the slot that sequence b starts from, below P. Many
+ *                                sequences may read one slot that none writes. Negative:
+ *                                padding, see pad_policy. With num_accepted_tokens: [B][T'].
+ *   write_slots          [B]     the slot that its final state goes to; absent: the slot it
+ *                                started from. No slot is written twice, nor written by one
+ *                                sequence and read by another. GDN_WRITE_EACH: [B][T''] with
+ *                                T'' at least the longest sequence, slot of token t; there a
+ *                                negative slot drops that token's state.
+ *   has_initial_state    [B]     0: start from zero, read nothing. GDN_U8, I32 or I64.
+ *   num_accepted_tokens  [B]     n from 1 to T': start from read_slots[b][n - 1], the state
+ *                                after the last draft token that was accepted.
+ *   token_count          [B]     n from 0 to T: only the first n tokens of sequence b count.
+ *                                With out absent this is "commit n drafted tokens".
+ */
+typedef struct gdn_batch {
+    uint32_t   struct_size; /* set by gdn_batch_init() */
+    int32_t    pad_policy;  /* gdn_pad_policy */
+    int32_t    write;       /* gdn_write */
+    int32_t    reserved;    /* 0 */
+    int64_t    sink_slot;   /* for GDN_PAD_SINK */
+    gdn_tensor cu_seqlens, read_slots, write_slots, has_initial_state, num_accepted_tokens,
+        token_count;
+} gdn_batch;
+
+static inline gdn_batch gdn_batch_init(void)
+{
+    gdn_batch b;
+    memset(&b, 0, sizeof b);
+    b.struct_size = (uint32_t)sizeof b;
+    return b;
+}
+
+/* ---- The rule: prefill and decode ------------------------------------------------------- */
+
+typedef enum gdn_gate_kind {
+    GDN_GATE_LOG    = 0, /* g is the natural logarithm of alpha */
+    GDN_GATE_LINEAR = 1, /* g is alpha itself, >= 0 */
+    GDN_GATE_RAW    = 2  /* g is a: log alpha = -exp(A_log) softplus(a + dt_bias), or with
+                            gate_lower_bound < 0: bound sigmoid(exp(A_log) (a + dt_bias)) */
+} gdn_gate_kind;
+
+typedef enum gdn_beta_kind {
+    GDN_BETA_GIVEN        = 0,
+    GDN_BETA_SIGMOID      = 1, /* beta holds b: sigmoid(b) */
+    GDN_BETA_TWICE_SIGMOID = 2 /* 2 sigmoid(b): negative eigenvalues allowed */
+} gdn_beta_kind;
+
+typedef enum gdn_head_map {
+    GDN_HEADS_GROUPED     = 0, /* state head h reads head h / (H / n) of a tensor with n heads */
+    GDN_HEADS_INTERLEAVED = 1  /* ... head h mod n (ggml) */
+} gdn_head_map;
+
+typedef enum gdn_state_layout {
+    GDN_STATE_VK = 0, /* [P][H][V][K], "k-last" */
+    GDN_STATE_KV = 1  /* [P][H][K][V], "k-first" */
+} gdn_state_layout;
+
+typedef enum gdn_norm {
+    GDN_NORM_NONE   = 0,
+    GDN_NORM_L2     = 1, /* x / sqrt(sum x^2 + eps) */
+    GDN_NORM_L2_ADD = 2, /* x / (sqrt(sum x^2) + eps) */
+    GDN_NORM_L2_MAX = 3  /* x / max(sqrt(sum x^2), eps) */
+} gdn_norm;
+
+/*
+ * gdn_prefill - whole sequences, in chunks of 16 tokens (the WY form, docs/math.md).
+ * gdn_decode  - the next tokens of each sequence, one after the other.
+ *
+ * Both compute the rule at the head of this file, from the same struct. They round
+ * differently. Prefill wins from about 9 tokens per sequence on (and is decode below).
+ *
+ *     q             [N][Hq][K]     A    dense
+ *     k             [N][Hk][K]     A    dense
+ *     v             [N][Hv][V]     A    dense
+ *     g             [N][H]         f32 or A; absent: alpha = 1
+ *     beta          [N][H]         f32 or A; absent: 1
+ *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW; dt_bias absent: 0
+ *     state         [P][H][V][K]   f32, bf16 or f16; one of its last two strides is 1.
+ *                                  Absent: every sequence starts from zero.
+ *     state_out     likewise       where states are written; absent: in state, in place.
+ *                                  Both absent: final states are dropped.
+ *     out           [N][H][V]      A    dense; absent: no output
+ *
+ * A is f32, bf16 or f16. Instead of [N] all of q k v g beta out may begin with [B][T], a
+ * padded batch. [N] without cu_seqlens is one sequence for gdn_prefill and N sequences of one
+ * token for gdn_decode. K and V are 1 to 256 and need not be equal. H = max(Hq, Hv); Hq, Hk
+ * and Hv divide H, and state head h reads of each the head that head_map says (GVA: Hv >
+ * Hq = Hk; GQA: Hq > Hk = Hv).
+ *
+ * An empty sequence leaves its states alone (state_out too). One whose token_count is 0 has
+ * the final state that it started from.
+ *
+ * Aliasing. out may be the very view v (if Hv = H). state_out may be the very view state.
+ * Nothing else that is written may overlap anything else.
+ *
+ * Precision: see the head of this file; GDN_GATE_LINEAR goes through its logarithm in
+ * gdn_prefill. Guarantees: G1 to G13. A host call returns when it is done.
+ *
+ * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
+ * GDN_E_UNSUPPORTED (K or V above 256; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
+ */
+typedef struct gdn_rule_args {
+    uint32_t         struct_size; /* set by gdn_rule_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, state_out, out;
+    const gdn_batch *batch;            /* NULL: see gdn_batch */
+    int32_t          gate;             /* gdn_gate_kind */
+    int32_t          beta_kind;        /* gdn_beta_kind */
+    int32_t          head_map;         /* gdn_head_map */
+    int32_t          state_layout;     /* gdn_state_layout, of state and state_out */
+    int32_t          norm;             /* gdn_norm, of q and k, inside the call */
+    float            norm_eps;         /* 0: 1e-6 */
+    float            scale;            /* 0: 1 / sqrt(K) */
+    float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
+    void            *workspace;        /* see gdn_workspace_bytes() */
+    size_t           workspace_bytes;
+    void            *stream; /* CUDA; NULL on a CPU */
+} gdn_rule_args;
+
+static inline gdn_rule_args gdn_rule_args_init(void)
+{
+    gdn_rule_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args);
+GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
+
+/* ---- Short convolution -------------------------------------------------------------------- */
+
+typedef enum gdn_activation {
+    GDN_ACT_NONE    = 0,
+    GDN_ACT_SILU    = 1, /* x sigmoid(x) */
+    GDN_ACT_SIGMOID = 2
+} gdn_activation;
+
+/*
+ * gdn_conv1d - causal depthwise convolution over the tokens of each sequence:
+ *
+ *     out[t][d] = act(bias[d] + sum_w weight[d][w] x[t - W + 1 + w][d])
+ *
+ * where x at t < 0 comes from the state, or is zero. Whole sequences and the one- or
+ * many-token update of a pool are the same call.
+ *
+ *     x         [N][D]       A        dense; or [B][T][D]
+ *     weight    [D][W]       f32, bf16 or f16; W from 2 to 8; or [D][1][W]
+ *     bias      [D]          likewise; absent: 0
+ *     state     [P][D][S]    f32, bf16 or f16; S >= W - 1; any strides (channels first or
+ *                            last). The newest input comes last; only the last W - 1 are
+ *                            read; all S are written, older ones moving up (below the first
+ *                            token: zero). Absent: zero.
+ *     state_out likewise     absent: in place in state
+ *     out       [N][D]       A        dense; may be the very view x
+ *
+ * A is f32, bf16 or f16. Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH
+ * included; [N] without cu_seqlens is one sequence. Guarantees: G1, G2, G3, G6, G10 to G13,
+ * and: T tokens in one call and in T calls give the same bits if the state's dtype holds x
+ * exactly. Errors: as for gdn_prefill().
+ */
+typedef struct gdn_conv1d_args {
+    uint32_t         struct_size; /* set by gdn_conv1d_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       x, weight, bias, state, state_out, out;
+    const gdn_batch *batch;
+    int32_t          activation; /* gdn_activation: NONE or SILU */
+    int32_t          reserved;   /* 0 */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_conv1d_args;
+
+static inline gdn_conv1d_args gdn_conv1d_args_init(void)
+{
+    gdn_conv1d_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
+
+/* ---- Gates --------------------------------------------------------------------------------- */
+
+/*
+ * gdn_gates - the gates of the rule from their raw inputs, per token and head:
+ *
+ *     g    = -exp(A_log) softplus(a + dt_bias)      softplus(x) = log(1 + exp(x)), x above 20
+ *     beta = sigmoid(b) or 2 sigmoid(b)
+ *
+ * With gate_lower_bound < 0: g = bound sigmoid(exp(A_log) (a + dt_bias)) (Kimi Linear).
+ *
+ *     a b           [...][H]    f32, bf16 or f16, dense; 1 to 5 leading dimensions; either
+ *                               may be absent with its output
+ *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0
+ *     g beta        as a, b     f32, bf16 or f16, dense; may be the very view a, b
+ *
+ * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). beta_kind: GDN_BETA_SIGMOID or
+ * GDN_BETA_TWICE_SIGMOID; 0 means GDN_BETA_SIGMOID. Guarantees: G1, G2, G3, G6, G12, G13.
+ */
+typedef struct gdn_gates_args {
+    uint32_t   struct_size; /* set by gdn_gates_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor a, b, A_log, dt_bias, g, beta;
+    int32_t    gate;      /* gdn_gate_kind of the output */
+    int32_t    beta_kind; /* gdn_beta_kind */
+    float      gate_lower_bound;
+    int32_t    reserved; /* 0 */
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_gates_args;
+
+static inline gdn_gates_args gdn_gates_args_init(void)
+{
+    gdn_gates_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args);
+
+/* ---- Norms --------------------------------------------------------------------------------- */
+
+/*
+ * gdn_l2norm - rows of length 1, in the formula that norm names (0 means GDN_NORM_L2).
+ *
+ *     x out   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; out may be the very
+ *                        view x
+ *
+ * eps 0 means 1e-6. A zero row stays zero. Guarantees: G1, G2, G3, G6, G12, G13.
+ */
+typedef struct gdn_l2norm_args {
+    uint32_t   struct_size; /* set by gdn_l2norm_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor x, out;
+    int32_t    norm; /* gdn_norm */
+    float      eps;
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_l2norm_args;
+
+static inline gdn_l2norm_args gdn_l2norm_args_init(void)
+{
+    gdn_l2norm_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
+
+/*
+ * gdn_rmsnorm_gated - out = x / sqrt(mean x^2 + eps) weight act(z)
+ *
+ *     x z out   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; out may be the
+ *                          very view x or z; z absent: no gate
+ *     weight    [D]        f32, bf16 or f16; absent: 1
+ *
+ * eps 0 means 1e-6. activation: GDN_ACT_SILU or GDN_ACT_SIGMOID; 0 means GDN_ACT_SILU. All
+ * in f32, one rounding (Hugging Face rounds x to its dtype before the weight; FLA does not).
+ * Guarantees: G1, G2, G3, G6, G12, G13.
+ */
+typedef struct gdn_rmsnorm_gated_args {
+    uint32_t   struct_size; /* set by gdn_rmsnorm_gated_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor x, z, weight, out;
+    int32_t    activation; /* gdn_activation */
+    float      eps;
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_rmsnorm_gated_args;
+
+static inline gdn_rmsnorm_gated_args gdn_rmsnorm_gated_args_init(void)
+{
+    gdn_rmsnorm_gated_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args);
+
+/* ---- The whole layer ------------------------------------------------------------------------ */
+
+/*
+ * gdn_block - one Gated DeltaNet layer as Hugging Face saves it: projections, convolution
+ * with SiLU, q/k L2 norm (eps 1e-6), gates, rule (scale 1 / sqrt(K)), gated RMSNorm (SiLU),
+ * output projection. Prefill and decode are the same call: states are carried in the pools.
+ *
+ *     hidden        [N][hidden]              A      dense; or [B][T][hidden]
+ *     out           [N][hidden]              A      dense
+ * either (Qwen3-Next: rows grouped by key head as q, k, v, z; b, a)
+ *     in_proj_qkvz  [2 Hk K + 2 Hv V][hidden]
+ *     in_proj_ba    [2 Hv][hidden]
+ * or (Qwen3.5)
+ *     in_proj_qkv   [2 Hk K + Hv V][hidden]
+ *     in_proj_z     [Hv V][hidden]
+ *     in_proj_b     [Hv][hidden]
+ *     in_proj_a     [Hv][hidden]
+ * and
+ *     conv_weight   [2 Hk K + Hv V][W]       or [..][1][W]
+ *     conv_bias     [2 Hk K + Hv V]          absent: 0
+ *     A_log dt_bias [Hv]
+ *     norm_weight   [V]
+ *     out_proj      [hidden][Hv V]
+ *     conv_state    [P][2 Hk K + Hv V][S]    as in gdn_conv1d()
+ *     state         [P][Hv][V][K]            as in gdn_prefill(), state_layout as there
+ *
+ * A and the weights are f32, bf16 or f16; weights are dense. A state is updated in place; an
+ * absent one starts from zero and is dropped. GDN_WRITE_EACH is not supported here. [N]
+ * without cu_seqlens is one sequence. Between the steps values stay f32. The projections sum
+ * over hidden in an order that depends on hidden alone, so G2 and G3 hold for the whole layer.
+ * Tokens pass through in windows of at most 256, which changes no bit.
+ * Guarantees: G1, G2, G3, G5, G6, G10 to G13.
+ */
+typedef struct gdn_block_args {
+    uint32_t   struct_size; /* set by gdn_block_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
+        conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, out;
+    const gdn_batch *batch;
+    int32_t          n_key_heads, n_value_heads; /* Hk, Hv */
+    int32_t          key_head_dim, value_head_dim; /* K, V */
+    int32_t          state_layout;
+    float            rms_eps; /* of the gated RMSNorm; 0: 1e-6 */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_block_args;
+
+static inline gdn_block_args gdn_block_args_init(void)
+{
+    gdn_block_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

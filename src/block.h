@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The layer between its check (block.c) and its run (block_run.c). */
+#ifndef GDN_BLOCK_H
+#define GDN_BLOCK_H
+
+#include "conv.h"
+#include "project.h"
+#include "rule.h"
+
+enum {
+    GDN_BLOCK_WINDOW = 256, /* tokens: enough for the projections to reach the FMA rate */
+    GDN_BLOCK_PIECES = 512  /* most sequences of a window, empty ones included */
+};
+
+/* Where in a projected row: q from 0, k, v (together the channels of the convolution), z, b, a. */
+struct gdn_block_columns {
+    int64_t k, v, z, b, a, all;
+};
+
+struct gdn_block {
+    const gdn_block_args    *args;
+    const struct gdn_plan   *plan;
+    struct gdn_rows          in, out;
+    struct gdn_conv          conv; /* all but rows, sequences and carry data */
+    struct gdn_rule          rule; /* likewise */
+    struct gdn_block_columns columns;
+    int64_t                  hidden, Hk, Hv, K, V;
+    int64_t                  n_tokens, window; /* tokens in all, and of a window at most */
+    float                    rms_eps;
+    bool                     fused;
+};
+
+/* Workspace beside the scratch of the threads, which follows it. */
+size_t gdn_block_bytes(const struct gdn_block *block);
+void   gdn_block_run(gdn_ctx *ctx, struct gdn_block *block, char *memory);
+
+#endif

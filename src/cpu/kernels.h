@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The inner loops of the CPU backend: one complete table per instruction set. Ops know
+ * layouts and batches; these loops know rows of float32 and nothing else.
+ *
+ * Contracts. Pointers need the alignment of their element only, unless a parameter says
+ * otherwise. Nothing outside the described elements is touched. Loops cannot fail. The
+ * float environment is the default one (gdn_fp_enter()). Every element of a result is
+ * computed in an order that does not depend on the other elements asked for, so cutting a
+ * call into several along rows or columns changes no bit.
+ *
+ * Error limits, in units of 2^-24 x the magnitude (the same expression on absolute values,
+ * docs/numerics.md), stand beside each loop and are what tests/check_*.c assert. Those of long
+ * sums are for data without structure; whatever the data, a sum errs by at most one unit per
+ * addition of its longest chain: n / 32 + 6 for dot, K / 8 + 6 for gemm_nt (scalar n / 8 + 5),
+ * K + 1 for strip_mul.
+ */
+#ifndef GDN_CPU_KERNELS_H
+#define GDN_CPU_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { GDN_N_FLOAT_DTYPES = 3 }; /* GDN_F32, GDN_BF16, GDN_F16 index every [dtype] below */
+
+enum { GDN_CHUNK        = 16 };  /* C: tokens of one chunk of the prefill */
+enum { GDN_MAX_STRIP    = 32 };  /* widest strip of state columns, floats */
+enum { GDN_MAX_HEAD     = 256 }; /* largest K and V */
+enum { GDN_MAX_TAPS     = 8 };   /* largest W */
+enum { GDN_STEP_COLUMNS = 64 };  /* most value columns of one step call */
+
+/* What an instruction set needs; gdn_cpu_detect() gives what the machine has. */
+enum {
+    GDN_CPU_AVX2   = 1u << 0, /* AVX2, FMA and F16C, and the OS saves YMM */
+    GDN_CPU_AVX512 = 1u << 1  /* F, BW, DQ and VL, and the OS saves ZMM */
+};
+
+/*
+ * T tokens of the recurrence on n <= 64 value columns of one head's state. k and q are normalised
+ * and q carries the scale; kq[t] = k_t . q_t. For each token, S being columns 0..n-1:
+ *
+ *     alpha = 0: S <- 0      p = S^T k    z = S^T q       (S before the decay)
+ *     u = beta (v - alpha p), 0 where beta = 0
+ *     o = alpha z + kq u     S <- alpha S + k u^T, only alpha S where beta = 0
+ *
+ * The state starts at `from` (NULL: zero) and after token t is stored at to[t] (NULL: not
+ * stored). Strides in elements: step_vk reads columns as rows of K contiguous elements, ld
+ * apart; step_kv reads K rows of n contiguous elements, ld apart. from may equal any to[t].
+ * Long sequences come in several calls: with T > 1 or resume the state is left in scratch as
+ * float32, and resume starts from there instead of from `from`. There it is dense, [n][K]
+ * for step_vk and [K][n] for step_kv.
+ */
+struct gdn_step {
+    const float *q, *k;              /* [T][K], dense */
+    const float *v;                  /* [T][n], ld_v apart */
+    float       *o;                  /* [T][n], ld_o apart; may be NULL */
+    const float *alpha, *beta, *kq;  /* [T] */
+    const void  *from;               /* state dtype */
+    void *const *to;                 /* [T] */
+    float       *scratch;            /* 64-byte aligned, GDN_MAX_HEAD x GDN_STEP_COLUMNS */
+    ptrdiff_t    ld_v, ld_o, ld_from, ld_to;
+    int          T, K, n;
+    bool         resume;
+};
+
+struct gdn_kernels {
+    const char *name;  /* "scalar", "avx2", "avx512" */
+    uint32_t    needs; /* GDN_CPU_... */
+    int         strip; /* width of a strip of state columns: 8 to GDN_MAX_STRIP floats */
+
+    /* Row of n elements to or from float32; exact one way, nearest even the other. */
+    void (*load_row[GDN_N_FLOAT_DTYPES])(float *dst, const void *src, size_t n);
+    void (*store_row[GDN_N_FLOAT_DTYPES])(void *dst, const float *src, size_t n);
+
+    /* sum a_i b_i. Limit 4 (scalar: 8 + n / 16). */
+    float (*dot)(const float *a, const float *b, size_t n);
+    /* y_i = x_i s w_i act(z_i); w NULL: 1; z NULL: no gate; sigmoid: act is sigmoid, else
+     * SiLU. y may be x or z. Limit 8. */
+    void (*norm_row)(float *y, const float *x, float s, const float *w, const float *z,
+                     bool sigmoid, size_t n);
+    /* y_i = exp(x_i); x from -inf to +inf, denormal results included. y may be x. Limit 2. */
+    void (*exp_row)(float *y, const float *x, size_t n);
+    /* y_i = m sigmoid(x_i). y may be x. Limit 5: the exponential and four roundings. */
+    void (*sigmoid_row)(float *y, const float *x, float m, size_t n);
+    /* g_i = neg_exp_A[i] softplus(a_i + dt[i]), softplus(x) = x for x > 20. g may be a.
+     * Limit 4 of |g| + |neg_exp_A| (|a| + |dt|) sigmoid(a + dt): the sum rounds too. */
+    void (*gate_row)(float *g, const float *a, const float *neg_exp_A, const float *dt, size_t n);
+
+    /* b[j][i] = a[i][j], i < rows, j < cols. */
+    void (*transpose)(float *b, ptrdiff_t ldb, const float *a, ptrdiff_t lda, int rows, int cols);
+
+    /* c[i][j] = sum_k a[i][k] b[j][k] (+ c[i][j] where add), i < m, j < n. Limit 4 + K / 256
+     * (scalar: 8 + K / 16). */
+    void (*gemm_nt)(float *c, ptrdiff_t ldc, const float *a, ptrdiff_t lda, const float *b,
+                    ptrdiff_t ldb, int m, int n, int K, bool add);
+
+    /* p[r][j] = sum_x a[r][x] w[x][j], r < rows, x < K, j < width; width is 16 or strip; w is
+     * dense (ld = width), 64-byte aligned. Limit 8 + K / 16. */
+    void (*strip_mul)(float *p, ptrdiff_t ldp, const float *a, ptrdiff_t lda, const float *w,
+                      int rows, int K, int width);
+
+    /*
+     * Gates of one chunk, C = 16 tokens. gram rows 0..15 are k_i . k_j, rows 16..31
+     * q_i . k_j ([32][16] dense). g is the log gate, above -inf, G its inclusive sum:
+     *     A[i][j] = beta_i exp(G_i - G_j) k_i . k_j,  j < i, else 0
+     *     B[i][j] = exp(G_i - G_j) q_i . k_j,         j <= i, else 0
+     *     from_start[i] = exp(G_i)     to_end[i] = exp(G_15 - G_i)
+     * A, B: [16][16] dense, 64-byte aligned. Limit 8 + 2 x the |exponent| (a difference of
+     * large sums keeps its digits).
+     */
+    void (*chunk_gates)(float *A, float *B, float *from_start, float *to_end, const float *g,
+                        const float *beta, const float *gram);
+
+    /*
+     * One strip of one chunk (strip columns, 64-byte aligned and dense unless ld is given).
+     * p rows 0..15 are S^T k_i, rows 16..31 S^T q_i ([32][strip]):
+     *     u_i = beta_i (v_i - from_start_i p_i) - sum_{j<i} A_ij u_j
+     *     o_i = from_start_i p_{16+i} + sum_{j<=i} B_ij u_j
+     *     w_i = to_end_i u_i
+     * v and o: [16] rows of strip floats, ld apart; w: [16][strip]. Limit 32 of the
+     * magnitude of this recurrence.
+     */
+    void (*chunk_solve)(float *o, ptrdiff_t ld_o, float *w, const float *p, const float *v,
+                        ptrdiff_t ld_v, const float *A, const float *B, const float *from_start,
+                        const float *to_end, const float *beta);
+
+    /* s[x][j] = decay s[x][j] + sum_t k[t][x] w[t][j], x < K, t < 16; s [K][strip] and w
+     * [16][strip] dense, 64-byte aligned; k rows ld_k apart. Limit 12. */
+    void (*chunk_update)(float *s, float decay, const float *k, ptrdiff_t ld_k, const float *w,
+                         int K);
+
+    /* struct gdn_step above; [dtype] is the state's. Limit 8 + K / 16 per token. */
+    void (*step_vk[GDN_N_FLOAT_DTYPES])(const struct gdn_step *step);
+    void (*step_kv[GDN_N_FLOAT_DTYPES])(const struct gdn_step *step);
+
+    /*
+     * T tokens of n channels of the short convolution, x and y of the [dtype], ld_x and ld_y
+     * elements apart; y may be x. weight [W][n] and window [W-1][n] are float32, ld_w apart
+     * both; bias [n] or NULL. The window holds the inputs before the first token, oldest
+     * first, and is moved on. y = act(bias + sum_w weight_w x_{t-W+1+w}), oldest tap first;
+     * silu: act is x sigmoid(x), else none. Limit 8 + W.
+     */
+    void (*conv[GDN_N_FLOAT_DTYPES])(void *y, ptrdiff_t ld_y, const void *x, ptrdiff_t ld_x,
+                                     float *window, const float *weight, const float *bias,
+                                     ptrdiff_t ld_w, int W, bool silu, int64_t T, int n);
+};
+
+extern const struct gdn_kernels gdn_kernels_scalar;
+#if defined(__x86_64__)
+extern const struct gdn_kernels gdn_kernels_avx2, gdn_kernels_avx512;
+#endif
+
+/* All tables of this build, weakest first, then NULL. */
+extern const struct gdn_kernels *const gdn_cpu_tables[];
+
+/* GDN_CPU_... bits of this machine: CPUID and XCR0. */
+uint32_t gdn_cpu_detect(void);
+/* The last table whose needs are all met and that comes no later than the one named at_most
+ * (NULL: no limit). NULL if the name is unknown or its needs are not met. */
+const struct gdn_kernels *gdn_cpu_select(uint32_t flags, const char *at_most);
+
+#endif

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The context: what every op finds there. */
+#ifndef GDN_CTX_H
+#define GDN_CTX_H
+
+#include "cpu/kernels.h"
+#include "gdn.h"
+#include "status.h"
+#include "threads.h"
+
+struct gdn_ctx {
+    gdn_options               options; /* hooks filled in */
+    const struct gdn_kernels *kr;      /* the inner loops, chosen once */
+    struct gdn_pool          *pool;
+    void                     *workspace; /* the context's own, grown on demand */
+    size_t                    workspace_bytes;
+    char                      error[512];
+    char                      kernel[160];
+};
+
+/*
+ * Copies a caller's args struct of struct_size `size` into the library's own, zero where the
+ * caller's is shorter. GDN_E_ARG: args NULL, a size below `least`, or a longer struct whose
+ * unknown tail is not zero.
+ */
+gdn_status gdn_copy_args(gdn_ctx *ctx, void *own, size_t own_bytes, const void *args,
+                         const char *name);
+
+/* The caller's memory if given (checked: size, alignment), else the context's, grown. */
+gdn_status gdn_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
+                             void **memory);
+
+/* Names what ran, for gdn_last_kernel() and the log: "op: loop.isa loop.isa" from the loops'
+ * names with spaces between. */
+void gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops);
+
+/* Saves the float environment, sets the default one; and back. Workers set theirs once. */
+uint32_t gdn_fp_enter(void);
+void     gdn_fp_leave(uint32_t saved);
+
+/* Rounds up to a whole number of cache lines. */
+static inline size_t gdn_align64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+#endif

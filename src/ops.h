@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What each op says of a call before it runs: its check of the descriptors, contents unread,
+ * and the workspace it would need. */
+#ifndef GDN_OPS_H
+#define GDN_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "gdn.h"
+
+gdn_status gdn_rule_check(gdn_ctx *ctx, const gdn_rule_args *args, bool decode, size_t *bytes);
+gdn_status gdn_conv1d_check(gdn_ctx *ctx, const gdn_conv1d_args *args, size_t *bytes);
+gdn_status gdn_gates_check(gdn_ctx *ctx, const gdn_gates_args *args, size_t *bytes);
+gdn_status gdn_l2norm_check(gdn_ctx *ctx, const gdn_l2norm_args *args, size_t *bytes);
+gdn_status gdn_rmsnorm_gated_check(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args, size_t *bytes);
+gdn_status gdn_block_check(gdn_ctx *ctx, const gdn_block_args *args, size_t *bytes);
+
+#endif

@@ -1,0 +1,474 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_prefill and gdn_decode: one struct, one check, one walk over (sequence, group of heads,
+ * strips of columns). What differs is the form that an item runs: chunks (prefill.c) or
+ * tokens (decode.c).
+ */
+#include <math.h>
+
+#include "ops.h"
+#include "rule.h"
+#include "tensor.h"
+
+/* A checked call: everything that follows from descriptors alone. */
+struct rule_call {
+    gdn_rule_args     args;
+    struct gdn_tokens tokens;
+    struct gdn_plan   plan;
+    struct gdn_rule   rule;
+    size_t            plan_bytes, gate_bytes, thread_bytes, bytes;
+};
+
+static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
+{
+    const struct {
+        const char *name;
+        int32_t     value, end;
+    } fields[] = {
+        { "gate", a->gate, GDN_GATE_RAW },
+        { "beta_kind", a->beta_kind, GDN_BETA_TWICE_SIGMOID },
+        { "head_map", a->head_map, GDN_HEADS_INTERLEAVED },
+        { "state_layout", a->state_layout, GDN_STATE_KV },
+        { "norm", a->norm, GDN_NORM_L2_MAX },
+    };
+    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value < 0 || fields[i].value > fields[i].end)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", fields[i].name,
+                            (int)fields[i].value, (int)fields[i].end);
+    if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
+    if (!(a->norm_eps >= 0) || !isfinite(a->norm_eps))
+        return gdn_fail(ctx, GDN_E_ARG, "norm_eps: %g, wanted at least 0", (double)a->norm_eps);
+    if (!(a->gate_lower_bound <= 0) || !isfinite(a->gate_lower_bound))
+        return gdn_fail(ctx, GDN_E_ARG, "gate_lower_bound: %g, wanted at most 0",
+                        (double)a->gate_lower_bound);
+    return GDN_OK;
+}
+
+/* q k v out: shapes, heads, dtypes. */
+static gdn_status check_rows(gdn_ctx *ctx, struct rule_call *c, bool decode)
+{
+    const gdn_rule_args *a = &c->args;
+    struct gdn_rule     *r = &c->rule;
+    TRY(gdn_check_dtype(ctx, &a->q, "q", GDN_FLOATS));
+    const unsigned same = 1u << a->q.dtype;
+    TRY(gdn_check_dtype(ctx, &a->k, "k", same));
+    TRY(gdn_check_dtype(ctx, &a->v, "v", same));
+    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, decode, &c->tokens));
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, a->q.size[a->q.ndim - 1] }));
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
+
+    const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
+    const int64_t Hv = a->v.size[a->v.ndim - 2], H = Hq > Hv ? Hq : Hv;
+    const int64_t K = a->q.size[a->q.ndim - 1], V = a->v.size[a->v.ndim - 1];
+    if (Hq < 1 || Hk < 1 || Hv < 1 || H > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_SHAPE, "q k v: %lld, %lld, %lld heads, wanted at least 1 each",
+                        (long long)Hq, (long long)Hk, (long long)Hv);
+    if (H % Hq || Hk > H || H % Hk || H % Hv)
+        return gdn_fail(ctx, GDN_E_SHAPE, "q k v: %lld, %lld, %lld heads, wanted divisors of %lld",
+                        (long long)Hq, (long long)Hk, (long long)Hv, (long long)H);
+    if (K < 1 || V < 1)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: head size 0, wanted 1 to %d", K < 1 ? "q" : "v",
+                        GDN_MAX_HEAD);
+    if (K > GDN_MAX_HEAD || V > GDN_MAX_HEAD)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: head size %lld, the largest is %d",
+                        K > GDN_MAX_HEAD ? "q" : "v", (long long)(K > GDN_MAX_HEAD ? K : V),
+                        GDN_MAX_HEAD);
+    r->Hq = (int)Hq, r->Hk = (int)Hk, r->Hv = (int)Hv, r->H = (int)H, r->K = (int)K, r->V = (int)V;
+    TRY(gdn_check_dense(ctx, &a->q, "q"));
+    TRY(gdn_check_dense(ctx, &a->k, "k"));
+    TRY(gdn_check_dense(ctx, &a->v, "v"));
+    if (!a->out.data) return GDN_OK;
+    TRY(gdn_check_dtype(ctx, &a->out, "out", same));
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->out, "out", 2, (int64_t[]){ H, V }));
+    TRY(gdn_check_dense(ctx, &a->out, "out"));
+    return gdn_check_injective(ctx, &a->out, "out");
+}
+
+/* One of g and beta, per token and head. */
+static gdn_status check_gate(gdn_ctx *ctx, const struct rule_call *c, const gdn_tensor *t,
+                             const char *name)
+{
+    if (!t->data) return GDN_OK;
+    TRY(gdn_check_dtype(ctx, t, name, 1u << GDN_F32 | 1u << c->args.q.dtype));
+    return gdn_plan_check(ctx, &c->tokens, t, name, 1, (int64_t[]){ c->rule.H });
+}
+
+static gdn_status check_gates(gdn_ctx *ctx, const struct rule_call *c)
+{
+    const gdn_rule_args *a    = &c->args;
+    const int64_t        H[1] = { c->rule.H };
+    TRY(check_gate(ctx, c, &a->g, "g"));
+    TRY(check_gate(ctx, c, &a->beta, "beta"));
+    if (a->beta_kind != GDN_BETA_GIVEN && !a->beta.data)
+        return gdn_fail(ctx, GDN_E_ARG, "beta: absent, wanted its raw values for beta_kind %d",
+                        (int)a->beta_kind);
+    if (a->gate != GDN_GATE_RAW) {
+        if (a->A_log.data || a->dt_bias.data || a->gate_lower_bound != 0)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: given, but gate is %d, not GDN_GATE_RAW",
+                            a->A_log.data     ? "A_log"
+                            : a->dt_bias.data ? "dt_bias"
+                                              : "gate_lower_bound",
+                            (int)a->gate);
+        return GDN_OK;
+    }
+    if (!a->g.data) return gdn_fail(ctx, GDN_E_ARG, "g: absent, wanted a for GDN_GATE_RAW");
+    if (!a->A_log.data) return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for GDN_GATE_RAW");
+    TRY(gdn_check_dtype(ctx, &a->A_log, "A_log", GDN_FLOATS));
+    TRY(gdn_check_shape(ctx, &a->A_log, "A_log", 1, H));
+    if (!a->dt_bias.data) return GDN_OK;
+    TRY(gdn_check_dtype(ctx, &a->dt_bias, "dt_bias", GDN_FLOATS));
+    return gdn_check_shape(ctx, &a->dt_bias, "dt_bias", 1, H);
+}
+
+gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
+                          int64_t H, int64_t K, int64_t V, struct gdn_pool_view *view)
+{
+    *view = (struct gdn_pool_view){ 0 };
+    if (!t->data) return GDN_OK;
+    const bool kv = layout == GDN_STATE_KV;
+    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
+    TRY(gdn_check_shape(ctx, t, name, 4, (int64_t[]){ -1, H, kv ? K : V, kv ? V : K }));
+    const bool last_dense = t->size[3] < 2 || t->stride[3] == 1;
+    if (!last_dense && t->size[2] >= 2 && t->stride[2] != 1)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: strides %lld, %lld, wanted 1 in one of the last two",
+                        name, (long long)t->stride[2], (long long)t->stride[3]);
+    *view = (struct gdn_pool_view){ .data    = t->data,
+                                    .dtype   = t->dtype,
+                                    .k_first = last_dense == kv,
+                                    .slot    = t->stride[0],
+                                    .head    = t->stride[1],
+                                    .ld      = last_dense ? t->stride[2] : t->stride[3] };
+    return GDN_OK;
+}
+
+/* What is written overlaps nothing else. */
+static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rule_args *a, const gdn_batch *batch,
+                                 const gdn_tensor *written, const char *written_name)
+{
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+        bool              may_be_same;
+    } others[] = {
+        { &a->q, "q", false },
+        { &a->k, "k", false },
+        { &a->v, "v", true },
+        { &a->g, "g", false },
+        { &a->beta, "beta", false },
+        { &a->A_log, "A_log", false },
+        { &a->dt_bias, "dt_bias", false },
+        { &a->state, "state", written == &a->state_out },
+        { &a->state_out, "state_out", false },
+        { &a->out, "out", false },
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i].t != written)
+            TRY(gdn_check_no_overlap(ctx, written, written_name, others[i].t, others[i].name,
+                                     others[i].may_be_same));
+    return gdn_plan_check_overlaps(ctx, batch, written, written_name);
+}
+
+static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
+{
+    const gdn_rule_args *a = &c->args;
+    struct gdn_rule     *r = &c->rule;
+    TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, r->H, r->K, r->V, &r->from));
+    TRY(gdn_state_view(ctx, &a->state_out, "state_out", a->state_layout, r->H, r->K, r->V, &r->to));
+    if (!a->state_out.data) r->to = r->from;
+
+    const gdn_tensor *to      = a->state_out.data ? &a->state_out : &a->state;
+    const char       *to_name = a->state_out.data ? "state_out" : "state";
+    const bool        writes  = to->data && c->plan.batch.write != GDN_WRITE_NONE;
+    if (!a->out.data && !writes)
+        return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
+    if (a->out.data) TRY(check_overlaps(ctx, a, &c->plan.batch, &a->out, "out"));
+    if (!writes) return GDN_OK;
+    TRY(gdn_check_injective(ctx, to, to_name));
+    return check_overlaps(ctx, a, &c->plan.batch, to, to_name);
+}
+
+static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
+                           struct rule_call *c)
+{
+    *c                     = (struct rule_call){ 0 };
+    const gdn_rule_args *a = &c->args;
+    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_rule_args"));
+    TRY(check_enums(ctx, a));
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+        bool              wanted;
+    } tensors[] = {
+        { &a->q, "q", true },          { &a->k, "k", true },
+        { &a->v, "v", true },          { &a->g, "g", false },
+        { &a->beta, "beta", false },   { &a->A_log, "A_log", false },
+        { &a->state, "state", false }, { &a->dt_bias, "dt_bias", false },
+        { &a->out, "out", false },     { &a->state_out, "state_out", false },
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        if (tensors[i].wanted && !tensors[i].t->data)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: absent", tensors[i].name);
+        TRY(gdn_check_tensor(ctx, tensors[i].t, tensors[i].name));
+    }
+    TRY(check_rows(ctx, c, decode));
+    TRY(check_gates(ctx, c));
+    TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, decode, &c->plan));
+    TRY(check_states(ctx, c));
+
+    struct gdn_rule *r = &c->rule;
+    r->q = gdn_rows_of(&a->q, &c->tokens), r->k = gdn_rows_of(&a->k, &c->tokens);
+    r->v = gdn_rows_of(&a->v, &c->tokens), r->g = gdn_rows_of(&a->g, &c->tokens);
+    r->beta = gdn_rows_of(&a->beta, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
+    r->head_map = a->head_map, r->gate = a->gate, r->beta_kind = a->beta_kind, r->norm = a->norm;
+    r->norm_eps = a->norm_eps > 0 ? a->norm_eps : 1e-6f;
+    r->scale    = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
+    r->bound    = a->gate_lower_bound;
+    r->decode   = decode;
+    r->n_seqs   = c->plan.B;
+    gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
+
+    c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
+    c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
+    c->thread_bytes = gdn_rule_scratch(r, ctx->kr);
+    c->bytes = c->plan_bytes + c->gate_bytes + c->thread_bytes * (size_t)gdn_pool_threads(ctx->pool);
+    return GDN_OK;
+}
+
+gdn_status gdn_rule_check(gdn_ctx *ctx, const gdn_rule_args *args, bool decode, size_t *bytes)
+{
+    struct rule_call c;
+    TRY(describe(ctx, args, decode, &c));
+    *bytes = c.bytes;
+    return GDN_OK;
+}
+
+void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
+                         int64_t H, float bound)
+{
+    gdn_load_vector(A, A_log, H, 0);
+    gdn_load_vector(dt, dt_bias, H, 0);
+    for (int64_t h = 0; h < H; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
+}
+
+static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
+{
+    struct gdn_rule     *r = &c->rule;
+    const gdn_rule_args *a = &c->args;
+    void                *memory;
+    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
+    char *at = memory;
+    TRY(gdn_plan_batch(ctx, &c->tokens, a->state.data ? a->state.size[0] : -1,
+                       a->state_out.data ? a->state_out.size[0]
+                       : a->state.data   ? a->state.size[0]
+                                         : -1,
+                       !a->state_out.data || a->state_out.data == a->state.data, at, &c->plan));
+    at += c->plan_bytes;
+    if (a->gate == GDN_GATE_RAW) {
+        float *A = (float *)at, *dt = A + r->H;
+        gdn_rule_load_decay(A, dt, &a->A_log, &a->dt_bias, r->H, r->bound);
+        r->A = A, r->dt = dt;
+    }
+    at += c->gate_bytes;
+    r->plan = &c->plan;
+    r->seqs = c->plan.seqs;
+    gdn_rule_run(ctx, r, at);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &r->out, r->H, r->V);
+    return GDN_OK;
+}
+
+static bool is_chunked(const struct gdn_rule *r, const struct gdn_seq *seq)
+{
+    return !r->decode && seq->total > GDN_SHORT_SEQUENCE;
+}
+
+static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
+{
+    if (!ctx) return GDN_E_ARG;
+    const uint32_t   fp = gdn_fp_enter();
+    struct rule_call c;
+    gdn_status       status = describe(ctx, args, decode, &c);
+    if (status == GDN_OK) status = run(ctx, &c);
+    if (status == GDN_OK)
+        gdn_note_kernel(ctx, decode ? "decode" : "prefill", gdn_rule_loops(&c.rule));
+    gdn_fp_leave(fp);
+    return status;
+}
+
+gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args) { return rule_op(ctx, args, false); }
+
+gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args) { return rule_op(ctx, args, true); }
+
+const char *gdn_rule_loops(const struct gdn_rule *r)
+{
+    bool chunks = false, steps = false;
+    for (int64_t b = 0; b < r->n_seqs; b++) {
+        chunks |= is_chunked(r, &r->seqs[b]);
+        steps |= !is_chunked(r, &r->seqs[b]);
+    }
+    const bool kv = r->to.data ? r->to.k_first : r->from.k_first;
+    if (!chunks) return kv ? "step_kv" : "step_vk";
+    if (!steps) return "chunk_solve";
+    return kv ? "chunk_solve step_kv" : "chunk_solve step_vk";
+}
+
+/* ---- Running ---------------------------------------------------------------------------- */
+
+void gdn_rule_cut(struct gdn_rule *r, const struct gdn_kernels *kr, int n_threads)
+{
+    const int most = r->Hq > r->Hk ? r->Hq : r->Hk, least = r->Hq + r->Hk - most;
+    r->group_heads = most % least == 0 ? r->H / most : 1;
+    r->n_groups    = r->H / r->group_heads;
+    r->n_strips    = (r->V + kr->strip - 1) / kr->strip;
+
+    /* As few items as keep all threads busy (an item repeats the grams of its group), but no
+     * item with more state than the L2 cache takes. */
+    const int64_t strips = (int64_t)r->group_heads * r->n_strips;
+    const int64_t groups = r->n_seqs * r->n_groups > 0 ? r->n_seqs * r->n_groups : 1;
+    const int64_t fits   = GDN_ITEM_STATE_BYTES / ((int64_t)r->K * kr->strip * (int64_t)sizeof(float));
+    int64_t       parts  = n_threads > 1 ? (4 * n_threads + groups - 1) / groups : 1;
+    if (parts > strips) parts = strips;
+    int64_t each = (strips + parts - 1) / parts;
+    if (each > fits) each = fits > 0 ? fits : 1;
+    r->part_strips = (int)each;
+    r->n_parts     = (int)((strips + each - 1) / each);
+}
+
+size_t gdn_rule_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
+{
+    const size_t step = gdn_step_scratch(r), chunk = r->decode ? 0 : gdn_chunk_scratch(r, kr);
+    return gdn_align64(step > chunk ? step : chunk);
+}
+
+struct run_arg {
+    const struct gdn_rule    *rule;
+    const struct gdn_kernels *kr;
+    char                     *scratch;
+    size_t                    thread_bytes;
+};
+
+static void run_item(void *arg, int64_t i, int thread)
+{
+    const struct run_arg  *a       = arg;
+    const struct gdn_rule *r       = a->rule;
+    void                  *scratch = a->scratch + (size_t)thread * a->thread_bytes;
+    const int64_t          each    = (int64_t)r->n_groups * r->n_parts;
+    struct gdn_rule_item   item    = { .seq = &r->seqs[i / each] };
+    const int              strips = r->group_heads * r->n_strips, part = (int)(i % r->n_parts);
+    item.group = (int)(i % each / r->n_parts);
+    item.first = part * r->part_strips;
+    item.last  = item.first + r->part_strips < strips ? item.first + r->part_strips : strips;
+    if (item.seq->n_tokens == 0) return;
+    if (is_chunked(r, item.seq))
+        gdn_chunk_item(r, a->kr, &item, scratch);
+    else
+        gdn_step_item(r, a->kr, &item, scratch);
+}
+
+void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch)
+{
+    struct run_arg arg = { rule, ctx->kr, scratch, gdn_rule_scratch(rule, ctx->kr) };
+    gdn_parallel_for(ctx->pool, rule->n_seqs * rule->n_groups * rule->n_parts, run_item, &arg);
+}
+
+/* ---- What both forms load ----------------------------------------------------------------- */
+
+/* 1 / the length of x in the formula of `norm`. */
+static float inverse_length(float sum_of_squares, int norm, float eps)
+{
+    switch (norm) {
+    case GDN_NORM_L2: return 1.0f / sqrtf(sum_of_squares + eps);
+    case GDN_NORM_L2_ADD: return 1.0f / (sqrtf(sum_of_squares) + eps);
+    case GDN_NORM_L2_MAX: return 1.0f / fmaxf(sqrtf(sum_of_squares), eps);
+    default: return 1.0f;
+    }
+}
+
+void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
+                      ptrdiff_t ld, int q_row)
+{
+    const int    head = gdn_rule_head(r, item->group, 0);
+    const int    hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
+    const size_t K = (size_t)r->K;
+    for (int t = 0; t < n; t++) {
+        float *k = kq + t * ld, *q = kq + (q_row + t) * ld;
+        kr->load_row[r->k.dtype](k, gdn_row(&r->k, item->seq, t0 + t, hk), K);
+        kr->load_row[r->q.dtype](q, gdn_row(&r->q, item->seq, t0 + t, hq), K);
+        if (r->norm != GDN_NORM_NONE) {
+            const float length = inverse_length(kr->dot(k, k, K), r->norm, r->norm_eps);
+            kr->norm_row(k, k, length, NULL, NULL, false, K);
+        }
+        const float length = r->norm == GDN_NORM_NONE
+                                 ? 1.0f
+                                 : inverse_length(kr->dot(q, q, K), r->norm, r->norm_eps);
+        kr->norm_row(q, q, length * r->scale, NULL, NULL, false, K);
+    }
+}
+
+/* n values of a [tokens][H] tensor for one head. */
+static void gather(float *dst, const struct gdn_kernels *kr, const struct gdn_rows *rows,
+                   const struct gdn_seq *seq, int head, int64_t t0, int n)
+{
+    for (int t = 0; t < n; t++)
+        kr->load_row[rows->dtype](dst + t, gdn_row(rows, seq, t0 + t, head), 1);
+}
+
+static void raw_gates(const struct gdn_kernels *kr, float *g, float A, float dt, float bound, int n)
+{
+    float As[GDN_CHUNK], dts[GDN_CHUNK];
+    for (int t = 0; t < n; t++) {
+        As[t]  = A;
+        dts[t] = dt;
+        if (bound < 0) g[t] = A * (g[t] + dt);
+    }
+    if (bound < 0)
+        kr->sigmoid_row(g, g, bound, (size_t)n);
+    else
+        kr->gate_row(g, g, As, dts, (size_t)n);
+}
+
+void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,
+                         float *g, float *beta)
+{
+    const size_t len = (size_t)n;
+    if (r->g.data) gather(g, kr, &r->g, seq, head, t0, n);
+    for (int t = 0; !r->g.data && t < n; t++) g[t] = linear ? 1 : 0;
+    if (r->gate == GDN_GATE_RAW) raw_gates(kr, g, r->A[head], r->dt[head], r->bound, n);
+    if (r->g.data && linear && r->gate != GDN_GATE_LINEAR) kr->exp_row(g, g, len);
+    if (r->g.data && !linear && r->gate == GDN_GATE_LINEAR)
+        for (int t = 0; t < n; t++) g[t] = logf(g[t]);
+
+    if (r->beta.data) gather(beta, kr, &r->beta, seq, head, t0, n);
+    for (int t = 0; !r->beta.data && t < n; t++) beta[t] = 1;
+    if (r->beta_kind != GDN_BETA_GIVEN)
+        kr->sigmoid_row(beta, beta, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f, len);
+}
+
+static void *pool_at(const struct gdn_pool_view *view, int64_t slot, int head)
+{
+    const int64_t bytes = (int64_t)gdn_dtype_bytes(view->dtype);
+    return view->data + (slot * view->slot + head * view->head) * bytes;
+}
+
+const void *gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head,
+                          const struct gdn_pool_view **view)
+{
+    *view = s->from_carry ? &r->carry_from : &r->from;
+    if (s->from_carry) return pool_at(*view, 0, head);
+    return s->read >= 0 && r->from.data ? pool_at(*view, s->read, head) : NULL;
+}
+
+void *gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, int head,
+                  const struct gdn_pool_view **view)
+{
+    *view = s->to_carry ? &r->carry_to : &r->to;
+    if (r->plan && r->plan->batch.write == GDN_WRITE_EACH) {
+        const int64_t slot = t >= 0 && t < s->n_valid ? gdn_plan_each_slot(r->plan, s, t) : -1;
+        return slot >= 0 ? pool_at(*view, slot, head) : NULL;
+    }
+    if (t != s->n_valid - 1) return NULL;
+    if (s->to_carry) return pool_at(*view, 0, head);
+    return s->write >= 0 && r->to.data ? pool_at(*view, s->write, head) : NULL;
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rule as the CPU runs it: arguments resolved to rows, sequences and pools. gdn_prefill,
+ * gdn_decode and gdn_block fill one; gdn_rule_run() computes it.
+ */
+#ifndef GDN_RULE_H
+#define GDN_RULE_H
+
+#include "ctx.h"
+#include "plan.h"
+
+struct gdn_rule {
+    struct gdn_rows      q, k, v, g, beta, out;
+    struct gdn_pool_view from, to;
+    struct gdn_pool_view carry_from, carry_to; /* one slot each, for windows of a sequence */
+    const struct gdn_plan *plan;          /* for GDN_WRITE_EACH; its seqs are not used */
+    const struct gdn_seq  *seqs;
+    int64_t                n_seqs;
+    int                    Hq, Hk, Hv, H, K, V;
+    int                    head_map, gate, beta_kind, norm;
+    float                  norm_eps, scale, bound;
+    const float           *A, *dt; /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound */
+    bool                   decode; /* token by token whatever the length */
+
+    /* Cutting a sequence into items, by gdn_rule_cut(): a group is the heads that share q and
+     * k; its columns, in strips, are dealt to n_parts items. */
+    int n_groups, group_heads, n_strips, n_parts, part_strips;
+};
+
+enum { GDN_ITEM_STATE_BYTES = 256 * 1024 }; /* most state of one chunked item */
+
+/* Sequences of up to this many tokens go token by token in gdn_prefill too. */
+enum { GDN_SHORT_SEQUENCE = 8 };
+
+void   gdn_rule_cut(struct gdn_rule *rule, const struct gdn_kernels *kr, int n_threads);
+size_t gdn_rule_scratch(const struct gdn_rule *rule, const struct gdn_kernels *kr); /* a thread */
+void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
+
+/* The names of the loops that a run uses, for gdn_note_kernel(). */
+const char *gdn_rule_loops(const struct gdn_rule *rule);
+
+/* Which heads: state head of member i of a group; the head of a tensor that a state head
+ * reads. */
+static inline int gdn_rule_head(const struct gdn_rule *r, int group, int i)
+{
+    return r->head_map == GDN_HEADS_GROUPED ? group * r->group_heads + i : i * r->n_groups + group;
+}
+static inline int gdn_rule_source(const struct gdn_rule *r, int head, int n_heads)
+{
+    return r->head_map == GDN_HEADS_GROUPED ? head / (r->H / n_heads) : head % n_heads;
+}
+
+/* A state tensor [P][H]([V][K] or [K][V]) as a view; absent: data NULL. */
+gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
+                          int64_t H, int64_t K, int64_t V, struct gdn_pool_view *view);
+/* A and dt from A_log and dt_bias (absent: 0). */
+void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
+                         int64_t H, float bound);
+
+/* Strips [first, last) of the group: strip s is columns of head s / n_strips. */
+struct gdn_rule_item {
+    const struct gdn_seq *seq;
+    int                   group, first, last;
+};
+
+/* Rows of n tokens of q and k from token t0, normalised and scaled, into kq: k_t at row t,
+ * q_t at row q_row + t, ld floats apart. */
+void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
+                      ptrdiff_t ld, int q_row);
+/* n gates of one head, logarithms or alphas, and betas. */
+void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,
+                         float *g, float *beta);
+
+/* Where a sequence's state of one head is read and written; NULL: nowhere. */
+const void *gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head,
+                          const struct gdn_pool_view **view);
+void       *gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, int head,
+                        const struct gdn_pool_view **view);
+
+/* The two forms: prefill.c and decode.c. */
+size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
+void   gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_rule_item *item, void *scratch);
+size_t gdn_step_scratch(const struct gdn_rule *r);
+void   gdn_step_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                     const struct gdn_rule_item *item, void *scratch);
+
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks on tensor views. Each names the tensor in its error. */
+#ifndef GDN_TENSOR_H
+#define GDN_TENSOR_H
+
+#include <stdbool.h>
+
+#include "gdn.h"
+
+/* Well formed: known dtype, 1 to 6 dimensions, sizes >= 0, address span without overflow,
+ * data aligned to its element. Absent tensors pass. */
+gdn_status gdn_check_tensor(gdn_ctx *ctx, const gdn_tensor *t, const char *name);
+
+/* Which dtypes a tensor may have, as bits 1 << dtype. */
+enum {
+    GDN_FLOATS  = 1 << GDN_F32 | 1 << GDN_BF16 | 1 << GDN_F16,
+    GDN_INDICES = 1 << GDN_I32 | 1 << GDN_I64
+};
+gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned allowed);
+
+/* ndim and sizes as wanted; a wanted size of -1 passes any. */
+gdn_status gdn_check_shape(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int ndim,
+                           const int64_t *size);
+
+/* Stride 1 in the last dimension (any stride where its size is below 2). */
+gdn_status gdn_check_dense(gdn_ctx *ctx, const gdn_tensor *t, const char *name);
+
+/* A written tensor: no two of its elements share an address. */
+gdn_status gdn_check_injective(gdn_ctx *ctx, const gdn_tensor *t, const char *name);
+
+/* Refuses if `written` may overlap `other`; absent tensors never do. Views interleaved in one
+ * buffer (equal outer stride, disjoint inner ranges) do not overlap. may_be_same: the very
+ * same view (data, dtype, sizes, strides) is allowed. */
+gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const char *name,
+                                const gdn_tensor *other, const char *other_name,
+                                bool may_be_same);
+
+/* Element i of a 1-d index tensor (GDN_I32, GDN_I64, GDN_U8), or [i][j] of a 2-d one. */
+int64_t gdn_index(const gdn_tensor *t, int64_t i);
+int64_t gdn_index2(const gdn_tensor *t, int64_t i, int64_t j);
+
+/* Converts a 1-d float tensor of any stride to n floats; absent: fills with `absent`. */
+void gdn_load_vector(float *dst, const gdn_tensor *t, int64_t n, float absent);
+
+static inline char *gdn_at(const gdn_tensor *t, int64_t element)
+{
+    return (char *)t->data + element * (int64_t)gdn_dtype_bytes(t->dtype);
+}
+
+static inline int64_t gdn_count(const gdn_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->ndim; i++) n *= t->size[i];
+    return n;
+}
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Prints the sizes of the public structs as tests/abi.txt lists them; see tests/abi.sh. */
+#include <stdio.h>
+
+#include "gdn.h"
+
+#define SIZE(type) printf("struct %s %zu\n", #type, sizeof(type))
+
+int main(void)
+{
+    SIZE(gdn_tensor);
+    SIZE(gdn_options);
+    SIZE(gdn_batch);
+    SIZE(gdn_rule_args);
+    SIZE(gdn_conv1d_args);
+    SIZE(gdn_gates_args);
+    SIZE(gdn_l2norm_args);
+    SIZE(gdn_rmsnorm_gated_args);
+    SIZE(gdn_block_args);
+    return 0;
+}

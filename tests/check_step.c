@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The recurrence, both orientations of the state: against the oracle after every token, and
+ * against itself (the same bits in place, without output, in one call or several, in all
+ * columns or some).
+ */
+#include "check.h"
+
+enum { MAX_T = 9 };
+
+enum kind {
+    ORDINARY, /* gates and beta of a model */
+    MIXED,    /* alpha of 0, a half, 1; beta of 0, a half, 1, 2; k, v NaN where beta is 0 */
+    FORGET,   /* alpha of token 0 is 0, the old state NaN and 1e30 */
+    FROM_ZERO,
+    N_KINDS
+};
+static const char *const kind_names[] = { "ordinary", "mixed gates", "forget NaN", "from zero" };
+
+struct problem {
+    const struct gdn_kernels *kr;
+    bool                      k_first;
+    int                       dtype, T, K, n;
+    int64_t                   rows, cols, ld; /* of the state in memory */
+    float                    *q, *k, *v, *alpha, *beta, *kq, *scratch;
+    void                     *from;
+    int                       ld_v;
+};
+
+/* What a run of a problem writes. */
+struct result {
+    float *o;
+    void  *to[MAX_T];
+};
+
+/* ---- Making a problem ---- */
+
+static size_t state_bytes(const struct problem *p)
+{
+    return (size_t)((p->rows - 1) * p->ld + p->cols) * gdn_dtype_bytes(p->dtype);
+}
+
+static void make_gates(const struct problem *p, enum kind kind)
+{
+    static const float alphas[] = { 0, 0.5f, 1 }, betas[] = { 0, 0.5f, 1, 2 };
+    for (int t = 0; t < p->T; t++) {
+        p->alpha[t] = (float)check_uniform(0.3, 1);
+        p->beta[t]  = (float)check_uniform(0, 1);
+        if (kind != MIXED) continue;
+        p->alpha[t] = alphas[check_below(3)];
+        p->beta[t]  = betas[check_below(4)];
+        if (p->beta[t] != 0) continue;
+        for (int j = 0; j < p->n; j++) p->v[t * p->ld_v + j] = NAN;
+        p->k[t * p->K + check_below(p->K)] = NAN; /* kq stays: o = alpha z + kq u */
+    }
+    if (kind == FORGET) p->alpha[0] = 0;
+}
+
+static void make_state(struct problem *p, enum kind kind)
+{
+    static const double wild[] = { NAN, 1e30, -1e30, INFINITY, -0.0 };
+    p->from                    = NULL;
+    if (kind == FROM_ZERO) return;
+    p->from = check_bytes(state_bytes(p), ELEMENT);
+    for (int64_t r = 0; r < p->rows; r++)
+        for (int64_t c = 0; c < p->cols; c++) {
+            double x = check_uniform(-2, 2);
+            if (kind == FORGET && check_below(3) == 0) x = wild[check_below(5)];
+            oracle_store(p->from, p->dtype, r * p->ld + c, x);
+        }
+}
+
+static struct problem make(const struct gdn_kernels *kr, bool k_first, int dtype, int T, int K,
+                           int n, enum kind kind)
+{
+    struct problem p = { .kr = kr, .k_first = k_first, .dtype = dtype, .T = T, .K = K, .n = n };
+    p.rows           = k_first ? K : n;
+    p.cols           = k_first ? n : K;
+    p.ld             = p.cols + check_below(4);
+    p.ld_v           = n + check_below(4);
+    p.v              = check_matrix(T, n, p.ld_v, -4, 4);
+    p.q              = check_poison((size_t)(T * K));
+    p.k              = check_poison((size_t)(T * K));
+    p.kq             = check_poison((size_t)T);
+    p.alpha          = check_poison((size_t)T);
+    p.beta           = check_poison((size_t)T);
+    p.scratch        = check_bytes(sizeof(float) * GDN_MAX_HEAD * GDN_STEP_COLUMNS, LINE);
+    const double unit = 1.7 / sqrt(K); /* |k| about 1 */
+    for (int i = 0; i < T * K; i++) {
+        p.k[i] = (float)check_uniform(-unit, unit);
+        p.q[i] = (float)check_uniform(-unit, unit);
+    }
+    for (int t = 0; t < T; t++) {
+        double sum = 0;
+        for (int x = 0; x < K; x++) sum += (double)p.k[t * K + x] * p.q[t * K + x];
+        p.kq[t] = (float)sum;
+    }
+    make_gates(&p, kind);
+    make_state(&p, kind);
+    return p;
+}
+
+/* ---- Running it ---- */
+
+static void call(const struct problem *p, const struct gdn_step *s)
+{
+    if (p->k_first)
+        CALL(p->kr->step_kv[p->dtype])(s);
+    else
+        CALL(p->kr->step_vk[p->dtype])(s);
+}
+
+static char *column(const struct problem *p, const void *state, int j)
+{
+    const int64_t at = p->k_first ? j : j * p->ld;
+    return (char *)(uintptr_t)state + (size_t)at * gdn_dtype_bytes(p->dtype);
+}
+
+/* Tokens t0 .. t0+T-1 on columns j0 .. j0+n-1 of the problem, into r. */
+static void run_part(const struct problem *p, const struct result *r, const void *from, int t0,
+                     int T, int j0, int n, bool resume)
+{
+    void           *to[MAX_T];
+    struct gdn_step s = {
+        .q = p->q + t0 * p->K, .k = p->k + t0 * p->K, .v = p->v + t0 * p->ld_v + j0,
+        .o = r->o ? r->o + t0 * p->ld_v + j0 : NULL, .alpha = p->alpha + t0,
+        .beta = p->beta + t0, .kq = p->kq + t0, .from = from ? column(p, from, j0) : NULL,
+        .to = to, .scratch = p->scratch, .ld_v = p->ld_v, .ld_o = p->ld_v, .ld_from = p->ld,
+        .ld_to = p->ld, .T = T, .K = p->K, .n = n, .resume = resume,
+    };
+    for (int t = 0; t < T; t++) to[t] = r->to[t0 + t] ? column(p, r->to[t0 + t], j0) : NULL;
+    call(p, &s);
+}
+
+/* Room for the outputs; states after the tokens whose bit is set in `stored`. */
+static struct result make_result(const struct problem *p, unsigned stored)
+{
+    struct result r = { .o = check_matrix(p->T, p->n, p->ld_v, 0, 0) };
+    for (int t = 0; t < p->T; t++)
+        if (stored >> t & 1) r.to[t] = check_bytes(state_bytes(p), ELEMENT);
+    return r;
+}
+
+/* ---- Judging it ---- */
+
+static void check_state(const struct problem *p, const char *what, const void *got,
+                        const double *want, const double *mag)
+{
+    const struct check_view view = { got, p->dtype, p->rows, p->cols, p->ld };
+    double *w = check_doubles((size_t)(p->K * p->n)), *m = check_doubles((size_t)(p->K * p->n));
+    for (int j = 0; j < p->n; j++)
+        for (int x = 0; x < p->K; x++) {
+            const int at = p->k_first ? x * p->n + j : j * p->K + x;
+            w[at]        = want[j * p->K + x];
+            m[at]        = mag[j * p->K + x];
+        }
+    check_error(what, view, w, m, 8 + p->K / 16.0);
+}
+
+static void check_oracle(const struct problem *p, const struct result *r)
+{
+    const size_t T = (size_t)p->T, K = (size_t)p->K, n = (size_t)p->n;
+    double      *v = check_doubles(T * n), *state = check_doubles(n * K);
+    for (int t = 0; t < p->T; t++)
+        for (int j = 0; j < p->n; j++) v[t * p->n + j] = p->v[t * p->ld_v + j];
+    for (int j = 0; j < p->n; j++)
+        for (int x = 0; x < p->K; x++)
+            state[j * p->K + x] =
+                !p->from
+                    ? 0
+                    : oracle_load(p->from, p->dtype, p->k_first ? x * p->ld + j : j * p->ld + x);
+    const struct oracle_rule y = {
+        .T = p->T, .K = p->K, .V = p->n, .scale = 1, .q = check_widen(p->q, T * K),
+        .k = check_widen(p->k, T * K), .v = v, .alpha = check_widen(p->alpha, T),
+        .beta = check_widen(p->beta, T), .state = state, .o = check_doubles(T * n),
+        .o_mag = check_doubles(T * n), .each = check_doubles(T * n * K),
+        .each_mag = check_doubles(T * n * K),
+    };
+    oracle_rule(&y);
+    check_error("o", f32_matrix(r->o, p->T, p->n, p->ld_v), y.o, y.o_mag, 8 + p->K / 16.0);
+    for (size_t t = 0; t < T; t++)
+        if (r->to[t])
+            check_state(p, "state", r->to[t], y.each + t * n * K, y.each_mag + t * n * K);
+}
+
+static void check_same_result(const struct problem *p, const char *what, const struct result *got,
+                              const struct result *want)
+{
+    const size_t o_bytes = (size_t)((p->T - 1) * p->ld_v + p->n) * sizeof(float);
+    if (got->o) check_same(what, got->o, want->o, o_bytes);
+    for (int t = 0; t < p->T; t++)
+        if (got->to[t]) check_same(what, got->to[t], want->to[t], state_bytes(p));
+}
+
+/* ---- The same bits by other ways ---- */
+
+static void check_ways(const struct problem *p, const struct result *all)
+{
+    const int     T = p->T, last = T - 1;
+    struct result r = make_result(p, 0);
+    if (p->from) { /* only the final state, in place */
+        void *state = check_copy(p->from, state_bytes(p), ELEMENT);
+        r.to[last]  = state;
+        run_part(p, &r, state, 0, T, 0, p->n, false);
+        check_same_result(p, "in place", &r, all);
+    }
+
+    r   = make_result(p, 1u << last);
+    r.o = NULL;
+    run_part(p, &r, p->from, 0, T, 0, p->n, false);
+    check_same_result(p, "without o", &r, all);
+
+    if (p->n > 1) { /* columns in two calls */
+        const int cut = 1 + check_below(p->n - 1);
+        r             = make_result(p, 1u << last);
+        run_part(p, &r, p->from, 0, T, 0, cut, false);
+        run_part(p, &r, p->from, 0, T, cut, p->n - cut, false);
+        check_same_result(p, "columns apart", &r, all);
+    }
+    if (T > 2) { /* tokens in two calls, the state staying in scratch */
+        const int cut = 2 + check_below(T - 2);
+        r             = make_result(p, 1u << last);
+        run_part(p, &r, p->from, 0, cut, 0, p->n, false);
+        run_part(p, &r, NULL, cut, T - cut, 0, p->n, true);
+        check_same_result(p, "resumed", &r, all);
+    }
+    if (p->dtype == GDN_F32) { /* tokens one by one, the state going through memory (G4) */
+        r = make_result(p, (1u << T) - 1);
+        for (int t = 0; t < T; t++)
+            run_part(p, &r, t ? r.to[t - 1] : p->from, t, 1, 0, p->n, false);
+        check_same_result(p, "token by token", &r, all);
+    }
+}
+
+static void check_one(const struct gdn_kernels *kr, bool k_first, int dtype, int T, int K, int n,
+                      enum kind kind)
+{
+    check_case("dtype %d, T %d, K %d, n %d, %s", dtype, T, K, n, kind_names[kind]);
+    const struct problem p   = make(kr, k_first, dtype, T, K, n, kind);
+    const struct result  all = make_result(&p, (1u << T) - 1);
+    run_part(&p, &all, p.from, 0, T, 0, n, false);
+    check_oracle(&p, &all);
+    check_ways(&p, &all);
+}
+
+/* alpha = 1 and beta = 0 for all tokens: every bit of a state in place stays. */
+static void check_keep(const struct gdn_kernels *kr, bool k_first, int dtype, int T, int K, int n)
+{
+    static const double odd[] = { -0.0, NAN, 0x1p-149, -0x1p-133, 0x1p-24, 65504, 1e38 };
+    check_case("dtype %d, T %d, K %d, n %d, alpha 1, beta 0", dtype, T, K, n);
+    struct problem p = make(kr, k_first, dtype, T, K, n, ORDINARY);
+    for (int t = 0; t < T; t++) {
+        p.alpha[t]      = 1;
+        p.beta[t]       = 0;
+        p.v[t * p.ld_v] = NAN;
+    }
+    for (int64_t r = 0; r < p.rows; r++)
+        oracle_store(p.from, dtype, r * p.ld + check_below((int)p.cols), odd[check_below(7)]);
+    void         *before = check_copy(p.from, state_bytes(&p), ELEMENT);
+    struct result r      = make_result(&p, 0);
+    r.to[T - 1]          = p.from;
+    run_part(&p, &r, p.from, 0, T, 0, n, false);
+    check_same("kept state", p.from, before, state_bytes(&p));
+}
+
+/* As a model runs it: in place, on an aligned and dense state. */
+static void bench(const struct gdn_kernels *kr, bool k_first, int dtype, int T)
+{
+    const int K = 128, n = GDN_STEP_COLUMNS;
+    check_case("dtype %d, T %d, K %d, n %d", dtype, T, K, n);
+    struct problem p = make(kr, k_first, dtype, T, K, n, FROM_ZERO);
+    p.ld             = p.cols;
+    p.from           = check_bytes(state_bytes(&p), LINE);
+    memset(p.from, 0, state_bytes(&p));
+    struct result r = make_result(&p, 0);
+    r.to[T - 1]     = p.from;
+    CHECK_BENCH(2 * state_bytes(&p), 8.0 * T * K * n,
+                run_part(&p, &r, p.from, 0, T, 0, n, false));
+}
+
+static void check_step(const struct gdn_kernels *kr, bool k_first)
+{
+    static const int lengths[] = { 1, 2, 4, MAX_T };
+    static const int depths[]  = { 1, 7, 16, 31, 64, 100, 128, 256 };
+    static const int columns[] = { 1, 2, 7, 8, 16, 17, 31, 64 };
+    int              round     = 0;
+    for (int dtype = 0; dtype < GDN_N_FLOAT_DTYPES; dtype++)
+        for (int d = 0; d < 8; d++)
+            for (int c = 0; c < 8; c++, round++) {
+                for (int kind = 0; kind < N_KINDS; kind++)
+                    check_one(kr, k_first, dtype, lengths[(round + kind) % 4], depths[d],
+                              columns[c], (enum kind)kind);
+                check_keep(kr, k_first, dtype, lengths[round % 4], depths[d], columns[c]);
+            }
+    for (int dtype = 0; dtype < GDN_N_FLOAT_DTYPES; dtype++)
+        for (int t = 0; t < 4; t++) bench(kr, k_first, dtype, lengths[t]);
+}
+
+void check_step_vk(const struct gdn_kernels *kr) { check_step(kr, false); }
+void check_step_kv(const struct gdn_kernels *kr) { check_step(kr, true); }

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "check.h"
+
+static const int row_counts[] = { 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 19, 24, 31, 32 };
+static const int depths[]     = { 1, 2, 7, 16, 31, 64, 100, 127, 128, 255, 256 };
+
+/* constant: data for which rounding errors add up, a unit per addition at most. */
+static void check_one(const struct gdn_kernels *kr, int rows, int K, int width, bool constant)
+{
+    const int    lda = K + check_below(4), ldp = width + check_below(4);
+    const size_t size = (size_t)(rows * width);
+    const double low = constant ? 0.1 : -1, high = constant ? 0.1 : 1;
+    float       *a = check_matrix(rows, K, lda, low, high);
+    float       *p = check_matrix(rows, width, ldp, 0, 0);
+    float       *w = check_lines((size_t)(K * width), low, high);
+    double      *want = check_doubles(size), *mag = check_doubles(size);
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < width; j++) {
+            double sum = 0, abs = 0;
+            for (int x = 0; x < K; x++) {
+                const double term = (double)a[r * lda + x] * w[x * width + j];
+                sum += term;
+                abs += fabs(term);
+            }
+            want[r * width + j] = sum;
+            mag[r * width + j]  = abs;
+        }
+    CALL(kr->strip_mul)(p, ldp, a, lda, w, rows, K, width);
+    check_error("p", f32_matrix(p, rows, width, ldp), want, mag, constant ? 1 + K : 8 + K / 16.0);
+
+    float one[GDN_MAX_STRIP]; /* a row has the same bits alone */
+    for (int r = 0; r < rows; r++) {
+        kr->strip_mul(one, width, a + r * lda, lda, w, 1, K, width);
+        check_same("row alone", p + r * ldp, one, (size_t)width * sizeof *one);
+    }
+    if (rows == 32 && K == 128 && !constant)
+        CHECK_BENCH(4 * (32 * 128 + 128 * width + 32 * width), 2.0 * 32 * 128 * width,
+                    kr->strip_mul(p, ldp, a, lda, w, rows, K, width));
+}
+
+void check_strip_mul(const struct gdn_kernels *kr)
+{
+    const int widths[] = { GDN_CHUNK, kr->strip };
+    for (int w = 0; w < (widths[0] == widths[1] ? 1 : 2); w++)
+        for (size_t r = 0; r < sizeof row_counts / sizeof *row_counts; r++)
+            for (size_t d = 0; d < sizeof depths / sizeof *depths; d++) {
+                const bool constant = d % 2 == 0 && r % 5 == 0;
+                check_case("rows %d, K %d, width %d, constant %d", row_counts[r], depths[d],
+                           widths[w], constant);
+                check_one(kr, row_counts[r], depths[d], widths[w], constant);
+            }
+}

@@ -1,0 +1,894 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The command, from outside: cli_test.py GDN [VECTORS] [--filter WORD]
+
+Every vector passes, a changed expectation fails, a damaged file is refused in one line and
+never crashes anything. Needs nothing but the standard library.
+"""
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+from array import array
+
+GDN = VECTORS = FOLDER = None
+OK, OUTSIDE, BAD = 0, 1, 2
+
+
+class Failure(Exception):
+    pass
+
+
+class Skip(Exception):
+    pass
+
+
+def check(condition, *what):
+    if not condition:
+        raise Failure(" ".join(str(w) for w in what))
+
+
+# ---- The command --------------------------------------------------------------------------
+
+
+def gdn(*args, env=None):
+    environment = dict(os.environ, **(env or {}))
+    p = subprocess.run([GDN, *args], capture_output=True, env=environment, timeout=300)
+    check(p.returncode in (OK, OUTSIDE, BAD), "status", p.returncode, args, p.stderr[-2000:])
+    return p.returncode, p.stdout.decode(), p.stderr.decode("utf-8", "replace")
+
+
+def run_json(*args, want=OK, env=None):
+    status, out, err = gdn("run", "--json", *args, env=env)
+    check(status == want, "status", status, "wanted", want, args, out, err)
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def refused(*args, names=()):
+    """Exit 2, nothing on stdout, one line on stderr that holds every name."""
+    status, out, err = gdn(*args)
+    check(status == BAD, "status", status, "wanted 2:", args, out, err)
+    check(out == "", "stdout of a refused call:", out)
+    check(err.count("\n") == 1 and err.endswith("\n") and err.startswith("gdn: "), "stderr:", err)
+    check(len(err) > 10, "an empty line")
+    for name in names:
+        check(name in err, repr(name), "is not in", err)
+    return err
+
+
+# ---- safetensors --------------------------------------------------------------------------
+
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8, "U8": 1, "BOOL": 1}
+
+
+def load(path):
+    """metadata, {name: (dtype, shape, bytes)}"""
+    with open(path, "rb") as f:
+        raw = f.read()
+    n = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + n])
+    metadata = header.pop("__metadata__", {})
+    data = raw[8 + n :]
+    return metadata, {
+        name: (t["dtype"], t["shape"], data[t["data_offsets"][0] : t["data_offsets"][1]])
+        for name, t in header.items()
+    }
+
+
+def pack(header, data=b"", pad=True):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    if pad:
+        text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def build(metadata, tensors):
+    header, data = {}, b""
+    if metadata is not None:
+        header["__metadata__"] = metadata
+    for name, (dtype, shape, raw) in tensors.items():
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        data += raw
+    return header, data
+
+
+def write(name, content):
+    path = os.path.join(FOLDER, name)
+    with open(path, "wb") as f:
+        f.write(content)
+    return path
+
+
+def save(name, metadata, tensors):
+    return write(name, pack(*build(metadata, tensors)))
+
+
+def vector(name):
+    return os.path.join(VECTORS, name + ".safetensors")
+
+
+def vectors(prefix=""):
+    names = sorted(n for n in os.listdir(VECTORS) if n.endswith(".safetensors"))
+    return [os.path.join(VECTORS, n) for n in names if n.startswith(prefix)]
+
+
+def f32(values):
+    return array("f", values).tobytes()
+
+
+def i64(values):
+    return array("q", values).tobytes()
+
+
+def floats(tensor):
+    dtype, _, raw = tensor
+    if dtype == "F32":
+        return list(array("f", raw))
+    if dtype == "BF16":
+        return [struct.unpack("<f", b"\0\0" + raw[i : i + 2])[0] for i in range(0, len(raw), 2)]
+    return [struct.unpack("<e", raw[i : i + 2])[0] for i in range(0, len(raw), 2)]
+
+
+def half(dtype, values):
+    """To F16, or to BF16 by cutting: the results are then exact inputs."""
+    if dtype == "F16":
+        return b"".join(struct.pack("<e", x) for x in values)
+    return b"".join(struct.pack("<f", x)[2:] for x in values)
+
+
+def without(items, *names):
+    return {name: item for name, item in items.items() if name not in names}
+
+
+def rms(x):
+    return (sum(v * v for v in x) / len(x)) ** 0.5
+
+
+# ---- Vectors ------------------------------------------------------------------------------
+
+
+def info():
+    status, out, err = gdn("info", "--json")
+    check(status == OK and err == "", err)
+    return json.loads(out)
+
+
+def test_vectors():
+    here = info()
+    paths = vectors()
+    check(len(paths) >= 20, "only", len(paths), "vectors in", VECTORS)
+    loops = {k.split(".")[0] for k in here["kernels"]}
+    for path in paths:
+        (line,) = run_json(path)
+        check(line["ok"] and line["compared"], line)
+        check(line["version"] == here["version"] and line["ms"] > 0, line)
+        expected = [n for n in load(path)[1] if n.startswith("expected.")]
+        check(sorted("expected." + o["name"] for o in line["outputs"]) == sorted(expected), line)
+        for output in line["outputs"]:
+            check(output["compared"] and output["ok"], line)
+            check(0 <= output["max_error"] <= output["max_limit"] and output["rms"] > 0, line)
+        kernels = [k for p in line["phases"] for k in p["kernel"].split(": ")[1].split()]
+        check(kernels, "no kernel:", line)
+        for kernel in kernels:
+            check(kernel.endswith("." + here["isa"]), kernel, "is not of", here["isa"])
+            check(kernel.split(".")[0] in loops, kernel, "is not in gdn info")
+    if not os.environ.get("GDN_CPU"):
+        best = [t["name"] for t in here["tables"] if t["runs_here"]][-1]
+        check(here["isa"] == best, "chosen", here["isa"], "of", here["tables"])
+
+
+def test_every_isa():
+    for table in info()["tables"]:
+        if not table["runs_here"]:
+            continue
+        if os.environ.get("GDN_CPU") and table["name"] != "scalar":
+            continue
+        for line in run_json("--isa", table["name"], "--threads", "1", *vectors()):
+            check(line["ok"] and line["isa"] == table["name"] and line["threads"] == 1, line)
+
+
+def test_text():
+    status, out, err = gdn("run", vector("layer_qwen3_next"))
+    check(status == OK and err == "", err)
+    for word in ("prompt", "prefill", "decode", "tokens/s", "max error", "ok"):
+        check(word in out, word, "is not in", out)
+    check("FAIL" not in out, out)
+
+
+def test_changed_expectation():
+    """One element off by twice the limit; each output of each vector."""
+    for path in vectors():
+        metadata, tensors = load(path)
+        (line,) = run_json(path)
+        for output in line["outputs"]:
+            name = "expected." + output["name"]
+            dtype, shape, raw = tensors[name]
+            values = array("f", raw)
+            at = len(values) // 2
+            values[at] += 2 * output["max_limit"] + 1e-6
+            changed = dict(tensors, **{name: (dtype, shape, values.tobytes())})
+            (bad,) = run_json(save("changed.safetensors", metadata, changed), want=OUTSIDE)
+            check(not bad["ok"], bad)
+            check([o["name"] for o in bad["outputs"] if not o["ok"]] == [output["name"]], bad)
+    status, out, _ = gdn("run", save("changed.safetensors", metadata, changed))
+    check(status == OUTSIDE and "FAIL" in out, out)
+
+
+def test_rms_limit():
+    """16-bit outputs: an error in every element, each below the limit of one."""
+    metadata, tensors = load(vector("prefill_bf16_d128"))
+    dtype, shape, raw = tensors["expected.output"]
+    values = array("f", raw)
+    step = 2 * 6e-3 * rms(values)
+    moved = array("f", (x + (step if i % 2 else -step) for i, x in enumerate(values)))
+    tensors["expected.output"] = (dtype, shape, moved.tobytes())
+    (line,) = run_json(save("rms.safetensors", metadata, tensors), want=OUTSIDE)
+    output = line["outputs"][0]
+    check(output["max_error"] < output["max_limit"], output)
+    check(output["rms_error"] > output["rms_limit"], output)
+
+
+def test_not_finite_expected():
+    metadata, tensors = load(vector("prefill_d60"))
+    dtype, shape, raw = tensors["expected.output"]
+    for value in (float("nan"), float("inf"), float("-inf")):
+        values = array("f", raw)
+        values[3] = value
+        changed = dict(tensors, **{"expected.output": (dtype, shape, values.tobytes())})
+        run_json(save("changed.safetensors", metadata, changed), want=OUTSIDE)
+
+
+def test_output_file():
+    for path in vectors():
+        out = os.path.join(FOLDER, "out.safetensors")
+        (line,) = run_json(path, "-o", out)
+        _, tensors = load(path)
+        metadata, written = load(out)
+        check(metadata["op"] == line["op"], metadata)
+        check(sorted(written) == sorted(o["name"] for o in line["outputs"]), list(written))
+        for output in line["outputs"]:
+            dtype, shape, raw = written[output["name"]]
+            wanted = tensors["expected." + output["name"]]
+            check(shape == wanted[1], output["name"], shape, wanted[1])
+            check(dtype == output["dtype"], output["name"], dtype)
+            error = max(abs(a - b) for a, b in zip(floats(written[output["name"]]), floats(wanted)))
+            close = abs(error - output["max_error"]) <= 1e-6 * error + 1e-12
+            check(close, path, output["name"], error, output["max_error"])
+        os.remove(out)
+    check(not [n for n in os.listdir(FOLDER) if ".gdn-" in n], "a temporary file stayed")
+
+
+def test_output_file_as_input():
+    """What -o wrote is a file that this reader takes, bit for bit what it was."""
+    metadata, tensors = load(vector("prefill_kfirst"))
+    out = os.path.join(FOLDER, "out.safetensors")
+    run_json(vector("prefill_kfirst"), "-o", out)
+    _, written = load(out)
+    for name in ("output", "final_state"):
+        tensors["expected." + name] = written[name]
+    (line,) = run_json(save("again.safetensors", metadata, tensors))
+    check([o["max_error"] for o in line["outputs"]] == [0, 0], line)
+    os.remove(out)
+
+
+def test_output_refused():
+    good = vector("prefill_d60")
+    refused("run", good, "-o", os.path.join(FOLDER, "no-folder", "out"), names=["no-folder"])
+    refused("run", good, "-o", FOLDER, names=[FOLDER])
+    refused("run", good, good, "-o", os.path.join(FOLDER, "x"), names=["-o"])
+    if os.path.exists("/dev/full"):
+        refused("run", good, "-o", "/dev/full", names=["/dev/full"])
+        check(os.path.exists("/dev/full"), "/dev/full was replaced")
+
+
+# ---- Files of other forms -------------------------------------------------------------------
+
+
+def test_traces():
+    """FlashInfer's tensors, no metadata: alpha in g, a state k-last, raw decode gates."""
+    metadata, tensors = load(vector("prefill_gva_varlen_f32"))
+    alpha = [2.718281828459045**x for x in floats(tensors["g_log"])]
+    trace = without(tensors, "g_log")
+    trace["g"] = ("F32", tensors["g_log"][1], f32(alpha))
+    (line,) = run_json(save("trace.safetensors", None, trace))
+    check(line["op"] == "prefill" and line["compared"], line)
+    trace["scale"] = ("F32", [], f32([0.125]))
+    run_json(save("trace.safetensors", None, trace))
+    trace["scale"] = ("F32", [1], f32([0.25]))
+    run_json(save("trace.safetensors", None, trace), want=OUTSIDE)
+
+    for name in ("decode_gva_klast", "decode_t4_gva", "decode_bf16_state"):
+        _, tensors = load(vector(name))
+        (line,) = run_json(save("trace.safetensors", None, tensors))
+        check(line["op"] == "decode" and line["compared"], line)
+    run_json(save("trace.safetensors", {"use_qk_l2norm": "0"}, tensors), want=OUTSIDE)
+
+
+def test_without_expectation():
+    metadata, tensors = load(vector("prefill_d60"))
+    bare = without(tensors, "expected.output", "expected.final_state")
+    path = save("bare.safetensors", metadata, bare)
+    (line,) = run_json(path)
+    check(line["ok"] and not line["compared"], line)
+    status, out, _ = gdn("run", path)
+    check(status == OK and "not compared" in out, out)
+
+
+def test_padded_is_packed():
+    """[B,T,...] with token_count against [N,...] with cu_seqlens, from the same numbers."""
+    metadata, tensors = load(vector("prefill_d60"))
+    ends = array("q", tensors["cu_seqlens"][2])
+    lengths = [b - a for a, b in zip(ends, ends[1:])]
+    longest = max(lengths)
+    padded = {}
+    for name, (dtype, shape, raw) in tensors.items():
+        if name in ("cu_seqlens", "initial_state", "expected.final_state"):
+            continue
+        row = len(raw) // shape[0]
+        fill = bytes(row) if name == "expected.output" else raw[:row]  # not zero in the inputs
+        rows = [
+            raw[a * row : b * row] + fill * (longest - b + a) for a, b in zip(ends, ends[1:])
+        ]
+        padded[name] = (dtype, [len(lengths), longest, *shape[1:]], b"".join(rows))
+    for name in ("initial_state", "expected.final_state"):
+        padded[name] = tensors[name]
+    padded["token_count"] = ("I64", [len(lengths)], i64(lengths))
+    run_json(save("padded.safetensors", metadata, padded))
+    run_json(save("padded.safetensors", metadata, without(padded, "token_count")), want=OUTSIDE)
+
+
+def test_slots():
+    """A pool of more slots than sequences, through read_slots, write_slots, BOOL and I32."""
+    metadata, tensors = load(vector("prefill_d60"))
+    dtype, shape, raw = tensors["initial_state"]
+    size = len(raw) // shape[0]
+    noise = f32([7.0] * (size // 4))
+    first, second = raw[:size], raw[size:]
+    want = tensors["expected.final_state"][2]
+    pool = noise + second + noise + first + noise
+    done = noise + second + want[:size] + first + want[size:]
+    slots = dict(
+        tensors,
+        initial_state=(dtype, [5, *shape[1:]], pool),
+        read_slots=("I32", [2], array("i", [3, 1]).tobytes()),
+        write_slots=("I64", [2], i64([2, 4])),
+        has_initial_state=("BOOL", [2], b"\1\1"),
+    )
+    slots["expected.final_state"] = (dtype, [5, *shape[1:]], done)
+    run_json(save("slots.safetensors", metadata, slots))
+    slots["has_initial_state"] = ("BOOL", [2], b"\1\0")
+    run_json(save("slots.safetensors", metadata, slots), want=OUTSIDE)
+    slots["write_slots"] = ("I64", [2], i64([2, 2]))
+    refused("run", save("slots.safetensors", metadata, slots), names=["slots.", "slot 2"])
+    slots["write_slots"] = ("I64", [2], i64([2, 5]))
+    refused("run", save("slots.safetensors", metadata, slots), names=["write_slots"])
+
+
+def test_padding_and_drafts():
+    """decode: padding rows by each policy, states of every token, accepted tokens."""
+    metadata, tensors = load(vector("decode_t4_gva"))
+    dtype, shape, raw = tensors["state"]
+    _, want_shape, want = tensors["expected.new_state"]
+    B, size = shape[0], len(raw) // shape[0]
+    row = len(tensors["expected.output"][2]) // B
+    check(B == 3 and shape == want_shape, shape)
+
+    padded = dict(tensors, read_slots=("I64", [B], i64([0, -1, 2])))
+    for policy in ("zero", "keep", "sink"):
+        changed = dict(metadata, pad_policy=policy, sink_slot="1")
+        run_json(save("pad.safetensors", changed, padded), want=OK if policy == "sink" else OUTSIDE)
+    output = tensors["expected.output"]
+    zeroed = output[2][:row] + bytes(row) + output[2][2 * row :]
+    states = want[:size] + raw[size : 2 * size] + want[2 * size :]
+    padded["expected.output"] = (*output[:2], zeroed)
+    padded["expected.new_state"] = (dtype, shape, states)
+    for policy, status in {"zero": OK, "keep": OK, "sink": OUTSIDE}.items():
+        changed = dict(metadata, pad_policy=policy, sink_slot="1")
+        run_json(save("pad.safetensors", changed, padded), want=status)
+
+    last = [slot for b in range(B) for slot in (-1, -1, -1, B + b)]
+    drafts = dict(
+        tensors,
+        state=(dtype, [2 * B, *shape[1:]], raw + bytes(len(raw))),
+        write_slots=("I64", [B, 4], i64(last)),
+    )
+    drafts["expected.new_state"] = (dtype, [2 * B, *shape[1:]], raw + want)
+    run_json(save("each.safetensors", dict(metadata, write="each"), drafts))
+    drafts["write_slots"] = ("I64", [B], i64(range(B, 2 * B)))
+    drafts["read_slots"] = ("I64", [B, 2], i64([4, 0, 1, 3, 5, 2]))
+    drafts["num_accepted_tokens"] = ("I32", [B], array("i", [2, 1, 2]).tobytes())
+    run_json(save("accepted.safetensors", metadata, drafts))
+    drafts["num_accepted_tokens"] = ("I32", [B], array("i", [1, 1, 2]).tobytes())
+    refused("run", save("accepted.safetensors", metadata, drafts), names=["slot 4"])
+    drafts["num_accepted_tokens"] = ("I32", [B], array("i", [2, 0, 2]).tobytes())
+    path = save("accepted.safetensors", metadata, drafts)
+    refused("run", path, names=["num_accepted_tokens"])
+    none = dict(drafts, num_accepted_tokens=("I32", [B], array("i", [2, 1, 2]).tobytes()))
+    none["expected.new_state"] = (dtype, [2 * B, *shape[1:]], raw + bytes(len(raw)))
+    run_json(save("none.safetensors", dict(metadata, write="none"), none))
+
+
+def test_options_of_the_rule():
+    """Each metadata key changes the result, or is the default."""
+    metadata, tensors = load(vector("prefill_gva_varlen_f32"))
+    same = {"gate": "log", "beta": "given", "head_map": "grouped", "norm": "none", "write": "final"}
+    run_json(save("same.safetensors", dict(without(metadata, "use_qk_l2norm"), **same), tensors))
+    other = {"beta": "twice_sigmoid", "head_map": "interleaved", "scale": "0.2", "write": "none"}
+    for key, value in other.items():
+        changed = dict(metadata, **{key: value})
+        run_json(save("other.safetensors", changed, tensors), want=OUTSIDE)
+    metadata, tensors = load(vector("decode_gva_klast"))
+    for key, value in {"use_qk_l2norm": "0", "gate_lower_bound": "-5"}.items():
+        run_json(save("other.safetensors", dict(metadata, **{key: value}), tensors), want=OUTSIDE)
+    metadata, tensors = load(vector("prefill_tiny_keys_l2norm"))
+    metadata.pop("use_qk_l2norm")
+    for norm, want in {"l2": OK, "l2_add": OUTSIDE, "l2_max": OUTSIDE, "none": OUTSIDE}.items():
+        changed = dict(metadata, norm=norm)
+        run_json(save("norm.safetensors", changed, tensors), want=want)
+    changed = dict(metadata, norm="l2", norm_eps="0.01")
+    run_json(save("norm.safetensors", changed, tensors), want=OUTSIDE)
+
+
+def test_small_ops():
+    """conv1d, gates and norms, from formulas written here."""
+    from math import exp, log1p, sqrt
+
+    rng = random.Random(7)
+
+    def numbers(n):
+        return list(array("f", (rng.uniform(-1, 1) for _ in range(n))))
+
+    def sigmoid(x):
+        return 1 / (1 + exp(-x))
+
+    T, D, W = 9, 5, 4
+    x, w, bias, past = numbers(T * D), numbers(D * W), numbers(D), numbers(D * (W - 1))
+
+    def tap(t, d):
+        return x[t * D + d] if t >= 0 else past[d * (W - 1) + t + W - 1]
+
+    sums = [
+        bias[d] + sum(w[d * W + i] * tap(t - W + 1 + i, d) for i in range(W))
+        for t in range(T) for d in range(D)
+    ]
+    last = [tap(T - W + 1 + i, d) for d in range(D) for i in range(W - 1)]
+    conv = {
+        "x": ("F32", [T, D], f32(x)), "weight": ("F32", [D, 1, W], f32(w)),
+        "bias": ("F32", [D], f32(bias)), "state": ("F32", [1, D, W - 1], f32(past)),
+        "expected.output": ("F32", [T, D], f32(s * sigmoid(s) for s in sums)),
+        "expected.new_state": ("F32", [1, D, W - 1], f32(last)),
+    }
+    (line,) = run_json(save("conv.safetensors", {"activation": "silu"}, conv))
+    check(line["op"] == "conv1d" and len(line["outputs"]) == 2, line)
+    run_json(save("conv.safetensors", {"activation": "none"}, conv), want=OUTSIDE)
+    conv["expected.output"] = ("F32", [T, D], f32(sums))
+    run_json(save("conv.safetensors", {"op": "conv1d"}, conv))
+    run_json(save("conv.safetensors", {}, without(conv, "state")), want=OUTSIDE)
+
+    H = 3
+    a, b, A, dt = numbers(T * H), numbers(T * H), numbers(H), numbers(H)
+    g = [-exp(A[i % H]) * log1p(exp(a[i] + dt[i % H])) for i in range(T * H)]
+    gates = {
+        "a": ("F32", [T, H], f32(a)), "b": ("F32", [T, H], f32(b)),
+        "A_log": ("F32", [H], f32(A)), "dt_bias": ("F32", [H], f32(dt)),
+        "expected.g": ("F32", [T, H], f32(g)),
+        "expected.beta": ("F32", [T, H], f32(map(sigmoid, b))),
+    }
+    (line,) = run_json(save("gates.safetensors", None, gates))
+    check(line["op"] == "gates" and len(line["outputs"]) == 2, line)
+    gates["expected.g"] = ("F32", [T, H], f32(map(exp, g)))
+    gates["expected.beta"] = ("F32", [T, H], f32(2 * sigmoid(v) for v in b))
+    run_json(save("gates.safetensors", {"gate": "linear", "beta": "twice_sigmoid"}, gates))
+    run_json(save("gates.safetensors", None, gates), want=OUTSIDE)
+
+    def rows(f):
+        return f32(v for t in range(T) for v in f(x[t * D : t * D + D], t))
+
+    def l2(row, _):
+        length = sqrt(sum(v * v for v in row) + 1e-6)
+        return [v / length for v in row]
+
+    z, weight = numbers(T * D), numbers(D)
+
+    def rmsnorm(row, t):
+        scale = 1 / sqrt(sum(v * v for v in row) / D + 1e-6)
+        gate = z[t * D : t * D + D]
+        return [v * scale * u * s * sigmoid(s) for v, u, s in zip(row, weight, gate)]
+
+    norm = {"x": ("F32", [T, D], f32(x)), "expected.output": ("F32", [T, D], rows(l2))}
+    (line,) = run_json(save("l2.safetensors", None, norm))
+    check(line["op"] == "l2norm", line)
+    run_json(save("l2.safetensors", {"norm_eps": "0.1"}, norm), want=OUTSIDE)
+    norm.update(z=("F32", [T, D], f32(z)), weight=("F32", [D], f32(weight)))
+    norm["expected.output"] = ("F32", [T, D], rows(rmsnorm))
+    (line,) = run_json(save("rms.safetensors", None, norm))
+    check(line["op"] == "rmsnorm_gated", line)
+    run_json(save("rms.safetensors", {"activation": "sigmoid"}, norm), want=OUTSIDE)
+
+
+# ---- Damaged files --------------------------------------------------------------------------
+
+
+def refused_file(content, *names):
+    """Refused by run, with a line that names the file; -o leaves nothing behind."""
+    path = content if isinstance(content, str) else write("damaged.safetensors", content)
+    out = os.path.join(FOLDER, "never.safetensors")
+    before = sorted(os.listdir(FOLDER))
+    line = refused("run", path, "-o", out, names=[os.path.basename(path), *names])
+    check(sorted(os.listdir(FOLDER)) == before, "a refused file left", os.listdir(FOLDER))
+    return line
+
+
+def test_truncated():
+    with open(vector("prefill_plain_delta"), "rb") as f:
+        whole = f.read()
+    n = struct.unpack("<Q", whole[:8])[0]
+    cuts = {0, 1, 7, 8, 9, 8 + n // 2, 7 + n, 8 + n, 9 + n, len(whole) // 2, len(whole) - 1}
+    rng = random.Random(1)
+    cuts |= {rng.randrange(len(whole)) for _ in range(25)}
+    for cut in sorted(cuts):
+        refused_file(whole[:cut])
+    refused_file(whole + b"\0", "end at")
+
+
+def test_header():
+    with open(vector("prefill_plain_delta"), "rb") as f:
+        whole = f.read()
+    n = struct.unpack("<Q", whole[:8])[0]
+    for length in (n - 1, n + 1, 2**31, 2**32 + n, 2**63 - 1, 2**63, 2**64 - 1, 101 << 20, 0):
+        refused_file(struct.pack("<Q", length) + whole[8:])
+    texts = [
+        b"", b"{", b"nonsense", b"[]", b"null", b"1", b'"x"', b'{"q":1}',
+        b'{"q":null}', b'{"q":{}}', b'{"q":[]}', b"{}x", b"{} {}", b"\xff\xfe",
+        b'{"q":{"dtype":"F32"', b"\0" * 16,
+        b"[" * 100000, b'{"a":' * 100000, b'{"q":{"shape":' + b"[" * 5000,
+        b'{"__metadata__":3}', b'{"__metadata__":{"op":3}}', b'{"__metadata__":{"op":{"a":1}}}',
+        b'{"__metadata__":{},"__metadata__":{}}',
+        b'{"__metadata__":{"op":"prefill","op":"decode"}}',
+    ]
+    for text in texts:
+        refused_file(pack(text))
+    refused_file(pack(b"{}"), "op")
+    refused_file(pack(b'{"__metadata__":{"op":"fly"}}'), "fly")
+
+
+def test_descriptors():
+    """One tensor's description is a lie; the line names it."""
+    metadata, tensors = load(vector("prefill_plain_delta"))
+    header, data = build(metadata, tensors)
+    end = len(data)
+    begin, stop = header["v"]["data_offsets"]
+    lies = {
+        "dtype": ["F64", "f32", "", 3, None, [], "F8_E4M3", "I16", "X" * 1000, "\x1b[31m\n"],
+        "shape": [
+            [70, 2, -32], [70, 2, 33], [70, 2], [], None, "70", [70, 2, 32, 1, 1, 1, 1, 1],
+            [2**62, 2, 32], [2**31, 2**31, 2**31], [2**53 + 2], [1e300], [70.5, 2, 32],
+            [0, 2, 32], [0, 2**62, 2**62], ["70", 2, 32], [[70], 2, 32], [True, 2, 32],
+        ],
+        "data_offsets": [
+            [begin, stop - 4], [begin + 4, stop + 4], [stop, begin], [begin, end + stop - begin],
+            [-4, stop - begin - 4], [0, stop - begin], [begin], [begin, stop, 0], None, "0",
+            [begin + 0.5, stop + 0.5], [2**62, 2**62 + stop - begin], [1e400, 1e400],
+            [float("nan"), stop],
+        ],
+    }
+    for key, values in lies.items():
+        for value in values:
+            changed = dict(header, v=dict(header["v"], **{key: value}))
+            refused_file(pack(changed, data))
+        refused_file(pack(dict(header, v=without(header["v"], key)), data), "'v'")
+    for key in ("dtype", "shape"):
+        refused_file(pack(dict(header, v=dict(header["v"], **{key: lies[key][0]})), data), "'v'")
+    text = json.dumps(header)
+    cut = text.rindex("}")
+    twice = text[:cut] + ', "v": ' + json.dumps(header["v"]) + "}"
+    refused_file(pack(twice.encode(), data), "'v'", "twice")
+    refused_file(pack(header, data + bytes(64)), "end at")
+    # a hole: the data of v moved up by 64 bytes at the end of the file
+    hole = dict(header, v=dict(header["v"], data_offsets=[end + 64, end + 64 + stop - begin]))
+    refused_file(pack(hole, data + bytes(64) + data[begin:stop]))
+
+
+def test_wrong_tensors():
+    metadata, tensors = load(vector("prefill_gva_varlen_f32"))
+
+    def lie(name, tensor, *names):
+        refused_file(save("damaged.safetensors", metadata, dict(tensors, **{name: tensor})), *names)
+
+    n = len(array("q", tensors["cu_seqlens"][2]))
+    N = tensors["q"][1][0]
+    for ends in (
+        [0] * (n - 1) + [N + 1], [1] + [N] * (n - 1), [0, N, N - 1] + [N] * (n - 3),
+        [0] * (n - 1) + [2**62], [-1] + [N] * (n - 1), [0, -5] + [N] * (n - 2), [2**63 - 1] * n,
+    ):
+        lie("cu_seqlens", ("I64", [n], i64(ends)), "cu_seqlens")
+    lie("cu_seqlens", ("F32", [n], f32([0] * n)), "cu_seqlens")
+    lie("cu_seqlens", ("I64", [n, 1], tensors["cu_seqlens"][2]), "cu_seqlens")
+    lie("cu_seqlens", ("I64", [0], b""), "cu_seqlens")
+    lie("cu_seqlens", ("I64", [n + 1], i64([0] * n + [N])), "slot 5")
+
+    q = tensors["q"]
+    lie("q", ("F32", [q[1][0], q[1][1] * q[1][2]], q[2]), "'q'")
+    lie("q", ("F32", [1, *q[1]], q[2]), "'k'")
+    lie("q", ("F32", [1, 1, *q[1]], q[2]), "'q'")
+    lie("q", ("I32", q[1], q[2]), "q")
+    lie("q", ("F32", [0, *q[1][1:]], b""), "k")
+    lie("q", ("F32", [q[1][0], 0, q[1][2]], b""), "'q'")
+    lie("q", ("F32", [q[1][0], q[1][1], 0], b""), "'q'")
+    lie("q", ("F32", [0, 2**40, 2**20], b""))
+    lie("q", ("F32", [q[1][0], q[1][2], q[1][1]], q[2]))
+    lie("q", ("BF16", q[1], q[2][: len(q[2]) // 2]), "GDN_E_DTYPE")
+    lie("beta", ("F32", [N], f32([0.5] * N)), "beta")
+    lie("g_log", ("F32", [1, 4], f32([0] * 4)), "g_log")
+    lie("initial_state", ("F32", [1], f32([1])), "initial_state")
+    state = tensors["initial_state"]
+    one = ("F32", [1, *state[1][1:]], state[2][: len(state[2]) // 5])
+    lie("initial_state", one, "expected.final_state")
+    bare = without(tensors, "expected.output", "expected.final_state")
+    path = save("damaged.safetensors", metadata, dict(bare, initial_state=one))
+    refused_file(path, "read_slots")
+    want = tensors["expected.output"]
+    flat = ("F32", [want[1][0], want[1][1] * want[1][2]], want[2])
+    lie("expected.output", flat, "expected.output")
+    lie("expected.output", ("I32", want[1], want[2]), "expected.output")
+    lie("expected.outputs", want, "expected.outputs")
+    lie("betas", tensors["beta"], "betas")
+    lie("b", tensors["beta"], "beta")
+    lie("g", tensors["g_log"], "g_log")
+    lie("scale", ("F32", [2], f32([1, 2])), "scale")
+    lie("bad\nname\x1b", ("F32", [], f32([1])))
+    for name in ("q", "k", "v"):
+        refused_file(save("damaged.safetensors", metadata, without(tensors, name)), f"'{name}'")
+
+
+def test_wrong_metadata():
+    metadata, tensors = load(vector("prefill_plain_delta"))
+    for key, value in {
+        "op": "decod", "gate": "exp", "beta": "0.5", "head_map": "", "use_qk_l2norm": "2",
+        "norm": "l3", "norm_eps": "nan", "scale": "inf", "state_layout": "klast",
+        "pad_policy": "skip", "write": "all", "sink_slot": "-1", "gate_lower_bound": "1e999",
+        "scales": "1",
+    }.items():
+        changed = dict(metadata, **{key: value})
+        if key == "norm":
+            changed.pop("use_qk_l2norm")
+        refused_file(save("damaged.safetensors", changed, tensors), key)
+    for key, value in (("scale", "0"), ("scale", "0.1x"), ("write", "each"),
+                       ("gate_lower_bound", "1")):
+        changed = dict(metadata, **{key: value})
+        refused_file(save("damaged.safetensors", changed, tensors), key)
+
+
+def test_wrong_layers():
+    for name in ("layer_qwen3_next", "layer_qwen3_5"):
+        metadata, tensors = load(vector(name))
+        for tensor in tensors:
+            bad = dict(tensors, **{tensor: ("F32", [3], f32([1, 2, 3]))})
+            refused_file(save("damaged.safetensors", metadata, bad))
+            if tensor in ("expected.output", "layer.dt_bias"):
+                continue
+            rest = without(tensors, tensor)
+            refused_file(save("damaged.safetensors", metadata, rest))
+        config = json.loads(metadata["config"])
+        for key in config:
+            for value in (0, -1, 1.5, 10**9, "2", None, 1e300):
+                if key in ("hidden_size", "linear_conv_kernel_dim"):
+                    continue
+                changed = dict(metadata, config=json.dumps(dict(config, **{key: value})))
+                if key == "rms_norm_eps" and value is None:
+                    continue
+                refused_file(save("damaged.safetensors", changed, tensors), key)
+        for key, value in {"config": "{", "prefill_tokens": "77"}.items():
+            refused_file(save("damaged.safetensors", dict(metadata, **{key: value}), tensors), key)
+        refused_file(save("damaged.safetensors", without(metadata, "config"), tensors), "config")
+        for tokens in ("0", "1", "69", "76"):
+            changed = dict(metadata, prefill_tokens=tokens)
+            run_json(save("cut.safetensors", changed, tensors))
+        ids = array("q", tensors["token_ids"][2])
+        ids[5] ^= 1
+        bad = dict(tensors, token_ids=("I64", [len(ids)], ids.tobytes()))
+        refused_file(save("damaged.safetensors", metadata, bad), "hidden_states", "token 5")
+        ids[5] = 256
+        bad = dict(tensors, token_ids=("I64", [len(ids)], ids.tobytes()))
+        refused_file(save("damaged.safetensors", metadata, bad), "token_ids", "256")
+
+
+def test_byte_flips():
+    """Whatever a flipped bit does, it is not a crash. Half of them hit the header."""
+    rng = random.Random(20)
+    out = os.path.join(FOLDER, "flip-out.safetensors")
+    seen = {OK: 0, OUTSIDE: 0, BAD: 0}
+    files = ["prefill_plain_delta", "prefill_empty_f16", "decode_gva_kfirst", "layer_qwen3_5"]
+    for i in range(320):
+        with open(vector(files[i % len(files)]), "rb") as f:
+            raw = bytearray(f.read())
+        end = 8 + struct.unpack("<Q", raw[:8])[0]
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            raw[rng.randrange(end if i % 8 < 4 else len(raw))] ^= 1 << rng.randrange(8)
+        path = write("flipped.safetensors", bytes(raw))
+        status, stdout, err = gdn("run", "--threads", "1", path, "-o", out)
+        seen[status] += 1
+        if status == BAD:
+            check(stdout == "" and err.count("\n") == 1 and "flipped" in err, err)
+            check(not os.path.exists(out), "an output file of a refused file")
+        else:
+            load(out)
+            os.remove(out)
+    check(all(seen.values()), "flips gave", seen)
+
+
+def test_missing_files():
+    refused("run", os.path.join(FOLDER, "none.safetensors"), names=["none.safetensors"])
+    refused("run", FOLDER, names=[FOLDER])
+    refused("run", "/dev/null", names=["/dev/null"])
+    refused("run", "--all", "--vectors", os.path.join(FOLDER, "none"), names=["none"])
+    empty = os.path.join(FOLDER, "empty")
+    os.mkdir(empty)
+    refused("run", "--all", "--vectors", empty, names=["empty"])
+
+
+def test_several_files():
+    """Each file is told about; the worst of them is the status."""
+    good, bad = vector("prefill_d60"), write("bad.safetensors", b"bad")
+    status, out, err = gdn("run", "--json", good, bad, good)
+    check(status == BAD and len(out.splitlines()) == 2 and err.count("\n") == 1, out, err)
+
+
+# ---- Arguments ------------------------------------------------------------------------------
+
+
+def test_help():
+    for command in ([], ["run"], ["bench"], ["check"], ["info"]):
+        status, out, err = gdn(*command, "--help")
+        check(status == OK and err == "" and "gdn" in out, command, err)
+        check(max(map(len, out.splitlines())) <= 100, "a long line in", command)
+    _, out, _ = gdn("run", "--help")
+    for word in ("gate_lower_bound", "pad_policy", "use_qk_l2norm", "expected.", "2e-5"):
+        check(word in out, word, "is not in gdn run --help")
+    status, out, _ = gdn("--version")
+    check(status == OK and out == f"gdn {info()['version']}\n", out)
+
+
+def test_bad_arguments():
+    good = vector("prefill_d60")
+    for args in (
+        [], ["fly"], ["fly", "--help"], ["--fly"], ["info", "x"], ["info", "--all"], ["run"],
+        ["run", "--fly", good], ["run", good, "--threads"], ["run", good, "--threads", "x"],
+        ["run", good, "--threads", "-1"], ["run", good, "--threads", "1e9"],
+        ["run", good, "--threads=2x"], ["run", good, "--json=1"], ["run", good, "--isa", "mmx"],
+        ["run", good, "--backend", "cuda"], ["run", good, "--backend", "tpu"],
+        ["run", "--all", good],
+    ):
+        refused(*args)
+    for args in (
+        "", "fly", "conv block", "prefill --heads 3/8", "prefill --heads x", "prefill --heads 16",
+        "prefill --dim 257", "prefill --dim 0", "prefill --dtype f64", "prefill --seqlens 12x",
+        "prefill --seqlens=", "prefill --seqlens 1,,2", "prefill --batch 2", "decode --seqlens 12",
+        "prefill --seqlens 99999999999", "decode --batch 0", "decode --seconds nan",
+        "decode --layout left", "block --heads 8/4", "decode --isa mmx",
+    ):
+        refused("bench", *args.split())
+    refused("run", good, "--isa", "mmx", names=["mmx"])
+
+
+def test_environment():
+    (line,) = run_json(vector("prefill_d60"), env={"GDN_CPU": "scalar"})
+    check(line["isa"] == "scalar" and ".scalar" in line["kernel"], line)
+    status, out, err = gdn("run", vector("prefill_d60"), env={"GDN_CPU": "mmx"})
+    check(status == BAD and "GDN_CPU" in err and err.count("\n") == 1, err)
+    status, out, err = gdn("run", vector("prefill_d60"), env={"GDN_LOG": "1"})
+    check(status == OK and "prefill:" in err, err)
+    status, out, err = gdn("run", vector("prefill_d60"), env={"GDN_LOG": "0"})
+    check(status == OK and err == "", err)
+
+
+def test_full_disk():
+    if not os.path.exists("/dev/full"):
+        raise Skip("no /dev/full")
+    with open("/dev/full", "wb") as full:
+        p = subprocess.run([GDN, "info"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    check(p.returncode == BAD and b"standard output" in p.stderr, p)
+
+
+# ---- info and bench -------------------------------------------------------------------------
+
+
+def test_info():
+    here = info()
+    keys = "version device isa threads tables compiler flags cuda ops kernels"
+    for key in keys.split():
+        check(here.get(key), key, here)
+    check(here["tables"][0] == {"name": "scalar", "runs_here": True}, here["tables"])
+    status, out, err = gdn("info")
+    check(status == OK and "CUDA" in out and here["isa"] in out, out)
+    status, out, _ = gdn("info", "--json", "--threads", "3", "--isa", "scalar")
+    here = json.loads(out)
+    check(here["isa"] == "scalar" and here["threads"] == 3, here)
+
+
+BENCHES = {
+    "prefill": "--heads 2/4 --seqlens 33,20x2 --dim 32",
+    "prefill bf16": "--heads 4/2 --seqlens 1x40 --dim 24/40 --dtype bf16 --layout k_first",
+    "decode": "--heads 2/4 --batch 3 --dim 32",
+    "decode f16": "--heads 1/1 --batch 2 --tokens 4 --dim 60 --dtype f16 --state f16",
+    "conv": "--channels 48 --seqlens 100",
+    "conv bf16": "--channels 48 --batch 4 --tokens 2 --state bf16",
+    "block": "--heads 2/4 --dim 16 --hidden 48 --seqlens 40",
+    "block bf16": "--heads 2/4 --dim 16 --hidden 48 --batch 2 --dtype bf16",
+}
+
+
+def test_bench():
+    keys = "op backend device kernel dtype state threads ms ms_mad gflops gbs share error version"
+    for name, options in BENCHES.items():
+        op = name.split()[0]
+        status, out, err = gdn("bench", op, *options.split(), "--seconds", "0.02", "--json")
+        check(status == OK and err == "", name, status, err)
+        line = json.loads(out)
+        for key in keys.split() + ["seqlens" if "--seqlens" in options else "batch"]:
+            check(key in line, key, "is not in", line)
+        check(line["op"] == op and line["ms"] > 0 and line["ms_mad"] >= 0, line)
+        check(line["share"] > 0 and line["gflops"] > 0 and line["gbs"] > 0, line)
+        check(0 < line["error"] < (5e-2 if "f16" in name else 1e-4), name, line["error"])
+        check("dim" in line and "heads" in line or op == "conv", line)
+        check("projections" in line or op != "block", line)
+    status, out, err = gdn("bench", "decode", *BENCHES["decode"].split(), "--seconds", "0.02")
+    check(status == OK and "GFLOP/s" in out and "of RMS" in out, out, err)
+
+
+def test_run_all():
+    status, out, err = gdn("run", "--all", "--vectors", VECTORS)
+    check(status == OK and err == "", err)
+    for word in ("layer_qwen3_5", "prefill_reset", "Qwen3-Next", "of peak", "All within"):
+        check(word in out, word, "is not in", out)
+    check("FAIL" not in out and "\x1b" not in out, out)
+    status, out, err = gdn("run", "--all", "--vectors", VECTORS, "--json", "--threads", "1")
+    lines = [json.loads(line) for line in out.splitlines()]
+    check(status == OK and len(lines) == len(vectors()) + 2, len(lines), err)
+    check(all(line["ok"] for line in lines), out)
+    check([line["op"] for line in lines[-2:]] == ["prefill", "decode"], lines[-2:])
+
+
+# ---- Runner ---------------------------------------------------------------------------------
+
+
+def main():
+    global GDN, VECTORS, FOLDER
+    args = sys.argv[1:]
+    word = ""
+    if "--filter" in args:
+        at = args.index("--filter")
+        word = args[at + 1]
+        del args[at : at + 2]
+    if not args:
+        sys.exit(__doc__)
+    GDN = os.path.abspath(args[0])
+    beside = os.path.join(os.path.dirname(__file__), "vectors")
+    VECTORS = os.path.abspath(args[1] if len(args) > 1 else beside)
+    count = {"passed": 0, "failed": 0, "skipped": 0}
+    for name, test in sorted(globals().items()):
+        if not name.startswith("test_") or word not in name:
+            continue
+        with tempfile.TemporaryDirectory() as FOLDER:
+            try:
+                test()
+                result, why = "passed", ""
+            except Skip as skip:
+                result, why = "skipped", str(skip)
+            except Failure as failure:
+                result, why = "failed", str(failure)
+            except Exception:
+                result, why = "failed", traceback.format_exc()
+        count[result] += 1
+        print(f"{result:8} {name[5:]}" + (f": {why}" if why else ""), flush=True)
+    print(", ".join(f"{n} {result}" for result, n in count.items()))
+    return 1 if count["failed"] or not count["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

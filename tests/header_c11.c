@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn.h alone, twice, in strict C11: it must compile without a warning. */
+#include "gdn.h"
+#include "gdn.h"
+
+struct every_struct {
+    gdn_tensor             tensor;
+    gdn_options            options;
+    gdn_batch              batch;
+    gdn_rule_args          rule;
+    gdn_conv1d_args        conv1d;
+    gdn_gates_args         gates;
+    gdn_l2norm_args        l2norm;
+    gdn_rmsnorm_gated_args rmsnorm_gated;
+    gdn_block_args         block;
+};
+
+struct every_struct make_every_struct(void *data);
+
+struct every_struct make_every_struct(void *data)
+{
+    struct every_struct all;
+    all.tensor        = gdn_dense(data, GDN_F32, 2, 3, 4, 0, 0);
+    all.options       = gdn_options_init();
+    all.batch         = gdn_batch_init();
+    all.rule          = gdn_rule_args_init();
+    all.conv1d        = gdn_conv1d_args_init();
+    all.gates         = gdn_gates_args_init();
+    all.l2norm        = gdn_l2norm_args_init();
+    all.rmsnorm_gated = gdn_rmsnorm_gated_args_init();
+    all.block         = gdn_block_args_init();
+    return all;
+}

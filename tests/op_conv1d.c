@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_conv1d against the float64 oracle over cases in which every pair of levels meets, and
+ * its guarantees and traps by name.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle.h"
+#include "ring2_batch.h"
+
+/* ---- The model ---- */
+
+struct model {
+    gdn_tensor target;
+    double    *out, *out_limit, *state, *no_limit;
+    bool      *out_kept, *state_kept;
+};
+
+/* Everything of one sequence in float64. */
+struct run {
+    const gdn_conv1d_args       *a;
+    const struct ring2_sequence *s;
+    int64_t                      D, W, S;
+    double                      *x, *past; /* [valid][D]; [S][D], the state it starts from */
+};
+
+static void load_run(struct run *r)
+{
+    const gdn_conv1d_args *a = r->a;
+    r->x    = ring2_heap((size_t)(r->s->valid * r->D) * sizeof *r->x);
+    r->past = ring2_heap((size_t)(r->S * r->D) * sizeof *r->past);
+    for (int64_t i = 0; i < r->s->valid * r->D; i++)
+        r->x[i] = ring2_get(&a->x, r->s->first * r->D + i);
+    for (int64_t e = 0; r->s->read >= 0 && e < r->S; e++)
+        for (int64_t d = 0; d < r->D; d++)
+            r->past[e * r->D + d] = ring2_get(&a->state, (r->s->read * r->D + d) * r->S + e);
+}
+
+/* The state after n tokens: the last S of what came before and the inputs. */
+static void expect_state(const struct run *r, struct model *m, int64_t n, int64_t slot)
+{
+    const int64_t S_out = m->target.size[2];
+    for (int64_t d = 0; d < r->D; d++)
+        for (int64_t e = 0; e < S_out; e++) {
+            const int64_t t  = n - S_out + e; /* the input's token */
+            const int64_t at = (slot * r->D + d) * S_out + e;
+            m->state[at] = t >= 0 ? r->x[t * r->D + d]
+                                  : t + r->S >= 0 ? r->past[(t + r->S) * r->D + d] : 0;
+            m->state_kept[at] = false;
+        }
+}
+
+static void run_sequence(const struct run *r, struct model *m)
+{
+    const gdn_conv1d_args *a = r->a;
+    const size_t           n = (size_t)(r->s->valid * r->D);
+    double *y = ring2_heap(n * sizeof *y), *mag = ring2_heap(n * sizeof *mag);
+    oracle_conv(y, mag, r->x, r->past + (r->S - (r->W - 1)) * r->D, ring2_doubles(&a->weight),
+                a->bias.data ? ring2_doubles(&a->bias) : NULL, a->activation == GDN_ACT_SILU,
+                r->s->valid, (int)r->D, (int)r->W);
+    for (size_t i = 0; i < n; i++) {
+        const size_t at  = (size_t)(r->s->first * r->D) + i;
+        m->out[at]       = y[i];
+        m->out_limit[at] = (8 + (double)r->W) * 0x1p-24 * mag[i] + 0x1p-140;
+    }
+    if (r->s->write >= 0 && m->target.data) expect_state(r, m, r->s->valid, r->s->write);
+    for (int64_t t = 0; m->target.data && t < r->s->valid; t++) {
+        const int64_t slot = ring2_each_slot(a->batch, r->s, t);
+        if (slot >= 0) expect_state(r, m, t + 1, slot);
+    }
+}
+
+static void make_model(const gdn_conv1d_args *a, struct model *m)
+{
+    struct ring2_sequence *seqs;
+    const int64_t D = a->x.size[a->x.ndim - 1], W = a->weight.size[a->weight.ndim - 1];
+    const int64_t B = ring2_sequences(a->batch, &a->x, 1, false, a->state.data != NULL, &seqs);
+    const size_t  n = (size_t)ring2_count(&a->x);
+    size_t        p;
+    m->target = a->state_out.data ? a->state_out : a->state;
+    p         = m->target.data ? (size_t)ring2_count(&m->target) : 0;
+    m->out        = ring2_heap(n * sizeof(double));
+    m->out_limit  = ring2_heap(n * sizeof(double));
+    m->out_kept   = ring2_heap(n);
+    m->state      = ring2_heap(p * sizeof(double));
+    m->no_limit   = ring2_heap(p * sizeof(double));
+    m->state_kept = ring2_heap(p);
+    memset(m->state_kept, 1, p);
+    for (int64_t b = 0; b < B; b++) {
+        struct run r = { .a = a, .s = &seqs[b], .D = D, .W = W };
+        r.S = a->state.data ? a->state.size[2] : W - 1;
+        if (r.s->kept) memset(m->out_kept + r.s->first * D, 1, (size_t)(r.s->T * D));
+        if (r.s->skipped || !r.s->T) continue;
+        load_run(&r);
+        run_sequence(&r, m);
+    }
+}
+
+static void allow_writes(const gdn_tensor *t, const bool *kept)
+{
+    for (int64_t i = 0; t->data && i < ring2_count(t); i++)
+        if (!kept[i]) ring2_may_write_bytes(ring2_element(t, i), gdn_dtype_bytes(t->dtype));
+}
+
+static void check_call(gdn_ctx *ctx, const gdn_conv1d_args *a)
+{
+    struct model m;
+    make_model(a, &m);
+    ring2_status(ctx, "gdn_supported", gdn_supported(ctx, GDN_OP_CONV1D, a), GDN_OK);
+    ring2_call_begin();
+    allow_writes(&a->out, m.out_kept);
+    allow_writes(&m.target, m.state_kept);
+    ring2_may_write_bytes(a->workspace, a->workspace_bytes);
+    ring2_status(ctx, "gdn_conv1d", gdn_conv1d(ctx, a), GDN_OK);
+    ring2_call_end();
+    if (ring2_failed()) return;
+    ring2_compare("out", &a->out, m.out, m.out_limit, NULL, m.out_kept);
+    if (m.target.data)
+        ring2_compare("state", &m.target, m.state, m.no_limit, NULL, m.state_kept);
+}
+
+/* ---- Generated cases ---- */
+
+enum {
+    ACT = N_BATCH_FACTORS, STATE, TAPS, CHANNELS, LENGTH, ORDER, WEIGHT, RANK, BIAS, SILU, OUT,
+    N_FACTORS
+};
+
+static const struct ring2_factor factors[N_FACTORS - N_BATCH_FACTORS] = {
+    [ACT - N_BATCH_FACTORS]      = { 3, { "f32", "bf16", "f16" } },
+    [STATE - N_BATCH_FACTORS]    = { 3, { "S=f32", "S=bf16", "S=f16" } },
+    [TAPS - N_BATCH_FACTORS]     = { 7, { "W2", "W3", "W4", "W5", "W6", "W7", "W8" } },
+    [CHANNELS - N_BATCH_FACTORS] = { 5, { "D1", "D7", "D64", "D131", "D1100" } },
+    [LENGTH - N_BATCH_FACTORS]   = { 3, { "S=W-1", "S=W", "S=W+9" } },
+    [ORDER - N_BATCH_FACTORS]    = { 2, { "DS", "SD" } },
+    [WEIGHT - N_BATCH_FACTORS]   = { 3, { "w=f32", "w=bf16", "w=f16" } },
+    [RANK - N_BATCH_FACTORS]     = { 2, { "", "[D][1][W]" } },
+    [BIAS - N_BATCH_FACTORS]     = { 3, { "", "bias", "bias=A" } },
+    [SILU - N_BATCH_FACTORS]     = { 2, { "", "silu" } },
+    [OUT - N_BATCH_FACTORS]      = { 2, { "", "out=x" } },
+};
+static const int channels[5] = { 1, 7, 64, 131, 1100 };
+
+static bool allowed(int i, int a, int j, int b)
+{
+    return !ring2_batch_clash(i, a, j, b) && !ring2_batch_clash(j, b, i, a);
+}
+
+static gdn_tensor new_pool(const struct ring2_batch *b, int32_t dtype, int64_t D, int64_t S)
+{
+    const int64_t gap = b->level[VIEW] == GAPS ? 3 : 0;
+    gdn_tensor    t   = b->level[ORDER] ? ring2_new(dtype, gap, 3, b->P, S, D, 0)
+                                        : ring2_new(dtype, gap, 3, b->P, D, S, 0);
+    ring2_fill(&t, -1, 1);
+    return b->level[ORDER] ? ring2_swap(&t, 1, 2) : t;
+}
+
+static gdn_tensor make_weight(const int *level, int64_t D, int64_t W)
+{
+    const int64_t gap = level[VIEW] == GAPS ? 2 : 0;
+    gdn_tensor    t   = level[RANK] ? ring2_new(level[WEIGHT], gap, 3, D, 1, W, 0)
+                                    : ring2_new(level[WEIGHT], gap, 2, D, W, 0, 0);
+    if (level[VIEW] == FUSED && !level[RANK]) { /* taps first in memory */
+        t = ring2_new(level[WEIGHT], 0, 2, W, D, 0, 0);
+        t = ring2_swap(&t, 0, 1);
+    }
+    ring2_fill(&t, -1, 1);
+    return t;
+}
+
+static void run_case(const int *level, int number)
+{
+    struct ring2_batch b;
+    gdn_ctx           *ctx = ring2_ctx(1 + number % 3);
+    gdn_conv1d_args    a   = gdn_conv1d_args_init();
+    const int64_t      D = channels[level[CHANNELS]], W = 2 + level[TAPS];
+    const int64_t      S = W - 1 + (level[LENGTH] == 2 ? 10 : level[LENGTH]);
+    ring2_batch_make(&b, level, false);
+    a.x = ring2_batch_rows(&b, level[ACT], level[VIEW] == FUSED ? D + 5 : D, 0);
+    if (level[VIEW] == FUSED) a.x = ring2_narrow(&a.x, a.x.ndim - 1, 2, D);
+    ring2_fill(&a.x, -2, 2);
+    a.out    = level[OUT] ? a.x : ring2_batch_rows(&b, level[ACT], D, 0);
+    a.weight = make_weight(level, D, W);
+    if (level[BIAS]) {
+        a.bias = ring2_new(level[BIAS] == 1 ? GDN_F32 : level[ACT], 0, 1, D, 0, 0, 0);
+        ring2_fill(&a.bias, -1, 1);
+    }
+    if (ring2_batch_has_state(&b)) a.state = new_pool(&b, level[STATE], D, S);
+    if (ring2_batch_has_state_out(&b)) a.state_out = new_pool(&b, level[STATE], D, S);
+    a.activation = level[SILU] ? GDN_ACT_SILU : GDN_ACT_NONE;
+    a.batch      = &b.batch;
+    if (number % 2) {
+        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_CONV1D, &a, &a.workspace_bytes),
+                     GDN_OK);
+        a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+    }
+    check_call(ctx, &a);
+}
+
+/* ---- Guarantees and traps ---- */
+
+enum { N_SEQS = 4 };
+static const int64_t lengths[N_SEQS] = { 21, 0, 1, 6 };
+
+/* A packed batch in place: D channels, W taps, states of S. */
+static gdn_conv1d_args make_call(int32_t dtype, int32_t state, int64_t D, int64_t W, int64_t S,
+                                 gdn_batch *t)
+{
+    const int64_t   cu[N_SEQS + 1] = { 0, 21, 21, 22, 28 };
+    gdn_conv1d_args a = gdn_conv1d_args_init();
+    a.x      = ring2_new(dtype, 0, 2, 28, D, 0, 0);
+    a.out    = ring2_new(dtype, 0, 2, 28, D, 0, 0);
+    a.weight = ring2_new(GDN_F32, 0, 2, D, W, 0, 0);
+    a.bias   = ring2_new(GDN_F32, 0, 1, D, 0, 0, 0);
+    a.state  = ring2_new(state, 0, 3, N_SEQS, D, S, 0);
+    ring2_fill(&a.x, -1, 1), ring2_fill(&a.weight, -1, 1), ring2_fill(&a.bias, -1, 1);
+    ring2_fill(&a.state, -1, 1);
+    a.activation = GDN_ACT_SILU;
+    *t           = gdn_batch_init();
+    t->cu_seqlens = ring2_indices(GDN_I32, N_SEQS + 1, cu);
+    a.batch       = t;
+    return a;
+}
+
+static gdn_conv1d_args clone(const gdn_conv1d_args *a)
+{
+    gdn_conv1d_args b = *a;
+    b.x     = ring2_clone(&a->x);
+    b.out   = ring2_clone(&a->out);
+    b.state = ring2_clone(&a->state);
+    return b;
+}
+
+static void call(gdn_ctx *ctx, const gdn_conv1d_args *a)
+{
+    ring2_status(ctx, "gdn_conv1d", gdn_conv1d(ctx, a), GDN_OK);
+}
+
+static void expect_same(const char *what, const gdn_conv1d_args *got, const gdn_conv1d_args *want)
+{
+    ring2_expect_bits(what, &got->out, &want->out);
+    ring2_expect_bits(what, &got->state, &want->state);
+}
+
+/* Tokens [first, first + n) on one slot, without a batch. */
+static gdn_conv1d_args part_of(const gdn_conv1d_args *a, int64_t first, int64_t n, int64_t slot)
+{
+    gdn_conv1d_args b = *a;
+    b.x     = ring2_narrow(&a->x, 0, first, n);
+    b.out   = ring2_narrow(&a->out, 0, first, n);
+    b.state = ring2_narrow(&a->state, 0, slot, 1);
+    b.batch = NULL;
+    return b;
+}
+
+static void G2_threads_and_mates(void)
+{
+    for (int32_t dtype = 0; dtype < 3; dtype++) {
+        gdn_batch       t;
+        gdn_conv1d_args a = make_call(dtype, dtype, 2500, 4, 4, &t), b = clone(&a), c = clone(&a);
+        int64_t         first = 0;
+        call(ring2_ctx(1), &a);
+        for (int n = 2; n <= 4; n++) {
+            gdn_conv1d_args many = clone(&b);
+            call(ring2_ctx(n), &many);
+            expect_same("threads", &many, &a);
+        }
+        for (int i = 0; i < N_SEQS; first += lengths[i++]) {
+            const gdn_conv1d_args alone = part_of(&c, first, lengths[i], i);
+            call(ring2_ctx(2), &alone);
+        }
+        expect_same("alone", &c, &a);
+    }
+}
+
+static void G3_repeat(void)
+{
+    gdn_batch       t;
+    gdn_conv1d_args a = make_call(GDN_BF16, GDN_F32, 2500, 4, 3, &t), b = clone(&a);
+    call(ring2_ctx(4), &a);
+    for (int i = 0; i < 5; i++) {
+        gdn_conv1d_args again = clone(&b);
+        call(ring2_ctx(4), &again);
+        expect_same("again", &again, &a);
+    }
+}
+
+/* T tokens in one call, in T calls and in parts, where the state holds x exactly. */
+static void any_cut_same_bits(void)
+{
+    static const int64_t cuts[2][22] = { { 5, 1, 2, 13 },
+                                         { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                           1, 1 } };
+    for (int i = 0; i < 12; i++) {
+        gdn_batch       t;
+        const int32_t   dtype = i % 3;
+        const int64_t   W = 2 + i % 7, S = W - 1 + i / 4;
+        gdn_conv1d_args a = make_call(dtype, i % 2 ? GDN_F32 : dtype, 77, W, S, &t);
+        gdn_conv1d_args b = clone(&a), whole = part_of(&a, 0, 21, 0);
+        int64_t         first = 0;
+        call(ring2_ctx(1), &whole);
+        for (const int64_t *n = cuts[i & 1]; *n && first < 21; first += *n++) {
+            const gdn_conv1d_args part = part_of(&b, first, *n, 0);
+            call(ring2_ctx(1), &part);
+        }
+        b = part_of(&b, 0, 21, 0);
+        expect_same("cut", &b, &whole);
+    }
+}
+
+struct mode_call {
+    gdn_ctx   *ctx;
+    gdn_conv1d_args args;
+    gdn_status status;
+};
+
+static void call_in_mode(void *arg)
+{
+    struct mode_call *c = arg;
+    c->status = gdn_conv1d(c->ctx, &c->args);
+}
+
+static void G12_float_environment(void)
+{
+    gdn_batch       t;
+    gdn_conv1d_args a = make_call(GDN_F32, GDN_F16, 300, 4, 3, &t), plainly = clone(&a);
+    call(ring2_ctx(1), &plainly);
+    for (int i = 0;; i++) {
+        struct mode_call c = { ring2_ctx(1 + i % 2 * 2), clone(&a), 0 };
+        if (!ring2_float_mode(i, call_in_mode, &c)) {
+            if (!i) ring2_skip("no MXCSR on this machine");
+            break;
+        }
+        ring2_status(c.ctx, "call", c.status, GDN_OK);
+        expect_same("mode", &c.args, &plainly);
+    }
+}
+
+static void G13_no_allocation(void)
+{
+    int             n_allocs = 0, before;
+    gdn_ctx        *ctx = ring2_counting_ctx(&n_allocs);
+    gdn_batch       t;
+    gdn_conv1d_args a = make_call(GDN_F32, GDN_F16, 3000, 4, 3, &t);
+    before = n_allocs;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_CONV1D, &a, &a.workspace_bytes),
+                 GDN_OK);
+    a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+    call(ctx, &a);
+    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
+    gdn_ctx_destroy(ctx);
+}
+
+/* States of W - 1, W and more columns hold the newest input last and give the same output;
+ * what is older than the first token moves up, or is zero. */
+static void trap_7_state_widths(void)
+{
+    for (int64_t S = 3; S <= 6; S++) {
+        gdn_conv1d_args a = gdn_conv1d_args_init();
+        a.x      = ring2_new(GDN_F32, 0, 2, 2, 1, 0, 0);
+        a.out    = ring2_new(GDN_F32, 0, 2, 2, 1, 0, 0);
+        a.weight = ring2_new(GDN_F32, 0, 2, 1, 4, 0, 0);
+        a.state  = ring2_new(GDN_F32, 0, 3, 1, 1, S, 0);
+        ring2_set(&a.x, 0, 10), ring2_set(&a.x, 1, 20);
+        for (int w = 0; w < 4; w++) ring2_set(&a.weight, w, pow(100, w));
+        for (int64_t e = 0; e < S; e++) ring2_set(&a.state, e, (double)(e - S + 7)); /* 4 5 6 */
+        call(ring2_ctx(1), &a);
+        CHECK(ring2_get(&a.out, 0) == 4 + 500 + 60000 + 10e6, "S %d: out %g", (int)S,
+              ring2_get(&a.out, 0));
+        CHECK(ring2_get(&a.state, S - 1) == 20 && ring2_get(&a.state, S - 2) == 10 &&
+                  ring2_get(&a.state, 0) == (S == 3 ? 6 : (double)(2 - S + 7)),
+              "S %d: state ends %g %g, begins %g", (int)S, ring2_get(&a.state, S - 2),
+              ring2_get(&a.state, S - 1), ring2_get(&a.state, 0));
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_test tests[] = {
+        { "G2 threads and batch mates", G2_threads_and_mates },
+        { "G3 repeat", G3_repeat },
+        { "any cut, same bits", any_cut_same_bits },
+        { "G12 float environment", G12_float_environment },
+        { "G13 no allocation", G13_no_allocation },
+        { "trap 7: state widths", trap_7_state_widths },
+    };
+    static int           rows[300][RING2_MAX_FACTORS];
+    int                  levels[N_FACTORS], n;
+    struct ring2_factors f = { N_FACTORS, levels, allowed };
+    for (int i = 0; i < N_FACTORS; i++)
+        levels[i] = i < N_BATCH_FACTORS ? ring2_batch_factors[i].n : factors[i - N_BATCH_FACTORS].n;
+    ring2_options(argc, argv);
+    n = ring2_pairs(&f, rows, 300);
+    if (n < 0) {
+        printf("a pair of levels fits no case\n");
+        return 1;
+    }
+    for (int i = 0; i < n; i++) {
+        char name[200];
+        ring2_name_case(rows[i], factors, N_FACTORS - N_BATCH_FACTORS, name, sizeof name);
+        if (!ring2_begin("conv1d %03d%s", i, name)) continue;
+        run_case(rows[i], i);
+        ring2_end();
+    }
+    return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * G1 for gdn_conv1d, gdn_gates, the norms and gdn_block: a valid call, spoilt in one place, is
+ * refused for the stated reason and changes nothing. What batches refuse is in op_refused.c.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "ring2.h"
+
+static gdn_ctx  *ctx;
+static gdn_batch batch;
+
+/* Spoils the call of `make` by the statements, which see it as a. */
+#define REFUSE_SEEN(seen, op, make, what, want, needle, ...) \
+    do {                                                     \
+        if (!ring2_begin("G1 " #make ": %s", what)) break;   \
+        gdn_##make##_args args = make(), *a = &args;         \
+        (void)a;                                             \
+        __VA_ARGS__;                                         \
+        ring2_refused(ctx, op, a, seen, want, needle);       \
+        ring2_end();                                         \
+    } while (0)
+
+/* ---- gdn_conv1d ---- */
+
+static gdn_conv1d_args conv1d(void)
+{
+    static const int64_t cu[3] = { 0, 7, 9 };
+    gdn_conv1d_args      a = gdn_conv1d_args_init();
+    a.x      = ring2_new(GDN_F32, 0, 2, 9, 12, 0, 0);
+    a.out    = ring2_new(GDN_F32, 0, 2, 9, 12, 0, 0);
+    a.weight = ring2_new(GDN_F32, 0, 2, 12, 4, 0, 0);
+    a.bias   = ring2_new(GDN_F32, 0, 1, 12, 0, 0, 0);
+    a.state  = ring2_new(GDN_F32, 0, 3, 5, 12, 3, 0);
+    batch    = gdn_batch_init();
+    batch.cu_seqlens = ring2_indices(GDN_I32, 3, cu);
+    a.batch  = &batch;
+    return a;
+}
+
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_CONV1D, conv1d, __VA_ARGS__)
+#define REFUSE_CONTENTS(...) REFUSE_SEEN(RING2_CONTENTS, GDN_OP_CONV1D, conv1d, __VA_ARGS__)
+
+static void refuse_conv1d(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = 4);
+    REFUSE("reserved", GDN_E_ARG, "reserved", a->reserved = 1);
+    REFUSE("activation sigmoid", GDN_E_ARG, "activation", a->activation = GDN_ACT_SIGMOID);
+    REFUSE("activation 3", GDN_E_ARG, "activation", a->activation = 3);
+    REFUSE("x absent", GDN_E_ARG, "x", a->x.data = NULL);
+    REFUSE("x of I32", GDN_E_DTYPE, "x", a->x.dtype = GDN_I32);
+    REFUSE("x of 1 dimension", GDN_E_SHAPE, "x", a->x.ndim = 1);
+    REFUSE("x not dense", GDN_E_SHAPE, "x", a->x.stride[1] = 2);
+    REFUSE("out of another dtype", GDN_E_DTYPE, "out", a->out.dtype = GDN_BF16);
+    REFUSE("out of fewer tokens", GDN_E_SHAPE, "out", a->out.size[0] = 8);
+    REFUSE("out rows share memory", GDN_E_SHAPE, "out", a->out.stride[0] = 11);
+    REFUSE("out on x, one element on", GDN_E_ARG, "out", a->out.data = (char *)a->x.data + 4);
+    REFUSE("out on weight", GDN_E_ARG, "out", a->weight.data = a->out.data);
+    REFUSE("out on state", GDN_E_ARG, "overlaps", a->state.data = a->out.data);
+    REFUSE("weight absent", GDN_E_ARG, "weight", a->weight.data = NULL);
+    REFUSE("weight of I64", GDN_E_DTYPE, "weight", a->weight.dtype = GDN_I64);
+    REFUSE("weight of fewer channels", GDN_E_SHAPE, "weight", a->weight.size[0] = 11);
+    REFUSE("weight of 1 dimension", GDN_E_SHAPE, "weight", a->weight.ndim = 1);
+    REFUSE("weight [D][2][W]", GDN_E_SHAPE, "weight",
+           a->weight = ring2_new(GDN_F32, 0, 3, 12, 2, 4, 0));
+    REFUSE("1 tap", GDN_E_SHAPE, "weight", a->weight.size[1] = 1);
+    REFUSE("9 taps", GDN_E_UNSUPPORTED, "weight",
+           a->weight = ring2_new(GDN_F32, 0, 2, 12, 9, 0, 0));
+    REFUSE("bias of fewer channels", GDN_E_SHAPE, "bias", a->bias.size[0] = 11);
+    REFUSE("bias of U8", GDN_E_DTYPE, "bias", a->bias.dtype = GDN_U8);
+    REFUSE("state of W - 2", GDN_E_SHAPE, "state", a->state.size[2] = 2);
+    REFUSE("state of fewer channels", GDN_E_SHAPE, "state", a->state.size[1] = 11);
+    REFUSE("state of I32", GDN_E_DTYPE, "state", a->state.dtype = GDN_I32);
+    REFUSE("state of 2 dimensions", GDN_E_SHAPE, "state", a->state.ndim = 2);
+    REFUSE("channels of the state share memory", GDN_E_SHAPE, "state", a->state.stride[1] = 2);
+    REFUSE("state_out beside state by one", GDN_E_ARG, "state_out", a->state_out = a->state;
+           a->state_out.data = (char *)a->state.data + 4; a->state_out.size[0] = 4);
+    REFUSE("state on x", GDN_E_ARG, "state", a->state.data = a->x.data);
+    REFUSE("batch struct_size", GDN_E_ARG, "struct_size", batch.struct_size = 0);
+    REFUSE("pad_policy", GDN_E_ARG, "pad_policy", batch.pad_policy = 9);
+    REFUSE("cu_seqlens of F32", GDN_E_DTYPE, "cu_seqlens", batch.cu_seqlens.dtype = GDN_F32);
+    REFUSE_CONTENTS("cu_seqlens decreases", GDN_E_ARG, "cu_seqlens",
+                    ring2_set(&batch.cu_seqlens, 1, 10));
+    REFUSE_CONTENTS("slot P", GDN_E_ARG, "read_slots",
+                    batch.read_slots = ring2_indices(GDN_I32, 2, (int64_t[]){ 1, 5 }));
+    REFUSE_CONTENTS("slot written twice", GDN_E_ARG, "slot",
+                    batch.write_slots = ring2_indices(GDN_I32, 2, (int64_t[]){ 4, 4 }));
+    REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_CONV1D, conv1d, "workspace too small", GDN_E_MEMORY,
+                "workspace_bytes", a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 64);
+    REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_CONV1D, conv1d, "workspace misaligned", GDN_E_ARG,
+                "workspace", a->workspace = (char *)ring2_alloc(128, 64) + 32;
+                a->workspace_bytes = (size_t)1 << 40);
+}
+#undef REFUSE
+
+/* ---- gdn_gates ---- */
+
+static gdn_gates_args gates(void)
+{
+    gdn_gates_args x = gdn_gates_args_init();
+    x.a = ring2_new(GDN_F32, 0, 2, 9, 4, 0, 0), x.b = ring2_new(GDN_F32, 0, 2, 9, 4, 0, 0);
+    x.g = ring2_new(GDN_F32, 0, 2, 9, 4, 0, 0), x.beta = ring2_new(GDN_F32, 0, 2, 9, 4, 0, 0);
+    x.A_log   = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0);
+    x.dt_bias = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0);
+    return x;
+}
+
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_GATES, gates, __VA_ARGS__)
+
+static void refuse_gates(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 3);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = 1);
+    REFUSE("reserved", GDN_E_ARG, "reserved", a->reserved = 1);
+    REFUSE("gate raw", GDN_E_ARG, "gate", a->gate = GDN_GATE_RAW);
+    REFUSE("beta_kind 3", GDN_E_ARG, "beta_kind", a->beta_kind = 3);
+    REFUSE("gate_lower_bound 1", GDN_E_ARG, "gate_lower_bound", a->gate_lower_bound = 1);
+    REFUSE("gate_lower_bound NaN", GDN_E_ARG, "gate_lower_bound", a->gate_lower_bound = NAN);
+    REFUSE("nothing to do", GDN_E_ARG, "a",
+           a->a.data = a->b.data = a->g.data = a->beta.data = NULL);
+    REFUSE("a without g", GDN_E_ARG, "g", a->g.data = NULL);
+    REFUSE("g without a", GDN_E_ARG, "a", a->a.data = NULL);
+    REFUSE("beta without b", GDN_E_ARG, "b", a->b.data = NULL);
+    REFUSE("A_log absent", GDN_E_ARG, "A_log", a->A_log.data = NULL);
+    REFUSE("a of I32", GDN_E_DTYPE, "a", a->a.dtype = GDN_I32);
+    REFUSE("beta of no dtype", GDN_E_DTYPE, "beta", a->beta.dtype = 6);
+    REFUSE("a of 1 dimension", GDN_E_SHAPE, "a", a->a.ndim = a->g.ndim = 1);
+    REFUSE("g of another shape", GDN_E_SHAPE, "g", a->g.size[0] = 8);
+    REFUSE("b of another shape", GDN_E_SHAPE, "b", a->b.size[0] = a->beta.size[0] = 8);
+    REFUSE("A_log of 3", GDN_E_SHAPE, "A_log", a->A_log.size[0] = 3);
+    REFUSE("dt_bias of I64", GDN_E_DTYPE, "dt_bias", a->dt_bias.dtype = GDN_I64);
+    REFUSE("g not dense", GDN_E_SHAPE, "g", a->g.stride[1] = 2);
+    REFUSE("g rows share memory", GDN_E_SHAPE, "g", a->g.stride[0] = 0);
+    REFUSE("g on b", GDN_E_ARG, "g", a->g.data = a->b.data);
+    REFUSE("g on beta", GDN_E_ARG, "g", a->g.data = a->beta.data);
+    REFUSE("g on a, one row on", GDN_E_ARG, "g", a->g.data = (char *)a->a.data + 16);
+    REFUSE("beta on A_log", GDN_E_ARG, "beta", a->A_log.data = a->beta.data);
+}
+#undef REFUSE
+
+/* ---- Norms ---- */
+
+static gdn_l2norm_args l2norm(void)
+{
+    gdn_l2norm_args a = gdn_l2norm_args_init();
+    a.x   = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.out = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    return a;
+}
+
+static gdn_rmsnorm_gated_args rmsnorm_gated(void)
+{
+    gdn_rmsnorm_gated_args a = gdn_rmsnorm_gated_args_init();
+    a.x      = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.z      = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.out    = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.weight = ring2_new(GDN_F32, 0, 1, 10, 0, 0, 0);
+    return a;
+}
+
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_L2NORM, l2norm, __VA_ARGS__)
+
+static void refuse_l2norm(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = 1);
+    REFUSE("norm 4", GDN_E_ARG, "norm", a->norm = 4);
+    REFUSE("eps below 0", GDN_E_ARG, "eps", a->eps = -1);
+    REFUSE("x absent", GDN_E_ARG, "x", a->x.data = NULL);
+    REFUSE("out absent", GDN_E_ARG, "out", a->out.data = NULL);
+    REFUSE("x of U8", GDN_E_DTYPE, "x", a->x.dtype = GDN_U8);
+    REFUSE("out of another shape", GDN_E_SHAPE, "out", a->out.size[1] = 9);
+    REFUSE("x not dense", GDN_E_SHAPE, "x", a->x.stride[1] = 2);
+    REFUSE("D 0", GDN_E_SHAPE, "x", a->x.size[1] = a->out.size[1] = 0);
+    REFUSE("D 65537", GDN_E_UNSUPPORTED, "x", a->x = ring2_new(GDN_F32, 0, 1, 65537, 0, 0, 0);
+           a->out = a->x);
+    REFUSE("out on x, one element on", GDN_E_ARG, "out", a->out.data = (char *)a->x.data + 4);
+    REFUSE("out on x of another dtype", GDN_E_ARG, "out", a->out = a->x; a->out.dtype = GDN_BF16);
+    REFUSE("out rows share memory", GDN_E_SHAPE, "out", a->out.stride[0] = 9);
+}
+#undef REFUSE
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_RMSNORM_GATED, rmsnorm_gated, __VA_ARGS__)
+
+static void refuse_rmsnorm_gated(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
+    REFUSE("activation 3", GDN_E_ARG, "activation", a->activation = 3);
+    REFUSE("eps NaN", GDN_E_ARG, "eps", a->eps = NAN);
+    REFUSE("z of another shape", GDN_E_SHAPE, "z", a->z.size[0] = 2);
+    REFUSE("z of I32", GDN_E_DTYPE, "z", a->z.dtype = GDN_I32);
+    REFUSE("weight of 9", GDN_E_SHAPE, "weight", a->weight.size[0] = 9);
+    REFUSE("weight of 2 dimensions", GDN_E_SHAPE, "weight", a->weight.ndim = 2;
+           a->weight.size[1] = 1);
+    REFUSE("out on weight", GDN_E_ARG, "out", a->weight.data = a->out.data);
+    REFUSE("out on z, one row on", GDN_E_ARG, "out", a->out.data = (char *)a->z.data + 40);
+}
+#undef REFUSE
+
+/* ---- gdn_block ---- */
+
+enum { HIDDEN = 10, HK = 1, HV = 2, K = 4, V = 3, D = 2 * HK * K + HV * V };
+
+static gdn_block_args block(void)
+{
+    static const int64_t cu[3] = { 0, 5, 8 };
+    gdn_block_args       a = gdn_block_args_init();
+    a.hidden       = ring2_new(GDN_F32, 0, 2, 8, HIDDEN, 0, 0);
+    a.out          = ring2_new(GDN_F32, 0, 2, 8, HIDDEN, 0, 0);
+    a.in_proj_qkvz = ring2_new(GDN_F32, 0, 2, D + HV * V, HIDDEN, 0, 0);
+    a.in_proj_ba   = ring2_new(GDN_F32, 0, 2, 2 * HV, HIDDEN, 0, 0);
+    a.conv_weight  = ring2_new(GDN_F32, 0, 2, D, 4, 0, 0);
+    a.A_log        = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0);
+    a.dt_bias      = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0);
+    a.norm_weight  = ring2_new(GDN_F32, 0, 1, V, 0, 0, 0);
+    a.out_proj     = ring2_new(GDN_F32, 0, 2, HIDDEN, HV * V, 0, 0);
+    a.conv_state   = ring2_new(GDN_F32, 0, 3, 4, D, 3, 0);
+    a.state        = ring2_new(GDN_F32, 0, 4, 4, HV, V, K);
+    a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
+    batch            = gdn_batch_init();
+    batch.cu_seqlens = ring2_indices(GDN_I32, 3, cu);
+    a.batch          = &batch;
+    return a;
+}
+
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_BLOCK, block, __VA_ARGS__)
+#undef REFUSE_CONTENTS
+#define REFUSE_CONTENTS(...) REFUSE_SEEN(RING2_CONTENTS, GDN_OP_BLOCK, block, __VA_ARGS__)
+
+static void refuse_block_fields(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = 1);
+    REFUSE("n_key_heads 0", GDN_E_ARG, "n_key_heads", a->n_key_heads = 0);
+    REFUSE("n_value_heads -1", GDN_E_ARG, "n_value_heads", a->n_value_heads = -1);
+    REFUSE("value heads no multiple", GDN_E_ARG, "n_value_heads", a->n_key_heads = 2;
+           a->n_value_heads = 3);
+    REFUSE("K 257", GDN_E_UNSUPPORTED, "key_head_dim", a->key_head_dim = 257);
+    REFUSE("V 0", GDN_E_ARG, "value_head_dim", a->value_head_dim = 0);
+    REFUSE("state_layout 2", GDN_E_ARG, "state_layout", a->state_layout = 2);
+    REFUSE("rms_eps NaN", GDN_E_ARG, "rms_eps", a->rms_eps = NAN);
+    REFUSE("GDN_WRITE_EACH", GDN_E_UNSUPPORTED, "write", batch.write = GDN_WRITE_EACH);
+    REFUSE("batch reserved", GDN_E_ARG, "reserved", batch.reserved = 1);
+    REFUSE_CONTENTS("cu_seqlens past N", GDN_E_ARG, "cu_seqlens",
+                    ring2_set(&batch.cu_seqlens, 2, 9));
+    REFUSE_CONTENTS("slot P", GDN_E_ARG, "read_slots",
+                    batch.read_slots = ring2_indices(GDN_I32, 2, (int64_t[]){ 4, 1 }));
+    REFUSE_CONTENTS("slot twice", GDN_E_ARG, "slot",
+                    batch.read_slots = ring2_indices(GDN_I32, 2, (int64_t[]){ 1, 1 }));
+    REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_BLOCK, block, "workspace too small", GDN_E_MEMORY,
+                "workspace_bytes", a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 64);
+}
+
+static void refuse_block_tensors(void)
+{
+    REFUSE("hidden absent", GDN_E_ARG, "hidden", a->hidden.data = NULL);
+    REFUSE("out absent", GDN_E_ARG, "out", a->out.data = NULL);
+    REFUSE("hidden of I32", GDN_E_DTYPE, "hidden", a->hidden.dtype = GDN_I32);
+    REFUSE("hidden of 9", GDN_E_SHAPE, "", a->hidden.size[1] = 9);
+    REFUSE("hidden not dense", GDN_E_SHAPE, "hidden", a->hidden.stride[1] = 2);
+    REFUSE("out of another dtype", GDN_E_DTYPE, "out", a->out.dtype = GDN_BF16);
+    REFUSE("out of fewer tokens", GDN_E_SHAPE, "out", a->out.size[0] = 7);
+    REFUSE("out on hidden", GDN_E_ARG, "out", a->out = a->hidden);
+    REFUSE("out on a weight", GDN_E_ARG, "out", a->in_proj_ba.data = a->out.data);
+    REFUSE("no projections", GDN_E_ARG, "in_proj",
+           a->in_proj_qkvz.data = a->in_proj_ba.data = NULL);
+    REFUSE("both kinds of projections", GDN_E_ARG, "in_proj_z",
+           a->in_proj_z = ring2_new(GDN_F32, 0, 2, HV * V, HIDDEN, 0, 0));
+    REFUSE("in_proj_ba absent", GDN_E_ARG, "in_proj_ba", a->in_proj_ba.data = NULL);
+    REFUSE("in_proj_qkvz of fewer rows", GDN_E_SHAPE, "in_proj_qkvz", a->in_proj_qkvz.size[0]--);
+    REFUSE("in_proj_qkvz not dense", GDN_E_SHAPE, "in_proj_qkvz", a->in_proj_qkvz.stride[1] = 2);
+    REFUSE("conv_weight absent", GDN_E_ARG, "conv_weight", a->conv_weight.data = NULL);
+    REFUSE("conv_weight of fewer rows", GDN_E_SHAPE, "conv_weight", a->conv_weight.size[0]--);
+    REFUSE("9 taps", GDN_E_UNSUPPORTED, "conv_weight",
+           a->conv_weight = ring2_new(GDN_F32, 0, 2, D, 9, 0, 0));
+    REFUSE("A_log absent", GDN_E_ARG, "A_log", a->A_log.data = NULL);
+    REFUSE("dt_bias of 3", GDN_E_SHAPE, "dt_bias", a->dt_bias.size[0] = 3);
+    REFUSE("norm_weight of I32", GDN_E_DTYPE, "norm_weight", a->norm_weight.dtype = GDN_I32);
+    REFUSE("out_proj turned", GDN_E_SHAPE, "out_proj",
+           a->out_proj = ring2_new(GDN_F32, 0, 2, HV * V, HIDDEN, 0, 0));
+    REFUSE("conv_state of W - 2", GDN_E_SHAPE, "conv_state", a->conv_state.size[2] = 2);
+    REFUSE("conv_state of I32", GDN_E_DTYPE, "conv_state", a->conv_state.dtype = GDN_I32);
+    REFUSE("state turned", GDN_E_SHAPE, "state", a->state_layout = GDN_STATE_KV);
+    REFUSE("state of other heads", GDN_E_SHAPE, "state", a->state.size[1] = 1);
+    REFUSE("state of no dtype", GDN_E_DTYPE, "state", a->state.dtype = -5);
+    REFUSE("state on conv_state", GDN_E_ARG, "state", a->state.data = a->conv_state.data);
+    REFUSE("state on hidden", GDN_E_ARG, "state", a->hidden.data = a->state.data);
+    REFUSE("other numbers of slots", GDN_E_SHAPE, "slots", a->state.size[0] = 3);
+}
+
+int main(int argc, char **argv)
+{
+    ring2_options(argc, argv);
+    ctx = ring2_ctx(2);
+    refuse_conv1d();
+    refuse_gates();
+    refuse_l2norm();
+    refuse_rmsnorm_gated();
+    refuse_block_fields();
+    refuse_block_tensors();
+    return ring2_summary();
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The judge: the formulas of gdn.h in float64, written to be read, token by token, one head
+ * at a time. No layouts, no batches, no speed.
+ *
+ * Beside a value may stand its magnitude: how much rounding a float32 computation of it can
+ * collect, in units of 2^-24. Each operation adds the absolute values of its terms, and what
+ * was added earlier is carried on through the recurrence. An error is judged as
+ *
+ *     |got - want| <= limit x 2^-24 x magnitude
+ */
+#ifndef GDN_TESTS_ORACLE_H
+#define GDN_TESTS_ORACLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- Storage ---- */
+
+/* Element i of an array of gdn_dtype (floats and indices), and the store with one rounding to
+ * nearest even. Written without the library's conversions. */
+double oracle_load(const void *p, int dtype, int64_t i);
+void   oracle_store(void *p, int dtype, int64_t i, double x);
+/* Half the distance of neighbours of that float dtype around x: what one rounding may cost. */
+double oracle_half_ulp(int dtype, double x);
+
+/* ---- The rule ---- */
+
+/*
+ * One sequence of one state head. alpha = 0 and beta = 0 act by selection (G7, G8). All arrays
+ * are dense. Magnitudes assume exact inputs; inputs with a relative error of e units add e to
+ * the limit.
+ */
+struct oracle_rule {
+    int64_t       T;
+    int           K, V;
+    double        scale;
+    const double *q, *k;        /* [T][K]; normalised by the caller if they are to be */
+    const double *v;            /* [T][V] */
+    const double *alpha, *beta; /* [T] */
+    double       *state;        /* [V][K]: in the initial, out the final state */
+    double       *o;            /* [T][V]; may be NULL */
+    double       *each;         /* [T][V][K], the state after each token; may be NULL */
+    double       *o_mag;        /* [T][V]; may be NULL */
+    double       *state_mag;    /* [V][K], of the final state; may be NULL */
+    double       *each_mag;     /* [T][V][K]; may be NULL */
+};
+void oracle_rule(const struct oracle_rule *r);
+
+/* ---- Gates ---- */
+
+double oracle_sigmoid(double x);
+double oracle_silu(double x);
+double oracle_softplus(double x); /* x above 20 */
+/* The log gate of GDN_GATE_RAW; lower_bound 0: none. */
+double oracle_gate(double a, double A_log, double dt_bias, double lower_bound);
+
+/* ---- Norms ---- */
+
+/* y = x / its length, in the formula `norm` (gdn_norm; NONE copies). y may be x. */
+void oracle_l2norm(double *y, const double *x, int64_t n, int norm, double eps);
+/* y = x / sqrt(mean x^2 + eps) w act(z). w NULL: 1; z NULL: no gate. y may be x. */
+void oracle_rmsnorm_gated(double *y, const double *x, const double *w, const double *z,
+                          bool sigmoid, double eps, int64_t n);
+
+/* ---- Convolution, projections ---- */
+
+/* y [T][D] from x [T][D], weight [D][W], bias [D] (NULL: 0). history [W-1][D], oldest first,
+ * is what came before x; NULL: zero. y_mag may be NULL. */
+void oracle_conv(double *y, double *y_mag, const double *x, const double *history,
+                 const double *weight, const double *bias, bool silu, int64_t T, int D, int W);
+/* y [m][n] = x [m][K] times w [n][K] transposed. y_mag may be NULL. */
+void oracle_linear(double *y, double *y_mag, const double *x, const double *w, int64_t m,
+                   int64_t n, int64_t K);
+
+#endif

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The fixture of the op tests: named tests, guarded memory, views of any shape, comparison.
+ *
+ * Memory is the one idea. Every buffer ends at a page that cannot be touched and is filled
+ * with bytes that read as NaN in every float dtype. ring2_call_begin() takes a copy of all of
+ * it, ring2_may_write() names the elements that the call may change, ring2_call_end() finds
+ * any other byte that changed: inputs, gaps between rows, slots that belong to nobody.
+ */
+#ifndef RING2_H
+#define RING2_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gdn.h"
+
+/* ---- Tests ---- */
+
+struct ring2_test {
+    const char *name;
+    void (*run)(void);
+};
+
+/* Runs those whose name holds the argument, if there is one. Returns main's status. */
+int ring2_main(int argc, char **argv, const struct ring2_test *tests, int n);
+
+/* The same by hand, for generated tests: */
+void ring2_options(int argc, char **argv);
+bool ring2_begin(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void ring2_end(void);    /* prints the line, frees every buffer */
+int  ring2_summary(void); /* prints the closing line, returns main's status */
+
+/* Marks the running test. */
+void ring2_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void ring2_skip(const char *why);
+bool ring2_failed(void);
+
+#define CHECK(cond, ...)                      \
+    do {                                      \
+        if (!(cond)) ring2_fail(__VA_ARGS__); \
+    } while (0)
+
+/* status, with the context's last error as the text of the failure */
+void ring2_status(gdn_ctx *ctx, const char *what, gdn_status got, gdn_status want);
+
+/* ---- Random numbers: the same on every machine, from the test's name ---- */
+
+uint64_t ring2_bits(void);
+double   ring2_uniform(double low, double high);
+int64_t  ring2_below(int64_t n);
+
+/* ---- Pairwise cases ---- */
+
+enum { RING2_MAX_FACTORS = 32, RING2_MAX_LEVELS = 10 };
+
+struct ring2_factors {
+    int        n;
+    const int *levels; /* [n], how many levels each factor has */
+    bool (*allowed)(int factor_i, int level_i, int factor_j, int level_j);
+};
+/* Rows of levels such that every allowed pair of two factors' levels is in one of them. Returns
+ * how many; -1 if max_rows are too few or an allowed pair is in no possible row. */
+int ring2_pairs(const struct ring2_factors *f, int (*rows)[RING2_MAX_FACTORS], int max_rows);
+
+/* ---- Contexts ---- */
+
+/* One context per thread count, kept to the end of the program. */
+gdn_ctx *ring2_ctx(int n_threads);
+/* One of 3 threads whose allocations are counted; the caller destroys it. */
+gdn_ctx *ring2_counting_ctx(int *n_allocs);
+
+/* Runs call(arg) in unusual float environment i, from 0 up, and checks that it is the same
+ * afterwards. False: there is no environment i on this machine. */
+bool ring2_float_mode(int i, void (*call)(void *arg), void *arg);
+
+/* ---- Memory and views ---- */
+
+void *ring2_alloc(size_t bytes, size_t align);
+void *ring2_heap(size_t bytes); /* zeroed, unguarded, freed by ring2_end() */
+
+/* A view with a buffer of its own: each dimension but the last is followed by `gap` elements
+ * that belong to nobody. */
+gdn_tensor ring2_new(int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s1, int64_t s2,
+                     int64_t s3);
+/* View without dimension dim, at index i of it; view with n of dimension dim, from `first`. */
+gdn_tensor ring2_select(const gdn_tensor *t, int dim, int64_t i);
+gdn_tensor ring2_narrow(const gdn_tensor *t, int dim, int64_t first, int64_t n);
+gdn_tensor ring2_swap(const gdn_tensor *t, int a, int b);
+
+/* The same values in dense memory of its own; absent stays absent. */
+gdn_tensor ring2_clone(const gdn_tensor *t);
+
+int64_t ring2_count(const gdn_tensor *t);
+/* Element number i in row-major order, whatever the strides. */
+void   *ring2_element(const gdn_tensor *t, int64_t i);
+double  ring2_get(const gdn_tensor *t, int64_t i);
+void    ring2_set(const gdn_tensor *t, int64_t i, double x); /* rounds to nearest even */
+void    ring2_fill(const gdn_tensor *t, double low, double high);
+void    ring2_fill_value(const gdn_tensor *t, double x);
+void    ring2_copy(const gdn_tensor *to, const gdn_tensor *from);
+double *ring2_doubles(const gdn_tensor *t);
+gdn_tensor ring2_indices(int32_t dtype, int64_t n, const int64_t *values);
+
+/* Is every bit of every element equal? */
+bool ring2_same_bits(const gdn_tensor *a, const gdn_tensor *b);
+void ring2_expect_bits(const char *what, const gdn_tensor *got, const gdn_tensor *want);
+
+/* ---- What a call may touch ---- */
+
+void ring2_call_begin(void);
+void ring2_may_write(const gdn_tensor *t);
+void ring2_may_write_bytes(const void *memory, size_t bytes);
+void ring2_call_end(void);
+
+/* ---- Refusals ---- */
+
+/* Bytes of the op's struct; how many tensors it begins with; where its batch is (0: none). */
+struct ring2_op {
+    size_t bytes, n_tensors, batch_at;
+};
+extern const struct ring2_op ring2_ops[];
+
+gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args);
+
+enum ring2_seen { RING2_STRUCT, RING2_CONTENTS, RING2_WORKSPACE };
+/*
+ * G1: the call is refused with that status and a text that holds `needle`; no byte of any
+ * buffer changes. gdn_supported() says the same of what the struct alone tells, without
+ * reading through a pointer, and accepts what only contents (or the workspace) tell.
+ */
+void ring2_refused(gdn_ctx *ctx, gdn_op op, const void *args, enum ring2_seen seen,
+                   gdn_status want, const char *needle);
+
+/* ---- Comparison ---- */
+
+/*
+ * |got - want| <= limit + half an ulp of the stored dtype, element by element; where `rms` is
+ * given (an expected error, not a bound), also the root mean square over the tensor. kept:
+ * elements not to be judged; NULL: none.
+ */
+void ring2_compare(const char *what, const gdn_tensor *got, const double *want,
+                   const double *limit, const double *rms, const bool *kept);
+
+#endif

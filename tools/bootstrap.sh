@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# bootstrap.sh build|check|test - makes sure that the tools are there.
+#
+#   build   a C compiler, CMake and cJSON
+#   check   also a virtual environment, build/venv, with numpy and pytest
+#   test    also what single stages of ci.sh want; such a stage is skipped without it
+#
+# Installs Debian packages when root; CMake and Ninja come from pip when not. What is needed
+# and cannot be had is named, with exit status 1.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. tools/env.sh
+level=${1:?usage: bootstrap.sh build|check|test}
+venv=build/venv
+
+have() { command -v "$1" >/dev/null; }
+have_header() { echo "#include <$1>" | "${CC:-cc}" -E - >/dev/null 2>&1; }
+have_cmake() {
+    local found
+    found=$(cmake --version 2>/dev/null | sed -n '1s/cmake version //p') &&
+        [ "$(printf '%s\n' 3.22 "$found" | sort -V | head -n 1)" = 3.22 ]
+}
+have_msan() {
+    echo 'int main(void) { return 0; }' |
+        clang -fsanitize=memory -x c - -o build/probe 2>/dev/null
+}
+have_modules() { "$venv/bin/python" -c "import numpy, pytest" 2>/dev/null; }
+
+# Debian packages that the build cannot do without and that are not there.
+needed() {
+    have "${CC:-cc}" || echo gcc libc6-dev
+    have_cmake || echo cmake
+    have_header cjson/cJSON.h || echo libcjson-dev
+}
+
+# Those that only tests want.
+wanted() {
+    have python3 || echo python3
+    python3 -c "import ensurepip, venv" 2>/dev/null || echo python3-venv
+    [ "$level" = test ] || return 0
+    have ninja || echo ninja-build
+    have c++ || echo g++
+    have clang || echo clang
+    have qemu-x86_64 || echo qemu-user
+    have pkg-config || echo pkg-config
+    if have clang && ! have_msan; then
+        echo "libclang-rt-$(clang -dumpversion | cut -d . -f 1)-dev"
+    fi
+}
+
+apt_install() {
+    [ $# -gt 0 ] && [ "$(id -u)" = 0 ] && have apt-get || return 0
+    echo "bootstrap: installing $*"
+    local log=build/bootstrap.log
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update >"$log" 2>&1 || true
+    apt-get install -y --no-install-recommends "$@" >>"$log" 2>&1 && return 0
+    for package; do # one that this release lacks must not keep out the others
+        apt-get install -y --no-install-recommends "$package" >>"$log" 2>&1 ||
+            echo "bootstrap: apt-get could not install $package, see $log"
+    done
+}
+
+make_venv() {
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 && return 0
+    rm -rf "$venv"
+    python3 -m venv --system-site-packages "$venv" >/dev/null 2>&1 && return 0
+    rm -rf "$venv"
+    return 1
+}
+
+pip_install() {
+    make_venv || return 1
+    echo "bootstrap: installing $* into $venv"
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@" 2>build/pip.log
+}
+
+# What is missing at this level, by its packages' names.
+missing() {
+    needed
+    [ "$level" = build ] || wanted
+}
+
+mkdir -p build
+# shellcheck disable=SC2046 # words are packages
+apt_install $(missing)
+# shellcheck disable=SC2046 # clang's sanitizers can be named once clang is there
+[ "$level" = test ] && apt_install $(missing)
+have_cmake || pip_install cmake ninja || true
+
+if [ "$level" != build ] && ! have_modules; then
+    make_venv && { have_modules || pip_install numpy pytest; } ||
+        { apt_install python3-numpy python3-pytest && make_venv && have_modules; } ||
+        echo "bootstrap: no numpy and pytest, so no tests of the Python package" \
+            "(install python3-venv python3-numpy python3-pytest)"
+fi
+
+lack=$(needed)
+if [ -n "$lack" ]; then
+    echo "bootstrap: please install these packages: ${lack//$'\n'/ }" >&2
+    exit 1
+fi
+lack=$(missing)
+[ -z "$lack" ] || echo "bootstrap: some tests will be skipped for want of: ${lack//$'\n'/ }"

@@ -1,0 +1,175 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# ci.sh [stage...] - every check of this repository, as named stages, cheapest first. The last
+# line counts the stages and the single tests that ran in them. Output of a stage is in
+# build/ci/STAGE.log, and is shown if it fails.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. tools/env.sh
+all="style headers guarantees images gcc symbols install qemu clang asan tsan msan"
+logs=build/ci
+mkdir -p "$logs"
+
+skip() { # skip REASON: ends the stage
+    echo "$*" >"$logs/$stage.skip"
+    exit 77
+}
+need() { command -v "$1" >/dev/null || skip "no $1"; }
+
+# build PRESET FOLDER [CMAKE ARGUMENT...]
+build() {
+    local preset=$1 folder=build/$2
+    shift 2
+    cmake --preset "$preset" -B "$folder" "$@" && cmake --build "$folder"
+}
+# The build that the stages gcc, symbols, install and qemu look at.
+build_gcc() {
+    need gcc
+    build release gcc -DCMAKE_C_COMPILER=gcc -DGDN_WERROR=ON
+}
+
+# run_tests FOLDER [CTEST ARGUMENT...]: under $launcher; keeps each test's line for the count.
+launcher=
+run_tests() {
+    local folder=build/$1 status=0
+    shift
+    $launcher ctest --test-dir "$folder" --output-on-failure --no-tests=error "$@" || status=$?
+    grep -E '^ *[0-9]+/[0-9]+ Test +#' "$logs/$stage.log" >"$logs/$stage.tests"
+    return $status
+}
+
+# ---- stages ----------------------------------------------------------------------------------
+
+stage_style() { tools/style.sh; }
+
+stage_headers() {
+    local strict=(-Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only -Iinclude) n=0 cc
+    for cc in gcc clang; do
+        command -v $cc >/dev/null || continue
+        $cc -std=c11 -Wstrict-prototypes -Wmissing-prototypes "${strict[@]}" tests/header_c11.c
+        n=$((n + 1))
+    done
+    for cc in g++ clang++; do
+        command -v $cc >/dev/null || continue
+        $cc -std=c++11 "${strict[@]}" tests/header_cxx.cpp
+        $cc -std=c++20 "${strict[@]}" tests/header_cxx.cpp
+        n=$((n + 1))
+    done
+    echo "$n compilers"
+    [ $n -gt 0 ]
+}
+
+stage_guarantees() {
+    need python3
+    python3 tools/guarantees.py
+}
+
+stage_images() { skip "no CUDA sources yet"; }
+
+stage_gcc() {
+    build_gcc
+    run_tests gcc
+}
+
+stage_symbols() {
+    build_gcc
+    tools/symbols.sh build/gcc
+}
+
+stage_install() {
+    build_gcc
+    tools/install.sh build/gcc
+}
+
+stage_qemu() {
+    need qemu-x86_64
+    [ "$(uname -m)" = x86_64 ] || skip "not an x86-64 machine"
+    build_gcc
+    tools/emulate.sh build/gcc || { [ $? = 77 ] && skip "this qemu emulates no AVX2"; }
+}
+
+stage_clang() {
+    need clang
+    build clang clang
+    run_tests clang -L 'ring1|ring2'
+}
+
+stage_asan() {
+    build asan asan
+    # Failing allocations are part of the tests.
+    export ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+    run_tests asan -L 'ring1|ring2|^cli$' -E '^readme$'
+}
+
+# Only what has threads; the best instruction set is enough for that.
+stage_tsan() {
+    echo 'int main(void) { return 0; }' >"$logs/probe.c"
+    cc -fsanitize=thread -o "$logs/probe" "$logs/probe.c" || skip "the compiler has no TSan"
+    # Where addresses are too random for TSan's shadow, without randomisation.
+    "$logs/probe" || launcher="setarch $(uname -m) -R"
+    $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
+    build tsan tsan
+    run_tests tsan -L ring2 -E '[.](scalar|avx2)$'
+}
+
+# Reads of memory that nobody wrote; clang models plain C best, hence the scalar table.
+stage_msan() {
+    need clang
+    echo 'int main(void) { return 0; }' >"$logs/probe.c"
+    clang -fsanitize=memory -o "$logs/probe" "$logs/probe.c" || skip "clang has no MSan"
+    "$logs/probe" || launcher="setarch $(uname -m) -R"
+    $launcher "$logs/probe" || skip "MSan does not start here, see vm.mmap_rnd_bits"
+    build clang msan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=memory
+    run_tests msan -L ring2 -R '[.]scalar$'
+}
+
+# ---- run them --------------------------------------------------------------------------------
+
+passed=0 failed=0 skipped=0
+count() { grep -cE "$1" "$logs/$stage.tests"; }
+
+[ $# -gt 0 ] || set -- $all
+for stage; do
+    case " $all " in
+    *" $stage "*) ;;
+    *)
+        echo "unknown stage $stage; there are: $all" >&2
+        exit 2
+        ;;
+    esac
+    rm -f "$logs/$stage".*
+    touch "$logs/$stage.tests"
+    start=$SECONDS
+    (
+        set -e
+        "stage_$stage"
+    ) >"$logs/$stage.log" 2>&1 </dev/null
+    status=$?
+    seconds=$((SECONDS - start))
+
+    total=$(count .) good=$(count ' Passed ') left=$(count 'Skipped|Not Run \(Disabled\)')
+    bad=$((total - good - left))
+    passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + left))
+    case $status in
+    0) passed=$((passed + 1)) ;;
+    77) skipped=$((skipped + 1)) ;;
+    *)
+        failed=$((failed + 1))
+        tail -n 200 "$logs/$stage.log"
+        ;;
+    esac
+    if [ "$left" -gt 0 ]; then
+        sed -nE 's/.*: ([^ ]+) .*(Skipped|Not Run \(Disabled\)).*/    skipped: \1/p' \
+            "$logs/$stage.tests"
+    fi
+    [ "$total" = 0 ] || echo "    $stage tests: $good passed, $bad failed, $left skipped"
+    case $status in
+    0) echo "stage $stage: ok ($seconds s)" ;;
+    77) echo "stage $stage: SKIPPED ($(cat "$logs/$stage.skip"))" ;;
+    *) echo "stage $stage: FAILED ($seconds s)" ;;
+    esac
+done
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]

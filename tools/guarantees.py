@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Lists the guarantees of include/gdn.h and the tests that hold them: files with a string (in
+Python also a function's name) that names the guarantee, such as "G7 forgets by selection".
+Fails if one has no test, or if a test names one that the header does not state.
+"""
+
+import pathlib
+import re
+import sys
+
+root = pathlib.Path(__file__).resolve().parent.parent
+stated = re.findall(r"^ \*   (G\d+) +\S", (root / "include/gdn.h").read_text(), re.M)
+
+C_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+PY_NAME = re.compile(r"(?<=\bdef )\w+|" + r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'")
+GUARANTEE = re.compile(r"(?<![A-Za-z0-9])[Gg](\d+)(?![A-Za-z0-9])")
+
+
+def named_in(path):
+    pattern = PY_NAME if path.suffix == ".py" else C_STRING
+    text = path.read_text()
+    return {"G" + n for string in pattern.findall(text) for n in GUARANTEE.findall(string)}
+
+
+tests = [p for glob in ("tests/*.c", "tests/*.py", "python/tests/*.py") for p in root.glob(glob)]
+holders = {g: [] for g in stated}
+strays = []
+for path in sorted(tests):
+    name = path.relative_to(root).as_posix()
+    for g in named_in(path):
+        holders[g].append(name) if g in holders else strays.append((g, name))
+
+for g in stated:
+    print(f"{g:4} {' '.join(holders[g]) or '- no test names it'}")
+for g, name in strays:
+    print(f"{g:4} {name} names it, but include/gdn.h does not state it")
+if not stated:
+    print("include/gdn.h states no guarantee")
+sys.exit(not stated or bool(strays) or any(not h for h in holders.values()))

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# style.sh - what can be said about the text of the repository by grep: tabs, trailing blanks,
+# final newline, ASCII, length of lines, the licence line, paths of somebody's machine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export LC_ALL=C
+bad=0
+
+mapfile -t text < <(find . \( -path ./.git -o -path ./build -o -name '__pycache__' \
+    -o -name '*.egg-info' -o -name .pytest_cache \) -prune -o -type f \
+    ! -name '*.safetensors' ! -name LICENSE -print | sed 's|^\./||' | sort)
+mapfile -t code < <(printf '%s\n' "${text[@]}" |
+    grep -E '\.(c|h|inc|cpp|py|sh|cmake|map)$|CMakeLists\.txt$|(^|/)Makefile$|^\.ci/run$')
+
+# refuse WHAT PATTERN FILE...
+refuse() {
+    local what=$1 pattern=$2
+    shift 2
+    if grep -nPH -e "$pattern" -- "$@"; then
+        echo "style: $what"
+        bad=1
+    fi
+}
+# select PATTERN | leave PATTERN: from the list of code files
+choose() { printf '%s\n' "${code[@]}" | grep "$@" || true; }
+
+mapfile -t wide < <(choose -E '^src/cpu/avx[^/]*\.c$')
+mapfile -t narrow < <(choose -vE '^src/cpu/avx[^/]*\.c$')
+mapfile -t no_make < <(printf '%s\n' "${text[@]}" | grep -vE '(^|/)Makefile$')
+
+refuse "tab" '\t' "${no_make[@]}"
+refuse "trailing blank" '[ \t\r]$' "${text[@]}"
+refuse "not ASCII" '[^\x00-\x7f]' "${text[@]}"
+refuse "line over 100 columns" '^.{101}' "${narrow[@]}"
+[ ${#wide[@]} = 0 ] || refuse "line over 120 columns" '^.{121}' "${wide[@]}"
+refuse "a path of one machine" '(^|[^\w.])/(work|root|home|tmp)/' "${text[@]}"
+
+for file in "${text[@]}"; do
+    if [ -s "$file" ] && [ -n "$(tail -c 1 "$file")" ]; then
+        echo "$file: no newline at the end"
+        bad=1
+    fi
+done
+for file in "${code[@]}"; do
+    if ! head -n 2 "$file" | grep -q 'SPDX-License-Identifier: Apache-2\.0'; then
+        echo "$file: no SPDX line on top"
+        bad=1
+    fi
+done
+
+echo "${#text[@]} files"
+exit $bad

@@ -212,7 +212,8 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_block_args *args, struct bloc
     thread        = thread > conv ? thread : conv;
     thread        = thread > gdn_project_scratch() ? thread : gdn_project_scratch();
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
-    c->bytes      = c->plan_bytes + gdn_block_bytes(b) + thread * (size_t)gdn_pool_threads(ctx->pool);
+    thread *= (size_t)gdn_pool_threads(ctx->pool);
+    c->bytes = c->plan_bytes + gdn_block_bytes(b) + thread;
     return GDN_OK;
 }
 
@@ -227,8 +228,9 @@ gdn_status gdn_block_check(gdn_ctx *ctx, const gdn_block_args *args, size_t *byt
 static gdn_status run(gdn_ctx *ctx, struct block_call *c)
 {
     const gdn_block_args *a = &c->args;
-    const int64_t P = a->state.data ? a->state.size[0] : a->conv_state.data ? a->conv_state.size[0] : -1;
-    void         *memory;
+    const gdn_tensor     *pool = a->state.data ? &a->state : &a->conv_state;
+    const int64_t         P    = pool->data ? pool->size[0] : -1;
+    void                 *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     TRY(gdn_plan_batch(ctx, &c->tokens, P, P, true, memory, &c->plan));
     c->block.args = a;

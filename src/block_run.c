@@ -142,13 +142,15 @@ static void move_piece(const struct window *w, int64_t piece, bool store)
 {
     const struct gdn_block *b = w->b;
     const struct gdn_seq   *p = &w->m->pieces[piece], *s = &b->plan->seqs[w->first_seq + piece];
-    const int64_t           t0 = piece == 0 ? w->first_token : 0;
+    const struct gdn_rows  *rows = store ? &b->out : &b->in;
+    const int64_t           t0   = piece == 0 ? w->first_token : 0;
     for (int64_t t = 0; t < p->n_valid; t++) {
-        float *row = w->m->x + (p->first + t) * b->hidden;
+        float *x = w->m->x + (p->first + t) * b->hidden;
+        void  *row = gdn_row(rows, s, t0 + t, 0);
         if (store)
-            w->ctx->kr->store_row[b->out.dtype](gdn_row(&b->out, s, t0 + t, 0), row, (size_t)b->hidden);
+            w->ctx->kr->store_row[rows->dtype](row, x, (size_t)b->hidden);
         else
-            w->ctx->kr->load_row[b->in.dtype](row, gdn_row(&b->in, s, t0 + t, 0), (size_t)b->hidden);
+            w->ctx->kr->load_row[rows->dtype](x, row, (size_t)b->hidden);
     }
 }
 

@@ -307,10 +307,9 @@ size_t gdn_conv_scratch(const struct gdn_conv *conv)
 void gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch)
 {
     const int64_t wanted = 4 * (int64_t)gdn_pool_threads(ctx->pool); /* items, to balance them */
-    struct run    r      = {
-                .conv = conv, .kr = ctx->kr, .scratch = scratch, .thread_bytes = gdn_conv_scratch(conv)
-    };
-    r.channels = (conv->D / wanted + LANES) / LANES * LANES;
+    struct run    r      = { .conv = conv, .kr = ctx->kr, .scratch = scratch };
+    r.thread_bytes       = gdn_conv_scratch(conv);
+    r.channels           = (conv->D / wanted + LANES) / LANES * LANES;
     if (r.channels < 2 * LANES) r.channels = 2 * LANES;
     if (r.channels > CHANNELS) r.channels = CHANNELS;
     r.n_blocks = (conv->D + r.channels - 1) / r.channels;

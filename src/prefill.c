@@ -64,24 +64,31 @@ size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
     return lay_out(&c, r, kr, NULL);
 }
 
+/* Strip s of the item. */
+static float *strip_at(const struct chunk *c, const struct gdn_rule *r,
+                       const struct gdn_kernels *kr, const struct gdn_rule_item *item, int s)
+{
+    return c->S + (ptrdiff_t)(s - item->first) * r->K * kr->strip;
+}
+
 /* ---- The state: pool <-> strips ----------------------------------------------------------- */
 
 static void load_strip(float *S, const struct chunk *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const void *from,
                        const struct gdn_pool_view *view, int col)
 {
-    const int strip = kr->strip, cols = r->V - col < strip ? r->V - col : strip;
-    const char   *at   = from;
-    const int64_t elem = (int64_t)gdn_dtype_bytes(view ? view->dtype : GDN_F32);
+    const int     strip = kr->strip, cols = r->V - col < strip ? r->V - col : strip;
+    const char   *at    = from;
+    const int64_t elem  = (int64_t)gdn_dtype_bytes(view->dtype), ld = view->ld * elem;
     if (!from || cols < strip) memset(S, 0, (size_t)(r->K * strip) * sizeof *S);
     if (!from) return;
     if (view->k_first) {
         for (int x = 0; x < r->K; x++)
-            kr->load_row[view->dtype](S + x * strip, at + (x * view->ld + col) * elem, (size_t)cols);
+            kr->load_row[view->dtype](S + x * strip, at + x * ld + col * elem, (size_t)cols);
         return;
     }
     for (int j = 0; j < cols; j++)
-        kr->load_row[view->dtype](c->rows + j * c->ld, at + (col + j) * view->ld * elem, (size_t)r->K);
+        kr->load_row[view->dtype](c->rows + j * c->ld, at + (col + j) * ld, (size_t)r->K);
     kr->transpose(S, strip, c->rows, c->ld, cols, r->K);
 }
 
@@ -90,16 +97,16 @@ static void store_strip(const float *S, const struct chunk *c, const struct gdn_
                         int col)
 {
     const int     strip = kr->strip, cols = r->V - col < strip ? r->V - col : strip;
-    char         *at   = to;
-    const int64_t elem = (int64_t)gdn_dtype_bytes(view->dtype);
+    char         *at    = to;
+    const int64_t elem  = (int64_t)gdn_dtype_bytes(view->dtype), ld = view->ld * elem;
     if (view->k_first) {
         for (int x = 0; x < r->K; x++)
-            kr->store_row[view->dtype](at + (x * view->ld + col) * elem, S + x * strip, (size_t)cols);
+            kr->store_row[view->dtype](at + x * ld + col * elem, S + x * strip, (size_t)cols);
         return;
     }
     kr->transpose(c->rows, c->ld, S, strip, r->K, cols);
     for (int j = 0; j < cols; j++)
-        kr->store_row[view->dtype](at + (col + j) * view->ld * elem, c->rows + j * c->ld, (size_t)r->K);
+        kr->store_row[view->dtype](at + (col + j) * ld, c->rows + j * c->ld, (size_t)r->K);
 }
 
 /* ---- One chunk ------------------------------------------------------------------------------ */
@@ -137,7 +144,8 @@ static void load_v(struct chunk *c, const struct gdn_rule *r, const struct gdn_k
                    const struct gdn_seq *seq, const struct piece *p, int64_t t0)
 {
     const int    hv   = gdn_rule_source(r, p->head, r->Hv);
-    const size_t elem = gdn_dtype_bytes(r->v.dtype), wide = (size_t)((p->last - p->first) * kr->strip);
+    const size_t elem = gdn_dtype_bytes(r->v.dtype);
+    const size_t wide = (size_t)((p->last - p->first) * kr->strip);
     for (int t = 0; t < C; t++) {
         float *row = c->v + t * c->ld_v;
         if (c->beta[t] == 0) {
@@ -193,7 +201,7 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
     const float decay = c->start[C - 1];
     load_v(c, r, kr, item->seq, p, t0);
     for (int s = p->first; s < p->last; s++) {
-        float    *S  = c->S + (ptrdiff_t)(s - item->first) * r->K * kr->strip;
+        float    *S  = strip_at(c, r, kr, item, s);
         ptrdiff_t at = (s - p->first) * kr->strip;
         kr->strip_mul(c->p, kr->strip, c->kq, c->ld, S, 2 * C, r->K, kr->strip);
         kr->chunk_solve(c->o + at, c->ld_v, c->w, c->p, c->v + at, c->ld_v, c->A, c->B, c->start,
@@ -218,7 +226,7 @@ static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct 
     gdn_rule_load_gates(r, kr, item->seq, p->head, t0, n, false, c->all_g, c->all_beta);
     for (int a = 0, b; a < n; a = b) {
         if (forgets(c->all_g[a])) {
-            memset(c->S + (ptrdiff_t)(p->first - item->first) * r->K * kr->strip, 0,
+            memset(strip_at(c, r, kr, item, p->first), 0,
                    (size_t)((p->last - p->first) * r->K * kr->strip) * sizeof *c->S);
             c->all_g[a] = 0;
         }
@@ -240,7 +248,7 @@ void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
     for (int s = item->first; s < item->last; s++) {
         p                = piece_at(r, kr, item, s);
         const void *from = gdn_rule_from(r, seq, p.head, &view);
-        load_strip(c.S + (ptrdiff_t)(s - item->first) * r->K * kr->strip, &c, r, kr, from, view, p.col);
+        load_strip(strip_at(&c, r, kr, item, s), &c, r, kr, from, view, p.col);
     }
     for (int64_t t0 = 0; t0 < seq->n_valid; t0 += C) {
         const int n = seq->n_valid - t0 < C ? (int)(seq->n_valid - t0) : C;
@@ -253,7 +261,6 @@ void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
     for (int s = item->first; s < item->last; s++) {
         p        = piece_at(r, kr, item, s);
         void *to = gdn_rule_to(r, seq, seq->n_valid - 1, p.head, &view);
-        if (to)
-            store_strip(c.S + (ptrdiff_t)(s - item->first) * r->K * kr->strip, &c, r, kr, to, view, p.col);
+        if (to) store_strip(strip_at(&c, r, kr, item, s), &c, r, kr, to, view, p.col);
     }
 }

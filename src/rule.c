@@ -16,7 +16,7 @@ struct rule_call {
     struct gdn_tokens tokens;
     struct gdn_plan   plan;
     struct gdn_rule   rule;
-    size_t            plan_bytes, gate_bytes, thread_bytes, bytes;
+    size_t            plan_bytes, gate_bytes, bytes;
 };
 
 static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
@@ -55,12 +55,13 @@ static gdn_status check_rows(gdn_ctx *ctx, struct rule_call *c, bool decode)
     TRY(gdn_check_dtype(ctx, &a->k, "k", same));
     TRY(gdn_check_dtype(ctx, &a->v, "v", same));
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, decode, &c->tokens));
-    TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, a->q.size[a->q.ndim - 1] }));
+    const int64_t K = a->q.size[a->q.ndim - 1];
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, K }));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
 
     const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
     const int64_t Hv = a->v.size[a->v.ndim - 2], H = Hq > Hv ? Hq : Hv;
-    const int64_t K = a->q.size[a->q.ndim - 1], V = a->v.size[a->v.ndim - 1];
+    const int64_t V = a->v.size[a->v.ndim - 1];
     if (Hq < 1 || Hk < 1 || Hv < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "q k v: %lld, %lld, %lld heads, wanted at least 1 each",
                         (long long)Hq, (long long)Hk, (long long)Hv);
@@ -230,8 +231,8 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
 
     c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
-    c->thread_bytes = gdn_rule_scratch(r, ctx->kr);
-    c->bytes = c->plan_bytes + c->gate_bytes + c->thread_bytes * (size_t)gdn_pool_threads(ctx->pool);
+    c->bytes        = c->plan_bytes + c->gate_bytes +
+               gdn_rule_scratch(r, ctx->kr) * (size_t)gdn_pool_threads(ctx->pool);
     return GDN_OK;
 }
 
@@ -295,9 +296,15 @@ static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
     return status;
 }
 
-gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args) { return rule_op(ctx, args, false); }
+gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args)
+{
+    return rule_op(ctx, args, false);
+}
 
-gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args) { return rule_op(ctx, args, true); }
+gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args)
+{
+    return rule_op(ctx, args, true);
+}
 
 const char *gdn_rule_loops(const struct gdn_rule *r)
 {
@@ -325,7 +332,8 @@ void gdn_rule_cut(struct gdn_rule *r, const struct gdn_kernels *kr, int n_thread
      * item with more state than the L2 cache takes. */
     const int64_t strips = (int64_t)r->group_heads * r->n_strips;
     const int64_t groups = r->n_seqs * r->n_groups > 0 ? r->n_seqs * r->n_groups : 1;
-    const int64_t fits   = GDN_ITEM_STATE_BYTES / ((int64_t)r->K * kr->strip * (int64_t)sizeof(float));
+    const int64_t bytes  = (int64_t)r->K * kr->strip * (int64_t)sizeof(float); /* of a strip */
+    const int64_t fits   = GDN_ITEM_STATE_BYTES / bytes;
     int64_t       parts  = n_threads > 1 ? (4 * n_threads + groups - 1) / groups : 1;
     if (parts > strips) parts = strips;
     int64_t each = (strips + parts - 1) / parts;

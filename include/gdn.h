@@ -100,13 +100,13 @@ GDN_API const char *gdn_status_name(gdn_status status);
 
 /* ---- Tensor views -------------------------------------------------------------------- */
 
-typedef enum gdn_dtype {
+typedef enum gdn_dtype { /* numbers below 16 are kept for values, from 16 on for indices */
     GDN_F32  = 0,
     GDN_BF16 = 1,
     GDN_F16  = 2,
-    GDN_I32  = 3,
-    GDN_I64  = 4,
-    GDN_U8   = 5
+    GDN_I32  = 16,
+    GDN_I64  = 17,
+    GDN_U8   = 18
 } gdn_dtype;
 
 /* Bytes of one element; 0 for a value that is no dtype. */
@@ -213,7 +213,7 @@ typedef enum gdn_op {
 /*
  * gdn_supported - would this call be accepted? Looks at the struct alone: descriptors,
  * flags, alignment, overlaps. Nothing that data points to is read (so cu_seqlens, slots and
- * counts are not judged). Returns what the op would.
+ * counts are not judged, nor is the workspace). Returns what the op would.
  */
 GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
 
@@ -262,7 +262,8 @@ typedef enum gdn_write {
  *                                padding, see pad_policy. With num_accepted_tokens: [B][T'].
  *   write_slots          [B]     the slot that its final state goes to; absent: the slot it
  *                                started from. No slot is written twice, nor written by one
- *                                sequence and read by another. GDN_WRITE_EACH: [B][T''] with
+ *                                sequence and read by another; none is negative unless its
+ *                                sequence is padding. GDN_WRITE_EACH: [B][T''] with
  *                                T'' at least the longest sequence, slot of token t; there a
  *                                negative slot drops that token's state.
  *   has_initial_state    [B]     0: start from zero, read nothing. GDN_U8, I32 or I64.
@@ -333,7 +334,7 @@ typedef enum gdn_norm {
  *     v             [N][Hv][V]     A    dense
  *     g             [N][H]         f32 or A; absent: alpha = 1
  *     beta          [N][H]         f32 or A; absent: 1
- *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW; dt_bias absent: 0
+ *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW alone; dt_bias absent: 0
  *     state         [P][H][V][K]   f32, bf16 or f16; one of its last two strides is 1.
  *                                  Absent: every sequence starts from zero.
  *     state_out     likewise       where states are written; absent: in state, in place.
@@ -407,11 +408,11 @@ typedef enum gdn_activation {
  *     weight    [D][W]       f32, bf16 or f16; W from 2 to 8; or [D][1][W]
  *     bias      [D]          likewise; absent: 0
  *     state     [P][D][S]    f32, bf16 or f16; S >= W - 1; any strides (channels first or
- *                            last). The newest input comes last; only the last W - 1 are
- *                            read; all S are written, older ones moving up (below the first
- *                            token: zero). Absent: zero.
- *     state_out likewise     absent: in place in state
- *     out       [N][D]       A        dense; may be the very view x
+ *                            last). The newest input comes last; the last W - 1 enter
+ *                            the sums. Afterwards it holds the last S of its old content
+ *                            followed by x. Absent: zero.
+ *     state_out likewise     the same S; absent: in place in state
+ *     out       [N][D]       A        dense; may be the very view x; absent: only states move
  *
  * A is f32, bf16 or f16. Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH
  * included; [N] without cu_seqlens is one sequence. Guarantees: G1, G2, G3, G6, G10 to G13,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The recurrent form of the rule: token by token, on the state where it lies. An item walks
- * its heads in blocks of at most 64 columns; what the heads of a group share (k, q, k . q) is
+ * its heads in blocks of at most 128 columns; what the heads of a group share (k, q, k . q) is
  * loaded once.
  */
 #include <string.h>

@@ -9,7 +9,7 @@
 
 #include "ctx.h"
 
-enum { N_DTYPES = 6 };
+enum { N_DTYPES = GDN_U8 + 1 };
 
 static const struct {
     const char *name;
@@ -19,7 +19,10 @@ static const struct {
     [GDN_I32] = { "GDN_I32", 4 }, [GDN_I64] = { "GDN_I64", 8 },   [GDN_U8] = { "GDN_U8", 1 },
 };
 
-static bool is_dtype(int32_t dtype) { return dtype >= 0 && dtype < N_DTYPES; }
+static bool is_dtype(int32_t dtype)
+{
+    return dtype >= 0 && dtype < N_DTYPES && dtypes[dtype].name;
+}
 
 size_t gdn_dtype_bytes(int32_t dtype) { return is_dtype(dtype) ? dtypes[dtype].bytes : 0; }
 

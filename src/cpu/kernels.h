@@ -28,7 +28,7 @@ enum { GDN_CHUNK        = 16 };  /* C: tokens of one chunk of the prefill */
 enum { GDN_MAX_STRIP    = 32 };  /* widest strip of state columns, floats */
 enum { GDN_MAX_HEAD     = 256 }; /* largest K and V */
 enum { GDN_MAX_TAPS     = 8 };   /* largest W */
-enum { GDN_STEP_COLUMNS = 64 };  /* most value columns of one step call */
+enum { GDN_STEP_COLUMNS = 128 }; /* most value columns of one step call */
 
 /* What an instruction set needs; gdn_cpu_detect() gives what the machine has. */
 enum {
@@ -37,7 +37,7 @@ enum {
 };
 
 /*
- * T tokens of the recurrence on n <= 64 value columns of one head's state. k and q are normalised
+ * T tokens of the recurrence on n <= 128 value columns of one head's state. k and q are normalised
  * and q carries the scale; kq[t] = k_t . q_t. For each token, S being columns 0..n-1:
  *
  *     alpha = 0: S <- 0      p = S^T k    z = S^T q       (S before the decay)

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Gated DeltaNet: the gated delta rule and the operators around it, by ctypes over libgdn.
+
+    with gdn.Context(threads=4) as ctx:
+        ctx.prefill(q=q, k=k, v=v, g=g, beta=beta, state=state, out=out)
+
+The manual is gdn.h. Calls, arguments, constants, defaults and guarantees are the ones there,
+under the same names without their prefix; everything is written into arrays of the caller.
+Arrays are NumPy's or any object with __array_interface__ or the buffer protocol, in any strides
+that gdn.h allows; nothing is copied. bf16(array) passes 16-bit words as bfloat16.
+
+The library is the file that the environment variable GDN_LIBRARY names, else libgdn.so beside
+this file, else libgdn.so.0 where the system finds it.
+"""
+
+import ctypes
+import operator
+import os
+import threading
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+
+OK, E_ARG, E_SHAPE, E_DTYPE, E_UNSUPPORTED, E_MEMORY, E_CUDA = range(7)  # gdn_status
+F32, BF16, F16, I32, I64, U8 = 0, 1, 2, 16, 17, 18  # gdn_dtype
+BACKEND_CPU, BACKEND_CUDA = range(2)
+PAD_ZERO, PAD_KEEP, PAD_SINK = range(3)
+WRITE_FINAL, WRITE_EACH, WRITE_NONE = range(3)
+GATE_LOG, GATE_LINEAR, GATE_RAW = range(3)
+BETA_GIVEN, BETA_SIGMOID, BETA_TWICE_SIGMOID = range(3)
+HEADS_GROUPED, HEADS_INTERLEAVED = range(2)
+STATE_VK, STATE_KV = range(2)
+NORM_NONE, NORM_L2, NORM_L2_ADD, NORM_L2_MAX = range(4)
+ACT_NONE, ACT_SILU, ACT_SIGMOID = range(3)
+MAX_DIMS = 6
+
+
+# ---- The structs of gdn.h ----------------------------------------------------------------------
+
+
+class gdn_tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("ndim", c_int32),
+        ("size", c_int64 * MAX_DIMS),
+        ("stride", c_int64 * MAX_DIMS),
+    ]
+
+
+_CTYPES = dict(int32=c_int32, uint32=c_uint32, int64=c_int64, float=c_float, size=c_size_t,
+               text=c_char_p, pointer=c_void_p, tensor=gdn_tensor)
+
+
+def _struct(name, fields, outputs=()):
+    """
+    A struct from lines of a type and its fields. One with outputs, the tensors that the call
+    writes, is the arguments of an op, which begin and end alike.
+    """
+    if outputs:
+        fields = "uint32 flags" + fields + "pointer workspace\nsize workspace_bytes\npointer stream"
+    lines = [line.split() for line in fields.strip().splitlines()]
+    members = [(field, _CTYPES[kind]) for kind, *names in lines for field in names]
+    members.insert(0, ("struct_size", c_uint32))
+    return type(name, (ctypes.Structure,), {"_fields_": members, "outputs": outputs})
+
+
+gdn_options = _struct("gdn_options", """
+    int32 backend n_threads
+    text isa
+    pointer alloc release alloc_user log log_user
+    text error_text
+    size error_text_bytes
+""")
+
+gdn_batch = _struct("gdn_batch", """
+    int32 pad_policy write reserved
+    int64 sink_slot
+    tensor cu_seqlens read_slots write_slots has_initial_state num_accepted_tokens token_count
+""")
+
+_CTYPES["batch"] = ctypes.POINTER(gdn_batch)
+
+gdn_rule_args = _struct("gdn_rule_args", """
+    tensor q k v g beta A_log dt_bias state state_out out
+    batch batch
+    int32 gate beta_kind head_map state_layout norm
+    float norm_eps scale gate_lower_bound
+""", outputs=("state", "state_out", "out"))
+
+gdn_conv1d_args = _struct("gdn_conv1d_args", """
+    tensor x weight bias state state_out out
+    batch batch
+    int32 activation reserved
+""", outputs=("state", "state_out", "out"))
+
+gdn_gates_args = _struct("gdn_gates_args", """
+    tensor a b A_log dt_bias g beta
+    int32 gate beta_kind
+    float gate_lower_bound
+    int32 reserved
+""", outputs=("g", "beta"))
+
+gdn_l2norm_args = _struct("gdn_l2norm_args", """
+    tensor x out
+    int32 norm
+    float eps
+""", outputs=("out",))
+
+gdn_rmsnorm_gated_args = _struct("gdn_rmsnorm_gated_args", """
+    tensor x z weight out
+    int32 activation
+    float eps
+""", outputs=("out",))
+
+gdn_block_args = _struct("gdn_block_args", """
+    tensor hidden in_proj_qkvz in_proj_ba in_proj_qkv in_proj_z in_proj_b in_proj_a
+    tensor conv_weight conv_bias A_log dt_bias norm_weight out_proj conv_state state out
+    batch batch
+    int32 n_key_heads n_value_heads key_head_dim value_head_dim state_layout
+    float rms_eps
+""", outputs=("conv_state", "state", "out"))
+
+_OPS = {  # in the order of gdn_op
+    "prefill": gdn_rule_args,
+    "decode": gdn_rule_args,
+    "conv1d": gdn_conv1d_args,
+    "gates": gdn_gates_args,
+    "l2norm": gdn_l2norm_args,
+    "rmsnorm_gated": gdn_rmsnorm_gated_args,
+    "block": gdn_block_args,
+}
+
+
+# ---- The library -------------------------------------------------------------------------------
+
+
+def _find():
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libgdn.so")
+    return os.environ.get("GDN_LIBRARY") or (beside if os.path.exists(beside) else "libgdn.so.0")
+
+
+def _load(path):
+    library = ctypes.CDLL(path)
+    library.gdn_version.restype = c_uint32
+    library.gdn_ctx_destroy.restype = None
+    for name in ("gdn_status_name", "gdn_last_error", "gdn_last_kernel", "gdn_isa"):
+        getattr(library, name).restype = c_char_p
+    return library
+
+
+_path = _find()
+_lib = _load(_path)
+
+
+class Error(Exception):
+    """A call that the library refused: status (E_ARG, ...), its name, and the text."""
+
+    def __init__(self, status, text):
+        self.status = status
+        self.name = _lib.gdn_status_name(status).decode()
+        self.text = text
+        super().__init__(f"{self.name}: {text}")
+
+
+def version():
+    """The version of the library that runs, as "major.minor.patch"."""
+    number = _lib.gdn_version()
+    return f"{number >> 16}.{number >> 8 & 255}.{number & 255}"
+
+
+def info():
+    """What runs here by default: version, library, isa, threads."""
+    with Context() as ctx:
+        return dict(version=version(), library=_path, isa=ctx.isa, threads=ctx.n_threads)
+
+
+# ---- Arrays as tensor views --------------------------------------------------------------------
+
+_DTYPES = {"<f4": F32, "<f2": F16, "<i4": I32, "<i8": I64, "|u1": U8, "|b1": U8}
+
+
+class bf16:
+    """Marks an array of 16-bit unsigned integers as bfloat16."""
+
+    def __init__(self, array):
+        self.array = array
+
+
+def _interface(name, array):
+    """The array's __array_interface__, and the object that keeps its memory alive."""
+    if not hasattr(array, "__array_interface__"):
+        import numpy
+
+        try:
+            array = numpy.asarray(memoryview(array))
+        except TypeError:
+            raise TypeError(f"{name}: {type(array).__name__}, wanted an array") from None
+    return array.__array_interface__, array
+
+
+def _strides(name, interface, item):
+    """The array's strides in elements."""
+    shape, strides = interface["shape"], interface.get("strides")
+    if strides is None:
+        strides = [item] * len(shape)
+        for i in reversed(range(len(shape) - 1)):
+            strides[i] = strides[i + 1] * shape[i + 1]
+    for i, stride in enumerate(strides):
+        if stride % item:
+            raise ValueError(f"{name}: stride[{i}] is {stride} bytes, wanted a multiple of {item}")
+    return [stride // item for stride in strides]
+
+
+def _tensor(name, value, is_output):
+    """A gdn_tensor that shows the elements of an array."""
+    is_bf16 = isinstance(value, bf16)
+    interface, owner = _interface(name, value.array if is_bf16 else value)
+    found = interface["typestr"]
+    dtype = (BF16 if found == "<u2" else None) if is_bf16 else _DTYPES.get(found)
+    if dtype is None:
+        wanted = "<u2 within bf16()" if is_bf16 else f"{' '.join(_DTYPES)} or bf16(<u2)"
+        raise TypeError(f"{name}: type {found}, wanted {wanted}")
+    data, is_readonly = interface["data"]
+    if is_readonly and is_output:
+        raise ValueError(f"{name}: read-only, but the call writes it")
+    shape = interface["shape"]
+    if len(shape) > MAX_DIMS:
+        raise ValueError(f"{name}: {len(shape)} dimensions, wanted 1 to {MAX_DIMS}")
+    tensor = gdn_tensor(data=data, dtype=dtype, ndim=len(shape))
+    tensor.size[: len(shape)] = shape
+    tensor.stride[: len(shape)] = _strides(name, interface, int(found[2:]))
+    return tensor, owner
+
+
+# ---- Arguments ---------------------------------------------------------------------------------
+
+
+# Memory for scratch is the context's affair here.
+_HIDDEN = ("struct_size", "workspace", "workspace_bytes")
+
+
+def _number(name, ctype, value):
+    """The value as ctype holds it; ctypes alone would cut off high bits."""
+    try:
+        number = float(value) if ctype is c_float else operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: {type(value).__name__}, wanted a number") from None
+    if ctype is not c_float and (ctype(number).value or 0) != number:
+        raise ValueError(f"{name}: {number} does not fit")
+    return number
+
+
+def _outputs(struct, fields):
+    """The tensors that the call writes; a state that only is read may be read-only."""
+    batch = fields.get("batch")
+    frozen = isinstance(batch, Batch) and batch.args.write == WRITE_NONE
+    if frozen or fields.get("state_out") is not None:
+        return [name for name in struct.outputs if name not in ("state", "conv_state")]
+    return struct.outputs
+
+
+def _arguments(struct, what, fields):
+    """A struct filled from fields; args.keep holds the objects that it points to."""
+    args = struct(struct_size=ctypes.sizeof(struct))
+    args.keep = []
+    ctypes_of = {n: t for n, t in struct._fields_ if n not in _HIDDEN}
+    outputs = _outputs(struct, fields)
+    for name, value in fields.items():
+        if name not in ctypes_of:
+            raise TypeError(f"{what}() has no argument {name}")
+        if value is None:
+            continue
+        if name == "batch":
+            if not isinstance(value, Batch):
+                raise TypeError(f"batch: {type(value).__name__}, wanted a Batch")
+            args.batch, owner = ctypes.pointer(value.args), value
+        elif ctypes_of[name] is gdn_tensor:
+            tensor, owner = _tensor(name, value, name in outputs)
+            setattr(args, name, tensor)
+        else:
+            owner = _number(name, ctypes_of[name], value)
+            setattr(args, name, owner)
+        args.keep.append(owner)
+    return args
+
+
+class Batch:
+    """gdn_batch: which tokens form which sequence, and where its states are. Its arrays may
+    change between calls; one Batch serves every call of a step."""
+
+    def __init__(self, **fields):
+        self.args = _arguments(gdn_batch, "Batch", fields)
+
+
+# ---- Context -----------------------------------------------------------------------------------
+
+
+class Context:
+    """
+    gdn_ctx: an instruction set, threads, memory. threads 0: one per processor; isa "scalar",
+    "avx2" or "avx512": use no more than that. Closed by close(), `with`, or when collected.
+    """
+
+    _ctx = None
+
+    def __init__(self, threads=0, isa=None):
+        text = ctypes.create_string_buffer(256)
+        options = gdn_options(
+            struct_size=ctypes.sizeof(gdn_options),
+            n_threads=_number("threads", c_int32, threads),
+            isa=None if isa is None else isa.encode(),
+            error_text=ctypes.cast(text, c_char_p),
+            error_text_bytes=len(text),
+        )
+        ctx = c_void_p()
+        status = _lib.gdn_ctx_create(ctypes.byref(options), ctypes.byref(ctx))
+        if status:
+            raise Error(status, text.value.decode())
+        self._ctx, self._process, self._lock = ctx, os.getpid(), threading.Lock()
+
+    def close(self):
+        # A child of fork() has the context's memory but not its threads.
+        if self._ctx and self._process == os.getpid():
+            with self._lock:
+                _lib.gdn_ctx_destroy(self._ctx)
+                self._ctx = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    __del__ = close
+
+    @property
+    def isa(self):
+        return _lib.gdn_isa(self._ctx).decode()
+
+    @property
+    def n_threads(self):
+        return _lib.gdn_n_threads(self._ctx)
+
+    @property
+    def last_kernel(self):
+        return _lib.gdn_last_kernel(self._ctx).decode()
+
+    def _run(self, function, *arguments):
+        with self._lock:
+            if not self._ctx:
+                raise ValueError("the context is closed")
+            status = function(self._ctx, *arguments)
+            if status:
+                raise Error(status, _lib.gdn_last_error(self._ctx).decode())
+
+    def _call(self, op, fields):
+        args = _arguments(_OPS[op], op, fields)
+        self._run(getattr(_lib, f"gdn_{op}"), ctypes.byref(args))
+
+    def prefill(self, **fields):
+        """gdn_prefill: the rule over whole sequences, in blocks; fields of gdn_rule_args."""
+        self._call("prefill", fields)
+
+    def decode(self, **fields):
+        """gdn_decode: the rule token after token; fields of gdn_rule_args."""
+        self._call("decode", fields)
+
+    def conv1d(self, **fields):
+        """gdn_conv1d: causal depthwise convolution; fields of gdn_conv1d_args."""
+        self._call("conv1d", fields)
+
+    def gates(self, **fields):
+        """gdn_gates: g and beta from a and b; fields of gdn_gates_args."""
+        self._call("gates", fields)
+
+    def l2norm(self, **fields):
+        """gdn_l2norm: rows of length 1; fields of gdn_l2norm_args."""
+        self._call("l2norm", fields)
+
+    def rmsnorm_gated(self, **fields):
+        """gdn_rmsnorm_gated: RMSNorm, weight and gate; fields of gdn_rmsnorm_gated_args."""
+        self._call("rmsnorm_gated", fields)
+
+    def block(self, **fields):
+        """gdn_block: one whole layer; fields of gdn_block_args."""
+        self._call("block", fields)
+
+    def supported(self, op, **fields):
+        """Would the op of that name accept these fields? Contents of arrays are not read."""
+        args = _arguments(_OPS[op], op, fields)
+        try:
+            self._run(_lib.gdn_supported, list(_OPS).index(op), ctypes.byref(args))
+        except Error:
+            return False
+        return True

@@ -229,8 +229,8 @@ static void G5_prefill_then_decode(void)
             ring2_rule_model(&a, false, &m);
             run(ring2_ctx(2), &head, false);
             run(ring2_ctx(2), &tail, true);
-            ring2_compare("out", &a.out, m.out, m.out_limit, m.out_rms, NULL);
-            ring2_compare("state", &a.state, m.state, m.state_limit, m.state_rms, NULL);
+            ring2_compare("out", &a.out, m.out, m.out_limit, m.out_noise, NULL);
+            ring2_compare("state", &a.state, m.state, m.state_limit, m.state_noise, NULL);
         }
 }
 

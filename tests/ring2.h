@@ -136,11 +136,12 @@ void ring2_refused(gdn_ctx *ctx, gdn_op op, const void *args, enum ring2_seen se
 /* ---- Comparison ---- */
 
 /*
- * |got - want| <= limit + half an ulp of the stored dtype, element by element; where `rms` is
- * given (an expected error, not a bound), also the root mean square over the tensor. kept:
+ * |got - want| <= limit + half an ulp of the stored dtype, element by element. A limit must
+ * hold in the worst case and is far above the usual error, so where `noise` is given, the
+ * root mean square error may also be no more than that of the noise, plus roundings. kept:
  * elements not to be judged; NULL: none.
  */
 void ring2_compare(const char *what, const gdn_tensor *got, const double *want,
-                   const double *limit, const double *rms, const bool *kept);
+                   const double *limit, const double *noise, const bool *kept);
 
 #endif

@@ -13,8 +13,8 @@ struct ring2_rule {
     gdn_tensor target;          /* the pool that is written; data NULL: none */
 
     /* In row-major order of out, [n_rows][H][V], and of target. kept: not to be changed. */
-    double *out, *out_limit, *out_rms;
-    double *state, *state_limit, *state_rms;
+    double *out, *out_limit, *out_noise;
+    double *state, *state_limit, *state_noise;
     bool   *out_kept, *state_kept;
 };
 

@@ -23,9 +23,10 @@ static void test_names(void)
         const char *got = gdn_status_name((gdn_status)i);
         CHECK(!strcmp(got, i >= 0 && i < 7 ? names[i] : "GDN_E_?"), "status %d: %s", i, got);
     }
-    static const size_t bytes[] = { 4, 2, 2, 4, 8, 1 };
-    for (int i = -1; i < 8; i++)
-        CHECK(gdn_dtype_bytes(i) == (i >= 0 && i < 6 ? bytes[i] : 0), "dtype %d: %zu bytes", i,
+    static const size_t bytes[20] = { [GDN_F32] = 4, [GDN_BF16] = 2, [GDN_F16] = 2,
+                                      [GDN_I32] = 4, [GDN_I64] = 8,  [GDN_U8] = 1 };
+    for (int i = -1; i < 20; i++)
+        CHECK(gdn_dtype_bytes(i) == (i >= 0 ? bytes[i] : 0), "dtype %d: %zu bytes", i,
               gdn_dtype_bytes(i));
 }
 

@@ -55,7 +55,7 @@ static void test_form(void)
 {
     gdn_tensor t = gdn_dense(floats, GDN_F32, 2, 3, 4, 0, 0);
     expect("dense", gdn_check_tensor(ctx, &t, "q"), GDN_OK, "");
-    for (int32_t dtype = -1; dtype < 8; dtype++) {
+    for (int32_t dtype = -1; dtype < 20; dtype++) {
         t.dtype = dtype;
         expect("dtype", gdn_check_tensor(ctx, &t, "q"),
                gdn_dtype_bytes(dtype) ? GDN_OK : GDN_E_DTYPE, "q: dtype");
@@ -118,7 +118,7 @@ static void test_address_space(void)
 
 static void test_dtype(void)
 {
-    for (int32_t dtype = -1; dtype < 8; dtype++) {
+    for (int32_t dtype = -1; dtype < 20; dtype++) {
         const gdn_tensor t     = gdn_dense(floats, dtype, 1, 3, 0, 0, 0);
         const bool       is_in = dtype >= GDN_F32 && dtype <= GDN_F16;
         expect("floats", gdn_check_dtype(ctx, &t, "g", GDN_FLOATS), is_in ? GDN_OK : GDN_E_DTYPE,

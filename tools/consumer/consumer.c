@@ -6,7 +6,7 @@
 
 int main(void)
 {
-    float    x[2] = {3, 4}, y[2] = {0, 0};
+    float    x[2] = { 3, 4 }, y[2] = { 0, 0 };
     gdn_ctx *ctx;
     if (gdn_version() < GDN_VERSION || gdn_ctx_create(NULL, &ctx) != GDN_OK) return 1;
 

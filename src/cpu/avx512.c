@@ -81,15 +81,6 @@ static inline __m256i load_16bit_n(const uint16_t *p, ptrdiff_t n) { return _mm2
 static inline void    store_16bit(uint16_t *p, __m256i x) { _mm256_storeu_si256((__m256i *)p, x); }
 static inline void    store_16bit_n(uint16_t *p, __m256i x, ptrdiff_t n) { _mm256_mask_storeu_epi16(p, first_n(n), x); }
 
-static inline vf   vf_load_bf16(const uint16_t *p) { return vf_from_bf16(load_16bit(p)); }
-static inline vf   vf_load_bf16_n(const uint16_t *p, ptrdiff_t n) { return vf_from_bf16(load_16bit_n(p, n)); }
-static inline void vf_store_bf16(uint16_t *p, vf x) { store_16bit(p, vf_to_bf16(x)); }
-static inline void vf_store_bf16_n(uint16_t *p, vf x, ptrdiff_t n) { store_16bit_n(p, vf_to_bf16(x), n); }
-static inline vf   vf_load_f16(const uint16_t *p) { return vf_from_f16(load_16bit(p)); }
-static inline vf   vf_load_f16_n(const uint16_t *p, ptrdiff_t n) { return vf_from_f16(load_16bit_n(p, n)); }
-static inline void vf_store_f16(uint16_t *p, vf x) { store_16bit(p, vf_to_f16(x)); }
-static inline void vf_store_f16_n(uint16_t *p, vf x, ptrdiff_t n) { store_16bit_n(p, vf_to_f16(x), n); }
-
 /* Lane i, of 4 floats, to or from p + i ld: the first n floats, n > 0; zero beyond. */
 static inline vf vf_load_lanes(const float *p, ptrdiff_t ld, int n)
 {

@@ -61,19 +61,20 @@ static inline float vf_sum(vf x)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
-/* Lane i of the result is vf_sum(x[i]), all at once. Destroys x. */
-static inline vf vf_sums(vf x[VF])
+/* to[i] = vf_sum(x[i]), eight at once. */
+static inline void vf_sums(float *to, const vf x[8])
 {
-    static const int place[VF] = { 0, 2, 1, 3, 4, 6, 5, 7 };
-    vf y[VF];
+    static const int place[8] = { 0, 2, 1, 3, 4, 6, 5, 7 };
+    vf y[8];
 #pragma GCC unroll 8
-    for (int i = 0; i < VF; i++) y[place[i]] = x[i];
+    for (int i = 0; i < 8; i++) y[place[i]] = x[i];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++)
-        y[i] = vf_add(_mm256_permute2f128_ps(y[i], y[i + 4], 0x20), _mm256_permute2f128_ps(y[i], y[i + 4], 0x31));
+        y[i] = vf_add(_mm256_permute2f128_ps(y[i], y[i + 4], 0x20),
+                      _mm256_permute2f128_ps(y[i], y[i + 4], 0x31));
     y[0] = vf_add(_mm256_shuffle_ps(y[0], y[2], 0x44), _mm256_shuffle_ps(y[0], y[2], 0xee));
     y[1] = vf_add(_mm256_shuffle_ps(y[1], y[3], 0x44), _mm256_shuffle_ps(y[1], y[3], 0xee));
-    return vf_add(_mm256_shuffle_ps(y[0], y[1], 0x88), _mm256_shuffle_ps(y[0], y[1], 0xdd));
+    vf_store(to, vf_add(_mm256_shuffle_ps(y[0], y[1], 0x88), _mm256_shuffle_ps(y[0], y[1], 0xdd)));
 }
 
 static inline vf vf_from_bf16(__m128i h)

@@ -41,22 +41,22 @@ static inline vf    vf_select_gt(vf a, vf b, vf x, vf y)
 /* Halves, quarters, ...: a fixed tree. */
 static inline float vf_sum(vf x) { return _mm512_reduce_add_ps(x); }
 
-/* Lane i of the result is vf_sum(x[i]), all at once. Destroys x. */
-static inline vf vf_sums(vf x[VF])
+/* to[i] = vf_sum(x[i]), eight at once. */
+static inline void vf_sums(float *to, const vf x[8])
 {
-    static const int place[VF] = { 0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15 };
-    vf y[VF];
-#pragma GCC unroll 16
-    for (int i = 0; i < VF; i++) y[place[i]] = x[i];
+    static const int place[8] = { 0, 2, 1, 3, 4, 6, 5, 7 };
+    __m256 y[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++)
-        y[i] = vf_add(_mm512_shuffle_f32x4(y[i], y[i + 8], 0x44), _mm512_shuffle_f32x4(y[i], y[i + 8], 0xee));
+        y[place[i]] = _mm256_add_ps(_mm512_castps512_ps256(x[i]), _mm512_extractf32x8_ps(x[i], 1));
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++)
-        y[i] = vf_add(_mm512_shuffle_f32x4(y[i], y[i + 4], 0x88), _mm512_shuffle_f32x4(y[i], y[i + 4], 0xdd));
-    y[0] = vf_add(_mm512_shuffle_ps(y[0], y[2], 0x44), _mm512_shuffle_ps(y[0], y[2], 0xee));
-    y[1] = vf_add(_mm512_shuffle_ps(y[1], y[3], 0x44), _mm512_shuffle_ps(y[1], y[3], 0xee));
-    return vf_add(_mm512_shuffle_ps(y[0], y[1], 0x88), _mm512_shuffle_ps(y[0], y[1], 0xdd));
+        y[i] = _mm256_add_ps(_mm256_permute2f128_ps(y[i], y[i + 4], 0x20),
+                             _mm256_permute2f128_ps(y[i], y[i + 4], 0x31));
+    y[0] = _mm256_add_ps(_mm256_shuffle_ps(y[0], y[2], 0x44), _mm256_shuffle_ps(y[0], y[2], 0xee));
+    y[1] = _mm256_add_ps(_mm256_shuffle_ps(y[1], y[3], 0x44), _mm256_shuffle_ps(y[1], y[3], 0xee));
+    y[0] = _mm256_add_ps(_mm256_shuffle_ps(y[0], y[1], 0x88), _mm256_shuffle_ps(y[0], y[1], 0xdd));
+    _mm256_storeu_ps(to, y[0]);
 }
 
 static inline vf vf_from_bf16(__m256i h)

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measured runs of `gdn bench`, kept as JSON lines, and the tables of bench/README.md from them.
+
+    bench.py run GDN [NAME]   run every case with the command GDN; append one line per case, with
+                              commit and command, to results/NAME.jsonl (default: cpu)
+    bench.py tables           rewrite the part of README.md between its markers
+
+A table shows the newest line of each case. Nothing is typed in by hand.
+"""
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+HEADS = ["--heads", "16/32", "--dim", "128"]
+
+
+def cases():
+    """The arguments of every run, in the order of the tables."""
+    for threads in ("1", "2"):
+        end = ["--threads", threads]
+        for tokens in ("512", "2048", "8192"):
+            yield ["prefill", *HEADS, "--seqlens", tokens, "--dtype", "f32", *end]
+        yield ["prefill", *HEADS, "--seqlens", "2048", "--dtype", "bf16", *end]
+        for batch in ("1", "8", "32"):
+            for layout in ("k_last", "k_first"):
+                yield ["decode", *HEADS, "--batch", batch, "--dtype", "f32", "--layout", layout,
+                       *end]
+        yield ["decode", *HEADS, "--batch", "32", "--dtype", "bf16", "--state", "bf16", *end]
+        yield ["decode", *HEADS, "--batch", "8", "--tokens", "4", "--dtype", "f32", *end]
+        yield ["conv", "--channels", "8192", "--seqlens", "2048", "--dtype", "f32", *end]
+        yield ["conv", "--channels", "8192", "--batch", "32", "--dtype", "f32", *end]
+        yield ["block", *HEADS, "--hidden", "2048", "--seqlens", "512", "--dtype", "f32", *end]
+        yield ["block", *HEADS, "--hidden", "2048", "--seqlens", "512", "--dtype", "bf16", *end]
+
+
+def output(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def run(gdn, name):
+    commit = output("git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12")
+    for case in cases():
+        arguments = ["bench", *case, "--json"]
+        result = json.loads(output(gdn, *arguments))
+        line = {"commit": commit, "command": " ".join(["gdn", *arguments]), **result}
+        with open(HERE / "results" / f"{name}.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(line["command"], f"{result['ms']:.4g} ms", f"{100 * result['share']:.0f} %", flush=True)
+
+
+def describe(r):
+    """What was run, for people."""
+    sizes = [f"heads {r['heads']}, d {r['dim']}"] if "heads" in r else [f"{r['channels']} channels"]
+    if "hidden" in r:
+        sizes.append(f"hidden {r['hidden']}")
+    if "seqlens" in r:
+        sizes.append(f"T = {r['seqlens']}")
+    if r["op"] == "decode":
+        sizes.append(f"B = {r['batch']}, T = {r['tokens']}, {r['layout']}")
+    elif "seqlens" not in r:
+        sizes.append(f"B = {r['batch']}, T = 1")
+    state = f", state {r['state']}" if r.get("state", r["dtype"]) != r["dtype"] else ""
+    return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}"
+
+
+def cell(r):
+    """Time, and what part of the machine that is."""
+    limit = f"{r['gflops']:.0f} GFLOP/s" if r["bound"] == "flops" else f"{r['gbs']:.0f} GB/s"
+    text = f"{r['ms']:.3g} ms, {limit}, {100 * r['share']:.0f} %"
+    if "projections" in r:
+        text += f" (projections {100 * r['projections']['share']:.0f} %)"
+    return text
+
+
+def tables():
+    lines = []
+    for path in sorted((HERE / "results").glob("*.jsonl")):
+        newest = {}
+        for text in path.read_text().splitlines():
+            r = json.loads(text)
+            newest.setdefault(describe(r), {})[r["threads"]] = r
+        rows = list(newest.values())
+        threads = sorted({t for row in rows for t in row})
+        runs = [r for row in rows for r in row.values()]
+        seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
+        lines += [f"### {path.stem}", "", *seen, ""]
+        lines += ["| | " + " | ".join(f"{t} thread{'s' * (t > 1)}" for t in threads) + " |"]
+        lines += ["|---" * (len(threads) + 1) + "|"]
+        for name, row in newest.items():
+            cells = [cell(row[t]) if t in row else "" for t in threads]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("")
+    readme = HERE / "README.md"
+    new = "<!-- tables -->\n\n" + "\n".join(lines) + "<!-- end -->"
+    text = re.sub(r"<!-- tables -->.*<!-- end -->", lambda _: new, readme.read_text(), flags=re.S)
+    readme.write_text(text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["run"] and len(sys.argv) in (3, 4):
+        run(sys.argv[2], sys.argv[3] if len(sys.argv) == 4 else "cpu")
+    elif sys.argv[1:] == ["tables"]:
+        tables()
+    else:
+        sys.exit(__doc__)

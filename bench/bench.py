@@ -49,7 +49,7 @@ def run(gdn, name):
         line = {"commit": commit, "command": " ".join(["gdn", *arguments]), **result}
         with open(HERE / "results" / f"{name}.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-        print(line["command"], f"{result['ms']:.4g} ms", f"{100 * result['share']:.0f} %", flush=True)
+        print(f"{line['command']}: {result['ms']:.4g} ms, {100 * result['share']:.0f} %", flush=True)
 
 
 def describe(r):

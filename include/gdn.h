@@ -224,7 +224,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *
  *     prefill, decode   n_threads x 640 KiB + 16 x H + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
- *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32
+ *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *
  * The same as for gdn_supported() holds for pointers. Every args struct has workspace and

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_workspace_bytes(): never above what gdn.h says, and the same for any number of tokens. */
+#include "ring2.h"
+
+enum { KIB = 1024, THREADS = 3 };
+
+/* Descriptors only: the queries follow no pointer. */
+static gdn_tensor fake(int index, int ndim, int64_t s0, int64_t s1, int64_t s2, int64_t s3)
+{
+    void *at = (void *)(((uintptr_t)index + 1) << 50);
+    return gdn_dense(at, GDN_F32, ndim, s0, s1, s2, s3);
+}
+
+static size_t bytes_of(gdn_op op, const void *args)
+{
+    size_t bytes = 0;
+    ring2_status(ring2_ctx(THREADS), "bytes",
+                 gdn_workspace_bytes(ring2_ctx(THREADS), op, args, &bytes), GDN_OK);
+    return bytes;
+}
+
+/* B sequences of T tokens. */
+static size_t rule_bytes(gdn_op op, int64_t B, int64_t T, int64_t Hk, int64_t Hv, int64_t K,
+                         int64_t V, gdn_batch *batch)
+{
+    gdn_rule_args a = gdn_rule_args_init();
+    a.q     = fake(0, 4, B, T, Hk, K);
+    a.k     = fake(1, 4, B, T, Hk, K);
+    a.v     = fake(2, 4, B, T, Hv, V);
+    a.out   = fake(3, 4, B, T, Hv, V);
+    a.state = fake(4, 4, B * T, Hv, V, K);
+    a.batch = batch;
+    return bytes_of(op, &a);
+}
+
+static void rule_is_bounded(void)
+{
+    static const int64_t heads[][2] = { { 1, 1 }, { 16, 32 }, { 1, 128 }, { 3, 3 } };
+    static const int64_t sizes[][2] = { { 1, 1 },   { 128, 128 }, { 256, 256 },
+                                        { 256, 1 }, { 7, 200 } };
+    for (int i = 0; i < 4 * 5 * 3; i++) {
+        const int64_t *h = heads[i % 4], *d = sizes[i / 4 % 5], B = i / 20 == 0 ? 1 : i / 20 * 50;
+        const size_t   limit = (size_t)(THREADS * 640 * KIB + 16 * h[1] + 192 * B);
+        const size_t   few = rule_bytes(GDN_OP_PREFILL, B, 9, h[0], h[1], d[0], d[1], NULL);
+        const size_t   many = rule_bytes(GDN_OP_PREFILL, B, 1 << 20, h[0], h[1], d[0], d[1], NULL);
+        const size_t   step = rule_bytes(GDN_OP_DECODE, B, 4, h[0], h[1], d[0], d[1], NULL);
+        gdn_batch      each = gdn_batch_init();
+        each.write          = GDN_WRITE_EACH;
+        each.write_slots    = fake(5, 2, B, 4, 0, 0);
+        each.write_slots.dtype = GDN_I32;
+        const size_t slots = rule_bytes(GDN_OP_DECODE, B, 4, h[0], h[1], d[0], d[1], &each);
+        CHECK(few == many, "case %d: %zu bytes for 9 tokens, %zu for many", i, few, many);
+        CHECK(many <= limit && step <= limit, "case %d: %zu and %zu bytes, at most %zu", i, many,
+              step, limit);
+        CHECK(slots <= limit + 64 * (size_t)(4 * B), "case %d: %zu bytes with each", i, slots);
+    }
+}
+
+static size_t conv_bytes(int64_t B, int64_t T, int64_t D, int64_t W)
+{
+    gdn_conv1d_args a = gdn_conv1d_args_init();
+    a.x      = fake(0, 3, B, T, D, 0);
+    a.out    = fake(1, 3, B, T, D, 0);
+    a.weight = fake(2, 2, D, W, 0, 0);
+    a.state  = fake(3, 3, B, D, W - 1, 0);
+    return bytes_of(GDN_OP_CONV1D, &a);
+}
+
+static void conv_is_bounded(void)
+{
+    for (int i = 0; i < 18; i++) {
+        const int64_t B = i % 2 ? 100 : 1, W = 2 + i / 2 % 3 * 3, D = i / 6 == 0 ? 3 : i / 6 * 9000;
+        const size_t  few = conv_bytes(B, 1, D, W), many = conv_bytes(B, 1 << 20, D, W);
+        CHECK(few == many, "case %d: %zu bytes for a token, %zu for many", i, few, many);
+        CHECK(many <= (size_t)(THREADS * 64 * KIB + 192 * B), "case %d: %zu bytes", i, many);
+    }
+}
+
+static size_t block_bytes(int64_t B, int64_t T, int64_t hidden, int64_t Hk, int64_t Hv, int64_t d)
+{
+    const int64_t  D = 2 * Hk * d + Hv * d;
+    gdn_block_args a = gdn_block_args_init();
+    a.hidden       = fake(0, 3, B, T, hidden, 0);
+    a.out          = fake(1, 3, B, T, hidden, 0);
+    a.in_proj_qkv  = fake(2, 2, D, hidden, 0, 0);
+    a.in_proj_z    = fake(3, 2, Hv * d, hidden, 0, 0);
+    a.in_proj_b    = fake(4, 2, Hv, hidden, 0, 0);
+    a.in_proj_a    = fake(5, 2, Hv, hidden, 0, 0);
+    a.conv_weight  = fake(6, 2, D, 4, 0, 0);
+    a.A_log        = fake(7, 1, Hv, 0, 0, 0);
+    a.dt_bias      = fake(8, 1, Hv, 0, 0, 0);
+    a.norm_weight  = fake(9, 1, d, 0, 0, 0);
+    a.out_proj     = fake(10, 2, hidden, Hv * d, 0, 0);
+    a.conv_state   = fake(11, 3, B, D, 3, 0);
+    a.state        = fake(12, 4, B, Hv, d, d);
+    a.n_key_heads = (int32_t)Hk, a.n_value_heads = (int32_t)Hv;
+    a.key_head_dim = a.value_head_dim = (int32_t)d;
+    return bytes_of(GDN_OP_BLOCK, &a);
+}
+
+static void block_is_bounded(void)
+{
+    static const int64_t sizes[][4] = { { 64, 2, 4, 32 }, { 2048, 16, 32, 128 }, { 5, 1, 1, 1 } };
+    for (int i = 0; i < 6; i++) {
+        const int64_t *s = sizes[i % 3], B = i < 3 ? 1 : 40;
+        const int64_t  states = 2 * 4 * (s[2] * s[3] * s[3] + 3 * (2 * s[1] + s[2]) * s[3]);
+        const int64_t  row = s[0] + 2 * s[1] * s[3] + 3 * s[2] * s[3] + 3 * s[2];
+        const int64_t  fixed = THREADS * 640 * KIB + 64 * KIB;
+        const size_t   limit = (size_t)(fixed + 192 * B + states + KIB * row);
+        const size_t   few = block_bytes(B, 257, s[0], s[1], s[2], s[3]);
+        const size_t   many = block_bytes(B, 1 << 20, s[0], s[1], s[2], s[3]);
+        CHECK(few == many, "case %d: %zu bytes for 257 tokens, %zu for many", i, few, many);
+        CHECK(many <= limit, "case %d: %zu bytes, at most %zu", i, many, limit);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_test tests[] = {
+        { "prefill and decode", rule_is_bounded },
+        { "conv1d", conv_is_bounded },
+        { "block", block_is_bounded },
+    };
+    return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

@@ -494,7 +494,7 @@ static int run_all(void)
         }
     }
     if (passed + failed + skipped == 0) {
-        printf("check: no loop is called \"%s\"\n", now.function);
+        fprintf(stderr, "gdn check: no loop is called \"%s\"\n", now.function);
         return 2;
     }
     if (!now.list) printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
@@ -502,10 +502,6 @@ static int run_all(void)
 }
 
 /* ---- Options ---- */
-
-static const char usage[] =
-    "usage: check [--isa=NAME] [--function=GLOB] [--seed=N] [--repeat=N] [--bench] [--verbose]\n"
-    "             [--list]\n";
 
 /* Whether arg is "--name=text"; text goes to *value. */
 static bool is_option(const char *arg, const char *name, const char **value)
@@ -553,7 +549,7 @@ static int check_isa(void)
         printf("check: skipped: this machine lacks %s\n", now.isa);
         return 77;
     }
-    printf("check: no instruction set is called \"%s\"\n", now.isa);
+    fprintf(stderr, "gdn check: no instruction set is called \"%s\"\n", now.isa);
     return 2;
 }
 
@@ -565,7 +561,7 @@ int check_main(int argc, char **argv)
     now.page   = (size_t)sysconf(_SC_PAGESIZE);
     for (int i = 1; i < argc; i++)
         if (!parse(argv[i])) {
-            fprintf(stderr, "check: %s: not understood\n%s", argv[i], usage);
+            fprintf(stderr, "gdn check: %s: not understood, see gdn check --help\n", argv[i]);
             return 2;
         }
     const int missing = now.isa ? check_isa() : 0;

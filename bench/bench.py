@@ -42,7 +42,10 @@ def output(*command):
 
 
 def run(gdn, name):
-    commit = output("git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12")
+    git = ["git", "-C", str(HERE.parent)]
+    commit = output(*git, "rev-parse", "--short=12", "HEAD")
+    if output(*git, "status", "--porcelain", "--", ".", ":!bench/results"):
+        commit += "-dirty"
     for case in cases():
         arguments = ["bench", *case, "--json"]
         result = json.loads(output(gdn, *arguments))

@@ -248,8 +248,20 @@ static gdn_status check_expected(gdn_ctx *ctx, const gdn_blob_args *a,
     return GDN_OK;
 }
 
-/* What is written overlaps nothing else. Overlaps of the pools with slots and with their own
- * views in the blob are left to the copies. */
+/* The pools have room for what the blob holds, each in its own layout and length. */
+static gdn_status check_pools(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob_header h,
+                              const struct gdn_blob_places *p)
+{
+    h.state_layout         = a->state_layout;
+    const gdn_tensor state = gdn_blob_state(&h, p, NULL), conv = gdn_blob_conv(&h, p, NULL);
+    const int64_t    n = a->slots.data ? -1 : h.n_sequences, *s = state.size;
+    TRY(gdn_check_shape(ctx, &a->slots, "slots", 1, &h.n_sequences));
+    TRY(gdn_check_shape(ctx, &a->state, "state", 4, (int64_t[]){ n, s[1], s[2], s[3] }));
+    return gdn_check_shape(ctx, &a->conv_state, "conv_state", 3,
+                           (int64_t[]){ n, conv.size[1], -1 });
+}
+
+/* What is written overlaps nothing else. */
 static gdn_status check_written(gdn_ctx *ctx, const gdn_blob_args *a)
 {
     const gdn_tensor blob = bytes_of(a->blob, a->blob_bytes);
@@ -299,7 +311,7 @@ static gdn_status load(gdn_ctx *ctx, const gdn_blob_args *args)
     TRY(gdn_blob_open(ctx, a.blob, a.blob_bytes, "blob", &h, &p));
     TRY(check_expected(ctx, &a, &h));
     TRY(check_written(ctx, &a));
-    TRY(gdn_check_shape(ctx, &a.slots, "slots", 1, &h.n_sequences));
+    TRY(check_pools(ctx, &a, h, &p));
     const gdn_tensor position = gdn_blob_position(&h, &p, a.blob);
     TRY(check_positions(ctx, &a, &position));
 

@@ -142,7 +142,8 @@ static enum form form_of(const struct matrix *to, const struct matrix *from, int
 {
     if (!has_dense_rows(to, columns)) return ELEMENTS;
     if (has_dense_rows(from, columns)) return ROWS;
-    return has_dense_columns(from, rows) && (to->unit == 4 || to->dtype != from->dtype) ? TILES : ELEMENTS;
+    const bool same_half = to->dtype == from->dtype && to->unit == 2; /* bits, not floats */
+    return has_dense_columns(from, rows) && !same_half ? TILES : ELEMENTS;
 }
 
 /* Is it the rows of the target that are columns for form_of()? */

@@ -41,7 +41,8 @@ struct word {
 };
 static const struct word dtypes[]  = { { "f32", GDN_F32 }, { "bf16", GDN_BF16 }, { "f16", GDN_F16 },
                                        { NULL, 0 } };
-static const struct word layouts[] = { { "vk", GDN_STATE_VK }, { "kv", GDN_STATE_KV }, { NULL, 0 } };
+static const struct word layouts[] = { { "vk", GDN_STATE_VK }, { "kv", GDN_STATE_KV },
+                                       { NULL, 0 } };
 static const struct word maps[]    = { { "grouped", GDN_HEADS_GROUPED },
                                        { "interleaved", GDN_HEADS_INTERLEAVED }, { NULL, 0 } };
 

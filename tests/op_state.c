@@ -464,7 +464,8 @@ static void refuse_structs(void)
     REFUSE("heads share memory", GDN_E_SHAPE, "to_pool", a->to_pool.stride[1] = 1);
     REFUSE("stride leaves memory", GDN_E_SHAPE, "from_pool", a->from_pool.stride[0] = INT64_MAX);
     REFUSE("misaligned", GDN_E_ARG, "from_pool", a->from_pool.data = (char *)a->from_pool.data + 2);
-    REFUSE("overlap", GDN_E_ARG, "to_pool: overlaps from_pool", a->to_pool.data = a->from_pool.data);
+    REFUSE("overlap", GDN_E_ARG, "to_pool: overlaps from_pool",
+           a->to_pool.data = a->from_pool.data);
     REFUSE("one slot on", GDN_E_ARG, "to_pool: overlaps from_pool", a->to_pool = a->from_pool;
            a->to_layout = 0; a->to_pool.data = (char *)a->to_pool.data + 48 * 40 * 4 * 4);
     REFUSE("overlap with from_slots", GDN_E_ARG, "to_pool: overlaps from_slots",

@@ -383,7 +383,8 @@ static void refuse_merges(void)
     b.position = ring2_indices(GDN_I64, 2, (const int64_t[]){ 1, 2 });
     save(&b);
     slice(&b, 1, 2, &p[2], &n[2]);
-    refused_merge((const void *[]){ p[0] }, n, 1, GDN_E_ARG, "n: 1 blobs, but blobs[0] is one of 2");
+    refused_merge((const void *[]){ p[0] }, n, 1, GDN_E_ARG,
+                  "n: 1 blobs, but blobs[0] is one of 2");
     refused_merge((const void *[]){ p[0], p[0] }, n, 2, GDN_E_ARG, "blobs[1]: rank 0, as blobs[0]");
     refused_merge((const void *[]){ p[0], p[2] }, n, 2, GDN_E_ARG, "blobs[1]: other positions");
     refused_merge((const void *[]){ a.blob, p[1] }, (size_t[]){ a.blob_bytes, n[1] }, 2, GDN_E_ARG,

@@ -408,6 +408,10 @@ class Context:
         """gdn_block: one whole layer; fields of gdn_block_args."""
         self._call("block", fields)
 
+    def state_copy(self, **fields):
+        """gdn_state_copy: pool slots to pool slots; fields of gdn_state_copy_args."""
+        self._call("state_copy", fields)
+
     def supported(self, op, **fields):
         """Would the op of that name accept these fields? Contents of arrays are not read."""
         args = _arguments(_OPS[op], op, fields)

@@ -133,6 +133,7 @@ gdn_status cli_call(gdn_ctx *ctx, gdn_op op, const void *args)
     case GDN_OP_L2NORM: return gdn_l2norm(ctx, args);
     case GDN_OP_RMSNORM_GATED: return gdn_rmsnorm_gated(ctx, args);
     case GDN_OP_BLOCK: return gdn_block(ctx, args);
+    case GDN_OP_STATE_COPY: return gdn_state_copy(ctx, args);
     }
     return GDN_E_ARG;
 }

@@ -63,5 +63,6 @@ const char *cli_version(void);
 int run_main(int argc, char **argv);
 int bench_main(int argc, char **argv);
 int info_main(int argc, char **argv);
+int state_main(int argc, char **argv);
 
 #endif

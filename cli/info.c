@@ -30,7 +30,7 @@ static const char help[] =
 static const char cuda[] = "no device code in this build";
 
 static const char *const ops[] = { "prefill", "decode",        "conv1d", "gates",
-                                   "l2norm",  "rmsnorm_gated", "block" };
+                                   "l2norm",  "rmsnorm_gated", "block",  "state_copy" };
 
 /* The fields of struct gdn_kernels; a kernel's name is "<loop>.<isa>". */
 static const char *const loops[] = {

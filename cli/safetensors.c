@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "whole_file.h"
 
 enum { MAX_HEADER = 100 << 20 }; /* the format's own limit, bytes */
 
@@ -322,7 +323,7 @@ static cJSON *describe(const struct st_tensor *tensors, int n, const cJSON *meta
     return header;
 }
 
-static bool write_all(FILE *out, const char *header, const struct st_tensor *tensors, int n)
+static void write_all(FILE *out, const char *header, const struct st_tensor *tensors, int n)
 {
     const size_t   text   = strlen(header), pad = (8 - text % 8) % 8;
     const uint64_t length = text + pad;
@@ -334,44 +335,17 @@ static bool write_all(FILE *out, const char *header, const struct st_tensor *ten
         if (memory_bytes(t->dtype, t->ndim, t->size, &bytes) && bytes)
             fwrite(t->data, 1, (size_t)bytes, out);
     }
-    return !fflush(out) && !ferror(out) && !fsync(fileno(out));
-}
-
-/* Opens a new file "PATH.gdn-<pid>" of the caller's; the path's own owner sees it only whole. */
-static FILE *open_temporary(const char *path, char *name, size_t bytes)
-{
-    const int n = snprintf(name, bytes, "%s.gdn-%ld", path, (long)getpid());
-    if (n < 0 || (size_t)n >= bytes) {
-        errno = ENAMETOOLONG;
-        return NULL;
-    }
-    const int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    return fd < 0 ? NULL : fdopen(fd, "wb");
 }
 
 int st_write(const char *path, const struct st_tensor *tensors, int n, const cJSON *metadata)
 {
-    char        name[4096];
-    struct stat info;
-    if (!stat(path, &info) && !S_ISREG(info.st_mode))
-        return cli_bad("%s: not written: not a regular file", path);
-    FILE *out = open_temporary(path, name, sizeof name);
-    if (!out) return cli_bad("%s: not written: %s", path, strerror(errno));
-
+    struct whole_file file;
+    if (whole_file_begin(&file, path)) return CLI_BAD;
     cJSON *header = describe(tensors, n, metadata);
     char  *text   = cJSON_PrintUnformatted(header);
-    bool   good   = text && write_all(out, text, tensors, n);
-    int    error  = errno;
-    if (fclose(out) && good) {
-        good  = false;
-        error = errno;
-    }
-    if (good && rename(name, path)) {
-        good  = false;
-        error = errno;
-    }
-    if (!good) unlink(name);
+    if (text) write_all(file.out, text, tensors, n);
+    const int code = whole_file_end(&file, text != NULL);
     cJSON_free(text);
     cJSON_Delete(header);
-    return good ? CLI_OK : cli_bad("%s: not written: %s", path, strerror(error));
+    return code;
 }

@@ -52,6 +52,11 @@
  *   G12  The caller's rounding, flush-to-zero and exception modes change no result and are
  *        what they were when the call returns.
  *   G13  With the caller's workspace (gdn_workspace_bytes()) a call allocates nothing.
+ *   G14  gdn_state_copy between pools of one dtype moves every bit, NaN included, whatever
+ *        the layouts. Into float32 every value stays exactly what it was.
+ *   G15  A blob that was cut, lengthened, or changed in up to 32 bits that follow each other is
+ *        refused whole. Other damage passes with a probability of 2^-32.
+ *   G16  gdn_blob_merge of all slices of a blob gives that blob, bit for bit.
  *
  * Policies. g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
  * k, v, g or beta reaches only later tokens of the same sequence and head.
@@ -207,7 +212,8 @@ typedef enum gdn_op {
     GDN_OP_GATES         = 3, /* gdn_gates_args */
     GDN_OP_L2NORM        = 4, /* gdn_l2norm_args */
     GDN_OP_RMSNORM_GATED = 5, /* gdn_rmsnorm_gated_args */
-    GDN_OP_BLOCK         = 6  /* gdn_block_args */
+    GDN_OP_BLOCK         = 6, /* gdn_block_args */
+    GDN_OP_STATE_COPY    = 7  /* gdn_state_copy_args */
 } gdn_op;
 
 /*
@@ -226,6 +232,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
+ *     state_copy        P / 8 + 64, P of to_pool
  *
  * The same as for gdn_supported() holds for pointers. Every args struct has workspace and
  * workspace_bytes; NULL lets the context keep a buffer that grows on demand and is freed with
@@ -602,6 +609,151 @@ static inline gdn_block_args gdn_block_args_init(void)
 }
 
 GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
+
+/* ---- States: copy and convert --------------------------------------------------------------- */
+
+/*
+ * gdn_state_copy - pool slots to pool slots: copy, fork, zero, gather; and convert, for either
+ * pool has its own dtype, layout and strides.
+ *
+ *     from_pool   [P][H][V][K]    f32, bf16 or f16; from_layout says which of V and K is
+ *                                 last. Absent: every target becomes zero.
+ *     to_pool     [P'][H][V][K]   likewise, with to_layout
+ * or, for states of gdn_conv1d, known by their three dimensions (layouts are 0),
+ *     from_pool   [P][D][S]       likewise
+ *     to_pool     [P'][D][S']     the newest inputs are kept; if S' > S, the oldest are zero
+ *     from_slots  [M]             pair m reads this slot; many may read one (fork). Negative:
+ *                                 its target becomes zero. Absent: slot m.
+ *     to_slots    [M]             ... and writes this one. Negative: the pair is left out, its
+ *                                 from-slot not looked at. Absent: slot m.
+ *
+ * Both slots absent: all slots, of which the pools have equally many. No slot is written twice.
+ *
+ * Aliasing. to_pool may be the very view from_pool with the same layout; then no slot is
+ * written by one pair and read by another. No other overlap.
+ *
+ * Precision: a value is rounded once, to nearest even, where the dtype of to_pool is another.
+ * Guarantees: G1, G2, G3, G6, G12 to G14. Errors: GDN_E_ARG (fields, slots, overlaps),
+ * GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED (above 2^31 pairs), GDN_E_MEMORY.
+ */
+typedef struct gdn_state_copy_args {
+    uint32_t   struct_size; /* set by gdn_state_copy_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor from_pool, to_pool, from_slots, to_slots;
+    int32_t    from_layout, to_layout; /* gdn_state_layout */
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_state_copy_args;
+
+static inline gdn_state_copy_args gdn_state_copy_args_init(void)
+{
+    gdn_state_copy_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args);
+
+/* ---- State blobs ---------------------------------------------------------------------------- */
+
+/*
+ * A blob holds the states of some sequences in one layer, and says itself what it holds: heads
+ * and their map, dtypes, layout, positions, which part of a layer, a checksum. It is a piece
+ * of memory; files are the caller's (`gdn state` has them). docs/state-blob.md is the format.
+ * It is little-endian, and so must be the machine (GDN_E_UNSUPPORTED). A blob in memory is
+ * aligned to 8 bytes, else GDN_E_ARG.
+ *
+ * The format has one version number. A library reads the versions it knows and refuses a newer
+ * one with GDN_E_UNSUPPORTED.
+ *
+ *     state       [P][H][V][K]   in state_layout, H = max(Hq, Hv); any strides; or absent
+ *     conv_state  [P][D][S]      channels in the order q, k, v, D = Hq K + Hk K + Hv V; any
+ *                                strides; or absent
+ *     slots       [B]            the slot of sequence b. Absent: slot b, B being P.
+ *     position    [B]            I32 or I64: how many tokens sequence b has seen. Absent: 0.
+ *
+ * gdn_blob_bytes    the size of the blob that gdn_blob_save would write; blob is not looked at.
+ * gdn_blob_save     writes it, in the dtypes and the layout of state and conv_state, to the
+ *                   blob_bytes or fewer at blob. Slots are not negative. Equal content gives
+ *                   equal bytes.
+ * gdn_blob_inspect  checks all of a blob and describes it. The tensors are dense views of the
+ *                   blob itself, to be read only, data NULL where it has none; position.size[0]
+ *                   is B.
+ * gdn_blob_load     checks all of a blob, then writes state, conv_state and position, of which
+ *                   any may be absent, converting to their dtypes, layout and S as
+ *                   gdn_state_copy() does. Heads, map, rank and n_ranks must be the blob's. A
+ *                   sequence whose slot is negative is left out; its position is written.
+ *
+ * Tensor parallelism. Rank r of n has the r-th of n equal parts of the heads of q, of k and of
+ * v (and of the channels that belong to them), and the state heads that read them:
+ *
+ *     GDN_HEADS_GROUPED      heads that follow each other; n divides Hq, Hk and Hv
+ *     GDN_HEADS_INTERLEAVED  G being the least of Hq, Hk and Hv: the heads whose number modulo
+ *                            G is in the r-th part of 0..G-1; n divides G, G the other two.
+ *
+ * All else is GDN_E_UNSUPPORTED. In a part the same map holds between its own heads.
+ *
+ * gdn_blob_slice    the part of rank `rank` of `n_ranks` of a whole (n_ranks 1) blob
+ * gdn_blob_merge    the whole, from all n parts in any order; their positions agree
+ *
+ * Both set *needed to the size of the result; out NULL asks for that alone.
+ *
+ * Guarantees: G1, G3, G6, G12, G14 to G16. Errors: as for gdn_state_copy(); a blob that is no
+ * blob, or damaged, is GDN_E_ARG; an out that is too small GDN_E_MEMORY.
+ */
+typedef struct gdn_blob_args {
+    uint32_t   struct_size; /* set by gdn_blob_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor state, conv_state, slots, position;
+    int32_t    state_layout;                              /* gdn_state_layout, of state */
+    int32_t    head_map;                                  /* gdn_head_map */
+    int32_t    n_query_heads, n_key_heads, n_value_heads; /* Hq (0: Hk), Hk, Hv */
+    int32_t    key_head_dim, value_head_dim;              /* K, V */
+    int32_t    rank, n_ranks;                             /* n_ranks 0: 1, the whole layer */
+    int32_t    reserved;                                  /* 0 */
+    void      *blob;                                      /* gdn_blob_load only reads it */
+    size_t     blob_bytes;
+} gdn_blob_args;
+
+static inline gdn_blob_args gdn_blob_args_init(void)
+{
+    gdn_blob_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+typedef struct gdn_blob_info {
+    uint32_t   struct_size; /* set by gdn_blob_info_init() */
+    uint32_t   version;     /* of the format */
+    gdn_tensor state, conv_state, position;
+    int32_t    state_layout;
+    int32_t    head_map;
+    int32_t    n_query_heads, n_key_heads, n_value_heads;
+    int32_t    key_head_dim, value_head_dim;
+    int32_t    rank, n_ranks;
+    uint32_t   checksum;
+} gdn_blob_info;
+
+static inline gdn_blob_info gdn_blob_info_init(void)
+{
+    gdn_blob_info i;
+    memset(&i, 0, sizeof i);
+    i.struct_size = (uint32_t)sizeof i;
+    return i;
+}
+
+GDN_API gdn_status gdn_blob_bytes(gdn_ctx *ctx, const gdn_blob_args *args, size_t *bytes);
+GDN_API gdn_status gdn_blob_save(gdn_ctx *ctx, const gdn_blob_args *args);
+GDN_API gdn_status gdn_blob_inspect(gdn_ctx *ctx, const void *blob, size_t bytes,
+                                    gdn_blob_info *info);
+GDN_API gdn_status gdn_blob_load(gdn_ctx *ctx, const gdn_blob_args *args);
+GDN_API gdn_status gdn_blob_slice(gdn_ctx *ctx, const void *blob, size_t bytes, int32_t rank,
+                                  int32_t n_ranks, void *out, size_t out_bytes, size_t *needed);
+GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const size_t *bytes,
+                                  int32_t n, void *out, size_t out_bytes, size_t *needed);
 
 #ifdef __cplusplus
 }

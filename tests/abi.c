@@ -17,5 +17,8 @@ int main(void)
     SIZE(gdn_l2norm_args);
     SIZE(gdn_rmsnorm_gated_args);
     SIZE(gdn_block_args);
+    SIZE(gdn_state_copy_args);
+    SIZE(gdn_blob_args);
+    SIZE(gdn_blob_info);
     return 0;
 }

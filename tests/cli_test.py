@@ -857,7 +857,7 @@ def test_run_all():
 # ---- Runner ---------------------------------------------------------------------------------
 
 
-def main():
+def main(tests):
     global GDN, VECTORS, FOLDER
     args = sys.argv[1:]
     word = ""
@@ -866,12 +866,12 @@ def main():
         word = args[at + 1]
         del args[at : at + 2]
     if not args:
-        sys.exit(__doc__)
+        sys.exit(tests["__doc__"])
     GDN = os.path.abspath(args[0])
     beside = os.path.join(os.path.dirname(__file__), "vectors")
     VECTORS = os.path.abspath(args[1] if len(args) > 1 else beside)
     count = {"passed": 0, "failed": 0, "skipped": 0}
-    for name, test in sorted(globals().items()):
+    for name, test in sorted(tests.items()):
         if not name.startswith("test_") or word not in name:
             continue
         with tempfile.TemporaryDirectory() as FOLDER:
@@ -891,4 +891,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(globals()))

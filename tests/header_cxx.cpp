@@ -13,6 +13,9 @@ struct every_struct {
     gdn_l2norm_args        l2norm;
     gdn_rmsnorm_gated_args rmsnorm_gated;
     gdn_block_args         block;
+    gdn_state_copy_args    state_copy;
+    gdn_blob_args          blob;
+    gdn_blob_info          info;
 };
 
 struct every_struct make_every_struct(void *data);
@@ -29,5 +32,8 @@ struct every_struct make_every_struct(void *data)
     all.l2norm        = gdn_l2norm_args_init();
     all.rmsnorm_gated = gdn_rmsnorm_gated_args_init();
     all.block         = gdn_block_args_init();
+    all.state_copy    = gdn_state_copy_args_init();
+    all.blob          = gdn_blob_args_init();
+    all.info          = gdn_blob_info_init();
     return all;
 }

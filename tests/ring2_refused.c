@@ -20,6 +20,8 @@ const struct ring2_op ring2_ops[] = {
                                N_TENSORS(gdn_rmsnorm_gated_args, x, activation), 0 },
     [GDN_OP_BLOCK]         = { sizeof(gdn_block_args), N_TENSORS(gdn_block_args, hidden, batch),
                                offsetof(gdn_block_args, batch) },
+    [GDN_OP_STATE_COPY]    = { sizeof(gdn_state_copy_args),
+                               N_TENSORS(gdn_state_copy_args, from_pool, from_layout), 0 },
 };
 
 gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args)
@@ -32,6 +34,7 @@ gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args)
     case GDN_OP_L2NORM: return gdn_l2norm(ctx, args);
     case GDN_OP_RMSNORM_GATED: return gdn_rmsnorm_gated(ctx, args);
     case GDN_OP_BLOCK: return gdn_block(ctx, args);
+    case GDN_OP_STATE_COPY: return gdn_state_copy(ctx, args);
     }
     return GDN_OK;
 }

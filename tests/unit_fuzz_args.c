@@ -15,7 +15,7 @@
 
 #include "ring2.h"
 
-enum { ARENA = 1 << 17, MOST_ELEMENTS = 1 << 16, N_OPS = GDN_OP_BLOCK + 1 };
+enum { ARENA = 1 << 17, MOST_ELEMENTS = 1 << 16, N_OPS = GDN_OP_STATE_COPY + 1 };
 
 static struct {
     unsigned char *arena, *before, *written;
@@ -97,6 +97,7 @@ union call {
     gdn_l2norm_args        l2norm;
     gdn_rmsnorm_gated_args rmsnorm;
     gdn_block_args         block;
+    gdn_state_copy_args    state;
     char                   bytes[sizeof(gdn_block_args)];
 };
 
@@ -189,6 +190,28 @@ static void make_block(union call *c, int64_t N, int64_t P)
     a->key_head_dim = (int32_t)K, a->value_head_dim = (int32_t)V;
 }
 
+static gdn_tensor make_states(int64_t P, const int64_t *s, bool turned, bool conv)
+{
+    const int64_t a = s[turned ? 2 : 1], b = s[turned ? 1 : 2];
+    return conv ? place(any_float(), 3, P, s[1], s[2] + below(3), 0)
+                : place(any_float(), 4, P, s[0], a, b);
+}
+
+static void make_state_copy(union call *c, int64_t P)
+{
+    const int64_t        s[3] = { 1 + below(3), 1 + below(40), 1 + below(8) };
+    const bool           conv = one_in(3);
+    gdn_state_copy_args *a    = &c->state;
+    *a             = gdn_state_copy_args_init();
+    a->from_layout = !conv && one_in(2), a->to_layout = !conv && one_in(2);
+    a->from_pool   = make_states(P, s, a->from_layout, conv);
+    a->to_pool     = make_states(P, s, a->to_layout, conv);
+    if (one_in(4)) a->to_pool = a->from_pool, a->to_layout = a->from_layout;
+    if (one_in(8)) a->from_pool.data = NULL;
+    if (one_in(2)) a->from_slots = index_array(P, -1, P - 1);
+    if (one_in(2)) a->to_slots = distinct(P);
+}
+
 static void make_call(gdn_op op, union call *c, gdn_batch *t)
 {
     const int64_t    B = 1 + below(4), N = B * (1 + below(20)), P = B + below(3);
@@ -199,6 +222,7 @@ static void make_call(gdn_op op, union call *c, gdn_batch *t)
     if (op <= GDN_OP_DECODE) make_rule(c, N, P);
     else if (op == GDN_OP_CONV1D) make_conv(c, N, P);
     else if (op == GDN_OP_BLOCK) make_block(c, N, P);
+    else if (op == GDN_OP_STATE_COPY) make_state_copy(c, P);
     else make_rows(c, op, N);
     if (ring2_ops[op].batch_at && !one_in(8))
         memcpy(c->bytes + ring2_ops[op].batch_at, &batch, sizeof batch);
@@ -317,6 +341,7 @@ static void mark_written(gdn_op op, const union call *c)
     case GDN_OP_BLOCK:
         mark(&c->block.out), mark(&c->block.state), mark(&c->block.conv_state);
         break;
+    case GDN_OP_STATE_COPY: mark(&c->state.to_pool); break;
     }
 }
 

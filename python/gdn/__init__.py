@@ -120,6 +120,28 @@ gdn_block_args = _struct("gdn_block_args", """
     float rms_eps
 """, outputs=("conv_state", "state", "out"))
 
+gdn_state_copy_args = _struct("gdn_state_copy_args", """
+    tensor from_pool to_pool from_slots to_slots
+    int32 from_layout to_layout
+""", outputs=("to_pool",))
+
+gdn_blob_args = _struct("gdn_blob_args", """
+    uint32 flags
+    tensor state conv_state slots position
+    int32 state_layout head_map n_query_heads n_key_heads n_value_heads
+    int32 key_head_dim value_head_dim rank n_ranks reserved
+    pointer blob
+    size blob_bytes
+""")
+
+gdn_blob_info = _struct("gdn_blob_info", """
+    uint32 version
+    tensor state conv_state position
+    int32 state_layout head_map n_query_heads n_key_heads n_value_heads
+    int32 key_head_dim value_head_dim rank n_ranks
+    uint32 checksum
+""")
+
 _OPS = {  # in the order of gdn_op
     "prefill": gdn_rule_args,
     "decode": gdn_rule_args,
@@ -128,6 +150,7 @@ _OPS = {  # in the order of gdn_op
     "l2norm": gdn_l2norm_args,
     "rmsnorm_gated": gdn_rmsnorm_gated_args,
     "block": gdn_block_args,
+    "state_copy": gdn_state_copy_args,
 }
 
 
@@ -384,6 +407,10 @@ class Context:
     def block(self, **fields):
         """gdn_block: one whole layer; fields of gdn_block_args."""
         self._call("block", fields)
+
+    def state_copy(self, **fields):
+        """gdn_state_copy: pool slots to pool slots; fields of gdn_state_copy_args."""
+        self._call("state_copy", fields)
 
     def supported(self, op, **fields):
         """Would the op of that name accept these fields? Contents of arrays are not read."""

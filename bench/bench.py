@@ -52,7 +52,7 @@ def run(gdn, name):
         line = {"commit": commit, "command": " ".join(["gdn", *arguments]), **result}
         with open(HERE / "results" / f"{name}.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-        print(f"{line['command']}: {result['ms']:.4g} ms, {100 * result['share']:.0f} %", flush=True)
+        print(f"{line['command']}: {result['ms']:.4g} ms, {100 * result['share']:.0f} %")
 
 
 def describe(r):

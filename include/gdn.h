@@ -207,7 +207,10 @@ typedef enum gdn_op {
     GDN_OP_GATES         = 3, /* gdn_gates_args */
     GDN_OP_L2NORM        = 4, /* gdn_l2norm_args */
     GDN_OP_RMSNORM_GATED = 5, /* gdn_rmsnorm_gated_args */
-    GDN_OP_BLOCK         = 6  /* gdn_block_args */
+    GDN_OP_BLOCK         = 6, /* gdn_block_args */
+    GDN_OP_SUMMARY         = 16, /* gdn_summary_args */
+    GDN_OP_SUMMARY_COMPOSE = 17, /* gdn_summary_compose_args */
+    GDN_OP_SUMMARY_APPLY   = 18  /* gdn_summary_apply_args */
 } gdn_op;
 
 /*
@@ -226,6 +229,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
+ *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
+ *     summary_compose, summary_apply           n_threads x 512 KiB
  *
  * The same as for gdn_supported() holds for pointers. Every args struct has workspace and
  * workspace_bytes; NULL lets the context keep a buffer that grows on demand and is freed with
@@ -602,6 +607,124 @@ static inline gdn_block_args gdn_block_args_init(void)
 }
 
 GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
+
+/* ---- Summaries of ranges of tokens --------------------------------------------------------- */
+
+/*
+ * What a range of tokens does to a state is an affine map, S_out = M S_in + U, and maps
+ * compose: (M2, U2) after (M1, U1) is (M2 M1, M2 U1 + U2). So ranges can be worked on apart
+ * (context parallelism) or kept and merged.
+ *
+ * gdn_summary - M and U of every sequence and head, by the chunks of gdn_prefill(): U is the
+ * state it ends in from zero, to the bit; M is where it ends from the identity with v = 0.
+ *
+ *     k             [N][Hk][K]      f32, bf16 or f16, dense
+ *     v             [N][Hv][V]      likewise; absent with U
+ *     g beta        [N][H]          likewise; log gates; absent: 0 and 1
+ *     M             [B][H][K][K]    likewise; M[x][y] takes S_in[y] to S_out[x]. One of its last
+ *                                   two strides is 1. Absent: not wanted.
+ *     U             [B][H][V][K]    likewise, or [B][H][K][V] as state_layout says. Absent: not
+ *                                   wanted.
+ *
+ * H is that of M and U; Hk and Hv divide it, and head_map says which heads are read. [B][T]
+ * instead of [N], and sequences, as for gdn_prefill(), but of batch only cu_seqlens and
+ * token_count may be there. K and V are 1 to 256. Keys are taken as they are and gates as
+ * logarithms: gdn_l2norm() and gdn_gates() make them, in float32 if so wanted. The range of
+ * an empty sequence is the identity: M = I, U = 0. After a gate of -inf M is 0.
+ *
+ * Nothing that is written may overlap anything else. Guarantees: G1, G2, G3, G6, G7, G8, G12,
+ * G13, and G9 (M = I exactly, U = 0). Errors: as for gdn_prefill().
+ */
+typedef struct gdn_summary_args {
+    uint32_t         struct_size; /* set by gdn_summary_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       k, v, g, beta, M, U;
+    const gdn_batch *batch;
+    int32_t          head_map;     /* gdn_head_map */
+    int32_t          state_layout; /* gdn_state_layout of U */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_summary_args;
+
+static inline gdn_summary_args gdn_summary_args_init(void)
+{
+    gdn_summary_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args);
+
+/*
+ * gdn_summary_compose - range 2 after range 1:  M = M2 M1,  U = M2 U1 + U2
+ *
+ *     M1 M2 M       [B][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
+ *     U1 U2 U       [B][H][V][K]    likewise, or [B][H][K][V]
+ *
+ * M1 and M may be absent together, and so may U1, U2 and U. M may be the very view M1, and U
+ * the very view U1 or U2; nothing else that is written may overlap anything.
+ *
+ * Precision. Each element is off by at most (K + 2) 2^-24 of the same sum of absolute values,
+ * and is rounded once to its dtype. For keys of length 1, 0 <= beta <= 2 and g <= 0 the 2-norm
+ * of M is at most exp(sum of g) <= 1, so the errors of composed parts add and do not grow:
+ * |M2 M1 - M| <= exp(sum g of 2) |error of M1| + exp(sum g of 1) |error of M2| + the above.
+ *
+ * An M2 of zeros forgets by selection: U = U2 whatever U1 holds. Guarantees: G1, G2, G3, G6,
+ * G7, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED, GDN_E_MEMORY.
+ */
+typedef struct gdn_summary_compose_args {
+    uint32_t   struct_size; /* set by gdn_summary_compose_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor M1, U1, M2, U2, M, U;
+    int32_t    state_layout; /* gdn_state_layout of U1, U2, U */
+    int32_t    reserved;     /* 0 */
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_summary_compose_args;
+
+static inline gdn_summary_compose_args gdn_summary_compose_args_init(void)
+{
+    gdn_summary_compose_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *args);
+
+/*
+ * gdn_summary_apply - S_out = M S_in + U
+ *
+ *     M             [B][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
+ *     U             [B][H][V][K]    likewise, or [B][H][K][V]; absent: 0
+ *     state         as U            absent: 0
+ *     state_out     as U            may be the very view state or U
+ *
+ * Precision, selection, guarantees, errors: as for gdn_summary_compose().
+ */
+typedef struct gdn_summary_apply_args {
+    uint32_t   struct_size; /* set by gdn_summary_apply_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor M, U, state, state_out;
+    int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
+    int32_t    reserved;     /* 0 */
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_summary_apply_args;
+
+static inline gdn_summary_apply_args gdn_summary_apply_args_init(void)
+{
+    gdn_summary_apply_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args);
 
 #ifdef __cplusplus
 }

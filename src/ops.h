@@ -15,5 +15,9 @@ gdn_status gdn_gates_check(gdn_ctx *ctx, const gdn_gates_args *args, size_t *byt
 gdn_status gdn_l2norm_check(gdn_ctx *ctx, const gdn_l2norm_args *args, size_t *bytes);
 gdn_status gdn_rmsnorm_gated_check(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args, size_t *bytes);
 gdn_status gdn_block_check(gdn_ctx *ctx, const gdn_block_args *args, size_t *bytes);
+gdn_status gdn_summary_check(gdn_ctx *ctx, const gdn_summary_args *args, size_t *bytes);
+gdn_status gdn_summary_compose_check(gdn_ctx *ctx, const gdn_summary_compose_args *args,
+                                     size_t *bytes);
+gdn_status gdn_summary_apply_check(gdn_ctx *ctx, const gdn_summary_apply_args *args, size_t *bytes);
 
 #endif

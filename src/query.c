@@ -13,6 +13,9 @@ static gdn_status check(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes
     case GDN_OP_L2NORM: return gdn_l2norm_check(ctx, args, bytes);
     case GDN_OP_RMSNORM_GATED: return gdn_rmsnorm_gated_check(ctx, args, bytes);
     case GDN_OP_BLOCK: return gdn_block_check(ctx, args, bytes);
+    case GDN_OP_SUMMARY: return gdn_summary_check(ctx, args, bytes);
+    case GDN_OP_SUMMARY_COMPOSE: return gdn_summary_compose_check(ctx, args, bytes);
+    case GDN_OP_SUMMARY_APPLY: return gdn_summary_apply_check(ctx, args, bytes);
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }

@@ -17,5 +17,8 @@ int main(void)
     SIZE(gdn_l2norm_args);
     SIZE(gdn_rmsnorm_gated_args);
     SIZE(gdn_block_args);
+    SIZE(gdn_summary_args);
+    SIZE(gdn_summary_compose_args);
+    SIZE(gdn_summary_apply_args);
     return 0;
 }

@@ -13,6 +13,9 @@ struct every_struct {
     gdn_l2norm_args        l2norm;
     gdn_rmsnorm_gated_args rmsnorm_gated;
     gdn_block_args         block;
+    gdn_summary_args         summary;
+    gdn_summary_compose_args summary_compose;
+    gdn_summary_apply_args   summary_apply;
 };
 
 struct every_struct make_every_struct(void *data);
@@ -29,5 +32,8 @@ struct every_struct make_every_struct(void *data)
     all.l2norm        = gdn_l2norm_args_init();
     all.rmsnorm_gated = gdn_rmsnorm_gated_args_init();
     all.block         = gdn_block_args_init();
+    all.summary         = gdn_summary_args_init();
+    all.summary_compose = gdn_summary_compose_args_init();
+    all.summary_apply   = gdn_summary_apply_args_init();
     return all;
 }

@@ -20,6 +20,12 @@ const struct ring2_op ring2_ops[] = {
                                N_TENSORS(gdn_rmsnorm_gated_args, x, activation), 0 },
     [GDN_OP_BLOCK]         = { sizeof(gdn_block_args), N_TENSORS(gdn_block_args, hidden, batch),
                                offsetof(gdn_block_args, batch) },
+    [GDN_OP_SUMMARY]         = { sizeof(gdn_summary_args), N_TENSORS(gdn_summary_args, k, batch),
+                                 offsetof(gdn_summary_args, batch) },
+    [GDN_OP_SUMMARY_COMPOSE] = { sizeof(gdn_summary_compose_args),
+                                 N_TENSORS(gdn_summary_compose_args, M1, state_layout), 0 },
+    [GDN_OP_SUMMARY_APPLY]   = { sizeof(gdn_summary_apply_args),
+                                 N_TENSORS(gdn_summary_apply_args, M, state_layout), 0 },
 };
 
 gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args)
@@ -32,6 +38,9 @@ gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args)
     case GDN_OP_L2NORM: return gdn_l2norm(ctx, args);
     case GDN_OP_RMSNORM_GATED: return gdn_rmsnorm_gated(ctx, args);
     case GDN_OP_BLOCK: return gdn_block(ctx, args);
+    case GDN_OP_SUMMARY: return gdn_summary(ctx, args);
+    case GDN_OP_SUMMARY_COMPOSE: return gdn_summary_compose(ctx, args);
+    case GDN_OP_SUMMARY_APPLY: return gdn_summary_apply(ctx, args);
     }
     return GDN_OK;
 }

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks that the stages and summaries share; see stage.h. */
+#include "stage.h"
+
+#include "tensor.h"
+
+static gdn_status check_one(gdn_ctx *ctx, const struct gdn_stage_tensor *x,
+                            const struct gdn_tokens *tokens)
+{
+    if (!x->t->data)
+        return x->needed ? gdn_fail(ctx, GDN_E_ARG, "%s: absent", x->name) : GDN_OK;
+    TRY(gdn_check_tensor(ctx, x->t, x->name));
+    TRY(gdn_check_dtype(ctx, x->t, x->name, GDN_FLOATS));
+    if (x->tokens) {
+        TRY(gdn_plan_check(ctx, tokens, x->t, x->name, x->n, x->size));
+        if (x->n > 1) TRY(gdn_check_dense(ctx, x->t, x->name));
+    } else {
+        TRY(gdn_check_shape(ctx, x->t, x->name, x->n, x->size));
+    }
+    return x->written ? gdn_check_injective(ctx, x->t, x->name) : GDN_OK;
+}
+
+gdn_status gdn_stage_check(gdn_ctx *ctx, const struct gdn_stage_tensor *list, int n,
+                           const struct gdn_tokens *tokens, const gdn_batch *batch)
+{
+    for (int i = 0; i < n; i++) TRY(check_one(ctx, &list[i], tokens));
+    for (int i = 0; i < n; i++) {
+        const struct gdn_stage_tensor *x = &list[i];
+        if (!x->written || !x->t->data) continue;
+        for (int j = 0; j < n; j++)
+            if (j != i)
+                TRY(gdn_check_no_overlap(ctx, x->t, x->name, list[j].t, list[j].name,
+                                         x->same >> j & 1));
+        if (batch) TRY(gdn_plan_check_overlaps(ctx, batch, x->t, x->name));
+    }
+    return GDN_OK;
+}
+
+gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
+                          struct gdn_plan *plan)
+{
+    TRY(gdn_plan_describe(ctx, batch, tokens, false, plan));
+    const gdn_batch *b = &plan->batch;
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+    } others[] = { { &b->read_slots, "read_slots" },
+                   { &b->write_slots, "write_slots" },
+                   { &b->has_initial_state, "has_initial_state" },
+                   { &b->num_accepted_tokens, "num_accepted_tokens" } };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i].t->data)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none: this op has no pool of slots",
+                            others[i].name);
+    if (b->write != GDN_WRITE_FINAL)
+        return gdn_fail(ctx, GDN_E_ARG, "write: %d, wanted 0", (int)b->write);
+    return GDN_OK;
+}
+
+gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int *size)
+{
+    const int64_t n = t->size[t->ndim - 1];
+    if (n < 1) return gdn_fail(ctx, GDN_E_SHAPE, "%s: head size 0, wanted 1 to 256", name);
+    if (n > GDN_MAX_HEAD)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: head size %lld, the largest is %d", name,
+                        (long long)n, GDN_MAX_HEAD);
+    *size = (int)n;
+    return GDN_OK;
+}
+
+gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int64_t H, int *n)
+{
+    const int64_t heads = t->size[t->ndim - 2];
+    if (heads < 1 || heads > H || H % heads)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads, wanted a divisor of %lld", name,
+                        (long long)heads, (long long)H);
+    *n = (int)heads;
+    return GDN_OK;
+}
+
+gdn_status gdn_stage_enum(gdn_ctx *ctx, const char *name, int32_t value, int32_t end)
+{
+    if (value >= 0 && value <= end) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", name, (int)value, (int)end);
+}

@@ -210,7 +210,11 @@ typedef enum gdn_op {
     GDN_OP_BLOCK         = 6, /* gdn_block_args */
     GDN_OP_SUMMARY         = 16, /* gdn_summary_args */
     GDN_OP_SUMMARY_COMPOSE = 17, /* gdn_summary_compose_args */
-    GDN_OP_SUMMARY_APPLY   = 18  /* gdn_summary_apply_args */
+    GDN_OP_SUMMARY_APPLY   = 18, /* gdn_summary_apply_args */
+    GDN_OP_CHUNK_CUMSUM    = 19, /* gdn_chunk_cumsum_args */
+    GDN_OP_CHUNK_UW        = 20, /* gdn_chunk_uw_args */
+    GDN_OP_CHUNK_STATES    = 21, /* gdn_chunk_states_args */
+    GDN_OP_CHUNK_OUTPUT    = 22  /* gdn_chunk_output_args */
 } gdn_op;
 
 /*
@@ -231,6 +235,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply           n_threads x 512 KiB
+ *     chunk_cumsum      320 x B
+ *     chunk_uw, chunk_states, chunk_output     n_threads x 512 KiB + 320 x B
  *
  * The same as for gdn_supported() holds for pointers. Every args struct has workspace and
  * workspace_bytes; NULL lets the context keep a buffer that grows on demand and is freed with
@@ -725,6 +731,165 @@ static inline gdn_summary_apply_args gdn_summary_apply_args_init(void)
 }
 
 GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args);
+
+/* ---- Stages of the chunked form ------------------------------------------------------------ */
+
+/*
+ * The chunked form in parts, for those who keep or exchange what lies between them. Per chunk
+ * of C tokens and head, with G the inclusive sums of its log gates, gamma = exp(G), rows of K,
+ * V, Q the tokens, and S the state at its start,
+ *
+ *     A_ij = beta_i exp(G_i - G_j) k_i . k_j   for j < i, else 0        T = (I + A)^-1
+ *     u = T diag(beta) V        w = T diag(beta gamma) K        d = u - w S
+ *     S' = gamma_C S + sum_j exp(G_C - G_j) k_j d_j^T
+ *     o_i = scale (gamma_i S^T q_i + sum_{j<=i} exp(G_i - G_j) (q_i . k_j) d_j)
+ *
+ * Gates enter once, inside T and in gamma. gdn_chunk_uw(), gdn_chunk_states() and
+ * gdn_chunk_output() one after the other give, to rounding, what gdn_prefill() gives; all run
+ * on its inner loops.
+ *
+ *     q k u v w T   [N][heads][..]  f32, bf16 or f16 each, dense
+ *     g beta        [N][H]          likewise; log gates; absent: 0 and 1
+ *     states        [NC][H][V][K]   likewise, or [NC][H][K][V] as state_layout says; one of the
+ *                                   last two strides is 1
+ *
+ * Tensors of tokens, sequences and the head map: as for gdn_prefill(), but H is that of u (w,
+ * T), and of batch only cu_seqlens and token_count may be there. [N] without cu_seqlens is one
+ * sequence. Keys are taken as they are and gates as logarithms: gdn_l2norm() and gdn_gates()
+ * make them. chunk_size C is 16, 32 or 64 and the same in all calls. Chunks start at the first
+ * token of a sequence and every C tokens after; they are numbered through the sequences, so
+ * that sequence b with T tokens has ceil(T / C) of them after those before it, NC in all. What
+ * belongs to masked tokens and past the last sequence is zero.
+ *
+ * A gate of -inf (or below -104) forgets by selection: A, gamma and the decays are 0 across it.
+ * K and V are 1 to 256. Nothing that is written may overlap anything else, but for what is said
+ * below. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG,
+ * GDN_E_SHAPE (also for too few states), GDN_E_DTYPE, GDN_E_UNSUPPORTED (K, V, chunk_size),
+ * GDN_E_MEMORY.
+ *
+ * gdn_chunk_cumsum - scale times the inclusive sums of g inside chunks of any size from 1 on.
+ *
+ *     g out         [N][H]          out may be the very view g
+ *
+ * scale 0 means 1. Sums are float64, rounded once. After -inf all sums of the chunk are -inf;
+ * the other stages take g itself.
+ */
+typedef struct gdn_chunk_cumsum_args {
+    uint32_t         struct_size; /* set by gdn_chunk_cumsum_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       g, out;
+    const gdn_batch *batch;
+    int32_t          chunk_size;
+    float            scale; /* 0: 1 */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_chunk_cumsum_args;
+
+static inline gdn_chunk_cumsum_args gdn_chunk_cumsum_args_init(void)
+{
+    gdn_chunk_cumsum_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args);
+
+/*
+ * gdn_chunk_uw - u, w and T of every chunk, by forward substitution.
+ *
+ *     k v           [N][Hk][K] [N][Hv][V]      v absent with u
+ *     u w T         [N][H][V] [N][H][K] [N][H][C]   each may be absent, not all
+ *
+ * Row i of a chunk's T lies with its token i; columns of tokens that are not there are zero.
+ * Where beta is 0 v may be NaN (G8).
+ */
+typedef struct gdn_chunk_uw_args {
+    uint32_t         struct_size; /* set by gdn_chunk_uw_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       k, v, g, beta, u, w, T;
+    const gdn_batch *batch;
+    int32_t          head_map;   /* gdn_head_map */
+    int32_t          chunk_size; /* 16, 32, 64 */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_chunk_uw_args;
+
+static inline gdn_chunk_uw_args gdn_chunk_uw_args_init(void)
+{
+    gdn_chunk_uw_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
+
+/*
+ * gdn_chunk_states - the state at the start of every chunk, and the final ones.
+ *
+ *     k u w         [N][Hk][K] [N][H][V] [N][H][K]
+ *     state         [B][H][V][K]    where sequences start; absent: zero
+ *     states        [NC][H][V][K]   at the start of each chunk; may be longer; absent: not wanted
+ *     state_out     [B][H][V][K]    after the last token; may be the very view state; absent: not
+ *                                   wanted. Of an empty sequence: the state it started from.
+ */
+typedef struct gdn_chunk_states_args {
+    uint32_t         struct_size; /* set by gdn_chunk_states_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       k, u, w, g, state, states, state_out;
+    const gdn_batch *batch;
+    int32_t          head_map;     /* gdn_head_map */
+    int32_t          state_layout; /* gdn_state_layout of all states */
+    int32_t          chunk_size;   /* 16, 32, 64 */
+    int32_t          reserved;     /* 0 */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_chunk_states_args;
+
+static inline gdn_chunk_states_args gdn_chunk_states_args_init(void)
+{
+    gdn_chunk_states_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *args);
+
+/*
+ * gdn_chunk_output - o of every token, from the state at the start of its chunk.
+ *
+ *     q k u w       [N][Hq][K] [N][Hk][K] [N][H][V] [N][H][K]
+ *     states        [NC][H][V][K]   as gdn_chunk_states() gives them; may be longer
+ *     out           [N][H][V]       f32, bf16 or f16
+ */
+typedef struct gdn_chunk_output_args {
+    uint32_t         struct_size; /* set by gdn_chunk_output_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       q, k, u, w, g, states, out;
+    const gdn_batch *batch;
+    int32_t          head_map;     /* gdn_head_map */
+    int32_t          state_layout; /* gdn_state_layout of states */
+    int32_t          chunk_size;   /* 16, 32, 64 */
+    float            scale;        /* 0: 1 / sqrt(K) */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_chunk_output_args;
+
+static inline gdn_chunk_output_args gdn_chunk_output_args_init(void)
+{
+    gdn_chunk_output_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_chunk_output(gdn_ctx *ctx, const gdn_chunk_output_args *args);
 
 #ifdef __cplusplus
 }

@@ -19,5 +19,9 @@ gdn_status gdn_summary_check(gdn_ctx *ctx, const gdn_summary_args *args, size_t 
 gdn_status gdn_summary_compose_check(gdn_ctx *ctx, const gdn_summary_compose_args *args,
                                      size_t *bytes);
 gdn_status gdn_summary_apply_check(gdn_ctx *ctx, const gdn_summary_apply_args *args, size_t *bytes);
+gdn_status gdn_chunk_cumsum_check(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args, size_t *bytes);
+gdn_status gdn_chunk_uw_check(gdn_ctx *ctx, const gdn_chunk_uw_args *args, size_t *bytes);
+gdn_status gdn_chunk_states_check(gdn_ctx *ctx, const gdn_chunk_states_args *args, size_t *bytes);
+gdn_status gdn_chunk_output_check(gdn_ctx *ctx, const gdn_chunk_output_args *args, size_t *bytes);
 
 #endif

@@ -20,5 +20,9 @@ int main(void)
     SIZE(gdn_summary_args);
     SIZE(gdn_summary_compose_args);
     SIZE(gdn_summary_apply_args);
+    SIZE(gdn_chunk_cumsum_args);
+    SIZE(gdn_chunk_uw_args);
+    SIZE(gdn_chunk_states_args);
+    SIZE(gdn_chunk_output_args);
     return 0;
 }

@@ -16,6 +16,10 @@ struct every_struct {
     gdn_summary_args         summary;
     gdn_summary_compose_args summary_compose;
     gdn_summary_apply_args   summary_apply;
+    gdn_chunk_cumsum_args    chunk_cumsum;
+    gdn_chunk_uw_args        chunk_uw;
+    gdn_chunk_states_args    chunk_states;
+    gdn_chunk_output_args    chunk_output;
 };
 
 struct every_struct make_every_struct(void *data);
@@ -35,5 +39,9 @@ struct every_struct make_every_struct(void *data)
     all.summary         = gdn_summary_args_init();
     all.summary_compose = gdn_summary_compose_args_init();
     all.summary_apply   = gdn_summary_apply_args_init();
+    all.chunk_cumsum    = gdn_chunk_cumsum_args_init();
+    all.chunk_uw        = gdn_chunk_uw_args_init();
+    all.chunk_states    = gdn_chunk_states_args_init();
+    all.chunk_output    = gdn_chunk_output_args_init();
     return all;
 }

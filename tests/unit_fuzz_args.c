@@ -317,6 +317,7 @@ static void mark_written(gdn_op op, const union call *c)
     case GDN_OP_BLOCK:
         mark(&c->block.out), mark(&c->block.state), mark(&c->block.conv_state);
         break;
+    default: break;
     }
 }
 

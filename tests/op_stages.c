@@ -93,7 +93,8 @@ static void make_gates(struct stages *s, int gates)
 /* exact: all of float32. */
 static void make_stages(struct stages *s, int number, int C, bool exact)
 {
-    static const int heads[5][4] = { { 1, 1, 1 }, { 4, 2, 4 }, { 6, 2, 2 }, { 2, 2, 4 }, { 3, 3, 3 } };
+    static const int heads[5][3] = { { 1, 1, 1 }, { 4, 2, 4 }, { 6, 2, 2 }, { 2, 2, 4 },
+                                     { 3, 3, 3 } };
     static const int dims[6][2] = { { 16, 16 }, { 1, 3 }, { 33, 7 }, { 20, 65 }, { 128, 40 },
                                     { 60, 100 } };
     const int *h = heads[number % 5];
@@ -350,7 +351,8 @@ static void check_states(gdn_ctx *ctx, const struct stages *s)
     RUN(ctx, GDN_OP_CHUNK_STATES, a, s->B, &used, &a.state_out);
     for (int b = 0; b < 4; b++) {
         const int64_t n = s->chunk[b + 1] - s->chunk[b];
-        gdn_tensor    first = ring2_narrow(n ? &s->states : &s->state_out, 0, n ? s->chunk[b] : b, 1);
+        gdn_tensor    first = n ? ring2_narrow(&s->states, 0, s->chunk[b], 1)
+                                : ring2_narrow(&s->state_out, 0, b, 1);
         gdn_tensor    start = ring2_clone(&first), given = ring2_narrow(&s->state, 0, b, 1);
         ring2_copy(&start, &given);
         ring2_expect_bits("start", &first, &start);
@@ -381,7 +383,8 @@ static void model_output_chunk(const struct stages *s, const struct chunk *c, in
             }
             for (int l = 0; l <= i; l++) {
                 double       m;
-                const double qk = dot(s, &s->q, c->first + i, c->hq, &s->k, c->first + l, c->hk, &m);
+                const double qk = dot(s, &s->q, c->first + i, c->hq, &s->k, c->first + l, c->hk,
+                                      &m);
                 y += c->E[i][l] * qk * d[l], mag += c->E[i][l] * m * d_mag[l];
             }
             const int64_t e = ((c->first + i) * s->H + c->h) * s->V + j;

@@ -134,8 +134,8 @@ gdn_status cli_call(gdn_ctx *ctx, gdn_op op, const void *args)
     case GDN_OP_RMSNORM_GATED: return gdn_rmsnorm_gated(ctx, args);
     case GDN_OP_BLOCK: return gdn_block(ctx, args);
     case GDN_OP_STATE_COPY: return gdn_state_copy(ctx, args);
+    default: return GDN_E_ARG; /* the command runs no others */
     }
-    return GDN_E_ARG;
 }
 
 #define TEXT_OF(x) #x

@@ -206,14 +206,21 @@ GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 /* ---- Asking before a call -------------------------------------------------------------- */
 
 typedef enum gdn_op {
-    GDN_OP_PREFILL       = 0, /* gdn_rule_args */
-    GDN_OP_DECODE        = 1, /* gdn_rule_args */
-    GDN_OP_CONV1D        = 2, /* gdn_conv1d_args */
-    GDN_OP_GATES         = 3, /* gdn_gates_args */
-    GDN_OP_L2NORM        = 4, /* gdn_l2norm_args */
-    GDN_OP_RMSNORM_GATED = 5, /* gdn_rmsnorm_gated_args */
-    GDN_OP_BLOCK         = 6, /* gdn_block_args */
-    GDN_OP_STATE_COPY    = 7  /* gdn_state_copy_args */
+    GDN_OP_PREFILL         = 0,  /* gdn_rule_args */
+    GDN_OP_DECODE          = 1,  /* gdn_rule_args */
+    GDN_OP_CONV1D          = 2,  /* gdn_conv1d_args */
+    GDN_OP_GATES           = 3,  /* gdn_gates_args */
+    GDN_OP_L2NORM          = 4,  /* gdn_l2norm_args */
+    GDN_OP_RMSNORM_GATED   = 5,  /* gdn_rmsnorm_gated_args */
+    GDN_OP_BLOCK           = 6,  /* gdn_block_args */
+    GDN_OP_STATE_COPY      = 7,  /* gdn_state_copy_args */
+    GDN_OP_SUMMARY         = 8,  /* gdn_summary_args */
+    GDN_OP_SUMMARY_COMPOSE = 9,  /* gdn_summary_compose_args */
+    GDN_OP_SUMMARY_APPLY   = 10, /* gdn_summary_apply_args */
+    GDN_OP_CHUNK_CUMSUM    = 11, /* gdn_chunk_cumsum_args */
+    GDN_OP_CHUNK_UW        = 12, /* gdn_chunk_uw_args */
+    GDN_OP_CHUNK_STATES    = 13, /* gdn_chunk_states_args */
+    GDN_OP_CHUNK_OUTPUT    = 14  /* gdn_chunk_output_args */
 } gdn_op;
 
 /*
@@ -233,6 +240,10 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     state_copy        P / 8 + 64, P of to_pool
+ *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
+ *     summary_compose, summary_apply           n_threads x 512 KiB
+ *     chunk_cumsum      320 x B
+ *     chunk_uw, chunk_states, chunk_output     n_threads x 512 KiB + 320 x B
  *
  * The same as for gdn_supported() holds for pointers. Every args struct has workspace and
  * workspace_bytes; NULL lets the context keep a buffer that grows on demand and is freed with
@@ -754,6 +765,283 @@ GDN_API gdn_status gdn_blob_slice(gdn_ctx *ctx, const void *blob, size_t bytes, 
                                   int32_t n_ranks, void *out, size_t out_bytes, size_t *needed);
 GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const size_t *bytes,
                                   int32_t n, void *out, size_t out_bytes, size_t *needed);
+
+/* ---- Summaries of ranges of tokens --------------------------------------------------------- */
+
+/*
+ * What a range of tokens does to a state is an affine map, S_out = M S_in + U, and maps
+ * compose: (M2, U2) after (M1, U1) is (M2 M1, M2 U1 + U2). So ranges can be worked on apart
+ * (context parallelism) or kept and merged.
+ *
+ * gdn_summary - M and U of every sequence and head, by the chunks of gdn_prefill(): U is the
+ * state it ends in from zero, to the bit; M is where it ends from the identity with v = 0.
+ *
+ *     k             [N][Hk][K]      f32, bf16 or f16, dense
+ *     v             [N][Hv][V]      likewise; absent with U
+ *     g beta        [N][H]          likewise; log gates; absent: 0 and 1
+ *     M             [B][H][K][K]    likewise; M[x][y] takes S_in[y] to S_out[x]. One of its last
+ *                                   two strides is 1. Absent: not wanted.
+ *     U             [B][H][V][K]    likewise, or [B][H][K][V] as state_layout says. Absent: not
+ *                                   wanted.
+ *
+ * H is that of M and U; Hk and Hv divide it, and head_map says which heads are read. [B][T]
+ * instead of [N], and sequences, as for gdn_prefill(), but of batch only cu_seqlens and
+ * token_count may be there. K and V are 1 to 256. Keys are taken as they are and gates as
+ * logarithms: gdn_l2norm() and gdn_gates() make them, in float32 if so wanted. The range of
+ * an empty sequence is the identity: M = I, U = 0. After a gate of -inf M is 0.
+ *
+ * Nothing that is written may overlap anything else. Guarantees: G1, G2, G3, G6, G7, G8, G12,
+ * G13, and G9 (M = I exactly, U = 0). Errors: as for gdn_prefill().
+ */
+typedef struct gdn_summary_args {
+    uint32_t         struct_size; /* set by gdn_summary_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       k, v, g, beta, M, U;
+    const gdn_batch *batch;
+    int32_t          head_map;     /* gdn_head_map */
+    int32_t          state_layout; /* gdn_state_layout of U */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_summary_args;
+
+static inline gdn_summary_args gdn_summary_args_init(void)
+{
+    gdn_summary_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args);
+
+/*
+ * gdn_summary_compose - range 2 after range 1:  M = M2 M1,  U = M2 U1 + U2
+ *
+ *     M1 M2 M       [B][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
+ *     U1 U2 U       [B][H][V][K]    likewise, or [B][H][K][V]
+ *
+ * M1 and M may be absent together, and so may U1, U2 and U. M may be the very view M1, and U
+ * the very view U1 or U2; nothing else that is written may overlap anything.
+ *
+ * Precision. Each element is off by at most (K + 2) 2^-24 of the same sum of absolute values,
+ * and is rounded once to its dtype. For keys of length 1, 0 <= beta <= 2 and g <= 0 the 2-norm
+ * of M is at most exp(sum of g) <= 1, so the errors of composed parts add and do not grow:
+ * |M2 M1 - M| <= exp(sum g of 2) |error of M1| + exp(sum g of 1) |error of M2| + the above.
+ *
+ * An M2 of zeros forgets by selection: U = U2 whatever U1 holds. Guarantees: G1, G2, G3, G6,
+ * G7, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED, GDN_E_MEMORY.
+ */
+typedef struct gdn_summary_compose_args {
+    uint32_t   struct_size; /* set by gdn_summary_compose_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor M1, U1, M2, U2, M, U;
+    int32_t    state_layout; /* gdn_state_layout of U1, U2, U */
+    int32_t    reserved;     /* 0 */
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_summary_compose_args;
+
+static inline gdn_summary_compose_args gdn_summary_compose_args_init(void)
+{
+    gdn_summary_compose_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *args);
+
+/*
+ * gdn_summary_apply - S_out = M S_in + U
+ *
+ *     M             [B][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
+ *     U             [B][H][V][K]    likewise, or [B][H][K][V]; absent: 0
+ *     state         as U            absent: 0
+ *     state_out     as U            may be the very view state or U
+ *
+ * Precision, selection, guarantees, errors: as for gdn_summary_compose().
+ */
+typedef struct gdn_summary_apply_args {
+    uint32_t   struct_size; /* set by gdn_summary_apply_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor M, U, state, state_out;
+    int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
+    int32_t    reserved;     /* 0 */
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_summary_apply_args;
+
+static inline gdn_summary_apply_args gdn_summary_apply_args_init(void)
+{
+    gdn_summary_apply_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args);
+
+/* ---- Stages of the chunked form ------------------------------------------------------------ */
+
+/*
+ * The chunked form in parts, for those who keep or exchange what lies between them. Per chunk
+ * of C tokens and head, with G the inclusive sums of its log gates, gamma = exp(G), rows of K,
+ * V, Q the tokens, and S the state at its start,
+ *
+ *     A_ij = beta_i exp(G_i - G_j) k_i . k_j   for j < i, else 0        T = (I + A)^-1
+ *     u = T diag(beta) V        w = T diag(beta gamma) K        d = u - w S
+ *     S' = gamma_C S + sum_j exp(G_C - G_j) k_j d_j^T
+ *     o_i = scale (gamma_i S^T q_i + sum_{j<=i} exp(G_i - G_j) (q_i . k_j) d_j)
+ *
+ * Gates enter once, inside T and in gamma. gdn_chunk_uw(), gdn_chunk_states() and
+ * gdn_chunk_output() one after the other give, to rounding, what gdn_prefill() gives; all run
+ * on its inner loops.
+ *
+ *     q k u v w T   [N][heads][..]  f32, bf16 or f16 each, dense
+ *     g beta        [N][H]          likewise; log gates; absent: 0 and 1
+ *     states        [NC][H][V][K]   likewise, or [NC][H][K][V] as state_layout says; one of the
+ *                                   last two strides is 1
+ *
+ * Tensors of tokens, sequences and the head map: as for gdn_prefill(), but H is that of u (w,
+ * T), and of batch only cu_seqlens and token_count may be there. [N] without cu_seqlens is one
+ * sequence. Keys are taken as they are and gates as logarithms: gdn_l2norm() and gdn_gates()
+ * make them. chunk_size C is 16, 32 or 64 and the same in all calls. Chunks start at the first
+ * token of a sequence and every C tokens after; they are numbered through the sequences, so
+ * that sequence b with T tokens has ceil(T / C) of them after those before it, NC in all. What
+ * belongs to masked tokens and past the last sequence is zero.
+ *
+ * A gate of -inf (or below -104) forgets by selection: A, gamma and the decays are 0 across it.
+ * K and V are 1 to 256. Nothing that is written may overlap anything else, but for what is said
+ * below. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG,
+ * GDN_E_SHAPE (also for too few states), GDN_E_DTYPE, GDN_E_UNSUPPORTED (K, V, chunk_size),
+ * GDN_E_MEMORY.
+ *
+ * gdn_chunk_cumsum - scale times the inclusive sums of g inside chunks of any size from 1 on.
+ *
+ *     g out         [N][H]          out may be the very view g
+ *
+ * scale 0 means 1. Sums are float64, rounded once. After -inf all sums of the chunk are -inf;
+ * the other stages take g itself.
+ */
+typedef struct gdn_chunk_cumsum_args {
+    uint32_t         struct_size; /* set by gdn_chunk_cumsum_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       g, out;
+    const gdn_batch *batch;
+    int32_t          chunk_size;
+    float            scale; /* 0: 1 */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_chunk_cumsum_args;
+
+static inline gdn_chunk_cumsum_args gdn_chunk_cumsum_args_init(void)
+{
+    gdn_chunk_cumsum_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args);
+
+/*
+ * gdn_chunk_uw - u, w and T of every chunk, by forward substitution.
+ *
+ *     k v           [N][Hk][K] [N][Hv][V]      v absent with u
+ *     u w T         [N][H][V] [N][H][K] [N][H][C]   each may be absent, not all
+ *
+ * Row i of a chunk's T lies with its token i; columns of tokens that are not there are zero.
+ * Where beta is 0 v may be NaN (G8).
+ */
+typedef struct gdn_chunk_uw_args {
+    uint32_t         struct_size; /* set by gdn_chunk_uw_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       k, v, g, beta, u, w, T;
+    const gdn_batch *batch;
+    int32_t          head_map;   /* gdn_head_map */
+    int32_t          chunk_size; /* 16, 32, 64 */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_chunk_uw_args;
+
+static inline gdn_chunk_uw_args gdn_chunk_uw_args_init(void)
+{
+    gdn_chunk_uw_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
+
+/*
+ * gdn_chunk_states - the state at the start of every chunk, and the final ones.
+ *
+ *     k u w         [N][Hk][K] [N][H][V] [N][H][K]
+ *     state         [B][H][V][K]    where sequences start; absent: zero
+ *     states        [NC][H][V][K]   at the start of each chunk; may be longer; absent: not wanted
+ *     state_out     [B][H][V][K]    after the last token; may be the very view state; absent: not
+ *                                   wanted. Of an empty sequence: the state it started from.
+ */
+typedef struct gdn_chunk_states_args {
+    uint32_t         struct_size; /* set by gdn_chunk_states_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       k, u, w, g, state, states, state_out;
+    const gdn_batch *batch;
+    int32_t          head_map;     /* gdn_head_map */
+    int32_t          state_layout; /* gdn_state_layout of all states */
+    int32_t          chunk_size;   /* 16, 32, 64 */
+    int32_t          reserved;     /* 0 */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_chunk_states_args;
+
+static inline gdn_chunk_states_args gdn_chunk_states_args_init(void)
+{
+    gdn_chunk_states_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *args);
+
+/*
+ * gdn_chunk_output - o of every token, from the state at the start of its chunk.
+ *
+ *     q k u w       [N][Hq][K] [N][Hk][K] [N][H][V] [N][H][K]
+ *     states        [NC][H][V][K]   as gdn_chunk_states() gives them; may be longer
+ *     out           [N][H][V]       f32, bf16 or f16
+ */
+typedef struct gdn_chunk_output_args {
+    uint32_t         struct_size; /* set by gdn_chunk_output_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       q, k, u, w, g, states, out;
+    const gdn_batch *batch;
+    int32_t          head_map;     /* gdn_head_map */
+    int32_t          state_layout; /* gdn_state_layout of states */
+    int32_t          chunk_size;   /* 16, 32, 64 */
+    float            scale;        /* 0: 1 / sqrt(K) */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_chunk_output_args;
+
+static inline gdn_chunk_output_args gdn_chunk_output_args_init(void)
+{
+    gdn_chunk_output_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_chunk_output(gdn_ctx *ctx, const gdn_chunk_output_args *args);
 
 #ifdef __cplusplus
 }

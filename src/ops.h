@@ -16,5 +16,13 @@ gdn_status gdn_l2norm_check(gdn_ctx *ctx, const gdn_l2norm_args *args, size_t *b
 gdn_status gdn_rmsnorm_gated_check(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args, size_t *bytes);
 gdn_status gdn_block_check(gdn_ctx *ctx, const gdn_block_args *args, size_t *bytes);
 gdn_status gdn_state_copy_check(gdn_ctx *ctx, const gdn_state_copy_args *args, size_t *bytes);
+gdn_status gdn_summary_check(gdn_ctx *ctx, const gdn_summary_args *args, size_t *bytes);
+gdn_status gdn_summary_compose_check(gdn_ctx *ctx, const gdn_summary_compose_args *args,
+                                     size_t *bytes);
+gdn_status gdn_summary_apply_check(gdn_ctx *ctx, const gdn_summary_apply_args *args, size_t *bytes);
+gdn_status gdn_chunk_cumsum_check(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args, size_t *bytes);
+gdn_status gdn_chunk_uw_check(gdn_ctx *ctx, const gdn_chunk_uw_args *args, size_t *bytes);
+gdn_status gdn_chunk_states_check(gdn_ctx *ctx, const gdn_chunk_states_args *args, size_t *bytes);
+gdn_status gdn_chunk_output_check(gdn_ctx *ctx, const gdn_chunk_output_args *args, size_t *bytes);
 
 #endif

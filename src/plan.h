@@ -102,6 +102,13 @@ struct gdn_pool_view {
     int64_t slot, head, ld;
 };
 
+/* One head's state in a slot of a pool. */
+static inline void *gdn_pool_at(const struct gdn_pool_view *view, int64_t slot, int64_t head)
+{
+    const int64_t bytes = (int64_t)gdn_dtype_bytes(view->dtype);
+    return view->data + (slot * view->slot + head * view->head) * bytes;
+}
+
 /* Zeroes the output of what no token computes: masked tokens, padding rows, tokens past the
  * end. n_heads rows of n elements per token. */
 void gdn_plan_zero_rest(const struct gdn_plan *plan, const struct gdn_tokens *tokens,

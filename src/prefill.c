@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "rule.h"
+#include "strip.h"
 
 enum { C = GDN_CHUNK };
 
@@ -34,7 +35,7 @@ static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gd
                       char *memory)
 {
     const size_t strip = (size_t)kr->strip, K = (size_t)r->K;
-    c->ld   = (r->K + 15) & ~15;
+    c->ld   = gdn_strip_ld(r->K);
     c->ld_v = (ptrdiff_t)(strip * (size_t)r->n_strips);
     const struct {
         float **at;
@@ -77,36 +78,16 @@ static void load_strip(float *S, const struct chunk *c, const struct gdn_rule *r
                        const struct gdn_kernels *kr, const void *from,
                        const struct gdn_pool_view *view, int col)
 {
-    const int     strip = kr->strip, cols = r->V - col < strip ? r->V - col : strip;
-    const char   *at    = from;
-    const int64_t elem  = (int64_t)gdn_dtype_bytes(view->dtype), ld = view->ld * elem;
-    if (!from || cols < strip) memset(S, 0, (size_t)(r->K * strip) * sizeof *S);
-    if (!from) return;
-    if (view->k_first) {
-        for (int x = 0; x < r->K; x++)
-            kr->load_row[view->dtype](S + x * strip, at + x * ld + col * elem, (size_t)cols);
-        return;
-    }
-    for (int j = 0; j < cols; j++)
-        kr->load_row[view->dtype](c->rows + j * c->ld, at + (col + j) * ld, (size_t)r->K);
-    kr->transpose(S, strip, c->rows, c->ld, cols, r->K);
+    const int n = r->V - col < kr->strip ? r->V - col : kr->strip;
+    gdn_load_strip(S, kr, from, view, r->K, col, n, c->rows);
 }
 
 static void store_strip(const float *S, const struct chunk *c, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, void *to, const struct gdn_pool_view *view,
                         int col)
 {
-    const int     strip = kr->strip, cols = r->V - col < strip ? r->V - col : strip;
-    char         *at    = to;
-    const int64_t elem  = (int64_t)gdn_dtype_bytes(view->dtype), ld = view->ld * elem;
-    if (view->k_first) {
-        for (int x = 0; x < r->K; x++)
-            kr->store_row[view->dtype](at + x * ld + col * elem, S + x * strip, (size_t)cols);
-        return;
-    }
-    kr->transpose(c->rows, c->ld, S, strip, r->K, cols);
-    for (int j = 0; j < cols; j++)
-        kr->store_row[view->dtype](at + (col + j) * ld, c->rows + j * c->ld, (size_t)r->K);
+    const int n = r->V - col < kr->strip ? r->V - col : kr->strip;
+    gdn_store_strip(S, kr, to, view, r->K, col, n, c->rows);
 }
 
 /* ---- One chunk ------------------------------------------------------------------------------ */
@@ -212,9 +193,6 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
     if (r->out.data) store_o(c, r, kr, item->seq, p, t0, a, b);
 }
 
-/* exp(g) is 0 in float32. */
-static bool forgets(float g) { return g < -104.0f; }
-
 /*
  * One chunk of one piece. At a gate that forgets the chunk is cut in two and the state zeroed
  * between them: nothing of the old state or the tokens before can reach those after, were it
@@ -225,12 +203,12 @@ static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct 
 {
     gdn_rule_load_gates(r, kr, item->seq, p->head, t0, n, false, c->all_g, c->all_beta);
     for (int a = 0, b; a < n; a = b) {
-        if (forgets(c->all_g[a])) {
+        if (gdn_forgets(c->all_g[a])) {
             memset(strip_at(c, r, kr, item, p->first), 0,
                    (size_t)((p->last - p->first) * r->K * kr->strip) * sizeof *c->S);
             c->all_g[a] = 0;
         }
-        for (b = a + 1; b < n && !forgets(c->all_g[b]);) b++;
+        for (b = a + 1; b < n && !gdn_forgets(c->all_g[b]);) b++;
         run_tokens(c, r, kr, item, p, t0, a, b);
     }
     prefetch_rows(r, item->seq, p, t0 + C);

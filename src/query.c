@@ -14,6 +14,13 @@ static gdn_status check(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes
     case GDN_OP_RMSNORM_GATED: return gdn_rmsnorm_gated_check(ctx, args, bytes);
     case GDN_OP_BLOCK: return gdn_block_check(ctx, args, bytes);
     case GDN_OP_STATE_COPY: return gdn_state_copy_check(ctx, args, bytes);
+    case GDN_OP_SUMMARY: return gdn_summary_check(ctx, args, bytes);
+    case GDN_OP_SUMMARY_COMPOSE: return gdn_summary_compose_check(ctx, args, bytes);
+    case GDN_OP_SUMMARY_APPLY: return gdn_summary_apply_check(ctx, args, bytes);
+    case GDN_OP_CHUNK_CUMSUM: return gdn_chunk_cumsum_check(ctx, args, bytes);
+    case GDN_OP_CHUNK_UW: return gdn_chunk_uw_check(ctx, args, bytes);
+    case GDN_OP_CHUNK_STATES: return gdn_chunk_states_check(ctx, args, bytes);
+    case GDN_OP_CHUNK_OUTPUT: return gdn_chunk_output_check(ctx, args, bytes);
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }

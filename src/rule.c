@@ -454,18 +454,12 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
         kr->sigmoid_row(beta, beta, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f, len);
 }
 
-static void *pool_at(const struct gdn_pool_view *view, int64_t slot, int head)
-{
-    const int64_t bytes = (int64_t)gdn_dtype_bytes(view->dtype);
-    return view->data + (slot * view->slot + head * view->head) * bytes;
-}
-
 const void *gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head,
                           const struct gdn_pool_view **view)
 {
     *view = s->from_carry ? &r->carry_from : &r->from;
-    if (s->from_carry) return pool_at(*view, 0, head);
-    return s->read >= 0 && r->from.data ? pool_at(*view, s->read, head) : NULL;
+    if (s->from_carry) return gdn_pool_at(*view, 0, head);
+    return s->read >= 0 && r->from.data ? gdn_pool_at(*view, s->read, head) : NULL;
 }
 
 void *gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, int head,
@@ -474,9 +468,9 @@ void *gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, 
     *view = s->to_carry ? &r->carry_to : &r->to;
     if (r->plan && r->plan->batch.write == GDN_WRITE_EACH) {
         const int64_t slot = t >= 0 && t < s->n_valid ? gdn_plan_each_slot(r->plan, s, t) : -1;
-        return slot >= 0 ? pool_at(*view, slot, head) : NULL;
+        return slot >= 0 ? gdn_pool_at(*view, slot, head) : NULL;
     }
     if (t != s->n_valid - 1) return NULL;
-    if (s->to_carry) return pool_at(*view, 0, head);
-    return s->write >= 0 && r->to.data ? pool_at(*view, s->write, head) : NULL;
+    if (s->to_carry) return gdn_pool_at(*view, 0, head);
+    return s->write >= 0 && r->to.data ? gdn_pool_at(*view, s->write, head) : NULL;
 }

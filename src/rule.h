@@ -39,6 +39,9 @@ void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
 /* The names of the loops that a run uses, for gdn_note_kernel(). */
 const char *gdn_rule_loops(const struct gdn_rule *rule);
 
+/* exp(g) is 0 in float32: the state is not multiplied by it but zeroed (G7). */
+static inline bool gdn_forgets(float g) { return g < -104.0f; }
+
 /* Which heads: state head of member i of a group; the head of a tensor that a state head
  * reads. */
 static inline int gdn_rule_head(const struct gdn_rule *r, int group, int i)

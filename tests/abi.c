@@ -20,5 +20,12 @@ int main(void)
     SIZE(gdn_state_copy_args);
     SIZE(gdn_blob_args);
     SIZE(gdn_blob_info);
+    SIZE(gdn_summary_args);
+    SIZE(gdn_summary_compose_args);
+    SIZE(gdn_summary_apply_args);
+    SIZE(gdn_chunk_cumsum_args);
+    SIZE(gdn_chunk_uw_args);
+    SIZE(gdn_chunk_states_args);
+    SIZE(gdn_chunk_output_args);
     return 0;
 }

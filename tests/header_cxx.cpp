@@ -16,6 +16,13 @@ struct every_struct {
     gdn_state_copy_args    state_copy;
     gdn_blob_args          blob;
     gdn_blob_info          info;
+    gdn_summary_args         summary;
+    gdn_summary_compose_args summary_compose;
+    gdn_summary_apply_args   summary_apply;
+    gdn_chunk_cumsum_args    chunk_cumsum;
+    gdn_chunk_uw_args        chunk_uw;
+    gdn_chunk_states_args    chunk_states;
+    gdn_chunk_output_args    chunk_output;
 };
 
 struct every_struct make_every_struct(void *data);
@@ -35,5 +42,12 @@ struct every_struct make_every_struct(void *data)
     all.state_copy    = gdn_state_copy_args_init();
     all.blob          = gdn_blob_args_init();
     all.info          = gdn_blob_info_init();
+    all.summary         = gdn_summary_args_init();
+    all.summary_compose = gdn_summary_compose_args_init();
+    all.summary_apply   = gdn_summary_apply_args_init();
+    all.chunk_cumsum    = gdn_chunk_cumsum_args_init();
+    all.chunk_uw        = gdn_chunk_uw_args_init();
+    all.chunk_states    = gdn_chunk_states_args_init();
+    all.chunk_output    = gdn_chunk_output_args_init();
     return all;
 }

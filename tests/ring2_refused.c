@@ -22,6 +22,24 @@ const struct ring2_op ring2_ops[] = {
                                offsetof(gdn_block_args, batch) },
     [GDN_OP_STATE_COPY]    = { sizeof(gdn_state_copy_args),
                                N_TENSORS(gdn_state_copy_args, from_pool, from_layout), 0 },
+    [GDN_OP_SUMMARY]         = { sizeof(gdn_summary_args), N_TENSORS(gdn_summary_args, k, batch),
+                                 offsetof(gdn_summary_args, batch) },
+    [GDN_OP_SUMMARY_COMPOSE] = { sizeof(gdn_summary_compose_args),
+                                 N_TENSORS(gdn_summary_compose_args, M1, state_layout), 0 },
+    [GDN_OP_SUMMARY_APPLY]   = { sizeof(gdn_summary_apply_args),
+                                 N_TENSORS(gdn_summary_apply_args, M, state_layout), 0 },
+    [GDN_OP_CHUNK_CUMSUM] = { sizeof(gdn_chunk_cumsum_args),
+                              N_TENSORS(gdn_chunk_cumsum_args, g, batch),
+                              offsetof(gdn_chunk_cumsum_args, batch) },
+    [GDN_OP_CHUNK_UW] = { sizeof(gdn_chunk_uw_args),
+                              N_TENSORS(gdn_chunk_uw_args, k, batch),
+                              offsetof(gdn_chunk_uw_args, batch) },
+    [GDN_OP_CHUNK_STATES] = { sizeof(gdn_chunk_states_args),
+                              N_TENSORS(gdn_chunk_states_args, k, batch),
+                              offsetof(gdn_chunk_states_args, batch) },
+    [GDN_OP_CHUNK_OUTPUT] = { sizeof(gdn_chunk_output_args),
+                              N_TENSORS(gdn_chunk_output_args, q, batch),
+                              offsetof(gdn_chunk_output_args, batch) },
 };
 
 gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args)
@@ -35,6 +53,13 @@ gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args)
     case GDN_OP_RMSNORM_GATED: return gdn_rmsnorm_gated(ctx, args);
     case GDN_OP_BLOCK: return gdn_block(ctx, args);
     case GDN_OP_STATE_COPY: return gdn_state_copy(ctx, args);
+    case GDN_OP_SUMMARY: return gdn_summary(ctx, args);
+    case GDN_OP_SUMMARY_COMPOSE: return gdn_summary_compose(ctx, args);
+    case GDN_OP_SUMMARY_APPLY: return gdn_summary_apply(ctx, args);
+    case GDN_OP_CHUNK_CUMSUM: return gdn_chunk_cumsum(ctx, args);
+    case GDN_OP_CHUNK_UW: return gdn_chunk_uw(ctx, args);
+    case GDN_OP_CHUNK_STATES: return gdn_chunk_states(ctx, args);
+    case GDN_OP_CHUNK_OUTPUT: return gdn_chunk_output(ctx, args);
     }
     return GDN_OK;
 }

@@ -342,6 +342,7 @@ static void mark_written(gdn_op op, const union call *c)
         mark(&c->block.out), mark(&c->block.state), mark(&c->block.conv_state);
         break;
     case GDN_OP_STATE_COPY: mark(&c->state.to_pool); break;
+    default: break;
     }
 }
 

@@ -142,6 +142,48 @@ gdn_blob_info = _struct("gdn_blob_info", """
     uint32 checksum
 """)
 
+gdn_summary_args = _struct("gdn_summary_args", """
+    tensor k v g beta M U
+    batch batch
+    int32 head_map state_layout
+""", outputs=("M", "U"))
+
+gdn_summary_compose_args = _struct("gdn_summary_compose_args", """
+    tensor M1 U1 M2 U2 M U
+    int32 state_layout reserved
+""", outputs=("M", "U"))
+
+gdn_summary_apply_args = _struct("gdn_summary_apply_args", """
+    tensor M U state state_out
+    int32 state_layout reserved
+""", outputs=("state_out",))
+
+gdn_chunk_cumsum_args = _struct("gdn_chunk_cumsum_args", """
+    tensor g out
+    batch batch
+    int32 chunk_size
+    float scale
+""", outputs=("out",))
+
+gdn_chunk_uw_args = _struct("gdn_chunk_uw_args", """
+    tensor k v g beta u w T
+    batch batch
+    int32 head_map chunk_size
+""", outputs=("u", "w", "T"))
+
+gdn_chunk_states_args = _struct("gdn_chunk_states_args", """
+    tensor k u w g state states state_out
+    batch batch
+    int32 head_map state_layout chunk_size reserved
+""", outputs=("states", "state_out"))
+
+gdn_chunk_output_args = _struct("gdn_chunk_output_args", """
+    tensor q k u w g states out
+    batch batch
+    int32 head_map state_layout chunk_size
+    float scale
+""", outputs=("out",))
+
 _OPS = {  # in the order of gdn_op
     "prefill": gdn_rule_args,
     "decode": gdn_rule_args,
@@ -151,6 +193,13 @@ _OPS = {  # in the order of gdn_op
     "rmsnorm_gated": gdn_rmsnorm_gated_args,
     "block": gdn_block_args,
     "state_copy": gdn_state_copy_args,
+    "summary": gdn_summary_args,
+    "summary_compose": gdn_summary_compose_args,
+    "summary_apply": gdn_summary_apply_args,
+    "chunk_cumsum": gdn_chunk_cumsum_args,
+    "chunk_uw": gdn_chunk_uw_args,
+    "chunk_states": gdn_chunk_states_args,
+    "chunk_output": gdn_chunk_output_args,
 }
 
 
@@ -411,6 +460,34 @@ class Context:
     def state_copy(self, **fields):
         """gdn_state_copy: pool slots to pool slots; fields of gdn_state_copy_args."""
         self._call("state_copy", fields)
+
+    def summary(self, **fields):
+        """gdn_summary: what ranges of tokens do to a state; fields of gdn_summary_args."""
+        self._call("summary", fields)
+
+    def summary_compose(self, **fields):
+        """gdn_summary_compose: one range after another; fields of gdn_summary_compose_args."""
+        self._call("summary_compose", fields)
+
+    def summary_apply(self, **fields):
+        """gdn_summary_apply: S_out = M S_in + U; fields of gdn_summary_apply_args."""
+        self._call("summary_apply", fields)
+
+    def chunk_cumsum(self, **fields):
+        """gdn_chunk_cumsum: sums of gates inside chunks; fields of gdn_chunk_cumsum_args."""
+        self._call("chunk_cumsum", fields)
+
+    def chunk_uw(self, **fields):
+        """gdn_chunk_uw: u, w and T of every chunk; fields of gdn_chunk_uw_args."""
+        self._call("chunk_uw", fields)
+
+    def chunk_states(self, **fields):
+        """gdn_chunk_states: the state before every chunk; fields of gdn_chunk_states_args."""
+        self._call("chunk_states", fields)
+
+    def chunk_output(self, **fields):
+        """gdn_chunk_output: o from those states; fields of gdn_chunk_output_args."""
+        self._call("chunk_output", fields)
 
     def supported(self, op, **fields):
         """Would the op of that name accept these fields? Contents of arrays are not read."""

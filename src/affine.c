@@ -39,20 +39,12 @@ static size_t lay_out(struct scratch *c, const struct affine *a, const struct gd
                       char *memory)
 {
     const size_t K = (size_t)a->K, strip = (size_t)kr->strip, ld = (size_t)gdn_strip_ld(a->K);
-    const struct {
-        float **at;
-        size_t  n;
-    } parts[] = { { &c->M, K * ld },
+    const struct gdn_part parts[] = { { &c->M, K * ld },
                   { &c->S, K * strip },
                   { &c->U, K * strip },
                   { &c->P, K * strip },
                   { &c->rows, strip * ld } };
-    size_t bytes = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (memory) *parts[i].at = (float *)(void *)(memory + bytes);
-        bytes += gdn_align64(parts[i].n * sizeof(float));
-    }
-    return bytes;
+    return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
 
 /* Rows x of M, dense in y. */

@@ -47,10 +47,7 @@ static size_t lay_out(struct scratch *s, const struct call *c, const struct gdn_
     const size_t K = (size_t)c->rule.K, strip = (size_t)kr->strip;
     const size_t wide = strip * (size_t)c->n_strips;
     s->ld = gdn_strip_ld(c->rule.K);
-    const struct {
-        float **at;
-        size_t  n;
-    } parts[] = {
+    const struct gdn_part parts[] = {
         { &s->kq, 2 * B16 * (size_t)s->ld }, { &s->kt, K * B16 },
         { &s->gram, 2 * B16 * B16 },         { &s->A, B16 * B16 },
         { &s->B, B16 * B16 },                { &s->g, B16 },
@@ -61,12 +58,7 @@ static size_t lay_out(struct scratch *s, const struct call *c, const struct gdn_
         { &s->d, (size_t)c->C * wide },      { &s->S, K * wide },
         { &s->turn, strip * (size_t)s->ld },
     };
-    size_t bytes = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (memory) *parts[i].at = (float *)(void *)(memory + bytes);
-        bytes += gdn_align64(parts[i].n * sizeof(float));
-    }
-    return bytes;
+    return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
 
 /* ---- Running ------------------------------------------------------------------------------ */

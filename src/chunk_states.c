@@ -41,20 +41,12 @@ static size_t lay_out(struct scratch *s, const struct call *c, const struct gdn_
 {
     const size_t K = (size_t)c->rule.K, strip = (size_t)kr->strip;
     const size_t ld = (size_t)gdn_strip_ld(c->rule.K);
-    const struct {
-        float **at;
-        size_t  n;
-    } parts[] = { { &s->rows, B16 * ld },
+    const struct gdn_part parts[] = { { &s->rows, B16 * ld },
                   { &s->d, (size_t)c->C * strip },
                   { &s->u, B16 * strip },
                   { &s->S, K * strip },
                   { &s->turn, strip * ld } };
-    size_t bytes = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (memory) *parts[i].at = (float *)(void *)(memory + bytes);
-        bytes += gdn_align64(parts[i].n * sizeof(float));
-    }
-    return bytes;
+    return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
 
 /* ---- Running ------------------------------------------------------------------------------ */

@@ -50,10 +50,7 @@ static size_t lay_out(struct scratch *s, const struct call *c, const struct gdn_
 {
     const size_t C = (size_t)c->C, K = (size_t)c->rule.K, strip = (size_t)kr->strip;
     s->ld = gdn_strip_ld(c->rule.K);
-    const struct {
-        float **at;
-        size_t  n;
-    } parts[] = {
+    const struct gdn_part parts[] = {
         { &s->k, C * (size_t)s->ld },  { &s->kt, K * B16 },      { &s->gram, C * C },
         { &s->own, 2 * B16 * B16 },    { &s->cross, B16 * C },   { &s->A, B16 * B16 },
         { &s->B, B16 * B16 },          { &s->one, B16 * B16 },   { &s->g, B16 },
@@ -61,12 +58,7 @@ static size_t lay_out(struct scratch *s, const struct call *c, const struct gdn_
         { &s->end, B16 },              { &s->right, B16 * strip }, { &s->p, 2 * B16 * strip },
         { &s->o, B16 * strip },        { &s->x, (size_t)c->n_strips * C * strip },
     };
-    size_t bytes = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (memory) *parts[i].at = (float *)(void *)(memory + bytes);
-        bytes += gdn_align64(parts[i].n * sizeof(float));
-    }
-    return bytes;
+    return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
 
 /* ---- Running ------------------------------------------------------------------------------ */

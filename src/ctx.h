@@ -41,4 +41,22 @@ void     gdn_fp_leave(uint32_t saved);
 /* Rounds up to a whole number of cache lines. */
 static inline size_t gdn_align64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
+/* One array of scratch: n floats, and the pointer that will find them. */
+struct gdn_part {
+    float **at;
+    size_t  n;
+};
+
+/* Lays arrays out one after the other, each on a cache line of its own: sets their pointers
+ * unless memory is NULL, and returns the bytes of all. */
+static inline size_t gdn_lay_out(const struct gdn_part *parts, size_t n_parts, char *memory)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < n_parts; i++) {
+        if (memory) *parts[i].at = (float *)(void *)(memory + bytes);
+        bytes += gdn_align64(parts[i].n * sizeof(float));
+    }
+    return bytes;
+}
+
 #endif

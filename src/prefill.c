@@ -37,10 +37,7 @@ static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gd
     const size_t strip = (size_t)kr->strip, K = (size_t)r->K;
     c->ld   = gdn_strip_ld(r->K);
     c->ld_v = (ptrdiff_t)(strip * (size_t)r->n_strips);
-    const struct {
-        float **at;
-        size_t  n;
-    } parts[] = {
+    const struct gdn_part parts[] = {
         { &c->kq, 2 * C * (size_t)c->ld },   { &c->kt, K * C },
         { &c->gram, 2 * C * C },             { &c->A, C * C },
         { &c->B, C * C },                    { &c->g, C },
@@ -51,12 +48,7 @@ static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gd
         { &c->w, C * strip },                { &c->rows, strip * (size_t)c->ld },
         { &c->S, (size_t)r->part_strips * K * strip },
     };
-    size_t bytes = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (memory) *parts[i].at = (float *)(memory + bytes);
-        bytes += gdn_align64(parts[i].n * sizeof(float));
-    }
-    return bytes;
+    return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
 
 size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)

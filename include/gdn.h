@@ -97,7 +97,8 @@ typedef enum gdn_status {
     GDN_E_DTYPE       = 3,
     GDN_E_UNSUPPORTED = 4, /* well formed, but no kernel here does it */
     GDN_E_MEMORY      = 5, /* an allocation failed, or the workspace is too small */
-    GDN_E_CUDA        = 6
+    GDN_E_CUDA        = 6,
+    GDN_E_SELF_TEST   = 7 /* gdn_self_test(): this machine computes something else */
 } gdn_status;
 
 /* "GDN_OK", "GDN_E_ARG", ...; "GDN_E_?" for a value that is none of them. */
@@ -109,6 +110,8 @@ typedef enum gdn_dtype { /* numbers below 16 are kept for values, from 16 on for
     GDN_F32  = 0,
     GDN_BF16 = 1,
     GDN_F16  = 2,
+    GDN_I8   = 3, /* states alone, with scales: see gdn_rule_args */
+    GDN_E4M3 = 4, /* likewise: 8-bit floats of 4 exponent and 3 mantissa bits, no infinity */
     GDN_I32  = 16,
     GDN_I64  = 17,
     GDN_U8   = 18
@@ -156,6 +159,9 @@ typedef struct gdn_ctx gdn_ctx;
 
 typedef enum gdn_backend { GDN_BACKEND_CPU = 0, GDN_BACKEND_CUDA = 1 } gdn_backend;
 
+/* One item of a piece of parallel work, see gdn_options. */
+typedef void (*gdn_work)(void *arg, int64_t item, int32_t thread);
+
 typedef struct gdn_options {
     uint32_t    struct_size; /* set by gdn_options_init() */
     int32_t     backend;     /* gdn_backend; this version has the CPU only */
@@ -172,6 +178,12 @@ typedef struct gdn_options {
     void  *log_user;
     char  *error_text; /* where gdn_ctx_create() explains a failure; may be NULL */
     size_t error_text_bytes;
+    /* The caller's threads in place of the context's: calls work(arg, item, thread) once for
+     * every item from 0 to n - 1, on any threads in any order, and returns when all are done.
+     * thread is from 0 to n_threads - 1 and never the same in two calls of work at a time.
+     * NULL: the context makes n_threads - 1 threads. No result depends on the choice. */
+    void (*parallel_for)(void *user, int64_t n, gdn_work work, void *arg);
+    void *parallel_user;
 } gdn_options;
 
 static inline gdn_options gdn_options_init(void)
@@ -203,6 +215,14 @@ GDN_API const char *gdn_last_kernel(const gdn_ctx *ctx);
 GDN_API const char *gdn_isa(const gdn_ctx *ctx);
 GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 
+/*
+ * gdn_self_test - does this machine, with this context, compute what it should? Runs small
+ * cases of the rule, the convolution, the gates and the norms through the context and compares
+ * them with plain C in float64. Takes some milliseconds. GDN_E_SELF_TEST: the text names what
+ * differed and by how much. Nothing of the caller's is touched.
+ */
+GDN_API gdn_status gdn_self_test(gdn_ctx *ctx);
+
 /* ---- Asking before a call -------------------------------------------------------------- */
 
 typedef enum gdn_op {
@@ -220,7 +240,9 @@ typedef enum gdn_op {
     GDN_OP_CHUNK_CUMSUM    = 11, /* gdn_chunk_cumsum_args */
     GDN_OP_CHUNK_UW        = 12, /* gdn_chunk_uw_args */
     GDN_OP_CHUNK_STATES    = 13, /* gdn_chunk_states_args */
-    GDN_OP_CHUNK_OUTPUT    = 14  /* gdn_chunk_output_args */
+    GDN_OP_CHUNK_OUTPUT    = 14, /* gdn_chunk_output_args */
+    GDN_OP_RECORD_COMMIT   = 15, /* gdn_record_commit_args */
+    GDN_OP_RECORD_FOLD     = 16  /* gdn_record_fold_args */
 } gdn_op;
 
 /*
@@ -287,8 +309,32 @@ typedef enum gdn_write {
  *   has_initial_state    [B]     0: start from zero, read nothing. GDN_U8, I32 or I64.
  *   num_accepted_tokens  [B]     n from 1 to T': start from read_slots[b][n - 1], the state
  *                                after the last draft token that was accepted.
- *   token_count          [B]     n from 0 to T: only the first n tokens of sequence b count.
+ *   token_start          [B]     n from 0 to T: the first n tokens of sequence b do not count
+ *                                (left padding). All that follows counts tokens from there.
+ *   token_count          [B]     n from 0 to the rest of T: only n tokens of sequence b count.
  *                                With out absent this is "commit n drafted tokens".
+ *
+ * Trees of drafted tokens (gdn_decode, gdn_conv1d):
+ *
+ *   parents              [B][T'] token t of sequence b follows token parents[b][t], which is
+ *                                below t; -1: it follows the initial state. The final state is
+ *                                that after the last token.
+ *   path                 [B][T'] gdn_conv1d with out absent: commit the tokens path[b][0],
+ *                                path[b][1], ..., token_count[b] of them; they ascend.
+ *
+ * Checkpoints: states that a call leaves on its way, in slots of the tensor `checkpoints` of
+ * its arguments (for prefix caches; the last K states of a call are K positions). Numbered
+ * through the sequences; checkpoint c of sequence b is the state after its first n tokens,
+ *
+ *   checkpoint_every             n = every, 2 every, ..., up to its length; or
+ *   checkpoint_positions [C]     n = checkpoint_positions[c], from 1 to its length, not
+ *                                decreasing, c from checkpoint_starts[b] to ..[b+1] - 1;
+ *   checkpoint_starts    [B+1]   starts at 0, does not decrease, ends at C or below;
+ *   checkpoint_slots     [C]     and goes to this slot. Negative: not wanted. Absent: slot c.
+ *                                No slot twice, nor one that a sequence starts from or ends in.
+ *
+ * Padding rows leave none, but keep their numbers. Ops without checkpoints in their arguments
+ * take no notice.
  */
 typedef struct gdn_batch {
     uint32_t   struct_size; /* set by gdn_batch_init() */
@@ -296,8 +342,10 @@ typedef struct gdn_batch {
     int32_t    write;       /* gdn_write */
     int32_t    reserved;    /* 0 */
     int64_t    sink_slot;   /* for GDN_PAD_SINK */
+    int64_t    checkpoint_every;
     gdn_tensor cu_seqlens, read_slots, write_slots, has_initial_state, num_accepted_tokens,
-        token_count;
+        token_start, token_count, parents, path, checkpoint_starts, checkpoint_positions,
+        checkpoint_slots;
 } gdn_batch;
 
 static inline gdn_batch gdn_batch_init(void)
@@ -340,6 +388,15 @@ typedef enum gdn_norm {
     GDN_NORM_L2_MAX = 3  /* x / max(sqrt(sum x^2), eps) */
 } gdn_norm;
 
+typedef enum gdn_flag {
+    GDN_EXACT = 1 /* the same bits however tokens are dealt to calls, see gdn_prefill() */
+} gdn_flag;
+
+typedef enum gdn_rounding { /* of 8-bit states */
+    GDN_ROUND_NEAREST    = 0,
+    GDN_ROUND_STOCHASTIC = 1 /* up or down, by a random number from seed, token, head and place */
+} gdn_rounding;
+
 /*
  * gdn_prefill - whole sequences, in chunks of 16 tokens (the WY form, docs/math.md).
  * gdn_decode  - the next tokens of each sequence, one after the other.
@@ -358,6 +415,9 @@ typedef enum gdn_norm {
  *     state_out     likewise       where states are written; absent: in state, in place.
  *                                  Both absent: final states are dropped.
  *     out           [N][H][V]      A    dense; absent: no output
+ *     checkpoints   [P][H][V][K]   as state, dtype and strides of its own; see gdn_batch. May
+ *                                  be the very view that final states are written to.
+ *                                  Absent: none are written.
  *
  * A is f32, bf16 or f16. Instead of [N] all of q k v g beta out may begin with [B][T], a
  * padded batch. [N] without cu_seqlens is one sequence for gdn_prefill and N sequences of one
@@ -371,16 +431,32 @@ typedef enum gdn_norm {
  * Aliasing. out may be the very view v (if Hv = H). state_out may be the very view state.
  * Nothing else that is written may overlap anything else.
  *
+ * GDN_EXACT in flags: every token is computed alone, in one order of summation whatever the
+ * call and the layout, and a state of less than float32 is rounded after each. Then the result
+ * has the same bits for gdn_prefill and gdn_decode and for any split of a sequence over calls.
+ *
+ * States of 8 bits: state, state_out or checkpoints are GDN_I8 or GDN_E4M3 with
+ *
+ *     .._scales     [P][H][V]      f32, dense: element = stored value x scale
+ *
+ * beside them; whatever the layout, there is one scale for the K elements of a value column,
+ * and storing sets it to their largest magnitude / 127 or / 448.
+ *
+ * record_k record_u record_g record_count: see "Records of drafted tokens"; gdn_decode alone.
+ *
  * Precision: see the head of this file; GDN_GATE_LINEAR goes through its logarithm in
- * gdn_prefill. Guarantees: G1 to G13. A host call returns when it is done.
+ * gdn_prefill (but not with GDN_EXACT). Guarantees: G1 to G13. A host call returns when it is
+ * done.
  *
  * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
  * GDN_E_UNSUPPORTED (K or V above 256; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
  */
 typedef struct gdn_rule_args {
     uint32_t         struct_size; /* set by gdn_rule_args_init() */
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, state_out, out;
+    uint32_t         flags;       /* gdn_flag */
+    gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, state_out, out, checkpoints;
+    gdn_tensor       state_scales, state_out_scales, checkpoint_scales;
+    gdn_tensor       record_k, record_u, record_g, record_count;
     const gdn_batch *batch;            /* NULL: see gdn_batch */
     int32_t          gate;             /* gdn_gate_kind */
     int32_t          beta_kind;        /* gdn_beta_kind */
@@ -390,6 +466,9 @@ typedef struct gdn_rule_args {
     float            norm_eps;         /* 0: 1e-6 */
     float            scale;            /* 0: 1 / sqrt(K) */
     float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
+    int32_t          rounding;         /* gdn_rounding */
+    int32_t          reserved;         /* 0 */
+    uint64_t         seed;             /* for GDN_ROUND_STOCHASTIC */
     void            *workspace;        /* see gdn_workspace_bytes() */
     size_t           workspace_bytes;
     void            *stream; /* CUDA; NULL on a CPU */
@@ -405,6 +484,95 @@ static inline gdn_rule_args gdn_rule_args_init(void)
 
 GDN_API gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args);
 GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
+
+/* ---- Records of drafted tokens --------------------------------------------------------------- */
+
+/*
+ * Rolling back. Of T drafted tokens n are accepted; the states must become those after the
+ * n-th. Three ways, for a chain and for a tree; bytes are those of one sequence and layer with
+ * float32 states, S of the convolution apart:
+ *
+ *   slots     GDN_WRITE_EACH leaves the state after every token in a slot of its own, and the
+ *             next call starts from that of the last accepted one (num_accepted_tokens). Of
+ *             the last few tokens alone: the other slots are -1.     4 T H V K
+ *   again     GDN_WRITE_NONE, then the accepted tokens once more with out absent
+ *             (token_count). No memory; the rule is computed twice.             0
+ *   record    GDN_WRITE_NONE with record_k, record_u, record_g: what each token adds to the
+ *             state. Accepting is a counter, and the state is written once in a while.
+ *                                                        4 R (Hk K + H V + H) + 8
+ *
+ * A record of R rows lies beside each slot of the state:
+ *
+ *     record_k      [P][R][Hk][K]  f32, bf16 or f16, dense   k as the rule uses it: normalised
+ *     record_u      [P][R][H][V]   likewise                  u = beta (v - S^T k)
+ *     record_g      [P][R][H]      f32, dense                alpha = exp(g)
+ *     record_count  [P]            I32 or I64: rows in use, c. Not negative.
+ *
+ * gdn_decode with a record starts from the state S of its slot with those c rows applied,
+ *
+ *     S <- alpha S + k u^T    row by row,
+ *
+ * and writes what its tokens add to the rows from c on (c + T is at most R); c stays. Then
+ *
+ * gdn_record_commit  accepts n_accepted[b] of them: those of a path (absent: the first) move to
+ *                    the rows from c on, and c grows by n.
+ * gdn_record_fold    writes S with the c rows applied to the slot; c becomes 0. To be called
+ *                    when rows run out.
+ *
+ * The slot of sequence b is that of batch, read_slots[b]; without slots, slot b. Of batch only
+ * read_slots and pad_policy may be there; negative slots are left out, and no slot is named
+ * twice. With float32 records and states all this gives the bits that decoding the accepted
+ * tokens gives. The convolution commits by gdn_conv1d() with out absent, token_count and path.
+ *
+ *     n_accepted    [B]     0 to R - c
+ *     path          [B][T'] rows counted from c; ascending
+ *
+ * Guarantees: G1 to G3, G6, G7, G12, G13. Errors: as for gdn_decode().
+ */
+typedef struct gdn_record_commit_args {
+    uint32_t         struct_size; /* set by gdn_record_commit_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       record_k, record_u, record_g, record_count, n_accepted, path;
+    const gdn_batch *batch;
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_record_commit_args;
+
+static inline gdn_record_commit_args gdn_record_commit_args_init(void)
+{
+    gdn_record_commit_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args *args);
+
+typedef struct gdn_record_fold_args {
+    uint32_t         struct_size; /* set by gdn_record_fold_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       state, state_scales, record_k, record_u, record_g, record_count;
+    const gdn_batch *batch;
+    int32_t          head_map;     /* gdn_head_map */
+    int32_t          state_layout; /* gdn_state_layout */
+    int32_t          rounding;     /* gdn_rounding */
+    int32_t          reserved;     /* 0 */
+    uint64_t         seed;         /* for GDN_ROUND_STOCHASTIC */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_record_fold_args;
+
+static inline gdn_record_fold_args gdn_record_fold_args_init(void)
+{
+    gdn_record_fold_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *args);
 
 /* ---- Short convolution -------------------------------------------------------------------- */
 
@@ -430,6 +598,8 @@ typedef enum gdn_activation {
  *                            the sums. Afterwards it holds the last S of its old content
  *                            followed by x. Absent: zero.
  *     state_out likewise     the same S; absent: in place in state
+ *     checkpoints [P][D][S]  likewise, dtype and strides of its own, S as there (without a
+ *                            state: at least W - 1); as for gdn_prefill()
  *     out       [N][D]       A        dense; may be the very view x; absent: only states move
  *
  * A is f32, bf16 or f16. Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH
@@ -440,7 +610,7 @@ typedef enum gdn_activation {
 typedef struct gdn_conv1d_args {
     uint32_t         struct_size; /* set by gdn_conv1d_args_init() */
     uint32_t         flags;       /* 0 */
-    gdn_tensor       x, weight, bias, state, state_out, out;
+    gdn_tensor       x, weight, bias, state, state_out, out, checkpoints;
     const gdn_batch *batch;
     int32_t          activation; /* gdn_activation: NONE or SILU */
     int32_t          reserved;   /* 0 */
@@ -588,6 +758,8 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     out_proj      [hidden][Hv V]
  *     conv_state    [P][2 Hk K + Hv V][S]    as in gdn_conv1d()
  *     state         [P][Hv][V][K]            as in gdn_prefill(), state_layout as there
+ *     checkpoints   [P'][Hv][V][K]           as there
+ *     conv_checkpoints [P'][2 Hk K + Hv V][S]  as in gdn_conv1d(); the slots of checkpoints
  *
  * A and the weights are f32, bf16 or f16; weights are dense. A state is updated in place; an
  * absent one starts from zero and is dropped. GDN_WRITE_EACH is not supported here. [N]
@@ -598,9 +770,10 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  */
 typedef struct gdn_block_args {
     uint32_t   struct_size; /* set by gdn_block_args_init() */
-    uint32_t   flags;       /* 0 */
+    uint32_t   flags;       /* gdn_flag */
     gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
-        conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, out;
+        conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, out,
+        checkpoints, conv_checkpoints;
     const gdn_batch *batch;
     int32_t          n_key_heads, n_value_heads; /* Hk, Hv */
     int32_t          key_head_dim, value_head_dim; /* K, V */
@@ -651,7 +824,11 @@ typedef struct gdn_state_copy_args {
     uint32_t   struct_size; /* set by gdn_state_copy_args_init() */
     uint32_t   flags;       /* 0 */
     gdn_tensor from_pool, to_pool, from_slots, to_slots;
+    gdn_tensor from_scales, to_scales;
     int32_t    from_layout, to_layout; /* gdn_state_layout */
+    int32_t    rounding;               /* gdn_rounding */
+    int32_t    reserved;               /* 0 */
+    uint64_t   seed;                   /* for GDN_ROUND_STOCHASTIC */
     void      *workspace;
     size_t     workspace_bytes;
     void      *stream;

@@ -136,7 +136,7 @@ static gdn_status check_tokens(gdn_ctx *ctx, struct block_call *c)
     TRY(gdn_plan_check(ctx, &c->tokens, &a->out, "out", 1, &c->block.hidden));
     TRY(gdn_check_dense(ctx, &a->out, "out"));
     TRY(gdn_check_injective(ctx, &a->out, "out"));
-    return gdn_plan_describe(ctx, a->batch, &c->tokens, false, &c->plan);
+    return gdn_plan_describe(ctx, a->batch, &c->tokens, 0, &c->plan);
 }
 
 /* The parts that the ops of their own check too, on views of the projected row. */
@@ -230,9 +230,10 @@ static gdn_status run(gdn_ctx *ctx, struct block_call *c)
     const gdn_block_args *a = &c->args;
     const gdn_tensor     *pool = a->state.data ? &a->state : &a->conv_state;
     const int64_t         P    = pool->data ? pool->size[0] : -1;
+    const struct gdn_plan_pools pools = { .read = P, .write = P, .checkpoint = -1, .same = true };
     void                 *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
-    TRY(gdn_plan_batch(ctx, &c->tokens, P, P, true, memory, &c->plan));
+    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
     c->block.args = a;
     c->block.plan = &c->plan;
     gdn_block_run(ctx, &c->block, (char *)memory + c->plan_bytes);

@@ -112,6 +112,8 @@ static int64_t next_window(const struct gdn_block *b, struct buffers *m, int64_t
         *piece            = *s;
         piece->batch      = 0;
         piece->first      = used;
+        piece->n_before   = 0;
+        piece->base       = *t;
         piece->n_tokens   = s->n_tokens == 0 ? 0 : take > 0 ? take : s->n_tokens;
         piece->n_valid    = take;
         piece->from_carry = *t > 0;

@@ -455,7 +455,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_conv1d_args *args, struct con
                         (int)a->activation);
     TRY(check_rows(ctx, c));
     TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, "bias", &c->conv));
-    TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, true, &c->plan));
+    TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, GDN_PLAN_EACH, &c->plan));
     TRY(check_states(ctx, c));
 
     struct gdn_conv *r = &c->conv;
@@ -479,14 +479,18 @@ gdn_status gdn_conv1d_check(gdn_ctx *ctx, const gdn_conv1d_args *args, size_t *b
 static gdn_status run(gdn_ctx *ctx, struct conv_call *c)
 {
     const gdn_conv1d_args *a         = &c->args;
-    const bool             same_pool = !a->state_out.data || a->state_out.data == a->state.data;
     const gdn_tensor      *to        = a->state_out.data ? &a->state_out : &a->state;
+    const struct gdn_plan_pools pools = {
+        .read       = a->state.data ? a->state.size[0] : -1,
+        .write      = to->data ? to->size[0] : -1,
+        .checkpoint = -1,
+        .same       = to->data == a->state.data,
+    };
     char                  *memory;
     void                  *workspace;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &workspace));
     memory = workspace;
-    TRY(gdn_plan_batch(ctx, &c->tokens, a->state.data ? a->state.size[0] : -1,
-                       to->data ? to->size[0] : -1, same_pool, memory, &c->plan));
+    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
     c->conv.plan = &c->plan;
     c->conv.seqs = c->plan.seqs;
     gdn_conv_run(ctx, &c->conv, memory + c->plan_bytes);

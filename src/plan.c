@@ -18,7 +18,7 @@
 
 /* gdn_workspace_bytes() promises 192 bytes per sequence: these, below 64 in the slot map, and
  * both are rounded up. */
-_Static_assert(sizeof(struct gdn_seq) <= 80, "what gdn_workspace_bytes() promises");
+_Static_assert(sizeof(struct gdn_seq) <= 112, "what gdn_workspace_bytes() promises");
 
 /* ---- Tokens -------------------------------------------------------------------------------- */
 
@@ -93,22 +93,63 @@ static gdn_status check_arrays(gdn_ctx *ctx, const struct gdn_plan *plan,
                     plan->B, false, 0));
     TRY(check_array(ctx, &b->num_accepted_tokens, "num_accepted_tokens", GDN_INDICES, plan->B,
                     false, 0));
+    TRY(check_array(ctx, &b->token_start, "token_start", GDN_INDICES, plan->B, false, 0));
     TRY(check_array(ctx, &b->token_count, "token_count", GDN_INDICES, plan->B, false, 0));
+    TRY(check_array(ctx, &b->parents, "parents", GDN_INDICES, plan->B, true, 0));
+    TRY(check_array(ctx, &b->path, "path", GDN_INDICES, plan->B, true, 0));
     if (accepted && !b->read_slots.data)
         return gdn_fail(ctx, GDN_E_ARG, "read_slots: absent, wanted with num_accepted_tokens");
     if (b->write == GDN_WRITE_EACH && !b->write_slots.data)
         return gdn_fail(ctx, GDN_E_ARG, "write_slots: absent, wanted with GDN_WRITE_EACH");
+    if (b->path.data && !b->token_count.data)
+        return gdn_fail(ctx, GDN_E_ARG, "token_count: absent, wanted with path");
     return GDN_OK;
 }
 
-static gdn_status check_fields(gdn_ctx *ctx, const gdn_batch *b, bool allow_each)
+/* The arrays of checkpoints, for an op that leaves some. */
+static gdn_status check_checkpoints(gdn_ctx *ctx, struct gdn_plan *plan,
+                                    const struct gdn_tokens *tokens)
 {
+    const gdn_batch  *b      = &plan->batch;
+    const gdn_tensor *starts = &b->checkpoint_starts, *positions = &b->checkpoint_positions;
+    if (b->checkpoint_every < 0)
+        return gdn_fail(ctx, GDN_E_ARG, "checkpoint_every: %lld, wanted 0 or more",
+                        (long long)b->checkpoint_every);
+    if (!starts->data != !positions->data)
+        return gdn_fail(ctx, GDN_E_ARG, "%s: absent, wanted with %s",
+                        starts->data ? "checkpoint_positions" : "checkpoint_starts",
+                        starts->data ? "checkpoint_starts" : "checkpoint_positions");
+    if (starts->data && b->checkpoint_every)
+        return gdn_fail(ctx, GDN_E_ARG, "checkpoint_every: %lld, wanted 0 with a list of positions",
+                        (long long)b->checkpoint_every);
+    TRY(check_array(ctx, starts, "checkpoint_starts", GDN_INDICES, plan->B + 1, false, 0));
+    TRY(check_array(ctx, positions, "checkpoint_positions", GDN_INDICES, -1, false, 0));
+    TRY(check_array(ctx, &b->checkpoint_slots, "checkpoint_slots", GDN_INDICES, -1, false, 0));
+    if (positions->data && b->checkpoint_slots.data)
+        TRY(gdn_check_shape(ctx, &b->checkpoint_slots, "checkpoint_slots", 1, positions->size));
+    if (positions->data) plan->max_checkpoints = positions->size[0];
+    if (b->checkpoint_every) plan->max_checkpoints = tokens->N / b->checkpoint_every;
+    return GDN_OK;
+}
+
+static gdn_status check_fields(gdn_ctx *ctx, const gdn_batch *b, unsigned takes)
+{
+    const struct {
+        const char *name;
+        bool        given;
+        unsigned    flag;
+    } asked[] = {
+        { "write: GDN_WRITE_EACH", b->write == GDN_WRITE_EACH, GDN_PLAN_EACH },
+        { "parents: given", b->parents.data, GDN_PLAN_TREE },
+        { "path: given", b->path.data, GDN_PLAN_PATH },
+    };
     if (b->pad_policy < GDN_PAD_ZERO || b->pad_policy > GDN_PAD_SINK)
         return gdn_fail(ctx, GDN_E_ARG, "pad_policy: %d, wanted 0 to 2", (int)b->pad_policy);
     if (b->write < GDN_WRITE_FINAL || b->write > GDN_WRITE_NONE)
         return gdn_fail(ctx, GDN_E_ARG, "write: %d, wanted 0 to 2", (int)b->write);
-    if (b->write == GDN_WRITE_EACH && !allow_each)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "write: GDN_WRITE_EACH, this op has no kernel");
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        if (asked[i].given && !(takes & asked[i].flag))
+            return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s, this op has no kernel", asked[i].name);
     if (b->reserved)
         return gdn_fail(ctx, GDN_E_ARG, "batch.reserved: %d, wanted 0", (int)b->reserved);
     if (b->pad_policy == GDN_PAD_SINK && b->sink_slot < 0)
@@ -129,7 +170,13 @@ gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *b, const gdn_t
         { &b->write_slots, "write_slots" },
         { &b->has_initial_state, "has_initial_state" },
         { &b->num_accepted_tokens, "num_accepted_tokens" },
+        { &b->token_start, "token_start" },
         { &b->token_count, "token_count" },
+        { &b->parents, "parents" },
+        { &b->path, "path" },
+        { &b->checkpoint_starts, "checkpoint_starts" },
+        { &b->checkpoint_positions, "checkpoint_positions" },
+        { &b->checkpoint_slots, "checkpoint_slots" },
     };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         TRY(gdn_check_no_overlap(ctx, written, name, arrays[i].t, arrays[i].name, false));
@@ -139,18 +186,19 @@ gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *b, const gdn_t
 /* Slots that a call may write, at most. */
 static int64_t max_writes(const struct gdn_plan *plan, const struct gdn_tokens *tokens)
 {
-    if (plan->batch.write == GDN_WRITE_NONE) return 0;
-    return plan->batch.write == GDN_WRITE_EACH ? tokens->N : plan->B;
+    const int64_t checkpoints = plan->max_checkpoints;
+    if (plan->batch.write == GDN_WRITE_NONE) return checkpoints;
+    return checkpoints + (plan->batch.write == GDN_WRITE_EACH ? tokens->N : plan->B);
 }
 
 gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
-                             bool allow_each, struct gdn_plan *plan)
+                             unsigned takes, struct gdn_plan *plan)
 {
     static const int64_t any[] = { -1 };
     memset(plan, 0, sizeof *plan);
     gdn_batch *b = &plan->batch;
     if (batch) TRY(gdn_copy_args(ctx, b, sizeof *b, batch, "batch"));
-    TRY(check_fields(ctx, b, allow_each));
+    TRY(check_fields(ctx, b, takes));
 
     plan->padded = tokens->padded;
     plan->B      = tokens->B;
@@ -164,97 +212,14 @@ gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct 
             return gdn_fail(ctx, GDN_E_SHAPE, "cu_seqlens: [0], wanted [B+1]");
         plan->B = b->cu_seqlens.size[0] - 1;
     }
-    if (plan->B > MAX_ENTRIES || max_writes(plan, tokens) > MAX_ENTRIES)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "batch: %lld sequences, %lld tokens, at most 2^31",
-                        (long long)plan->B, (long long)tokens->N);
-    return check_arrays(ctx, plan, tokens);
-}
-
-/* ---- Slots written ------------------------------------------------------------------------- */
-
-/* Which sequence writes a slot: open addressing, at most half full. */
-struct entry {
-    int64_t slot; /* -1: free */
-    int64_t row;
-};
-
-struct slot_map {
-    struct entry *entries;
-    int           log2_size;
-};
-
-static int map_log2(int64_t n)
-{
-    int log2 = 1;
-    while (((int64_t)1 << log2) < 2 * n) log2++;
-    return log2;
-}
-
-static size_t map_bytes(int64_t n)
-{
-    return n == 0 ? 0 : gdn_align64(sizeof(struct entry) << map_log2(n));
-}
-
-static struct slot_map map_init(void *memory, int64_t n)
-{
-    const struct slot_map map = { memory, map_log2(n) };
-    if (n > 0) memset(memory, 0xff, sizeof(struct entry) << map.log2_size);
-    return map;
-}
-
-/* The slot's entry, or the free one where it belongs. */
-static struct entry *map_find(const struct slot_map *map, int64_t slot)
-{
-    const uint64_t mask = ((uint64_t)1 << map->log2_size) - 1;
-    uint64_t       i    = ((uint64_t)slot * UINT64_C(0x9e3779b97f4a7c15)) >> (64 - map->log2_size);
-    while (map->entries[i].slot >= 0 && map->entries[i].slot != slot) i = (i + 1) & mask;
-    return &map->entries[i];
-}
-
-static gdn_status add_write(gdn_ctx *ctx, struct slot_map *map, int64_t slot, int64_t row)
-{
-    struct entry *e = map_find(map, slot);
-    if (e->slot >= 0)
-        return gdn_fail(ctx, GDN_E_ARG,
-                        "slot %lld: written by sequence %lld and by sequence %lld, wanted once",
-                        (long long)slot, (long long)e->row, (long long)row);
-    *e = (struct entry){ slot, row };
-    return GDN_OK;
-}
-
-static gdn_status add_each(gdn_ctx *ctx, const struct gdn_plan *plan, const struct gdn_seq *s,
-                           int64_t slots_end, struct slot_map *map)
-{
-    for (int64_t t = 0; t < s->n_valid; t++) {
-        const int64_t slot = gdn_plan_each_slot(plan, s, t);
-        if (slot >= slots_end)
-            return gdn_fail(ctx, GDN_E_ARG, "write_slots[%lld][%lld]: %lld, wanted below %lld",
-                            (long long)s->row, (long long)t, (long long)slot, (long long)slots_end);
-        if (slot >= 0) TRY(add_write(ctx, map, slot, s->row));
-    }
-    return GDN_OK;
-}
-
-static gdn_status check_conflicts(gdn_ctx *ctx, const struct gdn_plan *plan, int64_t slots_end,
-                                  bool same_pool, struct slot_map *map)
-{
-    for (int64_t b = 0; b < plan->B; b++) {
-        const struct gdn_seq *s = &plan->seqs[b];
-        if (plan->batch.write == GDN_WRITE_EACH)
-            TRY(add_each(ctx, plan, s, slots_end, map));
-        else if (s->write >= 0)
-            TRY(add_write(ctx, map, s->write, b));
-    }
-    if (!same_pool) return GDN_OK;
-    for (int64_t b = 0; b < plan->B; b++) {
-        const int64_t slot = plan->seqs[b].read;
-        if (slot < 0) continue;
-        const struct entry *e = map_find(map, slot);
-        if (e->slot >= 0 && e->row != b)
-            return gdn_fail(ctx, GDN_E_ARG,
-                            "slot %lld: read by sequence %lld and written by sequence %lld",
-                            (long long)slot, (long long)b, (long long)e->row);
-    }
+    if (plan->B > MAX_ENTRIES)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "batch: %lld sequences, at most 2^31",
+                        (long long)plan->B);
+    TRY(check_arrays(ctx, plan, tokens));
+    if (takes & GDN_PLAN_CHECKPOINTS) TRY(check_checkpoints(ctx, plan, tokens));
+    if (max_writes(plan, tokens) > MAX_ENTRIES)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "batch: up to %lld slots written, at most 2^31",
+                        (long long)max_writes(plan, tokens));
     return GDN_OK;
 }
 
@@ -265,7 +230,8 @@ struct reader {
     gdn_ctx                 *ctx;
     const gdn_batch         *batch;
     const struct gdn_tokens *tokens;
-    int64_t                  read_end, write_end;
+    struct gdn_plan_pools    pools;
+    int64_t                  n_checkpoints; /* of the sequences so far */
     bool                     sink_taken;
 };
 
@@ -332,42 +298,126 @@ static gdn_status place_states(const struct reader *r, int64_t start, bool own, 
     const bool        has_initial =
         !b->has_initial_state.data || gdn_index(&b->has_initial_state, s->row) != 0;
 
-    if (r->read_end >= 0 && has_initial) {
+    if (r->pools.read >= 0 && has_initial) {
         TRY(check_slot(r->ctx, &b->read_slots, own ? "read_slots" : "sink_slot", s->row, start,
-                       r->read_end));
+                       r->pools.read));
         s->read = start;
     }
-    if (r->write_end < 0 || b->write == GDN_WRITE_NONE) return GDN_OK;
+    if (r->pools.write < 0 || b->write == GDN_WRITE_NONE) return GDN_OK;
     if (b->write == GDN_WRITE_EACH && own) return GDN_OK;
     if (!own || !slots->data) {
         TRY(check_slot(r->ctx, &b->read_slots, own ? "read_slots" : "sink_slot", s->row, start,
-                       r->write_end));
+                       r->pools.write));
         s->write = start;
         return GDN_OK;
     }
     const int64_t slot = gdn_index(slots, s->row);
-    TRY(check_slot(r->ctx, slots, "write_slots", s->row, slot, r->write_end));
+    TRY(check_slot(r->ctx, slots, "write_slots", s->row, slot, r->pools.write));
     s->write = slot;
+    return GDN_OK;
+}
+
+/* Which of its tokens count. */
+static gdn_status read_counts(const struct reader *r, struct gdn_seq *s)
+{
+    const gdn_tensor *start = &r->batch->token_start, *count = &r->batch->token_count;
+    if (start->data) {
+        s->n_before = gdn_index(start, s->row);
+        TRY(check_value(r->ctx, "token_start", s->row, s->n_before, 0, s->n_tokens));
+        s->first += s->n_before;
+    }
+    s->n_valid = s->n_tokens - s->n_before;
+    if (count->data) {
+        const int64_t n = gdn_index(count, s->row);
+        TRY(check_value(r->ctx, "token_count", s->row, n, 0, s->n_valid));
+        s->n_valid = n;
+    }
+    s->total = s->n_valid;
+    return GDN_OK;
+}
+
+/* A row of `parents` or `path` with an entry for every token that counts. */
+static gdn_status check_row(const struct reader *r, const gdn_tensor *t, const char *name,
+                            const struct gdn_seq *s)
+{
+    if (s->n_valid <= t->size[1]) return GDN_OK;
+    return gdn_fail(r->ctx, GDN_E_SHAPE, "%s: %lld columns, wanted %lld for sequence %lld", name,
+                    (long long)t->size[1], (long long)s->n_valid, (long long)s->row);
+}
+
+static gdn_status read_parents(const struct reader *r, const struct gdn_seq *s)
+{
+    const gdn_tensor *t = &r->batch->parents;
+    if (!t->data) return GDN_OK;
+    TRY(check_row(r, t, "parents", s));
+    for (int64_t i = 0; i < s->n_valid; i++)
+        TRY(check_value(r->ctx, "parents", s->row, gdn_index2(t, s->row, i), -1, i - 1));
+    return GDN_OK;
+}
+
+static gdn_status read_path(const struct reader *r, const struct gdn_seq *s)
+{
+    const gdn_tensor *t = &r->batch->path;
+    if (!t->data) return GDN_OK;
+    TRY(check_row(r, t, "path", s));
+    for (int64_t i = 0, least = 0; i < s->n_valid; i++) {
+        const int64_t token = gdn_index2(t, s->row, i);
+        TRY(check_value(r->ctx, "path", s->row, token, least, s->n_tokens - s->n_before - 1));
+        least = token + 1;
+    }
+    return GDN_OK;
+}
+
+/* The checkpoints of a list, from checkpoint_starts[b] on. */
+static gdn_status read_listed(const struct reader *r, struct gdn_seq *s)
+{
+    const gdn_batch *b     = r->batch;
+    const int64_t    first = gdn_index(&b->checkpoint_starts, s->row);
+    const int64_t    end   = gdn_index(&b->checkpoint_starts, s->row + 1);
+    TRY(check_value(r->ctx, "checkpoint_starts", s->row, first, r->n_checkpoints,
+                    s->row ? b->checkpoint_positions.size[0] : 0));
+    TRY(check_value(r->ctx, "checkpoint_starts", s->row + 1, end, first,
+                    b->checkpoint_positions.size[0]));
+    for (int64_t c = first, least = 1; c < end; c++) {
+        const int64_t n = gdn_index(&b->checkpoint_positions, c);
+        TRY(check_value(r->ctx, "checkpoint_positions", c, n, least, s->n_valid));
+        least = n;
+    }
+    s->n_checkpoints = end - first;
+    return GDN_OK;
+}
+
+static gdn_status read_checkpoints(struct reader *r, struct gdn_seq *s)
+{
+    const gdn_batch  *b     = r->batch;
+    const gdn_tensor *slots = &b->checkpoint_slots;
+    if (b->checkpoint_every) s->n_checkpoints = s->n_valid / b->checkpoint_every;
+    if (b->checkpoint_starts.data) TRY(read_listed(r, s));
+    s->first_checkpoint = r->n_checkpoints;
+    r->n_checkpoints += s->n_checkpoints;
+    if (slots->data && r->n_checkpoints > slots->size[0])
+        return gdn_fail(r->ctx, GDN_E_SHAPE, "checkpoint_slots: [%lld], wanted %lld at least",
+                        (long long)slots->size[0], (long long)r->n_checkpoints);
     return GDN_OK;
 }
 
 static gdn_status read_sequence(struct reader *r, int64_t b, struct gdn_seq *s)
 {
-    const gdn_tensor *count = &r->batch->token_count;
-    int64_t           start;
-
-    *s = (struct gdn_seq){ .row = b, .read = -1, .write = -1 };
+    int64_t start;
+    *s = (struct gdn_seq){ .row = b, .slot = -1, .read = -1, .write = -1 };
     TRY(read_range(r, b, s));
-    s->n_valid = s->n_tokens;
-    if (count->data) {
-        s->n_valid = gdn_index(count, b);
-        TRY(check_value(r->ctx, "token_count", b, s->n_valid, 0, s->n_tokens));
-    }
-    s->total = s->n_valid;
+    TRY(read_counts(r, s));
+    if (r->pools.checkpoint >= 0) TRY(read_checkpoints(r, s));
     if (s->n_tokens == 0) return GDN_OK;
 
     TRY(read_start(r, b, &start));
-    if (start >= 0) return place_states(r, start, true, s);
+    s->slot = start;
+    if (start >= 0) {
+        TRY(read_parents(r, s));
+        TRY(read_path(r, s));
+        return place_states(r, start, true, s);
+    }
+    s->n_checkpoints = 0;
     if (r->batch->pad_policy == GDN_PAD_SINK && !r->sink_taken) {
         r->sink_taken = true;
         return place_states(r, r->batch->sink_slot, false, s);
@@ -384,16 +434,11 @@ static gdn_status check_start(const struct reader *r)
     return cu->data ? check_value(r->ctx, "cu_seqlens", 0, gdn_index(cu, 0), 0, 0) : GDN_OK;
 }
 
-gdn_status gdn_plan_batch(gdn_ctx *ctx, const struct gdn_tokens *tokens, int64_t read_slots_end,
-                          int64_t write_slots_end, bool same_pool, void *memory,
-                          struct gdn_plan *plan)
+gdn_status gdn_plan_batch(gdn_ctx *ctx, const struct gdn_tokens *tokens,
+                          const struct gdn_plan_pools *pools, void *memory, struct gdn_plan *plan)
 {
-    struct reader r        = { .ctx       = ctx,
-                               .batch     = &plan->batch,
-                               .tokens    = tokens,
-                               .read_end  = read_slots_end,
-                               .write_end = write_slots_end };
-    const int64_t n_writes = write_slots_end < 0 ? 0 : max_writes(plan, tokens);
+    struct reader r = { .ctx = ctx, .batch = &plan->batch, .tokens = tokens, .pools = *pools };
+    if (!plan->max_checkpoints) r.pools.checkpoint = -1;
 
     plan->seqs    = memory;
     plan->longest = 0;
@@ -407,17 +452,16 @@ gdn_status gdn_plan_batch(gdn_ctx *ctx, const struct gdn_tokens *tokens, int64_t
     if (plan->batch.write == GDN_WRITE_EACH && plan->longest > plan->batch.write_slots.size[1])
         return gdn_fail(ctx, GDN_E_SHAPE, "write_slots: %lld columns, wanted %lld at least",
                         (long long)plan->batch.write_slots.size[1], (long long)plan->longest);
-    if (write_slots_end < 0) plan->batch.write = GDN_WRITE_NONE; /* nowhere to write to */
-    if (n_writes == 0) return GDN_OK;
-
-    void           *after = (char *)memory + gdn_align64((size_t)plan->B * sizeof *plan->seqs);
-    struct slot_map map   = map_init(after, n_writes);
-    return check_conflicts(ctx, plan, write_slots_end, same_pool, &map);
+    if (pools->write < 0) plan->batch.write = GDN_WRITE_NONE; /* nowhere to write to */
+    return gdn_plan_check_slots(ctx, plan, &r.pools, max_writes(plan, tokens),
+                                (char *)memory +
+                                    gdn_align64((size_t)plan->B * sizeof *plan->seqs));
 }
 
 size_t gdn_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *tokens)
 {
-    return gdn_align64((size_t)plan->B * sizeof *plan->seqs) + map_bytes(max_writes(plan, tokens));
+    return gdn_align64((size_t)plan->B * sizeof *plan->seqs) +
+           gdn_plan_slots_bytes(max_writes(plan, tokens));
 }
 
 int64_t gdn_plan_each_slot(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t)
@@ -425,6 +469,26 @@ int64_t gdn_plan_each_slot(const struct gdn_plan *plan, const struct gdn_seq *s,
     if (s->write >= 0) return t == s->n_valid - 1 ? s->write : -1; /* sunk: the last one stays */
     const int64_t slot = gdn_index2(&plan->batch.write_slots, s->row, t);
     return slot < 0 ? -1 : slot;
+}
+
+int64_t gdn_plan_parent(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t)
+{
+    return plan->batch.parents.data ? gdn_index2(&plan->batch.parents, s->row, t) : t - 1;
+}
+
+int64_t gdn_plan_path(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t)
+{
+    return plan->batch.path.data ? gdn_index2(&plan->batch.path, s->row, t) : t;
+}
+
+int64_t gdn_plan_checkpoint(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t i,
+                            int64_t *slot)
+{
+    const gdn_batch *b = &plan->batch;
+    const int64_t    c = s->first_checkpoint + i;
+    *slot              = b->checkpoint_slots.data ? gdn_index(&b->checkpoint_slots, c) : c;
+    if (b->checkpoint_every) return (i + 1) * b->checkpoint_every - s->base;
+    return gdn_index(&b->checkpoint_positions, c) - s->base;
 }
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
@@ -448,10 +512,10 @@ struct gdn_rows gdn_rows_of(const gdn_tensor *t, const struct gdn_tokens *tokens
 }
 
 static void zero_tokens(const struct gdn_rows *out, const struct gdn_seq *s, int64_t from,
-                        int64_t n_heads, int64_t n)
+                        int64_t to, int64_t n_heads, int64_t n)
 {
     const size_t bytes = (size_t)n * gdn_dtype_bytes(out->dtype);
-    for (int64_t t = from; t < s->n_tokens; t++)
+    for (int64_t t = from; t < to; t++)
         for (int64_t h = 0; h < n_heads; h++) memset(gdn_row(out, s, t, h), 0, bytes);
 }
 
@@ -461,8 +525,10 @@ void gdn_plan_zero_rest(const struct gdn_plan *plan, const struct gdn_tokens *to
     if (!out->data) return;
     for (int64_t b = 0; b < plan->B; b++) {
         const struct gdn_seq *s = &plan->seqs[b];
-        if (!s->keep_out) zero_tokens(out, s, s->n_valid, n_heads, n);
+        if (s->keep_out) continue;
+        zero_tokens(out, s, -s->n_before, 0, n_heads, n);
+        zero_tokens(out, s, s->n_valid, s->n_tokens - s->n_before, n_heads, n);
     }
-    const struct gdn_seq rest = { .first = plan->end, .n_tokens = tokens->N - plan->end };
-    zero_tokens(out, &rest, 0, n_heads, n);
+    const struct gdn_seq rest = { .first = plan->end };
+    zero_tokens(out, &rest, 0, tokens->N - plan->end, n_heads, n);
 }

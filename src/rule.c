@@ -214,7 +214,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     }
     TRY(check_rows(ctx, c, decode));
     TRY(check_gates(ctx, c));
-    TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, decode, &c->plan));
+    TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, decode ? GDN_PLAN_EACH : 0, &c->plan));
     TRY(check_states(ctx, c));
 
     struct gdn_rule *r = &c->rule;
@@ -259,11 +259,14 @@ static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
     void                *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     char *at = memory;
-    TRY(gdn_plan_batch(ctx, &c->tokens, a->state.data ? a->state.size[0] : -1,
-                       a->state_out.data ? a->state_out.size[0]
-                       : a->state.data   ? a->state.size[0]
-                                         : -1,
-                       !a->state_out.data || a->state_out.data == a->state.data, at, &c->plan));
+    const gdn_tensor           *to    = a->state_out.data ? &a->state_out : &a->state;
+    const struct gdn_plan_pools pools = {
+        .read       = a->state.data ? a->state.size[0] : -1,
+        .write      = to->data ? to->size[0] : -1,
+        .checkpoint = -1,
+        .same       = to->data == a->state.data,
+    };
+    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, at, &c->plan));
     at += c->plan_bytes;
     if (a->gate == GDN_GATE_RAW) {
         float *A = (float *)at, *dt = A + r->H;

@@ -41,7 +41,7 @@ gdn_status gdn_stage_check(gdn_ctx *ctx, const struct gdn_stage_tensor *list, in
 gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
                           struct gdn_plan *plan)
 {
-    TRY(gdn_plan_describe(ctx, batch, tokens, false, plan));
+    TRY(gdn_plan_describe(ctx, batch, tokens, 0, plan));
     const gdn_batch *b = &plan->batch;
     const struct {
         const gdn_tensor *t;
@@ -49,10 +49,11 @@ gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn
     } others[] = { { &b->read_slots, "read_slots" },
                    { &b->write_slots, "write_slots" },
                    { &b->has_initial_state, "has_initial_state" },
-                   { &b->num_accepted_tokens, "num_accepted_tokens" } };
+                   { &b->num_accepted_tokens, "num_accepted_tokens" },
+                   { &b->token_start, "token_start" } };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (others[i].t->data)
-            return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none: this op has no pool of slots",
+            return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none: this op takes sequences alone",
                             others[i].name);
     if (b->write != GDN_WRITE_FINAL)
         return gdn_fail(ctx, GDN_E_ARG, "write: %d, wanted 0", (int)b->write);
@@ -104,7 +105,8 @@ gdn_status gdn_stage_chunks(gdn_ctx *ctx, const struct gdn_tokens *tokens, int64
                             struct gdn_plan *plan, struct gdn_chunk_list *list)
 {
     const size_t bytes = gdn_align64(gdn_plan_bytes(plan, tokens));
-    TRY(gdn_plan_batch(ctx, tokens, -1, -1, false, memory, plan));
+    TRY(gdn_plan_batch(ctx, tokens, &(struct gdn_plan_pools){ -1, -1, -1, false, false }, memory,
+                       plan));
     *list = (struct gdn_chunk_list){ plan, (int64_t *)(void *)((char *)memory + bytes), C };
     list->first[0] = 0;
     for (int64_t b = 0; b < plan->B; b++) {

@@ -19,6 +19,7 @@ const char *gdn_status_name(gdn_status status)
     case GDN_E_UNSUPPORTED: return "GDN_E_UNSUPPORTED";
     case GDN_E_MEMORY: return "GDN_E_MEMORY";
     case GDN_E_CUDA: return "GDN_E_CUDA";
+    case GDN_E_SELF_TEST: return "GDN_E_SELF_TEST";
     }
     return "GDN_E_?";
 }

@@ -150,8 +150,9 @@ static gdn_status run(gdn_ctx *ctx, struct summary *c)
     const gdn_summary_args *a = &c->args;
     struct gdn_rule        *m = &c->transition;
     void                   *memory;
+    const struct gdn_plan_pools pools = { -1, c->plan.B, -1, false, false };
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
-    TRY(gdn_plan_batch(ctx, &c->tokens, -1, c->plan.B, true, memory, &c->plan));
+    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
 
     float *identity = (float *)((char *)memory + c->plan_bytes);
     float *zeros    = identity + m->K * m->K; /* a row of v */

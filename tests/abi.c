@@ -12,6 +12,8 @@ int main(void)
     SIZE(gdn_options);
     SIZE(gdn_batch);
     SIZE(gdn_rule_args);
+    SIZE(gdn_record_commit_args);
+    SIZE(gdn_record_fold_args);
     SIZE(gdn_conv1d_args);
     SIZE(gdn_gates_args);
     SIZE(gdn_l2norm_args);

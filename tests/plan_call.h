@@ -27,10 +27,11 @@ static inline gdn_tensor table(const int64_t *values, int64_t rows, int64_t colu
 /* ---- A call as an op makes it -------------------------------------------------------------- */
 
 struct call {
-    bool              padded, single, no_each;
+    bool              padded, single;
+    unsigned          takes; /* GDN_PLAN_... */
     int64_t           B, T; /* packed: N = B T */
-    int64_t           read_end, write_end;
-    bool              two_pools;
+    int64_t           read_end, write_end, checkpoint_end;
+    bool              two_pools, own_checkpoints;
     gdn_batch         batch;
     struct gdn_tokens tokens;
     struct gdn_plan   plan;
@@ -41,7 +42,8 @@ struct call {
 static inline struct call padded(int64_t B, int64_t T)
 {
     return (struct call){
-        .padded = true, .B = B, .T = T, .read_end = 8, .write_end = 8, .batch = gdn_batch_init()
+        .padded = true, .takes = ~0u, .B = B, .T = T, .read_end = 8, .write_end = 8,
+        .checkpoint_end = -1, .batch = gdn_batch_init()
     };
 }
 
@@ -58,11 +60,13 @@ static inline gdn_status run(struct call *c)
     const gdn_tensor like = c->padded ? gdn_dense(x, GDN_F32, 3, c->B, c->T, 1, 0)
                                       : gdn_dense(x, GDN_F32, 2, c->B * c->T, 1, 0, 0);
     gdn_status       s    = gdn_plan_tokens(ctx, &like, "x", 1, c->single, &c->tokens);
-    if (s == GDN_OK) s = gdn_plan_describe(ctx, &c->batch, &c->tokens, !c->no_each, &c->plan);
+    if (s == GDN_OK) s = gdn_plan_describe(ctx, &c->batch, &c->tokens, c->takes, &c->plan);
     if (s != GDN_OK) return s;
     /* Ends at a page that cannot be touched. */
     void *memory = ring2_alloc(gdn_plan_bytes(&c->plan, &c->tokens), 64);
-    s = gdn_plan_batch(ctx, &c->tokens, c->read_end, c->write_end, !c->two_pools, memory, &c->plan);
+    const struct gdn_plan_pools pools = { c->read_end, c->write_end, c->checkpoint_end,
+                                          !c->two_pools, !c->own_checkpoints };
+    s = gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan);
     c->seqs = c->plan.seqs;
     return s;
 }

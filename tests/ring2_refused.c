@@ -60,6 +60,8 @@ gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args)
     case GDN_OP_CHUNK_UW: return gdn_chunk_uw(ctx, args);
     case GDN_OP_CHUNK_STATES: return gdn_chunk_states(ctx, args);
     case GDN_OP_CHUNK_OUTPUT: return gdn_chunk_output(ctx, args);
+    case GDN_OP_RECORD_COMMIT:
+    case GDN_OP_RECORD_FOLD: break;
     }
     return GDN_OK;
 }

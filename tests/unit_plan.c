@@ -66,7 +66,7 @@ static void test_no_batch(void)
     struct gdn_tokens tokens;
     struct gdn_plan   plan;
     ring2_status(ctx, "tokens", gdn_plan_tokens(ctx, &like, "x", 1, false, &tokens), GDN_OK);
-    ring2_status(ctx, "NULL", gdn_plan_describe(ctx, NULL, &tokens, false, &plan), GDN_OK);
+    ring2_status(ctx, "NULL", gdn_plan_describe(ctx, NULL, &tokens, 0, &plan), GDN_OK);
     CHECK(plan.B == 1 && plan.batch.write == GDN_WRITE_FINAL, "the default batch");
 }
 
@@ -226,7 +226,7 @@ static void test_bytes(void)
         float       x[1];
         gdn_tensor  like = gdn_dense(x, GDN_F32, 3, B, 2, 1, 0);
         gdn_plan_tokens(ctx, &like, "x", 1, false, &c.tokens);
-        ring2_status(ctx, "plan", gdn_plan_describe(ctx, &c.batch, &c.tokens, true, &c.plan),
+        ring2_status(ctx, "plan", gdn_plan_describe(ctx, &c.batch, &c.tokens, GDN_PLAN_EACH, &c.plan),
                      GDN_OK);
         const size_t bytes = gdn_plan_bytes(&c.plan, &c.tokens);
         CHECK(bytes <= 192 * (size_t)B, "%zu bytes for %d sequences", bytes, (int)B);

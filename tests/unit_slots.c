@@ -127,10 +127,10 @@ static void test_slots_against_all_pairs(void)
         char             memory[12 * 192 + 64];
         const gdn_tensor like = gdn_dense(memory, GDN_U8, 3, c.B, 1, 1, 0);
         gdn_plan_tokens(ctx, &like, "x", 1, false, &c.tokens);
-        gdn_plan_describe(ctx, &c.batch, &c.tokens, true, &c.plan);
+        gdn_plan_describe(ctx, &c.batch, &c.tokens, GDN_PLAN_EACH, &c.plan);
         void            *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
-        const gdn_status s =
-            gdn_plan_batch(ctx, &c.tokens, c.read_end, c.write_end, !c.two_pools, aligned, &c.plan);
+        const struct gdn_plan_pools pools = { c.read_end, c.write_end, -1, !c.two_pools, false };
+        const gdn_status s = gdn_plan_batch(ctx, &c.tokens, &pools, aligned, &c.plan);
         const bool want = model_accepts(&c, read, write, fresh);
         CHECK((s == GDN_OK) == want, "case %d: %s, the model %s", i, gdn_status_name(s),
               want ? "accepts" : "refuses");
@@ -284,7 +284,7 @@ static void test_bad_each(void)
     c.batch.write_slots = (gdn_tensor){ 0 };
     refused("absent", c, GDN_E_ARG, "write_slots: absent");
     c.batch.write_slots = TABLE(2, 0, 1, 2, 3, 4, 6);
-    c.no_each           = true;
+    c.takes             = 0;
     refused("no kernel", c, GDN_E_UNSUPPORTED, "GDN_WRITE_EACH");
 
     c                   = packed(5); /* here the longest sequence is known from contents */

@@ -18,10 +18,10 @@ import ctypes
 import operator
 import os
 import threading
-from ctypes import c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
-OK, E_ARG, E_SHAPE, E_DTYPE, E_UNSUPPORTED, E_MEMORY, E_CUDA = range(7)  # gdn_status
-F32, BF16, F16, I32, I64, U8 = 0, 1, 2, 16, 17, 18  # gdn_dtype
+OK, E_ARG, E_SHAPE, E_DTYPE, E_UNSUPPORTED, E_MEMORY, E_CUDA, E_SELF_TEST = range(8)  # gdn_status
+F32, BF16, F16, I8, E4M3, I32, I64, U8 = 0, 1, 2, 3, 4, 16, 17, 18  # gdn_dtype
 BACKEND_CPU, BACKEND_CUDA = range(2)
 PAD_ZERO, PAD_KEEP, PAD_SINK = range(3)
 WRITE_FINAL, WRITE_EACH, WRITE_NONE = range(3)
@@ -29,6 +29,8 @@ GATE_LOG, GATE_LINEAR, GATE_RAW = range(3)
 BETA_GIVEN, BETA_SIGMOID, BETA_TWICE_SIGMOID = range(3)
 HEADS_GROUPED, HEADS_INTERLEAVED = range(2)
 STATE_VK, STATE_KV = range(2)
+EXACT = 1
+ROUND_NEAREST, ROUND_STOCHASTIC = range(2)
 NORM_NONE, NORM_L2, NORM_L2_ADD, NORM_L2_MAX = range(4)
 ACT_NONE, ACT_SILU, ACT_SIGMOID = range(3)
 MAX_DIMS = 6
@@ -47,8 +49,8 @@ class gdn_tensor(ctypes.Structure):
     ]
 
 
-_CTYPES = dict(int32=c_int32, uint32=c_uint32, int64=c_int64, float=c_float, size=c_size_t,
-               text=c_char_p, pointer=c_void_p, tensor=gdn_tensor)
+_CTYPES = dict(int32=c_int32, uint32=c_uint32, int64=c_int64, uint64=c_uint64, float=c_float,
+               size=c_size_t, text=c_char_p, pointer=c_void_p, tensor=gdn_tensor)
 
 
 def _struct(name, fields, outputs=()):
@@ -70,28 +72,48 @@ gdn_options = _struct("gdn_options", """
     pointer alloc release alloc_user log log_user
     text error_text
     size error_text_bytes
+    pointer parallel_for parallel_user
 """)
 
 gdn_batch = _struct("gdn_batch", """
     int32 pad_policy write reserved
-    int64 sink_slot
-    tensor cu_seqlens read_slots write_slots has_initial_state num_accepted_tokens token_count
+    int64 sink_slot checkpoint_every
+    tensor cu_seqlens read_slots write_slots has_initial_state num_accepted_tokens
+    tensor token_start token_count parents path
+    tensor checkpoint_starts checkpoint_positions checkpoint_slots
 """)
 
 _CTYPES["batch"] = ctypes.POINTER(gdn_batch)
 
 gdn_rule_args = _struct("gdn_rule_args", """
-    tensor q k v g beta A_log dt_bias state state_out out
+    tensor q k v g beta A_log dt_bias state state_out out checkpoints
+    tensor state_scales state_out_scales checkpoint_scales
+    tensor record_k record_u record_g record_count
     batch batch
     int32 gate beta_kind head_map state_layout norm
     float norm_eps scale gate_lower_bound
-""", outputs=("state", "state_out", "out"))
+    int32 rounding reserved
+    uint64 seed
+""", outputs=("state", "state_out", "out", "checkpoints", "state_scales", "state_out_scales",
+              "checkpoint_scales", "record_k", "record_u", "record_g"))
+
+gdn_record_commit_args = _struct("gdn_record_commit_args", """
+    tensor record_k record_u record_g record_count n_accepted path
+    batch batch
+""", outputs=("record_k", "record_u", "record_g", "record_count"))
+
+gdn_record_fold_args = _struct("gdn_record_fold_args", """
+    tensor state state_scales record_k record_u record_g record_count
+    batch batch
+    int32 head_map state_layout rounding reserved
+    uint64 seed
+""", outputs=("state", "state_scales", "record_count"))
 
 gdn_conv1d_args = _struct("gdn_conv1d_args", """
-    tensor x weight bias state state_out out
+    tensor x weight bias state state_out out checkpoints
     batch batch
     int32 activation reserved
-""", outputs=("state", "state_out", "out"))
+""", outputs=("state", "state_out", "out", "checkpoints"))
 
 gdn_gates_args = _struct("gdn_gates_args", """
     tensor a b A_log dt_bias g beta
@@ -115,15 +137,17 @@ gdn_rmsnorm_gated_args = _struct("gdn_rmsnorm_gated_args", """
 gdn_block_args = _struct("gdn_block_args", """
     tensor hidden in_proj_qkvz in_proj_ba in_proj_qkv in_proj_z in_proj_b in_proj_a
     tensor conv_weight conv_bias A_log dt_bias norm_weight out_proj conv_state state out
+    tensor checkpoints conv_checkpoints
     batch batch
     int32 n_key_heads n_value_heads key_head_dim value_head_dim state_layout
     float rms_eps
-""", outputs=("conv_state", "state", "out"))
+""", outputs=("conv_state", "state", "out", "checkpoints", "conv_checkpoints"))
 
 gdn_state_copy_args = _struct("gdn_state_copy_args", """
-    tensor from_pool to_pool from_slots to_slots
-    int32 from_layout to_layout
-""", outputs=("to_pool",))
+    tensor from_pool to_pool from_slots to_slots from_scales to_scales
+    int32 from_layout to_layout rounding reserved
+    uint64 seed
+""", outputs=("to_pool", "to_scales"))
 
 gdn_blob_args = _struct("gdn_blob_args", """
     uint32 flags
@@ -200,6 +224,8 @@ _OPS = {  # in the order of gdn_op
     "chunk_uw": gdn_chunk_uw_args,
     "chunk_states": gdn_chunk_states_args,
     "chunk_output": gdn_chunk_output_args,
+    "record_commit": gdn_record_commit_args,
+    "record_fold": gdn_record_fold_args,
 }
 
 

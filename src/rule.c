@@ -7,8 +7,10 @@
 #include <math.h>
 
 #include "ops.h"
+#include "record.h"
 #include "rule.h"
 #include "tensor.h"
+#include "tree.h"
 
 /* A checked call: everything that follows from descriptors alone. */
 struct rule_call {
@@ -16,7 +18,8 @@ struct rule_call {
     struct gdn_tokens tokens;
     struct gdn_plan   plan;
     struct gdn_rule   rule;
-    size_t            plan_bytes, gate_bytes, bytes;
+    struct gdn_record record;
+    size_t            plan_bytes, gate_bytes, tree_bytes, record_bytes, bytes;
 };
 
 static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
@@ -171,6 +174,10 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rule_args *a, const gdn
         { &a->state, "state", written == &a->state_out || (is_checkpoint && in_place) },
         { &a->state_out, "state_out", is_checkpoint },
         { &a->checkpoints, "checkpoints", written == final },
+        { &a->record_k, "record_k", false },
+        { &a->record_u, "record_u", false },
+        { &a->record_g, "record_g", false },
+        { &a->record_count, "record_count", false },
         { &a->out, "out", false },
     };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
@@ -178,6 +185,30 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rule_args *a, const gdn
             TRY(gdn_check_no_overlap(ctx, written, written_name, others[i].t, others[i].name,
                                      others[i].may_be_same));
     return gdn_plan_check_overlaps(ctx, batch, written, written_name);
+}
+
+/* The record, if one of its tensors is there. */
+static gdn_status check_record(gdn_ctx *ctx, struct rule_call *c, bool decode)
+{
+    const gdn_rule_args            *a = &c->args;
+    const gdn_batch                *b = &c->plan.batch;
+    struct gdn_rule                *r = &c->rule;
+    const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
+                                          &a->record_count };
+    if (!t.k->data && !t.u->data && !t.g->data && !t.count->data) return GDN_OK;
+    if (!decode)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "record_k: given, wanted none in gdn_prefill");
+    if (!a->state.data) return gdn_fail(ctx, GDN_E_ARG, "state: absent, wanted with a record");
+    if (b->write != GDN_WRITE_NONE)
+        return gdn_fail(ctx, GDN_E_ARG, "write: %d, wanted GDN_WRITE_NONE with a record",
+                        (int)b->write);
+    if (b->has_initial_state.data || b->num_accepted_tokens.data)
+        return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none with a record",
+                        b->has_initial_state.data ? "has_initial_state" : "num_accepted_tokens");
+    TRY(gdn_record_view(ctx, &t, a->state.size[0], r->Hk, r->H, r->K, r->V, &c->record));
+    r->record       = &c->record;
+    c->record_bytes = gdn_record_slots_bytes(&c->record);
+    return GDN_OK;
 }
 
 static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
@@ -203,8 +234,11 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
         bool              is_written;
     } written[] = { { &a->out, "out", a->out.data },
                     { final_pool(a), a->state_out.data ? "state_out" : "state", final },
-                    { &a->checkpoints, "checkpoints", a->checkpoints.data } };
-    if (!a->out.data && !final && !a->checkpoints.data)
+                    { &a->checkpoints, "checkpoints", a->checkpoints.data },
+                    { &a->record_k, "record_k", r->record },
+                    { &a->record_u, "record_u", r->record },
+                    { &a->record_g, "record_g", r->record } };
+    if (!a->out.data && !final && !a->checkpoints.data && !r->record)
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         if (!written[i].is_written) continue;
@@ -240,9 +274,10 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     }
     TRY(check_rows(ctx, c, decode));
     TRY(check_gates(ctx, c));
-    const unsigned takes =
-        (decode ? GDN_PLAN_EACH : 0) | (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
+    const unsigned takes = (decode ? GDN_PLAN_EACH | GDN_PLAN_TREE : 0) |
+                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
     TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
+    TRY(check_record(ctx, c, decode));
     TRY(check_states(ctx, c));
 
     struct gdn_rule *r = &c->rule;
@@ -254,12 +289,14 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->scale    = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
     r->bound    = a->gate_lower_bound;
     r->decode   = decode;
+    r->tree     = c->plan.batch.parents.data;
     r->n_seqs   = c->plan.B;
     gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
 
     c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
-    c->bytes        = c->plan_bytes + c->gate_bytes +
+    c->tree_bytes   = r->tree ? gdn_tree_bytes(&c->tokens) : 0;
+    c->bytes        = c->plan_bytes + c->gate_bytes + c->tree_bytes + c->record_bytes +
                gdn_rule_scratch(r, ctx->kr) * (size_t)gdn_pool_threads(ctx->pool);
     return GDN_OK;
 }
@@ -297,6 +334,14 @@ static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
     };
     TRY(gdn_plan_batch(ctx, &c->tokens, &pools, at, &c->plan));
     at += c->plan_bytes;
+    if (r->record) TRY(gdn_record_check_slots(ctx, r->record, &c->plan, true, at));
+    at += c->record_bytes;
+    if (r->tree) {
+        gdn_tree_order(&c->plan, &c->tokens, at);
+        r->tokens = &c->tokens;
+        r->visits = (const struct gdn_visit *)(const void *)at;
+    }
+    at += c->tree_bytes;
     if (a->gate == GDN_GATE_RAW) {
         float *A = (float *)at, *dt = A + r->H;
         gdn_rule_load_decay(A, dt, &a->A_log, &a->dt_bias, r->H, r->bound);

@@ -9,6 +9,9 @@
 #include "ctx.h"
 #include "plan.h"
 
+struct gdn_record; /* record.h */
+struct gdn_visit;  /* tree.h */
+
 struct gdn_rule {
     struct gdn_rows      q, k, v, g, beta, out;
     struct gdn_pool_view from, to;
@@ -20,8 +23,12 @@ struct gdn_rule {
     int                    Hq, Hk, Hv, H, K, V;
     int                    head_map, gate, beta_kind, norm;
     float                  norm_eps, scale, bound;
+    const struct gdn_tokens *tokens; /* for trees */
+    const struct gdn_visit  *visits; /* ... their order; NULL: tokens in theirs */
+    const struct gdn_record *record; /* NULL: none */
     const float           *A, *dt; /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound */
     bool                   decode; /* token by token whatever the length */
+    bool                   tree;   /* ... which form one */
 
     /* Cutting a sequence into items, by gdn_rule_cut(): a group is the heads that share q and
      * k; its columns, in strips, are dealt to n_parts items. */

@@ -39,3 +39,61 @@ void gdn_store_strip(const float *S, const struct gdn_kernels *kr, void *to,
     for (int j = 0; j < n; j++)
         kr->store_row[view->dtype](at + (col + j) * row, rows + j * ld, (size_t)K);
 }
+
+enum { TILE = 8 }; /* rows that are turned at a time */
+
+/* The first of n columns in memory, and the shape of what lies there. */
+struct part {
+    char   *at;
+    int64_t row; /* bytes from one row to the next */
+    int     rows, cols;
+};
+
+static struct part part_of(const void *head, const struct gdn_pool_view *view, int K, int col,
+                           int n)
+{
+    const int64_t elem = (int64_t)gdn_dtype_bytes(view->dtype), row = view->ld * elem;
+    char *const   at   = (char *)(uintptr_t)head;
+    if (view->k_first) return (struct part){ at + col * elem, row, K, n };
+    return (struct part){ at + col * row, row, n, K };
+}
+
+void gdn_load_columns(float *S, bool k_first, const struct gdn_kernels *kr, const void *from,
+                      const struct gdn_pool_view *view, int K, int col, int n)
+{
+    float tile[TILE * GDN_MAX_HEAD];
+    if (!from) {
+        memset(S, 0, (size_t)(K * n) * sizeof *S);
+        return;
+    }
+    const struct part p = part_of(from, view, K, col, n);
+    if (view->k_first == k_first) {
+        for (int i = 0; i < p.rows; i++)
+            kr->load_row[view->dtype](S + i * p.cols, p.at + i * p.row, (size_t)p.cols);
+        return;
+    }
+    for (int i = 0; i < p.rows; i += TILE) {
+        const int m = p.rows - i < TILE ? p.rows - i : TILE;
+        for (int r = 0; r < m; r++)
+            kr->load_row[view->dtype](tile + r * p.cols, p.at + (i + r) * p.row, (size_t)p.cols);
+        kr->transpose(S + i, p.rows, tile, p.cols, m, p.cols);
+    }
+}
+
+void gdn_store_columns(const float *S, bool k_first, const struct gdn_kernels *kr, void *to,
+                       const struct gdn_pool_view *view, int K, int col, int n)
+{
+    const struct part p = part_of(to, view, K, col, n);
+    float             tile[TILE * GDN_MAX_HEAD];
+    if (view->k_first == k_first) {
+        for (int i = 0; i < p.rows; i++)
+            kr->store_row[view->dtype](p.at + i * p.row, S + i * p.cols, (size_t)p.cols);
+        return;
+    }
+    for (int i = 0; i < p.rows; i += TILE) {
+        const int m = p.rows - i < TILE ? p.rows - i : TILE;
+        kr->transpose(tile, p.cols, S + i, p.rows, p.cols, m);
+        for (int r = 0; r < m; r++)
+            kr->store_row[view->dtype](p.at + (i + r) * p.row, tile + r * p.cols, (size_t)p.cols);
+    }
+}

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* States between memory and strips: [K][kr->strip] of float32, the columns of a state that the
- * chunked loops work on. */
+/*
+ * States between memory and float32: strips, [K][kr->strip], the columns of a state that the
+ * chunked loops work on; and any columns of it in either orientation, as the step loops resume
+ * them.
+ */
 #ifndef GDN_STRIP_H
 #define GDN_STRIP_H
 
@@ -16,5 +19,12 @@ void gdn_load_strip(float *S, const struct gdn_kernels *kr, const void *from,
                     const struct gdn_pool_view *view, int K, int col, int n, float *rows);
 void gdn_store_strip(const float *S, const struct gdn_kernels *kr, void *to,
                      const struct gdn_pool_view *view, int K, int col, int n, float *rows);
+
+/* Columns [col, col + n) of one head's state at `from` (NULL: zero), dense: [K][n] where
+ * k_first, else [n][K]. And back. */
+void gdn_load_columns(float *S, bool k_first, const struct gdn_kernels *kr, const void *from,
+                      const struct gdn_pool_view *view, int K, int col, int n);
+void gdn_store_columns(const float *S, bool k_first, const struct gdn_kernels *kr, void *to,
+                       const struct gdn_pool_view *view, int K, int col, int n);
 
 #endif

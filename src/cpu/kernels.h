@@ -54,7 +54,7 @@ enum {
 struct gdn_step {
     const float *q, *k;              /* [T][K], dense */
     const float *v;                  /* [T][n], ld_v apart */
-    float       *o;                  /* [T][n], ld_o apart; may be NULL */
+    float       *o, *u;              /* [T][n], ld_o apart; may be NULL */
     const float *alpha, *beta, *kq;  /* [T] */
     const void  *from;               /* state dtype */
     void *const *to;                 /* [T] */
@@ -133,6 +133,11 @@ struct gdn_kernels {
     /* struct gdn_step above; [dtype] is the state's. Limit 8 + K / 16 per token. */
     void (*step_vk[GDN_N_FLOAT_DTYPES])(const struct gdn_step *step);
     void (*step_kv[GDN_N_FLOAT_DTYPES])(const struct gdn_step *step);
+
+    /* The update alone, to the bit: s[i][j] = alpha s[i][j] + a[i] b[j], i < rows, j < cols, s
+     * dense; b NULL: alpha s. For a step_vk state a is u and b is k, for step_kv the reverse.
+     * Limit 3. */
+    void (*add_outer)(float *s, int rows, int cols, float alpha, const float *a, const float *b);
 
     /*
      * T tokens of n channels of the short convolution, x and y of the [dtype], ld_x and ld_y

@@ -280,6 +280,7 @@ static void step_token(const struct gdn_step *s, int t, int j, float *S, ptrdiff
     }
     const float u = beta == 0 ? 0 : beta * (s->v[t * s->ld_v + j] - alpha * p);
     if (s->o) s->o[t * s->ld_o + j] = alpha * z + s->kq[t] * u;
+    if (s->u) s->u[t * s->ld_o + j] = u;
 
     for (int x = 0; x < K && alpha != 1; x++) S[x * next] *= alpha;
     for (int x = 0; x < K && beta != 0; x++) S[x * next] += k[x] * u;
@@ -292,6 +293,14 @@ static void step(const struct gdn_step *s, const struct storage *dtype, bool k_f
     for (int t = 0; t < s->T; t++) {
         for (int j = 0; j < s->n; j++) step_token(s, t, j, s->scratch + j * column, next);
         if (s->to[t]) step_store(s, s->to[t], dtype, k_first);
+    }
+}
+
+static void add_outer(float *s, int rows, int cols, float alpha, const float *a, const float *b)
+{
+    for (int i = 0; i < rows; i++, s += cols) {
+        for (int j = 0; j < cols && alpha != 1; j++) s[j] *= alpha;
+        for (int j = 0; j < cols && b; j++) s[j] += a[i] * b[j];
     }
 }
 
@@ -370,5 +379,6 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .chunk_update = chunk_update,
     .step_vk      = BY_DTYPE(step_vk),
     .step_kv      = BY_DTYPE(step_kv),
+    .add_outer    = add_outer,
     .conv         = BY_DTYPE(conv),
 };

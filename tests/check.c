@@ -28,7 +28,8 @@ static const struct loop {
     LOOP(load_row),    LOOP(store_row),   LOOP(dot),          LOOP(norm_row),
     LOOP(exp_row),     LOOP(sigmoid_row), LOOP(gate_row),     LOOP(transpose),
     LOOP(gemm_nt),     LOOP(strip_mul),   LOOP(chunk_gates),  LOOP(chunk_solve),
-    LOOP(chunk_update), LOOP(step_vk),    LOOP(step_kv),      LOOP(conv),
+    LOOP(chunk_update), LOOP(step_vk),    LOOP(step_kv),      LOOP(add_outer),
+    LOOP(conv),
 #undef LOOP
 };
 

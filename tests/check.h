@@ -41,6 +41,7 @@ void check_chunk_solve(const struct gdn_kernels *kr);
 void check_chunk_update(const struct gdn_kernels *kr);
 void check_step_vk(const struct gdn_kernels *kr);
 void check_step_kv(const struct gdn_kernels *kr);
+void check_add_outer(const struct gdn_kernels *kr);
 void check_conv(const struct gdn_kernels *kr);
 
 /* Ends the case before (its canaries are looked at, its buffers freed) and names the next. */

@@ -29,7 +29,7 @@ struct problem {
 
 /* What a run of a problem writes. */
 struct result {
-    float *o;
+    float *o, *u;
     void  *to[MAX_T];
 };
 
@@ -124,6 +124,7 @@ static void run_part(const struct problem *p, const struct result *r, const void
     struct gdn_step s = {
         .q = p->q + t0 * p->K, .k = p->k + t0 * p->K, .v = p->v + t0 * p->ld_v + j0,
         .o = r->o ? r->o + t0 * p->ld_v + j0 : NULL, .alpha = p->alpha + t0,
+        .u = r->u ? r->u + t0 * p->ld_v + j0 : NULL,
         .beta = p->beta + t0, .kq = p->kq + t0, .from = from ? column(p, from, j0) : NULL,
         .to = to, .scratch = p->scratch, .ld_v = p->ld_v, .ld_o = p->ld_v, .ld_from = p->ld,
         .ld_to = p->ld, .T = T, .K = p->K, .n = n, .resume = resume,
@@ -232,6 +233,36 @@ static void check_ways(const struct problem *p, const struct result *all)
     }
 }
 
+/* The state by its updates alone, from k and the u that a run leaves. */
+static void check_updates(const struct problem *p, const struct result *all)
+{
+    const size_t  bytes = (size_t)(p->K * p->n) * sizeof(float);
+    float        *S = check_poison((size_t)(p->K * p->n));
+    struct result r = make_result(p, 1u << (p->T - 1));
+    r.u             = check_matrix(p->T, p->n, p->ld_v, 0, 0);
+    run_part(p, &r, p->from, 0, p->T, 0, p->n, false);
+    check_same_result(p, "with u", &r, all);
+    memset(S, 0, bytes);
+    for (int64_t i = 0; p->from && i < p->rows; i++) {
+        char *row = (char *)p->from + (size_t)(i * p->ld) * gdn_dtype_bytes(p->dtype);
+        p->kr->load_row[p->dtype](S + i * p->cols, row, (size_t)p->cols);
+    }
+    for (int t = 0; t < p->T; t++) {
+        const float *k = p->k + t * p->K, *u = r.u + t * p->ld_v;
+        const float *a = p->k_first ? k : u, *b = p->k_first ? u : k;
+        if (p->alpha[t] == 0) memset(S, 0, bytes);
+        CALL(p->kr->add_outer)(S, (int)p->rows, (int)p->cols, p->alpha[t], a,
+                               p->beta[t] == 0 ? NULL : b);
+    }
+    for (int64_t i = 0; i < p->rows; i++) {
+        const size_t len   = (size_t)p->cols * gdn_dtype_bytes(p->dtype);
+        char        *saved = check_bytes(len, ELEMENT);
+        p->kr->store_row[p->dtype](saved, S + i * p->cols, (size_t)p->cols);
+        check_same("updates alone", saved,
+                   (char *)all->to[p->T - 1] + (size_t)(i * p->ld) * gdn_dtype_bytes(p->dtype), len);
+    }
+}
+
 static void check_one(const struct gdn_kernels *kr, bool k_first, int dtype, int T, int K, int n,
                       enum kind kind)
 {
@@ -241,6 +272,7 @@ static void check_one(const struct gdn_kernels *kr, bool k_first, int dtype, int
     run_part(&p, &all, p.from, 0, T, 0, n, false);
     check_oracle(&p, &all);
     check_ways(&p, &all);
+    check_updates(&p, &all);
 }
 
 /* alpha = 1 and beta = 0 for all tokens: every bit of a state in place stays. */

@@ -130,6 +130,7 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
         .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = b->from, .to = c->to,
         .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS, .ld_from = b->from_view->ld,
         .ld_to = b->to_view->ld, .T = n, .K = r->K, .n = b->n, .resume = resume,
+        .exact = r->exact, .round = gdn_rule_rounding(r),
     };
     if (b->to_view->k_first)
         kr->step_kv[b->to_view->dtype](&step);
@@ -223,7 +224,7 @@ static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const str
         .o = r->out.data ? c->o + at * COLUMNS : NULL, .u = r->record ? c->u + at * COLUMNS : NULL,
         .alpha = c->alpha + at, .beta = c->beta + at, .kq = c->dots + at, .to = c->to,
         .scratch = S, .ld_v = COLUMNS, .ld_o = COLUMNS, .T = (int)(end - i), .K = r->K, .n = b->n,
-        .resume = true,
+        .resume = true, .exact = r->exact, .round = gdn_rule_rounding(r),
     };
     if (b->to_view->k_first)
         kr->step_kv[GDN_F32](&step);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_prefill and gdn_decode: one struct, one check, one walk over (sequence, group of heads,
- * strips of columns). What differs is the form that an item runs: chunks (prefill.c) or
- * tokens (decode.c).
+ * strips of columns). What differs is the form that an item runs: chunks (prefill.c),
+ * tokens on the state where it lies (decode.c), or tokens on strips of it (exact.c).
  */
 #include <math.h>
 
@@ -34,7 +34,8 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
         { "state_layout", a->state_layout, GDN_STATE_KV },
         { "norm", a->norm, GDN_NORM_L2_MAX },
     };
-    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
+    if (a->flags & ~(uint32_t)GDN_EXACT)
+        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_EXACT", (unsigned)a->flags);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < 0 || fields[i].value > fields[i].end)
             return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", fields[i].name,
@@ -205,6 +206,9 @@ static gdn_status check_record(gdn_ctx *ctx, struct rule_call *c, bool decode)
     if (b->has_initial_state.data || b->num_accepted_tokens.data)
         return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none with a record",
                         b->has_initial_state.data ? "has_initial_state" : "num_accepted_tokens");
+    if (a->flags & GDN_EXACT && final_pool(a)->dtype != GDN_F32)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "flags: GDN_EXACT, wanted a float32 state with a record");
     TRY(gdn_record_view(ctx, &t, a->state.size[0], r->Hk, r->H, r->K, r->V, &c->record));
     r->record       = &c->record;
     c->record_bytes = gdn_record_slots_bytes(&c->record);
@@ -290,6 +294,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->bound    = a->gate_lower_bound;
     r->decode   = decode;
     r->tree     = c->plan.batch.parents.data;
+    r->exact    = a->flags & GDN_EXACT;
     r->n_seqs   = c->plan.B;
     gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
 
@@ -355,9 +360,12 @@ static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
     return GDN_OK;
 }
 
-static bool is_chunked(const struct gdn_rule *r, const struct gdn_seq *seq)
+enum form { STEPS, CHUNKS, STRIPS };
+
+static enum form form_of(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
-    return !r->decode && seq->total > GDN_SHORT_SEQUENCE;
+    if (r->decode || seq->total <= GDN_SHORT_SEQUENCE) return STEPS;
+    return r->exact ? STRIPS : CHUNKS;
 }
 
 static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
@@ -385,15 +393,18 @@ gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args)
 
 const char *gdn_rule_loops(const struct gdn_rule *r)
 {
-    bool chunks = false, steps = false;
-    for (int64_t b = 0; b < r->n_seqs; b++) {
-        chunks |= is_chunked(r, &r->seqs[b]);
-        steps |= !is_chunked(r, &r->seqs[b]);
-    }
+    static const char *const names[2][4] = {
+        { "step_vk", "step_vk", "chunk_solve", "chunk_solve step_vk" },
+        { "step_kv", "step_kv", "chunk_solve", "chunk_solve step_kv" },
+    };
+    static const char *const exact_names[2][4] = {
+        { "step_vk", "step_vk", "step_strip", "step_strip step_vk" },
+        { "step_kv", "step_kv", "step_strip", "step_strip step_kv" },
+    };
+    int used = 0; /* 1: steps, 2: not */
+    for (int64_t b = 0; b < r->n_seqs; b++) used |= form_of(r, &r->seqs[b]) == STEPS ? 1 : 2;
     const bool kv = r->to.data ? r->to.k_first : r->from.k_first;
-    if (!chunks) return kv ? "step_kv" : "step_vk";
-    if (!steps) return "chunk_solve";
-    return kv ? "chunk_solve step_kv" : "chunk_solve step_vk";
+    return (r->exact ? exact_names : names)[kv][used];
 }
 
 /* ---- Running ---------------------------------------------------------------------------- */
@@ -421,8 +432,11 @@ void gdn_rule_cut(struct gdn_rule *r, const struct gdn_kernels *kr, int n_thread
 
 size_t gdn_rule_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
-    const size_t step = gdn_step_scratch(r), chunk = r->decode ? 0 : gdn_chunk_scratch(r, kr);
-    return gdn_align64(step > chunk ? step : chunk);
+    const size_t step = gdn_step_scratch(r);
+    const size_t long_one = r->decode  ? 0
+                            : r->exact ? gdn_exact_scratch(r, kr)
+                                       : gdn_chunk_scratch(r, kr);
+    return gdn_align64(step > long_one ? step : long_one);
 }
 
 struct run_arg {
@@ -444,10 +458,11 @@ static void run_item(void *arg, int64_t i, int thread)
     item.first = part * r->part_strips;
     item.last  = item.first + r->part_strips < strips ? item.first + r->part_strips : strips;
     if (item.seq->n_tokens == 0) return;
-    if (is_chunked(r, item.seq))
-        gdn_chunk_item(r, a->kr, &item, scratch);
-    else
-        gdn_step_item(r, a->kr, &item, scratch);
+    switch (form_of(r, item.seq)) {
+    case CHUNKS: gdn_chunk_item(r, a->kr, &item, scratch); break;
+    case STRIPS: gdn_exact_item(r, a->kr, &item, scratch); break;
+    default: gdn_step_item(r, a->kr, &item, scratch); break;
+    }
 }
 
 void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch)
@@ -529,6 +544,12 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
     for (int t = 0; !r->beta.data && t < n; t++) beta[t] = 1;
     if (r->beta_kind != GDN_BETA_GIVEN)
         kr->sigmoid_row(beta, beta, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f, len);
+}
+
+int gdn_rule_rounding(const struct gdn_rule *r)
+{
+    const struct gdn_pool_view *view = r->to.data ? &r->to : &r->from;
+    return r->exact && view->data ? view->dtype : GDN_F32;
 }
 
 const void *gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head,

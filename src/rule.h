@@ -29,6 +29,7 @@ struct gdn_rule {
     const float           *A, *dt; /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound */
     bool                   decode; /* token by token whatever the length */
     bool                   tree;   /* ... which form one */
+    bool                   exact;  /* ... in the one order of summation */
 
     /* Cutting a sequence into items, by gdn_rule_cut(): a group is the heads that share q and
      * k; its columns, in strips, are dealt to n_parts items. */
@@ -90,9 +91,15 @@ const void *gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int
 void       *gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, int head,
                         const struct gdn_pool_view **view);
 
-/* The two forms: prefill.c and decode.c. */
+/* The dtype that the state is rounded to after each token; GDN_F32: it is not. */
+int gdn_rule_rounding(const struct gdn_rule *r);
+
+/* The three forms: prefill.c, exact.c and decode.c. */
 size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
 void   gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_rule_item *item, void *scratch);
+size_t gdn_exact_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
+void   gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                       const struct gdn_rule_item *item, void *scratch);
 size_t gdn_step_scratch(const struct gdn_rule *r);
 void   gdn_step_item(const struct gdn_rule *r, const struct gdn_kernels *kr,

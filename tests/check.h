@@ -42,6 +42,7 @@ void check_chunk_update(const struct gdn_kernels *kr);
 void check_step_vk(const struct gdn_kernels *kr);
 void check_step_kv(const struct gdn_kernels *kr);
 void check_add_outer(const struct gdn_kernels *kr);
+void check_step_strip(const struct gdn_kernels *kr);
 void check_conv(const struct gdn_kernels *kr);
 
 /* Ends the case before (its canaries are looked at, its buffers freed) and names the next. */
@@ -53,6 +54,9 @@ void check_mark(const void *slot);
 
 /* The scalar table has limits of its own where sums are long. */
 static inline bool is_scalar(const struct gdn_kernels *kr) { return kr == &gdn_kernels_scalar; }
+
+/* The vector table whose bits those of the rule's loops in kr must be (G17), if it runs here. */
+const struct gdn_kernels *check_twin(const struct gdn_kernels *kr);
 
 /* ---- Buffers of a case ---- */
 
@@ -105,6 +109,8 @@ void check_error(const char *what, struct check_view got, const double *want, co
                  double limit);
 /* Same bits. */
 void check_same(const char *what, const void *got, const void *want, size_t bytes);
+/* Same bits of n floats, or NaN in both. */
+void check_same_numbers(const char *what, const float *got, const float *want, size_t n);
 
 /* ---- Timing, with --bench ---- */
 

@@ -84,10 +84,7 @@ static void store_strip(const float *S, const struct chunk *c, const struct gdn_
                         int col)
 {
     const int n = r->V - col < kr->strip ? r->V - col : kr->strip;
-    if (view == &r->checkpoints)
-        gdn_stream_strip(S, kr, to, view, r->K, col, n, c->rows);
-    else
-        gdn_store_strip(S, kr, to, view, r->K, col, n, c->rows);
+    gdn_store_strip(S, kr, to, view, r->K, col, n, c->rows);
 }
 
 /* ---- One chunk ------------------------------------------------------------------------------ */
@@ -341,5 +338,4 @@ void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
         void *to = gdn_rule_to(r, seq, seq->n_valid - 1, p.head, &view);
         if (to) store_strip(strip_at(&c, r, kr, item, s), &c, r, kr, to, view, p.col);
     }
-    if (r->checkpoints.data) gdn_stream_end();
 }

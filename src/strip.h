@@ -16,13 +16,5 @@ void gdn_load_strip(float *S, const struct gdn_kernels *kr, const void *from,
                     const struct gdn_pool_view *view, int K, int col, int n, float *rows);
 void gdn_store_strip(const float *S, const struct gdn_kernels *kr, void *to,
                      const struct gdn_pool_view *view, int K, int col, int n, float *rows);
-/* Asks for the memory that gdn_store_strip() will write. */
-void gdn_prefetch_strip(void *to, const struct gdn_pool_view *view, int K, int col, int n);
-
-/* The same for a state that nobody reads soon. After the last one of an item gdn_stream_end()
- * lets other threads see them. */
-void gdn_stream_strip(const float *S, const struct gdn_kernels *kr, void *to,
-                      const struct gdn_pool_view *view, int K, int col, int n, float *rows);
-void gdn_stream_end(void);
 
 #endif

@@ -57,6 +57,9 @@
  *   G15  A blob that was cut, lengthened, or changed in up to 32 bits that follow each other is
  *        refused whole. Other damage passes with a probability of 2^-32.
  *   G16  gdn_blob_merge of all slices of a blob gives that blob, bit for bit.
+ *   G18  Checkpoints change no other bit of a call. One after n tokens has, in its own dtype, the
+ *        bits of the final state of that call on the first n tokens alone (in gdn_prefill and
+ *        the rule of gdn_block: where both calls, or neither, have more than 8 tokens).
  *
  * Policies. g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
  * k, v, g or beta reaches only later tokens of the same sequence and head.
@@ -261,6 +264,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
+ *     ... each with checkpoints: + 64 x their number (C, or N / checkpoint_every)
  *     state_copy        P / 8 + 64, P of to_pool
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply           n_threads x 512 KiB
@@ -320,7 +324,8 @@ typedef enum gdn_write {
  *                                below t; -1: it follows the initial state. The final state is
  *                                that after the last token.
  *   path                 [B][T'] gdn_conv1d with out absent: commit the tokens path[b][0],
- *                                path[b][1], ..., token_count[b] of them; they ascend.
+ *                                path[b][1], ..., token_count[b] of them; they ascend. All is as
+ *                                if these inputs alone were there; parents are not looked at.
  *
  * Checkpoints: states that a call leaves on its way, in slots of the tensor `checkpoints` of
  * its arguments (for prefix caches; the last K states of a call are K positions). Numbered
@@ -333,8 +338,10 @@ typedef enum gdn_write {
  *   checkpoint_slots     [C]     and goes to this slot. Negative: not wanted. Absent: slot c.
  *                                No slot twice, nor one that a sequence starts from or ends in.
  *
- * Padding rows leave none, but keep their numbers. Ops without checkpoints in their arguments
- * take no notice.
+ * Padding rows leave none, but keep their numbers. In a tree the state after n tokens is that
+ * after token n - 1 and those it follows. Ops without checkpoints in their arguments take no
+ * notice. gdn_prefill writes a checkpoint at a multiple of 16 as it passes; one elsewhere also
+ * costs about a third of the work of 16 tokens.
  */
 typedef struct gdn_batch {
     uint32_t   struct_size; /* set by gdn_batch_init() */
@@ -445,8 +452,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * record_k record_u record_g record_count: see "Records of drafted tokens"; gdn_decode alone.
  *
  * Precision: see the head of this file; GDN_GATE_LINEAR goes through its logarithm in
- * gdn_prefill (but not with GDN_EXACT). Guarantees: G1 to G13. A host call returns when it is
- * done.
+ * gdn_prefill (but not with GDN_EXACT). Guarantees: G1 to G13, G18. A host call returns when
+ * it is done.
  *
  * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
  * GDN_E_UNSUPPORTED (K or V above 256; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
@@ -603,9 +610,11 @@ typedef enum gdn_activation {
  *     out       [N][D]       A        dense; may be the very view x; absent: only states move
  *
  * A is f32, bf16 or f16. Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH
- * included; [N] without cu_seqlens is one sequence. Guarantees: G1, G2, G3, G6, G10 to G13,
- * and: T tokens in one call and in T calls give the same bits if the state's dtype holds x
- * exactly. Errors: as for gdn_prefill().
+ * included; [N] without cu_seqlens is one sequence. In a tree the inputs before a token are
+ * those of the tokens that it follows, then the state's; they give the bits that they give as a
+ * sequence of their own. Guarantees: G1, G2, G3, G6, G10 to G13, G18, and: T tokens in one call
+ * and in T calls give the same bits if the state's dtype holds x exactly. Errors: as for
+ * gdn_prefill().
  */
 typedef struct gdn_conv1d_args {
     uint32_t         struct_size; /* set by gdn_conv1d_args_init() */
@@ -759,14 +768,15 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     conv_state    [P][2 Hk K + Hv V][S]    as in gdn_conv1d()
  *     state         [P][Hv][V][K]            as in gdn_prefill(), state_layout as there
  *     checkpoints   [P'][Hv][V][K]           as there
- *     conv_checkpoints [P'][2 Hk K + Hv V][S]  as in gdn_conv1d(); the slots of checkpoints
+ *     conv_checkpoints [P'][2 Hk K + Hv V][S]  as in gdn_conv1d(); the slots of checkpoints.
+ *                                            Each may be the very view state, conv_state
  *
  * A and the weights are f32, bf16 or f16; weights are dense. A state is updated in place; an
  * absent one starts from zero and is dropped. GDN_WRITE_EACH is not supported here. [N]
  * without cu_seqlens is one sequence. Between the steps values stay f32. The projections sum
  * over hidden in an order that depends on hidden alone, so G2 and G3 hold for the whole layer.
  * Tokens pass through in windows of at most 256, which changes no bit.
- * Guarantees: G1, G2, G3, G5, G6, G10 to G13.
+ * Guarantees: G1, G2, G3, G5, G6, G10 to G13, G18.
  */
 typedef struct gdn_block_args {
     uint32_t   struct_size; /* set by gdn_block_args_init() */

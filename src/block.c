@@ -176,6 +176,7 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct block_call *c)
     TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, b->Hv, b->K, b->V, &r->from));
     TRY(gdn_state_view(ctx, &a->checkpoints, "checkpoints", a->state_layout, b->Hv, b->K, b->V,
                        &r->checkpoints));
+    r->checkpoints.streamed = a->checkpoints.data;
     r->to = r->from;
     r->Hq = r->Hk = (int)b->Hk, r->Hv = r->H = (int)b->Hv, r->K = (int)b->K, r->V = (int)b->V;
     r->gate = GDN_GATE_RAW, r->beta_kind = GDN_BETA_SIGMOID, r->norm = GDN_NORM_L2;

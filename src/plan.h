@@ -136,6 +136,7 @@ struct gdn_pool_view {
     char   *data; /* NULL: absent */
     int32_t dtype;
     bool    k_first; /* rows are k, columns v are dense; else rows are v, columns k dense */
+    bool    streamed; /* what is written there nobody reads soon */
     int64_t slot, head, ld;
 };
 

@@ -9,6 +9,7 @@
 #include "ops.h"
 #include "record.h"
 #include "rule.h"
+#include "stream.h"
 #include "tensor.h"
 #include "tree.h"
 
@@ -230,6 +231,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
         TRY(gdn_state_view(ctx, pools[i].t, pools[i].name, a->state_layout, r->H, r->K, r->V,
                            pools[i].view));
     if (!a->state_out.data) r->to = r->from;
+    r->checkpoints.streamed = a->checkpoints.data;
 
     const bool final = final_pool(a)->data && c->plan.batch.write != GDN_WRITE_NONE;
     const struct {
@@ -463,6 +465,7 @@ static void run_item(void *arg, int64_t i, int thread)
     case STRIPS: gdn_exact_item(r, a->kr, &item, scratch); break;
     default: gdn_step_item(r, a->kr, &item, scratch); break;
     }
+    if (r->checkpoints.streamed) gdn_stream_end();
 }
 
 void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch)

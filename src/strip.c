@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "stream.h"
+
 void gdn_load_strip(float *S, const struct gdn_kernels *kr, const void *from,
                     const struct gdn_pool_view *view, int K, int col, int n, float *rows)
 {
@@ -23,6 +25,15 @@ void gdn_load_strip(float *S, const struct gdn_kernels *kr, const void *from,
     kr->transpose(S, strip, rows, ld, n, K);
 }
 
+static void store_row(const struct gdn_kernels *kr, const struct gdn_pool_view *view, void *to,
+                      const float *from, int n)
+{
+    if (view->streamed)
+        gdn_stream_row(kr, view->dtype, to, from, n);
+    else
+        kr->store_row[view->dtype](to, from, (size_t)n);
+}
+
 void gdn_store_strip(const float *S, const struct gdn_kernels *kr, void *to,
                      const struct gdn_pool_view *view, int K, int col, int n, float *rows)
 {
@@ -32,12 +43,12 @@ void gdn_store_strip(const float *S, const struct gdn_kernels *kr, void *to,
     const ptrdiff_t ld    = gdn_strip_ld(K);
     if (view->k_first) {
         for (int x = 0; x < K; x++)
-            kr->store_row[view->dtype](at + x * row + col * elem, S + x * strip, (size_t)n);
+            store_row(kr, view, at + x * row + col * elem, S + x * strip, n);
         return;
     }
     kr->transpose(rows, ld, S, strip, K, n);
     for (int j = 0; j < n; j++)
-        kr->store_row[view->dtype](at + (col + j) * row, rows + j * ld, (size_t)K);
+        store_row(kr, view, at + (col + j) * row, rows + j * ld, K);
 }
 
 enum { TILE = 8 }; /* rows that are turned at a time */
@@ -87,13 +98,13 @@ void gdn_store_columns(const float *S, bool k_first, const struct gdn_kernels *k
     float             tile[TILE * GDN_MAX_HEAD];
     if (view->k_first == k_first) {
         for (int i = 0; i < p.rows; i++)
-            kr->store_row[view->dtype](p.at + i * p.row, S + i * p.cols, (size_t)p.cols);
+            store_row(kr, view, p.at + i * p.row, S + i * p.cols, p.cols);
         return;
     }
     for (int i = 0; i < p.rows; i += TILE) {
         const int m = p.rows - i < TILE ? p.rows - i : TILE;
         kr->transpose(tile, p.cols, S + i, p.rows, p.cols, m);
         for (int r = 0; r < m; r++)
-            kr->store_row[view->dtype](p.at + (i + r) * p.row, tile + r * p.cols, (size_t)p.cols);
+            store_row(kr, view, p.at + (i + r) * p.row, tile + r * p.cols, p.cols);
     }
 }

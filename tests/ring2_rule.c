@@ -379,7 +379,7 @@ gdn_rule_args ring2_rule_clone(const gdn_rule_args *args)
 {
     gdn_rule_args a = *args;
     gdn_tensor   *all[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.A_log, &a.dt_bias, &a.state,
-                            &a.state_out, &a.out };
+                            &a.state_out, &a.out, &a.checkpoints };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) *all[i] = ring2_clone(all[i]);
     return a;
 }

@@ -60,6 +60,10 @@
  *   G18  Checkpoints change no other bit of a call. One after n tokens has, in its own dtype, the
  *        bits of the final state of that call on the first n tokens alone (in gdn_prefill and
  *        the rule of gdn_block: where both calls, or neither, have more than 8 tokens).
+ *   G19  gdn_decode of a tree: a token has the bits, of its output and of the state after it,
+ *        that it has at the end of the chain of its ancestors in one call.
+ *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives
+ *        the bits that gdn_decode of the accepted tokens gives, whatever was drafted beside them.
  *
  * Policies. g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
  * k, v, g or beta reaches only later tokens of the same sequence and head.
@@ -261,6 +265,9 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  * only for GDN_OP_BLOCK, up to a window of 256 tokens. At most, in bytes:
  *
  *     prefill, decode   n_threads x 640 KiB + 16 x H + 192 x B (+ 64 x N: GDN_WRITE_EACH)
+ *                       (+ 64 x N: parents) (+ P / 8 + 64: a record)
+ *     record_commit     192 x B + P / 8 + 64
+ *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
@@ -452,7 +459,7 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * record_k record_u record_g record_count: see "Records of drafted tokens"; gdn_decode alone.
  *
  * Precision: see the head of this file; GDN_GATE_LINEAR goes through its logarithm in
- * gdn_prefill (but not with GDN_EXACT). Guarantees: G1 to G13, G18. A host call returns when
+ * gdn_prefill (but not with GDN_EXACT). Guarantees: G1 to G13, G18 to G20. A host call returns when
  * it is done.
  *
  * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
@@ -496,45 +503,56 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 
 /*
  * Rolling back. Of T drafted tokens n are accepted; the states must become those after the
- * n-th. Three ways, for a chain and for a tree; bytes are those of one sequence and layer with
- * float32 states, S of the convolution apart:
+ * n-th. Three ways, for chains and trees, the convolution included; docs/speculation.md shows
+ * each. Memory beside the state itself, of one sequence and layer, with float32 states and
+ * without those of the convolution:
  *
  *   slots     GDN_WRITE_EACH leaves the state after every token in a slot of its own, and the
  *             next call starts from that of the last accepted one (num_accepted_tokens). Of
- *             the last few tokens alone: the other slots are -1.     4 T H V K
+ *             the last few tokens alone: the other slots are -1. Where none may be accepted,
+ *             the slot that the sequence started from must not be one of them.
+ *                                                                       4 T H V K bytes
  *   again     GDN_WRITE_NONE, then the accepted tokens once more with out absent
- *             (token_count). No memory; the rule is computed twice.             0
+ *             (token_count; of a tree those tokens moved together). The rule is computed
+ *             twice.                                                            0 bytes
  *   record    GDN_WRITE_NONE with record_k, record_u, record_g: what each token adds to the
  *             state. Accepting is a counter, and the state is written once in a while.
- *                                                        4 R (Hk K + H V + H) + 8
+ *                                                  4 R (Hk K + H V + H) + 8 bytes
+ *
+ * (T = R = 8, 16 key and 32 state heads of 128: 16 MiB by slots, 193 KiB by a record.)
  *
  * A record of R rows lies beside each slot of the state:
  *
  *     record_k      [P][R][Hk][K]  f32, bf16 or f16, dense   k as the rule uses it: normalised
- *     record_u      [P][R][H][V]   likewise                  u = beta (v - S^T k)
- *     record_g      [P][R][H]      f32, dense                alpha = exp(g)
- *     record_count  [P]            I32 or I64: rows in use, c. Not negative.
+ *     record_u      [P][R][H][V]   f32, bf16 or f16, dense   u = beta (v - S^T k)
+ *     record_g      [P][R][H]      f32                       alpha = exp(g); its sign bit is
+ *                                                            set where beta = 0
+ *     record_count  [P]            I32 or I64: rows in use, c. From 0 to R.
  *
  * gdn_decode with a record starts from the state S of its slot with those c rows applied,
  *
- *     S <- alpha S + k u^T    row by row,
+ *     S <- |alpha| S + k u^T    row by row; a row with the sign only scales, whatever its k
  *
- * and writes what its tokens add to the rows from c on (c + T is at most R); c stays. Then
+ * and writes what token t adds to row c + t (c + T is at most R); c stays. Of a tree, tokens
+ * whose parent is -1 follow the c rows. All four tensors and a state are needed, and of the
+ * batch GDN_WRITE_NONE, neither has_initial_state nor num_accepted_tokens, and no slot twice.
+ * out may be absent. Padding rows have no record. GDN_EXACT needs float32 states. Then
  *
  * gdn_record_commit  accepts n_accepted[b] of them: those of a path (absent: the first) move to
  *                    the rows from c on, and c grows by n.
  * gdn_record_fold    writes S with the c rows applied to the slot; c becomes 0. To be called
- *                    when rows run out.
+ *                    when rows run out, and before another op reads the state.
  *
- * The slot of sequence b is that of batch, read_slots[b]; without slots, slot b. Of batch only
- * read_slots and pad_policy may be there; negative slots are left out, and no slot is named
- * twice. With float32 records and states all this gives the bits that decoding the accepted
- * tokens gives. The convolution commits by gdn_conv1d() with out absent, token_count and path.
+ * A new sequence in a slot begins with c = 0. The slot of sequence b is that of batch,
+ * read_slots[b]; without slots, slot b. A batch here has read_slots alone (pad_policy and write
+ * have no effect); negative slots are left out, and no slot is named twice. The convolution
+ * commits by gdn_conv1d() with out absent, token_count and path.
  *
  *     n_accepted    [B]     0 to R - c
- *     path          [B][T'] rows counted from c; ascending
+ *     path          [B][T'] rows counted from c; ascending; T' at least n
  *
- * Guarantees: G1 to G3, G6, G7, G12, G13. Errors: as for gdn_decode().
+ * Nothing that is written may overlap anything else. Guarantees: G1 to G3, G6, G7, G12, G13,
+ * G20. Errors: as for gdn_decode().
  */
 typedef struct gdn_record_commit_args {
     uint32_t         struct_size; /* set by gdn_record_commit_args_init() */

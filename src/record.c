@@ -97,8 +97,9 @@ gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
         const int64_t         slot = s->slot;
         if (slot < 0) continue;
         if (seen[slot / 8] >> slot % 8 & 1)
-            return gdn_fail(ctx, GDN_E_ARG, "read_slots[%lld]: slot %lld a second time, wanted once",
-                            (long long)b, (long long)slot);
+            return gdn_fail(ctx, GDN_E_ARG,
+                            "read_slots[%lld]: slot %lld a second time, wanted once", (long long)b,
+                            (long long)slot);
         seen[slot / 8] |= (unsigned char)(1 << slot % 8);
         const int64_t c = gdn_record_count(record, slot), added = append ? s->n_valid : 0;
         if (c < 0 || c > record->R - added)

@@ -800,7 +800,8 @@ static void refused_commit(void)
     COMMIT_CONTENTS("path that stays", GDN_E_ARG, "path", ring2_set(&c.n_accepted, 0, 2));
     COMMIT_CONTENTS("path past the end", GDN_E_ARG, "path", ring2_set(&c.path, 0, R));
     COMMIT_CONTENTS("count -1", GDN_E_ARG, "record_count", ring2_set(&y.r.count, 3, -1));
-    COMMIT_CONTENTS("count past the end", GDN_E_ARG, "record_count", ring2_set(&y.r.count, 3, R + 1));
+    COMMIT_CONTENTS("count past the end", GDN_E_ARG, "record_count",
+                    ring2_set(&y.r.count, 3, R + 1));
 }
 
 static void refused_fold(void)

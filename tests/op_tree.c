@@ -13,7 +13,8 @@ static const struct shape {
 } shapes[] = { { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 2, 2, 4 }, 32, 40 },
                { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, { 2, 2, 4 }, 33, 7 },
                { GDN_BF16, GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 4, 2, 2 }, 16, 33 },
-               { GDN_F16, GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, GDN_EXACT, { 1, 1, 2 }, 20, 9 } };
+               { GDN_F16, GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, GDN_EXACT, { 1, 1, 2 }, 20,
+                 9 } };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 enum kind { CHAIN, STAR, BINARY, COMB, RANDOM, N_KINDS };
@@ -198,7 +199,8 @@ static void nan_stays(void)
     for (int64_t t = 0; t < 31; t++) {
         int64_t p = t;
         while (p > 2) p = m.parents[p];
-        const gdn_rule_args got = ring2_rule_slice(&with.a, t, 1), want = ring2_rule_slice(&m.a, t, 1);
+        const gdn_rule_args got  = ring2_rule_slice(&with.a, t, 1);
+        const gdn_rule_args want = ring2_rule_slice(&m.a, t, 1);
         if (p == 2) {
             CHECK(t > 2 || isnan(ring2_get(&got.out, 0)), "token 2 is not NaN");
             continue;

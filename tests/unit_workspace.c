@@ -56,6 +56,54 @@ static void rule_is_bounded(void)
     }
 }
 
+/* Trees of T tokens: 64 bytes a token more, however deep. */
+static void trees_are_bounded(void)
+{
+    static const int64_t lengths[] = { 1, 4, 64, 1 << 20 };
+    for (int i = 0; i < 8; i++) {
+        const int64_t T = lengths[i % 4], B = i < 4 ? 1 : 30;
+        gdn_batch     tree = gdn_batch_init();
+        tree.parents       = fake(5, 2, B, T, 0, 0);
+        tree.parents.dtype = GDN_I32;
+        const size_t bytes = rule_bytes(GDN_OP_DECODE, B, T, 16, 32, 256, 256, &tree);
+        const size_t limit = (size_t)(THREADS * 640 * KIB + 16 * 32 + 192 * B + 64 * B * T);
+        CHECK(bytes <= limit, "case %d: %zu bytes, at most %zu", i, bytes, limit);
+    }
+}
+
+static void records_are_bounded(void)
+{
+    enum { R = 8, Hk = 2, H = 4, K = 256, V = 200 };
+    for (int i = 0; i < 3; i++) {
+        const int64_t B = i == 2 ? 50 : 1, P = i == 0 ? 1 : 1 << 20, T = 4;
+        const size_t  slots = (size_t)(192 * B + P / 8 + 64);
+        gdn_batch     batch = gdn_batch_init();
+        batch.write            = GDN_WRITE_NONE;
+        batch.read_slots       = fake(0, 1, B, 0, 0, 0);
+        batch.read_slots.dtype = GDN_I32;
+        gdn_rule_args a = gdn_rule_args_init();
+        a.q = fake(1, 4, B, T, Hk, K), a.k = fake(2, 4, B, T, Hk, K);
+        a.v = fake(3, 4, B, T, H, V), a.out = fake(4, 4, B, T, H, V);
+        a.state = fake(5, 4, P, H, V, K), a.batch = &batch;
+        a.record_k = fake(6, 4, P, R, Hk, K), a.record_u = fake(7, 4, P, R, H, V);
+        a.record_g = fake(8, 3, P, R, H, 0), a.record_count = fake(9, 1, P, 0, 0, 0);
+        a.record_count.dtype = GDN_I32;
+        gdn_record_commit_args c = gdn_record_commit_args_init();
+        c.record_k = a.record_k, c.record_u = a.record_u, c.record_g = a.record_g;
+        c.record_count = a.record_count, c.n_accepted = fake(10, 1, B, 0, 0, 0);
+        c.n_accepted.dtype = GDN_I32, c.batch = &batch;
+        gdn_record_fold_args f = gdn_record_fold_args_init();
+        f.state = a.state, f.record_k = a.record_k, f.record_u = a.record_u;
+        f.record_g = a.record_g, f.record_count = a.record_count, f.batch = &batch;
+        const size_t decode = bytes_of(GDN_OP_DECODE, &a);
+        const size_t commit = bytes_of(GDN_OP_RECORD_COMMIT, &c);
+        const size_t fold   = bytes_of(GDN_OP_RECORD_FOLD, &f);
+        CHECK(decode <= THREADS * 640 * KIB + 16 * H + slots, "case %d: decode %zu", i, decode);
+        CHECK(commit <= slots, "case %d: commit %zu, at most %zu", i, commit, slots);
+        CHECK(fold <= THREADS * 128 * KIB + slots, "case %d: fold %zu", i, fold);
+    }
+}
+
 static size_t conv_bytes(int64_t B, int64_t T, int64_t D, int64_t W)
 {
     gdn_conv1d_args a = gdn_conv1d_args_init();
@@ -118,6 +166,8 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "prefill and decode", rule_is_bounded },
+        { "trees", trees_are_bounded },
+        { "records", records_are_bounded },
         { "conv1d", conv_is_bounded },
         { "block", block_is_bounded },
     };

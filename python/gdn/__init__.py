@@ -515,6 +515,14 @@ class Context:
         """gdn_chunk_output: o from those states; fields of gdn_chunk_output_args."""
         self._call("chunk_output", fields)
 
+    def record_commit(self, **fields):
+        """gdn_record_commit: accept drafted tokens; fields of gdn_record_commit_args."""
+        self._call("record_commit", fields)
+
+    def record_fold(self, **fields):
+        """gdn_record_fold: a record's rows go into the state; fields of gdn_record_fold_args."""
+        self._call("record_fold", fields)
+
     def supported(self, op, **fields):
         """Would the op of that name accept these fields? Contents of arrays are not read."""
         args = _arguments(_OPS[op], op, fields)

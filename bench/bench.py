@@ -29,6 +29,10 @@ def cases():
             for layout in ("k_last", "k_first"):
                 yield ["decode", *HEADS, "--batch", batch, "--dtype", "f32", "--layout", layout,
                        *end]
+        yield ["prefill", *HEADS, "--seqlens", "2048", "--dtype", "f32", "--exact", *end]
+        for layout in ("k_last", "k_first"):
+            yield ["decode", *HEADS, "--batch", "32", "--dtype", "f32", "--layout", layout,
+                   "--exact", *end]
         yield ["decode", *HEADS, "--batch", "32", "--dtype", "bf16", "--state", "bf16", *end]
         yield ["decode", *HEADS, "--batch", "8", "--tokens", "4", "--dtype", "f32", *end]
         yield ["conv", "--channels", "8192", "--seqlens", "2048", "--dtype", "f32", *end]
@@ -67,7 +71,8 @@ def describe(r):
     elif "seqlens" not in r:
         sizes.append(f"B = {r['batch']}, T = 1")
     state = f", state {r['state']}" if r.get("state", r["dtype"]) != r["dtype"] else ""
-    return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}"
+    exact = ", exact" if r.get("exact") else ""
+    return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}{exact}"
 
 
 def cell(r):

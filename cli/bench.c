@@ -27,6 +27,7 @@ static const char *const help[] = {
     "  --dtype D        f32 (default), bf16, f16: activations, and the weights of block\n"
     "  --state D        f32 (default), bf16, f16: states\n"
     "  --layout L       k_last (default), k_first: of the rule's state\n"
+    "  --exact          prefill, decode, block: with GDN_EXACT\n"
     "  --channels N     conv (default 8192); 4 taps, SiLU\n"
     "  --hidden N       block (default 2048)\n",
 
@@ -149,6 +150,7 @@ static int settle(struct bench_options *o)
 {
     if (o->op == PREFILL && (o->batch || o->tokens))
         return cli_bad("--batch, --tokens: not for prefill (--seqlens)");
+    if (o->op == CONV && o->dims.exact) return cli_bad("--exact: not for conv");
     if (o->op == DECODE && o->seqlens)
         return cli_bad("--seqlens: not for decode (--batch, --tokens)");
     if (o->seqlens && (o->batch || o->tokens))
@@ -198,6 +200,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     }
     cJSON_AddStringToObject(line, "dtype", o->dtype);
     cJSON_AddStringToObject(line, "state", o->state);
+    if (o->dims.exact) cJSON_AddBoolToObject(line, "exact", true);
 }
 
 static void print_json(const struct bench_options *o, const struct bench *b,
@@ -240,7 +243,8 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     if (o->op == BLOCK) printf("hidden %lld, ", (long long)o->dims.hidden);
     if (o->batch) printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
     else printf("sequences %s, ", o->seqlens);
-    printf("%s, state %s\n  kernel    %s\n", o->dtype, o->state, b->kernel);
+    printf("%s, state %s%s\n  kernel    %s\n", o->dtype, o->state, o->dims.exact ? ", exact" : "",
+           b->kernel);
     printf("  time      %s ms, mad %s, %d rounds\n", table_number(a, ms->median),
            table_number(c, ms->mad), b->n_rounds);
     printf("  rate      %s GFLOP/s, %s GB/s\n", table_number(a, per_second(b->flops, b)),
@@ -390,6 +394,7 @@ int bench_main(int argc, char **argv)
         { "--threads", CLI_INT, &o.device.threads, 0, 1024 },
         { "--isa", CLI_TEXT, &o.device.isa, 0, 0 },
         { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },
+        { "--exact", CLI_FLAG, &o.dims.exact, 0, 0 },
         { "--json", CLI_FLAG, &o.json, 0, 0 },
         { "--help", CLI_FLAG, &o.help, 0, 0 },
         { "-h", CLI_FLAG, &o.help, 0, 0 },

@@ -147,6 +147,7 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     a->state              = case_tensor(&c->memory, dims->state_dtype, 4, state, -0.1, 0.1);
     a->out                = memory_tensor(&c->memory, dims->dtype, 3, out);
     a->state_layout       = dims->state_layout;
+    a->flags              = dims->exact ? GDN_EXACT : 0;
     a->batch              = &c->batch;
     if (c->tokens.cu_seqlens && a->q.data && a->k.data && a->v.data && a->g.data &&
         a->beta.data && a->state.data && a->out.data)

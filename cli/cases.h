@@ -26,6 +26,7 @@ struct case_dims {
     int64_t D, W;         /* channels and taps of the convolution */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
+    bool    exact; /* GDN_EXACT: the rule and the layer */
 };
 
 /* One op with its memory. Not to be moved: args points into it. */

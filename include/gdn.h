@@ -40,7 +40,7 @@
  *        instruction set.
  *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits.
  *        gdn_prefill with f32 state: cutting a sequence at multiples of 16 tokens gives the
- *        same bits, if every part has more than 8 tokens.
+ *        same bits, if every part has more than 8 tokens. With GDN_EXACT: see G17.
  *   G5   gdn_prefill of some tokens then gdn_decode of the rest agrees with one gdn_prefill
  *        of all to rounding.
  *   G6   Nothing outside the described elements is read or written.
@@ -57,6 +57,11 @@
  *   G15  A blob that was cut, lengthened, or changed in up to 32 bits that follow each other is
  *        refused whole. Other damage passes with a probability of 2^-32.
  *   G16  gdn_blob_merge of all slices of a blob gives that blob, bit for bit.
+ *   G17  With GDN_EXACT a sequence gets the same bits from gdn_prefill and from gdn_decode, in
+ *        one call or in any split over calls of either (several tokens in one gdn_decode and
+ *        GDN_WRITE_EACH included), whatever the batch, the threads and the layout of the state;
+ *        for states of any dtype, if all these calls write one dtype. "avx2" and "avx512" give
+ *        the same bits, "scalar" has its own. (One NaN stands for any other.)
  *   G18  Checkpoints change no other bit of a call. One after n tokens has, in its own dtype, the
  *        bits of the final state of that call on the first n tokens alone (in gdn_prefill and
  *        the rule of gdn_block: where both calls, or neither, have more than 8 tokens).
@@ -446,8 +451,9 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * Nothing else that is written may overlap anything else.
  *
  * GDN_EXACT in flags: every token is computed alone, in one order of summation whatever the
- * call and the layout, and a state of less than float32 is rounded after each. Then the result
- * has the same bits for gdn_prefill and gdn_decode and for any split of a sequence over calls.
+ * call and the layout, and a state of less than float32 is rounded after each, to the dtype of
+ * the pool that final states go to (without one, of that they come from). See G17. gdn_prefill
+ * then takes about a third more time, gdn_decode at most a fifth.
  *
  * States of 8 bits: state, state_out or checkpoints are GDN_I8 or GDN_E4M3 with
  *
@@ -459,8 +465,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * record_k record_u record_g record_count: see "Records of drafted tokens"; gdn_decode alone.
  *
  * Precision: see the head of this file; GDN_GATE_LINEAR goes through its logarithm in
- * gdn_prefill (but not with GDN_EXACT). Guarantees: G1 to G13, G18 to G20. A host call returns when
- * it is done.
+ * gdn_prefill (but not with GDN_EXACT). Guarantees: G1 to G13, G17 to G20. A host call returns
+ * when it is done.
  *
  * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
  * GDN_E_UNSUPPORTED (K or V above 256; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
@@ -793,8 +799,9 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  * absent one starts from zero and is dropped. GDN_WRITE_EACH is not supported here. [N]
  * without cu_seqlens is one sequence. Between the steps values stay f32. The projections sum
  * over hidden in an order that depends on hidden alone, so G2 and G3 hold for the whole layer.
- * Tokens pass through in windows of at most 256, which changes no bit.
- * Guarantees: G1, G2, G3, G5, G6, G10 to G13, G18.
+ * Tokens pass through in windows of at most 256, which changes no bit. With GDN_EXACT and a
+ * float32 conv_state any split of the tokens over calls gives the same bits, per instruction
+ * set. Guarantees: G1, G2, G3, G5, G6, G10 to G13, G18.
  */
 typedef struct gdn_block_args {
     uint32_t   struct_size; /* set by gdn_block_args_init() */

@@ -66,6 +66,35 @@ static void store(const struct exact *c, const struct gdn_rule *r, const struct 
     gdn_store_strip(s->S, kr, to, view, r->K, s->col, s->n, c->rows);
 }
 
+static void prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
+                     int col, int n)
+{
+    if (!rows->data || t >= seq->n_valid) return;
+    const size_t elem = gdn_dtype_bytes(rows->dtype);
+    const char  *at   = (const char *)gdn_row(rows, seq, t, head) + (size_t)col * elem;
+    for (size_t i = 0; i < (size_t)n * elem; i += 64) __builtin_prefetch(at + i, 0, 2);
+}
+
+/* Asks for the rows of v and out of the strip after strip i, and for a part of the rows of k and
+ * q of the run at t1 that follows: each row lies far from the one before. */
+static void prefetch_rows(const struct exact *c, const struct gdn_rule *r,
+                          const struct gdn_kernels *kr, const struct gdn_rule_item *item, int i,
+                          int64_t t0, int64_t t1)
+{
+    const bool         last = i + 1 == item->last;
+    const struct strip s    = strip_at(c, r, kr, item, last ? item->first : i + 1);
+    const int64_t      from = last ? t1 : t0;
+    const int          hk = gdn_rule_source(r, s.head, r->Hk), hq = gdn_rule_source(r, s.head, r->Hq);
+    for (int64_t t = from; t < from + GDN_CHUNK; t++) {
+        prefetch(&r->v, item->seq, t, gdn_rule_source(r, s.head, r->Hv), s.col, s.n);
+        prefetch(&r->out, item->seq, t, s.head, s.col, s.n);
+    }
+    for (int t = i - item->first; t < GDN_CHUNK; t += item->last - item->first) {
+        prefetch(&r->k, item->seq, t1 + t, hk, 0, r->K);
+        prefetch(&r->q, item->seq, t1 + t, hq, 0, r->K);
+    }
+}
+
 /* Tokens [t0, t0 + n) on one strip. */
 static void run_strip(const struct exact *c, const struct gdn_rule *r,
                       const struct gdn_kernels *kr, const struct gdn_seq *seq,
@@ -98,6 +127,7 @@ static void run_tokens(const struct exact *c, const struct gdn_rule *r,
         c->dots[t] = kr->dot(c->kq + t * r->K, c->kq + (n + t) * r->K, (size_t)r->K);
     for (int i = item->first; i < item->last; i++) {
         const struct strip s = strip_at(c, r, kr, item, i);
+        prefetch_rows(c, r, kr, item, i, t0, t0 + n);
         if (i == item->first || s.col == 0)
             gdn_rule_load_gates(r, kr, item->seq, s.head, t0, n, true, c->alpha, c->beta);
         run_strip(c, r, kr, item->seq, &s, t0, n);

@@ -15,10 +15,11 @@ enum kind {
     FORGET,   /* alpha of token 0 is 0, the old state NaN and 1e30 */
     FROM_ZERO,
     CONSTANT, /* k, q, the state: rounding errors of a sum add up */
+    TINY,     /* products below all floats: z is the sum of -0 */
     N_KINDS
 };
 static const char *const kind_names[] = { "ordinary", "mixed gates", "forget NaN", "from zero",
-                                          "constant" };
+                                          "constant", "tiny" };
 
 struct problem {
     const struct gdn_kernels *kr;
@@ -70,6 +71,7 @@ static void make_state(struct problem *p, enum kind kind)
             double x = check_uniform(-2, 2);
             if (kind == FORGET && check_below(3) == 0) x = wild[check_below(5)];
             if (kind == CONSTANT) x = 0.1;
+            if (kind == TINY) x = 1e-30;
             oracle_store(p->from, p->dtype, r * p->ld + c, x);
         }
 }
@@ -79,7 +81,7 @@ static struct problem make(const struct gdn_kernels *kr, bool k_first, int dtype
 {
     struct problem p = { .kr = kr, .k_first = k_first, .dtype = dtype, .T = T, .K = K, .n = n };
     p.exact          = check_below(2) || !k_first;
-    p.round          = check_below(2) ? dtype : GDN_F32;
+    p.round          = dtype == GDN_F32 ? check_below(3) : check_below(2) ? dtype : GDN_F32;
     p.rows           = k_first ? K : n;
     p.cols           = k_first ? n : K;
     p.ld             = p.cols + check_below(4);
@@ -96,11 +98,13 @@ static struct problem make(const struct gdn_kernels *kr, bool k_first, int dtype
         p.k[i] = (float)check_uniform(-unit, unit);
         p.q[i] = (float)check_uniform(-unit, unit);
         if (kind == CONSTANT) p.k[i] = p.q[i] = (float)unit;
+        if (kind == TINY) p.k[i] = 1e-20f, p.q[i] = -1e-20f;
     }
     for (int t = 0; t < T; t++) {
         double sum = 0;
         for (int x = 0; x < K; x++) sum += (double)p.k[t * K + x] * p.q[t * K + x];
         p.kq[t] = (float)sum;
+        for (int j = 0; j < n && kind == TINY; j++) p.v[t * p.ld_v + j] = 0;
     }
     make_gates(&p, kind);
     make_state(&p, kind);
@@ -239,7 +243,8 @@ static void check_ways(const struct problem *p, const struct result *all)
         run_part(p, &r, NULL, cut, T - cut, 0, p->n, true);
         check_same_result(p, "resumed", &r, all);
     }
-    if (p->dtype == p->round) { /* tokens one by one, the state going through memory (G4) */
+    /* tokens one by one, the state going through memory (G4) */
+    if (p->dtype == GDN_F32 || p->dtype == p->round) {
         r = make_result(p, (1u << T) - 1);
         for (int t = 0; t < T; t++)
             run_part(p, &r, t ? r.to[t - 1] : p->from, t, 1, 0, p->n, false);
@@ -347,7 +352,7 @@ static void check_one(const struct gdn_kernels *kr, bool k_first, int dtype, int
     const struct problem p   = make(kr, k_first, dtype, T, K, n, kind);
     const struct result  all = make_result(&p, (1u << T) - 1);
     run_part(&p, &all, p.from, 0, T, 0, n, false);
-    if (T == 1 || p.round == GDN_F32) check_oracle(&p, &all, limit_of(&p, kind));
+    if (p.round == GDN_F32 || (T == 1 && p.round == dtype)) check_oracle(&p, &all, limit_of(&p, kind));
     check_ways(&p, &all);
     if (p.round == GDN_F32) check_updates(&p, &all);
     const struct numbers numbers = numbers_of(&p, &all);
@@ -361,6 +366,7 @@ static void check_keep(const struct gdn_kernels *kr, bool k_first, int dtype, in
     static const double odd[] = { -0.0, NAN, 0x1p-149, -0x1p-133, 0x1p-24, 65504, 1e38 };
     check_case("dtype %d, T %d, K %d, n %d, alpha 1, beta 0", dtype, T, K, n);
     struct problem p = make(kr, k_first, dtype, T, K, n, ORDINARY);
+    p.round          = dtype;
     for (int t = 0; t < T; t++) {
         p.alpha[t]      = 1;
         p.beta[t]       = 0;
@@ -381,6 +387,8 @@ static void bench(const struct gdn_kernels *kr, bool k_first, int dtype, int T)
     const int K = 128, n = GDN_STEP_COLUMNS;
     check_case("dtype %d, T %d, K %d, n %d", dtype, T, K, n);
     struct problem p = make(kr, k_first, dtype, T, K, n, FROM_ZERO);
+    p.exact          = false;
+    p.round          = GDN_F32;
     p.ld             = p.cols;
     p.from           = check_bytes(state_bytes(&p), LINE);
     memset(p.from, 0, state_bytes(&p));

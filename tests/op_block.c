@@ -558,6 +558,26 @@ static void trap_12_channel_order(void)
     expect_same("order", &b, &a);
 }
 
+/* Windows, chunks and splits change no bit; a state of 16 bits is rounded after every token. */
+static void G17_split(void)
+{
+    for (int i = 0; i < N_KINDS; i++) {
+        gdn_block_args a = make_call(&kinds[i], 300, 1), parts;
+        a.flags      = GDN_EXACT;
+        a.conv_state = ring2_new(GDN_F32, 0, 3, 1, D, kinds[i].conv_rows, 0);
+        ring2_fill(&a.conv_state, -1, 1);
+        parts = clone(&a);
+        call(ring2_ctx(1), &a);
+        for (int64_t t = 0, n; t < 300; t += n) {
+            n = 1 + ring2_below(ring2_below(3) ? 20 : 280);
+            if (n > 300 - t) n = 300 - t;
+            const gdn_block_args part = slice(&parts, t, n);
+            call(ring2_ctx(1 + (int)ring2_below(3)), &part);
+        }
+        expect_same("parts", &parts, &a);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -572,6 +592,7 @@ int main(int argc, char **argv)
         { "G11 masked tokens", G11_masked },
         { "G12 float environment", G12_float_environment },
         { "G13 no allocation", G13_no_allocation },
+        { "G17 split", G17_split },
         { "trap 12: channel order", trap_12_channel_order },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -141,7 +141,7 @@ static void load_head(const gdn_rule_args *a, bool decode, const struct ring2_se
     h->rule.v     = head_rows(a, &a->v, s, hd, m->H, false);
     h->rule.alpha = alpha;
     h->rule.beta  = beta;
-    set_limits(a, !decode, size, s->valid, h);
+    set_limits(a, !decode && !(a->flags & GDN_EXACT), size, s->valid, h);
 }
 
 /* Row-major index in a pool of element (j, x) of v and k: [P][H][V][K] or [P][H][K][V]. */

@@ -12,7 +12,7 @@
  * Error limits, in units of 2^-24 x the magnitude (the same expression on absolute values,
  * docs/numerics.md), stand beside each loop and are what tests/check_*.c assert. Those of long
  * sums are for data without structure; whatever the data, a sum errs by at most one unit per
- * addition of its longest chain: n / 32 + 6 for dot, K / 8 + 6 for gemm_nt (scalar n / 8 + 5),
+ * addition of its longest chain: n / 64 + 10 for dot, K / 8 + 6 for gemm_nt (scalar n / 8 + 5),
  * K + 1 for strip_mul.
  */
 #ifndef GDN_CPU_KERNELS_H
@@ -132,7 +132,9 @@ struct gdn_kernels {
     void (*chunk_update)(float *s, float decay, const float *k, ptrdiff_t ld_k, const float *w,
                          int K);
 
-    /* struct gdn_step above; [dtype] is the state's. Limit 8 + K / 16 per token. */
+    /* struct gdn_step above; [dtype] is the state's. Limit 8 + K / 16 per token, for data
+     * without structure where step_kv is not exact. Tables with FMA give the same bits, but
+     * for NaN; so do dot, exp_row, sigmoid_row, gate_row and norm_row. */
     void (*step_vk[GDN_N_FLOAT_DTYPES])(const struct gdn_step *step);
     void (*step_kv[GDN_N_FLOAT_DTYPES])(const struct gdn_step *step);
     /*

@@ -86,7 +86,8 @@ static gdn_status ask(gdn_ctx *ctx, gdn_op op, const void *args)
     if (batch) {
         *own = *batch;
         t    = &own->cu_seqlens;
-        for (int i = 0; i < 6; i++) move_away(&t[i]);
+        for (size_t i = 0; i < N_TENSORS(gdn_batch, cu_seqlens, checkpoint_slots) + 1; i++)
+            move_away(&t[i]);
         memcpy(copy + o->batch_at, &own, sizeof own);
     }
     return gdn_supported(ctx, op, copy);

@@ -105,7 +105,9 @@ static void leave(gdn_batch *t, int64_t every, struct left *l)
     for (int b = 0; b < B; b++) {
         for (int64_t n = 1; n <= lengths[b]; n++) {
             const bool some = n == lengths[b] || ring2_below(40) == 0 || n % 16 == 2;
-            if (every ? n % every == 0 : some) l->row[l->n] = b, l->tokens[l->n] = n, l->slot[l->n] = l->n, l->n++;
+            if (every ? n % every : !some) continue;
+            l->row[l->n] = b, l->tokens[l->n] = n, l->slot[l->n] = l->n;
+            l->n++;
         }
         starts[b + 1] = l->n;
     }

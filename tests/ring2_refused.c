@@ -7,8 +7,6 @@
 #define N_TENSORS(type, first, end) \
     ((offsetof(type, end) - offsetof(type, first)) / sizeof(gdn_tensor))
 
-#define N_ARRAYS ((sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor))
-
 const struct ring2_op ring2_ops[] = {
     [GDN_OP_PREFILL]       = { sizeof(gdn_rule_args), N_TENSORS(gdn_rule_args, q, batch),
                                offsetof(gdn_rule_args, batch) },
@@ -94,7 +92,8 @@ static gdn_status ask(gdn_ctx *ctx, gdn_op op, const void *args)
     if (batch) {
         *own = *batch;
         t    = &own->cu_seqlens;
-        for (size_t i = 0; i < N_ARRAYS; i++) move_away(&t[i]);
+        for (size_t i = 0; i < N_TENSORS(gdn_batch, cu_seqlens, checkpoint_slots) + 1; i++)
+            move_away(&t[i]);
         memcpy(copy + o->batch_at, &own, sizeof own);
     }
     return gdn_supported(ctx, op, copy);

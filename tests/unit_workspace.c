@@ -30,6 +30,7 @@ static size_t rule_bytes(gdn_op op, int64_t B, int64_t T, int64_t Hk, int64_t Hv
     a.out   = fake(3, 4, B, T, Hv, V);
     a.state = fake(4, 4, B * T, Hv, V, K);
     a.batch = batch;
+    if (batch && batch->write != GDN_WRITE_EACH) a.checkpoints = fake(6, 4, 9, Hv, V, K);
     return bytes_of(op, &a);
 }
 
@@ -104,9 +105,11 @@ static void records_are_bounded(void)
     }
 }
 
-static size_t conv_bytes(int64_t B, int64_t T, int64_t D, int64_t W)
+static size_t conv_bytes(int64_t B, int64_t T, int64_t D, int64_t W, const gdn_batch *batch)
 {
     gdn_conv1d_args a = gdn_conv1d_args_init();
+    a.batch  = batch;
+    if (batch) a.checkpoints = fake(6, 3, 9, D, W - 1, 0);
     a.x      = fake(0, 3, B, T, D, 0);
     a.out    = fake(1, 3, B, T, D, 0);
     a.weight = fake(2, 2, D, W, 0, 0);
@@ -118,16 +121,21 @@ static void conv_is_bounded(void)
 {
     for (int i = 0; i < 18; i++) {
         const int64_t B = i % 2 ? 100 : 1, W = 2 + i / 2 % 3 * 3, D = i / 6 == 0 ? 3 : i / 6 * 9000;
-        const size_t  few = conv_bytes(B, 1, D, W), many = conv_bytes(B, 1 << 20, D, W);
+        const size_t  few = conv_bytes(B, 1, D, W, NULL);
+        const size_t  many = conv_bytes(B, 1 << 20, D, W, NULL);
         CHECK(few == many, "case %d: %zu bytes for a token, %zu for many", i, few, many);
         CHECK(many <= (size_t)(THREADS * 64 * KIB + 192 * B), "case %d: %zu bytes", i, many);
     }
 }
 
-static size_t block_bytes(int64_t B, int64_t T, int64_t hidden, int64_t Hk, int64_t Hv, int64_t d)
+static size_t block_bytes(int64_t B, int64_t T, int64_t hidden, int64_t Hk, int64_t Hv, int64_t d,
+                          const gdn_batch *batch)
 {
     const int64_t  D = 2 * Hk * d + Hv * d;
     gdn_block_args a = gdn_block_args_init();
+    a.batch        = batch;
+    if (batch) a.checkpoints = fake(14, 4, 9, Hv, d, d);
+    if (batch) a.conv_checkpoints = fake(15, 3, 9, D, 3, 0);
     a.hidden       = fake(0, 3, B, T, hidden, 0);
     a.out          = fake(1, 3, B, T, hidden, 0);
     a.in_proj_qkv  = fake(2, 2, D, hidden, 0, 0);
@@ -155,10 +163,43 @@ static void block_is_bounded(void)
         const int64_t  row = s[0] + 2 * s[1] * s[3] + 3 * s[2] * s[3] + 3 * s[2];
         const int64_t  fixed = THREADS * 640 * KIB + 64 * KIB;
         const size_t   limit = (size_t)(fixed + 192 * B + states + KIB * row);
-        const size_t   few = block_bytes(B, 257, s[0], s[1], s[2], s[3]);
-        const size_t   many = block_bytes(B, 1 << 20, s[0], s[1], s[2], s[3]);
+        const size_t   few = block_bytes(B, 257, s[0], s[1], s[2], s[3], NULL);
+        const size_t   many = block_bytes(B, 1 << 20, s[0], s[1], s[2], s[3], NULL);
         CHECK(few == many, "case %d: %zu bytes for 257 tokens, %zu for many", i, few, many);
         CHECK(many <= limit, "case %d: %zu bytes, at most %zu", i, many, limit);
+    }
+}
+
+/* 64 bytes for each checkpoint that there may be, beside what the call needs without. */
+static void expect_more(const char *what, size_t with, size_t without, int64_t n)
+{
+    CHECK(with >= without && with <= without + 64 * (size_t)n,
+          "%s: %zu bytes with %d checkpoints, %zu without", what, with, (int)n, without);
+}
+
+static void checkpoints_are_bounded(void)
+{
+    for (int i = 0; i < 12; i++) {
+        const int64_t B = i % 2 ? 1 : 37, n = 5 + i * i * 17, T = 4096;
+        gdn_batch     list = gdn_batch_init(), every = gdn_batch_init();
+        list.checkpoint_starts    = fake(20, 1, B + 1, 0, 0, 0);
+        list.checkpoint_positions = fake(21, 1, n, 0, 0, 0);
+        list.checkpoint_starts.dtype = list.checkpoint_positions.dtype = GDN_I32;
+        every.checkpoint_every                                         = 100 + i;
+        const int64_t per = B * T / every.checkpoint_every;
+        const size_t  limit = THREADS * 640 * KIB + 16 * 4 + 192 * (size_t)B;
+        const size_t  conv = THREADS * 64 * KIB + 192 * (size_t)B;
+        const size_t  block = block_bytes(B, T, 64, 2, 4, 32, NULL);
+        for (gdn_op op = GDN_OP_PREFILL; op <= GDN_OP_DECODE; op++) {
+            const size_t a = rule_bytes(op, B, T, 2, 4, 128, 128, &list);
+            const size_t b = rule_bytes(op, B, T, 2, 4, 128, 128, &every);
+            CHECK(a <= limit + 64 * (size_t)n, "a list: %zu bytes", a);
+            CHECK(b <= limit + 64 * (size_t)per, "every: %zu bytes", b);
+        }
+        CHECK(conv_bytes(B, T, 3000, 8, &list) <= conv + 64 * (size_t)n, "conv1d, a list");
+        CHECK(conv_bytes(B, T, 3000, 8, &every) <= conv + 64 * (size_t)per, "conv1d, every");
+        expect_more("block, a list", block_bytes(B, T, 64, 2, 4, 32, &list), block, n);
+        expect_more("block, every", block_bytes(B, T, 64, 2, 4, 32, &every), block, per);
     }
 }
 
@@ -170,6 +211,7 @@ int main(int argc, char **argv)
         { "records", records_are_bounded },
         { "conv1d", conv_is_bounded },
         { "block", block_is_bounded },
+        { "checkpoints", checkpoints_are_bounded },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

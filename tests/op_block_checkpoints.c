@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Checkpoints of gdn_block: of both kinds, through its windows. What one must hold is the final
+ * state of a call that ends there.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "ring2.h"
+
+enum { HIDDEN = 24, HK = 2, HV = 4, K = 16, V = 24, W = 4, D = 2 * HK * K + HV * V, B = 6 };
+static const int64_t lengths[B] = { 20, 0, 300, 9, 600, 33 };
+enum { N = 962 };
+
+struct kind {
+    int32_t dtype, states, left, layout; /* left: dtype of the checkpoints */
+    int64_t S;
+    bool    turned; /* conv_checkpoints: channels last; checkpoints: the other dimension dense */
+};
+static const struct kind kinds[] = {
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, 3, false },
+    { GDN_BF16, GDN_F32, GDN_BF16, GDN_STATE_KV, 7, true },
+    { GDN_F16, GDN_F16, GDN_F32, GDN_STATE_VK, 4, true },
+};
+enum { N_KINDS = sizeof kinds / sizeof *kinds };
+
+static gdn_tensor random_weight(int64_t rows, int64_t columns, double size)
+{
+    gdn_tensor t = columns ? ring2_new(GDN_F32, 0, 2, rows, columns, 0, 0)
+                           : ring2_new(GDN_F32, 0, 1, rows, 0, 0, 0);
+    ring2_fill(&t, -size, size);
+    return t;
+}
+
+static gdn_tensor states(const struct kind *k, int32_t dtype, int64_t P, bool turned)
+{
+    const bool vk = k->layout == GDN_STATE_VK;
+    gdn_tensor t  = vk != turned ? ring2_new(dtype, turned, 4, P, HV, V, K)
+                                 : ring2_new(dtype, turned, 4, P, HV, K, V);
+    ring2_fill(&t, -0.5, 0.5);
+    return turned ? ring2_swap(&t, 2, 3) : t;
+}
+
+static gdn_tensor conv_states(const struct kind *k, int32_t dtype, int64_t P, bool turned)
+{
+    gdn_tensor t = turned ? ring2_new(dtype, 2, 3, P, k->S, D, 0)
+                          : ring2_new(dtype, 0, 3, P, D, k->S, 0);
+    ring2_fill(&t, -1, 1);
+    return turned ? ring2_swap(&t, 1, 2) : t;
+}
+
+/* A packed batch, in place in slots b, with P slots. */
+static gdn_block_args make_call(const struct kind *k, int64_t P, gdn_batch *t)
+{
+    int64_t        cu[B + 1] = { 0 };
+    gdn_block_args a         = gdn_block_args_init();
+    a.hidden = ring2_new(k->dtype, 3, 2, N, HIDDEN, 0, 0);
+    a.out    = ring2_new(k->dtype, 5, 2, N, HIDDEN, 0, 0);
+    ring2_fill(&a.hidden, -1, 1);
+    a.in_proj_qkvz = random_weight(D + HV * V, HIDDEN, 0.4);
+    a.in_proj_ba   = random_weight(2 * HV, HIDDEN, 0.4);
+    a.conv_weight  = random_weight(D, W, 0.5);
+    a.A_log        = random_weight(HV, 0, 1);
+    a.dt_bias      = random_weight(HV, 0, 1);
+    a.norm_weight  = random_weight(V, 0, 2);
+    a.out_proj     = random_weight(HIDDEN, HV * V, 0.2);
+    a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
+    a.state_layout = k->layout;
+    a.state        = states(k, k->states, P, false);
+    a.conv_state   = conv_states(k, k->states, P, false);
+    for (int b = 0; b < B; b++) cu[b + 1] = cu[b] + lengths[b];
+    *t            = gdn_batch_init();
+    t->cu_seqlens = ring2_indices(GDN_I32, B + 1, cu);
+    a.batch       = t;
+    return a;
+}
+
+static gdn_block_args clone(const gdn_block_args *a)
+{
+    gdn_block_args b = *a;
+    b.out = ring2_clone(&a->out), b.state = ring2_clone(&a->state);
+    b.conv_state  = ring2_clone(&a->conv_state);
+    b.checkpoints = b.conv_checkpoints = (gdn_tensor){ 0 };
+    return b;
+}
+
+static void call(gdn_ctx *ctx, const gdn_block_args *a)
+{
+    ring2_status(ctx, "gdn_block", gdn_block(ctx, a), GDN_OK);
+}
+
+/* ---- Lists --------------------------------------------------------------------------------- */
+
+enum { MOST = 256 };
+struct left {
+    int     n;
+    int64_t row[MOST], tokens[MOST], slot[MOST];
+};
+
+/* every 0: some here and there, and 2 tokens after each place where a window may end. */
+static void leave(gdn_batch *t, int64_t every, struct left *l)
+{
+    int64_t starts[B + 1] = { 0 };
+    l->n                  = 0;
+    for (int b = 0; b < B; b++) {
+        for (int64_t n = 1; n <= lengths[b]; n++) {
+            const bool some = n == lengths[b] || ring2_below(40) == 0 || n % 16 == 2;
+            if (every ? n % every : !some) continue;
+            l->row[l->n] = b, l->tokens[l->n] = n, l->slot[l->n] = l->n;
+            l->n++;
+        }
+        starts[b + 1] = l->n;
+    }
+    t->checkpoint_every = every;
+    if (every) return;
+    t->checkpoint_starts    = ring2_indices(GDN_I64, B + 1, starts);
+    t->checkpoint_positions = ring2_indices(GDN_I32, l->n, l->tokens);
+}
+
+/* From `first` on, from the last to the first; every fifth is not wanted. */
+static void choose_slots(gdn_batch *t, int64_t first, struct left *l)
+{
+    for (int i = 0; i < l->n; i++) l->slot[i] = i % 5 == 3 ? -1 : first + l->n - 1 - i;
+    t->checkpoint_slots = ring2_indices(GDN_I32, l->n, l->slot);
+}
+
+/* The rule on 8 tokens or fewer goes token by token: another form than in the whole call. */
+static bool is_exact(const struct left *l, int i) { return l->tokens[i] > 8; }
+
+static void expect_checkpoints(const gdn_block_args *before, const gdn_tensor *rule,
+                               const gdn_tensor *conv, const struct kind *k, const struct left *l)
+{
+    for (int i = 0; i < l->n; i++) {
+        const int64_t  first = (int64_t)ring2_get(&before->batch->cu_seqlens, l->row[i]);
+        gdn_block_args r     = *before;
+        gdn_batch      one   = gdn_batch_init();
+        const int64_t  from[1] = { 0 }, to[1] = { 1 };
+        gdn_tensor     pools[2] = { states(k, k->left, 2, false),
+                                    conv_states(k, k->left, 2, false) };
+        if (l->slot[i] < 0) continue;
+        /* A state is updated in place, so the pools are of the checkpoints' dtype; it starts
+         * from one that this dtype holds exactly, or there is none. */
+        for (int j = 0; j < 2; j++) {
+            const gdn_tensor *old = j ? &before->conv_state : &before->state;
+            gdn_tensor        slot = ring2_narrow(&pools[j], 0, 0, 1), was;
+            if (!old->data) continue;
+            was = ring2_narrow(old, 0, l->row[i], 1);
+            ring2_copy(&slot, &was);
+        }
+        one.read_slots  = ring2_indices(GDN_I32, 1, from);
+        one.write_slots = ring2_indices(GDN_I32, 1, to);
+        r.hidden        = ring2_narrow(&before->hidden, 0, first, l->tokens[i]);
+        r.out           = ring2_narrow(&before->out, 0, first, l->tokens[i]);
+        r.state = pools[0], r.conv_state = pools[1];
+        const int64_t initial[1] = { before->state.data != NULL };
+        one.has_initial_state    = ring2_indices(GDN_U8, 1, initial);
+        r.batch                  = &one;
+        call(ring2_ctx(1), &r);
+        const gdn_tensor want = ring2_narrow(&r.state, 0, 1, 1);
+        const gdn_tensor conv_want = ring2_narrow(&r.conv_state, 0, 1, 1);
+        if (rule->data && is_exact(l, i)) {
+            const gdn_tensor got = ring2_narrow(rule, 0, l->slot[i], 1);
+            ring2_expect_bits("checkpoint", &got, &want);
+        }
+        if (conv->data) {
+            const gdn_tensor got = ring2_narrow(conv, 0, l->slot[i], 1);
+            ring2_expect_bits("conv_checkpoint", &got, &conv_want);
+        }
+    }
+}
+
+/* Values that every dtype here holds. */
+static void round_states(gdn_block_args *a)
+{
+    gdn_tensor *t[2] = { &a->state, &a->conv_state };
+    for (int j = 0; j < 2; j++)
+        for (int64_t i = 0; i < ring2_count(t[j]); i++)
+            ring2_set(t[j], i, (double)(int)(ring2_get(t[j], i) * 64) / 64);
+}
+
+/* ---- Tests --------------------------------------------------------------------------------- */
+
+/* which: both kinds of checkpoints (0), those of the rule (1), of the convolution (2). */
+static void check(const struct kind *k, int64_t every, int which, int threads)
+{
+    static struct left l;
+    gdn_batch          t;
+    gdn_block_args     a = make_call(k, B, &t), before, without;
+    round_states(&a);
+    leave(&t, every, &l);
+    if (every != 100) choose_slots(&t, 1, &l);
+    before  = clone(&a);
+    without = clone(&a);
+    if (which != 2) a.checkpoints = states(k, k->left, l.n + 1, k->turned);
+    if (which != 1) a.conv_checkpoints = conv_states(k, k->left, l.n + 1, k->turned);
+    ring2_call_begin();
+    ring2_may_write(&a.out), ring2_may_write(&a.state), ring2_may_write(&a.conv_state);
+    for (int i = 0; i < l.n; i++)
+        for (int j = 0; j < 2; j++) {
+            const gdn_tensor *pool = j ? &a.conv_checkpoints : &a.checkpoints;
+            if (!pool->data || l.slot[i] < 0) continue;
+            const gdn_tensor slot = ring2_narrow(pool, 0, l.slot[i], 1);
+            ring2_may_write(&slot);
+        }
+    call(ring2_ctx(threads), &a);
+    ring2_call_end();
+    call(ring2_ctx(1), &without);
+    ring2_expect_bits("out", &a.out, &without.out);
+    ring2_expect_bits("state", &a.state, &without.state);
+    ring2_expect_bits("conv_state", &a.conv_state, &without.conv_state);
+    expect_checkpoints(&before, &a.checkpoints, &a.conv_checkpoints, k, &l);
+}
+
+static void G18_every_n(void)
+{
+    for (int i = 0; i < N_KINDS; i++) check(&kinds[i], i == 0 ? 48 : i == 1 ? 77 : 100, 0, 1 + i);
+}
+
+static void G18_lists(void)
+{
+    for (int i = 0; i < N_KINDS; i++) check(&kinds[i], 0, i, 2);
+}
+
+/* Without states: checkpoints of the convolution longer than W - 1 through windows. */
+static void G18_no_states(void)
+{
+    static struct left l;
+    for (int i = 0; i < N_KINDS; i++) {
+        gdn_batch      t;
+        gdn_block_args a = make_call(&kinds[i], B, &t), before;
+        a.state.data = a.conv_state.data = NULL;
+        leave(&t, 0, &l);
+        before             = clone(&a);
+        a.checkpoints      = states(&kinds[i], kinds[i].left, l.n, kinds[i].turned);
+        a.conv_checkpoints = conv_states(&kinds[i], kinds[i].left, l.n, kinds[i].turned);
+        call(ring2_ctx(2), &a);
+        expect_checkpoints(&before, &a.checkpoints, &a.conv_checkpoints, &kinds[i], &l);
+    }
+}
+
+/* In the pools of the states, also while those are frozen. */
+static void G18_one_pool(void)
+{
+    static struct left l;
+    for (int i = 0; i < 2 * N_KINDS; i++) {
+        gdn_batch      t;
+        struct kind    own = kinds[i / 2];
+        gdn_block_args a   = make_call(&own, B + 20, &t), before;
+        own.left           = own.states;
+        round_states(&a);
+        leave(&t, 100, &l);
+        choose_slots(&t, B, &l);
+        t.write            = i % 2 ? GDN_WRITE_NONE : GDN_WRITE_FINAL;
+        before             = clone(&a);
+        a.checkpoints      = a.state;
+        a.conv_checkpoints = a.conv_state;
+        call(ring2_ctx(2), &a);
+        expect_checkpoints(&before, &a.checkpoints, &a.conv_checkpoints, &own, &l);
+    }
+}
+
+/* ---- G1 ------------------------------------------------------------------------------------ */
+
+#define REFUSE(seen, status, needle, ...)                                    \
+    do {                                                                     \
+        gdn_batch       t_, *t = &t_;                                        \
+        gdn_block_args  a_ = make_call(k, B + 20, t), *a = &a_;              \
+        a->checkpoints = states(k, GDN_F32, 60, false);                      \
+        a->conv_checkpoints = conv_states(k, GDN_F32, 60, false);            \
+        t->checkpoint_every = 50;                                            \
+        __VA_ARGS__;                                                         \
+        ring2_refused(ring2_ctx(1), GDN_OP_BLOCK, a, seen, status, needle);  \
+    } while (0)
+
+static void G1_refused(void)
+{
+    const struct kind *k = &kinds[0];
+    REFUSE(RING2_STRUCT, GDN_E_SHAPE, "conv_checkpoints: 59 slots",
+           a->conv_checkpoints.size[0] = 59);
+    REFUSE(RING2_STRUCT, GDN_E_SHAPE, "conv_checkpoints: 4 entries",
+           a->conv_checkpoints = conv_states(&kinds[2], GDN_F32, 60, false));
+    REFUSE(RING2_STRUCT, GDN_E_SHAPE, "conv_checkpoints", a->conv_state.data = NULL,
+           a->conv_checkpoints.size[2] = 2);
+    REFUSE(RING2_STRUCT, GDN_E_SHAPE, "checkpoints", a->checkpoints.size[3] = 8);
+    REFUSE(RING2_STRUCT, GDN_E_DTYPE, "checkpoints", a->checkpoints.dtype = GDN_I32);
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoints",
+           a->checkpoints = ring2_narrow(&a->state, 0, 1, 20),
+           a->conv_checkpoints.size[0] = 20);
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "conv_checkpoints",
+           a->conv_checkpoints.data = a->conv_state.data, a->checkpoints.data = NULL);
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoint_every", t->checkpoint_every = -1);
+    REFUSE(RING2_CONTENTS, GDN_E_ARG, "checkpoint_slots[11]: 11",
+           a->checkpoints = ring2_narrow(&a->checkpoints, 0, 0, 11),
+           a->conv_checkpoints = ring2_narrow(&a->conv_checkpoints, 0, 0, 11));
+    REFUSE(RING2_CONTENTS, GDN_E_ARG, "slot 0", a->checkpoints = a->state,
+           a->conv_checkpoints.size[0] = B + 20);
+    REFUSE(RING2_CONTENTS, GDN_E_ARG, "slot 0", a->conv_checkpoints = a->conv_state,
+           a->checkpoints.size[0] = B + 20, t->write = GDN_WRITE_NONE);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_test tests[] = {
+        { "G18 every n tokens", G18_every_n },
+        { "G18 lists", G18_lists },
+        { "G18 without states", G18_no_states },
+        { "G18 one pool for all", G18_one_pool },
+        { "G1 refused", G1_refused },
+    };
+    return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

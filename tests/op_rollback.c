@@ -95,7 +95,8 @@ struct each {
 };
 
 static void each_round(const struct ring2_layer *m, const gdn_tensor *weight,
-                       const struct ring2_tokens *t, const struct ring2_accepted *n, bool tree, struct each *e)
+                       const struct ring2_tokens *t, const struct ring2_accepted *n, bool tree,
+                       struct each *e)
 {
     gdn_tensor act = ring2_new(GDN_F32, 0, 3, B, t->T, ring2_channels(m), 0);
     gdn_batch  b   = ring2_drafts(t, tree);

@@ -652,7 +652,8 @@ def test_wrong_metadata():
     for key, value in {
         "op": "decod", "gate": "exp", "beta": "0.5", "head_map": "", "use_qk_l2norm": "2",
         "norm": "l3", "norm_eps": "nan", "scale": "inf", "state_layout": "klast",
-        "exact": "2", "pad_policy": "skip", "write": "all", "sink_slot": "-1", "gate_lower_bound": "1e999",
+        "exact": "2",
+        "pad_policy": "skip", "write": "all", "sink_slot": "-1", "gate_lower_bound": "1e999",
         "scales": "1",
     }.items():
         changed = dict(metadata, **{key: value})

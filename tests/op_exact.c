@@ -287,6 +287,40 @@ static void frozen(int number)
     }
 }
 
+/* Checkpoints, two in one place among them: going on from each gives the bits of the whole. */
+static void checkpoints(int number)
+{
+    struct exact_case c     = make_case(number, (int32_t)(number % 3));
+    gdn_batch         batch = gdn_batch_init();
+    gdn_rule_args     a     = again(&c);
+    int64_t           at[6], starts[2] = { 0, 6 };
+    for (int i = 0; i < 6; i++) at[i] = 1 + ring2_below(c.T);
+    for (int i = 0; i < 6; i++)
+        for (int j = 0; j < i; j++)
+            if (at[j] > at[i]) {
+                const int64_t t = at[i];
+                at[i]           = at[j];
+                at[j]           = t;
+            }
+    at[3] = at[2];
+    batch.checkpoint_positions = ring2_indices(GDN_I32, 6, at);
+    batch.checkpoint_starts    = ring2_indices(GDN_I32, 2, starts);
+    a.checkpoints = ring2_new(a.state.dtype, 0, 4, 6, c.H, c.V, c.K);
+    run(ring2_ctx(1), &c.args, false);
+    a.batch = &batch;
+    run(some_ctx(), &a, number / 3 % 2);
+    expect_same("checkpoints change no bit", &a, &c);
+    for (int i = 0; i < 6; i++) {
+        gdn_rule_args rest = again(&c);
+        ring2_copy(&rest.out, &c.args.out);
+        rest.state          = ring2_narrow(&a.checkpoints, 0, i, 1);
+        gdn_rule_args part = ring2_rule_slice(&rest, at[i], c.T - at[i]);
+        ring2_fill_value(&part.out, 7);
+        if (at[i] < c.T) run(some_ctx(), &part, i % 2);
+        expect_same("from a checkpoint", &rest, &c);
+    }
+}
+
 /* ---- Instruction sets ---- */
 
 static gdn_ctx *isa_ctx(const char *isa)
@@ -411,6 +445,7 @@ int main(int argc, char **argv)
         { "G17 state f16, in all ways", ways_f16, N_CASES },
         { "G17 pools of two dtypes", two_pools, 27 },
         { "G17 frozen states", frozen, 12 },
+        { "G17 G18 checkpoints", checkpoints, N_CASES },
         { "G17 avx2 and avx512", instruction_sets, N_CASES },
         { "exact beside float64", beside_float64, N_CASES },
         { "exact: G7 a gate of -inf forgets", forgets, 18 },

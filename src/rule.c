@@ -294,7 +294,7 @@ static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
     gdn_status       status = describe(ctx, args, decode, &c);
     if (status == GDN_OK) status = run(ctx, &c);
     if (status == GDN_OK)
-        gdn_note_kernel(ctx, decode ? "decode" : "prefill", gdn_rule_loops(&c.rule));
+        status = gdn_note_kernel(ctx, decode ? "decode" : "prefill", gdn_rule_loops(&c.rule));
     gdn_fp_leave(fp);
     return status;
 }

@@ -40,6 +40,12 @@ const struct ring2_op ring2_ops[] = {
     [GDN_OP_CHUNK_OUTPUT] = { sizeof(gdn_chunk_output_args),
                               N_TENSORS(gdn_chunk_output_args, q, batch),
                               offsetof(gdn_chunk_output_args, batch) },
+    [GDN_OP_RECORD_COMMIT] = { sizeof(gdn_record_commit_args),
+                               N_TENSORS(gdn_record_commit_args, record_k, batch),
+                               offsetof(gdn_record_commit_args, batch) },
+    [GDN_OP_RECORD_FOLD] = { sizeof(gdn_record_fold_args),
+                             N_TENSORS(gdn_record_fold_args, state, batch),
+                             offsetof(gdn_record_fold_args, batch) },
 };
 
 gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args)
@@ -80,13 +86,14 @@ static gdn_status ask(gdn_ctx *ctx, gdn_op op, const void *args)
     const gdn_batch       *batch = NULL;
     gdn_batch             *own = ring2_heap(sizeof *own);
     gdn_tensor            *t = (gdn_tensor *)(void *)(copy + 8);
+    const size_t n_arrays = (sizeof *own - offsetof(gdn_batch, cu_seqlens)) / sizeof *t;
     memcpy(copy, args, o->bytes);
     for (size_t i = 0; i < o->n_tensors; i++) move_away(&t[i]);
     if (o->batch_at) memcpy(&batch, copy + o->batch_at, sizeof batch);
     if (batch) {
         *own = *batch;
         t    = &own->cu_seqlens;
-        for (int i = 0; i < 6; i++) move_away(&t[i]);
+        for (size_t i = 0; i < n_arrays; i++) move_away(&t[i]);
         memcpy(copy + o->batch_at, &own, sizeof own);
     }
     return gdn_supported(ctx, op, copy);

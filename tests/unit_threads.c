@@ -42,7 +42,7 @@ static void count_release(void *user, void *memory)
 
 static struct gdn_pool *new_pool(int n_threads)
 {
-    struct gdn_pool *pool = gdn_pool_create(n_threads, count_alloc, count_release, NULL);
+    struct gdn_pool *pool = gdn_pool_create(n_threads, NULL, count_alloc, count_release, NULL);
     if (pool) return pool;
     printf("no pool of %d threads\n", n_threads);
     exit(1);
@@ -320,7 +320,7 @@ static void test_float_environment(void)
 static void test_no_memory(void)
 {
     int nothing;
-    CHECK(!gdn_pool_create(4, count_alloc, count_release, &nothing), "a pool without memory");
+    CHECK(!gdn_pool_create(4, NULL, count_alloc, count_release, &nothing), "a pool without memory");
     CHECK(n_live == 0, "%d blocks of memory left", n_live);
 }
 
@@ -346,7 +346,7 @@ static void test_no_threads(void)
     tight          = before;
     tight.rlim_cur = (rlim_t)pages * 4096 + (64 << 20);
     setrlimit(RLIMIT_AS, &tight);
-    struct gdn_pool *pool = gdn_pool_create(1000, count_alloc, count_release, NULL);
+    struct gdn_pool *pool = gdn_pool_create(1000, NULL, count_alloc, count_release, NULL);
     setrlimit(RLIMIT_AS, &before);
     CHECK(!pool, "a thousand stacks in 64 MiB");
     CHECK(n_live == 0, "%d blocks of memory left", n_live);

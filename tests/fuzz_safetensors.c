@@ -24,6 +24,7 @@ static struct {
     char    text[MOST]; /* the header */
     size_t  length;
     int64_t n_good, n_bad;
+    unsigned sum; /* of all data, so that every byte is read */
 } fuzz;
 
 /* In place of that of cli.c, which prints. */
@@ -125,18 +126,16 @@ static void make_file(void)
 
 static void read_everything(const struct st_file *f)
 {
-    unsigned sum = 0;
     for (int i = 0; i < f->n_tensors; i++) {
         const gdn_tensor *t = &f->tensors[i].view;
         int64_t           bytes;
         CHECK(memory_bytes(t->dtype, t->ndim, t->size, &bytes), "the size of '%s'",
               f->tensors[i].name);
-        for (int64_t j = 0; j < bytes; j++) sum += ((const unsigned char *)t->data)[j];
+        for (int64_t j = 0; j < bytes; j++) fuzz.sum += ((const unsigned char *)t->data)[j];
         CHECK(st_find(f, f->tensors[i].name) == &f->tensors[i], "'%s' is not found",
               f->tensors[i].name);
     }
     st_metadata(f, "op");
-    CHECK(sum == 0, "data from elsewhere"); /* the file has zeros */
 }
 
 static void fuzz_one(void)

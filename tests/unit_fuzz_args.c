@@ -93,8 +93,9 @@ static int64_t in_arena(const gdn_tensor *t)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(t->dtype);
     int64_t low = (unsigned char *)t->data - fuzz.draw.arena, high = low + unit, n = 1;
+    if (t->ndim < 0 || t->ndim > GDN_MAX_DIMS) return -1; /* of an array that the op ignores */
     for (int i = 0; i < t->ndim; i++) {
-        if (t->size[i] > MOST_ELEMENTS) return -1;
+        if (t->size[i] < 0 || t->size[i] > MOST_ELEMENTS) return -1;
         n *= t->size[i];
         if (n > MOST_ELEMENTS) return -1;
         if (t->size[i] < 2) continue;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn info: what this machine has and this build can do. */
 #include <stdio.h>
+#include <time.h>
 
 #include "cli.h"
 #include "cpu/kernels.h"
@@ -11,7 +12,8 @@ static const char help[] =
     "gdn info [--json] [--threads N] [--isa NAME]\n"
     "\n"
     "Version, CPU, instruction sets found and tables of inner loops built, the table chosen\n"
-    "(GDN_CPU and --isa can only lower it), threads, build, ops and inner loops.\n";
+    "(GDN_CPU and --isa can only lower it), threads, build, ops and inner loops; and whether\n"
+    "this machine computes what it should (gdn_self_test), exit status 1 if not.\n";
 
 #if defined(__clang__)
 #define COMPILER "clang " __clang_version__
@@ -46,7 +48,23 @@ static const struct {
     const char *name;
 } features[] = { { GDN_CPU_AVX2, "avx2+fma+f16c" }, { GDN_CPU_AVX512, "avx512f+bw+dq+vl" } };
 
-static void print_text(gdn_ctx *ctx)
+/* gdn_self_test() and how long it took. */
+struct self_test {
+    gdn_status status;
+    double     ms;
+};
+
+static struct self_test run_self_test(gdn_ctx *ctx)
+{
+    struct timespec before, after;
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    const gdn_status status = gdn_self_test(ctx);
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    return (struct self_test){ status, (double)(after.tv_sec - before.tv_sec) * 1e3 +
+                                           (double)(after.tv_nsec - before.tv_nsec) * 1e-6 };
+}
+
+static void print_text(gdn_ctx *ctx, const struct self_test *t)
 {
     char           cpu[128];
     const uint32_t flags = gdn_cpu_detect();
@@ -60,6 +78,10 @@ static void print_text(gdn_ctx *ctx)
         printf(" %s%s", (*t)->name, (*t)->needs & ~flags ? " (not on this machine)" : "");
     printf("\n  chosen    %s\n", gdn_isa(ctx));
     printf("  threads   %d\n", (int)gdn_n_threads(ctx));
+    if (t->status == GDN_OK)
+        printf("  self-test ok, %.1f ms\n", t->ms);
+    else
+        printf("  self-test %s: %s\n", gdn_status_name(t->status), gdn_last_error(ctx));
     printf("  build     %s, %s\n", COMPILER, GDN_BUILD_FLAGS);
     printf("  CUDA      %s\n", cuda);
     printf("  ops      ");
@@ -70,7 +92,7 @@ static void print_text(gdn_ctx *ctx)
     printf("\n");
 }
 
-static void print_json(gdn_ctx *ctx)
+static void print_json(gdn_ctx *ctx, const struct self_test *t)
 {
     const uint32_t flags  = gdn_cpu_detect();
     cJSON         *line   = report_line(ctx);
@@ -85,6 +107,9 @@ static void print_json(gdn_ctx *ctx)
         cJSON_AddBoolToObject(item, "runs_here", !((*t)->needs & ~flags));
         cJSON_AddItemToArray(tables, item);
     }
+    cJSON_AddStringToObject(line, "self_test",
+                            t->status == GDN_OK ? "ok" : gdn_last_error(ctx));
+    cJSON_AddNumberToObject(line, "self_test_ms", t->ms);
     cJSON_AddStringToObject(line, "compiler", COMPILER);
     cJSON_AddStringToObject(line, "flags", GDN_BUILD_FLAGS);
     cJSON_AddStringToObject(line, "cuda", cuda);
@@ -117,7 +142,8 @@ int info_main(int argc, char **argv)
         return CLI_OK;
     }
     if (cli_open(&device, &ctx)) return CLI_BAD;
-    (json ? print_json : print_text)(ctx);
+    const struct self_test t = run_self_test(ctx);
+    (json ? print_json : print_text)(ctx, &t);
     gdn_ctx_destroy(ctx);
-    return CLI_OK;
+    return t.status == GDN_OK ? CLI_OK : CLI_OUTSIDE;
 }

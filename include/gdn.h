@@ -48,7 +48,8 @@
  *   G8   beta = 0 writes nothing by selection: v may then be NaN.
  *   G9   Where all tokens of a call have g = 0 and beta = 0, every state bit stays.
  *   G10  An empty sequence, or one whose slot is padding, reads and writes no state.
- *   G11  A token past token_count neither decays nor writes, and its output is zero.
+ *   G11  A token before token_start or past token_count neither decays nor writes, whatever it
+ *        holds, and its output is zero. The others have the bits that they have without it.
  *   G12  The caller's rounding, flush-to-zero and exception modes change no result and are
  *        what they were when the call returns.
  *   G13  With the caller's workspace (gdn_workspace_bytes()) a call allocates nothing.
@@ -69,6 +70,7 @@
  *        that it has at the end of the chain of its ancestors in one call.
  *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives
  *        the bits that gdn_decode of the accepted tokens gives, whatever was drafted beside them.
+ *   G22  The caller's parallel_for gives the bits that the context's own threads give.
  *
  * Policies. g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
  * k, v, g or beta reaches only later tokens of the same sequence and head.
@@ -193,7 +195,10 @@ typedef struct gdn_options {
     /* The caller's threads in place of the context's: calls work(arg, item, thread) once for
      * every item from 0 to n - 1, on any threads in any order, and returns when all are done.
      * thread is from 0 to n_threads - 1 and never the same in two calls of work at a time.
-     * NULL: the context makes n_threads - 1 threads. No result depends on the choice. */
+     * NULL: the context makes n_threads - 1 threads. No result depends on the choice. It is not
+     * called for what one thread does alone. An item or thread number that cannot be is not
+     * run; a call that saw one, or not every item, ends with GDN_E_ARG, and what it writes is
+     * then undefined. */
     void (*parallel_for)(void *user, int64_t n, gdn_work work, void *arg);
     void *parallel_user;
 } gdn_options;
@@ -213,8 +218,10 @@ static inline gdn_options gdn_options_init(void)
  * isa (or GDN_CPU), or one that this machine lacks; GDN_E_UNSUPPORTED: backend;
  * GDN_E_MEMORY: allocation or thread creation failed.
  *
- * The context's threads sleep between calls. After fork() only the parent may use it. They
- * block every signal, so signals reach the program's own threads.
+ * The context's threads wait 30 microseconds for the next call, then sleep. They block every
+ * signal, so signals reach the program's own threads; a signal handler may call nothing of this
+ * library. After fork() the child makes contexts of its own: those of the parent it may
+ * destroy, and use if they have no threads (n_threads 1, or parallel_for).
  */
 GDN_API gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx);
 GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
@@ -228,10 +235,11 @@ GDN_API const char *gdn_isa(const gdn_ctx *ctx);
 GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 
 /*
- * gdn_self_test - does this machine, with this context, compute what it should? Runs small
- * cases of the rule, the convolution, the gates and the norms through the context and compares
- * them with plain C in float64. Takes some milliseconds. GDN_E_SELF_TEST: the text names what
- * differed and by how much. Nothing of the caller's is touched.
+ * gdn_self_test - does this machine, with this context and its threads, compute what it should?
+ * Runs small cases of the rule, the convolution, the gates and the norms through the context,
+ * in every dtype, and compares them with plain C in float64. Takes some milliseconds and 300 KB
+ * of the context's memory. GDN_E_SELF_TEST: the text names the op, the element, what was found
+ * and wanted. Nothing of the caller's is touched.
  */
 GDN_API gdn_status gdn_self_test(gdn_ctx *ctx);
 

@@ -270,7 +270,7 @@ gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *arg
     struct call    c;
     gdn_status     status = describe_compose(ctx, args, &c);
     if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) gdn_note_kernel(ctx, "summary_compose", "strip_mul");
+    if (status == GDN_OK) status = gdn_note_kernel(ctx, "summary_compose", "strip_mul");
     gdn_fp_leave(fp);
     return status;
 }
@@ -282,7 +282,7 @@ gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args)
     struct call    c;
     gdn_status     status = describe_apply(ctx, args, &c);
     if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) gdn_note_kernel(ctx, "summary_apply", "strip_mul");
+    if (status == GDN_OK) status = gdn_note_kernel(ctx, "summary_apply", "strip_mul");
     gdn_fp_leave(fp);
     return status;
 }

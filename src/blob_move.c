@@ -118,10 +118,11 @@ static gdn_status prepare(gdn_ctx *ctx, const gdn_state_copy_args *args, const c
     return gdn_state_check_slots(ctx, &c->move, memory);
 }
 
-static void run(gdn_ctx *ctx, struct copy *copies)
+static gdn_status run(gdn_ctx *ctx, struct copy *copies)
 {
     for (int i = 0; i < 2; i++)
         if (copies[i].is_there) gdn_state_run(ctx, &copies[i].move);
+    return gdn_check_lender(ctx);
 }
 
 /* ---- Saving -------------------------------------------------------------------------------- */
@@ -200,7 +201,7 @@ static gdn_status save(gdn_ctx *ctx, const gdn_blob_args *args)
     TRY(prepare(ctx, &c, "state", "blob", &copies[1]));
 
     write_zeros(a.blob, &h, &p);
-    run(ctx, copies);
+    TRY(run(ctx, copies));
     for (int64_t b = 0; b < h.n_sequences && a.position.data; b++) {
         const int64_t n = gdn_index(&a.position, b);
         memcpy((char *)a.blob + p.position + (size_t)b * sizeof n, &n, sizeof n);
@@ -326,7 +327,7 @@ static gdn_status load(gdn_ctx *ctx, const gdn_blob_args *args)
     c.to_pool     = a.state;
     TRY(prepare(ctx, &c, "blob", "state", &copies[1]));
 
-    run(ctx, copies);
+    TRY(run(ctx, copies));
     write_positions(&a.position, &position);
     return GDN_OK;
 }

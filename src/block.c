@@ -289,14 +289,14 @@ static gdn_status run(gdn_ctx *ctx, struct block_call *c)
     return GDN_OK;
 }
 
-static void note(gdn_ctx *ctx, struct block_call *c)
+static gdn_status note(gdn_ctx *ctx, struct block_call *c)
 {
     char             loops[sizeof ctx->kernel];
     struct gdn_rule *r = &c->block.rule;
     r->seqs            = c->plan.seqs;
     r->n_seqs          = c->plan.B;
     snprintf(loops, sizeof loops, "gemm_nt conv %s norm_row", gdn_rule_loops(r));
-    gdn_note_kernel(ctx, "block", loops);
+    return gdn_note_kernel(ctx, "block", loops);
 }
 
 gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args)
@@ -306,7 +306,7 @@ gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args)
     struct block_call c;
     gdn_status        status = describe(ctx, args, &c);
     if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) note(ctx, &c);
+    if (status == GDN_OK) status = note(ctx, &c);
     gdn_fp_leave(fp);
     return status;
 }

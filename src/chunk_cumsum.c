@@ -90,7 +90,7 @@ gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args)
     struct call    c;
     gdn_status     status = describe(ctx, args, &c);
     if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) gdn_note_kernel(ctx, "chunk_cumsum", "load_row");
+    if (status == GDN_OK) status = gdn_note_kernel(ctx, "chunk_cumsum", "load_row");
     gdn_fp_leave(fp);
     return status;
 }

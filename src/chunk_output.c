@@ -281,7 +281,7 @@ gdn_status gdn_chunk_output(gdn_ctx *ctx, const gdn_chunk_output_args *args)
     gdn_status     status = describe(ctx, args, &c);
     if (status == GDN_OK) status = run(ctx, &c);
     if (status == GDN_OK)
-        gdn_note_kernel(ctx, "chunk_output", "strip_mul chunk_solve chunk_update");
+        status = gdn_note_kernel(ctx, "chunk_output", "strip_mul chunk_solve chunk_update");
     gdn_fp_leave(fp);
     return status;
 }

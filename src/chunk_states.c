@@ -222,7 +222,7 @@ gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *args)
     struct call    c;
     gdn_status     status = describe(ctx, args, &c);
     if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) gdn_note_kernel(ctx, "chunk_states", "strip_mul chunk_update");
+    if (status == GDN_OK) status = gdn_note_kernel(ctx, "chunk_states", "strip_mul chunk_update");
     gdn_fp_leave(fp);
     return status;
 }

@@ -309,7 +309,7 @@ gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args)
     struct call    c;
     gdn_status     status = describe(ctx, args, &c);
     if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) gdn_note_kernel(ctx, "chunk_uw", "chunk_solve");
+    if (status == GDN_OK) status = gdn_note_kernel(ctx, "chunk_uw", "chunk_solve");
     gdn_fp_leave(fp);
     return status;
 }

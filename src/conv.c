@@ -230,7 +230,7 @@ gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args)
     struct conv_call c;
     gdn_status       status = describe(ctx, args, &c);
     if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) gdn_note_kernel(ctx, "conv1d", "conv");
+    if (status == GDN_OK) status = gdn_note_kernel(ctx, "conv1d", "conv");
     gdn_fp_leave(fp);
     return status;
 }

@@ -133,7 +133,9 @@ static gdn_status create(gdn_ctx *draft, const gdn_options *given, gdn_ctx **ctx
     gdn_ctx *made = o->alloc(o->alloc_user, sizeof *made, 64);
     if (!made)
         return gdn_fail(draft, GDN_E_MEMORY, "context: no memory for %zu bytes", sizeof *made);
-    draft->pool = gdn_pool_create(o->n_threads, o->alloc, o->release, o->alloc_user);
+    const struct gdn_lender lender = { o->parallel_for, o->parallel_user };
+    draft->pool = gdn_pool_create(o->n_threads, o->parallel_for ? &lender : NULL, o->alloc,
+                                  o->release, o->alloc_user);
     if (!draft->pool) {
         o->release(o->alloc_user, made);
         return gdn_fail(draft, GDN_E_MEMORY, "n_threads: no memory or no threads for %d",
@@ -157,7 +159,8 @@ gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx)
         snprintf(draft.options.error_text, draft.options.error_text_bytes, "%s", draft.error);
     if (status == GDN_OK) {
         char line[80];
-        snprintf(line, sizeof line, "context: %s, %d threads", gdn_isa(*ctx), gdn_n_threads(*ctx));
+        snprintf(line, sizeof line, "context: %s, %d %sthreads", gdn_isa(*ctx),
+                 (int)gdn_n_threads(*ctx), (*ctx)->options.parallel_for ? "lent " : "");
         log_line(*ctx, line);
     }
     return status;
@@ -231,8 +234,16 @@ gdn_status gdn_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size
     return GDN_OK;
 }
 
-void gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
+gdn_status gdn_check_lender(gdn_ctx *ctx)
 {
+    const char *broken = gdn_pool_broken(ctx->pool);
+    if (!broken) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "parallel_for: %s, wanted each item once", broken);
+}
+
+gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
+{
+    TRY(gdn_check_lender(ctx));
     char line[sizeof ctx->kernel];
     int  n = snprintf(line, sizeof line, "%s:", op);
     while (*loops && n < (int)sizeof line) {
@@ -240,7 +251,8 @@ void gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
         n += snprintf(line + n, sizeof line - (size_t)n, " %.*s.%s", length, loops, ctx->kr->name);
         loops += length + (loops[length] == ' ');
     }
-    if (strcmp(line, ctx->kernel) == 0) return;
+    if (strcmp(line, ctx->kernel) == 0) return GDN_OK;
     memcpy(ctx->kernel, line, sizeof line);
     log_line(ctx, line);
+    return GDN_OK;
 }

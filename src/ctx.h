@@ -30,9 +30,13 @@ gdn_status gdn_copy_args(gdn_ctx *ctx, void *own, size_t own_bytes, const void *
 gdn_status gdn_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
                              void **memory);
 
-/* Names what ran, for gdn_last_kernel() and the log: "op: loop.isa loop.isa" from the loops'
- * names with spaces between. */
-void gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops);
+/* GDN_E_ARG if the caller's parallel_for did not do what gdn_options says, in this call. */
+gdn_status gdn_check_lender(gdn_ctx *ctx) __attribute__((warn_unused_result));
+
+/* Ends a call that ran: that check, then names the loops, for gdn_last_kernel() and the log, as
+ * "op: loop.isa loop.isa" from their names with spaces between. */
+gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
+    __attribute__((warn_unused_result));
 
 /* Saves the float environment, sets the default one; and back. Workers set theirs once. */
 uint32_t gdn_fp_enter(void);

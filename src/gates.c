@@ -179,7 +179,7 @@ gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args)
     if (status == GDN_OK) {
         const int64_t n_items = (s.n_rows + s.rows_per_item - 1) / s.rows_per_item;
         gdn_parallel_for(ctx->pool, n_items, run_item, &s);
-        gdn_note_kernel(ctx, "gates", loops(&s.args));
+        status = gdn_note_kernel(ctx, "gates", loops(&s.args));
     }
     gdn_fp_leave(fp);
     return status;

@@ -131,8 +131,7 @@ static gdn_status run(gdn_ctx *ctx, struct norm *s, void *workspace, size_t byte
     void *none;
     TRY(gdn_get_workspace(ctx, workspace, bytes, 0, &none));
     gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
-    gdn_note_kernel(ctx, op, "dot norm_row");
-    return GDN_OK;
+    return gdn_note_kernel(ctx, op, "dot norm_row");
 }
 
 /* ---- L2 norm ----------------------------------------------------------------------------- */

@@ -139,12 +139,13 @@ gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, i
     if (!last_dense && t->size[2] >= 2 && t->stride[2] != 1)
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: strides %lld, %lld, wanted 1 in one of the last two",
                         name, (long long)t->stride[2], (long long)t->stride[3]);
+    const int rows = last_dense ? 2 : 3; /* one row may have any stride, which is not to be used */
     *view = (struct gdn_pool_view){ .data    = t->data,
                                     .dtype   = t->dtype,
                                     .k_first = last_dense == kv,
                                     .slot    = t->stride[0],
                                     .head    = t->stride[1],
-                                    .ld      = last_dense ? t->stride[2] : t->stride[3] };
+                                    .ld      = t->size[rows] < 2 ? 0 : t->stride[rows] };
     return GDN_OK;
 }
 
@@ -378,7 +379,7 @@ static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
     gdn_status       status = describe(ctx, args, decode, &c);
     if (status == GDN_OK) status = run(ctx, &c);
     if (status == GDN_OK)
-        gdn_note_kernel(ctx, decode ? "decode" : "prefill", gdn_rule_loops(&c.rule));
+        status = gdn_note_kernel(ctx, decode ? "decode" : "prefill", gdn_rule_loops(&c.rule));
     gdn_fp_leave(fp);
     return status;
 }
@@ -411,6 +412,25 @@ const char *gdn_rule_loops(const struct gdn_rule *r)
 
 /* ---- Running ---------------------------------------------------------------------------- */
 
+static int64_t longest_seq(const struct gdn_rule *r)
+{
+    int64_t longest = 0;
+    for (int64_t b = 1; b < r->n_seqs; b++)
+        if (r->seqs[b].n_valid > r->seqs[longest].n_valid) longest = b;
+    return longest;
+}
+
+/* As many sequences of the longest one's length as make all the tokens: no more than there are.
+ * Beside a long sequence short ones keep no thread busy. */
+static int64_t even_seqs(const struct gdn_rule *r)
+{
+    int64_t sum = 0;
+    if (!r->seqs || r->n_seqs == 0) return r->n_seqs; /* nobody has read them yet */
+    const int64_t longest = r->seqs[longest_seq(r)].n_valid;
+    for (int64_t b = 0; b < r->n_seqs; b++) sum += r->seqs[b].n_valid;
+    return longest > 0 ? (sum + longest - 1) / longest : 1;
+}
+
 void gdn_rule_cut(struct gdn_rule *r, const struct gdn_kernels *kr, int n_threads)
 {
     const int most = r->Hq > r->Hk ? r->Hq : r->Hk, least = r->Hq + r->Hk - most;
@@ -421,7 +441,7 @@ void gdn_rule_cut(struct gdn_rule *r, const struct gdn_kernels *kr, int n_thread
     /* As few items as keep all threads busy (an item repeats the grams of its group), but no
      * item with more state than the L2 cache takes. */
     const int64_t strips = (int64_t)r->group_heads * r->n_strips;
-    const int64_t groups = r->n_seqs * r->n_groups > 0 ? r->n_seqs * r->n_groups : 1;
+    const int64_t n_even = even_seqs(r), groups = n_even > 0 ? n_even * r->n_groups : 1;
     const int64_t bytes  = (int64_t)r->K * kr->strip * (int64_t)sizeof(float); /* of a strip */
     const int64_t fits   = GDN_ITEM_STATE_BYTES / bytes;
     int64_t       parts  = n_threads > 1 ? (4 * n_threads + groups - 1) / groups : 1;
@@ -446,6 +466,7 @@ struct run_arg {
     const struct gdn_kernels *kr;
     char                     *scratch;
     size_t                    thread_bytes;
+    int64_t                   first; /* the longest sequence, which is begun first */
 };
 
 static void run_item(void *arg, int64_t i, int thread)
@@ -454,7 +475,8 @@ static void run_item(void *arg, int64_t i, int thread)
     const struct gdn_rule *r       = a->rule;
     void                  *scratch = a->scratch + (size_t)thread * a->thread_bytes;
     const int64_t          each    = (int64_t)r->n_groups * r->n_parts;
-    struct gdn_rule_item   item    = { .seq = &r->seqs[i / each] };
+    const int64_t          b       = (i / each + a->first) % r->n_seqs;
+    struct gdn_rule_item   item    = { .seq = &r->seqs[b] };
     const int              strips = r->group_heads * r->n_strips, part = (int)(i % r->n_parts);
     item.group = (int)(i % each / r->n_parts);
     item.first = part * r->part_strips;
@@ -470,8 +492,10 @@ static void run_item(void *arg, int64_t i, int thread)
 
 void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch)
 {
-    struct run_arg arg = { rule, ctx->kr, scratch, gdn_rule_scratch(rule, ctx->kr) };
-    gdn_parallel_for(ctx->pool, rule->n_seqs * rule->n_groups * rule->n_parts, run_item, &arg);
+    struct gdn_rule r = *rule;
+    gdn_rule_cut(&r, ctx->kr, gdn_pool_threads(ctx->pool)); /* now by lengths: no coarser */
+    struct run_arg arg = { &r, ctx->kr, scratch, gdn_rule_scratch(&r, ctx->kr), longest_seq(&r) };
+    gdn_parallel_for(ctx->pool, r.n_seqs * r.n_groups * r.n_parts, run_item, &arg);
 }
 
 /* ---- What both forms load ----------------------------------------------------------------- */

@@ -496,8 +496,7 @@ static gdn_status run(gdn_ctx *ctx, const gdn_state_copy_args *args)
                           &memory));
     TRY(gdn_state_check_slots(ctx, &m, memory));
     gdn_state_run(ctx, &m);
-    gdn_note_kernel(ctx, "state_copy", loops(&m));
-    return GDN_OK;
+    return gdn_note_kernel(ctx, "state_copy", loops(&m));
 }
 
 gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)

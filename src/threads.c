@@ -10,6 +10,9 @@
  * No wake-up is lost: who sleeps first announces it and then looks at the word again; who
  * changes the word looks for sleepers afterwards. Both in sequentially consistent order, so
  * one of the two sees the other.
+ *
+ * A lender is not trusted with memory: a thread number is an index into scratch, so each has a
+ * seat, taken for the time of one item. An item whose seat is not there or is taken is not run.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* pthread_sigmask and clock_gettime under -std=c11 */
@@ -23,6 +26,7 @@
 #include <stdbool.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "ctx.h"
 
@@ -43,6 +47,11 @@ struct worker {
     int              index;
 };
 
+/* A thread number of a lender. */
+struct seat {
+    alignas(64) atomic_bool taken;
+};
+
 struct gdn_pool {
     alignas(64) _Atomic uint64_t word;
     alignas(64) _Atomic int64_t next; /* the first item that nobody took */
@@ -56,11 +65,17 @@ struct gdn_pool {
     atomic_int     n_asleep;
     atomic_bool    caller_asleep;
 
-    int n_threads, n_workers; /* n_workers: started so far */
+    int   n_threads, n_workers; /* n_workers: started so far */
+    pid_t pid;                  /* of the process that has the workers */
     void (*release)(void *, void *);
     void *user;
 
-    struct worker workers[];
+    struct gdn_lender     lender;
+    _Atomic int64_t       n_lent, n_done; /* items of the call that the lender has, had run */
+    _Atomic(const char *) broken;
+
+    struct seat   *seats;   /* n_threads of them if there is a lender, else */
+    struct worker *workers; /* n_threads - 1 */
 };
 
 /* ---- Waiting ------------------------------------------------------------------------------- */
@@ -176,6 +191,45 @@ static void *work(void *arg)
     }
 }
 
+/* ---- Threads of a lender -------------------------------------------------------------------- */
+
+static void run_lent(void *arg, int64_t item, int thread)
+{
+    struct gdn_pool *pool = arg;
+    if (item < 0 || item >= atomic_load(&pool->n_lent)) {
+        atomic_store(&pool->broken, "an item that there is not, or after it returned");
+        return;
+    }
+    if (thread < 0 || thread >= pool->n_threads) {
+        atomic_store(&pool->broken, "a thread number out of range");
+        return;
+    }
+    if (atomic_exchange(&pool->seats[thread].taken, true)) {
+        atomic_store(&pool->broken, "a thread number twice at a time");
+        return;
+    }
+    const uint32_t fp = gdn_fp_enter(); /* the thread has its own float environment */
+    pool->task(pool->arg, item, thread);
+    gdn_fp_leave(fp);
+    atomic_store(&pool->seats[thread].taken, false);
+    atomic_fetch_add(&pool->n_done, 1);
+}
+
+static void lend(struct gdn_pool *pool, int64_t n_items)
+{
+    atomic_store(&pool->n_done, 0);
+    atomic_store(&pool->n_lent, n_items);
+    pool->lender.parallel_for(pool->lender.user, n_items, run_lent, pool);
+    atomic_store(&pool->n_lent, 0);
+    if (atomic_load(&pool->n_done) != n_items && !atomic_load(&pool->broken))
+        atomic_store(&pool->broken, "not every item once");
+}
+
+const char *gdn_pool_broken(struct gdn_pool *pool)
+{
+    return atomic_load(&pool->broken) ? atomic_exchange(&pool->broken, NULL) : NULL;
+}
+
 /* ---- The caller ---------------------------------------------------------------------------- */
 
 static void wake(struct gdn_pool *pool, int64_t n)
@@ -191,13 +245,17 @@ static void wake(struct gdn_pool *pool, int64_t n)
 
 void gdn_parallel_for(struct gdn_pool *pool, int64_t n_items, gdn_task *task, void *arg)
 {
-    if (pool->n_workers == 0 || n_items <= 1) {
+    if (pool->n_threads == 1 || n_items <= 1) {
         for (int64_t i = 0; i < n_items; i++) task(arg, i, 0);
         return;
     }
     pool->task    = task;
     pool->arg     = arg;
     pool->n_items = n_items;
+    if (pool->lender.parallel_for) {
+        lend(pool, n_items);
+        return;
+    }
     atomic_store(&pool->next, 0);
     const uint64_t generation = atomic_load(&pool->word) / GENERATION + 1;
     atomic_store(&pool->word, generation * GENERATION | OPEN);
@@ -226,19 +284,29 @@ static bool start_workers(struct gdn_pool *pool)
     return pool->n_workers == pool->n_threads - 1;
 }
 
-struct gdn_pool *gdn_pool_create(int n_threads, void *(*alloc)(void *, size_t, size_t),
+struct gdn_pool *gdn_pool_create(int n_threads, const struct gdn_lender *lender,
+                                 void *(*alloc)(void *, size_t, size_t),
                                  void (*release)(void *, void *), void *user)
 {
-    const size_t bytes = sizeof(struct gdn_pool) + (size_t)(n_threads - 1) * sizeof(struct worker);
+    const size_t n     = (size_t)n_threads;
+    const size_t bytes = sizeof(struct gdn_pool) +
+                         (lender ? n * sizeof(struct seat) : (n - 1) * sizeof(struct worker));
     struct gdn_pool *pool = alloc(user, bytes, 64);
     if (!pool) return NULL;
     memset(pool, 0, bytes);
     pool->n_threads = n_threads;
+    pool->pid       = getpid();
     pool->release   = release;
     pool->user      = user;
     pthread_mutex_init(&pool->mutex, NULL); /* cannot fail with default attributes */
     pthread_cond_init(&pool->news, NULL);
     pthread_cond_init(&pool->left, NULL);
+    if (lender) {
+        pool->lender = *lender;
+        pool->seats  = (struct seat *)(pool + 1);
+        return pool;
+    }
+    pool->workers = (struct worker *)(pool + 1);
     if (start_workers(pool)) return pool;
     gdn_pool_destroy(pool);
     return NULL;
@@ -247,12 +315,14 @@ struct gdn_pool *gdn_pool_create(int n_threads, void *(*alloc)(void *, size_t, s
 void gdn_pool_destroy(struct gdn_pool *pool)
 {
     if (!pool) return;
-    atomic_fetch_or(&pool->word, STOP);
-    wake(pool, pool->n_workers);
-    for (int i = 0; i < pool->n_workers; i++) pthread_join(pool->workers[i].thread, NULL);
-    pthread_cond_destroy(&pool->left);
-    pthread_cond_destroy(&pool->news);
-    pthread_mutex_destroy(&pool->mutex);
+    if (pool->pid == getpid()) {
+        atomic_fetch_or(&pool->word, STOP);
+        wake(pool, pool->n_workers);
+        for (int i = 0; i < pool->n_workers; i++) pthread_join(pool->workers[i].thread, NULL);
+        pthread_cond_destroy(&pool->left);
+        pthread_cond_destroy(&pool->news);
+        pthread_mutex_destroy(&pool->mutex);
+    }
     pool->release(pool->user, pool);
 }
 

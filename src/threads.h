@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A fixed pool: the calling thread and n - 1 workers that spin shortly, then sleep.
+ * A fixed pool: the calling thread and n - 1 workers that spin shortly, then sleep. Or a pool
+ * without workers, whose items a lender runs: the caller's parallel_for of gdn_options.
  *
  * gdn_parallel_for() hands out items 0..n_items-1 in order, one at a time, and returns when
  * all are done. Which thread runs an item is open; ops must not let it matter (G2).
@@ -15,11 +16,23 @@ struct gdn_pool;
 
 typedef void gdn_task(void *arg, int64_t item, int thread); /* thread < n_threads */
 
-/* NULL if memory or a thread could not be had. Memory through the two hooks. */
-struct gdn_pool *gdn_pool_create(int n_threads, void *(*alloc)(void *, size_t, size_t),
+/* The threads of others: runs task(arg, item, thread) for every item, as gdn.h says. */
+struct gdn_lender {
+    void (*parallel_for)(void *user, int64_t n_items, gdn_task *task, void *arg);
+    void *user;
+};
+
+/* NULL if memory or a thread could not be had. Memory through the two hooks. lender NULL: the
+ * pool makes its own threads. */
+struct gdn_pool *gdn_pool_create(int n_threads, const struct gdn_lender *lender,
+                                 void *(*alloc)(void *, size_t, size_t),
                                  void (*release)(void *, void *), void *user);
-void             gdn_pool_destroy(struct gdn_pool *pool);
-int              gdn_pool_threads(const struct gdn_pool *pool);
+/* In a child of fork(), where the workers are not, frees the memory alone. */
+void gdn_pool_destroy(struct gdn_pool *pool);
+int  gdn_pool_threads(const struct gdn_pool *pool);
 void gdn_parallel_for(struct gdn_pool *pool, int64_t n_items, gdn_task *task, void *arg);
+
+/* What the lender did wrong since this was last asked; NULL: nothing that was noticed. */
+const char *gdn_pool_broken(struct gdn_pool *pool);
 
 #endif

@@ -806,8 +806,10 @@ def test_info():
     for key in keys.split():
         check(here.get(key), key, here)
     check(here["tables"][0] == {"name": "scalar", "runs_here": True}, here["tables"])
+    check(here["self_test"] == "ok" and here["self_test_ms"] > 0, here)
     status, out, err = gdn("info")
     check(status == OK and "CUDA" in out and here["isa"] in out, out)
+    check("self-test ok, " in out, out)
     status, out, _ = gdn("info", "--json", "--threads", "3", "--isa", "scalar")
     here = json.loads(out)
     check(here["isa"] == "scalar" and here["threads"] == 3, here)

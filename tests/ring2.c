@@ -74,7 +74,7 @@ bool ring2_begin(const char *format, ...)
     return true;
 }
 
-static void free_blocks(void)
+void ring2_free(void)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     for (int i = 0; i < self.n_blocks; i++) {
@@ -93,7 +93,7 @@ static void free_blocks(void)
 
 void ring2_end(void)
 {
-    free_blocks();
+    ring2_free();
     if (self.n_reports) {
         self.n_failed++;
         printf("%s ... FAILED\n", self.name);
@@ -167,6 +167,8 @@ double ring2_uniform(double low, double high)
 {
     return low + (high - low) * ((double)(ring2_bits() >> 11) * 0x1p-53);
 }
+
+uint64_t ring2_seed(void) { return self.seed; }
 
 int64_t ring2_below(int64_t n) { return (int64_t)(ring2_bits() % (uint64_t)n); }
 

@@ -50,6 +50,7 @@ void ring2_status(gdn_ctx *ctx, const char *what, gdn_status got, gdn_status wan
 uint64_t ring2_bits(void);
 double   ring2_uniform(double low, double high);
 int64_t  ring2_below(int64_t n);
+uint64_t ring2_seed(void); /* of the option --seed=N; 0 without */
 
 /* ---- Pairwise cases ---- */
 
@@ -79,6 +80,7 @@ bool ring2_float_mode(int i, void (*call)(void *arg), void *arg);
 
 void *ring2_alloc(size_t bytes, size_t align);
 void *ring2_heap(size_t bytes); /* zeroed, unguarded, freed by ring2_end() */
+void  ring2_free(void);         /* frees all of it before the end, for long tests */
 
 /* A view with a buffer of its own: each dimension but the last is followed by `gap` elements
  * that belong to nobody. */

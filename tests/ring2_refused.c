@@ -86,14 +86,14 @@ static gdn_status ask(gdn_ctx *ctx, gdn_op op, const void *args)
     const gdn_batch       *batch = NULL;
     gdn_batch             *own = ring2_heap(sizeof *own);
     gdn_tensor            *t = (gdn_tensor *)(void *)(copy + 8);
+    const size_t n_arrays = (sizeof *own - offsetof(gdn_batch, cu_seqlens)) / sizeof *t;
     memcpy(copy, args, o->bytes);
     for (size_t i = 0; i < o->n_tensors; i++) move_away(&t[i]);
     if (o->batch_at) memcpy(&batch, copy + o->batch_at, sizeof batch);
     if (batch) {
         *own = *batch;
         t    = &own->cu_seqlens;
-        for (size_t i = 0; i < N_TENSORS(gdn_batch, cu_seqlens, checkpoint_slots) + 1; i++)
-            move_away(&t[i]);
+        for (size_t i = 0; i < n_arrays; i++) move_away(&t[i]);
         memcpy(copy + o->batch_at, &own, sizeof own);
     }
     return gdn_supported(ctx, op, copy);

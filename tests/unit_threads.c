@@ -42,7 +42,7 @@ static void count_release(void *user, void *memory)
 
 static struct gdn_pool *new_pool(int n_threads)
 {
-    struct gdn_pool *pool = gdn_pool_create(n_threads, count_alloc, count_release, NULL);
+    struct gdn_pool *pool = gdn_pool_create(n_threads, NULL, count_alloc, count_release, NULL);
     if (pool) return pool;
     printf("no pool of %d threads\n", n_threads);
     exit(1);
@@ -315,12 +315,55 @@ static void test_float_environment(void)
     gdn_pool_destroy(pool);
 }
 
+/* ---- A lender that is wrong ------------------------------------------------------------------ */
+
+/* Keeps what it was given, so that an item can ask for another in its own place. */
+static struct {
+    gdn_task *task;
+    void     *arg;
+} lent;
+
+static void lend_serially(void *user, int64_t n_items, gdn_task *task, void *arg)
+{
+    (void)user;
+    lent.task = task;
+    lent.arg  = arg;
+    for (int64_t i = 0; i < n_items; i++) task(arg, i, (int)(i % 2));
+}
+
+static void count_nested(void *arg, int64_t item, int thread)
+{
+    int *runs = arg;
+    runs[item]++;
+    if (item == 0) lent.task(lent.arg, 2, thread); /* the number is in use */
+    if (item == 1) lent.task(lent.arg, 3, 1 - thread);
+}
+
+static void test_wrong_lender(void)
+{
+    const struct gdn_lender lender  = { lend_serially, NULL };
+    int                     runs[4] = { 0 };
+    struct gdn_pool *pool = gdn_pool_create(2, &lender, count_alloc, count_release, NULL);
+    gdn_parallel_for(pool, 4, count_nested, runs);
+    const char *broken = gdn_pool_broken(pool);
+    CHECK(broken && strstr(broken, "twice at a time"), "noticed: %s", broken ? broken : "nothing");
+    CHECK(runs[2] == 1, "an item ran %d times beside another of its number", runs[2]);
+    CHECK(runs[3] == 2, "an item ran %d times, each with a number of its own", runs[3]);
+    CHECK(!gdn_pool_broken(pool), "asked twice");
+
+    lent.task(lent.arg, 0, 0); /* the call is over */
+    CHECK(runs[0] == 1, "an item of a call that is over ran");
+    CHECK(gdn_pool_broken(pool), "it was not noticed");
+    gdn_pool_destroy(pool);
+    CHECK(n_live == 0, "%d blocks of memory left", n_live);
+}
+
 /* ---- Failures ------------------------------------------------------------------------------ */
 
 static void test_no_memory(void)
 {
     int nothing;
-    CHECK(!gdn_pool_create(4, count_alloc, count_release, &nothing), "a pool without memory");
+    CHECK(!gdn_pool_create(4, NULL, count_alloc, count_release, &nothing), "a pool without memory");
     CHECK(n_live == 0, "%d blocks of memory left", n_live);
 }
 
@@ -346,7 +389,7 @@ static void test_no_threads(void)
     tight          = before;
     tight.rlim_cur = (rlim_t)pages * 4096 + (64 << 20);
     setrlimit(RLIMIT_AS, &tight);
-    struct gdn_pool *pool = gdn_pool_create(1000, count_alloc, count_release, NULL);
+    struct gdn_pool *pool = gdn_pool_create(1000, NULL, count_alloc, count_release, NULL);
     setrlimit(RLIMIT_AS, &before);
     CHECK(!pool, "a thousand stacks in 64 MiB");
     CHECK(n_live == 0, "%d blocks of memory left", n_live);
@@ -369,6 +412,7 @@ int main(int argc, char **argv)
         { "threads: two pools at once", test_two_pools },
         { "threads: workers block signals", test_signals },
         { "threads: workers have the default float environment", test_float_environment },
+        { "threads: a wrong lender is noticed", test_wrong_lender },
         { "threads: no memory", test_no_memory },
         { "threads: no threads", test_no_threads },
     };

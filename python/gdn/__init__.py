@@ -451,6 +451,10 @@ class Context:
             if status:
                 raise Error(status, _lib.gdn_last_error(self._ctx).decode())
 
+    def self_test(self):
+        """gdn_self_test: raises Error if this machine computes something else than it should."""
+        self._run(_lib.gdn_self_test)
+
     def _call(self, op, fields):
         args = _arguments(_OPS[op], op, fields)
         self._run(getattr(_lib, f"gdn_{op}"), ctypes.byref(args))

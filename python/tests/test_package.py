@@ -161,6 +161,7 @@ def test_a_context_says_what_it_is(isas):
     for isa in isas:
         with gdn.Context(threads=2, isa=isa) as ctx:
             assert (ctx.isa, ctx.n_threads) == (isa, 2)
+            ctx.self_test()
             x = np.ones((1, 2), F32)
             ctx.l2norm(x=x, out=x.copy())
             assert ctx.last_kernel.startswith("l2norm: ") and f".{isa}" in ctx.last_kernel

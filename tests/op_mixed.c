@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Batches as a scheduler makes them: some rows are prompts or parts of prompts, some are one
+ * drafted token, all in one call of gdn_prefill.
+ */
+#include <string.h>
+#include <time.h>
+
+#include "ring2_rule.h"
+
+/* ---- One call and its parts ----------------------------------------------------------------- */
+
+enum { MOST_ROWS = 40 };
+
+struct mixed {
+    gdn_rule_args all;
+    gdn_batch    *batch;
+    int64_t       n, length[MOST_ROWS], first[MOST_ROWS];
+};
+
+static struct mixed make_mixed(const int64_t *lengths, int64_t n, const int heads[3], int64_t d,
+                               int32_t dtype)
+{
+    struct mixed m = { .n = n };
+    for (int64_t b = 0; b < n; b++) {
+        m.length[b] = lengths[b];
+        m.first[b]  = b ? m.first[b - 1] + lengths[b - 1] : 0;
+    }
+    m.all = ring2_rule_packed(dtype, GDN_F32, (int)n, lengths, heads, d, d, &m.batch);
+    return m;
+}
+
+/* Rows [b, b + n) as a call of its own on memory of its own. */
+static gdn_rule_args rows(const struct mixed *m, int64_t b, int64_t n)
+{
+    int64_t cu[MOST_ROWS + 1] = { 0 };
+    for (int64_t i = 0; i < n; i++) cu[i + 1] = cu[i] + m->length[b + i];
+    const gdn_rule_args view  = ring2_rule_slice(&m->all, m->first[b], cu[n]);
+    const gdn_tensor    state = ring2_narrow(&m->all.state, 0, b, n);
+    gdn_rule_args       a     = ring2_rule_clone(&view);
+    gdn_batch          *batch = ring2_heap(sizeof *batch);
+    *batch                    = gdn_batch_init();
+    batch->cu_seqlens         = ring2_indices(GDN_I32, n + 1, cu);
+    a.state                   = ring2_clone(&state);
+    a.batch                   = batch;
+    return a;
+}
+
+static void expect_rows(const struct mixed *m, int64_t b, int64_t n, const gdn_rule_args *want)
+{
+    const gdn_rule_args got   = ring2_rule_slice(&m->all, m->first[b], want->q.size[0]);
+    const gdn_tensor    state = ring2_narrow(&m->all.state, 0, b, n);
+    ring2_expect_bits("out", &got.out, &want->out);
+    ring2_expect_bits("state", &state, &want->state);
+}
+
+/* Rows of one token have the bits of gdn_decode, long ones those of gdn_prefill. */
+static void G2_parts_of_a_mixed_call(void)
+{
+    static const int64_t lengths[][5] = { { 70, 1, 1, 1, 1 }, { 1, 1, 1, 1, 333 },
+                                          { 1, 40, 1, 23, 1 }, { 1, 1, 1, 1, 1 } };
+    static const int     heads[3]     = { 2, 2, 4 };
+    for (int i = 0; i < 4 * 3; i++) {
+        struct mixed  m = make_mixed(lengths[i % 4], 5, heads, 48, i / 4);
+        gdn_rule_args alone[5];
+        for (int64_t b = 0; b < 5; b++) {
+            alone[b] = rows(&m, b, 1);
+            ring2_status(ring2_ctx(1), "alone",
+                         ring2_rule_call(ring2_ctx(1), &alone[b], m.length[b] == 1), GDN_OK);
+        }
+        ring2_status(ring2_ctx(4), "mixed", gdn_prefill(ring2_ctx(4), &m.all), GDN_OK);
+        for (int64_t b = 0; b < 5; b++) expect_rows(&m, b, 1, &alone[b]);
+    }
+}
+
+/* ---- What it costs -------------------------------------------------------------------------- */
+
+/*
+ * The time that 16 threads would take, on a machine that has fewer: each item runs here, and the
+ * thread that is free first is charged with its processor time.
+ */
+enum { THREADS = 16 };
+
+static double elapsed; /* of the pieces of work of a call, in seconds */
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void schedule(void *user, int64_t n, gdn_work work, void *arg)
+{
+    double busy[THREADS] = { 0 }, most = 0;
+    (void)user;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t next = 0;
+        for (int32_t t = 1; t < THREADS; t++)
+            if (busy[t] < busy[next]) next = t;
+        const double begin = cpu_seconds();
+        work(arg, i, next);
+        busy[next] += cpu_seconds() - begin;
+        if (busy[next] > most) most = busy[next];
+    }
+    elapsed += most;
+}
+
+static double time_of(gdn_ctx *ctx, const gdn_rule_args *a, bool decode)
+{
+    double best = 1e9;
+    for (int i = 0; i < 5; i++) {
+        elapsed = 0;
+        ring2_status(ctx, "call", ring2_rule_call(ctx, a, decode), GDN_OK);
+        if (elapsed < best) best = elapsed;
+    }
+    return best;
+}
+
+/* A long row among many of one token: no more than two calls, and 20 % for what items of a few
+ * microseconds are measured with. Cut as if all rows were alike, it was four times as much. */
+static void cost_of_a_mixed_call(void)
+{
+    enum { N = 17, LONG = 512 };
+    static const int heads[3] = { 4, 4, 8 };
+    gdn_options      o        = gdn_options_init();
+    gdn_ctx         *ctx      = NULL;
+    o.n_threads               = THREADS;
+    o.parallel_for            = schedule;
+    ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
+    for (int at = 0; at < N; at += N / 2) { /* the long row first, in the middle, last */
+        int64_t lengths[N];
+        for (int b = 0; b < N; b++) lengths[b] = b == at ? LONG : 1;
+        const struct mixed  m    = make_mixed(lengths, N, heads, 64, GDN_F32);
+        const gdn_rule_args some = rows(&m, at, 1);
+        for (int b = 0; b < N; b++) lengths[b] = 1;
+        const struct mixed ones   = make_mixed(lengths, N - 1, heads, 64, GDN_F32);
+        const double       mixed  = time_of(ctx, &m.all, false);
+        const double       prompt = time_of(ctx, &some, false);
+        const double       decode = time_of(ctx, &ones.all, true);
+        CHECK(mixed <= 1.2 * (prompt + decode), "row %d: %.1f us, but %.1f + %.1f apart", at,
+              mixed * 1e6, prompt * 1e6, decode * 1e6);
+    }
+    gdn_ctx_destroy(ctx);
+}
+
+/* ---- Prompts in parts ----------------------------------------------------------------------- */
+
+/* Parts of any lengths, each beside other rows: to rounding what one call gives. */
+static void chunked_prefill_at_odd_splits(void)
+{
+    static const int64_t parts[][12] = {
+        { 1, 1, 1, 7, 90, 0 },     { 17, 31, 33, 19, 0 }, { 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 10, 0 },
+        { 3, 47, 5, 13, 29, 3, 0 }, { 99, 1, 0 },         { 15, 1, 16, 17, 51, 0 },
+    };
+    static const int heads[3] = { 2, 2, 4 };
+    for (size_t i = 0; i < 2 * sizeof parts / sizeof *parts; i++) {
+        const int64_t       *part = parts[i / 2];
+        const gdn_rule_args a = ring2_rule_args(i % 2 ? GDN_BF16 : GDN_F32, GDN_F32, 100, 1, heads,
+                                                64, 40);
+        struct ring2_rule   m;
+        int64_t             first = 0;
+        ring2_rule_model(&a, false, &m);
+        for (; *part; first += *part++) {
+            const gdn_rule_args piece = ring2_rule_slice(&a, first, *part);
+            ring2_status(ring2_ctx(2), "part", gdn_prefill(ring2_ctx(2), &piece), GDN_OK);
+        }
+        CHECK(first == 100, "the parts are not the whole");
+        ring2_compare("out", &a.out, m.out, m.out_limit, m.out_noise, NULL);
+        ring2_compare("state", &a.state, m.state, m.state_limit, m.state_noise, NULL);
+    }
+}
+
+/* The convolution of the same parts, to the bit. */
+static void convolution_at_odd_splits(void)
+{
+    static const int64_t parts[] = { 1, 2, 1, 17, 3, 40, 5, 1, 30, 0 };
+    gdn_conv1d_args      a       = gdn_conv1d_args_init(), whole;
+    int64_t              first   = 0;
+    a.x      = ring2_new(GDN_BF16, 0, 2, 100, 70, 0, 0);
+    a.out    = ring2_new(GDN_BF16, 0, 2, 100, 70, 0, 0);
+    a.weight = ring2_new(GDN_F32, 0, 2, 70, 4, 0, 0);
+    a.state  = ring2_new(GDN_BF16, 0, 3, 1, 70, 3, 0);
+    ring2_fill(&a.x, -1, 1), ring2_fill(&a.weight, -1, 1), ring2_fill(&a.state, -1, 1);
+    whole     = a;
+    whole.out = ring2_clone(&a.out), whole.state = ring2_clone(&a.state);
+    ring2_status(ring2_ctx(2), "whole", gdn_conv1d(ring2_ctx(2), &whole), GDN_OK);
+    for (const int64_t *part = parts; *part; first += *part++) {
+        gdn_conv1d_args piece = a;
+        piece.x   = ring2_narrow(&a.x, 0, first, *part);
+        piece.out = ring2_narrow(&a.out, 0, first, *part);
+        ring2_status(ring2_ctx(2), "part", gdn_conv1d(ring2_ctx(2), &piece), GDN_OK);
+    }
+    ring2_expect_bits("out", &a.out, &whole.out);
+    ring2_expect_bits("state", &a.state, &whole.state);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_test tests[] = {
+        { "G2 mixed: rows have the bits of their own calls", G2_parts_of_a_mixed_call },
+        { "mixed: costs no more than its parts", cost_of_a_mixed_call },
+        { "chunked prefill at odd splits", chunked_prefill_at_odd_splits },
+        { "convolution at odd splits", convolution_at_odd_splits },
+    };
+    return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

@@ -1,0 +1,553 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See ring2_calls.h. */
+#include "ring2_calls.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Random choices ---- */
+
+uint32_t ring2_draw_bits(struct ring2_draw *d)
+{
+    uint32_t x = 0;
+    if (!d->data) return (uint32_t)ring2_bits();
+    for (int i = 0; i < 4 && d->size; i++, d->size--) x = x << 8 | *d->data++;
+    return x;
+}
+
+int64_t ring2_draw_below(struct ring2_draw *d, int64_t n)
+{
+    return (int64_t)ring2_draw_bits(d) % n;
+}
+
+bool ring2_draw_one_in(struct ring2_draw *d, int64_t n) { return ring2_draw_below(d, n) == 0; }
+
+#define below(n)  ring2_draw_below(d, n)
+#define one_in(n) ring2_draw_one_in(d, n)
+
+void ring2_draw_init(struct ring2_draw *d, bool fill)
+{
+    *d = (struct ring2_draw){ .arena = ring2_alloc(RING2_ARENA, 64), .fill = fill };
+    for (int i = 0; i < RING2_ARENA; i++) d->arena[i] = (unsigned char)(i * 7 + i / 251);
+}
+
+/* ---- Tensors ---- */
+
+static void fill(struct ring2_draw *d, const gdn_tensor *t)
+{
+    if (t->dtype <= GDN_F16) ring2_fill(t, -1, 1);
+    for (int64_t i = 0; i < ring2_count(t) && t->dtype > GDN_F16; i++)
+        memset(ring2_element(t, i), (int)below(64), gdn_dtype_bytes(t->dtype));
+}
+
+static gdn_tensor place(struct ring2_draw *d, int32_t dtype, int ndim, int64_t s0, int64_t s1,
+                        int64_t s2, int64_t s3)
+{
+    const size_t unit = gdn_dtype_bytes(dtype);
+    gdn_tensor   t    = gdn_dense(NULL, dtype, ndim, s0, s1, s2, s3);
+    d->used           = (d->used + (size_t)below(3) * unit + unit - 1) / unit * unit;
+    t.data            = d->arena + d->used;
+    d->used += (size_t)ring2_count(&t) * unit;
+    if (d->used > RING2_ARENA) abort();
+    if (d->fill) fill(d, &t);
+    return t;
+}
+
+#define PLACE1(dtype, a)          place(d, dtype, 1, a, 0, 0, 0)
+#define PLACE2(dtype, a, b)       place(d, dtype, 2, a, b, 0, 0)
+#define PLACE3(dtype, a, b, c)    place(d, dtype, 3, a, b, c, 0)
+#define PLACE4(dtype, a, b, c, e) place(d, dtype, 4, a, b, c, e)
+
+static int32_t any_float(struct ring2_draw *d) { return (int32_t)below(3); }
+
+static gdn_tensor index_array(struct ring2_draw *d, int64_t n, int64_t low, int64_t high)
+{
+    gdn_tensor t = PLACE1(one_in(2) ? GDN_I32 : GDN_I64, n);
+    for (int64_t i = 0; i < n; i++) ring2_set(&t, i, (double)(low + below(high - low + 1)));
+    return t;
+}
+
+static gdn_tensor distinct(struct ring2_draw *d, int64_t n)
+{
+    gdn_tensor t = PLACE1(GDN_I32, n);
+    for (int64_t i = 0; i < n; i++) ring2_set(&t, i, (double)(n - 1 - i));
+    return t;
+}
+
+/* [B][columns], row b ascending from low: by steps of 1, or any. */
+static gdn_tensor rows_of(struct ring2_draw *d, int64_t B, int64_t columns, int64_t low, bool any)
+{
+    gdn_tensor t = PLACE2(GDN_I32, B, columns);
+    for (int64_t i = 0; i < B * columns; i++)
+        ring2_set(&t, i, (double)(low + (any ? below(i % columns + 1) : i % columns)));
+    return t;
+}
+
+/* ---- Batches ---- */
+
+/* What is drawn: B sequences of T tokens, P slots. */
+struct sizes {
+    int64_t B, T, N, P;
+};
+
+enum { CHECKPOINTS = 3 }; /* of a sequence, at most */
+
+static void draw_checkpoints(struct ring2_draw *d, const struct sizes *s, gdn_batch *t)
+{
+    const int64_t C = 2 * s->B;
+    if (one_in(2)) {
+        t->checkpoint_every = (s->T + CHECKPOINTS - 1) / CHECKPOINTS + below(s->T);
+    } else {
+        t->checkpoint_starts    = PLACE1(GDN_I64, s->B + 1);
+        t->checkpoint_positions = PLACE1(GDN_I32, C);
+        for (int64_t b = 0; b <= s->B; b++) ring2_set(&t->checkpoint_starts, b, (double)(2 * b));
+        for (int64_t c = 0; c < C; c += 2) {
+            const int64_t first = 1 + below(s->T);
+            ring2_set(&t->checkpoint_positions, c, (double)first);
+            ring2_set(&t->checkpoint_positions, c + 1, (double)(first + below(s->T - first + 1)));
+        }
+        if (one_in(2)) t->checkpoint_slots = distinct(d, C);
+    }
+}
+
+static void draw_slots(struct ring2_draw *d, const struct sizes *s, gdn_batch *t)
+{
+    const int64_t B = s->B, T = s->T;
+    if (one_in(2)) t->read_slots = distinct(d, B);
+    if (one_in(3)) t->read_slots = index_array(d, B, -1, s->P - 1);
+    if (one_in(4)) t->write_slots = distinct(d, B);
+    if (one_in(4)) t->has_initial_state = index_array(d, B, 0, 1);
+    t->pad_policy = (int32_t)below(3);
+    t->write      = one_in(4) ? GDN_WRITE_NONE : GDN_WRITE_FINAL;
+    if (one_in(6)) {
+        t->write       = GDN_WRITE_EACH;
+        t->write_slots = PLACE2(GDN_I32, B, T);
+        for (int64_t i = 0; i < B * T; i++)
+            ring2_set(&t->write_slots, i, (double)(one_in(8) ? below(s->P) : -1));
+    }
+    if (one_in(8)) {
+        t->num_accepted_tokens = index_array(d, B, 1, 2);
+        t->read_slots          = PLACE2(GDN_I64, B, 2);
+        for (int64_t i = 0; i < B * 2; i++) ring2_set(&t->read_slots, i, (double)(i / 2));
+    }
+}
+
+static gdn_batch draw_batch(struct ring2_draw *d, gdn_op op, const struct sizes *s)
+{
+    gdn_batch  t         = gdn_batch_init();
+    const bool is_record = op >= GDN_OP_RECORD_COMMIT;
+    if (is_record) {
+        t.read_slots = distinct(d, s->B);
+        return t;
+    }
+    t.cu_seqlens = PLACE1(GDN_I32, s->B + 1);
+    for (int64_t b = 0; b <= s->B; b++) ring2_set(&t.cu_seqlens, b, (double)(s->T * b));
+    if (one_in(4)) t.token_count = index_array(d, s->B, 0, s->T / 2);
+    if (op > GDN_OP_BLOCK) return t;
+    draw_slots(d, s, &t);
+    if (one_in(4)) t.token_start = index_array(d, s->B, 0, s->T / 2);
+    if (one_in(4)) draw_checkpoints(d, s, &t);
+    if ((op == GDN_OP_DECODE || op == GDN_OP_CONV1D) && one_in(6))
+        t.parents = rows_of(d, s->B, s->T, -1, one_in(2));
+    if (op == GDN_OP_CONV1D && one_in(6)) t.path = rows_of(d, s->B, s->T, 0, false);
+    return t;
+}
+
+/* ---- The rule ---- */
+
+/* Heads and head sizes. */
+struct heads {
+    int64_t q, k, v, H, K, V;
+};
+
+static struct heads draw_heads(struct ring2_draw *d)
+{
+    static const int heads[][3] = { { 1, 1, 1 }, { 1, 1, 3 }, { 2, 1, 1 }, { 2, 2, 4 } };
+    const int       *h          = heads[below(4)];
+    return (struct heads){ h[0], h[1], h[2], h[0] > h[2] ? h[0] : h[2], 1 + below(20),
+                           1 + below(14) };
+}
+
+/* States of 8 bits are drawn where the library has them. */
+static bool has_8_bits(void) { return gdn_dtype_bytes(GDN_I8) == 1; }
+
+/* A pool of n slots; of 8 bits now and then, with scales. */
+static gdn_tensor draw_pool(struct ring2_draw *d, const struct heads *h, int64_t n, int32_t dtype,
+                            bool kv, gdn_tensor *scales)
+{
+    if (scales && has_8_bits() && one_in(8)) {
+        dtype   = one_in(2) ? GDN_I8 : GDN_E4M3;
+        *scales = PLACE3(GDN_F32, n, h->H, h->V);
+    }
+    return PLACE4(dtype, n, h->H, kv ? h->K : h->V, kv ? h->V : h->K);
+}
+
+static void draw_rule(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const struct heads h  = draw_heads(d);
+    const int32_t      A  = any_float(d), S = any_float(d);
+    const bool         kv = one_in(2);
+    gdn_rule_args     *a  = &c->rule;
+    *a   = gdn_rule_args_init();
+    a->q = PLACE3(A, s->N, h.q, h.K), a->k = PLACE3(A, s->N, h.k, h.K);
+    a->v = PLACE3(A, s->N, h.v, h.V), a->out = PLACE3(A, s->N, h.H, h.V);
+    a->g = PLACE2(GDN_F32, s->N, h.H), a->beta = PLACE2(GDN_F32, s->N, h.H);
+    a->state        = draw_pool(d, &h, s->P, S, kv, &a->state_scales);
+    a->state_layout = kv;
+    if (one_in(3)) a->state_out = draw_pool(d, &h, s->P, S, kv, &a->state_out_scales);
+    if (one_in(3))
+        a->checkpoints = draw_pool(d, &h, CHECKPOINTS * s->B, any_float(d), kv,
+                                   &a->checkpoint_scales);
+    if (one_in(3)) {
+        a->gate  = GDN_GATE_RAW;
+        a->A_log = PLACE1(GDN_F32, h.H), a->dt_bias = PLACE1(GDN_BF16, h.H);
+    }
+    if (one_in(4)) a->out.data = NULL;
+    if (one_in(8)) a->out = a->v;
+    if (one_in(6)) a->flags = GDN_EXACT;
+    if (one_in(6)) a->rounding = GDN_ROUND_STOCHASTIC, a->seed = ring2_draw_bits(d);
+    a->norm = (int32_t)below(4);
+}
+
+/* R rows beside each of P slots. */
+static void draw_record(struct ring2_draw *d, const struct heads *h, int64_t P, int64_t R,
+                        gdn_tensor *k, gdn_tensor *u, gdn_tensor *g, gdn_tensor *count)
+{
+    *k     = PLACE4(any_float(d), P, R, h->k, h->K);
+    *u     = PLACE4(any_float(d), P, R, h->H, h->V);
+    *g     = PLACE3(GDN_F32, P, R, h->H);
+    *count = index_array(d, P, 0, 1);
+}
+
+/* A record beside the slots of a call of gdn_decode. */
+static void add_record(struct ring2_draw *d, gdn_rule_args *a, const struct sizes *s,
+                       gdn_batch *batch)
+{
+    const struct heads h = { .k = a->k.size[1], .H = a->g.size[1], .K = a->k.size[2],
+                             .V = a->v.size[2] };
+    draw_record(d, &h, s->P, s->T + 1, &a->record_k, &a->record_u, &a->record_g,
+                &a->record_count);
+    batch->write            = GDN_WRITE_NONE;
+    batch->write_slots.data = NULL;
+}
+
+static void draw_commit(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const struct heads      h = draw_heads(d);
+    const int64_t           T = s->T / 2 + 1;
+    gdn_record_commit_args *a = &c->commit;
+    *a                        = gdn_record_commit_args_init();
+    draw_record(d, &h, s->P, T + 1, &a->record_k, &a->record_u, &a->record_g, &a->record_count);
+    a->n_accepted = index_array(d, s->B, 0, T);
+    if (one_in(2)) a->path = rows_of(d, s->B, T, 0, false);
+}
+
+static void draw_fold(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const struct heads    h = draw_heads(d);
+    gdn_record_fold_args *a = &c->fold;
+    *a                      = gdn_record_fold_args_init();
+    a->state_layout         = one_in(2);
+    a->state = draw_pool(d, &h, s->P, any_float(d), a->state_layout, &a->state_scales);
+    draw_record(d, &h, s->P, 1 + below(5), &a->record_k, &a->record_u, &a->record_g,
+                &a->record_count);
+}
+
+/* ---- The other ops ---- */
+
+static void draw_conv(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t    D = 1 + below(40), W = 2 + below(7), S = W - 1 + below(3);
+    const int32_t    A = any_float(d);
+    gdn_conv1d_args *a = &c->conv;
+    *a        = gdn_conv1d_args_init();
+    a->x      = PLACE2(A, s->N, D);
+    a->out    = one_in(3) ? a->x : PLACE2(A, s->N, D);
+    a->weight = PLACE2(any_float(d), D, W);
+    a->bias   = PLACE1(GDN_F32, D);
+    a->state  = PLACE3(any_float(d), s->P, D, S);
+    if (one_in(3)) a->state_out = PLACE3(any_float(d), s->P, D, S);
+    if (one_in(3)) a->checkpoints = PLACE3(any_float(d), CHECKPOINTS * s->B, D, S);
+    if (one_in(4)) a->out.data = NULL;
+    a->activation = (int32_t)below(2);
+}
+
+static void draw_gates(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t   H = 1 + below(80);
+    gdn_gates_args *a = &c->gates;
+    *a        = gdn_gates_args_init();
+    a->a      = PLACE2(any_float(d), s->N, H), a->b = PLACE2(any_float(d), s->N, H);
+    a->g      = one_in(3) ? a->a : PLACE2(GDN_F32, s->N, H);
+    a->beta   = one_in(3) ? a->b : PLACE2(GDN_F16, s->N, H);
+    a->A_log  = PLACE1(GDN_F32, H), a->dt_bias = PLACE1(GDN_F32, H);
+}
+
+static void draw_l2norm(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t    D = 1 + below(80);
+    gdn_l2norm_args *a = &c->l2norm;
+    *a     = gdn_l2norm_args_init();
+    a->x   = PLACE2(any_float(d), s->N, D);
+    a->out = one_in(3) ? a->x : PLACE2(any_float(d), s->N, D);
+}
+
+static void draw_rmsnorm(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t           D = 1 + below(80);
+    gdn_rmsnorm_gated_args *a = &c->rmsnorm;
+    *a        = gdn_rmsnorm_gated_args_init();
+    a->x      = PLACE2(any_float(d), s->N, D), a->z = PLACE2(any_float(d), s->N, D);
+    a->weight = PLACE1(any_float(d), D);
+    a->out    = one_in(3) ? a->z : PLACE2(any_float(d), s->N, D);
+}
+
+static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t   Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = 1 + below(8), V = 1 + below(8);
+    const int64_t   D = 2 * Hk * K + Hv * V, hidden = 1 + below(20);
+    gdn_block_args *a = &c->block;
+    *a        = gdn_block_args_init();
+    a->hidden = PLACE2(GDN_F32, s->N, hidden), a->out = PLACE2(GDN_F32, s->N, hidden);
+    if (one_in(2)) {
+        a->in_proj_qkvz = PLACE2(GDN_BF16, D + Hv * V, hidden);
+        a->in_proj_ba   = PLACE2(GDN_F32, 2 * Hv, hidden);
+    } else {
+        a->in_proj_qkv = PLACE2(GDN_F32, D, hidden);
+        a->in_proj_z   = PLACE2(GDN_F16, Hv * V, hidden);
+        a->in_proj_b   = PLACE2(GDN_F32, Hv, hidden);
+        a->in_proj_a   = PLACE2(GDN_F32, Hv, hidden);
+    }
+    a->conv_weight = PLACE2(GDN_F32, D, 2 + below(7));
+    a->A_log       = PLACE1(GDN_F32, Hv), a->dt_bias = PLACE1(GDN_F32, Hv);
+    a->norm_weight = PLACE1(GDN_F32, V);
+    a->out_proj    = PLACE2(GDN_F32, hidden, Hv * V);
+    a->conv_state  = PLACE3(GDN_F32, s->P, D, a->conv_weight.size[1] - one_in(2));
+    a->state       = PLACE4(GDN_F16, s->P, Hv, V, K);
+    if (one_in(3)) {
+        a->checkpoints      = PLACE4(GDN_F32, CHECKPOINTS * s->B, Hv, V, K);
+        a->conv_checkpoints = PLACE3(GDN_F16, CHECKPOINTS * s->B, D, a->conv_state.size[2]);
+    }
+    a->n_key_heads = (int32_t)Hk, a->n_value_heads = (int32_t)Hv;
+    a->key_head_dim = (int32_t)K, a->value_head_dim = (int32_t)V;
+}
+
+static gdn_tensor draw_states(struct ring2_draw *d, int64_t P, const int64_t *s, bool turned,
+                              bool conv)
+{
+    const int64_t a = s[turned ? 2 : 1], b = s[turned ? 1 : 2];
+    return conv ? PLACE3(any_float(d), P, s[1], s[2] + below(3))
+                : PLACE4(any_float(d), P, s[0], a, b);
+}
+
+static void draw_state_copy(struct ring2_draw *d, union ring2_call *c, const struct sizes *sizes)
+{
+    const int64_t        s[3] = { 1 + below(3), 1 + below(40), 1 + below(8) }, P = sizes->P;
+    const bool           conv = one_in(3);
+    gdn_state_copy_args *a    = &c->state;
+    *a             = gdn_state_copy_args_init();
+    a->from_layout = !conv && one_in(2), a->to_layout = !conv && one_in(2);
+    a->from_pool   = draw_states(d, P, s, a->from_layout, conv);
+    a->to_pool     = draw_states(d, P, s, a->to_layout, conv);
+    if (one_in(4)) a->to_pool = a->from_pool, a->to_layout = a->from_layout;
+    if (one_in(8)) a->from_pool.data = NULL;
+    if (one_in(2)) a->from_slots = index_array(d, P, -1, P - 1);
+    if (one_in(2)) a->to_slots = distinct(d, P);
+    if (!conv && has_8_bits() && one_in(8)) {
+        a->to_pool   = PLACE4(GDN_I8, P, s[0], s[a->to_layout ? 2 : 1], s[a->to_layout ? 1 : 2]);
+        a->to_scales = PLACE3(GDN_F32, P, s[0], s[1]);
+    }
+}
+
+static gdn_tensor draw_map(struct ring2_draw *d, const struct sizes *s, const struct heads *h)
+{
+    return PLACE4(any_float(d), s->B, h->H, h->K, h->K);
+}
+
+static void draw_summary(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const struct heads h = draw_heads(d);
+    gdn_summary_args  *a = &c->summary;
+    *a              = gdn_summary_args_init();
+    a->state_layout = one_in(2);
+    a->k            = PLACE3(any_float(d), s->N, h.k, h.K);
+    a->g = PLACE2(GDN_F32, s->N, h.H), a->beta = PLACE2(GDN_F32, s->N, h.H);
+    a->M = draw_map(d, s, &h);
+    if (one_in(3)) return;
+    a->v = PLACE3(a->k.dtype, s->N, h.v, h.V);
+    a->U = draw_pool(d, &h, s->B, any_float(d), a->state_layout, NULL);
+}
+
+static void draw_compose(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const struct heads        h  = draw_heads(d);
+    gdn_summary_compose_args *a  = &c->compose;
+    const bool                kv = one_in(2);
+    *a              = gdn_summary_compose_args_init();
+    a->state_layout = kv;
+    a->M1 = draw_map(d, s, &h), a->M2 = draw_map(d, s, &h);
+    a->M  = one_in(3) ? a->M1 : draw_map(d, s, &h);
+    if (one_in(3)) return;
+    a->U1 = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+    a->U2 = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+    a->U  = one_in(3) ? a->U2 : draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+}
+
+static void draw_apply(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const struct heads      h  = draw_heads(d);
+    gdn_summary_apply_args *a  = &c->apply;
+    const bool              kv = one_in(2);
+    *a              = gdn_summary_apply_args_init();
+    a->state_layout = kv;
+    a->M            = draw_map(d, s, &h);
+    if (!one_in(4)) a->U = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+    if (!one_in(4)) a->state = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+    a->state_out = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+    if (one_in(3) && a->state.data) a->state_out = a->state;
+}
+
+static void draw_cumsum(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t          H = 1 + below(40);
+    gdn_chunk_cumsum_args *a = &c->cumsum;
+    *a            = gdn_chunk_cumsum_args_init();
+    a->g          = PLACE2(any_float(d), s->N, H);
+    a->out        = one_in(3) ? a->g : PLACE2(any_float(d), s->N, H);
+    a->chunk_size = 1 + (int32_t)below(40);
+}
+
+static void draw_uw(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const struct heads h = draw_heads(d);
+    gdn_chunk_uw_args *a = &c->uw;
+    *a            = gdn_chunk_uw_args_init();
+    a->chunk_size = 16 << below(3);
+    a->k = PLACE3(any_float(d), s->N, h.k, h.K), a->v = PLACE3(any_float(d), s->N, h.v, h.V);
+    a->g = PLACE2(GDN_F32, s->N, h.H), a->beta = PLACE2(GDN_F32, s->N, h.H);
+    a->u = PLACE3(any_float(d), s->N, h.H, h.V), a->w = PLACE3(any_float(d), s->N, h.H, h.K);
+    if (one_in(2)) a->T = PLACE3(any_float(d), s->N, h.H, a->chunk_size);
+    if (one_in(4)) a->u.data = a->v.data = NULL;
+}
+
+/* Chunks of C tokens of all sequences, and a few more. */
+static int64_t draw_n_chunks(struct ring2_draw *d, const struct sizes *s, int64_t C)
+{
+    return s->B * ((s->T + C - 1) / C) + below(2);
+}
+
+static void draw_chunk_states(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const struct heads     h  = draw_heads(d);
+    gdn_chunk_states_args *a  = &c->states;
+    const bool             kv = one_in(2);
+    *a              = gdn_chunk_states_args_init();
+    a->state_layout = kv;
+    a->chunk_size   = 16 << below(3);
+    a->k = PLACE3(any_float(d), s->N, h.k, h.K), a->g = PLACE2(GDN_F32, s->N, h.H);
+    a->u = PLACE3(any_float(d), s->N, h.H, h.V), a->w = PLACE3(any_float(d), s->N, h.H, h.K);
+    if (!one_in(4)) a->state = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+    a->states    = draw_pool(d, &h, draw_n_chunks(d, s, a->chunk_size), any_float(d), kv, NULL);
+    a->state_out = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+    if (one_in(3) && a->state.data) a->state_out = a->state;
+}
+
+static void draw_chunk_output(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const struct heads     h = draw_heads(d);
+    gdn_chunk_output_args *a = &c->output;
+    *a              = gdn_chunk_output_args_init();
+    a->state_layout = one_in(2);
+    a->chunk_size   = 16 << below(3);
+    a->q = PLACE3(any_float(d), s->N, h.q, h.K), a->k = PLACE3(any_float(d), s->N, h.k, h.K);
+    a->u = PLACE3(any_float(d), s->N, h.H, h.V), a->w = PLACE3(any_float(d), s->N, h.H, h.K);
+    a->g      = PLACE2(GDN_F32, s->N, h.H);
+    a->states = draw_pool(d, &h, draw_n_chunks(d, s, a->chunk_size), any_float(d),
+                          a->state_layout, NULL);
+    a->out    = PLACE3(any_float(d), s->N, h.H, h.V);
+}
+
+/* ---- All of them ---- */
+
+static void (*const draws[RING2_N_OPS])(struct ring2_draw *, union ring2_call *,
+                                        const struct sizes *) = {
+    [GDN_OP_PREFILL] = draw_rule,            [GDN_OP_DECODE] = draw_rule,
+    [GDN_OP_CONV1D] = draw_conv,             [GDN_OP_GATES] = draw_gates,
+    [GDN_OP_L2NORM] = draw_l2norm,           [GDN_OP_RMSNORM_GATED] = draw_rmsnorm,
+    [GDN_OP_BLOCK] = draw_block,             [GDN_OP_STATE_COPY] = draw_state_copy,
+    [GDN_OP_SUMMARY] = draw_summary,         [GDN_OP_SUMMARY_COMPOSE] = draw_compose,
+    [GDN_OP_SUMMARY_APPLY] = draw_apply,     [GDN_OP_CHUNK_CUMSUM] = draw_cumsum,
+    [GDN_OP_CHUNK_UW] = draw_uw,             [GDN_OP_CHUNK_STATES] = draw_chunk_states,
+    [GDN_OP_CHUNK_OUTPUT] = draw_chunk_output, [GDN_OP_RECORD_COMMIT] = draw_commit,
+    [GDN_OP_RECORD_FOLD] = draw_fold,
+};
+
+void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch)
+{
+    struct sizes     s = { .B = 1 + below(4), .T = 1 + below(20) };
+    const gdn_batch *t = batch;
+    s.N                = s.B * s.T;
+    s.P                = s.B + below(3);
+    memset(c, 0, sizeof *c);
+    d->used = 0;
+    *batch  = draw_batch(d, op, &s);
+    draws[op](d, c, &s);
+    if (op == GDN_OP_DECODE && one_in(6)) add_record(d, &c->rule, &s, batch);
+    if (ring2_ops[op].batch_at && !one_in(8))
+        memcpy(c->bytes + ring2_ops[op].batch_at, &t, sizeof t);
+}
+
+bool ring2_has_op(gdn_ctx *ctx, gdn_op op)
+{
+    gdn_supported(ctx, op, NULL);
+    return strncmp(gdn_last_error(ctx), "op:", 3) != 0;
+}
+
+static int rule_written(const gdn_rule_args *a, const gdn_tensor **list)
+{
+    const bool apart = a->state_out.data;
+    list[0]          = &a->out;
+    list[1]          = apart ? &a->state_out : &a->state;
+    list[2]          = apart ? &a->state_out_scales : &a->state_scales;
+    list[3] = &a->checkpoints, list[4] = &a->checkpoint_scales;
+    list[5] = &a->record_k, list[6] = &a->record_u, list[7] = &a->record_g;
+    return 8;
+}
+
+#define LIST(...)                                                   \
+    do {                                                            \
+        const gdn_tensor *const these[] = { __VA_ARGS__ };          \
+        memcpy(list, these, sizeof these);                          \
+        return (int)(sizeof these / sizeof *these);                 \
+    } while (0)
+
+int ring2_written(gdn_op op, const union ring2_call *c, const gdn_tensor **list)
+{
+    switch (op) {
+    case GDN_OP_PREFILL:
+    case GDN_OP_DECODE: return rule_written(&c->rule, list);
+    case GDN_OP_CONV1D:
+        LIST(&c->conv.out, c->conv.state_out.data ? &c->conv.state_out : &c->conv.state,
+             &c->conv.checkpoints);
+    case GDN_OP_GATES: LIST(&c->gates.g, &c->gates.beta);
+    case GDN_OP_L2NORM: LIST(&c->l2norm.out);
+    case GDN_OP_RMSNORM_GATED: LIST(&c->rmsnorm.out);
+    case GDN_OP_BLOCK:
+        LIST(&c->block.out, &c->block.state, &c->block.conv_state, &c->block.checkpoints,
+             &c->block.conv_checkpoints);
+    case GDN_OP_STATE_COPY: LIST(&c->state.to_pool, &c->state.to_scales);
+    case GDN_OP_SUMMARY: LIST(&c->summary.M, &c->summary.U);
+    case GDN_OP_SUMMARY_COMPOSE: LIST(&c->compose.M, &c->compose.U);
+    case GDN_OP_SUMMARY_APPLY: LIST(&c->apply.state_out);
+    case GDN_OP_CHUNK_CUMSUM: LIST(&c->cumsum.out);
+    case GDN_OP_CHUNK_UW: LIST(&c->uw.u, &c->uw.w, &c->uw.T);
+    case GDN_OP_CHUNK_STATES: LIST(&c->states.states, &c->states.state_out);
+    case GDN_OP_CHUNK_OUTPUT: LIST(&c->output.out);
+    case GDN_OP_RECORD_COMMIT:
+        LIST(&c->commit.record_k, &c->commit.record_u, &c->commit.record_g,
+             &c->commit.record_count);
+    case GDN_OP_RECORD_FOLD:
+        LIST(&c->fold.state, &c->fold.state_scales, &c->fold.record_count);
+    }
+    return 0;
+}

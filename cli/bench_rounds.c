@@ -22,9 +22,9 @@ static int warm_up(struct bench *b, int *n_in_batch)
         const struct bench_call *c = &b->calls[i];
         double                   seconds = 0;
         for (int run = 0; run < 2; run++) {
-            const double     start  = job_clock();
+            const double     start  = measure_clock();
             const gdn_status status = cli_call(b->ctx, c->op, c->args);
-            seconds                 = job_clock() - start;
+            seconds                 = measure_clock() - start;
             if (status) return case_failed(b->ctx, status);
         }
         n_in_batch[i] = 1 + (int)(batch_seconds / (seconds + 1e-7));
@@ -37,9 +37,9 @@ static double time_batch(const struct bench *b, int i, int n)
 {
     const struct bench_call *c = &b->calls[i];
     cli_call(b->ctx, c->op, c->args);
-    const double start = job_clock();
+    const double start = measure_clock();
     for (int k = 0; k < n; k++) cli_call(b->ctx, c->op, c->args);
-    return 1e3 * (job_clock() - start) / n;
+    return 1e3 * (measure_clock() - start) / n;
 }
 
 int bench_rounds(struct bench *b)
@@ -54,8 +54,8 @@ int bench_rounds(struct bench *b)
         measure_close(&yardstick);
         return CLI_BAD;
     }
-    const double start = job_clock();
-    while (n < BENCH_MAX_ROUNDS && (n < MIN_ROUNDS || job_clock() - start < b->seconds)) {
+    const double start = measure_clock();
+    while (n < BENCH_MAX_ROUNDS && (n < MIN_ROUNDS || measure_clock() - start < b->seconds)) {
         for (int i = 0; i < b->n_calls; i++) ms[i][n] = time_batch(b, i, n_in_batch[i]);
         const double peak = (b->by_memory ? measure_in_place : measure_flops)(&yardstick,
                                                                               yardstick_seconds);

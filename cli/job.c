@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "job.h"
+#include "measure.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "cli.h"
 
@@ -231,13 +231,6 @@ int job_pool(struct job *job, const char *name, const char *alias, const gdn_ten
 
 /* ---- Running ----------------------------------------------------------------------------- */
 
-double job_clock(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* The library's error names its argument; the file may call that tensor something else. */
 static int refused(const struct job *job, gdn_ctx *ctx, gdn_status status)
 {
@@ -255,9 +248,9 @@ static int refused(const struct job *job, gdn_ctx *ctx, gdn_status status)
 int job_call(struct job *job, gdn_ctx *ctx, struct job_phase *phase, const char *name,
              int64_t tokens)
 {
-    const double     start  = job_clock();
+    const double     start  = measure_clock();
     const gdn_status status = cli_call(ctx, job->kind->op, &job->args);
-    const double     end    = job_clock();
+    const double     end    = measure_clock();
     if (status) return refused(job, ctx, status);
     phase->name   = name;
     phase->tokens = tokens;
@@ -287,8 +280,8 @@ static void restore(struct job *job)
 static int compute(struct job *job, gdn_ctx *ctx)
 {
     struct job_phase best[2] = { { .seconds = INFINITY }, { .seconds = INFINITY } };
-    const double     start   = job_clock();
-    for (int run = 0; run < 5 && (run < 1 || job_clock() - start < 0.05); run++) {
+    const double     start   = measure_clock();
+    for (int run = 0; run < 5 && (run < 1 || measure_clock() - start < 0.05); run++) {
         restore(job);
         memset(job->phases, 0, sizeof job->phases);
         if (job->kind->compute(job, ctx)) return CLI_BAD;

@@ -103,6 +103,5 @@ int job_pool(struct job *job, const char *name, const char *alias, const gdn_ten
 int job_call(struct job *job, gdn_ctx *ctx, struct job_phase *phase, const char *name,
              int64_t tokens);
 
-double job_clock(void); /* seconds */
 
 #endif

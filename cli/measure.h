@@ -8,6 +8,8 @@
 
 #include <stddef.h>
 
+double measure_clock(void); /* seconds */
+
 struct measure {
     const char *isa;
     int         n_threads;

@@ -33,7 +33,9 @@ enum { GDN_STEP_COLUMNS = 128 }; /* most value columns of one step call */
 /* What an instruction set needs; gdn_cpu_detect() gives what the machine has. */
 enum {
     GDN_CPU_AVX2   = 1u << 0, /* AVX2, FMA and F16C, and the OS saves YMM */
-    GDN_CPU_AVX512 = 1u << 1  /* F, BW, DQ and VL, and the OS saves ZMM */
+    GDN_CPU_AVX512 = 1u << 1, /* F, BW, DQ and VL, and the OS saves ZMM */
+    GDN_CPU_AVX512_BF16 = 1u << 2,
+    GDN_CPU_AMX = 1u << 3 /* tiles of bfloat16, and the OS lets this process use them */
 };
 
 /*

@@ -302,8 +302,7 @@ static gdn_status run_commit(gdn_ctx *ctx, struct commit_call *m)
             set_count(&m->c.record, slot,
                       gdn_record_count(&m->c.record, slot) + gdn_index(&a->n_accepted, b));
     }
-    gdn_note_kernel(ctx, "record_commit", "");
-    return GDN_OK;
+    return gdn_note_kernel(ctx, "record_commit", "");
 }
 
 gdn_status gdn_record_commit_check(gdn_ctx *ctx, const gdn_record_commit_args *args, size_t *bytes)
@@ -411,8 +410,7 @@ static gdn_status run_fold(gdn_ctx *ctx, struct fold_call *m)
     gdn_parallel_for(ctx->pool, m->c.plan.B * m->rule.H * n_blocks(&m->rule), fold_item, m);
     for (int64_t b = 0; b < m->c.plan.B; b++)
         if (m->c.plan.seqs[b].slot >= 0) set_count(&m->c.record, m->c.plan.seqs[b].slot, 0);
-    gdn_note_kernel(ctx, "record_fold", "add_outer");
-    return GDN_OK;
+    return gdn_note_kernel(ctx, "record_fold", "add_outer");
 }
 
 gdn_status gdn_record_fold_check(gdn_ctx *ctx, const gdn_record_fold_args *args, size_t *bytes)

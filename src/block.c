@@ -113,10 +113,17 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const struct block_call *c,
         { &a->dt_bias, "dt_bias" },         { &a->norm_weight, "norm_weight" },
         { &a->out_proj, "out_proj" },       { &a->conv_state, "conv_state" },
         { &a->state, "state" },             { &a->out, "out" },
+        { &a->checkpoints, "checkpoints" }, { &a->conv_checkpoints, "conv_checkpoints" },
     };
+    const gdn_tensor *twin = written == &a->state              ? &a->checkpoints
+                             : written == &a->checkpoints      ? &a->state
+                             : written == &a->conv_state       ? &a->conv_checkpoints
+                             : written == &a->conv_checkpoints ? &a->conv_state
+                                                               : NULL;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (others[i].t != written)
-            TRY(gdn_check_no_overlap(ctx, written, name, others[i].t, others[i].name, false));
+            TRY(gdn_check_no_overlap(ctx, written, name, others[i].t, others[i].name,
+                                     others[i].t == twin));
     return gdn_plan_check_overlaps(ctx, &c->plan.batch, written, name);
 }
 
@@ -136,7 +143,9 @@ static gdn_status check_tokens(gdn_ctx *ctx, struct block_call *c)
     TRY(gdn_plan_check(ctx, &c->tokens, &a->out, "out", 1, &c->block.hidden));
     TRY(gdn_check_dense(ctx, &a->out, "out"));
     TRY(gdn_check_injective(ctx, &a->out, "out"));
-    return gdn_plan_describe(ctx, a->batch, &c->tokens, 0, &c->plan);
+    const bool leaves = a->checkpoints.data || a->conv_checkpoints.data;
+    return gdn_plan_describe(ctx, a->batch, &c->tokens, leaves ? GDN_PLAN_CHECKPOINTS : 0,
+                             &c->plan);
 }
 
 /* The parts that the ops of their own check too, on views of the projected row. */
@@ -149,14 +158,23 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct block_call *c)
     v->D                    = b->columns.z;
     TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, "conv_bias", v));
     TRY(gdn_conv_state_view(ctx, &a->conv_state, "conv_state", v, &v->from));
+    TRY(gdn_conv_state_view(ctx, &a->conv_checkpoints, "conv_checkpoints", v, &v->checkpoints));
+    if (v->from.data && v->checkpoints.data && v->from.length != v->checkpoints.length)
+        return gdn_fail(ctx, GDN_E_SHAPE,
+                        "conv_checkpoints: %lld entries per channel, but conv_state has %lld",
+                        (long long)v->checkpoints.length, (long long)v->from.length);
     v->to   = v->from;
     v->silu = true;
-    /* A carry is as long as the state that its content ends in. */
-    const int64_t length = v->from.data ? v->from.length : v->W - 1;
+    /* A carry is as long as the states that its content ends in. */
+    const int64_t length = v->from.data          ? v->from.length
+                           : v->checkpoints.data ? v->checkpoints.length
+                                                 : v->W - 1;
     v->carry_from = v->carry_to = (struct gdn_conv_view){
         .dtype = GDN_F32, .channel = length, .entry = 1, .length = length };
 
     TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, b->Hv, b->K, b->V, &r->from));
+    TRY(gdn_state_view(ctx, &a->checkpoints, "checkpoints", a->state_layout, b->Hv, b->K, b->V,
+                       &r->checkpoints));
     r->to = r->from;
     r->Hq = r->Hk = (int)b->Hk, r->Hv = r->H = (int)b->Hv, r->K = (int)b->K, r->V = (int)b->V;
     r->gate = GDN_GATE_RAW, r->beta_kind = GDN_BETA_SIGMOID, r->norm = GDN_NORM_L2;
@@ -169,23 +187,36 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct block_call *c)
     return GDN_OK;
 }
 
+/* Two pools that the same slots are of. */
+static gdn_status check_slots(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
+                              const gdn_tensor *b, const char *b_name)
+{
+    if (!a->data || !b->data || a->size[0] == b->size[0]) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld slots, but %s has %lld", b_name,
+                    (long long)b->size[0], a_name, (long long)a->size[0]);
+}
+
 static gdn_status check_states(gdn_ctx *ctx, const struct block_call *c)
 {
+    const gdn_block_args *a      = &c->args;
+    const bool            writes = c->plan.batch.write != GDN_WRITE_NONE;
     const struct {
         const gdn_tensor *t;
         const char       *name;
-    } states[] = { { &c->args.conv_state, "conv_state" }, { &c->args.state, "state" } };
-    TRY(check_overlaps(ctx, c, &c->args.out, "out"));
-    for (int i = 0; i < 2; i++) {
-        if (!states[i].t->data || c->plan.batch.write == GDN_WRITE_NONE) continue;
+        bool              is_written;
+    } states[] = { { &a->out, "out", true },
+                   { &a->conv_state, "conv_state", writes },
+                   { &a->state, "state", writes },
+                   { &a->conv_checkpoints, "conv_checkpoints", true },
+                   { &a->checkpoints, "checkpoints", true } };
+    for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
+        if (!states[i].t->data || !states[i].is_written) continue;
         TRY(gdn_check_injective(ctx, states[i].t, states[i].name));
         TRY(check_overlaps(ctx, c, states[i].t, states[i].name));
     }
-    if (c->args.state.data && c->args.conv_state.data &&
-        c->args.state.size[0] != c->args.conv_state.size[0])
-        return gdn_fail(ctx, GDN_E_SHAPE, "conv_state: %lld slots, but state has %lld",
-                        (long long)c->args.conv_state.size[0], (long long)c->args.state.size[0]);
-    return GDN_OK;
+    TRY(check_slots(ctx, &a->state, "state", &a->conv_state, "conv_state"));
+    return check_slots(ctx, &a->checkpoints, "checkpoints", &a->conv_checkpoints,
+                       "conv_checkpoints");
 }
 
 static gdn_status describe(gdn_ctx *ctx, const gdn_block_args *args, struct block_call *c)
@@ -199,6 +230,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_block_args *args, struct bloc
     TRY(check_tokens(ctx, c));
     TRY(check_weights(ctx, c));
     TRY(gdn_check_tensor(ctx, &a->state, "state"));
+    TRY(gdn_check_tensor(ctx, &a->checkpoints, "checkpoints"));
     TRY(describe_parts(ctx, c));
     TRY(check_states(ctx, c));
 
@@ -225,13 +257,26 @@ gdn_status gdn_block_check(gdn_ctx *ctx, const gdn_block_args *args, size_t *byt
     return GDN_OK;
 }
 
+static bool is_same(const gdn_tensor *a, const gdn_tensor *b)
+{
+    return a->data && a->data == b->data;
+}
+
 static gdn_status run(gdn_ctx *ctx, struct block_call *c)
 {
     const gdn_block_args *a = &c->args;
     const gdn_tensor     *pool = a->state.data ? &a->state : &a->conv_state;
+    const gdn_tensor     *left = a->checkpoints.data ? &a->checkpoints : &a->conv_checkpoints;
     const int64_t         P    = pool->data ? pool->size[0] : -1;
-    const struct gdn_plan_pools pools = { .read = P, .write = P, .checkpoint = -1, .same = true };
-    void                 *memory;
+    const struct gdn_plan_pools pools = {
+        .read                = P,
+        .write               = P,
+        .checkpoint          = left->data ? left->size[0] : -1,
+        .same                = true,
+        .checkpoint_in_write = is_same(&a->checkpoints, &a->state) ||
+                               is_same(&a->conv_checkpoints, &a->conv_state),
+    };
+    void *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
     c->block.args = a;

@@ -231,6 +231,7 @@ void gdn_block_run(gdn_ctx *ctx, struct gdn_block *b, char *memory)
     b->rule.g    = window_rows(m.y + at->a, all, 1);
     b->rule.out  = window_rows(m.o, b->Hv * b->V, b->V);
     b->rule.A = m.A, b->rule.dt = m.dt;
+    b->rule.plan = b->conv.plan = b->plan;
 
     struct window w = { .b = b, .ctx = ctx, .m = &m };
     int64_t       seq = 0, token = 0;

@@ -23,9 +23,9 @@ struct gdn_conv_view {
 struct gdn_conv {
     struct gdn_rows        x, out; /* rows of D channels, one dtype; out may be x or absent */
     struct gdn_conv_view   weight, bias;
-    struct gdn_conv_view   from, to;
+    struct gdn_conv_view   from, to, checkpoints;
     struct gdn_conv_view   carry_from, carry_to; /* one slot each, for windows of a sequence */
-    const struct gdn_plan *plan;                 /* for GDN_WRITE_EACH; its seqs are not used */
+    const struct gdn_plan *plan; /* for trees, paths and the slots of states, not its seqs */
     const struct gdn_seq  *seqs;
     int64_t                n_seqs, D;
     int                    W;

@@ -411,21 +411,19 @@ static gdn_status read_sequence(struct reader *r, int64_t b, struct gdn_seq *s)
     if (s->n_tokens == 0) return GDN_OK;
 
     TRY(read_start(r, b, &start));
-    s->slot = start;
-    if (start >= 0) {
-        TRY(read_parents(r, s));
-        TRY(read_path(r, s));
-        return place_states(r, start, true, s);
+    const bool own = start >= 0;
+    s->slot        = start;
+    if (!own) s->n_checkpoints = 0;
+    if (!own && (r->batch->pad_policy != GDN_PAD_SINK || r->sink_taken)) {
+        s->n_valid  = 0;
+        s->total    = 0;
+        s->keep_out = r->batch->pad_policy == GDN_PAD_KEEP;
+        return GDN_OK;
     }
-    s->n_checkpoints = 0;
-    if (r->batch->pad_policy == GDN_PAD_SINK && !r->sink_taken) {
-        r->sink_taken = true;
-        return place_states(r, r->batch->sink_slot, false, s);
-    }
-    s->n_valid  = 0;
-    s->total    = 0;
-    s->keep_out = r->batch->pad_policy == GDN_PAD_KEEP;
-    return GDN_OK;
+    r->sink_taken |= !own;
+    TRY(read_parents(r, s));
+    TRY(read_path(r, s));
+    return place_states(r, own ? start : r->batch->sink_slot, own, s);
 }
 
 static gdn_status check_start(const struct reader *r)
@@ -489,6 +487,19 @@ int64_t gdn_plan_checkpoint(const struct gdn_plan *plan, const struct gdn_seq *s
     *slot              = b->checkpoint_slots.data ? gdn_index(&b->checkpoint_slots, c) : c;
     if (b->checkpoint_every) return (i + 1) * b->checkpoint_every - s->base;
     return gdn_index(&b->checkpoint_positions, c) - s->base;
+}
+
+int64_t gdn_plan_checkpoint_after(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t)
+{
+    int64_t first = 0, end = s->n_checkpoints, slot;
+    while (first < end) {
+        const int64_t middle = first + (end - first) / 2;
+        if (gdn_plan_checkpoint(plan, s, middle, &slot) > t)
+            end = middle;
+        else
+            first = middle + 1;
+    }
+    return first;
 }
 
 /* ---- Rows ---------------------------------------------------------------------------------- */

@@ -113,6 +113,8 @@ int64_t gdn_plan_path(const struct gdn_plan *plan, const struct gdn_seq *s, int6
  */
 int64_t gdn_plan_checkpoint(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t i,
                             int64_t *slot);
+/* The first of them that comes after more than t tokens; s->n_checkpoints: none does. */
+int64_t gdn_plan_checkpoint_after(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
 
 /* A tensor [tokens]... as the ops walk it: bytes from one batch row, token, head to the next. */
 struct gdn_rows {

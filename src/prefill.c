@@ -6,6 +6,9 @@
  *
  * An item keeps its part of the state in strips of columns, float32 and k-first, from the
  * first chunk to the last. The Gram matrices are made once per chunk and group of heads.
+ *
+ * A checkpoint inside a chunk takes P as it is and ends the chunk early, on a copy of the strip:
+ * what a call computes whose tokens end there.
  */
 #include <math.h>
 #include <string.h>
@@ -22,13 +25,15 @@ struct chunk {
     float    *gram;                     /* [32][16] */
     float    *A, *B;                    /* [16][16] */
     float    *all_g, *all_beta;         /* [16] of the chunk */
-    float    *g, *beta, *start, *end;   /* [16] of the tokens that run together */
+    float    *g, *beta, *start;         /* [16] of the tokens that run together */
     float    *p;                        /* [32][strip] */
     float    *v, *o;                    /* [16][ld_v] */
     float    *w;                        /* [16][strip] */
     float    *rows;                     /* [strip][ld]: state rows on their way */
     float    *S;                        /* strips of [K][strip] */
+    float    *copy, *copy_k;            /* a strip and k, up to a checkpoint */
     ptrdiff_t ld, ld_v;
+    int64_t   first, last;              /* checkpoints of the chunk */
 };
 
 static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
@@ -43,10 +48,10 @@ static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gd
         { &c->B, C * C },                    { &c->g, C },
         { &c->beta, C },                     { &c->all_g, C },
         { &c->all_beta, C },                 { &c->start, C },
-        { &c->end, C },                      { &c->p, 2 * C * strip },
-        { &c->v, C * (size_t)c->ld_v },      { &c->o, C * (size_t)c->ld_v },
-        { &c->w, C * strip },                { &c->rows, strip * (size_t)c->ld },
-        { &c->S, (size_t)r->part_strips * K * strip },
+        { &c->p, 2 * C * strip },            { &c->v, C * (size_t)c->ld_v },
+        { &c->o, C * (size_t)c->ld_v },      { &c->w, C * strip },
+        { &c->rows, strip * (size_t)c->ld }, { &c->copy, K * strip },
+        { &c->copy_k, C * (size_t)c->ld },   { &c->S, (size_t)r->part_strips * K * strip },
     };
     return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
@@ -158,29 +163,102 @@ static void prefetch_rows(const struct gdn_rule *r, const struct gdn_seq *seq,
     }
 }
 
-/* Tokens [a, b) of a chunk, none of which forgets: the others have g = 0 and beta = 0. */
-static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                       const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int a,
-                       int b)
+/* Tokens [a, m) of a chunk, none of which forgets. */
+struct range {
+    _Alignas(64) float end[C];  /* from each token to the last */
+    float              decay;   /* of all of them */
+    int                m;
+    bool               writes;
+    int64_t            first, last; /* checkpoints after the last token */
+};
+
+/* The other tokens have g = 0 and beta = 0. A, B, start and beta are those of the last call; up
+ * to token m they are the same for every m. */
+static void start_range(struct chunk *c, const struct gdn_kernels *kr, int a, struct range *x)
 {
-    bool writes = false;
+    x->writes = false;
     for (int t = 0; t < C; t++) {
-        const bool in = t >= a && t < b;
+        const bool in = t >= a && t < x->m;
         c->g[t]       = in ? c->all_g[t] : 0;
         c->beta[t]    = in ? c->all_beta[t] : 0;
-        writes |= c->beta[t] != 0;
+        x->writes |= c->beta[t] != 0;
     }
-    kr->chunk_gates(c->A, c->B, c->start, c->end, c->g, c->beta, c->gram);
-    const float decay = c->start[C - 1];
+    kr->chunk_gates(c->A, c->B, c->start, x->end, c->g, c->beta, c->gram);
+    x->decay = c->start[C - 1];
+}
+
+/* S, columns `at` of the piece, from before the range to after it. */
+static void finish_range(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct range *x, float *S, const float *k, ptrdiff_t at)
+{
+    kr->chunk_solve(c->o + at, c->ld_v, c->w, c->p, c->v + at, c->ld_v, c->A, c->B, c->start,
+                    x->end, c->beta);
+    memset(c->w + x->m * kr->strip, 0, (size_t)((C - x->m) * kr->strip) * sizeof *c->w);
+    if (x->writes || x->decay != 1) /* else every bit of S stays (G9) */
+        kr->chunk_update(S, x->decay, k, c->ld, c->w, r->K);
+}
+
+/* The ranges from a to checkpoints within [a, b], but for the end of the chunk's n tokens. */
+static int find_inside(const struct chunk *c, const struct gdn_rule *r, const struct gdn_seq *seq,
+                       int64_t t0, int a, int b, int n, struct range *inside)
+{
+    int n_inside = 0;
+    for (int64_t i = c->first; i < c->last; i++) {
+        int64_t       slot;
+        const int64_t m = gdn_plan_checkpoint(r->plan, seq, i, &slot) - t0;
+        if (slot < 0 || m <= a || m > b || m == n) continue;
+        if (!n_inside || inside[n_inside - 1].m != m) {
+            inside[n_inside].m       = (int)m;
+            inside[n_inside++].first = i;
+        }
+        inside[n_inside - 1].last = i + 1;
+    }
+    return n_inside;
+}
+
+static void store_checkpoints(const struct chunk *c, const struct gdn_rule *r,
+                              const struct gdn_kernels *kr, const struct gdn_rule_item *item,
+                              int strip, int64_t first, int64_t last, const float *S)
+{
+    const struct piece p = piece_at(r, kr, item, strip);
+    for (int64_t i = first; i < last; i++) {
+        int64_t slot;
+        gdn_plan_checkpoint(r->plan, item->seq, i, &slot);
+        if (slot >= 0)
+            store_strip(S, c, r, kr, gdn_pool_at(&r->checkpoints, slot, p.head), &r->checkpoints,
+                        p.col);
+    }
+}
+
+/* On copies, in which the tokens after the range are not there. */
+static void leave_checkpoints(struct chunk *c, const struct gdn_rule *r,
+                              const struct gdn_kernels *kr, const struct gdn_rule_item *item,
+                              const struct range *x, int strip, ptrdiff_t at)
+{
+    const size_t rows = (size_t)(x->m * c->ld), all = (size_t)(C * c->ld);
+    memcpy(c->copy_k, c->kq, rows * sizeof *c->kq);
+    memset(c->copy_k + rows, 0, (all - rows) * sizeof *c->kq);
+    memcpy(c->copy, strip_at(c, r, kr, item, strip), (size_t)(r->K * kr->strip) * sizeof *c->S);
+    finish_range(c, r, kr, x, c->copy, c->copy_k, at);
+    store_checkpoints(c, r, kr, item, strip, x->first, x->last, c->copy);
+}
+
+/* Tokens [a, b) of the chunk's n, none of which forgets. */
+static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                       const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int a,
+                       int b, int n)
+{
+    struct range whole = { .m = b }, inside[C];
+    const int    n_inside = find_inside(c, r, item->seq, t0, a, b, n, inside);
+    for (int i = 0; i < n_inside; i++) start_range(c, kr, a, &inside[i]);
+    start_range(c, kr, a, &whole);
     load_v(c, r, kr, item->seq, p, t0);
     for (int s = p->first; s < p->last; s++) {
-        float    *S  = strip_at(c, r, kr, item, s);
-        ptrdiff_t at = (s - p->first) * kr->strip;
+        float          *S  = strip_at(c, r, kr, item, s);
+        const ptrdiff_t at = (s - p->first) * kr->strip;
         kr->strip_mul(c->p, kr->strip, c->kq, c->ld, S, 2 * C, r->K, kr->strip);
-        kr->chunk_solve(c->o + at, c->ld_v, c->w, c->p, c->v + at, c->ld_v, c->A, c->B, c->start,
-                        c->end, c->beta);
-        if (writes || decay != 1) /* else every bit of S stays (G9) */
-            kr->chunk_update(S, decay, c->kq, c->ld, c->w, r->K);
+        for (int i = 0; i < n_inside; i++) leave_checkpoints(c, r, kr, item, &inside[i], s, at);
+        finish_range(c, r, kr, &whole, S, c->kq, at);
     }
     if (r->out.data) store_o(c, r, kr, item->seq, p, t0, a, b);
 }
@@ -201,15 +279,40 @@ static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct 
             c->all_g[a] = 0;
         }
         for (b = a + 1; b < n && !gdn_forgets(c->all_g[b]);) b++;
-        run_tokens(c, r, kr, item, p, t0, a, b);
+        run_tokens(c, r, kr, item, p, t0, a, b, n);
     }
     prefetch_rows(r, item->seq, p, t0 + C);
+}
+
+/* The checkpoints after tokens t0 + 1 to t0 + n; those before are known. */
+static void find_checkpoints(struct chunk *c, const struct gdn_rule *r, const struct gdn_seq *seq,
+                             int64_t t0, int n)
+{
+    int64_t slot;
+    if (!r->checkpoints.data) return;
+    c->first = t0 == 0 ? gdn_plan_checkpoint_after(r->plan, seq, 0) : c->last;
+    c->last  = c->first;
+    while (c->last < seq->n_checkpoints &&
+           gdn_plan_checkpoint(r->plan, seq, c->last, &slot) <= t0 + n)
+        c->last++;
+}
+
+/* What is after the last of the chunk's n tokens. */
+static void leave_at_end(const struct chunk *c, const struct gdn_rule *r,
+                         const struct gdn_kernels *kr, const struct gdn_rule_item *item,
+                         int64_t end)
+{
+    int64_t first = c->last, slot;
+    while (first > c->first && gdn_plan_checkpoint(r->plan, item->seq, first - 1, &slot) == end)
+        first--;
+    for (int s = item->first; first < c->last && s < item->last; s++)
+        store_checkpoints(c, r, kr, item, s, first, c->last, strip_at(c, r, kr, item, s));
 }
 
 void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                     const struct gdn_rule_item *item, void *scratch)
 {
-    struct chunk                c;
+    struct chunk                c = { .first = 0 };
     const struct gdn_seq       *seq = item->seq;
     const struct gdn_pool_view *view;
     struct piece                p;
@@ -223,10 +326,12 @@ void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
     for (int64_t t0 = 0; t0 < seq->n_valid; t0 += C) {
         const int n = seq->n_valid - t0 < C ? (int)(seq->n_valid - t0) : C;
         load_chunk(&c, r, kr, item, t0, n);
+        find_checkpoints(&c, r, seq, t0, n);
         for (int s = item->first; s < item->last; s = p.last) {
             p = piece_at(r, kr, item, s);
             chunk_piece(&c, r, kr, item, &p, t0, n);
         }
+        leave_at_end(&c, r, kr, item, t0 + n);
     }
     for (int s = item->first; s < item->last; s++) {
         p        = piece_at(r, kr, item, s);

@@ -143,10 +143,19 @@ gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, i
     return GDN_OK;
 }
 
+/* Where final states are written to, if anywhere. */
+static const gdn_tensor *final_pool(const gdn_rule_args *a)
+{
+    return a->state_out.data ? &a->state_out : &a->state;
+}
+
 /* What is written overlaps nothing else. */
 static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rule_args *a, const gdn_batch *batch,
                                  const gdn_tensor *written, const char *written_name)
 {
+    const gdn_tensor *final         = final_pool(a);
+    const bool        is_checkpoint = written == &a->checkpoints;
+    const bool        in_place      = final->data == a->state.data;
     const struct {
         const gdn_tensor *t;
         const char       *name;
@@ -154,13 +163,14 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rule_args *a, const gdn
     } others[] = {
         { &a->q, "q", false },
         { &a->k, "k", false },
-        { &a->v, "v", true },
+        { &a->v, "v", written == &a->out },
         { &a->g, "g", false },
         { &a->beta, "beta", false },
         { &a->A_log, "A_log", false },
         { &a->dt_bias, "dt_bias", false },
-        { &a->state, "state", written == &a->state_out },
-        { &a->state_out, "state_out", false },
+        { &a->state, "state", written == &a->state_out || (is_checkpoint && in_place) },
+        { &a->state_out, "state_out", is_checkpoint },
+        { &a->checkpoints, "checkpoints", written == final },
         { &a->out, "out", false },
     };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
@@ -174,19 +184,34 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
 {
     const gdn_rule_args *a = &c->args;
     struct gdn_rule     *r = &c->rule;
-    TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, r->H, r->K, r->V, &r->from));
-    TRY(gdn_state_view(ctx, &a->state_out, "state_out", a->state_layout, r->H, r->K, r->V, &r->to));
+    const struct {
+        const gdn_tensor     *t;
+        const char           *name;
+        struct gdn_pool_view *view;
+    } pools[] = { { &a->state, "state", &r->from },
+                  { &a->state_out, "state_out", &r->to },
+                  { &a->checkpoints, "checkpoints", &r->checkpoints } };
+    for (size_t i = 0; i < sizeof pools / sizeof *pools; i++)
+        TRY(gdn_state_view(ctx, pools[i].t, pools[i].name, a->state_layout, r->H, r->K, r->V,
+                           pools[i].view));
     if (!a->state_out.data) r->to = r->from;
 
-    const gdn_tensor *to      = a->state_out.data ? &a->state_out : &a->state;
-    const char       *to_name = a->state_out.data ? "state_out" : "state";
-    const bool        writes  = to->data && c->plan.batch.write != GDN_WRITE_NONE;
-    if (!a->out.data && !writes)
+    const bool final = final_pool(a)->data && c->plan.batch.write != GDN_WRITE_NONE;
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+        bool              is_written;
+    } written[] = { { &a->out, "out", a->out.data },
+                    { final_pool(a), a->state_out.data ? "state_out" : "state", final },
+                    { &a->checkpoints, "checkpoints", a->checkpoints.data } };
+    if (!a->out.data && !final && !a->checkpoints.data)
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
-    if (a->out.data) TRY(check_overlaps(ctx, a, &c->plan.batch, &a->out, "out"));
-    if (!writes) return GDN_OK;
-    TRY(gdn_check_injective(ctx, to, to_name));
-    return check_overlaps(ctx, a, &c->plan.batch, to, to_name);
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        if (!written[i].is_written) continue;
+        TRY(gdn_check_injective(ctx, written[i].t, written[i].name));
+        TRY(check_overlaps(ctx, a, &c->plan.batch, written[i].t, written[i].name));
+    }
+    return GDN_OK;
 }
 
 static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
@@ -206,6 +231,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
         { &a->beta, "beta", false },   { &a->A_log, "A_log", false },
         { &a->state, "state", false }, { &a->dt_bias, "dt_bias", false },
         { &a->out, "out", false },     { &a->state_out, "state_out", false },
+        { &a->checkpoints, "checkpoints", false },
     };
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
         if (tensors[i].wanted && !tensors[i].t->data)
@@ -214,7 +240,9 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     }
     TRY(check_rows(ctx, c, decode));
     TRY(check_gates(ctx, c));
-    TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, decode ? GDN_PLAN_EACH : 0, &c->plan));
+    const unsigned takes =
+        (decode ? GDN_PLAN_EACH : 0) | (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
+    TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
     TRY(check_states(ctx, c));
 
     struct gdn_rule *r = &c->rule;
@@ -259,12 +287,13 @@ static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
     void                *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     char *at = memory;
-    const gdn_tensor           *to    = a->state_out.data ? &a->state_out : &a->state;
+    const gdn_tensor           *to    = final_pool(a);
     const struct gdn_plan_pools pools = {
-        .read       = a->state.data ? a->state.size[0] : -1,
-        .write      = to->data ? to->size[0] : -1,
-        .checkpoint = -1,
-        .same       = to->data == a->state.data,
+        .read                = a->state.data ? a->state.size[0] : -1,
+        .write               = to->data ? to->size[0] : -1,
+        .checkpoint          = a->checkpoints.data ? a->checkpoints.size[0] : -1,
+        .same                = to->data == a->state.data,
+        .checkpoint_in_write = to->data && to->data == a->checkpoints.data,
     };
     TRY(gdn_plan_batch(ctx, &c->tokens, &pools, at, &c->plan));
     at += c->plan_bytes;

@@ -12,8 +12,9 @@
 struct gdn_rule {
     struct gdn_rows      q, k, v, g, beta, out;
     struct gdn_pool_view from, to;
+    struct gdn_pool_view checkpoints;
     struct gdn_pool_view carry_from, carry_to; /* one slot each, for windows of a sequence */
-    const struct gdn_plan *plan;          /* for GDN_WRITE_EACH; its seqs are not used */
+    const struct gdn_plan *plan;          /* for GDN_WRITE_EACH and checkpoints, not its seqs */
     const struct gdn_seq  *seqs;
     int64_t                n_seqs;
     int                    Hq, Hk, Hv, H, K, V;

@@ -15,7 +15,6 @@ struct step_scratch {
     _Alignas(64) float state[GDN_MAX_HEAD * COLUMNS];
     float  kq[2 * TOKENS * GDN_MAX_HEAD]; /* rows of k, then of q, K floats apart */
     float  v[TOKENS * COLUMNS], o[TOKENS * COLUMNS];
-    float  rows[GDN_MAX_HEAD];
     float  alpha[TOKENS], beta[TOKENS], dots[TOKENS];
     void  *to[TOKENS];
     int    head;  /* whose gates are loaded, of tokens from t0 */
@@ -31,14 +30,16 @@ size_t gdn_step_scratch(const struct gdn_rule *r)
 /* Columns [col, col + n) of one head. */
 struct block {
     int                         head, col, n;
-    const struct gdn_pool_view *from_view, *to_view;
-    const char                 *from; /* at column col; NULL: zero */
+    struct gdn_place            from;
+    const struct gdn_pool_view *to_view;
+    bool                        staged; /* the state is in scratch, float32, between tokens */
 };
 
-static int64_t column_bytes(const struct gdn_pool_view *view, int col)
+/* A place's memory at column col. */
+static char *column_at(const struct gdn_place *p, int col)
 {
-    const int64_t elem = (int64_t)gdn_dtype_bytes(view->dtype);
-    return view->k_first ? col * elem : col * view->ld * elem;
+    const int64_t elem = (int64_t)gdn_dtype_bytes(p->view->dtype);
+    return p->data ? p->data + (p->view->k_first ? col : col * p->view->ld) * elem : NULL;
 }
 
 /* Loads what tokens [t0, t0 + n) need beside the state, unless it is there. */
@@ -57,19 +58,27 @@ static void load_tokens(struct step_scratch *c, const struct gdn_rule *r,
     c->head = head;
 }
 
-/* The state as float32 into scratch, in the orientation of to_view, as the loops resume it. */
-static void stage(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                  const struct block *b)
+/* Stores what is in scratch, the state after n_tokens; what no token changed is copied (G9). */
+static void store(const struct step_scratch *c, const struct gdn_rule *r,
+                  const struct gdn_kernels *kr, const struct gdn_seq *seq, const struct block *b,
+                  const struct gdn_place *to, int64_t n_tokens)
 {
-    const struct gdn_pool_view *f    = b->from_view;
-    const int64_t               elem = (int64_t)gdn_dtype_bytes(f->dtype);
-    const int n_rows = f->k_first ? r->K : b->n, n_cols = f->k_first ? b->n : r->K;
-    for (int i = 0; i < n_rows; i++) {
-        kr->load_row[f->dtype](c->rows, b->from + i * f->ld * elem, (size_t)n_cols);
-        const bool same = f->k_first == b->to_view->k_first;
-        for (int j = 0; j < n_cols; j++)
-            c->state[same ? i * n_cols + j : j * n_rows + i] = c->rows[j];
-    }
+    if (gdn_rule_keeps(r, kr, seq, b->head, n_tokens, &b->from, to))
+        gdn_copy_columns(*to, b->from, r->K, b->col, b->n);
+    else
+        gdn_store_columns(c->state, to->view->k_first, kr, *to, r->K, b->col, b->n);
+}
+
+/* Tokens [i, i + n) of those that `step` describes, with the state in scratch. */
+static void run_staged(const struct gdn_kernels *kr, struct gdn_step step,
+                       const struct block *b, int i, int n)
+{
+    void *nowhere[TOKENS] = { NULL };
+    step.q += i * step.K, step.k += i * step.K, step.v += i * step.ld_v;
+    step.alpha += i, step.beta += i, step.kq += i;
+    if (step.o) step.o += i * step.ld_o;
+    step.to = nowhere, step.T = n, step.resume = true;
+    (b->to_view->k_first ? kr->step_kv : kr->step_vk)[GDN_F32](&step);
 }
 
 /* Tokens [t0, t0 + n) of one block. */
@@ -77,26 +86,30 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                        const struct block *b, int64_t t0, int n, bool resume)
 {
-    const int    hv    = gdn_rule_source(r, b->head, r->Hv);
-    const size_t bytes = gdn_dtype_bytes(r->v.dtype), cols = (size_t)b->n;
+    const int        hv    = gdn_rule_source(r, b->head, r->Hv);
+    const size_t     bytes = gdn_dtype_bytes(r->v.dtype), cols = (size_t)b->n;
+    struct gdn_place places[TOKENS];
     load_tokens(c, r, kr, item, b->head, t0, n);
     for (int t = 0; t < n; t++) {
-        const struct gdn_pool_view *view;
         const char *v = gdn_row(&r->v, item->seq, t0 + t, hv);
-        char       *to = gdn_rule_to(r, item->seq, t0 + t, b->head, &view);
+        places[t] = gdn_rule_to(r, item->seq, t0 + t, b->head);
         kr->load_row[r->v.dtype](c->v + t * COLUMNS, v + (size_t)b->col * bytes, cols);
-        c->to[t] = to ? to + column_bytes(view, b->col) : NULL;
+        c->to[t] = column_at(&places[t], b->col);
     }
     const struct gdn_step step = {
         .q = c->kq + n * r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
-        .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = b->from, .to = c->to,
-        .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS, .ld_from = b->from_view->ld,
-        .ld_to = b->to_view->ld, .T = n, .K = r->K, .n = b->n, .resume = resume,
+        .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = column_at(&b->from, b->col),
+        .to = c->to, .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS,
+        .ld_from = b->from.view->ld, .ld_to = b->to_view->ld, .T = n, .K = r->K, .n = b->n,
+        .resume = resume,
     };
-    if (b->to_view->k_first)
-        kr->step_kv[b->to_view->dtype](&step);
-    else
-        kr->step_vk[b->to_view->dtype](&step);
+    for (int i = 0, end; b->staged && i < n; i = end) {
+        for (end = i + 1; end < n && !places[end - 1].data;) end++;
+        run_staged(kr, step, b, i, end - i);
+        if (places[end - 1].data) store(c, r, kr, item->seq, b, &places[end - 1], t0 + end);
+    }
+    if (!b->staged)
+        (b->to_view->k_first ? kr->step_kv : kr->step_vk)[b->to_view->dtype](&step);
     for (int t = 0; r->out.data && t < n; t++) {
         char *o = gdn_row(&r->out, item->seq, t0 + t, b->head);
         kr->store_row[r->out.dtype](o + (size_t)b->col * bytes, c->o + t * COLUMNS, cols);
@@ -108,19 +121,10 @@ static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_seq *seq,
                        const struct block *b)
 {
-    const struct gdn_pool_view *to_view;
-    char *to = gdn_rule_to(r, seq, seq->n_valid - 1, b->head, &to_view);
-    if (!to) return;
-    to += column_bytes(to_view, b->col);
-    if (to == b->from) return;
-    if (b->from)
-        stage(c, r, kr, b);
-    else
-        memset(c->state, 0, sizeof c->state);
-    const int n_rows = to_view->k_first ? r->K : b->n, n_cols = to_view->k_first ? b->n : r->K;
-    const int64_t row = to_view->ld * (int64_t)gdn_dtype_bytes(to_view->dtype);
-    for (int i = 0; i < n_rows; i++)
-        kr->store_row[to_view->dtype](to + i * row, c->state + i * n_cols, (size_t)n_cols);
+    const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
+    if (!to.data || to.data == b->from.data) return;
+    gdn_load_columns(c->state, to.view->k_first, kr, b->from, r->K, b->col, b->n);
+    store(c, r, kr, seq, b, &to, 0);
 }
 
 static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
@@ -128,17 +132,18 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
                          struct block *b)
 {
     const struct gdn_seq *seq = item->seq;
-    b->from = gdn_rule_from(r, seq, b->head, &b->from_view);
-    if (b->from) b->from += column_bytes(b->from_view, b->col);
+    b->from    = gdn_rule_from(r, seq, b->head);
     b->to_view = seq->to_carry ? &r->carry_to : &r->to;
-    if (!b->to_view->data) b->to_view = b->from_view;
+    if (!b->to_view->data) b->to_view = b->from.view;
     if (seq->n_valid == 0) {
         copy_state(c, r, kr, seq, b);
         return;
     }
-    bool resume = b->from && (b->from_view->dtype != b->to_view->dtype ||
-                              b->from_view->k_first != b->to_view->k_first);
-    if (resume) stage(c, r, kr, b);
+    b->staged   = gdn_is_eight(b->to_view->dtype);
+    bool resume = b->staged || (b->from.data && (b->from.view->dtype != b->to_view->dtype ||
+                                                 b->from.view->k_first != b->to_view->k_first));
+    if (resume)
+        gdn_load_columns(c->state, b->to_view->k_first, kr, b->from, r->K, b->col, b->n);
     for (int64_t t0 = 0; t0 < seq->n_valid; t0 += TOKENS) {
         const int n = seq->n_valid - t0 < TOKENS ? (int)(seq->n_valid - t0) : TOKENS;
         step_block(c, r, kr, item, b, t0, n, resume);

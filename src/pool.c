@@ -31,31 +31,38 @@ gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, i
     return make_view(ctx, t, name, layout, H, K, V, view);
 }
 
+gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *s, int64_t H, int64_t V)
+{
+    const gdn_tensor *t = s->t, *scales = s->scales;
+    const bool        needed = t->data && gdn_is_eight(t->dtype);
+    TRY(gdn_check_tensor(ctx, scales, s->scales_name));
+    if (needed != (scales->data != NULL))
+        return gdn_fail(ctx, GDN_E_ARG, "%s: %s, but %s is %s", s->scales_name,
+                        needed ? "absent" : "given", s->name,
+                        needed ? "of 8 bits" : t->data ? "not of 8 bits" : "absent");
+    if (!needed) return GDN_OK;
+    TRY(gdn_check_dtype(ctx, scales, s->scales_name, 1u << GDN_F32));
+    TRY(gdn_check_shape(ctx, scales, s->scales_name, 3, (int64_t[]){ t->size[0], H, V }));
+    return gdn_check_dense(ctx, scales, s->scales_name);
+}
+
 gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t layout, int64_t H,
                            int64_t K, int64_t V, struct gdn_pool_view *view)
 {
     const gdn_tensor *t = s->t, *scales = s->scales;
     *view = (struct gdn_pool_view){ 0 };
-    TRY(gdn_check_tensor(ctx, scales, s->scales_name));
     TRY(gdn_check_dtype(ctx, t, s->name, GDN_FLOATS | GDN_EIGHTS));
-    const bool has = t->data && gdn_is_eight(t->dtype);
-    if (has != (scales->data != NULL))
-        return gdn_fail(ctx, GDN_E_ARG, "%s: %s, but %s is %s", s->scales_name,
-                        has ? "absent" : "given", s->name,
-                        has ? "of 8 bits" : t->data ? "not of 8 bits" : "absent");
+    TRY(gdn_check_scales(ctx, s, H, V));
     if (!t->data) return GDN_OK;
     TRY(make_view(ctx, t, s->name, layout, H, K, V, view));
-    if (!has) return GDN_OK;
-    TRY(gdn_check_dtype(ctx, scales, s->scales_name, 1u << GDN_F32));
-    TRY(gdn_check_shape(ctx, scales, s->scales_name, 3, (int64_t[]){ t->size[0], H, V }));
-    TRY(gdn_check_dense(ctx, scales, s->scales_name));
+    if (!scales->data) return GDN_OK;
     view->scales      = scales->data;
     view->scales_slot = scales->stride[0];
     view->scales_head = scales->stride[1];
     return GDN_OK;
 }
 
-gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *a, const struct gdn_scaled *b)
+gdn_status gdn_check_twins(gdn_ctx *ctx, const struct gdn_scaled *a, const struct gdn_scaled *b)
 {
     const gdn_tensor *s = a->scales, *t = b->scales;
     if (!s->data || !t->data || a->t->data != b->t->data) return GDN_OK;

@@ -187,7 +187,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
         TRY(gdn_scaled_view(ctx, &pools[i], a->state_layout, r->H, r->K, r->V, views[i]));
         views[i]->random = a->rounding == GDN_ROUND_STOCHASTIC;
         views[i]->seed   = a->seed;
-        for (int j = 0; j < i; j++) TRY(gdn_check_scales(ctx, &pools[i], &pools[j]));
+        for (int j = 0; j < i; j++) TRY(gdn_check_twins(ctx, &pools[i], &pools[j]));
     }
     if (!a->state_out.data) r->to = r->from;
 

@@ -65,8 +65,10 @@ struct gdn_scaled {
 };
 gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t layout, int64_t H,
                            int64_t K, int64_t V, struct gdn_pool_view *view);
-/* Two pools are one memory, and then so are their scales. */
-gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *a, const struct gdn_scaled *b);
+/* Scales: there where wanted, float32, [P][H][V]. Pools that are one memory have one memory of
+ * scales too. */
+gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *s, int64_t H, int64_t V);
+gdn_status gdn_check_twins(gdn_ctx *ctx, const struct gdn_scaled *a, const struct gdn_scaled *b);
 /* A and dt from A_log and dt_bias (absent: 0). */
 void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
                          int64_t H, float bound);

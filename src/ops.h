@@ -10,6 +10,8 @@
 #include "gdn.h"
 
 gdn_status gdn_rule_check(gdn_ctx *ctx, const gdn_rule_args *args, bool decode, size_t *bytes);
+gdn_status gdn_record_commit_check(gdn_ctx *ctx, const gdn_record_commit_args *args, size_t *bytes);
+gdn_status gdn_record_fold_check(gdn_ctx *ctx, const gdn_record_fold_args *args, size_t *bytes);
 gdn_status gdn_conv1d_check(gdn_ctx *ctx, const gdn_conv1d_args *args, size_t *bytes);
 gdn_status gdn_gates_check(gdn_ctx *ctx, const gdn_gates_args *args, size_t *bytes);
 gdn_status gdn_l2norm_check(gdn_ctx *ctx, const gdn_l2norm_args *args, size_t *bytes);

@@ -86,7 +86,7 @@ static void store_strip(const float *S, const struct chunk *c, const struct gdn_
     const int              n    = r->V - col < kr->strip ? r->V - col : kr->strip;
     const struct gdn_place from = gdn_rule_from(r, seq, head);
     if (gdn_rule_keeps(r, kr, seq, head, n_tokens, &from, &to))
-        gdn_copy_columns(to, from, r->K, col, n);
+        gdn_copy_columns(to, col, from, col, r->K, n);
     else
         gdn_store_strip(S, kr, to, r->K, col, n, c->rows);
 }

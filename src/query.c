@@ -21,8 +21,8 @@ static gdn_status check(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes
     case GDN_OP_CHUNK_UW: return gdn_chunk_uw_check(ctx, args, bytes);
     case GDN_OP_CHUNK_STATES: return gdn_chunk_states_check(ctx, args, bytes);
     case GDN_OP_CHUNK_OUTPUT: return gdn_chunk_output_check(ctx, args, bytes);
-    case GDN_OP_RECORD_COMMIT:
-    case GDN_OP_RECORD_FOLD: break;
+    case GDN_OP_RECORD_COMMIT: return gdn_record_commit_check(ctx, args, bytes);
+    case GDN_OP_RECORD_FOLD: return gdn_record_fold_check(ctx, args, bytes);
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_prefill and gdn_decode: one struct, one check, one walk over (sequence, group of heads,
- * strips of columns). What differs is the form that an item runs: chunks (prefill.c) or
- * tokens (decode.c).
+ * strips of columns). What differs is the form that an item runs: chunks (prefill.c),
+ * tokens on the state where it lies (decode.c), or tokens on strips of it (exact.c).
  */
 #include <math.h>
 
 #include "ops.h"
+#include "record.h"
 #include "rule.h"
 #include "tensor.h"
+#include "tree.h"
 
 /* A checked call: everything that follows from descriptors alone. */
 struct rule_call {
@@ -16,7 +18,8 @@ struct rule_call {
     struct gdn_tokens tokens;
     struct gdn_plan   plan;
     struct gdn_rule   rule;
-    size_t            plan_bytes, gate_bytes, bytes;
+    struct gdn_record record;
+    size_t            plan_bytes, gate_bytes, tree_bytes, record_bytes, bytes;
 };
 
 static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
@@ -32,7 +35,8 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
         { "norm", a->norm, GDN_NORM_L2_MAX },
         { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
     };
-    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
+    if (a->flags & ~(uint32_t)GDN_EXACT)
+        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_EXACT", (unsigned)a->flags);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < 0 || fields[i].value > fields[i].end)
             return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", fields[i].name,
@@ -161,6 +165,10 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rule_args *a, const gdn
         { &a->state, "state", written == &a->state_out || (is_checkpoint && in_place) },
         { &a->state_out, "state_out", is_checkpoint },
         { &a->checkpoints, "checkpoints", written == final },
+        { &a->record_k, "record_k", false },
+        { &a->record_u, "record_u", false },
+        { &a->record_g, "record_g", false },
+        { &a->record_count, "record_count", false },
         { &a->out, "out", false },
         { &a->state_scales, "state_scales", pool && pool->data == a->state.data },
         { &a->state_out_scales, "state_out_scales", pool && pool->data == a->state_out.data },
@@ -171,6 +179,33 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rule_args *a, const gdn
             TRY(gdn_check_no_overlap(ctx, written, written_name, others[i].t, others[i].name,
                                      others[i].may_be_same));
     return gdn_plan_check_overlaps(ctx, batch, written, written_name);
+}
+
+/* The record, if one of its tensors is there. */
+static gdn_status check_record(gdn_ctx *ctx, struct rule_call *c, bool decode)
+{
+    const gdn_rule_args            *a = &c->args;
+    const gdn_batch                *b = &c->plan.batch;
+    struct gdn_rule                *r = &c->rule;
+    const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
+                                          &a->record_count };
+    if (!t.k->data && !t.u->data && !t.g->data && !t.count->data) return GDN_OK;
+    if (!decode)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "record_k: given, wanted none in gdn_prefill");
+    if (!a->state.data) return gdn_fail(ctx, GDN_E_ARG, "state: absent, wanted with a record");
+    if (b->write != GDN_WRITE_NONE)
+        return gdn_fail(ctx, GDN_E_ARG, "write: %d, wanted GDN_WRITE_NONE with a record",
+                        (int)b->write);
+    if (b->has_initial_state.data || b->num_accepted_tokens.data)
+        return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none with a record",
+                        b->has_initial_state.data ? "has_initial_state" : "num_accepted_tokens");
+    if (a->flags & GDN_EXACT && final_pool(a)->dtype != GDN_F32)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "flags: GDN_EXACT, wanted a float32 state with a record");
+    TRY(gdn_record_view(ctx, &t, a->state.size[0], r->Hk, r->H, r->K, r->V, &c->record));
+    r->record       = &c->record;
+    c->record_bytes = gdn_record_slots_bytes(&c->record);
+    return GDN_OK;
 }
 
 static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
@@ -191,6 +226,9 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
     }
     if (!a->state_out.data) r->to = r->from;
 
+    if (a->flags & GDN_EXACT && gdn_is_eight(to->t->dtype) && c->plan.batch.parents.data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: given, wanted none with GDN_EXACT and "
+                        "a state of 8 bits");
     const bool final = to->t->data && c->plan.batch.write != GDN_WRITE_NONE;
     const struct {
         const gdn_tensor *t;
@@ -200,8 +238,11 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
                     { to->t, to->name, final },
                     { to->scales, to->scales_name, final },
                     { left->t, left->name, true },
-                    { left->scales, left->scales_name, true } };
-    if (!a->out.data && !final && !a->checkpoints.data)
+                    { left->scales, left->scales_name, true },
+                    { &a->record_k, "record_k", r->record },
+                    { &a->record_u, "record_u", r->record },
+                    { &a->record_g, "record_g", r->record } };
+    if (!a->out.data && !final && !a->checkpoints.data && !r->record)
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         if (!written[i].is_written || !written[i].t->data) continue;
@@ -237,9 +278,10 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     }
     TRY(check_rows(ctx, c, decode));
     TRY(check_gates(ctx, c));
-    const unsigned takes =
-        (decode ? GDN_PLAN_EACH : 0) | (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
+    const unsigned takes = (decode ? GDN_PLAN_EACH | GDN_PLAN_TREE : 0) |
+                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
     TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
+    TRY(check_record(ctx, c, decode));
     TRY(check_states(ctx, c));
 
     struct gdn_rule *r = &c->rule;
@@ -251,12 +293,15 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->scale    = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
     r->bound    = a->gate_lower_bound;
     r->decode   = decode;
+    r->tree     = c->plan.batch.parents.data;
+    r->exact    = a->flags & GDN_EXACT;
     r->n_seqs   = c->plan.B;
     gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
 
     c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
-    c->bytes        = c->plan_bytes + c->gate_bytes +
+    c->tree_bytes   = r->tree ? gdn_tree_bytes(&c->tokens) : 0;
+    c->bytes        = c->plan_bytes + c->gate_bytes + c->tree_bytes + c->record_bytes +
                gdn_rule_scratch(r, ctx->kr) * (size_t)gdn_pool_threads(ctx->pool);
     return GDN_OK;
 }
@@ -294,6 +339,14 @@ static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
     };
     TRY(gdn_plan_batch(ctx, &c->tokens, &pools, at, &c->plan));
     at += c->plan_bytes;
+    if (r->record) TRY(gdn_record_check_slots(ctx, r->record, &c->plan, true, at));
+    at += c->record_bytes;
+    if (r->tree) {
+        gdn_tree_order(&c->plan, &c->tokens, at);
+        r->tokens = &c->tokens;
+        r->visits = (const struct gdn_visit *)(const void *)at;
+    }
+    at += c->tree_bytes;
     if (a->gate == GDN_GATE_RAW) {
         float *A = (float *)at, *dt = A + r->H;
         gdn_rule_load_decay(A, dt, &a->A_log, &a->dt_bias, r->H, r->bound);
@@ -307,9 +360,13 @@ static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
     return GDN_OK;
 }
 
-static bool is_chunked(const struct gdn_rule *r, const struct gdn_seq *seq)
+enum form { STEPS, CHUNKS, STRIPS };
+
+static enum form form_of(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
-    return !r->decode && seq->total > GDN_SHORT_SEQUENCE;
+    if (r->decode || seq->total <= GDN_SHORT_SEQUENCE) return STEPS;
+    if (gdn_rule_rounding8(r)) return STEPS;
+    return r->exact ? STRIPS : CHUNKS;
 }
 
 static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
@@ -337,15 +394,18 @@ gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args)
 
 const char *gdn_rule_loops(const struct gdn_rule *r)
 {
-    bool chunks = false, steps = false;
-    for (int64_t b = 0; b < r->n_seqs; b++) {
-        chunks |= is_chunked(r, &r->seqs[b]);
-        steps |= !is_chunked(r, &r->seqs[b]);
-    }
+    static const char *const names[2][4] = {
+        { "step_vk", "step_vk", "chunk_solve", "chunk_solve step_vk" },
+        { "step_kv", "step_kv", "chunk_solve", "chunk_solve step_kv" },
+    };
+    static const char *const exact_names[2][4] = {
+        { "step_vk", "step_vk", "step_strip", "step_strip step_vk" },
+        { "step_kv", "step_kv", "step_strip", "step_strip step_kv" },
+    };
+    int used = 0; /* 1: steps, 2: not */
+    for (int64_t b = 0; b < r->n_seqs; b++) used |= form_of(r, &r->seqs[b]) == STEPS ? 1 : 2;
     const bool kv = r->to.data ? r->to.k_first : r->from.k_first;
-    if (!chunks) return kv ? "step_kv" : "step_vk";
-    if (!steps) return "chunk_solve";
-    return kv ? "chunk_solve step_kv" : "chunk_solve step_vk";
+    return (r->exact ? exact_names : names)[kv][used];
 }
 
 /* ---- Running ---------------------------------------------------------------------------- */
@@ -373,8 +433,11 @@ void gdn_rule_cut(struct gdn_rule *r, const struct gdn_kernels *kr, int n_thread
 
 size_t gdn_rule_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
-    const size_t step = gdn_step_scratch(r), chunk = r->decode ? 0 : gdn_chunk_scratch(r, kr);
-    return gdn_align64(step > chunk ? step : chunk);
+    const size_t step = gdn_step_scratch(r);
+    const size_t long_one = r->decode  ? 0
+                            : r->exact ? gdn_exact_scratch(r, kr)
+                                       : gdn_chunk_scratch(r, kr);
+    return gdn_align64(step > long_one ? step : long_one);
 }
 
 struct run_arg {
@@ -396,10 +459,11 @@ static void run_item(void *arg, int64_t i, int thread)
     item.first = part * r->part_strips;
     item.last  = item.first + r->part_strips < strips ? item.first + r->part_strips : strips;
     if (item.seq->n_tokens == 0) return;
-    if (is_chunked(r, item.seq))
-        gdn_chunk_item(r, a->kr, &item, scratch);
-    else
-        gdn_step_item(r, a->kr, &item, scratch);
+    switch (form_of(r, item.seq)) {
+    case CHUNKS: gdn_chunk_item(r, a->kr, &item, scratch); break;
+    case STRIPS: gdn_exact_item(r, a->kr, &item, scratch); break;
+    default: gdn_step_item(r, a->kr, &item, scratch); break;
+    }
 }
 
 void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch)
@@ -481,6 +545,24 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
     for (int t = 0; !r->beta.data && t < n; t++) beta[t] = 1;
     if (r->beta_kind != GDN_BETA_GIVEN)
         kr->sigmoid_row(beta, beta, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f, len);
+}
+
+static const struct gdn_pool_view *rounding_view(const struct gdn_rule *r)
+{
+    const struct gdn_pool_view *view = r->to.data ? &r->to : &r->from;
+    return r->exact && view->data ? view : NULL;
+}
+
+int gdn_rule_rounding(const struct gdn_rule *r)
+{
+    const struct gdn_pool_view *view = rounding_view(r);
+    return view && !gdn_is_eight(view->dtype) ? view->dtype : GDN_F32;
+}
+
+const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r)
+{
+    const struct gdn_pool_view *view = rounding_view(r);
+    return view && gdn_is_eight(view->dtype) ? view : NULL;
 }
 
 struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head)

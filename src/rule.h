@@ -9,6 +9,9 @@
 #include "ctx.h"
 #include "strip.h"
 
+struct gdn_record; /* record.h */
+struct gdn_visit;  /* tree.h */
+
 struct gdn_rule {
     struct gdn_rows      q, k, v, g, beta, out;
     struct gdn_pool_view from, to;
@@ -20,8 +23,13 @@ struct gdn_rule {
     int                    Hq, Hk, Hv, H, K, V;
     int                    head_map, gate, beta_kind, norm;
     float                  norm_eps, scale, bound;
+    const struct gdn_tokens *tokens; /* for trees */
+    const struct gdn_visit  *visits; /* ... their order; NULL: tokens in theirs */
+    const struct gdn_record *record; /* NULL: none */
     const float           *A, *dt; /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound */
     bool                   decode; /* token by token whatever the length */
+    bool                   tree;   /* ... which form one */
+    bool                   exact;  /* ... in the one order of summation */
 
     /* Cutting a sequence into items, by gdn_rule_cut(): a group is the heads that share q and
      * k; its columns, in strips, are dealt to n_parts items. */
@@ -101,9 +109,17 @@ bool gdn_rule_keeps(const struct gdn_rule *r, const struct gdn_kernels *kr,
                     const struct gdn_seq *seq, int head, int64_t n, const struct gdn_place *from,
                     const struct gdn_place *to);
 
-/* The two forms: prefill.c and decode.c. */
+/* The float dtype that the state is rounded to after each token; GDN_F32: it is not, or to 8
+ * bits, as the second one has it (NULL: it is not). */
+int                         gdn_rule_rounding(const struct gdn_rule *r);
+const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r);
+
+/* The three forms: prefill.c, exact.c and decode.c. */
 size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
 void   gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_rule_item *item, void *scratch);
+size_t gdn_exact_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
+void   gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                       const struct gdn_rule_item *item, void *scratch);
 size_t gdn_step_scratch(const struct gdn_rule *r);
 void   gdn_step_item(const struct gdn_rule *r, const struct gdn_kernels *kr,

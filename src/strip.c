@@ -126,11 +126,12 @@ void gdn_store_columns(const float *S, bool k_first, const struct gdn_kernels *k
     }
 }
 
-void gdn_copy_columns(struct gdn_place to, struct gdn_place from, int K, int col, int n)
+void gdn_copy_columns(struct gdn_place to, int to_col, struct gdn_place from, int from_col, int K,
+                      int n)
 {
-    const struct part t = part_of(&to, K, col, n), f = part_of(&from, K, col, n);
+    const struct part t = part_of(&to, K, to_col, n), f = part_of(&from, K, from_col, n);
     const bool        turn = to.view->k_first != from.view->k_first;
-    memmove(to.scales + col, from.scales + col, (size_t)n * sizeof *to.scales);
+    memmove(to.scales + to_col, from.scales + from_col, (size_t)n * sizeof *to.scales);
     for (int i = 0; i < t.rows; i++) {
         char *row = t.at + i * t.row;
         if (!turn) memmove(row, f.at + i * f.row, (size_t)t.cols);

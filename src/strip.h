@@ -33,8 +33,9 @@ void gdn_load_columns(float *S, bool k_first, const struct gdn_kernels *kr, stru
 void gdn_store_columns(const float *S, bool k_first, const struct gdn_kernels *kr,
                        struct gdn_place to, int K, int col, int n);
 
-/* Copies them with their scales, bit for bit; both are of one 8-bit dtype. */
-void gdn_copy_columns(struct gdn_place to, struct gdn_place from, int K, int col, int n);
+/* Copies n of them with their scales, bit for bit; both are of one 8-bit dtype. */
+void gdn_copy_columns(struct gdn_place to, int to_col, struct gdn_place from, int from_col, int K,
+                      int n);
 
 /* Floats from one row of scratch or of a matrix with K columns to the next. */
 static inline ptrdiff_t gdn_strip_ld(int K) { return (K + 15) & ~15; }

@@ -28,8 +28,9 @@ static const struct loop {
     LOOP(load_row),    LOOP(store_row),   LOOP(dot),          LOOP(norm_row),
     LOOP(exp_row),     LOOP(sigmoid_row), LOOP(gate_row),     LOOP(transpose),
     LOOP(gemm_nt),     LOOP(strip_mul),   LOOP(chunk_gates),  LOOP(chunk_solve),
-    LOOP(chunk_update), LOOP(step_vk),    LOOP(step_kv),      LOOP(conv),
-    LOOP(load8_vk),    LOOP(load8_kv),    LOOP(store8_vk),    LOOP(store8_kv),
+    LOOP(chunk_update), LOOP(step_vk),    LOOP(step_kv),      LOOP(step_strip),
+    LOOP(add_outer),   LOOP(conv),        LOOP(load8_vk),     LOOP(load8_kv),
+    LOOP(store8_vk),   LOOP(store8_kv),
 #undef LOOP
 };
 
@@ -315,6 +316,22 @@ void check_same(const char *what, const void *got, const void *want, size_t byte
                        bytes, g[i], w[i]);
             return;
         }
+}
+
+void check_same_numbers(const char *what, const float *got, const float *want, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(&got[i], &want[i], sizeof *got) != 0 && !(isnan(got[i]) && isnan(want[i]))) {
+            check_fail("%s: element %zu is %.9g, expected %.9g to the bit", what, i,
+                       (double)got[i], (double)want[i]);
+            return;
+        }
+}
+
+const struct gdn_kernels *check_twin(const struct gdn_kernels *kr)
+{
+    const struct gdn_kernels *twin = gdn_cpu_select(gdn_cpu_detect(), "avx2");
+    return strcmp(kr->name, "avx512") == 0 && twin != kr ? twin : NULL;
 }
 
 /* ---- Timing ---- */

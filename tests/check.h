@@ -41,6 +41,8 @@ void check_chunk_solve(const struct gdn_kernels *kr);
 void check_chunk_update(const struct gdn_kernels *kr);
 void check_step_vk(const struct gdn_kernels *kr);
 void check_step_kv(const struct gdn_kernels *kr);
+void check_add_outer(const struct gdn_kernels *kr);
+void check_step_strip(const struct gdn_kernels *kr);
 void check_conv(const struct gdn_kernels *kr);
 void check_load8_vk(const struct gdn_kernels *kr);
 void check_load8_kv(const struct gdn_kernels *kr);
@@ -56,6 +58,9 @@ void check_mark(const void *slot);
 
 /* The scalar table has limits of its own where sums are long. */
 static inline bool is_scalar(const struct gdn_kernels *kr) { return kr == &gdn_kernels_scalar; }
+
+/* The vector table whose bits those of the rule's loops in kr must be (G17), if it runs here. */
+const struct gdn_kernels *check_twin(const struct gdn_kernels *kr);
 
 /* ---- Buffers of a case ---- */
 
@@ -108,6 +113,8 @@ void check_error(const char *what, struct check_view got, const double *want, co
                  double limit);
 /* Same bits. */
 void check_same(const char *what, const void *got, const void *want, size_t bytes);
+/* Same bits of n floats, or NaN in both. */
+void check_same_numbers(const char *what, const float *got, const float *want, size_t n);
 
 /* ---- Timing, with --bench ---- */
 

@@ -31,6 +31,10 @@ static void check_values(const struct gdn_kernels *kr, const float *src, size_t 
         kr->exp_row(pieces + i, pieces + i, len);
     }
     check_same("in place, in pieces", pieces, y, n * sizeof *y);
+
+    const struct gdn_kernels *twin = check_twin(kr);
+    if (twin) twin->exp_row(pieces, x, n);
+    if (twin) check_same_numbers("G17 the other table", pieces, y, n);
 }
 
 void check_exp_row(const struct gdn_kernels *kr)

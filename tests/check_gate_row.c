@@ -34,6 +34,11 @@ static void check_one(const struct gdn_kernels *kr, int kind, size_t n)
     CALL(kr->gate_row)(g, a, neg, dt, n);
     check_error("g", f32_row(g, n), want, mag, 4);
 
+    const struct gdn_kernels *twin  = check_twin(kr);
+    float                    *other = check_poison(n);
+    if (twin) twin->gate_row(other, a, neg, dt, n);
+    if (twin) check_same_numbers("G17 the other table", other, g, n);
+
     for (size_t i = 0, len; i < n; i += len) { /* in place, in pieces: same bits */
         len = 1 + (size_t)check_below((int)(n - i < 40 ? n - i : 40));
         kr->gate_row(a + i, a + i, neg + i, dt + i, len);

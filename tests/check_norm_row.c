@@ -42,6 +42,10 @@ static void check_one(const struct gdn_kernels *kr, size_t n, bool with_w, bool 
     }
     check_same("in pieces", pieces, y, n * sizeof *y);
 
+    const struct gdn_kernels *twin = check_twin(kr);
+    if (twin) twin->norm_row(pieces, x, s, w, z, sigmoid, n);
+    if (twin) check_same_numbers("G17 the other table", pieces, y, n);
+
     float *in_x = check_copy(x, n * sizeof *x, ELEMENT);
     kr->norm_row(in_x, in_x, s, w, z, sigmoid, n);
     check_same("y = x", in_x, y, n * sizeof *y);

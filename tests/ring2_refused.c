@@ -7,6 +7,8 @@
 #define N_TENSORS(type, first, end) \
     ((offsetof(type, end) - offsetof(type, first)) / sizeof(gdn_tensor))
 
+#define N_ARRAYS ((sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor))
+
 const struct ring2_op ring2_ops[] = {
     [GDN_OP_PREFILL]       = { sizeof(gdn_rule_args), N_TENSORS(gdn_rule_args, q, batch),
                                offsetof(gdn_rule_args, batch) },
@@ -40,6 +42,12 @@ const struct ring2_op ring2_ops[] = {
     [GDN_OP_CHUNK_OUTPUT] = { sizeof(gdn_chunk_output_args),
                               N_TENSORS(gdn_chunk_output_args, q, batch),
                               offsetof(gdn_chunk_output_args, batch) },
+    [GDN_OP_RECORD_COMMIT] = { sizeof(gdn_record_commit_args),
+                               N_TENSORS(gdn_record_commit_args, record_k, batch),
+                               offsetof(gdn_record_commit_args, batch) },
+    [GDN_OP_RECORD_FOLD] = { sizeof(gdn_record_fold_args),
+                             N_TENSORS(gdn_record_fold_args, state, batch),
+                             offsetof(gdn_record_fold_args, batch) },
 };
 
 gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args)
@@ -60,8 +68,8 @@ gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args)
     case GDN_OP_CHUNK_UW: return gdn_chunk_uw(ctx, args);
     case GDN_OP_CHUNK_STATES: return gdn_chunk_states(ctx, args);
     case GDN_OP_CHUNK_OUTPUT: return gdn_chunk_output(ctx, args);
-    case GDN_OP_RECORD_COMMIT:
-    case GDN_OP_RECORD_FOLD: break;
+    case GDN_OP_RECORD_COMMIT: return gdn_record_commit(ctx, args);
+    case GDN_OP_RECORD_FOLD: return gdn_record_fold(ctx, args);
     }
     return GDN_OK;
 }
@@ -86,7 +94,7 @@ static gdn_status ask(gdn_ctx *ctx, gdn_op op, const void *args)
     if (batch) {
         *own = *batch;
         t    = &own->cu_seqlens;
-        for (int i = 0; i < 6; i++) move_away(&t[i]);
+        for (size_t i = 0; i < N_ARRAYS; i++) move_away(&t[i]);
         memcpy(copy + o->batch_at, &own, sizeof own);
     }
     return gdn_supported(ctx, op, copy);

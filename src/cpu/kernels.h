@@ -56,7 +56,7 @@ enum {
 struct gdn_step {
     const float *q, *k;              /* [T][K], dense */
     const float *v;                  /* [T][n], ld_v apart */
-    float       *o;                  /* [T][n], ld_o apart; may be NULL */
+    float       *o, *u;              /* [T][n], ld_o apart; may be NULL */
     const float *alpha, *beta, *kq;  /* [T] */
     const void  *from;               /* state dtype */
     void *const *to;                 /* [T] */
@@ -64,6 +64,8 @@ struct gdn_step {
     ptrdiff_t    ld_v, ld_o, ld_from, ld_to;
     int          T, K, n;
     bool         resume;
+    bool         exact; /* step_kv: the order of summation of step_vk */
+    int          round; /* a dtype: the state is rounded to it after each token; GDN_F32: not */
 };
 
 struct gdn_kernels {
@@ -135,6 +137,18 @@ struct gdn_kernels {
     /* struct gdn_step above; [dtype] is the state's. Limit 8 + K / 16 per token. */
     void (*step_vk[GDN_N_FLOAT_DTYPES])(const struct gdn_step *step);
     void (*step_kv[GDN_N_FLOAT_DTYPES])(const struct gdn_step *step);
+    /*
+     * The same tokens on one strip S of the state ([K][strip] of float32, dense, 64-byte
+     * aligned), which holds it before and after: n is strip, the order that of step_vk, and S
+     * is rounded to [dtype] after each token. Of the step, from, to, scratch, ld_from, ld_to,
+     * resume, exact and round are not looked at. The same limit.
+     */
+    void (*step_strip[GDN_N_FLOAT_DTYPES])(float *S, const struct gdn_step *step);
+
+    /* The update alone, to the bit: s[i][j] = alpha s[i][j] + a[i] b[j], i < rows, j < cols, s
+     * dense; b NULL: alpha s. For a step_vk state a is u and b is k, for step_kv the reverse.
+     * Limit 3. */
+    void (*add_outer)(float *s, int rows, int cols, float alpha, const float *a, const float *b);
 
     /*
      * T tokens of n channels of the short convolution, x and y of the [dtype], ld_x and ld_y

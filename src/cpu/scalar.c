@@ -233,7 +233,23 @@ static void chunk_update(float *s, float decay, const float *k, ptrdiff_t ld_k, 
         }
 }
 
-/* ---- The recurrence ---- */
+/* ---- The recurrence: sums over K in 16 lanes, in the order of the vector tables ---- */
+
+enum { LANES = 16 };
+
+static float sum_lanes(float s[LANES])
+{
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) s[l] += s[l + half];
+    return s[0];
+}
+
+/* n floats as they come back from a storage dtype. */
+static void round_row(float *x, size_t n, int dtype)
+{
+    for (size_t i = 0; i < n && dtype == GDN_BF16; i++) x[i] = from_bf16(to_bf16(x[i]));
+    for (size_t i = 0; i < n && dtype == GDN_F16; i++) x[i] = from_f16(to_f16(x[i]));
+}
 
 /* Rows and their length of the state as it lies in memory and, densely, in scratch. */
 struct shape {
@@ -273,14 +289,16 @@ static void step_token(const struct gdn_step *s, int t, int j, float *S, ptrdiff
     const int    K     = s->K;
     const float *k     = s->k + (ptrdiff_t)t * K, *q = s->q + (ptrdiff_t)t * K;
     const float  alpha = s->alpha[t], beta = s->beta[t];
-    float        p = 0, z = 0;
+    float        ps[LANES] = { 0 }, zs[LANES] = { 0 };
     for (int x = 0; x < K; x++) {
         if (alpha == 0) S[x * next] = 0;
-        p += S[x * next] * k[x];
-        z += S[x * next] * q[x];
+        ps[x % LANES] += S[x * next] * k[x];
+        zs[x % LANES] += S[x * next] * q[x];
     }
+    const float p = sum_lanes(ps), z = sum_lanes(zs);
     const float u = beta == 0 ? 0 : beta * (s->v[t * s->ld_v + j] - alpha * p);
     if (s->o) s->o[t * s->ld_o + j] = alpha * z + s->kq[t] * u;
+    if (s->u) s->u[t * s->ld_o + j] = u;
 
     for (int x = 0; x < K && alpha != 1; x++) S[x * next] *= alpha;
     for (int x = 0; x < K && beta != 0; x++) S[x * next] += k[x] * u;
@@ -292,10 +310,30 @@ static void step(const struct gdn_step *s, const struct storage *dtype, bool k_f
     if (!s->resume) step_load(s, dtype, k_first);
     for (int t = 0; t < s->T; t++) {
         for (int j = 0; j < s->n; j++) step_token(s, t, j, s->scratch + j * column, next);
+        round_row(s->scratch, (size_t)(s->K * s->n), s->round);
         if (s->to[t]) step_store(s, s->to[t], dtype, k_first);
     }
 }
 
+static void add_outer(float *s, int rows, int cols, float alpha, const float *a, const float *b)
+{
+    for (int i = 0; i < rows; i++, s += cols) {
+        for (int j = 0; j < cols && alpha != 1; j++) s[j] *= alpha;
+        for (int j = 0; j < cols && b; j++) s[j] += a[i] * b[j];
+    }
+}
+
+static void step_strip(float *S, const struct gdn_step *s, int dtype)
+{
+    for (int t = 0; t < s->T; t++) {
+        for (int j = 0; j < STRIP; j++) step_token(s, t, j, S + j, STRIP);
+        round_row(S, (size_t)(s->K * STRIP), dtype);
+    }
+}
+
+static void step_strip_f32(float *S, const struct gdn_step *s) { step_strip(S, s, GDN_F32); }
+static void step_strip_bf16(float *S, const struct gdn_step *s) { step_strip(S, s, GDN_BF16); }
+static void step_strip_f16(float *S, const struct gdn_step *s) { step_strip(S, s, GDN_F16); }
 static void step_vk_f32(const struct gdn_step *s) { step(s, &f32, false); }
 static void step_vk_bf16(const struct gdn_step *s) { step(s, &bf16, false); }
 static void step_vk_f16(const struct gdn_step *s) { step(s, &f16, false); }
@@ -375,6 +413,8 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .chunk_update = chunk_update,
     .step_vk      = BY_DTYPE(step_vk),
     .step_kv      = BY_DTYPE(step_kv),
+    .add_outer    = add_outer,
+    .step_strip   = BY_DTYPE(step_strip),
     .conv         = BY_DTYPE(conv),
     EIGHT_LINES,
 };

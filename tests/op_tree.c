@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Trees of drafted tokens in gdn_decode: G19, and that trees keep the other guarantees. */
+#include <math.h>
+#include <string.h>
+
+#include "ring2_rule.h"
+
+/* Storage, sizes, heads. */
+static const struct shape {
+    int32_t dtype, state, layout, head_map, exact;
+    int     heads[3];
+    int64_t K, V;
+} shapes[] = { { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 2, 2, 4 }, 32, 40 },
+               { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, { 2, 2, 4 }, 33, 7 },
+               { GDN_BF16, GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 4, 2, 2 }, 16, 33 },
+               { GDN_F16, GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, GDN_EXACT, { 1, 1, 2 }, 20, 9 } };
+enum { N_SHAPES = sizeof shapes / sizeof *shapes };
+
+enum kind { CHAIN, STAR, BINARY, COMB, RANDOM, N_KINDS };
+static const char *const kind_names[] = { "chain", "star", "binary", "comb", "random" };
+
+static int64_t parent_of(enum kind kind, int64_t t)
+{
+    switch (kind) {
+    case CHAIN: return t - 1;
+    case STAR: return -1;
+    case BINARY: return (t + 1) / 2 - 1;
+    case COMB: return t % 2 ? t - 1 : t - 2 < 0 ? -1 : t - 2;
+    default: return ring2_below(t + 1) - 1;
+    }
+}
+
+/* ---- A call on trees: three sequences from slots 0 to 2, token n of all leaves slot 3 + n ---- */
+
+enum { N_SEQS = 3 };
+
+struct trees {
+    const struct shape *s;
+    int64_t             lengths[N_SEQS], first[N_SEQS], longest;
+    int64_t            *parents; /* [N_SEQS][longest] */
+    gdn_rule_args       a;
+    gdn_batch          *t;
+};
+
+static gdn_tensor pool(const struct shape *s, int64_t P, int H)
+{
+    const bool vk = s->layout == GDN_STATE_VK;
+    gdn_tensor t  = ring2_new(s->state, 1, 4, P, H, vk ? s->V : s->K, vk ? s->K : s->V);
+    ring2_fill(&t, -1, 1);
+    return t;
+}
+
+/* Some gates forget, some tokens write nothing; there v is NaN. */
+static void spice(const gdn_rule_args *a, int64_t H, int64_t Hv, int64_t V)
+{
+    for (int64_t i = 0; i < ring2_count(&a->g); i++) {
+        if (ring2_below(9) == 0) ring2_set(&a->g, i, -(double)INFINITY);
+        if (ring2_below(9) == 0 && H == Hv) {
+            ring2_set(&a->beta, i, 0);
+            ring2_set(&a->v, i * V, (double)NAN);
+        }
+    }
+}
+
+static struct trees make(const struct shape *s, enum kind kind, int64_t T)
+{
+    struct trees m = { .s = s, .lengths = { T, T / 3, 1 + ring2_below(T) }, .longest = T };
+    const int    H = s->heads[0] > s->heads[2] ? s->heads[0] : s->heads[2];
+    int64_t      N = 0, slots[N_SEQS] = { 0, 1, 2 };
+    m.a = ring2_rule_packed(s->dtype, s->state, N_SEQS, m.lengths, s->heads, s->K, s->V, &m.t);
+    for (int b = 0; b < N_SEQS; b++) m.first[b] = N, N += m.lengths[b];
+    m.a.state        = pool(s, N_SEQS + N, H);
+    m.a.state_layout = s->layout;
+    m.a.head_map     = s->head_map;
+    m.a.flags        = (uint32_t)s->exact;
+    m.a.norm         = GDN_NORM_L2;
+    spice(&m.a, H, s->heads[2], s->V);
+    m.t->read_slots  = ring2_indices(GDN_I64, N_SEQS, slots);
+    m.t->write_slots = ring2_new(GDN_I32, 1, 2, N_SEQS, T, 0, 0);
+    m.t->parents     = ring2_new(T % 2 ? GDN_I32 : GDN_I64, 2, 2, N_SEQS, T, 0, 0);
+    m.t->write       = GDN_WRITE_EACH;
+    m.parents        = ring2_heap((size_t)(N_SEQS * T) * sizeof *m.parents);
+    for (int64_t i = 0; i < N_SEQS * T; i++) {
+        const int64_t b = i / T, t = i % T;
+        m.parents[i] = parent_of(kind, t);
+        ring2_set(&m.t->write_slots, i, t < m.lengths[b] ? (double)(N_SEQS + m.first[b] + t) : -1);
+        ring2_set(&m.t->parents, i, t < m.lengths[b] ? (double)m.parents[i] : 77);
+    }
+    return m;
+}
+
+static gdn_tensor slot_of(const gdn_tensor *state, int64_t slot)
+{
+    return ring2_narrow(state, 0, slot, 1);
+}
+
+/* The ancestors of token t of sequence b and the token itself, as one sequence. */
+static gdn_rule_args chain_of(const struct trees *m, int b, int64_t t)
+{
+    int64_t       n = 0, at;
+    gdn_rule_args c;
+    for (int64_t p = t; p >= 0; p = m->parents[b * m->longest + p]) n++;
+    c = ring2_rule_packed(m->s->dtype, m->s->state, 1, &n, m->s->heads, m->s->K, m->s->V, NULL);
+    c.state_layout = m->a.state_layout;
+    c.head_map     = m->a.head_map;
+    c.flags        = m->a.flags;
+    c.norm         = m->a.norm;
+    at             = n;
+    for (int64_t p = t; p >= 0; p = m->parents[b * m->longest + p]) {
+        const gdn_rule_args to   = ring2_rule_slice(&c, --at, 1);
+        const gdn_rule_args from = ring2_rule_slice(&m->a, m->first[b] + p, 1);
+        ring2_copy(&to.q, &from.q), ring2_copy(&to.k, &from.k), ring2_copy(&to.v, &from.v);
+        ring2_copy(&to.g, &from.g), ring2_copy(&to.beta, &from.beta);
+    }
+    const gdn_tensor start = slot_of(&m->a.state, b);
+    c.state                = ring2_clone(&start);
+    return c;
+}
+
+/* ---- G19 ---- */
+
+static void expect_token(const struct trees *m, const gdn_rule_args *done, int b, int64_t t)
+{
+    gdn_rule_args       c   = chain_of(m, b, t);
+    const int64_t       n   = c.q.size[0], at = m->first[b] + t;
+    const gdn_rule_args got = ring2_rule_slice(done, at, 1);
+    const gdn_tensor    S   = slot_of(&done->state, N_SEQS + at);
+    if (t % 7 == 0 && !m->s->exact)
+        ring2_rule_check(ring2_ctx(1), &c, true); /* the oracle */
+    else
+        ring2_status(ring2_ctx(1), "chain", gdn_decode(ring2_ctx(1), &c), GDN_OK);
+    const gdn_rule_args want = ring2_rule_slice(&c, n - 1, 1);
+    ring2_expect_bits("out", &got.out, &want.out);
+    ring2_expect_bits("state", &S, &c.state);
+}
+
+/* Each token has the bits of the chain of its ancestors, and nothing else is written. */
+static void G19_tree(const struct shape *s, enum kind kind, int64_t T)
+{
+    struct trees  m    = make(s, kind, T);
+    gdn_rule_args done = ring2_rule_clone(&m.a);
+    gdn_tensor    S    = m.a.state;
+    done.state         = pool(s, S.size[0], (int)S.size[1]);
+    ring2_copy(&done.state, &S);
+    ring2_call_begin();
+    ring2_may_write(&done.out);
+    for (int64_t i = N_SEQS; i < S.size[0]; i++) {
+        const gdn_tensor slot = slot_of(&done.state, i);
+        ring2_may_write(&slot);
+    }
+    ring2_status(ring2_ctx(3), "tree", gdn_decode(ring2_ctx(3), &done), GDN_OK);
+    ring2_call_end();
+    for (int b = 0; b < N_SEQS && !ring2_failed(); b++)
+        for (int64_t t = 0; t < m.lengths[b]; t += T > 64 ? 23 : 1) expect_token(&m, &done, b, t);
+}
+
+/* Without write slots for each: the final state is that after the last token, in place. */
+static void final_state(const struct shape *s, enum kind kind, int64_t T)
+{
+    struct trees  m = make(s, kind, T);
+    gdn_rule_args each = m.a, final = m.a, none = m.a;
+    gdn_batch     t = *m.t, n;
+    each.state      = ring2_clone(&m.a.state);
+    final.state     = ring2_clone(&m.a.state);
+    none.state      = ring2_clone(&m.a.state);
+    each.out = ring2_clone(&m.a.out), final.out = ring2_clone(&m.a.out);
+    none.out      = ring2_clone(&m.a.out);
+    t.write       = GDN_WRITE_FINAL;
+    t.write_slots = ring2_indices(GDN_I32, N_SEQS, (const int64_t[]){ 0, 1, 2 });
+    n             = t;
+    n.write       = GDN_WRITE_NONE;
+    final.batch = &t, none.batch = &n;
+    ring2_status(ring2_ctx(2), "each", gdn_decode(ring2_ctx(2), &each), GDN_OK);
+    ring2_status(ring2_ctx(1), "final", gdn_decode(ring2_ctx(1), &final), GDN_OK);
+    ring2_status(ring2_ctx(4), "none", gdn_decode(ring2_ctx(4), &none), GDN_OK);
+    ring2_expect_bits("G2 out", &final.out, &each.out);
+    ring2_expect_bits("G2 out, frozen", &none.out, &each.out);
+    ring2_expect_bits("frozen", &none.state, &m.a.state);
+    for (int b = 0; b < N_SEQS; b++) {
+        const int64_t    last = N_SEQS + m.first[b] + m.lengths[b] - 1;
+        const gdn_tensor got = slot_of(&final.state, b), want = slot_of(&each.state, last);
+        if (m.lengths[b]) ring2_expect_bits("final", &got, &want);
+    }
+}
+
+/* A NaN reaches the descendants of its token and nothing else. */
+static void nan_stays(void)
+{
+    const struct shape *s = &shapes[0];
+    struct trees        m = make(s, BINARY, 31), with = m;
+    with.a     = ring2_rule_clone(&m.a);
+    with.a.out = ring2_clone(&m.a.out);
+    const gdn_rule_args bad = ring2_rule_slice(&with.a, 2, 1);
+    ring2_fill_value(&bad.q, (double)NAN), ring2_fill_value(&bad.beta, 1);
+    ring2_fill_value(&bad.k, (double)NAN), ring2_fill_value(&bad.g, 0);
+    ring2_status(ring2_ctx(2), "plain", gdn_decode(ring2_ctx(2), &m.a), GDN_OK);
+    ring2_status(ring2_ctx(2), "NaN", gdn_decode(ring2_ctx(2), &with.a), GDN_OK);
+    for (int64_t t = 0; t < 31; t++) {
+        int64_t p = t;
+        while (p > 2) p = m.parents[p];
+        const gdn_rule_args got = ring2_rule_slice(&with.a, t, 1), want = ring2_rule_slice(&m.a, t, 1);
+        if (p == 2) {
+            CHECK(t > 2 || isnan(ring2_get(&got.out, 0)), "token 2 is not NaN");
+            continue;
+        }
+        ring2_expect_bits("not a descendant", &got.out, &want.out);
+    }
+}
+
+/* Masks: what does not count has no parent; tokens are numbered from the first that counts. */
+static void masks(void)
+{
+    static const int64_t starts[] = { 3, 0, 0 }, counts[] = { 7, 2, 0 }, three[] = { 0, 1, 2 };
+    const struct shape  *s = &shapes[1];
+    struct trees         m = make(s, COMB, 12), part;
+    gdn_batch            t = *m.t;
+    t.token_start = ring2_indices(GDN_I32, N_SEQS, starts);
+    t.token_count = ring2_indices(GDN_I32, N_SEQS, counts);
+    t.write       = GDN_WRITE_FINAL;
+    t.write_slots = ring2_indices(GDN_I32, N_SEQS, three);
+    part          = m;
+    part.first[0] = 3; /* the same tree on the tokens that count */
+    gdn_rule_args c = chain_of(&part, 0, 6);
+    m.a.batch       = &t;
+    ring2_status(ring2_ctx(2), "masked", gdn_decode(ring2_ctx(2), &m.a), GDN_OK);
+    ring2_status(ring2_ctx(2), "chain", gdn_decode(ring2_ctx(2), &c), GDN_OK);
+    const gdn_rule_args got = ring2_rule_slice(&m.a, 9, 1);
+    const gdn_rule_args want = ring2_rule_slice(&c, c.q.size[0] - 1, 1);
+    const gdn_tensor    S = slot_of(&m.a.state, 0);
+    ring2_expect_bits("out", &got.out, &want.out);
+    ring2_expect_bits("state", &S, &c.state);
+    for (int64_t i = 0; i < 3 * 4 * s->V; i++)
+        CHECK(ring2_get(&m.a.out, i) == 0, "a masked token has an output");
+}
+
+struct mode_call {
+    gdn_rule_args a;
+    gdn_status    status;
+};
+
+static void call_in_mode(void *arg)
+{
+    struct mode_call *c = arg;
+    c->status           = gdn_decode(ring2_ctx(3), &c->a);
+}
+
+static void G12_float_environment(void)
+{
+    struct trees  m = make(&shapes[2], RANDOM, 20);
+    gdn_rule_args plainly = m.a;
+    plainly.out = ring2_clone(&m.a.out), plainly.state = ring2_clone(&m.a.state);
+    ring2_status(ring2_ctx(3), "tree", gdn_decode(ring2_ctx(3), &plainly), GDN_OK);
+    for (int i = 0;; i++) {
+        struct mode_call c = { m.a, GDN_OK };
+        c.a.out = ring2_clone(&m.a.out), c.a.state = ring2_clone(&m.a.state);
+        if (!ring2_float_mode(i, call_in_mode, &c)) {
+            if (!i) ring2_skip("no MXCSR on this machine");
+            break;
+        }
+        ring2_status(ring2_ctx(3), "call", c.status, GDN_OK);
+        ring2_expect_bits("out", &c.a.out, &plainly.out);
+        ring2_expect_bits("state", &c.a.state, &plainly.state);
+    }
+}
+
+static void G13_no_allocation(void)
+{
+    int           n_allocs = 0, before;
+    gdn_ctx      *ctx = ring2_counting_ctx(&n_allocs);
+    struct trees  m   = make(&shapes[0], RANDOM, 40);
+    gdn_rule_args b   = m.a;
+    b.out = ring2_clone(&m.a.out), b.state = ring2_clone(&m.a.state);
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_DECODE, &m.a, &m.a.workspace_bytes),
+                 GDN_OK);
+    m.a.workspace = ring2_alloc((m.a.workspace_bytes + 63) / 64 * 64, 64);
+    before        = n_allocs;
+    ring2_status(ctx, "tree", gdn_decode(ctx, &m.a), GDN_OK);
+    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
+    ring2_status(ctx, "tree", gdn_decode(ctx, &b), GDN_OK);
+    ring2_expect_bits("the context's own workspace", &b.out, &m.a.out);
+    gdn_ctx_destroy(ctx);
+}
+
+/* ---- G1 ---- */
+
+#define REFUSE(seen, op, what, want, needle, ...)                \
+    do {                                                         \
+        if (!ring2_begin("G1 tree: %s", what)) break;            \
+        struct trees m = make(&shapes[0], BINARY, 9);            \
+        __VA_ARGS__;                                             \
+        ring2_refused(ring2_ctx(2), op, &m.a, seen, want, needle); \
+        ring2_end();                                             \
+    } while (0)
+
+static void refusals(void)
+{
+    const gdn_op op = GDN_OP_DECODE;
+    REFUSE(RING2_CONTENTS, op, "its own parent", GDN_E_ARG, "parents",
+           ring2_set(&m.t->parents, 4, 4));
+    REFUSE(RING2_CONTENTS, op, "parent -2", GDN_E_ARG, "parents", ring2_set(&m.t->parents, 0, -2));
+    REFUSE(RING2_CONTENTS, op, "too few columns", GDN_E_SHAPE, "parents",
+           m.t->parents = ring2_narrow(&m.t->parents, 1, 0, 8));
+    REFUSE(RING2_STRUCT, op, "one dimension", GDN_E_SHAPE, "parents",
+           m.t->parents = ring2_select(&m.t->parents, 1, 0));
+    REFUSE(RING2_STRUCT, op, "floats", GDN_E_DTYPE, "parents", m.t->parents.dtype = GDN_F32);
+    REFUSE(RING2_STRUCT, op, "out over parents", GDN_E_ARG, "parents",
+           m.t->parents.data = m.a.out.data);
+    REFUSE(RING2_STRUCT, GDN_OP_PREFILL, "prefill", GDN_E_UNSUPPORTED, "parents",
+           m.t->write = GDN_WRITE_NONE);
+}
+
+int main(int argc, char **argv)
+{
+    static const int64_t counts[] = { 1, 2, 5, 16, 17, 33, 64 };
+    static const struct ring2_test others[] = {
+        { "a NaN stays among descendants", nan_stays },
+        { "G11 masked trees", masks },
+        { "G12 float environment, tree", G12_float_environment },
+        { "G13 no allocation, tree", G13_no_allocation },
+    };
+    ring2_options(argc, argv);
+    for (int i = 0; i < N_SHAPES; i++)
+        for (int kind = 0; kind < N_KINDS; kind++)
+            for (int c = 0; c < 7; c++) {
+                if (ring2_begin("G19 %s of %d, shape %d", kind_names[kind], (int)counts[c], i)) {
+                    G19_tree(&shapes[i], (enum kind)kind, counts[c]);
+                    ring2_end();
+                }
+                if (c % 2 && ring2_begin("%s of %d, final state, shape %d", kind_names[kind],
+                                         (int)counts[c], i)) {
+                    final_state(&shapes[i], (enum kind)kind, counts[c]);
+                    ring2_end();
+                }
+            }
+    for (int kind = 0; kind < N_KINDS; kind++)
+        if (ring2_begin("G19 %s of 300", kind_names[kind])) {
+            static const struct shape big = { GDN_F32, GDN_F32, GDN_STATE_VK, 0, 0, { 1, 1, 1 },
+                                              256, 40 };
+            G19_tree(&big, (enum kind)kind, 300);
+            ring2_end();
+        }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (ring2_begin("%s", others[i].name)) {
+            others[i].run();
+            ring2_end();
+        }
+    refusals();
+    return ring2_summary();
+}

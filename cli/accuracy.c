@@ -82,7 +82,7 @@ struct study {
     bool          bad;
 };
 
-/* ---- Inputs ---------------------------------------------------------------------------------- */
+/* ---- Inputs --------------------------------------------------------------------------------- */
 
 static void fill(float *x, int64_t n, double low, double high, uint64_t *seed)
 {
@@ -123,7 +123,7 @@ static void advance(struct study *s, int64_t tokens, const char *what)
     progress(what, s->done / s->all);
 }
 
-/* ---- The recurrence in float64 --------------------------------------------------------------- */
+/* ---- The recurrence in float64 -------------------------------------------------------------- */
 
 /* One token of one head: S is [K][V], columns in groups that compilers keep in registers. */
 static void token(double *S, double *o, const float *q, const float *k, const float *v,
@@ -145,21 +145,29 @@ static void token(double *S, double *o, const float *q, const float *k, const fl
     }
 }
 
+/* Outputs of token t and head h, for the windows that it is in. */
+static void keep(struct study *s, int64_t t, int64_t h, const double *o)
+{
+    for (int i = 0; i < s->n_lengths; i++) {
+        const int64_t row = t - s->lengths[i] + WINDOW;
+        if (row >= 0 && row < WINDOW)
+            memcpy(s->out + ((i * WINDOW + row) * s->H + h) * s->V, o, (size_t)s->V * sizeof *o);
+    }
+}
+
 /* Fills s->out and s->state. */
 static void follow(struct study *s)
 {
-    const int64_t KV = s->K * s->V, each = WINDOW * s->H * s->V;
+    const int64_t KV = s->K * s->V;
     double       *S = s->state + s->n_lengths * s->H * KV, o[256];
     int           next = 0;
     memset(S, 0, (size_t)(s->H * KV) * sizeof *S);
     for (int64_t t = 0; t < s->T; t++) {
-        const int64_t row = t - s->lengths[next] + WINDOW; /* below 0: not in the window */
         for (int64_t h = 0; h < s->H; h++) {
             const int64_t i = t * s->H + h;
             token(S + h * KV, o, s->q + i * s->K, s->k + i * s->K, s->v + i * s->V,
                   exp((double)s->g[i]), (double)s->beta[i], s->K, s->V);
-            if (row >= 0)
-                memcpy(s->out + next * each + (row * s->H + h) * s->V, o, (size_t)s->V * sizeof *o);
+            keep(s, t, h, o);
         }
         if (t + 1 == s->lengths[next])
             memcpy(s->state + next++ * s->H * KV, S, (size_t)(s->H * KV) * sizeof *S);
@@ -167,7 +175,7 @@ static void follow(struct study *s)
     }
 }
 
-/* ---- The library ----------------------------------------------------------------------------- */
+/* ---- The library ---------------------------------------------------------------------------- */
 
 static struct errors errors_of(const float *got, const double *want, int64_t n)
 {
@@ -253,7 +261,7 @@ static int run(struct study *s, int state, int64_t n, bool decode)
     return code;
 }
 
-/* ---- Output ---------------------------------------------------------------------------------- */
+/* ---- Output --------------------------------------------------------------------------------- */
 
 static void print_json(const struct study *s, int gate, int state, int64_t n)
 {
@@ -341,7 +349,7 @@ static int study_and_print(struct study *s)
     return CLI_OK;
 }
 
-/* ---- Options --------------------------------------------------------------------------------- */
+/* ---- Options -------------------------------------------------------------------------------- */
 
 static int settle(struct study *s)
 {

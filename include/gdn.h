@@ -846,8 +846,9 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
  * Scales move with the values; K is then at most 256.
  *
  * Precision: a value is rounded once, to nearest even (8 bits: as `rounding` says, for n = 0),
- * where the dtype of to_pool is another. Guarantees: G1, G2, G3, G6, G12 to G14, G21. Errors: GDN_E_ARG (fields, slots, overlaps),
- * GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED (above 2^31 pairs), GDN_E_MEMORY.
+ * where the dtype of to_pool is another. Guarantees: G1, G2, G3, G6, G12 to G14, G21. Errors:
+ * GDN_E_ARG (fields, slots, overlaps), GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED (above 2^31
+ * pairs; K above 256 with 8 bits), GDN_E_MEMORY.
  */
 typedef struct gdn_state_copy_args {
     uint32_t   struct_size; /* set by gdn_state_copy_args_init() */

@@ -132,7 +132,8 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
         .q = c->kq + n * r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
         .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = column_at(&b->from, b->col),
         .to = c->to, .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS,
-        .ld_from = b->from.view->ld, .ld_to = b->to_view->ld, .T = n, .K = r->K, .n = b->n, .resume = resume,
+        .ld_from = b->from.view->ld, .ld_to = b->to_view->ld, .T = n, .K = r->K, .n = b->n,
+        .resume = resume,
         .exact = r->exact, .round = gdn_rule_rounding(r),
     };
     if (b->to_view->k_first)

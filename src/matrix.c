@@ -78,7 +78,8 @@ static void copy_strided(const struct gdn_kernels *kr, const struct gdn_matrix *
 
 /* Rows of `to` and columns of `from` are dense, and the dtypes are not one of 16 bits. */
 static void copy_tile(const struct gdn_kernels *kr, const struct gdn_matrix *to,
-                      const struct gdn_matrix *from, int64_t row, int64_t column, int rows, int columns)
+                      const struct gdn_matrix *from, int64_t row, int64_t column, int rows,
+                      int columns)
 {
     float     in[TILE * TILE], out[TILE * TILE], *a = in, *b = out;
     ptrdiff_t lda = TILE, ldb = TILE;

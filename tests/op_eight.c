@@ -14,7 +14,7 @@
 enum { K = 20, V = 40, SLOTS = 4 };
 static const int heads[3] = { 2, 2, 4 };
 
-/* ---- The conversions once more ---------------------------------------------------------------- */
+/* ---- The conversions once more -------------------------------------------------------------- */
 
 static double code_value(int32_t dtype, uint8_t c)
 {
@@ -188,7 +188,7 @@ static void may_write(const struct pool *p, int64_t slot)
     ring2_may_write(&s);
 }
 
-/* ---- One call between two conversions ---------------------------------------------------------- */
+/* ---- One call between two conversions ------------------------------------------------------- */
 
 enum { IN_PLACE, SEPARATE, EACH, CHECKPOINTS, TREE, FROZEN, N_WRITES };
 enum { B = 3, EVERY = 7 };
@@ -332,7 +332,7 @@ static void G21_float32_between_conversions(void)
     }
 }
 
-/* ---- GDN_EXACT: rounded after every token ------------------------------------------------------- */
+/* ---- GDN_EXACT: rounded after every token --------------------------------------------------- */
 
 /* Tokens [first, first + n) of sequence 0 of packed tensors, from and to slot 0. */
 static gdn_rule_args part_of(const gdn_rule_args *a, int64_t first, int64_t n)
@@ -392,7 +392,7 @@ static void G21_exact_calls_of_any_length(void)
     }
 }
 
-/* ---- One rounding ------------------------------------------------------------------------------- */
+/* ---- One rounding --------------------------------------------------------------------------- */
 
 static gdn_state_copy_args copy_args(const struct pool *from, int from_layout,
                                      const struct pool *to, int to_layout, struct rounding r)
@@ -487,7 +487,7 @@ static void unbiased(void)
     }
 }
 
-/* ---- Conversions by gdn_state_copy --------------------------------------------------------------- */
+/* ---- Conversions by gdn_state_copy ---------------------------------------------------------- */
 
 static void G21_same_codes_whatever_the_layout(void)
 {
@@ -566,7 +566,7 @@ static void fork_and_zero(void)
     expect_pool("pool", &p, &want);
 }
 
-/* ---- Selection ----------------------------------------------------------------------------------- */
+/* ---- Selection ------------------------------------------------------------------------------ */
 
 /* A NaN or an infinity makes its column NaN, and a gate of -inf forgets it. */
 static void G7_not_finite(void)
@@ -616,7 +616,7 @@ static void G9_codes_stay(void)
     }
 }
 
-/* ---- A long decode ------------------------------------------------------------------------------- */
+/* ---- A long decode -------------------------------------------------------------------------- */
 
 /*
  * With alpha = a for all tokens, unit keys and beta in [0, 1] an error of a column shrinks by a at
@@ -659,7 +659,7 @@ static void long_decode(void)
     }
 }
 
-/* ---- Records ------------------------------------------------------------------------------------- */
+/* ---- Records -------------------------------------------------------------------------------- */
 
 /* Folding c rows is the float32 fold between two conversions, for n = c. */
 static void G21_fold(void)
@@ -671,7 +671,8 @@ static void G21_fold(void)
         const struct pool     p = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, layout, 2);
         gdn_record_fold_args  a = gdn_record_fold_args_init(), wide;
         fill_eight(&p, layout);
-        a.record_k = ring2_new(GDN_F32, 0, 4, 2, R, 2, K), a.record_u = ring2_new(GDN_F32, 0, 4, 2, R, 4, V);
+        a.record_k = ring2_new(GDN_F32, 0, 4, 2, R, 2, K);
+        a.record_u = ring2_new(GDN_F32, 0, 4, 2, R, 4, V);
         a.record_g = ring2_new(GDN_F32, 0, 3, 2, R, 4, 0);
         ring2_fill(&a.record_k, -0.2, 0.2), ring2_fill(&a.record_u, -1, 1);
         ring2_fill(&a.record_g, 0.5, 1);
@@ -688,7 +689,7 @@ static void G21_fold(void)
     }
 }
 
-/* ---- Refusals ------------------------------------------------------------------------------------ */
+/* ---- Refusals ------------------------------------------------------------------------------- */
 
 static gdn_rule_args refusable(void)
 {

@@ -456,8 +456,9 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * with GDN_E4M3). What is drawn follows from seed + n, n being the tokens of the sequence in
  * this call when the state is stored, from the state head and from the element's v and k
  * (docs/numerics.md has the formula), and from nothing else. So calls of one token with the
- * seeds s, s + 1, ... draw what one call with the seed s draws that stores after each token.
- * Other dtypes round to nearest even whatever `rounding` says.
+ * seeds s, s + 1, ... draw what one call with the seed s draws that stores after each token,
+ * and with GDN_EXACT leave the same bits. GDN_EXACT with such a state takes no parents
+ * (GDN_E_UNSUPPORTED). Other dtypes round to nearest even whatever `rounding` says.
  *
  * record_k record_u record_g record_count: see "Records of drafted tokens"; gdn_decode alone.
  *

@@ -333,8 +333,9 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
             if (visit.copies) memcpy(S, S - size, (size_t)size * sizeof *S);
             end = run_end(r, seq, b->head, i, t0 + n);
             walk_run(c, r, kr, b, t0, n, i, end, S);
-            const bool stays = c->has_codes && c->alpha[i - t0] == 1 && c->beta[i - t0] == 0;
-            if (gdn_rule_rounding8(r) && !stays) round_state(c, S, r, kr, b, seq->base + i + 1);
+            const bool changes = c->alpha[i - t0] != 1 || c->beta[i - t0] != 0;
+            if (gdn_rule_rounding8(r) && (changes || !c->has_codes))
+                round_state(c, S, r, kr, b, seq->base + i + 1);
             store_state(c, S, r, kr, seq, b, visit_at(r, seq, end - 1).token);
         }
         store_o(c, r, kr, seq, b, t0, n);

@@ -729,17 +729,20 @@ static void refuse_calls(void)
            a.state.data = NULL);
     REFUSE("scales of no checkpoints", GDN_E_ARG, "checkpoint_scales: given, but checkpoints is",
            a.checkpoint_scales = ring2_clone(&a.state_scales));
-    REFUSE("scales of bf16", GDN_E_DTYPE, "state_scales: GDN_BF16", a.state_scales.dtype = GDN_BF16);
+    REFUSE("scales of bf16", GDN_E_DTYPE, "state_scales: GDN_BF16",
+           a.state_scales.dtype = GDN_BF16);
     REFUSE("other heads", GDN_E_SHAPE, "state_scales", a.state_scales.size[1] = 3);
     REFUSE("other slots", GDN_E_SHAPE, "state_scales", a.state_scales.size[0] = 1);
     REFUSE("not dense", GDN_E_SHAPE, "state_scales", a.state_scales.stride[2] = 2);
     REFUSE("misaligned", GDN_E_ARG, "state_scales",
            a.state_scales.data = (char *)a.state_scales.data + 2);
-    REFUSE("scales share memory", GDN_E_SHAPE, "state_out_scales", a.state_out_scales.stride[1] = 1);
+    REFUSE("scales share memory", GDN_E_SHAPE, "state_out_scales",
+           a.state_out_scales.stride[1] = 1);
     REFUSE("scales overlap scales", GDN_E_ARG, "state_out_scales: overlaps state_scales",
            a.state_out_scales = a.state_scales);
-    REFUSE("scales overlap out", GDN_E_ARG, "state_out_scales", a.state_out_scales.data = a.out.data);
-    REFUSE("one state, two scales", GDN_E_ARG, "state_out_scales: not state_scales, but state_out is",
+    REFUSE("scales overlap out", GDN_E_ARG, "state_out_scales",
+           a.state_out_scales.data = a.out.data);
+    REFUSE("one state, two scales", GDN_E_ARG, "state_out_scales: not state_scales, but state_out",
            a.state_out = a.state);
     REFUSE("q of i8", GDN_E_DTYPE, "q: GDN_I8", a.q.dtype = GDN_I8);
     REFUSE("rounding", GDN_E_ARG, "rounding: 2", a.rounding = 2);

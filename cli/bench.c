@@ -25,7 +25,7 @@ static const char *const help[] = {
     "  --batch N        N sequences of --tokens each: decode (default 32), conv, block\n"
     "  --tokens N       tokens of each of those (default 1)\n"
     "  --dtype D        f32 (default), bf16, f16: activations, and the weights of block\n"
-    "  --state D        f32 (default), bf16, f16: states\n"
+    "  --state D        f32 (default), bf16, f16; prefill and decode also i8, e4m3: states\n"
     "  --layout L       k_last (default), k_first: of the rule's state\n"
     "  --exact          prefill, decode, block: with GDN_EXACT\n"
     "  --channels N     conv (default 8192); 4 taps, SiLU\n"
@@ -112,15 +112,17 @@ static int parse_lengths(struct bench_options *o)
     return CLI_OK;
 }
 
-static int parse_dtype(const char *option, const char *text, int32_t *dtype)
+/* One of the first n names, which are in the order of gdn_dtype. */
+static int parse_dtype(const char *option, const char *text, int n, int32_t *dtype)
 {
-    static const char *const names[] = { "f32", "bf16", "f16" };
-    for (int32_t i = 0; i < 3; i++)
+    static const char *const names[] = { "f32", "bf16", "f16", "i8", "e4m3" };
+    for (int32_t i = 0; i < n; i++)
         if (!strcmp(text, names[i])) {
             *dtype = i;
             return CLI_OK;
         }
-    return cli_bad("%s: '%s', wanted f32, bf16 or f16", option, text);
+    return cli_bad("%s: '%s', wanted %s", option, text,
+                   n > 3 ? "f32, bf16, f16, i8 or e4m3" : "f32, bf16 or f16");
 }
 
 static int parse_dims(struct bench_options *o)
@@ -141,8 +143,9 @@ static int parse_dims(struct bench_options *o)
     d->W            = 4;
     d->D            = o->channels;
     d->hidden       = o->hidden;
-    return parse_dtype("--dtype", o->dtype, &d->dtype) ||
-           parse_dtype("--state", o->state, &d->state_dtype);
+    const bool rule = o->op == PREFILL || o->op == DECODE;
+    return parse_dtype("--dtype", o->dtype, 3, &d->dtype) ||
+           parse_dtype("--state", o->state, rule ? 5 : 3, &d->state_dtype);
 }
 
 /* Refuses what would be ignored, then fills the defaults that depend on the op. */

@@ -64,5 +64,6 @@ int run_main(int argc, char **argv);
 int bench_main(int argc, char **argv);
 int info_main(int argc, char **argv);
 int state_main(int argc, char **argv);
+int accuracy_main(int argc, char **argv);
 
 #endif

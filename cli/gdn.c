@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command: gdn run | bench | state | check | info. */
+/* The command: gdn run | bench | state | accuracy | check | info. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +14,7 @@ static const char usage[] =
     "  gdn run --all                 all test vectors, then a rule of Qwen3-Next's size\n"
     "  gdn bench OP                  time prefill, decode, conv or block\n"
     "  gdn state ACTION FILE...      inspect, convert, slice, merge or diff state blobs\n"
+    "  gdn accuracy                  errors of long sequences, by the dtype of their states\n"
     "  gdn check                     test every inner loop of every instruction set\n"
     "  gdn info                      the CPU, instruction sets, kernels, build\n"
     "  gdn --version\n"
@@ -53,6 +54,7 @@ static const struct {
     { "run", run_main },
     { "bench", bench_main },
     { "state", state_main },
+    { "accuracy", accuracy_main },
     { "check", check_command },
     { "info", info_main },
 };

@@ -38,7 +38,7 @@ static const char *const ops[] = { "prefill", "decode",        "conv1d", "gates"
 static const char *const loops[] = {
     "load_row", "store_row", "dot", "norm_row", "exp_row", "sigmoid_row", "gate_row",
     "transpose", "gemm_nt", "strip_mul", "chunk_gates", "chunk_solve", "chunk_update",
-    "step_vk", "step_kv", "conv",
+    "step_vk", "step_kv", "conv", "load8_vk", "load8_kv", "store8_vk", "store8_kv",
 };
 
 enum { N_OPS = sizeof ops / sizeof *ops, N_LOOPS = sizeof loops / sizeof *loops };

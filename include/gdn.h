@@ -53,8 +53,9 @@
  *   G12  The caller's rounding, flush-to-zero and exception modes change no result and are
  *        what they were when the call returns.
  *   G13  With the caller's workspace (gdn_workspace_bytes()) a call allocates nothing.
- *   G14  gdn_state_copy between pools of one dtype moves every bit, NaN included, whatever
- *        the layouts. Into float32 every value stays exactly what it was.
+ *   G14  gdn_state_copy between pools of one dtype moves every bit, NaN and scales included,
+ *        whatever the layouts. Into float32 every value stays exactly what it was (8 bits: what
+ *        the rule reads there).
  *   G15  A blob that was cut, lengthened, or changed in up to 32 bits that follow each other is
  *        refused whole. Other damage passes with a probability of 2^-32.
  *   G16  gdn_blob_merge of all slices of a blob gives that blob, bit for bit.
@@ -70,6 +71,9 @@
  *        that it has at the end of the chain of its ancestors in one call.
  *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives
  *        the bits that gdn_decode of the accepted tokens gives, whatever was drafted beside them.
+ *   G21  States of 8 bits: what is stored for a given float32 state, random rounding included,
+ *        has the same bits with every instruction set, whatever the layout, the threads, the
+ *        batch, and how heads are dealt to items of work.
  *   G22  The caller's parallel_for gives the bits that the context's own threads give.
  *
  * Policies. g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
@@ -437,7 +441,7 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *     g             [N][H]         f32 or A; absent: alpha = 1
  *     beta          [N][H]         f32 or A; absent: 1
  *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW alone; dt_bias absent: 0
- *     state         [P][H][V][K]   f32, bf16 or f16; one of its last two strides is 1.
+ *     state         [P][H][V][K]   f32, bf16, f16, i8, e4m3; one of its last two strides is 1.
  *                                  Absent: every sequence starts from zero.
  *     state_out     likewise       where states are written; absent: in state, in place.
  *                                  Both absent: final states are dropped.
@@ -467,8 +471,22 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *
  *     .._scales     [P][H][V]      f32, dense: element = stored value x scale
  *
- * beside them; whatever the layout, there is one scale for the K elements of a value column,
- * and storing sets it to their largest magnitude / 127 or / 448.
+ * beside them; whatever the layout, there is one scale for the K elements of a value column.
+ * They are read as float32, each product rounded once, and computed with as float32. Storing
+ * sets the scale to the largest magnitude m of the column / 127 or / 448 and each stored value
+ * to element (1 / scale), rounded to the nearest one, ties to even. A column of zeros has the
+ * scale 0. A scale is at least 2^-126, so that a column below 127 or 448 times that keeps an
+ * absolute precision. A column with a NaN or an infinity becomes NaN as a whole, by its scale:
+ * nothing that is not finite is lost, and a gate of -inf forgets it like any other (G7).
+ *
+ * rounding GDN_ROUND_STOCHASTIC: of the two values beside it an element goes to the one above
+ * with the probability that leaves the mean where it is (to 2^-24 of a step with GDN_I8, 2^-20
+ * with GDN_E4M3). What is drawn follows from seed + n, n being the tokens of the sequence in
+ * this call when the state is stored, from the state head and from the element's v and k
+ * (docs/numerics.md has the formula), and from nothing else. So calls of one token with the
+ * seeds s, s + 1, ... draw what one call with the seed s draws that stores after each token,
+ * and with GDN_EXACT leave the same bits. GDN_EXACT with such a state takes no parents
+ * (GDN_E_UNSUPPORTED). Other dtypes round to nearest even whatever `rounding` says.
  *
  * record_k record_u record_g record_count: see "Records of drafted tokens"; gdn_decode alone.
  *
@@ -494,7 +512,7 @@ typedef struct gdn_rule_args {
     float            norm_eps;         /* 0: 1e-6 */
     float            scale;            /* 0: 1 / sqrt(K) */
     float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
-    int32_t          rounding;         /* gdn_rounding */
+    int32_t          rounding;         /* gdn_rounding, of 8-bit states */
     int32_t          reserved;         /* 0 */
     uint64_t         seed;             /* for GDN_ROUND_STOCHASTIC */
     void            *workspace;        /* see gdn_workspace_bytes() */
@@ -802,6 +820,8 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     checkpoints   [P'][Hv][V][K]           as there
  *     conv_checkpoints [P'][2 Hk K + Hv V][S]  as in gdn_conv1d(); the slots of checkpoints.
  *                                            Each may be the very view state, conv_state
+ *     state_scales  [P][Hv][V]               beside state and checkpoints of 8 bits, as in
+ *     checkpoint_scales [P'][Hv][V]          gdn_prefill()
  *
  * A and the weights are f32, bf16 or f16; weights are dense. A state is updated in place; an
  * absent one starts from zero and is dropped. GDN_WRITE_EACH is not supported here. [N]
@@ -816,12 +836,15 @@ typedef struct gdn_block_args {
     uint32_t   flags;       /* gdn_flag */
     gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
         conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, out,
-        checkpoints, conv_checkpoints;
+        checkpoints, conv_checkpoints, state_scales, checkpoint_scales;
     const gdn_batch *batch;
     int32_t          n_key_heads, n_value_heads; /* Hk, Hv */
     int32_t          key_head_dim, value_head_dim; /* K, V */
     int32_t          state_layout;
-    float            rms_eps; /* of the gated RMSNorm; 0: 1e-6 */
+    float            rms_eps;  /* of the gated RMSNorm; 0: 1e-6 */
+    int32_t          rounding; /* gdn_rounding, of 8-bit states */
+    int32_t          reserved; /* 0 */
+    uint64_t         seed;     /* for GDN_ROUND_STOCHASTIC */
     void            *workspace;
     size_t           workspace_bytes;
     void            *stream;
@@ -843,11 +866,11 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
  * gdn_state_copy - pool slots to pool slots: copy, fork, zero, gather; and convert, for either
  * pool has its own dtype, layout and strides.
  *
- *     from_pool   [P][H][V][K]    f32, bf16 or f16; from_layout says which of V and K is
- *                                 last. Absent: every target becomes zero.
+ *     from_pool   [P][H][V][K]    f32, bf16, f16, i8 or e4m3; from_layout says which of V and
+ *                                 K is last. Absent: every target becomes zero.
  *     to_pool     [P'][H][V][K]   likewise, with to_layout
  * or, for states of gdn_conv1d, known by their three dimensions (layouts are 0),
- *     from_pool   [P][D][S]       likewise
+ *     from_pool   [P][D][S]       f32, bf16 or f16
  *     to_pool     [P'][D][S']     the newest inputs are kept; if S' > S, the oldest are zero
  *     from_slots  [M]             pair m reads this slot; many may read one (fork). Negative:
  *                                 its target becomes zero. Absent: slot m.
@@ -859,9 +882,17 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
  * Aliasing. to_pool may be the very view from_pool with the same layout; then no slot is
  * written by one pair and read by another. No other overlap.
  *
- * Precision: a value is rounded once, to nearest even, where the dtype of to_pool is another.
- * Guarantees: G1, G2, G3, G6, G12 to G14. Errors: GDN_E_ARG (fields, slots, overlaps),
- * GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED (above 2^31 pairs), GDN_E_MEMORY.
+ * States of the rule may have 8 bits, with scales and rounded as for gdn_prefill():
+ *
+ *     from_scales [P][H][V]       f32, dense; beside a pool of 8 bits, and with no other
+ *     to_scales   [P'][H][V]      likewise. The very view from_scales where the pools are one.
+ *
+ * Scales move with the values; K is then at most 256.
+ *
+ * Precision: a value is rounded once, to nearest even (8 bits: as `rounding` says, for n = 0),
+ * where the dtype of to_pool is another. Guarantees: G1, G2, G3, G6, G12 to G14, G21. Errors:
+ * GDN_E_ARG (fields, slots, overlaps), GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED (above 2^31
+ * pairs; K above 256 with 8 bits), GDN_E_MEMORY.
  */
 typedef struct gdn_state_copy_args {
     uint32_t   struct_size; /* set by gdn_state_copy_args_init() */
@@ -899,7 +930,8 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  * The format has one version number. A library reads the versions it knows and refuses a newer
  * one with GDN_E_UNSUPPORTED.
  *
- *     state       [P][H][V][K]   in state_layout, H = max(Hq, Hv); any strides; or absent
+ *     state       [P][H][V][K]   in state_layout, H = max(Hq, Hv); any strides; or absent. Not
+ *                                of 8 bits: gdn_state_copy() them first.
  *     conv_state  [P][D][S]      channels in the order q, k, v, D = Hq K + Hk K + Hv V; any
  *                                strides; or absent
  *     slots       [B]            the slot of sequence b. Absent: slot b, B being P.

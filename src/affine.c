@@ -87,15 +87,13 @@ static void run_item(void *arg, int64_t item, int thread)
 
     load_transition(&c, a, kr, gdn_pool_at(&a->M, b, h));
     const bool  sees = a->S.data && !c.is_zero; /* what is forgotten may be NaN (G7) */
-    const void *S = sees ? gdn_pool_at(&a->S, b, h) : NULL;
-    const void *U = a->U.data ? gdn_pool_at(&a->U, b, h) : NULL;
-    gdn_load_strip(c.U, kr, U, &a->U, a->K, col, n, c.rows);
+    gdn_load_strip(c.U, kr, gdn_place_of(&a->U, b, h, 0), a->K, col, n, c.rows);
     if (sees) {
-        gdn_load_strip(c.S, kr, S, &a->S, a->K, col, n, c.rows);
+        gdn_load_strip(c.S, kr, gdn_place_of(&a->S, b, h, 0), a->K, col, n, c.rows);
         kr->strip_mul(c.P, kr->strip, c.M, gdn_strip_ld(a->K), c.S, a->K, a->K, kr->strip);
         for (int i = 0; i < a->K * kr->strip; i++) c.U[i] += c.P[i];
     }
-    gdn_store_strip(c.U, kr, gdn_pool_at(&a->out, b, h), &a->out, a->K, col, n, c.rows);
+    gdn_store_strip(c.U, kr, gdn_place_of(&a->out, b, h, 0), a->K, col, n, c.rows);
 }
 
 static gdn_status run(gdn_ctx *ctx, struct call *c)

@@ -31,6 +31,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, const gdn_blob_args *a)
         TRY(gdn_check_dtype(ctx, lists[i], names[i], GDN_INDICES));
         TRY(gdn_check_shape(ctx, lists[i], names[i], 1, any));
         TRY(gdn_check_tensor(ctx, pools[i], pool_name[i]));
+        if (pools[i]->data && 1u << pools[i]->dtype & GDN_EIGHTS)
+            return gdn_fail(ctx, GDN_E_DTYPE,
+                            "%s: of 8 bits, wanted floats: gdn_state_copy() first", pool_name[i]);
         TRY(gdn_check_dtype(ctx, pools[i], pool_name[i], GDN_FLOATS));
         TRY(gdn_check_shape(ctx, pools[i], pool_name[i], i == 0 ? 4 : 3, any));
     }

@@ -41,6 +41,8 @@ static gdn_status check_sizes(gdn_ctx *ctx, struct block_call *c)
         return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_EXACT", (unsigned)a->flags);
     if (a->state_layout < GDN_STATE_VK || a->state_layout > GDN_STATE_KV)
         return gdn_fail(ctx, GDN_E_ARG, "state_layout: %d, wanted 0 or 1", (int)a->state_layout);
+    if (a->rounding < GDN_ROUND_NEAREST || a->rounding > GDN_ROUND_STOCHASTIC)
+        return gdn_fail(ctx, GDN_E_ARG, "rounding: %d, wanted 0 or 1", (int)a->rounding);
     if (!(a->rms_eps >= 0) || !isfinite(a->rms_eps))
         return gdn_fail(ctx, GDN_E_ARG, "rms_eps: %g, wanted at least 0", (double)a->rms_eps);
     b->Hk = a->n_key_heads, b->Hv = a->n_value_heads;
@@ -115,12 +117,17 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const struct block_call *c,
         { &a->out_proj, "out_proj" },       { &a->conv_state, "conv_state" },
         { &a->state, "state" },             { &a->out, "out" },
         { &a->checkpoints, "checkpoints" }, { &a->conv_checkpoints, "conv_checkpoints" },
+        { &a->state_scales, "state_scales" },
+        { &a->checkpoint_scales, "checkpoint_scales" },
     };
-    const gdn_tensor *twin = written == &a->state              ? &a->checkpoints
-                             : written == &a->checkpoints      ? &a->state
-                             : written == &a->conv_state       ? &a->conv_checkpoints
-                             : written == &a->conv_checkpoints ? &a->conv_state
-                                                               : NULL;
+    const bool        one  = a->state.data == a->checkpoints.data;
+    const gdn_tensor *twin = written == &a->state                      ? &a->checkpoints
+                             : written == &a->checkpoints              ? &a->state
+                             : written == &a->conv_state               ? &a->conv_checkpoints
+                             : written == &a->conv_checkpoints         ? &a->conv_state
+                             : one && written == &a->state_scales      ? &a->checkpoint_scales
+                             : one && written == &a->checkpoint_scales ? &a->state_scales
+                                                                       : NULL;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (others[i].t != written)
             TRY(gdn_check_no_overlap(ctx, written, name, others[i].t, others[i].name,
@@ -173,11 +180,16 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct block_call *c)
     v->carry_from = v->carry_to = (struct gdn_conv_view){
         .dtype = GDN_F32, .channel = length, .entry = 1, .length = length };
 
-    TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, b->Hv, b->K, b->V, &r->from));
-    TRY(gdn_state_view(ctx, &a->checkpoints, "checkpoints", a->state_layout, b->Hv, b->K, b->V,
-                       &r->checkpoints));
-    r->checkpoints.streamed = a->checkpoints.data;
-    r->to = r->from;
+    const struct gdn_scaled state = { &a->state, &a->state_scales, "state", "state_scales" };
+    const struct gdn_scaled left  = { &a->checkpoints, &a->checkpoint_scales, "checkpoints",
+                                      "checkpoint_scales" };
+    TRY(gdn_scaled_view(ctx, &state, a->state_layout, b->Hv, b->K, b->V, &r->from));
+    TRY(gdn_scaled_view(ctx, &left, a->state_layout, b->Hv, b->K, b->V, &r->checkpoints));
+    TRY(gdn_check_twins(ctx, &left, &state));
+    r->from.random = r->checkpoints.random = a->rounding == GDN_ROUND_STOCHASTIC;
+    r->from.seed = r->checkpoints.seed = a->seed;
+    r->checkpoints.streamed            = a->checkpoints.data;
+    r->to                              = r->from;
     r->Hq = r->Hk = (int)b->Hk, r->Hv = r->H = (int)b->Hv, r->K = (int)b->K, r->V = (int)b->V;
     r->gate = GDN_GATE_RAW, r->beta_kind = GDN_BETA_SIGMOID, r->norm = GDN_NORM_L2;
     r->exact    = a->flags & GDN_EXACT;
@@ -210,8 +222,10 @@ static gdn_status check_states(gdn_ctx *ctx, const struct block_call *c)
     } states[] = { { &a->out, "out", true },
                    { &a->conv_state, "conv_state", writes },
                    { &a->state, "state", writes },
+                   { &a->state_scales, "state_scales", writes },
                    { &a->conv_checkpoints, "conv_checkpoints", true },
-                   { &a->checkpoints, "checkpoints", true } };
+                   { &a->checkpoints, "checkpoints", true },
+                   { &a->checkpoint_scales, "checkpoint_scales", true } };
     for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
         if (!states[i].t->data || !states[i].is_written) continue;
         TRY(gdn_check_injective(ctx, states[i].t, states[i].name));

@@ -176,8 +176,8 @@ static void run_item(void *arg, int64_t item, int thread)
     memset(s.none, 0, B16 * sizeof *s.none);
     gdn_load_chunk_gates(&s.gates, &c->rule, a->kr, &chunk, b.head);
     for (int i = 0; i < c->n_strips; i++)
-        gdn_load_strip(state_at(&b, i), a->kr, gdn_pool_at(&c->states, chunk.number, b.head),
-                       &c->states, c->rule.K, i * a->kr->strip, columns_of(&b, i), s.turn);
+        gdn_load_strip(state_at(&b, i), a->kr, gdn_place_of(&c->states, chunk.number, b.head, 0),
+                       c->rule.K, i * a->kr->strip, columns_of(&b, i), s.turn);
     for (; b.first < chunk.n; b.first += B16) load_d(&b);
     for (b.first = 0; b.first < chunk.n; b.first += B16) {
         const int n = chunk.n - b.first < B16 ? (int)chunk.n - b.first : B16;

@@ -65,11 +65,6 @@ struct strip {
     int                       head, col, n;
 };
 
-static void *head_at(const struct gdn_pool_view *view, int64_t slot, int head)
-{
-    return view->data ? gdn_pool_at(view, slot, head) : NULL;
-}
-
 /* Rows of d for one block; those that a gate parts from the start do not look at S (G7), those
  * that one parts from the end stay 0. */
 static void load_d(const struct strip *p, const struct gdn_chunk *chunk, int first)
@@ -119,15 +114,15 @@ static void run_item(void *arg, int64_t item, int thread)
                          (int)(item % n_strips) * kr->strip, 0 };
     p.n = V - p.col < kr->strip ? V - p.col : kr->strip;
     lay_out(&s, c, kr, a->scratch + (size_t)thread * c->thread_bytes);
-    gdn_load_strip(s.S, kr, head_at(&c->state, b, p.head), &c->state, K, p.col, p.n, s.turn);
+    gdn_load_strip(s.S, kr, gdn_place_of(&c->state, b, p.head, 0), K, p.col, p.n, s.turn);
     for (int64_t i = c->list.first[b]; i < c->list.first[b + 1]; i++) {
         const struct gdn_chunk chunk = gdn_chunk_of(&c->list, &c->plan.seqs[b], i);
-        void                  *to    = head_at(&c->states, i, p.head);
-        if (to) gdn_store_strip(s.S, kr, to, &c->states, K, p.col, p.n, s.turn);
+        const struct gdn_place to    = gdn_place_of(&c->states, i, p.head, 0);
+        if (to.data) gdn_store_strip(s.S, kr, to, K, p.col, p.n, s.turn);
         run_chunk(&p, &chunk);
     }
-    void *to = head_at(&c->state_out, b, p.head);
-    if (to) gdn_store_strip(s.S, kr, to, &c->state_out, K, p.col, p.n, s.turn);
+    const struct gdn_place to = gdn_place_of(&c->state_out, b, p.head, 0);
+    if (to.data) gdn_store_strip(s.S, kr, to, K, p.col, p.n, s.turn);
 }
 
 static gdn_status run(gdn_ctx *ctx, struct call *c)

@@ -4,9 +4,9 @@
  * through its heads in blocks of at most 128 columns; what the heads of a group share (k, q,
  * k . q) is loaded once.
  *
- * Trees, records and checkpoints need states that the loops do not have at hand. Such a
- * sequence is walked: its states are float32 in scratch, one for each level of the tree, and
- * the loops only move them on. What is stored is stored from there.
+ * Trees, records, checkpoints and states of 8 bits need states that the loops do not have at
+ * hand. Such a sequence is walked: its states are float32 in scratch, one for each level of the
+ * tree, and the loops only move them on. What is stored is stored from there.
  */
 #include <math.h>
 #include <string.h>
@@ -27,6 +27,9 @@ struct step_scratch {
     void  *to[TOKENS];
     int    head;  /* whose gates are loaded, of tokens from t0 */
     int64_t t0;   /* whose k and q are loaded */
+    bool    has_codes; /* the block's state as 8 bits, with GDN_EXACT */
+    float   scales[COLUMNS];
+    uint8_t codes[STATE];
     _Alignas(64) float state[]; /* of a block; in a tree, of its levels one after the other */
 };
 
@@ -39,8 +42,8 @@ size_t gdn_step_scratch(const struct gdn_rule *r)
 /* Columns [col, col + n) of one head. */
 struct block {
     int                         head, col, n;
-    const struct gdn_pool_view *from_view, *to_view;
-    const char                 *from; /* at column col; NULL: zero */
+    struct gdn_place            from;
+    const struct gdn_pool_view *to_view;
 };
 
 /* The visit number i of a sequence. */
@@ -50,10 +53,11 @@ static struct gdn_visit visit_at(const struct gdn_rule *r, const struct gdn_seq 
     return r->visits[gdn_tree_at(r->tokens, seq) + i];
 }
 
-static int64_t column_bytes(const struct gdn_pool_view *view, int col)
+/* A place's memory from column col on; NULL: it has none. */
+static char *column_at(const struct gdn_place *p, int col)
 {
-    const int64_t elem = (int64_t)gdn_dtype_bytes(view->dtype);
-    return view->k_first ? col * elem : col * view->ld * elem;
+    const int64_t elem = (int64_t)gdn_dtype_bytes(p->view->dtype);
+    return p->data ? p->data + (p->view->k_first ? col : col * p->view->ld) * elem : NULL;
 }
 
 /* k and q, and gates, of n visits from t0 on; of a tree one by one. */
@@ -121,15 +125,15 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
     load_tokens(c, r, kr, item, b->head, t0, n);
     load_v(c, r, kr, item->seq, b, t0, n);
     for (int t = 0; t < n; t++) {
-        const struct gdn_pool_view *view;
-        char                       *to = gdn_rule_to(r, item->seq, t0 + t, b->head, &view);
-        c->to[t] = to ? to + column_bytes(view, b->col) : NULL;
+        const struct gdn_place to = gdn_rule_to(r, item->seq, t0 + t, b->head);
+        c->to[t]                  = column_at(&to, b->col);
     }
     const struct gdn_step step = {
         .q = c->kq + n * r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
-        .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = b->from, .to = c->to,
-        .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS, .ld_from = b->from_view->ld,
-        .ld_to = b->to_view->ld, .T = n, .K = r->K, .n = b->n, .resume = resume,
+        .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = column_at(&b->from, b->col),
+        .to = c->to, .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS,
+        .ld_from = b->from.view->ld, .ld_to = b->to_view->ld, .T = n, .K = r->K, .n = b->n,
+        .resume = resume,
         .exact = r->exact, .round = gdn_rule_rounding(r),
     };
     if (b->to_view->k_first)
@@ -141,11 +145,20 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
 
 /* The state that the sequence starts from, as float32, in the orientation of to_view. */
 static void stage(float *S, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                  const struct gdn_seq *seq, const struct block *b)
+                  const struct block *b)
 {
-    const struct gdn_pool_view *view;
-    const void                 *from = gdn_rule_from(r, seq, b->head, &view);
-    gdn_load_columns(S, b->to_view->k_first, kr, from, view, r->K, b->col, b->n);
+    gdn_load_columns(S, b->to_view->k_first, kr, b->from, r->K, b->col, b->n);
+}
+
+/* The state after n_tokens from S; what no token changed is copied (G9). */
+static void store_to(struct gdn_place to, const float *S, const struct gdn_rule *r,
+                     const struct gdn_kernels *kr, const struct gdn_seq *seq,
+                     const struct block *b, int64_t n_tokens)
+{
+    if (gdn_rule_keeps(r, kr, seq, b->head, n_tokens, &b->from, &to))
+        gdn_copy_columns(to, b->col, b->from, b->col, r->K, b->n);
+    else
+        gdn_store_columns(S, b->to_view->k_first, kr, to, r->K, b->col, b->n);
 }
 
 /* No token counts: the final state is the one that the sequence started from. */
@@ -153,11 +166,10 @@ static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_seq *seq,
                        const struct block *b)
 {
-    const struct gdn_pool_view *to_view;
-    char *to = gdn_rule_to(r, seq, seq->n_valid - 1, b->head, &to_view);
-    if (!to || to + column_bytes(to_view, b->col) == b->from) return;
-    stage(c->state, r, kr, seq, b);
-    gdn_store_columns(c->state, b->to_view->k_first, kr, to, to_view, r->K, b->col, b->n);
+    const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
+    if (!to.data || to.data == b->from.data) return;
+    stage(c->state, r, kr, b);
+    store_to(to, c->state, r, kr, seq, b, 0);
 }
 
 /* ---- Walking ------------------------------------------------------------------------------- */
@@ -169,7 +181,8 @@ static bool has_record(const struct gdn_rule *r, const struct gdn_seq *seq)
 
 static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
-    return r->visits || has_record(r, seq) || (r->checkpoints.data && seq->n_checkpoints > 0);
+    return r->visits || has_record(r, seq) || (r->checkpoints.data && seq->n_checkpoints > 0) ||
+           gdn_rule_rounding8(r) || (!seq->to_carry && gdn_is_eight(r->to.dtype));
 }
 
 /* The first checkpoint after token t, if its position is just there; -1: none. */
@@ -181,20 +194,62 @@ static int64_t checkpoint_at(const struct gdn_rule *r, const struct gdn_seq *seq
     return i < seq->n_checkpoints && gdn_plan_checkpoint(r->plan, seq, i, &slot) == t + 1 ? i : -1;
 }
 
-/* The state after token t, to where it is wanted. */
-static void store_state(const float *S, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                        const struct gdn_seq *seq, const struct block *b, int64_t t)
+/* The block's state as codes in scratch, in the dtype and layout of the pool. */
+static struct gdn_place codes_of(struct step_scratch *c, const struct gdn_rule *r,
+                                 const struct block *b, struct gdn_pool_view *view)
 {
-    const bool                  k_first = b->to_view->k_first;
-    const struct gdn_pool_view *view;
-    void                       *to   = gdn_rule_to(r, seq, t, b->head, &view);
-    int64_t                     slot, i = checkpoint_at(r, seq, t);
-    if (to) gdn_store_columns(S, k_first, kr, to, view, r->K, b->col, b->n);
+    *view         = *gdn_rule_rounding8(r);
+    view->k_first = b->to_view->k_first;
+    view->ld      = view->k_first ? b->n : r->K;
+    return (struct gdn_place){ .data = (char *)c->codes, .scales = c->scales, .view = view };
+}
+
+/* GDN_EXACT: S as 8 bits hold it. The codes stay beside it, for another rounding of the same
+ * state might find others. */
+static void round_state(struct step_scratch *c, float *S, const struct gdn_rule *r,
+                        const struct gdn_kernels *kr, const struct block *b, int64_t n_tokens)
+{
+    struct gdn_pool_view view;
+    struct gdn_place     codes = codes_of(c, r, b, &view);
+    codes.noise  = gdn_noise(view.seed, n_tokens, b->head) + (uint64_t)b->col;
+    c->has_codes = true;
+    gdn_store_columns(S, view.k_first, kr, codes, r->K, 0, b->n);
+    gdn_load_columns(S, view.k_first, kr, codes, r->K, 0, b->n);
+}
+
+/* The codes that the sequence starts from, if it does from such. */
+static void stage_codes(struct step_scratch *c, const struct gdn_rule *r, const struct block *b)
+{
+    struct gdn_pool_view   view;
+    const struct gdn_place codes = codes_of(c, r, b, &view);
+    c->has_codes = b->from.data && b->from.view->dtype == view.dtype;
+    if (c->has_codes) gdn_copy_columns(codes, 0, b->from, b->col, r->K, b->n);
+}
+
+static void store_at(struct step_scratch *c, struct gdn_place to, const float *S,
+                     const struct gdn_rule *r, const struct gdn_kernels *kr,
+                     const struct gdn_seq *seq, const struct block *b, int64_t n_tokens)
+{
+    struct gdn_pool_view view;
+    if (gdn_rule_rounding8(r) && c->has_codes && to.view->dtype == gdn_rule_rounding8(r)->dtype)
+        gdn_copy_columns(to, b->col, codes_of(c, r, b, &view), 0, r->K, b->n);
+    else
+        store_to(to, S, r, kr, seq, b, n_tokens);
+}
+
+/* The state after token t, to where it is wanted. */
+static void store_state(struct step_scratch *c, const float *S, const struct gdn_rule *r,
+                        const struct gdn_kernels *kr, const struct gdn_seq *seq,
+                        const struct block *b, int64_t t)
+{
+    const struct gdn_place to = gdn_rule_to(r, seq, t, b->head);
+    int64_t                slot, i = checkpoint_at(r, seq, t);
+    if (to.data) store_at(c, to, S, r, kr, seq, b, t + 1);
     for (; i >= 0 && i < seq->n_checkpoints; i++) {
         if (gdn_plan_checkpoint(r->plan, seq, i, &slot) != t + 1) return;
         if (slot < 0) continue;
-        gdn_store_columns(S, k_first, kr, gdn_pool_at(&r->checkpoints, slot, b->head),
-                          &r->checkpoints, r->K, b->col, b->n);
+        store_at(c, gdn_place_of(&r->checkpoints, slot, b->head, seq->base + t + 1), S, r, kr, seq,
+                 b, t + 1);
     }
 }
 
@@ -203,13 +258,12 @@ static void store_state(const float *S, const struct gdn_rule *r, const struct g
 static int64_t run_end(const struct gdn_rule *r, const struct gdn_seq *seq, int head, int64_t i,
                        int64_t end)
 {
-    const struct gdn_pool_view *view;
-    const int32_t               level = visit_at(r, seq, i).level;
-    for (; i + 1 < end; i++) {
+    const int32_t level = visit_at(r, seq, i).level;
+    for (; i + 1 < end && !gdn_rule_rounding8(r); i++) {
         const int64_t          t    = visit_at(r, seq, i).token;
         const struct gdn_visit next = visit_at(r, seq, i + 1);
         if (next.copies || next.level != level) break;
-        if (gdn_rule_to(r, seq, t, head, &view) || checkpoint_at(r, seq, t) >= 0) break;
+        if (gdn_rule_to(r, seq, t, head).data || checkpoint_at(r, seq, t) >= 0) break;
     }
     return i + 1;
 }
@@ -265,7 +319,8 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
     const int64_t         T    = seq->n_valid;
     const ptrdiff_t       size = gdn_strip_ld(r->K * b->n); /* floats from level to level */
     memset(c->to, 0, sizeof c->to);
-    stage(c->state, r, kr, seq, b);
+    stage(c->state, r, kr, b);
+    if (gdn_rule_rounding8(r)) stage_codes(c, r, b);
     if (has_record(r, seq))
         gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, b->to_view->k_first, c->state);
     for (int64_t t0 = 0; t0 < T; t0 += TOKENS) {
@@ -278,7 +333,10 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
             if (visit.copies) memcpy(S, S - size, (size_t)size * sizeof *S);
             end = run_end(r, seq, b->head, i, t0 + n);
             walk_run(c, r, kr, b, t0, n, i, end, S);
-            store_state(S, r, kr, seq, b, visit_at(r, seq, end - 1).token);
+            const bool changes = c->alpha[i - t0] != 1 || c->beta[i - t0] != 0;
+            if (gdn_rule_rounding8(r) && (changes || !c->has_codes))
+                round_state(c, S, r, kr, b, seq->base + i + 1);
+            store_state(c, S, r, kr, seq, b, visit_at(r, seq, end - 1).token);
         }
         store_o(c, r, kr, seq, b, t0, n);
         if (has_record(r, seq)) store_record(c, r, kr, seq, b, t0, n);
@@ -300,10 +358,9 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
                          struct block *b)
 {
     const struct gdn_seq *seq = item->seq;
-    b->from = gdn_rule_from(r, seq, b->head, &b->from_view);
-    if (b->from) b->from += column_bytes(b->from_view, b->col);
+    b->from    = gdn_rule_from(r, seq, b->head);
     b->to_view = seq->to_carry ? &r->carry_to : &r->to;
-    if (!b->to_view->data) b->to_view = b->from_view;
+    if (!b->to_view->data) b->to_view = b->from.view;
     if (seq->n_valid == 0) {
         copy_state(c, r, kr, seq, b);
         return;
@@ -312,9 +369,9 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
         walk(c, r, kr, item, b);
         return;
     }
-    bool resume = b->from && (b->from_view->dtype != b->to_view->dtype ||
-                              b->from_view->k_first != b->to_view->k_first);
-    if (resume) stage(c->state, r, kr, seq, b);
+    bool resume = b->from.data && (b->from.view->dtype != b->to_view->dtype ||
+                                   b->from.view->k_first != b->to_view->k_first);
+    if (resume) stage(c->state, r, kr, b);
     for (int64_t t0 = 0; t0 < seq->n_valid; t0 += TOKENS) {
         const int n = seq->n_valid - t0 < TOKENS ? (int)(seq->n_valid - t0) : TOKENS;
         step_block(c, r, kr, item, b, t0, n, resume);

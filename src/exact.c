@@ -61,9 +61,14 @@ static struct strip strip_at(const struct exact *c, const struct gdn_rule *r,
 }
 
 static void store(const struct exact *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                  const struct strip *s, void *to, const struct gdn_pool_view *view)
+                  const struct gdn_seq *seq, const struct strip *s, struct gdn_place to,
+                  int64_t n_tokens)
 {
-    gdn_store_strip(s->S, kr, to, view, r->K, s->col, s->n, c->rows);
+    const struct gdn_place from = gdn_rule_from(r, seq, s->head);
+    if (gdn_rule_keeps(r, kr, seq, s->head, n_tokens, &from, &to))
+        gdn_copy_columns(to, s->col, from, s->col, r->K, s->n);
+    else
+        gdn_store_strip(s->S, kr, to, r->K, s->col, s->n, c->rows);
 }
 
 static void prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
@@ -149,7 +154,8 @@ static int64_t leave_checkpoints(const struct exact *c, const struct gdn_rule *r
         if (at < t || t == 0 || slot < 0) continue;
         for (int j = item->first; j < item->last; j++) {
             const struct strip s = strip_at(c, r, kr, item, j);
-            store(c, r, kr, &s, gdn_pool_at(&r->checkpoints, slot, s.head), &r->checkpoints);
+            store(c, r, kr, seq, &s, gdn_place_of(&r->checkpoints, slot, s.head, seq->base + t),
+                  t);
         }
     }
     return seq->n_valid;
@@ -158,16 +164,14 @@ static int64_t leave_checkpoints(const struct exact *c, const struct gdn_rule *r
 void gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                     const struct gdn_rule_item *item, void *scratch)
 {
-    struct exact                c;
-    const struct gdn_seq       *seq = item->seq;
-    const struct gdn_pool_view *view;
-    int64_t                     checkpoint = 0;
+    struct exact          c;
+    const struct gdn_seq *seq        = item->seq;
+    int64_t               checkpoint = 0;
     lay_out(&c, r, kr, scratch);
     memset(c.v, 0, GDN_CHUNK * (size_t)kr->strip * sizeof *c.v); /* columns that are not there */
     for (int i = item->first; i < item->last; i++) {
-        const struct strip s    = strip_at(&c, r, kr, item, i);
-        const void        *from = gdn_rule_from(r, seq, s.head, &view);
-        gdn_load_strip(s.S, kr, from, view, r->K, s.col, s.n, c.rows);
+        const struct strip s = strip_at(&c, r, kr, item, i);
+        gdn_load_strip(s.S, kr, gdn_rule_from(r, seq, s.head), r->K, s.col, s.n, c.rows);
     }
     int64_t end = leave_checkpoints(&c, r, kr, item, 0, &checkpoint);
     for (int64_t t = 0, n; t < seq->n_valid; t += n) {
@@ -176,8 +180,8 @@ void gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
         if (t + n == end) end = leave_checkpoints(&c, r, kr, item, end, &checkpoint);
     }
     for (int i = item->first; i < item->last; i++) {
-        const struct strip s  = strip_at(&c, r, kr, item, i);
-        void              *to = gdn_rule_to(r, seq, seq->n_valid - 1, s.head, &view);
-        if (to) store(&c, r, kr, &s, to, view);
+        const struct strip     s  = strip_at(&c, r, kr, item, i);
+        const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, s.head);
+        if (to.data) store(&c, r, kr, seq, &s, to, seq->n_valid);
     }
 }

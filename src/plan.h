@@ -138,7 +138,14 @@ struct gdn_pool_view {
     bool    k_first; /* rows are k, columns v are dense; else rows are v, columns k dense */
     bool    streamed; /* what is written there nobody reads soon */
     int64_t slot, head, ld;
+    /* Of 8-bit states: [slot][head][V], and how what is written is rounded. */
+    float   *scales;
+    int64_t  scales_slot, scales_head;
+    bool     random; /* GDN_ROUND_STOCHASTIC, from this seed */
+    uint64_t seed;
 };
+
+static inline bool gdn_is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
 
 /* One head's state in a slot of a pool. */
 static inline void *gdn_pool_at(const struct gdn_pool_view *view, int64_t slot, int64_t head)

@@ -72,19 +72,23 @@ static float *strip_at(const struct chunk *c, const struct gdn_rule *r,
 /* ---- The state: pool <-> strips ----------------------------------------------------------- */
 
 static void load_strip(float *S, const struct chunk *c, const struct gdn_rule *r,
-                       const struct gdn_kernels *kr, const void *from,
-                       const struct gdn_pool_view *view, int col)
+                       const struct gdn_kernels *kr, const struct gdn_seq *seq, int head, int col)
 {
     const int n = r->V - col < kr->strip ? r->V - col : kr->strip;
-    gdn_load_strip(S, kr, from, view, r->K, col, n, c->rows);
+    gdn_load_strip(S, kr, gdn_rule_from(r, seq, head), r->K, col, n, c->rows);
 }
 
+/* The state after n_tokens. */
 static void store_strip(const float *S, const struct chunk *c, const struct gdn_rule *r,
-                        const struct gdn_kernels *kr, void *to, const struct gdn_pool_view *view,
-                        int col)
+                        const struct gdn_kernels *kr, const struct gdn_seq *seq, int head, int col,
+                        struct gdn_place to, int64_t n_tokens)
 {
-    const int n = r->V - col < kr->strip ? r->V - col : kr->strip;
-    gdn_store_strip(S, kr, to, view, r->K, col, n, c->rows);
+    const int              n    = r->V - col < kr->strip ? r->V - col : kr->strip;
+    const struct gdn_place from = gdn_rule_from(r, seq, head);
+    if (gdn_rule_keeps(r, kr, seq, head, n_tokens, &from, &to))
+        gdn_copy_columns(to, col, from, col, r->K, n);
+    else
+        gdn_store_strip(S, kr, to, r->K, col, n, c->rows);
 }
 
 /* ---- One chunk ------------------------------------------------------------------------------ */
@@ -222,11 +226,11 @@ static void store_checkpoints(const struct chunk *c, const struct gdn_rule *r,
 {
     const struct piece p = piece_at(r, kr, item, strip);
     for (int64_t i = first; i < last; i++) {
-        int64_t slot;
-        gdn_plan_checkpoint(r->plan, item->seq, i, &slot);
+        int64_t       slot;
+        const int64_t n = gdn_plan_checkpoint(r->plan, item->seq, i, &slot);
         if (slot >= 0)
-            store_strip(S, c, r, kr, gdn_pool_at(&r->checkpoints, slot, p.head), &r->checkpoints,
-                        p.col);
+            store_strip(S, c, r, kr, item->seq, p.head, p.col,
+                        gdn_place_of(&r->checkpoints, slot, p.head, item->seq->base + n), n);
     }
 }
 
@@ -312,16 +316,14 @@ static void leave_at_end(const struct chunk *c, const struct gdn_rule *r,
 void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                     const struct gdn_rule_item *item, void *scratch)
 {
-    struct chunk                c = { .first = 0 };
-    const struct gdn_seq       *seq = item->seq;
-    const struct gdn_pool_view *view;
-    struct piece                p;
+    struct chunk          c   = { .first = 0 };
+    const struct gdn_seq *seq = item->seq;
+    struct piece          p;
     lay_out(&c, r, kr, scratch);
 
     for (int s = item->first; s < item->last; s++) {
-        p                = piece_at(r, kr, item, s);
-        const void *from = gdn_rule_from(r, seq, p.head, &view);
-        load_strip(strip_at(&c, r, kr, item, s), &c, r, kr, from, view, p.col);
+        p = piece_at(r, kr, item, s);
+        load_strip(strip_at(&c, r, kr, item, s), &c, r, kr, seq, p.head, p.col);
     }
     for (int64_t t0 = 0; t0 < seq->n_valid; t0 += C) {
         const int n = seq->n_valid - t0 < C ? (int)(seq->n_valid - t0) : C;
@@ -334,8 +336,10 @@ void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
         leave_at_end(&c, r, kr, item, t0 + n);
     }
     for (int s = item->first; s < item->last; s++) {
-        p        = piece_at(r, kr, item, s);
-        void *to = gdn_rule_to(r, seq, seq->n_valid - 1, p.head, &view);
-        if (to) store_strip(strip_at(&c, r, kr, item, s), &c, r, kr, to, view, p.col);
+        p                         = piece_at(r, kr, item, s);
+        const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, p.head);
+        if (to.data)
+            store_strip(strip_at(&c, r, kr, item, s), &c, r, kr, seq, p.head, p.col, to,
+                        seq->n_valid);
     }
 }

@@ -346,8 +346,6 @@ static gdn_status describe_fold(gdn_ctx *ctx, const gdn_record_fold_args *args,
     TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
     TRY(gdn_stage_enum(ctx, "rounding", a->rounding, GDN_ROUND_STOCHASTIC));
     if (!a->state.data) return gdn_fail(ctx, GDN_E_ARG, "state: absent");
-    if (a->state_scales.data)
-        return gdn_fail(ctx, GDN_E_ARG, "state_scales: given, but state has no 8 bits");
     TRY(gdn_check_tensor(ctx, &a->state, "state"));
     const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
                                           &a->record_count };
@@ -359,19 +357,23 @@ static gdn_status describe_fold(gdn_ctx *ctx, const gdn_record_fold_args *args,
         return gdn_fail(ctx, GDN_E_SHAPE, "record_u: %lld heads, wanted at least 1", (long long)H);
     r->H = (int)H;
     TRY(gdn_stage_heads(ctx, &a->record_k, "record_k", H, &r->Hk));
-    TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, H, r->K, r->V, &r->to));
+    const struct gdn_scaled state = { &a->state, &a->state_scales, "state", "state_scales" };
+    TRY(gdn_scaled_view(ctx, &state, a->state_layout, H, r->K, r->V, &r->to));
+    r->to.random = a->rounding == GDN_ROUND_STOCHASTIC;
+    r->to.seed   = a->seed;
     TRY(gdn_check_injective(ctx, &a->state, "state"));
+    TRY(gdn_check_injective(ctx, &a->state_scales, "state_scales"));
     TRY(gdn_record_view(ctx, &t, a->state.size[0], r->Hk, H, r->K, r->V, &m->c.record));
 
     gdn_batch batch = { 0 };
     if (a->batch) TRY(gdn_copy_args(ctx, &batch, sizeof batch, a->batch, "batch"));
     const gdn_tensor *slots = &batch.read_slots;
     TRY(describe_plan(ctx, a->batch, slots->data ? slots->size[0] : m->c.record.P, &m->c));
-    const gdn_tensor *const  all[]   = { &a->state, &a->record_count, &a->record_k, &a->record_u,
-                                         &a->record_g };
-    static const char *const names[] = { "state", "record_count", "record_k", "record_u",
-                                         "record_g" };
-    TRY(check_overlaps(ctx, all, names, 5, 3, &m->c.plan.batch));
+    const gdn_tensor *const  all[]   = { &a->state, &a->state_scales, &a->record_count,
+                                         &a->record_k, &a->record_u, &a->record_g };
+    static const char *const names[] = { "state", "state_scales", "record_count", "record_k",
+                                         "record_u", "record_g" };
+    TRY(check_overlaps(ctx, all, names, 6, 7, &m->c.plan.batch));
     r->head_map     = a->head_map;
     r->record       = &m->c.record;
     m->thread_bytes = gdn_align64((size_t)r->K * COLUMNS * sizeof(float));
@@ -392,11 +394,12 @@ static void fold_item(void *arg, int64_t item, int thread)
     const int     head = (int)(item / n_blocks(r) % r->H);
     const int64_t slot = m->c.plan.seqs[item / n_blocks(r) / r->H].slot;
     if (slot < 0 || gdn_record_count(r->record, slot) == 0) return;
-    void  *at = gdn_pool_at(view, slot, head);
-    float *S  = (float *)(void *)(m->scratch + (size_t)thread * m->thread_bytes);
-    gdn_load_columns(S, view->k_first, m->kr, at, view, r->K, col, n);
+    const struct gdn_place at =
+        gdn_place_of(view, slot, head, gdn_record_count(r->record, slot));
+    float *S = (float *)(void *)(m->scratch + (size_t)thread * m->thread_bytes);
+    gdn_load_columns(S, view->k_first, m->kr, at, r->K, col, n);
     gdn_record_apply(r, m->kr, slot, head, col, n, view->k_first, S);
-    gdn_store_columns(S, view->k_first, m->kr, at, view, r->K, col, n);
+    gdn_store_columns(S, view->k_first, m->kr, at, r->K, col, n);
 }
 
 static gdn_status run_fold(gdn_ctx *ctx, struct fold_call *m)

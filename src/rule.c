@@ -34,6 +34,7 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
         { "head_map", a->head_map, GDN_HEADS_INTERLEAVED },
         { "state_layout", a->state_layout, GDN_STATE_KV },
         { "norm", a->norm, GDN_NORM_L2_MAX },
+        { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
     };
     if (a->flags & ~(uint32_t)GDN_EXACT)
         return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_EXACT", (unsigned)a->flags);
@@ -127,32 +128,19 @@ static gdn_status check_gates(gdn_ctx *ctx, const struct rule_call *c)
     return gdn_check_shape(ctx, &a->dt_bias, "dt_bias", 1, H);
 }
 
-gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
-                          int64_t H, int64_t K, int64_t V, struct gdn_pool_view *view)
-{
-    *view = (struct gdn_pool_view){ 0 };
-    if (!t->data) return GDN_OK;
-    const bool kv = layout == GDN_STATE_KV;
-    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
-    TRY(gdn_check_shape(ctx, t, name, 4, (int64_t[]){ -1, H, kv ? K : V, kv ? V : K }));
-    const bool last_dense = t->size[3] < 2 || t->stride[3] == 1;
-    if (!last_dense && t->size[2] >= 2 && t->stride[2] != 1)
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: strides %lld, %lld, wanted 1 in one of the last two",
-                        name, (long long)t->stride[2], (long long)t->stride[3]);
-    const int rows = last_dense ? 2 : 3; /* one row may have any stride, which is not to be used */
-    *view = (struct gdn_pool_view){ .data    = t->data,
-                                    .dtype   = t->dtype,
-                                    .k_first = last_dense == kv,
-                                    .slot    = t->stride[0],
-                                    .head    = t->stride[1],
-                                    .ld      = t->size[rows] < 2 ? 0 : t->stride[rows] };
-    return GDN_OK;
-}
-
 /* Where final states are written to, if anywhere. */
 static const gdn_tensor *final_pool(const gdn_rule_args *a)
 {
     return a->state_out.data ? &a->state_out : &a->state;
+}
+
+/* Whose scales these are; NULL: they are no scales. */
+static const gdn_tensor *pool_of(const gdn_rule_args *a, const gdn_tensor *scales)
+{
+    return scales == &a->state_scales        ? &a->state
+           : scales == &a->state_out_scales  ? &a->state_out
+           : scales == &a->checkpoint_scales ? &a->checkpoints
+                                             : NULL;
 }
 
 /* What is written overlaps nothing else. */
@@ -162,6 +150,7 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rule_args *a, const gdn
     const gdn_tensor *final         = final_pool(a);
     const bool        is_checkpoint = written == &a->checkpoints;
     const bool        in_place      = final->data == a->state.data;
+    const gdn_tensor *pool          = pool_of(a, written);
     const struct {
         const gdn_tensor *t;
         const char       *name;
@@ -182,6 +171,9 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rule_args *a, const gdn
         { &a->record_g, "record_g", false },
         { &a->record_count, "record_count", false },
         { &a->out, "out", false },
+        { &a->state_scales, "state_scales", pool && pool->data == a->state.data },
+        { &a->state_out_scales, "state_out_scales", pool && pool->data == a->state_out.data },
+        { &a->checkpoint_scales, "checkpoint_scales", pool && pool->data == a->checkpoints.data },
     };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (others[i].t != written)
@@ -221,34 +213,41 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
 {
     const gdn_rule_args *a = &c->args;
     struct gdn_rule     *r = &c->rule;
-    const struct {
-        const gdn_tensor     *t;
-        const char           *name;
-        struct gdn_pool_view *view;
-    } pools[] = { { &a->state, "state", &r->from },
-                  { &a->state_out, "state_out", &r->to },
-                  { &a->checkpoints, "checkpoints", &r->checkpoints } };
-    for (size_t i = 0; i < sizeof pools / sizeof *pools; i++)
-        TRY(gdn_state_view(ctx, pools[i].t, pools[i].name, a->state_layout, r->H, r->K, r->V,
-                           pools[i].view));
+    const struct gdn_scaled pools[] = {
+        { &a->state, &a->state_scales, "state", "state_scales" },
+        { &a->state_out, &a->state_out_scales, "state_out", "state_out_scales" },
+        { &a->checkpoints, &a->checkpoint_scales, "checkpoints", "checkpoint_scales" },
+    }, *to = a->state_out.data ? &pools[1] : &pools[0], *left = &pools[2];
+    struct gdn_pool_view *views[] = { &r->from, &r->to, &r->checkpoints };
+    for (int i = 0; i < 3; i++) {
+        TRY(gdn_scaled_view(ctx, &pools[i], a->state_layout, r->H, r->K, r->V, views[i]));
+        views[i]->random = a->rounding == GDN_ROUND_STOCHASTIC;
+        views[i]->seed   = a->seed;
+        for (int j = 0; j < i; j++) TRY(gdn_check_twins(ctx, &pools[i], &pools[j]));
+    }
     if (!a->state_out.data) r->to = r->from;
     r->checkpoints.streamed = a->checkpoints.data;
 
-    const bool final = final_pool(a)->data && c->plan.batch.write != GDN_WRITE_NONE;
+    if (a->flags & GDN_EXACT && gdn_is_eight(to->t->dtype) && c->plan.batch.parents.data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: given, wanted none with GDN_EXACT and "
+                        "a state of 8 bits");
+    const bool final = to->t->data && c->plan.batch.write != GDN_WRITE_NONE;
     const struct {
         const gdn_tensor *t;
         const char       *name;
         bool              is_written;
-    } written[] = { { &a->out, "out", a->out.data },
-                    { final_pool(a), a->state_out.data ? "state_out" : "state", final },
-                    { &a->checkpoints, "checkpoints", a->checkpoints.data },
+    } written[] = { { &a->out, "out", true },
+                    { to->t, to->name, final },
+                    { to->scales, to->scales_name, final },
+                    { left->t, left->name, true },
+                    { left->scales, left->scales_name, true },
                     { &a->record_k, "record_k", r->record },
                     { &a->record_u, "record_u", r->record },
                     { &a->record_g, "record_g", r->record } };
     if (!a->out.data && !final && !a->checkpoints.data && !r->record)
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
-        if (!written[i].is_written) continue;
+        if (!written[i].is_written || !written[i].t->data) continue;
         TRY(gdn_check_injective(ctx, written[i].t, written[i].name));
         TRY(check_overlaps(ctx, a, &c->plan.batch, written[i].t, written[i].name));
     }
@@ -368,6 +367,7 @@ enum form { STEPS, CHUNKS, STRIPS };
 static enum form form_of(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
     if (r->decode || seq->total <= GDN_SHORT_SEQUENCE) return STEPS;
+    if (gdn_rule_rounding8(r)) return STEPS;
     return r->exact ? STRIPS : CHUNKS;
 }
 
@@ -573,29 +573,52 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
         kr->sigmoid_row(beta, beta, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f, len);
 }
 
-int gdn_rule_rounding(const struct gdn_rule *r)
+static const struct gdn_pool_view *rounding_view(const struct gdn_rule *r)
 {
     const struct gdn_pool_view *view = r->to.data ? &r->to : &r->from;
-    return r->exact && view->data ? view->dtype : GDN_F32;
+    return r->exact && view->data ? view : NULL;
 }
 
-const void *gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head,
-                          const struct gdn_pool_view **view)
+int gdn_rule_rounding(const struct gdn_rule *r)
 {
-    *view = s->from_carry ? &r->carry_from : &r->from;
-    if (s->from_carry) return gdn_pool_at(*view, 0, head);
-    return s->read >= 0 && r->from.data ? gdn_pool_at(*view, s->read, head) : NULL;
+    const struct gdn_pool_view *view = rounding_view(r);
+    return view && !gdn_is_eight(view->dtype) ? view->dtype : GDN_F32;
 }
 
-void *gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, int head,
-                  const struct gdn_pool_view **view)
+const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r)
 {
-    *view = s->to_carry ? &r->carry_to : &r->to;
-    if (r->plan && r->plan->batch.write == GDN_WRITE_EACH) {
-        const int64_t slot = t >= 0 && t < s->n_valid ? gdn_plan_each_slot(r->plan, s, t) : -1;
-        return slot >= 0 ? gdn_pool_at(*view, slot, head) : NULL;
+    const struct gdn_pool_view *view = rounding_view(r);
+    return view && gdn_is_eight(view->dtype) ? view : NULL;
+}
+
+struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head)
+{
+    if (s->from_carry) return gdn_place_of(&r->carry_from, 0, head, 0);
+    if (s->read >= 0) return gdn_place_of(&r->from, s->read, head, 0);
+    return (struct gdn_place){ .view = &r->from };
+}
+
+struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, int head)
+{
+    const struct gdn_pool_view *view = s->to_carry ? &r->carry_to : &r->to;
+    int64_t                     slot = t == s->n_valid - 1 ? s->to_carry ? 0 : s->write : -1;
+    if (r->plan && r->plan->batch.write == GDN_WRITE_EACH)
+        slot = t >= 0 && t < s->n_valid ? gdn_plan_each_slot(r->plan, s, t) : -1;
+    if (slot >= 0) return gdn_place_of(view, slot, head, s->base + t + 1);
+    return (struct gdn_place){ .view = view };
+}
+
+bool gdn_rule_keeps(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                    const struct gdn_seq *seq, int head, int64_t n, const struct gdn_place *from,
+                    const struct gdn_place *to)
+{
+    float alpha[GDN_CHUNK], beta[GDN_CHUNK];
+    if (!from->data || !to->scales || from->view->dtype != to->view->dtype) return false;
+    for (int64_t t0 = 0; t0 < n; t0 += GDN_CHUNK) {
+        const int some = n - t0 < GDN_CHUNK ? (int)(n - t0) : GDN_CHUNK;
+        gdn_rule_load_gates(r, kr, seq, head, t0, some, true, alpha, beta);
+        for (int t = 0; t < some; t++)
+            if (alpha[t] != 1 || beta[t] != 0) return false;
     }
-    if (t != s->n_valid - 1) return NULL;
-    if (s->to_carry) return gdn_pool_at(*view, 0, head);
-    return s->write >= 0 && r->to.data ? gdn_pool_at(*view, s->write, head) : NULL;
+    return true;
 }

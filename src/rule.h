@@ -7,7 +7,7 @@
 #define GDN_RULE_H
 
 #include "ctx.h"
-#include "plan.h"
+#include "strip.h"
 
 struct gdn_record; /* record.h */
 struct gdn_visit;  /* tree.h */
@@ -65,6 +65,18 @@ static inline int gdn_rule_source(const struct gdn_rule *r, int head, int n_head
 /* A state tensor [P][H]([V][K] or [K][V]) as a view; absent: data NULL. */
 gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
                           int64_t H, int64_t K, int64_t V, struct gdn_pool_view *view);
+
+/* The same where 8 bits are allowed, with their scales. */
+struct gdn_scaled {
+    const gdn_tensor *t, *scales;
+    const char       *name, *scales_name;
+};
+gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t layout, int64_t H,
+                           int64_t K, int64_t V, struct gdn_pool_view *view);
+/* Scales: there where wanted, float32, [P][H][V]. Pools that are one memory have one memory of
+ * scales too. */
+gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *s, int64_t H, int64_t V);
+gdn_status gdn_check_twins(gdn_ctx *ctx, const struct gdn_scaled *a, const struct gdn_scaled *b);
 /* A and dt from A_log and dt_bias (absent: 0). */
 void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
                          int64_t H, float bound);
@@ -85,14 +97,22 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,
                          float *g, float *beta);
 
-/* Where a sequence's state of one head is read and written; NULL: nowhere. */
-const void *gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head,
-                          const struct gdn_pool_view **view);
-void       *gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, int head,
-                        const struct gdn_pool_view **view);
+/* Where a sequence's state of one head is read, and written after token t. The view of a place
+ * that is nowhere is that of the pool it would be in. */
+struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head);
+struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t,
+                             int head);
 
-/* The dtype that the state is rounded to after each token; GDN_F32: it is not. */
-int gdn_rule_rounding(const struct gdn_rule *r);
+/* Is the state after n tokens the one at `from`, bit for bit, as `to` holds it (G9)? Of 8-bit
+ * states, that is, which loading and storing again would not leave as they are. */
+bool gdn_rule_keeps(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                    const struct gdn_seq *seq, int head, int64_t n, const struct gdn_place *from,
+                    const struct gdn_place *to);
+
+/* The float dtype that the state is rounded to after each token; GDN_F32: it is not, or to 8
+ * bits, as the second one has it (NULL: it is not). */
+int                         gdn_rule_rounding(const struct gdn_rule *r);
+const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r);
 
 /* The three forms: prefill.c, exact.c and decode.c. */
 size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);

@@ -1,204 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_state_copy: a slot is a list of matrices, and every case (dtype, layout, channels first or
- * last) is the copy of one matrix with two strides to another. Three forms of it are enough:
- * rows to rows, tiles through a transposition, and single elements for the rest. What keeps
- * its dtype never passes through arithmetic, so NaN payloads stay.
+ * last) is the copy of one matrix with two strides to another. States of 8 bits go through
+ * float32, some columns at a time, unless they keep their dtype.
  */
 #include "state.h"
 
+#include "matrix.h"
 #include "ops.h"
+#include "rule.h"
 #include "tensor.h"
 
 enum {
-    ROW      = 256, /* floats between two 16-bit dtypes */
-    TILE     = 32,  /* rows and columns of a transposed tile */
+    COLUMNS  = 8,   /* of an 8-bit state that are converted at a time */
     CHANNELS = 1024 /* of a convolution's state in one item */
 };
 
 /* As many pairs as a call may have. */
 #define MAX_PAIRS ((int64_t)1 << 31)
-
-/* ---- Matrices ------------------------------------------------------------------------------ */
-
-struct matrix {
-    char   *data;
-    int32_t dtype;
-    int64_t unit, row, column; /* bytes of an element; strides in bytes */
-};
-
-static char *at(const struct matrix *m, int64_t row, int64_t column)
-{
-    return m->data + row * m->row + column * m->column;
-}
-
-static struct matrix turned(const struct matrix *m)
-{
-    struct matrix t = *m;
-    t.row           = m->column;
-    t.column        = m->row;
-    return t;
-}
-
-/* n elements that lie side by side on both sides. */
-static void copy_row(const struct gdn_kernels *kr, char *to, int32_t to_dtype, const char *from,
-                     int32_t from_dtype, int64_t n)
-{
-    float         buffer[ROW];
-    const int64_t to_unit = (int64_t)gdn_dtype_bytes(to_dtype);
-    const int64_t unit    = (int64_t)gdn_dtype_bytes(from_dtype);
-    if (to_dtype == from_dtype) {
-        memcpy(to, from, (size_t)(n * unit));
-    } else if (to_dtype == GDN_F32) {
-        kr->load_row[from_dtype]((float *)(void *)to, from, (size_t)n);
-    } else if (from_dtype == GDN_F32) {
-        kr->store_row[to_dtype](to, (const float *)(const void *)from, (size_t)n);
-    } else {
-        for (int64_t i = 0; i < n; i += ROW) {
-            const size_t some = (size_t)(n - i < ROW ? n - i : ROW);
-            kr->load_row[from_dtype](buffer, from + i * unit, some);
-            kr->store_row[to_dtype](to + i * to_unit, buffer, some);
-        }
-    }
-}
-
-/* n elements of 2 or 4 bytes, steps in bytes. */
-static void copy_elements(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n,
-                          int64_t unit)
-{
-    for (int64_t i = 0; i < n && unit == 2; i++) memcpy(to + i * to_step, from + i * from_step, 2);
-    for (int64_t i = 0; i < n && unit == 4; i++) memcpy(to + i * to_step, from + i * from_step, 4);
-}
-
-/* A row with any steps: its elements are brought together, converted, and dealt out. */
-static void copy_strided(const struct gdn_kernels *kr, const struct matrix *to,
-                         const struct matrix *from, int64_t row, int64_t columns)
-{
-    float buffer[2][ROW];
-    char *in = (char *)buffer[0], *out = (char *)buffer[1];
-    if (to->dtype == from->dtype) {
-        copy_elements(at(to, row, 0), to->column, at(from, row, 0), from->column, columns,
-                      to->unit);
-        return;
-    }
-    for (int64_t c = 0; c < columns; c += ROW) {
-        const int64_t n = columns - c < ROW ? columns - c : ROW;
-        copy_elements(in, from->unit, at(from, row, c), from->column, n, from->unit);
-        copy_row(kr, out, to->dtype, in, from->dtype, n);
-        copy_elements(at(to, row, c), to->column, out, to->unit, n, to->unit);
-    }
-}
-
-/* Rows of `to` and columns of `from` are dense, and the dtypes are not one of 16 bits. */
-static void copy_tile(const struct gdn_kernels *kr, const struct matrix *to,
-                      const struct matrix *from, int64_t row, int64_t column, int rows, int columns)
-{
-    float     in[TILE * TILE], out[TILE * TILE], *a = in, *b = out;
-    ptrdiff_t lda = TILE, ldb = TILE;
-    if (from->dtype == GDN_F32) {
-        a   = (float *)(void *)at(from, row, column);
-        lda = from->column / (ptrdiff_t)sizeof(float);
-    }
-    if (to->dtype == GDN_F32) {
-        b   = (float *)(void *)at(to, row, column);
-        ldb = to->row / (ptrdiff_t)sizeof(float);
-    }
-    for (int c = 0; c < columns && from->dtype != GDN_F32; c++)
-        kr->load_row[from->dtype](in + c * TILE, at(from, row, column + c), (size_t)rows);
-    kr->transpose(b, ldb, a, lda, columns, rows);
-    for (int r = 0; r < rows && to->dtype != GDN_F32; r++)
-        kr->store_row[to->dtype](at(to, row + r, column), out + r * TILE, (size_t)columns);
-}
-
-static void copy_transposed(const struct gdn_kernels *kr, const struct matrix *to,
-                            const struct matrix *from, int64_t rows, int64_t columns)
-{
-    for (int64_t r = 0; r < rows; r += TILE)
-        for (int64_t c = 0; c < columns; c += TILE)
-            copy_tile(kr, to, from, r, c, rows - r < TILE ? (int)(rows - r) : TILE,
-                      columns - c < TILE ? (int)(columns - c) : TILE);
-}
-
-static bool has_dense_rows(const struct matrix *m, int64_t columns)
-{
-    return columns < 2 || m->column == m->unit;
-}
-
-static bool has_dense_columns(const struct matrix *m, int64_t rows)
-{
-    return rows < 2 || m->row == m->unit;
-}
-
-static bool is_whole(const struct matrix *m, int64_t columns)
-{
-    return m->row == columns * m->unit;
-}
-
-enum form { ROWS, TILES, ELEMENTS };
-
-/* How a matrix is copied whose target has its dense dimension, if it has one, as columns. */
-static enum form form_of(const struct matrix *to, const struct matrix *from, int64_t rows,
-                         int64_t columns)
-{
-    if (!has_dense_rows(to, columns)) return ELEMENTS;
-    if (has_dense_rows(from, columns)) return ROWS;
-    const bool same_half = to->dtype == from->dtype && to->unit == 2; /* bits, not floats */
-    return has_dense_columns(from, rows) && !same_half ? TILES : ELEMENTS;
-}
-
-/* Is it the rows of the target that are columns for form_of()? */
-static bool is_turned(const struct matrix *to, int64_t rows, int64_t columns)
-{
-    return !has_dense_rows(to, columns) && has_dense_columns(to, rows);
-}
-
-static void copy_matrix(const struct gdn_kernels *kr, const struct matrix *to,
-                        const struct matrix *from, int64_t rows, int64_t columns)
-{
-    const enum form form = form_of(to, from, rows, columns);
-    if (form == TILES) {
-        copy_transposed(kr, to, from, rows, columns);
-        return;
-    }
-    if (form == ROWS && is_whole(to, columns) && is_whole(from, columns)) columns *= rows, rows = 1;
-    for (int64_t r = 0; r < rows; r++) {
-        if (form == ROWS)
-            copy_row(kr, at(to, r, 0), to->dtype, at(from, r, 0), from->dtype, columns);
-        else
-            copy_strided(kr, to, from, r, columns);
-    }
-}
-
-static void zero_matrix(const struct matrix *m, int64_t rows, int64_t columns)
-{
-    for (int64_t r = 0; r < rows; r++) {
-        if (has_dense_rows(m, columns)) {
-            memset(at(m, r, 0), 0, (size_t)(columns * m->unit));
-            continue;
-        }
-        for (int64_t c = 0; c < columns; c++) memset(at(m, r, c), 0, (size_t)m->unit);
-    }
-}
-
-/* Both, with the dense dimension of the target as columns. */
-static void copy_turned(const struct gdn_kernels *kr, const struct matrix *to,
-                        const struct matrix *from, int64_t rows, int64_t columns)
-{
-    const struct matrix t = turned(to), f = turned(from);
-    if (is_turned(to, rows, columns))
-        copy_matrix(kr, &t, &f, columns, rows);
-    else
-        copy_matrix(kr, to, from, rows, columns);
-}
-
-static void zero_turned(const struct matrix *m, int64_t rows, int64_t columns)
-{
-    const struct matrix t = turned(m);
-    if (is_turned(m, rows, columns))
-        zero_matrix(&t, columns, rows);
-    else
-        zero_matrix(m, rows, columns);
-}
 
 /* ---- Descriptors --------------------------------------------------------------------------- */
 
@@ -208,7 +27,7 @@ static int64_t step(const gdn_tensor *t, int i)
     return t->size[i] < 2 ? 0 : t->stride[i];
 }
 
-static struct gdn_state_side side_of(const gdn_tensor *t, int32_t layout)
+static struct gdn_state_side side_of(const gdn_tensor *t, const gdn_tensor *scales, int32_t layout)
 {
     struct gdn_state_side s = { .data = t->data, .dtype = t->dtype };
     if (!t->data) return s;
@@ -221,6 +40,10 @@ static struct gdn_state_side side_of(const gdn_tensor *t, int32_t layout)
         s.row    = step(t, layout == GDN_STATE_VK ? 2 : 3);
         s.column = step(t, layout == GDN_STATE_VK ? 3 : 2);
     }
+    if (!scales->data) return s;
+    s.scales      = scales->data;
+    s.scales_slot = step(scales, 0);
+    s.scales_head = step(scales, 1);
     return s;
 }
 
@@ -231,6 +54,8 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_state_copy_args *a)
         return gdn_fail(ctx, GDN_E_ARG, "from_layout: %d, wanted 0 or 1", (int)a->from_layout);
     if (a->to_layout < GDN_STATE_VK || a->to_layout > GDN_STATE_KV)
         return gdn_fail(ctx, GDN_E_ARG, "to_layout: %d, wanted 0 or 1", (int)a->to_layout);
+    if (a->rounding < GDN_ROUND_NEAREST || a->rounding > GDN_ROUND_STOCHASTIC)
+        return gdn_fail(ctx, GDN_E_ARG, "rounding: %d, wanted 0 or 1", (int)a->rounding);
     return GDN_OK;
 }
 
@@ -238,7 +63,7 @@ static gdn_status check_pool(gdn_ctx *ctx, const gdn_tensor *t, const char *name
 {
     if (!t->data) return GDN_OK;
     TRY(gdn_check_tensor(ctx, t, name));
-    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
+    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS | (t->ndim == 3 ? 0 : GDN_EIGHTS)));
     if (t->ndim != 3 && t->ndim != 4)
         return gdn_fail(ctx, GDN_E_SHAPE,
                         "%s: %d dimensions, wanted 4 (of the rule) or 3 (of the convolution)", name,
@@ -281,7 +106,34 @@ static gdn_status check_list(gdn_ctx *ctx, const struct gdn_state_move *m, const
     TRY(gdn_check_tensor(ctx, t, name));
     TRY(gdn_check_dtype(ctx, t, name, GDN_INDICES));
     TRY(gdn_check_shape(ctx, t, name, 1, any));
+    TRY(gdn_check_no_overlap(ctx, &m->args.to_scales, "to_scales", t, name, false));
     return gdn_check_no_overlap(ctx, &m->args.to_pool, m->to_name, t, name, false);
+}
+
+/* The scales of both pools, which have been checked. */
+static gdn_status check_scales(gdn_ctx *ctx, const struct gdn_state_move *m)
+{
+    const gdn_state_copy_args *a     = &m->args;
+    const struct gdn_scaled    from  = { &a->from_pool, &a->from_scales, m->from_name,
+                                         "from_scales" };
+    const struct gdn_scaled    to    = { &a->to_pool, &a->to_scales, m->to_name, "to_scales" };
+    const gdn_tensor          *t     = &a->to_pool;
+    const bool                 vk    = a->to_layout == GDN_STATE_VK;
+    const int64_t              V     = t->ndim == 4 ? t->size[vk ? 2 : 3] : 0;
+    const int64_t              K     = t->ndim == 4 ? t->size[vk ? 3 : 2] : 0;
+    TRY(gdn_check_scales(ctx, &from, t->size[1], V));
+    TRY(gdn_check_scales(ctx, &to, t->size[1], V));
+    if (K > GDN_MAX_HEAD && (a->from_scales.data || a->to_scales.data))
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: head size %lld, the largest of 8 bits is %d",
+                        m->to_name, (long long)K, GDN_MAX_HEAD);
+    TRY(gdn_check_twins(ctx, &to, &from));
+    TRY(gdn_check_no_overlap(ctx, t, m->to_name, from.scales, from.scales_name, false));
+    TRY(gdn_check_no_overlap(ctx, t, m->to_name, to.scales, to.scales_name, false));
+    if (!to.scales->data) return GDN_OK;
+    TRY(gdn_check_injective(ctx, to.scales, to.scales_name));
+    TRY(gdn_check_no_overlap(ctx, to.scales, to.scales_name, from.t, from.name, false));
+    return gdn_check_no_overlap(ctx, to.scales, to.scales_name, from.scales, from.scales_name,
+                                m->same_pool);
 }
 
 /* Without a list pair m has slot m. */
@@ -319,8 +171,8 @@ static void find_matrices(struct gdn_state_move *m)
 {
     const gdn_state_copy_args *a = &m->args;
     const gdn_tensor          *t = &a->to_pool;
-    m->from                      = side_of(&a->from_pool, a->from_layout);
-    m->to                        = side_of(t, a->to_layout);
+    m->from                      = side_of(&a->from_pool, &a->from_scales, a->from_layout);
+    m->to                        = side_of(t, &a->to_scales, a->to_layout);
     if (t->ndim == 4) {
         const bool vk  = a->to_layout == GDN_STATE_VK;
         m->n_parts     = t->size[1];
@@ -348,6 +200,7 @@ gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_state_copy_args"));
     TRY(check_fields(ctx, &m->args));
     TRY(check_pools(ctx, m));
+    TRY(check_scales(ctx, m));
     TRY(check_lists(ctx, m));
     find_matrices(m);
     if (__builtin_mul_overflow(m->n_pairs, m->n_parts, &n_items))
@@ -410,16 +263,87 @@ gdn_status gdn_state_check_slots(gdn_ctx *ctx, const struct gdn_state_move *m, v
 /* ---- Running ------------------------------------------------------------------------------- */
 
 /* Rows and columns from (row, column) on of one head. */
-static struct matrix matrix_of(const struct gdn_state_side *s, int64_t slot, int64_t head,
+static struct gdn_matrix matrix_of(const struct gdn_state_side *s, int64_t slot, int64_t head,
                                int64_t row, int64_t column)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(s->dtype);
     const int64_t first = slot * s->slot + head * s->head + row * s->row + column * s->column;
-    return (struct matrix){ .data   = s->data + first * unit,
+    return (struct gdn_matrix){ .data   = s->data + first * unit,
                             .dtype  = s->dtype,
                             .unit   = unit,
                             .row    = s->row * unit,
                             .column = s->column * unit };
+}
+
+static float *scales_of(const struct gdn_state_side *s, int64_t slot, int64_t head, int64_t row)
+{
+    return s->scales ? s->scales + slot * s->scales_slot + head * s->scales_head + row : NULL;
+}
+
+/* Rows of float32 or of codes, side by side. */
+static struct gdn_matrix dense(void *data, int32_t dtype, int64_t columns)
+{
+    const int64_t unit = (int64_t)gdn_dtype_bytes(dtype);
+    return (struct gdn_matrix){ data, dtype, unit, columns * unit, unit };
+}
+
+/* n rows of float32 from or to a matrix of any dtype; scales: of 8-bit ones. */
+static void load_rows(float *S, const struct gdn_kernels *kr, const struct gdn_matrix *from,
+                      const float *scales, int n, int columns)
+{
+    uint8_t                 codes[COLUMNS * GDN_MAX_HEAD];
+    const struct gdn_matrix to = scales ? dense(codes, from->dtype, columns)
+                                        : dense(S, GDN_F32, columns);
+    gdn_matrix_copy(kr, &to, from, n, columns);
+    if (scales)
+        kr->load8_vk[from->dtype - GDN_I8](S, columns, codes, columns, scales, columns, n);
+}
+
+static void store_rows(float *S, const struct gdn_kernels *kr, const struct gdn_matrix *to,
+                       float *scales, const uint32_t *keys, int n, int columns)
+{
+    uint8_t                 codes[COLUMNS * GDN_MAX_HEAD];
+    const struct gdn_matrix from = scales ? dense(codes, to->dtype, columns)
+                                          : dense(S, GDN_F32, columns);
+    if (scales)
+        kr->store8_vk[to->dtype - GDN_I8](codes, columns, scales, S, columns, keys, columns, n);
+    gdn_matrix_copy(kr, to, &from, n, columns);
+}
+
+/* One head, of which one side is of 8 bits. */
+static void convert_head(const struct gdn_state_move *m, int64_t from, int64_t to, int64_t head)
+{
+    const gdn_state_copy_args *a = &m->args;
+    const uint64_t noise = gdn_noise(a->seed, 0, head);
+    const int      K     = (int)m->columns;
+    float          S[COLUMNS * GDN_MAX_HEAD];
+    uint32_t       keys[COLUMNS];
+    for (int64_t v = 0; v < m->rows; v += COLUMNS) {
+        const int n = m->rows - v < COLUMNS ? (int)(m->rows - v) : COLUMNS;
+        const struct gdn_matrix source = matrix_of(&m->from, from, head, v, 0);
+        const struct gdn_matrix target = matrix_of(&m->to, to, head, v, 0);
+        gdn_noise_keys(keys, noise, v, n);
+        load_rows(S, m->kr, &source, scales_of(&m->from, from, head, v), n, K);
+        store_rows(S, m->kr, &target, scales_of(&m->to, to, head, v),
+                   a->rounding == GDN_ROUND_STOCHASTIC ? keys : NULL, n, K);
+    }
+}
+
+/* The scales of a head whose codes are copied, or zeroed (from below 0). */
+static void copy_scales(const struct gdn_state_move *m, int64_t from, int64_t to, int64_t head)
+{
+    const size_t bytes = (size_t)m->rows * sizeof(float);
+    float       *t     = scales_of(&m->to, to, head, 0);
+    if (!t) return;
+    if (from < 0)
+        memset(t, 0, bytes);
+    else
+        memcpy(t, scales_of(&m->from, from, head, 0), bytes);
+}
+
+static bool converts(const struct gdn_state_move *m)
+{
+    return m->from.dtype != m->to.dtype && (m->from.scales || m->to.scales);
 }
 
 /* A part is one head, or CHANNELS channels. */
@@ -437,13 +361,18 @@ static void run_item(void *arg, int64_t item, int thread)
     if (is_conv && rows > CHANNELS) rows = CHANNELS;
 
     if (n_zero > 0) {
-        const struct matrix old = matrix_of(&m->to, to, head, row, 0);
-        zero_turned(&old, rows, n_zero);
+        const struct gdn_matrix old = matrix_of(&m->to, to, head, row, 0);
+        gdn_matrix_zero(&old, rows, n_zero);
     }
+    if (!is_zero && converts(m)) {
+        convert_head(m, from, to, head);
+        return;
+    }
+    copy_scales(m, is_zero ? -1 : from, to, head);
     if (is_zero || m->columns == 0) return;
-    const struct matrix target = matrix_of(&m->to, to, head, row, m->n_old);
-    const struct matrix source = matrix_of(&m->from, from, head, row, m->n_skipped);
-    copy_turned(m->kr, &target, &source, rows, m->columns);
+    const struct gdn_matrix target = matrix_of(&m->to, to, head, row, m->n_old);
+    const struct gdn_matrix source = matrix_of(&m->from, from, head, row, m->n_skipped);
+    gdn_matrix_copy(m->kr, &target, &source, rows, m->columns);
 }
 
 void gdn_state_run(gdn_ctx *ctx, struct gdn_state_move *m)
@@ -469,14 +398,15 @@ static const char *loops(const struct gdn_state_move *m)
           "load_row transpose store_row" },
     };
     if (!m->from.data || m->n_pairs * m->n_parts == 0 || m->columns == 0) return "";
-    const struct matrix to = matrix_of(&m->to, 0, 0, 0, 0), from = matrix_of(&m->from, 0, 0, 0, 0);
-    const struct matrix t = turned(&to), f = turned(&from);
-    const bool          turn     = is_turned(&to, m->rows, m->columns);
-    const enum form     form     = turn ? form_of(&t, &f, m->columns, m->rows)
-                                        : form_of(&to, &from, m->rows, m->columns);
-    const bool          converts = to.dtype != from.dtype;
-    return names[form == TILES][(converts && from.dtype != GDN_F32) +
-                                2 * (converts && to.dtype != GDN_F32)];
+    if (converts(m))
+        return !m->to.scales     ? "load8_vk"
+               : !m->from.scales ? "store8_vk"
+                                 : "load8_vk store8_vk";
+    const struct gdn_matrix to   = matrix_of(&m->to, 0, 0, 0, 0);
+    const struct gdn_matrix from = matrix_of(&m->from, 0, 0, 0, 0);
+    const bool              tiled = gdn_matrix_is_tiled(&to, &from, m->rows, m->columns);
+    const bool              other = to.dtype != from.dtype;
+    return names[tiled][(other && from.dtype != GDN_F32) + 2 * (other && to.dtype != GDN_F32)];
 }
 
 gdn_status gdn_state_copy_check(gdn_ctx *ctx, const gdn_state_copy_args *args, size_t *bytes)

@@ -14,6 +14,8 @@ struct gdn_state_side {
     char   *data; /* NULL: absent */
     int32_t dtype;
     int64_t slot, head, row, column;
+    float  *scales; /* of 8 bits: [slot][head][rows] */
+    int64_t scales_slot, scales_head;
 };
 
 struct gdn_state_move {

@@ -137,11 +137,14 @@ gdn_rmsnorm_gated_args = _struct("gdn_rmsnorm_gated_args", """
 gdn_block_args = _struct("gdn_block_args", """
     tensor hidden in_proj_qkvz in_proj_ba in_proj_qkv in_proj_z in_proj_b in_proj_a
     tensor conv_weight conv_bias A_log dt_bias norm_weight out_proj conv_state state out
-    tensor checkpoints conv_checkpoints
+    tensor checkpoints conv_checkpoints state_scales checkpoint_scales
     batch batch
     int32 n_key_heads n_value_heads key_head_dim value_head_dim state_layout
     float rms_eps
-""", outputs=("conv_state", "state", "out", "checkpoints", "conv_checkpoints"))
+    int32 rounding reserved
+    uint64 seed
+""", outputs=("conv_state", "state", "out", "checkpoints", "conv_checkpoints", "state_scales",
+              "checkpoint_scales"))
 
 gdn_state_copy_args = _struct("gdn_state_copy_args", """
     tensor from_pool to_pool from_slots to_slots from_scales to_scales
@@ -274,7 +277,7 @@ def info():
 
 # ---- Arrays as tensor views --------------------------------------------------------------------
 
-_DTYPES = {"<f4": F32, "<f2": F16, "<i4": I32, "<i8": I64, "|u1": U8, "|b1": U8}
+_DTYPES = {"|i1": I8, "<f4": F32, "<f2": F16, "<i4": I32, "<i8": I64, "|u1": U8, "|b1": U8}
 
 
 class bf16:

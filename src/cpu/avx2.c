@@ -111,6 +111,26 @@ static inline void store_16bit_n(uint16_t *p, __m128i x, ptrdiff_t n)
     memcpy(p, buffer, (size_t)n * sizeof *p);
 }
 
+static inline vf vf_load_i8(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+/* As f16, which has a larger bias: 2^-8 of the value, but for the only NaN. */
+static inline vf vf_load_e4m3(const uint8_t *p)
+{
+    const __m128i x = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+    const __m128i most = _mm_set1_epi16(0x3f80), nan = _mm_cmpeq_epi16(_mm_and_si128(x, most), most);
+    const __m128i h = _mm_andnot_si128(_mm_set1_epi16(0x4000), x);
+    return vf_mul(vf_from_f16(_mm_or_si128(h, _mm_and_si128(nan, _mm_set1_epi16(0x7c00)))), vf_set1(256));
+}
+/* The low byte of each element. */
+static inline void store_8bit(uint8_t *p, __m256i x)
+{
+    x = _mm256_and_si256(x, _mm256_set1_epi32(255));
+    x = _mm256_packus_epi16(_mm256_packus_epi32(x, x), x);
+    _mm_storel_epi64((__m128i *)p, _mm_unpacklo_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+}
+
 /* Lane i, of 4 floats, to or from p + i ld: the first n floats, n > 0; zero beyond. */
 static inline vf vf_load_lanes(const float *p, ptrdiff_t ld, int n)
 {

@@ -87,6 +87,21 @@ static inline __m256i load_16bit_n(const uint16_t *p, ptrdiff_t n) { return _mm2
 static inline void    store_16bit(uint16_t *p, __m256i x) { _mm256_storeu_si256((__m256i *)p, x); }
 static inline void    store_16bit_n(uint16_t *p, __m256i x, ptrdiff_t n) { _mm256_mask_storeu_epi16(p, first_n(n), x); }
 
+static inline vf vf_load_i8(const uint8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+/* As f16, which has a larger bias: 2^-8 of the value, but for the only NaN. */
+static inline vf vf_load_e4m3(const uint8_t *p)
+{
+    const __m256i x = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    const __m256i most = _mm256_set1_epi16(0x3f80), nan = _mm256_cmpeq_epi16(_mm256_and_si256(x, most), most);
+    const __m256i h = _mm256_andnot_si256(_mm256_set1_epi16(0x4000), x);
+    return vf_mul(vf_from_f16(_mm256_or_si256(h, _mm256_and_si256(nan, _mm256_set1_epi16(0x7c00)))), vf_set1(256));
+}
+/* The low byte of each element. */
+static inline void store_8bit(uint8_t *p, __m512i x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x)); }
+
 /* Lane i, of 4 floats, to or from p + i ld: the first n floats, n > 0; zero beyond. */
 static inline vf vf_load_lanes(const float *p, ptrdiff_t ld, int n)
 {

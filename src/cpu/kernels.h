@@ -24,6 +24,8 @@
 
 enum { GDN_N_FLOAT_DTYPES = 3 }; /* GDN_F32, GDN_BF16, GDN_F16 index every [dtype] below */
 
+enum { GDN_N_EIGHT = 2 }; /* GDN_I8, GDN_E4M3: loops of 8-bit states are at [dtype - GDN_I8] */
+
 enum { GDN_CHUNK        = 16 };  /* C: tokens of one chunk of the prefill */
 enum { GDN_MAX_STRIP    = 32 };  /* widest strip of state columns, floats */
 enum { GDN_MAX_HEAD     = 256 }; /* largest K and V */
@@ -162,6 +164,32 @@ struct gdn_kernels {
     void (*conv[GDN_N_FLOAT_DTYPES])(void *y, ptrdiff_t ld_y, const void *x, ptrdiff_t ld_x,
                                      float *window, const float *weight, const float *bias,
                                      ptrdiff_t ld_w, int W, bool silu, int64_t T, int n);
+
+    /*
+     * n value columns of K elements of an 8-bit state: codes, ld bytes apart, and a scale per
+     * column; the floats likewise. _vk: [n][K], a row is a column; _kv: [K][n]. Loading gives
+     * code x scale. Storing, m being the largest magnitude of a column and each operation
+     * rounded to float32:
+     *
+     *     scale = max(m / 127 or 448, 2^-126), but 0 where m = 0, NaN where an element is not
+     *             finite; the codes of such columns are 0
+     *     code of y = element (1 / scale), to nearest even; or with keys (NULL: none), for y
+     *             between two codes a <= y < b, to b with the probability (y - a) / (b - a)
+     *
+     * y in units of the last place of its code is cut to 24 bits (I8) or 20 (E4M3) behind the
+     * point, as many of the upper ones of h(key + x 0x9e3779b9) are added (E4M3: to magnitudes),
+     * x being the element's place in its column, and the sum is cut to a whole number. h(x) is
+     * x ^= x >> 16, x *= 0x7feb352d, x ^= x >> 15, x *= 0x846ca68b, x ^= x >> 16. Codes and
+     * scales have the same bits in all tables.
+     */
+    void (*load8_vk[GDN_N_EIGHT])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
+                                  const float *scales, int K, int n);
+    void (*load8_kv[GDN_N_EIGHT])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
+                                  const float *scales, int K, int n);
+    void (*store8_vk[GDN_N_EIGHT])(void *dst, ptrdiff_t ld, float *scales, const float *src,
+                                   ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
+    void (*store8_kv[GDN_N_EIGHT])(void *dst, ptrdiff_t ld, float *scales, const float *src,
+                                   ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
 };
 
 extern const struct gdn_kernels gdn_kernels_scalar;

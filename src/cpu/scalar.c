@@ -4,6 +4,7 @@
  * no table for the machine. Written to be read; innermost loops are over contiguous floats,
  * so that a compiler may use the vectors every machine of its target has.
  */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -385,6 +386,10 @@ CONV(f32)
 CONV(bf16)
 CONV(f16)
 
+/* ---- States of 8 bits ---- */
+
+#include "cpu/eight_scalar.inc"
+
 /* ---- The table ---- */
 
 #define BY_DTYPE(name) { [GDN_F32] = name##_f32, [GDN_BF16] = name##_bf16, [GDN_F16] = name##_f16 }
@@ -411,4 +416,5 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .add_outer    = add_outer,
     .step_strip   = BY_DTYPE(step_strip),
     .conv         = BY_DTYPE(conv),
+    EIGHT_LINES,
 };

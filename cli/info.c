@@ -64,7 +64,7 @@ static struct self_test run_self_test(gdn_ctx *ctx)
                                            (double)(after.tv_nsec - before.tv_nsec) * 1e-6 };
 }
 
-static void print_text(gdn_ctx *ctx, const struct self_test *t)
+static void print_text(gdn_ctx *ctx, const struct self_test *test)
 {
     char           cpu[128];
     const uint32_t flags = gdn_cpu_detect();
@@ -78,10 +78,10 @@ static void print_text(gdn_ctx *ctx, const struct self_test *t)
         printf(" %s%s", (*t)->name, (*t)->needs & ~flags ? " (not on this machine)" : "");
     printf("\n  chosen    %s\n", gdn_isa(ctx));
     printf("  threads   %d\n", (int)gdn_n_threads(ctx));
-    if (t->status == GDN_OK)
-        printf("  self-test ok, %.1f ms\n", t->ms);
+    if (test->status == GDN_OK)
+        printf("  self-test ok, %.1f ms\n", test->ms);
     else
-        printf("  self-test %s: %s\n", gdn_status_name(t->status), gdn_last_error(ctx));
+        printf("  self-test %s: %s\n", gdn_status_name(test->status), gdn_last_error(ctx));
     printf("  build     %s, %s\n", COMPILER, GDN_BUILD_FLAGS);
     printf("  CUDA      %s\n", cuda);
     printf("  ops      ");
@@ -92,7 +92,7 @@ static void print_text(gdn_ctx *ctx, const struct self_test *t)
     printf("\n");
 }
 
-static void print_json(gdn_ctx *ctx, const struct self_test *t)
+static void print_json(gdn_ctx *ctx, const struct self_test *test)
 {
     const uint32_t flags  = gdn_cpu_detect();
     cJSON         *line   = report_line(ctx);
@@ -108,8 +108,8 @@ static void print_json(gdn_ctx *ctx, const struct self_test *t)
         cJSON_AddItemToArray(tables, item);
     }
     cJSON_AddStringToObject(line, "self_test",
-                            t->status == GDN_OK ? "ok" : gdn_last_error(ctx));
-    cJSON_AddNumberToObject(line, "self_test_ms", t->ms);
+                            test->status == GDN_OK ? "ok" : gdn_last_error(ctx));
+    cJSON_AddNumberToObject(line, "self_test_ms", test->ms);
     cJSON_AddStringToObject(line, "compiler", COMPILER);
     cJSON_AddStringToObject(line, "flags", GDN_BUILD_FLAGS);
     cJSON_AddStringToObject(line, "cuda", cuda);
@@ -142,8 +142,8 @@ int info_main(int argc, char **argv)
         return CLI_OK;
     }
     if (cli_open(&device, &ctx)) return CLI_BAD;
-    const struct self_test t = run_self_test(ctx);
-    (json ? print_json : print_text)(ctx, &t);
+    const struct self_test test = run_self_test(ctx);
+    (json ? print_json : print_text)(ctx, &test);
     gdn_ctx_destroy(ctx);
-    return t.status == GDN_OK ? CLI_OK : CLI_OUTSIDE;
+    return test.status == GDN_OK ? CLI_OK : CLI_OUTSIDE;
 }

@@ -16,7 +16,7 @@ static const char usage[] =
     "  gdn state ACTION FILE...      inspect, convert, slice, merge or diff state blobs\n"
     "  gdn accuracy                  errors of long sequences, by the dtype of their states\n"
     "  gdn check                     test every inner loop of every instruction set\n"
-    "  gdn info                      the CPU, instruction sets, kernels, build\n"
+    "  gdn info                      the CPU, instruction sets, kernels, build, self-test\n"
     "  gdn --version\n"
     "\n"
     "Each command has --help. Exit status: 0 good, 1 a result outside its limit, 2 a bad file\n"

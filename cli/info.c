@@ -31,14 +31,18 @@ static const char help[] =
 
 static const char cuda[] = "no device code in this build";
 
-static const char *const ops[] = { "prefill", "decode",        "conv1d", "gates",
-                                   "l2norm",  "rmsnorm_gated", "block",  "state_copy" };
+static const char *const ops[] = {
+    "prefill", "decode", "conv1d", "gates", "l2norm", "rmsnorm_gated", "block", "state_copy",
+    "summary", "summary_compose", "summary_apply", "chunk_cumsum", "chunk_uw", "chunk_states",
+    "chunk_output", "record_commit", "record_fold",
+};
 
 /* The fields of struct gdn_kernels; a kernel's name is "<loop>.<isa>". */
 static const char *const loops[] = {
     "load_row", "store_row", "dot", "norm_row", "exp_row", "sigmoid_row", "gate_row",
     "transpose", "gemm_nt", "strip_mul", "chunk_gates", "chunk_solve", "chunk_update",
-    "step_vk", "step_kv", "conv", "load8_vk", "load8_kv", "store8_vk", "store8_kv",
+    "step_vk", "step_kv", "step_strip", "add_outer", "conv", "load8_vk", "load8_kv", "store8_vk",
+    "store8_kv",
 };
 
 enum { N_OPS = sizeof ops / sizeof *ops, N_LOOPS = sizeof loops / sizeof *loops };
@@ -85,7 +89,7 @@ static void print_text(gdn_ctx *ctx, const struct self_test *test)
     printf("  build     %s, %s\n", COMPILER, GDN_BUILD_FLAGS);
     printf("  CUDA      %s\n", cuda);
     printf("  ops      ");
-    for (int i = 0; i < N_OPS; i++) printf(" %s", ops[i]);
+    for (int i = 0; i < N_OPS; i++) printf("%s%s", i && i % 6 == 0 ? "\n            " : " ", ops[i]);
     printf("\n  kernels  ");
     for (int i = 0; i < N_LOOPS; i++)
         printf("%s%s.%s", i && i % 5 == 0 ? "\n            " : " ", loops[i], gdn_isa(ctx));
@@ -142,8 +146,8 @@ int info_main(int argc, char **argv)
         return CLI_OK;
     }
     if (cli_open(&device, &ctx)) return CLI_BAD;
-    const struct self_test t = run_self_test(ctx);
-    (json ? print_json : print_text)(ctx, &t);
+    const struct self_test test = run_self_test(ctx);
+    (json ? print_json : print_text)(ctx, &test);
     gdn_ctx_destroy(ctx);
-    return t.status == GDN_OK ? CLI_OK : CLI_OUTSIDE;
+    return test.status == GDN_OK ? CLI_OK : CLI_OUTSIDE;
 }

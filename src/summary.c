@@ -175,7 +175,8 @@ gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args)
     gdn_status     status = describe(ctx, args, &c);
     if (status == GDN_OK) status = run(ctx, &c);
     if (status == GDN_OK)
-        status = gdn_note_kernel(ctx, "summary", gdn_rule_loops(c.args.M.data ? &c.transition : &c.offset));
+        status = gdn_note_kernel(ctx, "summary",
+                                 gdn_rule_loops(c.args.M.data ? &c.transition : &c.offset));
     gdn_fp_leave(fp);
     return status;
 }

@@ -15,7 +15,11 @@ struct layer {
 };
 
 static inline int64_t heads(const struct layer *l) { return l->Hq > l->Hv ? l->Hq : l->Hv; }
-static inline int64_t channels(const struct layer *l) { return (l->Hq + l->Hk) * l->K + l->Hv * l->V; }
+static inline int64_t channels(const struct layer *l)
+{
+    return (l->Hq + l->Hk) * l->K + l->Hv * l->V;
+}
+
 
 static inline gdn_blob_args args_of(const struct layer *l)
 {

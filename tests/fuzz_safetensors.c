@@ -73,8 +73,8 @@ static void add_tensor(int i, int64_t *at)
 {
     static const char *const names[] = { "F32", "BF16", "F16", "I32", "I64", "U8", "BOOL" };
     static const int         units[] = { 4, 2, 2, 4, 8, 1, 1 };
-    const int                dtype = (int)ring2_below(7), ndim = (int)ring2_below(one_in(9) ? 8 : 4);
-    int64_t                  bytes = units[dtype];
+    const int dtype = (int)ring2_below(7), ndim = (int)ring2_below(one_in(9) ? 8 : 4);
+    int64_t   bytes = units[dtype];
     if (one_in(40)) add("\"__metadata__\":{\"op\":%s},", ANY_OF("\"prefill\"", "1", "{}", "\"\""));
     add("\"%s%d\":{\"dtype\":\"%s\",\"shape\":[", one_in(60) ? "t1" : "t", i,
         one_in(40) ? ANY_OF("F64", "", "F8_E4M3", "f32") : names[dtype]);

@@ -146,7 +146,8 @@ static void slots(void)
     if (!reserve(8 * GIB)) return;
     for (int decode = 0; decode < 2; decode++) {
         gdn_batch    *batch;
-        gdn_rule_args a    = ring2_rule_packed(GDN_F32, GDN_BF16, 2, lengths, one_head, 1, 1, &batch);
+        gdn_rule_args a =
+            ring2_rule_packed(GDN_F32, GDN_BF16, 2, lengths, one_head, 1, 1, &batch);
         gdn_rule_args far  = a;
         gdn_batch     pool = *batch;
         space.used         = 0;
@@ -169,7 +170,7 @@ static void slots(void)
 
 /* A padding row of 2^31 tokens that nobody looks at, then a sequence. */
 enum { TOKENS = 20 };
-static const int64_t before = ((int64_t)1 << 31) + 100, n_tokens = ((int64_t)1 << 31) + 100 + TOKENS;
+static const int64_t before = 2 * GIB + 100, n_tokens = 2 * GIB + 100 + TOKENS;
 
 static gdn_batch *padding_first(void)
 {

@@ -135,7 +135,8 @@ static inline gdn_chunk_output_args output_args(const struct stages *s)
     return a;
 }
 
-static inline gdn_chunk_cumsum_args cumsum_args(const struct stages *s, const gdn_tensor *out, int C)
+static inline gdn_chunk_cumsum_args cumsum_args(const struct stages *s, const gdn_tensor *out,
+                                                int C)
 {
     gdn_chunk_cumsum_args a = gdn_chunk_cumsum_args_init();
     a.g = s->g, a.out = *out, a.batch = &s->batch, a.chunk_size = C;

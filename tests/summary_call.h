@@ -9,7 +9,8 @@
 static const int dims[6][2] = { { 16, 16 }, { 1, 3 }, { 33, 7 }, { 20, 65 }, { 128, 40 },
                                 { 60, 100 } };
 
-static inline gdn_tensor pool(int32_t dtype, bool swapped, int64_t B, int64_t H, int64_t r, int64_t s)
+static inline gdn_tensor pool(int32_t dtype, bool swapped, int64_t B, int64_t H, int64_t r,
+                              int64_t s)
 {
     const int64_t gap = swapped ? 0 : 3;
     gdn_tensor    t = ring2_new(dtype, gap, 4, B, H, swapped ? s : r, swapped ? r : s);

@@ -122,7 +122,8 @@ static void mark(const gdn_tensor *t)
 {
     const int64_t n = t->data ? in_arena(t) : 0, unit = (int64_t)gdn_dtype_bytes(t->dtype);
     for (int64_t i = 0; i < n; i++)
-        memset(fuzz.written + ((unsigned char *)ring2_element(t, i) - fuzz.draw.arena), 1, (size_t)unit);
+        memset(fuzz.written + ((unsigned char *)ring2_element(t, i) - fuzz.draw.arena), 1,
+               (size_t)unit);
 }
 
 static void mark_written(gdn_op op, const union ring2_call *c)

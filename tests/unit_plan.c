@@ -226,8 +226,8 @@ static void test_bytes(void)
         float       x[1];
         gdn_tensor  like = gdn_dense(x, GDN_F32, 3, B, 2, 1, 0);
         gdn_plan_tokens(ctx, &like, "x", 1, false, &c.tokens);
-        ring2_status(ctx, "plan", gdn_plan_describe(ctx, &c.batch, &c.tokens, GDN_PLAN_EACH, &c.plan),
-                     GDN_OK);
+        ring2_status(ctx, "plan",
+                     gdn_plan_describe(ctx, &c.batch, &c.tokens, GDN_PLAN_EACH, &c.plan), GDN_OK);
         const size_t bytes = gdn_plan_bytes(&c.plan, &c.tokens);
         CHECK(bytes <= 192 * (size_t)B, "%zu bytes for %d sequences", bytes, (int)B);
         CHECK(bytes % 64 == 0, "%zu bytes", bytes);

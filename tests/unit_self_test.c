@@ -185,7 +185,8 @@ static void in_turn(void *user, int64_t n, gdn_work work, void *arg)
 
 static void passes(void)
 {
-    for (int n = 1; n <= 4; n++) ring2_status(ring2_ctx(n), "n", gdn_self_test(ring2_ctx(n)), GDN_OK);
+    for (int n = 1; n <= 4; n++)
+        ring2_status(ring2_ctx(n), "n", gdn_self_test(ring2_ctx(n)), GDN_OK);
     gdn_options o   = gdn_options_init();
     gdn_ctx    *ctx = NULL;
     o.n_threads     = 3;

@@ -44,6 +44,7 @@ wanted() {
     have c++ || echo g++
     have clang || echo clang
     have qemu-x86_64 || echo qemu-user
+    have valgrind || echo valgrind
     have pkg-config || echo pkg-config
     if have clang && ! have_msan; then
         echo "libclang-rt-$(clang -dumpversion | cut -d . -f 1)-dev"

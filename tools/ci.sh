@@ -7,7 +7,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh
-all="style headers guarantees images gcc symbols install qemu clang asan tsan msan"
+all="style headers guarantees images gcc symbols install qemu valgrind clang asan tsan msan"
 logs=build/ci
 mkdir -p "$logs"
 
@@ -87,6 +87,21 @@ stage_qemu() {
     [ "$(uname -m)" = x86_64 ] || skip "not an x86-64 machine"
     build_gcc
     tools/emulate.sh build/gcc || { [ $? = 77 ] && skip "this qemu emulates no AVX2"; }
+}
+
+# What is quick enough: memory errors in the library, the command and their tests. Valgrind knows
+# AVX2 but no AVX-512, and not the float modes that other tests set.
+stage_valgrind() {
+    need valgrind
+    build_gcc
+    local isa=avx2 test
+    build/gcc/tests/with_isa avx2 "$(type -P true)" || isa=scalar
+    for test in op_padding op_huge unit_alloc unit_blob unit_blob_parts; do
+        GDN_CPU=$isa valgrind -q --error-exitcode=9 "build/gcc/tests/$test"
+    done
+    GDN_CPU=$isa valgrind -q --error-exitcode=9 --leak-check=full \
+        --errors-for-leak-kinds=definite build/gcc/gdn run tests/vectors/decode_*.safetensors \
+        tests/vectors/prefill_reset.safetensors tests/vectors/layer_qwen3_5.safetensors
 }
 
 stage_clang() {

@@ -18,10 +18,10 @@ static const struct shape {
     int     heads[3], map;
     int64_t K, V;
 } shapes[] = {
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, { 2, 2, 4 }, 0, 64, 64 },
-    { GDN_F32, GDN_F32, GDN_BF16, GDN_STATE_KV, true, { 1, 1, 3 }, 0, 60, 60 },
-    { GDN_BF16, GDN_F32, GDN_F16, GDN_STATE_VK, true, { 4, 2, 2 }, 0, 128, 100 },
-    { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, false, { 2, 2, 4 }, 1, 33, 130 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, { 2, 2, 4 }, 0, 32, 32 },
+    { GDN_F32, GDN_F32, GDN_BF16, GDN_STATE_KV, true, { 1, 1, 3 }, 0, 30, 30 },
+    { GDN_BF16, GDN_F32, GDN_F16, GDN_STATE_VK, true, { 4, 2, 2 }, 0, 64, 40 },
+    { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, false, { 1, 1, 2 }, 1, 17, 130 },
     { GDN_BF16, GDN_F16, GDN_BF16, GDN_STATE_VK, false, { 1, 1, 1 }, 0, 16, 7 },
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };

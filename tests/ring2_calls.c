@@ -168,14 +168,11 @@ static struct heads draw_heads(struct ring2_draw *d)
                            1 + below(14) };
 }
 
-/* States of 8 bits are drawn where the library has them. */
-static bool has_8_bits(void) { return gdn_dtype_bytes(GDN_I8) == 1; }
-
 /* A pool of n slots; of 8 bits now and then, with scales. */
 static gdn_tensor draw_pool(struct ring2_draw *d, const struct heads *h, int64_t n, int32_t dtype,
                             bool kv, gdn_tensor *scales)
 {
-    if (scales && has_8_bits() && one_in(8)) {
+    if (scales && one_in(8)) {
         dtype   = one_in(2) ? GDN_I8 : GDN_E4M3;
         *scales = PLACE3(GDN_F32, n, h->H, h->V);
     }
@@ -353,7 +350,7 @@ static void draw_state_copy(struct ring2_draw *d, union ring2_call *c, const str
     if (one_in(8)) a->from_pool.data = NULL;
     if (one_in(2)) a->from_slots = index_array(d, P, -1, P - 1);
     if (one_in(2)) a->to_slots = distinct(d, P);
-    if (!conv && has_8_bits() && one_in(8)) {
+    if (!conv && one_in(8)) {
         a->to_pool   = PLACE4(GDN_I8, P, s[0], s[a->to_layout ? 2 : 1], s[a->to_layout ? 1 : 2]);
         a->to_scales = PLACE3(GDN_F32, P, s[0], s[1]);
     }

@@ -72,7 +72,7 @@ static void mutate(gdn_op op, union ring2_call *c, gdn_batch *t)
     gdn_tensor            *tensors = ring2_call_tensors(c);
     const size_t first = 8 + o->n_tensors * sizeof(gdn_tensor) + (o->batch_at ? 8 : 0);
     const size_t end   = o->bytes - 24; /* workspace, its bytes, stream */
-    const size_t word  = first + (size_t)below((int64_t)(end - first) / 4) * 4;
+    const size_t word  = end > first ? first + (size_t)below((int64_t)(end - first) / 4) * 4 : 4;
     switch (below(o->batch_at ? 9 : 4)) {
     case 0:
     case 1:

@@ -259,6 +259,85 @@ static void G18_one_pool(void)
     }
 }
 
+/* ---- States of 8 bits ---------------------------------------------------------------------- */
+
+static gdn_tensor scales_of(int64_t P)
+{
+    gdn_tensor t = ring2_new(GDN_F32, 0, 3, P, HV, V, 0);
+    ring2_fill_value(&t, 1);
+    return t;
+}
+
+static gdn_tensor zeros(const struct kind *k, int32_t dtype, int64_t P)
+{
+    const bool vk = k->layout == GDN_STATE_VK;
+    return vk ? ring2_new(dtype, 0, 4, P, HV, V, K) : ring2_new(dtype, 0, 4, P, HV, K, V);
+}
+
+static void convert(const struct kind *k, const gdn_tensor *from, const gdn_tensor *from_scales,
+                    const gdn_tensor *to, const gdn_tensor *to_scales)
+{
+    gdn_state_copy_args c = gdn_state_copy_args_init();
+    c.from_pool = *from, c.to_pool = *to;
+    c.from_layout = c.to_layout = k->layout;
+    if (from_scales) c.from_scales = *from_scales;
+    if (to_scales) c.to_scales = *to_scales;
+    ring2_status(ring2_ctx(1), "gdn_state_copy", gdn_state_copy(ring2_ctx(1), &c), GDN_OK);
+}
+
+/* Slot by slot what a call on float32 states leaves, converted; but for slot `skip`, that of an
+ * empty sequence, which is left alone. */
+static void expect_converted(const char *what, const struct kind *k, const gdn_tensor *got,
+                             const gdn_tensor *got_scales, const gdn_tensor *wide, int64_t skip)
+{
+    const int64_t    P = got->size[0];
+    const gdn_tensor want = zeros(k, got->dtype, P), scales = scales_of(P);
+    convert(k, wide, NULL, &want, &scales);
+    for (int64_t i = 0; i < P; i++) {
+        if (i == skip) continue;
+        const gdn_tensor a = ring2_narrow(got, 0, i, 1), b = ring2_narrow(&want, 0, i, 1);
+        const gdn_tensor c = ring2_narrow(got_scales, 0, i, 1), d = ring2_narrow(&scales, 0, i, 1);
+        ring2_expect_bits(what, &a, &b);
+        ring2_expect_bits(what, &c, &d);
+    }
+}
+
+/* States and checkpoints of 8 bits are those of a float32 call between two conversions. */
+static void eight(const struct kind *k, int32_t dtype)
+{
+    gdn_batch      t;
+    gdn_block_args a = make_call(k, B, &t), wide;
+    const int      n = (int)(20 / 7 + 300 / 7 + 9 / 7 + 600 / 7 + 33 / 7);
+    t.checkpoint_every = 7;
+    wide               = clone(&a);
+    a.state = zeros(k, dtype, B), a.state_scales = scales_of(B);
+    convert(k, &wide.state, NULL, &a.state, &a.state_scales);
+    convert(k, &a.state, &a.state_scales, &wide.state, NULL);
+    a.checkpoints = zeros(k, dtype, n), a.checkpoint_scales = scales_of(n);
+    wide.checkpoints = zeros(k, GDN_F32, n);
+    ring2_call_begin();
+    ring2_may_write(&a.out), ring2_may_write(&a.conv_state), ring2_may_write(&a.state);
+    ring2_may_write(&a.state_scales), ring2_may_write(&a.checkpoints);
+    ring2_may_write(&a.checkpoint_scales);
+    call(ring2_ctx(2), &a);
+    ring2_call_end();
+    call(ring2_ctx(1), &wide);
+    ring2_expect_bits("out", &a.out, &wide.out);
+    ring2_expect_bits("conv_state", &a.conv_state, &wide.conv_state);
+    expect_converted("state", k, &a.state, &a.state_scales, &wide.state, 1);
+    expect_converted("checkpoints", k, &a.checkpoints, &a.checkpoint_scales, &wide.checkpoints, -1);
+}
+
+static void G21_states_of_8_bits(void)
+{
+    for (int i = 0; i < 2; i++) {
+        struct kind k = kinds[i];
+        k.states      = GDN_F32;
+        eight(&k, GDN_I8);
+        eight(&k, GDN_E4M3);
+    }
+}
+
 /* ---- G1 ------------------------------------------------------------------------------------ */
 
 #define REFUSE(seen, status, needle, ...)                                    \
@@ -305,6 +384,7 @@ int main(int argc, char **argv)
         { "G18 lists", G18_lists },
         { "G18 without states", G18_no_states },
         { "G18 one pool for all", G18_one_pool },
+        { "G21 states of 8 bits", G21_states_of_8_bits },
         { "G1 refused", G1_refused },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -89,7 +89,8 @@ static void print_text(gdn_ctx *ctx, const struct self_test *test)
     printf("  build     %s, %s\n", COMPILER, GDN_BUILD_FLAGS);
     printf("  CUDA      %s\n", cuda);
     printf("  ops      ");
-    for (int i = 0; i < N_OPS; i++) printf("%s%s", i && i % 6 == 0 ? "\n            " : " ", ops[i]);
+    for (int i = 0; i < N_OPS; i++)
+        printf("%s%s", i && i % 6 == 0 ? "\n            " : " ", ops[i]);
     printf("\n  kernels  ");
     for (int i = 0; i < N_LOOPS; i++)
         printf("%s%s.%s", i && i % 5 == 0 ? "\n            " : " ", loops[i], gdn_isa(ctx));

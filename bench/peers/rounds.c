@@ -61,7 +61,8 @@ struct rounds rounds_run(struct contender *contenders, int n, double seconds)
         const double passed = wall() - start;
         if (passed > (r.kept < MIN_ROUNDS ? 3 * seconds + 20 : seconds)) break;
         const double machine = machine_time(), own = own_time(), begin = wall();
-        for (int i = 0; i < n; i++) contenders[i].seconds[r.kept] = time_runs(&contenders[i], runs[i]);
+        for (int i = 0; i < n; i++)
+            contenders[i].seconds[r.kept] = time_runs(&contenders[i], runs[i]);
         const double foreign = machine_time() - machine - (own_time() - own);
         if (foreign > 0.1 * (wall() - begin) + 0.02) {
             r.dropped++;

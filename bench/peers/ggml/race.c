@@ -172,7 +172,8 @@ static void race(const struct race_case *c, struct peer *p, struct ours *o, doub
 {
     struct contender by[2] = { { .run = peer_run, .arg = p }, { .run = ours_run, .arg = o } };
     const struct rounds r = rounds_run(by, 2, seconds);
-    const double        peer = 1e3 * rounds_median(&by[0], &r), own = 1e3 * rounds_median(&by[1], &r);
+    const double        peer = 1e3 * rounds_median(&by[0], &r);
+    const double        own  = 1e3 * rounds_median(&by[1], &r);
     struct measure      m;
     char                device[128];
     if (measure_open(&m, gdn_isa(o->ctx), c->threads, footprint)) fail("no memory");

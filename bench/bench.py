@@ -30,6 +30,7 @@ def cases():
                 yield ["decode", *HEADS, "--batch", batch, "--dtype", "f32", "--layout", layout,
                        *end]
         yield ["prefill", *HEADS, "--seqlens", "2048", "--dtype", "f32", "--exact", *end]
+        yield ["prefill", *HEADS, "--seqlens", "2048", "--dtype", "bf16", "--bf16-products", *end]
         for layout in ("k_last", "k_first"):
             yield ["decode", *HEADS, "--batch", "32", "--dtype", "f32", "--layout", layout,
                    "--exact", *end]
@@ -71,8 +72,8 @@ def describe(r):
     elif "seqlens" not in r:
         sizes.append(f"B = {r['batch']}, T = 1")
     state = f", state {r['state']}" if r.get("state", r["dtype"]) != r["dtype"] else ""
-    exact = ", exact" if r.get("exact") else ""
-    return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}{exact}"
+    mode = ", exact" if r.get("exact") else ", bf16 products" if r.get("bf16_products") else ""
+    return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}{mode}"
 
 
 def cell(r):

@@ -28,6 +28,7 @@ static const char *const help[] = {
     "  --state D        f32 (default), bf16, f16; prefill and decode also i8, e4m3: states\n"
     "  --layout L       k_last (default), k_first: of the rule's state\n"
     "  --exact          prefill, decode, block: with GDN_EXACT\n"
+    "  --bf16-products  prefill, block of bf16: with GDN_BF16_PRODUCTS\n"
     "  --channels N     conv (default 8192); 4 taps, SiLU\n"
     "  --hidden N       block (default 2048)\n",
 
@@ -154,6 +155,9 @@ static int settle(struct bench_options *o)
     if (o->op == PREFILL && (o->batch || o->tokens))
         return cli_bad("--batch, --tokens: not for prefill (--seqlens)");
     if (o->op == CONV && o->dims.exact) return cli_bad("--exact: not for conv");
+    if (o->dims.bf16_products && (o->op == CONV || o->op == DECODE || strcmp(o->dtype, "bf16")))
+        return cli_bad("--bf16-products: for prefill and block of bf16 alone");
+    if (o->dims.bf16_products && o->dims.exact) return cli_bad("--bf16-products: not with --exact");
     if (o->op == DECODE && o->seqlens)
         return cli_bad("--seqlens: not for decode (--batch, --tokens)");
     if (o->seqlens && (o->batch || o->tokens))
@@ -204,6 +208,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     cJSON_AddStringToObject(line, "dtype", o->dtype);
     cJSON_AddStringToObject(line, "state", o->state);
     if (o->dims.exact) cJSON_AddBoolToObject(line, "exact", true);
+    if (o->dims.bf16_products) cJSON_AddBoolToObject(line, "bf16_products", true);
 }
 
 static void print_json(const struct bench_options *o, const struct bench *b,
@@ -246,7 +251,10 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     if (o->op == BLOCK) printf("hidden %lld, ", (long long)o->dims.hidden);
     if (o->batch) printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
     else printf("sequences %s, ", o->seqlens);
-    printf("%s, state %s%s\n  kernel    %s\n", o->dtype, o->state, o->dims.exact ? ", exact" : "",
+    printf("%s, state %s%s\n  kernel    %s\n", o->dtype, o->state, 
+           o->dims.exact           ? ", exact"
+           : o->dims.bf16_products ? ", bf16 products"
+                                   : "",
            b->kernel);
     printf("  time      %s ms, mad %s, %d rounds\n", table_number(a, ms->median),
            table_number(c, ms->mad), b->n_rounds);
@@ -398,6 +406,7 @@ int bench_main(int argc, char **argv)
         { "--isa", CLI_TEXT, &o.device.isa, 0, 0 },
         { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },
         { "--exact", CLI_FLAG, &o.dims.exact, 0, 0 },
+        { "--bf16-products", CLI_FLAG, &o.dims.bf16_products, 0, 0 },
         { "--json", CLI_FLAG, &o.json, 0, 0 },
         { "--help", CLI_FLAG, &o.help, 0, 0 },
         { "-h", CLI_FLAG, &o.help, 0, 0 },

@@ -168,7 +168,7 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     if (eight) a->state_scales = case_tensor(&c->memory, GDN_F32, 3, scales, 0.0005, 0.001);
     a->out                = memory_tensor(&c->memory, dims->dtype, 3, out);
     a->state_layout       = dims->state_layout;
-    a->flags              = dims->exact ? GDN_EXACT : 0;
+    a->flags              = dims->exact ? GDN_EXACT : dims->bf16_products ? GDN_BF16_PRODUCTS : 0;
     a->batch              = &c->batch;
     if (c->tokens.cu_seqlens && a->q.data && a->k.data && a->v.data && a->g.data &&
         a->beta.data && a->state.data && a->out.data && (!eight || a->state_scales.data))

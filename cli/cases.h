@@ -26,7 +26,8 @@ struct case_dims {
     int64_t D, W;         /* channels and taps of the convolution */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
-    bool    exact; /* GDN_EXACT: the rule and the layer */
+    bool    exact;         /* GDN_EXACT: the rule and the layer */
+    bool    bf16_products; /* GDN_BF16_PRODUCTS: likewise */
 };
 
 /* One op with its memory. Not to be moved: args points into it. */

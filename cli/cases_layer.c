@@ -145,7 +145,7 @@ int block_case_make(struct block_case *c, const struct case_dims *dims, const in
     a->key_head_dim       = (int32_t)dims->K;
     a->value_head_dim     = (int32_t)dims->V;
     a->state_layout       = dims->state_layout;
-    a->flags              = dims->exact ? GDN_EXACT : 0;
+    a->flags              = dims->exact ? GDN_EXACT : dims->bf16_products ? GDN_BF16_PRODUCTS : 0;
     a->batch              = &c->batch;
     if (c->tokens.cu_seqlens && a->in_proj_qkv.data && a->in_proj_z.data && a->in_proj_b.data &&
         a->in_proj_a.data && a->out_proj.data && a->conv_weight.data && a->A_log.data &&

@@ -224,8 +224,9 @@ static inline gdn_options gdn_options_init(void)
  *
  * The context's threads wait 30 microseconds for the next call, then sleep. They block every
  * signal, so signals reach the program's own threads; a signal handler may call nothing of this
- * library. After fork() the child makes contexts of its own: those of the parent it may
- * destroy, and use if they have no threads (n_threads 1, or parallel_for).
+ * library. After fork() the child makes contexts of its own: those of the parent it may destroy,
+ * and use if they have no threads (n_threads 1, or parallel_for). Where the CPU has AMX, Linux
+ * is asked to let the process use it.
  */
 GDN_API gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx);
 GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
@@ -420,7 +421,8 @@ typedef enum gdn_norm {
 } gdn_norm;
 
 typedef enum gdn_flag {
-    GDN_EXACT = 1 /* the same bits however tokens are dealt to calls, see gdn_prefill() */
+    GDN_EXACT         = 1, /* the same bits however tokens are dealt to calls */
+    GDN_BF16_PRODUCTS = 2  /* products of the state in bfloat16; both: see gdn_prefill() */
 } gdn_flag;
 
 typedef enum gdn_rounding { /* of 8-bit states */
@@ -466,6 +468,12 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * call and the layout, and a state of less than float32 is rounded after each, to the dtype of
  * the pool that final states go to (without one, of that they come from). See G17. gdn_prefill
  * then takes about a third more time, gdn_decode at most a fifth.
+ *
+ * GDN_BF16_PRODUCTS in flags, of gdn_prefill with bf16 q: where the machine has AMX or
+ * AVX512-BF16, keys, queries and the state are rounded to bfloat16 in the products k . S and
+ * q . S of a chunk, which are then faster; the state itself and all else stay float32. Each
+ * product is off by up to 2^-8 of its absolute value. Elsewhere the flag changes nothing;
+ * gdn_last_kernel() tells. gdn_decode takes no notice of it.
  *
  * States of 8 bits: state, state_out or checkpoints are GDN_I8 or GDN_E4M3 with
  *

@@ -37,8 +37,7 @@ static gdn_status check_sizes(gdn_ctx *ctx, struct block_call *c)
     if (a->n_value_heads % a->n_key_heads)
         return gdn_fail(ctx, GDN_E_ARG, "n_value_heads: %d, wanted a multiple of n_key_heads %d",
                         (int)a->n_value_heads, (int)a->n_key_heads);
-    if (a->flags & ~(uint32_t)GDN_EXACT)
-        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_EXACT", (unsigned)a->flags);
+    TRY(gdn_check_flags(ctx, a->flags, a->hidden.dtype));
     if (a->state_layout < GDN_STATE_VK || a->state_layout > GDN_STATE_KV)
         return gdn_fail(ctx, GDN_E_ARG, "state_layout: %d, wanted 0 or 1", (int)a->state_layout);
     if (a->rounding < GDN_ROUND_NEAREST || a->rounding > GDN_ROUND_STOCHASTIC)
@@ -193,6 +192,7 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct block_call *c)
     r->Hq = r->Hk = (int)b->Hk, r->Hv = r->H = (int)b->Hv, r->K = (int)b->K, r->V = (int)b->V;
     r->gate = GDN_GATE_RAW, r->beta_kind = GDN_BETA_SIGMOID, r->norm = GDN_NORM_L2;
     r->exact    = a->flags & GDN_EXACT;
+    r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
     r->norm_eps = 1e-6f;
     r->scale    = 1.0f / sqrtf((float)b->K);
     r->n_seqs   = 1;

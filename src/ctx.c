@@ -117,6 +117,7 @@ static gdn_status choose_isa(gdn_ctx *ctx)
     TRY(lower_isa(ctx, flags, "isa", ctx->options.isa));
     TRY(lower_isa(ctx, flags, "GDN_CPU", wanted_by_environment()));
     ctx->options.isa = ctx->kr->name; /* the caller's string may go */
+    ctx->products    = gdn_cpu_bf16_products(ctx->kr, flags);
     return GDN_OK;
 }
 

@@ -3,7 +3,7 @@
 #ifndef GDN_CTX_H
 #define GDN_CTX_H
 
-#include "cpu/kernels.h"
+#include "cpu/bf16.h"
 #include "gdn.h"
 #include "status.h"
 #include "threads.h"
@@ -11,6 +11,7 @@
 struct gdn_ctx {
     gdn_options               options; /* hooks filled in */
     const struct gdn_kernels *kr;      /* the inner loops, chosen once */
+    const struct gdn_bf16_products *products; /* those in bfloat16 beside them; NULL: none */
     struct gdn_pool          *pool;
     void                     *workspace; /* the context's own, grown on demand */
     size_t                    workspace_bytes;

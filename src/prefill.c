@@ -31,10 +31,14 @@ struct chunk {
     float    *w;                        /* [16][strip] */
     float    *rows;                     /* [strip][ld]: state rows on their way */
     float    *S;                        /* strips of [K][strip] */
+    float    *rows16, *pairs;           /* kq and S rounded (cpu/bf16.h), with r->products */
     float    *copy, *copy_k;            /* a strip and k, up to a checkpoint */
     ptrdiff_t ld, ld_v;
     int64_t   first, last;              /* checkpoints of the chunk */
 };
+
+/* Of one strip. */
+static size_t pair_floats(const struct gdn_rule *r) { return ((size_t)r->K + 31) / 32 * 32 * 16; }
 
 static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                       char *memory)
@@ -52,6 +56,8 @@ static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gd
         { &c->o, C * (size_t)c->ld_v },      { &c->w, C * strip },
         { &c->rows, strip * (size_t)c->ld }, { &c->copy, K * strip },
         { &c->copy_k, C * (size_t)c->ld },   { &c->S, (size_t)r->part_strips * K * strip },
+        { &c->rows16, r->products ? C * GDN_MAX_HEAD : 0 },
+        { &c->pairs, r->products ? (size_t)r->part_strips * pair_floats(r) : 0 },
     };
     return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
@@ -67,6 +73,13 @@ static float *strip_at(const struct chunk *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_rule_item *item, int s)
 {
     return c->S + (ptrdiff_t)(s - item->first) * r->K * kr->strip;
+}
+
+static uint16_t *pairs_at(const struct chunk *c, const struct gdn_rule *r,
+                          const struct gdn_rule_item *item, int s)
+{
+    if (!r->products) return NULL;
+    return (uint16_t *)(void *)(c->pairs + (size_t)(s - item->first) * pair_floats(r));
 }
 
 /* ---- The state: pool <-> strips ----------------------------------------------------------- */
@@ -119,6 +132,8 @@ static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct g
     gdn_rule_load_kq(r, kr, item, t0, n, c->kq, c->ld, C);
     kr->transpose(c->kt, C, c->kq, c->ld, C, r->K);
     kr->strip_mul(c->gram, C, c->kq, c->ld, c->kt, 2 * C, r->K, C);
+    if (r->products)
+        r->products->round_rows((uint16_t *)(void *)c->rows16, c->kq, c->ld, r->K);
 }
 
 /* v of a piece, zero where beta is zero (G8). */
@@ -191,14 +206,30 @@ static void start_range(struct chunk *c, const struct gdn_kernels *kr, int a, st
     x->decay = c->start[C - 1];
 }
 
-/* S, columns `at` of the piece, from before the range to after it. */
+/* P = [K; Q] S. */
+static void multiply(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                     const float *S, const uint16_t *pairs)
+{
+    if (pairs)
+        r->products->strip_mul(c->p, kr->strip, (const uint16_t *)(const void *)c->rows16, pairs,
+                               r->K);
+    else
+        kr->strip_mul(c->p, kr->strip, c->kq, c->ld, S, 2 * C, r->K, kr->strip);
+}
+
+/* S, columns `at` of the piece, from before the range to after it; pairs: its rounded copy, if
+ * there is one. */
 static void finish_range(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                         const struct range *x, float *S, const float *k, ptrdiff_t at)
+                         const struct range *x, float *S, uint16_t *pairs, const float *k,
+                         ptrdiff_t at)
 {
     kr->chunk_solve(c->o + at, c->ld_v, c->w, c->p, c->v + at, c->ld_v, c->A, c->B, c->start,
                     x->end, c->beta);
     memset(c->w + x->m * kr->strip, 0, (size_t)((C - x->m) * kr->strip) * sizeof *c->w);
-    if (x->writes || x->decay != 1) /* else every bit of S stays (G9) */
+    if (!x->writes && x->decay == 1) return; /* every bit of S stays (G9) */
+    if (pairs)
+        r->products->chunk_update(S, pairs, x->decay, k, c->ld, c->w, r->K);
+    else
         kr->chunk_update(S, x->decay, k, c->ld, c->w, r->K);
 }
 
@@ -243,7 +274,7 @@ static void leave_checkpoints(struct chunk *c, const struct gdn_rule *r,
     memcpy(c->copy_k, c->kq, rows * sizeof *c->kq);
     memset(c->copy_k + rows, 0, (all - rows) * sizeof *c->kq);
     memcpy(c->copy, strip_at(c, r, kr, item, strip), (size_t)(r->K * kr->strip) * sizeof *c->S);
-    finish_range(c, r, kr, x, c->copy, c->copy_k, at);
+    finish_range(c, r, kr, x, c->copy, NULL, c->copy_k, at);
     store_checkpoints(c, r, kr, item, strip, x->first, x->last, c->copy);
 }
 
@@ -260,9 +291,10 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
     for (int s = p->first; s < p->last; s++) {
         float          *S  = strip_at(c, r, kr, item, s);
         const ptrdiff_t at = (s - p->first) * kr->strip;
-        kr->strip_mul(c->p, kr->strip, c->kq, c->ld, S, 2 * C, r->K, kr->strip);
+        uint16_t       *pairs = pairs_at(c, r, item, s);
+        multiply(c, r, kr, S, pairs);
         for (int i = 0; i < n_inside; i++) leave_checkpoints(c, r, kr, item, &inside[i], s, at);
-        finish_range(c, r, kr, &whole, S, c->kq, at);
+        finish_range(c, r, kr, &whole, S, pairs, c->kq, at);
     }
     if (r->out.data) store_o(c, r, kr, item->seq, p, t0, a, b);
 }
@@ -280,6 +312,9 @@ static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct 
         if (gdn_forgets(c->all_g[a])) {
             memset(strip_at(c, r, kr, item, p->first), 0,
                    (size_t)((p->last - p->first) * r->K * kr->strip) * sizeof *c->S);
+            if (r->products)
+                memset(pairs_at(c, r, item, p->first), 0,
+                       (size_t)(p->last - p->first) * pair_floats(r) * sizeof *c->pairs);
             c->all_g[a] = 0;
         }
         for (b = a + 1; b < n && !gdn_forgets(c->all_g[b]);) b++;
@@ -324,6 +359,8 @@ void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
     for (int s = item->first; s < item->last; s++) {
         p = piece_at(r, kr, item, s);
         load_strip(strip_at(&c, r, kr, item, s), &c, r, kr, seq, p.head, p.col);
+        if (r->products)
+            r->products->round_strip(pairs_at(&c, r, item, s), strip_at(&c, r, kr, item, s), r->K);
     }
     for (int64_t t0 = 0; t0 < seq->n_valid; t0 += C) {
         const int n = seq->n_valid - t0 < C ? (int)(seq->n_valid - t0) : C;

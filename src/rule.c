@@ -13,6 +13,16 @@
 #include "tensor.h"
 #include "tree.h"
 
+gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
+{
+    if (flags > GDN_BF16_PRODUCTS)
+        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS",
+                        (unsigned)flags);
+    if (flags == GDN_BF16_PRODUCTS && dtype != GDN_BF16)
+        return gdn_fail(ctx, GDN_E_DTYPE, "flags: GDN_BF16_PRODUCTS, wanted for bf16 inputs alone");
+    return GDN_OK;
+}
+
 /* A checked call: everything that follows from descriptors alone. */
 struct rule_call {
     gdn_rule_args     args;
@@ -36,8 +46,7 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
         { "norm", a->norm, GDN_NORM_L2_MAX },
         { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
     };
-    if (a->flags & ~(uint32_t)GDN_EXACT)
-        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_EXACT", (unsigned)a->flags);
+    TRY(gdn_check_flags(ctx, a->flags, a->q.dtype));
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < 0 || fields[i].value > fields[i].end)
             return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", fields[i].name,
@@ -297,6 +306,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->decode   = decode;
     r->tree     = c->plan.batch.parents.data;
     r->exact    = a->flags & GDN_EXACT;
+    r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
     r->n_seqs   = c->plan.B;
     gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
 
@@ -404,10 +414,14 @@ const char *gdn_rule_loops(const struct gdn_rule *r)
         { "step_vk", "step_vk", "step_strip", "step_strip step_vk" },
         { "step_kv", "step_kv", "step_strip", "step_strip step_kv" },
     };
+    static const char *const bf16_names[2][4] = {
+        { "step_vk", "step_vk", "bf16_mul chunk_solve", "bf16_mul chunk_solve step_vk" },
+        { "step_kv", "step_kv", "bf16_mul chunk_solve", "bf16_mul chunk_solve step_kv" },
+    };
     int used = 0; /* 1: steps, 2: not */
     for (int64_t b = 0; b < r->n_seqs; b++) used |= form_of(r, &r->seqs[b]) == STEPS ? 1 : 2;
     const bool kv = r->to.data ? r->to.k_first : r->from.k_first;
-    return (r->exact ? exact_names : names)[kv][used];
+    return (r->exact ? exact_names : r->products ? bf16_names : names)[kv][used];
 }
 
 /* ---- Running ---------------------------------------------------------------------------- */

@@ -28,6 +28,7 @@ struct gdn_rule {
     const struct gdn_record *record; /* NULL: none */
     const float           *A, *dt; /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound */
     bool                   decode; /* token by token whatever the length */
+    const struct gdn_bf16_products *products; /* for chunks; NULL: float32 */
     bool                   tree;   /* ... which form one */
     bool                   exact;  /* ... in the one order of summation */
 
@@ -44,6 +45,9 @@ enum { GDN_SHORT_SEQUENCE = 8 };
 void   gdn_rule_cut(struct gdn_rule *rule, const struct gdn_kernels *kr, int n_threads);
 size_t gdn_rule_scratch(const struct gdn_rule *rule, const struct gdn_kernels *kr); /* a thread */
 void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
+
+/* flags of an op with the rule, on activations of the dtype. */
+gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
 /* The names of the loops that a run uses, for gdn_note_kernel(). */
 const char *gdn_rule_loops(const struct gdn_rule *rule);

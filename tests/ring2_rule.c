@@ -93,6 +93,7 @@ static double beta_of(const gdn_rule_args *a, int64_t at)
  *     beta through a sigmoid                      5
  *     alpha: exp                                  2
  *     alpha: error of g, e |g|, is relative       e |g|: raw 8, linear in prefill 2
+ *     products of bfloat16 (p, z): two factors  2 x 2 x 2^15
  *     prefill, per block of 16: solve 32, update 12, gates 8 + 2 |G|, G the sum of 16 gates
  *
  * The usual error is about that of the recurrence in plain float32. 4 times that is allowed,
@@ -115,8 +116,10 @@ static void set_limits(const gdn_rule_args *a, bool prefill, const double *size,
     if (a->norm != GDN_NORM_NONE) units += 3 * (sum / 2 + 4);
     if (a->beta_kind != GDN_BETA_GIVEN) units += 5;
     if (prefill) units += 32 + 12 + 8;
+    const bool bf16 = prefill && a->flags & GDN_BF16_PRODUCTS;
+    if (bf16) units += 2 * 2 * 0x1p15;
     h->units = units + (per_g + 2) * largest;
-    h->times = prefill ? 8 : 4;
+    h->times = bf16 ? 0x1p17 : prefill ? 8 : 4;
 }
 
 static void load_head(const gdn_rule_args *a, bool decode, const struct ring2_sequence *s,

@@ -93,10 +93,14 @@ static void test_detect(void)
     const bool avx2   = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    const uint32_t want =
-        (avx2 ? (uint32_t)GDN_CPU_AVX2 : 0) | (avx2 && avx512 ? (uint32_t)GDN_CPU_AVX512 : 0);
-    CHECK(gdn_cpu_detect() == want, "found %#x, the compiler's library finds %#x",
-          (unsigned)gdn_cpu_detect(), (unsigned)want);
+    const bool     bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    const uint32_t want = (avx2 ? (uint32_t)GDN_CPU_AVX2 : 0) |
+                          (avx2 && avx512 ? (uint32_t)GDN_CPU_AVX512 : 0) |
+                          (avx2 && bf16 ? (uint32_t)GDN_CPU_AVX512_BF16 : 0);
+    const uint32_t found = gdn_cpu_detect(), tiles = GDN_CPU_AMX; /* these gcc 12 cannot tell */
+    CHECK((found & ~tiles) == want, "found %#x, the compiler's library finds %#x", (unsigned)found,
+          (unsigned)want);
+    CHECK(!(found & tiles) || bf16, "tiles without AVX512-BF16");
 #else
     CHECK(gdn_cpu_detect() == 0, "flags %#x where there is only one table",
           (unsigned)gdn_cpu_detect());

@@ -5,19 +5,27 @@
  */
 #include <string.h>
 
-#include "cpu/kernels.h"
+#include "cpu/bf16.h"
 
 #if defined(__x86_64__)
 
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, &gdn_kernels_avx2,
                                                      &gdn_kernels_avx512, NULL };
 
 enum {
     XCR0_YMM = 0x06, /* SSE and AVX registers */
-    XCR0_ZMM = 0xe6  /* those, the masks, the upper halves and the upper sixteen */
+    XCR0_ZMM = 0xe6, /* those, the masks, the upper halves and the upper sixteen */
+    XCR0_AMX = 0x60000 /* tiles and their shapes */
 };
+
+/* Leaf 7 of CPUID: EDX of part 0, EAX of part 1. */
+enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, AVX512_BF16 = 1 << 5 };
 
 /* Read as bytes, because an assembler may know the name only with -mxsave. */
 static uint32_t read_xcr0(void)
@@ -25,6 +33,28 @@ static uint32_t read_xcr0(void)
     uint32_t low, high;
     __asm__ volatile(".byte 0x0f, 0x01, 0xd0" : "=a"(low), "=d"(high) : "c"(0));
     return low;
+}
+
+/* Linux saves tiles for those who have asked. The permission is the process's and stays. */
+static bool may_use_tiles(void)
+{
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return false;
+#endif
+}
+
+/* What products of bfloat16 need beside AVX-512. */
+static uint32_t detect_bf16(uint32_t leaf7_edx, uint32_t xcr0)
+{
+    const uint32_t tiles = AMX_BF16 | AMX_TILE;
+    uint32_t       eax, ebx, ecx, edx;
+    if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & AVX512_BF16)) return 0;
+    if ((leaf7_edx & tiles) != tiles || (xcr0 & XCR0_AMX) != XCR0_AMX || !may_use_tiles())
+        return GDN_CPU_AVX512_BF16;
+    return GDN_CPU_AVX512_BF16 | GDN_CPU_AMX;
 }
 
 uint32_t gdn_cpu_detect(void)
@@ -39,7 +69,15 @@ uint32_t gdn_cpu_detect(void)
     const uint32_t xcr0 = read_xcr0();
     if ((xcr0 & XCR0_YMM) != XCR0_YMM) return 0;
     if ((ebx & avx512) != avx512 || (xcr0 & XCR0_ZMM) != XCR0_ZMM) return GDN_CPU_AVX2;
-    return GDN_CPU_AVX2 | GDN_CPU_AVX512;
+    return GDN_CPU_AVX2 | GDN_CPU_AVX512 | detect_bf16(edx, xcr0);
+}
+
+const struct gdn_bf16_products *gdn_cpu_bf16_products(const struct gdn_kernels *kr, uint32_t flags)
+{
+    static const struct gdn_bf16_products *const all[] = { &gdn_bf16_amx, &gdn_bf16_avx512 };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i]->table == kr && !(all[i]->needs & ~flags)) return all[i];
+    return NULL;
 }
 
 #else
@@ -47,6 +85,13 @@ uint32_t gdn_cpu_detect(void)
 const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, NULL };
 
 uint32_t gdn_cpu_detect(void) { return 0; }
+
+const struct gdn_bf16_products *gdn_cpu_bf16_products(const struct gdn_kernels *kr, uint32_t flags)
+{
+    (void)kr;
+    (void)flags;
+    return NULL;
+}
 
 #endif
 

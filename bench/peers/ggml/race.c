@@ -27,7 +27,9 @@ enum { D = 128, HK = 16, CHANNELS = 8192, TAPS = 4 };
 
 struct race_case {
     const char *op; /* prefill, decode, conv */
-    int         Hv, T, B, threads;
+    int         Hv, T, B;
+    bool        bf16; /* ours with bf16 inputs and GDN_BF16_PRODUCTS; ggml's stay float32 */
+    int         threads;
 };
 
 static double seconds = 2;
@@ -151,6 +153,27 @@ static float *floats(int64_t n)
     return x;
 }
 
+/* The same values as far as bf16 holds them; to nearest even. */
+static uint16_t *rounded(const struct ggml_tensor *t)
+{
+    const int64_t n = ggml_nelements(t);
+    uint16_t     *x = (uint16_t *)(void *)floats(n / 2 + 1);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, (const float *)t->data + i, sizeof bits);
+        x[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    return x;
+}
+
+static void widen(float *to, const uint16_t *from, int64_t n)
+{
+    for (int64_t i = n - 1; i >= 0; i--) {
+        const uint32_t bits = (uint32_t)from[i] << 16;
+        memcpy(to + i, &bits, sizeof bits);
+    }
+}
+
 /* ---- One case -------------------------------------------------------------------------------- */
 
 static void scale_in_place(void *arg)
@@ -186,9 +209,11 @@ static void race(const struct race_case *c, struct peer *p, struct ours *o, doub
            c->op, GGML_COMMIT, measure_cpu(device, sizeof device), gdn_isa(o->ctx), c->threads);
     if (strcmp(c->op, "conv")) printf("\"heads\": \"%d/%d\", \"dim\": %d, ", HK, c->Hv, D);
     else printf("\"channels\": %d, ", CHANNELS);
-    printf("\"T\": %d, \"B\": %d, \"dtype\": \"f32\", \"rounds\": %d, \"dropped\": %d, "
+    printf("\"T\": %d, \"B\": %d, \"dtype\": \"%s\", \"rounds\": %d, \"dropped\": %d, "
            "\"difference\": %.3g, \"peer_ms\": %.6g, \"ms\": %.6g, \"speedup\": %.4g",
-           c->T, c->B, r.kept, r.dropped, difference, peer, own, own > 0 ? peer / own : 0);
+           c->T, c->B, c->bf16 ? "bf16" : "f32", r.kept, r.dropped, difference, peer, own,
+           own > 0 ? peer / own : 0);
+    if (c->bf16) printf(", \"bf16_products\": true");
     if (!strcmp(c->op, "prefill"))
         printf(", \"share\": %.4g", 6.0 * D * D * c->T * c->B * c->Hv / (1e-3 * own) / flops);
     if (!strcmp(c->op, "decode"))
@@ -226,14 +251,27 @@ static void race_rule(const struct race_case *c)
     o.rule.state    = gdn_dense(own_S, GDN_F32, 4, c->B, c->Hv, D, D);
     o.rule.out      = gdn_dense(own_out, GDN_F32, 4, c->B, c->T, c->Hv, D);
     o.rule.head_map = GDN_HEADS_INTERLEAVED;
+    uint16_t *half[3] = { NULL, NULL, NULL };
+    if (c->bf16) {
+        struct ggml_tensor *from[] = { q, k, v };
+        gdn_tensor         *to[]   = { &o.rule.q, &o.rule.k, &o.rule.v };
+        for (int i = 0; i < 3; i++) {
+            to[i]->data  = half[i] = rounded(from[i]);
+            to[i]->dtype = GDN_BF16;
+        }
+        o.rule.out.dtype = GDN_BF16;
+        o.rule.flags     = GDN_BF16_PRODUCTS;
+    }
 
     peer_run(&p), ours_run(&o);
+    if (c->bf16) widen(own_out, (const uint16_t *)(const void *)own_out, n_out);
     const float *result = out->data;
     const double difference = fmax(largest_difference(result, own_out, n_out),
                                    largest_difference(result + n_out, own_S, n_state));
     race(c, &p, &o, difference, (size_t)n_state * sizeof *own_S);
     gdn_ctx_destroy(o.ctx);
     free(own_S), free(own_out);
+    for (int i = 0; i < 3; i++) free(half[i]);
     peer_close(&p);
 }
 
@@ -275,12 +313,17 @@ static void race_conv(const struct race_case *c)
 int main(int argc, char **argv)
 {
     static const struct race_case cases[] = {
-        { "prefill", 32, 512, 1, 0 },  { "prefill", 32, 2048, 1, 0 }, { "prefill", 32, 8192, 1, 0 },
-        { "prefill", 48, 512, 1, 0 },  { "prefill", 48, 2048, 1, 0 }, { "prefill", 48, 8192, 1, 0 },
-        { "decode", 32, 1, 1, 0 },     { "decode", 32, 1, 8, 0 },     { "decode", 32, 1, 32, 0 },
-        { "decode", 48, 1, 1, 0 },     { "decode", 48, 1, 8, 0 },     { "decode", 48, 1, 32, 0 },
-        { "conv", 0, 1, 1, 0 },        { "conv", 0, 1, 8, 0 },        { "conv", 0, 1, 32, 0 },
-        { "conv", 0, 512, 1, 0 },      { "conv", 0, 2048, 1, 0 },
+        { "prefill", 32, 512, 1, false, 0 },  { "prefill", 32, 2048, 1, false, 0 },
+        { "prefill", 32, 8192, 1, false, 0 }, { "prefill", 48, 512, 1, false, 0 },
+        { "prefill", 48, 2048, 1, false, 0 }, { "prefill", 48, 8192, 1, false, 0 },
+        { "prefill", 32, 512, 1, true, 0 },   { "prefill", 32, 2048, 1, true, 0 },
+        { "prefill", 32, 8192, 1, true, 0 },  { "prefill", 48, 2048, 1, true, 0 },
+        { "decode", 32, 1, 1, false, 0 },     { "decode", 32, 1, 8, false, 0 },
+        { "decode", 32, 1, 32, false, 0 },    { "decode", 48, 1, 1, false, 0 },
+        { "decode", 48, 1, 8, false, 0 },     { "decode", 48, 1, 32, false, 0 },
+        { "conv", 0, 1, 1, false, 0 },        { "conv", 0, 1, 8, false, 0 },
+        { "conv", 0, 1, 32, false, 0 },       { "conv", 0, 512, 1, false, 0 },
+        { "conv", 0, 2048, 1, false, 0 },
     };
     const char *only = NULL;
     for (int i = 1; i + 1 < argc; i += 2) {

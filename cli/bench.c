@@ -251,7 +251,7 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     if (o->op == BLOCK) printf("hidden %lld, ", (long long)o->dims.hidden);
     if (o->batch) printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
     else printf("sequences %s, ", o->seqlens);
-    printf("%s, state %s%s\n  kernel    %s\n", o->dtype, o->state, 
+    printf("%s, state %s%s\n  kernel    %s\n", o->dtype, o->state,
            o->dims.exact           ? ", exact"
            : o->dims.bf16_products ? ", bf16 products"
                                    : "",

@@ -42,6 +42,12 @@ uint32_t gdn_cpu_detect(void)
     return GDN_CPU_AVX2 | GDN_CPU_AVX512;
 }
 
+#elif defined(__aarch64__)
+
+const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, &gdn_kernels_neon, NULL };
+
+uint32_t gdn_cpu_detect(void) { return GDN_CPU_NEON; }
+
 #else
 
 const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, NULL };

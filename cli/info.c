@@ -44,7 +44,8 @@ enum { N_OPS = sizeof ops / sizeof *ops, N_LOOPS = sizeof loops / sizeof *loops 
 static const struct {
     uint32_t    flag;
     const char *name;
-} features[] = { { GDN_CPU_AVX2, "avx2+fma+f16c" }, { GDN_CPU_AVX512, "avx512f+bw+dq+vl" } };
+} features[] = { { GDN_CPU_AVX2, "avx2+fma+f16c" }, { GDN_CPU_AVX512, "avx512f+bw+dq+vl" },
+             { GDN_CPU_NEON, "neon" } };
 
 static void print_text(gdn_ctx *ctx)
 {

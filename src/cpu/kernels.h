@@ -68,7 +68,7 @@ struct gdn_step {
 };
 
 struct gdn_kernels {
-    const char *name;  /* "scalar", "avx2", "avx512"; "neon" */
+    const char *name;  /* "scalar", "avx2", "avx512", "neon" */
     uint32_t    needs; /* GDN_CPU_... */
     int         strip; /* width of a strip of state columns: 8 to GDN_MAX_STRIP floats */
 

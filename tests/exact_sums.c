@@ -27,11 +27,12 @@ static void print_sum(const char *what, const gdn_tensor *t)
 static void rule(int number)
 {
     static const int     heads[][3] = { { 2, 2, 4 }, { 4, 2, 2 }, { 1, 1, 3 } };
-    static const int64_t dims[][2]  = { { 128, 128 }, { 33, 130 }, { 7, 31 }, { 60, 60 }, { 256, 40 } };
-    const int64_t       *KV = dims[number % 5];
-    gdn_rule_args a = ring2_rule_args(number % 3, number / 3 % 3, T, 1, heads[number / 2 % 3], KV[0],
-                                      KV[1]);
-    const bool decode = number % 2;
+    static const int64_t dims[][2]  = { { 128, 128 }, { 33, 130 }, { 7, 31 }, { 60, 60 },
+                                        { 256, 40 } };
+    const int64_t *KV     = dims[number % 5];
+    const bool     decode = number % 2;
+    gdn_rule_args  a      = ring2_rule_args(number % 3, number / 3 % 3, T, 1,
+                                            heads[number / 2 % 3], KV[0], KV[1]);
     a.flags = GDN_EXACT;
     a.norm  = number % 4;
     if (number % 4 == 1) {

@@ -36,7 +36,8 @@ static void test_order(void)
           (unsigned)gdn_cpu_tables[0]->needs);
     for (int i = 0; i < n_tables(); i++) {
         const struct gdn_kernels *kr = gdn_cpu_tables[i];
-        CHECK(i < (int)(sizeof names / sizeof *names) && !strcmp(kr->name, names[i]), "table %d is \"%s\"", i, kr->name);
+        CHECK(i < (int)(sizeof names / sizeof *names) && !strcmp(kr->name, names[i]),
+              "table %d is \"%s\"", i, kr->name);
         CHECK(kr->strip >= 8 && kr->strip <= GDN_MAX_STRIP && kr->strip % 8 == 0, "%s: strip %d",
               kr->name, kr->strip);
         if (i == 0) continue;

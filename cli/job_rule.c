@@ -11,7 +11,7 @@ static const char *const tensors[] = {
 };
 static const char *const metadata[] = {
     "scale", "gate", "gate_lower_bound", "beta", "head_map", "use_qk_l2norm", "norm", "norm_eps",
-    "state_layout", "pad_policy", "sink_slot", "write", NULL
+    "state_layout", "exact", "pad_policy", "sink_slot", "write", NULL
 };
 
 static const char *const gates[]   = { "log", "linear", "raw", NULL };
@@ -140,6 +140,7 @@ static int make_outputs(struct job *job)
 
 static int prepare(struct job *job)
 {
+    int32_t        exact = 0;
     gdn_rule_args *a = &job->args.rule;
     *a               = gdn_rule_args_init();
     a->q             = job_tensor(job, "q");
@@ -149,8 +150,10 @@ static int prepare(struct job *job)
     if (check_ranks(job, &a->q, &a->k, &a->v) || job_batch(job) || read_gate(job) ||
         read_beta(job) || read_scale(job) || read_norm(job) ||
         job_choice(job, "head_map", maps, &a->head_map) ||
-        job_choice(job, "state_layout", layouts, &a->state_layout))
+        job_choice(job, "state_layout", layouts, &a->state_layout) ||
+        job_choice(job, "exact", yes_no, &exact))
         return CLI_BAD;
+    a->flags = exact ? GDN_EXACT : 0;
     return make_outputs(job);
 }
 

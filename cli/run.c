@@ -60,6 +60,7 @@ static const char *const help[] = {
     "  norm_eps          default 1e-6\n"
     "  scale             default 1 / sqrt(K)\n"
     "  state_layout      k_last [P,H,V,K] (default), k_first [P,H,K,V]\n"
+    "  exact             0 (default), 1: prefill, decode with GDN_EXACT\n"
     "  pad_policy        zero (default), keep (outputs start as zero), sink\n"
     "  sink_slot         for sink\n"
     "  write             final (default), each, none\n"

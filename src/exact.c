@@ -84,7 +84,8 @@ static void prefetch_rows(const struct exact *c, const struct gdn_rule *r,
     const bool         last = i + 1 == item->last;
     const struct strip s    = strip_at(c, r, kr, item, last ? item->first : i + 1);
     const int64_t      from = last ? t1 : t0;
-    const int          hk = gdn_rule_source(r, s.head, r->Hk), hq = gdn_rule_source(r, s.head, r->Hq);
+    const int          hk   = gdn_rule_source(r, s.head, r->Hk);
+    const int          hq   = gdn_rule_source(r, s.head, r->Hq);
     for (int64_t t = from; t < from + GDN_CHUNK; t++) {
         prefetch(&r->v, item->seq, t, gdn_rule_source(r, s.head, r->Hv), s.col, s.n);
         prefetch(&r->out, item->seq, t, s.head, s.col, s.n);

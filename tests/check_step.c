@@ -323,7 +323,8 @@ static void check_one(const struct gdn_kernels *kr, bool k_first, int dtype, int
     const struct problem p   = make(kr, k_first, dtype, T, K, n, kind);
     const struct result  all = make_result(&p, (1u << T) - 1);
     run_part(&p, &all, p.from, 0, T, 0, n, false);
-    if (p.round == GDN_F32 || (T == 1 && p.round == dtype)) check_oracle(&p, &all, limit_of(&p, kind));
+    if (p.round == GDN_F32 || (T == 1 && p.round == dtype))
+        check_oracle(&p, &all, limit_of(&p, kind));
     check_ways(&p, &all);
     const struct numbers numbers = numbers_of(&p, &all);
     if (p.exact) check_turned(&p, &numbers);

@@ -418,6 +418,7 @@ def test_options_of_the_rule():
     metadata, tensors = load(vector("prefill_gva_varlen_f32"))
     same = {"gate": "log", "beta": "given", "head_map": "grouped", "norm": "none", "write": "final"}
     run_json(save("same.safetensors", dict(without(metadata, "use_qk_l2norm"), **same), tensors))
+    run_json(save("exact.safetensors", dict(metadata, exact="1"), tensors))
     other = {"beta": "twice_sigmoid", "head_map": "interleaved", "scale": "0.2", "write": "none"}
     for key, value in other.items():
         changed = dict(metadata, **{key: value})
@@ -651,6 +652,7 @@ def test_wrong_metadata():
     for key, value in {
         "op": "decod", "gate": "exp", "beta": "0.5", "head_map": "", "use_qk_l2norm": "2",
         "norm": "l3", "norm_eps": "nan", "scale": "inf", "state_layout": "klast",
+        "exact": "2",
         "pad_policy": "skip", "write": "all", "sink_slot": "-1", "gate_lower_bound": "1e999",
         "scales": "1",
     }.items():

@@ -388,8 +388,9 @@ static void whole_batch(int number)
 {
     static const int64_t lengths[] = { 40, 0, 9, 70, 3 }, counts[] = { 33, 0, 9, 0, 2 };
     gdn_batch    *batch;
-    gdn_rule_args a = ring2_rule_packed((int32_t)(number % 3), GDN_F32, 5, lengths, heads[number % 4],
-                                        dims[number][0], dims[number][1], &batch);
+    const int    *hd = heads[number % 4];
+    gdn_rule_args a  = ring2_rule_packed((int32_t)(number % 3), GDN_F32, 5, lengths, hd,
+                                         dims[number][0], dims[number][1], &batch);
     a.flags            = GDN_EXACT;
     batch->token_count = ring2_indices(GDN_I32, 5, counts);
     ring2_status(some_ctx(), "bytes", gdn_workspace_bytes(ring2_ctx(3), GDN_OP_PREFILL, &a,

@@ -20,7 +20,7 @@ static const char usage[] =
     "  gdn --version\n"
     "\n"
     "Each command has --help. Exit status: 0 good, 1 a result outside its limit, 2 a bad file\n"
-    "or bad arguments. Environment: GDN_CPU=scalar|avx2|avx512 lowers the instruction set,\n"
+    "or bad arguments. Environment: GDN_CPU=scalar|avx2|avx512|neon lowers the instruction set,\n"
     "GDN_LOG=1 tells on stderr what runs.\n";
 
 static const char check_usage[] =

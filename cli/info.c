@@ -53,7 +53,8 @@ static const struct {
 } features[] = { { GDN_CPU_AVX2, "avx2+fma+f16c" },
                { GDN_CPU_AVX512, "avx512f+bw+dq+vl" },
                { GDN_CPU_AVX512_BF16, "avx512bf16" },
-               { GDN_CPU_AMX, "amx" } };
+               { GDN_CPU_AMX, "amx" },
+               { GDN_CPU_NEON, "neon" } };
 
 /* gdn_self_test() and how long it took. */
 struct self_test {

@@ -13,10 +13,21 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
+/* Independent accumulators, enough to hide the latency and few enough for the registers. */
+#if defined(__aarch64__)
+#define CHAINS        16
+#define EACH_CHAIN(X) TWELVE(X) X(12) X(13) X(14) X(15)
+#else
+#define CHAINS        12
+#define EACH_CHAIN(X) TWELVE(X)
+#endif
+#define TWELVE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+
 enum {
-    CHAINS        = 12,   /* independent accumulators, enough to hide the latency */
     ROUNDS        = 2048, /* between two looks at the clock */
     MAX_FOOTPRINT = 256 << 20,
     QUANTUM       = 64 /* floats; a thread's part of the buffer is a multiple */
@@ -31,8 +42,6 @@ double measure_clock(void)
 
 /* ---- Loops, one of each per instruction set ---------------------------------------------- */
 
-#define TWELVE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
-
 /* flops: a multiplication and an addition per lane, accumulator and round. scale: x *= c, four
  * registers per step. */
 #define LOOPS(isa, target, vec, lanes, set1, load, store, mul)                                  \
@@ -41,9 +50,9 @@ double measure_clock(void)
         const vec a = set1(0.5f), b = set1(start);                                              \
         vec       sum = b;                                                                      \
         float     out[lanes];                                                                   \
-        TWELVE(START_##isa) /* each chain elsewhere: equal ones would be computed once */       \
-        for (int i = 0; i < ROUNDS; i++) { TWELVE(STEP_##isa) }                                 \
-        TWELVE(SUM_##isa)                                                                       \
+        EACH_CHAIN(START_##isa) /* each chain elsewhere: equal ones would be computed once */   \
+        for (int i = 0; i < ROUNDS; i++) { EACH_CHAIN(STEP_##isa) }                             \
+        EACH_CHAIN(SUM_##isa)                                                                   \
         store(out, sum);                                                                        \
         return out[0];                                                                          \
     }                                                                                           \
@@ -76,6 +85,15 @@ LOOPS(avx2, TARGET("avx2,fma"), __m256, 8, _mm256_set1_ps, _mm256_loadu_ps, _mm2
       _mm256_mul_ps)
 LOOPS(avx512, TARGET("avx512f"), __m512, 16, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps,
       _mm512_mul_ps)
+#elif defined(__aarch64__)
+#define START_scalar(i) float32x4_t s##i = vdupq_n_f32(start + i);
+#define START_neon(i)   START_scalar(i)
+#define STEP_scalar(i)  s##i = vaddq_f32(vmulq_f32(s##i, a), b);
+#define STEP_neon(i)    s##i = vfmaq_f32(s##i, a, b); /* in place; by b, a move more */
+#define SUM_scalar(i)   sum = vaddq_f32(sum, s##i);
+#define SUM_neon(i)     SUM_scalar(i)
+LOOPS(scalar, , float32x4_t, 4, vdupq_n_f32, vld1q_f32, vst1q_f32, vmulq_f32)
+LOOPS(neon, , float32x4_t, 4, vdupq_n_f32, vld1q_f32, vst1q_f32, vmulq_f32)
 #else
 #define SET1(x)         (x)
 #define LOAD(p)         (*(p))
@@ -96,6 +114,9 @@ static const struct loops {
 #if defined(__x86_64__)
     { "avx512", 16, flops_avx512, scale_avx512 },
     { "avx2", 8, flops_avx2, scale_avx2 },
+    { "scalar", 4, flops_scalar, scale_scalar },
+#elif defined(__aarch64__)
+    { "neon", 4, flops_neon, scale_neon },
     { "scalar", 4, flops_scalar, scale_scalar },
 #else
     { "scalar", 1, flops_scalar, scale_scalar },

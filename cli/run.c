@@ -22,7 +22,7 @@ static const char *const help[] = {
     "\n"
     "  --backend cpu     the backend; this build has the CPU\n"
     "  --threads N       threads that compute; 0: one per processor\n"
-    "  --isa NAME        scalar, avx2 or avx512: use no more than that\n"
+    "  --isa NAME        scalar, avx2, avx512 or neon: use no more than that\n"
     "  -o OUT            write the outputs to OUT.safetensors, whole or not at all (one FILE)\n"
     "  --json            one JSON line per file\n",
 

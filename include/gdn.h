@@ -62,8 +62,8 @@
  *   G17  With GDN_EXACT a sequence gets the same bits from gdn_prefill and from gdn_decode, in
  *        one call or in any split over calls of either (several tokens in one gdn_decode and
  *        GDN_WRITE_EACH included), whatever the batch, the threads and the layout of the state;
- *        for states of any dtype, if all these calls write one dtype. "avx2" and "avx512" give
- *        the same bits, "scalar" has its own. (One NaN stands for any other.)
+ *        for states of any dtype, if all these calls write one dtype. "avx2", "avx512" and
+ *        "neon" give the same bits, "scalar" has its own. (One NaN stands for any other.)
  *   G18  Checkpoints change no other bit of a call. One after n tokens has, in its own dtype, the
  *        bits of the final state of that call on the first n tokens alone (in gdn_prefill and
  *        the rule of gdn_block: where both calls, or neither, have more than 8 tokens).
@@ -185,8 +185,9 @@ typedef struct gdn_options {
     int32_t     backend;     /* gdn_backend; this version has the CPU only */
     int32_t     n_threads;   /* threads that compute, the caller's included; 0: one per
                                 processor this process may use */
-    const char *isa;         /* "scalar", "avx2", "avx512": use no more than that; NULL: the best
-                                there is. The environment's GDN_CPU lowers either */
+    const char *isa;         /* "scalar", "avx2", "avx512" or "scalar", "neon": use no more than
+                                that; NULL: the best there is. The environment's GDN_CPU lowers
+                                either */
     /* Allocation; NULL: the C library's. align is a power of two. */
     void *(*alloc)(void *user, size_t bytes, size_t align);
     void (*release)(void *user, void *memory);
@@ -235,7 +236,7 @@ GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
 GDN_API const char *gdn_last_error(const gdn_ctx *ctx);
 /* The inner loops that the last successful call ran, as "op: loop.isa loop.isa". */
 GDN_API const char *gdn_last_kernel(const gdn_ctx *ctx);
-/* "scalar", "avx2" or "avx512". */
+/* "scalar", "avx2", "avx512" or "neon". */
 GDN_API const char *gdn_isa(const gdn_ctx *ctx);
 GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 

@@ -227,6 +227,19 @@ bool ring2_float_mode(int i, void (*call)(void *arg), void *arg)
     CHECK(after == modes[i], "MXCSR was %x, is %x", modes[i], after);
     return true;
 }
+#elif defined(__aarch64__)
+bool ring2_float_mode(int i, void (*call)(void *arg), void *arg)
+{
+    /* flush to zero; toward zero; up, the other half precision; down, default NaN */
+    static const uint64_t modes[] = { 1 << 24, 3 << 22, 0x4400000, 0x2800000 };
+    if (i >= (int)(sizeof modes / sizeof *modes)) return false;
+    ring2_set_fpcr(modes[i]);
+    call(arg);
+    const uint64_t after = ring2_fpcr();
+    ring2_set_fpcr(0);
+    CHECK(after == modes[i], "FPCR was %x, is %x", (unsigned)modes[i], (unsigned)after);
+    return true;
+}
 #else
 bool ring2_float_mode(int i, void (*call)(void *arg), void *arg)
 {

@@ -76,6 +76,20 @@ gdn_ctx *ring2_counting_ctx(int *n_allocs);
  * afterwards. False: there is no environment i on this machine. */
 bool ring2_float_mode(int i, void (*call)(void *arg), void *arg);
 
+#if defined(__aarch64__)
+/* The float environment of a thread. */
+static inline uint64_t ring2_fpcr(void)
+{
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+static inline void ring2_set_fpcr(uint64_t mode)
+{
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode));
+}
+#endif
+
 /* ---- Memory and views ---- */
 
 void *ring2_alloc(size_t bytes, size_t align);

@@ -27,12 +27,17 @@ static int n_tables(void)
 
 static void test_order(void)
 {
+#if defined(__aarch64__)
+    static const char *const names[] = { "scalar", "neon" };
+#else
     static const char *const names[] = { "scalar", "avx2", "avx512" };
+#endif
     CHECK(gdn_cpu_tables[0]->needs == 0, "the weakest table needs %#x",
           (unsigned)gdn_cpu_tables[0]->needs);
     for (int i = 0; i < n_tables(); i++) {
         const struct gdn_kernels *kr = gdn_cpu_tables[i];
-        CHECK(i < 3 && !strcmp(kr->name, names[i]), "table %d is \"%s\"", i, kr->name);
+        CHECK(i < (int)(sizeof names / sizeof *names) && !strcmp(kr->name, names[i]),
+              "table %d is \"%s\"", i, kr->name);
         CHECK(kr->strip >= 8 && kr->strip <= GDN_MAX_STRIP && kr->strip % 8 == 0, "%s: strip %d",
               kr->name, kr->strip);
         if (i == 0) continue;
@@ -76,13 +81,15 @@ static void test_select(void)
 {
     static const char *const names[] = { NULL,   "scalar", "avx2", "avx512", "avx",
                                          "AVX2", "",       "neon", "avx5120" };
-    for (uint32_t flags = 0; flags < 4; flags++)
+    uint32_t all = 0;
+    for (int i = 0; i < n_tables(); i++) all |= gdn_cpu_tables[i]->needs;
+    for (uint32_t flags = 0; flags <= all; flags++)
         for (size_t i = 0; i < sizeof names / sizeof *names; i++)
             CHECK(gdn_cpu_select(flags, names[i]) == expect(flags, names[i]),
                   "flags %u, at most %s", (unsigned)flags, names[i] ? names[i] : "anything");
     CHECK(gdn_cpu_select(0, NULL) == gdn_cpu_tables[0], "no flags: not the weakest");
-    CHECK(gdn_cpu_select(3, NULL) == gdn_cpu_tables[n_tables() - 1], "all flags: not the best");
-    CHECK(!gdn_cpu_select(0, "neon"), "a table for an unknown name");
+    CHECK(gdn_cpu_select(all, NULL) == gdn_cpu_tables[n_tables() - 1], "all flags: not the best");
+    CHECK(!gdn_cpu_select(all, "sve9"), "a table for an unknown name");
 }
 
 /* The compiler's run-time library asks CPUID and XCR0 by code of its own. */
@@ -101,6 +108,8 @@ static void test_detect(void)
     CHECK((found & ~tiles) == want, "found %#x, the compiler's library finds %#x", (unsigned)found,
           (unsigned)want);
     CHECK(!(found & tiles) || bf16, "tiles without AVX512-BF16");
+#elif defined(__aarch64__)
+    CHECK(gdn_cpu_detect() == GDN_CPU_NEON, "flags %#x", (unsigned)gdn_cpu_detect());
 #else
     CHECK(gdn_cpu_detect() == 0, "flags %#x where there is only one table",
           (unsigned)gdn_cpu_detect());
@@ -195,6 +204,19 @@ static void test_float_environment(void)
         _mm_setcsr(before);
         CHECK(inside == 0x1f80, "mode %#x: %#x inside, wanted 0x1f80", modes[i], inside);
         CHECK(after == modes[i], "mode %#x: %#x afterwards", modes[i], after);
+    }
+#elif defined(__aarch64__)
+    /* flush to zero; default NaN; the other half precision; down; all of them */
+    static const uint64_t modes[] = { 1 << 24, 1 << 25, 1 << 26, 2 << 22, 0x7800000 };
+    for (int i = 0; i < 5; i++) {
+        ring2_set_fpcr(modes[i]);
+        const uint32_t saved  = gdn_fp_enter();
+        const uint64_t inside = ring2_fpcr();
+        gdn_fp_leave(saved);
+        const uint64_t after = ring2_fpcr();
+        ring2_set_fpcr(0);
+        CHECK(inside == 0, "mode %#x: %#x inside", (unsigned)modes[i], (unsigned)inside);
+        CHECK(after == modes[i], "mode %#x: %#x after", (unsigned)modes[i], (unsigned)after);
     }
 #endif
     static const int rounding[] = { FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO };

@@ -46,6 +46,7 @@ wanted() {
     have qemu-x86_64 || echo qemu-user
     have valgrind || echo valgrind
     have pkg-config || echo pkg-config
+    have aarch64-linux-gnu-gcc || echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross
     if have clang && ! have_msan; then
         echo "libclang-rt-$(clang -dumpversion | cut -d . -f 1)-dev"
     fi

@@ -7,7 +7,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh
-all="style headers guarantees images gcc symbols install qemu valgrind clang asan tsan msan"
+all="style headers guarantees images gcc symbols install qemu arm valgrind clang asan tsan msan"
 logs=build/ci
 mkdir -p "$logs"
 
@@ -23,7 +23,7 @@ build() {
     shift 2
     cmake --preset "$preset" -B "$folder" "$@" && cmake --build "$folder"
 }
-# The build that the stages gcc, symbols, install and qemu look at.
+# The build that the stages gcc, symbols, install, qemu and arm look at.
 build_gcc() {
     need gcc
     build release gcc -DCMAKE_C_COMPILER=gcc -DGDN_WERROR=ON
@@ -102,6 +102,20 @@ stage_valgrind() {
     GDN_CPU=$isa valgrind -q --error-exitcode=9 --leak-check=full \
         --errors-for-leak-kinds=definite build/gcc/gdn run tests/vectors/decode_*.safetensors \
         tests/vectors/prefill_reset.safetensors tests/vectors/layer_qwen3_5.safetensors
+}
+
+# The library and the tests for Arm, and what of them an emulator has the time for.
+stage_arm() {
+    need aarch64-linux-gnu-gcc
+    need qemu-aarch64
+    build_gcc
+    build release arm --toolchain cmake/aarch64.cmake -DGDN_WERROR=ON
+    if command -v clang >/dev/null; then
+        clang --target=aarch64-linux-gnu -std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wpedantic \
+            -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror -Iinclude -Isrc \
+            -c src/cpu/neon.c -o "$logs/neon-clang.o"
+    fi
+    tools/emulate_arm.sh build/arm build/gcc
 }
 
 stage_clang() {

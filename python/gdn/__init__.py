@@ -399,7 +399,8 @@ class Batch:
 class Context:
     """
     gdn_ctx: an instruction set, threads, memory. threads 0: one per processor; isa "scalar",
-    "avx2" or "avx512": use no more than that. Closed by close(), `with`, or when collected.
+    "avx2", "avx512" or "neon": use no more than that. Closed by close(), `with`, or when
+    collected.
     """
 
     _ctx = None

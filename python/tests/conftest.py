@@ -18,7 +18,7 @@ def has(isa):
     return True
 
 
-ISAS = [isa for isa in ("scalar", "avx2", "avx512") if has(isa)]
+ISAS = [isa for isa in ("scalar", "avx2", "avx512", "neon") if has(isa)]
 
 
 @functools.cache

@@ -62,7 +62,7 @@ def test_version_and_info():
     numbers = re.findall(r"#define GDN_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)
     assert gdn.version() == ".".join(numbers)
     info = gdn.info()
-    assert info["version"] == gdn.version() and info["isa"] in ("scalar", "avx2", "avx512")
+    assert info["version"] == gdn.version() and info["isa"] in ("scalar", "avx2", "avx512", "neon")
     assert info["threads"] >= 1 and info["library"]
 
 

@@ -80,6 +80,12 @@ const struct gdn_bf16_products *gdn_cpu_bf16_products(const struct gdn_kernels *
     return NULL;
 }
 
+#elif defined(__aarch64__)
+
+const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, &gdn_kernels_neon, NULL };
+
+uint32_t gdn_cpu_detect(void) { return GDN_CPU_NEON; }
+
 #else
 
 const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, NULL };

@@ -37,7 +37,8 @@ enum {
     GDN_CPU_AVX2   = 1u << 0, /* AVX2, FMA and F16C, and the OS saves YMM */
     GDN_CPU_AVX512 = 1u << 1, /* F, BW, DQ and VL, and the OS saves ZMM */
     GDN_CPU_AVX512_BF16 = 1u << 2,
-    GDN_CPU_AMX = 1u << 3 /* tiles of bfloat16, and the OS lets this process use them */
+    GDN_CPU_AMX         = 1u << 3, /* tiles of bfloat16, and the OS lets this process use them */
+    GDN_CPU_NEON        = 1u << 4  /* AArch64: it is part of it */
 };
 
 /*
@@ -71,7 +72,7 @@ struct gdn_step {
 };
 
 struct gdn_kernels {
-    const char *name;  /* "scalar", "avx2", "avx512" */
+    const char *name;  /* "scalar", "avx2", "avx512", "neon" */
     uint32_t    needs; /* GDN_CPU_... */
     int         strip; /* width of a strip of state columns: 8 to GDN_MAX_STRIP floats */
 
@@ -195,12 +196,14 @@ struct gdn_kernels {
 extern const struct gdn_kernels gdn_kernels_scalar;
 #if defined(__x86_64__)
 extern const struct gdn_kernels gdn_kernels_avx2, gdn_kernels_avx512;
+#elif defined(__aarch64__)
+extern const struct gdn_kernels gdn_kernels_neon;
 #endif
 
 /* All tables of this build, weakest first, then NULL. */
 extern const struct gdn_kernels *const gdn_cpu_tables[];
 
-/* GDN_CPU_... bits of this machine: CPUID and XCR0. */
+/* GDN_CPU_... bits of this machine: CPUID and XCR0; on Arm what the target has. */
 uint32_t gdn_cpu_detect(void);
 /* The last table whose needs are all met and that comes no later than the one named at_most
  * (NULL: no limit). NULL if the name is unknown or its needs are not met. */

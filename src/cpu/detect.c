@@ -18,6 +18,9 @@
 const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, &gdn_kernels_avx2,
                                                      &gdn_kernels_avx512, NULL };
 
+/* The fastest first. */
+static const struct gdn_bf16_products *const products[] = { &gdn_bf16_amx, &gdn_bf16_avx512, NULL };
+
 enum {
     XCR0_YMM = 0x06, /* SSE and AVX registers */
     XCR0_ZMM = 0xe6, /* those, the masks, the upper halves and the upper sixteen */
@@ -72,17 +75,11 @@ uint32_t gdn_cpu_detect(void)
     return GDN_CPU_AVX2 | GDN_CPU_AVX512 | detect_bf16(edx, xcr0);
 }
 
-const struct gdn_bf16_products *gdn_cpu_bf16_products(const struct gdn_kernels *kr, uint32_t flags)
-{
-    static const struct gdn_bf16_products *const all[] = { &gdn_bf16_amx, &gdn_bf16_avx512 };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i]->table == kr && !(all[i]->needs & ~flags)) return all[i];
-    return NULL;
-}
-
 #elif defined(__aarch64__)
 
 const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, &gdn_kernels_neon, NULL };
+
+static const struct gdn_bf16_products *const products[] = { NULL };
 
 uint32_t gdn_cpu_detect(void) { return GDN_CPU_NEON; }
 
@@ -90,14 +87,9 @@ uint32_t gdn_cpu_detect(void) { return GDN_CPU_NEON; }
 
 const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, NULL };
 
-uint32_t gdn_cpu_detect(void) { return 0; }
+static const struct gdn_bf16_products *const products[] = { NULL };
 
-const struct gdn_bf16_products *gdn_cpu_bf16_products(const struct gdn_kernels *kr, uint32_t flags)
-{
-    (void)kr;
-    (void)flags;
-    return NULL;
-}
+uint32_t gdn_cpu_detect(void) { return 0; }
 
 #endif
 
@@ -110,4 +102,11 @@ const struct gdn_kernels *gdn_cpu_select(uint32_t flags, const char *at_most)
         if (at_most && strcmp((*t)->name, at_most) == 0) return met ? best : NULL;
     }
     return at_most ? NULL : best;
+}
+
+const struct gdn_bf16_products *gdn_cpu_bf16_products(const struct gdn_kernels *kr, uint32_t flags)
+{
+    for (const struct gdn_bf16_products *const *b = products; *b; b++)
+        if ((*b)->table == kr && !((*b)->needs & ~flags)) return *b;
+    return NULL;
 }

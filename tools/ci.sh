@@ -141,7 +141,7 @@ stage_tsan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
     build tsan tsan
-    run_tests tsan -L ring2 -E '[.](scalar|avx2)$|^op_(checkpoints|stages|tree)$'
+    run_tests tsan -L ring2 -E '[.](scalar|avx2)$|^op_(checkpoints|stages|tree)$|^unit_fuzz'
 }
 
 # Reads of memory that nobody wrote; clang models plain C best, hence the scalar table.

@@ -85,24 +85,48 @@ def cell(r):
     return text
 
 
+def describe_race(r):
+    sizes = f"heads {r['heads']}, d {r['dim']}" if "heads" in r else f"{r['channels']} channels"
+    mode = ", ours with bf16 products" if r.get("bf16_products") else ""
+    return f"{r['op']}: {sizes}, T = {r['T']}, B = {r['B']}, {r['dtype']}{mode}"
+
+
+def race_cell(r):
+    share = f", {100 * r['share']:.0f} %" if "share" in r else ""
+    return f"{r['peer_ms']:.3g} / {r['ms']:.3g} ms, **{r['speedup']:.2f}**{share}"
+
+
+def newest_of(path, name_of):
+    """The newest line of each case, by number of threads."""
+    newest = {}
+    for text in path.read_text().splitlines():
+        r = json.loads(text)
+        newest.setdefault(name_of(r), {})[r["threads"]] = r
+    return newest
+
+
+def table_of(path, name_of, cell_of):
+    newest = newest_of(path, name_of)
+    runs = [r for row in newest.values() for r in row.values()]
+    threads = sorted({r["threads"] for r in runs})
+    peer = {f", {r['peer']} {r['peer_commit']}" for r in runs if "peer" in r} or {""}
+    seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
+    lines = [f"### {path.stem}", "", *[line + next(iter(peer)) for line in seen], ""]
+    lines += ["| | " + " | ".join(f"{t} thread{'s' * (t > 1)}" for t in threads) + " |"]
+    lines += ["|---" * (len(threads) + 1) + "|"]
+    for name, row in newest.items():
+        cells = [cell_of(row[t]) if t in row else "" for t in threads]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines + [""]
+
+
 def tables():
     lines = []
     for path in sorted((HERE / "results").glob("*.jsonl")):
-        newest = {}
-        for text in path.read_text().splitlines():
-            r = json.loads(text)
-            newest.setdefault(describe(r), {})[r["threads"]] = r
-        rows = list(newest.values())
-        threads = sorted({t for row in rows for t in row})
-        runs = [r for row in rows for r in row.values()]
-        seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
-        lines += [f"### {path.stem}", "", *seen, ""]
-        lines += ["| | " + " | ".join(f"{t} thread{'s' * (t > 1)}" for t in threads) + " |"]
-        lines += ["|---" * (len(threads) + 1) + "|"]
-        for name, row in newest.items():
-            cells = [cell(row[t]) if t in row else "" for t in threads]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        lines.append("")
+        lines += table_of(path, describe, cell)
+    lines += ["## Against others", "", "Theirs / ours, and how many times faster ours is.", ""]
+    for path in sorted((HERE / "results/peers").glob("*.jsonl")):
+        lines += table_of(path, describe_race, race_cell)
     readme = HERE / "README.md"
     new = "<!-- tables -->\n\n" + "\n".join(lines) + "<!-- end -->"
     text = re.sub(r"<!-- tables -->.*<!-- end -->", lambda _: new, readme.read_text(), flags=re.S)

@@ -26,16 +26,17 @@ if [ "$(uname -m)" = x86_64 ]; then
     seen=
     while read -r object; do
         case $object in
-        *avx512.c.o) pattern= ;;
-        *avx2.c.o) pattern='%zmm' ;;
-        *) pattern='%[yz]mm' ;;
+        *avx512.c.o | *avx512bf16.c.o) pattern=%tmm ;;
+        *amx.c.o) pattern= ;;
+        *avx2.c.o) pattern="%[zt]mm" ;;
+        *) pattern="%[yzt]mm" ;;
         esac
         seen="$seen $(basename "$object" .c.o)"
         [ -n "$pattern" ] || continue
         wide=$(objdump -d --no-show-raw-insn "$object" | grep -cE "$pattern" || true)
         [ "$wide" = 0 ] || fail "$object: $wide lines with $pattern"
     done < <(find "$build/CMakeFiles/gdn_objects.dir/src" -name '*.o' | sort)
-    for object in scalar avx2 avx512; do
+    for object in scalar avx2 avx512 avx512bf16 amx; do
         case " $seen " in *" $object "*) ;; *) fail "no object $object in $build" ;; esac
     done
 fi

@@ -38,6 +38,7 @@ static gdn_status check_sizes(gdn_ctx *ctx, struct block_call *c)
         return gdn_fail(ctx, GDN_E_ARG, "n_value_heads: %d, wanted a multiple of n_key_heads %d",
                         (int)a->n_value_heads, (int)a->n_key_heads);
     TRY(gdn_check_flags(ctx, a->flags, a->hidden.dtype));
+    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
     if (a->state_layout < GDN_STATE_VK || a->state_layout > GDN_STATE_KV)
         return gdn_fail(ctx, GDN_E_ARG, "state_layout: %d, wanted 0 or 1", (int)a->state_layout);
     if (a->rounding < GDN_ROUND_NEAREST || a->rounding > GDN_ROUND_STOCHASTIC)

@@ -60,17 +60,6 @@ static struct strip strip_at(const struct exact *c, const struct gdn_rule *r,
     };
 }
 
-static void store(const struct exact *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                  const struct gdn_seq *seq, const struct strip *s, struct gdn_place to,
-                  int64_t n_tokens)
-{
-    const struct gdn_place from = gdn_rule_from(r, seq, s->head);
-    if (gdn_rule_keeps(r, kr, seq, s->head, n_tokens, &from, &to))
-        gdn_copy_columns(to, s->col, from, s->col, r->K, s->n);
-    else
-        gdn_store_strip(s->S, kr, to, r->K, s->col, s->n, c->rows);
-}
-
 static void prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
                      int col, int n)
 {
@@ -151,11 +140,12 @@ static int64_t leave_checkpoints(const struct exact *c, const struct gdn_rule *r
         int64_t       slot;
         const int64_t at = gdn_plan_checkpoint(r->plan, seq, *i, &slot);
         if (at > t) return at < seq->n_valid ? at : seq->n_valid;
-        if (at < t || t == 0 || slot < 0) continue;
+        if (slot < 0) continue;
         for (int j = item->first; j < item->last; j++) {
             const struct strip s = strip_at(c, r, kr, item, j);
-            store(c, r, kr, seq, &s, gdn_place_of(&r->checkpoints, slot, s.head, seq->base + t),
-                  t);
+            gdn_rule_store_strip(r, kr, seq, s.head, s.col, s.S,
+                                 gdn_place_of(&r->checkpoints, slot, s.head, seq->base + t), t,
+                                 c->rows);
         }
     }
     return seq->n_valid;
@@ -166,13 +156,14 @@ void gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
 {
     struct exact          c;
     const struct gdn_seq *seq        = item->seq;
-    int64_t               checkpoint = 0;
+    int64_t               checkpoint = 0; /* the next one, below seq->n_checkpoints */
     lay_out(&c, r, kr, scratch);
     memset(c.v, 0, GDN_CHUNK * (size_t)kr->strip * sizeof *c.v); /* columns that are not there */
     for (int i = item->first; i < item->last; i++) {
         const struct strip s = strip_at(&c, r, kr, item, i);
         gdn_load_strip(s.S, kr, gdn_rule_from(r, seq, s.head), r->K, s.col, s.n, c.rows);
     }
+    if (r->checkpoints.data) checkpoint = gdn_plan_checkpoint_after(r->plan, seq, 0);
     int64_t end = leave_checkpoints(&c, r, kr, item, 0, &checkpoint);
     for (int64_t t = 0, n; t < seq->n_valid; t += n) {
         n = end - t < GDN_CHUNK ? end - t : GDN_CHUNK;
@@ -182,6 +173,7 @@ void gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
     for (int i = item->first; i < item->last; i++) {
         const struct strip     s  = strip_at(&c, r, kr, item, i);
         const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, s.head);
-        if (to.data) store(&c, r, kr, seq, &s, to, seq->n_valid);
+        if (to.data)
+            gdn_rule_store_strip(r, kr, seq, s.head, s.col, s.S, to, seq->n_valid, c.rows);
     }
 }

@@ -504,21 +504,14 @@ int64_t gdn_plan_checkpoint_after(const struct gdn_plan *plan, const struct gdn_
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
-/* Bytes of one step; a dimension of one element may have any stride, which is never used. */
-static int64_t step_bytes(const gdn_tensor *t, int i)
-{
-    if (i >= t->ndim || t->size[i] < 2) return 0;
-    return t->stride[i] * (int64_t)gdn_dtype_bytes(t->dtype);
-}
-
 struct gdn_rows gdn_rows_of(const gdn_tensor *t, const struct gdn_tokens *tokens)
 {
     struct gdn_rows r = { .data = t->data, .dtype = t->dtype };
     if (!t->data) return r;
     int i = 0;
-    if (tokens->padded) r.batch = step_bytes(t, i++);
-    r.token = step_bytes(t, i++);
-    r.head  = step_bytes(t, i);
+    if (tokens->padded) r.batch = gdn_step_bytes(t, i++);
+    r.token = gdn_step_bytes(t, i++);
+    r.head  = gdn_step_bytes(t, i);
     return r;
 }
 

@@ -96,12 +96,7 @@ static void store_strip(const float *S, const struct chunk *c, const struct gdn_
                         const struct gdn_kernels *kr, const struct gdn_seq *seq, int head, int col,
                         struct gdn_place to, int64_t n_tokens)
 {
-    const int              n    = r->V - col < kr->strip ? r->V - col : kr->strip;
-    const struct gdn_place from = gdn_rule_from(r, seq, head);
-    if (gdn_rule_keeps(r, kr, seq, head, n_tokens, &from, &to))
-        gdn_copy_columns(to, col, from, col, r->K, n);
-    else
-        gdn_store_strip(S, kr, to, r->K, col, n, c->rows);
+    gdn_rule_store_strip(r, kr, seq, head, col, S, to, n_tokens, c->rows);
 }
 
 /* ---- One chunk ------------------------------------------------------------------------------ */

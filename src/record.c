@@ -18,19 +18,13 @@ enum { COLUMNS = GDN_STEP_COLUMNS };
 
 /* ---- Views --------------------------------------------------------------------------------- */
 
-/* Bytes of one step; a dimension of one element may have any stride, which is never used. */
-static int64_t step_bytes(const gdn_tensor *t, int i)
-{
-    return t->size[i] < 2 ? 0 : t->stride[i] * (int64_t)gdn_dtype_bytes(t->dtype);
-}
-
 static struct gdn_record_rows rows_of(const gdn_tensor *t)
 {
     return (struct gdn_record_rows){ .data  = t->data,
                                      .dtype = t->dtype,
-                                     .slot  = step_bytes(t, 0),
-                                     .row   = step_bytes(t, 1),
-                                     .head  = step_bytes(t, 2) };
+                                     .slot  = gdn_step_bytes(t, 0),
+                                     .row   = gdn_step_bytes(t, 1),
+                                     .head  = gdn_step_bytes(t, 2) };
 }
 
 gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t, int64_t P, int64_t Hk,

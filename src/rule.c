@@ -10,6 +10,7 @@
 #include "record.h"
 #include "rule.h"
 #include "stream.h"
+#include "strip.h"
 #include "tensor.h"
 #include "tree.h"
 
@@ -47,6 +48,7 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
         { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
     };
     TRY(gdn_check_flags(ctx, a->flags, a->q.dtype));
+    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < 0 || fields[i].value > fields[i].end)
             return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", fields[i].name,
@@ -635,4 +637,16 @@ bool gdn_rule_keeps(const struct gdn_rule *r, const struct gdn_kernels *kr,
             if (alpha[t] != 1 || beta[t] != 0) return false;
     }
     return true;
+}
+
+void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                          const struct gdn_seq *seq, int head, int col, const float *S,
+                          struct gdn_place to, int64_t n_tokens, float *rows)
+{
+    const int              n    = r->V - col < kr->strip ? r->V - col : kr->strip;
+    const struct gdn_place from = gdn_rule_from(r, seq, head);
+    if (gdn_rule_keeps(r, kr, seq, head, n_tokens, &from, &to))
+        gdn_copy_columns(to, col, from, col, r->K, n);
+    else
+        gdn_store_strip(S, kr, to, r->K, col, n, rows);
 }

@@ -112,6 +112,11 @@ struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, 
 bool gdn_rule_keeps(const struct gdn_rule *r, const struct gdn_kernels *kr,
                     const struct gdn_seq *seq, int head, int64_t n, const struct gdn_place *from,
                     const struct gdn_place *to);
+/* A strip, the state of columns from col on after n_tokens, to a pool; or, where no token changed
+ * it, what is there (G9). rows: as for gdn_store_strip(). */
+void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                          const struct gdn_seq *seq, int head, int col, const float *S,
+                          struct gdn_place to, int64_t n_tokens, float *rows);
 
 /* The float dtype that the state is rounded to after each token; GDN_F32: it is not, or to 8
  * bits, as the second one has it (NULL: it is not). */

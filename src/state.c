@@ -50,6 +50,7 @@ static struct gdn_state_side side_of(const gdn_tensor *t, const gdn_tensor *scal
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_state_copy_args *a)
 {
     if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
+    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
     if (a->from_layout < GDN_STATE_VK || a->from_layout > GDN_STATE_KV)
         return gdn_fail(ctx, GDN_E_ARG, "from_layout: %d, wanted 0 or 1", (int)a->from_layout);
     if (a->to_layout < GDN_STATE_VK || a->to_layout > GDN_STATE_KV)

@@ -48,6 +48,14 @@ static inline char *gdn_at(const gdn_tensor *t, int64_t element)
     return (char *)t->data + element * (int64_t)gdn_dtype_bytes(t->dtype);
 }
 
+/* Bytes of one step in dimension i, 0 if there is none: a dimension of one element may have any
+ * stride, which is never used. */
+static inline int64_t gdn_step_bytes(const gdn_tensor *t, int i)
+{
+    if (i >= t->ndim || t->size[i] < 2) return 0;
+    return t->stride[i] * (int64_t)gdn_dtype_bytes(t->dtype);
+}
+
 static inline int64_t gdn_count(const gdn_tensor *t)
 {
     int64_t n = 1;

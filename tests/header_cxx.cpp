@@ -8,6 +8,8 @@ struct every_struct {
     gdn_options            options;
     gdn_batch              batch;
     gdn_rule_args          rule;
+    gdn_record_commit_args record_commit;
+    gdn_record_fold_args   record_fold;
     gdn_conv1d_args        conv1d;
     gdn_gates_args         gates;
     gdn_l2norm_args        l2norm;
@@ -34,6 +36,8 @@ struct every_struct make_every_struct(void *data)
     all.options       = gdn_options_init();
     all.batch         = gdn_batch_init();
     all.rule          = gdn_rule_args_init();
+    all.record_commit = gdn_record_commit_args_init();
+    all.record_fold   = gdn_record_fold_args_init();
     all.conv1d        = gdn_conv1d_args_init();
     all.gates         = gdn_gates_args_init();
     all.l2norm        = gdn_l2norm_args_init();

@@ -54,6 +54,7 @@ static void fields(void)
     REFUSE("struct_size 4", GDN_E_ARG, "struct_size", a->struct_size = 4);
     REFUSE("struct_size huge", GDN_E_ARG, "struct_size", a->struct_size = 0xffffffffu);
     REFUSE("flags", GDN_E_ARG, "flags", a->flags = 4);
+    REFUSE("reserved", GDN_E_ARG, "reserved: 1", a->reserved = 1);
     REFUSE("gate -1", GDN_E_ARG, "gate", a->gate = -1);
     REFUSE("gate 3", GDN_E_ARG, "gate", a->gate = 3);
     REFUSE("beta_kind 3", GDN_E_ARG, "beta_kind", a->beta_kind = 3);

@@ -448,6 +448,7 @@ static void refuse_structs(void)
 {
     REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
     REFUSE("flags", GDN_E_ARG, "flags", a->flags = 1);
+    REFUSE("reserved", GDN_E_ARG, "reserved: 1", a->reserved = 1);
     REFUSE("from_layout", GDN_E_ARG, "from_layout", a->from_layout = 2);
     REFUSE("to_layout", GDN_E_ARG, "to_layout", a->to_layout = -1);
     REFUSE("to_pool absent", GDN_E_ARG, "to_pool: absent", a->to_pool.data = NULL);

@@ -206,6 +206,8 @@ typedef struct gdn_options {
      * then undefined. */
     void (*parallel_for)(void *user, int64_t n, gdn_work work, void *arg);
     void *parallel_user;
+    int32_t device;   /* GDN_BACKEND_CUDA: which device, as the driver counts them */
+    int32_t reserved; /* 0 */
 } gdn_options;
 
 static inline gdn_options gdn_options_init(void)

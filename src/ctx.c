@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "cuda/launch.h"
+
 enum {
     MAX_THREADS    = 1024,
     MIN_ARGS_BYTES = 8,      /* struct_size and one more field */
@@ -47,9 +49,10 @@ static gdn_status read_options(gdn_ctx *ctx, const gdn_options *given)
 {
     gdn_options *o = &ctx->options;
     if (given) TRY(gdn_copy_args(ctx, o, sizeof *o, given, "options"));
-    if (o->backend != GDN_BACKEND_CPU)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "backend: %d, this build has GDN_BACKEND_CPU (0)",
-                        (int)o->backend);
+    if (o->backend != GDN_BACKEND_CPU && o->backend != GDN_BACKEND_CUDA)
+        return gdn_fail(ctx, GDN_E_ARG, "backend: %d, wanted 0 (CPU) or 1 (CUDA)", (int)o->backend);
+    if (o->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)o->reserved);
+    if (o->backend == GDN_BACKEND_CUDA) o->n_threads = 1;
     if (o->n_threads < 0 || o->n_threads > MAX_THREADS)
         return gdn_fail(ctx, GDN_E_ARG, "n_threads: %d, wanted 0 to %d", (int)o->n_threads,
                         MAX_THREADS);
@@ -142,6 +145,14 @@ static gdn_status create(gdn_ctx *draft, const gdn_options *given, gdn_ctx **ctx
         return gdn_fail(draft, GDN_E_MEMORY, "n_threads: no memory or no threads for %d",
                         (int)o->n_threads);
     }
+    if (o->backend == GDN_BACKEND_CUDA) {
+        const gdn_status status = gdn_cuda_create(draft);
+        if (status != GDN_OK) {
+            gdn_pool_destroy(draft->pool);
+            o->release(o->alloc_user, made);
+            return status;
+        }
+    }
     *made                          = *draft;
     made->options.error_text       = NULL; /* was for this call alone */
     made->options.error_text_bytes = 0;
@@ -171,6 +182,7 @@ void gdn_ctx_destroy(gdn_ctx *ctx)
 {
     if (!ctx) return;
     const gdn_options o = ctx->options;
+    gdn_cuda_destroy(ctx);
     gdn_pool_destroy(ctx->pool);
     if (ctx->workspace) o.release(o.alloc_user, ctx->workspace);
     o.release(o.alloc_user, ctx);
@@ -242,6 +254,22 @@ gdn_status gdn_check_lender(gdn_ctx *ctx)
     return gdn_fail(ctx, GDN_E_ARG, "parallel_for: %s, wanted each item once", broken);
 }
 
+/* Remembers a line, and tells it if it is new. */
+static gdn_status note(gdn_ctx *ctx, const char *line)
+{
+    if (strcmp(line, ctx->kernel) == 0) return GDN_OK;
+    snprintf(ctx->kernel, sizeof ctx->kernel, "%s", line);
+    log_line(ctx, ctx->kernel);
+    return GDN_OK;
+}
+
+gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name)
+{
+    char line[sizeof ctx->kernel];
+    snprintf(line, sizeof line, "%s: %s", op, name);
+    return note(ctx, line);
+}
+
 gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
 {
     TRY(gdn_check_lender(ctx));
@@ -252,8 +280,5 @@ gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
         n += snprintf(line + n, sizeof line - (size_t)n, " %.*s.%s", length, loops, ctx->kr->name);
         loops += length + (loops[length] == ' ');
     }
-    if (strcmp(line, ctx->kernel) == 0) return GDN_OK;
-    memcpy(ctx->kernel, line, sizeof line);
-    log_line(ctx, line);
-    return GDN_OK;
+    return note(ctx, line);
 }

@@ -13,6 +13,7 @@ struct gdn_ctx {
     const struct gdn_kernels *kr;      /* the inner loops, chosen once */
     const struct gdn_bf16_products *products; /* those in bfloat16 beside them; NULL: none */
     struct gdn_pool          *pool;
+    struct gdn_cuda          *cuda; /* cuda/launch.h; NULL: the CPU computes */
     void                     *workspace; /* the context's own, grown on demand */
     size_t                    workspace_bytes;
     char                      error[512];
@@ -38,6 +39,9 @@ gdn_status gdn_check_lender(gdn_ctx *ctx) __attribute__((warn_unused_result));
  * "op: loop.isa loop.isa" from their names with spaces between. */
 gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
     __attribute__((warn_unused_result));
+
+/* The same with one name for all that ran: "op: name". */
+gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
 
 /* Saves the float environment, sets the default one; and back. Workers set theirs once. */
 uint32_t gdn_fp_enter(void);

@@ -6,6 +6,7 @@
  */
 #include <math.h>
 
+#include "cuda/ops.h"
 #include "ops.h"
 #include "rows.h"
 
@@ -126,12 +127,28 @@ static void run_item(void *arg, int64_t item, int thread)
     }
 }
 
-static gdn_status run(gdn_ctx *ctx, struct norm *s, void *workspace, size_t bytes, const char *op)
+/* What both ops' structs end with. */
+struct call {
+    const char *op;
+    void       *workspace;
+    size_t      workspace_bytes;
+    void       *stream;
+};
+
+static gdn_status run(gdn_ctx *ctx, struct norm *s, const struct call *c)
 {
     void *none;
-    TRY(gdn_get_workspace(ctx, workspace, bytes, 0, &none));
+    TRY(gdn_get_workspace(ctx, c->workspace, c->workspace_bytes, 0, &none));
+    if (ctx->cuda) {
+        const struct gdn_cu_norm on_device = {
+            .x = s->x, .z = s->z, .weight = s->weight, .out = s->out,
+            .n_rows = s->n_rows, .D = s->D,
+            .formula = s->formula, .sigmoid = s->sigmoid, .eps = s->eps,
+        };
+        return gdn_cuda_norm(ctx, c->op, &on_device, c->stream);
+    }
     gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
-    return gdn_note_kernel(ctx, op, "dot norm_row");
+    return gdn_note_kernel(ctx, c->op, "dot norm_row");
 }
 
 /* ---- L2 norm ----------------------------------------------------------------------------- */
@@ -164,7 +181,8 @@ gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args)
     gdn_l2norm_args a;
     struct norm     s;
     gdn_status      status = describe_l2norm(ctx, args, &a, &s);
-    if (status == GDN_OK) status = run(ctx, &s, a.workspace, a.workspace_bytes, "l2norm");
+    const struct call call = { "l2norm", a.workspace, a.workspace_bytes, a.stream };
+    if (status == GDN_OK) status = run(ctx, &s, &call);
     gdn_fp_leave(fp);
     return status;
 }
@@ -200,7 +218,8 @@ gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args)
     gdn_rmsnorm_gated_args a;
     struct norm            s;
     gdn_status             status = describe_rmsnorm(ctx, args, &a, &s);
-    if (status == GDN_OK) status = run(ctx, &s, a.workspace, a.workspace_bytes, "rmsnorm_gated");
+    const struct call call = { "rmsnorm_gated", a.workspace, a.workspace_bytes, a.stream };
+    if (status == GDN_OK) status = run(ctx, &s, &call);
     gdn_fp_leave(fp);
     return status;
 }

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 #include "gdn.h"
+#include "views.h"
 
 /* One sequence of a batch. */
 struct gdn_seq {
@@ -116,12 +117,7 @@ int64_t gdn_plan_checkpoint(const struct gdn_plan *plan, const struct gdn_seq *s
 /* The first of them that comes after more than t tokens; s->n_checkpoints: none does. */
 int64_t gdn_plan_checkpoint_after(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
 
-/* A tensor [tokens]... as the ops walk it: bytes from one batch row, token, head to the next. */
-struct gdn_rows {
-    char   *data; /* NULL: absent */
-    int32_t dtype;
-    int64_t batch, token, head;
-};
+/* A tensor [tokens]... as rows. */
 struct gdn_rows gdn_rows_of(const gdn_tensor *t, const struct gdn_tokens *tokens);
 
 static inline void *gdn_row(const struct gdn_rows *r, const struct gdn_seq *s, int64_t t,
@@ -129,21 +125,6 @@ static inline void *gdn_row(const struct gdn_rows *r, const struct gdn_seq *s, i
 {
     return r->data + s->batch * r->batch + (s->first + t) * r->token + head * r->head;
 }
-
-/* A pool of states: slots of n_rows x n_cols with one dense dimension, after choosing which
- * of the two is "rows". Strides in elements. */
-struct gdn_pool_view {
-    char   *data; /* NULL: absent */
-    int32_t dtype;
-    bool    k_first; /* rows are k, columns v are dense; else rows are v, columns k dense */
-    bool    streamed; /* what is written there nobody reads soon */
-    int64_t slot, head, ld;
-    /* Of 8-bit states: [slot][head][V], and how what is written is rounded. */
-    float   *scales;
-    int64_t  scales_slot, scales_head;
-    bool     random; /* GDN_ROUND_STOCHASTIC, from this seed */
-    uint64_t seed;
-};
 
 static inline bool gdn_is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
 

@@ -12,13 +12,6 @@
 
 struct gdn_rule;
 
-/* One of record_k, record_u and record_g; steps in bytes. */
-struct gdn_record_rows {
-    char   *data;
-    int32_t dtype;
-    int64_t slot, row, head;
-};
-
 static inline void *gdn_record_at(const struct gdn_record_rows *r, int64_t slot, int64_t row,
                                   int64_t head)
 {

@@ -6,6 +6,7 @@
  */
 #include <math.h>
 
+#include "cuda/ops.h"
 #include "ops.h"
 #include "record.h"
 #include "rule.h"
@@ -312,6 +313,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->n_seqs   = c->plan.B;
     gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
 
+    if (ctx->cuda) return GDN_OK; /* kernels keep all they need on the chip */
     c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
     c->tree_bytes   = r->tree ? gdn_tree_bytes(&c->tokens) : 0;
@@ -336,6 +338,30 @@ void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn
     for (int64_t h = 0; h < H; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
 }
 
+static struct gdn_plan_pools pools_of(const gdn_rule_args *a)
+{
+    const gdn_tensor *to = final_pool(a);
+    return (struct gdn_plan_pools){
+        .read                = a->state.data ? a->state.size[0] : -1,
+        .write               = to->data ? to->size[0] : -1,
+        .checkpoint          = a->checkpoints.data ? a->checkpoints.size[0] : -1,
+        .same                = to->data == a->state.data,
+        .checkpoint_in_write = to->data && to->data == a->checkpoints.data,
+    };
+}
+
+/* The same on a device: contents are read there, where it runs. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct rule_call *c)
+{
+    const gdn_rule_args        *a     = &c->args;
+    const struct gdn_plan_pools pools = pools_of(a);
+    const struct gdn_cu_rule    args =
+        gdn_cuda_rule_args(&c->rule, a, &c->plan, &c->tokens, &pools);
+    if (c->rule.decode) return gdn_cuda_decode(ctx, "decode", &args, a->stream);
+    if (c->rule.exact) return gdn_cuda_decode(ctx, "prefill", &args, a->stream);
+    return gdn_cuda_prefill(ctx, &args, a->stream);
+}
+
 static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
 {
     struct gdn_rule     *r = &c->rule;
@@ -343,14 +369,7 @@ static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
     void                *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     char *at = memory;
-    const gdn_tensor           *to    = final_pool(a);
-    const struct gdn_plan_pools pools = {
-        .read                = a->state.data ? a->state.size[0] : -1,
-        .write               = to->data ? to->size[0] : -1,
-        .checkpoint          = a->checkpoints.data ? a->checkpoints.size[0] : -1,
-        .same                = to->data == a->state.data,
-        .checkpoint_in_write = to->data && to->data == a->checkpoints.data,
-    };
+    const struct gdn_plan_pools pools = pools_of(a);
     TRY(gdn_plan_batch(ctx, &c->tokens, &pools, at, &c->plan));
     at += c->plan_bytes;
     if (r->record) TRY(gdn_record_check_slots(ctx, r->record, &c->plan, true, at));
@@ -389,8 +408,8 @@ static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
     const uint32_t   fp = gdn_fp_enter();
     struct rule_call c;
     gdn_status       status = describe(ctx, args, decode, &c);
-    if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK)
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
+    if (status == GDN_OK && !ctx->cuda)
         status = gdn_note_kernel(ctx, decode ? "decode" : "prefill", gdn_rule_loops(&c.rule));
     gdn_fp_leave(fp);
     return status;

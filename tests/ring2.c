@@ -2,6 +2,7 @@
 /* The fixture of the op tests: see ring2.h. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "ring2.h"
+#include "ring2_device.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -81,6 +82,7 @@ void ring2_free(void)
         struct block *b = &self.blocks[i];
         free(b->before);
         free(b->written);
+        ring2_device_unmap(b->map);
         munmap(b->map - page, b->bytes + 2 * page);
     }
     self.n_blocks = 0;
@@ -183,6 +185,7 @@ gdn_ctx *ring2_ctx(int n_threads)
     o.n_threads        = n_threads;
     o.error_text       = text;
     o.error_text_bytes = sizeof text;
+    o.backend          = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
     if (gdn_ctx_create(&o, ctx) != GDN_OK) give_up(text);
     return *ctx;
 }
@@ -207,6 +210,7 @@ gdn_ctx *ring2_counting_ctx(int *n_allocs)
     o.alloc      = counted_alloc;
     o.release    = counted_release;
     o.alloc_user = n_allocs;
+    o.backend    = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
     if (gdn_ctx_create(&o, &ctx) != GDN_OK) give_up("cannot create a context");
     CHECK(*n_allocs > 0, "the hooks were not used");
     return ctx;
@@ -265,6 +269,7 @@ void *ring2_alloc(size_t bytes, size_t align)
     b->map   = map + page;
     b->bytes = pages;
     memset(b->map, POISON, pages);
+    ring2_device_map(b->map, pages);
     return b->map + (pages - bytes) / align * align;
 }
 

@@ -144,8 +144,11 @@ static void test_bad_options(void)
     o.n_threads = 1025;
     expect_refused("n_threads 1025", &o, GDN_E_ARG, "n_threads", "1025");
     o         = gdn_options_init();
-    o.backend = GDN_BACKEND_CUDA;
-    expect_refused("CUDA", &o, GDN_E_UNSUPPORTED, "backend", "1");
+    o.backend = 2;
+    expect_refused("backend", &o, GDN_E_ARG, "backend", "2");
+    o          = gdn_options_init();
+    o.reserved = 1;
+    expect_refused("reserved", &o, GDN_E_ARG, "reserved", "1");
     o       = gdn_options_init();
     o.alloc = hook_alloc;
     expect_refused("alloc alone", &o, GDN_E_ARG, "release", "NULL");

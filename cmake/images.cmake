@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# Device code: one fatbin for each GDN_IMAGE of kernels.def, which images.c embeds. The language
+# CUDA is not enabled: it would want a C++ compiler even where there is no nvcc.
+
+# A toolkit may be there without the C++ compiler that nvcc preprocesses with, so it is tried.
+function(find_working_nvcc)
+    find_program(GDN_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin PATHS /usr/local/cuda)
+    mark_as_advanced(GDN_NVCC)
+    if(NOT GDN_NVCC)
+        set(problem "nvcc was not found" PARENT_SCOPE)
+        return()
+    endif()
+    file(WRITE ${PROJECT_BINARY_DIR}/images/try.cu "__global__ void try_it(int *x) { *x = 1; }\n")
+    execute_process(COMMAND ${GDN_NVCC} -fatbin -arch=sm_90a -std=c++17 -o try.fatbin try.cu
+        WORKING_DIRECTORY ${PROJECT_BINARY_DIR}/images RESULT_VARIABLE failed
+        OUTPUT_VARIABLE said ERROR_VARIABLE said)
+    if(failed)
+        set(problem "${GDN_NVCC} does not work: ${said}" PARENT_SCOPE)
+    endif()
+endfunction()
+
+set(images_folder ${PROJECT_BINARY_DIR}/images)
+set(problem "")
+if(GDN_CUDA STREQUAL OFF)
+    set(problem "GDN_CUDA is OFF")
+else()
+    find_working_nvcc()
+endif()
+if(problem AND GDN_CUDA STREQUAL ON)
+    message(FATAL_ERROR "No device code: ${problem}")
+endif()
+
+if(problem)
+    message(NOTICE "No device code: ${problem}. The library computes on the CPU alone.")
+else()
+    file(STRINGS src/cuda/kernels.def images REGEX "^GDN_IMAGE\\([a-z0-9_]+\\)")
+    list(TRANSFORM images REPLACE "GDN_IMAGE\\(([a-z0-9_]+)\\)" "\\1")
+    # sm_80 with PTX, which newer chips can compile, and Hopper with all it has.
+    set(gencode -gencode arch=compute_80,code=[sm_80,compute_80]
+        -gencode arch=compute_90a,code=sm_90a)
+    # No contraction: where a fused multiply-add is meant, it is written.
+    foreach(image ${images})
+        add_custom_command(OUTPUT ${images_folder}/${image}.fatbin
+            COMMAND ${PROJECT_SOURCE_DIR}/tools/image.sh ${GDN_NVCC} -fatbin -std=c++17 -O3
+                -fmad=false ${gencode} -I${PROJECT_SOURCE_DIR}/include
+                -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_SOURCE_DIR}/src/cuda
+                -MD -MF ${images_folder}/${image}.d -MT ${images_folder}/${image}.fatbin
+                -o ${images_folder}/${image}.fatbin
+                ${PROJECT_SOURCE_DIR}/src/cuda/${image}.cu
+            DEPFILE ${images_folder}/${image}.d
+            DEPENDS src/cuda/${image}.cu tools/image.sh
+            COMMENT "Device code ${image}" VERBATIM)
+        set_property(SOURCE src/cuda/images.c APPEND PROPERTY OBJECT_DEPENDS
+            ${images_folder}/${image}.fatbin)
+    endforeach()
+    set_source_files_properties(src/cuda/images.c PROPERTIES
+        COMPILE_DEFINITIONS "GDN_IMAGES=\"${images_folder}\"")
+endif()
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS src/cuda/kernels.def)

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The part of the CUDA driver that the library calls, declared here so that host code compiles
+ * without a toolkit and runs without a driver: libcuda.so.1 is opened when a context asks for it.
+ * tests/cuda_api_abi.c compares all of it with <cuda.h> where that exists.
+ */
+#ifndef GDN_CUDA_API_H
+#define GDN_CUDA_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int      gdn_cu_result; /* CUresult; 0 is success */
+typedef int      gdn_cu_device; /* CUdevice */
+typedef uint64_t gdn_cu_memory; /* CUdeviceptr */
+typedef void    *gdn_cu_context, *gdn_cu_stream, *gdn_cu_event, *gdn_cu_library, *gdn_cu_kernel;
+
+/* CUlaunchAttribute, for the values that are used. */
+struct gdn_cu_attribute {
+    int  id;
+    char pad[4];
+    union {
+        char     bytes[64];
+        int      flag;
+        uint32_t dims[3];
+    } value;
+};
+
+/* CUlaunchConfig */
+struct gdn_cu_config {
+    unsigned                 grid[3], block[3], shared_bytes;
+    gdn_cu_stream            stream;
+    struct gdn_cu_attribute *attributes;
+    unsigned                 n_attributes;
+};
+
+enum {
+    /* CUdevice_attribute */
+    GDN_CU_SM_COUNT             = 16,
+    GDN_CU_MAJOR                = 75,
+    GDN_CU_MINOR                = 76,
+    GDN_CU_PAGEABLE_MEMORY      = 88,
+    /* CUfunction_attribute */
+    GDN_CU_MAX_DYNAMIC_SHARED   = 8,
+    /* CUlaunchAttributeID */
+    GDN_CU_CLUSTER_DIMENSION    = 4,
+    GDN_CU_PROGRAMMATIC_STREAM  = 6,
+    /* The version of the entry points asked for. */
+    GDN_CU_VERSION              = 12000,
+};
+
+/* X(name, parameters): every driver function that is used. */
+#define GDN_CU_CALLS(X)                                                                        \
+    X(cuInit, (unsigned))                                                                      \
+    X(cuDriverGetVersion, (int *))                                                             \
+    X(cuGetErrorName, (gdn_cu_result, const char **))                                          \
+    X(cuGetErrorString, (gdn_cu_result, const char **))                                        \
+    X(cuDeviceGet, (gdn_cu_device *, int))                                                     \
+    X(cuDeviceGetCount, (int *))                                                               \
+    X(cuDeviceGetName, (char *, int, gdn_cu_device))                                           \
+    X(cuDeviceGetAttribute, (int *, int, gdn_cu_device))                                       \
+    X(cuDevicePrimaryCtxRetain, (gdn_cu_context *, gdn_cu_device))                             \
+    X(cuDevicePrimaryCtxRelease, (gdn_cu_device))                                              \
+    X(cuCtxGetCurrent, (gdn_cu_context *))                                                     \
+    X(cuCtxPushCurrent, (gdn_cu_context))                                                      \
+    X(cuCtxPopCurrent, (gdn_cu_context *))                                                     \
+    X(cuLibraryLoadData, (gdn_cu_library *, const void *, int *, void **, unsigned, int *,     \
+                          void **, unsigned))                                                  \
+    X(cuLibraryUnload, (gdn_cu_library))                                                       \
+    X(cuLibraryGetKernel, (gdn_cu_kernel *, gdn_cu_library, const char *))                     \
+    X(cuKernelSetAttribute, (int, int, gdn_cu_kernel, gdn_cu_device))                          \
+    X(cuLaunchKernelEx, (const struct gdn_cu_config *, gdn_cu_kernel, void **, void **))       \
+    X(cuMemAlloc, (gdn_cu_memory *, size_t))                                                   \
+    X(cuMemFree, (gdn_cu_memory))
+
+struct gdn_cu_api {
+    void *library; /* of dlopen */
+#define GDN_CU_POINTER(name, parameters) gdn_cu_result(*name) parameters;
+    GDN_CU_CALLS(GDN_CU_POINTER)
+#undef GDN_CU_POINTER
+};
+
+/* Opens the driver and finds every call. 0, or what is missing, in `missing`: the driver itself
+ * or the name of a call that it is too old for. */
+int  gdn_cu_open(struct gdn_cu_api *api, const char **missing);
+void gdn_cu_close(struct gdn_cu_api *api);
+
+#endif

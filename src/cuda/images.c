@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Images as the assembler includes them. GDN_IMAGES is the folder they were built in; without
+ * it this build has no device code.
+ */
+#include "images.h"
+
+#ifdef GDN_IMAGES
+
+#define GDN_IMAGE(name)                                                                       \
+    __asm__(".pushsection .rodata, \"a\"\n"                                                   \
+            ".balign 64\n"                                                                    \
+            ".hidden gdn_image_" #name "\n"                                                   \
+            ".globl gdn_image_" #name "\n"                                                    \
+            "gdn_image_" #name ":\n"                                                          \
+            ".incbin \"" GDN_IMAGES "/" #name ".fatbin\"\n"                                   \
+            ".popsection\n");                                                                 \
+    extern const char gdn_image_##name[] __attribute__((visibility("hidden")));
+#include "kernels.def"
+
+#define GDN_IMAGE(name) { #name, gdn_image_##name },
+const struct gdn_image gdn_images[] = {
+#include "kernels.def"
+    { NULL, NULL }
+};
+
+#else
+
+const struct gdn_image gdn_images[] = { { NULL, NULL } };
+
+#endif

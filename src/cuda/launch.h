@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The device of a context: driver, images, kernels, memory; and launching. An op's host part
+ * (cuda/<family>.c) turns a checked call into one struct of args.h and calls gdn_cuda_launch().
+ */
+#ifndef GDN_CUDA_LAUNCH_H
+#define GDN_CUDA_LAUNCH_H
+
+#include "api.h"
+#include "args.h"
+#include "ctx.h"
+#include "plan.h"
+
+/* The kernels, in the order of kernels.def. */
+enum gdn_kernel_id {
+#define GDN_KERNEL_norm(threads, shared, what) GDN_CU_NORM_##what,
+#include "kernels.def"
+    GDN_N_KERNELS
+};
+
+struct gdn_cuda {
+    struct gdn_cu_api api;
+    gdn_cu_device     device;
+    gdn_cu_context    context;
+    int               capability; /* 10 major + minor */
+    int               sm_count;
+    int               n_libraries;
+    gdn_cu_library   *libraries; /* [n_libraries] */
+    gdn_cu_kernel     kernels[GDN_N_KERNELS]; /* NULL: not for this device */
+    gdn_cu_memory     workspace;
+    size_t            workspace_bytes;
+};
+
+/* Opens ctx->options.device and loads the images. */
+gdn_status gdn_cuda_create(gdn_ctx *ctx);
+void       gdn_cuda_destroy(gdn_ctx *ctx);
+
+/* The caller's workspace if given (checked), else the context's, grown: device memory. */
+gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
+                                  void **memory);
+
+struct gdn_cuda_call {
+    enum gdn_kernel_id kernel;
+    int64_t            grid[3]; /* nothing is launched if one is 0 */
+    size_t             shared_bytes;
+    void              *stream;
+    const void        *args; /* of the kernel's family */
+    bool               overlaps; /* may begin before the kernel ahead of it in the stream ends;
+                                    it waits for that one itself (griddepcontrol.wait) */
+};
+gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call);
+
+/* "gdn_<family>_<parameters>" */
+const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
+
+/* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does loops. */
+gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel);
+
+/* What kernels read of a batch; of a vector [n] or a matrix. */
+struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);
+struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                                   const struct gdn_plan_pools *pools);
+
+#endif

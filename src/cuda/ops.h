@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ops on a device: each enqueues a checked call on the stream and returns. */
+#ifndef GDN_CUDA_OPS_H
+#define GDN_CUDA_OPS_H
+
+#include "launch.h"
+#include "rule.h"
+
+/* A checked call of gdn_prefill or gdn_decode as kernels take it: what rule and plan say of it. */
+struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rule_args *args,
+                                      const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                                      const struct gdn_plan_pools *pools);
+
+/* Token by token (gdn_decode; gdn_prefill with GDN_EXACT), and in chunks. */
+gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
+                           void *stream);
+gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
+
+gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, const struct gdn_cu_norm *args,
+                         void *stream);
+
+#endif

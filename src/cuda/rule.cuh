@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every kernel of the rule reads: heads, rows, gates. The formulas are those of gdn.h. */
+#ifndef GDN_CUDA_RULE_CUH
+#define GDN_CUDA_RULE_CUH
+
+#include "batch.cuh"
+
+/* exp(g) is 0 in float32: the state is not multiplied by it but zeroed (G7). */
+GDN_DEVICE bool gate_forgets(float g) { return g < -104.0f; }
+
+/* The head of a tensor with n_heads that state head `head` reads. */
+GDN_DEVICE int source_head(const struct gdn_cu_rule &r, int head, int n_heads)
+{
+    return r.head_map == GDN_HEADS_GROUPED ? head / (r.H / n_heads) : head % n_heads;
+}
+
+/* Row of token t (counted from s.first) and head, in bytes from r.data. */
+GDN_DEVICE char *row_at(const struct gdn_rows &r, const struct gdn_cu_seq &s, int64_t t, int head)
+{
+    return r.data + s.batch * r.batch + (s.first + t) * r.token + head * r.head;
+}
+
+/* One head's state in a slot of a pool, in elements from view.data. */
+GDN_DEVICE int64_t pool_at(const struct gdn_pool_view &view, int64_t slot, int64_t head)
+{
+    return slot * view.slot + head * view.head;
+}
+
+/* 1 / the length of x in the formula of `norm`. */
+GDN_DEVICE float inverse_length(float sum_of_squares, int norm, float eps)
+{
+    switch (norm) {
+    case GDN_NORM_L2: return 1 / sqrtf(sum_of_squares + eps);
+    case GDN_NORM_L2_ADD: return 1 / (sqrtf(sum_of_squares) + eps);
+    case GDN_NORM_L2_MAX: return 1 / fmaxf(sqrtf(sum_of_squares), eps);
+    default: return 1;
+    }
+}
+
+GDN_DEVICE float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
+GDN_DEVICE float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+/* log alpha of a raw gate a. */
+GDN_DEVICE float raw_gate(float a, float A_log, float dt_bias, float bound)
+{
+    const float A = expf(A_log);
+    return bound < 0 ? bound * sigmoid(A * (a + dt_bias)) : -A * softplus(a + dt_bias);
+}
+
+/* The gate of token t of a state head, as log alpha; or as alpha itself if `linear`. */
+GDN_DEVICE float load_gate(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
+                           int head, bool linear)
+{
+    if (!r.g.data) return linear ? 1 : 0;
+    float g = load_float(row_at(r.g, s, t, head), 0, r.g.dtype);
+    if (r.gate == GDN_GATE_LINEAR) return linear ? g : logf(g);
+    if (r.gate == GDN_GATE_RAW)
+        g = raw_gate(g, load_vector(r.A_log, head, 0), load_vector(r.dt_bias, head, 0), r.bound);
+    return linear ? expf(g) : g;
+}
+
+GDN_DEVICE float load_beta(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
+                           int head)
+{
+    if (!r.beta.data) return 1;
+    const float b = load_float(row_at(r.beta, s, t, head), 0, r.beta.dtype);
+    if (r.beta_kind == GDN_BETA_GIVEN) return b;
+    return (r.beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1) * sigmoid(b);
+}
+
+#endif

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every backend's loops walk: rows of tokens, and pools of states. Device code includes
+ * this too. */
+#ifndef GDN_VIEWS_H
+#define GDN_VIEWS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A tensor [tokens]... as the ops walk it: bytes from one batch row, token, head to the next. */
+struct gdn_rows {
+    char   *data; /* NULL: absent */
+    int32_t dtype;
+    int64_t batch, token, head;
+};
+
+/* A pool of states: slots of n_rows x n_cols with one dense dimension, after choosing which
+ * of the two is "rows". Strides in elements. */
+struct gdn_pool_view {
+    char   *data; /* NULL: absent */
+    int32_t dtype;
+    bool    k_first; /* rows are k, columns v are dense; else rows are v, columns k dense */
+    bool    streamed; /* what is written there nobody reads soon */
+    int64_t slot, head, ld;
+    /* Of 8-bit states: [slot][head][V], and how what is written is rounded. */
+    float   *scales;
+    int64_t  scales_slot, scales_head;
+    bool     random; /* GDN_ROUND_STOCHASTIC, from this seed */
+    uint64_t seed;
+};
+
+/* One of record_k, record_u and record_g; steps in bytes. */
+struct gdn_record_rows {
+    char   *data;
+    int32_t dtype;
+    int64_t slot, row, head;
+};
+
+#endif

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ring2_device.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+    bool asked, on;
+    int (*init)(unsigned);
+    int (*device)(int *, int);
+    int (*retain)(void **, int);
+    int (*set_current)(void *);
+    int (*map)(void *, size_t, unsigned);
+    int (*unmap)(void *);
+} cu;
+
+static void give_up(const char *call, int result)
+{
+    printf("GDN_TEST_BACKEND=cuda: %s failed (%d)\n", call, result);
+    exit(1);
+}
+
+static void find(void *library, const char *name, void *pointer)
+{
+    void *symbol = library ? dlsym(library, name) : NULL;
+    if (!symbol) give_up(name, -1);
+    memcpy(pointer, &symbol, sizeof symbol);
+}
+
+static void open_driver(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW), *context = NULL;
+    int   device = 0, r;
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    find(library, "cuInit", &cu.init);
+    find(library, "cuDeviceGet", &cu.device);
+    find(library, "cuDevicePrimaryCtxRetain", &cu.retain);
+    find(library, "cuCtxSetCurrent", &cu.set_current);
+    find(library, "cuMemHostRegister_v2", &cu.map);
+    find(library, "cuMemHostUnregister", &cu.unmap);
+    if ((r = cu.init(0))) give_up("cuInit", r);
+    if ((r = cu.device(&device, 0))) give_up("cuDeviceGet", r);
+    if ((r = cu.retain(&context, device))) give_up("cuDevicePrimaryCtxRetain", r);
+    if ((r = cu.set_current(context))) give_up("cuCtxSetCurrent", r);
+}
+
+bool ring2_on_device(void)
+{
+    if (!cu.asked) {
+        const char *backend = getenv("GDN_TEST_BACKEND");
+        cu.asked            = true;
+        cu.on               = backend && strcmp(backend, "cuda") == 0;
+        if (cu.on) open_driver();
+    }
+    return cu.on;
+}
+
+void ring2_device_map(void *pages, size_t bytes)
+{
+    enum { PORTABLE_AND_MAPPED = 3 };
+    if (!ring2_on_device()) return;
+    const int r = cu.map(pages, bytes, PORTABLE_AND_MAPPED);
+    if (r) give_up("cuMemHostRegister", r);
+}
+
+void ring2_device_unmap(void *pages)
+{
+    if (ring2_on_device()) cu.unmap(pages);
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The op tests on a GPU, with GDN_TEST_BACKEND=cuda: the tests stay as they are. Their guarded
+ * buffers are mapped for the device, which reads and writes them across the bus, and every launch
+ * ends before it returns (CUDA_LAUNCH_BLOCKING). What lies outside a buffer's pages faults there
+ * too, as an error of the call.
+ */
+#ifndef RING2_DEVICE_H
+#define RING2_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Do the contexts of ring2_ctx() compute on a GPU? */
+bool ring2_on_device(void);
+
+/* Maps whole pages, and back. */
+void ring2_device_map(void *pages, size_t bytes);
+void ring2_device_unmap(void *pages);
+
+#endif

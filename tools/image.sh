@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# image.sh NVCC ARGUMENT... - compiles device code and fails on what ptxas only mentions: a
+# serialised WGMMA (C75xx) and a spill that src/cuda/spills.txt does not name with its bytes.
+set -uo pipefail
+list=$(dirname "$0")/../src/cuda/spills.txt
+said=$("$@" -Xptxas -v 2>&1)
+status=$?
+
+# ptxas -v: "Compiling entry function 'NAME' for 'sm_XX'", then "... N bytes spill stores ...".
+found=$(awk '
+    /Compiling entry function/ { split($0, part, "\047"); kernel = part[2] " " part[4] }
+    /bytes spill stores/ {
+        for (i = 1; i <= NF; i++) if ($i == "spill" && $(i + 1) ~ /^stores/) bytes = $(i - 2)
+        if (bytes > 0) print kernel, bytes
+    }' <<<"$said")
+if [ $status -ne 0 ]; then
+    echo "$said" >&2
+    exit $status
+fi
+grep -E '\(C75[0-9][0-9]\)|warning' <<<"$said" >&2 && status=1
+while read -r kernel arch bytes; do
+    [ -n "$kernel" ] || continue
+    grep -qE "^$kernel $arch $bytes " "$list" && continue
+    echo "$kernel for $arch spills $bytes bytes; not in src/cuda/spills.txt" >&2
+    status=1
+done <<<"$found"
+exit $status

@@ -34,6 +34,10 @@ static void open_driver(void)
     void *library = dlopen("libcuda.so.1", RTLD_NOW), *context = NULL;
     int   device = 0, r;
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    if (!library) {
+        printf("skipped: no libcuda.so.1\n");
+        exit(77);
+    }
     find(library, "cuInit", &cu.init);
     find(library, "cuDeviceGet", &cu.device);
     find(library, "cuDevicePrimaryCtxRetain", &cu.retain);

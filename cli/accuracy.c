@@ -220,7 +220,7 @@ static gdn_status call(struct study *s, int64_t t, int64_t n, bool decode)
     a->g    = gdn_dense(s->g + at, GDN_F32, 2, n, s->H, 0, 0);
     a->beta = gdn_dense(s->beta + at, GDN_F32, 2, n, s->H, 0, 0);
     a->seed = (uint64_t)(s->seed + t);
-    return decode ? gdn_decode(s->ctx, a) : gdn_prefill(s->ctx, a);
+    return cli_call(s->ctx, decode ? GDN_OP_DECODE : GDN_OP_PREFILL, a);
 }
 
 /* A zero state of that dtype in fresh memory. */

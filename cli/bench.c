@@ -7,6 +7,8 @@
 #include <stdlib.h>
 
 #include "cli.h"
+#include "ctx.h"
+#include "device.h"
 #include "report.h"
 #include "table.h"
 
@@ -32,7 +34,7 @@ static const char *const help[] = {
     "  --channels N     conv (default 8192); 4 taps, SiLU\n"
     "  --hidden N       block (default 2048)\n",
 
-    "  --threads N --isa NAME --backend cpu    as for gdn run\n"
+    "  --threads N --isa NAME --backend cpu|cuda    as for gdn run\n"
     "  --seconds S      about how long (default 2)\n"
     "  --json           one JSON line\n"
     "\n"
@@ -42,7 +44,9 @@ static const char *const help[] = {
     "measured in-place bandwidth on the same footprint (the states of decode, all tensors of\n"
     "conv, at most 256 MiB) for decode and conv, with the same instruction set and threads.\n"
     "For block, its rule and its convolution are also timed apart; what is left of its time is\n"
-    "given as that of its projections.\n",
+    "given as that of its projections.\n"
+    "On a device times are those of the kernels, by events, with 256 MB written before each call;\n"
+    "the limits are scaling in place and a bf16 matrix product (cuBLAS).\n",
 };
 
 enum bench_op { PREFILL, DECODE, CONV, BLOCK };
@@ -227,6 +231,10 @@ static void print_json(const struct bench_options *o, const struct bench *b,
     cJSON_AddNumberToObject(line, b->by_memory ? "peak_gbs" : "peak_gflops",
                             1e-9 * b->peak);
     cJSON_AddNumberToObject(line, "share", bench_share(b));
+    if (b->ctx->cuda) {
+        cJSON_AddNumberToObject(line, "copy_gbs", 1e-9 * b->copy);
+        cJSON_AddNumberToObject(line, "product_tflops", 1e-12 * b->product);
+    }
     cJSON_AddNumberToObject(line, "error", compare_relative(b->judged.max_error, b->judged.rms));
     cJSON_AddNumberToObject(line, "rms_error",
                             compare_relative(b->judged.rms_error, b->judged.rms));
@@ -262,7 +270,12 @@ static void print_text(const struct bench_options *o, const struct bench *b,
            table_number(c, per_second(b->bytes, b)));
     printf("  share     %.1f %% of %s %s\n", 100 * bench_share(b),
            table_number(a, 1e-9 * b->peak),
-           b->by_memory ? "GB/s in place on the same footprint" : "GFLOP/s float32 multiply-add");
+           b->by_memory   ? "GB/s in place on the same footprint"
+           : b->ctx->cuda ? "GFLOP/s bf16 matrix product"
+                          : "GFLOP/s float32 multiply-add");
+    if (b->ctx->cuda)
+        printf("  beside    a copy at %s GB/s, a bf16 matrix product at %s TFLOP/s\n",
+               table_number(a, 1e-9 * b->copy), table_number(c, 1e-12 * b->product));
     if (p)
         printf("  inside    rule %s ms, convolution %s ms, the rest %.0f %%: projections at %s "
                "GFLOP/s, %.1f %%\n", table_number(a, b->calls[1].ms.median),
@@ -281,7 +294,7 @@ static int time_and_print(const struct bench_options *o, struct bench *b, double
                 op_names[o->op], b->judged.max_error, b->judged.rms, b->judged.max_limit);
         return CLI_OUTSIDE;
     }
-    if (bench_rounds(b)) return CLI_BAD;
+    if ((b->ctx->cuda ? device_rounds : bench_rounds)(b)) return CLI_BAD;
     const bool         inside = o->op == BLOCK;
     struct projections p      = { 0, 0, 0 };
     if (inside) p = projections_of(b, projections);

@@ -26,6 +26,7 @@ struct bench {
     struct comparison judged;    /* of calls[0], by the float64 judge */
     char              kernel[160];
     double            peak; /* found: flop/s or byte/s */
+    double            copy, product; /* of a device: byte/s copied, flop/s of a bf16 product */
     int               n_rounds;
 };
 

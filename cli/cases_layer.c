@@ -256,7 +256,7 @@ int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *foun
 {
     const int64_t    T = smaller(c->tokens.cu_seqlens[1], CHECKED_BLOCK_TOKENS);
     const int64_t    n = T * c->dims.hidden;
-    const gdn_status status = gdn_block(ctx, &c->args);
+    const gdn_status status = cli_call(ctx, GDN_OP_BLOCK, &c->args);
     if (status) return case_failed(ctx, status);
     double *want = run_layer(c, T), *got = malloc((size_t)n * sizeof *got);
     if (want && got) {

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
+#include "cuda/mirror.h"
+#include "device.h"
 
 #include <errno.h>
 #include <math.h>
@@ -125,17 +127,16 @@ int cli_open(const struct cli_device *device, gdn_ctx **ctx)
 
 gdn_status cli_call(gdn_ctx *ctx, gdn_op op, const void *args)
 {
-    switch (op) {
-    case GDN_OP_PREFILL: return gdn_prefill(ctx, args);
-    case GDN_OP_DECODE: return gdn_decode(ctx, args);
-    case GDN_OP_CONV1D: return gdn_conv1d(ctx, args);
-    case GDN_OP_GATES: return gdn_gates(ctx, args);
-    case GDN_OP_L2NORM: return gdn_l2norm(ctx, args);
-    case GDN_OP_RMSNORM_GATED: return gdn_rmsnorm_gated(ctx, args);
-    case GDN_OP_BLOCK: return gdn_block(ctx, args);
-    case GDN_OP_STATE_COPY: return gdn_state_copy(ctx, args);
-    default: return GDN_E_ARG; /* the command runs no others */
-    }
+    return gdn_call_op(ctx, op, args);
+}
+
+gdn_status cli_timed_call(gdn_ctx *ctx, gdn_op op, const void *args, double *seconds)
+{
+    if (ctx->cuda) return device_timed_call(ctx, op, args, seconds);
+    const double     start  = measure_clock();
+    const gdn_status status = cli_call(ctx, op, args);
+    *seconds                = measure_clock() - start;
+    return status;
 }
 
 #define TEXT_OF(x) #x

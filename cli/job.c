@@ -248,13 +248,12 @@ static int refused(const struct job *job, gdn_ctx *ctx, gdn_status status)
 int job_call(struct job *job, gdn_ctx *ctx, struct job_phase *phase, const char *name,
              int64_t tokens)
 {
-    const double     start  = measure_clock();
-    const gdn_status status = cli_call(ctx, job->kind->op, &job->args);
-    const double     end    = measure_clock();
+    double           seconds;
+    const gdn_status status = cli_timed_call(ctx, job->kind->op, &job->args, &seconds);
     if (status) return refused(job, ctx, status);
     phase->name   = name;
     phase->tokens = tokens;
-    phase->seconds += end - start;
+    phase->seconds += seconds;
     snprintf(phase->kernel, sizeof phase->kernel, "%s", gdn_last_kernel(ctx));
     return CLI_OK;
 }

@@ -5,18 +5,25 @@
 #include <stdio.h>
 
 #include "cli.h"
+#include "cuda/launch.h"
 #include "measure.h"
 #include "table.h"
 
 /* ---- JSON -------------------------------------------------------------------------------- */
+
+/* What computes. */
+static const char *device_name(const gdn_ctx *ctx, char *text, size_t bytes)
+{
+    return ctx->cuda ? ctx->cuda->name : measure_cpu(text, bytes);
+}
 
 cJSON *report_line(gdn_ctx *ctx)
 {
     char   cpu[128];
     cJSON *line = cJSON_CreateObject();
     cJSON_AddStringToObject(line, "version", cli_version());
-    cJSON_AddStringToObject(line, "backend", "cpu");
-    cJSON_AddStringToObject(line, "device", measure_cpu(cpu, sizeof cpu));
+    cJSON_AddStringToObject(line, "backend", ctx->cuda ? "cuda" : "cpu");
+    cJSON_AddStringToObject(line, "device", device_name(ctx, cpu, sizeof cpu));
     cJSON_AddStringToObject(line, "isa", gdn_isa(ctx));
     cJSON_AddNumberToObject(line, "threads", gdn_n_threads(ctx));
     return line;
@@ -108,7 +115,7 @@ void report_heading(gdn_ctx *ctx)
 {
     char      cpu[128];
     const int n = gdn_n_threads(ctx);
-    printf("gdn %s, %s, %s, %d thread%s\n", cli_version(), measure_cpu(cpu, sizeof cpu),
+    printf("gdn %s, %s, %s, %d thread%s\n", cli_version(), device_name(ctx, cpu, sizeof cpu),
            gdn_isa(ctx), n, n == 1 ? "" : "s");
 }
 

@@ -238,7 +238,7 @@ GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
 GDN_API const char *gdn_last_error(const gdn_ctx *ctx);
 /* The inner loops that the last successful call ran, as "op: loop.isa loop.isa". */
 GDN_API const char *gdn_last_kernel(const gdn_ctx *ctx);
-/* "scalar", "avx2", "avx512" or "neon". */
+/* "scalar", "avx2", "avx512" or "neon"; of a device "sm_90", say. */
 GDN_API const char *gdn_isa(const gdn_ctx *ctx);
 GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 

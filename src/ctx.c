@@ -190,7 +190,11 @@ void gdn_ctx_destroy(gdn_ctx *ctx)
 
 const char *gdn_last_error(const gdn_ctx *ctx) { return ctx ? ctx->error : ""; }
 const char *gdn_last_kernel(const gdn_ctx *ctx) { return ctx ? ctx->kernel : ""; }
-const char *gdn_isa(const gdn_ctx *ctx) { return ctx ? ctx->kr->name : ""; }
+const char *gdn_isa(const gdn_ctx *ctx)
+{
+    if (!ctx) return "";
+    return ctx->cuda ? ctx->cuda->isa : ctx->kr->name;
+}
 int32_t     gdn_n_threads(const gdn_ctx *ctx) { return ctx ? gdn_pool_threads(ctx->pool) : 0; }
 
 /* ---- What ops ask for ---------------------------------------------------------------------- */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "ctx.h"
+#include "cuda/mirror.h"
 
 enum {
     H = 2, K = 36, V = 40, T_LONG = 40, T_SHORT = 3, /* the rule */
@@ -235,7 +236,7 @@ static gdn_status test_rule(struct self_test *s, const struct rule_case *c)
         s->x[GG][FORGETS * H + 1] = -(double)INFINITY;
         s->stored[GG][FORGETS * H + 1] = -INFINITY;
     }
-    TRY(c->decode ? gdn_decode(s->ctx, &a) : gdn_prefill(s->ctx, &a));
+    TRY(gdn_call_op(s->ctx, c->decode ? GDN_OP_DECODE : GDN_OP_PREFILL, &a));
     for (int h = 0; h < H; h++)
         for (int j = 0; j < V; j++)
             TRY(judge_column(s, &in, rule_limit(c), &a.out, &a.state, h, j));
@@ -254,7 +255,7 @@ static gdn_status test_conv(struct self_test *s, int32_t dtype)
     a.state      = shaped(draw(s, SS, GDN_F32, D * (W - 1), -1, 1), 3, 1, D, W - 1, 0);
     a.out        = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
     a.activation = GDN_ACT_SILU;
-    TRY(gdn_conv1d(s->ctx, &a));
+    TRY(gdn_call_op(s->ctx, GDN_OP_CONV1D, &a));
     for (int i = 0; i < ROWS * D; i++) {
         const int t = i / D, d = i % D;
         double    y = s->x[BB][d], magnitude = fabs(y);
@@ -284,7 +285,7 @@ static gdn_status test_gates(struct self_test *s, int32_t dtype)
     a.dt_bias = draw(s, QQ, GDN_F32, D, -1, 1);
     a.g       = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
     a.beta    = gdn_dense(s->stored[SS], dtype, 2, ROWS, D, 0, 0);
-    TRY(gdn_gates(s->ctx, &a));
+    TRY(gdn_call_op(s->ctx, GDN_OP_GATES, &a));
     for (int i = 0; i < ROWS * D; i++) {
         const double x = s->x[VV][i], A = s->x[KK][i % D], dt = s->x[QQ][i % D];
         const double g = log_gate(x, A, dt), beta = sigmoid(s->x[BB][i]);
@@ -305,7 +306,7 @@ static gdn_status test_norms(struct self_test *s, int32_t dtype)
     snprintf(s->name, sizeof s->name, "norms, dtype %d", (int)dtype);
     l.x   = shaped(draw(s, VV, dtype, ROWS * D, -1, 1), 2, ROWS, D, 0, 0);
     l.out = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
-    TRY(gdn_l2norm(s->ctx, &l));
+    TRY(gdn_call_op(s->ctx, GDN_OP_L2NORM, &l));
     for (int i = 0; i < ROWS * D; i++) {
         const double length = norm_of(&s->x[VV][i / D * D], D);
         const double want   = s->x[VV][i] / sqrt(length * length + 1e-6);
@@ -315,7 +316,7 @@ static gdn_status test_norms(struct self_test *s, int32_t dtype)
     r.z      = shaped(draw(s, BB, dtype, ROWS * D, -4, 4), 2, ROWS, D, 0, 0);
     r.weight = draw(s, KK, dtype, D, -1, 1);
     r.out    = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
-    TRY(gdn_rmsnorm_gated(s->ctx, &r));
+    TRY(gdn_call_op(s->ctx, GDN_OP_RMSNORM_GATED, &r));
     for (int i = 0; i < ROWS * D; i++) {
         const double length = norm_of(&s->x[VV][i / D * D], D), z = s->x[BB][i];
         const double want   = s->x[VV][i] / sqrt(length * length / D + 1e-6) * s->x[KK][i % D] * z *

@@ -71,7 +71,17 @@ enum {
     X(cuKernelSetAttribute, (int, int, gdn_cu_kernel, gdn_cu_device))                          \
     X(cuLaunchKernelEx, (const struct gdn_cu_config *, gdn_cu_kernel, void **, void **))       \
     X(cuMemAlloc, (gdn_cu_memory *, size_t))                                                   \
-    X(cuMemFree, (gdn_cu_memory))
+    X(cuMemFree, (gdn_cu_memory))                                                              \
+    X(cuMemcpyHtoD, (gdn_cu_memory, const void *, size_t))                                     \
+    X(cuMemcpyDtoH, (void *, gdn_cu_memory, size_t))                                           \
+    X(cuMemcpyDtoDAsync, (gdn_cu_memory, gdn_cu_memory, size_t, gdn_cu_stream))                \
+    X(cuMemsetD8Async, (gdn_cu_memory, unsigned char, size_t, gdn_cu_stream))                  \
+    X(cuCtxSynchronize, (void))                                                                \
+    X(cuEventCreate, (gdn_cu_event *, unsigned))                                               \
+    X(cuEventDestroy, (gdn_cu_event))                                                          \
+    X(cuEventRecord, (gdn_cu_event, gdn_cu_stream))                                            \
+    X(cuEventSynchronize, (gdn_cu_event))                                                      \
+    X(cuEventElapsedTime, (float *, gdn_cu_event, gdn_cu_event))
 
 struct gdn_cu_api {
     void *library; /* of dlopen */

@@ -27,6 +27,18 @@ struct gdn_cu_batch {
     int32_t padded, single; /* [B][T]; or N sequences of one token */
 };
 
+/* x[i] *= factor, n times 16 bytes. */
+struct gdn_cu_yardstick {
+#ifdef __CUDACC__
+    float4 *x;
+#else
+    void *x;
+#endif
+    int64_t n;
+    float   factor;
+    int32_t pad;
+};
+
 /* gdn_l2norm, gdn_rmsnorm_gated: z and weight may be absent. */
 struct gdn_cu_norm {
     gdn_tensor x, z, weight, out;
@@ -60,6 +72,7 @@ struct gdn_cu_rule {
 GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
+GDN_CU_SIZE(gdn_cu_yardstick, 24);
 GDN_CU_SIZE(gdn_cu_norm, 4 * 112 + 32);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "blas.h"
 #include "images.h"
 #include "tensor.h"
 
@@ -12,6 +13,7 @@ struct kernel_row {
 };
 
 static const struct kernel_row rows[GDN_N_KERNELS] = {
+#define GDN_KERNEL_yardstick(threads, shared, what) { "gdn_yardstick_" #what, threads, shared },
 #define GDN_KERNEL_norm(threads, shared, what) { "gdn_norm_" #what, threads, shared },
 #include "kernels.def"
 };
@@ -20,8 +22,7 @@ const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel) { return rows[kernel
 
 /* ---- The driver ---------------------------------------------------------------------------- */
 
-/* A failed driver call as an error: the call, its name and its text. */
-static gdn_status fail_cu(gdn_ctx *ctx, gdn_cu_result result, const char *call, const char *what)
+gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, const char *what)
 {
     const struct gdn_cu_api *api  = &ctx->cuda->api;
     const char              *name = NULL, *text = NULL;
@@ -31,32 +32,28 @@ static gdn_status fail_cu(gdn_ctx *ctx, gdn_cu_result result, const char *call, 
                     text ? text : "no text", what);
 }
 
-#define CU(ctx, what, call, ...)                                                              \
-    do {                                                                                      \
-        const gdn_cu_result r_ = (ctx)->cuda->api.call(__VA_ARGS__);                          \
-        if (r_ != 0) return fail_cu(ctx, r_, #call, what);                                    \
-    } while (0)
-
 /* ---- Opening ------------------------------------------------------------------------------- */
 
 static gdn_status open_device(gdn_ctx *ctx)
 {
     struct gdn_cuda *c = ctx->cuda;
     int              n = 0, major = 0, minor = 0;
-    CU(ctx, "at start", cuInit, 0);
-    CU(ctx, "at start", cuDeviceGetCount, &n);
+    GDN_CU(ctx, "at start", cuInit, (0));
+    GDN_CU(ctx, "at start", cuDeviceGetCount, (&n));
     if (ctx->options.device < 0 || ctx->options.device >= n)
         return gdn_fail(ctx, GDN_E_ARG, "device: %d, wanted 0 to %d", (int)ctx->options.device,
                         n - 1);
-    CU(ctx, "at start", cuDeviceGet, &c->device, ctx->options.device);
-    CU(ctx, "at start", cuDeviceGetAttribute, &major, GDN_CU_MAJOR, c->device);
-    CU(ctx, "at start", cuDeviceGetAttribute, &minor, GDN_CU_MINOR, c->device);
-    CU(ctx, "at start", cuDeviceGetAttribute, &c->sm_count, GDN_CU_SM_COUNT, c->device);
+    GDN_CU(ctx, "at start", cuDeviceGet, (&c->device, ctx->options.device));
+    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&major, GDN_CU_MAJOR, c->device));
+    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&minor, GDN_CU_MINOR, c->device));
+    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&c->sm_count, GDN_CU_SM_COUNT, c->device));
+    GDN_CU(ctx, "at start", cuDeviceGetName, (c->name, (int)sizeof c->name, c->device));
     c->capability = 10 * major + minor;
+    snprintf(c->isa, sizeof c->isa, "sm_%d", c->capability);
     if (c->capability < 80)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "device: compute capability %d.%d, wanted 8.0",
                         major, minor);
-    CU(ctx, "at start", cuDevicePrimaryCtxRetain, &c->context, c->device);
+    GDN_CU(ctx, "at start", cuDevicePrimaryCtxRetain, (&c->context, c->device));
     return GDN_OK;
 }
 
@@ -86,8 +83,8 @@ static gdn_status load_images(gdn_ctx *ctx)
     if (!c->libraries)
         return gdn_fail(ctx, GDN_E_MEMORY, "context: no memory for %zu images", n);
     for (size_t i = 0; i < n; i++, c->n_libraries++)
-        CU(ctx, gdn_images[i].name, cuLibraryLoadData, &c->libraries[i], gdn_images[i].fatbin,
-           NULL, NULL, 0, NULL, NULL, 0);
+        GDN_CU(ctx, gdn_images[i].name, cuLibraryLoadData, (&c->libraries[i], gdn_images[i].fatbin,
+           NULL, NULL, 0, NULL, NULL, 0));
     for (int i = 0; i < GDN_N_KERNELS; i++) c->kernels[i] = find_kernel(c, &rows[i]);
     return GDN_OK;
 }
@@ -117,6 +114,7 @@ void gdn_cuda_destroy(gdn_ctx *ctx)
     if (!c) return;
     if (c->context && c->api.cuCtxPushCurrent(c->context) == 0) {
         gdn_cu_context popped;
+        gdn_blas_close(ctx);
         if (c->workspace) c->api.cuMemFree(c->workspace);
         for (int i = 0; i < c->n_libraries; i++) c->api.cuLibraryUnload(c->libraries[i]);
         c->api.cuCtxPopCurrent(&popped);
@@ -130,17 +128,16 @@ void gdn_cuda_destroy(gdn_ctx *ctx)
 
 /* ---- Calls --------------------------------------------------------------------------------- */
 
-/* Makes the device's context the thread's current one, if it is not; undone by leave(). */
-static gdn_status enter(gdn_ctx *ctx, bool *pushed)
+gdn_status gdn_cuda_enter(gdn_ctx *ctx, bool *pushed)
 {
     gdn_cu_context current = NULL;
-    CU(ctx, "in a call", cuCtxGetCurrent, &current);
+    GDN_CU(ctx, "in a call", cuCtxGetCurrent, (&current));
     *pushed = current != ctx->cuda->context;
-    if (*pushed) CU(ctx, "in a call", cuCtxPushCurrent, ctx->cuda->context);
+    if (*pushed) GDN_CU(ctx, "in a call", cuCtxPushCurrent, (ctx->cuda->context));
     return GDN_OK;
 }
 
-static void leave(gdn_ctx *ctx, bool pushed)
+void gdn_cuda_leave(gdn_ctx *ctx, bool pushed)
 {
     gdn_cu_context popped;
     if (pushed) ctx->cuda->api.cuCtxPopCurrent(&popped);
@@ -151,7 +148,7 @@ static void leave(gdn_ctx *ctx, bool pushed)
 static gdn_status grow(gdn_ctx *ctx, size_t needed)
 {
     struct gdn_cuda *c = ctx->cuda;
-    if (c->workspace) CU(ctx, "workspace", cuMemFree, c->workspace);
+    if (c->workspace) GDN_CU(ctx, "workspace", cuMemFree, (c->workspace));
     c->workspace       = 0;
     c->workspace_bytes = 0;
     const gdn_cu_result r = c->api.cuMemAlloc(&c->workspace, needed);
@@ -168,9 +165,9 @@ gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes,
     bool             pushed;
     if (given) return gdn_get_workspace(ctx, given, given_bytes, needed, memory);
     if (needed > c->workspace_bytes) {
-        TRY(enter(ctx, &pushed));
+        TRY(gdn_cuda_enter(ctx, &pushed));
         const gdn_status status = grow(ctx, needed);
-        leave(ctx, pushed);
+        gdn_cuda_leave(ctx, pushed);
         TRY(status);
     }
     *memory = (void *)(uintptr_t)c->workspace;
@@ -210,11 +207,11 @@ gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
     TRY(check_call(ctx, call));
     for (int i = 0; i < 3; i++) config.grid[i] = (unsigned)call->grid[i];
     if (!call->grid[0] || !call->grid[1] || !call->grid[2]) return GDN_OK;
-    TRY(enter(ctx, &pushed));
+    TRY(gdn_cuda_enter(ctx, &pushed));
     const gdn_cu_result r = ctx->cuda->api.cuLaunchKernelEx(
         &config, ctx->cuda->kernels[call->kernel], parameters, NULL);
-    leave(ctx, pushed);
-    if (r != 0) return fail_cu(ctx, r, "cuLaunchKernelEx", rows[call->kernel].name);
+    gdn_cuda_leave(ctx, pushed);
+    if (r != 0) return gdn_cuda_fail(ctx, r, "cuLaunchKernelEx", rows[call->kernel].name);
     return GDN_OK;
 }
 

@@ -13,6 +13,7 @@
 
 /* The kernels, in the order of kernels.def. */
 enum gdn_kernel_id {
+#define GDN_KERNEL_yardstick(threads, shared, what) GDN_CU_YARDSTICK_##what,
 #define GDN_KERNEL_norm(threads, shared, what) GDN_CU_NORM_##what,
 #include "kernels.def"
     GDN_N_KERNELS
@@ -23,10 +24,13 @@ struct gdn_cuda {
     gdn_cu_device     device;
     gdn_cu_context    context;
     int               capability; /* 10 major + minor */
+    char              isa[16];    /* "sm_90" */
+    char              name[64];
     int               sm_count;
     int               n_libraries;
     gdn_cu_library   *libraries; /* [n_libraries] */
     gdn_cu_kernel     kernels[GDN_N_KERNELS]; /* NULL: not for this device */
+    struct gdn_blas  *blas; /* cuBLAS; NULL: not opened yet */
     gdn_cu_memory     workspace;
     size_t            workspace_bytes;
 };
@@ -34,6 +38,19 @@ struct gdn_cuda {
 /* Opens ctx->options.device and loads the images. */
 gdn_status gdn_cuda_create(gdn_ctx *ctx);
 void       gdn_cuda_destroy(gdn_ctx *ctx);
+
+/* Makes the device's context the thread's current one, if it is not; and back. */
+gdn_status gdn_cuda_enter(gdn_ctx *ctx, bool *pushed);
+void       gdn_cuda_leave(gdn_ctx *ctx, bool pushed);
+
+/* A failed driver call as an error: the call, its name and its text. */
+gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, const char *what);
+
+#define GDN_CU(ctx, what, call, arguments)                                                    \
+    do {                                                                                      \
+        const gdn_cu_result r_ = (ctx)->cuda->api.call arguments;                             \
+        if (r_ != 0) return gdn_cuda_fail(ctx, r_, #call, what);                              \
+    } while (0)
 
 /* The caller's workspace if given (checked), else the context's, grown: device memory. */
 gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,

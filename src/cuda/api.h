@@ -39,7 +39,6 @@ enum {
     GDN_CU_SM_COUNT             = 16,
     GDN_CU_MAJOR                = 75,
     GDN_CU_MINOR                = 76,
-    GDN_CU_PAGEABLE_MEMORY      = 88,
     /* CUfunction_attribute */
     GDN_CU_MAX_DYNAMIC_SHARED   = 8,
     /* CUlaunchAttributeID */

@@ -62,8 +62,8 @@ static gdn_status open_device(gdn_ctx *ctx)
 static gdn_cu_kernel find_kernel(const struct gdn_cuda *c, const struct kernel_row *row)
 {
     gdn_cu_kernel kernel = NULL;
-    for (int l = 0; l < c->n_libraries; l++)
-        if (c->api.cuLibraryGetKernel(&kernel, c->libraries[l], row->name) == 0) break;
+    for (int l = 0; l < c->n_libraries && !kernel; l++)
+        if (c->api.cuLibraryGetKernel(&kernel, c->libraries[l], row->name) != 0) kernel = NULL;
     if (kernel && row->shared_bytes &&
         c->api.cuKernelSetAttribute(GDN_CU_MAX_DYNAMIC_SHARED, row->shared_bytes, kernel,
                                     c->device) != 0)

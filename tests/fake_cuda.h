@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A CUDA driver that computes nothing: built as libcuda.so.1, found before the real one. It does
+ * what it is told about its device, counts every call and keeps the last launch.
+ */
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+
+#include "cuda/api.h"
+
+struct fake_cuda {
+    /* What it pretends to be. */
+    int         n_devices, major, minor, shared_bytes; /* shared_bytes: most that a kernel takes */
+    const char *fails;   /* this call returns error 700 */
+    const char *missing; /* this call is not in the driver */
+    const char *lacks;   /* the image has no kernel of this name */
+    /* What was called. */
+    int n_calls[64]; /* in the order of GDN_CU_CALLS */
+    int depth;       /* contexts pushed and not popped */
+    struct gdn_cu_config launch; /* the last one */
+    const char          *kernel; /* its name */
+    char                 args[4096];
+};
+
+/* Number of a call in n_calls. */
+enum fake_call {
+#define FAKE_NUMBER(name, parameters) FAKE_##name,
+    GDN_CU_CALLS(FAKE_NUMBER)
+#undef FAKE_NUMBER
+    FAKE_N_CALLS
+};
+
+#endif

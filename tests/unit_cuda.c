@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The host's part of the CUDA backend, with a driver that computes nothing (fake_cuda.c): what a
+ * context needs and how it refuses, which kernels it finds, and that a call launches and does
+ * nothing else: no allocation, no copy, no waiting.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda/images.h"
+#include "cuda/launch.h"
+#include "fake_cuda.h"
+#include "ring2.h"
+
+static struct fake_cuda *fake;
+
+static const struct fake_cuda hopper = { .n_devices = 1, .major = 9, .shared_bytes = 232448 };
+
+/* A context on the driver as it is now; its error text. */
+static gdn_status create(int device, gdn_ctx **ctx, char *text, size_t bytes)
+{
+    gdn_options o      = gdn_options_init();
+    o.backend          = GDN_BACKEND_CUDA;
+    o.device           = device;
+    o.error_text       = text;
+    o.error_text_bytes = bytes;
+    return gdn_ctx_create(&o, ctx);
+}
+
+static void refused(const char *what, int device, gdn_status want, const char *needle)
+{
+    char     text[512] = "";
+    gdn_ctx *ctx;
+    ring2_status(NULL, what, create(device, &ctx, text, sizeof text), want);
+    CHECK(!ctx, "%s: there is a context", what);
+    CHECK(strstr(text, needle), "%s: \"%s\" does not name %s", what, text, needle);
+    CHECK(fake->depth == 0, "%s: %d contexts left on the stack", what, fake->depth);
+    CHECK(fake->n_calls[FAKE_cuDevicePrimaryCtxRetain] ==
+              fake->n_calls[FAKE_cuDevicePrimaryCtxRelease] +
+                  (fake->fails && !strcmp(fake->fails, "cuDevicePrimaryCtxRetain")),
+          "%s: the context is not released", what);
+}
+
+static gdn_ctx *hopper_ctx(void)
+{
+    char     text[512] = "";
+    gdn_ctx *ctx;
+    *fake = hopper;
+    ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
+    if (!ctx) ring2_fail("%s", text);
+    return ctx;
+}
+
+static void test_refusals(void)
+{
+    static const char *const first[] = { "cuInit", "cuDeviceGetCount", "cuDeviceGet",
+                                         "cuDeviceGetName", "cuDevicePrimaryCtxRetain",
+                                         "cuLibraryLoadData" };
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++) {
+        *fake       = hopper;
+        fake->fails = first[i];
+        refused(first[i], 0, GDN_E_CUDA, "CUDA_ERROR_FAKE (as it was told)");
+    }
+    *fake = hopper;
+    refused("device 1 of 1", 1, GDN_E_ARG, "device: 1, wanted 0 to 0");
+    refused("device -1", -1, GDN_E_ARG, "device: -1");
+    fake->major = 7, fake->minor = 5;
+    refused("an old chip", 0, GDN_E_UNSUPPORTED, "7.5");
+    *fake         = hopper;
+    fake->missing = "cuLibraryGetKernel";
+    refused("an old driver", 0, GDN_E_UNSUPPORTED, "cuLibraryGetKernel");
+}
+
+/* A small norm call; what it points to is never looked at. */
+static gdn_l2norm_args norm_args(void *x, void *out)
+{
+    gdn_l2norm_args a = gdn_l2norm_args_init();
+    a.x               = gdn_dense(x, GDN_F32, 2, 100, 128, 0, 0);
+    a.out             = gdn_dense(out, GDN_F32, 2, 100, 128, 0, 0);
+    return a;
+}
+
+static void test_kernels(void)
+{
+    static float x[1], out[1 << 14];
+    gdn_ctx     *ctx;
+    char         text[512];
+    *fake       = hopper;
+    fake->lacks = gdn_cuda_kernel_name(GDN_CU_NORM_row);
+    ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
+    if (!ctx) return;
+    const gdn_l2norm_args a = norm_args(out, x + 1);
+    ring2_status(ctx, "a kernel that is not there", gdn_l2norm(ctx, &a), GDN_E_UNSUPPORTED);
+    CHECK(strstr(gdn_last_error(ctx), fake->lacks), "\"%s\"", gdn_last_error(ctx));
+    CHECK(!strcmp(gdn_isa(ctx), "sm_90"), "isa %s", gdn_isa(ctx));
+    gdn_ctx_destroy(ctx);
+    CHECK(fake->depth == 0, "%d contexts left on the stack", fake->depth);
+    CHECK(fake->n_calls[FAKE_cuLibraryUnload] == fake->n_calls[FAKE_cuLibraryLoadData], "%d of %d "
+          "images unloaded", fake->n_calls[FAKE_cuLibraryUnload],
+          fake->n_calls[FAKE_cuLibraryLoadData]);
+}
+
+/* A call pushes the context, launches, pops it; nothing else. */
+static void test_call(void)
+{
+    static float          x[1], out[1 << 14];
+    gdn_ctx              *ctx = hopper_ctx();
+    const gdn_l2norm_args a   = norm_args(out, x + 1);
+    if (!ctx) return;
+    memset(fake->n_calls, 0, sizeof fake->n_calls);
+    ring2_status(ctx, "the call", gdn_l2norm(ctx, &a), GDN_OK);
+    for (int i = 0; i < FAKE_N_CALLS; i++) {
+        const int want = i == FAKE_cuCtxGetCurrent || i == FAKE_cuCtxPushCurrent ||
+                         i == FAKE_cuCtxPopCurrent || i == FAKE_cuLaunchKernelEx;
+        CHECK(fake->n_calls[i] == want, "driver call %d: %d times, wanted %d", i,
+              fake->n_calls[i], want);
+    }
+    CHECK(!strcmp(fake->kernel, "gdn_norm_row"), "kernel %s", fake->kernel);
+    CHECK(fake->launch.grid[0] == 13, "grid %u for 100 rows", fake->launch.grid[0]);
+    CHECK(!strcmp(gdn_last_kernel(ctx), "l2norm: gdn_norm_row"), "%s", gdn_last_kernel(ctx));
+    fake->fails = "cuLaunchKernelEx";
+    ring2_status(ctx, "a launch that fails", gdn_l2norm(ctx, &a), GDN_E_CUDA);
+    CHECK(strstr(gdn_last_error(ctx), "cuLaunchKernelEx: CUDA_ERROR_FAKE"), "\"%s\"",
+          gdn_last_error(ctx));
+    gdn_ctx_destroy(ctx);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_test tests[] = {
+        { "cuda: refusals", test_refusals },
+        { "cuda: kernels", test_kernels },
+        { "cuda: a call launches and no more", test_call },
+    };
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    fake         = driver ? dlsym(driver, "fake_cuda") : NULL;
+    if (!fake) {
+        printf("the driver is not the fake one: run this by ctest\n");
+        return 1;
+    }
+    if (!gdn_images[0].name) {
+        printf("skipped: no device code in this build\n");
+        return 77;
+    }
+    return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

@@ -4,7 +4,8 @@
 
 # A toolkit may be there without the C++ compiler that nvcc preprocesses with, so it is tried.
 function(find_working_nvcc)
-    find_program(GDN_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin PATHS /usr/local/cuda)
+    find_program(GDN_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin
+        PATHS /usr/local/cuda ${PROJECT_SOURCE_DIR}/build/nvcc/nvidia/cu13)
     mark_as_advanced(GDN_NVCC)
     if(NOT GDN_NVCC)
         set(problem "nvcc was not found" PARENT_SCOPE)

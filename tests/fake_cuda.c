@@ -126,7 +126,12 @@ FAKE(cuLaunchKernelEx)(const struct gdn_cu_config *config, gdn_cu_kernel k, void
     memcpy(fake_cuda.args, parameters[0], 24); /* the least that a kernel takes */
     return current ? 0 : INVALID;
 }
-FAKE(cuMemAlloc)(gdn_cu_memory *m, size_t n) { ENTER(cuMemAlloc); *m = 4096; return n ? 0 : INVALID; }
+FAKE(cuMemAlloc)(gdn_cu_memory *m, size_t n)
+{
+    ENTER(cuMemAlloc);
+    *m = 4096;
+    return n ? 0 : INVALID;
+}
 FAKE(cuMemFree)(gdn_cu_memory m) { ENTER(cuMemFree); return m ? 0 : INVALID; }
 FAKE(cuMemcpyHtoD)(gdn_cu_memory m, const void *p, size_t n)
 {

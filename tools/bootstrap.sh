@@ -99,6 +99,12 @@ if [ "$level" != build ] && ! have_modules; then
             "(install python3-venv python3-numpy python3-pytest)"
 fi
 
+if [ "$level" = test ] && ! have nvcc && [ ! -x /usr/local/cuda/bin/nvcc ] &&
+    [ ! -x build/nvcc/nvidia/cu13/bin/nvcc ]; then
+    echo "bootstrap: installing nvcc into build/nvcc"
+    tools/get_nvcc.sh || echo "bootstrap: no nvcc, so no device code is compiled"
+fi
+
 lack=$(needed)
 if [ -n "$lack" ]; then
     echo "bootstrap: please install these packages: ${lack//$'\n'/ }" >&2

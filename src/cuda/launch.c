@@ -182,7 +182,7 @@ static gdn_status check_call(gdn_ctx *ctx, const struct gdn_cuda_call *call)
                         rows[call->kernel].name, ctx->cuda->capability);
     for (int i = 0; i < 3; i++)
         if (call->grid[i] < 0 || call->grid[i] > most[i])
-            return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: a grid of %lld in dimension %d, at most %d",
+            return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: %lld blocks in dimension %d, at most %d",
                             rows[call->kernel].name, (long long)call->grid[i], i, (int)most[i]);
     return GDN_OK;
 }

@@ -31,7 +31,9 @@ static const struct op_shape {
     [GDN_OP_RECORD_FOLD]     = WITH_BATCH(gdn_record_fold_args, record_count),
 };
 
-enum { N_BATCH_TENSORS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor) };
+enum {
+    N_BATCH_TENSORS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)
+};
 
 /* The bytes that a tensor spans. */
 static struct gdn_mirror_block span_of(const gdn_tensor *t)

@@ -5,15 +5,18 @@
 
 #include "cli.h"
 #include "cpu/kernels.h"
+#include "cuda/images.h"
+#include "cuda/launch.h"
 #include "measure.h"
 #include "report.h"
 
 static const char help[] =
-    "gdn info [--json] [--threads N] [--isa NAME]\n"
+    "gdn info [--json] [--threads N] [--isa NAME] [--backend cpu|cuda]\n"
     "\n"
     "Version, CPU, instruction sets found and tables of inner loops built, the table chosen\n"
-    "(GDN_CPU and --isa can only lower it), threads, build, ops and inner loops; and whether\n"
-    "this machine computes what it should (gdn_self_test), exit status 1 if not.\n";
+    "(GDN_CPU and --isa can only lower it), threads, build, devices, ops and inner loops, or the\n"
+    "kernels of --backend cuda; and whether this machine computes what it should\n"
+    "(gdn_self_test), exit status 1 if not.\n";
 
 #if defined(__clang__)
 #define COMPILER "clang " __clang_version__
@@ -28,8 +31,6 @@ static const char help[] =
 #define GDN_BUILD_FLAGS "not optimised"
 #endif
 #endif
-
-static const char cuda[] = "no device code in this build";
 
 static const char *const ops[] = {
     "prefill", "decode", "conv1d", "gates", "l2norm", "rmsnorm_gated", "block", "state_copy",
@@ -56,6 +57,37 @@ static const struct {
                { GDN_CPU_AMX, "amx" },
                { GDN_CPU_NEON, "neon" } };
 
+/* Device code in this build, and the devices there are. */
+static const char *cuda_text(char *text, size_t bytes)
+{
+    struct gdn_cu_api api;
+    const char       *missing;
+    int               n = 0;
+    if (!gdn_images[0].name) return "no device code in this build";
+    if (gdn_cu_open(&api, &missing) != 0) {
+        snprintf(text, bytes, "device code in this build; no %s here", missing);
+        return text;
+    }
+    if (api.cuInit(0) != 0 || api.cuDeviceGetCount(&n) != 0) n = 0;
+    int used = snprintf(text, bytes, "device code in this build; %d devices here", n);
+    for (int i = 0; i < n && used < (int)bytes; i++) {
+        char name[64] = "";
+        api.cuDeviceGetName(name, (int)sizeof name, i);
+        used += snprintf(text + used, bytes - (size_t)used, "%s%s", i ? ", " : ": ", name);
+    }
+    gdn_cu_close(&api);
+    return text;
+}
+
+/* The i-th kernel of the context; NULL: there are no more. */
+static const char *kernel_name(gdn_ctx *ctx, int i, char *text, size_t bytes)
+{
+    if (ctx->cuda) return i < GDN_N_KERNELS ? gdn_cuda_kernel_name((enum gdn_kernel_id)i) : NULL;
+    if (i >= N_LOOPS) return NULL;
+    snprintf(text, bytes, "%s.%s", loops[i], gdn_isa(ctx));
+    return text;
+}
+
 /* gdn_self_test() and how long it took. */
 struct self_test {
     gdn_status status;
@@ -74,8 +106,9 @@ static struct self_test run_self_test(gdn_ctx *ctx)
 
 static void print_text(gdn_ctx *ctx, const struct self_test *test)
 {
-    char           cpu[128];
+    char           cpu[128], text[256];
     const uint32_t flags = gdn_cpu_detect();
+    const char    *name;
     printf("gdn %s\n", cli_version());
     printf("  cpu       %s\n", measure_cpu(cpu, sizeof cpu));
     printf("  found     baseline");
@@ -91,18 +124,20 @@ static void print_text(gdn_ctx *ctx, const struct self_test *test)
     else
         printf("  self-test %s: %s\n", gdn_status_name(test->status), gdn_last_error(ctx));
     printf("  build     %s, %s\n", COMPILER, GDN_BUILD_FLAGS);
-    printf("  CUDA      %s\n", cuda);
+    printf("  CUDA      %s\n", cuda_text(text, sizeof text));
     printf("  ops      ");
     for (int i = 0; i < N_OPS; i++)
         printf("%s%s", i && i % 6 == 0 ? "\n            " : " ", ops[i]);
     printf("\n  kernels  ");
-    for (int i = 0; i < N_LOOPS; i++)
-        printf("%s%s.%s", i && i % 5 == 0 ? "\n            " : " ", loops[i], gdn_isa(ctx));
+    for (int i = 0; (name = kernel_name(ctx, i, text, sizeof text)); i++)
+        printf("%s%s", i && i % 5 == 0 ? "\n            " : " ", name);
     printf("\n");
 }
 
 static void print_json(gdn_ctx *ctx, const struct self_test *test)
 {
+    char           text[256];
+    const char    *name;
     const uint32_t flags  = gdn_cpu_detect();
     cJSON         *line   = report_line(ctx);
     cJSON         *found  = cJSON_AddArrayToObject(line, "found");
@@ -121,14 +156,11 @@ static void print_json(gdn_ctx *ctx, const struct self_test *test)
     cJSON_AddNumberToObject(line, "self_test_ms", test->ms);
     cJSON_AddStringToObject(line, "compiler", COMPILER);
     cJSON_AddStringToObject(line, "flags", GDN_BUILD_FLAGS);
-    cJSON_AddStringToObject(line, "cuda", cuda);
+    cJSON_AddStringToObject(line, "cuda", cuda_text(text, sizeof text));
     cJSON_AddItemToObject(line, "ops", cJSON_CreateStringArray(ops, N_OPS));
     cJSON *kernels = cJSON_AddArrayToObject(line, "kernels");
-    for (int i = 0; i < N_LOOPS; i++) {
-        char name[64];
-        snprintf(name, sizeof name, "%s.%s", loops[i], gdn_isa(ctx));
+    for (int i = 0; (name = kernel_name(ctx, i, text, sizeof text)); i++)
         cJSON_AddItemToArray(kernels, cJSON_CreateString(name));
-    }
     report_print(line);
 }
 
@@ -140,6 +172,7 @@ int info_main(int argc, char **argv)
         { "--json", CLI_FLAG, &json, 0, 0 },
         { "--threads", CLI_INT, &device.threads, 0, 1024 },
         { "--isa", CLI_TEXT, &device.isa, 0, 0 },
+        { "--backend", CLI_TEXT, &device.backend, 0, 0 },
         { "--help", CLI_FLAG, &want_help, 0, 0 },
         { "-h", CLI_FLAG, &want_help, 0, 0 },
         { NULL, CLI_FLAG, NULL, 0, 0 },

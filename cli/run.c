@@ -20,7 +20,7 @@ static const char *const help[] = {
     "arguments. Times are the best of up to five runs. --all runs the files of DIR (default\n"
     GDN_VECTORS_DIR "), then a rule of Qwen3-Next's size, judged by a float64 recurrence.\n"
     "\n"
-    "  --backend cpu     the backend; this build has the CPU\n"
+    "  --backend B       cpu (default), cuda: device 0, on copies of the tensors\n"
     "  --threads N       threads that compute; 0: one per processor\n"
     "  --isa NAME        scalar, avx2, avx512 or neon: use no more than that\n"
     "  -o OUT            write the outputs to OUT.safetensors, whole or not at all (one FILE)\n"

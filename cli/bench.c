@@ -13,7 +13,7 @@
 #include "table.h"
 
 static const char *const help[] = {
-    "gdn bench prefill|decode|conv|block [options]\n"
+    "gdn bench prefill|decode|conv|block|gates|l2norm|rmsnorm [options]\n"
     "\n"
     "First a part of the result is compared with float64 (exit 1, and no times, if it is\n"
     "outside the limits of gdn run); then rounds of the op and of a yardstick follow each other,\n"
@@ -31,6 +31,9 @@ static const char *const help[] = {
     "  --layout L       k_last (default), k_first: of the rule's state\n"
     "  --exact          prefill, decode, block: with GDN_EXACT\n"
     "  --bf16-products  prefill, block of bf16: with GDN_BF16_PRODUCTS\n"
+    "  --raw            prefill, decode: raw gates and the norms of q and k inside the call\n"
+    "  --pool           prefill, decode: states in every other slot of a pool\n"
+    "  --each           decode: the state after every token, in a slot of its own\n"
     "  --channels N     conv (default 8192); 4 taps, SiLU\n"
     "  --hidden N       block (default 2048)\n",
 
@@ -49,8 +52,9 @@ static const char *const help[] = {
     "the limits are scaling in place and a bf16 matrix product (cuBLAS).\n",
 };
 
-enum bench_op { PREFILL, DECODE, CONV, BLOCK };
-static const char *const op_names[] = { "prefill", "decode", "conv", "block" };
+enum bench_op { PREFILL, DECODE, CONV, BLOCK, GATES, L2NORM, RMSNORM, N_BENCH_OPS };
+static const char *const op_names[] = { "prefill", "decode",  "conv",   "block",
+                                        "gates",   "l2norm", "rmsnorm" };
 
 struct bench_options {
     struct cli_device device;
@@ -158,8 +162,13 @@ static int settle(struct bench_options *o)
 {
     if (o->op == PREFILL && (o->batch || o->tokens))
         return cli_bad("--batch, --tokens: not for prefill (--seqlens)");
-    if (o->op == CONV && o->dims.exact) return cli_bad("--exact: not for conv");
-    if (o->dims.bf16_products && (o->op == CONV || o->op == DECODE || strcmp(o->dtype, "bf16")))
+    const bool rule = o->op == PREFILL || o->op == DECODE;
+    if (o->dims.exact && !rule && o->op != BLOCK)
+        return cli_bad("--exact: not for %s", op_names[o->op]);
+    if ((o->dims.raw || o->dims.pooled) && !rule)
+        return cli_bad("--raw, --pool: not for %s", op_names[o->op]);
+    if (o->dims.each && o->op != DECODE) return cli_bad("--each: not for %s", op_names[o->op]);
+    if (o->dims.bf16_products && ((o->op != PREFILL && o->op != BLOCK) || strcmp(o->dtype, "bf16")))
         return cli_bad("--bf16-products: for prefill and block of bf16 alone");
     if (o->dims.bf16_products && o->dims.exact) return cli_bad("--bf16-products: not with --exact");
     if (o->op == DECODE && o->seqlens)
@@ -213,6 +222,9 @@ static void add_case(cJSON *line, const struct bench_options *o)
     cJSON_AddStringToObject(line, "state", o->state);
     if (o->dims.exact) cJSON_AddBoolToObject(line, "exact", true);
     if (o->dims.bf16_products) cJSON_AddBoolToObject(line, "bf16_products", true);
+    if (o->dims.raw) cJSON_AddBoolToObject(line, "raw", true);
+    if (o->dims.pooled) cJSON_AddBoolToObject(line, "pool", true);
+    if (o->dims.each) cJSON_AddBoolToObject(line, "each", true);
 }
 
 static void print_json(const struct bench_options *o, const struct bench *b,
@@ -262,6 +274,7 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     printf("%s, state %s%s\n  kernel    %s\n", o->dtype, o->state,
            o->dims.exact           ? ", exact"
            : o->dims.bf16_products ? ", bf16 products"
+           : o->dims.each          ? ", each state kept"
                                    : "",
            b->kernel);
     printf("  time      %s ms, mad %s, %d rounds\n", table_number(a, ms->median),
@@ -314,8 +327,8 @@ static int bench_rule(const struct bench_options *o, struct bench *b)
         b->calls[0]  = (struct bench_call){ .op = op, .args = &c.args };
         b->n_calls   = 1;
         b->by_memory = o->op == DECODE;
-        b->footprint = (size_t)case_bytes(&c.args.state);
-        b->flops     = rule_case_flops(&c);
+        b->footprint = (size_t)rule_case_state_bytes(&c);
+        b->flops     = rule_case_flops(&c, b->ctx->cuda && !b->by_memory);
         b->bytes     = rule_case_bytes(&c);
         code         = time_and_print(o, b, 0);
     }
@@ -336,6 +349,27 @@ static int bench_conv(const struct bench_options *o, struct bench *b)
         b->bytes     = conv_case_bytes(&c);
         b->footprint = (size_t)(case_bytes(&c.args.x) + case_bytes(&c.args.out) +
                                 case_bytes(&c.args.state) + case_bytes(&c.args.weight));
+        code         = time_and_print(o, b, 0);
+    }
+    memory_free(&c.memory);
+    return code;
+}
+
+/* An op of rows. */
+static int bench_rows(const struct bench_options *o, struct bench *b)
+{
+    static const gdn_op ops[] = { GDN_OP_GATES, GDN_OP_L2NORM, GDN_OP_RMSNORM_GATED };
+    struct rows_case    c;
+    int64_t             n = 0;
+    for (int64_t i = 0; i < o->B; i++) n += o->lengths[i];
+    int code = rows_case_make(&c, &o->dims, ops[o->op - GATES], n);
+    if (!code) code = rows_case_check(&c, b->ctx, &b->judged);
+    if (!code) {
+        b->calls[0]  = (struct bench_call){ .op = c.op, .args = &c.args };
+        b->n_calls   = 1;
+        b->by_memory = true;
+        b->bytes     = rows_case_bytes(&c);
+        b->footprint = (size_t)b->bytes;
         code         = time_and_print(o, b, 0);
     }
     memory_free(&c.memory);
@@ -378,6 +412,7 @@ static int run_bench(struct bench_options *o)
     if (settle(o) || cli_open(&o->device, &b.ctx)) return CLI_BAD;
     const int code = o->op == CONV    ? bench_conv(o, &b)
                      : o->op == BLOCK ? bench_block(o, &b)
+                     : o->op >= GATES ? bench_rows(o, &b)
                                       : bench_rule(o, &b);
     gdn_ctx_destroy(b.ctx);
     return code;
@@ -389,13 +424,13 @@ static int dispatch(struct bench_options *o, const char *const *names, int n)
         for (size_t i = 0; i < sizeof help / sizeof *help; i++) fputs(help[i], stdout);
         return CLI_OK;
     }
-    for (int i = 0; i < 4 && n == 1; i++)
+    for (int i = 0; i < N_BENCH_OPS && n == 1; i++)
         if (!strcmp(names[0], op_names[i])) {
             o->op = (enum bench_op)i;
             return run_bench(o);
         }
-    if (n == 1) return cli_bad("bench: '%s', wanted prefill, decode, conv or block", names[0]);
-    return cli_bad("bench: %d ops, wanted one of prefill, decode, conv and block", n);
+    if (n == 1) return cli_bad("bench: '%s', wanted an op (gdn bench --help)", names[0]);
+    return cli_bad("bench: %d ops, wanted one (gdn bench --help)", n);
 }
 
 int bench_main(int argc, char **argv)
@@ -419,6 +454,9 @@ int bench_main(int argc, char **argv)
         { "--isa", CLI_TEXT, &o.device.isa, 0, 0 },
         { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },
         { "--exact", CLI_FLAG, &o.dims.exact, 0, 0 },
+        { "--raw", CLI_FLAG, &o.dims.raw, 0, 0 },
+        { "--pool", CLI_FLAG, &o.dims.pooled, 0, 0 },
+        { "--each", CLI_FLAG, &o.dims.each, 0, 0 },
         { "--bf16-products", CLI_FLAG, &o.dims.bf16_products, 0, 0 },
         { "--json", CLI_FLAG, &o.json, 0, 0 },
         { "--help", CLI_FLAG, &o.help, 0, 0 },

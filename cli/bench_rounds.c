@@ -70,6 +70,9 @@ int bench_rounds(struct bench *b)
 
 double bench_share(const struct bench *b)
 {
-    const double reached = (b->by_memory ? b->bytes : b->flops) / (1e-3 * b->calls[0].ms.median);
-    return reached / b->peak;
+    const double seconds = 1e-3 * b->calls[0].ms.median;
+    const double reached = (b->by_memory ? b->bytes : b->flops) / seconds / b->peak;
+    /* On a device either may be the bound; a copy reads and writes each of its bytes. */
+    const double memory = b->copy > 0 ? b->bytes / (2 * b->copy) / seconds : 0;
+    return !b->by_memory && memory > reached ? memory : reached;
 }

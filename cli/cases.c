@@ -80,15 +80,27 @@ static gdn_tensor unit_rows(struct memory *m, int32_t dtype, const int64_t *size
     return t;
 }
 
-static gdn_tensor log_gates(struct memory *m, const int64_t *size)
+static double normal(uint64_t *seed)
 {
-    gdn_tensor t = case_tensor(m, GDN_F32, 2, size, 0, 1);
-    for (int64_t i = 0; t.data && i < count(&t); i++) {
-        float *g = (float *)t.data + i;
-        *g       = -0.001f - 0.5f * *g * *g * *g * *g;
-    }
+    const double radius = sqrt(-2 * log(1 - case_random(seed)));
+    return radius * cos(6.283185307179586 * case_random(seed));
+}
+
+/* f(x) for x normal, [N][H]; every fourth head holds 0 if `some_zero`. */
+static gdn_tensor gates(struct memory *m, const int64_t *size, double (*f)(double x),
+                        bool some_zero)
+{
+    gdn_tensor t    = memory_tensor(m, GDN_F32, 2, size);
+    uint64_t   seed = m->n;
+    if (!t.data) return t;
+    const int64_t n = fresh(&t), H = size[1];
+    for (int64_t i = 0; i < n; i++)
+        ((float *)t.data)[i] = some_zero && i % H % 4 == 3 ? 0 : (float)f(normal(&seed));
+    repeat(&t, n);
     return t;
 }
+
+static double log_gate(double x) { return -log1p(exp(-x)) / 16; }
 
 /* ---- Batches ----------------------------------------------------------------------------- */
 
@@ -138,6 +150,69 @@ static gdn_tensor random_codes(struct memory *m, int32_t dtype, const int64_t *s
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Slots of the pool. */
+static int64_t n_slots(const struct rule_case *c)
+{
+    const int64_t B = c->tokens.B;
+    return c->dims.each ? B + c->tokens.N : c->dims.pooled ? 2 * B : B;
+}
+
+int64_t rule_case_start(const struct rule_case *c, int64_t b)
+{
+    return c->dims.pooled && !c->dims.each ? 2 * (c->tokens.B - 1 - b) + 1 : b;
+}
+
+int64_t rule_case_end(const struct rule_case *c, int64_t b)
+{
+    return c->dims.each ? c->tokens.B + c->tokens.cu_seqlens[b + 1] - 1 : rule_case_start(c, b);
+}
+
+/* Slots: with `each`, token t of the batch leaves its state in slot B + t. */
+static bool make_slots(struct rule_case *c)
+{
+    const int64_t B    = c->tokens.B, T = c->tokens.N / (B ? B : 1);
+    gdn_batch    *b    = &c->batch;
+    if (!c->dims.each && !c->dims.pooled) return true;
+    b->read_slots = memory_tensor(&c->memory, GDN_I32, 1, &B);
+    if (!b->read_slots.data) return false;
+    for (int64_t i = 0; i < B; i++)
+        ((int32_t *)b->read_slots.data)[i] = (int32_t)rule_case_start(c, i);
+    if (!c->dims.each) return true;
+    const int64_t size[] = { B, T };
+    b->write             = GDN_WRITE_EACH;
+    b->write_slots       = memory_tensor(&c->memory, GDN_I32, 2, size);
+    if (!b->write_slots.data) return false;
+    for (int64_t i = 0; i < B * T; i++)
+        ((int32_t *)b->write_slots.data)[i] = (int32_t)(B + i);
+    return true;
+}
+
+/* q, k, gates: as they are, or raw. */
+static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
+                        const int64_t *gate_size)
+{
+    gdn_rule_args *a     = &c->args;
+    const int32_t  dtype = c->dims.dtype;
+    const int64_t *H     = &gate_size[1];
+    if (!c->dims.raw) {
+        a->q    = unit_rows(&c->memory, dtype, q);
+        a->k    = unit_rows(&c->memory, dtype, k);
+        a->g    = gates(&c->memory, gate_size, log_gate, true);
+        a->beta = gates(&c->memory, gate_size, oracle_sigmoid, false);
+        return a->q.data && a->k.data && a->g.data && a->beta.data;
+    }
+    a->q         = case_tensor(&c->memory, dtype, 3, q, -1, 1);
+    a->k         = case_tensor(&c->memory, dtype, 3, k, -1, 1);
+    a->g         = case_tensor(&c->memory, dtype, 2, gate_size, -1, 1);
+    a->beta      = case_tensor(&c->memory, dtype, 2, gate_size, -3, 3);
+    a->A_log     = case_tensor(&c->memory, GDN_F32, 1, H, 0, 2.7);
+    a->dt_bias   = case_tensor(&c->memory, GDN_F32, 1, H, -7, -2);
+    a->gate      = GDN_GATE_RAW;
+    a->beta_kind = GDN_BETA_SIGMOID;
+    a->norm      = GDN_NORM_L2;
+    return a->q.data && a->k.data && a->g.data && a->beta.data && a->A_log.data && a->dt_bias.data;
+}
+
 int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int64_t *lengths,
                    int64_t B)
 {
@@ -149,20 +224,18 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     *a               = gdn_rule_args_init();
 
     const int64_t N = c->tokens.N, Hk = smaller(dims->Hq, dims->Hv), H = larger(dims->Hq, dims->Hv);
-    const bool    kv      = dims->state_layout == GDN_STATE_KV;
-    const int64_t q[]     = { N, dims->Hq, dims->K };
-    const int64_t k[]     = { N, Hk, dims->K };
-    const int64_t v[]     = { N, dims->Hv, dims->V };
-    const int64_t out[]   = { N, H, dims->V };
-    const int64_t gates[] = { N, H };
-    const int64_t state[] = { B, H, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
-    a->q                  = unit_rows(&c->memory, dims->dtype, q);
-    a->k                  = unit_rows(&c->memory, dims->dtype, k);
-    a->v                  = case_tensor(&c->memory, dims->dtype, 3, v, -1, 1);
-    a->g                  = log_gates(&c->memory, gates);
-    a->beta               = case_tensor(&c->memory, GDN_F32, 2, gates, 0, 1);
+    const bool    kv       = dims->state_layout == GDN_STATE_KV;
+    const int64_t P        = n_slots(c);
+    const int64_t q[]      = { N, dims->Hq, dims->K };
+    const int64_t k[]      = { N, Hk, dims->K };
+    const int64_t v[]      = { N, dims->Hv, dims->V };
+    const int64_t out[]    = { N, H, dims->V };
+    const int64_t gate[]   = { N, H };
+    const int64_t state[]  = { P, H, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
+    const int64_t scales[] = { P, H, dims->V };
     const bool    eight    = is_eight(dims->state_dtype);
-    const int64_t scales[] = { B, H, dims->V };
+    const bool    made     = make_inputs(c, q, k, gate) && make_slots(c);
+    a->v                   = case_tensor(&c->memory, dims->dtype, 3, v, -1, 1);
     a->state = eight ? random_codes(&c->memory, dims->state_dtype, state)
                      : case_tensor(&c->memory, dims->state_dtype, 4, state, -0.1, 0.1);
     if (eight) a->state_scales = case_tensor(&c->memory, GDN_F32, 3, scales, 0.0005, 0.001);
@@ -170,8 +243,8 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     a->state_layout       = dims->state_layout;
     a->flags              = dims->exact ? GDN_EXACT : dims->bf16_products ? GDN_BF16_PRODUCTS : 0;
     a->batch              = &c->batch;
-    if (c->tokens.cu_seqlens && a->q.data && a->k.data && a->v.data && a->g.data &&
-        a->beta.data && a->state.data && a->out.data && (!eight || a->state_scales.data))
+    if (made && c->tokens.cu_seqlens && a->v.data && a->state.data && a->out.data &&
+        (!eight || a->state_scales.data))
         return CLI_OK;
     return cli_bad("no memory for %lld tokens and %lld sequences", (long long)N, (long long)B);
 }
@@ -192,13 +265,14 @@ static void read_codes(const struct rule_case *c, int64_t b, int64_t h, double *
     }
 }
 
-void rule_case_state(const struct rule_case *c, int64_t b, int64_t h, double *state)
+void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double *state)
 {
     const gdn_tensor *t  = &c->args.state;
-    const int64_t     K  = c->dims.K, V = c->dims.V, at = b * t->stride[0] + h * t->stride[1];
+    const int64_t     K  = c->dims.K, V = c->dims.V;
+    const int64_t     at = slot * t->stride[0] + h * t->stride[1];
     const bool        kv = c->dims.state_layout == GDN_STATE_KV;
     if (is_eight(t->dtype)) {
-        read_codes(c, b, h, state);
+        read_codes(c, slot, h, state);
         return;
     }
     for (int64_t j = 0; j < V; j++)
@@ -216,6 +290,21 @@ static void load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n,
                 oracle_load(t->data, t->dtype, (first + i) * t->stride[0] + h * D + d);
 }
 
+/* Norms and gates, where they are the call's part. */
+static void cook(const struct rule_case *c, int64_t h, int64_t n, double *q, double *k, double *g,
+                 double *beta)
+{
+    const gdn_rule_args *a = &c->args;
+    const int64_t        K = c->dims.K;
+    for (int64_t t = 0; t < n; t++) {
+        oracle_l2norm(q + t * K, q + t * K, K, a->norm, 1e-6);
+        oracle_l2norm(k + t * K, k + t * K, K, a->norm, 1e-6);
+        g[t] = oracle_gate(g[t], oracle_load(a->A_log.data, GDN_F32, h),
+                           oracle_load(a->dt_bias.data, GDN_F32, h), 0);
+        beta[t] = oracle_sigmoid(beta[t]);
+    }
+}
+
 bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n, double *state,
                       double *want, double *got)
 {
@@ -230,6 +319,7 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
     load_head(v, &a->v, first, n, h * a->v.size[1] / H);
     load_head(alpha, &a->g, first, n, h);
     load_head(beta, &a->beta, first, n, h);
+    if (c->dims.raw) cook(c, h, n, q, k, alpha, beta);
     for (int64_t t = 0; t < n; t++) alpha[t] = exp(alpha[t]);
     load_head(got, &a->out, first, n, h);
     const struct oracle_rule r = { .T     = n,
@@ -264,7 +354,7 @@ static bool compare_heads(const struct rule_case *c, double *state, double *want
                                                                 c->dims.state_dtype));
     if (n < T || is_eight(c->dims.state_dtype)) return true; /* a rounded state is far off */
     for (int i = 0; i < CHECKED_HEADS; i++)
-        rule_case_state(c, 0, i * (H - 1) / (CHECKED_HEADS - 1), got + i * V * K);
+        rule_case_state(c, rule_case_end(c, 0), i * (H - 1) / (CHECKED_HEADS - 1), got + i * V * K);
     const struct comparison s = compare_doubles(
         got, state, CHECKED_HEADS * V * K, compare_precision(c->dims.dtype, c->dims.state_dtype));
     if (!s.ok) *found = s;
@@ -281,7 +371,8 @@ int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct compari
     int     code = CLI_OK;
     if (!state || !want || !got) code = cli_bad("no memory for the check");
     for (int i = 0; i < CHECKED_HEADS && !code; i++)
-        rule_case_state(c, 0, i * (H - 1) / (CHECKED_HEADS - 1), state + i * V * K);
+        rule_case_state(c, rule_case_start(c, 0), i * (H - 1) / (CHECKED_HEADS - 1),
+                        state + i * V * K);
     const gdn_status status = code ? GDN_OK : cli_call(ctx, op, &c->args);
     if (status) code = case_failed(ctx, status);
     if (!code && !compare_heads(c, state, want, got, found))
@@ -292,15 +383,24 @@ int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct compari
     return code;
 }
 
-double rule_case_flops(const struct rule_case *c)
+double rule_case_flops(const struct rule_case *c, bool in_chunks)
 {
-    return 6.0 * (double)(c->dims.K * c->dims.V) * (double)(c->tokens.N * c->args.out.size[1]);
+    const double K = (double)c->dims.K, V = (double)c->dims.V;
+    const double inside = in_chunks ? 4.0 * 64 * (K + V) : 0;
+    return (6 * K * V + inside) * (double)(c->tokens.N * c->args.out.size[1]);
+}
+
+double rule_case_state_bytes(const struct rule_case *c)
+{
+    const double all = case_bytes(&c->args.state) + case_bytes(&c->args.state_scales);
+    return all * (double)c->tokens.B / (double)n_slots(c);
 }
 
 double rule_case_bytes(const struct rule_case *c)
 {
-    const gdn_rule_args *a = &c->args;
+    const gdn_rule_args *a     = &c->args;
+    const double         state = rule_case_state_bytes(c) / (double)c->tokens.B;
+    const double         moved = (double)(c->tokens.B + (c->dims.each ? c->tokens.N : c->tokens.B));
     return case_bytes(&a->q) + case_bytes(&a->k) + case_bytes(&a->v) + case_bytes(&a->g) +
-           case_bytes(&a->beta) + case_bytes(&a->out) + 2 * case_bytes(&a->state) +
-           2 * case_bytes(&a->state_scales);
+           case_bytes(&a->beta) + case_bytes(&a->out) + moved * state;
 }

@@ -3,9 +3,9 @@
  * Made-up work of a model's size, for `gdn bench` and `gdn run --all`, each with a float64
  * judge for a part of it: the rule, the convolution, the whole layer.
  *
- * q and k have length 1, v is uniform in [-1, 1), g is -0.001 - 0.5 x^4 for x uniform (a long
- * memory, now and then cut), beta is uniform in [0, 1). From some thousand tokens on they
- * repeat.
+ * q and k have length 1, v is uniform in [-1, 1), g is logsigmoid(x) / 16 for x normal, and 0 in
+ * every fourth head (a memory without end); beta is sigmoid(x). From some thousand tokens on they
+ * repeat. Raw gates: a, b, A_log and dt_bias instead, and q and k are normalised inside the call.
  */
 #ifndef CASES_H
 #define CASES_H
@@ -28,6 +28,9 @@ struct case_dims {
     int32_t dtype, state_dtype, state_layout;
     bool    exact;         /* GDN_EXACT: the rule and the layer */
     bool    bf16_products; /* GDN_BF16_PRODUCTS: likewise */
+    bool    raw;    /* gates and norms inside the call */
+    bool    pooled; /* states in every other slot of a pool, backwards */
+    bool    each;   /* GDN_WRITE_EACH */
 };
 
 /* One op with its memory. Not to be moved: args points into it. */
@@ -53,6 +56,24 @@ struct block_case {
     gdn_block_args    args;
 };
 
+/* Gates, norms: rows of heads, n_rows tokens. */
+struct rows_case {
+    struct memory    memory;
+    struct case_dims dims;
+    gdn_op           op;
+    int64_t          n_rows;
+    union {
+        gdn_gates_args         gates;
+        gdn_l2norm_args        l2norm;
+        gdn_rmsnorm_gated_args rmsnorm;
+    } args;
+    gdn_tensor tensors[4]; /* those whose bytes count */
+    int        n_tensors;
+};
+int    rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows);
+int    rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found);
+double rows_case_bytes(const struct rows_case *c);
+
 /* All take B lengths of sequences; CLI_BAD after a line if there is no memory. States are
  * random for the rule and the convolution, zero for the layer. */
 int  rule_case_make(struct rule_case *c, const struct case_dims *dims, const int64_t *lengths,
@@ -62,8 +83,11 @@ int  conv_case_make(struct conv_case *c, const struct case_dims *dims, const int
 int  block_case_make(struct block_case *c, const struct case_dims *dims, const int64_t *lengths,
                      int64_t B);
 
-/* State head h of sequence b, [V][K], whatever the layout. */
-void rule_case_state(const struct rule_case *c, int64_t b, int64_t h, double *state);
+/* State head h of a slot, [V][K], whatever the layout; and the slots that sequence b starts from
+ * and ends in. */
+void    rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double *state);
+int64_t rule_case_start(const struct rule_case *c, int64_t b);
+int64_t rule_case_end(const struct rule_case *c, int64_t b);
 
 /*
  * The float64 recurrence over the first n tokens of sequence b, for state head h, from and to
@@ -80,8 +104,10 @@ int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *foun
 
 /* ---- Counting, per call ---- */
 
-double rule_case_flops(const struct rule_case *c); /* 6 K V per token and head */
+/* 6 K V per token and head; in chunks of 64, 4 C (K + V) more for what lies inside a chunk. */
+double rule_case_flops(const struct rule_case *c, bool in_chunks);
 double rule_case_bytes(const struct rule_case *c); /* q k v g beta out, states in and out */
+double rule_case_state_bytes(const struct rule_case *c); /* B states */
 double conv_case_flops(const struct conv_case *c);
 double conv_case_bytes(const struct conv_case *c);
 double block_case_flops(const struct block_case *c, double *projections);

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ops that take rows by themselves: gates, L2 norm, gated RMSNorm; the first rows are judged. */
+#include <stdlib.h>
+
+#include "cases.h"
+#include "cli.h"
+#include "oracle.h"
+
+enum { CHECKED_ROWS = 64 };
+
+static gdn_tensor like(struct rows_case *c, int32_t dtype, int64_t heads, int64_t D, double low,
+                       double high)
+{
+    const int64_t size[] = { c->n_rows, heads, D };
+    return case_tensor(&c->memory, dtype, D ? 3 : 2, size, low, high);
+}
+
+static void make_gates(struct rows_case *c)
+{
+    gdn_gates_args *a = &c->args.gates;
+    const int64_t   H = c->dims.Hv;
+    *a                = gdn_gates_args_init();
+    a->a              = like(c, c->dims.dtype, H, 0, -1, 1);
+    a->b              = like(c, c->dims.dtype, H, 0, -3, 3);
+    a->g              = like(c, GDN_F32, H, 0, 0, 0);
+    a->beta           = like(c, GDN_F32, H, 0, 0, 0);
+    a->A_log          = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 2.7);
+    a->dt_bias        = case_tensor(&c->memory, GDN_F32, 1, &H, -7, -2);
+    c->tensors[0]     = a->a;
+    c->tensors[1]     = a->b;
+    c->tensors[2]     = a->g;
+    c->tensors[3]     = a->beta;
+    c->n_tensors      = 4;
+}
+
+static void make_l2norm(struct rows_case *c)
+{
+    gdn_l2norm_args *a = &c->args.l2norm;
+    *a                 = gdn_l2norm_args_init();
+    a->x               = like(c, c->dims.dtype, c->dims.Hq, c->dims.K, -1, 1);
+    a->out             = like(c, c->dims.dtype, c->dims.Hq, c->dims.K, 0, 0);
+    c->tensors[0]      = a->x;
+    c->tensors[1]      = a->out;
+    c->n_tensors       = 2;
+}
+
+static void make_rmsnorm(struct rows_case *c)
+{
+    gdn_rmsnorm_gated_args *a = &c->args.rmsnorm;
+    *a                        = gdn_rmsnorm_gated_args_init();
+    a->x                      = like(c, c->dims.dtype, c->dims.Hv, c->dims.V, -1, 1);
+    a->z                      = like(c, c->dims.dtype, c->dims.Hv, c->dims.V, -2, 2);
+    a->weight                 = case_tensor(&c->memory, GDN_F32, 1, &c->dims.V, 0.5, 1.5);
+    a->out                    = like(c, c->dims.dtype, c->dims.Hv, c->dims.V, 0, 0);
+    c->tensors[0]             = a->x;
+    c->tensors[1]             = a->z;
+    c->tensors[2]             = a->out;
+    c->n_tensors              = 3;
+}
+
+int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows)
+{
+    memset(c, 0, sizeof *c);
+    c->dims   = *dims;
+    c->op     = op;
+    c->n_rows = n_rows;
+    if (op == GDN_OP_GATES) make_gates(c);
+    else if (op == GDN_OP_L2NORM) make_l2norm(c);
+    else make_rmsnorm(c);
+    for (int i = 0; i < c->n_tensors; i++)
+        if (!c->tensors[i].data) return cli_bad("no memory for %lld rows", (long long)n_rows);
+    return CLI_OK;
+}
+
+/* The first elements of a tensor as doubles. */
+static void load(double *to, const gdn_tensor *t, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) to[i] = oracle_load(t->data, t->dtype, i);
+}
+
+/* n elements of `want` and of `got`, the op's results. */
+static int64_t judge_gates(const struct rows_case *c, double *want, double *got)
+{
+    const gdn_gates_args *a = &c->args.gates;
+    const int64_t         H = c->dims.Hv, n = H; /* one token */
+    for (int64_t h = 0; h < n; h++) {
+        want[h] = oracle_gate(oracle_load(a->a.data, a->a.dtype, h),
+                              oracle_load(a->A_log.data, GDN_F32, h),
+                              oracle_load(a->dt_bias.data, GDN_F32, h), 0);
+        want[n + h] = oracle_sigmoid(oracle_load(a->b.data, a->b.dtype, h));
+    }
+    load(got, &a->g, n);
+    load(got + n, &a->beta, n);
+    return 2 * n;
+}
+
+static int64_t judge_norm(const struct rows_case *c, double *want, double *got)
+{
+    const gdn_l2norm_args        *l = &c->args.l2norm;
+    const gdn_rmsnorm_gated_args *r = &c->args.rmsnorm;
+    const bool                    l2 = c->op == GDN_OP_L2NORM;
+    const int64_t                 D = l2 ? c->dims.K : c->dims.V;
+    double                        z[256], weight[256];
+    load(want, l2 ? &l->x : &r->x, CHECKED_ROWS * D);
+    if (!l2) load(weight, &r->weight, D);
+    for (int64_t row = 0; row < CHECKED_ROWS; row++) {
+        double *y = want + row * D;
+        if (l2) {
+            oracle_l2norm(y, y, D, GDN_NORM_L2, 1e-6);
+            continue;
+        }
+        for (int64_t i = 0; i < D; i++) z[i] = oracle_load(r->z.data, r->z.dtype, row * D + i);
+        oracle_rmsnorm_gated(y, y, weight, z, false, 1e-6, D);
+    }
+    load(got, l2 ? &l->out : &r->out, CHECKED_ROWS * D);
+    return CHECKED_ROWS * D;
+}
+
+int rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found)
+{
+    static double    want[CHECKED_ROWS * 256 + 2048], got[CHECKED_ROWS * 256 + 2048];
+    const gdn_status status = cli_call(ctx, c->op, &c->args);
+    if (status) return case_failed(ctx, status);
+    const int64_t n = (c->op == GDN_OP_GATES ? judge_gates : judge_norm)(c, want, got);
+    *found          = compare_doubles(got, want, n, c->op == GDN_OP_GATES ? GDN_F32
+                                                                          : c->dims.dtype);
+    return CLI_OK;
+}
+
+double rows_case_bytes(const struct rows_case *c)
+{
+    double bytes = 0;
+    for (int i = 0; i < c->n_tensors; i++) bytes += case_bytes(&c->tensors[i]);
+    return bytes;
+}

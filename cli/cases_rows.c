@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ops that take rows by themselves: gates, L2 norm, gated RMSNorm; the first rows are judged. */
+/* The ops that take rows by themselves: gates, L2 norm, gated RMSNorm; some rows are judged. */
 #include <stdlib.h>
 
 #include "cases.h"

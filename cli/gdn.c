@@ -12,10 +12,10 @@ static const char usage[] =
     "\n"
     "  gdn run FILE.safetensors...   run the op a file describes, compare with its expected.*\n"
     "  gdn run --all                 all test vectors, then a rule of Qwen3-Next's size\n"
-    "  gdn bench OP                  time prefill, decode, conv or block\n"
+    "  gdn bench OP                  time an op beside the machine's limits\n"
     "  gdn state ACTION FILE...      inspect, convert, slice, merge or diff state blobs\n"
     "  gdn accuracy                  errors of long sequences, by the dtype of their states\n"
-    "  gdn check                     test every inner loop of every instruction set\n"
+    "  gdn check                     test every inner loop, or every kernel of a device\n"
     "  gdn info                      the CPU, instruction sets, kernels, build, self-test\n"
     "  gdn --version\n"
     "\n"
@@ -34,7 +34,10 @@ static const char check_usage[] =
     "  --repeat=N        with as many seeds, one after the other\n"
     "  --bench           times too\n"
     "  --verbose         every case\n"
-    "  --list            only the names\n";
+    "  --list            only the names\n"
+    "\n"
+    "gdn check --backend cuda [--function=GLOB] [--verbose] tests every kernel of the device\n"
+    "through the ops that run it.\n";
 
 /* The harness of tests/ has no --help of its own. */
 static int check_command(int argc, char **argv)
@@ -44,6 +47,8 @@ static int check_command(int argc, char **argv)
             fputs(check_usage, stdout);
             return CLI_OK;
         }
+    for (int i = 1; i < argc; i++)
+        if (!strncmp(argv[i], "--backend", 9)) return check_device(argc, argv);
     return check_main(argc, argv);
 }
 

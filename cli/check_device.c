@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn check --backend cuda: every kernel of the device, through the ops that run it, against
+ * float64. A kernel that no case has run is a failure too.
+ */
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases.h"
+#include "cli.h"
+#include "cuda/launch.h"
+
+struct check {
+    gdn_ctx    *ctx;
+    const char *pattern; /* of the names of cases; NULL: all */
+    bool        verbose;
+    int         n_cases, n_failed;
+    bool        seen[GDN_N_KERNELS];
+};
+
+static const char *const dtype_names[] = { "f32", "bf16", "f16", "i8", "e4m3" };
+
+/* The kernels that the last call named. */
+static void mark(struct check *k)
+{
+    const char *line = gdn_last_kernel(k->ctx);
+    for (int i = 0; i < GDN_N_KERNELS; i++) {
+        const char  *name = gdn_cuda_kernel_name((enum gdn_kernel_id)i), *at = strstr(line, name);
+        const size_t n = strlen(name);
+        if (at && (at[n] == 0 || at[n] == ' ')) k->seen[i] = true;
+    }
+}
+
+static bool wanted(struct check *k, const char *name)
+{
+    return !k->pattern || fnmatch(k->pattern, name, 0) == 0;
+}
+
+static void judge(struct check *k, const char *name, int code, const struct comparison *c)
+{
+    const bool ok = !code && c->ok;
+    k->n_cases++;
+    k->n_failed += !ok;
+    mark(k);
+    if (ok && !k->verbose) return;
+    printf("%-64s %s  error %.3g of RMS  [%s]\n", name, ok ? "ok" : "FAILED",
+           compare_relative(c->max_error, c->rms), gdn_last_kernel(k->ctx));
+}
+
+/* ---- Cases ------------------------------------------------------------------------------- */
+
+static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, int64_t T)
+{
+    const int64_t     lengths[] = { T, 1, T > 70 ? 65 : T };
+    char              name[128];
+    struct rule_case  c;
+    struct comparison found = { 0 };
+    snprintf(name, sizeof name, "%s %s state %s %s %lldx%lld heads %lld/%lld T%lld%s%s%s%s",
+             op == GDN_OP_DECODE ? "decode" : "prefill", dtype_names[d->dtype],
+             dtype_names[d->state_dtype], d->state_layout == GDN_STATE_KV ? "k_first" : "k_last",
+             (long long)d->K, (long long)d->V, (long long)d->Hq, (long long)d->Hv, (long long)T,
+             d->raw ? " raw" : "", d->pooled ? " pool" : "", d->each ? " each" : "",
+             d->exact ? " exact" : "");
+    if (!wanted(k, name)) return;
+    const bool even = d->each;
+    int code = rule_case_make(&c, d, even ? (int64_t[]){ T, T, T } : lengths, 3);
+    if (!code) code = rule_case_check(&c, k->ctx, op, &found);
+    memory_free(&c.memory);
+    judge(k, name, code, &found);
+}
+
+static void check_rules(struct check *k)
+{
+    static const int64_t sizes[][2] = { { 128, 128 }, { 64, 64 },  { 256, 256 }, { 60, 60 },
+                                        { 100, 120 }, { 16, 200 }, { 192, 40 },  { 1, 1 } };
+    for (int op = 0; op < 2; op++)
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+            for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
+                for (int32_t state = GDN_F32; state <= GDN_E4M3; state++)
+                    for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++) {
+                        struct case_dims d = { .Hq = 2, .Hv = s % 2 ? 2 : 4, .K = sizes[s][0],
+                                               .V = sizes[s][1], .dtype = dtype,
+                                               .state_dtype = state, .state_layout = layout };
+                        d.raw = (s + (size_t)dtype) % 2, d.pooled = (state + layout) % 2;
+                        check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 3 : 131);
+                        d.each = op;
+                        check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 1 : 64);
+                        d.each  = false;
+                        d.exact = state == GDN_F32; /* others round after every token */
+                        check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 2 : 37);
+                    }
+}
+
+static void check_convs(struct check *k)
+{
+    static const int64_t lengths[] = { 130, 1, 0, 65 };
+    for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
+        for (int64_t W = 2; W <= 8; W++)
+            for (int64_t D = 64; D <= 1000; D += 936) {
+                struct case_dims  d = { .D = D, .W = W, .dtype = dtype, .state_dtype = dtype };
+                struct conv_case  c;
+                struct comparison found = { 0 };
+                char              name[64];
+                snprintf(name, sizeof name, "conv %s W%lld D%lld", dtype_names[dtype],
+                         (long long)W, (long long)D);
+                if (!wanted(k, name)) continue;
+                int code = conv_case_make(&c, &d, lengths, 4);
+                if (!code) code = conv_case_check(&c, k->ctx, &found);
+                memory_free(&c.memory);
+                judge(k, name, code, &found);
+            }
+}
+
+static void check_rows(struct check *k)
+{
+    static const struct {
+        gdn_op      op;
+        const char *name;
+    } ops[] = { { GDN_OP_GATES, "gates" },
+                { GDN_OP_L2NORM, "l2norm" },
+                { GDN_OP_RMSNORM_GATED, "rmsnorm" } };
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
+            for (int64_t D = 7; D <= 256; D += D < 128 ? 121 : 128) {
+                struct case_dims  d = { .Hq = 3, .Hv = 5, .K = D, .V = D, .dtype = dtype };
+                struct rows_case  c;
+                struct comparison found = { 0 };
+                char              name[64];
+                snprintf(name, sizeof name, "%s %s D%lld", ops[i].name, dtype_names[dtype],
+                         (long long)D);
+                if (!wanted(k, name)) continue;
+                int code = rows_case_make(&c, &d, ops[i].op, 200);
+                if (!code) code = rows_case_check(&c, k->ctx, &found);
+                memory_free(&c.memory);
+                judge(k, name, code, &found);
+            }
+}
+
+/* ---- All --------------------------------------------------------------------------------- */
+
+/* The yardsticks are no op's. */
+static void report_unseen(struct check *k)
+{
+    for (int i = 0; i < GDN_N_KERNELS && !k->pattern; i++) {
+        const char *name = gdn_cuda_kernel_name((enum gdn_kernel_id)i);
+        if (k->seen[i] || !k->ctx->cuda->kernels[i] || strstr(name, "yardstick")) continue;
+        printf("%-64s FAILED: no case has run it\n", name);
+        k->n_failed++;
+    }
+}
+
+int check_device(int argc, char **argv)
+{
+    struct check            k       = { .n_cases = 0 };
+    struct cli_device       device  = { .backend = "cuda" };
+    const struct cli_option options[] = {
+        { "--backend", CLI_TEXT, &device.backend, 0, 0 },
+        { "--function", CLI_TEXT, &k.pattern, 0, 0 },
+        { "--verbose", CLI_FLAG, &k.verbose, 0, 0 },
+        { NULL, CLI_FLAG, NULL, 0, 0 },
+    };
+    if (cli_parse(argc, argv, options, NULL, NULL) || cli_open(&device, &k.ctx)) return CLI_BAD;
+    if (!k.ctx->cuda) {
+        gdn_ctx_destroy(k.ctx);
+        return cli_bad("--backend: wanted cuda; without it, gdn check tests this CPU's loops");
+    }
+    check_rows(&k);
+    check_convs(&k);
+    check_rules(&k);
+    report_unseen(&k);
+    printf("%d cases, %d failed\n", k.n_cases, k.n_failed);
+    gdn_ctx_destroy(k.ctx);
+    return k.n_failed || !k.n_cases ? CLI_OUTSIDE : CLI_OK;
+}

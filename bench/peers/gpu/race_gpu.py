@@ -159,8 +159,8 @@ def racers_of(options):
     for name in [] if options.ours_only else options.peers.split(","):
         try:
             racers[name] = contenders.PEERS[name](options.device)
-        except ImportError as error:
-            print(f"{name}: not installed ({error})", flush=True)
+        except Exception as error:  # an import can fail in any way
+            print(f"{name}: left out, {type(error).__name__}: {error}"[:300], flush=True)
     return racers
 
 

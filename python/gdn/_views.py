@@ -91,7 +91,8 @@ class _DLVersioned(ctypes.Structure):
     ]
 
 
-_DL_HOST, _DL_CUDA, _DL_MANAGED = 1, 2, 13
+_DL_HOSTS = 1, 3  # pageable, pinned
+_DL_DEVICES = 2, 13  # of one device, managed
 _DL_READ_ONLY = 1
 _DL_TYPES = {(0, 8): "|i1", (0, 32): "<i4", (0, 64): "<i8", (1, 8): "|u1", (1, 16): "<u2",
              (2, 16): "<f2", (2, 32): "<f4", (2, 64): "<f8", (4, 16): "bfloat16", (6, 8): "|b1",
@@ -106,7 +107,7 @@ _capsule_pointer.argtypes, _capsule_pointer.restype = (ctypes.py_object, c_char_
 def _capsule_of(name, array):
     """The array's DLPack capsule, which owns what it shows as long as nobody takes it."""
     # -1: do not make any stream wait. Producers of host memory take no stream.
-    stream = {} if array.__dlpack_device__()[0] == _DL_HOST else {"stream": -1}
+    stream = {} if array.__dlpack_device__()[0] in _DL_HOSTS else {"stream": -1}
     try:
         try:
             return array.__dlpack__(max_version=(1, 0), **stream)
@@ -117,10 +118,10 @@ def _capsule_of(name, array):
 
 
 def _dl_place(tensor):
-    if tensor.device_type in (_DL_CUDA, _DL_MANAGED):
+    if tensor.device_type in _DL_DEVICES:
         return tensor.device_id
     other = f"memory of DLPack device {tensor.device_type}"
-    return HOST if tensor.device_type == _DL_HOST else other
+    return HOST if tensor.device_type in _DL_HOSTS else other
 
 
 def _dl_type(tensor):

@@ -29,6 +29,8 @@ def test_dlpack_on_the_cpu(ctx, flags):
     ctx.l2norm(x=backwards, out=row(out, flags=flags))
     assert out == pytest.approx(np.array([[0, 1], [0.6, 0.8]]), rel=1e-6)
     assert backwards.streams == [None]
+    ctx.l2norm(x=row(x, flags=flags, device=(3, 0)), out=out)  # pinned
+    assert out == pytest.approx(np.array([[0.6, 0.8], [0, 1]]), rel=1e-6)
 
 
 def test_dlpack_types(ctx):

@@ -431,6 +431,15 @@ void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
     }
 }
 
+void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
+                       int col, int n)
+{
+    if (!rows->data || t >= seq->n_valid) return;
+    const size_t elem = gdn_dtype_bytes(rows->dtype);
+    const char  *at   = (const char *)gdn_row(rows, seq, t, head) + (size_t)col * elem;
+    for (size_t i = 0; i < (size_t)n * elem; i += 64) __builtin_prefetch(at + i, 0, 2);
+}
+
 /* n values of a [tokens][H] tensor for one head. */
 static void gather(float *dst, const struct gdn_kernels *kr, const struct gdn_rows *rows,
                    const struct gdn_seq *seq, int head, int64_t t0, int n)

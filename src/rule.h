@@ -103,6 +103,9 @@ int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips);
 void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
                       const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
                       ptrdiff_t ld, int q_row);
+/* Asks the L2 cache for n elements of a row from col on, if there are such a tensor and token. */
+void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
+                       int col, int n);
 /* n gates of one head, logarithms or alphas, and betas. */
 void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,

@@ -19,6 +19,7 @@ struct gdn_block_columns {
 
 struct gdn_block {
     const gdn_block_args    *args;
+    const struct gdn_tokens *tokens;
     const struct gdn_plan   *plan;
     struct gdn_rows          in, out;
     struct gdn_conv          conv; /* all but rows, sequences and carry data */

@@ -15,6 +15,7 @@
 enum gdn_kernel_id {
 #define GDN_KERNEL_yardstick(threads, shared, what) GDN_CU_YARDSTICK_##what,
 #define GDN_KERNEL_norm(threads, shared, what) GDN_CU_NORM_##what,
+#define GDN_KERNEL_block(threads, shared, what) GDN_CU_BLOCK_##what,
 #include "kernels.def"
     GDN_N_KERNELS
 };

@@ -2,7 +2,7 @@
 /*
  * The layer on a device: cuBLAS for the projections, the kernels of the ops for what is between,
  *
- *     project -> (apart) -> conv + SiLU -> rule (L2 norm and gates inside) -> gated RMSNorm -> project
+ *     project -> split -> conv + SiLU -> rule (L2 norm, gates) -> gated RMSNorm -> project
  *
  * all tokens at once, through buffers in the workspace that hold the activations' dtype. Views of
  * them take the place of copies; the rule writes o over v, the norm over o.
@@ -62,8 +62,8 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t blas,
 }
 
 /* Tokens of a buffer, so many elements each, `head` to a head. */
-static struct gdn_rows rows_of(const struct gdn_block *b, void *data, int32_t dtype, int64_t columns,
-                               int64_t head)
+static struct gdn_rows rows_of(const struct gdn_block *b, void *data, int32_t dtype,
+                               int64_t columns, int64_t head)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(dtype), token = columns * unit;
     return (struct gdn_rows){ .data  = data,
@@ -91,24 +91,27 @@ enum { MAX_PRODUCTS = 5 };
 /* All of a call, that of the output last. */
 static int list_products(const struct gdn_block *b, const struct buffers *m, struct product *p)
 {
-    const gdn_block_args *a  = b->args;
-    const int64_t         D  = b->columns.z, VV = b->Hv * b->V, Hv = b->Hv;
-    const int32_t         A  = b->in.dtype;
-    int                   n  = 0;
+    const gdn_block_args *a = b->args;
+    const int64_t         D = b->columns.z, VV = b->Hv * b->V, Hv = b->Hv;
+    const int32_t         A = b->in.dtype, f32 = GDN_F32;
+    int                   n = 0;
+    const struct gdn_rows all  = rows_of(b, m->projected, A, b->fused ? D + VV : D, 0);
+    const struct gdn_rows ba   = rows_of(b, m->ba, f32, 2 * Hv, 0);
+    const struct gdn_rows z    = rows_of(b, m->z, A, VV, 0);
+    const struct gdn_rows beta = rows_of(b, m->gates, f32, 2 * Hv, 0);
+    const struct gdn_rows g    = rows_of(b, m->gates ? m->gates + Hv : NULL, f32, 2 * Hv, 0);
+    const struct gdn_rows o    = rows_of(b, channel(b, m, b->columns.v), A, D, 0);
+    const struct gdn_rows out  = rows_of(b, m->out, A, b->hidden, 0);
     if (b->fused) {
-        p[n++] = (struct product){ &a->in_proj_qkvz, b->in, rows_of(b, m->projected, A, D + VV, 0) };
-        p[n++] = (struct product){ &a->in_proj_ba, b->in, rows_of(b, m->ba, GDN_F32, 2 * Hv, 0) };
+        p[n++] = (struct product){ &a->in_proj_qkvz, b->in, all };
+        p[n++] = (struct product){ &a->in_proj_ba, b->in, ba };
     } else {
-        float *of_a = m->gates ? m->gates + Hv : NULL;
-        p[n++] = (struct product){ &a->in_proj_qkv, b->in, rows_of(b, m->projected, A, D, 0) };
-        p[n++] = (struct product){ &a->in_proj_z, b->in, rows_of(b, m->z, A, VV, 0) };
-        p[n++] = (struct product){ &a->in_proj_b, b->in, rows_of(b, m->gates, GDN_F32, 2 * Hv, 0) };
-        p[n++] = (struct product){ &a->in_proj_a, b->in, rows_of(b, of_a, GDN_F32, 2 * Hv, 0) };
+        p[n++] = (struct product){ &a->in_proj_qkv, b->in, all };
+        p[n++] = (struct product){ &a->in_proj_z, b->in, z };
+        p[n++] = (struct product){ &a->in_proj_b, b->in, beta };
+        p[n++] = (struct product){ &a->in_proj_a, b->in, g };
     }
-    p[n++] = (struct product){
-        &a->out_proj, rows_of(b, channel(b, m, b->columns.v), A, D, 0),
-        spares_padding(b) ? rows_of(b, m->out, A, b->hidden, 0) : b->out
-    };
+    p[n++] = (struct product){ &a->out_proj, o, spares_padding(b) ? out : b->out };
     return n;
 }
 
@@ -254,8 +257,11 @@ static gdn_status convolve(struct layer *l)
     return GDN_OK;
 }
 
-/* Lengths of sequences are known on the device alone; here, what they cannot exceed. */
-static bool are_short(const struct gdn_block *b) { return b->tokens->T <= GDN_SHORT_SEQUENCE; }
+/* Lengths of sequences are known on the device alone; here, what none exceeds and their mean. */
+static bool are_short(const struct gdn_block *b)
+{
+    return b->tokens->T <= GDN_SHORT_SEQUENCE || b->n_tokens <= b->plan->B;
+}
 
 static gdn_status run_rule(struct layer *l)
 {

@@ -120,13 +120,52 @@ def table_of(path, name_of, cell_of):
     return lines + [""]
 
 
+def describe_gpu(r):
+    state = r["state"] if r["layout"] == "k_last" else f"{r['state']} {r['layout']}"
+    more = [text for key, text in (("pool", "slots"), ("each", "each kept")) if r.get(key)]
+    tokens = f"B = {r['B']}, T = {r['T']}" if r["op"] == "decode" else r["seqs"]
+    return ", ".join([f"{r['op']}: heads {r['heads']}", tokens, f"state {state}", *more])
+
+
+def gpu_cell(r, prefix=""):
+    """Time; of ours the part of the limit, of theirs how many times faster ours is."""
+    if prefix + "us" not in r:
+        return "refused"
+    more = f", **{r['speedup']:.2f}**" if prefix and "speedup" in r else ""
+    share = f", {100 * r['share']:.0f} %" if not prefix and "share" in r else ""
+    return f"{r[prefix + 'us']:.3g} us{more or share}"
+
+
+def gpu_table_of(path):
+    """A column for ours and for each peer, each with its newest line; what peers refused."""
+    rows, peers, why = {}, {}, {}
+    runs = [json.loads(text) for text in path.read_text().splitlines()]
+    for r in runs:
+        row = rows.setdefault(describe_gpu(r), {})
+        row["ours"] = gpu_cell(r)
+        if "peer" in r:
+            peers[r["peer"]] = r["peer_commit"]
+            row[r["peer"]] = gpu_cell(r, "peer_")
+            if "peer_refused" in r:
+                why[f"{r['peer']}: {r['peer_refused']}"] = True
+    seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}, {r['built_with']}"
+                   for r in runs})
+    heads = ["", "ours", *(f"{peer} {version}" for peer, version in peers.items())]
+    lines = [f"### {path.stem}", "", *seen, "", f"| {' | '.join(heads)} |"]
+    lines += ["|---" * len(heads) + "|"]
+    for name, row in rows.items():
+        lines.append(f"| {name} | {' | '.join(row.get(p, '') for p in ('ours', *peers))} |")
+    return [*lines, "", *(["Refused. " + "; ".join(why) + ".", ""] if why else [])]
+
+
 def tables():
     lines = []
     for path in sorted((HERE / "results").glob("*.jsonl")):
         lines += table_of(path, describe, cell)
     lines += ["## Against others", "", "Theirs / ours, and how many times faster ours is.", ""]
     for path in sorted((HERE / "results/peers").glob("*.jsonl")):
-        lines += table_of(path, describe_race, race_cell)
+        is_gpu = path.stem.startswith("gpu-")
+        lines += gpu_table_of(path) if is_gpu else table_of(path, describe_race, race_cell)
     readme = HERE / "README.md"
     new = "<!-- tables -->\n\n" + "\n".join(lines) + "<!-- end -->"
     text = re.sub(r"<!-- tables -->.*<!-- end -->", lambda _: new, readme.read_text(), flags=re.S)

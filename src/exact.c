@@ -60,15 +60,6 @@ static struct strip strip_at(const struct exact *c, const struct gdn_rule *r,
     };
 }
 
-static void prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
-                     int col, int n)
-{
-    if (!rows->data || t >= seq->n_valid) return;
-    const size_t elem = gdn_dtype_bytes(rows->dtype);
-    const char  *at   = (const char *)gdn_row(rows, seq, t, head) + (size_t)col * elem;
-    for (size_t i = 0; i < (size_t)n * elem; i += 64) __builtin_prefetch(at + i, 0, 2);
-}
-
 /* Asks for the rows of v and out of the strip after strip i, and for a part of the rows of k and
  * q of the run at t1 that follows: each row lies far from the one before. */
 static void prefetch_rows(const struct exact *c, const struct gdn_rule *r,
@@ -81,12 +72,12 @@ static void prefetch_rows(const struct exact *c, const struct gdn_rule *r,
     const int          hk   = gdn_rule_source(r, s.head, r->Hk);
     const int          hq   = gdn_rule_source(r, s.head, r->Hq);
     for (int64_t t = from; t < from + GDN_CHUNK; t++) {
-        prefetch(&r->v, item->seq, t, gdn_rule_source(r, s.head, r->Hv), s.col, s.n);
-        prefetch(&r->out, item->seq, t, s.head, s.col, s.n);
+        gdn_rule_prefetch(&r->v, item->seq, t, gdn_rule_source(r, s.head, r->Hv), s.col, s.n);
+        gdn_rule_prefetch(&r->out, item->seq, t, s.head, s.col, s.n);
     }
     for (int t = i - item->first; t < GDN_CHUNK; t += item->last - item->first) {
-        prefetch(&r->k, item->seq, t1 + t, hk, 0, r->K);
-        prefetch(&r->q, item->seq, t1 + t, hq, 0, r->K);
+        gdn_rule_prefetch(&r->k, item->seq, t1 + t, hk, 0, r->K);
+        gdn_rule_prefetch(&r->q, item->seq, t1 + t, hq, 0, r->K);
     }
 }
 

@@ -160,20 +160,22 @@ static void store_o(const struct chunk *c, const struct gdn_rule *r, const struc
     }
 }
 
-/* Asks for the rows of v and out that the next chunk touches. */
-static void prefetch_rows(const struct gdn_rule *r, const struct gdn_seq *seq,
-                          const struct piece *p, int64_t t0)
+/* Asks for rows that the chunk from t0 on will touch, a few with each strip: those of v and out
+ * with the strips of their piece, of k and q with those of the item. */
+static void prefetch_rows(const struct gdn_rule *r, const struct gdn_rule_item *item,
+                          const struct piece *p, int s, int64_t t0)
 {
-    const int    hv    = gdn_rule_source(r, p->head, r->Hv);
-    const size_t elem  = gdn_dtype_bytes(r->v.dtype);
-    const size_t first = (size_t)p->col * elem, end = first + (size_t)p->n * elem;
-    for (int64_t t = t0; t < t0 + C && t < seq->n_valid; t++) {
-        const char *v = gdn_row(&r->v, seq, t, hv);
-        const char *o = r->out.data ? gdn_row(&r->out, seq, t, p->head) : NULL;
-        for (size_t i = first; i < end; i += 64) {
-            __builtin_prefetch(v + i, 0, 2);
-            if (o) __builtin_prefetch(o + i, 1, 2);
-        }
+    const struct gdn_seq *seq = item->seq;
+    const int hq = gdn_rule_source(r, p->head, r->Hq), hk = gdn_rule_source(r, p->head, r->Hk);
+    const int hv = gdn_rule_source(r, p->head, r->Hv), n = p->last - p->first, i = s - p->first;
+    const int all = item->last - item->first, at = s - item->first;
+    for (int64_t t = t0 + C * i / n; t < t0 + C * (i + 1) / n; t++) {
+        gdn_rule_prefetch(&r->v, seq, t, hv, p->col, p->n);
+        gdn_rule_prefetch(&r->out, seq, t, p->head, p->col, p->n);
+    }
+    for (int64_t t = t0 + C * at / all; t < t0 + C * (at + 1) / all; t++) {
+        gdn_rule_prefetch(&r->k, seq, t, hk, 0, r->K);
+        gdn_rule_prefetch(&r->q, seq, t, hq, 0, r->K);
     }
 }
 
@@ -287,6 +289,7 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
         float          *S  = strip_at(c, r, kr, item, s);
         const ptrdiff_t at = (s - p->first) * kr->strip;
         uint16_t       *pairs = pairs_at(c, r, item, s);
+        prefetch_rows(r, item, p, s, t0 + C);
         multiply(c, r, kr, S, pairs);
         for (int i = 0; i < n_inside; i++) leave_checkpoints(c, r, kr, item, &inside[i], s, at);
         finish_range(c, r, kr, &whole, S, pairs, c->kq, at);
@@ -315,7 +318,6 @@ static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct 
         for (b = a + 1; b < n && !gdn_forgets(c->all_g[b]);) b++;
         run_tokens(c, r, kr, item, p, t0, a, b, n);
     }
-    prefetch_rows(r, item->seq, p, t0 + C);
 }
 
 /* The checkpoints after tokens t0 + 1 to t0 + n; those before are known. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_prefill and gdn_decode: one struct, one check, one walk over (sequence, group of heads,
- * strips of columns). What differs is the form that an item runs: chunks (prefill.c),
+ * gdn_prefill and gdn_decode: one struct, one check, one walk (schedule.c) over (sequence, group
+ * of heads, strips of columns). What differs is the form that an item runs: chunks (prefill.c),
  * tokens on the state where it lies (decode.c), or tokens on strips of it (exact.c).
  */
 #include <math.h>
@@ -10,7 +10,6 @@
 #include "ops.h"
 #include "record.h"
 #include "rule.h"
-#include "stream.h"
 #include "strip.h"
 #include "tensor.h"
 #include "tree.h"
@@ -393,15 +392,6 @@ static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
     return GDN_OK;
 }
 
-enum form { STEPS, CHUNKS, STRIPS };
-
-static enum form form_of(const struct gdn_rule *r, const struct gdn_seq *seq)
-{
-    if (r->decode || seq->total <= GDN_SHORT_SEQUENCE) return STEPS;
-    if (gdn_rule_rounding8(r)) return STEPS;
-    return r->exact ? STRIPS : CHUNKS;
-}
-
 static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
 {
     if (!ctx) return GDN_E_ARG;
@@ -423,114 +413,6 @@ gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args)
 gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args)
 {
     return rule_op(ctx, args, true);
-}
-
-const char *gdn_rule_loops(const struct gdn_rule *r)
-{
-    static const char *const names[2][4] = {
-        { "step_vk", "step_vk", "chunk_solve", "chunk_solve step_vk" },
-        { "step_kv", "step_kv", "chunk_solve", "chunk_solve step_kv" },
-    };
-    static const char *const exact_names[2][4] = {
-        { "step_vk", "step_vk", "step_strip", "step_strip step_vk" },
-        { "step_kv", "step_kv", "step_strip", "step_strip step_kv" },
-    };
-    static const char *const bf16_names[2][4] = {
-        { "step_vk", "step_vk", "bf16_mul chunk_solve", "bf16_mul chunk_solve step_vk" },
-        { "step_kv", "step_kv", "bf16_mul chunk_solve", "bf16_mul chunk_solve step_kv" },
-    };
-    int used = 0; /* 1: steps, 2: not */
-    for (int64_t b = 0; b < r->n_seqs; b++) used |= form_of(r, &r->seqs[b]) == STEPS ? 1 : 2;
-    const bool kv = r->to.data ? r->to.k_first : r->from.k_first;
-    return (r->exact ? exact_names : r->products ? bf16_names : names)[kv][used];
-}
-
-/* ---- Running ---------------------------------------------------------------------------- */
-
-static int64_t longest_seq(const struct gdn_rule *r)
-{
-    int64_t longest = 0;
-    for (int64_t b = 1; b < r->n_seqs; b++)
-        if (r->seqs[b].n_valid > r->seqs[longest].n_valid) longest = b;
-    return longest;
-}
-
-/* As many sequences of the longest one's length as make all the tokens: no more than there are.
- * Beside a long sequence short ones keep no thread busy. */
-static int64_t even_seqs(const struct gdn_rule *r)
-{
-    int64_t sum = 0;
-    if (!r->seqs || r->n_seqs == 0) return r->n_seqs; /* nobody has read them yet */
-    const int64_t longest = r->seqs[longest_seq(r)].n_valid;
-    for (int64_t b = 0; b < r->n_seqs; b++) sum += r->seqs[b].n_valid;
-    return longest > 0 ? (sum + longest - 1) / longest : 1;
-}
-
-void gdn_rule_cut(struct gdn_rule *r, const struct gdn_kernels *kr, int n_threads)
-{
-    const int most = r->Hq > r->Hk ? r->Hq : r->Hk, least = r->Hq + r->Hk - most;
-    r->group_heads = most % least == 0 ? r->H / most : 1;
-    r->n_groups    = r->H / r->group_heads;
-    r->n_strips    = (r->V + kr->strip - 1) / kr->strip;
-
-    /* As few items as keep all threads busy (an item repeats the grams of its group), but no
-     * item with more state than the L2 cache takes. */
-    const int64_t strips = (int64_t)r->group_heads * r->n_strips;
-    const int64_t n_even = even_seqs(r), groups = n_even > 0 ? n_even * r->n_groups : 1;
-    const int64_t bytes  = (int64_t)r->K * kr->strip * (int64_t)sizeof(float); /* of a strip */
-    const int64_t fits   = GDN_ITEM_STATE_BYTES / bytes;
-    int64_t       parts  = n_threads > 1 ? (4 * n_threads + groups - 1) / groups : 1;
-    if (parts > strips) parts = strips;
-    int64_t each = (strips + parts - 1) / parts;
-    if (each > fits) each = fits > 0 ? fits : 1;
-    r->part_strips = (int)each;
-    r->n_parts     = (int)((strips + each - 1) / each);
-}
-
-size_t gdn_rule_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
-{
-    const size_t step = gdn_step_scratch(r);
-    const size_t long_one = r->decode  ? 0
-                            : r->exact ? gdn_exact_scratch(r, kr)
-                                       : gdn_chunk_scratch(r, kr);
-    return gdn_align64(step > long_one ? step : long_one);
-}
-
-struct run_arg {
-    const struct gdn_rule    *rule;
-    const struct gdn_kernels *kr;
-    char                     *scratch;
-    size_t                    thread_bytes;
-    int64_t                   first; /* the longest sequence, which is begun first */
-};
-
-static void run_item(void *arg, int64_t i, int thread)
-{
-    const struct run_arg  *a       = arg;
-    const struct gdn_rule *r       = a->rule;
-    void                  *scratch = a->scratch + (size_t)thread * a->thread_bytes;
-    const int64_t          each    = (int64_t)r->n_groups * r->n_parts;
-    const int64_t          b       = (i / each + a->first) % r->n_seqs;
-    struct gdn_rule_item   item    = { .seq = &r->seqs[b] };
-    const int              strips = r->group_heads * r->n_strips, part = (int)(i % r->n_parts);
-    item.group = (int)(i % each / r->n_parts);
-    item.first = part * r->part_strips;
-    item.last  = item.first + r->part_strips < strips ? item.first + r->part_strips : strips;
-    if (item.seq->n_tokens == 0) return;
-    switch (form_of(r, item.seq)) {
-    case CHUNKS: gdn_chunk_item(r, a->kr, &item, scratch); break;
-    case STRIPS: gdn_exact_item(r, a->kr, &item, scratch); break;
-    default: gdn_step_item(r, a->kr, &item, scratch); break;
-    }
-    if (r->checkpoints.streamed) gdn_stream_end();
-}
-
-void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch)
-{
-    struct gdn_rule r = *rule;
-    gdn_rule_cut(&r, ctx->kr, gdn_pool_threads(ctx->pool)); /* now by lengths: no coarser */
-    struct run_arg arg = { &r, ctx->kr, scratch, gdn_rule_scratch(&r, ctx->kr), longest_seq(&r) };
-    gdn_parallel_for(ctx->pool, r.n_seqs * r.n_groups * r.n_parts, run_item, &arg);
 }
 
 /* ---- What both forms load ----------------------------------------------------------------- */
@@ -566,6 +448,15 @@ void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
                                  : inverse_length(kr->dot(q, q, K), r->norm, r->norm_eps);
         kr->norm_row(q, q, length * r->scale, NULL, NULL, false, K);
     }
+}
+
+void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
+                       int col, int n)
+{
+    if (!rows->data || t >= seq->n_valid) return;
+    const size_t elem = gdn_dtype_bytes(rows->dtype);
+    const char  *at   = (const char *)gdn_row(rows, seq, t, head) + (size_t)col * elem;
+    for (size_t i = 0; i < (size_t)n * elem; i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
 /* n values of a [tokens][H] tensor for one head. */

@@ -91,11 +91,21 @@ struct gdn_rule_item {
     int                   group, first, last;
 };
 
+/* The items of a run and item i in their order, which begins with a sequence: the longest. */
+int64_t              gdn_rule_items(const struct gdn_rule *rule);
+struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first, int64_t i);
+/* What a token costs an item of so many strips, in columns of state: the grams of its group,
+ * which each item makes for itself, are 16 more. */
+int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips);
+
 /* Rows of n tokens of q and k from token t0, normalised and scaled, into kq: k_t at row t,
  * q_t at row q_row + t, ld floats apart. */
 void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
                       const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
                       ptrdiff_t ld, int q_row);
+/* Asks the L2 cache for n elements of a row from col on, if there are such a tensor and token. */
+void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
+                       int col, int n);
 /* n gates of one head, logarithms or alphas, and betas. */
 void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,

@@ -200,3 +200,14 @@ gdn_cu_result cuGetProcAddress_v2(const char *name, void **found, int version, u
         }
     return NOT_FOUND;
 }
+
+/* What the Python package asks about memory: fake device d has the addresses from (d + 1) 2^32. */
+EXPORT gdn_cu_result cuPointerGetAttribute(void *found, int what, gdn_cu_memory m);
+gdn_cu_result cuPointerGetAttribute(void *found, int what, gdn_cu_memory m)
+{
+    enum { DEVICE_ORDINAL = 9 };
+    const int device = (int)(m >> 32) - 1;
+    if (what != DEVICE_ORDINAL || device < 0 || device >= fake_cuda.n_devices) return INVALID;
+    memcpy(found, &device, sizeof device);
+    return 0;
+}

@@ -2,6 +2,7 @@
 /*
  * A CUDA driver that computes nothing: built as libcuda.so.1, found before the real one. It does
  * what it is told about its device, counts every call and keeps the last launch.
+ * python/tests/devices.py has the struct once more.
  */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H

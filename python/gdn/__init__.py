@@ -7,8 +7,18 @@ Gated DeltaNet: the gated delta rule and the operators around it, by ctypes over
 
 The manual is gdn.h. Calls, arguments, constants, defaults and guarantees are the ones there,
 under the same names without their prefix; everything is written into arrays of the caller.
-Arrays are NumPy's or any object with __array_interface__ or the buffer protocol, in any strides
-that gdn.h allows; nothing is copied. bf16(array) passes 16-bit words as bfloat16.
+Arrays are NumPy's or any object with __array_interface__, DLPack or the buffer protocol, in any
+strides that gdn.h allows; nothing is copied. bf16(array) passes 16-bit words as bfloat16.
+
+On a GPU every array, those of a Batch too, is one of its device, by DLPack or
+__cuda_array_interface__ (torch, cupy, numba, ...):
+
+    with gdn.Context(backend="cuda", device=0) as ctx:
+        ctx.decode(q=q, k=k, v=v, state=state, out=out, stream=torch.cuda.current_stream())
+
+A call returns when it is launched, in order on its stream: an integer, or an object with
+__cuda_stream__ or cuda_stream; without one, on the legacy default stream. Nothing waits for what
+other streams do to its arrays, and they must live until the stream has passed the call.
 
 The library is the file that the environment variable GDN_LIBRARY names, else libgdn.so beside
 this file, else libgdn.so.0 where the system finds it.
@@ -19,6 +29,8 @@ import operator
 import os
 import threading
 from ctypes import c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+
+from ._views import HOST, view_of
 
 OK, E_ARG, E_SHAPE, E_DTYPE, E_UNSUPPORTED, E_MEMORY, E_CUDA, E_SELF_TEST = range(8)  # gdn_status
 F32, BF16, F16, I8, E4M3, I32, I64, U8 = 0, 1, 2, 3, 4, 16, 17, 18  # gdn_dtype
@@ -73,6 +85,7 @@ gdn_options = _struct("gdn_options", """
     text error_text
     size error_text_bytes
     pointer parallel_for parallel_user
+    int32 device reserved
 """)
 
 gdn_batch = _struct("gdn_batch", """
@@ -277,7 +290,8 @@ def info():
 
 # ---- Arrays as tensor views --------------------------------------------------------------------
 
-_DTYPES = {"|i1": I8, "<f4": F32, "<f2": F16, "<i4": I32, "<i8": I64, "|u1": U8, "|b1": U8}
+_DTYPES = {"|i1": I8, "<f4": F32, "<f2": F16, "<i4": I32, "<i8": I64, "|u1": U8, "|b1": U8,
+           "bfloat16": BF16, "float8_e4m3fn": E4M3}  # the last two by DLPack alone
 
 
 class bf16:
@@ -287,50 +301,26 @@ class bf16:
         self.array = array
 
 
-def _interface(name, array):
-    """The array's __array_interface__, and the object that keeps its memory alive."""
-    if not hasattr(array, "__array_interface__"):
-        import numpy
-
-        try:
-            array = numpy.asarray(memoryview(array))
-        except TypeError:
-            raise TypeError(f"{name}: {type(array).__name__}, wanted an array") from None
-    return array.__array_interface__, array
-
-
-def _strides(name, interface, item):
-    """The array's strides in elements."""
-    shape, strides = interface["shape"], interface.get("strides")
-    if strides is None:
-        strides = [item] * len(shape)
-        for i in reversed(range(len(shape) - 1)):
-            strides[i] = strides[i + 1] * shape[i + 1]
-    for i, stride in enumerate(strides):
-        if stride % item:
-            raise ValueError(f"{name}: stride[{i}] is {stride} bytes, wanted a multiple of {item}")
-    return [stride // item for stride in strides]
-
-
 def _tensor(name, value, is_output):
-    """A gdn_tensor that shows the elements of an array."""
+    """A gdn_tensor that shows the elements of an array, where they are, and their owner."""
     is_bf16 = isinstance(value, bf16)
-    interface, owner = _interface(name, value.array if is_bf16 else value)
-    found = interface["typestr"]
-    dtype = (BF16 if found == "<u2" else None) if is_bf16 else _DTYPES.get(found)
+    view = view_of(name, value.array if is_bf16 else value)
+    dtype = (BF16 if view.type == "<u2" else None) if is_bf16 else _DTYPES.get(view.type)
     if dtype is None:
         wanted = "<u2 within bf16()" if is_bf16 else f"{' '.join(_DTYPES)} or bf16(<u2)"
-        raise TypeError(f"{name}: type {found}, wanted {wanted}")
-    data, is_readonly = interface["data"]
-    if is_readonly and is_output:
+        raise TypeError(f"{name}: type {view.type}, wanted {wanted}")
+    if view.is_readonly and is_output:
         raise ValueError(f"{name}: read-only, but the call writes it")
-    shape = interface["shape"]
-    if len(shape) > MAX_DIMS:
-        raise ValueError(f"{name}: {len(shape)} dimensions, wanted 1 to {MAX_DIMS}")
-    tensor = gdn_tensor(data=data, dtype=dtype, ndim=len(shape))
-    tensor.size[: len(shape)] = shape
-    tensor.stride[: len(shape)] = _strides(name, interface, int(found[2:]))
-    return tensor, owner
+    n = len(view.shape)
+    if n > MAX_DIMS:
+        raise ValueError(f"{name}: {n} dimensions, wanted 1 to {MAX_DIMS}")
+    data = view.data
+    if not data and 0 in view.shape:
+        data = 64  # arrays without elements may have no address, which here would say "absent"
+    tensor = gdn_tensor(data=data, dtype=dtype, ndim=n)
+    tensor.size[:n] = view.shape
+    tensor.stride[:n] = view.strides
+    return tensor, view
 
 
 # ---- Arguments ---------------------------------------------------------------------------------
@@ -351,6 +341,13 @@ def _number(name, ctype, value):
     return number
 
 
+def _stream(value):
+    """A CUstream as an integer."""
+    if hasattr(value, "__cuda_stream__"):
+        value = value.__cuda_stream__()[1]
+    return _number("stream", c_void_p, getattr(value, "cuda_stream", value))
+
+
 def _outputs(struct, fields):
     """The tensors that the call writes; a state that only is read may be read-only."""
     batch = fields.get("batch")
@@ -361,9 +358,10 @@ def _outputs(struct, fields):
 
 
 def _arguments(struct, what, fields):
-    """A struct filled from fields; args.keep holds the objects that it points to."""
+    """A struct filled from fields; args.keep holds the objects that it points to, args.places
+    where each array is."""
     args = struct(struct_size=ctypes.sizeof(struct))
-    args.keep = []
+    args.keep, args.places = [], []
     ctypes_of = {n: t for n, t in struct._fields_ if n not in _HIDDEN}
     outputs = _outputs(struct, fields)
     for name, value in fields.items():
@@ -374,20 +372,25 @@ def _arguments(struct, what, fields):
         if name == "batch":
             if not isinstance(value, Batch):
                 raise TypeError(f"batch: {type(value).__name__}, wanted a Batch")
-            args.batch, owner = ctypes.pointer(value.args), value
+            args.batch = ctypes.pointer(value.args)
+            args.keep.append(value)
+            args.places += value.args.places
         elif ctypes_of[name] is gdn_tensor:
-            tensor, owner = _tensor(name, value, name in outputs)
+            tensor, view = _tensor(name, value, name in outputs)
             setattr(args, name, tensor)
+            args.keep.append(view.owner)
+            args.places.append((name, view.place))
+        elif name == "stream":
+            args.stream = _stream(value)
         else:
-            owner = _number(name, ctypes_of[name], value)
-            setattr(args, name, owner)
-        args.keep.append(owner)
+            setattr(args, name, _number(name, ctypes_of[name], value))
     return args
 
 
 class Batch:
-    """gdn_batch: which tokens form which sequence, and where its states are. Its arrays may
-    change between calls; one Batch serves every call of a step."""
+    """gdn_batch: which tokens form which sequence, and where its states are. Its arrays, which
+    lie where the context computes, may change between calls; one Batch serves every call of a
+    step."""
 
     def __init__(self, **fields):
         self.args = _arguments(gdn_batch, "Batch", fields)
@@ -395,20 +398,30 @@ class Batch:
 
 # ---- Context -----------------------------------------------------------------------------------
 
+_BACKENDS = {"cpu": BACKEND_CPU, "cuda": BACKEND_CUDA}
+
+
+def _name_of(place):
+    return place if isinstance(place, str) else f"memory of CUDA device {place}"
+
 
 class Context:
     """
     gdn_ctx: an instruction set, threads, memory. threads 0: one per processor; isa "scalar",
-    "avx2", "avx512" or "neon": use no more than that. Closed by close(), `with`, or when
-    collected.
+    "avx2", "avx512" or "neon": use no more than that. Or, with backend "cuda", the GPU that has
+    the number `device`. Closed by close(), `with`, or when collected.
     """
 
     _ctx = None
 
-    def __init__(self, threads=0, isa=None):
-        text = ctypes.create_string_buffer(256)
+    def __init__(self, threads=0, isa=None, backend="cpu", device=0):
+        if backend not in _BACKENDS:
+            raise ValueError(f"backend: {backend!r}, wanted {' or '.join(_BACKENDS)}")
+        text = ctypes.create_string_buffer(512)
         options = gdn_options(
             struct_size=ctypes.sizeof(gdn_options),
+            backend=_BACKENDS[backend],
+            device=_number("device", c_int32, device),
             n_threads=_number("threads", c_int32, threads),
             isa=None if isa is None else isa.encode(),
             error_text=ctypes.cast(text, c_char_p),
@@ -419,6 +432,7 @@ class Context:
         if status:
             raise Error(status, text.value.decode())
         self._ctx, self._process, self._lock = ctx, os.getpid(), threading.Lock()
+        self._place = options.device if backend == "cuda" else HOST
 
     def close(self):
         # A child of fork() has the context's memory but not its threads.
@@ -434,6 +448,11 @@ class Context:
         self.close()
 
     __del__ = close
+
+    @property
+    def device(self):
+        """The number of the GPU that computes; None: none does."""
+        return None if self._place == HOST else self._place
 
     @property
     def isa(self):
@@ -459,8 +478,17 @@ class Context:
         """gdn_self_test: raises Error if this machine computes something else than it should."""
         self._run(_lib.gdn_self_test)
 
-    def _call(self, op, fields):
+    def _arguments(self, op, fields):
+        """The struct of the op; every array is where this context computes."""
         args = _arguments(_OPS[op], op, fields)
+        for name, place in args.places:
+            if place != self._place:
+                raise ValueError(f"{name}: in {_name_of(place)}, but the context computes in "
+                                 f"{_name_of(self._place)}")
+        return args
+
+    def _call(self, op, fields):
+        args = self._arguments(op, fields)
         self._run(getattr(_lib, f"gdn_{op}"), ctypes.byref(args))
 
     def prefill(self, **fields):
@@ -533,7 +561,7 @@ class Context:
 
     def supported(self, op, **fields):
         """Would the op of that name accept these fields? Contents of arrays are not read."""
-        args = _arguments(_OPS[op], op, fields)
+        args = self._arguments(op, fields)
         try:
             self._run(_lib.gdn_supported, list(_OPS).index(op), ctypes.byref(args))
         except Error:

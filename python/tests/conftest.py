@@ -26,6 +26,11 @@ def context_of(isa=None, threads=1):
     return gdn.Context(threads=threads, isa=isa)
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "fake: needs the driver of tests/fake_cuda.c")
+    config.addinivalue_line("markers", "gpu: needs a GPU and a library of arrays on it")
+
+
 @pytest.fixture
 def ctx():
     return context_of(threads=2)

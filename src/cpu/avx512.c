@@ -69,15 +69,18 @@ static inline vf vf_from_bf16(__m256i h)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
-/* Nearest even by integers (VCVTNEPS2BF16 would flush denormals); a NaN stays one. */
+/* Nearest even by integers (VCVTNEPS2BF16 would flush denormals): 0x7fff more, 0x8000 where that
+ * would leave an odd number, and the upper halves. A NaN of x replaces what became of it. */
 static inline __m256i vf_to_bf16(vf x)
 {
+    static const uint16_t upper[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
     const __m512i   i   = _mm512_castps_si512(x);
-    const __m512i   odd = _mm512_and_si512(_mm512_srli_epi32(i, 16), _mm512_set1_epi32(1));
-    const __m512i   r   = _mm512_add_epi32(i, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const __m512i   q   = _mm512_or_si512(i, _mm512_set1_epi32(0x400000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, r, q), 16));
+    const __mmask16 odd = _mm512_test_epi32_mask(i, _mm512_set1_epi32(0x10000));
+    const __m512i   down = _mm512_add_epi32(i, _mm512_set1_epi32(0x7fff));
+    const __m512i   r = _mm512_mask_add_epi32(down, odd, i, _mm512_set1_epi32(0x8000));
+    const __m512    y = _mm512_fixupimm_ps(_mm512_castsi512_ps(r), x, _mm512_set1_epi32(0x22), 0);
+    const __m512i   to = _mm512_loadu_si512(upper);
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi16(to, _mm512_castps_si512(y)));
 }
 static inline vf      vf_from_f16(__m256i h) { return _mm512_cvtph_ps(h); }
 static inline __m256i vf_to_f16(vf x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

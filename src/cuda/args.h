@@ -46,7 +46,7 @@ struct gdn_cu_norm {
     int32_t    formula; /* gdn_norm; GDN_NORM_NONE: root mean square */
     int32_t    sigmoid;
     float      eps;
-    int32_t    zeros; /* a row of zeros stays zero, whatever its gate */
+    int32_t    pad;
 };
 
 /* The rule: gdn_prefill and gdn_decode, the record ops too. */
@@ -64,34 +64,12 @@ struct gdn_cu_rule {
     int32_t                exact;
 };
 
-struct gdn_cu_conv {
-    struct gdn_cu_batch batch;
-    struct gdn_rows     x, out;
-};
-
-/* gdn_block, block.cu: out = x weight^T. Rows of n_in and n_out elements, and T of them are a
- * row of the batch; weight.token: from one output to the next. */
-struct gdn_cu_block_project {
-    struct gdn_rows x, weight, out;
-    int64_t         T, n_rows, n_out, n_in;
-};
-
-/* Tokens' q, k, v, z of each key head to q, k and v of all heads, in units of so many bytes; and
- * their b, a of each key head to b of all and a of all. V: of all values of a key head. */
-struct gdn_cu_block_split {
-    const char  *qkvz;  /* [tokens][Hk][K, K, V, V] */
-    char        *qkv;   /* [tokens][Hk K, Hk K, Hk V] */
-    const float *ba;    /* [tokens][Hk][group, group] */
-    float       *gates; /* [tokens][Hk group, Hk group] */
-    int32_t      Hk, group, K, V, unit, pad;
-};
-
-/* Rows of n elements to out, but for those of padding that keeps its output. */
-struct gdn_cu_block_store {
-    struct gdn_cu_batch batch;
-    struct gdn_rows     out;
-    const char         *from;
-    int64_t             n;
+/* gdn_decode, and gdn_prefill with GDN_EXACT. */
+struct gdn_cu_decode {
+    struct gdn_cu_rule rule;
+    int64_t            n_rows;   /* sequences; one more if tokens follow that belong to none */
+    int32_t            n_parts;  /* blocks of a state */
+    int32_t            rounding; /* the dtype of the state after each token; GDN_F32: as it is */
 };
 
 #ifdef __cplusplus
@@ -103,9 +81,7 @@ GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
+GDN_CU_SIZE(gdn_cu_decode, 1232 + 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_norm, 4 * 112 + 32);
-GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);
-GDN_CU_SIZE(gdn_cu_block_split, 4 * 8 + 6 * 4);
-GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 16);
 
 #endif

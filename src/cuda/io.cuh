@@ -6,8 +6,7 @@
 #define GDN_CUDA_IO_CUH
 
 #include "args.h"
-
-#define GDN_DEVICE static __device__ __forceinline__
+#include "ptx.cuh"
 
 GDN_DEVICE float bf16_to_f32(uint16_t x) { return __uint_as_float((uint32_t)x << 16); }
 GDN_DEVICE float f16_to_f32(uint16_t x)
@@ -76,12 +75,13 @@ GDN_DEVICE void store_float(void *data, int64_t element, int dtype, float x)
         ((uint16_t *)data)[element] = dtype == GDN_BF16 ? f32_to_bf16(x) : f32_to_f16(x);
 }
 
-GDN_DEVICE int64_t load_index(const struct gdn_cu_array &a, int64_t i, int64_t j = 0)
+/* Element i, or (i, j), of an array of indices; of an absent one: `absent`. */
+GDN_DEVICE int64_t load_index(const struct gdn_cu_array &a, int64_t i, int64_t j = 0,
+                              int64_t absent = 0)
 {
-    const int64_t at = i * a.stride[0] + j * a.stride[1];
-    if (a.dtype == GDN_I32) return ((const int32_t *)a.data)[at];
-    if (a.dtype == GDN_I64) return ((const int64_t *)a.data)[at];
-    return ((const uint8_t *)a.data)[at];
+    const int     bytes = a.dtype == GDN_I32 ? 4 : a.dtype == GDN_I64 ? 8 : 1;
+    const int64_t at    = i * a.stride[0] + j * a.stride[1];
+    return ld_index((const char *)a.data + at * bytes, a.data ? bytes : 0, absent);
 }
 
 /* Element i of a vector of floats; absent: `absent`. */

@@ -15,7 +15,8 @@
 enum gdn_kernel_id {
 #define GDN_KERNEL_yardstick(threads, shared, what) GDN_CU_YARDSTICK_##what,
 #define GDN_KERNEL_norm(threads, shared, what) GDN_CU_NORM_##what,
-#define GDN_KERNEL_block(threads, shared, what) GDN_CU_BLOCK_##what,
+#define GDN_KERNEL_decode_vk(threads, shared, dtype, KC) GDN_CU_DECODE_VK_##dtype##_##KC,
+#define GDN_KERNEL_decode_kv(threads, shared, dtype, KC) GDN_CU_DECODE_KV_##dtype##_##KC,
 #include "kernels.def"
     GDN_N_KERNELS
 };

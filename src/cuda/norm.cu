@@ -39,10 +39,6 @@ GDN_DEVICE void norm_row(const struct gdn_cu_norm &a, int64_t row)
     const float scale = row_scale(a, sum);
     for (int64_t i = lane; i < a.D; i += 32) {
         float e = load_float(a.x.data, x + i, a.x.dtype) * scale;
-        if (a.zeros && sum == 0) {
-            store_float(a.out.data, out + i, a.out.dtype, 0);
-            continue;
-        }
         if (a.weight.data)
             e *= load_float(a.weight.data, i * a.weight.stride[0], a.weight.dtype);
         if (a.z.data) {

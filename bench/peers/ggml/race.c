@@ -195,6 +195,10 @@ static void race(const struct race_case *c, struct peer *p, struct ours *o, doub
 {
     struct contender by[2] = { { .run = peer_run, .arg = p }, { .run = ours_run, .arg = o } };
     const struct rounds r = rounds_run(by, 2, seconds);
+    if (r.kept == 0) {
+        fprintf(stderr, "race_ggml: %s, T = %d, B = %d: no quiet round\n", c->op, c->T, c->B);
+        return;
+    }
     const double        peer = 1e3 * rounds_median(&by[0], &r);
     const double        own  = 1e3 * rounds_median(&by[1], &r);
     struct measure      m;
@@ -212,7 +216,7 @@ static void race(const struct race_case *c, struct peer *p, struct ours *o, doub
     printf("\"T\": %d, \"B\": %d, \"dtype\": \"%s\", \"rounds\": %d, \"dropped\": %d, "
            "\"difference\": %.3g, \"peer_ms\": %.6g, \"ms\": %.6g, \"speedup\": %.4g",
            c->T, c->B, c->bf16 ? "bf16" : "f32", r.kept, r.dropped, difference, peer, own,
-           own > 0 ? peer / own : 0);
+           peer / own);
     if (c->bf16) printf(", \"bf16_products\": true");
     if (!strcmp(c->op, "prefill"))
         printf(", \"share\": %.4g", 6.0 * D * D * c->T * c->B * c->Hv / (1e-3 * own) / flops);

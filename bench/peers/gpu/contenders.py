@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Who is raced, and how each is called. prefill(case, x) and decode(case, x) return a call, which runs
+on torch's current stream and returns out and state in one layout whoever computed them:
+[N][Hv][V] or [B][T][Hv][V], and [B][Hv][V][K], each token's being [B][T][Hv][V][K].
+"""
+import importlib.metadata
+import os
+
+import torch
+from cases import D, DTYPES
+
+os.environ.setdefault("FLA_FLASH_QLA", "0")  # else FLA calls FlashQLA where that is installed
+
+SCALE = D**-0.5
+
+
+class Refused(Exception):
+    """A contender has no way to do this."""
+
+
+def refuse_if(wrong, why):
+    if wrong:
+        raise Refused(why)
+
+
+def mine(case, x):
+    """States of one's own, in the layout of the case: calls work in place."""
+    state = x["state"].clone()
+    return state.mT.contiguous() if case.layout == "k_first" else state
+
+
+def shown(case, x, state):
+    """A pool as the result of decode."""
+    state = state[x["slots"].long()] if case.pool else state
+    return state.mT if case.layout == "k_first" else state
+
+
+def kept_states(case, x):
+    """Room for the state after every token."""
+    shape = case.B, case.T, *x["state"].shape[1:]
+    return torch.zeros(shape, device=x["state"].device, dtype=DTYPES[case.state])
+
+
+class Ours:
+    name = "gdn"
+
+    def __init__(self, device):
+        import gdn
+
+        self.gdn, self.version = gdn, gdn.version()
+        self.ctx = gdn.Context(backend=device)
+        self.isa, self.on_gpu = self.ctx.isa, device == "cuda"
+
+    def kernel(self):
+        return self.ctx.last_kernel
+
+    def call(self, op, **fields):
+        stream = torch.cuda.current_stream() if self.on_gpu else None
+        getattr(self.ctx, op)(stream=stream, **fields)
+
+    def prefill(self, case, x):
+        out, state_out = torch.empty_like(x["v"]), torch.empty_like(x["state"])
+        batch = self.gdn.Batch(cu_seqlens=x["cu_seqlens"])
+        fields = {n: x[n] for n in ("q", "k", "v", "g", "beta", "state")}
+
+        def call():
+            self.call("prefill", **fields, state_out=state_out, out=out, batch=batch)
+            return out, state_out
+        return call
+
+    def decode(self, case, x):
+        gdn, out, state = self.gdn, torch.empty_like(x["v"]), mine(case, x)
+        fields = dict(q=x["q"], k=x["k"], v=x["v"], g=x["a"], beta=x["b"], A_log=x["A_log"],
+                      dt_bias=x["dt_bias"], gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID,
+                      norm=gdn.NORM_L2, out=out, state=state,
+                      state_layout=gdn.STATE_KV if case.layout == "k_first" else gdn.STATE_VK)
+        slots = dict(read_slots=x["slots"]) if case.pool else {}
+        if case.each:
+            kept = kept_states(case, x)
+            fields["state_out"] = kept.flatten(0, 1)
+            order = torch.arange(case.B * case.T, dtype=torch.int32, device=out.device)
+            slots |= dict(write=gdn.WRITE_EACH, write_slots=order.view(case.B, case.T))
+        batch = gdn.Batch(**slots)
+
+        def call():
+            self.call("decode", batch=batch, **fields)
+            return out, kept if case.each else shown(case, x, state)
+        return call
+
+
+class Fla:
+    name = "fla"
+
+    def __init__(self, device):
+        import fla
+        from fla.ops import gated_delta_rule as ops
+
+        self.ops, self.version = ops, fla.__version__
+
+    def prefill(self, case, x):
+        q, k, v, g, beta = (x[n][None] for n in ("q", "k", "v", "g", "beta"))
+        state, offsets = x["state"].mT.contiguous(), x["cu_seqlens"]
+        host = offsets.cpu()
+
+        def call():
+            out, final = self.ops.chunk_gated_delta_rule(
+                q, k, v, g, beta, scale=SCALE, initial_state=state, output_final_state=True,
+                cu_seqlens=offsets, cu_seqlens_cpu=host)
+            return out[0], final.mT
+        return call
+
+    def decode(self, case, x):
+        refuse_if(case.each or case.pool, "neither slots nor every token's state")
+        refuse_if(case.state != "f32", "final states are float32")
+        state = mine(case, x)
+
+        def call():
+            out, final = self.ops.fused_recurrent_gated_delta_rule(
+                x["q"], x["k"], x["v"], g=x["a"], beta=x["b"], A_log=x["A_log"],
+                dt_bias=x["dt_bias"], use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
+                use_qk_l2norm_in_kernel=True, initial_state=state, output_final_state=True,
+                state_v_first=case.layout == "k_last")
+            return out, shown(case, x, final)
+        return call
+
+
+class FlashInfer:
+    name = "flashinfer"
+
+    def __init__(self, device):
+        import flashinfer
+        from flashinfer import gdn_decode, gdn_prefill
+
+        self.version = flashinfer.__version__
+        self.chunked = gdn_prefill.chunk_gated_delta_rule
+        self.k_last = gdn_decode.gated_delta_rule_decode_pretranspose
+        self.k_first = gdn_decode.gated_delta_rule_decode
+        self.several = gdn_decode.gated_delta_rule_mtp
+
+    def prefill(self, case, x):
+        alpha, out, final = x["g"].exp(), torch.empty_like(x["v"]), torch.empty_like(x["state"])
+
+        def call():
+            self.chunked(x["q"], x["k"], x["v"], alpha, x["beta"], scale=SCALE,
+                         initial_state=x["state"], output_final_state=True,
+                         cu_seqlens=x["cu_seqlens"], output=out, output_state=final)
+            return out, final
+        return call
+
+    def decode(self, case, x):
+        refuse_if(case.layout == "k_first" and (case.T > 1 or case.state != "f32" or case.pool),
+                  "k-first: one token, float32, no slots")
+        out, state = torch.empty_like(x["v"]), mine(case, x)
+        rows, gates = (x["q"], x["k"], x["v"]), (x["A_log"], x["a"], x["dt_bias"], x["b"])
+        slots, more = x["slots"], dict(output=out, use_qk_l2norm=True)
+        if case.each:
+            kept = kept_states(case, x)
+            more |= dict(intermediate_states_buffer=kept, disable_state_update=True)
+
+        def call():
+            if case.layout == "k_first":
+                self.k_first(*rows, state, *gates, **more)
+            elif case.T > 1 and case.state == "f32":
+                self.several(*rows, state, slots, *gates, **dict(disable_state_update=False) | more)
+            elif case.T > 1 or case.pool:
+                self.k_last(*rows, None, *gates, initial_state=state, initial_state_indices=slots,
+                            **more)
+            else:
+                self.k_last(*rows, state, *gates, **more)
+            return out, kept if case.each else shown(case, x, state)
+        return call
+
+
+class FlashQla:
+    name = "flashqla"
+
+    def __init__(self, device):
+        import flash_qla
+
+        self.version, self.chunked = flash_qla.__version__, flash_qla.chunk_gated_delta_rule_fwd
+
+    def prefill(self, case, x):
+        q, k, v, g, beta = (x[n][None] for n in ("q", "k", "v", "g", "beta"))
+        state, offsets = x["state"].mT.contiguous(), x["cu_seqlens"].int()
+
+        def call():
+            _, _, out, _, final, _ = self.chunked(
+                q, k, v, g, beta, scale=SCALE, initial_state=state, output_final_state=True,
+                output_h=False, cu_seqlens=offsets, auto_cp=True)
+            return out[0], final.mT
+        return call
+
+    def decode(self, case, x):
+        raise Refused("no decode")
+
+
+PEERS = {peer.name: peer for peer in (FlashInfer, Fla, FlashQla)}
+
+
+def versions():
+    """Of what the peers' kernels are compiled with."""
+    found = [f"torch {torch.__version__}"]
+    for name in ("triton", "tilelang", "nvidia-cutlass-dsl"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return ", ".join(found)

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * PTX instructions, a function each, named after it. Loads that are only sometimes wanted are
+ * predicated and not jumped over: they stay close together, and so does the code.
+ */
+#ifndef GDN_CUDA_PTX_CUH
+#define GDN_CUDA_PTX_CUH
+
+#include <stdint.h>
+
+#define GDN_DEVICE static __device__ __forceinline__
+
+/* Waits until the kernels ahead in the stream have ended and what they wrote can be read. */
+GDN_DEVICE void griddepcontrol_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Lets the kernel behind in the stream begin, once every block has said so. */
+GDN_DEVICE void griddepcontrol_launch_dependents(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* No instruction: x, of which the compiler no longer knows what it is, so that what is computed
+ * from it is computed here and not kept in registers from before a loop. */
+GDN_DEVICE int opaque(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* Four words if `four`, two if `two`, aligned as a whole; the others are zero. */
+GDN_DEVICE void ld_v4_v2(uint32_t (&x)[4], const void *p, bool four, bool two)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred four, two;\n\t"
+                 "setp.ne.s32 four, %5, 0;\n\tsetp.ne.s32 two, %6, 0;\n\t"
+                 "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\tmov.b32 %2, 0;\n\tmov.b32 %3, 0;\n\t"
+                 "@four ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n\t"
+                 "@two ld.global.v2.b32 {%0, %1}, [%4];\n\t"
+                 "}"
+                 : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3])
+                 : "l"(p), "r"((int)four), "r"((int)two));
+}
+
+/* The same of what no thread beside this one reads: it needs no place in the L1 cache. */
+GDN_DEVICE void ld_once_v4(uint32_t (&x)[4], const void *p, bool there)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred there;\n\t"
+                 "setp.ne.s32 there, %5, 0;\n\t"
+                 "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\tmov.b32 %2, 0;\n\tmov.b32 %3, 0;\n\t"
+                 "@there ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n\t"
+                 "}"
+                 : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3])
+                 : "l"(p), "r"((int)there));
+}
+GDN_DEVICE void ld_once_v2(uint32_t (&x)[4], const void *p, bool there)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred there;\n\t"
+                 "setp.ne.s32 there, %3, 0;\n\t"
+                 "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\t"
+                 "@there ld.global.L1::no_allocate.v2.b32 {%0, %1}, [%2];\n\t"
+                 "}"
+                 : "=&r"(x[0]), "=&r"(x[1])
+                 : "l"(p), "r"((int)there));
+}
+
+/* A word if `word`, two bytes if `half`, else zero. */
+GDN_DEVICE uint32_t ld_b32_b16(const void *p, bool word, bool half)
+{
+    uint32_t x;
+    asm volatile("{\n\t"
+                 ".reg .pred word, half;\n\t"
+                 "setp.ne.s32 word, %2, 0;\n\tsetp.ne.s32 half, %3, 0;\n\t"
+                 "mov.b32 %0, 0;\n\t"
+                 "@word ld.global.b32 %0, [%1];\n\t"
+                 "@half ld.global.u16 %0, [%1];\n\t"
+                 "}"
+                 : "=&r"(x)
+                 : "l"(p), "r"((int)word), "r"((int)half));
+    return x;
+}
+
+/* An index of 4, 8 or 1 (unsigned) bytes; of no bytes: `absent`. */
+GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
+{
+    int64_t x;
+    asm volatile("{\n\t"
+                 ".reg .pred four, eight, one;\n\t"
+                 "setp.eq.s32 four, %2, 4;\n\tsetp.eq.s32 eight, %2, 8;\n\t"
+                 "setp.eq.s32 one, %2, 1;\n\t"
+                 "mov.b64 %0, %3;\n\t"
+                 "@four ld.global.s32 %0, [%1];\n\t"
+                 "@eight ld.global.b64 %0, [%1];\n\t"
+                 "@one ld.global.u8 %0, [%1];\n\t"
+                 "}"
+                 : "=&l"(x)
+                 : "l"(p), "r"(bytes), "l"(absent));
+    return x;
+}
+
+#endif

@@ -31,6 +31,10 @@ struct gdn_block {
     bool                     fused;
 };
 
+/* Which rows of the weights make which columns. */
+int                gdn_block_n_segments(const struct gdn_block *block);
+struct gdn_segment gdn_block_segment(const struct gdn_block *block, int i);
+
 /* Workspace beside the scratch of the threads, which follows it. */
 size_t gdn_block_bytes(const struct gdn_block *block);
 void   gdn_block_run(gdn_ctx *ctx, struct gdn_block *block, char *memory);

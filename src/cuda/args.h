@@ -78,6 +78,8 @@ struct gdn_cu_norm {
     int32_t             sigmoid;
     float               eps;
     int32_t             lanes; /* that share a line, a power of two; in the forms that do */
+    int32_t             zeros; /* lines up to 256: an element of 0 stays 0, whatever its gate */
+    int32_t             pad;
 };
 
 /* gdn_conv1d. An item is a warp's: 128 channels of a sequence, a tile or an edge. */
@@ -94,6 +96,10 @@ struct gdn_cu_conv {
     int32_t W, silu;
     int32_t kept;   /* entries of a state in shared memory, see conv.cu */
     int32_t access; /* of x and out: 1: a lane's four channels lie side by side and move at once */
+    /* key_head not 0 (then access is set): the channels, q of all heads, k of all, v of all, lie in
+     * x as Qwen3-Next projects them: each of Hk key heads has K of q, K of k and V of v in
+     * key_head elements. */
+    int32_t key_head, Hk, K, V;
 };
 
 /* One side of gdn_state_copy; steps in bytes. */
@@ -144,6 +150,29 @@ struct gdn_cu_decode {
     int32_t            rounding; /* the dtype of the state after each token; GDN_F32: as it is */
 };
 
+/* gdn_block, block.cu: out = x weight^T. Rows of n_in and n_out elements, and T of them are a
+ * row of the batch; weight.token: from one output to the next. */
+struct gdn_cu_block_project {
+    struct gdn_rows x, weight, out;
+    int64_t         T, n_rows, n_out, n_in;
+};
+
+/* Tokens' b, a of each key head to b of all and a of all. */
+struct gdn_cu_block_split {
+    const float *from; /* [tokens][Hk][group, group] */
+    float       *to;   /* [tokens][Hk group, Hk group] */
+    int64_t      n;    /* elements */
+    int32_t      Hk, group;
+};
+
+/* Rows of n elements to out, but for those of padding that keeps its output. */
+struct gdn_cu_block_store {
+    struct gdn_cu_batch batch;
+    struct gdn_rows     out;
+    const char         *from;
+    int64_t             n;
+};
+
 #ifdef __cplusplus
 #define GDN_CU_SIZE(type, bytes) static_assert(sizeof(struct type) == (bytes), #type)
 #else
@@ -154,12 +183,15 @@ GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
 GDN_CU_SIZE(gdn_cu_decode, 1232 + 8 + 2 * 4);
-GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 48 + 16);
+GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 48 + 32);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 16);
 GDN_CU_SIZE(gdn_cu_leads, 48);
 GDN_CU_SIZE(gdn_cu_lines, 56);
 GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 16);
-GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 16);
+GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
+GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);
+GDN_CU_SIZE(gdn_cu_block_split, 3 * 8 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 16);
 
 #endif

@@ -21,14 +21,20 @@ enum { TILE = 64, THREADS = 256 }; /* of block.cu */
 
 /* What a call keeps in the workspace. */
 struct buffers {
-    char  *projected; /* [N] q k v z of each key head; or q, k, v of all */
-    char  *z;         /* [N][Hv V], if not among them */
-    float *ba;        /* [N] b, a of each key head */
-    float *gates;     /* [N][2][Hv] b of all, a of all */
-    char  *conv;      /* [N][2 Hk K + Hv V] q, k, v of all; then o and its norm, in place of v */
+    char  *projected; /* [N] q, k, v, z of all heads; or, woven, those of each key head */
+    float *woven;     /* [N] b, a of each key head */
+    float *gates;     /* [N] b of all heads, a of all */
+    char  *conv;      /* [N] q, k, v of all heads; then o and its norm in place of v */
     char  *out;       /* [N][hidden], where padding keeps its output */
     char  *blas;      /* what cuBLAS wants for itself */
 };
+
+/* Are Qwen3-Next's rows left as they are projected? The convolution takes four channels at once
+ * from where they are. Else every head's rows are projected to their place. */
+static bool is_woven(const struct gdn_block *b)
+{
+    return b->fused && b->K % 4 == 0 && b->Hv / b->Hk * b->V % 4 == 0;
+}
 
 static bool spares_padding(const struct gdn_block *b)
 {
@@ -39,16 +45,15 @@ static bool spares_padding(const struct gdn_block *b)
 static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t blas, char *memory)
 {
     const size_t N = (size_t)b->n_tokens, unit = gdn_dtype_bytes(b->in.dtype);
-    const size_t D = (size_t)b->columns.z, VV = (size_t)(b->Hv * b->V), Hv = (size_t)b->Hv;
+    const size_t gates = N * 2 * (size_t)b->Hv * sizeof(float);
     const struct {
         void  *at;
         size_t bytes;
     } parts[] = {
-        { &m->projected, N * (b->fused ? D + VV : D) * unit },
-        { &m->z, b->fused ? 0 : N * VV * unit },
-        { &m->ba, b->fused ? N * 2 * Hv * sizeof(float) : 0 },
-        { &m->gates, N * 2 * Hv * sizeof(float) },
-        { &m->conv, N * D * unit },
+        { &m->projected, N * (size_t)b->columns.b * unit },
+        { &m->woven, is_woven(b) ? gates : 0 },
+        { &m->gates, gates },
+        { &m->conv, N * (size_t)b->columns.z * unit },
         { &m->out, spares_padding(b) ? N * (size_t)b->hidden * unit : 0 },
         { &m->blas, blas },
     };
@@ -61,58 +66,69 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t blas,
     return bytes;
 }
 
-/* Tokens of a buffer, so many elements each, `head` to a head. */
-static struct gdn_rows rows_of(const struct gdn_block *b, void *data, int32_t dtype,
-                               int64_t columns, int64_t head)
+/* Tokens of a buffer of so many columns, from one of them on; `head` elements to a head. */
+static struct gdn_rows rows_of(const struct gdn_block *b, void *buffer, int32_t dtype,
+                               int64_t columns, int64_t first, int64_t head)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(dtype), token = columns * unit;
-    return (struct gdn_rows){ .data  = data,
+    return (struct gdn_rows){ .data  = buffer ? (char *)buffer + first * unit : NULL,
                               .dtype = dtype,
                               .batch = b->tokens->padded ? b->tokens->T * token : 0,
                               .token = token,
                               .head  = head * unit };
 }
 
-/* Channel c of the convolution's buffer. */
-static char *channel(const struct gdn_block *b, const struct buffers *m, int64_t c)
+static struct gdn_rows projected_rows(const struct gdn_block *b, const struct buffers *m,
+                                      int64_t first)
 {
-    return m->conv ? m->conv + c * (int64_t)gdn_dtype_bytes(b->in.dtype) : NULL;
+    return rows_of(b, m->projected, b->in.dtype, b->columns.b, first, 0);
+}
+
+static struct gdn_rows conv_rows(const struct gdn_block *b, const struct buffers *m, int64_t first,
+                                 int64_t head)
+{
+    return rows_of(b, m->conv, b->in.dtype, b->columns.z, first, head);
+}
+
+static struct gdn_rows gate_rows(const struct gdn_block *b, float *buffer, int64_t first)
+{
+    return rows_of(b, buffer, GDN_F32, 2 * b->Hv, first, 1);
 }
 
 /* ---- Projections --------------------------------------------------------------------------- */
 
+/* Rows [row, row + n) of a weight. */
 struct product {
-    const gdn_tensor *weight; /* [outputs][inputs] */
+    const gdn_tensor *weight;
+    int64_t           row, n;
     struct gdn_rows   x, out;
 };
 
-enum { MAX_PRODUCTS = 5 };
-
-/* All of a call, that of the output last. */
-static int list_products(const struct gdn_block *b, const struct buffers *m, struct product *p)
+static int n_products(const struct gdn_block *b)
 {
-    const gdn_block_args *a = b->args;
-    const int64_t         D = b->columns.z, VV = b->Hv * b->V, Hv = b->Hv;
-    const int32_t         A = b->in.dtype, f32 = GDN_F32;
-    int                   n = 0;
-    const struct gdn_rows all  = rows_of(b, m->projected, A, b->fused ? D + VV : D, 0);
-    const struct gdn_rows ba   = rows_of(b, m->ba, f32, 2 * Hv, 0);
-    const struct gdn_rows z    = rows_of(b, m->z, A, VV, 0);
-    const struct gdn_rows beta = rows_of(b, m->gates, f32, 2 * Hv, 0);
-    const struct gdn_rows g    = rows_of(b, m->gates ? m->gates + Hv : NULL, f32, 2 * Hv, 0);
-    const struct gdn_rows o    = rows_of(b, channel(b, m, b->columns.v), A, D, 0);
-    const struct gdn_rows out  = rows_of(b, m->out, A, b->hidden, 0);
-    if (b->fused) {
-        p[n++] = (struct product){ &a->in_proj_qkvz, b->in, all };
-        p[n++] = (struct product){ &a->in_proj_ba, b->in, ba };
+    return (is_woven(b) ? 2 : gdn_block_n_segments(b)) + 1;
+}
+
+/* Product i of a call; the last one is that of the output. */
+static struct product product_of(const struct gdn_block *b, const struct buffers *m, int i)
+{
+    const gdn_block_args           *a  = b->args;
+    const struct gdn_block_columns *at = &b->columns;
+    struct product                  p  = { .x = b->in };
+    if (i == n_products(b) - 1) {
+        p = (struct product){ &a->out_proj, 0, b->hidden, conv_rows(b, m, at->v, 0), b->out };
+        if (spares_padding(b)) p.out = rows_of(b, m->out, b->in.dtype, b->hidden, 0, 0);
+    } else if (is_woven(b)) {
+        p.weight = i ? &a->in_proj_ba : &a->in_proj_qkvz;
+        p.n      = i ? 2 * b->Hv : at->b;
+        p.out    = i ? gate_rows(b, m->woven, 0) : projected_rows(b, m, 0);
     } else {
-        p[n++] = (struct product){ &a->in_proj_qkv, b->in, all };
-        p[n++] = (struct product){ &a->in_proj_z, b->in, z };
-        p[n++] = (struct product){ &a->in_proj_b, b->in, beta };
-        p[n++] = (struct product){ &a->in_proj_a, b->in, g };
+        const struct gdn_segment s = gdn_block_segment(b, i);
+        p.weight = s.weight, p.row = s.row, p.n = s.n;
+        p.out    = s.column < at->b ? projected_rows(b, m, s.column)
+                                    : gate_rows(b, m->gates, s.column - at->b);
     }
-    p[n++] = (struct product){ &a->out_proj, o, spares_padding(b) ? out : b->out };
-    return n;
+    return p;
 }
 
 /* Tokens as cuBLAS takes them: n matrices of n_rows. */
@@ -134,27 +150,29 @@ static bool by_blas(const struct gdn_block *b, const struct product *p, struct g
                     struct shape *s)
 {
     const int64_t T = b->tokens->T, B = b->tokens->padded ? b->tokens->B : 1;
-    const int64_t n_out = p->weight->size[0], n_in = p->weight->size[1];
+    const int64_t n_in = p->weight->size[1];
     const bool    joined =
         B == 1 || T == 1 || (p->x.batch == T * p->x.token && p->out.batch == T * p->out.token);
     *s   = joined ? (struct shape){ 1, b->n_tokens } : (struct shape){ B, T };
-    m[0] = matrix_of(&p->out, *s, T, n_out);
+    m[0] = matrix_of(&p->out, *s, T, p->n);
     m[1] = matrix_of(&p->x, *s, T, n_in);
-    m[2] = (struct gdn_blas_matrix){ p->weight->data, p->weight->dtype,
-                                     n_out == 1 ? n_in : p->weight->stride[0], 0 };
-    return !b->rule.exact && p->weight->dtype == p->x.dtype && m[0].ld >= n_out &&
+    m[2] = (struct gdn_blas_matrix){ gdn_at(p->weight, p->row * p->weight->stride[0]),
+                                     p->weight->dtype, p->n == 1 ? n_in : p->weight->stride[0],
+                                     0 };
+    return !b->rule.exact && p->weight->dtype == p->x.dtype && m[0].ld >= p->n &&
            m[1].ld >= n_in && m[2].ld >= n_in && m[0].batch >= 0 && m[1].batch >= 0;
 }
 
 static bool needs_blas(const struct gdn_block *b)
 {
     const struct buffers   none = { 0 };
-    struct product         p[MAX_PRODUCTS];
     struct gdn_blas_matrix m[3];
     struct shape           s;
-    bool                   needs = false;
-    for (int i = list_products(b, &none, p); i--;) needs |= by_blas(b, &p[i], m, &s);
-    return needs;
+    for (int i = 0; i < n_products(b); i++) {
+        const struct product p = product_of(b, &none, i);
+        if (by_blas(b, &p, m, &s)) return true;
+    }
+    return false;
 }
 
 /* ---- The call ------------------------------------------------------------------------------ */
@@ -188,44 +206,43 @@ static gdn_status launch(struct layer *l, enum gdn_kernel_id kernel, int64_t n_b
     return gdn_cuda_launch(l->ctx, &call);
 }
 
-static gdn_status project(struct layer *l, const struct product *p)
+static gdn_status project(struct layer *l, int i)
 {
-    const struct gdn_block *b     = l->b;
-    const int64_t           n_out = p->weight->size[0], n_in = p->weight->size[1];
+    const struct gdn_block *b = l->b;
+    const struct product    p = product_of(b, &l->m, i);
     struct gdn_blas_matrix  m[3];
     struct shape            s;
-    if (by_blas(b, p, m, &s)) {
+    if (by_blas(b, &p, m, &s)) {
         add_name(l, "cublas");
-        return gdn_blas_project(l->ctx, &m[0], &m[1], &m[2], s.n, s.n_rows, n_out, n_in);
+        return gdn_blas_project(l->ctx, &m[0], &m[1], &m[2], s.n, s.n_rows, p.n,
+                                p.weight->size[1]);
     }
+    const int64_t step = gdn_step_bytes(p.weight, 0);
     const struct gdn_cu_block_project a = {
-        .x      = p->x,
-        .weight = { .data  = p->weight->data,
-                    .dtype = p->weight->dtype,
-                    .token = gdn_step_bytes(p->weight, 0) },
-        .out    = p->out,
+        .x      = p.x,
+        .weight = { .data  = (char *)p.weight->data + p.row * step,
+                    .dtype = p.weight->dtype,
+                    .token = step },
+        .out    = p.out,
         .T      = b->tokens->T,
         .n_rows = b->n_tokens,
-        .n_out  = n_out,
-        .n_in   = n_in,
+        .n_out  = p.n,
+        .n_in   = p.weight->size[1],
     };
-    const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE, out_tiles = (n_out + TILE - 1) / TILE;
+    const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE, out_tiles = (p.n + TILE - 1) / TILE;
     return launch(l, GDN_CU_BLOCK_project, row_tiles * out_tiles, &a);
 }
 
-/* Qwen3-Next's rows to the channels of the convolution, and its b and a apart. */
+/* b and a of each key head to those of all. */
 static gdn_status split(struct layer *l)
 {
-    const struct gdn_block *b    = l->b;
-    const int64_t           unit = (int64_t)gdn_dtype_bytes(b->in.dtype);
-    const int64_t           K = b->K * unit, V = b->Hv / b->Hk * b->V * unit;
-    const int64_t           wide = K % 16 == 0 && V % 16 == 0 ? 16 : unit;
-    const struct gdn_cu_block_split a = {
-        .qkvz = l->m.projected, .qkv = l->m.conv, .ba = l->m.ba, .gates = l->m.gates,
-        .Hk = (int32_t)b->Hk, .group = (int32_t)(b->Hv / b->Hk),
-        .K = (int32_t)(K / wide), .V = (int32_t)(V / wide), .unit = (int32_t)wide,
-    };
-    return launch(l, GDN_CU_BLOCK_split, b->n_tokens, &a);
+    const struct gdn_block *b = l->b;
+    const struct gdn_cu_block_split a = { .from  = l->m.woven,
+                                          .to    = l->m.gates,
+                                          .n     = b->n_tokens * 2 * b->Hv,
+                                          .Hk    = (int32_t)b->Hk,
+                                          .group = (int32_t)(b->Hv / b->Hk) };
+    return launch(l, GDN_CU_BLOCK_split, (a.n + THREADS - 1) / THREADS, &a);
 }
 
 /* Slots of a pool that is read and written in place, and of its checkpoints. */
@@ -243,16 +260,21 @@ static void drop_keep(struct gdn_cu_batch *batch)
     if (batch->pad_policy == GDN_PAD_KEEP) batch->pad_policy = GDN_PAD_ZERO;
 }
 
+/* From the projected rows, in either order, to channels in order. */
 static gdn_status convolve(struct layer *l)
 {
     const struct gdn_block     *b     = l->b;
     const struct gdn_plan_pools pools = pools_of(&b->args->conv_state, &b->args->conv_checkpoints);
     struct gdn_conv             conv  = b->conv;
-    conv.out             = rows_of(b, l->m.conv, b->in.dtype, conv.D, 0);
-    conv.x               = b->fused ? conv.out : rows_of(b, l->m.projected, b->in.dtype, conv.D, 0);
-    struct gdn_cu_conv a = gdn_cuda_conv_args(&conv, b->plan, b->tokens, &pools);
+    conv.x               = projected_rows(b, &l->m, 0);
+    conv.out             = conv_rows(b, &l->m, 0, 0);
+    struct gdn_cu_conv a = gdn_cuda_conv_args(l->ctx, &conv, b->plan, b->tokens, &pools);
+    if (is_woven(b)) {
+        a.key_head = (int32_t)(b->columns.b / b->Hk);
+        a.Hk = (int32_t)b->Hk, a.K = (int32_t)b->K, a.V = (int32_t)(b->Hv / b->Hk * b->V);
+    }
     drop_keep(&a.batch);
-    TRY(gdn_cuda_conv(l->ctx, "block", &a, l->stream));
+    TRY(gdn_cuda_conv(l->ctx, &a, NULL, l->stream));
     add_noted(l);
     return GDN_OK;
 }
@@ -269,14 +291,12 @@ static gdn_status run_rule(struct layer *l)
     const gdn_block_args       *args  = b->args;
     const struct gdn_plan_pools pools = pools_of(&args->state, &args->checkpoints);
     const gdn_rule_args         decay = { .A_log = args->A_log, .dt_bias = args->dt_bias };
-    const int64_t               D     = b->columns.z;
-    const int32_t               A     = b->in.dtype;
     struct gdn_rule             rule  = b->rule;
-    rule.q    = rows_of(b, l->m.conv, A, D, b->K);
-    rule.k    = rows_of(b, channel(b, &l->m, b->columns.k), A, D, b->K);
-    rule.v    = rows_of(b, channel(b, &l->m, b->columns.v), A, D, b->V);
-    rule.beta = rows_of(b, l->m.gates, GDN_F32, 2 * b->Hv, 1);
-    rule.g    = rows_of(b, l->m.gates + b->Hv, GDN_F32, 2 * b->Hv, 1);
+    rule.q    = conv_rows(b, &l->m, 0, b->K);
+    rule.k    = conv_rows(b, &l->m, b->columns.k, b->K);
+    rule.v    = conv_rows(b, &l->m, b->columns.v, b->V);
+    rule.beta = gate_rows(b, l->m.gates, 0);
+    rule.g    = gate_rows(b, l->m.gates, b->Hv);
     rule.out  = rule.v;
     struct gdn_cu_rule a = gdn_cuda_rule_args(&rule, &decay, b->plan, b->tokens, &pools);
     drop_keep(&a.batch);
@@ -288,11 +308,11 @@ static gdn_status run_rule(struct layer *l)
     return GDN_OK;
 }
 
-/* A view [N][Hk][values of a key head][V] of rows with `token` and `head` elements between. */
-static gdn_tensor values_of(const struct gdn_block *b, char *data, int64_t token, int64_t head)
+/* A view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key head. */
+static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *rows, int64_t head)
 {
-    gdn_tensor t = gdn_dense(data, b->in.dtype, 4, b->n_tokens, b->Hk, b->Hv / b->Hk, b->V);
-    t.stride[0]  = token;
+    gdn_tensor t = gdn_dense(rows->data, rows->dtype, 4, b->n_tokens, b->Hk, b->Hv / b->Hk, b->V);
+    t.stride[0]  = rows->token / (int64_t)gdn_dtype_bytes(rows->dtype);
     t.stride[1]  = head;
     return t;
 }
@@ -301,17 +321,24 @@ static gdn_tensor values_of(const struct gdn_block *b, char *data, int64_t token
  * have any z; they stay zero, and so does what is projected from them. */
 static gdn_status norm(struct layer *l)
 {
-    const struct gdn_block *b    = l->b;
-    const int64_t           unit = (int64_t)gdn_dtype_bytes(b->in.dtype);
-    const int64_t           rV   = b->Hv / b->Hk * b->V, VV = b->Hv * b->V, D = b->columns.z;
-    const int64_t           head = 2 * b->K + 2 * rV;
-    const gdn_tensor o = values_of(b, channel(b, &l->m, b->columns.v), D, rV);
-    const gdn_tensor z = b->fused ? values_of(b, l->m.projected + (head - rV) * unit, D + VV, head)
-                                  : values_of(b, l->m.z, VV, rV);
-    const struct gdn_cu_norm a = {
-        .x = o, .z = z, .weight = b->args->norm_weight, .out = o, .n_rows = b->n_tokens * b->Hv,
-        .D = b->V, .formula = GDN_NORM_NONE, .eps = b->rms_eps, .zeros = true,
+    const struct gdn_block *b       = l->b;
+    const int64_t           rV      = b->Hv / b->Hk * b->V, head = 2 * b->K + 2 * rV;
+    const struct gdn_rows   o_rows  = conv_rows(b, &l->m, b->columns.v, 0);
+    const struct gdn_rows   z_rows  = projected_rows(b, &l->m, is_woven(b) ? head - rV
+                                                                           : b->columns.z);
+    const gdn_tensor        o = values_of(b, &o_rows, rV);
+    const gdn_tensor        z = values_of(b, &z_rows, is_woven(b) ? head : rV);
+    struct gdn_cu_norm a = {
+        .weight      = gdn_cuda_line(&b->args->norm_weight),
+        .weight_step = b->V > 1 ? b->args->norm_weight.stride[0] : 1,
+        .n_lines     = b->n_tokens * b->Hv,
+        .D           = b->V,
+        .formula     = GDN_NORM_NONE,
+        .eps         = b->rms_eps,
+        .zeros       = true,
     };
+    gdn_cuda_lines((const gdn_tensor *const[]){ &o, &z, &o }, 3, &a.leads,
+                   (struct gdn_cu_lines *const[]){ &a.x, &a.z, &a.out });
     TRY(gdn_cuda_norm(l->ctx, "block", &a, l->stream));
     add_noted(l);
     return GDN_OK;
@@ -335,14 +362,13 @@ static gdn_status store(struct layer *l)
 
 static gdn_status run(struct layer *l)
 {
-    struct product p[MAX_PRODUCTS];
-    const int      n = list_products(l->b, &l->m, p);
-    for (int i = 0; i < n - 1; i++) TRY(project(l, &p[i]));
-    if (l->b->fused) TRY(split(l));
+    const int last = n_products(l->b) - 1;
+    for (int i = 0; i < last; i++) TRY(project(l, i));
+    if (is_woven(l->b)) TRY(split(l));
     TRY(convolve(l));
     TRY(run_rule(l));
     TRY(norm(l));
-    TRY(project(l, &p[n - 1]));
+    TRY(project(l, last));
     if (spares_padding(l->b)) TRY(store(l));
     return gdn_note_line(l->ctx, "block", l->names);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a layer needs between cuBLAS and the kernels of its parts: rows of Qwen3-Next's
- * projections in the order of the convolution, an output that spares padding rows, and a
- * projection of our own for what cuBLAS does not promise: the same bits for a token whatever the
- * number of tokens (GDN_EXACT), and weights of another dtype than the activations.
+ * What a layer needs between cuBLAS and the kernels of its parts: Qwen3-Next's gates in the order
+ * of heads, an output that spares padding rows, and a projection of our own for what cuBLAS does
+ * not promise: the same bits for a token whatever the number of tokens (GDN_EXACT), and weights of
+ * another dtype than the activations.
  */
 #include "batch.cuh"
 
@@ -97,41 +97,16 @@ GDN_DEVICE void block_project(const struct gdn_cu_block_project &a)
     }
 }
 
-/* ---- Qwen3-Next's projections, apart ------------------------------------------------------- */
+/* ---- Qwen3-Next's gates, apart ------------------------------------------------------------- */
 
-/* Where unit c of a token's channels (q of all heads, k of all heads, v) is in the projected row,
- * which has q, k, v, z of a key head together. */
-GDN_DEVICE int source_of(const struct gdn_cu_block_split &a, int c)
-{
-    const int head = 2 * a.K + 2 * a.V, keys = a.Hk * a.K;
-    if (c < keys) return c / a.K * head + c % a.K;
-    if (c < 2 * keys) return (c - keys) / a.K * head + a.K + (c - keys) % a.K;
-    return (c - 2 * keys) / a.V * head + 2 * a.K + (c - 2 * keys) % a.V;
-}
-
-template <typename unit> GDN_DEVICE void split_token(const struct gdn_cu_block_split &a, int64_t t)
-{
-    const int   n    = a.Hk * (2 * a.K + a.V);
-    const unit *from = (const unit *)a.qkvz + t * (n + a.Hk * a.V);
-    unit       *to   = (unit *)a.qkv + t * n;
-    for (int c = threadIdx.x; c < n; c += blockDim.x) to[c] = from[source_of(a, c)];
-}
-
-/* A block per token. */
+/* A thread per element. */
 GDN_DEVICE void block_split(const struct gdn_cu_block_split &a)
 {
-    const int64_t t = blockIdx.x;
-    switch (a.unit) {
-    case 16: split_token<uint4>(a, t); break;
-    case 4: split_token<uint32_t>(a, t); break;
-    default: split_token<uint16_t>(a, t); break;
-    }
-    /* b of all heads, then a of all; in the projected row those of a key head are together. */
-    const int n = a.Hk * a.group;
-    for (int c = threadIdx.x; c < 2 * n; c += blockDim.x) {
-        const int h = c % n, from = h / a.group * 2 * a.group + h % a.group;
-        a.gates[t * 2 * n + c] = a.ba[t * 2 * n + from + c / n * a.group];
-    }
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int     heads = a.Hk * a.group;
+    if (i >= a.n) return;
+    const int c = (int)(i % (2 * heads)), h = c % heads; /* b of head h, or its a */
+    a.to[i]     = a.from[i - c + h / a.group * 2 * a.group + h % a.group + c / heads * a.group];
 }
 
 /* ---- An output that spares padding rows ---------------------------------------------------- */

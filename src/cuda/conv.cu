@@ -28,7 +28,16 @@ struct gdn_lane {
     int64_t first;
     int     step, n;
     int     place; /* of the first in a row of shared memory */
+    int     shift; /* how much further it is in a row of x */
 };
+
+GDN_DEVICE int shift_of(const struct gdn_cu_conv &a, int64_t channel)
+{
+    if (!a.key_head || channel >= a.D) return 0;
+    const int keys = a.Hk * a.K, c = (int)channel, part = c / keys < 2 ? c / keys : 2;
+    const int size = part < 2 ? a.K : a.V;
+    return (c - part * keys) / size * (a.key_head - size) + part * (a.K - keys);
+}
 
 GDN_DEVICE struct gdn_lane find_lane(const struct gdn_cu_conv &a, int64_t chunk)
 {
@@ -36,6 +45,7 @@ GDN_DEVICE struct gdn_lane find_lane(const struct gdn_cu_conv &a, int64_t chunk)
     struct gdn_lane l    = { chunk * CHANNELS + lane, 32, 4, lane };
     if (a.access) l.first = chunk * CHANNELS + 4 * lane, l.step = 1, l.place = 4 * lane;
     while (l.n > 0 && l.first + (l.n - 1) * l.step >= a.D) l.n--;
+    l.shift = shift_of(a, l.first);
     return l;
 }
 
@@ -65,11 +75,10 @@ GDN_DEVICE void load_asking(struct gdn_quad &q, const struct gdn_cu_conv &a,
     }
 }
 
-/* Where the lane's elements begin in a row of x or out, which is what quads are loaded from. */
-template <int dtype>
-GDN_DEVICE int64_t lane_bytes(const struct gdn_cu_conv &a, const struct gdn_lane &l)
+/* Where an element of a row of x or out is: the lane's begin at first + shift and at first. */
+template <int dtype> GDN_DEVICE int64_t bytes_to(const struct gdn_cu_conv &a, int64_t element)
 {
-    return l.first << ((dtype == floats ? a.x.dtype : dtype) == GDN_F32 ? 2 : 1);
+    return element << ((dtype == floats ? a.x.dtype : dtype) == GDN_F32 ? 2 : 1);
 }
 
 template <int dtype>
@@ -119,7 +128,7 @@ GDN_DEVICE void load_row(float (&x)[4], const struct gdn_cu_conv &a, const struc
                          const char *row)
 {
     struct gdn_quad q = {};
-    load_quad<dtype>(q, a, l, row + lane_bytes<dtype>(a, l));
+    load_quad<dtype>(q, a, l, row + bytes_to<dtype>(a, l.first + l.shift));
     unpack<dtype>(x, q, a);
 }
 
@@ -135,7 +144,7 @@ GDN_DEVICE void zero_rows(const struct gdn_cu_conv &a, const struct gdn_lane &l,
     const float zeros[4] = { 0, 0, 0, 0 };
 #pragma unroll 1
     for (; t < end; t++)
-        store_quad<floats>(row_at(a.out, batch, t) + lane_bytes<floats>(a, l), a, l, zeros);
+        store_quad<floats>(row_at(a.out, batch, t) + bytes_to<floats>(a, l.first), a, l, zeros);
 }
 
 /* ---- The sum ------------------------------------------------------------------------------- */
@@ -196,8 +205,8 @@ GDN_DEVICE void convolve(const struct gdn_cu_conv &a, const struct gdn_lane &l,
     enum { AHEAD = dtype == floats ? 2 : dtype == GDN_F32 ? 4 : 8 };
     struct gdn_taps<TAPS> taps;
     struct gdn_quad       ring[AHEAD] = {};
-    const char           *x = row_at(a.x, s.batch, s.first + t) + lane_bytes<dtype>(a, l);
-    char                 *out = row_at(a.out, s.batch, s.first + t) + lane_bytes<dtype>(a, l);
+    const char *x = row_at(a.x, s.batch, s.first + t) + bytes_to<dtype>(a, l.first + l.shift);
+    char       *out = row_at(a.out, s.batch, s.first + t) + bytes_to<dtype>(a, l.first);
     int64_t               left = end - t;
     float                 y[4], xs[4];
 #pragma unroll

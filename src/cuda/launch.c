@@ -24,6 +24,7 @@ static const struct kernel_row rows[GDN_N_KERNELS] = {
     { "gdn_state_copy_" #form, threads, shared },
 #define GDN_KERNEL_conv(threads, shared, kind, dtype, taps)                                   \
     { "gdn_conv_" #kind "_" #dtype "_" #taps, threads, shared },
+#define GDN_KERNEL_block(threads, shared, what) { "gdn_block_" #what, threads, shared },
 #include "kernels.def"
 };
 

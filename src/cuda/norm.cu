@@ -70,13 +70,18 @@ GDN_DEVICE void load_weight(const struct gdn_cu_norm &a, const struct piece &p, 
                        : 0;
 }
 
+template <bool HAS_ZEROS>
 GDN_DEVICE void store_scaled(const struct gdn_cu_norm &a, const struct piece &p, float scale)
 {
     float           x[8], y[8];
+    unsigned        zeros = 0; /* which elements stay so: bits */
     struct gdn_pack out;
     unpack(x, p.xs, a.x.dtype);
 #pragma unroll
-    for (int i = 0; i < 8; i++) x[i] *= scale;
+    for (int i = 0; i < 8; i++) {
+        if (HAS_ZEROS && a.zeros && x[i] == 0) zeros |= 1u << i;
+        x[i] *= scale;
+    }
     if (a.weight.data) {
         load_weight(a, p, y);
 #pragma unroll
@@ -87,6 +92,9 @@ GDN_DEVICE void store_scaled(const struct gdn_cu_norm &a, const struct piece &p,
 #pragma unroll
         for (int i = 0; i < 8; i++) x[i] = a.sigmoid ? times_sigmoid(x[i], y[i]) : x[i] * silu(y[i]);
     }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (HAS_ZEROS && zeros >> i & 1) x[i] = 0;
     pack(out, x, a.out.dtype);
     store_pack(p.out + p.first * element_bytes(a.out.dtype), out, a.out.dtype, a.out.access, p.n);
 }
@@ -135,7 +143,7 @@ template <int LINES, int PACKS> GDN_DEVICE void norm_lines(const struct gdn_cu_n
     for (int l = 0; l < LINES; l++)
 #pragma unroll
         for (int i = 0; i < PACKS; i++)
-            if (p[l][i].n > 0) store_scaled(a, p[l][i], sum[l]);
+            if (p[l][i].n > 0) store_scaled<PACKS == 1>(a, p[l][i], sum[l]);
 }
 
 GDN_DEVICE void norm_row(const struct gdn_cu_norm &a) { norm_lines<2, 1>(a); }
@@ -163,7 +171,7 @@ GDN_DEVICE void norm_wide(const struct gdn_cu_norm &a)
         p.n = a.D - p.first;
         load_x(a, p);
         load_z(a, p);
-        store_scaled(a, p, sum);
+        store_scaled<false>(a, p, sum);
     }
 }
 

@@ -3,10 +3,9 @@
 #ifndef GDN_CUDA_OPS_H
 #define GDN_CUDA_OPS_H
 
-#include "conv.h"
+#include "block.h"
 #include "launch.h"
 #include "lines.h"
-#include "rule.h"
 #include "state.h"
 
 /* A checked call of gdn_prefill or gdn_decode as kernels take it: what rule and plan say of it. */
@@ -31,5 +30,9 @@ gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, vo
 
 gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *move);
 gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream);
+
+/* The layer: what it needs (cuBLAS is opened then), and a checked call of it. */
+gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *block, size_t *bytes);
+gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *block, void *memory);
 
 #endif

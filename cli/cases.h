@@ -31,6 +31,8 @@ struct case_dims {
     bool    raw;    /* gates and norms inside the call */
     bool    pooled; /* states in every other slot of a pool, backwards */
     bool    each;   /* GDN_WRITE_EACH */
+    bool    fused;  /* the layer as Qwen3-Next has it */
+    bool    keep;   /* GDN_PAD_KEEP, the layer */
 };
 
 /* One op with its memory. Not to be moved: args points into it. */
@@ -53,6 +55,7 @@ struct block_case {
     struct case_batch tokens;
     struct case_dims  dims;
     gdn_batch         batch;
+    gdn_tensor        qkv, z, b, a; /* its projections as Qwen3.5 has them */
     gdn_block_args    args;
 };
 

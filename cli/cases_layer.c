@@ -105,16 +105,57 @@ static gdn_tensor matrix(struct block_case *c, int64_t rows, int64_t columns)
 
 static int64_t channels(const struct case_dims *d) { return 2 * d->Hq * d->K + d->Hv * d->V; }
 
-/* The parameters as Qwen3.5 has them. */
+/* n rows of a weight to another. */
+static void move_rows(const gdn_tensor *to, int64_t row, const gdn_tensor *from, int64_t from_row,
+                      int64_t n)
+{
+    const size_t bytes = (size_t)to->size[1] * gdn_dtype_bytes(to->dtype);
+    memcpy((char *)to->data + (size_t)row * bytes,
+           (const char *)from->data + (size_t)from_row * bytes, (size_t)n * bytes);
+}
+
+/* The projections as Qwen3-Next has them: rows of a key head together. */
+static void fuse(struct block_case *c)
+{
+    const struct case_dims *d = &c->dims;
+    const int64_t Hk = d->Hq, group = d->Hv / Hk, K = d->K, V = group * d->V, head = 2 * K + 2 * V;
+    const gdn_tensor *qkvz = &c->args.in_proj_qkvz, *ba = &c->args.in_proj_ba;
+    for (int64_t h = 0; h < Hk; h++) {
+        move_rows(qkvz, h * head, &c->qkv, h * K, K);
+        move_rows(qkvz, h * head + K, &c->qkv, (Hk + h) * K, K);
+        move_rows(qkvz, h * head + 2 * K, &c->qkv, 2 * Hk * K + h * V, V);
+        move_rows(qkvz, h * head + 2 * K + V, &c->z, h * V, V);
+        move_rows(ba, h * 2 * group, &c->b, h * group, group);
+        move_rows(ba, h * 2 * group + group, &c->a, h * group, group);
+    }
+}
+
+/* Projections that the memory is not there for have no data. */
+static void make_projections(struct block_case *c)
+{
+    const struct case_dims *d = &c->dims;
+    gdn_block_args         *a = &c->args;
+    c->qkv                    = matrix(c, channels(d), d->hidden);
+    c->z                      = matrix(c, d->Hv * d->V, d->hidden);
+    c->b                      = matrix(c, d->Hv, d->hidden);
+    c->a                      = matrix(c, d->Hv, d->hidden);
+    if (!d->fused) {
+        a->in_proj_qkv = c->qkv, a->in_proj_z = c->z, a->in_proj_b = c->b, a->in_proj_a = c->a;
+        return;
+    }
+    a->in_proj_qkvz = matrix(c, channels(d) + d->Hv * d->V, d->hidden);
+    a->in_proj_ba   = matrix(c, 2 * d->Hv, d->hidden);
+    if (c->qkv.data && c->z.data && c->b.data && c->a.data && a->in_proj_qkvz.data &&
+        a->in_proj_ba.data)
+        fuse(c);
+}
+
 static void make_weights(struct block_case *c)
 {
     const struct case_dims *d      = &c->dims;
     gdn_block_args         *a      = &c->args;
     const int64_t           conv[] = { channels(d), d->W };
-    a->in_proj_qkv                 = matrix(c, channels(d), d->hidden);
-    a->in_proj_z                   = matrix(c, d->Hv * d->V, d->hidden);
-    a->in_proj_b                   = matrix(c, d->Hv, d->hidden);
-    a->in_proj_a                   = matrix(c, d->Hv, d->hidden);
+    make_projections(c);
     a->out_proj                    = matrix(c, d->hidden, d->Hv * d->V);
     a->conv_weight                 = case_tensor(&c->memory, d->dtype, 2, conv, -0.5, 0.5);
     a->A_log                       = case_tensor(&c->memory, GDN_F32, 1, &d->Hv, 0, 2.7);
@@ -147,11 +188,15 @@ int block_case_make(struct block_case *c, const struct case_dims *dims, const in
     a->state_layout       = dims->state_layout;
     a->flags              = dims->exact ? GDN_EXACT : dims->bf16_products ? GDN_BF16_PRODUCTS : 0;
     a->batch              = &c->batch;
-    if (c->tokens.cu_seqlens && a->in_proj_qkv.data && a->in_proj_z.data && a->in_proj_b.data &&
-        a->in_proj_a.data && a->out_proj.data && a->conv_weight.data && a->A_log.data &&
-        a->dt_bias.data && a->norm_weight.data && a->hidden.data && a->out.data &&
-        a->conv_state.data && a->state.data)
-        return CLI_OK;
+    c->batch.pad_policy   = dims->keep ? GDN_PAD_KEEP : GDN_PAD_ZERO;
+    const gdn_tensor *all[] = { &c->qkv, &c->z, &c->b, &c->a, &a->out_proj, &a->conv_weight,
+                                &a->A_log, &a->dt_bias, &a->norm_weight, &a->hidden, &a->out,
+                                &a->conv_state, &a->state,
+                                dims->fused ? &a->in_proj_qkvz : &c->qkv,
+                                dims->fused ? &a->in_proj_ba : &c->b };
+    bool              there = c->tokens.cu_seqlens;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) there = there && all[i]->data;
+    if (there) return CLI_OK;
     return cli_bad("no memory for a layer of hidden size %lld", (long long)dims->hidden);
 }
 
@@ -232,10 +277,10 @@ static double *run_layer(const struct block_case *c, int64_t T)
     for (int64_t i = 0; i < n && x; i++) x[i] = oracle_load(c->args.hidden.data, d->dtype, i);
     struct projected p = { NULL, NULL, NULL, NULL };
     if (x) {
-        p.mixed = project(x, &c->args.in_proj_qkv, T);
-        p.z     = project(x, &c->args.in_proj_z, T);
-        p.b     = project(x, &c->args.in_proj_b, T);
-        p.a     = project(x, &c->args.in_proj_a, T);
+        p.mixed = project(x, &c->qkv, T);
+        p.z     = project(x, &c->z, T);
+        p.b     = project(x, &c->b, T);
+        p.a     = project(x, &c->a, T);
     }
     if (y && state && p.mixed && p.z && p.b && p.a) {
         convolve(c, p.mixed, T);
@@ -282,8 +327,8 @@ double block_case_flops(const struct block_case *c, double *projections)
 double block_case_bytes(const struct block_case *c)
 {
     const gdn_block_args *a = &c->args;
-    return case_bytes(&a->in_proj_qkv) + case_bytes(&a->in_proj_z) + case_bytes(&a->in_proj_b) +
-           case_bytes(&a->in_proj_a) + case_bytes(&a->out_proj) + case_bytes(&a->conv_weight) +
+    return case_bytes(&c->qkv) + case_bytes(&c->z) + case_bytes(&c->b) + case_bytes(&c->a) +
+           case_bytes(&a->out_proj) + case_bytes(&a->conv_weight) +
            case_bytes(&a->hidden) + case_bytes(&a->out) +
            2 * (case_bytes(&a->conv_state) + case_bytes(&a->state));
 }

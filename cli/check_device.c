@@ -138,6 +138,29 @@ static void check_rows(struct check *k)
             }
 }
 
+/* Both kinds of weights, prefill and decode, cuBLAS's projections and our own. */
+static void check_blocks(struct check *k)
+{
+    static const int64_t lengths[][3] = { { 130, 1, 40 }, { 1, 1, 1 } };
+    for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
+        for (int i = 0; i < 8; i++) {
+            struct case_dims  d = { .Hq = 2, .Hv = 4, .K = 64, .V = i & 4 ? 51 : 64, .W = 4,
+                                    .hidden = 256, .dtype = dtype, .exact = i % 3 == 2,
+                                    .fused = i % 2, .keep = i == 3 };
+            struct block_case c;
+            struct comparison found = { 0 };
+            char              name[64];
+            snprintf(name, sizeof name, "layer %s%s V%lld %s%s%s", dtype_names[dtype],
+                     d.fused ? " fused" : "", (long long)d.V, i & 2 ? "decode" : "prefill",
+                     d.exact ? " exact" : "", d.keep ? " keep" : "");
+            if (!wanted(k, name)) continue;
+            int code = block_case_make(&c, &d, lengths[i / 2 % 2], 3);
+            if (!code) code = block_case_check(&c, k->ctx, &found);
+            memory_free(&c.memory);
+            judge(k, name, code, &found);
+        }
+}
+
 /* ---- All --------------------------------------------------------------------------------- */
 
 /* The yardsticks are no op's. */
@@ -169,6 +192,7 @@ int check_device(int argc, char **argv)
     check_rows(&k);
     check_convs(&k);
     check_rules(&k);
+    check_blocks(&k);
     report_unseen(&k);
     printf("%d cases, %d failed\n", k.n_cases, k.n_failed);
     gdn_ctx_destroy(k.ctx);

@@ -92,8 +92,9 @@ static gdn_status run_product(struct timed *t)
     struct gdn_blas_matrix m[3];
     for (int i = 0; i < 3; i++)
         m[i] = (struct gdn_blas_matrix){ (void *)(uintptr_t)(t->memory + (gdn_cu_memory)i * part),
-                                         GDN_BF16, MATRIX };
-    return gdn_blas_project(t->ctx, NULL, &m[0], &m[1], &m[2], MATRIX, MATRIX, MATRIX);
+                                         GDN_BF16, MATRIX, 0 };
+    TRY(gdn_blas_begin(t->ctx, NULL, NULL, 0));
+    return gdn_blas_project(t->ctx, &m[0], &m[1], &m[2], 1, MATRIX, MATRIX, MATRIX);
 }
 
 /* ---- Calls --------------------------------------------------------------------------------- */

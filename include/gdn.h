@@ -27,6 +27,11 @@
  *               that of one element is needed; 64 bytes is faster.
  *   Indices     (cu_seqlens, slots, counts) are GDN_I32 or GDN_I64.
  *   Threads     A context serves one call at a time. Different contexts are independent.
+ *   Streams     On a device a call puts its work on `stream` (a CUstream; NULL: the default one)
+ *               and returns; it waits for nothing, and args and batch may go. Tensors, index
+ *               arrays and workspace are device memory. Calls on two streams at once need a
+ *               workspace each. Contents are read there and then: what a host would refuse
+ *               (slots, lengths) is undefined but within the tensors.
  *
  * Precision. Arithmetic is float32 whatever the dtypes; every stored value is rounded once,
  * to nearest even. docs/numerics.md derives the error bounds and says how each is tested.
@@ -293,6 +298,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     ... each with checkpoints: + 64 x their number (C, or N / checkpoint_every)
+ *     block on a device   a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB, a: bytes of an
+ *                       activation (+ a x N x hidden: GDN_PAD_KEEP)
  *     state_copy        P / 8 + 64, P of to_pool
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply           n_threads x 512 KiB
@@ -841,6 +848,15 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  * Tokens pass through in windows of at most 256, which changes no bit. With GDN_EXACT and a
  * float32 conv_state any split of the tokens over calls gives the same bits, per instruction
  * set. Guarantees: G1, G2, G3, G5, G6, G10 to G13, G18.
+ *
+ * On a device all tokens pass at once, and what goes from one step to the next is rounded to A
+ * (b and a of the gates are not). The projections are cuBLAS's, which is opened when a call or
+ * gdn_workspace_bytes() first needs it (GDN_E_UNSUPPORTED where it is not found): sums in float32,
+ * in an order that may depend on N, so that there G2 and G18 hold to rounding. With GDN_EXACT they
+ * are the library's own, in the order of hidden, slower, and G2, G17 and G18 hold to the bit; so
+ * are those of a weight whose dtype is not A. Tokens go one by one through the rule where T is at
+ * most 8 or N at most B, else in chunks: lengths are not read on the host. A call may be captured
+ * into a graph if one of these sizes has run before, and the graph replayed with other contents.
  */
 typedef struct gdn_block_args {
     uint32_t   struct_size; /* set by gdn_block_args_init() */

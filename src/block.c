@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "block.h"
+#include "cuda/ops.h"
 #include "ops.h"
 #include "tensor.h"
 
@@ -255,8 +256,12 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_block_args *args, struct bloc
     b->in       = gdn_rows_of(&a->hidden, &c->tokens);
     b->out      = gdn_rows_of(&a->out, &c->tokens);
     b->rms_eps  = a->rms_eps > 0 ? a->rms_eps : 1e-6f;
+    b->args     = a;
+    b->tokens   = &c->tokens;
+    b->plan     = &c->plan;
     b->n_tokens = c->tokens.N;
     b->window   = c->tokens.N < GDN_BLOCK_WINDOW ? c->tokens.N : GDN_BLOCK_WINDOW;
+    if (ctx->cuda) return gdn_cuda_block_check(ctx, b, &c->bytes);
 
     size_t thread = gdn_rule_scratch(&b->rule, ctx->kr), conv = gdn_conv_scratch(&b->conv);
     thread        = thread > conv ? thread : conv;
@@ -297,11 +302,18 @@ static gdn_status run(gdn_ctx *ctx, struct block_call *c)
     void *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
-    c->block.args = a;
-    c->block.plan = &c->plan;
     gdn_block_run(ctx, &c->block, (char *)memory + c->plan_bytes);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->block.out, 1, c->block.hidden);
     return GDN_OK;
+}
+
+/* The same on a device: contents are read there, where it runs. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct block_call *c)
+{
+    const gdn_block_args *a = &c->args;
+    void                 *memory;
+    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
+    return gdn_cuda_block(ctx, &c->block, memory);
 }
 
 static gdn_status note(gdn_ctx *ctx, struct block_call *c)
@@ -320,8 +332,8 @@ gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args)
     const uint32_t    fp = gdn_fp_enter();
     struct block_call c;
     gdn_status        status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) status = note(ctx, &c);
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
+    if (status == GDN_OK && !ctx->cuda) status = note(ctx, &c);
     gdn_fp_leave(fp);
     return status;
 }

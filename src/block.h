@@ -19,6 +19,7 @@ struct gdn_block_columns {
 
 struct gdn_block {
     const gdn_block_args    *args;
+    const struct gdn_tokens *tokens;
     const struct gdn_plan   *plan;
     struct gdn_rows          in, out;
     struct gdn_conv          conv; /* all but rows, sequences and carry data */
@@ -29,6 +30,10 @@ struct gdn_block {
     float                    rms_eps;
     bool                     fused;
 };
+
+/* Which rows of the weights make which columns. */
+int                gdn_block_n_segments(const struct gdn_block *block);
+struct gdn_segment gdn_block_segment(const struct gdn_block *block, int i);
 
 /* Workspace beside the scratch of the threads, which follows it. */
 size_t gdn_block_bytes(const struct gdn_block *block);

@@ -24,8 +24,6 @@ struct buffers {
     char  *threads;
 };
 
-static int n_segments(const struct gdn_block *b) { return b->fused ? 6 * (int)b->Hk : 4; }
-
 /* A sequence continues in a further window only if the window holds fewer than all tokens. */
 static bool carries(const struct gdn_block *b) { return b->n_tokens > b->window; }
 
@@ -40,7 +38,7 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, char *memory
         size_t bytes;
     } parts[] = {
         { &m->pieces, GDN_BLOCK_PIECES * sizeof *m->pieces },
-        { &m->segments, (size_t)n_segments(b) * sizeof *m->segments },
+        { &m->segments, (size_t)gdn_block_n_segments(b) * sizeof *m->segments },
         { &m->x, window * (size_t)b->hidden * sizeof(float) },
         { &m->y, window * (size_t)b->columns.all * sizeof(float) },
         { &m->o, window * Hv * V * sizeof(float) },
@@ -70,29 +68,33 @@ size_t gdn_block_bytes(const struct gdn_block *b)
 
 /* ---- Projections --------------------------------------------------------------------------- */
 
-/* Weight rows to columns. Qwen3-Next keeps, per key head, the rows of its q, k, v, z together,
- * and of its b, a; Qwen3.5 keeps each apart in the order of the columns. */
-static void fill_segments(struct gdn_segment *s, const struct gdn_block *b)
+/* Qwen3-Next keeps, per key head, the rows of its q, k, v, z together, and of its b, a. */
+static struct gdn_segment fused_segment(const struct gdn_block *b, int64_t head, int part)
 {
-    const gdn_block_args *a = b->args;
+    const gdn_tensor *qkvz = &b->args->in_proj_qkvz, *ba = &b->args->in_proj_ba;
     const struct gdn_block_columns *to = &b->columns;
-    const int64_t K = b->K, rV = b->Hv / b->Hk * b->V, r = b->Hv / b->Hk;
-    if (!b->fused) {
-        *s++ = (struct gdn_segment){ &a->in_proj_qkv, 0, to->z, 0 };
-        *s++ = (struct gdn_segment){ &a->in_proj_z, 0, to->b - to->z, to->z };
-        *s++ = (struct gdn_segment){ &a->in_proj_b, 0, b->Hv, to->b };
-        *s++ = (struct gdn_segment){ &a->in_proj_a, 0, b->Hv, to->a };
-        return;
+    const int64_t K = b->K, r = b->Hv / b->Hk, rV = r * b->V, row = head * (2 * K + 2 * rV);
+    switch (part) {
+    case 0: return (struct gdn_segment){ qkvz, row, K, head * K };
+    case 1: return (struct gdn_segment){ qkvz, row + K, K, to->k + head * K };
+    case 2: return (struct gdn_segment){ qkvz, row + 2 * K, rV, to->v + head * rV };
+    case 3: return (struct gdn_segment){ qkvz, row + 2 * K + rV, rV, to->z + head * rV };
+    case 4: return (struct gdn_segment){ ba, head * 2 * r, r, to->b + head * r };
+    default: return (struct gdn_segment){ ba, head * 2 * r + r, r, to->a + head * r };
     }
-    for (int64_t h = 0; h < b->Hk; h++) {
-        const int64_t row = h * (2 * K + 2 * rV);
-        *s++ = (struct gdn_segment){ &a->in_proj_qkvz, row, K, h * K };
-        *s++ = (struct gdn_segment){ &a->in_proj_qkvz, row + K, K, to->k + h * K };
-        *s++ = (struct gdn_segment){ &a->in_proj_qkvz, row + 2 * K, rV, to->v + h * rV };
-        *s++ = (struct gdn_segment){ &a->in_proj_qkvz, row + 2 * K + rV, rV, to->z + h * rV };
-        *s++ = (struct gdn_segment){ &a->in_proj_ba, h * 2 * r, r, to->b + h * r };
-        *s++ = (struct gdn_segment){ &a->in_proj_ba, h * 2 * r + r, r, to->a + h * r };
-    }
+}
+
+int gdn_block_n_segments(const struct gdn_block *b) { return b->fused ? 6 * (int)b->Hk : 4; }
+
+/* Qwen3.5 keeps each apart in the order of the columns. */
+struct gdn_segment gdn_block_segment(const struct gdn_block *b, int i)
+{
+    const struct gdn_block_columns *to = &b->columns;
+    const struct gdn_segment apart[] = { { &b->args->in_proj_qkv, 0, to->z, 0 },
+                                         { &b->args->in_proj_z, 0, to->b - to->z, to->z },
+                                         { &b->args->in_proj_b, 0, b->Hv, to->b },
+                                         { &b->args->in_proj_a, 0, b->Hv, to->a } };
+    return b->fused ? fused_segment(b, i / 6, i % 6) : apart[i];
 }
 
 /* ---- One window ---------------------------------------------------------------------------- */
@@ -193,8 +195,8 @@ static void run_window(const struct window *w, int carry)
     struct gdn_rule         rule    = b->rule;
     const struct gdn_segment out    = { &b->args->out_proj, 0, b->hidden, 0 };
     gdn_parallel_for(w->ctx->pool, w->n_pieces, load_piece, (void *)w);
-    gdn_project(w->ctx, m->y, columns, m->x, w->n_tokens, b->hidden, m->segments, n_segments(b),
-                m->threads);
+    gdn_project(w->ctx, m->y, columns, m->x, w->n_tokens, b->hidden, m->segments,
+                gdn_block_n_segments(b), m->threads);
     conv.seqs = rule.seqs = m->pieces;
     conv.n_seqs = rule.n_seqs = w->n_pieces;
     conv.carry_from.data = (char *)m->conv[carry], conv.carry_to.data = (char *)m->conv[!carry];
@@ -219,7 +221,7 @@ void gdn_block_run(gdn_ctx *ctx, struct gdn_block *b, char *memory)
     const struct gdn_block_columns *at  = &b->columns;
     const int64_t                   all = at->all;
     lay_out(&m, b, memory);
-    fill_segments(m.segments, b);
+    for (int i = 0; i < gdn_block_n_segments(b); i++) m.segments[i] = gdn_block_segment(b, i);
     gdn_rule_load_decay(m.A, m.dt, &b->args->A_log, &b->args->dt_bias, b->Hv, 0);
     gdn_load_vector(m.norm, &b->args->norm_weight, b->V, 1);
 

@@ -117,12 +117,85 @@ static void test_call(void)
               fake->n_calls[i], want);
     }
     CHECK(!strcmp(fake->kernel, "gdn_norm_row"), "kernel %s", fake->kernel);
-    CHECK(fake->launch.grid[0] == 13, "grid %u for 100 rows", fake->launch.grid[0]);
+    CHECK(fake->launch.grid[0] == 4, "grid %u for 100 rows", fake->launch.grid[0]);
     CHECK(!strcmp(gdn_last_kernel(ctx), "l2norm: gdn_norm_row"), "%s", gdn_last_kernel(ctx));
     fake->fails = "cuLaunchKernelEx";
     ring2_status(ctx, "a launch that fails", gdn_l2norm(ctx, &a), GDN_E_CUDA);
     CHECK(strstr(gdn_last_error(ctx), "cuLaunchKernelEx: CUDA_ERROR_FAKE"), "\"%s\"",
           gdn_last_error(ctx));
+    gdn_ctx_destroy(ctx);
+}
+
+/* A layer with GDN_EXACT, so without cuBLAS; 4 tokens of each of 3 sequences. What it points to is
+ * never looked at. */
+static gdn_block_args layer_args(char *memory)
+{
+    enum { HK = 2, HV = 4, K = 16, V = 24, HIDDEN = 40, D = 2 * HK * K + HV * V };
+    gdn_block_args a  = gdn_block_args_init();
+    char          *at = memory;
+    const struct {
+        gdn_tensor *t;
+        int64_t     size[3];
+    } tensors[] = {
+        { &a.hidden, { 3, 4, HIDDEN } },
+        { &a.out, { 3, 4, HIDDEN } },
+        { &a.in_proj_qkvz, { D + HV * V, HIDDEN, 0 } },
+        { &a.in_proj_ba, { 2 * HV, HIDDEN, 0 } },
+        { &a.conv_weight, { D, 4, 0 } },
+        { &a.A_log, { HV, 0, 0 } },
+        { &a.dt_bias, { HV, 0, 0 } },
+        { &a.norm_weight, { V, 0, 0 } },
+        { &a.out_proj, { HIDDEN, HV * V, 0 } },
+        { &a.conv_state, { 3, D, 3 } },
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        const int64_t *size = tensors[i].size;
+        *tensors[i].t = gdn_dense(at, GDN_F32, size[2] ? 3 : size[1] ? 2 : 1, size[0], size[1],
+                                  size[2], 0);
+        at += ring2_count(tensors[i].t) * 4;
+    }
+    a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
+    a.flags = GDN_EXACT;
+    return a;
+}
+
+/* A layer: its kernels one after the other, in the workspace that was asked for. */
+static void test_layer(void)
+{
+    static char memory[1 << 20];
+    enum { N_KERNELS = 7 };
+    gdn_ctx       *ctx = hopper_ctx();
+    gdn_block_args a   = layer_args(memory);
+    gdn_batch      b   = gdn_batch_init();
+    size_t         bytes, keeping;
+    if (!ctx) return;
+    a.batch = &b;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_BLOCK, &a, &bytes), GDN_OK);
+    CHECK(bytes <= 4 * 12 * (4 * 2 * 16 + 3 * 4 * 24) + 16 * 12 * 4 + 1024, "%zu bytes", bytes);
+    a.workspace = (void *)(((uintptr_t)memory + sizeof memory / 2) & ~(uintptr_t)63);
+    a.workspace_bytes = bytes;
+    memset(fake->n_calls, 0, sizeof fake->n_calls);
+    ring2_status(ctx, "the call", gdn_block(ctx, &a), GDN_OK);
+    for (int i = 0; i < FAKE_N_CALLS; i++) {
+        const int want = i == FAKE_cuLaunchKernelEx      ? N_KERNELS
+                         : i == FAKE_cuCtxGetCurrent     ? N_KERNELS + 1
+                         : i == FAKE_cuCtxPushCurrent    ? 1
+                         : i == FAKE_cuCtxPopCurrent     ? 1
+                                                         : 0;
+        CHECK(fake->n_calls[i] == want, "driver call %d: %d times, wanted %d", i,
+              fake->n_calls[i], want);
+    }
+    CHECK(!strcmp(fake->kernel, "gdn_block_project"), "the last kernel is %s", fake->kernel);
+    CHECK(!strncmp(gdn_last_kernel(ctx), "block: gdn_block_project gdn_block_split gdn_conv", 48),
+          "%s", gdn_last_kernel(ctx));
+    b.pad_policy = GDN_PAD_KEEP;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_BLOCK, &a, &keeping), GDN_OK);
+    CHECK(keeping == bytes + 4 * 12 * 40, "%zu bytes to keep padding's output", keeping - bytes);
+    a.workspace_bytes = bytes;
+    ring2_status(ctx, "too little workspace", gdn_block(ctx, &a), GDN_E_MEMORY);
+    a.workspace_bytes = keeping;
+    ring2_status(ctx, "the call that keeps", gdn_block(ctx, &a), GDN_OK);
+    CHECK(!strcmp(fake->kernel, "gdn_block_store"), "the last kernel is %s", fake->kernel);
     gdn_ctx_destroy(ctx);
 }
 
@@ -132,6 +205,7 @@ int main(int argc, char **argv)
         { "cuda: refusals", test_refusals },
         { "cuda: kernels", test_kernels },
         { "cuda: a call launches and no more", test_call },
+        { "cuda: a layer", test_layer },
     };
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     fake         = driver ? dlsym(driver, "fake_cuda") : NULL;

@@ -3,7 +3,13 @@
 
 #include <dlfcn.h>
 
-enum { TRANSPOSED = 1, AS_IT_IS = 0, COMPUTE_F32 = 68, ALGO_DEFAULT = -1 };
+enum {
+    TRANSPOSED = 1,
+    AS_IT_IS   = 0,
+    COMPUTE_F32 = 68,
+    ALGO_DEFAULT = -1,
+    FULL_PRECISION_REDUCTION = 16, /* partial sums are not rounded to 16 bits */
+};
 
 /* cudaDataType_t of a gdn_dtype */
 static const int data_types[] = { [GDN_F32] = 0, [GDN_BF16] = 14, [GDN_F16] = 2 };
@@ -13,8 +19,13 @@ struct gdn_blas {
     int (*create)(void **);
     int (*destroy)(void *);
     int (*set_stream)(void *, void *);
+    int (*set_workspace)(void *, void *, size_t);
+    int (*set_math)(void *, int);
     int (*gemm)(void *, int, int, int, int, int, const void *, const void *, int, int,
                 const void *, int, int, const void *, void *, int, int, int, int);
+    int (*gemms)(void *, int, int, int, int, int, const void *, const void *, int, int, long long,
+                 const void *, int, int, long long, const void *, void *, int, int, long long, int,
+                 int, int);
 };
 
 static void *open_library(void)
@@ -39,10 +50,24 @@ static gdn_status open_blas(gdn_ctx *ctx, struct gdn_blas *b)
     if (!b->library)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "cuBLAS: not found, wanted libcublas.so.13 or .12 where dlopen() looks");
-    if (!find(b, "cublasCreate_v2", &b->create) || !find(b, "cublasDestroy_v2", &b->destroy) ||
-        !find(b, "cublasSetStream_v2", &b->set_stream) || !find(b, "cublasGemmEx", &b->gemm))
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "cuBLAS: a call is missing in this version");
-    const int r = b->create(&b->handle);
+    const struct {
+        const char *name;
+        void       *call;
+    } calls[] = {
+        { "cublasCreate_v2", &b->create },
+        { "cublasDestroy_v2", &b->destroy },
+        { "cublasSetStream_v2", &b->set_stream },
+        { "cublasSetWorkspace_v2", &b->set_workspace },
+        { "cublasSetMathMode", &b->set_math },
+        { "cublasGemmEx", &b->gemm },
+        { "cublasGemmStridedBatchedEx", &b->gemms },
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        if (!find(b, calls[i].name, calls[i].call))
+            return gdn_fail(ctx, GDN_E_UNSUPPORTED, "cuBLAS: no %s in this version",
+                            calls[i].name);
+    int r = b->create(&b->handle);
+    if (r == 0) r = b->set_math(b->handle, FULL_PRECISION_REDUCTION);
     return r ? gdn_fail(ctx, GDN_E_CUDA, "cublasCreate: error %d", r) : GDN_OK;
 }
 
@@ -74,24 +99,45 @@ void gdn_blas_close(gdn_ctx *ctx)
     ctx->cuda->blas = NULL;
 }
 
-gdn_status gdn_blas_project(gdn_ctx *ctx, void *stream, const struct gdn_blas_matrix *out,
+size_t gdn_blas_scratch(gdn_ctx *ctx)
+{
+    return (size_t)(ctx->cuda->capability >= 90 ? 32 : 4) << 20; /* as its manual says */
+}
+
+gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t bytes)
+{
+    const struct gdn_blas *b = ctx->cuda->blas;
+    int                    r = b->set_stream(b->handle, stream);
+    if (r == 0 && scratch) r = b->set_workspace(b->handle, scratch, bytes);
+    return r ? gdn_fail(ctx, GDN_E_CUDA, "cuBLAS: error %d for the stream and its scratch", r)
+             : GDN_OK;
+}
+
+/* cuBLAS counts columns first: what it computes is out^T = weight x^T. */
+gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
                             const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
-                            int64_t n_rows, int64_t n_out, int64_t n_in)
+                            int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in)
 {
     const struct gdn_blas *b   = ctx->cuda->blas;
     const float            one = 1, zero = 0;
+    const int w_type = data_types[weight->dtype], x_type = data_types[x->dtype];
+    const int out_type = data_types[out->dtype];
+    const int rows = (int)n_rows, columns = (int)n_out, depth = (int)n_in;
+    const int w_ld = (int)weight->ld, x_ld = (int)x->ld, out_ld = (int)out->ld;
     union {
         const void *in;
         void       *out;
     } to = { .in = out->data };
-    if (n_rows > INT32_MAX || n_out > INT32_MAX || n_in > INT32_MAX)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "projection: sizes of 2^31 and more");
-    /* cuBLAS counts columns first: what it computes is out^T = weight x^T. */
-    int r = b->set_stream(b->handle, stream);
-    if (r == 0)
-        r = b->gemm(b->handle, TRANSPOSED, AS_IT_IS, (int)n_out, (int)n_rows, (int)n_in, &one,
-                    weight->data, data_types[weight->dtype], (int)weight->ld, x->data,
-                    data_types[x->dtype], (int)x->ld, &zero, to.out, data_types[out->dtype],
-                    (int)out->ld, COMPUTE_F32, ALGO_DEFAULT);
+    const int64_t sizes[] = { n, n_rows, n_out, n_in, out->ld, x->ld, weight->ld };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] > INT32_MAX)
+            return gdn_fail(ctx, GDN_E_UNSUPPORTED, "projection: sizes of 2^31 and more");
+    const int r =
+        n == 1 ? b->gemm(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one, weight->data,
+                         w_type, w_ld, x->data, x_type, x_ld, &zero, to.out, out_type, out_ld,
+                         COMPUTE_F32, ALGO_DEFAULT)
+               : b->gemms(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one,
+                          weight->data, w_type, w_ld, 0, x->data, x_type, x_ld, x->batch, &zero,
+                          to.out, out_type, out_ld, out->batch, (int)n, COMPUTE_F32, ALGO_DEFAULT);
     return r ? gdn_fail(ctx, GDN_E_CUDA, "cublasGemmEx: error %d", r) : GDN_OK;
 }

@@ -12,17 +12,27 @@
 gdn_status gdn_blas_open(gdn_ctx *ctx);
 void       gdn_blas_close(gdn_ctx *ctx);
 
-/* Rows in memory, `ld` elements apart. */
+/* Bytes of scratch that let cuBLAS choose any of its ways, and their alignment. */
+size_t gdn_blas_scratch(gdn_ctx *ctx);
+enum { GDN_BLAS_ALIGN = 256 };
+
+/* Rows in memory, `ld` elements apart; matrices of a batch `batch` apart. */
 struct gdn_blas_matrix {
     const void *data;
     int32_t     dtype;
-    int64_t     ld;
+    int64_t     ld, batch;
 };
 
-/* out [n_rows][n_out] = x [n_rows][n_in] weight [n_out][n_in]^T, summed in float32. x and weight
- * have one dtype. Between gdn_cuda_enter() and gdn_cuda_leave(). */
-gdn_status gdn_blas_project(gdn_ctx *ctx, void *stream, const struct gdn_blas_matrix *out,
+/* Both between gdn_cuda_enter() and gdn_cuda_leave(). */
+
+/* The stream and the scratch of the products that follow; scratch NULL: cuBLAS has its own. With
+ * it products allocate nothing, and contexts on two streams share nothing. */
+gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t bytes);
+
+/* n times out [n_rows][n_out] = x [n_rows][n_in] weight [n_out][n_in]^T, with one weight for
+ * all, summed in float32. x and weight have one dtype, and out has it or is float32. */
+gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
                             const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
-                            int64_t n_rows, int64_t n_out, int64_t n_in);
+                            int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in);
 
 #endif

@@ -2,6 +2,7 @@
 /* gdn_conv1d: what its arguments must be. conv_run.c computes it. */
 #include "conv.h"
 
+#include "cuda/ops.h"
 #include "ops.h"
 #include "tensor.h"
 
@@ -165,6 +166,24 @@ static gdn_status check_states(gdn_ctx *ctx, struct conv_call *c)
     return GDN_OK;
 }
 
+static struct gdn_plan_pools pools_of(const gdn_conv1d_args *a)
+{
+    const gdn_tensor *to = final_pool(a);
+    return (struct gdn_plan_pools){
+        .read                = a->state.data ? a->state.size[0] : -1,
+        .write               = to->data ? to->size[0] : -1,
+        .checkpoint          = a->checkpoints.data ? a->checkpoints.size[0] : -1,
+        .same                = to->data == a->state.data,
+        .checkpoint_in_write = to->data && to->data == a->checkpoints.data,
+    };
+}
+
+static struct gdn_cu_conv device_args(const gdn_ctx *ctx, const struct conv_call *c)
+{
+    const struct gdn_plan_pools pools = pools_of(&c->args);
+    return gdn_cuda_conv_args(ctx, &c->conv, &c->plan, &c->tokens, &pools);
+}
+
 static gdn_status describe(gdn_ctx *ctx, const gdn_conv1d_args *args, struct conv_call *c)
 {
     const gdn_conv1d_args *a = &c->args;
@@ -187,6 +206,11 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_conv1d_args *args, struct con
     r->out             = gdn_rows_of(&a->out, &c->tokens);
     r->silu            = a->activation == GDN_ACT_SILU;
     r->n_seqs          = c->plan.B;
+    if (ctx->cuda) {
+        const struct gdn_cu_conv on_device = device_args(ctx, c);
+        c->bytes                           = gdn_cuda_conv_bytes(&on_device);
+        return GDN_OK;
+    }
     c->plan_bytes      = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->bytes           = c->plan_bytes + gdn_conv_scratch(r) * (size_t)gdn_pool_threads(ctx->pool);
     return GDN_OK;
@@ -200,19 +224,22 @@ gdn_status gdn_conv1d_check(gdn_ctx *ctx, const gdn_conv1d_args *args, size_t *b
     return GDN_OK;
 }
 
+/* On a device contents are read there, where it runs. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct conv_call *c)
+{
+    const gdn_conv1d_args *a    = &c->args;
+    struct gdn_cu_conv     args = device_args(ctx, c);
+    void                  *workspace;
+    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &workspace));
+    return gdn_cuda_conv(ctx, &args, workspace, a->stream);
+}
+
 static gdn_status run(gdn_ctx *ctx, struct conv_call *c)
 {
-    const gdn_conv1d_args *a         = &c->args;
-    const gdn_tensor      *to        = final_pool(a);
-    const struct gdn_plan_pools pools = {
-        .read                = a->state.data ? a->state.size[0] : -1,
-        .write               = to->data ? to->size[0] : -1,
-        .checkpoint          = a->checkpoints.data ? a->checkpoints.size[0] : -1,
-        .same                = to->data == a->state.data,
-        .checkpoint_in_write = to->data && to->data == a->checkpoints.data,
-    };
-    char                  *memory;
-    void                  *workspace;
+    const gdn_conv1d_args      *a     = &c->args;
+    const struct gdn_plan_pools pools = pools_of(a);
+    char                       *memory;
+    void                       *workspace;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &workspace));
     memory = workspace;
     TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
@@ -220,7 +247,7 @@ static gdn_status run(gdn_ctx *ctx, struct conv_call *c)
     c->conv.seqs = c->plan.seqs;
     gdn_conv_run(ctx, &c->conv, memory + c->plan_bytes);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->conv.out, 1, c->conv.D);
-    return GDN_OK;
+    return gdn_note_kernel(ctx, "conv1d", "conv");
 }
 
 gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args)
@@ -229,8 +256,7 @@ gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args)
     const uint32_t   fp = gdn_fp_enter();
     struct conv_call c;
     gdn_status       status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) status = gdn_note_kernel(ctx, "conv1d", "conv");
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
     gdn_fp_leave(fp);
     return status;
 }

@@ -9,17 +9,6 @@
 #include "ctx.h"
 #include "plan.h"
 
-/*
- * Rows of few numbers per channel: a pool of states [slot][channel][length], whose newest
- * input is the last, or weights (one slot, length W). Strides in elements.
- */
-struct gdn_conv_view {
-    char   *data; /* NULL: absent */
-    int32_t dtype;
-    int64_t slot, channel, entry;
-    int64_t length;
-};
-
 struct gdn_conv {
     struct gdn_rows        x, out; /* rows of D channels, one dtype; out may be x or absent */
     struct gdn_conv_view   weight, bias;

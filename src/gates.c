@@ -5,6 +5,7 @@
  */
 #include <math.h>
 
+#include "cuda/ops.h"
 #include "ops.h"
 #include "rows.h"
 
@@ -167,20 +168,41 @@ static const char *loops(const gdn_gates_args *a)
     return sigmoid ? "sigmoid_row" : "gate_row sigmoid_row";
 }
 
+static gdn_status enqueue(gdn_ctx *ctx, const struct gates *s)
+{
+    const gdn_gates_args *a    = &s->args;
+    struct gdn_cu_gates   args = {
+          .A_log   = gdn_cuda_array(&a->A_log),
+          .dt_bias = gdn_cuda_array(&a->dt_bias),
+          .n_lines = s->n_rows,
+          .H       = s->H,
+          .bound   = a->gate_lower_bound,
+          .factor  = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f,
+          .linear  = a->gate == GDN_GATE_LINEAR,
+    };
+    const gdn_tensor    *tensors[] = { &a->a, &a->b, &a->g, &a->beta };
+    struct gdn_cu_lines *lines[]   = { &args.a, &args.b, &args.g, &args.beta };
+    const int            first     = a->a.data ? 0 : 1; /* one that is there */
+    gdn_cuda_lines(tensors + first, 4 - first, &args.leads, lines + first);
+    return gdn_cuda_gates(ctx, &args, a->stream);
+}
+
+static gdn_status run(gdn_ctx *ctx, struct gates *s)
+{
+    void *none;
+    TRY(gdn_get_workspace(ctx, s->args.workspace, s->args.workspace_bytes, 0, &none));
+    if (ctx->cuda) return enqueue(ctx, s);
+    gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
+    return gdn_note_kernel(ctx, "gates", loops(&s->args));
+}
+
 gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args)
 {
     if (!ctx) return GDN_E_ARG;
     const uint32_t fp = gdn_fp_enter();
     struct gates   s;
-    void          *none;
     gdn_status     status = describe(ctx, args, &s);
-    if (status == GDN_OK)
-        status = gdn_get_workspace(ctx, s.args.workspace, s.args.workspace_bytes, 0, &none);
-    if (status == GDN_OK) {
-        const int64_t n_items = (s.n_rows + s.rows_per_item - 1) / s.rows_per_item;
-        gdn_parallel_for(ctx->pool, n_items, run_item, &s);
-        status = gdn_note_kernel(ctx, "gates", loops(&s.args));
-    }
+    if (status == GDN_OK) status = run(ctx, &s);
     gdn_fp_leave(fp);
     return status;
 }

@@ -135,18 +135,27 @@ struct call {
     void       *stream;
 };
 
+static gdn_status enqueue(gdn_ctx *ctx, const struct norm *s, const struct call *c)
+{
+    struct gdn_cu_norm args = {
+        .weight      = gdn_cuda_line(&s->weight),
+        .weight_step = s->D > 1 ? s->weight.stride[0] : 1,
+        .n_lines     = s->n_rows,
+        .D           = s->D,
+        .formula     = s->formula,
+        .sigmoid     = s->sigmoid,
+        .eps         = s->eps,
+    };
+    gdn_cuda_lines((const gdn_tensor *const[]){ &s->x, &s->z, &s->out }, 3, &args.leads,
+                   (struct gdn_cu_lines *const[]){ &args.x, &args.z, &args.out });
+    return gdn_cuda_norm(ctx, c->op, &args, c->stream);
+}
+
 static gdn_status run(gdn_ctx *ctx, struct norm *s, const struct call *c)
 {
     void *none;
     TRY(gdn_get_workspace(ctx, c->workspace, c->workspace_bytes, 0, &none));
-    if (ctx->cuda) {
-        const struct gdn_cu_norm on_device = {
-            .x = s->x, .z = s->z, .weight = s->weight, .out = s->out,
-            .n_rows = s->n_rows, .D = s->D,
-            .formula = s->formula, .sigmoid = s->sigmoid, .eps = s->eps,
-        };
-        return gdn_cuda_norm(ctx, c->op, &on_device, c->stream);
-    }
+    if (ctx->cuda) return enqueue(ctx, s, c);
     gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
     return gdn_note_kernel(ctx, c->op, "dot norm_row");
 }

@@ -29,6 +29,17 @@ struct gdn_pool_view {
     uint64_t seed;
 };
 
+/*
+ * Rows of few numbers per channel: a pool of states [slot][channel][length], whose newest
+ * input is the last, or weights (one slot, length W). Strides in elements.
+ */
+struct gdn_conv_view {
+    char   *data; /* NULL: absent */
+    int32_t dtype;
+    int64_t slot, channel, entry;
+    int64_t length;
+};
+
 /* One of record_k, record_u and record_g; steps in bytes. */
 struct gdn_record_rows {
     char   *data;

@@ -39,14 +39,61 @@ struct gdn_cu_yardstick {
     int32_t pad;
 };
 
+/* ---- Tensors as lines: rows of the last dimension, for ops that take each by itself ---- */
+
+enum { GDN_CU_LEADS = GDN_MAX_DIMS - 1 };
+
+/* The dimensions before the last that an op's tensors share, merged where strides allow, at least
+ * one; the last is the fastest. Together they count the lines. */
+struct gdn_cu_leads {
+    int64_t size[GDN_CU_LEADS];
+    int32_t n, pad;
+};
+
+struct gdn_cu_lines {
+    char   *data; /* NULL: absent */
+    int64_t step[GDN_CU_LEADS]; /* bytes */
+    int32_t dtype;
+    int32_t access; /* bytes that may be moved at once, 16 or 8, whole quads of elements then;
+                       0: single elements */
+};
+
+/* gdn_gates: a with g, b with beta, or both. */
+struct gdn_cu_gates {
+    struct gdn_cu_leads leads;
+    struct gdn_cu_lines a, b, g, beta;
+    struct gdn_cu_array A_log, dt_bias;
+    int64_t             n_lines, H;
+    float               bound, factor; /* of beta: 1 or 2 */
+    int32_t             linear, pad;
+};
+
 /* gdn_l2norm, gdn_rmsnorm_gated: z and weight may be absent. */
 struct gdn_cu_norm {
-    gdn_tensor x, z, weight, out;
-    int64_t    n_rows, D;
-    int32_t    formula; /* gdn_norm; GDN_NORM_NONE: root mean square */
-    int32_t    sigmoid;
-    float      eps;
-    int32_t    pad;
+    struct gdn_cu_leads leads;
+    struct gdn_cu_lines x, z, out, weight; /* weight: one line, */
+    int64_t             weight_step;       /* elements that far apart */
+    int64_t             n_lines, D;
+    int32_t             formula; /* gdn_norm; GDN_NORM_NONE: root mean square */
+    int32_t             sigmoid;
+    float               eps;
+    int32_t             lanes; /* that share a line, a power of two; in the forms that do */
+};
+
+/* gdn_conv1d. An item is a warp's: 128 channels of a sequence, a tile or an edge. */
+struct gdn_cu_conv {
+    struct gdn_cu_batch  batch;
+    struct gdn_rows      x, out;
+    struct gdn_conv_view weight, bias, from, to, checkpoints;
+    /* In place, tiles take the inputs before their first token, and those before the first one of
+     * a sequence, from here: [tiles, then sequences][W - 1][D]. NULL: from x and the state. */
+    float  *edges;
+    int64_t D, n_items;
+    int64_t tile, n_tiles; /* tokens of a tile; tiles in all, */
+    int64_t row_tiles;     /* and of one row of a padded batch */
+    int32_t W, silu;
+    int32_t kept;   /* entries of a state in shared memory, see conv.cu */
+    int32_t access; /* of x and out: 1: a lane's four channels lie side by side and move at once */
 };
 
 /* The rule: gdn_prefill and gdn_decode, the record ops too. */
@@ -82,6 +129,10 @@ GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
 GDN_CU_SIZE(gdn_cu_decode, 1232 + 8 + 2 * 4);
-GDN_CU_SIZE(gdn_cu_norm, 4 * 112 + 32);
+GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 48 + 16);
+GDN_CU_SIZE(gdn_cu_leads, 48);
+GDN_CU_SIZE(gdn_cu_lines, 56);
+GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 16);
+GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 16);
 
 #endif

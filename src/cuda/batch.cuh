@@ -110,6 +110,31 @@ GDN_DEVICE int64_t each_slot(const struct gdn_cu_batch &b, const struct gdn_cu_s
     return slot < b.write_pool ? slot : -1;
 }
 
+/* The last sequence of packed tensors that begins at token t or before; -1: none does. By all
+ * threads of a warp. */
+GDN_DEVICE int64_t find_sequence(const struct gdn_cu_batch &b, int64_t t)
+{
+    int64_t found = -1, low = 0, n = b.B; /* it is `found` or one of the n from `low` on */
+    if (!b.cu_seqlens.data) return 0;
+    while (n > 0) {
+        const int64_t step = (n + 31) / 32, i = threadIdx.x % 32 * step;
+        const bool    before = i < n && load_index(b.cu_seqlens, low + i) <= t;
+        const int     count = __popc(__ballot_sync(0xffffffff, before));
+        if (count == 0) break;
+        found = low + (count - 1) * step;
+        n     = low + n - found - 1 < step - 1 ? low + n - found - 1 : step - 1;
+        low   = found + 1;
+    }
+    return found;
+}
+
+/* What token t follows in a tree, -1: the initial state. */
+GDN_DEVICE int64_t parent_of(const struct gdn_cu_batch &b, const struct gdn_cu_seq &s, int64_t t)
+{
+    if (t >= b.parents.n_columns) return t - 1;
+    return clamp64(load_index(b.parents, s.row, t), -1, t - 1);
+}
+
 /* ---- Checkpoints --------------------------------------------------------------------------- */
 
 /* Those of a sequence: numbers from first to end - 1. */

@@ -14,11 +14,14 @@ struct kernel_row {
 
 static const struct kernel_row rows[GDN_N_KERNELS] = {
 #define GDN_KERNEL_yardstick(threads, shared, what) { "gdn_yardstick_" #what, threads, shared },
-#define GDN_KERNEL_norm(threads, shared, what) { "gdn_norm_" #what, threads, shared },
 #define GDN_KERNEL_decode_vk(threads, shared, dtype, KC)                                      \
     { "gdn_decode_vk_" #dtype "_" #KC, threads, shared },
 #define GDN_KERNEL_decode_kv(threads, shared, dtype, KC)                                      \
     { "gdn_decode_kv_" #dtype "_" #KC, threads, shared },
+#define GDN_KERNEL_norm(threads, shared, form) { "gdn_norm_" #form, threads, shared },
+#define GDN_KERNEL_gates(threads, shared, form) { "gdn_gates_" #form, threads, shared },
+#define GDN_KERNEL_conv(threads, shared, kind, dtype, taps)                                   \
+    { "gdn_conv_" #kind "_" #dtype "_" #taps, threads, shared },
 #include "kernels.def"
 };
 

@@ -1,22 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * L2 norm and gated RMSNorm: a warp per row, lanes element by element; the row is read twice, the
- * second time from a cache.
+ * L2 norm and gated RMSNorm: lines scaled by a number made of their sum of squares.
+ *
+ *     row    D to 256     1 to 32 lanes per line, a pack each, two lines at a time
+ *     long   D to 1024    a warp per line, four packs per lane
+ *     wide   all          a block per line, which is read twice, the second time from a cache
+ *
+ * A lane adds up its elements in order, lanes are added by a tree: by D alone (G2).
  */
-#include "io.cuh"
+#include "lines.cuh"
+#include "math.cuh"
 
-/* Element 0 of row `row`, rows counted with the last leading dimension fastest. */
-GDN_DEVICE int64_t row_start(const gdn_tensor &t, int64_t row)
-{
-    int64_t element = 0;
-    for (int i = t.ndim - 2; i >= 0; i--) {
-        element += row % t.size[i] * t.stride[i];
-        row /= t.size[i];
-    }
-    return element;
-}
-
-GDN_DEVICE float row_scale(const struct gdn_cu_norm &a, float sum)
+GDN_DEVICE float line_scale(const struct gdn_cu_norm &a, float sum)
 {
     switch (a.formula) {
     case GDN_NORM_L2: return 1 / sqrtf(sum + a.eps);
@@ -26,34 +21,156 @@ GDN_DEVICE float row_scale(const struct gdn_cu_norm &a, float sum)
     }
 }
 
-GDN_DEVICE void norm_row(const struct gdn_cu_norm &a, int64_t row)
+/* What a lane has of one line, from element `first` on. */
+struct piece {
+    char           *x, *z, *out;
+    int64_t         first, n; /* n: elements from there to the end of the line, or below 1 */
+    struct gdn_pack xs, zs;
+};
+
+GDN_DEVICE void find_piece(const struct gdn_cu_norm &a, int64_t line, struct piece &p)
 {
-    const int     lane = threadIdx.x % 32;
-    const int64_t x = row_start(a.x, row), z = row_start(a.z, row), out = row_start(a.out, row);
-    float         sum = 0;
-    for (int64_t i = lane; i < a.D; i += 32) {
-        const float e = load_float(a.x.data, x + i, a.x.dtype);
-        sum           = fmaf(e, e, sum);
+    const struct gdn_line at = find_line(a.leads, line);
+    p.x   = line_at(a.leads, a.x, at);
+    p.out = line_at(a.leads, a.out, at);
+    p.z   = a.z.data ? line_at(a.leads, a.z, at) : NULL;
+}
+
+GDN_DEVICE void load_x(const struct gdn_cu_norm &a, struct piece &p)
+{
+    load_pack(p.xs, a.x.dtype, a.x.access, p.x + p.first * element_bytes(a.x.dtype), p.n);
+}
+
+GDN_DEVICE void load_z(const struct gdn_cu_norm &a, struct piece &p)
+{
+    if (a.z.data) load_pack(p.zs, a.z.dtype, a.z.access, p.z + p.first * element_bytes(a.z.dtype), p.n);
+}
+
+GDN_DEVICE float add_squares(const struct gdn_cu_norm &a, const struct piece &p, float sum)
+{
+    float x[8];
+    unpack(x, p.xs, a.x.dtype);
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum = fmaf(x[i], x[i], sum);
+    return sum;
+}
+
+GDN_DEVICE void load_weight(const struct gdn_cu_norm &a, const struct piece &p, float (&w)[8])
+{
+    if (a.weight_step == 1) {
+        struct gdn_pack ws;
+        load_pack(ws, a.weight.dtype, a.weight.access,
+                  a.weight.data + p.first * element_bytes(a.weight.dtype), p.n);
+        unpack(w, ws, a.weight.dtype);
+        return;
     }
-    for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
-    const float scale = row_scale(a, sum);
-    for (int64_t i = lane; i < a.D; i += 32) {
-        float e = load_float(a.x.data, x + i, a.x.dtype) * scale;
-        if (a.weight.data)
-            e *= load_float(a.weight.data, i * a.weight.stride[0], a.weight.dtype);
-        if (a.z.data) {
-            const float gate = load_float(a.z.data, z + i, a.z.dtype);
-            e *= (a.sigmoid ? 1 : gate) / (1 + expf(-gate));
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        w[i] = i < p.n ? load_float(a.weight.data, (p.first + i) * a.weight_step, a.weight.dtype)
+                       : 0;
+}
+
+GDN_DEVICE void store_scaled(const struct gdn_cu_norm &a, const struct piece &p, float scale)
+{
+    float           x[8], y[8];
+    struct gdn_pack out;
+    unpack(x, p.xs, a.x.dtype);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] *= scale;
+    if (a.weight.data) {
+        load_weight(a, p, y);
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] *= y[i];
+    }
+    if (a.z.data) {
+        unpack(y, p.zs, a.z.dtype);
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] = a.sigmoid ? times_sigmoid(x[i], y[i]) : x[i] * silu(y[i]);
+    }
+    pack(out, x, a.out.dtype);
+    store_pack(p.out + p.first * element_bytes(a.out.dtype), out, a.out.dtype, a.out.access, p.n);
+}
+
+/* The sum over `lanes` lanes that follow each other, in all of them. */
+GDN_DEVICE float sum_lanes(float x, int lanes)
+{
+    for (int step = lanes / 2; step; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
+    return x;
+}
+
+/* ---- Lines in registers -------------------------------------------------------------------- */
+
+/* LINES lines at a time by a.lanes lanes, PACKS packs of each. Lanes without a line go along. */
+template <int LINES, int PACKS> GDN_DEVICE void norm_lines(const struct gdn_cu_norm &a)
+{
+    const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int     lane   = threadIdx.x & (a.lanes - 1);
+    const int64_t first  = (thread >> (31 - __clz(a.lanes))) * LINES;
+    struct piece  p[LINES][PACKS];
+    float         sum[LINES];
+#pragma unroll
+    for (int l = 0; l < LINES; l++) {
+        const bool is_there = first + l < a.n_lines;
+        find_piece(a, is_there ? first + l : 0, p[l][0]);
+#pragma unroll
+        for (int i = 0; i < PACKS; i++) {
+            if (i) p[l][i] = p[l][0];
+            p[l][i].first = (int64_t)(i * a.lanes + lane) * GDN_PACK;
+            p[l][i].n     = is_there ? a.D - p[l][i].first : 0;
+            load_x(a, p[l][i]);
         }
-        store_float(a.out.data, out + i, a.out.dtype, e);
+    }
+#pragma unroll
+    for (int l = 0; l < LINES; l++)
+#pragma unroll
+        for (int i = 0; i < PACKS; i++) load_z(a, p[l][i]);
+#pragma unroll
+    for (int l = 0; l < LINES; l++) {
+        sum[l] = 0;
+#pragma unroll
+        for (int i = 0; i < PACKS; i++) sum[l] = add_squares(a, p[l][i], sum[l]);
+        sum[l] = line_scale(a, sum_lanes(sum[l], a.lanes));
+    }
+#pragma unroll
+    for (int l = 0; l < LINES; l++)
+#pragma unroll
+        for (int i = 0; i < PACKS; i++)
+            if (p[l][i].n > 0) store_scaled(a, p[l][i], sum[l]);
+}
+
+GDN_DEVICE void norm_row(const struct gdn_cu_norm &a) { norm_lines<2, 1>(a); }
+GDN_DEVICE void norm_long(const struct gdn_cu_norm &a) { norm_lines<1, 4>(a); }
+
+/* ---- A block per line ---------------------------------------------------------------------- */
+
+GDN_DEVICE void norm_wide(const struct gdn_cu_norm &a)
+{
+    __shared__ float sums[32];
+    const int        warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+    struct piece     p;
+    float            sum = 0;
+    find_piece(a, blockIdx.x, p);
+    for (p.first = threadIdx.x * GDN_PACK; p.first < a.D; p.first += blockDim.x * GDN_PACK) {
+        p.n = a.D - p.first;
+        load_x(a, p);
+        sum = add_squares(a, p, sum);
+    }
+    sum = sum_lanes(sum, 32);
+    if (threadIdx.x % 32 == 0) sums[warp] = sum;
+    __syncthreads();
+    sum = line_scale(a, sum_lanes(threadIdx.x % 32 < n_warps ? sums[threadIdx.x % 32] : 0, 32));
+    for (p.first = threadIdx.x * GDN_PACK; p.first < a.D; p.first += blockDim.x * GDN_PACK) {
+        p.n = a.D - p.first;
+        load_x(a, p);
+        load_z(a, p);
+        store_scaled(a, p, sum);
     }
 }
 
-#define GDN_KERNEL_norm(threads, shared, what)                                                \
+#define GDN_KERNEL_norm(threads, shared, form)                                                \
     extern "C" __global__ void __launch_bounds__(threads)                                     \
-        gdn_norm_##what(const __grid_constant__ struct gdn_cu_norm a)                         \
+        gdn_norm_##form(const __grid_constant__ struct gdn_cu_norm a)                         \
     {                                                                                         \
-        const int64_t row = ((int64_t)blockIdx.x * threads + threadIdx.x) / 32;               \
-        if (row < a.n_rows) norm_row(a, row);                                                 \
+        norm_##form(a);                                                                       \
     }
 #include "kernels.def"

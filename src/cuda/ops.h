@@ -3,7 +3,9 @@
 #ifndef GDN_CUDA_OPS_H
 #define GDN_CUDA_OPS_H
 
+#include "conv.h"
 #include "launch.h"
+#include "lines.h"
 #include "rule.h"
 
 /* A checked call of gdn_prefill or gdn_decode as kernels take it: what rule and plan say of it. */
@@ -16,7 +18,16 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
                            void *stream);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
 
-gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, const struct gdn_cu_norm *args,
-                         void *stream);
+/* Fills in what depends on the kernel chosen. */
+gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream);
+
+/* The convolution: its arguments, the bytes of `edges` that it needs, and the call. */
+struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,
+                                      const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                                      const struct gdn_plan_pools *pools);
+size_t             gdn_cuda_conv_bytes(const struct gdn_cu_conv *args);
+gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream);
+
+gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream);
 
 #endif

@@ -106,4 +106,12 @@ GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
     return x;
 }
 
+/* 1 / x to one unit of the last place; |x| from 2^-126 to 2^126. */
+GDN_DEVICE float rcp_approx(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 #endif

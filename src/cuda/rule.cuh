@@ -4,6 +4,7 @@
 #define GDN_CUDA_RULE_CUH
 
 #include "batch.cuh"
+#include "math.cuh"
 
 /* exp(g) is 0 in float32: the state is not multiplied by it but zeroed (G7). */
 GDN_DEVICE bool gate_forgets(float g) { return g < -104.0f; }
@@ -36,9 +37,6 @@ GDN_DEVICE float inverse_length(float sum_of_squares, int norm, float eps)
     default: return 1;
     }
 }
-
-GDN_DEVICE float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
-GDN_DEVICE float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
 /* log alpha of a raw gate a. */
 GDN_DEVICE float raw_gate(float a, float A_log, float dt_bias, float bound)

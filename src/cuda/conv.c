@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops.h"
+
+#include "tensor.h"
+
+/* A warp's channels, warps of a block, entries of a state in shared memory; as in conv.cu. */
+enum { CHANNELS = 128, WARPS = 4, KEPT = 8 };
+
+enum {
+    SHORT     = 16, /* tokens that a warp walks alone: not worth a second kernel */
+    MOST      = 128, /* tokens of a tile */
+    LEAST     = 8,
+    LEAST_OWN = 32 /* in place: every tile has edges in memory */
+};
+
+static int64_t chunks_of(const struct gdn_cu_conv *c) { return (c->D + CHANNELS - 1) / CHANNELS; }
+
+static bool is_in_place(const struct gdn_cu_conv *c)
+{
+    return c->out.data && c->out.data == c->x.data;
+}
+
+/* May outputs be computed in tiles of tokens? Of packed sequences no lengths are known, but their
+ * mean is: where they are short, tiles would begin many of them. */
+static bool has_tiles(const struct gdn_cu_conv *c)
+{
+    const struct gdn_cu_batch *b = &c->batch;
+    if (!c->out.data || b->N == 0 || (b->parents.data && !b->path.data)) return false;
+    if (b->T <= SHORT || b->N <= b->B) return false;
+    return !is_in_place(c) || b->padded || b->N >= 8 * b->B;
+}
+
+static int64_t tiles_of(const struct gdn_cu_conv *c, int64_t tile)
+{
+    const int64_t n = (c->batch.T + tile - 1) / tile;
+    return c->batch.padded ? n * c->batch.B : n;
+}
+
+/* The longest tiles of which there are enough to keep the device busy. */
+static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
+{
+    const int64_t enough = 64 * (int64_t)ctx->cuda->sm_count;
+    if (!has_tiles(c)) return;
+    c->tile = is_in_place(c) ? LEAST_OWN : LEAST;
+    while (c->tile < MOST && tiles_of(c, 2 * c->tile) * chunks_of(c) >= enough) c->tile *= 2;
+    c->n_tiles   = tiles_of(c, c->tile);
+    c->row_tiles = (c->batch.T + c->tile - 1) / c->tile;
+}
+
+/* May four channels be moved at once? */
+static bool is_wide(const struct gdn_rows *r, int64_t D)
+{
+    const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->token | (uint64_t)r->batch;
+    return !r->data || (D % 4 == 0 && all % (4 * gdn_dtype_bytes(r->dtype)) == 0);
+}
+
+struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,
+                                      const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                                      const struct gdn_plan_pools *pools)
+{
+    struct gdn_cu_conv c = {
+        .batch       = gdn_cuda_batch(plan, tokens, pools),
+        .x           = conv->x,
+        .out         = conv->out,
+        .weight      = conv->weight,
+        .bias        = conv->bias,
+        .from        = conv->from,
+        .to          = conv->to,
+        .checkpoints = conv->checkpoints,
+        .D           = conv->D,
+        .W           = conv->W,
+        .silu        = conv->silu,
+        .kept        = conv->W - 1,
+    };
+    const struct gdn_conv_view *state = c.from.data ? &c.from : c.to.data ? &c.to : &c.checkpoints;
+    if (state->data) c.kept = state->length < KEPT ? (int32_t)state->length : KEPT;
+    c.access = is_wide(&c.x, c.D) && is_wide(&c.out, c.D);
+    choose_tiles(ctx, &c);
+    return c;
+}
+
+static size_t edge_bytes(const struct gdn_cu_conv *c)
+{
+    if (!c->tile || !is_in_place(c)) return 0;
+    return gdn_align64((size_t)((c->n_tiles + c->batch.B) * (c->W - 1) * c->D) * sizeof(float));
+}
+
+size_t gdn_cuda_conv_bytes(const struct gdn_cu_conv *args) { return edge_bytes(args); }
+
+/* Does the call leave states? */
+static bool has_states(const struct gdn_cu_conv *c)
+{
+    return (c->to.data && c->batch.write != GDN_WRITE_NONE) ||
+           (c->checkpoints.data && c->batch.checkpoint_pool >= 0);
+}
+
+static enum gdn_kernel_id tile_kernel(const struct gdn_cu_conv *c)
+{
+    static const enum gdn_kernel_id kernels[2][3] = {
+        { GDN_CU_CONV_tile_f32_8, GDN_CU_CONV_tile_bf16_8, GDN_CU_CONV_tile_f16_8 },
+        { GDN_CU_CONV_tile_f32_4, GDN_CU_CONV_tile_bf16_4, GDN_CU_CONV_tile_f16_4 },
+    };
+    return c->access ? kernels[c->W == 4][c->x.dtype] : GDN_CU_CONV_tile_floats_8;
+}
+
+/* rows: sequences, tiles or edges. */
+static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv *args, enum gdn_kernel_id kernel,
+                         int64_t rows, size_t shared_bytes, void *stream)
+{
+    struct gdn_cu_conv c = *args;
+    c.n_items            = rows * chunks_of(args);
+    const struct gdn_cuda_call call = {
+        .kernel       = kernel,
+        .grid         = { (c.n_items + WARPS - 1) / WARPS, 1, 1 },
+        .shared_bytes = shared_bytes,
+        .stream       = stream,
+        .args         = &c,
+    };
+    return gdn_cuda_launch(ctx, &call);
+}
+
+static gdn_status walk(gdn_ctx *ctx, const struct gdn_cu_conv *args, bool has_out, void *stream)
+{
+    const enum gdn_kernel_id kernel =
+        args->W == 4 ? GDN_CU_CONV_walk_floats_4 : GDN_CU_CONV_walk_floats_8;
+    const size_t       bytes = (size_t)(WARPS * 2 * CHANNELS * args->kept) * sizeof(float);
+    struct gdn_cu_conv c     = *args;
+    if (!has_out) c.out.data = NULL;
+    return launch(ctx, &c, kernel, c.batch.B + (c.out.data && c.batch.cu_seqlens.data), bytes,
+                  stream);
+}
+
+/* In tiles: the states are written when no tile needs the old ones any more, or in place when x is
+ * still there and what tiles need of both is saved. */
+static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+{
+    const bool own = args->edges;
+    if (own)
+        TRY(launch(ctx, args, GDN_CU_CONV_edge_floats_8, args->n_tiles + args->batch.B, 0,
+                   stream));
+    if (own && has_states(args)) TRY(walk(ctx, args, false, stream));
+    TRY(launch(ctx, args, tile_kernel(args), args->n_tiles, 0, stream));
+    return !own && has_states(args) ? walk(ctx, args, false, stream) : GDN_OK;
+}
+
+gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
+{
+    if (args->tile) {
+        args->edges = is_in_place(args) ? edges : NULL;
+        TRY(tiles(ctx, args, stream));
+        return gdn_cuda_note(ctx, "conv1d", tile_kernel(args));
+    }
+    TRY(walk(ctx, args, true, stream));
+    return gdn_cuda_note(ctx, "conv1d",
+                         args->W == 4 ? GDN_CU_CONV_walk_floats_4 : GDN_CU_CONV_walk_floats_8);
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Functions of gates and activations. Each takes one exponential, of -|x|, which cannot overflow,
+ * and no branch. Their errors are below the limits of docs/numerics.md for the loops of the CPU.
+ */
+#ifndef GDN_CUDA_MATH_CUH
+#define GDN_CUDA_MATH_CUH
+
+#include "ptx.cuh"
+
+/* m sigmoid(x). For negative x the small e is multiplied before the division, so that it costs
+ * no digits. */
+GDN_DEVICE float times_sigmoid(float m, float x)
+{
+    const float e = expf(-fabsf(x)), d = 1 + e, r = rcp_approx(d);
+    return (x < 0 ? m * e : m) * fmaf(r, fmaf(-d, r, 1), r);
+}
+
+GDN_DEVICE float sigmoid(float x) { return times_sigmoid(1, x); }
+
+/* x sigmoid(x). The bound keeps -inf from outweighing its sigmoid; NaN stays, by the other x. */
+GDN_DEVICE float silu(float x) { return times_sigmoid(fmaxf(x, -1000), x); }
+
+/* The same to 7 units in place of 5, for where this is most of the work: 16-bit outputs of the
+ * convolution pass at the rate of memory. */
+GDN_DEVICE float quick_silu(float x)
+{
+    const float e = expf(-fabsf(x)), n = fmaxf(x, -1000);
+    return (x < 0 ? n * e : n) * rcp_approx(1 + e);
+}
+
+/*
+ * log(1 + exp(x)) = max(x, 0) + log1p(e) with e = exp(-|x|) from 0 to 1, where log1p(e) / e is a
+ * polynomial (off by 2^-27 at most). Above 18 that is x itself.
+ */
+GDN_DEVICE float softplus(float x)
+{
+    const float e = expf(-fabsf(x));
+    float       p = -0.0032440246083f;
+    p             = fmaf(p, e, 0.0198514598155f);
+    p             = fmaf(p, e, -0.0569595295249f);
+    p             = fmaf(p, e, 0.106036544123f);
+    p             = fmaf(p, e, -0.153055923012f);
+    p             = fmaf(p, e, 0.196759391696f);
+    p             = fmaf(p, e, -0.249541336413f);
+    p             = fmaf(p, e, 0.333299624158f);
+    p             = fmaf(p, e, -0.499999024228f);
+    p             = fmaf(p, e, 1.0f);
+    return fmaf(e, p, fmaxf(x, 0));
+}
+
+#endif

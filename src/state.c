@@ -6,6 +6,7 @@
  */
 #include "state.h"
 
+#include "cuda/ops.h"
 #include "matrix.h"
 #include "ops.h"
 #include "rule.h"
@@ -414,7 +415,7 @@ gdn_status gdn_state_copy_check(gdn_ctx *ctx, const gdn_state_copy_args *args, s
 {
     struct gdn_state_move m = named();
     TRY(gdn_state_describe(ctx, args, &m));
-    *bytes = gdn_state_bytes(&m);
+    *bytes = ctx->cuda ? 0 : gdn_state_bytes(&m);
     return GDN_OK;
 }
 
@@ -423,6 +424,10 @@ static gdn_status run(gdn_ctx *ctx, const gdn_state_copy_args *args)
     struct gdn_state_move m = named();
     void                 *memory;
     TRY(gdn_state_describe(ctx, args, &m));
+    if (ctx->cuda) {
+        TRY(gdn_get_workspace(ctx, m.args.workspace, m.args.workspace_bytes, 0, &memory));
+        return gdn_cuda_state_copy(ctx, &m);
+    }
     TRY(gdn_get_workspace(ctx, m.args.workspace, m.args.workspace_bytes, gdn_state_bytes(&m),
                           &memory));
     TRY(gdn_state_check_slots(ctx, &m, memory));

@@ -96,6 +96,31 @@ struct gdn_cu_conv {
     int32_t access; /* of x and out: 1: a lane's four channels lie side by side and move at once */
 };
 
+/* One side of gdn_state_copy; steps in bytes. */
+struct gdn_cu_copy_side {
+    char   *data; /* NULL: absent */
+    int64_t n_slots, slot, step[3];
+    float  *scales; /* of 8 bits: [slot][head][V], steps in elements */
+    int64_t scales_slot, scales_head;
+    int32_t dtype;
+    int32_t access; /* of lines of the last dimension, see gdn_cu_lines */
+};
+
+/*
+ * gdn_state_copy: of every pair a box of elements, its dimensions in such an order that those of
+ * the last lie side by side in `to`, if in any; merged where strides allow.
+ */
+struct gdn_cu_copy {
+    struct gdn_cu_copy_side from, to;
+    struct gdn_cu_array     from_slots, to_slots;
+    int64_t  size[3];
+    int64_t  n_old, n_pairs, n_units; /* in dimension old_dim the first n_old are zero; units of a
+                                         pair, see state_copy.cu */
+    uint64_t seed;                    /* of random rounding */
+    int32_t  old_dim, turned;         /* turned: the dimension that lies side by side in `from` */
+    int32_t  same_pool, random;
+};
+
 /* The rule: gdn_prefill and gdn_decode, the record ops too. */
 struct gdn_cu_rule {
     struct gdn_cu_batch    batch;
@@ -130,6 +155,8 @@ GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 *
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
 GDN_CU_SIZE(gdn_cu_decode, 1232 + 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 48 + 16);
+GDN_CU_SIZE(gdn_cu_copy_side, 80);
+GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 16);
 GDN_CU_SIZE(gdn_cu_leads, 48);
 GDN_CU_SIZE(gdn_cu_lines, 56);
 GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 16);

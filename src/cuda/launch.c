@@ -20,6 +20,8 @@ static const struct kernel_row rows[GDN_N_KERNELS] = {
     { "gdn_decode_kv_" #dtype "_" #KC, threads, shared },
 #define GDN_KERNEL_norm(threads, shared, form) { "gdn_norm_" #form, threads, shared },
 #define GDN_KERNEL_gates(threads, shared, form) { "gdn_gates_" #form, threads, shared },
+#define GDN_KERNEL_state_copy(threads, shared, form)                                          \
+    { "gdn_state_copy_" #form, threads, shared },
 #define GDN_KERNEL_conv(threads, shared, kind, dtype, taps)                                   \
     { "gdn_conv_" #kind "_" #dtype "_" #taps, threads, shared },
 #include "kernels.def"

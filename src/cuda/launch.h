@@ -18,6 +18,7 @@ enum gdn_kernel_id {
 #define GDN_KERNEL_decode_kv(threads, shared, dtype, KC) GDN_CU_DECODE_KV_##dtype##_##KC,
 #define GDN_KERNEL_norm(threads, shared, form) GDN_CU_NORM_##form,
 #define GDN_KERNEL_gates(threads, shared, form) GDN_CU_GATES_##form,
+#define GDN_KERNEL_state_copy(threads, shared, form) GDN_CU_STATE_COPY_##form,
 #define GDN_KERNEL_conv(threads, shared, kind, dtype, taps) GDN_CU_CONV_##kind##_##dtype##_##taps,
 #include "kernels.def"
     GDN_N_KERNELS

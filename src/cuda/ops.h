@@ -7,6 +7,7 @@
 #include "launch.h"
 #include "lines.h"
 #include "rule.h"
+#include "state.h"
 
 /* A checked call of gdn_prefill or gdn_decode as kernels take it: what rule and plan say of it. */
 struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rule_args *args,
@@ -28,6 +29,7 @@ struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv 
 size_t             gdn_cuda_conv_bytes(const struct gdn_cu_conv *args);
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream);
 
+gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *move);
 gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream);
 
 #endif

@@ -117,7 +117,7 @@ static void test_call(void)
               fake->n_calls[i], want);
     }
     CHECK(!strcmp(fake->kernel, "gdn_norm_row"), "kernel %s", fake->kernel);
-    CHECK(fake->launch.grid[0] == 13, "grid %u for 100 rows", fake->launch.grid[0]);
+    CHECK(fake->launch.grid[0] == 4, "grid %u for 100 rows", fake->launch.grid[0]);
     CHECK(!strcmp(gdn_last_kernel(ctx), "l2norm: gdn_norm_row"), "%s", gdn_last_kernel(ctx));
     fake->fails = "cuLaunchKernelEx";
     ring2_status(ctx, "a launch that fails", gdn_l2norm(ctx, &a), GDN_E_CUDA);

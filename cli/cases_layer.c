@@ -67,11 +67,10 @@ int conv_case_check(struct conv_case *c, gdn_ctx *ctx, struct comparison *found)
     if (!x) return cli_bad("no memory for the check");
     double *want = x + n * C, *got = want + n * C, *weight = got + n * C, *history = weight + W * C;
     load_channels(c, history, weight);
+    for (int64_t i = 0; i < n * C; i++) x[i] = at(&c->args.x, i / C, channel(c, i % C), 0);
     const gdn_status status = cli_call(ctx, GDN_OP_CONV1D, &c->args);
-    for (int64_t i = 0; i < n * C && !status; i++) {
-        x[i]   = at(&c->args.x, i / C, channel(c, i % C), 0);
+    for (int64_t i = 0; i < n * C && !status; i++)
         got[i] = at(&c->args.out, i / C, channel(c, i % C), 0);
-    }
     if (!status) {
         oracle_conv(want, NULL, x, history, weight, NULL, true, n, C, (int)W);
         *found = compare_doubles(got, want, n * C,

@@ -6,7 +6,7 @@
 #include "cli.h"
 #include "oracle.h"
 
-enum { CHECKED_ROWS = 64 };
+enum { CHECKED_ROWS = 64, CHECKED = 16384, WIDEST = 4096 }; /* rows, elements; a row */
 
 static gdn_tensor like(struct rows_case *c, int32_t dtype, int64_t heads, int64_t D, double low,
                        double high)
@@ -100,10 +100,11 @@ static int64_t judge_norm(const struct rows_case *c, double *want, double *got)
     const gdn_rmsnorm_gated_args *r = &c->args.rmsnorm;
     const bool                    l2 = c->op == GDN_OP_L2NORM;
     const int64_t                 D = l2 ? c->dims.K : c->dims.V;
-    double                        z[256], weight[256];
-    load(want, l2 ? &l->x : &r->x, CHECKED_ROWS * D);
+    const int64_t                 rows = D * CHECKED_ROWS < CHECKED ? CHECKED_ROWS : CHECKED / D;
+    static double                 z[WIDEST], weight[WIDEST];
+    load(want, l2 ? &l->x : &r->x, rows * D);
     if (!l2) load(weight, &r->weight, D);
-    for (int64_t row = 0; row < CHECKED_ROWS; row++) {
+    for (int64_t row = 0; row < rows; row++) {
         double *y = want + row * D;
         if (l2) {
             oracle_l2norm(y, y, D, GDN_NORM_L2, 1e-6);
@@ -112,13 +113,13 @@ static int64_t judge_norm(const struct rows_case *c, double *want, double *got)
         for (int64_t i = 0; i < D; i++) z[i] = oracle_load(r->z.data, r->z.dtype, row * D + i);
         oracle_rmsnorm_gated(y, y, weight, z, false, 1e-6, D);
     }
-    load(got, l2 ? &l->out : &r->out, CHECKED_ROWS * D);
-    return CHECKED_ROWS * D;
+    load(got, l2 ? &l->out : &r->out, rows * D);
+    return rows * D;
 }
 
 int rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found)
 {
-    static double    want[CHECKED_ROWS * 256 + 2048], got[CHECKED_ROWS * 256 + 2048];
+    static double    want[CHECKED + 2048], got[CHECKED + 2048];
     const gdn_status status = cli_call(ctx, c->op, &c->args);
     if (status) return case_failed(ctx, status);
     const int64_t n = (c->op == GDN_OP_GATES ? judge_gates : judge_norm)(c, want, got);

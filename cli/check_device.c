@@ -4,6 +4,7 @@
  * float64. A kernel that no case has run is a failure too.
  */
 #include <fnmatch.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "cases.h"
 #include "cli.h"
 #include "cuda/launch.h"
+#include "oracle.h"
 
 struct check {
     gdn_ctx    *ctx;
@@ -93,25 +95,100 @@ static void check_rules(struct check *k)
                     }
 }
 
+static void check_conv(struct check *k, const struct case_dims *d, const int64_t *lengths,
+                       bool in_place)
+{
+    struct conv_case  c;
+    struct comparison found = { 0 };
+    char              name[64];
+    snprintf(name, sizeof name, "conv %s W%lld D%lld T%lld%s", dtype_names[d->dtype],
+             (long long)d->W, (long long)d->D, (long long)lengths[0], in_place ? " in place" : "");
+    if (!wanted(k, name)) return;
+    int code = conv_case_make(&c, d, lengths, 4);
+    if (in_place) c.args.out = c.args.x;
+    if (!code) code = conv_case_check(&c, k->ctx, &found);
+    memory_free(&c.memory);
+    judge(k, name, code, &found);
+}
+
+/* Channels that move in fours and others; long sequences and short ones. */
 static void check_convs(struct check *k)
 {
-    static const int64_t lengths[] = { 130, 1, 0, 65 };
+    static const int64_t lengths[] = { 130, 1, 0, 65 }, few[] = { 1, 1, 1, 1 };
+    static const int64_t channels[] = { 64, 997, 1000 };
     for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
         for (int64_t W = 2; W <= 8; W++)
-            for (int64_t D = 64; D <= 1000; D += 936) {
-                struct case_dims  d = { .D = D, .W = W, .dtype = dtype, .state_dtype = dtype };
-                struct conv_case  c;
-                struct comparison found = { 0 };
-                char              name[64];
-                snprintf(name, sizeof name, "conv %s W%lld D%lld", dtype_names[dtype],
-                         (long long)W, (long long)D);
-                if (!wanted(k, name)) continue;
-                int code = conv_case_make(&c, &d, lengths, 4);
-                if (!code) code = conv_case_check(&c, k->ctx, &found);
-                memory_free(&c.memory);
-                judge(k, name, code, &found);
+            for (int i = 0; i < 3; i++) {
+                const struct case_dims d = { .D = channels[i], .W = W, .dtype = dtype,
+                                             .state_dtype = dtype };
+                check_conv(k, &d, lengths, false);
+                check_conv(k, &d, lengths, true);
+                check_conv(k, &d, few, false);
             }
 }
+
+/* ---- State copies ------------------------------------------------------------------------ */
+
+/* A pool [3][2][20][20] and the scales of one of 8 bits. */
+struct pool {
+    gdn_tensor t, scales;
+};
+
+static struct pool make_pool(struct memory *m, int32_t dtype)
+{
+    const int64_t size[] = { 3, 2, 20, 20 };
+    struct pool   p      = { .t = memory_tensor(m, dtype, 4, size) };
+    if (dtype > GDN_F16) p.scales = memory_tensor(m, GDN_F32, 3, size);
+    return p;
+}
+
+static gdn_status copy(struct check *k, const struct pool *from, int32_t from_layout,
+                       const struct pool *to, int32_t to_layout)
+{
+    gdn_state_copy_args a = gdn_state_copy_args_init();
+    a.from_pool = from->t, a.from_scales = from->scales, a.from_layout = from_layout;
+    a.to_pool = to->t, a.to_scales = to->scales, a.to_layout = to_layout;
+    const gdn_status status = cli_call(k->ctx, GDN_OP_STATE_COPY, &a);
+    if (status) case_failed(k->ctx, status);
+    mark(k);
+    return status;
+}
+
+/* From float32 through two dtypes and back; values that all of them have but 8 bits, whose step is
+ * 1 / 127 of the largest at most. */
+static void check_copy(struct check *k, int32_t first, int32_t second, int32_t layout)
+{
+    struct memory     m     = { 0 };
+    struct comparison found = { .ok = true };
+    char              name[64];
+    const int64_t     size[] = { 3, 2, 20, 20 };
+    snprintf(name, sizeof name, "state_copy f32 %s %s f32 %s", dtype_names[first],
+             dtype_names[second], layout ? "turned" : "");
+    if (!wanted(k, name)) return;
+    const struct pool a = { .t = case_tensor(&m, GDN_F32, 4, size, -1, 1) };
+    const struct pool b = make_pool(&m, first), c = make_pool(&m, second);
+    const struct pool d = make_pool(&m, GDN_F32);
+    const bool        is_there = a.t.data && b.t.data && c.t.data && d.t.data;
+    int code = !is_there || copy(k, &a, 0, &b, layout) || copy(k, &b, layout, &c, 0) ||
+               copy(k, &c, 0, &d, 0);
+    for (int i = 0; i < 3 * 2 * 20 * 20 && !code; i++) {
+        const double x = oracle_load(a.t.data, GDN_F32, i), y = oracle_load(d.t.data, GDN_F32, i);
+        found.ok &= fabs(x - y) <= 1.0 / 127 + 1.0 / 8 * (first == GDN_E4M3 || second == GDN_E4M3);
+        if (fabs(x - y) > found.max_error) found.max_error = fabs(x - y);
+    }
+    memory_free(&m);
+    judge(k, name, code, &found);
+}
+
+static void check_copies(struct check *k)
+{
+    for (int32_t first = GDN_F32; first <= GDN_E4M3; first++)
+        for (int32_t second = GDN_F32; second <= GDN_E4M3; second++)
+            for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++)
+                check_copy(k, first, second, layout);
+}
+
+/* ---- Rows -------------------------------------------------------------------------------- */
 
 static void check_rows(struct check *k)
 {
@@ -121,9 +198,11 @@ static void check_rows(struct check *k)
     } ops[] = { { GDN_OP_GATES, "gates" },
                 { GDN_OP_L2NORM, "l2norm" },
                 { GDN_OP_RMSNORM_GATED, "rmsnorm" } };
+    static const int64_t sizes[] = { 7, 128, 256, 1000, 3000 };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
-            for (int64_t D = 7; D <= 256; D += D < 128 ? 121 : 128) {
+            for (int s = 0; s < 5; s++) {
+                const int64_t     D = sizes[s];
                 struct case_dims  d = { .Hq = 3, .Hv = 5, .K = D, .V = D, .dtype = dtype };
                 struct rows_case  c;
                 struct comparison found = { 0 };
@@ -191,6 +270,7 @@ int check_device(int argc, char **argv)
     }
     check_rows(&k);
     check_convs(&k);
+    check_copies(&k);
     check_rules(&k);
     check_blocks(&k);
     report_unseen(&k);

@@ -187,7 +187,7 @@ typedef void (*gdn_work)(void *arg, int64_t item, int32_t thread);
 
 typedef struct gdn_options {
     uint32_t    struct_size; /* set by gdn_options_init() */
-    int32_t     backend;     /* gdn_backend; this version has the CPU only */
+    int32_t     backend;     /* gdn_backend */
     int32_t     n_threads;   /* threads that compute, the caller's included; 0: one per
                                 processor this process may use */
     const char *isa;         /* "scalar", "avx2", "avx512" or "scalar", "neon": use no more than
@@ -235,13 +235,32 @@ static inline gdn_options gdn_options_init(void)
  * library. After fork() the child makes contexts of its own: those of the parent it may destroy,
  * and use if they have no threads (n_threads 1, or parallel_for). Where the CPU has AMX, Linux
  * is asked to let the process use it.
+ *
+ * CUDA. A context of GDN_BACKEND_CUDA computes on one device, in its primary context. n_threads,
+ * isa and parallel_for have no meaning there; guarantees about bits hold between calls on devices
+ * of one kind. For each call:
+ *
+ *   memory    All that tensors point to, arrays of indices too, and the caller's workspace is
+ *             memory that the device can address. The structs are the host's.
+ *   stream    A CUstream (cudaStream_t); NULL is the default one. The call checks descriptors,
+ *             enqueues kernels and returns: nothing waits, nothing is copied, and with the caller's
+ *             workspace nothing is allocated. The context's own belongs to one stream at a time.
+ *   contents  are read where the kernels run and not judged, so G1 is about descriptors. Lengths
+ *             are cut to the tensors, a sequence whose slot does not exist is skipped like
+ *             padding, and what two of them write to one slot is undefined; nothing outside the
+ *             tensors is touched, whatever they are.
+ *   graphs    A call may be captured. Launches follow from descriptors alone, so a replay may find
+ *             other lengths and slots in the same arrays.
+ *
+ * Blobs are of host memory: gdn_blob_bytes(), _save() and _load() are GDN_E_UNSUPPORTED there.
  */
 GDN_API gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx);
 GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
 
 /* The text of the last error of this context; "" if there was none. Never NULL. */
 GDN_API const char *gdn_last_error(const gdn_ctx *ctx);
-/* The inner loops that the last successful call ran, as "op: loop.isa loop.isa". */
+/* The inner loops that the last successful call ran, as "op: loop.isa loop.isa"; of a device its
+ * kernels, "op: kernel kernel". */
 GDN_API const char *gdn_last_kernel(const gdn_ctx *ctx);
 /* "scalar", "avx2", "avx512" or "neon"; of a device "sm_90", say. */
 GDN_API const char *gdn_isa(const gdn_ctx *ctx);
@@ -305,6 +324,10 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     summary_compose, summary_apply           n_threads x 512 KiB
  *     chunk_cumsum      320 x B
  *     chunk_uw, chunk_states, chunk_output     n_threads x 512 KiB + 320 x B
+ *
+ * On a CUDA context none but:
+ *
+ *     conv1d, out being x    4 (W - 1) D (N / 32 + 2 B) + 64
  *
  * The same as for gdn_supported() holds for pointers. Every args struct has workspace and
  * workspace_bytes; NULL lets the context keep a buffer that grows on demand and is freed with

@@ -49,7 +49,11 @@ static gdn_status check_args(gdn_ctx *ctx, const gdn_blob_args *args, gdn_blob_a
         return gdn_fail(ctx, GDN_E_ARG, "state_layout: %d, wanted 0 or 1", (int)a->state_layout);
     if (a->n_query_heads == 0) a->n_query_heads = a->n_key_heads;
     if (a->n_ranks == 0) a->n_ranks = 1;
-    return check_tensors(ctx, a);
+    TRY(check_tensors(ctx, a));
+    if (ctx->cuda)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "state: in device memory, wanted a context of the "
+                        "CPU and copies of the slots in its memory");
+    return GDN_OK;
 }
 
 /* B: as many as there are slots, or else positions, or else slots of the pools. */

@@ -9,6 +9,7 @@
 
 #include "oracle.h"
 #include "ring2_batch.h"
+#include "ring2_device.h"
 
 /* ---- The model ---- */
 
@@ -297,7 +298,8 @@ static void any_cut_same_bits(void)
         gdn_batch       t;
         const int32_t   dtype = i % 3;
         const int64_t   W = 2 + i % 7, S = W - 1 + i / 4;
-        gdn_conv1d_args a = make_call(dtype, i % 2 ? GDN_F32 : dtype, 77, W, S, &t);
+        const int64_t   D = i % 4 < 2 ? 77 : 140;
+        gdn_conv1d_args a = make_call(dtype, i % 2 ? GDN_F32 : dtype, D, W, S, &t);
         gdn_conv1d_args b = clone(&a), whole = part_of(&a, 0, 21, 0);
         int64_t         first = 0;
         call(ring2_ctx(1), &whole);
@@ -376,6 +378,56 @@ static void trap_7_state_widths(void)
     }
 }
 
+/* Numbers that need not make sense, from -3 to n + 2. */
+static gdn_tensor nonsense(int64_t rows, int64_t columns, int64_t n)
+{
+    const int32_t dtype = ring2_below(2) ? GDN_I32 : GDN_I64;
+    gdn_tensor    t     = ring2_new(dtype, 2, columns ? 2 : 1, rows, columns, 0, 0);
+    for (int64_t i = 0; i < ring2_count(&t); i++)
+        ring2_set(&t, i, (double)(ring2_below(n + 6) - 3));
+    return t;
+}
+
+/* A device does not judge contents: whatever they are, it writes to out and to states alone, reads
+ * nothing beside the tensors, and comes to an end. */
+static void hostile_contents(void)
+{
+    enum { N = 90, D = 140, S = 6, B = 7, P = 9, T = 12 };
+    for (int i = 0; i < 400 && ring2_on_device() && !ring2_failed(); i++) {
+        gdn_batch       t;
+        gdn_conv1d_args a = make_call(i % 3, (i + 1) % 3, D, 2 + i % 7, S + 1, &t);
+        const bool      padded = i % 2, path = i % 7 == 0;
+        a.x = padded ? ring2_new(i % 3, 0, 3, B, T, D, 0) : ring2_new(i % 3, 0, 2, N, D, 0, 0);
+        ring2_fill(&a.x, -1, 1);
+        a.out   = ring2_clone(&a.x);
+        a.state = ring2_new((i + 1) % 3, 0, 3, P, D, S + 1, 0);
+        ring2_fill(&a.state, -1, 1);
+        a.checkpoints = ring2_clone(&a.state);
+        if (i % 5 == 0) a.out = a.x;
+        if (path) a.out.data = NULL;
+        t.cu_seqlens = padded ? (gdn_tensor){ 0 } : nonsense(B + 1, 0, N);
+        t.write      = i / 3 % 2;
+        t.pad_policy = i / 5 % 3;
+        t.sink_slot  = 20;
+        t.read_slots = nonsense(B, i % 4 ? 0 : 3, P);
+        if (i % 4 == 0) t.num_accepted_tokens = nonsense(B, 0, 4);
+        if (t.write) t.write_slots = nonsense(B, T, P);
+        if (i / 2 % 2 || path) t.token_count = nonsense(B, 0, T);
+        if (i / 4 % 2) t.token_start = nonsense(B, 0, T);
+        if (i / 8 % 2) t.parents = nonsense(B, 5, T);
+        if (path) t.path = nonsense(B, 4, T);
+        t.checkpoint_starts    = nonsense(B + 1, 0, 6);
+        t.checkpoint_positions = nonsense(6, 0, T);
+        t.checkpoint_slots     = nonsense(6, 0, P);
+        ring2_call_begin();
+        ring2_may_write(&a.out), ring2_may_write(&a.state), ring2_may_write(&a.checkpoints);
+        ring2_status(ring2_ctx(1), "a hostile call", gdn_conv1d(ring2_ctx(1), &a), GDN_OK);
+        ring2_call_end();
+        ring2_free();
+    }
+    if (!ring2_on_device()) ring2_skip("on a device");
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -385,6 +437,7 @@ int main(int argc, char **argv)
         { "G12 float environment", G12_float_environment },
         { "G13 no allocation", G13_no_allocation },
         { "trap 7: state widths", trap_7_state_widths },
+        { "hostile contents", hostile_contents },
     };
     static int           rows[300][RING2_MAX_FACTORS];
     int                  levels[N_FACTORS], n;

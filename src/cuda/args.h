@@ -125,6 +125,7 @@ struct gdn_cu_copy {
     uint64_t seed;                    /* of random rounding */
     int32_t  old_dim, turned;         /* turned: the dimension that lies side by side in `from` */
     int32_t  same_pool, random;
+    int32_t  high, wide; /* log2 of a tile's sides, along `turned` and along the last */
 };
 
 /* The rule: gdn_prefill and gdn_decode, the record ops too. */
@@ -185,7 +186,7 @@ GDN_CU_SIZE(gdn_cu_yardstick, 24);
 GDN_CU_SIZE(gdn_cu_decode, 1232 + 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 48 + 32);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
-GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 16);
+GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);
 GDN_CU_SIZE(gdn_cu_lines, 56);
 GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 16);

@@ -119,38 +119,41 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv *args, enum gdn_
     return gdn_cuda_launch(ctx, &call);
 }
 
+static enum gdn_kernel_id walk_kernel(const struct gdn_cu_conv *c)
+{
+    return c->W == 4 ? GDN_CU_CONV_walk_floats_4 : GDN_CU_CONV_walk_floats_8;
+}
+
 static gdn_status walk(gdn_ctx *ctx, const struct gdn_cu_conv *args, bool has_out, void *stream)
 {
-    const enum gdn_kernel_id kernel =
-        args->W == 4 ? GDN_CU_CONV_walk_floats_4 : GDN_CU_CONV_walk_floats_8;
     const size_t       bytes = (size_t)(WARPS * 2 * CHANNELS * args->kept) * sizeof(float);
     struct gdn_cu_conv c     = *args;
     if (!has_out) c.out.data = NULL;
-    return launch(ctx, &c, kernel, c.batch.B + (c.out.data && c.batch.cu_seqlens.data), bytes,
-                  stream);
+    return launch(ctx, &c, walk_kernel(args),
+                  c.batch.B + (c.out.data && c.batch.cu_seqlens.data), bytes, stream);
 }
 
 /* In tiles: the states are written when no tile needs the old ones any more, or in place when x is
  * still there and what tiles need of both is saved. */
 static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
 {
-    const bool own = args->edges;
-    if (own)
-        TRY(launch(ctx, args, GDN_CU_CONV_edge_floats_8, args->n_tiles + args->batch.B, 0,
-                   stream));
-    if (own && has_states(args)) TRY(walk(ctx, args, false, stream));
-    TRY(launch(ctx, args, tile_kernel(args), args->n_tiles, 0, stream));
-    return !own && has_states(args) ? walk(ctx, args, false, stream) : GDN_OK;
+    const bool own = args->edges, has = has_states(args);
+    const enum gdn_kernel_id kernels[] = { tile_kernel(args), walk_kernel(args),
+                                           GDN_CU_CONV_edge_floats_8 };
+    const enum gdn_kernel_id stateless[] = { kernels[0], kernels[2] };
+    if (own) TRY(launch(ctx, args, kernels[2], args->n_tiles + args->batch.B, 0, stream));
+    if (own && has) TRY(walk(ctx, args, false, stream));
+    TRY(launch(ctx, args, kernels[0], args->n_tiles, 0, stream));
+    if (!own && has) TRY(walk(ctx, args, false, stream));
+    return gdn_cuda_note_all(ctx, "conv1d", has ? kernels : stateless, 1 + has + own);
 }
 
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
 {
     if (args->tile) {
         args->edges = is_in_place(args) ? edges : NULL;
-        TRY(tiles(ctx, args, stream));
-        return gdn_cuda_note(ctx, "conv1d", tile_kernel(args));
+        return tiles(ctx, args, stream);
     }
     TRY(walk(ctx, args, true, stream));
-    return gdn_cuda_note(ctx, "conv1d",
-                         args->W == 4 ? GDN_CU_CONV_walk_floats_4 : GDN_CU_CONV_walk_floats_8);
+    return gdn_cuda_note(ctx, "conv1d", walk_kernel(args));
 }

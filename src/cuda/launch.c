@@ -225,9 +225,20 @@ gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
     return GDN_OK;
 }
 
+gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
+                             int n)
+{
+    char names[sizeof ctx->kernel] = "";
+    for (int i = 0; i < n; i++) {
+        const size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "", rows[kernels[i]].name);
+    }
+    return gdn_note_line(ctx, op, names);
+}
+
 gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel)
 {
-    return gdn_note_line(ctx, op, rows[kernel].name);
+    return gdn_cuda_note_all(ctx, op, &kernel, 1);
 }
 
 /* ---- What kernels read --------------------------------------------------------------------- */

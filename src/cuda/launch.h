@@ -78,6 +78,8 @@ const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
 
 /* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does loops. */
 gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel);
+gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
+                             int n);
 
 /* What kernels read of a batch; of a vector [n] or a matrix. */
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);

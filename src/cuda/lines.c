@@ -27,7 +27,8 @@ void gdn_cuda_lines(const gdn_tensor *const *tensors, int n, struct gdn_cu_leads
                     struct gdn_cu_lines *const *lines)
 {
     const gdn_tensor *like = tensors[0];
-    int               dims[GDN_MAX_DIMS], last = like->ndim - 1; /* dims: the fastest of each lead */
+    const int         last = like->ndim - 1;
+    int               dims[GDN_MAX_DIMS]; /* the fastest of each lead */
     *leads = (struct gdn_cu_leads){ 0 };
     for (int i = 0; i < last; i++) {
         if (like->size[i] == 1) continue;

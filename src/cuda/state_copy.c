@@ -4,7 +4,7 @@
 #include "tensor.h"
 
 /* As in state_copy.cu: packs of a block, sides of a tile, columns of a block. */
-enum { PACK = 8, PACKS = 4 * 256, TILE = 64, COLUMNS = 32, MOST_K = 256 };
+enum { PACK = 8, PACKS = 4 * 256, TILE_LOG2 = 12, SIDE_LOG2 = 6, COLUMNS = 32, MOST_K = 256 };
 
 /* One dimension of the box that is copied. */
 struct dim {
@@ -115,6 +115,16 @@ static void order(struct gdn_cu_copy *c)
     }
 }
 
+/* A square, but as narrow as the box is. */
+static void choose_tile(struct gdn_cu_copy *c)
+{
+    c->high = c->wide = SIDE_LOG2;
+    while (c->high > 2 && c->size[c->turned] <= 1 << (c->high - 1)) c->high--;
+    while (c->high == SIDE_LOG2 && c->wide > 2 && c->size[2] <= 1 << (c->wide - 1)) c->wide--;
+    if (c->high < SIDE_LOG2) c->wide = TILE_LOG2 - c->high;
+    else c->high = TILE_LOG2 - c->wide;
+}
+
 /* How a side's packs may be moved. */
 static int32_t access_of(const struct gdn_cu_copy *c, const struct gdn_cu_copy_side *side)
 {
@@ -146,10 +156,12 @@ static gdn_status copy(gdn_ctx *ctx, struct gdn_cu_copy *c, void *stream,
 {
     order(c);
     if (c->turned >= 0) {
-        *kernel    = GDN_CU_STATE_COPY_turn;
-        c->n_units = c->size[1 - c->turned] * ((c->size[c->turned] + TILE - 1) / TILE) *
-                     ((c->size[2] + TILE - 1) / TILE);
-        return launch(ctx, c, *kernel, TILE * (TILE + 1) * sizeof(uint32_t), stream);
+        *kernel = GDN_CU_STATE_COPY_turn;
+        choose_tile(c);
+        c->n_units = c->size[1 - c->turned] * (((c->size[c->turned] - 1) >> c->high) + 1) *
+                     (((c->size[2] - 1) >> c->wide) + 1);
+        return launch(ctx, c, *kernel, sizeof(uint32_t) * ((1u << c->wide) + 1) << c->high,
+                      stream);
     }
     *kernel    = GDN_CU_STATE_COPY_rows;
     c->n_units = (c->size[0] * c->size[1] * ((c->size[2] + PACK - 1) / PACK) + PACKS - 1) / PACKS;
@@ -178,19 +190,19 @@ static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
 
 gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *m)
 {
-    struct gdn_cu_copy c = box_of(m);
-    enum gdn_kernel_id kernel = GDN_CU_STATE_COPY_eight;
-    const bool         is_eight = c.to.scales || c.from.scales;
-    if (gdn_count(&m->args.to_pool) == 0) return gdn_cuda_note(ctx, "state_copy", kernel);
+    struct gdn_cu_copy c          = box_of(m);
+    enum gdn_kernel_id kernels[2] = { GDN_CU_STATE_COPY_eight };
+    const bool         is_eight   = c.to.scales || c.from.scales;
+    if (gdn_count(&m->args.to_pool) == 0) return gdn_note_line(ctx, "state_copy", "");
     if (is_eight && c.from.data && c.from.dtype != c.to.dtype) {
         c.n_units = c.size[0] * ((c.size[1] + COLUMNS - 1) / COLUMNS);
-        TRY(launch(ctx, &c, kernel, COLUMNS * (MOST_K + 1) * sizeof(float), m->args.stream));
-        return gdn_cuda_note(ctx, "state_copy", kernel);
+        TRY(launch(ctx, &c, kernels[0], COLUMNS * (MOST_K + 1) * sizeof(float), m->args.stream));
+        return gdn_cuda_note(ctx, "state_copy", kernels[0]);
     }
     if (is_eight) {
         struct gdn_cu_copy s = scales_box(&c);
-        TRY(copy(ctx, &s, m->args.stream, &kernel));
+        TRY(copy(ctx, &s, m->args.stream, &kernels[1]));
     }
-    TRY(copy(ctx, &c, m->args.stream, &kernel));
-    return gdn_cuda_note(ctx, "state_copy", kernel);
+    TRY(copy(ctx, &c, m->args.stream, &kernels[0]));
+    return gdn_cuda_note_all(ctx, "state_copy", kernels, 1 + is_eight);
 }

@@ -3,7 +3,7 @@
  * gdn_state_copy. A block has one unit of one pair:
  *
  *     rows   lines of the last dimension, PACKS x 256 packs of eight elements
- *     turn   a tile of 64 x 64 between two dense dimensions, turned in shared memory
+ *     turn   a tile of 4096 between two dense dimensions, turned in shared memory
  *     eight  32 value columns of a head of which one side, or both, have 8 bits and the other has
  *            another dtype: float32 in shared memory
  *
@@ -12,7 +12,7 @@
 #include "eight.cuh"
 #include "lines.cuh"
 
-enum { THREADS = 256, PACKS = 4, TILE = 64, COLUMNS = 32, MOST_K = 256 };
+enum { THREADS = 256, PACKS = 4, TILE = 4096, COLUMNS = 32, MOST_K = 256 };
 
 extern __shared__ uint32_t gdn_copy_shared[];
 
@@ -167,36 +167,47 @@ GDN_DEVICE void copy_rows(const struct gdn_cu_copy &a)
 
 /* ---- Tiles --------------------------------------------------------------------------------- */
 
-/* Dimension a.turned is dense in `from`, the last one in `to`; the third is walked outside. */
+/*
+ * Dimension a.turned is dense in `from`, the last one in `to`; the third is walked outside. Element
+ * e of a tile is e % high along the one for loading, e % wide along the other for storing.
+ */
 GDN_DEVICE void copy_turn(const struct gdn_cu_copy &a)
 {
-    enum { STEP = THREADS / TILE, ROWS = TILE / STEP };
+    enum { MINE = TILE / THREADS };
     const struct gdn_pair pair = find_pair(a);
-    const int     d = a.turned, other = 1 - d, x = threadIdx.x % TILE, y = threadIdx.x / TILE;
-    const uint32_t wide = (uint32_t)((a.size[2] + TILE - 1) / TILE);
-    const uint32_t high = (uint32_t)((a.size[d] + TILE - 1) / TILE);
-    const uint32_t line = pair.unit / wide, o = line / high;
-    const int64_t  first = (int64_t)(line % high) * TILE, last = (int64_t)(pair.unit % wide) * TILE;
-    uint32_t      bits[ROWS], *tile = gdn_copy_shared;
+    const int      d = a.turned, other = 1 - d, row = (1 << a.wide) + 1;
+    const uint32_t n = (uint32_t)((a.size[2] - 1) >> a.wide) + 1;
+    const uint32_t m = (uint32_t)((a.size[d] - 1) >> a.high) + 1, line = pair.unit / n;
+    const int64_t  first = (int64_t)(line % m) << a.high, last = (int64_t)(pair.unit % n) << a.wide;
+    const int64_t  o = line / m;
+    uint32_t       bits[MINE], *tile = gdn_copy_shared;
     if (!pair.to) return;
-    const char *from = pair.from + o * a.from.step[other] + (first + x) * a.from.step[d];
-    const bool  is_zero = !pair.from || is_old(a, other, o) || is_old(a, d, first + x);
+    const char *from = pair.from + o * a.from.step[other];
+    char       *to   = pair.to + o * a.to.step[other];
+    const bool  is_zero = !pair.from || is_old(a, other, o);
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        const int64_t j = last + y + i * STEP;
+    for (int i = 0; i < MINE; i++) {
+        const int     e = threadIdx.x + i * THREADS;
+        const int64_t x = first + (e & ((1 << a.high) - 1)), y = last + (e >> a.high);
         bits[i]         = 0;
-        if (!is_zero && first + x < a.size[d] && j < a.size[2] && !is_old(a, 2, j))
-            bits[i] = load_bits(from + j * a.from.step[2], a.from.dtype);
+        if (!is_zero && x < a.size[d] && y < a.size[2] && !is_old(a, d, x) && !is_old(a, 2, y))
+            bits[i] = load_bits(from + x * a.from.step[d] + y * a.from.step[2], a.from.dtype);
     }
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) tile[x * (TILE + 1) + y + i * STEP] = bits[i];
+    for (int i = 0; i < MINE; i++) {
+        const int e = threadIdx.x + i * THREADS;
+        tile[(e & ((1 << a.high) - 1)) * row + (e >> a.high)] = bits[i];
+    }
     __syncthreads();
-    char *to = pair.to + o * a.to.step[other] + (last + x) * a.to.step[2];
 #pragma unroll 4
-    for (int i = y; i < TILE; i += STEP)
-        if (last + x < a.size[2] && first + i < a.size[d])
-            store_bits(to + (first + i) * a.to.step[d], a.to.dtype,
-                       convert_bits(tile[i * (TILE + 1) + x], a.from.dtype, a.to.dtype));
+    for (int i = 0; i < MINE; i++) {
+        const int      e = threadIdx.x + i * THREADS, j = e & ((1 << a.wide) - 1);
+        const int64_t  x = first + (e >> a.wide), y = last + j;
+        const uint32_t bit = tile[(e >> a.wide) * row + j];
+        if (x < a.size[d] && y < a.size[2])
+            store_bits(to + x * a.to.step[d] + y * a.to.step[2], a.to.dtype,
+                       convert_bits(bit, a.from.dtype, a.to.dtype));
+    }
 }
 
 /* ---- 8 bits -------------------------------------------------------------------------------- */
@@ -307,7 +318,7 @@ GDN_DEVICE void copy_eight(const struct gdn_cu_copy &a)
 }
 
 #define GDN_KERNEL_state_copy(threads, shared, form)                                          \
-    extern "C" __global__ void __launch_bounds__(threads)                                     \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
         gdn_state_copy_##form(const __grid_constant__ struct gdn_cu_copy a)                   \
     {                                                                                         \
         copy_##form(a);                                                                       \

@@ -15,6 +15,9 @@
 enum gdn_kernel_id {
 #define GDN_KERNEL_yardstick(threads, shared, what) GDN_CU_YARDSTICK_##what,
 #define GDN_KERNEL_norm(threads, shared, what) GDN_CU_NORM_##what,
+#define GDN_KERNEL_prefill_bf16(threads, shared, deep) GDN_CU_PREFILL_BF16_##deep,
+#define GDN_KERNEL_prefill_f16(threads, shared, deep) GDN_CU_PREFILL_F16_##deep,
+#define GDN_KERNEL_prefill_f32(threads, shared, deep) GDN_CU_PREFILL_F32_##deep,
 #include "kernels.def"
     GDN_N_KERNELS
 };
@@ -26,7 +29,7 @@ struct gdn_cuda {
     int               capability; /* 10 major + minor */
     char              isa[16];    /* "sm_90" */
     char              name[64];
-    int               sm_count;
+    int               sm_count, shared_most; /* shared_most: bytes that a block may have */
     int               n_libraries;
     gdn_cu_library   *libraries; /* [n_libraries] */
     gdn_cu_kernel     kernels[GDN_N_KERNELS]; /* NULL: not for this device */
@@ -59,6 +62,7 @@ gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes,
 struct gdn_cuda_call {
     enum gdn_kernel_id kernel;
     int64_t            grid[3]; /* nothing is launched if one is 0 */
+    int                n_threads; /* 0: as kernels.def says, which is the most */
     size_t             shared_bytes;
     void              *stream;
     const void        *args; /* of the kernel's family */

@@ -15,9 +15,9 @@
 #ifndef GDN_CUDA_MMA_CUH
 #define GDN_CUDA_MMA_CUH
 
-#include "ptx.cuh"
+#include "ptx_mma.cuh"
 
-typedef float gdn_block[2][4];
+typedef float mma_block[2][4];
 
 /* Row and column of element e of accumulator h, in a block. */
 GDN_DEVICE int block_row(int e) { return (int)(threadIdx.x % 32 / 4) + 8 * (e / 2); }
@@ -26,7 +26,7 @@ GDN_DEVICE int block_column(int h, int e) { return 8 * h + (int)(threadIdx.x % 4
 /* ---- 16 bits ------------------------------------------------------------------------------- */
 
 /* What the two formats differ in. */
-struct gdn_bf16 {
+struct mma_format_bf16 {
     GDN_DEVICE uint32_t pair(float low, float high) { return f32_to_bf16x2(low, high); }
     GDN_DEVICE float    low(uint32_t x) { return __uint_as_float(x << 16); }
     GDN_DEVICE float    high(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
@@ -36,7 +36,7 @@ struct gdn_bf16 {
         mma_bf16(d, a, b0, b1);
     }
 };
-struct gdn_f16 {
+struct mma_format_f16 {
     GDN_DEVICE uint32_t pair(float low, float high) { return f32_to_f16x2(low, high); }
     GDN_DEVICE float    low(uint32_t x) { return f16_to_f32((uint16_t)x); }
     GDN_DEVICE float    high(uint32_t x) { return f16_to_f32((uint16_t)(x >> 16)); }
@@ -47,7 +47,7 @@ struct gdn_f16 {
     }
 };
 
-template <class format> struct gdn_tiles16 {
+template <class format> struct mma_tiles16 {
     struct operand {
         uint32_t x[4]; /* two elements each: x[2 h + r] of row g + 8 r, from column 8 h + 2 t on */
     };
@@ -83,19 +83,19 @@ template <class format> struct gdn_tiles16 {
             o.x[i] &= (c < n ? 0xffffu : 0) | (c + 1 < n ? 0xffff0000u : 0);
         }
     }
-    GDN_DEVICE void pack(operand &o, const gdn_block &b)
+    GDN_DEVICE void pack(operand &o, const mma_block &b)
     {
         for (int i = 0; i < 4; i++)
             o.x[i] = format::pair(b[i / 2][i % 2 * 2], b[i / 2][i % 2 * 2 + 1]);
     }
-    GDN_DEVICE void unpack(gdn_block &b, const operand &o)
+    GDN_DEVICE void unpack(mma_block &b, const operand &o)
     {
         for (int i = 0; i < 4; i++) {
             b[i / 2][i % 2 * 2]     = format::low(o.x[i]);
             b[i / 2][i % 2 * 2 + 1] = format::high(o.x[i]);
         }
     }
-    GDN_DEVICE void multiply(gdn_block &d, const operand &a, const operand &b)
+    GDN_DEVICE void multiply(mma_block &d, const operand &a, const operand &b)
     {
         format::mma(d[0], a.x, b.x[0], b.x[2]);
         format::mma(d[1], a.x, b.x[1], b.x[3]);
@@ -111,9 +111,9 @@ template <class format> struct gdn_tiles16 {
     GDN_DEVICE void store_pair(void *at, float x, float y) { *(uint32_t *)at = format::pair(x, y); }
 };
 
-template <int dtype> struct gdn_tiles;
-template <> struct gdn_tiles<GDN_BF16> : gdn_tiles16<gdn_bf16> {};
-template <> struct gdn_tiles<GDN_F16> : gdn_tiles16<gdn_f16> {};
+template <int dtype> struct mma_tiles;
+template <> struct mma_tiles<GDN_BF16> : mma_tiles16<mma_format_bf16> {};
+template <> struct mma_tiles<GDN_F16> : mma_tiles16<mma_format_f16> {};
 
 /* ---- f32 ----------------------------------------------------------------------------------- */
 
@@ -122,9 +122,9 @@ template <> struct gdn_tiles<GDN_F16> : gdn_tiles16<gdn_f16> {};
  * smallest is left out (2^-22). Tensor cores cut what they add to a large sum, so eight columns are
  * summed from zero and added in float32.
  */
-template <> struct gdn_tiles<GDN_F32> {
+template <> struct mma_tiles<GDN_F32> {
     struct operand {
-        gdn_block x;
+        mma_block x;
     };
     static constexpr int bytes = 4;
     GDN_DEVICE uint32_t lane(int row)
@@ -151,11 +151,11 @@ template <> struct gdn_tiles<GDN_F32> {
         for (int i = 0; i < 8; i++)
             if (block_column(i / 4, i) >= n) o.x[i / 4][i % 4] = 0;
     }
-    GDN_DEVICE void pack(operand &o, const gdn_block &b)
+    GDN_DEVICE void pack(operand &o, const mma_block &b)
     {
         for (int i = 0; i < 8; i++) o.x[i / 4][i % 4] = b[i / 4][i % 4];
     }
-    GDN_DEVICE void unpack(gdn_block &b, const operand &o)
+    GDN_DEVICE void unpack(mma_block &b, const operand &o)
     {
         for (int i = 0; i < 8; i++) b[i / 4][i % 4] = o.x[i / 4][i % 4];
     }
@@ -164,7 +164,7 @@ template <> struct gdn_tiles<GDN_F32> {
         high = (__float_as_uint(x) + 0x1000) & 0xffffe000u;
         low  = __float_as_uint(x - __uint_as_float(high));
     }
-    GDN_DEVICE void multiply(gdn_block &d, const operand &a, const operand &b)
+    GDN_DEVICE void multiply(mma_block &d, const operand &a, const operand &b)
     {
         for (int h = 0; h < 2; h++) { /* columns */
             uint32_t a_high[4], a_low[4], b_high[4], b_low[4];

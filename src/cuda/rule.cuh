@@ -47,25 +47,36 @@ GDN_DEVICE float raw_gate(float a, float A_log, float dt_bias, float bound)
     return bound < 0 ? bound * sigmoid(A * (a + dt_bias)) : -A * softplus(a + dt_bias);
 }
 
-/* The gate of token t of a state head, as log alpha; or as alpha itself if `linear`. */
+/* A gate as it was given, as log alpha; or as alpha itself if `linear`. A_log, dt_bias: of the
+ * head, for raw gates. */
+GDN_DEVICE float gate_value(const struct gdn_cu_rule &r, float g, float A_log, float dt_bias,
+                            bool linear)
+{
+    if (r.gate == GDN_GATE_LINEAR) return linear ? g : logf(g);
+    if (r.gate == GDN_GATE_RAW) g = raw_gate(g, A_log, dt_bias, r.bound);
+    return linear ? expf(g) : g;
+}
+
+GDN_DEVICE float beta_value(const struct gdn_cu_rule &r, float b)
+{
+    if (r.beta_kind == GDN_BETA_GIVEN) return b;
+    return (r.beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1) * sigmoid(b);
+}
+
+/* The gate of token t of a state head; absent: none. */
 GDN_DEVICE float load_gate(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
                            int head, bool linear)
 {
     if (!r.g.data) return linear ? 1 : 0;
-    float g = load_float(row_at(r.g, s, t, head), 0, r.g.dtype);
-    if (r.gate == GDN_GATE_LINEAR) return linear ? g : logf(g);
-    if (r.gate == GDN_GATE_RAW)
-        g = raw_gate(g, load_vector(r.A_log, head, 0), load_vector(r.dt_bias, head, 0), r.bound);
-    return linear ? expf(g) : g;
+    return gate_value(r, load_float(row_at(r.g, s, t, head), 0, r.g.dtype),
+                      load_vector(r.A_log, head, 0), load_vector(r.dt_bias, head, 0), linear);
 }
 
 GDN_DEVICE float load_beta(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
                            int head)
 {
     if (!r.beta.data) return 1;
-    const float b = load_float(row_at(r.beta, s, t, head), 0, r.beta.dtype);
-    if (r.beta_kind == GDN_BETA_GIVEN) return b;
-    return (r.beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1) * sigmoid(b);
+    return beta_value(r, load_float(row_at(r.beta, s, t, head), 0, r.beta.dtype));
 }
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Instructions that CUDA C++ has no name for, each as one function. Addresses of shared memory are
- * those of its own window, in bytes. */
-#ifndef GDN_CUDA_PTX_CUH
-#define GDN_CUDA_PTX_CUH
+/* Instructions of tensor cores, of copies behind the back of threads and of barriers, each as one
+ * function. Addresses of shared memory are those of its own window, in bytes. */
+#ifndef GDN_CUDA_PTX_MMA_CUH
+#define GDN_CUDA_PTX_MMA_CUH
 
 #include "io.cuh"
 

@@ -20,6 +20,19 @@ extern __shared__ __align__(128) char gdn_shared[];
 
 enum { BARRIER_LOADED = 1, BARRIER_SOLVE, BARRIER_FULL, BARRIER_EMPTY = BARRIER_FULL + 2 };
 
+/* The next checkpoint of a warp, number c: the state after `at` tokens, to `slot`. */
+struct prefill_cursor {
+    int64_t c, at, slot;
+};
+
+/* The start of shared memory. */
+struct prefill_head {
+    struct gdn_cu_seq         s;
+    struct gdn_cu_checkpoints checkpoints;
+    struct prefill_cursor     cursors[8];
+};
+static_assert(sizeof(prefill_head) <= GDN_PREFILL_HEAD_BYTES, "prefill.h");
+
 /* What all threads of a block know. */
 template <int io, int deep> struct prefill_block {
     typedef mma_tiles<io> tiles;
@@ -31,6 +44,7 @@ template <int io, int deep> struct prefill_block {
 
     const struct gdn_cu_prefill &a;
     const struct gdn_cu_rule    &r;
+    struct prefill_head         &shared;
     const struct gdn_cu_seq     &s;
     int                          head, first_column, v_row, stage_bytes;
     int64_t                      n_chunks;
@@ -54,7 +68,9 @@ template <int io, int deep> struct prefill_block {
         const int64_t rest = s.n_valid - c * chunk;
         return rest < chunk ? (int)rest : chunk;
     }
-    __device__ int n_threads() const { return 32 * (a.n_aux + a.n_state); }
+    /* Threads that pass a full slot on, and an empty one back. */
+    __device__ int n_full() const { return 32 * (a.n_aux + a.n_state); }
+    __device__ int n_empty() const { return 32 * (4 + a.n_state); }
 };
 
 /* ---- Loads: 128 threads ------------------------------------------------------------------------------- */
@@ -191,7 +207,7 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
     int slot = 0, stage = 0, next = ahead;
     for (int64_t c = 0; c < b.n_chunks; c++) {
         if (loads) {
-            if (c >= b.a.n_slots) barrier_wait(BARRIER_EMPTY + slot, b.n_threads());
+            if (c >= b.a.n_slots) barrier_wait(BARRIER_EMPTY + slot, b.n_empty());
             load_chunk(b, f, c + ahead, next);
             if (gates) {
                 write_gates(b.gates(slot), raw, b.r, b.tokens(c));
@@ -210,7 +226,7 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
         if (loads) drop_rows(b, slot, stage);
         if (makes_t) make_t(b, slot, stage);
         if (loads && f.q) make_p(b, slot, stage);
-        barrier_arrive(BARRIER_FULL + slot, b.n_threads());
+        barrier_arrive(BARRIER_FULL + slot, b.n_full());
         slot  = slot + 1 == b.a.n_slots ? 0 : slot + 1;
         stage = stage + 1 == b.a.n_stages ? 0 : stage + 1;
         next  = next + 1 == b.a.n_stages ? 0 : next + 1;
@@ -232,27 +248,25 @@ GDN_DEVICE void store_output(const prefill_block<io, deep> &b, const char *from,
                      b.a.out_wide);
 }
 
-/* The next checkpoint of a sequence, number c: the state after `at` tokens, to `slot`. */
-struct prefill_cursor {
-    int64_t c, at, slot;
-};
-
-GDN_DEVICE void find_checkpoint(struct prefill_cursor &cursor, const struct gdn_cu_batch &b,
-                                const struct gdn_cu_checkpoints &list)
-{
-    cursor.at = INT64_MAX;
-    if (cursor.c < list.end) cursor.at = checkpoint_at(b, list, cursor.c, cursor.slot);
-}
-
 /* What a warp of the state keeps from chunk to chunk. */
 template <int io, int deep> struct state_warp {
-    const prefill_block<io, deep>          &b;
-    const struct gdn_cu_checkpoints        &checkpoints;
-    struct prefill_cursor                   cursor;
-    struct state_part                       part;
-    char                                   *out; /* its columns of token 0; NULL: none wanted */
-    typename chunk_work<io, deep>::state    S;
+    const prefill_block<io, deep>       &b;
+    struct prefill_cursor               &cursor;
+    struct state_part                    part;
+    char                                *out; /* its columns of token 0; NULL: none wanted */
+    typename chunk_work<io, deep>::state S;
 };
+
+/* The next checkpoint becomes number c. By a warp. */
+GDN_DEVICE void set_cursor(struct prefill_cursor &cursor, int64_t c, const struct gdn_cu_batch &b,
+                           const struct gdn_cu_checkpoints &list)
+{
+    int64_t at = INT64_MAX, slot = -1;
+    if (c < list.end) at = checkpoint_at(b, list, c, slot);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) cursor = { c, at, slot };
+    __syncwarp();
+}
 
 /* Checkpoints after tokens of chunk c. */
 template <int io, int deep>
@@ -264,58 +278,55 @@ GDN_DEVICE void leave_checkpoints(state_warp<io, deep> &w, const chunk_work<io, 
         const int64_t n = w.cursor.at - c * work.chunk;
         if (n > 0 && w.cursor.slot >= 0)
             work.leave(w.S, U, (int)n, place_of(r.checkpoints, w.cursor.slot, w.b.head), w.part);
-        w.cursor.c++;
-        find_checkpoint(w.cursor, r.batch, w.checkpoints);
+        set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.shared.checkpoints);
     }
 }
 
 template <int io, int deep>
 GDN_DEVICE void run_chunk(state_warp<io, deep> &w, const chunk_work<io, deep> &work, int64_t c)
 {
-    typedef mma_tiles<io>                    tiles;
-    typename chunk_work<io, deep>::operands  u;
-    typename chunk_work<io, deep>::tokens    U;
-    typename tiles::taint                    taint = 0;
-    struct spoilt_rows                       spoilt;
+    typedef mma_tiles<io>                   tiles;
+    typename chunk_work<io, deep>::operands u, weighed;
+    typename chunk_work<io, deep>::tokens   U;
+    typename tiles::taint                   taint = 0;
+    struct spoilt_rows                      spoilt;
     bool slow = !work.make_r(u, w.S) || tokens_of(work.vectors->dead) != 0;
-    if (slow) spoilt = work.mend_r(u);
+    if (slow) {
+        spoilt = work.mend_r(u);
+        renew(w.S);
+    }
     work.make_u(U, u);
     if (slow) spoil(U, spoilt, tokens_of(work.vectors->resets));
+    leave_checkpoints(w, work, U, c);
+    work.weigh_u(weighed, U, 0);
 #pragma unroll
     for (int j = 0; j < work.blocks; j++) {
         tiles::pack(u[j], U[j]);
         tiles::collect(taint, u[j]);
     }
     if (__any_sync(0xffffffff, tiles::is_tainted(taint)) || slow) {
-        typename chunk_work<io, deep>::tokens x;
-        slow = true;
-#pragma unroll
-        for (int j = 0; j < work.blocks; j++) tiles::unpack(x[j], u[j]);
-        spoilt = take_spoilt(x);
-#pragma unroll
-        for (int j = 0; j < work.blocks; j++) tiles::pack(u[j], x[j]);
+        slow   = true;
+        spoilt = work.mend_u(u);
     }
-    leave_checkpoints(w, work, U, c);
-    if (w.out) work.make_o(w.S, u, slow ? &spoilt : NULL);
-    work.weigh_u(u, U, 0);
-    work.update(w.S, u);
+    if (w.out) {
+        __syncwarp(); /* all lanes have read V */
+        work.make_o(w.S, u, slow ? &spoilt : NULL);
+    }
+    work.update(w.S, weighed);
     __syncwarp(); /* all lanes have put their output where V was */
     if (w.out) store_output(w.b, work.out, w.out, c, w.part.V - w.part.v);
 }
 
-template <int io, int deep>
-GDN_DEVICE void run_state(const prefill_block<io, deep>   &b,
-                          const struct gdn_cu_checkpoints &checkpoints)
+template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, deep> &b)
 {
     typedef prefill_block<io, deep> block;
     typedef mma_tiles<io>           tiles;
     const int            i = threadIdx.x / 32 - b.a.n_aux, column = b.first_column + 16 * i;
     const bool           active = column < b.r.V;
-    state_warp<io, deep> w      = { b, checkpoints, { checkpoints.first, 0, 0 },
-                                    { column, b.r.V, b.r.K }, NULL };
+    state_warp<io, deep> w = { b, b.shared.cursors[i], { column, b.r.V, b.r.K }, NULL };
     if (b.r.out.data) w.out = row_at(b.r.out, b.s, 0, b.head) + column * tiles::bytes;
     load_state(w.S, place_of(b.r.from, active ? b.s.read : -1, b.head), w.part);
-    find_checkpoint(w.cursor, b.r.batch, checkpoints);
+    set_cursor(w.cursor, b.shared.checkpoints.first, b.r.batch, b.shared.checkpoints);
 
     int slot = 0, stage = 0;
     for (int64_t c = 0; c < b.n_chunks; c++) {
@@ -329,9 +340,9 @@ GDN_DEVICE void run_state(const prefill_block<io, deep>   &b,
         work.v_row    = b.v_row;
         work.v_turned = shared_address(work.out) + tiles::lane_turned(b.v_row);
         work.vectors  = &b.gates(slot);
-        barrier_wait(BARRIER_FULL + slot, b.n_threads());
+        barrier_wait(BARRIER_FULL + slot, b.n_full());
         if (active) run_chunk(w, work, c);
-        if (c + b.a.n_slots < b.n_chunks) barrier_arrive(BARRIER_EMPTY + slot, b.n_threads());
+        if (c + b.a.n_slots < b.n_chunks) barrier_arrive(BARRIER_EMPTY + slot, b.n_empty());
         slot  = slot + 1 == b.a.n_slots ? 0 : slot + 1;
         stage = stage + 1 == b.a.n_stages ? 0 : stage + 1;
     }
@@ -370,12 +381,7 @@ template <int io, int deep> GDN_DEVICE void run_prefill(const struct gdn_cu_pref
 {
     typedef prefill_block<io, deep> block;
     typedef mma_tiles<io>           tiles;
-    struct shared_head {
-        struct gdn_cu_seq         s;
-        struct gdn_cu_checkpoints checkpoints;
-    };
-    static_assert(sizeof(shared_head) <= GDN_PREFILL_HEAD_BYTES, "prefill.h");
-    struct shared_head &h = *(struct shared_head *)gdn_shared;
+    struct prefill_head            &h = *(struct prefill_head *)gdn_shared;
 
     /* Blocks of a head, heads, sequences; after the last of those, the tokens of none. */
     const int64_t each = (int64_t)a.rule.H * a.n_slices, row = blockIdx.x / each;
@@ -393,7 +399,7 @@ template <int io, int deep> GDN_DEVICE void run_prefill(const struct gdn_cu_pref
         }
     }
     __syncthreads();
-    block b = { a, a.rule, h.s };
+    block b = { a, a.rule, h, h.s };
     b.head         = (int)(blockIdx.x % each / a.n_slices);
     b.first_column = (int)(blockIdx.x % a.n_slices) * 16 * a.n_state;
     b.v_row        = GDN_PREFILL_ROW(16 * a.n_state, tiles::bytes);
@@ -410,7 +416,7 @@ template <int io, int deep> GDN_DEVICE void run_prefill(const struct gdn_cu_pref
     if ((int)threadIdx.x < 32 * a.n_aux)
         run_aux(b);
     else
-        run_state(b, h.checkpoints);
+        run_state(b);
     if (!a.rule.out.data || h.s.keep_out) return;
     zero_tokens(b, -h.s.n_before, 0);
     zero_tokens(b, h.s.n_valid, h.s.n_tokens - h.s.n_before);

@@ -27,7 +27,7 @@ GDN_CU_SIZE(gdn_cu_prefill, sizeof(struct gdn_cu_rule) + 40);
 #define GDN_PREFILL_LD_DIAGONAL 20
 
 /* Shared memory, in this order: the sequence, the inversion, slots, stages. */
-#define GDN_PREFILL_HEAD_BYTES 256
+#define GDN_PREFILL_HEAD_BYTES 384
 #define GDN_PREFILL_SOLVE_BYTES(chunk) \
     ((chunk) * (GDN_PREFILL_LD(chunk) + GDN_PREFILL_LD_DIAGONAL) * 4)
 #define GDN_PREFILL_VECTORS_BYTES(chunk) ((chunk) * 28 + 64)

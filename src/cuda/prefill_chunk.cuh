@@ -82,6 +82,7 @@ template <int chunk>
 GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
                             const struct gdn_cu_seq &s, int64_t t0, int head)
 {
+#pragma unroll
     for (int i = 0; i < raw.each; i++) {
         const int     l = (int)(threadIdx.x % 32) + 32 * i;
         const int64_t t = t0 + l;
@@ -114,6 +115,7 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, const raw_gates<chunk> &raw
     const int       lane = threadIdx.x % 32;
     float           G[raw_gates<chunk>::each], end = 0;
     token_mask resets = 0, writers = 0;
+#pragma unroll
     for (int i = 0; i < raw.each; i++) {
         const bool  there = lane + 32 * i < n;
         float       g = 0, beta = there;
@@ -128,6 +130,7 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, const raw_gates<chunk> &raw
         if (lane + 32 * i < chunk) v.beta[lane + 32 * i] = beta;
     }
     end = __shfl_sync(0xffffffff, n > 32 ? G[raw_gates<chunk>::each - 1] : G[0], (n - 1) % 32);
+#pragma unroll
     for (int i = 0; i < raw.each; i++) {
         const int t = lane + 32 * i;
         if (t >= chunk) continue;
@@ -387,8 +390,9 @@ GDN_DEVICE void write_t(char *T, const float *L, const chunk_vectors<chunk> &v, 
         for (int i = 16 * c + (int)(threadIdx.x % 32); i < chunk; i += 32) {
             const float *x  = L + j * ld + i;
             char        *at = T + i * row + j * tiles::bytes;
-            tiles::store_pair(at, x[0] * b.x, x[ld] * b.y);
-            tiles::store_pair(at + 2 * tiles::bytes, x[2 * ld] * b.z, x[3 * ld] * b.w);
+            const float  t[4] = { x[0] * b.x, x[ld] * b.y, x[2 * ld] * b.z, x[3 * ld] * b.w };
+            tiles::store_pair(at, i < j ? 0 : t[0], i < j + 1 ? 0 : t[1]);
+            tiles::store_pair(at + 2 * tiles::bytes, i < j + 2 ? 0 : t[2], i < j + 3 ? 0 : t[3]);
         }
     }
 }

@@ -36,6 +36,17 @@ GDN_DEVICE struct state_place place_of(const struct gdn_pool_view &view, int64_t
     return p;
 }
 
+/* The same S, which the compiler takes for another: it would keep what a product made of it for the
+ * next one in registers that are needed. By all lanes of a warp. */
+template <int n> GDN_DEVICE void renew(mma_block (&S)[n])
+{
+#pragma unroll
+    for (int i = 0; i < 8 * n; i++) {
+        float &e = S[i / 8][i / 4 % 2][i % 4];
+        e        = __shfl_sync(0xffffffff, e, threadIdx.x % 32);
+    }
+}
+
 /* What part of the state a warp has: columns from v on; K and V. */
 struct state_part {
     int v, V, K;
@@ -89,20 +100,23 @@ struct spoilt_rows {
     token_mask row[2];
 };
 
-/* Zeros for what is not finite, and where it was. By all lanes of a warp. */
-template <int n> GDN_DEVICE struct spoilt_rows take_spoilt(mma_block (&x)[n])
+/* Zeros for what is not finite in column block j, and where it was. */
+GDN_DEVICE void take_spoilt(struct spoilt_rows &s, mma_block &x, int j)
 {
-    struct spoilt_rows s = { { 0, 0 } };
-    for (int i = 0; i < 8 * n; i++) {
-        float    &e = x[i / 8][i / 4 % 2][i % 4];
-        const int t = i / 8 * 16 + block_column(i / 4 % 2, i);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float &e = x[i / 4][i % 4];
         if (is_finite(e)) continue;
-        s.row[i % 4 / 2] |= (token_mask)1 << t;
+        s.row[i % 4 / 2] |= (token_mask)1 << (16 * j + block_column(i / 4, i));
         e = 0;
     }
+}
+
+/* What the lanes of a row have found. By all lanes of a warp. */
+GDN_DEVICE void share_spoilt(struct spoilt_rows &s)
+{
     for (int step = 1; step < 4; step *= 2)
         for (int r = 0; r < 2; r++) s.row[r] |= __shfl_xor_sync(0xffffffff, s.row[r], step);
-    return s;
 }
 
 /* NaN for what sees a spoilt token; columns are tokens. */
@@ -116,17 +130,18 @@ GDN_DEVICE void spoil(mma_block (&x)[n], const struct spoilt_rows &s, token_mask
     }
 }
 
-/* The same where rows are tokens and columns those rows. By all lanes of a warp. */
-template <int n>
-GDN_DEVICE void spoil_turned(mma_block (&x)[n], const struct spoilt_rows &s, token_mask resets)
+/* The same in row block i, whose rows are tokens and whose columns are those rows. By all lanes of a
+ * warp. */
+GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, token_mask resets)
 {
+#pragma unroll
     for (int c = 0; c < 4; c++) {
-        const int             h = c / 2, lane = (threadIdx.x % 4 * 2 + c % 2) * 4;
+        const int        h = c / 2, lane = (threadIdx.x % 4 * 2 + c % 2) * 4;
         const token_mask tokens = __shfl_sync(0xffffffff, s.row[h], lane);
-        for (int i = 0; i < 2 * n; i++) {
-            const int e = i % 2 * 2 + c % 2, t = i / 2 * 16 + block_row(e);
-            if (tokens & tokens_seen(resets, t)) x[i / 2][h][e] = __int_as_float(0x7fffffff);
-        }
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (tokens & tokens_seen(resets, 16 * i + block_row(2 * r)))
+                x[h][2 * r + c % 2] = __int_as_float(0x7fffffff);
     }
 }
 
@@ -151,6 +166,7 @@ template <int io, int deep> struct chunk_work {
 
     __device__ __forceinline__ bool make_r(operands &r, const state &S) const;
     __device__ __forceinline__ struct spoilt_rows mend_r(operands &r) const;
+    __device__ __forceinline__ struct spoilt_rows mend_u(operands &u) const;
     __device__ __forceinline__ void make_u(tokens &U, const operands &r) const;
     __device__ __forceinline__ void make_o(const state &S, const operands &u,
                                            const struct spoilt_rows *spoilt) const;
@@ -212,24 +228,24 @@ __device__ __forceinline__ bool chunk_work<io, deep>::make_r(operands &r, const 
 template <int io, int deep>
 __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(operands &r) const
 {
-    const token_mask resets = tokens_of(vectors->resets);
-    tokens                x;
-    operand               m;
+    const token_mask   resets = tokens_of(vectors->resets), dead = tokens_of(vectors->dead);
+    struct spoilt_rows s      = { { 0, 0 } };
+    operand            m;
 #pragma unroll
     for (int j = 0; j < blocks; j++) {
-        mma_block v;
+        mma_block v, x;
         tiles::load_turned(m, at(v_turned, v_row, j, 0), v_row);
         tiles::unpack(v, m);
-        tiles::unpack(x[j], r[j]);
+        tiles::unpack(x, r[j]);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if (are_parted(resets, -1, 16 * j + block_column(i / 4, i)))
-                x[j][i / 4][i % 4] = v[i / 4][i % 4];
+                x[i / 4][i % 4] = v[i / 4][i % 4];
+        take_spoilt(s, x, j);
+        tiles::pack(r[j], x);
     }
-    struct spoilt_rows s = take_spoilt(x);
-#pragma unroll
-    for (int j = 0; j < blocks; j++) tiles::pack(r[j], x[j]);
-    for (int i = 0; i < 2; i++) s.row[i] |= tokens_of(vectors->dead);
+    share_spoilt(s);
+    for (int i = 0; i < 2; i++) s.row[i] |= dead;
     return s;
 }
 
@@ -246,6 +262,22 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_u(tokens &U, const op
             tiles::load(m, at(t, t_row, i, j), t_row);
             tiles::multiply(U[i], r[j], m);
         }
+}
+
+/* U^T with zeros for what is not finite. */
+template <int io, int deep>
+__device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(operands &u) const
+{
+    struct spoilt_rows s = { { 0, 0 } };
+#pragma unroll
+    for (int j = 0; j < blocks; j++) {
+        mma_block x;
+        tiles::unpack(x, u[j]);
+        take_spoilt(s, x, j);
+        tiles::pack(u[j], x);
+    }
+    share_spoilt(s);
+    return s;
 }
 
 /* The output of the chunk, to where V was; u is U^T. spoilt: NULL where all was finite. */
@@ -278,15 +310,12 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, con
             tiles::load(m, at(p, t_row, i, j), t_row);
             tiles::multiply(o[i], m, u[j]);
         }
-    }
-    if (spoilt) spoil_turned(o, *spoilt, tokens_of(vectors->resets));
-    __syncwarp(); /* all lanes have read V */
+        if (spoilt) spoil_turned(o[i], i, *spoilt, tokens_of(vectors->resets));
 #pragma unroll
-    for (int i = 0; i < 4 * blocks; i++) {
-        const int h = i % 2, e = i / 2 % 2 * 2;
-        tiles::store_pair(out + (i / 4 * 16 + block_row(e)) * v_row +
-                              block_column(h, 0) * tiles::bytes,
-                          o[i / 4][h][e], o[i / 4][h][e + 1]);
+        for (int e = 0; e < 8; e += 2)
+            tiles::store_pair(out + (16 * i + block_row(e % 4)) * v_row +
+                                  block_column(e / 4, 0) * tiles::bytes,
+                              o[i][e / 4][e % 4], o[i][e / 4][e % 4 + 1]);
     }
 }
 

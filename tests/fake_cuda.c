@@ -56,6 +56,7 @@ FAKE(cuDeviceGetAttribute)(int *v, int what, gdn_cu_device d)
     (void)d;
     *v = what == GDN_CU_MAJOR   ? fake_cuda.major
          : what == GDN_CU_MINOR ? fake_cuda.minor
+         : what == GDN_CU_SHARED_MOST ? fake_cuda.shared_bytes
                                 : 132;
     return 0;
 }

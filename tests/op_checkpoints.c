@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "oracle.h"
+#include "ring2_device.h"
 #include "ring2_rule.h"
 
 /* ---- Calls --------------------------------------------------------------------------------- */
@@ -468,13 +469,14 @@ static void none_wanted(void)
 
 /* ---- Going on from a checkpoint ------------------------------------------------------------ */
 
-/* The rest of a sequence after a checkpoint: G4's bits at multiples of 16, else to rounding. */
+/* The rest of a sequence after a checkpoint: G4's bits at multiples of 16 (64), else to rounding. */
 static void G4_resume(void)
 {
-    static const int64_t at[] = { 16, 48, 9, 23, 57 };
+    const int64_t wide = ring2_on_device() ? 4 : 1, T = 73 * wide;
+    const int64_t at[] = { 16 * wide, 48 * wide, 9, 23, 57 * wide };
     FOR_EACH_SHAPE(s) for (int i = 0; i < 5; i++)
     {
-        gdn_rule_args     a = ring2_rule_args(s->dtype, GDN_F32, 73, 1, s->heads, s->K, s->V), rest;
+        gdn_rule_args     a = ring2_rule_args(s->dtype, GDN_F32, T, 1, s->heads, s->K, s->V), rest;
         gdn_rule_args     whole;
         gdn_batch         t = gdn_batch_init();
         const int64_t     starts[2] = { 0, 1 }, slots[1] = { 0 };
@@ -490,14 +492,14 @@ static void G4_resume(void)
         ring2_rule_model(&a, false, &m);
         whole = ring2_rule_clone(&a);
         run(ring2_ctx(2), &whole, false);
-        rest             = ring2_rule_slice(&whole, at[i], 73 - at[i]);
+        rest             = ring2_rule_slice(&whole, at[i], T - at[i]);
         const gdn_tensor out = ring2_clone(&rest.out);
         rest.state       = whole.checkpoints;
         rest.checkpoints = (gdn_tensor){ 0 };
         run(ring2_ctx(2), &rest, false);
         ring2_compare("out", &whole.out, m.out, m.out_limit, m.out_noise, NULL);
         ring2_compare("state", &rest.state, m.state, m.state_limit, m.state_noise, NULL);
-        if (at[i] % 16) continue;
+        if (at[i] % (16 * wide)) continue;
         ring2_expect_bits("out", &rest.out, &out);
         ring2_expect_bits("state", &rest.state, &whole.state);
     }

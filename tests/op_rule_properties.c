@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "oracle.h"
+#include "ring2_device.h"
 #include "ring2_rule.h"
 
 enum { N_SEQS = 6 };
@@ -201,10 +202,11 @@ static void G4_decode_cut(void)
 
 static void G4_prefill_cut(void)
 {
-    static const int64_t cuts[][6] = { { 16, 16, 16, 16, 9, 0 }, { 48, 25, 0 }, { 32, 32, 9, 0 },
-                                       { 64, 9, 0 } };
+    const int64_t c          = ring2_on_device() ? 64 : 16, T = 4 * c + 9;
+    const int64_t cuts[][6] = { { c, c, c, c, 9, 0 }, { 3 * c, c + 9, 0 }, { 2 * c, 2 * c, 9, 0 },
+                                { 4 * c, 9, 0 } };
     for (int i = 0; i < N_SHAPES; i++) {
-        const gdn_rule_args a = plain(&shapes[i], 73);
+        const gdn_rule_args a = plain(&shapes[i], T);
         gdn_rule_args       whole = ring2_rule_clone(&a);
         if (shapes[i].state != GDN_F32) continue;
         run(ring2_ctx(2), &whole, false);
@@ -438,7 +440,7 @@ int main(int argc, char **argv)
         { "G2 batch mates", G2_mates },
         { "G3 repeat", G3_repeat },
         { "G4 decode, cut anywhere", G4_decode_cut },
-        { "G4 prefill, cut at multiples of 16", G4_prefill_cut },
+        { "G4 prefill, cut at chunks", G4_prefill_cut },
         { "G5 prefill then decode", G5_prefill_then_decode },
         { "G6 memory around", G6_memory },
         { "G7 a gate of -inf forgets", G7_forgets },

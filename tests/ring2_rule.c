@@ -7,6 +7,7 @@
 
 #include "oracle.h"
 #include "ring2_batch.h"
+#include "ring2_device.h"
 
 static int64_t last_size(const gdn_tensor *t) { return t->size[t->ndim - 1]; }
 static int64_t n_heads(const gdn_tensor *t) { return t->size[t->ndim - 2]; }
@@ -17,6 +18,7 @@ struct head {
     struct oracle_rule rule;
     double             units; /* the error limit, of the oracle's magnitudes */
     double             times; /* what the usual error may be, of a plain implementation's */
+    float              cut;   /* which rounds the factors of large products: cut_to(); 0: none */
     float             *plain_q, *plain_k;                  /* normalised in float32 */
     float             *plain_o, *plain_state, *plain_each; /* as o, state and each */
 };
@@ -96,7 +98,12 @@ static double beta_of(const gdn_rule_args *a, int64_t at)
  *     products of bfloat16 (p, z): two factors  2 x 2 x 2^15
  *     prefill, per block of 16: solve 32, update 12, gates 8 + 2 |G|, G the sum of 16 gates
  *
- * The usual error is about that of the recurrence in plain float32. 4 times that is allowed,
+ *     on a device, in chunks (docs/numerics.md):
+ *       A of 16 bits, u their unit 2^-8 or 2^-11: factors of large products are rounded: S, R, T,
+ *       U, P; in f16 also normalised k  (5 or 8) u; f32: products of two halves 12, sums K / 8
+ *
+ * The usual error is about that of the recurrence in plain float32, with the same factors rounded
+ * in the recurrence. 4 times that is allowed,
  * for a key's length has one error for all its elements, and a mean over few draws scatters.
  * Where keys are alike and beta is near 2, u changes sign from token to token, and prefill adds
  * up to 16 of them where the recurrence has only their small sum: twice that.
@@ -104,8 +111,9 @@ static double beta_of(const gdn_rule_args *a, int64_t at)
 static void set_limits(const gdn_rule_args *a, bool prefill, const double *size, int64_t T,
                        struct head *h)
 {
-    const double sum     = 8 + (double)h->rule.K / 16;
-    const int    window  = prefill ? 16 : 1;
+    const bool   device  = prefill && ring2_on_device(), halves = a->q.dtype != GDN_F32;
+    const double sum     = device ? 12 + 8 + (double)h->rule.K / 8 : 8 + (double)h->rule.K / 16;
+    const int    window  = device && halves ? 64 : prefill ? 16 : 1;
     const double per_g   = a->gate == GDN_GATE_RAW ? 8 : a->gate == GDN_GATE_LINEAR ? 2 : 0;
     double       largest = 0, units = 2 * sum + 8 + 2;
     for (int64_t t = 0; t < T; t++) {
@@ -116,7 +124,12 @@ static void set_limits(const gdn_rule_args *a, bool prefill, const double *size,
     if (a->norm != GDN_NORM_NONE) units += 3 * (sum / 2 + 4);
     if (a->beta_kind != GDN_BETA_GIVEN) units += 5;
     if (prefill) units += 32 + 12 + 8;
-    const bool bf16 = prefill && a->flags & GDN_BF16_PRODUCTS;
+    if (device && halves) {
+        const int scaled = a->q.dtype == GDN_F16 && a->norm != GDN_NORM_NONE ? 3 : 0;
+        units += (5 + scaled) * (a->q.dtype == GDN_F16 ? 0x1p13 : 0x1p16);
+        h->cut = a->q.dtype == GDN_F16 ? 0x1p13f + 1 : 0x1p16f + 1;
+    }
+    const bool bf16 = prefill && !device && a->flags & GDN_BF16_PRODUCTS;
     if (bf16) units += 2 * 2 * 0x1p15;
     h->units = units + (per_g + 2) * largest;
     h->times = bf16 ? 0x1p17 : prefill ? 8 : 4;
@@ -163,6 +176,13 @@ static double limit_of(const struct head *h, double mag)
     return h->units * 0x1p-24 * mag + tiny;
 }
 
+/* x rounded to as many bits less as the factor 2^bits + 1 says (Dekker). */
+static float cut_to(float x, float factor)
+{
+    const float large = x * factor;
+    return factor == 0 ? x : large - (large - x);
+}
+
 /* Column j of the recurrence in float32, one operation after the other. */
 static void run_plain(const struct head *h, int64_t j)
 {
@@ -173,10 +193,11 @@ static void run_plain(const struct head *h, int64_t j)
         const float   alpha = (float)r->alpha[t], beta = (float)r->beta[t];
         float         p = 0, o = 0, u = 0;
         for (int x = 0; x < r->K; x++) S[x] = alpha == 0 ? 0 : alpha * S[x];
-        for (int x = 0; x < r->K; x++) p += S[x] * k[x];
-        if (beta != 0) u = beta * ((float)r->v[t * r->V + j] - p);
+        for (int x = 0; x < r->K; x++) p += cut_to(S[x], h->cut) * k[x];
+        if (beta != 0) u = beta * cut_to((float)r->v[t * r->V + j] - p, h->cut);
+        u = cut_to(u, h->cut);
         for (int x = 0; x < r->K; x++) S[x] += k[x] * u;
-        for (int x = 0; x < r->K; x++) o += S[x] * q[x];
+        for (int x = 0; x < r->K; x++) o += cut_to(S[x], h->cut) * q[x];
         h->plain_o[t * r->V + j] = (float)r->scale * o;
         if (h->plain_each)
             memcpy(h->plain_each + (t * r->V + j) * r->K, S, (size_t)r->K * sizeof *S);

@@ -39,6 +39,7 @@ enum {
     GDN_CU_SM_COUNT             = 16,
     GDN_CU_MAJOR                = 75,
     GDN_CU_MINOR                = 76,
+    GDN_CU_SHARED_MOST          = 97, /* of a block that asks for it */
     /* CUfunction_attribute */
     GDN_CU_MAX_DYNAMIC_SHARED   = 8,
     /* CUlaunchAttributeID */

@@ -25,6 +25,10 @@ static const struct kernel_row rows[GDN_N_KERNELS] = {
 #define GDN_KERNEL_conv(threads, shared, kind, dtype, taps)                                   \
     { "gdn_conv_" #kind "_" #dtype "_" #taps, threads, shared },
 #define GDN_KERNEL_block(threads, shared, what) { "gdn_block_" #what, threads, shared },
+#define GDN_KERNEL_prefill_bf16(threads, shared, deep) \
+    { "gdn_prefill_bf16_" #deep, threads, shared },
+#define GDN_KERNEL_prefill_f16(threads, shared, deep) { "gdn_prefill_f16_" #deep, threads, shared },
+#define GDN_KERNEL_prefill_f32(threads, shared, deep) { "gdn_prefill_f32_" #deep, threads, shared },
 #include "kernels.def"
 };
 
@@ -57,6 +61,8 @@ static gdn_status open_device(gdn_ctx *ctx)
     GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&major, GDN_CU_MAJOR, c->device));
     GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&minor, GDN_CU_MINOR, c->device));
     GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&c->sm_count, GDN_CU_SM_COUNT, c->device));
+    GDN_CU(ctx, "at start", cuDeviceGetAttribute,
+           (&c->shared_most, GDN_CU_SHARED_MOST, c->device));
     GDN_CU(ctx, "at start", cuDeviceGetName, (c->name, (int)sizeof c->name, c->device));
     c->capability = 10 * major + minor;
     snprintf(c->isa, sizeof c->isa, "sm_%d", c->capability);
@@ -67,16 +73,16 @@ static gdn_status open_device(gdn_ctx *ctx)
     return GDN_OK;
 }
 
-/* A kernel of the table, from the image that has it for this device; NULL if none does, or if
- * the device has less shared memory than it takes. */
+/* A kernel of the table, from the image that has it for this device; NULL if none does. It may
+ * take as much shared memory as the device has. */
 static gdn_cu_kernel find_kernel(const struct gdn_cuda *c, const struct kernel_row *row)
 {
     gdn_cu_kernel kernel = NULL;
+    const int     shared = row->shared_bytes < c->shared_most ? row->shared_bytes : c->shared_most;
     for (int l = 0; l < c->n_libraries && !kernel; l++)
         if (c->api.cuLibraryGetKernel(&kernel, c->libraries[l], row->name) != 0) kernel = NULL;
-    if (kernel && row->shared_bytes &&
-        c->api.cuKernelSetAttribute(GDN_CU_MAX_DYNAMIC_SHARED, row->shared_bytes, kernel,
-                                    c->device) != 0)
+    if (kernel && shared &&
+        c->api.cuKernelSetAttribute(GDN_CU_MAX_DYNAMIC_SHARED, shared, kernel, c->device) != 0)
         return NULL;
     return kernel;
 }
@@ -201,7 +207,8 @@ gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
 {
     struct gdn_cu_attribute overlap = { .id = GDN_CU_PROGRAMMATIC_STREAM, .value.flag = 1 };
     struct gdn_cu_config    config  = {
-            .block        = { (unsigned)rows[call->kernel].threads, 1, 1 },
+            .block        = { (unsigned)(call->n_threads ? call->n_threads
+                                                         : rows[call->kernel].threads), 1, 1 },
             .shared_bytes = (unsigned)call->shared_bytes,
             .stream       = call->stream,
             .attributes   = &overlap,

@@ -21,6 +21,9 @@ enum gdn_kernel_id {
 #define GDN_KERNEL_state_copy(threads, shared, form) GDN_CU_STATE_COPY_##form,
 #define GDN_KERNEL_conv(threads, shared, kind, dtype, taps) GDN_CU_CONV_##kind##_##dtype##_##taps,
 #define GDN_KERNEL_block(threads, shared, what) GDN_CU_BLOCK_##what,
+#define GDN_KERNEL_prefill_bf16(threads, shared, deep) GDN_CU_PREFILL_BF16_##deep,
+#define GDN_KERNEL_prefill_f16(threads, shared, deep) GDN_CU_PREFILL_F16_##deep,
+#define GDN_KERNEL_prefill_f32(threads, shared, deep) GDN_CU_PREFILL_F32_##deep,
 #include "kernels.def"
     GDN_N_KERNELS
 };
@@ -32,7 +35,7 @@ struct gdn_cuda {
     int               capability; /* 10 major + minor */
     char              isa[16];    /* "sm_90" */
     char              name[64];
-    int               sm_count;
+    int               sm_count, shared_most; /* shared_most: bytes that a block may have */
     int               n_libraries;
     gdn_cu_library   *libraries; /* [n_libraries] */
     gdn_cu_kernel     kernels[GDN_N_KERNELS]; /* NULL: not for this device */
@@ -65,6 +68,7 @@ gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes,
 struct gdn_cuda_call {
     enum gdn_kernel_id kernel;
     int64_t            grid[3]; /* nothing is launched if one is 0 */
+    int                n_threads; /* 0: as kernels.def says, which is the most */
     size_t             shared_bytes;
     void              *stream;
     const void        *args; /* of the kernel's family */

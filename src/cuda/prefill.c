@@ -1,8 +1,104 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* How a call of gdn_prefill is cut into blocks of threads; see prefill.cuh. */
 #include "ops.h"
+#include "prefill.h"
+#include "tensor.h"
 
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream)
+enum { COLUMNS = 16, AUX_WARPS = 4 };
+
+static const struct form {
+    enum gdn_kernel_id kernel;
+    int                dtype, deep; /* deep: the largest K */
+    int                warps;       /* at most */
+} forms[] = {
+#define GDN_KERNEL_prefill_bf16(threads, shared, deep) \
+    { GDN_CU_PREFILL_BF16_##deep, GDN_BF16, deep, (threads) / 32 },
+#define GDN_KERNEL_prefill_f16(threads, shared, deep) \
+    { GDN_CU_PREFILL_F16_##deep, GDN_F16, deep, (threads) / 32 },
+#define GDN_KERNEL_prefill_f32(threads, shared, deep) \
+    { GDN_CU_PREFILL_F32_##deep, GDN_F32, deep, (threads) / 32 },
+#include "kernels.def"
+};
+
+static const struct form *find_form(int dtype, int K)
 {
-    (void)args, (void)stream;
-    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "prefill: no kernel on a device yet");
+    const struct form *f = forms;
+    while (f->dtype != dtype || f->deep < K) f++;
+    return f;
+}
+
+/* How many bytes of its rows move at once: as many as data and steps are aligned to. */
+static int32_t width_of(const struct gdn_rows *r)
+{
+    const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
+                         (uint64_t)r->head | 16;
+    return (int32_t)(all & (~all + 1));
+}
+
+/*
+ * Warps with the state: few make more blocks, of which each does T and P once more. The costs of a
+ * chunk by that number were measured; what counts is the sum over the waves of blocks.
+ */
+static void cut_columns(struct gdn_cu_prefill *p, const struct form *f, int64_t n_heads, int sm_count)
+{
+    static const int cost[] = { 0, 10, 10, 12, 13, 16, 19, 21, 24 };
+    const int        groups = (p->rule.V + COLUMNS - 1) / COLUMNS, most = f->warps - AUX_WARPS;
+    int64_t          best   = INT64_MAX;
+    for (int n = most < 8 ? most : 8; n > 0; n /= 2) {
+        const int     slices = (groups + n - 1) / n;
+        const int64_t waves  = (n_heads * slices + sm_count - 1) / sm_count;
+        if (waves * cost[n] >= best) continue;
+        best        = waves * cost[n];
+        p->n_state  = n;
+        p->n_slices = slices;
+    }
+    if (p->n_state > groups) p->n_state = groups;
+    p->n_aux = p->n_state + 2 * AUX_WARPS <= f->warps ? 2 * AUX_WARPS : AUX_WARPS;
+}
+
+/* As many stages as fit, and slots with them. The bytes of shared memory; 0: none fits. */
+static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int shared_most)
+{
+    static const struct { int stages, slots; } rings[] = { { 3, 2 }, { 2, 2 }, { 2, 1 }, { 1, 1 } };
+    const int bytes = (int)gdn_dtype_bytes(f->dtype), chunk = GDN_PREFILL_CHUNK(bytes, f->deep);
+    for (size_t i = 0; i < sizeof rings / sizeof *rings; i++) {
+        const int needed = GDN_PREFILL_HEAD_BYTES + GDN_PREFILL_SOLVE_BYTES(chunk) +
+                           rings[i].slots * GDN_PREFILL_SLOT_BYTES(chunk, bytes) +
+                           rings[i].stages *
+                               GDN_PREFILL_STAGE_BYTES(chunk, bytes, f->deep, p->n_state);
+        p->n_stages = rings[i].stages;
+        p->n_slots  = rings[i].slots;
+        if (needed <= shared_most) return (size_t)needed;
+    }
+    return 0;
+}
+
+gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *stream)
+{
+    const struct form    *f = find_form(rule->q.dtype, rule->K);
+    struct gdn_cu_prefill p = { .rule = *rule };
+    p.q_wide   = width_of(&rule->q);
+    p.k_wide   = width_of(&rule->k);
+    p.v_wide   = width_of(&rule->v);
+    p.out_wide = width_of(&rule->out);
+    if (rule->from.scales || rule->to.scales || rule->checkpoints.scales)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "state: 8 bits, no kernel for them here yet");
+    cut_columns(&p, f, rule->batch.B * rule->H, ctx->cuda->sm_count);
+    size_t shared = cut_memory(&p, f, ctx->cuda->shared_most);
+    while (!shared && p.n_state > 1) {
+        p.n_state /= 2;
+        p.n_slices = (rule->V + COLUMNS * p.n_state - 1) / (COLUMNS * p.n_state);
+        shared     = cut_memory(&p, f, ctx->cuda->shared_most);
+    }
+    const struct gdn_cuda_call call = {
+        .kernel = f->kernel,
+        .grid   = { (rule->batch.B + (rule->out.data && rule->batch.cu_seqlens.data)) * rule->H *
+                        p.n_slices, 1, 1 },
+        .n_threads    = 32 * (p.n_aux + p.n_state),
+        .shared_bytes = shared,
+        .stream       = stream,
+        .args         = &p,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "prefill", call.kernel);
 }

@@ -67,9 +67,10 @@ struct gdn_cu_rule {
 /* gdn_decode, and gdn_prefill with GDN_EXACT. */
 struct gdn_cu_decode {
     struct gdn_cu_rule rule;
-    int64_t            n_rows;   /* sequences; one more if tokens follow that belong to none */
     int32_t            n_parts;  /* blocks of a state */
     int32_t            rounding; /* the dtype of the state after each token; GDN_F32: as it is */
+    int32_t            simple;   /* nothing in the batch but cu_seqlens and slots */
+    int32_t            pad;
 };
 
 #ifdef __cplusplus
@@ -81,7 +82,7 @@ GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
-GDN_CU_SIZE(gdn_cu_decode, 1232 + 8 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_decode, 1232 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_norm, 4 * 112 + 32);
 
 #endif

@@ -43,6 +43,12 @@ static bool is_wide(const struct gdn_cu_rule *r, const struct gdn_pool_view *lik
            are_wide_rows(&r->k, r->K);
 }
 
+static bool is_simple(const struct gdn_cu_batch *b)
+{
+    return !b->has_initial_state.data && !b->num_accepted_tokens.data && !b->token_start.data &&
+           !b->token_count.data && b->checkpoint_pool < 0 && b->pad_policy != GDN_PAD_SINK;
+}
+
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *stream)
 {
@@ -52,17 +58,18 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         gdn_is_eight(like->dtype) || gdn_is_eight(args->checkpoints.dtype))
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: trees, records and 8 bits are not there yet",
                         op);
-    const bool                 rest = args->out.data && args->batch.cu_seqlens.data;
-    const struct gdn_cu_decode a    = {
+    const struct gdn_cu_decode a = {
         .rule     = *args,
-        .n_rows   = args->batch.B + rest,
         .n_parts  = (args->V + COLUMNS - 1) / COLUMNS,
         .rounding = args->exact ? like->dtype : GDN_F32,
+        .simple   = is_simple(&args->batch),
     };
-    const int64_t              rows = a.n_rows < MOST_ROWS ? a.n_rows : MOST_ROWS;
+    /* One row of blocks more zeroes what is behind the last sequence. */
+    const int64_t n = args->batch.B + (args->out.data && args->batch.cu_seqlens.data);
+    const int64_t rows = n < MOST_ROWS ? n : MOST_ROWS;
     const struct gdn_cuda_call call = {
         .kernel   = kernel_of(like->k_first, like->dtype, is_wide(args, like), args->K),
-        .grid     = { (int64_t)args->H * a.n_parts, rows, rows ? (a.n_rows + rows - 1) / rows : 0 },
+        .grid     = { (int64_t)args->H * a.n_parts, rows, rows ? (n + rows - 1) / rows : 0 },
         .stream   = stream,
         .args     = &a,
         .overlaps = true,

@@ -39,7 +39,8 @@ struct decode_place {
 
 template <class Tile>
 GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struct decode_work &w,
-                                        const struct gdn_pool_view &view, int64_t slot)
+                                        const struct gdn_pool_view &view, int64_t slot,
+                                        int bytes)
 {
     const bool          turned = view.k_first != Tile::K_FIRST;
     struct decode_place p;
@@ -50,8 +51,14 @@ GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struc
     p.column_step = turned ? view.ld : 1;
     p.data = view.data + (pool_at(view, slot, w.head) +
                           w.column * (Tile::K_FIRST ? p.column_step : p.row_step)) *
-                             float_bytes(view.dtype);
+                             bytes;
     return p;
+}
+template <class Tile>
+GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struct decode_work &w,
+                                        const struct gdn_pool_view &view, int64_t slot)
+{
+    return place_of<Tile>(r, w, view, slot, float_bytes(view.dtype));
 }
 
 template <class Tile, int dtype> GDN_DEVICE void load_wide(Tile &tile, const struct decode_place &from)
@@ -198,12 +205,12 @@ static __device__ __noinline__ void read_any(struct decode_work *w, const struct
     w->checkpoints = c;
 }
 
-/* The block's piece of work, by one warp. */
-GDN_DEVICE void read_work(struct decode_work &w, const struct gdn_cu_decode &a)
+/* A piece of work, by one warp: of sequence `row`, part `part` of the states of all heads. */
+GDN_DEVICE void read_work(struct decode_work &w, const struct gdn_cu_decode &a, int part,
+                          int64_t row)
 {
     const struct gdn_cu_rule &r    = a.rule;
-    const int                 head = blockIdx.x / a.n_parts;
-    const int64_t             row  = blockIdx.y + (int64_t)blockIdx.z * gridDim.y;
+    const int                 head = part / a.n_parts;
     if (a.simple && row < r.batch.B) {
         const struct gdn_cu_seq s = read_simple(r.batch, row);
         if (threadIdx.x == 0) w.seq = s, w.checkpoints = {};
@@ -212,7 +219,7 @@ GDN_DEVICE void read_work(struct decode_work &w, const struct gdn_cu_decode &a)
     }
     if (threadIdx.x != 0) return;
     w.head      = head;
-    w.column    = (blockIdx.x - head * a.n_parts) * DECODE_COLUMNS;
+    w.column    = (part - head * a.n_parts) * DECODE_COLUMNS;
     w.n_columns = r.V - w.column < DECODE_COLUMNS ? r.V - w.column : DECODE_COLUMNS;
     w.hq        = source_head(r, head, r.Hq);
     w.hk        = source_head(r, head, r.Hk);
@@ -304,7 +311,8 @@ template <class Tile, int KC, int dtype> GDN_DEVICE void decode(const struct gdn
     struct decode_fetched<KC>                 fetched;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    if (warp == 0) read_work(sh.work, a);
+    if (warp == 0)
+        read_work(sh.work, a, blockIdx.x, blockIdx.y + (int64_t)blockIdx.z * gridDim.y);
     __syncthreads();
     if (w.seq.n_tokens == 0) return;
     if (!w.seq.padding) {

@@ -19,6 +19,9 @@ static const struct kernel_row rows[GDN_N_KERNELS] = {
     { "gdn_decode_vk_" #dtype "_" #KC, threads, shared },
 #define GDN_KERNEL_decode_kv(threads, shared, dtype, KC)                                      \
     { "gdn_decode_kv_" #dtype "_" #KC, threads, shared },
+#define GDN_KERNEL_decode_walk(threads, shared, layout, KC)                                   \
+    { "gdn_decode_walk_" #layout "_" #KC, threads, shared },
+#define GDN_KERNEL_record(threads, shared, what) { "gdn_record_" #what, threads, shared },
 #include "kernels.def"
 };
 

@@ -17,6 +17,8 @@ enum gdn_kernel_id {
 #define GDN_KERNEL_norm(threads, shared, what) GDN_CU_NORM_##what,
 #define GDN_KERNEL_decode_vk(threads, shared, dtype, KC) GDN_CU_DECODE_VK_##dtype##_##KC,
 #define GDN_KERNEL_decode_kv(threads, shared, dtype, KC) GDN_CU_DECODE_KV_##dtype##_##KC,
+#define GDN_KERNEL_decode_walk(threads, shared, layout, KC) GDN_CU_DECODE_WALK_##layout##_##KC,
+#define GDN_KERNEL_record(threads, shared, what) GDN_CU_RECORD_##what,
 #include "kernels.def"
     GDN_N_KERNELS
 };

@@ -3,7 +3,7 @@
 #include "decode_walk.cuh"
 
 #define GDN_KERNEL_decode_walk(threads, shared, layout, KC)                                   \
-    extern "C" __global__ void __launch_bounds__(threads, KC == 256 ? 2 : 3)                  \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
         gdn_decode_walk_##layout##_##KC(const __grid_constant__ struct gdn_cu_walk a)         \
     {                                                                                         \
         static_assert(threads == DECODE_THREADS, "as the code is written");                   \

@@ -78,18 +78,17 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
     const struct decode_slot  to = slot_of<Tile>(m.a, w, view, slot, wide);
     const bool                is_as_read =
         !(m.changed >> m.level & 1) && w.seq.read >= 0 && r.from.dtype == view.dtype;
-    if (m.has_codes && view.dtype == m.a.decode.rounding) {
-        store_codes(to, m.codes, m.sh.held);
-    } else if (is_as_read) {
+    const bool has_codes = m.has_codes && view.dtype == m.a.decode.rounding;
+    if (is_as_read && !has_codes) {
         const struct decode_slot from = slot_of<Tile>(m.a, w, r.from, w.seq.read, 0);
         if (is_eight(view.dtype))
             copy_codes(to, from, w.n_columns);
         else
             copy_part(to.p, from.p);
     } else if (is_eight(view.dtype)) {
-        struct decode_codes<Tile> codes;
-        encode_8bit(codes, m.sh.scales, m.tile, w, view, n_tokens);
-        store_codes(to, codes, m.sh.scales);
+        struct decode_codes<Tile> codes = m.codes;
+        if (!has_codes) encode_8bit(codes, m.sh.scales, m.tile, w, view, n_tokens);
+        store_codes(to, codes, has_codes ? m.sh.held : m.sh.scales);
     } else {
         store_floats(to, m.tile);
     }
@@ -223,32 +222,34 @@ GDN_DEVICE void fetch_visit(struct decode_fetched<KC> &f, const struct walk<Tile
         fetch_token<KC, DECODE_ANY>(f, r, w, visit_at(m, i).token);
 }
 
-/* The state after token t, to where it is wanted. */
+/* The state after n_tokens to where it is wanted: a slot (-1: none), and checkpoints. */
 template <class Tile, int KC>
 GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &points, int64_t slot,
-                          int64_t t)
+                          int64_t n_tokens)
 {
     const struct gdn_cu_rule &r = m.a.decode.rule;
     const struct decode_work &w = m.sh.decode.work;
     if (m.visits) points.next = w.checkpoints.first;
-    seek_checkpoint(points, r.batch, w, t + 1);
-    if (slot >= 0) leave(m, r.to, slot, GDN_CU_WIDE_TO, t + 1);
-    while (points.at == t + 1) {
-        if (points.slot >= 0)
-            leave(m, r.checkpoints, points.slot, GDN_CU_WIDE_CHECKPOINTS, t + 1);
-        points.next++;
-        seek_checkpoint(points, r.batch, w, t + 1);
+    seek_checkpoint(points, r.batch, w, n_tokens);
+#pragma unroll 1
+    for (bool final = true;; final = false) {
+        const struct gdn_pool_view &view = final ? r.to : r.checkpoints;
+        const int                   wide = final ? GDN_CU_WIDE_TO : GDN_CU_WIDE_CHECKPOINTS;
+        if (slot >= 0) leave(m, view, slot, wide, n_tokens);
+        if (!final) points.next++;
+        seek_checkpoint(points, r.batch, w, n_tokens);
+        if (points.at != n_tokens) return;
+        slot = points.slot;
     }
 }
 
-/* Visit t0 + i, number i of the window. */
+/* Number i of the window, to the state. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
-                              int i, int64_t t0, struct decode_checkpoints &points)
+                              int i, const struct tree_visit &visit)
 {
     const struct gdn_cu_rule &r       = m.a.decode.rule;
     const struct decode_work &w       = m.sh.decode.work;
-    const struct tree_visit   visit   = visit_at(m, t0 + i);
     const bool                changes = window.alpha[i] != 1 || window.beta[i] != 0;
     void *const out = r.out.data ? row_at(r.out, w.seq, visit.token, w.head) : NULL;
     if (m.visits) go_to(m, visit);
@@ -256,27 +257,34 @@ GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_wind
                   m.record >= 0 ? m.sh.u[i] : NULL }, m.sh.decode.tile);
     if (changes) m.changed |= 1u << m.level;
     round_state(m, changes, visit.token + 1);
-    leave_all(m, points, window.to[i], visit.token);
 }
 
-template <class Tile, int KC> GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m)
+/* All T visits. If there are none, the state as it is, after n_tokens, still goes to `slot`. */
+template <class Tile, int KC>
+GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot, int64_t n_tokens)
 {
     const struct gdn_cu_rule &r      = m.a.decode.rule;
     const struct decode_work &w      = m.sh.decode.work;
     const int                 warp   = threadIdx.x / 32;
-    const int64_t             T      = w.seq.n_valid;
     struct decode_checkpoints points = { w.checkpoints.first, 0, 0 };
     struct decode_fetched<KC> fetched;
     if (warp < T) fetch_visit(fetched, m, warp);
-    for (int64_t t0 = 0; t0 < T; t0 += DECODE_WINDOW) {
+    for (int64_t t0 = 0; t0 == 0 || t0 < T; t0 += DECODE_WINDOW) {
         struct decode_window<KC> &window = m.sh.decode.windows[t0 / DECODE_WINDOW % 2];
         const int64_t             next   = t0 + DECODE_WINDOW;
         if (t0 + warp < T) commit_token<KC>(window, fetched, r, w);
         __syncthreads();
         if (next + warp < T) fetch_visit(fetched, m, next + warp);
 #pragma unroll 1
-        for (int i = 0; i < DECODE_WINDOW && t0 + i < T; i++)
-            compute_visit(m, window, i, t0, points);
+        for (int i = 0; i < DECODE_WINDOW && (T == 0 ? i == 0 : t0 + i < T); i++) {
+            if (T) {
+                const struct tree_visit visit = visit_at(m, t0 + i);
+                compute_visit(m, window, i, visit);
+                slot     = window.to[i];
+                n_tokens = visit.token + 1;
+            }
+            leave_all(m, points, slot, n_tokens);
+        }
         if (m.record < 0) continue;
         __syncthreads();
         if (t0 + warp < T) store_row(m, window, t0 + warp);
@@ -326,13 +334,8 @@ GDN_DEVICE void walk_piece(const struct gdn_cu_walk &a, struct walk_shared<Tile,
         if (r.batch.parents.data) plant(m);
         enter(m);
         apply_record(m);
-        if (a.fold) {
-            leave(m, r.to, w.seq.read, GDN_CU_WIDE_TO, m.count);
-            return;
-        }
-        compute_visits(m);
-        if (w.seq.n_valid == 0 && r.batch.write == GDN_WRITE_FINAL && w.seq.write >= 0)
-            leave(m, r.to, w.seq.write, GDN_CU_WIDE_TO, 0);
+        const int64_t kept = r.batch.write == GDN_WRITE_FINAL ? w.seq.write : -1;
+        compute_visits(m, a.fold ? 0 : w.seq.n_valid, a.fold ? w.seq.read : kept, m.count);
     }
     if (!r.out.data || w.seq.keep_out) return;
     zero_tokens(r, w, -w.seq.n_before, 0);

@@ -306,13 +306,16 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
 
 /*
  * gdn_workspace_bytes - memory that the call needs beside its tensors. Depends on sizes and
- * on the context's threads, not on contents; grows with B, heads and head sizes, and with N
- * only for GDN_OP_BLOCK, up to a window of 256 tokens. At most, in bytes:
+ * on the context's threads or device, not on contents; grows with B, heads and head sizes, and
+ * with N only for GDN_OP_BLOCK, up to a window of 256 tokens. At most, in bytes:
  *
  *     prefill, decode   n_threads x 640 KiB + 16 x H + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *                       (+ 64 x N: parents) (+ P / 8 + 64: a record)
+ *                       on a device: none, or for a tree of T tokens (N of packed ones) on one
+ *                       of m multiprocessors 4 m (128 K' log2(T + 2) + 32 T + 128), K' being K
+ *                       rounded up to 64, 128 or 256; less for fewer than 4 m parts of states
  *     record_commit     192 x B + P / 8 + 64
- *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64
+ *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64; both on a device: none
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)

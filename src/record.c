@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "ctx.h"
+#include "cuda/ops.h"
 #include "ops.h"
 #include "rule.h"
 #include "stage.h"
@@ -184,6 +185,22 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_tensor *const *t, const
     return GDN_OK;
 }
 
+/* A call on a device, but for what the ops have of their own. */
+static struct gdn_cu_record device_record(const struct record_call *c, int Hk, int H)
+{
+    const struct gdn_plan_pools pools = { .read = c->record.P, .write = -1, .checkpoint = -1 };
+    return (struct gdn_cu_record){
+        .batch  = gdn_cuda_batch(&c->plan, &c->tokens, &pools),
+        .k      = c->record.k,
+        .u      = c->record.u,
+        .g      = c->record.g,
+        .count  = gdn_cuda_array(&c->record.count),
+        .n_rows = c->record.R,
+        .Hk     = Hk,
+        .H      = H,
+    };
+}
+
 /* ---- Commit -------------------------------------------------------------------------------- */
 
 struct commit_call {
@@ -281,6 +298,17 @@ static void commit_item(void *arg, int64_t item, int thread)
     }
 }
 
+static gdn_status enqueue_commit(gdn_ctx *ctx, const struct commit_call *m)
+{
+    const gdn_record_commit_args *a    = &m->args;
+    struct gdn_cu_record          args = device_record(&m->c, (int)m->Hk, (int)m->H);
+    args.K          = (int32_t)m->K;
+    args.V          = (int32_t)m->V;
+    args.n_accepted = gdn_cuda_array(&a->n_accepted);
+    args.path       = gdn_cuda_array(&a->path);
+    return gdn_cuda_record(ctx, "record_commit", &args, a->stream);
+}
+
 static gdn_status run_commit(gdn_ctx *ctx, struct commit_call *m)
 {
     const gdn_record_commit_args *a = &m->args;
@@ -303,7 +331,7 @@ gdn_status gdn_record_commit_check(gdn_ctx *ctx, const gdn_record_commit_args *a
 {
     struct commit_call m;
     TRY(describe_commit(ctx, args, &m));
-    *bytes = m.c.bytes;
+    *bytes = ctx->cuda ? 0 : m.c.bytes;
     return GDN_OK;
 }
 
@@ -312,7 +340,7 @@ gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args *args)
     struct commit_call m;
     if (!ctx) return GDN_E_ARG;
     TRY(describe_commit(ctx, args, &m));
-    return run_commit(ctx, &m);
+    return ctx->cuda ? enqueue_commit(ctx, &m) : run_commit(ctx, &m);
 }
 
 /* ---- Fold ---------------------------------------------------------------------------------- */
@@ -396,6 +424,31 @@ static void fold_item(void *arg, int64_t item, int thread)
     gdn_store_columns(S, view->k_first, m->kr, at, r->K, col, n);
 }
 
+static gdn_status enqueue_fold(gdn_ctx *ctx, const struct fold_call *m)
+{
+    const struct gdn_rule      *r      = &m->rule;
+    const struct gdn_cu_record  record = device_record(&m->c, r->Hk, r->H);
+    const struct gdn_cu_rule    rule   = {
+        .batch        = record.batch,
+        .from         = r->to,
+        .to           = r->to,
+        .record_k     = record.k,
+        .record_u     = record.u,
+        .record_g     = record.g,
+        .record_count = record.count,
+        .record_rows  = record.n_rows,
+        .Hq           = r->H,
+        .Hk           = r->Hk,
+        .Hv           = r->H,
+        .H            = r->H,
+        .K            = r->K,
+        .V            = r->V,
+        .head_map     = r->head_map,
+    };
+    TRY(gdn_cuda_fold(ctx, &rule, m->args.stream));
+    return gdn_cuda_record(ctx, "record_fold", &record, m->args.stream);
+}
+
 static gdn_status run_fold(gdn_ctx *ctx, struct fold_call *m)
 {
     const gdn_record_fold_args *a = &m->args;
@@ -414,7 +467,7 @@ gdn_status gdn_record_fold_check(gdn_ctx *ctx, const gdn_record_fold_args *args,
 {
     struct fold_call m;
     TRY(describe_fold(ctx, args, &m));
-    *bytes = m.c.bytes;
+    *bytes = ctx->cuda ? 0 : m.c.bytes;
     return GDN_OK;
 }
 
@@ -424,7 +477,7 @@ gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *args)
     const uint32_t   fp = gdn_fp_enter();
     struct fold_call m;
     gdn_status       status = describe_fold(ctx, args, &m);
-    if (status == GDN_OK) status = run_fold(ctx, &m);
+    if (status == GDN_OK) status = ctx->cuda ? enqueue_fold(ctx, &m) : run_fold(ctx, &m);
     gdn_fp_leave(fp);
     return status;
 }

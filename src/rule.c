@@ -265,6 +265,35 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
     return GDN_OK;
 }
 
+static struct gdn_plan_pools pools_of(const gdn_rule_args *a)
+{
+    const gdn_tensor *to = final_pool(a);
+    return (struct gdn_plan_pools){
+        .read                = a->state.data ? a->state.size[0] : -1,
+        .write               = to->data ? to->size[0] : -1,
+        .checkpoint          = a->checkpoints.data ? a->checkpoints.size[0] : -1,
+        .same                = to->data == a->state.data,
+        .checkpoint_in_write = to->data && to->data == a->checkpoints.data,
+    };
+}
+
+static struct gdn_cu_rule device_args(const struct rule_call *c)
+{
+    const struct gdn_plan_pools pools = pools_of(&c->args);
+    return gdn_cuda_rule_args(&c->rule, &c->args, &c->plan, &c->tokens, &pools);
+}
+
+/* Kernels keep all they need on the chip, but for trees. */
+static gdn_status describe_device(gdn_ctx *ctx, struct rule_call *c)
+{
+    const struct gdn_cu_rule args = device_args(c);
+    if (c->rule.tree && c->tokens.N > INT32_MAX - 1)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: %lld tokens, at most 2^31 - 2",
+                        (long long)c->tokens.N);
+    c->bytes = gdn_cuda_decode_bytes(ctx, &args);
+    return GDN_OK;
+}
+
 static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
                            struct rule_call *c)
 {
@@ -312,7 +341,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->n_seqs   = c->plan.B;
     gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
 
-    if (ctx->cuda) return GDN_OK; /* kernels keep all they need on the chip */
+    if (ctx->cuda) return describe_device(ctx, c);
     c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
     c->tree_bytes   = r->tree ? gdn_tree_bytes(&c->tokens) : 0;
@@ -337,27 +366,15 @@ void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn
     for (int64_t h = 0; h < H; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
 }
 
-static struct gdn_plan_pools pools_of(const gdn_rule_args *a)
-{
-    const gdn_tensor *to = final_pool(a);
-    return (struct gdn_plan_pools){
-        .read                = a->state.data ? a->state.size[0] : -1,
-        .write               = to->data ? to->size[0] : -1,
-        .checkpoint          = a->checkpoints.data ? a->checkpoints.size[0] : -1,
-        .same                = to->data == a->state.data,
-        .checkpoint_in_write = to->data && to->data == a->checkpoints.data,
-    };
-}
-
 /* The same on a device: contents are read there, where it runs. */
 static gdn_status enqueue(gdn_ctx *ctx, const struct rule_call *c)
 {
-    const gdn_rule_args        *a     = &c->args;
-    const struct gdn_plan_pools pools = pools_of(a);
-    const struct gdn_cu_rule    args =
-        gdn_cuda_rule_args(&c->rule, a, &c->plan, &c->tokens, &pools);
-    if (c->rule.decode) return gdn_cuda_decode(ctx, "decode", &args, a->stream);
-    if (c->rule.exact) return gdn_cuda_decode(ctx, "prefill", &args, a->stream);
+    const gdn_rule_args     *a    = &c->args;
+    const struct gdn_cu_rule args = device_args(c);
+    void                    *memory;
+    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
+    if (c->rule.decode) return gdn_cuda_decode(ctx, "decode", &args, memory, a->stream);
+    if (c->rule.exact) return gdn_cuda_decode(ctx, "prefill", &args, memory, a->stream);
     return gdn_cuda_prefill(ctx, &args, a->stream);
 }
 

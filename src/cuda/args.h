@@ -146,9 +146,43 @@ struct gdn_cu_rule {
 /* gdn_decode, and gdn_prefill with GDN_EXACT. */
 struct gdn_cu_decode {
     struct gdn_cu_rule rule;
-    int64_t            n_rows;   /* sequences; one more if tokens follow that belong to none */
     int32_t            n_parts;  /* blocks of a state */
     int32_t            rounding; /* the dtype of the state after each token; GDN_F32: as it is */
+    int32_t            simple;   /* nothing in the batch but cu_seqlens and slots */
+    int32_t            pad;
+};
+
+/* Which pools and rows can be read and written in whole, aligned chunks. */
+enum {
+    GDN_CU_WIDE_FROM        = 1,
+    GDN_CU_WIDE_TO          = 2,
+    GDN_CU_WIDE_CHECKPOINTS = 4,
+    GDN_CU_WIDE_ROWS        = 8, /* of q and k */
+    GDN_CU_WIDE_ALL         = 15
+};
+
+enum { GDN_CU_TREE_ON_CHIP = 64 }; /* tokens of a tree whose order needs no memory */
+
+/* gdn_decode with a tree, a record or states of 8 bits; gdn_record_fold. */
+struct gdn_cu_walk {
+    struct gdn_cu_decode decode;
+    char                *memory;      /* of a tree: block_bytes for each block of the grid */
+    int64_t              block_bytes;
+    int64_t              n_pieces;    /* of work: parts of all states of all sequences */
+    int64_t              most_tokens; /* of a tree */
+    int32_t              wide;        /* GDN_CU_WIDE_... */
+    int32_t              fold;        /* there are no tokens: the record goes into the state */
+    int32_t              n_levels;    /* of a tree: states that have a place in memory */
+    int32_t              pad;
+};
+
+/* gdn_record_commit; gdn_record_fold, of which n_accepted is absent. */
+struct gdn_cu_record {
+    struct gdn_cu_batch    batch;
+    struct gdn_record_rows k, u, g;
+    struct gdn_cu_array    count, n_accepted, path;
+    int64_t                n_rows;
+    int32_t                Hk, H, K, V;
 };
 
 /* gdn_block, block.cu: out = x weight^T. Rows of n_in and n_out elements, and T of them are a
@@ -183,7 +217,6 @@ GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
-GDN_CU_SIZE(gdn_cu_decode, 1232 + 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 48 + 32);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
@@ -194,5 +227,8 @@ GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
 GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);
 GDN_CU_SIZE(gdn_cu_block_split, 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 16);
+GDN_CU_SIZE(gdn_cu_decode, 1232 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 
 #endif

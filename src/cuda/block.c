@@ -301,7 +301,7 @@ static gdn_status run_rule(struct layer *l)
     struct gdn_cu_rule a = gdn_cuda_rule_args(&rule, &decay, b->plan, b->tokens, &pools);
     drop_keep(&a.batch);
     if (rule.exact || are_short(b))
-        TRY(gdn_cuda_decode(l->ctx, "block", &a, l->stream));
+        TRY(gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream));
     else
         TRY(gdn_cuda_prefill(l->ctx, &a, l->stream));
     add_noted(l);

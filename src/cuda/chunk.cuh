@@ -37,11 +37,18 @@ GDN_DEVICE void load_part(uint32_t (&x)[4], const void *p, int dtype, int n)
     x[2] = e[2], x[3] = e[3];
 }
 
-GDN_DEVICE void expand_chunk(float (&to)[4], const uint32_t (&x)[4], int dtype)
+/* n chunks as float32. */
+template <int n> GDN_DEVICE void expand_chunks(float (&to)[n][4], const uint32_t (&x)[n][4], int dtype)
 {
-    for (int e = 0; e < 4; e++)
-        to[e] = dtype == GDN_F32 ? __uint_as_float(x[e])
-                                 : bits_to_f32(x[e / 2] >> e % 2 * 16 & 0xffff, dtype);
+    if (dtype == GDN_F32) {
+        for (int i = 0; i < 4 * n; i++) to[i / 4][i % 4] = __uint_as_float(x[i / 4][i % 4]);
+    } else if (dtype == GDN_BF16) {
+        for (int i = 0; i < 4 * n; i++)
+            to[i / 4][i % 4] = bf16_to_f32((uint16_t)(x[i / 4][i % 4 / 2] >> i % 2 * 16));
+    } else {
+        for (int i = 0; i < 4 * n; i++)
+            to[i / 4][i % 4] = f16_to_f32((uint16_t)(x[i / 4][i % 4 / 2] >> i % 2 * 16));
+    }
 }
 
 /* All four, aligned. */

@@ -39,7 +39,8 @@ struct decode_place {
 
 template <class Tile>
 GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struct decode_work &w,
-                                        const struct gdn_pool_view &view, int64_t slot)
+                                        const struct gdn_pool_view &view, int64_t slot,
+                                        int bytes)
 {
     const bool          turned = view.k_first != Tile::K_FIRST;
     struct decode_place p;
@@ -50,8 +51,14 @@ GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struc
     p.column_step = turned ? view.ld : 1;
     p.data = view.data + (pool_at(view, slot, w.head) +
                           w.column * (Tile::K_FIRST ? p.column_step : p.row_step)) *
-                             float_bytes(view.dtype);
+                             bytes;
     return p;
+}
+template <class Tile>
+GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struct decode_work &w,
+                                        const struct gdn_pool_view &view, int64_t slot)
+{
+    return place_of<Tile>(r, w, view, slot, float_bytes(view.dtype));
 }
 
 template <class Tile, int dtype> GDN_DEVICE void load_wide(Tile &tile, const struct decode_place &from)
@@ -68,7 +75,7 @@ template <class Tile, int dtype> GDN_DEVICE void load_wide(Tile &tile, const str
         else
             ld_once_v2(x[n], p, there);
     }
-    for (int n = 0; n < Tile::N; n++) expand_chunk(tile.S[n], x[n], dtype);
+    expand_chunks(tile.S, x, dtype);
 }
 
 template <class Tile, int dtype>
@@ -158,31 +165,67 @@ GDN_DEVICE void enter(Tile &tile, const struct gdn_cu_rule &r, const struct deco
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* The block's piece of work, by one warp; after the last sequence come the tokens that belong to
- * none. */
-GDN_DEVICE void read_work(struct decode_work &to, const struct gdn_cu_decode &a)
+/* The sequence of a batch that has nothing but cu_seqlens and slots. */
+GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t row)
+{
+    struct gdn_cu_seq s     = {};
+    const int64_t     start = load_index(b.read_slots, row, 0, row);
+    const int64_t     end   = load_index(b.cu_seqlens, row + 1, 0, INT64_MAX);
+    const bool        reads = b.read_pool >= 0, writes = b.write == GDN_WRITE_FINAL;
+    s.row      = row;
+    s.batch    = b.padded ? row : 0;
+    s.first    = clamp64(load_index(b.cu_seqlens, row, 0, b.single ? row : 0), 0, b.N);
+    s.n_tokens = b.cu_seqlens.data ? clamp64(end, s.first, b.N) - s.first : b.T;
+    s.read     = reads ? start : -1;
+    s.write    = writes ? load_index(b.write_slots, row, 0, start) : -1;
+    s.padding  = start < 0 || (reads && start >= b.read_pool) ||
+                (writes && (s.write < 0 || s.write >= b.write_pool));
+    s.n_valid  = s.padding ? 0 : s.n_tokens;
+    s.keep_out = s.padding && b.pad_policy == GDN_PAD_KEEP;
+    return s;
+}
+
+/* Of any batch; after the last sequence come the tokens that belong to none. Not inline: few
+ * blocks have to step over it. */
+static __device__ __noinline__ void read_any(struct decode_work *w, const struct gdn_cu_batch *b,
+                                             int64_t row)
+{
+    struct gdn_cu_seq         s = {};
+    struct gdn_cu_checkpoints c = {};
+    if (row < b->B) {
+        s = read_sequence(*b, row);
+        c = read_checkpoints(*b, s);
+    } else if (b->cu_seqlens.data) {
+        s.first    = clamp64(load_index(b->cu_seqlens, row), 0, b->N);
+        s.n_tokens = b->N - s.first;
+        s.padding  = true;
+    }
+    if (threadIdx.x % 32 != 0) return;
+    w->seq         = s;
+    w->checkpoints = c;
+}
+
+/* A piece of work, by one warp: of sequence `row`, part `part` of the states of all heads. */
+GDN_DEVICE void read_work(struct decode_work &w, const struct gdn_cu_decode &a, int part,
+                          int64_t row)
 {
     const struct gdn_cu_rule &r    = a.rule;
-    const int                 head = blockIdx.x / a.n_parts;
-    const int64_t             row  = blockIdx.y + (int64_t)blockIdx.z * gridDim.y;
-    struct decode_work        w    = {};
+    const int                 head = part / a.n_parts;
+    if (a.simple && row < r.batch.B) {
+        const struct gdn_cu_seq s = read_simple(r.batch, row);
+        if (threadIdx.x == 0) w.seq = s, w.checkpoints = {};
+    } else {
+        read_any(&w, &r.batch, row);
+    }
+    if (threadIdx.x != 0) return;
     w.head      = head;
-    w.column    = (blockIdx.x - head * a.n_parts) * DECODE_COLUMNS;
+    w.column    = (part - head * a.n_parts) * DECODE_COLUMNS;
     w.n_columns = r.V - w.column < DECODE_COLUMNS ? r.V - w.column : DECODE_COLUMNS;
     w.hq        = source_head(r, head, r.Hq);
     w.hk        = source_head(r, head, r.Hk);
     w.hv        = source_head(r, head, r.Hv);
     w.A_log     = load_vector(r.A_log, head, 0);
     w.dt_bias   = load_vector(r.dt_bias, head, 0);
-    if (row < r.batch.B) {
-        w.seq         = read_sequence(r.batch, row);
-        w.checkpoints = read_checkpoints(r.batch, w.seq);
-    } else if (row < a.n_rows) {
-        w.seq.first    = clamp64(load_index(r.batch.cu_seqlens, row), 0, r.batch.N);
-        w.seq.n_tokens = r.batch.N - w.seq.first;
-        w.seq.padding  = true;
-    }
-    if (threadIdx.x == 0) to = w;
 }
 
 /* Zeroes the block's columns of the outputs of tokens [from, to). */
@@ -268,7 +311,8 @@ template <class Tile, int KC, int dtype> GDN_DEVICE void decode(const struct gdn
     struct decode_fetched<KC>                 fetched;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    if (warp == 0) read_work(sh.work, a);
+    if (warp == 0)
+        read_work(sh.work, a, blockIdx.x, blockIdx.y + (int64_t)blockIdx.z * gridDim.y);
     __syncthreads();
     if (w.seq.n_tokens == 0) return;
     if (!w.seq.padding) {

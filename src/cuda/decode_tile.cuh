@@ -22,6 +22,7 @@ template <int KC> struct decode_step {
     int                             i;
     void                           *out;
     int                             out_dtype, column, n_columns;
+    float                          *u; /* [DECODE_COLUMNS], shared: u is left there; NULL: not */
 };
 
 /* The rule for one column, from the sums p = S^T k and z = S^T q of the decayed state. */
@@ -98,6 +99,7 @@ template <int KC> struct tile_vk {
         const float u     = rule_u(beta, w.v[t.i][mine], lane & 8 ? other : x[0]);
         if (t.out && (lane & 12) == 0 && mine < t.n_columns)
             store_float(t.out, t.column + mine, t.out_dtype, rule_o(w.kq[t.i], other, u));
+        if (t.u && (lane & 12) == 0) t.u[mine] = u;
         if (beta == 0) return;
         for (int r = 0; r < 4; r++) {
             const float u_r = __shfl_sync(0xffffffff, u, (lane & 16) | r / 2 | r % 2 * 2);
@@ -164,6 +166,8 @@ template <int KC> struct tile_kv {
         read_four(u, w.v[t.i] + column());
         for (int c = 0; c < 4; c++) u[c] = rule_u(beta, u[c], p[c]);
         if (t.out && threadIdx.x < 8) store_out(t, sums, u);
+        if (t.u && threadIdx.x < 8)
+            *(float4 *)(t.u + column()) = make_float4(u[0], u[1], u[2], u[3]);
         if (beta == 0) return;
         for (int n = 0; n < N; n++)
             for (int c = 0; c < 4; c++) S[n][c] = fmaf(k[n / 4][n % 4], u[c], S[n][c]);

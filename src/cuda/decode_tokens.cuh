@@ -92,7 +92,7 @@ GDN_DEVICE void commit_token(struct decode_window<KC> &to, const struct decode_f
     const int  lane = threadIdx.x % 32, i = threadIdx.x / 32;
     const bool is_q = lane >= 16;
     float      x[KC / 64][4], squares = 0, kq = 0, length = 1;
-    for (int j = 0; j < KC / 64; j++) expand_chunk(x[j], f.kq[j], r.k.dtype);
+    expand_chunks(x, f.kq, r.k.dtype);
     if (r.norm != GDN_NORM_NONE) {
         for (int j = 0; j < KC / 64; j++)
             for (int e = 0; e < 4; e++) squares = fmaf(x[j][e], x[j][e], squares);

@@ -24,6 +24,8 @@ enum gdn_kernel_id {
 #define GDN_KERNEL_prefill_bf16(threads, shared, deep) GDN_CU_PREFILL_BF16_##deep,
 #define GDN_KERNEL_prefill_f16(threads, shared, deep) GDN_CU_PREFILL_F16_##deep,
 #define GDN_KERNEL_prefill_f32(threads, shared, deep) GDN_CU_PREFILL_F32_##deep,
+#define GDN_KERNEL_decode_walk(threads, shared, layout, KC) GDN_CU_DECODE_WALK_##layout##_##KC,
+#define GDN_KERNEL_record(threads, shared, what) GDN_CU_RECORD_##what,
 #include "kernels.def"
     GDN_N_KERNELS
 };

@@ -13,9 +13,11 @@ struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rul
                                       const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                                       const struct gdn_plan_pools *pools);
 
-/* Token by token (gdn_decode; gdn_prefill with GDN_EXACT), and in chunks. */
+/* Token by token (gdn_decode; gdn_prefill with GDN_EXACT), and in chunks. memory, of
+ * gdn_cuda_decode_bytes(): for the states of trees. */
+size_t     gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
-                           void *stream);
+                           void *memory, void *stream);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
 
 /* Fills in what depends on the kernel chosen. */
@@ -34,5 +36,11 @@ gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *s
 /* The layer: what it needs (cuBLAS is opened then), and a checked call of it. */
 gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *block, size_t *bytes);
 gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *block, void *memory);
+
+/* gdn_record_commit; gdn_record_fold is the first of these, with the rule's sizes, pool and
+ * record, then the second without n_accepted. */
+gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
+gdn_status gdn_cuda_record(gdn_ctx *ctx, const char *op, const struct gdn_cu_record *args,
+                           void *stream);
 
 #endif

@@ -30,12 +30,11 @@ GDN_DEVICE int64_t pool_at(const struct gdn_pool_view &view, int64_t slot, int64
 /* 1 / the length of x in the formula of `norm`. */
 GDN_DEVICE float inverse_length(float sum_of_squares, int norm, float eps)
 {
-    switch (norm) {
-    case GDN_NORM_L2: return 1 / sqrtf(sum_of_squares + eps);
-    case GDN_NORM_L2_ADD: return 1 / (sqrtf(sum_of_squares) + eps);
-    case GDN_NORM_L2_MAX: return 1 / fmaxf(sqrtf(sum_of_squares), eps);
-    default: return 1;
-    }
+    if (norm == GDN_NORM_NONE) return 1;
+    const float length = sqrtf(norm == GDN_NORM_L2 ? sum_of_squares + eps : sum_of_squares);
+    return 1 / (norm == GDN_NORM_L2_ADD   ? length + eps
+                : norm == GDN_NORM_L2_MAX ? fmaxf(length, eps)
+                                          : length);
 }
 
 /* log alpha of a raw gate a. */

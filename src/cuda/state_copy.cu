@@ -261,7 +261,7 @@ GDN_DEVICE void load_block(const struct gdn_cu_copy &a, const struct gdn_pair &p
         float       x = 0;
         const char *p = pair.from + element_at(side, b, v, k);
         if (pair.from && scales)
-            x = code_value(*(const uint8_t *)p, side.dtype == GDN_E4M3) * scales[v];
+            x = eight_value(*(const uint8_t *)p, side.dtype) * scales[v];
         else if (pair.from)
             x = load_float(p, 0, side.dtype);
         S[v * (MOST_K + 1) + k] = x;
@@ -273,25 +273,21 @@ GDN_DEVICE void load_block(const struct gdn_cu_copy &a, const struct gdn_pair &p
 GDN_DEVICE void round_block(const struct gdn_cu_copy &a, const struct gdn_pair &pair,
                             const struct gdn_block &b)
 {
-    const bool is_e4m3 = a.to.dtype == GDN_E4M3;
-    const int  lane    = threadIdx.x % 32;
-    float     *scales  = scales_at(a.to, b, pair.to_slot);
+    const int lane   = threadIdx.x % 32;
+    float    *scales = scales_at(a.to, b, pair.to_slot);
     for (int v = threadIdx.x / 32; v < b.n; v += THREADS / 32) {
-        uint32_t *S = gdn_copy_shared + v * (MOST_K + 1);
-        float     largest = 0, inverse;
-        for (int k = lane; k < b.K; k += 32) {
-            const float x = fabsf(__uint_as_float(S[k]));
-            largest       = x <= 0x1.fffffep127f ? fmaxf(largest, x) : __uint_as_float(0x7f800000);
-        }
-        for (int step = 16; step; step /= 2)
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
-        const float    scale = column_scale(largest, is_e4m3, inverse);
-        const uint32_t key   = a.random ? column_key(a.seed, 0, b.head, b.v0 + v) : 0;
+        uint32_t *S       = gdn_copy_shared + v * (MOST_K + 1);
+        uint32_t  largest = 0;
         for (int k = lane; k < b.K; k += 32)
-            S[k] = inverse > 0 ? code_of(__uint_as_float(S[k]) * inverse, random_bits(key, k),
-                                         a.random, is_e4m3)
-                               : 0;
-        if (lane == 0) scales[v] = scale;
+            largest = max(largest, magnitude(__uint_as_float(S[k])));
+        for (int step = 16; step; step /= 2)
+            largest = max(largest, __shfl_xor_sync(0xffffffff, largest, step));
+        const struct eight_scale scale = eight_scale_of(largest, a.to.dtype);
+        const uint32_t           key   = a.random ? eight_key(a.seed, 0, b.head, b.v0 + v) : 0;
+        for (int k = lane; k < b.K; k += 32)
+            S[k] = eight_code(__uint_as_float(S[k]), scale.inverse, eight_draw(key, k), a.random,
+                              a.to.dtype);
+        if (lane == 0) scales[v] = scale.scale;
     }
     __syncthreads();
 }

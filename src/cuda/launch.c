@@ -25,6 +25,8 @@ static const struct kernel_row rows[GDN_N_KERNELS] = {
 #define GDN_KERNEL_conv(threads, shared, kind, dtype, taps)                                   \
     { "gdn_conv_" #kind "_" #dtype "_" #taps, threads, shared },
 #define GDN_KERNEL_block(threads, shared, what) { "gdn_block_" #what, threads, shared },
+#define GDN_KERNEL_stage(threads, shared, what) { "gdn_stage_" #what, threads, shared },
+#define GDN_KERNEL_product(threads, shared, what) { "gdn_product_" #what, threads, shared },
 #include "kernels.def"
 };
 

@@ -21,6 +21,8 @@ enum gdn_kernel_id {
 #define GDN_KERNEL_state_copy(threads, shared, form) GDN_CU_STATE_COPY_##form,
 #define GDN_KERNEL_conv(threads, shared, kind, dtype, taps) GDN_CU_CONV_##kind##_##dtype##_##taps,
 #define GDN_KERNEL_block(threads, shared, what) GDN_CU_BLOCK_##what,
+#define GDN_KERNEL_stage(threads, shared, what) GDN_CU_STAGE_##what,
+#define GDN_KERNEL_product(threads, shared, what) GDN_CU_PRODUCT_##what,
 #include "kernels.def"
     GDN_N_KERNELS
 };

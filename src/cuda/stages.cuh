@@ -166,7 +166,7 @@ GDN_DEVICE void load_gates(struct chunk_gates &g, const struct gdn_cu_rule &r,
 GDN_DEVICE void load_tile(float (*tile)[DEPTH + 1], const struct gdn_rows &rows,
                           const struct stage_chunk &c, int head, int x0, int K)
 {
-#pragma unroll 4
+#pragma unroll 2
     for (int i = threadIdx.x; i < CHUNK * DEPTH; i += THREADS) {
         const int t = i / DEPTH, x = x0 + i % DEPTH;
         tile[t][i % DEPTH] =

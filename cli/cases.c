@@ -361,7 +361,8 @@ static bool compare_heads(const struct rule_case *c, double *state, double *want
     return true;
 }
 
-int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found)
+int rule_case_check_by(struct rule_case *c, gdn_ctx *ctx, rule_case_run run, void *arg,
+                       struct comparison *found)
 {
     const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
     const size_t  rows = (size_t)larger(smaller(c->tokens.cu_seqlens[1], CHECKED_TOKENS), K);
@@ -373,7 +374,7 @@ int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct compari
     for (int i = 0; i < CHECKED_HEADS && !code; i++)
         rule_case_state(c, rule_case_start(c, 0), i * (H - 1) / (CHECKED_HEADS - 1),
                         state + i * V * K);
-    const gdn_status status = code ? GDN_OK : cli_call(ctx, op, &c->args);
+    const gdn_status status = code ? GDN_OK : run(c, ctx, arg);
     if (status) code = case_failed(ctx, status);
     if (!code && !compare_heads(c, state, want, got, found))
         code = cli_bad("no memory for the check");
@@ -381,6 +382,16 @@ int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct compari
     free(want);
     free(got);
     return code;
+}
+
+static gdn_status run_op(struct rule_case *c, gdn_ctx *ctx, void *op)
+{
+    return cli_call(ctx, *(const gdn_op *)op, &c->args);
+}
+
+int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found)
+{
+    return rule_case_check_by(c, ctx, run_op, &op, found);
 }
 
 double rule_case_flops(const struct rule_case *c, bool in_chunks)

@@ -103,6 +103,20 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
 /* Runs op once, and compares a part of sequence 0 with float64. Both CLI_BAD after a line. */
 int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found);
 int conv_case_check(struct conv_case *c, gdn_ctx *ctx, struct comparison *found);
+
+/* The same with calls that have the result of one op: a status, or the first one that is none. */
+typedef gdn_status (*rule_case_run)(struct rule_case *c, gdn_ctx *ctx, void *arg);
+int rule_case_check_by(struct rule_case *c, gdn_ctx *ctx, rule_case_run run, void *arg,
+                       struct comparison *found);
+
+/* Such calls: outputs by the stages of the chunked form, states by gdn_summary and its products.
+ * A case in float32 states without gates of its own or a pool; sums: gdn_chunk_cumsum's. */
+struct stages_case {
+    void (*called)(void *arg); /* after every call */
+    void             *arg;
+    struct comparison sums;
+};
+gdn_status stages_case_run(struct rule_case *c, gdn_ctx *ctx, void *stages_case);
 int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *found);
 
 /* ---- Counting, per call ---- */

@@ -240,6 +240,34 @@ static void check_blocks(struct check *k)
         }
 }
 
+static void mark_call(void *check)
+{
+    mark(check);
+}
+
+/* The stages of the chunked form, and summaries. */
+static void check_stages(struct check *k)
+{
+    static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 1, 3 } };
+    static const int64_t lengths[]  = { 131, 1, 0, 64 };
+    for (int i = 0; i < 24; i++) {
+        struct case_dims   d = { .Hq = 2, .Hv = 4, .K = sizes[i % 4][0], .V = sizes[i % 4][1],
+                                 .dtype = i / 4 % 3, .state_layout = i / 12 };
+        struct stages_case s = { .called = mark_call, .arg = k };
+        struct rule_case   c;
+        struct comparison  found = { 0 };
+        char               name[64];
+        snprintf(name, sizeof name, "stages %s state %s %lldx%lld", dtype_names[d.dtype],
+                 d.state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d.K,
+                 (long long)d.V);
+        if (!wanted(k, name)) continue;
+        int code = rule_case_make(&c, &d, lengths, 4);
+        if (!code) code = rule_case_check_by(&c, k->ctx, stages_case_run, &s, &found);
+        memory_free(&c.memory);
+        judge(k, name, code, s.sums.ok ? &found : &s.sums);
+    }
+}
+
 /* ---- All --------------------------------------------------------------------------------- */
 
 /* The yardsticks are no op's. */
@@ -272,6 +300,7 @@ int check_device(int argc, char **argv)
     check_convs(&k);
     check_copies(&k);
     check_rules(&k);
+    check_stages(&k);
     check_blocks(&k);
     report_unseen(&k);
     printf("%d cases, %d failed\n", k.n_cases, k.n_failed);

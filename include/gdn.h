@@ -327,6 +327,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     summary_compose, summary_apply           n_threads x 512 KiB
  *     chunk_cumsum      320 x B
  *     chunk_uw, chunk_states, chunk_output     n_threads x 512 KiB + 320 x B
+ *     summaries, chunk_... on a device         0
  *
  * On a CUDA context none but:
  *
@@ -1079,7 +1080,8 @@ GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const 
  * (context parallelism) or kept and merged.
  *
  * gdn_summary - M and U of every sequence and head, by the chunks of gdn_prefill(): U is the
- * state it ends in from zero, to the bit; M is where it ends from the identity with v = 0.
+ * state it ends in from zero, to the bit (on a device to rounding: float32 throughout, in chunks
+ * of 64 tokens); M is where it ends from the identity with v = 0.
  *
  *     k             [N][Hk][K]      f32, bf16 or f16, dense
  *     v             [N][Hv][V]      likewise; absent with U

@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "cuda/ops.h"
 #include "ops.h"
 #include "stage.h"
 #include "strip.h"
@@ -19,7 +20,7 @@ struct affine {
 
 /* A checked call. */
 struct call {
-    void         *workspace;
+    void         *workspace, *stream;
     size_t        workspace_bytes, bytes;
     struct affine product[2];
     int           n;
@@ -109,6 +110,26 @@ static gdn_status run(gdn_ctx *ctx, struct call *c)
     return GDN_OK;
 }
 
+/* The same on a device. */
+static gdn_status enqueue(gdn_ctx *ctx, const char *op, const struct call *c)
+{
+    for (int i = 0; i < c->n; i++) {
+        const struct affine  *x = &c->product[i];
+        struct gdn_cu_product a = { .M = x->M, .S = x->S, .U = x->U, .out = x->out,
+                                    .H = x->H, .K = x->K, .V = x->V };
+        TRY(gdn_cuda_product(ctx, op, &a, x->B, c->stream));
+    }
+    return GDN_OK;
+}
+
+/* Ends a checked call of either op. */
+static gdn_status finish(gdn_ctx *ctx, const char *op, struct call *c)
+{
+    if (ctx->cuda) return enqueue(ctx, op, c);
+    TRY(run(ctx, c));
+    return gdn_note_kernel(ctx, op, "strip_mul");
+}
+
 /* ---- Descriptors -------------------------------------------------------------------------- */
 
 /* A product whose views and sizes are set joins the call. */
@@ -120,7 +141,7 @@ static void add_product(gdn_ctx *ctx, struct call *c, const struct affine *a)
     c->product[c->n]          = *a;
     c->product[c->n].n_strips = (a->V + ctx->kr->strip - 1) / ctx->kr->strip;
     c->n++;
-    if (bytes > c->bytes) c->bytes = bytes;
+    if (bytes > c->bytes && !ctx->cuda) c->bytes = bytes; /* a device keeps it on the chip */
 }
 
 /* B, H, K of a transition; V of a state `like` (data NULL: none). */
@@ -210,7 +231,7 @@ static gdn_status describe_compose(gdn_ctx *ctx, const gdn_summary_compose_args 
     TRY(view_transition(ctx, &a->M1, "M1", &y, &y.S));
     TRY(view_transition(ctx, &a->M, "M", &y, &y.out));
     if (a->M.data) add_product(ctx, c, &y);
-    c->workspace = a->workspace, c->workspace_bytes = a->workspace_bytes;
+    c->workspace = a->workspace, c->workspace_bytes = a->workspace_bytes, c->stream = a->stream;
     return GDN_OK;
 }
 
@@ -240,7 +261,7 @@ static gdn_status describe_apply(gdn_ctx *ctx, const gdn_summary_apply_args *arg
     TRY(view_state(ctx, &a->state, "state", a->state_layout, &x, &x.S));
     TRY(view_state(ctx, &a->state_out, "state_out", a->state_layout, &x, &x.out));
     add_product(ctx, c, &x);
-    c->workspace = a->workspace, c->workspace_bytes = a->workspace_bytes;
+    c->workspace = a->workspace, c->workspace_bytes = a->workspace_bytes, c->stream = a->stream;
     return GDN_OK;
 }
 
@@ -267,8 +288,7 @@ gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *arg
     const uint32_t fp = gdn_fp_enter();
     struct call    c;
     gdn_status     status = describe_compose(ctx, args, &c);
-    if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) status = gdn_note_kernel(ctx, "summary_compose", "strip_mul");
+    if (status == GDN_OK) status = finish(ctx, "summary_compose", &c);
     gdn_fp_leave(fp);
     return status;
 }
@@ -279,8 +299,7 @@ gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args)
     const uint32_t fp = gdn_fp_enter();
     struct call    c;
     gdn_status     status = describe_apply(ctx, args, &c);
-    if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) status = gdn_note_kernel(ctx, "summary_apply", "strip_mul");
+    if (status == GDN_OK) status = finish(ctx, "summary_apply", &c);
     gdn_fp_leave(fp);
     return status;
 }

@@ -2,6 +2,7 @@
 /* gdn_chunk_cumsum: sums of gates that start anew with every chunk. */
 #include <math.h>
 
+#include "cuda/ops.h"
 #include "ops.h"
 #include "stage.h"
 
@@ -36,7 +37,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args, stru
     c->g     = gdn_rows_of(&a->g, &c->tokens);
     c->out   = gdn_rows_of(&a->out, &c->tokens);
     c->scale = a->scale != 0 ? (double)a->scale : 1;
-    c->bytes = gdn_stage_plan_bytes(&c->plan, &c->tokens);
+    c->bytes = ctx->cuda ? 0 : gdn_stage_plan_bytes(&c->plan, &c->tokens);
     return GDN_OK;
 }
 
@@ -83,14 +84,24 @@ static gdn_status run(gdn_ctx *ctx, struct call *c)
     return GDN_OK;
 }
 
+/* The same on a device. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct call *c)
+{
+    const struct gdn_rule rule = { .g = c->g, .out = c->out, .scale = (float)c->scale,
+                                   .H = (int)c->H };
+    const struct gdn_cu_stage a =
+        gdn_cuda_stage_args(&rule, &c->plan, &c->tokens, c->args.chunk_size);
+    return gdn_cuda_chunk_cumsum(ctx, &a, c->args.stream);
+}
+
 gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args)
 {
     if (!ctx) return GDN_E_ARG;
     const uint32_t fp = gdn_fp_enter();
     struct call    c;
     gdn_status     status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) status = gdn_note_kernel(ctx, "chunk_cumsum", "load_row");
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
+    if (status == GDN_OK && !ctx->cuda) status = gdn_note_kernel(ctx, "chunk_cumsum", "load_row");
     gdn_fp_leave(fp);
     return status;
 }

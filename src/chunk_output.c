@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cuda/ops.h"
 #include "ops.h"
 #include "stage.h"
 #include "strip.h"
@@ -195,13 +196,21 @@ static gdn_status run(gdn_ctx *ctx, struct call *c)
     void                        *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     TRY(gdn_stage_chunks(ctx, &c->tokens, c->C, memory, &c->plan, &c->list));
-    if (a->states.size[0] < gdn_chunk_total(&c->list))
-        return gdn_fail(ctx, GDN_E_SHAPE, "states: %lld chunks, wanted %lld at least",
-                        (long long)a->states.size[0], (long long)gdn_chunk_total(&c->list));
+    TRY(gdn_stage_check_states(ctx, &a->states, gdn_chunk_total(&c->list)));
     struct run_arg arg = { c, ctx->kr, (char *)memory + c->plan_bytes };
     gdn_parallel_for(ctx->pool, gdn_chunk_total(&c->list) * c->rule.H, run_item, &arg);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->rule.out, c->rule.H, c->rule.V);
     return GDN_OK;
+}
+
+/* The same on a device. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct call *c)
+{
+    struct gdn_cu_stage a = gdn_cuda_stage_args(&c->rule, &c->plan, &c->tokens, c->C);
+    a.u = c->u, a.w = c->w, a.states = c->states, a.n_states = c->args.states.size[0];
+    if (!c->plan.batch.cu_seqlens.data)
+        TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
+    return gdn_cuda_chunk_output(ctx, &a, c->args.stream);
 }
 
 /* ---- Descriptors -------------------------------------------------------------------------- */
@@ -258,6 +267,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_output_args *args, stru
     r->scale    = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
     c->n_strips = (r->V + ctx->kr->strip - 1) / ctx->kr->strip;
 
+    if (ctx->cuda) return GDN_OK; /* what kernels need is on the chip */
     struct scratch none;
     c->plan_bytes   = gdn_stage_plan_bytes(&c->plan, &c->tokens);
     c->thread_bytes = lay_out(&none, c, ctx->kr, NULL);
@@ -279,8 +289,8 @@ gdn_status gdn_chunk_output(gdn_ctx *ctx, const gdn_chunk_output_args *args)
     const uint32_t fp = gdn_fp_enter();
     struct call    c;
     gdn_status     status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK)
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
+    if (status == GDN_OK && !ctx->cuda)
         status = gdn_note_kernel(ctx, "chunk_output", "strip_mul chunk_solve chunk_update");
     gdn_fp_leave(fp);
     return status;

@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "cuda/ops.h"
 #include "ops.h"
 #include "stage.h"
 #include "strip.h"
@@ -131,13 +132,24 @@ static gdn_status run(gdn_ctx *ctx, struct call *c)
     void                        *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     TRY(gdn_stage_chunks(ctx, &c->tokens, c->C, memory, &c->plan, &c->list));
-    if (a->states.data && a->states.size[0] < gdn_chunk_total(&c->list))
-        return gdn_fail(ctx, GDN_E_SHAPE, "states: %lld chunks, wanted %lld at least",
-                        (long long)a->states.size[0], (long long)gdn_chunk_total(&c->list));
+    if (a->states.data)
+        TRY(gdn_stage_check_states(ctx, &a->states, gdn_chunk_total(&c->list)));
     struct run_arg arg      = { c, ctx->kr, (char *)memory + c->plan_bytes };
     const int64_t  n_strips = (c->rule.V + ctx->kr->strip - 1) / ctx->kr->strip;
     gdn_parallel_for(ctx->pool, c->plan.B * c->rule.H * n_strips, run_item, &arg);
     return GDN_OK;
+}
+
+/* The same on a device. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct call *c)
+{
+    struct gdn_cu_stage a = gdn_cuda_stage_args(&c->rule, &c->plan, &c->tokens, c->C);
+    a.u = c->u, a.w = c->w, a.states = c->states;
+    a.rule.from = c->state, a.rule.to = c->state_out;
+    a.n_states = c->args.states.size[0];
+    if (c->states.data && !c->plan.batch.cu_seqlens.data)
+        TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
+    return gdn_cuda_chunk_states(ctx, &a, c->args.stream);
 }
 
 /* ---- Descriptors -------------------------------------------------------------------------- */
@@ -195,6 +207,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_states_args *args, stru
     c->u = gdn_rows_of(&a->u, &c->tokens), c->w = gdn_rows_of(&a->w, &c->tokens);
     r->head_map = a->head_map;
 
+    if (ctx->cuda) return GDN_OK; /* what kernels need is on the chip */
     struct scratch none;
     c->plan_bytes   = gdn_stage_plan_bytes(&c->plan, &c->tokens);
     c->thread_bytes = lay_out(&none, c, ctx->kr, NULL);
@@ -216,8 +229,9 @@ gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *args)
     const uint32_t fp = gdn_fp_enter();
     struct call    c;
     gdn_status     status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) status = gdn_note_kernel(ctx, "chunk_states", "strip_mul chunk_update");
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
+    if (status == GDN_OK && !ctx->cuda)
+        status = gdn_note_kernel(ctx, "chunk_states", "strip_mul chunk_update");
     gdn_fp_leave(fp);
     return status;
 }

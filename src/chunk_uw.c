@@ -10,6 +10,7 @@
  */
 #include <string.h>
 
+#include "cuda/ops.h"
 #include "ops.h"
 #include "stage.h"
 #include "strip.h"
@@ -225,6 +226,14 @@ static gdn_status run(gdn_ctx *ctx, struct call *c)
     return GDN_OK;
 }
 
+/* The same on a device. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct call *c)
+{
+    struct gdn_cu_stage a = gdn_cuda_stage_args(&c->rule, &c->plan, &c->tokens, c->C);
+    a.u = c->to[U], a.w = c->to[W], a.T = c->to[T];
+    return gdn_cuda_chunk_uw(ctx, &a, c->args.stream);
+}
+
 /* ---- Descriptors -------------------------------------------------------------------------- */
 
 static gdn_status check_tensors(gdn_ctx *ctx, struct call *c)
@@ -287,6 +296,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_uw_args *args, struct c
     for (int i = 0; i < N_OUTPUTS; i++)
         c->n_strips += (c->columns[i] + ctx->kr->strip - 1) / ctx->kr->strip;
 
+    if (ctx->cuda) return GDN_OK; /* what kernels need is on the chip */
     struct scratch none;
     c->plan_bytes   = gdn_stage_plan_bytes(&c->plan, &c->tokens);
     c->thread_bytes = lay_out(&none, c, ctx->kr, NULL);
@@ -308,8 +318,8 @@ gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args)
     const uint32_t fp = gdn_fp_enter();
     struct call    c;
     gdn_status     status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK) status = gdn_note_kernel(ctx, "chunk_uw", "chunk_solve");
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
+    if (status == GDN_OK && !ctx->cuda) status = gdn_note_kernel(ctx, "chunk_uw", "chunk_solve");
     gdn_fp_leave(fp);
     return status;
 }

@@ -93,6 +93,13 @@ gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C)
     return gdn_fail(ctx, GDN_E_UNSUPPORTED, "chunk_size: %d, wanted 16, 32 or 64", (int)C);
 }
 
+gdn_status gdn_stage_check_states(gdn_ctx *ctx, const gdn_tensor *states, int64_t n_chunks)
+{
+    if (states->size[0] >= n_chunks) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_SHAPE, "states: %lld chunks, wanted %lld at least",
+                    (long long)states->size[0], (long long)n_chunks);
+}
+
 /* ---- Chunks -------------------------------------------------------------------------------- */
 
 size_t gdn_stage_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *tokens)

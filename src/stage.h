@@ -83,4 +83,7 @@ void gdn_load_chunk_rows(float *to, ptrdiff_t ld, const struct gdn_kernels *kr,
 /* chunk_size, 16, 32 or 64. */
 gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C);
 
+/* A state for every chunk. */
+gdn_status gdn_stage_check_states(gdn_ctx *ctx, const gdn_tensor *states, int64_t n_chunks);
+
 #endif

@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "cuda/ops.h"
 #include "ops.h"
 #include "stage.h"
 #include "tensor.h"
@@ -105,6 +106,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_summary_args *args, struct su
     TRY(gdn_state_view(ctx, &a->U, "U", a->state_layout, r->H, r->K, r->V, &r->to));
     TRY(gdn_state_view(ctx, &a->M, "M", GDN_STATE_KV, r->H, r->K, r->K, &c->transition.to));
     fill_rules(ctx, c);
+    if (ctx->cuda) return GDN_OK; /* what kernels need is on the chip */
     c->plan_bytes     = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->identity_bytes = gdn_align64(sizeof(float) * (size_t)r->K * (size_t)(r->K + 1));
     c->bytes          = c->plan_bytes + c->identity_bytes + c->scratch_bytes;
@@ -167,14 +169,23 @@ static gdn_status run(gdn_ctx *ctx, struct summary *c)
     return GDN_OK;
 }
 
+/* The same on a device, by a kernel that knows the identity. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct summary *c)
+{
+    struct gdn_cu_stage a =
+        gdn_cuda_stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
+    a.M = c->transition.to;
+    return gdn_cuda_summary(ctx, &a, c->args.stream);
+}
+
 gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args)
 {
     if (!ctx) return GDN_E_ARG;
     const uint32_t fp = gdn_fp_enter();
     struct summary c;
     gdn_status     status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = run(ctx, &c);
-    if (status == GDN_OK)
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
+    if (status == GDN_OK && !ctx->cuda)
         status = gdn_note_kernel(ctx, "summary",
                                  gdn_rule_loops(c.args.M.data ? &c.transition : &c.offset));
     gdn_fp_leave(fp);

@@ -208,6 +208,31 @@ struct gdn_cu_block_store {
     int64_t             n;
 };
 
+/* The stages of the chunked form, and gdn_summary: one struct for all, of which each reads what it
+ * has. rule: q k v g beta, out (of cumsum and output), the state that a sequence starts from and
+ * the final one (U of a summary). */
+enum { /* of shared memory: blocks that solve for columns, and those that have a strip of a state */
+    GDN_CU_COLUMNS_BYTES = 85008,
+    GDN_CU_STRIP_BYTES   = 81936
+};
+struct gdn_cu_stage {
+    struct gdn_cu_rule   rule;
+    struct gdn_rows      u, w, T;  /* data NULL: not wanted */
+    struct gdn_pool_view states;   /* of chunks; */
+    int64_t              n_states; /* so many are there */
+    struct gdn_pool_view M;        /* of a summary: K columns */
+    int64_t              C;
+    int64_t              n_chunks; /* at most; with cu_seqlens enough beyond for the tokens that
+                                      belong to no sequence */
+    int32_t              n_strips, n_before; /* of columns; those of U before those of M */
+};
+
+/* out = M S + U for every slot and head; S and U: data NULL for zero. */
+struct gdn_cu_product {
+    struct gdn_pool_view M, S, U, out;
+    int32_t              H, K, V, n_strips;
+};
+
 #ifdef __cplusplus
 #define GDN_CU_SIZE(type, bytes) static_assert(sizeof(struct type) == (bytes), #type)
 #else
@@ -230,5 +255,7 @@ GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 16);
 GDN_CU_SIZE(gdn_cu_decode, 1232 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 4 * 4);
 
 #endif

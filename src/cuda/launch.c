@@ -32,6 +32,8 @@ static const struct kernel_row rows[GDN_N_KERNELS] = {
 #define GDN_KERNEL_decode_walk(threads, shared, layout, KC)                                   \
     { "gdn_decode_walk_" #layout "_" #KC, threads, shared },
 #define GDN_KERNEL_record(threads, shared, what) { "gdn_record_" #what, threads, shared },
+#define GDN_KERNEL_stage(threads, shared, what) { "gdn_stage_" #what, threads, shared },
+#define GDN_KERNEL_product(threads, shared, what) { "gdn_product_" #what, threads, shared },
 #include "kernels.def"
 };
 

@@ -26,6 +26,8 @@ enum gdn_kernel_id {
 #define GDN_KERNEL_prefill_f32(threads, shared, deep) GDN_CU_PREFILL_F32_##deep,
 #define GDN_KERNEL_decode_walk(threads, shared, layout, KC) GDN_CU_DECODE_WALK_##layout##_##KC,
 #define GDN_KERNEL_record(threads, shared, what) GDN_CU_RECORD_##what,
+#define GDN_KERNEL_stage(threads, shared, what) GDN_CU_STAGE_##what,
+#define GDN_KERNEL_product(threads, shared, what) GDN_CU_PRODUCT_##what,
 #include "kernels.def"
     GDN_N_KERNELS
 };

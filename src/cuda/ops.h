@@ -33,6 +33,18 @@ gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, vo
 gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *move);
 gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream);
 
+/* The stages of the chunked form and the summaries: what rule and plan say of a call, to which it
+ * adds its tensors; and the calls. */
+struct gdn_cu_stage gdn_cuda_stage_args(const struct gdn_rule *rule, const struct gdn_plan *plan,
+                                        const struct gdn_tokens *tokens, int64_t C);
+gdn_status gdn_cuda_chunk_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream);
+gdn_status gdn_cuda_chunk_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream);
+gdn_status gdn_cuda_chunk_states(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream);
+gdn_status gdn_cuda_chunk_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream);
+gdn_status gdn_cuda_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream);
+gdn_status gdn_cuda_product(gdn_ctx *ctx, const char *op, struct gdn_cu_product *args, int64_t B,
+                            void *stream);
+
 /* The layer: what it needs (cuBLAS is opened then), and a checked call of it. */
 gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *block, size_t *bytes);
 gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *block, void *memory);

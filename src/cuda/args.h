@@ -65,7 +65,8 @@ struct gdn_cu_gates {
     struct gdn_cu_array A_log, dt_bias;
     int64_t             n_lines, H;
     float               bound, factor; /* of beta: 1 or 2 */
-    int32_t             linear, pad;
+    int32_t             linear;
+    int32_t             rounds; /* lines of a thread, see gates.cu */
 };
 
 /* gdn_l2norm, gdn_rmsnorm_gated: z and weight may be absent. */

@@ -190,9 +190,7 @@ GDN_DEVICE void sum_taps(float (&y)[4], const float (&x)[4], float (&past)[TAPS 
         }
         y[j] = fmaf(t.weight[TAPS - 1][j], x[j], y[j]);
     }
-    if (!a.silu) return;
-#pragma unroll
-    for (int j = 0; j < 4; j++) y[j] = quick_silu(y[j]);
+    if (a.silu) quick_silu(y);
 }
 
 /* Tokens [t, end) after those of the past. A row is on its way while the AHEAD ones before it are

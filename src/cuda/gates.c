@@ -28,7 +28,7 @@ static enum gdn_kernel_id choose(const struct gdn_cu_gates *a)
 /* Blocks that a multiprocessor has at once, as in gates.cu. */
 static int64_t busy_of(enum gdn_kernel_id kernel)
 {
-    return kernel == GDN_CU_GATES_flat_bf16 || kernel == GDN_CU_GATES_flat_f16 ? 4 : 3;
+    return kernel == GDN_CU_GATES_heads ? 2 : kernel == GDN_CU_GATES_flat_f32 ? 3 : 4;
 }
 
 gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream)

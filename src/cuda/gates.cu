@@ -142,7 +142,7 @@ GDN_DEVICE void write_flat_bf16(const struct gdn_cu_gates &a) { write_gates<bf16
 GDN_DEVICE void write_flat_f16(const struct gdn_cu_gates &a) { write_gates<f16>(a); }
 
 /* Blocks that a multiprocessor has at once, by their registers; as in gates.c. */
-enum { BUSY_heads = 3, BUSY_flat_f32 = 3, BUSY_flat_bf16 = 4, BUSY_flat_f16 = 4 };
+enum { BUSY_heads = 2, BUSY_flat_f32 = 3, BUSY_flat_bf16 = 4, BUSY_flat_f16 = 4 };
 
 #define GDN_KERNEL_gates(threads, shared, form)                                               \
     extern "C" __global__ void __launch_bounds__(threads, BUSY_##form)                        \

@@ -428,6 +428,50 @@ static void hostile_contents(void)
     if (!ring2_on_device()) ring2_skip("on a device");
 }
 
+/* A state [P][D][S] whose channels lie side by side. */
+static gdn_tensor by_channel(int32_t dtype, int64_t P, int64_t D, int64_t S)
+{
+    gdn_tensor t = ring2_new(dtype, 0, 3, P, S, D, 0);
+    t.size[1] = D, t.size[2] = S;
+    t.stride[1] = 1, t.stride[2] = D;
+    return t;
+}
+
+/* Decode steps: a token each, all dtypes, both orders of the state, whole and cut warps of
+ * channels, skipped and masked tokens, states from elsewhere or from none. */
+static void single_tokens(void)
+{
+    enum { B = 90, P = 100, S = 3 };
+    for (int i = 0; i < 48 && !ring2_failed(); i++) {
+        const int64_t   D = i % 2 ? 140 : 256;
+        gdn_batch       t;
+        gdn_conv1d_args a = make_call(i % 3, i % 3, D, 4, S, &t);
+        int64_t         slots[B], counts[B], others[B];
+        a.x = ring2_new(i % 3, 0, 3, B, 1, D, 0);
+        a.state = i & 8 ? by_channel(i % 3, P, D, S) : ring2_new(i % 3, 0, 3, P, D, S, 0);
+        ring2_fill(&a.x, -1, 1), ring2_fill(&a.state, -1, 1);
+        a.out = ring2_clone(&a.x);
+        for (int b = 0; b < B; b++) {
+            slots[b]  = b % 11 == 5 ? -1 : (b * 7 + 3) % 97;
+            counts[b] = b % 3 != 1;
+            others[b] = (b * 5 + 1) % 97;
+        }
+        t.cu_seqlens = (gdn_tensor){ 0 };
+        t.read_slots = ring2_indices(GDN_I32, B, slots);
+        if (i & 4) t.token_count = ring2_indices(GDN_I32, B, counts);
+        if (i & 16) {
+            a.state_out = i & 8 ? by_channel(i % 3, P, D, S) : ring2_clone(&a.state);
+            t.write_slots = ring2_indices(GDN_I32, B, others);
+        }
+        if (i & 32) t.has_initial_state = ring2_indices(GDN_I32, B, counts);
+        check_call(ring2_ctx(1), &a);
+        if (ring2_on_device())
+            CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "step"), "%s",
+                  gdn_last_kernel(ring2_ctx(1)));
+        ring2_free();
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -437,6 +481,7 @@ int main(int argc, char **argv)
         { "G12 float environment", G12_float_environment },
         { "G13 no allocation", G13_no_allocation },
         { "trap 7: state widths", trap_7_state_widths },
+        { "single tokens", single_tokens },
         { "hostile contents", hostile_contents },
     };
     static int           rows[300][RING2_MAX_FACTORS];

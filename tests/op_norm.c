@@ -6,6 +6,7 @@
 
 #include "oracle.h"
 #include "ring2.h"
+#include "ring2_device.h"
 
 /* Both ops in one struct: x z weight out, and what is set of the rest. */
 struct call {
@@ -278,6 +279,27 @@ static void tiny_rows(void)
     }
 }
 
+/* Whole packs of 16 bits, each line size and more lines than a block has, dense and apart. */
+static void flat_lines(void)
+{
+    for (int i = 0; i < 48 && !ring2_failed(); i++) {
+        const int64_t D = 8 << i % 6, n = i % 6 < 3 ? 1030 : 131, gap = i & 8 ? 16 : 0;
+        const int32_t dtype = i / 6 % 2 ? GDN_BF16 : GDN_F16;
+        struct call   c = make_call(i % 4 > 0, 1, D);
+        c.x   = ring2_new(dtype, gap, 2, n, D, 0, 0);
+        c.out = ring2_new(dtype, i & 16 ? 24 : 0, 2, n, D, 0, 0);
+        c.z   = i % 4 > 1 ? ring2_new(dtype, 0, 2, n, D, 0, 0) : (gdn_tensor){ 0 };
+        ring2_fill(&c.x, -2, 2);
+        if (c.z.data) ring2_fill(&c.z, -3, 3);
+        if (i % 4 == 3) c.weight = (gdn_tensor){ 0 };
+        c.ctx = ring2_ctx(1);
+        check(&c);
+        if (ring2_on_device())
+            CHECK(strstr(gdn_last_kernel(c.ctx), "flat"), "%s", gdn_last_kernel(c.ctx));
+        ring2_free();
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -287,6 +309,7 @@ int main(int argc, char **argv)
         { "G13 no allocation", G13_no_allocation },
         { "trap 4: norm formulas", trap_4_formulas },
         { "tiny rows", tiny_rows },
+        { "flat lines", flat_lines },
     };
     static int           cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };

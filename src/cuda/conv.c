@@ -54,6 +54,33 @@ static bool is_wide(const struct gdn_rows *r, int64_t D)
     return !r->data || (D % 4 == 0 && all % (4 * gdn_dtype_bytes(r->dtype)) == 0);
 }
 
+/* Do the rows of three entries of a state, or its channels, lie side by side, whole quads? */
+static bool is_step_view(const struct gdn_conv_view *v, int32_t dtype)
+{
+    const uint64_t at = (uint64_t)(uintptr_t)v->data;
+    if (!v->data) return true;
+    if (v->dtype != dtype || v->length != 3 || v->slot % 4 != 0) return false;
+    return at % (4 * gdn_dtype_bytes(dtype)) == 0 &&
+           ((v->entry == 1 && v->channel == 3) || (v->channel == 1 && v->entry % 4 == 0));
+}
+
+/* One token for each sequence: how many of these a warp takes, enough warps left; 0: no steps. */
+static int64_t steps_of(const gdn_ctx *ctx, const struct gdn_cu_conv *c)
+{
+    const struct gdn_cu_batch  *b = &c->batch;
+    const struct gdn_conv_view *w = &c->weight;
+    const int64_t enough = 32 * (int64_t)ctx->cuda->sm_count;
+    int64_t       n      = 1;
+    if (b->T != 1 || b->cu_seqlens.data || b->parents.data || b->path.data) return 0;
+    if (!c->out.data || !c->access || c->W != 4 || c->out.dtype != c->x.dtype) return 0;
+    if (w->entry != 1 || w->channel % 4 != 0) return 0;
+    if ((uintptr_t)w->data % (4 * gdn_dtype_bytes(w->dtype)) != 0) return 0;
+    if (c->checkpoints.data || b->write == GDN_WRITE_EACH) return 0;
+    if (!is_step_view(&c->from, c->x.dtype) || !is_step_view(&c->to, c->x.dtype)) return 0;
+    while (n < 8 && b->B / (2 * n) * chunks_of(c) >= enough) n *= 2;
+    return n;
+}
+
 struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,
                                       const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                                       const struct gdn_plan_pools *pools)
@@ -76,6 +103,7 @@ struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv 
     if (state->data) c.kept = state->length < KEPT ? (int32_t)state->length : KEPT;
     c.access = is_wide(&c.x, c.D) && is_wide(&c.out, c.D);
     choose_tiles(ctx, &c);
+    if (!c.tile) c.n_steps = steps_of(ctx, &c);
     return c;
 }
 
@@ -148,12 +176,27 @@ static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stre
     return gdn_cuda_note_all(ctx, "conv1d", has ? kernels : stateless, 1 + has + own);
 }
 
+static gdn_status step(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+{
+    static const enum gdn_kernel_id kernels[] = {
+        [GDN_F32]  = GDN_CU_CONV_step_f32_4,
+        [GDN_BF16] = GDN_CU_CONV_step_bf16_4,
+        [GDN_F16]  = GDN_CU_CONV_step_f16_4,
+    };
+    const enum gdn_kernel_id kernel = kernels[args->x.dtype];
+    const size_t bytes = WARPS * 3 * CHANNELS * gdn_dtype_bytes(args->x.dtype);
+    TRY(launch(ctx, args, kernel, (args->batch.B + args->n_steps - 1) / args->n_steps, bytes,
+               stream));
+    return gdn_cuda_note(ctx, "conv1d", kernel);
+}
+
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
 {
     if (args->tile) {
         args->edges = is_in_place(args) ? edges : NULL;
         return tiles(ctx, args, stream);
     }
+    if (args->n_steps) return step(ctx, args, stream);
     TRY(walk(ctx, args, true, stream));
     return gdn_cuda_note(ctx, "conv1d", walk_kernel(args));
 }

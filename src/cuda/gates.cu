@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_gates: a thread has eight heads of some lines, so that what A_log and dt_bias say of them is
- * loaded once. Threads that follow each other have heads, then lines, that do.
+ * gdn_gates: a thread has eight heads of some lines, a.rounds times LINES, so that what A_log and
+ * dt_bias say of them is loaded once. Threads that follow each other have heads, then lines, that
+ * do.
+ *
+ *     heads   all
+ *     flat    a and b of one dtype, g and beta float32, whole packs that move at once, lines a
+ *             step apart: nothing is asked
  */
 #include "lines.cuh"
 #include "math.cuh"
 
-enum { LINES = 2 }; /* of a thread, all loaded before the first is computed */
+enum { LINES = 2 }; /* all loaded before the first is computed */
+enum { floats = -1, f32 = GDN_F32, bf16 = GDN_BF16, f16 = GDN_F16 };
 
 /* What a thread computes. */
 struct piece {
@@ -14,28 +20,40 @@ struct piece {
     int64_t head, n;    /* eight heads from there, n to the end of the line */
 };
 
+/* The dtype of a and b is known when compiling (flat), or it is `floats`. */
+template <int dtype>
+GDN_DEVICE char *find(const struct gdn_cu_gates &a, const struct gdn_cu_lines &l,
+                      const struct piece &p, int64_t line, int32_t type)
+{
+    char *at = dtype == floats ? line_at(a.leads, l, find_line(a.leads, line))
+                               : l.data + line * l.step[0];
+    return at + p.head * element_bytes(type);
+}
+
+template <int dtype>
 GDN_DEVICE void load_lines(const struct gdn_cu_gates &a, const struct gdn_cu_lines &from,
                            const struct piece &p, struct gdn_pack (&x)[LINES])
 {
+    const int32_t type = dtype == floats ? from.dtype : dtype;
 #pragma unroll
     for (int i = 0; i < LINES; i++) {
         const int64_t line = p.line + i * p.step;
         const bool    is_there = line < a.n_lines;
-        const char   *at = line_at(a.leads, from, find_line(a.leads, is_there ? line : 0));
-        load_pack(x[i], from.dtype, from.access, at + p.head * element_bytes(from.dtype),
-                  is_there ? p.n : 0);
+        load_pack(x[i], type, dtype == floats ? from.access : 16,
+                  find<dtype>(a, from, p, is_there ? line : 0, type), is_there ? p.n : 0);
     }
 }
 
+template <int dtype>
 GDN_DEVICE void store_line(const struct gdn_cu_gates &a, const struct gdn_cu_lines &to,
                            const struct piece &p, int i, const float (&y)[8])
 {
+    const int32_t type = dtype == floats ? to.dtype : f32;
     const int64_t line = p.line + i * p.step;
     if (line >= a.n_lines) return;
     struct gdn_pack out;
-    pack(out, y, to.dtype);
-    store_pack(line_at(a.leads, to, find_line(a.leads, line)) + p.head * element_bytes(to.dtype), out,
-               to.dtype, to.access, p.n);
+    pack(out, y, type);
+    store_pack(find<dtype>(a, to, p, line, type), out, type, dtype == floats ? to.access : 16, p.n);
 }
 
 /* n elements of a vector from `first` on, zeros beyond and where it is absent. */
@@ -46,60 +64,88 @@ GDN_DEVICE void load_vector_at(float (&y)[8], const struct gdn_cu_array &v, int6
     for (int i = 0; i < 8; i++) y[i] = i < n ? load_vector(v, first + i, 0) : 0;
 }
 
-GDN_DEVICE void write_g(const struct gdn_cu_gates &a, const struct piece &p)
+template <int dtype>
+GDN_DEVICE void write_g(const struct gdn_cu_gates &a, const struct piece &p,
+                        const struct gdn_pack (&x)[LINES], const float (&A)[8],
+                        const float (&dt)[8])
 {
-    struct gdn_pack x[LINES];
-    float           A[8], dt[8], y[8];
-    load_lines(a, a.a, p, x);
-    load_vector_at(A, a.A_log, p.head, p.n);
-    load_vector_at(dt, a.dt_bias, p.head, p.n);
-#pragma unroll
-    for (int j = 0; j < 8; j++) A[j] = a.bound < 0 ? expf(A[j]) : -expf(A[j]);
+    float y[8];
 #pragma unroll
     for (int i = 0; i < LINES; i++) {
-        unpack(y, x[i], a.a.dtype);
+        unpack(y, x[i], dtype == floats ? a.a.dtype : dtype);
+        if (a.bound < 0) {
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            y[j] += dt[j];
-            y[j] = a.bound < 0 ? times_sigmoid(a.bound, A[j] * y[j]) : A[j] * softplus(y[j]);
-            if (a.linear) y[j] = expf(y[j]);
+            for (int j = 0; j < 8; j++) y[j] = times_sigmoid(a.bound, A[j] * (y[j] + dt[j]));
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; j++) y[j] = A[j] * softplus(y[j] + dt[j]);
         }
-        store_line(a, a.g, p, i, y);
+        if (a.linear) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) y[j] = expf(y[j]);
+        }
+        store_line<dtype>(a, a.g, p, i, y);
     }
 }
 
-GDN_DEVICE void write_beta(const struct gdn_cu_gates &a, const struct piece &p)
+template <int dtype>
+GDN_DEVICE void write_beta(const struct gdn_cu_gates &a, const struct piece &p,
+                           const struct gdn_pack (&x)[LINES])
 {
-    struct gdn_pack x[LINES];
-    float           y[8];
-    load_lines(a, a.b, p, x);
+    float y[8];
 #pragma unroll
     for (int i = 0; i < LINES; i++) {
-        unpack(y, x[i], a.b.dtype);
+        unpack(y, x[i], dtype == floats ? a.b.dtype : dtype);
 #pragma unroll
         for (int j = 0; j < 8; j++) y[j] = times_sigmoid(a.factor, y[j]);
-        store_line(a, a.beta, p, i, y);
+        store_line<dtype>(a, a.beta, p, i, y);
     }
 }
 
-GDN_DEVICE void write_heads(const struct gdn_cu_gates &a)
+template <int dtype> GDN_DEVICE void write_rounds(const struct gdn_cu_gates &a, struct piece p)
+{
+    struct gdn_pack x[LINES], b[LINES];
+    float           A[8], dt[8];
+    if (a.g.data) {
+        load_vector_at(A, a.A_log, p.head, p.n);
+        load_vector_at(dt, a.dt_bias, p.head, p.n);
+#pragma unroll
+        for (int j = 0; j < 8; j++) A[j] = a.bound < 0 ? expf(A[j]) : -expf(A[j]);
+    }
+#pragma unroll 1
+    for (int i = 0; i < a.rounds; i++, p.line += LINES * p.step) {
+        if (a.g.data) load_lines<dtype>(a, a.a, p, x);
+        if (a.beta.data) load_lines<dtype>(a, a.b, p, b);
+        if (a.g.data) write_g<dtype>(a, p, x, A, dt);
+        if (a.beta.data) write_beta<dtype>(a, p, b);
+    }
+}
+
+template <int dtype> GDN_DEVICE void write_gates(const struct gdn_cu_gates &a)
 {
     const int    packs = (int)((a.H + GDN_PACK - 1) / GDN_PACK);
     const int    wide  = packs < (int)blockDim.x ? packs : (int)blockDim.x; /* threads of a line */
     const int    lines = (int)blockDim.x / wide;
     const int    line = (int)threadIdx.x / wide, first = (int)threadIdx.x % wide;
-    struct piece p = { (int64_t)blockIdx.x * lines * LINES + line, lines, 0, 0 };
+    struct piece p = { (int64_t)blockIdx.x * lines * LINES * a.rounds + line, lines, 0, 0 };
     if (line >= lines) return;
     for (int i = first; i < packs; i += wide) {
         p.head = (int64_t)i * GDN_PACK;
-        p.n    = a.H - p.head;
-        if (a.g.data) write_g(a, p);
-        if (a.beta.data) write_beta(a, p);
+        p.n    = dtype == floats ? a.H - p.head : GDN_PACK;
+        write_rounds<dtype>(a, p);
     }
 }
 
+GDN_DEVICE void write_heads(const struct gdn_cu_gates &a) { write_gates<floats>(a); }
+GDN_DEVICE void write_flat_f32(const struct gdn_cu_gates &a) { write_gates<f32>(a); }
+GDN_DEVICE void write_flat_bf16(const struct gdn_cu_gates &a) { write_gates<bf16>(a); }
+GDN_DEVICE void write_flat_f16(const struct gdn_cu_gates &a) { write_gates<f16>(a); }
+
+/* Blocks that a multiprocessor has at once, by their registers; as in gates.c. */
+enum { BUSY_heads = 2, BUSY_flat_f32 = 3, BUSY_flat_bf16 = 4, BUSY_flat_f16 = 4 };
+
 #define GDN_KERNEL_gates(threads, shared, form)                                               \
-    extern "C" __global__ void __launch_bounds__(threads)                                     \
+    extern "C" __global__ void __launch_bounds__(threads, BUSY_##form)                        \
         gdn_gates_##form(const __grid_constant__ struct gdn_cu_gates a)                       \
     {                                                                                         \
         write_##form(a);                                                                      \

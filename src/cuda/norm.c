@@ -11,17 +11,38 @@ static int lanes_of(int64_t D)
     return lanes;
 }
 
+/* Are lines whole packs of 16 bits that move at once, by all their lanes? */
+static bool is_flat(const struct gdn_cu_norm *a)
+{
+    const struct gdn_cu_lines *const lines[] = { &a->x, &a->out, &a->z };
+    for (int i = 0; i < (a->z.data ? 3 : 2); i++)
+        if (lines[i]->access != 16 || lines[i]->dtype != a->x.dtype) return false;
+    return a->x.dtype != GDN_F32 && a->leads.n == 1 && a->D == lanes_of(a->D) * PACK;
+}
+
+/* The kernel, and how many lines a group of lanes has; 0: a block has one. */
+static enum gdn_kernel_id choose(const struct gdn_cu_norm *a, int64_t *lines)
+{
+    *lines = a->D <= LONGEST_ROW ? 2 : a->D <= LONGEST_LONG;
+    if (a->D > LONGEST_LONG) return GDN_CU_NORM_wide;
+    if (a->D > LONGEST_ROW) return GDN_CU_NORM_long;
+    if (!is_flat(a)) return GDN_CU_NORM_row;
+    *lines = 4;
+    return a->x.dtype == GDN_BF16 ? GDN_CU_NORM_flat_bf16 : GDN_CU_NORM_flat_f16;
+}
+
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream)
 {
-    const bool    is_row = args->D <= LONGEST_ROW, is_long = !is_row && args->D <= LONGEST_LONG;
-    const int64_t lines = !is_row && !is_long ? 1 : (is_row ? 2 : 1) * THREADS / lanes_of(args->D);
+    int64_t                  lines;
+    const enum gdn_kernel_id kernel = choose(args, &lines);
+    args->lanes                     = lanes_of(args->D);
+    lines                           = lines ? lines * THREADS / args->lanes : 1;
     const struct gdn_cuda_call call = {
-        .kernel = is_row ? GDN_CU_NORM_row : is_long ? GDN_CU_NORM_long : GDN_CU_NORM_wide,
+        .kernel = kernel,
         .grid   = { (args->n_lines + lines - 1) / lines, 1, 1 },
         .stream = stream,
         .args   = args,
     };
-    args->lanes = lanes_of(args->D);
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, op, call.kernel);
 }

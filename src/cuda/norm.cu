@@ -3,6 +3,7 @@
  * L2 norm and gated RMSNorm: lines scaled by a number made of their sum of squares.
  *
  *     row    D to 256     1 to 32 lanes per line, a pack each, two lines at a time
+ *     flat   the same     whole packs of 16 bits, lines a step apart: nothing is asked, four lines
  *     long   D to 1024    a warp per line, four packs per lane
  *     wide   all          a block per line, which is read twice, the second time from a cache
  *
@@ -21,6 +22,19 @@ GDN_DEVICE float line_scale(const struct gdn_cu_norm &a, float sum)
     }
 }
 
+enum { floats = -1, bf16 = GDN_BF16, f16 = GDN_F16 };
+
+/* The dtype of x, z and out is known when compiling, and then packs are whole and move at once,
+ * and lines are one step apart; or it is `floats`, and everything is asked. */
+template <int dtype> GDN_DEVICE int32_t type_of(const struct gdn_cu_lines &l)
+{
+    return dtype == floats ? l.dtype : dtype;
+}
+template <int dtype> GDN_DEVICE int32_t access_of(const struct gdn_cu_lines &l)
+{
+    return dtype == floats ? l.access : 16;
+}
+
 /* What a lane has of one line, from element `first` on. */
 struct piece {
     char           *x, *z, *out;
@@ -28,28 +42,39 @@ struct piece {
     struct gdn_pack xs, zs;
 };
 
+template <int dtype>
 GDN_DEVICE void find_piece(const struct gdn_cu_norm &a, int64_t line, struct piece &p)
 {
-    const struct gdn_line at = find_line(a.leads, line);
-    p.x   = line_at(a.leads, a.x, at);
-    p.out = line_at(a.leads, a.out, at);
-    p.z   = a.z.data ? line_at(a.leads, a.z, at) : NULL;
+    if (dtype == floats) {
+        const struct gdn_line at = find_line(a.leads, line);
+        p.x   = line_at(a.leads, a.x, at);
+        p.out = line_at(a.leads, a.out, at);
+        p.z   = a.z.data ? line_at(a.leads, a.z, at) : NULL;
+    } else {
+        p.x   = a.x.data + line * a.x.step[0];
+        p.out = a.out.data + line * a.out.step[0];
+        p.z   = a.z.data + line * a.z.step[0];
+    }
 }
 
-GDN_DEVICE void load_x(const struct gdn_cu_norm &a, struct piece &p)
+template <int dtype> GDN_DEVICE void load_x(const struct gdn_cu_norm &a, struct piece &p)
 {
-    load_pack(p.xs, a.x.dtype, a.x.access, p.x + p.first * element_bytes(a.x.dtype), p.n);
+    const int32_t type = type_of<dtype>(a.x);
+    load_pack(p.xs, type, access_of<dtype>(a.x), p.x + p.first * element_bytes(type), p.n);
 }
 
-GDN_DEVICE void load_z(const struct gdn_cu_norm &a, struct piece &p)
+template <int dtype> GDN_DEVICE void load_z(const struct gdn_cu_norm &a, struct piece &p)
 {
-    if (a.z.data) load_pack(p.zs, a.z.dtype, a.z.access, p.z + p.first * element_bytes(a.z.dtype), p.n);
+    const int32_t type = type_of<dtype>(a.z);
+    if (a.z.data)
+        load_pack(p.zs, type, access_of<dtype>(a.z), p.z + p.first * element_bytes(type), p.n);
 }
 
+template <int dtype>
 GDN_DEVICE float add_squares(const struct gdn_cu_norm &a, const struct piece &p, float sum)
 {
     float x[8];
-    unpack(x, p.xs, a.x.dtype);
+    unpack(x, p.xs, type_of<dtype>(a.x));
 #pragma unroll
     for (int i = 0; i < 8; i++) sum = fmaf(x[i], x[i], sum);
     return sum;
@@ -57,6 +82,7 @@ GDN_DEVICE float add_squares(const struct gdn_cu_norm &a, const struct piece &p,
 
 GDN_DEVICE void load_weight(const struct gdn_cu_norm &a, const struct piece &p, float (&w)[8])
 {
+    if (!a.weight.data) return;
     if (a.weight_step == 1) {
         struct gdn_pack ws;
         load_pack(ws, a.weight.dtype, a.weight.access,
@@ -70,33 +96,34 @@ GDN_DEVICE void load_weight(const struct gdn_cu_norm &a, const struct piece &p, 
                        : 0;
 }
 
-template <bool HAS_ZEROS>
-GDN_DEVICE void store_scaled(const struct gdn_cu_norm &a, const struct piece &p, float scale)
+template <int dtype, bool HAS_ZEROS>
+GDN_DEVICE void store_scaled(const struct gdn_cu_norm &a, const struct piece &p,
+                             const float (&w)[8], float scale)
 {
+    const int32_t   type = type_of<dtype>(a.out);
     float           x[8], y[8];
     unsigned        zeros = 0; /* which elements stay so: bits */
     struct gdn_pack out;
-    unpack(x, p.xs, a.x.dtype);
+    unpack(x, p.xs, type_of<dtype>(a.x));
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         if (HAS_ZEROS && a.zeros && x[i] == 0) zeros |= 1u << i;
         x[i] *= scale;
     }
     if (a.weight.data) {
-        load_weight(a, p, y);
 #pragma unroll
-        for (int i = 0; i < 8; i++) x[i] *= y[i];
+        for (int i = 0; i < 8; i++) x[i] *= w[i];
     }
     if (a.z.data) {
-        unpack(y, p.zs, a.z.dtype);
+        unpack(y, p.zs, type_of<dtype>(a.z));
 #pragma unroll
         for (int i = 0; i < 8; i++) x[i] = a.sigmoid ? times_sigmoid(x[i], y[i]) : x[i] * silu(y[i]);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
         if (HAS_ZEROS && zeros >> i & 1) x[i] = 0;
-    pack(out, x, a.out.dtype);
-    store_pack(p.out + p.first * element_bytes(a.out.dtype), out, a.out.dtype, a.out.access, p.n);
+    pack(out, x, type);
+    store_pack(p.out + p.first * element_bytes(type), out, type, access_of<dtype>(a.out), p.n);
 }
 
 /* The sum over `lanes` lanes that follow each other, in all of them. */
@@ -109,45 +136,50 @@ GDN_DEVICE float sum_lanes(float x, int lanes)
 /* ---- Lines in registers -------------------------------------------------------------------- */
 
 /* LINES lines at a time by a.lanes lanes, PACKS packs of each. Lanes without a line go along. */
-template <int LINES, int PACKS> GDN_DEVICE void norm_lines(const struct gdn_cu_norm &a)
+template <int dtype, int LINES, int PACKS>
+GDN_DEVICE void norm_lines(const struct gdn_cu_norm &a)
 {
     const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int     lane   = threadIdx.x & (a.lanes - 1);
     const int64_t first  = (thread >> (31 - __clz(a.lanes))) * LINES;
     struct piece  p[LINES][PACKS];
-    float         sum[LINES];
+    float         sum[LINES], w[8];
 #pragma unroll
     for (int l = 0; l < LINES; l++) {
         const bool is_there = first + l < a.n_lines;
-        find_piece(a, is_there ? first + l : 0, p[l][0]);
+        find_piece<dtype>(a, is_there ? first + l : 0, p[l][0]);
 #pragma unroll
         for (int i = 0; i < PACKS; i++) {
             if (i) p[l][i] = p[l][0];
             p[l][i].first = (int64_t)(i * a.lanes + lane) * GDN_PACK;
-            p[l][i].n     = is_there ? a.D - p[l][i].first : 0;
-            load_x(a, p[l][i]);
+            p[l][i].n     = !is_there ? 0 : dtype == floats ? a.D - p[l][i].first : GDN_PACK;
+            load_x<dtype>(a, p[l][i]);
         }
     }
 #pragma unroll
     for (int l = 0; l < LINES; l++)
 #pragma unroll
-        for (int i = 0; i < PACKS; i++) load_z(a, p[l][i]);
+        for (int i = 0; i < PACKS; i++) load_z<dtype>(a, p[l][i]);
 #pragma unroll
     for (int l = 0; l < LINES; l++) {
         sum[l] = 0;
 #pragma unroll
-        for (int i = 0; i < PACKS; i++) sum[l] = add_squares(a, p[l][i], sum[l]);
+        for (int i = 0; i < PACKS; i++) sum[l] = add_squares<dtype>(a, p[l][i], sum[l]);
         sum[l] = line_scale(a, sum_lanes(sum[l], a.lanes));
     }
 #pragma unroll
-    for (int l = 0; l < LINES; l++)
+    for (int i = 0; i < PACKS; i++) {
+        load_weight(a, p[0][i], w);
 #pragma unroll
-        for (int i = 0; i < PACKS; i++)
-            if (p[l][i].n > 0) store_scaled<PACKS == 1>(a, p[l][i], sum[l]);
+        for (int l = 0; l < LINES; l++)
+            if (p[l][i].n > 0) store_scaled<dtype, PACKS == 1>(a, p[l][i], w, sum[l]);
+    }
 }
 
-GDN_DEVICE void norm_row(const struct gdn_cu_norm &a) { norm_lines<2, 1>(a); }
-GDN_DEVICE void norm_long(const struct gdn_cu_norm &a) { norm_lines<1, 4>(a); }
+GDN_DEVICE void norm_row(const struct gdn_cu_norm &a) { norm_lines<floats, 2, 1>(a); }
+GDN_DEVICE void norm_flat_bf16(const struct gdn_cu_norm &a) { norm_lines<bf16, 4, 1>(a); }
+GDN_DEVICE void norm_flat_f16(const struct gdn_cu_norm &a) { norm_lines<f16, 4, 1>(a); }
+GDN_DEVICE void norm_long(const struct gdn_cu_norm &a) { norm_lines<floats, 1, 4>(a); }
 
 /* ---- A block per line ---------------------------------------------------------------------- */
 
@@ -156,12 +188,12 @@ GDN_DEVICE void norm_wide(const struct gdn_cu_norm &a)
     __shared__ float sums[32];
     const int        warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     struct piece     p;
-    float            sum = 0;
-    find_piece(a, blockIdx.x, p);
+    float            sum = 0, w[8];
+    find_piece<floats>(a, blockIdx.x, p);
     for (p.first = threadIdx.x * GDN_PACK; p.first < a.D; p.first += blockDim.x * GDN_PACK) {
         p.n = a.D - p.first;
-        load_x(a, p);
-        sum = add_squares(a, p, sum);
+        load_x<floats>(a, p);
+        sum = add_squares<floats>(a, p, sum);
     }
     sum = sum_lanes(sum, 32);
     if (threadIdx.x % 32 == 0) sums[warp] = sum;
@@ -169,9 +201,10 @@ GDN_DEVICE void norm_wide(const struct gdn_cu_norm &a)
     sum = line_scale(a, sum_lanes(threadIdx.x % 32 < n_warps ? sums[threadIdx.x % 32] : 0, 32));
     for (p.first = threadIdx.x * GDN_PACK; p.first < a.D; p.first += blockDim.x * GDN_PACK) {
         p.n = a.D - p.first;
-        load_x(a, p);
-        load_z(a, p);
-        store_scaled<false>(a, p, sum);
+        load_x<floats>(a, p);
+        load_z<floats>(a, p);
+        load_weight(a, p, w);
+        store_scaled<floats, false>(a, p, w, sum);
     }
 }
 

@@ -114,4 +114,12 @@ GDN_DEVICE float rcp_approx(float x)
     return y;
 }
 
+/* 2^x to two units of the last place; 0 where that is denormal. */
+GDN_DEVICE float ex2_approx(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 #endif

@@ -469,7 +469,7 @@ static void none_wanted(void)
 
 /* ---- Going on from a checkpoint ------------------------------------------------------------ */
 
-/* The rest of a sequence after a checkpoint: G4's bits at multiples of 16 (64), else to rounding. */
+/* What follows a checkpoint: G4's bits at multiples of 16 (64), else to rounding. */
 static void G4_resume(void)
 {
     const int64_t wide = ring2_on_device() ? 4 : 1, T = 73 * wide;

@@ -45,7 +45,8 @@
  *        instruction set.
  *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits.
  *        gdn_prefill with f32 state: cutting a sequence at multiples of 16 tokens gives the
- *        same bits, if every part has more than 8 tokens. With GDN_EXACT: see G17.
+ *        same bits, if every part has more than 8 tokens; on a device at multiples of 64,
+ *        whatever the parts. With GDN_EXACT: see G17.
  *   G5   gdn_prefill of some tokens then gdn_decode of the rest agrees with one gdn_prefill
  *        of all to rounding.
  *   G6   Nothing outside the described elements is read or written.
@@ -532,6 +533,11 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * seeds s, s + 1, ... draw what one call with the seed s draws that stores after each token,
  * and with GDN_EXACT leave the same bits. GDN_EXACT with such a state takes no parents
  * (GDN_E_UNSUPPORTED). Other dtypes round to nearest even whatever `rounding` says.
+ *
+ * On a device gdn_prefill works in chunks of 64 tokens (32 where K is above 128, 16 for float32),
+ * and multiplies bfloat16 and float16 inputs on tensor cores: keys, queries, the state and what
+ * lies between are rounded to that dtype as factors, and summed in float32 (docs/numerics.md). It
+ * takes states of 8 bits there with GDN_EXACT alone.
  *
  * record_k record_u record_g record_count: see "Records of drafted tokens"; gdn_decode alone.
  *

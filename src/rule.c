@@ -287,6 +287,7 @@ static struct gdn_cu_rule device_args(const struct rule_call *c)
 static gdn_status describe_device(gdn_ctx *ctx, struct rule_call *c)
 {
     const struct gdn_cu_rule args = device_args(c);
+    if (!c->rule.decode && !c->rule.exact) TRY(gdn_cuda_prefill_check(ctx, &args));
     if (c->rule.tree && c->tokens.N > INT32_MAX - 1)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: %lld tokens, at most 2^31 - 2",
                         (long long)c->tokens.N);

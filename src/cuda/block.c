@@ -285,20 +285,25 @@ static bool are_short(const struct gdn_block *b)
     return b->tokens->T <= GDN_SHORT_SEQUENCE || b->n_tokens <= b->plan->B;
 }
 
-static gdn_status run_rule(struct layer *l)
+static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_rule *rule)
 {
-    const struct gdn_block     *b     = l->b;
     const gdn_block_args       *args  = b->args;
     const struct gdn_plan_pools pools = pools_of(&args->state, &args->checkpoints);
     const gdn_rule_args         decay = { .A_log = args->A_log, .dt_bias = args->dt_bias };
-    struct gdn_rule             rule  = b->rule;
+    return gdn_cuda_rule_args(rule, &decay, b->plan, b->tokens, &pools);
+}
+
+static gdn_status run_rule(struct layer *l)
+{
+    const struct gdn_block *b    = l->b;
+    struct gdn_rule         rule = b->rule;
     rule.q    = conv_rows(b, &l->m, 0, b->K);
     rule.k    = conv_rows(b, &l->m, b->columns.k, b->K);
     rule.v    = conv_rows(b, &l->m, b->columns.v, b->V);
     rule.beta = gate_rows(b, l->m.gates, 0);
     rule.g    = gate_rows(b, l->m.gates, b->Hv);
     rule.out  = rule.v;
-    struct gdn_cu_rule a = gdn_cuda_rule_args(&rule, &decay, b->plan, b->tokens, &pools);
+    struct gdn_cu_rule a = rule_args(b, &rule);
     drop_keep(&a.batch);
     if (rule.exact || are_short(b))
         TRY(gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream));
@@ -385,6 +390,10 @@ gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *b, size_t 
     if (b->n_tokens > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
                         (long long)b->n_tokens);
+    if (!b->rule.exact && !are_short(b)) {
+        const struct gdn_cu_rule args = rule_args(b, &b->rule);
+        TRY(gdn_cuda_prefill_check(ctx, &args));
+    }
     *bytes = lay_out(&m, b, blas_bytes(ctx, b), NULL);
     return needs_blas(b) ? gdn_blas_open(ctx) : GDN_OK;
 }

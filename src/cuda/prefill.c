@@ -74,6 +74,13 @@ static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int sha
     return 0;
 }
 
+gdn_status gdn_cuda_prefill_check(gdn_ctx *ctx, const struct gdn_cu_rule *args)
+{
+    if (!args->from.scales && !args->to.scales && !args->checkpoints.scales) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                    "state: 8 bits, on a device chunks have no kernel for them (GDN_EXACT has)");
+}
+
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *stream)
 {
     const struct form    *f = find_form(rule->q.dtype, rule->K);
@@ -82,8 +89,6 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *
     p.k_wide   = width_of(&rule->k);
     p.v_wide   = width_of(&rule->v);
     p.out_wide = width_of(&rule->out);
-    if (rule->from.scales || rule->to.scales || rule->checkpoints.scales)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "state: 8 bits, no kernel for them here yet");
     cut_columns(&p, f, rule->batch.B * rule->H, ctx->cuda->sm_count);
     size_t shared = cut_memory(&p, f, ctx->cuda->shared_most);
     while (!shared && p.n_state > 1) {

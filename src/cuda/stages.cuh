@@ -29,17 +29,17 @@ struct chunk_gates {
 
 struct chunk_shared {
     struct chunk_gates gates;
-    float A[CHUNK][CHUNK + PAD]; /* [j][i]: what row i takes of row j */
+    alignas(16) float A[CHUNK][CHUNK + PAD]; /* [j][i]: what row i takes of row j */
     float tile[CHUNK][DEPTH + 1];
 };
 struct columns_shared {
     struct chunk_shared chunk;
-    float x[CHUNK - STEP][THREADS]; /* the last rows are of no use to later ones */
+    alignas(16) float x[CHUNK - STEP][THREADS]; /* the last rows are of no use to later ones */
 };
 struct strip_shared {
     struct chunk_shared chunk;
-    float x[CHUNK][STRIP + PAD];  /* d or u */
-    float S[MOST_K][STRIP + PAD];
+    alignas(16) float x[CHUNK][STRIP + PAD]; /* d or u */
+    alignas(16) float S[MOST_K][STRIP + PAD];
 };
 
 static_assert(sizeof(struct columns_shared) <= GDN_CU_COLUMNS_BYTES, "columns_shared");

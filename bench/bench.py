@@ -73,6 +73,7 @@ def describe(r):
         sizes.append(f"B = {r['batch']}, T = 1")
     state = f", state {r['state']}" if r.get("state", r["dtype"]) != r["dtype"] else ""
     mode = ", exact" if r.get("exact") else ", bf16 products" if r.get("bf16_products") else ""
+    mode += ", every state kept" if r.get("each") else ""
     return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}{mode}"
 
 

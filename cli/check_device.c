@@ -206,7 +206,8 @@ static void check_rows(struct check *k)
         for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
             for (int s = 0; s < 5; s++) {
                 const int64_t     D = sizes[s];
-                struct case_dims  d = { .Hq = 3, .Hv = D == 128 ? 32 : 5, .K = D, .V = D, .dtype = dtype };
+                struct case_dims  d = { .Hq = 3, .Hv = D == 128 ? 32 : 5, .K = D, .V = D,
+                                        .dtype = dtype };
                 struct rows_case  c;
                 struct comparison found = { 0 };
                 char              name[64];

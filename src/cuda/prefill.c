@@ -37,7 +37,7 @@ static int32_t width_of(const struct gdn_rows *r)
 
 /*
  * Warps with the state: few make more blocks, of which each does T and P once more. The costs of a
- * chunk by that number were measured; what counts is the sum over the waves of blocks.
+ * chunk by that number are estimates; what counts is the sum over the waves of blocks.
  */
 static void cut_columns(struct gdn_cu_prefill *p, const struct form *f, int64_t n_heads,
                         int sm_count)

@@ -137,7 +137,7 @@ stage_asan() {
     export ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
     # The longest ones with the best instruction set alone.
     run_tests asan -L 'ring1|ring2|^cli$' \
-        -E '^readme$|^op_(checkpoints|stages|tree|exact)[.](scalar|avx2)$'
+        -E '^readme$|^op_(checkpoints|stages|tree|exact|rule.*|mixed|block.*)[.](scalar|avx2)$'
 }
 
 # Only what has threads; the best instruction set is enough for that.
@@ -148,7 +148,7 @@ stage_tsan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
     build tsan tsan
-    run_tests tsan -L ring2 -E '[.](scalar|avx2)$|^op_(checkpoints|exact|stages|tree)$|^unit_fuzz'
+    run_tests tsan -L ring2 -E '[.](scalar|avx2)$|^op_(checkpoints|exact|stages|tree|rule_properties)$|^unit_fuzz'
 }
 
 # Reads of memory that nobody wrote; clang models plain C best, hence the scalar table.

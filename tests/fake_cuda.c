@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_cuda.h"
 
+#include <stdbool.h>
 #include <string.h>
+
+#include "cuda/args.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -124,7 +127,9 @@ FAKE(cuLaunchKernelEx)(const struct gdn_cu_config *config, gdn_cu_kernel k, void
     (void)extra;
     fake_cuda.launch = *config;
     fake_cuda.kernel = k;
-    memcpy(fake_cuda.args, parameters[0], 24); /* the least that a kernel takes */
+    /* Those of the norms are looked at; no kernel takes less than the other size. */
+    const bool is_norm = !strncmp(k, "gdn_norm_", 9);
+    memcpy(fake_cuda.args, parameters[0], is_norm ? sizeof(struct gdn_cu_norm) : 24);
     return current ? 0 : INVALID;
 }
 FAKE(cuMemAlloc)(gdn_cu_memory *m, size_t n)

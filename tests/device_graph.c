@@ -335,7 +335,7 @@ static void give_workspace(gdn_ctx *ctx, struct call *c)
 
 static gdn_status run(gdn_ctx *ctx, const struct call *c)
 {
-    return ring2_run(ctx, c->op, &c->args);
+    return gdn_run_op(ctx, c->op, &c->args);
 }
 
 /* ---- Graphs -------------------------------------------------------------------------------- */

@@ -99,17 +99,8 @@ static void norm(int dtype)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(int number);
-        int n;
-    } tests[] = { { "rule", rule, N_RULES }, { "conv1d", conv, 3 }, { "rmsnorm_gated", norm, 3 } };
-    ring2_options(argc, argv);
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        for (int number = 0; number < tests[i].n; number++) {
-            if (!ring2_begin("%s, %d", tests[i].name, number)) continue;
-            tests[i].run(number);
-            ring2_end();
-        }
-    return ring2_summary();
+    static const struct ring2_cases tests[] = {
+        { "rule", rule, N_RULES }, { "conv1d", conv, 3 }, { "rmsnorm_gated", norm, 3 }
+    };
+    return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

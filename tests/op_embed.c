@@ -131,7 +131,7 @@ static void draw_accepted(struct arena *a, gdn_op op, union ring2_call *c, gdn_b
     for (int i = 0; i < 1000 && status != GDN_OK; i++) {
         ring2_draw_call(&a->draw, op, c, batch);
         memcpy(a->before, a->draw.arena, RING2_ARENA);
-        status = ring2_run(ring2_ctx(1), op, c);
+        status = gdn_run_op(ring2_ctx(1), op, c);
     }
     ring2_status(ring2_ctx(1), "a call of 1000", status, GDN_OK);
     memcpy(a->want, a->draw.arena, RING2_ARENA);
@@ -141,7 +141,7 @@ static void same_bits(struct arena *a, gdn_ctx *ctx, gdn_op op, const union ring
 {
     size_t at = 0;
     memcpy(a->draw.arena, a->before, RING2_ARENA);
-    ring2_status(ctx, "the call", ring2_run(ctx, op, c), GDN_OK);
+    ring2_status(ctx, "the call", gdn_run_op(ctx, op, c), GDN_OK);
     while (at < RING2_ARENA && a->draw.arena[at] == a->want[at]) at++;
     CHECK(at == RING2_ARENA, "op %d: byte %zu differs", (int)op, at);
 }
@@ -199,7 +199,7 @@ static void wrong_lenders(void)
         large_call(op, &c);
         switched = wrong[i / 2].f;
         ring2_call_begin();
-        ring2_status(ctx, "a wrong lender", ring2_run(ctx, op, &c), GDN_E_ARG);
+        ring2_status(ctx, "a wrong lender", gdn_run_op(ctx, op, &c), GDN_E_ARG);
         CHECK(strstr(gdn_last_error(ctx), "parallel_for") &&
                   strstr(gdn_last_error(ctx), wrong[i / 2].text),
               "text \"%s\"", gdn_last_error(ctx));
@@ -208,7 +208,7 @@ static void wrong_lenders(void)
         for (int j = 0; j < n; j++) ring2_may_write(list[j]);
         ring2_call_end();
         switched = backwards;
-        ring2_status(ctx, "a good one", ring2_run(ctx, op, &c), GDN_OK);
+        ring2_status(ctx, "a good one", gdn_run_op(ctx, op, &c), GDN_OK);
     }
     gdn_ctx_destroy(ctx);
 }

@@ -435,11 +435,7 @@ static void whole_batch(int number)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(int number);
-        int n;
-    } tests[] = {
+    static const struct ring2_cases tests[] = {
         { "G17 state f32, in all ways", ways_f32, N_CASES },
         { "G17 state bf16, in all ways", ways_bf16, N_CASES },
         { "G17 state f16, in all ways", ways_f16, N_CASES },
@@ -453,12 +449,5 @@ int main(int argc, char **argv)
         { "exact: G9 every state bit stays", every_bit_stays, 18 },
         { "exact: G6 G11 G13 a whole batch", whole_batch, 8 },
     };
-    ring2_options(argc, argv);
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        for (int number = 0; number < tests[i].n; number++) {
-            if (!ring2_begin("%s, %d", tests[i].name, number)) continue;
-            tests[i].run(number);
-            ring2_end();
-        }
-    return ring2_summary();
+    return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

@@ -90,7 +90,7 @@ static void spread_call(gdn_op op, const union ring2_call *c, union ring2_call *
     union ring2_call *own  = (union ring2_call *)(uintptr_t)c;
     gdn_tensor       *from = ring2_call_tensors(own), *to = ring2_call_tensors(far);
     *far                   = *c;
-    for (size_t i = 0; i < ring2_ops[op].n_tensors; i++) {
+    for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++) {
         size_t same = 0; /* a view that is an earlier one stays it */
         while (same < i && (from[same].data != from[i].data || !from[i].data)) same++;
         if (same < i) to[i] = to[same];
@@ -109,10 +109,10 @@ static void spread_one(gdn_op op, struct ring2_draw *draw)
         ring2_draw_call(draw, op, &c, &batch);
         space.used = 0;
         spread_call(op, &c, &far);
-        status = ring2_run(ctx, op, &c);
+        status = gdn_run_op(ctx, op, &c);
     }
     ring2_status(ctx, "a call of 1000", status, GDN_OK);
-    ring2_status(ctx, "far apart", ring2_run(ctx, op, &far), GDN_OK);
+    ring2_status(ctx, "far apart", gdn_run_op(ctx, op, &far), GDN_OK);
     const int n = ring2_written(op, &c, near_list);
     ring2_written(op, &far, far_list);
     for (int i = 0; i < n; i++)

@@ -308,13 +308,13 @@ static void accepted(void)
     memset(&newer, 0, sizeof newer);
     newer.args             = now.a;
     newer.args.struct_size = sizeof newer;
-    ring2_status(now.ctx, "newer", ring2_run(now.ctx, now.op, &newer), GDN_OK);
+    ring2_status(now.ctx, "newer", gdn_run_op(now.ctx, now.op, &newer), GDN_OK);
     newer.more[1] = 1;
     ring2_refused(now.ctx, now.op, &newer, RING2_STRUCT, GDN_E_ARG, "gdn_rule_args");
     now.a.struct_size = offsetof(gdn_rule_args, workspace);
-    ring2_status(now.ctx, "older", ring2_run(now.ctx, now.op, &now.a), GDN_OK);
+    ring2_status(now.ctx, "older", gdn_run_op(now.ctx, now.op, &now.a), GDN_OK);
     ring2_refused(now.ctx, now.op, NULL, RING2_STRUCT, GDN_E_ARG, "NULL");
-    CHECK(ring2_run(NULL, now.op, &now.a) == GDN_E_ARG, "a call without context");
+    CHECK(gdn_run_op(NULL, now.op, &now.a) == GDN_E_ARG, "a call without context");
     CHECK(gdn_supported(NULL, now.op, &now.a) == GDN_E_ARG, "a question without context");
     CHECK(gdn_supported(now.ctx, (gdn_op)99, &now.a) == GDN_E_ARG, "an unknown op");
     ring2_end();

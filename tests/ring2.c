@@ -127,6 +127,18 @@ int ring2_main(int argc, char **argv, const struct ring2_test *tests, int n)
     return ring2_summary();
 }
 
+int ring2_cases_main(int argc, char **argv, const struct ring2_cases *tests, int n)
+{
+    ring2_options(argc, argv);
+    for (int i = 0; i < n; i++)
+        for (int number = 0; number < tests[i].n; number++) {
+            if (!ring2_begin("%s, %d", tests[i].name, number)) continue;
+            tests[i].run(number);
+            ring2_end();
+        }
+    return ring2_summary();
+}
+
 void ring2_fail(const char *format, ...)
 {
     va_list list;

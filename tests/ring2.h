@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "gdn.h"
+#include "ops.h"
 
 /* ---- Tests ---- */
 
@@ -25,6 +26,14 @@ struct ring2_test {
 
 /* Runs those whose name holds the argument, if there is one. Returns main's status. */
 int ring2_main(int argc, char **argv, const struct ring2_test *tests, int n);
+
+/* The same for tests of n numbered cases each. */
+struct ring2_cases {
+    const char *name;
+    void (*run)(int number);
+    int n;
+};
+int ring2_cases_main(int argc, char **argv, const struct ring2_cases *tests, int n);
 
 /* The same by hand, for generated tests: */
 void ring2_options(int argc, char **argv);
@@ -131,14 +140,6 @@ void ring2_may_write_bytes(const void *memory, size_t bytes);
 void ring2_call_end(void);
 
 /* ---- Refusals ---- */
-
-/* Bytes of the op's struct; how many tensors it begins with; where its batch is (0: none). */
-struct ring2_op {
-    size_t bytes, n_tensors, batch_at;
-};
-extern const struct ring2_op ring2_ops[];
-
-gdn_status ring2_run(gdn_ctx *ctx, gdn_op op, const void *args);
 
 enum ring2_seen { RING2_STRUCT, RING2_CONTENTS, RING2_WORKSPACE };
 /*

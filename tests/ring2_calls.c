@@ -490,8 +490,8 @@ void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_b
     *batch  = draw_batch(d, op, &s);
     draws[op](d, c, &s);
     if (op == GDN_OP_DECODE && one_in(6)) add_record(d, &c->rule, &s, batch);
-    if (ring2_ops[op].batch_at && !one_in(8))
-        memcpy(c->bytes + ring2_ops[op].batch_at, &t, sizeof t);
+    if (gdn_op_shapes[op].batch_at && !one_in(8))
+        memcpy(c->bytes + gdn_op_shapes[op].batch_at, &t, sizeof t);
 }
 
 bool ring2_has_op(gdn_ctx *ctx, gdn_op op)

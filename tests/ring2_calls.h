@@ -56,7 +56,7 @@ bool ring2_has_op(gdn_ctx *ctx, gdn_op op);
 /* The tensors that the call may write, of RING2_MAX_WRITTEN at most; some may be absent. */
 int ring2_written(gdn_op op, const union ring2_call *c, const gdn_tensor **list);
 
-/* The op's tensors, of ring2_ops[op].n_tensors. */
+/* The op's tensors, of gdn_op_shapes[op].n_tensors. */
 static inline gdn_tensor *ring2_call_tensors(union ring2_call *c)
 {
     return (gdn_tensor *)(void *)(c->bytes + 8);

@@ -157,7 +157,7 @@ static inline void run(gdn_ctx *ctx, gdn_op op, const void *args, void *const *w
     ring2_call_begin();
     for (int i = 0; i < n; i++) ring2_may_write(written[i]);
     ring2_may_write_bytes(*workspace, bytes);
-    ring2_status(ctx, "the call", ring2_run(ctx, op, args), GDN_OK);
+    ring2_status(ctx, "the call", gdn_run_op(ctx, op, args), GDN_OK);
     ring2_call_end();
 }
 

@@ -190,14 +190,14 @@ static bool fail_one(struct arena *a, gdn_op op, const union ring2_call *c, int 
     m.fail_at             = m.n_calls + n;
     memcpy(a->draw.arena, a->before, RING2_ARENA);
     watched                 = true;
-    const gdn_status status = ring2_run(ctx, op, c);
+    const gdn_status status = gdn_run_op(ctx, op, c);
     watched                 = false;
     const bool failed       = m.n_calls >= m.fail_at;
     ring2_status(ctx, "the call", status, failed ? GDN_E_MEMORY : GDN_OK);
     if (failed) {
         CHECK(!memcmp(a->draw.arena, a->before, RING2_ARENA), "op %d: a byte changed", (int)op);
         CHECK(strstr(gdn_last_error(ctx), "memory"), "text \"%s\"", gdn_last_error(ctx));
-        ring2_status(ctx, "again", ring2_run(ctx, op, c), GDN_OK);
+        ring2_status(ctx, "again", gdn_run_op(ctx, op, c), GDN_OK);
     }
     CHECK(!memcmp(a->draw.arena, a->want, RING2_ARENA), "op %d: not the same result", (int)op);
     destroy(ctx, &m);
@@ -219,7 +219,7 @@ static void ops(void)
         for (int j = 0; j < 1000 && status != GDN_OK; j++) {
             ring2_draw_call(&a.draw, op, &c, &batch);
             memcpy(a.before, a.draw.arena, RING2_ARENA);
-            status = ring2_run(ring2_ctx(2), op, &c);
+            status = gdn_run_op(ring2_ctx(2), op, &c);
         }
         memcpy(a.want, a.draw.arena, RING2_ARENA);
         for (int n = 1; fail_one(&a, op, &c, n); n++) n_failed[op]++;

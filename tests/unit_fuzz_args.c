@@ -68,7 +68,7 @@ static void mutate_word(void *where)
 /* One field of the struct or of its batch; pointers only where they stay real. */
 static void mutate(gdn_op op, union ring2_call *c, gdn_batch *t)
 {
-    const struct ring2_op *o = &ring2_ops[op];
+    const struct gdn_op_shape *o = &gdn_op_shapes[op];
     gdn_tensor            *tensors = ring2_call_tensors(c);
     const size_t first = 8 + o->n_tensors * sizeof(gdn_tensor) + (o->batch_at ? 8 : 0);
     const size_t end   = o->bytes - 24; /* workspace, its bytes, stream */
@@ -109,9 +109,10 @@ static bool is_runnable(gdn_op op, const union ring2_call *c)
 {
     const gdn_tensor *t = (const gdn_tensor *)(const void *)(c->bytes + 8);
     const gdn_batch  *batch = NULL;
-    for (size_t i = 0; i < ring2_ops[op].n_tensors; i++)
+    for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++)
         if (t[i].data && in_arena(&t[i]) < 0) return false;
-    if (ring2_ops[op].batch_at) memcpy(&batch, c->bytes + ring2_ops[op].batch_at, sizeof batch);
+    if (gdn_op_shapes[op].batch_at)
+        memcpy(&batch, c->bytes + gdn_op_shapes[op].batch_at, sizeof batch);
     t = batch ? &batch->cu_seqlens : NULL;
     for (int i = 0; batch && i < RING2_BATCH_TENSORS; i++)
         if (t[i].data && in_arena(&t[i]) < 0) return false;
@@ -162,7 +163,7 @@ static void fuzz_one(void)
     CHECK(gdn_workspace_bytes(ctx, op, &c, &bytes) == asked, "op %d: two answers", (int)op);
     if (asked == GDN_OK && !is_runnable(op, &c)) return;
     memcpy(fuzz.before, fuzz.draw.arena, RING2_ARENA);
-    status = ring2_run(ctx, op, &c);
+    status = gdn_run_op(ctx, op, &c);
     CHECK(asked == GDN_OK || status == asked, "op %d: gdn_supported says %s, the op %s", (int)op,
           gdn_status_name(asked), gdn_status_name(status));
     CHECK(status == GDN_OK || gdn_last_error(ctx)[0], "op %d: no error text", (int)op);

@@ -46,10 +46,7 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t blas,
 {
     const size_t N = (size_t)b->n_tokens, unit = gdn_dtype_bytes(b->in.dtype);
     const size_t gates = N * 2 * (size_t)b->Hv * sizeof(float);
-    const struct {
-        void  *at;
-        size_t bytes;
-    } parts[] = {
+    const struct gdn_room rooms[] = {
         { &m->projected, N * (size_t)b->columns.b * unit },
         { &m->woven, is_woven(b) ? gates : 0 },
         { &m->gates, gates },
@@ -57,13 +54,7 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t blas,
         { &m->out, spares_padding(b) ? N * (size_t)b->hidden * unit : 0 },
         { &m->blas, blas },
     };
-    size_t bytes = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        char *at = memory ? memory + bytes : NULL;
-        memcpy(parts[i].at, &at, sizeof at);
-        bytes += gdn_align64(parts[i].bytes);
-    }
-    return bytes;
+    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
 /* Tokens of a buffer of so many columns, from one of them on; `head` elements to a head. */
@@ -246,14 +237,6 @@ static gdn_status split(struct layer *l)
 }
 
 /* Slots of a pool that is read and written in place, and of its checkpoints. */
-static struct gdn_plan_pools pools_of(const gdn_tensor *state, const gdn_tensor *checkpoints)
-{
-    const int64_t P = state->data ? state->size[0] : -1;
-    return (struct gdn_plan_pools){
-        .read = P, .write = P, .checkpoint = checkpoints->data ? checkpoints->size[0] : -1
-    };
-}
-
 /* What comes before the output has no padding rows to keep: they are zero there. */
 static void drop_keep(struct gdn_cu_batch *batch)
 {
@@ -264,7 +247,9 @@ static void drop_keep(struct gdn_cu_batch *batch)
 static gdn_status convolve(struct layer *l)
 {
     const struct gdn_block     *b     = l->b;
-    const struct gdn_plan_pools pools = pools_of(&b->args->conv_state, &b->args->conv_checkpoints);
+    const gdn_block_args       *args  = b->args;
+    const struct gdn_plan_pools pools =
+        gdn_plan_pools_of(&args->conv_state, &args->conv_state, &args->conv_checkpoints);
     struct gdn_conv             conv  = b->conv;
     conv.x               = projected_rows(b, &l->m, 0);
     conv.out             = conv_rows(b, &l->m, 0, 0);
@@ -288,7 +273,8 @@ static bool are_short(const struct gdn_block *b)
 static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_rule *rule)
 {
     const gdn_block_args       *args  = b->args;
-    const struct gdn_plan_pools pools = pools_of(&args->state, &args->checkpoints);
+    const struct gdn_plan_pools pools =
+        gdn_plan_pools_of(&args->state, &args->state, &args->checkpoints);
     const gdn_rule_args         decay = { .A_log = args->A_log, .dt_bias = args->dt_bias };
     return gdn_cuda_rule_args(rule, &decay, b->plan, b->tokens, &pools);
 }
@@ -355,7 +341,7 @@ static gdn_status store(struct layer *l)
     const struct gdn_block         *b     = l->b;
     const gdn_tensor               *state = b->args->state.data ? &b->args->state
                                                                 : &b->args->conv_state;
-    const struct gdn_plan_pools     pools = pools_of(state, &(gdn_tensor){ 0 });
+    const struct gdn_plan_pools     pools = gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
     const struct gdn_cu_block_store a     = {
             .batch = gdn_cuda_batch(b->plan, b->tokens, &pools),
             .out   = b->out,

@@ -278,6 +278,7 @@ gdn_status gdn_check_apart(gdn_ctx *ctx, const struct gdn_extents *all, const gd
                                                const gdn_tensor *other),
                            const void *args)
 {
+    if (!written->data) return GDN_OK;
     const struct gdn_extent w = extent_of(written, name);
     for (int i = 0; i < all->n; i++) {
         const struct gdn_extent *o = &all->of[i];

@@ -61,7 +61,7 @@ int64_t gdn_index2(const gdn_tensor *t, int64_t i, int64_t j);
 /* Converts a 1-d float tensor of any stride to n floats; absent: fills with `absent`. */
 void gdn_load_vector(float *dst, const gdn_tensor *t, int64_t n, float absent);
 
-/* gdn_dtype_bytes() of a dtype that is one, or 0 and below GDN_U8. */
+/* gdn_dtype_bytes() of a tensor that has passed gdn_check_tensor(). */
 extern const uint8_t gdn_units[GDN_U8 + 1];
 static inline int64_t gdn_unit(int32_t dtype) { return gdn_units[dtype]; }
 

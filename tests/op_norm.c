@@ -294,7 +294,7 @@ static void flat_lines(void)
         if (i % 4 == 3) c.weight = (gdn_tensor){ 0 };
         c.ctx = ring2_ctx(1);
         check(&c);
-        if (ring2_on_device())
+        if (ring2_on_device() && D >= 32)
             CHECK(strstr(gdn_last_kernel(c.ctx), "flat"), "%s", gdn_last_kernel(c.ctx));
         ring2_free();
     }

@@ -66,7 +66,7 @@ struct gdn_cu_gates {
     int64_t             n_lines, H;
     float               bound, factor; /* of beta: 1 or 2 */
     int32_t             linear;
-    int32_t             rounds; /* lines of a thread, see gates.cu */
+    int32_t             pad;
 };
 
 /* gdn_l2norm, gdn_rmsnorm_gated: z and weight may be absent. */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ops.h"
 
-enum { THREADS = 256, PACK = 8, LINES = 2 }; /* of a block; heads and lines of a thread */
-enum { MOST = 8 }; /* rounds of a thread */
+enum { THREADS = 256, PACK = 8 }; /* of a block; heads of a thread */
+
+enum { WAVES = 4 }; /* blocks, in times those that a device has at once; then threads take turns */
 
 static bool is_flat(const struct gdn_cu_gates *a, int32_t dtype)
 {
@@ -33,18 +34,16 @@ static int64_t busy_of(enum gdn_kernel_id kernel)
 
 gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream)
 {
-    struct gdn_cu_gates a     = *args;
-    const int64_t       packs = (a.H + PACK - 1) / PACK;
-    const int64_t       lines = packs > 0 ? LINES * (packs < THREADS ? THREADS / packs : 1) : 0;
-    const int64_t       n     = lines ? (a.n_lines + lines - 1) / lines : 0;
-    const enum gdn_kernel_id kernel = choose(&a);
-    const int64_t busy = busy_of(kernel) * (int64_t)ctx->cuda->sm_count;
-    a.rounds                  = (int32_t)(n < MOST * busy ? (n + busy - 1) / busy : MOST);
+    const int64_t            packs  = (args->H + PACK - 1) / PACK;
+    const int64_t            lines  = packs < THREADS ? THREADS / (packs ? packs : 1) : 1;
+    const int64_t            n      = packs ? (args->n_lines + lines - 1) / lines : 0;
+    const enum gdn_kernel_id kernel = choose(args);
+    const int64_t            most   = WAVES * busy_of(kernel) * (int64_t)ctx->cuda->sm_count;
     const struct gdn_cuda_call call = {
         .kernel = kernel,
-        .grid   = { n ? (n + a.rounds - 1) / a.rounds : 0, 1, 1 },
+        .grid   = { n < most ? n : most, 1, 1 },
         .stream = stream,
-        .args   = &a,
+        .args   = args,
     };
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, "gates", call.kernel);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ops.h"
 
-enum { PACK = 8, LONGEST_ROW = 256, LONGEST_LONG = 1024, THREADS = 256 };
+enum { PACK = 8, LONGEST_ROW = 256, LONGEST_LONG = 1024, THREADS = 256, LEAST_LANES = 4 };
 
-/* Lanes of 8 elements that a line of D takes. */
+/* Lanes of 8 elements that a line of D takes; not fewer than they take lines at a time. */
 static int lanes_of(int64_t D)
 {
-    int lanes = 1;
+    int lanes = LEAST_LANES;
     while (lanes < 32 && lanes * PACK < D) lanes *= 2;
     return lanes;
 }

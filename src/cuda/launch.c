@@ -29,6 +29,8 @@ static const struct kernel_row rows[GDN_N_KERNELS] = {
     { "gdn_prefill_bf16_" #deep, threads, shared },
 #define GDN_KERNEL_prefill_f16(threads, shared, deep) { "gdn_prefill_f16_" #deep, threads, shared },
 #define GDN_KERNEL_prefill_f32(threads, shared, deep) { "gdn_prefill_f32_" #deep, threads, shared },
+#define GDN_KERNEL_prefill_hopper(threads, shared, io) \
+    { "gdn_prefill_hopper_" #io, threads, shared },
 #define GDN_KERNEL_decode_walk(threads, shared, layout, KC)                                   \
     { "gdn_decode_walk_" #layout "_" #KC, threads, shared },
 #define GDN_KERNEL_record(threads, shared, what) { "gdn_record_" #what, threads, shared },

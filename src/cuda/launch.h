@@ -24,6 +24,7 @@ enum gdn_kernel_id {
 #define GDN_KERNEL_prefill_bf16(threads, shared, deep) GDN_CU_PREFILL_BF16_##deep,
 #define GDN_KERNEL_prefill_f16(threads, shared, deep) GDN_CU_PREFILL_F16_##deep,
 #define GDN_KERNEL_prefill_f32(threads, shared, deep) GDN_CU_PREFILL_F32_##deep,
+#define GDN_KERNEL_prefill_hopper(threads, shared, io) GDN_CU_PREFILL_HOPPER_##io,
 #define GDN_KERNEL_decode_walk(threads, shared, layout, KC) GDN_CU_DECODE_WALK_##layout##_##KC,
 #define GDN_KERNEL_record(threads, shared, what) GDN_CU_RECORD_##what,
 #define GDN_KERNEL_stage(threads, shared, what) GDN_CU_STAGE_##what,

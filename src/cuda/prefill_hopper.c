@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which calls of gdn_prefill the kernels of prefill_hopper.cuh take: those whose rows a tensor map
+ * can describe, whatever the batch holds. Which it is follows from dtypes, head sizes and alignment
+ * alone, so that the guarantees about bits hold across calls.
+ */
+#include "ops.h"
+#include "prefill_hopper.h"
+#include "tensor.h"
+
+enum { SHARED = 232448, TILE = 64 };
+
+/* Bytes from one to the next, of which there are n; a single one has no next. */
+static uint64_t step_of(int64_t n, int64_t step) { return n > 1 ? (uint64_t)step : 16; }
+
+static bool is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, int64_t n_heads)
+{
+    const uint64_t steps[] = { step_of(n_heads, r->head), step_of(b->padded ? b->T : b->N, r->token),
+                               step_of(b->padded ? b->B : 1, r->batch) };
+    if (!r->data) return true;
+    for (int i = 0; i < 3; i++)
+        if (steps[i] % 16 || steps[i] == 0 || steps[i] >= (uint64_t)1 << 40) return false;
+    return (uintptr_t)r->data % 16 == 0;
+}
+
+bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+{
+    const struct gdn_cu_batch *b      = &r->batch;
+    const enum gdn_kernel_id   kernel = r->q.dtype == GDN_BF16 ? GDN_CU_PREFILL_HOPPER_BF16
+                                                               : GDN_CU_PREFILL_HOPPER_F16;
+    return r->q.dtype != GDN_F32 && ctx->cuda->kernels[kernel] && ctx->cuda->capability == 90 &&
+           ctx->cuda->shared_most >= SHARED && r->K <= 2 * TILE && r->V <= 2 * TILE && b->N > 0 &&
+           b->N <= INT32_MAX - TILE && is_mapped(&r->q, b, r->Hq) && is_mapped(&r->k, b, r->Hk) &&
+           is_mapped(&r->v, b, r->Hv) && is_mapped(&r->out, b, r->H);
+}
+
+static gdn_status make_map(gdn_ctx *ctx, const char *name, const struct gdn_rows *r,
+                           const struct gdn_cu_batch *b, int64_t n_heads, int64_t n_columns,
+                           struct gdn_cu_map *map)
+{
+    const uint64_t rows = b->padded ? (uint64_t)b->B : 1;
+    const uint64_t tokens = (uint64_t)(b->padded ? b->T : b->N);
+    const uint64_t sizes[]  = { (uint64_t)n_columns, (uint64_t)n_heads, tokens, rows };
+    const uint64_t steps[]  = { step_of(n_heads, r->head), step_of((int64_t)tokens, r->token),
+                                step_of((int64_t)rows, r->batch) };
+    const uint32_t box[]    = { TILE, 1, TILE, 1 }, each[] = { 1, 1, 1, 1 };
+    if (!r->data) return GDN_OK;
+    GDN_CU(ctx, name, cuTensorMapEncodeTiled,
+           (map, r->dtype == GDN_BF16 ? GDN_CU_MAP_BF16 : GDN_CU_MAP_F16, 4, r->data, sizes, steps,
+            box, each, 0, GDN_CU_MAP_SWIZZLE_128B, GDN_CU_MAP_L2_256B, 0));
+    return GDN_OK;
+}
+
+gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r, void *stream)
+{
+    const struct gdn_cu_batch   *b = &r->batch;
+    struct gdn_cu_prefill_hopper p = { .rule = *r };
+    TRY(make_map(ctx, "q", &r->q, b, r->Hq, r->K, &p.q));
+    TRY(make_map(ctx, "k", &r->k, b, r->Hk, r->K, &p.k));
+    TRY(make_map(ctx, "v", &r->v, b, r->Hv, r->V, &p.v));
+    TRY(make_map(ctx, "out", &r->out, b, r->H, r->V, &p.out));
+    const struct gdn_cuda_call call = {
+        .kernel = r->q.dtype == GDN_BF16 ? GDN_CU_PREFILL_HOPPER_BF16 : GDN_CU_PREFILL_HOPPER_F16,
+        .grid   = { 2 * r->H * (b->B + (r->out.data && b->cu_seqlens.data)), 1, 1 },
+        .shared_bytes = SHARED,
+        .stream       = stream,
+        .args         = &p,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "prefill", call.kernel);
+}

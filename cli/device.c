@@ -73,7 +73,7 @@ static gdn_status run_scale(struct timed *t)
                                            .n      = (int64_t)(t->bytes / 16),
                                            .factor = 1 };
     const struct gdn_cuda_call    call = {
-           .kernel = GDN_CU_YARDSTICK_scale,
+           .kernel = GDN_CU_yardstick_scale,
            .grid   = { (args.n + 4 * SCALE_THREADS - 1) / (4 * SCALE_THREADS), 1, 1 },
            .args   = &args,
     };
@@ -141,7 +141,7 @@ static gdn_status time_rounds(const struct timer *timer, struct timed *work, int
     double samples[BENCH_MAX_ROUNDS];
     *best = 1e30;
     for (int i = -2; i < n; i++) { /* two to warm up */
-        double seconds;
+        double seconds = 0;
         TRY(time_once(timer, work, &seconds));
         if (i < 0) continue;
         samples[i] = 1e3 * seconds;

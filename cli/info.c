@@ -63,7 +63,7 @@ static const char *cuda_text(char *text, size_t bytes)
     struct gdn_cu_api api;
     const char       *missing;
     int               n = 0;
-    if (!gdn_images[0].name) return "no device code in this build";
+    if (!gdn_images[0].fatbin) return "no device code in this build";
     if (gdn_cu_open(&api, &missing) != 0) {
         snprintf(text, bytes, "device code in this build; no %s here", missing);
         return text;

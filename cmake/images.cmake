@@ -34,16 +34,18 @@ endif()
 if(problem)
     message(NOTICE "No device code: ${problem}. The library computes on the CPU alone.")
 else()
-    file(STRINGS src/cuda/kernels.def images REGEX "^GDN_IMAGE\\([a-z0-9_]+\\)")
-    list(TRANSFORM images REPLACE "GDN_IMAGE\\(([a-z0-9_]+)\\)" "\\1")
     # sm_80 with PTX, which newer chips can compile, and Hopper with all it has.
-    set(gencode -gencode arch=compute_80,code=[sm_80,compute_80]
-        -gencode arch=compute_90a,code=sm_90a)
+    set(gencode_sm_90a -gencode arch=compute_90a,code=sm_90a)
+    set(gencode_all -gencode arch=compute_80,code=[sm_80,compute_80] ${gencode_sm_90a})
+    file(STRINGS src/cuda/kernels.def images REGEX "^GDN_IMAGE\\([a-z0-9_]+, [a-z0-9_]+\\)")
     # No contraction: where a fused multiply-add is meant, it is written.
-    foreach(image ${images})
+    foreach(row ${images})
+        string(REGEX REPLACE "GDN_IMAGE\\((.+), (.+)\\)" "\\1;\\2" row ${row})
+        list(GET row 0 image)
+        list(GET row 1 chips)
         add_custom_command(OUTPUT ${images_folder}/${image}.fatbin
             COMMAND ${PROJECT_SOURCE_DIR}/tools/image.sh ${GDN_NVCC} -fatbin -std=c++17 -O3
-                -fmad=false ${gencode} -I${PROJECT_SOURCE_DIR}/include
+                -fmad=false ${gencode_${chips}} -I${PROJECT_SOURCE_DIR}/include
                 -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_SOURCE_DIR}/src/cuda
                 -MD -MF ${images_folder}/${image}.d -MT ${images_folder}/${image}.fatbin
                 -o ${images_folder}/${image}.fatbin

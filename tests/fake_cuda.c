@@ -2,6 +2,7 @@
 #include "fake_cuda.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "cuda/args.h"
@@ -25,7 +26,17 @@ static gdn_cu_result enter(enum fake_call call, const char *name)
         if (r_) return r_;                                     \
     } while (0)
 
-static char  objects[2]; /* a context and something that is not NULL */
+/* Something that is handed out as if it were the driver's. */
+static void *handle(const void *object)
+{
+    union {
+        const void *in;
+        void       *out;
+    } as = { .in = object };
+    return as.out;
+}
+
+static char  objects[2]; /* a context and an event */
 static void *current;
 
 #define FAKE(name) static gdn_cu_result fake_##name
@@ -92,26 +103,35 @@ FAKE(cuCtxPopCurrent)(gdn_cu_context *c)
     fake_cuda.depth--;
     return 0;
 }
+/* Every image is a fat binary: this number, a version, the bytes of the header and of the rest. */
+static const char image_magic[4] = "\x50\xed\x55\xba";
+
+static bool has_kernel(const char *image, const char *name)
+{
+    char     section[128];
+    uint16_t header;
+    uint64_t rest;
+    memcpy(&header, image + 6, sizeof header);
+    memcpy(&rest, image + 8, sizeof rest);
+    const int n = snprintf(section, sizeof section, ".text.%s", name);
+    return memmem(image, header + rest, section, (size_t)n + 1) != NULL;
+}
+
 FAKE(cuLibraryLoadData)(gdn_cu_library *l, const void *image, int *a, void **b, unsigned c, int *d,
                         void **e, unsigned f)
 {
     ENTER(cuLibraryLoadData);
     (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
-    *l = &objects[1];
-    /* Every image is a fat binary, which begins with this number. */
-    return memcmp(image, "\x50\xed\x55\xba", 4) ? INVALID : 0;
+    *l = handle(image); /* a library is its image */
+    return memcmp(image, image_magic, sizeof image_magic) ? INVALID : 0;
 }
 FAKE(cuLibraryUnload)(gdn_cu_library l) { ENTER(cuLibraryUnload); (void)l; return 0; }
 FAKE(cuLibraryGetKernel)(gdn_cu_kernel *k, gdn_cu_library l, const char *name)
 {
-    union {
-        const char *in;
-        void       *out;
-    } as = { .in = name };
     ENTER(cuLibraryGetKernel);
-    (void)l;
-    *k = as.out; /* a kernel is its name */
-    return fake_cuda.lacks && !strcmp(fake_cuda.lacks, name) ? NOT_FOUND : 0;
+    *k = handle(name); /* a kernel is its name */
+    if (fake_cuda.lacks && !strcmp(fake_cuda.lacks, name)) return NOT_FOUND;
+    return fake_cuda.looks && !has_kernel(l, name) ? NOT_FOUND : 0;
 }
 FAKE(cuKernelSetAttribute)(int what, int value, gdn_cu_kernel k, gdn_cu_device d)
 {

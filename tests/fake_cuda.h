@@ -12,9 +12,10 @@
 struct fake_cuda {
     /* What it pretends to be. */
     int         n_devices, major, minor, shared_bytes; /* shared_bytes: most that a kernel takes */
+    int         looks; /* for kernels, into the images; else each has every kernel */
     const char *fails;   /* this call returns error 700 */
     const char *missing; /* this call is not in the driver */
-    const char *lacks;   /* the image has no kernel of this name */
+    const char *lacks;   /* no image has a kernel of this name */
     /* What was called. */
     int n_calls[64]; /* in the order of GDN_CU_CALLS */
     int depth;       /* contexts pushed and not popped */

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/images.h"
 #include "cuda/launch.h"
 #include "fake_cuda.h"
 #include "ring2.h"
@@ -72,6 +71,42 @@ static void test_refusals(void)
     refused("an old driver", 0, GDN_E_UNSUPPORTED, "cuLibraryGetKernel");
 }
 
+/* An image is loaded where it is for the device, and asked for its own kernels, once for each. */
+static void test_images(void)
+{
+    static const int chips[] = { 8, 9, 10 };
+    for (size_t d = 0; d < sizeof chips / sizeof *chips; d++) {
+        char     text[512] = "";
+        gdn_ctx *ctx;
+        int      n_images = 0, n_kernels = 0, n_only = 0;
+        *fake       = hopper;
+        fake->major = chips[d];
+        fake->looks = 1;
+        ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
+        if (!ctx) return;
+        for (int i = 0; i < GDN_N_IMAGES; i++) {
+            const bool wanted = !gdn_images[i].only || gdn_images[i].only == 10 * chips[d];
+            n_images += wanted;
+            n_only += !wanted;
+            CHECK(wanted == (ctx->cuda->libraries[i] != NULL), "chip %d: image %s", chips[d],
+                  gdn_images[i].name);
+        }
+        for (int i = 0; i < GDN_N_KERNELS; i++) {
+            const bool has = gdn_cuda_has_kernel(ctx, (enum gdn_kernel_id)i);
+            n_kernels += has;
+            CHECK(has || n_only, "chip %d: no %s", chips[d],
+                  gdn_cuda_kernel_name((enum gdn_kernel_id)i));
+        }
+        CHECK(fake->n_calls[FAKE_cuLibraryLoadData] == n_images, "%d images loaded, wanted %d",
+              fake->n_calls[FAKE_cuLibraryLoadData], n_images);
+        CHECK(fake->n_calls[FAKE_cuLibraryGetKernel] == n_kernels, "%d kernels asked for, %d there",
+              fake->n_calls[FAKE_cuLibraryGetKernel], n_kernels);
+        gdn_ctx_destroy(ctx);
+        CHECK(fake->n_calls[FAKE_cuLibraryUnload] == n_images, "%d images unloaded of %d",
+              fake->n_calls[FAKE_cuLibraryUnload], n_images);
+    }
+}
+
 /* A small norm call; what it points to is never looked at. */
 static gdn_l2norm_args norm_args(void *x, void *out)
 {
@@ -87,7 +122,7 @@ static void test_kernels(void)
     gdn_ctx     *ctx;
     char         text[512];
     *fake       = hopper;
-    fake->lacks = gdn_cuda_kernel_name(GDN_CU_NORM_row);
+    fake->lacks = gdn_cuda_kernel_name(GDN_CU_norm_row);
     ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
     if (!ctx) return;
     const gdn_l2norm_args a = norm_args(out, x + 1);
@@ -203,6 +238,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "cuda: refusals", test_refusals },
+        { "cuda: images", test_images },
         { "cuda: kernels", test_kernels },
         { "cuda: a call launches and no more", test_call },
         { "cuda: a layer", test_layer },
@@ -213,7 +249,7 @@ int main(int argc, char **argv)
         printf("the driver is not the fake one: run this by ctest\n");
         return 1;
     }
-    if (!gdn_images[0].name) {
+    if (!gdn_images[0].fatbin) {
         printf("skipped: no device code in this build\n");
         return 77;
     }

@@ -221,7 +221,7 @@ static gdn_status project(struct layer *l, int i)
         .n_in   = p.weight->size[1],
     };
     const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE, out_tiles = (p.n + TILE - 1) / TILE;
-    return launch(l, GDN_CU_BLOCK_project, row_tiles * out_tiles, &a);
+    return launch(l, GDN_CU_block_project, row_tiles * out_tiles, &a);
 }
 
 /* b and a of each key head to those of all. */
@@ -233,7 +233,7 @@ static gdn_status split(struct layer *l)
                                           .n     = b->n_tokens * 2 * b->Hv,
                                           .Hk    = (int32_t)b->Hk,
                                           .group = (int32_t)(b->Hv / b->Hk) };
-    return launch(l, GDN_CU_BLOCK_split, (a.n + THREADS - 1) / THREADS, &a);
+    return launch(l, GDN_CU_block_split, (a.n + THREADS - 1) / THREADS, &a);
 }
 
 /* Slots of a pool that is read and written in place, and of its checkpoints. */
@@ -348,7 +348,7 @@ static gdn_status store(struct layer *l)
             .from  = l->m.out,
             .n     = b->hidden,
     };
-    return launch(l, GDN_CU_BLOCK_store, (b->n_tokens + TOKENS - 1) / TOKENS, &a);
+    return launch(l, GDN_CU_block_store, (b->n_tokens + TOKENS - 1) / TOKENS, &a);
 }
 
 static gdn_status run(struct layer *l)

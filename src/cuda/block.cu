@@ -141,10 +141,11 @@ GDN_DEVICE void block_store(const struct gdn_cu_block_store &a)
     }
 }
 
+#define GDN_IMAGE_block GDN_THIS_IMAGE
 #define GDN_KERNEL_block(threads, shared, what)                                               \
     extern "C" __global__ void __launch_bounds__(threads)                                     \
         gdn_block_##what(const __grid_constant__ struct gdn_cu_block_##what a)                \
     {                                                                                         \
         block_##what(a);                                                                      \
     }
-#include "kernels.def"
+#include "kernels.cuh"

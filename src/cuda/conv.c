@@ -125,10 +125,10 @@ static bool has_states(const struct gdn_cu_conv *c)
 static enum gdn_kernel_id tile_kernel(const struct gdn_cu_conv *c)
 {
     static const enum gdn_kernel_id kernels[2][3] = {
-        { GDN_CU_CONV_tile_f32_8, GDN_CU_CONV_tile_bf16_8, GDN_CU_CONV_tile_f16_8 },
-        { GDN_CU_CONV_tile_f32_4, GDN_CU_CONV_tile_bf16_4, GDN_CU_CONV_tile_f16_4 },
+        { GDN_CU_conv_tile_f32_8, GDN_CU_conv_tile_bf16_8, GDN_CU_conv_tile_f16_8 },
+        { GDN_CU_conv_tile_f32_4, GDN_CU_conv_tile_bf16_4, GDN_CU_conv_tile_f16_4 },
     };
-    return c->access ? kernels[c->W == 4][c->x.dtype] : GDN_CU_CONV_tile_floats_8;
+    return c->access ? kernels[c->W == 4][c->x.dtype] : GDN_CU_conv_tile_floats_8;
 }
 
 /* rows: sequences, tiles or edges. */
@@ -149,7 +149,7 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv *args, enum gdn_
 
 static enum gdn_kernel_id walk_kernel(const struct gdn_cu_conv *c)
 {
-    return c->W == 4 ? GDN_CU_CONV_walk_floats_4 : GDN_CU_CONV_walk_floats_8;
+    return c->W == 4 ? GDN_CU_conv_walk_floats_4 : GDN_CU_conv_walk_floats_8;
 }
 
 static gdn_status walk(gdn_ctx *ctx, const struct gdn_cu_conv *args, bool has_out, void *stream)
@@ -167,7 +167,7 @@ static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stre
 {
     const bool own = args->edges, has = has_states(args);
     const enum gdn_kernel_id kernels[] = { tile_kernel(args), walk_kernel(args),
-                                           GDN_CU_CONV_edge_floats_8 };
+                                           GDN_CU_conv_edge_floats_8 };
     const enum gdn_kernel_id stateless[] = { kernels[0], kernels[2] };
     if (own) TRY(launch(ctx, args, kernels[2], args->n_tiles + args->batch.B, 0, stream));
     if (own && has) TRY(walk(ctx, args, false, stream));
@@ -179,9 +179,9 @@ static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stre
 static gdn_status step(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
 {
     static const enum gdn_kernel_id kernels[] = {
-        [GDN_F32]  = GDN_CU_CONV_step_f32_4,
-        [GDN_BF16] = GDN_CU_CONV_step_bf16_4,
-        [GDN_F16]  = GDN_CU_CONV_step_f16_4,
+        [GDN_F32]  = GDN_CU_conv_step_f32_4,
+        [GDN_BF16] = GDN_CU_conv_step_bf16_4,
+        [GDN_F16]  = GDN_CU_conv_step_f16_4,
     };
     const enum gdn_kernel_id kernel = kernels[args->x.dtype];
     const size_t bytes = WARPS * 3 * CHANNELS * gdn_dtype_bytes(args->x.dtype);

@@ -345,10 +345,11 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_edge(const struct gdn_cu_con
     }
 }
 
+#define GDN_IMAGE_conv GDN_THIS_IMAGE
 #define GDN_KERNEL_conv(threads, shared, kind, dtype, taps)                                   \
     extern "C" __global__ void __launch_bounds__(threads, taps == 4 ? 5 : 3)                  \
         gdn_conv_##kind##_##dtype##_##taps(const __grid_constant__ struct gdn_cu_conv a)      \
     {                                                                                         \
         conv_##kind<dtype, taps>(a);                                                          \
     }
-#include "kernels.def"
+#include "kernels.cuh"

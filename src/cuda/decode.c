@@ -18,8 +18,8 @@ static enum gdn_kernel_id kernel_of(bool k_first, int dtype, bool wide, int K)
 {
 #define DTYPES(name)                                                                          \
     { { SIZES(name##_F32) }, { SIZES(name##_BF16) }, { SIZES(name##_F16) }, { SIZES(name##_ANY) } }
-    static const enum gdn_kernel_id kernels[2][4][3] = { DTYPES(GDN_CU_DECODE_VK),
-                                                         DTYPES(GDN_CU_DECODE_KV) };
+    static const enum gdn_kernel_id kernels[2][4][3] = { DTYPES(GDN_CU_decode_vk),
+                                                         DTYPES(GDN_CU_decode_kv) };
     return kernels[k_first][wide ? dtype : 3][size_of(K)];
 }
 
@@ -98,8 +98,8 @@ static bool is_walked(const struct gdn_cu_rule *r)
 
 static enum gdn_kernel_id walk_of(bool k_first, int K)
 {
-    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_DECODE_WALK_vk) },
-                                                      { SIZES(GDN_CU_DECODE_WALK_kv) } };
+    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_walk_vk) },
+                                                      { SIZES(GDN_CU_decode_walk_kv) } };
     return kernels[k_first][size_of(K)];
 }
 

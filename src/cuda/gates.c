@@ -17,18 +17,18 @@ static bool is_flat(const struct gdn_cu_gates *a, int32_t dtype)
 static enum gdn_kernel_id choose(const struct gdn_cu_gates *a)
 {
     static const enum gdn_kernel_id flat[] = {
-        [GDN_F32]  = GDN_CU_GATES_flat_f32,
-        [GDN_BF16] = GDN_CU_GATES_flat_bf16,
-        [GDN_F16]  = GDN_CU_GATES_flat_f16,
+        [GDN_F32]  = GDN_CU_gates_flat_f32,
+        [GDN_BF16] = GDN_CU_gates_flat_bf16,
+        [GDN_F16]  = GDN_CU_gates_flat_f16,
     };
     const int32_t dtype = a->g.data ? a->a.dtype : a->b.dtype;
-    return is_flat(a, dtype) ? flat[dtype] : GDN_CU_GATES_heads;
+    return is_flat(a, dtype) ? flat[dtype] : GDN_CU_gates_heads;
 }
 
 /* Blocks that a multiprocessor has at once, as in gates.cu. */
 static int64_t busy_of(enum gdn_kernel_id kernel)
 {
-    return kernel == GDN_CU_GATES_heads ? 2 : kernel == GDN_CU_GATES_flat_f32 ? 3 : 4;
+    return kernel == GDN_CU_gates_heads ? 2 : kernel == GDN_CU_gates_flat_f32 ? 3 : 4;
 }
 
 gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream)

@@ -144,10 +144,11 @@ GDN_DEVICE void write_flat_f16(const struct gdn_cu_gates &a) { write_gates<f16>(
 /* Blocks that a multiprocessor has at once, by their registers; as in gates.c. */
 enum { BUSY_heads = 2, BUSY_flat_f32 = 3, BUSY_flat_bf16 = 4, BUSY_flat_f16 = 4 };
 
+#define GDN_IMAGE_gates GDN_THIS_IMAGE
 #define GDN_KERNEL_gates(threads, shared, form)                                               \
     extern "C" __global__ void __launch_bounds__(threads, BUSY_##form)                        \
         gdn_gates_##form(const __grid_constant__ struct gdn_cu_gates a)                       \
     {                                                                                         \
         write_##form(a);                                                                      \
     }
-#include "kernels.def"
+#include "kernels.cuh"

@@ -7,7 +7,7 @@
 
 #ifdef GDN_IMAGES
 
-#define GDN_IMAGE(name)                                                                       \
+#define GDN_IMAGE(name, chips)                                                                  \
     __asm__(".pushsection .rodata, \"a\"\n"                                                   \
             ".balign 64\n"                                                                    \
             ".hidden gdn_image_" #name "\n"                                                   \
@@ -18,14 +18,17 @@
     extern const char gdn_image_##name[] __attribute__((visibility("hidden")));
 #include "kernels.def"
 
-#define GDN_IMAGE(name) { #name, gdn_image_##name },
-const struct gdn_image gdn_images[] = {
-#include "kernels.def"
-    { NULL, NULL }
-};
+#define FATBIN(name) gdn_image_##name
 
 #else
 
-const struct gdn_image gdn_images[] = { { NULL, NULL } };
+#define FATBIN(name) NULL
 
 #endif
+
+enum { CHIPS_all = 0, CHIPS_sm_90a = 90 };
+
+const struct gdn_image gdn_images[GDN_N_IMAGES] = {
+#define GDN_IMAGE(name, chips) { #name, CHIPS_##chips, FATBIN(name) },
+#include "kernels.def"
+};

@@ -5,12 +5,18 @@
 
 #include <stddef.h>
 
-struct gdn_image {
-    const char *name;
-    const void *fatbin;
+/* The images, in the order of kernels.def. */
+enum gdn_image_id {
+#define GDN_IMAGE(name, chips) GDN_IMAGE_##name,
+#include "kernels.def"
+    GDN_N_IMAGES
 };
 
-/* All images, up to a name of NULL. */
-extern const struct gdn_image gdn_images[];
+struct gdn_image {
+    const char *name;
+    int         only;   /* the compute capability that it is for, 10 major + minor; 0: all */
+    const void *fatbin; /* NULL: this build has no device code */
+};
+extern const struct gdn_image gdn_images[GDN_N_IMAGES];
 
 #endif

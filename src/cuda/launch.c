@@ -4,42 +4,29 @@
 #include <stdio.h>
 
 #include "blas.h"
-#include "images.h"
 #include "tensor.h"
 
-struct kernel_row {
-    const char *name;
-    int         threads, shared_bytes; /* shared_bytes: dynamic, at most */
-};
+#define TEXT(x)       #x
+#define TEXT_OF(name) TEXT(name)
 
-static const struct kernel_row rows[GDN_N_KERNELS] = {
-#define GDN_KERNEL_yardstick(threads, shared, what) { "gdn_yardstick_" #what, threads, shared },
-#define GDN_KERNEL_decode_vk(threads, shared, dtype, KC)                                      \
-    { "gdn_decode_vk_" #dtype "_" #KC, threads, shared },
-#define GDN_KERNEL_decode_kv(threads, shared, dtype, KC)                                      \
-    { "gdn_decode_kv_" #dtype "_" #KC, threads, shared },
-#define GDN_KERNEL_norm(threads, shared, form) { "gdn_norm_" #form, threads, shared },
-#define GDN_KERNEL_gates(threads, shared, form) { "gdn_gates_" #form, threads, shared },
-#define GDN_KERNEL_state_copy(threads, shared, form)                                          \
-    { "gdn_state_copy_" #form, threads, shared },
-#define GDN_KERNEL_conv(threads, shared, kind, dtype, taps)                                   \
-    { "gdn_conv_" #kind "_" #dtype "_" #taps, threads, shared },
-#define GDN_KERNEL_block(threads, shared, what) { "gdn_block_" #what, threads, shared },
-#define GDN_KERNEL_prefill_bf16(threads, shared, deep) \
-    { "gdn_prefill_bf16_" #deep, threads, shared },
-#define GDN_KERNEL_prefill_f16(threads, shared, deep) { "gdn_prefill_f16_" #deep, threads, shared },
-#define GDN_KERNEL_prefill_f32(threads, shared, deep) { "gdn_prefill_f32_" #deep, threads, shared },
-#define GDN_KERNEL_prefill_hopper(threads, shared, io) \
-    { "gdn_prefill_hopper_" #io, threads, shared },
-#define GDN_KERNEL_decode_walk(threads, shared, layout, KC)                                   \
-    { "gdn_decode_walk_" #layout "_" #KC, threads, shared },
-#define GDN_KERNEL_record(threads, shared, what) { "gdn_record_" #what, threads, shared },
-#define GDN_KERNEL_stage(threads, shared, what) { "gdn_stage_" #what, threads, shared },
-#define GDN_KERNEL_product(threads, shared, what) { "gdn_product_" #what, threads, shared },
+static const struct kernel_row {
+    const char       *name;
+    enum gdn_image_id image;
+    int               threads, shared_bytes; /* shared_bytes: dynamic, at most */
+} rows[GDN_N_KERNELS] = {
+#define GDN_KERNEL(image, threads, shared, ...) \
+    { TEXT_OF(GDN_CU_JOIN(gdn, __VA_ARGS__)), GDN_IMAGE_##image, threads, shared },
 #include "kernels.def"
 };
 
 const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel) { return rows[kernel].name; }
+
+int gdn_cuda_kernel_threads(enum gdn_kernel_id kernel) { return rows[kernel].threads; }
+
+bool gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel)
+{
+    return ctx->cuda->kernels[kernel] != NULL;
+}
 
 /* ---- The driver ---------------------------------------------------------------------------- */
 
@@ -80,36 +67,34 @@ static gdn_status open_device(gdn_ctx *ctx)
     return GDN_OK;
 }
 
-/* A kernel of the table, from the image that has it for this device; NULL if none does. It may
- * take as much shared memory as the device has. */
-static gdn_cu_kernel find_kernel(const struct gdn_cuda *c, const struct kernel_row *row)
-{
-    gdn_cu_kernel kernel = NULL;
-    const int     shared = row->shared_bytes < c->shared_most ? row->shared_bytes : c->shared_most;
-    for (int l = 0; l < c->n_libraries && !kernel; l++)
-        if (c->api.cuLibraryGetKernel(&kernel, c->libraries[l], row->name) != 0) kernel = NULL;
-    if (kernel && shared &&
-        c->api.cuKernelSetAttribute(GDN_CU_MAX_DYNAMIC_SHARED, shared, kernel, c->device) != 0)
-        return NULL;
-    return kernel;
-}
-
+/* Loads those that are for this device. */
 static gdn_status load_images(gdn_ctx *ctx)
 {
     struct gdn_cuda *c = ctx->cuda;
-    size_t           n = 0;
-    while (gdn_images[n].name) n++;
-    if (n == 0)
+    if (!gdn_images[0].fatbin)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "backend: no device code in this build (nvcc was not found)");
-    c->libraries = ctx->options.alloc(ctx->options.alloc_user, n * sizeof *c->libraries, 64);
-    if (!c->libraries)
-        return gdn_fail(ctx, GDN_E_MEMORY, "context: no memory for %zu images", n);
-    for (size_t i = 0; i < n; i++, c->n_libraries++)
-        GDN_CU(ctx, gdn_images[i].name, cuLibraryLoadData, (&c->libraries[i], gdn_images[i].fatbin,
-           NULL, NULL, 0, NULL, NULL, 0));
-    for (int i = 0; i < GDN_N_KERNELS; i++) c->kernels[i] = find_kernel(c, &rows[i]);
+    for (int i = 0; i < GDN_N_IMAGES; i++) {
+        const struct gdn_image *image = &gdn_images[i];
+        if (image->only && image->only != c->capability) continue;
+        GDN_CU(ctx, image->name, cuLibraryLoadData,
+               (&c->libraries[i], image->fatbin, NULL, NULL, 0, NULL, NULL, 0));
+    }
     return GDN_OK;
+}
+
+/* A kernel of the table; NULL: its image is not for this device. It may take as much shared memory
+ * as the device has. */
+static gdn_cu_kernel find_kernel(const struct gdn_cuda *c, const struct kernel_row *row)
+{
+    gdn_cu_kernel        kernel  = NULL;
+    const gdn_cu_library library = c->libraries[row->image];
+    const int most = c->shared_most, shared = row->shared_bytes < most ? row->shared_bytes : most;
+    if (!library || c->api.cuLibraryGetKernel(&kernel, library, row->name) != 0) return NULL;
+    if (shared &&
+        c->api.cuKernelSetAttribute(GDN_CU_MAX_DYNAMIC_SHARED, shared, kernel, c->device) != 0)
+        return NULL;
+    return kernel;
 }
 
 gdn_status gdn_cuda_create(gdn_ctx *ctx)
@@ -126,6 +111,8 @@ gdn_status gdn_cuda_create(gdn_ctx *ctx)
                           missing, "for CUDA 12 or newer");
     if (status == GDN_OK) status = open_device(ctx);
     if (status == GDN_OK) status = load_images(ctx);
+    for (int i = 0; i < GDN_N_KERNELS && status == GDN_OK; i++)
+        ctx->cuda->kernels[i] = find_kernel(ctx->cuda, &rows[i]);
     if (status != GDN_OK) gdn_cuda_destroy(ctx);
     return status;
 }
@@ -139,11 +126,11 @@ void gdn_cuda_destroy(gdn_ctx *ctx)
         gdn_cu_context popped;
         gdn_blas_close(ctx);
         if (c->workspace) c->api.cuMemFree(c->workspace);
-        for (int i = 0; i < c->n_libraries; i++) c->api.cuLibraryUnload(c->libraries[i]);
+        for (int i = 0; i < GDN_N_IMAGES; i++)
+            if (c->libraries[i]) c->api.cuLibraryUnload(c->libraries[i]);
         c->api.cuCtxPopCurrent(&popped);
     }
     if (c->context) c->api.cuDevicePrimaryCtxRelease(c->device);
-    if (c->libraries) o->release(o->alloc_user, c->libraries);
     gdn_cu_close(&c->api);
     o->release(o->alloc_user, c);
     ctx->cuda = NULL;
@@ -200,7 +187,7 @@ gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes,
 static gdn_status check_call(gdn_ctx *ctx, const struct gdn_cuda_call *call)
 {
     static const int64_t most[] = { INT32_MAX, 65535, 65535 };
-    if (!ctx->cuda->kernels[call->kernel])
+    if (!gdn_cuda_has_kernel(ctx, call->kernel))
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: not for this device (capability %d)",
                         rows[call->kernel].name, ctx->cuda->capability);
     for (int i = 0; i < 3; i++)

@@ -9,26 +9,20 @@
 #include "api.h"
 #include "args.h"
 #include "ctx.h"
+#include "images.h"
 #include "plan.h"
 
-/* The kernels, in the order of kernels.def. */
+/* The parts of a kernel's name, joined. */
+#define GDN_CU_JOIN(...) \
+    GDN_CU_SIXTH(__VA_ARGS__, GDN_CU_JOIN5, GDN_CU_JOIN4, GDN_CU_JOIN3, )(__VA_ARGS__)
+#define GDN_CU_SIXTH(a, b, c, d, e, join, ...) join
+#define GDN_CU_JOIN3(a, b, c)       a##_##b##_##c
+#define GDN_CU_JOIN4(a, b, c, d)    a##_##b##_##c##_##d
+#define GDN_CU_JOIN5(a, b, c, d, e) a##_##b##_##c##_##d##_##e
+
+/* The kernels, in the order of kernels.def: GDN_CU_<family>_<parameters>. */
 enum gdn_kernel_id {
-#define GDN_KERNEL_yardstick(threads, shared, what) GDN_CU_YARDSTICK_##what,
-#define GDN_KERNEL_decode_vk(threads, shared, dtype, KC) GDN_CU_DECODE_VK_##dtype##_##KC,
-#define GDN_KERNEL_decode_kv(threads, shared, dtype, KC) GDN_CU_DECODE_KV_##dtype##_##KC,
-#define GDN_KERNEL_norm(threads, shared, form) GDN_CU_NORM_##form,
-#define GDN_KERNEL_gates(threads, shared, form) GDN_CU_GATES_##form,
-#define GDN_KERNEL_state_copy(threads, shared, form) GDN_CU_STATE_COPY_##form,
-#define GDN_KERNEL_conv(threads, shared, kind, dtype, taps) GDN_CU_CONV_##kind##_##dtype##_##taps,
-#define GDN_KERNEL_block(threads, shared, what) GDN_CU_BLOCK_##what,
-#define GDN_KERNEL_prefill_bf16(threads, shared, deep) GDN_CU_PREFILL_BF16_##deep,
-#define GDN_KERNEL_prefill_f16(threads, shared, deep) GDN_CU_PREFILL_F16_##deep,
-#define GDN_KERNEL_prefill_f32(threads, shared, deep) GDN_CU_PREFILL_F32_##deep,
-#define GDN_KERNEL_prefill_hopper(threads, shared, io) GDN_CU_PREFILL_HOPPER_##io,
-#define GDN_KERNEL_decode_walk(threads, shared, layout, KC) GDN_CU_DECODE_WALK_##layout##_##KC,
-#define GDN_KERNEL_record(threads, shared, what) GDN_CU_RECORD_##what,
-#define GDN_KERNEL_stage(threads, shared, what) GDN_CU_STAGE_##what,
-#define GDN_KERNEL_product(threads, shared, what) GDN_CU_PRODUCT_##what,
+#define GDN_KERNEL(image, threads, shared, ...) GDN_CU_JOIN(GDN_CU, __VA_ARGS__),
 #include "kernels.def"
     GDN_N_KERNELS
 };
@@ -41,9 +35,8 @@ struct gdn_cuda {
     char              isa[16];    /* "sm_90" */
     char              name[64];
     int               sm_count, shared_most; /* shared_most: bytes that a block may have */
-    int               n_libraries;
-    gdn_cu_library   *libraries; /* [n_libraries] */
-    gdn_cu_kernel     kernels[GDN_N_KERNELS]; /* NULL: not for this device */
+    gdn_cu_library    libraries[GDN_N_IMAGES]; /* NULL: not for this device, */
+    gdn_cu_kernel     kernels[GDN_N_KERNELS];  /* as are its kernels */
     struct gdn_blas  *blas; /* cuBLAS; NULL: not opened yet */
     gdn_cu_memory     workspace;
     size_t            workspace_bytes;
@@ -82,8 +75,11 @@ struct gdn_cuda_call {
 };
 gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call);
 
-/* "gdn_<family>_<parameters>" */
+/* "gdn_<family>_<parameters>"; the threads of a block that kernels.def gives it; whether it is for
+ * this device. */
 const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
+int         gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
+bool        gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
 
 /* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does loops. */
 gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel);

@@ -24,11 +24,11 @@ static bool is_flat(const struct gdn_cu_norm *a)
 static enum gdn_kernel_id choose(const struct gdn_cu_norm *a, int64_t *lines)
 {
     *lines = a->D <= LONGEST_ROW ? 2 : a->D <= LONGEST_LONG;
-    if (a->D > LONGEST_LONG) return GDN_CU_NORM_wide;
-    if (a->D > LONGEST_ROW) return GDN_CU_NORM_long;
-    if (!is_flat(a)) return GDN_CU_NORM_row;
+    if (a->D > LONGEST_LONG) return GDN_CU_norm_wide;
+    if (a->D > LONGEST_ROW) return GDN_CU_norm_long;
+    if (!is_flat(a)) return GDN_CU_norm_row;
     *lines = 4;
-    return a->x.dtype == GDN_BF16 ? GDN_CU_NORM_flat_bf16 : GDN_CU_NORM_flat_f16;
+    return a->x.dtype == GDN_BF16 ? GDN_CU_norm_flat_bf16 : GDN_CU_norm_flat_f16;
 }
 
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream)

@@ -208,10 +208,11 @@ GDN_DEVICE void norm_wide(const struct gdn_cu_norm &a)
     }
 }
 
+#define GDN_IMAGE_norm GDN_THIS_IMAGE
 #define GDN_KERNEL_norm(threads, shared, form)                                                \
     extern "C" __global__ void __launch_bounds__(threads)                                     \
         gdn_norm_##form(const __grid_constant__ struct gdn_cu_norm a)                         \
     {                                                                                         \
         norm_##form(a);                                                                       \
     }
-#include "kernels.def"
+#include "kernels.cuh"

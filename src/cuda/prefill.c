@@ -6,25 +6,23 @@
 
 enum { COLUMNS = 16, AUX_WARPS = 4 };
 
-static const struct form {
+/* A kernel: deep is the largest K, warps the most of a block. */
+struct form {
     enum gdn_kernel_id kernel;
-    int                dtype, deep; /* deep: the largest K */
-    int                warps;       /* at most */
-} forms[] = {
-#define GDN_KERNEL_prefill_bf16(threads, shared, deep) \
-    { GDN_CU_PREFILL_BF16_##deep, GDN_BF16, deep, (threads) / 32 },
-#define GDN_KERNEL_prefill_f16(threads, shared, deep) \
-    { GDN_CU_PREFILL_F16_##deep, GDN_F16, deep, (threads) / 32 },
-#define GDN_KERNEL_prefill_f32(threads, shared, deep) \
-    { GDN_CU_PREFILL_F32_##deep, GDN_F32, deep, (threads) / 32 },
-#include "kernels.def"
+    int                dtype, deep, warps;
 };
 
-static const struct form *find_form(int dtype, int K)
+static struct form find_form(int dtype, int K)
 {
-    const struct form *f = forms;
-    while (f->dtype != dtype || f->deep < K) f++;
-    return f;
+#define DEPTHS(family) { GDN_CU_##family##_64, GDN_CU_##family##_128, GDN_CU_##family##_256 }
+    static const enum gdn_kernel_id kernels[][3] = {
+        [GDN_F32]  = DEPTHS(prefill_f32),
+        [GDN_BF16] = DEPTHS(prefill_bf16),
+        [GDN_F16]  = DEPTHS(prefill_f16),
+    };
+    const int                size   = K <= 64 ? 0 : K <= 128 ? 1 : 2;
+    const enum gdn_kernel_id kernel = kernels[dtype][size];
+    return (struct form){ kernel, dtype, 64 << size, gdn_cuda_kernel_threads(kernel) / 32 };
 }
 
 /* How many bytes of its rows move at once: as many as data and steps are aligned to. */
@@ -84,21 +82,21 @@ gdn_status gdn_cuda_prefill_check(gdn_ctx *ctx, const struct gdn_cu_rule *args)
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *stream)
 {
     if (gdn_cuda_prefill_hopper_takes(ctx, rule)) return gdn_cuda_prefill_hopper(ctx, rule, stream);
-    const struct form    *f = find_form(rule->q.dtype, rule->K);
+    const struct form     f = find_form(rule->q.dtype, rule->K);
     struct gdn_cu_prefill p = { .rule = *rule };
     p.q_wide   = width_of(&rule->q);
     p.k_wide   = width_of(&rule->k);
     p.v_wide   = width_of(&rule->v);
     p.out_wide = width_of(&rule->out);
-    cut_columns(&p, f, rule->batch.B * rule->H, ctx->cuda->sm_count);
-    size_t shared = cut_memory(&p, f, ctx->cuda->shared_most);
+    cut_columns(&p, &f, rule->batch.B * rule->H, ctx->cuda->sm_count);
+    size_t shared = cut_memory(&p, &f, ctx->cuda->shared_most);
     while (!shared && p.n_state > 1) {
         p.n_state /= 2;
         p.n_slices = (rule->V + COLUMNS * p.n_state - 1) / (COLUMNS * p.n_state);
-        shared     = cut_memory(&p, f, ctx->cuda->shared_most);
+        shared     = cut_memory(&p, &f, ctx->cuda->shared_most);
     }
     const struct gdn_cuda_call call = {
-        .kernel = f->kernel,
+        .kernel = f.kernel,
         .grid   = { (rule->batch.B + (rule->out.data && rule->batch.cu_seqlens.data)) * rule->H *
                         p.n_slices, 1, 1 },
         .n_threads    = 32 * (p.n_aux + p.n_state),

@@ -15,22 +15,27 @@ static uint64_t step_of(int64_t n, int64_t step) { return n > 1 ? (uint64_t)step
 
 static bool is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, int64_t n_heads)
 {
-    const uint64_t steps[] = { step_of(n_heads, r->head), step_of(b->padded ? b->T : b->N, r->token),
-                               step_of(b->padded ? b->B : 1, r->batch) };
+    const int64_t  n_tokens = b->padded ? b->T : b->N, n_rows = b->padded ? b->B : 1;
+    const uint64_t steps[]  = { step_of(n_heads, r->head), step_of(n_tokens, r->token),
+                                step_of(n_rows, r->batch) };
     if (!r->data) return true;
     for (int i = 0; i < 3; i++)
         if (steps[i] % 16 || steps[i] == 0 || steps[i] >= (uint64_t)1 << 40) return false;
     return (uintptr_t)r->data % 16 == 0;
 }
 
+static enum gdn_kernel_id kernel_of(const struct gdn_cu_rule *r)
+{
+    return r->q.dtype == GDN_BF16 ? GDN_CU_prefill_hopper_BF16 : GDN_CU_prefill_hopper_F16;
+}
+
 bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
-    const struct gdn_cu_batch *b      = &r->batch;
-    const enum gdn_kernel_id   kernel = r->q.dtype == GDN_BF16 ? GDN_CU_PREFILL_HOPPER_BF16
-                                                               : GDN_CU_PREFILL_HOPPER_F16;
-    return r->q.dtype != GDN_F32 && ctx->cuda->kernels[kernel] && ctx->cuda->capability == 90 &&
-           ctx->cuda->shared_most >= SHARED && r->K <= 2 * TILE && r->V <= 2 * TILE && b->N > 0 &&
-           b->N <= INT32_MAX - TILE && is_mapped(&r->q, b, r->Hq) && is_mapped(&r->k, b, r->Hk) &&
+    const struct gdn_cu_batch *b = &r->batch;
+    return r->q.dtype != GDN_F32 && ctx->cuda->kernels[kernel_of(r)] &&
+           ctx->cuda->shared_most >= SHARED && r->K % 8 == 0 && r->K <= 2 * TILE &&
+           r->V % 8 == 0 && r->V <= 2 * TILE && b->N > 0 && b->N <= INT32_MAX - TILE &&
+           is_mapped(&r->q, b, r->Hq) && is_mapped(&r->k, b, r->Hk) &&
            is_mapped(&r->v, b, r->Hv) && is_mapped(&r->out, b, r->H);
 }
 
@@ -60,7 +65,7 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r, vo
     TRY(make_map(ctx, "v", &r->v, b, r->Hv, r->V, &p.v));
     TRY(make_map(ctx, "out", &r->out, b, r->H, r->V, &p.out));
     const struct gdn_cuda_call call = {
-        .kernel = r->q.dtype == GDN_BF16 ? GDN_CU_PREFILL_HOPPER_BF16 : GDN_CU_PREFILL_HOPPER_F16,
+        .kernel = kernel_of(r),
         .grid   = { 2 * r->H * (b->B + (r->out.data && b->cu_seqlens.data)), 1, 1 },
         .shared_bytes = SHARED,
         .stream       = stream,

@@ -3,8 +3,6 @@
 #include "prefill_hopper_solve.cuh"
 #include "prefill_hopper_state.cuh"
 
-#if __CUDA_ARCH__ == 900
-
 GDN_DEVICE void init_barriers(const struct hopper_block &b, bool norm)
 {
     const struct {
@@ -94,12 +92,11 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     cluster_wait(); /* the other block may still signal here, or copy */
 }
 
+#define GDN_IMAGE_prefill_hopper GDN_THIS_IMAGE
 #define GDN_KERNEL_prefill_hopper(threads, shared, io)                                         \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, 1)        \
         gdn_prefill_hopper_##io(const __grid_constant__ struct gdn_cu_prefill_hopper a)        \
     {                                                                                         \
         run_hopper<GDN_##io>(a);                                                               \
     }
-#include "kernels.def"
-
-#endif
+#include "kernels.cuh"

@@ -300,7 +300,7 @@ GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const hopper_gate
                       int lane)
 {
     typedef hopper_format<io> format;
-    const bool select = n || tokens_of(g.resets) != 0;
+    const bool select = n || g.n < 64 || tokens_of(g.resets) != 0;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const int t = token_of(2 * i, lane);
@@ -444,7 +444,7 @@ GDN_DEVICE void pass_chunk(const struct hopper_state &w, float (&S)[64], int c)
     const bool  marks = w.cursor.at < (int64_t)c * 64 + n;
     b.wait_slot(HOPPER_T_FULL, c);
     multiply_tokens<io, 0>(u, r, b.t(c));
-    if (!marks) decay_state(S, decay);
+    if (!marks && !idle) decay_state(S, decay);
     wgmma_wait();
     const uint32_t free_t = b.of_slot(HOPPER_T_FREE, c), free_p = b.of_slot(HOPPER_P_FREE, c);
     if (w.lane == 0) mbarrier_arrive_cluster(b.is_own(c) ? free_t : b.other(free_t));
@@ -452,7 +452,7 @@ GDN_DEVICE void pass_chunk(const struct hopper_state &w, float (&S)[64], int c)
     b.wait_slot(HOPPER_P_FULL, c);
     if (marks) {
         leave_inside<io>(w, S, u, c, n);
-        decay_state(S, decay);
+        if (!idle) decay_state(S, decay);
     }
     weigh<io>(r, u, g, 0, w.lane);
     if (idle) {

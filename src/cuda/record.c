@@ -8,10 +8,10 @@ gdn_status gdn_cuda_record(gdn_ctx *ctx, const char *op, const struct gdn_cu_rec
 {
     const int64_t              B = args->batch.B, most = args->H > args->Hk ? args->H : args->Hk;
     const struct gdn_cuda_call move = {
-        .kernel = GDN_CU_RECORD_move, .grid = { B * most, 1, 1 }, .stream = stream, .args = args,
+        .kernel = GDN_CU_record_move, .grid = { B * most, 1, 1 }, .stream = stream, .args = args,
     };
     const struct gdn_cuda_call count = {
-        .kernel = GDN_CU_RECORD_count, .grid = { (B + THREADS - 1) / THREADS, 1, 1 },
+        .kernel = GDN_CU_record_count, .grid = { (B + THREADS - 1) / THREADS, 1, 1 },
         .stream = stream, .args = args,
     };
     if (args->path.data) TRY(gdn_cuda_launch(ctx, &move));

@@ -29,7 +29,7 @@ gdn_status gdn_cuda_chunk_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, 
     enum { WARPS = 8 };
     const int64_t items = args->n_chunks * ((args->rule.H + 31) / 32);
     const struct gdn_cuda_call call = {
-        .kernel = GDN_CU_STAGE_cumsum,
+        .kernel = GDN_CU_stage_cumsum,
         .grid   = { (items + WARPS - 1) / WARPS, 1, 1 },
         .stream = stream,
         .args   = args,
@@ -40,7 +40,7 @@ gdn_status gdn_cuda_chunk_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, 
 gdn_status gdn_cuda_chunk_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
 {
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_STAGE_uw,
+        .kernel       = GDN_CU_stage_uw,
         .grid         = { args->n_chunks * args->rule.H, 1, 1 },
         .shared_bytes = GDN_CU_COLUMNS_BYTES,
         .stream       = stream,
@@ -52,7 +52,7 @@ gdn_status gdn_cuda_chunk_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void
 gdn_status gdn_cuda_chunk_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
 {
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_STAGE_output,
+        .kernel       = GDN_CU_stage_output,
         .grid         = { args->n_chunks * args->rule.H, 1, 1 },
         .shared_bytes = GDN_CU_STRIP_BYTES,
         .stream       = stream,
@@ -65,7 +65,7 @@ gdn_status gdn_cuda_chunk_states(gdn_ctx *ctx, struct gdn_cu_stage *args, void *
 {
     args->n_strips = args->n_before = strips_of(args->rule.V);
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_STAGE_states,
+        .kernel       = GDN_CU_stage_states,
         .grid         = { args->rule.batch.B * args->rule.H * args->n_strips, 1, 1 },
         .shared_bytes = GDN_CU_STRIP_BYTES,
         .stream       = stream,
@@ -79,7 +79,7 @@ gdn_status gdn_cuda_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *strea
     args->n_before = args->rule.to.data ? strips_of(args->rule.V) : 0;
     args->n_strips = args->n_before + (args->M.data ? strips_of(args->rule.K) : 0);
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_STAGE_summary,
+        .kernel       = GDN_CU_stage_summary,
         .grid         = { args->rule.batch.B * args->rule.H * args->n_strips, 1, 1 },
         .shared_bytes = GDN_CU_STRIP_BYTES,
         .stream       = stream,
@@ -93,7 +93,7 @@ gdn_status gdn_cuda_product(gdn_ctx *ctx, const char *op, struct gdn_cu_product 
 {
     args->n_strips = strips_of(args->V);
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_PRODUCT_strip,
+        .kernel       = GDN_CU_product_strip,
         .grid         = { B * args->H * args->n_strips, 1, 1 },
         .shared_bytes = GDN_CU_STRIP_BYTES,
         .stream       = stream,

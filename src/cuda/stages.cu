@@ -325,6 +325,7 @@ GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
     }
 }
 
+#define GDN_IMAGE_stages GDN_THIS_IMAGE
 #define GDN_KERNEL_stage(threads, shared, what)                                               \
     extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
         gdn_stage_##what(const __grid_constant__ struct gdn_cu_stage a)                       \
@@ -337,4 +338,4 @@ GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
     {                                                                                         \
         product_##what(a);                                                                    \
     }
-#include "kernels.def"
+#include "kernels.cuh"

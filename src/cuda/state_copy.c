@@ -156,14 +156,14 @@ static gdn_status copy(gdn_ctx *ctx, struct gdn_cu_copy *c, void *stream,
 {
     order(c);
     if (c->turned >= 0) {
-        *kernel = GDN_CU_STATE_COPY_turn;
+        *kernel = GDN_CU_state_copy_turn;
         choose_tile(c);
         c->n_units = c->size[1 - c->turned] * (((c->size[c->turned] - 1) >> c->high) + 1) *
                      (((c->size[2] - 1) >> c->wide) + 1);
         return launch(ctx, c, *kernel, sizeof(uint32_t) * ((1u << c->wide) + 1) << c->high,
                       stream);
     }
-    *kernel    = GDN_CU_STATE_COPY_rows;
+    *kernel    = GDN_CU_state_copy_rows;
     c->n_units = (c->size[0] * c->size[1] * ((c->size[2] + PACK - 1) / PACK) + PACKS - 1) / PACKS;
     c->to.access   = access_of(c, &c->to);
     c->from.access = c->from.data ? access_of(c, &c->from) : 0;
@@ -191,7 +191,7 @@ static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
 gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *m)
 {
     struct gdn_cu_copy c          = box_of(m);
-    enum gdn_kernel_id kernels[2] = { GDN_CU_STATE_COPY_eight };
+    enum gdn_kernel_id kernels[2] = { GDN_CU_state_copy_eight };
     const bool         is_eight   = c.to.scales || c.from.scales;
     if (gdn_count(&m->args.to_pool) == 0) return gdn_note_line(ctx, "state_copy", "");
     if (is_eight && c.from.data && c.from.dtype != c.to.dtype) {

@@ -313,10 +313,11 @@ GDN_DEVICE void copy_eight(const struct gdn_cu_copy &a)
     }
 }
 
+#define GDN_IMAGE_state_copy GDN_THIS_IMAGE
 #define GDN_KERNEL_state_copy(threads, shared, form)                                          \
     extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
         gdn_state_copy_##form(const __grid_constant__ struct gdn_cu_copy a)                   \
     {                                                                                         \
         copy_##form(a);                                                                       \
     }
-#include "kernels.def"
+#include "kernels.cuh"

@@ -56,14 +56,26 @@ static gdn_status make_map(gdn_ctx *ctx, const char *name, const struct gdn_rows
     return GDN_OK;
 }
 
+/* The driver makes them for the context that is current. */
+static gdn_status make_maps(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                            struct gdn_cu_prefill_hopper *p)
+{
+    const struct gdn_cu_batch *b = &r->batch;
+    bool                       pushed;
+    TRY(gdn_cuda_enter(ctx, &pushed));
+    gdn_status status = make_map(ctx, "q", &r->q, b, r->Hq, r->K, &p->q);
+    if (!status) status = make_map(ctx, "k", &r->k, b, r->Hk, r->K, &p->k);
+    if (!status) status = make_map(ctx, "v", &r->v, b, r->Hv, r->V, &p->v);
+    if (!status) status = make_map(ctx, "out", &r->out, b, r->H, r->V, &p->out);
+    gdn_cuda_leave(ctx, pushed);
+    return status;
+}
+
 gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r, void *stream)
 {
     const struct gdn_cu_batch   *b = &r->batch;
     struct gdn_cu_prefill_hopper p = { .rule = *r };
-    TRY(make_map(ctx, "q", &r->q, b, r->Hq, r->K, &p.q));
-    TRY(make_map(ctx, "k", &r->k, b, r->Hk, r->K, &p.k));
-    TRY(make_map(ctx, "v", &r->v, b, r->Hv, r->V, &p.v));
-    TRY(make_map(ctx, "out", &r->out, b, r->H, r->V, &p.out));
+    TRY(make_maps(ctx, r, &p));
     const struct gdn_cuda_call call = {
         .kernel = kernel_of(r),
         .grid   = { 2 * r->H * (b->B + (r->out.data && b->cu_seqlens.data)), 1, 1 },

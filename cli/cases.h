@@ -109,14 +109,21 @@ typedef gdn_status (*rule_case_run)(struct rule_case *c, gdn_ctx *ctx, void *arg
 int rule_case_check_by(struct rule_case *c, gdn_ctx *ctx, rule_case_run run, void *arg,
                        struct comparison *found);
 
+/* Told after every call of a run. */
+struct case_called {
+    void (*called)(void *arg);
+    void *arg;
+};
+
 /* Such calls: outputs by the stages of the chunked form, states by gdn_summary and its products.
  * A case in float32 states without gates of its own or a pool; sums: gdn_chunk_cumsum's. */
 struct stages_case {
-    void (*called)(void *arg); /* after every call */
-    void             *arg;
-    struct comparison sums;
+    struct case_called each;
+    struct comparison  sums;
 };
 gdn_status stages_case_run(struct rule_case *c, gdn_ctx *ctx, void *stages_case);
+/* And: gdn_decode with a record, then gdn_record_commit and gdn_record_fold. */
+gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called);
 int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *found);
 
 /* ---- Counting, per call ---- */

@@ -33,29 +33,25 @@ static void make_gates(struct rows_case *c)
     c->n_tensors      = 4;
 }
 
-static void make_l2norm(struct rows_case *c)
+/* Of l2norm alone x and out. */
+static void make_norm(struct rows_case *c)
 {
-    gdn_l2norm_args *a = &c->args.l2norm;
-    *a                 = gdn_l2norm_args_init();
-    a->x               = like(c, c->dims.dtype, c->dims.Hq, c->dims.K, -1, 1);
-    a->out             = like(c, c->dims.dtype, c->dims.Hq, c->dims.K, 0, 0);
-    c->tensors[0]      = a->x;
-    c->tensors[1]      = a->out;
-    c->n_tensors       = 2;
-}
-
-static void make_rmsnorm(struct rows_case *c)
-{
-    gdn_rmsnorm_gated_args *a = &c->args.rmsnorm;
-    *a                        = gdn_rmsnorm_gated_args_init();
-    a->x                      = like(c, c->dims.dtype, c->dims.Hv, c->dims.V, -1, 1);
-    a->z                      = like(c, c->dims.dtype, c->dims.Hv, c->dims.V, -2, 2);
-    a->weight                 = case_tensor(&c->memory, GDN_F32, 1, &c->dims.V, 0.5, 1.5);
-    a->out                    = like(c, c->dims.dtype, c->dims.Hv, c->dims.V, 0, 0);
-    c->tensors[0]             = a->x;
-    c->tensors[1]             = a->z;
-    c->tensors[2]             = a->out;
-    c->n_tensors              = 3;
+    const bool              l2 = c->op == GDN_OP_L2NORM;
+    const int64_t           H = l2 ? c->dims.Hq : c->dims.Hv, D = l2 ? c->dims.K : c->dims.V;
+    gdn_l2norm_args        *l = &c->args.l2norm;
+    gdn_rmsnorm_gated_args *r = &c->args.rmsnorm;
+    c->tensors[0] = like(c, c->dims.dtype, H, D, -1, 1);
+    c->tensors[1] = like(c, c->dims.dtype, H, D, 0, 0);
+    c->n_tensors  = 2;
+    if (l2) {
+        *l   = gdn_l2norm_args_init();
+        l->x = c->tensors[0], l->out = c->tensors[1];
+        return;
+    }
+    c->tensors[c->n_tensors++] = like(c, c->dims.dtype, H, D, -2, 2);
+    *r   = gdn_rmsnorm_gated_args_init();
+    r->x = c->tensors[0], r->out = c->tensors[1], r->z = c->tensors[2];
+    r->weight = case_tensor(&c->memory, GDN_F32, 1, &D, 0.5, 1.5);
 }
 
 int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows)
@@ -64,9 +60,7 @@ int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op,
     c->dims   = *dims;
     c->op     = op;
     c->n_rows = n_rows;
-    if (op == GDN_OP_GATES) make_gates(c);
-    else if (op == GDN_OP_L2NORM) make_l2norm(c);
-    else make_rmsnorm(c);
+    (op == GDN_OP_GATES ? make_gates : make_norm)(c);
     for (int i = 0; i < c->n_tensors; i++)
         if (!c->tensors[i].data) return cli_bad("no memory for %lld rows", (long long)n_rows);
     return CLI_OK;

@@ -27,7 +27,7 @@ static void call(struct chain *x, gdn_op op, const void *args)
 {
     if (x->status) return;
     x->status = cli_call(x->ctx, op, args);
-    if (x->s->called) x->s->called(x->s->arg);
+    x->s->each.called(x->s->each.arg);
 }
 
 /* Sums of gates against float64. */

@@ -79,7 +79,8 @@ static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, in
 static void check_rules(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 64, 64 },  { 256, 256 }, { 60, 60 },
-                                        { 100, 120 }, { 16, 200 }, { 192, 40 },  { 33, 17 } };
+                                        { 100, 120 }, { 16, 200 }, { 192, 40 },  { 33, 17 },
+                                        { 97, 31 },   { 130, 18 } };
     for (int op = 0; op < 2; op++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
             for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
@@ -90,6 +91,7 @@ static void check_rules(struct check *k)
                                                .state_dtype = state, .state_layout = layout };
                         d.raw = (s + (size_t)dtype) % 2, d.pooled = (state + layout) % 2;
                         check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 3 : 131);
+                        if (op) check_rule(k, &d, GDN_OP_DECODE, 1);
                         d.each = op;
                         check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 1 : 64);
                         d.each  = false;
@@ -257,7 +259,7 @@ static void check_stages(struct check *k)
     for (int i = 0; i < 24; i++) {
         struct case_dims   d = { .Hq = 2, .Hv = 4, .K = sizes[i % 4][0], .V = sizes[i % 4][1],
                                  .dtype = i / 4 % 3, .state_layout = i / 12 };
-        struct stages_case s = { .called = mark_call, .arg = k };
+        struct stages_case s = { .each = { mark_call, k } };
         struct rule_case   c;
         struct comparison  found = { 0 };
         char               name[64];
@@ -269,6 +271,30 @@ static void check_stages(struct check *k)
         if (!code) code = rule_case_check_by(&c, k->ctx, stages_case_run, &s, &found);
         memory_free(&c.memory);
         judge(k, name, code, s.sums.ok ? &found : &s.sums);
+    }
+}
+
+/* Drafted tokens by a record. */
+static void check_records(struct check *k)
+{
+    static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 200, 17 } };
+    static const int64_t lengths[]  = { 5, 1, 3 };
+    for (int i = 0; i < 12; i++) {
+        struct case_dims   d    = { .Hq = 2, .Hv = 4, .K = sizes[i % 3][0], .V = sizes[i % 3][1],
+                                    .dtype = i % 3, .state_dtype = i / 6, .state_layout = i / 3 % 2,
+                                    .raw = i % 2, .pooled = i / 3 % 2 };
+        struct case_called each = { mark_call, k };
+        struct rule_case   c;
+        struct comparison  found = { 0 };
+        char               name[80];
+        snprintf(name, sizeof name, "record %s state %s %s %lldx%lld", dtype_names[d.dtype],
+                 dtype_names[d.state_dtype], d.state_layout == GDN_STATE_KV ? "k_first" : "k_last",
+                 (long long)d.K, (long long)d.V);
+        if (!wanted(k, name)) continue;
+        int code = rule_case_make(&c, &d, lengths, 3);
+        if (!code) code = rule_case_check_by(&c, k->ctx, record_case_run, &each, &found);
+        memory_free(&c.memory);
+        judge(k, name, code, &found);
     }
 }
 
@@ -307,6 +333,7 @@ int check_device(int argc, char **argv)
     check_copies(&k);
     check_rules(&k);
     check_stages(&k);
+    check_records(&k);
     check_blocks(&k);
     report_unseen(&k);
     printf("%d cases, %d failed, %d not supported\n", k.n_cases, k.n_failed, k.n_refused);

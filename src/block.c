@@ -100,15 +100,29 @@ static gdn_status check_weights(gdn_ctx *ctx, const struct block_call *c)
     return GDN_OK;
 }
 
-/* What is written overlaps nothing else. */
-static gdn_status check_overlaps(gdn_ctx *ctx, const struct block_call *c,
-                                 const gdn_tensor *written, const char *name)
+/* May what is written be the very view `other`? */
+static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_tensor *other)
+{
+    const gdn_block_args *a   = args;
+    const bool            one = a->state.data == a->checkpoints.data;
+    const gdn_tensor *twin = written == &a->state                      ? &a->checkpoints
+                             : written == &a->checkpoints              ? &a->state
+                             : written == &a->conv_state               ? &a->conv_checkpoints
+                             : written == &a->conv_checkpoints         ? &a->conv_state
+                             : one && written == &a->state_scales      ? &a->checkpoint_scales
+                             : one && written == &a->checkpoint_scales ? &a->state_scales
+                                                                       : NULL;
+    return other == twin;
+}
+
+/* The tensors of a call, all checked. */
+static void find_extents(const struct block_call *c, struct gdn_extents *all)
 {
     const gdn_block_args *a = &c->args;
     const struct {
         const gdn_tensor *t;
         const char       *name;
-    } others[] = {
+    } tensors[] = {
         { &a->hidden, "hidden" },           { &a->in_proj_qkvz, "in_proj_qkvz" },
         { &a->in_proj_ba, "in_proj_ba" },   { &a->in_proj_qkv, "in_proj_qkv" },
         { &a->in_proj_z, "in_proj_z" },     { &a->in_proj_b, "in_proj_b" },
@@ -121,19 +135,10 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const struct block_call *c,
         { &a->state_scales, "state_scales" },
         { &a->checkpoint_scales, "checkpoint_scales" },
     };
-    const bool        one  = a->state.data == a->checkpoints.data;
-    const gdn_tensor *twin = written == &a->state                      ? &a->checkpoints
-                             : written == &a->checkpoints              ? &a->state
-                             : written == &a->conv_state               ? &a->conv_checkpoints
-                             : written == &a->conv_checkpoints         ? &a->conv_state
-                             : one && written == &a->state_scales      ? &a->checkpoint_scales
-                             : one && written == &a->checkpoint_scales ? &a->state_scales
-                                                                       : NULL;
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (others[i].t != written)
-            TRY(gdn_check_no_overlap(ctx, written, name, others[i].t, others[i].name,
-                                     others[i].t == twin));
-    return gdn_plan_check_overlaps(ctx, &c->plan.batch, written, name);
+    all->n = 0;
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+        gdn_add_extent(all, tensors[i].t, tensors[i].name);
+    gdn_plan_add_extents(&c->plan.batch, all);
 }
 
 static gdn_status check_tokens(gdn_ctx *ctx, struct block_call *c)
@@ -198,7 +203,7 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct block_call *c)
     r->norm_eps = 1e-6f;
     r->scale    = 1.0f / sqrtf((float)b->K);
     r->n_seqs   = 1;
-    gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
+    if (!ctx->cuda) gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
     r->carry_from = r->carry_to = (struct gdn_pool_view){
         .dtype = GDN_F32, .head = b->K * b->V, .ld = b->K };
     return GDN_OK;
@@ -228,10 +233,12 @@ static gdn_status check_states(gdn_ctx *ctx, const struct block_call *c)
                    { &a->conv_checkpoints, "conv_checkpoints", true },
                    { &a->checkpoints, "checkpoints", true },
                    { &a->checkpoint_scales, "checkpoint_scales", true } };
+    struct gdn_extents all;
+    find_extents(c, &all);
     for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
         if (!states[i].t->data || !states[i].is_written) continue;
         TRY(gdn_check_injective(ctx, states[i].t, states[i].name));
-        TRY(check_overlaps(ctx, c, states[i].t, states[i].name));
+        TRY(gdn_check_apart(ctx, &all, states[i].t, states[i].name, may_be_same, a));
     }
     TRY(check_slots(ctx, &a->state, "state", &a->conv_state, "conv_state"));
     return check_slots(ctx, &a->checkpoints, "checkpoints", &a->conv_checkpoints,
@@ -240,9 +247,10 @@ static gdn_status check_states(gdn_ctx *ctx, const struct block_call *c)
 
 static gdn_status describe(gdn_ctx *ctx, const gdn_block_args *args, struct block_call *c)
 {
-    *c                      = (struct block_call){ 0 };
     const gdn_block_args *a = &c->args;
     struct gdn_block     *b = &c->block;
+    *b                      = (struct gdn_block){ 0 };
+    c->plan_bytes = c->bytes = 0;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_args"));
     TRY(check_sizes(ctx, c));
     b->fused = a->in_proj_qkvz.data || a->in_proj_ba.data;

@@ -94,32 +94,32 @@ static const gdn_tensor *final_pool(const gdn_conv1d_args *a)
     return a->state_out.data ? &a->state_out : &a->state;
 }
 
-/* What is written overlaps nothing else. */
-static gdn_status check_overlaps(gdn_ctx *ctx, const struct conv_call *c, const gdn_tensor *written,
-                                 const char *name)
+/* May what is written be the very view `other`? */
+static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_tensor *other)
 {
-    const gdn_conv1d_args *a             = &c->args;
-    const gdn_tensor      *final         = final_pool(a);
-    const bool             is_checkpoint = written == &a->checkpoints;
-    const bool             in_place      = final->data == a->state.data;
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-        bool              may_be_same;
-    } others[] = {
-        { &a->x, "x", written == &a->out },
-        { &a->weight, "weight", false },
-        { &a->bias, "bias", false },
-        { &a->state, "state", written == &a->state_out || (is_checkpoint && in_place) },
-        { &a->state_out, "state_out", is_checkpoint },
-        { &a->checkpoints, "checkpoints", written == final },
-        { &a->out, "out", false },
-    };
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (others[i].t != written)
-            TRY(gdn_check_no_overlap(ctx, written, name, others[i].t, others[i].name,
-                                     others[i].may_be_same));
-    return gdn_plan_check_overlaps(ctx, &c->plan.batch, written, name);
+    const gdn_conv1d_args *a     = args;
+    const gdn_tensor      *final = final_pool(a);
+    const bool             left  = written == &a->checkpoints;
+    if (other == &a->x) return written == &a->out;
+    if (other == &a->state)
+        return written == &a->state_out || (left && final->data == a->state.data);
+    if (other == &a->state_out) return left;
+    return other == &a->checkpoints && written == final;
+}
+
+/* The tensors of a call, all checked. */
+static void find_extents(const struct conv_call *c, struct gdn_extents *all)
+{
+    const gdn_conv1d_args *a = &c->args;
+    all->n                   = 0;
+    gdn_add_extent(all, &a->x, "x");
+    gdn_add_extent(all, &a->weight, "weight");
+    gdn_add_extent(all, &a->bias, "bias");
+    gdn_add_extent(all, &a->state, "state");
+    gdn_add_extent(all, &a->state_out, "state_out");
+    gdn_add_extent(all, &a->checkpoints, "checkpoints");
+    gdn_add_extent(all, &a->out, "out");
+    gdn_plan_add_extents(&c->plan.batch, all);
 }
 
 static gdn_status check_states(gdn_ctx *ctx, struct conv_call *c)
@@ -158,10 +158,12 @@ static gdn_status check_states(gdn_ctx *ctx, struct conv_call *c)
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
     if (a->out.data && c->plan.batch.path.data)
         return gdn_fail(ctx, GDN_E_ARG, "out: given, wanted none with path");
+    struct gdn_extents all;
+    find_extents(c, &all);
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         if (!written[i].is_written) continue;
         TRY(gdn_check_injective(ctx, written[i].t, written[i].name));
-        TRY(check_overlaps(ctx, c, written[i].t, written[i].name));
+        TRY(gdn_check_apart(ctx, &all, written[i].t, written[i].name, may_be_same, a));
     }
     return GDN_OK;
 }
@@ -180,7 +182,8 @@ static struct gdn_cu_conv device_args(const gdn_ctx *ctx, const struct conv_call
 static gdn_status describe(gdn_ctx *ctx, const gdn_conv1d_args *args, struct conv_call *c)
 {
     const gdn_conv1d_args *a = &c->args;
-    *c                       = (struct conv_call){ 0 };
+    c->conv                  = (struct gdn_conv){ 0 };
+    c->plan_bytes = c->bytes = 0;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_conv1d_args"));
     if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
     if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);

@@ -208,8 +208,8 @@ gdn_status gdn_copy_args(gdn_ctx *ctx, void *own, size_t own_bytes, const void *
     if (size < MIN_ARGS_BYTES || size > MAX_ARGS_BYTES)
         return gdn_fail(ctx, GDN_E_ARG, "%s: struct_size %u, wanted %d to %d (its _init() sets it)",
                         name, (unsigned)size, MIN_ARGS_BYTES, MAX_ARGS_BYTES);
-    memset(own, 0, own_bytes);
     memcpy(own, args, size < own_bytes ? size : own_bytes);
+    if (size < own_bytes) memset((char *)own + size, 0, own_bytes - size);
     for (size_t i = own_bytes; i < size; i++)
         if (((const unsigned char *)args)[i] != 0)
             return gdn_fail(ctx, GDN_E_ARG,
@@ -278,8 +278,17 @@ static gdn_status note(gdn_ctx *ctx, const char *line)
     return GDN_OK;
 }
 
+/* Is "op: name" what ran last? */
+static bool is_noted(const gdn_ctx *ctx, const char *op, const char *name)
+{
+    const size_t n = strlen(op);
+    return !strncmp(ctx->kernel, op, n) && !strncmp(ctx->kernel + n, ": ", 2) &&
+           !strcmp(ctx->kernel + n + 2, name);
+}
+
 gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name)
 {
+    if (is_noted(ctx, op, name)) return GDN_OK;
     char line[sizeof ctx->kernel];
     snprintf(line, sizeof line, "%s: %s", op, name);
     return note(ctx, line);

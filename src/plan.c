@@ -132,6 +132,13 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, struct gdn_plan *plan,
     return GDN_OK;
 }
 
+/* An op without checkpoints takes no notice of what a batch says of them. */
+static void drop_checkpoints(gdn_batch *b)
+{
+    b->checkpoint_every       = 0;
+    b->checkpoint_starts.data = b->checkpoint_positions.data = b->checkpoint_slots.data = NULL;
+}
+
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_batch *b, unsigned takes)
 {
     const struct {
@@ -158,8 +165,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_batch *b, unsigned takes)
     return GDN_OK;
 }
 
-gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *b, const gdn_tensor *written,
-                                   const char *name)
+void gdn_plan_add_extents(const gdn_batch *b, struct gdn_extents *all)
 {
     const struct {
         const gdn_tensor *t;
@@ -179,8 +185,16 @@ gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *b, const gdn_t
         { &b->checkpoint_slots, "checkpoint_slots" },
     };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        TRY(gdn_check_no_overlap(ctx, written, name, arrays[i].t, arrays[i].name, false));
-    return GDN_OK;
+        gdn_add_extent(all, arrays[i].t, arrays[i].name);
+}
+
+gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *b, const gdn_tensor *written,
+                                   const char *name)
+{
+    struct gdn_extents all;
+    all.n = 0;
+    gdn_plan_add_extents(b, &all);
+    return gdn_check_apart(ctx, &all, written, name, NULL, NULL);
 }
 
 /* Slots that a call may write, at most. */
@@ -195,10 +209,14 @@ gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct 
                              unsigned takes, struct gdn_plan *plan)
 {
     static const int64_t any[] = { -1 };
-    memset(plan, 0, sizeof *plan);
-    gdn_batch *b = &plan->batch;
-    if (batch) TRY(gdn_copy_args(ctx, b, sizeof *b, batch, "batch"));
+    gdn_batch           *b     = &plan->batch;
+    memset(&plan->B, 0, sizeof *plan - offsetof(struct gdn_plan, B));
+    if (batch)
+        TRY(gdn_copy_args(ctx, b, sizeof *b, batch, "batch"));
+    else
+        memset(b, 0, sizeof *b);
     TRY(check_fields(ctx, b, takes));
+    if (!(takes & GDN_PLAN_CHECKPOINTS)) drop_checkpoints(b);
 
     plan->padded = tokens->padded;
     plan->B      = tokens->B;

@@ -72,7 +72,11 @@ enum {
 gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
                              unsigned takes, struct gdn_plan *plan);
 
-/* Refuses a written tensor that may overlap an index array of the batch. */
+/* The arrays of a described batch, for gdn_check_apart(). */
+struct gdn_extents;
+void gdn_plan_add_extents(const gdn_batch *batch, struct gdn_extents *all);
+
+/* Refuses a written tensor that may overlap one of them. */
 gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *batch, const gdn_tensor *written,
                                    const char *name);
 

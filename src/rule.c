@@ -154,43 +154,51 @@ static const gdn_tensor *pool_of(const gdn_rule_args *a, const gdn_tensor *scale
                                              : NULL;
 }
 
-/* What is written overlaps nothing else. */
-static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rule_args *a, const gdn_batch *batch,
-                                 const gdn_tensor *written, const char *written_name)
+/* May what is written be the very view `other`? */
+static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_tensor *other)
 {
-    const gdn_tensor *final         = final_pool(a);
-    const bool        is_checkpoint = written == &a->checkpoints;
-    const bool        in_place      = final->data == a->state.data;
-    const gdn_tensor *pool          = pool_of(a, written);
+    const gdn_rule_args *a     = args;
+    const gdn_tensor    *final = final_pool(a), *pool = pool_of(a, written);
+    const bool           left  = written == &a->checkpoints;
+    if (pool) return pool_of(a, other) && pool->data == pool_of(a, other)->data;
+    if (other == &a->v) return written == &a->out;
+    if (other == &a->state)
+        return written == &a->state_out || (left && final->data == a->state.data);
+    if (other == &a->state_out) return left;
+    return other == &a->checkpoints && written == final;
+}
+
+/* The tensors of a call, all checked. */
+static void find_extents(const struct rule_call *c, struct gdn_extents *all)
+{
+    const gdn_rule_args *a = &c->args;
     const struct {
         const gdn_tensor *t;
         const char       *name;
-        bool              may_be_same;
-    } others[] = {
-        { &a->q, "q", false },
-        { &a->k, "k", false },
-        { &a->v, "v", written == &a->out },
-        { &a->g, "g", false },
-        { &a->beta, "beta", false },
-        { &a->A_log, "A_log", false },
-        { &a->dt_bias, "dt_bias", false },
-        { &a->state, "state", written == &a->state_out || (is_checkpoint && in_place) },
-        { &a->state_out, "state_out", is_checkpoint },
-        { &a->checkpoints, "checkpoints", written == final },
-        { &a->record_k, "record_k", false },
-        { &a->record_u, "record_u", false },
-        { &a->record_g, "record_g", false },
-        { &a->record_count, "record_count", false },
-        { &a->out, "out", false },
-        { &a->state_scales, "state_scales", pool && pool->data == a->state.data },
-        { &a->state_out_scales, "state_out_scales", pool && pool->data == a->state_out.data },
-        { &a->checkpoint_scales, "checkpoint_scales", pool && pool->data == a->checkpoints.data },
+    } tensors[] = {
+        { &a->q, "q" },
+        { &a->k, "k" },
+        { &a->v, "v" },
+        { &a->g, "g" },
+        { &a->beta, "beta" },
+        { &a->A_log, "A_log" },
+        { &a->dt_bias, "dt_bias" },
+        { &a->state, "state" },
+        { &a->state_out, "state_out" },
+        { &a->checkpoints, "checkpoints" },
+        { &a->record_k, "record_k" },
+        { &a->record_u, "record_u" },
+        { &a->record_g, "record_g" },
+        { &a->record_count, "record_count" },
+        { &a->out, "out" },
+        { &a->state_scales, "state_scales" },
+        { &a->state_out_scales, "state_out_scales" },
+        { &a->checkpoint_scales, "checkpoint_scales" },
     };
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (others[i].t != written)
-            TRY(gdn_check_no_overlap(ctx, written, written_name, others[i].t, others[i].name,
-                                     others[i].may_be_same));
-    return gdn_plan_check_overlaps(ctx, batch, written, written_name);
+    all->n = 0;
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+        gdn_add_extent(all, tensors[i].t, tensors[i].name);
+    gdn_plan_add_extents(&c->plan.batch, all);
 }
 
 /* The record, if one of its tensors is there. */
@@ -257,10 +265,12 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
                     { &a->record_g, "record_g", r->record } };
     if (!a->out.data && !final && !a->checkpoints.data && !r->record)
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
+    struct gdn_extents all;
+    find_extents(c, &all);
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         if (!written[i].is_written || !written[i].t->data) continue;
         TRY(gdn_check_injective(ctx, written[i].t, written[i].name));
-        TRY(check_overlaps(ctx, a, &c->plan.batch, written[i].t, written[i].name));
+        TRY(gdn_check_apart(ctx, &all, written[i].t, written[i].name, may_be_same, a));
     }
     return GDN_OK;
 }
@@ -279,20 +289,22 @@ static struct gdn_cu_rule device_args(const struct rule_call *c)
 /* Kernels keep all they need on the chip, but for trees. */
 static gdn_status describe_device(gdn_ctx *ctx, struct rule_call *c)
 {
-    const struct gdn_cu_rule args = device_args(c);
-    if (!c->rule.decode && !c->rule.exact) TRY(gdn_cuda_prefill_check(ctx, &args));
-    if (c->rule.tree && c->tokens.N > INT32_MAX - 1)
+    if (!c->rule.decode && !c->rule.exact) TRY(gdn_cuda_prefill_check(ctx, &c->rule));
+    if (!c->rule.tree) return GDN_OK;
+    if (c->tokens.N > INT32_MAX - 1)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: %lld tokens, at most 2^31 - 2",
                         (long long)c->tokens.N);
-    c->bytes = gdn_cuda_decode_bytes(ctx, &args);
+    const struct gdn_cu_rule args = device_args(c);
+    c->bytes                      = gdn_cuda_decode_bytes(ctx, &args);
     return GDN_OK;
 }
 
 static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
                            struct rule_call *c)
 {
-    *c                     = (struct rule_call){ 0 };
     const gdn_rule_args *a = &c->args;
+    c->rule                = (struct gdn_rule){ 0 };
+    c->record_bytes = c->bytes = 0;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_rule_args"));
     TRY(check_enums(ctx, a));
     const struct {
@@ -333,9 +345,9 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->exact    = a->flags & GDN_EXACT;
     r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
     r->n_seqs   = c->plan.B;
-    gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
-
     if (ctx->cuda) return describe_device(ctx, c);
+
+    gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
     c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
     c->tree_bytes   = r->tree ? gdn_tree_bytes(&c->tokens) : 0;

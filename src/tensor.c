@@ -11,21 +11,23 @@
 
 enum { N_DTYPES = GDN_U8 + 1 };
 
-static const struct {
-    const char *name;
-    size_t      bytes;
-} dtypes[N_DTYPES] = {
-    [GDN_F32] = { "GDN_F32", 4 }, [GDN_BF16] = { "GDN_BF16", 2 }, [GDN_F16] = { "GDN_F16", 2 },
-    [GDN_I8] = { "GDN_I8", 1 },   [GDN_E4M3] = { "GDN_E4M3", 1 }, [GDN_I32] = { "GDN_I32", 4 },
-    [GDN_I64] = { "GDN_I64", 8 }, [GDN_U8] = { "GDN_U8", 1 },
+const uint8_t gdn_units[N_DTYPES] = {
+    [GDN_F32] = 4,  [GDN_BF16] = 2, [GDN_F16] = 2, [GDN_I8] = 1,
+    [GDN_E4M3] = 1, [GDN_I32] = 4,  [GDN_I64] = 8, [GDN_U8] = 1,
+};
+
+static const char *const names[N_DTYPES] = {
+    [GDN_F32] = "GDN_F32",   [GDN_BF16] = "GDN_BF16", [GDN_F16] = "GDN_F16",
+    [GDN_I8] = "GDN_I8",     [GDN_E4M3] = "GDN_E4M3", [GDN_I32] = "GDN_I32",
+    [GDN_I64] = "GDN_I64",   [GDN_U8] = "GDN_U8",
 };
 
 static bool is_dtype(int32_t dtype)
 {
-    return dtype >= 0 && dtype < N_DTYPES && dtypes[dtype].name;
+    return dtype >= 0 && dtype < N_DTYPES && gdn_units[dtype];
 }
 
-size_t gdn_dtype_bytes(int32_t dtype) { return is_dtype(dtype) ? dtypes[dtype].bytes : 0; }
+size_t gdn_dtype_bytes(int32_t dtype) { return is_dtype(dtype) ? gdn_units[dtype] : 0; }
 
 /* ---- Form ---------------------------------------------------------------------------------- */
 
@@ -52,16 +54,16 @@ static bool count_fits(const gdn_tensor *t)
 
 static bool find_span(const gdn_tensor *t, struct span *s)
 {
-    const int64_t bytes = (int64_t)gdn_dtype_bytes(t->dtype);
+    const int64_t unit = gdn_unit(t->dtype);
     int64_t       reach;
 
     *s = (struct span){ 0, 0 };
     if (is_empty(t)) return true;
-    s->high = bytes;
+    s->high = unit;
     for (int i = 0; i < t->ndim; i++) {
         if (t->size[i] < 2) continue; /* its stride means nothing */
         if (__builtin_mul_overflow(t->size[i] - 1, t->stride[i], &reach) ||
-            __builtin_mul_overflow(reach, bytes, &reach))
+            __builtin_mul_overflow(reach, unit, &reach))
             return false;
         int64_t *end = reach < 0 ? &s->low : &s->high;
         if (__builtin_add_overflow(*end, reach, end)) return false;
@@ -93,23 +95,24 @@ gdn_status gdn_check_tensor(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
                             (long long)t->size[i]);
     if (!count_fits(t) || !find_span(t, &span) || !span_fits(t, &span))
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: sizes and strides leave the address space", name);
-    if ((uintptr_t)t->data % gdn_dtype_bytes(t->dtype))
-        return gdn_fail(ctx, GDN_E_ARG, "%s: data %p, wanted a multiple of %zu", name, t->data,
-                        gdn_dtype_bytes(t->dtype));
+    if ((uintptr_t)t->data & (uintptr_t)(gdn_unit(t->dtype) - 1))
+        return gdn_fail(ctx, GDN_E_ARG, "%s: data %p, wanted a multiple of %d", name, t->data,
+                        (int)gdn_unit(t->dtype));
     return GDN_OK;
 }
 
 gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned allowed)
 {
-    char names[80] = "";
+    char list[80];
     if (!t->data || (is_dtype(t->dtype) && allowed >> t->dtype & 1)) return GDN_OK;
+    list[0] = 0;
     for (int i = 0; i < N_DTYPES; i++) {
-        const size_t used = strlen(names);
-        if (allowed >> i & 1) snprintf(names + used, sizeof names - used, " %s", dtypes[i].name);
+        const size_t used = strlen(list);
+        if (allowed >> i & 1) snprintf(list + used, sizeof list - used, " %s", names[i]);
     }
     if (!is_dtype(t->dtype))
-        return gdn_fail(ctx, GDN_E_DTYPE, "%s: dtype %d, wanted:%s", name, (int)t->dtype, names);
-    return gdn_fail(ctx, GDN_E_DTYPE, "%s: %s, wanted:%s", name, dtypes[t->dtype].name, names);
+        return gdn_fail(ctx, GDN_E_DTYPE, "%s: dtype %d, wanted:%s", name, (int)t->dtype, list);
+    return gdn_fail(ctx, GDN_E_DTYPE, "%s: %s, wanted:%s", name, names[t->dtype], list);
 }
 
 /* "[3][*]", where -1 is any size. */
@@ -190,7 +193,7 @@ static bool is_same_view(const gdn_tensor *a, const gdn_tensor *b)
 
 static int64_t step_bytes(const gdn_tensor *t, int i)
 {
-    const int64_t step = t->stride[i] * (int64_t)gdn_dtype_bytes(t->dtype);
+    const int64_t step = t->stride[i] * gdn_unit(t->dtype);
     return step < 0 ? -step : step;
 }
 
@@ -228,25 +231,61 @@ static bool are_interleaved(const gdn_tensor *a, const gdn_tensor *b)
     return false;
 }
 
-static bool are_apart(const gdn_tensor *a, const gdn_tensor *b)
+/* Of a tensor that passed gdn_check_tensor(). */
+static struct gdn_extent extent_of(const gdn_tensor *t, const char *name)
 {
-    const uint64_t at = (uint64_t)(uintptr_t)a->data, bt = (uint64_t)(uintptr_t)b->data;
-    struct span    as, bs;
-    if (is_empty(a) || is_empty(b)) return true;
-    find_span(a, &as);
-    find_span(b, &bs);
-    return at + (uint64_t)as.high <= bt + (uint64_t)bs.low ||
-           bt + (uint64_t)bs.high <= at + (uint64_t)as.low;
+    int64_t low = 0, high = 1;
+    for (int i = 0; i < t->ndim; i++) {
+        const int64_t reach = (t->size[i] - 1) * (t->size[i] > 1 ? t->stride[i] : 0);
+        if (t->size[i] == 0) return (struct gdn_extent){ t, name, 0, 0 };
+        low += reach < 0 ? reach : 0;
+        high += reach < 0 ? 0 : reach;
+    }
+    const uint64_t at = (uint64_t)(uintptr_t)t->data, unit = (uint64_t)gdn_unit(t->dtype);
+    return (struct gdn_extent){ t, name, at + (uint64_t)low * unit, at + (uint64_t)high * unit };
+}
+
+static bool are_apart(const struct gdn_extent *a, const struct gdn_extent *b)
+{
+    return a->high <= b->low || b->high <= a->low;
+}
+
+static gdn_status check_pair(gdn_ctx *ctx, const struct gdn_extent *written,
+                             const struct gdn_extent *other, bool may_be_same)
+{
+    if (may_be_same && is_same_view(written->t, other->t)) return GDN_OK;
+    if (are_interleaved(written->t, other->t)) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "%s: overlaps %s, wanted memory apart%s", written->name,
+                    other->name, may_be_same ? " or the very same view" : "");
 }
 
 gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const char *name,
                                 const gdn_tensor *other, const char *other_name, bool may_be_same)
 {
-    if (!written->data || !other->data || are_apart(written, other)) return GDN_OK;
-    if (may_be_same && is_same_view(written, other)) return GDN_OK;
-    if (are_interleaved(written, other)) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_ARG, "%s: overlaps %s, wanted memory apart%s", name, other_name,
-                    may_be_same ? " or the very same view" : "");
+    if (!written->data || !other->data) return GDN_OK;
+    const struct gdn_extent w = extent_of(written, name), o = extent_of(other, other_name);
+    return are_apart(&w, &o) ? GDN_OK : check_pair(ctx, &w, &o, may_be_same);
+}
+
+void gdn_add_extent(struct gdn_extents *all, const gdn_tensor *t, const char *name)
+{
+    if (t->data) all->of[all->n++] = extent_of(t, name);
+}
+
+gdn_status gdn_check_apart(gdn_ctx *ctx, const struct gdn_extents *all, const gdn_tensor *written,
+                           const char *name,
+                           bool (*may_be_same)(const void *args, const gdn_tensor *written,
+                                               const gdn_tensor *other),
+                           const void *args)
+{
+    if (!written->data) return GDN_OK;
+    const struct gdn_extent w = extent_of(written, name);
+    for (int i = 0; i < all->n; i++) {
+        const struct gdn_extent *o = &all->of[i];
+        if (o->t == written || are_apart(&w, o)) continue;
+        TRY(check_pair(ctx, &w, o, may_be_same && may_be_same(args, written, o->t)));
+    }
+    return GDN_OK;
 }
 
 /* ---- Elements ------------------------------------------------------------------------------ */

@@ -36,6 +36,24 @@ gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const c
                                 const gdn_tensor *other, const char *other_name,
                                 bool may_be_same);
 
+/* The same for calls of many tensors: where each of them lies, and the check of one of them
+ * against all others. Tensors have passed gdn_check_tensor(); absent and empty ones lie nowhere.
+ * may_be_same, NULL for never, is asked of those that overlap. */
+struct gdn_extents {
+    int n;
+    struct gdn_extent {
+        const gdn_tensor *t;
+        const char       *name;
+        uint64_t          low, high;
+    } of[40];
+};
+void       gdn_add_extent(struct gdn_extents *all, const gdn_tensor *t, const char *name);
+gdn_status gdn_check_apart(gdn_ctx *ctx, const struct gdn_extents *all, const gdn_tensor *written,
+                           const char *name,
+                           bool (*may_be_same)(const void *args, const gdn_tensor *written,
+                                               const gdn_tensor *other),
+                           const void *args);
+
 /* Element i of a 1-d index tensor (GDN_I32, GDN_I64, GDN_U8), or [i][j] of a 2-d one. */
 int64_t gdn_index(const gdn_tensor *t, int64_t i);
 int64_t gdn_index2(const gdn_tensor *t, int64_t i, int64_t j);
@@ -43,9 +61,13 @@ int64_t gdn_index2(const gdn_tensor *t, int64_t i, int64_t j);
 /* Converts a 1-d float tensor of any stride to n floats; absent: fills with `absent`. */
 void gdn_load_vector(float *dst, const gdn_tensor *t, int64_t n, float absent);
 
+/* gdn_dtype_bytes() of a tensor that has passed gdn_check_tensor(). */
+extern const uint8_t gdn_units[GDN_U8 + 1];
+static inline int64_t gdn_unit(int32_t dtype) { return gdn_units[dtype]; }
+
 static inline char *gdn_at(const gdn_tensor *t, int64_t element)
 {
-    return (char *)t->data + element * (int64_t)gdn_dtype_bytes(t->dtype);
+    return (char *)t->data + element * gdn_unit(t->dtype);
 }
 
 /* Bytes of one step in dimension i, 0 if there is none: a dimension of one element may have any
@@ -53,7 +75,7 @@ static inline char *gdn_at(const gdn_tensor *t, int64_t element)
 static inline int64_t gdn_step_bytes(const gdn_tensor *t, int i)
 {
     if (i >= t->ndim || t->size[i] < 2) return 0;
-    return t->stride[i] * (int64_t)gdn_dtype_bytes(t->dtype);
+    return t->stride[i] * gdn_unit(t->dtype);
 }
 
 static inline int64_t gdn_count(const gdn_tensor *t)

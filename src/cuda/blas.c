@@ -16,6 +16,8 @@ static const int data_types[] = { [GDN_F32] = 0, [GDN_BF16] = 14, [GDN_F16] = 2 
 
 struct gdn_blas {
     void *library, *handle;
+    void *stream, *scratch; /* as last set */
+    bool  begun;
     int (*create)(void **);
     int (*destroy)(void *);
     int (*set_stream)(void *, void *);
@@ -106,9 +108,13 @@ size_t gdn_blas_scratch(gdn_ctx *ctx)
 
 gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t bytes)
 {
-    const struct gdn_blas *b = ctx->cuda->blas;
-    int                    r = b->set_stream(b->handle, stream);
+    struct gdn_blas *b = ctx->cuda->blas;
+    if (b->begun && b->stream == stream && b->scratch == scratch) return GDN_OK;
+    int r = b->set_stream(b->handle, stream);
     if (r == 0 && scratch) r = b->set_workspace(b->handle, scratch, bytes);
+    b->stream  = stream;
+    b->scratch = scratch;
+    b->begun   = r == 0;
     return r ? gdn_fail(ctx, GDN_E_CUDA, "cuBLAS: error %d for the stream and its scratch", r)
              : GDN_OK;
 }

@@ -9,8 +9,6 @@
  */
 #include "block.h"
 
-#include <stdio.h>
-
 #include "blas.h"
 #include "ops.h"
 #include "tensor.h"
@@ -173,19 +171,7 @@ struct layer {
     const struct gdn_block *b;
     struct buffers          m;
     void                   *stream;
-    char                    names[sizeof((gdn_ctx *)0)->kernel]; /* of all that ran */
 };
-
-/* Adds a name, once. */
-static void add_name(struct layer *l, const char *name)
-{
-    const size_t used = strlen(l->names);
-    if (!strstr(l->names, name))
-        snprintf(l->names + used, sizeof l->names - used, "%s%s", used ? " " : "", name);
-}
-
-/* ... those that the op just called has noted, as "block: name". */
-static void add_noted(struct layer *l) { add_name(l, strchr(l->ctx->kernel, ' ') + 1); }
 
 static gdn_status launch(struct layer *l, enum gdn_kernel_id kernel, int64_t n_blocks,
                          const void *args)
@@ -193,8 +179,8 @@ static gdn_status launch(struct layer *l, enum gdn_kernel_id kernel, int64_t n_b
     const struct gdn_cuda_call call = {
         .kernel = kernel, .grid = { n_blocks, 1, 1 }, .stream = l->stream, .args = args
     };
-    add_name(l, gdn_cuda_kernel_name(kernel));
-    return gdn_cuda_launch(l->ctx, &call);
+    TRY(gdn_cuda_launch(l->ctx, &call));
+    return gdn_cuda_note(l->ctx, "block", kernel);
 }
 
 static gdn_status project(struct layer *l, int i)
@@ -204,9 +190,8 @@ static gdn_status project(struct layer *l, int i)
     struct gdn_blas_matrix  m[3];
     struct shape            s;
     if (by_blas(b, &p, m, &s)) {
-        add_name(l, "cublas");
-        return gdn_blas_project(l->ctx, &m[0], &m[1], &m[2], s.n, s.n_rows, p.n,
-                                p.weight->size[1]);
+        TRY(gdn_blas_project(l->ctx, &m[0], &m[1], &m[2], s.n, s.n_rows, p.n, p.weight->size[1]));
+        return gdn_cuda_note(l->ctx, "block", GDN_CU_cublas);
     }
     const int64_t step = gdn_step_bytes(p.weight, 0);
     const struct gdn_cu_block_project a = {
@@ -236,7 +221,6 @@ static gdn_status split(struct layer *l)
     return launch(l, GDN_CU_block_split, (a.n + THREADS - 1) / THREADS, &a);
 }
 
-/* Slots of a pool that is read and written in place, and of its checkpoints. */
 /* What comes before the output has no padding rows to keep: they are zero there. */
 static void drop_keep(struct gdn_cu_batch *batch)
 {
@@ -259,9 +243,7 @@ static gdn_status convolve(struct layer *l)
         a.Hk = (int32_t)b->Hk, a.K = (int32_t)b->K, a.V = (int32_t)(b->Hv / b->Hk * b->V);
     }
     drop_keep(&a.batch);
-    TRY(gdn_cuda_conv(l->ctx, &a, NULL, l->stream));
-    add_noted(l);
-    return GDN_OK;
+    return gdn_cuda_conv(l->ctx, &a, NULL, l->stream);
 }
 
 /* Lengths of sequences are known on the device alone; here, what none exceeds and their mean. */
@@ -291,12 +273,8 @@ static gdn_status run_rule(struct layer *l)
     rule.out  = rule.v;
     struct gdn_cu_rule a = rule_args(b, &rule);
     drop_keep(&a.batch);
-    if (rule.exact || are_short(b))
-        TRY(gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream));
-    else
-        TRY(gdn_cuda_prefill(l->ctx, &a, l->stream));
-    add_noted(l);
-    return GDN_OK;
+    if (rule.exact || are_short(b)) return gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream);
+    return gdn_cuda_prefill(l->ctx, &a, l->stream);
 }
 
 /* A view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key head. */
@@ -330,9 +308,7 @@ static gdn_status norm(struct layer *l)
     };
     gdn_cuda_lines((const gdn_tensor *const[]){ &o, &z, &o }, 3, &a.leads,
                    (struct gdn_cu_lines *const[]){ &a.x, &a.z, &a.out });
-    TRY(gdn_cuda_norm(l->ctx, "block", &a, l->stream));
-    add_noted(l);
-    return GDN_OK;
+    return gdn_cuda_norm(l->ctx, "block", &a, l->stream);
 }
 
 static gdn_status store(struct layer *l)
@@ -360,8 +336,7 @@ static gdn_status run(struct layer *l)
     TRY(run_rule(l));
     TRY(norm(l));
     TRY(project(l, last));
-    if (spares_padding(l->b)) TRY(store(l));
-    return gdn_note_line(l->ctx, "block", l->names);
+    return spares_padding(l->b) ? store(l) : GDN_OK;
 }
 
 /* With room to align what cuBLAS gets. */
@@ -376,28 +351,30 @@ gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *b, size_t 
     if (b->n_tokens > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
                         (long long)b->n_tokens);
-    if (!b->rule.exact && !are_short(b)) {
-        const struct gdn_cu_rule args = rule_args(b, &b->rule);
-        TRY(gdn_cuda_prefill_check(ctx, &args));
-    }
-    *bytes = lay_out(&m, b, blas_bytes(ctx, b), NULL);
-    return needs_blas(b) ? gdn_blas_open(ctx) : GDN_OK;
+    if (!b->rule.exact && !are_short(b)) TRY(gdn_cuda_prefill_check(ctx, &b->rule));
+    const size_t blas = blas_bytes(ctx, b);
+    *bytes            = lay_out(&m, b, blas, NULL);
+    return blas ? gdn_blas_open(ctx) : GDN_OK;
 }
 
 gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
 {
-    struct layer l = { .ctx = ctx, .b = b, .stream = b->args->stream };
-    bool         pushed;
+    struct layer        l    = { .ctx = ctx, .b = b, .stream = b->args->stream };
+    struct gdn_cuda_ran ran  = { .n = 0 };
+    const size_t        blas = blas_bytes(ctx, b);
+    bool                pushed;
     if (b->n_tokens == 0) return gdn_note_line(ctx, "block", "none");
-    lay_out(&l.m, b, blas_bytes(ctx, b), memory);
+    lay_out(&l.m, b, blas, memory);
     TRY(gdn_cuda_enter(ctx, &pushed));
     gdn_status status = GDN_OK;
-    if (needs_blas(b)) {
+    if (blas) {
         const uintptr_t beyond = (uintptr_t)l.m.blas % GDN_BLAS_ALIGN;
         status = gdn_blas_begin(ctx, l.stream, l.m.blas + (beyond ? GDN_BLAS_ALIGN - beyond : 0),
                                 gdn_blas_scratch(ctx));
     }
+    ctx->cuda->layer = &ran;
     if (status == GDN_OK) status = run(&l);
+    ctx->cuda->layer = NULL;
     gdn_cuda_leave(ctx, pushed);
-    return status;
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, "block", ran.kernels, ran.n) : status;
 }

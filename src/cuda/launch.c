@@ -13,10 +13,11 @@ static const struct kernel_row {
     const char       *name;
     enum gdn_image_id image;
     int               threads, shared_bytes; /* shared_bytes: dynamic, at most */
-} rows[GDN_N_KERNELS] = {
+} rows[GDN_N_KERNELS + 1] = {
 #define GDN_KERNEL(image, threads, shared, ...) \
     { TEXT_OF(GDN_CU_JOIN(gdn, __VA_ARGS__)), GDN_IMAGE_##image, threads, shared },
 #include "kernels.def"
+    [GDN_CU_cublas] = { .name = "cublas" },
 };
 
 const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel) { return rows[kernel].name; }
@@ -226,14 +227,32 @@ gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
     return GDN_OK;
 }
 
+static void add_ran(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel)
+{
+    const int most = (int)(sizeof ran->kernels / sizeof *ran->kernels);
+    for (int i = 0; i < ran->n; i++)
+        if (ran->kernels[i] == kernel) return;
+    if (ran->n < most) ran->kernels[ran->n++] = kernel;
+}
+
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
                              int n)
 {
-    char names[sizeof ctx->kernel] = "";
-    for (int i = 0; i < n; i++) {
-        const size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "", rows[kernels[i]].name);
+    char   names[sizeof ctx->kernel];
+    size_t used = 0;
+    if (ctx->cuda->layer) {
+        for (int i = 0; i < n; i++) add_ran(ctx->cuda->layer, kernels[i]);
+        return GDN_OK;
     }
+    for (int i = 0; i < n; i++) {
+        const char  *name = rows[kernels[i]].name;
+        const size_t more = strlen(name);
+        if (used + more + 2 > sizeof names) break;
+        if (i) names[used++] = ' ';
+        memcpy(names + used, name, more);
+        used += more;
+    }
+    names[used] = 0;
     return gdn_note_line(ctx, op, names);
 }
 

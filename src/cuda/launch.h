@@ -24,7 +24,14 @@
 enum gdn_kernel_id {
 #define GDN_KERNEL(image, threads, shared, ...) GDN_CU_JOIN(GDN_CU, __VA_ARGS__),
 #include "kernels.def"
-    GDN_N_KERNELS
+    GDN_N_KERNELS,
+    GDN_CU_cublas = GDN_N_KERNELS /* in lists of what ran */
+};
+
+/* Kernels of a call, each once. */
+struct gdn_cuda_ran {
+    int                n;
+    enum gdn_kernel_id kernels[12];
 };
 
 struct gdn_cuda {
@@ -38,6 +45,7 @@ struct gdn_cuda {
     gdn_cu_library    libraries[GDN_N_IMAGES]; /* NULL: not for this device, */
     gdn_cu_kernel     kernels[GDN_N_KERNELS];  /* as are its kernels */
     struct gdn_blas  *blas; /* cuBLAS; NULL: not opened yet */
+    struct gdn_cuda_ran *layer; /* of gdn_block: takes what its parts note; else NULL */
     gdn_cu_memory     workspace;
     size_t            workspace_bytes;
 };
@@ -81,7 +89,8 @@ const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
 int         gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
 bool        gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
 
-/* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does loops. */
+/* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does loops; or,
+ * where that call is part of a layer's, adds them to the layer's. */
 gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel);
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
                              int n);

@@ -18,7 +18,7 @@ struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rul
 size_t     gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream);
-gdn_status gdn_cuda_prefill_check(gdn_ctx *ctx, const struct gdn_cu_rule *args);
+gdn_status gdn_cuda_prefill_check(gdn_ctx *ctx, const struct gdn_rule *rule);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
 /* The same by the kernels for Hopper, if they take such a call. */
 bool       gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);

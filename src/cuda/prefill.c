@@ -72,9 +72,9 @@ static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int sha
     return 0;
 }
 
-gdn_status gdn_cuda_prefill_check(gdn_ctx *ctx, const struct gdn_cu_rule *args)
+gdn_status gdn_cuda_prefill_check(gdn_ctx *ctx, const struct gdn_rule *rule)
 {
-    if (!args->from.scales && !args->to.scales && !args->checkpoints.scales) return GDN_OK;
+    if (!rule->from.scales && !rule->to.scales && !rule->checkpoints.scales) return GDN_OK;
     return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                     "state: 8 bits, on a device chunks have no kernel for them (GDN_EXACT has)");
 }

@@ -14,7 +14,9 @@ gdn_status gdn_cuda_record(gdn_ctx *ctx, const char *op, const struct gdn_cu_rec
         .kernel = GDN_CU_record_count, .grid = { (B + THREADS - 1) / THREADS, 1, 1 },
         .stream = stream, .args = args,
     };
-    if (args->path.data) TRY(gdn_cuda_launch(ctx, &move));
+    const enum gdn_kernel_id kernels[] = { move.kernel, count.kernel };
+    const bool               moves     = args->path.data;
+    if (moves) TRY(gdn_cuda_launch(ctx, &move));
     TRY(gdn_cuda_launch(ctx, &count));
-    return gdn_cuda_note(ctx, op, count.kernel);
+    return gdn_cuda_note_all(ctx, op, kernels + !moves, 1 + moves);
 }

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A case of decode by a record: the tokens drafted, accepted and folded into the states. */
+#include <string.h>
+
+#include "cases.h"
+#include "cli.h"
+
+/* [slots][2 T][heads][D], and whether there is memory for it. */
+static gdn_tensor make(struct rule_case *c, int ndim, int64_t T, int64_t heads, int64_t D)
+{
+    const int64_t size[] = { c->args.state.size[0], 2 * T, heads, D };
+    return memory_tensor(&c->memory, GDN_F32, ndim, size);
+}
+
+/* Moves the rows of every slot on by one, so that to accept them is to move them back. */
+static void shift_rows(const gdn_tensor *t, int64_t T)
+{
+    for (int64_t slot = 0; slot < t->size[0]; slot++) {
+        float *row = (float *)t->data + slot * t->stride[0];
+        memmove(row + t->stride[1], row, (size_t)(T * t->stride[1]) * sizeof *row);
+    }
+}
+
+/* As many as a sequence has tokens, and the rows that they are in now. */
+static bool accept_all(struct rule_case *c, int64_t T, gdn_record_commit_args *a)
+{
+    const int64_t size[] = { c->tokens.B, T };
+    a->n_accepted        = memory_tensor(&c->memory, GDN_I32, 1, size);
+    a->path              = memory_tensor(&c->memory, GDN_I32, 2, size);
+    if (!a->n_accepted.data || !a->path.data) return false;
+    for (int64_t b = 0; b < c->tokens.B; b++) {
+        const int64_t *cu = c->tokens.cu_seqlens;
+        ((int32_t *)a->n_accepted.data)[b] = (int32_t)(cu[b + 1] - cu[b]);
+        for (int64_t t = 0; t < T; t++) ((int32_t *)a->path.data)[b * T + t] = (int32_t)(t + 1);
+    }
+    return true;
+}
+
+static int64_t longest(const struct rule_case *c)
+{
+    int64_t T = 0;
+    for (int64_t b = 0; b < c->tokens.B; b++) {
+        const int64_t n = c->tokens.cu_seqlens[b + 1] - c->tokens.cu_seqlens[b];
+        T               = n > T ? n : T;
+    }
+    return T;
+}
+
+gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
+{
+    const struct case_called *each = case_called;
+    const int64_t             T    = longest(c), H = c->args.out.size[1];
+    gdn_rule_args             r    = c->args;
+    gdn_record_commit_args    m    = gdn_record_commit_args_init();
+    gdn_record_fold_args      f    = gdn_record_fold_args_init();
+    gdn_batch                 frozen = c->batch, slots = gdn_batch_init();
+    frozen.write     = GDN_WRITE_NONE;
+    slots.read_slots = c->batch.read_slots;
+    r.batch = &frozen, m.batch = f.batch = &slots;
+    r.record_k     = make(c, 4, T, r.k.size[1], c->dims.K);
+    r.record_u     = make(c, 4, T, H, c->dims.V);
+    r.record_g     = make(c, 3, T, H, 0);
+    r.record_count = memory_tensor(&c->memory, GDN_I32, 1, r.state.size);
+    m.record_k = f.record_k = r.record_k, m.record_u = f.record_u = r.record_u;
+    m.record_g = f.record_g = r.record_g, m.record_count = f.record_count = r.record_count;
+    f.state = r.state, f.state_scales = r.state_scales;
+    f.head_map = r.head_map, f.state_layout = r.state_layout;
+    if (!r.record_k.data || !r.record_u.data || !r.record_g.data || !r.record_count.data ||
+        !accept_all(c, T, &m))
+        return GDN_E_MEMORY;
+    const struct {
+        gdn_op      op;
+        const void *args;
+    } calls[] = { { GDN_OP_DECODE, &r }, { GDN_OP_RECORD_COMMIT, &m }, { GDN_OP_RECORD_FOLD, &f } };
+    for (int i = 0; i < 3; i++) {
+        const gdn_status status = cli_call(ctx, calls[i].op, calls[i].args);
+        if (status) return status;
+        each->called(each->arg);
+        if (i) continue;
+        shift_rows(&r.record_k, T);
+        shift_rows(&r.record_u, T);
+        shift_rows(&r.record_g, T);
+    }
+    return GDN_OK;
+}

@@ -56,14 +56,29 @@ GDN_DEVICE bool has_pairs(const struct state_place &p, const struct state_part &
            (((uint64_t)p.data | (uint64_t)p.v_step) & (2 * bytes - 1)) == 0;
 }
 
+/* Elements n by n: `by` of them go from the front to the back. A loop over parts of a state turns it
+ * once round, where all of it would be much code for what is done once per sequence. */
+template <int by, int n> GDN_DEVICE void turn(float (&S)[n])
+{
+    float front[by];
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        if (i < by) front[i] = S[i];
+        S[i] = i + by < n ? S[i + by] : front[i + by - n];
+    }
+}
+
+enum { HOPPER_PART = 16, HOPPER_PART_KEYS = 32 };
+
+/* A part of the elements, from or to the keys from `key` on. */
 template <int dtype, int n>
-GDN_DEVICE void read_columns(float (&S)[n], const struct state_place &p,
-                             const struct state_part &part, bool pairs)
+GDN_DEVICE void read_part(float (&S)[n], const struct state_place &p, const struct state_part &part,
+                          int key, bool pairs)
 {
     typedef typename gdn_io<dtype>::type element;
-    const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = lane % 4 * 2;
+    const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < n; i += 2) {
+    for (int i = 0; i < HOPPER_PART; i += 2) {
         const int   v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
         const char *at = p.data + v * p.v_step + k * p.k_step;
         if (v >= part.V || k >= part.K) continue;
@@ -84,21 +99,25 @@ GDN_DEVICE void read_state(float (&S)[n], const struct state_place &p,
     for (int i = 0; i < n; i++) S[i] = 0;
     if (!p.data) return;
     const bool pairs = has_pairs(p, part);
-    switch (p.dtype) {
-    case GDN_F32: read_columns<GDN_F32>(S, p, part, pairs); break;
-    case GDN_BF16: read_columns<GDN_BF16>(S, p, part, pairs); break;
-    default: read_columns<GDN_F16>(S, p, part, pairs); break;
+#pragma unroll 1
+    for (int key = 0; key < n / HOPPER_PART * HOPPER_PART_KEYS; key += HOPPER_PART_KEYS) {
+        switch (p.dtype) {
+        case GDN_F32: read_part<GDN_F32>(S, p, part, key, pairs); break;
+        case GDN_BF16: read_part<GDN_BF16>(S, p, part, key, pairs); break;
+        default: read_part<GDN_F16>(S, p, part, key, pairs); break;
+        }
+        turn<HOPPER_PART>(S);
     }
 }
 
 template <int dtype, int n>
-GDN_DEVICE void write_columns(const float (&S)[n], const struct state_place &p,
-                              const struct state_part &part, int key, bool pairs)
+GDN_DEVICE void write_part(const float (&S)[n], const struct state_place &p,
+                           const struct state_part &part, int key, bool pairs)
 {
     typedef typename gdn_io<dtype>::type element;
     const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < n; i += 2) {
+    for (int i = 0; i < HOPPER_PART; i += 2) {
         const int v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
         char     *at = p.data + v * p.v_step + k * p.k_step;
         if (v >= part.V || k >= part.K) continue;
@@ -111,17 +130,22 @@ GDN_DEVICE void write_columns(const float (&S)[n], const struct state_place &p,
     }
 }
 
-/* Keys from `key` on. */
+/* To the keys from `first` on. S is as it was, then. */
 template <int n>
-GDN_DEVICE void write_state(const float (&S)[n], const struct state_place &p,
-                            const struct state_part &part, int key)
+GDN_DEVICE void write_state(float (&S)[n], const struct state_place &p,
+                            const struct state_part &part, int first)
 {
     if (!p.data) return;
     const bool pairs = has_pairs(p, part);
-    switch (p.dtype) {
-    case GDN_F32: write_columns<GDN_F32>(S, p, part, key, pairs); break;
-    case GDN_BF16: write_columns<GDN_BF16>(S, p, part, key, pairs); break;
-    default: write_columns<GDN_F16>(S, p, part, key, pairs); break;
+#pragma unroll 1
+    for (int i = 0; i < n / HOPPER_PART; i++) {
+        const int key = first + i * HOPPER_PART_KEYS;
+        switch (p.dtype) {
+        case GDN_F32: write_part<GDN_F32>(S, p, part, key, pairs); break;
+        case GDN_BF16: write_part<GDN_BF16>(S, p, part, key, pairs); break;
+        default: write_part<GDN_F16>(S, p, part, key, pairs); break;
+        }
+        turn<HOPPER_PART>(S);
     }
 }
 
@@ -345,9 +369,10 @@ GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n)
     barrier_wait(HOPPER_BARRIER_STATE, 128);
 }
 
-/* The state after the first n tokens of chunk c, as a call leaves it that ends there. */
+/* The state after the first n tokens of chunk c, as a call leaves it that ends there. S is as it was,
+ * then. */
 template <int io>
-GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
+GDN_DEVICE void leave_state(const struct hopper_state &w, float (&S)[64],
                             const float (&u)[32], int c, int n, const struct state_place &to)
 {
     const hopper_gates &g     = w.b.gates(c);
@@ -379,7 +404,7 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
 
 /* Checkpoints inside chunk c, which has n tokens; those after it are left for later. */
 template <int io>
-GDN_DEVICE void leave_inside(const struct hopper_state &w, const float (&S)[64],
+GDN_DEVICE void leave_inside(const struct hopper_state &w, float (&S)[64],
                              const float (&u)[32], int c, int n)
 {
     const struct gdn_cu_rule &r = w.b.r;
@@ -391,13 +416,19 @@ GDN_DEVICE void leave_inside(const struct hopper_state &w, const float (&S)[64],
     }
 }
 
-GDN_DEVICE void leave_after(const struct hopper_state &w, const float (&S)[64], int c, int n)
+/* What is left between chunks: checkpoints after the first n tokens, and the final state. */
+GDN_DEVICE void leave_after(const struct hopper_state &w, float (&S)[64], int64_t n, bool is_final)
 {
     const struct gdn_cu_rule &r = w.b.r;
-    while (w.cursor.at <= (int64_t)c * 64 + n) {
-        if (w.cursor.slot >= 0)
-            write_state(S, place_of(r.checkpoints, w.cursor.slot, w.b.head), w.part, 0);
-        set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.common().checkpoints);
+    for (bool more = true; more;) {
+        struct state_place to = {};
+        more                  = w.cursor.at <= n;
+        if (more && w.cursor.at > 0)
+            to = place_of(r.checkpoints, w.cursor.slot, w.b.head);
+        else if (!more && is_final)
+            to = place_of(r.to, w.b.s().write, w.b.head);
+        write_state(S, to, w.part, 0);
+        if (more) set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.common().checkpoints);
     }
 }
 
@@ -477,7 +508,6 @@ GDN_DEVICE void pass_chunk(const struct hopper_state &w, float (&S)[64], int c)
     put_output<io>(o, v);
     __syncwarp();
     if (w.lane == 0) mbarrier_arrive(b.of_stage(HOPPER_OUT, c)); /* the one who stores fences */
-    if (w.cursor.at <= (int64_t)c * 64 + n) leave_after(w, S, c, n);
 }
 
 template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, int lane)
@@ -489,8 +519,13 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     set_cursor(w.cursor, b.common().checkpoints.first, b.r.batch, b.common().checkpoints);
     read_state(S, place_of(b.r.from, b.s().read, b.head), w.part);
 #pragma unroll 1
-    for (int c = 0; c < b.n_chunks; c++) pass_chunk<io>(w, S, c);
-    write_state(S, place_of(b.r.to, b.s().write, b.head), w.part, 0);
+    for (int c = 0;; c++) {
+        const bool    is_final = c == b.n_chunks;
+        const int64_t done     = is_final ? b.s().n_valid : (int64_t)c * 64;
+        if (is_final || w.cursor.at <= done) leave_after(w, S, done, is_final);
+        if (is_final) break;
+        pass_chunk<io>(w, S, c);
+    }
 }
 
 #endif

@@ -165,6 +165,37 @@ enum {
 
 enum { GDN_CU_TREE_ON_CHIP = 64 }; /* tokens of a tree whose order needs no memory */
 
+/* gdn_rows and gdn_pool_view with steps of 32 bits, in bytes, which cost a kernel an instruction
+ * each. row: from one sequence to the next. */
+struct gdn_cu_near {
+    char   *data;
+    int32_t dtype, row, token, head;
+};
+struct gdn_cu_pool {
+    char   *data;
+    int32_t slot, head, row, pad;
+};
+
+/* gdn_decode of what engines decode: decode_warp.cuh. */
+struct gdn_cu_warp {
+    struct gdn_cu_near  q, k, v, g, beta, out;
+    struct gdn_cu_pool  from, to;
+    struct gdn_cu_array cu_seqlens, read_slots, write_slots, has_initial_state,
+        num_accepted_tokens, A_log, dt_bias;
+    int32_t             read_pool, write_pool; /* slots; a pool that is not there has any */
+    int32_t             N, B, T, K, V;
+    int32_t             each, keep, rounds; /* keep: outputs of padding; rounds: every token */
+    int32_t             plain;    /* sequence i is row i of the tensors and slot i */
+    int32_t             products; /* tensor cores may be used: q, k, v of bf16, whole tiles */
+    int32_t             n_rows;   /* sequences, and one for what is behind the last */
+    int32_t             n_blocks; /* of a head, and the inverse of that */
+    uint32_t            head_blocks;
+    int32_t             pad;
+    uint32_t            group_q, group_k, group_v; /* 2^32 / heads of a group, rounded up; 0: 1 */
+    int32_t             gate, beta_kind, norm;
+    float               norm_eps, scale, bound;
+};
+
 /* gdn_decode with a tree, a record or states of 8 bits; gdn_record_fold. */
 struct gdn_cu_walk {
     struct gdn_cu_decode decode;
@@ -255,6 +286,9 @@ GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);
 GDN_CU_SIZE(gdn_cu_block_split, 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 16);
 GDN_CU_SIZE(gdn_cu_decode, 1232 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_near, 24);
+GDN_CU_SIZE(gdn_cu_pool, 24);
+GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);

@@ -13,16 +13,6 @@ static int size_of(int K) { return K <= 64 ? 0 : K <= 128 ? 1 : 2; }
 
 #define SIZES(name) name##_64, name##_128, name##_256
 
-/* The kernel for the layout, a dtype or (wide false) any, and the size of K. */
-static enum gdn_kernel_id kernel_of(bool k_first, int dtype, bool wide, int K)
-{
-#define DTYPES(name)                                                                          \
-    { { SIZES(name##_F32) }, { SIZES(name##_BF16) }, { SIZES(name##_F16) }, { SIZES(name##_ANY) } }
-    static const enum gdn_kernel_id kernels[2][4][3] = { DTYPES(GDN_CU_decode_vk),
-                                                         DTYPES(GDN_CU_decode_kv) };
-    return kernels[k_first][wide ? dtype : 3][size_of(K)];
-}
-
 /* Can the pool, if there is one, be read and written in chunks of four by a kernel for states
  * k-first or not? */
 static bool is_wide_pool(const struct gdn_pool_view *view, bool k_first, int columns)
@@ -50,14 +40,6 @@ static int what_is_wide(const struct gdn_cu_rule *r, const struct gdn_pool_view 
            (is_wide_pool(&r->to, k_first, columns) ? GDN_CU_WIDE_TO : 0) |
            (is_wide_pool(&r->checkpoints, k_first, columns) ? GDN_CU_WIDE_CHECKPOINTS : 0) |
            (are_wide_rows(&r->q, r->K) && are_wide_rows(&r->k, r->K) ? GDN_CU_WIDE_ROWS : 0);
-}
-
-/* All is, and the pools are of one dtype. */
-static bool is_wide(const struct gdn_cu_rule *r, const struct gdn_pool_view *like)
-{
-    const bool other = (r->from.data && r->from.dtype != like->dtype) ||
-                       (r->checkpoints.data && r->checkpoints.dtype != like->dtype);
-    return !other && what_is_wide(r, like) == GDN_CU_WIDE_ALL;
 }
 
 static bool is_simple(const struct gdn_cu_batch *b)
@@ -94,6 +76,13 @@ static bool is_walked(const struct gdn_cu_rule *r)
 {
     return r->batch.parents.data || r->record_k.data || gdn_is_eight(r->from.dtype) ||
            gdn_is_eight(r->to.dtype) || gdn_is_eight(r->checkpoints.dtype);
+}
+
+static enum gdn_kernel_id any_of(bool k_first, int K)
+{
+    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_any_vk) },
+                                                      { SIZES(GDN_CU_decode_any_kv) } };
+    return kernels[k_first][size_of(K)];
 }
 
 static enum gdn_kernel_id walk_of(bool k_first, int K)
@@ -159,6 +148,175 @@ gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *str
     return walk(ctx, "record_fold", &a, n_blocks, stream);
 }
 
+/* ---- Warps (decode_warp.cuh) --------------------------------------------------------------- */
+
+enum { MOST_WARPS = 4, /* of a block */
+       WARP_COLUMNS = 16 };
+
+/* Can a warp read and write states and rows in whole, aligned pieces, of one dtype and layout? */
+static bool is_even_pool(const struct gdn_pool_view *view, const struct gdn_pool_view *like,
+                         const struct gdn_cu_rule *r)
+{
+    const int64_t bytes = (int64_t)gdn_dtype_bytes(like->dtype);
+    const int64_t piece = like->k_first ? 16 / bytes : 4;
+    if (!view->data) return true;
+    return view->dtype == like->dtype && view->k_first == like->k_first &&
+           (uintptr_t)view->data % (uintptr_t)(piece * bytes) == 0 && view->slot % piece == 0 &&
+           view->head % piece == 0 && view->ld % piece == 0 &&
+           (like->k_first ? r->V : r->K) % piece == 0;
+}
+
+/* Is it a step of 32 bits? */
+static bool is_near(int64_t step) { return step >= INT32_MIN && step <= INT32_MAX; }
+
+static bool are_near_rows(const struct gdn_rows *r)
+{
+    return !r->data || (is_near(r->batch) && is_near(r->token) && is_near(r->head));
+}
+
+static bool is_near_pool(const struct gdn_pool_view *p)
+{
+    return !p->data || (is_near(4 * p->slot) && is_near(4 * p->head) && is_near(4 * p->ld));
+}
+
+static bool are_near(const struct gdn_cu_rule *r)
+{
+    return are_near_rows(&r->q) && are_near_rows(&r->k) && are_near_rows(&r->v) &&
+           are_near_rows(&r->g) && are_near_rows(&r->beta) && are_near_rows(&r->out) &&
+           is_near_pool(&r->from) && is_near_pool(&r->to);
+}
+
+static bool are_warps(const struct gdn_cu_rule *r)
+{
+    const struct gdn_cu_batch  *b    = &r->batch;
+    const struct gdn_pool_view *like = like_of(r);
+    return is_even_pool(&r->from, like, r) && is_even_pool(&r->to, like, r) &&
+           !gdn_is_eight(like->dtype) && are_wide_rows(&r->q, r->K) && are_wide_rows(&r->k, r->K) &&
+           !b->token_start.data && !b->token_count.data && b->checkpoint_pool < 0 &&
+           b->pad_policy != GDN_PAD_SINK && !b->parents.data && !r->record_k.data &&
+           r->head_map == GDN_HEADS_GROUPED && b->B < INT32_MAX && b->N <= INT32_MAX &&
+           b->T <= INT32_MAX && r->H <= 1024 && r->V <= 256 &&
+           b->read_pool < INT32_MAX && b->write_pool < INT32_MAX && are_near(r);
+}
+
+static struct gdn_cu_near near_of(const struct gdn_rows *r, const struct gdn_cu_batch *b)
+{
+    const int64_t row = b->cu_seqlens.data ? 0 : b->single ? r->token : b->padded ? r->batch : 0;
+    return (struct gdn_cu_near){ r->data, r->dtype, (int32_t)row, (int32_t)r->token,
+                                 (int32_t)r->head };
+}
+
+static struct gdn_cu_pool pool_of(const struct gdn_pool_view *p)
+{
+    const int64_t bytes = p->data ? (int64_t)gdn_dtype_bytes(p->dtype) : 0;
+    return (struct gdn_cu_pool){ p->data, (int32_t)(p->slot * bytes), (int32_t)(p->head * bytes),
+                                 (int32_t)(p->ld * bytes), 0 };
+}
+
+/* x / n is the high half of x times this, for x and n below 2^16. */
+static uint32_t inverse_of(int n) { return n == 1 ? 0 : (uint32_t)(((1ull << 32) + n - 1) / n); }
+
+/* Can rows be read in pieces of 16 bytes? */
+static bool are_pieces(const struct gdn_cu_near *r)
+{
+    return (uintptr_t)r->data % 16 == 0 && r->row % 16 == 0 && r->token % 16 == 0 &&
+           r->head % 16 == 0;
+}
+
+static bool is_pieces(const struct gdn_cu_pool *p)
+{
+    return (uintptr_t)p->data % 16 == 0 && p->slot % 16 == 0 && p->head % 16 == 0 &&
+           p->row % 16 == 0;
+}
+
+/* May tensor cores compute it (decode_mma.cuh)? */
+static bool has_products(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    return r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16 && !a->each && !r->exact &&
+           (r->K == 64 || r->K == 128 || r->K == 256) && r->V % WARP_COLUMNS == 0 &&
+           are_pieces(&a->q) && are_pieces(&a->k) && is_pieces(&a->from) && is_pieces(&a->to);
+}
+
+static struct gdn_cu_warp warp_args(const struct gdn_cu_rule *r)
+{
+    const struct gdn_cu_batch *b = &r->batch;
+    struct gdn_cu_warp         a = {
+        .q                   = near_of(&r->q, b),
+        .k                   = near_of(&r->k, b),
+        .v                   = near_of(&r->v, b),
+        .g                   = near_of(&r->g, b),
+        .beta                = near_of(&r->beta, b),
+        .out                 = near_of(&r->out, b),
+        .from                = pool_of(&r->from),
+        .to                  = pool_of(&r->to),
+        .cu_seqlens          = b->cu_seqlens,
+        .read_slots          = b->read_slots,
+        .write_slots         = b->write_slots,
+        .has_initial_state   = b->has_initial_state,
+        .num_accepted_tokens = b->num_accepted_tokens,
+        .A_log               = r->A_log,
+        .dt_bias             = r->dt_bias,
+        .N                   = (int32_t)(b->cu_seqlens.data ? b->N : b->T),
+        .read_pool           = b->read_pool < 0 ? INT32_MAX : (int32_t)b->read_pool,
+        .write_pool          = b->write_pool < 0 ? INT32_MAX : (int32_t)b->write_pool,
+        .B                   = (int32_t)b->B,
+        .T                   = (int32_t)b->T,
+        .K                   = r->K,
+        .V                   = r->V,
+        .each                = b->write == GDN_WRITE_EACH,
+        .keep                = b->pad_policy == GDN_PAD_KEEP,
+        .rounds              = r->exact,
+        .group_q             = inverse_of(r->H / r->Hq),
+        .group_k             = inverse_of(r->H / r->Hk),
+        .group_v             = inverse_of(r->H / r->Hv),
+        .gate                = r->gate,
+        .beta_kind           = r->beta_kind,
+        .norm                = r->norm,
+        .norm_eps            = r->norm_eps,
+        .scale               = r->scale,
+        .bound               = r->bound,
+        .plain               = !b->cu_seqlens.data && !b->read_slots.data && !b->write_slots.data &&
+                 !b->has_initial_state.data && !b->num_accepted_tokens.data,
+    };
+    if (b->write == GDN_WRITE_NONE) a.to.data = NULL;
+    a.products = has_products(r, &a);
+    return a;
+}
+
+static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
+{
+#define DTYPES(name) { { SIZES(name##_F32) }, { SIZES(name##_BF16) }, { SIZES(name##_F16) } }
+    static const enum gdn_kernel_id kernels[2][3][3] = { DTYPES(GDN_CU_decode_vk),
+                                                         DTYPES(GDN_CU_decode_kv) };
+    return kernels[like->k_first][like->dtype][size_of(K)];
+}
+
+static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
+                               void *stream)
+{
+    struct gdn_cu_warp          a    = warp_args(r);
+    const struct gdn_pool_view *like = like_of(r);
+    const int64_t n = n_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
+    const int64_t parts = (r->V + WARP_COLUMNS - 1) / WARP_COLUMNS;
+    /* Few warps are spread over the whole device. */
+    int n_warps = MOST_WARPS;
+    while (n_warps > 1 && (n_warps > parts || n * r->H * parts < n_warps * ctx->cuda->sm_count))
+        n_warps /= 2;
+    a.n_rows      = (int32_t)n;
+    a.n_blocks    = (int32_t)((parts + n_warps - 1) / n_warps);
+    a.head_blocks = inverse_of(a.n_blocks);
+    const struct gdn_cuda_call call = {
+        .kernel    = warp_kernel(like, r->K),
+        .grid      = { (int64_t)r->H * a.n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
+        .n_threads = 32 * n_warps,
+        .stream    = stream,
+        .args      = &a,
+        .overlaps  = true,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, op, call.kernel);
+}
+
 /* ---- Decode -------------------------------------------------------------------------------- */
 
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
@@ -171,10 +329,11 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         w.memory             = memory;
         return walk(ctx, op, &w, n_blocks, stream);
     }
+    if (are_warps(args)) return decode_warps(ctx, op, args, stream);
     const struct gdn_cu_decode a = decode_args(args);
     const int64_t              n = n_sequences(args), rows = n < MOST_ROWS ? n : MOST_ROWS;
     const struct gdn_cuda_call call = {
-        .kernel   = kernel_of(like->k_first, like->dtype, is_wide(args, like), args->K),
+        .kernel   = any_of(like->k_first, args->K),
         .grid     = { (int64_t)args->H * a.n_parts, rows, rows ? (n + rows - 1) / rows : 0 },
         .stream   = stream,
         .args     = &a,

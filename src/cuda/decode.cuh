@@ -1,20 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Token by token: gdn_decode, and gdn_prefill with GDN_EXACT.
+ * Token by token, of whatever dtypes, sizes, strides and batches there are; what engines decode is
+ * in decode_warp.cuh.
  *
  *     S <- alpha S;    p = S^T k    z = S^T q;    u = beta (v - p);    o = z + (k . q) u;
  *     S <- S + k u^T
  *
  * A block of 128 threads has 32 columns of one state of one sequence, all of K, in registers for
- * the whole call: read once, and written where the caller wants it. All its loads are under way
- * before the first is used. What the tokens need comes beside it in windows (decode_tokens.cuh),
- * so that a pass over the state is one token's decay, sums and update.
- *
- * The time is that of reading and writing the state once. For K = V = 128 in float32 four blocks
- * of 16 KB make a state; five of them on a multiprocessor have 80 KB under way.
- *
- * A kernel is for one dtype of states, whose pools and rows can be read in whole, aligned chunks;
- * or for DECODE_ANY: element by element, whatever there is.
+ * the whole call: read once, element by element, and written where the caller wants it. What the
+ * tokens need comes beside it in windows (decode_tokens.cuh), so that a pass over the state is one
+ * token's decay, sums and update.
  */
 #ifndef GDN_CUDA_DECODE_CUH
 #define GDN_CUDA_DECODE_CUH
@@ -59,35 +54,6 @@ GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struc
                                         const struct gdn_pool_view &view, int64_t slot)
 {
     return place_of<Tile>(r, w, view, slot, float_bytes(view.dtype));
-}
-
-template <class Tile, int dtype> GDN_DEVICE void load_wide(Tile &tile, const struct decode_place &from)
-{
-    const int   row = Tile::row(), column = Tile::column();
-    const char *first = from.data + (row * from.row_step + column) * float_bytes(dtype);
-    uint32_t    x[Tile::N][4];
-    for (int n = 0; n < Tile::N; n++) {
-        const int   r = Tile::row_step(n), c = Tile::column_step(n);
-        const char *p = first + (r * from.row_step + c) * float_bytes(dtype);
-        const bool  there = row + r < from.rows && column + c < from.columns;
-        if (dtype == GDN_F32)
-            ld_once_v4(x[n], p, there);
-        else
-            ld_once_v2(x[n], p, there);
-    }
-    expand_chunks(tile.S, x, dtype);
-}
-
-template <class Tile, int dtype>
-GDN_DEVICE void store_wide(const Tile &tile, const struct decode_place &to)
-{
-    const int row = opaque(Tile::row()), column = opaque(Tile::column());
-    char     *first = to.data + (row * to.row_step + column) * float_bytes(dtype);
-    for (int n = 0; n < Tile::N; n++) {
-        const int r = Tile::row_step(n), c = Tile::column_step(n);
-        if (row + r < to.rows && column + c < to.columns)
-            store_chunk(first + (r * to.row_step + c) * float_bytes(dtype), tile.S[n], dtype);
-    }
 }
 
 /* Element by element; the copy is for the loops, which are not unrolled whole. */
@@ -136,31 +102,25 @@ GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_pla
 }
 
 /* The state as it is now, to a slot; `changed`: it is no longer what was there at the start. */
-template <class Tile, int dtype>
+template <class Tile>
 GDN_DEVICE void leave(const Tile &tile, bool changed, const struct gdn_cu_rule &r,
                       const struct decode_work &w, const struct gdn_pool_view &view, int64_t slot)
 {
     const struct decode_place to = place_of<Tile>(r, w, view, slot);
     if (!changed && w.seq.read >= 0 && r.from.dtype == to.dtype)
         copy_part(to, place_of<Tile>(r, w, r.from, w.seq.read));
-    else if (dtype == DECODE_ANY)
-        store_any(tile, to);
     else
-        store_wide<Tile, dtype>(tile, to);
+        store_any(tile, to);
 }
 
-template <class Tile, int dtype>
+template <class Tile>
 GDN_DEVICE void enter(Tile &tile, const struct gdn_cu_rule &r, const struct decode_work &w)
 {
     if (w.seq.read < 0) {
         decay(tile.S, 0);
         return;
     }
-    const struct decode_place from = place_of<Tile>(r, w, r.from, w.seq.read);
-    if (dtype == DECODE_ANY)
-        load_any(tile, from);
-    else
-        load_wide<Tile, dtype>(tile, from);
+    load_any(tile, place_of<Tile>(r, w, r.from, w.seq.read));
 }
 
 /* ---- A block --------------------------------------------------------------------------------- */
@@ -256,21 +216,21 @@ GDN_DEVICE void seek_checkpoint(struct decode_checkpoints &c, const struct gdn_c
 }
 
 /* The state after t tokens, of which the last is number i of the window, to where it is wanted. */
-template <class Tile, int KC, int dtype>
+template <class Tile, int KC>
 GDN_DEVICE void leave_all(const Tile &tile, bool changed, struct decode_checkpoints &points,
                           const struct gdn_cu_rule &r, const struct decode_work &w, int64_t slot,
                           int64_t t)
 {
-    if (slot >= 0) leave<Tile, dtype>(tile, changed, r, w, r.to, slot);
+    if (slot >= 0) leave<Tile>(tile, changed, r, w, r.to, slot);
     while (points.at == t) {
         if (points.slot >= 0)
-            leave<Tile, dtype>(tile, changed, r, w, r.checkpoints, points.slot);
+            leave<Tile>(tile, changed, r, w, r.checkpoints, points.slot);
         points.next++;
         seek_checkpoint(points, r.batch, w, t);
     }
 }
 
-template <class Tile, int KC, int dtype>
+template <class Tile, int KC>
 GDN_DEVICE void compute_tokens(Tile &tile, struct decode_shared<Tile, KC> &sh,
                                struct decode_fetched<KC> &fetched, const struct gdn_cu_decode &a)
 {
@@ -286,7 +246,7 @@ GDN_DEVICE void compute_tokens(Tile &tile, struct decode_shared<Tile, KC> &sh,
         const int64_t             next   = t0 + DECODE_WINDOW;
         if (t0 + warp < T) commit_token<KC>(window, fetched, r, w);
         __syncthreads();
-        if (next + warp < T) fetch_token<KC, dtype>(fetched, r, w, next + warp);
+        if (next + warp < T) fetch_token<KC, false>(fetched, r, w, next + warp);
 #pragma unroll 1
         for (int i = 0; i < DECODE_WINDOW && t0 + i < T; i++) {
             void *const out = r.out.data ? row_at(r.out, w.seq, t0 + i, w.head) : NULL;
@@ -294,14 +254,13 @@ GDN_DEVICE void compute_tokens(Tile &tile, struct decode_shared<Tile, KC> &sh,
             changed |= window.alpha[i] != 1 || window.beta[i] != 0;
             if (a.rounding != GDN_F32)
                 for (int n = 0; n < 4 * Tile::N; n++)
-                    tile.S[n / 4][n % 4] = round_to(tile.S[n / 4][n % 4],
-                                                    dtype == DECODE_ANY ? a.rounding : dtype);
-            leave_all<Tile, KC, dtype>(tile, changed, points, r, w, window.to[i], t0 + i + 1);
+                    tile.S[n / 4][n % 4] = round_to(tile.S[n / 4][n % 4], a.rounding);
+            leave_all<Tile, KC>(tile, changed, points, r, w, window.to[i], t0 + i + 1);
         }
     }
 }
 
-template <class Tile, int KC, int dtype> GDN_DEVICE void decode(const struct gdn_cu_decode &a)
+template <class Tile, int KC> GDN_DEVICE void decode(const struct gdn_cu_decode &a)
 {
     __shared__ struct decode_shared<Tile, KC> sh;
     const struct gdn_cu_rule                 &r = a.rule;
@@ -316,26 +275,23 @@ template <class Tile, int KC, int dtype> GDN_DEVICE void decode(const struct gdn
     __syncthreads();
     if (w.seq.n_tokens == 0) return;
     if (!w.seq.padding) {
-        if (warp < w.seq.n_valid) fetch_token<KC, dtype>(fetched, r, w, warp);
-        enter<Tile, dtype>(tile, r, w);
-        compute_tokens<Tile, KC, dtype>(tile, sh, fetched, a);
+        if (warp < w.seq.n_valid) fetch_token<KC, false>(fetched, r, w, warp);
+        enter<Tile>(tile, r, w);
+        compute_tokens<Tile, KC>(tile, sh, fetched, a);
         if (w.seq.n_valid == 0 && r.batch.write == GDN_WRITE_FINAL && w.seq.write >= 0)
-            leave<Tile, dtype>(tile, false, r, w, r.to, w.seq.write);
+            leave<Tile>(tile, false, r, w, r.to, w.seq.write);
     }
     if (!r.out.data || w.seq.keep_out) return;
     zero_tokens(r, w, -w.seq.n_before, 0);
     zero_tokens(r, w, w.seq.n_valid, w.seq.n_tokens - w.seq.n_before);
 }
 
-/* As many blocks as the registers of a multiprocessor are to suffice for. */
-#define DECODE_BLOCKS(dtype, KC) (dtype == DECODE_ANY || KC == 256 ? 2 : KC == 128 ? 5 : 6)
-
-#define DECODE_KERNEL(threads, name, tile, dtype, KC)                                         \
-    extern "C" __global__ void __launch_bounds__(threads, DECODE_BLOCKS(dtype, KC))           \
+#define DECODE_KERNEL(threads, name, tile, KC)                                                \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
         name(const __grid_constant__ struct gdn_cu_decode a)                                  \
     {                                                                                         \
         static_assert(threads == DECODE_THREADS, "as the code is written");                   \
-        decode<tile<KC>, KC, dtype>(a);                                                       \
+        decode<tile<KC>, KC>(a);                                                              \
     }
 
 #endif

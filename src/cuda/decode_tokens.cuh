@@ -18,9 +18,6 @@ enum {
     DECODE_WINDOW  = DECODE_WARPS, /* tokens: one for each warp to fetch */
 };
 
-/* Kernels for states of one dtype; and for whatever dtypes, sizes and strides there are. */
-enum { DECODE_F32 = GDN_F32, DECODE_BF16 = GDN_BF16, DECODE_F16 = GDN_F16, DECODE_ANY = -1 };
-
 /* Columns [column, column + n_columns) of one head of one sequence. In shared memory: it is the
  * same for all threads. */
 struct decode_work {
@@ -63,8 +60,8 @@ GDN_DEVICE int64_t slot_after(const struct gdn_cu_rule &r, const struct gdn_cu_s
     return t == s.n_valid - 1 ? s.write : -1;
 }
 
-/* Token t, by a whole warp. */
-template <int KC, int dtype>
+/* Token t, by a whole warp. wide: its chunks are whole and aligned. */
+template <int KC, bool wide>
 GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_rule &r,
                             const struct decode_work &w, int64_t t)
 {
@@ -73,10 +70,10 @@ GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_ru
     for (int j = 0; j < KC / 64; j++) {
         const int   first = lane % 16 * 4 + 64 * j;
         const char *at    = row + first * float_bytes(io);
-        if (dtype == DECODE_ANY)
-            load_part(f.kq[j], at, io, r.K - first);
-        else
+        if (wide)
             load_chunk(f.kq[j], at, io, first < r.K);
+        else
+            load_part(f.kq[j], at, io, r.K - first);
     }
     f.v    = load_bits(row_at(r.v, w.seq, t, w.hv), w.column + lane, io, lane < w.n_columns);
     f.g    = load_bits(row_at(r.g, w.seq, t, w.head), 0, r.g.dtype, r.g.data);

@@ -217,9 +217,9 @@ GDN_DEVICE void fetch_visit(struct decode_fetched<KC> &f, const struct walk<Tile
     const struct gdn_cu_rule &r = m.a.decode.rule;
     const struct decode_work &w = m.sh.decode.work;
     if (m.a.wide & GDN_CU_WIDE_ROWS)
-        fetch_token<KC, DECODE_F32>(f, r, w, visit_at(m, i).token);
+        fetch_token<KC, true>(f, r, w, visit_at(m, i).token);
     else
-        fetch_token<KC, DECODE_ANY>(f, r, w, visit_at(m, i).token);
+        fetch_token<KC, false>(f, r, w, visit_at(m, i).token);
 }
 
 /* The state after n_tokens to where it is wanted: a slot (-1: none), and checkpoints. */

@@ -35,6 +35,14 @@ GDN_DEVICE void load_matrices_turned(uint32_t (&x)[4], uint32_t row)
                  : "r"(row));
 }
 
+/* A matrix in registers, turned. */
+GDN_DEVICE uint32_t turn_matrix(uint32_t x)
+{
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 GDN_DEVICE void load_shared(float &x, float &y, uint32_t at)
 {
     asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x), "=f"(y) : "r"(at));

@@ -46,7 +46,8 @@ GDN_DEVICE float raw_gate(float a, float A_log, float dt_bias, float bound)
 
 /* A gate as it was given, as log alpha; or as alpha itself if `linear`. A_log, dt_bias: of the
  * head, for raw gates. */
-GDN_DEVICE float gate_value(const struct gdn_cu_rule &r, float g, float A_log, float dt_bias,
+template <class Rule>
+GDN_DEVICE float gate_value(const Rule &r, float g, float A_log, float dt_bias,
                             bool linear)
 {
     if (r.gate == GDN_GATE_LINEAR) return linear ? g : logf(g);
@@ -54,7 +55,7 @@ GDN_DEVICE float gate_value(const struct gdn_cu_rule &r, float g, float A_log, f
     return linear ? expf(g) : g;
 }
 
-GDN_DEVICE float beta_value(const struct gdn_cu_rule &r, float b)
+template <class Rule> GDN_DEVICE float beta_value(const Rule &r, float b)
 {
     if (r.beta_kind == GDN_BETA_GIVEN) return b;
     return (r.beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1) * sigmoid(b);

@@ -6,7 +6,6 @@ import math
 import torch
 import torch.nn.functional as F
 
-D = 128
 PREFILL_HEADS = ((16, 32), (16, 64), (2, 8), (8, 32), (16, 16), (4, 16))
 PREFILL_LENGTHS = ((2048,), (8192,), (32768,), (8192,) * 4, (4096,) * 8, (4096,), (2048,) * 4,
                    (1024,) * 8)
@@ -43,6 +42,7 @@ class Case:
     layout: str = "k_last"
     pool: bool = False
     each: bool = False
+    dim: int = 128
 
     @property
     def B(self):
@@ -56,27 +56,28 @@ class Case:
         """As a JSON line says it."""
         even = len(set(self.lengths)) == 1
         seqs = f"{self.T}x{self.B}" if even else "+".join(map(str, self.lengths))
-        line = dict(op=self.op, heads=f"{self.Hq}/{self.Hv}", dim=D, seqs=seqs, B=self.B, T=self.T,
+        line = dict(op=self.op, heads=f"{self.Hq}/{self.Hv}", dim=self.dim, seqs=seqs, B=self.B, T=self.T,
                     dtype="bf16", state=self.state, layout=self.layout)
         return line | {name: True for name in ("pool", "each") if getattr(self, name)}
 
     def state_bytes(self):
         """Of all states read and written."""
-        one = self.Hv * D * D * DTYPES[self.state].itemsize
+        one = self.Hv * self.dim**2 * DTYPES[self.state].itemsize
         return one * self.B * (1 + self.T if self.each else 2)
 
 
-def cases(op, heads, lengths, batches):
+def cases(op, heads, lengths, batches, dims):
     """In the order in which they matter, since time may run out. None: those of the tables."""
     if op == "prefill":
-        yield from (Case("prefill", *h, tokens) for h in heads or PREFILL_HEADS
-                    for tokens in lengths or PREFILL_LENGTHS)
+        yield from (Case("prefill", *h, tokens, dim=dim) for dim in dims
+                    for h in heads or PREFILL_HEADS for tokens in lengths or PREFILL_LENGTHS)
         return
     for T, state, layout, pool, each in DECODE_FORMS:
         for h in heads or DECODE_HEADS:
             for B in batches or DECODE_BATCHES:
                 if not each or B <= 128:
-                    yield Case("decode", *h, (T,) * B, state, layout, pool, each)
+                    yield from (Case("decode", *h, (T,) * B, state, layout, pool, each, dim)
+                                for dim in dims)
 
 
 # ---- Inputs ------------------------------------------------------------------------------------
@@ -89,12 +90,12 @@ def unit(x):
 def prefill_inputs(case, device):
     """q k normalised; a quarter of the heads without decay; the initial state [B][Hv][V][K]."""
     N, bf16 = sum(case.lengths), dict(device=device, dtype=torch.bfloat16)
-    q, k = (unit(torch.randn(N, case.Hq, D, **bf16)) for _ in range(2))
-    v = torch.randn(N, case.Hv, D, **bf16)
+    q, k = (unit(torch.randn(N, case.Hq, case.dim, **bf16)) for _ in range(2))
+    v = torch.randn(N, case.Hv, case.dim, **bf16)
     g = F.logsigmoid(torch.randn(N, case.Hv, device=device)) / 16
     g[:, torch.randperm(case.Hv)[: case.Hv // 4].to(device)] = 0
     beta = torch.randn(N, case.Hv, device=device).sigmoid()
-    state = torch.randn(case.B, case.Hv, D, D, device=device)
+    state = torch.randn(case.B, case.Hv, case.dim, case.dim, device=device)
     offsets = F.pad(torch.tensor(case.lengths).cumsum(0), (1, 0))
     return dict(q=q, k=k, v=v, g=g, beta=beta, state=state, cu_seqlens=offsets.to(device))
 
@@ -102,12 +103,12 @@ def prefill_inputs(case, device):
 def decode_inputs(case, device):
     """q k as they come and raw gates; slots are those of a pool with a quarter of them unused."""
     B, T, bf16 = case.B, case.T, dict(device=device, dtype=torch.bfloat16)
-    q, k = (torch.randn(B, T, case.Hq, D, **bf16) for _ in range(2))
-    v = torch.randn(B, T, case.Hv, D, **bf16)
+    q, k = (torch.randn(B, T, case.Hq, case.dim, **bf16) for _ in range(2))
+    v = torch.randn(B, T, case.Hv, case.dim, **bf16)
     a, b = (torch.randn(B, T, case.Hv, **bf16) for _ in range(2))
     A_log, dt_bias = (torch.randn(case.Hv, device=device) for _ in range(2))
     slots = torch.randperm(B + B // 4 + 1)[:B] if case.pool else torch.arange(B)
-    pool = torch.randn(B + B // 4 + 1 if case.pool else B, case.Hv, D, D, device=device)
+    pool = torch.randn(B + B // 4 + 1 if case.pool else B, case.Hv, case.dim, case.dim, device=device)
     return dict(q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias,
                 state=pool.to(DTYPES[case.state]), slots=slots.to(device, torch.int32))
 
@@ -147,7 +148,7 @@ def rows_of(case, x, heads):
         log_alpha = -x["A_log"].double().exp() * F.softplus(x["a"].double() + x["dt_bias"])
         beta = x["b"].double().sigmoid()
     reads = [h // group for h in heads]
-    rows = [q[..., reads, :] * D**-0.5, k[..., reads, :], x["v"][..., heads, :].double(),
+    rows = [q[..., reads, :] * case.dim**-0.5, k[..., reads, :], x["v"][..., heads, :].double(),
             log_alpha[..., heads].double(), beta[..., heads].double()]
     q, k, v, log_alpha, beta = (padded(t).flatten(1, 2) for t in rows)
     return q, k, v, log_alpha.exp(), beta

@@ -8,11 +8,9 @@ import importlib.metadata
 import os
 
 import torch
-from cases import D, DTYPES
+from cases import DTYPES
 
 os.environ.setdefault("FLA_FLASH_QLA", "0")  # else FLA calls FlashQLA where that is installed
-
-SCALE = D**-0.5
 
 
 class Refused(Exception):
@@ -105,7 +103,7 @@ class Fla:
 
         def call():
             out, final = self.ops.chunk_gated_delta_rule(
-                q, k, v, g, beta, scale=SCALE, initial_state=state, output_final_state=True,
+                q, k, v, g, beta, scale=case.dim**-0.5, initial_state=state, output_final_state=True,
                 cu_seqlens=offsets, cu_seqlens_cpu=host)
             return out[0], final.mT
         return call
@@ -142,7 +140,7 @@ class FlashInfer:
         alpha, out, final = x["g"].exp(), torch.empty_like(x["v"]), torch.empty_like(x["state"])
 
         def call():
-            self.chunked(x["q"], x["k"], x["v"], alpha, x["beta"], scale=SCALE,
+            self.chunked(x["q"], x["k"], x["v"], alpha, x["beta"], scale=case.dim**-0.5,
                          initial_state=x["state"], output_final_state=True,
                          cu_seqlens=x["cu_seqlens"], output=out, output_state=final)
             return out, final
@@ -186,7 +184,7 @@ class FlashQla:
 
         def call():
             _, _, out, _, final, _ = self.chunked(
-                q, k, v, g, beta, scale=SCALE, initial_state=state, output_final_state=True,
+                q, k, v, g, beta, scale=case.dim**-0.5, initial_state=state, output_final_state=True,
                 output_h=False, cu_seqlens=offsets, auto_cp=True)
             return out[0], final.mT
         return call

@@ -20,7 +20,7 @@ import time
 
 import contenders
 import torch
-from cases import D, cases, errors, expected, inputs, off
+from cases import cases, errors, expected, inputs, off
 
 WRONG = 0.1  # errors of 10 % are none of rounding: not timed
 TFLOPS, TBS = 790, 4.3  # of an H200, as measured by large products and copies
@@ -71,8 +71,9 @@ def limit(case, n, flush):
         return rounds({"scale": graph_of(lambda: x.mul_(0.999))}, n, flush)["scale"], "scale"
     chunks = sum(math.ceil(T / 64) for T in case.lengths)
     tokens = sum(case.lengths)
-    moved = tokens * (2 * case.Hq + 2 * case.Hv) * D * 2 + tokens * case.Hv * 8 + case.state_bytes()
-    return max(10.49 * chunks * case.Hv / TFLOPS, moved / TBS / 1e6), "computed"
+    moved = tokens * (2 * case.Hq + 2 * case.Hv) * case.dim * 2 + tokens * case.Hv * 8 + case.state_bytes()
+    mflop = (6 * 64 * case.dim**2 + 8 * 64**2 * case.dim) / 1e6  # of a chunk and head
+    return max(mflop * chunks * case.Hv / TFLOPS, moved / TBS / 1e6), "computed"
 
 
 # ---- One case ----------------------------------------------------------------------------------
@@ -204,6 +205,8 @@ def arguments():
     add("--peers", default=",".join(contenders.PEERS), help="some of %(default)s")
     add("--ours-only", action="store_true")
     add("--op", choices=("prefill", "decode"), help="both without it")
+    add("--dims", type=lambda text: [int(dim) for dim in text.split(",")], default=[128],
+        help="head sizes: 64,128,256")
     add("--heads", type=heads_of, help="16/32,2/8: instead of those of the tables")
     add("--lengths", type=lengths_of, help="8192x4,100+3000: of prefill")
     add("--batches", type=lambda s: [int(n) for n in s.split(",")], help="1,32: of decode")
@@ -242,7 +245,7 @@ def main():
     flush = torch.empty(256 << 20 if options.device == "cuda" else 0, dtype=torch.uint8,
                         device=options.device)
     todo = [case for op in ([options.op] if options.op else ["prefill", "decode"])
-            for case in cases(op, options.heads, options.lengths, options.batches)]
+            for case in cases(op, options.heads, options.lengths, options.batches, options.dims)]
     for i, case in enumerate(todo):
         if time.monotonic() - start > options.seconds:
             print(f"time is up: {len(todo) - i} of {len(todo)} cases left out")

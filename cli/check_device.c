@@ -80,7 +80,7 @@ static void check_rules(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 64, 64 },  { 256, 256 }, { 60, 60 },
                                         { 100, 120 }, { 16, 200 }, { 192, 40 },  { 33, 17 },
-                                        { 97, 31 },   { 130, 18 } };
+                                        { 97, 31 },   { 130, 18 },  { 72, 88 } };
     for (int op = 0; op < 2; op++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
             for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)

@@ -40,7 +40,7 @@
  *
  *   G1   A refused call leaves every output and every state untouched.
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
- *        order, and however many threads run.
+ *        order, and however many threads run. (On a device kernels may be chosen by alignment.)
  *   G3   The same call on the same inputs gives the same bits, run after run, with the same
  *        instruction set.
  *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits.

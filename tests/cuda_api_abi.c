@@ -4,6 +4,7 @@
 #include <stddef.h>
 
 #include "cuda/api.h"
+#include "cuda/prefill_hopper.h"
 
 #define SAME(what, a, b) _Static_assert((a) == (b), what)
 #define FIELD(ours, theirs) \
@@ -33,6 +34,12 @@ SAME("shared", (int)GDN_CU_MAX_DYNAMIC_SHARED,
 SAME("cluster", (int)GDN_CU_CLUSTER_DIMENSION, (int)CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
 SAME("overlap", (int)GDN_CU_PROGRAMMATIC_STREAM,
      (int)CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+
+SAME("f16", (int)GDN_CU_MAP_F16, (int)CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
+SAME("bf16", (int)GDN_CU_MAP_BF16, (int)CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
+SAME("swizzle", (int)GDN_CU_MAP_SWIZZLE_128B, (int)CU_TENSOR_MAP_SWIZZLE_128B);
+SAME("L2", (int)GDN_CU_MAP_L2_256B, (int)CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+SAME("CUtensorMap", sizeof(struct gdn_cu_map), sizeof(CUtensorMap));
 
 /* Every call that we use is declared there (some under a versioned name). */
 #define DECLARED(name, parameters) (void (*)(void))name,

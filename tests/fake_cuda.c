@@ -152,6 +152,15 @@ FAKE(cuLaunchKernelEx)(const struct gdn_cu_config *config, gdn_cu_kernel k, void
     memcpy(fake_cuda.args, parameters[0], is_norm ? sizeof(struct gdn_cu_norm) : 24);
     return current ? 0 : INVALID;
 }
+FAKE(cuTensorMapEncodeTiled)(void *map, int dtype, uint32_t rank, void *data, const uint64_t *sizes,
+                             const uint64_t *steps, const uint32_t *box, const uint32_t *each,
+                             int interleave, int swizzle, int l2, int fill)
+{
+    ENTER(cuTensorMapEncodeTiled);
+    (void)map, (void)dtype, (void)sizes, (void)steps, (void)box, (void)each;
+    (void)interleave, (void)swizzle, (void)l2, (void)fill;
+    return (uintptr_t)data % 16 || rank != 4 ? INVALID : 0;
+}
 FAKE(cuMemAlloc)(gdn_cu_memory *m, size_t n)
 {
     ENTER(cuMemAlloc);

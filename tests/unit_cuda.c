@@ -161,6 +161,101 @@ static void test_call(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* ---- Prefill --------------------------------------------------------------------------------- */
+
+/* A call of gdn_prefill: memory that is never looked at, v's from so many bytes on. */
+struct prefill {
+    int     major, shared_bytes;
+    int32_t dtype;
+    int64_t K, V, offset;
+    const char *kernel; /* that shall take it */
+};
+
+static gdn_rule_args prefill_args(const struct prefill *p)
+{
+    enum { N = 70, HK = 2, HV = 4 };
+    static _Alignas(64) char memory[4][N * HV * 256 * 4 + 64];
+    gdn_rule_args a = gdn_rule_args_init();
+    a.q             = gdn_dense(memory[0], p->dtype, 3, N, HK, p->K, 0);
+    a.k             = gdn_dense(memory[1], p->dtype, 3, N, HK, p->K, 0);
+    a.v             = gdn_dense(memory[2] + p->offset, p->dtype, 3, N, HV, p->V, 0);
+    a.out           = gdn_dense(memory[3], p->dtype, 3, N, HV, p->V, 0);
+    return a;
+}
+
+/* Hopper's own kernels take what a tensor map can describe. */
+static void test_prefill(void)
+{
+    enum { MOST = 232448 };
+    static const struct prefill calls[] = {
+        { 9, MOST, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_hopper_BF16" },
+        { 9, MOST, GDN_F16, 128, 128, 0, "prefill: gdn_prefill_hopper_F16" },
+        { 9, MOST, GDN_BF16, 64, 64, 16, "prefill: gdn_prefill_hopper_BF16" },
+        { 9, MOST, GDN_F16, 8, 120, 0, "prefill: gdn_prefill_hopper_F16" },
+        { 9, MOST, GDN_F32, 128, 128, 0, "prefill: gdn_prefill_f32_128" },
+        { 9, MOST, GDN_BF16, 60, 64, 0, "prefill: gdn_prefill_bf16_64" },
+        { 9, MOST, GDN_BF16, 64, 60, 0, "prefill: gdn_prefill_bf16_64" },
+        { 9, MOST, GDN_BF16, 136, 128, 0, "prefill: gdn_prefill_bf16_256" },
+        { 9, MOST, GDN_BF16, 128, 136, 0, "prefill: gdn_prefill_bf16_128" },
+        { 9, MOST, GDN_F16, 128, 128, 2, "prefill: gdn_prefill_f16_128" },
+        { 9, 166912, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_bf16_128" },
+        { 8, 166912, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_bf16_128" },
+        { 10, MOST, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_bf16_128" },
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const gdn_rule_args a = prefill_args(&calls[i]);
+        char                text[512];
+        gdn_ctx            *ctx;
+        *fake              = hopper;
+        fake->major        = calls[i].major;
+        fake->shared_bytes = calls[i].shared_bytes;
+        fake->looks        = 1;
+        ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
+        if (!ctx) return;
+        ring2_status(ctx, "the call", gdn_prefill(ctx, &a), GDN_OK);
+        CHECK(!strcmp(gdn_last_kernel(ctx), calls[i].kernel), "call %d: %s, wanted %s", (int)i,
+              gdn_last_kernel(ctx), calls[i].kernel);
+        gdn_ctx_destroy(ctx);
+    }
+}
+
+/* The driver makes a map where the tensor is not that of the call before. */
+static void test_maps(void)
+{
+    static const struct prefill first = { .dtype = GDN_BF16, .K = 128, .V = 128 };
+    static const struct prefill moved = { .dtype = GDN_BF16, .K = 128, .V = 128, .offset = 16 };
+    static const struct prefill short_q = { .dtype = GDN_BF16, .K = 64, .V = 128 };
+    const struct {
+        const struct prefill *call;
+        int                   n_maps;
+    } calls[] = { { &first, 4 }, { &first, 0 }, { &moved, 1 }, { &short_q, 3 }, { &short_q, 0 } };
+    gdn_ctx *ctx = hopper_ctx();
+    if (!ctx) return;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const gdn_rule_args a = prefill_args(calls[i].call);
+        memset(fake->n_calls, 0, sizeof fake->n_calls);
+        ring2_status(ctx, "the call", gdn_prefill(ctx, &a), GDN_OK);
+        CHECK(fake->n_calls[FAKE_cuTensorMapEncodeTiled] == calls[i].n_maps,
+              "call %d: %d maps made, wanted %d", (int)i,
+              fake->n_calls[FAKE_cuTensorMapEncodeTiled], calls[i].n_maps);
+        CHECK(fake->n_calls[FAKE_cuLaunchKernelEx] == 1 && fake->depth == 0, "call %d", (int)i);
+    }
+    const gdn_rule_args a = prefill_args(&moved);
+    fake->fails = "cuTensorMapEncodeTiled";
+    ring2_status(ctx, "a map that fails", gdn_prefill(ctx, &a), GDN_E_CUDA);
+    CHECK(strstr(gdn_last_error(ctx), "cuTensorMapEncodeTiled: CUDA_ERROR_FAKE"), "\"%s\"",
+          gdn_last_error(ctx));
+    CHECK(fake->depth == 0, "%d contexts left on the stack", fake->depth);
+    fake->fails = NULL;
+    memset(fake->n_calls, 0, sizeof fake->n_calls);
+    ring2_status(ctx, "the call after it", gdn_prefill(ctx, &a), GDN_OK);
+    CHECK(fake->n_calls[FAKE_cuTensorMapEncodeTiled] == 3, "%d maps made after one that failed",
+          fake->n_calls[FAKE_cuTensorMapEncodeTiled]);
+    gdn_ctx_destroy(ctx);
+}
+
+/* ---- A layer --------------------------------------------------------------------------------- */
+
 /* A layer with GDN_EXACT, so without cuBLAS; 4 tokens of each of 3 sequences. What it points to is
  * never looked at. */
 static gdn_block_args layer_args(char *memory)
@@ -241,6 +336,8 @@ int main(int argc, char **argv)
         { "cuda: images", test_images },
         { "cuda: kernels", test_kernels },
         { "cuda: a call launches and no more", test_call },
+        { "cuda: the kernels of prefill", test_prefill },
+        { "cuda: maps of tensors", test_maps },
         { "cuda: a layer", test_layer },
     };
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);

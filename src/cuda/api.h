@@ -45,6 +45,11 @@ enum {
     /* CUlaunchAttributeID */
     GDN_CU_CLUSTER_DIMENSION    = 4,
     GDN_CU_PROGRAMMATIC_STREAM  = 6,
+    /* CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion */
+    GDN_CU_MAP_F16              = 6,
+    GDN_CU_MAP_BF16             = 9,
+    GDN_CU_MAP_SWIZZLE_128B     = 3,
+    GDN_CU_MAP_L2_256B          = 3,
     /* The version of the entry points asked for. */
     GDN_CU_VERSION              = 12000,
 };
@@ -70,6 +75,9 @@ enum {
     X(cuLibraryGetKernel, (gdn_cu_kernel *, gdn_cu_library, const char *))                     \
     X(cuKernelSetAttribute, (int, int, gdn_cu_kernel, gdn_cu_device))                          \
     X(cuLaunchKernelEx, (const struct gdn_cu_config *, gdn_cu_kernel, void **, void **))       \
+    X(cuTensorMapEncodeTiled, (void *, int, uint32_t, void *, const uint64_t *,                \
+                               const uint64_t *, const uint32_t *, const uint32_t *, int, int, \
+                               int, int))                                                      \
     X(cuMemAlloc, (gdn_cu_memory *, size_t))                                                   \
     X(cuMemFree, (gdn_cu_memory))                                                              \
     X(cuMemcpyHtoD, (gdn_cu_memory, const void *, size_t))                                     \

@@ -11,6 +11,7 @@
 #include "ctx.h"
 #include "images.h"
 #include "plan.h"
+#include "prefill_hopper.h"
 
 /* The parts of a kernel's name, joined. */
 #define GDN_CU_JOIN(...) \
@@ -34,6 +35,12 @@ struct gdn_cuda_ran {
     enum gdn_kernel_id kernels[12];
 };
 
+/* A map of a tensor, and what it is of: address, dtype, four sizes, three steps. */
+struct gdn_cuda_map {
+    struct gdn_cu_map map;
+    uint64_t          of[9];
+};
+
 struct gdn_cuda {
     struct gdn_cu_api api;
     gdn_cu_device     device;
@@ -48,6 +55,7 @@ struct gdn_cuda {
     struct gdn_cuda_ran *layer; /* of gdn_block: takes what its parts note; else NULL */
     gdn_cu_memory     workspace;
     size_t            workspace_bytes;
+    struct gdn_cuda_map maps[4]; /* of q, k, v, out in the last call of prefill_hopper.c */
 };
 
 /* Opens ctx->options.device and loads the images. */

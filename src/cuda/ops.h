@@ -20,6 +20,9 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
                            void *memory, void *stream);
 gdn_status gdn_cuda_prefill_check(gdn_ctx *ctx, const struct gdn_rule *rule);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
+/* The same by the kernels for Hopper, if they take such a call. */
+bool       gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
+gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
 
 /* Fills in what depends on the kernel chosen. */
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream);

@@ -81,6 +81,7 @@ gdn_status gdn_cuda_prefill_check(gdn_ctx *ctx, const struct gdn_rule *rule)
 
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *stream)
 {
+    if (gdn_cuda_prefill_hopper_takes(ctx, rule)) return gdn_cuda_prefill_hopper(ctx, rule, stream);
     const struct form     f = find_form(rule->q.dtype, rule->K);
     struct gdn_cu_prefill p = { .rule = *rule };
     p.q_wide   = width_of(&rule->q);

@@ -20,11 +20,6 @@ extern __shared__ __align__(128) char gdn_shared[];
 
 enum { BARRIER_LOADED = 1, BARRIER_SOLVE, BARRIER_FULL, BARRIER_EMPTY = BARRIER_FULL + 2 };
 
-/* The next checkpoint of a warp, number c: the state after `at` tokens, to `slot`. */
-struct prefill_cursor {
-    int64_t c, at, slot;
-};
-
 /* The start of shared memory. */
 struct prefill_head {
     struct gdn_cu_seq         s;
@@ -257,17 +252,6 @@ template <int io, int deep> struct state_warp {
     typename chunk_work<io, deep>::state S;
 };
 
-/* The next checkpoint becomes number c. By a warp. */
-GDN_DEVICE void set_cursor(struct prefill_cursor &cursor, int64_t c, const struct gdn_cu_batch &b,
-                           const struct gdn_cu_checkpoints &list)
-{
-    int64_t at = INT64_MAX, slot = -1;
-    if (c < list.end) at = checkpoint_at(b, list, c, slot);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) cursor = { c, at, slot };
-    __syncwarp();
-}
-
 /* Checkpoints after tokens of chunk c. */
 template <int io, int deep>
 GDN_DEVICE void leave_checkpoints(state_warp<io, deep> &w, const chunk_work<io, deep> &work,
@@ -353,17 +337,6 @@ template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, de
 }
 
 /* ---- A block ----------------------------------------------------------------------------------------------- */
-
-/* What follows the last sequence, as a sequence without tokens that count. */
-GDN_DEVICE struct gdn_cu_seq read_rest(const struct gdn_cu_batch &b)
-{
-    struct gdn_cu_seq s = {};
-    s.first    = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
-    s.n_tokens = b.N - s.first;
-    s.read = s.write = -1;
-    s.padding        = true;
-    return s;
-}
 
 /* Zeros for the block's columns of tokens [from, to), counted as row_at() does. */
 template <int io, int deep>

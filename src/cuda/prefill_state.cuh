@@ -93,6 +93,35 @@ GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
     }
 }
 
+/* ---- Sequences and checkpoints ---------------------------------------------------------------------- */
+
+/* What follows the last sequence, as a sequence without tokens that count. */
+GDN_DEVICE struct gdn_cu_seq read_rest(const struct gdn_cu_batch &b)
+{
+    struct gdn_cu_seq s = {};
+    s.first    = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
+    s.n_tokens = b.N - s.first;
+    s.read = s.write = -1;
+    s.padding        = true;
+    return s;
+}
+
+/* The next checkpoint of a warp, number c: the state after `at` tokens, to `slot`. */
+struct prefill_cursor {
+    int64_t c, at, slot;
+};
+
+/* The next checkpoint becomes number c. By a warp. */
+GDN_DEVICE void set_cursor(struct prefill_cursor &cursor, int64_t c, const struct gdn_cu_batch &b,
+                           const struct gdn_cu_checkpoints &list)
+{
+    int64_t at = INT64_MAX, slot = -1;
+    if (c < list.end) at = checkpoint_at(b, list, c, slot);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) cursor = { c, at, slot };
+    __syncwarp();
+}
+
 /* ---- What is not finite ------------------------------------------------------------------------------- */
 
 /* Tokens that spoil rows g and g + 8 of blocks of columns of tokens. */

@@ -56,8 +56,8 @@ class Case:
         """As a JSON line says it."""
         even = len(set(self.lengths)) == 1
         seqs = f"{self.T}x{self.B}" if even else "+".join(map(str, self.lengths))
-        line = dict(op=self.op, heads=f"{self.Hq}/{self.Hv}", dim=self.dim, seqs=seqs, B=self.B, T=self.T,
-                    dtype="bf16", state=self.state, layout=self.layout)
+        line = dict(op=self.op, heads=f"{self.Hq}/{self.Hv}", dim=self.dim, seqs=seqs, B=self.B,
+                    T=self.T, dtype="bf16", state=self.state, layout=self.layout)
         return line | {name: True for name in ("pool", "each") if getattr(self, name)}
 
     def state_bytes(self):
@@ -108,7 +108,8 @@ def decode_inputs(case, device):
     a, b = (torch.randn(B, T, case.Hv, **bf16) for _ in range(2))
     A_log, dt_bias = (torch.randn(case.Hv, device=device) for _ in range(2))
     slots = torch.randperm(B + B // 4 + 1)[:B] if case.pool else torch.arange(B)
-    pool = torch.randn(B + B // 4 + 1 if case.pool else B, case.Hv, case.dim, case.dim, device=device)
+    n = B + B // 4 + 1 if case.pool else B
+    pool = torch.randn(n, case.Hv, case.dim, case.dim, device=device)
     return dict(q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias,
                 state=pool.to(DTYPES[case.state]), slots=slots.to(device, torch.int32))
 

@@ -103,7 +103,8 @@ class Fla:
 
         def call():
             out, final = self.ops.chunk_gated_delta_rule(
-                q, k, v, g, beta, scale=case.dim**-0.5, initial_state=state, output_final_state=True,
+                q, k, v, g, beta, scale=case.dim**-0.5, initial_state=state,
+                output_final_state=True,
                 cu_seqlens=offsets, cu_seqlens_cpu=host)
             return out[0], final.mT
         return call
@@ -184,7 +185,8 @@ class FlashQla:
 
         def call():
             _, _, out, _, final, _ = self.chunked(
-                q, k, v, g, beta, scale=case.dim**-0.5, initial_state=state, output_final_state=True,
+                q, k, v, g, beta, scale=case.dim**-0.5, initial_state=state,
+                output_final_state=True,
                 output_h=False, cu_seqlens=offsets, auto_cp=True)
             return out[0], final.mT
         return call

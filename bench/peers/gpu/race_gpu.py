@@ -71,7 +71,8 @@ def limit(case, n, flush):
         return rounds({"scale": graph_of(lambda: x.mul_(0.999))}, n, flush)["scale"], "scale"
     chunks = sum(math.ceil(T / 64) for T in case.lengths)
     tokens = sum(case.lengths)
-    moved = tokens * (2 * case.Hq + 2 * case.Hv) * case.dim * 2 + tokens * case.Hv * 8 + case.state_bytes()
+    rows = tokens * (2 * case.Hq + 2 * case.Hv) * case.dim * 2
+    moved = rows + tokens * case.Hv * 8 + case.state_bytes()
     mflop = (6 * 64 * case.dim**2 + 8 * 64**2 * case.dim) / 1e6  # of a chunk and head
     return max(mflop * chunks * case.Hv / TFLOPS, moved / TBS / 1e6), "computed"
 

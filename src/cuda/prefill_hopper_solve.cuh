@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * T of a chunk (prefill_chunk.cuh) by a warpgroup, as B (I + A B)^-1 with B = diag(beta) and
+ * A_ij = exp(G_i - G_j) k_i . k_j for j < i. K K^T is symmetric, so rows of the product that a warp
+ * has are columns of A B: they are written as rows j of the transpose, with the sign turned.
+ *
+ * Blocks of 16 x 16: those of the diagonal by substitution in float32, a lane per column; warp w then
+ * has block column w and goes down, T_rw = D_r sum of L_rj T_jw, in products of TF32 on T^T. With the
+ * columns summed over in the order 0, 2, 4, 6, 1, 3, 5, 7 what a product gives is a factor of the next.
+ *
+ * A row of A B that is not finite becomes zero; its token is dead, and T_ii NaN: the state's warps
+ * find a u that is not finite.
+ */
+#ifndef GDN_CUDA_PREFILL_HOPPER_SOLVE_CUH
+#define GDN_CUDA_PREFILL_HOPPER_SOLVE_CUH
+
+#include "prefill_hopper.cuh"
+
+/* What a warp knows. */
+struct hopper_solver {
+    const struct hopper_block &b;
+    int                        which, warp, lane; /* which: of the two warpgroups */
+    uint32_t                   square;            /* 64 x 64 floats, rows HOPPER_L_ROW apart */
+    uint32_t                   rows;              /* the warp's 16 of them */
+
+    /* Tokens that are dead, 16 bits per warp, behind row 0; two sets in turn. */
+    __device__ __forceinline__ uint32_t *dead(int c) const
+    {
+        char *base = gdn_shared + HOPPER_L + which * 64 * HOPPER_L_ROW;
+        return (uint32_t *)(base + 64 * 4) + c / 4 % 2 * 2;
+    }
+    __device__ __forceinline__ void wait() const
+    {
+        barrier_wait(HOPPER_BARRIER_SOLVE + which, 128);
+    }
+};
+
+/* To the nearest of TF32. */
+GDN_DEVICE float round_tf32(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
+
+/* Rows of -(A B)^T: blocks from the diagonal on. Is all of it finite? */
+GDN_DEVICE bool write_rows(const struct hopper_solver &w, const hopper_gates &g,
+                           const float (&x)[32])
+{
+    const int      row = 16 * w.warp + w.lane / 4, column = w.lane % 4 * 2;
+    const float    G0 = g.G[row], G1 = g.G[row + 8];
+    const float    f0 = -g.beta[row] * g.k_scale[row], f1 = -g.beta[row + 8] * g.k_scale[row + 8];
+    const uint32_t at = w.rows + w.lane / 4 * HOPPER_L_ROW + column * 4;
+    float          taint[4] = { 0, 0, 0, 0 };
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (i / 2 < w.warp) continue;
+        const float2 G    = *(const float2 *)(g.G + 8 * i + column);
+        const float  y[4] = { x[4 * i] * (f0 * exp2_approx(G.x - G0)),
+                              x[4 * i + 1] * (f0 * exp2_approx(G.y - G0)),
+                              x[4 * i + 2] * (f1 * exp2_approx(G.x - G1)),
+                              x[4 * i + 3] * (f1 * exp2_approx(G.y - G1)) };
+#pragma unroll
+        for (int e = 0; e < 4; e++) taint[e] = fmaf(y[e], 0, taint[e]);
+        store_shared(at + 32 * i, round_tf32(y[0]), round_tf32(y[1]));
+        store_shared(at + 32 * i + 8 * HOPPER_L_ROW, round_tf32(y[2]), round_tf32(y[3]));
+    }
+    return taint[0] + taint[1] + (taint[2] + taint[3]) == 0;
+}
+
+/* Zeros for what is parted from its row's token by one that forgets, or not finite; the latter's
+ * tokens are dead. */
+GDN_DEVICE void mend_rows(const struct hopper_solver &w, const hopper_gates &g, uint32_t *dead)
+{
+    const token_mask resets = tokens_of(g.resets);
+    __syncwarp();
+    for (int e = opaque(w.lane); e < 16 * 64; e += 32) {
+        const int      row = e / 64, j = 16 * w.warp + row, i = e % 64;
+        const uint32_t at  = w.rows + row * HOPPER_L_ROW + i * 4;
+        float          x;
+        if (i < 16 * w.warp) continue;
+        load_shared(x, at);
+        const bool seen = i > j && !are_parted(resets, j, i);
+        if (seen && is_finite(x)) continue;
+        if (seen) atomicOr(dead + i / 32, 1u << i % 32);
+        store_shared(at, 0);
+    }
+}
+
+/* The inverse of a block of the diagonal, a lane per column, both halves of the warp alike. */
+GDN_DEVICE void invert_block(const struct hopper_solver &w)
+{
+    const uint32_t block = w.rows + w.warp * 64;
+    float          x[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) x[i] = w.lane % 16 == i ? 1 : 0;
+#pragma unroll
+    for (int j = 0; j < 15; j++)
+#pragma unroll
+        for (int q = (j + 1) / 4; q < 4; q++) {
+            float l[4];
+            load_shared(l, block + j * HOPPER_L_ROW + 16 * q);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (4 * q + e > j) x[4 * q + e] = fmaf(l[e], x[j], x[4 * q + e]);
+        }
+    __syncwarp();
+    /* In its place, turned: row c is column c; half h of the warp writes elements from 8 h on. */
+    const uint32_t at = block + w.lane % 16 * HOPPER_L_ROW + w.lane / 16 * 32;
+    uint32_t       y[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = __float_as_uint(round_tf32(w.lane < 16 ? x[i] : x[8 + i]));
+    store_shared(at, y[0], y[1], y[2], y[3]);
+    store_shared(at + 16, y[4], y[5], y[6], y[7]);
+}
+
+/* sum += x times the block of the square at `at` (of this lane). x: as a factor. */
+GDN_DEVICE void add_block(float (&sum)[2][4], const float (&x)[2][4], uint32_t at)
+{
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const uint32_t a[4] = { __float_as_uint(x[k][0]), __float_as_uint(x[k][1]),
+                                __float_as_uint(x[k][2]), __float_as_uint(x[k][3]) };
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float b0, b1;
+            load_shared(b0, at + k * 8 * HOPPER_L_ROW + n * 32);
+            load_shared(b1, at + k * 8 * HOPPER_L_ROW + n * 32 + HOPPER_L_ROW);
+            mma_tf32(sum[n], a, __float_as_uint(b0), __float_as_uint(b1));
+        }
+    }
+}
+
+/* A sum as a factor, in TF32. */
+GDN_DEVICE void make_factor(float (&x)[2][4], const float (&sum)[2][4])
+{
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        x[n][0] = round_tf32(sum[n][0]), x[n][1] = round_tf32(sum[n][2]);
+        x[n][2] = round_tf32(sum[n][1]), x[n][3] = round_tf32(sum[n][3]);
+    }
+}
+
+/* Block (r, the warp's) of T from its transpose, a factor; rows times beta. */
+template <int io>
+GDN_DEVICE void write_block(const struct hopper_solver &w, const hopper_gates &g, uint32_t tile,
+                            int r, const float (&x)[2][4])
+{
+    typedef hopper_format<io> format;
+    const int      row = w.lane % 8 + w.lane / 16 * 8, column = 16 * w.warp + w.lane / 8 % 2 * 8;
+    const float   *beta = g.beta + 16 * r + w.lane % 4 * 2;
+    const float2   b0 = *(const float2 *)beta, b1 = *(const float2 *)(beta + 8);
+    store_matrices_turned(tile + tile_place(16 * r + row, column),
+                          format::pair(x[0][0] * b0.x, x[0][2] * b0.y),
+                          format::pair(x[0][1] * b0.x, x[0][3] * b0.y),
+                          format::pair(x[1][0] * b1.x, x[1][2] * b1.y),
+                          format::pair(x[1][1] * b1.x, x[1][3] * b1.y));
+}
+
+/* The warp's block column of T, from the diagonal down. */
+template <int io>
+GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &g, uint32_t tile)
+{
+    const uint32_t lane_at = w.lane % 4 * 2 * HOPPER_L_ROW + w.lane / 4 * 4;
+    const uint32_t at = w.rows + w.warp * 64 + w.lane / 4 * HOPPER_L_ROW + w.lane % 4 * 8;
+    float          x[3][2][4];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        load_shared(x[0][k][0], x[0][k][2], at + 32 * k);
+        load_shared(x[0][k][1], x[0][k][3], at + 32 * k + 8 * HOPPER_L_ROW);
+    }
+    write_block<io>(w, g, tile, w.warp, x[0]);
+#pragma unroll
+    for (int s = 1; s < 4; s++) {
+        const int r = w.warp + s;
+        if (r >= 4) continue;
+        float sum[2][4] = {}, product[2][4] = {}, y[2][4];
+#pragma unroll
+        for (int j = 0; j < s; j++)
+            add_block(sum, x[j], w.rows + j * 16 * HOPPER_L_ROW + r * 64 + lane_at);
+        make_factor(y, sum);
+        add_block(product, y, w.square + r * (16 * HOPPER_L_ROW + 64) + lane_at);
+        make_factor(y, product);
+        if (s < 3)
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[s][i / 4][i % 4] = y[i / 4][i % 4];
+        write_block<io>(w, g, tile, r, y);
+    }
+}
+
+/* NaN in the diagonal of T for dead tokens. */
+GDN_DEVICE void poison_dead(const struct hopper_solver &w, const uint32_t *dead, uint32_t tile)
+{
+    const uint32_t mine = dead[w.warp / 2] >> w.warp % 2 * 16 & 0xffff;
+    if (!mine) return;
+    __syncwarp();
+    const int i = 16 * w.warp + w.lane;
+    if (w.lane < 16 && mine >> w.lane & 1) store_shared_u16(tile + tile_place(i, i), 0x7fff);
+}
+
+template <int io> GDN_DEVICE void solve_chunk(const struct hopper_solver &w, int c)
+{
+    const struct hopper_block &b    = w.b;
+    const hopper_gates        &g    = b.gates(c);
+    const uint32_t             tile = b.t(c);
+    uint32_t                  *dead = w.dead(c);
+    {
+        float x[32];
+        b.wait_loaded(c);
+        b.wait_slot(HOPPER_GATES_FULL, c);
+        multiply_tiles<io>(x, b.kq(c), b.kq(c));
+        wgmma_wait();
+        if (b.r.norm != GDN_NORM_NONE) scale_columns(x, g.k_scale);
+        const bool fine = write_rows(w, g, x);
+        if (__any_sync(0xffffffff, !fine) || tokens_of(g.resets)) mend_rows(w, g, dead);
+    }
+    __syncwarp();
+    invert_block(w);
+    w.wait();
+    if (w.warp == 0 && w.lane < 2) w.dead(c + 4)[w.lane] = 0;
+    b.wait_slot_free(HOPPER_T_FREE, c);
+    write_column<io>(w, g, tile);
+    poison_dead(w, dead, tile);
+    async_fence();
+    __syncwarp();
+    if (w.lane == 0) mbarrier_arrive(b.of_slot(HOPPER_T_FULL, c));
+    w.wait(); /* all of T is written, the square is free */
+    if (w.warp == 0 && w.lane == 0) {
+        const uint32_t full = b.other(b.of_slot(HOPPER_T_FULL, c));
+        mbarrier_expect_cluster(full, HOPPER_TILE);
+        copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
+    }
+    __syncwarp();
+}
+
+template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int which, int warp, int lane)
+{
+    const uint32_t       square = hopper_address() + HOPPER_L + which * 64 * HOPPER_L_ROW;
+    struct hopper_solver w = { b, which, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
+    for (int c = (int)b.rank + 2 * which; c < b.n_chunks; c += 4) solve_chunk<io>(w, c);
+}
+
+#endif

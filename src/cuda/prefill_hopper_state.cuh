@@ -1,0 +1,531 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state on Hopper: S^T, 64 value columns of it in the registers of a warpgroup, 16 per warp,
+ * element 4 i + 2 r + e of a thread being column g + 8 r and key 8 i + 2 t + e (g = lane / 4,
+ * t = lane % 4). A chunk is four products whose first factor is always in registers:
+ *
+ *     X = S^T [K; Q]^T    R^T = V^T - from_start X    U^T = R^T T^T    O^T = q_start X + U^T P^T
+ *     S^T <- decay S^T + (to_end U)^T K
+ *
+ * All four warps take part in each product; what is not finite each warp mends for itself between
+ * them, as prefill_state.cuh says.
+ */
+#ifndef GDN_CUDA_PREFILL_HOPPER_STATE_CUH
+#define GDN_CUDA_PREFILL_HOPPER_STATE_CUH
+
+#include "prefill_hopper.cuh"
+
+/* The token of element i. What is rarely run takes an opaque lane: nothing of it shall be computed
+ * ahead of the loop over chunks and kept in registers. */
+GDN_DEVICE int token_of(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
+GDN_DEVICE int rare_lane(void) { return opaque((int)threadIdx.x % 32); }
+
+/* ---- The state in memory ------------------------------------------------------------------------ */
+
+template <int dtype> struct state_pair;
+template <> struct state_pair<GDN_F32> {
+    GDN_DEVICE void load(const char *p, float &x, float &y)
+    {
+        const float2 z = *(const float2 *)p;
+        x = z.x, y = z.y;
+    }
+    GDN_DEVICE void store(char *p, float x, float y) { *(float2 *)p = make_float2(x, y); }
+};
+template <> struct state_pair<GDN_BF16> {
+    GDN_DEVICE void load(const char *p, float &x, float &y)
+    {
+        const uint32_t z = *(const uint32_t *)p;
+        x = mma_format_bf16::low(z), y = mma_format_bf16::high(z);
+    }
+    GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_bf16x2(x, y); }
+};
+template <> struct state_pair<GDN_F16> {
+    GDN_DEVICE void load(const char *p, float &x, float &y)
+    {
+        const uint32_t z = *(const uint32_t *)p;
+        x = mma_format_f16::low(z), y = mma_format_f16::high(z);
+    }
+    GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_f16x2(x, y); }
+};
+
+/* Keys k and k + 1, k even, may be moved at once. */
+GDN_DEVICE bool has_pairs(const struct state_place &p, const struct state_part &part)
+{
+    const int64_t bytes = p.dtype == GDN_F32 ? 4 : 2;
+    return p.k_step == bytes && part.K % 2 == 0 &&
+           (((uint64_t)p.data | (uint64_t)p.v_step) & (2 * bytes - 1)) == 0;
+}
+
+/* Elements n by n: `by` of them go from the front to the back. A loop over parts of a state turns it
+ * once round, where all of it would be much code for what is done once per sequence. */
+template <int by, int n> GDN_DEVICE void turn(float (&S)[n])
+{
+    float front[by];
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        if (i < by) front[i] = S[i];
+        S[i] = i + by < n ? S[i + by] : front[i + by - n];
+    }
+}
+
+enum { HOPPER_PART = 16, HOPPER_PART_KEYS = 32 };
+
+/* A part of the elements, from or to the keys from `key` on. */
+template <int dtype, int n>
+GDN_DEVICE void read_part(float (&S)[n], const struct state_place &p, const struct state_part &part,
+                          int key, bool pairs)
+{
+    typedef typename gdn_io<dtype>::type element;
+    const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < HOPPER_PART; i += 2) {
+        const int   v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
+        const char *at = p.data + v * p.v_step + k * p.k_step;
+        if (v >= part.V || k >= part.K) continue;
+        if (pairs) {
+            state_pair<dtype>::load(at, S[i], S[i + 1]);
+            continue;
+        }
+        S[i] = gdn_io<dtype>::load((const element *)at);
+        if (k + 1 < part.K) S[i + 1] = gdn_io<dtype>::load((const element *)(at + p.k_step));
+    }
+}
+
+template <int n>
+GDN_DEVICE void read_state(float (&S)[n], const struct state_place &p,
+                           const struct state_part &part)
+{
+#pragma unroll
+    for (int i = 0; i < n; i++) S[i] = 0;
+    if (!p.data) return;
+    const bool pairs = has_pairs(p, part);
+#pragma unroll 1
+    for (int key = 0; key < n / HOPPER_PART * HOPPER_PART_KEYS; key += HOPPER_PART_KEYS) {
+        switch (p.dtype) {
+        case GDN_F32: read_part<GDN_F32>(S, p, part, key, pairs); break;
+        case GDN_BF16: read_part<GDN_BF16>(S, p, part, key, pairs); break;
+        default: read_part<GDN_F16>(S, p, part, key, pairs); break;
+        }
+        turn<HOPPER_PART>(S);
+    }
+}
+
+template <int dtype, int n>
+GDN_DEVICE void write_part(const float (&S)[n], const struct state_place &p,
+                           const struct state_part &part, int key, bool pairs)
+{
+    typedef typename gdn_io<dtype>::type element;
+    const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < HOPPER_PART; i += 2) {
+        const int v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
+        char     *at = p.data + v * p.v_step + k * p.k_step;
+        if (v >= part.V || k >= part.K) continue;
+        if (pairs) {
+            state_pair<dtype>::store(at, S[i], S[i + 1]);
+            continue;
+        }
+        gdn_io<dtype>::store((element *)at, S[i]);
+        if (k + 1 < part.K) gdn_io<dtype>::store((element *)(at + p.k_step), S[i + 1]);
+    }
+}
+
+/* To the keys from `first` on. S is as it was, then. */
+template <int n>
+GDN_DEVICE void write_state(float (&S)[n], const struct state_place &p,
+                            const struct state_part &part, int first)
+{
+    if (!p.data) return;
+    const bool pairs = has_pairs(p, part);
+#pragma unroll 1
+    for (int i = 0; i < n / HOPPER_PART; i++) {
+        const int key = first + i * HOPPER_PART_KEYS;
+        switch (p.dtype) {
+        case GDN_F32: write_part<GDN_F32>(S, p, part, key, pairs); break;
+        case GDN_BF16: write_part<GDN_BF16>(S, p, part, key, pairs); break;
+        default: write_part<GDN_F16>(S, p, part, key, pairs); break;
+        }
+        turn<HOPPER_PART>(S);
+    }
+}
+
+/* ---- What is not finite ---------------------------------------------------------------------------- */
+
+template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
+{
+    uint32_t taint[2] = { 0, 0 };
+#pragma unroll
+    for (int i = 0; i < 16; i++) taint[i % 2] = hopper_format<io>::taint(taint[i % 2], x[i]);
+    return !__any_sync(0xffffffff, ((taint[0] | taint[1]) & 0x7fff7fffu) != 0);
+}
+
+/* Packed elements 2 i and 2 i + 1 of x: zeros for what is not finite, and where it was. */
+template <int io>
+GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int i, int lane)
+{
+    if (!is_finite(low)) {
+        s.row[i % 2] |= (token_mask)1 << token_of(2 * i, lane);
+        low = 0;
+    }
+    if (!is_finite(high)) {
+        s.row[i % 2] |= (token_mask)1 << token_of(2 * i + 1, lane);
+        high = 0;
+    }
+    return hopper_format<io>::pair(low, high);
+}
+
+/* R^T: behind a token that forgets V^T whatever S holds; zero where beta is, whatever V holds (G8);
+ * zeros for what is not finite. v: the warp's columns of the tile. */
+template <int io>
+GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, uint32_t v)
+{
+    typedef hopper_format<io> format;
+    const token_mask   resets = tokens_of(g.resets), writers = tokens_of(g.writers);
+    struct spoilt_rows s      = { { 0, 0 } };
+    const int          lane   = rare_lane();
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        uint32_t m[4];
+        load_matrices_turned(m, v + 16 * 128 * n);
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            const int i = 4 * n + h, t = token_of(2 * i, lane);
+            float     x = format::low(r[i]), y = format::high(r[i]);
+            if (are_parted(resets, -1, t)) x = format::low(m[h]);
+            if (are_parted(resets, -1, t + 1)) y = format::high(m[h]);
+            if (!(writers >> t & 1)) x = 0;
+            if (!(writers >> (t + 1) & 1)) y = 0;
+            r[i] = mend_pair<io>(s, x, y, i, lane);
+        }
+    }
+    share_spoilt(s);
+    return s;
+}
+
+/* Zeros for what is not finite in u. */
+template <int io> GDN_DEVICE struct spoilt_rows mend_u_pairs(uint32_t (&u)[16])
+{
+    struct spoilt_rows s    = { { 0, 0 } };
+    const int          lane = rare_lane();
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        u[i] = mend_pair<io>(s, hopper_format<io>::low(u[i]), hopper_format<io>::high(u[i]), i,
+                             lane);
+    share_spoilt(s);
+    return s;
+}
+
+/* NaN for what sees a spoilt token. */
+GDN_DEVICE void spoil_tokens(float (&x)[32], const struct spoilt_rows &s, token_mask resets)
+{
+    const int lane = rare_lane();
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        if (s.row[i % 4 / 2] & tokens_seen(resets, token_of(i, lane)))
+            x[i] = __int_as_float(0x7fffffff);
+}
+
+/* ---- A chunk ------------------------------------------------------------------------------------------ */
+
+/* What a warp of the state keeps from chunk to chunk beside S. */
+struct hopper_state {
+    const struct hopper_block &b;
+    struct prefill_cursor     &cursor;
+    struct state_part          part;
+    int                        warp, lane;
+    uint32_t                   v_lane; /* where the lane reads its columns of V, in a tile */
+};
+
+/* X = S^T [K; Q]^T: elements of K, then of Q. */
+template <int io> GDN_DEVICE void multiply_state(float (&x)[64], const float (&S)[64], uint32_t kq)
+{
+    const uint32_t place = wgmma_place(kq);
+    uint32_t       a[32];
+#pragma unroll
+    for (int i = 0; i < 32; i++) a[i] = hopper_format<io>::pair(S[2 * i], S[2 * i + 1]);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint64_t f = wgmma_factor(place + i / 4 * (2 * HOPPER_TILE / 16) + i % 4 * 2);
+        if (i == 0)
+            wgmma<io>::template rows128<0>(x, a, f);
+        else
+            wgmma<io>::template rows128<1>(x, a + 4 * i, f);
+    }
+    wgmma_commit();
+}
+
+/* x (+)= a times the turned tile. Ends its group. */
+template <int io, int add>
+GDN_DEVICE void multiply_tokens(float (&x)[32], const uint32_t (&a)[16], uint32_t tile)
+{
+    const uint32_t place = wgmma_place(tile);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (i == 0)
+            wgmma<io>::template rows64<add>(x, a, wgmma_factor(place));
+        else
+            wgmma<io>::template rows64<1>(x, a + 4 * i, wgmma_factor(place + 2 * i));
+    }
+    wgmma_commit();
+}
+
+/* R^T from the products with K. */
+template <int io>
+GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[64], const hopper_gates &g, uint32_t v,
+                          int lane)
+{
+    typedef hopper_format<io> format;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        uint32_t m[4];
+        load_matrices_turned(m, v + 16 * 128 * n);
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            const int    i = 8 * n + 2 * h;
+            const float2 f = *(const float2 *)(g.from_start + token_of(i, lane));
+            r[4 * n + h] = format::pair(fmaf(-f.x, x[i], format::low(m[h])),
+                                        fmaf(-f.y, x[i + 1], format::high(m[h])));
+        }
+    }
+}
+
+/* q_start X of the products with Q; by selection where something is not finite. */
+GDN_DEVICE void start_output(float (&o)[32], const float (&x)[64], const hopper_gates &g, bool select,
+                             int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+        const float2 f = *(const float2 *)(g.q_start + token_of(i, lane));
+        o[i]     = f.x * x[32 + i];
+        o[i + 1] = f.y * x[32 + i + 1];
+    }
+    if (!select) return;
+    lane = rare_lane();
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        if (g.q_start[token_of(i, lane)] == 0) o[i] = 0;
+}
+
+/* decay S, zero by selection (G7). */
+template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay)
+{
+#pragma unroll
+    for (int i = 0; i < n; i++) S[i] *= decay;
+    if (decay != 0) return;
+#pragma unroll
+    for (int i = 0; i < n; i++) S[i] = 0;
+}
+
+/* to_end U, zero by selection. n: for the state after so many tokens; 0: after the chunk. */
+template <int io>
+GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const hopper_gates &g, int n,
+                      int lane)
+{
+    typedef hopper_format<io> format;
+    const bool select = n || g.n < 64 || tokens_of(g.resets) != 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int t = token_of(2 * i, lane);
+        float2    f;
+        if (n == 0)
+            f = *(const float2 *)(g.to_end + t);
+        else
+            f = make_float2(end_factor(g, t, n), end_factor(g, t + 1, n));
+        w[i] = format::pair(f.x * u[2 * i], f.y * u[2 * i + 1]);
+        if (select) w[i] &= (f.x == 0 ? 0 : 0xffffu) | (f.y == 0 ? 0 : 0xffff0000u);
+    }
+}
+
+/* The output to where V was. */
+template <int io>
+GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
+{
+    typedef hopper_format<io> format;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const float *x = o + 8 * n;
+        store_matrices_turned(v + 16 * 128 * n, format::pair(x[0], x[1]), format::pair(x[2], x[3]),
+                              format::pair(x[4], x[5]), format::pair(x[6], x[7]));
+    }
+}
+
+/* ---- Checkpoints --------------------------------------------------------------------------------------- */
+
+/* Keys of the first n tokens, and zeros, go where Q of the chunk was: P is there, so nobody reads
+ * it any more. By all four warps. */
+GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n)
+{
+    char *kq = gdn_shared + (w.b.kq(c) - hopper_address());
+    barrier_wait(HOPPER_BARRIER_STATE, 128); /* products with the copy before have ended */
+    for (int i = w.warp * 32 + w.lane; i < 2 * 512; i += 128) {
+        const int at = i / 512 * 2 * HOPPER_TILE + i % 512 * 16;
+        uint4     x  = make_uint4(0, 0, 0, 0);
+        if (i % 512 / 8 < n) x = *(const uint4 *)(kq + at);
+        *(uint4 *)(kq + at + HOPPER_TILE) = x;
+    }
+    async_fence();
+    barrier_wait(HOPPER_BARRIER_STATE, 128);
+}
+
+/* The state after the first n tokens of chunk c, as a call leaves it that ends there. S is as it was,
+ * then. */
+template <int io>
+GDN_DEVICE void leave_state(const struct hopper_state &w, float (&S)[64],
+                            const float (&u)[32], int c, int n, const struct state_place &to)
+{
+    const hopper_gates &g     = w.b.gates(c);
+    const float         decay = end_decay(g, n);
+    const bool          idle  = decay == 1 && !(tokens_of(g.writers) & tokens_below(n));
+    const uint32_t      keys  = wgmma_place(w.b.kq(c) + HOPPER_TILE, 2 * HOPPER_TILE);
+    uint32_t            a[16];
+    weigh<io>(a, u, g, n, rare_lane());
+    copy_keys(w, c, n);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float x[32];
+#pragma unroll
+        for (int i = 0; i < 32; i++) x[i] = S[32 * half + i];
+        if (!idle) {
+            decay_state(x, decay);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                wgmma<io>::add_columns64(
+                    x, a + 4 * i,
+                    wgmma_factor(keys + half * (2 * HOPPER_TILE / 16) + i * (16 * 128 / 16)));
+            wgmma_commit();
+            wgmma_wait();
+        }
+        write_state(x, to, w.part, 64 * half);
+    }
+}
+
+/* Checkpoints inside chunk c, which has n tokens; those after it are left for later. */
+template <int io>
+GDN_DEVICE void leave_inside(const struct hopper_state &w, float (&S)[64],
+                             const float (&u)[32], int c, int n)
+{
+    const struct gdn_cu_rule &r = w.b.r;
+    while (w.cursor.at < (int64_t)c * 64 + n) {
+        const int64_t m = w.cursor.at - (int64_t)c * 64, slot = w.cursor.slot;
+        if (m > 0 && slot >= 0)
+            leave_state<io>(w, S, u, c, (int)m, place_of(r.checkpoints, slot, w.b.head));
+        set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.common().checkpoints);
+    }
+}
+
+/* What is left between chunks: checkpoints after the first n tokens, and the final state. */
+GDN_DEVICE void leave_after(const struct hopper_state &w, float (&S)[64], int64_t n, bool is_final)
+{
+    const struct gdn_cu_rule &r = w.b.r;
+    for (bool more = true; more;) {
+        struct state_place to = {};
+        more                  = w.cursor.at <= n;
+        if (more && w.cursor.at > 0)
+            to = place_of(r.checkpoints, w.cursor.slot, w.b.head);
+        else if (!more && is_final)
+            to = place_of(r.to, w.b.s().write, w.b.head);
+        write_state(S, to, w.part, 0);
+        if (more) set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.common().checkpoints);
+    }
+}
+
+/* ---- The warpgroup -------------------------------------------------------------------------------------- */
+
+/* o += what the tokens of the chunk add; slow: something is not finite. Ends its group. */
+template <int io>
+GDN_DEVICE void add_output(float (&o)[32], struct spoilt_rows &spoilt, bool &slow,
+                           const float (&u)[32], uint32_t tile)
+{
+    uint32_t y[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) y[i] = hopper_format<io>::pair(u[2 * i], u[2 * i + 1]);
+    slow |= !all_finite<io>(y);
+    if (slow) spoilt = mend_u_pairs<io>(y);
+    multiply_tokens<io, 1>(o, y, tile);
+}
+
+template <int io>
+GDN_DEVICE void pass_chunk(const struct hopper_state &w, float (&S)[64], int c)
+{
+    const struct hopper_block &b = w.b;
+    const hopper_gates        &g = b.gates(c);
+    const uint32_t             v = b.v(c) + w.v_lane, kq = b.kq(c);
+    float                      o[32], u[32];
+    uint32_t                   r[16];
+    struct spoilt_rows         spoilt = { { 0, 0 } };
+    bool                       slow;
+    {
+        float x[64];
+        b.wait_loaded(c);
+        b.wait_slot(HOPPER_GATES_FULL, c);
+        multiply_state<io>(x, S, kq);
+        b.wait_stage(HOPPER_LOADED_V, c);
+        wgmma_wait();
+        make_rows<io>(r, x, g, v, w.lane);
+        slow = !all_finite<io>(r);
+        if (slow) spoilt = mend_r<io>(r, g, v);
+        start_output(o, x, g, slow, w.lane);
+    }
+    const int   n     = g.n;
+    const float decay = g.decay;
+    const bool  idle  = decay == 1 && !tokens_of(g.writers); /* every bit of S stays (G9) */
+    const bool  marks = w.cursor.at < (int64_t)c * 64 + n;
+    b.wait_slot(HOPPER_T_FULL, c);
+    multiply_tokens<io, 0>(u, r, b.t(c));
+    if (!marks && !idle) decay_state(S, decay);
+    wgmma_wait();
+    const uint32_t free_t = b.of_slot(HOPPER_T_FREE, c), free_p = b.of_slot(HOPPER_P_FREE, c);
+    if (w.lane == 0) mbarrier_arrive_cluster(b.is_own(c) ? free_t : b.other(free_t));
+    if (slow) spoil_tokens(u, spoilt, tokens_of(g.resets));
+    b.wait_slot(HOPPER_P_FULL, c);
+    if (marks) {
+        leave_inside<io>(w, S, u, c, n);
+        if (!idle) decay_state(S, decay);
+    }
+    weigh<io>(r, u, g, 0, w.lane);
+    if (idle) {
+        add_output<io>(o, spoilt, slow, u, b.p(c));
+        wgmma_wait();
+    } else {
+        const uint32_t keys = wgmma_place(kq, 2 * HOPPER_TILE);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            wgmma<io>::add_columns128(S, r + 4 * i, wgmma_factor(keys + i * (16 * 128 / 16)));
+        wgmma_commit();
+        add_output<io>(o, spoilt, slow, u, b.p(c));
+        wgmma_wait();
+    }
+    if (w.lane == 0) {
+        mbarrier_arrive(b.of_stage(HOPPER_FREE, c));
+        mbarrier_arrive(b.of_slot(HOPPER_GATES_FREE, c));
+        mbarrier_arrive_cluster(b.is_own(c) ? free_p : b.other(free_p));
+    }
+    if (slow) spoil_tokens(o, spoilt, tokens_of(g.resets));
+    put_output<io>(o, v);
+    __syncwarp();
+    if (w.lane == 0) mbarrier_arrive(b.of_stage(HOPPER_OUT, c)); /* the one who stores fences */
+}
+
+template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, int lane)
+{
+    const int           row = lane % 8 + lane / 16 * 8, column = (int)b.rank * 64 + 16 * warp;
+    struct hopper_state w   = { b, b.common().cursors[warp], { column, b.r.V, b.r.K }, warp, lane };
+    float               S[64];
+    w.v_lane = tile_place(row, 16 * warp + lane / 8 % 2 * 8);
+    set_cursor(w.cursor, b.common().checkpoints.first, b.r.batch, b.common().checkpoints);
+    read_state(S, place_of(b.r.from, b.s().read, b.head), w.part);
+#pragma unroll 1
+    for (int c = 0;; c++) {
+        const bool    is_final = c == b.n_chunks;
+        const int64_t done     = is_final ? b.s().n_valid : (int64_t)c * 64;
+        if (is_final || w.cursor.at <= done) leave_after(w, S, done, is_final);
+        if (is_final) break;
+        pass_chunk<io>(w, S, c);
+    }
+}
+
+#endif

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What Hopper has beyond mma.sync, each instruction a function: barriers in memory that count
+ * arrivals and bytes, copies of whole tiles, clusters of blocks, products of warpgroups.
+ * Addresses of shared memory are those of its own window, in bytes; in a cluster they say which
+ * block's (bits 24 and up).
+ */
+#ifndef GDN_CUDA_PTX_WGMMA_CUH
+#define GDN_CUDA_PTX_WGMMA_CUH
+
+#include "ptx_mma.cuh"
+
+/* ---- Barriers: a phase ends when all have arrived and all bytes are there --------------------- */
+
+GDN_DEVICE void mbarrier_init(uint32_t barrier, int n)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(barrier), "r"(n));
+}
+GDN_DEVICE void mbarrier_init_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+GDN_DEVICE void mbarrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
+}
+/* Arrives, and there are so many bytes to come. */
+GDN_DEVICE void mbarrier_expect(uint32_t barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 : : "r"(barrier), "r"(bytes) : "memory");
+}
+/* The same on a barrier of any block of the cluster. */
+GDN_DEVICE void mbarrier_arrive_cluster(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(barrier) : "memory");
+}
+GDN_DEVICE void mbarrier_expect_cluster(uint32_t barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;"
+                 : : "r"(barrier), "r"(bytes) : "memory");
+}
+/* Until the phase of this parity has ended. */
+GDN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred done;\n"
+                 "again:\n\t"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+                 "@done bra over;\n\t"
+                 "bra again;\n"
+                 "over:\n\t"
+                 "}"
+                 : : "r"(barrier), "r"(parity) : "memory");
+}
+
+/* ---- Clusters ----------------------------------------------------------------------------------- */
+
+/* The same place in the shared memory of block `rank`. */
+GDN_DEVICE uint32_t map_shared(uint32_t at, uint32_t rank)
+{
+    uint32_t x;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(at), "r"(rank));
+    return x;
+}
+GDN_DEVICE uint32_t cluster_rank(void)
+{
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
+    return x;
+}
+GDN_DEVICE void cluster_wait(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\t"
+                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* ---- Copies; those into shared memory count their bytes on a barrier there --------------------- */
+
+/* To another block of the cluster. */
+GDN_DEVICE void copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];"
+                 : : "r"(to), "r"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+/* A box of a tensor of four dimensions, zeros for what lies outside; and back. */
+GDN_DEVICE void copy_tile(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 : : "r"(to), "l"(map), "r"(barrier), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
+                 : "memory");
+}
+GDN_DEVICE void copy_tile_out(const void *map, const int (&at)[4], uint32_t from)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+                 "[%0, {%2, %3, %4, %5}], [%1];"
+                 : : "l"(map), "r"(from), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
+                 : "memory");
+}
+GDN_DEVICE void copy_out_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/* Until what was copied out has been read; until it is there. */
+GDN_DEVICE void copy_out_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+GDN_DEVICE void copy_out_wait(void) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+/* What this thread has written can be read by copies and products, after the next barrier. */
+GDN_DEVICE void async_fence(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- Registers of a warpgroup -------------------------------------------------------------------- */
+
+template <int n> GDN_DEVICE void raise_registers(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(n));
+}
+template <int n> GDN_DEVICE void lower_registers(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n));
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------------- */
+
+GDN_DEVICE void load_shared(float (&x)[4], uint32_t at)
+{
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at));
+}
+GDN_DEVICE void store_shared(uint32_t at, float x)
+{
+    asm volatile("st.shared.f32 [%0], %1;" : : "r"(at), "f"(x) : "memory");
+}
+GDN_DEVICE void store_shared(uint32_t at, float x, float y)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1,%2};" : : "r"(at), "f"(x), "f"(y) : "memory");
+}
+GDN_DEVICE void store_shared(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
+                 : : "r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+GDN_DEVICE void store_shared_u16(uint32_t at, uint16_t x)
+{
+    asm volatile("st.shared.b16 [%0], %1;" : : "r"(at), "h"(x) : "memory");
+}
+/* Four matrices of 8 x 8 as load_matrices() reads them. */
+GDN_DEVICE void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
+                 : : "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+GDN_DEVICE void store_matrices_turned(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
+                 : : "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+/* ---- Products of a warpgroup: d (+)= a b, 64 rows ------------------------------------------------ */
+
+GDN_DEVICE void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+GDN_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+GDN_DEVICE void wgmma_wait(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+/*
+ * A factor in shared memory is a tile of rows of 128 bytes, of which 16 bytes number c of row r lie
+ * at c ^ r % 8 (the 128-byte swizzle), from a multiple of 1024 bytes on. A descriptor of it is a
+ * word that moves with the address (in units of 16 bytes) and one that does not. Of a factor whose
+ * rows are summed over, `next` is how far the next 64 columns are.
+ */
+GDN_DEVICE uint32_t wgmma_place(uint32_t at, uint32_t next = 16)
+{
+    return (at & 0x3ffff) >> 4 | next >> 4 << 16;
+}
+GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
+{
+    return (uint64_t)(1u << 30 | 1024u >> 4) << 32 | place;
+}
+
+#define GDN_R32 \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define GDN_R64 \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+    "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define GDN_F8(d, i)                                                                             \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),  \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define GDN_F32S(d, i) GDN_F8(d, i), GDN_F8(d, i + 8), GDN_F8(d, i + 16), GDN_F8(d, i + 24)
+
+#define GDN_WGMMA(columns, type, registers)                                                      \
+    "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" registers "}, "
+#define GDN_WGMMA_KINDS(type)                                                                    \
+    /* a in registers, one operand (mma.cuh) per warp; b: 64 or 128 rows, 16 columns of them */  \
+    template <int add>                                                                           \
+    GDN_DEVICE void rows64(float (&d)[32], const uint32_t *a, uint64_t b)                        \
+    {                                                                                            \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %37, 0;\n\t"                          \
+                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n\t}"\
+                     : GDN_F32S(d, 0)                                                            \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));            \
+    }                                                                                            \
+    template <int add>                                                                           \
+    GDN_DEVICE void rows128(float (&d)[64], const uint32_t *a, uint64_t b)                       \
+    {                                                                                            \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\t"                          \
+                     GDN_WGMMA("128", type, GDN_R64)                                          \
+                     "{%64,%65,%66,%67}, %68, p, 1, 1, 0;\n\t}"                                  \
+                     : GDN_F32S(d, 0), GDN_F32S(d, 32)                                           \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));            \
+    }                                                                                            \
+    /* d += a b with 16 rows of b, 64 or 128 columns */                                          \
+    GDN_DEVICE void add_columns64(float (&d)[32], const uint32_t *a, uint64_t b)                 \
+    {                                                                                            \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
+                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 1;\n\t}"\
+                     : GDN_F32S(d, 0)                                                            \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
+    }                                                                                            \
+    GDN_DEVICE void add_columns128(float (&d)[64], const uint32_t *a, uint64_t b)                \
+    {                                                                                            \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
+                     GDN_WGMMA("128", type, GDN_R64) "{%64,%65,%66,%67}, %68, p, 1, 1, 1;\n\t}"\
+                     : GDN_F32S(d, 0), GDN_F32S(d, 32)                                           \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
+    }                                                                                            \
+    /* both in shared memory, 64 rows each, 16 columns of them */                                \
+    template <int add> GDN_DEVICE void tiles64(float (&d)[32], uint64_t a, uint64_t b)           \
+    {                                                                                            \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %34, 0;\n\t"                          \
+                     GDN_WGMMA("64", type, GDN_R32) "%32, %33, p, 1, 1, 0, 0;\n\t}"           \
+                     : GDN_F32S(d, 0)                                                            \
+                     : "l"(a), "l"(b), "n"(add));                                                \
+    }
+
+template <int dtype> struct wgmma;
+template <> struct wgmma<GDN_BF16> { GDN_WGMMA_KINDS("bf16") };
+template <> struct wgmma<GDN_F16> { GDN_WGMMA_KINDS("f16") };
+
+#endif

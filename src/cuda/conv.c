@@ -39,14 +39,13 @@ static bool is_in_place(const struct gdn_cu_conv *c)
     return c->out.data && c->out.data == c->x.data;
 }
 
-/* May outputs be computed in tiles of tokens? Of packed sequences no lengths are known, but their
- * mean is: where they are short, tiles would begin many of them. */
+/* Should outputs be computed in tiles of tokens? Of packed sequences no lengths are known, but
+ * their mean is: where they are short, tiles would look up many of them. */
 static bool has_tiles(const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;
     if (!c->out.data || b->N == 0 || (b->parents.data && !b->path.data)) return false;
-    if (b->T <= SHORT || b->N <= b->B) return false;
-    return !is_in_place(c) || b->padded || b->N >= 8 * b->B;
+    return b->T > SHORT && (b->padded || b->N >= SHORT / 2 * b->B);
 }
 
 static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
@@ -58,12 +57,12 @@ static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
  * out even, several times as many. */
 static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
 {
-    const int64_t rows = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
+    if (!has_tiles(c)) return;
+    const int64_t rows  = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
     const int64_t least = is_in_place(c) ? LEAST_OWN : LEAST;
     const int64_t warps = warps_of(ctx, BUSY_TILE), walks = c->batch.B * chunks_of(c);
     const int64_t slots = (warps - (walks < warps / 8 ? walks : warps / 8)) / tile_chunks_of(c);
     int64_t       n     = slots / rows; /* of a row */
-    if (!has_tiles(c)) return;
     if (n * rows < slots * 7 / 8) n = divide_up(4 * slots, rows);
     c->tile = divide_up(T, n > 0 ? n : 1);
     if (c->tile > MOST) c->tile = MOST;
@@ -98,7 +97,7 @@ static bool is_step_view(const struct gdn_conv_view *v, int32_t dtype)
 static int64_t steps_of(const gdn_ctx *ctx, const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;
-    if (b->T != 1 || b->cu_seqlens.data || b->parents.data || b->path.data) return 0;
+    if (b->B == 0 || b->T != 1 || b->cu_seqlens.data || b->parents.data || b->path.data) return 0;
     if (!c->out.data || c->access != 16 || c->W != 4 || c->out.dtype != c->x.dtype) return 0;
     if (c->checkpoints.data || b->write == GDN_WRITE_EACH) return 0;
     if (!is_step_view(&c->from, c->x.dtype) || !is_step_view(&c->to, c->x.dtype)) return 0;

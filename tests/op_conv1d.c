@@ -443,7 +443,7 @@ static void single_tokens(void)
 {
     enum { B = 90, P = 100, S = 3 };
     for (int i = 0; i < 48 && !ring2_failed(); i++) {
-        const int64_t   D = i % 2 ? 140 : 256;
+        const int64_t   D = i % 2 ? 280 : 256;
         gdn_batch       t;
         gdn_conv1d_args a = make_call(i % 3, i % 3, D, 4, S, &t);
         int64_t         slots[B], counts[B], others[B];
@@ -472,6 +472,26 @@ static void single_tokens(void)
     }
 }
 
+/* So many that a warp of a device takes all the rows that it can, and some are left. */
+static void many_single_tokens(void)
+{
+    enum { B = 67000, P = 67003, D = 8, S = 3 };
+    static int64_t slots[B];
+    for (int b = 0; b < B; b++) slots[b] = (b * (int64_t)7 + 3) % P;
+    for (int i = 0; i < 3 && !ring2_failed(); i++) {
+        gdn_batch       t;
+        gdn_conv1d_args a = make_call(i, i, D, 4, S, &t);
+        a.x     = ring2_new(i, 0, 3, B, 1, D, 0);
+        a.state = ring2_new(i, 0, 3, P, D, S, 0);
+        ring2_fill(&a.x, -1, 1), ring2_fill(&a.state, -1, 1);
+        a.out        = ring2_clone(&a.x);
+        t.cu_seqlens = (gdn_tensor){ 0 };
+        t.read_slots = ring2_indices(GDN_I32, B, slots);
+        check_call(ring2_ctx(1), &a);
+        ring2_free();
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -482,6 +502,7 @@ int main(int argc, char **argv)
         { "G13 no allocation", G13_no_allocation },
         { "trap 7: state widths", trap_7_state_widths },
         { "single tokens", single_tokens },
+        { "many single tokens", many_single_tokens },
         { "hostile contents", hostile_contents },
     };
     static int           rows[300][RING2_MAX_FACTORS];

@@ -83,20 +83,21 @@ struct gdn_cu_norm {
     int32_t             pad;
 };
 
-/* gdn_conv1d. An item is a warp's: 128 channels of a sequence, a tile or an edge. */
+/* gdn_conv1d. An item is a warp's: some channels of a sequence, a tile or an edge. */
 struct gdn_cu_conv {
     struct gdn_cu_batch  batch;
     struct gdn_rows      x, out;
     struct gdn_conv_view weight, bias, from, to, checkpoints;
-    /* In place, tiles take the inputs before their first token, and those before the first one of
-     * a sequence, from here: [tiles, then sequences][W - 1][D]. NULL: from x and the state. */
+    /* In place: the inputs before a tile, then the first outputs of a sequence, which wait until
+     * the inputs there have been read: [tiles, then sequences][W - 1][D]. Else NULL. */
     float  *edges;
-    int64_t D, n_items;
+    int64_t D, n_items, n_walks; /* n_walks: the first items that are walks */
     int64_t tile, n_tiles; /* tokens of a tile; tiles in all, */
     int64_t row_tiles;     /* and of one row of a padded batch */
     int32_t W, silu;
     int32_t kept;   /* entries of a state in shared memory, see conv.cu */
-    int32_t access; /* of x and out: 1: a lane's four channels lie side by side and move at once */
+    int32_t access; /* of x and out: 16, 8: channels lie side by side and so many bytes, or four
+                       elements at least, move at once; 0: single elements */
     /* key_head not 0 (then access is set): the channels, q of all heads, k of all, v of all, lie in
      * x as Qwen3-Next projects them: each of Hk key heads has K of q, K of k and V of v in
      * key_head elements. */
@@ -275,7 +276,7 @@ GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
-GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 48 + 32 + 8);
+GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 8);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);

@@ -27,11 +27,11 @@ struct buffers {
     char  *blas;      /* what cuBLAS wants for itself */
 };
 
-/* Are Qwen3-Next's rows left as they are projected? The convolution takes four channels at once
+/* Are Qwen3-Next's rows left as they are projected? The convolution takes eight channels at once
  * from where they are. Else every head's rows are projected to their place. */
 static bool is_woven(const struct gdn_block *b)
 {
-    return b->fused && b->K % 4 == 0 && b->Hv / b->Hk * b->V % 4 == 0;
+    return b->fused && b->K % 8 == 0 && b->Hv / b->Hk * b->V % 8 == 0;
 }
 
 static bool spares_padding(const struct gdn_block *b)

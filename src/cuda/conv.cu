@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The short convolution. A warp has 128 channels, a lane four of them, and walks down tokens with
- * the last inputs in registers. Four kinds of items:
+ * The short convolution. A lane has some channels (gdn_width) and walks down tokens with the last
+ * inputs in registers. Four kinds of items, a warp each:
  *
- *     walk   a sequence: its states first, from inputs that out may overwrite, then its outputs,
- *            if asked for. All that short sequences and trees need; else for states alone.
- *     tile   the outputs of some tokens, whatever sequences they belong to
+ *     walk   a sequence: its states first, from inputs that out may overwrite, then its outputs:
+ *            all that short sequences and trees need. Beside tiles only the first W - 1 of them, so
+ *            that these, and they alone, need the state that it starts from.
+ *     tile   the other outputs of some tokens, whatever sequences they belong to
  *     step   one token each of some sequences, and states of three entries, moved side by side
- *     edge   in place: the inputs before a tile and before a sequence, saved before out overwrites
- *            them, and a final state the first one
+ *     edge   in place: the inputs before a tile, saved before out overwrites them
  *
  * A token's sum goes from the bias over the oldest tap to the newest, in every kind the same.
  * Shared memory of a warp (walk): rows of 128 floats, `kept` of the state that the sequence starts
@@ -25,19 +25,20 @@ GDN_DEVICE void load_entry(float (&x)[4], const struct gdn_cu_conv &a, const str
     const struct gdn_conv_view &v = a.from;
     const int64_t               at = s.read * v.slot + (v.length + t) * v.entry;
     const bool                  is_there = v.data && s.read >= 0 && v.length + t >= 0;
+    uint32_t                    bits[4];
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        x[j] = is_there && j < l.n
-                   ? load_float(v.data, at + (l.first + j * l.step) * v.channel, v.dtype)
-                   : 0;
+        bits[j] = load_bits(v.data, at + (l.first + j * l.step) * v.channel, v.dtype,
+                            is_there && j < l.n);
+#pragma unroll
+    for (int j = 0; j < 4; j++) x[j] = bits_to_f32(bits[j], v.dtype);
 }
 
 /* Input t of a sequence that is a chain. */
-template <int dtype>
 GDN_DEVICE void load_input(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_lane &l,
                            const struct gdn_cu_seq &s, int64_t t)
 {
-    if (t >= 0) load_row<dtype>(x, a, l, row_at(a.x, s.batch, s.first + t));
+    if (t >= 0) load_row<floats>(x, a, l, row_at(a.x, s.batch, s.first + t));
     else load_entry(x, a, l, s, t);
 }
 
@@ -108,7 +109,7 @@ GDN_DEVICE void load_any(float (&x)[4], const struct gdn_cu_conv &a, const struc
                          int64_t t)
 {
     if (t < 0 && t >= -w.kept) get_row(x, w.old + (w.kept + t) * CHANNELS + w.lane.place, w.lane);
-    else load_input<floats>(x, a, w.lane, w.seq, t);
+    else load_input(x, a, w.lane, w.seq, t);
 }
 
 /*
@@ -169,6 +170,42 @@ GDN_DEVICE void store_states(const struct gdn_cu_conv &a, const struct gdn_walk 
 
 /* ---- Walks --------------------------------------------------------------------------------- */
 
+/* Where the outputs before token W - 1 of sequence `row` wait, in place. */
+GDN_DEVICE float *waiting_row(const struct gdn_cu_conv &a, int64_t row, int64_t t)
+{
+    return a.edges + ((a.n_tiles + row) * (a.W - 1) + t) * a.D;
+}
+
+/* Outputs of tokens [t, end) after those of the past; the next row is on its way. */
+template <int TAPS>
+GDN_DEVICE void convolve(const struct gdn_cu_conv &a, const struct gdn_walk &w,
+                         float (&past)[TAPS - 1][4], int64_t t, int64_t end)
+{
+    const struct gdn_lane  &l = w.lane;
+    struct gdn_taps<TAPS, 4> taps;
+    struct gdn_quad          next = {};
+    const char *x = row_at(a.x, w.seq.batch, w.seq.first + t) +
+                    bytes_to<floats>(a, l.first + l.shift);
+    char *out = out_at<floats>(a, l, w.seq.batch, w.seq.first + t);
+    float y[4], xs[4];
+    load_quad<floats>(next, a, l, x);
+    load_taps(taps, a, l);
+#pragma unroll 1
+    for (; t < end; t++, out += a.out.token) {
+        unpack<floats>(xs, next, a);
+        x += a.x.token;
+        if (t + 1 < end) load_quad<floats>(next, a, l, x);
+        sum_taps<TAPS>(y, xs, past, taps, a);
+        if (!a.edges) {
+            store_quad<floats>(out, a, l, y);
+            continue;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (j < l.n) waiting_row(a, w.seq.row, t)[l.first + j * l.step] = y[j];
+    }
+}
+
 /* Tokens [t, end) of a sequence, which follow each other. */
 template <int TAPS>
 GDN_DEVICE void convolve_from(const struct gdn_cu_conv &a, const struct gdn_walk &w, int64_t t,
@@ -184,24 +221,27 @@ GDN_DEVICE void convolve_from(const struct gdn_cu_conv &a, const struct gdn_walk
 #pragma unroll
     for (int i = 0; i < TAPS - 1; i++)
         if (i + a.W >= TAPS) get_row(past[i], row + (TAPS - 2 - i) * CHANNELS, w.lane);
-    convolve<floats, TAPS>(a, w.lane, w.seq, past, t, end);
+    convolve<TAPS>(a, w, past, t, end);
 }
 
 /* A chain at once; a tree from the last token back: out may be x, and a token needs the inputs of
- * earlier ones only. */
+ * earlier ones only. Tiles write what is no token, and what is not among the first. */
 template <int TAPS>
 GDN_DEVICE void write_out(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {
     const struct gdn_cu_seq &s = w.seq;
-    if (!s.keep_out) {
-        zero_rows(a, w.lane, s.batch, s.first - s.n_before, s.first);
-        zero_rows(a, w.lane, s.batch, s.first + s.n_valid, s.first - s.n_before + s.n_tokens);
+    const int64_t end = a.n_tiles && a.W - 1 < s.n_valid ? a.W - 1 : s.n_valid;
+    if (!s.keep_out && !a.n_tiles) {
+        zero_rows<floats>(a, w.lane, out_at<floats>(a, w.lane, s.batch, s.first - s.n_before),
+                          s.n_before);
+        zero_rows<floats>(a, w.lane, out_at<floats>(a, w.lane, s.batch, s.first + s.n_valid),
+                          s.n_tokens - s.n_before - s.n_valid);
     }
     __syncwarp(); /* the tile has been read */
-    if (s.n_valid == 0) return;
+    if (end == 0) return;
 #pragma unroll 1
-    for (int64_t t = w.is_tree ? s.n_valid - 1 : 0; t >= 0; t--)
-        convolve_from<TAPS>(a, w, t, w.is_tree ? t + 1 : s.n_valid);
+    for (int64_t t = w.is_tree ? end - 1 : 0; t >= 0; t--)
+        convolve_from<TAPS>(a, w, t, w.is_tree ? t + 1 : end);
 }
 
 /* The newest entries of the state that the sequence starts from, or zeros. */
@@ -214,21 +254,19 @@ GDN_DEVICE void load_old(const struct gdn_cu_conv &a, const struct gdn_walk &w)
     __syncwarp();
 }
 
-template <int dtype, int TAPS> GDN_DEVICE void conv_walk(const struct gdn_cu_conv &a)
+template <int TAPS> GDN_DEVICE void walk_item(const struct gdn_cu_conv &a, int64_t item)
 {
-    const int64_t item = item_of_warp(), chunks = (a.D + CHANNELS - 1) / CHANNELS;
-    if (item >= a.n_items) return;
-    const int64_t row = item / chunks;
+    const int64_t   chunks = (a.D + CHANNELS - 1) / CHANNELS, row = item / chunks;
     struct gdn_walk w = {};
-    w.lane            = find_lane(a, item % chunks);
+    w.channel         = (item - row * chunks) * CHANNELS;
+    w.lane            = find_lane<floats>(a, item - row * chunks);
     if (row == a.batch.B) { /* behind the last sequence */
-        zero_rows(a, w.lane, 0, clamp64(load_index(a.batch.cu_seqlens, row), 0, a.batch.N),
-                  a.batch.N);
+        const int64_t end = clamp64(load_index(a.batch.cu_seqlens, row), 0, a.batch.N);
+        zero_rows<floats>(a, w.lane, out_at<floats>(a, w.lane, 0, end), a.batch.N - end);
         return;
     }
     w.seq = read_sequence(a.batch, row);
     if (w.seq.n_tokens == 0) return;
-    w.channel = item % chunks * CHANNELS;
     w.n       = a.D - w.channel < CHANNELS ? (int)(a.D - w.channel) : CHANNELS;
     w.kept    = a.kept;
     w.is_tree = a.batch.parents.data && !a.batch.path.data;
@@ -237,6 +275,12 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_walk(const struct gdn_cu_con
     load_old(a, w);
     store_states(a, w);
     if (a.out.data) write_out<TAPS>(a, w);
+}
+
+template <int dtype, int TAPS> GDN_DEVICE void conv_walk(const struct gdn_cu_conv &a)
+{
+    const int64_t item = item_of_warp();
+    if (item < a.n_walks) walk_item<TAPS>(a, item);
 }
 
 /* ---- Tiles --------------------------------------------------------------------------------- */
@@ -252,74 +296,141 @@ GDN_DEVICE struct gdn_tile find_tile(const struct gdn_cu_conv &a, int64_t tile)
     struct gdn_tile            t = { 0, tile * a.tile, 0 };
     if (b.padded) {
         t.row   = tile / a.row_tiles;
-        t.first = tile % a.row_tiles * a.tile;
+        t.first = (tile - t.row * a.row_tiles) * a.tile;
     }
     t.end = t.first + a.tile < b.T ? t.first + a.tile : b.T;
     return t;
 }
 
 /* The row of an edge that has the input n before it. */
-GDN_DEVICE float *edge_row(const struct gdn_cu_conv &a, const struct gdn_lane &l, int64_t edge,
-                           int n)
+GDN_DEVICE float *edge_row(const struct gdn_cu_conv &a, int64_t edge, int n)
 {
-    return a.edges + (edge * (a.W - 1) + a.W - 1 - n) * a.D + l.first;
+    return a.edges + (edge * (a.W - 1) + a.W - 1 - n) * a.D;
 }
 
-template <int dtype, int TAPS>
-GDN_DEVICE void load_past(float (&past)[TAPS - 1][4], const struct gdn_cu_conv &a,
-                          const struct gdn_lane &l, const struct gdn_cu_seq &s, int64_t t,
-                          int64_t tile)
+/*
+ * The tokens of a sequence, or of none, that follow in a tile, counted from its first one: those in
+ * [first, to) are valid, of these a walk has computed the ones before `from`.
+ */
+struct gdn_run {
+    int  first, from, to, end, sequence;
+    bool keep;
+};
+
+/* That of token t. Finds the tile again, of which no register need be kept. */
+GDN_DEVICE struct gdn_run find_run(const struct gdn_cu_conv &a, int64_t chunks, int t)
 {
-    const int64_t edge = t > 0 ? tile : a.n_tiles + s.row;
+    const int64_t item = (int64_t)blockIdx.x * WARPS + opaque((int)threadIdx.x) / 32 - a.n_walks;
+    const struct gdn_tile tile = find_tile(a, item / chunks);
+    const int64_t         row  = a.batch.padded ? tile.row : find_sequence(a.batch, tile.first + t);
+    const int             end  = (int)(tile.end - tile.first);
+    struct gdn_cu_seq     s    = {};
+    if (row >= 0) s = read_sequence(a.batch, row);
+    const int64_t first = s.first - tile.first, stop = first - s.n_before + s.n_tokens;
+    if (row < 0 || stop <= t) return { t, t, t, end, 0, false };
+    struct gdn_run r;
+    r.end      = (int)clamp64(stop, 0, end);
+    r.first    = (int)clamp64(first, -a.W, r.end);
+    r.to       = (int)clamp64(first + s.n_valid, r.first, r.end);
+    r.from     = r.first + a.W - 1 > 0 ? r.first + a.W - 1 : 0;
+    r.sequence = (int)row;
+    r.keep     = s.keep_out;
+    return r;
+}
+
+GDN_DEVICE int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
+
+/* In place: the first outputs of a sequence, which a walk has left, [t, end) of the tile. */
+template <int dtype>
+GDN_DEVICE void move_waiting(const struct gdn_cu_conv &a, const struct gdn_lane &l,
+                             const struct gdn_run &r, int t, int end, char *out)
+{
+    enum { N = gdn_width<dtype>::LANE };
+#pragma unroll 1
+    for (; t < end; t++, out += a.out.token) {
+        const float *from = waiting_row(a, r.sequence, t - r.first) + l.first;
+        float        y[N];
 #pragma unroll
-    for (int i = 0; i < TAPS - 1; i++) {
-        if (i + a.W < TAPS) continue;
-        if (!a.edges) {
-            load_input<dtype>(past[i], a, l, s, t - (TAPS - 1 - i));
-            continue;
+        for (int j = 0; j < N; j++) y[j] = j < l.n ? from[j * l.step] : 0;
+        store_quad<dtype>(out, a, l, y);
+    }
+}
+
+/* Which of the tokens [t, end) are to be written, a bit each. Writes what is no token, and what
+ * waits, to rows from `out` on; all inputs up to there have been read. */
+template <int dtype>
+GDN_DEVICE uint32_t ask_rows(const struct gdn_cu_conv &a, const struct gdn_lane &l,
+                             struct gdn_run &r, int64_t chunks, int t, int end, char *out)
+{
+    uint32_t mask = 0;
+#pragma unroll 1
+    for (int i = t > 0 ? t : 0; i < end;) {
+        if (i >= r.end) r = find_run(a, chunks, i);
+        const int stop = r.end < end ? r.end : end;
+        const int low = clamp(r.first, i, stop), high = clamp(r.to, low, stop);
+        const int from = clamp(r.from, low, high);
+        mask |= (1u << (high - t)) - (1u << (from - t));
+        if (!r.keep) {
+            zero_rows<dtype>(a, l, out + (i - t) * a.out.token, low - i);
+            zero_rows<dtype>(a, l, out + (high - t) * a.out.token, stop - high);
+        }
+        if (a.edges) move_waiting<dtype>(a, l, r, low, from, out + (low - t) * a.out.token);
+        i = stop;
+    }
+    return mask;
+}
+
+/* Rows as they lie in memory from W - 1 before the tile on, whatever sequences they belong to: what
+ * mixes those is not written. AHEAD rows are on their way. */
+template <int dtype, int TAPS>
+GDN_DEVICE void tile_item(const struct gdn_cu_conv &a, int64_t item)
+{
+    enum { N = gdn_width<dtype>::LANE, AHEAD = dtype == floats ? 2 : 4, ALL = (1 << AHEAD) - 1 };
+    const int64_t chunks = (a.D + 32 * N - 1) / (32 * N), index = item / chunks;
+    const struct gdn_lane l    = find_lane<dtype>(a, item - index * chunks);
+    const struct gdn_tile tile = find_tile(a, index);
+    const int             back = tile.first < a.W - 1 ? (int)tile.first : a.W - 1;
+    const int             end  = (int)(tile.end - tile.first);
+    int                   t    = a.edges ? 0 : -back;
+    const char *x = row_at(a.x, tile.row, tile.first + t) + bytes_to<dtype>(a, l.first + l.shift);
+    char       *out = out_at<dtype>(a, l, tile.row, tile.first + t);
+    struct gdn_taps<TAPS, N> taps;
+    struct gdn_quad          ring[AHEAD] = {};
+    float                    past[TAPS - 1][N] = {}, y[N], xs[N];
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++, x += a.x.token)
+        if (t + u < end) load_quad<dtype>(ring[u], a, l, x);
+    load_taps(taps, a, l);
+#pragma unroll
+    for (int i = 0; i < TAPS - 1; i++)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if (a.edges && i + a.W >= TAPS && j < l.n)
+                past[i][j] = edge_row(a, index, TAPS - 1 - i)[l.first + j * l.step];
+    struct gdn_run run = find_run(a, chunks, 0);
+#pragma unroll 1
+    for (; t < end; t += AHEAD) {
+        uint32_t mask = ALL;
+        if (t < run.from || t + AHEAD > run.to) {
+            mask = ask_rows<dtype>(a, l, run, chunks, t, t + AHEAD < end ? t + AHEAD : end, out);
+            if (run.to <= t && run.end == end) break;
         }
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (j < l.n) past[i][j] = edge_row(a, l, edge, TAPS - 1 - i)[j * l.step];
+        for (int u = 0; u < AHEAD; u++, x += a.x.token, out += a.out.token) {
+            unpack<dtype>(xs, ring[u], a);
+            if (t + AHEAD + u < end) load_quad<dtype>(ring[u], a, l, x);
+            sum_taps<TAPS>(y, xs, past, taps, a);
+            if (mask >> u & 1) store_quad<dtype>(out, a, l, y);
+        }
     }
-}
-
-/* The tokens of one sequence from t on that are in the tile. Returns the first one behind. */
-template <int dtype, int TAPS>
-GDN_DEVICE int64_t convolve_run(const struct gdn_cu_conv &a, const struct gdn_lane &l,
-                                const struct gdn_cu_seq &s, int64_t t, int64_t end, int64_t tile)
-{
-    const int64_t stop = s.first - s.n_before + s.n_tokens < end
-                             ? s.first - s.n_before + s.n_tokens : end;
-    const int64_t from = clamp64(s.first, t, stop), to = clamp64(s.first + s.n_valid, from, stop);
-    if (from < to) {
-        float past[TAPS - 1][4] = {};
-        load_past<dtype, TAPS>(past, a, l, s, from - s.first, tile);
-        convolve<dtype, TAPS>(a, l, s, past, from - s.first, to - s.first);
-    }
-    if (!s.keep_out) {
-        zero_rows(a, l, s.batch, t, from);
-        zero_rows(a, l, s.batch, to, stop);
-    }
-    return stop;
+    if (!run.keep) zero_rows<dtype>(a, l, out + AHEAD * a.out.token, end - t - AHEAD);
 }
 
 template <int dtype, int TAPS> GDN_DEVICE void conv_tile(const struct gdn_cu_conv &a)
 {
-    const int64_t item = item_of_warp(), chunks = (a.D + CHANNELS - 1) / CHANNELS;
-    if (item >= a.n_items) return;
-    const struct gdn_lane l    = find_lane(a, item % chunks);
-    const struct gdn_tile tile = find_tile(a, item / chunks);
-    for (int64_t t = tile.first; t < tile.end;) {
-        const int64_t row = a.batch.padded ? tile.row : find_sequence(a.batch, t);
-        struct gdn_cu_seq s = {};
-        if (row >= 0) s = read_sequence(a.batch, row);
-        if (row < 0 || s.first - s.n_before + s.n_tokens <= t) { /* of no sequence */
-            zero_rows(a, l, tile.row, t, tile.end);
-            return;
-        }
-        t = convolve_run<dtype, TAPS>(a, l, s, t, tile.end, item / chunks);
-    }
+    const int64_t item = item_of_warp();
+    if (item < a.n_walks) walk_item<TAPS>(a, item);
+    else if (item < a.n_items) tile_item<dtype, TAPS>(a, item - a.n_walks);
 }
 
 /* ---- Edges --------------------------------------------------------------------------------- */
@@ -329,25 +440,31 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_edge(const struct gdn_cu_con
     const int64_t item = item_of_warp(), chunks = (a.D + CHANNELS - 1) / CHANNELS;
     const int64_t edge = item / chunks;
     if (item >= a.n_items) return;
-    const bool            is_tile = edge < a.n_tiles;
-    const struct gdn_lane l       = find_lane(a, item % chunks);
-    const struct gdn_tile tile    = find_tile(a, is_tile ? edge : 0);
-    int64_t               row     = is_tile ? tile.row : edge - a.n_tiles;
-    if (is_tile && !a.batch.padded) row = find_sequence(a.batch, tile.first);
-    if (row < 0) return;
-    const struct gdn_cu_seq s = read_sequence(a.batch, row);
-    const int64_t           t = is_tile ? tile.first - s.first : 0;
-    if (t >= s.n_valid || (is_tile && t <= 0)) return;
-    for (int n = a.W - 1; n > 0; n--) {
+    const struct gdn_lane l    = find_lane<dtype>(a, item - edge * chunks);
+    const struct gdn_tile tile = find_tile(a, edge);
+#pragma unroll 1
+    for (int n = 1; n < a.W && n <= tile.first; n++) {
         float x[4];
-        load_input<dtype>(x, a, l, s, t - n);
-        for (int j = 0; j < l.n; j++) edge_row(a, l, edge, n)[j * l.step] = x[j];
+        load_row<dtype>(x, a, l, row_at(a.x, tile.row, tile.first - n));
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (j < l.n) edge_row(a, edge, n)[l.first + j * l.step] = x[j];
     }
 }
 
+/* Blocks that a multiprocessor has at once, by their registers; as in conv.c. */
+enum {
+    BUSY_walk_4 = 4,
+    BUSY_walk_8 = 3,
+    BUSY_tile_4 = 4,
+    BUSY_tile_8 = 2,
+    BUSY_step_4 = 3,
+    BUSY_edge_8 = 4
+};
+
 #define GDN_IMAGE_conv GDN_THIS_IMAGE
 #define GDN_KERNEL_conv(threads, shared, kind, dtype, taps)                                   \
-    extern "C" __global__ void __launch_bounds__(threads, taps == 4 ? 5 : 3)                  \
+    extern "C" __global__ void __launch_bounds__(threads, BUSY_##kind##_##taps)               \
         gdn_conv_##kind##_##dtype##_##taps(const __grid_constant__ struct gdn_cu_conv a)      \
     {                                                                                         \
         conv_##kind<dtype, taps>(a);                                                          \

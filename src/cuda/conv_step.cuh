@@ -8,167 +8,211 @@
 
 #include "conv_row.cuh"
 
-/* The four taps of the lane's channels, side by side in memory. */
-GDN_DEVICE void load_taps_at_once(struct gdn_taps<4> &t, const struct gdn_cu_conv &a,
-                                  const struct gdn_lane &l)
-{
-    const struct gdn_conv_view &w = a.weight;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const int64_t   channel = l.first + j;
-        struct gdn_quad q       = {};
-        float           x[4];
-        t.bias[j] = 0;
-        if (a.bias.data && l.n)
-            t.bias[j] = load_float(a.bias.data, channel * a.bias.channel, a.bias.dtype);
-        const char *p = w.data + (channel * w.channel << (w.dtype == GDN_F32 ? 2 : 1));
-        if (w.dtype == GDN_F32) load_quad<f32>(q, a, l, p), unpack<f32>(x, q, a);
-        else if (w.dtype == GDN_BF16) load_quad<bf16>(q, a, l, p), unpack<bf16>(x, q, a);
-        else load_quad<f16>(q, a, l, p), unpack<f16>(x, q, a);
-#pragma unroll
-        for (int i = 0; i < 4; i++) t.weight[i][j] = x[i];
-    }
-}
-
-/* What a warp that steps has: its channels, and in shared memory their states, a quad's bytes
- * apart. */
-struct gdn_step {
-    struct gdn_lane lane;
-    int64_t         channel; /* the first of the warp's n, */
-    int             n, unit; /* unit: bytes of a quad */
-    char           *quads;
+/* What a warp has of every state of a pool: three quads of a lane, in the order of memory if
+ * entries lie side by side, else by entries. */
+struct gdn_side {
+    char *first; /* the lane's first quad, in slot 0 */
+    bool  is_there[3];
 };
 
-/* Quad i of the warp's part of a state, i < 3 x 32, in the order of memory if its entries lie side
- * by side, else by entries; NULL: beyond it. */
-GDN_DEVICE char *quad_at(const struct gdn_step &w, const struct gdn_conv_view &v, int64_t slot,
-                         int i)
-{
-    const bool by_entry = v.entry == 1;
-    if (by_entry ? 4 * i >= 3 * w.n : i % 32 * 4 >= w.n) return NULL;
-    const int64_t at = by_entry ? w.channel * 3 + 4 * i
-                                : w.channel + i % 32 * 4 + i / 32 * v.entry;
-    return v.data + (slot * v.slot + at) * (w.unit / 4);
-}
+GDN_DEVICE bool is_by_entry(const struct gdn_conv_view &v) { return v.entry == 1; }
 
-template <int dtype> GDN_DEVICE void put_quad(char *p, const struct gdn_quad &q)
-{
-    if (dtype == GDN_F32) *(uint4 *)p = *(const uint4 *)q.word;
-    else *(uint2 *)p = *(const uint2 *)q.word;
-}
-
-/* The state as it lies in memory, three quads of a lane. */
 template <int dtype>
-GDN_DEVICE void load_step(struct gdn_quad (&q)[3], const struct gdn_cu_conv &a,
-                          const struct gdn_step &w, int64_t slot)
+GDN_DEVICE struct gdn_side find_side(const struct gdn_cu_conv &a, const struct gdn_conv_view &v,
+                                     int64_t channel)
 {
-    struct gdn_lane all = w.lane;
-    all.n               = 4;
+    enum { N = gdn_width<dtype>::LANE, UNIT = 16 / N };
+    const bool      by_entry = is_by_entry(v);
+    const int       lane = threadIdx.x % 32;
+    const int64_t   left = a.D - channel;
+    struct gdn_side s;
+    s.first = v.data + ((by_entry ? 3 : 1) * channel + N * lane) * UNIT;
 #pragma unroll
-    for (int j = 0; j < 3; j++) {
-        q[j] = {};
-        const char *p = a.from.data && slot >= 0
-                            ? quad_at(w, a.from, slot, j * 32 + threadIdx.x % 32) : NULL;
-        if (p) load_quad<dtype>(q[j], a, all, p);
-    }
+    for (int j = 0; j < 3; j++)
+        s.is_there[j] = by_entry ? N * (j * 32 + lane) < 3 * left : N * lane < left;
+    return s;
 }
 
-/* From there to the past of the lane's channels. */
+/* Quad j of a lane, in a slot. */
 template <int dtype>
-GDN_DEVICE void turn_in(float (&past)[3][4], const struct gdn_quad (&q)[3],
-                        const struct gdn_cu_conv &a, const struct gdn_step &w)
+GDN_DEVICE char *quad_at(const struct gdn_conv_view &v, const struct gdn_side &s, int64_t slot,
+                         int j)
+{
+    enum { N = gdn_width<dtype>::LANE, UNIT = 16 / N };
+    return s.first + (slot * v.slot + j * (is_by_entry(v) ? 32 * N : v.entry)) * UNIT;
+}
+
+/* What a step needs of a sequence: a lane each of these, so that all are on their way at once. */
+struct gdn_step_row {
+    int64_t read, write; /* slots; -1: zeros, none */
+    int     valid, keep; /* is there a token; may out stay if not */
+};
+
+GDN_DEVICE struct gdn_step_row read_rows(const struct gdn_cu_conv &a, int64_t first, int n)
+{
+    const int           lane = threadIdx.x % 32;
+    const bool          sink = a.batch.pad_policy == GDN_PAD_SINK; /* asks all lanes */
+    struct gdn_step_row r    = { -1, -1, 0, 1 };
+#pragma unroll 1
+    for (int i = sink ? 0 : lane; i < n; i += sink ? 1 : 32) {
+        const struct gdn_cu_seq s = read_sequence(a.batch, first + i);
+        const bool writes = s.write >= 0 && a.to.data &&
+                            (s.n_valid || a.from.data != a.to.data || s.read != s.write);
+        if (i != lane) continue;
+        r.read  = a.from.data ? s.read : -1;
+        r.write = writes ? s.write : -1;
+        r.valid = s.n_valid > 0;
+        r.keep  = s.keep_out;
+    }
+    return r;
+}
+
+/* Of the lane that has it. */
+GDN_DEVICE int64_t of_lane(int64_t x, int lane)
+{
+    return __shfl_sync(0xffffffff, (long long)x, lane);
+}
+GDN_DEVICE bool is_set(int x, int lane) { return __shfl_sync(0xffffffff, x, lane); }
+
+/* The token of sequence `row`. */
+GDN_DEVICE char *row_of_one(const struct gdn_cu_conv &a, const struct gdn_rows &r, int64_t row)
+{
+    return row_at(r, a.batch.padded ? row : 0, a.batch.single ? row : 0);
+}
+
+/* A row on its way: the state as it lies in memory, and x. */
+struct gdn_step_load {
+    struct gdn_quad state[3], x;
+};
+
+template <int dtype>
+GDN_DEVICE void load_step(struct gdn_step_load &q, const struct gdn_cu_conv &a,
+                          const struct gdn_lane &l, const struct gdn_side &from,
+                          const struct gdn_step_row &rows, int64_t first, int i)
+{
+    const int64_t read  = of_lane(rows.read, i);
+    const bool    valid = is_set(rows.valid, i);
+    ld_once_v4(q.x.word, row_of_one(a, a.x, first + i) + bytes_to<dtype>(a, l.first + l.shift),
+               l.n && valid);
+#pragma unroll
+    for (int j = 0; j < 3; j++)
+        ld_once_v4(q.state[j].word, quad_at<dtype>(a.from, from, read, j),
+                   read >= 0 && from.is_there[j]);
+}
+
+GDN_DEVICE void put_quad(char *p, const struct gdn_quad &q)
+{
+    *(uint4 *)p = *(const uint4 *)q.word;
+}
+GDN_DEVICE void get_quad(struct gdn_quad &q, const char *p)
+{
+    *(uint4 *)q.word = *(const uint4 *)p;
+}
+
+/* Quads of a warp's state, through its shared memory: from the order of memory, lane by lane, to
+ * three that follow each other for every lane, or back. */
+GDN_DEVICE void turn(struct gdn_quad (&q)[3], char *quads, bool in)
 {
     const int lane = threadIdx.x % 32;
-    float     x[12];
 #pragma unroll
-    for (int j = 0; j < 3; j++) put_quad<dtype>(w.quads + (j * 32 + lane) * w.unit, q[j]);
+    for (int j = 0; j < 3; j++) put_quad(quads + (in ? j * 32 + lane : lane * 3 + j) * 16, q[j]);
     __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 3; j++) get_quad(q[j], quads + (in ? lane * 3 + j : j * 32 + lane) * 16);
+    __syncwarp();
+}
+
+/* The past of the lane's channels. */
+template <int dtype, int N>
+GDN_DEVICE void unpack_state(float (&past)[3][N], struct gdn_quad (&q)[3],
+                             const struct gdn_cu_conv &a, char *quads)
+{
+    if (!is_by_entry(a.from)) {
+#pragma unroll
+        for (int j = 0; j < 3; j++) unpack<dtype>(past[j], q[j], a);
+        return;
+    }
+    turn(q, quads, true);
 #pragma unroll
     for (int j = 0; j < 3; j++) {
-        struct gdn_quad own = {};
-        struct gdn_lane all = w.lane;
-        float           y[4];
-        all.n               = 4;
-        const int i         = a.from.entry == 1 ? lane * 3 + j : j * 32 + lane;
-        load_quad<dtype>(own, a, all, w.quads + i * w.unit);
-        unpack<dtype>(y, own, a);
+        float x[N];
+        unpack<dtype>(x, q[j], a);
 #pragma unroll
-        for (int c = 0; c < 4; c++) x[j * 4 + c] = y[c];
+        for (int c = 0; c < N; c++) past[(j * N + c) % 3][(j * N + c) / 3] = x[c];
     }
-    const bool by_entry = a.from.entry == 1;
-#pragma unroll
-    for (int i = 0; i < 3; i++)
-#pragma unroll
-        for (int c = 0; c < 4; c++) past[i][c] = by_entry ? x[c * 3 + i] : x[i * 4 + c];
-    __syncwarp();
 }
 
 /* And back, to a slot. */
-template <int dtype>
-GDN_DEVICE void store_step(const struct gdn_cu_conv &a, const struct gdn_step &w,
-                           const float (&past)[3][4], int64_t slot)
+template <int dtype, int N>
+GDN_DEVICE void store_step(const struct gdn_cu_conv &a, const struct gdn_side &to,
+                           const float (&past)[3][N], int64_t slot, char *quads)
 {
-    const int       lane = threadIdx.x % 32;
-    const bool      by_entry = a.to.entry == 1;
-    struct gdn_lane all = w.lane;
-    all.n               = 4;
+    struct gdn_quad q[3];
+    if (is_by_entry(a.to)) {
 #pragma unroll
-    for (int j = 0; j < 3; j++) {
-        float y[4];
+        for (int j = 0; j < 3; j++) {
+            float x[N];
 #pragma unroll
-        for (int c = 0; c < 4; c++)
-            y[c] = by_entry ? past[(j * 4 + c) % 3][(j * 4 + c) / 3] : past[j][c];
-        store_quad<dtype>(w.quads + (by_entry ? lane * 3 + j : j * 32 + lane) * w.unit, a, all, y);
+            for (int c = 0; c < N; c++) x[c] = past[(j * N + c) % 3][(j * N + c) / 3];
+            pack<dtype>(q[j], x, a);
+        }
+        turn(q, quads, false);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 3; j++) pack<dtype>(q[j], past[j], a);
     }
-    __syncwarp();
 #pragma unroll
-    for (int j = 0; j < 3; j++) {
-        struct gdn_quad q;
-        char           *p = quad_at(w, a.to, slot, j * 32 + lane);
-        load_quad<dtype>(q, a, all, w.quads + (j * 32 + lane) * w.unit);
-        if (p) put_quad<dtype>(p, q);
-    }
+    for (int j = 0; j < 3; j++)
+        if (to.is_there[j]) put_quad(quad_at<dtype>(a.to, to, slot, j), q[j]);
 }
 
-template <int dtype>
-GDN_DEVICE void step_row(const struct gdn_cu_conv &a, const struct gdn_step &w,
-                         const struct gdn_taps<4> &taps, int64_t row)
+/* What becomes of row i: its output, and its state if that is kept. */
+template <int dtype, int N>
+GDN_DEVICE void write_step(const struct gdn_cu_conv &a, const struct gdn_lane &l,
+                           const struct gdn_side &to, const struct gdn_step_row &rows,
+                           int64_t first, int i, const struct gdn_taps<4, N> &taps,
+                           float (&past)[3][N], const float (&x)[N], char *quads)
 {
-    const struct gdn_cu_seq s = read_sequence(a.batch, row);
-    struct gdn_quad         q[3];
-    float                   past[3][4], x[4] = {}, y[4];
-    const bool writes = s.write >= 0 && a.to.data &&
-                        (s.n_valid || a.from.data != a.to.data || s.read != s.write);
-    if (s.n_tokens == 0) return;
-    if (s.n_valid) load_row<dtype>(x, a, w.lane, row_at(a.x, s.batch, s.first));
-    load_step<dtype>(q, a, w, s.read);
-    turn_in<dtype>(past, q, a, w);
-    if (s.n_valid) {
-        sum_taps<4>(y, x, past, taps, a);
-        store_quad<dtype>(row_at(a.out, s.batch, s.first) + bytes_to<dtype>(a, w.lane.first), a,
-                          w.lane, y);
-    } else if (!s.keep_out) {
-        zero_rows(a, w.lane, s.batch, s.first - s.n_before, s.first - s.n_before + s.n_tokens);
-    }
-    if (writes) store_step<dtype>(a, w, past, s.write);
+    const bool    valid = is_set(rows.valid, i), keep = is_set(rows.keep, i);
+    const int64_t write = of_lane(rows.write, i);
+    char         *out = row_of_one(a, a.out, first + i) + bytes_to<dtype>(a, l.first);
+    float         y[N] = {};
+    if (valid) sum_taps<4>(y, x, past, taps, a);
+    if (valid || !keep) store_quad<dtype>(out, a, l, y);
+    if (write >= 0) store_step<dtype>(a, to, past, write, quads);
 }
 
+/* Rows of a.n_steps sequences, 32 at most, AHEAD of them on their way. */
 template <int dtype, int TAPS> GDN_DEVICE void conv_step(const struct gdn_cu_conv &a)
 {
-    const int64_t item = item_of_warp(), chunks = (a.D + CHANNELS - 1) / CHANNELS;
+    enum { N = gdn_width<dtype>::LANE, AHEAD = 2 };
+    const int64_t item = item_of_warp(), chunks = (a.D + 32 * N - 1) / (32 * N);
+    const int64_t group = item / chunks, chunk = item - group * chunks, first = group * a.n_steps;
     if (item >= a.n_items) return;
-    struct gdn_taps<4> taps;
-    struct gdn_step    w = {};
-    w.lane    = find_lane(a, item % chunks);
-    w.channel = item % chunks * CHANNELS;
-    w.n       = a.D - w.channel < CHANNELS ? (int)(a.D - w.channel) : CHANNELS;
-    w.unit    = dtype == GDN_F32 ? 16 : 8;
-    w.quads   = (char *)gdn_conv_shared + threadIdx.x / 32 * 3 * 32 * w.unit;
-    load_taps_at_once(taps, a, w.lane);
-    const int64_t first = item / chunks * a.n_steps;
+    const struct gdn_lane l    = find_lane<dtype>(a, chunk);
+    const struct gdn_side from = find_side<dtype>(a, a.from, chunk * 32 * N);
+    const struct gdn_side to   = find_side<dtype>(a, a.to, chunk * 32 * N);
+    const int n = a.batch.B - first < a.n_steps ? (int)(a.batch.B - first) : (int)a.n_steps;
+    char     *quads = (char *)gdn_conv_shared + threadIdx.x / 32 * (3 * 32 * 16);
+    const struct gdn_step_row rows = read_rows(a, first, n);
+    struct gdn_taps<4, N>     taps;
+    struct gdn_step_load      ring[AHEAD] = {};
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++)
+        if (u < n) load_step<dtype>(ring[u], a, l, from, rows, first, u);
+    load_taps(taps, a, l);
 #pragma unroll 1
-    for (int64_t row = first; row < first + a.n_steps && row < a.batch.B; row++)
-        step_row<dtype>(a, w, taps, row);
+    for (int i = 0; i < n; i += AHEAD)
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+            const int row = i + u;
+            float     past[3][N], x[N];
+            if (row >= n) break;
+            unpack<dtype>(x, ring[u].x, a);
+            unpack_state<dtype>(past, ring[u].state, a, quads);
+            if (row + AHEAD < n) load_step<dtype>(ring[u], a, l, from, rows, first, row + AHEAD);
+            write_step<dtype>(a, l, to, rows, first, row, taps, past, x, quads);
+        }
 }
 
 #endif

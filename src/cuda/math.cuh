@@ -48,21 +48,25 @@ template <int N> GDN_DEVICE void silu_of(float (&x)[N])
 /*
  * The same, cheaper, for where this is most of the work: x / (1 + 2^(-x / ln 2)). The exponent's two
  * roundings make it relative 1.3 |x| units where x is negative, the rest 8; that is what rounding
- * the convolution's sum once or twice more would do, and inside its limit. From -80 down, where the
- * power overflows before the result vanishes, x e^x.
+ * the convolution's sum once or twice more would do, and inside its limit. From -80 down,
+ * where the power overflows before the result vanishes, x e^x: that one is, the sum of powers tells.
  */
-GDN_DEVICE void quick_silu(float (&x)[4])
+template <int N> GDN_DEVICE void quick_silu(float (&x)[N])
 {
-    float y[4];
+    float y[N], sum = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = x[i] * rcp_approx(1 + ex2_approx(x[i] * -1.44269504f));
-    if (fminf(fminf(x[0], x[1]), fminf(x[2], x[3])) < -80) {
+    for (int i = 0; i < N; i++) {
+        const float d = 1 + ex2_approx(x[i] * -1.44269504f);
+        y[i]          = x[i] * rcp_approx(d);
+        sum           = i ? sum + d : d;
+    }
+    if (!(sum <= 0x1p115f)) {
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < N; i++)
             if (x[i] < -80) y[i] = fmaxf(x[i], -1000) * expf(x[i]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = y[i];
+    for (int i = 0; i < N; i++) x[i] = y[i];
 }
 
 /*

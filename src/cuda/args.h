@@ -187,11 +187,11 @@ struct gdn_cu_warp {
     int32_t             N, B, T, K, V;
     int32_t             each, keep, rounds; /* keep: outputs of padding; rounds: every token */
     int32_t             plain;    /* sequence i is row i of the tensors and slot i */
-    int32_t             products; /* tensor cores may be used: q, k, v of bf16, whole tiles */
+    int32_t             whole;    /* no GDN_EXACT, and whole tiles of 16-byte pieces */
+    int32_t             products; /* whole, and q, k, v of bf16: tensor cores may be used */
     int32_t             n_rows;   /* sequences, and one for what is behind the last */
     int32_t             n_blocks; /* of a head, and the inverse of that */
     uint32_t            head_blocks;
-    int32_t             pad;
     uint32_t            group_q, group_k, group_v; /* 2^32 / heads of a group, rounded up; 0: 1 */
     int32_t             gate, beta_kind, norm;
     float               norm_eps, scale, bound;

@@ -229,12 +229,12 @@ static bool is_pieces(const struct gdn_cu_pool *p)
            p->row % 16 == 0;
 }
 
-/* May tensor cores compute it (decode_mma.cuh)? */
-static bool has_products(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+/* Nothing but the final state is kept, and all can be read in whole tiles of such pieces. */
+static bool is_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
-    return r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16 && !a->each && !r->exact &&
-           (r->K == 64 || r->K == 128 || r->K == 256) && r->V % WARP_COLUMNS == 0 &&
-           are_pieces(&a->q) && are_pieces(&a->k) && is_pieces(&a->from) && is_pieces(&a->to);
+    return !a->each && !r->exact && (r->K == 64 || r->K == 128 || r->K == 256) &&
+           r->V % WARP_COLUMNS == 0 && are_pieces(&a->q) && are_pieces(&a->k) &&
+           is_pieces(&a->from) && is_pieces(&a->to);
 }
 
 static struct gdn_cu_warp warp_args(const struct gdn_cu_rule *r)
@@ -279,7 +279,8 @@ static struct gdn_cu_warp warp_args(const struct gdn_cu_rule *r)
                  !b->has_initial_state.data && !b->num_accepted_tokens.data,
     };
     if (b->write == GDN_WRITE_NONE) a.to.data = NULL;
-    a.products = has_products(r, &a);
+    a.whole    = is_whole(r, &a);
+    a.products = a.whole && r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16;
     return a;
 }
 

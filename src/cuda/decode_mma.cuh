@@ -132,11 +132,6 @@ struct mma_rows {
     float s[2], z[2], o[2], u[2], v[2];
 };
 
-GDN_DEVICE uint32_t vector_bits(const struct gdn_cu_array &a, int i)
-{
-    return load_bits(a.data, (int64_t)i * (int)a.stride[0], a.dtype, a.data);
-}
-
 template <class Tile>
 GDN_DEVICE void mma_fetch(struct mma_tokens<Tile::PAIRS> &f, struct mma_rows &r,
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v)

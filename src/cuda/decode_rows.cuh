@@ -48,6 +48,12 @@ GDN_DEVICE char *warp_row(const struct gdn_cu_near &r, const struct warp_seq &s,
            (int64_t)head * r.head;
 }
 
+/* Element i of a vector as it lies there. */
+GDN_DEVICE uint32_t vector_bits(const struct gdn_cu_array &a, int i)
+{
+    return load_bits(a.data, (int64_t)i * (int)a.stride[0], a.dtype, a.data);
+}
+
 /* The state of a head in a slot. */
 GDN_DEVICE char *warp_state(const struct gdn_cu_pool &p, int slot, int head)
 {

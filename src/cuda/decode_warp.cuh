@@ -18,25 +18,14 @@
  *   warp_vk   rows of the pool are v. 16 lanes have a row, lane i the chunks i, i + 16, ... of it.
  *   warp_kv   rows of the pool are k. Four or two lanes have a row, one or two partial sums each.
  *
- * A few tokens of bf16 on rows of v go to tensor cores instead (decode_mma.cuh): where the state is
- * of 16 bits, and instructions are what costs, any; where it is of float32, more than one.
+ * What engines decode most has shorter ways, without GDN_EXACT and on rows of v: up to four tokens
+ * of bf16 take tensor cores (decode_mma.cuh), one token on a state of float32 is decode_once.cuh.
  */
 #ifndef GDN_CUDA_DECODE_WARP_CUH
 #define GDN_CUDA_DECODE_WARP_CUH
 
 #include "decode_mma.cuh"
-
-/* Sums 2 n values over the lanes that differ in `bit`. Each lane goes on with n of them: those
- * whose bit is set with the second half. */
-template <int n> GDN_DEVICE void halve_values(float *x, int bit)
-{
-    const bool high = threadIdx.x & bit;
-#pragma unroll
-    for (int i = 0; i < n; i++) {
-        const float mine = high ? x[n + i] : x[i], other = high ? x[i] : x[n + i];
-        x[i] = mine + __shfl_xor_sync(0xffffffff, other, bit);
-    }
-}
+#include "decode_once.cuh"
 
 /* A lane's elements are N pieces of E. Piece n is in row row() + row_step(n) of the warp's part of
  * the pool, from column column() + column_step(n) on; its element e belongs to v number v_of() of
@@ -455,6 +444,12 @@ template <class Tile, int KC, int dtype> GDN_DEVICE void decode_warp(const struc
     if constexpr (!Tile::K_FIRST && dtype != GDN_F16) {
         if (a.products && s.T <= MMA_TOKENS && (dtype == GDN_BF16 || s.T > 1)) {
             mma_decode<KC, dtype>(a, s, head, column);
+            return;
+        }
+    }
+    if constexpr (!Tile::K_FIRST && dtype == GDN_F32) {
+        if (a.whole && s.T == 1) {
+            once_decode<KC>(a, s, head, column);
             return;
         }
     }

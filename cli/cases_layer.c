@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The convolution and the whole layer, with random inputs and a float64 judge. */
+/*
+ * The convolution and the whole layer, with random inputs and a float64 judge. A device rounds to
+ * the dtype of the activations between the steps of a layer; what that may do to the output is
+ * asked of the judge, see oracle.h.
+ */
 #include <math.h>
 #include <stdlib.h>
 
 #include "cases.h"
 #include "cli.h"
+#include "ctx.h"
 #include "oracle.h"
+#include "rule.h"
 
-enum { CHECKED_CHANNELS = 16, CHECKED_CONV_TOKENS = 512, CHECKED_BLOCK_TOKENS = 4 };
+enum { CHECKED_CHANNELS = 16, CHECKED_CONV_TOKENS = 512, CHECKED_BLOCK_TOKENS = 4, RUNS = 32 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -255,9 +261,29 @@ struct projected {
     double *mixed, *z, *b, *a; /* [T] each */
 };
 
+/* Does a device take the rule token by token? It knows the mean length. */
+static bool takes_tokens(const struct block_case *c)
+{
+    const struct case_batch *b = &c->tokens;
+    return c->dims.exact || b->N <= GDN_SHORT_SEQUENCE || b->N <= b->B;
+}
+
+/* ... rounded on the way, where there is noise. */
+static void run_rule(const struct block_case *c, const struct oracle_rule *r, double *k,
+                     struct oracle_noise *noise)
+{
+    if (!noise || takes_tokens(c)) {
+        oracle_rule(r);
+        if (noise) oracle_move_all(noise, r->o, r->T * r->V);
+        return;
+    }
+    if (c->dims.dtype == GDN_F16) oracle_move_all(noise, k, r->T * r->K);
+    oracle_rule_chunks(r, CHECKED_BLOCK_TOKENS, noise); /* later tokens of a chunk change nothing */
+}
+
 /* Value head h: norms, gates, rule, gated norm, from the projections to y [T][Hv V]. */
 static void run_head(const struct block_case *c, const struct projected *p, int64_t h, int64_t T,
-                     double *state, double *y)
+                     double *state, double *y, struct oracle_noise *noise)
 {
     const struct case_dims *d = &c->dims;
     const int64_t           K = d->K, V = d->V, D = channels(d), kh = h / (d->Hv / d->Hq);
@@ -277,60 +303,101 @@ static void run_head(const struct block_case *c, const struct projected *p, int6
     const struct oracle_rule r = { .T = T, .K = (int)K, .V = (int)V, .scale = 1 / sqrt((double)K),
                                    .q = q, .k = k, .v = v, .alpha = alpha, .beta = beta,
                                    .state = state, .o = o };
-    oracle_rule(&r);
+    run_rule(c, &r, k, noise);
     for (int64_t i = 0; i < V; i++) w[i] = at(&c->args.norm_weight, i, 0, 0);
     for (int64_t t = 0; t < T; t++)
         oracle_rmsnorm_gated(y + (t * d->Hv + h) * V, o + t * V, w, p->z + (t * d->Hv + h) * V,
                              false, 1e-6, V);
 }
 
-/* The whole layer over the first T tokens; NULL without memory. */
-static double *run_layer(const struct block_case *c, int64_t T)
+static bool project_all(const struct block_case *c, int64_t T, struct projected *p)
 {
-    const struct case_dims *d = &c->dims;
-    const int64_t           n = T * d->hidden;
-    double *x = malloc((size_t)n * sizeof *x), *out = NULL;
-    double *y = malloc((size_t)(T * d->Hv * d->V) * sizeof *y);
-    double *state = malloc((size_t)(d->K * d->V) * sizeof *state);
-    for (int64_t i = 0; i < n && x; i++) x[i] = oracle_load(c->args.hidden.data, d->dtype, i);
-    struct projected p = { NULL, NULL, NULL, NULL };
+    const int64_t n = T * c->dims.hidden;
+    double       *x = malloc((size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n && x; i++)
+        x[i] = oracle_load(c->args.hidden.data, c->dims.dtype, i);
     if (x) {
-        p.mixed = project(x, &c->qkv, T);
-        p.z     = project(x, &c->z, T);
-        p.b     = project(x, &c->b, T);
-        p.a     = project(x, &c->a, T);
-    }
-    if (y && state && p.mixed && p.z && p.b && p.a) {
-        convolve(c, p.mixed, T);
-        for (int64_t h = 0; h < d->Hv; h++) run_head(c, &p, h, T, state, y);
-        out = project(y, &c->args.out_proj, T);
+        p->mixed = project(x, &c->qkv, T);
+        p->z     = project(x, &c->z, T);
+        p->b     = project(x, &c->b, T);
+        p->a     = project(x, &c->a, T);
     }
     free(x);
-    free(y);
-    free(state);
-    free(p.mixed);
-    free(p.z);
-    free(p.b);
-    free(p.a);
+    return p->mixed && p->z && p->b && p->a;
+}
+
+/* The layer over the first T tokens from what was projected, with noise where a device rounds, or
+ * NULL; NULL without memory. */
+static double *run_layer(const struct block_case *c, const struct projected *p, int64_t T,
+                         struct oracle_noise *noise)
+{
+    const struct case_dims *d = &c->dims;
+    const int64_t           n = T * channels(d), n_y = T * d->Hv * d->V;
+    double *mixed = malloc((size_t)(n + 2 * n_y + d->K * d->V) * sizeof *mixed), *out = NULL;
+    if (!mixed) return NULL;
+    double *z = mixed + n, *y = z + n_y, *state = y + n_y;
+    memcpy(mixed, p->mixed, (size_t)n * sizeof *mixed);
+    memcpy(z, p->z, (size_t)n_y * sizeof *z);
+    if (noise) oracle_move_all(noise, mixed, n + n_y);
+    convolve(c, mixed, T);
+    if (noise) oracle_move_all(noise, mixed, n);
+    const struct projected rounded = { mixed, z, p->b, p->a };
+    for (int64_t h = 0; h < d->Hv; h++) run_head(c, &rounded, h, T, state, y, noise);
+    if (noise) oracle_move_all(noise, y, n_y);
+    out = project(y, &c->args.out_proj, T);
+    if (noise && out) oracle_move_all(noise, out, T * d->hidden);
+    free(mixed);
     return out;
+}
+
+/* The root mean square, element by element, of what roundings do; false without memory. */
+static bool find_noise(const struct block_case *c, const struct projected *p, int64_t T,
+                       const double *want, double *noise)
+{
+    struct oracle_noise source = { .dtype = c->dims.dtype };
+    for (int r = 0; r < RUNS; r++) {
+        double *moved = run_layer(c, p, T, &source);
+        for (int64_t i = 0; i < T * c->dims.hidden && moved; i++)
+            noise[i] = hypot(noise[i], (moved[i] - want[i]) / sqrt(RUNS));
+        if (!moved) return false;
+        free(moved);
+    }
+    return true;
+}
+
+/* From what was projected; `noise` is zero. */
+static bool judge_block(const struct block_case *c, const struct projected *p, int64_t T,
+                        bool rounds, double *got, double *noise, struct comparison *found)
+{
+    const int64_t n    = T * c->dims.hidden;
+    double       *want = run_layer(c, p, T, NULL);
+    const bool    done = want && (!rounds || find_noise(c, p, T, want, noise));
+    for (int64_t i = 0; i < n && done; i++)
+        got[i] = oracle_load(c->args.out.data, c->dims.dtype, i);
+    if (done)
+        *found = rounds ? compare_noisy(got, want, noise, n)
+                        : compare_doubles(got, want, n,
+                                          compare_precision(c->dims.dtype, c->dims.state_dtype));
+    free(want);
+    return done;
 }
 
 int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *found)
 {
-    const int64_t    T = smaller(c->tokens.cu_seqlens[1], CHECKED_BLOCK_TOKENS);
-    const int64_t    n = T * c->dims.hidden;
+    const int64_t    T      = smaller(c->tokens.cu_seqlens[1], CHECKED_BLOCK_TOKENS);
+    const bool       rounds = ctx->cuda && c->dims.dtype != GDN_F32;
     const gdn_status status = cli_call(ctx, GDN_OP_BLOCK, &c->args);
     if (status) return case_failed(ctx, status);
-    double *want = run_layer(c, T), *got = malloc((size_t)n * sizeof *got);
-    if (want && got) {
-        for (int64_t i = 0; i < n; i++) got[i] = oracle_load(c->args.out.data, c->dims.dtype, i);
-        *found = compare_doubles(got, want, n,
-                                 compare_precision(c->dims.dtype, c->dims.state_dtype));
-    }
-    const int code = want && got ? CLI_OK : cli_bad("no memory for the check");
-    free(want);
+    struct projected p   = { NULL, NULL, NULL, NULL };
+    double          *got = calloc((size_t)(2 * T * c->dims.hidden), sizeof *got);
+    const bool       judged = got && project_all(c, T, &p) &&
+                        judge_block(c, &p, T, rounds, got, got + T * c->dims.hidden, found);
     free(got);
-    return code;
+    free(p.mixed);
+    free(p.z);
+    free(p.b);
+    free(p.a);
+    return judged ? CLI_OK : cli_bad("no memory for the check");
 }
 
 double block_case_flops(const struct block_case *c, double *projections)

@@ -61,6 +61,31 @@ struct comparison compare_doubles(const double *got, const double *want, int64_t
     return judge(&s, precision);
 }
 
+struct comparison compare_noisy(const double *got, const double *want, const double *noise,
+                                int64_t n)
+{
+    struct sums s = { 0 };
+    double      noise2 = 0, worst = -1;
+    for (int64_t i = 0; i < n; i++) {
+        add(&s, got[i], want[i]);
+        noise2 += noise[i] * noise[i];
+    }
+    struct comparison c = judge(&s, GDN_F32);
+    const double      inside = c.max_limit; /* of what is float32 between roundings */
+    c.rms_limit = inside + 2 * sqrt(noise2 / (double)(n ? n : 1));
+    c.ok        = c.rms_error <= c.rms_limit;
+    for (int64_t i = 0; i < n; i++) {
+        struct sums  one = { 0 };
+        const double limit = inside + 8 * noise[i];
+        add(&one, got[i], want[i]);
+        c.ok = c.ok && one.max_error <= limit;
+        if (one.max_error / limit <= worst) continue;
+        worst       = one.max_error / limit;
+        c.max_error = one.max_error, c.max_limit = limit;
+    }
+    return c;
+}
+
 int32_t compare_precision(int32_t a, int32_t b)
 {
     if (a == GDN_BF16 || b == GDN_BF16) return GDN_BF16;

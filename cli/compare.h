@@ -33,6 +33,12 @@ struct comparison compare(const gdn_tensor *got, const gdn_tensor *want, int32_t
 struct comparison compare_doubles(const double *got, const double *want, int64_t n,
                                   int32_t precision);
 
+/* The same, where what rounding on the way does to each value is known as a root mean square: 8
+ * times it for that value, and twice it for all of them, beside the limit of float32. The largest
+ * error is the one nearest to its limit. */
+struct comparison compare_noisy(const double *got, const double *want, const double *noise,
+                                int64_t n);
+
 /* The less exact of two float dtypes. */
 int32_t compare_precision(int32_t a, int32_t b);
 

@@ -536,8 +536,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *
  * On a device gdn_prefill works in chunks of 64 tokens (32 where K is above 128, 16 for float32),
  * and multiplies bfloat16 and float16 inputs on tensor cores: keys, queries, the state and what
- * lies between are rounded to that dtype as factors, and summed in float32 (docs/numerics.md). It
- * takes states of 8 bits there with GDN_EXACT alone.
+ * lies between are rounded to that dtype as factors, and summed in float32 (docs/numerics.md). For
+ * states of 8 bits it has float32 ones in the workspace, one for each sequence and each checkpoint.
  *
  * record_k record_u record_g record_count: see "Records of drafted tokens"; gdn_decode alone.
  *

@@ -286,16 +286,16 @@ static struct gdn_cu_rule device_args(const struct rule_call *c)
     return gdn_cuda_rule_args(&c->rule, &c->args, &c->plan, &c->tokens, &pools);
 }
 
-/* Kernels keep all they need on the chip, but for trees. */
+/* Kernels keep all they need on the chip, but for trees and chunks with states of 8 bits. */
 static gdn_status describe_device(gdn_ctx *ctx, struct rule_call *c)
 {
-    if (!c->rule.decode && !c->rule.exact) TRY(gdn_cuda_prefill_check(ctx, &c->rule));
-    if (!c->rule.tree) return GDN_OK;
-    if (c->tokens.N > INT32_MAX - 1)
+    const bool in_chunks = !c->rule.decode && !c->rule.exact;
+    if (!c->rule.tree && !(in_chunks && gdn_rule_has_scales(&c->rule))) return GDN_OK;
+    if (c->rule.tree && c->tokens.N > INT32_MAX - 1)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: %lld tokens, at most 2^31 - 2",
                         (long long)c->tokens.N);
     const struct gdn_cu_rule args = device_args(c);
-    c->bytes                      = gdn_cuda_decode_bytes(ctx, &args);
+    c->bytes = in_chunks ? gdn_cuda_prefill_bytes(&args) : gdn_cuda_decode_bytes(ctx, &args);
     return GDN_OK;
 }
 
@@ -381,7 +381,7 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct rule_call *c)
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     if (c->rule.decode) return gdn_cuda_decode(ctx, "decode", &args, memory, a->stream);
     if (c->rule.exact) return gdn_cuda_decode(ctx, "prefill", &args, memory, a->stream);
-    return gdn_cuda_prefill(ctx, &args, a->stream);
+    return gdn_cuda_prefill(ctx, &args, memory, a->stream);
 }
 
 static gdn_status run(gdn_ctx *ctx, struct rule_call *c)

@@ -16,30 +16,37 @@
 #include "oracle.h"
 #include "ring2_batch.h"
 #include "ring2_device.h"
+#include "rule.h"
 
 enum { HIDDEN = 40, HK = 2, HV = 4, K = 16, V = 24, W = 4, D = 2 * HK * K + HV * V, R = HV / HK };
 
 /* ---- The layer in float64 ---- */
 
-/* One sequence of T tokens; conv [S][D] and state [HV][V][K] move on. */
+/* Does a device take the rule token by token? Of packed sequences it knows the mean length. */
+static inline bool takes_tokens(const gdn_block_args *a)
+{
+    const bool    packed = a->hidden.ndim == 2;
+    const int64_t T = a->hidden.size[packed ? 0 : 1];
+    const int64_t B = packed && a->batch && a->batch->cu_seqlens.data
+                          ? a->batch->cu_seqlens.size[0] - 1 : 1;
+    return a->flags & GDN_EXACT || T <= GDN_SHORT_SEQUENCE || (packed && T <= B);
+}
+
+/* One sequence of T tokens; conv [S][D] and state [HV][V][K] move on. noise: of what a device
+ * rounds; NULL: nothing is. */
 struct layer {
     const gdn_block_args *a;
     int64_t               T, S;
     double               *x;                  /* [T][HIDDEN] */
     double               *conv, *state, *out; /* out [T][HIDDEN] */
     double               *qkv, *z, *b, *alog; /* [T][D], [T][HV V], [T][HV]: projected */
-    bool                  moves;
+    struct oracle_noise  *noise;
 };
 
-/* What is rounded to A on a device: with `moves`, moved by as much as that may. */
-static inline double round_trip(const struct layer *l, double x)
-{
-    return l->moves ? x + ring2_uniform(-1, 1) * oracle_half_ulp(l->a->hidden.dtype, x) : x;
-}
-
+/* What is rounded to A on a device. */
 static inline void round_all(const struct layer *l, double *x, int64_t n)
 {
-    for (int64_t i = 0; l->moves && i < n; i++) x[i] = round_trip(l, x[i]);
+    if (l->noise) oracle_move_all(l->noise, x, n);
 }
 
 static inline double *project(const double *x, const gdn_tensor *w, int64_t T)
@@ -110,30 +117,16 @@ static inline double *convolve(struct layer *l)
     return y;
 }
 
-/* The rule with factors of matrix products rounded to A: k, q, the state where it is read, and u
- * twice, as part of a chunk's solution and then. */
-static inline void run_rounded(const struct layer *l, const struct oracle_rule *r)
+/* The rule on a device: in chunks of 64, with normalised keys of f16 rounded; or by tokens. */
+static inline void run_rounded(const struct layer *l, const struct oracle_rule *r, double *k)
 {
-    for (int64_t t = 0; t < r->T; t++) {
-        const double *k = r->k + t * K, *q = r->q + t * K;
-        double        kq = 0, rounded_k[K], rounded_q[K];
-        for (int x = 0; x < K; x++) {
-            rounded_k[x] = round_trip(l, k[x]);
-            rounded_q[x] = round_trip(l, q[x]);
-            kq += rounded_k[x] * rounded_q[x];
-        }
-        for (int j = 0; j < V; j++) {
-            double *S = r->state + j * K, p = 0, z = 0;
-            for (int x = 0; x < K; x++) {
-                const double s = round_trip(l, S[x]);
-                p += s * rounded_k[x], z += s * rounded_q[x];
-            }
-            const double u = round_trip(l, round_trip(l, r->beta[t] * (r->v[t * V + j] -
-                                                                       r->alpha[t] * p)));
-            for (int x = 0; x < K; x++) S[x] = r->alpha[t] * S[x] + rounded_k[x] * u;
-            r->o[t * V + j] = round_trip(l, r->scale * (r->alpha[t] * z + kq * u));
-        }
+    if (takes_tokens(l->a)) {
+        oracle_rule(r);
+        round_all(l, r->o, r->T * V);
+        return;
     }
+    if (l->a->hidden.dtype == GDN_F16) round_all(l, k, r->T * K);
+    oracle_rule_chunks(r, 64, l->noise);
 }
 
 /* One value head: the rule and the gated norm, into its columns of y [T][HV V]. */
@@ -156,8 +149,8 @@ static inline void run_head(const struct layer *l, const double *conv, int h, do
                                    ring2_get(&a->dt_bias, h), 0));
         beta[t]  = oracle_sigmoid(l->b[t * HV + h]);
     }
-    if (l->moves)
-        run_rounded(l, &r);
+    if (l->noise)
+        run_rounded(l, &r, k);
     else
         oracle_rule(&r);
     for (int64_t t = 0; t < l->T; t++)
@@ -177,11 +170,13 @@ static inline void run_layer(struct layer *l)
 
 /* ---- The model ---- */
 
+enum { RUNS = 32 }; /* with noise */
+
 /* What a tensor should be. kept: elements that stay. noise: what rounding on the way does to it,
- * as the root mean square over `group` elements that follow each other; NULL: there is none.
- * room: what an element may differ by for that reason. */
+ * as a root mean square over the runs; NULL: there is none. room: what an element may differ by
+ * for that reason. */
 struct expected {
-    int64_t n, group;
+    int64_t n;
     double *want, *noise, *room;
     bool   *kept;
 };
@@ -214,10 +209,10 @@ static inline void move_states(const gdn_block_args *a, struct layer *l, int64_t
         }
 }
 
-static inline void run_sequence(const gdn_block_args *a, const struct ring2_sequence *s, bool moves,
-                                struct model *m)
+static inline void run_sequence(const gdn_block_args *a, const struct ring2_sequence *s,
+                                struct oracle_noise *noise, struct model *m)
 {
-    struct layer l = { .a = a, .T = s->valid, .moves = moves };
+    struct layer l = { .a = a, .T = s->valid, .noise = noise };
     l.S     = a->conv_state.data ? a->conv_state.size[2] : W - 1;
     l.conv  = ring2_heap((size_t)(l.S * D) * 8);
     l.state = ring2_heap(HV * V * K * 8);
@@ -230,44 +225,40 @@ static inline void run_sequence(const gdn_block_args *a, const struct ring2_sequ
     if (s->write >= 0) move_states(a, &l, s->write, m);
 }
 
-static inline void expect_none(struct expected *e, const gdn_tensor *t, int64_t group, bool kept)
+static inline void expect_none(struct expected *e, const gdn_tensor *t, bool kept)
 {
-    *e      = (struct expected){ .n = t->data ? ring2_count(t) : 0, .group = group };
+    *e      = (struct expected){ .n = t->data ? ring2_count(t) : 0 };
     e->want = ring2_heap((size_t)e->n * 8);
     e->room = ring2_heap((size_t)e->n * 8);
     e->kept = ring2_heap((size_t)e->n);
     memset(e->kept, kept, (size_t)e->n);
 }
 
-static inline void run_model(const gdn_block_args *a, bool moves, struct model *m)
+static inline void run_model(const gdn_block_args *a, struct oracle_noise *noise, struct model *m)
 {
     struct ring2_sequence *seqs;
     const bool    any = a->state.data || a->conv_state.data;
     const int64_t B   = ring2_sequences(a->batch, &a->hidden, 1, false, any, &seqs);
-    expect_none(&m->out, &a->out, HIDDEN, false);
-    expect_none(&m->state, &a->state, K * V, true);
-    expect_none(&m->conv, &a->conv_state, 1, true);
+    expect_none(&m->out, &a->out, false);
+    expect_none(&m->state, &a->state, true);
+    expect_none(&m->conv, &a->conv_state, true);
     for (int64_t b = 0; b < B; b++) {
         const struct ring2_sequence *s = &seqs[b];
         if (s->kept) memset(m->out.kept + s->first * HIDDEN, 1, (size_t)(s->T * HIDDEN));
-        if (!s->skipped && s->T) run_sequence(a, s, moves, m);
+        if (!s->skipped && s->T) run_sequence(a, s, noise, m);
     }
 }
 
 /* Adds what the model says with values moved. */
-static inline void add_noise(struct expected *e, const struct expected *moved, int n_runs)
+static inline void add_noise(struct expected *e, const struct expected *moved)
 {
     if (!e->noise) e->noise = ring2_heap((size_t)e->n * 8);
-    for (int64_t first = 0; first < e->n; first += e->group) {
-        double sum = 0;
-        for (int64_t i = first; i < first + e->group; i++)
-            sum += pow(moved->want[i] - e->want[i], 2) / (double)(e->group * n_runs);
-        for (int64_t i = first; i < first + e->group; i++)
-            e->noise[i] = sqrt(pow(e->noise[i], 2) + sum);
-    }
+    for (int64_t i = 0; i < e->n; i++)
+        e->noise[i] = hypot(e->noise[i], (moved->want[i] - e->want[i]) / sqrt(RUNS));
 }
 
-/* 8 times the noise: so rare, among as many elements as there are here, that it is none. */
+/* 8 times the noise. Where the runs show but half of it, which one element in 10^5 may see, that
+ * is still 4 times. */
 static inline void make_room(struct expected *e)
 {
     for (int64_t i = 0; i < e->n; i++) e->room[i] = 8 * e->noise[i];
@@ -275,14 +266,14 @@ static inline void make_room(struct expected *e)
 
 static inline void make_model(const gdn_block_args *a, struct model *m)
 {
-    enum { RUNS = 4 };
-    run_model(a, false, m);
+    struct oracle_noise noise = { .dtype = a->hidden.dtype };
+    run_model(a, NULL, m);
     if (!ring2_on_device() || a->hidden.dtype == GDN_F32) return;
     for (int i = 0; i < RUNS; i++) {
         struct model moved;
-        run_model(a, true, &moved);
-        add_noise(&m->out, &moved.out, RUNS);
-        add_noise(&m->state, &moved.state, RUNS);
+        run_model(a, &noise, &moved);
+        add_noise(&m->out, &moved.out);
+        add_noise(&m->state, &moved.state);
     }
     make_room(&m->out), make_room(&m->state);
     for (int64_t i = 0; i < m->conv.n; i++) /* inputs of the convolution, rounded once */

@@ -335,10 +335,6 @@ static void eight(const struct kind *k, int32_t dtype)
 
 static void G21_states_of_8_bits(void)
 {
-    if (ring2_on_device()) {
-        ring2_skip("a device has no chunks with states of 8 bits");
-        return;
-    }
     for (int i = 0; i < 2; i++) {
         struct kind k = kinds[i];
         k.states      = GDN_F32;

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "oracle.h"
-#include "ring2_device.h"
 #include "ring2_rule.h"
 
 enum { K = 20, V = 40, SLOTS = 4 };
@@ -299,9 +298,6 @@ static void expect_stored(const struct twin *t, const struct stored *s)
     expect_pool("a stored state", &got, &want);
 }
 
-/* A device has no chunks with such states: what is asked of gdn_prefill goes to gdn_decode. */
-static bool no_chunks(void) { return ring2_on_device(); }
-
 static void run_twin(struct twin *t, gdn_ctx *ctx, bool decode)
 {
     struct stored stored[B * 64];
@@ -323,7 +319,7 @@ static void G21_float32_between_conversions(void)
     static const int64_t lengths[2][B] = { { 5, 8, 1 }, { 33, 0, 50 } };
     for (int i = 0; i < 2 * 2 * 2 * 2 * 2 * N_WRITES; i++) {
         struct twin   t      = { .layout = i / 2 % 2, .write = i / 32 };
-        const bool    decode = i / 4 % 2 || no_chunks(), is_long = i / 8 % 2;
+        const bool    decode = i / 4 % 2, is_long = i / 8 % 2;
         const int32_t dtype = i % 2 ? GDN_E4M3 : GDN_I8, other = i / 3 % 2 ? GDN_E4M3 : GDN_I8;
         t.rounding = (struct rounding){ i / 16 % 2, ring2_bits() };
         if ((!decode && (t.write == EACH || t.write == TREE)) || (t.write == TREE && is_long))
@@ -577,7 +573,7 @@ static void G7_not_finite(void)
 {
     for (int i = 0; i < 8; i++) {
         const int     layout = i / 2 % 2;
-        const bool    decode = i / 4 || no_chunks();
+        const bool    decode = i / 4;
         gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 20, 0, heads, K, V);
         struct pool   p = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, layout, 1);
         fill_eight(&p, layout);
@@ -603,7 +599,7 @@ static void G9_codes_stay(void)
     static const int64_t tokens[] = { 1, 7, 40 };
     for (int i = 0; i < 3 * 16; i++) {
         const int     layout = i / 3 % 2;
-        const bool    decode = i / 6 % 2 || no_chunks(), separate = i / 12 % 2;
+        const bool    decode = i / 6 % 2, separate = i / 12 % 2;
         const int32_t dtype = i / 24 ? GDN_E4M3 : GDN_I8;
         gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, tokens[i % 3], 0, heads, K, V);
         struct pool   p = make_pool(dtype, layout, 1), to = make_pool(dtype, layout, 1);

@@ -182,6 +182,113 @@ void oracle_rule(const struct oracle_rule *r)
     free(no_key);
 }
 
+/* ---- The rule in chunks ---- */
+
+double oracle_move(struct oracle_noise *n, double x)
+{
+    uint64_t z = n->seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
+    z          = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z          = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    return x + ((double)(z >> 11) * 0x1p-52 - 1) * oracle_half_ulp(n->dtype, x);
+}
+
+void oracle_move_all(struct oracle_noise *n, double *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) x[i] = oracle_move(n, x[i]);
+}
+
+/* Tokens t0 to t0 + n - 1. The matrices are [n][n]. */
+struct chunk {
+    const struct oracle_rule *r;
+    int64_t                   t0;
+    int                       n;
+    double *T, *P, *L, *from_start, *to_end;
+    double *S, *R, *U; /* of one column: [K], [n], [n] */
+};
+
+/* Zero by selection. */
+static double decayed(double decay, double x) { return decay == 0 ? 0 : decay * x; }
+
+static const double *row_of(const struct chunk *c, const double *rows, int i)
+{
+    return rows + (c->t0 + i) * c->r->K;
+}
+
+/* L below the diagonal, P up to it, and what is left of a state or a token at either end. */
+static void make_grams(const struct chunk *c)
+{
+    const double *alpha = c->r->alpha + c->t0, *beta = c->r->beta + c->t0;
+    for (int j = 0; j < c->n; j++) {
+        double decay = 1;
+        for (int i = j; i < c->n; i++) {
+            if (i > j) decay *= alpha[i];
+            const double *k = row_of(c, c->r->k, j);
+            const double kk = dot(row_of(c, c->r->k, i), k, c->r->K);
+            const double qk = dot(row_of(c, c->r->q, i), k, c->r->K);
+            c->L[i * c->n + j] = decayed(beta[i] * decay, kk);
+            c->P[i * c->n + j] = decayed(c->r->scale * decay, qk);
+        }
+        c->to_end[j]     = decay;
+        c->from_start[j] = alpha[j] * (j ? c->from_start[j - 1] : 1);
+    }
+}
+
+/* T = (I + L)^-1 diag(beta), column by column. */
+static void make_t(const struct chunk *c)
+{
+    for (int j = 0; j < c->n; j++)
+        for (int i = j; i < c->n; i++) {
+            double sum = i == j ? c->r->beta[c->t0 + j] : 0;
+            for (int m = j; m < i; m++) sum -= c->L[i * c->n + m] * c->T[m * c->n + j];
+            c->T[i * c->n + j] = sum;
+        }
+}
+
+/* Value column j of a chunk, from and to S; c->S is S as a factor. */
+static void run_column(const struct chunk *c, int64_t j, double *S, struct oracle_noise *noise)
+{
+    const struct oracle_rule *r = c->r;
+    const int                 K = r->K;
+    memcpy(c->S, S, (size_t)K * sizeof *S);
+    oracle_move_all(noise, c->S, K);
+    for (int i = 0; i < c->n; i++) {
+        const double p = decayed(c->from_start[i], dot(row_of(c, r->k, i), c->S, K));
+        c->R[i] = r->beta[c->t0 + i] == 0
+                      ? 0 : oracle_move(noise, r->v[(c->t0 + i) * r->V + j] - p);
+        c->U[i]        = dot(c->T + i * c->n, c->R, i + 1);
+    }
+    for (int x = 0; x < K; x++) S[x] = decayed(c->from_start[c->n - 1], S[x]);
+    for (int i = 0; i < c->n; i++) {
+        const double w = oracle_move(noise, decayed(c->to_end[i], c->U[i]));
+        for (int x = 0; x < K; x++) S[x] += decayed(w, row_of(c, r->k, i)[x]);
+    }
+    oracle_move_all(noise, c->U, c->n);
+    for (int i = 0; i < c->n; i++) {
+        const double z = decayed(r->scale * c->from_start[i], dot(row_of(c, r->q, i), c->S, K));
+        r->o[(c->t0 + i) * r->V + j] = oracle_move(noise, z + dot(c->P + i * c->n, c->U, i + 1));
+    }
+}
+
+void oracle_rule_chunks(const struct oracle_rule *r, int C, struct oracle_noise *noise)
+{
+    double      *memory = calloc((size_t)(3 * C * C + 4 * C + r->K), sizeof *memory), *at = memory;
+    struct chunk c      = { .r = r };
+    c.T = at, c.P = at += C * C, c.L = at += C * C, c.from_start = at += C * C;
+    c.to_end = at += C, c.R = at += C, c.U = at += C, c.S = at + C;
+    for (; c.t0 < r->T; c.t0 += C) {
+        c.n = r->T - c.t0 < C ? (int)(r->T - c.t0) : C;
+        make_grams(&c);
+        make_t(&c);
+        for (int i = 0; i < c.n; i++) {
+            oracle_move_all(noise, c.T + i * c.n, i + 1);
+            oracle_move_all(noise, c.P + i * c.n, i + 1);
+        }
+        for (int64_t j = 0; j < r->V; j++) run_column(&c, j, r->state + j * r->K, noise);
+    }
+    free(memory);
+}
+
 /* ---- Gates ---- */
 
 double oracle_sigmoid(double x) { return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x)); }

@@ -48,6 +48,24 @@ struct oracle_rule {
 };
 void oracle_rule(const struct oracle_rule *r);
 
+/*
+ * What roundings to a dtype do to a result is asked of the computation itself, done once more with
+ * every number that is rounded on the way moved by a random part of half its ulp.
+ */
+struct oracle_noise {
+    int      dtype;
+    uint64_t seed; /* moves on */
+};
+double oracle_move(struct oracle_noise *n, double x);
+void   oracle_move_all(struct oracle_noise *n, double *x, int64_t count);
+
+/*
+ * The rule as tensor cores compute it on q and k of n->dtype: in chunks of C tokens (docs/math.md),
+ * with S a chunk's first state, R = V - S K, U = T R, O = Q S + P U and S' = S + U K, where the
+ * factors S, R, T, P and U (twice: for O, and decayed for S') move; and o. Without magnitudes.
+ */
+void oracle_rule_chunks(const struct oracle_rule *r, int C, struct oracle_noise *n);
+
 /* ---- Gates ---- */
 
 double oracle_sigmoid(double x);

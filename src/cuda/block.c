@@ -24,6 +24,7 @@ struct buffers {
     float *gates;     /* [N] b of all heads, a of all */
     char  *conv;      /* [N] q, k, v of all heads; then o and its norm in place of v */
     char  *out;       /* [N][hidden], where padding keeps its output */
+    char  *rule;      /* of gdn_cuda_prefill() */
     char  *blas;      /* what cuBLAS wants for itself */
 };
 
@@ -39,6 +40,28 @@ static bool spares_padding(const struct gdn_block *b)
     return b->plan->batch.pad_policy == GDN_PAD_KEEP;
 }
 
+/* Lengths of sequences are known on the device alone; here, what none exceeds and their mean. */
+static bool are_short(const struct gdn_block *b)
+{
+    return b->tokens->T <= GDN_SHORT_SEQUENCE || b->n_tokens <= b->plan->B;
+}
+
+static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_rule *rule)
+{
+    const gdn_block_args       *args  = b->args;
+    const struct gdn_plan_pools pools =
+        gdn_plan_pools_of(&args->state, &args->state, &args->checkpoints);
+    const gdn_rule_args         decay = { .A_log = args->A_log, .dt_bias = args->dt_bias };
+    return gdn_cuda_rule_args(rule, &decay, b->plan, b->tokens, &pools);
+}
+
+static size_t rule_bytes(const struct gdn_block *b)
+{
+    if (b->rule.exact || are_short(b) || !gdn_rule_has_scales(&b->rule)) return 0;
+    const struct gdn_cu_rule args = rule_args(b, &b->rule);
+    return gdn_cuda_prefill_bytes(&args);
+}
+
 /* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */
 static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t blas, char *memory)
 {
@@ -50,6 +73,7 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t blas,
         { &m->gates, gates },
         { &m->conv, N * (size_t)b->columns.z * unit },
         { &m->out, spares_padding(b) ? N * (size_t)b->hidden * unit : 0 },
+        { &m->rule, rule_bytes(b) },
         { &m->blas, blas },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
@@ -246,21 +270,6 @@ static gdn_status convolve(struct layer *l)
     return gdn_cuda_conv(l->ctx, &a, NULL, l->stream);
 }
 
-/* Lengths of sequences are known on the device alone; here, what none exceeds and their mean. */
-static bool are_short(const struct gdn_block *b)
-{
-    return b->tokens->T <= GDN_SHORT_SEQUENCE || b->n_tokens <= b->plan->B;
-}
-
-static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_rule *rule)
-{
-    const gdn_block_args       *args  = b->args;
-    const struct gdn_plan_pools pools =
-        gdn_plan_pools_of(&args->state, &args->state, &args->checkpoints);
-    const gdn_rule_args         decay = { .A_log = args->A_log, .dt_bias = args->dt_bias };
-    return gdn_cuda_rule_args(rule, &decay, b->plan, b->tokens, &pools);
-}
-
 static gdn_status run_rule(struct layer *l)
 {
     const struct gdn_block *b    = l->b;
@@ -274,7 +283,7 @@ static gdn_status run_rule(struct layer *l)
     struct gdn_cu_rule a = rule_args(b, &rule);
     drop_keep(&a.batch);
     if (rule.exact || are_short(b)) return gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream);
-    return gdn_cuda_prefill(l->ctx, &a, l->stream);
+    return gdn_cuda_prefill(l->ctx, &a, l->m.rule, l->stream);
 }
 
 /* A view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key head. */
@@ -351,7 +360,6 @@ gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *b, size_t 
     if (b->n_tokens > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
                         (long long)b->n_tokens);
-    if (!b->rule.exact && !are_short(b)) TRY(gdn_cuda_prefill_check(ctx, &b->rule));
     const size_t blas = blas_bytes(ctx, b);
     *bytes            = lay_out(&m, b, blas, NULL);
     return blas ? gdn_blas_open(ctx) : GDN_OK;

@@ -18,11 +18,18 @@ struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rul
 size_t     gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream);
-gdn_status gdn_cuda_prefill_check(gdn_ctx *ctx, const struct gdn_rule *rule);
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
-/* The same by the kernels for Hopper, if they take such a call. */
+/* memory: of the workspace, so many bytes. */
+size_t     gdn_cuda_prefill_bytes(const struct gdn_cu_rule *args);
+gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
+                            void *stream);
+/* The same with states of 8 bits, which take memory; by the kernels for Hopper, if they take such a
+ * call; by those that take all others, and which one ran (by_number: see prefill.h). */
+gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
+                                  void *stream);
 bool       gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
+gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args, int by_number,
+                                   enum gdn_kernel_id *ran, void *stream);
 
 /* Fills in what depends on the kernel chosen. */
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream);

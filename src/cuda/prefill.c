@@ -72,18 +72,11 @@ static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int sha
     return 0;
 }
 
-gdn_status gdn_cuda_prefill_check(gdn_ctx *ctx, const struct gdn_rule *rule)
+gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule, int by_number,
+                                   enum gdn_kernel_id *ran, void *stream)
 {
-    if (!rule->from.scales && !rule->to.scales && !rule->checkpoints.scales) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                    "state: 8 bits, on a device chunks have no kernel for them (GDN_EXACT has)");
-}
-
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *stream)
-{
-    if (gdn_cuda_prefill_hopper_takes(ctx, rule)) return gdn_cuda_prefill_hopper(ctx, rule, stream);
     const struct form     f = find_form(rule->q.dtype, rule->K);
-    struct gdn_cu_prefill p = { .rule = *rule };
+    struct gdn_cu_prefill p = { .rule = *rule, .by_number = by_number };
     p.q_wide   = width_of(&rule->q);
     p.k_wide   = width_of(&rule->k);
     p.v_wide   = width_of(&rule->v);
@@ -104,6 +97,17 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *
         .stream       = stream,
         .args         = &p,
     };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, "prefill", call.kernel);
+    *ran = call.kernel;
+    return gdn_cuda_launch(ctx, &call);
+}
+
+gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *memory,
+                            void *stream)
+{
+    enum gdn_kernel_id ran;
+    if (rule->from.scales || rule->to.scales || rule->checkpoints.scales)
+        return gdn_cuda_prefill_eight(ctx, rule, memory, stream);
+    if (gdn_cuda_prefill_hopper_takes(ctx, rule)) return gdn_cuda_prefill_hopper(ctx, rule, stream);
+    TRY(gdn_cuda_prefill_chunks(ctx, rule, 0, &ran, stream));
+    return gdn_cuda_note(ctx, "prefill", ran);
 }

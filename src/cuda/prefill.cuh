@@ -261,7 +261,11 @@ GDN_DEVICE void leave_checkpoints(state_warp<io, deep> &w, const chunk_work<io, 
     while (w.cursor.at <= c * work.chunk + work.vectors->n) {
         const int64_t n = w.cursor.at - c * work.chunk;
         if (n > 0 && w.cursor.slot >= 0)
-            work.leave(w.S, U, (int)n, place_of(r.checkpoints, w.cursor.slot, w.b.head), w.part);
+            work.leave(w.S, U, (int)n,
+                       place_of(r.checkpoints,
+                                w.b.a.by_number & GDN_PREFILL_CHECKPOINTS ? w.cursor.c
+                                                                          : w.cursor.slot,
+                                w.b.head), w.part);
         set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.shared.checkpoints);
     }
 }
@@ -301,6 +305,14 @@ GDN_DEVICE void run_chunk(state_warp<io, deep> &w, const chunk_work<io, deep> &w
     if (w.out) store_output(w.b, work.out, w.out, c, w.part.V - w.part.v);
 }
 
+/* Where the sequence's state in a pool is; the pool: GDN_PREFILL_... */
+template <int io, int deep>
+GDN_DEVICE struct state_place sequence_place(const prefill_block<io, deep> &b,
+                                             const struct gdn_pool_view &view, int64_t slot, int pool)
+{
+    return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s.row : slot, b.head);
+}
+
 template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, deep> &b)
 {
     typedef prefill_block<io, deep> block;
@@ -309,7 +321,7 @@ template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, de
     const bool           active = column < b.r.V;
     state_warp<io, deep> w = { b, b.shared.cursors[i], { column, b.r.V, b.r.K }, NULL };
     if (b.r.out.data) w.out = row_at(b.r.out, b.s, 0, b.head) + column * tiles::bytes;
-    load_state(w.S, place_of(b.r.from, active ? b.s.read : -1, b.head), w.part);
+    load_state(w.S, sequence_place(b, b.r.from, active ? b.s.read : -1, GDN_PREFILL_FROM), w.part);
     set_cursor(w.cursor, b.shared.checkpoints.first, b.r.batch, b.shared.checkpoints);
 
     int slot = 0, stage = 0;
@@ -330,7 +342,8 @@ template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, de
         slot  = slot + 1 == b.a.n_slots ? 0 : slot + 1;
         stage = stage + 1 == b.a.n_stages ? 0 : stage + 1;
     }
-    const struct state_place to = place_of(b.r.to, active ? b.s.write : -1, b.head);
+    const struct state_place to =
+        sequence_place(b, b.r.to, active ? b.s.write : -1, GDN_PREFILL_TO);
     if (!to.data) return;
 #pragma unroll
     for (int x = 0; x < deep / 16; x++) store_block(w.S[x], to, w.part, 16 * x);

@@ -12,9 +12,22 @@ struct gdn_cu_prefill {
     int32_t n_state, n_aux;  /* warps: with 16 columns of the state each; 4 or 8 for the rest */
     int32_t n_stages;        /* chunks of K, Q and V in shared memory: n_slots, or one more */
     int32_t n_slots;         /* chunks of T, P and gates there */
-    int32_t pad;
+    int32_t by_number;       /* GDN_PREFILL_...: pools that have no slots but a state for each
+                                sequence, or each checkpoint, in order */
 };
 GDN_CU_SIZE(gdn_cu_prefill, sizeof(struct gdn_cu_rule) + 40);
+
+enum { GDN_PREFILL_FROM = 1, GDN_PREFILL_TO = 2, GDN_PREFILL_CHECKPOINTS = 4 };
+
+/* States of 8 bits: the chunks work on these pools, by number, in place of the rule's. data NULL:
+ * the rule's own is taken. */
+enum { GDN_PREFILL_EIGHT_COLUMNS = 32 };
+struct gdn_cu_prefill_eight {
+    struct gdn_cu_rule   rule;
+    struct gdn_pool_view from, to, checkpoints;
+    int64_t              n_parts; /* of a head's columns */
+};
+GDN_CU_SIZE(gdn_cu_prefill_eight, sizeof(struct gdn_cu_rule) + 3 * 80 + 8);
 
 /* Tokens of a chunk, of elements of so many bytes and keys in a tile of so many columns. Float32
  * keeps the chunk of the CPU, and its error bounds; 256 columns leave registers for 32. */

@@ -131,4 +131,38 @@ GDN_DEVICE float ex2_approx(float x)
     return y;
 }
 
+/* Between 16 bits and float32, with one rounding, to nearest even. */
+GDN_DEVICE float f16_to_f32(uint16_t x)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+GDN_DEVICE uint16_t f32_to_bf16(float x)
+{
+    uint16_t y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+GDN_DEVICE uint16_t f32_to_f16(float x)
+{
+    uint16_t y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+/* Two at once, `low` in the lower half. */
+GDN_DEVICE uint32_t f32_to_bf16x2(float low, float high)
+{
+    uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+GDN_DEVICE uint32_t f32_to_f16x2(float low, float high)
+{
+    uint32_t y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
 #endif

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One image for this processor, EMULATED_IMAGE, with its kernels by name. */
+#include "run.h"
+
+#include EMULATED_IMAGE
+
+#define JOIN(...) SIXTH(__VA_ARGS__, JOIN5, JOIN4, JOIN3, )(__VA_ARGS__)
+#define SIXTH(a, b, c, d, e, join, ...) join
+#define JOIN3(a, b, c)       a##_##b##_##c
+#define JOIN4(a, b, c, d)    a##_##b##_##c##_##d
+#define JOIN5(a, b, c, d, e) a##_##b##_##c##_##d##_##e
+#define ADD(...)  ADD_(__VA_ARGS__)
+#define ADD_(name) static emulated_kernel of_##name(#name, name);
+
+/* The rows of this image once more, see kernels.cuh. */
+#undef GDN_MAKE_KERNEL
+#define GDN_MAKE_KERNEL(threads, shared, ...) ADD(JOIN(gdn, __VA_ARGS__))
+#define GDN_KERNEL(image, ...) \
+    GDN_PICK(GDN_IMAGE_##image, GDN_SKIP_KERNEL, )(__VA_ARGS__)
+#include "kernels.def"

@@ -295,7 +295,8 @@ typedef enum gdn_op {
     GDN_OP_CHUNK_STATES    = 13, /* gdn_chunk_states_args */
     GDN_OP_CHUNK_OUTPUT    = 14, /* gdn_chunk_output_args */
     GDN_OP_RECORD_COMMIT   = 15, /* gdn_record_commit_args */
-    GDN_OP_RECORD_FOLD     = 16  /* gdn_record_fold_args */
+    GDN_OP_RECORD_FOLD     = 16, /* gdn_record_fold_args */
+    GDN_OP_STEP            = 17  /* gdn_step_args */
 } gdn_op;
 
 /*
@@ -308,7 +309,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
 /*
  * gdn_workspace_bytes - memory that the call needs beside its tensors. Depends on sizes and
  * on the context's threads or device, not on contents; grows with B, heads and head sizes, and
- * with N only for GDN_OP_BLOCK, up to a window of 256 tokens. At most, in bytes:
+ * with N only for GDN_OP_STEP, and GDN_OP_BLOCK up to a window of 256 tokens. At most, in bytes:
  *
  *     prefill, decode   n_threads x 640 KiB + 16 x H + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *                       (+ 64 x N: parents) (+ P / 8 + 64: a record)
@@ -318,11 +319,14 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     record_commit     192 x B + P / 8 + 64
  *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64; both on a device: none
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
+ *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     ... each with checkpoints: + 64 x their number (C, or N / checkpoint_every)
  *     block on a device   a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB, a: bytes of an
  *                       activation (+ a x N x hidden: GDN_PAD_KEEP)
+ *     step on a device  a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
+ *                       (+ that of decode: parents) + 192
  *     state_copy        P / 8 + 64, P of to_pool
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply           n_threads x 512 KiB
@@ -842,6 +846,73 @@ static inline gdn_rmsnorm_gated_args gdn_rmsnorm_gated_args_init(void)
 }
 
 GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args);
+
+/* ---- A step of an engine --------------------------------------------------------------------- */
+
+/*
+ * gdn_step - the next tokens of each sequence through all of a layer between its projections:
+ *
+ *     gdn_conv1d() with SiLU -> gdn_gates() and gdn_l2norm() of q and k -> gdn_decode()
+ *                            -> gdn_rmsnorm_gated(), if there is a z or a norm_weight
+ *
+ *     x             [N][2 Hk K + Hv V]       A      dense; or [B][T][..]. Channels of q, then of
+ *                                            k, then of v, head by head, as projected
+ *     a b           [N][Hv]                  f32 or A
+ *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
+ *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]
+ *     conv_bias     [2 Hk K + Hv V]          likewise; absent: 0
+ *     A_log dt_bias [Hv]                     likewise; dt_bias absent: 0
+ *     norm_weight   [V]                      likewise; absent: 1
+ *     conv_state    [P][2 Hk K + Hv V][S]    as in gdn_conv1d()
+ *     state         [P][Hv][V][K]            as in gdn_decode(), state_layout as there
+ *     state_scales  [P][Hv][V]               beside a state of 8 bits, as there
+ *     out           [N][Hv][V]               A      dense; absent: only states move
+ *
+ * A is f32, bf16 or f16. States are updated in place; an absent one starts from zero and is
+ * dropped. Batch: as for gdn_decode(), GDN_WRITE_EACH and parents included, and the same slots for
+ * both pools; [N] without cu_seqlens is N sequences of one token. Nothing that is written may
+ * overlap anything else.
+ *
+ * On a CPU the result has the bits that the separate calls give: q, k and v are rounded to A after
+ * the convolution, and o is before its norm; the gates and the normalised q and k stay float32,
+ * as with GDN_GATE_RAW and norm in gdn_decode(). On a device sums may have another order.
+ *
+ * 0 means, for beta_kind: GDN_BETA_SIGMOID, norm: GDN_NORM_L2, norm_eps and rms_eps: 1e-6, scale:
+ * 1 / sqrt(K). Guarantees: G1, G2, G3, G4 (if conv_state holds x exactly), G6 to G8, G10 to G13,
+ * G17, G19. Errors: as for gdn_decode().
+ */
+typedef struct gdn_step_args {
+    uint32_t   struct_size; /* set by gdn_step_args_init() */
+    uint32_t   flags;       /* gdn_flag */
+    gdn_tensor x, a, b, z, conv_weight, conv_bias, A_log, dt_bias, norm_weight, conv_state, state,
+        state_scales, out;
+    const gdn_batch *batch;
+    int32_t          n_key_heads, n_value_heads;   /* Hk, Hv */
+    int32_t          key_head_dim, value_head_dim; /* K, V */
+    int32_t          beta_kind;                    /* gdn_beta_kind, not GIVEN */
+    int32_t          head_map;                     /* gdn_head_map */
+    int32_t          state_layout;                 /* gdn_state_layout */
+    int32_t          norm;                         /* gdn_norm, of q and k */
+    float            norm_eps, rms_eps;            /* of q and k; of o */
+    float            scale;
+    float            gate_lower_bound; /* 0: none; else below 0 */
+    int32_t          rounding;         /* gdn_rounding, of 8-bit states */
+    int32_t          reserved;         /* 0 */
+    uint64_t         seed;             /* for GDN_ROUND_STOCHASTIC */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_step_args;
+
+static inline gdn_step_args gdn_step_args_init(void)
+{
+    gdn_step_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
 
 /* ---- The whole layer ------------------------------------------------------------------------ */
 

@@ -17,27 +17,34 @@ struct block_call {
     size_t            plan_bytes, bytes;
 };
 
-static gdn_status check_sizes(gdn_ctx *ctx, struct block_call *c)
+gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int32_t V)
 {
-    const gdn_block_args *a = &c->args;
-    struct gdn_block     *b = &c->block;
     const struct {
         const char *name;
         int32_t     value, most;
     } sizes[] = {
-        { "n_key_heads", a->n_key_heads, 1 << 16 },
-        { "n_value_heads", a->n_value_heads, 1 << 16 },
-        { "key_head_dim", a->key_head_dim, GDN_MAX_HEAD },
-        { "value_head_dim", a->value_head_dim, GDN_MAX_HEAD },
+        { "n_key_heads", Hk, 1 << 16 },
+        { "n_value_heads", Hv, 1 << 16 },
+        { "key_head_dim", K, GDN_MAX_HEAD },
+        { "value_head_dim", V, GDN_MAX_HEAD },
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value < 1 || sizes[i].value > sizes[i].most)
             return gdn_fail(ctx, sizes[i].value < 1 ? GDN_E_ARG : GDN_E_UNSUPPORTED,
                             "%s: %d, wanted 1 to %d", sizes[i].name, (int)sizes[i].value,
                             (int)sizes[i].most);
-    if (a->n_value_heads % a->n_key_heads)
+    if (Hv % Hk)
         return gdn_fail(ctx, GDN_E_ARG, "n_value_heads: %d, wanted a multiple of n_key_heads %d",
-                        (int)a->n_value_heads, (int)a->n_key_heads);
+                        (int)Hv, (int)Hk);
+    return GDN_OK;
+}
+
+static gdn_status check_sizes(gdn_ctx *ctx, struct block_call *c)
+{
+    const gdn_block_args *a = &c->args;
+    struct gdn_block     *b = &c->block;
+    TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
+                        a->value_head_dim));
     TRY(gdn_check_flags(ctx, a->flags, a->hidden.dtype));
     if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
     if (a->state_layout < GDN_STATE_VK || a->state_layout > GDN_STATE_KV)
@@ -209,9 +216,8 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct block_call *c)
     return GDN_OK;
 }
 
-/* Two pools that the same slots are of. */
-static gdn_status check_slots(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
-                              const gdn_tensor *b, const char *b_name)
+gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
+                          const gdn_tensor *b, const char *b_name)
 {
     if (!a->data || !b->data || a->size[0] == b->size[0]) return GDN_OK;
     return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld slots, but %s has %lld", b_name,
@@ -240,9 +246,9 @@ static gdn_status check_states(gdn_ctx *ctx, const struct block_call *c)
         TRY(gdn_check_injective(ctx, states[i].t, states[i].name));
         TRY(gdn_check_apart(ctx, &all, states[i].t, states[i].name, may_be_same, a));
     }
-    TRY(check_slots(ctx, &a->state, "state", &a->conv_state, "conv_state"));
-    return check_slots(ctx, &a->checkpoints, "checkpoints", &a->conv_checkpoints,
-                       "conv_checkpoints");
+    TRY(gdn_check_pair(ctx, &a->state, "state", &a->conv_state, "conv_state"));
+    return gdn_check_pair(ctx, &a->checkpoints, "checkpoints", &a->conv_checkpoints,
+                          "conv_checkpoints");
 }
 
 static gdn_status describe(gdn_ctx *ctx, const gdn_block_args *args, struct block_call *c)

@@ -31,6 +31,11 @@ struct gdn_block {
     bool                     fused;
 };
 
+/* Heads and head sizes of a layer; two of its pools, which the same slots are of. */
+gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int32_t V);
+gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
+                          const gdn_tensor *b, const char *b_name);
+
 /* Which rows of the weights make which columns. */
 int                gdn_block_n_segments(const struct gdn_block *block);
 struct gdn_segment gdn_block_segment(const struct gdn_block *block, int i);

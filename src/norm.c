@@ -8,24 +8,14 @@
 
 #include "cuda/ops.h"
 #include "ops.h"
-#include "rows.h"
+#include "norm.h"
 
 enum { MAX_D = 65536 };
-
-/* What the two ops have in common. weight and z may be absent. */
-struct norm {
-    gdn_tensor                x, z, weight, out;
-    const struct gdn_kernels *kr;
-    int                       formula; /* gdn_norm; GDN_NORM_NONE: root mean square */
-    bool                      sigmoid;
-    float                     eps;
-    int64_t                   n_rows, D, rows_per_item;
-};
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
 /* A tensor of the shape of x. */
-static gdn_status check_like(gdn_ctx *ctx, const struct norm *s, const gdn_tensor *t,
+static gdn_status check_like(gdn_ctx *ctx, const struct gdn_norm_job *s, const gdn_tensor *t,
                              const char *name)
 {
     if (!t->data) return GDN_OK;
@@ -35,7 +25,7 @@ static gdn_status check_like(gdn_ctx *ctx, const struct norm *s, const gdn_tenso
     return gdn_check_dense(ctx, t, name);
 }
 
-static gdn_status check_tensors(gdn_ctx *ctx, struct norm *s)
+static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_norm_job *s)
 {
     if (!s->x.data) return gdn_fail(ctx, GDN_E_ARG, "x: absent");
     if (!s->out.data) return gdn_fail(ctx, GDN_E_ARG, "out: absent");
@@ -69,13 +59,13 @@ static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, float eps)
 
 /* ---- Running ----------------------------------------------------------------------------- */
 
-static size_t piece_size(const struct norm *s, int64_t first)
+static size_t piece_size(const struct gdn_norm_job *s, int64_t first)
 {
     return (size_t)(s->D - first < GDN_PIECE ? s->D - first : GDN_PIECE);
 }
 
 /* Leaves the last piece in x: the whole row if D is at most GDN_PIECE. */
-static double sum_of_squares(const struct norm *s, int64_t row, float *x)
+static double sum_of_squares(const struct gdn_norm_job *s, int64_t row, float *x)
 {
     double sum = 0;
     for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
@@ -86,7 +76,7 @@ static double sum_of_squares(const struct norm *s, int64_t row, float *x)
     return sum;
 }
 
-static float row_scale(const struct norm *s, double sum)
+static float row_scale(const struct gdn_norm_job *s, double sum)
 {
     const double eps = (double)s->eps;
     switch (s->formula) {
@@ -97,7 +87,8 @@ static float row_scale(const struct norm *s, double sum)
     }
 }
 
-static void scale_row(const struct norm *s, int64_t row, float scale, float *x, float *weight)
+static void scale_row(const struct gdn_norm_job *s, int64_t row, float scale, float *x,
+                      float *weight)
 {
     float z[GDN_PIECE];
     for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
@@ -113,18 +104,22 @@ static void scale_row(const struct norm *s, int64_t row, float scale, float *x, 
     }
 }
 
-static void run_item(void *arg, int64_t item, int thread)
+void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end)
 {
-    (void)thread;
-    const struct norm *s     = arg;
-    const int64_t      first = item * s->rows_per_item;
-    const int64_t end = s->n_rows - first < s->rows_per_item ? s->n_rows : first + s->rows_per_item;
-    float         x[GDN_PIECE], weight[GDN_PIECE];
+    float x[GDN_PIECE], weight[GDN_PIECE];
     if (s->weight.data && s->D <= GDN_PIECE) gdn_load_piece(weight, &s->weight, 0, s->D, 1);
     for (int64_t row = first; row < end; row++) {
         const float scale = row_scale(s, sum_of_squares(s, row, x));
         scale_row(s, row, scale, x, weight);
     }
+}
+
+static void run_item(void *arg, int64_t item, int thread)
+{
+    (void)thread;
+    const struct gdn_norm_job *s     = arg;
+    const int64_t          first = item * s->rows_per_item, end = first + s->rows_per_item;
+    gdn_norm_rows(s, first, end < s->n_rows ? end : s->n_rows);
 }
 
 /* What both ops' structs end with. */
@@ -135,7 +130,7 @@ struct call {
     void       *stream;
 };
 
-static gdn_status enqueue(gdn_ctx *ctx, const struct norm *s, const struct call *c)
+struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s)
 {
     struct gdn_cu_norm args = {
         .weight      = gdn_cuda_line(&s->weight),
@@ -148,10 +143,16 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct norm *s, const struct call 
     };
     gdn_cuda_lines((const gdn_tensor *const[]){ &s->x, &s->z, &s->out }, 3, &args.leads,
                    (struct gdn_cu_lines *const[]){ &args.x, &args.z, &args.out });
+    return args;
+}
+
+static gdn_status enqueue(gdn_ctx *ctx, const struct gdn_norm_job *s, const struct call *c)
+{
+    struct gdn_cu_norm args = gdn_cuda_norm_args(s);
     return gdn_cuda_norm(ctx, c->op, &args, c->stream);
 }
 
-static gdn_status run(gdn_ctx *ctx, struct norm *s, const struct call *c)
+static gdn_status run(gdn_ctx *ctx, struct gdn_norm_job *s, const struct call *c)
 {
     void *none;
     TRY(gdn_get_workspace(ctx, c->workspace, c->workspace_bytes, 0, &none));
@@ -163,13 +164,13 @@ static gdn_status run(gdn_ctx *ctx, struct norm *s, const struct call *c)
 /* ---- L2 norm ----------------------------------------------------------------------------- */
 
 static gdn_status describe_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args, gdn_l2norm_args *a,
-                                  struct norm *s)
+                                  struct gdn_norm_job *s)
 {
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_l2norm_args"));
     TRY(check_fields(ctx, a->flags, a->eps));
     if (a->norm < GDN_NORM_NONE || a->norm > GDN_NORM_L2_MAX)
         return gdn_fail(ctx, GDN_E_ARG, "norm: %d, wanted 0 to 3", (int)a->norm);
-    *s         = (struct norm){ .x = a->x, .out = a->out, .kr = ctx->kr };
+    *s         = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
     s->formula = a->norm == GDN_NORM_NONE ? GDN_NORM_L2 : a->norm;
     s->eps     = a->eps > 0 ? a->eps : 1e-6f;
     return check_tensors(ctx, s);
@@ -178,7 +179,7 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args, gdn
 gdn_status gdn_l2norm_check(gdn_ctx *ctx, const gdn_l2norm_args *args, size_t *bytes)
 {
     gdn_l2norm_args a;
-    struct norm     s;
+    struct gdn_norm_job s;
     *bytes = 0;
     return describe_l2norm(ctx, args, &a, &s);
 }
@@ -188,7 +189,7 @@ gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args)
     if (!ctx) return GDN_E_ARG;
     const uint32_t  fp = gdn_fp_enter();
     gdn_l2norm_args a;
-    struct norm     s;
+    struct gdn_norm_job s;
     gdn_status      status = describe_l2norm(ctx, args, &a, &s);
     const struct call call = { "l2norm", a.workspace, a.workspace_bytes, a.stream };
     if (status == GDN_OK) status = run(ctx, &s, &call);
@@ -199,13 +200,14 @@ gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args)
 /* ---- Gated RMSNorm ------------------------------------------------------------------------- */
 
 static gdn_status describe_rmsnorm(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args,
-                                   gdn_rmsnorm_gated_args *a, struct norm *s)
+                                   gdn_rmsnorm_gated_args *a, struct gdn_norm_job *s)
 {
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_rmsnorm_gated_args"));
     TRY(check_fields(ctx, a->flags, a->eps));
     if (a->activation < GDN_ACT_NONE || a->activation > GDN_ACT_SIGMOID)
         return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 to 2", (int)a->activation);
-    *s = (struct norm){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out, .kr = ctx->kr };
+    *s = (struct gdn_norm_job){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out,
+                                .kr = ctx->kr };
     s->formula = GDN_NORM_NONE;
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;
     s->eps     = a->eps > 0 ? a->eps : 1e-6f;
@@ -215,7 +217,7 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *a
 gdn_status gdn_rmsnorm_gated_check(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args, size_t *bytes)
 {
     gdn_rmsnorm_gated_args a;
-    struct norm            s;
+    struct gdn_norm_job        s;
     *bytes = 0;
     return describe_rmsnorm(ctx, args, &a, &s);
 }
@@ -225,7 +227,7 @@ gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args)
     if (!ctx) return GDN_E_ARG;
     const uint32_t         fp = gdn_fp_enter();
     gdn_rmsnorm_gated_args a;
-    struct norm            s;
+    struct gdn_norm_job        s;
     gdn_status             status = describe_rmsnorm(ctx, args, &a, &s);
     const struct call call = { "rmsnorm_gated", a.workspace, a.workspace_bytes, a.stream };
     if (status == GDN_OK) status = run(ctx, &s, &call);

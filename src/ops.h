@@ -26,6 +26,7 @@ gdn_status gdn_chunk_cumsum_check(gdn_ctx *ctx, const gdn_chunk_cumsum_args *arg
 gdn_status gdn_chunk_uw_check(gdn_ctx *ctx, const gdn_chunk_uw_args *args, size_t *bytes);
 gdn_status gdn_chunk_states_check(gdn_ctx *ctx, const gdn_chunk_states_args *args, size_t *bytes);
 gdn_status gdn_chunk_output_check(gdn_ctx *ctx, const gdn_chunk_output_args *args, size_t *bytes);
+gdn_status gdn_step_check(gdn_ctx *ctx, const gdn_step_args *args, size_t *bytes);
 
 /* What an op's struct holds: so many tensors after struct_size and flags, and where its batch is
  * (0: it has none). */

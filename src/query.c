@@ -24,6 +24,7 @@ static gdn_status check(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes
     case GDN_OP_CHUNK_OUTPUT: return gdn_chunk_output_check(ctx, args, bytes);
     case GDN_OP_RECORD_COMMIT: return gdn_record_commit_check(ctx, args, bytes);
     case GDN_OP_RECORD_FOLD: return gdn_record_fold_check(ctx, args, bytes);
+    case GDN_OP_STEP: return gdn_step_check(ctx, args, bytes);
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }
@@ -67,6 +68,7 @@ const struct gdn_op_shape gdn_op_shapes[] = {
     [GDN_OP_CHUNK_OUTPUT]    = WITH_BATCH(gdn_chunk_output_args, out),
     [GDN_OP_RECORD_COMMIT]   = WITH_BATCH(gdn_record_commit_args, path),
     [GDN_OP_RECORD_FOLD]     = WITH_BATCH(gdn_record_fold_args, record_count),
+    [GDN_OP_STEP]            = WITH_BATCH(gdn_step_args, out),
 };
 
 gdn_status gdn_run_op(gdn_ctx *ctx, gdn_op op, const void *args)
@@ -89,6 +91,7 @@ gdn_status gdn_run_op(gdn_ctx *ctx, gdn_op op, const void *args)
     case GDN_OP_CHUNK_OUTPUT: return gdn_chunk_output(ctx, args);
     case GDN_OP_RECORD_COMMIT: return gdn_record_commit(ctx, args);
     case GDN_OP_RECORD_FOLD: return gdn_record_fold(ctx, args);
+    case GDN_OP_STEP: return gdn_step(ctx, args);
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }

@@ -24,6 +24,19 @@ gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
     return GDN_OK;
 }
 
+gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *b, const struct gdn_tokens *tokens,
+                          bool exact, int32_t dtype)
+{
+    if (!b->parents.data) return GDN_OK;
+    if (exact && gdn_is_eight(dtype))
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: given, wanted none with GDN_EXACT and "
+                        "a state of 8 bits");
+    if (ctx->cuda && tokens->N > INT32_MAX - 1)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: %lld tokens, at most 2^31 - 2",
+                        (long long)tokens->N);
+    return GDN_OK;
+}
+
 /* A checked call: everything that follows from descriptors alone. */
 struct rule_call {
     gdn_rule_args     args;
@@ -247,9 +260,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
     if (!a->state_out.data) r->to = r->from;
     r->checkpoints.streamed = a->checkpoints.data;
 
-    if (a->flags & GDN_EXACT && gdn_is_eight(to->t->dtype) && c->plan.batch.parents.data)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: given, wanted none with GDN_EXACT and "
-                        "a state of 8 bits");
+    TRY(gdn_check_tree(ctx, &c->plan.batch, &c->tokens, a->flags & GDN_EXACT, to->t->dtype));
     const bool final = to->t->data && c->plan.batch.write != GDN_WRITE_NONE;
     const struct {
         const gdn_tensor *t;
@@ -291,9 +302,6 @@ static gdn_status describe_device(gdn_ctx *ctx, struct rule_call *c)
 {
     const bool in_chunks = !c->rule.decode && !c->rule.exact;
     if (!c->rule.tree && !(in_chunks && gdn_rule_has_scales(&c->rule))) return GDN_OK;
-    if (c->rule.tree && c->tokens.N > INT32_MAX - 1)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: %lld tokens, at most 2^31 - 2",
-                        (long long)c->tokens.N);
     const struct gdn_cu_rule args = device_args(c);
     c->bytes = in_chunks ? gdn_cuda_prefill_bytes(&args) : gdn_cuda_decode_bytes(ctx, &args);
     return GDN_OK;

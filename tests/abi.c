@@ -18,6 +18,7 @@ int main(void)
     SIZE(gdn_gates_args);
     SIZE(gdn_l2norm_args);
     SIZE(gdn_rmsnorm_gated_args);
+    SIZE(gdn_step_args);
     SIZE(gdn_block_args);
     SIZE(gdn_state_copy_args);
     SIZE(gdn_blob_args);

@@ -181,6 +181,7 @@ struct call {
         gdn_rule_args   rule;
         gdn_conv1d_args conv;
         gdn_block_args  block;
+        gdn_step_args   step;
     } args;
     gdn_batch      batch;
     int64_t        longest; /* of a sequence; 1: tokens one by one */
@@ -309,6 +310,28 @@ static void block_call(struct call *c, bool single)
     c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
 }
 
+/* With a norm; of one token each in one launch. */
+static void step_call(struct call *c, bool single)
+{
+    gdn_step_args *a = &c->args.step;
+    const int64_t  n = single ? B : N;
+    begin_call(c, GDN_OP_STEP, single ? 1 : N);
+    *a             = gdn_step_args_init();
+    a->x           = input(GDN_BF16, 2, n, D, 0, -1, 1);
+    a->a           = input(GDN_BF16, 2, n, HV, 0, -1, 1);
+    a->b           = input(GDN_BF16, 2, n, HV, 0, -1, 1);
+    a->z           = input(GDN_BF16, 3, n, HV, V, -1, 1);
+    a->conv_weight = input(GDN_BF16, 2, D, 4, 0, -0.5, 0.5);
+    a->A_log       = input(GDN_F32, 1, HV, 0, 0, -1, 1);
+    a->norm_weight = input(GDN_BF16, 1, V, 0, 0, 0.5, 1.5);
+    a->out         = output(GDN_BF16, 3, n, HV, V);
+    a->conv_state  = state(GDN_BF16, 3, P, D, 3, 0);
+    a->state       = state(GDN_F32, 4, P, HV, V, K);
+    a->n_key_heads = HQ, a->n_value_heads = HV, a->key_head_dim = K, a->value_head_dim = V;
+    a->batch  = &c->batch;
+    c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
+}
+
 static void make_call(struct call *c, int which)
 {
     switch (which) {
@@ -317,12 +340,14 @@ static void make_call(struct call *c, int which)
     case 2: conv_call(c, false); break;
     case 3: conv_call(c, true); break;
     case 4: block_call(c, false); break;
-    default: block_call(c, true); break;
+    case 5: block_call(c, true); break;
+    case 6: step_call(c, false); break;
+    default: step_call(c, true); break;
     }
 }
 
 static const char *const names[] = { "prefill", "decode", "conv1d", "conv1d in place", "block",
-                                     "block, a token each" };
+                                     "block, a token each", "step", "step, a token each" };
 enum { N_CALLS = sizeof names / sizeof *names };
 
 static void give_workspace(gdn_ctx *ctx, struct call *c)

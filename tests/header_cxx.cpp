@@ -14,6 +14,7 @@ struct every_struct {
     gdn_gates_args         gates;
     gdn_l2norm_args        l2norm;
     gdn_rmsnorm_gated_args rmsnorm_gated;
+    gdn_step_args          step;
     gdn_block_args         block;
     gdn_state_copy_args    state_copy;
     gdn_blob_args          blob;
@@ -42,6 +43,7 @@ struct every_struct make_every_struct(void *data)
     all.gates         = gdn_gates_args_init();
     all.l2norm        = gdn_l2norm_args_init();
     all.rmsnorm_gated = gdn_rmsnorm_gated_args_init();
+    all.step          = gdn_step_args_init();
     all.block         = gdn_block_args_init();
     all.state_copy    = gdn_state_copy_args_init();
     all.blob          = gdn_blob_args_init();

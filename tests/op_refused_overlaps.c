@@ -54,6 +54,7 @@ static const struct {
     { GDN_OP_GATES, PAIRS(gates) },    { GDN_OP_L2NORM, PAIRS(l2norm) },
     { GDN_OP_RMSNORM_GATED, PAIRS(rmsnorm) },
     { GDN_OP_RECORD_COMMIT, NULL, 0 }, { GDN_OP_RECORD_FOLD, NULL, 0 },
+    { GDN_OP_STEP, NULL, 0 },
 };
 
 static bool is_there(const gdn_tensor *t)
@@ -125,7 +126,9 @@ static bool writes(const gdn_tensor *t)
                                        t == &now.c.rule.state_scales ||
                                        t == &now.c.rule.state_out_scales ||
                                        t == &now.c.conv.state || t == &now.c.conv.state_out ||
-                                       t == &now.c.block.state || t == &now.c.block.conv_state));
+                                       t == &now.c.block.state || t == &now.c.block.conv_state ||
+                                       t == &now.c.step.state || t == &now.c.step.state_scales ||
+                                       t == &now.c.step.conv_state));
 }
 
 static void overlap_one(size_t i)

@@ -135,7 +135,7 @@ static void draw_slots(struct ring2_draw *d, const struct sizes *s, gdn_batch *t
 static gdn_batch draw_batch(struct ring2_draw *d, gdn_op op, const struct sizes *s)
 {
     gdn_batch  t         = gdn_batch_init();
-    const bool is_record = op >= GDN_OP_RECORD_COMMIT;
+    const bool is_record = op == GDN_OP_RECORD_COMMIT || op == GDN_OP_RECORD_FOLD;
     if (is_record) {
         t.read_slots = distinct(d, s->B);
         return t;
@@ -143,11 +143,11 @@ static gdn_batch draw_batch(struct ring2_draw *d, gdn_op op, const struct sizes 
     t.cu_seqlens = PLACE1(GDN_I32, s->B + 1);
     for (int64_t b = 0; b <= s->B; b++) ring2_set(&t.cu_seqlens, b, (double)(s->T * b));
     if (one_in(4)) t.token_count = index_array(d, s->B, 0, s->T / 2);
-    if (op > GDN_OP_BLOCK) return t;
+    if (op > GDN_OP_BLOCK && op != GDN_OP_STEP) return t;
     draw_slots(d, s, &t);
     if (one_in(4)) t.token_start = index_array(d, s->B, 0, s->T / 2);
     if (one_in(4)) draw_checkpoints(d, s, &t);
-    if ((op == GDN_OP_DECODE || op == GDN_OP_CONV1D) && one_in(6))
+    if ((op == GDN_OP_DECODE || op == GDN_OP_CONV1D || op == GDN_OP_STEP) && one_in(6))
         t.parents = rows_of(d, s->B, s->T, -1, one_in(2));
     if (op == GDN_OP_CONV1D && one_in(6)) t.path = rows_of(d, s->B, s->T, 0, false);
     return t;
@@ -329,6 +329,33 @@ static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct s
     a->key_head_dim = (int32_t)K, a->value_head_dim = (int32_t)V;
 }
 
+static void draw_step(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    struct heads   h  = draw_heads(d);
+    const int32_t  A  = any_float(d);
+    const int64_t  W  = 2 + below(7);
+    const bool     kv = one_in(2);
+    gdn_step_args *a  = &c->step;
+    h.q               = h.k; /* fewer queries, or as many */
+    h.H               = h.v;
+    const int64_t D   = 2 * h.k * h.K + h.v * h.V;
+    *a   = gdn_step_args_init();
+    a->x = PLACE2(A, s->N, D), a->out = PLACE3(A, s->N, h.v, h.V);
+    a->a = PLACE2(GDN_F32, s->N, h.v), a->b = PLACE2(A, s->N, h.v);
+    if (one_in(2)) a->z = PLACE3(A, s->N, h.v, h.V);
+    if (one_in(2)) a->norm_weight = PLACE1(any_float(d), h.V);
+    a->conv_weight = PLACE2(any_float(d), D, W), a->conv_bias = PLACE1(GDN_F32, D);
+    a->A_log       = PLACE1(GDN_F32, h.v), a->dt_bias = PLACE1(GDN_BF16, h.v);
+    a->conv_state  = PLACE3(any_float(d), s->P, D, W - 1 + below(2));
+    a->state       = draw_pool(d, &h, s->P, any_float(d), kv, &a->state_scales);
+    if (one_in(8)) a->out.data = NULL;
+    if (one_in(6)) a->flags = GDN_EXACT;
+    if (one_in(6)) a->rounding = GDN_ROUND_STOCHASTIC, a->seed = ring2_draw_bits(d);
+    a->n_key_heads = (int32_t)h.k, a->n_value_heads = (int32_t)h.v;
+    a->key_head_dim = (int32_t)h.K, a->value_head_dim = (int32_t)h.V;
+    a->state_layout = kv, a->norm = (int32_t)below(4), a->head_map = (int32_t)below(2);
+}
+
 static gdn_tensor draw_states(struct ring2_draw *d, int64_t P, const int64_t *s, bool turned,
                               bool conv)
 {
@@ -476,7 +503,7 @@ static void (*const draws[RING2_N_OPS])(struct ring2_draw *, union ring2_call *,
     [GDN_OP_SUMMARY_APPLY] = draw_apply,     [GDN_OP_CHUNK_CUMSUM] = draw_cumsum,
     [GDN_OP_CHUNK_UW] = draw_uw,             [GDN_OP_CHUNK_STATES] = draw_chunk_states,
     [GDN_OP_CHUNK_OUTPUT] = draw_chunk_output, [GDN_OP_RECORD_COMMIT] = draw_commit,
-    [GDN_OP_RECORD_FOLD] = draw_fold,
+    [GDN_OP_RECORD_FOLD] = draw_fold,        [GDN_OP_STEP] = draw_step,
 };
 
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch)
@@ -545,6 +572,8 @@ int ring2_written(gdn_op op, const union ring2_call *c, const gdn_tensor **list)
              &c->commit.record_count);
     case GDN_OP_RECORD_FOLD:
         LIST(&c->fold.state, &c->fold.state_scales, &c->fold.record_count);
+    case GDN_OP_STEP:
+        LIST(&c->step.out, &c->step.state, &c->step.state_scales, &c->step.conv_state);
     }
     return 0;
 }

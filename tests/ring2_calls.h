@@ -9,7 +9,7 @@
 
 #include "ring2.h"
 
-enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_OP_RECORD_FOLD + 1, RING2_MAX_WRITTEN = 8 };
+enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_OP_STEP + 1, RING2_MAX_WRITTEN = 8 };
 
 union ring2_call {
     gdn_rule_args            rule;
@@ -28,6 +28,7 @@ union ring2_call {
     gdn_chunk_output_args    output;
     gdn_record_commit_args   commit;
     gdn_record_fold_args     fold;
+    gdn_step_args            step;
     char                     bytes[1];
 };
 

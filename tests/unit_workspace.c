@@ -128,6 +128,24 @@ static void conv_is_bounded(void)
     }
 }
 
+static void step_is_bounded(void)
+{
+    for (int i = 0; i < 6; i++) {
+        const int64_t B = i % 2 ? 100 : 1, T = i / 2 * 3 + 1, Hk = 2, Hv = 4, d = 64;
+        const int64_t D = 2 * Hk * d + Hv * d;
+        gdn_step_args a = gdn_step_args_init();
+        a.x = fake(0, 3, B, T, D, 0), a.out = fake(1, 4, B, T, Hv, d);
+        a.a = fake(2, 3, B, T, Hv, 0), a.b = fake(3, 3, B, T, Hv, 0);
+        a.conv_weight = fake(4, 2, D, 4, 0, 0), a.A_log = fake(5, 1, Hv, 0, 0, 0);
+        a.conv_state = fake(6, 3, B, D, 3, 0), a.state = fake(7, 4, B, Hv, d, d);
+        a.n_key_heads = (int32_t)Hk, a.n_value_heads = (int32_t)Hv;
+        a.key_head_dim = a.value_head_dim = (int32_t)d;
+        const size_t bytes = bytes_of(GDN_OP_STEP, &a);
+        const size_t limit = (size_t)(THREADS * 640 * KIB + 16 * Hv + 192 * B + 4 * B * T * D);
+        CHECK(bytes <= limit, "case %d: %zu bytes, at most %zu", i, bytes, limit);
+    }
+}
+
 static size_t block_bytes(int64_t B, int64_t T, int64_t hidden, int64_t Hk, int64_t Hv, int64_t d,
                           const gdn_batch *batch)
 {
@@ -210,6 +228,7 @@ int main(int argc, char **argv)
         { "trees", trees_are_bounded },
         { "records", records_are_bounded },
         { "conv1d", conv_is_bounded },
+        { "step", step_is_bounded },
         { "block", block_is_bounded },
         { "checkpoints", checkpoints_are_bounded },
     };

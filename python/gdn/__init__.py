@@ -147,6 +147,17 @@ gdn_rmsnorm_gated_args = _struct("gdn_rmsnorm_gated_args", """
     float eps
 """, outputs=("out",))
 
+gdn_step_args = _struct("gdn_step_args", """
+    tensor x a b z conv_weight conv_bias A_log dt_bias norm_weight conv_state state
+    tensor state_scales out
+    batch batch
+    int32 n_key_heads n_value_heads key_head_dim value_head_dim
+    int32 beta_kind head_map state_layout norm
+    float norm_eps rms_eps scale gate_lower_bound
+    int32 rounding reserved
+    uint64 seed
+""", outputs=("conv_state", "state", "state_scales", "out"))
+
 gdn_block_args = _struct("gdn_block_args", """
     tensor hidden in_proj_qkvz in_proj_ba in_proj_qkv in_proj_z in_proj_b in_proj_a
     tensor conv_weight conv_bias A_log dt_bias norm_weight out_proj conv_state state out
@@ -242,6 +253,7 @@ _OPS = {  # in the order of gdn_op
     "chunk_output": gdn_chunk_output_args,
     "record_commit": gdn_record_commit_args,
     "record_fold": gdn_record_fold_args,
+    "step": gdn_step_args,
 }
 
 
@@ -514,6 +526,10 @@ class Context:
     def rmsnorm_gated(self, **fields):
         """gdn_rmsnorm_gated: RMSNorm, weight and gate; fields of gdn_rmsnorm_gated_args."""
         self._call("rmsnorm_gated", fields)
+
+    def step(self, **fields):
+        """gdn_step: next tokens through convolution, gates, rule, norm; fields of gdn_step_args."""
+        self._call("step", fields)
 
     def block(self, **fields):
         """gdn_block: one whole layer; fields of gdn_block_args."""

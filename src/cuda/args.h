@@ -197,6 +197,31 @@ struct gdn_cu_warp {
     float               norm_eps, scale, bound;
 };
 
+/* gdn_conv_view with steps of 32 bits, in bytes; inside a slot all of it is as near. */
+struct gdn_cu_taps {
+    char   *data;
+    int32_t dtype, slot, channel, entry;
+};
+
+/* gdn_step in one launch: step.cuh. q, k and v of the rule are not looked at. */
+struct gdn_cu_step {
+    struct gdn_cu_warp  rule;
+    struct gdn_cu_near  x, z; /* z absent: no gate */
+    struct gdn_cu_taps  weight, bias, conv; /* conv: the pool of its states */
+    struct gdn_cu_array norm_weight;
+    int32_t             Hk, group; /* key heads, and value heads of one */
+    int32_t             n_heads;   /* value heads of a block: 1, or all of a group */
+    int32_t             n_columns; /* of a state that a block has */
+    int32_t             part_bits; /* log2 of the blocks of a value head */
+    int32_t             n_blocks;  /* of a key head, and the inverse of that */
+    uint32_t            key_blocks;
+    int32_t             share;     /* channels of q and k whose states a block moves, of 2 K */
+    int32_t             length;    /* of a state of the convolution */
+    int32_t             writes;    /* states */
+    int32_t             normed;
+    float               rms_eps;
+};
+
 /* gdn_decode with a tree, a record or states of 8 bits; gdn_record_fold. */
 struct gdn_cu_walk {
     struct gdn_cu_decode decode;
@@ -234,12 +259,13 @@ struct gdn_cu_block_split {
     int32_t      Hk, group;
 };
 
-/* Rows of n elements to out, but for those of padding that keeps its output. */
+/* Rows of n elements, `head` of them to a head of out, but for those of padding that keeps its
+ * output; of gdn_step too. */
 struct gdn_cu_block_store {
     struct gdn_cu_batch batch;
     struct gdn_rows     out;
     const char         *from;
-    int64_t             n;
+    int64_t             n, head;
 };
 
 /* The stages of the chunked form, and gdn_summary: one struct for all, of which each reads what it
@@ -285,11 +311,13 @@ GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 16);
 GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
 GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);
 GDN_CU_SIZE(gdn_cu_block_split, 3 * 8 + 2 * 4);
-GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 16);
+GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 24);
 GDN_CU_SIZE(gdn_cu_decode, 1232 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_near, 24);
 GDN_CU_SIZE(gdn_cu_pool, 24);
 GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_taps, 24);
+GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 12 * 4);
 GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);

@@ -332,6 +332,7 @@ static gdn_status store(struct layer *l)
             .out   = b->out,
             .from  = l->m.out,
             .n     = b->hidden,
+            .head  = b->hidden,
     };
     return launch(l, GDN_CU_block_store, (b->n_tokens + TOKENS - 1) / TOKENS, &a);
 }

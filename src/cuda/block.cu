@@ -114,7 +114,7 @@ GDN_DEVICE void block_split(const struct gdn_cu_block_split &a)
 /* The sequence of a token; -1: none. */
 GDN_DEVICE int64_t sequence_of(const struct gdn_cu_batch &b, int64_t token)
 {
-    if (!b.cu_seqlens.data) return b.padded ? token / b.T : 0;
+    if (!b.cu_seqlens.data) return b.padded ? token / b.T : b.single ? token : 0;
     int64_t first = 0, end = b.B; /* the last one that begins at it or before is in between */
     while (end - first > 1) {
         const int64_t middle = first + (end - first) / 2;
@@ -134,10 +134,11 @@ GDN_DEVICE void block_store(const struct gdn_cu_block_store &a)
     if (seq >= 0 && read_sequence(a.batch, seq).keep_out) return;
     char *to = a.out.data + t / a.batch.T * a.out.batch + t % a.batch.T * a.out.token;
     for (int64_t i = threadIdx.x % 32; i < a.n; i += 32) {
+        char *head = to + i / a.head * a.out.head;
         if (a.out.dtype == GDN_F32)
-            ((uint32_t *)to)[i] = ((const uint32_t *)a.from)[t * a.n + i];
+            ((uint32_t *)head)[i % a.head] = ((const uint32_t *)a.from)[t * a.n + i];
         else
-            ((uint16_t *)to)[i] = ((const uint16_t *)a.from)[t * a.n + i];
+            ((uint16_t *)head)[i % a.head] = ((const uint16_t *)a.from)[t * a.n + i];
     }
 }
 

@@ -169,7 +169,7 @@ static bool is_even_pool(const struct gdn_pool_view *view, const struct gdn_pool
 /* Is it a step of 32 bits? */
 static bool is_near(int64_t step) { return step >= INT32_MIN && step <= INT32_MAX; }
 
-static bool are_near_rows(const struct gdn_rows *r)
+bool gdn_cuda_are_near(const struct gdn_rows *r)
 {
     return !r->data || (is_near(r->batch) && is_near(r->token) && is_near(r->head));
 }
@@ -181,25 +181,24 @@ static bool is_near_pool(const struct gdn_pool_view *p)
 
 static bool are_near(const struct gdn_cu_rule *r)
 {
-    return are_near_rows(&r->q) && are_near_rows(&r->k) && are_near_rows(&r->v) &&
-           are_near_rows(&r->g) && are_near_rows(&r->beta) && are_near_rows(&r->out) &&
-           is_near_pool(&r->from) && is_near_pool(&r->to);
+    return gdn_cuda_are_near(&r->q) && gdn_cuda_are_near(&r->k) && gdn_cuda_are_near(&r->v) &&
+           gdn_cuda_are_near(&r->g) && gdn_cuda_are_near(&r->beta) &&
+           gdn_cuda_are_near(&r->out) && is_near_pool(&r->from) && is_near_pool(&r->to);
 }
 
-static bool are_warps(const struct gdn_cu_rule *r)
+bool gdn_cuda_takes_warps(const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch  *b    = &r->batch;
     const struct gdn_pool_view *like = like_of(r);
     return is_even_pool(&r->from, like, r) && is_even_pool(&r->to, like, r) &&
-           !gdn_is_eight(like->dtype) && are_wide_rows(&r->q, r->K) && are_wide_rows(&r->k, r->K) &&
-           !b->token_start.data && !b->token_count.data && b->checkpoint_pool < 0 &&
-           b->pad_policy != GDN_PAD_SINK && !b->parents.data && !r->record_k.data &&
-           r->head_map == GDN_HEADS_GROUPED && b->B < INT32_MAX && b->N <= INT32_MAX &&
-           b->T <= INT32_MAX && r->H <= 1024 && r->V <= 256 &&
+           !gdn_is_eight(like->dtype) && !b->token_start.data && !b->token_count.data &&
+           b->checkpoint_pool < 0 && b->pad_policy != GDN_PAD_SINK && !b->parents.data &&
+           !r->record_k.data && r->head_map == GDN_HEADS_GROUPED && b->B < INT32_MAX &&
+           b->N <= INT32_MAX && b->T <= INT32_MAX && r->H <= 1024 && r->V <= 256 &&
            b->read_pool < INT32_MAX && b->write_pool < INT32_MAX && are_near(r);
 }
 
-static struct gdn_cu_near near_of(const struct gdn_rows *r, const struct gdn_cu_batch *b)
+struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *r, const struct gdn_cu_batch *b)
 {
     const int64_t row = b->cu_seqlens.data ? 0 : b->single ? r->token : b->padded ? r->batch : 0;
     return (struct gdn_cu_near){ r->data, r->dtype, (int32_t)row, (int32_t)r->token,
@@ -213,8 +212,7 @@ static struct gdn_cu_pool pool_of(const struct gdn_pool_view *p)
                                  (int32_t)(p->ld * bytes), 0 };
 }
 
-/* x / n is the high half of x times this, for x and n below 2^16. */
-static uint32_t inverse_of(int n) { return n == 1 ? 0 : (uint32_t)(((1ull << 32) + n - 1) / n); }
+uint32_t gdn_cuda_inverse(int n) { return n == 1 ? 0 : (uint32_t)(((1ull << 32) + n - 1) / n); }
 
 /* Can rows be read in pieces of 16 bytes? */
 static bool are_pieces(const struct gdn_cu_near *r)
@@ -229,24 +227,24 @@ static bool is_pieces(const struct gdn_cu_pool *p)
            p->row % 16 == 0;
 }
 
-/* Nothing but the final state is kept, and all can be read in whole tiles of such pieces. */
+/* Nothing but the final state is kept, and all can be read in whole tiles of such pieces, if q and
+ * k can. */
 static bool is_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     return !a->each && !r->exact && (r->K == 64 || r->K == 128 || r->K == 256) &&
-           r->V % WARP_COLUMNS == 0 && are_pieces(&a->q) && are_pieces(&a->k) &&
-           is_pieces(&a->from) && is_pieces(&a->to);
+           r->V % WARP_COLUMNS == 0 && is_pieces(&a->from) && is_pieces(&a->to);
 }
 
-static struct gdn_cu_warp warp_args(const struct gdn_cu_rule *r)
+struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
     struct gdn_cu_warp         a = {
-        .q                   = near_of(&r->q, b),
-        .k                   = near_of(&r->k, b),
-        .v                   = near_of(&r->v, b),
-        .g                   = near_of(&r->g, b),
-        .beta                = near_of(&r->beta, b),
-        .out                 = near_of(&r->out, b),
+        .q                   = gdn_cuda_near(&r->q, b),
+        .k                   = gdn_cuda_near(&r->k, b),
+        .v                   = gdn_cuda_near(&r->v, b),
+        .g                   = gdn_cuda_near(&r->g, b),
+        .beta                = gdn_cuda_near(&r->beta, b),
+        .out                 = gdn_cuda_near(&r->out, b),
         .from                = pool_of(&r->from),
         .to                  = pool_of(&r->to),
         .cu_seqlens          = b->cu_seqlens,
@@ -266,9 +264,9 @@ static struct gdn_cu_warp warp_args(const struct gdn_cu_rule *r)
         .each                = b->write == GDN_WRITE_EACH,
         .keep                = b->pad_policy == GDN_PAD_KEEP,
         .rounds              = r->exact,
-        .group_q             = inverse_of(r->H / r->Hq),
-        .group_k             = inverse_of(r->H / r->Hk),
-        .group_v             = inverse_of(r->H / r->Hv),
+        .group_q             = gdn_cuda_inverse(r->H / r->Hq),
+        .group_k             = gdn_cuda_inverse(r->H / r->Hk),
+        .group_v             = gdn_cuda_inverse(r->H / r->Hv),
         .gate                = r->gate,
         .beta_kind           = r->beta_kind,
         .norm                = r->norm,
@@ -295,7 +293,7 @@ static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
 static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
                                void *stream)
 {
-    struct gdn_cu_warp          a    = warp_args(r);
+    struct gdn_cu_warp          a    = gdn_cuda_warp_args(r);
     const struct gdn_pool_view *like = like_of(r);
     const int64_t n = n_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
     const int64_t parts = (r->V + WARP_COLUMNS - 1) / WARP_COLUMNS;
@@ -303,9 +301,10 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
     int n_warps = MOST_WARPS;
     while (n_warps > 1 && (n_warps > parts || n * r->H * parts < n_warps * ctx->cuda->sm_count))
         n_warps /= 2;
+    if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
     a.n_rows      = (int32_t)n;
     a.n_blocks    = (int32_t)((parts + n_warps - 1) / n_warps);
-    a.head_blocks = inverse_of(a.n_blocks);
+    a.head_blocks = gdn_cuda_inverse(a.n_blocks);
     const struct gdn_cuda_call call = {
         .kernel    = warp_kernel(like, r->K),
         .grid      = { (int64_t)r->H * a.n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
@@ -330,7 +329,9 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         w.memory             = memory;
         return walk(ctx, op, &w, n_blocks, stream);
     }
-    if (are_warps(args)) return decode_warps(ctx, op, args, stream);
+    if (are_wide_rows(&args->q, args->K) && are_wide_rows(&args->k, args->K) &&
+        gdn_cuda_takes_warps(args))
+        return decode_warps(ctx, op, args, stream);
     const struct gdn_cu_decode a = decode_args(args);
     const int64_t              n = n_sequences(args), rows = n < MOST_ROWS ? n : MOST_ROWS;
     const struct gdn_cuda_call call = {

@@ -29,7 +29,7 @@
 #include "decode_rows.cuh"
 #include "ptx_mma.cuh"
 
-enum { MMA_TOKENS = 4 };
+enum { MMA_TOKENS = 4, MMA_ROWS = 16 };
 
 /* The first 11 bits of x, and the rest. */
 GDN_DEVICE uint32_t tf32_high(float x) { return __float_as_uint(x) & 0xffffe000; }
@@ -97,43 +97,42 @@ template <int KC> struct mma_tile<KC, GDN_F32> {
     }
 };
 
+/* bytes: of a row, a multiple of 64; what lies behind is zero and stays so. */
 template <class Tile>
-GDN_DEVICE void mma_load(Tile &tile, const char *first, int row, bool given)
+GDN_DEVICE void mma_load(Tile &tile, const char *first, int row, int bytes, bool given)
 {
 #pragma unroll
     for (int i = 0; i < 2 * Tile::WORDS / 4; i++) {
         const int h = i % 2, n = i / 2;
         uint32_t  x[4];
-        ld_once_v4(x, first + 8 * h * row + 64 * n, given);
+        ld_once_v4(x, first + 8 * h * row + 64 * n, given && 64 * n < bytes);
         for (int j = 0; j < 4; j++) tile.S[h][4 * n + j] = x[j];
     }
 }
 
-template <class Tile> GDN_DEVICE void mma_store(const Tile &tile, char *first, int row)
+template <class Tile>
+GDN_DEVICE void mma_store(const Tile &tile, char *first, int row, int bytes)
 {
 #pragma unroll
     for (int i = 0; i < 2 * Tile::WORDS / 4; i++) {
         const uint32_t *x = tile.S[i % 2] + i / 2 * 4;
+        if (64 * (i / 2) >= bytes) break;
         *(uint4 *)(first + 8 * (i % 2) * row + 64 * (i / 2)) = make_uint4(x[0], x[1], x[2], x[3]);
     }
 }
 
 /* ---- Tokens --------------------------------------------------------------------------------- */
 
-/* What a lane needs of them: column g of X; the gates of token t. */
-template <int PAIRS> struct mma_tokens {
-    uint32_t x[PAIRS];
-    uint32_t g, beta, A_log, dt_bias;
-};
-
 /* Token t's part of a lane, for rows g and g + 8: what it reads of the state by k and by q, its
- * output, its u as the state has it in the end. */
+ * output, its u as the state has it in the end. total: of all tokens' alphas. */
 struct mma_rows {
     float s[2], z[2], o[2], u[2], v[2];
+    float alpha, beta, total;
 };
 
+/* Column g of X, and v. */
 template <class Tile>
-GDN_DEVICE void mma_fetch(struct mma_tokens<Tile::PAIRS> &f, struct mma_rows &r,
+GDN_DEVICE void mma_fetch(uint32_t (&column)[Tile::PAIRS], struct mma_rows &r,
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v)
 {
     const int   lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -147,15 +146,11 @@ GDN_DEVICE void mma_fetch(struct mma_tokens<Tile::PAIRS> &f, struct mma_rows &r,
             ld_keep_v4(y, x + 64 * i, g / 2 < s.T);
         else
             ld_keep_v2(y, x + 32 * i, g / 2 < s.T);
-        for (int j = 0; j < Tile::PIECE / 2; j++) f.x[Tile::PIECE / 2 * i + j] = y[j];
+        for (int j = 0; j < Tile::PIECE / 2; j++) column[Tile::PIECE / 2 * i + j] = y[j];
     }
     const char *values = warp_row(a.v, s, t, by(head, a.group_v)) + 2 * v;
     for (int h = 0; h < 2; h++)
         r.v[h] = __uint_as_float(ld_b32_b16(values + 16 * h, false, there) << 16);
-    f.g       = load_bits(warp_row(a.g, s, t, head), 0, a.g.dtype, a.g.data && there);
-    f.beta    = load_bits(warp_row(a.beta, s, t, head), 0, a.beta.dtype, a.beta.data && there);
-    f.A_log   = vector_bits(a.A_log, head);
-    f.dt_bias = vector_bits(a.dt_bias, head);
 }
 
 /* G: X^T X, of row g columns k_t and q_t. */
@@ -171,24 +166,23 @@ template <int PAIRS> GDN_DEVICE void mma_lengths(float (&G)[4], const uint32_t (
 /* x <- alpha x, by selection where nothing is left. */
 GDN_DEVICE float faded(float x, float alpha) { return alpha == 0 ? 0 : alpha * x; }
 
-/* The recurrence. total: of all alphas. */
-GDN_DEVICE void mma_recur(struct mma_rows &r, float &total, const float (&G)[4], float k, float q,
-                          float alpha, float beta, int T)
+/* The recurrence. */
+GDN_DEVICE void mma_recur(struct mma_rows &r, const float (&G)[4], float k, float q, int T)
 {
     const int lane = threadIdx.x % 32, t = lane % 4;
-    total = 1;
+    r.total = 1;
 #pragma unroll 1
     for (int i = 0; i < T; i++) {
-        const float alpha_i = __shfl_sync(0xffffffff, alpha, i);
+        const float alpha_i = __shfl_sync(0xffffffff, r.alpha, i);
         const float kk      = __shfl_sync(0xffffffff, G[0], 8 * i + t) * k;
         const float kq      = __shfl_sync(0xffffffff, G[1], 8 * i + t) * q;
-        total               = faded(total, alpha_i);
+        r.total             = faded(r.total, alpha_i);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             r.s[h] = faded(r.s[h], alpha_i);
             r.z[h] = faded(r.z[h], alpha_i);
             r.u[h] = faded(r.u[h], alpha_i);
-            const float mine = beta == 0 ? 0 : beta * (r.v[h] - r.s[h]) * k;
+            const float mine = r.beta == 0 ? 0 : r.beta * (r.v[h] - r.s[h]) * k;
             const float u    = __shfl_sync(0xffffffff, mine, (lane & 28) | i);
             if (u != 0) {
                 r.s[h] = fmaf(kk, u, r.s[h]);
@@ -221,51 +215,64 @@ GDN_DEVICE void mma_update(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const f
     }
 }
 
-/* Alpha of token t, and beta, 0 if it is not there. */
-template <int PAIRS>
-GDN_DEVICE void mma_gates(float &alpha, float &beta, const struct mma_tokens<PAIRS> &f,
-                          const struct gdn_cu_warp &a, bool there)
+/* What the tokens read and write, from r.v and their gates. */
+template <class Tile>
+GDN_DEVICE void mma_rule(struct mma_rows &r, const Tile &tile, const uint32_t (&x)[Tile::PAIRS],
+                         const struct gdn_cu_warp &a, int T)
 {
-    alpha = 1, beta = there;
-    if (a.g.data && there)
-        alpha = gate_value(a, bits_to_f32(f.g, a.g.dtype), bits_to_f32(f.A_log, a.A_log.dtype),
-                           bits_to_f32(f.dt_bias, a.dt_bias.dtype), true);
-    if (a.beta.data && there) beta = beta_value(a, bits_to_f32(f.beta, a.beta.dtype));
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    float     D[4] = {}, G[4] = {};
+    mma_lengths(G, x);
+    const float length = inverse_length(lane & 4 ? G[1] : G[0], a.norm, a.norm_eps);
+    const float k      = __shfl_sync(0xffffffff, length, 9 * t);
+    const float q      = __shfl_sync(0xffffffff, length, 9 * t + 4) * a.scale;
+    tile.read(D, x);
+    for (int h = 0; h < 2; h++) r.s[h] = D[2 * h] * k, r.z[h] = D[2 * h + 1] * q, r.u[h] = 0;
+    mma_recur(r, G, k, q, T);
+}
+
+/* Row v of a head's state in a slot, from the lane's first element on. */
+GDN_DEVICE char *mma_row(const struct gdn_cu_pool &p, int slot, int head, int v)
+{
+    return warp_state(p, slot, head) + v * p.row + threadIdx.x % 4 * 16;
+}
+
+/* The state after the tokens, where it is wanted. */
+template <class Tile>
+GDN_DEVICE void mma_leave(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const struct mma_rows &r,
+                          const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v,
+                          int bytes, bool given)
+{
+    if (!a.to.data) return;
+    const bool  there = (int)threadIdx.x % 4 < s.T;
+    char *const from = mma_row(a.from, s.read, head, v), *const to = mma_row(a.to, s.write, head, v);
+    const bool  changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
+    if (changed) mma_update(tile, x, r.u, r.total, r.beta != 0);
+    if (changed || !given || to != from) mma_store(tile, to, a.to.row, bytes);
 }
 
 /* Rows v to v + 15 of one head of a sequence of at most MMA_TOKENS. */
 template <int KC, int dtype>
 GDN_DEVICE void mma_decode(const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v)
 {
-    typedef mma_tile<KC, dtype>    Tile;
-    const int                      lane = threadIdx.x % 32, t = lane % 4;
-    const bool                     there = t < s.T, given = a.from.data && s.read >= 0;
-    struct mma_tokens<Tile::PAIRS> f;
-    struct mma_rows                r;
-    Tile                           tile;
-    v += lane / 4;
-    const char *const from = warp_state(a.from, s.read, head) + v * a.from.row + 16 * t;
-    mma_load(tile, from, a.from.row, given);
-    mma_fetch<Tile>(f, r, a, s, head, v);
-
-    float alpha, beta, total, D[4] = {}, G[4] = {};
-    mma_gates(alpha, beta, f, a, there);
-    mma_lengths(G, f.x);
-    const float length = inverse_length(lane & 4 ? G[1] : G[0], a.norm, a.norm_eps);
-    const float k      = __shfl_sync(0xffffffff, length, 9 * t);
-    const float q      = __shfl_sync(0xffffffff, length, 9 * t + 4) * a.scale;
-    tile.read(D, f.x);
-    for (int h = 0; h < 2; h++) r.s[h] = D[2 * h] * k, r.z[h] = D[2 * h + 1] * q, r.u[h] = 0;
-    mma_recur(r, total, G, k, q, alpha, beta, s.T);
+    typedef mma_tile<KC, dtype> Tile;
+    const int         bytes = KC * float_bytes(dtype), t = threadIdx.x % 4;
+    const bool        there = t < s.T, given = a.from.data && s.read >= 0;
+    uint32_t          x[Tile::PAIRS];
+    struct warp_gates gates;
+    struct mma_rows   r;
+    Tile              tile;
+    v += threadIdx.x % 32 / 4;
+    mma_load(tile, mma_row(a.from, s.read, head, v), a.from.row, bytes, given);
+    mma_fetch<Tile>(x, r, a, s, head, v);
+    warp_fetch_gates(gates, a, s, head, t);
+    warp_expand_gates(r.alpha, r.beta, gates, a, there);
+    mma_rule(r, tile, x, a, s.T);
     if (a.out.data && there) {
         char *const out = warp_row(a.out, s, t, head);
         for (int h = 0; h < 2; h++) store_float(out, v + 8 * h, a.out.dtype, r.o[h]);
     }
-    if (!a.to.data) return;
-    char *const to      = warp_state(a.to, s.write, head) + v * a.to.row + 16 * t;
-    const bool  changed = __any_sync(0xffffffff, there && (alpha != 1 || beta != 0));
-    if (changed) mma_update(tile, f.x, r.u, total, beta != 0);
-    if (changed || !given || to != from) mma_store(tile, to, a.to.row);
+    mma_leave(tile, x, r, a, s, head, v, bytes, given);
 }
 
 #endif

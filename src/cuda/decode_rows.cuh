@@ -54,6 +54,33 @@ GDN_DEVICE uint32_t vector_bits(const struct gdn_cu_array &a, int i)
     return load_bits(a.data, (int64_t)i * (int)a.stride[0], a.dtype, a.data);
 }
 
+/* The gates of a token as they lie there. */
+struct warp_gates {
+    uint32_t g, beta, A_log, dt_bias;
+};
+
+/* Of a token that may be there. */
+GDN_DEVICE void warp_fetch_gates(struct warp_gates &f, const struct gdn_cu_warp &a,
+                                 const struct warp_seq &s, int head, int t)
+{
+    const bool there = t < s.T;
+    f.g       = load_bits(warp_row(a.g, s, t, head), 0, a.g.dtype, a.g.data && there);
+    f.beta    = load_bits(warp_row(a.beta, s, t, head), 0, a.beta.dtype, a.beta.data && there);
+    f.A_log   = vector_bits(a.A_log, head);
+    f.dt_bias = vector_bits(a.dt_bias, head);
+}
+
+/* Alpha of a token, and beta, 0 if it is not there. */
+GDN_DEVICE void warp_expand_gates(float &alpha, float &beta, const struct warp_gates &f,
+                                 const struct gdn_cu_warp &a, bool there)
+{
+    alpha = 1, beta = there;
+    if (a.g.data && there)
+        alpha = gate_value(a, bits_to_f32(f.g, a.g.dtype), bits_to_f32(f.A_log, a.A_log.dtype),
+                           bits_to_f32(f.dt_bias, a.dt_bias.dtype), true);
+    if (a.beta.data && there) beta = beta_value(a, bits_to_f32(f.beta, a.beta.dtype));
+}
+
 /* The state of a head in a slot. */
 GDN_DEVICE char *warp_state(const struct gdn_cu_pool &p, int slot, int head)
 {

@@ -252,14 +252,12 @@ GDN_DEVICE void warp_fetch(struct warp_raw<Tile::PARTS * Tile::J> &f, const stru
     f.beta = load_bits(w.beta + (int64_t)t * a.beta.token, 0, a.beta.dtype, a.beta.data);
 }
 
+/* k and q as the rule uses them, and their product. */
 template <class Tile>
-GDN_DEVICE void warp_commit(struct warp_token<Tile::PARTS * Tile::J>     &to,
-                            const struct warp_raw<Tile::PARTS * Tile::J> &f,
-                            const struct gdn_cu_warp &a, const struct warp_work &w)
+GDN_DEVICE void warp_scale(struct warp_token<Tile::PARTS * Tile::J> &to,
+                           const struct gdn_cu_warp                 &a)
 {
     float k = 1, q = a.scale;
-    expand_chunks(to.k, f.k, a.k.dtype);
-    expand_chunks(to.q, f.q, a.k.dtype);
     if (a.norm != GDN_NORM_NONE) {
         k = inverse_length(warp_product<Tile>(to.k, to.k), a.norm, a.norm_eps);
         q = inverse_length(warp_product<Tile>(to.q, to.q), a.norm, a.norm_eps) * a.scale;
@@ -269,7 +267,17 @@ GDN_DEVICE void warp_commit(struct warp_token<Tile::PARTS * Tile::J>     &to,
         to.k[i / 4][i % 4] *= k;
         to.q[i / 4][i % 4] *= q;
     }
-    to.kq    = warp_product<Tile>(to.k, to.q);
+    to.kq = warp_product<Tile>(to.k, to.q);
+}
+
+template <class Tile>
+GDN_DEVICE void warp_commit(struct warp_token<Tile::PARTS * Tile::J>     &to,
+                            const struct warp_raw<Tile::PARTS * Tile::J> &f,
+                            const struct gdn_cu_warp &a, const struct warp_work &w)
+{
+    expand_chunks(to.k, f.k, a.k.dtype);
+    expand_chunks(to.q, f.q, a.k.dtype);
+    warp_scale<Tile>(to, a);
     to.v     = bits_to_f32(f.v, a.v.dtype);
     to.alpha = a.g.data ? gate_value(a, bits_to_f32(f.g, a.g.dtype), w.A_log, w.dt_bias, true) : 1;
     to.beta  = a.beta.data ? beta_value(a, bits_to_f32(f.beta, a.beta.dtype)) : 1;
@@ -370,12 +378,16 @@ GDN_DEVICE struct warp_work warp_find(const struct gdn_cu_warp &a, const struct 
     return w;
 }
 
-/* The state after token t, where it is wanted. */
+/* The state after token t, rounded if it is to be, where it is wanted. */
 template <class Tile, int dtype>
-GDN_DEVICE void warp_leave(const Tile &tile, bool changed, const struct gdn_cu_warp &a,
+GDN_DEVICE void warp_leave(Tile &tile, bool changed, const struct gdn_cu_warp &a,
                            const struct warp_seq &s, const struct warp_place &from, int t, int head,
                            int column)
 {
+    if (a.rounds && dtype != GDN_F32)
+#pragma unroll
+        for (int i = 0; i < Tile::N * Tile::E; i++)
+            tile.S[i / Tile::E][i % Tile::E] = round_to(tile.S[i / Tile::E][i % Tile::E], dtype);
     int64_t slot = t == s.T - 1 && !a.each ? s.write : -1;
     if (a.each && t < a.write_slots.n_columns) slot = load_index(a.write_slots, s.row, t);
     if (slot < 0 || slot >= a.write_pool || !a.to.data) return;
@@ -410,10 +422,6 @@ GDN_DEVICE void warp_decode(const struct gdn_cu_warp &a, const struct warp_seq &
         warp_commit<Tile>(now, raw, a, w);
         warp_step(tile, now, w.out ? w.out + (int64_t)t * a.out.token : NULL, a.out.dtype);
         changed |= now.alpha != 1 || now.beta != 0;
-        if (a.rounds && dtype != GDN_F32)
-#pragma unroll
-            for (int i = 0; i < Tile::N * Tile::E; i++)
-                tile.S[i / Tile::E][i % Tile::E] = round_to(tile.S[i / Tile::E][i % Tile::E], dtype);
         warp_leave<Tile, dtype>(tile, changed, a, s, from, t, head, column);
     }
 }

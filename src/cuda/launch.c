@@ -200,14 +200,22 @@ static gdn_status check_call(gdn_ctx *ctx, const struct gdn_cuda_call *call)
 
 gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
 {
-    struct gdn_cu_attribute overlap = { .id = GDN_CU_PROGRAMMATIC_STREAM, .value.flag = 1 };
+    struct gdn_cu_attribute attributes[2];
+    unsigned                n = 0;
+    if (call->overlaps && ctx->cuda->capability >= 90)
+        attributes[n++] = (struct gdn_cu_attribute){ .id = GDN_CU_PROGRAMMATIC_STREAM,
+                                                     .value.flag = 1 };
+    if (call->cluster > 1)
+        attributes[n++] = (struct gdn_cu_attribute){
+            .id = GDN_CU_CLUSTER_DIMENSION, .value.dims = { 1, (unsigned)call->cluster, 1 }
+        };
     struct gdn_cu_config    config  = {
             .block        = { (unsigned)(call->n_threads ? call->n_threads
                                                          : rows[call->kernel].threads), 1, 1 },
             .shared_bytes = (unsigned)call->shared_bytes,
             .stream       = call->stream,
-            .attributes   = &overlap,
-            .n_attributes = call->overlaps && ctx->cuda->capability >= 90,
+            .attributes   = attributes,
+            .n_attributes = n,
     };
     union {
         const void *in;

@@ -7,6 +7,7 @@
 #include "launch.h"
 #include "lines.h"
 #include "state.h"
+#include "step.h"
 
 /* A checked call of gdn_prefill or gdn_decode as kernels take it: what rule and plan say of it. */
 struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rule_args *args,
@@ -18,6 +19,14 @@ struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rul
 size_t     gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream);
+/* By warps (decode_warp.cuh): is this a batch, and are these states, that they take? q and k need
+ * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And what they take. */
+bool               gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
+struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *args);
+bool               gdn_cuda_are_near(const struct gdn_rows *rows);
+struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *rows, const struct gdn_cu_batch *batch);
+/* x / n is the high half of x times this, for x and n below 2^16; 0: x itself. */
+uint32_t           gdn_cuda_inverse(int n);
 /* memory: of the workspace, so many bytes. */
 size_t     gdn_cuda_prefill_bytes(const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
@@ -55,6 +64,10 @@ gdn_status gdn_cuda_chunk_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, 
 gdn_status gdn_cuda_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream);
 gdn_status gdn_cuda_product(gdn_ctx *ctx, const char *op, struct gdn_cu_product *args, int64_t B,
                             void *stream);
+
+/* gdn_step: what it needs, and a checked call. */
+gdn_status gdn_cuda_step_check(gdn_ctx *ctx, const struct gdn_mixer *mixer, size_t *bytes);
+gdn_status gdn_cuda_step(gdn_ctx *ctx, const struct gdn_mixer *mixer, char *memory);
 
 /* The layer: what it needs (cuBLAS is opened then), and a checked call of it. */
 gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *block, size_t *bytes);

@@ -26,6 +26,20 @@ GDN_DEVICE void griddepcontrol_launch_dependents(void)
 #endif
 }
 
+/* The blocks of a cluster: this thread is through with what lies before; and all of them are. */
+GDN_DEVICE void cluster_arrive(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+#endif
+}
+GDN_DEVICE void cluster_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
 /* No instruction: x, of which the compiler no longer knows what it is, so that what is computed
  * from it is computed here and not kept in registers from before a loop. */
 GDN_DEVICE int opaque(int x)

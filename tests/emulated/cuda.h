@@ -110,6 +110,8 @@ void emulated_load(void *to, const void *from, int n, bool there);
 
 GDN_DEVICE void griddepcontrol_wait(void) {}
 GDN_DEVICE void griddepcontrol_launch_dependents(void) {}
+GDN_DEVICE void cluster_arrive(void) {} /* blocks are alone: the driver has no clusters */
+GDN_DEVICE void cluster_wait(void) {}
 GDN_DEVICE int  opaque(int x) { return x; }
 GDN_DEVICE void ld_v4_v2(uint32_t (&x)[4], const void *p, bool four, bool two)
 {

@@ -268,7 +268,7 @@ static int get_number(int *n) { return *n = 1, 0; }
 static int get_name(char *name, int n, int) { return snprintf(name, (size_t)n, "emulated"), 0; }
 static int get_attribute(int *value, int what, int)
 {
-    *value = what == GDN_CU_MAJOR         ? 9
+    *value = what == GDN_CU_MAJOR         ? 8
              : what == GDN_CU_MINOR       ? 0
              : what == GDN_CU_SHARED_MOST ? SHARED
                                           : 4;

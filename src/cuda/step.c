@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_step on a device: in one launch (step.cuh), or, where something is out of the ordinary, by
+ * the kernels of its parts one after the other. */
+#include "step.h"
+
+#include <stdio.h>
+
+#include "ops.h"
+
+static struct gdn_plan_pools pools_of(const gdn_tensor *state)
+{
+    return gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
+}
+
+static struct gdn_cu_rule rule_args(const struct gdn_mixer *m, const struct gdn_rule *rule)
+{
+    const struct gdn_plan_pools pools = pools_of(&m->args.state);
+    const gdn_rule_args decay = { .A_log = m->args.A_log, .dt_bias = m->args.dt_bias };
+    return gdn_cuda_rule_args(rule, &decay, &m->plan, &m->tokens, &pools);
+}
+
+/* ---- One launch ---------------------------------------------------------------------------- */
+
+enum { TAPS = 4, MOST = 128, COLUMNS = 16, CLUSTER = 8 }; /* as in step.cuh; blocks, at most */
+
+/* What the kernel takes in place of q, k and v: x, whose heads begin anywhere. */
+static struct gdn_cu_rule whole_rule(const struct gdn_mixer *m)
+{
+    struct gdn_rule rule = m->rule;
+    rule.q = rule.k = rule.v = m->conv.x;
+    return rule_args(m, &rule);
+}
+
+/* Are offsets inside a slot of 32 bits, and the step to the next one? */
+static bool are_near_taps(const struct gdn_conv_view *v, int64_t n_channels)
+{
+    const int64_t channel = v->channel < 0 ? -v->channel : v->channel;
+    const int64_t entry   = v->entry < 0 ? -v->entry : v->entry;
+    const int64_t slot    = v->slot < 0 ? -v->slot : v->slot;
+    return !v->data || (v->length < INT32_MAX / 8 && slot < INT32_MAX / 4 &&
+                        channel < INT32_MAX / 8 / n_channels &&
+                        entry < INT32_MAX / 8 / (v->length + 1));
+}
+
+static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
+{
+    const int64_t bytes = v->data ? (int64_t)gdn_dtype_bytes(v->dtype) : 0;
+    return (struct gdn_cu_taps){ v->data, v->dtype, (int32_t)(v->slot * bytes),
+                                 (int32_t)(v->channel * bytes), (int32_t)(v->entry * bytes) };
+}
+
+static bool is_one_launch(const struct gdn_mixer *m, const struct gdn_cu_rule *r)
+{
+    const struct gdn_rows z = gdn_rows_of(&m->args.z, &m->tokens);
+    return r->from.data && r->K <= MOST && r->V <= MOST && m->conv.W == TAPS &&
+           gdn_cuda_takes_warps(r) && gdn_cuda_are_near(&z) &&
+           are_near_taps(&m->conv.weight, m->conv.D) && are_near_taps(&m->conv.bias, m->conv.D) &&
+           are_near_taps(&m->conv.from, m->conv.D);
+}
+
+/* Into how many parts the columns of a state go, as log2: few blocks are spread over the device,
+ * but for the norm, which needs all of a head. */
+static int part_bits(const gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r)
+{
+    const int group = r->H / r->Hk;
+    int       bits  = 0;
+    while (!m->normed && r->V % (2 * COLUMNS << bits) == 0 && group << (bits + 1) <= CLUSTER &&
+           r->batch.B * r->H << (bits + 1) <= ctx->cuda->sm_count)
+        bits++;
+    return bits;
+}
+
+static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_mixer *m,
+                                    const struct gdn_cu_rule *r)
+{
+    const struct gdn_rows z       = gdn_rows_of(&m->args.z, &m->tokens);
+    const int             group   = r->H / r->Hk;
+    const bool            cluster = ctx->cuda->capability >= 90 && group <= CLUSTER;
+    const int             bits    = cluster ? part_bits(ctx, m, r) : 0;
+    const int             blocks  = cluster ? group << bits : 1;
+    struct gdn_cu_step    a       = {
+        .rule        = gdn_cuda_warp_args(r),
+        .x           = gdn_cuda_near(&r->k, &r->batch),
+        .z           = gdn_cuda_near(&z, &r->batch),
+        .weight      = taps_of(&m->conv.weight),
+        .bias        = taps_of(&m->conv.bias),
+        .conv        = taps_of(&m->conv.from),
+        .norm_weight = gdn_cuda_array(&m->args.norm_weight),
+        .Hk          = r->Hk,
+        .group       = group,
+        .n_heads     = cluster ? 1 : group,
+        .n_columns   = r->V >> bits,
+        .part_bits   = bits,
+        .n_blocks    = blocks,
+        .key_blocks  = gdn_cuda_inverse(blocks),
+        .share       = (2 * r->K + blocks - 1) / blocks,
+        .length      = (int32_t)m->conv.from.length,
+        .writes      = m->plan.batch.write != GDN_WRITE_NONE,
+        .normed      = m->normed,
+        .rms_eps     = m->norm.eps,
+    };
+    if (!a.writes) a.rule.write_slots = (struct gdn_cu_array){ 0 }; /* not to be looked at */
+    return a;
+}
+
+static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r)
+{
+    static const enum gdn_kernel_id kernels[2][3] = {
+        { GDN_CU_step_vk_F32, GDN_CU_step_vk_BF16, GDN_CU_step_vk_F16 },
+        { GDN_CU_step_kv_F32, GDN_CU_step_kv_BF16, GDN_CU_step_kv_F16 },
+    };
+    const struct gdn_cu_step a    = step_args(ctx, m, r);
+    const bool               rest = r->out.data && r->batch.cu_seqlens.data; /* behind the last */
+    /* Sixteen columns are a warp's; and a thread convolves two channels at most. */
+    const int n_state = (a.n_columns + COLUMNS - 1) / COLUMNS;
+    const int n_conv  = (2 * r->K + a.n_columns + 63) / 64;
+    const struct gdn_cuda_call call = {
+        .kernel    = kernels[r->from.k_first][r->from.dtype],
+        .grid      = { r->batch.B + rest, r->Hk * a.n_blocks, 1 },
+        .n_threads = 32 * (n_state > n_conv ? n_state : n_conv),
+        .cluster   = a.n_blocks,
+        .stream    = m->args.stream,
+        .args      = &a,
+        .overlaps  = true,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "step", call.kernel);
+}
+
+/* ---- Memory of several --------------------------------------------------------------------- */
+
+static bool spares_padding(const struct gdn_mixer *m)
+{
+    return m->normed && m->plan.batch.pad_policy == GDN_PAD_KEEP;
+}
+
+static size_t out_bytes(const struct gdn_mixer *m)
+{
+    return (size_t)(m->norm.n_rows * m->rule.V) * gdn_dtype_bytes(m->conv.x.dtype);
+}
+
+/* What a call of several launches keeps in the workspace. */
+struct buffers {
+    char *convolved;
+    char *out;  /* [N][Hv][V], where a norm follows and padding keeps its output */
+    char *tree; /* what the rule needs of one */
+};
+
+static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b, char *memory)
+{
+    const struct gdn_cu_rule rule = rule_args(m, &m->rule);
+    const struct gdn_room rooms[] = {
+        { &b->convolved, gdn_mixer_bytes(m) },
+        { &b->out, spares_padding(m) ? out_bytes(m) : 0 },
+        { &b->tree, gdn_cuda_decode_bytes(ctx, &rule) },
+    };
+    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+}
+
+gdn_status gdn_cuda_step_check(gdn_ctx *ctx, const struct gdn_mixer *m, size_t *bytes)
+{
+    const struct gdn_cu_rule whole = whole_rule(m);
+    struct buffers           b;
+    *bytes = is_one_launch(m, &whole) ? 0 : lay_out(ctx, m, &b, NULL);
+    return GDN_OK;
+}
+
+/* ---- The call ------------------------------------------------------------------------------ */
+
+struct step {
+    gdn_ctx                *ctx;
+    const struct gdn_mixer *m;
+    struct buffers          b;
+    char                    names[sizeof((gdn_ctx *)0)->kernel]; /* of all that ran */
+};
+
+/* Those of the kernels that the op just called has noted, as "step: name". */
+static void add_noted(struct step *s)
+{
+    const size_t used = strlen(s->names);
+    snprintf(s->names + used, sizeof s->names - used, "%s", strchr(s->ctx->kernel, ' '));
+}
+
+static gdn_status convolve(struct step *s)
+{
+    const struct gdn_mixer     *m     = s->m;
+    const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
+    struct gdn_conv             conv  = m->conv;
+    conv.out             = gdn_mixer_rows(m, s->b.convolved, 0, 0);
+    struct gdn_cu_conv a = gdn_cuda_conv_args(s->ctx, &conv, &m->plan, &m->tokens, &pools);
+    TRY(gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream));
+    add_noted(s);
+    return GDN_OK;
+}
+
+/* The buffer, as out lies. */
+static gdn_tensor before_out(const struct step *s)
+{
+    const gdn_tensor *t = &s->m->args.out;
+    return gdn_dense(s->b.out, t->dtype, t->ndim, t->size[0], t->size[1], t->size[2], t->size[3]);
+}
+
+/* o, in out or before it. */
+static gdn_status run_rule(struct step *s)
+{
+    const struct gdn_mixer *m    = s->m;
+    struct gdn_rule         rule = m->rule;
+    gdn_mixer_connect(m, s->b.convolved, &rule);
+    const gdn_tensor before = before_out(s);
+    if (spares_padding(m)) rule.out = gdn_rows_of(&before, &m->tokens);
+    struct gdn_cu_rule a = rule_args(m, &rule);
+    if (spares_padding(m)) a.batch.pad_policy = GDN_PAD_ZERO;
+    TRY(gdn_cuda_decode(s->ctx, "step", &a, s->b.tree, m->args.stream));
+    add_noted(s);
+    return GDN_OK;
+}
+
+/* In place. Tokens that do not count have o = 0 and may have any z; they stay zero. */
+static gdn_status run_norm(struct step *s)
+{
+    const struct gdn_mixer *m    = s->m;
+    struct gdn_norm_job     norm = m->norm;
+    if (spares_padding(m)) norm.x = norm.out = before_out(s);
+    struct gdn_cu_norm a = gdn_cuda_norm_args(&norm);
+    a.zeros              = true;
+    TRY(gdn_cuda_norm(s->ctx, "step", &a, m->args.stream));
+    add_noted(s);
+    return GDN_OK;
+}
+
+static gdn_status store(struct step *s)
+{
+    enum { TOKENS = 256 / 32 }; /* of a block, see block.cu */
+    const struct gdn_mixer         *m     = s->m;
+    const gdn_tensor               *pool  = m->args.state.data ? &m->args.state
+                                                               : &m->args.conv_state;
+    const struct gdn_plan_pools     pools = pools_of(pool);
+    struct gdn_cu_block_store       a     = {
+            .batch = gdn_cuda_batch(&m->plan, &m->tokens, &pools),
+            .out   = m->rule.out,
+            .from  = s->b.out,
+            .n     = (int64_t)m->rule.H * m->rule.V,
+            .head  = m->rule.V,
+    };
+    if (!m->tokens.padded) a.out.batch = a.out.token; /* rows of one token */
+    const struct gdn_cuda_call call = {
+        .kernel = GDN_CU_block_store,
+        .grid   = { (m->tokens.N + TOKENS - 1) / TOKENS, 1, 1 },
+        .stream = m->args.stream,
+        .args   = &a,
+    };
+    TRY(gdn_cuda_launch(s->ctx, &call));
+    TRY(gdn_cuda_note(s->ctx, "step", call.kernel));
+    add_noted(s);
+    return GDN_OK;
+}
+
+static gdn_status run(struct step *s)
+{
+    TRY(convolve(s));
+    TRY(run_rule(s));
+    if (s->m->normed) TRY(run_norm(s));
+    if (spares_padding(s->m)) TRY(store(s));
+    return gdn_note_line(s->ctx, "step", s->names + 1);
+}
+
+gdn_status gdn_cuda_step(gdn_ctx *ctx, const struct gdn_mixer *m, char *memory)
+{
+    struct step s = { .ctx = ctx, .m = m };
+    bool        pushed;
+    if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
+    const struct gdn_cu_rule whole = whole_rule(m);
+    if (is_one_launch(m, &whole)) return launch_one(ctx, m, &whole);
+    lay_out(ctx, m, &s.b, memory);
+    TRY(gdn_cuda_enter(ctx, &pushed));
+    const gdn_status status = run(&s);
+    gdn_cuda_leave(ctx, pushed);
+    return status;
+}

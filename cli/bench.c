@@ -13,7 +13,7 @@
 #include "table.h"
 
 static const char *const help[] = {
-    "gdn bench prefill|decode|conv|block|gates|l2norm|rmsnorm [options]\n"
+    "gdn bench prefill|decode|conv|block|gates|l2norm|rmsnorm|step [options]\n"
     "\n"
     "First a part of the result is compared with float64 (exit 1, and no times, if it is\n"
     "outside the limits of gdn run); then rounds of the op and of a yardstick follow each other,\n"
@@ -23,8 +23,8 @@ static const char *const help[] = {
     "  --heads Q/V      heads of q and of v; k has the fewer (default 16/32). block: key/value\n"
     "  --dim K[/V]      head size (default 128)\n"
     "  --seqlens LIST   lengths of the sequences: LENGTH or LENGTHxCOUNT, comma-separated;\n"
-    "                   1xLENGTH is one sequence (default 2048; block 512; not for decode)\n"
-    "  --batch N        N sequences of --tokens each: decode (default 32), conv, block\n"
+    "                   1xLENGTH is one sequence (default 2048; block 512; not for decode, step)\n"
+    "  --batch N        N sequences of --tokens each: decode, step (default 32), conv, block\n"
     "  --tokens N       tokens of each of those (default 1)\n"
     "  --dtype D        f32 (default), bf16, f16: activations, and the weights of block\n"
     "  --state D        f32 (default), bf16, f16; prefill and decode also i8, e4m3: states\n"
@@ -34,6 +34,7 @@ static const char *const help[] = {
     "  --raw            prefill, decode: raw gates and the norms of q and k inside the call\n"
     "  --pool           prefill, decode: states in every other slot of a pool\n"
     "  --each           decode: the state after every token, in a slot of its own\n"
+    "  --gated          step: the gated norm too\n"
     "  --channels N     conv (default 8192); 4 taps, SiLU\n"
     "  --hidden N       block (default 2048)\n",
 
@@ -46,15 +47,16 @@ static const char *const help[] = {
     "share is that of the measured float32 multiply-add rate for prefill and block, that of the\n"
     "measured in-place bandwidth on the same footprint (the states of decode, all tensors of\n"
     "conv, at most 256 MiB) for decode and conv, with the same instruction set and threads.\n"
+    "For step, its convolution and its rule are also timed as calls of their own.\n"
     "For block, its rule and its convolution are also timed apart; what is left of its time is\n"
     "given as that of its projections.\n"
     "On a device times are those of the kernels, by events, with 256 MB written before each call;\n"
     "the limits are scaling in place and a bf16 matrix product (cuBLAS).\n",
 };
 
-enum bench_op { PREFILL, DECODE, CONV, BLOCK, GATES, L2NORM, RMSNORM, N_BENCH_OPS };
+enum bench_op { PREFILL, DECODE, CONV, BLOCK, GATES, L2NORM, RMSNORM, STEP, N_BENCH_OPS };
 static const char *const op_names[] = { "prefill", "decode",  "conv",   "block",
-                                        "gates",   "l2norm", "rmsnorm" };
+                                        "gates",   "l2norm", "rmsnorm", "step" };
 
 struct bench_options {
     struct cli_device device;
@@ -139,9 +141,10 @@ static int parse_dims(struct bench_options *o)
     struct case_dims *d = &o->dims;
     if (!parse_pair(o->heads, '/', 1024, &d->Hq, &d->Hv) || !d->Hv)
         return cli_bad("--heads: '%s', wanted two numbers from 1 to 1024, Q/V", o->heads);
-    if ((d->Hq > d->Hv ? d->Hq % d->Hv : d->Hv % d->Hq) || (o->op == BLOCK && d->Hq > d->Hv))
+    const bool layer = o->op == BLOCK || o->op == STEP; /* fewer heads of keys */
+    if ((d->Hq > d->Hv ? d->Hq % d->Hv : d->Hv % d->Hq) || (layer && d->Hq > d->Hv))
         return cli_bad("--heads: '%s', wanted %s", o->heads,
-                       o->op == BLOCK ? "the second a multiple of the first"
+                       layer ? "the second a multiple of the first"
                                       : "one a multiple of the other");
     if (!parse_pair(o->dim, '/', 256, &d->K, &d->V))
         return cli_bad("--dim: '%s', wanted K or K/V from 1 to 256", o->dim);
@@ -163,7 +166,7 @@ static int settle(struct bench_options *o)
     if (o->op == PREFILL && (o->batch || o->tokens))
         return cli_bad("--batch, --tokens: not for prefill (--seqlens)");
     const bool rule = o->op == PREFILL || o->op == DECODE;
-    if (o->dims.exact && !rule && o->op != BLOCK)
+    if (o->dims.exact && !rule && o->op != BLOCK && o->op != STEP)
         return cli_bad("--exact: not for %s", op_names[o->op]);
     if ((o->dims.raw || o->dims.pooled) && !rule)
         return cli_bad("--raw, --pool: not for %s", op_names[o->op]);
@@ -171,11 +174,12 @@ static int settle(struct bench_options *o)
     if (o->dims.bf16_products && ((o->op != PREFILL && o->op != BLOCK) || strcmp(o->dtype, "bf16")))
         return cli_bad("--bf16-products: for prefill and block of bf16 alone");
     if (o->dims.bf16_products && o->dims.exact) return cli_bad("--bf16-products: not with --exact");
-    if (o->op == DECODE && o->seqlens)
-        return cli_bad("--seqlens: not for decode (--batch, --tokens)");
+    if (o->dims.gated && o->op != STEP) return cli_bad("--gated: not for %s", op_names[o->op]);
+    if ((o->op == DECODE || o->op == STEP) && o->seqlens)
+        return cli_bad("--seqlens: not for %s (--batch, --tokens)", op_names[o->op]);
     if (o->seqlens && (o->batch || o->tokens))
         return cli_bad("--seqlens and --batch or --tokens: wanted one of them");
-    if ((o->op == DECODE || o->tokens) && !o->batch) o->batch = 32;
+    if ((o->op == DECODE || o->op == STEP || o->tokens) && !o->batch) o->batch = 32;
     if (!o->seqlens) o->seqlens = o->op == BLOCK ? "512" : "2048";
     return parse_dims(o) || parse_lengths(o);
 }
@@ -225,6 +229,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     if (o->dims.raw) cJSON_AddBoolToObject(line, "raw", true);
     if (o->dims.pooled) cJSON_AddBoolToObject(line, "pool", true);
     if (o->dims.each) cJSON_AddBoolToObject(line, "each", true);
+    if (o->dims.gated) cJSON_AddBoolToObject(line, "gated", true);
 }
 
 static void print_json(const struct bench_options *o, const struct bench *b,
@@ -250,6 +255,10 @@ static void print_json(const struct bench_options *o, const struct bench *b,
     cJSON_AddNumberToObject(line, "error", compare_relative(b->judged.max_error, b->judged.rms));
     cJSON_AddNumberToObject(line, "rms_error",
                             compare_relative(b->judged.rms_error, b->judged.rms));
+    if (o->op == STEP) {
+        cJSON_AddNumberToObject(line, "conv_ms", b->calls[1].ms.median);
+        cJSON_AddNumberToObject(line, "decode_ms", b->calls[2].ms.median);
+    }
     if (p) {
         cJSON *item = cJSON_AddObjectToObject(line, "projections");
         cJSON_AddNumberToObject(item, "part", p->part);
@@ -275,6 +284,7 @@ static void print_text(const struct bench_options *o, const struct bench *b,
            o->dims.exact           ? ", exact"
            : o->dims.bf16_products ? ", bf16 products"
            : o->dims.each          ? ", each state kept"
+           : o->dims.gated         ? ", gated norm"
                                    : "",
            b->kernel);
     printf("  time      %s ms, mad %s, %d rounds\n", table_number(a, ms->median),
@@ -289,6 +299,9 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     if (b->ctx->cuda)
         printf("  beside    a copy at %s GB/s, a bf16 matrix product at %s TFLOP/s\n",
                table_number(a, 1e-9 * b->copy), table_number(c, 1e-12 * b->product));
+    if (o->op == STEP)
+        printf("  apart     convolution %s ms, rule %s ms\n",
+               table_number(a, b->calls[1].ms.median), table_number(c, b->calls[2].ms.median));
     if (p)
         printf("  inside    rule %s ms, convolution %s ms, the rest %.0f %%: projections at %s "
                "GFLOP/s, %.1f %%\n", table_number(a, b->calls[1].ms.median),
@@ -406,12 +419,44 @@ static int bench_block(const struct bench_options *o, struct bench *b)
     return code;
 }
 
+/* The step; its convolution and its rule apart, as separate calls. */
+static int bench_step(const struct bench_options *o, struct bench *b)
+{
+    struct step_case c;
+    struct rule_case rule;
+    struct conv_case conv;
+    struct case_dims inner = o->dims;
+    inner.raw         = true;
+    inner.D           = 2 * inner.Hq * inner.K + inner.Hv * inner.V;
+    int code          = step_case_make(&c, &o->dims, o->B, o->lengths[0]);
+    code              = rule_case_make(&rule, &inner, o->lengths, o->B) || code;
+    inner.state_dtype = inner.dtype;
+    code              = conv_case_make(&conv, &inner, o->lengths, o->B) || code;
+    code              = code ? CLI_BAD : step_case_check(&c, b->ctx, &b->judged);
+    if (!code) {
+        b->calls[0]  = (struct bench_call){ .op = GDN_OP_STEP, .args = &c.args };
+        b->calls[1]  = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &conv.args };
+        b->calls[2]  = (struct bench_call){ .op = GDN_OP_DECODE, .args = &rule.args };
+        b->n_calls   = 3;
+        b->by_memory = true;
+        b->footprint = (size_t)step_case_state_bytes(&c);
+        b->flops     = step_case_flops(&c);
+        b->bytes     = step_case_bytes(&c);
+        code         = time_and_print(o, b, 0);
+    }
+    memory_free(&c.memory);
+    memory_free(&rule.memory);
+    memory_free(&conv.memory);
+    return code;
+}
+
 static int run_bench(struct bench_options *o)
 {
     struct bench b = { .seconds = o->seconds };
     if (settle(o) || cli_open(&o->device, &b.ctx)) return CLI_BAD;
     const int code = o->op == CONV    ? bench_conv(o, &b)
                      : o->op == BLOCK ? bench_block(o, &b)
+                     : o->op == STEP  ? bench_step(o, &b)
                      : o->op >= GATES ? bench_rows(o, &b)
                                       : bench_rule(o, &b);
     gdn_ctx_destroy(b.ctx);
@@ -457,6 +502,7 @@ int bench_main(int argc, char **argv)
         { "--raw", CLI_FLAG, &o.dims.raw, 0, 0 },
         { "--pool", CLI_FLAG, &o.dims.pooled, 0, 0 },
         { "--each", CLI_FLAG, &o.dims.each, 0, 0 },
+        { "--gated", CLI_FLAG, &o.dims.gated, 0, 0 },
         { "--bf16-products", CLI_FLAG, &o.dims.bf16_products, 0, 0 },
         { "--json", CLI_FLAG, &o.json, 0, 0 },
         { "--help", CLI_FLAG, &o.help, 0, 0 },

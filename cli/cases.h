@@ -33,6 +33,7 @@ struct case_dims {
     bool    each;   /* GDN_WRITE_EACH */
     bool    fused;  /* the layer as Qwen3-Next has it */
     bool    keep;   /* GDN_PAD_KEEP, the layer */
+    bool    gated;  /* the step: with the gated norm */
 };
 
 /* One op with its memory. Not to be moved: args points into it. */
@@ -58,6 +59,18 @@ struct block_case {
     gdn_tensor        qkv, z, b, a; /* its projections as Qwen3.5 has them */
     gdn_block_args    args;
 };
+
+/* B sequences of T tokens, in slots of their own; convolution states are of the dtype of x. */
+struct step_case {
+    struct memory    memory;
+    struct case_dims dims;
+    gdn_step_args    args;
+};
+int    step_case_make(struct step_case *c, const struct case_dims *dims, int64_t B, int64_t T);
+int    step_case_check(struct step_case *c, gdn_ctx *ctx, struct comparison *found);
+double step_case_state_bytes(const struct step_case *c);
+double step_case_bytes(const struct step_case *c);
+double step_case_flops(const struct step_case *c);
 
 /* Gates, norms: rows of heads, n_rows tokens. */
 struct rows_case {

@@ -132,6 +132,43 @@ static void check_convs(struct check *k)
             }
 }
 
+/* ---- Steps ------------------------------------------------------------------------------- */
+
+static void check_step(struct check *k, const struct case_dims *d, int64_t T)
+{
+    struct step_case  c;
+    struct comparison found = { 0 };
+    char              name[96];
+    snprintf(name, sizeof name, "step %s state %s %s %lldx%lld heads %lld/%lld T%lld%s",
+             dtype_names[d->dtype], dtype_names[d->state_dtype],
+             d->state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d->K,
+             (long long)d->V, (long long)d->Hq, (long long)d->Hv, (long long)T,
+             d->gated ? " gated" : "");
+    if (!wanted(k, name)) return;
+    int code = step_case_make(&c, d, 3, T);
+    if (!code) code = step_case_check(&c, k->ctx, &found);
+    memory_free(&c.memory);
+    judge(k, name, code, &found);
+}
+
+/* In one launch, and (33 x 17) in several. */
+static void check_steps(struct check *k)
+{
+    static const int64_t shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 64, 96 }, { 2, 2, 33, 17 } };
+    for (int s = 0; s < 3; s++)
+        for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
+            for (int32_t state = GDN_F32; state <= GDN_F16; state++)
+                for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++) {
+                    struct case_dims d = { .Hq = shapes[s][0], .Hv = shapes[s][1],
+                                           .K = shapes[s][2], .V = shapes[s][3], .W = 4,
+                                           .dtype = dtype, .state_dtype = state,
+                                           .state_layout = layout };
+                    check_step(k, &d, 1);
+                    d.gated = true;
+                    check_step(k, &d, 5);
+                }
+}
+
 /* ---- State copies ------------------------------------------------------------------------ */
 
 /* A pool [3][2][20][20] and the scales of one of 8 bits. */
@@ -330,6 +367,7 @@ int check_device(int argc, char **argv)
     }
     check_rows(&k);
     check_convs(&k);
+    check_steps(&k);
     check_copies(&k);
     check_rules(&k);
     check_stages(&k);

@@ -35,7 +35,7 @@ static const char help[] =
 static const char *const ops[] = {
     "prefill", "decode", "conv1d", "gates", "l2norm", "rmsnorm_gated", "block", "state_copy",
     "summary", "summary_compose", "summary_apply", "chunk_cumsum", "chunk_uw", "chunk_states",
-    "chunk_output", "record_commit", "record_fold",
+    "chunk_output", "record_commit", "record_fold", "step",
 };
 
 /* The fields of struct gdn_kernels; a kernel's name is "<loop>.<isa>". */

@@ -36,7 +36,8 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *
 gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
                                   void *stream);
 bool       gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
-gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
+gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args, int by_number,
+                                   enum gdn_kernel_id *ran, void *stream);
 gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args, int by_number,
                                    enum gdn_kernel_id *ran, void *stream);
 

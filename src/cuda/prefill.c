@@ -75,6 +75,8 @@ static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int sha
 gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule, int by_number,
                                    enum gdn_kernel_id *ran, void *stream)
 {
+    if (gdn_cuda_prefill_hopper_takes(ctx, rule))
+        return gdn_cuda_prefill_hopper(ctx, rule, by_number, ran, stream);
     const struct form     f = find_form(rule->q.dtype, rule->K);
     struct gdn_cu_prefill p = { .rule = *rule, .by_number = by_number };
     p.q_wide   = width_of(&rule->q);
@@ -107,7 +109,6 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *
     enum gdn_kernel_id ran;
     if (rule->from.scales || rule->to.scales || rule->checkpoints.scales)
         return gdn_cuda_prefill_eight(ctx, rule, memory, stream);
-    if (gdn_cuda_prefill_hopper_takes(ctx, rule)) return gdn_cuda_prefill_hopper(ctx, rule, stream);
     TRY(gdn_cuda_prefill_chunks(ctx, rule, 0, &ran, stream));
     return gdn_cuda_note(ctx, "prefill", ran);
 }

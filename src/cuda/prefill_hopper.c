@@ -72,10 +72,11 @@ static gdn_status find_map(gdn_ctx *ctx, const char *name, int i, const struct g
     return GDN_OK;
 }
 
-gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r, void *stream)
+gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r, int by_number,
+                                   enum gdn_kernel_id *ran, void *stream)
 {
     const struct gdn_cu_batch   *b = &r->batch;
-    struct gdn_cu_prefill_hopper p = { .rule = *r };
+    struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = by_number };
     TRY(find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
     TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
     TRY(find_map(ctx, "v", 2, &r->v, b, r->Hv, r->V, &p.v));
@@ -87,6 +88,6 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r, vo
         .stream       = stream,
         .args         = &p,
     };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, "prefill", call.kernel);
+    *ran = call.kernel;
+    return gdn_cuda_launch(ctx, &call);
 }

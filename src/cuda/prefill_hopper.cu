@@ -77,7 +77,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
         zero_outside(b, -b.s().n_before, 0);
         zero_outside(b, b.s().n_valid, b.s().n_tokens - b.s().n_before);
     }
-    cluster_wait();
+    cluster_sync();
     if (group == 0) {
         lower_registers<88>();
         run_io<io>(b, warp, lane);
@@ -89,7 +89,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
         run_solve<io>(b, group - 2, warp % 4, lane);
     }
     __syncwarp();
-    cluster_wait(); /* the other block may still signal here, or copy */
+    cluster_sync(); /* the other block may still signal here, or copy */
 }
 
 #define GDN_IMAGE_prefill_hopper GDN_THIS_IMAGE

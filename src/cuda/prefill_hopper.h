@@ -20,7 +20,8 @@ struct gdn_cu_map {
 struct gdn_cu_prefill_hopper {
     struct gdn_cu_map  q, k, v, out;
     struct gdn_cu_rule rule;
-    int64_t            pad[6];
+    int32_t            by_number; /* as in struct gdn_cu_prefill */
+    int32_t            pad[11];
 };
 GDN_CU_SIZE(gdn_cu_map, 128);
 GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 48);

@@ -402,6 +402,20 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, float (&S)[64],
     }
 }
 
+/* Where the sequence's state in a pool is; the pool: GDN_PREFILL_... */
+GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
+                                             const struct gdn_pool_view &view, int64_t slot, int pool)
+{
+    return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s().row : slot, b.head);
+}
+
+/* Where the next checkpoint goes. */
+GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
+{
+    const bool numbered = w.cursor.slot >= 0 && w.b.a.by_number & GDN_PREFILL_CHECKPOINTS;
+    return place_of(w.b.r.checkpoints, numbered ? w.cursor.c : w.cursor.slot, w.b.head);
+}
+
 /* Checkpoints inside chunk c, which has n tokens; those after it are left for later. */
 template <int io>
 GDN_DEVICE void leave_inside(const struct hopper_state &w, float (&S)[64],
@@ -411,7 +425,7 @@ GDN_DEVICE void leave_inside(const struct hopper_state &w, float (&S)[64],
     while (w.cursor.at < (int64_t)c * 64 + n) {
         const int64_t m = w.cursor.at - (int64_t)c * 64, slot = w.cursor.slot;
         if (m > 0 && slot >= 0)
-            leave_state<io>(w, S, u, c, (int)m, place_of(r.checkpoints, slot, w.b.head));
+            leave_state<io>(w, S, u, c, (int)m, checkpoint_place(w));
         set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.common().checkpoints);
     }
 }
@@ -424,9 +438,9 @@ GDN_DEVICE void leave_after(const struct hopper_state &w, float (&S)[64], int64_
         struct state_place to = {};
         more                  = w.cursor.at <= n;
         if (more && w.cursor.at > 0)
-            to = place_of(r.checkpoints, w.cursor.slot, w.b.head);
+            to = checkpoint_place(w);
         else if (!more && is_final)
-            to = place_of(r.to, w.b.s().write, w.b.head);
+            to = sequence_place(w.b, r.to, w.b.s().write, GDN_PREFILL_TO);
         write_state(S, to, w.part, 0);
         if (more) set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.common().checkpoints);
     }
@@ -517,7 +531,7 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     float               S[64];
     w.v_lane = tile_place(row, 16 * warp + lane / 8 % 2 * 8);
     set_cursor(w.cursor, b.common().checkpoints.first, b.r.batch, b.common().checkpoints);
-    read_state(S, place_of(b.r.from, b.s().read, b.head), w.part);
+    read_state(S, sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM), w.part);
 #pragma unroll 1
     for (int c = 0;; c++) {
         const bool    is_final = c == b.n_chunks;

@@ -69,10 +69,10 @@ GDN_DEVICE uint32_t cluster_rank(void)
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
     return x;
 }
-GDN_DEVICE void cluster_wait(void)
+GDN_DEVICE void cluster_sync(void)
 {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\t"
-                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
 }
 
 /* ---- Copies; those into shared memory count their bytes on a barrier there --------------------- */

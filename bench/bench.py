@@ -73,7 +73,8 @@ def describe(r):
         sizes.append(f"B = {r['batch']}, T = 1")
     state = f", state {r['state']}" if r.get("state", r["dtype"]) != r["dtype"] else ""
     mode = ", exact" if r.get("exact") else ", bf16 products" if r.get("bf16_products") else ""
-    mode += ", every state kept" if r.get("each") else ""
+    for key, words in (("each", "every state kept"), ("pool", "slots"), ("gated", "gated norm")):
+        mode += f", {words}" if r.get(key) else ""
     return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}{mode}"
 
 
@@ -81,7 +82,9 @@ def cell(r):
     """Time, and what part of the machine that is."""
     limit = f"{r['gflops']:.0f} GFLOP/s" if r["bound"] == "flops" else f"{r['gbs']:.0f} GB/s"
     text = f"{r['ms']:.3g} ms, {limit}, {100 * r['share']:.0f} %"
-    if "projections" in r:
+    if "conv_ms" in r:
+        text += f" (convolution {r['conv_ms']:.3g} + decode {r['decode_ms']:.3g} ms apart)"
+    if "projections" in r and r.get("backend") != "cuda":  # there its parts alone take longer
         text += f" (projections {100 * r['projections']['share']:.0f} %)"
     return text
 

@@ -78,13 +78,6 @@ static bool is_walked(const struct gdn_cu_rule *r)
            gdn_is_eight(r->to.dtype) || gdn_is_eight(r->checkpoints.dtype);
 }
 
-static enum gdn_kernel_id any_of(bool k_first, int K)
-{
-    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_any_vk) },
-                                                      { SIZES(GDN_CU_decode_any_kv) } };
-    return kernels[k_first][size_of(K)];
-}
-
 static enum gdn_kernel_id walk_of(bool k_first, int K)
 {
     static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_walk_vk) },
@@ -276,7 +269,11 @@ struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
         .plain               = !b->cu_seqlens.data && !b->read_slots.data && !b->write_slots.data &&
                  !b->has_initial_state.data && !b->num_accepted_tokens.data,
     };
-    if (b->write == GDN_WRITE_NONE) a.to.data = NULL;
+    if (b->write == GDN_WRITE_NONE) { /* and nobody asks where to */
+        a.to.data          = NULL;
+        a.write_slots.data = NULL;
+        a.write_pool       = INT32_MAX;
+    }
     a.whole    = is_whole(r, &a);
     a.products = a.whole && r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16;
     return a;
@@ -318,6 +315,13 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
 }
 
 /* ---- Decode -------------------------------------------------------------------------------- */
+
+static enum gdn_kernel_id any_of(bool k_first, int K)
+{
+    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_any_vk) },
+                                                      { SIZES(GDN_CU_decode_any_kv) } };
+    return kernels[k_first][size_of(K)];
+}
 
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream)

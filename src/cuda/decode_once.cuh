@@ -14,18 +14,6 @@
 
 #include "decode_rows.cuh"
 
-/* Sums 2 n values over the lanes that differ in `bit`. Each lane goes on with n of them: those
- * whose bit is set with the second half. */
-template <int n> GDN_DEVICE void halve_values(float *x, int bit)
-{
-    const bool high = threadIdx.x & bit;
-#pragma unroll
-    for (int i = 0; i < n; i++) {
-        const float mine = high ? x[n + i] : x[i], other = high ? x[i] : x[n + i];
-        x[i] = mine + __shfl_xor_sync(0xffffffff, other, bit);
-    }
-}
-
 /* LANES have a row, C chunks of four each; a load is of ROWS rows. Loads come in N groups. */
 template <int KC> struct once_tile {
     enum { LANES = KC < 128 ? KC / 4 : 32, C = KC / 4 / LANES, ROWS = 32 / LANES, N = 16 / ROWS };
@@ -45,11 +33,11 @@ GDN_DEVICE float once_sums(const Tile &tile, const float (&k)[Tile::C][4],
         x[n]           = fmaf(S, k[c][e], x[n]);
         x[Tile::N + n] = fmaf(S, q[c][e], x[Tile::N + n]);
     }
-    if (Tile::LANES == 32) halve_values<16>(x, 16);
-    halve_values<8>(x, 8);
-    halve_values<4>(x, 4);
-    halve_values<2>(x, 2);
-    halve_values<1>(x, 1);
+    if (Tile::LANES == 32) halve<16>(x, 16);
+    halve<8>(x, 8);
+    halve<4>(x, 4);
+    halve<2>(x, 2);
+    halve<1>(x, 1);
     return x[0];
 }
 

@@ -4,6 +4,7 @@
 #define GDN_CUDA_DECODE_ROWS_CUH
 
 #include "chunk.cuh"
+#include "lanes.cuh"
 #include "rule.cuh"
 
 /* A sequence's place. */

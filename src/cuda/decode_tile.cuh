@@ -14,6 +14,7 @@
 #define GDN_CUDA_DECODE_TILE_CUH
 
 #include "decode_tokens.cuh"
+#include "lanes.cuh"
 
 /* A token of a window, and where its output goes (NULL: nowhere; else from column 0 of the head
  * on). */
@@ -25,25 +26,10 @@ template <int KC> struct decode_step {
     float                          *u; /* [DECODE_COLUMNS], shared: u is left there; NULL: not */
 };
 
-/* The rule for one column, from the sums p = S^T k and z = S^T q of the decayed state. */
-GDN_DEVICE float rule_u(float beta, float v, float p) { return beta == 0 ? 0 : beta * (v - p); }
-GDN_DEVICE float rule_o(float kq, float z, float u) { return fmaf(kq, u, z); }
-
 GDN_DEVICE void read_four(float (&to)[4], const float *from)
 {
     const float4 x = *(const float4 *)from;
     to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
-}
-
-/* Sums 2 n values over the lanes that differ in `bit`. Each lane goes on with n of them: those
- * whose bit is set with the second half. */
-template <int n> GDN_DEVICE void halve(float *x, int bit)
-{
-    const bool high = threadIdx.x & bit;
-    for (int i = 0; i < n; i++) {
-        const float mine = high ? x[n + i] : x[i], other = high ? x[i] : x[n + i];
-        x[i] = mine + __shfl_xor_sync(0xffffffff, other, bit);
-    }
 }
 
 /* S <- alpha S, by selection where nothing is left. */

@@ -310,15 +310,15 @@ GDN_DEVICE float warp_sums(const Tile &tile, const struct warp_token<Tile::PARTS
         sums[R + c]    = fmaf(tile.S[n][e], t.q[j][l], sums[R + c]);
     }
     if (Tile::PARTS == 1) {
-        halve_values<R>(x[0], 8 * BIT);
-        halve_values<R / 2>(x[0], BIT);
+        halve<R>(x[0], 8 * BIT);
+        halve<R / 2>(x[0], BIT);
     } else {
 #pragma unroll
         for (int i = 0; i < 2 * R; i++) x[0][i] += x[Tile::PARTS - 1][i];
-        halve_values<R>(x[0], BIT);
+        halve<R>(x[0], BIT);
     }
-    halve_values<2>(x[0], 2 * BIT);
-    halve_values<1>(x[0], 4 * BIT);
+    halve<2>(x[0], 2 * BIT);
+    halve<1>(x[0], 4 * BIT);
     return x[0][0];
 }
 
@@ -330,8 +330,8 @@ GDN_DEVICE void warp_step(Tile &tile, const struct warp_token<Tile::PARTS * Tile
     const float mine  = warp_sums(tile, t);
     const float other = __shfl_xor_sync(0xffffffff, mine, z_bit<Tile>());
     const bool  is_z  = threadIdx.x & z_bit<Tile>();
-    const float u     = t.beta == 0 ? 0 : t.beta * (t.v - (is_z ? other : mine));
-    if (out && !is_z) store_float(out, 0, dtype, fmaf(t.kq, u, other));
+    const float u     = rule_u(t.beta, t.v, is_z ? other : mine);
+    if (out && !is_z) store_float(out, 0, dtype, rule_o(t.kq, other, u));
     if (t.beta == 0) return;
     float all[Tile::R]; /* u of the lane's columns */
 #pragma unroll

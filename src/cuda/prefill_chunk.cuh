@@ -134,16 +134,16 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, const raw_gates<chunk> &raw
     for (int i = 0; i < raw.each; i++) {
         const int t = lane + 32 * i;
         if (t >= chunk) continue;
-        const float start = are_parted(resets, -1, t) ? 0 : exp2_approx(G[i]);
+        const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(G[i]);
         v.G[t]            = G[i];
         v.k_scale[t]      = 1;
         v.q_scale[t]      = r.scale;
         v.from_start[t]   = start;
         v.q_start[t]      = start * r.scale;
-        v.to_end[t]       = t >= n || are_parted(resets, t, n - 1) ? 0 : exp2_approx(end - G[i]);
+        v.to_end[t]       = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - G[i]);
     }
     if (lane == 0) {
-        v.decay      = resets ? 0 : exp2_approx(end);
+        v.decay      = resets ? 0 : ex2_approx(end);
         v.n          = n;
         v.resets[0]  = (uint32_t)resets;
         v.resets[1]  = (uint32_t)(resets >> 32);
@@ -253,7 +253,7 @@ GDN_DEVICE void write_l(float *L, chunk_vectors<chunk> &v, const mma_block (&gra
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 const int   h = c / 2, e = 2 * r + c % 2, j = 16 * b + block_column(h, e);
-                const float decay = exp2_approx(G - v.G[j]);
+                const float decay = ex2_approx(G - v.G[j]);
                 float       l     = gram[b][h][e] * (beta * v.k_scale[j]) * decay;
                 if (j >= i || are_parted(resets, j, i)) l = 0;
                 if (!is_finite(l)) {
@@ -285,7 +285,7 @@ GDN_DEVICE void write_p(char *P, const chunk_vectors<chunk> &v,
                 float     p[2];
                 const int j = 16 * b + block_column(h, 0);
                 for (int e = 0; e < 2; e++) {
-                    const float decay = exp2_approx(G - v.G[j + e]);
+                    const float decay = ex2_approx(G - v.G[j + e]);
                     p[e] = gram[b][h][2 * r + e] * (q * v.k_scale[j + e]) * decay;
                     if (j + e > i || are_parted(resets, j + e, i)) p[e] = 0;
                 }

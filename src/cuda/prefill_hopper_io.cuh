@@ -44,10 +44,10 @@ GDN_DEVICE void write_p_rows(const hopper_gates &g, const float (&x)[32], uint32
         for (int h = 0; h < 2; h++) {
             const float2 G = *(const float2 *)(g.G + 16 * n + 8 * h + column);
             const float *p = x + 8 * n + 4 * h;
-            y[2 * h]       = format::pair(p[0] * (q0 * exp2_approx(G0 - G.x)),
-                                          p[1] * (q0 * exp2_approx(G0 - G.y)));
-            y[2 * h + 1]   = format::pair(p[2] * (q1 * exp2_approx(G1 - G.x)),
-                                          p[3] * (q1 * exp2_approx(G1 - G.y)));
+            y[2 * h]       = format::pair(p[0] * (q0 * ex2_approx(G0 - G.x)),
+                                          p[1] * (q0 * ex2_approx(G0 - G.y)));
+            y[2 * h + 1]   = format::pair(p[2] * (q1 * ex2_approx(G1 - G.x)),
+                                          p[3] * (q1 * ex2_approx(G1 - G.y)));
         }
         /* On the diagonal tokens after the row's are cut off whatever they hold. */
         const uint32_t all = n == warp ? 0u : ~0u;

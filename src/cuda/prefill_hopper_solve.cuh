@@ -51,10 +51,10 @@ GDN_DEVICE bool write_rows(const struct hopper_solver &w, const hopper_gates &g,
     for (int i = 0; i < 8; i++) {
         if (i / 2 < w.warp) continue;
         const float2 G    = *(const float2 *)(g.G + 8 * i + column);
-        const float  y[4] = { x[4 * i] * (f0 * exp2_approx(G.x - G0)),
-                              x[4 * i + 1] * (f0 * exp2_approx(G.y - G0)),
-                              x[4 * i + 2] * (f1 * exp2_approx(G.x - G1)),
-                              x[4 * i + 3] * (f1 * exp2_approx(G.y - G1)) };
+        const float  y[4] = { x[4 * i] * (f0 * ex2_approx(G.x - G0)),
+                              x[4 * i + 1] * (f0 * ex2_approx(G.y - G0)),
+                              x[4 * i + 2] * (f1 * ex2_approx(G.x - G1)),
+                              x[4 * i + 3] * (f1 * ex2_approx(G.y - G1)) };
 #pragma unroll
         for (int e = 0; e < 4; e++) taint[e] = fmaf(y[e], 0, taint[e]);
         store_shared(at + 32 * i, round_tf32(y[0]), round_tf32(y[1]));

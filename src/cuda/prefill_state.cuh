@@ -354,11 +354,11 @@ template <int chunk>
 GDN_DEVICE float end_factor(const chunk_vectors<chunk> &v, int t, int n)
 {
     if (t >= n || are_parted(tokens_of(v.resets), t, n - 1)) return 0;
-    return exp2_approx(v.G[n - 1] - v.G[t]) * v.k_scale[t];
+    return ex2_approx(v.G[n - 1] - v.G[t]) * v.k_scale[t];
 }
 template <int chunk> GDN_DEVICE float end_decay(const chunk_vectors<chunk> &v, int n)
 {
-    return are_parted(tokens_of(v.resets), -1, n - 1) ? 0 : exp2_approx(v.G[n - 1]);
+    return are_parted(tokens_of(v.resets), -1, n - 1) ? 0 : ex2_approx(v.G[n - 1]);
 }
 
 /* (to_end U)^T, for the state after the first n tokens; 0: after the chunk. */

@@ -11,14 +11,6 @@ GDN_DEVICE uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* 2^x, off by less than 2^-22 of it; 2^0 is 1 and what would be denormal is 0. */
-GDN_DEVICE float exp2_approx(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* ---- Matrices of 8 x 8 elements of 16 bits: lane l has element 2 (l % 4) and the next of row l / 4.
  * Lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i. Turned: of column l / 4. */
 

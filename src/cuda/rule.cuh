@@ -77,4 +77,8 @@ GDN_DEVICE float load_beta(const struct gdn_cu_rule &r, const struct gdn_cu_seq 
     return beta_value(r, load_float(row_at(r.beta, s, t, head), 0, r.beta.dtype));
 }
 
+/* The rule for one column, from the sums p = S^T k and z = S^T q of the decayed state. */
+GDN_DEVICE float rule_u(float beta, float v, float p) { return beta == 0 ? 0 : beta * (v - p); }
+GDN_DEVICE float rule_o(float kq, float z, float u) { return fmaf(kq, u, z); }
+
 #endif

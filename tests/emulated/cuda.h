@@ -183,7 +183,6 @@ GDN_DEVICE uint32_t shared_address(const void *p)
 {
     return (uint32_t)((const char *)p - gdn_shared);
 }
-GDN_DEVICE float exp2_approx(float x) { return ex2_approx(x); }
 GDN_DEVICE void  load_matrices(uint32_t (&x)[4], uint32_t row)
 {
     emulated_matrices(x, gdn_shared + row, false);

@@ -1,82 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Warpgroup 0: P of every other chunk and, with a norm, the lengths of all; and what goes between
- * memory and the block, by a warp each: loads two chunks ahead, gates two ahead, the output one
- * behind. A step does first what others wait for.
+ * Warpgroup 0, what goes between memory and the block, by a warp each: loads, gates, the output one
+ * chunk behind; and with a norm, lengths, by all four. In the step of chunk c the state works on it,
+ * and K and gates of c + 3 are brought, lengths of K for c + 2, V and Q of c + 2, lengths of Q for
+ * c + 1.
  *
- * With a norm, 1 / length is a factor of the gates' vectors: gates are full once it is in them. In
- * f16 keys are scaled where they lie (prefill_chunk.cuh).
+ * With a norm, 1 / length is a factor of the gates' vectors: gates are full once those of K are in
+ * them. In f16 keys are scaled where they lie (prefill_chunk.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_IO_CUH
 #define GDN_CUDA_PREFILL_HOPPER_IO_CUH
 
 #include "prefill_hopper.cuh"
-
-/* ---- P ------------------------------------------------------------------------------------- */
-
-/* Zeros for what is parted from its row's token by one that forgets. By a warp: its rows. */
-GDN_DEVICE void part_rows(const hopper_gates &g, uint32_t tile, int warp, int lane)
-{
-    const token_mask resets = tokens_of(g.resets);
-    __syncwarp();
-    for (int e = opaque(lane); e < 16 * 64; e += 32) {
-        const int i = 16 * warp + e / 64, j = e % 64;
-        if (j < i && are_parted(resets, j, i)) store_shared_u16(tile + tile_place(i, j), 0);
-    }
-}
-
-/* The warp's rows, from Q K^T: blocks up to the diagonal. */
-template <int io>
-GDN_DEVICE void write_p_rows(const hopper_gates &g, const float (&x)[32], uint32_t tile, int warp,
-                             int lane)
-{
-    typedef hopper_format<io> format;
-    const int      row = 16 * warp + lane / 4, column = lane % 4 * 2;
-    const float    G0 = g.G[row], G1 = g.G[row + 8], q0 = g.q_scale[row], q1 = g.q_scale[row + 8];
-    const uint32_t keep = (column <= lane / 4 ? 0xffffu : 0u) |
-                          (column + 1 <= lane / 4 ? 0xffff0000u : 0u);
-    const uint32_t at = tile + tile_place(16 * warp + lane % 16, 0);
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        if (n > warp) continue;
-        uint32_t y[4];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float2 G = *(const float2 *)(g.G + 16 * n + 8 * h + column);
-            const float *p = x + 8 * n + 4 * h;
-            y[2 * h]       = format::pair(p[0] * (q0 * ex2_approx(G0 - G.x)),
-                                          p[1] * (q0 * ex2_approx(G0 - G.y)));
-            y[2 * h + 1]   = format::pair(p[2] * (q1 * ex2_approx(G1 - G.x)),
-                                          p[3] * (q1 * ex2_approx(G1 - G.y)));
-        }
-        /* On the diagonal tokens after the row's are cut off whatever they hold. */
-        const uint32_t all = n == warp ? 0u : ~0u;
-        store_matrices(at ^ (uint32_t)(2 * n + lane / 16) << 4, y[0] & (keep | all), y[1],
-                       y[2] & all, y[3] & (keep | all));
-    }
-}
-
-template <int io> GDN_DEVICE void make_p_tile(const struct hopper_block &b, int c, int warp, int lane)
-{
-    const hopper_gates &g    = b.gates(c);
-    const uint32_t      tile = b.p(c), rows = tile + warp * 16 * 128;
-    float               x[32];
-    b.wait_loaded(c);
-    b.wait_slot(HOPPER_GATES_FULL, c);
-    multiply_tiles<io>(x, b.kq(c) + HOPPER_TILE, b.kq(c));
-    b.wait_slot_free(HOPPER_P_FREE, c);
-    wgmma_wait();
-    if (b.r.norm != GDN_NORM_NONE) scale_columns(x, g.k_scale);
-    write_p_rows<io>(g, x, tile, warp, lane);
-    if (tokens_of(g.resets)) part_rows(g, tile, warp, lane);
-    async_fence();
-    __syncwarp();
-    if (lane != 0) return;
-    const uint32_t full = b.other(b.of_slot(HOPPER_P_FULL, c));
-    mbarrier_arrive(b.of_slot(HOPPER_P_FULL, c));
-    mbarrier_expect_cluster(full, 16 * 128);
-    copy_to_block(b.other(rows), rows, 16 * 128, full);
-}
 
 /* ---- Lengths --------------------------------------------------------------------------------- */
 
@@ -88,7 +23,7 @@ GDN_DEVICE float tile_row_length(const struct hopper_block &b, const char *row, 
     float sum = 0;
 #pragma unroll 2
     for (int i = 0; i < 16; i++) {
-        const uint4 w = *(const uint4 *)(row + i / 8 * 2 * HOPPER_TILE + tile_place(t, i % 8 * 8));
+        const uint4 w = *(const uint4 *)(row + i / 8 * HOPPER_TILE + tile_place(t, i % 8 * 8));
         const uint32_t x[4] = { w.x, w.y, w.z, w.w };
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -104,24 +39,19 @@ template <int io> GDN_DEVICE void scale_tile_row(char *row, int t, float length)
     typedef hopper_format<io> format;
 #pragma unroll 2
     for (int i = 0; i < 64; i++) {
-        uint32_t *x = (uint32_t *)(row + i / 32 * 2 * HOPPER_TILE + tile_place(t, i % 32 * 2));
+        uint32_t *x = (uint32_t *)(row + i / 32 * HOPPER_TILE + tile_place(t, i % 32 * 2));
         *x          = format::pair(format::low(*x) * length, format::high(*x) * length);
     }
 }
 
-template <int io> GDN_DEVICE void add_lengths(const struct hopper_block &b, int c, int warp, int lane)
+/* Of K of chunk c, by warps 0 and 1. */
+template <int io> GDN_DEVICE void add_k_lengths(const struct hopper_block &b, int c, int t)
 {
-    hopper_gates &g    = b.gates(c);
-    const bool    is_q = warp >= 2;
-    const int     t    = warp % 2 * 32 + opaque(lane);
-    char *row = gdn_shared + (b.kq(c) - hopper_address()) + (is_q ? HOPPER_TILE : 0);
-    b.wait_loaded(c);
-    barrier_wait(HOPPER_BARRIER_IO, 128); /* the gates are there */
+    hopper_gates &g   = b.gates(c);
+    char         *row = gdn_shared + (b.k(c) - hopper_address());
+    b.wait(HOPPER_K_FULL, c);
     const float length = tile_row_length<io>(b, row, t);
     if (t >= g.n) {
-    } else if (is_q) {
-        g.q_scale[t] *= length;
-        g.q_start[t] *= length;
     } else if (io == GDN_F16) {
         scale_tile_row<io>(row, t, length);
     } else {
@@ -131,52 +61,90 @@ template <int io> GDN_DEVICE void add_lengths(const struct hopper_block &b, int 
     }
     if (io == GDN_F16) async_fence();
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(b.of_slot(HOPPER_GATES_FULL, c));
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c));
+}
+
+/* Of Q, by warps 2 and 3. */
+template <int io> GDN_DEVICE void add_q_lengths(const struct hopper_block &b, int c, int t)
+{
+    hopper_gates &g = b.gates(c);
+    b.wait(HOPPER_Q_FULL, c);
+    const float length = tile_row_length<io>(b, gdn_shared + (b.q(c) - hopper_address()), t);
+    g.q_scale[t] *= length;
+    g.q_start[t] *= length;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(b.of(HOPPER_Q_LENGTHS, c));
+}
+
+/* The lengths of a step, by all four. The barrier: the gates of both chunks have been written. */
+template <int io> GDN_DEVICE void add_lengths(const struct hopper_block &b, int step, int warp)
+{
+    const int t = opaque((int)threadIdx.x % 64), c = warp < 2 ? step + 2 : step + 1;
+    barrier_wait(HOPPER_BARRIER_IO, 128);
+    if (c < 0 || c >= b.n_chunks) return;
+    if (warp < 2)
+        add_k_lengths<io>(b, c, t);
+    else
+        add_q_lengths<io>(b, c, t);
 }
 
 /* ---- Loads ------------------------------------------------------------------------------------- */
 
+/* Where a warp loads to and from. */
+struct hopper_load {
+    uint32_t    tile;
+    int         n_tiles; /* 64 columns each */
+    const void *map;
+    int         column, head, full, tail; /* full: barriers; tail: of the three of the last chunk */
+};
+
 /* Rows from n on become zero: what follows a sequence may be another. By a warp. */
-GDN_DEVICE void clear_tail(uint32_t tile, int n, int lane)
+GDN_DEVICE void clear_tail(const struct hopper_load &a, int n, int lane)
 {
-    for (int i = 8 * n + lane; i < 8 * 64; i += 32) store_shared(tile + 16 * i, 0, 0, 0, 0);
+    for (int i = 0; i < a.n_tiles; i++)
+        for (int e = 8 * n + lane; e < 8 * 64; e += 32)
+            store_shared(a.tile + i * HOPPER_TILE + 16 * e, 0, 0, 0, 0);
 }
 
-/* K, Q and V of chunk c. By a warp. */
-GDN_DEVICE void load_tiles(const struct hopper_block &b, int c, int lane)
+/* Tiles of chunk c. By a warp. */
+GDN_DEVICE void load_tiles(const struct hopper_block &b, const struct hopper_load &a, int c, int lane)
 {
-    const uint32_t kq = b.kq(c), v = b.v(c), loaded = b.barrier(HOPPER_LOADED + c % 8);
-    const uint32_t loaded_v = b.of_stage(HOPPER_LOADED_V, c), tail = b.barrier(HOPPER_TAIL);
+    const uint32_t full = b.of(a.full, c), tail = b.barrier(HOPPER_TAIL);
     const int      n = b.tokens(c), first = (int)b.s().first + c * 64, row = (int)b.s().batch;
-    const int      hk = source_head(b.r, b.head, b.r.Hk), hq = source_head(b.r, b.head, b.r.Hq);
-    b.wait_stage_free(HOPPER_FREE, c);
+    const uint32_t on = n == 64 ? full : tail;
     if (lane == 0) {
-        const uint32_t on = n == 64 ? loaded : tail;
-        mbarrier_expect(on, (n == 64 ? 4 : 5) * HOPPER_TILE);
-        copy_tile(kq, &b.a.k, { 0, hk, first, row }, on);
-        copy_tile(kq + 2 * HOPPER_TILE, &b.a.k, { 64, hk, first, row }, on);
-        copy_tile(kq + HOPPER_TILE, &b.a.q, { 0, hq, first, row }, on);
-        copy_tile(kq + 3 * HOPPER_TILE, &b.a.q, { 64, hq, first, row }, on);
-    }
-    b.wait_stage_free(HOPPER_FREE_V, c);
-    if (lane == 0) {
-        if (n == 64) mbarrier_expect(loaded_v, HOPPER_TILE);
-        copy_tile(v, &b.a.v,
-                  { (int)b.rank * 64, source_head(b.r, b.head, b.r.Hv), first, row },
-                  n == 64 ? loaded_v : tail);
+        mbarrier_expect(on, a.n_tiles * HOPPER_TILE);
+        copy_tile(a.tile, a.map, { a.column, a.head, first, row }, on);
+        if (a.n_tiles == 2)
+            copy_tile(a.tile + HOPPER_TILE, a.map, { a.column + 64, a.head, first, row }, on);
     }
     __syncwarp();
     if (n == 64) return;
-    mbarrier_wait(tail, 0);
-    for (int i = 0; i < 4; i++) clear_tail(kq + i * HOPPER_TILE, n, lane);
-    clear_tail(v, n, lane);
+    mbarrier_wait(tail, a.tail & 1);
+    clear_tail(a, n, lane);
     async_fence();
     __syncwarp();
-    if (lane == 0) {
-        mbarrier_arrive(loaded);
-        mbarrier_arrive(loaded_v);
-    }
+    if (lane == 0) mbarrier_arrive(full);
     __syncwarp();
+}
+
+GDN_DEVICE void load_k(const struct hopper_block &b, int c, int lane)
+{
+    const int head = source_head(b.r, b.head, b.r.Hk);
+    b.wait_free(HOPPER_K_FREE, c);
+    load_tiles(b, { b.k(c), 2, &b.a.k, 0, head, HOPPER_K_FULL, 0 }, c, lane);
+}
+GDN_DEVICE void load_v(const struct hopper_block &b, int c, int lane)
+{
+    const int head = source_head(b.r, b.head, b.r.Hv), column = (int)b.rank * 64;
+    b.wait_free(HOPPER_V_FREE, c);
+    load_tiles(b, { b.v(c), 1, &b.a.v, column, head, HOPPER_V_FULL, 1 }, c, lane);
+}
+GDN_DEVICE void load_q(const struct hopper_block &b, int c, int lane)
+{
+    const int head = source_head(b.r, b.head, b.r.Hq);
+    b.wait_free(HOPPER_Q_FREE, c);
+    load_tiles(b, { b.q(c), 2, &b.a.q, 0, head, HOPPER_Q_FULL, 2 }, c, lane);
 }
 
 /* ---- Output -------------------------------------------------------------------------------------- */
@@ -185,7 +153,7 @@ GDN_DEVICE void load_tiles(const struct hopper_block &b, int c, int lane)
 GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
 {
     const int n = b.tokens(c), column = (int)b.rank * 64, bytes = (b.r.V - column) * 2;
-    b.wait_stage(HOPPER_OUT, c);
+    b.wait(HOPPER_OUT_FULL, c);
     if (!b.r.out.data || bytes <= 0) {
     } else if (n == 64) {
         if (lane == 0) {
@@ -205,7 +173,7 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
         }
     }
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(b.of_stage(HOPPER_FREE_V, c));
+    if (lane == 0) mbarrier_arrive(b.of(HOPPER_V_FREE, c));
 }
 
 /* ---- The warpgroup --------------------------------------------------------------------------------- */
@@ -220,19 +188,20 @@ template <int io> GDN_DEVICE void run_io(const struct hopper_block &b, int warp,
         fetch_gates(raw, b.r, b.s(), 0, b.head);
     }
 #pragma unroll 1
-    for (int step = -2; step <= b.n_chunks; step++) {
-        const int ahead = step + 2;
-        if (step >= 0 && step < b.n_chunks && b.is_own(step)) make_p_tile<io>(b, step, warp, lane);
-        if (norm && step >= -1 && step + 1 < b.n_chunks) add_lengths<io>(b, step + 1, warp, lane);
-        if (warp == 0 && ahead < b.n_chunks) load_tiles(b, ahead, lane);
-        if (warp == 1 && ahead < b.n_chunks) {
-            b.wait_slot_free(HOPPER_GATES_FREE, ahead);
-            write_gates(b.gates(ahead), raw, b.r, b.tokens(ahead));
+    for (int step = -3; step <= b.n_chunks; step++) {
+        const int c2 = step + 2, c3 = step + 3;
+        if (warp == 0 && c3 < b.n_chunks) load_k(b, c3, lane);
+        if (warp == 0 && c2 >= 0 && c2 < b.n_chunks) load_v(b, c2, lane);
+        if (warp == 1 && c3 < b.n_chunks) {
+            b.wait_free(HOPPER_K_FREE, c3);
+            write_gates(b.gates(c3), raw, b.r, b.tokens(c3));
             __syncwarp();
-            if (lane == 0 && !norm) mbarrier_arrive(b.of_slot(HOPPER_GATES_FULL, ahead));
-            fetch_gates(raw, b.r, b.s(), (int64_t)(ahead + 1) * 64, b.head);
+            if (lane == 0 && !norm) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c3));
+            fetch_gates(raw, b.r, b.s(), (int64_t)(c3 + 1) * 64, b.head);
         }
         if (warp == 2 && step >= 1) store_tile(b, step - 1, lane);
+        if (norm) add_lengths<io>(b, step, warp);
+        if (warp == 0 && c2 >= 0 && c2 < b.n_chunks) load_q(b, c2, lane);
         __syncwarp();
     }
     if (warp == 2 && lane == 0) copy_out_wait();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * T of a chunk (prefill_chunk.cuh) by a warpgroup, as B (I + A B)^-1 with B = diag(beta) and
+ * T of a chunk (prefill_chunk.cuh), then P, by a warpgroup. T as B (I + A B)^-1 with B = diag(beta) and
  * A_ij = exp(G_i - G_j) k_i . k_j for j < i. K K^T is symmetric, so rows of the product that a warp
  * has are columns of A B: they are written as rows j of the transpose, with the sign turned.
  *
@@ -201,10 +201,10 @@ template <int io> GDN_DEVICE void solve_chunk(const struct hopper_solver &w, int
     uint32_t                  *dead = w.dead(c);
     {
         float x[32];
-        b.wait_loaded(c);
-        b.wait_slot(HOPPER_GATES_FULL, c);
-        multiply_tiles<io>(x, b.kq(c), b.kq(c));
-        wgmma_wait();
+        b.wait(HOPPER_K_FULL, c);
+        b.wait(HOPPER_GATES_FULL, c);
+        multiply_tiles<io>(x, b.k(c), b.k(c));
+        wgmma_wait<0>();
         if (b.r.norm != GDN_NORM_NONE) scale_columns(x, g.k_scale);
         const bool fine = write_rows(w, g, x);
         if (__any_sync(0xffffffff, !fine) || tokens_of(g.resets)) mend_rows(w, g, dead);
@@ -213,26 +213,101 @@ template <int io> GDN_DEVICE void solve_chunk(const struct hopper_solver &w, int
     invert_block(w);
     w.wait();
     if (w.warp == 0 && w.lane < 2) w.dead(c + 4)[w.lane] = 0;
-    b.wait_slot_free(HOPPER_T_FREE, c);
+    b.wait_free(HOPPER_T_FREE, c);
     write_column<io>(w, g, tile);
     poison_dead(w, dead, tile);
     async_fence();
     __syncwarp();
-    if (w.lane == 0) mbarrier_arrive(b.of_slot(HOPPER_T_FULL, c));
+    if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_T_FULL, c));
     w.wait(); /* all of T is written, the square is free */
     if (w.warp == 0 && w.lane == 0) {
-        const uint32_t full = b.other(b.of_slot(HOPPER_T_FULL, c));
+        const uint32_t full = b.other(b.of(HOPPER_T_FULL, c));
         mbarrier_expect_cluster(full, HOPPER_TILE);
         copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
     }
     __syncwarp();
 }
 
+/* ---- P --------------------------------------------------------------------------------------- */
+
+/* Zeros for what is parted from its row's token by one that forgets. By a warp: its rows. */
+GDN_DEVICE void part_rows(const hopper_gates &g, uint32_t tile, int warp, int lane)
+{
+    const token_mask resets = tokens_of(g.resets);
+    __syncwarp();
+    for (int e = opaque(lane); e < 16 * 64; e += 32) {
+        const int i = 16 * warp + e / 64, j = e % 64;
+        if (j < i && are_parted(resets, j, i)) store_shared_u16(tile + tile_place(i, j), 0);
+    }
+}
+
+/* The warp's rows, from Q K^T: blocks up to the diagonal. */
+template <int io>
+GDN_DEVICE void write_p_rows(const hopper_gates &g, const float (&x)[32], uint32_t tile, int warp,
+                             int lane)
+{
+    typedef hopper_format<io> format;
+    const int      row = 16 * warp + lane / 4, column = lane % 4 * 2;
+    const float    G0 = g.G[row], G1 = g.G[row + 8], q0 = g.q_scale[row], q1 = g.q_scale[row + 8];
+    const uint32_t keep = (column <= lane / 4 ? 0xffffu : 0u) |
+                          (column + 1 <= lane / 4 ? 0xffff0000u : 0u);
+    const uint32_t at = tile + tile_place(16 * warp + lane % 16, 0);
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        if (n > warp) continue;
+        uint32_t y[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 G = *(const float2 *)(g.G + 16 * n + 8 * h + column);
+            const float *p = x + 8 * n + 4 * h;
+            y[2 * h]       = format::pair(p[0] * (q0 * ex2_approx(G0 - G.x)),
+                                          p[1] * (q0 * ex2_approx(G0 - G.y)));
+            y[2 * h + 1]   = format::pair(p[2] * (q1 * ex2_approx(G1 - G.x)),
+                                          p[3] * (q1 * ex2_approx(G1 - G.y)));
+        }
+        /* On the diagonal tokens after the row's are cut off whatever they hold. */
+        const uint32_t all = n == warp ? 0u : ~0u;
+        store_matrices(at ^ (uint32_t)(2 * n + lane / 16) << 4, y[0] & (keep | all), y[1],
+                       y[2] & all, y[3] & (keep | all));
+    }
+}
+
+template <int io> GDN_DEVICE void make_p_tile(const struct hopper_block &b, int c, int warp, int lane)
+{
+    const hopper_gates &g    = b.gates(c);
+    const uint32_t      tile = b.p(c), rows = tile + warp * 16 * 128;
+    const bool          norm = b.r.norm != GDN_NORM_NONE;
+    float               x[32];
+    b.wait(HOPPER_K_FULL, c);
+    b.wait(HOPPER_Q_FULL, c);
+    b.wait(HOPPER_GATES_FULL, c);
+    if (norm) b.wait(HOPPER_Q_LENGTHS, c);
+    multiply_tiles<io>(x, b.q(c), b.k(c));
+    b.wait_free(HOPPER_P_FREE, c);
+    wgmma_wait<0>();
+    if (norm) scale_columns(x, g.k_scale);
+    write_p_rows<io>(g, x, tile, warp, lane);
+    if (tokens_of(g.resets)) part_rows(g, tile, warp, lane);
+    async_fence();
+    __syncwarp();
+    if (lane != 0) return;
+    const uint32_t full = b.other(b.of(HOPPER_P_FULL, c));
+    mbarrier_arrive(b.of(HOPPER_P_FULL, c));
+    mbarrier_expect_cluster(full, 16 * 128);
+    copy_to_block(b.other(rows), rows, 16 * 128, full);
+}
+
+/* ---- The warpgroup ----------------------------------------------------------------------------- */
+
 template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int which, int warp, int lane)
 {
     const uint32_t       square = hopper_address() + HOPPER_L + which * 64 * HOPPER_L_ROW;
     struct hopper_solver w = { b, which, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
-    for (int c = (int)b.rank + 2 * which; c < b.n_chunks; c += 4) solve_chunk<io>(w, c);
+    #pragma unroll 1
+    for (int c = (int)b.rank + 2 * which; c < b.n_chunks; c += 4) {
+        solve_chunk<io>(w, c);
+        make_p_tile<io>(b, c, warp, lane);
+    }
 }
 
 #endif

@@ -151,12 +151,17 @@ GDN_DEVICE void write_state(float (&S)[n], const struct state_place &p,
 
 /* ---- What is not finite ---------------------------------------------------------------------------- */
 
-template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
+template <int io> GDN_DEVICE bool is_tainted(const uint32_t (&x)[16])
 {
     uint32_t taint[2] = { 0, 0 };
 #pragma unroll
     for (int i = 0; i < 16; i++) taint[i % 2] = hopper_format<io>::taint(taint[i % 2], x[i]);
-    return !__any_sync(0xffffffff, ((taint[0] | taint[1]) & 0x7fff7fffu) != 0);
+    return ((taint[0] | taint[1]) & 0x7fff7fffu) != 0;
+}
+/* By a warp. */
+template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
+{
+    return !__any_sync(0xffffffff, is_tainted<io>(x));
 }
 
 /* Packed elements 2 i and 2 i + 1 of x: zeros for what is not finite, and where it was. */
@@ -236,21 +241,19 @@ struct hopper_state {
     uint32_t                   v_lane; /* where the lane reads its columns of V, in a tile */
 };
 
-/* X = S^T [K; Q]^T: elements of K, then of Q. */
-template <int io> GDN_DEVICE void multiply_state(float (&x)[64], const float (&S)[64], uint32_t kq)
+/* x = S^T times the turned tile of keys or queries; a: S^T. Ends its group. */
+template <int io>
+GDN_DEVICE void multiply_state(float (&x)[32], const uint32_t (&a)[32], uint32_t tile)
 {
-    const uint32_t place = wgmma_place(kq);
-    uint32_t       a[32];
-#pragma unroll
-    for (int i = 0; i < 32; i++) a[i] = hopper_format<io>::pair(S[2 * i], S[2 * i + 1]);
+    const uint32_t place = wgmma_place(tile);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const uint64_t f = wgmma_factor(place + i / 4 * (2 * HOPPER_TILE / 16) + i % 4 * 2);
+        const uint64_t f = wgmma_factor(place + i / 4 * (HOPPER_TILE / 16) + i % 4 * 2);
         if (i == 0)
-            wgmma<io>::template rows128<0>(x, a, f);
+            wgmma<io>::template rows64<0>(x, a, f);
         else
-            wgmma<io>::template rows128<1>(x, a + 4 * i, f);
+            wgmma<io>::template rows64<1>(x, a + 4 * i, f);
     }
     wgmma_commit();
 }
@@ -271,38 +274,54 @@ GDN_DEVICE void multiply_tokens(float (&x)[32], const uint32_t (&a)[16], uint32_
     wgmma_commit();
 }
 
-/* R^T from the products with K. */
+/* S^T += w times the tile of keys. Ends its group. */
 template <int io>
-GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[64], const hopper_gates &g, uint32_t v,
-                          int lane)
+GDN_DEVICE void add_tokens(float (&S)[64], const uint32_t *w, uint32_t tile)
+{
+    const uint32_t place = wgmma_place(tile, HOPPER_TILE);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        wgmma<io>::add_columns128(S, w + 4 * i, wgmma_factor(place + i * (16 * 128 / 16)));
+    wgmma_commit();
+}
+
+/* The warp's columns of V. */
+GDN_DEVICE void load_values(uint32_t (&m)[4][4], uint32_t v)
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++) load_matrices_turned(m[n], v + 16 * 128 * n);
+}
+
+/* R^T from the products with K; m: V^T. */
+template <int io>
+GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], const uint32_t (&m)[4][4],
+                          const hopper_gates &g, int lane)
 {
     typedef hopper_format<io> format;
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        uint32_t m[4];
-        load_matrices_turned(m, v + 16 * 128 * n);
-#pragma unroll
-        for (int h = 0; h < 4; h++) {
-            const int    i = 8 * n + 2 * h;
-            const float2 f = *(const float2 *)(g.from_start + token_of(i, lane));
-            r[4 * n + h] = format::pair(fmaf(-f.x, x[i], format::low(m[h])),
-                                        fmaf(-f.y, x[i + 1], format::high(m[h])));
-        }
+    for (int i = 0; i < 16; i++) {
+        const float2 f = *(const float2 *)(g.from_start + token_of(2 * i, lane));
+        r[i] = format::pair(fmaf(-f.x, x[2 * i], format::low(m[i / 4][i % 4])),
+                            fmaf(-f.y, x[2 * i + 1], format::high(m[i / 4][i % 4])));
     }
 }
 
-/* q_start X of the products with Q; by selection where something is not finite. */
-GDN_DEVICE void start_output(float (&o)[32], const float (&x)[64], const hopper_gates &g, bool select,
-                             int lane)
+/* q_start X of the products with Q. */
+GDN_DEVICE void start_output(float (&o)[32], const hopper_gates &g, int lane)
 {
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
         const float2 f = *(const float2 *)(g.q_start + token_of(i, lane));
-        o[i]     = f.x * x[32 + i];
-        o[i + 1] = f.y * x[32 + i + 1];
+        o[i] *= f.x;
+        o[i + 1] *= f.y;
     }
-    if (!select) return;
-    lane = rare_lane();
+}
+
+/* By selection, where something is not finite. */
+GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
+{
+    const int lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 32; i++)
         if (g.q_start[token_of(i, lane)] == 0) o[i] = 0;
@@ -318,23 +337,28 @@ template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay)
     for (int i = 0; i < n; i++) S[i] = 0;
 }
 
-/* to_end U, zero by selection. n: for the state after so many tokens; 0: after the chunk. */
+/* to_end U. */
 template <int io>
-GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const hopper_gates &g, int n,
-                      int lane)
+GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const hopper_gates &g, int lane)
 {
-    typedef hopper_format<io> format;
-    const bool select = n || g.n < 64 || tokens_of(g.resets) != 0;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        const int t = token_of(2 * i, lane);
-        float2    f;
-        if (n == 0)
-            f = *(const float2 *)(g.to_end + t);
-        else
-            f = make_float2(end_factor(g, t, n), end_factor(g, t + 1, n));
-        w[i] = format::pair(f.x * u[2 * i], f.y * u[2 * i + 1]);
-        if (select) w[i] &= (f.x == 0 ? 0 : 0xffffu) | (f.y == 0 ? 0 : 0xffff0000u);
+        const float2 f = *(const float2 *)(g.to_end + token_of(2 * i, lane));
+        w[i] = hopper_format<io>::pair(f.x * u[2 * i], f.y * u[2 * i + 1]);
+    }
+}
+
+/* The same for the state after the first n tokens, zero by selection. */
+template <int io, int m>
+GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const hopper_gates &g, int n)
+{
+    const int lane = rare_lane();
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int    t = token_of(2 * i, lane);
+        const float2 f = make_float2(end_factor(g, t, n), end_factor(g, t + 1, n));
+        w[i] = hopper_format<io>::pair(f.x == 0 ? 0 : f.x * u[2 * i],
+                                       f.y == 0 ? 0 : f.y * u[2 * i + 1]);
     }
 }
 
@@ -353,52 +377,58 @@ GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
 
 /* ---- Checkpoints --------------------------------------------------------------------------------------- */
 
-/* Keys of the first n tokens, and zeros, go where Q of the chunk was: P is there, so nobody reads
- * it any more. By all four warps. */
-GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n)
+/* Keys of the first n tokens, 64 columns of them, and zeros, to HOPPER_KEYS. By all four warps. */
+GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int half)
 {
-    char *kq = gdn_shared + (w.b.kq(c) - hopper_address());
+    const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + half * HOPPER_TILE;
     barrier_wait(HOPPER_BARRIER_STATE, 128); /* products with the copy before have ended */
-    for (int i = w.warp * 32 + w.lane; i < 2 * 512; i += 128) {
-        const int at = i / 512 * 2 * HOPPER_TILE + i % 512 * 16;
-        uint4     x  = make_uint4(0, 0, 0, 0);
-        if (i % 512 / 8 < n) x = *(const uint4 *)(kq + at);
-        *(uint4 *)(kq + at + HOPPER_TILE) = x;
+    for (int i = w.warp * 32 + w.lane; i < 512; i += 128) {
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (i / 8 < n) x = *(const uint4 *)(from + 16 * i);
+        *(uint4 *)(gdn_shared + HOPPER_KEYS + 16 * i) = x;
     }
     async_fence();
     barrier_wait(HOPPER_BARRIER_STATE, 128);
 }
 
-/* The state after the first n tokens of chunk c, as a call leaves it that ends there. S is as it was,
- * then. */
+/* Part number `part` of S, which stays where products want it. */
+GDN_DEVICE void take_part(float (&x)[HOPPER_PART], const float (&S)[64], int part)
+{
+#pragma unroll
+    for (int i = 0; i < HOPPER_PART; i++) {
+        x[i] = S[i];
+#pragma unroll
+        for (int p = 1; p < 64 / HOPPER_PART; p++)
+            if (p == part) x[i] = S[p * HOPPER_PART + i];
+    }
+}
+
+/* The state after the first n tokens of chunk c, as a call leaves it that ends there. */
 template <int io>
-GDN_DEVICE void leave_state(const struct hopper_state &w, float (&S)[64],
+GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
                             const float (&u)[32], int c, int n, const struct state_place &to)
 {
     const hopper_gates &g     = w.b.gates(c);
     const float         decay = end_decay(g, n);
     const bool          idle  = decay == 1 && !(tokens_of(g.writers) & tokens_below(n));
-    const uint32_t      keys  = wgmma_place(w.b.kq(c) + HOPPER_TILE, 2 * HOPPER_TILE);
     uint32_t            a[16];
-    weigh<io>(a, u, g, n, rare_lane());
-    copy_keys(w, c, n);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float x[32];
-#pragma unroll
-        for (int i = 0; i < 32; i++) x[i] = S[32 * half + i];
+    weigh_some<io>(a, u, g, n);
+#pragma unroll 1
+    for (int part = 0; part < 64 / HOPPER_PART; part++) {
+        const uint32_t keys = wgmma_place(hopper_address() + HOPPER_KEYS + part % 2 * 64);
+        float          x[HOPPER_PART];
+        take_part(x, S, part);
+        if (part % 2 == 0) copy_keys(w, c, n, part / 2);
         if (!idle) {
             decay_state(x, decay);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                wgmma<io>::add_columns64(
-                    x, a + 4 * i,
-                    wgmma_factor(keys + half * (2 * HOPPER_TILE / 16) + i * (16 * 128 / 16)));
+                wgmma<io>::add_columns32(x, a + 4 * i, wgmma_factor(keys + i * (16 * 128 / 16)));
             wgmma_commit();
-            wgmma_wait();
+            wgmma_wait<0>();
         }
-        write_state(x, to, w.part, 64 * half);
+        write_state(x, to, w.part, part * HOPPER_PART_KEYS);
     }
 }
 
@@ -418,7 +448,7 @@ GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
 
 /* Checkpoints inside chunk c, which has n tokens; those after it are left for later. */
 template <int io>
-GDN_DEVICE void leave_inside(const struct hopper_state &w, float (&S)[64],
+GDN_DEVICE void leave_inside(const struct hopper_state &w, const float (&S)[64],
                              const float (&u)[32], int c, int n)
 {
     const struct gdn_cu_rule &r = w.b.r;
@@ -448,80 +478,144 @@ GDN_DEVICE void leave_after(const struct hopper_state &w, float (&S)[64], int64_
 
 /* ---- The warpgroup -------------------------------------------------------------------------------------- */
 
-/* o += what the tokens of the chunk add; slow: something is not finite. Ends its group. */
-template <int io>
-GDN_DEVICE void add_output(float (&o)[32], struct spoilt_rows &spoilt, bool &slow,
-                           const float (&u)[32], uint32_t tile)
+/* Every bit of S stays (G9). */
+GDN_DEVICE bool is_idle(const hopper_gates &g) { return g.decay == 1 && !tokens_of(g.writers); }
+
+/* A warp's arrival: where chunk c's place is free, in the block that fills it. */
+GDN_DEVICE void release(const struct hopper_state &w, int first, int c)
 {
-    uint32_t y[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++) y[i] = hopper_format<io>::pair(u[2 * i], u[2 * i + 1]);
-    slow |= !all_finite<io>(y);
-    if (slow) spoilt = mend_u_pairs<io>(y);
-    multiply_tokens<io, 1>(o, y, tile);
+    if (w.lane == 0) mbarrier_arrive(w.b.of(first, c));
+}
+GDN_DEVICE void release_made(const struct hopper_state &w, int first, int c)
+{
+    const uint32_t barrier = w.b.of(first, c);
+    if (w.lane == 0) mbarrier_arrive_cluster(w.b.is_own(c) ? barrier : w.b.other(barrier));
 }
 
+template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float (&x)[n])
+{
+#pragma unroll
+    for (int i = 0; i < n / 2; i++) y[i] = hopper_format<io>::pair(x[2 * i], x[2 * i + 1]);
+}
+
+/*
+ * Chunk c, if it is plain: no token forgets, S changes, and all is finite; else nothing has been done.
+ * The chain from S to S is the products with K, T and keys; those with Q and P run beside it. What is
+ * not finite in S, R or T is neither in any column of U, so that one look is enough.
+ */
 template <int io>
-GDN_DEVICE void pass_chunk(const struct hopper_state &w, float (&S)[64], int c)
+GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
-    const uint32_t             v = b.v(c) + w.v_lane, kq = b.kq(c);
+    const uint32_t             v = b.v(c) + w.v_lane;
     float                      o[32], u[32];
-    uint32_t                   r[16];
-    struct spoilt_rows         spoilt = { { 0, 0 } };
-    bool                       slow;
+    uint32_t                   r[16], y[16];
+    b.wait(HOPPER_GATES_FULL, c);
+    if (tokens_of(g.resets) || is_idle(g)) return false;
     {
-        float x[64];
-        b.wait_loaded(c);
-        b.wait_slot(HOPPER_GATES_FULL, c);
-        multiply_state<io>(x, S, kq);
-        b.wait_stage(HOPPER_LOADED_V, c);
-        wgmma_wait();
-        make_rows<io>(r, x, g, v, w.lane);
-        slow = !all_finite<io>(r);
-        if (slow) spoilt = mend_r<io>(r, g, v);
-        start_output(o, x, g, slow, w.lane);
+        float    x[32];
+        uint32_t a[32], m[4][4];
+        pack<io>(a, S);
+        b.wait(HOPPER_K_FULL, c);
+        multiply_state<io>(x, a, b.k(c));
+        b.wait(HOPPER_Q_FULL, c);
+        multiply_state<io>(o, a, b.q(c));
+        b.wait(HOPPER_V_FULL, c);
+        load_values(m, v);
+        wgmma_wait<1>();
+        make_rows<io>(r, x, m, g, w.lane);
     }
-    const int   n     = g.n;
-    const float decay = g.decay;
-    const bool  idle  = decay == 1 && !tokens_of(g.writers); /* every bit of S stays (G9) */
-    const bool  marks = w.cursor.at < (int64_t)c * 64 + n;
-    b.wait_slot(HOPPER_T_FULL, c);
+    b.wait(HOPPER_T_FULL, c);
     multiply_tokens<io, 0>(u, r, b.t(c));
-    if (!marks && !idle) decay_state(S, decay);
-    wgmma_wait();
-    const uint32_t free_t = b.of_slot(HOPPER_T_FREE, c), free_p = b.of_slot(HOPPER_P_FREE, c);
-    if (w.lane == 0) mbarrier_arrive_cluster(b.is_own(c) ? free_t : b.other(free_t));
-    if (slow) spoil_tokens(u, spoilt, tokens_of(g.resets));
-    b.wait_slot(HOPPER_P_FULL, c);
-    if (marks) {
-        leave_inside<io>(w, S, u, c, n);
-        if (!idle) decay_state(S, decay);
+    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
+    wgmma_wait<1>();
+    start_output(o, g, w.lane);
+    b.wait(HOPPER_P_FULL, c);
+    wgmma_wait<0>();
+    pack<io>(y, u);
+    multiply_tokens<io, 1>(o, y, b.p(c));
+    weigh<io>(r, u, g, w.lane);
+    if (barrier_any(HOPPER_BARRIER_STATE, 128, is_tainted<io>(y))) {
+        wgmma_wait<0>();
+        return false;
     }
-    weigh<io>(r, u, g, 0, w.lane);
-    if (idle) {
-        add_output<io>(o, spoilt, slow, u, b.p(c));
-        wgmma_wait();
-    } else {
-        const uint32_t keys = wgmma_place(kq, 2 * HOPPER_TILE);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            wgmma<io>::add_columns128(S, r + 4 * i, wgmma_factor(keys + i * (16 * 128 / 16)));
-        wgmma_commit();
-        add_output<io>(o, spoilt, slow, u, b.p(c));
-        wgmma_wait();
-    }
-    if (w.lane == 0) {
-        mbarrier_arrive(b.of_stage(HOPPER_FREE, c));
-        mbarrier_arrive(b.of_slot(HOPPER_GATES_FREE, c));
-        mbarrier_arrive_cluster(b.is_own(c) ? free_p : b.other(free_p));
-    }
-    if (slow) spoil_tokens(o, spoilt, tokens_of(g.resets));
+    decay_state(S, g.decay);
+    add_tokens<io>(S, r, b.k(c));
+    release_made(w, HOPPER_T_FREE, c);
+    release(w, HOPPER_Q_FREE, c);
+    wgmma_wait<1>();
+    release_made(w, HOPPER_P_FREE, c);
     put_output<io>(o, v);
     __syncwarp();
-    if (w.lane == 0) mbarrier_arrive(b.of_stage(HOPPER_OUT, c)); /* the one who stores fences */
+    release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
+    wgmma_wait<0>();
+    release(w, HOPPER_K_FREE, c);
+    return true;
+}
+
+/* Any chunk, one thing after the other. */
+template <int io>
+GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
+{
+    const struct hopper_block &b      = w.b;
+    const hopper_gates        &g      = b.gates(c);
+    const token_mask           resets = tokens_of(g.resets);
+    const uint32_t             v      = b.v(c) + w.v_lane;
+    float                      o[32], u[32];
+    uint32_t                   a[32], r[16], m[4][4];
+    struct spoilt_rows         spoilt = { { 0, 0 } };
+    b.wait(HOPPER_K_FULL, c);
+    b.wait(HOPPER_GATES_FULL, c);
+    pack<io>(a, S);
+    multiply_state<io>(u, a, b.k(c));
+    b.wait(HOPPER_V_FULL, c);
+    load_values(m, v);
+    wgmma_wait<0>();
+    make_rows<io>(r, u, m, g, w.lane);
+    bool slow = !all_finite<io>(r);
+    if (slow) spoilt = mend_r<io>(r, g, v);
+    b.wait(HOPPER_T_FULL, c);
+    multiply_tokens<io, 0>(u, r, b.t(c));
+    wgmma_wait<0>();
+    if (slow) spoil_tokens(u, spoilt, resets);
+    leave_inside<io>(w, S, u, c, g.n);
+    b.wait(HOPPER_Q_FULL, c);
+    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
+    pack<io>(a, S);
+    multiply_state<io>(o, a, b.q(c));
+    wgmma_wait<0>();
+    start_output(o, g, w.lane);
+    if (slow) clear_parted(o, g);
+    weigh_some<io>(a, u, g, g.n);
+    pack<io>(r, u);
+    if (!all_finite<io>(r)) {
+        slow   = true;
+        spoilt = mend_u_pairs<io>(r);
+    }
+    b.wait(HOPPER_P_FULL, c);
+    multiply_tokens<io, 1>(o, r, b.p(c));
+    wgmma_wait<0>();
+    if (!is_idle(g)) {
+        decay_state(S, g.decay);
+        add_tokens<io>(S, a, b.k(c));
+        wgmma_wait<0>();
+    }
+    if (slow) spoil_tokens(o, spoilt, resets);
+    put_output<io>(o, v);
+    __syncwarp();
+    release_made(w, HOPPER_T_FREE, c);
+    release_made(w, HOPPER_P_FREE, c);
+    release(w, HOPPER_Q_FREE, c);
+    release(w, HOPPER_K_FREE, c);
+    release(w, HOPPER_OUT_FULL, c);
+}
+
+/* The chunk that the next checkpoint is in or at the start of; at most n_chunks. */
+GDN_DEVICE int next_mark(const struct hopper_state &w)
+{
+    const int64_t c = w.cursor.at / 64;
+    return c < w.b.n_chunks ? (int)c : w.b.n_chunks;
 }
 
 template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, int lane)
@@ -532,13 +626,17 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     w.v_lane = tile_place(row, 16 * warp + lane / 8 % 2 * 8);
     set_cursor(w.cursor, b.common().checkpoints.first, b.r.batch, b.common().checkpoints);
     read_state(S, sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM), w.part);
+    for (int c = 0;;) {
+        const int mark = next_mark(w);
 #pragma unroll 1
-    for (int c = 0;; c++) {
+        while (c < mark && pass_plain<io>(w, S, c)) c++;
         const bool    is_final = c == b.n_chunks;
         const int64_t done     = is_final ? b.s().n_valid : (int64_t)c * 64;
-        if (is_final || w.cursor.at <= done) leave_after(w, S, done, is_final);
+        if (is_final || w.cursor.at <= done)
+            leave_after(w, S, done, is_final);
+        else
+            pass_any<io>(w, S, c++);
         if (is_final) break;
-        pass_chunk<io>(w, S, c);
     }
 }
 

@@ -54,6 +54,20 @@ GDN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity)
                  : : "r"(barrier), "r"(parity) : "memory");
 }
 
+/* Is it so for any of n threads? A barrier of the hardware, all of them. */
+GDN_DEVICE bool barrier_any(int barrier, int n, bool x)
+{
+    int y;
+    asm volatile("{\n\t"
+                 ".reg .pred p, q;\n\t"
+                 "setp.ne.b32 p, %3, 0;\n\t"
+                 "barrier.cta.red.or.pred q, %1, %2, p;\n\t"
+                 "selp.b32 %0, 1, 0, q;\n\t"
+                 "}"
+                 : "=r"(y) : "r"(barrier), "r"(n), "r"((int)x) : "memory");
+    return y != 0;
+}
+
 /* ---- Clusters ----------------------------------------------------------------------------------- */
 
 /* The same place in the shared memory of block `rank`. */
@@ -163,7 +177,11 @@ GDN_DEVICE void store_matrices_turned(uint32_t row, uint32_t a, uint32_t b, uint
 
 GDN_DEVICE void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 GDN_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-GDN_DEVICE void wgmma_wait(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+/* Until at most n groups are under way. */
+template <int n> GDN_DEVICE void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(n) : "memory");
+}
 
 /*
  * A factor in shared memory is a tile of rows of 128 bytes, of which 16 bytes number c of row r lie
@@ -180,6 +198,7 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
     return (uint64_t)(1u << 30 | 1024u >> 4) << 32 | place;
 }
 
+#define GDN_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define GDN_R32 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -196,7 +215,7 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
 #define GDN_WGMMA(columns, type, registers)                                                      \
     "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" registers "}, "
 #define GDN_WGMMA_KINDS(type)                                                                    \
-    /* a in registers, one operand (mma.cuh) per warp; b: 64 or 128 rows, 16 columns of them */  \
+    /* a in registers, one operand (mma.cuh) per warp; b: 64 rows, 16 columns of them */          \
     template <int add>                                                                           \
     GDN_DEVICE void rows64(float (&d)[32], const uint32_t *a, uint64_t b)                        \
     {                                                                                            \
@@ -205,21 +224,12 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
                      : GDN_F32S(d, 0)                                                            \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));            \
     }                                                                                            \
-    template <int add>                                                                           \
-    GDN_DEVICE void rows128(float (&d)[64], const uint32_t *a, uint64_t b)                       \
-    {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\t"                          \
-                     GDN_WGMMA("128", type, GDN_R64)                                          \
-                     "{%64,%65,%66,%67}, %68, p, 1, 1, 0;\n\t}"                                  \
-                     : GDN_F32S(d, 0), GDN_F32S(d, 32)                                           \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));            \
-    }                                                                                            \
-    /* d += a b with 16 rows of b, 64 or 128 columns */                                          \
-    GDN_DEVICE void add_columns64(float (&d)[32], const uint32_t *a, uint64_t b)                 \
+    /* d += a b with 16 rows of b, 32 or 128 columns */                                          \
+    GDN_DEVICE void add_columns32(float (&d)[16], const uint32_t *a, uint64_t b)                 \
     {                                                                                            \
         asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
-                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 1;\n\t}"\
-                     : GDN_F32S(d, 0)                                                            \
+                     GDN_WGMMA("32", type, GDN_R16) "{%16,%17,%18,%19}, %20, p, 1, 1, 1;\n\t}"   \
+                     : GDN_F8(d, 0), GDN_F8(d, 8)                                                \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }                                                                                            \
     GDN_DEVICE void add_columns128(float (&d)[64], const uint32_t *a, uint64_t b)                \

@@ -93,11 +93,22 @@ GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
     }
 }
 
-/* Inclusive sums over lanes that start anew at a reset; before: of the lanes of the word before. */
-GDN_DEVICE float scan_gates(float x, bool reset, float before)
+/* Inclusive sums over lanes; with resets: sums that start anew at one, before: of the word before. */
+GDN_DEVICE float scan_lanes(float x)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const float y = __shfl_up_sync(0xffffffff, x, step);
+        if (lane >= step) x += y;
+    }
+    return x;
+}
+GDN_DEVICE float scan_from_resets(float x, bool reset, float before)
 {
     const int lane = threadIdx.x % 32;
     bool      anew = reset;
+#pragma unroll 1
     for (int step = 1; step < 32; step *= 2) {
         const float y     = __shfl_up_sync(0xffffffff, x, step);
         const int   other = __shfl_up_sync(0xffffffff, (int)anew, step);
@@ -108,30 +119,62 @@ GDN_DEVICE float scan_gates(float x, bool reset, float before)
     return anew ? x : x + before;
 }
 
+/* Gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a time: it
+ * is much code, and nobody waits for it. */
+template <int chunk>
+GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_vectors<chunk> &v,
+                             const raw_gates<chunk> &raw, const struct gdn_cu_rule &r, int n)
+{
+    const int  lane   = threadIdx.x % 32;
+    token_mask resets = 0, writers = 0;
+#pragma unroll 1
+    for (int i = 0; i < raw.each; i++) {
+        const bool there = lane + 32 * i < n;
+        float      g     = element_to_f32(i ? raw.g[raw.each - 1] : raw.g[0], r.g.dtype);
+        float      beta  = element_to_f32(i ? raw.beta[raw.each - 1] : raw.beta[0], r.beta.dtype);
+        g    = there && r.g.data ? gate_value(r, g, raw.A_log, raw.dt_bias, false) : 0;
+        beta = !there ? 0 : r.beta.data ? beta_value(r, beta) : 1;
+        resets |= (token_mask)__ballot_sync(0xffffffff, gate_forgets(g)) << 32 * i;
+        writers |= (token_mask)__ballot_sync(0xffffffff, beta != 0) << 32 * i;
+        if (lane + 32 * i < chunk) v.beta[lane + 32 * i] = beta;
+#pragma unroll
+        for (int j = 0; j < raw.each; j++)
+            if (j == i) G[j] = g;
+    }
+    if (lane != 0) return;
+    v.resets[0]  = (uint32_t)resets;
+    v.resets[1]  = (uint32_t)(resets >> 32);
+    v.writers[0] = (uint32_t)writers;
+    v.writers[1] = (uint32_t)(writers >> 32);
+}
+
+/* G: sums of the gates since the start, or since the last token that forgets. */
+template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask resets)
+{
+    float end = 0;
+#pragma unroll
+    for (int i = 0; i < each; i++) {
+        const bool  reset = resets >> (threadIdx.x % 32 + 32 * i) & 1;
+        const float g     = reset ? 0 : G[i] * 1.44269504f;
+        G[i] = resets ? scan_from_resets(g, reset, end) : i ? scan_lanes(g) + end : scan_lanes(g);
+        end  = __shfl_sync(0xffffffff, G[i], 31);
+    }
+}
+
 template <int chunk>
 GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, const raw_gates<chunk> &raw,
                             const struct gdn_cu_rule &r, int n)
 {
-    const int       lane = threadIdx.x % 32;
-    float           G[raw_gates<chunk>::each], end = 0;
-    token_mask resets = 0, writers = 0;
+    constexpr int each = raw_gates<chunk>::each;
+    const int     lane = threadIdx.x % 32;
+    float         G[each] = {};
+    expand_gates<chunk>(G, v, raw, r, n);
+    __syncwarp();
+    const token_mask resets = tokens_of(v.resets);
+    sum_gates(G, resets);
+    const float end = __shfl_sync(0xffffffff, n > 32 ? G[each - 1] : G[0], (n - 1) % 32);
 #pragma unroll
-    for (int i = 0; i < raw.each; i++) {
-        const bool  there = lane + 32 * i < n;
-        float       g = 0, beta = there;
-        if (there && r.g.data)
-            g = gate_value(r, element_to_f32(raw.g[i], r.g.dtype), raw.A_log, raw.dt_bias, false);
-        if (there && r.beta.data) beta = beta_value(r, element_to_f32(raw.beta[i], r.beta.dtype));
-        const bool reset = gate_forgets(g);
-        resets |= (token_mask)__ballot_sync(0xffffffff, reset) << 32 * i;
-        writers |= (token_mask)__ballot_sync(0xffffffff, beta != 0) << 32 * i;
-        G[i] = scan_gates(reset ? 0 : g * 1.44269504f, reset, i ? end : 0);
-        end  = __shfl_sync(0xffffffff, G[i], 31);
-        if (lane + 32 * i < chunk) v.beta[lane + 32 * i] = beta;
-    }
-    end = __shfl_sync(0xffffffff, n > 32 ? G[raw_gates<chunk>::each - 1] : G[0], (n - 1) % 32);
-#pragma unroll
-    for (int i = 0; i < raw.each; i++) {
+    for (int i = 0; i < each; i++) {
         const int t = lane + 32 * i;
         if (t >= chunk) continue;
         const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(G[i]);
@@ -142,15 +185,10 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, const raw_gates<chunk> &raw
         v.q_start[t]      = start * r.scale;
         v.to_end[t]       = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - G[i]);
     }
-    if (lane == 0) {
-        v.decay      = resets ? 0 : ex2_approx(end);
-        v.n          = n;
-        v.resets[0]  = (uint32_t)resets;
-        v.resets[1]  = (uint32_t)(resets >> 32);
-        v.writers[0] = (uint32_t)writers;
-        v.writers[1] = (uint32_t)(writers >> 32);
-        v.dead[0] = v.dead[1] = 0;
-    }
+    if (lane != 0) return;
+    v.decay   = resets ? 0 : ex2_approx(end);
+    v.n       = n;
+    v.dead[0] = v.dead[1] = 0;
 }
 
 /* ---- Lengths: a thread per row of K or Q ------------------------------------------------------------ */

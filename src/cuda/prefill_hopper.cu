@@ -22,7 +22,7 @@ GDN_DEVICE void init_barriers(const struct hopper_block &b, bool norm)
         { HOPPER_P_FREE, 8 },
     };
     for (int k = 0; k < (int)(sizeof rings / sizeof *rings); k++)
-        for (int i = 0; i < b.ring(rings[k].first); i++)
+        for (int i = 0; i < (int)b.ring(rings[k].first); i++)
             mbarrier_init(b.barrier(rings[k].first + i), rings[k].arrivals);
     /* The other block's T arrives as one copy. */
     for (int i = 0; i < HOPPER_RING; i++)

@@ -98,27 +98,27 @@ struct hopper_block {
     __device__ __forceinline__ const struct gdn_cu_seq &s() const { return common().s; }
     __device__ __forceinline__ hopper_gates &gates(int c) const
     {
-        return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[c % HOPPER_RING];
+        return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[(uint32_t)c % HOPPER_RING];
     }
     __device__ __forceinline__ uint32_t k(int c) const
     {
-        return hopper_address() + HOPPER_K + c % HOPPER_RING * 2 * HOPPER_TILE;
+        return hopper_address() + HOPPER_K + (uint32_t)c % HOPPER_RING * 2 * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t q(int c) const
     {
-        return hopper_address() + HOPPER_Q + c % HOPPER_TURNS * 2 * HOPPER_TILE;
+        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_TURNS * 2 * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t v(int c) const
     {
-        return hopper_address() + HOPPER_V + c % HOPPER_RING * HOPPER_TILE;
+        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_RING * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t t(int c) const
     {
-        return hopper_address() + HOPPER_T + c % HOPPER_RING * HOPPER_TILE;
+        return hopper_address() + HOPPER_T + (uint32_t)c % HOPPER_RING * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t p(int c) const
     {
-        return hopper_address() + HOPPER_P + c % HOPPER_TURNS * HOPPER_TILE;
+        return hopper_address() + HOPPER_P + (uint32_t)c % HOPPER_TURNS * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t barrier(int number) const
     {
@@ -127,18 +127,18 @@ struct hopper_block {
     /* Chunk c's of a ring of barriers. */
     __device__ __forceinline__ uint32_t of(int first, int c) const
     {
-        return barrier(first + c % ring(first));
+        return barrier(first + (uint32_t)c % ring(first));
     }
     /* Waits until chunk c is there (what is full), and until its place is free. */
     __device__ __forceinline__ void wait(int first, int c) const
     {
-        mbarrier_wait(of(first, c), c / ring(first) & 1);
+        mbarrier_wait(of(first, c), (uint32_t)c / ring(first) & 1);
     }
     __device__ __forceinline__ void wait_free(int first, int c) const
     {
-        mbarrier_wait(of(first, c), (c / ring(first) & 1) ^ 1);
+        mbarrier_wait(of(first, c), ((uint32_t)c / ring(first) & 1) ^ 1);
     }
-    static __device__ __forceinline__ int ring(int first)
+    static __device__ __forceinline__ uint32_t ring(int first)
     {
         return first < HOPPER_Q_FULL ? HOPPER_RING : HOPPER_TURNS;
     }

@@ -611,6 +611,9 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     release(w, HOPPER_OUT_FULL, c);
 }
 
+/* What all lanes have, so that the compiler knows it. */
+GDN_DEVICE int same_in_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
+
 /* The chunk that the next checkpoint is in or at the start of; at most n_chunks. */
 GDN_DEVICE int next_mark(const struct hopper_state &w)
 {
@@ -627,9 +630,11 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     set_cursor(w.cursor, b.common().checkpoints.first, b.r.batch, b.common().checkpoints);
     read_state(S, sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM), w.part);
     for (int c = 0;;) {
-        const int mark = next_mark(w);
+        const int mark = same_in_warp(next_mark(w));
 #pragma unroll 1
-        while (c < mark && pass_plain<io>(w, S, c)) c++;
+        for (c = same_in_warp(c); c < mark; c++)
+            if (!pass_plain<io>(w, S, c)) break;
+        c = same_in_warp(c);
         const bool    is_final = c == b.n_chunks;
         const int64_t done     = is_final ? b.s().n_valid : (int64_t)c * 64;
         if (is_final || w.cursor.at <= done)

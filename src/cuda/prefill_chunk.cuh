@@ -65,7 +65,9 @@ GDN_DEVICE bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000
 template <int chunk> struct raw_gates {
     static constexpr int each = (chunk + 31) / 32;
     uint32_t             g[each], beta[each];
-    float                A_log, dt_bias; /* of the head */
+    float                A_log, dt_bias;   /* of the head */
+    const char          *next_g, *next_beta; /* of the lane, in the next chunk; NULL: none */
+    int64_t              left;               /* tokens from there on */
 };
 
 GDN_DEVICE uint32_t fetch_bits(const char *p, int dtype)
@@ -78,19 +80,35 @@ GDN_DEVICE float element_to_f32(uint32_t x, int dtype)
     return dtype == GDN_BF16 ? bf16_to_f32((uint16_t)x) : f16_to_f32((uint16_t)x);
 }
 
+/* The next chunk's. */
 template <int chunk>
-GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
-                            const struct gdn_cu_seq &s, int64_t t0, int head)
+GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
 {
 #pragma unroll
     for (int i = 0; i < raw.each; i++) {
-        const int     l = (int)(threadIdx.x % 32) + 32 * i;
-        const int64_t t = t0 + l;
+        const bool there = raw.left > 32 * i && (chunk % 32 == 0 || threadIdx.x % 32 < chunk);
         raw.g[i] = raw.beta[i] = 0;
-        if (l >= chunk || t >= s.n_valid) continue;
-        if (r.g.data) raw.g[i] = fetch_bits(row_at(r.g, s, t, head), r.g.dtype);
-        if (r.beta.data) raw.beta[i] = fetch_bits(row_at(r.beta, s, t, head), r.beta.dtype);
+        if (there && raw.next_g) raw.g[i] = fetch_bits(raw.next_g + 32 * i * r.g.token, r.g.dtype);
+        if (there && raw.next_beta)
+            raw.beta[i] = fetch_bits(raw.next_beta + 32 * i * r.beta.token, r.beta.dtype);
     }
+    if (raw.next_g) raw.next_g += chunk * r.g.token;
+    if (raw.next_beta) raw.next_beta += chunk * r.beta.token;
+    raw.left -= chunk;
+}
+
+/* From the first chunk on. */
+template <int chunk>
+GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
+                            const struct gdn_cu_seq &s, int head)
+{
+    const int lane = threadIdx.x % 32;
+    raw.A_log      = load_vector(r.A_log, head, 0);
+    raw.dt_bias    = load_vector(r.dt_bias, head, 0);
+    raw.next_g     = r.g.data ? row_at(r.g, s, lane, head) : NULL;
+    raw.next_beta  = r.beta.data ? row_at(r.beta, s, lane, head) : NULL;
+    raw.left       = s.n_valid - lane;
+    fetch_gates(raw, r);
 }
 
 /* Inclusive sums over lanes; with resets: sums that start anew at one, before: of the word before. */

@@ -3,20 +3,21 @@
 #include "prefill_hopper_solve.cuh"
 #include "prefill_hopper_state.cuh"
 
-GDN_DEVICE void init_barriers(const struct hopper_block &b, bool norm)
+GDN_DEVICE void init_barriers(const struct hopper_block &b)
 {
     const struct {
         int first, arrivals;
     } rings[] = {
         { HOPPER_K_FULL, 1 },
         { HOPPER_K_FREE, 4 },
-        { HOPPER_GATES_FULL, norm ? 2 : 1 },
+        { HOPPER_GATES_MADE, 1 },
+        { HOPPER_GATES_FULL, 1 },
         { HOPPER_V_FULL, 1 },
         { HOPPER_V_FREE, 1 },
         { HOPPER_OUT_FULL, 4 },
         { HOPPER_T_FREE, 8 }, /* warps of the state of both blocks */
         { HOPPER_Q_FULL, 1 },
-        { HOPPER_Q_LENGTHS, 2 },
+        { HOPPER_Q_LENGTHS, 1 },
         { HOPPER_Q_FREE, 4 },
         { HOPPER_P_FULL, 4 },
         { HOPPER_P_FREE, 8 },
@@ -56,7 +57,7 @@ GDN_DEVICE void prepare(struct hopper_block &b)
         if (threadIdx.x == 0) {
             b.common().s           = s;
             b.common().checkpoints = list;
-            init_barriers(b, b.r.norm != GDN_NORM_NONE);
+            init_barriers(b);
         }
     }
     for (int i = threadIdx.x; i < (HOPPER_RING + HOPPER_TURNS) * HOPPER_TILE / 16; i += blockDim.x)

@@ -3,10 +3,10 @@
  * gdn_prefill on Hopper, one launch: a cluster of two blocks takes one sequence and state head, each
  * block 64 value columns, from the first chunk of 64 tokens to the last. Four warpgroups:
  *
- *     0  io     a warp that loads K, Q, V, one that makes gates, one that stores the output; all
- *               four make P and, with a norm, lengths (prefill_hopper_io.cuh)
+ *     0  io     a warp that loads K, Q, V, one that makes gates, one that stores the output, and
+ *               with a norm, one that makes lengths (prefill_hopper_io.cuh)
  *     1  state  64 x K of it in registers (prefill_hopper_state.cuh)
- *     2, 3  T   for chunks in turn (prefill_hopper_solve.cuh)
+ *     2, 3      T and P, for chunks in turn (prefill_hopper_solve.cuh)
  *
  * T and P do not depend on the columns: each block makes those of every other chunk and copies them
  * into the other's memory. A chunk is handed on by barriers in memory; its number c says where its
@@ -38,6 +38,7 @@ struct hopper_head {
     struct gdn_cu_seq         s;
     struct gdn_cu_checkpoints checkpoints;
     struct prefill_cursor     cursors[4];
+    float                     squares[64]; /* of the warp that makes lengths */
 };
 
 enum {
@@ -59,7 +60,8 @@ enum {
     /* Barriers: the first of as many as the ring has places. */
     HOPPER_K_FULL     = 0,
     HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_RING, /* and gates */
-    HOPPER_GATES_FULL = HOPPER_K_FREE + HOPPER_RING,
+    HOPPER_GATES_MADE = HOPPER_K_FREE + HOPPER_RING, /* with a norm: all but lengths */
+    HOPPER_GATES_FULL = HOPPER_GATES_MADE + HOPPER_RING,
     HOPPER_V_FULL     = HOPPER_GATES_FULL + HOPPER_RING,
     HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_RING,
     HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_RING,
@@ -82,7 +84,7 @@ static_assert(HOPPER_BYTES <= 232448, "shared memory");
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 
 /* Barriers of the hardware, 128 threads each. */
-enum { HOPPER_BARRIER_IO = 1, HOPPER_BARRIER_STATE, HOPPER_BARRIER_SOLVE };
+enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE };
 
 /* What all threads of a block know. */
 struct hopper_block {

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Warpgroup 0, what goes between memory and the block, by a warp each: loads, gates, the output one
- * chunk behind; and with a norm, lengths, by all four. In the step of chunk c the state works on it,
- * and K and gates of c + 3 are brought, lengths of K for c + 2, V and Q of c + 2, lengths of Q for
- * c + 1.
+ * Warpgroup 0, what goes between memory and the block, a warp each at its own pace: loads (K three
+ * chunks ahead, V and Q two), gates, the output, and with a norm, lengths.
  *
  * With a norm, 1 / length is a factor of the gates' vectors: gates are full once those of K are in
  * them. In f16 keys are scaled where they lie (prefill_chunk.cuh).
@@ -13,138 +11,144 @@
 
 #include "prefill_hopper.cuh"
 
-/* ---- Lengths --------------------------------------------------------------------------------- */
+/* ---- Lengths: by a warp ----------------------------------------------------------------------- */
 
-/* A thread per row of K or Q. 1 / its length. */
-template <int io>
-GDN_DEVICE float tile_row_length(const struct hopper_block &b, const char *row, int t)
+/* Sums of the squares of a tile's rows, the diagonals of products with themselves. */
+template <int io> GDN_DEVICE void sum_squares(float *sums, uint32_t tile, int lane)
 {
-    typedef hopper_format<io> format;
-    float sum = 0;
-#pragma unroll 2
-    for (int i = 0; i < 16; i++) {
-        const uint4 w = *(const uint4 *)(row + i / 8 * HOPPER_TILE + tile_place(t, i % 8 * 8));
-        const uint32_t x[4] = { w.x, w.y, w.z, w.w };
+    typedef mma_tiles<io> tiles;
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll 1
+    for (int i = 0; i < 4; i++) {
+        mma_block product = {};
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            sum = fmaf(format::low(x[e]), format::low(x[e]), sum);
-            sum = fmaf(format::high(x[e]), format::high(x[e]), sum);
+        for (int k = 0; k < 8; k++) {
+            typename tiles::operand x;
+            const uint32_t at = tile + k / 4 * HOPPER_TILE;
+            load_matrices(x.x, at + tile_place(16 * i + lane % 16, k % 4 * 16 + lane / 16 * 8));
+            tiles::multiply(product, x, x);
         }
+        if (g / 2 != t) continue;
+        sums[16 * i + g]     = g % 2 ? product[0][1] : product[0][0];
+        sums[16 * i + 8 + g] = g % 2 ? product[1][3] : product[1][2];
     }
-    return inverse_length(sum, b.r.norm, b.r.norm_eps);
+    __syncwarp();
 }
 
-template <int io> GDN_DEVICE void scale_tile_row(char *row, int t, float length)
+/* Row t of a tile times x. */
+template <int io> GDN_DEVICE void scale_tile_row(uint32_t tile, int t, float x)
 {
     typedef hopper_format<io> format;
+    char *row = gdn_shared + (tile - hopper_address());
 #pragma unroll 2
     for (int i = 0; i < 64; i++) {
-        uint32_t *x = (uint32_t *)(row + i / 32 * HOPPER_TILE + tile_place(t, i % 32 * 2));
-        *x          = format::pair(format::low(*x) * length, format::high(*x) * length);
+        uint32_t *y = (uint32_t *)(row + i / 32 * HOPPER_TILE + tile_place(t, i % 32 * 2));
+        *y          = format::pair(format::low(*y) * x, format::high(*y) * x);
     }
 }
 
-/* Of K of chunk c, by warps 0 and 1. */
-template <int io> GDN_DEVICE void add_k_lengths(const struct hopper_block &b, int c, int t)
+/* Of K of chunk c. */
+template <int io> GDN_DEVICE void add_k_lengths(const struct hopper_block &b, int c, int lane)
 {
-    hopper_gates &g   = b.gates(c);
-    char         *row = gdn_shared + (b.k(c) - hopper_address());
+    hopper_gates &g = b.gates(c);
     b.wait(HOPPER_K_FULL, c);
-    const float length = tile_row_length<io>(b, row, t);
-    if (t >= g.n) {
-    } else if (io == GDN_F16) {
-        scale_tile_row<io>(row, t, length);
-    } else {
-        g.k_scale[t] = length;
-        g.from_start[t] *= length;
-        g.to_end[t] *= length;
+    b.wait(HOPPER_GATES_MADE, c);
+    sum_squares<io>(b.common().squares, b.k(c), lane);
+    for (int t = lane; t < g.n; t += 32) {
+        const float length = inverse_length(b.common().squares[t], b.r.norm, b.r.norm_eps);
+        if (io == GDN_F16) {
+            scale_tile_row<io>(b.k(c), t, length);
+        } else {
+            g.k_scale[t] = length;
+            g.from_start[t] *= length;
+            g.to_end[t] *= length;
+        }
     }
     if (io == GDN_F16) async_fence();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c));
+    if (lane == 0) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c));
 }
 
-/* Of Q, by warps 2 and 3. */
-template <int io> GDN_DEVICE void add_q_lengths(const struct hopper_block &b, int c, int t)
+template <int io> GDN_DEVICE void add_q_lengths(const struct hopper_block &b, int c, int lane)
 {
     hopper_gates &g = b.gates(c);
     b.wait(HOPPER_Q_FULL, c);
-    const float length = tile_row_length<io>(b, gdn_shared + (b.q(c) - hopper_address()), t);
-    g.q_scale[t] *= length;
-    g.q_start[t] *= length;
+    sum_squares<io>(b.common().squares, b.q(c), lane);
+    for (int t = lane; t < g.n; t += 32) {
+        const float length = inverse_length(b.common().squares[t], b.r.norm, b.r.norm_eps);
+        g.q_scale[t] *= length;
+        g.q_start[t] *= length;
+    }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(b.of(HOPPER_Q_LENGTHS, c));
-}
-
-/* The lengths of a step, by all four. The barrier: the gates of both chunks have been written. */
-template <int io> GDN_DEVICE void add_lengths(const struct hopper_block &b, int step, int warp)
-{
-    const int t = opaque((int)threadIdx.x % 64), c = warp < 2 ? step + 2 : step + 1;
-    barrier_wait(HOPPER_BARRIER_IO, 128);
-    if (c < 0 || c >= b.n_chunks) return;
-    if (warp < 2)
-        add_k_lengths<io>(b, c, t);
-    else
-        add_q_lengths<io>(b, c, t);
+    if (lane == 0) mbarrier_arrive(b.of(HOPPER_Q_LENGTHS, c));
 }
 
 /* ---- Loads ------------------------------------------------------------------------------------- */
 
-/* Where a warp loads to and from. */
-struct hopper_load {
-    uint32_t    tile;
-    int         n_tiles; /* 64 columns each */
-    const void *map;
-    int         column, head, full, tail; /* full: barriers; tail: of the three of the last chunk */
+/* What the warp that loads knows. */
+struct hopper_loader {
+    const struct hopper_block &b;
+    int                        lane, k_head, v_head, q_head;
+    int                        first, row, n_full; /* of the tensor; chunks of 64 tokens */
 };
 
-/* Rows from n on become zero: what follows a sequence may be another. By a warp. */
-GDN_DEVICE void clear_tail(const struct hopper_load &a, int n, int lane)
+/* Tiles of 64 columns from `column` on of chunk c. By a warp. */
+GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int n_tiles,
+                           const void *map, int column, int head, int full, int c)
 {
-    for (int i = 0; i < a.n_tiles; i++)
-        for (int e = 8 * n + lane; e < 8 * 64; e += 32)
-            store_shared(a.tile + i * HOPPER_TILE + 16 * e, 0, 0, 0, 0);
+    const struct hopper_block &b = l.b;
+    if (l.lane != 0) return;
+    const uint32_t on = c < l.n_full ? b.of(full, c) : b.barrier(HOPPER_TAIL);
+    const int      first = l.first + c * 64;
+    mbarrier_expect(on, n_tiles * HOPPER_TILE);
+    copy_tile(tile, map, { column, head, first, l.row }, on);
+    if (n_tiles == 2) copy_tile(tile + HOPPER_TILE, map, { column + 64, head, first, l.row }, on);
 }
 
-/* Tiles of chunk c. By a warp. */
-GDN_DEVICE void load_tiles(const struct hopper_block &b, const struct hopper_load &a, int c, int lane)
+/* Of a chunk that is not full: rows from n on become zero, as what follows a sequence may be another;
+ * number: of the three such loads. By a warp. */
+GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int n_tiles, int full,
+                           int c, int number)
 {
-    const uint32_t full = b.of(a.full, c), tail = b.barrier(HOPPER_TAIL);
-    const int      n = b.tokens(c), first = (int)b.s().first + c * 64, row = (int)b.s().batch;
-    const uint32_t on = n == 64 ? full : tail;
-    if (lane == 0) {
-        mbarrier_expect(on, a.n_tiles * HOPPER_TILE);
-        copy_tile(a.tile, a.map, { a.column, a.head, first, row }, on);
-        if (a.n_tiles == 2)
-            copy_tile(a.tile + HOPPER_TILE, a.map, { a.column + 64, a.head, first, row }, on);
-    }
     __syncwarp();
-    if (n == 64) return;
-    mbarrier_wait(tail, a.tail & 1);
-    clear_tail(a, n, lane);
+    mbarrier_wait(l.b.barrier(HOPPER_TAIL), number & 1);
+    for (int i = 0; i < n_tiles; i++)
+        for (int e = 8 * l.b.tokens(c) + l.lane; e < 8 * 64; e += 32)
+            store_shared(tile + i * HOPPER_TILE + 16 * e, 0, 0, 0, 0);
     async_fence();
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(full);
+    if (l.lane == 0) mbarrier_arrive(l.b.of(full, c));
     __syncwarp();
 }
 
-GDN_DEVICE void load_k(const struct hopper_block &b, int c, int lane)
+/* The loads of a step: K of chunk c + 3, V and Q of c + 2. */
+GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
 {
-    const int head = source_head(b.r, b.head, b.r.Hk);
-    b.wait_free(HOPPER_K_FREE, c);
-    load_tiles(b, { b.k(c), 2, &b.a.k, 0, head, HOPPER_K_FULL, 0 }, c, lane);
+    const struct hopper_block &b = l.b;
+    const int c2 = c + 2, c3 = c + 3, n = b.n_chunks;
+    if (c3 < n) {
+        b.wait_free(HOPPER_K_FREE, c3);
+        load_tiles(l, b.k(c3), 2, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);
+        if (c3 == l.n_full) clear_tail(l, b.k(c3), 2, HOPPER_K_FULL, c3, 0);
+    }
+    if (c2 >= 0 && c2 < n) {
+        b.wait_free(HOPPER_V_FREE, c2);
+        load_tiles(l, b.v(c2), 1, &b.a.v, (int)b.rank * 64, l.v_head, HOPPER_V_FULL, c2);
+        if (c2 == l.n_full) clear_tail(l, b.v(c2), 1, HOPPER_V_FULL, c2, 1);
+        b.wait_free(HOPPER_Q_FREE, c2);
+        load_tiles(l, b.q(c2), 2, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, c2);
+        if (c2 == l.n_full) clear_tail(l, b.q(c2), 2, HOPPER_Q_FULL, c2, 2);
+    }
 }
-GDN_DEVICE void load_v(const struct hopper_block &b, int c, int lane)
+
+GDN_DEVICE void load_all(const struct hopper_block &b, int lane)
 {
-    const int head = source_head(b.r, b.head, b.r.Hv), column = (int)b.rank * 64;
-    b.wait_free(HOPPER_V_FREE, c);
-    load_tiles(b, { b.v(c), 1, &b.a.v, column, head, HOPPER_V_FULL, 1 }, c, lane);
-}
-GDN_DEVICE void load_q(const struct hopper_block &b, int c, int lane)
-{
-    const int head = source_head(b.r, b.head, b.r.Hq);
-    b.wait_free(HOPPER_Q_FREE, c);
-    load_tiles(b, { b.q(c), 2, &b.a.q, 0, head, HOPPER_Q_FULL, 2 }, c, lane);
+    const struct hopper_loader l = { b, lane, source_head(b.r, b.head, b.r.Hk),
+                                     source_head(b.r, b.head, b.r.Hv),
+                                     source_head(b.r, b.head, b.r.Hq), (int)b.s().first,
+                                     (int)b.s().batch, (int)(b.s().n_valid / 64) };
+#pragma unroll 1
+    for (int c = -3; c < b.n_chunks - 2; c++) load_step(l, c);
 }
 
 /* ---- Output -------------------------------------------------------------------------------------- */
@@ -178,33 +182,37 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
 
 /* ---- The warpgroup --------------------------------------------------------------------------------- */
 
+GDN_DEVICE void make_gates(const struct hopper_block &b, raw_gates<64> &raw, int c)
+{
+    b.wait_free(HOPPER_K_FREE, c);
+    write_gates(b.gates(c), raw, b.r, b.tokens(c));
+    __syncwarp();
+    const int done = b.r.norm == GDN_NORM_NONE ? HOPPER_GATES_FULL : HOPPER_GATES_MADE;
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(b.of(done, c));
+    fetch_gates(raw, b.r);
+}
+
+/* Each warp goes at its own pace. */
 template <int io> GDN_DEVICE void run_io(const struct hopper_block &b, int warp, int lane)
 {
-    const bool    norm = b.r.norm != GDN_NORM_NONE;
-    raw_gates<64> raw  = {};
-    if (warp == 1) {
-        raw.A_log   = load_vector(b.r.A_log, b.head, 0);
-        raw.dt_bias = load_vector(b.r.dt_bias, b.head, 0);
-        fetch_gates(raw, b.r, b.s(), 0, b.head);
-    }
+    if (warp == 0) {
+        load_all(b, lane);
+    } else if (warp == 1) {
+        raw_gates<64> raw;
+        start_gates(raw, b.r, b.s(), b.head);
 #pragma unroll 1
-    for (int step = -3; step <= b.n_chunks; step++) {
-        const int c2 = step + 2, c3 = step + 3;
-        if (warp == 0 && c3 < b.n_chunks) load_k(b, c3, lane);
-        if (warp == 0 && c2 >= 0 && c2 < b.n_chunks) load_v(b, c2, lane);
-        if (warp == 1 && c3 < b.n_chunks) {
-            b.wait_free(HOPPER_K_FREE, c3);
-            write_gates(b.gates(c3), raw, b.r, b.tokens(c3));
-            __syncwarp();
-            if (lane == 0 && !norm) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c3));
-            fetch_gates(raw, b.r, b.s(), (int64_t)(c3 + 1) * 64, b.head);
+        for (int c = 0; c < b.n_chunks; c++) make_gates(b, raw, c);
+    } else if (warp == 2) {
+#pragma unroll 1
+        for (int c = 0; c < b.n_chunks; c++) store_tile(b, c, lane);
+        if (lane == 0) copy_out_wait();
+    } else if (b.r.norm != GDN_NORM_NONE) {
+#pragma unroll 1
+        for (int c = -1; c < b.n_chunks; c++) {
+            if (c + 1 < b.n_chunks) add_k_lengths<io>(b, c + 1, lane);
+            if (c >= 0) add_q_lengths<io>(b, c, lane);
         }
-        if (warp == 2 && step >= 1) store_tile(b, step - 1, lane);
-        if (norm) add_lengths<io>(b, step, warp);
-        if (warp == 0 && c2 >= 0 && c2 < b.n_chunks) load_q(b, c2, lane);
-        __syncwarp();
     }
-    if (warp == 2 && lane == 0) copy_out_wait();
 }
 
 #endif

@@ -56,24 +56,32 @@ GDN_DEVICE bool has_pairs(const struct state_place &p, const struct state_part &
            (((uint64_t)p.data | (uint64_t)p.v_step) & (2 * bytes - 1)) == 0;
 }
 
-/* Elements n by n: `by` of them go from the front to the back. A loop over parts of a state turns it
- * once round, where all of it would be much code for what is done once per sequence. */
-template <int by, int n> GDN_DEVICE void turn(float (&S)[n])
+/* It moves in parts, by a loop: all of it at once would be much code for what is done once per
+ * sequence. Products want S where it is, so a part is copied from and to it. */
+enum { HOPPER_PART = 16, HOPPER_PARTS = 64 / HOPPER_PART, HOPPER_PART_KEYS = 32 };
+typedef float hopper_part[HOPPER_PART];
+
+GDN_DEVICE void take_part(hopper_part &x, const float (&S)[64], int part)
 {
-    float front[by];
 #pragma unroll
-    for (int i = 0; i < n; i++) {
-        if (i < by) front[i] = S[i];
-        S[i] = i + by < n ? S[i + by] : front[i + by - n];
+    for (int i = 0; i < HOPPER_PART; i++) {
+        x[i] = S[i];
+#pragma unroll
+        for (int p = 1; p < HOPPER_PARTS; p++)
+            if (p == part) x[i] = S[p * HOPPER_PART + i];
     }
 }
+GDN_DEVICE void put_part(float (&S)[64], const hopper_part &x, int part)
+{
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        if (i / HOPPER_PART == part) S[i] = x[i % HOPPER_PART];
+}
 
-enum { HOPPER_PART = 16, HOPPER_PART_KEYS = 32 };
-
-/* A part of the elements, from or to the keys from `key` on. */
-template <int dtype, int n>
-GDN_DEVICE void read_part(float (&S)[n], const struct state_place &p, const struct state_part &part,
-                          int key, bool pairs)
+/* A part, from or to the keys from `key` on. */
+template <int dtype>
+GDN_DEVICE void read_elements(hopper_part &x, const struct state_place &p,
+                              const struct state_part &part, int key, bool pairs)
 {
     typedef typename gdn_io<dtype>::type element;
     const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
@@ -83,36 +91,17 @@ GDN_DEVICE void read_part(float (&S)[n], const struct state_place &p, const stru
         const char *at = p.data + v * p.v_step + k * p.k_step;
         if (v >= part.V || k >= part.K) continue;
         if (pairs) {
-            state_pair<dtype>::load(at, S[i], S[i + 1]);
+            state_pair<dtype>::load(at, x[i], x[i + 1]);
             continue;
         }
-        S[i] = gdn_io<dtype>::load((const element *)at);
-        if (k + 1 < part.K) S[i + 1] = gdn_io<dtype>::load((const element *)(at + p.k_step));
+        x[i] = gdn_io<dtype>::load((const element *)at);
+        if (k + 1 < part.K) x[i + 1] = gdn_io<dtype>::load((const element *)(at + p.k_step));
     }
 }
 
-template <int n>
-GDN_DEVICE void read_state(float (&S)[n], const struct state_place &p,
-                           const struct state_part &part)
-{
-#pragma unroll
-    for (int i = 0; i < n; i++) S[i] = 0;
-    if (!p.data) return;
-    const bool pairs = has_pairs(p, part);
-#pragma unroll 1
-    for (int key = 0; key < n / HOPPER_PART * HOPPER_PART_KEYS; key += HOPPER_PART_KEYS) {
-        switch (p.dtype) {
-        case GDN_F32: read_part<GDN_F32>(S, p, part, key, pairs); break;
-        case GDN_BF16: read_part<GDN_BF16>(S, p, part, key, pairs); break;
-        default: read_part<GDN_F16>(S, p, part, key, pairs); break;
-        }
-        turn<HOPPER_PART>(S);
-    }
-}
-
-template <int dtype, int n>
-GDN_DEVICE void write_part(const float (&S)[n], const struct state_place &p,
-                           const struct state_part &part, int key, bool pairs)
+template <int dtype>
+GDN_DEVICE void write_elements(const hopper_part &x, const struct state_place &p,
+                               const struct state_part &part, int key, bool pairs)
 {
     typedef typename gdn_io<dtype>::type element;
     const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
@@ -122,30 +111,52 @@ GDN_DEVICE void write_part(const float (&S)[n], const struct state_place &p,
         char     *at = p.data + v * p.v_step + k * p.k_step;
         if (v >= part.V || k >= part.K) continue;
         if (pairs) {
-            state_pair<dtype>::store(at, S[i], S[i + 1]);
+            state_pair<dtype>::store(at, x[i], x[i + 1]);
             continue;
         }
-        gdn_io<dtype>::store((element *)at, S[i]);
-        if (k + 1 < part.K) gdn_io<dtype>::store((element *)(at + p.k_step), S[i + 1]);
+        gdn_io<dtype>::store((element *)at, x[i]);
+        if (k + 1 < part.K) gdn_io<dtype>::store((element *)(at + p.k_step), x[i + 1]);
     }
 }
 
-/* To the keys from `first` on. S is as it was, then. */
-template <int n>
-GDN_DEVICE void write_state(float (&S)[n], const struct state_place &p,
-                            const struct state_part &part, int first)
+GDN_DEVICE void write_part(const hopper_part &x, const struct state_place &p,
+                           const struct state_part &part, int key)
 {
-    if (!p.data) return;
     const bool pairs = has_pairs(p, part);
+    switch (p.dtype) {
+    case GDN_F32: write_elements<GDN_F32>(x, p, part, key, pairs); break;
+    case GDN_BF16: write_elements<GDN_BF16>(x, p, part, key, pairs); break;
+    default: write_elements<GDN_F16>(x, p, part, key, pairs); break;
+    }
+}
+
+GDN_DEVICE void read_state(float (&S)[64], const struct state_place &p,
+                           const struct state_part &part)
+{
+    const bool pairs = has_pairs(p, part);
+#pragma unroll
+    for (int i = 0; i < 64; i++) S[i] = 0;
 #pragma unroll 1
-    for (int i = 0; i < n / HOPPER_PART; i++) {
-        const int key = first + i * HOPPER_PART_KEYS;
+    for (int i = 0; p.data && i < HOPPER_PARTS; i++) {
+        const int   key = i * HOPPER_PART_KEYS;
+        hopper_part x   = {};
         switch (p.dtype) {
-        case GDN_F32: write_part<GDN_F32>(S, p, part, key, pairs); break;
-        case GDN_BF16: write_part<GDN_BF16>(S, p, part, key, pairs); break;
-        default: write_part<GDN_F16>(S, p, part, key, pairs); break;
+        case GDN_F32: read_elements<GDN_F32>(x, p, part, key, pairs); break;
+        case GDN_BF16: read_elements<GDN_BF16>(x, p, part, key, pairs); break;
+        default: read_elements<GDN_F16>(x, p, part, key, pairs); break;
         }
-        turn<HOPPER_PART>(S);
+        put_part(S, x, i);
+    }
+}
+
+GDN_DEVICE void write_state(const float (&S)[64], const struct state_place &p,
+                            const struct state_part &part)
+{
+#pragma unroll 1
+    for (int i = 0; p.data && i < HOPPER_PARTS; i++) {
+        hopper_part x;
+        take_part(x, S, i);
+        write_part(x, p, part, i * HOPPER_PART_KEYS);
     }
 }
 
@@ -391,18 +402,6 @@ GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int half)
     barrier_wait(HOPPER_BARRIER_STATE, 128);
 }
 
-/* Part number `part` of S, which stays where products want it. */
-GDN_DEVICE void take_part(float (&x)[HOPPER_PART], const float (&S)[64], int part)
-{
-#pragma unroll
-    for (int i = 0; i < HOPPER_PART; i++) {
-        x[i] = S[i];
-#pragma unroll
-        for (int p = 1; p < 64 / HOPPER_PART; p++)
-            if (p == part) x[i] = S[p * HOPPER_PART + i];
-    }
-}
-
 /* The state after the first n tokens of chunk c, as a call leaves it that ends there. */
 template <int io>
 GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
@@ -414,9 +413,9 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
     uint32_t            a[16];
     weigh_some<io>(a, u, g, n);
 #pragma unroll 1
-    for (int part = 0; part < 64 / HOPPER_PART; part++) {
+    for (int part = 0; part < HOPPER_PARTS; part++) {
         const uint32_t keys = wgmma_place(hopper_address() + HOPPER_KEYS + part % 2 * 64);
-        float          x[HOPPER_PART];
+        hopper_part    x;
         take_part(x, S, part);
         if (part % 2 == 0) copy_keys(w, c, n, part / 2);
         if (!idle) {
@@ -428,7 +427,7 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
             wgmma_commit();
             wgmma_wait<0>();
         }
-        write_state(x, to, w.part, part * HOPPER_PART_KEYS);
+        if (to.data) write_part(x, to, w.part, part * HOPPER_PART_KEYS);
     }
 }
 
@@ -461,7 +460,7 @@ GDN_DEVICE void leave_inside(const struct hopper_state &w, const float (&S)[64],
 }
 
 /* What is left between chunks: checkpoints after the first n tokens, and the final state. */
-GDN_DEVICE void leave_after(const struct hopper_state &w, float (&S)[64], int64_t n, bool is_final)
+GDN_DEVICE void leave_after(const struct hopper_state &w, const float (&S)[64], int64_t n, bool is_final)
 {
     const struct gdn_cu_rule &r = w.b.r;
     for (bool more = true; more;) {
@@ -471,7 +470,7 @@ GDN_DEVICE void leave_after(const struct hopper_state &w, float (&S)[64], int64_
             to = checkpoint_place(w);
         else if (!more && is_final)
             to = sequence_place(w.b, r.to, w.b.s().write, GDN_PREFILL_TO);
-        write_state(S, to, w.part, 0);
+        write_state(S, to, w.part);
         if (more) set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.common().checkpoints);
     }
 }
@@ -479,7 +478,14 @@ GDN_DEVICE void leave_after(const struct hopper_state &w, float (&S)[64], int64_
 /* ---- The warpgroup -------------------------------------------------------------------------------------- */
 
 /* Every bit of S stays (G9). */
-GDN_DEVICE bool is_idle(const hopper_gates &g) { return g.decay == 1 && !tokens_of(g.writers); }
+GDN_DEVICE bool is_idle(const hopper_gates &g)
+{
+    return (g.decay == 1) & (tokens_of(g.writers) == 0);
+}
+
+/* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part
+ * lanes it does nothing once per warp. */
+GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
 
 /* A warp's arrival: where chunk c's place is free, in the block that fills it. */
 GDN_DEVICE void release(const struct hopper_state &w, int first, int c)
@@ -512,7 +518,7 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
     float                      o[32], u[32];
     uint32_t                   r[16], y[16];
     b.wait(HOPPER_GATES_FULL, c);
-    if (tokens_of(g.resets) || is_idle(g)) return false;
+    if (in_warp((tokens_of(g.resets) != 0) | is_idle(g))) return false;
     {
         float    x[32];
         uint32_t a[32], m[4][4];
@@ -536,7 +542,7 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
     pack<io>(y, u);
     multiply_tokens<io, 1>(o, y, b.p(c));
     weigh<io>(r, u, g, w.lane);
-    if (barrier_any(HOPPER_BARRIER_STATE, 128, is_tainted<io>(y))) {
+    if (in_warp(barrier_any(HOPPER_BARRIER_STATE, 128, is_tainted<io>(y)))) {
         wgmma_wait<0>();
         return false;
     }
@@ -611,9 +617,6 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     release(w, HOPPER_OUT_FULL, c);
 }
 
-/* What all lanes have, so that the compiler knows it. */
-GDN_DEVICE int same_in_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
-
 /* The chunk that the next checkpoint is in or at the start of; at most n_chunks. */
 GDN_DEVICE int next_mark(const struct hopper_state &w)
 {
@@ -629,20 +632,19 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     w.v_lane = tile_place(row, 16 * warp + lane / 8 % 2 * 8);
     set_cursor(w.cursor, b.common().checkpoints.first, b.r.batch, b.common().checkpoints);
     read_state(S, sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM), w.part);
-    for (int c = 0;;) {
-        const int mark = same_in_warp(next_mark(w));
+    int mark = next_mark(w);
 #pragma unroll 1
-        for (c = same_in_warp(c); c < mark; c++)
-            if (!pass_plain<io>(w, S, c)) break;
-        c = same_in_warp(c);
-        const bool    is_final = c == b.n_chunks;
-        const int64_t done     = is_final ? b.s().n_valid : (int64_t)c * 64;
-        if (is_final || w.cursor.at <= done)
-            leave_after(w, S, done, is_final);
-        else
-            pass_any<io>(w, S, c++);
-        if (is_final) break;
+    for (int c = 0; c < b.n_chunks; c++) {
+        if (in_warp(c == mark)) {
+            leave_after(w, S, (int64_t)c * 64, false);
+            mark = next_mark(w);
+        }
+        if (in_warp(c == mark) || !pass_plain<io>(w, S, c)) {
+            pass_any<io>(w, S, c);
+            mark = next_mark(w);
+        }
     }
+    leave_after(w, S, b.s().n_valid, true);
 }
 
 #endif

@@ -38,27 +38,37 @@ struct hopper_solver {
 /* To the nearest of TF32. */
 GDN_DEVICE float round_tf32(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
 
+/* The first block of a row of them goes, the others move up: loops over blocks keep code small. */
+GDN_DEVICE void drop_block(float (&x)[32])
+{
+#pragma unroll
+    for (int i = 0; i < 24; i++) x[i] = x[i + 8];
+}
+
 /* Rows of -(A B)^T: blocks from the diagonal on. Is all of it finite? */
-GDN_DEVICE bool write_rows(const struct hopper_solver &w, const hopper_gates &g,
-                           const float (&x)[32])
+GDN_DEVICE bool write_rows(const struct hopper_solver &w, const hopper_gates &g, float (&x)[32])
 {
     const int      row = 16 * w.warp + w.lane / 4, column = w.lane % 4 * 2;
     const float    G0 = g.G[row], G1 = g.G[row + 8];
     const float    f0 = -g.beta[row] * g.k_scale[row], f1 = -g.beta[row + 8] * g.k_scale[row + 8];
     const uint32_t at = w.rows + w.lane / 4 * HOPPER_L_ROW + column * 4;
     float          taint[4] = { 0, 0, 0, 0 };
+#pragma unroll 1
+    for (int n = 0; n < 4; n++, drop_block(x)) {
+        if (n < w.warp) continue;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (i / 2 < w.warp) continue;
-        const float2 G    = *(const float2 *)(g.G + 8 * i + column);
-        const float  y[4] = { x[4 * i] * (f0 * ex2_approx(G.x - G0)),
-                              x[4 * i + 1] * (f0 * ex2_approx(G.y - G0)),
-                              x[4 * i + 2] * (f1 * ex2_approx(G.x - G1)),
-                              x[4 * i + 3] * (f1 * ex2_approx(G.y - G1)) };
+        for (int h = 0; h < 2; h++) {
+            const int    i    = 16 * n + 8 * h;
+            const float2 G    = *(const float2 *)(g.G + i + column);
+            const float  y[4] = { x[4 * h] * (f0 * ex2_approx(G.x - G0)),
+                                  x[4 * h + 1] * (f0 * ex2_approx(G.y - G0)),
+                                  x[4 * h + 2] * (f1 * ex2_approx(G.x - G1)),
+                                  x[4 * h + 3] * (f1 * ex2_approx(G.y - G1)) };
 #pragma unroll
-        for (int e = 0; e < 4; e++) taint[e] = fmaf(y[e], 0, taint[e]);
-        store_shared(at + 32 * i, round_tf32(y[0]), round_tf32(y[1]));
-        store_shared(at + 32 * i + 8 * HOPPER_L_ROW, round_tf32(y[2]), round_tf32(y[3]));
+            for (int e = 0; e < 4; e++) taint[e] = fmaf(y[e], 0, taint[e]);
+            store_shared(at + 4 * i, round_tf32(y[0]), round_tf32(y[1]));
+            store_shared(at + 4 * i + 8 * HOPPER_L_ROW, round_tf32(y[2]), round_tf32(y[3]));
+        }
     }
     return taint[0] + taint[1] + (taint[2] + taint[3]) == 0;
 }
@@ -165,20 +175,21 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
         load_shared(x[0][k][1], x[0][k][3], at + 32 * k + 8 * HOPPER_L_ROW);
     }
     write_block<io>(w, g, tile, w.warp, x[0]);
-#pragma unroll
-    for (int s = 1; s < 4; s++) {
+#pragma unroll 1
+    for (int s = 1; s < 4 - w.warp; s++) {
         const int r = w.warp + s;
-        if (r >= 4) continue;
-        float sum[2][4] = {}, product[2][4] = {}, y[2][4];
+        float     sum[2][4] = {}, product[2][4] = {}, y[2][4];
 #pragma unroll
-        for (int j = 0; j < s; j++)
-            add_block(sum, x[j], w.rows + j * 16 * HOPPER_L_ROW + r * 64 + lane_at);
+        for (int j = 0; j < 3; j++)
+            if (j < s) add_block(sum, x[j], w.rows + j * 16 * HOPPER_L_ROW + r * 64 + lane_at);
         make_factor(y, sum);
         add_block(product, y, w.square + r * (16 * HOPPER_L_ROW + 64) + lane_at);
         make_factor(y, product);
-        if (s < 3)
 #pragma unroll
-            for (int i = 0; i < 8; i++) x[s][i / 4][i % 4] = y[i / 4][i % 4];
+        for (int i = 0; i < 8; i++) {
+            x[1][i / 4][i % 4] = s == 1 ? y[i / 4][i % 4] : x[1][i / 4][i % 4];
+            x[2][i / 4][i % 4] = s == 2 ? y[i / 4][i % 4] : x[2][i / 4][i % 4];
+        }
         write_block<io>(w, g, tile, r, y);
     }
 }
@@ -243,8 +254,7 @@ GDN_DEVICE void part_rows(const hopper_gates &g, uint32_t tile, int warp, int la
 
 /* The warp's rows, from Q K^T: blocks up to the diagonal. */
 template <int io>
-GDN_DEVICE void write_p_rows(const hopper_gates &g, const float (&x)[32], uint32_t tile, int warp,
-                             int lane)
+GDN_DEVICE void write_p_rows(const hopper_gates &g, float (&x)[32], uint32_t tile, int warp, int lane)
 {
     typedef hopper_format<io> format;
     const int      row = 16 * warp + lane / 4, column = lane % 4 * 2;
@@ -252,14 +262,13 @@ GDN_DEVICE void write_p_rows(const hopper_gates &g, const float (&x)[32], uint32
     const uint32_t keep = (column <= lane / 4 ? 0xffffu : 0u) |
                           (column + 1 <= lane / 4 ? 0xffff0000u : 0u);
     const uint32_t at = tile + tile_place(16 * warp + lane % 16, 0);
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        if (n > warp) continue;
+#pragma unroll 1
+    for (int n = 0; n <= warp; n++, drop_block(x)) {
         uint32_t y[4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float2 G = *(const float2 *)(g.G + 16 * n + 8 * h + column);
-            const float *p = x + 8 * n + 4 * h;
+            const float *p = x + 4 * h;
             y[2 * h]       = format::pair(p[0] * (q0 * ex2_approx(G0 - G.x)),
                                           p[1] * (q0 * ex2_approx(G0 - G.y)));
             y[2 * h + 1]   = format::pair(p[2] * (q1 * ex2_approx(G1 - G.x)),

@@ -338,12 +338,12 @@ GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
         if (g.q_start[token_of(i, lane)] == 0) o[i] = 0;
 }
 
-/* decay S, zero by selection (G7). */
-template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay)
+/* decay S; by selection (G7) where something may not be finite. */
+template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select)
 {
 #pragma unroll
     for (int i = 0; i < n; i++) S[i] *= decay;
-    if (decay != 0) return;
+    if (!select || decay != 0) return;
 #pragma unroll
     for (int i = 0; i < n; i++) S[i] = 0;
 }
@@ -419,7 +419,7 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
         take_part(x, S, part);
         if (part % 2 == 0) copy_keys(w, c, n, part / 2);
         if (!idle) {
-            decay_state(x, decay);
+            decay_state(x, decay, true);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++)
@@ -546,7 +546,7 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
         wgmma_wait<0>();
         return false;
     }
-    decay_state(S, g.decay);
+    decay_state(S, g.decay, false);
     add_tokens<io>(S, r, b.k(c));
     release_made(w, HOPPER_T_FREE, c);
     release(w, HOPPER_Q_FREE, c);
@@ -603,7 +603,7 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     multiply_tokens<io, 1>(o, r, b.p(c));
     wgmma_wait<0>();
     if (!is_idle(g)) {
-        decay_state(S, g.decay);
+        decay_state(S, g.decay, true);
         add_tokens<io>(S, a, b.k(c));
         wgmma_wait<0>();
     }

@@ -84,7 +84,7 @@ static_assert(HOPPER_BYTES <= 232448, "shared memory");
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 
 /* Barriers of the hardware, 128 threads each. */
-enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE };
+enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE, HOPPER_BARRIER_WRITTEN = 4 };
 
 /* What all threads of a block know. */
 struct hopper_block {
@@ -178,22 +178,11 @@ template <int io> GDN_DEVICE void multiply_tiles(float (&x)[32], uint32_t a, uin
     for (int i = 0; i < 8; i++) {
         const uint32_t at = i / 4 * (HOPPER_TILE / 16) + i % 4 * 2;
         if (i == 0)
-            wgmma<io>::template tiles64<0>(x, wgmma_factor(from + at), wgmma_factor(to + at));
+            wgmma<io>::tiles64(x, wgmma_factor(from + at), wgmma_factor(to + at));
         else
-            wgmma<io>::template tiles64<1>(x, wgmma_factor(from + at), wgmma_factor(to + at));
+            wgmma<io>::add_tiles64(x, wgmma_factor(from + at), wgmma_factor(to + at));
     }
     wgmma_commit();
-}
-
-/* Column t of x, the tokens, times f[t]. */
-GDN_DEVICE void scale_columns(float (&x)[32], const float (&f)[64])
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float2 y = *(const float2 *)(f + 8 * i + threadIdx.x % 4 * 2);
-        x[4 * i] *= y.x, x[4 * i + 1] *= y.y;
-        x[4 * i + 2] *= y.x, x[4 * i + 3] *= y.y;
-    }
 }
 
 #endif

@@ -33,6 +33,15 @@ struct hopper_solver {
     {
         barrier_wait(HOPPER_BARRIER_SOLVE + which, 128);
     }
+    /* All of T has been written, and this is the warp that has most to do for it; others go on. */
+    __device__ __forceinline__ bool is_last() const
+    {
+        if (warp == 0)
+            barrier_wait(HOPPER_BARRIER_WRITTEN + which, 128);
+        else
+            barrier_arrive(HOPPER_BARRIER_WRITTEN + which, 128);
+        return warp == 0;
+    }
 };
 
 /* To the nearest of TF32. */
@@ -60,10 +69,11 @@ GDN_DEVICE bool write_rows(const struct hopper_solver &w, const hopper_gates &g,
         for (int h = 0; h < 2; h++) {
             const int    i    = 16 * n + 8 * h;
             const float2 G    = *(const float2 *)(g.G + i + column);
-            const float  y[4] = { x[4 * h] * (f0 * ex2_approx(G.x - G0)),
-                                  x[4 * h + 1] * (f0 * ex2_approx(G.y - G0)),
-                                  x[4 * h + 2] * (f1 * ex2_approx(G.x - G1)),
-                                  x[4 * h + 3] * (f1 * ex2_approx(G.y - G1)) };
+            const float2 k    = *(const float2 *)(g.k_scale + i + column);
+            const float  y[4] = { x[4 * h] * k.x * (f0 * ex2_approx(G.x - G0)),
+                                  x[4 * h + 1] * k.y * (f0 * ex2_approx(G.y - G0)),
+                                  x[4 * h + 2] * k.x * (f1 * ex2_approx(G.x - G1)),
+                                  x[4 * h + 3] * k.y * (f1 * ex2_approx(G.y - G1)) };
 #pragma unroll
             for (int e = 0; e < 4; e++) taint[e] = fmaf(y[e], 0, taint[e]);
             store_shared(at + 4 * i, round_tf32(y[0]), round_tf32(y[1]));
@@ -216,7 +226,7 @@ template <int io> GDN_DEVICE void solve_chunk(const struct hopper_solver &w, int
         b.wait(HOPPER_GATES_FULL, c);
         multiply_tiles<io>(x, b.k(c), b.k(c));
         wgmma_wait<0>();
-        if (b.r.norm != GDN_NORM_NONE) scale_columns(x, g.k_scale);
+        w.wait(); /* all have done with the square */
         const bool fine = write_rows(w, g, x);
         if (__any_sync(0xffffffff, !fine) || tokens_of(g.resets)) mend_rows(w, g, dead);
     }
@@ -230,8 +240,8 @@ template <int io> GDN_DEVICE void solve_chunk(const struct hopper_solver &w, int
     async_fence();
     __syncwarp();
     if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_T_FULL, c));
-    w.wait(); /* all of T is written, the square is free */
-    if (w.warp == 0 && w.lane == 0) {
+    if (!w.is_last()) return;
+    if (w.lane == 0) {
         const uint32_t full = b.other(b.of(HOPPER_T_FULL, c));
         mbarrier_expect_cluster(full, HOPPER_TILE);
         copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
@@ -252,27 +262,47 @@ GDN_DEVICE void part_rows(const hopper_gates &g, uint32_t tile, int warp, int la
     }
 }
 
-/* The warp's rows, from Q K^T: blocks up to the diagonal. */
+/* 16 rows of a tile from `row` on, as a factor. */
 template <int io>
-GDN_DEVICE void write_p_rows(const hopper_gates &g, float (&x)[32], uint32_t tile, int warp, int lane)
+GDN_DEVICE void load_rows(typename mma_tiles<io>::operand (&x)[8], uint32_t tile, int row, int lane)
+{
+    const uint32_t at = tile + tile_place(row + lane % 16, lane / 16 * 8);
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        load_matrices(x[k].x, (at ^ k % 4 * 32) + k / 4 * HOPPER_TILE);
+}
+
+/* The warp's rows: blocks up to the diagonal. Each warp for itself, as those with little to do for T
+ * have much to do here. */
+template <int io>
+GDN_DEVICE void write_p_rows(const struct hopper_block &b, int c, int warp, int lane)
 {
     typedef hopper_format<io> format;
-    const int      row = 16 * warp + lane / 4, column = lane % 4 * 2;
-    const float    G0 = g.G[row], G1 = g.G[row + 8], q0 = g.q_scale[row], q1 = g.q_scale[row + 8];
+    typedef mma_tiles<io>     tiles;
+    const hopper_gates &g   = b.gates(c);
+    const int           row = 16 * warp + lane / 4, column = lane % 4 * 2;
+    const float         G0 = g.G[row], G1 = g.G[row + 8], q0 = g.q_scale[row], q1 = g.q_scale[row + 8];
     const uint32_t keep = (column <= lane / 4 ? 0xffffu : 0u) |
                           (column + 1 <= lane / 4 ? 0xffff0000u : 0u);
-    const uint32_t at = tile + tile_place(16 * warp + lane % 16, 0);
+    const uint32_t at = b.p(c) + tile_place(16 * warp + lane % 16, 0);
+    typename tiles::operand queries[8];
+    load_rows<io>(queries, b.q(c), 16 * warp, lane);
 #pragma unroll 1
-    for (int n = 0; n <= warp; n++, drop_block(x)) {
-        uint32_t y[4];
+    for (int n = 0; n <= warp; n++) {
+        typename tiles::operand keys[8];
+        mma_block               x = {};
+        uint32_t                y[4];
+        load_rows<io>(keys, b.k(c), 16 * n, lane);
+#pragma unroll
+        for (int k = 0; k < 8; k++) tiles::multiply(x, queries[k], keys[k]);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float2 G = *(const float2 *)(g.G + 16 * n + 8 * h + column);
-            const float *p = x + 4 * h;
-            y[2 * h]       = format::pair(p[0] * (q0 * ex2_approx(G0 - G.x)),
-                                          p[1] * (q0 * ex2_approx(G0 - G.y)));
-            y[2 * h + 1]   = format::pair(p[2] * (q1 * ex2_approx(G1 - G.x)),
-                                          p[3] * (q1 * ex2_approx(G1 - G.y)));
+            const float2 k = *(const float2 *)(g.k_scale + 16 * n + 8 * h + column);
+            y[2 * h]       = format::pair(x[h][0] * k.x * (q0 * ex2_approx(G0 - G.x)),
+                                          x[h][1] * k.y * (q0 * ex2_approx(G0 - G.y)));
+            y[2 * h + 1]   = format::pair(x[h][2] * k.x * (q1 * ex2_approx(G1 - G.x)),
+                                          x[h][3] * k.y * (q1 * ex2_approx(G1 - G.y)));
         }
         /* On the diagonal tokens after the row's are cut off whatever they hold. */
         const uint32_t all = n == warp ? 0u : ~0u;
@@ -281,22 +311,14 @@ GDN_DEVICE void write_p_rows(const hopper_gates &g, float (&x)[32], uint32_t til
     }
 }
 
-template <int io> GDN_DEVICE void make_p_tile(const struct hopper_block &b, int c, int warp, int lane)
+template <int io> GDN_DEVICE void make_p_rows(const struct hopper_block &b, int c, int warp, int lane)
 {
-    const hopper_gates &g    = b.gates(c);
-    const uint32_t      tile = b.p(c), rows = tile + warp * 16 * 128;
-    const bool          norm = b.r.norm != GDN_NORM_NONE;
-    float               x[32];
-    b.wait(HOPPER_K_FULL, c);
+    const uint32_t tile = b.p(c), rows = tile + warp * 16 * 128;
     b.wait(HOPPER_Q_FULL, c);
-    b.wait(HOPPER_GATES_FULL, c);
-    if (norm) b.wait(HOPPER_Q_LENGTHS, c);
-    multiply_tiles<io>(x, b.q(c), b.k(c));
+    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
     b.wait_free(HOPPER_P_FREE, c);
-    wgmma_wait<0>();
-    if (norm) scale_columns(x, g.k_scale);
-    write_p_rows<io>(g, x, tile, warp, lane);
-    if (tokens_of(g.resets)) part_rows(g, tile, warp, lane);
+    write_p_rows<io>(b, c, warp, lane);
+    if (tokens_of(b.gates(c).resets)) part_rows(b.gates(c), tile, warp, lane);
     async_fence();
     __syncwarp();
     if (lane != 0) return;
@@ -315,7 +337,8 @@ template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int wh
     #pragma unroll 1
     for (int c = (int)b.rank + 2 * which; c < b.n_chunks; c += 4) {
         solve_chunk<io>(w, c);
-        make_p_tile<io>(b, c, warp, lane);
+        make_p_rows<io>(b, c, warp, lane);
+        __syncwarp();
     }
 }
 

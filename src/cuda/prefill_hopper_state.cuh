@@ -252,35 +252,19 @@ struct hopper_state {
     uint32_t                   v_lane; /* where the lane reads its columns of V, in a tile */
 };
 
-/* x = S^T times the turned tile of keys or queries; a: S^T. Ends its group. */
-template <int io>
-GDN_DEVICE void multiply_state(float (&x)[32], const uint32_t (&a)[32], uint32_t tile)
+/* x (+)= a times the turned tile, of 64 or 128 columns. Ends its group. */
+template <int io, bool add, int n>
+GDN_DEVICE void multiply_turned(float (&x)[32], const uint32_t (&a)[n], uint32_t tile)
 {
     const uint32_t place = wgmma_place(tile);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < n / 4; i++) {
         const uint64_t f = wgmma_factor(place + i / 4 * (HOPPER_TILE / 16) + i % 4 * 2);
-        if (i == 0)
-            wgmma<io>::template rows64<0>(x, a, f);
+        if (i == 0 && !add)
+            wgmma<io>::rows64(x, a, f);
         else
-            wgmma<io>::template rows64<1>(x, a + 4 * i, f);
-    }
-    wgmma_commit();
-}
-
-/* x (+)= a times the turned tile. Ends its group. */
-template <int io, int add>
-GDN_DEVICE void multiply_tokens(float (&x)[32], const uint32_t (&a)[16], uint32_t tile)
-{
-    const uint32_t place = wgmma_place(tile);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (i == 0)
-            wgmma<io>::template rows64<add>(x, a, wgmma_factor(place));
-        else
-            wgmma<io>::template rows64<1>(x, a + 4 * i, wgmma_factor(place + 2 * i));
+            wgmma<io>::add_rows64(x, a + 4 * i, f);
     }
     wgmma_commit();
 }
@@ -304,28 +288,32 @@ GDN_DEVICE void load_values(uint32_t (&m)[4][4], uint32_t v)
     for (int n = 0; n < 4; n++) load_matrices_turned(m[n], v + 16 * 128 * n);
 }
 
-/* R^T from the products with K; m: V^T. */
+/* A factor per token: the lane's. On the way before what it meets is there. */
+GDN_DEVICE void load_factors(float2 (&f)[8], const float (&of)[64], int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) f[i] = *(const float2 *)(of + token_of(4 * i, lane));
+}
+
+/* R^T from the products with K; m: V^T, f: from_start. */
 template <int io>
 GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], const uint32_t (&m)[4][4],
-                          const hopper_gates &g, int lane)
+                          const float2 (&f)[8])
 {
     typedef hopper_format<io> format;
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const float2 f = *(const float2 *)(g.from_start + token_of(2 * i, lane));
-        r[i] = format::pair(fmaf(-f.x, x[2 * i], format::low(m[i / 4][i % 4])),
-                            fmaf(-f.y, x[2 * i + 1], format::high(m[i / 4][i % 4])));
-    }
+    for (int i = 0; i < 16; i++)
+        r[i] = format::pair(fmaf(-f[i / 2].x, x[2 * i], format::low(m[i / 4][i % 4])),
+                            fmaf(-f[i / 2].y, x[2 * i + 1], format::high(m[i / 4][i % 4])));
 }
 
-/* q_start X of the products with Q. */
-GDN_DEVICE void start_output(float (&o)[32], const hopper_gates &g, int lane)
+/* Tokens of x times f. */
+GDN_DEVICE void scale_tokens(float (&x)[32], const float2 (&f)[8])
 {
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
-        const float2 f = *(const float2 *)(g.q_start + token_of(i, lane));
-        o[i] *= f.x;
-        o[i + 1] *= f.y;
+        x[i] *= f[i / 4].x;
+        x[i + 1] *= f[i / 4].y;
     }
 }
 
@@ -348,15 +336,13 @@ template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay, bool se
     for (int i = 0; i < n; i++) S[i] = 0;
 }
 
-/* to_end U. */
+/* w = to_end U. */
 template <int io>
-GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const hopper_gates &g, int lane)
+GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const float2 (&to_end)[8])
 {
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const float2 f = *(const float2 *)(g.to_end + token_of(2 * i, lane));
-        w[i] = hopper_format<io>::pair(f.x * u[2 * i], f.y * u[2 * i + 1]);
-    }
+    for (int i = 0; i < 16; i++)
+        w[i] = hopper_format<io>::pair(to_end[i / 2].x * u[2 * i], to_end[i / 2].y * u[2 * i + 1]);
 }
 
 /* The same for the state after the first n tokens, zero by selection. */
@@ -506,8 +492,9 @@ template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float 
 
 /*
  * Chunk c, if it is plain: no token forgets, S changes, and all is finite; else nothing has been done.
- * The chain from S to S is the products with K, T and keys; those with Q and P run beside it. What is
- * not finite in S, R or T is neither in any column of U, so that one look is enough.
+ * The chain from S to S is the products with K, T and keys; those with Q and P, and all
+ * that can, run beside it. What is not finite in S, R or T is neither in any column of U, so that one
+ * look is enough.
  */
 template <int io>
 GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
@@ -516,47 +503,53 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
     const hopper_gates        &g = b.gates(c);
     const uint32_t             v = b.v(c) + w.v_lane;
     float                      o[32], u[32];
-    uint32_t                   r[16], y[16];
+    uint32_t                   a[32], r[16], y[16];
+    float2                     f[8];
+    pack<io>(a, S);
+    b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
-    if (in_warp((tokens_of(g.resets) != 0) | is_idle(g))) return false;
     {
         float    x[32];
-        uint32_t a[32], m[4][4];
-        pack<io>(a, S);
-        b.wait(HOPPER_K_FULL, c);
-        multiply_state<io>(x, a, b.k(c));
-        b.wait(HOPPER_Q_FULL, c);
-        multiply_state<io>(o, a, b.q(c));
+        uint32_t m[4][4];
+        multiply_turned<io, false>(x, a, b.k(c));
         b.wait(HOPPER_V_FULL, c);
         load_values(m, v);
-        wgmma_wait<1>();
-        make_rows<io>(r, x, m, g, w.lane);
+        load_factors(f, g.from_start, w.lane);
+        const bool other = in_warp((tokens_of(g.resets) != 0) | is_idle(g));
+        wgmma_wait<0>();
+        if (other) return false;
+        make_rows<io>(r, x, m, f);
     }
     b.wait(HOPPER_T_FULL, c);
-    multiply_tokens<io, 0>(u, r, b.t(c));
-    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
+    multiply_turned<io, false>(u, r, b.t(c));
+    b.wait(HOPPER_Q_FULL, c);
+    multiply_turned<io, false>(o, a, b.q(c));
+    load_factors(f, g.to_end, w.lane);
+    const float decay = g.decay;
     wgmma_wait<1>();
-    start_output(o, g, w.lane);
-    b.wait(HOPPER_P_FULL, c);
-    wgmma_wait<0>();
     pack<io>(y, u);
-    multiply_tokens<io, 1>(o, y, b.p(c));
-    weigh<io>(r, u, g, w.lane);
+    weigh<io>(r, u, f);
     if (in_warp(barrier_any(HOPPER_BARRIER_STATE, 128, is_tainted<io>(y)))) {
         wgmma_wait<0>();
         return false;
     }
-    decay_state(S, g.decay, false);
+    decay_state(S, decay, false);
     add_tokens<io>(S, r, b.k(c));
     release_made(w, HOPPER_T_FREE, c);
-    release(w, HOPPER_Q_FREE, c);
+    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
+    load_factors(f, g.q_start, w.lane);
     wgmma_wait<1>();
+    scale_tokens(o, f);
+    b.wait(HOPPER_P_FULL, c);
+    release(w, HOPPER_Q_FREE, c);
+    multiply_turned<io, true>(o, y, b.p(c));
+    wgmma_wait<1>();
+    release(w, HOPPER_K_FREE, c);
+    wgmma_wait<0>();
     release_made(w, HOPPER_P_FREE, c);
     put_output<io>(o, v);
     __syncwarp();
     release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
-    wgmma_wait<0>();
-    release(w, HOPPER_K_FREE, c);
     return true;
 }
 
@@ -570,28 +563,31 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     const uint32_t             v      = b.v(c) + w.v_lane;
     float                      o[32], u[32];
     uint32_t                   a[32], r[16], m[4][4];
+    float2                     f[8];
     struct spoilt_rows         spoilt = { { 0, 0 } };
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
     pack<io>(a, S);
-    multiply_state<io>(u, a, b.k(c));
+    multiply_turned<io, false>(u, a, b.k(c));
     b.wait(HOPPER_V_FULL, c);
     load_values(m, v);
+    load_factors(f, g.from_start, w.lane);
     wgmma_wait<0>();
-    make_rows<io>(r, u, m, g, w.lane);
+    make_rows<io>(r, u, m, f);
     bool slow = !all_finite<io>(r);
     if (slow) spoilt = mend_r<io>(r, g, v);
     b.wait(HOPPER_T_FULL, c);
-    multiply_tokens<io, 0>(u, r, b.t(c));
+    multiply_turned<io, false>(u, r, b.t(c));
     wgmma_wait<0>();
     if (slow) spoil_tokens(u, spoilt, resets);
     leave_inside<io>(w, S, u, c, g.n);
     b.wait(HOPPER_Q_FULL, c);
     if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
     pack<io>(a, S);
-    multiply_state<io>(o, a, b.q(c));
+    multiply_turned<io, false>(o, a, b.q(c));
+    load_factors(f, g.q_start, w.lane);
     wgmma_wait<0>();
-    start_output(o, g, w.lane);
+    scale_tokens(o, f);
     if (slow) clear_parted(o, g);
     weigh_some<io>(a, u, g, g.n);
     pack<io>(r, u);
@@ -600,10 +596,10 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
         spoilt = mend_u_pairs<io>(r);
     }
     b.wait(HOPPER_P_FULL, c);
-    multiply_tokens<io, 1>(o, r, b.p(c));
+    multiply_turned<io, true>(o, r, b.p(c));
     wgmma_wait<0>();
     if (!is_idle(g)) {
-        decay_state(S, g.decay, true);
+        decay_state(S, g.decay, slow);
         add_tokens<io>(S, a, b.k(c));
         wgmma_wait<0>();
     }
@@ -632,17 +628,15 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     w.v_lane = tile_place(row, 16 * warp + lane / 8 % 2 * 8);
     set_cursor(w.cursor, b.common().checkpoints.first, b.r.batch, b.common().checkpoints);
     read_state(S, sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM), w.part);
-    int mark = next_mark(w);
+    int c = 0;
+    for (int mark = next_mark(w);; mark = next_mark(w)) {
 #pragma unroll 1
-    for (int c = 0; c < b.n_chunks; c++) {
-        if (in_warp(c == mark)) {
+        while (in_warp(c < mark) && pass_plain<io>(w, S, c)) c++;
+        if (in_warp(c == b.n_chunks)) break;
+        if (in_warp(w.cursor.at <= (int64_t)c * 64))
             leave_after(w, S, (int64_t)c * 64, false);
-            mark = next_mark(w);
-        }
-        if (in_warp(c == mark) || !pass_plain<io>(w, S, c)) {
-            pass_any<io>(w, S, c);
-            mark = next_mark(w);
-        }
+        else
+            pass_any<io>(w, S, c++);
     }
     leave_after(w, S, b.s().n_valid, true);
 }

@@ -85,10 +85,10 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
         lower_registers<56>();
         run_io<io>(b, warp, lane);
     } else if (group == 1) {
-        raise_registers<232>();
+        raise_registers<216>();
         run_state_warps<io>(b, warp - 4, lane);
     } else {
-        lower_registers<112>();
+        lower_registers<120>();
         run_solve<io>(b, group - 2, warp % 4, lane);
     }
     __syncwarp();

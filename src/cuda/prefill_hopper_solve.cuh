@@ -214,41 +214,6 @@ GDN_DEVICE void poison_dead(const struct hopper_solver &w, const uint32_t *dead,
     if (w.lane < 16 && mine >> w.lane & 1) store_shared_u16(tile + tile_place(i, i), 0x7fff);
 }
 
-template <int io> GDN_DEVICE void solve_chunk(const struct hopper_solver &w, int c)
-{
-    const struct hopper_block &b    = w.b;
-    const hopper_gates        &g    = b.gates(c);
-    const uint32_t             tile = b.t(c);
-    uint32_t                  *dead = w.dead(c);
-    {
-        float x[32];
-        b.wait(HOPPER_K_FULL, c);
-        b.wait(HOPPER_GATES_FULL, c);
-        multiply_tiles<io>(x, b.k(c), b.k(c));
-        wgmma_wait<0>();
-        w.wait(); /* all have done with the square */
-        const bool fine = write_rows(w, g, x);
-        if (__any_sync(0xffffffff, !fine) || tokens_of(g.resets)) mend_rows(w, g, dead);
-    }
-    __syncwarp();
-    invert_block(w);
-    w.wait();
-    if (w.warp == 0 && w.lane < 2) w.dead(c + 4)[w.lane] = 0;
-    b.wait_free(HOPPER_T_FREE, c);
-    write_column<io>(w, g, tile);
-    poison_dead(w, dead, tile);
-    async_fence();
-    __syncwarp();
-    if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_T_FULL, c));
-    if (!w.is_last()) return;
-    if (w.lane == 0) {
-        const uint32_t full = b.other(b.of(HOPPER_T_FULL, c));
-        mbarrier_expect_cluster(full, HOPPER_TILE);
-        copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
-    }
-    __syncwarp();
-}
-
 /* ---- P --------------------------------------------------------------------------------------- */
 
 /* Zeros for what is parted from its row's token by one that forgets. By a warp: its rows. */
@@ -262,47 +227,28 @@ GDN_DEVICE void part_rows(const hopper_gates &g, uint32_t tile, int warp, int la
     }
 }
 
-/* 16 rows of a tile from `row` on, as a factor. */
+/* The warp's rows, from Q K^T: blocks up to the diagonal. */
 template <int io>
-GDN_DEVICE void load_rows(typename mma_tiles<io>::operand (&x)[8], uint32_t tile, int row, int lane)
-{
-    const uint32_t at = tile + tile_place(row + lane % 16, lane / 16 * 8);
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-        load_matrices(x[k].x, (at ^ k % 4 * 32) + k / 4 * HOPPER_TILE);
-}
-
-/* The warp's rows: blocks up to the diagonal. Each warp for itself, as those with little to do for T
- * have much to do here. */
-template <int io>
-GDN_DEVICE void write_p_rows(const struct hopper_block &b, int c, int warp, int lane)
+GDN_DEVICE void write_p_rows(const hopper_gates &g, float (&x)[32], uint32_t tile, int warp, int lane)
 {
     typedef hopper_format<io> format;
-    typedef mma_tiles<io>     tiles;
-    const hopper_gates &g   = b.gates(c);
-    const int           row = 16 * warp + lane / 4, column = lane % 4 * 2;
-    const float         G0 = g.G[row], G1 = g.G[row + 8], q0 = g.q_scale[row], q1 = g.q_scale[row + 8];
+    const int      row = 16 * warp + lane / 4, column = lane % 4 * 2;
+    const float    G0 = g.G[row], G1 = g.G[row + 8], q0 = g.q_scale[row], q1 = g.q_scale[row + 8];
     const uint32_t keep = (column <= lane / 4 ? 0xffffu : 0u) |
                           (column + 1 <= lane / 4 ? 0xffff0000u : 0u);
-    const uint32_t at = b.p(c) + tile_place(16 * warp + lane % 16, 0);
-    typename tiles::operand queries[8];
-    load_rows<io>(queries, b.q(c), 16 * warp, lane);
+    const uint32_t at = tile + tile_place(16 * warp + lane % 16, 0);
 #pragma unroll 1
-    for (int n = 0; n <= warp; n++) {
-        typename tiles::operand keys[8];
-        mma_block               x = {};
-        uint32_t                y[4];
-        load_rows<io>(keys, b.k(c), 16 * n, lane);
-#pragma unroll
-        for (int k = 0; k < 8; k++) tiles::multiply(x, queries[k], keys[k]);
+    for (int n = 0; n <= warp; n++, drop_block(x)) {
+        uint32_t y[4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float2 G = *(const float2 *)(g.G + 16 * n + 8 * h + column);
             const float2 k = *(const float2 *)(g.k_scale + 16 * n + 8 * h + column);
-            y[2 * h]       = format::pair(x[h][0] * k.x * (q0 * ex2_approx(G0 - G.x)),
-                                          x[h][1] * k.y * (q0 * ex2_approx(G0 - G.y)));
-            y[2 * h + 1]   = format::pair(x[h][2] * k.x * (q1 * ex2_approx(G1 - G.x)),
-                                          x[h][3] * k.y * (q1 * ex2_approx(G1 - G.y)));
+            const float *p = x + 4 * h;
+            y[2 * h]       = format::pair(p[0] * k.x * (q0 * ex2_approx(G0 - G.x)),
+                                          p[1] * k.y * (q0 * ex2_approx(G0 - G.y)));
+            y[2 * h + 1]   = format::pair(p[2] * k.x * (q1 * ex2_approx(G1 - G.x)),
+                                          p[3] * k.y * (q1 * ex2_approx(G1 - G.y)));
         }
         /* On the diagonal tokens after the row's are cut off whatever they hold. */
         const uint32_t all = n == warp ? 0u : ~0u;
@@ -311,35 +257,86 @@ GDN_DEVICE void write_p_rows(const struct hopper_block &b, int c, int warp, int 
     }
 }
 
-template <int io> GDN_DEVICE void make_p_rows(const struct hopper_block &b, int c, int warp, int lane)
+/* x: Q K^T. Each warp for itself: those with little to do for T have much to do here. */
+template <int io>
+GDN_DEVICE void make_p_rows(const struct hopper_block &b, float (&x)[32], int c, int warp, int lane)
 {
-    const uint32_t tile = b.p(c), rows = tile + warp * 16 * 128;
-    b.wait(HOPPER_Q_FULL, c);
-    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
+    const hopper_gates &g    = b.gates(c);
+    const uint32_t      tile = b.p(c), rows = tile + warp * 16 * 128;
     b.wait_free(HOPPER_P_FREE, c);
-    write_p_rows<io>(b, c, warp, lane);
-    if (tokens_of(b.gates(c).resets)) part_rows(b.gates(c), tile, warp, lane);
+    write_p_rows<io>(g, x, tile, warp, lane);
+    if (tokens_of(g.resets)) part_rows(g, tile, warp, lane);
     async_fence();
     __syncwarp();
-    if (lane != 0) return;
-    const uint32_t full = b.other(b.of(HOPPER_P_FULL, c));
-    mbarrier_arrive(b.of(HOPPER_P_FULL, c));
-    mbarrier_expect_cluster(full, 16 * 128);
-    copy_to_block(b.other(rows), rows, 16 * 128, full);
+    if (lane == 0) {
+        const uint32_t full = b.other(b.of(HOPPER_P_FULL, c));
+        mbarrier_arrive(b.of(HOPPER_P_FULL, c));
+        mbarrier_expect_cluster(full, 16 * 128);
+        copy_to_block(b.other(rows), rows, 16 * 128, full);
+    }
+    __syncwarp();
 }
 
 /* ---- The warpgroup ----------------------------------------------------------------------------- */
+
+/* The inverses on the diagonal, and what is below it, in the square. */
+template <int io>
+GDN_DEVICE void begin_t(const struct hopper_solver &w, const hopper_gates &g, int c)
+{
+    float x[32];
+    w.b.wait(HOPPER_K_FULL, c);
+    w.b.wait(HOPPER_GATES_FULL, c);
+    multiply_tiles<io>(x, w.b.k(c), w.b.k(c));
+    wgmma_wait<0>();
+    w.wait(); /* all have done with the square */
+    const bool fine = write_rows(w, g, x);
+    if (__any_sync(0xffffffff, !fine) || tokens_of(g.resets)) mend_rows(w, g, w.dead(c));
+    __syncwarp();
+    invert_block(w);
+    w.wait();
+    if (w.warp == 0 && w.lane < 2) w.dead(c + 4)[w.lane] = 0;
+}
+
+template <int io>
+GDN_DEVICE void end_t(const struct hopper_solver &w, const hopper_gates &g, int c)
+{
+    const struct hopper_block &b    = w.b;
+    const uint32_t             tile = b.t(c);
+    b.wait_free(HOPPER_T_FREE, c);
+    write_column<io>(w, g, tile);
+    poison_dead(w, w.dead(c), tile);
+    async_fence();
+    __syncwarp();
+    if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_T_FULL, c));
+    if (!w.is_last()) return;
+    if (w.lane == 0) {
+        const uint32_t full = b.other(b.of(HOPPER_T_FULL, c));
+        mbarrier_expect_cluster(full, HOPPER_TILE);
+        copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
+    }
+    __syncwarp();
+}
+
+template <int io> GDN_DEVICE void make_chunk(const struct hopper_solver &w, int c)
+{
+    const struct hopper_block &b = w.b;
+    const hopper_gates        &g = b.gates(c);
+    float                      x[32];
+    begin_t<io>(w, g, c);
+    b.wait(HOPPER_Q_FULL, c);
+    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
+    multiply_tiles<io>(x, b.q(c), b.k(c));
+    wgmma_wait<0>();
+    end_t<io>(w, g, c);
+    make_p_rows<io>(b, x, c, w.warp, w.lane);
+}
 
 template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int which, int warp, int lane)
 {
     const uint32_t       square = hopper_address() + HOPPER_L + which * 64 * HOPPER_L_ROW;
     struct hopper_solver w = { b, which, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
     #pragma unroll 1
-    for (int c = (int)b.rank + 2 * which; c < b.n_chunks; c += 4) {
-        solve_chunk<io>(w, c);
-        make_p_rows<io>(b, c, warp, lane);
-        __syncwarp();
-    }
+    for (int c = (int)b.rank + 2 * which; c < b.n_chunks; c += 4) make_chunk<io>(w, c);
 }
 
 #endif

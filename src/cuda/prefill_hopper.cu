@@ -12,6 +12,7 @@ GDN_DEVICE void init_barriers(const struct hopper_block &b)
         { HOPPER_K_FREE, 4 },
         { HOPPER_GATES_MADE, 1 },
         { HOPPER_GATES_FULL, 1 },
+        { HOPPER_GATES_FREE, 4 },
         { HOPPER_V_FULL, 1 },
         { HOPPER_V_FREE, 1 },
         { HOPPER_OUT_FULL, 4 },

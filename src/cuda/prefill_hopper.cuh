@@ -10,8 +10,8 @@
  *
  * T and P do not depend on the columns: each block makes those of every other chunk and copies them
  * into the other's memory. A chunk is handed on by barriers in memory; its number c says where its
- * tiles are and which phase of the barriers is its own: rings of four, of two for Q and P. T, P and
- * gates are made by block c % 2.
+ * tiles are and which phase of the barriers is its own: rings of four, of two for Q and P, of eight
+ * for gates. T and P are made by block c % 2.
  *
  * The state's warps alone free K, Q and gates: they have T and P of the chunk then, so nobody else
  * reads on. The output goes where V was.
@@ -42,7 +42,8 @@ struct hopper_head {
 };
 
 enum {
-    HOPPER_RING  = 4,        /* K, gates, V, T */
+    HOPPER_AHEAD = 8,        /* gates */
+    HOPPER_RING  = 4,        /* K, V, T */
     HOPPER_TURNS = 2,        /* Q, P */
     HOPPER_TILE  = 64 * 128, /* bytes of 64 rows of 64 elements */
     HOPPER_L_ROW = 68 * 4,   /* from one row of L to the next: no two meet in a bank */
@@ -53,16 +54,16 @@ enum {
     HOPPER_T        = HOPPER_V + HOPPER_RING * HOPPER_TILE,
     HOPPER_P        = HOPPER_T + HOPPER_RING * HOPPER_TILE,
     HOPPER_L        = HOPPER_P + HOPPER_TURNS * HOPPER_TILE,
-    HOPPER_KEYS     = HOPPER_L + 2 * 64 * HOPPER_L_ROW, /* a tile, for checkpoints */
-    HOPPER_GATES    = HOPPER_KEYS + HOPPER_TILE,
-    HOPPER_BARRIERS = HOPPER_GATES + HOPPER_RING * (int)sizeof(hopper_gates),
+    HOPPER_GATES    = HOPPER_L + 2 * 64 * HOPPER_L_ROW,
+    HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
 
     /* Barriers: the first of as many as the ring has places. */
-    HOPPER_K_FULL     = 0,
-    HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_RING, /* and gates */
-    HOPPER_GATES_MADE = HOPPER_K_FREE + HOPPER_RING, /* with a norm: all but lengths */
-    HOPPER_GATES_FULL = HOPPER_GATES_MADE + HOPPER_RING,
-    HOPPER_V_FULL     = HOPPER_GATES_FULL + HOPPER_RING,
+    HOPPER_GATES_MADE = 0, /* with a norm: all but lengths */
+    HOPPER_GATES_FULL = HOPPER_GATES_MADE + HOPPER_AHEAD,
+    HOPPER_GATES_FREE = HOPPER_GATES_FULL + HOPPER_AHEAD,
+    HOPPER_K_FULL     = HOPPER_GATES_FREE + HOPPER_AHEAD,
+    HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_RING,
+    HOPPER_V_FULL     = HOPPER_K_FREE + HOPPER_RING,
     HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_RING,
     HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_RING,
     HOPPER_T_FULL     = HOPPER_OUT_FULL + HOPPER_RING,
@@ -100,7 +101,7 @@ struct hopper_block {
     __device__ __forceinline__ const struct gdn_cu_seq &s() const { return common().s; }
     __device__ __forceinline__ hopper_gates &gates(int c) const
     {
-        return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[(uint32_t)c % HOPPER_RING];
+        return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[(uint32_t)c % HOPPER_AHEAD];
     }
     __device__ __forceinline__ uint32_t k(int c) const
     {
@@ -142,7 +143,9 @@ struct hopper_block {
     }
     static __device__ __forceinline__ uint32_t ring(int first)
     {
-        return first < HOPPER_Q_FULL ? HOPPER_RING : HOPPER_TURNS;
+        return first < HOPPER_K_FULL   ? HOPPER_AHEAD
+               : first < HOPPER_Q_FULL ? HOPPER_RING
+                                       : HOPPER_TURNS;
     }
     /* The other block's place of what is at `at` here. */
     __device__ __forceinline__ uint32_t other(uint32_t at) const

@@ -184,7 +184,7 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
 
 GDN_DEVICE void make_gates(const struct hopper_block &b, raw_gates<64> &raw, int c)
 {
-    b.wait_free(HOPPER_K_FREE, c);
+    b.wait_free(HOPPER_GATES_FREE, c);
     write_gates(b.gates(c), raw, b.r, b.tokens(c));
     __syncwarp();
     const int done = b.r.norm == GDN_NORM_NONE ? HOPPER_GATES_FULL : HOPPER_GATES_MADE;

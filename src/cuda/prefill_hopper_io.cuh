@@ -21,7 +21,7 @@ template <int io> GDN_DEVICE void sum_squares(float *sums, uint32_t tile, int la
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
         mma_block product = {};
-#pragma unroll
+#pragma unroll 4
         for (int k = 0; k < 8; k++) {
             typename tiles::operand x;
             const uint32_t at = tile + k / 4 * HOPPER_TILE;
@@ -47,40 +47,40 @@ template <int io> GDN_DEVICE void scale_tile_row(uint32_t tile, int t, float x)
     }
 }
 
-/* Of K of chunk c. */
-template <int io> GDN_DEVICE void add_k_lengths(const struct hopper_block &b, int c, int lane)
+/* Of K or Q of chunk c: factors of its gates. One code for both, as it must be small. */
+template <int io> GDN_DEVICE void add_lengths(const struct hopper_block &b, int c, bool is_q, int lane)
 {
-    hopper_gates &g = b.gates(c);
-    b.wait(HOPPER_K_FULL, c);
+    hopper_gates  &g    = b.gates(c);
+    float         *sums = b.common().squares;
+    const uint32_t tile = is_q ? b.q(c) : b.k(c);
+    b.wait(is_q ? HOPPER_Q_FULL : HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_MADE, c);
-    sum_squares<io>(b.common().squares, b.k(c), lane);
+    sum_squares<io>(sums, tile, lane);
+#pragma unroll 1
     for (int t = lane; t < g.n; t += 32) {
-        const float length = inverse_length(b.common().squares[t], b.r.norm, b.r.norm_eps);
-        if (io == GDN_F16) {
-            scale_tile_row<io>(b.k(c), t, length);
-        } else {
-            g.k_scale[t] = length;
-            g.from_start[t] *= length;
-            g.to_end[t] *= length;
+        const float length = inverse_length(sums[t], b.r.norm, b.r.norm_eps);
+        if (io == GDN_F16 && !is_q) {
+            scale_tile_row<io>(tile, t, length);
+            continue;
         }
+        (is_q ? g.q_scale : g.k_scale)[t] *= length;
+        (is_q ? g.q_start : g.from_start)[t] *= length;
+        if (!is_q) g.to_end[t] *= length;
     }
     if (io == GDN_F16) async_fence();
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c));
+    if (lane == 0) mbarrier_arrive(b.of(is_q ? HOPPER_Q_LENGTHS : HOPPER_GATES_FULL, c));
 }
 
-template <int io> GDN_DEVICE void add_q_lengths(const struct hopper_block &b, int c, int lane)
+/* K a chunk ahead of Q. */
+template <int io> GDN_DEVICE void add_all_lengths(const struct hopper_block &b, int lane)
 {
-    hopper_gates &g = b.gates(c);
-    b.wait(HOPPER_Q_FULL, c);
-    sum_squares<io>(b.common().squares, b.q(c), lane);
-    for (int t = lane; t < g.n; t += 32) {
-        const float length = inverse_length(b.common().squares[t], b.r.norm, b.r.norm_eps);
-        g.q_scale[t] *= length;
-        g.q_start[t] *= length;
+#pragma unroll 1
+    for (int i = 0; i < 2 * b.n_chunks + 2; i++) {
+        const bool is_q = i % 2 != 0;
+        const int  c    = is_q ? i / 2 - 1 : i / 2;
+        if (c >= 0 && c < b.n_chunks) add_lengths<io>(b, c, is_q, lane);
     }
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(b.of(HOPPER_Q_LENGTHS, c));
 }
 
 /* ---- Loads ------------------------------------------------------------------------------------- */
@@ -207,11 +207,7 @@ template <int io> GDN_DEVICE void run_io(const struct hopper_block &b, int warp,
         for (int c = 0; c < b.n_chunks; c++) store_tile(b, c, lane);
         if (lane == 0) copy_out_wait();
     } else if (b.r.norm != GDN_NORM_NONE) {
-#pragma unroll 1
-        for (int c = -1; c < b.n_chunks; c++) {
-            if (c + 1 < b.n_chunks) add_k_lengths<io>(b, c + 1, lane);
-            if (c >= 0) add_q_lengths<io>(b, c, lane);
-        }
+        add_all_lengths<io>(b, lane);
     }
 }
 

@@ -10,8 +10,7 @@
  *
  * T and P do not depend on the columns: each block makes those of every other chunk and copies them
  * into the other's memory. A chunk is handed on by barriers in memory; its number c says where its
- * tiles are and which phase of the barriers is its own: rings of four, of two for Q and P, of eight
- * for gates. T and P are made by block c % 2.
+ * tiles are and which phase of the barriers is its own. T and P are made by block c % 2.
  *
  * The state's warps alone free K, Q and gates: they have T and P of the chunk then, so nobody else
  * reads on. The output goes where V was.
@@ -43,15 +42,16 @@ struct hopper_head {
 
 enum {
     HOPPER_AHEAD = 8,        /* gates */
-    HOPPER_RING  = 4,        /* K, V, T */
-    HOPPER_TURNS = 2,        /* Q, P */
+    HOPPER_RING  = 4,        /* K, T */
+    HOPPER_THREE = 3,        /* Q */
+    HOPPER_TURNS = 2,        /* V, P */
     HOPPER_TILE  = 64 * 128, /* bytes of 64 rows of 64 elements */
     HOPPER_L_ROW = 68 * 4,   /* from one row of L to the next: no two meet in a bank */
 
     HOPPER_K        = 0, /* left columns, right columns; Q likewise */
     HOPPER_Q        = HOPPER_K + HOPPER_RING * 2 * HOPPER_TILE,
-    HOPPER_V        = HOPPER_Q + HOPPER_TURNS * 2 * HOPPER_TILE,
-    HOPPER_T        = HOPPER_V + HOPPER_RING * HOPPER_TILE,
+    HOPPER_V        = HOPPER_Q + HOPPER_THREE * 2 * HOPPER_TILE,
+    HOPPER_T        = HOPPER_V + HOPPER_TURNS * HOPPER_TILE,
     HOPPER_P        = HOPPER_T + HOPPER_RING * HOPPER_TILE,
     HOPPER_L        = HOPPER_P + HOPPER_TURNS * HOPPER_TILE,
     HOPPER_GATES    = HOPPER_L + 2 * 64 * HOPPER_L_ROW,
@@ -63,15 +63,15 @@ enum {
     HOPPER_GATES_FREE = HOPPER_GATES_FULL + HOPPER_AHEAD,
     HOPPER_K_FULL     = HOPPER_GATES_FREE + HOPPER_AHEAD,
     HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_RING,
-    HOPPER_V_FULL     = HOPPER_K_FREE + HOPPER_RING,
-    HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_RING,
-    HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_RING,
-    HOPPER_T_FULL     = HOPPER_OUT_FULL + HOPPER_RING,
+    HOPPER_T_FULL     = HOPPER_K_FREE + HOPPER_RING,
     HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_RING,
     HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_RING,
-    HOPPER_Q_LENGTHS  = HOPPER_Q_FULL + HOPPER_TURNS, /* with a norm */
-    HOPPER_Q_FREE     = HOPPER_Q_LENGTHS + HOPPER_TURNS,
-    HOPPER_P_FULL     = HOPPER_Q_FREE + HOPPER_TURNS,
+    HOPPER_Q_LENGTHS  = HOPPER_Q_FULL + HOPPER_THREE, /* with a norm */
+    HOPPER_Q_FREE     = HOPPER_Q_LENGTHS + HOPPER_THREE,
+    HOPPER_V_FULL     = HOPPER_Q_FREE + HOPPER_THREE,
+    HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_TURNS,
+    HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_TURNS,
+    HOPPER_P_FULL     = HOPPER_OUT_FULL + HOPPER_TURNS,
     HOPPER_P_FREE     = HOPPER_P_FULL + HOPPER_TURNS,
     HOPPER_TAIL       = HOPPER_P_FREE + HOPPER_TURNS, /* one */
     HOPPER_N_BARRIERS = HOPPER_TAIL + 1,
@@ -109,11 +109,11 @@ struct hopper_block {
     }
     __device__ __forceinline__ uint32_t q(int c) const
     {
-        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_TURNS * 2 * HOPPER_TILE;
+        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_THREE * 2 * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t v(int c) const
     {
-        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_RING * HOPPER_TILE;
+        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_TURNS * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t t(int c) const
     {
@@ -145,6 +145,7 @@ struct hopper_block {
     {
         return first < HOPPER_K_FULL   ? HOPPER_AHEAD
                : first < HOPPER_Q_FULL ? HOPPER_RING
+               : first < HOPPER_V_FULL ? HOPPER_THREE
                                        : HOPPER_TURNS;
     }
     /* The other block's place of what is at `at` here. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Warpgroup 0, what goes between memory and the block, a warp each at its own pace: loads (K three
- * chunks ahead, V and Q two), gates, the output, and with a norm, lengths.
+ * Warpgroup 0, what goes between memory and the block, a warp each at its own pace: loads (K and Q
+ * three chunks ahead, V one), gates, the output, and with a norm, lengths.
  *
  * With a norm, 1 / length is a factor of the gates' vectors: gates are full once those of K are in
  * them. In f16 keys are scaled where they lie (prefill_chunk.cuh).
@@ -13,24 +13,29 @@
 
 /* ---- Lengths: by a warp ----------------------------------------------------------------------- */
 
-/* Sums of the squares of a tile's rows, the diagonals of products with themselves. */
+/* Sums of the squares of a tile's rows: diagonals of the products of 16 rows with themselves. */
 template <int io> GDN_DEVICE void sum_squares(float *sums, uint32_t tile, int lane)
 {
     typedef mma_tiles<io> tiles;
     const int g = lane / 4, t = lane % 4;
+    mma_block products[4] = {};
 #pragma unroll 1
-    for (int i = 0; i < 4; i++) {
-        mma_block product = {};
-#pragma unroll 4
-        for (int k = 0; k < 8; k++) {
+    for (int k = 0; k < 8; k++) {
+        const uint32_t at = tile + k / 4 * HOPPER_TILE +
+                            tile_place(lane % 16, k % 4 * 16 + lane / 16 * 8);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
             typename tiles::operand x;
-            const uint32_t at = tile + k / 4 * HOPPER_TILE;
-            load_matrices(x.x, at + tile_place(16 * i + lane % 16, k % 4 * 16 + lane / 16 * 8));
-            tiles::multiply(product, x, x);
+            load_matrices(x.x, at + i * 16 * 128);
+            tiles::multiply(products[i], x, x);
         }
+    }
+    __syncwarp(); /* the sums before have been read */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
         if (g / 2 != t) continue;
-        sums[16 * i + g]     = g % 2 ? product[0][1] : product[0][0];
-        sums[16 * i + 8 + g] = g % 2 ? product[1][3] : product[1][2];
+        sums[16 * i + g]     = g % 2 ? products[i][0][1] : products[i][0][0];
+        sums[16 * i + 8 + g] = g % 2 ? products[i][1][3] : products[i][1][2];
     }
     __syncwarp();
 }
@@ -121,23 +126,25 @@ GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int n_t
     __syncwarp();
 }
 
-/* The loads of a step: K of chunk c + 3, V and Q of c + 2. */
+/* The loads of a step: K and Q of chunk c + 3, V of c + 1. */
 GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
 {
     const struct hopper_block &b = l.b;
-    const int c2 = c + 2, c3 = c + 3, n = b.n_chunks;
+    const int c1 = c + 1, c3 = c + 3, n = b.n_chunks;
     if (c3 < n) {
         b.wait_free(HOPPER_K_FREE, c3);
         load_tiles(l, b.k(c3), 2, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);
         if (c3 == l.n_full) clear_tail(l, b.k(c3), 2, HOPPER_K_FULL, c3, 0);
     }
-    if (c2 >= 0 && c2 < n) {
-        b.wait_free(HOPPER_V_FREE, c2);
-        load_tiles(l, b.v(c2), 1, &b.a.v, (int)b.rank * 64, l.v_head, HOPPER_V_FULL, c2);
-        if (c2 == l.n_full) clear_tail(l, b.v(c2), 1, HOPPER_V_FULL, c2, 1);
-        b.wait_free(HOPPER_Q_FREE, c2);
-        load_tiles(l, b.q(c2), 2, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, c2);
-        if (c2 == l.n_full) clear_tail(l, b.q(c2), 2, HOPPER_Q_FULL, c2, 2);
+    if (c1 >= 0) {
+        b.wait_free(HOPPER_V_FREE, c1);
+        load_tiles(l, b.v(c1), 1, &b.a.v, (int)b.rank * 64, l.v_head, HOPPER_V_FULL, c1);
+        if (c1 == l.n_full) clear_tail(l, b.v(c1), 1, HOPPER_V_FULL, c1, 2);
+    }
+    if (c3 < n) {
+        b.wait_free(HOPPER_Q_FREE, c3);
+        load_tiles(l, b.q(c3), 2, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, c3);
+        if (c3 == l.n_full) clear_tail(l, b.q(c3), 2, HOPPER_Q_FULL, c3, 1);
     }
 }
 
@@ -148,7 +155,7 @@ GDN_DEVICE void load_all(const struct hopper_block &b, int lane)
                                      source_head(b.r, b.head, b.r.Hq), (int)b.s().first,
                                      (int)b.s().batch, (int)(b.s().n_valid / 64) };
 #pragma unroll 1
-    for (int c = -3; c < b.n_chunks - 2; c++) load_step(l, c);
+    for (int c = -3; c < b.n_chunks - 1; c++) load_step(l, c);
 }
 
 /* ---- Output -------------------------------------------------------------------------------------- */

@@ -374,12 +374,12 @@ GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
 
 /* ---- Checkpoints --------------------------------------------------------------------------------------- */
 
-/* Keys of the first n tokens, 64 columns of them, and zeros, go where Q of the chunk was: P is there
- * and the product with Q, so nobody reads it any more. By all four warps. */
+/* Keys of the first n tokens, 64 columns of them, and zeros, go where V of the chunk was, which is in
+ * U now. By all four warps. */
 GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int half)
 {
     const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + half * HOPPER_TILE;
-    char       *to   = gdn_shared + (w.b.q(c) - hopper_address());
+    char       *to   = gdn_shared + (w.b.v(c) - hopper_address());
     barrier_wait(HOPPER_BARRIER_STATE, 128); /* products with the copy before have ended */
     for (int i = w.warp * 32 + w.lane; i < 512; i += 128) {
         uint4 x = make_uint4(0, 0, 0, 0);
@@ -402,7 +402,7 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
     weigh_some<io>(a, u, g, n);
 #pragma unroll 1
     for (int part = 0; part < HOPPER_PARTS; part++) {
-        const uint32_t keys = wgmma_place(w.b.q(c) + part % 2 * 64);
+        const uint32_t keys = wgmma_place(w.b.v(c) + part % 2 * 64);
         hopper_part    x;
         take_part(x, S, part);
         if (part % 2 == 0) copy_keys(w, c, n, part / 2);
@@ -583,21 +583,22 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     multiply_turned<io, false>(u, r, b.t(c));
     wgmma_wait<0>();
     if (slow) spoil_tokens(u, spoilt, resets);
+    leave_inside<io>(w, S, u, c, g.n);
     b.wait(HOPPER_Q_FULL, c);
     if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
+    pack<io>(a, S);
     multiply_turned<io, false>(o, a, b.q(c));
     load_factors(f, g.q_start, w.lane);
     wgmma_wait<0>();
     scale_tokens(o, f);
     if (slow) clear_parted(o, g);
-    b.wait(HOPPER_P_FULL, c);
-    leave_inside<io>(w, S, u, c, g.n);
     weigh_some<io>(a, u, g, g.n);
     pack<io>(r, u);
     if (!all_finite<io>(r)) {
         slow   = true;
         spoilt = mend_u_pairs<io>(r);
     }
+    b.wait(HOPPER_P_FULL, c);
     multiply_turned<io, true>(o, r, b.p(c));
     wgmma_wait<0>();
     if (!is_idle(g)) {

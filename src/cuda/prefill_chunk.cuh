@@ -68,6 +68,7 @@ template <int chunk> struct raw_gates {
     float                A_log, dt_bias;   /* of the head */
     const char          *next_g, *next_beta; /* of the lane, in the next chunk; NULL: none */
     int64_t              left;               /* tokens from there on */
+    int                  step;               /* to the next chunk but one, in tokens */
 };
 
 GDN_DEVICE uint32_t fetch_bits(const char *p, int dtype)
@@ -92,22 +93,23 @@ GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
         if (there && raw.next_beta)
             raw.beta[i] = fetch_bits(raw.next_beta + 32 * i * r.beta.token, r.beta.dtype);
     }
-    if (raw.next_g) raw.next_g += chunk * r.g.token;
-    if (raw.next_beta) raw.next_beta += chunk * r.beta.token;
-    raw.left -= chunk;
+    if (raw.next_g) raw.next_g += raw.step * r.g.token;
+    if (raw.next_beta) raw.next_beta += raw.step * r.beta.token;
+    raw.left -= raw.step;
 }
 
-/* From the first chunk on. */
+/* Every `each` chunks from chunk c on. */
 template <int chunk>
 GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
-                            const struct gdn_cu_seq &s, int head)
+                            const struct gdn_cu_seq &s, int head, int c, int each)
 {
-    const int lane = threadIdx.x % 32;
+    const int t = c * chunk + threadIdx.x % 32;
     raw.A_log      = load_vector(r.A_log, head, 0);
     raw.dt_bias    = load_vector(r.dt_bias, head, 0);
-    raw.next_g     = r.g.data ? row_at(r.g, s, lane, head) : NULL;
-    raw.next_beta  = r.beta.data ? row_at(r.beta, s, lane, head) : NULL;
-    raw.left       = s.n_valid - lane;
+    raw.next_g     = r.g.data ? row_at(r.g, s, t, head) : NULL;
+    raw.next_beta  = r.beta.data ? row_at(r.beta, s, t, head) : NULL;
+    raw.left       = s.n_valid - t;
+    raw.step       = each * chunk;
     fetch_gates(raw, r);
 }
 
@@ -179,6 +181,13 @@ template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask reset
     }
 }
 
+/* x for all tokens, before lengths are in it. By a warp. */
+template <int chunk> GDN_DEVICE void fill_tokens(float (&of)[chunk], float x)
+{
+    for (int t = threadIdx.x % 32; t < chunk; t += 32) of[t] = x;
+}
+
+/* All but k_scale and q_scale. */
 template <int chunk>
 GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, const raw_gates<chunk> &raw,
                             const struct gdn_cu_rule &r, int n)
@@ -197,8 +206,6 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, const raw_gates<chunk> &raw
         if (t >= chunk) continue;
         const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(G[i]);
         v.G[t]            = G[i];
-        v.k_scale[t]      = 1;
-        v.q_scale[t]      = r.scale;
         v.from_start[t]   = start;
         v.q_start[t]      = start * r.scale;
         v.to_end[t]       = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - G[i]);

@@ -10,7 +10,6 @@ GDN_DEVICE void init_barriers(const struct hopper_block &b)
     } rings[] = {
         { HOPPER_K_FULL, 1 },
         { HOPPER_K_FREE, 4 },
-        { HOPPER_GATES_MADE, 1 },
         { HOPPER_GATES_FULL, 1 },
         { HOPPER_GATES_FREE, 4 },
         { HOPPER_V_FULL, 1 },
@@ -18,7 +17,6 @@ GDN_DEVICE void init_barriers(const struct hopper_block &b)
         { HOPPER_OUT_FULL, 4 },
         { HOPPER_T_FREE, 8 }, /* warps of the state of both blocks */
         { HOPPER_Q_FULL, 1 },
-        { HOPPER_Q_LENGTHS, 1 },
         { HOPPER_Q_FREE, 4 },
         { HOPPER_P_FULL, 4 },
         { HOPPER_P_FREE, 8 },

@@ -3,13 +3,13 @@
  * gdn_prefill on Hopper, one launch: a cluster of two blocks takes one sequence and state head, each
  * block 64 value columns, from the first chunk of 64 tokens to the last. Four warpgroups:
  *
- *     0  io     a warp that loads K, Q, V, one that makes gates, one that stores the output, and
- *               with a norm, one that makes lengths (prefill_hopper_io.cuh)
+ *     0  io     loads, gates, stores (prefill_hopper_io.cuh)
  *     1  state  64 x K of it in registers (prefill_hopper_state.cuh)
  *     2, 3      T and P, for chunks in turn (prefill_hopper_solve.cuh)
  *
  * T and P do not depend on the columns: each block makes those of every other chunk and copies them
- * into the other's memory. A chunk is handed on by barriers in memory; its number c says where its
+ * into the other's memory; with a norm, factors 1 / length of the keys go with T, those of queries
+ * with P. In f16 keys are scaled where they lie instead (prefill_chunk.cuh). A chunk is handed on by barriers in memory; its number c says where its
  * tiles are and which phase of the barriers is its own. T and P are made by block c % 2.
  *
  * The state's warps alone free K, Q and gates: they have T and P of the chunk then, so nobody else
@@ -37,7 +37,6 @@ struct hopper_head {
     struct gdn_cu_seq         s;
     struct gdn_cu_checkpoints checkpoints;
     struct prefill_cursor     cursors[4];
-    float                     squares[64]; /* of the warp that makes lengths */
 };
 
 enum {
@@ -58,16 +57,14 @@ enum {
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
 
     /* Barriers: the first of as many as the ring has places. */
-    HOPPER_GATES_MADE = 0, /* with a norm: all but lengths */
-    HOPPER_GATES_FULL = HOPPER_GATES_MADE + HOPPER_AHEAD,
+    HOPPER_GATES_FULL = 0,
     HOPPER_GATES_FREE = HOPPER_GATES_FULL + HOPPER_AHEAD,
     HOPPER_K_FULL     = HOPPER_GATES_FREE + HOPPER_AHEAD,
     HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_RING,
     HOPPER_T_FULL     = HOPPER_K_FREE + HOPPER_RING,
     HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_RING,
     HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_RING,
-    HOPPER_Q_LENGTHS  = HOPPER_Q_FULL + HOPPER_THREE, /* with a norm */
-    HOPPER_Q_FREE     = HOPPER_Q_LENGTHS + HOPPER_THREE,
+    HOPPER_Q_FREE     = HOPPER_Q_FULL + HOPPER_THREE,
     HOPPER_V_FULL     = HOPPER_Q_FREE + HOPPER_THREE,
     HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_TURNS,
     HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_TURNS,

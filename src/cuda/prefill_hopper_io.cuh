@@ -1,91 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Warpgroup 0, what goes between memory and the block, a warp each at its own pace: loads (K and Q
- * three chunks ahead, V one), gates, the output, and with a norm, lengths.
- *
- * With a norm, 1 / length is a factor of the gates' vectors: gates are full once those of K are in
- * them. In f16 keys are scaled where they lie (prefill_chunk.cuh).
+ * Warpgroup 0, what goes between memory and the block, a warp each at its own pace: one loads (K and Q
+ * three chunks ahead, V one), one stores the output, two make gates, of every second chunk each.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_IO_CUH
 #define GDN_CUDA_PREFILL_HOPPER_IO_CUH
 
 #include "prefill_hopper.cuh"
 
-/* ---- Lengths: by a warp ----------------------------------------------------------------------- */
+/* ---- Keys of f16 with a norm: by a warp ------------------------------------------------------- */
 
-/* Sums of the squares of a tile's rows: diagonals of the products of 16 rows with themselves. */
-template <int io> GDN_DEVICE void sum_squares(float *sums, uint32_t tile, int lane)
-{
-    typedef mma_tiles<io> tiles;
-    const int g = lane / 4, t = lane % 4;
-    mma_block products[4] = {};
-#pragma unroll 1
-    for (int k = 0; k < 8; k++) {
-        const uint32_t at = tile + k / 4 * HOPPER_TILE +
-                            tile_place(lane % 16, k % 4 * 16 + lane / 16 * 8);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            typename tiles::operand x;
-            load_matrices(x.x, at + i * 16 * 128);
-            tiles::multiply(products[i], x, x);
-        }
-    }
-    __syncwarp(); /* the sums before have been read */
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (g / 2 != t) continue;
-        sums[16 * i + g]     = g % 2 ? products[i][0][1] : products[i][0][0];
-        sums[16 * i + 8 + g] = g % 2 ? products[i][1][3] : products[i][1][2];
-    }
-    __syncwarp();
-}
-
-/* Row t of a tile times x. */
-template <int io> GDN_DEVICE void scale_tile_row(uint32_t tile, int t, float x)
+/* Row t of a tile, all columns, to length one. */
+template <int io> GDN_DEVICE void scale_row_to_one(const struct hopper_block &b, char *tile, int t)
 {
     typedef hopper_format<io> format;
-    char *row = gdn_shared + (tile - hopper_address());
+    float sum = 0;
 #pragma unroll 2
     for (int i = 0; i < 64; i++) {
-        uint32_t *y = (uint32_t *)(row + i / 32 * HOPPER_TILE + tile_place(t, i % 32 * 2));
-        *y          = format::pair(format::low(*y) * x, format::high(*y) * x);
+        const uint32_t x = *(const uint32_t *)(tile + i / 32 * HOPPER_TILE + tile_place(t, i % 32 * 2));
+        sum = fmaf(format::high(x), format::high(x), fmaf(format::low(x), format::low(x), sum));
+    }
+    const float length = inverse_length(sum, b.r.norm, b.r.norm_eps);
+#pragma unroll 2
+    for (int i = 0; i < 64; i++) {
+        uint32_t *x = (uint32_t *)(tile + i / 32 * HOPPER_TILE + tile_place(t, i % 32 * 2));
+        *x          = format::pair(format::low(*x) * length, format::high(*x) * length);
     }
 }
 
-/* Of K or Q of chunk c: factors of its gates. One code for both, as it must be small. */
-template <int io> GDN_DEVICE void add_lengths(const struct hopper_block &b, int c, bool is_q, int lane)
+template <int io> GDN_DEVICE void scale_keys(const struct hopper_block &b, int c, int lane)
 {
-    hopper_gates  &g    = b.gates(c);
-    float         *sums = b.common().squares;
-    const uint32_t tile = is_q ? b.q(c) : b.k(c);
-    b.wait(is_q ? HOPPER_Q_FULL : HOPPER_K_FULL, c);
-    b.wait(HOPPER_GATES_MADE, c);
-    sum_squares<io>(sums, tile, lane);
-#pragma unroll 1
-    for (int t = lane; t < g.n; t += 32) {
-        const float length = inverse_length(sums[t], b.r.norm, b.r.norm_eps);
-        if (io == GDN_F16 && !is_q) {
-            scale_tile_row<io>(tile, t, length);
-            continue;
-        }
-        (is_q ? g.q_scale : g.k_scale)[t] *= length;
-        (is_q ? g.q_start : g.from_start)[t] *= length;
-        if (!is_q) g.to_end[t] *= length;
-    }
-    if (io == GDN_F16) async_fence();
+    b.wait(HOPPER_K_FULL, c);
+    for (int t = lane; t < b.tokens(c); t += 32)
+        scale_row_to_one<io>(b, gdn_shared + (b.k(c) - hopper_address()), t);
+    async_fence();
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(b.of(is_q ? HOPPER_Q_LENGTHS : HOPPER_GATES_FULL, c));
-}
-
-/* K a chunk ahead of Q. */
-template <int io> GDN_DEVICE void add_all_lengths(const struct hopper_block &b, int lane)
-{
-#pragma unroll 1
-    for (int i = 0; i < 2 * b.n_chunks + 2; i++) {
-        const bool is_q = i % 2 != 0;
-        const int  c    = is_q ? i / 2 - 1 : i / 2;
-        if (c >= 0 && c < b.n_chunks) add_lengths<io>(b, c, is_q, lane);
-    }
 }
 
 /* ---- Loads ------------------------------------------------------------------------------------- */
@@ -189,14 +138,23 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
 
 /* ---- The warpgroup --------------------------------------------------------------------------------- */
 
-GDN_DEVICE void make_gates(const struct hopper_block &b, raw_gates<64> &raw, int c)
+/* Of every second chunk from chunk c on, by a warp. */
+template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int c, int lane)
 {
-    b.wait_free(HOPPER_GATES_FREE, c);
-    write_gates(b.gates(c), raw, b.r, b.tokens(c));
-    __syncwarp();
-    const int done = b.r.norm == GDN_NORM_NONE ? HOPPER_GATES_FULL : HOPPER_GATES_MADE;
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(b.of(done, c));
-    fetch_gates(raw, b.r);
+    const bool    norm = b.r.norm != GDN_NORM_NONE;
+    raw_gates<64> raw;
+    start_gates(raw, b.r, b.s(), b.head, c, 2);
+#pragma unroll 1
+    for (; c < b.n_chunks; c += 2) {
+        b.wait_free(HOPPER_GATES_FREE, c);
+        write_gates(b.gates(c), raw, b.r, b.tokens(c));
+        if (io == GDN_F16 || !norm) fill_tokens(b.gates(c).k_scale, 1);
+        if (!norm) fill_tokens(b.gates(c).q_scale, b.r.scale);
+        if (io == GDN_F16 && norm) scale_keys<io>(b, c, lane);
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c));
+        fetch_gates(raw, b.r);
+    }
 }
 
 /* Each warp goes at its own pace. */
@@ -205,16 +163,11 @@ template <int io> GDN_DEVICE void run_io(const struct hopper_block &b, int warp,
     if (warp == 0) {
         load_all(b, lane);
     } else if (warp == 1) {
-        raw_gates<64> raw;
-        start_gates(raw, b.r, b.s(), b.head);
-#pragma unroll 1
-        for (int c = 0; c < b.n_chunks; c++) make_gates(b, raw, c);
-    } else if (warp == 2) {
 #pragma unroll 1
         for (int c = 0; c < b.n_chunks; c++) store_tile(b, c, lane);
         if (lane == 0) copy_out_wait();
-    } else if (b.r.norm != GDN_NORM_NONE) {
-        add_all_lengths<io>(b, lane);
+    } else {
+        make_gates<io>(b, warp - 2, lane);
     }
 }
 

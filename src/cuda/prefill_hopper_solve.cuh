@@ -269,25 +269,52 @@ GDN_DEVICE void make_p_rows(const struct hopper_block &b, float (&x)[32], int c,
     async_fence();
     __syncwarp();
     if (lane == 0) {
-        const uint32_t full = b.other(b.of(HOPPER_P_FULL, c));
+        const uint32_t full    = b.other(b.of(HOPPER_P_FULL, c));
+        const uint32_t q_scale = shared_address(g.q_scale + 16 * warp);
+        const bool     lengths = b.r.norm != GDN_NORM_NONE;
         mbarrier_arrive(b.of(HOPPER_P_FULL, c));
-        mbarrier_expect_cluster(full, 16 * 128);
+        mbarrier_expect_cluster(full, 16 * 128 + (lengths ? 16 * 4 : 0));
         copy_to_block(b.other(rows), rows, 16 * 128, full);
+        if (lengths) copy_to_block(b.other(q_scale), q_scale, 16 * 4, full);
     }
     __syncwarp();
 }
 
 /* ---- The warpgroup ----------------------------------------------------------------------------- */
 
+/* factors[t] = scale / length of the warp's rows t, from the product of a tile with itself; n: tokens
+ * that are there. */
+GDN_DEVICE void write_lengths(const struct hopper_solver &w, float *factors, float scale,
+                              const float (&x)[32], int n)
+{
+    const int g = w.lane / 4;
+    float     squares[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i == 0 || i == w.warp) {
+            squares[0] = g % 2 ? x[8 * i + 1] : x[8 * i];
+            squares[1] = g % 2 ? x[8 * i + 7] : x[8 * i + 6];
+        }
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+        const int   t      = 16 * w.warp + 8 * i + g;
+        const float square = i ? squares[1] : squares[0];
+        const float length = t < n ? inverse_length(square, w.b.r.norm, w.b.r.norm_eps) : 1;
+        if (g / 2 == w.lane % 4) factors[t] = scale * length;
+    }
+    __syncwarp();
+}
+
 /* The inverses on the diagonal, and what is below it, in the square. */
 template <int io>
-GDN_DEVICE void begin_t(const struct hopper_solver &w, const hopper_gates &g, int c)
+GDN_DEVICE void begin_t(const struct hopper_solver &w, hopper_gates &g, int c)
 {
     float x[32];
     w.b.wait(HOPPER_K_FULL, c);
     w.b.wait(HOPPER_GATES_FULL, c);
     multiply_tiles<io>(x, w.b.k(c), w.b.k(c));
     wgmma_wait<0>();
+    if (io != GDN_F16 && w.b.r.norm != GDN_NORM_NONE) write_lengths(w, g.k_scale, 1, x, g.n);
     w.wait(); /* all have done with the square */
     const bool fine = write_rows(w, g, x);
     if (__any_sync(0xffffffff, !fine) || tokens_of(g.resets)) mend_rows(w, g, w.dead(c));
@@ -310,9 +337,11 @@ GDN_DEVICE void end_t(const struct hopper_solver &w, const hopper_gates &g, int 
     if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_T_FULL, c));
     if (!w.is_last()) return;
     if (w.lane == 0) {
-        const uint32_t full = b.other(b.of(HOPPER_T_FULL, c));
-        mbarrier_expect_cluster(full, HOPPER_TILE);
+        const uint32_t full = b.other(b.of(HOPPER_T_FULL, c)), k_scale = shared_address(g.k_scale);
+        const bool     lengths = io != GDN_F16 && b.r.norm != GDN_NORM_NONE;
+        mbarrier_expect_cluster(full, HOPPER_TILE + (lengths ? 64 * 4 : 0));
         copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
+        if (lengths) copy_to_block(b.other(k_scale), k_scale, 64 * 4, full);
     }
     __syncwarp();
 }
@@ -320,11 +349,15 @@ GDN_DEVICE void end_t(const struct hopper_solver &w, const hopper_gates &g, int 
 template <int io> GDN_DEVICE void make_chunk(const struct hopper_solver &w, int c)
 {
     const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
+    hopper_gates              &g = b.gates(c);
     float                      x[32];
     begin_t<io>(w, g, c);
     b.wait(HOPPER_Q_FULL, c);
-    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
+    if (b.r.norm != GDN_NORM_NONE) {
+        multiply_tiles<io>(x, b.q(c), b.q(c));
+        wgmma_wait<0>();
+        write_lengths(w, g.q_scale, b.r.scale, x, g.n);
+    }
     multiply_tiles<io>(x, b.q(c), b.k(c));
     wgmma_wait<0>();
     end_t<io>(w, g, c);

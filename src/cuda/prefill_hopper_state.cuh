@@ -295,6 +295,16 @@ GDN_DEVICE void load_factors(float2 (&f)[8], const float (&of)[64], int lane)
     for (int i = 0; i < 8; i++) f[i] = *(const float2 *)(of + token_of(4 * i, lane));
 }
 
+GDN_DEVICE void multiply_factors(float2 (&f)[8], const float (&by)[64], int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float2 x = *(const float2 *)(by + token_of(4 * i, lane));
+        f[i].x *= x.x;
+        f[i].y *= x.y;
+    }
+}
+
 /* R^T from the products with K; m: V^T, f: from_start. */
 template <int io>
 GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], const uint32_t (&m)[4][4],
@@ -323,7 +333,7 @@ GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
     const int lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 32; i++)
-        if (g.q_start[token_of(i, lane)] == 0) o[i] = 0;
+        if (g.from_start[token_of(i, lane)] == 0) o[i] = 0;
 }
 
 /* decay S; by selection (G7) where something may not be finite. */
@@ -492,6 +502,17 @@ template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float 
     for (int i = 0; i < n / 2; i++) y[i] = hopper_format<io>::pair(x[2 * i], x[2 * i + 1]);
 }
 
+/* Factors of keys; with a norm 1 / length is one, which comes with T. */
+template <int io>
+GDN_DEVICE void load_k_factors(float2 (&f)[8], const struct hopper_state &w, int c,
+                               const float (&of)[64])
+{
+    load_factors(f, of, w.lane);
+    if (io == GDN_F16 || w.b.r.norm == GDN_NORM_NONE) return;
+    w.b.wait(HOPPER_T_FULL, c);
+    multiply_factors(f, w.b.gates(c).k_scale, w.lane);
+}
+
 /*
  * Chunk c, if it is plain: no token forgets, S changes, and all is finite; else nothing has been done.
  * The chain from S to S is the products with K, T and keys; those with Q and P, and all
@@ -516,7 +537,7 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
         multiply_turned<io, false>(x, a, b.k(c));
         b.wait(HOPPER_V_FULL, c);
         load_values(m, v);
-        load_factors(f, g.from_start, w.lane);
+        load_k_factors<io>(f, w, c, g.from_start);
         const bool other = in_warp((tokens_of(g.resets) != 0) | is_idle(g));
         wgmma_wait<0>();
         if (other) return false;
@@ -526,7 +547,7 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
     multiply_turned<io, false>(u, r, b.t(c));
     b.wait(HOPPER_Q_FULL, c);
     multiply_turned<io, false>(o, a, b.q(c));
-    load_factors(f, g.to_end, w.lane);
+    load_k_factors<io>(f, w, c, g.to_end);
     const float decay = g.decay;
     wgmma_wait<1>();
     pack<io>(y, u);
@@ -538,11 +559,11 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
     decay_state(S, decay, false);
     add_tokens<io>(S, r, b.k(c));
     release_made(w, HOPPER_T_FREE, c);
-    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
-    load_factors(f, g.q_start, w.lane);
+    b.wait(HOPPER_P_FULL, c);
+    load_factors(f, g.from_start, w.lane);
+    multiply_factors(f, g.q_scale, w.lane);
     wgmma_wait<1>();
     scale_tokens(o, f);
-    b.wait(HOPPER_P_FULL, c);
     release(w, HOPPER_Q_FREE, c);
     multiply_turned<io, true>(o, y, b.p(c));
     wgmma_wait<1>();
@@ -574,7 +595,7 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     multiply_turned<io, false>(u, a, b.k(c));
     b.wait(HOPPER_V_FULL, c);
     load_values(m, v);
-    load_factors(f, g.from_start, w.lane);
+    load_k_factors<io>(f, w, c, g.from_start);
     wgmma_wait<0>();
     make_rows<io>(r, u, m, f);
     bool slow = !all_finite<io>(r);
@@ -585,10 +606,11 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     if (slow) spoil_tokens(u, spoilt, resets);
     leave_inside<io>(w, S, u, c, g.n);
     b.wait(HOPPER_Q_FULL, c);
-    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_Q_LENGTHS, c);
+    b.wait(HOPPER_P_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(o, a, b.q(c));
-    load_factors(f, g.q_start, w.lane);
+    load_factors(f, g.from_start, w.lane);
+    multiply_factors(f, g.q_scale, w.lane);
     wgmma_wait<0>();
     scale_tokens(o, f);
     if (slow) clear_parted(o, g);
@@ -598,7 +620,6 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
         slow   = true;
         spoilt = mend_u_pairs<io>(r);
     }
-    b.wait(HOPPER_P_FULL, c);
     multiply_turned<io, true>(o, r, b.p(c));
     wgmma_wait<0>();
     if (!is_idle(g)) {

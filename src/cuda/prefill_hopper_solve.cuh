@@ -102,31 +102,36 @@ GDN_DEVICE void mend_rows(const struct hopper_solver &w, const hopper_gates &g, 
     }
 }
 
-/* The inverse of a block of the diagonal, a lane per column, both halves of the warp alike. */
+/* The inverse of a block of the diagonal, a lane per column, both halves of the warp alike: four rows
+ * at a time, which end in their place, turned (row c is column c); then the others move up. What is
+ * below the block becomes rows that nobody writes. */
 GDN_DEVICE void invert_block(const struct hopper_solver &w)
 {
-    const uint32_t block = w.rows + w.warp * 64;
+    const uint32_t block = w.rows + w.warp * 64, column = block + w.lane % 16 * HOPPER_L_ROW;
     float          x[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) x[i] = w.lane % 16 == i ? 1 : 0;
+#pragma unroll 1
+    for (int r = 0; r < 4; r++) {
+        const uint32_t at = block + r * (4 * HOPPER_L_ROW + 16);
 #pragma unroll
-    for (int j = 0; j < 15; j++)
+        for (int j = 0; j < 4; j++)
 #pragma unroll
-        for (int q = (j + 1) / 4; q < 4; q++) {
-            float l[4];
-            load_shared(l, block + j * HOPPER_L_ROW + 16 * q);
+            for (int q = (j + 1) / 4; q < 4; q++) {
+                float l[4];
+                load_shared(l, at + j * HOPPER_L_ROW + 16 * q);
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (4 * q + e > j) x[4 * q + e] = fmaf(l[e], x[j], x[4 * q + e]);
-        }
-    __syncwarp();
-    /* In its place, turned: row c is column c; half h of the warp writes elements from 8 h on. */
-    const uint32_t at = block + w.lane % 16 * HOPPER_L_ROW + w.lane / 16 * 32;
-    uint32_t       y[8];
+                for (int e = 0; e < 4; e++)
+                    if (4 * q + e > j) x[4 * q + e] = fmaf(l[e], x[j], x[4 * q + e]);
+            }
+        __syncwarp();
+        if (w.lane < 16)
+            store_shared(column + 16 * r, __float_as_uint(round_tf32(x[0])),
+                         __float_as_uint(round_tf32(x[1])), __float_as_uint(round_tf32(x[2])),
+                         __float_as_uint(round_tf32(x[3])));
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = __float_as_uint(round_tf32(w.lane < 16 ? x[i] : x[8 + i]));
-    store_shared(at, y[0], y[1], y[2], y[3]);
-    store_shared(at + 16, y[4], y[5], y[6], y[7]);
+        for (int i = 0; i < 12; i++) x[i] = x[i + 4];
+    }
 }
 
 /* sum += x times the block of the square at `at` (of this lane). x: as a factor. */
@@ -178,29 +183,28 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
 {
     const uint32_t lane_at = w.lane % 4 * 2 * HOPPER_L_ROW + w.lane / 4 * 4;
     const uint32_t at = w.rows + w.warp * 64 + w.lane / 4 * HOPPER_L_ROW + w.lane % 4 * 8;
-    float          x[3][2][4];
+    float          x[3][2][4], y[2][4];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        load_shared(x[0][k][0], x[0][k][2], at + 32 * k);
-        load_shared(x[0][k][1], x[0][k][3], at + 32 * k + 8 * HOPPER_L_ROW);
+        load_shared(y[k][0], y[k][2], at + 32 * k);
+        load_shared(y[k][1], y[k][3], at + 32 * k + 8 * HOPPER_L_ROW);
     }
-    write_block<io>(w, g, tile, w.warp, x[0]);
 #pragma unroll 1
-    for (int s = 1; s < 4 - w.warp; s++) {
-        const int r = w.warp + s;
-        float     sum[2][4] = {}, product[2][4] = {}, y[2][4];
+    for (int s = 0, r = w.warp;; s++) {
+        write_block<io>(w, g, tile, r, y);
+        if (++r == 4) break;
+#pragma unroll
+        for (int i = 0; i < 24; i++) {
+            float &z = x[i / 8][i / 4 % 2][i % 4];
+            z        = s == i / 8 ? y[i / 4 % 2][i % 4] : z;
+        }
+        float sum[2][4] = {}, product[2][4] = {};
 #pragma unroll
         for (int j = 0; j < 3; j++)
-            if (j < s) add_block(sum, x[j], w.rows + j * 16 * HOPPER_L_ROW + r * 64 + lane_at);
+            if (j <= s) add_block(sum, x[j], w.rows + j * 16 * HOPPER_L_ROW + r * 64 + lane_at);
         make_factor(y, sum);
         add_block(product, y, w.square + r * (16 * HOPPER_L_ROW + 64) + lane_at);
         make_factor(y, product);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            x[1][i / 4][i % 4] = s == 1 ? y[i / 4][i % 4] : x[1][i / 4][i % 4];
-            x[2][i / 4][i % 4] = s == 2 ? y[i / 4][i % 4] : x[2][i / 4][i % 4];
-        }
-        write_block<io>(w, g, tile, r, y);
     }
 }
 

@@ -513,6 +513,17 @@ GDN_DEVICE void load_k_factors(float2 (&f)[8], const struct hopper_state &w, int
     multiply_factors(f, w.b.gates(c).k_scale, w.lane);
 }
 
+/* Of queries; with a norm theirs come with P. */
+GDN_DEVICE void load_q_factors(float2 (&f)[8], const struct hopper_state &w, const hopper_gates &g)
+{
+    if (w.b.r.norm == GDN_NORM_NONE) {
+        load_factors(f, g.q_start, w.lane);
+    } else {
+        load_factors(f, g.from_start, w.lane);
+        multiply_factors(f, g.q_scale, w.lane);
+    }
+}
+
 /*
  * Chunk c, if it is plain: no token forgets, S changes, and all is finite; else nothing has been done.
  * The chain from S to S is the products with K, T and keys; those with Q and P, and all
@@ -560,8 +571,7 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
     add_tokens<io>(S, r, b.k(c));
     release_made(w, HOPPER_T_FREE, c);
     b.wait(HOPPER_P_FULL, c);
-    load_factors(f, g.from_start, w.lane);
-    multiply_factors(f, g.q_scale, w.lane);
+    load_q_factors(f, w, g);
     wgmma_wait<1>();
     scale_tokens(o, f);
     release(w, HOPPER_Q_FREE, c);
@@ -609,8 +619,7 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     b.wait(HOPPER_P_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(o, a, b.q(c));
-    load_factors(f, g.from_start, w.lane);
-    multiply_factors(f, g.q_scale, w.lane);
+    load_q_factors(f, w, g);
     wgmma_wait<0>();
     scale_tokens(o, f);
     if (slow) clear_parted(o, g);

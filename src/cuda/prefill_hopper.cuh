@@ -4,7 +4,7 @@
  * block 64 value columns, from the first chunk of 64 tokens to the last. Four warpgroups:
  *
  *     0  io     loads, gates, stores (prefill_hopper_io.cuh)
- *     1  state  64 x K of it in registers (prefill_hopper_state.cuh)
+ *     1  state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
  *     2, 3      T and P, for chunks in turn (prefill_hopper_solve.cuh)
  *
  * T and P do not depend on the columns: each block makes those of every other chunk and copies them

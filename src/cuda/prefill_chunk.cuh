@@ -21,7 +21,8 @@
 
 typedef unsigned long long token_mask; /* bit t: token t of a chunk */
 
-/* Of one chunk, in shared memory; a value per token, 0 and 1 past the last. */
+/* Of one chunk, in shared memory; a value per token, 0 and 1 past the last. Lengths are in all that
+ * say so, on Hopper in k_scale and q_scale alone. */
 template <int chunk> struct chunk_vectors {
     float    G[chunk], beta[chunk]; /* G in units of log 2 */
     float    k_scale[chunk];        /* 1 / length of k */
@@ -65,7 +66,7 @@ GDN_DEVICE bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000
 template <int chunk> struct raw_gates {
     static constexpr int each = (chunk + 31) / 32;
     uint32_t             g[each], beta[each];
-    float                A_log, dt_bias;   /* of the head */
+    float                A_log, dt_bias;     /* of the head */
     const char          *next_g, *next_beta; /* of the lane, in the next chunk; NULL: none */
     int64_t              left;               /* tokens from there on */
     int                  step;               /* to the next chunk but one, in tokens */

@@ -7,16 +7,16 @@
  *     1  state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
  *     2, 3      T and P, for chunks in turn (prefill_hopper_solve.cuh)
  *
- * T and P do not depend on the columns: each block makes those of every other chunk and copies them
- * into the other's memory; with a norm, factors 1 / length of the keys go with T, those of queries
- * with P. In f16 keys are scaled where they lie instead (prefill_chunk.cuh). A chunk is handed on by barriers in memory; its number c says where its
- * tiles are and which phase of the barriers is its own. T and P are made by block c % 2.
+ * T and P do not depend on the columns: block c % 2 makes those of chunk c and copies them into the
+ * other's memory. With a norm, 1 / length of the keys goes with T, of the queries with P: they are on
+ * the diagonals of K K^T and Q Q^T. In f16 keys are scaled where they lie (prefill_chunk.cuh).
  *
- * The state's warps alone free K, Q and gates: they have T and P of the chunk then, so nobody else
- * reads on. The output goes where V was.
+ * A chunk is handed on by barriers in memory; its number c says where in a ring of places its tiles
+ * are and which phase of the barriers is its own. The state's warps alone free K, Q and gates: they
+ * have T and P of the chunk then, so nobody else reads on. The output goes where V was.
  *
- * All that runs per chunk must stay in the instruction cache together, some 40 KB: what is rare has
- * loops of its own, behind those of plain chunks (prefill_hopper_state.cuh), and code is rolled up
+ * All code that runs per chunk must be in the instruction cache together, and that is 32 KB: so what
+ * is rare stands behind the loop over plain chunks (prefill_hopper_state.cuh), and code is rolled up
  * where nobody waits for it.
  *
  * Shared memory, from a multiple of 1024 bytes: as HOPPER_... below; 226 KB.

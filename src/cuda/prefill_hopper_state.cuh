@@ -402,10 +402,10 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
         float    x[32];
         uint32_t m[4][4];
         multiply_turned<io, false>(x, a, b.k(c));
+        const bool other = in_warp((tokens_of(g.resets) != 0) | is_idle(g));
         b.wait(HOPPER_V_FULL, c);
         load_values(m, v);
         load_k_factors<io>(f, w, c, g.from_start);
-        const bool other = in_warp((tokens_of(g.resets) != 0) | is_idle(g));
         wgmma_wait<0>();
         if (other) return false;
         make_rows<io>(r, x, m, f);
@@ -419,27 +419,25 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
     wgmma_wait<1>();
     pack<io>(y, u);
     weigh<io>(r, u, f);
-    if (in_warp(barrier_any(HOPPER_BARRIER_STATE, 128, is_tainted<io>(y)))) {
-        wgmma_wait<0>();
-        return false;
-    }
+    b.wait(HOPPER_P_FULL, c);
+    load_q_factors(f, w, g);
+    const bool bad = in_warp(barrier_any(HOPPER_BARRIER_STATE, 128, is_tainted<io>(y)));
+    wgmma_wait<0>();
+    if (bad) return false;
+    scale_tokens(o, f);
+    multiply_turned<io, true>(o, y, b.p(c));
     decay_state(S, decay, false);
     add_tokens<io>(S, r, b.k(c));
     release_made(w, HOPPER_T_FREE, c);
-    b.wait(HOPPER_P_FULL, c);
-    load_q_factors(f, w, g);
-    wgmma_wait<1>();
-    scale_tokens(o, f);
     release(w, HOPPER_Q_FREE, c);
-    multiply_turned<io, true>(o, y, b.p(c));
     wgmma_wait<1>();
-    release(w, HOPPER_K_FREE, c);
-    wgmma_wait<0>();
-    release(w, HOPPER_GATES_FREE, c);
     release_made(w, HOPPER_P_FREE, c);
     put_output<io>(o, v);
     __syncwarp();
     release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
+    release(w, HOPPER_GATES_FREE, c);
+    wgmma_wait<0>();
+    release(w, HOPPER_K_FREE, c);
     return true;
 }
 

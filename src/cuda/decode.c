@@ -144,7 +144,7 @@ gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *str
 /* ---- Warps (decode_warp.cuh) --------------------------------------------------------------- */
 
 enum { MOST_WARPS = 4, /* of a block */
-       WARP_COLUMNS = 16 };
+       WARP_COLUMNS = 16, PRODUCT_TOKENS = 4 };
 
 /* Can a warp read and write states and rows in whole, aligned pieces, of one dtype and layout? */
 static bool is_even_pool(const struct gdn_pool_view *view, const struct gdn_pool_view *like,
@@ -288,9 +288,24 @@ static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
     return kernels[like->k_first][like->dtype][size_of(K)];
 }
 
+/* By windows of tokens (decode_windows.cuh), which are as long for all sequences? */
+static bool takes_windows(const struct gdn_cu_warp *a, const struct gdn_pool_view *like)
+{
+    return a->products && a->T > PRODUCT_TOKENS && !a->cu_seqlens.data && !like->k_first &&
+           like->dtype != GDN_F16;
+}
+
+static enum gdn_kernel_id windows_kernel(const struct gdn_pool_view *like, int K)
+{
+    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_windows_F32) },
+                                                      { SIZES(GDN_CU_decode_windows_BF16) } };
+    return kernels[like->dtype == GDN_BF16][size_of(K)];
+}
+
 static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
                                struct gdn_cu_warp a, void *stream)
 {
+    const struct gdn_pool_view *like = like_of(r);
     const int64_t n = n_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
     const int64_t parts = (r->V + WARP_COLUMNS - 1) / WARP_COLUMNS;
     /* Few warps are spread over the whole device. */
@@ -301,7 +316,8 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
     a.n_blocks    = (int32_t)((parts + n_warps - 1) / n_warps);
     a.head_blocks = gdn_cuda_inverse(a.n_blocks);
     const struct gdn_cuda_call call = {
-        .kernel    = warp_kernel(like_of(r), r->K),
+        .kernel    = takes_windows(&a, like) ? windows_kernel(like, r->K)
+                                             : warp_kernel(like, r->K),
         .grid      = { (int64_t)r->H * a.n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
         .n_threads = 32 * n_warps,
         .stream    = stream,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One token of each sequence, as engines decode: batches of nothing but slots, tensors dense, K of
- * 64, 128 or 256. On a device this is a family of kernels of its own.
+ * gdn_decode as engines call it: batches of nothing but slots, tensors dense, K of 64, 128 or 256;
+ * one token of each sequence, or padded rows of several. On a device these are kernels of their own.
  */
 #include <math.h>
 #include <string.h>
@@ -168,12 +168,68 @@ static void alone(int number)
     ring2_expect_bits("state", &other, &mine);
 }
 
+/* [B T]... as [B][T]... */
+static void pad(gdn_tensor *t, int64_t B)
+{
+    for (int i = t->ndim++; i > 0; i--) t->size[i] = t->size[i - 1], t->stride[i] = t->stride[i - 1];
+    t->size[0]   = B;
+    t->size[1]  /= B;
+    t->stride[0] = t->size[1] * t->stride[1];
+}
+
+/* Rows of 1 to 11 tokens, of which one is padding; every fifth call changes nothing. */
+static void several_tokens(int number)
+{
+    static const int64_t slots[] = { 2, -1, 0 };
+    const struct shape  *s       = &shapes[number % N_SHAPES];
+    const int            n = number / N_SHAPES, T = 1 + (number + 3 * n) % 11;
+    const bool           k_first = n == 3, whole = n == 0;
+    gdn_batch            batch   = gdn_batch_init();
+    gdn_rule_args        a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[n % HEAD_KINDS],
+                                             s->K, s->V);
+    gdn_tensor *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) pad(rows[i], 3);
+    a.state        = pool(s, 3, a.g.size[2], k_first);
+    a.state_layout = k_first ? GDN_STATE_KV : GDN_STATE_VK;
+    if (number % 5 == 0) ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
+    if (!whole) batch.read_slots = ring2_indices(GDN_I32, 3, slots), a.batch = &batch;
+    if (n == 2) a.state_out = pool(s, 3, a.g.size[2], false);
+    a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
+    ring2_rule_check(ring2_ctx(1), &a, true);
+    if (ring2_on_device() && T > 4 && !k_first && s->dtype == GDN_BF16)
+        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_windows"), "was %s",
+              gdn_last_kernel(ring2_ctx(1)));
+}
+
+/* alpha = 0 inside a window and at its end forgets what was before, NaN too. */
+static void windows_forget(int number)
+{
+    const struct shape *s = &shapes[number / 3];
+    const int64_t       T = 10, at = (const int64_t[]){ 2, 4, 9 }[number % 3];
+    gdn_rule_args       a = ring2_rule_args(s->dtype, s->state, T, 1, heads[0], s->K, s->V), x, y;
+    gdn_tensor         *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
+    const gdn_tensor    g      = ring2_select(&a.g, 0, at);
+    ring2_fill_value(&g, -(double)INFINITY);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) pad(rows[i], 1);
+    x = ring2_rule_clone(&a);
+    y = ring2_rule_clone(&a);
+    ring2_fill_value(&x.state, NAN);
+    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &x), GDN_OK);
+    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &y), GDN_OK);
+    const gdn_tensor got = ring2_narrow(&x.out, 1, at, T - at);
+    const gdn_tensor want = ring2_narrow(&y.out, 1, at, T - at);
+    ring2_expect_bits("out", &got, &want);
+    ring2_expect_bits("state", &x.state, &y.state);
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
         { "against the oracle", against_the_oracle, N_CASES },
         { "selection", selection, 2 * N_SHAPES },
         { "alone", alone, 2 * N_SHAPES },
+        { "several tokens", several_tokens, 4 * N_SHAPES },
+        { "windows forget", windows_forget, 3 * N_SHAPES },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_decode as engines call it: batches of nothing but slots, tensors dense, K of 64, 128 or 256;
- * one token of each sequence, or padded rows of several. On a device these are kernels of their own.
+ * one token of each sequence, or padded rows of several. On a device kernels of their own do these.
  */
 #include <math.h>
 #include <string.h>
@@ -171,7 +171,10 @@ static void alone(int number)
 /* [B T]... as [B][T]... */
 static void pad(gdn_tensor *t, int64_t B)
 {
-    for (int i = t->ndim++; i > 0; i--) t->size[i] = t->size[i - 1], t->stride[i] = t->stride[i - 1];
+    for (int i = t->ndim++; i > 0; i--) {
+        t->size[i]   = t->size[i - 1];
+        t->stride[i] = t->stride[i - 1];
+    }
     t->size[0]   = B;
     t->size[1]  /= B;
     t->stride[0] = t->size[1] * t->stride[1];

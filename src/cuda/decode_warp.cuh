@@ -20,6 +20,8 @@
  *
  * What engines decode most has shorter ways, without GDN_EXACT and on rows of v: up to four tokens
  * of bf16 take tensor cores (decode_mma.cuh), one token on a state of float32 is decode_once.cuh.
+ * Where the host knows how many tokens there are, one is decode_one.cuh and more than four are
+ * decode_windows.cuh.
  */
 #ifndef GDN_CUDA_DECODE_WARP_CUH
 #define GDN_CUDA_DECODE_WARP_CUH
@@ -449,6 +451,7 @@ template <class Tile, int KC, int dtype> GDN_DEVICE void decode_warp(const struc
         if (a.out.data && !(a.keep && row < a.B)) warp_zero<Tile>(a, s, head, column);
         return;
     }
+    if (s.T == 0) return;
     if constexpr (!Tile::K_FIRST && dtype != GDN_F16) {
         if (a.products && s.T <= MMA_TOKENS && (dtype == GDN_BF16 || s.T > 1)) {
             mma_decode<KC, dtype>(a, s, head, column);

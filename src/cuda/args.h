@@ -210,14 +210,13 @@ struct gdn_cu_step {
     struct gdn_cu_taps  weight, bias, conv; /* conv: the pool of its states */
     struct gdn_cu_array norm_weight;
     int32_t             Hk, group; /* key heads, and value heads of one */
-    int32_t             n_heads;   /* value heads of a block: 1, or all of a group */
     int32_t             n_columns; /* of a state that a block has */
     int32_t             part_bits; /* log2 of the blocks of a value head */
     int32_t             n_blocks;  /* of a key head, and the inverse of that */
     uint32_t            key_blocks;
     int32_t             share;     /* channels of q and k whose states a block moves, of 2 K */
     int32_t             length;    /* of a state of the convolution */
-    int32_t             writes;    /* states */
+    int32_t             moves;     /* are its states moved on? */
     int32_t             normed;
     float               rms_eps;
 };
@@ -317,7 +316,7 @@ GDN_CU_SIZE(gdn_cu_near, 24);
 GDN_CU_SIZE(gdn_cu_pool, 24);
 GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
-GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 12 * 4);
+GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);

@@ -153,8 +153,8 @@ static void give_slots(gdn_step_args *a, gdn_batch *t, int64_t B, int64_t T, boo
 static void as_engines_call(int number)
 {
     static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 64, 64 },  { 2, 2, 128, 64 },
-                                     { 1, 4, 60, 104 },  { 2, 10, 8, 16 },  { 1, 9, 16, 32 },
-                                     { 1, 8, 64, 128 },  { 3, 6, 100, 16 } };
+                                     { 1, 4, 60, 104 },  { 4, 4, 8, 16 },    { 1, 9, 16, 32 },
+                                     { 1, 8, 64, 128 },  { 1, 6, 100, 16 } };
     static const int64_t tokens[] = { 1, 4, 1, 2, 9, 1, 5, 8 };
     const int     *s = shapes[number % 8], form = number / 8;
     const int64_t  T = tokens[(number + form) % 8], B = 1 + number % 3 * 2, P = 2 * B + B * T;

@@ -102,7 +102,8 @@ struct gdn_cu_conv {
      * x as Qwen3-Next projects them: each of Hk key heads has K of q, K of k and V of v in
      * key_head elements. */
     int32_t key_head, Hk, K, V;
-    int64_t n_steps; /* sequences of a warp that steps; 0: none does */
+    /* Sequences of a warp that steps, at most, and from one to the next; 0: none does. */
+    int64_t n_steps, apart;
 };
 
 /* One side of gdn_state_copy; steps in bytes. */
@@ -301,7 +302,7 @@ GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
-GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 8);
+GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);

@@ -231,7 +231,8 @@ static gdn_status step(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *strea
     };
     const int32_t            dtype  = state_dtype(args);
     const enum gdn_kernel_id kernel = kernels[args->x.dtype][dtype != args->x.dtype];
-    TRY(launch(ctx, args, kernel, 0, args->apart * wide_chunks_of(args, dtype), WARPS * 3 * 32 * 16, stream));
+    const int64_t            n_items = args->apart * wide_chunks_of(args, dtype);
+    TRY(launch(ctx, args, kernel, 0, n_items, WARPS * 3 * 32 * 16, stream));
     return gdn_cuda_note(ctx, "conv1d", kernel);
 }
 

@@ -198,6 +198,25 @@ struct gdn_cu_warp {
     float               norm_eps, scale, bound;
 };
 
+/* What a sequence (or a slot) and a head have there, steps in bytes. */
+struct gdn_cu_at {
+    char   *data;
+    int32_t row, head;
+};
+
+/* gdn_decode of one token for each sequence: decode_one.cuh. */
+struct gdn_cu_one {
+    struct gdn_cu_at from, to, k, q, v, g, beta, A_log, dt_bias, out; /* to, out: data NULL: no */
+    int32_t          from_row, to_row; /* of a state, in bytes */
+    uint32_t         group_k, group_q, group_v; /* 2^22 / heads of a group, rounded up */
+    int32_t          g_bytes, beta_bytes, A_log_bytes, dt_bias_bytes; /* 4 or 2; 0: absent */
+    int32_t          gate, beta_kind, norm; /* of absent gates: those that make 1 of 0 */
+    float            norm_eps, scale, bound;
+    const int32_t   *read_slots, *write_slots; /* NULL: as row; as read_slots */
+    int32_t          read_step, write_step, read_pool, write_pool;
+    int32_t          keep; /* outputs of padding */
+};
+
 /* gdn_conv_view with steps of 32 bits, in bytes; inside a slot all of it is as near. */
 struct gdn_cu_taps {
     char   *data;
@@ -316,6 +335,8 @@ GDN_CU_SIZE(gdn_cu_decode, 1232 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_near, 24);
 GDN_CU_SIZE(gdn_cu_pool, 24);
 GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_at, 16);
+GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
 GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);

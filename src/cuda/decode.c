@@ -144,7 +144,7 @@ gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *str
 /* ---- Warps (decode_warp.cuh) --------------------------------------------------------------- */
 
 enum { MOST_WARPS = 4, /* of a block */
-       WARP_COLUMNS = 16 };
+       WARP_COLUMNS = 16, PRODUCT_TOKENS = 4 };
 
 /* Can a warp read and write states and rows in whole, aligned pieces, of one dtype and layout? */
 static bool is_even_pool(const struct gdn_pool_view *view, const struct gdn_pool_view *like,
@@ -279,18 +279,32 @@ struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
     return a;
 }
 
+#define DTYPES(name) { { SIZES(name##_F32) }, { SIZES(name##_BF16) }, { SIZES(name##_F16) } }
+
 static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
 {
-#define DTYPES(name) { { SIZES(name##_F32) }, { SIZES(name##_BF16) }, { SIZES(name##_F16) } }
     static const enum gdn_kernel_id kernels[2][3][3] = { DTYPES(GDN_CU_decode_vk),
                                                          DTYPES(GDN_CU_decode_kv) };
     return kernels[like->k_first][like->dtype][size_of(K)];
 }
 
-static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
-                               void *stream)
+/* By windows of tokens (decode_windows.cuh), which are as long for all sequences? */
+static bool takes_windows(const struct gdn_cu_warp *a, const struct gdn_pool_view *like)
 {
-    struct gdn_cu_warp          a    = gdn_cuda_warp_args(r);
+    return a->products && a->T > PRODUCT_TOKENS && !a->cu_seqlens.data && !like->k_first &&
+           like->dtype != GDN_F16;
+}
+
+static enum gdn_kernel_id windows_kernel(const struct gdn_pool_view *like, int K)
+{
+    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_windows_F32) },
+                                                      { SIZES(GDN_CU_decode_windows_BF16) } };
+    return kernels[like->dtype == GDN_BF16][size_of(K)];
+}
+
+static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
+                               struct gdn_cu_warp a, void *stream)
+{
     const struct gdn_pool_view *like = like_of(r);
     const int64_t n = n_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
     const int64_t parts = (r->V + WARP_COLUMNS - 1) / WARP_COLUMNS;
@@ -298,14 +312,146 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
     int n_warps = MOST_WARPS;
     while (n_warps > 1 && (n_warps > parts || n * r->H * parts < n_warps * ctx->cuda->sm_count))
         n_warps /= 2;
-    if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
     a.n_rows      = (int32_t)n;
     a.n_blocks    = (int32_t)((parts + n_warps - 1) / n_warps);
     a.head_blocks = gdn_cuda_inverse(a.n_blocks);
     const struct gdn_cuda_call call = {
-        .kernel    = warp_kernel(like, r->K),
+        .kernel    = takes_windows(&a, like) ? windows_kernel(like, r->K)
+                                             : warp_kernel(like, r->K),
         .grid      = { (int64_t)r->H * a.n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
         .n_threads = 32 * n_warps,
+        .stream    = stream,
+        .args      = &a,
+        .overlaps  = true,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, op, call.kernel);
+}
+
+/* ---- One token (decode_one.cuh) ------------------------------------------------------------ */
+
+enum { ONE_COLUMNS = 64, /* of a block, of states whose rows are k; else */
+       ONE_ROWS    = 8 };   /* of a warp */
+
+/* What a sequence of one token and a head have there; as warps see it. */
+static struct gdn_cu_at at_of(const struct gdn_cu_near *r)
+{
+    return (struct gdn_cu_at){ r->data, r->row, r->head };
+}
+static struct gdn_cu_at at_pool(const struct gdn_cu_pool *p)
+{
+    return (struct gdn_cu_at){ p->data, p->slot, p->head };
+}
+static struct gdn_cu_at at_vector(const struct gdn_cu_array *a)
+{
+    const int64_t step = a->stride[0] * (int64_t)gdn_dtype_bytes(a->dtype);
+    union {
+        const void *in;
+        char       *out;
+    } data = { .in = a->data };
+    return (struct gdn_cu_at){ data.out, 0, (int32_t)step };
+}
+
+static int32_t bytes_of(const void *data, int32_t dtype)
+{
+    return data ? (int32_t)gdn_dtype_bytes(dtype) : 0;
+}
+
+/* Is it of float32, or of the other dtype, or not there? */
+static bool is_either(const void *data, int32_t dtype, int32_t other)
+{
+    return !data || dtype == GDN_F32 || dtype == other;
+}
+
+static bool is_slots(const struct gdn_cu_array *a)
+{
+    return !a->data || (a->dtype == GDN_I32 && is_near(a->stride[0]));
+}
+
+/* A token of each sequence, of batches of nothing but slots, all with a state. */
+static bool takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    const int32_t io = a->k.dtype, state = like_of(r)->dtype;
+    return a->whole && a->T == 1 && a->from.data && a->B <= MOST_ROWS && !a->cu_seqlens.data &&
+           !a->has_initial_state.data && !a->num_accepted_tokens.data &&
+           is_slots(&a->read_slots) && is_slots(&a->write_slots) &&
+           (a->read_slots.data || !a->write_slots.data) && io != GDN_F32 &&
+           (state == GDN_F32 || state == io) && a->q.dtype == io && a->v.dtype == io &&
+           is_either(a->g.data, a->g.dtype, io) && is_either(a->beta.data, a->beta.dtype, io) &&
+           is_either(a->A_log.data, a->A_log.dtype, io) &&
+           is_either(a->dt_bias.data, a->dt_bias.dtype, io) && is_near(4 * a->A_log.stride[0]) &&
+           is_near(4 * a->dt_bias.stride[0]) && (!a->out.data || a->out.dtype == io) &&
+           r->V % (like_of(r)->k_first ? ONE_COLUMNS : WARP_COLUMNS) == 0;
+}
+
+/* 2^22 / the state heads that share one of n, rounded up. */
+static uint32_t group_of(const struct gdn_cu_rule *r, int n)
+{
+    return ((1u << 22) + (uint32_t)(r->H / n) - 1) / (uint32_t)(r->H / n);
+}
+
+/* Absent gates make 1 of 0: exp(0), 2 sigmoid(0). */
+static struct gdn_cu_one one_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    return (struct gdn_cu_one){
+        .from          = at_pool(&a->from),
+        .to            = at_pool(&a->to),
+        .k             = at_of(&a->k),
+        .q             = at_of(&a->q),
+        .v             = at_of(&a->v),
+        .g             = at_of(&a->g),
+        .beta          = at_of(&a->beta),
+        .A_log         = at_vector(&a->A_log),
+        .dt_bias       = at_vector(&a->dt_bias),
+        .out           = at_of(&a->out),
+        .from_row      = a->from.row,
+        .to_row        = a->to.row,
+        .group_k       = group_of(r, r->Hk),
+        .group_q       = group_of(r, r->Hq),
+        .group_v       = group_of(r, r->Hv),
+        .g_bytes       = bytes_of(a->g.data, a->g.dtype),
+        .beta_bytes    = bytes_of(a->beta.data, a->beta.dtype),
+        .A_log_bytes   = bytes_of(a->A_log.data, a->A_log.dtype),
+        .dt_bias_bytes = bytes_of(a->dt_bias.data, a->dt_bias.dtype),
+        .gate          = a->g.data ? a->gate : GDN_GATE_LOG,
+        .beta_kind     = a->beta.data ? a->beta_kind : GDN_BETA_TWICE_SIGMOID,
+        .norm          = a->norm,
+        .norm_eps      = a->norm_eps,
+        .scale         = a->scale,
+        .bound         = a->bound,
+        .read_slots    = a->read_slots.data,
+        .write_slots   = a->write_slots.data,
+        .read_step     = (int32_t)a->read_slots.stride[0],
+        .write_step    = (int32_t)a->write_slots.stride[0],
+        .read_pool     = a->read_pool,
+        .write_pool    = a->write_pool,
+        .keep          = a->keep,
+    };
+}
+
+static enum gdn_kernel_id one_kernel(const struct gdn_pool_view *like, int32_t io, int K)
+{
+#define IO(name) { { SIZES(name##_BF16) }, { SIZES(name##_F16) } }
+    static const enum gdn_kernel_id mixed[2][2][3] = { IO(GDN_CU_decode_one_vk_F32),
+                                                       IO(GDN_CU_decode_one_kv_F32) };
+    static const enum gdn_kernel_id alike[2][2][3] = {
+        { { SIZES(GDN_CU_decode_one_vk_BF16_BF16) }, { SIZES(GDN_CU_decode_one_vk_F16_F16) } },
+        { { SIZES(GDN_CU_decode_one_kv_BF16_BF16) }, { SIZES(GDN_CU_decode_one_kv_F16_F16) } },
+    };
+    return (like->dtype == GDN_F32 ? mixed : alike)[like->k_first][io == GDN_F16][size_of(K)];
+}
+
+static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
+                             const struct gdn_cu_warp *warp, void *stream)
+{
+    const struct gdn_pool_view *like = like_of(r);
+    const struct gdn_cu_one     a = one_args(r, warp);
+    const int                   n_warps = like->dtype == GDN_F32 ? 1 : 2; /* by measurement */
+    const int columns = like->k_first ? ONE_COLUMNS : n_warps * ONE_ROWS;
+    const struct gdn_cuda_call  call = {
+        .kernel    = one_kernel(like, r->k.dtype, r->K),
+        .grid      = { r->V / columns, r->H, warp->B },
+        .n_threads = like->k_first ? 0 : 32 * n_warps,
         .stream    = stream,
         .args      = &a,
         .overlaps  = true,
@@ -334,8 +480,12 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         return walk(ctx, op, &w, n_blocks, stream);
     }
     if (are_wide_rows(&args->q, args->K) && are_wide_rows(&args->k, args->K) &&
-        gdn_cuda_takes_warps(args))
-        return decode_warps(ctx, op, args, stream);
+        gdn_cuda_takes_warps(args)) {
+        struct gdn_cu_warp a = gdn_cuda_warp_args(args);
+        if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
+        if (takes_one(args, &a)) return decode_one(ctx, op, args, &a, stream);
+        return decode_warps(ctx, op, args, a, stream);
+    }
     const struct gdn_cu_decode a = decode_args(args);
     const int64_t              n = n_sequences(args), rows = n < MOST_ROWS ? n : MOST_ROWS;
     const struct gdn_cuda_call call = {

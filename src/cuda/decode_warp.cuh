@@ -449,6 +449,7 @@ template <class Tile, int KC, int dtype> GDN_DEVICE void decode_warp(const struc
         if (a.out.data && !(a.keep && row < a.B)) warp_zero<Tile>(a, s, head, column);
         return;
     }
+    if (s.T == 0) return;
     if constexpr (!Tile::K_FIRST && dtype != GDN_F16) {
         if (a.products && s.T <= MMA_TOKENS && (dtype == GDN_BF16 || s.T > 1)) {
             mma_decode<KC, dtype>(a, s, head, column);

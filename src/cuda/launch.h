@@ -14,12 +14,14 @@
 #include "prefill_hopper.h"
 
 /* The parts of a kernel's name, joined. */
-#define GDN_CU_JOIN(...) \
-    GDN_CU_SIXTH(__VA_ARGS__, GDN_CU_JOIN5, GDN_CU_JOIN4, GDN_CU_JOIN3, )(__VA_ARGS__)
-#define GDN_CU_SIXTH(a, b, c, d, e, join, ...) join
+#define GDN_CU_JOIN(...)                                                                      \
+    GDN_CU_SEVENTH(__VA_ARGS__, GDN_CU_JOIN6, GDN_CU_JOIN5, GDN_CU_JOIN4, GDN_CU_JOIN3, )     \
+    (__VA_ARGS__)
+#define GDN_CU_SEVENTH(a, b, c, d, e, f, join, ...) join
 #define GDN_CU_JOIN3(a, b, c)       a##_##b##_##c
 #define GDN_CU_JOIN4(a, b, c, d)    a##_##b##_##c##_##d
 #define GDN_CU_JOIN5(a, b, c, d, e) a##_##b##_##c##_##d##_##e
+#define GDN_CU_JOIN6(a, b, c, d, e, f) a##_##b##_##c##_##d##_##e##_##f
 
 /* The kernels, in the order of kernels.def: GDN_CU_<family>_<parameters>. */
 enum gdn_kernel_id {

@@ -69,6 +69,14 @@ GDN_DEVICE void ld_v4_v2(uint32_t (&x)[4], const void *p, bool four, bool two)
                  : "l"(p), "r"((int)four), "r"((int)two));
 }
 
+/* Four words, aligned as a whole. */
+GDN_DEVICE void ld_v4(uint32_t (&x)[4], const void *p)
+{
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "l"(p));
+}
+
 /* Four or two words, aligned as a whole, if they are `there`, else zeros. Once: of what no thread
  * beside this one reads, which needs no place in the L1 cache. */
 #define GDN_LD_V4(name, cache)                                                                \
@@ -150,11 +158,33 @@ GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
     return x;
 }
 
+/* a b + c */
+GDN_DEVICE int64_t mad_wide(int a, int b, int64_t c)
+{
+    int64_t x;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(x) : "r"(a), "r"(b), "l"(c));
+    return x;
+}
+
 /* 1 / x to one unit of the last place; |x| from 2^-126 to 2^126. */
 GDN_DEVICE float rcp_approx(float x)
 {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* 1 / sqrt(x) to two units of the last place, of denormals and infinity too; sqrt(x) to one. */
+GDN_DEVICE float rsqrt_approx(float x)
+{
+    float y;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+GDN_DEVICE float sqrt_approx(float x)
+{
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

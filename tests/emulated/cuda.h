@@ -126,6 +126,7 @@ GDN_DEVICE void ld_v2_b32(uint32_t (&x)[2], const void *p, bool two, bool one)
     emulated_load(x, p, 8, two);
     emulated_load(x, p, 4, one);
 }
+GDN_DEVICE void ld_v4(uint32_t (&x)[4], const void *p) { ld_v4_v2(x, p, true, false); }
 GDN_DEVICE void ld_keep_v4(uint32_t (&x)[4], const void *p, bool is) { ld_v4_v2(x, p, is, false); }
 GDN_DEVICE void ld_keep_v2(uint32_t (&x)[4], const void *p, bool there)
 {
@@ -147,7 +148,10 @@ GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
     if (bytes == 8) return *(const int64_t *)p;
     return bytes == 1 ? *(const uint8_t *)p : absent;
 }
+GDN_DEVICE int64_t mad_wide(int a, int b, int64_t c) { return (int64_t)a * b + c; }
 GDN_DEVICE float rcp_approx(float x) { return 1 / x; }
+GDN_DEVICE float rsqrt_approx(float x) { return 1 / sqrtf(x); }
+GDN_DEVICE float sqrt_approx(float x) { return sqrtf(x); }
 GDN_DEVICE float ex2_approx(float x)
 {
     const float y = exp2f(x);

@@ -4,11 +4,12 @@
 
 #include EMULATED_IMAGE
 
-#define JOIN(...) SIXTH(__VA_ARGS__, JOIN5, JOIN4, JOIN3, )(__VA_ARGS__)
-#define SIXTH(a, b, c, d, e, join, ...) join
+#define JOIN(...) SEVENTH(__VA_ARGS__, JOIN6, JOIN5, JOIN4, JOIN3, )(__VA_ARGS__)
+#define SEVENTH(a, b, c, d, e, f, join, ...) join
 #define JOIN3(a, b, c)       a##_##b##_##c
 #define JOIN4(a, b, c, d)    a##_##b##_##c##_##d
 #define JOIN5(a, b, c, d, e) a##_##b##_##c##_##d##_##e
+#define JOIN6(a, b, c, d, e, f) a##_##b##_##c##_##d##_##e##_##f
 #define ADD(...)  ADD_(__VA_ARGS__)
 #define ADD_(name) static emulated_kernel of_##name(#name, name);
 

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_decode as engines call it: batches of nothing but slots, tensors dense, K of 64, 128 or 256;
+ * one token of each sequence, or padded rows of several. On a device kernels of their own do these.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "ring2_device.h"
+#include "ring2_rule.h"
+
+enum { SEQUENCES = 5, SLOTS = 9, HEAD_KINDS = 4 };
+
+static const int heads[HEAD_KINDS][3] = { { 2, 2, 4 }, { 1, 1, 3 }, { 4, 2, 2 }, { 2, 1, 2 } };
+
+/* dtypes of the state and of q, k, v; sizes */
+static const struct shape {
+    int32_t state, dtype;
+    int64_t K, V;
+} shapes[] = { { GDN_F32, GDN_BF16, 128, 128 }, { GDN_BF16, GDN_BF16, 128, 128 },
+               { GDN_F32, GDN_F16, 128, 64 },   { GDN_F16, GDN_F16, 128, 192 },
+               { GDN_F32, GDN_BF16, 64, 64 },   { GDN_BF16, GDN_BF16, 64, 128 },
+               { GDN_F32, GDN_BF16, 256, 128 }, { GDN_BF16, GDN_BF16, 256, 64 },
+               { GDN_F16, GDN_F16, 64, 64 },    { GDN_F16, GDN_F16, 256, 64 },
+               { GDN_F32, GDN_F16, 64, 64 },    { GDN_F32, GDN_F16, 256, 64 } };
+enum { N_SHAPES = sizeof shapes / sizeof *shapes, N_CASES = 12 * N_SHAPES };
+
+static void expect_kernel(gdn_ctx *ctx)
+{
+    if (ring2_on_device())
+        CHECK(strstr(gdn_last_kernel(ctx), "gdn_decode_one"), "was %s", gdn_last_kernel(ctx));
+}
+
+static gdn_tensor pool(const struct shape *s, int64_t slots, int64_t H, bool k_first)
+{
+    const gdn_tensor t = ring2_new(s->state, 0, 4, slots, H, k_first ? s->K : s->V,
+                                   k_first ? s->V : s->K);
+    ring2_fill(&t, -1, 1);
+    return t;
+}
+
+static gdn_rule_args plain(const struct shape *s, const int hd[3], int64_t slots, bool k_first)
+{
+    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, SEQUENCES, 0, hd, s->K, s->V);
+    a.state         = pool(s, slots, a.g.size[1], k_first);
+    a.state_layout  = k_first ? GDN_STATE_KV : GDN_STATE_VK;
+    return a;
+}
+
+/* Raw gates and inputs of sigmoids are a's; kinds of them by `kind`. */
+static void give_gates(gdn_rule_args *a, int32_t dtype, int kind)
+{
+    const int64_t H = a->g.size[1];
+    if (kind % 2) {
+        a->g    = ring2_new(dtype, 0, 2, SEQUENCES, H, 0, 0);
+        a->beta = ring2_new(dtype, 0, 2, SEQUENCES, H, 0, 0);
+        ring2_rule_inputs(a, true, -0.5);
+    }
+    if (kind == 1 || kind == 2) {
+        a->gate             = GDN_GATE_RAW;
+        a->beta_kind        = kind == 1 ? GDN_BETA_SIGMOID : GDN_BETA_TWICE_SIGMOID;
+        a->gate_lower_bound = kind == 1 ? 0 : -5;
+        a->A_log            = ring2_new(kind == 1 ? GDN_F32 : dtype, 0, 1, H, 0, 0, 0);
+        a->dt_bias          = ring2_new(kind == 1 ? dtype : GDN_F32, 0, 1, H, 0, 0, 0);
+        ring2_fill(&a->A_log, -1, 1);
+        ring2_fill(&a->dt_bias, -1, 1);
+        ring2_fill(&a->g, -4, 1);
+        ring2_fill(&a->beta, -3, 3);
+    }
+    if (kind == 3) {
+        a->gate = GDN_GATE_LINEAR;
+        ring2_fill(&a->g, 0.5, 1);
+    }
+    if (kind == 4) a->g.data = NULL;
+    if (kind == 5) a->beta.data = NULL;
+}
+
+/* How states are found: 0 by number, 1 by slots, 2 by other slots to write, 3 and not written,
+ * 4 in another pool. */
+static void give_batch(gdn_rule_args *a, const struct shape *s, gdn_batch *batch, int form)
+{
+    static const int64_t from[] = { 3, -1, 8, 0, 5 }, to[] = { 4, 2, 7, 0, 6 };
+    *batch = gdn_batch_init();
+    if (form == 0) return;
+    batch->read_slots = ring2_indices(GDN_I32, SEQUENCES, from);
+    batch->pad_policy = form % 2 ? GDN_PAD_ZERO : GDN_PAD_KEEP;
+    if (form == 2) batch->write_slots = ring2_indices(GDN_I32, SEQUENCES, to);
+    if (form == 3) batch->write = GDN_WRITE_NONE;
+    if (form == 4) a->state_out = pool(s, SLOTS, a->g.size[1], a->state_layout == GDN_STATE_KV);
+    a->batch = batch;
+}
+
+static void against_the_oracle(int number)
+{
+    static const int    norms[] = { GDN_NORM_L2, GDN_NORM_NONE, GDN_NORM_L2_ADD, GDN_NORM_L2_MAX };
+    const struct shape *s       = &shapes[number % N_SHAPES];
+    const int           n       = number / N_SHAPES;
+    gdn_ctx            *ctx     = ring2_ctx(1);
+    gdn_batch           batch;
+    gdn_rule_args       a = plain(s, heads[(n + number) % HEAD_KINDS], SLOTS, n % 2);
+    give_gates(&a, s->dtype, (n + number) % 6);
+    give_batch(&a, s, &batch, (n / 2 + number) % 5);
+    a.norm  = norms[(n / 3 + number) % 4];
+    a.scale = n % 3 ? 0 : 0.3f;
+    if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
+    ring2_rule_check(ctx, &a, true);
+    expect_kernel(ctx);
+}
+
+/* A call on a clone, in which one tensor is filled with x. */
+static gdn_rule_args called(const gdn_rule_args *a, size_t tensor, double x)
+{
+    gdn_rule_args     b  = ring2_rule_clone(a);
+    const gdn_tensor *t[] = { &b.state, &b.v };
+    ring2_fill_value(t[tensor], x);
+    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &b), GDN_OK);
+    expect_kernel(ring2_ctx(1));
+    return b;
+}
+
+static void expect_same(const gdn_rule_args *a, const gdn_rule_args *b)
+{
+    ring2_expect_bits("out", &a->out, &b->out);
+    ring2_expect_bits("state", &a->state, &b->state);
+}
+
+/* alpha = 0 forgets NaN, beta = 0 lets no NaN in, both leave every bit. */
+static void selection(int number)
+{
+    const struct shape *s = &shapes[number / 2];
+    gdn_rule_args       a = plain(s, heads[0], SEQUENCES, number % 2), x, y;
+    ring2_fill_value(&a.g, -(double)INFINITY);
+    x = called(&a, 0, NAN);
+    y = called(&a, 0, 0);
+    expect_same(&x, &y);
+    ring2_fill_value(&a.g, -0.5);
+    ring2_fill_value(&a.beta, 0);
+    x = called(&a, 1, NAN);
+    y = called(&a, 1, 1);
+    expect_same(&x, &y);
+    ring2_fill_value(&a.g, 0);
+    x = called(&a, 0, -0.0);
+    for (int64_t i = 0; i < ring2_count(&x.state) && !ring2_failed(); i++)
+        CHECK(signbit(ring2_get(&x.state, i)) && ring2_get(&x.state, i) == 0, "state[%d]", (int)i);
+    a.state_out = ring2_clone(&a.state);
+    ring2_fill_value(&a.state_out, 7);
+    x = called(&a, 0, -0.0);
+    ring2_expect_bits("state_out", &x.state_out, &x.state);
+}
+
+/* A sequence has the bits that it has alone, whatever slot it is in. */
+static void alone(int number)
+{
+    const struct shape *s   = &shapes[number / 2];
+    const int64_t       two[] = { 2 };
+    gdn_rule_args       a = plain(s, heads[0], SEQUENCES, number % 2);
+    gdn_rule_args       b = ring2_rule_slice(&a, 2, 1);
+    gdn_batch           batch = gdn_batch_init();
+    batch.read_slots          = ring2_indices(GDN_I32, 1, two);
+    b                         = ring2_rule_clone(&b);
+    b.batch                   = &batch;
+    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &a), GDN_OK);
+    ring2_status(ring2_ctx(1), "alone", gdn_decode(ring2_ctx(1), &b), GDN_OK);
+    expect_kernel(ring2_ctx(1));
+    const gdn_tensor out = ring2_narrow(&a.out, 0, 2, 1), mine = ring2_narrow(&a.state, 0, 2, 1);
+    const gdn_tensor other = ring2_narrow(&b.state, 0, 2, 1);
+    ring2_expect_bits("out", &b.out, &out);
+    ring2_expect_bits("state", &other, &mine);
+}
+
+/* [B T]... as [B][T]... */
+static void pad(gdn_tensor *t, int64_t B)
+{
+    for (int i = t->ndim++; i > 0; i--) {
+        t->size[i]   = t->size[i - 1];
+        t->stride[i] = t->stride[i - 1];
+    }
+    t->size[0]   = B;
+    t->size[1]  /= B;
+    t->stride[0] = t->size[1] * t->stride[1];
+}
+
+/* Rows of 1 to 11 tokens, of which one is padding; every fifth call changes nothing. */
+static void several_tokens(int number)
+{
+    static const int64_t slots[] = { 2, -1, 0 };
+    const struct shape  *s       = &shapes[number % N_SHAPES];
+    const int            n = number / N_SHAPES, T = 1 + (number + 3 * n) % 11;
+    const bool           k_first = n == 3, whole = n == 0;
+    gdn_batch            batch   = gdn_batch_init();
+    gdn_rule_args        a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[n % HEAD_KINDS],
+                                             s->K, s->V);
+    gdn_tensor *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) pad(rows[i], 3);
+    a.state        = pool(s, 3, a.g.size[2], k_first);
+    a.state_layout = k_first ? GDN_STATE_KV : GDN_STATE_VK;
+    if (number % 5 == 0) ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
+    if (!whole) batch.read_slots = ring2_indices(GDN_I32, 3, slots), a.batch = &batch;
+    if (n == 2) a.state_out = pool(s, 3, a.g.size[2], false);
+    a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
+    ring2_rule_check(ring2_ctx(1), &a, true);
+    if (ring2_on_device() && T > 4 && !k_first && s->dtype == GDN_BF16)
+        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_windows"), "was %s",
+              gdn_last_kernel(ring2_ctx(1)));
+}
+
+/* alpha = 0 inside a window and at its end forgets what was before, NaN too. */
+static void windows_forget(int number)
+{
+    const struct shape *s = &shapes[number / 3];
+    const int64_t       T = 10, at = (const int64_t[]){ 2, 4, 9 }[number % 3];
+    gdn_rule_args       a = ring2_rule_args(s->dtype, s->state, T, 1, heads[0], s->K, s->V), x, y;
+    gdn_tensor         *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
+    const gdn_tensor    g      = ring2_select(&a.g, 0, at);
+    ring2_fill_value(&g, -(double)INFINITY);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) pad(rows[i], 1);
+    x = ring2_rule_clone(&a);
+    y = ring2_rule_clone(&a);
+    ring2_fill_value(&x.state, NAN);
+    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &x), GDN_OK);
+    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &y), GDN_OK);
+    const gdn_tensor got = ring2_narrow(&x.out, 1, at, T - at);
+    const gdn_tensor want = ring2_narrow(&y.out, 1, at, T - at);
+    ring2_expect_bits("out", &got, &want);
+    ring2_expect_bits("state", &x.state, &y.state);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_cases tests[] = {
+        { "against the oracle", against_the_oracle, N_CASES },
+        { "selection", selection, 2 * N_SHAPES },
+        { "alone", alone, 2 * N_SHAPES },
+        { "several tokens", several_tokens, 4 * N_SHAPES },
+        { "windows forget", windows_forget, 3 * N_SHAPES },
+    };
+    return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

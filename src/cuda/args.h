@@ -241,6 +241,25 @@ struct gdn_cu_step {
     float               rms_eps;
 };
 
+/* gdn_step of one token for each sequence: step_rows.cuh. q, k and v of the rule are not looked at. */
+struct gdn_cu_step_rows {
+    struct gdn_cu_one  one;
+    struct gdn_cu_at   x, z, norm_weight; /* z, norm_weight absent: none */
+    struct gdn_cu_taps weight, bias, conv; /* conv: the pool of its states */
+    int32_t            norm_weight_bytes;
+    int32_t            Hk, group, V; /* key heads, and value heads of one */
+    int32_t            heads;     /* of a block, whose columns of each are */
+    int32_t            n_columns;
+    int32_t            part_bits; /* log2 of the blocks of a value head */
+    int32_t            n_blocks;  /* of a key head */
+    int32_t            share;     /* channels of q and k whose states a block moves, of 2 K */
+    int32_t            pair_step; /* from a pair of entries of two channels to the next, in bytes */
+    int32_t            by_entry;  /* do the entries of a channel lie side by side? */
+    int32_t            moves;     /* are the convolution's states moved on? */
+    int32_t            normed;
+    float              rms_eps;
+};
+
 /* gdn_decode with a tree, a record or states of 8 bits; gdn_record_fold. */
 struct gdn_cu_walk {
     struct gdn_cu_decode decode;
@@ -339,6 +358,7 @@ GDN_CU_SIZE(gdn_cu_at, 16);
 GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
 GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);

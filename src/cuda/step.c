@@ -158,6 +158,86 @@ static bool is_one_token(const struct gdn_cu_step *a, const struct gdn_cu_rule *
            are_even_channels(&a->bias) && are_even_states(a);
 }
 
+/* ---- One token of each sequence (step_rows.cuh) --------------------------------------------- */
+
+enum { ROWS_K = 128, WARP_COLUMNS = 16 };
+
+static bool is_either(const void *data, int32_t dtype, int32_t other)
+{
+    return !data || dtype == GDN_F32 || dtype == other;
+}
+
+static bool takes_rows(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+{
+    const int32_t io = a->x.dtype;
+    return !r->from.k_first && r->K == ROWS_K && is_one_token(a, r) &&
+           gdn_cuda_takes_one(r, &a->rule) && a->weight.dtype == io &&
+           is_either(a->bias.data, a->bias.dtype, io) && is_either(a->conv.data, a->conv.dtype, io) &&
+           (!a->normed || (r->V == ROWS_K && r->out.data && (!a->z.data || a->z.dtype == io) &&
+                           is_either(a->norm_weight.data, a->norm_weight.dtype, io)));
+}
+
+static struct gdn_cu_step_rows rows_args(const gdn_ctx *ctx, const struct gdn_cu_step *a,
+                                         const struct gdn_cu_rule *r)
+{
+    const int64_t n_heads = r->batch.B * r->H;
+    const bool    two     = r->from.dtype != GDN_F32 && a->part_bits == 0 && a->group % 2 == 0 &&
+                     r->V == ROWS_K && n_heads >= 2 * ctx->cuda->sm_count;
+    const int     heads = two ? 2 : 1, n_blocks = a->n_blocks / heads;
+    const int     share = (2 * r->K + n_blocks - 1) / n_blocks;
+    const int32_t entry = a->conv.entry;
+    const bool    by_entry = a->conv.channel > entry;
+    return (struct gdn_cu_step_rows){
+        .one               = gdn_cuda_one_args(r, &a->rule),
+        .x                 = { a->x.data, a->x.row, 0 },
+        .z                 = { a->z.data, a->z.row, a->z.head },
+        .norm_weight       = gdn_cuda_at_vector(&a->norm_weight),
+        .weight            = a->weight,
+        .bias              = a->bias,
+        .conv              = a->conv,
+        .norm_weight_bytes = a->norm_weight.data ? (int32_t)gdn_dtype_bytes(a->norm_weight.dtype)
+                                                 : 0,
+        .Hk                = a->Hk,
+        .group             = a->group,
+        .V                 = r->V,
+        .heads             = heads,
+        .n_columns         = a->n_columns,
+        .part_bits         = a->part_bits,
+        .n_blocks          = n_blocks,
+        .share             = share + share % 2,
+        .pair_step         = by_entry ? 2 * entry : entry,
+        .by_entry          = by_entry,
+        .moves             = a->moves,
+        .normed            = a->normed,
+        .rms_eps           = a->rms_eps,
+    };
+}
+
+static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
+                              const struct gdn_cu_step *step)
+{
+    const struct gdn_cu_step_rows a = rows_args(ctx, step, r);
+    const bool f16   = step->x.dtype == GDN_F16;
+    const int  n     = a.heads * a.n_columns;
+    const int  warps = (n + WARP_COLUMNS - 1) / WARP_COLUMNS, conv = (2 * r->K + n + 63) / 64;
+    const struct gdn_cuda_call call = {
+        .kernel    = r->from.dtype == GDN_F32 ? f16 ? GDN_CU_step_rows_F32_F16
+                                                    : GDN_CU_step_rows_F32_BF16
+                     : f16                    ? GDN_CU_step_rows_F16_F16
+                                              : GDN_CU_step_rows_BF16_BF16,
+        .grid      = { a.n_blocks, r->Hk, r->batch.B },
+        .n_threads = 32 * (warps > conv ? warps : conv),
+        .cluster   = are_together(ctx, a.n_blocks) ? a.n_blocks : 1,
+        .stream    = m->args.stream,
+        .args      = &a,
+        .overlaps  = true,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "step", call.kernel);
+}
+
+/* ---- Any ------------------------------------------------------------------------------------ */
+
 static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
                              const struct gdn_cu_step *a)
 {
@@ -316,7 +396,7 @@ static gdn_status store(struct step *s)
 static gdn_status run_one(struct step *s, const struct gdn_cu_rule *whole)
 {
     const struct gdn_cu_step a = step_args(s->ctx, s->m, whole);
-    TRY(launch_one(s->ctx, s->m, whole, &a));
+    TRY((takes_rows(&a, whole) ? launch_rows : launch_one)(s->ctx, s->m, whole, &a));
     add_noted(s);
     if (writes_conv(s->m) && !a.moves) TRY(convolve(s, (struct gdn_rows){ 0 }));
     return gdn_note_line(s->ctx, "step", s->names + 1);

@@ -241,7 +241,7 @@ struct gdn_cu_step {
     float               rms_eps;
 };
 
-/* gdn_step of one token for each sequence: step_rows.cuh. q, k and v of the rule are not looked at. */
+/* gdn_step of one token for each sequence: step_rows.cuh. q, k and v of `one` are not looked at. */
 struct gdn_cu_step_rows {
     struct gdn_cu_one  one;
     struct gdn_cu_at   x, z, norm_weight; /* z, norm_weight absent: none */

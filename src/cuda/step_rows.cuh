@@ -215,8 +215,8 @@ GDN_DEVICE void rows_keys(uint32_t (&x)[Tile::C * Tile::E], const struct step_ro
     for (int i = 0; i < 2 * C; i++)
 #pragma unroll
         for (int j = 0; j < E / 2; j += 2) {
-            const uint2 two = *(const uint2 *)&sh.keys[i / C][(i % C * Tile::LANES + lane) * E / 2 + j];
-            x[i * E / 2 + j] = two.x, x[i * E / 2 + j + 1] = two.y;
+            lds_v2(&x[i * E / 2 + j],
+                   &sh.keys[i / C][(i % C * Tile::LANES + lane) * E / 2 + j]);
         }
 }
 
@@ -270,6 +270,7 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
             if (n) rows_keys<Tile>(tile[n].keys, sh);
             if (__builtin_expect(alpha == 0, 0)) one_forget(&tile[n].S[0][0][0], Tile::N * Tile::C * 4);
             one_read(p, z, tile[n]);
+            rows_keys<Tile>(tile[n].keys, sh);
             u = rule_u(beta, sh.v[mine], alpha * f.k * p);
             const float o = rule_o(f.kq, alpha * f.q * z, u);
             if (lane % (Tile::LANES / Tile::N) == 0) {

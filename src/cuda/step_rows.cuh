@@ -268,7 +268,8 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
             const int mine = first + n * Tile::ROWS + one_own<Tile>();
             float     u, p, z;
             if (n) rows_keys<Tile>(tile[n].keys, sh);
-            if (__builtin_expect(alpha == 0, 0)) one_forget(&tile[n].S[0][0][0], Tile::N * Tile::C * 4);
+            if (__builtin_expect(alpha == 0, 0))
+                one_forget(&tile[n].S[0][0][0], Tile::N * Tile::C * 4);
             one_read(p, z, tile[n]);
             rows_keys<Tile>(tile[n].keys, sh);
             u = rule_u(beta, sh.v[mine], alpha * f.k * p);

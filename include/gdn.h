@@ -40,11 +40,13 @@
  *
  *   G1   A refused call leaves every output and every state untouched.
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
- *        order, and however many threads run. (On a device kernels may be chosen by alignment.)
+ *        order, and however many threads run. (On a device kernels may be chosen by alignment,
+ *        by the form of the batch and, above 65535 sequences, by their number.)
  *   G3   The same call on the same inputs gives the same bits, run after run, with the same
  *        instruction set.
  *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits; on
- *        a device, where a few tokens are one product, to rounding.
+ *        a device, where one token has a kernel of its own and a few are one product, to
+ *        rounding.
  *        gdn_prefill with f32 state: cutting a sequence at multiples of 16 tokens gives the
  *        same bits, if every part has more than 8 tokens; on a device at multiples of 64,
  *        whatever the parts. With GDN_EXACT: see G17.

@@ -330,8 +330,8 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
 
 /* ---- One token (decode_one.cuh) ------------------------------------------------------------ */
 
-enum { ONE_COLUMNS = 64, /* of a block, of states whose rows are k; else */
-       ONE_ROWS    = 8 };   /* of a warp */
+/* Value columns of a block: so many of states whose rows are k, else elements of so many bytes. */
+enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32 };
 
 /* What a sequence of one token and a head have there; as warps see it. */
 static struct gdn_cu_at at_of(const struct gdn_cu_near *r)
@@ -446,15 +446,14 @@ static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_r
 {
     const struct gdn_pool_view *like = like_of(r);
     const struct gdn_cu_one     a = gdn_cuda_one_args(r, warp);
-    const int                   n_warps = like->dtype == GDN_F32 ? 1 : 2; /* by measurement */
-    const int columns = like->k_first ? ONE_COLUMNS : n_warps * ONE_ROWS;
+    const int columns = like->k_first ? ONE_COLUMNS
+                                      : ONE_COLUMN_BYTES / (int)gdn_dtype_bytes(like->dtype);
     const struct gdn_cuda_call  call = {
-        .kernel    = one_kernel(like, r->k.dtype, r->K),
-        .grid      = { r->V / columns, r->H, warp->B },
-        .n_threads = like->k_first ? 0 : 32 * n_warps,
-        .stream    = stream,
-        .args      = &a,
-        .overlaps  = true,
+        .kernel   = one_kernel(like, r->k.dtype, r->K),
+        .grid     = { r->V / columns, r->H, warp->B },
+        .stream   = stream,
+        .args     = &a,
+        .overlaps = true,
     };
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, op, call.kernel);

@@ -10,7 +10,8 @@
  * what makes them keys and queries (lengths, scale, gates) meets the sums at the end; what is
  * forgotten or left out (alpha = 0, beta = 0) is made zeros aside, before it is used.
  *
- *   vk   rows of the pool are v. A warp has a few of them, up to 16 lanes a row.
+ *   vk   rows of the pool are v. A warp, which is a block, has 8 or 16 of them, up to 16 lanes a
+ *        row: 4 KB with K = 128.
  *   kv   rows of the pool are k. A block has 64 columns, each warp 32 rows; they meet twice in
  *        shared memory, with their part of the sums and for u.
  */
@@ -187,12 +188,12 @@ template <int lanes, int N> GDN_DEVICE float one_sums(float *x)
 /* ---- Rows of v --------------------------------------------------------------------------------- */
 
 /* A lane has N rows, STEP apart, of each C pieces of E elements. */
-template <int KC, int dtype, int io, int ROWS_> struct one_rows {
+template <int KC, int dtype, int io> struct one_rows {
     typedef one_piece<dtype> piece;
     enum {
         IO    = io,
-        ROWS  = ROWS_, /* of a warp */
         E     = piece::E,
+        ROWS  = 2 * E, /* of a warp */
         LANES = KC / E < 16 ? KC / E : 16,
         C     = KC / E / LANES,
         STEP  = 32 / LANES,
@@ -317,7 +318,7 @@ template <class Tile>
 GDN_DEVICE void one_decode_rows(const struct gdn_cu_one &a, const struct one_place &w, int v)
 {
     enum { LANES = Tile::LANES, C = Tile::C, N = Tile::N };
-    const int        lane = threadIdx.x % 32, own = v + one_own<Tile>();
+    const int        lane = threadIdx.x, own = v + one_own<Tile>();
     const int        row = v + lane / LANES, at = lane % LANES * 16;
     uint32_t         raw[C * Tile::E];
     struct one_gates gates;
@@ -495,13 +496,13 @@ GDN_DEVICE void one_zero(const struct gdn_cu_one &a, const struct one_place &w, 
 /* Blocks: first those of a head, then heads, then sequences, as states lie in memory. */
 template <int KC, int dtype, int io> GDN_DEVICE void decode_one_vk(const struct gdn_cu_one &a)
 {
-    typedef one_rows<KC, dtype, io, 8> Tile;
-    const int        v = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * Tile::ROWS;
+    typedef one_rows<KC, dtype, io> Tile;
+    const int        v = blockIdx.x * Tile::ROWS;
     struct one_place w;
     if (__builtin_expect(one_begin(w, a), 1))
         one_decode_rows<Tile>(a, w, v);
     else
-        one_zero(a, w, v, Tile::ROWS, threadIdx.x % 32);
+        one_zero(a, w, v, Tile::ROWS, threadIdx.x);
 }
 
 template <int KC, int dtype, int io> GDN_DEVICE void decode_one_kv(const struct gdn_cu_one &a)
@@ -515,8 +516,12 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_one_kv(const struct 
         one_zero(a, w, column, Tile::COLUMNS, threadIdx.x);
 }
 
+/* Blocks that an SM is to hold, by measurement at K = 128; 0: as come of what ptxas likes. */
+#define ONE_BLOCKS_vk(dtype, KC) (KC == 256 ? 12 : GDN_##dtype == GDN_F32 ? 32 : 16)
+#define ONE_BLOCKS_kv(dtype, KC) 0
+
 #define DECODE_ONE_KERNEL(threads, name, layout, dtype, io, KC)                               \
-    extern "C" __global__ void __launch_bounds__(threads)                                     \
+    extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_##layout(dtype, KC))     \
         name(const __grid_constant__ struct gdn_cu_one a)                                     \
     {                                                                                         \
         decode_one_##layout<KC, GDN_##dtype, GDN_##io>(a);                                    \

@@ -21,7 +21,8 @@
 
 typedef unsigned long long token_mask; /* bit t: token t of a chunk */
 
-/* Of one chunk, in shared memory; a value per token, 0 and 1 past the last. */
+/* Of one chunk, in shared memory; a value per token, 0 and 1 past the last. Lengths are in all that
+ * say so, on Hopper in k_scale and q_scale alone. */
 template <int chunk> struct chunk_vectors {
     float    G[chunk], beta[chunk]; /* G in units of log 2 */
     float    k_scale[chunk];        /* 1 / length of k */
@@ -65,7 +66,10 @@ GDN_DEVICE bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000
 template <int chunk> struct raw_gates {
     static constexpr int each = (chunk + 31) / 32;
     uint32_t             g[each], beta[each];
-    float                A_log, dt_bias; /* of the head */
+    float                A_log, dt_bias;     /* of the head */
+    const char          *next_g, *next_beta; /* of the lane, in the next chunk; NULL: none */
+    int64_t              left;               /* tokens from there on */
+    int                  step;               /* to the next chunk but one, in tokens */
 };
 
 GDN_DEVICE uint32_t fetch_bits(const char *p, int dtype)
@@ -78,26 +82,54 @@ GDN_DEVICE float element_to_f32(uint32_t x, int dtype)
     return dtype == GDN_BF16 ? bf16_to_f32((uint16_t)x) : f16_to_f32((uint16_t)x);
 }
 
+/* The next chunk's. */
 template <int chunk>
-GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
-                            const struct gdn_cu_seq &s, int64_t t0, int head)
+GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
 {
 #pragma unroll
     for (int i = 0; i < raw.each; i++) {
-        const int     l = (int)(threadIdx.x % 32) + 32 * i;
-        const int64_t t = t0 + l;
+        const bool there = raw.left > 32 * i && (chunk % 32 == 0 || threadIdx.x % 32 < chunk);
         raw.g[i] = raw.beta[i] = 0;
-        if (l >= chunk || t >= s.n_valid) continue;
-        if (r.g.data) raw.g[i] = fetch_bits(row_at(r.g, s, t, head), r.g.dtype);
-        if (r.beta.data) raw.beta[i] = fetch_bits(row_at(r.beta, s, t, head), r.beta.dtype);
+        if (there && raw.next_g) raw.g[i] = fetch_bits(raw.next_g + 32 * i * r.g.token, r.g.dtype);
+        if (there && raw.next_beta)
+            raw.beta[i] = fetch_bits(raw.next_beta + 32 * i * r.beta.token, r.beta.dtype);
     }
+    if (raw.next_g) raw.next_g += raw.step * r.g.token;
+    if (raw.next_beta) raw.next_beta += raw.step * r.beta.token;
+    raw.left -= raw.step;
 }
 
-/* Inclusive sums over lanes that start anew at a reset; before: of the lanes of the word before. */
-GDN_DEVICE float scan_gates(float x, bool reset, float before)
+/* Every `each` chunks from chunk c on. */
+template <int chunk>
+GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
+                            const struct gdn_cu_seq &s, int head, int c, int each)
+{
+    const int t = c * chunk + threadIdx.x % 32;
+    raw.A_log      = load_vector(r.A_log, head, 0);
+    raw.dt_bias    = load_vector(r.dt_bias, head, 0);
+    raw.next_g     = r.g.data ? row_at(r.g, s, t, head) : NULL;
+    raw.next_beta  = r.beta.data ? row_at(r.beta, s, t, head) : NULL;
+    raw.left       = s.n_valid - t;
+    raw.step       = each * chunk;
+    fetch_gates(raw, r);
+}
+
+/* Inclusive sums over lanes; with resets: sums that start anew at one, before: of the word before. */
+GDN_DEVICE float scan_lanes(float x)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const float y = __shfl_up_sync(0xffffffff, x, step);
+        if (lane >= step) x += y;
+    }
+    return x;
+}
+GDN_DEVICE float scan_from_resets(float x, bool reset, float before)
 {
     const int lane = threadIdx.x % 32;
     bool      anew = reset;
+#pragma unroll 1
     for (int step = 1; step < 32; step *= 2) {
         const float y     = __shfl_up_sync(0xffffffff, x, step);
         const int   other = __shfl_up_sync(0xffffffff, (int)anew, step);
@@ -108,49 +140,81 @@ GDN_DEVICE float scan_gates(float x, bool reset, float before)
     return anew ? x : x + before;
 }
 
+/* Gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a time: it
+ * is much code, and nobody waits for it. */
+template <int chunk>
+GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_vectors<chunk> &v,
+                             const raw_gates<chunk> &raw, const struct gdn_cu_rule &r, int n)
+{
+    const int  lane   = threadIdx.x % 32;
+    token_mask resets = 0, writers = 0;
+#pragma unroll 1
+    for (int i = 0; i < raw.each; i++) {
+        const bool there = lane + 32 * i < n;
+        float      g     = element_to_f32(i ? raw.g[raw.each - 1] : raw.g[0], r.g.dtype);
+        float      beta  = element_to_f32(i ? raw.beta[raw.each - 1] : raw.beta[0], r.beta.dtype);
+        g    = there && r.g.data ? gate_value(r, g, raw.A_log, raw.dt_bias, false) : 0;
+        beta = !there ? 0 : r.beta.data ? beta_value(r, beta) : 1;
+        resets |= (token_mask)__ballot_sync(0xffffffff, gate_forgets(g)) << 32 * i;
+        writers |= (token_mask)__ballot_sync(0xffffffff, beta != 0) << 32 * i;
+        if (lane + 32 * i < chunk) v.beta[lane + 32 * i] = beta;
+#pragma unroll
+        for (int j = 0; j < raw.each; j++)
+            if (j == i) G[j] = g;
+    }
+    if (lane != 0) return;
+    v.resets[0]  = (uint32_t)resets;
+    v.resets[1]  = (uint32_t)(resets >> 32);
+    v.writers[0] = (uint32_t)writers;
+    v.writers[1] = (uint32_t)(writers >> 32);
+}
+
+/* G: sums of the gates since the start, or since the last token that forgets. */
+template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask resets)
+{
+    float end = 0;
+#pragma unroll
+    for (int i = 0; i < each; i++) {
+        const bool  reset = resets >> (threadIdx.x % 32 + 32 * i) & 1;
+        const float g     = reset ? 0 : G[i] * 1.44269504f;
+        G[i] = resets ? scan_from_resets(g, reset, end) : i ? scan_lanes(g) + end : scan_lanes(g);
+        end  = __shfl_sync(0xffffffff, G[i], 31);
+    }
+}
+
+/* x for all tokens, before lengths are in it. By a warp. */
+template <int chunk> GDN_DEVICE void fill_tokens(float (&of)[chunk], float x)
+{
+    for (int t = threadIdx.x % 32; t < chunk; t += 32) of[t] = x;
+}
+
+/* All but k_scale and q_scale. */
 template <int chunk>
 GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, const raw_gates<chunk> &raw,
                             const struct gdn_cu_rule &r, int n)
 {
-    const int       lane = threadIdx.x % 32;
-    float           G[raw_gates<chunk>::each], end = 0;
-    token_mask resets = 0, writers = 0;
+    constexpr int each = raw_gates<chunk>::each;
+    const int     lane = threadIdx.x % 32;
+    float         G[each] = {};
+    expand_gates<chunk>(G, v, raw, r, n);
+    __syncwarp();
+    const token_mask resets = tokens_of(v.resets);
+    sum_gates(G, resets);
+    const float end = __shfl_sync(0xffffffff, n > 32 ? G[each - 1] : G[0], (n - 1) % 32);
 #pragma unroll
-    for (int i = 0; i < raw.each; i++) {
-        const bool  there = lane + 32 * i < n;
-        float       g = 0, beta = there;
-        if (there && r.g.data)
-            g = gate_value(r, element_to_f32(raw.g[i], r.g.dtype), raw.A_log, raw.dt_bias, false);
-        if (there && r.beta.data) beta = beta_value(r, element_to_f32(raw.beta[i], r.beta.dtype));
-        const bool reset = gate_forgets(g);
-        resets |= (token_mask)__ballot_sync(0xffffffff, reset) << 32 * i;
-        writers |= (token_mask)__ballot_sync(0xffffffff, beta != 0) << 32 * i;
-        G[i] = scan_gates(reset ? 0 : g * 1.44269504f, reset, i ? end : 0);
-        end  = __shfl_sync(0xffffffff, G[i], 31);
-        if (lane + 32 * i < chunk) v.beta[lane + 32 * i] = beta;
-    }
-    end = __shfl_sync(0xffffffff, n > 32 ? G[raw_gates<chunk>::each - 1] : G[0], (n - 1) % 32);
-#pragma unroll
-    for (int i = 0; i < raw.each; i++) {
+    for (int i = 0; i < each; i++) {
         const int t = lane + 32 * i;
         if (t >= chunk) continue;
         const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(G[i]);
         v.G[t]            = G[i];
-        v.k_scale[t]      = 1;
-        v.q_scale[t]      = r.scale;
         v.from_start[t]   = start;
         v.q_start[t]      = start * r.scale;
         v.to_end[t]       = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - G[i]);
     }
-    if (lane == 0) {
-        v.decay      = resets ? 0 : ex2_approx(end);
-        v.n          = n;
-        v.resets[0]  = (uint32_t)resets;
-        v.resets[1]  = (uint32_t)(resets >> 32);
-        v.writers[0] = (uint32_t)writers;
-        v.writers[1] = (uint32_t)(writers >> 32);
-        v.dead[0] = v.dead[1] = 0;
-    }
+    if (lane != 0) return;
+    v.decay   = resets ? 0 : ex2_approx(end);
+    v.n       = n;
+    v.dead[0] = v.dead[1] = 0;
 }
 
 /* ---- Lengths: a thread per row of K or Q ------------------------------------------------------------ */

@@ -3,29 +3,31 @@
 #include "prefill_hopper_solve.cuh"
 #include "prefill_hopper_state.cuh"
 
-GDN_DEVICE void init_barriers(const struct hopper_block &b, bool norm)
+GDN_DEVICE void init_barriers(const struct hopper_block &b)
 {
     const struct {
-        int first, n, arrivals;
-    } kinds[] = {
-        { HOPPER_LOADED, 8, 1 },
-        { HOPPER_LOADED_V, HOPPER_STAGES, 1 },
-        { HOPPER_FREE, HOPPER_STAGES, 4 },
-        { HOPPER_FREE_V, HOPPER_STAGES, 1 },
-        { HOPPER_OUT, HOPPER_STAGES, 4 },
-        { HOPPER_T_FREE, HOPPER_SLOTS, 8 }, /* warps of the state of both blocks */
-        { HOPPER_P_FULL, HOPPER_SLOTS, 4 },
-        { HOPPER_P_FREE, HOPPER_SLOTS, 8 },
-        { HOPPER_GATES_FULL, HOPPER_SLOTS, norm ? 4 : 1 },
-        { HOPPER_GATES_FREE, HOPPER_SLOTS, 4 },
-        { HOPPER_TAIL, 1, 1 },
+        int first, arrivals;
+    } rings[] = {
+        { HOPPER_K_FULL, 1 },
+        { HOPPER_K_FREE, 4 },
+        { HOPPER_GATES_FULL, 1 },
+        { HOPPER_GATES_FREE, 4 },
+        { HOPPER_V_FULL, 1 },
+        { HOPPER_V_FREE, 1 },
+        { HOPPER_OUT_FULL, 4 },
+        { HOPPER_T_FREE, 8 }, /* warps of the state of both blocks */
+        { HOPPER_Q_FULL, 1 },
+        { HOPPER_Q_FREE, 4 },
+        { HOPPER_P_FULL, 4 },
+        { HOPPER_P_FREE, 8 },
     };
-    for (int k = 0; k < (int)(sizeof kinds / sizeof *kinds); k++)
-        for (int i = 0; i < kinds[k].n; i++)
-            mbarrier_init(b.barrier(kinds[k].first + i), kinds[k].arrivals);
+    for (int k = 0; k < (int)(sizeof rings / sizeof *rings); k++)
+        for (int i = 0; i < (int)b.ring(rings[k].first); i++)
+            mbarrier_init(b.barrier(rings[k].first + i), rings[k].arrivals);
     /* The other block's T arrives as one copy. */
-    for (int i = 0; i < HOPPER_SLOTS; i++)
+    for (int i = 0; i < HOPPER_RING; i++)
         mbarrier_init(b.barrier(HOPPER_T_FULL + i), b.is_own(i) ? 4 : 1);
+    mbarrier_init(b.barrier(HOPPER_TAIL), 1);
     mbarrier_init_fence();
 }
 
@@ -54,10 +56,10 @@ GDN_DEVICE void prepare(struct hopper_block &b)
         if (threadIdx.x == 0) {
             b.common().s           = s;
             b.common().checkpoints = list;
-            init_barriers(b, b.r.norm != GDN_NORM_NONE);
+            init_barriers(b);
         }
     }
-    for (int i = threadIdx.x; i < HOPPER_SLOTS * 2 * HOPPER_TILE / 16; i += blockDim.x)
+    for (int i = threadIdx.x; i < (HOPPER_RING + HOPPER_TURNS) * HOPPER_TILE / 16; i += blockDim.x)
         store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
     if (threadIdx.x < 2)
         store_shared(hopper_address() + HOPPER_L + threadIdx.x * 64 * HOPPER_L_ROW + 64 * 4, 0, 0, 0, 0);
@@ -79,13 +81,13 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     }
     cluster_sync();
     if (group == 0) {
-        lower_registers<88>();
+        lower_registers<56>();
         run_io<io>(b, warp, lane);
     } else if (group == 1) {
-        raise_registers<232>();
+        raise_registers<216>();
         run_state_warps<io>(b, warp - 4, lane);
     } else {
-        lower_registers<96>();
+        lower_registers<120>();
         run_solve<io>(b, group - 2, warp % 4, lane);
     }
     __syncwarp();

@@ -3,20 +3,21 @@
  * gdn_prefill on Hopper, one launch: a cluster of two blocks takes one sequence and state head, each
  * block 64 value columns, from the first chunk of 64 tokens to the last. Four warpgroups:
  *
- *     0  io     a warp that loads K, Q, V, one that makes gates, one that stores the output; all
- *               four make P and, with a norm, lengths (prefill_hopper_io.cuh)
- *     1  state  64 x K of it in registers (prefill_hopper_state.cuh)
- *     2, 3  T   for chunks in turn (prefill_hopper_solve.cuh)
+ *     0  io     loads, gates, stores (prefill_hopper_io.cuh)
+ *     1  state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
+ *     2, 3      T and P, for chunks in turn (prefill_hopper_solve.cuh)
  *
- * T and P do not depend on the columns: each block makes those of every other chunk and copies them
- * into the other's memory. A chunk is handed on by barriers in memory; its number c says where its
- * tiles are and which phase of the barriers is its own:
+ * T and P do not depend on the columns: block c % 2 makes those of chunk c and copies them into the
+ * other's memory. With a norm, 1 / length of the keys goes with T, of the queries with P: they are on
+ * the diagonals of K K^T and Q Q^T. In f16 keys are scaled where they lie (prefill_chunk.cuh).
  *
- *     K, Q, V    stage c % 3      T, P, gates    slot c % 4, of block c % 2
+ * A chunk is handed on by barriers in memory; its number c says where in a ring of places its tiles
+ * are and which phase of the barriers is its own. The state's warps alone free K, Q and gates: they
+ * have T and P of the chunk then, so nobody else reads on. The output goes where V was.
  *
- * "Loaded" has eight barriers for the three stages, so that warps that skip chunks see every phase.
- * The state's warps alone free K, Q and gates: they have T and P of the chunk then, so nobody else
- * reads on. The output goes where V was.
+ * All code that runs per chunk must be in the instruction cache together, and that is 32 KB: so what
+ * is rare stands behind the loop over plain chunks (prefill_hopper_state.cuh), and code is rolled up
+ * where nobody waits for it.
  *
  * Shared memory, from a multiple of 1024 bytes: as HOPPER_... below; 226 KB.
  */
@@ -39,32 +40,37 @@ struct hopper_head {
 };
 
 enum {
-    HOPPER_STAGES = 3,
-    HOPPER_SLOTS  = 4,
-    HOPPER_TILE   = 64 * 128, /* bytes of 64 rows of 64 elements */
-    HOPPER_L_ROW  = 68 * 4,   /* from one row of L to the next: no two meet in a bank */
+    HOPPER_AHEAD = 8,        /* gates */
+    HOPPER_RING  = 4,        /* K, T */
+    HOPPER_THREE = 3,        /* Q */
+    HOPPER_TURNS = 2,        /* V, P */
+    HOPPER_TILE  = 64 * 128, /* bytes of 64 rows of 64 elements */
+    HOPPER_L_ROW = 68 * 4,   /* from one row of L to the next: no two meet in a bank */
 
-    HOPPER_KQ       = 0, /* of a stage: left columns of K, of Q, right columns of K, of Q */
-    HOPPER_V        = HOPPER_KQ + HOPPER_STAGES * 4 * HOPPER_TILE,
-    HOPPER_T        = HOPPER_V + HOPPER_STAGES * HOPPER_TILE,
-    HOPPER_P        = HOPPER_T + HOPPER_SLOTS * HOPPER_TILE,
-    HOPPER_L        = HOPPER_P + HOPPER_SLOTS * HOPPER_TILE,
+    HOPPER_K        = 0, /* left columns, right columns; Q likewise */
+    HOPPER_Q        = HOPPER_K + HOPPER_RING * 2 * HOPPER_TILE,
+    HOPPER_V        = HOPPER_Q + HOPPER_THREE * 2 * HOPPER_TILE,
+    HOPPER_T        = HOPPER_V + HOPPER_TURNS * HOPPER_TILE,
+    HOPPER_P        = HOPPER_T + HOPPER_RING * HOPPER_TILE,
+    HOPPER_L        = HOPPER_P + HOPPER_TURNS * HOPPER_TILE,
     HOPPER_GATES    = HOPPER_L + 2 * 64 * HOPPER_L_ROW,
-    HOPPER_BARRIERS = HOPPER_GATES + HOPPER_SLOTS * (int)sizeof(hopper_gates),
+    HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
 
-    /* Barriers: how many there are of each. */
-    HOPPER_LOADED     = 0, /* K and Q */
-    HOPPER_LOADED_V   = HOPPER_LOADED + 8,
-    HOPPER_FREE       = HOPPER_LOADED_V + HOPPER_STAGES,
-    HOPPER_FREE_V     = HOPPER_FREE + HOPPER_STAGES,
-    HOPPER_OUT        = HOPPER_FREE_V + HOPPER_STAGES,
-    HOPPER_T_FULL     = HOPPER_OUT + HOPPER_STAGES,
-    HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_SLOTS,
-    HOPPER_P_FULL     = HOPPER_T_FREE + HOPPER_SLOTS,
-    HOPPER_P_FREE     = HOPPER_P_FULL + HOPPER_SLOTS,
-    HOPPER_GATES_FULL = HOPPER_P_FREE + HOPPER_SLOTS,
-    HOPPER_GATES_FREE = HOPPER_GATES_FULL + HOPPER_SLOTS,
-    HOPPER_TAIL       = HOPPER_GATES_FREE + HOPPER_SLOTS,
+    /* Barriers: the first of as many as the ring has places. */
+    HOPPER_GATES_FULL = 0,
+    HOPPER_GATES_FREE = HOPPER_GATES_FULL + HOPPER_AHEAD,
+    HOPPER_K_FULL     = HOPPER_GATES_FREE + HOPPER_AHEAD,
+    HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_RING,
+    HOPPER_T_FULL     = HOPPER_K_FREE + HOPPER_RING,
+    HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_RING,
+    HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_RING,
+    HOPPER_Q_FREE     = HOPPER_Q_FULL + HOPPER_THREE,
+    HOPPER_V_FULL     = HOPPER_Q_FREE + HOPPER_THREE,
+    HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_TURNS,
+    HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_TURNS,
+    HOPPER_P_FULL     = HOPPER_OUT_FULL + HOPPER_TURNS,
+    HOPPER_P_FREE     = HOPPER_P_FULL + HOPPER_TURNS,
+    HOPPER_TAIL       = HOPPER_P_FREE + HOPPER_TURNS, /* one */
     HOPPER_N_BARRIERS = HOPPER_TAIL + 1,
 
     HOPPER_HEAD  = HOPPER_BARRIERS + (HOPPER_N_BARRIERS + 1) / 2 * 16,
@@ -76,7 +82,7 @@ static_assert(HOPPER_BYTES <= 232448, "shared memory");
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 
 /* Barriers of the hardware, 128 threads each. */
-enum { HOPPER_BARRIER_IO = 1, HOPPER_BARRIER_STATE, HOPPER_BARRIER_SOLVE };
+enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE, HOPPER_BARRIER_WRITTEN = 4 };
 
 /* What all threads of a block know. */
 struct hopper_block {
@@ -92,57 +98,52 @@ struct hopper_block {
     __device__ __forceinline__ const struct gdn_cu_seq &s() const { return common().s; }
     __device__ __forceinline__ hopper_gates &gates(int c) const
     {
-        return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[c % HOPPER_SLOTS];
+        return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[(uint32_t)c % HOPPER_AHEAD];
     }
-    __device__ __forceinline__ uint32_t kq(int c) const
+    __device__ __forceinline__ uint32_t k(int c) const
     {
-        return hopper_address() + HOPPER_KQ + c % HOPPER_STAGES * 4 * HOPPER_TILE;
+        return hopper_address() + HOPPER_K + (uint32_t)c % HOPPER_RING * 2 * HOPPER_TILE;
+    }
+    __device__ __forceinline__ uint32_t q(int c) const
+    {
+        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_THREE * 2 * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t v(int c) const
     {
-        return hopper_address() + HOPPER_V + c % HOPPER_STAGES * HOPPER_TILE;
+        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_TURNS * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t t(int c) const
     {
-        return hopper_address() + HOPPER_T + c % HOPPER_SLOTS * HOPPER_TILE;
+        return hopper_address() + HOPPER_T + (uint32_t)c % HOPPER_RING * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t p(int c) const
     {
-        return hopper_address() + HOPPER_P + c % HOPPER_SLOTS * HOPPER_TILE;
+        return hopper_address() + HOPPER_P + (uint32_t)c % HOPPER_TURNS * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t barrier(int number) const
     {
         return hopper_address() + HOPPER_BARRIERS + 8 * number;
     }
-    /* Chunk c's barrier of a stage and of a slot. */
-    __device__ __forceinline__ uint32_t of_stage(int first, int c) const
+    /* Chunk c's of a ring of barriers. */
+    __device__ __forceinline__ uint32_t of(int first, int c) const
     {
-        return barrier(first + c % HOPPER_STAGES);
-    }
-    __device__ __forceinline__ uint32_t of_slot(int first, int c) const
-    {
-        return barrier(first + c % HOPPER_SLOTS);
+        return barrier(first + (uint32_t)c % ring(first));
     }
     /* Waits until chunk c is there (what is full), and until its place is free. */
-    __device__ __forceinline__ void wait_loaded(int c) const
+    __device__ __forceinline__ void wait(int first, int c) const
     {
-        mbarrier_wait(barrier(HOPPER_LOADED + c % 8), c / 8 & 1);
+        mbarrier_wait(of(first, c), (uint32_t)c / ring(first) & 1);
     }
-    __device__ __forceinline__ void wait_stage(int first, int c) const
+    __device__ __forceinline__ void wait_free(int first, int c) const
     {
-        mbarrier_wait(of_stage(first, c), c / HOPPER_STAGES & 1);
+        mbarrier_wait(of(first, c), ((uint32_t)c / ring(first) & 1) ^ 1);
     }
-    __device__ __forceinline__ void wait_stage_free(int first, int c) const
+    static __device__ __forceinline__ uint32_t ring(int first)
     {
-        mbarrier_wait(of_stage(first, c), (c / HOPPER_STAGES & 1) ^ 1);
-    }
-    __device__ __forceinline__ void wait_slot(int first, int c) const
-    {
-        mbarrier_wait(of_slot(first, c), c / HOPPER_SLOTS & 1);
-    }
-    __device__ __forceinline__ void wait_slot_free(int first, int c) const
-    {
-        mbarrier_wait(of_slot(first, c), (c / HOPPER_SLOTS & 1) ^ 1);
+        return first < HOPPER_K_FULL   ? HOPPER_AHEAD
+               : first < HOPPER_Q_FULL ? HOPPER_RING
+               : first < HOPPER_V_FULL ? HOPPER_THREE
+                                       : HOPPER_TURNS;
     }
     /* The other block's place of what is at `at` here. */
     __device__ __forceinline__ uint32_t other(uint32_t at) const
@@ -169,31 +170,20 @@ GDN_DEVICE uint32_t tile_place(int row, int column)
 
 /* ---- Products of two tiles of 64 tokens: rows of the result are rows of warps --------------- */
 
-/* x = a k^T over all columns; a, k: left columns, the right ones 16 KB behind. Ends its group. */
+/* x = a k^T over all columns. Ends its group. */
 template <int io> GDN_DEVICE void multiply_tiles(float (&x)[32], uint32_t a, uint32_t k)
 {
     const uint32_t from = wgmma_place(a), to = wgmma_place(k);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const uint32_t at = i / 4 * (2 * HOPPER_TILE / 16) + i % 4 * 2;
+        const uint32_t at = i / 4 * (HOPPER_TILE / 16) + i % 4 * 2;
         if (i == 0)
-            wgmma<io>::template tiles64<0>(x, wgmma_factor(from + at), wgmma_factor(to + at));
+            wgmma<io>::tiles64(x, wgmma_factor(from + at), wgmma_factor(to + at));
         else
-            wgmma<io>::template tiles64<1>(x, wgmma_factor(from + at), wgmma_factor(to + at));
+            wgmma<io>::add_tiles64(x, wgmma_factor(from + at), wgmma_factor(to + at));
     }
     wgmma_commit();
-}
-
-/* Column t of x, the tokens, times f[t]. */
-GDN_DEVICE void scale_columns(float (&x)[32], const float (&f)[64])
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float2 y = *(const float2 *)(f + 8 * i + threadIdx.x % 4 * 2);
-        x[4 * i] *= y.x, x[4 * i + 1] *= y.y;
-        x[4 * i + 2] *= y.x, x[4 * i + 3] *= y.y;
-    }
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * T of a chunk (prefill_chunk.cuh) by a warpgroup, as B (I + A B)^-1 with B = diag(beta) and
+ * T of a chunk (prefill_chunk.cuh), then P, by a warpgroup. T as B (I + A B)^-1 with B = diag(beta) and
  * A_ij = exp(G_i - G_j) k_i . k_j for j < i. K K^T is symmetric, so rows of the product that a warp
  * has are columns of A B: they are written as rows j of the transpose, with the sign turned.
  *
@@ -33,32 +33,52 @@ struct hopper_solver {
     {
         barrier_wait(HOPPER_BARRIER_SOLVE + which, 128);
     }
+    /* All of T has been written, and this is the warp that has most to do for it; others go on. */
+    __device__ __forceinline__ bool is_last() const
+    {
+        if (warp == 0)
+            barrier_wait(HOPPER_BARRIER_WRITTEN + which, 128);
+        else
+            barrier_arrive(HOPPER_BARRIER_WRITTEN + which, 128);
+        return warp == 0;
+    }
 };
 
 /* To the nearest of TF32. */
 GDN_DEVICE float round_tf32(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
 
+/* The first block of a row of them goes, the others move up: loops over blocks keep code small. */
+GDN_DEVICE void drop_block(float (&x)[32])
+{
+#pragma unroll
+    for (int i = 0; i < 24; i++) x[i] = x[i + 8];
+}
+
 /* Rows of -(A B)^T: blocks from the diagonal on. Is all of it finite? */
-GDN_DEVICE bool write_rows(const struct hopper_solver &w, const hopper_gates &g,
-                           const float (&x)[32])
+GDN_DEVICE bool write_rows(const struct hopper_solver &w, const hopper_gates &g, float (&x)[32])
 {
     const int      row = 16 * w.warp + w.lane / 4, column = w.lane % 4 * 2;
     const float    G0 = g.G[row], G1 = g.G[row + 8];
     const float    f0 = -g.beta[row] * g.k_scale[row], f1 = -g.beta[row + 8] * g.k_scale[row + 8];
     const uint32_t at = w.rows + w.lane / 4 * HOPPER_L_ROW + column * 4;
     float          taint[4] = { 0, 0, 0, 0 };
+#pragma unroll 1
+    for (int n = 0; n < 4; n++, drop_block(x)) {
+        if (n < w.warp) continue;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (i / 2 < w.warp) continue;
-        const float2 G    = *(const float2 *)(g.G + 8 * i + column);
-        const float  y[4] = { x[4 * i] * (f0 * ex2_approx(G.x - G0)),
-                              x[4 * i + 1] * (f0 * ex2_approx(G.y - G0)),
-                              x[4 * i + 2] * (f1 * ex2_approx(G.x - G1)),
-                              x[4 * i + 3] * (f1 * ex2_approx(G.y - G1)) };
+        for (int h = 0; h < 2; h++) {
+            const int    i    = 16 * n + 8 * h;
+            const float2 G    = *(const float2 *)(g.G + i + column);
+            const float2 k    = *(const float2 *)(g.k_scale + i + column);
+            const float  y[4] = { x[4 * h] * k.x * (f0 * ex2_approx(G.x - G0)),
+                                  x[4 * h + 1] * k.y * (f0 * ex2_approx(G.y - G0)),
+                                  x[4 * h + 2] * k.x * (f1 * ex2_approx(G.x - G1)),
+                                  x[4 * h + 3] * k.y * (f1 * ex2_approx(G.y - G1)) };
 #pragma unroll
-        for (int e = 0; e < 4; e++) taint[e] = fmaf(y[e], 0, taint[e]);
-        store_shared(at + 32 * i, round_tf32(y[0]), round_tf32(y[1]));
-        store_shared(at + 32 * i + 8 * HOPPER_L_ROW, round_tf32(y[2]), round_tf32(y[3]));
+            for (int e = 0; e < 4; e++) taint[e] = fmaf(y[e], 0, taint[e]);
+            store_shared(at + 4 * i, round_tf32(y[0]), round_tf32(y[1]));
+            store_shared(at + 4 * i + 8 * HOPPER_L_ROW, round_tf32(y[2]), round_tf32(y[3]));
+        }
     }
     return taint[0] + taint[1] + (taint[2] + taint[3]) == 0;
 }
@@ -82,31 +102,36 @@ GDN_DEVICE void mend_rows(const struct hopper_solver &w, const hopper_gates &g, 
     }
 }
 
-/* The inverse of a block of the diagonal, a lane per column, both halves of the warp alike. */
+/* The inverse of a block of the diagonal, a lane per column, both halves of the warp alike: four rows
+ * at a time, which end in their place, turned (row c is column c); then the others move up. What is
+ * below the block becomes rows that nobody writes. */
 GDN_DEVICE void invert_block(const struct hopper_solver &w)
 {
-    const uint32_t block = w.rows + w.warp * 64;
+    const uint32_t block = w.rows + w.warp * 64, column = block + w.lane % 16 * HOPPER_L_ROW;
     float          x[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) x[i] = w.lane % 16 == i ? 1 : 0;
+#pragma unroll 1
+    for (int r = 0; r < 4; r++) {
+        const uint32_t at = block + r * (4 * HOPPER_L_ROW + 16);
 #pragma unroll
-    for (int j = 0; j < 15; j++)
+        for (int j = 0; j < 4; j++)
 #pragma unroll
-        for (int q = (j + 1) / 4; q < 4; q++) {
-            float l[4];
-            load_shared(l, block + j * HOPPER_L_ROW + 16 * q);
+            for (int q = (j + 1) / 4; q < 4; q++) {
+                float l[4];
+                load_shared(l, at + j * HOPPER_L_ROW + 16 * q);
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (4 * q + e > j) x[4 * q + e] = fmaf(l[e], x[j], x[4 * q + e]);
-        }
-    __syncwarp();
-    /* In its place, turned: row c is column c; half h of the warp writes elements from 8 h on. */
-    const uint32_t at = block + w.lane % 16 * HOPPER_L_ROW + w.lane / 16 * 32;
-    uint32_t       y[8];
+                for (int e = 0; e < 4; e++)
+                    if (4 * q + e > j) x[4 * q + e] = fmaf(l[e], x[j], x[4 * q + e]);
+            }
+        __syncwarp();
+        if (w.lane < 16)
+            store_shared(column + 16 * r, __float_as_uint(round_tf32(x[0])),
+                         __float_as_uint(round_tf32(x[1])), __float_as_uint(round_tf32(x[2])),
+                         __float_as_uint(round_tf32(x[3])));
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = __float_as_uint(round_tf32(w.lane < 16 ? x[i] : x[8 + i]));
-    store_shared(at, y[0], y[1], y[2], y[3]);
-    store_shared(at + 16, y[4], y[5], y[6], y[7]);
+        for (int i = 0; i < 12; i++) x[i] = x[i + 4];
+    }
 }
 
 /* sum += x times the block of the square at `at` (of this lane). x: as a factor. */
@@ -158,28 +183,28 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
 {
     const uint32_t lane_at = w.lane % 4 * 2 * HOPPER_L_ROW + w.lane / 4 * 4;
     const uint32_t at = w.rows + w.warp * 64 + w.lane / 4 * HOPPER_L_ROW + w.lane % 4 * 8;
-    float          x[3][2][4];
+    float          x[3][2][4], y[2][4];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        load_shared(x[0][k][0], x[0][k][2], at + 32 * k);
-        load_shared(x[0][k][1], x[0][k][3], at + 32 * k + 8 * HOPPER_L_ROW);
+        load_shared(y[k][0], y[k][2], at + 32 * k);
+        load_shared(y[k][1], y[k][3], at + 32 * k + 8 * HOPPER_L_ROW);
     }
-    write_block<io>(w, g, tile, w.warp, x[0]);
+#pragma unroll 1
+    for (int s = 0, r = w.warp;; s++) {
+        write_block<io>(w, g, tile, r, y);
+        if (++r == 4) break;
 #pragma unroll
-    for (int s = 1; s < 4; s++) {
-        const int r = w.warp + s;
-        if (r >= 4) continue;
-        float sum[2][4] = {}, product[2][4] = {}, y[2][4];
+        for (int i = 0; i < 24; i++) {
+            float &z = x[i / 8][i / 4 % 2][i % 4];
+            z        = s == i / 8 ? y[i / 4 % 2][i % 4] : z;
+        }
+        float sum[2][4] = {}, product[2][4] = {};
 #pragma unroll
-        for (int j = 0; j < s; j++)
-            add_block(sum, x[j], w.rows + j * 16 * HOPPER_L_ROW + r * 64 + lane_at);
+        for (int j = 0; j < 3; j++)
+            if (j <= s) add_block(sum, x[j], w.rows + j * 16 * HOPPER_L_ROW + r * 64 + lane_at);
         make_factor(y, sum);
         add_block(product, y, w.square + r * (16 * HOPPER_L_ROW + 64) + lane_at);
         make_factor(y, product);
-        if (s < 3)
-#pragma unroll
-            for (int i = 0; i < 8; i++) x[s][i / 4][i % 4] = y[i / 4][i % 4];
-        write_block<io>(w, g, tile, r, y);
     }
 }
 
@@ -193,46 +218,162 @@ GDN_DEVICE void poison_dead(const struct hopper_solver &w, const uint32_t *dead,
     if (w.lane < 16 && mine >> w.lane & 1) store_shared_u16(tile + tile_place(i, i), 0x7fff);
 }
 
-template <int io> GDN_DEVICE void solve_chunk(const struct hopper_solver &w, int c)
+/* ---- P --------------------------------------------------------------------------------------- */
+
+/* Zeros for what is parted from its row's token by one that forgets. By a warp: its rows. */
+GDN_DEVICE void part_rows(const hopper_gates &g, uint32_t tile, int warp, int lane)
 {
-    const struct hopper_block &b    = w.b;
-    const hopper_gates        &g    = b.gates(c);
-    const uint32_t             tile = b.t(c);
-    uint32_t                  *dead = w.dead(c);
-    {
-        float x[32];
-        b.wait_loaded(c);
-        b.wait_slot(HOPPER_GATES_FULL, c);
-        multiply_tiles<io>(x, b.kq(c), b.kq(c));
-        wgmma_wait();
-        if (b.r.norm != GDN_NORM_NONE) scale_columns(x, g.k_scale);
-        const bool fine = write_rows(w, g, x);
-        if (__any_sync(0xffffffff, !fine) || tokens_of(g.resets)) mend_rows(w, g, dead);
+    const token_mask resets = tokens_of(g.resets);
+    __syncwarp();
+    for (int e = opaque(lane); e < 16 * 64; e += 32) {
+        const int i = 16 * warp + e / 64, j = e % 64;
+        if (j < i && are_parted(resets, j, i)) store_shared_u16(tile + tile_place(i, j), 0);
     }
+}
+
+/* The warp's rows, from Q K^T: blocks up to the diagonal. */
+template <int io>
+GDN_DEVICE void write_p_rows(const hopper_gates &g, float (&x)[32], uint32_t tile, int warp, int lane)
+{
+    typedef hopper_format<io> format;
+    const int      row = 16 * warp + lane / 4, column = lane % 4 * 2;
+    const float    G0 = g.G[row], G1 = g.G[row + 8], q0 = g.q_scale[row], q1 = g.q_scale[row + 8];
+    const uint32_t keep = (column <= lane / 4 ? 0xffffu : 0u) |
+                          (column + 1 <= lane / 4 ? 0xffff0000u : 0u);
+    const uint32_t at = tile + tile_place(16 * warp + lane % 16, 0);
+#pragma unroll 1
+    for (int n = 0; n <= warp; n++, drop_block(x)) {
+        uint32_t y[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 G = *(const float2 *)(g.G + 16 * n + 8 * h + column);
+            const float2 k = *(const float2 *)(g.k_scale + 16 * n + 8 * h + column);
+            const float *p = x + 4 * h;
+            y[2 * h]       = format::pair(p[0] * k.x * (q0 * ex2_approx(G0 - G.x)),
+                                          p[1] * k.y * (q0 * ex2_approx(G0 - G.y)));
+            y[2 * h + 1]   = format::pair(p[2] * k.x * (q1 * ex2_approx(G1 - G.x)),
+                                          p[3] * k.y * (q1 * ex2_approx(G1 - G.y)));
+        }
+        /* On the diagonal tokens after the row's are cut off whatever they hold. */
+        const uint32_t all = n == warp ? 0u : ~0u;
+        store_matrices(at ^ (uint32_t)(2 * n + lane / 16) << 4, y[0] & (keep | all), y[1],
+                       y[2] & all, y[3] & (keep | all));
+    }
+}
+
+/* x: Q K^T. Each warp for itself: those with little to do for T have much to do here. */
+template <int io>
+GDN_DEVICE void make_p_rows(const struct hopper_block &b, float (&x)[32], int c, int warp, int lane)
+{
+    const hopper_gates &g    = b.gates(c);
+    const uint32_t      tile = b.p(c), rows = tile + warp * 16 * 128;
+    b.wait_free(HOPPER_P_FREE, c);
+    write_p_rows<io>(g, x, tile, warp, lane);
+    if (tokens_of(g.resets)) part_rows(g, tile, warp, lane);
+    async_fence();
+    __syncwarp();
+    if (lane == 0) {
+        const uint32_t full    = b.other(b.of(HOPPER_P_FULL, c));
+        const uint32_t q_scale = shared_address(g.q_scale + 16 * warp);
+        const bool     lengths = b.r.norm != GDN_NORM_NONE;
+        mbarrier_arrive(b.of(HOPPER_P_FULL, c));
+        mbarrier_expect_cluster(full, 16 * 128 + (lengths ? 16 * 4 : 0));
+        copy_to_block(b.other(rows), rows, 16 * 128, full);
+        if (lengths) copy_to_block(b.other(q_scale), q_scale, 16 * 4, full);
+    }
+    __syncwarp();
+}
+
+/* ---- The warpgroup ----------------------------------------------------------------------------- */
+
+/* factors[t] = scale / length of the warp's rows t, from the product of a tile with itself; n: tokens
+ * that are there. */
+GDN_DEVICE void write_lengths(const struct hopper_solver &w, float *factors, float scale,
+                              const float (&x)[32], int n)
+{
+    const int g = w.lane / 4;
+    float     squares[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i == 0 || i == w.warp) {
+            squares[0] = g % 2 ? x[8 * i + 1] : x[8 * i];
+            squares[1] = g % 2 ? x[8 * i + 7] : x[8 * i + 6];
+        }
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+        const int   t      = 16 * w.warp + 8 * i + g;
+        const float square = i ? squares[1] : squares[0];
+        const float length = t < n ? inverse_length(square, w.b.r.norm, w.b.r.norm_eps) : 1;
+        if (g / 2 == w.lane % 4) factors[t] = scale * length;
+    }
+    __syncwarp();
+}
+
+/* The inverses on the diagonal, and what is below it, in the square. */
+template <int io>
+GDN_DEVICE void begin_t(const struct hopper_solver &w, hopper_gates &g, int c)
+{
+    float x[32];
+    w.b.wait(HOPPER_K_FULL, c);
+    w.b.wait(HOPPER_GATES_FULL, c);
+    multiply_tiles<io>(x, w.b.k(c), w.b.k(c));
+    wgmma_wait<0>();
+    if (io != GDN_F16 && w.b.r.norm != GDN_NORM_NONE) write_lengths(w, g.k_scale, 1, x, g.n);
+    w.wait(); /* all have done with the square */
+    const bool fine = write_rows(w, g, x);
+    if (__any_sync(0xffffffff, !fine) || tokens_of(g.resets)) mend_rows(w, g, w.dead(c));
     __syncwarp();
     invert_block(w);
     w.wait();
     if (w.warp == 0 && w.lane < 2) w.dead(c + 4)[w.lane] = 0;
-    b.wait_slot_free(HOPPER_T_FREE, c);
+}
+
+template <int io>
+GDN_DEVICE void end_t(const struct hopper_solver &w, const hopper_gates &g, int c)
+{
+    const struct hopper_block &b    = w.b;
+    const uint32_t             tile = b.t(c);
+    b.wait_free(HOPPER_T_FREE, c);
     write_column<io>(w, g, tile);
-    poison_dead(w, dead, tile);
+    poison_dead(w, w.dead(c), tile);
     async_fence();
     __syncwarp();
-    if (w.lane == 0) mbarrier_arrive(b.of_slot(HOPPER_T_FULL, c));
-    w.wait(); /* all of T is written, the square is free */
-    if (w.warp == 0 && w.lane == 0) {
-        const uint32_t full = b.other(b.of_slot(HOPPER_T_FULL, c));
-        mbarrier_expect_cluster(full, HOPPER_TILE);
+    if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_T_FULL, c));
+    if (!w.is_last()) return;
+    if (w.lane == 0) {
+        const uint32_t full = b.other(b.of(HOPPER_T_FULL, c)), k_scale = shared_address(g.k_scale);
+        const bool     lengths = io != GDN_F16 && b.r.norm != GDN_NORM_NONE;
+        mbarrier_expect_cluster(full, HOPPER_TILE + (lengths ? 64 * 4 : 0));
         copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
+        if (lengths) copy_to_block(b.other(k_scale), k_scale, 64 * 4, full);
     }
     __syncwarp();
+}
+
+template <int io> GDN_DEVICE void make_chunk(const struct hopper_solver &w, int c)
+{
+    const struct hopper_block &b = w.b;
+    hopper_gates              &g = b.gates(c);
+    float                      x[32];
+    begin_t<io>(w, g, c);
+    b.wait(HOPPER_Q_FULL, c);
+    if (b.r.norm != GDN_NORM_NONE) {
+        multiply_tiles<io>(x, b.q(c), b.q(c));
+        wgmma_wait<0>();
+        write_lengths(w, g.q_scale, b.r.scale, x, g.n);
+    }
+    multiply_tiles<io>(x, b.q(c), b.k(c));
+    wgmma_wait<0>();
+    end_t<io>(w, g, c);
+    make_p_rows<io>(b, x, c, w.warp, w.lane);
 }
 
 template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int which, int warp, int lane)
 {
     const uint32_t       square = hopper_address() + HOPPER_L + which * 64 * HOPPER_L_ROW;
     struct hopper_solver w = { b, which, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
-    for (int c = (int)b.rank + 2 * which; c < b.n_chunks; c += 4) solve_chunk<io>(w, c);
+    #pragma unroll 1
+    for (int c = (int)b.rank + 2 * which; c < b.n_chunks; c += 4) make_chunk<io>(w, c);
 }
 
 #endif

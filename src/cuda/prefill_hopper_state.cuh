@@ -2,161 +2,33 @@
 /*
  * The state on Hopper: S^T, 64 value columns of it in the registers of a warpgroup, 16 per warp,
  * element 4 i + 2 r + e of a thread being column g + 8 r and key 8 i + 2 t + e (g = lane / 4,
- * t = lane % 4). A chunk is four products whose first factor is always in registers:
+ * t = lane % 4). A chunk is five products whose first factor is always in registers:
  *
- *     X = S^T [K; Q]^T    R^T = V^T - from_start X    U^T = R^T T^T    O^T = q_start X + U^T P^T
+ *     R^T = V^T - from_start S^T K^T    U^T = R^T T^T    O^T = q_start S^T Q^T + U^T P^T
  *     S^T <- decay S^T + (to_end U)^T K
  *
- * All four warps take part in each product; what is not finite each warp mends for itself between
+ * All four warps take part in each product. Plain chunks have a loop of their own, where products
+ * overlap; any other takes pass_any(), where what is not finite each warp mends for itself between
  * them, as prefill_state.cuh says.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_STATE_CUH
 #define GDN_CUDA_PREFILL_HOPPER_STATE_CUH
 
-#include "prefill_hopper.cuh"
-
-/* The token of element i. What is rarely run takes an opaque lane: nothing of it shall be computed
- * ahead of the loop over chunks and kept in registers. */
-GDN_DEVICE int token_of(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
-GDN_DEVICE int rare_lane(void) { return opaque((int)threadIdx.x % 32); }
-
-/* ---- The state in memory ------------------------------------------------------------------------ */
-
-template <int dtype> struct state_pair;
-template <> struct state_pair<GDN_F32> {
-    GDN_DEVICE void load(const char *p, float &x, float &y)
-    {
-        const float2 z = *(const float2 *)p;
-        x = z.x, y = z.y;
-    }
-    GDN_DEVICE void store(char *p, float x, float y) { *(float2 *)p = make_float2(x, y); }
-};
-template <> struct state_pair<GDN_BF16> {
-    GDN_DEVICE void load(const char *p, float &x, float &y)
-    {
-        const uint32_t z = *(const uint32_t *)p;
-        x = mma_format_bf16::low(z), y = mma_format_bf16::high(z);
-    }
-    GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_bf16x2(x, y); }
-};
-template <> struct state_pair<GDN_F16> {
-    GDN_DEVICE void load(const char *p, float &x, float &y)
-    {
-        const uint32_t z = *(const uint32_t *)p;
-        x = mma_format_f16::low(z), y = mma_format_f16::high(z);
-    }
-    GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_f16x2(x, y); }
-};
-
-/* Keys k and k + 1, k even, may be moved at once. */
-GDN_DEVICE bool has_pairs(const struct state_place &p, const struct state_part &part)
-{
-    const int64_t bytes = p.dtype == GDN_F32 ? 4 : 2;
-    return p.k_step == bytes && part.K % 2 == 0 &&
-           (((uint64_t)p.data | (uint64_t)p.v_step) & (2 * bytes - 1)) == 0;
-}
-
-/* Elements n by n: `by` of them go from the front to the back. A loop over parts of a state turns it
- * once round, where all of it would be much code for what is done once per sequence. */
-template <int by, int n> GDN_DEVICE void turn(float (&S)[n])
-{
-    float front[by];
-#pragma unroll
-    for (int i = 0; i < n; i++) {
-        if (i < by) front[i] = S[i];
-        S[i] = i + by < n ? S[i + by] : front[i + by - n];
-    }
-}
-
-enum { HOPPER_PART = 16, HOPPER_PART_KEYS = 32 };
-
-/* A part of the elements, from or to the keys from `key` on. */
-template <int dtype, int n>
-GDN_DEVICE void read_part(float (&S)[n], const struct state_place &p, const struct state_part &part,
-                          int key, bool pairs)
-{
-    typedef typename gdn_io<dtype>::type element;
-    const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < HOPPER_PART; i += 2) {
-        const int   v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
-        const char *at = p.data + v * p.v_step + k * p.k_step;
-        if (v >= part.V || k >= part.K) continue;
-        if (pairs) {
-            state_pair<dtype>::load(at, S[i], S[i + 1]);
-            continue;
-        }
-        S[i] = gdn_io<dtype>::load((const element *)at);
-        if (k + 1 < part.K) S[i + 1] = gdn_io<dtype>::load((const element *)(at + p.k_step));
-    }
-}
-
-template <int n>
-GDN_DEVICE void read_state(float (&S)[n], const struct state_place &p,
-                           const struct state_part &part)
-{
-#pragma unroll
-    for (int i = 0; i < n; i++) S[i] = 0;
-    if (!p.data) return;
-    const bool pairs = has_pairs(p, part);
-#pragma unroll 1
-    for (int key = 0; key < n / HOPPER_PART * HOPPER_PART_KEYS; key += HOPPER_PART_KEYS) {
-        switch (p.dtype) {
-        case GDN_F32: read_part<GDN_F32>(S, p, part, key, pairs); break;
-        case GDN_BF16: read_part<GDN_BF16>(S, p, part, key, pairs); break;
-        default: read_part<GDN_F16>(S, p, part, key, pairs); break;
-        }
-        turn<HOPPER_PART>(S);
-    }
-}
-
-template <int dtype, int n>
-GDN_DEVICE void write_part(const float (&S)[n], const struct state_place &p,
-                           const struct state_part &part, int key, bool pairs)
-{
-    typedef typename gdn_io<dtype>::type element;
-    const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < HOPPER_PART; i += 2) {
-        const int v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
-        char     *at = p.data + v * p.v_step + k * p.k_step;
-        if (v >= part.V || k >= part.K) continue;
-        if (pairs) {
-            state_pair<dtype>::store(at, S[i], S[i + 1]);
-            continue;
-        }
-        gdn_io<dtype>::store((element *)at, S[i]);
-        if (k + 1 < part.K) gdn_io<dtype>::store((element *)(at + p.k_step), S[i + 1]);
-    }
-}
-
-/* To the keys from `first` on. S is as it was, then. */
-template <int n>
-GDN_DEVICE void write_state(float (&S)[n], const struct state_place &p,
-                            const struct state_part &part, int first)
-{
-    if (!p.data) return;
-    const bool pairs = has_pairs(p, part);
-#pragma unroll 1
-    for (int i = 0; i < n / HOPPER_PART; i++) {
-        const int key = first + i * HOPPER_PART_KEYS;
-        switch (p.dtype) {
-        case GDN_F32: write_part<GDN_F32>(S, p, part, key, pairs); break;
-        case GDN_BF16: write_part<GDN_BF16>(S, p, part, key, pairs); break;
-        default: write_part<GDN_F16>(S, p, part, key, pairs); break;
-        }
-        turn<HOPPER_PART>(S);
-    }
-}
+#include "prefill_hopper_memory.cuh"
 
 /* ---- What is not finite ---------------------------------------------------------------------------- */
 
-template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
+template <int io> GDN_DEVICE bool is_tainted(const uint32_t (&x)[16])
 {
     uint32_t taint[2] = { 0, 0 };
 #pragma unroll
     for (int i = 0; i < 16; i++) taint[i % 2] = hopper_format<io>::taint(taint[i % 2], x[i]);
-    return !__any_sync(0xffffffff, ((taint[0] | taint[1]) & 0x7fff7fffu) != 0);
+    return ((taint[0] | taint[1]) & 0x7fff7fffu) != 0;
+}
+/* By a warp. */
+template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
+{
+    return !__any_sync(0xffffffff, is_tainted<io>(x));
 }
 
 /* Packed elements 2 i and 2 i + 1 of x: zeros for what is not finite, and where it was. */
@@ -236,105 +108,120 @@ struct hopper_state {
     uint32_t                   v_lane; /* where the lane reads its columns of V, in a tile */
 };
 
-/* X = S^T [K; Q]^T: elements of K, then of Q. */
-template <int io> GDN_DEVICE void multiply_state(float (&x)[64], const float (&S)[64], uint32_t kq)
-{
-    const uint32_t place = wgmma_place(kq);
-    uint32_t       a[32];
-#pragma unroll
-    for (int i = 0; i < 32; i++) a[i] = hopper_format<io>::pair(S[2 * i], S[2 * i + 1]);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const uint64_t f = wgmma_factor(place + i / 4 * (2 * HOPPER_TILE / 16) + i % 4 * 2);
-        if (i == 0)
-            wgmma<io>::template rows128<0>(x, a, f);
-        else
-            wgmma<io>::template rows128<1>(x, a + 4 * i, f);
-    }
-    wgmma_commit();
-}
-
-/* x (+)= a times the turned tile. Ends its group. */
-template <int io, int add>
-GDN_DEVICE void multiply_tokens(float (&x)[32], const uint32_t (&a)[16], uint32_t tile)
+/* x (+)= a times the turned tile, of 64 or 128 columns. Ends its group. */
+template <int io, bool add, int n>
+GDN_DEVICE void multiply_turned(float (&x)[32], const uint32_t (&a)[n], uint32_t tile)
 {
     const uint32_t place = wgmma_place(tile);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (i == 0)
-            wgmma<io>::template rows64<add>(x, a, wgmma_factor(place));
+    for (int i = 0; i < n / 4; i++) {
+        const uint64_t f = wgmma_factor(place + i / 4 * (HOPPER_TILE / 16) + i % 4 * 2);
+        if (i == 0 && !add)
+            wgmma<io>::rows64(x, a, f);
         else
-            wgmma<io>::template rows64<1>(x, a + 4 * i, wgmma_factor(place + 2 * i));
+            wgmma<io>::add_rows64(x, a + 4 * i, f);
     }
     wgmma_commit();
 }
 
-/* R^T from the products with K. */
+/* S^T += w times the tile of keys. Ends its group. */
 template <int io>
-GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[64], const hopper_gates &g, uint32_t v,
-                          int lane)
+GDN_DEVICE void add_tokens(float (&S)[64], const uint32_t *w, uint32_t tile)
+{
+    const uint32_t place = wgmma_place(tile, HOPPER_TILE);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        wgmma<io>::add_columns128(S, w + 4 * i, wgmma_factor(place + i * (16 * 128 / 16)));
+    wgmma_commit();
+}
+
+/* The warp's columns of V. */
+GDN_DEVICE void load_values(uint32_t (&m)[4][4], uint32_t v)
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++) load_matrices_turned(m[n], v + 16 * 128 * n);
+}
+
+/* A factor per token: the lane's. On the way before what it meets is there. */
+GDN_DEVICE void load_factors(float2 (&f)[8], const float (&of)[64], int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) f[i] = *(const float2 *)(of + token_of(4 * i, lane));
+}
+
+GDN_DEVICE void multiply_factors(float2 (&f)[8], const float (&by)[64], int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float2 x = *(const float2 *)(by + token_of(4 * i, lane));
+        f[i].x *= x.x;
+        f[i].y *= x.y;
+    }
+}
+
+/* R^T from the products with K; m: V^T, f: from_start. */
+template <int io>
+GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], const uint32_t (&m)[4][4],
+                          const float2 (&f)[8])
 {
     typedef hopper_format<io> format;
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        uint32_t m[4];
-        load_matrices_turned(m, v + 16 * 128 * n);
-#pragma unroll
-        for (int h = 0; h < 4; h++) {
-            const int    i = 8 * n + 2 * h;
-            const float2 f = *(const float2 *)(g.from_start + token_of(i, lane));
-            r[4 * n + h] = format::pair(fmaf(-f.x, x[i], format::low(m[h])),
-                                        fmaf(-f.y, x[i + 1], format::high(m[h])));
-        }
-    }
+    for (int i = 0; i < 16; i++)
+        r[i] = format::pair(fmaf(-f[i / 2].x, x[2 * i], format::low(m[i / 4][i % 4])),
+                            fmaf(-f[i / 2].y, x[2 * i + 1], format::high(m[i / 4][i % 4])));
 }
 
-/* q_start X of the products with Q; by selection where something is not finite. */
-GDN_DEVICE void start_output(float (&o)[32], const float (&x)[64], const hopper_gates &g, bool select,
-                             int lane)
+/* Tokens of x times f. */
+GDN_DEVICE void scale_tokens(float (&x)[32], const float2 (&f)[8])
 {
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
-        const float2 f = *(const float2 *)(g.q_start + token_of(i, lane));
-        o[i]     = f.x * x[32 + i];
-        o[i + 1] = f.y * x[32 + i + 1];
+        x[i] *= f[i / 4].x;
+        x[i + 1] *= f[i / 4].y;
     }
-    if (!select) return;
-    lane = rare_lane();
-#pragma unroll
-    for (int i = 0; i < 32; i++)
-        if (g.q_start[token_of(i, lane)] == 0) o[i] = 0;
 }
 
-/* decay S, zero by selection (G7). */
-template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay)
+/* By selection, where something is not finite. */
+GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
+{
+    const int lane = rare_lane();
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        if (g.from_start[token_of(i, lane)] == 0) o[i] = 0;
+}
+
+/* decay S; by selection (G7) where something may not be finite. */
+template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select)
 {
 #pragma unroll
     for (int i = 0; i < n; i++) S[i] *= decay;
-    if (decay != 0) return;
+    if (!select || decay != 0) return;
 #pragma unroll
     for (int i = 0; i < n; i++) S[i] = 0;
 }
 
-/* to_end U, zero by selection. n: for the state after so many tokens; 0: after the chunk. */
+/* w = to_end U. */
 template <int io>
-GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const hopper_gates &g, int n,
-                      int lane)
+GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const float2 (&to_end)[8])
 {
-    typedef hopper_format<io> format;
-    const bool select = n || g.n < 64 || tokens_of(g.resets) != 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        w[i] = hopper_format<io>::pair(to_end[i / 2].x * u[2 * i], to_end[i / 2].y * u[2 * i + 1]);
+}
+
+/* The same for the state after the first n tokens, zero by selection. */
+template <int io, int m>
+GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const hopper_gates &g, int n)
+{
+    const int lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        const int t = token_of(2 * i, lane);
-        float2    f;
-        if (n == 0)
-            f = *(const float2 *)(g.to_end + t);
-        else
-            f = make_float2(end_factor(g, t, n), end_factor(g, t + 1, n));
-        w[i] = format::pair(f.x * u[2 * i], f.y * u[2 * i + 1]);
-        if (select) w[i] &= (f.x == 0 ? 0 : 0xffffu) | (f.y == 0 ? 0 : 0xffff0000u);
+        const int    t = token_of(2 * i, lane);
+        const float2 f = make_float2(end_factor(g, t, n), end_factor(g, t + 1, n));
+        w[i] = hopper_format<io>::pair(f.x == 0 ? 0 : f.x * u[2 * i],
+                                       f.y == 0 ? 0 : f.y * u[2 * i + 1]);
     }
 }
 
@@ -353,52 +240,48 @@ GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
 
 /* ---- Checkpoints --------------------------------------------------------------------------------------- */
 
-/* Keys of the first n tokens, and zeros, go where Q of the chunk was: P is there, so nobody reads
- * it any more. By all four warps. */
-GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n)
+/* Keys of the first n tokens, 64 columns of them, and zeros, go where V of the chunk was, which is in
+ * U now. By all four warps. */
+GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int half)
 {
-    char *kq = gdn_shared + (w.b.kq(c) - hopper_address());
+    const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + half * HOPPER_TILE;
+    char       *to   = gdn_shared + (w.b.v(c) - hopper_address());
     barrier_wait(HOPPER_BARRIER_STATE, 128); /* products with the copy before have ended */
-    for (int i = w.warp * 32 + w.lane; i < 2 * 512; i += 128) {
-        const int at = i / 512 * 2 * HOPPER_TILE + i % 512 * 16;
-        uint4     x  = make_uint4(0, 0, 0, 0);
-        if (i % 512 / 8 < n) x = *(const uint4 *)(kq + at);
-        *(uint4 *)(kq + at + HOPPER_TILE) = x;
+    for (int i = w.warp * 32 + w.lane; i < 512; i += 128) {
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (i / 8 < n) x = *(const uint4 *)(from + 16 * i);
+        *(uint4 *)(to + 16 * i) = x;
     }
     async_fence();
     barrier_wait(HOPPER_BARRIER_STATE, 128);
 }
 
-/* The state after the first n tokens of chunk c, as a call leaves it that ends there. S is as it was,
- * then. */
+/* The state after the first n tokens of chunk c, as a call leaves it that ends there. */
 template <int io>
-GDN_DEVICE void leave_state(const struct hopper_state &w, float (&S)[64],
+GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
                             const float (&u)[32], int c, int n, const struct state_place &to)
 {
     const hopper_gates &g     = w.b.gates(c);
     const float         decay = end_decay(g, n);
     const bool          idle  = decay == 1 && !(tokens_of(g.writers) & tokens_below(n));
-    const uint32_t      keys  = wgmma_place(w.b.kq(c) + HOPPER_TILE, 2 * HOPPER_TILE);
     uint32_t            a[16];
-    weigh<io>(a, u, g, n, rare_lane());
-    copy_keys(w, c, n);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float x[32];
-#pragma unroll
-        for (int i = 0; i < 32; i++) x[i] = S[32 * half + i];
+    weigh_some<io>(a, u, g, n);
+#pragma unroll 1
+    for (int part = 0; part < HOPPER_PARTS; part++) {
+        const uint32_t keys = wgmma_place(w.b.v(c) + part % 2 * 64);
+        hopper_part    x;
+        take_part(x, S, part);
+        if (part % 2 == 0) copy_keys(w, c, n, part / 2);
         if (!idle) {
-            decay_state(x, decay);
+            decay_state(x, decay, true);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                wgmma<io>::add_columns64(
-                    x, a + 4 * i,
-                    wgmma_factor(keys + half * (2 * HOPPER_TILE / 16) + i * (16 * 128 / 16)));
+                wgmma<io>::add_columns32(x, a + 4 * i, wgmma_factor(keys + i * (16 * 128 / 16)));
             wgmma_commit();
-            wgmma_wait();
+            wgmma_wait<0>();
         }
-        write_state(x, to, w.part, 64 * half);
+        if (to.data) write_part(x, to, w.part, part * HOPPER_PART_KEYS);
     }
 }
 
@@ -418,7 +301,7 @@ GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
 
 /* Checkpoints inside chunk c, which has n tokens; those after it are left for later. */
 template <int io>
-GDN_DEVICE void leave_inside(const struct hopper_state &w, float (&S)[64],
+GDN_DEVICE void leave_inside(const struct hopper_state &w, const float (&S)[64],
                              const float (&u)[32], int c, int n)
 {
     const struct gdn_cu_rule &r = w.b.r;
@@ -431,7 +314,7 @@ GDN_DEVICE void leave_inside(const struct hopper_state &w, float (&S)[64],
 }
 
 /* What is left between chunks: checkpoints after the first n tokens, and the final state. */
-GDN_DEVICE void leave_after(const struct hopper_state &w, float (&S)[64], int64_t n, bool is_final)
+GDN_DEVICE void leave_after(const struct hopper_state &w, const float (&S)[64], int64_t n, bool is_final)
 {
     const struct gdn_cu_rule &r = w.b.r;
     for (bool more = true; more;) {
@@ -441,87 +324,188 @@ GDN_DEVICE void leave_after(const struct hopper_state &w, float (&S)[64], int64_
             to = checkpoint_place(w);
         else if (!more && is_final)
             to = sequence_place(w.b, r.to, w.b.s().write, GDN_PREFILL_TO);
-        write_state(S, to, w.part, 0);
+        write_state(S, to, w.part);
         if (more) set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.common().checkpoints);
     }
 }
 
 /* ---- The warpgroup -------------------------------------------------------------------------------------- */
 
-/* o += what the tokens of the chunk add; slow: something is not finite. Ends its group. */
-template <int io>
-GDN_DEVICE void add_output(float (&o)[32], struct spoilt_rows &spoilt, bool &slow,
-                           const float (&u)[32], uint32_t tile)
+/* Every bit of S stays (G9). */
+GDN_DEVICE bool is_idle(const hopper_gates &g)
 {
-    uint32_t y[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++) y[i] = hopper_format<io>::pair(u[2 * i], u[2 * i + 1]);
-    slow |= !all_finite<io>(y);
-    if (slow) spoilt = mend_u_pairs<io>(y);
-    multiply_tokens<io, 1>(o, y, tile);
+    return (g.decay == 1) & (tokens_of(g.writers) == 0);
 }
 
+/* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part
+ * lanes it does nothing once per warp. */
+GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
+
+/* A warp's arrival: where chunk c's place is free, in the block that fills it. */
+GDN_DEVICE void release(const struct hopper_state &w, int first, int c)
+{
+    if (w.lane == 0) mbarrier_arrive(w.b.of(first, c));
+}
+GDN_DEVICE void release_made(const struct hopper_state &w, int first, int c)
+{
+    const uint32_t barrier = w.b.of(first, c);
+    if (w.lane == 0) mbarrier_arrive_cluster(w.b.is_own(c) ? barrier : w.b.other(barrier));
+}
+
+template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float (&x)[n])
+{
+#pragma unroll
+    for (int i = 0; i < n / 2; i++) y[i] = hopper_format<io>::pair(x[2 * i], x[2 * i + 1]);
+}
+
+/* Factors of keys; with a norm 1 / length is one, which comes with T. */
 template <int io>
-GDN_DEVICE void pass_chunk(const struct hopper_state &w, float (&S)[64], int c)
+GDN_DEVICE void load_k_factors(float2 (&f)[8], const struct hopper_state &w, int c,
+                               const float (&of)[64])
+{
+    load_factors(f, of, w.lane);
+    if (io == GDN_F16 || w.b.r.norm == GDN_NORM_NONE) return;
+    w.b.wait(HOPPER_T_FULL, c);
+    multiply_factors(f, w.b.gates(c).k_scale, w.lane);
+}
+
+/* Of queries; with a norm theirs come with P. */
+GDN_DEVICE void load_q_factors(float2 (&f)[8], const struct hopper_state &w, const hopper_gates &g)
+{
+    if (w.b.r.norm == GDN_NORM_NONE) {
+        load_factors(f, g.q_start, w.lane);
+    } else {
+        load_factors(f, g.from_start, w.lane);
+        multiply_factors(f, g.q_scale, w.lane);
+    }
+}
+
+/*
+ * Chunk c, if it is plain: no token forgets, S changes, and all is finite; else nothing has been done.
+ * The chain from S to S is the products with K, T and keys; those with Q and P, and all
+ * that can, run beside it. What is not finite in S, R or T is neither in any column of U, so that one
+ * look is enough.
+ */
+template <int io>
+GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
-    const uint32_t             v = b.v(c) + w.v_lane, kq = b.kq(c);
+    const uint32_t             v = b.v(c) + w.v_lane;
     float                      o[32], u[32];
-    uint32_t                   r[16];
-    struct spoilt_rows         spoilt = { { 0, 0 } };
-    bool                       slow;
+    uint32_t                   a[32], r[16], y[16];
+    float2                     f[8];
+    pack<io>(a, S);
+    b.wait(HOPPER_K_FULL, c);
+    b.wait(HOPPER_GATES_FULL, c);
     {
-        float x[64];
-        b.wait_loaded(c);
-        b.wait_slot(HOPPER_GATES_FULL, c);
-        multiply_state<io>(x, S, kq);
-        b.wait_stage(HOPPER_LOADED_V, c);
-        wgmma_wait();
-        make_rows<io>(r, x, g, v, w.lane);
-        slow = !all_finite<io>(r);
-        if (slow) spoilt = mend_r<io>(r, g, v);
-        start_output(o, x, g, slow, w.lane);
+        float    x[32];
+        uint32_t m[4][4];
+        multiply_turned<io, false>(x, a, b.k(c));
+        const bool other = in_warp((tokens_of(g.resets) != 0) | is_idle(g));
+        b.wait(HOPPER_V_FULL, c);
+        load_values(m, v);
+        load_k_factors<io>(f, w, c, g.from_start);
+        wgmma_wait<0>();
+        if (other) return false;
+        make_rows<io>(r, x, m, f);
     }
-    const int   n     = g.n;
+    b.wait(HOPPER_T_FULL, c);
+    multiply_turned<io, false>(u, r, b.t(c));
+    b.wait(HOPPER_Q_FULL, c);
+    multiply_turned<io, false>(o, a, b.q(c));
+    load_k_factors<io>(f, w, c, g.to_end);
     const float decay = g.decay;
-    const bool  idle  = decay == 1 && !tokens_of(g.writers); /* every bit of S stays (G9) */
-    const bool  marks = w.cursor.at < (int64_t)c * 64 + n;
-    b.wait_slot(HOPPER_T_FULL, c);
-    multiply_tokens<io, 0>(u, r, b.t(c));
-    if (!marks && !idle) decay_state(S, decay);
-    wgmma_wait();
-    const uint32_t free_t = b.of_slot(HOPPER_T_FREE, c), free_p = b.of_slot(HOPPER_P_FREE, c);
-    if (w.lane == 0) mbarrier_arrive_cluster(b.is_own(c) ? free_t : b.other(free_t));
-    if (slow) spoil_tokens(u, spoilt, tokens_of(g.resets));
-    b.wait_slot(HOPPER_P_FULL, c);
-    if (marks) {
-        leave_inside<io>(w, S, u, c, n);
-        if (!idle) decay_state(S, decay);
-    }
-    weigh<io>(r, u, g, 0, w.lane);
-    if (idle) {
-        add_output<io>(o, spoilt, slow, u, b.p(c));
-        wgmma_wait();
-    } else {
-        const uint32_t keys = wgmma_place(kq, 2 * HOPPER_TILE);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            wgmma<io>::add_columns128(S, r + 4 * i, wgmma_factor(keys + i * (16 * 128 / 16)));
-        wgmma_commit();
-        add_output<io>(o, spoilt, slow, u, b.p(c));
-        wgmma_wait();
-    }
-    if (w.lane == 0) {
-        mbarrier_arrive(b.of_stage(HOPPER_FREE, c));
-        mbarrier_arrive(b.of_slot(HOPPER_GATES_FREE, c));
-        mbarrier_arrive_cluster(b.is_own(c) ? free_p : b.other(free_p));
-    }
-    if (slow) spoil_tokens(o, spoilt, tokens_of(g.resets));
+    wgmma_wait<1>();
+    pack<io>(y, u);
+    weigh<io>(r, u, f);
+    b.wait(HOPPER_P_FULL, c);
+    load_q_factors(f, w, g);
+    const bool bad = in_warp(barrier_any(HOPPER_BARRIER_STATE, 128, is_tainted<io>(y)));
+    wgmma_wait<0>();
+    if (bad) return false;
+    scale_tokens(o, f);
+    multiply_turned<io, true>(o, y, b.p(c));
+    decay_state(S, decay, false);
+    add_tokens<io>(S, r, b.k(c));
+    release_made(w, HOPPER_T_FREE, c);
+    release(w, HOPPER_Q_FREE, c);
+    wgmma_wait<1>();
+    release_made(w, HOPPER_P_FREE, c);
     put_output<io>(o, v);
     __syncwarp();
-    if (w.lane == 0) mbarrier_arrive(b.of_stage(HOPPER_OUT, c)); /* the one who stores fences */
+    release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
+    release(w, HOPPER_GATES_FREE, c);
+    wgmma_wait<0>();
+    release(w, HOPPER_K_FREE, c);
+    return true;
+}
+
+/* Any chunk, one thing after the other. */
+template <int io>
+GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
+{
+    const struct hopper_block &b      = w.b;
+    const hopper_gates        &g      = b.gates(c);
+    const token_mask           resets = tokens_of(g.resets);
+    const uint32_t             v      = b.v(c) + w.v_lane;
+    float                      o[32], u[32];
+    uint32_t                   a[32], r[16], m[4][4];
+    float2                     f[8];
+    struct spoilt_rows         spoilt = { { 0, 0 } };
+    b.wait(HOPPER_K_FULL, c);
+    b.wait(HOPPER_GATES_FULL, c);
+    pack<io>(a, S);
+    multiply_turned<io, false>(u, a, b.k(c));
+    b.wait(HOPPER_V_FULL, c);
+    load_values(m, v);
+    load_k_factors<io>(f, w, c, g.from_start);
+    wgmma_wait<0>();
+    make_rows<io>(r, u, m, f);
+    bool slow = !all_finite<io>(r);
+    if (slow) spoilt = mend_r<io>(r, g, v);
+    b.wait(HOPPER_T_FULL, c);
+    multiply_turned<io, false>(u, r, b.t(c));
+    wgmma_wait<0>();
+    if (slow) spoil_tokens(u, spoilt, resets);
+    leave_inside<io>(w, S, u, c, g.n);
+    b.wait(HOPPER_Q_FULL, c);
+    b.wait(HOPPER_P_FULL, c);
+    pack<io>(a, S);
+    multiply_turned<io, false>(o, a, b.q(c));
+    load_q_factors(f, w, g);
+    wgmma_wait<0>();
+    scale_tokens(o, f);
+    if (slow) clear_parted(o, g);
+    weigh_some<io>(a, u, g, g.n);
+    pack<io>(r, u);
+    if (!all_finite<io>(r)) {
+        slow   = true;
+        spoilt = mend_u_pairs<io>(r);
+    }
+    multiply_turned<io, true>(o, r, b.p(c));
+    wgmma_wait<0>();
+    if (!is_idle(g)) {
+        decay_state(S, g.decay, slow);
+        add_tokens<io>(S, a, b.k(c));
+        wgmma_wait<0>();
+    }
+    if (slow) spoil_tokens(o, spoilt, resets);
+    put_output<io>(o, v);
+    __syncwarp();
+    release_made(w, HOPPER_T_FREE, c);
+    release_made(w, HOPPER_P_FREE, c);
+    release(w, HOPPER_Q_FREE, c);
+    release(w, HOPPER_K_FREE, c);
+    release(w, HOPPER_GATES_FREE, c);
+    release(w, HOPPER_OUT_FULL, c);
+}
+
+/* The chunk that the next checkpoint is in or at the start of; at most n_chunks. */
+GDN_DEVICE int next_mark(const struct hopper_state &w)
+{
+    const int64_t c = w.cursor.at / 64;
+    return c < w.b.n_chunks ? (int)c : w.b.n_chunks;
 }
 
 template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, int lane)
@@ -532,14 +516,17 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     w.v_lane = tile_place(row, 16 * warp + lane / 8 % 2 * 8);
     set_cursor(w.cursor, b.common().checkpoints.first, b.r.batch, b.common().checkpoints);
     read_state(S, sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM), w.part);
+    int c = 0;
+    for (int mark = next_mark(w);; mark = next_mark(w)) {
 #pragma unroll 1
-    for (int c = 0;; c++) {
-        const bool    is_final = c == b.n_chunks;
-        const int64_t done     = is_final ? b.s().n_valid : (int64_t)c * 64;
-        if (is_final || w.cursor.at <= done) leave_after(w, S, done, is_final);
-        if (is_final) break;
-        pass_chunk<io>(w, S, c);
+        while (in_warp(c < mark) && pass_plain<io>(w, S, c)) c++;
+        if (in_warp(c == b.n_chunks)) break;
+        if (in_warp(w.cursor.at <= (int64_t)c * 64))
+            leave_after(w, S, (int64_t)c * 64, false);
+        else
+            pass_any<io>(w, S, c++);
     }
+    leave_after(w, S, b.s().n_valid, true);
 }
 
 #endif

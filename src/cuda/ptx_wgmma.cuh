@@ -54,6 +54,20 @@ GDN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity)
                  : : "r"(barrier), "r"(parity) : "memory");
 }
 
+/* Is it so for any of n threads? A barrier of the hardware, all of them. */
+GDN_DEVICE bool barrier_any(int barrier, int n, bool x)
+{
+    int y;
+    asm volatile("{\n\t"
+                 ".reg .pred p, q;\n\t"
+                 "setp.ne.b32 p, %3, 0;\n\t"
+                 "barrier.cta.red.or.pred q, %1, %2, p;\n\t"
+                 "selp.b32 %0, 1, 0, q;\n\t"
+                 "}"
+                 : "=r"(y) : "r"(barrier), "r"(n), "r"((int)x) : "memory");
+    return y != 0;
+}
+
 /* ---- Clusters ----------------------------------------------------------------------------------- */
 
 /* The same place in the shared memory of block `rank`. */
@@ -159,11 +173,15 @@ GDN_DEVICE void store_matrices_turned(uint32_t row, uint32_t a, uint32_t b, uint
                  : : "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-/* ---- Products of a warpgroup: d (+)= a b, 64 rows ------------------------------------------------ */
+/* ---- Products of a warpgroup: d = a b and d += a b, 64 rows ---------------------------------------- */
 
 GDN_DEVICE void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 GDN_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-GDN_DEVICE void wgmma_wait(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+/* Until at most n groups are under way. */
+template <int n> GDN_DEVICE void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(n) : "memory");
+}
 
 /*
  * A factor in shared memory is a tile of rows of 128 bytes, of which 16 bytes number c of row r lie
@@ -180,6 +198,7 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
     return (uint64_t)(1u << 30 | 1024u >> 4) << 32 | place;
 }
 
+#define GDN_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define GDN_R32 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -188,54 +207,57 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
     "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
     "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define GDN_F8(d, i)                                                                             \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),  \
-        "+f"(d[i + 6]), "+f"(d[i + 7])
-#define GDN_F32S(d, i) GDN_F8(d, i), GDN_F8(d, i + 8), GDN_F8(d, i + 16), GDN_F8(d, i + 24)
+#define GDN_F8(how, d, i)                                                                        \
+    how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]),        \
+        how(d[i + 6]), how(d[i + 7])
+#define GDN_F32S(how, d, i)                                                                      \
+    GDN_F8(how, d, i), GDN_F8(how, d, i + 8), GDN_F8(how, d, i + 16), GDN_F8(how, d, i + 24)
 
 #define GDN_WGMMA(columns, type, registers)                                                      \
     "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" registers "}, "
 #define GDN_WGMMA_KINDS(type)                                                                    \
-    /* a in registers, one operand (mma.cuh) per warp; b: 64 or 128 rows, 16 columns of them */  \
-    template <int add>                                                                           \
+    /* a in registers, one operand (mma.cuh) per warp; b: 64 rows, 16 columns of them */          \
     GDN_DEVICE void rows64(float (&d)[32], const uint32_t *a, uint64_t b)                        \
     {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %37, 0;\n\t"                          \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, 0, 0;\n\t"                              \
                      GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n\t}"\
-                     : GDN_F32S(d, 0)                                                            \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));            \
+                     : GDN_F32S("=f", d, 0)                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }                                                                                            \
-    template <int add>                                                                           \
-    GDN_DEVICE void rows128(float (&d)[64], const uint32_t *a, uint64_t b)                       \
-    {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\t"                          \
-                     GDN_WGMMA("128", type, GDN_R64)                                          \
-                     "{%64,%65,%66,%67}, %68, p, 1, 1, 0;\n\t}"                                  \
-                     : GDN_F32S(d, 0), GDN_F32S(d, 32)                                           \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));            \
-    }                                                                                            \
-    /* d += a b with 16 rows of b, 64 or 128 columns */                                          \
-    GDN_DEVICE void add_columns64(float (&d)[32], const uint32_t *a, uint64_t b)                 \
+    GDN_DEVICE void add_rows64(float (&d)[32], const uint32_t *a, uint64_t b)                    \
     {                                                                                            \
         asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
-                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 1;\n\t}"\
-                     : GDN_F32S(d, 0)                                                            \
+                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n\t}"\
+                     : GDN_F32S("+f", d, 0)                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
+    }                                                                                            \
+    /* d += a b with 16 rows of b, 32 or 128 columns */                                          \
+    GDN_DEVICE void add_columns32(float (&d)[16], const uint32_t *a, uint64_t b)                 \
+    {                                                                                            \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
+                     GDN_WGMMA("32", type, GDN_R16) "{%16,%17,%18,%19}, %20, p, 1, 1, 1;\n\t}"   \
+                     : GDN_F8("+f", d, 0), GDN_F8("+f", d, 8)                                                \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }                                                                                            \
     GDN_DEVICE void add_columns128(float (&d)[64], const uint32_t *a, uint64_t b)                \
     {                                                                                            \
         asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
                      GDN_WGMMA("128", type, GDN_R64) "{%64,%65,%66,%67}, %68, p, 1, 1, 1;\n\t}"\
-                     : GDN_F32S(d, 0), GDN_F32S(d, 32)                                           \
+                     : GDN_F32S("+f", d, 0), GDN_F32S("+f", d, 32)                                           \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }                                                                                            \
     /* both in shared memory, 64 rows each, 16 columns of them */                                \
-    template <int add> GDN_DEVICE void tiles64(float (&d)[32], uint64_t a, uint64_t b)           \
+    GDN_DEVICE void tiles64(float (&d)[32], uint64_t a, uint64_t b)                              \
     {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %34, 0;\n\t"                          \
-                     GDN_WGMMA("64", type, GDN_R32) "%32, %33, p, 1, 1, 0, 0;\n\t}"           \
-                     : GDN_F32S(d, 0)                                                            \
-                     : "l"(a), "l"(b), "n"(add));                                                \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, 0, 0;\n\t"                              \
+                     GDN_WGMMA("64", type, GDN_R32) "%32, %33, p, 1, 1, 0, 0;\n\t}"            \
+                     : GDN_F32S("=f", d, 0) : "l"(a), "l"(b));                                   \
+    }                                                                                            \
+    GDN_DEVICE void add_tiles64(float (&d)[32], uint64_t a, uint64_t b)                          \
+    {                                                                                            \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
+                     GDN_WGMMA("64", type, GDN_R32) "%32, %33, p, 1, 1, 0, 0;\n\t}"            \
+                     : GDN_F32S("+f", d, 0) : "l"(a), "l"(b));                                   \
     }
 
 template <int dtype> struct wgmma;

@@ -185,12 +185,12 @@ GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct step_t
 
 /* ---- Rows of a state ----------------------------------------------------------------------- */
 
-/* As one_rows, with k and q as they lie in memory. */
+/* As one_rows, of eight rows, with k and q as they lie in memory. */
 template <int dtype, int io> struct step_rows {
-    typedef one_rows<STEP_K, dtype, io, 8> like;
-    typedef typename like::piece           piece;
-    enum { IO = io, ROWS = like::ROWS, E = like::E, LANES = like::LANES, C = like::C,
-           STEP = like::STEP, N = like::N };
+    typedef one_rows<STEP_K, dtype, io> like;
+    typedef typename like::piece        piece;
+    enum { IO = io, ROWS = 8, E = like::E, LANES = like::LANES, C = like::C, STEP = like::STEP,
+           N = ROWS / STEP };
     uint32_t S[N][C][4], keys[C * E];
 
     __device__ __forceinline__ float key(int c, int e) const

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state in memory, to and from the registers of prefill_hopper_state.cuh. It moves in parts, by a
+ * loop: all of it at once would be much code for what is done once per sequence. Products want the
+ * registers where they are, so a part is copied from and to them.
+ */
+#ifndef GDN_CUDA_PREFILL_HOPPER_MEMORY_CUH
+#define GDN_CUDA_PREFILL_HOPPER_MEMORY_CUH
+
+#include "prefill_hopper.cuh"
+
+/* The token of element i. What is rarely run takes an opaque lane: nothing of it shall be computed
+ * ahead of the loop over chunks and kept in registers. */
+GDN_DEVICE int token_of(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
+GDN_DEVICE int rare_lane(void) { return opaque((int)threadIdx.x % 32); }
+
+template <int dtype> struct state_pair;
+template <> struct state_pair<GDN_F32> {
+    GDN_DEVICE void load(const char *p, float &x, float &y)
+    {
+        const float2 z = *(const float2 *)p;
+        x = z.x, y = z.y;
+    }
+    GDN_DEVICE void store(char *p, float x, float y) { *(float2 *)p = make_float2(x, y); }
+};
+template <> struct state_pair<GDN_BF16> {
+    GDN_DEVICE void load(const char *p, float &x, float &y)
+    {
+        const uint32_t z = *(const uint32_t *)p;
+        x = mma_format_bf16::low(z), y = mma_format_bf16::high(z);
+    }
+    GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_bf16x2(x, y); }
+};
+template <> struct state_pair<GDN_F16> {
+    GDN_DEVICE void load(const char *p, float &x, float &y)
+    {
+        const uint32_t z = *(const uint32_t *)p;
+        x = mma_format_f16::low(z), y = mma_format_f16::high(z);
+    }
+    GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_f16x2(x, y); }
+};
+
+/* Keys k and k + 1, k even, may be moved at once. */
+GDN_DEVICE bool has_pairs(const struct state_place &p, const struct state_part &part)
+{
+    const int64_t bytes = p.dtype == GDN_F32 ? 4 : 2;
+    return p.k_step == bytes && part.K % 2 == 0 &&
+           (((uint64_t)p.data | (uint64_t)p.v_step) & (2 * bytes - 1)) == 0;
+}
+
+enum { HOPPER_PART = 16, HOPPER_PARTS = 64 / HOPPER_PART, HOPPER_PART_KEYS = 32 };
+typedef float hopper_part[HOPPER_PART];
+
+GDN_DEVICE void take_part(hopper_part &x, const float (&S)[64], int part)
+{
+#pragma unroll
+    for (int i = 0; i < HOPPER_PART; i++) {
+        x[i] = S[i];
+#pragma unroll
+        for (int p = 1; p < HOPPER_PARTS; p++)
+            if (p == part) x[i] = S[p * HOPPER_PART + i];
+    }
+}
+GDN_DEVICE void put_part(float (&S)[64], const hopper_part &x, int part)
+{
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        if (i / HOPPER_PART == part) S[i] = x[i % HOPPER_PART];
+}
+
+/* A part, from or to the keys from `key` on. */
+template <int dtype>
+GDN_DEVICE void read_elements(hopper_part &x, const struct state_place &p,
+                              const struct state_part &part, int key, bool pairs)
+{
+    typedef typename gdn_io<dtype>::type element;
+    const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < HOPPER_PART; i += 2) {
+        const int   v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
+        const char *at = p.data + v * p.v_step + k * p.k_step;
+        if (v >= part.V || k >= part.K) continue;
+        if (pairs) {
+            state_pair<dtype>::load(at, x[i], x[i + 1]);
+            continue;
+        }
+        x[i] = gdn_io<dtype>::load((const element *)at);
+        if (k + 1 < part.K) x[i + 1] = gdn_io<dtype>::load((const element *)(at + p.k_step));
+    }
+}
+
+template <int dtype>
+GDN_DEVICE void write_elements(const hopper_part &x, const struct state_place &p,
+                               const struct state_part &part, int key, bool pairs)
+{
+    typedef typename gdn_io<dtype>::type element;
+    const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < HOPPER_PART; i += 2) {
+        const int v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
+        char     *at = p.data + v * p.v_step + k * p.k_step;
+        if (v >= part.V || k >= part.K) continue;
+        if (pairs) {
+            state_pair<dtype>::store(at, x[i], x[i + 1]);
+            continue;
+        }
+        gdn_io<dtype>::store((element *)at, x[i]);
+        if (k + 1 < part.K) gdn_io<dtype>::store((element *)(at + p.k_step), x[i + 1]);
+    }
+}
+
+GDN_DEVICE void write_part(const hopper_part &x, const struct state_place &p,
+                           const struct state_part &part, int key)
+{
+    const bool pairs = has_pairs(p, part);
+    switch (p.dtype) {
+    case GDN_F32: write_elements<GDN_F32>(x, p, part, key, pairs); break;
+    case GDN_BF16: write_elements<GDN_BF16>(x, p, part, key, pairs); break;
+    default: write_elements<GDN_F16>(x, p, part, key, pairs); break;
+    }
+}
+
+GDN_DEVICE void read_state(float (&S)[64], const struct state_place &p,
+                           const struct state_part &part)
+{
+    const bool pairs = has_pairs(p, part);
+#pragma unroll
+    for (int i = 0; i < 64; i++) S[i] = 0;
+#pragma unroll 1
+    for (int i = 0; p.data && i < HOPPER_PARTS; i++) {
+        const int   key = i * HOPPER_PART_KEYS;
+        hopper_part x   = {};
+        switch (p.dtype) {
+        case GDN_F32: read_elements<GDN_F32>(x, p, part, key, pairs); break;
+        case GDN_BF16: read_elements<GDN_BF16>(x, p, part, key, pairs); break;
+        default: read_elements<GDN_F16>(x, p, part, key, pairs); break;
+        }
+        put_part(S, x, i);
+    }
+}
+
+GDN_DEVICE void write_state(const float (&S)[64], const struct state_place &p,
+                            const struct state_part &part)
+{
+#pragma unroll 1
+    for (int i = 0; p.data && i < HOPPER_PARTS; i++) {
+        hopper_part x;
+        take_part(x, S, i);
+        write_part(x, p, part, i * HOPPER_PART_KEYS);
+    }
+}
+
+#endif

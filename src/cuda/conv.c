@@ -8,7 +8,7 @@
 enum { CHANNELS = 128, WARPS = 4, KEPT = 8 };
 
 /* Blocks that a multiprocessor has at once, as there. */
-enum { BUSY_TILE = 4, BUSY_STEP = 3 };
+enum { BUSY_TILE = 4, BUSY_STEP = 3, BUSY_WIDE_STEP = 4 };
 
 enum {
     SHORT      = 16, /* tokens that a warp walks alone: tiles would have few */
@@ -109,7 +109,8 @@ static int64_t steps_of(const gdn_ctx *ctx, const struct gdn_cu_conv *c)
     const int32_t dtype = state_dtype(c);
     if (dtype != c->x.dtype && dtype != GDN_F32) return 0;
     if (!is_step_view(&c->from, dtype) || !is_step_view(&c->to, dtype)) return 0;
-    const int64_t warps = warps_of(ctx, BUSY_STEP), all = b->B * wide_chunks_of(c, dtype);
+    const int64_t warps = warps_of(ctx, dtype == GDN_F32 ? BUSY_WIDE_STEP : BUSY_STEP);
+    const int64_t all   = b->B * wide_chunks_of(c, dtype);
     return divide_up(all, divide_up(all, MOST_STEPS * warps) * warps);
 }
 
@@ -224,13 +225,13 @@ static gdn_status tiles_in_place(gdn_ctx *ctx, const struct gdn_cu_conv *args, v
 
 static gdn_status step(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
 {
-    static const enum gdn_kernel_id kernels[][2] = {
-        [GDN_F32]  = { GDN_CU_conv_step_f32_4, GDN_CU_conv_step_f32_4 },
-        [GDN_BF16] = { GDN_CU_conv_step_bf16_4, GDN_CU_conv_mixed_step_bf16_4 },
-        [GDN_F16]  = { GDN_CU_conv_step_f16_4, GDN_CU_conv_mixed_step_f16_4 },
-    };
+    static const enum gdn_kernel_id alike[] = { [GDN_BF16] = GDN_CU_conv_step_bf16_4,
+                                                [GDN_F16]  = GDN_CU_conv_step_f16_4 };
+    static const enum gdn_kernel_id wide[]  = { [GDN_F32]  = GDN_CU_conv_wide_step_f32_4,
+                                                [GDN_BF16] = GDN_CU_conv_wide_step_bf16_4,
+                                                [GDN_F16]  = GDN_CU_conv_wide_step_f16_4 };
     const int32_t            dtype  = state_dtype(args);
-    const enum gdn_kernel_id kernel = kernels[args->x.dtype][dtype != args->x.dtype];
+    const enum gdn_kernel_id kernel = (dtype == GDN_F32 ? wide : alike)[args->x.dtype];
     const int64_t            n_items = args->apart * wide_chunks_of(args, dtype);
     TRY(launch(ctx, args, kernel, 0, n_items, WARPS * 3 * 32 * 16, stream));
     return gdn_cuda_note(ctx, "conv1d", kernel);

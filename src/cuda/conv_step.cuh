@@ -231,12 +231,12 @@ template <int dtype, int state> GDN_DEVICE void step_rows(const struct gdn_cu_co
         }
 }
 
-/* States of the dtype of x, or of float32. */
+/* States of the dtype of x, of 16 bits, or of float32. */
 template <int dtype, int TAPS> GDN_DEVICE void conv_step(const struct gdn_cu_conv &a)
 {
     step_rows<dtype, dtype>(a);
 }
-template <int dtype, int TAPS> GDN_DEVICE void conv_mixed_step(const struct gdn_cu_conv &a)
+template <int dtype, int TAPS> GDN_DEVICE void conv_wide_step(const struct gdn_cu_conv &a)
 {
     step_rows<dtype, f32>(a);
 }

@@ -204,7 +204,7 @@ static void one_token(int number)
     static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 128, 128 }, { 2, 2, 128, 64 },
                                      { 1, 9, 128, 32 },  { 1, 8, 128, 128 }, { 3, 6, 128, 128 } };
     const int     *s = shapes[number % 6], form = number / 6;
-    const bool     many = s[0] == 3; /* two heads of each block */
+    const bool     many = s[0] == 3; /* blocks of whole heads */
     const int64_t  B = many ? 47 : 1 + form, P = 2 * B;
     const int64_t  channels = 2 * s[0] * s[2] + s[1] * s[3];
     const int32_t  A = GDN_BF16 + form % 2;

@@ -248,8 +248,7 @@ struct gdn_cu_step_rows {
     struct gdn_cu_taps weight, bias, conv; /* conv: the pool of its states */
     int32_t            norm_weight_bytes;
     int32_t            Hk, group, V; /* key heads, and value heads of one */
-    int32_t            heads;     /* of a block, whose columns of each are */
-    int32_t            n_columns;
+    int32_t            n_columns; /* of a state that a block has */
     int32_t            part_bits; /* log2 of the blocks of a value head */
     int32_t            n_blocks;  /* of a key head */
     int32_t            share;     /* channels of q and k whose states a block moves, of 2 K */
@@ -258,6 +257,7 @@ struct gdn_cu_step_rows {
     int32_t            moves;     /* are the convolution's states moved on? */
     int32_t            normed;
     float              rms_eps;
+    int32_t            pad;
 };
 
 /* gdn_decode with a tree, a record or states of 8 bits; gdn_record_fold. */

@@ -38,20 +38,13 @@ template <int dtype> struct one_piece {
     {
         return dtype == GDN_F32 ? __uint_as_float(x[e % 4]) : one_element<dtype>(x[e / 2], e);
     }
-    /* The same, but by an instruction of its own, so that it is not kept in a register from get()
-     * on. */
-    GDN_DEVICE float anew(const uint32_t (&x)[4], int e)
-    {
-        if (dtype != GDN_BF16) return get(x, e);
-        return __uint_as_float(high_half(x[e / 2], e % 2));
-    }
     /* x <- alpha x + factor y */
     GDN_DEVICE void update(uint32_t (&x)[4], float alpha, float factor, const float (&y)[E])
     {
 #pragma unroll
         for (int e = 0; e < E; e += 2) {
-            const float low  = fmaf(factor, y[e], alpha * anew(x, e));
-            const float high = fmaf(factor, y[e + 1], alpha * anew(x, e + 1));
+            const float low  = fmaf(factor, y[e], alpha * get(x, e));
+            const float high = fmaf(factor, y[e + 1], alpha * get(x, e + 1));
             if (dtype == GDN_F32)
                 x[e % 4] = __float_as_uint(low), x[e % 4 + 1] = __float_as_uint(high);
             else

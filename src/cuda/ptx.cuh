@@ -158,15 +158,6 @@ GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
     return x;
 }
 
-/* The upper or lower half of x, as the upper half of a word. */
-GDN_DEVICE uint32_t high_half(uint32_t x, bool upper)
-{
-    uint32_t y;
-    if (upper) asm volatile("prmt.b32 %0, %1, 0, 0x3244;" : "=r"(y) : "r"(x));
-    else asm volatile("prmt.b32 %0, %1, 0, 0x1044;" : "=r"(y) : "r"(x));
-    return y;
-}
-
 /* Two words of shared memory, aligned as a whole: loaded here, not kept from before. */
 GDN_DEVICE void lds_v2(uint32_t *x, const void *p)
 {

@@ -145,22 +145,18 @@ static bool are_even_states(const struct gdn_cu_step *a)
                              : p->entry > bytes && are_even_channels(p);
 }
 
-/* Has every sequence one token, and can channels be taken in pairs? Of rows of v only where that is
- * all a kernel has: see step_head(). */
+/* Has every sequence one token, and can channels be taken in pairs? */
 static bool is_one_token(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
 {
-    const bool short_way = r->from.k_first || (r->from.dtype == GDN_F32    ? a->rule.whole
-                                               : r->from.dtype == GDN_BF16 ? a->rule.products
-                                                                           : true);
-    return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each && short_way &&
+    return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each &&
            r->K % 2 == 0 && r->V % 2 == 0 &&
            is_even(a->x.data, a->x.row | a->x.token, a->x.dtype, 2) && are_even_taps(&a->weight) &&
            are_even_channels(&a->bias) && are_even_states(a);
 }
 
-/* ---- One token of each sequence (step_rows.cuh) --------------------------------------------- */
+/* ---- One token of each sequence, of rows of v (step_rows.cuh) -------------------------------- */
 
-enum { ROWS_K = 128, WARP_COLUMNS = 16 };
+enum { ROWS_K = 128 };
 
 static bool is_either(const void *data, int32_t dtype, int32_t other)
 {
@@ -178,15 +174,9 @@ static bool takes_rows(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
                            is_either(a->norm_weight.data, a->norm_weight.dtype, io)));
 }
 
-static struct gdn_cu_step_rows rows_args(const gdn_ctx *ctx, const struct gdn_cu_step *a,
-                                         const struct gdn_cu_rule *r)
+static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
 {
-    const int64_t n_heads = r->batch.B * r->H;
-    const bool    two     = r->from.dtype != GDN_F32 && a->part_bits == 0 && a->group % 2 == 0 &&
-                     r->V == ROWS_K && n_heads >= 2 * ctx->cuda->sm_count;
-    const int     heads = two ? 2 : 1, n_blocks = a->n_blocks / heads;
-    const int     share = (2 * r->K + n_blocks - 1) / n_blocks;
-    const int32_t entry = a->conv.entry;
+    const int32_t entry    = a->conv.entry;
     const bool    by_entry = a->conv.channel > entry;
     return (struct gdn_cu_step_rows){
         .one               = gdn_cuda_one_args(r, &a->rule),
@@ -201,11 +191,10 @@ static struct gdn_cu_step_rows rows_args(const gdn_ctx *ctx, const struct gdn_cu
         .Hk                = a->Hk,
         .group             = a->group,
         .V                 = r->V,
-        .heads             = heads,
         .n_columns         = a->n_columns,
         .part_bits         = a->part_bits,
-        .n_blocks          = n_blocks,
-        .share             = share + share % 2,
+        .n_blocks          = a->n_blocks,
+        .share             = a->share + a->share % 2,
         .pair_step         = by_entry ? 2 * entry : entry,
         .by_entry          = by_entry,
         .moves             = a->moves,
@@ -217,10 +206,10 @@ static struct gdn_cu_step_rows rows_args(const gdn_ctx *ctx, const struct gdn_cu
 static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
                               const struct gdn_cu_step *step)
 {
-    const struct gdn_cu_step_rows a = rows_args(ctx, step, r);
+    const struct gdn_cu_step_rows a = rows_args(step, r);
     const bool f16   = step->x.dtype == GDN_F16;
-    const int  n     = a.heads * a.n_columns;
-    const int  warps = (n + WARP_COLUMNS - 1) / WARP_COLUMNS, conv = (2 * r->K + n + 63) / 64;
+    const int  warps = (a.n_columns + COLUMNS - 1) / COLUMNS;
+    const int  conv  = (2 * r->K + a.n_columns + 63) / 64;
     const struct gdn_cuda_call call = {
         .kernel    = r->from.dtype == GDN_F32 ? f16 ? GDN_CU_step_rows_F32_F16
                                                     : GDN_CU_step_rows_F32_BF16
@@ -243,16 +232,15 @@ static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_mixer *m, const stru
                              const struct gdn_cu_step *a)
 {
 #define DTYPES(name) { name##_F32, name##_BF16, name##_F16 }
-    static const enum gdn_kernel_id kernels[2][2][3] = {
-        { DTYPES(GDN_CU_step_vk), DTYPES(GDN_CU_step_kv) },
-        { DTYPES(GDN_CU_step_one_vk), DTYPES(GDN_CU_step_one_kv) },
+    static const enum gdn_kernel_id kernels[][3] = {
+        DTYPES(GDN_CU_step_vk), DTYPES(GDN_CU_step_kv), DTYPES(GDN_CU_step_one_kv)
     };
     const int64_t n = a->rule.n_rows, rows = n < MOST_ROWS ? n : MOST_ROWS;
     /* Sixteen columns are a warp's; and a thread convolves two channels at most. */
     const int n_state = (a->n_columns + COLUMNS - 1) / COLUMNS;
     const int n_conv  = (2 * r->K + a->n_columns + 63) / 64;
     const struct gdn_cuda_call call = {
-        .kernel    = kernels[is_one_token(a, r)][r->from.k_first][r->from.dtype],
+        .kernel    = kernels[r->from.k_first ? 1 + is_one_token(a, r) : 0][r->from.dtype],
         .grid      = { (int64_t)r->Hk * a->n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
         .n_threads = 32 * (n_state > n_conv ? n_state : n_conv),
         .cluster   = are_together(ctx, a->n_blocks) ? a->n_blocks : 1,

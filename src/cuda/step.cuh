@@ -5,9 +5,10 @@
  *
  * A block has one value head of one sequence, a warp of it 16 columns of the state, as in
  * decode_warp.cuh and decode_mma.cuh. What the convolution reads is asked for first, then the
- * state; while that is on its way, q, k and v of a token (step_one.cuh) or of
- * four (step_taps.cuh) are convolved into shared memory, a thread for two channels. From there the warps go on as if separate calls had left them. Where
- * there are few sequences, up to four blocks share the columns of a head.
+ * state; while that is on its way, q, k and v of a token (step_one.cuh) or of four (step_taps.cuh)
+ * are convolved into shared memory, a thread for two channels. From there the warps go on as if
+ * separate calls had left them. Where there are few sequences, up to four blocks share the columns
+ * of a head.
  *
  * The blocks that share q and k each convolve these, and each moves a part of their state of the
  * convolution on, when all have read it: they are a cluster. Where that cannot be, another launch
@@ -75,8 +76,8 @@ GDN_DEVICE void step_columns(uint32_t (&column)[Tile::PAIRS], const struct step_
 }
 
 /* Up to MMA_TOKENS, by tensor cores. */
-template <int dtype, class Raw>
-GDN_DEVICE void step_products(struct step_shared &sh, const Raw &raw,
+template <int dtype>
+GDN_DEVICE void step_products(struct step_shared &sh, const struct step_raw &raw,
                               const struct gdn_cu_step &a, const struct step_work &w)
 {
     typedef mma_tile<STEP_MOST, dtype> Tile;
@@ -119,9 +120,8 @@ GDN_DEVICE void step_chunk(float (&to)[4], const float *row, int at, bool there)
 }
 
 /* One token on a state of float32. */
-template <class Raw>
-GDN_DEVICE void step_once(struct step_shared &sh, const Raw &raw, const struct gdn_cu_step &a,
-                          const struct step_work &w)
+GDN_DEVICE void step_once(struct step_shared &sh, const struct step_raw &raw,
+                          const struct gdn_cu_step &a, const struct step_work &w)
 {
     typedef once_tile<STEP_MOST> Tile;
     const struct gdn_cu_warp &r = a.rule;
@@ -229,8 +229,6 @@ GDN_DEVICE void step_zero(const struct gdn_cu_step &a, const struct step_work &w
             store_float(warp_row(r.out, w.seq, t, w.head), w.column + i, r.out.dtype, 0);
 }
 
-template <class Raw> GDN_DEVICE bool step_has_ways(bool said) { return Raw::ONE || said; }
-
 template <class Raw, class Tile, int dtype>
 GDN_DEVICE void step_head(struct step_shared &sh, const struct gdn_cu_step &a,
                           const struct step_work &w)
@@ -239,13 +237,13 @@ GDN_DEVICE void step_head(struct step_shared &sh, const struct gdn_cu_step &a,
     Raw       raw;
     step_fetch(raw, a, w, 0, T < STEP_WINDOW ? T : STEP_WINDOW);
     if constexpr (!Tile::K_FIRST && dtype != GDN_F16) {
-        if (step_has_ways<Raw>(a.rule.products) && T <= MMA_TOKENS && (dtype == GDN_BF16 || T > 1)) {
+        if (a.rule.products && T <= MMA_TOKENS && (dtype == GDN_BF16 || T > 1)) {
             step_products<dtype>(sh, raw, a, w);
             return;
         }
     }
     if constexpr (!Tile::K_FIRST && dtype == GDN_F32) {
-        if (step_has_ways<Raw>(a.rule.whole) && T == 1) {
+        if (a.rule.whole && T == 1) {
             step_once(sh, raw, a, w);
             return;
         }

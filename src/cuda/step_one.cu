@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_step in one launch, of one token for each sequence, for states of each layout and dtype. */
+/* gdn_step of one token for each sequence, on states whose rows are k. */
 #include "step.cuh"
 
 #define GDN_IMAGE_step_one GDN_THIS_IMAGE

@@ -4,5 +4,5 @@
 
 #define GDN_IMAGE_step_rows GDN_THIS_IMAGE
 #define GDN_KERNEL_step_rows(threads, shared, dtype, io)                                      \
-    STEP_ROWS_KERNEL(threads, 2, gdn_step_rows_##dtype##_##io, dtype, io, 2)
+    STEP_ROWS_KERNEL(threads, gdn_step_rows_##dtype##_##io, dtype, io)
 #include "kernels.cuh"

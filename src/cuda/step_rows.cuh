@@ -4,9 +4,9 @@
  * have rows of v, and all of it lies in pieces that a lane takes at once: as decode_one.cuh, whose
  * rule it is, with q, k and v from shared memory.
  *
- * A block has one or two value heads that share q and k, or some columns of one, a warp of it
- * sixteen or eight. The state is asked for first; while it is on its way, a thread convolves two
- * channels that lie side by side, and moves their states on.
+ * A block has a value head, or some columns of one, a warp of it sixteen. The state is asked for
+ * first; while it is on its way, a thread convolves two channels that lie side by side, and moves
+ * their states on.
  *
  * Where several blocks share q and k, each convolves these and moves a part of their states, when
  * all have read them: they are a cluster.
@@ -18,16 +18,16 @@
 #include "step_taps.cuh"
 
 enum {
-    STEP_K     = 128, /* and V at most */
-    STEP_HEADS = 2    /* of a block, at most */
+    STEP_K       = 128, /* and V at most */
+    STEP_COLUMNS = 16   /* of a warp */
 };
 
 /* What the convolution leaves: k and q as they would lie in memory, v as float32, and what becomes
  * of the states of channels of q and k. Then o, for the norm, and what the norm multiplies by. */
 struct step_rows_shared {
     alignas(16) uint32_t keys[2][STEP_K / 2];
-    alignas(16) float    o[STEP_HEADS * STEP_K];
-    float                v[STEP_HEADS * STEP_K];
+    alignas(16) float    o[STEP_K];
+    float                v[STEP_K];
     alignas(8) float     left[STEP_PAST][2 * STEP_K];
 };
 
@@ -156,9 +156,8 @@ struct step_tail {
 GDN_DEVICE void tail_fetch(struct step_tail &f, const struct gdn_cu_step_rows &a,
                            const struct one_place &w, int i)
 {
-    const int column = i & (STEP_K - 1);
-    f.z = ld_b32_b16(one_at(a.z, w.row, w.head + i / STEP_K) + column * 2, false, a.z.data);
-    f.weight = one_bits(a.norm_weight, 0, column, a.norm_weight_bytes);
+    f.z      = ld_b32_b16(one_at(a.z, w.row, w.head) + i * 2, false, a.z.data);
+    f.weight = one_bits(a.norm_weight, 0, i, a.norm_weight_bytes);
 }
 
 /* Of column i, with the sum in the order of norm.cu, once all warps have left their o. */
@@ -166,8 +165,7 @@ template <int io>
 GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct step_tail &f,
                           const struct gdn_cu_step_rows &a, const struct one_place &w, int i)
 {
-    const int    column = i & (STEP_K - 1);
-    const float *o = &sh.o[i - column + threadIdx.x % 16 * 8];
+    const float *o = &sh.o[i % 16 * 8];
     float        sum = 0, gate[1] = { one_half<io>(f.z) };
 #pragma unroll
     for (int j = 0; j < 8; j += 4) {
@@ -179,7 +177,7 @@ GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct step_t
     silu_of(gate);
     const float scale  = 1 / sqrtf(sum / (float)STEP_K + a.rms_eps);
     const float weight = a.norm_weight.data ? one_number<io>(f.weight, a.norm_weight_bytes) : 1;
-    one_store_half<io>(one_at(a.one.out, w.row, w.head + i / STEP_K) + column * 2,
+    one_store_half<io>(one_at(a.one.out, w.row, w.head) + i * 2,
                        sh.o[i] * scale * weight * (a.z.data ? gate[0] : 1));
 }
 
@@ -220,28 +218,36 @@ GDN_DEVICE void rows_keys(uint32_t (&x)[Tile::C * Tile::E], const struct step_ro
         }
 }
 
-/* The block's head, or the first of its two, and column. */
+/* o of one of the block's columns: for the norm as it would lie in memory, or out. */
+template <int io>
+GDN_DEVICE void rows_out(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
+                         const struct one_place &w, int column, int mine, float o)
+{
+    if (a.normed)
+        sh.o[mine] = one_half<io>(io == GDN_BF16 ? f32_to_bf16(o) : f32_to_f16(o));
+    else if (a.one.out.data)
+        one_store_half<io>(one_at(a.one.out, w.row, w.head) + (column + mine) * 2, o);
+}
+
+/* The block's head and column. */
 GDN_DEVICE int rows_begin(struct one_place &w, const struct gdn_cu_step_rows &a)
 {
-    w.head = blockIdx.y * a.group + (blockIdx.x >> a.part_bits) * a.heads;
+    w.head = blockIdx.y * a.group + (blockIdx.x >> a.part_bits);
     return (blockIdx.x & ((1 << a.part_bits) - 1)) * a.n_columns;
 }
 
-template <int dtype, int io, int TILES>
+template <int dtype, int io>
 GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
 {
     typedef step_rows<dtype, io> Tile;
+    enum { TILES = STEP_COLUMNS / Tile::ROWS };
     __shared__ struct step_rows_shared sh;
     const int  column = rows_begin(w, a), lane = threadIdx.x % 32, i = threadIdx.x;
-    const int  first = i / 32 * (TILES * Tile::ROWS); /* of the warp, of the block's columns */
-    const bool has = first < a.heads * a.n_columns;
-    const bool convolves = 2 * i < 2 * STEP_K + a.heads * a.n_columns;
+    const int  first = i / 32 * STEP_COLUMNS; /* of the warp, of the block's columns */
+    const bool has = first < a.n_columns, convolves = 2 * i < 2 * STEP_K + a.n_columns;
     const int  channel = rows_channel(a, w, column, 2 * i);
-    const int  at = lane % Tile::LANES * 16, second = has && first >= a.n_columns;
-    struct one_place own = w;
-    own.head += second;
-    const int  v = first - second * a.n_columns + column, row = v + lane / Tile::LANES;
-    char *const from = one_at(a.one.from, w.from, own.head) + row * a.one.from_row + at;
+    const int  row = column + first + lane / Tile::LANES, at = lane % Tile::LANES * 16;
+    char *const from = one_at(a.one.from, w.from, w.head) + row * a.one.from_row + at;
     Tile             tile[TILES];
     struct step_pair pair;
     struct step_tail tail;
@@ -252,15 +258,15 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
         for (int n = 0; n < TILES; n++)
             one_load(tile[n], from + n * Tile::ROWS * a.one.from_row, a.one.from_row);
     if (convolves) rows_fetch(pair, a, w, channel);
-    one_fetch_gates(gates, a.one, own);
-    if (a.normed && i < a.heads * STEP_K) tail_fetch(tail, a, w, i);
+    one_fetch_gates(gates, a.one, w);
+    if (a.normed && i < STEP_K) tail_fetch(tail, a, w, i);
     one_expand_gates<io>(alpha, beta, gates, a.one);
     if (convolves) rows_put<io>(sh, pair, a, w, channel, 2 * i);
     __syncthreads();
     if (a.n_blocks > 1) cluster_arrive_relaxed();
     if (has) {
         const bool changed = alpha != 1 || beta != 0;
-        char      *to = one_at(a.one.to, w.to, own.head) + row * a.one.to_row + at;
+        char      *to = one_at(a.one.to, w.to, w.head) + row * a.one.to_row + at;
         rows_keys<Tile>(tile[0].keys, sh);
         const struct one_factors f = one_products<Tile>(tile[0].keys, a.one);
 #pragma unroll
@@ -274,13 +280,7 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
             rows_keys<Tile>(tile[n].keys, sh);
             u = rule_u(beta, sh.v[mine], alpha * f.k * p);
             const float o = rule_o(f.kq, alpha * f.q * z, u);
-            if (lane % (Tile::LANES / Tile::N) == 0) {
-                if (a.normed)
-                    sh.o[mine] = one_half<io>(io == GDN_BF16 ? f32_to_bf16(o) : f32_to_f16(o));
-                else if (a.one.out.data)
-                    one_store_half<io>(one_at(a.one.out, w.row, own.head) +
-                                           (mine - first + v) * 2, o);
-            }
+            if (lane % (Tile::LANES / Tile::N) == 0) rows_out<io>(sh, a, w, column, mine, o);
             if (!a.one.to.data) continue;
             if (__builtin_expect(beta == 0, 0)) one_forget(tile[n].keys, Tile::C * Tile::E);
             if (changed) one_write(tile[n], alpha, beta == 0 ? 0 : u * f.k);
@@ -290,7 +290,7 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
     }
     if (a.normed) {
         __syncthreads();
-        if (i < a.heads * STEP_K) rows_norm<io>(sh, tail, a, w, i);
+        if (i < STEP_K) rows_norm<io>(sh, tail, a, w, i);
     }
     if (a.n_blocks == 1) return;
     cluster_wait();
@@ -301,20 +301,20 @@ GDN_DEVICE void rows_zero(const struct gdn_cu_step_rows &a, struct one_place &w)
 {
     const int column = rows_begin(w, a);
     if (!a.one.out.data || a.one.keep) return;
-    for (int i = threadIdx.x; i < a.heads * a.n_columns; i += blockDim.x) {
-        const int head = i >= a.n_columns;
-        *(uint16_t *)(one_at(a.one.out, w.row, w.head + head) +
-                      (column + i - head * a.n_columns) * 2) = 0;
-    }
+    for (int i = threadIdx.x; i < a.n_columns; i += blockDim.x)
+        *(uint16_t *)(one_at(a.one.out, w.row, w.head) + (column + i) * 2) = 0;
 }
 
-#define STEP_ROWS_KERNEL(threads, blocks, name, dtype, io, tiles)                             \
-    extern "C" __global__ void __launch_bounds__(threads, blocks)                             \
+/* Blocks that an SM is to hold, by measurement; of float32 a state has twice the registers. */
+enum { STEP_BLOCKS_F32 = 2, STEP_BLOCKS_BF16 = 3, STEP_BLOCKS_F16 = 3 };
+
+#define STEP_ROWS_KERNEL(threads, name, dtype, io)                                            \
+    extern "C" __global__ void __launch_bounds__(threads, STEP_BLOCKS_##dtype)                \
         name(const __grid_constant__ struct gdn_cu_step_rows a)                               \
     {                                                                                         \
         struct one_place w;                                                                   \
         if (__builtin_expect(one_begin(w, a.one), 1))                                         \
-            rows_work<GDN_##dtype, GDN_##io, tiles>(a, w);                                    \
+            rows_work<GDN_##dtype, GDN_##io>(a, w);                                           \
         else                                                                                  \
             rows_zero(a, w);                                                                  \
     }

@@ -149,7 +149,6 @@ GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
     return bytes == 1 ? *(const uint8_t *)p : absent;
 }
 GDN_DEVICE void lds_v2(uint32_t *x, const void *p) { memcpy(x, p, 8); }
-GDN_DEVICE uint32_t high_half(uint32_t x, bool upper) { return upper ? x & 0xffff0000 : x << 16; }
 GDN_DEVICE int64_t mad_wide(int a, int b, int64_t c) { return (int64_t)a * b + c; }
 GDN_DEVICE float rcp_approx(float x) { return 1 / x; }
 GDN_DEVICE float rsqrt_approx(float x) { return 1 / sqrtf(x); }

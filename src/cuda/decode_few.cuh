@@ -2,9 +2,9 @@
 /*
  * Padded rows of several tokens on states whose rows are k, in windows of four: decode_mma.cuh's
  * algebra on the columns of decode_one.cuh. A block has 64 columns, each warp 32 rows of them, in
- * float32. For each token of a window the warps read the state before it, by raw k and q; they meet,
- * and go through the tokens, by what these read of the state and of each other, four lanes to a
- * column, 16 columns to a warp; they meet again, and add all of the window's u k^T.
+ * float32. The warps read the state before the window by raw k and q of each token; they meet, and
+ * go through the tokens, by what these read of the state and of each other, four lanes to a column,
+ * 16 columns to a warp; they meet again, and add all of the window's u k^T.
  *
  * X = [k0 q0 k1 q1 ...]: a lane has 16 bytes of one column, which are in the warp's rows, so two
  * products of tensor cores make the warp's part of X^T X.

@@ -355,7 +355,7 @@ static struct gdn_cu_at at_pool(const struct gdn_cu_pool *p)
 {
     return (struct gdn_cu_at){ p->data, p->slot, p->head };
 }
-static struct gdn_cu_at at_vector(const struct gdn_cu_array *a)
+struct gdn_cu_at gdn_cuda_at_vector(const struct gdn_cu_array *a)
 {
     const int64_t step = a->stride[0] * (int64_t)gdn_dtype_bytes(a->dtype);
     union {
@@ -382,7 +382,7 @@ static bool is_slots(const struct gdn_cu_array *a)
 }
 
 /* A token of each sequence, of batches of nothing but slots, all with a state. */
-static bool takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const int32_t io = a->k.dtype, state = like_of(r)->dtype;
     return a->whole && a->T == 1 && a->from.data && a->B <= MOST_ROWS && !a->cu_seqlens.data &&
@@ -404,7 +404,7 @@ static uint32_t group_of(const struct gdn_cu_rule *r, int n)
 }
 
 /* Absent gates make 1 of 0: exp(0), 2 sigmoid(0). */
-static struct gdn_cu_one one_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     return (struct gdn_cu_one){
         .from          = at_pool(&a->from),
@@ -414,8 +414,8 @@ static struct gdn_cu_one one_args(const struct gdn_cu_rule *r, const struct gdn_
         .v             = at_of(&a->v),
         .g             = at_of(&a->g),
         .beta          = at_of(&a->beta),
-        .A_log         = at_vector(&a->A_log),
-        .dt_bias       = at_vector(&a->dt_bias),
+        .A_log         = gdn_cuda_at_vector(&a->A_log),
+        .dt_bias       = gdn_cuda_at_vector(&a->dt_bias),
         .out           = at_of(&a->out),
         .from_row      = a->from.row,
         .to_row        = a->to.row,
@@ -458,7 +458,7 @@ static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_r
                              const struct gdn_cu_warp *warp, void *stream)
 {
     const struct gdn_pool_view *like = like_of(r);
-    const struct gdn_cu_one     a = one_args(r, warp);
+    const struct gdn_cu_one     a = gdn_cuda_one_args(r, warp);
     const int columns = like->k_first ? ONE_COLUMNS
                                       : ONE_COLUMN_BYTES / (int)gdn_dtype_bytes(like->dtype);
     const struct gdn_cuda_call  call = {
@@ -495,7 +495,7 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         gdn_cuda_takes_warps(args)) {
         struct gdn_cu_warp a = gdn_cuda_warp_args(args);
         if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
-        if (takes_one(args, &a)) return decode_one(ctx, op, args, &a, stream);
+        if (gdn_cuda_takes_one(args, &a)) return decode_one(ctx, op, args, &a, stream);
         return decode_warps(ctx, op, args, a, stream);
     }
     const struct gdn_cu_decode a = decode_args(args);

@@ -200,12 +200,15 @@ template <int KC, int dtype, int io> struct one_rows {
     };
     uint32_t S[N][C][4];
     float    k[C][E], q[C][E];
+
+    __device__ __forceinline__ float key(int c, int e) const { return k[c][e]; }
+    __device__ __forceinline__ float query(int c, int e) const { return q[c][e]; }
 };
 
 /* Which of the warp's rows the lane is left with when its sums are done. */
 template <class Tile> GDN_DEVICE int one_own(void)
 {
-    const int lane = threadIdx.x;
+    const int lane = threadIdx.x % 32;
     return lane % Tile::LANES / (Tile::LANES / Tile::N) * Tile::STEP + lane / Tile::LANES;
 }
 
@@ -248,21 +251,33 @@ GDN_DEVICE void one_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_cu_
     }
 }
 
+/* The sums of raw k and q. */
+template <class Tile>
+GDN_DEVICE struct one_factors one_products(const uint32_t (&raw)[Tile::C * Tile::E],
+                                           const struct gdn_cu_one &a)
+{
+    enum { N = Tile::C * Tile::E };
+    float kk = 0, qq = 0, kq = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float k = one_element<Tile::IO>(raw[i / 2], i);
+        const float q = one_element<Tile::IO>(raw[(N + i) / 2], i);
+        kk = fmaf(k, k, kk), qq = fmaf(q, q, qq), kq = fmaf(k, q, kq);
+    }
+    return one_factors_of(one_sum<Tile::LANES>(kk), one_sum<Tile::LANES>(qq),
+                          one_sum<Tile::LANES>(kq), a);
+}
 template <class Tile>
 GDN_DEVICE struct one_factors one_commit(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E],
                                          const struct gdn_cu_one &a)
 {
-    enum { E = Tile::E, C = Tile::C };
-    float kk = 0, qq = 0, kq = 0;
+    enum { E = Tile::E, N = Tile::C * E };
 #pragma unroll
-    for (int i = 0; i < C * E; i++) {
-        const float k = one_element<Tile::IO>(raw[i / 2], i);
-        const float q = one_element<Tile::IO>(raw[(C * E + i) / 2], i);
-        kk = fmaf(k, k, kk), qq = fmaf(q, q, qq), kq = fmaf(k, q, kq);
-        tile.k[i / E][i % E] = k, tile.q[i / E][i % E] = q;
+    for (int i = 0; i < N; i++) {
+        tile.k[i / E][i % E] = one_element<Tile::IO>(raw[i / 2], i);
+        tile.q[i / E][i % E] = one_element<Tile::IO>(raw[(N + i) / 2], i);
     }
-    return one_factors_of(one_sum<Tile::LANES>(kk), one_sum<Tile::LANES>(qq),
-                          one_sum<Tile::LANES>(kq), a);
+    return one_products<Tile>(raw, a);
 }
 
 /* p and z of the lane's own row, of raw k and q. */
@@ -274,8 +289,8 @@ template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &t
     for (int i = 0; i < N * C * E; i++) {
         const int   n = i / E / C, c = i / E % C, e = i % E;
         const float S = Tile::piece::get(tile.S[n][c], e);
-        ps[n]         = fmaf(S, tile.k[c][e], ps[n]);
-        zs[n]         = fmaf(S, tile.q[c][e], zs[n]);
+        ps[n]         = fmaf(S, tile.key(c, e), ps[n]);
+        zs[n]         = fmaf(S, tile.query(c, e), zs[n]);
     }
     p = one_sums<Tile::LANES, N>(ps);
     z = one_sums<Tile::LANES, N>(zs);
@@ -284,13 +299,16 @@ template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &t
 /* u: of the lane's own row, times what k is to be multiplied by. */
 template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u)
 {
-    const int first = threadIdx.x / Tile::LANES * Tile::LANES;
+    const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) {
         const float un = __shfl_sync(0xffffffff, u, first + n * (Tile::LANES / Tile::N));
 #pragma unroll
-        for (int c = 0; c < Tile::C; c++)
-            Tile::piece::update(tile.S[n][c], alpha, un, tile.k[c]);
+        for (int c = 0; c < Tile::C; c++) {
+            float k[Tile::E];
+            for (int e = 0; e < Tile::E; e++) k[e] = tile.key(c, e);
+            Tile::piece::update(tile.S[n][c], alpha, un, k);
+        }
     }
 }
 

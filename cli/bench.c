@@ -334,10 +334,12 @@ static int bench_rule(const struct bench_options *o, struct bench *b)
 {
     struct rule_case c;
     const gdn_op     op   = o->op == DECODE ? GDN_OP_DECODE : GDN_OP_PREFILL;
-    int              code = rule_case_make(&c, &o->dims, o->lengths, o->B);
+    struct case_dims d    = o->dims;
+    d.rows                = o->op == DECODE;
+    int code              = rule_case_make(&c, &d, o->lengths, o->B);
     if (!code) code = rule_case_check(&c, b->ctx, op, &b->judged);
     if (!code) {
-        b->calls[0]  = (struct bench_call){ .op = op, .args = &c.args };
+        b->calls[0]  = (struct bench_call){ .op = op, .args = &c.call };
         b->n_calls   = 1;
         b->by_memory = o->op == DECODE;
         b->footprint = (size_t)rule_case_state_bytes(&c);
@@ -406,7 +408,7 @@ static int bench_block(const struct bench_options *o, struct bench *b)
     if (!code) {
         const gdn_op op = o->batch && o->lengths[0] <= 8 ? GDN_OP_DECODE : GDN_OP_PREFILL;
         b->calls[0]     = (struct bench_call){ .op = GDN_OP_BLOCK, .args = &c.args };
-        b->calls[1]     = (struct bench_call){ .op = op, .args = &rule.args };
+        b->calls[1]     = (struct bench_call){ .op = op, .args = &rule.call };
         b->calls[2]     = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &conv.args };
         b->n_calls      = 3;
         b->flops        = block_case_flops(&c, &projections);
@@ -427,6 +429,7 @@ static int bench_step(const struct bench_options *o, struct bench *b)
     struct conv_case conv;
     struct case_dims inner = o->dims;
     inner.raw         = true;
+    inner.rows        = true;
     inner.D           = 2 * inner.Hq * inner.K + inner.Hv * inner.V;
     int code          = step_case_make(&c, &o->dims, o->B, o->lengths[0]);
     code              = rule_case_make(&rule, &inner, o->lengths, o->B) || code;
@@ -436,7 +439,7 @@ static int bench_step(const struct bench_options *o, struct bench *b)
     if (!code) {
         b->calls[0]  = (struct bench_call){ .op = GDN_OP_STEP, .args = &c.args };
         b->calls[1]  = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &conv.args };
-        b->calls[2]  = (struct bench_call){ .op = GDN_OP_DECODE, .args = &rule.args };
+        b->calls[2]  = (struct bench_call){ .op = GDN_OP_DECODE, .args = &rule.call };
         b->n_calls   = 3;
         b->by_memory = true;
         b->footprint = (size_t)step_case_state_bytes(&c);

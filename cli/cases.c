@@ -213,6 +213,30 @@ static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
     return a->q.data && a->k.data && a->g.data && a->beta.data && a->A_log.data && a->dt_bias.data;
 }
 
+/* Tokens as rows of T. */
+static void make_rows(gdn_tensor *t, int64_t B, int64_t T)
+{
+    if (!t->data) return;
+    for (int32_t i = t->ndim++; i > 0; i--) {
+        t->size[i]   = t->size[i - 1];
+        t->stride[i] = t->stride[i - 1];
+    }
+    t->size[0]   = B;
+    t->size[1]   = T;
+    t->stride[0] = T * t->stride[1];
+}
+
+static void make_call(struct rule_case *c)
+{
+    gdn_rule_args *a = &c->call;
+    *a               = c->args;
+    if (!c->dims.rows) return;
+    gdn_tensor *const by_token[] = { &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out };
+    for (size_t i = 0; i < sizeof by_token / sizeof *by_token; i++)
+        make_rows(by_token[i], c->tokens.B, c->tokens.N / c->tokens.B);
+    memset(&c->batch.cu_seqlens, 0, sizeof c->batch.cu_seqlens);
+}
+
 int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int64_t *lengths,
                    int64_t B)
 {
@@ -243,6 +267,7 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     a->state_layout       = dims->state_layout;
     a->flags              = dims->exact ? GDN_EXACT : dims->bf16_products ? GDN_BF16_PRODUCTS : 0;
     a->batch              = &c->batch;
+    make_call(c);
     if (made && c->tokens.cu_seqlens && a->v.data && a->state.data && a->out.data &&
         (!eight || a->state_scales.data))
         return CLI_OK;
@@ -386,7 +411,7 @@ int rule_case_check_by(struct rule_case *c, gdn_ctx *ctx, rule_case_run run, voi
 
 static gdn_status run_op(struct rule_case *c, gdn_ctx *ctx, void *op)
 {
-    return cli_call(ctx, *(const gdn_op *)op, &c->args);
+    return cli_call(ctx, *(const gdn_op *)op, &c->call);
 }
 
 int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found)

@@ -31,6 +31,7 @@ struct case_dims {
     bool    raw;    /* gates and norms inside the call */
     bool    pooled; /* states in every other slot of a pool, backwards */
     bool    each;   /* GDN_WRITE_EACH */
+    bool    rows;   /* sequences, of one length, as rows of a batch; false: by cu_seqlens */
     bool    fused;  /* the layer as Qwen3-Next has it */
     bool    keep;   /* GDN_PAD_KEEP, the layer */
     bool    gated;  /* the step: with the gated norm */
@@ -42,7 +43,8 @@ struct rule_case {
     struct case_batch tokens;
     struct case_dims  dims;
     gdn_batch         batch;
-    gdn_rule_args     args;
+    gdn_rule_args     args; /* by tokens, whatever dims.rows says */
+    gdn_rule_args     call; /* as calls take them */
 };
 struct conv_case {
     struct memory     memory;

@@ -64,9 +64,9 @@ static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, in
              dtype_names[d->state_dtype], d->state_layout == GDN_STATE_KV ? "k_first" : "k_last",
              (long long)d->K, (long long)d->V, (long long)d->Hq, (long long)d->Hv, (long long)T,
              d->raw ? " raw" : "", d->pooled ? " pool" : "", d->each ? " each" : "",
-             d->exact ? " exact" : "");
+             d->exact ? " exact" : d->rows ? " rows" : "");
     if (!wanted(k, name)) return;
-    const bool even = d->each;
+    const bool even = d->each || d->rows;
     int code = rule_case_make(&c, d, even ? (int64_t[]){ T, T, T } : lengths, 3);
     /* What the device refuses, gdn.h says. */
     const bool refused = !code && gdn_supported(k->ctx, op, &c.args) == GDN_E_UNSUPPORTED;
@@ -100,14 +100,32 @@ static void check_rules(struct check *k)
                     }
 }
 
+/* Decode of rows, whose lengths the host knows: one token, a few, and more than a few. */
+static void check_decode_rows(struct check *k)
+{
+    static const int64_t sizes[] = { 64, 128, 256 }, tokens[] = { 1, 3, 6 };
+    for (int i = 0; i < 9; i++)
+        for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
+            for (int32_t state = GDN_F32; state <= GDN_F16; state++)
+                for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++) {
+                    const struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i % 3],
+                                                 .V = sizes[i % 3], .dtype = dtype,
+                                                 .state_dtype = state, .state_layout = layout,
+                                                 .raw = dtype == GDN_BF16, .pooled = i % 2,
+                                                 .rows = true };
+                    check_rule(k, &d, GDN_OP_DECODE, tokens[i / 3]);
+                }
+}
+
 static void check_conv(struct check *k, const struct case_dims *d, const int64_t *lengths,
                        bool in_place)
 {
     struct conv_case  c;
     struct comparison found = { 0 };
     char              name[64];
-    snprintf(name, sizeof name, "conv %s W%lld D%lld T%lld%s", dtype_names[d->dtype],
-             (long long)d->W, (long long)d->D, (long long)lengths[0], in_place ? " in place" : "");
+    snprintf(name, sizeof name, "conv %s state %s W%lld D%lld T%lld%s", dtype_names[d->dtype],
+             dtype_names[d->state_dtype], (long long)d->W, (long long)d->D, (long long)lengths[0],
+             in_place ? " in place" : "");
     if (!wanted(k, name)) return;
     int code = conv_case_make(&c, d, lengths, 4);
     if (in_place) c.args.out = c.args.x;
@@ -124,11 +142,13 @@ static void check_convs(struct check *k)
     for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
         for (int64_t W = 2; W <= 8; W++)
             for (int i = 0; i < 3; i++) {
-                const struct case_dims d = { .D = channels[i], .W = W, .dtype = dtype,
-                                             .state_dtype = dtype };
+                struct case_dims d = { .D = channels[i], .W = W, .dtype = dtype,
+                                       .state_dtype = dtype };
                 check_conv(k, &d, lengths, false);
                 check_conv(k, &d, lengths, true);
                 check_conv(k, &d, few, false);
+                d.state_dtype = GDN_F32;
+                if (dtype != GDN_F32) check_conv(k, &d, few, false);
             }
 }
 
@@ -370,6 +390,7 @@ int check_device(int argc, char **argv)
     check_steps(&k);
     check_copies(&k);
     check_rules(&k);
+    check_decode_rows(&k);
     check_stages(&k);
     check_records(&k);
     check_blocks(&k);

@@ -437,18 +437,19 @@ static gdn_tensor by_channel(int32_t dtype, int64_t P, int64_t D, int64_t S)
     return t;
 }
 
-/* Decode steps: a token each, all dtypes, both orders of the state, whole and cut warps of
- * channels, skipped and masked tokens, states from elsewhere or from none. */
+/* Decode steps: a token each, all dtypes and states of float32, both orders of the state, whole and
+ * cut warps of channels, skipped and masked tokens, states from elsewhere or from none. */
 static void single_tokens(void)
 {
     enum { B = 90, P = 100, S = 3 };
-    for (int i = 0; i < 48 && !ring2_failed(); i++) {
+    for (int i = 0; i < 96 && !ring2_failed(); i++) {
         const int64_t   D = i % 2 ? 280 : 256;
+        const int       dtype = i < 48 ? i % 3 : GDN_F32; /* of states */
         gdn_batch       t;
         gdn_conv1d_args a = make_call(i % 3, i % 3, D, 4, S, &t);
         int64_t         slots[B], counts[B], others[B];
         a.x = ring2_new(i % 3, 0, 3, B, 1, D, 0);
-        a.state = i & 8 ? by_channel(i % 3, P, D, S) : ring2_new(i % 3, 0, 3, P, D, S, 0);
+        a.state = i & 8 ? by_channel(dtype, P, D, S) : ring2_new(dtype, 0, 3, P, D, S, 0);
         ring2_fill(&a.x, -1, 1), ring2_fill(&a.state, -1, 1);
         a.out = ring2_clone(&a.x);
         for (int b = 0; b < B; b++) {
@@ -460,7 +461,7 @@ static void single_tokens(void)
         t.read_slots = ring2_indices(GDN_I32, B, slots);
         if (i & 4) t.token_count = ring2_indices(GDN_I32, B, counts);
         if (i & 16) {
-            a.state_out = i & 8 ? by_channel(i % 3, P, D, S) : ring2_clone(&a.state);
+            a.state_out = i & 8 ? by_channel(dtype, P, D, S) : ring2_clone(&a.state);
             t.write_slots = ring2_indices(GDN_I32, B, others);
         }
         if (i & 32) t.has_initial_state = ring2_indices(GDN_I32, B, counts);

@@ -50,10 +50,10 @@ static gdn_rule_args plain(const struct shape *s, const int hd[3], int64_t slots
 /* Raw gates and inputs of sigmoids are a's; kinds of them by `kind`. */
 static void give_gates(gdn_rule_args *a, int32_t dtype, int kind)
 {
-    const int64_t H = a->g.size[1];
+    const int64_t N = a->g.size[0], H = a->g.size[1];
     if (kind % 2) {
-        a->g    = ring2_new(dtype, 0, 2, SEQUENCES, H, 0, 0);
-        a->beta = ring2_new(dtype, 0, 2, SEQUENCES, H, 0, 0);
+        a->g    = ring2_new(dtype, 0, 2, N, H, 0, 0);
+        a->beta = ring2_new(dtype, 0, 2, N, H, 0, 0);
         ring2_rule_inputs(a, true, -0.5);
     }
     if (kind == 1 || kind == 2) {
@@ -180,6 +180,19 @@ static void pad(gdn_tensor *t, int64_t B)
     t->stride[0] = t->size[1] * t->stride[1];
 }
 
+static void pad_all(gdn_rule_args *a, int64_t B)
+{
+    gdn_tensor *rows[] = { &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i]->data) pad(rows[i], B);
+}
+
+/* Is it of states and tokens that windows are for? */
+static bool are_for_windows(const struct shape *s)
+{
+    return s->dtype == GDN_BF16 && s->state != GDN_F16;
+}
+
 /* Rows of 1 to 11 tokens, of which one is padding; every fifth call changes nothing. */
 static void several_tokens(int number)
 {
@@ -190,8 +203,7 @@ static void several_tokens(int number)
     gdn_batch            batch   = gdn_batch_init();
     gdn_rule_args        a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[n % HEAD_KINDS],
                                              s->K, s->V);
-    gdn_tensor *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) pad(rows[i], 3);
+    pad_all(&a, 3);
     a.state        = pool(s, 3, a.g.size[2], k_first);
     a.state_layout = k_first ? GDN_STATE_KV : GDN_STATE_VK;
     if (number % 5 == 0) ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
@@ -199,30 +211,97 @@ static void several_tokens(int number)
     if (n == 2) a.state_out = pool(s, 3, a.g.size[2], false);
     a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
     ring2_rule_check(ring2_ctx(1), &a, true);
-    if (ring2_on_device() && T > 4 && !k_first && s->dtype == GDN_BF16)
+    if (ring2_on_device() && T > 4 && !k_first && are_for_windows(s))
         CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_windows"), "was %s",
               gdn_last_kernel(ring2_ctx(1)));
 }
 
-/* alpha = 0 inside a window and at its end forgets what was before, NaN too. */
-static void windows_forget(int number)
+/* Two to six tokens of each sequence on states whose rows are k. */
+static void few_tokens(int number)
 {
-    const struct shape *s = &shapes[number / 3];
-    const int64_t       T = 10, at = (const int64_t[]){ 2, 4, 9 }[number % 3];
-    gdn_rule_args       a = ring2_rule_args(s->dtype, s->state, T, 1, heads[0], s->K, s->V), x, y;
-    gdn_tensor         *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
-    const gdn_tensor    g      = ring2_select(&a.g, 0, at);
+    static const int    norms[] = { GDN_NORM_L2_ADD, GDN_NORM_L2, GDN_NORM_L2_MAX, GDN_NORM_NONE };
+    const struct shape *s       = &shapes[number % N_SHAPES];
+    const int           n = number / N_SHAPES, T = 2 + n % 5, kind = (n + number) % 6;
+    const int64_t       fresh[] = { 1, 0, 1, 1, 0 };
+    gdn_batch           batch;
+    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, SEQUENCES * T, 0,
+                                      heads[(n + number) % HEAD_KINDS], s->K, s->V);
+    a.state         = pool(s, SLOTS, a.g.size[1], true);
+    a.state_layout  = GDN_STATE_KV;
+    give_gates(&a, s->dtype, kind);
+    give_batch(&a, s, &batch, (n / 2 + number) % 5);
+    if (a.batch && n % 4 == 1) batch.has_initial_state = ring2_indices(GDN_U8, SEQUENCES, fresh);
+    if (number % 7 == 0 && kind != 1 && kind != 5) ring2_fill_value(&a.beta, 0);
+    pad_all(&a, SEQUENCES);
+    a.norm  = norms[(n + number / 2) % 4];
+    a.scale = n % 3 ? 0 : 0.3f;
+    if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
+    ring2_rule_check(ring2_ctx(1), &a, true);
+    if (ring2_on_device() && are_for_windows(s))
+        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_few"), "was %s",
+              gdn_last_kernel(ring2_ctx(1)));
+}
+
+/* A call of padded tokens on a clone, in which one tensor is filled with x, and if `at` is not
+ * negative only its part of that token. */
+static gdn_rule_args padded_call(const gdn_rule_args *a, size_t tensor, int64_t at, double x)
+{
+    gdn_rule_args    b    = ring2_rule_clone(a);
+    const gdn_tensor t[]  = { b.state, b.v };
+    const gdn_tensor part = at < 0 ? t[tensor] : ring2_select(&t[tensor], 1, at);
+    ring2_fill_value(&part, x);
+    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &b), GDN_OK);
+    return b;
+}
+
+/* Of four and ten tokens: alpha = 0 forgets what was before, NaN too, beta = 0 lets no NaN in, and
+ * where nothing changes every bit stays. */
+static void padded_selection(int number)
+{
+    const struct shape *s       = &shapes[number / 4];
+    const bool          k_first = number % 2;
+    const int64_t       T = number / 2 % 2 ? 10 : 4, at = T - 1 - number / 4 % 3;
+    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, T, 0, heads[0], s->K, s->V), x, y;
+    a.state         = pool(s, 1, a.g.size[1], k_first);
+    a.state_layout  = k_first ? GDN_STATE_KV : GDN_STATE_VK;
+    pad_all(&a, 1);
+    const gdn_tensor g = ring2_select(&a.g, 1, at), beta = ring2_select(&a.beta, 1, at);
+    ring2_fill_value(&beta, 0);
+    x = padded_call(&a, 1, at, NAN);
+    y = padded_call(&a, 1, at, 1);
+    expect_same(&x, &y);
     ring2_fill_value(&g, -(double)INFINITY);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) pad(rows[i], 1);
-    x = ring2_rule_clone(&a);
-    y = ring2_rule_clone(&a);
-    ring2_fill_value(&x.state, NAN);
-    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &x), GDN_OK);
-    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &y), GDN_OK);
+    x = padded_call(&a, 0, -1, NAN);
+    y = padded_call(&a, 0, -1, 0);
     const gdn_tensor got = ring2_narrow(&x.out, 1, at, T - at);
     const gdn_tensor want = ring2_narrow(&y.out, 1, at, T - at);
     ring2_expect_bits("out", &got, &want);
     ring2_expect_bits("state", &x.state, &y.state);
+    ring2_fill_value(&a.g, 0);
+    ring2_fill_value(&a.beta, 0);
+    a.state_out = ring2_clone(&a.state);
+    ring2_fill_value(&a.state_out, 7);
+    x = padded_call(&a, 0, -1, -0.0);
+    ring2_expect_bits("state_out", &x.state_out, &x.state);
+}
+
+/* A sequence of several tokens has the bits that it has alone. */
+static void padded_alone(int number)
+{
+    const struct shape *s = &shapes[number / 2];
+    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, 3 * 5, 0, heads[0], s->K, s->V), b;
+    a.state         = pool(s, 3, a.g.size[1], number % 2);
+    a.state_layout  = number % 2 ? GDN_STATE_KV : GDN_STATE_VK;
+    pad_all(&a, 3);
+    b = ring2_rule_slice(&a, 1, 1);
+    b = ring2_rule_clone(&b);
+    b.state = ring2_narrow(&a.state, 0, 1, 1);
+    b.state = ring2_clone(&b.state);
+    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &a), GDN_OK);
+    ring2_status(ring2_ctx(1), "alone", gdn_decode(ring2_ctx(1), &b), GDN_OK);
+    const gdn_tensor out = ring2_narrow(&a.out, 0, 1, 1), state = ring2_narrow(&a.state, 0, 1, 1);
+    ring2_expect_bits("out", &b.out, &out);
+    ring2_expect_bits("state", &b.state, &state);
 }
 
 int main(int argc, char **argv)
@@ -232,7 +311,9 @@ int main(int argc, char **argv)
         { "selection", selection, 2 * N_SHAPES },
         { "alone", alone, 2 * N_SHAPES },
         { "several tokens", several_tokens, 4 * N_SHAPES },
-        { "windows forget", windows_forget, 3 * N_SHAPES },
+        { "few tokens", few_tokens, 8 * N_SHAPES },
+        { "selection of padded rows", padded_selection, 4 * N_SHAPES },
+        { "padded rows alone", padded_alone, 2 * N_SHAPES },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

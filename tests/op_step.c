@@ -153,8 +153,8 @@ static void give_slots(gdn_step_args *a, gdn_batch *t, int64_t B, int64_t T, boo
 static void as_engines_call(int number)
 {
     static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 64, 64 },  { 2, 2, 128, 64 },
-                                     { 1, 4, 60, 104 },  { 2, 10, 8, 16 },  { 1, 9, 16, 32 },
-                                     { 1, 8, 64, 128 },  { 3, 6, 100, 16 } };
+                                     { 1, 4, 60, 104 },  { 4, 4, 8, 16 },    { 1, 9, 16, 32 },
+                                     { 1, 8, 64, 128 },  { 1, 6, 100, 16 } };
     static const int64_t tokens[] = { 1, 4, 1, 2, 9, 1, 5, 8 };
     const int     *s = shapes[number % 8], form = number / 8;
     const int64_t  T = tokens[(number + form) % 8], B = 1 + number % 3 * 2, P = 2 * B + B * T;
@@ -194,6 +194,51 @@ static void as_engines_call(int number)
     expect_apart(ring2_ctx(1), &a);
     if (ring2_on_device())
         CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_step"), "%s",
+              gdn_last_kernel(ring2_ctx(1)));
+}
+
+/* What a device computes by step_rows.cuh: one token, 16 bits, K = 128; with the bits of the
+ * separate calls there too. */
+static void one_token(int number)
+{
+    static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 128, 128 }, { 2, 2, 128, 64 },
+                                     { 1, 9, 128, 32 },  { 1, 8, 128, 128 }, { 3, 6, 128, 128 } };
+    const int     *s = shapes[number % 6], form = number / 6;
+    const bool     many = s[0] == 3; /* blocks of whole heads */
+    const int64_t  B = many ? 47 : 1 + form, P = 2 * B;
+    const int64_t  channels = 2 * s[0] * s[2] + s[1] * s[3];
+    const int32_t  A = GDN_BF16 + form % 2;
+    int            level[N_FACTORS] = { 0 };
+    gdn_batch      t = gdn_batch_init();
+    gdn_step_args  a = gdn_step_args_init();
+    struct ring2_batch b = { .level = level, .P = P };
+    level[SLOTS] = READ, level[TAPS] = 1, level[CONV] = level[ACT] = A;
+    level[STATE] = number % 2 ? A : GDN_F32, level[NORMED] = s[3] == 128 ? form % 4 : 0;
+    a.n_key_heads = s[0], a.n_value_heads = s[1], a.key_head_dim = s[2], a.value_head_dim = s[3];
+    a.x = ring2_new(A, 0, 3, B, 1, channels, 0), a.out = ring2_new(A, 0, 4, B, 1, s[1], s[3]);
+    a.a = ring2_new(form > 1 ? A : GDN_F32, 0, 3, B, 1, s[1], 0);
+    a.b = ring2_new(a.a.dtype, 0, 3, B, 1, s[1], 0);
+    ring2_fill(&a.x, -2, 2), ring2_fill(&a.a, -3, 3), ring2_fill(&a.b, -3, 3);
+    if (level[NORMED] % 3) {
+        a.z = ring2_new(A, 0, 4, B, 1, s[1], s[3]);
+        ring2_fill(&a.z, -2, 2);
+    }
+    make_states(&a, &b, level);
+    make_weights(&a, level, channels, number);
+    const int32_t conv = number / 2 % 2 ? A : GDN_F32;
+    a.conv_state = ring2_new(conv, 0, 3, P, channels, 3, 0);
+    if (number / 3 % 2) {
+        a.conv_state = ring2_new(conv, 0, 3, P, 3, channels, 0);
+        a.conv_state = ring2_swap(&a.conv_state, 1, 2);
+    }
+    ring2_fill(&a.conv_state, -1, 1);
+    if (form % 3) give_slots(&a, &t, B, 1, false, false);
+    t.pad_policy = form == 2 ? GDN_PAD_KEEP : GDN_PAD_ZERO;
+    if (form == 3) t.write = GDN_WRITE_NONE;
+    a.batch = &t;
+    expect_apart(ring2_ctx(1), &a);
+    if (ring2_on_device())
+        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_step_rows"), "%s",
               gdn_last_kernel(ring2_ctx(1)));
 }
 
@@ -289,8 +334,8 @@ int main(int argc, char **argv)
         printf("a pair of levels fits no case\n");
         return 1;
     }
-    static const struct ring2_cases engines[] = { { "step: as engines call", as_engines_call,
-                                                    32 } };
-    const int status = ring2_cases_main(argc, argv, engines, 1);
+    static const struct ring2_cases engines[] = { { "step: as engines call", as_engines_call, 32 },
+                                                  { "step: one token", one_token, 24 } };
+    const int status = ring2_cases_main(argc, argv, engines, 2);
     return status ? status : ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

@@ -102,7 +102,8 @@ struct gdn_cu_conv {
      * x as Qwen3-Next projects them: each of Hk key heads has K of q, K of k and V of v in
      * key_head elements. */
     int32_t key_head, Hk, K, V;
-    int64_t n_steps; /* sequences of a warp that steps; 0: none does */
+    /* Sequences of a warp that steps, at most, and from one to the next; 0: none does. */
+    int64_t n_steps, apart;
 };
 
 /* One side of gdn_state_copy; steps in bytes. */
@@ -229,16 +230,34 @@ struct gdn_cu_step {
     struct gdn_cu_taps  weight, bias, conv; /* conv: the pool of its states */
     struct gdn_cu_array norm_weight;
     int32_t             Hk, group; /* key heads, and value heads of one */
-    int32_t             n_heads;   /* value heads of a block: 1, or all of a group */
     int32_t             n_columns; /* of a state that a block has */
     int32_t             part_bits; /* log2 of the blocks of a value head */
     int32_t             n_blocks;  /* of a key head, and the inverse of that */
     uint32_t            key_blocks;
     int32_t             share;     /* channels of q and k whose states a block moves, of 2 K */
     int32_t             length;    /* of a state of the convolution */
-    int32_t             writes;    /* states */
+    int32_t             moves;     /* are its states moved on? */
     int32_t             normed;
     float               rms_eps;
+};
+
+/* gdn_step of one token for each sequence: step_rows.cuh. q, k and v of `one` are not looked at. */
+struct gdn_cu_step_rows {
+    struct gdn_cu_one  one;
+    struct gdn_cu_at   x, z, norm_weight; /* z, norm_weight absent: none */
+    struct gdn_cu_taps weight, bias, conv; /* conv: the pool of its states */
+    int32_t            norm_weight_bytes;
+    int32_t            Hk, group, V; /* key heads, and value heads of one */
+    int32_t            n_columns; /* of a state that a block has */
+    int32_t            part_bits; /* log2 of the blocks of a value head */
+    int32_t            n_blocks;  /* of a key head */
+    int32_t            share;     /* channels of q and k whose states a block moves, of 2 K */
+    int32_t            pair_step; /* from a pair of entries of two channels to the next, in bytes */
+    int32_t            by_entry;  /* do the entries of a channel lie side by side? */
+    int32_t            moves;     /* are the convolution's states moved on? */
+    int32_t            normed;
+    float              rms_eps;
+    int32_t            pad;
 };
 
 /* gdn_decode with a tree, a record or states of 8 bits; gdn_record_fold. */
@@ -321,7 +340,7 @@ GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
-GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 8);
+GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);
@@ -338,7 +357,8 @@ GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_at, 16);
 GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
-GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 12 * 4);
+GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);

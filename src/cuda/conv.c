@@ -8,7 +8,7 @@
 enum { CHANNELS = 128, WARPS = 4, KEPT = 8 };
 
 /* Blocks that a multiprocessor has at once, as there. */
-enum { BUSY_TILE = 4, BUSY_STEP = 3 };
+enum { BUSY_TILE = 4, BUSY_STEP = 3, BUSY_WIDE_STEP = 4 };
 
 enum {
     SHORT      = 16, /* tokens that a warp walks alone: tiles would have few */
@@ -22,10 +22,16 @@ static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static int64_t chunks_of(const struct gdn_cu_conv *c) { return divide_up(c->D, CHANNELS); }
 
-/* Where the dtype is known when compiling: tiles that take 16 bytes, and steps. */
-static int64_t wide_chunks_of(const struct gdn_cu_conv *c)
+/* Where the dtype is known when compiling: of x in tiles that take 16 bytes, of states in steps. */
+static int64_t wide_chunks_of(const struct gdn_cu_conv *c, int32_t dtype)
 {
-    return divide_up(c->D, c->x.dtype == GDN_F32 ? CHANNELS : 2 * CHANNELS);
+    return divide_up(c->D, dtype == GDN_F32 ? CHANNELS : 2 * CHANNELS);
+}
+
+/* Of the states of steps: that of x, if there are none. */
+static int32_t state_dtype(const struct gdn_cu_conv *c)
+{
+    return c->from.data ? c->from.dtype : c->to.data ? c->to.dtype : c->x.dtype;
 }
 
 /* Warps that the device has at once. */
@@ -50,7 +56,7 @@ static bool has_tiles(const struct gdn_cu_conv *c)
 
 static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
 {
-    return c->access == 16 ? wide_chunks_of(c) : chunks_of(c);
+    return c->access == 16 ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
 }
 
 /* Tiles for all warps at once, beside those that walk; or where rows are too many for that to come
@@ -93,16 +99,28 @@ static bool is_step_view(const struct gdn_conv_view *v, int32_t dtype)
            (v->channel == 1 && (uint64_t)v->entry * unit % 16 == 0);
 }
 
-/* One token for each sequence: how many of these a warp takes, all warps as many; 0: no steps. */
+/* One token for each sequence: how many of these a warp takes at most; 0: no steps. */
 static int64_t steps_of(const gdn_ctx *ctx, const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;
     if (b->B == 0 || b->T != 1 || b->cu_seqlens.data || b->parents.data || b->path.data) return 0;
     if (!c->out.data || c->access != 16 || c->W != 4 || c->out.dtype != c->x.dtype) return 0;
     if (c->checkpoints.data || b->write == GDN_WRITE_EACH) return 0;
-    if (!is_step_view(&c->from, c->x.dtype) || !is_step_view(&c->to, c->x.dtype)) return 0;
-    const int64_t warps = warps_of(ctx, BUSY_STEP), all = b->B * wide_chunks_of(c);
+    const int32_t dtype = state_dtype(c);
+    if (dtype != c->x.dtype && dtype != GDN_F32) return 0;
+    if (!is_step_view(&c->from, dtype) || !is_step_view(&c->to, dtype)) return 0;
+    const int64_t warps = warps_of(ctx, dtype == GDN_F32 ? BUSY_WIDE_STEP : BUSY_STEP);
+    const int64_t all   = b->B * wide_chunks_of(c, dtype);
     return divide_up(all, divide_up(all, MOST_STEPS * warps) * warps);
+}
+
+/* All warps as many, or one less. */
+static void choose_steps(const gdn_ctx *ctx, struct gdn_cu_conv *c)
+{
+    const int64_t most = steps_of(ctx, c);
+    if (most == 0) return;
+    c->apart   = divide_up(c->batch.B, most);
+    c->n_steps = divide_up(c->batch.B, c->apart);
 }
 
 struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,
@@ -128,7 +146,7 @@ struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv 
     const int32_t x_access = access_of(&c.x, c.D), out_access = access_of(&c.out, c.D);
     c.access = x_access < out_access ? x_access : out_access;
     choose_tiles(ctx, &c);
-    if (!c.tile) c.n_steps = steps_of(ctx, &c);
+    if (!c.tile) choose_steps(ctx, &c);
     return c;
 }
 
@@ -207,14 +225,15 @@ static gdn_status tiles_in_place(gdn_ctx *ctx, const struct gdn_cu_conv *args, v
 
 static gdn_status step(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
 {
-    static const enum gdn_kernel_id kernels[] = {
-        [GDN_F32]  = GDN_CU_conv_step_f32_4,
-        [GDN_BF16] = GDN_CU_conv_step_bf16_4,
-        [GDN_F16]  = GDN_CU_conv_step_f16_4,
-    };
-    const enum gdn_kernel_id kernel = kernels[args->x.dtype];
-    const int64_t            groups = divide_up(args->batch.B, args->n_steps);
-    TRY(launch(ctx, args, kernel, 0, groups * wide_chunks_of(args), WARPS * 3 * 32 * 16, stream));
+    static const enum gdn_kernel_id alike[] = { [GDN_BF16] = GDN_CU_conv_step_bf16_4,
+                                                [GDN_F16]  = GDN_CU_conv_step_f16_4 };
+    static const enum gdn_kernel_id wide[]  = { [GDN_F32]  = GDN_CU_conv_wide_step_f32_4,
+                                                [GDN_BF16] = GDN_CU_conv_wide_step_bf16_4,
+                                                [GDN_F16]  = GDN_CU_conv_wide_step_f16_4 };
+    const int32_t            dtype  = state_dtype(args);
+    const enum gdn_kernel_id kernel = (dtype == GDN_F32 ? wide : alike)[args->x.dtype];
+    const int64_t            n_items = args->apart * wide_chunks_of(args, dtype);
+    TRY(launch(ctx, args, kernel, 0, n_items, WARPS * 3 * 32 * 16, stream));
     return gdn_cuda_note(ctx, "conv1d", kernel);
 }
 

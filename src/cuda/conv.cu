@@ -459,6 +459,7 @@ enum {
     BUSY_tile_4 = 4,
     BUSY_tile_8 = 2,
     BUSY_step_4 = 3,
+    BUSY_wide_step_4 = 4,
     BUSY_edge_8 = 4
 };
 

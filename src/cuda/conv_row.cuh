@@ -142,7 +142,7 @@ GDN_DEVICE void store_quad(char *p, const struct gdn_cu_conv &a, const struct gd
             if (j < l.n) store_float(p, j * 32, type, y[j]);
     } else if (l.n) {
         pack<dtype>(q, y, a);
-        if (dtype != floats || type == GDN_F32) *(uint4 *)p = *(const uint4 *)q.word;
+        if (N == 8 || type == GDN_F32) *(uint4 *)p = *(const uint4 *)q.word;
         else *(uint2 *)p = *(const uint2 *)q.word;
     }
 }

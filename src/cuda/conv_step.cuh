@@ -2,6 +2,8 @@
 /*
  * The short convolution, one token each of some sequences, whose states pass through shared memory
  * so that they are read and written as they lie in memory: each byte once, lanes side by side.
+ * A lane has 16 bytes of channels as the states' dtype counts them; x and out, of 16 bits, may have
+ * half as many.
  */
 #ifndef GDN_CUDA_CONV_STEP_CUH
 #define GDN_CUDA_CONV_STEP_CUH
@@ -17,11 +19,11 @@ struct gdn_side {
 
 GDN_DEVICE bool is_by_entry(const struct gdn_conv_view &v) { return v.entry == 1; }
 
-template <int dtype>
+template <int state>
 GDN_DEVICE struct gdn_side find_side(const struct gdn_cu_conv &a, const struct gdn_conv_view &v,
                                      int64_t channel)
 {
-    enum { N = gdn_width<dtype>::LANE, UNIT = 16 / N };
+    enum { N = gdn_width<state>::LANE, UNIT = 16 / N };
     const bool      by_entry = is_by_entry(v);
     const int       lane = threadIdx.x % 32;
     const int64_t   left = a.D - channel;
@@ -34,11 +36,11 @@ GDN_DEVICE struct gdn_side find_side(const struct gdn_cu_conv &a, const struct g
 }
 
 /* Quad j of a lane, in a slot. */
-template <int dtype>
+template <int state>
 GDN_DEVICE char *quad_at(const struct gdn_conv_view &v, const struct gdn_side &s, int64_t slot,
                          int j)
 {
-    enum { N = gdn_width<dtype>::LANE, UNIT = 16 / N };
+    enum { N = gdn_width<state>::LANE, UNIT = 16 / N };
     return s.first + (slot * v.slot + j * (is_by_entry(v) ? 32 * N : v.entry)) * UNIT;
 }
 
@@ -48,14 +50,21 @@ struct gdn_step_row {
     int     valid, keep; /* is there a token; may out stay if not */
 };
 
-GDN_DEVICE struct gdn_step_row read_rows(const struct gdn_cu_conv &a, int64_t first, int n)
+/* A warp's sequences: n of them, every `apart`-th from `first` on, so that all warps together go
+ * through memory in its order. */
+struct gdn_step_rows {
+    int64_t first, apart;
+    int     n;
+};
+
+GDN_DEVICE struct gdn_step_row read_rows(const struct gdn_cu_conv &a, const struct gdn_step_rows &w)
 {
     const int           lane = threadIdx.x % 32;
     const bool          sink = a.batch.pad_policy == GDN_PAD_SINK; /* asks all lanes */
     struct gdn_step_row r    = { -1, -1, 0, 1 };
 #pragma unroll 1
-    for (int i = sink ? 0 : lane; i < n; i += sink ? 1 : 32) {
-        const struct gdn_cu_seq s = read_sequence(a.batch, first + i);
+    for (int i = sink ? 0 : lane; i < w.n; i += sink ? 1 : 32) {
+        const struct gdn_cu_seq s = read_sequence(a.batch, w.first + i * w.apart);
         const bool writes = s.write >= 0 && a.to.data &&
                             (s.n_valid || a.from.data != a.to.data || s.read != s.write);
         if (i != lane) continue;
@@ -85,18 +94,21 @@ struct gdn_step_load {
     struct gdn_quad state[3], x;
 };
 
-template <int dtype>
+template <int dtype, int state>
 GDN_DEVICE void load_step(struct gdn_step_load &q, const struct gdn_cu_conv &a,
                           const struct gdn_lane &l, const struct gdn_side &from,
-                          const struct gdn_step_row &rows, int64_t first, int i)
+                          const struct gdn_step_row &rows, int64_t row, int i)
 {
     const int64_t read  = of_lane(rows.read, i);
     const bool    valid = is_set(rows.valid, i);
-    ld_once_v4(q.x.word, row_of_one(a, a.x, first + i) + bytes_to<dtype>(a, l.first + l.shift),
-               l.n && valid);
+    const char   *x = row_of_one(a, a.x, row) + bytes_to<dtype>(a, l.first + l.shift);
+    if (gdn_width<dtype>::LANE == gdn_width<state>::LANE)
+        ld_once_v4(q.x.word, x, l.n && valid);
+    else
+        ld_once_v2(q.x.word, x, l.n && valid);
 #pragma unroll
     for (int j = 0; j < 3; j++)
-        ld_once_v4(q.state[j].word, quad_at<dtype>(a.from, from, read, j),
+        ld_once_v4(q.state[j].word, quad_at<state>(a.from, from, read, j),
                    read >= 0 && from.is_there[j]);
 }
 
@@ -123,27 +135,27 @@ GDN_DEVICE void turn(struct gdn_quad (&q)[3], char *quads, bool in)
 }
 
 /* The past of the lane's channels. */
-template <int dtype, int N>
+template <int state, int N>
 GDN_DEVICE void unpack_state(float (&past)[3][N], struct gdn_quad (&q)[3],
                              const struct gdn_cu_conv &a, char *quads)
 {
     if (!is_by_entry(a.from)) {
 #pragma unroll
-        for (int j = 0; j < 3; j++) unpack<dtype>(past[j], q[j], a);
+        for (int j = 0; j < 3; j++) unpack<state>(past[j], q[j], a);
         return;
     }
     turn(q, quads, true);
 #pragma unroll
     for (int j = 0; j < 3; j++) {
         float x[N];
-        unpack<dtype>(x, q[j], a);
+        unpack<state>(x, q[j], a);
 #pragma unroll
         for (int c = 0; c < N; c++) past[(j * N + c) % 3][(j * N + c) / 3] = x[c];
     }
 }
 
 /* And back, to a slot. */
-template <int dtype, int N>
+template <int state, int N>
 GDN_DEVICE void store_step(const struct gdn_cu_conv &a, const struct gdn_side &to,
                            const float (&past)[3][N], int64_t slot, char *quads)
 {
@@ -154,65 +166,79 @@ GDN_DEVICE void store_step(const struct gdn_cu_conv &a, const struct gdn_side &t
             float x[N];
 #pragma unroll
             for (int c = 0; c < N; c++) x[c] = past[(j * N + c) % 3][(j * N + c) / 3];
-            pack<dtype>(q[j], x, a);
+            pack<state>(q[j], x, a);
         }
         turn(q, quads, false);
     } else {
 #pragma unroll
-        for (int j = 0; j < 3; j++) pack<dtype>(q[j], past[j], a);
+        for (int j = 0; j < 3; j++) pack<state>(q[j], past[j], a);
     }
 #pragma unroll
     for (int j = 0; j < 3; j++)
-        if (to.is_there[j]) put_quad(quad_at<dtype>(a.to, to, slot, j), q[j]);
+        if (to.is_there[j]) put_quad(quad_at<state>(a.to, to, slot, j), q[j]);
 }
 
-/* What becomes of row i: its output, and its state if that is kept. */
-template <int dtype, int N>
+/* What becomes of number i of a warp's rows: its output, and its state if that is kept. */
+template <int dtype, int state, int N>
 GDN_DEVICE void write_step(const struct gdn_cu_conv &a, const struct gdn_lane &l,
                            const struct gdn_side &to, const struct gdn_step_row &rows,
-                           int64_t first, int i, const struct gdn_taps<4, N> &taps,
+                           int64_t row, int i, const struct gdn_taps<4, N> &taps,
                            float (&past)[3][N], const float (&x)[N], char *quads)
 {
     const bool    valid = is_set(rows.valid, i), keep = is_set(rows.keep, i);
     const int64_t write = of_lane(rows.write, i);
-    char         *out = row_of_one(a, a.out, first + i) + bytes_to<dtype>(a, l.first);
+    char         *out = row_of_one(a, a.out, row) + bytes_to<dtype>(a, l.first);
     float         y[N] = {};
     if (valid) sum_taps<4>(y, x, past, taps, a);
     if (valid || !keep) store_quad<dtype>(out, a, l, y);
-    if (write >= 0) store_step<dtype>(a, to, past, write, quads);
+    if (write >= 0) store_step<state>(a, to, past, write, quads);
 }
 
-/* Rows of a.n_steps sequences, 32 at most, AHEAD of them on their way. */
-template <int dtype, int TAPS> GDN_DEVICE void conv_step(const struct gdn_cu_conv &a)
+/* a.n_steps sequences, 32 at most, or one less; AHEAD of them on their way. */
+template <int dtype, int state> GDN_DEVICE void step_rows(const struct gdn_cu_conv &a)
 {
-    enum { N = gdn_width<dtype>::LANE, AHEAD = 2 };
+    enum { N = gdn_width<state>::LANE, AHEAD = 2 };
     const int64_t item = item_of_warp(), chunks = (a.D + 32 * N - 1) / (32 * N);
-    const int64_t group = item / chunks, chunk = item - group * chunks, first = group * a.n_steps;
+    const int64_t first = item / chunks, chunk = item - first * chunks;
     if (item >= a.n_items) return;
-    const struct gdn_lane l    = find_lane<dtype>(a, chunk);
-    const struct gdn_side from = find_side<dtype>(a, a.from, chunk * 32 * N);
-    const struct gdn_side to   = find_side<dtype>(a, a.to, chunk * 32 * N);
-    const int n = a.batch.B - first < a.n_steps ? (int)(a.batch.B - first) : (int)a.n_steps;
-    char     *quads = (char *)gdn_conv_shared + threadIdx.x / 32 * (3 * 32 * 16);
-    const struct gdn_step_row rows = read_rows(a, first, n);
+    const struct gdn_lane l    = find_lane<state>(a, chunk);
+    const struct gdn_side from = find_side<state>(a, a.from, chunk * 32 * N);
+    const struct gdn_side to   = find_side<state>(a, a.to, chunk * 32 * N);
+    const int64_t              apart = a.apart, rest = a.batch.B - first;
+    const struct gdn_step_rows w = { first, apart,
+                                     (int)a.n_steps - (rest <= (a.n_steps - 1) * apart) };
+    char *quads = (char *)gdn_conv_shared + threadIdx.x / 32 * (3 * 32 * 16);
+    const struct gdn_step_row rows = read_rows(a, w);
     struct gdn_taps<4, N>     taps;
     struct gdn_step_load      ring[AHEAD] = {};
 #pragma unroll
     for (int u = 0; u < AHEAD; u++)
-        if (u < n) load_step<dtype>(ring[u], a, l, from, rows, first, u);
+        if (u < w.n) load_step<dtype, state>(ring[u], a, l, from, rows, first + u * apart, u);
     load_taps(taps, a, l);
+    int64_t row = first; /* of the batch */
 #pragma unroll 1
-    for (int i = 0; i < n; i += AHEAD)
+    for (int i = 0; i < w.n; i += AHEAD)
 #pragma unroll
-        for (int u = 0; u < AHEAD; u++) {
-            const int row = i + u;
+        for (int u = 0; u < AHEAD; u++, row += apart) {
+            const int next = i + u + AHEAD;
             float     past[3][N], x[N];
-            if (row >= n) break;
+            if (i + u >= w.n) break;
             unpack<dtype>(x, ring[u].x, a);
-            unpack_state<dtype>(past, ring[u].state, a, quads);
-            if (row + AHEAD < n) load_step<dtype>(ring[u], a, l, from, rows, first, row + AHEAD);
-            write_step<dtype>(a, l, to, rows, first, row, taps, past, x, quads);
+            unpack_state<state>(past, ring[u].state, a, quads);
+            if (next < w.n)
+                load_step<dtype, state>(ring[u], a, l, from, rows, row + AHEAD * apart, next);
+            write_step<dtype, state>(a, l, to, rows, row, i + u, taps, past, x, quads);
         }
+}
+
+/* States of the dtype of x, of 16 bits, or of float32. */
+template <int dtype, int TAPS> GDN_DEVICE void conv_step(const struct gdn_cu_conv &a)
+{
+    step_rows<dtype, dtype>(a);
+}
+template <int dtype, int TAPS> GDN_DEVICE void conv_wide_step(const struct gdn_cu_conv &a)
+{
+    step_rows<dtype, f32>(a);
 }
 
 #endif

@@ -144,7 +144,8 @@ gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *str
 /* ---- Warps (decode_warp.cuh) --------------------------------------------------------------- */
 
 enum { MOST_WARPS = 4, /* of a block */
-       WARP_COLUMNS = 16, PRODUCT_TOKENS = 4 };
+       WARP_COLUMNS = 16, PRODUCT_TOKENS = 4,
+       FEW_COLUMNS = 64, FEW_ROWS = 32 };
 
 /* Can a warp read and write states and rows in whole, aligned pieces, of one dtype and layout? */
 static bool is_even_pool(const struct gdn_pool_view *view, const struct gdn_pool_view *like,
@@ -288,18 +289,33 @@ static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
     return kernels[like->k_first][like->dtype][size_of(K)];
 }
 
-/* By windows of tokens (decode_windows.cuh), which are as long for all sequences? */
+/* By windows of tokens, which are as long for all sequences: more than four where rows are v
+ * (decode_windows.cuh), whole blocks where they are k (decode_few.cuh)? */
 static bool takes_windows(const struct gdn_cu_warp *a, const struct gdn_pool_view *like)
 {
-    return a->products && a->T > PRODUCT_TOKENS && !a->cu_seqlens.data && !like->k_first &&
-           like->dtype != GDN_F16;
+    return a->products && !a->cu_seqlens.data && like->dtype != GDN_F16 &&
+           (like->k_first ? a->T > 0 && a->V % FEW_COLUMNS == 0 : a->T > PRODUCT_TOKENS);
 }
 
 static enum gdn_kernel_id windows_kernel(const struct gdn_pool_view *like, int K)
 {
-    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_windows_F32) },
-                                                      { SIZES(GDN_CU_decode_windows_BF16) } };
-    return kernels[like->dtype == GDN_BF16][size_of(K)];
+    static const enum gdn_kernel_id kernels[2][2][3] = {
+        { { SIZES(GDN_CU_decode_windows_F32) }, { SIZES(GDN_CU_decode_windows_BF16) } },
+        { { SIZES(GDN_CU_decode_few_F32) }, { SIZES(GDN_CU_decode_few_BF16) } },
+    };
+    return kernels[like->k_first][like->dtype == GDN_BF16][size_of(K)];
+}
+
+/* Warps of a block, for each `*columns` of it. Few of them are spread over the whole device. */
+static int warps_of(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool few, int64_t n,
+                    int *columns)
+{
+    const int64_t parts = (r->V + WARP_COLUMNS - 1) / WARP_COLUMNS;
+    int           n_warps = MOST_WARPS;
+    while (n_warps > 1 && (n_warps > parts || n * r->H * parts < n_warps * ctx->cuda->sm_count))
+        n_warps /= 2;
+    *columns = few ? FEW_COLUMNS : n_warps * WARP_COLUMNS;
+    return few ? r->K / FEW_ROWS : n_warps;
 }
 
 static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
@@ -307,17 +323,14 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
 {
     const struct gdn_pool_view *like = like_of(r);
     const int64_t n = n_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
-    const int64_t parts = (r->V + WARP_COLUMNS - 1) / WARP_COLUMNS;
-    /* Few warps are spread over the whole device. */
-    int n_warps = MOST_WARPS;
-    while (n_warps > 1 && (n_warps > parts || n * r->H * parts < n_warps * ctx->cuda->sm_count))
-        n_warps /= 2;
+    const bool windows = takes_windows(&a, like);
+    int        columns;
+    const int  n_warps = warps_of(ctx, r, windows && like->k_first, n, &columns);
     a.n_rows      = (int32_t)n;
-    a.n_blocks    = (int32_t)((parts + n_warps - 1) / n_warps);
+    a.n_blocks    = (int32_t)((r->V + columns - 1) / columns);
     a.head_blocks = gdn_cuda_inverse(a.n_blocks);
     const struct gdn_cuda_call call = {
-        .kernel    = takes_windows(&a, like) ? windows_kernel(like, r->K)
-                                             : warp_kernel(like, r->K),
+        .kernel    = windows ? windows_kernel(like, r->K) : warp_kernel(like, r->K),
         .grid      = { (int64_t)r->H * a.n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
         .n_threads = 32 * n_warps,
         .stream    = stream,
@@ -342,7 +355,7 @@ static struct gdn_cu_at at_pool(const struct gdn_cu_pool *p)
 {
     return (struct gdn_cu_at){ p->data, p->slot, p->head };
 }
-static struct gdn_cu_at at_vector(const struct gdn_cu_array *a)
+struct gdn_cu_at gdn_cuda_at_vector(const struct gdn_cu_array *a)
 {
     const int64_t step = a->stride[0] * (int64_t)gdn_dtype_bytes(a->dtype);
     union {
@@ -369,7 +382,7 @@ static bool is_slots(const struct gdn_cu_array *a)
 }
 
 /* A token of each sequence, of batches of nothing but slots, all with a state. */
-static bool takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const int32_t io = a->k.dtype, state = like_of(r)->dtype;
     return a->whole && a->T == 1 && a->from.data && a->B <= MOST_ROWS && !a->cu_seqlens.data &&
@@ -391,7 +404,7 @@ static uint32_t group_of(const struct gdn_cu_rule *r, int n)
 }
 
 /* Absent gates make 1 of 0: exp(0), 2 sigmoid(0). */
-static struct gdn_cu_one one_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     return (struct gdn_cu_one){
         .from          = at_pool(&a->from),
@@ -401,8 +414,8 @@ static struct gdn_cu_one one_args(const struct gdn_cu_rule *r, const struct gdn_
         .v             = at_of(&a->v),
         .g             = at_of(&a->g),
         .beta          = at_of(&a->beta),
-        .A_log         = at_vector(&a->A_log),
-        .dt_bias       = at_vector(&a->dt_bias),
+        .A_log         = gdn_cuda_at_vector(&a->A_log),
+        .dt_bias       = gdn_cuda_at_vector(&a->dt_bias),
         .out           = at_of(&a->out),
         .from_row      = a->from.row,
         .to_row        = a->to.row,
@@ -445,7 +458,7 @@ static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_r
                              const struct gdn_cu_warp *warp, void *stream)
 {
     const struct gdn_pool_view *like = like_of(r);
-    const struct gdn_cu_one     a = one_args(r, warp);
+    const struct gdn_cu_one     a = gdn_cuda_one_args(r, warp);
     const int columns = like->k_first ? ONE_COLUMNS
                                       : ONE_COLUMN_BYTES / (int)gdn_dtype_bytes(like->dtype);
     const struct gdn_cuda_call  call = {
@@ -482,7 +495,7 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         gdn_cuda_takes_warps(args)) {
         struct gdn_cu_warp a = gdn_cuda_warp_args(args);
         if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
-        if (takes_one(args, &a)) return decode_one(ctx, op, args, &a, stream);
+        if (gdn_cuda_takes_one(args, &a)) return decode_one(ctx, op, args, &a, stream);
         return decode_warps(ctx, op, args, a, stream);
     }
     const struct gdn_cu_decode a = decode_args(args);

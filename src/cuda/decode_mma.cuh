@@ -215,17 +215,23 @@ GDN_DEVICE void mma_update(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const f
     }
 }
 
+/* What token t's raw k and q are to be multiplied by. */
+GDN_DEVICE void mma_factors(float &k, float &q, const float (&G)[4], const struct gdn_cu_warp &a)
+{
+    const int   lane = threadIdx.x % 32, t = lane % 4;
+    const float length = inverse_length(lane & 4 ? G[1] : G[0], a.norm, a.norm_eps);
+    k = __shfl_sync(0xffffffff, length, 9 * t);
+    q = __shfl_sync(0xffffffff, length, 9 * t + 4) * a.scale;
+}
+
 /* What the tokens read and write, from r.v and their gates. */
 template <class Tile>
 GDN_DEVICE void mma_rule(struct mma_rows &r, const Tile &tile, const uint32_t (&x)[Tile::PAIRS],
                          const struct gdn_cu_warp &a, int T)
 {
-    const int lane = threadIdx.x % 32, t = lane % 4;
-    float     D[4] = {}, G[4] = {};
+    float D[4] = {}, G[4] = {}, k, q;
     mma_lengths(G, x);
-    const float length = inverse_length(lane & 4 ? G[1] : G[0], a.norm, a.norm_eps);
-    const float k      = __shfl_sync(0xffffffff, length, 9 * t);
-    const float q      = __shfl_sync(0xffffffff, length, 9 * t + 4) * a.scale;
+    mma_factors(k, q, G, a);
     tile.read(D, x);
     for (int h = 0; h < 2; h++) r.s[h] = D[2 * h] * k, r.z[h] = D[2 * h + 1] * q, r.u[h] = 0;
     mma_recur(r, G, k, q, T);
@@ -249,6 +255,15 @@ GDN_DEVICE void mma_leave(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const st
     const bool  changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
     if (changed) mma_update(tile, x, r.u, r.total, r.beta != 0);
     if (changed || !given || to != from) mma_store(tile, to, a.to.row, bytes);
+}
+
+/* The window of s that begins after `done` tokens. */
+GDN_DEVICE struct warp_seq window_of(const struct warp_seq &s, int done)
+{
+    struct warp_seq w = s;
+    w.first           = s.first + done;
+    w.T               = s.T - done < MMA_TOKENS ? s.T - done : MMA_TOKENS;
+    return w;
 }
 
 /* Rows v to v + 15 of one head of a sequence of at most MMA_TOKENS. */

@@ -38,18 +38,24 @@ template <int dtype> struct one_piece {
     {
         return dtype == GDN_F32 ? __uint_as_float(x[e % 4]) : one_element<dtype>(x[e / 2], e);
     }
-    /* x <- alpha x + factor y */
-    GDN_DEVICE void update(uint32_t (&x)[4], float alpha, float factor, const float (&y)[E])
+    GDN_DEVICE void set(uint32_t (&x)[4], const float (&y)[E])
     {
 #pragma unroll
         for (int e = 0; e < E; e += 2) {
-            const float low  = fmaf(factor, y[e], alpha * get(x, e));
-            const float high = fmaf(factor, y[e + 1], alpha * get(x, e + 1));
             if (dtype == GDN_F32)
-                x[e % 4] = __float_as_uint(low), x[e % 4 + 1] = __float_as_uint(high);
+                x[e % 4] = __float_as_uint(y[e]), x[e % 4 + 1] = __float_as_uint(y[e + 1]);
             else
-                x[e / 2] = dtype == GDN_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
+                x[e / 2] = dtype == GDN_BF16 ? f32_to_bf16x2(y[e], y[e + 1])
+                                             : f32_to_f16x2(y[e], y[e + 1]);
         }
+    }
+    /* x <- alpha x + factor y */
+    GDN_DEVICE void update(uint32_t (&x)[4], float alpha, float factor, const float (&y)[E])
+    {
+        float z[E];
+#pragma unroll
+        for (int e = 0; e < E; e++) z[e] = fmaf(factor, y[e], alpha * get(x, e));
+        set(x, z);
     }
 };
 
@@ -194,12 +200,15 @@ template <int KC, int dtype, int io> struct one_rows {
     };
     uint32_t S[N][C][4];
     float    k[C][E], q[C][E];
+
+    __device__ __forceinline__ float key(int c, int e) const { return k[c][e]; }
+    __device__ __forceinline__ float query(int c, int e) const { return q[c][e]; }
 };
 
 /* Which of the warp's rows the lane is left with when its sums are done. */
 template <class Tile> GDN_DEVICE int one_own(void)
 {
-    const int lane = threadIdx.x;
+    const int lane = threadIdx.x % 32;
     return lane % Tile::LANES / (Tile::LANES / Tile::N) * Tile::STEP + lane / Tile::LANES;
 }
 
@@ -242,21 +251,33 @@ GDN_DEVICE void one_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_cu_
     }
 }
 
+/* The sums of raw k and q. */
+template <class Tile>
+GDN_DEVICE struct one_factors one_products(const uint32_t (&raw)[Tile::C * Tile::E],
+                                           const struct gdn_cu_one &a)
+{
+    enum { N = Tile::C * Tile::E };
+    float kk = 0, qq = 0, kq = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float k = one_element<Tile::IO>(raw[i / 2], i);
+        const float q = one_element<Tile::IO>(raw[(N + i) / 2], i);
+        kk = fmaf(k, k, kk), qq = fmaf(q, q, qq), kq = fmaf(k, q, kq);
+    }
+    return one_factors_of(one_sum<Tile::LANES>(kk), one_sum<Tile::LANES>(qq),
+                          one_sum<Tile::LANES>(kq), a);
+}
 template <class Tile>
 GDN_DEVICE struct one_factors one_commit(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E],
                                          const struct gdn_cu_one &a)
 {
-    enum { E = Tile::E, C = Tile::C };
-    float kk = 0, qq = 0, kq = 0;
+    enum { E = Tile::E, N = Tile::C * E };
 #pragma unroll
-    for (int i = 0; i < C * E; i++) {
-        const float k = one_element<Tile::IO>(raw[i / 2], i);
-        const float q = one_element<Tile::IO>(raw[(C * E + i) / 2], i);
-        kk = fmaf(k, k, kk), qq = fmaf(q, q, qq), kq = fmaf(k, q, kq);
-        tile.k[i / E][i % E] = k, tile.q[i / E][i % E] = q;
+    for (int i = 0; i < N; i++) {
+        tile.k[i / E][i % E] = one_element<Tile::IO>(raw[i / 2], i);
+        tile.q[i / E][i % E] = one_element<Tile::IO>(raw[(N + i) / 2], i);
     }
-    return one_factors_of(one_sum<Tile::LANES>(kk), one_sum<Tile::LANES>(qq),
-                          one_sum<Tile::LANES>(kq), a);
+    return one_products<Tile>(raw, a);
 }
 
 /* p and z of the lane's own row, of raw k and q. */
@@ -268,8 +289,8 @@ template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &t
     for (int i = 0; i < N * C * E; i++) {
         const int   n = i / E / C, c = i / E % C, e = i % E;
         const float S = Tile::piece::get(tile.S[n][c], e);
-        ps[n]         = fmaf(S, tile.k[c][e], ps[n]);
-        zs[n]         = fmaf(S, tile.q[c][e], zs[n]);
+        ps[n]         = fmaf(S, tile.key(c, e), ps[n]);
+        zs[n]         = fmaf(S, tile.query(c, e), zs[n]);
     }
     p = one_sums<Tile::LANES, N>(ps);
     z = one_sums<Tile::LANES, N>(zs);
@@ -278,13 +299,16 @@ template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &t
 /* u: of the lane's own row, times what k is to be multiplied by. */
 template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u)
 {
-    const int first = threadIdx.x / Tile::LANES * Tile::LANES;
+    const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) {
         const float un = __shfl_sync(0xffffffff, u, first + n * (Tile::LANES / Tile::N));
 #pragma unroll
-        for (int c = 0; c < Tile::C; c++)
-            Tile::piece::update(tile.S[n][c], alpha, un, tile.k[c]);
+        for (int c = 0; c < Tile::C; c++) {
+            float k[Tile::E];
+            for (int e = 0; e < Tile::E; e++) k[e] = tile.key(c, e);
+            Tile::piece::update(tile.S[n][c], alpha, un, k);
+        }
     }
 }
 
@@ -324,10 +348,9 @@ GDN_DEVICE void one_decode_rows(const struct gdn_cu_one &a, const struct one_pla
 /* ---- Rows of k --------------------------------------------------------------------------------- */
 
 /* A lane has N rows, from row() on, of each a piece. */
-template <int KC_, int dtype, int io> struct one_columns {
+template <int KC_, int dtype> struct columns_shape {
     typedef one_piece<dtype> piece;
     enum {
-        IO      = io,
         KC      = KC_,
         E       = piece::E,
         COLUMNS = 64,
@@ -335,9 +358,15 @@ template <int KC_, int dtype, int io> struct one_columns {
         WARPS   = KC / 32, /* of a block */
         N       = LANES,   /* 32 rows of a warp, by 32 / LANES of its lanes */
     };
-    uint32_t S[N][4];
-
     GDN_DEVICE int row() { return threadIdx.x / LANES * N; }
+};
+
+template <int KC, int dtype, int io> struct one_columns : columns_shape<KC, dtype> {
+    typedef columns_shape<KC, dtype> shape;
+    enum { IO = io };
+    uint32_t S[shape::N][4];
+
+    __device__ __forceinline__ float get(int n, int e) const { return shape::piece::get(S[n], e); }
 };
 
 /* parts: of p and of z, raw, by each warp; products: of k . k, q . q and k . q. u: times what k is
@@ -348,24 +377,24 @@ template <class Tile> struct one_shared {
     float u[Tile::COLUMNS];
 };
 
-/* The warp's part of p and z; the lane is left with four columns of one of them. */
+/* The warp's part of p and z, of raw k and q; a lane leaves four columns of one of them. */
 template <class Tile>
-GDN_DEVICE void one_read(struct one_shared<Tile> &sh, const Tile &tile)
+GDN_DEVICE void columns_read(float *p, float *z, const Tile &tile, const float *k, const float *q)
 {
     enum { E = Tile::E };
     const int lane = threadIdx.x % 32;
     float     x[2 * E] = {};
 #pragma unroll
     for (int i = 0; i < Tile::N; i += 4) {
-        const float4 k4 = *(const float4 *)&sh.k[Tile::row() + i];
-        const float4 q4 = *(const float4 *)&sh.q[Tile::row() + i];
-        const float  k[4] = { k4.x, k4.y, k4.z, k4.w }, q[4] = { q4.x, q4.y, q4.z, q4.w };
+        const float4 k4 = *(const float4 *)&k[Tile::row() + i];
+        const float4 q4 = *(const float4 *)&q[Tile::row() + i];
+        const float  kj[4] = { k4.x, k4.y, k4.z, k4.w }, qj[4] = { q4.x, q4.y, q4.z, q4.w };
 #pragma unroll
         for (int j = 0; j < 4 * E; j++) {
             const int   e = j % E;
-            const float S = Tile::piece::get(tile.S[i + j / E], e);
-            x[e]          = fmaf(S, k[j / E], x[e]);
-            x[E + e]      = fmaf(S, q[j / E], x[E + e]);
+            const float S = tile.get(i + j / E, e);
+            x[e]          = fmaf(S, kj[j / E], x[e]);
+            x[E + e]      = fmaf(S, qj[j / E], x[E + e]);
         }
     }
     halve<E>(x, 16);
@@ -374,8 +403,7 @@ GDN_DEVICE void one_read(struct one_shared<Tile> &sh, const Tile &tile)
         halve<4>(x, 8);
         column += lane & 8 ? 4 : 0;
     }
-    *(float4 *)&sh.parts[lane / 16][threadIdx.x / 32][column] =
-        make_float4(x[0], x[1], x[2], x[3]);
+    *(float4 *)&(lane < 16 ? p : z)[column] = make_float4(x[0], x[1], x[2], x[3]);
 }
 
 template <class Tile>
@@ -440,7 +468,7 @@ GDN_DEVICE void one_decode_columns(const struct gdn_cu_one &a, const struct one_
     if (i % 32 == 0) *(float4 *)sh.products[i / 32] = make_float4(kk, qq, kq, 0);
     if (__builtin_expect(alpha == 0, 0)) one_forget(&tile.S[0][0], Tile::N * 4);
     __syncwarp();
-    one_read(sh, tile);
+    columns_read(sh.parts[0][i / 32], sh.parts[1][i / 32], tile, sh.k, sh.q);
     __syncthreads();
     if (has) {
         const float o = one_column(sh.u[i], sh, a, alpha, beta, one_half<Tile::IO>(value));

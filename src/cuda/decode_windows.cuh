@@ -62,15 +62,6 @@ GDN_DEVICE void window_copy(char *to, int to_row, const char *from, int from_row
             *(const uint4 *)(from + 8 * (i % 2) * from_row + 64 * (i / 2));
 }
 
-/* The window of s that begins after `done` tokens. */
-GDN_DEVICE struct warp_seq window_of(const struct warp_seq &s, int done)
-{
-    struct warp_seq w = s;
-    w.first           = s.first + done;
-    w.T               = s.T - done < MMA_TOKENS ? s.T - done : MMA_TOKENS;
-    return w;
-}
-
 /* A window's outputs, and the state after it. Is it another one now? */
 template <class Tile>
 GDN_DEVICE bool window_step(Tile &tile, struct mma_rows &r, const uint32_t (&x)[Tile::PAIRS],

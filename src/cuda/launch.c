@@ -202,12 +202,12 @@ gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
 {
     struct gdn_cu_attribute attributes[2];
     unsigned                n = 0;
-    if (call->overlaps && ctx->cuda->capability >= 90)
+    if (call->overlaps && ctx->cuda->capability == 90)
         attributes[n++] = (struct gdn_cu_attribute){ .id = GDN_CU_PROGRAMMATIC_STREAM,
                                                      .value.flag = 1 };
     if (call->cluster > 1)
         attributes[n++] = (struct gdn_cu_attribute){
-            .id = GDN_CU_CLUSTER_DIMENSION, .value.dims = { 1, (unsigned)call->cluster, 1 }
+            .id = GDN_CU_CLUSTER_DIMENSION, .value.dims = { (unsigned)call->cluster, 1, 1 }
         };
     struct gdn_cu_config    config  = {
             .block        = { (unsigned)(call->n_threads ? call->n_threads

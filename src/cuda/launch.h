@@ -85,7 +85,7 @@ struct gdn_cuda_call {
     enum gdn_kernel_id kernel;
     int64_t            grid[3]; /* nothing is launched if one is 0 */
     int                n_threads; /* 0: as kernels.def says, which is the most */
-    int                cluster;   /* blocks of a cluster, side by side in y; 0: one (sm_90) */
+    int                cluster;   /* blocks of a cluster, side by side in x; 0: one (sm_90) */
     size_t             shared_bytes;
     void              *stream;
     const void        *args; /* of the kernel's family */

@@ -23,6 +23,12 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
  * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And what they take. */
 bool               gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
 struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *args);
+/* One token of each sequence (decode_one.cuh), likewise. */
+bool               gdn_cuda_takes_one(const struct gdn_cu_rule *args,
+                                      const struct gdn_cu_warp *warp);
+struct gdn_cu_one  gdn_cuda_one_args(const struct gdn_cu_rule *args,
+                                     const struct gdn_cu_warp *warp);
+struct gdn_cu_at   gdn_cuda_at_vector(const struct gdn_cu_array *vector); /* heads: elements */
 bool               gdn_cuda_are_near(const struct gdn_rows *rows);
 struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *rows, const struct gdn_cu_batch *batch);
 /* x / n is the high half of x times this, for x and n below 2^16; 0: x itself. */

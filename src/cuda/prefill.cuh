@@ -194,7 +194,7 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
     const bool makes_t = warp < 4, loads = warp >= b.a.n_aux - 4, gates = warp == b.a.n_aux - 1;
     const struct prefill_sources f = find_sources(b);
     raw_gates<block::chunk>      raw;
-    if (gates) start_gates(raw, b.r, b.s, b.head, 0, 1);
+    if (gates) start_gates<1>(raw, b.r, b.s, b.head, 0);
     if (loads && ahead) load_chunk(b, f, 0, 0);
 
     int slot = 0, stage = 0, next = ahead;
@@ -206,7 +206,7 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
                 write_gates(b.gates(slot), raw, b.r, b.tokens(c));
                 fill_tokens(b.gates(slot).k_scale, 1);
                 fill_tokens(b.gates(slot).q_scale, b.r.scale);
-                fetch_gates(raw, b.r);
+                fetch_gates<1>(raw, b.r);
             }
             if (ahead)
                 copy_wait<1>();

@@ -68,8 +68,7 @@ template <int chunk> struct raw_gates {
     uint32_t             g[each], beta[each];
     float                A_log, dt_bias;     /* of the head */
     const char          *next_g, *next_beta; /* of the lane, in the next chunk; NULL: none */
-    int64_t              left;               /* tokens from there on */
-    int                  step;               /* to the next chunk but one, in tokens */
+    int                  left;               /* tokens from there on */
 };
 
 GDN_DEVICE uint32_t fetch_bits(const char *p, int dtype)
@@ -82,8 +81,8 @@ GDN_DEVICE float element_to_f32(uint32_t x, int dtype)
     return dtype == GDN_BF16 ? bf16_to_f32((uint16_t)x) : f16_to_f32((uint16_t)x);
 }
 
-/* The next chunk's. */
-template <int chunk>
+/* Those of the next chunk; of one in `each`. */
+template <int each, int chunk>
 GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
 {
 #pragma unroll
@@ -94,24 +93,23 @@ GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
         if (there && raw.next_beta)
             raw.beta[i] = fetch_bits(raw.next_beta + 32 * i * r.beta.token, r.beta.dtype);
     }
-    if (raw.next_g) raw.next_g += raw.step * r.g.token;
-    if (raw.next_beta) raw.next_beta += raw.step * r.beta.token;
-    raw.left -= raw.step;
+    if (raw.next_g) raw.next_g += each * chunk * r.g.token;
+    if (raw.next_beta) raw.next_beta += each * chunk * r.beta.token;
+    raw.left -= each * chunk;
 }
 
-/* Every `each` chunks from chunk c on. */
-template <int chunk>
+/* From chunk c on. */
+template <int each, int chunk>
 GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
-                            const struct gdn_cu_seq &s, int head, int c, int each)
+                            const struct gdn_cu_seq &s, int head, int c)
 {
     const int t = c * chunk + threadIdx.x % 32;
     raw.A_log      = load_vector(r.A_log, head, 0);
     raw.dt_bias    = load_vector(r.dt_bias, head, 0);
     raw.next_g     = r.g.data ? row_at(r.g, s, t, head) : NULL;
     raw.next_beta  = r.beta.data ? row_at(r.beta, s, t, head) : NULL;
-    raw.left       = s.n_valid - t;
-    raw.step       = each * chunk;
-    fetch_gates(raw, r);
+    raw.left       = (int)clamp64(s.n_valid - t, 0, INT32_MAX);
+    fetch_gates<each>(raw, r);
 }
 
 /* Inclusive sums over lanes; with resets: sums that start anew at one, before: of the word before. */

@@ -143,7 +143,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int c
 {
     const bool    norm = b.r.norm != GDN_NORM_NONE;
     raw_gates<64> raw;
-    start_gates(raw, b.r, b.s(), b.head, c, 2);
+    start_gates<2>(raw, b.r, b.s(), b.head, c);
 #pragma unroll 1
     for (; c < b.n_chunks; c += 2) {
         b.wait_free(HOPPER_GATES_FREE, c);
@@ -153,7 +153,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int c
         if (io == GDN_F16 && norm) scale_keys<io>(b, c, lane);
         __syncwarp();
         if (lane == 0) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c));
-        fetch_gates(raw, b.r);
+        fetch_gates<2>(raw, b.r);
     }
 }
 

@@ -33,6 +33,13 @@ GDN_DEVICE void cluster_arrive(void)
     asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 #endif
 }
+/* The same where others only wait to write what this thread has read, and used. */
+GDN_DEVICE void cluster_arrive_relaxed(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 GDN_DEVICE void cluster_wait(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -119,6 +126,20 @@ GDN_DEVICE uint32_t ld_b32_b16(const void *p, bool word, bool half)
     return x;
 }
 
+/* Two words, aligned as a whole, if `two`, one if `one`; the others are zero. */
+GDN_DEVICE void ld_v2_b32(uint32_t (&x)[2], const void *p, bool two, bool one)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred two, one;\n\t"
+                 "setp.ne.s32 two, %3, 0;\n\tsetp.ne.s32 one, %4, 0;\n\t"
+                 "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\t"
+                 "@two ld.global.v2.b32 {%0, %1}, [%2];\n\t"
+                 "@one ld.global.b32 %0, [%2];\n\t"
+                 "}"
+                 : "=&r"(x[0]), "=&r"(x[1])
+                 : "l"(p), "r"((int)two), "r"((int)one));
+}
+
 /* An index of 4, 8 or 1 (unsigned) bytes; of no bytes: `absent`. */
 GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
 {
@@ -135,6 +156,14 @@ GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
                  : "=&l"(x)
                  : "l"(p), "r"(bytes), "l"(absent));
     return x;
+}
+
+/* Two words of shared memory, aligned as a whole: loaded here, not kept from before. */
+GDN_DEVICE void lds_v2(uint32_t *x, const void *p)
+{
+    asm volatile("ld.volatile.shared.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(x[0]), "=r"(x[1])
+                 : "r"((uint32_t)__cvta_generic_to_shared(p)));
 }
 
 /* a b + c */

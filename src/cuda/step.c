@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_step on a device: in one launch (step.cuh), or, where something is out of the ordinary, by
- * the kernels of its parts one after the other. */
+ * the kernels of its parts one after the other. Where blocks that share q and k cannot be a
+ * cluster, one launch is of all but the convolution's states, which another moves. */
 #include "step.h"
 
 #include <stdio.h>
@@ -21,7 +22,8 @@ static struct gdn_cu_rule rule_args(const struct gdn_mixer *m, const struct gdn_
 
 /* ---- One launch ---------------------------------------------------------------------------- */
 
-enum { TAPS = 4, MOST = 128, COLUMNS = 16, CLUSTER = 8 }; /* as in step.cuh; blocks, at most */
+/* As in step.cuh; blocks, at most; of a grid, in its second dimension. */
+enum { TAPS = 4, MOST = 128, COLUMNS = 16, CLUSTER = 8, MOST_ROWS = 65535 };
 
 /* What the kernel takes in place of q, k and v: x, whose heads begin anywhere. */
 static struct gdn_cu_rule whole_rule(const struct gdn_mixer *m)
@@ -58,13 +60,26 @@ static bool is_one_launch(const struct gdn_mixer *m, const struct gdn_cu_rule *r
            are_near_taps(&m->conv.from, m->conv.D);
 }
 
+/* Can the blocks of a key head wait for each other? */
+static bool are_together(const gdn_ctx *ctx, int n_blocks)
+{
+    return n_blocks == 1 || (ctx->cuda->capability == 90 && n_blocks <= CLUSTER);
+}
+
+/* Is there a state of the convolution to move on? */
+static bool writes_conv(const struct gdn_mixer *m)
+{
+    return m->conv.from.data && m->plan.batch.write != GDN_WRITE_NONE;
+}
+
 /* Into how many parts the columns of a state go, as log2: few blocks are spread over the device,
  * but for the norm, which needs all of a head. */
 static int part_bits(const gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r)
 {
     const int group = r->H / r->Hk;
     int       bits  = 0;
-    while (!m->normed && r->V % (2 * COLUMNS << bits) == 0 && group << (bits + 1) <= CLUSTER &&
+    while (!m->normed && r->V % (2 * COLUMNS << bits) == 0 &&
+           are_together(ctx, group << (bits + 1)) &&
            r->batch.B * r->H << (bits + 1) <= ctx->cuda->sm_count)
         bits++;
     return bits;
@@ -73,12 +88,11 @@ static int part_bits(const gdn_ctx *ctx, const struct gdn_mixer *m, const struct
 static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_mixer *m,
                                     const struct gdn_cu_rule *r)
 {
-    const struct gdn_rows z       = gdn_rows_of(&m->args.z, &m->tokens);
-    const int             group   = r->H / r->Hk;
-    const bool            cluster = ctx->cuda->capability >= 90 && group <= CLUSTER;
-    const int             bits    = cluster ? part_bits(ctx, m, r) : 0;
-    const int             blocks  = cluster ? group << bits : 1;
-    struct gdn_cu_step    a       = {
+    const struct gdn_rows z      = gdn_rows_of(&m->args.z, &m->tokens);
+    const int             group  = r->H / r->Hk;
+    const int             bits   = part_bits(ctx, m, r);
+    const int             blocks = group << bits;
+    struct gdn_cu_step    a      = {
         .rule        = gdn_cuda_warp_args(r),
         .x           = gdn_cuda_near(&r->k, &r->batch),
         .z           = gdn_cuda_near(&z, &r->batch),
@@ -88,39 +102,150 @@ static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_mixer *
         .norm_weight = gdn_cuda_array(&m->args.norm_weight),
         .Hk          = r->Hk,
         .group       = group,
-        .n_heads     = cluster ? 1 : group,
         .n_columns   = r->V >> bits,
         .part_bits   = bits,
         .n_blocks    = blocks,
         .key_blocks  = gdn_cuda_inverse(blocks),
         .share       = (2 * r->K + blocks - 1) / blocks,
         .length      = (int32_t)m->conv.from.length,
-        .writes      = m->plan.batch.write != GDN_WRITE_NONE,
+        .moves       = writes_conv(m) && are_together(ctx, blocks),
         .normed      = m->normed,
         .rms_eps     = m->norm.eps,
     };
-    if (!a.writes) a.rule.write_slots = (struct gdn_cu_array){ 0 }; /* not to be looked at */
+    a.rule.n_rows = (int32_t)r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
     return a;
 }
 
-static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r)
+/* Is all of it a multiple of n elements? */
+static bool is_even(const void *data, int64_t steps, int32_t dtype, int n)
 {
-    static const enum gdn_kernel_id kernels[2][3] = {
-        { GDN_CU_step_vk_F32, GDN_CU_step_vk_BF16, GDN_CU_step_vk_F16 },
-        { GDN_CU_step_kv_F32, GDN_CU_step_kv_BF16, GDN_CU_step_kv_F16 },
+    return (((uint64_t)(uintptr_t)data) | (uint64_t)steps) % (n * gdn_dtype_bytes(dtype)) == 0;
+}
+
+/* Do the taps of a channel lie side by side, all four at once to be read? */
+static bool are_even_taps(const struct gdn_cu_taps *w)
+{
+    return w->entry == (int32_t)gdn_dtype_bytes(w->dtype) &&
+           is_even(w->data, w->channel, w->dtype, TAPS);
+}
+
+/* Do the biases, and states of three entries, by channel or by entry? */
+static bool are_even_channels(const struct gdn_cu_taps *p)
+{
+    return !p->data || (p->channel == (int32_t)gdn_dtype_bytes(p->dtype) &&
+                        is_even(p->data, p->slot | p->entry, p->dtype, 2));
+}
+static bool are_even_states(const struct gdn_cu_step *a)
+{
+    const struct gdn_cu_taps *p     = &a->conv;
+    const int32_t             bytes = p->data ? (int32_t)gdn_dtype_bytes(p->dtype) : 0;
+    if (!p->data) return true;
+    if (a->length != TAPS - 1) return false;
+    return p->entry == bytes ? p->channel == 3 * bytes && is_even(p->data, p->slot, p->dtype, 2)
+                             : p->entry > bytes && are_even_channels(p);
+}
+
+/* Has every sequence one token, and can channels be taken in pairs? */
+static bool is_one_token(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+{
+    return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each &&
+           r->K % 2 == 0 && r->V % 2 == 0 &&
+           is_even(a->x.data, a->x.row | a->x.token, a->x.dtype, 2) && are_even_taps(&a->weight) &&
+           are_even_channels(&a->bias) && are_even_states(a);
+}
+
+/* ---- One token of each sequence, of rows of v (step_rows.cuh) -------------------------------- */
+
+enum { ROWS_K = 128 };
+
+static bool is_either(const void *data, int32_t dtype, int32_t other)
+{
+    return !data || dtype == GDN_F32 || dtype == other;
+}
+
+static bool takes_rows(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+{
+    const int32_t io = a->x.dtype;
+    return !r->from.k_first && r->K == ROWS_K && is_one_token(a, r) &&
+           gdn_cuda_takes_one(r, &a->rule) && a->weight.dtype == io &&
+           is_either(a->bias.data, a->bias.dtype, io) &&
+           is_either(a->conv.data, a->conv.dtype, io) &&
+           (!a->normed || (r->V == ROWS_K && r->out.data && (!a->z.data || a->z.dtype == io) &&
+                           is_either(a->norm_weight.data, a->norm_weight.dtype, io)));
+}
+
+static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+{
+    const int32_t entry    = a->conv.entry;
+    const bool    by_entry = a->conv.channel > entry;
+    return (struct gdn_cu_step_rows){
+        .one               = gdn_cuda_one_args(r, &a->rule),
+        .x                 = { a->x.data, a->x.row, 0 },
+        .z                 = { a->z.data, a->z.row, a->z.head },
+        .norm_weight       = gdn_cuda_at_vector(&a->norm_weight),
+        .weight            = a->weight,
+        .bias              = a->bias,
+        .conv              = a->conv,
+        .norm_weight_bytes = a->norm_weight.data ? (int32_t)gdn_dtype_bytes(a->norm_weight.dtype)
+                                                 : 0,
+        .Hk                = a->Hk,
+        .group             = a->group,
+        .V                 = r->V,
+        .n_columns         = a->n_columns,
+        .part_bits         = a->part_bits,
+        .n_blocks          = a->n_blocks,
+        .share             = a->share + a->share % 2,
+        .pair_step         = by_entry ? 2 * entry : entry,
+        .by_entry          = by_entry,
+        .moves             = a->moves,
+        .normed            = a->normed,
+        .rms_eps           = a->rms_eps,
     };
-    const struct gdn_cu_step a    = step_args(ctx, m, r);
-    const bool               rest = r->out.data && r->batch.cu_seqlens.data; /* behind the last */
-    /* Sixteen columns are a warp's; and a thread convolves two channels at most. */
-    const int n_state = (a.n_columns + COLUMNS - 1) / COLUMNS;
-    const int n_conv  = (2 * r->K + a.n_columns + 63) / 64;
+}
+
+static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
+                              const struct gdn_cu_step *step)
+{
+    const struct gdn_cu_step_rows a = rows_args(step, r);
+    const bool f16   = step->x.dtype == GDN_F16;
+    const int  warps = (a.n_columns + COLUMNS - 1) / COLUMNS;
+    const int  conv  = (2 * r->K + a.n_columns + 63) / 64;
     const struct gdn_cuda_call call = {
-        .kernel    = kernels[r->from.k_first][r->from.dtype],
-        .grid      = { r->batch.B + rest, r->Hk * a.n_blocks, 1 },
-        .n_threads = 32 * (n_state > n_conv ? n_state : n_conv),
-        .cluster   = a.n_blocks,
+        .kernel    = r->from.dtype == GDN_F32 ? f16 ? GDN_CU_step_rows_F32_F16
+                                                    : GDN_CU_step_rows_F32_BF16
+                     : f16                    ? GDN_CU_step_rows_F16_F16
+                                              : GDN_CU_step_rows_BF16_BF16,
+        .grid      = { a.n_blocks, r->Hk, r->batch.B },
+        .n_threads = 32 * (warps > conv ? warps : conv),
+        .cluster   = are_together(ctx, a.n_blocks) ? a.n_blocks : 1,
         .stream    = m->args.stream,
         .args      = &a,
+        .overlaps  = true,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "step", call.kernel);
+}
+
+/* ---- Any ------------------------------------------------------------------------------------ */
+
+static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
+                             const struct gdn_cu_step *a)
+{
+#define DTYPES(name) { name##_F32, name##_BF16, name##_F16 }
+    static const enum gdn_kernel_id kernels[][3] = {
+        DTYPES(GDN_CU_step_vk), DTYPES(GDN_CU_step_kv), DTYPES(GDN_CU_step_one_kv)
+    };
+    const int64_t n = a->rule.n_rows, rows = n < MOST_ROWS ? n : MOST_ROWS;
+    /* Sixteen columns are a warp's; and a thread convolves two channels at most. */
+    const int n_state = (a->n_columns + COLUMNS - 1) / COLUMNS;
+    const int n_conv  = (2 * r->K + a->n_columns + 63) / 64;
+    const struct gdn_cuda_call call = {
+        .kernel    = kernels[r->from.k_first ? 1 + is_one_token(a, r) : 0][r->from.dtype],
+        .grid      = { (int64_t)r->Hk * a->n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
+        .n_threads = 32 * (n_state > n_conv ? n_state : n_conv),
+        .cluster   = are_together(ctx, a->n_blocks) ? a->n_blocks : 1,
+        .stream    = m->args.stream,
+        .args      = a,
         .overlaps  = true,
     };
     TRY(gdn_cuda_launch(ctx, &call));
@@ -181,12 +306,13 @@ static void add_noted(struct step *s)
     snprintf(s->names + used, sizeof s->names - used, "%s", strchr(s->ctx->kernel, ' '));
 }
 
-static gdn_status convolve(struct step *s)
+/* out absent: the states alone. */
+static gdn_status convolve(struct step *s, struct gdn_rows out)
 {
     const struct gdn_mixer     *m     = s->m;
     const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
     struct gdn_conv             conv  = m->conv;
-    conv.out             = gdn_mixer_rows(m, s->b.convolved, 0, 0);
+    conv.out             = out;
     struct gdn_cu_conv a = gdn_cuda_conv_args(s->ctx, &conv, &m->plan, &m->tokens, &pools);
     TRY(gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream));
     add_noted(s);
@@ -255,9 +381,19 @@ static gdn_status store(struct step *s)
     return GDN_OK;
 }
 
+/* In one launch, if it moves the convolution's states. */
+static gdn_status run_one(struct step *s, const struct gdn_cu_rule *whole)
+{
+    const struct gdn_cu_step a = step_args(s->ctx, s->m, whole);
+    TRY((takes_rows(&a, whole) ? launch_rows : launch_one)(s->ctx, s->m, whole, &a));
+    add_noted(s);
+    if (writes_conv(s->m) && !a.moves) TRY(convolve(s, (struct gdn_rows){ 0 }));
+    return gdn_note_line(s->ctx, "step", s->names + 1);
+}
+
 static gdn_status run(struct step *s)
 {
-    TRY(convolve(s));
+    TRY(convolve(s, gdn_mixer_rows(s->m, s->b.convolved, 0, 0)));
     TRY(run_rule(s));
     if (s->m->normed) TRY(run_norm(s));
     if (spares_padding(s->m)) TRY(store(s));
@@ -270,7 +406,7 @@ gdn_status gdn_cuda_step(gdn_ctx *ctx, const struct gdn_mixer *m, char *memory)
     bool        pushed;
     if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
     const struct gdn_cu_rule whole = whole_rule(m);
-    if (is_one_launch(m, &whole)) return launch_one(ctx, m, &whole);
+    if (is_one_launch(m, &whole)) return run_one(&s, &whole);
     lay_out(ctx, m, &s.b, memory);
     TRY(gdn_cuda_enter(ctx, &pushed));
     const gdn_status status = run(&s);

@@ -4,5 +4,5 @@
 
 #define GDN_IMAGE_step GDN_THIS_IMAGE
 #define GDN_KERNEL_step(threads, shared, layout, dtype)                                       \
-    STEP_KERNEL(threads, gdn_step_##layout##_##dtype, warp_##layout, dtype)
+    STEP_KERNEL(threads, gdn_step_##layout##_##dtype, step_raw, warp_##layout, dtype)
 #include "kernels.cuh"

@@ -111,6 +111,7 @@ void emulated_load(void *to, const void *from, int n, bool there);
 GDN_DEVICE void griddepcontrol_wait(void) {}
 GDN_DEVICE void griddepcontrol_launch_dependents(void) {}
 GDN_DEVICE void cluster_arrive(void) {} /* blocks are alone: the driver has no clusters */
+GDN_DEVICE void cluster_arrive_relaxed(void) {}
 GDN_DEVICE void cluster_wait(void) {}
 GDN_DEVICE int  opaque(int x) { return x; }
 GDN_DEVICE void ld_v4_v2(uint32_t (&x)[4], const void *p, bool four, bool two)
@@ -118,6 +119,12 @@ GDN_DEVICE void ld_v4_v2(uint32_t (&x)[4], const void *p, bool four, bool two)
     memset(x, 0, sizeof x);
     emulated_load(x, p, 16, four);
     emulated_load(x, p, 8, two);
+}
+GDN_DEVICE void ld_v2_b32(uint32_t (&x)[2], const void *p, bool two, bool one)
+{
+    memset(x, 0, sizeof x);
+    emulated_load(x, p, 8, two);
+    emulated_load(x, p, 4, one);
 }
 GDN_DEVICE void ld_v4(uint32_t (&x)[4], const void *p) { ld_v4_v2(x, p, true, false); }
 GDN_DEVICE void ld_keep_v4(uint32_t (&x)[4], const void *p, bool is) { ld_v4_v2(x, p, is, false); }
@@ -141,6 +148,7 @@ GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
     if (bytes == 8) return *(const int64_t *)p;
     return bytes == 1 ? *(const uint8_t *)p : absent;
 }
+GDN_DEVICE void lds_v2(uint32_t *x, const void *p) { memcpy(x, p, 8); }
 GDN_DEVICE int64_t mad_wide(int a, int b, int64_t c) { return (int64_t)a * b + c; }
 GDN_DEVICE float rcp_approx(float x) { return 1 / x; }
 GDN_DEVICE float rsqrt_approx(float x) { return 1 / sqrtf(x); }

@@ -203,7 +203,9 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
             if (c >= b.a.n_slots) barrier_wait(BARRIER_EMPTY + slot, b.n_empty());
             load_chunk(b, f, c + ahead, next);
             if (gates) {
-                write_gates(b.gates(slot), raw, b.r, b.tokens(c));
+                float G[raw_gates<block::chunk>::each] = {};
+                expand_gates<block::chunk>(G, b.gates(slot), raw, b.r, b.tokens(c));
+                write_gates<block::chunk>(b.gates(slot), G, b.r, b.tokens(c));
                 fill_tokens(b.gates(slot).k_scale, 1);
                 fill_tokens(b.gates(slot).q_scale, b.r.scale);
                 fetch_gates<1>(raw, b.r);

@@ -186,15 +186,13 @@ template <int chunk> GDN_DEVICE void fill_tokens(float (&of)[chunk], float x)
     for (int t = threadIdx.x % 32; t < chunk; t += 32) of[t] = x;
 }
 
-/* All but k_scale and q_scale. */
+/* All but k_scale and q_scale, from expand_gates(). */
 template <int chunk>
-GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, const raw_gates<chunk> &raw,
+GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>::each],
                             const struct gdn_cu_rule &r, int n)
 {
     constexpr int each = raw_gates<chunk>::each;
     const int     lane = threadIdx.x % 32;
-    float         G[each] = {};
-    expand_gates<chunk>(G, v, raw, r, n);
     __syncwarp();
     const token_mask resets = tokens_of(v.resets);
     sum_gates(G, resets);

@@ -144,16 +144,20 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int c
     const bool    norm = b.r.norm != GDN_NORM_NONE;
     raw_gates<64> raw;
     start_gates<2>(raw, b.r, b.s(), b.head, c);
+    for (int i = c; i < HOPPER_AHEAD; i += 2) { /* where there are no lengths, these stay */
+        if (io == GDN_F16 || !norm) fill_tokens(b.gates(i).k_scale, 1);
+        if (!norm) fill_tokens(b.gates(i).q_scale, b.r.scale);
+    }
 #pragma unroll 1
     for (; c < b.n_chunks; c += 2) {
+        float G[2] = {};
         b.wait_free(HOPPER_GATES_FREE, c);
-        write_gates(b.gates(c), raw, b.r, b.tokens(c));
-        if (io == GDN_F16 || !norm) fill_tokens(b.gates(c).k_scale, 1);
-        if (!norm) fill_tokens(b.gates(c).q_scale, b.r.scale);
+        expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
+        fetch_gates<2>(raw, b.r);
+        write_gates<64>(b.gates(c), G, b.r, b.tokens(c));
         if (io == GDN_F16 && norm) scale_keys<io>(b, c, lane);
         __syncwarp();
         if (lane == 0) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c));
-        fetch_gates<2>(raw, b.r);
     }
 }
 

@@ -68,30 +68,10 @@ GDN_DEVICE void put_part(float (&S)[64], const hopper_part &x, int part)
         if (i / HOPPER_PART == part) S[i] = x[i % HOPPER_PART];
 }
 
-/* A part, from or to the keys from `key` on. */
-template <int dtype>
-GDN_DEVICE void read_elements(hopper_part &x, const struct state_place &p,
+/* A part, to or from the keys from `key` on. */
+template <int dtype, bool to>
+GDN_DEVICE void move_elements(hopper_part &x, const struct state_place &p,
                               const struct state_part &part, int key, bool pairs)
-{
-    typedef typename gdn_io<dtype>::type element;
-    const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < HOPPER_PART; i += 2) {
-        const int   v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
-        const char *at = p.data + v * p.v_step + k * p.k_step;
-        if (v >= part.V || k >= part.K) continue;
-        if (pairs) {
-            state_pair<dtype>::load(at, x[i], x[i + 1]);
-            continue;
-        }
-        x[i] = gdn_io<dtype>::load((const element *)at);
-        if (k + 1 < part.K) x[i + 1] = gdn_io<dtype>::load((const element *)(at + p.k_step));
-    }
-}
-
-template <int dtype>
-GDN_DEVICE void write_elements(const hopper_part &x, const struct state_place &p,
-                               const struct state_part &part, int key, bool pairs)
 {
     typedef typename gdn_io<dtype>::type element;
     const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
@@ -100,23 +80,28 @@ GDN_DEVICE void write_elements(const hopper_part &x, const struct state_place &p
         const int v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
         char     *at = p.data + v * p.v_step + k * p.k_step;
         if (v >= part.V || k >= part.K) continue;
-        if (pairs) {
+        if (pairs && to) {
             state_pair<dtype>::store(at, x[i], x[i + 1]);
-            continue;
+        } else if (pairs) {
+            state_pair<dtype>::load(at, x[i], x[i + 1]);
+        } else if (to) {
+            gdn_io<dtype>::store((element *)at, x[i]);
+            if (k + 1 < part.K) gdn_io<dtype>::store((element *)(at + p.k_step), x[i + 1]);
+        } else {
+            x[i] = gdn_io<dtype>::load((const element *)at);
+            if (k + 1 < part.K) x[i + 1] = gdn_io<dtype>::load((const element *)(at + p.k_step));
         }
-        gdn_io<dtype>::store((element *)at, x[i]);
-        if (k + 1 < part.K) gdn_io<dtype>::store((element *)(at + p.k_step), x[i + 1]);
     }
 }
 
-GDN_DEVICE void write_part(const hopper_part &x, const struct state_place &p,
-                           const struct state_part &part, int key)
+template <bool to>
+GDN_DEVICE void move_part(hopper_part &x, const struct state_place &p,
+                          const struct state_part &part, int key, bool pairs)
 {
-    const bool pairs = has_pairs(p, part);
     switch (p.dtype) {
-    case GDN_F32: write_elements<GDN_F32>(x, p, part, key, pairs); break;
-    case GDN_BF16: write_elements<GDN_BF16>(x, p, part, key, pairs); break;
-    default: write_elements<GDN_F16>(x, p, part, key, pairs); break;
+    case GDN_F32: move_elements<GDN_F32, to>(x, p, part, key, pairs); break;
+    case GDN_BF16: move_elements<GDN_BF16, to>(x, p, part, key, pairs); break;
+    default: move_elements<GDN_F16, to>(x, p, part, key, pairs); break;
     }
 }
 
@@ -128,13 +113,8 @@ GDN_DEVICE void read_state(float (&S)[64], const struct state_place &p,
     for (int i = 0; i < 64; i++) S[i] = 0;
 #pragma unroll 1
     for (int i = 0; p.data && i < HOPPER_PARTS; i++) {
-        const int   key = i * HOPPER_PART_KEYS;
-        hopper_part x   = {};
-        switch (p.dtype) {
-        case GDN_F32: read_elements<GDN_F32>(x, p, part, key, pairs); break;
-        case GDN_BF16: read_elements<GDN_BF16>(x, p, part, key, pairs); break;
-        default: read_elements<GDN_F16>(x, p, part, key, pairs); break;
-        }
+        hopper_part x = {};
+        move_part<false>(x, p, part, i * HOPPER_PART_KEYS, pairs);
         put_part(S, x, i);
     }
 }
@@ -146,7 +126,7 @@ GDN_DEVICE void write_state(const float (&S)[64], const struct state_place &p,
     for (int i = 0; p.data && i < HOPPER_PARTS; i++) {
         hopper_part x;
         take_part(x, S, i);
-        write_part(x, p, part, i * HOPPER_PART_KEYS);
+        move_part<true>(x, p, part, i * HOPPER_PART_KEYS, has_pairs(p, part));
     }
 }
 

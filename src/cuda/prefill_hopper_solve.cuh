@@ -372,7 +372,7 @@ template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int wh
 {
     const uint32_t       square = hopper_address() + HOPPER_L + which * 64 * HOPPER_L_ROW;
     struct hopper_solver w = { b, which, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
-    #pragma unroll 1
+#pragma unroll 1
     for (int c = (int)b.rank + 2 * which; c < b.n_chunks; c += 4) make_chunk<io>(w, c);
 }
 

@@ -281,7 +281,8 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
             wgmma_commit();
             wgmma_wait<0>();
         }
-        if (to.data) write_part(x, to, w.part, part * HOPPER_PART_KEYS);
+        if (to.data)
+            move_part<true>(x, to, w.part, part * HOPPER_PART_KEYS, has_pairs(to, w.part));
     }
 }
 
@@ -382,9 +383,9 @@ GDN_DEVICE void load_q_factors(float2 (&f)[8], const struct hopper_state &w, con
 
 /*
  * Chunk c, if it is plain: no token forgets, S changes, and all is finite; else nothing has been done.
- * The chain from S to S is the products with K, T and keys; those with Q and P, and all
- * that can, run beside it. What is not finite in S, R or T is neither in any column of U, so that one
- * look is enough.
+ * The chain from S to S is the products with K, T and keys; those with Q and P, and all that can, run
+ * beside it. What is not finite in S, R or T leaves no column of U finite, so that one look at U is
+ * enough.
  */
 template <int io>
 GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)

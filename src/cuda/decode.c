@@ -221,12 +221,16 @@ static bool is_pieces(const struct gdn_cu_pool *p)
            p->row % 16 == 0;
 }
 
-/* Nothing but the final state is kept, and all can be read in whole tiles of such pieces, if q and
- * k can. */
+/* Can all be read in whole tiles of such pieces, if q and k can? */
 static bool is_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
-    return !a->each && !r->exact && (r->K == 64 || r->K == 128 || r->K == 256) &&
+    return !r->exact && (r->K == 64 || r->K == 128 || r->K == 256) &&
            r->V % WARP_COLUMNS == 0 && is_pieces(&a->from) && is_pieces(&a->to);
+}
+
+static bool are_bf16(const struct gdn_cu_rule *r)
+{
+    return r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16;
 }
 
 struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
@@ -275,8 +279,8 @@ struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
         a.write_slots.data = NULL;
         a.write_pool       = INT32_MAX;
     }
-    a.whole    = is_whole(r, &a);
-    a.products = a.whole && r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16;
+    a.whole    = !a.each && is_whole(r, &a);
+    a.products = a.whole && are_bf16(r);
     return a;
 }
 
@@ -289,10 +293,14 @@ static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
     return kernels[like->k_first][like->dtype][size_of(K)];
 }
 
-/* By windows of tokens, which are as long for all sequences: more than four where rows are v
- * (decode_windows.cuh), whole blocks where they are k (decode_few.cuh)? */
-static bool takes_windows(const struct gdn_cu_warp *a, const struct gdn_pool_view *like)
+/* By windows of tokens: those whose states are all kept, where rows are v (decode_windows.cuh); or
+ * of padded rows more than four of them, and, where rows are k, whole blocks (decode_few.cuh)? */
+static bool takes_windows(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
+                          const struct gdn_pool_view *like)
 {
+    if (a->each)
+        return is_whole(r, a) && are_bf16(r) && are_pieces(&a->q) && are_pieces(&a->k) &&
+               !like->k_first && like->dtype != GDN_F16;
     return a->products && !a->cu_seqlens.data && like->dtype != GDN_F16 &&
            (like->k_first ? a->T > 0 && a->V % FEW_COLUMNS == 0 : a->T > PRODUCT_TOKENS);
 }
@@ -323,7 +331,7 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
 {
     const struct gdn_pool_view *like = like_of(r);
     const int64_t n = n_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
-    const bool windows = takes_windows(&a, like);
+    const bool windows = takes_windows(r, &a, like);
     int        columns;
     const int  n_warps = warps_of(ctx, r, windows && like->k_first, n, &columns);
     a.n_rows      = (int32_t)n;
@@ -347,9 +355,9 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
 enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32 };
 
 /* What a sequence of one token and a head have there; as warps see it. */
-static struct gdn_cu_at at_of(const struct gdn_cu_near *r)
+static struct gdn_cu_at at_of(const struct gdn_cu_near *r, bool packed)
 {
-    return (struct gdn_cu_at){ r->data, r->row, r->head };
+    return (struct gdn_cu_at){ r->data, packed ? r->token : r->row, r->head };
 }
 static struct gdn_cu_at at_pool(const struct gdn_cu_pool *p)
 {
@@ -376,18 +384,24 @@ static bool is_either(const void *data, int32_t dtype, int32_t other)
     return !data || dtype == GDN_F32 || dtype == other;
 }
 
-static bool is_slots(const struct gdn_cu_array *a)
+/* Indices that are there, of that dtype or int32, or none. */
+static bool is_index(const struct gdn_cu_array *a, int32_t dtype)
 {
-    return !a->data || (a->dtype == GDN_I32 && is_near(a->stride[0]));
+    return !a->data || ((a->dtype == GDN_I32 || a->dtype == dtype) && is_near(8 * a->stride[0]));
 }
 
-/* A token of each sequence, of batches of nothing but slots, all with a state. */
+/* One token of each sequence, for all that is known here. */
+static bool are_single(const struct gdn_cu_warp *a)
+{
+    return a->cu_seqlens.data ? a->N == a->B && is_index(&a->cu_seqlens, GDN_I64) : a->T == 1;
+}
+
 bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const int32_t io = a->k.dtype, state = like_of(r)->dtype;
-    return a->whole && a->T == 1 && a->from.data && a->B <= MOST_ROWS && !a->cu_seqlens.data &&
-           !a->has_initial_state.data && !a->num_accepted_tokens.data &&
-           is_slots(&a->read_slots) && is_slots(&a->write_slots) &&
+    return a->whole && are_single(a) && a->from.data && a->read_pool > 0 && a->B < MOST_ROWS &&
+           is_index(&a->has_initial_state, GDN_U8) && !a->num_accepted_tokens.data &&
+           is_index(&a->read_slots, GDN_I32) && is_index(&a->write_slots, GDN_I32) &&
            (a->read_slots.data || !a->write_slots.data) && io != GDN_F32 &&
            (state == GDN_F32 || state == io) && a->q.dtype == io && a->v.dtype == io &&
            is_either(a->g.data, a->g.dtype, io) && is_either(a->beta.data, a->beta.dtype, io) &&
@@ -406,17 +420,18 @@ static uint32_t group_of(const struct gdn_cu_rule *r, int n)
 /* Absent gates make 1 of 0: exp(0), 2 sigmoid(0). */
 struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
+    const bool packed = a->cu_seqlens.data;
     return (struct gdn_cu_one){
         .from          = at_pool(&a->from),
         .to            = at_pool(&a->to),
-        .k             = at_of(&a->k),
-        .q             = at_of(&a->q),
-        .v             = at_of(&a->v),
-        .g             = at_of(&a->g),
-        .beta          = at_of(&a->beta),
+        .k             = at_of(&a->k, packed),
+        .q             = at_of(&a->q, packed),
+        .v             = at_of(&a->v, packed),
+        .g             = at_of(&a->g, packed),
+        .beta          = at_of(&a->beta, packed),
         .A_log         = gdn_cuda_at_vector(&a->A_log),
         .dt_bias       = gdn_cuda_at_vector(&a->dt_bias),
-        .out           = at_of(&a->out),
+        .out           = at_of(&a->out, packed),
         .from_row      = a->from.row,
         .to_row        = a->to.row,
         .group_k       = group_of(r, r->Hk),
@@ -432,13 +447,16 @@ struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gd
         .norm_eps      = a->norm_eps,
         .scale         = a->scale,
         .bound         = a->bound,
-        .read_slots    = a->read_slots.data,
-        .write_slots   = a->write_slots.data,
-        .read_step     = (int32_t)a->read_slots.stride[0],
-        .write_step    = (int32_t)a->write_slots.stride[0],
+        .cu_seqlens    = gdn_cuda_at_vector(&a->cu_seqlens),
+        .read_slots    = gdn_cuda_at_vector(&a->read_slots),
+        .write_slots   = gdn_cuda_at_vector(&a->write_slots),
+        .initial       = gdn_cuda_at_vector(&a->has_initial_state),
+        .initial_bytes = bytes_of(a->has_initial_state.data, a->has_initial_state.dtype),
         .read_pool     = a->read_pool,
         .write_pool    = a->write_pool,
         .keep          = a->keep,
+        .plain         = a->plain,
+        .n             = a->B,
     };
 }
 
@@ -463,7 +481,7 @@ static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_r
                                       : ONE_COLUMN_BYTES / (int)gdn_dtype_bytes(like->dtype);
     const struct gdn_cuda_call  call = {
         .kernel   = one_kernel(like, r->k.dtype, r->K),
-        .grid     = { r->V / columns, r->H, warp->B },
+        .grid     = { r->V / columns, r->H, n_sequences(r) },
         .stream   = stream,
         .args     = &a,
         .overlaps = true,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * More than four tokens of padded rows: decode_mma.cuh in windows of four, a warp for each 16 rows
- * of a state whose rows are v. The state is float32 between windows, whatever it is in memory. A
- * kernel of its own, so that those of four tokens have registers enough.
+ * More than four tokens of padded rows, or any whose states are all kept: decode_mma.cuh in windows
+ * of four, a warp for each 16 rows of a state whose rows are v. The state is float32 between
+ * windows, whatever it is in memory. A kernel of its own, so that those of four tokens have
+ * registers enough.
  */
 #ifndef GDN_CUDA_DECODE_WINDOWS_CUH
 #define GDN_CUDA_DECODE_WINDOWS_CUH
@@ -62,23 +63,82 @@ GDN_DEVICE void window_copy(char *to, int to_row, const char *from, int from_row
             *(const uint4 *)(from + 8 * (i % 2) * from_row + 64 * (i / 2));
 }
 
-/* A window's outputs, and the state after it. Is it another one now? */
+/* What a window has of memory: of the lane's token gates and the slot of the state after it, a
+ * negative one: none. */
+template <class Tile> struct window_raw {
+    uint32_t          x[Tile::PAIRS];
+    struct warp_gates gates;
+    int               slot;
+};
+
+/* done: tokens before the window. */
 template <class Tile>
-GDN_DEVICE bool window_step(Tile &tile, struct mma_rows &r, const uint32_t (&x)[Tile::PAIRS],
-                            const struct warp_gates &gates, const struct gdn_cu_warp &a,
+GDN_DEVICE void window_fetch(struct window_raw<Tile> &f, struct mma_rows &r,
+                             const struct gdn_cu_warp &a, const struct warp_seq &w, int head, int v,
+                             int done)
+{
+    const int t = threadIdx.x % 4;
+    mma_fetch<Tile>(f.x, r, a, w, head, v);
+    warp_fetch_gates(f.gates, a, w, head, t);
+    f.slot = -1;
+    if (a.each && a.to.data && t < w.T && done + t < a.write_slots.n_columns) {
+        const int64_t slot = load_index(a.write_slots, w.row, done + t);
+        f.slot = slot < a.write_pool ? (int)slot : -1;
+    }
+}
+
+/* The state goes where it is wanted; if it is still the one that was given, bit for bit (G9). */
+template <class Tile>
+GDN_DEVICE void window_leave(const Tile &tile, bool changed, const struct gdn_cu_warp &a,
+                             const struct warp_seq &s, int slot, int head, int v)
+{
+    head = opaque(head); /* and v and slots: addresses are not kept meanwhile */
+    char *const from = mma_row(a.from, s.read, head, v), *const to = mma_row(a.to, slot, head, v);
+    if (changed)
+        window_store(tile, to, a.to.row);
+    else if (to != from)
+        window_copy<Tile>(to, a.to.row, from, a.from.row);
+}
+
+/* The states after each of a window's tokens, whose u is r.u. */
+template <class Tile>
+GDN_DEVICE bool window_each(Tile &tile, bool changed, const struct mma_rows &r,
+                            const struct window_raw<Tile> &f, const struct gdn_cu_warp &a,
+                            const struct warp_seq &w, int head, int v)
+{
+    const int t = threadIdx.x % 4;
+#pragma unroll 1
+    for (int i = 0; i < w.T; i++) {
+        const bool  mine  = t == i;
+        const float u[2]  = { mine ? r.u[0] : 0, mine ? r.u[1] : 0 };
+        const float alpha = __shfl_sync(0xffffffff, r.alpha, i);
+        const bool  moves = alpha != 1 || __shfl_sync(0xffffffff, r.beta, i) != 0;
+        const int   slot  = __shfl_sync(0xffffffff, f.slot, i);
+        if (moves) mma_update(tile, f.x, u, alpha, mine && r.beta != 0);
+        changed |= moves;
+        if (slot >= 0) window_leave(tile, changed, a, w, slot, head, v);
+    }
+    return changed;
+}
+
+/* A window's outputs, and the state after it. Is it another one than the given one now? */
+template <class Tile>
+GDN_DEVICE bool window_step(Tile &tile, bool changed, struct mma_rows &r,
+                            const struct window_raw<Tile> &f, const struct gdn_cu_warp &a,
                             const struct warp_seq &w, int head, int v)
 {
     const int  t = threadIdx.x % 4;
     const bool there = t < w.T;
-    warp_expand_gates(r.alpha, r.beta, gates, a, there);
-    mma_rule(r, tile, x, a, w.T);
+    warp_expand_gates(r.alpha, r.beta, f.gates, a, there);
+    mma_rule(r, tile, f.x, a, w.T, a.each);
     if (a.out.data && there) {
         char *const out = warp_row(a.out, w, t, head);
         for (int h = 0; h < 2; h++) store_float(out, v + 8 * h, a.out.dtype, r.o[h]);
     }
-    const bool changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
-    if (changed) mma_update(tile, x, r.u, r.total, r.beta != 0);
-    return changed;
+    if (a.each) return window_each(tile, changed, r, f, a, w, head, v);
+    const bool moves = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
+    if (moves) mma_update(tile, f.x, r.u, r.total, r.beta != 0);
+    return changed || moves;
 }
 
 /* Rows v to v + 15 of one head of a sequence. */
@@ -86,44 +146,34 @@ template <class Tile>
 GDN_DEVICE void window_decode(const struct gdn_cu_warp &a, const struct warp_seq &s, int head,
                               int v)
 {
-    const int         t = threadIdx.x % 4;
-    const bool        given = a.from.data && s.read >= 0;
-    struct warp_seq   w = window_of(s, 0);
-    struct warp_gates gates;
-    struct mma_rows   r;
-    Tile              tile;
-    uint32_t          x[Tile::PAIRS];
+    const bool              given = a.from.data && s.read >= 0;
+    struct warp_seq         w = window_of(s, 0);
+    struct window_raw<Tile> f;
+    struct mma_rows         r;
+    Tile                    tile;
     v += threadIdx.x % 32 / 4;
     {
         uint32_t raw[2 * Tile::PIECES][4];
         window_load<Tile>(raw, mma_row(a.from, s.read, head, v), a.from.row, given);
-        mma_fetch<Tile>(x, r, a, w, head, v);
-        warp_fetch_gates(gates, a, w, head, t);
+        window_fetch(f, r, a, w, head, v, 0);
         window_expand(tile, raw);
     }
     bool changed = !given;
 #pragma unroll 1
     for (int done = 0;;) {
-        changed |= window_step(tile, r, x, gates, a, w, head, v);
+        changed = window_step(tile, changed, r, f, a, w, head, v);
         done += MMA_TOKENS;
         if (done >= s.T) break;
         w = window_of(s, done);
-        mma_fetch<Tile>(x, r, a, w, head, v);
-        warp_fetch_gates(gates, a, w, head, t);
+        window_fetch(f, r, a, w, head, v, done);
     }
-    if (!a.to.data) return;
-    head = opaque(head); /* and v and slots: addresses are not kept meanwhile */
-    char *const from = mma_row(a.from, s.read, head, v), *const to = mma_row(a.to, s.write, head, v);
-    if (changed)
-        window_store(tile, to, a.to.row);
-    else if (to != from)
-        window_copy<Tile>(to, a.to.row, from, a.from.row);
+    if (a.to.data && !a.each) window_leave(tile, changed, a, s, s.write, head, v);
 }
 
 GDN_DEVICE void window_zero(const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v)
 {
     const int lane = threadIdx.x % 32;
-    if (!a.out.data || a.keep || lane >= MMA_ROWS) return;
+    if (!a.out.data || (a.keep && s.row < a.B) || lane >= MMA_ROWS) return;
     for (int t = 0; t < s.T; t++)
         store_float(warp_row(a.out, s, t, head), v + lane, a.out.dtype, 0);
 }
@@ -140,7 +190,7 @@ template <int KC, int dtype> GDN_DEVICE void decode_windows(const struct gdn_cu_
     const struct warp_seq s = warp_read(a, row);
     if (s.padding)
         window_zero(a, s, head, v);
-    else
+    else if (s.T > 0)
         window_decode<window_tile<KC, dtype>>(a, s, head, v);
 }
 

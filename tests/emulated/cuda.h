@@ -142,6 +142,7 @@ GDN_DEVICE uint32_t ld_b32_b16(const void *p, bool word, bool half)
     emulated_load(&x, p, 2, half);
     return x;
 }
+GDN_DEVICE void prefetch(const void *) {}
 GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
 {
     if (bytes == 4) return *(const int32_t *)p;

@@ -194,6 +194,13 @@ GDN_DEVICE void mma_recur(struct mma_rows &r, const float (&G)[4], float k, floa
     }
 }
 
+/* X as mma_update() takes it: k of the lane's token in the lower halves. */
+template <int PAIRS> GDN_DEVICE void mma_turn(uint32_t (&x)[PAIRS])
+{
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) x[p] = turn_matrix(x[p]);
+}
+
 /* S <- total S + U k^T, without the k of tokens that are not `used`. */
 template <class Tile>
 GDN_DEVICE void mma_update(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const float (&u)[2],
@@ -207,7 +214,7 @@ GDN_DEVICE void mma_update(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const f
     }
 #pragma unroll
     for (int p = 0; p < Tile::PAIRS; p++) {
-        const uint32_t b = turn_matrix(x[p]) * shift; /* the lower half: k */
+        const uint32_t b = x[p] * shift;
         float          c[4];
         tile.get(c, p);
         for (int i = 0; i < 4; i++) c[i] *= total;
@@ -246,7 +253,7 @@ GDN_DEVICE char *mma_row(const struct gdn_cu_pool &p, int slot, int head, int v)
 
 /* The state after the tokens, where it is wanted. */
 template <class Tile>
-GDN_DEVICE void mma_leave(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const struct mma_rows &r,
+GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct mma_rows &r,
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v,
                           int bytes, bool given)
 {
@@ -254,7 +261,7 @@ GDN_DEVICE void mma_leave(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const st
     const bool  there = (int)threadIdx.x % 4 < s.T;
     char *const from = mma_row(a.from, s.read, head, v), *const to = mma_row(a.to, s.write, head, v);
     const bool  changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
-    if (changed) mma_update(tile, x, r.u, r.total, r.beta != 0);
+    if (changed) mma_turn(x), mma_update(tile, x, r.u, r.total, r.beta != 0);
     if (changed || !given || to != from) mma_store(tile, to, a.to.row, bytes);
 }
 

@@ -63,31 +63,7 @@ GDN_DEVICE void window_copy(char *to, int to_row, const char *from, int from_row
             *(const uint4 *)(from + 8 * (i % 2) * from_row + 64 * (i / 2));
 }
 
-/* What a window has of memory: of the lane's token gates and the slot of the state after it, a
- * negative one: none. */
-template <class Tile> struct window_raw {
-    uint32_t          x[Tile::PAIRS];
-    struct warp_gates gates;
-    int               slot;
-};
-
-/* done: tokens before the window. */
-template <class Tile>
-GDN_DEVICE void window_fetch(struct window_raw<Tile> &f, struct mma_rows &r,
-                             const struct gdn_cu_warp &a, const struct warp_seq &w, int head, int v,
-                             int done)
-{
-    const int t = threadIdx.x % 4;
-    mma_fetch<Tile>(f.x, r, a, w, head, v);
-    warp_fetch_gates(f.gates, a, w, head, t);
-    f.slot = -1;
-    if (a.each && a.to.data && t < w.T && done + t < a.write_slots.n_columns) {
-        const int64_t slot = load_index(a.write_slots, w.row, done + t);
-        f.slot = slot < a.write_pool ? (int)slot : -1;
-    }
-}
-
-/* The state goes where it is wanted; if it is still the one that was given, bit for bit (G9). */
+/* The state goes to a slot; if it is still the one that was given, bit for bit (G9). */
 template <class Tile>
 GDN_DEVICE void window_leave(const Tile &tile, bool changed, const struct gdn_cu_warp &a,
                              const struct warp_seq &s, int slot, int head, int v)
@@ -100,45 +76,45 @@ GDN_DEVICE void window_leave(const Tile &tile, bool changed, const struct gdn_cu
         window_copy<Tile>(to, a.to.row, from, a.from.row);
 }
 
-/* The states after each of a window's tokens, whose u is r.u. */
-template <class Tile>
-GDN_DEVICE bool window_each(Tile &tile, bool changed, const struct mma_rows &r,
-                            const struct window_raw<Tile> &f, const struct gdn_cu_warp &a,
-                            const struct warp_seq &w, int head, int v)
+/* Where the state after token t goes; negative: nowhere. */
+GDN_DEVICE int window_slot(const struct gdn_cu_warp &a, const struct warp_seq &s, int t)
 {
-    const int t = threadIdx.x % 4;
-#pragma unroll 1
-    for (int i = 0; i < w.T; i++) {
-        const bool  mine  = t == i;
-        const float u[2]  = { mine ? r.u[0] : 0, mine ? r.u[1] : 0 };
-        const float alpha = __shfl_sync(0xffffffff, r.alpha, i);
-        const bool  moves = alpha != 1 || __shfl_sync(0xffffffff, r.beta, i) != 0;
-        const int   slot  = __shfl_sync(0xffffffff, f.slot, i);
-        if (moves) mma_update(tile, f.x, u, alpha, mine && r.beta != 0);
-        changed |= moves;
-        if (slot >= 0) window_leave(tile, changed, a, w, slot, head, v);
-    }
-    return changed;
+    if (!a.to.data) return -1;
+    if (!a.each) return t == s.T - 1 ? s.write : -1;
+    if (t >= a.write_slots.n_columns) return -1;
+    const int64_t slot = load_index(a.write_slots, s.row, t);
+    return slot < a.write_pool ? (int)slot : -1;
 }
 
-/* A window's outputs, and the state after it. Is it another one than the given one now? */
+/* Window w, which begins after `done` tokens: its outputs, and the state after it, or after each of
+ * its tokens. Is it another one than the given one now? */
 template <class Tile>
 GDN_DEVICE bool window_step(Tile &tile, bool changed, struct mma_rows &r,
-                            const struct window_raw<Tile> &f, const struct gdn_cu_warp &a,
-                            const struct warp_seq &w, int head, int v)
+                            uint32_t (&x)[Tile::PAIRS], const struct warp_gates &gates,
+                            const struct gdn_cu_warp &a, const struct warp_seq &s,
+                            const struct warp_seq &w, int done, int head, int v)
 {
     const int  t = threadIdx.x % 4;
     const bool there = t < w.T;
-    warp_expand_gates(r.alpha, r.beta, f.gates, a, there);
-    mma_rule(r, tile, f.x, a, w.T, a.each);
+    warp_expand_gates(r.alpha, r.beta, gates, a, there);
+    mma_rule(r, tile, x, a, w.T, a.each);
     if (a.out.data && there) {
         char *const out = warp_row(a.out, w, t, head);
         for (int h = 0; h < 2; h++) store_float(out, v + 8 * h, a.out.dtype, r.o[h]);
     }
-    if (a.each) return window_each(tile, changed, r, f, a, w, head, v);
-    const bool moves = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
-    if (moves) mma_update(tile, f.x, r.u, r.total, r.beta != 0);
-    return changed || moves;
+    mma_turn(x);
+#pragma unroll 1
+    for (int i = a.each ? 0 : w.T - 1; i < w.T; i++) {
+        const bool  mine  = there && (!a.each || t == i);
+        const float u[2]  = { mine ? r.u[0] : 0, mine ? r.u[1] : 0 };
+        const float alpha = a.each ? __shfl_sync(0xffffffff, r.alpha, i) : r.total;
+        const int   slot  = window_slot(a, s, done + i);
+        const bool  moves = __any_sync(0xffffffff, mine && (r.alpha != 1 || r.beta != 0));
+        if (moves) mma_update(tile, x, u, alpha, mine && r.beta != 0);
+        changed |= moves;
+        if (slot >= 0) window_leave(tile, changed, a, s, slot, head, v);
+    }
+    return changed;
 }
 
 /* Rows v to v + 15 of one head of a sequence. */
@@ -146,28 +122,31 @@ template <class Tile>
 GDN_DEVICE void window_decode(const struct gdn_cu_warp &a, const struct warp_seq &s, int head,
                               int v)
 {
-    const bool              given = a.from.data && s.read >= 0;
-    struct warp_seq         w = window_of(s, 0);
-    struct window_raw<Tile> f;
-    struct mma_rows         r;
-    Tile                    tile;
+    const int         t = threadIdx.x % 4;
+    const bool        given = a.from.data && s.read >= 0;
+    struct warp_seq   w = window_of(s, 0);
+    struct warp_gates gates;
+    struct mma_rows   r;
+    Tile              tile;
+    uint32_t          x[Tile::PAIRS];
     v += threadIdx.x % 32 / 4;
     {
         uint32_t raw[2 * Tile::PIECES][4];
         window_load<Tile>(raw, mma_row(a.from, s.read, head, v), a.from.row, given);
-        window_fetch(f, r, a, w, head, v, 0);
+        mma_fetch<Tile>(x, r, a, w, head, v);
+        warp_fetch_gates(gates, a, w, head, t);
         window_expand(tile, raw);
     }
     bool changed = !given;
 #pragma unroll 1
     for (int done = 0;;) {
-        changed = window_step(tile, changed, r, f, a, w, head, v);
+        changed = window_step(tile, changed, r, x, gates, a, s, w, done, head, v);
         done += MMA_TOKENS;
         if (done >= s.T) break;
         w = window_of(s, done);
-        window_fetch(f, r, a, w, head, v, done);
+        mma_fetch<Tile>(x, r, a, w, head, v);
+        warp_fetch_gates(gates, a, w, head, t);
     }
-    if (a.to.data && !a.each) window_leave(tile, changed, a, s, s.write, head, v);
 }
 
 GDN_DEVICE void window_zero(const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_decode as engines call it: tensors dense, K of 64, 128 or 256; one token of each sequence, as
- * rows or by cu_seqlens, or padded rows of several, or all of their states kept. On a device kernels
- * of their own do these.
+ * rows or by cu_seqlens; or padded rows of several; or all of their states kept. On a device
+ * kernels of their own do these.
  */
 #include <math.h>
 #include <string.h>

@@ -213,8 +213,8 @@ struct gdn_cu_one {
     int32_t          g_bytes, beta_bytes, A_log_bytes, dt_bias_bytes; /* 4 or 2; 0: absent */
     int32_t          gate, beta_kind, norm; /* of absent gates: those that make 1 of 0 */
     float            norm_eps, scale, bound;
-    /* Of sequences. cu_seqlens: of as many tokens as there are sequences. initial: has_initial_state.
-     * data NULL: row i is sequence i; slot i; as read_slots; all have one. */
+    /* Of sequences. cu_seqlens: of as many tokens as there are sequences. initial:
+     * has_initial_state. data NULL: row i is sequence i; slot i; as read_slots; all have one. */
     struct gdn_cu_at cu_seqlens, read_slots, write_slots, initial;
     int32_t          initial_bytes; /* 4 or 1; 0: absent */
     int32_t          read_pool, write_pool;

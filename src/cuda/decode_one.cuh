@@ -20,6 +20,7 @@
 
 #include "chunk.cuh"
 #include "lanes.cuh"
+#include "ptx_parts.cuh"
 #include "rule.cuh"
 
 /* ---- 16 bytes of a state ----------------------------------------------------------------------- */
@@ -147,7 +148,7 @@ GDN_DEVICE bool one_find(struct one_place &w, const struct gdn_cu_one &a, int co
 /* A number of 4 or 2 bytes, or of none: zero. */
 GDN_DEVICE uint32_t one_bits(const struct gdn_cu_at &t, int row, int head, int bytes)
 {
-    return ld_b32_b16(one_at(t, row, head), bytes == 4, bytes == 2);
+    return ld_4_or_2(one_at(t, row, head), bytes);
 }
 template <int io> GDN_DEVICE float one_half(uint32_t x)
 {

@@ -198,8 +198,7 @@ struct gdn_cu_warp {
     float               norm_eps, scale, bound;
 };
 
-/* What a sequence (or a token, or a slot) and a head have there, steps in bytes; of a vector
- * element `head`. */
+/* What a sequence (or a slot) and a head have there, steps in bytes. */
 struct gdn_cu_at {
     char   *data;
     int32_t row, head;
@@ -213,14 +212,18 @@ struct gdn_cu_one {
     int32_t          g_bytes, beta_bytes, A_log_bytes, dt_bias_bytes; /* 4 or 2; 0: absent */
     int32_t          gate, beta_kind, norm; /* of absent gates: those that make 1 of 0 */
     float            norm_eps, scale, bound;
-    /* Of sequences. cu_seqlens: of as many tokens as there are sequences. initial:
-     * has_initial_state. data NULL: row i is sequence i; slot i; as read_slots; all have one. */
-    struct gdn_cu_at cu_seqlens, read_slots, write_slots, initial;
-    int32_t          initial_bytes; /* 4 or 1; 0: absent */
-    int32_t          read_pool, write_pool;
-    int32_t          keep;  /* outputs of padding */
-    int32_t          plain; /* none of the four is there */
-    int32_t          n;     /* sequences; block row n has what is behind the last one */
+    const int32_t   *read_slots, *write_slots; /* NULL: as row; as read_slots */
+    int32_t          read_step, write_step, read_pool, write_pool;
+    int32_t          keep; /* outputs of padding */
+};
+
+/* Or of as many tokens as sequences, by cu_seqlens; or some states are not looked at. Of an entry
+ * of either `head`; data NULL: they are not there. */
+struct gdn_cu_packed {
+    struct gdn_cu_one one;
+    struct gdn_cu_at  cu_seqlens, initial;
+    int32_t           initial_bytes; /* 4 or 1 */
+    int32_t           n; /* sequences; block row n has what is behind the last one */
 };
 
 /* gdn_conv_view with steps of 32 bits, in bytes; inside a slot all of it is as near. */
@@ -361,10 +364,11 @@ GDN_CU_SIZE(gdn_cu_near, 24);
 GDN_CU_SIZE(gdn_cu_pool, 24);
 GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_at, 16);
-GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 4 * 16 + 6 * 4);
+GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
 GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
-GDN_CU_SIZE(gdn_cu_step_rows, 312 + 3 * 16 + 3 * 24 + 14 * 4);
+GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);

@@ -143,7 +143,8 @@ gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *str
 
 /* ---- Warps (decode_warp.cuh) --------------------------------------------------------------- */
 
-enum { MOST_WARPS = 4, /* of a block */
+enum { FEW_STATES = 1024, /* of all tokens and heads, by measurement */
+       MOST_WARPS = 4, /* of a block */
        WARP_COLUMNS = 16, PRODUCT_TOKENS = 4,
        FEW_COLUMNS = 64, FEW_ROWS = 32 };
 
@@ -293,14 +294,23 @@ static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
     return kernels[like->k_first][like->dtype][size_of(K)];
 }
 
-/* By windows of tokens: those whose states are all kept, where rows are v (decode_windows.cuh); or
- * of padded rows more than four of them, and, where rows are k, whole blocks (decode_few.cuh)? */
+/* Are states that are all kept written by windows (decode_windows.cuh)? Many of float32 are left to
+ * memory, which likes the rows of decode_warp.cuh better. */
+static bool keeps_by_windows(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
+                             const struct gdn_pool_view *like)
+{
+    const int64_t n = a->cu_seqlens.data ? a->N : (int64_t)a->B * a->T;
+    return is_whole(r, a) && are_bf16(r) && are_pieces(&a->q) && are_pieces(&a->k) &&
+           !like->k_first &&
+           (like->dtype == GDN_BF16 || (like->dtype == GDN_F32 && n * r->H <= FEW_STATES));
+}
+
+/* By windows of tokens: those; or of padded rows more than four of them, and, where rows are k,
+ * whole blocks (decode_few.cuh)? */
 static bool takes_windows(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
                           const struct gdn_pool_view *like)
 {
-    if (a->each)
-        return is_whole(r, a) && are_bf16(r) && are_pieces(&a->q) && are_pieces(&a->k) &&
-               !like->k_first && like->dtype != GDN_F16;
+    if (a->each) return keeps_by_windows(r, a, like);
     return a->products && !a->cu_seqlens.data && like->dtype != GDN_F16 &&
            (like->k_first ? a->T > 0 && a->V % FEW_COLUMNS == 0 : a->T > PRODUCT_TOKENS);
 }
@@ -352,7 +362,7 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
 /* ---- One token (decode_one.cuh) ------------------------------------------------------------ */
 
 /* Value columns of a block: so many of states whose rows are k, else elements of so many bytes. */
-enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32 };
+enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32, PACKED_K = 128 };
 
 /* What a sequence of one token and a head have there; as warps see it. */
 static struct gdn_cu_at at_of(const struct gdn_cu_near *r, bool packed)
@@ -390,17 +400,11 @@ static bool is_index(const struct gdn_cu_array *a, int32_t dtype)
     return !a->data || ((a->dtype == GDN_I32 || a->dtype == dtype) && is_near(8 * a->stride[0]));
 }
 
-/* One token of each sequence, for all that is known here. */
-static bool are_single(const struct gdn_cu_warp *a)
-{
-    return a->cu_seqlens.data ? a->N == a->B && is_index(&a->cu_seqlens, GDN_I64) : a->T == 1;
-}
-
-bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+/* One token of each sequence, or as many as there are sequences, all with a state; of that kind? */
+static bool is_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const int32_t io = a->k.dtype, state = like_of(r)->dtype;
-    return a->whole && are_single(a) && a->from.data && a->read_pool > 0 && a->B < MOST_ROWS &&
-           is_index(&a->has_initial_state, GDN_U8) && !a->num_accepted_tokens.data &&
+    return a->whole && a->from.data && a->B <= MOST_ROWS && !a->num_accepted_tokens.data &&
            is_index(&a->read_slots, GDN_I32) && is_index(&a->write_slots, GDN_I32) &&
            (a->read_slots.data || !a->write_slots.data) && io != GDN_F32 &&
            (state == GDN_F32 || state == io) && a->q.dtype == io && a->v.dtype == io &&
@@ -409,6 +413,18 @@ bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a
            is_either(a->dt_bias.data, a->dt_bias.dtype, io) && is_near(4 * a->A_log.stride[0]) &&
            is_near(4 * a->dt_bias.stride[0]) && (!a->out.data || a->out.dtype == io) &&
            r->V % (like_of(r)->k_first ? ONE_COLUMNS : WARP_COLUMNS) == 0;
+}
+
+/* By rows, all with a state; or by cu_seqlens or with initial states (decode_packed.cuh). */
+bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    return is_one(r, a) && a->T == 1 && !a->cu_seqlens.data && !a->has_initial_state.data;
+}
+static bool takes_packed(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    return is_one(r, a) && r->K == PACKED_K && a->read_pool > 0 && a->B < MOST_ROWS &&
+           is_index(&a->has_initial_state, GDN_U8) &&
+           (a->cu_seqlens.data ? a->N == a->B && is_index(&a->cu_seqlens, GDN_I64) : a->T == 1);
 }
 
 /* 2^22 / the state heads that share one of n, rounded up. */
@@ -447,16 +463,13 @@ struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gd
         .norm_eps      = a->norm_eps,
         .scale         = a->scale,
         .bound         = a->bound,
-        .cu_seqlens    = gdn_cuda_at_vector(&a->cu_seqlens),
-        .read_slots    = gdn_cuda_at_vector(&a->read_slots),
-        .write_slots   = gdn_cuda_at_vector(&a->write_slots),
-        .initial       = gdn_cuda_at_vector(&a->has_initial_state),
-        .initial_bytes = bytes_of(a->has_initial_state.data, a->has_initial_state.dtype),
+        .read_slots    = a->read_slots.data,
+        .write_slots   = a->write_slots.data,
+        .read_step     = (int32_t)a->read_slots.stride[0],
+        .write_step    = (int32_t)a->write_slots.stride[0],
         .read_pool     = a->read_pool,
         .write_pool    = a->write_pool,
         .keep          = a->keep,
-        .plain         = a->plain,
-        .n             = a->B,
     };
 }
 
@@ -472,18 +485,35 @@ static enum gdn_kernel_id one_kernel(const struct gdn_pool_view *like, int32_t i
     return (like->dtype == GDN_F32 ? mixed : alike)[like->k_first][io == GDN_F16][size_of(K)];
 }
 
+static enum gdn_kernel_id packed_kernel(const struct gdn_pool_view *like, int32_t io)
+{
+    static const enum gdn_kernel_id kernels[2][2][2] = {
+        { { GDN_CU_decode_one_packed_vk_BF16_BF16_128, GDN_CU_decode_one_packed_vk_F16_F16_128 },
+          { GDN_CU_decode_one_packed_vk_F32_BF16_128, GDN_CU_decode_one_packed_vk_F32_F16_128 } },
+        { { GDN_CU_decode_one_packed_kv_BF16_BF16_128, GDN_CU_decode_one_packed_kv_F16_F16_128 },
+          { GDN_CU_decode_one_packed_kv_F32_BF16_128, GDN_CU_decode_one_packed_kv_F32_F16_128 } },
+    };
+    return kernels[like->k_first][like->dtype == GDN_F32][io == GDN_F16];
+}
+
 static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
-                             const struct gdn_cu_warp *warp, void *stream)
+                             const struct gdn_cu_warp *warp, bool packed, void *stream)
 {
     const struct gdn_pool_view *like = like_of(r);
-    const struct gdn_cu_one     a = gdn_cuda_one_args(r, warp);
+    const struct gdn_cu_packed  a    = {
+        .one           = gdn_cuda_one_args(r, warp),
+        .cu_seqlens    = gdn_cuda_at_vector(&warp->cu_seqlens),
+        .initial       = gdn_cuda_at_vector(&warp->has_initial_state),
+        .initial_bytes = bytes_of(warp->has_initial_state.data, warp->has_initial_state.dtype),
+        .n             = warp->B,
+    };
     const int columns = like->k_first ? ONE_COLUMNS
                                       : ONE_COLUMN_BYTES / (int)gdn_dtype_bytes(like->dtype);
     const struct gdn_cuda_call  call = {
-        .kernel   = one_kernel(like, r->k.dtype, r->K),
+        .kernel   = packed ? packed_kernel(like, r->k.dtype) : one_kernel(like, r->k.dtype, r->K),
         .grid     = { r->V / columns, r->H, n_sequences(r) },
         .stream   = stream,
-        .args     = &a,
+        .args     = packed ? (const void *)&a : &a.one,
         .overlaps = true,
     };
     TRY(gdn_cuda_launch(ctx, &call));
@@ -513,7 +543,8 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         gdn_cuda_takes_warps(args)) {
         struct gdn_cu_warp a = gdn_cuda_warp_args(args);
         if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
-        if (gdn_cuda_takes_one(args, &a)) return decode_one(ctx, op, args, &a, stream);
+        const bool rows = gdn_cuda_takes_one(args, &a);
+        if (rows || takes_packed(args, &a)) return decode_one(ctx, op, args, &a, !rows, stream);
         return decode_warps(ctx, op, args, a, stream);
     }
     const struct gdn_cu_decode a = decode_args(args);

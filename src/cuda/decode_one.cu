@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decode of one token of each sequence. */
-#include "decode_one_batch.cuh"
+#include "decode_one.cuh"
 
 #define GDN_IMAGE_decode_one GDN_THIS_IMAGE
 #define GDN_KERNEL_decode_one(threads, shared, layout, dtype, io, KC)                         \

@@ -75,11 +75,15 @@ template <class T> GDN_DEVICE void one_forget(T *x, int n)
 
 /* ---- The token --------------------------------------------------------------------------------- */
 
-/* Where a block's head of its sequence is. */
+/* Where a block's head of its sequence is: the token, the head, slots. */
 struct one_place {
-    int  row, head, from, to; /* the token; slots */
-    int  first, end;          /* what cu_seqlens say, if they are there */
-    bool fresh;               /* the state is not looked at */
+    int row, head, from, to;
+
+    /* The state is looked at. */
+    static __device__ __forceinline__ bool fresh(void) { return false; }
+    /* Goes on to the token, when the state has been asked for: it is known. */
+    template <int K>
+    static __device__ __forceinline__ bool find(const struct gdn_cu_one &, int) { return true; }
 };
 
 GDN_DEVICE char *one_at(const struct gdn_cu_at &t, int row, int head)
@@ -90,59 +94,17 @@ GDN_DEVICE char *one_at(const struct gdn_cu_at &t, int row, int head)
 /* The head that state head `head` reads. */
 GDN_DEVICE int one_source(int head, uint32_t inverse) { return head * inverse >> 22; }
 
-GDN_DEVICE int one_index(const struct gdn_cu_at &t, int i)
-{
-    return (int)ld_b32_b16(t.data + mad_wide(i, t.head, 0), true, false);
-}
-
-/* What indices say of a place; nothing waits yet for those of tokens. */
-GDN_DEVICE bool one_look(struct one_place &w, const struct gdn_cu_one &a)
-{
-    const bool is_last = w.row == a.n; /* the tokens behind the sequences */
-    if (a.cu_seqlens.data) {
-        w.first = one_index(a.cu_seqlens, w.row);
-        w.end   = is_last ? a.n : one_index(a.cu_seqlens, w.row + 1);
-    }
-    if (is_last) return false;
-    w.fresh = !ld_index(a.initial.data + mad_wide(w.row, a.initial.head, 0), a.initial_bytes, 1);
-    if (!a.read_slots.data) return true;
-    w.from = w.to = one_index(a.read_slots, w.row);
-    if (a.write_slots.data) w.to = one_index(a.write_slots, w.row);
-    const bool is = w.from >= 0 && (w.fresh || w.from < a.read_pool) && w.to >= 0 &&
-                    w.to < a.write_pool;
-    if (w.fresh) w.from = 0;
-    return is;
-}
-
 /* The block's place; false: padding. */
 GDN_DEVICE bool one_begin(struct one_place &w, const struct gdn_cu_one &a)
 {
     w.head = blockIdx.y;
-    w.row = w.from = w.to = w.first = blockIdx.z;
-    w.end   = w.row + 1;
-    w.fresh = false;
+    w.row = w.from = w.to = blockIdx.z;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    return __builtin_expect(a.plain, 1) || one_look(w, a);
-}
-
-/* Goes on to the sequence's token, which mostly has its number: that one is brought near while
- * cu_seqlens are on their way. false: it has none or several. */
-template <int K>
-GDN_DEVICE bool one_find(struct one_place &w, const struct gdn_cu_one &a, int column)
-{
-    if (!a.cu_seqlens.data) return true;
-    const int lane = threadIdx.x % 32;
-    if (lane < K / 16) prefetch(one_at(a.k, w.row, one_source(w.head, a.group_k)) + lane * 32);
-    if (lane < K / 16) prefetch(one_at(a.q, w.row, one_source(w.head, a.group_q)) + lane * 32);
-    if (lane == 0) {
-        prefetch(one_at(a.v, w.row, one_source(w.head, a.group_v)) + column * 2);
-        if (a.g.data) prefetch(one_at(a.g, w.row, w.head));
-        if (a.beta.data) prefetch(one_at(a.beta, w.row, w.head));
-    }
-    const int first = max(0, min(w.first, a.n)), end = max(first, min(w.end, a.n));
-    w.row = first;
-    return end == first + 1;
+    if (__builtin_expect(!a.read_slots, 1)) return true;
+    w.from = w.to = a.read_slots[w.row * a.read_step];
+    if (a.write_slots) w.to = a.write_slots[w.row * a.write_step];
+    return w.from >= 0 && w.from < a.read_pool && w.to >= 0 && w.to < a.write_pool;
 }
 
 /* A number of 4 or 2 bytes, or of none: zero. */
@@ -358,9 +320,9 @@ template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u
     }
 }
 
-/* Rows from v on. false: there is not one token. */
-template <class Tile>
-GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, struct one_place &w, int v)
+/* Rows from v on. false: the sequence has not one token. */
+template <class Tile, class Place>
+GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, Place &w, int v)
 {
     enum { LANES = Tile::LANES, C = Tile::C, N = Tile::N };
     const int        lane = threadIdx.x, own = v + one_own<Tile>();
@@ -371,14 +333,14 @@ GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, struct one_place &w,
     float            alpha, beta, p, z;
     char *const      from = one_at(a.from, w.from, w.head) + row * a.from_row + at;
     one_load(tile, from, a.from_row);
-    if (!one_find<Tile::K>(w, a, v)) return false;
+    if (!w.template find<Tile::K>(a, v)) return false;
     one_fetch<Tile>(raw, a, w);
     one_fetch_gates(gates, a, w);
     const uint32_t value = ld_b32_b16(one_at(a.v, w.row, one_source(w.head, a.group_v)) + own * 2,
                                       false, true);
     one_expand_gates<Tile::IO>(alpha, beta, gates, a);
     const struct one_factors f = one_commit(tile, raw, a);
-    if (__builtin_expect(alpha == 0 || w.fresh, 0)) one_forget(&tile.S[0][0][0], N * C * 4);
+    if (__builtin_expect(alpha == 0 || w.fresh(), 0)) one_forget(&tile.S[0][0][0], N * C * 4);
     one_read(p, z, tile);
     const float u = rule_u(beta, one_half<Tile::IO>(value), alpha * f.k * p);
     if (a.out.data && lane % (LANES / N) == 0)
@@ -386,7 +348,7 @@ GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, struct one_place &w,
                                  rule_o(f.kq, alpha * f.q * z, u));
     if (!a.to.data) return true;
     char *const to      = one_at(a.to, w.to, w.head) + row * a.to_row + at;
-    const bool  changed = alpha != 1 || beta != 0 || w.fresh;
+    const bool  changed = alpha != 1 || beta != 0 || w.fresh();
     if (__builtin_expect(beta == 0, 0)) one_forget(&tile.k[0][0], C * Tile::E);
     if (changed) one_write(tile, alpha, beta == 0 ? 0 : u * f.k);
     if (changed || to != from) one_store(tile, to, a.to_row);
@@ -487,9 +449,9 @@ GDN_DEVICE float one_column(float &u, const struct one_shared<Tile> &sh, const s
     return rule_o(f.kq, alpha * f.q * z, mine);
 }
 
-/* Columns from `column` on. false: there is not one token. */
-template <class Tile>
-GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, struct one_place &w, int column)
+/* Columns from `column` on. false: the sequence has not one token. */
+template <class Tile, class Place>
+GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, Place &w, int column)
 {
     __shared__ struct one_shared<Tile> sh;
     const int        i = threadIdx.x;
@@ -501,7 +463,7 @@ GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, struct one_place 
     char *const      from = one_at(a.from, w.from, w.head) + Tile::row() * a.from_row + at;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) ld_v4(tile.S[n], from + n * a.from_row);
-    if (!one_find<Tile::KC>(w, a, column)) return false;
+    if (!w.template find<Tile::KC>(a, column)) return false;
     const uint32_t k_bits = ld_b32_b16(one_at(a.k, w.row, one_source(w.head, a.group_k)) + i * 2,
                                        false, true);
     const uint32_t q_bits = ld_b32_b16(one_at(a.q, w.row, one_source(w.head, a.group_q)) + i * 2,
@@ -514,7 +476,7 @@ GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, struct one_place 
     sh.k[i] = k, sh.q[i] = q;
     const float kk = one_sum<32>(k * k), qq = one_sum<32>(q * q), kq = one_sum<32>(k * q);
     if (i % 32 == 0) *(float4 *)sh.products[i / 32] = make_float4(kk, qq, kq, 0);
-    if (__builtin_expect(alpha == 0 || w.fresh, 0)) one_forget(&tile.S[0][0], Tile::N * 4);
+    if (__builtin_expect(alpha == 0 || w.fresh(), 0)) one_forget(&tile.S[0][0], Tile::N * 4);
     __syncwarp();
     columns_read(sh.parts[0][i / 32], sh.parts[1][i / 32], tile, sh.k, sh.q);
     __syncthreads();
@@ -527,12 +489,56 @@ GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, struct one_place 
     __syncthreads();
     if (!a.to.data) return true;
     char *const to      = one_at(a.to, w.to, w.head) + Tile::row() * a.to_row + at;
-    const bool  changed = alpha != 1 || beta != 0 || w.fresh;
+    const bool  changed = alpha != 1 || beta != 0 || w.fresh();
     if (changed) one_write(tile, sh, alpha);
     if (!changed && to == from) return true;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) one_store(to + n * a.to_row, tile.S[n]);
     return true;
 }
+
+/* ---- Kernels ----------------------------------------------------------------------------------- */
+
+/* Outputs of padding: n from `first` on, by threads numbered from 0. */
+GDN_DEVICE void one_zero(const struct gdn_cu_one &a, const struct one_place &w, int first, int n,
+                         int thread)
+{
+    if (a.out.data && !a.keep && thread < n)
+        *(uint16_t *)(one_at(a.out, w.row, w.head) + (first + thread) * 2) = 0;
+}
+
+/* Blocks: first those of a head, then heads, then sequences, as states lie in memory. */
+template <int KC, int dtype, int io> GDN_DEVICE void decode_one_vk(const struct gdn_cu_one &a)
+{
+    typedef one_rows<KC, dtype, io> Tile;
+    const int        v = blockIdx.x * Tile::ROWS;
+    struct one_place w;
+    if (__builtin_expect(one_begin(w, a), 1))
+        one_decode_rows<Tile>(a, w, v);
+    else
+        one_zero(a, w, v, Tile::ROWS, threadIdx.x);
+}
+
+template <int KC, int dtype, int io> GDN_DEVICE void decode_one_kv(const struct gdn_cu_one &a)
+{
+    typedef one_columns<KC, dtype, io> Tile;
+    const int        column = blockIdx.x * Tile::COLUMNS;
+    struct one_place w;
+    if (__builtin_expect(one_begin(w, a), 1))
+        one_decode_columns<Tile>(a, w, column);
+    else
+        one_zero(a, w, column, Tile::COLUMNS, threadIdx.x);
+}
+
+/* Blocks that an SM is to hold, by measurement at K = 128; 0: as come of what ptxas likes. */
+#define ONE_BLOCKS_vk(dtype, KC) (KC == 256 ? 12 : GDN_##dtype == GDN_F32 ? 32 : 16)
+#define ONE_BLOCKS_kv(dtype, KC) 0
+
+#define DECODE_ONE_KERNEL(threads, name, layout, dtype, io, KC)                               \
+    extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_##layout(dtype, KC))     \
+        name(const __grid_constant__ struct gdn_cu_one a)                                     \
+    {                                                                                         \
+        decode_one_##layout<KC, GDN_##dtype, GDN_##io>(a);                                    \
+    }
 
 #endif

@@ -167,8 +167,7 @@ static bool takes_rows(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
 {
     const int32_t io = a->x.dtype;
     return !r->from.k_first && r->K == ROWS_K && is_one_token(a, r) &&
-           gdn_cuda_takes_one(r, &a->rule) && !r->batch.has_initial_state.data &&
-           a->weight.dtype == io &&
+           gdn_cuda_takes_one(r, &a->rule) && a->weight.dtype == io &&
            is_either(a->bias.data, a->bias.dtype, io) &&
            is_either(a->conv.data, a->conv.dtype, io) &&
            (!a->normed || (r->V == ROWS_K && r->out.data && (!a->z.data || a->z.dtype == io) &&

@@ -209,18 +209,19 @@ static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_mixer *m, const str
     const struct gdn_cu_step_rows a = rows_args(step, r);
     const bool f16   = step->x.dtype == GDN_F16;
     const int  warps = (a.n_columns + COLUMNS - 1) / COLUMNS;
-    const int  conv  = (2 * r->K + a.n_columns + 63) / 64;
+    const int  conv  = (2 * r->K + a.n_columns + 63) / 64; /* and one for the gates */
     const struct gdn_cuda_call call = {
-        .kernel    = r->from.dtype == GDN_F32 ? f16 ? GDN_CU_step_rows_F32_F16
-                                                    : GDN_CU_step_rows_F32_BF16
-                     : f16                    ? GDN_CU_step_rows_F16_F16
-                                              : GDN_CU_step_rows_BF16_BF16,
-        .grid      = { a.n_blocks, r->Hk, r->batch.B },
-        .n_threads = 32 * (warps > conv ? warps : conv),
-        .cluster   = are_together(ctx, a.n_blocks) ? a.n_blocks : 1,
-        .stream    = m->args.stream,
-        .args      = &a,
-        .overlaps  = true,
+        .kernel       = r->from.dtype == GDN_F32 ? f16 ? GDN_CU_step_rows_F32_F16
+                                                       : GDN_CU_step_rows_F32_BF16
+                        : f16                    ? GDN_CU_step_rows_F16_F16
+                                                 : GDN_CU_step_rows_BF16_BF16,
+        .grid         = { a.n_blocks, r->Hk, r->batch.B },
+        .n_threads    = 32 * (warps > conv ? warps : conv + 1),
+        .shared_bytes = (size_t)(a.n_columns * r->K) * gdn_dtype_bytes(r->from.dtype),
+        .cluster      = are_together(ctx, a.n_blocks) ? a.n_blocks : 1,
+        .stream       = m->args.stream,
+        .args         = &a,
+        .overlaps     = true,
     };
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, "step", call.kernel);

@@ -5,8 +5,9 @@
  * rule it is, with q, k and v from shared memory.
  *
  * A block has a value head, or some columns of one, a warp of it sixteen. The state is asked for
- * first; while it is on its way, a thread convolves two channels that lie side by side, and moves
- * their states on.
+ * first; while it is on its way to shared memory, where it takes no registers, a thread convolves
+ * two channels that lie side by side, and moves their states on. Warps behind those that convolve
+ * have the gates, and what the norm takes beside o: all that a block reads is asked for at once.
  *
  * Where several blocks share q and k, each convolves these and moves a part of their states, when
  * all have read them: they are a cluster.
@@ -17,17 +18,22 @@
 #include "decode_one.cuh"
 #include "step_taps.cuh"
 
+extern __shared__ __align__(128) char gdn_shared[];
+
 enum {
-    STEP_K       = 128, /* and V at most */
-    STEP_COLUMNS = 16   /* of a warp */
+    STEP_K       = 128, /* and V at most; V of the norm */
+    STEP_COLUMNS = 16,  /* of a warp */
+    STEP_THREADS = STEP_K / STEP_COLUMNS * 32, /* at most, and of the norm */
+    STEP_NORM    = STEP_THREADS / 32 - 1,      /* the warp of the norm, */
+    STEP_BARRIER = 1                           /* where it waits for all o */
 };
 
 /* What the convolution leaves: k and q as they would lie in memory, v as float32, and what becomes
- * of the states of channels of q and k. Then o, for the norm, and what the norm multiplies by. */
+ * of the states of channels of q and k. The gates. o, and what the norm multiplies it by. */
 struct step_rows_shared {
     alignas(16) uint32_t keys[2][STEP_K / 2];
     alignas(16) float    o[STEP_K];
-    float                v[STEP_K];
+    float                v[STEP_K], weight[STEP_K], gate[STEP_K], alpha, beta;
     alignas(8) float     left[STEP_PAST][2 * STEP_K];
 };
 
@@ -48,21 +54,23 @@ GDN_DEVICE int rows_channel(const struct gdn_cu_step_rows &a, const struct one_p
     return 2 * (a.Hk - 1) * STEP_K + w.head * a.V + column + i;
 }
 
+/* Bytes of an entry; 0: there are none. */
+GDN_DEVICE int taps_bytes(const struct gdn_cu_taps &p)
+{
+    return !p.data ? 0 : p.dtype == GDN_F32 ? 4 : 2;
+}
+
 GDN_DEVICE void rows_fetch(struct step_pair &f, const struct gdn_cu_step_rows &a,
                            const struct one_place &w, int channel)
 {
     const char *past = taps_at(a.conv, w.from, channel, 0);
-    const bool  wide = a.conv.data && a.conv.dtype == GDN_F32;
-    const bool  pair = a.conv.data && a.conv.dtype != GDN_F32;
+    const int   bytes = taps_bytes(a.conv);
+    f.x = ld_b32(a.x.data + mad_wide(w.row, a.x.row, channel * 2));
 #pragma unroll
-    for (int j = 0; j < STEP_PAST; j++, past += a.pair_step)
-        ld_v2_b32(f.past[j], past, wide, pair);
-    f.x = ld_b32_b16(a.x.data + mad_wide(w.row, a.x.row, channel * 2), true, false);
+    for (int j = 0; j < STEP_PAST; j++, past += a.pair_step) ld_8_or_4(f.past[j], past, bytes);
 #pragma unroll
-    for (int c = 0; c < 2; c++)
-        ld_v2_b32(f.weight[c], taps_at(a.weight, 0, channel + c, 0), true, false);
-    ld_v2_b32(f.bias, taps_at(a.bias, 0, channel, 0), a.bias.data && a.bias.dtype == GDN_F32,
-              a.bias.data && a.bias.dtype != GDN_F32);
+    for (int c = 0; c < 2; c++) ld_v2(f.weight[c], taps_at(a.weight, 0, channel + c, 0));
+    ld_8_or_4(f.bias, taps_at(a.bias, 0, channel, 0), taps_bytes(a.bias));
 }
 
 template <int io>
@@ -146,27 +154,53 @@ GDN_DEVICE void rows_leave(const struct step_rows_shared &sh, const struct gdn_c
         rows_store<io>(to, sh.left[j][i], sh.left[j][i + 1], a.conv.dtype == GDN_F32);
 }
 
-/* ---- The norm ------------------------------------------------------------------------------ */
+/* ---- Gates and norm ------------------------------------------------------------------------ */
 
-/* What the norm of a column takes beside o, as it lies in memory. */
-struct step_tail {
-    uint32_t z, weight;
-};
-
-GDN_DEVICE void tail_fetch(struct step_tail &f, const struct gdn_cu_step_rows &a,
-                           const struct one_place &w, int i)
+template <int io>
+GDN_DEVICE void rows_gates(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
+                           const struct one_place &w)
 {
-    f.z      = ld_b32_b16(one_at(a.z, w.row, w.head) + i * 2, false, a.z.data);
-    f.weight = one_bits(a.norm_weight, 0, i, a.norm_weight_bytes);
+    struct one_gates f;
+    float            alpha, beta;
+    one_fetch_gates(f, a.one, w);
+    one_expand_gates<io>(alpha, beta, f, a.one);
+    sh.alpha = alpha, sh.beta = beta;
 }
 
-/* Of column i, with the sum in the order of norm.cu, once all warps have left their o. */
+/* What the norm multiplies by beside its scale, by the warp that is to do it: columns 32 apart. */
 template <int io>
-GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct step_tail &f,
-                          const struct gdn_cu_step_rows &a, const struct one_place &w, int i)
+GDN_DEVICE void rows_tail(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
+                          const struct one_place &w)
 {
-    const float *o = &sh.o[i % 16 * 8];
-    float        sum = 0, gate[1] = { one_half<io>(f.z) };
+    enum { N = STEP_K / 32 };
+    const int   lane = threadIdx.x % 32;
+    const char *z    = one_at(a.z, w.row, w.head) + lane * 2;
+    uint32_t    bits[N], weight[N];
+    float       gate[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        bits[j]   = ld_4_or_2(z + j * 64, a.z.data ? 2 : 0);
+        weight[j] = one_bits(a.norm_weight, 0, lane + j * 32, a.norm_weight_bytes);
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++) gate[j] = one_half<io>(bits[j]);
+    silu_of(gate);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        sh.gate[lane + j * 32]   = a.z.data ? gate[j] : 1;
+        sh.weight[lane + j * 32] = a.norm_weight.data
+                                       ? one_number<io>(weight[j], a.norm_weight_bytes) : 1;
+    }
+}
+
+/* By that warp, once all have left their o; with the sum in the order of norm.cu. */
+template <int io>
+GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
+                          const struct one_place &w)
+{
+    const int    lane = threadIdx.x % 32;
+    const float *o    = &sh.o[lane % 16 * 8];
+    float        sum  = 0;
 #pragma unroll
     for (int j = 0; j < 8; j += 4) {
         const float4 x = *(const float4 *)&o[j];
@@ -174,11 +208,12 @@ GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct step_t
         sum = fmaf(x.z, x.z, sum), sum = fmaf(x.w, x.w, sum);
     }
     for (int step = 1; step < 16; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
-    silu_of(gate);
-    const float scale  = 1 / sqrtf(sum / (float)STEP_K + a.rms_eps);
-    const float weight = a.norm_weight.data ? one_number<io>(f.weight, a.norm_weight_bytes) : 1;
-    one_store_half<io>(one_at(a.one.out, w.row, w.head) + i * 2,
-                       sh.o[i] * scale * weight * (a.z.data ? gate[0] : 1));
+    const float scale = 1 / sqrtf(sum / (float)STEP_K + a.rms_eps);
+    char *const out   = one_at(a.one.out, w.row, w.head) + lane * 2;
+#pragma unroll
+    for (int j = 0; j < STEP_K; j += 32)
+        one_store_half<io>(out + j * 2, sh.o[lane + j] * scale * sh.weight[lane + j] *
+                                            sh.gate[lane + j]);
 }
 
 /* ---- Rows of a state ----------------------------------------------------------------------- */
@@ -236,61 +271,116 @@ GDN_DEVICE int rows_begin(struct one_place &w, const struct gdn_cu_step_rows &a)
     return (blockIdx.x & ((1 << a.part_bits) - 1)) * a.n_columns;
 }
 
+/* Where in shared memory the lane's pieces of a tile of the warp begin, 512 bytes apart. */
+template <class Tile> GDN_DEVICE char *rows_at(int warp, int tile)
+{
+    const int pieces = (warp * (STEP_COLUMNS / Tile::ROWS) + tile) * Tile::N * Tile::C;
+    return gdn_shared + pieces * 512 + threadIdx.x % 32 * 16;
+}
+
+/* Sends a tile's rows on their way there; takes them from there. */
+template <class Tile> GDN_DEVICE void rows_ask(const char *from, int64_t row, int warp, int tile)
+{
+    uint32_t to = shared_address(rows_at<Tile>(warp, tile));
+#pragma unroll
+    for (int n = 0; n < Tile::N; n++, from += Tile::STEP * row)
+#pragma unroll
+        for (int c = 0; c < Tile::C; c++, to += 512)
+            copy_async<16>(to, from + c * Tile::LANES * 16, 16);
+    copy_commit();
+}
+template <class Tile> GDN_DEVICE void rows_take(Tile &tile, const char *from)
+{
+#pragma unroll
+    for (int n = 0; n < Tile::N; n++)
+#pragma unroll
+        for (int c = 0; c < Tile::C; c++, from += 512) {
+            const uint4 x = *(const uint4 *)from;
+            tile.S[n][c][0] = x.x, tile.S[n][c][1] = x.y;
+            tile.S[n][c][2] = x.z, tile.S[n][c][3] = x.w;
+        }
+}
+
+/* What comes before the rule: a warp's share of it. */
+template <int io>
+GDN_DEVICE void rows_prepare(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
+                             const struct one_place &w, int column, int warp)
+{
+    const int n_channels = 2 * STEP_K + a.n_columns, n_warps = (n_channels + 63) / 64;
+    if (warp == n_warps) {
+        rows_gates<io>(sh, a, w);
+    } else if (warp > n_warps) {
+        if (a.normed) rows_tail<io>(sh, a, w);
+    } else if (2 * (int)threadIdx.x < n_channels) {
+        const int        i = 2 * threadIdx.x, channel = rows_channel(a, w, column, i);
+        struct step_pair pair;
+        rows_fetch(pair, a, w, channel);
+        rows_put<io>(sh, pair, a, w, channel, i);
+    }
+}
+
+/* The warp's columns, from `first` of the block's on; o of all of them before the last of the
+ * state, for the norm not to wait for that. */
+template <class Tile>
+GDN_DEVICE void rows_rule(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
+                          const struct one_place &w, int column, int warp)
+{
+    enum { TILES = STEP_COLUMNS / Tile::ROWS };
+    const int   lane = threadIdx.x % 32, first = warp * STEP_COLUMNS;
+    const float alpha = sh.alpha, beta = sh.beta;
+    const bool  changed = alpha != 1 || beta != 0;
+    char *to = one_at(a.one.to, w.to, w.head) + lane % Tile::LANES * 16 +
+               (column + first + lane / Tile::LANES) * a.one.to_row;
+    uint32_t keys[Tile::C * Tile::E];
+    rows_keys<Tile>(keys, sh);
+    const struct one_factors f = one_products<Tile>(keys, a.one);
+#pragma unroll
+    for (int n = 0; n < TILES; n++, to += Tile::ROWS * a.one.to_row) {
+        const int mine = first + n * Tile::ROWS + one_own<Tile>();
+        float     p, z;
+        Tile      tile;
+        if (n) copy_wait<0>();
+        else copy_wait<TILES - 1>();
+        rows_take(tile, rows_at<Tile>(warp, n));
+        rows_keys<Tile>(tile.keys, sh);
+        if (__builtin_expect(alpha == 0, 0)) one_forget(&tile.S[0][0][0], Tile::N * Tile::C * 4);
+        one_read(p, z, tile);
+        const float u = rule_u(beta, sh.v[mine], alpha * f.k * p);
+        const float o = rule_o(f.kq, alpha * f.q * z, u);
+        if (lane % (Tile::LANES / Tile::N) == 0) rows_out<Tile::IO>(sh, a, w, column, mine, o);
+        if (n == TILES - 1 && a.normed && warp != STEP_NORM)
+            barrier_arrive(STEP_BARRIER, STEP_THREADS);
+        if (!a.one.to.data) continue;
+        if (__builtin_expect(beta == 0, 0)) one_forget(tile.keys, Tile::C * Tile::E);
+        if (changed) one_write(tile, alpha, beta == 0 ? 0 : u * f.k);
+        if (changed || a.one.to.data != a.one.from.data || w.to != w.from)
+            one_store(tile, to, a.one.to_row);
+    }
+}
+
 template <int dtype, int io>
 GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
 {
     typedef step_rows<dtype, io> Tile;
-    enum { TILES = STEP_COLUMNS / Tile::ROWS };
     __shared__ struct step_rows_shared sh;
-    const int  column = rows_begin(w, a), lane = threadIdx.x % 32, i = threadIdx.x;
-    const int  first = i / 32 * STEP_COLUMNS; /* of the warp, of the block's columns */
-    const bool has = first < a.n_columns, convolves = 2 * i < 2 * STEP_K + a.n_columns;
-    const int  channel = rows_channel(a, w, column, 2 * i);
-    const int  row = column + first + lane / Tile::LANES, at = lane % Tile::LANES * 16;
-    char *const from = one_at(a.one.from, w.from, w.head) + row * a.one.from_row + at;
-    Tile             tile[TILES];
-    struct step_pair pair;
-    struct step_tail tail;
-    struct one_gates gates;
-    float            alpha, beta;
-    if (has)
+    const int  column = rows_begin(w, a), lane = threadIdx.x % 32;
+    const int  warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0); /* uniform, and known to be */
+    const bool has  = warp * STEP_COLUMNS < a.n_columns;
+    if (has) {
+        const int   row  = column + warp * STEP_COLUMNS + lane / Tile::LANES;
+        const char *from = one_at(a.one.from, w.from, w.head) + lane % Tile::LANES * 16 +
+                           row * a.one.from_row;
 #pragma unroll
-        for (int n = 0; n < TILES; n++)
-            one_load(tile[n], from + n * Tile::ROWS * a.one.from_row, a.one.from_row);
-    if (convolves) rows_fetch(pair, a, w, channel);
-    one_fetch_gates(gates, a.one, w);
-    if (a.normed && i < STEP_K) tail_fetch(tail, a, w, i);
-    one_expand_gates<io>(alpha, beta, gates, a.one);
-    if (convolves) rows_put<io>(sh, pair, a, w, channel, 2 * i);
+        for (int n = 0; n < STEP_COLUMNS / Tile::ROWS; n++, from += Tile::ROWS * a.one.from_row)
+            rows_ask<Tile>(from, a.one.from_row, warp, n);
+    }
+    rows_prepare<io>(sh, a, w, column, warp);
     __syncthreads();
     if (a.n_blocks > 1) cluster_arrive_relaxed();
-    if (has) {
-        const bool changed = alpha != 1 || beta != 0;
-        char      *to = one_at(a.one.to, w.to, w.head) + row * a.one.to_row + at;
-        rows_keys<Tile>(tile[0].keys, sh);
-        const struct one_factors f = one_products<Tile>(tile[0].keys, a.one);
-#pragma unroll
-        for (int n = 0; n < TILES; n++) {
-            const int mine = first + n * Tile::ROWS + one_own<Tile>();
-            float     u, p, z;
-            if (n) rows_keys<Tile>(tile[n].keys, sh);
-            if (__builtin_expect(alpha == 0, 0))
-                one_forget(&tile[n].S[0][0][0], Tile::N * Tile::C * 4);
-            one_read(p, z, tile[n]);
-            rows_keys<Tile>(tile[n].keys, sh);
-            u = rule_u(beta, sh.v[mine], alpha * f.k * p);
-            const float o = rule_o(f.kq, alpha * f.q * z, u);
-            if (lane % (Tile::LANES / Tile::N) == 0) rows_out<io>(sh, a, w, column, mine, o);
-            if (!a.one.to.data) continue;
-            if (__builtin_expect(beta == 0, 0)) one_forget(tile[n].keys, Tile::C * Tile::E);
-            if (changed) one_write(tile[n], alpha, beta == 0 ? 0 : u * f.k);
-            if (changed || a.one.to.data != a.one.from.data || w.to != w.from)
-                one_store(tile[n], to + n * Tile::ROWS * a.one.to_row, a.one.to_row);
-        }
-    }
-    if (a.normed) {
-        __syncthreads();
-        if (i < STEP_K) rows_norm<io>(sh, tail, a, w, i);
+    if (has) rows_rule<Tile>(sh, a, w, column, warp);
+    if (a.normed && warp == STEP_NORM) {
+        barrier_wait(STEP_BARRIER, STEP_THREADS);
+        rows_norm<io>(sh, a, w);
     }
     if (a.n_blocks == 1) return;
     cluster_wait();
@@ -305,8 +395,8 @@ GDN_DEVICE void rows_zero(const struct gdn_cu_step_rows &a, struct one_place &w)
         *(uint16_t *)(one_at(a.one.out, w.row, w.head) + (column + i) * 2) = 0;
 }
 
-/* Blocks that an SM is to hold, by measurement; of float32 a state has twice the registers. */
-enum { STEP_BLOCKS_F32 = 2, STEP_BLOCKS_BF16 = 3, STEP_BLOCKS_F16 = 3 };
+/* Blocks that an SM is to hold, by measurement. */
+enum { STEP_BLOCKS_F32 = 3, STEP_BLOCKS_BF16 = 4, STEP_BLOCKS_F16 = 4 };
 
 #define STEP_ROWS_KERNEL(threads, name, dtype, io)                                            \
     extern "C" __global__ void __launch_bounds__(threads, STEP_BLOCKS_##dtype)                \

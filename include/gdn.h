@@ -41,7 +41,9 @@
  *   G1   A refused call leaves every output and every state untouched.
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
  *        order, and however many threads run. (On a device kernels may be chosen by alignment,
- *        by the form of the batch and, above 65535 sequences, by their number.)
+ *        by the form of the batch, of which as many tokens as sequences is one; above 65535
+ *        sequences by their number; and, for GDN_WRITE_EACH on float32, by whether more than
+ *        1024 states are written, those of all heads.)
  *   G3   The same call on the same inputs gives the same bits, run after run, with the same
  *        instruction set.
  *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits; on
@@ -79,7 +81,8 @@
  *   G19  gdn_decode of a tree: a token has the bits, of its output and of the state after it,
  *        that it has at the end of the chain of its ancestors in one call.
  *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives
- *        the bits that gdn_decode of the accepted tokens gives, whatever was drafted beside them.
+ *        the bits that gdn_decode of the accepted tokens gives, whatever was drafted beside them;
+ *        on a device, with q and k of 16 bits, to rounding, as G4.
  *   G21  States of 8 bits: what is stored for a given float32 state, random rounding included,
  *        has the same bits with every instruction set, whatever the layout, the threads, the
  *        batch, and how heads are dealt to items of work.

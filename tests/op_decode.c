@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_decode as engines call it: batches of nothing but slots, tensors dense, K of 64, 128 or 256;
- * one token of each sequence, or padded rows of several. On a device kernels of their own do these.
+ * gdn_decode as engines call it: tensors dense, K of 64, 128 or 256; one token of each sequence, as
+ * rows or by cu_seqlens; or padded rows of several; or all of their states kept. On a device
+ * kernels of their own do these.
  */
 #include <math.h>
 #include <string.h>
@@ -25,10 +26,14 @@ static const struct shape {
                { GDN_F32, GDN_F16, 64, 64 },    { GDN_F32, GDN_F16, 256, 64 } };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes, N_CASES = 12 * N_SHAPES };
 
-static void expect_kernel(gdn_ctx *ctx)
+/* By cu_seqlens and with initial states, of K = 128. */
+static void expect_kernel(gdn_ctx *ctx, const gdn_rule_args *a)
 {
-    if (ring2_on_device())
-        CHECK(strstr(gdn_last_kernel(ctx), "gdn_decode_one"), "was %s", gdn_last_kernel(ctx));
+    const gdn_batch *b = a->batch;
+    const bool packed = b && (b->cu_seqlens.data || b->has_initial_state.data);
+    if (ring2_on_device() && (!packed || a->k.size[a->k.ndim - 1] == 128))
+        CHECK(strstr(gdn_last_kernel(ctx), packed ? "gdn_decode_one_packed" : "gdn_decode_one"),
+              "was %s", gdn_last_kernel(ctx));
 }
 
 static gdn_tensor pool(const struct shape *s, int64_t slots, int64_t H, bool k_first)
@@ -104,7 +109,7 @@ static void against_the_oracle(int number)
     a.scale = n % 3 ? 0 : 0.3f;
     if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
     ring2_rule_check(ctx, &a, true);
-    expect_kernel(ctx);
+    expect_kernel(ctx, &a);
 }
 
 /* A call on a clone, in which one tensor is filled with x. */
@@ -114,7 +119,7 @@ static gdn_rule_args called(const gdn_rule_args *a, size_t tensor, double x)
     const gdn_tensor *t[] = { &b.state, &b.v };
     ring2_fill_value(t[tensor], x);
     ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &b), GDN_OK);
-    expect_kernel(ring2_ctx(1));
+    expect_kernel(ring2_ctx(1), &b);
     return b;
 }
 
@@ -161,11 +166,99 @@ static void alone(int number)
     b.batch                   = &batch;
     ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &a), GDN_OK);
     ring2_status(ring2_ctx(1), "alone", gdn_decode(ring2_ctx(1), &b), GDN_OK);
-    expect_kernel(ring2_ctx(1));
+    expect_kernel(ring2_ctx(1), &a);
     const gdn_tensor out = ring2_narrow(&a.out, 0, 2, 1), mine = ring2_narrow(&a.state, 0, 2, 1);
     const gdn_tensor other = ring2_narrow(&b.state, 0, 2, 1);
     ring2_expect_bits("out", &b.out, &out);
     ring2_expect_bits("state", &other, &mine);
+}
+
+/* Sequences by cu_seqlens of as many tokens as there are sequences, which may have others than one
+ * each. */
+static const int64_t dealt[][SEQUENCES + 1] = { { 0, 1, 2, 3, 4, 5 }, { 0, 1, 2, 3, 3, 3 },
+                                                { 0, 0, 1, 2, 4, 5 }, { 0, 3, 3, 4, 4, 5 },
+                                                { 0, 0, 0, 0, 0, 5 }, { 0, 0, 0, 0, 0, 0 },
+                                                { 0, 1, 2, 2, 4, 4 } };
+enum { N_DEALT = sizeof dealt / sizeof *dealt };
+
+/* Odd ones have, or have not, states to start from. */
+static void by_cu_seqlens(int number)
+{
+    static const int64_t fresh[] = { 1, 0, 0, 1, 0 };
+    const struct shape  *s       = &shapes[number % N_SHAPES];
+    const int            n       = number / N_SHAPES;
+    gdn_ctx             *ctx     = ring2_ctx(1);
+    gdn_batch            batch;
+    gdn_rule_args        a = plain(s, heads[(n + number) % HEAD_KINDS], SLOTS, n % 2);
+    give_gates(&a, s->dtype, (n + number) % 6);
+    give_batch(&a, s, &batch, (n / 2 + number) % 5);
+    a.batch = &batch;
+    if (n % 8 != 7)
+        batch.cu_seqlens = ring2_indices(number % 3 ? GDN_I32 : GDN_I64, SEQUENCES + 1,
+                                         dealt[n / 2 % N_DEALT]);
+    if (number % 2 || n % 8 == 7)
+        batch.has_initial_state = ring2_indices(number % 3 ? GDN_U8 : GDN_I32, SEQUENCES, fresh);
+    a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_L2_MAX;
+    ring2_rule_check(ctx, &a, true);
+    expect_kernel(ctx, &a);
+}
+
+/* Of two tokens: as selection(). */
+static void selection_of_two(int number)
+{
+    static const int64_t cu[] = { 0, 2, 2, 3, 3, 5 };
+    const struct shape  *s = &shapes[number / 2];
+    gdn_batch            batch = gdn_batch_init();
+    gdn_rule_args        a = plain(s, heads[0], SEQUENCES, number % 2), x, y;
+    batch.cu_seqlens = ring2_indices(GDN_I32, SEQUENCES + 1, cu);
+    a.batch          = &batch;
+    ring2_fill_value(&a.g, -(double)INFINITY);
+    ring2_fill_value(&a.beta, 0);
+    for (int i = 0; i < 2; i++) {
+        x = called(&a, 0, i ? NAN : 2);
+        y = called(&x, 1, NAN);
+        ring2_expect_bits("out", &x.out, &y.out);
+        const gdn_tensor state = ring2_select(&x.state, 0, 0);
+        for (int64_t j = 0; j < ring2_count(&state) && !ring2_failed(); j++)
+            CHECK(ring2_get(&state, j) == 0, "state[%d]: %g", (int)j, ring2_get(&state, j));
+    }
+    ring2_fill_value(&a.g, 0);
+    a.state_out = ring2_clone(&a.state);
+    ring2_fill_value(&a.state_out, 7);
+    x = called(&a, 0, -0.0);
+    for (int64_t i = 0; i < SEQUENCES; i++) {
+        const gdn_tensor to = ring2_select(&x.state_out, 0, i), from = ring2_select(&x.state, 0, i);
+        if (cu[i] < cu[i + 1]) ring2_expect_bits("state_out", &to, &from);
+    }
+}
+
+/* One token among sequences of none and of two has the bits that it has alone. */
+static void alone_by_cu_seqlens(int number)
+{
+    static const int64_t cu[] = { 0, 0, 1, 2, 4, 5 }, one[] = { 0, 1 };
+    const struct shape  *s = &shapes[number / 2];
+    gdn_batch            all = gdn_batch_init(), mine = gdn_batch_init();
+    gdn_rule_args        a = plain(s, heads[0], SEQUENCES, number % 2), b[SEQUENCES];
+    a.batch         = &all;
+    all.cu_seqlens  = ring2_indices(GDN_I32, SEQUENCES + 1, cu);
+    mine.cu_seqlens = ring2_indices(GDN_I32, 2, one);
+    for (int64_t i = 0; i < SEQUENCES; i++) {
+        if (cu[i + 1] != cu[i] + 1) continue;
+        b[i]       = ring2_rule_slice(&a, cu[i], 1);
+        b[i].state = ring2_narrow(&a.state, 0, i, 1);
+        b[i]       = ring2_rule_clone(&b[i]);
+        b[i].batch = &mine;
+        ring2_status(ring2_ctx(1), "alone", gdn_decode(ring2_ctx(1), &b[i]), GDN_OK);
+        expect_kernel(ring2_ctx(1), &b[i]);
+    }
+    ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &a), GDN_OK);
+    for (int64_t i = 0; i < SEQUENCES; i++) {
+        if (cu[i + 1] != cu[i] + 1) continue;
+        const gdn_tensor out = ring2_narrow(&a.out, 0, cu[i], 1);
+        const gdn_tensor state = ring2_narrow(&a.state, 0, i, 1);
+        ring2_expect_bits("out", &b[i].out, &out);
+        ring2_expect_bits("state", &b[i].state, &state);
+    }
 }
 
 /* [B T]... as [B][T]... */
@@ -304,16 +397,56 @@ static void padded_alone(int number)
     ring2_expect_bits("state", &b.state, &state);
 }
 
+/* The states after each of one to six tokens, as rows or by cu_seqlens; some are dropped, and in
+ * some calls nothing changes. */
+static void every_state(int number)
+{
+    enum { ROWS = 3, MOST = 6, POOL = ROWS * MOST + 4 };
+    static const int64_t start[] = { 2, -1, 0 }, cu[] = { 0, 1, 1, 6 };
+    const struct shape  *s     = &shapes[number % N_SHAPES];
+    const int            n     = number / N_SHAPES;
+    const int64_t        T     = 1 + (number + n) % MOST, N = n % 3 == 2 ? 7 : ROWS * T;
+    gdn_batch            batch = gdn_batch_init();
+    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, N, 0, heads[(n + number) % HEAD_KINDS],
+                                      s->K, s->V);
+    a.state_layout = n == 3 ? GDN_STATE_KV : GDN_STATE_VK;
+    const int64_t H = a.g.size[1];
+    a.state         = pool(s, POOL, H, n == 3);
+    give_gates(&a, s->dtype, (n + number) % 6);
+    if (number % 5 == 0 && a.g.data && a.beta.data && !a.gate && !a.beta_kind)
+        ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
+    if (n % 3 == 2)
+        batch.cu_seqlens = ring2_indices(GDN_I32, ROWS + 1, cu);
+    else
+        pad_all(&a, ROWS);
+    a.norm            = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
+    a.batch           = &batch;
+    batch.write       = GDN_WRITE_EACH;
+    batch.read_slots  = ring2_indices(GDN_I32, ROWS, start);
+    batch.write_slots = ring2_new(GDN_I32, 0, 2, ROWS, MOST, 0, 0);
+    for (int64_t i = 0; i < ROWS * MOST; i++)
+        ring2_set(&batch.write_slots, i, i % 4 == 1 ? -1 : (double)(3 + i));
+    if (n % 2) a.state_out = pool(s, POOL, H, n == 3);
+    ring2_rule_check(ring2_ctx(1), &a, true);
+    if (ring2_on_device() && n != 3 && are_for_windows(s))
+        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_windows"), "was %s",
+              gdn_last_kernel(ring2_ctx(1)));
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
         { "against the oracle", against_the_oracle, N_CASES },
         { "selection", selection, 2 * N_SHAPES },
         { "alone", alone, 2 * N_SHAPES },
+        { "by cu_seqlens", by_cu_seqlens, 16 * N_SHAPES },
+        { "selection of two", selection_of_two, 2 * N_SHAPES },
+        { "alone by cu_seqlens", alone_by_cu_seqlens, 2 * N_SHAPES },
         { "several tokens", several_tokens, 4 * N_SHAPES },
         { "few tokens", few_tokens, 8 * N_SHAPES },
         { "selection of padded rows", padded_selection, 4 * N_SHAPES },
         { "padded rows alone", padded_alone, 2 * N_SHAPES },
+        { "every state", every_state, 4 * N_SHAPES },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

@@ -217,6 +217,15 @@ struct gdn_cu_one {
     int32_t          keep; /* outputs of padding */
 };
 
+/* Or of as many tokens as sequences, by cu_seqlens; or some states are not looked at. Of an entry
+ * of either `head`; data NULL: they are not there. */
+struct gdn_cu_packed {
+    struct gdn_cu_one one;
+    struct gdn_cu_at  cu_seqlens, initial;
+    int32_t           initial_bytes; /* 4 or 1 */
+    int32_t           n; /* sequences; block row n has what is behind the last one */
+};
+
 /* gdn_conv_view with steps of 32 bits, in bytes; inside a slot all of it is as near. */
 struct gdn_cu_taps {
     char   *data;
@@ -356,6 +365,7 @@ GDN_CU_SIZE(gdn_cu_pool, 24);
 GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_at, 16);
 GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
 GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);

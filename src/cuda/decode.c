@@ -143,7 +143,8 @@ gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *str
 
 /* ---- Warps (decode_warp.cuh) --------------------------------------------------------------- */
 
-enum { MOST_WARPS = 4, /* of a block */
+enum { FEW_STATES = 1024, /* of all tokens and heads, by measurement */
+       MOST_WARPS = 4, /* of a block */
        WARP_COLUMNS = 16, PRODUCT_TOKENS = 4,
        FEW_COLUMNS = 64, FEW_ROWS = 32 };
 
@@ -221,12 +222,16 @@ static bool is_pieces(const struct gdn_cu_pool *p)
            p->row % 16 == 0;
 }
 
-/* Nothing but the final state is kept, and all can be read in whole tiles of such pieces, if q and
- * k can. */
+/* Can all be read in whole tiles of such pieces, if q and k can? */
 static bool is_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
-    return !a->each && !r->exact && (r->K == 64 || r->K == 128 || r->K == 256) &&
+    return !r->exact && (r->K == 64 || r->K == 128 || r->K == 256) &&
            r->V % WARP_COLUMNS == 0 && is_pieces(&a->from) && is_pieces(&a->to);
+}
+
+static bool are_bf16(const struct gdn_cu_rule *r)
+{
+    return r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16;
 }
 
 struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
@@ -275,8 +280,8 @@ struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
         a.write_slots.data = NULL;
         a.write_pool       = INT32_MAX;
     }
-    a.whole    = is_whole(r, &a);
-    a.products = a.whole && r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16;
+    a.whole    = !a.each && is_whole(r, &a);
+    a.products = a.whole && are_bf16(r);
     return a;
 }
 
@@ -289,10 +294,23 @@ static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
     return kernels[like->k_first][like->dtype][size_of(K)];
 }
 
-/* By windows of tokens, which are as long for all sequences: more than four where rows are v
- * (decode_windows.cuh), whole blocks where they are k (decode_few.cuh)? */
-static bool takes_windows(const struct gdn_cu_warp *a, const struct gdn_pool_view *like)
+/* Are states that are all kept written by windows (decode_windows.cuh)? Many of float32 are left to
+ * memory, which likes the rows of decode_warp.cuh better. */
+static bool keeps_by_windows(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
+                             const struct gdn_pool_view *like)
 {
+    const int64_t n = a->cu_seqlens.data ? a->N : (int64_t)a->B * a->T;
+    return is_whole(r, a) && are_bf16(r) && are_pieces(&a->q) && are_pieces(&a->k) &&
+           !like->k_first &&
+           (like->dtype == GDN_BF16 || (like->dtype == GDN_F32 && n * r->H <= FEW_STATES));
+}
+
+/* By windows of tokens: those; or of padded rows more than four of them, and, where rows are k,
+ * whole blocks (decode_few.cuh)? */
+static bool takes_windows(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
+                          const struct gdn_pool_view *like)
+{
+    if (a->each) return keeps_by_windows(r, a, like);
     return a->products && !a->cu_seqlens.data && like->dtype != GDN_F16 &&
            (like->k_first ? a->T > 0 && a->V % FEW_COLUMNS == 0 : a->T > PRODUCT_TOKENS);
 }
@@ -323,7 +341,7 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
 {
     const struct gdn_pool_view *like = like_of(r);
     const int64_t n = n_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
-    const bool windows = takes_windows(&a, like);
+    const bool windows = takes_windows(r, &a, like);
     int        columns;
     const int  n_warps = warps_of(ctx, r, windows && like->k_first, n, &columns);
     a.n_rows      = (int32_t)n;
@@ -344,12 +362,12 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
 /* ---- One token (decode_one.cuh) ------------------------------------------------------------ */
 
 /* Value columns of a block: so many of states whose rows are k, else elements of so many bytes. */
-enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32 };
+enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32, PACKED_K = 128 };
 
 /* What a sequence of one token and a head have there; as warps see it. */
-static struct gdn_cu_at at_of(const struct gdn_cu_near *r)
+static struct gdn_cu_at at_of(const struct gdn_cu_near *r, bool packed)
 {
-    return (struct gdn_cu_at){ r->data, r->row, r->head };
+    return (struct gdn_cu_at){ r->data, packed ? r->token : r->row, r->head };
 }
 static struct gdn_cu_at at_pool(const struct gdn_cu_pool *p)
 {
@@ -376,18 +394,18 @@ static bool is_either(const void *data, int32_t dtype, int32_t other)
     return !data || dtype == GDN_F32 || dtype == other;
 }
 
-static bool is_slots(const struct gdn_cu_array *a)
+/* Indices that are there, of that dtype or int32, or none. */
+static bool is_index(const struct gdn_cu_array *a, int32_t dtype)
 {
-    return !a->data || (a->dtype == GDN_I32 && is_near(a->stride[0]));
+    return !a->data || ((a->dtype == GDN_I32 || a->dtype == dtype) && is_near(8 * a->stride[0]));
 }
 
-/* A token of each sequence, of batches of nothing but slots, all with a state. */
-bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+/* One token of each sequence, or as many as there are sequences, all with a state; of that kind? */
+static bool is_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const int32_t io = a->k.dtype, state = like_of(r)->dtype;
-    return a->whole && a->T == 1 && a->from.data && a->B <= MOST_ROWS && !a->cu_seqlens.data &&
-           !a->has_initial_state.data && !a->num_accepted_tokens.data &&
-           is_slots(&a->read_slots) && is_slots(&a->write_slots) &&
+    return a->whole && a->from.data && a->B <= MOST_ROWS && !a->num_accepted_tokens.data &&
+           is_index(&a->read_slots, GDN_I32) && is_index(&a->write_slots, GDN_I32) &&
            (a->read_slots.data || !a->write_slots.data) && io != GDN_F32 &&
            (state == GDN_F32 || state == io) && a->q.dtype == io && a->v.dtype == io &&
            is_either(a->g.data, a->g.dtype, io) && is_either(a->beta.data, a->beta.dtype, io) &&
@@ -395,6 +413,18 @@ bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a
            is_either(a->dt_bias.data, a->dt_bias.dtype, io) && is_near(4 * a->A_log.stride[0]) &&
            is_near(4 * a->dt_bias.stride[0]) && (!a->out.data || a->out.dtype == io) &&
            r->V % (like_of(r)->k_first ? ONE_COLUMNS : WARP_COLUMNS) == 0;
+}
+
+/* By rows, all with a state; or by cu_seqlens or with initial states (decode_packed.cuh). */
+bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    return is_one(r, a) && a->T == 1 && !a->cu_seqlens.data && !a->has_initial_state.data;
+}
+static bool takes_packed(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    return is_one(r, a) && r->K == PACKED_K && a->read_pool > 0 && a->B < MOST_ROWS &&
+           is_index(&a->has_initial_state, GDN_U8) &&
+           (a->cu_seqlens.data ? a->N == a->B && is_index(&a->cu_seqlens, GDN_I64) : a->T == 1);
 }
 
 /* 2^22 / the state heads that share one of n, rounded up. */
@@ -406,17 +436,18 @@ static uint32_t group_of(const struct gdn_cu_rule *r, int n)
 /* Absent gates make 1 of 0: exp(0), 2 sigmoid(0). */
 struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
+    const bool packed = a->cu_seqlens.data;
     return (struct gdn_cu_one){
         .from          = at_pool(&a->from),
         .to            = at_pool(&a->to),
-        .k             = at_of(&a->k),
-        .q             = at_of(&a->q),
-        .v             = at_of(&a->v),
-        .g             = at_of(&a->g),
-        .beta          = at_of(&a->beta),
+        .k             = at_of(&a->k, packed),
+        .q             = at_of(&a->q, packed),
+        .v             = at_of(&a->v, packed),
+        .g             = at_of(&a->g, packed),
+        .beta          = at_of(&a->beta, packed),
         .A_log         = gdn_cuda_at_vector(&a->A_log),
         .dt_bias       = gdn_cuda_at_vector(&a->dt_bias),
-        .out           = at_of(&a->out),
+        .out           = at_of(&a->out, packed),
         .from_row      = a->from.row,
         .to_row        = a->to.row,
         .group_k       = group_of(r, r->Hk),
@@ -454,18 +485,35 @@ static enum gdn_kernel_id one_kernel(const struct gdn_pool_view *like, int32_t i
     return (like->dtype == GDN_F32 ? mixed : alike)[like->k_first][io == GDN_F16][size_of(K)];
 }
 
+static enum gdn_kernel_id packed_kernel(const struct gdn_pool_view *like, int32_t io)
+{
+    static const enum gdn_kernel_id kernels[2][2][2] = {
+        { { GDN_CU_decode_one_packed_vk_BF16_BF16_128, GDN_CU_decode_one_packed_vk_F16_F16_128 },
+          { GDN_CU_decode_one_packed_vk_F32_BF16_128, GDN_CU_decode_one_packed_vk_F32_F16_128 } },
+        { { GDN_CU_decode_one_packed_kv_BF16_BF16_128, GDN_CU_decode_one_packed_kv_F16_F16_128 },
+          { GDN_CU_decode_one_packed_kv_F32_BF16_128, GDN_CU_decode_one_packed_kv_F32_F16_128 } },
+    };
+    return kernels[like->k_first][like->dtype == GDN_F32][io == GDN_F16];
+}
+
 static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
-                             const struct gdn_cu_warp *warp, void *stream)
+                             const struct gdn_cu_warp *warp, bool packed, void *stream)
 {
     const struct gdn_pool_view *like = like_of(r);
-    const struct gdn_cu_one     a = gdn_cuda_one_args(r, warp);
+    const struct gdn_cu_packed  a    = {
+        .one           = gdn_cuda_one_args(r, warp),
+        .cu_seqlens    = gdn_cuda_at_vector(&warp->cu_seqlens),
+        .initial       = gdn_cuda_at_vector(&warp->has_initial_state),
+        .initial_bytes = bytes_of(warp->has_initial_state.data, warp->has_initial_state.dtype),
+        .n             = warp->B,
+    };
     const int columns = like->k_first ? ONE_COLUMNS
                                       : ONE_COLUMN_BYTES / (int)gdn_dtype_bytes(like->dtype);
     const struct gdn_cuda_call  call = {
-        .kernel   = one_kernel(like, r->k.dtype, r->K),
-        .grid     = { r->V / columns, r->H, warp->B },
+        .kernel   = packed ? packed_kernel(like, r->k.dtype) : one_kernel(like, r->k.dtype, r->K),
+        .grid     = { r->V / columns, r->H, n_sequences(r) },
         .stream   = stream,
-        .args     = &a,
+        .args     = packed ? (const void *)&a : &a.one,
         .overlaps = true,
     };
     TRY(gdn_cuda_launch(ctx, &call));
@@ -495,7 +543,8 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         gdn_cuda_takes_warps(args)) {
         struct gdn_cu_warp a = gdn_cuda_warp_args(args);
         if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
-        if (gdn_cuda_takes_one(args, &a)) return decode_one(ctx, op, args, &a, stream);
+        const bool rows = gdn_cuda_takes_one(args, &a);
+        if (rows || takes_packed(args, &a)) return decode_one(ctx, op, args, &a, !rows, stream);
         return decode_warps(ctx, op, args, a, stream);
     }
     const struct gdn_cu_decode a = decode_args(args);

@@ -166,8 +166,9 @@ template <int PAIRS> GDN_DEVICE void mma_lengths(float (&G)[4], const uint32_t (
 /* x <- alpha x, by selection where nothing is left. */
 GDN_DEVICE float faded(float x, float alpha) { return alpha == 0 ? 0 : alpha * x; }
 
-/* The recurrence. */
-GDN_DEVICE void mma_recur(struct mma_rows &r, const float (&G)[4], float k, float q, int T)
+/* The recurrence. each: every token's u is wanted as it was, not as it is in the end. */
+GDN_DEVICE void mma_recur(struct mma_rows &r, const float (&G)[4], float k, float q, int T,
+                          bool each = false)
 {
     const int lane = threadIdx.x % 32, t = lane % 4;
     r.total = 1;
@@ -181,7 +182,7 @@ GDN_DEVICE void mma_recur(struct mma_rows &r, const float (&G)[4], float k, floa
         for (int h = 0; h < 2; h++) {
             r.s[h] = faded(r.s[h], alpha_i);
             r.z[h] = faded(r.z[h], alpha_i);
-            r.u[h] = faded(r.u[h], alpha_i);
+            if (!each) r.u[h] = faded(r.u[h], alpha_i);
             const float mine = r.beta == 0 ? 0 : r.beta * (r.v[h] - r.s[h]) * k;
             const float u    = __shfl_sync(0xffffffff, mine, (lane & 28) | i);
             if (u != 0) {
@@ -191,6 +192,13 @@ GDN_DEVICE void mma_recur(struct mma_rows &r, const float (&G)[4], float k, floa
             if (t == i) r.o[h] = r.z[h], r.u[h] = mine;
         }
     }
+}
+
+/* X as mma_update() takes it: k of the lane's token in the lower halves. */
+template <int PAIRS> GDN_DEVICE void mma_turn(uint32_t (&x)[PAIRS])
+{
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) x[p] = turn_matrix(x[p]);
 }
 
 /* S <- total S + U k^T, without the k of tokens that are not `used`. */
@@ -206,7 +214,7 @@ GDN_DEVICE void mma_update(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const f
     }
 #pragma unroll
     for (int p = 0; p < Tile::PAIRS; p++) {
-        const uint32_t b = turn_matrix(x[p]) * shift; /* the lower half: k */
+        const uint32_t b = x[p] * shift;
         float          c[4];
         tile.get(c, p);
         for (int i = 0; i < 4; i++) c[i] *= total;
@@ -227,14 +235,14 @@ GDN_DEVICE void mma_factors(float &k, float &q, const float (&G)[4], const struc
 /* What the tokens read and write, from r.v and their gates. */
 template <class Tile>
 GDN_DEVICE void mma_rule(struct mma_rows &r, const Tile &tile, const uint32_t (&x)[Tile::PAIRS],
-                         const struct gdn_cu_warp &a, int T)
+                         const struct gdn_cu_warp &a, int T, bool each = false)
 {
     float D[4] = {}, G[4] = {}, k, q;
     mma_lengths(G, x);
     mma_factors(k, q, G, a);
     tile.read(D, x);
     for (int h = 0; h < 2; h++) r.s[h] = D[2 * h] * k, r.z[h] = D[2 * h + 1] * q, r.u[h] = 0;
-    mma_recur(r, G, k, q, T);
+    mma_recur(r, G, k, q, T, each);
 }
 
 /* Row v of a head's state in a slot, from the lane's first element on. */
@@ -245,7 +253,7 @@ GDN_DEVICE char *mma_row(const struct gdn_cu_pool &p, int slot, int head, int v)
 
 /* The state after the tokens, where it is wanted. */
 template <class Tile>
-GDN_DEVICE void mma_leave(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const struct mma_rows &r,
+GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct mma_rows &r,
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v,
                           int bytes, bool given)
 {
@@ -253,7 +261,7 @@ GDN_DEVICE void mma_leave(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const st
     const bool  there = (int)threadIdx.x % 4 < s.T;
     char *const from = mma_row(a.from, s.read, head, v), *const to = mma_row(a.to, s.write, head, v);
     const bool  changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
-    if (changed) mma_update(tile, x, r.u, r.total, r.beta != 0);
+    if (changed) mma_turn(x), mma_update(tile, x, r.u, r.total, r.beta != 0);
     if (changed || !given || to != from) mma_store(tile, to, a.to.row, bytes);
 }
 

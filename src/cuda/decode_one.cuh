@@ -75,9 +75,15 @@ template <class T> GDN_DEVICE void one_forget(T *x, int n)
 
 /* ---- The token --------------------------------------------------------------------------------- */
 
-/* Where a block's head of its sequence begins. */
+/* Where a block's head of its sequence is: the token, the head, slots. */
 struct one_place {
-    int row, head, from, to; /* slots */
+    int row, head, from, to;
+
+    /* The state is looked at. */
+    static __device__ __forceinline__ bool fresh(void) { return false; }
+    /* Goes on to the token, when the state has been asked for: it is known. */
+    template <int K>
+    static __device__ __forceinline__ bool find(const struct gdn_cu_one &, int) { return true; }
 };
 
 GDN_DEVICE char *one_at(const struct gdn_cu_at &t, int row, int head)
@@ -198,6 +204,7 @@ template <int KC, int dtype, int io> struct one_rows {
         C     = KC / E / LANES,
         STEP  = 32 / LANES,
         N     = ROWS / STEP,
+        K     = KC,
     };
     uint32_t S[N][C][4];
     float    k[C][E], q[C][E];
@@ -313,9 +320,9 @@ template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u
     }
 }
 
-/* Rows from v on. */
-template <class Tile>
-GDN_DEVICE void one_decode_rows(const struct gdn_cu_one &a, const struct one_place &w, int v)
+/* Rows from v on. false: the sequence has not one token. */
+template <class Tile, class Place>
+GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, Place &w, int v)
 {
     enum { LANES = Tile::LANES, C = Tile::C, N = Tile::N };
     const int        lane = threadIdx.x, own = v + one_own<Tile>();
@@ -326,24 +333,26 @@ GDN_DEVICE void one_decode_rows(const struct gdn_cu_one &a, const struct one_pla
     float            alpha, beta, p, z;
     char *const      from = one_at(a.from, w.from, w.head) + row * a.from_row + at;
     one_load(tile, from, a.from_row);
+    if (!w.template find<Tile::K>(a, v)) return false;
     one_fetch<Tile>(raw, a, w);
     one_fetch_gates(gates, a, w);
     const uint32_t value = ld_b32_b16(one_at(a.v, w.row, one_source(w.head, a.group_v)) + own * 2,
                                       false, true);
     one_expand_gates<Tile::IO>(alpha, beta, gates, a);
     const struct one_factors f = one_commit(tile, raw, a);
-    if (__builtin_expect(alpha == 0, 0)) one_forget(&tile.S[0][0][0], N * C * 4);
+    if (__builtin_expect(alpha == 0 || w.fresh(), 0)) one_forget(&tile.S[0][0][0], N * C * 4);
     one_read(p, z, tile);
     const float u = rule_u(beta, one_half<Tile::IO>(value), alpha * f.k * p);
     if (a.out.data && lane % (LANES / N) == 0)
         one_store_half<Tile::IO>(one_at(a.out, w.row, w.head) + own * 2,
                                  rule_o(f.kq, alpha * f.q * z, u));
-    if (!a.to.data) return;
+    if (!a.to.data) return true;
     char *const to      = one_at(a.to, w.to, w.head) + row * a.to_row + at;
-    const bool  changed = alpha != 1 || beta != 0;
+    const bool  changed = alpha != 1 || beta != 0 || w.fresh();
     if (__builtin_expect(beta == 0, 0)) one_forget(&tile.k[0][0], C * Tile::E);
     if (changed) one_write(tile, alpha, beta == 0 ? 0 : u * f.k);
     if (changed || to != from) one_store(tile, to, a.to_row);
+    return true;
 }
 
 /* ---- Rows of k --------------------------------------------------------------------------------- */
@@ -440,10 +449,9 @@ GDN_DEVICE float one_column(float &u, const struct one_shared<Tile> &sh, const s
     return rule_o(f.kq, alpha * f.q * z, mine);
 }
 
-/* Columns from `column` on. */
-template <class Tile>
-GDN_DEVICE void one_decode_columns(const struct gdn_cu_one &a, const struct one_place &w,
-                                   int column)
+/* Columns from `column` on. false: the sequence has not one token. */
+template <class Tile, class Place>
+GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, Place &w, int column)
 {
     __shared__ struct one_shared<Tile> sh;
     const int        i = threadIdx.x;
@@ -455,6 +463,7 @@ GDN_DEVICE void one_decode_columns(const struct gdn_cu_one &a, const struct one_
     char *const      from = one_at(a.from, w.from, w.head) + Tile::row() * a.from_row + at;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) ld_v4(tile.S[n], from + n * a.from_row);
+    if (!w.template find<Tile::KC>(a, column)) return false;
     const uint32_t k_bits = ld_b32_b16(one_at(a.k, w.row, one_source(w.head, a.group_k)) + i * 2,
                                        false, true);
     const uint32_t q_bits = ld_b32_b16(one_at(a.q, w.row, one_source(w.head, a.group_q)) + i * 2,
@@ -467,7 +476,7 @@ GDN_DEVICE void one_decode_columns(const struct gdn_cu_one &a, const struct one_
     sh.k[i] = k, sh.q[i] = q;
     const float kk = one_sum<32>(k * k), qq = one_sum<32>(q * q), kq = one_sum<32>(k * q);
     if (i % 32 == 0) *(float4 *)sh.products[i / 32] = make_float4(kk, qq, kq, 0);
-    if (__builtin_expect(alpha == 0, 0)) one_forget(&tile.S[0][0], Tile::N * 4);
+    if (__builtin_expect(alpha == 0 || w.fresh(), 0)) one_forget(&tile.S[0][0], Tile::N * 4);
     __syncwarp();
     columns_read(sh.parts[0][i / 32], sh.parts[1][i / 32], tile, sh.k, sh.q);
     __syncthreads();
@@ -478,13 +487,14 @@ GDN_DEVICE void one_decode_columns(const struct gdn_cu_one &a, const struct one_
     }
     if (beta == 0) sh.k[i] = 0;
     __syncthreads();
-    if (!a.to.data) return;
+    if (!a.to.data) return true;
     char *const to      = one_at(a.to, w.to, w.head) + Tile::row() * a.to_row + at;
-    const bool  changed = alpha != 1 || beta != 0;
+    const bool  changed = alpha != 1 || beta != 0 || w.fresh();
     if (changed) one_write(tile, sh, alpha);
-    if (!changed && to == from) return;
+    if (!changed && to == from) return true;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) one_store(to + n * a.to_row, tile.S[n]);
+    return true;
 }
 
 /* ---- Kernels ----------------------------------------------------------------------------------- */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * More than four tokens of padded rows: decode_mma.cuh in windows of four, a warp for each 16 rows
- * of a state whose rows are v. The state is float32 between windows, whatever it is in memory. A
- * kernel of its own, so that those of four tokens have registers enough.
+ * More than four tokens of padded rows, or any whose states are all kept: decode_mma.cuh in windows
+ * of four, a warp for each 16 rows of a state whose rows are v. The state is float32 between
+ * windows, whatever it is in memory. A kernel of its own, so that those of four tokens have
+ * registers enough.
  */
 #ifndef GDN_CUDA_DECODE_WINDOWS_CUH
 #define GDN_CUDA_DECODE_WINDOWS_CUH
@@ -62,22 +63,57 @@ GDN_DEVICE void window_copy(char *to, int to_row, const char *from, int from_row
             *(const uint4 *)(from + 8 * (i % 2) * from_row + 64 * (i / 2));
 }
 
-/* A window's outputs, and the state after it. Is it another one now? */
+/* The state goes to a slot; if it is still the one that was given, bit for bit (G9). */
 template <class Tile>
-GDN_DEVICE bool window_step(Tile &tile, struct mma_rows &r, const uint32_t (&x)[Tile::PAIRS],
-                            const struct warp_gates &gates, const struct gdn_cu_warp &a,
-                            const struct warp_seq &w, int head, int v)
+GDN_DEVICE void window_leave(const Tile &tile, bool changed, const struct gdn_cu_warp &a,
+                             const struct warp_seq &s, int slot, int head, int v)
+{
+    head = opaque(head); /* and v and slots: addresses are not kept meanwhile */
+    char *const from = mma_row(a.from, s.read, head, v), *const to = mma_row(a.to, slot, head, v);
+    if (changed)
+        window_store(tile, to, a.to.row);
+    else if (to != from)
+        window_copy<Tile>(to, a.to.row, from, a.from.row);
+}
+
+/* Where the state after token t goes; negative: nowhere. */
+GDN_DEVICE int window_slot(const struct gdn_cu_warp &a, const struct warp_seq &s, int t)
+{
+    if (!a.to.data) return -1;
+    if (!a.each) return t == s.T - 1 ? s.write : -1;
+    if (t >= a.write_slots.n_columns) return -1;
+    const int64_t slot = load_index(a.write_slots, s.row, t);
+    return slot < a.write_pool ? (int)slot : -1;
+}
+
+/* Window w, which begins after `done` tokens: its outputs, and the state after it, or after each of
+ * its tokens. Is it another one than the given one now? */
+template <class Tile>
+GDN_DEVICE bool window_step(Tile &tile, bool changed, struct mma_rows &r,
+                            uint32_t (&x)[Tile::PAIRS], const struct warp_gates &gates,
+                            const struct gdn_cu_warp &a, const struct warp_seq &s,
+                            const struct warp_seq &w, int done, int head, int v)
 {
     const int  t = threadIdx.x % 4;
     const bool there = t < w.T;
     warp_expand_gates(r.alpha, r.beta, gates, a, there);
-    mma_rule(r, tile, x, a, w.T);
+    mma_rule(r, tile, x, a, w.T, a.each);
     if (a.out.data && there) {
         char *const out = warp_row(a.out, w, t, head);
         for (int h = 0; h < 2; h++) store_float(out, v + 8 * h, a.out.dtype, r.o[h]);
     }
-    const bool changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
-    if (changed) mma_update(tile, x, r.u, r.total, r.beta != 0);
+    mma_turn(x);
+#pragma unroll 1
+    for (int i = a.each ? 0 : w.T - 1; i < w.T; i++) {
+        const bool  mine  = there && (!a.each || t == i);
+        const float u[2]  = { mine ? r.u[0] : 0, mine ? r.u[1] : 0 };
+        const float alpha = a.each ? __shfl_sync(0xffffffff, r.alpha, i) : r.total;
+        const int   slot  = window_slot(a, s, done + i);
+        const bool  moves = __any_sync(0xffffffff, mine && (r.alpha != 1 || r.beta != 0));
+        if (moves) mma_update(tile, x, u, alpha, mine && r.beta != 0);
+        changed |= moves;
+        if (slot >= 0) window_leave(tile, changed, a, s, slot, head, v);
+    }
     return changed;
 }
 
@@ -104,26 +140,19 @@ GDN_DEVICE void window_decode(const struct gdn_cu_warp &a, const struct warp_seq
     bool changed = !given;
 #pragma unroll 1
     for (int done = 0;;) {
-        changed |= window_step(tile, r, x, gates, a, w, head, v);
+        changed = window_step(tile, changed, r, x, gates, a, s, w, done, head, v);
         done += MMA_TOKENS;
         if (done >= s.T) break;
         w = window_of(s, done);
         mma_fetch<Tile>(x, r, a, w, head, v);
         warp_fetch_gates(gates, a, w, head, t);
     }
-    if (!a.to.data) return;
-    head = opaque(head); /* and v and slots: addresses are not kept meanwhile */
-    char *const from = mma_row(a.from, s.read, head, v), *const to = mma_row(a.to, s.write, head, v);
-    if (changed)
-        window_store(tile, to, a.to.row);
-    else if (to != from)
-        window_copy<Tile>(to, a.to.row, from, a.from.row);
 }
 
 GDN_DEVICE void window_zero(const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v)
 {
     const int lane = threadIdx.x % 32;
-    if (!a.out.data || a.keep || lane >= MMA_ROWS) return;
+    if (!a.out.data || (a.keep && s.row < a.B) || lane >= MMA_ROWS) return;
     for (int t = 0; t < s.T; t++)
         store_float(warp_row(a.out, s, t, head), v + lane, a.out.dtype, 0);
 }
@@ -140,7 +169,7 @@ template <int KC, int dtype> GDN_DEVICE void decode_windows(const struct gdn_cu_
     const struct warp_seq s = warp_read(a, row);
     if (s.padding)
         window_zero(a, s, head, v);
-    else
+    else if (s.T > 0)
         window_decode<window_tile<KC, dtype>>(a, s, head, v);
 }
 

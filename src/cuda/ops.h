@@ -23,7 +23,7 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
  * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And what they take. */
 bool               gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
 struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *args);
-/* One token of each sequence (decode_one.cuh), likewise. */
+/* One token of each sequence, as rows that all have a state (decode_one.cuh), likewise. */
 bool               gdn_cuda_takes_one(const struct gdn_cu_rule *args,
                                       const struct gdn_cu_warp *warp);
 struct gdn_cu_one  gdn_cuda_one_args(const struct gdn_cu_rule *args,

@@ -110,6 +110,15 @@ GDN_LD_V2(ld_once_v2, ".L1::no_allocate")
 #undef GDN_LD_V4
 #undef GDN_LD_V2
 
+/* Brings what lies there to the L2 cache, without a branch. */
+GDN_DEVICE void prefetch(const void *p, bool some)
+{
+    asm volatile("{\n\t.reg .pred some;\n\tsetp.ne.s32 some, %1, 0;\n\t"
+                 "@some prefetch.global.L2 [%0];\n\t}"
+                 :
+                 : "l"(p), "r"((int)some));
+}
+
 /* A word if `word`, two bytes if `half`, else zero. */
 GDN_DEVICE uint32_t ld_b32_b16(const void *p, bool word, bool half)
 {

@@ -39,6 +39,20 @@ GDN_DEVICE void ld_8_or_4(uint32_t (&x)[2], const void *p, int bytes)
                  : "l"(p), "r"(bytes));
 }
 
+/* A flag of 4 bytes or 1: is one of x not zero? It is set where there is none. */
+GDN_DEVICE void ld_flag(uint32_t (&x)[2], const void *p, int bytes)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred one, four;\n\t"
+                 "setp.eq.s32 one, %3, 1;\n\tsetp.eq.s32 four, %3, 4;\n\t"
+                 "mov.b32 %0, 0;\n\tselp.b32 %1, 0, 1, one;\n\t"
+                 "@one ld.global.u8 %0, [%2];\n\t"
+                 "@four ld.global.b32 %1, [%2];\n\t"
+                 "}"
+                 : "=&r"(x[0]), "=&r"(x[1])
+                 : "l"(p), "r"(bytes));
+}
+
 /* A word; two, aligned as a whole. */
 GDN_DEVICE uint32_t ld_b32(const void *p)
 {

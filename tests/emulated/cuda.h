@@ -142,6 +142,7 @@ GDN_DEVICE uint32_t ld_b32_b16(const void *p, bool word, bool half)
     emulated_load(&x, p, 2, half);
     return x;
 }
+GDN_DEVICE void prefetch(const void *, bool) {}
 #define GDN_CUDA_PTX_PARTS_CUH
 GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)
 {
@@ -150,6 +151,12 @@ GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)
 GDN_DEVICE void ld_8_or_4(uint32_t (&x)[2], const void *p, int bytes)
 {
     ld_v2_b32(x, p, bytes == 4, bytes == 2);
+}
+GDN_DEVICE void ld_flag(uint32_t (&x)[2], const void *p, int bytes)
+{
+    x[0] = bytes == 1 ? *(const uint8_t *)p : bytes == 0;
+    x[1] = 0;
+    emulated_load(&x[1], p, 4, bytes == 4);
 }
 GDN_DEVICE uint32_t ld_b32(const void *p) { return ld_b32_b16(p, true, false); }
 GDN_DEVICE void     ld_v2(uint32_t (&x)[2], const void *p) { ld_v2_b32(x, p, true, false); }

@@ -15,7 +15,6 @@ enum {
     MOST       = 1024, /* tokens of a tile */
     LEAST      = 8,
     LEAST_OWN  = 32, /* in place: every tile has edges in memory */
-    ROWS       = 8,  /* of those that ask for all at once, as in conv.cu */
     MOST_STEPS = 32 /* a lane has a sequence's slots */
 };
 
@@ -60,29 +59,20 @@ static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
     return c->access == 16 ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
 }
 
-static bool is_at_once(const struct gdn_cu_conv *c)
+/* Tiles for all warps at once, beside those that walk; or where rows are too many for that to come
+ * out even, several times as many. */
+static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
 {
-    return c->access == 16 && c->W == 4 && !is_in_place(c);
-}
-
-/* Tokens of a tile: tiles for all warps at once, beside those that walk; or where rows are too many
- * for that to come out even, several times as many. */
-static int64_t tile_of(const gdn_ctx *ctx, const struct gdn_cu_conv *c, int64_t rows)
-{
+    if (!has_tiles(c)) return;
+    const int64_t rows  = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
     const int64_t least = is_in_place(c) ? LEAST_OWN : LEAST;
     const int64_t warps = warps_of(ctx, BUSY_TILE), walks = c->batch.B * chunks_of(c);
     const int64_t slots = (warps - (walks < warps / 8 ? walks : warps / 8)) / tile_chunks_of(c);
     int64_t       n     = slots / rows; /* of a row */
     if (n * rows < slots * 7 / 8) n = divide_up(4 * slots, rows);
-    const int64_t tile = divide_up(c->batch.T, n > 0 ? n : 1);
-    return tile > MOST ? MOST : tile < least ? least : tile;
-}
-
-static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
-{
-    if (!has_tiles(c)) return;
-    const int64_t rows = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
-    c->tile      = is_at_once(c) ? ROWS : tile_of(ctx, c, rows);
+    c->tile = divide_up(T, n > 0 ? n : 1);
+    if (c->tile > MOST) c->tile = MOST;
+    if (c->tile < least) c->tile = least;
     c->row_tiles = divide_up(T, c->tile);
     c->n_tiles   = rows * c->row_tiles;
 }
@@ -170,13 +160,11 @@ size_t gdn_cuda_conv_bytes(const struct gdn_cu_conv *args) { return edge_bytes(a
 
 static enum gdn_kernel_id tile_kernel(const struct gdn_cu_conv *c)
 {
-    static const enum gdn_kernel_id kernels[3][3] = {
+    static const enum gdn_kernel_id kernels[2][3] = {
         { GDN_CU_conv_tile_f32_8, GDN_CU_conv_tile_bf16_8, GDN_CU_conv_tile_f16_8 },
         { GDN_CU_conv_tile_f32_4, GDN_CU_conv_tile_bf16_4, GDN_CU_conv_tile_f16_4 },
-        { GDN_CU_conv_rows_f32_4, GDN_CU_conv_rows_bf16_4, GDN_CU_conv_rows_f16_4 },
     };
-    if (c->access != 16) return GDN_CU_conv_tile_floats_8;
-    return kernels[is_at_once(c) ? 2 : c->W == 4][c->x.dtype];
+    return c->access == 16 ? kernels[c->W == 4][c->x.dtype] : GDN_CU_conv_tile_floats_8;
 }
 
 static enum gdn_kernel_id walk_kernel(const struct gdn_cu_conv *c)

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The short convolution. A lane has some channels (gdn_width) and walks down tokens with the last
- * inputs in registers. Five kinds of items, a warp each:
+ * inputs in registers. Four kinds of items, a warp each:
  *
  *     walk   a sequence: its states first, from inputs that out may overwrite, then its outputs:
  *            all that short sequences and trees need. Beside tiles only the first W - 1 of them, so
  *            that these, and they alone, need the state that it starts from.
  *     tile   the other outputs of some tokens, whatever sequences they belong to
- *     rows   a tile of eight tokens
  *     step   one token each of some sequences, and states of three entries, moved side by side
  *     edge   in place: the inputs before a tile, saved before out overwrites them
  *
@@ -318,16 +317,11 @@ struct gdn_run {
     bool keep;
 };
 
-/* The warp's tile again, of which no register need be kept. */
-GDN_DEVICE struct gdn_tile find_tile_again(const struct gdn_cu_conv &a, int64_t chunks)
+/* That of token t. Finds the tile again, of which no register need be kept. */
+GDN_DEVICE struct gdn_run find_run(const struct gdn_cu_conv &a, int64_t chunks, int t)
 {
     const int64_t item = (int64_t)blockIdx.x * WARPS + opaque((int)threadIdx.x) / 32 - a.n_walks;
-    return find_tile(a, item / chunks);
-}
-
-/* That of token t of a tile. */
-GDN_DEVICE struct gdn_run find_run(const struct gdn_cu_conv &a, const struct gdn_tile &tile, int t)
-{
+    const struct gdn_tile tile = find_tile(a, item / chunks);
     const int64_t         row  = a.batch.padded ? tile.row : find_sequence(a.batch, tile.first + t);
     const int             end  = (int)(tile.end - tile.first);
     struct gdn_cu_seq     s    = {};
@@ -371,7 +365,7 @@ GDN_DEVICE uint32_t ask_rows(const struct gdn_cu_conv &a, const struct gdn_lane 
     uint32_t mask = 0;
 #pragma unroll 1
     for (int i = t > 0 ? t : 0; i < end;) {
-        if (i >= r.end) r = find_run(a, find_tile_again(a, chunks), i);
+        if (i >= r.end) r = find_run(a, chunks, i);
         const int stop = r.end < end ? r.end : end;
         const int low = clamp(r.first, i, stop), high = clamp(r.to, low, stop);
         const int from = clamp(r.from, low, high);
@@ -413,7 +407,7 @@ GDN_DEVICE void tile_item(const struct gdn_cu_conv &a, int64_t item)
         for (int j = 0; j < N; j++)
             if (a.edges && i + a.W >= TAPS && j < l.n)
                 past[i][j] = edge_row(a, index, TAPS - 1 - i)[l.first + j * l.step];
-    struct gdn_run run = find_run(a, find_tile_again(a, chunks), 0);
+    struct gdn_run run = find_run(a, chunks, 0);
 #pragma unroll 1
     for (; t < end; t += AHEAD) {
         uint32_t mask = ALL;
@@ -430,49 +424,6 @@ GDN_DEVICE void tile_item(const struct gdn_cu_conv &a, int64_t item)
         }
     }
     if (!run.keep) zero_rows<dtype>(a, l, out + AHEAD * a.out.token, end - t - AHEAD);
-}
-
-/*
- * Four taps, x and out apart: a few tokens, so that all that they need is asked for at once, the
- * three inputs before them too. Where so many warps begin and end, memory always has requests, and
- * what two of them read is in L2.
- */
-template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int64_t item)
-{
-    enum { N = gdn_width<dtype>::LANE, ALL = (1 << ROWS) - 1 };
-    const int64_t chunks = (a.D + 32 * N - 1) / (32 * N), index = item / chunks;
-    const struct gdn_lane l    = find_lane<dtype>(a, item - index * chunks);
-    const struct gdn_tile tile = find_tile(a, index);
-    const int             back = tile.first < 3 ? (int)tile.first : 3;
-    const int             end  = (int)(tile.end - tile.first);
-    const char *x = row_at(a.x, tile.row, tile.first - 3) + bytes_to<dtype>(a, l.first + l.shift);
-    char       *out = out_at<dtype>(a, l, tile.row, tile.first);
-    struct gdn_quad       q[3 + ROWS] = {};
-    struct gdn_taps<4, N> taps;
-    float                 past[3][N], y[N], xs[N];
-#pragma unroll
-    for (int u = 0; u < 3 + ROWS; u++, x += a.x.token)
-        if (u + back >= 3 && u < 3 + end) load_quad<dtype>(q[u], a, l, x);
-    struct gdn_run run  = find_run(a, tile, 0);
-    uint32_t       mask = ALL;
-    if (0 < run.from || ROWS > run.to) mask = ask_rows<dtype>(a, l, run, chunks, 0, end, out);
-    if (mask == 0) return;
-    load_four_taps(taps, a, l);
-#pragma unroll
-    for (int i = 0; i < 3; i++) unpack<dtype>(past[i], q[i], a);
-#pragma unroll
-    for (int u = 0; u < ROWS; u++, out += a.out.token) {
-        unpack<dtype>(xs, q[3 + u], a);
-        sum_taps<4>(y, xs, past, taps, a);
-        if (mask >> u & 1) store_quad<dtype>(out, a, l, y);
-    }
-}
-
-template <int dtype, int TAPS> GDN_DEVICE void conv_rows(const struct gdn_cu_conv &a)
-{
-    const int64_t item = item_of_warp();
-    if (item < a.n_walks) walk_item<TAPS>(a, item);
-    else if (item < a.n_items) rows_item<dtype>(a, item - a.n_walks);
 }
 
 template <int dtype, int TAPS> GDN_DEVICE void conv_tile(const struct gdn_cu_conv &a)
@@ -505,7 +456,6 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_edge(const struct gdn_cu_con
 enum {
     BUSY_walk_4 = 4,
     BUSY_walk_8 = 3,
-    BUSY_rows_4 = 4,
     BUSY_tile_4 = 4,
     BUSY_tile_8 = 2,
     BUSY_step_4 = 3,

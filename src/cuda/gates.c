@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ops.h"
 
-enum { THREADS = 256, PACK = 8, FLAT_PACK = 4 }; /* of a block; heads of a thread, as in gates.cu */
+enum { THREADS = 256, PACK = 8 }; /* of a block; heads of a thread */
 
 enum { WAVES = 4 }; /* blocks, in times those that a device has at once; then threads take turns */
 
@@ -29,16 +29,15 @@ static enum gdn_kernel_id choose(const struct gdn_cu_gates *a)
 /* Blocks that a multiprocessor has at once, as in gates.cu. */
 static int64_t busy_of(enum gdn_kernel_id kernel)
 {
-    return kernel == GDN_CU_gates_heads ? 2 : kernel == GDN_CU_gates_flat_f32 ? 5 : 6;
+    return kernel == GDN_CU_gates_heads ? 2 : kernel == GDN_CU_gates_flat_f32 ? 3 : 4;
 }
 
 gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream)
 {
-    const enum gdn_kernel_id kernel = choose(args);
-    const int64_t            pack   = kernel == GDN_CU_gates_heads ? PACK : FLAT_PACK;
-    const int64_t            packs  = (args->H + pack - 1) / pack;
+    const int64_t            packs  = (args->H + PACK - 1) / PACK;
     const int64_t            lines  = packs < THREADS ? THREADS / (packs ? packs : 1) : 1;
     const int64_t            n      = packs ? (args->n_lines + lines - 1) / lines : 0;
+    const enum gdn_kernel_id kernel = choose(args);
     const int64_t            most   = WAVES * busy_of(kernel) * (int64_t)ctx->cuda->sm_count;
     const struct gdn_cuda_call call = {
         .kernel = kernel,

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_gates: a thread has some heads of some lines, all blocks apart, so that what A_log and
+ * gdn_gates: a thread has eight heads of some lines, all blocks apart, so that what A_log and
  * dt_bias say of them is loaded once. Threads that follow each other have heads, then lines, that
  * do.
  *
- *     heads   all, eight heads
+ *     heads   all
  *     flat    a and b of one dtype, g and beta float32, whole packs that move at once, lines a
- *             step apart: nothing is asked. Four heads, of which a store is 16 bytes, so that those
- *             of a warp fill lines
+ *             step apart: nothing is asked
  */
 #include "chunk.cuh"
 #include "lines.cuh"
@@ -15,11 +14,7 @@
 
 enum { floats = -1, f32 = GDN_F32, bf16 = GDN_BF16, f16 = GDN_F16 };
 
-template <int dtype> struct gdn_heads {
-    enum { N = dtype == floats ? GDN_PACK : 4 };
-};
-
-/* The thread's heads from `head` on, n of them to the end of the line, of lines a step apart. */
+/* Eight heads from `head` on, n of them to the end of the line, of lines a step apart. */
 struct piece {
     int64_t head, n, line, step;
 };
@@ -40,8 +35,8 @@ GDN_DEVICE void load_line(struct gdn_pack &x, const struct gdn_cu_gates &a,
 {
     const int32_t type = dtype == floats ? from.dtype : dtype;
     if (from.data && line < a.n_lines)
-        load_pack(x, type, dtype == floats ? from.access : type == f32 ? 16 : 8,
-                  find<dtype>(a, from, p, line, type), p.n);
+        load_pack(x, type, dtype == floats ? from.access : 16, find<dtype>(a, from, p, line, type),
+                  p.n);
 }
 
 template <int dtype>
@@ -56,50 +51,48 @@ GDN_DEVICE void store_line(const struct gdn_cu_gates &a, const struct gdn_cu_lin
 }
 
 /* n elements of a vector from `first` on, zeros beyond and where it is absent. */
-template <int N>
-GDN_DEVICE void load_vector_at(uint32_t (&y)[N], const struct gdn_cu_array &v, int64_t first,
+GDN_DEVICE void load_vector_at(uint32_t (&y)[8], const struct gdn_cu_array &v, int64_t first,
                                int64_t n)
 {
 #pragma unroll
-    for (int i = 0; i < N; i++)
+    for (int i = 0; i < 8; i++)
         y[i] = load_bits(v.data, (first + i) * v.stride[0], v.dtype, v.data && i < n);
 }
 
-/* What A_log and dt_bias say of the heads. */
-template <int N> struct heads {
-    float A[N], dt[N];
+/* What A_log and dt_bias say of eight heads. */
+struct heads {
+    float A[8], dt[8];
 };
 
-template <int N>
-GDN_DEVICE void load_heads(struct heads<N> &h, const struct gdn_cu_gates &a, const struct piece &p)
+GDN_DEVICE void load_heads(struct heads &h, const struct gdn_cu_gates &a, const struct piece &p)
 {
-    uint32_t A[N], dt[N];
+    uint32_t A[8], dt[8];
     load_vector_at(A, a.A_log, p.head, p.n);
     load_vector_at(dt, a.dt_bias, p.head, p.n);
 #pragma unroll
-    for (int j = 0; j < N; j++) {
+    for (int j = 0; j < 8; j++) {
         const float e = expf(bits_to_f32(A[j], a.A_log.dtype));
         h.A[j]        = a.bound < 0 ? e : -e;
         h.dt[j]       = bits_to_f32(dt[j], a.dt_bias.dtype);
     }
 }
 
-template <int dtype, int N>
+template <int dtype>
 GDN_DEVICE void write_g(const struct gdn_cu_gates &a, const struct piece &p,
-                        const struct gdn_pack &x, const struct heads<N> &h)
+                        const struct gdn_pack &x, const struct heads &h)
 {
-    float y[8]; /* N of them count */
+    float y[8];
     unpack(y, x, dtype == floats ? a.a.dtype : dtype);
     if (a.bound < 0) {
 #pragma unroll
-        for (int j = 0; j < N; j++) y[j] = times_sigmoid(a.bound, h.A[j] * (y[j] + h.dt[j]));
+        for (int j = 0; j < 8; j++) y[j] = times_sigmoid(a.bound, h.A[j] * (y[j] + h.dt[j]));
     } else {
 #pragma unroll
-        for (int j = 0; j < N; j++) y[j] = h.A[j] * softplus(y[j] + h.dt[j]);
+        for (int j = 0; j < 8; j++) y[j] = h.A[j] * softplus(y[j] + h.dt[j]);
     }
     if (a.linear) {
 #pragma unroll
-        for (int j = 0; j < N; j++) y[j] = expf(y[j]);
+        for (int j = 0; j < 8; j++) y[j] = expf(y[j]);
     }
     store_line<dtype>(a, a.g, p, y);
 }
@@ -108,19 +101,18 @@ template <int dtype>
 GDN_DEVICE void write_beta(const struct gdn_cu_gates &a, const struct piece &p,
                            const struct gdn_pack &x)
 {
-    enum { N = gdn_heads<dtype>::N };
-    float y[8]; /* N of them count */
+    float y[8];
     unpack(y, x, dtype == floats ? a.b.dtype : dtype);
 #pragma unroll
-    for (int j = 0; j < N; j++) y[j] = times_sigmoid(a.factor, y[j]);
+    for (int j = 0; j < 8; j++) y[j] = times_sigmoid(a.factor, y[j]);
     store_line<dtype>(a, a.beta, p, y);
 }
 
 /* A line is on its way while the one before it is computed. */
 template <int dtype> GDN_DEVICE void write_lines(const struct gdn_cu_gates &a, struct piece p)
 {
-    struct gdn_pack                   x = {}, b = {};
-    struct heads<gdn_heads<dtype>::N> h;
+    struct gdn_pack x = {}, b = {};
+    struct heads    h;
     load_line<dtype>(x, a, a.a, p, p.line);
     load_line<dtype>(b, a, a.b, p, p.line);
     if (a.g.data) load_heads(h, a, p);
@@ -135,16 +127,15 @@ template <int dtype> GDN_DEVICE void write_lines(const struct gdn_cu_gates &a, s
 
 template <int dtype> GDN_DEVICE void write_gates(const struct gdn_cu_gates &a)
 {
-    enum { N = gdn_heads<dtype>::N };
-    const int    packs = (int)((a.H + N - 1) / N);
+    const int    packs = (int)((a.H + GDN_PACK - 1) / GDN_PACK);
     const int    wide  = packs < (int)blockDim.x ? packs : (int)blockDim.x; /* threads of a line */
     const int    lines = (int)blockDim.x / wide;
     const int    line = (int)threadIdx.x / wide, first = (int)threadIdx.x % wide;
     struct piece p = { 0, 0, (int64_t)blockIdx.x * lines + line, (int64_t)gridDim.x * lines };
     if (line >= lines) return;
     for (int i = first; i < packs; i += wide) {
-        p.head = (int64_t)i * N;
-        p.n    = dtype == floats ? a.H - p.head : N;
+        p.head = (int64_t)i * GDN_PACK;
+        p.n    = dtype == floats ? a.H - p.head : GDN_PACK;
         write_lines<dtype>(a, p);
     }
 }
@@ -155,7 +146,7 @@ GDN_DEVICE void write_flat_bf16(const struct gdn_cu_gates &a) { write_gates<bf16
 GDN_DEVICE void write_flat_f16(const struct gdn_cu_gates &a) { write_gates<f16>(a); }
 
 /* Blocks that a multiprocessor has at once, by their registers; as in gates.c. */
-enum { BUSY_heads = 2, BUSY_flat_f32 = 5, BUSY_flat_bf16 = 6, BUSY_flat_f16 = 6 };
+enum { BUSY_heads = 2, BUSY_flat_f32 = 3, BUSY_flat_bf16 = 4, BUSY_flat_f16 = 4 };
 
 #define GDN_IMAGE_gates GDN_THIS_IMAGE
 #define GDN_KERNEL_gates(threads, shared, form)                                               \

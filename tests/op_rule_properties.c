@@ -162,6 +162,33 @@ static void G2_mates(void)
     }
 }
 
+/* As many as make a device choose another kernel than for one alone; a norm, too, is done there by
+ * one of them only. */
+static void G2_many_mates(void)
+{
+    enum { MANY = 20 };
+    static const int32_t dtypes[] = { GDN_BF16, GDN_F16 }, norms[] = { GDN_NORM_NONE, GDN_NORM_L2 };
+    int64_t              many[MANY];
+    for (int i = 0; i < MANY; i++) many[i] = lengths[i % N_SEQS] + (i == 7 ? 130 : 0);
+    for (int form = 0; form < 4; form++) {
+        gdn_rule_args a     = ring2_rule_packed(dtypes[form / 2], GDN_F32, MANY, many, gva, 128,
+                                                128, NULL);
+        int64_t       first = 0;
+        a.norm              = norms[form % 2];
+        gdn_rule_args all   = ring2_rule_clone(&a);
+        run(ring2_ctx(3), &all, false);
+        for (int i = 0; i < MANY; first += many[i++]) {
+            const gdn_rule_args mine  = ring2_rule_slice(&a, first, many[i]);
+            gdn_rule_args       alone = ring2_rule_clone(&mine);
+            gdn_rule_args       want  = ring2_rule_slice(&all, first, many[i]);
+            const gdn_tensor    S     = ring2_narrow(&a.state, 0, i, 1);
+            alone.state = ring2_clone(&S);
+            want.state  = ring2_narrow(&all.state, 0, i, 1);
+            run(ring2_ctx(1), &alone, false);
+            expect_same("alone", &alone, &want);
+        }
+    }
+}
 static void G3_repeat(void)
 {
     FOR_EACH_CASE(s, decode) {
@@ -459,6 +486,7 @@ int main(int argc, char **argv)
         { "G2 threads", G2_threads },
         { "G2 order of the batch", G2_order },
         { "G2 batch mates", G2_mates },
+        { "G2 many batch mates", G2_many_mates },
         { "G3 repeat", G3_repeat },
         { "G4 decode, cut anywhere", G4_decode_cut },
         { "G4 prefill, cut at chunks", G4_prefill_cut },

@@ -219,6 +219,33 @@ static void test_prefill(void)
     }
 }
 
+/* A block each where clusters of two would take more waves than that is slower. 132 processors, 4
+ * heads a row. */
+static void test_waves(void)
+{
+    static const struct prefill of = { .dtype = GDN_BF16, .K = 128, .V = 128 };
+    static const struct { int64_t B; const char *kernel; } calls[] = {
+        { 1, "prefill: gdn_prefill_hopper_BF16" },
+        { 16, "prefill: gdn_prefill_hopper_BF16" },
+        { 17, "prefill: gdn_prefill_hopper_wide_BF16" },
+        { 33, "prefill: gdn_prefill_hopper_wide_BF16" },
+        { 34, "prefill: gdn_prefill_hopper_BF16" },
+        { 50, "prefill: gdn_prefill_hopper_wide_BF16" },
+    };
+    gdn_ctx *ctx = hopper_ctx();
+    if (!ctx) return;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        gdn_rule_args a       = prefill_args(&of);
+        gdn_tensor   *rows[4] = { &a.q, &a.k, &a.v, &a.out };
+        for (int t = 0; t < 4; t++)
+            *rows[t] = gdn_dense(rows[t]->data, GDN_BF16, 4, calls[i].B, 1, rows[t]->size[1], 128);
+        ring2_status(ctx, "the call", gdn_prefill(ctx, &a), GDN_OK);
+        CHECK(!strcmp(gdn_last_kernel(ctx), calls[i].kernel), "%d rows: %s, wanted %s",
+              (int)calls[i].B, gdn_last_kernel(ctx), calls[i].kernel);
+    }
+    gdn_ctx_destroy(ctx);
+}
+
 /* The driver makes a map where the tensor is not that of the call before. */
 static void test_maps(void)
 {
@@ -337,6 +364,7 @@ int main(int argc, char **argv)
         { "cuda: kernels", test_kernels },
         { "cuda: a call launches and no more", test_call },
         { "cuda: the kernels of prefill", test_prefill },
+        { "prefill on Hopper by waves", test_waves },
         { "cuda: maps of tensors", test_maps },
         { "cuda: a layer", test_layer },
     };

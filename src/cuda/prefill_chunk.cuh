@@ -22,13 +22,14 @@
 typedef unsigned long long token_mask; /* bit t: token t of a chunk */
 
 /* Of one chunk, in shared memory; a value per token, 0 and 1 past the last. Lengths are in all that
- * say so, on Hopper in k_scale and q_scale alone. */
+ * say so. */
 template <int chunk> struct chunk_vectors {
     float    G[chunk], beta[chunk]; /* G in units of log 2 */
-    float    k_scale[chunk];        /* 1 / length of k */
     float    q_scale[chunk];        /* scale / length of q */
-    float    from_start[chunk];     /* of k . S in R: exp(G) / length; 0 after a token that forgets */
-    float    q_start[chunk];        /* of q . S in the output: likewise */
+    float    q_start[chunk];        /* of q . S in the output: exp(G) q_scale; 0 behind a token that
+                                     * forgets */
+    float    k_scale[chunk];        /* 1 / length of k */
+    float    from_start[chunk];     /* of k . S in R: exp(G) / length; likewise */
     float    to_end[chunk];         /* of u in the state: exp(G_end - G) / length; 0 before one */
     float    decay;                 /* of the state: exp(G_end) or 0 */
     int      n;                     /* tokens that are there */
@@ -186,10 +187,10 @@ template <int chunk> GDN_DEVICE void fill_tokens(float (&of)[chunk], float x)
     for (int t = threadIdx.x % 32; t < chunk; t += 32) of[t] = x;
 }
 
-/* All but k_scale and q_scale, from expand_gates(). */
+/* All but k_scale and q_scale, from expand_gates(); what others write of k, of q, is left to them. */
 template <int chunk>
 GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>::each],
-                            const struct gdn_cu_rule &r, int n)
+                            const struct gdn_cu_rule &r, int n, bool k = true, bool q = true)
 {
     constexpr int each = raw_gates<chunk>::each;
     const int     lane = threadIdx.x % 32;
@@ -203,8 +204,9 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>
         if (t >= chunk) continue;
         const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(G[i]);
         v.G[t]            = G[i];
+        if (q) v.q_start[t] = start * r.scale;
+        if (!k) continue;
         v.from_start[t]   = start;
-        v.q_start[t]      = start * r.scale;
         v.to_end[t]       = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - G[i]);
     }
     if (lane != 0) return;

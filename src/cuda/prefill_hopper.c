@@ -26,15 +26,33 @@ static bool is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, in
     return (uintptr_t)r->data % 16 == 0;
 }
 
-static enum gdn_kernel_id kernel_of(const struct gdn_cu_rule *r)
+/* A row per form: blocks that take a sequence and head, what a chunk takes them beside the other
+ * where the device is full, and the kernels. Both give the same bits. */
+static const struct form {
+    int                n_blocks, cost;
+    enum gdn_kernel_id bf16, f16;
+} forms[] = { { 2, 3, GDN_CU_prefill_hopper_BF16, GDN_CU_prefill_hopper_F16 },
+              { 1, 5, GDN_CU_prefill_hopper_wide_BF16, GDN_CU_prefill_hopper_wide_F16 } };
+
+/* n sequences and heads, all of one length as far as the host knows: so many at a time. */
+static int64_t cost_of(const gdn_ctx *ctx, const struct form *f, int64_t n)
 {
-    return r->q.dtype == GDN_BF16 ? GDN_CU_prefill_hopper_BF16 : GDN_CU_prefill_hopper_F16;
+    const int64_t most = ctx->cuda->sm_count / f->n_blocks, at_once = most ? most : 1;
+    return (n + at_once - 1) / at_once * f->cost;
+}
+static const struct form *find_form(const gdn_ctx *ctx, int64_t n)
+{
+    return cost_of(ctx, &forms[1], n) < cost_of(ctx, &forms[0], n) ? &forms[1] : &forms[0];
+}
+static enum gdn_kernel_id kernel_of(const struct form *f, const struct gdn_cu_rule *r)
+{
+    return r->q.dtype == GDN_BF16 ? f->bf16 : f->f16;
 }
 
 bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    return r->q.dtype != GDN_F32 && ctx->cuda->kernels[kernel_of(r)] &&
+    return r->q.dtype != GDN_F32 && ctx->cuda->kernels[kernel_of(forms, r)] &&
            ctx->cuda->shared_most >= SHARED && r->K % 8 == 0 && r->K <= 2 * TILE &&
            r->V % 8 == 0 && r->V <= 2 * TILE && b->N > 0 && b->N <= INT32_MAX - TILE &&
            is_mapped(&r->q, b, r->Hq) && is_mapped(&r->k, b, r->Hk) &&
@@ -81,9 +99,11 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r, in
     TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
     TRY(find_map(ctx, "v", 2, &r->v, b, r->Hv, r->V, &p.v));
     TRY(find_map(ctx, "out", 3, &r->out, b, r->H, r->V, &p.out));
+    const int64_t           n_rows = b->B + (r->out.data && b->cu_seqlens.data);
+    const struct form      *f      = find_form(ctx, b->B * r->H);
     const struct gdn_cuda_call call = {
-        .kernel = kernel_of(r),
-        .grid   = { 2 * r->H * (b->B + (r->out.data && b->cu_seqlens.data)), 1, 1 },
+        .kernel = kernel_of(f, r),
+        .grid   = { f->n_blocks * r->H * n_rows, 1, 1 },
         .shared_bytes = SHARED,
         .stream       = stream,
         .args         = &p,

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_prefill on Hopper, one launch: a cluster of two blocks takes one sequence and state head, each
- * block 64 value columns, from the first chunk of 64 tokens to the last. Four warpgroups:
+ * gdn_prefill on Hopper, one launch: a sequence and state head from the first chunk of 64 tokens to the
+ * last, 64 value columns per warpgroup of the state. In one of two forms, which give the same bits: a
+ * cluster of two blocks with one such warpgroup each (prefill_hopper.cu), or where those would not run
+ * at one time a block with two (prefill_hopper_wide.cu). Who includes this says which: HOPPER_GROUPS.
  *
- *     0  io     loads, gates, stores (prefill_hopper_io.cuh)
- *     1  state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
- *     2, 3      T and P, for chunks in turn (prefill_hopper_solve.cuh)
+ *     warpgroup 0     io     loads, gates, stores (prefill_hopper_io.cuh)
+ *     1, or 1 and 2   state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
+ *     the last        T and P (prefill_hopper_solve.cuh)
  *
- * T and P do not depend on the columns: block c % 2 makes those of chunk c and copies them into the
- * other's memory. With a norm, 1 / length of the keys goes with T, of the queries with P: they are on
- * the diagonals of K K^T and Q Q^T. In f16 keys are scaled where they lie (prefill_chunk.cuh).
+ * T and P do not depend on the columns: in a cluster block c % 2 makes those of chunk c and copies them
+ * into the other's memory. With a norm, 1 / length of the keys goes with T, of the queries with P: they
+ * are on the diagonals of K K^T and Q Q^T. In f16 keys are scaled where they lie (prefill_chunk.cuh).
  *
  * A chunk is handed on by barriers in memory; its number c says where in a ring of places its tiles
  * are and which phase of the barriers is its own. The state's warps alone free K, Q and gates: they
  * have T and P of the chunk then, so nobody else reads on. The output goes where V was.
  *
- * All code that runs per chunk must be in the instruction cache together, and that is 32 KB: so what
- * is rare stands behind the loop over plain chunks (prefill_hopper_state.cuh), and code is rolled up
- * where nobody waits for it.
+ * All code that runs per chunk should be in the instruction cache together, and that is 32 KB: so what
+ * is rare stands behind the loop over plain chunks (prefill_hopper_state.cuh).
  *
- * Shared memory, from a multiple of 1024 bytes: as HOPPER_... below; 226 KB.
+ * Shared memory, from a multiple of 1024 bytes: as HOPPER_... below; at most 227 KB.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_CUH
 #define GDN_CUDA_PREFILL_HOPPER_CUH
@@ -30,30 +31,37 @@
 
 extern __shared__ __align__(1024) char gdn_shared[];
 
-typedef chunk_vectors<64> hopper_gates;
+/* In a cluster lengths are in what who makes T and P has, and sends on. */
+struct hopper_gates : chunk_vectors<64> {
+    float later[64], sooner[64]; /* G + and - log2 of 1 / length of k: of products of keys */
+};
+
+/* Blocks of a cluster; of HOPPER_GROUPS warpgroups of 64 columns. */
+enum { HOPPER_BLOCKS = 2 / HOPPER_GROUPS };
 
 /* The sequence, and where its next checkpoint is, for each warp of the state. */
 struct hopper_head {
     struct gdn_cu_seq         s;
     struct gdn_cu_checkpoints checkpoints;
-    struct prefill_cursor     cursors[4];
+    struct prefill_cursor     cursors[4 * HOPPER_GROUPS];
 };
 
 enum {
-    HOPPER_AHEAD = 8,        /* gates */
-    HOPPER_RING  = 4,        /* K, T */
-    HOPPER_THREE = 3,        /* Q */
-    HOPPER_TURNS = 2,        /* V, P */
-    HOPPER_TILE  = 64 * 128, /* bytes of 64 rows of 64 elements */
-    HOPPER_L_ROW = 68 * 4,   /* from one row of L to the next: no two meet in a bank */
+    HOPPER_AHEAD = 8,                          /* gates */
+    HOPPER_RING  = 4,                          /* K */
+    HOPPER_MADE  = HOPPER_GROUPS == 1 ? 4 : 3, /* T; even where two blocks take turns */
+    HOPPER_THREE = 3,                          /* Q */
+    HOPPER_TURNS = 2,                          /* V, then the output; P */
+    HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
+    HOPPER_L_ROW = 68 * 4, /* from one row of L to the next: no two meet in a bank */
 
     HOPPER_K        = 0, /* left columns, right columns; Q likewise */
     HOPPER_Q        = HOPPER_K + HOPPER_RING * 2 * HOPPER_TILE,
     HOPPER_V        = HOPPER_Q + HOPPER_THREE * 2 * HOPPER_TILE,
-    HOPPER_T        = HOPPER_V + HOPPER_TURNS * HOPPER_TILE,
-    HOPPER_P        = HOPPER_T + HOPPER_RING * HOPPER_TILE,
+    HOPPER_T        = HOPPER_V + HOPPER_TURNS * HOPPER_GROUPS * HOPPER_TILE,
+    HOPPER_P        = HOPPER_T + HOPPER_MADE * HOPPER_TILE,
     HOPPER_L        = HOPPER_P + HOPPER_TURNS * HOPPER_TILE,
-    HOPPER_GATES    = HOPPER_L + 2 * 64 * HOPPER_L_ROW,
+    HOPPER_GATES    = HOPPER_L + 64 * HOPPER_L_ROW,
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
 
     /* Barriers: the first of as many as the ring has places. */
@@ -62,8 +70,8 @@ enum {
     HOPPER_K_FULL     = HOPPER_GATES_FREE + HOPPER_AHEAD,
     HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_RING,
     HOPPER_T_FULL     = HOPPER_K_FREE + HOPPER_RING,
-    HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_RING,
-    HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_RING,
+    HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_MADE,
+    HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_MADE,
     HOPPER_Q_FREE     = HOPPER_Q_FULL + HOPPER_THREE,
     HOPPER_V_FULL     = HOPPER_Q_FREE + HOPPER_THREE,
     HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_TURNS,
@@ -82,7 +90,7 @@ static_assert(HOPPER_BYTES <= 232448, "shared memory");
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 
 /* Barriers of the hardware, 128 threads each. */
-enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE, HOPPER_BARRIER_WRITTEN = 4 };
+enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN };
 
 /* What all threads of a block know. */
 struct hopper_block {
@@ -110,11 +118,11 @@ struct hopper_block {
     }
     __device__ __forceinline__ uint32_t v(int c) const
     {
-        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_TURNS * HOPPER_TILE;
+        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_TURNS * HOPPER_GROUPS * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t t(int c) const
     {
-        return hopper_address() + HOPPER_T + (uint32_t)c % HOPPER_RING * HOPPER_TILE;
+        return hopper_address() + HOPPER_T + (uint32_t)c % HOPPER_MADE * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t p(int c) const
     {
@@ -141,7 +149,8 @@ struct hopper_block {
     static __device__ __forceinline__ uint32_t ring(int first)
     {
         return first < HOPPER_K_FULL   ? HOPPER_AHEAD
-               : first < HOPPER_Q_FULL ? HOPPER_RING
+               : first < HOPPER_T_FULL ? HOPPER_RING
+               : first < HOPPER_Q_FULL ? HOPPER_MADE
                : first < HOPPER_V_FULL ? HOPPER_THREE
                                        : HOPPER_TURNS;
     }
@@ -150,7 +159,10 @@ struct hopper_block {
     {
         return map_shared(at, rank ^ 1);
     }
-    __device__ __forceinline__ bool is_own(int c) const { return (uint32_t)(c & 1) == rank; }
+    __device__ __forceinline__ bool is_own(int c) const
+    {
+        return HOPPER_BLOCKS == 1 || (uint32_t)(c & 1) == rank;
+    }
     __device__ __forceinline__ int  tokens(int c) const
     {
         const int64_t rest = s().n_valid - (int64_t)c * 64;

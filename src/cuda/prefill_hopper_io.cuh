@@ -87,8 +87,8 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
     }
     if (c1 >= 0) {
         b.wait_free(HOPPER_V_FREE, c1);
-        load_tiles(l, b.v(c1), 1, &b.a.v, (int)b.rank * 64, l.v_head, HOPPER_V_FULL, c1);
-        if (c1 == l.n_full) clear_tail(l, b.v(c1), 1, HOPPER_V_FULL, c1, 2);
+        load_tiles(l, b.v(c1), HOPPER_GROUPS, &b.a.v, (int)b.rank * 64, l.v_head, HOPPER_V_FULL, c1);
+        if (c1 == l.n_full) clear_tail(l, b.v(c1), HOPPER_GROUPS, HOPPER_V_FULL, c1, 2);
     }
     if (c3 < n) {
         b.wait_free(HOPPER_Q_FREE, c3);
@@ -118,18 +118,19 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
     } else if (n == 64) {
         if (lane == 0) {
             async_fence(); /* what the state's warps have written and then arrived */
-            copy_tile_out(&b.a.out, { column, b.head, (int)b.s().first + c * 64, (int)b.s().batch },
-                          b.v(c));
+            for (int i = 0; i < HOPPER_GROUPS; i++)
+                copy_tile_out(&b.a.out, { column + i * 64, b.head, (int)b.s().first + c * 64, (int)b.s().batch },
+                              b.v(c) + i * HOPPER_TILE);
             copy_out_commit();
             copy_out_wait_read();
         }
     } else {
         const char *tile = gdn_shared + (b.v(c) - hopper_address());
-        for (int i = lane; i < 8 * n; i += 32) {
-            const int t = i / 8, rest = bytes - i % 8 * 16;
+        for (int i = lane; i < 8 * HOPPER_GROUPS * n; i += 32) {
+            const int t = i / (8 * HOPPER_GROUPS), j = i % (8 * HOPPER_GROUPS), rest = bytes - j * 16;
             if (rest <= 0) continue;
-            copy_out(row_at(b.r.out, b.s(), (int64_t)c * 64 + t, b.head) + column * 2 + i % 8 * 16,
-                     tile + tile_place(t, i % 8 * 8), min(rest, 16), 16);
+            copy_out(row_at(b.r.out, b.s(), (int64_t)c * 64 + t, b.head) + column * 2 + j * 16,
+                     tile + j / 8 * HOPPER_TILE + tile_place(t, j % 8 * 8), min(rest, 16), 16);
         }
     }
     __syncwarp();
@@ -145,7 +146,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int c
     raw_gates<64> raw;
     start_gates<2>(raw, b.r, b.s(), b.head, c);
     for (int i = c; i < HOPPER_AHEAD; i += 2) { /* where there are no lengths, these stay */
-        if (io == GDN_F16 || !norm) fill_tokens(b.gates(i).k_scale, 1);
+        fill_tokens(b.gates(i).k_scale, 1);
         if (!norm) fill_tokens(b.gates(i).q_scale, b.r.scale);
     }
 #pragma unroll 1
@@ -154,7 +155,11 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int c
         b.wait_free(HOPPER_GATES_FREE, c);
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
         fetch_gates<2>(raw, b.r);
-        write_gates<64>(b.gates(c), G, b.r, b.tokens(c));
+        const bool own = b.is_own(c) || !norm; /* factors with lengths come from who makes T and P */
+        write_gates<64>(b.gates(c), G, b.r, b.tokens(c), own || io == GDN_F16, own);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            b.gates(c).later[lane + 32 * i] = b.gates(c).sooner[lane + 32 * i] = G[i];
         if (io == GDN_F16 && norm) scale_keys<io>(b, c, lane);
         __syncwarp();
         if (lane == 0) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c));

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * T of a chunk (prefill_chunk.cuh), then P, by a warpgroup. T as B (I + A B)^-1 with B = diag(beta) and
+ * T of a chunk (prefill_chunk.cuh) and P, by a warpgroup. T as B (I + A B)^-1 with B = diag(beta) and
  * A_ij = exp(G_i - G_j) k_i . k_j for j < i. K K^T is symmetric, so rows of the product that a warp
  * has are columns of A B: they are written as rows j of the transpose, with the sign turned.
  *
- * Blocks of 16 x 16: those of the diagonal by substitution in float32, a lane per column; warp w then
- * has block column w and goes down, T_rw = D_r sum of L_rj T_jw, in products of TF32 on T^T. With the
+ * Blocks of 16 x 16: those of the diagonal by their halves, these by substitution in float32, a lane per
+ * column; warp w then has block column w and goes down, T_rw = D_r sum of L_rj T_jw, in products of TF32 on T^T. With the
  * columns summed over in the order 0, 2, 4, 6, 1, 3, 5, 7 what a product gives is a factor of the next.
  *
  * A row of A B that is not finite becomes zero; its token is dead, and T_ii NaN: the state's warps
@@ -19,27 +19,26 @@
 /* What a warp knows. */
 struct hopper_solver {
     const struct hopper_block &b;
-    int                        which, warp, lane; /* which: of the two warpgroups */
+    int                        warp, lane;
     uint32_t                   square;            /* 64 x 64 floats, rows HOPPER_L_ROW apart */
     uint32_t                   rows;              /* the warp's 16 of them */
 
     /* Tokens that are dead, 16 bits per warp, behind row 0; two sets in turn. */
     __device__ __forceinline__ uint32_t *dead(int c) const
     {
-        char *base = gdn_shared + HOPPER_L + which * 64 * HOPPER_L_ROW;
-        return (uint32_t *)(base + 64 * 4) + c / 4 % 2 * 2;
+        return (uint32_t *)(gdn_shared + HOPPER_L + 64 * 4) + (uint32_t)c / HOPPER_BLOCKS % 2 * 2;
     }
     __device__ __forceinline__ void wait() const
     {
-        barrier_wait(HOPPER_BARRIER_SOLVE + which, 128);
+        barrier_wait(HOPPER_BARRIER_SOLVE, 128);
     }
     /* All of T has been written, and this is the warp that has most to do for it; others go on. */
     __device__ __forceinline__ bool is_last() const
     {
         if (warp == 0)
-            barrier_wait(HOPPER_BARRIER_WRITTEN + which, 128);
+            barrier_wait(HOPPER_BARRIER_WRITTEN, 128);
         else
-            barrier_arrive(HOPPER_BARRIER_WRITTEN + which, 128);
+            barrier_arrive(HOPPER_BARRIER_WRITTEN, 128);
         return warp == 0;
     }
 };
@@ -47,33 +46,35 @@ struct hopper_solver {
 /* To the nearest of TF32. */
 GDN_DEVICE float round_tf32(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
 
-/* The first block of a row of them goes, the others move up: loops over blocks keep code small. */
-GDN_DEVICE void drop_block(float (&x)[32])
+/* Of the lane's columns of a block: on the way before what is done with the block before. */
+GDN_DEVICE void load_pairs(float2 (&x)[2], const float *of)
 {
-#pragma unroll
-    for (int i = 0; i < 24; i++) x[i] = x[i + 8];
+    x[0] = *(const float2 *)of, x[1] = *(const float2 *)(of + 8);
 }
 
 /* Rows of -(A B)^T: blocks from the diagonal on. Is all of it finite? */
 GDN_DEVICE bool write_rows(const struct hopper_solver &w, const hopper_gates &g, float (&x)[32])
 {
     const int      row = 16 * w.warp + w.lane / 4, column = w.lane % 4 * 2;
-    const float    G0 = g.G[row], G1 = g.G[row + 8];
-    const float    f0 = -g.beta[row] * g.k_scale[row], f1 = -g.beta[row + 8] * g.k_scale[row + 8];
+    const float    G0 = g.sooner[row], G1 = g.sooner[row + 8];
+    const float    f0 = -g.beta[row], f1 = -g.beta[row + 8];
     const uint32_t at = w.rows + w.lane / 4 * HOPPER_L_ROW + column * 4;
     float          taint[4] = { 0, 0, 0, 0 };
-#pragma unroll 1
-    for (int n = 0; n < 4; n++, drop_block(x)) {
+    float2         next[2];
+    load_pairs(next, g.later + 16 * w.warp + column);
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
         if (n < w.warp) continue;
+        const float2 G[2] = { next[0], next[1] };
+        load_pairs(next, g.later + 16 * ((n + 1) % 4) + column);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int    i    = 16 * n + 8 * h;
-            const float2 G    = *(const float2 *)(g.G + i + column);
-            const float2 k    = *(const float2 *)(g.k_scale + i + column);
-            const float  y[4] = { x[4 * h] * k.x * (f0 * ex2_approx(G.x - G0)),
-                                  x[4 * h + 1] * k.y * (f0 * ex2_approx(G.y - G0)),
-                                  x[4 * h + 2] * k.x * (f1 * ex2_approx(G.x - G1)),
-                                  x[4 * h + 3] * k.y * (f1 * ex2_approx(G.y - G1)) };
+            const float *z    = x + 8 * n + 4 * h;
+            const float  y[4] = { z[0] * (f0 * ex2_approx(G[h].x - G0)),
+                                  z[1] * (f0 * ex2_approx(G[h].y - G0)),
+                                  z[2] * (f1 * ex2_approx(G[h].x - G1)),
+                                  z[3] * (f1 * ex2_approx(G[h].y - G1)) };
 #pragma unroll
             for (int e = 0; e < 4; e++) taint[e] = fmaf(y[e], 0, taint[e]);
             store_shared(at + 4 * i, round_tf32(y[0]), round_tf32(y[1]));
@@ -102,36 +103,68 @@ GDN_DEVICE void mend_rows(const struct hopper_solver &w, const hopper_gates &g, 
     }
 }
 
-/* The inverse of a block of the diagonal, a lane per column, both halves of the warp alike: four rows
- * at a time, which end in their place, turned (row c is column c); then the others move up. What is
- * below the block becomes rows that nobody writes. */
+/* As the square holds them; TF32 of what comes from there is exact. */
+GDN_DEVICE uint32_t load_word(uint32_t at)
+{
+    float x;
+    load_shared(x, at);
+    return __float_as_uint(x);
+}
+
+GDN_DEVICE void store_rounded(uint32_t at, float a, float b, float c, float d)
+{
+    store_shared(at, __float_as_uint(round_tf32(a)), __float_as_uint(round_tf32(b)),
+                 __float_as_uint(round_tf32(c)), __float_as_uint(round_tf32(d)));
+}
+
+/* The inverse of a half of the block, 8 x 8 from `half` on, in its place, turned: rows are columns. By
+ * substitution, a lane per column of each half, both halves of the warp alike. */
+GDN_DEVICE void invert_half(uint32_t half, int lane)
+{
+    const int      column = lane % 8;
+    const uint32_t row    = half + column * HOPPER_L_ROW;
+    float          x[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = column == i ? 1 : 0;
+#pragma unroll
+    for (int j = 0; j < 7; j++)
+#pragma unroll
+        for (int q = (j + 1) / 4; q < 2; q++) {
+            float l[4];
+            load_shared(l, half + j * HOPPER_L_ROW + 16 * q);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (4 * q + e > j) x[4 * q + e] = fmaf(l[e], x[j], x[4 * q + e]);
+        }
+    __syncwarp();
+    if (lane < 16) {
+        store_rounded(row, x[0], x[1], x[2], x[3]);
+        store_rounded(row + 16, x[4], x[5], x[6], x[7]);
+    } else if (lane >= 24) { /* the other side of the second half */
+        store_shared(row - 32, 0, 0, 0, 0);
+        store_shared(row - 16, 0, 0, 0, 0);
+    }
+    __syncwarp();
+}
+
+/* Of the warp's block of the diagonal: A and D its halves, C what is between them, which becomes
+ * - D^-1 C A^-1, turned A^-T (-C^T) D^-T. */
 GDN_DEVICE void invert_block(const struct hopper_solver &w)
 {
-    const uint32_t block = w.rows + w.warp * 64, column = block + w.lane % 16 * HOPPER_L_ROW;
-    float          x[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++) x[i] = w.lane % 16 == i ? 1 : 0;
-#pragma unroll 1
-    for (int r = 0; r < 4; r++) {
-        const uint32_t at = block + r * (4 * HOPPER_L_ROW + 16);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int q = (j + 1) / 4; q < 4; q++) {
-                float l[4];
-                load_shared(l, at + j * HOPPER_L_ROW + 16 * q);
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (4 * q + e > j) x[4 * q + e] = fmaf(l[e], x[j], x[4 * q + e]);
-            }
-        __syncwarp();
-        if (w.lane < 16)
-            store_shared(column + 16 * r, __float_as_uint(round_tf32(x[0])),
-                         __float_as_uint(round_tf32(x[1])), __float_as_uint(round_tf32(x[2])),
-                         __float_as_uint(round_tf32(x[3])));
-#pragma unroll
-        for (int i = 0; i < 12; i++) x[i] = x[i + 4];
-    }
+    const int      lane = opaque(w.lane), g = lane / 4, t = lane % 4;
+    const uint32_t block = w.rows + w.warp * 64;
+    invert_half(block + lane / 8 % 2 * (8 * HOPPER_L_ROW + 32), lane);
+    const uint32_t A = block + g * HOPPER_L_ROW + t * 4;
+    const uint32_t C = block + t * HOPPER_L_ROW + 32 + g * 4;
+    const uint32_t D = block + (8 + 2 * t) * HOPPER_L_ROW + 32 + g * 4;
+    float          y[4] = {}, z[4] = {};
+    const uint32_t a[4] = { load_word(A), 0, load_word(A + 16), 0 };
+    mma_tf32(y, a, load_word(C), load_word(C + 4 * HOPPER_L_ROW));
+    const uint32_t b[4] = { __float_as_uint(round_tf32(y[0])), 0,
+                            __float_as_uint(round_tf32(y[1])), 0 };
+    mma_tf32(z, b, load_word(D), load_word(D + HOPPER_L_ROW));
+    __syncwarp();
+    store_shared(block + g * HOPPER_L_ROW + 32 + t * 8, round_tf32(z[0]), round_tf32(z[1]));
 }
 
 /* sum += x times the block of the square at `at` (of this lane). x: as a factor. */
@@ -170,11 +203,25 @@ GDN_DEVICE void write_block(const struct hopper_solver &w, const hopper_gates &g
     const int      row = w.lane % 8 + w.lane / 16 * 8, column = 16 * w.warp + w.lane / 8 % 2 * 8;
     const float   *beta = g.beta + 16 * r + w.lane % 4 * 2;
     const float2   b0 = *(const float2 *)beta, b1 = *(const float2 *)(beta + 8);
-    store_matrices_turned(tile + tile_place(16 * r + row, column),
+    store_matrices_turned(tile + 16 * 128 * r + tile_place(row, column),
                           format::pair(x[0][0] * b0.x, x[0][2] * b0.y),
                           format::pair(x[0][1] * b0.x, x[0][3] * b0.y),
                           format::pair(x[1][0] * b1.x, x[1][2] * b1.y),
                           format::pair(x[1][1] * b1.x, x[1][3] * b1.y));
+}
+
+/* A block of the column waits in the other triangle of the square, a lane's part in one piece. */
+GDN_DEVICE void put_block(uint32_t at, const float (&x)[2][4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        store_shared(at + 16 * i, __float_as_uint(x[i][0]), __float_as_uint(x[i][1]),
+                     __float_as_uint(x[i][2]), __float_as_uint(x[i][3]));
+}
+GDN_DEVICE void take_block(float (&x)[2][4], uint32_t at)
+{
+    load_shared(x[0], at);
+    load_shared(x[1], at + 16);
 }
 
 /* The warp's block column of T, from the diagonal down. */
@@ -183,28 +230,31 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
 {
     const uint32_t lane_at = w.lane % 4 * 2 * HOPPER_L_ROW + w.lane / 4 * 4;
     const uint32_t at = w.rows + w.warp * 64 + w.lane / 4 * HOPPER_L_ROW + w.lane % 4 * 8;
-    float          x[3][2][4], y[2][4];
+    const uint32_t kept = w.rows + w.warp * 64 + w.lane / 2 * HOPPER_L_ROW + w.lane % 2 * 32;
+    float          x[2][4];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        load_shared(y[k][0], y[k][2], at + 32 * k);
-        load_shared(y[k][1], y[k][3], at + 32 * k + 8 * HOPPER_L_ROW);
+        load_shared(x[k][0], x[k][2], at + 32 * k);
+        load_shared(x[k][1], x[k][3], at + 32 * k + 8 * HOPPER_L_ROW);
     }
-#pragma unroll 1
-    for (int s = 0, r = w.warp;; s++) {
-        write_block<io>(w, g, tile, r, y);
-        if (++r == 4) break;
 #pragma unroll
-        for (int i = 0; i < 24; i++) {
-            float &z = x[i / 8][i / 4 % 2][i % 4];
-            z        = s == i / 8 ? y[i / 4 % 2][i % 4] : z;
+    for (int s = 0; s < 4; s++) {
+        const int      r     = w.warp + s + 1;
+        const uint32_t below = w.rows + r * 64 + lane_at;
+        float          sum[2][4] = {}, product[2][4] = {};
+        write_block<io>(w, g, tile, r - 1, x);
+        if (r == 4) break;
+        if (s < 2) put_block(kept + (s + 1) * 16 * HOPPER_L_ROW, x);
+        add_block(sum, x, below + s * 16 * HOPPER_L_ROW);
+#pragma unroll
+        for (int j = 0; j < s; j++) {
+            float y[2][4];
+            take_block(y, kept + (j + 1) * 16 * HOPPER_L_ROW);
+            add_block(sum, y, below + j * 16 * HOPPER_L_ROW);
         }
-        float sum[2][4] = {}, product[2][4] = {};
-#pragma unroll
-        for (int j = 0; j < 3; j++)
-            if (j <= s) add_block(sum, x[j], w.rows + j * 16 * HOPPER_L_ROW + r * 64 + lane_at);
-        make_factor(y, sum);
-        add_block(product, y, w.square + r * (16 * HOPPER_L_ROW + 64) + lane_at);
-        make_factor(y, product);
+        make_factor(x, sum);
+        add_block(product, x, w.square + r * (16 * HOPPER_L_ROW + 64) + lane_at);
+        make_factor(x, product);
     }
 }
 
@@ -240,23 +290,26 @@ GDN_DEVICE void write_p_rows(const hopper_gates &g, float (&x)[32], uint32_t til
     const float    G0 = g.G[row], G1 = g.G[row + 8], q0 = g.q_scale[row], q1 = g.q_scale[row + 8];
     const uint32_t keep = (column <= lane / 4 ? 0xffffu : 0u) |
                           (column + 1 <= lane / 4 ? 0xffff0000u : 0u);
-    const uint32_t at = tile + tile_place(16 * warp + lane % 16, 0);
-#pragma unroll 1
-    for (int n = 0; n <= warp; n++, drop_block(x)) {
+    const uint32_t at = (tile + tile_place(16 * warp + lane % 16, 0)) ^ lane / 16 << 4;
+    float2         next[2];
+    load_pairs(next, g.sooner + column);
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
         uint32_t y[4];
+        if (n > warp) continue;
+        const float2 G[2] = { next[0], next[1] };
+        load_pairs(next, g.sooner + 16 * ((n + 1) % 4) + column);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float2 G = *(const float2 *)(g.G + 16 * n + 8 * h + column);
-            const float2 k = *(const float2 *)(g.k_scale + 16 * n + 8 * h + column);
-            const float *p = x + 4 * h;
-            y[2 * h]       = format::pair(p[0] * k.x * (q0 * ex2_approx(G0 - G.x)),
-                                          p[1] * k.y * (q0 * ex2_approx(G0 - G.y)));
-            y[2 * h + 1]   = format::pair(p[2] * k.x * (q1 * ex2_approx(G1 - G.x)),
-                                          p[3] * k.y * (q1 * ex2_approx(G1 - G.y)));
+            const float *p = x + 8 * n + 4 * h;
+            y[2 * h]       = format::pair(p[0] * (q0 * ex2_approx(G0 - G[h].x)),
+                                          p[1] * (q0 * ex2_approx(G0 - G[h].y)));
+            y[2 * h + 1]   = format::pair(p[2] * (q1 * ex2_approx(G1 - G[h].x)),
+                                          p[3] * (q1 * ex2_approx(G1 - G[h].y)));
         }
         /* On the diagonal tokens after the row's are cut off whatever they hold. */
         const uint32_t all = n == warp ? 0u : ~0u;
-        store_matrices(at ^ (uint32_t)(2 * n + lane / 16) << 4, y[0] & (keep | all), y[1],
+        store_matrices(at ^ (uint32_t)n << 5, y[0] & (keep | all), y[1],
                        y[2] & all, y[3] & (keep | all));
     }
 }
@@ -273,23 +326,24 @@ GDN_DEVICE void make_p_rows(const struct hopper_block &b, float (&x)[32], int c,
     async_fence();
     __syncwarp();
     if (lane == 0) {
-        const uint32_t full    = b.other(b.of(HOPPER_P_FULL, c));
-        const uint32_t q_scale = shared_address(g.q_scale + 16 * warp);
-        const bool     lengths = b.r.norm != GDN_NORM_NONE;
         mbarrier_arrive(b.of(HOPPER_P_FULL, c));
+    }
+    if (HOPPER_BLOCKS == 2 && lane == 0) {
+        const uint32_t full    = b.other(b.of(HOPPER_P_FULL, c));
+        const uint32_t q_start  = shared_address(g.q_start + 16 * warp);
+        const bool     lengths = b.r.norm != GDN_NORM_NONE;
         mbarrier_expect_cluster(full, 16 * 128 + (lengths ? 16 * 4 : 0));
         copy_to_block(b.other(rows), rows, 16 * 128, full);
-        if (lengths) copy_to_block(b.other(q_scale), q_scale, 16 * 4, full);
+        if (lengths) copy_to_block(b.other(q_start), q_start, 16 * 4, full);
     }
     __syncwarp();
 }
 
 /* ---- The warpgroup ----------------------------------------------------------------------------- */
 
-/* factors[t] = scale / length of the warp's rows t, from the product of a tile with itself; n: tokens
- * that are there. */
-GDN_DEVICE void write_lengths(const struct hopper_solver &w, float *factors, float scale,
-                              const float (&x)[32], int n)
+/* 1 / length of token t, from the product of a tile with itself, where it is the lane's. */
+template <class use>
+GDN_DEVICE void for_lengths(const struct hopper_solver &w, const float (&x)[32], int n, const use &put)
 {
     const int g = w.lane / 4;
     float     squares[2];
@@ -303,33 +357,45 @@ GDN_DEVICE void write_lengths(const struct hopper_solver &w, float *factors, flo
     for (int i = 0; i < 2; i++) {
         const int   t      = 16 * w.warp + 8 * i + g;
         const float square = i ? squares[1] : squares[0];
-        const float length = t < n ? inverse_length(square, w.b.r.norm, w.b.r.norm_eps) : 1;
-        if (g / 2 == w.lane % 4) factors[t] = scale * length;
+        if (g / 2 == w.lane % 4)
+            put(t, t < n ? inverse_length(square, w.b.r.norm, w.b.r.norm_eps) : 1);
     }
     __syncwarp();
 }
 
-/* The inverses on the diagonal, and what is below it, in the square. */
+/* Lengths of a chunk, from K K^T and Q Q^T. */
 template <int io>
-GDN_DEVICE void begin_t(const struct hopper_solver &w, hopper_gates &g, int c)
+GDN_DEVICE void write_lengths(const struct hopper_solver &w, hopper_gates &g, const float (&x)[32],
+                              const float (&y)[32])
 {
-    float x[32];
-    w.b.wait(HOPPER_K_FULL, c);
-    w.b.wait(HOPPER_GATES_FULL, c);
-    multiply_tiles<io>(x, w.b.k(c), w.b.k(c));
-    wgmma_wait<0>();
-    if (io != GDN_F16 && w.b.r.norm != GDN_NORM_NONE) write_lengths(w, g.k_scale, 1, x, g.n);
-    w.wait(); /* all have done with the square */
+    if (io != GDN_F16)
+        for_lengths(w, x, g.n, [&](int t, float length) {
+            const float log = log2f(length);
+            g.k_scale[t]    = length;
+            g.later[t] += log;
+            g.sooner[t] -= log;
+            g.from_start[t] *= length;
+            g.to_end[t] *= length;
+        });
+    for_lengths(w, y, g.n, [&](int t, float length) {
+        g.q_scale[t] = w.b.r.scale * length;
+        g.q_start[t] *= length;
+    });
+    w.wait();
+}
+
+/* What is below the diagonal, from K K^T, in the square. */
+template <int io>
+GDN_DEVICE void write_square(const struct hopper_solver &w, hopper_gates &g, float (&x)[32], int c)
+{
     const bool fine = write_rows(w, g, x);
     if (__any_sync(0xffffffff, !fine) || tokens_of(g.resets)) mend_rows(w, g, w.dead(c));
     __syncwarp();
-    invert_block(w);
-    w.wait();
-    if (w.warp == 0 && w.lane < 2) w.dead(c + 4)[w.lane] = 0;
 }
 
+/* T of chunk c, from the square. */
 template <int io>
-GDN_DEVICE void end_t(const struct hopper_solver &w, const hopper_gates &g, int c)
+GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int c)
 {
     const struct hopper_block &b    = w.b;
     const uint32_t             tile = b.t(c);
@@ -339,41 +405,55 @@ GDN_DEVICE void end_t(const struct hopper_solver &w, const hopper_gates &g, int 
     async_fence();
     __syncwarp();
     if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_T_FULL, c));
-    if (!w.is_last()) return;
+    if (HOPPER_BLOCKS == 1 || !w.is_last()) return;
     if (w.lane == 0) {
         const uint32_t full = b.other(b.of(HOPPER_T_FULL, c)), k_scale = shared_address(g.k_scale);
         const bool     lengths = io != GDN_F16 && b.r.norm != GDN_NORM_NONE;
-        mbarrier_expect_cluster(full, HOPPER_TILE + (lengths ? 64 * 4 : 0));
+        mbarrier_expect_cluster(full, HOPPER_TILE + (lengths ? 3 * 64 * 4 : 0));
         copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
-        if (lengths) copy_to_block(b.other(k_scale), k_scale, 64 * 4, full);
+        if (lengths) /* with from_start and to_end */
+            copy_to_block(b.other(k_scale), k_scale, 3 * 64 * 4, full);
     }
     __syncwarp();
 }
 
-template <int io> GDN_DEVICE void make_chunk(const struct hopper_solver &w, int c)
+/* K K^T and Q K^T of chunk c, the second under way. */
+template <int io>
+GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[32],
+                               float (&y)[32], int c)
 {
     const struct hopper_block &b = w.b;
-    hopper_gates              &g = b.gates(c);
-    float                      x[32];
-    begin_t<io>(w, g, c);
+    b.wait(HOPPER_K_FULL, c);
+    multiply_tiles<io>(x, b.k(c), b.k(c));
+    b.wait(HOPPER_GATES_FULL, c);
     b.wait(HOPPER_Q_FULL, c);
     if (b.r.norm != GDN_NORM_NONE) {
-        multiply_tiles<io>(x, b.q(c), b.q(c));
+        multiply_tiles<io>(y, b.q(c), b.q(c));
         wgmma_wait<0>();
-        write_lengths(w, g.q_scale, b.r.scale, x, g.n);
+        write_lengths<io>(w, g, x, y);
     }
-    multiply_tiles<io>(x, b.q(c), b.k(c));
-    wgmma_wait<0>();
-    end_t<io>(w, g, c);
-    make_p_rows<io>(b, x, c, w.warp, w.lane);
+    multiply_tiles<io>(y, b.q(c), b.k(c));
+    wgmma_wait<1>();
 }
 
-template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int which, int warp, int lane)
+template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int warp, int lane)
 {
-    const uint32_t       square = hopper_address() + HOPPER_L + which * 64 * HOPPER_L_ROW;
-    struct hopper_solver w = { b, which, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
+    const uint32_t       square = hopper_address() + HOPPER_L;
+    struct hopper_solver w = { b, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
 #pragma unroll 1
-    for (int c = (int)b.rank + 2 * which; c < b.n_chunks; c += 4) make_chunk<io>(w, c);
+    for (int c = (int)b.rank; c < b.n_chunks; c += HOPPER_BLOCKS) {
+        hopper_gates &g = b.gates(c);
+        float         x[32], y[32];
+        multiply_chunk<io>(w, g, x, y, c);
+        w.wait(); /* all have done with the square */
+        write_square<io>(w, g, x, c);
+        invert_block(w);
+        w.wait(); /* the inverses are there */
+        if (warp == 0 && lane < 2) w.dead(c + HOPPER_BLOCKS)[lane] = 0;
+        wgmma_wait<0>();
+        make_t<io>(w, g, c);
+        make_p_rows<io>(b, y, c, warp, lane);
+    }
 }
 
 #endif

@@ -104,12 +104,12 @@ struct hopper_state {
     const struct hopper_block &b;
     struct prefill_cursor     &cursor;
     struct state_part          part;
-    int                        warp, lane;
+    int                        group, warp, lane;
     uint32_t                   v_lane; /* where the lane reads its columns of V, in a tile */
 };
 
 /* x (+)= a times the turned tile, of 64 or 128 columns. Ends its group. */
-template <int io, bool add, int n>
+template <int io, bool add, bool tie = false, int n>
 GDN_DEVICE void multiply_turned(float (&x)[32], const uint32_t (&a)[n], uint32_t tile)
 {
     const uint32_t place = wgmma_place(tile);
@@ -117,7 +117,9 @@ GDN_DEVICE void multiply_turned(float (&x)[32], const uint32_t (&a)[n], uint32_t
 #pragma unroll
     for (int i = 0; i < n / 4; i++) {
         const uint64_t f = wgmma_factor(place + i / 4 * (HOPPER_TILE / 16) + i % 4 * 2);
-        if (i == 0 && !add)
+        if (i == 0 && !add && tie)
+            wgmma<io>::rows64_tied(x, a, f);
+        else if (i == 0 && !add)
             wgmma<io>::rows64(x, a, f);
         else
             wgmma<io>::add_rows64(x, a + 4 * i, f);
@@ -137,49 +139,36 @@ GDN_DEVICE void add_tokens(float (&S)[64], const uint32_t *w, uint32_t tile)
     wgmma_commit();
 }
 
-/* The warp's columns of V. */
-GDN_DEVICE void load_values(uint32_t (&m)[4][4], uint32_t v)
-{
-#pragma unroll
-    for (int n = 0; n < 4; n++) load_matrices_turned(m[n], v + 16 * 128 * n);
-}
-
-/* A factor per token: the lane's. On the way before what it meets is there. */
-GDN_DEVICE void load_factors(float2 (&f)[8], const float (&of)[64], int lane)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) f[i] = *(const float2 *)(of + token_of(4 * i, lane));
-}
-
-GDN_DEVICE void multiply_factors(float2 (&f)[8], const float (&by)[64], int lane)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float2 x = *(const float2 *)(by + token_of(4 * i, lane));
-        f[i].x *= x.x;
-        f[i].y *= x.y;
-    }
-}
-
-/* R^T from the products with K; m: V^T, f: from_start. */
+/* R^T from the products with K; v: the warp's columns of V, of: from_start. */
 template <int io>
-GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], const uint32_t (&m)[4][4],
-                          const float2 (&f)[8])
+GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], uint32_t v, const float (&of)[64],
+                          int lane)
 {
     typedef hopper_format<io> format;
 #pragma unroll
-    for (int i = 0; i < 16; i++)
-        r[i] = format::pair(fmaf(-f[i / 2].x, x[2 * i], format::low(m[i / 4][i % 4])),
-                            fmaf(-f[i / 2].y, x[2 * i + 1], format::high(m[i / 4][i % 4])));
+    for (int n = 0; n < 4; n++) {
+        uint32_t m[4];
+        load_matrices_turned(m, v + 16 * 128 * n);
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            const int    i = 4 * n + h;
+            const float2 f = *(const float2 *)(of + token_of(2 * i, lane));
+            r[i]           = format::pair(fmaf(-f.x, x[2 * i], format::low(m[h])),
+                                          fmaf(-f.y, x[2 * i + 1], format::high(m[h])));
+        }
+    }
 }
 
 /* Tokens of x times f. */
-GDN_DEVICE void scale_tokens(float (&x)[32], const float2 (&f)[8])
+GDN_DEVICE void scale_tokens(float (&x)[32], const float (&of)[64], int lane)
 {
 #pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-        x[i] *= f[i / 4].x;
-        x[i + 1] *= f[i / 4].y;
+    for (int i = 0; i < 32; i += 4) {
+        const float2 f = *(const float2 *)(of + token_of(i, lane));
+        x[i] *= f.x;
+        x[i + 1] *= f.y;
+        x[i + 2] *= f.x;
+        x[i + 3] *= f.y;
     }
 }
 
@@ -189,7 +178,9 @@ GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
     const int lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 32; i++)
-        if (g.from_start[token_of(i, lane)] == 0) o[i] = 0;
+        if (are_parted(tokens_of(g.resets), -1, token_of(i, lane)) ||
+            ex2_approx(g.G[token_of(i, lane)]) == 0)
+            o[i] = 0;
 }
 
 /* decay S; by selection (G7) where something may not be finite. */
@@ -204,11 +195,13 @@ template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay, bool se
 
 /* w = to_end U. */
 template <int io>
-GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const float2 (&to_end)[8])
+GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const float (&to_end)[64], int lane)
 {
 #pragma unroll
-    for (int i = 0; i < 16; i++)
-        w[i] = hopper_format<io>::pair(to_end[i / 2].x * u[2 * i], to_end[i / 2].y * u[2 * i + 1]);
+    for (int i = 0; i < 16; i++) {
+        const float2 f = *(const float2 *)(to_end + token_of(2 * i, lane));
+        w[i] = hopper_format<io>::pair(f.x * u[2 * i], f.y * u[2 * i + 1]);
+    }
 }
 
 /* The same for the state after the first n tokens, zero by selection. */
@@ -245,15 +238,15 @@ GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
 GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int half)
 {
     const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + half * HOPPER_TILE;
-    char       *to   = gdn_shared + (w.b.v(c) - hopper_address());
-    barrier_wait(HOPPER_BARRIER_STATE, 128); /* products with the copy before have ended */
+    char       *to   = gdn_shared + (w.b.v(c) - hopper_address()) + w.group * HOPPER_TILE;
+    barrier_wait(HOPPER_BARRIER_STATE + w.group, 128); /* products with the copy before have ended */
     for (int i = w.warp * 32 + w.lane; i < 512; i += 128) {
         uint4 x = make_uint4(0, 0, 0, 0);
         if (i / 8 < n) x = *(const uint4 *)(from + 16 * i);
         *(uint4 *)(to + 16 * i) = x;
     }
     async_fence();
-    barrier_wait(HOPPER_BARRIER_STATE, 128);
+    barrier_wait(HOPPER_BARRIER_STATE + w.group, 128);
 }
 
 /* The state after the first n tokens of chunk c, as a call leaves it that ends there. */
@@ -268,7 +261,7 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
     weigh_some<io>(a, u, g, n);
 #pragma unroll 1
     for (int part = 0; part < HOPPER_PARTS; part++) {
-        const uint32_t keys = wgmma_place(w.b.v(c) + part % 2 * 64);
+        const uint32_t keys = wgmma_place(w.b.v(c) + w.group * HOPPER_TILE + part % 2 * 64);
         hopper_part    x;
         take_part(x, S, part);
         if (part % 2 == 0) copy_keys(w, c, n, part / 2);
@@ -350,7 +343,11 @@ GDN_DEVICE void release(const struct hopper_state &w, int first, int c)
 GDN_DEVICE void release_made(const struct hopper_state &w, int first, int c)
 {
     const uint32_t barrier = w.b.of(first, c);
-    if (w.lane == 0) mbarrier_arrive_cluster(w.b.is_own(c) ? barrier : w.b.other(barrier));
+    if (HOPPER_BLOCKS == 1) {
+        if (w.lane == 0) mbarrier_arrive(barrier);
+    } else if (w.lane == 0) {
+        mbarrier_arrive_cluster(w.b.is_own(c) ? barrier : w.b.other(barrier));
+    }
 }
 
 template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float (&x)[n])
@@ -359,26 +356,20 @@ template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float 
     for (int i = 0; i < n / 2; i++) y[i] = hopper_format<io>::pair(x[2 * i], x[2 * i + 1]);
 }
 
-/* Factors of keys; with a norm 1 / length is one, which comes with T. */
+/* U as a factor of P, and weighed of keys. */
 template <int io>
-GDN_DEVICE void load_k_factors(float2 (&f)[8], const struct hopper_state &w, int c,
-                               const float (&of)[64])
+GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (&u)[32],
+                             const hopper_gates &g, int lane)
 {
-    load_factors(f, of, w.lane);
-    if (io == GDN_F16 || w.b.r.norm == GDN_NORM_NONE) return;
-    w.b.wait(HOPPER_T_FULL, c);
-    multiply_factors(f, w.b.gates(c).k_scale, w.lane);
+    pack<io>(y, u);
+    weigh<io>(r, u, g.to_end, lane);
 }
 
-/* Of queries; with a norm theirs come with P. */
-GDN_DEVICE void load_q_factors(float2 (&f)[8], const struct hopper_state &w, const hopper_gates &g)
+/* What the queries see of S; with a norm their lengths come with P. */
+GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c)
 {
-    if (w.b.r.norm == GDN_NORM_NONE) {
-        load_factors(f, g.q_start, w.lane);
-    } else {
-        load_factors(f, g.from_start, w.lane);
-        multiply_factors(f, g.q_scale, w.lane);
-    }
+    if (w.b.r.norm != GDN_NORM_NONE) w.b.wait(HOPPER_P_FULL, c);
+    scale_tokens(o, w.b.gates(c).q_start, w.lane);
 }
 
 /*
@@ -393,39 +384,40 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
     const uint32_t             v = b.v(c) + w.v_lane;
-    float                      o[32], u[32];
     uint32_t                   a[32], r[16], y[16];
-    float2                     f[8];
-    pack<io>(a, S);
+    float                      o[32], u[32];
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
-    {
-        float    x[32];
-        uint32_t m[4][4];
-        multiply_turned<io, false>(x, a, b.k(c));
-        const bool other = in_warp((tokens_of(g.resets) != 0) | is_idle(g));
-        b.wait(HOPPER_V_FULL, c);
-        load_values(m, v);
-        load_k_factors<io>(f, w, c, g.from_start);
-        wgmma_wait<0>();
-        if (other) return false;
-        make_rows<io>(r, x, m, f);
-    }
-    b.wait(HOPPER_T_FULL, c);
-    multiply_turned<io, false>(u, r, b.t(c));
-    b.wait(HOPPER_Q_FULL, c);
-    multiply_turned<io, false>(o, a, b.q(c));
-    load_k_factors<io>(f, w, c, g.to_end);
-    const float decay = g.decay;
-    wgmma_wait<1>();
-    pack<io>(y, u);
-    weigh<io>(r, u, f);
-    b.wait(HOPPER_P_FULL, c);
-    load_q_factors(f, w, g);
-    const bool bad = in_warp(barrier_any(HOPPER_BARRIER_STATE, 128, is_tainted<io>(y)));
+    pack<io>(a, S);
+    multiply_turned<io, false>(o, a, b.k(c));
+    const bool other = in_warp((tokens_of(g.resets) != 0) | is_idle(g));
+    b.wait(HOPPER_V_FULL, c);
+    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
     wgmma_wait<0>();
-    if (bad) return false;
-    scale_tokens(o, f);
+    if (other) return false;
+    make_rows<io>(r, o, v, g.from_start, w.lane);
+    if (HOPPER_GROUPS == 1) {
+        b.wait(HOPPER_T_FULL, c);
+        multiply_turned<io, false>(u, r, b.t(c));
+        b.wait(HOPPER_Q_FULL, c);
+        multiply_turned<io, false, true>(o, a, b.q(c));
+        wgmma_wait<1>();
+        make_factors<io>(y, r, u, g, w.lane);
+        wgmma_wait<0>();
+        scale_output(w, o, c);
+    } else { /* no registers for both products: the other warpgroup fills the time */
+        b.wait(HOPPER_Q_FULL, c);
+        multiply_turned<io, false, true>(o, a, b.q(c));
+        b.wait(HOPPER_T_FULL, c);
+        wgmma_wait<0>();
+        multiply_turned<io, false>(u, r, b.t(c));
+        scale_output(w, o, c);
+        wgmma_wait<0>();
+        make_factors<io>(y, r, u, g, w.lane);
+    }
+    const float decay = g.decay;
+    b.wait(HOPPER_P_FULL, c);
+    if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(y)))) return false;
     multiply_turned<io, true>(o, y, b.p(c));
     decay_state(S, decay, false);
     add_tokens<io>(S, r, b.k(c));
@@ -451,21 +443,18 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     const token_mask           resets = tokens_of(g.resets);
     const uint32_t             v      = b.v(c) + w.v_lane;
     float                      o[32], u[32];
-    uint32_t                   a[32], r[16], m[4][4];
-    float2                     f[8];
+    uint32_t                   a[32], r[16];
     struct spoilt_rows         spoilt = { { 0, 0 } };
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(u, a, b.k(c));
     b.wait(HOPPER_V_FULL, c);
-    load_values(m, v);
-    load_k_factors<io>(f, w, c, g.from_start);
+    b.wait(HOPPER_T_FULL, c);
     wgmma_wait<0>();
-    make_rows<io>(r, u, m, f);
+    make_rows<io>(r, u, v, g.from_start, w.lane);
     bool slow = !all_finite<io>(r);
     if (slow) spoilt = mend_r<io>(r, g, v);
-    b.wait(HOPPER_T_FULL, c);
     multiply_turned<io, false>(u, r, b.t(c));
     wgmma_wait<0>();
     if (slow) spoil_tokens(u, spoilt, resets);
@@ -474,9 +463,8 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     b.wait(HOPPER_P_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(o, a, b.q(c));
-    load_q_factors(f, w, g);
     wgmma_wait<0>();
-    scale_tokens(o, f);
+    scale_tokens(o, g.q_start, w.lane);
     if (slow) clear_parted(o, g);
     weigh_some<io>(a, u, g, g.n);
     pack<io>(r, u);
@@ -511,10 +499,12 @@ GDN_DEVICE int next_mark(const struct hopper_state &w)
 
 template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, int lane)
 {
-    const int           row = lane % 8 + lane / 16 * 8, column = (int)b.rank * 64 + 16 * warp;
-    struct hopper_state w   = { b, b.common().cursors[warp], { column, b.r.V, b.r.K }, warp, lane };
+    const int           row = lane % 8 + lane / 16 * 8, group = warp / 4;
+    struct hopper_state w   = { b, b.common().cursors[warp],
+                                { (int)b.rank * 64 + 16 * warp, b.r.V, b.r.K }, group, warp % 4,
+                                lane };
     float               S[64];
-    w.v_lane = tile_place(row, 16 * warp + lane / 8 % 2 * 8);
+    w.v_lane = group * HOPPER_TILE + tile_place(row, 16 * w.warp + lane / 8 % 2 * 8);
     set_cursor(w.cursor, b.common().checkpoints.first, b.r.batch, b.common().checkpoints);
     read_state(S, sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM), w.part);
     int c = 0;

@@ -224,6 +224,13 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
                      : GDN_F32S("=f", d, 0)                                                      \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }                                                                                            \
+    GDN_DEVICE void rows64_tied(float (&d)[32], const uint32_t *a, uint64_t b)                    \
+    {                                                                                            \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, 0, 0;\n\t"                              \
+                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n\t}"\
+                     : GDN_F32S("+f", d, 0)                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
+    }                                                                                            \
     GDN_DEVICE void add_rows64(float (&d)[32], const uint32_t *a, uint64_t b)                    \
     {                                                                                            \
         asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \

@@ -100,6 +100,16 @@ static void check_rules(struct check *k)
                     }
 }
 
+/* More heads than Hopper's clusters of two blocks take at a time. */
+static void check_many_heads(struct check *k)
+{
+    for (int i = 0; i < 8; i++) {
+        const struct case_dims d = { .Hq = 17, .Hv = 34, .K = 64 << i / 4, .V = i / 4 ? 120 : 72,
+                                     .dtype = i % 2 ? GDN_F16 : GDN_BF16, .raw = i / 2 % 2 };
+        check_rule(k, &d, GDN_OP_PREFILL, 131);
+    }
+}
+
 /* Decode of rows, whose lengths the host knows: one token, a few, and more than a few. */
 static void check_decode_rows(struct check *k)
 {
@@ -390,6 +400,7 @@ int check_device(int argc, char **argv)
     check_steps(&k);
     check_copies(&k);
     check_rules(&k);
+    check_many_heads(&k);
     check_decode_rows(&k);
     check_stages(&k);
     check_records(&k);

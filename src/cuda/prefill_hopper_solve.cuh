@@ -424,8 +424,8 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
 {
     const struct hopper_block &b = w.b;
     b.wait(HOPPER_K_FULL, c);
+    b.wait(HOPPER_GATES_FULL, c); /* in f16 keys have been scaled then */
     multiply_tiles<io>(x, b.k(c), b.k(c));
-    b.wait(HOPPER_GATES_FULL, c);
     b.wait(HOPPER_Q_FULL, c);
     if (b.r.norm != GDN_NORM_NONE) {
         multiply_tiles<io>(y, b.q(c), b.q(c));

@@ -161,7 +161,8 @@ stage_msan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "MSan does not start here, see vm.mmap_rnd_bits"
     build clang msan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=memory
-    run_tests msan -L ring2 -R '[.]scalar$' -E '^op_(checkpoints|stages|exact|mixed)[.]'
+    run_tests msan -L ring2 -R '[.]scalar$' \
+        -E '^op_(checkpoints|stages|exact|mixed|rule_properties|block_checkpoints)[.]'
 }
 
 # ---- run them --------------------------------------------------------------------------------

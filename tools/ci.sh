@@ -137,7 +137,7 @@ stage_asan() {
     export ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
     # Ops on AVX2 are AVX-512's loops at another width, whose own tests run here; the longest ones
     # with the best instruction set alone.
-    local long='checkpoints|stages|tree|exact|rule.*|mixed|block.*|step.*'
+    local long='checkpoints|stages|tree|exact|rule.*|mixed|block.*|step.*|summary.*|decode|eight'
     run_tests asan -L 'ring1|ring2|^cli$' -E "^readme$|^op_.*[.]avx2$|^op_($long)[.]scalar$"
 }
 

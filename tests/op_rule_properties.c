@@ -141,24 +141,29 @@ static void G2_order(void)
     }
 }
 
-/* A sequence alone gives the bits that it has among batch mates. */
+/* Each of n sequences alone gives the bits that it has among batch mates. */
+static void expect_alone(const gdn_rule_args *a, const int64_t *sizes, int n, bool decode)
+{
+    gdn_rule_args all   = ring2_rule_clone(a);
+    int64_t       first = 0;
+    run(ring2_ctx(3), &all, decode);
+    for (int i = 0; i < n; first += sizes[i++]) {
+        const gdn_rule_args mine  = ring2_rule_slice(a, first, sizes[i]);
+        gdn_rule_args       alone = ring2_rule_clone(&mine);
+        gdn_rule_args       want  = ring2_rule_slice(&all, first, sizes[i]);
+        const gdn_tensor    S     = ring2_narrow(&a->state, 0, i, 1);
+        alone.state = ring2_clone(&S);
+        want.state  = ring2_narrow(&all.state, 0, i, 1);
+        run(ring2_ctx(1), &alone, decode);
+        expect_same("alone", &alone, &want);
+    }
+}
+
 static void G2_mates(void)
 {
     FOR_EACH_CASE(s, decode) {
         const gdn_rule_args a = packed(s, NULL);
-        gdn_rule_args       all = ring2_rule_clone(&a);
-        int64_t             first = 0;
-        run(ring2_ctx(3), &all, decode);
-        for (int i = 0; i < N_SEQS; first += lengths[i++]) {
-            const gdn_rule_args mine  = ring2_rule_slice(&a, first, lengths[i]);
-            gdn_rule_args       alone = ring2_rule_clone(&mine);
-            gdn_rule_args       want  = ring2_rule_slice(&all, first, lengths[i]);
-            const gdn_tensor    S     = ring2_narrow(&a.state, 0, i, 1);
-            alone.state = ring2_clone(&S);
-            want.state  = ring2_narrow(&all.state, 0, i, 1);
-            run(ring2_ctx(1), &alone, decode);
-            expect_same("alone", &alone, &want);
-        }
+        expect_alone(&a, lengths, N_SEQS, decode);
     }
 }
 
@@ -171,24 +176,13 @@ static void G2_many_mates(void)
     int64_t              many[MANY];
     for (int i = 0; i < MANY; i++) many[i] = lengths[i % N_SEQS] + (i == 7 ? 130 : 0);
     for (int form = 0; form < 4; form++) {
-        gdn_rule_args a     = ring2_rule_packed(dtypes[form / 2], GDN_F32, MANY, many, gva, 128,
-                                                128, NULL);
-        int64_t       first = 0;
-        a.norm              = norms[form % 2];
-        gdn_rule_args all   = ring2_rule_clone(&a);
-        run(ring2_ctx(3), &all, false);
-        for (int i = 0; i < MANY; first += many[i++]) {
-            const gdn_rule_args mine  = ring2_rule_slice(&a, first, many[i]);
-            gdn_rule_args       alone = ring2_rule_clone(&mine);
-            gdn_rule_args       want  = ring2_rule_slice(&all, first, many[i]);
-            const gdn_tensor    S     = ring2_narrow(&a.state, 0, i, 1);
-            alone.state = ring2_clone(&S);
-            want.state  = ring2_narrow(&all.state, 0, i, 1);
-            run(ring2_ctx(1), &alone, false);
-            expect_same("alone", &alone, &want);
-        }
+        gdn_rule_args a = ring2_rule_packed(dtypes[form / 2], GDN_F32, MANY, many, gva, 128, 128,
+                                            NULL);
+        a.norm = norms[form % 2];
+        expect_alone(&a, many, MANY, false);
     }
 }
+
 static void G3_repeat(void)
 {
     FOR_EACH_CASE(s, decode) {

@@ -119,7 +119,9 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
         if (lane == 0) {
             async_fence(); /* what the state's warps have written and then arrived */
             for (int i = 0; i < HOPPER_GROUPS; i++)
-                copy_tile_out(&b.a.out, { column + i * 64, b.head, (int)b.s().first + c * 64, (int)b.s().batch },
+                copy_tile_out(&b.a.out,
+                              { column + i * 64, b.head, (int)b.s().first + c * 64,
+                                (int)b.s().batch },
                               b.v(c) + i * HOPPER_TILE);
             copy_out_commit();
             copy_out_wait_read();
@@ -146,7 +148,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int c
     raw_gates<64> raw;
     start_gates<2>(raw, b.r, b.s(), b.head, c);
     for (int i = c; i < HOPPER_AHEAD; i += 2) { /* where there are no lengths, these stay */
-        fill_tokens(b.gates(i).k_scale, 1);
+        if (io == GDN_F16 || !norm) fill_tokens(b.gates(i).k_scale, 1);
         if (!norm) fill_tokens(b.gates(i).q_scale, b.r.scale);
     }
 #pragma unroll 1

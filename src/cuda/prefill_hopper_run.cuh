@@ -75,7 +75,8 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
 {
     const int           lane = opaque((int)threadIdx.x % 32);
     const int           warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
-    struct hopper_block b = { a, a.rule, cluster_rank(), (int)(blockIdx.x / HOPPER_BLOCKS % a.rule.H), 0 };
+    struct hopper_block b = { a, a.rule, cluster_rank(),
+                              (int)(blockIdx.x / HOPPER_BLOCKS % a.rule.H), 0 };
     prepare(b);
     if (b.s().n_tokens == 0) return; /* both blocks do */
     if (b.r.out.data && !b.s().keep_out) {

@@ -4,9 +4,10 @@
  * A_ij = exp(G_i - G_j) k_i . k_j for j < i. K K^T is symmetric, so rows of the product that a warp
  * has are columns of A B: they are written as rows j of the transpose, with the sign turned.
  *
- * Blocks of 16 x 16: those of the diagonal by their halves, these by substitution in float32, a lane per
- * column; warp w then has block column w and goes down, T_rw = D_r sum of L_rj T_jw, in products of TF32 on T^T. With the
- * columns summed over in the order 0, 2, 4, 6, 1, 3, 5, 7 what a product gives is a factor of the next.
+ * Blocks of 16 x 16: those of the diagonal by their halves, these by substitution in float32, a lane
+ * per column; warp w then has block column w and goes down, T_rw = D_r sum of L_rj T_jw, in products of
+ * TF32 on T^T. With the columns summed over in the order 0, 2, 4, 6, 1, 3, 5, 7 what a product gives is
+ * a factor of the next.
  *
  * A row of A B that is not finite becomes zero; its token is dead, and T_ii NaN: the state's warps
  * find a u that is not finite.
@@ -20,8 +21,8 @@
 struct hopper_solver {
     const struct hopper_block &b;
     int                        warp, lane;
-    uint32_t                   square;            /* 64 x 64 floats, rows HOPPER_L_ROW apart */
-    uint32_t                   rows;              /* the warp's 16 of them */
+    uint32_t                   square; /* 64 x 64 floats, rows HOPPER_L_ROW apart */
+    uint32_t                   rows;   /* the warp's 16 of them */
 
     /* Tokens that are dead, 16 bits per warp, behind row 0; two sets in turn. */
     __device__ __forceinline__ uint32_t *dead(int c) const
@@ -325,12 +326,10 @@ GDN_DEVICE void make_p_rows(const struct hopper_block &b, float (&x)[32], int c,
     if (tokens_of(g.resets)) part_rows(g, tile, warp, lane);
     async_fence();
     __syncwarp();
-    if (lane == 0) {
-        mbarrier_arrive(b.of(HOPPER_P_FULL, c));
-    }
+    if (lane == 0) mbarrier_arrive(b.of(HOPPER_P_FULL, c));
     if (HOPPER_BLOCKS == 2 && lane == 0) {
         const uint32_t full    = b.other(b.of(HOPPER_P_FULL, c));
-        const uint32_t q_start  = shared_address(g.q_start + 16 * warp);
+        const uint32_t q_start = shared_address(g.q_start + 16 * warp);
         const bool     lengths = b.r.norm != GDN_NORM_NONE;
         mbarrier_expect_cluster(full, 16 * 128 + (lengths ? 16 * 4 : 0));
         copy_to_block(b.other(rows), rows, 16 * 128, full);
@@ -385,7 +384,6 @@ GDN_DEVICE void write_lengths(const struct hopper_solver &w, hopper_gates &g, co
 }
 
 /* What is below the diagonal, from K K^T, in the square. */
-template <int io>
 GDN_DEVICE void write_square(const struct hopper_solver &w, hopper_gates &g, float (&x)[32], int c)
 {
     const bool fine = write_rows(w, g, x);
@@ -446,7 +444,7 @@ template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int wa
         float         x[32], y[32];
         multiply_chunk<io>(w, g, x, y, c);
         w.wait(); /* all have done with the square */
-        write_square<io>(w, g, x, c);
+        write_square(w, g, x, c);
         invert_block(w);
         w.wait(); /* the inverses are there */
         if (warp == 0 && lane < 2) w.dead(c + HOPPER_BLOCKS)[lane] = 0;

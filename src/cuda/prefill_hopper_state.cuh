@@ -108,7 +108,8 @@ struct hopper_state {
     uint32_t                   v_lane; /* where the lane reads its columns of V, in a tile */
 };
 
-/* x (+)= a times the turned tile, of 64 or 128 columns. Ends its group. */
+/* x (+)= a times the turned tile, of 64 or 128 columns. tie: in the registers where x is already, of
+ * which the compiler would take others. Ends its group. */
 template <int io, bool add, bool tie = false, int n>
 GDN_DEVICE void multiply_turned(float (&x)[32], const uint32_t (&a)[n], uint32_t tile)
 {

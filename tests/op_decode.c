@@ -95,16 +95,24 @@ static void give_batch(gdn_rule_args *a, const struct shape *s, gdn_batch *batch
     a->batch = batch;
 }
 
+/* A call per number: of shapes, heads, gates and batches each another. */
+static gdn_rule_args any_of(int number, gdn_batch *batch)
+{
+    const struct shape *s = &shapes[number % N_SHAPES];
+    const int           n = number / N_SHAPES;
+    gdn_rule_args       a = plain(s, heads[(n + number) % HEAD_KINDS], SLOTS, n % 2);
+    give_gates(&a, s->dtype, (n + number) % 6);
+    give_batch(&a, s, batch, (n / 2 + number) % 5);
+    return a;
+}
+
 static void against_the_oracle(int number)
 {
     static const int    norms[] = { GDN_NORM_L2, GDN_NORM_NONE, GDN_NORM_L2_ADD, GDN_NORM_L2_MAX };
-    const struct shape *s       = &shapes[number % N_SHAPES];
     const int           n       = number / N_SHAPES;
     gdn_ctx            *ctx     = ring2_ctx(1);
     gdn_batch           batch;
-    gdn_rule_args       a = plain(s, heads[(n + number) % HEAD_KINDS], SLOTS, n % 2);
-    give_gates(&a, s->dtype, (n + number) % 6);
-    give_batch(&a, s, &batch, (n / 2 + number) % 5);
+    gdn_rule_args       a = any_of(number, &batch);
     a.norm  = norms[(n / 3 + number) % 4];
     a.scale = n % 3 ? 0 : 0.3f;
     if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
@@ -185,13 +193,10 @@ enum { N_DEALT = sizeof dealt / sizeof *dealt };
 static void by_cu_seqlens(int number)
 {
     static const int64_t fresh[] = { 1, 0, 0, 1, 0 };
-    const struct shape  *s       = &shapes[number % N_SHAPES];
     const int            n       = number / N_SHAPES;
     gdn_ctx             *ctx     = ring2_ctx(1);
     gdn_batch            batch;
-    gdn_rule_args        a = plain(s, heads[(n + number) % HEAD_KINDS], SLOTS, n % 2);
-    give_gates(&a, s->dtype, (n + number) % 6);
-    give_batch(&a, s, &batch, (n / 2 + number) % 5);
+    gdn_rule_args        a = any_of(number, &batch);
     a.batch = &batch;
     if (n % 8 != 7)
         batch.cu_seqlens = ring2_indices(number % 3 ? GDN_I32 : GDN_I64, SEQUENCES + 1,

@@ -469,8 +469,9 @@ typedef enum gdn_norm {
 } gdn_norm;
 
 typedef enum gdn_flag {
-    GDN_EXACT         = 1, /* the same bits however tokens are dealt to calls */
-    GDN_BF16_PRODUCTS = 2  /* products of the state in bfloat16; both: see gdn_prefill() */
+    GDN_EXACT           = 1, /* the same bits however tokens are dealt to calls */
+    GDN_BF16_PRODUCTS   = 2, /* products of the state in bfloat16; both: see gdn_prefill() */
+    GDN_BATCH_INVARIANT = 4  /* on a device the same bits whatever the batch; beside either */
 } gdn_flag;
 
 typedef enum gdn_rounding { /* of 8-bit states */

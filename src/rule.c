@@ -16,10 +16,11 @@
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
 {
-    if (flags > GDN_BF16_PRODUCTS)
-        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS",
-                        (unsigned)flags);
-    if (flags == GDN_BF16_PRODUCTS && dtype != GDN_BF16)
+    const uint32_t form = flags & ~(uint32_t)GDN_BATCH_INVARIANT;
+    if (form > GDN_BF16_PRODUCTS)
+        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS, and "
+                        "GDN_BATCH_INVARIANT", (unsigned)flags);
+    if (form == GDN_BF16_PRODUCTS && dtype != GDN_BF16)
         return gdn_fail(ctx, GDN_E_DTYPE, "flags: GDN_BF16_PRODUCTS, wanted for bf16 inputs alone");
     return GDN_OK;
 }
@@ -297,13 +298,18 @@ static struct gdn_cu_rule device_args(const struct rule_call *c)
     return gdn_cuda_rule_args(&c->rule, &c->args, &c->plan, &c->tokens, &pools);
 }
 
-/* Kernels keep all they need on the chip, but for trees and chunks with states of 8 bits. */
+/* May kernels cut sequences into segments? */
+static bool is_whole(const struct rule_call *c) { return c->args.flags & GDN_BATCH_INVARIANT; }
+
+/* Kernels keep all they need on the chip, but for trees, and chunks with segments or with states of
+ * 8 bits. */
 static gdn_status describe_device(gdn_ctx *ctx, struct rule_call *c)
 {
     const bool in_chunks = !c->rule.decode && !c->rule.exact;
-    if (!c->rule.tree && !(in_chunks && gdn_rule_has_scales(&c->rule))) return GDN_OK;
+    if (!c->rule.tree && !in_chunks) return GDN_OK;
     const struct gdn_cu_rule args = device_args(c);
-    c->bytes = in_chunks ? gdn_cuda_prefill_bytes(&args) : gdn_cuda_decode_bytes(ctx, &args);
+    c->bytes = in_chunks ? gdn_cuda_prefill_bytes(ctx, &args, is_whole(c))
+                         : gdn_cuda_decode_bytes(ctx, &args);
     return GDN_OK;
 }
 
@@ -389,7 +395,7 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct rule_call *c)
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     if (c->rule.decode) return gdn_cuda_decode(ctx, "decode", &args, memory, a->stream);
     if (c->rule.exact) return gdn_cuda_decode(ctx, "prefill", &args, memory, a->stream);
-    return gdn_cuda_prefill(ctx, &args, memory, a->stream);
+    return gdn_cuda_prefill(ctx, &args, is_whole(c), memory, a->stream);
 }
 
 static gdn_status run(gdn_ctx *ctx, struct rule_call *c)

@@ -55,15 +55,20 @@ static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_
     return gdn_cuda_rule_args(rule, &decay, b->plan, b->tokens, &pools);
 }
 
-static size_t rule_bytes(const struct gdn_block *b)
+static bool is_whole(const struct gdn_block *b) { return b->args->flags & GDN_BATCH_INVARIANT; }
+
+/* Where rows will be does not matter. */
+static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
 {
-    if (b->rule.exact || are_short(b) || !gdn_rule_has_scales(&b->rule)) return 0;
-    const struct gdn_cu_rule args = rule_args(b, &b->rule);
-    return gdn_cuda_prefill_bytes(&args);
+    struct gdn_rule rule = b->rule;
+    rule.q.dtype         = b->in.dtype;
+    const struct gdn_cu_rule args = rule_args(b, &rule);
+    return b->rule.exact || are_short(b) ? 0 : gdn_cuda_prefill_bytes(ctx, &args, is_whole(b));
 }
 
 /* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */
-static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t blas, char *memory)
+static size_t lay_out(const gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b, size_t blas,
+                      char *memory)
 {
     const size_t N = (size_t)b->n_tokens, unit = gdn_dtype_bytes(b->in.dtype);
     const size_t gates = N * 2 * (size_t)b->Hv * sizeof(float);
@@ -73,7 +78,7 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t blas,
         { &m->gates, gates },
         { &m->conv, N * (size_t)b->columns.z * unit },
         { &m->out, spares_padding(b) ? N * (size_t)b->hidden * unit : 0 },
-        { &m->rule, rule_bytes(b) },
+        { &m->rule, rule_bytes(ctx, b) },
         { &m->blas, blas },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
@@ -283,7 +288,7 @@ static gdn_status run_rule(struct layer *l)
     struct gdn_cu_rule a = rule_args(b, &rule);
     drop_keep(&a.batch);
     if (rule.exact || are_short(b)) return gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream);
-    return gdn_cuda_prefill(l->ctx, &a, l->m.rule, l->stream);
+    return gdn_cuda_prefill(l->ctx, &a, is_whole(b), l->m.rule, l->stream);
 }
 
 /* A view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key head. */
@@ -362,7 +367,7 @@ gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *b, size_t 
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
                         (long long)b->n_tokens);
     const size_t blas = blas_bytes(ctx, b);
-    *bytes            = lay_out(&m, b, blas, NULL);
+    *bytes            = lay_out(ctx, &m, b, blas, NULL);
     return blas ? gdn_blas_open(ctx) : GDN_OK;
 }
 
@@ -373,7 +378,7 @@ gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
     const size_t        blas = blas_bytes(ctx, b);
     bool                pushed;
     if (b->n_tokens == 0) return gdn_note_line(ctx, "block", "none");
-    lay_out(&l.m, b, blas, memory);
+    lay_out(ctx, &l.m, b, blas, memory);
     TRY(gdn_cuda_enter(ctx, &pushed));
     gdn_status status = GDN_OK;
     if (blas) {

@@ -12,6 +12,7 @@
 #include "images.h"
 #include "plan.h"
 #include "prefill_hopper.h"
+#include "prefill_segments.h"
 
 /* The parts of a kernel's name, joined. */
 #define GDN_CU_JOIN(...)                                                                      \
@@ -58,6 +59,7 @@ struct gdn_cuda {
     gdn_cu_memory     workspace;
     size_t            workspace_bytes;
     struct gdn_cuda_map maps[4]; /* of q, k, v, out in the last call of prefill_hopper.c */
+    struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
 };
 
 /* Opens ctx->options.device and loads the images. */

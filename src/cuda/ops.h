@@ -33,19 +33,30 @@ bool               gdn_cuda_are_near(const struct gdn_rows *rows);
 struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *rows, const struct gdn_cu_batch *batch);
 /* x / n is the high half of x times this, for x and n below 2^16; 0: x itself. */
 uint32_t           gdn_cuda_inverse(int n);
-/* memory: of the workspace, so many bytes. */
-size_t     gdn_cuda_prefill_bytes(const struct gdn_cu_rule *args);
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
+/* memory: of the workspace, so many bytes. How chunks are done: */
+struct gdn_cuda_chunks {
+    void *memory;    /* of the workspace */
+    bool  whole;     /* sequences are not cut into segments */
+    int   by_number; /* see prefill.h */
+};
+size_t     gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args, bool whole);
+gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, bool whole, void *memory,
                             void *stream);
-/* The same with states of 8 bits, which take memory; by the kernels for Hopper, if they take such a
- * call; by those that take all others, and which one ran (by_number: see prefill.h). */
-gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
-                                  void *stream);
+/* The same with states of 8 bits; by the kernels for Hopper, if they take such a call; by those that
+ * take all others. ran: which ran is added. */
+size_t     gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                        bool whole);
+gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args, bool whole,
+                                  void *memory, void *stream);
 bool       gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
-gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args, int by_number,
-                                   enum gdn_kernel_id *ran, void *stream);
-gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args, int by_number,
-                                   enum gdn_kernel_id *ran, void *stream);
+size_t     gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                         bool whole);
+gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream);
+gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream);
 
 /* Fills in what depends on the kernel chosen. */
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream);

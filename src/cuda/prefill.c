@@ -72,13 +72,14 @@ static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int sha
     return 0;
 }
 
-gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule, int by_number,
-                                   enum gdn_kernel_id *ran, void *stream)
+gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream)
 {
     if (gdn_cuda_prefill_hopper_takes(ctx, rule))
-        return gdn_cuda_prefill_hopper(ctx, rule, by_number, ran, stream);
+        return gdn_cuda_prefill_hopper(ctx, rule, how, ran, stream);
     const struct form     f = find_form(rule->q.dtype, rule->K);
-    struct gdn_cu_prefill p = { .rule = *rule, .by_number = by_number };
+    struct gdn_cu_prefill p = { .rule = *rule, .by_number = how->by_number };
     p.q_wide   = width_of(&rule->q);
     p.k_wide   = width_of(&rule->k);
     p.v_wide   = width_of(&rule->v);
@@ -99,16 +100,27 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
         .stream       = stream,
         .args         = &p,
     };
-    *ran = call.kernel;
+    ran->kernels[ran->n++] = call.kernel;
     return gdn_cuda_launch(ctx, &call);
 }
 
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *memory,
+static bool has_scales(const struct gdn_cu_rule *rule)
+{
+    return rule->from.scales || rule->to.scales || rule->checkpoints.scales;
+}
+
+size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule, bool whole)
+{
+    return has_scales(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, whole)
+                            : gdn_cuda_prefill_hopper_bytes(ctx, rule, whole);
+}
+
+gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, bool whole, void *memory,
                             void *stream)
 {
-    enum gdn_kernel_id ran;
-    if (rule->from.scales || rule->to.scales || rule->checkpoints.scales)
-        return gdn_cuda_prefill_eight(ctx, rule, memory, stream);
-    TRY(gdn_cuda_prefill_chunks(ctx, rule, 0, &ran, stream));
-    return gdn_cuda_note(ctx, "prefill", ran);
+    const struct gdn_cuda_chunks how = { .memory = memory, .whole = whole };
+    struct gdn_cuda_ran          ran = { .n = 0 };
+    if (has_scales(rule)) return gdn_cuda_prefill_eight(ctx, rule, whole, memory, stream);
+    TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
+    return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }

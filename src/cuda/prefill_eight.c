@@ -25,21 +25,23 @@ static int64_t count_checkpoints(const struct gdn_cu_rule *r)
     return b->N / b->checkpoint_every;
 }
 
-/* Where the float32 states are: those of sequences, and of checkpoints. */
-static size_t lay_out(const struct gdn_cu_rule *r, char **states, char **checkpoints, char *memory)
+/* Where the float32 states are, of sequences and of checkpoints, and what the chunks need. */
+static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, char **checkpoints,
+                      char **rest, char *memory)
 {
     const size_t state = (size_t)r->H * (size_t)r->K * (size_t)r->V * sizeof(float);
     const struct gdn_room rooms[] = {
         { states, r->from.scales || r->to.scales ? (size_t)r->batch.B * state : 0 },
         { checkpoints, (size_t)count_checkpoints(r) * state },
+        { rest, more },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-size_t gdn_cuda_prefill_bytes(const struct gdn_cu_rule *r)
+size_t gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole)
 {
-    char *states, *checkpoints;
-    return lay_out(r, &states, &checkpoints, NULL);
+    char *states, *checkpoints, *rest;
+    return lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, whole), &states, &checkpoints, &rest, NULL);
 }
 
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel,
@@ -54,32 +56,35 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel,
     return gdn_cuda_launch(ctx, &call);
 }
 
-gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *r, void *memory,
-                                  void *stream)
+gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole,
+                                  void *memory, void *stream)
 {
-    char              *states, *checkpoints;
-    struct gdn_cu_rule inner  = *r;
-    enum gdn_kernel_id ran[3] = { GDN_CU_prefill_eight_load };
-    int                n = 0, by_number = 0;
-    lay_out(r, &states, &checkpoints, memory);
+    char                  *states, *checkpoints, *rest;
+    struct gdn_cu_rule     inner = *r;
+    struct gdn_cuda_chunks how   = { .whole = whole };
+    struct gdn_cuda_ran    ran   = { .n = 0 };
+    lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, whole), &states, &checkpoints, &rest, memory);
+    how.memory = rest;
     if (r->checkpoints.scales) inner.batch.n_checkpoints = count_checkpoints(r);
     struct gdn_cu_prefill_eight a = { .rule = *r };
     a.rule.batch = inner.batch;
     a.n_parts    = (r->V + GDN_PREFILL_EIGHT_COLUMNS - 1) / GDN_PREFILL_EIGHT_COLUMNS;
     if (r->from.scales) {
-        a.from = inner.from = wide_view(r, states), by_number |= GDN_PREFILL_FROM;
-        TRY(launch(ctx, ran[n++], &a, 1, stream));
+        a.from = inner.from = wide_view(r, states), how.by_number |= GDN_PREFILL_FROM;
+        ran.kernels[ran.n++] = GDN_CU_prefill_eight_load;
+        TRY(launch(ctx, GDN_CU_prefill_eight_load, &a, 1, stream));
     }
-    if (r->to.scales) a.to = inner.to = wide_view(r, states), by_number |= GDN_PREFILL_TO;
+    if (r->to.scales) a.to = inner.to = wide_view(r, states), how.by_number |= GDN_PREFILL_TO;
     if (r->checkpoints.scales) {
         a.checkpoints = inner.checkpoints = wide_view(r, checkpoints);
-        by_number |= GDN_PREFILL_CHECKPOINTS;
+        how.by_number |= GDN_PREFILL_CHECKPOINTS;
     }
-    TRY(gdn_cuda_prefill_chunks(ctx, &inner, by_number, &ran[n++], stream));
+    TRY(gdn_cuda_prefill_chunks(ctx, &inner, &how, &ran, stream));
     if (a.to.data || a.checkpoints.data) {
         const int64_t slices = count_checkpoints(r) < 1 ? 1 : count_checkpoints(r);
-        ran[n] = GDN_CU_prefill_eight_store;
-        TRY(launch(ctx, ran[n++], &a, slices < MOST_SLICES ? slices : MOST_SLICES, stream));
+        ran.kernels[ran.n++] = GDN_CU_prefill_eight_store;
+        TRY(launch(ctx, GDN_CU_prefill_eight_store, &a, slices < MOST_SLICES ? slices : MOST_SLICES,
+                   stream));
     }
-    return gdn_cuda_note_all(ctx, "prefill", ran, n);
+    return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }

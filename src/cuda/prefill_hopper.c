@@ -8,6 +8,7 @@
 
 #include "ops.h"
 #include "prefill_hopper.h"
+#include "prefill_segments.h"
 #include "tensor.h"
 
 enum { SHARED = 232448, TILE = 64 };
@@ -26,33 +27,27 @@ static bool is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, in
     return (uintptr_t)r->data % 16 == 0;
 }
 
-/* A row per form: blocks that take a sequence and head, what a chunk takes them beside the other
- * where the device is full, and the kernels. Both give the same bits. */
-static const struct form {
-    int                n_blocks, cost;
+/* Clusters, wide blocks, and M and U of segments. The first two give the same bits. */
+enum form { CLUSTER, WIDE, SUMMARY };
+static const struct {
+    int                n_blocks; /* of a sequence and head */
     enum gdn_kernel_id bf16, f16;
-} forms[] = { { 2, 3, GDN_CU_prefill_hopper_BF16, GDN_CU_prefill_hopper_F16 },
-              { 1, 5, GDN_CU_prefill_hopper_wide_BF16, GDN_CU_prefill_hopper_wide_F16 } };
+} forms[] = {
+    [CLUSTER] = { 2, GDN_CU_prefill_hopper_BF16, GDN_CU_prefill_hopper_F16 },
+    [WIDE]    = { 1, GDN_CU_prefill_hopper_wide_BF16, GDN_CU_prefill_hopper_wide_F16 },
+    [SUMMARY] = { 2, GDN_CU_prefill_hopper_summary_BF16, GDN_CU_prefill_hopper_summary_F16 },
+};
+enum { COLUMNS = 8 }; /* of a block of prefill_segments.cu */
 
-/* n sequences and heads, all of one length as far as the host knows: so many at a time. */
-static int64_t cost_of(const gdn_ctx *ctx, const struct form *f, int64_t n)
+static enum gdn_kernel_id kernel_of(enum form f, int dtype)
 {
-    const int64_t most = ctx->cuda->sm_count / f->n_blocks, at_once = most ? most : 1;
-    return (n + at_once - 1) / at_once * f->cost;
-}
-static const struct form *find_form(const gdn_ctx *ctx, int64_t n)
-{
-    return cost_of(ctx, &forms[1], n) < cost_of(ctx, &forms[0], n) ? &forms[1] : &forms[0];
-}
-static enum gdn_kernel_id kernel_of(const struct form *f, const struct gdn_cu_rule *r)
-{
-    return r->q.dtype == GDN_BF16 ? f->bf16 : f->f16;
+    return dtype == GDN_BF16 ? forms[f].bf16 : forms[f].f16;
 }
 
 bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    return r->q.dtype != GDN_F32 && ctx->cuda->kernels[kernel_of(forms, r)] &&
+    return r->q.dtype != GDN_F32 && gdn_cuda_has_kernel(ctx, kernel_of(CLUSTER, r->q.dtype)) &&
            ctx->cuda->shared_most >= SHARED && r->K % 8 == 0 && r->K <= 2 * TILE &&
            r->V % 8 == 0 && r->V <= 2 * TILE && b->N > 0 && b->N <= INT32_MAX - TILE &&
            is_mapped(&r->q, b, r->Hq) && is_mapped(&r->k, b, r->Hk) &&
@@ -90,24 +85,74 @@ static gdn_status find_map(gdn_ctx *ctx, const char *name, int i, const struct g
     return GDN_OK;
 }
 
-gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r, int by_number,
-                                   enum gdn_kernel_id *ran, void *stream)
+static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole)
+{
+    const struct gdn_cuda *c = ctx->cuda;
+    if (whole) return gdn_cuda_no_cut(&r->batch, r->H, c->sm_count);
+    return gdn_cuda_find_cut(&r->batch, r->H, c->sm_count, c->cut.first ? &c->cut : NULL);
+}
+
+/* What segments need, as kernels see it. */
+static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
+                      struct gdn_cu_segments *s, char *memory)
+{
+    const size_t n = (size_t)(c->units * r->H), K = (size_t)r->K, V = (size_t)r->V;
+    char        *states, *M, *marks;
+    const struct gdn_room rooms[] = { { &states, n * K * V * sizeof(float) },
+                                      { &M, n * K * K * sizeof(float) },
+                                      { &marks, n * 2 * sizeof(uint32_t) } };
+    const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+    if (!memory) return c->units ? bytes : 0;
+    *s = (struct gdn_cu_segments){ .states = (void *)states, .M = (void *)M, .marks = (void *)marks };
+    return bytes;
+}
+
+size_t gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole)
+{
+    struct gdn_cuda_cut    c = find_cut(ctx, r, whole);
+    struct gdn_cu_segments s;
+    return gdn_cuda_prefill_hopper_takes(ctx, r) ? lay_out(r, &c, &s, NULL) : 0;
+}
+
+static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks,
+                         const struct gdn_cu_prefill_hopper *p, struct gdn_cuda_ran *ran,
+                         void *stream)
+{
+    const struct gdn_cuda_call call = {
+        .kernel       = kernel,
+        .grid         = { n_blocks, 1, 1 },
+        .shared_bytes = kernel == GDN_CU_prefill_segments_states ? 0 : SHARED,
+        .stream       = stream,
+        .args         = p,
+        .overlaps     = p->cut.later,
+    };
+    ran->kernels[ran->n++] = kernel;
+    return gdn_cuda_launch(ctx, &call);
+}
+
+gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream)
 {
     const struct gdn_cu_batch   *b = &r->batch;
-    struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = by_number };
+    struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number };
+    struct gdn_cuda_cut          c = find_cut(ctx, r, how->whole);
+    const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
+    const int                    dtype  = r->q.dtype;
+    const enum form first = c.wide ? WIDE : CLUSTER, later = c.later_wide ? WIDE : CLUSTER;
     TRY(find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
     TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
     TRY(find_map(ctx, "v", 2, &r->v, b, r->Hv, r->V, &p.v));
     TRY(find_map(ctx, "out", 3, &r->out, b, r->H, r->V, &p.out));
-    const int64_t           n_rows = b->B + (r->out.data && b->cu_seqlens.data);
-    const struct form      *f      = find_form(ctx, b->B * r->H);
-    const struct gdn_cuda_call call = {
-        .kernel = kernel_of(f, r),
-        .grid   = { f->n_blocks * r->H * n_rows, 1, 1 },
-        .shared_bytes = SHARED,
-        .stream       = stream,
-        .args         = &p,
-    };
-    *ran = call.kernel;
-    return gdn_cuda_launch(ctx, &call);
+    if (c.units) lay_out(r, &c, &p.cut, how->memory);
+    p.cut.first = c.units ? c.first : INT64_MAX;
+    p.cut.each  = c.each;
+    TRY(launch(ctx, kernel_of(first, dtype), forms[first].n_blocks * r->H * n_rows, &p, ran, stream));
+    if (!c.units) return GDN_OK;
+    p.cut.later = true;
+    TRY(launch(ctx, kernel_of(SUMMARY, dtype), forms[SUMMARY].n_blocks * r->H * c.units, &p, ran,
+               stream));
+    TRY(launch(ctx, GDN_CU_prefill_segments_states, r->V / COLUMNS * r->H * b->B, &p, ran, stream));
+    return launch(ctx, kernel_of(later, dtype), forms[later].n_blocks * r->H * c.units, &p, ran,
+                  stream);
 }

@@ -3,7 +3,9 @@
  * gdn_prefill on Hopper, one launch: a sequence and state head from the first chunk of 64 tokens to the
  * last, 64 value columns per warpgroup of the state. In one of two forms, which give the same bits: a
  * cluster of two blocks with one such warpgroup each (prefill_hopper.cu), or where those would not run
- * at one time a block with two (prefill_hopper_wide.cu). Who includes this says which: HOPPER_GROUPS.
+ * at one time a block with two (prefill_hopper_wide.cu). Who includes this says which: HOPPER_GROUPS, and
+ * HOPPER_BLOCKS of a cluster. Without HOPPER_OUTPUTS (prefill_hopper_summary.cu) it is two blocks of two
+ * warpgroups that find what a segment makes of a state (prefill_segments.cuh): U one, M the other.
  *
  *     warpgroup 0     io     loads, gates, stores (prefill_hopper_io.cuh)
  *     1, or 1 and 2   state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
@@ -25,8 +27,7 @@
 #ifndef GDN_CUDA_PREFILL_HOPPER_CUH
 #define GDN_CUDA_PREFILL_HOPPER_CUH
 
-#include "prefill_hopper.h"
-#include "prefill_state.cuh"
+#include "prefill_segments.cuh"
 #include "ptx_wgmma.cuh"
 
 extern __shared__ __align__(1024) char gdn_shared[];
@@ -36,12 +37,11 @@ struct hopper_gates : chunk_vectors<64> {
     float later[64], sooner[64]; /* G + and - log2 of 1 / length of k: of products of keys */
 };
 
-/* Blocks of a cluster; of HOPPER_GROUPS warpgroups of 64 columns. */
-enum { HOPPER_BLOCKS = 2 / HOPPER_GROUPS };
-
-/* The sequence, and where its next checkpoint is, for each warp of the state. */
+/* The sequence, or what of it is this block's, and where its next checkpoint is, for each warp of
+ * the state. */
 struct hopper_head {
     struct gdn_cu_seq         s;
+    struct hopper_segment     segment;
     struct gdn_cu_checkpoints checkpoints;
     struct prefill_cursor     cursors[4 * HOPPER_GROUPS];
 };
@@ -49,7 +49,7 @@ struct hopper_head {
 enum {
     HOPPER_AHEAD = 8,                          /* gates */
     HOPPER_RING  = 4,                          /* K */
-    HOPPER_MADE  = HOPPER_GROUPS == 1 ? 4 : 3, /* T; even where two blocks take turns */
+    HOPPER_MADE  = HOPPER_BLOCKS == 2 ? 4 : 3, /* T; even where two blocks take turns */
     HOPPER_THREE = 3,                          /* Q */
     HOPPER_TURNS = 2,                          /* V, then the output; P */
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
@@ -57,10 +57,10 @@ enum {
 
     HOPPER_K        = 0, /* left columns, right columns; Q likewise */
     HOPPER_Q        = HOPPER_K + HOPPER_RING * 2 * HOPPER_TILE,
-    HOPPER_V        = HOPPER_Q + HOPPER_THREE * 2 * HOPPER_TILE,
+    HOPPER_V        = HOPPER_Q + HOPPER_OUTPUTS * HOPPER_THREE * 2 * HOPPER_TILE,
     HOPPER_T        = HOPPER_V + HOPPER_TURNS * HOPPER_GROUPS * HOPPER_TILE,
     HOPPER_P        = HOPPER_T + HOPPER_MADE * HOPPER_TILE,
-    HOPPER_L        = HOPPER_P + HOPPER_TURNS * HOPPER_TILE,
+    HOPPER_L        = HOPPER_P + HOPPER_OUTPUTS * HOPPER_TURNS * HOPPER_TILE,
     HOPPER_GATES    = HOPPER_L + 64 * HOPPER_L_ROW,
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
 
@@ -104,6 +104,8 @@ struct hopper_block {
         return *(struct hopper_head *)(gdn_shared + HOPPER_HEAD);
     }
     __device__ __forceinline__ const struct gdn_cu_seq &s() const { return common().s; }
+    /* The first of its columns of V; those of M begin at 128, where loads find zeros. */
+    __device__ __forceinline__ int column() const { return (int)rank * 64 * HOPPER_GROUPS; }
     __device__ __forceinline__ hopper_gates &gates(int c) const
     {
         return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[(uint32_t)c % HOPPER_AHEAD];
@@ -173,6 +175,12 @@ struct hopper_block {
 template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {};
 template <> struct hopper_format<GDN_F16> : mma_format_f16 {};
+
+/* Every bit of S stays (G9). */
+GDN_DEVICE bool is_idle(const hopper_gates &g)
+{
+    return (g.decay == 1) & (tokens_of(g.writers) == 0);
+}
 
 /* Where an element is in a tile. */
 GDN_DEVICE uint32_t tile_place(int row, int column)

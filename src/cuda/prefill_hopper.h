@@ -16,14 +16,27 @@ struct gdn_cu_map {
     GDN_CU_ALIGNED(64) uint64_t words[16];
 };
 
+/* A sequence as segments (prefill_segments.cuh): the tokens of the first, INT64_MAX: all of them, and
+ * of those after it, both multiples of 64. */
+enum { GDN_SEGMENT_IDLE = 1, GDN_SEGMENT_FORGETS = 2 }; /* what is known of its M: identity, zero */
+struct gdn_cu_segments {
+    int64_t   first, each;
+    float    *states, *M; /* [units][H][V][K], [units][H][K][K]; states NULL: there are none */
+    uint32_t *marks;      /* [units][H][2]: GDN_SEGMENT_... of chunks that are even and odd */
+    int32_t   later;      /* those after the first are the launch's */
+    int32_t   pad;
+};
+
 /* Tensors as columns, heads, tokens, rows of the batch; a tile is 64 columns of 64 tokens. */
 struct gdn_cu_prefill_hopper {
     struct gdn_cu_map  q, k, v, out;
     struct gdn_cu_rule rule;
+    struct gdn_cu_segments cut;
     int32_t            by_number; /* as in struct gdn_cu_prefill */
-    int32_t            pad[11];
+    int32_t            pad[15];
 };
 GDN_CU_SIZE(gdn_cu_map, 128);
-GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 48);
+GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 48 + 64);
+GDN_CU_SIZE(gdn_cu_segments, 48);
 
 #endif

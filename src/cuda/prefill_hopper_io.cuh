@@ -60,7 +60,7 @@ GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int n_t
 }
 
 /* Of a chunk that is not full: rows from n on become zero, as what follows a sequence may be another;
- * number: of the three such loads. By a warp. */
+ * number: of such loads, which are of K, Q, V. By a warp. */
 GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int n_tiles, int full,
                            int c, int number)
 {
@@ -87,10 +87,11 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
     }
     if (c1 >= 0) {
         b.wait_free(HOPPER_V_FREE, c1);
-        load_tiles(l, b.v(c1), HOPPER_GROUPS, &b.a.v, (int)b.rank * 64, l.v_head, HOPPER_V_FULL, c1);
-        if (c1 == l.n_full) clear_tail(l, b.v(c1), HOPPER_GROUPS, HOPPER_V_FULL, c1, 2);
+        load_tiles(l, b.v(c1), HOPPER_GROUPS, &b.a.v, b.column(), l.v_head, HOPPER_V_FULL, c1);
+        if (c1 == l.n_full)
+            clear_tail(l, b.v(c1), HOPPER_GROUPS, HOPPER_V_FULL, c1, 1 + HOPPER_OUTPUTS);
     }
-    if (c3 < n) {
+    if (HOPPER_OUTPUTS && c3 < n) {
         b.wait_free(HOPPER_Q_FREE, c3);
         load_tiles(l, b.q(c3), 2, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, c3);
         if (c3 == l.n_full) clear_tail(l, b.q(c3), 2, HOPPER_Q_FULL, c3, 1);
@@ -112,7 +113,7 @@ GDN_DEVICE void load_all(const struct hopper_block &b, int lane)
 /* Of chunk c, by a warp: whole tiles at once, the last one by rows. */
 GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
 {
-    const int n = b.tokens(c), column = (int)b.rank * 64, bytes = (b.r.V - column) * 2;
+    const int n = b.tokens(c), column = b.column(), bytes = (b.r.V - column) * 2;
     b.wait(HOPPER_OUT_FULL, c);
     if (!b.r.out.data || bytes <= 0) {
     } else if (n == 64) {
@@ -141,11 +142,13 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
 
 /* ---- The warpgroup --------------------------------------------------------------------------------- */
 
-/* Of every second chunk from chunk c on, by a warp. */
-template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int c, int lane)
+/* Of every second chunk from chunk `first` on, by a warp; and what can be said of all of them. */
+template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int first, int lane)
 {
+    int           c    = first;
     const bool    norm = b.r.norm != GDN_NORM_NONE;
     raw_gates<64> raw;
+    bool          idle = true, forgets = false;
     start_gates<2>(raw, b.r, b.s(), b.head, c);
     for (int i = c; i < HOPPER_AHEAD; i += 2) { /* where there are no lengths, these stay */
         if (io == GDN_F16 || !norm) fill_tokens(b.gates(i).k_scale, 1);
@@ -164,8 +167,15 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int c
             b.gates(c).later[lane + 32 * i] = b.gates(c).sooner[lane + 32 * i] = G[i];
         if (io == GDN_F16 && norm) scale_keys<io>(b, c, lane);
         __syncwarp();
+        if (!HOPPER_OUTPUTS) {
+            idle &= is_idle(b.gates(c));
+            forgets |= b.gates(c).decay == 0;
+        }
         if (lane == 0) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c));
     }
+    if (!HOPPER_OUTPUTS && lane == 0 && b.rank == 0)
+        b.a.cut.marks[(b.common().segment.from * b.r.H + b.head) * 2 + first] =
+            (idle ? GDN_SEGMENT_IDLE : 0) | (forgets ? GDN_SEGMENT_FORGETS : 0);
 }
 
 /* Each warp goes at its own pace. */
@@ -175,7 +185,7 @@ template <int io> GDN_DEVICE void run_io(const struct hopper_block &b, int warp,
         load_all(b, lane);
     } else if (warp == 1) {
 #pragma unroll 1
-        for (int c = 0; c < b.n_chunks; c++) store_tile(b, c, lane);
+        for (int c = 0; HOPPER_OUTPUTS && c < b.n_chunks; c++) store_tile(b, c, lane);
         if (lane == 0) copy_out_wait();
     } else {
         make_gates<io>(b, warp - 2, lane);

@@ -5,7 +5,7 @@
 
 #include "prefill_hopper_io.cuh"
 #include "prefill_hopper_solve.cuh"
-#include "prefill_hopper_state.cuh"
+#include "prefill_hopper_keys.cuh"
 
 GDN_DEVICE void init_barriers(const struct hopper_block &b)
 {
@@ -17,13 +17,13 @@ GDN_DEVICE void init_barriers(const struct hopper_block &b)
         { HOPPER_GATES_FULL, 1 },
         { HOPPER_GATES_FREE, 4 * HOPPER_GROUPS },
         { HOPPER_V_FULL, 1 },
-        { HOPPER_V_FREE, 1 },
+        { HOPPER_V_FREE, HOPPER_OUTPUTS ? 1 : 4 * HOPPER_GROUPS },
         { HOPPER_OUT_FULL, 4 * HOPPER_GROUPS },
-        { HOPPER_T_FREE, 8 }, /* warps of the state of both blocks */
+        { HOPPER_T_FREE, 4 * HOPPER_GROUPS * HOPPER_BLOCKS }, /* warps of the state of both */
         { HOPPER_Q_FULL, 1 },
         { HOPPER_Q_FREE, 4 * HOPPER_GROUPS },
         { HOPPER_P_FULL, 4 },
-        { HOPPER_P_FREE, 8 },
+        { HOPPER_P_FREE, 4 * HOPPER_GROUPS * HOPPER_BLOCKS },
     };
     for (int k = 0; k < (int)(sizeof rings / sizeof *rings); k++)
         for (int i = 0; i < (int)b.ring(rings[k].first); i++)
@@ -38,37 +38,61 @@ GDN_DEVICE void init_barriers(const struct hopper_block &b)
 /* Zeros for the block's columns of tokens [from, to), counted as row_at() does. */
 GDN_DEVICE void zero_outside(const struct hopper_block &b, int64_t from, int64_t to)
 {
-    const int first = (int)b.rank * 64, n = min(64 * HOPPER_GROUPS, b.r.V - first);
+    const int first = b.column(), n = min(64 * HOPPER_GROUPS, b.r.V - first);
     for (int64_t t = from + threadIdx.x / 32; t < to; t += blockDim.x / 32) {
         uint16_t *row = (uint16_t *)row_at(b.r.out, b.s(), t, b.head) + first;
         for (int i = threadIdx.x % 32; i < n; i += 32) row[i] = 0;
     }
 }
 
+/* The block's part of the batch. By a warp. */
+GDN_DEVICE void find_part(const struct hopper_block &b)
+{
+    const struct gdn_cu_batch    &batch = b.r.batch;
+    const struct gdn_cu_segments &cut   = b.a.cut;
+    struct gdn_cu_seq             s     = {};
+    struct gdn_cu_checkpoints     list  = { 0, 0 };
+    const int64_t number = blockIdx.x / HOPPER_BLOCKS / b.r.H;
+    int64_t       row = number, unit = number, i = cut.later ? number : 0;
+    if (cut.later) {
+        row = find_unit(batch, cut, i);
+        unit -= i++;
+    } else if (cut.states && row < batch.B) {
+        unit = units_before(batch, cut, row);
+    }
+    if (row < batch.B)
+        s = read_sequence(batch, row);
+    else if (!cut.later)
+        s = read_rest(batch);
+    if (HOPPER_OUTPUTS) list = read_checkpoints(batch, s);
+    struct hopper_segment segment = cut_segment(s, cut, i, unit);
+    segment.checkpoint = i ? checkpoint_after(batch, list, segment.start) : list.first;
+    if (!HOPPER_OUTPUTS && segment.last) s.n_valid = s.n_tokens = 0;
+    if (threadIdx.x != 0) return;
+    b.common().s           = s;
+    b.common().segment     = segment;
+    b.common().checkpoints = list;
+    init_barriers(b);
+}
+
 /* What the kernel reads of the batch, and zeros where nobody writes: above the diagonal of T and P,
  * the lists of dead tokens. */
 GDN_DEVICE void prepare(struct hopper_block &b)
 {
-    const int64_t row = blockIdx.x / HOPPER_BLOCKS / b.r.H;
-    if (threadIdx.x < 32) {
-        struct gdn_cu_seq s;
-        if (row == b.r.batch.B)
-            s = read_rest(b.r.batch);
-        else
-            s = read_sequence(b.r.batch, row);
-        const struct gdn_cu_checkpoints list = read_checkpoints(b.r.batch, s);
-        if (threadIdx.x == 0) {
-            b.common().s           = s;
-            b.common().checkpoints = list;
-            init_barriers(b);
-        }
-    }
-    for (int i = threadIdx.x; i < (HOPPER_MADE + HOPPER_TURNS) * HOPPER_TILE / 16; i += blockDim.x)
+    if (threadIdx.x < 32) find_part(b);
+    for (int i = threadIdx.x; i < (HOPPER_L - HOPPER_T) / 16; i += blockDim.x)
         store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
     if (threadIdx.x == 0) store_shared(hopper_address() + HOPPER_L + 64 * 4, 0, 0, 0, 0);
     async_fence();
     __syncthreads();
     b.n_chunks = (int)((b.s().n_valid + 63) / 64);
+}
+
+/* The kernels of a call begin before those ahead of them end, but end after them: one block sees to
+ * that, the last, since nobody waits for its place. */
+GDN_DEVICE void end_after_others(void)
+{
+    if (blockIdx.x + HOPPER_BLOCKS >= gridDim.x) griddepcontrol_wait();
 }
 
 template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper &a)
@@ -77,9 +101,13 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     const int           warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
     struct hopper_block b = { a, a.rule, cluster_rank(),
                               (int)(blockIdx.x / HOPPER_BLOCKS % a.rule.H), 0 };
+    if (a.cut.states && !a.cut.later) griddepcontrol_launch_dependents();
     prepare(b);
-    if (b.s().n_tokens == 0) return; /* both blocks do */
-    if (b.r.out.data && !b.s().keep_out) {
+    if (b.s().n_tokens == 0) { /* both blocks do */
+        end_after_others();
+        return;
+    }
+    if (HOPPER_OUTPUTS && b.r.out.data && !b.s().keep_out) {
         zero_outside(b, -b.s().n_before, 0);
         zero_outside(b, b.s().n_valid, b.s().n_tokens - b.s().n_before);
     }
@@ -89,13 +117,17 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
         run_io<io>(b, warp, lane);
     } else if (group <= HOPPER_GROUPS) {
         raise_registers<HOPPER_STATE_REGISTERS>();
-        run_state_warps<io>(b, warp - 4, lane);
+        if constexpr (HOPPER_OUTPUTS)
+            run_state_warps<io>(b, warp - 4, lane);
+        else
+            run_keys_warps<io>(b, warp - 4, lane);
     } else {
         lower_registers<HOPPER_SOLVE_REGISTERS>();
         run_solve<io>(b, warp % 4, lane);
     }
     __syncwarp();
     cluster_sync(); /* the other block may still signal here, or copy */
+    end_after_others();
 }
 
 #endif

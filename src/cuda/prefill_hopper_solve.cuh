@@ -376,7 +376,7 @@ GDN_DEVICE void write_lengths(const struct hopper_solver &w, hopper_gates &g, co
             g.from_start[t] *= length;
             g.to_end[t] *= length;
         });
-    for_lengths(w, y, g.n, [&](int t, float length) {
+    if (HOPPER_OUTPUTS) for_lengths(w, y, g.n, [&](int t, float length) {
         g.q_scale[t] = w.b.r.scale * length;
         g.q_start[t] *= length;
     });
@@ -424,6 +424,11 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c); /* in f16 keys have been scaled then */
     multiply_tiles<io>(x, b.k(c), b.k(c));
+    if (!HOPPER_OUTPUTS) {
+        wgmma_wait<0>();
+        if (io != GDN_F16 && b.r.norm != GDN_NORM_NONE) write_lengths<io>(w, g, x, y);
+        return;
+    }
     b.wait(HOPPER_Q_FULL, c);
     if (b.r.norm != GDN_NORM_NONE) {
         multiply_tiles<io>(y, b.q(c), b.q(c));
@@ -450,7 +455,7 @@ template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int wa
         if (warp == 0 && lane < 2) w.dead(c + HOPPER_BLOCKS)[lane] = 0;
         wgmma_wait<0>();
         make_t<io>(w, g, c);
-        make_p_rows<io>(b, y, c, warp, lane);
+        if (HOPPER_OUTPUTS) make_p_rows<io>(b, y, c, warp, lane);
     }
 }
 

@@ -287,6 +287,28 @@ GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
     return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s().row : slot, b.head);
 }
 
+/* Where the state of the first token, of the block's columns, comes from; and of the last one goes. */
+GDN_DEVICE struct state_place first_place(const struct hopper_block &b)
+{
+    const struct hopper_segment &s = b.common().segment;
+    if (s.from < 0) return sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM);
+    return segment_place(b.a.cut.states, b.r, b.r.V, s.from, b.head);
+}
+GDN_DEVICE struct state_place final_place(const struct hopper_block &b)
+{
+    const struct hopper_segment &s = b.common().segment;
+    if (s.to < 0) return sequence_place(b, b.r.to, b.s().write, GDN_PREFILL_TO);
+    return segment_place(b.a.cut.states, b.r, b.r.V, s.to, b.head);
+}
+
+/* Checkpoint c becomes the next one: its tokens count from the segment's start. By a warp. */
+GDN_DEVICE void move_cursor(const struct hopper_state &w, int64_t c)
+{
+    set_cursor(w.cursor, c, w.b.r.batch, w.b.common().checkpoints);
+    if (w.lane == 0 && w.cursor.at != INT64_MAX) w.cursor.at -= w.b.common().segment.start;
+    __syncwarp();
+}
+
 /* Where the next checkpoint goes. */
 GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
 {
@@ -299,38 +321,30 @@ template <int io>
 GDN_DEVICE void leave_inside(const struct hopper_state &w, const float (&S)[64],
                              const float (&u)[32], int c, int n)
 {
-    const struct gdn_cu_rule &r = w.b.r;
     while (w.cursor.at < (int64_t)c * 64 + n) {
         const int64_t m = w.cursor.at - (int64_t)c * 64, slot = w.cursor.slot;
         if (m > 0 && slot >= 0)
             leave_state<io>(w, S, u, c, (int)m, checkpoint_place(w));
-        set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.common().checkpoints);
+        move_cursor(w, w.cursor.c + 1);
     }
 }
 
 /* What is left between chunks: checkpoints after the first n tokens, and the final state. */
 GDN_DEVICE void leave_after(const struct hopper_state &w, const float (&S)[64], int64_t n, bool is_final)
 {
-    const struct gdn_cu_rule &r = w.b.r;
     for (bool more = true; more;) {
         struct state_place to = {};
         more                  = w.cursor.at <= n;
         if (more && w.cursor.at > 0)
             to = checkpoint_place(w);
         else if (!more && is_final)
-            to = sequence_place(w.b, r.to, w.b.s().write, GDN_PREFILL_TO);
+            to = final_place(w.b);
         write_state(S, to, w.part);
-        if (more) set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.common().checkpoints);
+        if (more) move_cursor(w, w.cursor.c + 1);
     }
 }
 
 /* ---- The warpgroup -------------------------------------------------------------------------------------- */
-
-/* Every bit of S stays (G9). */
-GDN_DEVICE bool is_idle(const hopper_gates &g)
-{
-    return (g.decay == 1) & (tokens_of(g.writers) == 0);
-}
 
 /* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part
  * lanes it does nothing once per warp. */
@@ -502,12 +516,13 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
 {
     const int           row = lane % 8 + lane / 16 * 8, group = warp / 4;
     struct hopper_state w   = { b, b.common().cursors[warp],
-                                { (int)b.rank * 64 + 16 * warp, b.r.V, b.r.K }, group, warp % 4,
+                                { b.column() + 16 * warp, b.r.V, b.r.K }, group, warp % 4,
                                 lane };
     float               S[64];
     w.v_lane = group * HOPPER_TILE + tile_place(row, 16 * w.warp + lane / 8 % 2 * 8);
-    set_cursor(w.cursor, b.common().checkpoints.first, b.r.batch, b.common().checkpoints);
-    read_state(S, sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM), w.part);
+    move_cursor(w, b.common().segment.checkpoint);
+    if (b.common().segment.from >= 0) griddepcontrol_wait();
+    read_state(S, first_place(b), w.part);
     int c = 0;
     for (int mark = next_mark(w);; mark = next_mark(w)) {
 #pragma unroll 1

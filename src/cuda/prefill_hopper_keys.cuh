@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state's warps of a kernel without outputs (prefill_segments.cuh): U from zeros and V in the first
+ * block of a cluster, M from the identity and zeros for V in the second. Of a chunk that is
+ *
+ *     R^T = V^T - from_start S^T K^T    U^T = R^T T^T    S^T <- decay S^T + (to_end U)^T K
+ *
+ * rounded as where there are outputs.
+ */
+#ifndef GDN_CUDA_PREFILL_HOPPER_KEYS_CUH
+#define GDN_CUDA_PREFILL_HOPPER_KEYS_CUH
+
+#include "prefill_hopper_state.cuh"
+
+/* As pass_plain(). */
+template <int io>
+GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, float (&S)[64], int c)
+{
+    const struct hopper_block &b = w.b;
+    const hopper_gates        &g = b.gates(c);
+    uint32_t                   a[32], r[16];
+    float                      x[32];
+    b.wait(HOPPER_K_FULL, c);
+    b.wait(HOPPER_GATES_FULL, c);
+    pack<io>(a, S);
+    multiply_turned<io, false>(x, a, b.k(c));
+    const float decay = g.decay;
+    const bool  other = in_warp((tokens_of(g.resets) != 0) | is_idle(g));
+    b.wait(HOPPER_V_FULL, c);
+    b.wait(HOPPER_T_FULL, c);
+    wgmma_wait<0>();
+    if (other) return false;
+    make_rows<io>(r, x, b.v(c) + w.v_lane, g.from_start, w.lane);
+    multiply_turned<io, false>(x, r, b.t(c));
+    wgmma_wait<0>();
+    weigh<io>(r, x, g.to_end, w.lane);
+    if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(r)))) return false;
+    decay_state(S, decay, false);
+    add_tokens<io>(S, r, b.k(c));
+    release_made(w, HOPPER_T_FREE, c);
+    release(w, HOPPER_V_FREE, c);
+    release(w, HOPPER_GATES_FREE, c);
+    wgmma_wait<0>();
+    release(w, HOPPER_K_FREE, c);
+    return true;
+}
+
+/* As pass_any(). */
+template <int io>
+GDN_DEVICE void pass_any_keys(const struct hopper_state &w, float (&S)[64], int c)
+{
+    const struct hopper_block &b = w.b;
+    const hopper_gates        &g = b.gates(c);
+    const uint32_t             v = b.v(c) + w.v_lane;
+    float                      u[32];
+    uint32_t                   a[32], r[16];
+    b.wait(HOPPER_K_FULL, c);
+    b.wait(HOPPER_GATES_FULL, c);
+    pack<io>(a, S);
+    multiply_turned<io, false>(u, a, b.k(c));
+    b.wait(HOPPER_V_FULL, c);
+    b.wait(HOPPER_T_FULL, c);
+    wgmma_wait<0>();
+    make_rows<io>(r, u, v, g.from_start, w.lane);
+    bool               slow   = !all_finite<io>(r);
+    struct spoilt_rows spoilt = { { 0, 0 } };
+    if (slow) spoilt = mend_r<io>(r, g, v);
+    multiply_turned<io, false>(u, r, b.t(c));
+    wgmma_wait<0>();
+    if (slow) spoil_tokens(u, spoilt, tokens_of(g.resets));
+    weigh_some<io>(a, u, g, g.n);
+    pack<io>(r, u);
+    slow |= !all_finite<io>(r);
+    if (!is_idle(g)) {
+        decay_state(S, g.decay, slow);
+        add_tokens<io>(S, a, b.k(c));
+        wgmma_wait<0>();
+    }
+    __syncwarp();
+    release_made(w, HOPPER_T_FREE, c);
+    release(w, HOPPER_V_FREE, c);
+    release(w, HOPPER_GATES_FREE, c);
+    release(w, HOPPER_K_FREE, c);
+}
+
+/* The identity, of the warp's columns. */
+GDN_DEVICE void set_identity(float (&S)[64], int first, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        const int column = first + lane / 4 + i / 2 % 2 * 8, k = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        S[i] = column == k ? 1 : 0;
+    }
+}
+
+template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, int warp, int lane)
+{
+    const int row = lane % 8 + lane / 16 * 8, group = warp / 4, columns = b.rank ? b.r.K : b.r.V;
+    const struct hopper_state   w = { b, b.common().cursors[warp], { 16 * warp, columns, b.r.K },
+                                      group, warp % 4, lane,
+                                      group * HOPPER_TILE +
+                                          tile_place(row, 16 * (warp % 4) + lane / 8 % 2 * 8) };
+    const struct hopper_segment s = b.common().segment;
+    float                       S[64];
+    set_identity(S, b.rank ? 16 * warp : 128, lane);
+    int c = 0;
+    while (in_warp(c < b.n_chunks)) {
+#pragma unroll 1
+        while (in_warp(c < b.n_chunks) && pass_plain_keys<io>(w, S, c)) c++;
+        if (in_warp(c < b.n_chunks)) pass_any_keys<io>(w, S, c++);
+    }
+    write_state(S, b.rank ? segment_place(b.a.cut.M, b.r, columns, s.from, b.head)
+                          : segment_place(b.a.cut.states, b.r, columns, s.from + 1, b.head),
+                w.part);
+}
+
+#endif

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How sequences of gdn_prefill are cut on Hopper, from shapes alone. */
+#ifndef GDN_CUDA_PREFILL_SEGMENTS_H
+#define GDN_CUDA_PREFILL_SEGMENTS_H
+
+#include <stdbool.h>
+
+#include "args.h"
+
+/* Tokens of the first segment, INT64_MAX: whole sequences; of those after it; how many of them there
+ * may be in all. wide: blocks in place of clusters, for the first segments and for the others. */
+struct gdn_cuda_cut {
+    int64_t first, each, units;
+    bool    wide, later_wide;
+};
+
+/* `like`: NULL, or first and each as a test wants them. */
+struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count,
+                                      const struct gdn_cuda_cut *like);
+struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count);
+
+#endif

@@ -80,7 +80,7 @@ struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, i
     }
     if (like) {
         best.first = like->first, best.each = like->each;
-        best.later_wide = is_wide_better(n * divide_up(tokens, like->each), sm_count);
+        best.later_wide = is_wide_better(n * divide_up(tokens - like->first, like->each), sm_count);
     }
     best.units = count_units(&best, b);
     return best;

@@ -237,6 +237,12 @@ static void make_call(struct rule_case *c)
     memset(&c->batch.cu_seqlens, 0, sizeof c->batch.cu_seqlens);
 }
 
+uint32_t case_flags(const struct case_dims *d)
+{
+    return (d->exact ? GDN_EXACT : 0u) | (d->bf16_products ? GDN_BF16_PRODUCTS : 0u) |
+           (d->batch_invariant ? GDN_BATCH_INVARIANT : 0u);
+}
+
 int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int64_t *lengths,
                    int64_t B)
 {
@@ -265,7 +271,7 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     if (eight) a->state_scales = case_tensor(&c->memory, GDN_F32, 3, scales, 0.0005, 0.001);
     a->out                = memory_tensor(&c->memory, dims->dtype, 3, out);
     a->state_layout       = dims->state_layout;
-    a->flags              = dims->exact ? GDN_EXACT : dims->bf16_products ? GDN_BF16_PRODUCTS : 0;
+    a->flags              = case_flags(dims);
     a->batch              = &c->batch;
     make_call(c);
     if (made && c->tokens.cu_seqlens && a->v.data && a->state.data && a->out.data &&

@@ -26,8 +26,9 @@ struct case_dims {
     int64_t D, W;         /* channels and taps of the convolution */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
-    bool    exact;         /* GDN_EXACT: the rule and the layer */
-    bool    bf16_products; /* GDN_BF16_PRODUCTS: likewise */
+    bool    exact;           /* GDN_EXACT: the rule and the layer */
+    bool    bf16_products;   /* GDN_BF16_PRODUCTS: likewise */
+    bool    batch_invariant; /* GDN_BATCH_INVARIANT: likewise */
     bool    raw;    /* gates and norms inside the call */
     bool    pooled; /* states in every other slot of a pool, backwards */
     bool    each;   /* GDN_WRITE_EACH */
@@ -36,6 +37,8 @@ struct case_dims {
     bool    keep;   /* GDN_PAD_KEEP, the layer */
     bool    gated;  /* the step: with the gated norm */
 };
+
+uint32_t case_flags(const struct case_dims *dims);
 
 /* One op with its memory. Not to be moved: args points into it. */
 struct rule_case {

@@ -210,7 +210,7 @@ int block_case_make(struct block_case *c, const struct case_dims *dims, const in
     a->key_head_dim       = (int32_t)dims->K;
     a->value_head_dim     = (int32_t)dims->V;
     a->state_layout       = dims->state_layout;
-    a->flags              = dims->exact ? GDN_EXACT : dims->bf16_products ? GDN_BF16_PRODUCTS : 0;
+    a->flags              = case_flags(dims);
     a->batch              = &c->batch;
     c->batch.pad_policy   = dims->keep ? GDN_PAD_KEEP : GDN_PAD_ZERO;
     const gdn_tensor *all[] = { &c->qkv, &c->z, &c->b, &c->a, &a->out_proj, &a->conv_weight,

@@ -110,6 +110,19 @@ static void check_many_heads(struct check *k)
     }
 }
 
+/* A long sequence as segments, so short that all of it is compared. */
+static void check_segments(struct check *k)
+{
+    struct gdn_cuda_cut *cut = &k->ctx->cuda->cut;
+    for (int i = 0; i < 8; i++) {
+        const struct case_dims d = { .Hq = 2, .Hv = 4, .K = i & 4 ? 128 : 72, .V = i & 4 ? 128 : 64,
+                                     .dtype = i % 2 ? GDN_F16 : GDN_BF16, .raw = i / 2 % 2 };
+        *cut = (struct gdn_cuda_cut){ .first = 64 * (1 + i % 3), .each = 64 * (1 + i / 3) };
+        check_rule(k, &d, GDN_OP_PREFILL, 500);
+    }
+    *cut = (struct gdn_cuda_cut){ 0 };
+}
+
 /* Decode of rows, whose lengths the host knows: one token, a few, and more than a few. */
 static void check_decode_rows(struct check *k)
 {
@@ -401,6 +414,7 @@ int check_device(int argc, char **argv)
     check_copies(&k);
     check_rules(&k);
     check_many_heads(&k);
+    check_segments(&k);
     check_decode_rows(&k);
     check_stages(&k);
     check_records(&k);

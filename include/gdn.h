@@ -43,7 +43,8 @@
  *        order, and however many threads run. (On a device kernels may be chosen by alignment,
  *        by the form of the batch, of which as many tokens as sequences is one; above 65535
  *        sequences by their number; and, for GDN_WRITE_EACH on float32, by whether more than
- *        1024 states are written, those of all heads.)
+ *        1024 states are written, those of all heads. gdn_prefill and gdn_block there hold G2,
+ *        G4, G11 and G18 to the bit with GDN_BATCH_INVARIANT, without it to rounding.)
  *   G3   The same call on the same inputs gives the same bits, run after run, with the same
  *        instruction set.
  *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits; on
@@ -321,7 +322,9 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       (+ 64 x N: parents) (+ P / 8 + 64: a record)
  *                       on a device: none, or for a tree of T tokens (N of packed ones) on one
  *                       of m multiprocessors 4 m (128 K' log2(T + 2) + 32 T + 128), K' being K
- *                       rounded up to 64, 128 or 256; less for fewer than 4 m parts of states
+ *                       rounded up to 64, 128 or 256; less for fewer than 4 m parts of states;
+ *                       for prefill in segments 5 m (4 K (K + V) + 8) + 192, see
+ *                       GDN_BATCH_INVARIANT
  *     record_commit     192 x B + P / 8 + 64
  *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64; both on a device: none
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
@@ -330,7 +333,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     ... each with checkpoints: + 64 x their number (C, or N / checkpoint_every)
  *     block on a device   a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB, a: bytes of an
- *                       activation (+ a x N x hidden: GDN_PAD_KEEP)
+ *                       activation (+ a x N x hidden: GDN_PAD_KEEP) (+ that of prefill)
  *     step on a device  a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
  *                       (+ that of decode: parents) + 192
  *     state_copy        P / 8 + 64, P of to_pool
@@ -471,7 +474,7 @@ typedef enum gdn_norm {
 typedef enum gdn_flag {
     GDN_EXACT           = 1, /* the same bits however tokens are dealt to calls */
     GDN_BF16_PRODUCTS   = 2, /* products of the state in bfloat16; both: see gdn_prefill() */
-    GDN_BATCH_INVARIANT = 4  /* on a device the same bits whatever the batch; beside either */
+    GDN_BATCH_INVARIANT = 4  /* the same bits whatever the batch, on a device too; beside either */
 } gdn_flag;
 
 typedef enum gdn_rounding { /* of 8-bit states */
@@ -517,6 +520,13 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * call and the layout, and a state of less than float32 is rounded after each, to the dtype of
  * the pool that final states go to (without one, of that they come from). See G17. gdn_prefill
  * then takes about a third more time, gdn_decode at most a fifth.
+ *
+ * GDN_BATCH_INVARIANT in flags: where sequences are too few and long to fill a device, gdn_prefill
+ * may cut them into segments that are done at once (compute capability 9.0, q of 16 bits, K and V
+ * up to 128), up to four times as fast. Cuts are at multiples of 64 tokens that follow from B, N or
+ * T, H and the device; each rounds once more. With this flag nothing is cut: a sequence
+ * has the same bits in any batch. So it has where gdn_last_kernel() names no summaries. Without it
+ * too the same call gives the same bits (G3). A CPU takes no notice of it, nor does gdn_decode.
  *
  * GDN_BF16_PRODUCTS in flags, of gdn_prefill with bf16 q: where the machine has AMX or
  * AVX512-BF16, keys, queries and the state are rounded to bfloat16 in the products k . S and
@@ -965,9 +975,10 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  * gdn_workspace_bytes() first needs it (GDN_E_UNSUPPORTED where it is not found): sums in float32,
  * in an order that may depend on N, so that there G2 and G18 hold to rounding. With GDN_EXACT they
  * are the library's own, in the order of hidden, slower, and G2, G17 and G18 hold to the bit; so
- * are those of a weight whose dtype is not A. Tokens go one by one through the rule where T is at
- * most 8 or N at most B, else in chunks: lengths are not read on the host. A call may be captured
- * into a graph if one of these sizes has run before, and the graph replayed with other contents.
+ * are those of a weight whose dtype is not A, with GDN_BATCH_INVARIANT. Tokens go one by one
+ * through the rule where T is at most 8 or N at most B, else in chunks: lengths are not read on the
+ * host. A call may be captured into a graph if one of these sizes has run before, and the graph replayed
+ * with other contents.
  */
 typedef struct gdn_block_args {
     uint32_t   struct_size; /* set by gdn_block_args_init() */

@@ -18,7 +18,8 @@ gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
 {
     const uint32_t form = flags & ~(uint32_t)GDN_BATCH_INVARIANT;
     if (form > GDN_BF16_PRODUCTS)
-        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS, and "
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS, and beside that "
                         "GDN_BATCH_INVARIANT", (unsigned)flags);
     if (form == GDN_BF16_PRODUCTS && dtype != GDN_BF16)
         return gdn_fail(ctx, GDN_E_DTYPE, "flags: GDN_BF16_PRODUCTS, wanted for bf16 inputs alone");

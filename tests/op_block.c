@@ -57,6 +57,7 @@ static gdn_block_args make_call(const struct kind *k, int64_t N, int64_t P)
     a.out_proj    = weight(w, HIDDEN, HV * V, 0.2);
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
     a.state_layout = k->layout;
+    a.flags        = GDN_BATCH_INVARIANT;
     if (!P) return a;
     a.conv_state = ring2_new(k->states, 0, 3, P, D, k->conv_rows, 0);
     a.state      = k->layout == GDN_STATE_VK ? ring2_new(k->states, 0, 4, P, HV, V, K)

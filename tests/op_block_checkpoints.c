@@ -69,7 +69,8 @@ static gdn_block_args make_call(const struct kind *k, int64_t P, gdn_batch *t)
     a.state_layout = k->layout;
     /* Weights are float32: cuBLAS multiplies them with such inputs in an order that may depend on
      * the number of tokens. */
-    if (ring2_on_device() && k->dtype == GDN_F32) a.flags = GDN_EXACT;
+    a.flags = GDN_BATCH_INVARIANT;
+    if (ring2_on_device() && k->dtype == GDN_F32) a.flags |= GDN_EXACT;
     a.state        = states(k, k->states, P, false);
     a.conv_state   = conv_states(k, k->states, P, false);
     for (int b = 0; b < B; b++) cu[b + 1] = cu[b] + lengths[b];

@@ -58,9 +58,11 @@ static gdn_rule_args packed(const struct shape *s, const int64_t *lengths, gdn_b
     return a;
 }
 
-static void run(gdn_ctx *ctx, const gdn_rule_args *a, bool decode)
+static void run(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
 {
-    ring2_status(ctx, decode ? "gdn_decode" : "gdn_prefill", ring2_rule_call(ctx, a, decode),
+    gdn_rule_args a = *args;
+    a.flags |= GDN_BATCH_INVARIANT;
+    ring2_status(ctx, decode ? "gdn_decode" : "gdn_prefill", ring2_rule_call(ctx, &a, decode),
                  GDN_OK);
 }
 

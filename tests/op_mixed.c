@@ -28,6 +28,7 @@ static struct mixed make_mixed(const int64_t *lengths, int64_t n, const int head
         m.first[b]  = b ? m.first[b - 1] + lengths[b - 1] : 0;
     }
     m.all = ring2_rule_packed(dtype, GDN_F32, (int)n, lengths, heads, d, d, &m.batch);
+    m.all.flags = GDN_BATCH_INVARIANT;
     return m;
 }
 

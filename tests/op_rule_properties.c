@@ -78,7 +78,8 @@ static gdn_rule_args one_row(const gdn_rule_args *args)
 
 static void run(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
 {
-    const gdn_rule_args a = decode && !args->batch ? one_row(args) : *args;
+    gdn_rule_args a = decode && !args->batch ? one_row(args) : *args;
+    a.flags |= GDN_BATCH_INVARIANT;
     ring2_status(ctx, decode ? "gdn_decode" : "gdn_prefill", ring2_rule_call(ctx, &a, decode),
                  GDN_OK);
 }

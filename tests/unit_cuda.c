@@ -246,6 +246,34 @@ static void test_waves(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* A long sequence of few heads by four kernels, but for who wants the bits of any batch; in a
+ * workspace. */
+static void test_segments(void)
+{
+    enum { N = 32768 };
+    const char   *at  = (const char *)((uintptr_t)1 << 44);
+    gdn_ctx      *ctx = hopper_ctx();
+    gdn_rule_args a   = gdn_rule_args_init();
+    size_t        bytes;
+    if (!ctx) return;
+    gdn_tensor *rows[4] = { &a.q, &a.k, &a.v, &a.out };
+    for (int i = 0; i < 4; i++)
+        *rows[i] = gdn_dense((void *)(at + ((size_t)i << 40)), GDN_BF16, 3, N, 4, 128, 0);
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &bytes), GDN_OK);
+    CHECK(bytes > 0 && bytes <= 5 * 132 * (4 * 128 * 256 + 8) + 192, "%zu bytes", bytes);
+    ring2_status(ctx, "the call", gdn_prefill(ctx, &a), GDN_OK);
+    CHECK(!strncmp(gdn_last_kernel(ctx), "prefill: gdn_prefill_hopper_BF16 "
+                   "gdn_prefill_hopper_summary_BF16 gdn_prefill_segments_states gdn_prefill_hopper",
+                   111), "%s", gdn_last_kernel(ctx));
+    a.flags = GDN_BATCH_INVARIANT;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &bytes), GDN_OK);
+    CHECK(bytes == 0, "%zu bytes for a whole sequence", bytes);
+    ring2_status(ctx, "the call", gdn_prefill(ctx, &a), GDN_OK);
+    CHECK(!strcmp(gdn_last_kernel(ctx), "prefill: gdn_prefill_hopper_BF16"), "%s",
+          gdn_last_kernel(ctx));
+    gdn_ctx_destroy(ctx);
+}
+
 /* The driver makes a map where the tensor is not that of the call before. */
 static void test_maps(void)
 {
@@ -365,6 +393,7 @@ int main(int argc, char **argv)
         { "cuda: a call launches and no more", test_call },
         { "cuda: the kernels of prefill", test_prefill },
         { "prefill on Hopper by waves", test_waves },
+        { "prefill on Hopper in segments", test_segments },
         { "cuda: maps of tensors", test_maps },
         { "cuda: a layer", test_layer },
     };

@@ -42,8 +42,8 @@ struct gdn_cuda_chunks {
 size_t     gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args, bool whole);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, bool whole, void *memory,
                             void *stream);
-/* The same with states of 8 bits; by the kernels for Hopper, if they take such a call; by those that
- * take all others. ran: which ran is added. */
+/* The same with states of 8 bits; by the kernels for Hopper, if they take such a call; by those
+ * that take all others. ran: which ran is added. */
 size_t     gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                         bool whole);
 gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args, bool whole,

@@ -41,7 +41,8 @@ static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, c
 size_t gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole)
 {
     char *states, *checkpoints, *rest;
-    return lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, whole), &states, &checkpoints, &rest, NULL);
+    return lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, whole), &states, &checkpoints, &rest,
+                   NULL);
 }
 
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel,

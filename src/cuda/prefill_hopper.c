@@ -103,7 +103,8 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
                                       { &marks, n * 2 * sizeof(uint32_t) } };
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!memory) return c->units ? bytes : 0;
-    *s = (struct gdn_cu_segments){ .states = (void *)states, .M = (void *)M, .marks = (void *)marks };
+    *s = (struct gdn_cu_segments){ .states = (void *)states, .M = (void *)M,
+                                   .marks = (void *)marks };
     return bytes;
 }
 
@@ -147,7 +148,8 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     if (c.units) lay_out(r, &c, &p.cut, how->memory);
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.each  = c.each;
-    TRY(launch(ctx, kernel_of(first, dtype), forms[first].n_blocks * r->H * n_rows, &p, ran, stream));
+    TRY(launch(ctx, kernel_of(first, dtype), forms[first].n_blocks * r->H * n_rows, &p, ran,
+               stream));
     if (!c.units) return GDN_OK;
     p.cut.later = true;
     TRY(launch(ctx, kernel_of(SUMMARY, dtype), forms[SUMMARY].n_blocks * r->H * c.units, &p, ran,

@@ -16,8 +16,8 @@ struct gdn_cu_map {
     GDN_CU_ALIGNED(64) uint64_t words[16];
 };
 
-/* A sequence as segments (prefill_segments.cuh): the tokens of the first, INT64_MAX: all of them, and
- * of those after it, both multiples of 64. */
+/* A sequence as segments (prefill_segments.cuh): the tokens of the first, INT64_MAX: all of them,
+ * and of those after it, both multiples of 64. */
 enum { GDN_SEGMENT_IDLE = 1, GDN_SEGMENT_FORGETS = 2 }; /* what is known of its M: identity, zero */
 struct gdn_cu_segments {
     int64_t   first, each;

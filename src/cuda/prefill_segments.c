@@ -1,35 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A call on Hopper as segments (prefill_segments.cuh), or whole: what is less by a model of four
- * constants, measured on an H200. Lengths are contents of device memory, so sequences count as of one
- * length.
+ * A call on Hopper as segments (prefill_segments.cuh), or whole: what takes less time by a model
+ * fitted to what an H200 took (docs/hopper-prefill.md), segments only where they win clearly.
+ * Lengths are contents of device memory, so sequences count as of one length.
  *
- * First segments run in clusters; beside them, on the multiprocessors that these leave free, go M and U
- * of the segments between first and last. So the first one is longer or shorter than the others, such
- * that both are done at once.
+ * First segments run in clusters; beside them, on the multiprocessors that these leave free, go M
+ * and U of the segments between first and last. So the first one is longer or shorter than the
+ * others, such that both are done at once.
  */
 #include "prefill_segments.h"
 
-enum { CHUNK = 64, MOST_SEGMENTS = 64, LEAST_CHUNKS = 4 };
+/* MOST: segments of a sequence; how often all of them fill the device; how much longer first ones
+ * are. So the workspace is that of 5 segments of a head per multiprocessor at most (gdn.h). */
+enum { CHUNK = 64, LEAST_CHUNKS = 4, COLUMNS = 8 };
+enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
 
-/* Cycles: a chunk in either form, and its multiprocessors; a chunk of M and U, on two of them; a step
- * from segment to segment; three launches more. */
+/* Nanoseconds. A kernel takes START for every round of blocks that there is room for, and so much
+ * for a chunk, more where many multiprocessors work: _MORE where all do. */
+enum {
+    START   = 7000,
+    CLUSTER = 1500, CLUSTER_MORE = 730,  /* of two multiprocessors */
+    WIDE    = 3050, WIDE_START   = 5000, /* of one; beside START */
+    BESIDE  = 1320,                      /* more of a first segment, beside summaries */
+    SUMMARY = 1630, SUMMARY_START = 14000,
+    STEP    = 2000, STEPS_START  = 4000, /* from segment to segment */
+    CALL    = 6000, LAUNCHES     = 8000  /* of any call; of three launches more */
+};
+
+/* Which form is better of n blocks or clusters goes by this alone: chunks in turn. */
 static const struct {
     int processors, chunk;
 } forms[] = { { 2, 3240 }, { 1, 5400 } };
-enum { SUMMARY = 2300, STEP = 1600, LAUNCHES = 18000 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
+static int64_t at_least(int64_t least, int64_t x) { return x < least ? least : x; }
+static int64_t at_most(int64_t most, int64_t x) { return x > most ? most : x; }
 
-/* A chunk of each of n, as many at a time as there is room for. */
-static int64_t cost_of(int wide, int64_t n, int sm_count)
+/* So many run at once. */
+static int64_t count_room(bool wide, int sm_count)
 {
-    const int64_t at_once = sm_count / forms[wide].processors;
-    return divide_up(n, at_once ? at_once : 1) * forms[wide].chunk;
+    return at_least(1, sm_count / forms[wide].processors);
+}
+
+static int64_t cost_of(bool wide, int64_t n, int sm_count)
+{
+    return divide_up(n, count_room(wide, sm_count)) * forms[wide].chunk;
 }
 static bool is_wide_better(int64_t n, int sm_count)
 {
-    return cost_of(1, n, sm_count) < cost_of(0, n, sm_count);
+    return cost_of(true, n, sm_count) < cost_of(false, n, sm_count);
+}
+
+/* n blocks or clusters of so many chunks. */
+static int64_t time_of(bool wide, int64_t n, int64_t chunks, int sm_count)
+{
+    const int64_t room = count_room(wide, sm_count), rounds = divide_up(n, room);
+    const int64_t chunk = wide ? WIDE : CLUSTER + CLUSTER_MORE * at_most(room, n) / room;
+    return rounds * (chunks * chunk + START + wide * WIDE_START);
 }
 
 struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count)
@@ -49,38 +76,82 @@ static int64_t count_units(const struct gdn_cuda_cut *c, const struct gdn_cu_bat
     return (b->N + up * (up < 0 ? 1 : most < b->B ? most : b->B)) / c->each;
 }
 
-/* n sequences and heads of so many chunks, s segments after the first of each: cycles. */
-static int64_t try_segments(struct gdn_cuda_cut *c, int64_t n, int64_t chunks, int64_t s, int sm_count)
+/* n sequences and heads of so many chunks, s segments after the first of each. */
+struct trial {
+    int64_t n, chunks, s, each;
+    int     sm_count;
+};
+
+/* The time of first segments and, beside them, summaries: both start at once, then the latter have
+ * all multiprocessors. */
+static int64_t time_of_summaries(const struct trial *t)
 {
-    const int64_t free = sm_count - forms[0].processors * n, whole = forms[0].chunk;
-    if (free < 2) return INT64_MAX;
-    const int64_t summary = divide_up(n * (s - 1), free / 2) * SUMMARY;
-    const int64_t each = divide_up(chunks * whole, s * whole + summary), first = chunks - s * each;
-    if (each < LEAST_CHUNKS || first < 1) return INT64_MAX;
-    c->wide       = false;
-    c->later_wide = is_wide_better(n * s, sm_count);
-    c->first      = first * CHUNK;
-    c->each       = each * CHUNK;
-    const int64_t before = first * whole > each * summary ? first * whole : each * summary;
-    return before + each * cost_of(c->later_wide, n * s, sm_count) + (s - 1) * STEP + LAUNCHES;
+    const int64_t room = count_room(false, t->sm_count), n = t->n * (t->s - 1);
+    const int64_t first = t->chunks - t->s * t->each;
+    const int64_t a = first * (CLUSTER + BESIDE * t->n / room) + START;
+    const int64_t b = t->each * SUMMARY + SUMMARY_START;
+    return at_least(a, b * at_most(divide_up(n, room - t->n),
+                                   divide_up(n * b + t->n * a, room * b)));
+}
+
+static int64_t time_of_steps(const struct trial *t)
+{
+    const int64_t rounds = divide_up(t->n * (2 * CHUNK / COLUMNS), t->sm_count);
+    return (t->s - 1) * rounds * STEP + STEPS_START;
+}
+
+static int64_t time_of_segments(const struct trial *t)
+{
+    const int64_t n = t->n * t->s;
+    return CALL + LAUNCHES + time_of_summaries(t) + time_of_steps(t) +
+           time_of(is_wide_better(n, t->sm_count), n, t->each, t->sm_count);
+}
+
+/* The chunks of a segment so that first ones and `rounds` of summaries take the same time. */
+static int64_t balance(const struct trial *t, int64_t rounds)
+{
+    const int64_t chunk = CLUSTER + BESIDE * t->n / count_room(false, t->sm_count);
+    const int64_t more  = rounds * SUMMARY_START - START;
+    return divide_up(at_least(0, t->chunks * chunk - more), t->s * chunk + rounds * SUMMARY);
+}
+
+/* The best one of few rounds. */
+static int64_t find_each(struct trial *t, int64_t *least)
+{
+    int64_t best = 0;
+    for (int rounds = 1; rounds <= 3; rounds++) {
+        t->each = balance(t, rounds);
+        const int64_t first = t->chunks - t->s * t->each;
+        if (t->each < LEAST_CHUNKS || first < 1 || first > MOST_LONGER * t->each) continue;
+        const int64_t time = time_of_segments(t);
+        if (time >= *least) continue;
+        *least = time;
+        best   = t->each;
+    }
+    return best;
 }
 
 struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count,
                                       const struct gdn_cuda_cut *like)
 {
-    const int64_t       n = b->B * H, tokens = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0;
-    const int64_t       chunks = divide_up(tokens, CHUNK);
-    struct gdn_cuda_cut best   = gdn_cuda_no_cut(b, H, sm_count), c = best;
-    int64_t             least  = chunks * cost_of(best.wide, n, sm_count);
-    for (int64_t s = 2; s <= MOST_SEGMENTS && s * LEAST_CHUNKS < chunks; s++) {
-        const int64_t time = try_segments(&c, n, chunks, s, sm_count);
-        if (time >= least) continue;
-        least = time;
-        best  = c;
+    const int64_t       tokens = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0;
+    struct gdn_cuda_cut best   = gdn_cuda_no_cut(b, H, sm_count);
+    struct trial t = { .n = b->B * H, .chunks = divide_up(tokens, CHUNK), .sm_count = sm_count };
+    int64_t      least = (CALL + time_of(best.wide, t.n, t.chunks, sm_count)) / 20 * 19, most;
+    if (t.n == 0 || (t.n >= count_room(false, sm_count) && !like)) return best;
+    most = like ? 0 : at_most(MOST_SEGMENTS, MOST_FILLS * sm_count / t.n);
+    for (t.s = 2; t.s <= most && t.s * LEAST_CHUNKS < t.chunks; t.s++) {
+        const int64_t each = find_each(&t, &least);
+        if (each == 0) continue;
+        best.wide       = false;
+        best.later_wide = is_wide_better(t.n * t.s, sm_count);
+        best.first      = (t.chunks - t.s * each) * CHUNK;
+        best.each       = each * CHUNK;
     }
     if (like) {
         best.first = like->first, best.each = like->each;
-        best.later_wide = is_wide_better(n * divide_up(tokens - like->first, like->each), sm_count);
+        best.later_wide =
+            is_wide_better(t.n * divide_up(tokens - like->first, like->each), sm_count);
     }
     best.units = count_units(&best, b);
     return best;

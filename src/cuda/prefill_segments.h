@@ -7,8 +7,8 @@
 
 #include "args.h"
 
-/* Tokens of the first segment, INT64_MAX: whole sequences; of those after it; how many of them there
- * may be in all. wide: blocks in place of clusters, for the first segments and for the others. */
+/* Tokens of the first segment, INT64_MAX: whole sequences; of those after it; how many of them
+ * there may be in all. wide: blocks in place of clusters, for first segments; for the others. */
 struct gdn_cuda_cut {
     int64_t first, each, units;
     bool    wide, later_wide;

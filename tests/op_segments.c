@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_prefill on Hopper with sequences cut into segments: where the planner cuts, and where this
+ * test has it cut, so that short ones have many segments. Held to the limits of whole sequences.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "ctx.h"
+#include "cuda/launch.h"
+#include "ring2_device.h"
+#include "ring2_rule.h"
+
+/* A call, and segments of so many tokens; first 0: as the planner wants them. */
+static const struct shape {
+    int32_t dtype, state, layout, norm;
+    int64_t K, V, first, each;
+} shapes[] = {
+    { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_NORM_NONE, 128, 128, 192, 128 },
+    { GDN_F16, GDN_F32, GDN_STATE_KV, GDN_NORM_L2, 128, 128, 64, 64 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_VK, GDN_NORM_L2, 96, 72, 128, 192 },
+    { GDN_BF16, GDN_E4M3, GDN_STATE_VK, GDN_NORM_NONE, 64, 128, 64, 128 },
+    { GDN_F16, GDN_F32, GDN_STATE_VK, GDN_NORM_NONE, 128, 64, 256, 64 },
+};
+enum { N_SHAPES = sizeof shapes / sizeof *shapes };
+#define FOR_EACH_SHAPE(s) for (const struct shape *s = shapes; s < shapes + N_SHAPES; s++)
+
+/* A context that cuts; NULL: no device here does. */
+static gdn_ctx *cutting(int64_t first, int64_t each)
+{
+    gdn_ctx *ctx = ring2_on_device() ? ring2_ctx(1) : NULL;
+    if (!ctx || ctx->cuda->capability != 90) {
+        ring2_skip("on Hopper");
+        return NULL;
+    }
+    ctx->cuda->cut.first = first;
+    ctx->cuda->cut.each  = each;
+    return ctx;
+}
+
+static void expect_cut(gdn_ctx *ctx, bool cut)
+{
+    CHECK(!strstr(gdn_last_kernel(ctx), "segments") == !cut, "%s", gdn_last_kernel(ctx));
+}
+
+static gdn_rule_args packed(const struct shape *s, int n, const int64_t *lengths)
+{
+    static const int heads[3] = { 2, 2, 4 };
+    gdn_rule_args    a = ring2_rule_packed(s->dtype, s->state, n, lengths, heads, s->K, s->V, NULL);
+    if (s->state == GDN_E4M3) {
+        a.state        = ring2_new(GDN_F32, 0, 4, n, 4, s->V, s->K);
+        a.state_out    = ring2_new(GDN_E4M3, 0, 4, n, 4, s->V, s->K);
+        a.state_out_scales = ring2_new(GDN_F32, 0, 3, n, 4, s->V, 0);
+        ring2_fill(&a.state, -1, 1);
+    }
+    if (s->layout == GDN_STATE_KV) {
+        a.state = ring2_new(s->state, 0, 4, n, 4, s->K, s->V);
+        ring2_fill(&a.state, -1, 1);
+    }
+    a.state_layout = s->layout;
+    a.norm         = s->norm;
+    return a;
+}
+
+static void call(gdn_ctx *ctx, const gdn_rule_args *a)
+{
+    ring2_status(ctx, "gdn_prefill", gdn_prefill(ctx, a), GDN_OK);
+}
+
+/* ---- Values -------------------------------------------------------------------------------- */
+
+/* Lengths around those of segments; one sequence is long, most are one segment or less. */
+static void agrees_with_float64(void)
+{
+    static const int64_t lengths[][6] = { { 1000 }, { 63, 64, 65, 700, 0, 129 }, { 1, 320, 321 } };
+    static const int     counts[]     = { 1, 6, 3 };
+    FOR_EACH_SHAPE(s) for (int i = 0; i < 3 && !ring2_failed(); i++)
+    {
+        gdn_ctx *ctx = cutting(s->first, s->each);
+        if (!ctx) return;
+        const gdn_rule_args a = packed(s, counts[i], lengths[i]);
+        if (s->state == GDN_E4M3) continue; /* states_of_8_bits() */
+        ring2_rule_inputs(&a, s->norm == GDN_NORM_NONE, i ? -0.1 : -0.01);
+        ring2_rule_check(ctx, &a, false);
+        expect_cut(ctx, true);
+        ring2_free();
+    }
+}
+
+/* Rows of a padded batch with tokens that do not count at both ends. */
+static void masked_rows(void)
+{
+    static const int     heads[3] = { 2, 2, 4 };
+    static const int64_t start[3] = { 0, 70, 333 }, count[3] = { 400, 330, 67 };
+    gdn_ctx             *ctx      = cutting(128, 64);
+    gdn_batch            t        = gdn_batch_init();
+    if (!ctx) return;
+    gdn_rule_args a = ring2_rule_args(GDN_BF16, GDN_F32, 3 * 400, 3, heads, 128, 128);
+    gdn_tensor   *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const int64_t *n = rows[i]->size;
+        *rows[i] = gdn_dense(rows[i]->data, rows[i]->dtype, rows[i]->ndim + 1, 3, 400, n[1], n[2]);
+    }
+    t.token_start = ring2_indices(GDN_I32, 3, start);
+    t.token_count = ring2_indices(GDN_I64, 3, count);
+    a.batch       = &t;
+    ring2_rule_check(ctx, &a, false);
+    expect_cut(ctx, true);
+}
+
+/* Long enough for the planner; and another bit than whole, or nothing has been tried. */
+static void where_the_planner_cuts(void)
+{
+    static const int heads[3] = { 1, 1, 1 };
+    gdn_ctx         *ctx      = cutting(0, 0);
+    if (!ctx) return;
+    gdn_rule_args a     = ring2_rule_args(GDN_BF16, GDN_F32, 6000, 1, heads, 128, 128);
+    gdn_rule_args whole = ring2_rule_clone(&a);
+    ring2_rule_check(ctx, &a, false);
+    expect_cut(ctx, true);
+    whole.flags = GDN_BATCH_INVARIANT;
+    call(ctx, &whole);
+    expect_cut(ctx, false);
+    CHECK(!ring2_same_bits(&a.out, &whole.out), "segments have the bits of a whole sequence");
+}
+
+/* Into 8 bits from float32: what they hold differs by a step and by what float32 may. */
+static void states_of_8_bits(void)
+{
+    static const int64_t lengths[] = { 500, 130 };
+    const struct shape  *s         = &shapes[3];
+    gdn_ctx             *ctx       = cutting(s->first, s->each);
+    if (!ctx) return;
+    gdn_rule_args a = packed(s, 2, lengths), b;
+    ring2_rule_check(ctx, &a, false);
+    expect_cut(ctx, true);
+    b = ring2_rule_clone(&a);
+    call(ctx, &b);
+    ring2_expect_bits("G3: out", &b.out, &a.out);
+    ring2_expect_bits("G3: codes", &b.state_out, &a.state_out);
+}
+
+/* Checkpoint c is the state after its tokens alone, to the limits of a state. */
+static void checkpoints(void)
+{
+    enum { T = 700, EVERY = 48, N = T / EVERY };
+    static const int64_t one[] = { T };
+    FOR_EACH_SHAPE(s)
+    {
+        gdn_ctx  *ctx = cutting(s->first, s->each);
+        gdn_batch t   = gdn_batch_init();
+        if (!ctx) return;
+        if (s->state == GDN_E4M3 || s->layout == GDN_STATE_KV) continue;
+        gdn_rule_args a = packed(s, 1, one), before = ring2_rule_clone(&a);
+        t.checkpoint_every = EVERY;
+        a.batch            = &t;
+        a.checkpoints      = ring2_new(GDN_F32, 0, 4, N, 4, s->V, s->K);
+        call(ctx, &a);
+        expect_cut(ctx, true);
+        for (int c = 0; c < N && !ring2_failed(); c += 3) {
+            gdn_rule_args     part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
+            const gdn_tensor  got  = ring2_narrow(&a.checkpoints, 0, c, 1);
+            struct ring2_rule m;
+            part.state_out = ring2_new(GDN_F32, 0, 4, 1, 4, s->V, s->K);
+            ring2_rule_model(&part, false, &m);
+            ring2_compare("checkpoint", &got, m.state, m.state_limit, m.state_noise, NULL);
+        }
+    }
+}
+
+/* ---- Guarantees ------------------------------------------------------------------------------ */
+
+static void G3_repeat(void)
+{
+    static const int64_t lengths[] = { 1000, 1, 333 };
+    FOR_EACH_SHAPE(s)
+    {
+        gdn_ctx *ctx = cutting(s->first, s->each);
+        if (!ctx) return;
+        gdn_rule_args a = packed(s, 3, lengths), first = ring2_rule_clone(&a);
+        call(ctx, &first);
+        for (int i = 0; i < 5; i++) {
+            gdn_rule_args b = ring2_rule_clone(&a);
+            call(ctx, &b);
+            ring2_expect_bits("out", &b.out, &first.out);
+            ring2_expect_bits("state", &b.state, &first.state);
+        }
+    }
+}
+
+/* With GDN_BATCH_INVARIANT a sequence has the same bits alone, where the planner would cut it, and
+ * beside others. */
+static void G2_batch_invariant(void)
+{
+    static const int     heads[3]  = { 1, 1, 2 };
+    static const int64_t lengths[] = { 4100, 70, 300 };
+    gdn_ctx             *ctx       = cutting(0, 0);
+    if (!ctx) return;
+    gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 3, lengths, heads, 128, 128, NULL);
+    gdn_rule_args alone = ring2_rule_slice(&a, 0, lengths[0]);
+    alone.batch         = NULL;
+    alone.state         = ring2_narrow(&a.state, 0, 0, 1);
+    alone               = ring2_rule_clone(&alone);
+    gdn_rule_args cut   = ring2_rule_clone(&alone);
+    a.flags = alone.flags = GDN_BATCH_INVARIANT;
+    call(ctx, &a);
+    expect_cut(ctx, false);
+    call(ctx, &alone);
+    expect_cut(ctx, false);
+    const gdn_rule_args got   = ring2_rule_slice(&a, 0, lengths[0]);
+    const gdn_tensor    state = ring2_narrow(&a.state, 0, 0, 1);
+    ring2_expect_bits("out", &alone.out, &got.out);
+    ring2_expect_bits("state", &alone.state, &state);
+    call(ctx, &cut);
+    expect_cut(ctx, true);
+}
+
+/* A NaN in the old state is gone after a gate of -inf, wherever in whichever segment that is. */
+static void G7_forgets(void)
+{
+    enum { T = 700, H = 4 };
+    static const int64_t one[] = { T }, gates[] = { 0, 63, 64, 200, 255, 256, 500, 699 };
+    FOR_EACH_SHAPE(s) for (int i = 0; i < 8; i++)
+    {
+        gdn_ctx *ctx = cutting(s->first, s->each);
+        if (!ctx) return;
+        if (s->state == GDN_E4M3) continue;
+        gdn_rule_args a = packed(s, 1, one), clean = ring2_rule_clone(&a);
+        for (int h = 0; h < H; h++) ring2_set(&a.g, gates[i] * H + h, -INFINITY);
+        clean.g = ring2_clone(&a.g);
+        ring2_fill_value(&a.state, NAN);
+        ring2_fill_value(&clean.state, 0);
+        call(ctx, &a), call(ctx, &clean);
+        expect_cut(ctx, true);
+        const gdn_tensor after = ring2_narrow(&a.out, 0, gates[i], T - gates[i]);
+        const gdn_tensor want  = ring2_narrow(&clean.out, 0, gates[i], T - gates[i]);
+        ring2_expect_bits("out", &after, &want);
+        ring2_expect_bits("state", &a.state, &clean.state);
+        ring2_free();
+    }
+}
+
+/* Through segments without gates and writes every bit stays, of NaN too. */
+static void G9_every_bit_stays(void)
+{
+    static const int64_t one[] = { 700 };
+    FOR_EACH_SHAPE(s)
+    {
+        gdn_ctx *ctx = cutting(s->first, s->each);
+        if (!ctx) return;
+        if (s->state == GDN_E4M3) continue;
+        gdn_rule_args    a      = packed(s, 1, one);
+        const gdn_tensor before = ring2_clone(&a.state);
+        ring2_set(&a.state, 5, NAN), ring2_set(&before, 5, NAN);
+        ring2_fill_value(&a.g, 0);
+        ring2_fill_value(&a.beta, 0);
+        call(ctx, &a);
+        expect_cut(ctx, true);
+        ring2_expect_bits("state", &a.state, &before);
+    }
+}
+
+/* In the caller's workspace, of which no byte too many is written. */
+static void G13_workspace(void)
+{
+    static const int64_t lengths[] = { 63, 64, 65, 700, 0, 129 };
+    gdn_ctx             *ctx       = cutting(64, 64);
+    if (!ctx) return;
+    gdn_rule_args a = packed(&shapes[0], 6, lengths);
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &a.workspace_bytes),
+                 GDN_OK);
+    a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+    ring2_rule_check(ctx, &a, false);
+    expect_cut(ctx, true);
+    a.workspace_bytes--;
+    ring2_status(ctx, "a byte less", gdn_prefill(ctx, &a), GDN_E_MEMORY);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_test tests[] = {
+        { "segments: float64", agrees_with_float64 },
+        { "segments: masked rows", masked_rows },
+        { "segments: where the planner cuts", where_the_planner_cuts },
+        { "segments: states of 8 bits", states_of_8_bits },
+        { "segments: checkpoints", checkpoints },
+        { "G3 segments repeat", G3_repeat },
+        { "G2 batch-invariant", G2_batch_invariant },
+        { "G7 a segment forgets by selection", G7_forgets },
+        { "G9 every bit stays through segments", G9_every_bit_stays },
+        { "G13 segments in the caller's workspace", G13_workspace },
+    };
+    return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where prefill on Hopper cuts sequences: from shapes alone, never more than there is room for. */
+#include "cuda/prefill_segments.h"
+#include "ring2.h"
+
+enum { SMS = 132 };
+
+static struct gdn_cuda_cut find(int64_t B, int64_t T, int64_t H, int sm_count)
+{
+    const struct gdn_cu_batch b = { .B = B, .T = B * T, .N = B * T };
+    return gdn_cuda_find_cut(&b, H, sm_count, NULL);
+}
+
+/* Of 132 multiprocessors, as measured: whole, or between so many segments of a sequence. */
+static void plans(void)
+{
+    static const struct {
+        int64_t B, T, H, least, most; /* 1: whole */
+    } calls[] = {
+        { 1, 1024, 8, 1, 1 },   { 1, 2048, 8, 1, 1 },    { 1, 8192, 8, 7, 9 },
+        { 1, 32768, 8, 8, 9 },  { 1, 32768, 16, 4, 8 },  { 1, 8192, 32, 2, 3 },
+        { 1, 2048, 32, 1, 1 },  { 1, 32768, 32, 2, 5 },  { 1, 32768, 66, 1, 1 },
+        { 1, 32768, 64, 1, 1 }, { 16, 32768, 8, 1, 1 },  { 4, 8192, 8, 2, 3 },
+        { 1, 32768, 4, 14, 18 }, { 1, 131072, 1, 9, 33 }, { 0, 0, 8, 1, 1 },
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const struct gdn_cuda_cut c = find(calls[i].B, calls[i].T, calls[i].H, SMS);
+        const int64_t T = calls[i].T, n = c.units ? 1 + (T - c.first + c.each - 1) / c.each : 1;
+        CHECK(n >= calls[i].least && n <= calls[i].most, "%d x %d tokens, %d heads: %d segments",
+              (int)calls[i].B, (int)T, (int)calls[i].H, (int)n);
+        CHECK(c.units == 0 || (c.first % 64 == 0 && c.each % 64 == 0 && !c.wide), "call %d",
+              (int)i);
+    }
+}
+
+/* gdn.h: at most five of a head for each multiprocessor. */
+static void workspace_is_bounded(void)
+{
+    static const int sms[] = { 1, 2, 16, 33, 78, 114, 132 };
+    for (int i = 0; i < 7; i++)
+        for (int64_t n = 1; n < 70; n++)
+            for (int64_t T = 100; T < 1 << 20; T += T / 3) {
+                const struct gdn_cuda_cut one = find(1, T, n, sms[i]), many = find(n, T, 1, sms[i]);
+                CHECK(one.units * n <= 5 * sms[i], "%d heads: %d", (int)n, (int)one.units);
+                CHECK(many.units <= 5 * sms[i], "%d rows: %d", (int)n, (int)many.units);
+            }
+}
+
+/* However tokens are dealt to sequences, there are no more segments than was said. */
+static void any_lengths(void)
+{
+    for (int i = 0; i < 20000; i++) {
+        const int64_t       B = 1 + i % 9, mean = 1 + i % 7 * 1500;
+        struct gdn_cuda_cut like = { .first = 64 * (1 + i % 11), .each = 64 * (1 + i % 5) };
+        const struct gdn_cu_batch b = { .B = B, .T = B * mean, .N = B * mean };
+        const struct gdn_cuda_cut c =
+            gdn_cuda_find_cut(&b, 4, SMS, mean > 4000 && i % 2 ? NULL : &like);
+        int64_t rest = B * mean, n = 0;
+        for (int64_t s = 0; s < B; s++) {
+            const int64_t edge = c.first + 1 + (int64_t)ring2_uniform(0, 3) * c.each;
+            int64_t length = (int64_t)ring2_uniform(0, (double)(2 * mean));
+            if (i % 3 && c.units) length = edge;
+            if (length > rest) length = rest;
+            rest -= length;
+            if (length > c.first) n += (length - c.first + c.each - 1) / c.each;
+        }
+        CHECK(n <= c.units, "first %d, each %d, %d of %d tokens: %d segments, %d were said",
+              (int)c.first, (int)c.each, (int)B, (int)(B * mean), (int)n, (int)c.units);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_test tests[] = {
+        { "segments: plans", plans },
+        { "segments: the workspace is bounded", workspace_is_bounded },
+        { "segments: any lengths", any_lengths },
+    };
+    return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

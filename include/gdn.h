@@ -977,8 +977,8 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  * are the library's own, in the order of hidden, slower, and G2, G17 and G18 hold to the bit; so
  * are those of a weight whose dtype is not A, with GDN_BATCH_INVARIANT. Tokens go one by one
  * through the rule where T is at most 8 or N at most B, else in chunks: lengths are not read on the
- * host. A call may be captured into a graph if one of these sizes has run before, and the graph replayed
- * with other contents.
+ * host. A call may be captured into a graph if one of these sizes has run before, and the graph
+ * replayed with other contents.
  */
 typedef struct gdn_block_args {
     uint32_t   struct_size; /* set by gdn_block_args_init() */

@@ -101,7 +101,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     const int           warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
     struct hopper_block b = { a, a.rule, cluster_rank(),
                               (int)(blockIdx.x / HOPPER_BLOCKS % a.rule.H), 0 };
-    if (a.cut.states && !a.cut.later) griddepcontrol_launch_dependents();
+    if (a.cut.states && !(HOPPER_OUTPUTS && a.cut.later)) griddepcontrol_launch_dependents();
     prepare(b);
     if (b.s().n_tokens == 0) { /* both blocks do */
         end_after_others();

@@ -12,7 +12,7 @@
 
 /* MOST: segments of a sequence; how often all of them fill the device; how much longer first ones
  * are. So the workspace is that of 5 segments of a head per multiprocessor at most (gdn.h). */
-enum { CHUNK = 64, LEAST_CHUNKS = 4, COLUMNS = 8 };
+enum { CHUNK = 64, LEAST_CHUNKS = 4, COLUMNS = 16 };
 enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
 
 /* Nanoseconds. A kernel takes START for every round of blocks that there is room for, and so much
@@ -23,7 +23,7 @@ enum {
     WIDE    = 3050, WIDE_START   = 5000, /* of one; beside START */
     BESIDE  = 1320,                      /* more of a first segment, beside summaries */
     SUMMARY = 1630, SUMMARY_START = 14000,
-    STEP    = 2000, STEPS_START  = 4000, /* from segment to segment */
+    STEP    = 1500, STEPS_START  = 4000, /* from segment to segment */
     CALL    = 6000, LAUNCHES     = 8000  /* of any call; of three launches more */
 };
 

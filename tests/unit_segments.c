@@ -46,6 +46,18 @@ static void workspace_is_bounded(void)
             }
 }
 
+/* Rows have all their tokens, so as many segments as were said. */
+static void rows(void)
+{
+    for (int64_t T = 1; T < 3000; T += 7) {
+        const struct gdn_cuda_cut like = { .first = 192, .each = 128 };
+        const struct gdn_cu_batch b    = { .B = 3, .T = T, .N = 3 * T, .padded = 1 };
+        const int64_t n = T > 192 ? (T - 192 + 127) / 128 : 0;
+        const struct gdn_cuda_cut c    = gdn_cuda_find_cut(&b, 4, SMS, &like);
+        CHECK(c.units == 3 * n, "%d tokens: %d segments", (int)T, (int)c.units);
+    }
+}
+
 /* However tokens are dealt to sequences, there are no more segments than was said. */
 static void any_lengths(void)
 {
@@ -74,6 +86,7 @@ int main(int argc, char **argv)
     static const struct ring2_test tests[] = {
         { "segments: plans", plans },
         { "segments: the workspace is bounded", workspace_is_bounded },
+        { "segments: rows", rows },
         { "segments: any lengths", any_lengths },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -12,7 +12,7 @@
 
 /* MOST: segments of a sequence; how often all of them fill the device; how much longer first ones
  * are. So the workspace is that of 5 segments of a head per multiprocessor at most (gdn.h). */
-enum { CHUNK = 64, LEAST_CHUNKS = 4, COLUMNS = 16 };
+enum { CHUNK = 64, LEAST_CHUNKS = 4, COLUMNS = 8 };
 enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
 
 /* Nanoseconds. A kernel takes START for every round of blocks that there is room for, and so much
@@ -21,9 +21,9 @@ enum {
     START   = 7000,
     CLUSTER = 1500, CLUSTER_MORE = 730,  /* of two multiprocessors */
     WIDE    = 3050, WIDE_START   = 5000, /* of one; beside START */
-    BESIDE  = 1320,                      /* more of a first segment, beside summaries */
+    BESIDE  = 1320, BESIDE_START = 13000, /* more of a first segment, beside summaries */
     SUMMARY = 1630, SUMMARY_START = 14000,
-    STEP    = 1500, STEPS_START  = 4000, /* from segment to segment */
+    STEP    = 2000, STEPS_START  = 2000, /* from segment to segment */
     CALL    = 6000, LAUNCHES     = 8000  /* of any call; of three launches more */
 };
 
@@ -88,7 +88,7 @@ static int64_t time_of_summaries(const struct trial *t)
 {
     const int64_t room = count_room(false, t->sm_count), n = t->n * (t->s - 1);
     const int64_t first = t->chunks - t->s * t->each;
-    const int64_t a = first * (CLUSTER + BESIDE * t->n / room) + START;
+    const int64_t a = first * (CLUSTER + BESIDE * t->n / room) + BESIDE_START;
     const int64_t b = t->each * SUMMARY + SUMMARY_START;
     return at_least(a, b * at_most(divide_up(n, room - t->n),
                                    divide_up(n * b + t->n * a, room * b)));
@@ -97,7 +97,7 @@ static int64_t time_of_summaries(const struct trial *t)
 static int64_t time_of_steps(const struct trial *t)
 {
     const int64_t rounds = divide_up(t->n * (2 * CHUNK / COLUMNS), t->sm_count);
-    return (t->s - 1) * rounds * STEP + STEPS_START;
+    return t->s * rounds * STEP + STEPS_START;
 }
 
 static int64_t time_of_segments(const struct trial *t)
@@ -111,7 +111,7 @@ static int64_t time_of_segments(const struct trial *t)
 static int64_t balance(const struct trial *t, int64_t rounds)
 {
     const int64_t chunk = CLUSTER + BESIDE * t->n / count_room(false, t->sm_count);
-    const int64_t more  = rounds * SUMMARY_START - START;
+    const int64_t more  = rounds * SUMMARY_START - BESIDE_START;
     return divide_up(at_least(0, t->chunks * chunk - more), t->s * chunk + rounds * SUMMARY);
 }
 

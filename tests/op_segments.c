@@ -120,7 +120,8 @@ static void where_the_planner_cuts(void)
     static const int heads[3] = { 1, 1, 1 };
     gdn_ctx         *ctx      = cutting(0, 0);
     if (!ctx) return;
-    gdn_rule_args a     = ring2_rule_args(GDN_BF16, GDN_F32, 6000, 1, heads, 128, 128);
+    gdn_rule_args a = ring2_rule_args(GDN_BF16, GDN_F32, 6000, 1, heads, 128, 128);
+    ring2_rule_inputs(&a, true, -0.001); /* with stronger gates M is 0 to float32 */
     gdn_rule_args whole = ring2_rule_clone(&a);
     ring2_rule_check(ctx, &a, false);
     expect_cut(ctx, true);

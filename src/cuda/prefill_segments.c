@@ -20,8 +20,9 @@ enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
 enum {
     START   = 7000,
     CLUSTER = 1500, CLUSTER_MORE = 730,  /* of two multiprocessors */
+    WHOLE_MORE = 600,                    /* of whole sequences, from half of them on */
     WIDE    = 3050, WIDE_START   = 5000, /* of one; beside START */
-    BESIDE  = 1320, BESIDE_START = 13000, /* more of a first segment, beside summaries */
+    BESIDE  = 1320,                      /* more of a first segment, beside summaries */
     SUMMARY = 1630, SUMMARY_START = 14000,
     STEP    = 2000, STEPS_START  = 2000, /* from segment to segment */
     CALL    = 6000, LAUNCHES     = 8000  /* of any call; of three launches more */
@@ -59,6 +60,14 @@ static int64_t time_of(bool wide, int64_t n, int64_t chunks, int sm_count)
     return rounds * (chunks * chunk + START + wide * WIDE_START);
 }
 
+/* As sequences of a call that has fewer of them than there is room for. */
+static int64_t time_of_whole(bool wide, int64_t n, int64_t chunks, int sm_count)
+{
+    const int64_t half = at_least(1, count_room(false, sm_count) / 2), busy = at_most(half, n);
+    if (wide) return CALL + time_of(wide, n, chunks, sm_count);
+    return CALL + chunks * (CLUSTER + WHOLE_MORE * busy * busy / (half * half)) + START;
+}
+
 struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count)
 {
     const struct gdn_cuda_cut c = { .first = INT64_MAX, .each = CHUNK,
@@ -88,7 +97,7 @@ static int64_t time_of_summaries(const struct trial *t)
 {
     const int64_t room = count_room(false, t->sm_count), n = t->n * (t->s - 1);
     const int64_t first = t->chunks - t->s * t->each;
-    const int64_t a = first * (CLUSTER + BESIDE * t->n / room) + BESIDE_START;
+    const int64_t a = first * (CLUSTER + BESIDE * t->n / room) + START;
     const int64_t b = t->each * SUMMARY + SUMMARY_START;
     return at_least(a, b * at_most(divide_up(n, room - t->n),
                                    divide_up(n * b + t->n * a, room * b)));
@@ -111,7 +120,7 @@ static int64_t time_of_segments(const struct trial *t)
 static int64_t balance(const struct trial *t, int64_t rounds)
 {
     const int64_t chunk = CLUSTER + BESIDE * t->n / count_room(false, t->sm_count);
-    const int64_t more  = rounds * SUMMARY_START - BESIDE_START;
+    const int64_t more  = rounds * SUMMARY_START - START;
     return divide_up(at_least(0, t->chunks * chunk - more), t->s * chunk + rounds * SUMMARY);
 }
 
@@ -137,7 +146,7 @@ struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, i
     const int64_t       tokens = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0;
     struct gdn_cuda_cut best   = gdn_cuda_no_cut(b, H, sm_count);
     struct trial t = { .n = b->B * H, .chunks = divide_up(tokens, CHUNK), .sm_count = sm_count };
-    int64_t      least = (CALL + time_of(best.wide, t.n, t.chunks, sm_count)) / 20 * 19, most;
+    int64_t      least = time_of_whole(best.wide, t.n, t.chunks, sm_count) / 20 * 19, most;
     if (t.n == 0 || (t.n >= count_room(false, sm_count) && !like)) return best;
     most = like ? 0 : at_most(MOST_SEGMENTS, MOST_FILLS * sm_count / t.n);
     for (t.s = 2; t.s <= most && t.s * LEAST_CHUNKS < t.chunks; t.s++) {

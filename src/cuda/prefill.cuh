@@ -194,7 +194,10 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
     const bool makes_t = warp < 4, loads = warp >= b.a.n_aux - 4, gates = warp == b.a.n_aux - 1;
     const struct prefill_sources f = find_sources(b);
     raw_gates<block::chunk>      raw;
-    if (gates) start_gates<1>(raw, b.r, b.s, b.head, 0);
+    if (gates) {
+        start_gates(raw, b.r, b.s, b.head, 0);
+        fetch_gates<1>(raw, b.r);
+    }
     if (loads && ahead) load_chunk(b, f, 0, 0);
 
     int slot = 0, stage = 0, next = ahead;

@@ -82,7 +82,7 @@ GDN_DEVICE float element_to_f32(uint32_t x, int dtype)
     return dtype == GDN_BF16 ? bf16_to_f32((uint16_t)x) : f16_to_f32((uint16_t)x);
 }
 
-/* Those of the next chunk; of one in `each`. */
+/* Those of the chunk; the next will be the one after `each`. */
 template <int each, int chunk>
 GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
 {
@@ -99,8 +99,8 @@ GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
     raw.left -= each * chunk;
 }
 
-/* From chunk c on. */
-template <int each, int chunk>
+/* From chunk c on; none is on its way yet. */
+template <int chunk>
 GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
                             const struct gdn_cu_seq &s, int head, int c)
 {
@@ -110,7 +110,6 @@ GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
     raw.next_g     = r.g.data ? row_at(r.g, s, t, head) : NULL;
     raw.next_beta  = r.beta.data ? row_at(r.beta, s, t, head) : NULL;
     raw.left       = (int)clamp64(s.n_valid - t, 0, INT32_MAX);
-    fetch_gates<each>(raw, r);
 }
 
 /* Inclusive sums over lanes; with resets: sums that start anew at one, before: of the word before. */

@@ -105,7 +105,10 @@ GDN_DEVICE void load_all(const struct hopper_block &b, int lane)
                                      source_head(b.r, b.head, b.r.Hq), (int)b.s().first,
                                      (int)b.s().batch, (int)(b.s().n_valid / 64) };
 #pragma unroll 1
-    for (int c = -3; c < b.n_chunks - 1; c++) load_step(l, c);
+    for (int c = -3; c < b.n_chunks - 1; c++) {
+        if (c == -2 && b.n_chunks > 0) b.wait(HOPPER_GATES_FULL, 0); /* the first T comes first */
+        load_step(l, c);
+    }
 }
 
 /* ---- Output -------------------------------------------------------------------------------------- */
@@ -149,7 +152,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
     const bool    norm = b.r.norm != GDN_NORM_NONE;
     raw_gates<64> raw;
     bool          idle = true, forgets = false;
-    start_gates<2>(raw, b.r, b.s(), b.head, c);
+    start_gates(raw, b.r, b.s(), b.head, c);
     for (int i = c; i < HOPPER_AHEAD; i += 2) { /* where there are no lengths, these stay */
         if (io == GDN_F16 || !norm) fill_tokens(b.gates(i).k_scale, 1);
         if (!norm) fill_tokens(b.gates(i).q_scale, b.r.scale);
@@ -157,9 +160,9 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
 #pragma unroll 1
     for (; c < b.n_chunks; c += 2) {
         float G[2] = {};
+        fetch_gates<2>(raw, b.r); /* early enough: places are rarely free yet */
         b.wait_free(HOPPER_GATES_FREE, c);
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
-        fetch_gates<2>(raw, b.r);
         const bool own = b.is_own(c) || !norm; /* factors with lengths come from who makes T and P */
         write_gates<64>(b.gates(c), G, b.r, b.tokens(c), own || io == GDN_F16, own);
 #pragma unroll

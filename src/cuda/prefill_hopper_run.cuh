@@ -7,31 +7,31 @@
 #include "prefill_hopper_solve.cuh"
 #include "prefill_hopper_keys.cuh"
 
+/* Who arrives at a barrier: the warps of the block's state, or of both blocks' where T and P are
+ * freed; the warps that make T and P, but the other block's T arrives as one copy; else one. */
+GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
+{
+    const int state = 4 * HOPPER_GROUPS;
+    if (barrier < HOPPER_GATES_FREE) return 1;
+    if (barrier < HOPPER_K_FULL) return state;
+    if (barrier < HOPPER_K_FREE) return 1;
+    if (barrier < HOPPER_T_FULL) return state;
+    if (barrier < HOPPER_T_FREE) return b.is_own(barrier - HOPPER_T_FULL) ? 4 : 1;
+    if (barrier < HOPPER_Q_FULL) return state * HOPPER_BLOCKS;
+    if (barrier < HOPPER_Q_FREE) return 1;
+    if (barrier < HOPPER_V_FULL) return state;
+    if (barrier < HOPPER_V_FREE) return 1;
+    if (barrier < HOPPER_OUT_FULL) return HOPPER_OUTPUTS ? 1 : state;
+    if (barrier < HOPPER_P_FULL) return state;
+    if (barrier < HOPPER_P_FREE) return 4;
+    return barrier < HOPPER_TAIL ? state * HOPPER_BLOCKS : 1;
+}
+
+/* By a warp. */
 GDN_DEVICE void init_barriers(const struct hopper_block &b)
 {
-    const struct {
-        int first, arrivals;
-    } rings[] = {
-        { HOPPER_K_FULL, 1 },
-        { HOPPER_K_FREE, 4 * HOPPER_GROUPS },
-        { HOPPER_GATES_FULL, 1 },
-        { HOPPER_GATES_FREE, 4 * HOPPER_GROUPS },
-        { HOPPER_V_FULL, 1 },
-        { HOPPER_V_FREE, HOPPER_OUTPUTS ? 1 : 4 * HOPPER_GROUPS },
-        { HOPPER_OUT_FULL, 4 * HOPPER_GROUPS },
-        { HOPPER_T_FREE, 4 * HOPPER_GROUPS * HOPPER_BLOCKS }, /* warps of the state of both */
-        { HOPPER_Q_FULL, 1 },
-        { HOPPER_Q_FREE, 4 * HOPPER_GROUPS },
-        { HOPPER_P_FULL, 4 },
-        { HOPPER_P_FREE, 4 * HOPPER_GROUPS * HOPPER_BLOCKS },
-    };
-    for (int k = 0; k < (int)(sizeof rings / sizeof *rings); k++)
-        for (int i = 0; i < (int)b.ring(rings[k].first); i++)
-            mbarrier_init(b.barrier(rings[k].first + i), rings[k].arrivals);
-    /* The other block's T arrives as one copy. */
-    for (int i = 0; i < HOPPER_MADE; i++)
-        mbarrier_init(b.barrier(HOPPER_T_FULL + i), b.is_own(i) ? 4 : 1);
-    mbarrier_init(b.barrier(HOPPER_TAIL), 1);
+    for (int i = threadIdx.x % 32; i < HOPPER_N_BARRIERS; i += 32)
+        mbarrier_init(b.barrier(i), arrivals_of(b, i));
     mbarrier_init_fence();
 }
 
@@ -72,7 +72,6 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     b.common().s           = s;
     b.common().segment     = segment;
     b.common().checkpoints = list;
-    init_barriers(b);
 }
 
 /* What the kernel reads of the batch, and zeros where nobody writes: above the diagonal of T and P,
@@ -80,6 +79,7 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
 GDN_DEVICE void prepare(struct hopper_block &b)
 {
     if (threadIdx.x < 32) find_part(b);
+    if (threadIdx.x / 32 == 1) init_barriers(b);
     for (int i = threadIdx.x; i < (HOPPER_L - HOPPER_T) / 16; i += blockDim.x)
         store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
     if (threadIdx.x == 0) store_shared(hopper_address() + HOPPER_L + 64 * 4, 0, 0, 0, 0);
@@ -111,7 +111,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
         zero_outside(b, -b.s().n_before, 0);
         zero_outside(b, b.s().n_valid, b.s().n_tokens - b.s().n_before);
     }
-    cluster_sync();
+    if (HOPPER_BLOCKS == 2) cluster_sync();
     if (group == 0) {
         lower_registers<HOPPER_IO_REGISTERS>();
         run_io<io>(b, warp, lane);
@@ -126,7 +126,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
         run_solve<io>(b, warp % 4, lane);
     }
     __syncwarp();
-    cluster_sync(); /* the other block may still signal here, or copy */
+    if (HOPPER_BLOCKS == 2) cluster_sync(); /* the other block may still signal here, or copy */
     end_after_others();
 }
 

@@ -104,6 +104,9 @@ struct gdn_cu_conv {
     int32_t key_head, Hk, K, V;
     /* Sequences of a warp that steps, at most, and from one to the next; 0: none does. */
     int64_t n_steps, apart;
+    /* Of the grid of tiles of a few tokens: rows of blocks that walk, before the others. */
+    int32_t walk_blocks;
+    int32_t plain; /* all tokens of all rows are valid */
 };
 
 /* One side of gdn_state_copy; steps in bytes. */
@@ -224,6 +227,18 @@ struct gdn_cu_packed {
     struct gdn_cu_at  cu_seqlens, initial;
     int32_t           initial_bytes; /* 4 or 1 */
     int32_t           n; /* sequences; block row n has what is behind the last one */
+};
+
+/* Or of up to four tokens of each sequence, on states of float32 whose rows are v: decode_four.cuh.
+ * Of a token `..._token` bytes. each: every token's state is kept, in its slot of write_slots. */
+struct gdn_cu_four {
+    struct gdn_cu_one one;
+    int32_t           k_token, q_token, v_token, g_token, beta_token, out_token;
+    int32_t           T, each;
+    int32_t           write_token, n_slots; /* of write_slots: a step, and how many tokens have one */
+    const int32_t    *accepted;             /* NULL: none */
+    int32_t           accepted_step, read_token, n_reads; /* of read_slots, likewise */
+    int32_t           pad;
 };
 
 /* gdn_conv_view with steps of 32 bits, in bytes; inside a slot all of it is as near. */
@@ -349,7 +364,7 @@ GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
-GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16);
+GDN_CU_SIZE(gdn_cu_conv, 8 + 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);

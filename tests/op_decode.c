@@ -291,6 +291,20 @@ static bool are_for_windows(const struct shape *s)
     return s->dtype == GDN_BF16 && s->state != GDN_F16;
 }
 
+/* And that up to four tokens are for, of rows with states? */
+static bool are_for_four(const struct shape *s, int64_t T, bool k_first, bool each)
+{
+    if (T > 4 || s->K != 128) return false;
+    return s->state == GDN_F32 ? !k_first : s->state == GDN_BF16 && !each;
+}
+
+static void expect_kernel_named(const char *name)
+{
+    if (ring2_on_device())
+        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), name), "was %s, wanted %s",
+              gdn_last_kernel(ring2_ctx(1)), name);
+}
+
 /* Rows of 1 to 11 tokens, of which one is padding; every fifth call changes nothing. */
 static void several_tokens(int number)
 {
@@ -309,9 +323,8 @@ static void several_tokens(int number)
     if (n == 2) a.state_out = pool(s, 3, a.g.size[2], false);
     a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
     ring2_rule_check(ring2_ctx(1), &a, true);
-    if (ring2_on_device() && T > 4 && !k_first && are_for_windows(s))
-        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_windows"), "was %s",
-              gdn_last_kernel(ring2_ctx(1)));
+    if (T > 4 && !k_first && are_for_windows(s)) expect_kernel_named("gdn_decode_windows");
+    if (T > 1 && are_for_four(s, T, k_first, false)) expect_kernel_named("gdn_decode_four");
 }
 
 /* Two to six tokens of each sequence on states whose rows are k. */
@@ -335,9 +348,8 @@ static void few_tokens(int number)
     a.scale = n % 3 ? 0 : 0.3f;
     if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
     ring2_rule_check(ring2_ctx(1), &a, true);
-    if (ring2_on_device() && are_for_windows(s))
-        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_few"), "was %s",
-              gdn_last_kernel(ring2_ctx(1)));
+    const bool four = are_for_four(s, T, true, false) && !(a.batch && batch.has_initial_state.data);
+    if (are_for_windows(s)) expect_kernel_named(four ? "gdn_decode_four" : "gdn_decode_few");
 }
 
 /* A call of padded tokens on a clone, in which one tensor is filled with x, and if `at` is not
@@ -345,15 +357,15 @@ static void few_tokens(int number)
 static gdn_rule_args padded_call(const gdn_rule_args *a, size_t tensor, int64_t at, double x)
 {
     gdn_rule_args    b    = ring2_rule_clone(a);
-    const gdn_tensor t[]  = { b.state, b.v };
+    const gdn_tensor t[]  = { b.state, b.v, b.k };
     const gdn_tensor part = at < 0 ? t[tensor] : ring2_select(&t[tensor], 1, at);
     ring2_fill_value(&part, x);
     ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &b), GDN_OK);
     return b;
 }
 
-/* Of four and ten tokens: alpha = 0 forgets what was before, NaN too, beta = 0 lets no NaN in, and
- * where nothing changes every bit stays. */
+/* Of four and ten tokens: alpha = 0 forgets what was before, NaN too, of a state or a token, beta = 0
+ * lets no NaN in, and where nothing changes every bit stays. */
 static void padded_selection(int number)
 {
     const struct shape *s       = &shapes[number / 4];
@@ -368,6 +380,9 @@ static void padded_selection(int number)
     x = padded_call(&a, 1, at, NAN);
     y = padded_call(&a, 1, at, 1);
     expect_same(&x, &y);
+    x = padded_call(&a, 2, at, NAN);
+    y = padded_call(&a, 2, at, 1);
+    ring2_expect_bits("state beside k", &x.state, &y.state);
     ring2_fill_value(&g, -(double)INFINITY);
     x = padded_call(&a, 0, -1, NAN);
     y = padded_call(&a, 0, -1, 0);
@@ -375,6 +390,14 @@ static void padded_selection(int number)
     const gdn_tensor want = ring2_narrow(&y.out, 1, at, T - at);
     ring2_expect_bits("out", &got, &want);
     ring2_expect_bits("state", &x.state, &y.state);
+    for (size_t tensor = 1; tensor < 3; tensor++) {
+        x = padded_call(&a, tensor, at - 1, NAN);
+        y = padded_call(&a, tensor, at - 1, 1);
+        const gdn_tensor after[] = { ring2_narrow(&x.out, 1, at, T - at),
+                                     ring2_narrow(&y.out, 1, at, T - at) };
+        ring2_expect_bits(tensor == 1 ? "out after v" : "out after k", &after[0], &after[1]);
+        ring2_expect_bits(tensor == 1 ? "state after v" : "state after k", &x.state, &y.state);
+    }
     ring2_fill_value(&a.g, 0);
     ring2_fill_value(&a.beta, 0);
     a.state_out = ring2_clone(&a.state);
@@ -386,8 +409,9 @@ static void padded_selection(int number)
 /* A sequence of several tokens has the bits that it has alone. */
 static void padded_alone(int number)
 {
-    const struct shape *s = &shapes[number / 2];
-    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, 3 * 5, 0, heads[0], s->K, s->V), b;
+    const struct shape *s = &shapes[number / 4];
+    const int64_t       T = number / 2 % 2 ? 5 : 3;
+    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[0], s->K, s->V), b;
     a.state         = pool(s, 3, a.g.size[1], number % 2);
     a.state_layout  = number % 2 ? GDN_STATE_KV : GDN_STATE_VK;
     pad_all(&a, 3);
@@ -402,12 +426,13 @@ static void padded_alone(int number)
     ring2_expect_bits("state", &b.state, &state);
 }
 
-/* The states after each of one to six tokens, as rows or by cu_seqlens; some are dropped, and in
- * some calls nothing changes. */
+/* The states after each of one to six tokens, as rows or by cu_seqlens; some are dropped, some calls
+ * go on from accepted tokens, and in some nothing changes. */
 static void every_state(int number)
 {
     enum { ROWS = 3, MOST = 6, POOL = ROWS * MOST + 4 };
-    static const int64_t start[] = { 2, -1, 0 }, cu[] = { 0, 1, 1, 6 };
+    static const int64_t start[] = { 2, -1, 0 }, cu[] = { 0, 1, 1, 6 }, accepted[] = { 2, 1, 1 };
+    static const int64_t drafts[] = { POOL - 1, 2, -1, POOL - 1, 0, POOL - 1 };
     const struct shape  *s     = &shapes[number % N_SHAPES];
     const int            n     = number / N_SHAPES;
     const int64_t        T     = 1 + (number + n) % MOST, N = n % 3 == 2 ? 7 : ROWS * T;
@@ -432,10 +457,15 @@ static void every_state(int number)
     for (int64_t i = 0; i < ROWS * MOST; i++)
         ring2_set(&batch.write_slots, i, i % 4 == 1 ? -1 : (double)(3 + i));
     if (n % 2) a.state_out = pool(s, POOL, H, n == 3);
+    if (number % 3 == 0) {
+        batch.num_accepted_tokens = ring2_indices(GDN_I32, ROWS, accepted);
+        batch.read_slots          = ring2_new(GDN_I32, 0, 2, ROWS, 2, 0, 0);
+        for (int64_t i = 0; i < 2 * ROWS; i++)
+            ring2_set(&batch.read_slots, i, (double)drafts[i]);
+    }
     ring2_rule_check(ring2_ctx(1), &a, true);
-    if (ring2_on_device() && n != 3 && are_for_windows(s))
-        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_windows"), "was %s",
-              gdn_last_kernel(ring2_ctx(1)));
+    if (n % 3 != 2 && are_for_four(s, T, n == 3, true)) expect_kernel_named("gdn_decode_four");
+    else if (n != 3 && are_for_windows(s)) expect_kernel_named("gdn_decode_windows");
 }
 
 int main(int argc, char **argv)
@@ -450,7 +480,7 @@ int main(int argc, char **argv)
         { "several tokens", several_tokens, 4 * N_SHAPES },
         { "few tokens", few_tokens, 8 * N_SHAPES },
         { "selection of padded rows", padded_selection, 4 * N_SHAPES },
-        { "padded rows alone", padded_alone, 2 * N_SHAPES },
+        { "padded rows alone", padded_alone, 4 * N_SHAPES },
         { "every state", every_state, 4 * N_SHAPES },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

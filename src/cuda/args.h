@@ -229,15 +229,16 @@ struct gdn_cu_packed {
     int32_t           n; /* sequences; block row n has what is behind the last one */
 };
 
-/* Or of up to four tokens of each sequence, on states of float32 whose rows are v: decode_four.cuh.
- * Of a token `..._token` bytes. each: every token's state is kept, in its slot of write_slots. */
+/* Or of up to four tokens of each sequence, rows without initial states: decode_four.cuh.
+ * ..._token: from one token to the next, in bytes; of slots in elements. each: every token's state
+ * is kept, in its slot of write_slots. */
 struct gdn_cu_four {
     struct gdn_cu_one one;
     int32_t           k_token, q_token, v_token, g_token, beta_token, out_token;
     int32_t           T, each;
-    int32_t           write_token, n_slots; /* of write_slots: a step, and how many tokens have one */
-    const int32_t    *accepted;             /* NULL: none */
-    int32_t           accepted_step, read_token, n_reads; /* of read_slots, likewise */
+    int32_t           write_token, n_writes; /* n_: so many tokens have a slot */
+    const int32_t    *accepted; /* NULL: none */
+    int32_t           accepted_step, read_token, n_reads;
     int32_t           pad;
 };
 
@@ -381,6 +382,7 @@ GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_at, 16);
 GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_four, 264 + 10 * 4 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
 GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);

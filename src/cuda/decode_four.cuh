@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two to four tokens on states of float32 whose rows are v: decode_one.cuh's rows with the algebra
- * of decode_mma.cuh. The tokens' raw k and q are read from shared memory, one token after the
- * other, and meet the state as it was before all of them; what they read of each other is a product
- * of tensor cores. So there is one trip through the sums, whatever T is, and then a lane has token
- * lane % 4 of its own row.
+ * Up to four tokens of each sequence, k, q, v and out of one dtype of 16 bits: the trip to memory of
+ * decode_one.cuh with the algebra of decode_mma.cuh. What tokens read of each other is always a
+ * product of tensor cores; what they read and write of the state is what takes least:
  *
- * Tensor cores for the state too would need two terms of every element, which costs as much as the
- * sums of two tokens do, and warps of twice the rows.
+ *   rows      states of float32 whose rows are v, as decode_one.cuh has them: each token's raw k and
+ *             q come from shared memory and meet the state as it was before all of them, and a lane
+ *             is left with one token of one row. So there is one trip through the recurrence,
+ *             whatever T is; then the tokens are written one by one, and states kept between them.
+ *             Tensor cores would need two terms of every element, which costs as much as the sums
+ *             of two tokens, and warps of twice the rows.
+ *   products  states of bf16 whose rows are v: all of decode_mma.cuh
+ *   columns   states of bf16 whose rows are k, 64 columns a block, 32 rows a warp. Two rows' elements
+ *             of a column, side by side in a word, are what products take: from there on it is as
+ *             above, but for sums over warps.
  */
 #ifndef GDN_CUDA_DECODE_FOUR_CUH
 #define GDN_CUDA_DECODE_FOUR_CUH
@@ -15,67 +21,97 @@
 #include "decode_mma.cuh"
 #include "decode_one.cuh"
 
-/* A padded row, so that lanes of two columns of X store to banks of their own. */
-template <int KC> struct four_shared {
-    alignas(16) uint16_t x[2 * MMA_TOKENS][KC + 32];
-};
+enum { FOUR_K = 128, FOUR_COLUMNS = 64, FOUR_WARPS = FOUR_K / 32 /* of columns */ };
 
-/* What lane (g, t) has asked for: its part of column g of X; of token t the gates, v of the lane's
- * own row, and the slot that the state after it goes to. */
-template <int KC> struct four_raw {
-    uint32_t         x[KC / 8], v;
-    struct one_gates gates;
-};
+/* ---- Tokens --------------------------------------------------------------------------------- */
 
-/* Where token t of a head is. */
+/* Of a head token t. */
 GDN_DEVICE char *four_at(const struct gdn_cu_at &r, int row, int head, int token, int t)
 {
     return one_at(r, row, head) + (int64_t)t * token;
 }
 
-template <int KC>
-GDN_DEVICE void four_fetch(struct four_raw<KC> &raw, const struct gdn_cu_four &a,
-                           const struct one_place &w, int own)
+/* What lane (g, t) asks for: of column g of X its words; of token t the gates, and v of N rows. */
+template <int WORDS, int N> struct four_raw {
+    uint32_t         x[WORDS], v[N];
+    struct one_gates gates;
+};
+
+/* at: where the warp's part of k and q begins, in bytes. own: the lane's first row; the next ones
+ * are `step` apart. */
+template <int WORDS, int N>
+GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_four &a,
+                           const struct one_place &w, int at, int own, int step)
 {
     const struct gdn_cu_one &o = a.one;
-    const int   lane = threadIdx.x, g = lane / 4, t = lane % 4;
-    const char *x = (g & 1 ? four_at(o.q, w.row, one_source(w.head, o.group_q), a.q_token, g / 2)
-                           : four_at(o.k, w.row, one_source(w.head, o.group_k), a.k_token, g / 2));
+    const int   lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const bool  there = t < a.T;
+    const int   now = there ? t : 0; /* what is not there is not used */
+    const char *x = g & 1 ? four_at(o.q, w.row, one_source(w.head, o.group_q), a.q_token, g / 2)
+                          : four_at(o.k, w.row, one_source(w.head, o.group_k), a.k_token, g / 2);
+    const char *v = four_at(o.v, w.row, one_source(w.head, o.group_v), a.v_token, now) + own * 2;
 #pragma unroll
-    for (int i = 0; i < KC / 32; i++) {
+    for (int i = 0; i < WORDS; i += 4) {
         uint32_t y[4];
-        ld_keep_v4(y, x + t * 16 + 64 * i, g / 2 < a.T);
-        for (int j = 0; j < 4; j++) raw.x[4 * i + j] = y[j];
+        ld_keep_v4(y, x + at + t * 16 + i * 16, g / 2 < a.T);
+        for (int j = 0; j < 4; j++) raw.x[i + j] = y[j];
     }
-    const int now = there ? t : 0; /* what is not there is not used */
     raw.gates.g       = ld_4_or_2(four_at(o.g, w.row, w.head, a.g_token, now), o.g_bytes);
     raw.gates.beta    = ld_4_or_2(four_at(o.beta, w.row, w.head, a.beta_token, now), o.beta_bytes);
     raw.gates.A_log   = one_bits(o.A_log, 0, w.head, o.A_log_bytes);
     raw.gates.dt_bias = one_bits(o.dt_bias, 0, w.head, o.dt_bias_bytes);
-    raw.v = ld_b32_b16(four_at(o.v, w.row, one_source(w.head, o.group_v), a.v_token, now) + own * 2,
-                       false, there);
-}
-
-/* G: X^T X, of row g columns k_t and q_t. */
-template <int io, int PAIRS> GDN_DEVICE void four_lengths(float (&G)[4], const uint32_t (&x)[PAIRS])
-{
 #pragma unroll
-    for (int p = 0; p < PAIRS; p += 2) {
-        const uint32_t a[4] = { x[p], 0, x[p + 1], 0 };
-        if (io == GDN_BF16)
-            mma_bf16(G, a, x[p], x[p + 1]);
-        else
-            mma_f16(G, a, x[p], x[p + 1]);
-    }
+    for (int n = 0; n < N; n++) raw.v[n] = ld_b32_b16(v + n * step * 2, false, there);
 }
 
-template <int KC>
-GDN_DEVICE void four_share(struct four_shared<KC> &sh, const uint32_t (&x)[KC / 8])
+/* The lane's token, but for what it reads. One that is not there changes nothing. */
+template <int io, int WORDS, int N>
+GDN_DEVICE void four_expand(struct mma_lane<N> &r, const struct four_raw<WORDS, N> &raw,
+                            const struct gdn_cu_four &a)
+{
+    one_expand_gates<io>(r.alpha, r.beta, raw.gates, a.one);
+    if ((int)threadIdx.x % 4 >= a.T) r.alpha = 1, r.beta = 0;
+    for (int n = 0; n < N; n++) r.v[n] = one_half<io>(raw.v[n]), r.u[n] = 0;
+}
+
+/* What its raw k and q are to be multiplied by. G: X^T X. */
+GDN_DEVICE struct one_factors four_factors(const float (&G)[4], const struct gdn_cu_one &a)
+{
+    const int   t  = threadIdx.x % 4;
+    const float kk = __shfl_sync(0xffffffff, G[0], 9 * t);
+    const float qq = __shfl_sync(0xffffffff, G[1], 9 * t + 4);
+    return one_factors_of(kk, qq, 0, a);
+}
+
+template <int io, int N>
+GDN_DEVICE void four_out(const struct mma_lane<N> &r, const struct gdn_cu_four &a,
+                         const struct one_place &w, int own, int step)
+{
+    const int t = threadIdx.x % 4;
+    if (!a.one.out.data || t >= a.T) return;
+    char *const out = four_at(a.one.out, w.row, w.head, a.out_token, t) + own * 2;
+    for (int n = 0; n < N; n++) one_store_half<io>(out + n * step * 2, r.o[n]);
+}
+
+/* Is the state another one after the tokens? */
+template <int N> GDN_DEVICE bool four_changes(const struct mma_lane<N> &r)
+{
+    return __any_sync(0xffffffff, r.alpha != 1 || r.beta != 0);
+}
+
+/* ---- Rows of float32 ------------------------------------------------------------------------ */
+
+/* X, padded so that lanes of two columns of it store to banks of their own. */
+struct four_shared {
+    alignas(16) uint16_t x[2 * MMA_TOKENS][FOUR_K + 32];
+};
+
+template <int WORDS>
+GDN_DEVICE void four_share(struct four_shared &sh, const uint32_t (&x)[WORDS])
 {
     const int lane = threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < KC / 8; i += 4)
+    for (int i = 0; i < WORDS; i += 4)
         *(uint4 *)&sh.x[lane / 4][lane % 4 * 8 + 8 * i] = make_uint4(x[i], x[i + 1], x[i + 2],
                                                                      x[i + 3]);
     __syncwarp();
@@ -83,45 +119,32 @@ GDN_DEVICE void four_share(struct four_shared<KC> &sh, const uint32_t (&x)[KC / 
 
 /* The lane's elements of a column of X. */
 template <class Tile>
-GDN_DEVICE void four_take(float (&x)[Tile::C][Tile::E], const struct four_shared<Tile::K> &sh,
-                          int column)
+GDN_DEVICE void four_take(float (&x)[Tile::C][Tile::E], const struct four_shared &sh, int column)
 {
 #pragma unroll
     for (int c = 0; c < Tile::C; c++) {
         uint32_t y[2];
-        lds_v2(y, &sh.x[column][threadIdx.x % Tile::LANES * 4 + c * Tile::LANES * 4]);
+        lds_v2(y, &sh.x[column][(threadIdx.x % Tile::LANES + c * Tile::LANES) * 4]);
         for (int e = 0; e < 4; e++) x[c][e] = one_element<Tile::IO>(y[e / 2], e);
     }
 }
 
-/* A lane's token in its own row: what it reads of the state by k and by q, its output, its raw u. */
-struct four_row {
-    float s, z, o, u, v, alpha, beta;
-};
-
-/* mma_recur() of one row, every token's u as it was. k, q: the lane's token's factors. */
-GDN_DEVICE void four_recur(struct four_row &r, const float (&G)[4], float k, float q, int T)
+/* The slot that the state after the lane's token goes to; negative: nowhere. */
+GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w)
 {
-    const int lane = threadIdx.x, t = lane % 4;
-#pragma unroll 1
-    for (int i = 0; i < T; i++) {
-        const float alpha_i = __shfl_sync(0xffffffff, r.alpha, i);
-        const float kk      = __shfl_sync(0xffffffff, G[0], 8 * i + t) * k;
-        const float kq      = __shfl_sync(0xffffffff, G[1], 8 * i + t) * q;
-        r.s = faded(r.s, alpha_i), r.z = faded(r.z, alpha_i);
-        const float mine = r.beta == 0 ? 0 : r.beta * (r.v - r.s) * k;
-        const float u    = __shfl_sync(0xffffffff, mine, (lane & 28) | i);
-        if (u != 0) r.s = fmaf(kk, u, r.s), r.z = fmaf(kq, u, r.z);
-        if (t == i) r.o = r.z, r.u = mine;
-    }
+    const int t = threadIdx.x % 4;
+    if (!a.one.to.data || t >= a.T) return -1;
+    if (!a.each) return t == a.T - 1 ? w.to : -1;
+    if (t >= a.n_writes) return -1;
+    const int slot = a.one.write_slots[w.row * a.one.write_step + t * a.write_token];
+    return slot < a.one.write_pool ? slot : -1;
 }
 
-/* The state on through the tokens, and out after those that it is wanted of. slot: of the lane's
- * token. */
+/* The state on through the tokens, and out where it is wanted. */
 template <class Tile>
-GDN_DEVICE void four_write(Tile &tile, const struct four_shared<Tile::K> &sh,
-                           const struct four_row &r, const struct gdn_cu_four &a,
-                           const struct one_place &w, int slot, int row, int at, const char *from)
+GDN_DEVICE void four_write(Tile &tile, const struct four_shared &sh, const struct mma_lane<1> &r,
+                           const struct gdn_cu_four &a, const struct one_place &w, int slot,
+                           int row, int at, const char *from)
 {
     bool changed = false;
 #pragma unroll 1
@@ -132,9 +155,10 @@ GDN_DEVICE void four_write(Tile &tile, const struct four_shared<Tile::K> &sh,
         if (alpha != 1 || beta != 0) {
             changed = true;
             four_take<Tile>(tile.k, sh, 2 * t);
-            if (__builtin_expect(alpha == 0, 0)) one_forget(&tile.S[0][0][0], Tile::N * Tile::C * 4);
+            if (__builtin_expect(alpha == 0, 0))
+                one_forget(&tile.S[0][0][0], Tile::N * Tile::C * 4);
             if (__builtin_expect(beta == 0, 0)) one_forget(&tile.k[0][0], Tile::C * Tile::E);
-            one_write(tile, alpha, r.u, t);
+            one_write(tile, alpha, r.u[0], t);
         }
         if (to < 0) continue;
         char *const out = one_at(a.one.to, to, w.head) + row * a.one.to_row + at;
@@ -142,119 +166,91 @@ GDN_DEVICE void four_write(Tile &tile, const struct four_shared<Tile::K> &sh,
     }
 }
 
-/* The slot that the state after the lane's token goes to; -1: nowhere. */
-GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w)
-{
-    const int t = threadIdx.x % 4;
-    if (!a.one.to.data || t >= a.T) return -1;
-    if (!a.each) return t == a.T - 1 ? w.to : -1;
-    if (t >= a.n_slots) return -1;
-    const int slot = a.one.write_slots[w.row * a.one.write_step + t * a.write_token];
-    return slot < a.one.write_pool ? slot : -1;
-}
-
 /* Rows from v on. */
 template <class Tile>
-GDN_DEVICE void four_decode(const struct gdn_cu_four &a, const struct one_place &w, int v)
+GDN_DEVICE void four_rows(const struct gdn_cu_four &a, const struct one_place &w, int v)
 {
-    enum { LANES = Tile::LANES, N = Tile::N };
-    static_assert(LANES / N == MMA_TOKENS, "a token for each lane that is left with a row's sums");
-    __shared__ struct four_shared<Tile::K> sh;
-    const struct gdn_cu_one &one = a.one;
-    const int                lane = threadIdx.x, own = v + one_own<Tile>(), t = lane % 4;
-    const int                row = v + lane / LANES, at = lane % LANES * 16;
-    struct four_raw<Tile::K> raw;
-    struct four_row          r = {};
-    Tile                     tile;
-    float                    G[4] = {};
-    char *const              from = one_at(one.from, w.from, w.head) + row * one.from_row + at;
-    one_load(tile, from, one.from_row);
-    four_fetch<Tile::K>(raw, a, w, own);
+    enum { LANES = Tile::LANES, IO = Tile::IO };
+    static_assert(LANES / Tile::N == MMA_TOKENS, "a token for each lane that is left with a row");
+    __shared__ struct four_shared sh;
+    const int     lane = threadIdx.x, t = lane % 4, own = v + one_own<Tile>();
+    const int     row = v + lane / LANES, at = lane % LANES * 16;
+    float         G[4] = {};
+    struct four_raw<FOUR_K / 8, 1> raw;
+    struct mma_lane<1>             r;
+    Tile                           tile;
+    char *const from = one_at(a.one.from, w.from, w.head) + row * a.one.from_row + at;
+    one_load(tile, from, a.one.from_row);
+    four_fetch(raw, a, w, 0, own, 1);
     const int slot = four_slot(a, w);
     four_share(sh, raw.x);
-    four_lengths<Tile::IO>(G, raw.x);
-    const float                kk = __shfl_sync(0xffffffff, G[0], 9 * t);
-    const float                qq = __shfl_sync(0xffffffff, G[1], 9 * t + 4);
-    const struct one_factors f = one_factors_of(kk, qq, 0, one);
-    one_expand_gates<Tile::IO>(r.alpha, r.beta, raw.gates, one);
-    r.v = one_half<Tile::IO>(raw.v);
+    mma_lengths<IO>(G, raw.x);
+    const struct one_factors f = four_factors(G, a.one);
+    four_expand<IO>(r, raw, a);
+    r.s[0] = r.z[0] = 0;
 #pragma unroll 1
     for (int i = 0; i < a.T; i++) {
         float p, z;
         four_take<Tile>(tile.k, sh, 2 * i);
         four_take<Tile>(tile.q, sh, 2 * i + 1);
         one_read(p, z, tile);
-        if (t == i) r.s = p * f.k, r.z = z * f.q;
+        if (t == i) r.s[0] = p * f.k, r.z[0] = z * f.q;
     }
-    four_recur(r, G, f.k, f.q, a.T);
-    if (one.out.data && t < a.T)
-        one_store_half<Tile::IO>(four_at(one.out, w.row, w.head, a.out_token, t) + own * 2, r.o);
+    mma_recur(r, G, f.k, f.q, a.T, true);
+    four_out<IO>(r, a, w, own, 1);
     four_write(tile, sh, r, a, w, slot, row, at, from);
 }
 
-/* ---- States of bf16: tensor cores for the state too ------------------------------------------ */
+/* ---- Products ------------------------------------------------------------------------------- */
 
 /* Rows v to v + 15. */
-template <class Tile>
 GDN_DEVICE void four_products(const struct gdn_cu_four &a, const struct one_place &w, int v)
 {
-    const struct gdn_cu_one &one = a.one;
-    const int                lane = threadIdx.x, t = lane % 4, bytes = Tile::PAIRS * 16;
-    const bool               there = t < a.T;
-    struct four_raw<Tile::PAIRS * 8> raw;
-    struct mma_rows          r;
-    Tile                     tile;
-    float                    D[4] = {}, G[4] = {};
-    v += lane / 4;
-    char *const from = one_at(one.from, w.from, w.head) + v * one.from_row + t * 16;
-    mma_load(tile, from, one.from_row, bytes, true);
-    four_fetch<Tile::PAIRS * 8>(raw, a, w, v);
-    const char *values = four_at(one.v, w.row, one_source(w.head, one.group_v), a.v_token, t) + 2 * v;
-    const uint32_t other = ld_b32_b16(values + 16, false, there);
+    typedef mma_tile<FOUR_K, GDN_BF16> Tile;
+    enum { BYTES = FOUR_K * 2 };
+    const int lane = threadIdx.x, own = v + lane / 4, at = lane % 4 * 16;
+    float     D[4] = {}, G[4] = {};
+    struct four_raw<Tile::PAIRS, 2> raw;
+    struct mma_lane<2>              r;
+    Tile                            tile;
+    char *const from = one_at(a.one.from, w.from, w.head) + own * a.one.from_row + at;
+    mma_load(tile, from, a.one.from_row, BYTES, true);
+    four_fetch(raw, a, w, 0, own, 8);
     mma_lengths(G, raw.x);
-    one_expand_gates<GDN_BF16>(r.alpha, r.beta, raw.gates, one);
-    if (!there) r.alpha = 1, r.beta = 0;
-    const float              kk = __shfl_sync(0xffffffff, G[0], 9 * t);
-    const float              qq = __shfl_sync(0xffffffff, G[1], 9 * t + 4);
-    const struct one_factors f  = one_factors_of(kk, qq, 0, one);
-    r.v[0] = one_half<GDN_BF16>(raw.v), r.v[1] = one_half<GDN_BF16>(other);
+    four_expand<GDN_BF16>(r, raw, a);
+    const struct one_factors f = four_factors(G, a.one);
     tile.read(D, raw.x);
-    for (int h = 0; h < 2; h++) r.s[h] = D[2 * h] * f.k, r.z[h] = D[2 * h + 1] * f.q, r.u[h] = 0;
+    for (int h = 0; h < 2; h++) r.s[h] = D[2 * h] * f.k, r.z[h] = D[2 * h + 1] * f.q;
     mma_recur(r, G, f.k, f.q, a.T);
-    if (one.out.data && there) {
-        char *const out = four_at(one.out, w.row, w.head, a.out_token, t) + 2 * v;
-        for (int h = 0; h < 2; h++) one_store_half<GDN_BF16>(out + 16 * h, r.o[h]);
-    }
-    if (!one.to.data) return;
-    char *const to      = one_at(one.to, w.to, w.head) + v * one.to_row + t * 16;
-    const bool  changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
+    four_out<GDN_BF16>(r, a, w, own, 8);
+    if (!a.one.to.data) return;
+    char *const to      = one_at(a.one.to, w.to, w.head) + own * a.one.to_row + at;
+    const bool  changed = four_changes(r);
     if (changed) mma_turn(raw.x), mma_update(tile, raw.x, r.u, r.total, r.beta != 0);
-    if (changed || to != from) mma_store(tile, to, one.to_row, bytes);
+    if (changed || to != from) mma_store(tile, to, a.one.to_row, BYTES);
 }
 
-/* ---- States of bf16 whose rows are k ------------------------------------------------------- */
+/* ---- Columns -------------------------------------------------------------------------------- */
 
-/*
- * A block has 64 columns, each warp 32 rows of them: lane (g, t) columns 8 g to 8 g + 7 of rows 8 t
- * to 8 t + 7. Two rows' elements of a column, side by side in a word, are what products take, so
- * from there on it is as above, but for sums over warps.
- */
-struct turned_tile {
-    enum { COLUMNS = 64 };
-    uint32_t S[4][2][4]; /* of columns 2 i and 2 i + 1 of the lane the pairs of rows */
+/* Lane (g, t) has columns 8 g to 8 g + 7 of the warp's rows 8 t to 8 t + 7: of columns 2 j and
+ * 2 j + 1 the pairs of rows. */
+struct four_tile {
+    uint32_t S[4][2][4];
 };
 
-template <int WARPS> struct turned_shared {
-    float4 parts[WARPS][4][32];
-    float2 products[WARPS][32], u[4][32];
+/* parts: S X by each warp, for columns 2 j and 2 j + 1 of all lanes; products: of X^T X; u: as the
+ * state has it in the end. */
+struct four_parts {
+    float4 parts[FOUR_WARPS][4][32];
+    float2 products[FOUR_WARPS][32], u[4][32];
 };
 
 /* Halves of a and b side by side: the lower ones, the higher ones. */
 GDN_DEVICE uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffff) | b << 16; }
 GDN_DEVICE uint32_t high_halves(uint32_t a, uint32_t b) { return a >> 16 | (b & 0xffff0000); }
 
-/* Between pairs of columns as they lie in memory and pairs of rows; its own inverse. */
-GDN_DEVICE void turn_pairs(struct turned_tile &tile, uint32_t (&x)[8][4])
+/* From rows as they lie in memory. */
+GDN_DEVICE void four_turn(struct four_tile &tile, const uint32_t (&x)[8][4])
 {
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -264,58 +260,26 @@ GDN_DEVICE void turn_pairs(struct turned_tile &tile, uint32_t (&x)[8][4])
     }
 }
 
-GDN_DEVICE void turned_update(struct turned_tile &tile, uint32_t (&x)[4], const float2 (&u)[4],
-                              float total, bool used)
+GDN_DEVICE void four_store(const struct four_tile &tile, char *to, int64_t row)
 {
-    const uint32_t shift = used ? 1 << 16 : 0;
-    for (int p = 0; p < 4; p++) x[p] = turn_matrix(x[p]) * shift;
-    if (__builtin_expect(total == 0, 0)) one_forget(&tile.S[0][0][0], 32);
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const uint32_t a[4] = { tf32_high(u[j].x), tf32_high(u[j].y), tf32_rest(u[j].x),
-                                tf32_rest(u[j].y) };
-#pragma unroll
-        for (int p = 0; p < 4; p++) {
-            float c[4];
-            for (int i = 0; i < 4; i++) c[i] = one_element<GDN_BF16>(tile.S[j][i / 2][p], i) * total;
-            mma_tf32(c, a, x[p], x[p]);
-            for (int h = 0; h < 2; h++) tile.S[j][h][p] = f32_to_bf16x2(c[2 * h], c[2 * h + 1]);
-        }
+    for (int n = 0; n < 8; n++) {
+        uint32_t y[4];
+        for (int c = 0; c < 4; c++)
+            y[c] = n % 2 ? high_halves(tile.S[c][0][n / 2], tile.S[c][1][n / 2])
+                         : low_halves(tile.S[c][0][n / 2], tile.S[c][1][n / 2]);
+        one_store(to + n * row, y);
     }
 }
 
-template <int KC>
-GDN_DEVICE void four_columns(const struct gdn_cu_four &a, const struct one_place &w, int column)
+/* The warp's part of S X and of X^T X. */
+GDN_DEVICE void four_read(struct four_parts &sh, const struct four_tile &tile,
+                          const uint32_t (&x)[4])
 {
-    enum { WARPS = KC / 32 };
-    __shared__ struct turned_shared<WARPS> sh;
-    const struct gdn_cu_one &one = a.one;
-    const int   lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const bool  there = t < a.T;
-    const int   row = warp * 32 + t * 8, at = (column + 8 * g) * 2, own = column + 8 * g + 2 * warp;
-    char *const from = one_at(one.from, w.from, w.head) + row * one.from_row + at;
-    uint32_t           S[8][4], x[4], v[2];
-    struct turned_tile tile;
-    struct one_gates   gates;
-    struct mma_rows    r;
-    float              G[4] = {};
-#pragma unroll
-    for (int n = 0; n < 8; n++) ld_v4(S[n], from + n * one.from_row);
-    const char *rows = g & 1 ? four_at(one.q, w.row, one_source(w.head, one.group_q), a.q_token, g / 2)
-                             : four_at(one.k, w.row, one_source(w.head, one.group_k), a.k_token, g / 2);
-    ld_keep_v4(x, rows + row * 2, g / 2 < a.T);
-    const int now = there ? t : 0;
-    gates.g       = ld_4_or_2(four_at(one.g, w.row, w.head, a.g_token, now), one.g_bytes);
-    gates.beta    = ld_4_or_2(four_at(one.beta, w.row, w.head, a.beta_token, now), one.beta_bytes);
-    gates.A_log   = one_bits(one.A_log, 0, w.head, one.A_log_bytes);
-    gates.dt_bias = one_bits(one.dt_bias, 0, w.head, one.dt_bias_bytes);
-    const char *values = four_at(one.v, w.row, one_source(w.head, one.group_v), a.v_token, now) + own * 2;
-    for (int h = 0; h < 2; h++) v[h] = ld_b32_b16(values + 2 * h, false, there);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float     G[4] = {};
     mma_lengths(G, x);
     sh.products[warp][lane] = make_float2(G[0], G[1]);
-    one_expand_gates<GDN_BF16>(r.alpha, r.beta, gates, one);
-    if (!there) r.alpha = 1, r.beta = 0;
-    turn_pairs(tile, S);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         float D[4] = {};
@@ -327,44 +291,78 @@ GDN_DEVICE void four_columns(const struct gdn_cu_four &a, const struct one_place
         }
         sh.parts[warp][j][lane] = make_float4(D[0], D[1], D[2], D[3]);
     }
-    __syncthreads();
-    float4 sum = make_float4(0, 0, 0, 0);
-    G[0] = G[1] = 0;
+}
+
+/* The tokens of columns 2 j and 2 j + 1 of the warps' lanes, j the warp. */
+GDN_DEVICE void four_rule(struct four_parts &sh, struct mma_lane<2> &r, const struct gdn_cu_four &a)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float     D[4] = {}, G[4] = {};
 #pragma unroll
-    for (int i = 0; i < WARPS; i++) {
-        const float4 part = sh.parts[i][warp][lane];
+    for (int i = 0; i < FOUR_WARPS; i++) {
+        const float4 part     = sh.parts[i][warp][lane];
         const float2 products = sh.products[i][lane];
-        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        D[0] += part.x, D[1] += part.y, D[2] += part.z, D[3] += part.w;
         G[0] += products.x, G[1] += products.y;
     }
-    const float              kk = __shfl_sync(0xffffffff, G[0], 9 * t);
-    const float              qq = __shfl_sync(0xffffffff, G[1], 9 * t + 4);
-    const struct one_factors f  = one_factors_of(kk, qq, 0, one);
-    r.s[0] = sum.x * f.k, r.s[1] = sum.z * f.k, r.z[0] = sum.y * f.q, r.z[1] = sum.w * f.q;
-    for (int h = 0; h < 2; h++) r.v[h] = one_half<GDN_BF16>(v[h]), r.u[h] = 0;
+    const struct one_factors f = four_factors(G, a.one);
+    for (int h = 0; h < 2; h++) r.s[h] = D[2 * h] * f.k, r.z[h] = D[2 * h + 1] * f.q;
     mma_recur(r, G, f.k, f.q, a.T);
     sh.u[warp][lane] = make_float2(r.u[0], r.u[1]);
-    if (one.out.data && there) {
-        char *const out = four_at(one.out, w.row, w.head, a.out_token, t) + own * 2;
-        for (int h = 0; h < 2; h++) one_store_half<GDN_BF16>(out + 2 * h, r.o[h]);
-    }
-    __syncthreads();
-    if (!one.to.data) return;
-    char *const to      = one_at(one.to, w.to, w.head) + row * one.to_row + at;
-    const bool  changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
-    if (!changed && to == from) return;
-    float2 u[4];
-    for (int j = 0; j < 4; j++) u[j] = sh.u[j][lane];
-    if (changed) turned_update(tile, x, u, r.total, r.beta != 0);
+}
+
+/* S <- total S + k u^T, without the k of tokens that are not `used`. */
+GDN_DEVICE void four_update(struct four_tile &tile, const struct four_parts &sh, uint32_t (&x)[4],
+                            float total, bool used)
+{
+    const uint32_t shift = used ? 1 << 16 : 0;
+    for (int p = 0; p < 4; p++) x[p] = turn_matrix(x[p]) * shift;
+    if (__builtin_expect(total == 0, 0)) one_forget(&tile.S[0][0][0], 32);
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
-        uint32_t y[4];
-        for (int c = 0; c < 4; c++)
-            y[c] = n % 2 ? high_halves(tile.S[c][0][n / 2], tile.S[c][1][n / 2])
-                         : low_halves(tile.S[c][0][n / 2], tile.S[c][1][n / 2]);
-        one_store(to + n * one.to_row, y);
+    for (int j = 0; j < 4; j++) {
+        const float2   u    = sh.u[j][threadIdx.x % 32];
+        const uint32_t y[4] = { tf32_high(u.x), tf32_high(u.y), tf32_rest(u.x), tf32_rest(u.y) };
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            float c[4];
+            for (int i = 0; i < 4; i++)
+                c[i] = one_element<GDN_BF16>(tile.S[j][i / 2][p], i) * total;
+            mma_tf32(c, y, x[p], x[p]);
+            for (int h = 0; h < 2; h++) tile.S[j][h][p] = f32_to_bf16x2(c[2 * h], c[2 * h + 1]);
+        }
     }
 }
+
+/* Columns from `column` on. */
+GDN_DEVICE void four_columns(const struct gdn_cu_four &a, const struct one_place &w, int column)
+{
+    static_assert(FOUR_WARPS == 4, "a warp's columns in the recurrence");
+    __shared__ struct four_parts sh;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = column + lane / 4 * 8;
+    const int row = warp * 32 + lane % 4 * 8, own = first + 2 * warp;
+    uint32_t              S[8][4];
+    struct four_raw<4, 2> raw;
+    struct mma_lane<2>    r;
+    struct four_tile      tile;
+    char *const from = one_at(a.one.from, w.from, w.head) + row * a.one.from_row + first * 2;
+#pragma unroll
+    for (int n = 0; n < 8; n++) ld_v4(S[n], from + n * a.one.from_row);
+    four_fetch(raw, a, w, warp * 64, own, 1);
+    four_expand<GDN_BF16>(r, raw, a);
+    four_turn(tile, S);
+    four_read(sh, tile, raw.x);
+    __syncthreads();
+    four_rule(sh, r, a);
+    four_out<GDN_BF16>(r, a, w, own, 1);
+    __syncthreads();
+    if (!a.one.to.data) return;
+    char *const to      = one_at(a.one.to, w.to, w.head) + row * a.one.to_row + first * 2;
+    const bool  changed = four_changes(r);
+    if (changed) four_update(tile, sh, raw.x, r.total, r.beta != 0);
+    if (changed || to != from) four_store(tile, to, a.one.to_row);
+}
+
+/* ---- Kernels -------------------------------------------------------------------------------- */
 
 /* The block's place; false: padding. */
 GDN_DEVICE bool four_begin(struct one_place &w, const struct gdn_cu_four &a)
@@ -379,35 +377,52 @@ GDN_DEVICE bool four_begin(struct one_place &w, const struct gdn_cu_four &a)
     if (a.accepted) token = min(max(a.accepted[w.row * a.accepted_step], 1), a.n_reads) - 1;
     w.from = w.to = o.read_slots[w.row * o.read_step + token * a.read_token];
     if (o.write_slots && !a.each) w.to = o.write_slots[w.row * o.write_step];
-    return w.from >= 0 && w.from < o.read_pool &&
-           (a.each || (w.to >= 0 && w.to < o.write_pool));
+    return w.from >= 0 && w.from < o.read_pool && (a.each || (w.to >= 0 && w.to < o.write_pool));
 }
 
-template <class Tile>
-GDN_DEVICE void four_zero(const struct gdn_cu_four &a, const struct one_place &w, int v)
+/* Outputs of padding: n from `first` on. */
+GDN_DEVICE void four_zero(const struct gdn_cu_four &a, const struct one_place &w, int first, int n)
 {
-    const int i = threadIdx.x % Tile::ROWS;
     if (!a.one.out.data || a.one.keep) return;
-    for (int t = threadIdx.x / Tile::ROWS; t < a.T; t += 32 / Tile::ROWS)
-        *(uint16_t *)(four_at(a.one.out, w.row, w.head, a.out_token, t) + (v + i) * 2) = 0;
+    for (int i = threadIdx.x; i < a.T * n; i += blockDim.x)
+        *(uint16_t *)(four_at(a.one.out, w.row, w.head, a.out_token, i / n) +
+                      (first + i % n) * 2) = 0;
 }
 
-template <int KC, int io> GDN_DEVICE void decode_four(const struct gdn_cu_four &a)
+/* Blocks: those of a head, then heads, then sequences, as states lie in memory. */
+template <int dtype, int io> GDN_DEVICE void decode_four_vk(const struct gdn_cu_four &a)
 {
-    typedef one_rows<KC, GDN_F32, io> Tile;
+    typedef one_rows<FOUR_K, dtype, io> Tile;
     const int        v = blockIdx.x * Tile::ROWS;
     struct one_place w;
-    if (__builtin_expect(four_begin(w, a), 1))
-        four_decode<Tile>(a, w, v);
+    if (!__builtin_expect(four_begin(w, a), 1))
+        four_zero(a, w, v, Tile::ROWS);
+    else if constexpr (dtype == GDN_F32)
+        four_rows<Tile>(a, w, v);
     else
-        four_zero<Tile>(a, w, v);
+        four_products(a, w, v);
 }
 
-#define DECODE_FOUR_KERNEL(threads, name, io, KC)                                             \
-    extern "C" __global__ void __launch_bounds__(threads, KC == 256 ? 12 : 24)                \
+template <int dtype, int io> GDN_DEVICE void decode_four_kv(const struct gdn_cu_four &a)
+{
+    const int        column = blockIdx.x * FOUR_COLUMNS;
+    struct one_place w;
+    if (__builtin_expect(four_begin(w, a), 1))
+        four_columns(a, w, column);
+    else
+        four_zero(a, w, column, FOUR_COLUMNS);
+}
+
+/* Blocks that an SM is to hold, by measurement. */
+#define FOUR_BLOCKS_vk(dtype) (GDN_##dtype == GDN_F32 ? 24 : 20)
+#define FOUR_BLOCKS_kv(dtype) 6
+
+#define DECODE_FOUR_KERNEL(threads, name, layout, dtype, io, K)                               \
+    extern "C" __global__ void __launch_bounds__(threads, FOUR_BLOCKS_##layout(dtype))        \
         name(const __grid_constant__ struct gdn_cu_four a)                                    \
     {                                                                                         \
-        decode_four<KC, GDN_##io>(a);                                                         \
+        static_assert(K == FOUR_K, "as the code is written");                                 \
+        decode_four_##layout<GDN_##dtype, GDN_##io>(a);                                       \
     }
 
 #endif

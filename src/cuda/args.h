@@ -104,9 +104,8 @@ struct gdn_cu_conv {
     int32_t key_head, Hk, K, V;
     /* Sequences of a warp that steps, at most, and from one to the next; 0: none does. */
     int64_t n_steps, apart;
-    /* Of the grid of tiles of a few tokens: rows of blocks that walk, before the others. */
-    int32_t walk_blocks;
-    int32_t plain; /* all tokens of all rows are valid */
+    /* By rows: those of blocks that walk, before the others; and whether all tokens are valid. */
+    int32_t walk_blocks, plain;
 };
 
 /* One side of gdn_state_copy; steps in bytes. */
@@ -365,7 +364,7 @@ GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
-GDN_CU_SIZE(gdn_cu_conv, 8 + 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16);
+GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16 + 8);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);

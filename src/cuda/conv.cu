@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The short convolution. A lane has some channels (gdn_width) and walks down tokens with the last
- * inputs in registers. Four kinds of items, a warp each:
+ * inputs in registers. Five kinds of items, a warp each:
  *
  *     walk   a sequence: its states first, from inputs that out may overwrite, then its outputs:
  *            all that short sequences and trees need. Beside tiles only the first W - 1 of them, so
  *            that these, and they alone, need the state that it starts from.
  *     tile   the other outputs of some tokens, whatever sequences they belong to
+ *     rows   the same of few tokens, of float32 and four taps, a block for a tile
  *     step   one token each of some sequences, and states of three entries, moved side by side
  *     edge   in place: the inputs before a tile, saved before out overwrites them
  *
@@ -480,7 +481,7 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
     for (int u = 0; u < 3 + ROWS; u++, x += a.x.token)
         if (u + back >= 3 && u < 3 + end) load_quad<dtype>(q[u], a, l, x);
     load_four_taps(taps, a, l);
-    struct gdn_marks m = { bits_between(tile.first == 0 ? 3 : 0, end > 3 || tile.first ? end : 3), 0 };
+    struct gdn_marks m = { bits_between(tile.first ? 0 : 3, end), 0 }; /* T is more than 3 */
     if (!a.plain) {
         if (threadIdx.x < 32) {
             m = find_marks(a, tile);
@@ -500,13 +501,12 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
     }
 }
 
-/* Grid: chunks of channels, then walks and tiles. */
+/* Blocks: those of all channels, then rows of blocks that walk, then tiles. */
 template <int dtype, int TAPS> GDN_DEVICE void conv_rows(const struct gdn_cu_conv &a)
 {
-    const int index = (int)(blockIdx.y + blockIdx.z * gridDim.y) - a.walk_blocks;
+    const int row = (int)(blockIdx.y + blockIdx.z * gridDim.y), index = row - a.walk_blocks;
     if (index < 0) {
-        const int64_t item = ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * WARPS +
-                             threadIdx.x / 32;
+        const int64_t item = ((int64_t)row * gridDim.x + blockIdx.x) * WARPS + threadIdx.x / 32;
         if (item < a.n_walks) walk_item<TAPS>(a, item);
     } else if (index < a.n_tiles) {
         rows_item<dtype>(a, index);

@@ -493,9 +493,9 @@ static void many_single_tokens(void)
     }
 }
 
-/* More tokens than walk, of float32 and four taps, in whole warps of channels and cut ones: rows, by
- * slots and masks or plain, and by cu_seqlens, some tokens behind the last of them; weights of all
- * dtypes, by channel and by tap. */
+/* More tokens than walk, of float32 and four taps, in whole warps of channels and cut ones: rows,
+ * plain or by slots and masks, and by cu_seqlens, some tokens behind the last of them; weights of
+ * all dtypes, by channel and by tap. */
 static void tiles_of_rows(void)
 {
     enum { B = 3, T = 45 };

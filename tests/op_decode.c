@@ -364,8 +364,8 @@ static gdn_rule_args padded_call(const gdn_rule_args *a, size_t tensor, int64_t 
     return b;
 }
 
-/* Of four and ten tokens: alpha = 0 forgets what was before, NaN too, of a state or a token, beta = 0
- * lets no NaN in, and where nothing changes every bit stays. */
+/* Of four and ten tokens: alpha = 0 forgets what was before, NaN too, of a state or a token, beta =
+ * 0 lets no NaN in, and where nothing changes every bit stays. */
 static void padded_selection(int number)
 {
     const struct shape *s       = &shapes[number / 4];
@@ -426,8 +426,8 @@ static void padded_alone(int number)
     ring2_expect_bits("state", &b.state, &state);
 }
 
-/* The states after each of one to six tokens, as rows or by cu_seqlens; some are dropped, some calls
- * go on from accepted tokens, and in some nothing changes. */
+/* The states after each of one to six tokens, as rows or by cu_seqlens; some are dropped, some
+ * calls go on from accepted tokens, and in some nothing changes. */
 static void every_state(int number)
 {
     enum { ROWS = 3, MOST = 6, POOL = ROWS * MOST + 4 };

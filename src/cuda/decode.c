@@ -522,6 +522,13 @@ static gdn_status launch_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_r
     return gdn_cuda_note(ctx, op, kernel);
 }
 
+static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
+                             const struct gdn_cu_warp *warp, void *stream)
+{
+    const struct gdn_cu_one a = gdn_cuda_one_args(r, warp);
+    return launch_one(ctx, op, r, one_kernel(like_of(r), r->k.dtype, r->K), &a, stream);
+}
+
 static gdn_status decode_packed(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
                                 const struct gdn_cu_warp *warp, void *stream)
 {
@@ -586,10 +593,7 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         gdn_cuda_takes_warps(args)) {
         struct gdn_cu_warp a = gdn_cuda_warp_args(args);
         if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
-        if (gdn_cuda_takes_one(args, &a)) {
-            const struct gdn_cu_one one = gdn_cuda_one_args(args, &a);
-            return launch_one(ctx, op, args, one_kernel(like, args->k.dtype, args->K), &one, stream);
-        }
+        if (gdn_cuda_takes_one(args, &a)) return decode_one(ctx, op, args, &a, stream);
         if (takes_packed(args, &a)) return decode_packed(ctx, op, args, &a, stream);
         if (takes_four(args, &a)) return decode_four(ctx, op, args, &a, stream);
         return decode_warps(ctx, op, args, a, stream);

@@ -305,12 +305,24 @@ static void expect_kernel_named(const char *name)
               gdn_last_kernel(ring2_ctx(1)), name);
 }
 
-/* Rows of 1 to 11 tokens, of which one is padding; every fifth call changes nothing. */
+/* Three rows go on from the states after their accepted tokens, in `slots`. */
+static void give_accepted(gdn_batch *batch, const int64_t slots[3], int64_t other)
+{
+    static const int64_t n[] = { 2, 1, 1 };
+    batch->num_accepted_tokens = ring2_indices(GDN_I32, 3, n);
+    batch->read_slots          = ring2_new(GDN_I32, 0, 2, 3, 2, 0, 0);
+    for (int64_t i = 0; i < 6; i++)
+        ring2_set(&batch->read_slots, i, (double)(i % 2 + 1 == n[i / 2] ? slots[i / 2] : other));
+}
+
+/* Rows of 1 to 11 tokens, then of 1 to 4, of which one is padding; every fifth call changes
+ * nothing. */
 static void several_tokens(int number)
 {
     static const int64_t slots[] = { 2, -1, 0 };
     const struct shape  *s       = &shapes[number % N_SHAPES];
-    const int            n = number / N_SHAPES, T = 1 + (number + 3 * n) % 11;
+    const int            half = number / (4 * N_SHAPES), n = number / N_SHAPES % 4;
+    const int            T = 1 + (number + 3 * n) % (half ? 4 : 11);
     const bool           k_first = n == 3, whole = n == 0;
     gdn_batch            batch   = gdn_batch_init();
     gdn_rule_args        a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[n % HEAD_KINDS],
@@ -320,6 +332,7 @@ static void several_tokens(int number)
     a.state_layout = k_first ? GDN_STATE_KV : GDN_STATE_VK;
     if (number % 5 == 0) ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
     if (!whole) batch.read_slots = ring2_indices(GDN_I32, 3, slots), a.batch = &batch;
+    if (!whole && (number + half) % 2) give_accepted(&batch, slots, 1);
     if (n == 2) a.state_out = pool(s, 3, a.g.size[2], false);
     a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
     ring2_rule_check(ring2_ctx(1), &a, true);
@@ -431,8 +444,7 @@ static void padded_alone(int number)
 static void every_state(int number)
 {
     enum { ROWS = 3, MOST = 6, POOL = ROWS * MOST + 4 };
-    static const int64_t start[] = { 2, -1, 0 }, cu[] = { 0, 1, 1, 6 }, accepted[] = { 2, 1, 1 };
-    static const int64_t drafts[] = { POOL - 1, 2, -1, POOL - 1, 0, POOL - 1 };
+    static const int64_t start[] = { 2, -1, 0 }, cu[] = { 0, 1, 1, 6 };
     const struct shape  *s     = &shapes[number % N_SHAPES];
     const int            n     = number / N_SHAPES;
     const int64_t        T     = 1 + (number + n) % MOST, N = n % 3 == 2 ? 7 : ROWS * T;
@@ -457,12 +469,7 @@ static void every_state(int number)
     for (int64_t i = 0; i < ROWS * MOST; i++)
         ring2_set(&batch.write_slots, i, i % 4 == 1 ? -1 : (double)(3 + i));
     if (n % 2) a.state_out = pool(s, POOL, H, n == 3);
-    if (number % 3 == 0) {
-        batch.num_accepted_tokens = ring2_indices(GDN_I32, ROWS, accepted);
-        batch.read_slots          = ring2_new(GDN_I32, 0, 2, ROWS, 2, 0, 0);
-        for (int64_t i = 0; i < 2 * ROWS; i++)
-            ring2_set(&batch.read_slots, i, (double)drafts[i]);
-    }
+    if (number % 3 == 0) give_accepted(&batch, start, POOL - 1);
     ring2_rule_check(ring2_ctx(1), &a, true);
     if (n % 3 != 2 && are_for_four(s, T, n == 3, true)) expect_kernel_named("gdn_decode_four");
     else if (n != 3 && are_for_windows(s)) expect_kernel_named("gdn_decode_windows");
@@ -477,7 +484,7 @@ int main(int argc, char **argv)
         { "by cu_seqlens", by_cu_seqlens, 16 * N_SHAPES },
         { "selection of two", selection_of_two, 2 * N_SHAPES },
         { "alone by cu_seqlens", alone_by_cu_seqlens, 2 * N_SHAPES },
-        { "several tokens", several_tokens, 4 * N_SHAPES },
+        { "several tokens", several_tokens, 8 * N_SHAPES },
         { "few tokens", few_tokens, 8 * N_SHAPES },
         { "selection of padded rows", padded_selection, 4 * N_SHAPES },
         { "padded rows alone", padded_alone, 4 * N_SHAPES },

@@ -41,10 +41,9 @@
  *   G1   A refused call leaves every output and every state untouched.
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
  *        order, and however many threads run. (On a device kernels may be chosen by alignment,
- *        by the form of the batch, of which as many tokens as sequences is one; above 65535
- *        sequences by their number; and, for GDN_WRITE_EACH on float32, by whether more than
- *        1024 states are written, those of all heads. gdn_prefill and gdn_block there hold G2,
- *        G4, G11 and G18 to the bit with GDN_BATCH_INVARIANT, without it to rounding.)
+ *        by the form of the batch, of which as many tokens as sequences is one, and above 65535
+ *        sequences by their number. gdn_prefill and gdn_block there hold G2, G4, G11 and G18 to
+ *        the bit with GDN_BATCH_INVARIANT, without it to rounding.)
  *   G3   The same call on the same inputs gives the same bits, run after run, with the same
  *        instruction set.
  *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits; on

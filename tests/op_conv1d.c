@@ -493,6 +493,43 @@ static void many_single_tokens(void)
     }
 }
 
+/* More tokens than walk, of float32 and four taps, in whole warps of channels and cut ones: rows,
+ * plain or by slots and masks, and by cu_seqlens, some tokens behind the last of them; weights of
+ * all dtypes, by channel and by tap. */
+static void tiles_of_rows(void)
+{
+    enum { B = 3, T = 45 };
+    static const int64_t slots[] = { 2, -1, 0 }, counts[] = { 38, 45, 0 };
+    static const int64_t cu[] = { 0, 61, 62, 130 }, fresh[] = { 1, 1, 0 };
+    for (int i = 0; i < 48 && !ring2_failed(); i++) {
+        const int64_t   D = i % 2 ? 1100 : 140;
+        const int       form = i / 2 % 4;
+        gdn_batch       t;
+        gdn_conv1d_args a = make_call(GDN_F32, i % 3, D, 4, 3 + i % 2, &t);
+        a.x = form == 3 ? ring2_new(GDN_F32, 0, 2, B * T, D, 0, 0)
+                        : ring2_new(GDN_F32, 0, 3, B, T, D, 0);
+        a.weight = i & 8 ? ring2_new(i / 4 % 3, 0, 2, 4, D, 0, 0)
+                         : ring2_new(i / 4 % 3, 0, 2, D, 4, 0, 0);
+        if (i & 8) a.weight = ring2_swap(&a.weight, 0, 1);
+        if (i & 16) a.bias.data = NULL;
+        a.state = ring2_new(i % 3, 0, 3, B, D, 3 + i % 2, 0);
+        ring2_fill(&a.x, -1, 1), ring2_fill(&a.state, -1, 1), ring2_fill(&a.weight, -1, 1);
+        a.out        = ring2_clone(&a.x);
+        t.cu_seqlens = form == 3 ? ring2_indices(GDN_I64, B + 1, cu) : (gdn_tensor){ 0 };
+        t.pad_policy = i & 32 ? GDN_PAD_KEEP : GDN_PAD_ZERO;
+        if (form == 1 || form == 3) t.read_slots = ring2_indices(GDN_I32, B, slots);
+        if (form == 2) {
+            t.token_count       = ring2_indices(GDN_I32, B, counts);
+            t.has_initial_state = ring2_indices(GDN_I32, B, fresh);
+        }
+        check_call(ring2_ctx(1), &a);
+        if (ring2_on_device())
+            CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "conv_rows"), "%s",
+                  gdn_last_kernel(ring2_ctx(1)));
+        ring2_free();
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -504,6 +541,7 @@ int main(int argc, char **argv)
         { "trap 7: state widths", trap_7_state_widths },
         { "single tokens", single_tokens },
         { "many single tokens", many_single_tokens },
+        { "tiles of rows", tiles_of_rows },
         { "hostile contents", hostile_contents },
     };
     static int           rows[300][RING2_MAX_FACTORS];

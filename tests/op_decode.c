@@ -291,12 +291,38 @@ static bool are_for_windows(const struct shape *s)
     return s->dtype == GDN_BF16 && s->state != GDN_F16;
 }
 
-/* Rows of 1 to 11 tokens, of which one is padding; every fifth call changes nothing. */
+/* And that up to four tokens are for, of rows with states? */
+static bool are_for_four(const struct shape *s, int64_t T, bool k_first, bool each)
+{
+    if (T > 4 || s->K != 128) return false;
+    return s->state == GDN_F32 ? !k_first : s->state == GDN_BF16 && !each;
+}
+
+static void expect_kernel_named(const char *name)
+{
+    if (ring2_on_device())
+        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), name), "was %s, wanted %s",
+              gdn_last_kernel(ring2_ctx(1)), name);
+}
+
+/* Three rows go on from the states after their accepted tokens, in `slots`. */
+static void give_accepted(gdn_batch *batch, const int64_t slots[3], int64_t other)
+{
+    static const int64_t n[] = { 2, 1, 1 };
+    batch->num_accepted_tokens = ring2_indices(GDN_I32, 3, n);
+    batch->read_slots          = ring2_new(GDN_I32, 0, 2, 3, 2, 0, 0);
+    for (int64_t i = 0; i < 6; i++)
+        ring2_set(&batch->read_slots, i, (double)(i % 2 + 1 == n[i / 2] ? slots[i / 2] : other));
+}
+
+/* Rows of 1 to 11 tokens, then of 1 to 4, of which one is padding; every fifth call changes
+ * nothing. */
 static void several_tokens(int number)
 {
     static const int64_t slots[] = { 2, -1, 0 };
     const struct shape  *s       = &shapes[number % N_SHAPES];
-    const int            n = number / N_SHAPES, T = 1 + (number + 3 * n) % 11;
+    const int            half = number / (4 * N_SHAPES), n = number / N_SHAPES % 4;
+    const int            T = 1 + (number + 3 * n) % (half ? 4 : 11);
     const bool           k_first = n == 3, whole = n == 0;
     gdn_batch            batch   = gdn_batch_init();
     gdn_rule_args        a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[n % HEAD_KINDS],
@@ -306,12 +332,12 @@ static void several_tokens(int number)
     a.state_layout = k_first ? GDN_STATE_KV : GDN_STATE_VK;
     if (number % 5 == 0) ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
     if (!whole) batch.read_slots = ring2_indices(GDN_I32, 3, slots), a.batch = &batch;
+    if (!whole && (number + half) % 2) give_accepted(&batch, slots, 1);
     if (n == 2) a.state_out = pool(s, 3, a.g.size[2], false);
     a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
     ring2_rule_check(ring2_ctx(1), &a, true);
-    if (ring2_on_device() && T > 4 && !k_first && are_for_windows(s))
-        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_windows"), "was %s",
-              gdn_last_kernel(ring2_ctx(1)));
+    if (T > 4 && !k_first && are_for_windows(s)) expect_kernel_named("gdn_decode_windows");
+    if (T > 1 && are_for_four(s, T, k_first, false)) expect_kernel_named("gdn_decode_four");
 }
 
 /* Two to six tokens of each sequence on states whose rows are k. */
@@ -335,9 +361,8 @@ static void few_tokens(int number)
     a.scale = n % 3 ? 0 : 0.3f;
     if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
     ring2_rule_check(ring2_ctx(1), &a, true);
-    if (ring2_on_device() && are_for_windows(s))
-        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_few"), "was %s",
-              gdn_last_kernel(ring2_ctx(1)));
+    const bool four = are_for_four(s, T, true, false) && !(a.batch && batch.has_initial_state.data);
+    if (are_for_windows(s)) expect_kernel_named(four ? "gdn_decode_four" : "gdn_decode_few");
 }
 
 /* A call of padded tokens on a clone, in which one tensor is filled with x, and if `at` is not
@@ -345,15 +370,15 @@ static void few_tokens(int number)
 static gdn_rule_args padded_call(const gdn_rule_args *a, size_t tensor, int64_t at, double x)
 {
     gdn_rule_args    b    = ring2_rule_clone(a);
-    const gdn_tensor t[]  = { b.state, b.v };
+    const gdn_tensor t[]  = { b.state, b.v, b.k };
     const gdn_tensor part = at < 0 ? t[tensor] : ring2_select(&t[tensor], 1, at);
     ring2_fill_value(&part, x);
     ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &b), GDN_OK);
     return b;
 }
 
-/* Of four and ten tokens: alpha = 0 forgets what was before, NaN too, beta = 0 lets no NaN in, and
- * where nothing changes every bit stays. */
+/* Of four and ten tokens: alpha = 0 forgets what was before, NaN too, of a state or a token, beta =
+ * 0 lets no NaN in, and where nothing changes every bit stays. */
 static void padded_selection(int number)
 {
     const struct shape *s       = &shapes[number / 4];
@@ -368,6 +393,9 @@ static void padded_selection(int number)
     x = padded_call(&a, 1, at, NAN);
     y = padded_call(&a, 1, at, 1);
     expect_same(&x, &y);
+    x = padded_call(&a, 2, at, NAN);
+    y = padded_call(&a, 2, at, 1);
+    ring2_expect_bits("state beside k", &x.state, &y.state);
     ring2_fill_value(&g, -(double)INFINITY);
     x = padded_call(&a, 0, -1, NAN);
     y = padded_call(&a, 0, -1, 0);
@@ -375,6 +403,14 @@ static void padded_selection(int number)
     const gdn_tensor want = ring2_narrow(&y.out, 1, at, T - at);
     ring2_expect_bits("out", &got, &want);
     ring2_expect_bits("state", &x.state, &y.state);
+    for (size_t tensor = 1; tensor < 3; tensor++) {
+        x = padded_call(&a, tensor, at - 1, NAN);
+        y = padded_call(&a, tensor, at - 1, 1);
+        const gdn_tensor after[] = { ring2_narrow(&x.out, 1, at, T - at),
+                                     ring2_narrow(&y.out, 1, at, T - at) };
+        ring2_expect_bits(tensor == 1 ? "out after v" : "out after k", &after[0], &after[1]);
+        ring2_expect_bits(tensor == 1 ? "state after v" : "state after k", &x.state, &y.state);
+    }
     ring2_fill_value(&a.g, 0);
     ring2_fill_value(&a.beta, 0);
     a.state_out = ring2_clone(&a.state);
@@ -386,8 +422,9 @@ static void padded_selection(int number)
 /* A sequence of several tokens has the bits that it has alone. */
 static void padded_alone(int number)
 {
-    const struct shape *s = &shapes[number / 2];
-    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, 3 * 5, 0, heads[0], s->K, s->V), b;
+    const struct shape *s = &shapes[number / 4];
+    const int64_t       T = number / 2 % 2 ? 5 : 3;
+    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[0], s->K, s->V), b;
     a.state         = pool(s, 3, a.g.size[1], number % 2);
     a.state_layout  = number % 2 ? GDN_STATE_KV : GDN_STATE_VK;
     pad_all(&a, 3);
@@ -402,8 +439,8 @@ static void padded_alone(int number)
     ring2_expect_bits("state", &b.state, &state);
 }
 
-/* The states after each of one to six tokens, as rows or by cu_seqlens; some are dropped, and in
- * some calls nothing changes. */
+/* The states after each of one to six tokens, as rows or by cu_seqlens; some are dropped, some
+ * calls go on from accepted tokens, and in some nothing changes. */
 static void every_state(int number)
 {
     enum { ROWS = 3, MOST = 6, POOL = ROWS * MOST + 4 };
@@ -432,10 +469,10 @@ static void every_state(int number)
     for (int64_t i = 0; i < ROWS * MOST; i++)
         ring2_set(&batch.write_slots, i, i % 4 == 1 ? -1 : (double)(3 + i));
     if (n % 2) a.state_out = pool(s, POOL, H, n == 3);
+    if (number % 3 == 0) give_accepted(&batch, start, POOL - 1);
     ring2_rule_check(ring2_ctx(1), &a, true);
-    if (ring2_on_device() && n != 3 && are_for_windows(s))
-        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_windows"), "was %s",
-              gdn_last_kernel(ring2_ctx(1)));
+    if (n % 3 != 2 && are_for_four(s, T, n == 3, true)) expect_kernel_named("gdn_decode_four");
+    else if (n != 3 && are_for_windows(s)) expect_kernel_named("gdn_decode_windows");
 }
 
 int main(int argc, char **argv)
@@ -447,10 +484,10 @@ int main(int argc, char **argv)
         { "by cu_seqlens", by_cu_seqlens, 16 * N_SHAPES },
         { "selection of two", selection_of_two, 2 * N_SHAPES },
         { "alone by cu_seqlens", alone_by_cu_seqlens, 2 * N_SHAPES },
-        { "several tokens", several_tokens, 4 * N_SHAPES },
+        { "several tokens", several_tokens, 8 * N_SHAPES },
         { "few tokens", few_tokens, 8 * N_SHAPES },
         { "selection of padded rows", padded_selection, 4 * N_SHAPES },
-        { "padded rows alone", padded_alone, 2 * N_SHAPES },
+        { "padded rows alone", padded_alone, 4 * N_SHAPES },
         { "every state", every_state, 4 * N_SHAPES },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -104,6 +104,8 @@ struct gdn_cu_conv {
     int32_t key_head, Hk, K, V;
     /* Sequences of a warp that steps, at most, and from one to the next; 0: none does. */
     int64_t n_steps, apart;
+    /* By rows: those of blocks that walk, before the others; and whether all tokens are valid. */
+    int32_t walk_blocks, plain;
 };
 
 /* One side of gdn_state_copy; steps in bytes. */
@@ -224,6 +226,19 @@ struct gdn_cu_packed {
     struct gdn_cu_at  cu_seqlens, initial;
     int32_t           initial_bytes; /* 4 or 1 */
     int32_t           n; /* sequences; block row n has what is behind the last one */
+};
+
+/* Or of up to four tokens of each sequence, rows without initial states: decode_four.cuh.
+ * ..._token: from one token to the next, in bytes; of slots in elements. each: every token's state
+ * is kept, in its slot of write_slots. */
+struct gdn_cu_four {
+    struct gdn_cu_one one;
+    int32_t           k_token, q_token, v_token, g_token, beta_token, out_token;
+    int32_t           T, each;
+    int32_t           write_token, n_writes; /* n_: so many tokens have a slot */
+    const int32_t    *accepted; /* NULL: none */
+    int32_t           accepted_step, read_token, n_reads;
+    int32_t           pad;
 };
 
 /* gdn_conv_view with steps of 32 bits, in bytes; inside a slot all of it is as near. */
@@ -349,7 +364,7 @@ GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
-GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16);
+GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16 + 8);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);
@@ -366,6 +381,7 @@ GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_at, 16);
 GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_four, 264 + 10 * 4 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
 GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);

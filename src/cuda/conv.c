@@ -14,6 +14,8 @@ enum {
     SHORT      = 16, /* tokens that a warp walks alone: tiles would have few */
     MOST       = 1024, /* tokens of a tile */
     LEAST      = 8,
+    ROWS       = 8, /* of a tile that takes them all at once */
+    MOST_GRID  = 32768, /* in its second dimension */
     LEAST_OWN  = 32, /* in place: every tile has edges in memory */
     MOST_STEPS = 32 /* a lane has a sequence's slots */
 };
@@ -54,6 +56,19 @@ static bool has_tiles(const struct gdn_cu_conv *c)
     return b->T > SHORT && (b->padded || b->N >= SHORT / 2 * b->B);
 }
 
+/* Tiles of few tokens, by measurement of float32 alone. */
+static bool takes_rows(const struct gdn_cu_conv *c)
+{
+    return c->access == 16 && c->W == 4 && c->x.dtype == GDN_F32 && !is_in_place(c);
+}
+
+/* Is every token of every row valid, as is known without looking? */
+static bool is_plain(const struct gdn_cu_batch *b)
+{
+    return !b->cu_seqlens.data && !b->read_slots.data && !b->write_slots.data &&
+           !b->token_start.data && !b->token_count.data && !b->parents.data && !b->path.data;
+}
+
 static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
 {
     return c->access == 16 ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
@@ -73,6 +88,7 @@ static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
     c->tile = divide_up(T, n > 0 ? n : 1);
     if (c->tile > MOST) c->tile = MOST;
     if (c->tile < least) c->tile = least;
+    if (takes_rows(c)) c->tile = ROWS;
     c->row_tiles = divide_up(T, c->tile);
     c->n_tiles   = rows * c->row_tiles;
 }
@@ -211,6 +227,26 @@ static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stre
     return gdn_cuda_note(ctx, "conv1d", kernel);
 }
 
+/* The same, a block for a tile: rows of blocks, each with all channels. */
+static gdn_status rows(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+{
+    struct gdn_cu_conv c = *args;
+    const int64_t      blocks = divide_up(tile_chunks_of(&c), WARPS);
+    c.n_walks     = c.batch.B * chunks_of(&c);
+    c.walk_blocks = (int32_t)divide_up(c.n_walks, blocks * WARPS);
+    c.plain       = is_plain(&c.batch);
+    const int64_t n = c.walk_blocks + c.n_tiles, high = n < MOST_GRID ? n : MOST_GRID;
+    const struct gdn_cuda_call call = {
+        .kernel       = GDN_CU_conv_rows_f32_4,
+        .grid         = { blocks, high, divide_up(n, high) },
+        .shared_bytes = walk_bytes(&c),
+        .stream       = stream,
+        .args         = &c,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "conv1d", call.kernel);
+}
+
 /* In place they wait until what others need of x is saved, and walks have read it. */
 static gdn_status tiles_in_place(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
 {
@@ -240,6 +276,7 @@ static gdn_status step(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *strea
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
 {
     if (!args->tile) return args->n_steps ? step(ctx, args, stream) : walk(ctx, args, stream);
+    if (takes_rows(args)) return rows(ctx, args, stream);
     if (!is_in_place(args)) return tiles(ctx, args, stream);
     args->edges = edges;
     return tiles_in_place(ctx, args, stream);

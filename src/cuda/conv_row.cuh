@@ -10,7 +10,7 @@
 #include "chunk.cuh"
 #include "math.cuh"
 
-enum { WARPS = 4, KEPT = 8 }; /* of a block; entries, at most */
+enum { WARPS = 4, KEPT = 8, ROWS = 8 }; /* of a block; entries, at most; tokens at once */
 enum { floats = -1, f32 = GDN_F32, bf16 = GDN_BF16, f16 = GDN_F16 };
 
 /*
@@ -212,6 +212,45 @@ GDN_DEVICE void load_taps(struct gdn_taps<TAPS, N> &t, const struct gdn_cu_conv 
 #pragma unroll
         for (int i = 0; i < TAPS; i++) t.weight[i][j] = bits_to_f32(weight[i][j], w.dtype);
     }
+}
+
+/* Four taps that lie side by side, of a dtype: of 16 bits two channels share a quad. */
+template <int dtype, int N>
+GDN_DEVICE void unpack_taps(struct gdn_taps<4, N> &t, const struct gdn_quad (&q)[N])
+{
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        const uint32_t word = dtype == GDN_F32 ? q[i / 4].word[i % 4] : q[i / 8].word[i % 8 / 2];
+        t.weight[i % 4][i / 4] = bits_to_f32(dtype == GDN_F32 ? word : word >> i % 2 * 16, dtype);
+    }
+}
+
+/* Four taps; by 16 bytes, if they lie side by side like that. */
+template <int N>
+GDN_DEVICE void load_four_taps(struct gdn_taps<4, N> &t, const struct gdn_cu_conv &a,
+                               const struct gdn_lane &l)
+{
+    const struct gdn_conv_view &w    = a.weight;
+    const bool                  wide = w.dtype == GDN_F32;
+    const char                 *p = (const char *)w.data + l.first * (wide ? 16 : 8);
+    struct gdn_quad             q[N] = {};
+    uint32_t                    bias[N];
+    if (w.entry != 1 || w.channel != 4 || (uint64_t)w.data % 16) {
+        load_taps(t, a, l);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (l.n && (i < N / 2 || wide)) *(uint4 *)q[i].word = *(const uint4 *)(p + i * 16);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        bias[j] = load_bits(a.bias.data, (l.first + j) * a.bias.channel, a.bias.dtype,
+                            a.bias.data && l.n);
+#pragma unroll
+    for (int j = 0; j < N; j++) t.bias[j] = bits_to_f32(bias[j], a.bias.dtype);
+    if (wide) unpack_taps<f32>(t, q);
+    else if (w.dtype == GDN_BF16) unpack_taps<bf16>(t, q);
+    else unpack_taps<f16>(t, q);
 }
 
 /* One token: y from x; x joins the past. Four taps are all there. */

@@ -143,8 +143,7 @@ gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *str
 
 /* ---- Warps (decode_warp.cuh) --------------------------------------------------------------- */
 
-enum { FEW_STATES = 1024, /* of all tokens and heads, by measurement */
-       MOST_WARPS = 4, /* of a block */
+enum { MOST_WARPS = 4, /* of a block */
        WARP_COLUMNS = 16, PRODUCT_TOKENS = 4,
        FEW_COLUMNS = 64, FEW_ROWS = 32 };
 
@@ -294,24 +293,20 @@ static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
     return kernels[like->k_first][like->dtype][size_of(K)];
 }
 
-/* Are states that are all kept written by windows (decode_windows.cuh)? Many of float32 are left to
- * memory, which likes the rows of decode_warp.cuh better. */
-static bool keeps_by_windows(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
-                             const struct gdn_pool_view *like)
+/* Is all of it, rows of q and k too, in whole tiles of pieces? */
+static bool is_all_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
-    const int64_t n = a->cu_seqlens.data ? a->N : (int64_t)a->B * a->T;
-    return is_whole(r, a) && are_bf16(r) && are_pieces(&a->q) && are_pieces(&a->k) &&
-           !like->k_first &&
-           (like->dtype == GDN_BF16 || (like->dtype == GDN_F32 && n * r->H <= FEW_STATES));
+    return is_whole(r, a) && are_pieces(&a->q) && are_pieces(&a->k);
 }
 
-/* By windows of tokens: those; or of padded rows more than four of them, and, where rows are k,
- * whole blocks (decode_few.cuh)? */
+/* By windows of tokens, on rows of v where states are all kept (decode_windows.cuh); else of padded
+ * rows more than four tokens, or, where rows are k, whole blocks (decode_few.cuh)? */
 static bool takes_windows(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
                           const struct gdn_pool_view *like)
 {
-    if (a->each) return keeps_by_windows(r, a, like);
-    return a->products && !a->cu_seqlens.data && like->dtype != GDN_F16 &&
+    if (like->dtype == GDN_F16 || !are_bf16(r) || !is_all_whole(r, a)) return false;
+    if (a->each) return !like->k_first;
+    return !a->cu_seqlens.data &&
            (like->k_first ? a->T > 0 && a->V % FEW_COLUMNS == 0 : a->T > PRODUCT_TOKENS);
 }
 
@@ -362,7 +357,7 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
 /* ---- One token (decode_one.cuh) ------------------------------------------------------------ */
 
 /* Value columns of a block: so many of states whose rows are k, else elements of so many bytes. */
-enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32, PACKED_K = 128 };
+enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32, PACKED_K = 128, FOUR_K = 128 };
 
 /* What a sequence of one token and a head have there; as warps see it. */
 static struct gdn_cu_at at_of(const struct gdn_cu_near *r, bool packed)
@@ -400,13 +395,13 @@ static bool is_index(const struct gdn_cu_array *a, int32_t dtype)
     return !a->data || ((a->dtype == GDN_I32 || a->dtype == dtype) && is_near(8 * a->stride[0]));
 }
 
-/* One token of each sequence, or as many as there are sequences, all with a state; of that kind? */
+/* Is it of that kind, in whatever tokens? */
 static bool is_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const int32_t io = a->k.dtype, state = like_of(r)->dtype;
-    return a->whole && a->from.data && a->B <= MOST_ROWS && !a->num_accepted_tokens.data &&
+    return a->from.data && a->B <= MOST_ROWS &&
            is_index(&a->read_slots, GDN_I32) && is_index(&a->write_slots, GDN_I32) &&
-           (a->read_slots.data || !a->write_slots.data) && io != GDN_F32 &&
+           (a->read_slots.data || !a->write_slots.data || a->each) && io != GDN_F32 &&
            (state == GDN_F32 || state == io) && a->q.dtype == io && a->v.dtype == io &&
            is_either(a->g.data, a->g.dtype, io) && is_either(a->beta.data, a->beta.dtype, io) &&
            is_either(a->A_log.data, a->A_log.dtype, io) &&
@@ -418,13 +413,26 @@ static bool is_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 /* By rows, all with a state; or by cu_seqlens or with initial states (decode_packed.cuh). */
 bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
-    return is_one(r, a) && a->T == 1 && !a->cu_seqlens.data && !a->has_initial_state.data;
+    return a->whole && is_one(r, a) && a->T == 1 && !a->cu_seqlens.data &&
+           !a->has_initial_state.data && !a->num_accepted_tokens.data;
 }
 static bool takes_packed(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
-    return is_one(r, a) && r->K == PACKED_K && a->read_pool > 0 && a->B < MOST_ROWS &&
+    return a->whole && is_one(r, a) && r->K == PACKED_K && a->read_pool > 0 &&
+           a->B < MOST_ROWS && !a->num_accepted_tokens.data &&
            is_index(&a->has_initial_state, GDN_U8) &&
            (a->cu_seqlens.data ? a->N == a->B && is_index(&a->cu_seqlens, GDN_I64) : a->T == 1);
+}
+
+/* Rows of up to four tokens, whose states may all be kept if of float32 (decode_four.cuh)? */
+static bool takes_four(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    const struct gdn_pool_view *like = like_of(r);
+    return is_one(r, a) && is_all_whole(r, a) && r->K == FOUR_K && !a->cu_seqlens.data &&
+           a->T > 0 && a->T <= PRODUCT_TOKENS && !a->has_initial_state.data &&
+           is_index(&a->num_accepted_tokens, GDN_I32) && is_near(4 * a->read_slots.stride[1]) &&
+           is_near(4 * a->write_slots.stride[1]) &&
+           (like->dtype == GDN_F32 ? !like->k_first : like->dtype == GDN_BF16 && !a->each);
 }
 
 /* 2^22 / the state heads that share one of n, rounded up. */
@@ -496,28 +504,70 @@ static enum gdn_kernel_id packed_kernel(const struct gdn_pool_view *like, int32_
     return kernels[like->k_first][like->dtype == GDN_F32][io == GDN_F16];
 }
 
-static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
-                             const struct gdn_cu_warp *warp, bool packed, void *stream)
+/* A block for each of a state's parts. */
+static gdn_status launch_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
+                             enum gdn_kernel_id kernel, const void *args, void *stream)
 {
     const struct gdn_pool_view *like = like_of(r);
-    const struct gdn_cu_packed  a    = {
+    const int columns = like->k_first ? ONE_COLUMNS
+                                      : ONE_COLUMN_BYTES / (int)gdn_dtype_bytes(like->dtype);
+    const struct gdn_cuda_call  call = {
+        .kernel   = kernel,
+        .grid     = { r->V / columns, r->H, n_sequences(r) },
+        .stream   = stream,
+        .args     = args,
+        .overlaps = true,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, op, kernel);
+}
+
+static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
+                             const struct gdn_cu_warp *warp, void *stream)
+{
+    const struct gdn_cu_one a = gdn_cuda_one_args(r, warp);
+    return launch_one(ctx, op, r, one_kernel(like_of(r), r->k.dtype, r->K), &a, stream);
+}
+
+static gdn_status decode_packed(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
+                                const struct gdn_cu_warp *warp, void *stream)
+{
+    const struct gdn_cu_packed a = {
         .one           = gdn_cuda_one_args(r, warp),
         .cu_seqlens    = gdn_cuda_at_vector(&warp->cu_seqlens),
         .initial       = gdn_cuda_at_vector(&warp->has_initial_state),
         .initial_bytes = bytes_of(warp->has_initial_state.data, warp->has_initial_state.dtype),
         .n             = warp->B,
     };
-    const int columns = like->k_first ? ONE_COLUMNS
-                                      : ONE_COLUMN_BYTES / (int)gdn_dtype_bytes(like->dtype);
-    const struct gdn_cuda_call  call = {
-        .kernel   = packed ? packed_kernel(like, r->k.dtype) : one_kernel(like, r->k.dtype, r->K),
-        .grid     = { r->V / columns, r->H, n_sequences(r) },
-        .stream   = stream,
-        .args     = packed ? (const void *)&a : &a.one,
-        .overlaps = true,
+    return launch_one(ctx, op, r, packed_kernel(like_of(r), r->k.dtype), &a, stream);
+}
+
+static gdn_status decode_four(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
+                              const struct gdn_cu_warp *warp, void *stream)
+{
+    const struct gdn_pool_view *like = like_of(r);
+    const struct gdn_cu_four    a    = {
+        .one           = gdn_cuda_one_args(r, warp),
+        .k_token       = warp->k.token,
+        .q_token       = warp->q.token,
+        .v_token       = warp->v.token,
+        .g_token       = warp->g.token,
+        .beta_token    = warp->beta.token,
+        .out_token     = warp->out.token,
+        .T             = warp->T,
+        .each          = warp->each,
+        .write_token   = (int32_t)warp->write_slots.stride[1],
+        .n_writes      = warp->write_slots.n_columns,
+        .accepted      = warp->num_accepted_tokens.data,
+        .accepted_step = (int32_t)warp->num_accepted_tokens.stride[0],
+        .read_token    = (int32_t)warp->read_slots.stride[1],
+        .n_reads       = warp->read_slots.n_columns,
     };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, op, call.kernel);
+    const enum gdn_kernel_id kernel = like->k_first           ? GDN_CU_decode_four_kv_BF16_BF16_128
+                                      : like->dtype != GDN_F32 ? GDN_CU_decode_four_vk_BF16_BF16_128
+                                      : r->k.dtype == GDN_F16 ? GDN_CU_decode_four_vk_F32_F16_128
+                                                              : GDN_CU_decode_four_vk_F32_BF16_128;
+    return launch_one(ctx, op, r, kernel, &a, stream);
 }
 
 /* ---- Decode -------------------------------------------------------------------------------- */
@@ -543,8 +593,9 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         gdn_cuda_takes_warps(args)) {
         struct gdn_cu_warp a = gdn_cuda_warp_args(args);
         if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
-        const bool rows = gdn_cuda_takes_one(args, &a);
-        if (rows || takes_packed(args, &a)) return decode_one(ctx, op, args, &a, !rows, stream);
+        if (gdn_cuda_takes_one(args, &a)) return decode_one(ctx, op, args, &a, stream);
+        if (takes_packed(args, &a)) return decode_packed(ctx, op, args, &a, stream);
+        if (takes_four(args, &a)) return decode_four(ctx, op, args, &a, stream);
         return decode_warps(ctx, op, args, a, stream);
     }
     const struct gdn_cu_decode a = decode_args(args);

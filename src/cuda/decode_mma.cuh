@@ -123,12 +123,13 @@ GDN_DEVICE void mma_store(const Tile &tile, char *first, int row, int bytes)
 
 /* ---- Tokens --------------------------------------------------------------------------------- */
 
-/* Token t's part of a lane, for rows g and g + 8: what it reads of the state by k and by q, its
- * output, its u as the state has it in the end. total: of all tokens' alphas. */
-struct mma_rows {
-    float s[2], z[2], o[2], u[2], v[2];
+/* Token t's part of a lane, for its rows: what it reads of the state by k and by q, its output, its
+ * u as the state has it in the end. total: of all tokens' alphas. */
+template <int ROWS> struct mma_lane {
+    float s[ROWS], z[ROWS], o[ROWS], u[ROWS], v[ROWS];
     float alpha, beta, total;
 };
+struct mma_rows : mma_lane<2> {}; /* g and g + 8 */
 
 /* Column g of X, and v. */
 template <class Tile>
@@ -154,20 +155,26 @@ GDN_DEVICE void mma_fetch(uint32_t (&column)[Tile::PAIRS], struct mma_rows &r,
 }
 
 /* G: X^T X, of row g columns k_t and q_t. */
-template <int PAIRS> GDN_DEVICE void mma_lengths(float (&G)[4], const uint32_t (&x)[PAIRS])
+template <int dtype = GDN_BF16, int PAIRS>
+GDN_DEVICE void mma_lengths(float (&G)[4], const uint32_t (&x)[PAIRS])
 {
 #pragma unroll
     for (int p = 0; p < PAIRS; p += 2) {
         const uint32_t a[4] = { x[p], 0, x[p + 1], 0 };
-        mma_bf16(G, a, x[p], x[p + 1]);
+        if (dtype == GDN_BF16)
+            mma_bf16(G, a, x[p], x[p + 1]);
+        else
+            mma_f16(G, a, x[p], x[p + 1]);
     }
 }
 
 /* x <- alpha x, by selection where nothing is left. */
 GDN_DEVICE float faded(float x, float alpha) { return alpha == 0 ? 0 : alpha * x; }
 
-/* The recurrence. each: every token's u is wanted as it was, not as it is in the end. */
-GDN_DEVICE void mma_recur(struct mma_rows &r, const float (&G)[4], float k, float q, int T,
+/* The recurrence. each: every token's u is wanted as it was, not as it is in the end, where what is
+ * forgotten has beta = 0: its k is not to be used. */
+template <int ROWS>
+GDN_DEVICE void mma_recur(struct mma_lane<ROWS> &r, const float (&G)[4], float k, float q, int T,
                           bool each = false)
 {
     const int lane = threadIdx.x % 32, t = lane % 4;
@@ -178,8 +185,9 @@ GDN_DEVICE void mma_recur(struct mma_rows &r, const float (&G)[4], float k, floa
         const float kk      = __shfl_sync(0xffffffff, G[0], 8 * i + t) * k;
         const float kq      = __shfl_sync(0xffffffff, G[1], 8 * i + t) * q;
         r.total             = faded(r.total, alpha_i);
+        if (!each && alpha_i == 0 && t < i) r.beta = 0;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
+        for (int h = 0; h < ROWS; h++) {
             r.s[h] = faded(r.s[h], alpha_i);
             r.z[h] = faded(r.z[h], alpha_i);
             if (!each) r.u[h] = faded(r.u[h], alpha_i);

@@ -304,10 +304,10 @@ template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &t
     z = one_sums<Tile::LANES, N>(zs);
 }
 
-/* u: of the lane's own row, times what k is to be multiplied by. */
-template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u)
+/* u: of the lane's own row, times what k is to be multiplied by; the row's lane number i has it. */
+template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u, int i = 0)
 {
-    const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES;
+    const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES + i;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) {
         const float un = __shfl_sync(0xffffffff, u, first + n * (Tile::LANES / Tile::N));

@@ -20,9 +20,10 @@
  *
  * What engines decode most has shorter ways, without GDN_EXACT and on rows of v: up to four tokens
  * of bf16 take tensor cores (decode_mma.cuh), one token on a state of float32 is decode_once.cuh.
- * One token of each sequence is decode_one.cuh, of K = 128 also as many tokens as sequences
- * (decode_packed.cuh); rows of more than four, and tokens whose states are all kept,
- * decode_windows.cuh; rows of several, on states whose rows are k, decode_few.cuh.
+ * One token of each sequence is decode_one.cuh; of K = 128 also as many tokens as sequences
+ * (decode_packed.cuh) and rows of up to four (decode_four.cuh). Rows of more, and tokens whose
+ * states are all kept, are decode_windows.cuh; rows of several, on states whose rows are k,
+ * decode_few.cuh.
  */
 #ifndef GDN_CUDA_DECODE_WARP_CUH
 #define GDN_CUDA_DECODE_WARP_CUH

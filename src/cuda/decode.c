@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ops.h"
+#include "decode.h"
 #include "tree.h"
 
 enum {
-    COLUMNS   = 32,   /* of V: a block's part of a state (decode_tokens.cuh) */
-    MOST_ROWS = 65535, /* of a grid, in its second dimension */
+    COLUMNS = 32, /* of V: a block's part of a state (decode_tokens.cuh) */
     TREE_TOKEN_BYTES = 6 * 4 + 8 /* a node and a visit (tree.cuh) */
 };
 
-/* A place in tables of kernels by the largest K. */
-static int size_of(int K) { return K <= 64 ? 0 : K <= 128 ? 1 : 2; }
-
-#define SIZES(name) name##_64, name##_128, name##_256
+int gdn_cuda_size(int K) { return K <= 64 ? 0 : K <= 128 ? 1 : 2; }
 
 /* Can the pool, if there is one, be read and written in chunks of four by a kernel for states
  * k-first or not? */
@@ -48,8 +44,7 @@ static bool is_simple(const struct gdn_cu_batch *b)
            !b->token_count.data && b->checkpoint_pool < 0 && b->pad_policy != GDN_PAD_SINK;
 }
 
-/* The view that a state is rounded as; absent ones are as if of float32, with rows of v. */
-static const struct gdn_pool_view *like_of(const struct gdn_cu_rule *r)
+const struct gdn_pool_view *gdn_cuda_like(const struct gdn_cu_rule *r)
 {
     return r->to.data ? &r->to : &r->from;
 }
@@ -59,13 +54,12 @@ static struct gdn_cu_decode decode_args(const struct gdn_cu_rule *r)
     return (struct gdn_cu_decode){
         .rule     = *r,
         .n_parts  = (r->V + COLUMNS - 1) / COLUMNS,
-        .rounding = r->exact ? like_of(r)->dtype : GDN_F32,
+        .rounding = r->exact ? gdn_cuda_like(r)->dtype : GDN_F32,
         .simple   = is_simple(&r->batch),
     };
 }
 
-/* Sequences; one more zeroes what is behind the last one. */
-static int64_t n_sequences(const struct gdn_cu_rule *r)
+int64_t gdn_cuda_sequences(const struct gdn_cu_rule *r)
 {
     return r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
 }
@@ -82,7 +76,7 @@ static enum gdn_kernel_id walk_of(bool k_first, int K)
 {
     static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_walk_vk) },
                                                       { SIZES(GDN_CU_decode_walk_kv) } };
-    return kernels[k_first][size_of(K)];
+    return kernels[k_first][gdn_cuda_size(K)];
 }
 
 /* What blocks need of a tree: as many tokens as a sequence may have, and their states. */
@@ -91,7 +85,7 @@ static void plan_tree(const gdn_ctx *ctx, struct gdn_cu_walk *a, int64_t *n_bloc
     const struct gdn_cu_rule *r    = &a->decode.rule;
     const int64_t             T    = r->batch.cu_seqlens.data ? r->batch.N : r->batch.T;
     const int64_t             most = 4 * (int64_t)ctx->cuda->sm_count; /* at a time, at most */
-    const int64_t             tile = (int64_t)sizeof(float) * COLUMNS * (64 << size_of(r->K));
+    const int64_t             tile = (int64_t)sizeof(float) * COLUMNS * (64 << gdn_cuda_size(r->K));
     a->most_tokens = T < r->batch.parents.n_columns ? T : r->batch.parents.n_columns;
     a->n_levels    = gdn_tree_levels(a->most_tokens) - 1;
     a->block_bytes = a->n_levels * tile;
@@ -103,8 +97,8 @@ static void plan_tree(const gdn_ctx *ctx, struct gdn_cu_walk *a, int64_t *n_bloc
 static struct gdn_cu_walk walk_args(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                     int64_t *n_blocks)
 {
-    struct gdn_cu_walk a = { .decode = decode_args(r), .wide = what_is_wide(r, like_of(r)) };
-    a.n_pieces = n_sequences(r) * r->H * a.decode.n_parts;
+    struct gdn_cu_walk a = { .decode = decode_args(r), .wide = what_is_wide(r, gdn_cuda_like(r)) };
+    a.n_pieces = gdn_cuda_sequences(r) * r->H * a.decode.n_parts;
     *n_blocks  = a.n_pieces < INT32_MAX ? a.n_pieces : INT32_MAX;
     if (r->batch.parents.data) plan_tree(ctx, &a, n_blocks);
     return a;
@@ -123,7 +117,7 @@ static gdn_status walk(gdn_ctx *ctx, const char *op, const struct gdn_cu_walk *a
 {
     const struct gdn_cu_rule  *r    = &a->decode.rule;
     const struct gdn_cuda_call call = {
-        .kernel   = walk_of(like_of(r)->k_first, r->K),
+        .kernel   = walk_of(gdn_cuda_like(r)->k_first, r->K),
         .grid     = { n_blocks, 1, 1 },
         .stream   = stream,
         .args     = a,
@@ -144,7 +138,6 @@ gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *str
 /* ---- Warps (decode_warp.cuh) --------------------------------------------------------------- */
 
 enum { MOST_WARPS = 4, /* of a block */
-       WARP_COLUMNS = 16, PRODUCT_TOKENS = 4,
        FEW_COLUMNS = 64, FEW_ROWS = 32 };
 
 /* Can a warp read and write states and rows in whole, aligned pieces, of one dtype and layout? */
@@ -160,17 +153,17 @@ static bool is_even_pool(const struct gdn_pool_view *view, const struct gdn_pool
            (like->k_first ? r->V : r->K) % piece == 0;
 }
 
-/* Is it a step of 32 bits? */
-static bool is_near(int64_t step) { return step >= INT32_MIN && step <= INT32_MAX; }
+bool gdn_cuda_is_near(int64_t step) { return step >= INT32_MIN && step <= INT32_MAX; }
 
 bool gdn_cuda_are_near(const struct gdn_rows *r)
 {
-    return !r->data || (is_near(r->batch) && is_near(r->token) && is_near(r->head));
+    return !r->data || (gdn_cuda_is_near(r->batch) && gdn_cuda_is_near(r->token) && gdn_cuda_is_near(r->head));
 }
 
 static bool is_near_pool(const struct gdn_pool_view *p)
 {
-    return !p->data || (is_near(4 * p->slot) && is_near(4 * p->head) && is_near(4 * p->ld));
+    return !p->data || (gdn_cuda_is_near(4 * p->slot) && gdn_cuda_is_near(4 * p->head) &&
+                        gdn_cuda_is_near(4 * p->ld));
 }
 
 static bool are_near(const struct gdn_cu_rule *r)
@@ -183,7 +176,7 @@ static bool are_near(const struct gdn_cu_rule *r)
 bool gdn_cuda_takes_warps(const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch  *b    = &r->batch;
-    const struct gdn_pool_view *like = like_of(r);
+    const struct gdn_pool_view *like = gdn_cuda_like(r);
     return is_even_pool(&r->from, like, r) && is_even_pool(&r->to, like, r) &&
            !gdn_is_eight(like->dtype) && !b->token_start.data && !b->token_count.data &&
            b->checkpoint_pool < 0 && b->pad_policy != GDN_PAD_SINK && !b->parents.data &&
@@ -290,11 +283,10 @@ static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
 {
     static const enum gdn_kernel_id kernels[2][3][3] = { DTYPES(GDN_CU_decode_vk),
                                                          DTYPES(GDN_CU_decode_kv) };
-    return kernels[like->k_first][like->dtype][size_of(K)];
+    return kernels[like->k_first][like->dtype][gdn_cuda_size(K)];
 }
 
-/* Is all of it, rows of q and k too, in whole tiles of pieces? */
-static bool is_all_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+bool gdn_cuda_is_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     return is_whole(r, a) && are_pieces(&a->q) && are_pieces(&a->k);
 }
@@ -304,10 +296,10 @@ static bool is_all_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *
 static bool takes_windows(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
                           const struct gdn_pool_view *like)
 {
-    if (like->dtype == GDN_F16 || !are_bf16(r) || !is_all_whole(r, a)) return false;
+    if (like->dtype == GDN_F16 || !are_bf16(r) || !gdn_cuda_is_whole(r, a)) return false;
     if (a->each) return !like->k_first;
     return !a->cu_seqlens.data &&
-           (like->k_first ? a->T > 0 && a->V % FEW_COLUMNS == 0 : a->T > PRODUCT_TOKENS);
+           (like->k_first ? a->T > 0 && a->V % FEW_COLUMNS == 0 : a->T > FEW_TOKENS);
 }
 
 static enum gdn_kernel_id windows_kernel(const struct gdn_pool_view *like, int K)
@@ -316,7 +308,7 @@ static enum gdn_kernel_id windows_kernel(const struct gdn_pool_view *like, int K
         { { SIZES(GDN_CU_decode_windows_F32) }, { SIZES(GDN_CU_decode_windows_BF16) } },
         { { SIZES(GDN_CU_decode_few_F32) }, { SIZES(GDN_CU_decode_few_BF16) } },
     };
-    return kernels[like->k_first][like->dtype == GDN_BF16][size_of(K)];
+    return kernels[like->k_first][like->dtype == GDN_BF16][gdn_cuda_size(K)];
 }
 
 /* Warps of a block, for each `*columns` of it. Few of them are spread over the whole device. */
@@ -334,8 +326,8 @@ static int warps_of(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool few, i
 static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
                                struct gdn_cu_warp a, void *stream)
 {
-    const struct gdn_pool_view *like = like_of(r);
-    const int64_t n = n_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
+    const struct gdn_pool_view *like = gdn_cuda_like(r);
+    const int64_t n = gdn_cuda_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
     const bool windows = takes_windows(r, &a, like);
     int        columns;
     const int  n_warps = warps_of(ctx, r, windows && like->k_first, n, &columns);
@@ -354,235 +346,19 @@ static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu
     return gdn_cuda_note(ctx, op, call.kernel);
 }
 
-/* ---- One token (decode_one.cuh) ------------------------------------------------------------ */
-
-/* Value columns of a block: so many of states whose rows are k, else elements of so many bytes. */
-enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32, PACKED_K = 128, FOUR_K = 128 };
-
-/* What a sequence of one token and a head have there; as warps see it. */
-static struct gdn_cu_at at_of(const struct gdn_cu_near *r, bool packed)
-{
-    return (struct gdn_cu_at){ r->data, packed ? r->token : r->row, r->head };
-}
-static struct gdn_cu_at at_pool(const struct gdn_cu_pool *p)
-{
-    return (struct gdn_cu_at){ p->data, p->slot, p->head };
-}
-struct gdn_cu_at gdn_cuda_at_vector(const struct gdn_cu_array *a)
-{
-    const int64_t step = a->stride[0] * (int64_t)gdn_dtype_bytes(a->dtype);
-    union {
-        const void *in;
-        char       *out;
-    } data = { .in = a->data };
-    return (struct gdn_cu_at){ data.out, 0, (int32_t)step };
-}
-
-static int32_t bytes_of(const void *data, int32_t dtype)
-{
-    return data ? (int32_t)gdn_dtype_bytes(dtype) : 0;
-}
-
-/* Is it of float32, or of the other dtype, or not there? */
-static bool is_either(const void *data, int32_t dtype, int32_t other)
-{
-    return !data || dtype == GDN_F32 || dtype == other;
-}
-
-/* Indices that are there, of that dtype or int32, or none. */
-static bool is_index(const struct gdn_cu_array *a, int32_t dtype)
-{
-    return !a->data || ((a->dtype == GDN_I32 || a->dtype == dtype) && is_near(8 * a->stride[0]));
-}
-
-/* Is it of that kind, in whatever tokens? */
-static bool is_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
-{
-    const int32_t io = a->k.dtype, state = like_of(r)->dtype;
-    return a->from.data && a->B <= MOST_ROWS &&
-           is_index(&a->read_slots, GDN_I32) && is_index(&a->write_slots, GDN_I32) &&
-           (a->read_slots.data || !a->write_slots.data || a->each) && io != GDN_F32 &&
-           (state == GDN_F32 || state == io) && a->q.dtype == io && a->v.dtype == io &&
-           is_either(a->g.data, a->g.dtype, io) && is_either(a->beta.data, a->beta.dtype, io) &&
-           is_either(a->A_log.data, a->A_log.dtype, io) &&
-           is_either(a->dt_bias.data, a->dt_bias.dtype, io) && is_near(4 * a->A_log.stride[0]) &&
-           is_near(4 * a->dt_bias.stride[0]) && (!a->out.data || a->out.dtype == io) &&
-           r->V % (like_of(r)->k_first ? ONE_COLUMNS : WARP_COLUMNS) == 0;
-}
-
-/* By rows, all with a state; or by cu_seqlens or with initial states (decode_packed.cuh). */
-bool gdn_cuda_takes_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
-{
-    return a->whole && is_one(r, a) && a->T == 1 && !a->cu_seqlens.data &&
-           !a->has_initial_state.data && !a->num_accepted_tokens.data;
-}
-static bool takes_packed(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
-{
-    return a->whole && is_one(r, a) && r->K == PACKED_K && a->read_pool > 0 &&
-           a->B < MOST_ROWS && !a->num_accepted_tokens.data &&
-           is_index(&a->has_initial_state, GDN_U8) &&
-           (a->cu_seqlens.data ? a->N == a->B && is_index(&a->cu_seqlens, GDN_I64) : a->T == 1);
-}
-
-/* Rows of up to four tokens, whose states may all be kept if of float32 (decode_four.cuh)? */
-static bool takes_four(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
-{
-    const struct gdn_pool_view *like = like_of(r);
-    return is_one(r, a) && is_all_whole(r, a) && r->K == FOUR_K && !a->cu_seqlens.data &&
-           a->T > 0 && a->T <= PRODUCT_TOKENS && !a->has_initial_state.data &&
-           is_index(&a->num_accepted_tokens, GDN_I32) && is_near(4 * a->read_slots.stride[1]) &&
-           is_near(4 * a->write_slots.stride[1]) &&
-           (like->dtype == GDN_F32 ? !like->k_first : like->dtype == GDN_BF16 && !a->each);
-}
-
-/* 2^22 / the state heads that share one of n, rounded up. */
-static uint32_t group_of(const struct gdn_cu_rule *r, int n)
-{
-    return ((1u << 22) + (uint32_t)(r->H / n) - 1) / (uint32_t)(r->H / n);
-}
-
-/* Absent gates make 1 of 0: exp(0), 2 sigmoid(0). */
-struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
-{
-    const bool packed = a->cu_seqlens.data;
-    return (struct gdn_cu_one){
-        .from          = at_pool(&a->from),
-        .to            = at_pool(&a->to),
-        .k             = at_of(&a->k, packed),
-        .q             = at_of(&a->q, packed),
-        .v             = at_of(&a->v, packed),
-        .g             = at_of(&a->g, packed),
-        .beta          = at_of(&a->beta, packed),
-        .A_log         = gdn_cuda_at_vector(&a->A_log),
-        .dt_bias       = gdn_cuda_at_vector(&a->dt_bias),
-        .out           = at_of(&a->out, packed),
-        .from_row      = a->from.row,
-        .to_row        = a->to.row,
-        .group_k       = group_of(r, r->Hk),
-        .group_q       = group_of(r, r->Hq),
-        .group_v       = group_of(r, r->Hv),
-        .g_bytes       = bytes_of(a->g.data, a->g.dtype),
-        .beta_bytes    = bytes_of(a->beta.data, a->beta.dtype),
-        .A_log_bytes   = bytes_of(a->A_log.data, a->A_log.dtype),
-        .dt_bias_bytes = bytes_of(a->dt_bias.data, a->dt_bias.dtype),
-        .gate          = a->g.data ? a->gate : GDN_GATE_LOG,
-        .beta_kind     = a->beta.data ? a->beta_kind : GDN_BETA_TWICE_SIGMOID,
-        .norm          = a->norm,
-        .norm_eps      = a->norm_eps,
-        .scale         = a->scale,
-        .bound         = a->bound,
-        .read_slots    = a->read_slots.data,
-        .write_slots   = a->write_slots.data,
-        .read_step     = (int32_t)a->read_slots.stride[0],
-        .write_step    = (int32_t)a->write_slots.stride[0],
-        .read_pool     = a->read_pool,
-        .write_pool    = a->write_pool,
-        .keep          = a->keep,
-    };
-}
-
-static enum gdn_kernel_id one_kernel(const struct gdn_pool_view *like, int32_t io, int K)
-{
-#define IO(name) { { SIZES(name##_BF16) }, { SIZES(name##_F16) } }
-    static const enum gdn_kernel_id mixed[2][2][3] = { IO(GDN_CU_decode_one_vk_F32),
-                                                       IO(GDN_CU_decode_one_kv_F32) };
-    static const enum gdn_kernel_id alike[2][2][3] = {
-        { { SIZES(GDN_CU_decode_one_vk_BF16_BF16) }, { SIZES(GDN_CU_decode_one_vk_F16_F16) } },
-        { { SIZES(GDN_CU_decode_one_kv_BF16_BF16) }, { SIZES(GDN_CU_decode_one_kv_F16_F16) } },
-    };
-    return (like->dtype == GDN_F32 ? mixed : alike)[like->k_first][io == GDN_F16][size_of(K)];
-}
-
-static enum gdn_kernel_id packed_kernel(const struct gdn_pool_view *like, int32_t io)
-{
-    static const enum gdn_kernel_id kernels[2][2][2] = {
-        { { GDN_CU_decode_one_packed_vk_BF16_BF16_128, GDN_CU_decode_one_packed_vk_F16_F16_128 },
-          { GDN_CU_decode_one_packed_vk_F32_BF16_128, GDN_CU_decode_one_packed_vk_F32_F16_128 } },
-        { { GDN_CU_decode_one_packed_kv_BF16_BF16_128, GDN_CU_decode_one_packed_kv_F16_F16_128 },
-          { GDN_CU_decode_one_packed_kv_F32_BF16_128, GDN_CU_decode_one_packed_kv_F32_F16_128 } },
-    };
-    return kernels[like->k_first][like->dtype == GDN_F32][io == GDN_F16];
-}
-
-/* A block for each of a state's parts. */
-static gdn_status launch_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
-                             enum gdn_kernel_id kernel, const void *args, void *stream)
-{
-    const struct gdn_pool_view *like = like_of(r);
-    const int columns = like->k_first ? ONE_COLUMNS
-                                      : ONE_COLUMN_BYTES / (int)gdn_dtype_bytes(like->dtype);
-    const struct gdn_cuda_call  call = {
-        .kernel   = kernel,
-        .grid     = { r->V / columns, r->H, n_sequences(r) },
-        .stream   = stream,
-        .args     = args,
-        .overlaps = true,
-    };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, op, kernel);
-}
-
-static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
-                             const struct gdn_cu_warp *warp, void *stream)
-{
-    const struct gdn_cu_one a = gdn_cuda_one_args(r, warp);
-    return launch_one(ctx, op, r, one_kernel(like_of(r), r->k.dtype, r->K), &a, stream);
-}
-
-static gdn_status decode_packed(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
-                                const struct gdn_cu_warp *warp, void *stream)
-{
-    const struct gdn_cu_packed a = {
-        .one           = gdn_cuda_one_args(r, warp),
-        .cu_seqlens    = gdn_cuda_at_vector(&warp->cu_seqlens),
-        .initial       = gdn_cuda_at_vector(&warp->has_initial_state),
-        .initial_bytes = bytes_of(warp->has_initial_state.data, warp->has_initial_state.dtype),
-        .n             = warp->B,
-    };
-    return launch_one(ctx, op, r, packed_kernel(like_of(r), r->k.dtype), &a, stream);
-}
-
-static gdn_status decode_four(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
-                              const struct gdn_cu_warp *warp, void *stream)
-{
-    const struct gdn_pool_view *like = like_of(r);
-    const struct gdn_cu_four    a    = {
-        .one           = gdn_cuda_one_args(r, warp),
-        .k_token       = warp->k.token,
-        .q_token       = warp->q.token,
-        .v_token       = warp->v.token,
-        .g_token       = warp->g.token,
-        .beta_token    = warp->beta.token,
-        .out_token     = warp->out.token,
-        .T             = warp->T,
-        .each          = warp->each,
-        .write_token   = (int32_t)warp->write_slots.stride[1],
-        .n_writes      = warp->write_slots.n_columns,
-        .accepted      = warp->num_accepted_tokens.data,
-        .accepted_step = (int32_t)warp->num_accepted_tokens.stride[0],
-        .read_token    = (int32_t)warp->read_slots.stride[1],
-        .n_reads       = warp->read_slots.n_columns,
-    };
-    const enum gdn_kernel_id kernel = like->k_first           ? GDN_CU_decode_four_kv_BF16_BF16_128
-                                      : like->dtype != GDN_F32 ? GDN_CU_decode_four_vk_BF16_BF16_128
-                                      : r->k.dtype == GDN_F16 ? GDN_CU_decode_four_vk_F32_F16_128
-                                                              : GDN_CU_decode_four_vk_F32_BF16_128;
-    return launch_one(ctx, op, r, kernel, &a, stream);
-}
-
 /* ---- Decode -------------------------------------------------------------------------------- */
 
 static enum gdn_kernel_id any_of(bool k_first, int K)
 {
     static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_any_vk) },
                                                       { SIZES(GDN_CU_decode_any_kv) } };
-    return kernels[k_first][size_of(K)];
+    return kernels[k_first][gdn_cuda_size(K)];
 }
 
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream)
 {
-    const struct gdn_pool_view *like = like_of(args);
+    const struct gdn_pool_view *like = gdn_cuda_like(args);
     if (is_walked(args)) {
         int64_t            n_blocks;
         struct gdn_cu_walk w = walk_args(ctx, args, &n_blocks);
@@ -593,13 +369,12 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         gdn_cuda_takes_warps(args)) {
         struct gdn_cu_warp a = gdn_cuda_warp_args(args);
         if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
-        if (gdn_cuda_takes_one(args, &a)) return decode_one(ctx, op, args, &a, stream);
-        if (takes_packed(args, &a)) return decode_packed(ctx, op, args, &a, stream);
-        if (takes_four(args, &a)) return decode_four(ctx, op, args, &a, stream);
+        const enum gdn_cuda_few few = gdn_cuda_few_of(args, &a);
+        if (few != GDN_CUDA_MANY) return gdn_cuda_decode_few(ctx, op, args, &a, few, stream);
         return decode_warps(ctx, op, args, a, stream);
     }
     const struct gdn_cu_decode a = decode_args(args);
-    const int64_t              n = n_sequences(args), rows = n < MOST_ROWS ? n : MOST_ROWS;
+    const int64_t              n = gdn_cuda_sequences(args), rows = n < MOST_ROWS ? n : MOST_ROWS;
     const struct gdn_cuda_call call = {
         .kernel   = any_of(like->k_first, args->K),
         .grid     = { (int64_t)args->H * a.n_parts, rows, rows ? (n + rows - 1) / rows : 0 },

@@ -74,7 +74,8 @@ def describe(r):
     state = f", state {r['state']}" if r.get("state", r["dtype"]) != r["dtype"] else ""
     mode = ", exact" if r.get("exact") else ", bf16 products" if r.get("bf16_products") else ""
     for key, words in (("raw", "gates and norms inside"), ("each", "every state kept"),
-                       ("pool", "slots"), ("gated", "gated norm")):
+                       ("pool", "slots"), ("gated", "gated norm"),
+                       ("batch_invariant", "batch invariant")):
         mode += f", {words}" if r.get(key) else ""
     return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}{mode}"
 

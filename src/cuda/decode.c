@@ -157,7 +157,8 @@ bool gdn_cuda_is_near(int64_t step) { return step >= INT32_MIN && step <= INT32_
 
 bool gdn_cuda_are_near(const struct gdn_rows *r)
 {
-    return !r->data || (gdn_cuda_is_near(r->batch) && gdn_cuda_is_near(r->token) && gdn_cuda_is_near(r->head));
+    return !r->data || (gdn_cuda_is_near(r->batch) && gdn_cuda_is_near(r->token) &&
+                        gdn_cuda_is_near(r->head));
 }
 
 static bool is_near_pool(const struct gdn_pool_view *p)

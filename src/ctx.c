@@ -38,7 +38,7 @@ static void default_release(void *user, void *memory)
     free(memory);
 }
 
-static void log_line(const gdn_ctx *ctx, const char *line)
+void gdn_log_line(const gdn_ctx *ctx, const char *line)
 {
     if (ctx->options.log) ctx->options.log(ctx->options.log_user, line);
 }
@@ -173,7 +173,7 @@ gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx)
         char line[80];
         snprintf(line, sizeof line, "context: %s, %d %sthreads", gdn_isa(*ctx),
                  (int)gdn_n_threads(*ctx), (*ctx)->options.parallel_for ? "lent " : "");
-        log_line(*ctx, line);
+        gdn_log_line(*ctx, line);
     }
     return status;
 }
@@ -230,7 +230,7 @@ static gdn_status grow_workspace(gdn_ctx *ctx, size_t needed)
 
     char line[80];
     snprintf(line, sizeof line, "workspace: %zu bytes", needed);
-    log_line(ctx, line);
+    gdn_log_line(ctx, line);
     return GDN_OK;
 }
 
@@ -274,7 +274,7 @@ static gdn_status note(gdn_ctx *ctx, const char *line)
 {
     if (strcmp(line, ctx->kernel) == 0) return GDN_OK;
     snprintf(ctx->kernel, sizeof ctx->kernel, "%s", line);
-    log_line(ctx, ctx->kernel);
+    gdn_log_line(ctx, ctx->kernel);
     return GDN_OK;
 }
 

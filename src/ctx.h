@@ -43,6 +43,9 @@ gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
 /* The same with one name for all that ran: "op: name". */
 gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
 
+/* To the caller's log, if there is one. */
+void gdn_log_line(const gdn_ctx *ctx, const char *line);
+
 /* Saves the float environment, sets the default one; and back. Workers set theirs once. */
 uint32_t gdn_fp_enter(void);
 void     gdn_fp_leave(uint32_t saved);

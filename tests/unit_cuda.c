@@ -248,6 +248,12 @@ static void test_waves(void)
 
 /* A long sequence of few heads by four kernels, but for who wants the bits of any batch; in a
  * workspace. */
+/* Lines of the log about segments. */
+static void count_cuts(void *n, const char *line)
+{
+    *(int *)n += !strncmp(line, "prefill: segments of ", 21);
+}
+
 static void test_segments(void)
 {
     enum { N = 32768 };
@@ -255,7 +261,10 @@ static void test_segments(void)
     gdn_ctx      *ctx = hopper_ctx();
     gdn_rule_args a   = gdn_rule_args_init();
     size_t        bytes;
+    int           n_told = 0;
     if (!ctx) return;
+    ctx->options.log      = count_cuts;
+    ctx->options.log_user = &n_told;
     gdn_tensor *rows[4] = { &a.q, &a.k, &a.v, &a.out };
     for (int i = 0; i < 4; i++)
         *rows[i] = gdn_dense((void *)(at + ((size_t)i << 40)), GDN_BF16, 3, N, 4, 128, 0);
@@ -265,6 +274,8 @@ static void test_segments(void)
     CHECK(!strncmp(gdn_last_kernel(ctx), "prefill: gdn_prefill_hopper_BF16 "
                    "gdn_prefill_hopper_summary_BF16 gdn_prefill_segments_states gdn_prefill_hopper",
                    111), "%s", gdn_last_kernel(ctx));
+    ring2_status(ctx, "again", gdn_prefill(ctx, &a), GDN_OK);
+    CHECK(n_told == 1, "the log was told %d times of segments, wanted once", n_told);
     a.flags = GDN_BATCH_INVARIANT;
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &bytes), GDN_OK);
     CHECK(bytes == 0, "%zu bytes for a whole sequence", bytes);

@@ -60,6 +60,7 @@ struct gdn_cuda {
     size_t            workspace_bytes;
     struct gdn_cuda_map maps[4]; /* of q, k, v, out in the last call of prefill_hopper.c */
     struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
+    struct gdn_cuda_cut told;    /* the one that the log was told of last */
 };
 
 /* Opens ctx->options.device and loads the images. */

@@ -4,6 +4,7 @@
  * can describe, whatever the batch holds. Which it is follows from dtypes, head sizes and alignment
  * alone, so that the guarantees about bits hold across calls.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "ops.h"
@@ -131,6 +132,18 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
     return gdn_cuda_launch(ctx, &call);
 }
 
+/* Tells the log of segments, where they are not those of the call before. */
+static void tell_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
+{
+    struct gdn_cuda_cut *told = &ctx->cuda->told;
+    char                 line[120];
+    if (c->first == told->first && c->each == told->each && c->units == told->units) return;
+    snprintf(line, sizeof line, "prefill: segments of %lld tokens, then of %lld, at most %lld",
+             (long long)c->first, (long long)c->each, (long long)c->units);
+    gdn_log_line(ctx, line);
+    *told = *c;
+}
+
 gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream)
@@ -145,7 +158,10 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
     TRY(find_map(ctx, "v", 2, &r->v, b, r->Hv, r->V, &p.v));
     TRY(find_map(ctx, "out", 3, &r->out, b, r->H, r->V, &p.out));
-    if (c.units) lay_out(r, &c, &p.cut, how->memory);
+    if (c.units) {
+        lay_out(r, &c, &p.cut, how->memory);
+        tell_cut(ctx, &c);
+    }
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.each  = c.each;
     TRY(launch(ctx, kernel_of(first, dtype), forms[first].n_blocks * r->H * n_rows, &p, ran,

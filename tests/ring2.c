@@ -51,6 +51,8 @@ static struct {
 
 void ring2_options(int argc, char **argv)
 {
+    const char *every = getenv("GDN_TEST_EVERY");
+    if (every) self.every = atoi(every);
     for (int i = 1; i < argc; i++) {
         if (!strncmp(argv[i], "--seed=", 7)) self.seed = strtoull(argv[i] + 7, NULL, 0);
         else if (!strncmp(argv[i], "--every=", 8)) self.every = atoi(argv[i] + 8);
@@ -118,6 +120,7 @@ int ring2_summary(void)
 
 int ring2_main(int argc, char **argv, const struct ring2_test *tests, int n)
 {
+    unsetenv("GDN_TEST_EVERY"); /* that is for tables of cases; each of these is another one */
     ring2_options(argc, argv);
     for (int i = 0; i < n; i++) {
         if (!ring2_begin("%s", tests[i].name)) continue;

@@ -35,7 +35,8 @@ struct ring2_cases {
 };
 int ring2_cases_main(int argc, char **argv, const struct ring2_cases *tests, int n);
 
-/* The same by hand, for generated tests: */
+/* The same by hand, for generated tests. --every=N: every Nth begins; GDN_TEST_EVERY: the same, but
+ * of these two kinds alone. */
 void ring2_options(int argc, char **argv);
 bool ring2_begin(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void ring2_end(void);    /* prints the line, frees every buffer */

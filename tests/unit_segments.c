@@ -70,9 +70,9 @@ static void any_lengths(void)
             gdn_cuda_find_cut(&b, 4, SMS, mean > 4000 && i % 2 ? NULL : &like);
         int64_t rest = B * mean, n = 0;
         for (int64_t s = 0; s < B; s++) {
-            const int64_t edge = c.first + 1 + (int64_t)ring2_uniform(0, 3) * c.each;
-            int64_t length = (int64_t)ring2_uniform(0, (double)(2 * mean));
-            if (i % 3 && c.units) length = edge;
+            const int64_t more   = (int64_t)ring2_uniform(0, 3) * c.each;
+            int64_t       length = (int64_t)ring2_uniform(0, (double)(2 * mean));
+            if (i % 3 && c.units) length = c.first + 1 + more;
             if (length > rest) length = rest;
             rest -= length;
             if (length > c.first) n += (length - c.first + c.each - 1) / c.each;

@@ -38,7 +38,6 @@ static const struct {
     [WIDE]    = { 1, GDN_CU_prefill_hopper_wide_BF16, GDN_CU_prefill_hopper_wide_F16 },
     [SUMMARY] = { 2, GDN_CU_prefill_hopper_summary_BF16, GDN_CU_prefill_hopper_summary_F16 },
 };
-enum { COLUMNS = 8 }; /* of a block of prefill_segments.cu */
 
 static enum gdn_kernel_id kernel_of(enum form f, int dtype)
 {
@@ -170,8 +169,8 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     p.cut.later = true;
     TRY(launch(ctx, kernel_of(SUMMARY, dtype), forms[SUMMARY].n_blocks * r->H * c.units, &p, ran,
                stream));
-    TRY(launch(ctx, GDN_CU_prefill_segments_states, r->V / COLUMNS * r->H * b->B, &p, ran,
-               stream));
+    TRY(launch(ctx, GDN_CU_prefill_segments_states, r->V / GDN_SEGMENT_COLUMNS * r->H * b->B, &p,
+               ran, stream));
     return launch(ctx, kernel_of(later, dtype), forms[later].n_blocks * r->H * c.units, &p, ran,
                   stream);
 }

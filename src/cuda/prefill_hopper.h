@@ -16,9 +16,13 @@ struct gdn_cu_map {
     GDN_CU_ALIGNED(64) uint64_t words[16];
 };
 
+/* Columns of a head's state that a block of prefill_segments.cu has; what is known of a segment's
+ * M: identity, zero. */
+enum { GDN_SEGMENT_COLUMNS = 8 };
+enum { GDN_SEGMENT_IDLE = 1, GDN_SEGMENT_FORGETS = 2 };
+
 /* A sequence as segments (prefill_segments.cuh): the tokens of the first, INT64_MAX: all of them,
  * and of those after it, both multiples of 64. */
-enum { GDN_SEGMENT_IDLE = 1, GDN_SEGMENT_FORGETS = 2 }; /* what is known of its M: identity, zero */
 struct gdn_cu_segments {
     int64_t   first, each;
     float    *states, *M; /* [units][H][V][K], [units][H][K][K]; states NULL: there are none */

@@ -8,11 +8,12 @@
  * and U of the segments between first and last. So the first one is longer or shorter than the
  * others, such that both are done at once.
  */
+#include "prefill_hopper.h"
 #include "prefill_segments.h"
 
 /* MOST: segments of a sequence; how often all of them fill the device; how much longer first ones
  * are. So the workspace is that of 5 segments of a head per multiprocessor at most (gdn.h). */
-enum { CHUNK = 64, LEAST_CHUNKS = 4, COLUMNS = 8 };
+enum { CHUNK = 64, LEAST_CHUNKS = 4 };
 enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
 
 /* Nanoseconds. A kernel takes START for every round of blocks that there is room for, and so much
@@ -105,7 +106,7 @@ static int64_t time_of_summaries(const struct trial *t)
 
 static int64_t time_of_steps(const struct trial *t)
 {
-    const int64_t rounds = divide_up(t->n * (2 * CHUNK / COLUMNS), t->sm_count);
+    const int64_t rounds = divide_up(t->n * (2 * CHUNK / GDN_SEGMENT_COLUMNS), t->sm_count);
     return t->s * rounds * STEP + STEPS_START;
 }
 

@@ -6,7 +6,7 @@
  */
 #include "prefill_segments.cuh"
 
-enum { COLUMNS = 8, KEYS = 128, WARPS = 8, SHARE = KEYS / WARPS };
+enum { COLUMNS = GDN_SEGMENT_COLUMNS, KEYS = 128, WARPS = 8, SHARE = KEYS / WARPS };
 
 /* What the kernel knows of its place. */
 struct combine_block {

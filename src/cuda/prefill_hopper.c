@@ -28,8 +28,9 @@ static bool is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, in
     return (uintptr_t)r->data % 16 == 0;
 }
 
-/* Clusters, wide blocks, and M and U of segments. The first two give the same bits. */
-enum form { CLUSTER, WIDE, SUMMARY };
+/* Clusters, wide blocks, and M and U of segments. The first two give the same bits. Deep ones take
+ * larger heads, so many blocks for every 128 columns. */
+enum form { CLUSTER, WIDE, SUMMARY, DEEP };
 static const struct {
     int                n_blocks; /* of a sequence and head */
     enum gdn_kernel_id bf16, f16;
@@ -37,6 +38,7 @@ static const struct {
     [CLUSTER] = { 2, GDN_CU_prefill_hopper_BF16, GDN_CU_prefill_hopper_F16 },
     [WIDE]    = { 1, GDN_CU_prefill_hopper_wide_BF16, GDN_CU_prefill_hopper_wide_F16 },
     [SUMMARY] = { 2, GDN_CU_prefill_hopper_summary_BF16, GDN_CU_prefill_hopper_summary_F16 },
+    [DEEP]    = { 2, GDN_CU_prefill_hopper_deep_BF16, GDN_CU_prefill_hopper_deep_F16 },
 };
 
 static enum gdn_kernel_id kernel_of(enum form f, int dtype)
@@ -44,12 +46,14 @@ static enum gdn_kernel_id kernel_of(enum form f, int dtype)
     return dtype == GDN_BF16 ? forms[f].bf16 : forms[f].f16;
 }
 
+static bool is_deep(const struct gdn_cu_rule *r) { return r->K > 2 * TILE || r->V > 2 * TILE; }
+
 bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
     return r->q.dtype != GDN_F32 && gdn_cuda_has_kernel(ctx, kernel_of(CLUSTER, r->q.dtype)) &&
-           ctx->cuda->shared_most >= SHARED && r->K % 8 == 0 && r->K <= 2 * TILE &&
-           r->V % 8 == 0 && r->V <= 2 * TILE && b->N > 0 && b->N <= INT32_MAX - TILE &&
+           ctx->cuda->shared_most >= SHARED && r->K % 8 == 0 && r->K <= 4 * TILE &&
+           r->V % 8 == 0 && r->V <= 4 * TILE && b->N > 0 && b->N <= INT32_MAX - TILE &&
            is_mapped(&r->q, b, r->Hq) && is_mapped(&r->k, b, r->Hk) &&
            is_mapped(&r->v, b, r->Hv) && is_mapped(&r->out, b, r->H);
 }
@@ -86,14 +90,14 @@ static gdn_status find_map(gdn_ctx *ctx, const char *name, int i, const struct g
 }
 
 /* Planned where it is not the shape of before: that takes up to 1.7 us, and a call asks twice, for
- * its workspace and to launch. */
+ * its workspace and to launch. Larger heads have no segments. */
 static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole)
 {
     const struct gdn_cu_batch *b = &r->batch;
     struct gdn_cuda           *c = ctx->cuda;
     const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
-    if (whole) return gdn_cuda_no_cut(b, r->H, c->sm_count);
+    if (whole || is_deep(r)) return gdn_cuda_no_cut(b, r->H, c->sm_count);
     if (c->cut.first) return gdn_cuda_find_cut(b, r->H, c->sm_count, &c->cut);
     if (memcmp(c->planned.of, of, sizeof of) != 0) {
         c->planned.cut = gdn_cuda_find_cut(b, r->H, c->sm_count, NULL);
@@ -162,7 +166,9 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     struct gdn_cuda_cut          c = find_cut(ctx, r, how->whole);
     const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;
-    const enum form first = c.wide ? WIDE : CLUSTER, later = c.later_wide ? WIDE : CLUSTER;
+    const enum form first = is_deep(r) ? DEEP : c.wide ? WIDE : CLUSTER;
+    const enum form later = c.later_wide ? WIDE : CLUSTER;
+    const int       n_slices = (r->V + 2 * TILE - 1) / (2 * TILE);
     TRY(find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
     TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
     TRY(find_map(ctx, "v", 2, &r->v, b, r->Hv, r->V, &p.v));
@@ -173,8 +179,8 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     }
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.each  = c.each;
-    TRY(launch(ctx, kernel_of(first, dtype), forms[first].n_blocks * r->H * n_rows, &p, ran,
-               stream));
+    TRY(launch(ctx, kernel_of(first, dtype), forms[first].n_blocks * n_slices * r->H * n_rows, &p,
+               ran, stream));
     if (!c.units) return GDN_OK;
     p.cut.later = true;
     TRY(launch(ctx, kernel_of(SUMMARY, dtype), forms[SUMMARY].n_blocks * r->H * c.units, &p, ran,

@@ -5,7 +5,9 @@
  * cluster of two blocks with one such warpgroup each (prefill_hopper.cu), or where those would not run
  * at one time a block with two (prefill_hopper_wide.cu). Who includes this says which: HOPPER_GROUPS, and
  * HOPPER_BLOCKS of a cluster. Without HOPPER_OUTPUTS (prefill_hopper_summary.cu) it is two blocks of two
- * warpgroups that find what a segment makes of a state (prefill_segments.cuh): U one, M the other.
+ * warpgroups that find what a segment makes of a state (prefill_segments.cuh): U one, M the other. With
+ * a HOPPER_DEPTH of 2 (prefill_hopper_deep.cu) the two warpgroups of a block have 128 keys each, up to
+ * 256, of the same 64 columns (prefill_hopper_halves.cuh), and a head has a cluster for every 128 columns.
  *
  *     warpgroup 0     io     loads, gates, stores (prefill_hopper_io.cuh)
  *     1, or 1 and 2   state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
@@ -46,21 +48,26 @@ struct hopper_head {
     struct prefill_cursor     cursors[4 * HOPPER_GROUPS];
 };
 
+/* Tiles of V, and of K and Q, that a block has of a chunk. */
+enum { HOPPER_WIDTH = HOPPER_GROUPS / HOPPER_DEPTH, HOPPER_KEYS = 2 * HOPPER_DEPTH };
+
 enum {
-    HOPPER_AHEAD = 8,                          /* gates */
-    HOPPER_RING  = 4,                          /* K */
-    HOPPER_MADE  = HOPPER_BLOCKS == 2 ? 4 : 3, /* T; even where two blocks take turns */
-    HOPPER_THREE = 3,                          /* Q */
+    HOPPER_AHEAD = HOPPER_DEPTH == 2 ? 4 : 8,  /* gates */
+    HOPPER_RING  = HOPPER_DEPTH == 2 ? 3 : 4,  /* K */
+    HOPPER_MADE  = HOPPER_BLOCKS == 1 ? 3 : HOPPER_DEPTH == 2 ? 2 : 4, /* T; even where two blocks
+                                                                          take turns */
+    HOPPER_THREE = HOPPER_DEPTH == 2 ? 1 : 3,  /* Q */
     HOPPER_TURNS = 2,                          /* V, then the output; P */
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
     HOPPER_L_ROW = 68 * 4, /* from one row of L to the next: no two meet in a bank */
 
-    HOPPER_K        = 0, /* left columns, right columns; Q likewise */
-    HOPPER_Q        = HOPPER_K + HOPPER_RING * 2 * HOPPER_TILE,
-    HOPPER_V        = HOPPER_Q + HOPPER_OUTPUTS * HOPPER_THREE * 2 * HOPPER_TILE,
-    HOPPER_T        = HOPPER_V + HOPPER_TURNS * HOPPER_GROUPS * HOPPER_TILE,
+    HOPPER_K        = 0, /* 64 columns after another; Q likewise */
+    HOPPER_Q        = HOPPER_K + HOPPER_RING * HOPPER_KEYS * HOPPER_TILE,
+    HOPPER_V        = HOPPER_Q + HOPPER_OUTPUTS * HOPPER_THREE * HOPPER_KEYS * HOPPER_TILE,
+    HOPPER_T        = HOPPER_V + HOPPER_TURNS * HOPPER_WIDTH * HOPPER_TILE,
     HOPPER_P        = HOPPER_T + HOPPER_MADE * HOPPER_TILE,
-    HOPPER_L        = HOPPER_P + HOPPER_OUTPUTS * HOPPER_TURNS * HOPPER_TILE,
+    HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_TURNS * HOPPER_TILE, /* between halves */
+    HOPPER_L        = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
     HOPPER_GATES    = HOPPER_L + 64 * HOPPER_L_ROW,
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
 
@@ -90,14 +97,15 @@ static_assert(HOPPER_BYTES <= 232448, "shared memory");
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 
 /* Barriers of the hardware, 128 threads each. */
-enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN };
+enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN,
+       HOPPER_BARRIER_HALVES };
 
 /* What all threads of a block know. */
 struct hopper_block {
     const struct gdn_cu_prefill_hopper &a;
     const struct gdn_cu_rule           &r;
     uint32_t                            rank; /* of the block in its cluster: its columns */
-    int                                 head, n_chunks;
+    int                                 slice, head, n_chunks; /* slice: the cluster's columns */
 
     __device__ __forceinline__ struct hopper_head &common() const
     {
@@ -105,22 +113,25 @@ struct hopper_block {
     }
     __device__ __forceinline__ const struct gdn_cu_seq &s() const { return common().s; }
     /* The first of its columns of V; those of M begin at 128, where loads find zeros. */
-    __device__ __forceinline__ int column() const { return (int)rank * 64 * HOPPER_GROUPS; }
+    __device__ __forceinline__ int column() const
+    {
+        return (slice * HOPPER_BLOCKS + (int)rank) * 64 * HOPPER_WIDTH;
+    }
     __device__ __forceinline__ hopper_gates &gates(int c) const
     {
         return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[(uint32_t)c % HOPPER_AHEAD];
     }
     __device__ __forceinline__ uint32_t k(int c) const
     {
-        return hopper_address() + HOPPER_K + (uint32_t)c % HOPPER_RING * 2 * HOPPER_TILE;
+        return hopper_address() + HOPPER_K + (uint32_t)c % HOPPER_RING * HOPPER_KEYS * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t q(int c) const
     {
-        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_THREE * 2 * HOPPER_TILE;
+        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_THREE * HOPPER_KEYS * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t v(int c) const
     {
-        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_TURNS * HOPPER_GROUPS * HOPPER_TILE;
+        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_TURNS * HOPPER_WIDTH * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t t(int c) const
     {
@@ -172,6 +183,13 @@ struct hopper_block {
     }
 };
 
+/* Clusters of a head. */
+GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)
+{
+    const int columns = 64 * HOPPER_WIDTH * HOPPER_BLOCKS;
+    return HOPPER_DEPTH == 1 ? 1 : (r.V + columns - 1) / columns;
+}
+
 template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {};
 template <> struct hopper_format<GDN_F16> : mma_format_f16 {};
@@ -196,7 +214,7 @@ template <int io> GDN_DEVICE void multiply_tiles(float (&x)[32], uint32_t a, uin
     const uint32_t from = wgmma_place(a), to = wgmma_place(k);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 4 * HOPPER_KEYS; i++) {
         const uint32_t at = i / 4 * (HOPPER_TILE / 16) + i % 4 * 2;
         if (i == 0)
             wgmma<io>::tiles64(x, wgmma_factor(from + at), wgmma_factor(to + at));

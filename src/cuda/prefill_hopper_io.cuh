@@ -16,13 +16,13 @@ template <int io> GDN_DEVICE void scale_row_to_one(const struct hopper_block &b,
     typedef hopper_format<io> format;
     float sum = 0;
 #pragma unroll 2
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < 32 * HOPPER_KEYS; i++) {
         const uint32_t x = *(const uint32_t *)(tile + i / 32 * HOPPER_TILE + tile_place(t, i % 32 * 2));
         sum = fmaf(format::high(x), format::high(x), fmaf(format::low(x), format::low(x), sum));
     }
     const float length = inverse_length(sum, b.r.norm, b.r.norm_eps);
 #pragma unroll 2
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < 32 * HOPPER_KEYS; i++) {
         uint32_t *x = (uint32_t *)(tile + i / 32 * HOPPER_TILE + tile_place(t, i % 32 * 2));
         *x          = format::pair(format::low(*x) * length, format::high(*x) * length);
     }
@@ -56,7 +56,9 @@ GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int n_t
     const int      first = l.first + c * 64;
     mbarrier_expect(on, n_tiles * HOPPER_TILE);
     copy_tile(tile, map, { column, head, first, l.row }, on);
-    if (n_tiles == 2) copy_tile(tile + HOPPER_TILE, map, { column + 64, head, first, l.row }, on);
+#pragma unroll
+    for (int i = 1; i < n_tiles; i++)
+        copy_tile(tile + i * HOPPER_TILE, map, { column + 64 * i, head, first, l.row }, on);
 }
 
 /* Of a chunk that is not full: rows from n on become zero, as what follows a sequence may be another;
@@ -75,26 +77,30 @@ GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int n_t
     __syncwarp();
 }
 
-/* The loads of a step: K and Q of chunk c + 3, V of c + 1. */
+/* How far ahead of the state K is loaded. */
+enum { HOPPER_K_AHEAD = HOPPER_RING - 1 };
+
+/* The loads of a step: K of chunk c + 3 (or 2), V of c + 1, Q of c + 3 (or 1). */
 GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
 {
     const struct hopper_block &b = l.b;
-    const int c1 = c + 1, c3 = c + 3, n = b.n_chunks;
+    const int c1 = c + 1, c3 = c + HOPPER_K_AHEAD, cq = c + HOPPER_THREE, n = b.n_chunks;
     if (c3 < n) {
         b.wait_free(HOPPER_K_FREE, c3);
-        load_tiles(l, b.k(c3), 2, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);
-        if (c3 == l.n_full) clear_tail(l, b.k(c3), 2, HOPPER_K_FULL, c3, 0);
+        load_tiles(l, b.k(c3), HOPPER_KEYS, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);
+        if (c3 == l.n_full) clear_tail(l, b.k(c3), HOPPER_KEYS, HOPPER_K_FULL, c3, 0);
     }
     if (c1 >= 0) {
         b.wait_free(HOPPER_V_FREE, c1);
-        load_tiles(l, b.v(c1), HOPPER_GROUPS, &b.a.v, b.column(), l.v_head, HOPPER_V_FULL, c1);
+        load_tiles(l, b.v(c1), HOPPER_WIDTH, &b.a.v, b.column(), l.v_head, HOPPER_V_FULL, c1);
         if (c1 == l.n_full)
-            clear_tail(l, b.v(c1), HOPPER_GROUPS, HOPPER_V_FULL, c1, 1 + HOPPER_OUTPUTS);
+            clear_tail(l, b.v(c1), HOPPER_WIDTH, HOPPER_V_FULL, c1,
+                       1 + (HOPPER_OUTPUTS && HOPPER_DEPTH == 1));
     }
-    if (HOPPER_OUTPUTS && c3 < n) {
-        b.wait_free(HOPPER_Q_FREE, c3);
-        load_tiles(l, b.q(c3), 2, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, c3);
-        if (c3 == l.n_full) clear_tail(l, b.q(c3), 2, HOPPER_Q_FULL, c3, 1);
+    if (HOPPER_OUTPUTS && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
+        b.wait_free(HOPPER_Q_FREE, cq);
+        load_tiles(l, b.q(cq), HOPPER_KEYS, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, cq);
+        if (cq == l.n_full) clear_tail(l, b.q(cq), HOPPER_KEYS, HOPPER_Q_FULL, cq, HOPPER_DEPTH);
     }
 }
 
@@ -105,8 +111,8 @@ GDN_DEVICE void load_all(const struct hopper_block &b, int lane)
                                      source_head(b.r, b.head, b.r.Hq), (int)b.s().first,
                                      (int)b.s().batch, (int)(b.s().n_valid / 64) };
 #pragma unroll 1
-    for (int c = -3; c < b.n_chunks - 1; c++) {
-        if (c == -2 && b.n_chunks > 0) b.wait(HOPPER_GATES_FULL, 0); /* the first T comes first */
+    for (int c = -HOPPER_K_AHEAD; c < b.n_chunks - 1; c++) {
+        if (c == 1 - HOPPER_K_AHEAD && b.n_chunks > 0) b.wait(HOPPER_GATES_FULL, 0); /* the first T comes first */
         load_step(l, c);
     }
 }
@@ -122,7 +128,7 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
     } else if (n == 64) {
         if (lane == 0) {
             async_fence(); /* what the state's warps have written and then arrived */
-            for (int i = 0; i < HOPPER_GROUPS; i++)
+            for (int i = 0; i < HOPPER_WIDTH; i++)
                 copy_tile_out(&b.a.out,
                               { column + i * 64, b.head, (int)b.s().first + c * 64,
                                 (int)b.s().batch },
@@ -132,8 +138,8 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
         }
     } else {
         const char *tile = gdn_shared + (b.v(c) - hopper_address());
-        for (int i = lane; i < 8 * HOPPER_GROUPS * n; i += 32) {
-            const int t = i / (8 * HOPPER_GROUPS), j = i % (8 * HOPPER_GROUPS), rest = bytes - j * 16;
+        for (int i = lane; i < 8 * HOPPER_WIDTH * n; i += 32) {
+            const int t = i / (8 * HOPPER_WIDTH), j = i % (8 * HOPPER_WIDTH), rest = bytes - j * 16;
             if (rest <= 0) continue;
             copy_out(row_at(b.r.out, b.s(), (int64_t)c * 64 + t, b.head) + column * 2 + j * 16,
                      tile + j / 8 * HOPPER_TILE + tile_place(t, j % 8 * 8), min(rest, 16), 16);

@@ -6,25 +6,27 @@
 #include "prefill_hopper_io.cuh"
 #include "prefill_hopper_solve.cuh"
 #include "prefill_hopper_keys.cuh"
+#include "prefill_hopper_halves.cuh"
 
 /* Who arrives at a barrier: the warps of the block's state, or of both blocks' where T and P are
- * freed; the warps that make T and P, but the other block's T arrives as one copy; else one. */
+ * freed; the warps that make T and P, but the other block's T arrives as one copy; else one. Of two
+ * halves one has to do with T, one with P and the output. */
 GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
 {
-    const int state = 4 * HOPPER_GROUPS;
+    const int state = 4 * HOPPER_GROUPS, with_columns = 4 * HOPPER_WIDTH;
     if (barrier < HOPPER_GATES_FREE) return 1;
     if (barrier < HOPPER_K_FULL) return state;
     if (barrier < HOPPER_K_FREE) return 1;
     if (barrier < HOPPER_T_FULL) return state;
     if (barrier < HOPPER_T_FREE) return b.is_own(barrier - HOPPER_T_FULL) ? 4 : 1;
-    if (barrier < HOPPER_Q_FULL) return state * HOPPER_BLOCKS;
+    if (barrier < HOPPER_Q_FULL) return with_columns * HOPPER_BLOCKS;
     if (barrier < HOPPER_Q_FREE) return 1;
-    if (barrier < HOPPER_V_FULL) return state;
+    if (barrier < HOPPER_V_FULL) return HOPPER_DEPTH == 2 ? state + 4 : state;
     if (barrier < HOPPER_V_FREE) return 1;
     if (barrier < HOPPER_OUT_FULL) return HOPPER_OUTPUTS ? 1 : state;
-    if (barrier < HOPPER_P_FULL) return state;
+    if (barrier < HOPPER_P_FULL) return with_columns;
     if (barrier < HOPPER_P_FREE) return 4;
-    return barrier < HOPPER_TAIL ? state * HOPPER_BLOCKS : 1;
+    return barrier < HOPPER_TAIL ? with_columns * HOPPER_BLOCKS : 1;
 }
 
 /* By a warp. */
@@ -38,7 +40,7 @@ GDN_DEVICE void init_barriers(const struct hopper_block &b)
 /* Zeros for the block's columns of tokens [from, to), counted as row_at() does. */
 GDN_DEVICE void zero_outside(const struct hopper_block &b, int64_t from, int64_t to)
 {
-    const int first = b.column(), n = min(64 * HOPPER_GROUPS, b.r.V - first);
+    const int first = b.column(), n = min(64 * HOPPER_WIDTH, b.r.V - first);
     for (int64_t t = from + threadIdx.x / 32; t < to; t += blockDim.x / 32) {
         uint16_t *row = (uint16_t *)row_at(b.r.out, b.s(), t, b.head) + first;
         for (int i = threadIdx.x % 32; i < n; i += 32) row[i] = 0;
@@ -52,7 +54,7 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     const struct gdn_cu_segments &cut   = b.a.cut;
     struct gdn_cu_seq             s     = {};
     struct gdn_cu_checkpoints     list  = { 0, 0 };
-    const int64_t number = blockIdx.x / HOPPER_BLOCKS / b.r.H;
+    const int64_t number = blockIdx.x / HOPPER_BLOCKS / count_slices(b.r) / b.r.H;
     int64_t       row = number, unit = number, i = cut.later ? number : 0;
     if (cut.later) {
         row = find_unit(batch, cut, i);
@@ -80,7 +82,7 @@ GDN_DEVICE void prepare(struct hopper_block &b)
 {
     if (threadIdx.x < 32) find_part(b);
     if (threadIdx.x / 32 == 1) init_barriers(b);
-    for (int i = threadIdx.x; i < (HOPPER_L - HOPPER_T) / 16; i += blockDim.x)
+    for (int i = threadIdx.x; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x)
         store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
     if (threadIdx.x == 0) store_shared(hopper_address() + HOPPER_L + 64 * 4, 0, 0, 0, 0);
     async_fence();
@@ -99,8 +101,9 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
 {
     const int           lane = opaque((int)threadIdx.x % 32);
     const int           warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
-    struct hopper_block b = { a, a.rule, cluster_rank(),
-                              (int)(blockIdx.x / HOPPER_BLOCKS % a.rule.H), 0 };
+    const unsigned      cluster = blockIdx.x / HOPPER_BLOCKS, n_slices = count_slices(a.rule);
+    struct hopper_block b = { a, a.rule, cluster_rank(), (int)(cluster % n_slices),
+                              (int)(cluster / n_slices % a.rule.H), 0 };
     if (a.cut.states && !(HOPPER_OUTPUTS && a.cut.later)) griddepcontrol_launch_dependents();
     prepare(b);
     if (b.s().n_tokens == 0) { /* both blocks do */

@@ -362,10 +362,9 @@ GDN_DEVICE void for_lengths(const struct hopper_solver &w, const float (&x)[32],
     __syncwarp();
 }
 
-/* Lengths of a chunk, from K K^T and Q Q^T. */
+/* Lengths of keys, from K K^T. */
 template <int io>
-GDN_DEVICE void write_lengths(const struct hopper_solver &w, hopper_gates &g, const float (&x)[32],
-                              const float (&y)[32])
+GDN_DEVICE void write_lengths(const struct hopper_solver &w, hopper_gates &g, const float (&x)[32])
 {
     if (io != GDN_F16)
         for_lengths(w, x, g.n, [&](int t, float length) {
@@ -376,11 +375,15 @@ GDN_DEVICE void write_lengths(const struct hopper_solver &w, hopper_gates &g, co
             g.from_start[t] *= length;
             g.to_end[t] *= length;
         });
-    if (HOPPER_OUTPUTS) for_lengths(w, y, g.n, [&](int t, float length) {
+}
+/* Of queries, from Q Q^T; for the warp's rows of P it needs no others. */
+GDN_DEVICE void write_query_lengths(const struct hopper_solver &w, hopper_gates &g,
+                                    const float (&y)[32])
+{
+    for_lengths(w, y, g.n, [&](int t, float length) {
         g.q_scale[t] = w.b.r.scale * length;
         g.q_start[t] *= length;
     });
-    w.wait();
 }
 
 /* What is below the diagonal, from K K^T, in the square. */
@@ -415,6 +418,22 @@ GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int
     __syncwarp();
 }
 
+/* Q K^T of chunk c alone: there is one place for queries, which are awaited when T is made. */
+template <int io>
+GDN_DEVICE void multiply_queries(const struct hopper_solver &w, hopper_gates &g, float (&y)[32], int c)
+{
+    const struct hopper_block &b = w.b;
+    b.wait(HOPPER_Q_FULL, c);
+    if (b.r.norm != GDN_NORM_NONE) {
+        multiply_tiles<io>(y, b.q(c), b.q(c));
+        wgmma_wait<0>();
+        write_query_lengths(w, g, y);
+    }
+    multiply_tiles<io>(y, b.q(c), b.k(c));
+    wgmma_wait<0>();
+    if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_Q_FREE, c));
+}
+
 /* K K^T and Q K^T of chunk c, the second under way. */
 template <int io>
 GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[32],
@@ -424,16 +443,21 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c); /* in f16 keys have been scaled then */
     multiply_tiles<io>(x, b.k(c), b.k(c));
-    if (!HOPPER_OUTPUTS) {
+    if (!HOPPER_OUTPUTS || HOPPER_DEPTH == 2) {
         wgmma_wait<0>();
-        if (io != GDN_F16 && b.r.norm != GDN_NORM_NONE) write_lengths<io>(w, g, x, y);
+        if (io != GDN_F16 && b.r.norm != GDN_NORM_NONE) {
+            write_lengths<io>(w, g, x);
+            w.wait();
+        }
         return;
     }
     b.wait(HOPPER_Q_FULL, c);
     if (b.r.norm != GDN_NORM_NONE) {
         multiply_tiles<io>(y, b.q(c), b.q(c));
         wgmma_wait<0>();
-        write_lengths<io>(w, g, x, y);
+        write_lengths<io>(w, g, x);
+        write_query_lengths(w, g, y);
+        w.wait();
     }
     multiply_tiles<io>(y, b.q(c), b.k(c));
     wgmma_wait<1>();
@@ -455,6 +479,7 @@ template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int wa
         if (warp == 0 && lane < 2) w.dead(c + HOPPER_BLOCKS)[lane] = 0;
         wgmma_wait<0>();
         make_t<io>(w, g, c);
+        if (HOPPER_DEPTH == 2) multiply_queries<io>(w, g, y, c);
         if (HOPPER_OUTPUTS) make_p_rows<io>(b, y, c, warp, lane);
     }
 }

@@ -9,7 +9,8 @@
  *
  * All four warps take part in each product. Plain chunks have a loop of their own, where products
  * overlap; any other takes pass_any(), where what is not finite each warp mends for itself between
- * them, as prefill_state.cuh says.
+ * them, as prefill_state.cuh says. Where two warpgroups have half of the keys each (HOPPER_DEPTH), the
+ * same lanes have the same columns, and sums over keys are of both (prefill_hopper_halves.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_STATE_CUH
 #define GDN_CUDA_PREFILL_HOPPER_STATE_CUH
@@ -106,7 +107,39 @@ struct hopper_state {
     struct state_part          part;
     int                        group, warp, lane;
     uint32_t                   v_lane; /* where the lane reads its columns of V, in a tile */
+
+    /* Which half of the keys the warpgroup has, and which tile of columns. */
+    __device__ __forceinline__ int half() const { return HOPPER_DEPTH == 2 ? group : 0; }
+    __device__ __forceinline__ int tile() const { return HOPPER_DEPTH == 2 ? 0 : group; }
+    /* Of a chunk, the warpgroup's keys. */
+    __device__ __forceinline__ uint32_t k(int c) const
+    {
+        return HOPPER_DEPTH == 1 ? b.k(c) : b.k(c) + half() * 2 * HOPPER_TILE;
+    }
+    __device__ __forceinline__ uint32_t q(int c) const
+    {
+        return HOPPER_DEPTH == 1 ? b.q(c) : b.q(c) + half() * 2 * HOPPER_TILE;
+    }
+    /* Tiles that are free while checkpoints are left, one for each warpgroup. */
+    __device__ __forceinline__ uint32_t scratch(int c) const
+    {
+        return HOPPER_DEPTH == 2 ? hopper_address() + HOPPER_MAIL : b.v(c);
+    }
 };
+
+/* A state of all keys, from the first of the warpgroup's on. */
+GDN_DEVICE void skip_keys(const struct hopper_state &w, struct state_place &p)
+{
+    if (p.data) p.data += w.half() * 128 * p.k_step;
+}
+
+/* All that have to do with the scratch, or with sums of both halves. */
+enum { HOPPER_SHARING = HOPPER_DEPTH == 2 ? 256 : 128 };
+GDN_DEVICE void barrier_shared(const struct hopper_state &w)
+{
+    barrier_wait(HOPPER_DEPTH == 2 ? HOPPER_BARRIER_HALVES : HOPPER_BARRIER_STATE + w.group,
+                 HOPPER_SHARING);
+}
 
 /* x (+)= a times the turned tile, of 64 or 128 columns. tie: in the registers where x is already, of
  * which the compiler would take others. Ends its group. */
@@ -235,19 +268,20 @@ GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
 /* ---- Checkpoints --------------------------------------------------------------------------------------- */
 
 /* Keys of the first n tokens, 64 columns of them, and zeros, go where V of the chunk was, which is in
- * U now. By all four warps. */
-GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int half)
+ * U now, or mail. By all warps. */
+GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int side)
 {
-    const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + half * HOPPER_TILE;
-    char       *to   = gdn_shared + (w.b.v(c) - hopper_address()) + w.group * HOPPER_TILE;
-    barrier_wait(HOPPER_BARRIER_STATE + w.group, 128); /* products with the copy before have ended */
+    const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + side * HOPPER_TILE;
+    char       *to   = gdn_shared + (w.scratch(c) - hopper_address()) + w.group * HOPPER_TILE;
+    if (HOPPER_DEPTH == 2) from += w.half() * 2 * HOPPER_TILE;
+    barrier_shared(w); /* products with the copy before have ended */
     for (int i = w.warp * 32 + w.lane; i < 512; i += 128) {
         uint4 x = make_uint4(0, 0, 0, 0);
         if (i / 8 < n) x = *(const uint4 *)(from + 16 * i);
         *(uint4 *)(to + 16 * i) = x;
     }
     async_fence();
-    barrier_wait(HOPPER_BARRIER_STATE + w.group, 128);
+    barrier_shared(w);
 }
 
 /* The state after the first n tokens of chunk c, as a call leaves it that ends there. */
@@ -262,7 +296,7 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
     weigh_some<io>(a, u, g, n);
 #pragma unroll 1
     for (int part = 0; part < HOPPER_PARTS; part++) {
-        const uint32_t keys = wgmma_place(w.b.v(c) + w.group * HOPPER_TILE + part % 2 * 64);
+        const uint32_t keys = wgmma_place(w.scratch(c) + w.group * HOPPER_TILE + part % 2 * 64);
         hopper_part    x;
         take_part(x, S, part);
         if (part % 2 == 0) copy_keys(w, c, n, part / 2);
@@ -275,7 +309,12 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
             wgmma_commit();
             wgmma_wait<0>();
         }
-        if (to.data)
+        if (HOPPER_DEPTH == 2) {
+            struct state_place half = to;
+            skip_keys(w, half);
+            if (to.data)
+                move_part<true>(x, half, w.part, part * HOPPER_PART_KEYS, has_pairs(half, w.part));
+        } else if (to.data)
             move_part<true>(x, to, w.part, part * HOPPER_PART_KEYS, has_pairs(to, w.part));
     }
 }
@@ -339,6 +378,7 @@ GDN_DEVICE void leave_after(const struct hopper_state &w, const float (&S)[64], 
             to = checkpoint_place(w);
         else if (!more && is_final)
             to = final_place(w.b);
+        if (HOPPER_DEPTH == 2) skip_keys(w, to);
         write_state(S, to, w.part);
         if (more) move_cursor(w, w.cursor.c + 1);
     }
@@ -363,6 +403,14 @@ GDN_DEVICE void release_made(const struct hopper_state &w, int first, int c)
     } else if (w.lane == 0) {
         mbarrier_arrive_cluster(w.b.is_own(c) ? barrier : w.b.other(barrier));
     }
+}
+
+/* Two halves free their only queries before P is awaited: so who made P arrives as well, and where that
+ * is the other block, one of the halves in its place. */
+GDN_DEVICE void release_queries(const struct hopper_state &w, int c)
+{
+    release(w, HOPPER_Q_FREE, c);
+    if (HOPPER_DEPTH == 2 && w.half() && !w.b.is_own(c)) release(w, HOPPER_Q_FREE, c);
 }
 
 template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float (&x)[n])
@@ -449,6 +497,11 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
     return true;
 }
 
+/* Where keys have two halves (prefill_hopper_halves.cuh). */
+GDN_DEVICE void                   sum_halves(const struct hopper_state &w, float (&x)[32]);
+template <int io> GDN_DEVICE bool pass_plain_first(const struct hopper_state &w, float (&S)[64], int c);
+template <int io> GDN_DEVICE bool pass_plain_second(const struct hopper_state &w, float (&S)[64], int c);
+
 /* Any chunk, one thing after the other. */
 template <int io>
 GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
@@ -463,10 +516,11 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
     pack<io>(a, S);
-    multiply_turned<io, false>(u, a, b.k(c));
+    multiply_turned<io, false>(u, a, w.k(c));
     b.wait(HOPPER_V_FULL, c);
     b.wait(HOPPER_T_FULL, c);
     wgmma_wait<0>();
+    if (HOPPER_DEPTH == 2) sum_halves(w, u);
     make_rows<io>(r, u, v, g.from_start, w.lane);
     bool slow = !all_finite<io>(r);
     if (slow) spoilt = mend_r<io>(r, g, v);
@@ -477,8 +531,9 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     b.wait(HOPPER_Q_FULL, c);
     b.wait(HOPPER_P_FULL, c);
     pack<io>(a, S);
-    multiply_turned<io, false>(o, a, b.q(c));
+    multiply_turned<io, false>(o, a, w.q(c));
     wgmma_wait<0>();
+    if (HOPPER_DEPTH == 2) sum_halves(w, o);
     scale_tokens(o, g.q_start, w.lane);
     if (slow) clear_parted(o, g);
     weigh_some<io>(a, u, g, g.n);
@@ -491,18 +546,19 @@ GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
     wgmma_wait<0>();
     if (!is_idle(g)) {
         decay_state(S, g.decay, slow);
-        add_tokens<io>(S, a, b.k(c));
+        add_tokens<io>(S, a, w.k(c));
         wgmma_wait<0>();
     }
     if (slow) spoil_tokens(o, spoilt, resets);
-    put_output<io>(o, v);
+    if (HOPPER_DEPTH == 1 || w.half()) put_output<io>(o, v);
+    if (HOPPER_DEPTH == 2) barrier_shared(w); /* one frees for both */
     __syncwarp();
-    release_made(w, HOPPER_T_FREE, c);
-    release_made(w, HOPPER_P_FREE, c);
-    release(w, HOPPER_Q_FREE, c);
+    if (HOPPER_DEPTH == 1 || !w.half()) release_made(w, HOPPER_T_FREE, c);
+    if (HOPPER_DEPTH == 1 || w.half()) release_made(w, HOPPER_P_FREE, c);
+    release_queries(w, c);
     release(w, HOPPER_K_FREE, c);
     release(w, HOPPER_GATES_FREE, c);
-    release(w, HOPPER_OUT_FULL, c);
+    if (HOPPER_DEPTH == 1 || w.half()) release(w, HOPPER_OUT_FULL, c);
 }
 
 /* The chunk that the next checkpoint is in or at the start of; at most n_chunks. */
@@ -519,14 +575,30 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
                                 { b.column() + 16 * warp, b.r.V, b.r.K }, group, warp % 4,
                                 lane };
     float               S[64];
-    w.v_lane = group * HOPPER_TILE + tile_place(row, 16 * w.warp + lane / 8 % 2 * 8);
+    if (HOPPER_DEPTH == 2) w.part = { b.column() + 16 * w.warp, b.r.V, b.r.K - w.half() * 128 };
+    w.v_lane = w.tile() * HOPPER_TILE + tile_place(row, 16 * w.warp + lane / 8 % 2 * 8);
     move_cursor(w, b.common().segment.checkpoint);
     if (b.common().segment.from >= 0) griddepcontrol_wait();
-    read_state(S, first_place(b), w.part);
+    if (HOPPER_DEPTH == 2) {
+        struct state_place from = first_place(b);
+        skip_keys(w, from);
+        read_state(S, from, w.part);
+    } else {
+        read_state(S, first_place(b), w.part);
+    }
     int c = 0;
     for (int mark = next_mark(w);; mark = next_mark(w)) {
+        if constexpr (HOPPER_DEPTH == 2) {
+            if (in_warp(w.half() == 0))
 #pragma unroll 1
-        while (in_warp(c < mark) && pass_plain<io>(w, S, c)) c++;
+                while (in_warp(c < mark) && pass_plain_first<io>(w, S, c)) c++;
+            else
+#pragma unroll 1
+                while (in_warp(c < mark) && pass_plain_second<io>(w, S, c)) c++;
+        } else {
+#pragma unroll 1
+            while (in_warp(c < mark) && pass_plain<io>(w, S, c)) c++;
+        }
         if (in_warp(c == b.n_chunks)) break;
         if (in_warp(w.cursor.at <= (int64_t)c * 64))
             leave_after(w, S, (int64_t)c * 64, false);

@@ -27,8 +27,8 @@ static const struct ring2_factor factors[N_FACTORS - N_BATCH_FACTORS] = {
     [HEADS - N_BATCH_FACTORS]      = { 7, { "1-1-1", "2-2-4", "4-2-2", "3-3-3", "2-2-6", "1-1-5",
                                             "4-4-4" } },
     [MAP - N_BATCH_FACTORS]        = { 2, { "grouped", "interleaved" } },
-    [DIMS - N_BATCH_FACTORS]       = { 9, { "1x1", "16x16", "60x60", "100x100", "128x128", "32x96",
-                                            "64x48", "256x256", "120x31" } },
+    [DIMS - N_BATCH_FACTORS]       = { 10, { "1x1", "16x16", "60x60", "100x100", "128x128", "32x96",
+                                             "64x48", "256x256", "120x31", "192x136" } },
     [GATE - N_BATCH_FACTORS]       = { 5, { "ungated", "log", "linear", "raw", "bounded" } },
     [STRENGTH - N_BATCH_FACTORS]   = { 4, { "mild", "strong", "zero", "-inf" } },
     [GATE_DTYPE - N_BATCH_FACTORS] = { 2, { "g=f32", "g=A" } },
@@ -40,8 +40,8 @@ static const struct ring2_factor factors[N_FACTORS - N_BATCH_FACTORS] = {
 
 static const int heads[7][3] = { { 1, 1, 1 }, { 2, 2, 4 }, { 4, 2, 2 }, { 3, 3, 3 },
                                  { 2, 2, 6 }, { 1, 1, 5 }, { 4, 4, 4 } };
-static const int dims[9][2]  = { { 1, 1 }, { 16, 16 }, { 60, 60 }, { 100, 100 }, { 128, 128 },
-                                 { 32, 96 }, { 64, 48 }, { 256, 256 }, { 120, 31 } };
+static const int dims[10][2] = { { 1, 1 }, { 16, 16 }, { 60, 60 }, { 100, 100 }, { 128, 128 },
+                                 { 32, 96 }, { 64, 48 }, { 256, 256 }, { 120, 31 }, { 192, 136 } };
 
 /* Levels that do not go together, in either order. */
 static bool clash(int i, int a, int j, int b)

@@ -58,6 +58,10 @@ enum {
                                                                           take turns */
     HOPPER_THREE = HOPPER_DEPTH == 2 ? 1 : 3,  /* Q */
     HOPPER_TURNS = 2,                          /* V, then the output; P */
+    /* Barriers that say that K and Q are there: who looks at every second chunk alone must see every
+     * phase of them. */
+    HOPPER_K_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_RING : HOPPER_RING,
+    HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_THREE : HOPPER_THREE,
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
     HOPPER_L_ROW = 68 * 4, /* from one row of L to the next: no two meet in a bank */
 
@@ -75,11 +79,11 @@ enum {
     HOPPER_GATES_FULL = 0,
     HOPPER_GATES_FREE = HOPPER_GATES_FULL + HOPPER_AHEAD,
     HOPPER_K_FULL     = HOPPER_GATES_FREE + HOPPER_AHEAD,
-    HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_RING,
+    HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_K_TOLD,
     HOPPER_T_FULL     = HOPPER_K_FREE + HOPPER_RING,
     HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_MADE,
     HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_MADE,
-    HOPPER_Q_FREE     = HOPPER_Q_FULL + HOPPER_THREE,
+    HOPPER_Q_FREE     = HOPPER_Q_FULL + HOPPER_Q_TOLD,
     HOPPER_V_FULL     = HOPPER_Q_FREE + HOPPER_THREE,
     HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_TURNS,
     HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_TURNS,
@@ -162,8 +166,10 @@ struct hopper_block {
     static __device__ __forceinline__ uint32_t ring(int first)
     {
         return first < HOPPER_K_FULL   ? HOPPER_AHEAD
+               : first < HOPPER_K_FREE ? HOPPER_K_TOLD
                : first < HOPPER_T_FULL ? HOPPER_RING
                : first < HOPPER_Q_FULL ? HOPPER_MADE
+               : first < HOPPER_Q_FREE ? HOPPER_Q_TOLD
                : first < HOPPER_V_FULL ? HOPPER_THREE
                                        : HOPPER_TURNS;
     }

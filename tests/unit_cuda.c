@@ -274,9 +274,9 @@ static void test_segments(void)
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &bytes), GDN_OK);
     CHECK(bytes > 0 && bytes <= 5 * 132 * (4 * 128 * 256 + 8) + 192, "%zu bytes", bytes);
     ring2_status(ctx, "the call", gdn_prefill(ctx, &a), GDN_OK);
-    CHECK(!strncmp(gdn_last_kernel(ctx), "prefill: gdn_prefill_hopper_BF16 "
+    CHECK(!strncmp(gdn_last_kernel(ctx), "prefill: gdn_prefill_hopper_part_BF16 "
                    "gdn_prefill_hopper_summary_BF16 gdn_prefill_segments_states gdn_prefill_hopper",
-                   111), "%s", gdn_last_kernel(ctx));
+                   116), "%s", gdn_last_kernel(ctx));
     ring2_status(ctx, "again", gdn_prefill(ctx, &a), GDN_OK);
     CHECK(n_told == 1, "the log was told %d times of segments, wanted once", n_told);
     a.flags = GDN_BATCH_INVARIANT;

@@ -28,14 +28,15 @@ static bool is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, in
     return (uintptr_t)r->data % 16 == 0;
 }
 
-/* Clusters, wide blocks, and M and U of segments. The first two give the same bits. Deep ones take
- * larger heads, so many blocks for every 128 columns. */
-enum form { CLUSTER, WIDE, SUMMARY, DEEP };
+/* Clusters, of whole sequences and of segments, wide blocks, and M and U of segments. All but the
+ * last give the same bits. Deep ones take larger heads, so many blocks for every 128 columns. */
+enum form { CLUSTER, PART, WIDE, SUMMARY, DEEP };
 static const struct {
     int                n_blocks; /* of a sequence and head */
     enum gdn_kernel_id bf16, f16;
 } forms[] = {
     [CLUSTER] = { 2, GDN_CU_prefill_hopper_BF16, GDN_CU_prefill_hopper_F16 },
+    [PART]    = { 2, GDN_CU_prefill_hopper_part_BF16, GDN_CU_prefill_hopper_part_F16 },
     [WIDE]    = { 1, GDN_CU_prefill_hopper_wide_BF16, GDN_CU_prefill_hopper_wide_F16 },
     [SUMMARY] = { 2, GDN_CU_prefill_hopper_summary_BF16, GDN_CU_prefill_hopper_summary_F16 },
     [DEEP]    = { 2, GDN_CU_prefill_hopper_deep_BF16, GDN_CU_prefill_hopper_deep_F16 },
@@ -166,8 +167,8 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     struct gdn_cuda_cut          c = find_cut(ctx, r, how->whole);
     const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;
-    const enum form first = is_deep(r) ? DEEP : c.wide ? WIDE : CLUSTER;
-    const enum form later = c.later_wide ? WIDE : CLUSTER;
+    const enum form later = c.later_wide ? WIDE : PART;
+    const enum form first = is_deep(r) ? DEEP : c.wide ? WIDE : c.units ? PART : CLUSTER;
     const int       n_slices = (r->V + 2 * TILE - 1) / (2 * TILE);
     TRY(find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
     TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));

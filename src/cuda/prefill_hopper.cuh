@@ -2,12 +2,14 @@
 /*
  * gdn_prefill on Hopper, one launch: a sequence and state head from the first chunk of 64 tokens to the
  * last, 64 value columns per warpgroup of the state. In one of two forms, which give the same bits: a
- * cluster of two blocks with one such warpgroup each (prefill_hopper.cu), or where those would not run
- * at one time a block with two (prefill_hopper_wide.cu). Who includes this says which: HOPPER_GROUPS, and
- * HOPPER_BLOCKS of a cluster. Without HOPPER_OUTPUTS (prefill_hopper_summary.cu) it is two blocks of two
- * warpgroups that find what a segment makes of a state (prefill_segments.cuh): U one, M the other. With
- * a HOPPER_DEPTH of 2 (prefill_hopper_deep.cu) the two warpgroups of a block have 128 keys each, up to
- * 256, of the same 64 columns (prefill_hopper_halves.cuh), and a head has a cluster for every 128 columns.
+ * cluster of two blocks with one such warpgroup each (prefill_hopper.cu; prefill_hopper_part.cu where it
+ * is a segment and not a whole sequence, code that the first runs slower with: it is then elsewhere),
+ * or where those would not run at one time a block with two (prefill_hopper_wide.cu). Who includes this
+ * says which: HOPPER_GROUPS, HOPPER_BLOCKS of a cluster, HOPPER_CUTS for segments. Without HOPPER_OUTPUTS
+ * (prefill_hopper_summary.cu) it is two blocks of two warpgroups that find what a segment makes of a
+ * state (prefill_segments.cuh): U one, M the other. With a HOPPER_DEPTH of 2 (prefill_hopper_deep.cu) the
+ * two warpgroups of a block have 128 keys each, up to 256, of the same 64 columns
+ * (prefill_hopper_halves.cuh), and a head has a cluster for every 128 columns.
  *
  *     warpgroup 0     io     loads, gates, stores (prefill_hopper_io.cuh)
  *     1, or 1 and 2   state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)

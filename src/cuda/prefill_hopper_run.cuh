@@ -56,19 +56,20 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     struct gdn_cu_checkpoints     list  = { 0, 0 };
     const int64_t number = blockIdx.x / HOPPER_BLOCKS / count_slices(b.r) / b.r.H;
     int64_t       row = number, unit = number, i = cut.later ? number : 0;
-    if (cut.later) {
+    if (HOPPER_CUTS && cut.later) {
         row = find_unit(batch, cut, i);
         unit -= i++;
-    } else if (cut.states && row < batch.B) {
+    } else if (HOPPER_CUTS && cut.states && row < batch.B) {
         unit = units_before(batch, cut, row);
     }
     if (row < batch.B)
         s = read_sequence(batch, row);
-    else if (!cut.later)
+    else if (!HOPPER_CUTS || !cut.later)
         s = read_rest(batch);
     if (HOPPER_OUTPUTS) list = read_checkpoints(batch, s);
-    struct hopper_segment segment = cut_segment(s, cut, i, unit);
-    segment.checkpoint = i ? checkpoint_after(batch, list, segment.start) : list.first;
+    struct hopper_segment segment = { 0, -1, -1, list.first, true };
+    if (HOPPER_CUTS) segment = cut_segment(s, cut, i, unit);
+    segment.checkpoint = HOPPER_CUTS && i ? checkpoint_after(batch, list, segment.start) : list.first;
     if (!HOPPER_OUTPUTS && segment.last) s.n_valid = s.n_tokens = 0;
     if (threadIdx.x != 0) return;
     b.common().s           = s;
@@ -94,7 +95,7 @@ GDN_DEVICE void prepare(struct hopper_block &b)
  * that, the last, since nobody waits for its place. */
 GDN_DEVICE void end_after_others(void)
 {
-    if (blockIdx.x + HOPPER_BLOCKS >= gridDim.x) griddepcontrol_wait();
+    if (HOPPER_CUTS && blockIdx.x + HOPPER_BLOCKS >= gridDim.x) griddepcontrol_wait();
 }
 
 template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper &a)
@@ -104,7 +105,8 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     const unsigned      cluster = blockIdx.x / HOPPER_BLOCKS, n_slices = count_slices(a.rule);
     struct hopper_block b = { a, a.rule, cluster_rank(), (int)(cluster % n_slices),
                               (int)(cluster / n_slices % a.rule.H), 0 };
-    if (a.cut.states && !(HOPPER_OUTPUTS && a.cut.later)) griddepcontrol_launch_dependents();
+    if (HOPPER_CUTS && a.cut.states && !(HOPPER_OUTPUTS && a.cut.later))
+        griddepcontrol_launch_dependents();
     prepare(b);
     if (b.s().n_tokens == 0) { /* both blocks do */
         end_after_others();

@@ -330,13 +330,13 @@ GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
 GDN_DEVICE struct state_place first_place(const struct hopper_block &b)
 {
     const struct hopper_segment &s = b.common().segment;
-    if (s.from < 0) return sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM);
+    if (!HOPPER_CUTS || s.from < 0) return sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM);
     return segment_place(b.a.cut.states, b.r, b.r.V, s.from, b.head);
 }
 GDN_DEVICE struct state_place final_place(const struct hopper_block &b)
 {
     const struct hopper_segment &s = b.common().segment;
-    if (s.to < 0) return sequence_place(b, b.r.to, b.s().write, GDN_PREFILL_TO);
+    if (!HOPPER_CUTS || s.to < 0) return sequence_place(b, b.r.to, b.s().write, GDN_PREFILL_TO);
     return segment_place(b.a.cut.states, b.r, b.r.V, s.to, b.head);
 }
 
@@ -344,7 +344,8 @@ GDN_DEVICE struct state_place final_place(const struct hopper_block &b)
 GDN_DEVICE void move_cursor(const struct hopper_state &w, int64_t c)
 {
     set_cursor(w.cursor, c, w.b.r.batch, w.b.common().checkpoints);
-    if (w.lane == 0 && w.cursor.at != INT64_MAX) w.cursor.at -= w.b.common().segment.start;
+    if (HOPPER_CUTS && w.lane == 0 && w.cursor.at != INT64_MAX)
+        w.cursor.at -= w.b.common().segment.start;
     __syncwarp();
 }
 
@@ -578,7 +579,7 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     if (HOPPER_DEPTH == 2) w.part = { b.column() + 16 * w.warp, b.r.V, b.r.K - w.half() * 128 };
     w.v_lane = w.tile() * HOPPER_TILE + tile_place(row, 16 * w.warp + lane / 8 % 2 * 8);
     move_cursor(w, b.common().segment.checkpoint);
-    if (b.common().segment.from >= 0) griddepcontrol_wait();
+    if (HOPPER_CUTS && b.common().segment.from >= 0) griddepcontrol_wait();
     if (HOPPER_DEPTH == 2) {
         struct state_place from = first_place(b);
         skip_keys(w, from);

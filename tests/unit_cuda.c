@@ -196,7 +196,7 @@ static void test_prefill(void)
         { 9, MOST, GDN_BF16, 60, 64, 0, "prefill: gdn_prefill_bf16_64" },
         { 9, MOST, GDN_BF16, 64, 60, 0, "prefill: gdn_prefill_bf16_64" },
         { 9, MOST, GDN_BF16, 136, 128, 0, "prefill: gdn_prefill_hopper_deep_BF16" },
-        { 9, MOST, GDN_BF16, 128, 136, 0, "prefill: gdn_prefill_hopper_deep_BF16" },
+        { 9, MOST, GDN_BF16, 128, 136, 0, "prefill: gdn_prefill_hopper_BF16" },
         { 9, MOST, GDN_F16, 256, 256, 0, "prefill: gdn_prefill_hopper_deep_F16" },
         { 9, MOST, GDN_BF16, 132, 128, 0, "prefill: gdn_prefill_bf16_256" },
         { 9, MOST, GDN_BF16, 128, 132, 0, "prefill: gdn_prefill_bf16_128" },

@@ -58,7 +58,8 @@ struct gdn_cuda {
     struct gdn_cuda_ran *layer; /* of gdn_block: takes what its parts note; else NULL */
     gdn_cu_memory     workspace;
     size_t            workspace_bytes;
-    struct gdn_cuda_map maps[4]; /* of q, k, v, out in the last call of prefill_hopper.c */
+    struct gdn_cuda_map maps[6]; /* of q, k, v, out in the last call of prefill_hopper.c, and of
+                                    v, out from column 128 on */
     struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
     struct gdn_cuda_cut told;    /* the one that the log was told of last */
     struct {

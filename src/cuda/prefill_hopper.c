@@ -12,7 +12,7 @@
 #include "prefill_segments.h"
 #include "tensor.h"
 
-enum { SHARED = 232448, TILE = 64 };
+enum { SHARED = 232448, TILE = 64, COLUMNS = 2 * TILE };
 
 /* Bytes from one to the next, of which there are n; a single one has no next. */
 static uint64_t step_of(int64_t n, int64_t step) { return n > 1 ? (uint64_t)step : 16; }
@@ -47,7 +47,7 @@ static enum gdn_kernel_id kernel_of(enum form f, int dtype)
     return dtype == GDN_BF16 ? forms[f].bf16 : forms[f].f16;
 }
 
-static bool is_deep(const struct gdn_cu_rule *r) { return r->K > 2 * TILE || r->V > 2 * TILE; }
+static bool is_deep(const struct gdn_cu_rule *r) { return r->K > 2 * TILE; }
 
 bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
@@ -111,7 +111,8 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
 static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
                       struct gdn_cu_segments *s, char *memory)
 {
-    const size_t n = (size_t)(c->units * r->H), K = (size_t)r->K, V = (size_t)r->V;
+    const size_t n = (size_t)(c->units * r->H), K = (size_t)r->K;
+    const size_t V = r->V < COLUMNS ? (size_t)r->V : COLUMNS; /* slices, one after the other */
     char        *states, *M, *marks;
     const struct gdn_room rooms[] = { { &states, n * K * V * sizeof(float) },
                                       { &M, n * K * K * sizeof(float) },
@@ -158,9 +159,10 @@ static void tell_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
     *told = *c;
 }
 
-gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
-                                   void *stream)
+/* What has columns that a launch takes; `slice` others are before it. */
+static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                            const struct gdn_cuda_chunks *how, int slice, struct gdn_cuda_ran *ran,
+                            void *stream)
 {
     const struct gdn_cu_batch   *b = &r->batch;
     struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number };
@@ -169,11 +171,11 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     const int                    dtype  = r->q.dtype;
     const enum form later = c.later_wide ? WIDE : PART;
     const enum form first = is_deep(r) ? DEEP : c.wide ? WIDE : c.units ? PART : CLUSTER;
-    const int       n_slices = (r->V + 2 * TILE - 1) / (2 * TILE);
+    const int       n_slices = (r->V + COLUMNS - 1) / COLUMNS; /* of others it is one */
     TRY(find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
     TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
-    TRY(find_map(ctx, "v", 2, &r->v, b, r->Hv, r->V, &p.v));
-    TRY(find_map(ctx, "out", 3, &r->out, b, r->H, r->V, &p.out));
+    TRY(find_map(ctx, "v", 2 + 2 * slice, &r->v, b, r->Hv, r->V, &p.v));
+    TRY(find_map(ctx, "out", 3 + 2 * slice, &r->out, b, r->H, r->V, &p.out));
     if (c.units) {
         lay_out(r, &c, &p.cut, how->memory);
         tell_cut(ctx, &c);
@@ -190,4 +192,37 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                ran, stream));
     return launch(ctx, kernel_of(later, dtype), forms[later].n_blocks * r->H * c.units, &p, ran,
                   stream);
+}
+
+static void skip_columns(struct gdn_pool_view *p, int n)
+{
+    const int64_t step = p->k_first ? 1 : p->ld;
+    if (p->data) p->data += n * step * (int64_t)gdn_dtype_bytes(p->dtype);
+}
+
+/* The rule for the columns of V from `first` on, as many as a launch takes. */
+static struct gdn_cu_rule slice_of(const struct gdn_cu_rule *r, int first)
+{
+    struct gdn_cu_rule s     = *r;
+    const size_t       bytes = (size_t)first * gdn_dtype_bytes(r->q.dtype);
+    s.V = r->V - first < COLUMNS ? r->V - first : COLUMNS;
+    s.v.data += bytes;
+    if (s.out.data) s.out.data += bytes;
+    skip_columns(&s.from, first);
+    skip_columns(&s.to, first);
+    skip_columns(&s.checkpoints, first);
+    return s;
+}
+
+gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream)
+{
+    struct gdn_cuda_ran again = { .n = 0 }; /* the same kernels */
+    if (is_deep(r)) return run_slice(ctx, r, how, 0, ran, stream);
+    for (int i = 0; i * COLUMNS < r->V; i++) {
+        const struct gdn_cu_rule s = slice_of(r, i * COLUMNS);
+        TRY(run_slice(ctx, &s, how, i, i ? &again : ran, stream));
+    }
+    return GDN_OK;
 }

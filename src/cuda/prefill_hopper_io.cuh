@@ -86,6 +86,10 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
     const struct hopper_block &b = l.b;
     const int c1 = c + 1, c3 = c + HOPPER_K_AHEAD, cq = c + HOPPER_THREE, n = b.n_chunks;
     if (c3 < n) {
+        /* Where blocks take turns at T, those warps see every second phase of Q's three barriers: K does
+         * not come before the phase ahead of Q's has ended. */
+        if (HOPPER_OUTPUTS && HOPPER_BLOCKS == 2 && HOPPER_DEPTH == 1 && c3 >= HOPPER_THREE)
+            b.wait(HOPPER_Q_FULL, c3 - HOPPER_THREE);
         b.wait_free(HOPPER_K_FREE, c3);
         load_tiles(l, b.k(c3), HOPPER_KEYS, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);
         if (c3 == l.n_full) clear_tail(l, b.k(c3), HOPPER_KEYS, HOPPER_K_FULL, c3, 0);

@@ -103,75 +103,63 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[32], flo
 }
 
 /* As pass_plain(): chunk c, if it is plain; else nothing has been done. Both halves look at the same
- * gates and the same U. */
+ * gates and the same U. What both do is the same code: they share a cache of it. */
 template <int io>
-GDN_DEVICE bool pass_plain_first(const struct hopper_state &w, float (&S)[64], int c)
+GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, float (&S)[64], int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
+    const bool                 first = in_warp(w.half() == 0);
     uint32_t                   a[32], r[16], y[16];
     float                      o[32], u[32];
     if (!start_plain<io>(w, a, u, o, S, c)) return false;
-    b.wait(HOPPER_V_FULL, c);
-    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
-    wgmma_wait<1>();
-    wait_for_other(HOPPER_MAIL_K);
-    take_mail<true>(w, u);
-    make_rows<io>(r, u, b.v(c) + w.v_lane, g.from_start, w.lane);
-    b.wait(HOPPER_T_FULL, c);
-    wgmma_wait<0>();
-    multiply_turned<io, false>(u, r, b.t(c));
-    put_mail(w, o);
-    tell_other(HOPPER_MAIL_Q);
-    wgmma_wait<0>();
-    make_factors<io>(y, r, u, g, w.lane);
-    wait_for_other(HOPPER_MAIL_READ);
-    put_factor<0>(w, y);
-    put_factor<16>(w, r);
-    tell_other(HOPPER_MAIL_U);
+    if (first) {
+        b.wait(HOPPER_V_FULL, c);
+        if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
+        wgmma_wait<1>();
+        wait_for_other(HOPPER_MAIL_K);
+        take_mail<true>(w, u);
+        make_rows<io>(r, u, b.v(c) + w.v_lane, g.from_start, w.lane);
+        b.wait(HOPPER_T_FULL, c);
+        wgmma_wait<0>();
+        multiply_turned<io, false>(u, r, b.t(c));
+        put_mail(w, o);
+        tell_other(HOPPER_MAIL_Q);
+        wgmma_wait<0>();
+        make_factors<io>(y, r, u, g, w.lane);
+        wait_for_other(HOPPER_MAIL_READ);
+        put_factor<0>(w, y);
+        put_factor<16>(w, r);
+        tell_other(HOPPER_MAIL_U);
+    } else {
+        wgmma_wait<1>();
+        put_mail(w, u);
+        tell_other(HOPPER_MAIL_K);
+        wgmma_wait<0>();
+        wait_for_other(HOPPER_MAIL_Q);
+        take_mail<true>(w, o);
+        tell_other(HOPPER_MAIL_READ);
+        scale_output(w, o, c);
+        wait_for_other(HOPPER_MAIL_U);
+        take_factor<0>(w, y);
+        take_factor<16>(w, r);
+    }
     const float decay = g.decay;
     if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(y)))) return false;
+    release_queries(w, c);
     decay_state(S, decay, false);
     add_tokens<io>(S, r, w.k(c));
-    release_made(w, HOPPER_T_FREE, c);
-    release_queries(w, c);
-    release(w, HOPPER_GATES_FREE, c);
-    wgmma_wait<0>();
-    release(w, HOPPER_K_FREE, c);
-    return true;
-}
-
-template <int io>
-GDN_DEVICE bool pass_plain_second(const struct hopper_state &w, float (&S)[64], int c)
-{
-    const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
-    uint32_t                   a[32], r[16], y[16];
-    float                      o[32], x[32];
-    if (!start_plain<io>(w, a, x, o, S, c)) return false;
-    wgmma_wait<1>();
-    put_mail(w, x);
-    tell_other(HOPPER_MAIL_K);
-    wgmma_wait<0>();
-    wait_for_other(HOPPER_MAIL_Q);
-    take_mail<true>(w, o);
-    tell_other(HOPPER_MAIL_READ);
-    scale_output(w, o, c);
-    const float decay = g.decay;
-    wait_for_other(HOPPER_MAIL_U);
-    take_factor<0>(w, y);
-    take_factor<16>(w, r);
-    if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(y)))) return false;
-    release_queries(w, c);
-    b.wait(HOPPER_P_FULL, c);
-    multiply_turned<io, true>(o, y, b.p(c));
-    decay_state(S, decay, false);
-    add_tokens<io>(S, r, w.k(c));
-    wgmma_wait<1>();
-    release_made(w, HOPPER_P_FREE, c);
-    put_output<io>(o, b.v(c) + w.v_lane);
-    __syncwarp();
-    release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
+    if (first) {
+        release_made(w, HOPPER_T_FREE, c);
+    } else {
+        b.wait(HOPPER_P_FULL, c);
+        multiply_turned<io, true>(o, y, b.p(c));
+        wgmma_wait<0>();
+        release_made(w, HOPPER_P_FREE, c);
+        put_output<io>(o, b.v(c) + w.v_lane);
+        __syncwarp();
+        release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
+    }
     release(w, HOPPER_GATES_FREE, c);
     wgmma_wait<0>();
     release(w, HOPPER_K_FREE, c);

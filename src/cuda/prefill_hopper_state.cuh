@@ -500,8 +500,7 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
 
 /* Where keys have two halves (prefill_hopper_halves.cuh). */
 GDN_DEVICE void                   sum_halves(const struct hopper_state &w, float (&x)[32]);
-template <int io> GDN_DEVICE bool pass_plain_first(const struct hopper_state &w, float (&S)[64], int c);
-template <int io> GDN_DEVICE bool pass_plain_second(const struct hopper_state &w, float (&S)[64], int c);
+template <int io> GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, float (&S)[64], int c);
 
 /* Any chunk, one thing after the other. */
 template <int io>
@@ -590,12 +589,8 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     int c = 0;
     for (int mark = next_mark(w);; mark = next_mark(w)) {
         if constexpr (HOPPER_DEPTH == 2) {
-            if (in_warp(w.half() == 0))
 #pragma unroll 1
-                while (in_warp(c < mark) && pass_plain_first<io>(w, S, c)) c++;
-            else
-#pragma unroll 1
-                while (in_warp(c < mark) && pass_plain_second<io>(w, S, c)) c++;
+            while (in_warp(c < mark) && pass_plain_half<io>(w, S, c)) c++;
         } else {
 #pragma unroll 1
             while (in_warp(c < mark) && pass_plain<io>(w, S, c)) c++;

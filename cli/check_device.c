@@ -114,8 +114,9 @@ static void check_many_heads(struct check *k)
 static void check_segments(struct check *k)
 {
     struct gdn_cuda_cut *cut = &k->ctx->cuda->cut;
-    for (int i = 0; i < 8; i++) {
-        const struct case_dims d = { .Hq = 2, .Hv = 4, .K = i & 4 ? 128 : 72, .V = i & 4 ? 128 : 64,
+    for (int i = 0; i < 10; i++) {
+        const struct case_dims d = { .Hq = 2, .Hv = 4, .K = i & 4 ? 128 : 72,
+                                     .V = i & 8 ? 200 : i & 4 ? 128 : 64,
                                      .dtype = i % 2 ? GDN_F16 : GDN_BF16, .raw = i / 2 % 2 };
         *cut = (struct gdn_cuda_cut){ .first = 64 * (1 + i % 3), .each = 64 * (1 + i / 3) };
         check_rule(k, &d, GDN_OP_PREFILL, 500);

@@ -25,6 +25,7 @@ static const struct shape {
     { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, false, { 1, 1, 2 }, 1, 17, 130 },
     { GDN_BF16, GDN_F16, GDN_BF16, GDN_STATE_VK, false, { 1, 1, 1 }, 0, 16, 7 },
     { GDN_BF16, GDN_F32, GDN_F32, GDN_STATE_VK, false, { 1, 1, 2 }, 0, 192, 136 },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_KV, false, { 1, 1, 1 }, 0, 32, 136 },
     { GDN_F16, GDN_F32, GDN_BF16, GDN_STATE_KV, false, { 1, 1, 1 }, 0, 256, 72 },
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };

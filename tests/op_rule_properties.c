@@ -23,7 +23,8 @@ static const struct shape {
                { GDN_BF16, GDN_F32, GDN_STATE_VK, 128, 100 },
                { GDN_F16, GDN_BF16, GDN_STATE_KV, 33, 130 },
                { GDN_BF16, GDN_F16, GDN_STATE_VK, 16, 7 },
-               { GDN_BF16, GDN_F32, GDN_STATE_VK, 192, 136 } };
+               { GDN_BF16, GDN_F32, GDN_STATE_VK, 192, 136 },
+               { GDN_F16, GDN_F32, GDN_STATE_KV, 32, 200 } };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 #define FOR_EACH_CASE(s, decode)                             \

@@ -202,6 +202,20 @@ template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {};
 template <> struct hopper_format<GDN_F16> : mma_format_f16 {};
 
+/* Is something of x not finite? */
+template <int io> GDN_DEVICE bool is_tainted(const uint32_t (&x)[16])
+{
+    uint32_t taint[2] = { 0, 0 };
+#pragma unroll
+    for (int i = 0; i < 16; i++) taint[i % 2] = hopper_format<io>::taint(taint[i % 2], x[i]);
+    return ((taint[0] | taint[1]) & 0x7fff7fffu) != 0;
+}
+/* By a warp. */
+template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
+{
+    return !__any_sync(0xffffffff, is_tainted<io>(x));
+}
+
 /* Every bit of S stays (G9). */
 GDN_DEVICE bool is_idle(const hopper_gates &g)
 {

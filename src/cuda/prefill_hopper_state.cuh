@@ -19,19 +19,6 @@
 
 /* ---- What is not finite ---------------------------------------------------------------------------- */
 
-template <int io> GDN_DEVICE bool is_tainted(const uint32_t (&x)[16])
-{
-    uint32_t taint[2] = { 0, 0 };
-#pragma unroll
-    for (int i = 0; i < 16; i++) taint[i % 2] = hopper_format<io>::taint(taint[i % 2], x[i]);
-    return ((taint[0] | taint[1]) & 0x7fff7fffu) != 0;
-}
-/* By a warp. */
-template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
-{
-    return !__any_sync(0xffffffff, is_tainted<io>(x));
-}
-
 /* Packed elements 2 i and 2 i + 1 of x: zeros for what is not finite, and where it was. */
 template <int io>
 GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int i, int lane)

@@ -493,35 +493,62 @@ static void many_single_tokens(void)
     }
 }
 
-/* More tokens than walk, of float32 and four taps, in whole warps of channels and cut ones: rows,
- * plain or by slots and masks, and by cu_seqlens, some tokens behind the last of them; weights of
- * all dtypes, by channel and by tap. */
+/* More tokens than walk, four taps, in whole warps of channels and cut ones, of all dtypes: rows if
+ * taps lie side by side, plain or by slots and masks, and by cu_seqlens, some tokens behind the
+ * last of them; states that rows start, of both orders, and longer ones; sums where SiLU is 0. */
 static void tiles_of_rows(void)
 {
     enum { B = 3, T = 45 };
     static const int64_t slots[] = { 2, -1, 0 }, counts[] = { 38, 45, 0 };
     static const int64_t cu[] = { 0, 61, 62, 130 }, fresh[] = { 1, 1, 0 };
-    for (int i = 0; i < 48 && !ring2_failed(); i++) {
-        const int64_t   D = i % 2 ? 1100 : 140;
-        const int       form = i / 2 % 4;
+    for (int i = 0; i < 192 && !ring2_failed(); i++) {
+        const int64_t   D = i % 2 ? 1100 : 140, S = i % 8 == 7 ? 4 : 3;
+        const int       form = i / 2 % 4, states = i / 5 % 3;
+        const double    most = i % 7 == 3 ? 120 : 1;
         gdn_batch       t;
-        gdn_conv1d_args a = make_call(GDN_F32, i % 3, D, 4, 3 + i % 2, &t);
-        a.x = form == 3 ? ring2_new(GDN_F32, 0, 2, B * T, D, 0, 0)
-                        : ring2_new(GDN_F32, 0, 3, B, T, D, 0);
+        gdn_conv1d_args a = make_call(i % 3, states, D, 4, S, &t);
+        a.x = form == 3 ? ring2_new(i % 3, 0, 2, B * T, D, 0, 0)
+                        : ring2_new(i % 3, 0, 3, B, T, D, 0);
         a.weight = i & 8 ? ring2_new(i / 4 % 3, 0, 2, 4, D, 0, 0)
                          : ring2_new(i / 4 % 3, 0, 2, D, 4, 0, 0);
         if (i & 8) a.weight = ring2_swap(&a.weight, 0, 1);
         if (i & 16) a.bias.data = NULL;
-        a.state = ring2_new(i % 3, 0, 3, B, D, 3 + i % 2, 0);
-        ring2_fill(&a.x, -1, 1), ring2_fill(&a.state, -1, 1), ring2_fill(&a.weight, -1, 1);
+        if (i & 64) a.activation = GDN_ACT_NONE;
+        a.state = i & 128 ? by_channel(states, B, D, S) : ring2_new(states, 0, 3, B, D, S, 0);
+        ring2_fill(&a.x, -most, most), ring2_fill(&a.state, -1, 1), ring2_fill(&a.weight, -1, 1);
         a.out        = ring2_clone(&a.x);
         t.cu_seqlens = form == 3 ? ring2_indices(GDN_I64, B + 1, cu) : (gdn_tensor){ 0 };
         t.pad_policy = i & 32 ? GDN_PAD_KEEP : GDN_PAD_ZERO;
-        if (form == 1 || form == 3) t.read_slots = ring2_indices(GDN_I32, B, slots);
+        if (form == 1 || (form == 3 && i & 1)) t.read_slots = ring2_indices(GDN_I32, B, slots);
         if (form == 2) {
             t.token_count       = ring2_indices(GDN_I32, B, counts);
             t.has_initial_state = ring2_indices(GDN_I32, B, fresh);
         }
+        check_call(ring2_ctx(1), &a);
+        if (ring2_on_device())
+            CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), i & 8 ? "conv_tile" : "conv_rows"), "%s",
+                  gdn_last_kernel(ring2_ctx(1)));
+        ring2_free();
+    }
+}
+
+/* So many packed sequences that a warp looks through their bounds more than once; empty ones, and
+ * ones shorter than the taps, side by side. */
+static void many_packed(void)
+{
+    enum { B = 1300, D = 8 };
+    static int64_t cu[B + 1];
+    for (int i = 0; i < 6 && !ring2_failed(); i++) {
+        for (int b = 0; b < B; b++)
+            cu[b + 1] = cu[b] + (b % 5 == 1 ? 0 : b % 5 == 2 ? 1 + b % 3 : b * 7 % 31);
+        const int       dtype = i % 3;
+        gdn_batch       t;
+        gdn_conv1d_args a = make_call(dtype, dtype, D, 4, 3, &t);
+        a.x     = ring2_new(dtype, 0, 2, cu[B] + 20, D, 0, 0);
+        a.state = ring2_new(dtype, 0, 3, B, D, 3, 0);
+        ring2_fill(&a.x, -1, 1), ring2_fill(&a.state, -1, 1);
+        a.out        = ring2_clone(&a.x);
+        t.cu_seqlens = ring2_indices(i < 3 ? GDN_I32 : GDN_I64, B + 1, cu);
         check_call(ring2_ctx(1), &a);
         if (ring2_on_device())
             CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "conv_rows"), "%s",
@@ -542,6 +569,7 @@ int main(int argc, char **argv)
         { "single tokens", single_tokens },
         { "many single tokens", many_single_tokens },
         { "tiles of rows", tiles_of_rows },
+        { "many packed sequences", many_packed },
         { "hostile contents", hostile_contents },
     };
     static int           rows[300][RING2_MAX_FACTORS];

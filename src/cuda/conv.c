@@ -14,7 +14,7 @@ enum {
     SHORT      = 16, /* tokens that a warp walks alone: tiles would have few */
     MOST       = 1024, /* tokens of a tile */
     LEAST      = 8,
-    ROWS       = 8, /* of a tile that takes them all at once */
+    MOST_ROWS  = 1 << 30, /* where their kernels count tokens and sequences in 32 bits */
     MOST_GRID  = 32768, /* in its second dimension */
     LEAST_OWN  = 32, /* in place: every tile has edges in memory */
     MOST_STEPS = 32 /* a lane has a sequence's slots */
@@ -56,11 +56,26 @@ static bool has_tiles(const struct gdn_cu_conv *c)
     return b->T > SHORT && (b->padded || b->N >= SHORT / 2 * b->B);
 }
 
-/* Tiles of few tokens, by measurement of float32 alone. */
+static bool is_aligned(const char *data) { return (uint64_t)(uintptr_t)data % 16 == 0; }
+
+static bool is_near(const struct gdn_rows *r)
+{
+    return r->token >= INT32_MIN && r->token <= INT32_MAX;
+}
+
+/* Tiles of few tokens: four taps that lie side by side, and x that nothing overwrites. */
 static bool takes_rows(const struct gdn_cu_conv *c)
 {
-    return c->access == 16 && c->W == 4 && c->x.dtype == GDN_F32 && !is_in_place(c);
+    const struct gdn_conv_view *w = &c->weight, *bias = &c->bias;
+    if (!c->access || c->W != 4 || is_in_place(c)) return false;
+    if (c->batch.N > MOST_ROWS || c->batch.B > MOST_ROWS || c->D > MOST_ROWS) return false;
+    if (!is_near(&c->x) || !is_near(&c->out)) return false;
+    return w->entry == 1 && w->channel == 4 && is_aligned(w->data) &&
+           (!bias->data || (bias->channel == 1 && is_aligned(bias->data)));
 }
+
+/* As in conv_rows.cuh. */
+static int64_t rows_of(const struct gdn_cu_conv *c) { return c->x.dtype == GDN_F32 ? 8 : 16; }
 
 /* Is every token of every row valid, as is known without looking? */
 static bool is_plain(const struct gdn_cu_batch *b)
@@ -88,7 +103,7 @@ static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
     c->tile = divide_up(T, n > 0 ? n : 1);
     if (c->tile > MOST) c->tile = MOST;
     if (c->tile < least) c->tile = least;
-    if (takes_rows(c)) c->tile = ROWS;
+    if (takes_rows(c)) c->tile = rows_of(c);
     c->row_tiles = divide_up(T, c->tile);
     c->n_tiles   = rows * c->row_tiles;
 }
@@ -227,24 +242,38 @@ static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stre
     return gdn_cuda_note(ctx, "conv1d", kernel);
 }
 
-/* The same, a block for a tile: rows of blocks, each with all channels. */
+/* Does a sequence have one state, its last, in three quads of a lane, and its tokens in a row? */
+static bool can_start(const struct gdn_cu_conv *c)
+{
+    const struct gdn_cu_batch *b = &c->batch;
+    return !b->parents.data && !b->path.data && !c->checkpoints.data &&
+           b->write != GDN_WRITE_EACH && is_step_view(&c->from, c->from.dtype) &&
+           is_step_view(&c->to, c->to.dtype);
+}
+
+/* Rows of blocks, each with all channels: a sequence that they start, or a tile. */
 static gdn_status rows(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
 {
-    struct gdn_cu_conv c = *args;
-    const int64_t      blocks = divide_up(tile_chunks_of(&c), WARPS);
-    c.n_walks     = c.batch.B * chunks_of(&c);
-    c.walk_blocks = (int32_t)divide_up(c.n_walks, blocks * WARPS);
+    static const enum gdn_kernel_id kernels[] = { [GDN_F32]  = GDN_CU_conv_rows_f32_4,
+                                                  [GDN_BF16] = GDN_CU_conv_rows_bf16_4,
+                                                  [GDN_F16]  = GDN_CU_conv_rows_f16_4 };
+    const enum gdn_kernel_id both[] = { kernels[args->x.dtype], walk_kernel(args) };
+    const bool         starts = can_start(args);
+    struct gdn_cu_conv c      = *args;
+    c.walk_blocks = starts ? (int32_t)c.batch.B : 0;
     c.plain       = is_plain(&c.batch);
     const int64_t n = c.walk_blocks + c.n_tiles, high = n < MOST_GRID ? n : MOST_GRID;
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_conv_rows_f32_4,
-        .grid         = { blocks, high, divide_up(n, high) },
-        .shared_bytes = walk_bytes(&c),
-        .stream       = stream,
-        .args         = &c,
+        .kernel = both[0],
+        .grid   = { divide_up(chunks_of(&c), WARPS), high, divide_up(n, high) },
+        .stream = stream,
+        .args   = &c,
     };
+    if (!starts)
+        TRY(launch(ctx, args, both[1], args->batch.B * chunks_of(args), 0, walk_bytes(args),
+                   stream));
     TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, "conv1d", call.kernel);
+    return gdn_cuda_note_all(ctx, "conv1d", both, starts ? 1 : 2);
 }
 
 /* In place they wait until what others need of x is saved, and walks have read it. */

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The short convolution. A lane has some channels (gdn_width) and walks down tokens with the last
- * inputs in registers. Five kinds of items, a warp each:
+ * inputs in registers. Seven kinds of items, a warp each:
  *
  *     walk   a sequence: its states first, from inputs that out may overwrite, then its outputs:
  *            all that short sequences and trees need. Beside tiles only the first W - 1 of them, so
  *            that these, and they alone, need the state that it starts from.
  *     tile   the other outputs of some tokens, whatever sequences they belong to
- *     rows   the same of few tokens, of float32 and four taps, a block for a tile
+ *     start, rows
+ *            the same, of few tokens (conv_rows.cuh)
  *     step   one token each of some sequences, and states of three entries, moved side by side
  *     edge   in place: the inputs before a tile, saved before out overwrites them
  *
@@ -15,6 +16,7 @@
  * Shared memory of a warp (walk): rows of 128 floats, `kept` of the state that the sequence starts
  * from, its newest entries, and as many of the one that is written.
  */
+#include "conv_rows.cuh"
 #include "conv_step.cuh"
 
 /* ---- Inputs before the first token --------------------------------------------------------- */
@@ -286,37 +288,11 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_walk(const struct gdn_cu_con
 
 /* ---- Tiles --------------------------------------------------------------------------------- */
 
-/* Where a tile of tokens begins and ends; in a row of a padded batch, or packed. */
-struct gdn_tile {
-    int64_t row, first, end;
-};
-
-GDN_DEVICE struct gdn_tile find_tile(const struct gdn_cu_conv &a, int64_t tile)
-{
-    const struct gdn_cu_batch &b = a.batch;
-    struct gdn_tile            t = { 0, tile * a.tile, 0 };
-    if (b.padded) {
-        t.row   = tile / a.row_tiles;
-        t.first = (tile - t.row * a.row_tiles) * a.tile;
-    }
-    t.end = t.first + a.tile < b.T ? t.first + a.tile : b.T;
-    return t;
-}
-
 /* The row of an edge that has the input n before it. */
 GDN_DEVICE float *edge_row(const struct gdn_cu_conv &a, int64_t edge, int n)
 {
     return a.edges + (edge * (a.W - 1) + a.W - 1 - n) * a.D;
 }
-
-/*
- * The tokens of a sequence, or of none, that follow in a tile, counted from its first one: those in
- * [first, to) are valid, of these a walk has computed the ones before `from`.
- */
-struct gdn_run {
-    int  first, from, to, end, sequence;
-    bool keep;
-};
 
 /* The warp's tile again, of which no register need be kept. */
 GDN_DEVICE struct gdn_tile find_tile_again(const struct gdn_cu_conv &a, int64_t chunks)
@@ -324,27 +300,6 @@ GDN_DEVICE struct gdn_tile find_tile_again(const struct gdn_cu_conv &a, int64_t 
     const int64_t item = (int64_t)blockIdx.x * WARPS + opaque((int)threadIdx.x) / 32 - a.n_walks;
     return find_tile(a, item / chunks);
 }
-
-/* That of token t of a tile. */
-GDN_DEVICE struct gdn_run find_run(const struct gdn_cu_conv &a, const struct gdn_tile &tile, int t)
-{
-    const int64_t         row  = a.batch.padded ? tile.row : find_sequence(a.batch, tile.first + t);
-    const int             end  = (int)(tile.end - tile.first);
-    struct gdn_cu_seq     s    = {};
-    if (row >= 0) s = read_sequence(a.batch, row);
-    const int64_t first = s.first - tile.first, stop = first - s.n_before + s.n_tokens;
-    if (row < 0 || stop <= t) return { t, t, t, end, 0, false };
-    struct gdn_run r;
-    r.end      = (int)clamp64(stop, 0, end);
-    r.first    = (int)clamp64(first, -a.W, r.end);
-    r.to       = (int)clamp64(first + s.n_valid, r.first, r.end);
-    r.from     = r.first + a.W - 1 > 0 ? r.first + a.W - 1 : 0;
-    r.sequence = (int)row;
-    r.keep     = s.keep_out;
-    return r;
-}
-
-GDN_DEVICE int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 
 /* In place: the first outputs of a sequence, which a walk has left, [t, end) of the tile. */
 template <int dtype>
@@ -432,87 +387,7 @@ GDN_DEVICE void tile_item(const struct gdn_cu_conv &a, int64_t item)
     if (!run.keep) zero_rows<dtype>(a, l, out + AHEAD * a.out.token, end - t - AHEAD);
 }
 
-/* ---- Rows ---------------------------------------------------------------------------------- */
-
-/* Which of a tile's tokens get their sums, and which are no tokens and get zeros, a bit each. */
-struct gdn_marks {
-    uint32_t sum, zero;
-};
-
-GDN_DEVICE uint32_t bits_between(int low, int high) { return (1u << high) - (1u << low); }
-
-/* By a whole warp. */
-GDN_DEVICE struct gdn_marks find_marks(const struct gdn_cu_conv &a, const struct gdn_tile &tile)
-{
-    const int        end = (int)(tile.end - tile.first);
-    struct gdn_marks m   = { 0, 0 };
-#pragma unroll 1
-    for (int t = 0; t < end;) {
-        const struct gdn_run r   = find_run(a, tile, t);
-        const int            low = clamp(r.first, t, r.end), high = clamp(r.to, low, r.end);
-        m.sum |= bits_between(clamp(r.from, low, high), high);
-        if (!r.keep) m.zero |= bits_between(t, low) | bits_between(high, r.end);
-        t = r.end;
-    }
-    return m;
-}
-
-/*
- * Four taps, x and out apart: a block has a tile of few tokens, a warp some of its channels. All
- * that it needs is asked for at once, the three inputs before the tile too. Where so many warps
- * begin and end, memory always has requests, and what two of them read is in L2. What the batch
- * says of the tokens is found once for the block, meanwhile.
- */
-template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int index)
-{
-    enum { N = gdn_width<dtype>::LANE };
-    __shared__ struct gdn_marks marks;
-    const int              chunk = (int)blockIdx.x * WARPS + threadIdx.x / 32;
-    const struct gdn_lane  l     = find_lane<dtype>(a, chunk);
-    const struct gdn_tile  tile  = find_tile(a, index);
-    const int              back = tile.first < 3 ? (int)tile.first : 3;
-    const int              end  = (int)(tile.end - tile.first);
-    const char *x = row_at(a.x, tile.row, tile.first - 3) + bytes_to<dtype>(a, l.first + l.shift);
-    char       *out = out_at<dtype>(a, l, tile.row, tile.first);
-    struct gdn_quad       q[3 + ROWS] = {};
-    struct gdn_taps<4, N> taps;
-    float                 past[3][N], y[N], xs[N];
-#pragma unroll
-    for (int u = 0; u < 3 + ROWS; u++, x += a.x.token)
-        if (u + back >= 3 && u < 3 + end) load_quad<dtype>(q[u], a, l, x);
-    load_four_taps(taps, a, l);
-    struct gdn_marks m = { bits_between(tile.first ? 0 : 3, end), 0 }; /* T is more than 3 */
-    if (!a.plain) {
-        if (threadIdx.x < 32) {
-            m = find_marks(a, tile);
-            if (threadIdx.x == 0) marks = m;
-        }
-        __syncthreads();
-        m = marks;
-    }
-#pragma unroll
-    for (int u = 0; u < 3; u++) unpack<dtype>(past[u], q[u], a);
-#pragma unroll
-    for (int u = 0; u < ROWS; u++, out += a.out.token) {
-        unpack<dtype>(xs, q[3 + u], a);
-        sum_taps<4>(y, xs, past, taps, a);
-        if (m.sum >> u & 1) store_quad<dtype>(out, a, l, y);
-        if (m.zero >> u & 1) zero_rows<dtype>(a, l, out, 1);
-    }
-}
-
-/* Blocks: those of all channels, then rows of blocks that walk, then tiles. */
-template <int dtype, int TAPS> GDN_DEVICE void conv_rows(const struct gdn_cu_conv &a)
-{
-    const int row = (int)(blockIdx.y + blockIdx.z * gridDim.y), index = row - a.walk_blocks;
-    if (index < 0) {
-        const int64_t item = ((int64_t)row * gridDim.x + blockIdx.x) * WARPS + threadIdx.x / 32;
-        if (item < a.n_walks) walk_item<TAPS>(a, item);
-    } else if (index < a.n_tiles) {
-        rows_item<dtype>(a, index);
-    }
-}
-
+/* Those that walk are the first items: they take longest to begin. */
 template <int dtype, int TAPS> GDN_DEVICE void conv_tile(const struct gdn_cu_conv &a)
 {
     const int64_t item = item_of_warp();
@@ -543,7 +418,7 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_edge(const struct gdn_cu_con
 enum {
     BUSY_walk_4 = 4,
     BUSY_walk_8 = 3,
-    BUSY_rows_4 = 4,
+    BUSY_rows_4 = 5,
     BUSY_tile_4 = 4,
     BUSY_tile_8 = 2,
     BUSY_step_4 = 3,

@@ -10,7 +10,7 @@
 #include "chunk.cuh"
 #include "math.cuh"
 
-enum { WARPS = 4, KEPT = 8, ROWS = 8 }; /* of a block; entries, at most; tokens at once */
+enum { WARPS = 4, KEPT = 8 }; /* of a block; entries, at most */
 enum { floats = -1, f32 = GDN_F32, bf16 = GDN_BF16, f16 = GDN_F16 };
 
 /*
@@ -214,48 +214,9 @@ GDN_DEVICE void load_taps(struct gdn_taps<TAPS, N> &t, const struct gdn_cu_conv 
     }
 }
 
-/* Four taps that lie side by side, of a dtype: of 16 bits two channels share a quad. */
-template <int dtype, int N>
-GDN_DEVICE void unpack_taps(struct gdn_taps<4, N> &t, const struct gdn_quad (&q)[N])
-{
-#pragma unroll
-    for (int i = 0; i < 4 * N; i++) {
-        const uint32_t word = dtype == GDN_F32 ? q[i / 4].word[i % 4] : q[i / 8].word[i % 8 / 2];
-        t.weight[i % 4][i / 4] = bits_to_f32(dtype == GDN_F32 ? word : word >> i % 2 * 16, dtype);
-    }
-}
-
-/* Four taps; by 16 bytes, if they lie side by side like that. */
-template <int N>
-GDN_DEVICE void load_four_taps(struct gdn_taps<4, N> &t, const struct gdn_cu_conv &a,
-                               const struct gdn_lane &l)
-{
-    const struct gdn_conv_view &w    = a.weight;
-    const bool                  wide = w.dtype == GDN_F32;
-    const char                 *p = (const char *)w.data + l.first * (wide ? 16 : 8);
-    struct gdn_quad             q[N] = {};
-    uint32_t                    bias[N];
-    if (w.entry != 1 || w.channel != 4 || (uint64_t)w.data % 16) {
-        load_taps(t, a, l);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        if (l.n && (i < N / 2 || wide)) *(uint4 *)q[i].word = *(const uint4 *)(p + i * 16);
-#pragma unroll
-    for (int j = 0; j < N; j++)
-        bias[j] = load_bits(a.bias.data, (l.first + j) * a.bias.channel, a.bias.dtype,
-                            a.bias.data && l.n);
-#pragma unroll
-    for (int j = 0; j < N; j++) t.bias[j] = bits_to_f32(bias[j], a.bias.dtype);
-    if (wide) unpack_taps<f32>(t, q);
-    else if (w.dtype == GDN_BF16) unpack_taps<bf16>(t, q);
-    else unpack_taps<f16>(t, q);
-}
-
-/* One token: y from x; x joins the past. Four taps are all there. */
+/* One token, before SiLU: y from x; x joins the past. Four taps are all there. */
 template <int TAPS, int N>
-GDN_DEVICE void sum_taps(float (&y)[N], const float (&x)[N], float (&past)[TAPS - 1][N],
+GDN_DEVICE void add_taps(float (&y)[N], const float (&x)[N], float (&past)[TAPS - 1][N],
                          const struct gdn_taps<TAPS, N> &t, const struct gdn_cu_conv &a)
 {
 #pragma unroll
@@ -268,7 +229,63 @@ GDN_DEVICE void sum_taps(float (&y)[N], const float (&x)[N], float (&past)[TAPS 
         }
         y[j] = fmaf(t.weight[TAPS - 1][j], x[j], y[j]);
     }
+}
+
+template <int TAPS, int N>
+GDN_DEVICE void sum_taps(float (&y)[N], const float (&x)[N], float (&past)[TAPS - 1][N],
+                         const struct gdn_taps<TAPS, N> &t, const struct gdn_cu_conv &a)
+{
+    add_taps<TAPS>(y, x, past, t, a);
     if (a.silu) quick_silu(y);
 }
+
+/* ---- Tiles of tokens ----------------------------------------------------------------------- */
+
+/* Where a tile of tokens begins and ends; in a row of a padded batch, or packed. */
+struct gdn_tile {
+    int64_t row, first, end;
+};
+
+GDN_DEVICE struct gdn_tile find_tile(const struct gdn_cu_conv &a, int64_t tile)
+{
+    const struct gdn_cu_batch &b = a.batch;
+    struct gdn_tile            t = { 0, tile * a.tile, 0 };
+    if (b.padded) {
+        t.row   = tile / a.row_tiles;
+        t.first = (tile - t.row * a.row_tiles) * a.tile;
+    }
+    t.end = t.first + a.tile < b.T ? t.first + a.tile : b.T;
+    return t;
+}
+
+/*
+ * The tokens of a sequence, or of none, that follow in a tile, counted from its first one: those in
+ * [first, to) are valid, of these a walk has computed the ones before `from`.
+ */
+struct gdn_run {
+    int  first, from, to, end, sequence;
+    bool keep;
+};
+
+/* That of token t of a tile. */
+GDN_DEVICE struct gdn_run find_run(const struct gdn_cu_conv &a, const struct gdn_tile &tile, int t)
+{
+    const int64_t         row  = a.batch.padded ? tile.row : find_sequence(a.batch, tile.first + t);
+    const int             end  = (int)(tile.end - tile.first);
+    struct gdn_cu_seq     s    = {};
+    if (row >= 0) s = read_sequence(a.batch, row);
+    const int64_t first = s.first - tile.first, stop = first - s.n_before + s.n_tokens;
+    if (row < 0 || stop <= t) return { t, t, t, end, 0, false };
+    struct gdn_run r;
+    r.end      = (int)clamp64(stop, 0, end);
+    r.first    = (int)clamp64(first, -a.W, r.end);
+    r.to       = (int)clamp64(first + s.n_valid, r.first, r.end);
+    r.from     = r.first + a.W - 1 > 0 ? r.first + a.W - 1 : 0;
+    r.sequence = (int)row;
+    r.keep     = s.keep_out;
+    return r;
+}
+
+GDN_DEVICE int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 
 #endif

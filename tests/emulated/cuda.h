@@ -92,6 +92,13 @@ static inline unsigned __ballot_sync(unsigned, int x)
     return mask;
 }
 static inline int __any_sync(unsigned m, int x) { return __ballot_sync(m, x) != 0; }
+static inline unsigned __reduce_or_sync(unsigned, unsigned x)
+{
+    const uint64_t *all = emulated_exchange(x);
+    unsigned        any = 0;
+    for (int i = 0; i < 32; i++) any |= (unsigned)all[i];
+    return any;
+}
 
 template <class T> static inline T atomicMax(T *p, T x) { return *p = max(*p, x); }
 template <class T> static inline T atomicOr(T *p, T x) { return *p |= x; }
@@ -107,6 +114,7 @@ uint16_t emulated_to_16(float x, bool is_f16);
 
 /* n aligned bytes, or none. */
 void emulated_load(void *to, const void *from, int n, bool there);
+void emulated_store(void *to, const void *from, int n, bool is);
 
 GDN_DEVICE void griddepcontrol_wait(void) {}
 GDN_DEVICE void griddepcontrol_launch_dependents(void) {}
@@ -142,6 +150,9 @@ GDN_DEVICE uint32_t ld_b32_b16(const void *p, bool word, bool half)
     emulated_load(&x, p, 2, half);
     return x;
 }
+#define GDN_CUDA_PTX_STORE_CUH
+GDN_DEVICE void st_v4(void *p, const uint32_t (&x)[4], bool is) { emulated_store(p, x, 16, is); }
+GDN_DEVICE void st_v2(void *p, const uint32_t (&x)[4], bool is) { emulated_store(p, x, 8, is); }
 GDN_DEVICE void prefetch(const void *, bool) {}
 #define GDN_CUDA_PTX_PARTS_CUH
 GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)

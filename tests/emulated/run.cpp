@@ -173,6 +173,12 @@ void emulated_load(void *to, const void *from, int n, bool there)
     if (there) memcpy(to, from, (size_t)n);
 }
 
+void emulated_store(void *to, const void *from, int n, bool is)
+{
+    if (is && (uintptr_t)to % (unsigned)n) give_up("an address is not aligned");
+    if (is) memcpy(to, from, (size_t)n);
+}
+
 void emulated_copy(void *to, const void *from, int bytes, int valid)
 {
     if ((uintptr_t)to % (unsigned)bytes || (valid && (uintptr_t)from % (unsigned)bytes))

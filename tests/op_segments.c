@@ -131,6 +131,30 @@ static void where_the_planner_cuts(void)
     CHECK(!ring2_same_bits(&a.out, &whole.out), "segments have the bits of a whole sequence");
 }
 
+/* One sequence is most of a batch that is better whole if all are of one length: it is cut. */
+static void one_among_many(void)
+{
+    enum { B = 70, LONG = 145000, SHORT = 500 };
+    static const int heads[3] = { 1, 1, 1 };
+    int64_t          lengths[B];
+    gdn_ctx         *ctx = cutting(0, 0);
+    if (!ctx) return;
+    for (int i = 0; i < B; i++) lengths[i] = i == 33 ? LONG : SHORT + i % 3;
+    gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, B, lengths, heads, 16, 16, NULL);
+    ring2_rule_inputs(&a, true, -0.001);
+    gdn_rule_args whole = ring2_rule_clone(&a);
+    ring2_rule_check(ctx, &a, false);
+    expect_cut(ctx, true);
+    whole.flags = GDN_BATCH_INVARIANT;
+    call(ctx, &whole);
+    expect_cut(ctx, false);
+    const int64_t    before     = 33 * SHORT + 33;
+    const gdn_tensor parts[]    = { ring2_narrow(&a.out, 0, 0, before),
+                                    ring2_narrow(&whole.out, 0, 0, before) };
+    ring2_expect_bits("out of short ones", &parts[0], &parts[1]);
+    CHECK(!ring2_same_bits(&a.out, &whole.out), "the long one has the bits of a whole one");
+}
+
 /* What 8 bits make of the float32 state, and no bit of the output differs. */
 static void states_of_8_bits(void)
 {
@@ -292,6 +316,7 @@ int main(int argc, char **argv)
         { "segments: float64", agrees_with_float64 },
         { "segments: masked rows", masked_rows },
         { "segments: where the planner cuts", where_the_planner_cuts },
+        { "segments: one among many", one_among_many },
         { "segments: states of 8 bits", states_of_8_bits },
         { "segments: checkpoints", checkpoints },
         { "G3 segments repeat", G3_repeat },

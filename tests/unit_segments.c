@@ -20,7 +20,7 @@ static void plans(void)
         { 1, 1024, 8, 1, 1 },   { 1, 2048, 8, 1, 1 },    { 1, 8192, 8, 7, 9 },
         { 1, 32768, 8, 8, 9 },  { 1, 32768, 16, 4, 8 },  { 1, 8192, 32, 2, 3 },
         { 1, 2048, 32, 1, 1 },  { 1, 32768, 32, 2, 5 },  { 1, 32768, 66, 1, 1 },
-        { 1, 32768, 64, 1, 1 }, { 16, 32768, 8, 1, 1 },  { 4, 8192, 8, 2, 3 },
+        { 1, 32768, 64, 1, 1 }, { 4, 8192, 8, 2, 3 },
         { 1, 32768, 4, 14, 18 }, { 1, 131072, 1, 9, 33 }, { 0, 0, 8, 1, 1 },
         { 1, 4096, 32, 3, 3 },  { 1, 4096, 8, 5, 9 },    { 1, 6000, 1, 4, 23 },
     };
@@ -34,6 +34,26 @@ static void plans(void)
     }
 }
 
+/* A batch that is whole, if its sequences are of one length: none of these is cut, one that is most
+ * of the batch is cut as if it were alone. */
+static void uneven_batches(void)
+{
+    static const struct {
+        int64_t B, T, H, least; /* least: segments of a sequence of all tokens; 1: it stays whole */
+    } calls[] = {
+        { 16, 2528, 8, 6 }, { 16, 32768, 8, 8 },  { 4, 8192, 32, 2 }, { 16, 2048, 32, 3 },
+        { 257, 33, 32, 3 }, { 8, 4096, 64, 1 },   { 64, 2048, 4, 12 }, { 8, 64, 8, 1 },
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const int64_t             N = calls[i].B * calls[i].T;
+        const struct gdn_cuda_cut c = find(calls[i].B, calls[i].T, calls[i].H, SMS);
+        const int64_t n = c.units ? 1 + (N - c.first + c.each - 1) / c.each : 1;
+        CHECK(calls[i].least == 1 ? n == 1 : n >= calls[i].least, "call %d: %d segments", (int)i,
+              (int)n);
+        CHECK(c.first >= 2 * calls[i].T, "call %d: first ones of %d tokens", (int)i, (int)c.first);
+    }
+}
+
 /* gdn.h: at most five of a head for each multiprocessor. */
 static void workspace_is_bounded(void)
 {
@@ -41,9 +61,12 @@ static void workspace_is_bounded(void)
     for (int i = 0; i < 7; i++)
         for (int64_t n = 1; n < 70; n++)
             for (int64_t T = 100; T < 1 << 20; T += T / 3) {
-                const struct gdn_cuda_cut one = find(1, T, n, sms[i]), many = find(n, T, 1, sms[i]);
+                const struct gdn_cuda_cut one = find(1, T, n, sms[i]), many = find(n, T, 1, sms[i]),
+                                          some = find(n, T, 7, sms[i]);
                 CHECK(one.units * n <= 5 * sms[i], "%d heads: %d", (int)n, (int)one.units);
                 CHECK(many.units <= 5 * sms[i], "%d rows: %d", (int)n, (int)many.units);
+                CHECK(some.units * 7 <= 5 * sms[i], "7 heads, %d rows: %d", (int)n,
+                      (int)some.units);
             }
 }
 
@@ -68,7 +91,7 @@ static void any_lengths(void)
         const struct gdn_cu_batch b = { .B = B, .T = B * mean, .N = B * mean };
         const struct gdn_cuda_cut c =
             gdn_cuda_find_cut(&b, 4, SMS, mean > 4000 && i % 2 ? NULL : &like);
-        int64_t rest = B * mean, n = 0;
+        int64_t rest = B * mean, n = 0, several = 0;
         for (int64_t s = 0; s < B; s++) {
             const int64_t more   = (int64_t)ring2_uniform(0, 3) * c.each;
             int64_t       length = (int64_t)ring2_uniform(0, (double)(2 * mean));
@@ -76,9 +99,12 @@ static void any_lengths(void)
             if (length > rest) length = rest;
             rest -= length;
             if (length > c.first) n += (length - c.first + c.each - 1) / c.each;
+            if (c.units && length > c.first + c.each) several++;
         }
         CHECK(n <= c.units, "first %d, each %d, %d of %d tokens: %d segments, %d were said",
               (int)c.first, (int)c.each, (int)B, (int)(B * mean), (int)n, (int)c.units);
+        CHECK(several <= c.several, "first %d, each %d: %d sequences of several, %d were said",
+              (int)c.first, (int)c.each, (int)several, (int)c.several);
     }
 }
 
@@ -86,6 +112,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "segments: plans", plans },
+        { "segments: uneven batches", uneven_batches },
         { "segments: the workspace is bounded", workspace_is_bounded },
         { "segments: rows", rows },
         { "segments: any lengths", any_lengths },

@@ -180,10 +180,12 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                stream));
     if (!c.units) return GDN_OK;
     p.cut.later = true;
-    TRY(launch(ctx, kernel_of(SUMMARY, dtype), forms[SUMMARY].n_blocks * r->H * c.units, &p, ran,
-               stream));
-    TRY(launch(ctx, GDN_CU_prefill_segments_states, r->V / GDN_SEGMENT_COLUMNS * r->H * b->B, &p,
-               ran, stream));
+    if (c.several) {
+        TRY(launch(ctx, kernel_of(SUMMARY, dtype), forms[SUMMARY].n_blocks * r->H * c.units, &p,
+                   ran, stream));
+        TRY(launch(ctx, GDN_CU_prefill_segments_states,
+                   r->V / GDN_SEGMENT_COLUMNS * r->H * c.several, &p, ran, stream));
+    }
     return launch(ctx, kernel_of(later, dtype), forms[later].n_blocks * r->H * c.units, &p, ran,
                   stream);
 }

@@ -16,6 +16,10 @@
 enum { CHUNK = 64, LEAST_CHUNKS = 4 };
 enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
 
+/* Sequences of a batch that is better whole are cut where they are so many times as long as the
+ * mean, if it takes so many nanoseconds that launches that find none are a small part. */
+enum { UNEVEN = 2, LEAST_RAGGED = 100000 };
+
 /* Nanoseconds. A kernel takes START for every round of blocks that there is room for, and so much
  * for a chunk, more where many multiprocessors work: _MORE where all do. */
 enum {
@@ -76,19 +80,24 @@ struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int
     return c;
 }
 
-/* Segments after first ones, at most. */
-static int64_t count_units(const struct gdn_cuda_cut *c, const struct gdn_cu_batch *b)
+/* Segments after first ones, at most; and sequences that have two of them. */
+static void count_later(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b)
 {
-    if (b->padded) return b->T > c->first ? b->B * divide_up(b->T - c->first, c->each) : 0;
-    if (b->N <= c->first) return 0;
     /* A sequence that has some rounds up by so much; not more of them than there are tokens for. */
-    const int64_t up = c->each - 1 - c->first, most = b->N / (c->first + 1);
-    return (b->N + up * (up < 0 ? 1 : most < b->B ? most : b->B)) / c->each;
+    const int64_t up = c->each - 1 - c->first, some = at_most(b->B, b->N / (c->first + 1));
+    if (b->padded) {
+        c->units   = b->T > c->first ? b->B * divide_up(b->T - c->first, c->each) : 0;
+        c->several = b->T > c->first + c->each ? b->B : 0;
+        return;
+    }
+    c->units   = some ? (b->N + up * (up < 0 ? 1 : some)) / c->each : 0;
+    c->several = at_most(b->B, b->N / (c->first + c->each + 1));
 }
 
-/* n sequences and heads of so many chunks, s segments after the first of each. */
+/* n sequences and heads of so many chunks, s segments after the first of each, which has `least`
+ * chunks or more. */
 struct trial {
-    int64_t n, chunks, s, each;
+    int64_t n, chunks, s, each, least;
     int     sm_count;
 };
 
@@ -130,7 +139,7 @@ static int64_t find_each(struct trial *t, int64_t *least)
 {
     int64_t best = 0;
     for (int rounds = 1; rounds <= 3; rounds++) {
-        t->each = balance(t, rounds);
+        t->each = at_most((t->chunks - t->least) / t->s, balance(t, rounds));
         const int64_t first = t->chunks - t->s * t->each;
         if (t->each < LEAST_CHUNKS || first < 1 || first > MOST_LONGER * t->each) continue;
         const int64_t time = time_of_segments(t);
@@ -141,28 +150,52 @@ static int64_t find_each(struct trial *t, int64_t *least)
     return best;
 }
 
+/* The best cut that takes less time than `least`; else c stays. */
+static void find_best(struct trial *t, int64_t least, const struct gdn_cu_batch *b,
+                      struct gdn_cuda_cut *c)
+{
+    const int64_t most = at_most(MOST_SEGMENTS, MOST_FILLS * t->sm_count / t->n);
+    for (t->s = 2; t->s <= most && t->s * LEAST_CHUNKS < t->chunks; t->s++) {
+        const int64_t each = find_each(t, &least);
+        if (each == 0) continue;
+        c->later_wide = is_wide_better(t->n * t->s, t->sm_count);
+        c->first      = (t->chunks - t->s * each) * CHUNK;
+        c->each       = each * CHUNK;
+        count_later(c, b);
+    }
+}
+
+/* As a test wants it. */
+static void cut_like(const struct trial *t, const struct gdn_cu_batch *b,
+                     const struct gdn_cuda_cut *like, struct gdn_cuda_cut *c)
+{
+    const int64_t rest = t->chunks * CHUNK - like->first;
+    c->first = like->first, c->each = like->each;
+    count_later(c, b);
+    c->later_wide = is_wide_better(rest > 0 ? t->n * divide_up(rest, c->each)
+                                            : c->units * t->n / b->B, t->sm_count);
+}
+
 struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count,
                                       const struct gdn_cuda_cut *like)
 {
     const int64_t       tokens = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0;
-    struct gdn_cuda_cut best   = gdn_cuda_no_cut(b, H, sm_count);
+    const int64_t       room   = count_room(false, sm_count);
+    struct gdn_cuda_cut c      = gdn_cuda_no_cut(b, H, sm_count);
     struct trial t = { .n = b->B * H, .chunks = divide_up(tokens, CHUNK), .sm_count = sm_count };
-    int64_t      least = time_of_whole(best.wide, t.n, t.chunks, sm_count) / 20 * 19, most;
-    if (t.n == 0 || (t.n >= count_room(false, sm_count) && !like)) return best;
-    most = like ? 0 : at_most(MOST_SEGMENTS, MOST_FILLS * sm_count / t.n);
-    for (t.s = 2; t.s <= most && t.s * LEAST_CHUNKS < t.chunks; t.s++) {
-        const int64_t each = find_each(&t, &least);
-        if (each == 0) continue;
-        best.wide       = false;
-        best.later_wide = is_wide_better(t.n * t.s, sm_count);
-        best.first      = (t.chunks - t.s * each) * CHUNK;
-        best.each       = each * CHUNK;
-    }
+    const int64_t time = time_of_whole(c.wide, t.n, t.chunks, sm_count);
+    if (t.n == 0) return c;
     if (like) {
-        best.first = like->first, best.each = like->each;
-        best.later_wide =
-            is_wide_better(t.n * divide_up(tokens - like->first, like->each), sm_count);
+        cut_like(&t, b, like, &c);
+        return c;
     }
-    best.units = count_units(&best, b);
-    return best;
+    if (t.n < room) {
+        find_best(&t, time / 20 * 19, b, &c);
+        if (c.units) c.wide = false;
+    }
+    if (c.units || b->padded || b->B == 1 || H >= room || time < LEAST_RAGGED) return c;
+    t = (struct trial){ .n = H, .chunks = divide_up(b->N, CHUNK), .least = UNEVEN * t.chunks,
+                        .sm_count = sm_count };
+    find_best(&t, time_of_whole(false, H, t.chunks, sm_count) / 20 * 19, b, &c);
+    return c;
 }

@@ -8,9 +8,10 @@
 #include "args.h"
 
 /* Tokens of the first segment, INT64_MAX: whole sequences; of those after it; how many of them
- * there may be in all. wide: blocks in place of clusters, for first segments; for the others. */
+ * there may be in all, and sequences with several. wide: blocks in place of clusters, for first
+ * segments; for the others. */
 struct gdn_cuda_cut {
-    int64_t first, each, units;
+    int64_t first, each, units, several;
     bool    wide, later_wide;
 };
 

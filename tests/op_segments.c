@@ -131,28 +131,53 @@ static void where_the_planner_cuts(void)
     CHECK(!ring2_same_bits(&a.out, &whole.out), "segments have the bits of a whole sequence");
 }
 
-/* One sequence is most of a batch that is better whole if all are of one length: it is cut. */
+/* One sequence is most of a batch: it is cut if the call says how long it is, and it alone. */
 static void one_among_many(void)
 {
-    enum { B = 70, LONG = 145000, SHORT = 500 };
+    enum { B = 12, LONG = 20000, SHORT = 500 };
     static const int heads[3] = { 1, 1, 1 };
     int64_t          lengths[B];
+    gdn_batch       *batch;
     gdn_ctx         *ctx = cutting(0, 0);
     if (!ctx) return;
-    for (int i = 0; i < B; i++) lengths[i] = i == 33 ? LONG : SHORT + i % 3;
-    gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, B, lengths, heads, 16, 16, NULL);
+    for (int i = 0; i < B; i++) lengths[i] = i == 7 ? LONG : SHORT + i % 3;
+    gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, B, lengths, heads, 16, 16, &batch);
     ring2_rule_inputs(&a, true, -0.001);
     gdn_rule_args whole = ring2_rule_clone(&a);
-    ring2_rule_check(ctx, &a, false);
-    expect_cut(ctx, true);
-    whole.flags = GDN_BATCH_INVARIANT;
     call(ctx, &whole);
     expect_cut(ctx, false);
-    const int64_t    before     = 33 * SHORT + 33;
-    const gdn_tensor parts[]    = { ring2_narrow(&a.out, 0, 0, before),
-                                    ring2_narrow(&whole.out, 0, 0, before) };
+    batch->max_seqlen = LONG;
+    ring2_rule_check(ctx, &a, false);
+    expect_cut(ctx, true);
+    const int64_t    before  = 7 * SHORT + 7;
+    const gdn_tensor parts[] = { ring2_narrow(&a.out, 0, 0, before),
+                                 ring2_narrow(&whole.out, 0, 0, before) };
     ring2_expect_bits("out of short ones", &parts[0], &parts[1]);
     CHECK(!ring2_same_bits(&a.out, &whole.out), "the long one has the bits of a whole one");
+}
+
+/* What is said of the longest sequence may be wrong, and decides no bit of whole ones. */
+static void whatever_is_said(void)
+{
+    static const int     heads[3]  = { 1, 1, 1 }, said[] = { 1, 64, 3000, 12000, INT32_MAX };
+    static const int64_t lengths[] = { 300, 7000, 0, 65, 4000 };
+    gdn_batch           *batch;
+    gdn_ctx             *ctx = cutting(0, 0);
+    if (!ctx) return;
+    gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 5, lengths, heads, 16, 16, &batch);
+    ring2_rule_inputs(&a, true, -0.001);
+    gdn_rule_args whole = ring2_rule_clone(&a);
+    whole.flags         = GDN_BATCH_INVARIANT;
+    call(ctx, &whole);
+    for (size_t i = 0; i < sizeof said / sizeof *said && !ring2_failed(); i++) {
+        gdn_rule_args other = ring2_rule_clone(&a);
+        batch->max_seqlen   = said[i];
+        ring2_rule_check(ctx, &a, false);
+        other.flags = GDN_BATCH_INVARIANT;
+        call(ctx, &other);
+        expect_cut(ctx, false);
+        ring2_expect_bits("out of whole ones", &other.out, &whole.out);
+    }
 }
 
 /* What 8 bits make of the float32 state, and no bit of the output differs. */
@@ -317,6 +342,7 @@ int main(int argc, char **argv)
         { "segments: masked rows", masked_rows },
         { "segments: where the planner cuts", where_the_planner_cuts },
         { "segments: one among many", one_among_many },
+        { "G2 segments: whatever is said", whatever_is_said },
         { "segments: states of 8 bits", states_of_8_bits },
         { "segments: checkpoints", checkpoints },
         { "G3 segments repeat", G3_repeat },

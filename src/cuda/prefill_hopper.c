@@ -87,18 +87,19 @@ static gdn_status find_map(gdn_ctx *ctx, const char *name, int i, const struct g
     return GDN_OK;
 }
 
-/* Planned where it is not the shape of before: that takes up to 1.7 us, and a call asks twice, for
+/* Planned where it is not the shape of before: that takes up to 5 us, and a call asks twice, for
  * its workspace and to launch. */
-static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole)
+static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                    struct gdn_cuda_wish wish)
 {
     const struct gdn_cu_batch *b = &r->batch;
     struct gdn_cuda           *c = ctx->cuda;
-    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H };
+    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, wish.longest };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
-    if (whole) return gdn_cuda_no_cut(b, r->H, c->sm_count);
-    if (c->cut.first) return gdn_cuda_find_cut(b, r->H, c->sm_count, &c->cut);
+    if (wish.whole) return gdn_cuda_no_cut(b, r->H, wish.longest, c->sm_count);
+    if (c->cut.first) return gdn_cuda_cut_like(b, r->H, c->sm_count, &c->cut);
     if (memcmp(c->planned.of, of, sizeof of) != 0) {
-        c->planned.cut = gdn_cuda_find_cut(b, r->H, c->sm_count, NULL);
+        c->planned.cut = gdn_cuda_find_cut(b, r->H, wish.longest, c->sm_count);
         memcpy(c->planned.of, of, sizeof of);
     }
     return c->planned.cut;
@@ -120,9 +121,10 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
     return bytes;
 }
 
-size_t gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole)
+size_t gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                     struct gdn_cuda_wish wish)
 {
-    struct gdn_cuda_cut    c = find_cut(ctx, r, whole);
+    struct gdn_cuda_cut    c = find_cut(ctx, r, wish);
     struct gdn_cu_segments s;
     return gdn_cuda_prefill_hopper_takes(ctx, r) ? lay_out(r, &c, &s, NULL) : 0;
 }
@@ -161,7 +163,7 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
 {
     const struct gdn_cu_batch   *b = &r->batch;
     struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number };
-    struct gdn_cuda_cut          c = find_cut(ctx, r, how->whole);
+    struct gdn_cuda_cut          c = find_cut(ctx, r, how->wish);
     const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;
     const enum form later = c.later_wide ? WIDE : PART;

@@ -15,9 +15,13 @@ struct gdn_cuda_cut {
     bool    wide, later_wide;
 };
 
-/* `like`: NULL, or first and each as a test wants them. */
-struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count,
+/* longest: tokens of the longest sequence, 0: unknown. */
+struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
+                                      int sm_count);
+struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
+                                    int sm_count);
+/* first and each as a test wants them. */
+struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cu_batch *b, int64_t H, int sm_count,
                                       const struct gdn_cuda_cut *like);
-struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count);
 
 #endif

@@ -379,9 +379,10 @@ typedef enum gdn_write {
  *                                Absent: see the op. Padded tensors [B][T]... take none.
  *   max_seqlen                   tokens of the longest of these sequences or somewhat more, 0:
  *                                unknown. What lies in a GPU's memory is not read before kernels
- *                                run, so gdn_prefill knows by this alone that one sequence is far
- *                                longer than others, and spreads it over the device. A wrong one
- *                                costs time and nothing else; on a CPU it has no meaning.
+ *                                run, so gdn_prefill knows by this alone that some sequences are
+ *                                far longer than others, and spreads them over the device. A wrong
+ *                                one costs time and nothing else; on a CPU it has no meaning. Rows
+ *                                of one token are faster by gdn_decode than beside such ones.
  *   read_slots           [B]     the slot that sequence b starts from, below P. Many
  *                                sequences may read one slot that none writes. Negative:
  *                                padding, see pad_policy. With num_accepted_tokens: [B][T'].

@@ -159,7 +159,7 @@ static void one_among_many(void)
 /* What is said of the longest sequence may be wrong, and decides no bit of whole ones. */
 static void whatever_is_said(void)
 {
-    static const int     heads[3]  = { 1, 1, 1 }, said[] = { 1, 64, 3000, 12000, INT32_MAX };
+    static const int     heads[3]  = { 1, 1, 1 }, said[] = { 1, 4000, 12000, INT32_MAX };
     static const int64_t lengths[] = { 300, 7000, 0, 65, 4000 };
     gdn_batch           *batch;
     gdn_ctx             *ctx = cutting(0, 0);
@@ -170,13 +170,15 @@ static void whatever_is_said(void)
     whole.flags         = GDN_BATCH_INVARIANT;
     call(ctx, &whole);
     for (size_t i = 0; i < sizeof said / sizeof *said && !ring2_failed(); i++) {
-        gdn_rule_args other = ring2_rule_clone(&a);
-        batch->max_seqlen   = said[i];
-        ring2_rule_check(ctx, &a, false);
+        gdn_rule_args cut = ring2_rule_clone(&a), other = ring2_rule_clone(&a);
+        batch->max_seqlen = said[i];
+        ring2_rule_check(ctx, &cut, false);
+        expect_cut(ctx, true);
         other.flags = GDN_BATCH_INVARIANT;
         call(ctx, &other);
         expect_cut(ctx, false);
         ring2_expect_bits("out of whole ones", &other.out, &whole.out);
+        ring2_expect_bits("state of whole ones", &other.state, &whole.state);
     }
 }
 
@@ -335,6 +337,33 @@ static void G13_workspace(void)
     ring2_status(ctx, "a byte less", gdn_prefill(ctx, &a), GDN_E_MEMORY);
 }
 
+/* Sequences that share their tokens have more segments than there is room for: what becomes of them
+ * is undefined, but within the tensors and the workspace. */
+static void G6_lengths_that_overlap(void)
+{
+    enum { B = 6, N = 1021 };
+    static const int64_t lengths[B] = { 63, 64, 65, 700, 0, 129 };
+    static const int32_t wrong[B + 1] = { 0, N, 0, N, 0, N, 0 };
+    FOR_EACH_SHAPE(s)
+    {
+        gdn_ctx *ctx = cutting(s->first, s->each);
+        if (!ctx) return;
+        gdn_rule_args a = packed(s, B, lengths);
+        memcpy(a.batch->cu_seqlens.data, wrong, sizeof wrong);
+        ring2_status(ctx, "bytes",
+                     gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &a.workspace_bytes), GDN_OK);
+        a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+        ring2_call_begin();
+        ring2_may_write(&a.out);
+        ring2_may_write(&a.state);
+        ring2_may_write_bytes(a.workspace, a.workspace_bytes);
+        call(ctx, &a);
+        expect_cut(ctx, true);
+        ring2_call_end();
+        ring2_free();
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -347,6 +376,7 @@ int main(int argc, char **argv)
         { "segments: checkpoints", checkpoints },
         { "G3 segments repeat", G3_repeat },
         { "G2 batch-invariant", G2_batch_invariant },
+        { "G6 lengths that overlap", G6_lengths_that_overlap },
         { "G7 a segment forgets by selection", G7_forgets },
         { "G9 every bit stays through segments", G9_every_bit_stays },
         { "G13 segments in the caller's workspace", G13_workspace },

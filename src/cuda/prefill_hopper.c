@@ -117,7 +117,7 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!memory) return c->units ? bytes : 0;
     *s = (struct gdn_cu_segments){ .states = (void *)states, .M = (void *)M,
-                                   .marks = (void *)marks };
+                                   .marks = (void *)marks, .units = (int32_t)c->units };
     return bytes;
 }
 

@@ -22,24 +22,28 @@ enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
  * are a small part. */
 enum { UNEVEN = 2, LEAST_UNEVEN = 600000 };
 
+/* Segments have to take so many hundredths of the time of whole sequences; of a batch of which only
+ * the longest length is known, as what lies between that and the rest is not. */
+enum { WIN = 95, WIN_UNEVEN = 80 };
+
 /* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
  * much for a chunk, more where many multiprocessors work: _MORE where all do. */
 enum {
-    START = 6500,
-    WHOLE = 1470, WHOLE_MORE   = 300,   /* clusters of whole sequences, from half of them on */
-    WIDE  = 3000, WIDE_START   = 12000, /* blocks of one multiprocessor */
-    FIRST = 1260, FIRST_MORE   = 800,  FIRST_START   = 11700,
-    LATER = 1260, LATER_MORE   = 1150,
-    LATER_WIDE = 3130, LATER_WIDE_START = 18700,
-    SUMMARY = 1550, SUMMARY_START = 4000,
-    STEP  = 1860, STEPS_START  = 600,  /* from segment to segment */
-    CALL  = 6000, LAUNCHES     = 10400 /* of any call; of three launches more */
+    START = 6250,
+    WHOLE = 1530, WHOLE_MORE   = 360,   /* whole sequences by clusters, from half on */
+    WIDE  = 3000, WIDE_START   = 12000, /* by blocks of one multiprocessor */
+    FIRST = 1500, FIRST_MORE   = 640,  FIRST_START   = 12300,
+    LATER = 1270, LATER_MORE   = 900,
+    LATER_WIDE = 2860, LATER_WIDE_START = 18800,
+    SUMMARY = 1640, SUMMARY_START = 7260,
+    STEP  = 1750, STEPS_START  = 600,  /* from segment to segment */
+    CALL  = 6000, LAUNCHES     = 9200 /* of any call; of three launches more */
 };
 
 /* Which form is better of n blocks or clusters goes by this alone: chunks in turn. */
 static const struct {
     int processors, chunk;
-} forms[] = { { 2, 3240 }, { 1, 5400 } };
+} forms[] = { { 2, 3300 }, { 1, 5400 } };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static int64_t at_least(int64_t least, int64_t x) { return x < least ? least : x; }
@@ -237,11 +241,11 @@ struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, i
     struct gdn_cuda_cut c    = no_cut(&t);
     const int64_t       room = count_room(false, sm_count), time = time_of_whole(c.wide, &t);
     if (t.n == 0) return c;
-    if (t.n < room) find_best(t, t.others ? time / 10 * 9 : time / 20 * 19, false, &c);
+    if (t.n < room) find_best(t, time / 100 * (t.others ? WIN_UNEVEN : WIN), false, &c);
     if (c.units || longest || b->padded || b->B == 1 || H >= room || time < LEAST_UNEVEN) return c;
     t.least  = UNEVEN * t.chunks;
     t.chunks = divide_up(b->N, CHUNK);
     t.n      = H;
-    find_best(t, time_of_whole(false, &t) / 20 * 19, c.wide, &c);
+    find_best(t, time_of_whole(false, &t) / 100 * WIN, c.wide, &c);
     return c;
 }

@@ -104,7 +104,7 @@ GDN_DEVICE void run_combine(const struct gdn_cu_prefill_hopper &a)
     griddepcontrol_launch_dependents();
     const int64_t n = find_units(r.batch, a.cut, blockIdx.x / slices / r.H, first);
     if (n > 1 || blockIdx.x + 1 == gridDim.x) griddepcontrol_wait();
-    if (n < 2) return;
+    if (n < 2 || first + n > a.cut.units) return;
     const struct combine_block b = { a, first, (int)n - 1, (int)(blockIdx.x / slices % r.H),
                                      (int)(blockIdx.x % slices) * COLUMNS,
                                      (int)threadIdx.x / 32, lane };

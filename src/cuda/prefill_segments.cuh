@@ -115,7 +115,8 @@ GDN_DEVICE int64_t checkpoint_after(const struct gdn_cu_batch       &b,
     return low;
 }
 
-/* Segment i of a sequence becomes the sequence; unit: number 1's. Without tokens: not there. */
+/* Segment i of a sequence becomes the sequence; unit: number 1's. Without tokens: not there, or, by
+ * lengths that overlap, without a place for what it leaves. */
 GDN_DEVICE struct hopper_segment cut_segment(struct gdn_cu_seq &s, const struct gdn_cu_segments &cut,
                                              int64_t i, int64_t unit)
 {
@@ -133,6 +134,7 @@ GDN_DEVICE struct hopper_segment cut_segment(struct gdn_cu_seq &s, const struct 
     if (g.last) return g;
     s.n_valid  = most;
     s.n_tokens = s.n_before + most;
+    if (unit + i >= cut.units) s.n_valid = s.n_tokens = 0;
     s.write    = -1;
     if (i == 0) g.to = unit;
     return g;

@@ -104,12 +104,16 @@ static double log_gate(double x) { return -log1p(exp(-x)) / 16; }
 
 /* ---- Batches ----------------------------------------------------------------------------- */
 
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
 struct case_batch case_batch(struct memory *m, const int64_t *lengths, int64_t B)
 {
-    struct case_batch b   = { B, 0, NULL };
+    struct case_batch b   = { .B = B };
     int64_t          *ends = memory_get(m, (size_t)(B + 1) * sizeof *ends);
     for (int64_t i = 0; i < B; i++) {
         b.N += lengths[i];
+        b.longest = larger(b.longest, lengths[i]);
         if (ends) ends[i + 1] = b.N;
     }
     b.cu_seqlens = ends;
@@ -121,6 +125,7 @@ gdn_batch case_gdn_batch(const struct case_batch *tokens)
     gdn_batch b  = gdn_batch_init();
     void     *cu = (void *)(uintptr_t)tokens->cu_seqlens; /* the view's pointer is not const */
     b.cu_seqlens = gdn_dense(cu, GDN_I64, 1, tokens->B + 1, 0, 0, 0);
+    b.max_seqlen = (int32_t)smaller(tokens->longest, INT32_MAX);
     return b;
 }
 
@@ -146,9 +151,6 @@ static gdn_tensor random_codes(struct memory *m, int32_t dtype, const int64_t *s
     repeat(&t, n);
     return t;
 }
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Slots of the pool. */
 static int64_t n_slots(const struct rule_case *c)

@@ -15,7 +15,7 @@
 
 /* Sequences of a batch: packed, one after the other. */
 struct case_batch {
-    int64_t        B, N;
+    int64_t        B, N, longest;
     const int64_t *cu_seqlens; /* [B+1] */
 };
 /* From B lengths. Its memory lives in m; cu_seqlens NULL: there is none. */

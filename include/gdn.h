@@ -377,6 +377,12 @@ typedef enum gdn_write {
  *                                cu_seqlens[b] to cu_seqlens[b+1]. Starts at 0, does not
  *                                decrease, ends at N or below; output past its end is zero.
  *                                Absent: see the op. Padded tensors [B][T]... take none.
+ *   max_seqlen                   tokens of the longest of these sequences or somewhat more, 0:
+ *                                unknown. What lies in a GPU's memory is not read before kernels
+ *                                run, so gdn_prefill knows by this alone that some sequences are
+ *                                far longer than others, and spreads them over the device. A wrong
+ *                                one costs time and nothing else; on a CPU it has no meaning. Rows
+ *                                of one token are faster by gdn_decode than beside such ones.
  *   read_slots           [B]     the slot that sequence b starts from, below P. Many
  *                                sequences may read one slot that none writes. Negative:
  *                                padding, see pad_policy. With num_accepted_tokens: [B][T'].
@@ -423,7 +429,7 @@ typedef struct gdn_batch {
     uint32_t   struct_size; /* set by gdn_batch_init() */
     int32_t    pad_policy;  /* gdn_pad_policy */
     int32_t    write;       /* gdn_write */
-    int32_t    reserved;    /* 0 */
+    int32_t    max_seqlen;  /* 0: not said */
     int64_t    sink_slot;   /* for GDN_PAD_SINK */
     int64_t    checkpoint_every;
     gdn_tensor cu_seqlens, read_slots, write_slots, has_initial_state, num_accepted_tokens,
@@ -524,11 +530,12 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * GDN_BATCH_INVARIANT in flags: where sequences are too few and long to fill a device, gdn_prefill
  * may cut them into segments that are done at once (compute capability 9.0, q of 16 bits, K up to
  * 128, K and V multiples of 8), up to four times as fast. Cuts are at multiples of 64 tokens that
- * follow from B, N or T, H and the device; each rounds once more. With this flag nothing is cut: a
- * sequence has the same bits in any batch. So it has where gdn_last_kernel() names no summaries.
- * Without it too the same call gives the same bits (G3). What lies between segments is in the
- * workspace, so a call that cuts may be captured into a graph with the caller's workspace, or if
- * one that needs as much has run before. A CPU takes no notice of the flag, nor does gdn_decode.
+ * follow from B, N or T, max_seqlen, H and the device; each rounds once more. With this flag nothing
+ * is cut: a sequence has the same bits in any batch. So it has where gdn_last_kernel() names no
+ * summaries. Without it too the same call gives the same bits (G3). What lies between segments is
+ * in the workspace, so a call that cuts may be captured into a graph with the caller's workspace,
+ * or if one that needs as much has run before. A CPU takes no notice of the flag, nor does
+ * gdn_decode.
  *
  * GDN_BF16_PRODUCTS in flags, of gdn_prefill with bf16 q: where the machine has AMX or
  * AVX512-BF16, keys, queries and the state are rounded to bfloat16 in the products k . S and

@@ -157,8 +157,8 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_batch *b, unsigned takes)
     for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
         if (asked[i].given && !(takes & asked[i].flag))
             return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s, this op has no kernel", asked[i].name);
-    if (b->reserved)
-        return gdn_fail(ctx, GDN_E_ARG, "batch.reserved: %d, wanted 0", (int)b->reserved);
+    if (b->max_seqlen < 0)
+        return gdn_fail(ctx, GDN_E_ARG, "max_seqlen: %d, wanted 0 or more", (int)b->max_seqlen);
     if (b->pad_policy == GDN_PAD_SINK && b->sink_slot < 0)
         return gdn_fail(ctx, GDN_E_ARG, "sink_slot: %lld, wanted 0 or more",
                         (long long)b->sink_slot);

@@ -299,8 +299,10 @@ static struct gdn_cu_rule device_args(const struct rule_call *c)
     return gdn_cuda_rule_args(&c->rule, &c->args, &c->plan, &c->tokens, &pools);
 }
 
-/* May kernels cut sequences into segments? */
-static bool is_whole(const struct rule_call *c) { return c->args.flags & GDN_BATCH_INVARIANT; }
+static struct gdn_cuda_wish wish_of(const struct rule_call *c)
+{
+    return (struct gdn_cuda_wish){ c->args.flags & GDN_BATCH_INVARIANT, c->plan.batch.max_seqlen };
+}
 
 /* Kernels keep all they need on the chip, but for trees, and chunks with segments or with states of
  * 8 bits. */
@@ -309,7 +311,7 @@ static gdn_status describe_device(gdn_ctx *ctx, struct rule_call *c)
     const bool in_chunks = !c->rule.decode && !c->rule.exact;
     if (!c->rule.tree && !in_chunks) return GDN_OK;
     const struct gdn_cu_rule args = device_args(c);
-    c->bytes = in_chunks ? gdn_cuda_prefill_bytes(ctx, &args, is_whole(c))
+    c->bytes = in_chunks ? gdn_cuda_prefill_bytes(ctx, &args, wish_of(c))
                          : gdn_cuda_decode_bytes(ctx, &args);
     return GDN_OK;
 }
@@ -396,7 +398,7 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct rule_call *c)
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     if (c->rule.decode) return gdn_cuda_decode(ctx, "decode", &args, memory, a->stream);
     if (c->rule.exact) return gdn_cuda_decode(ctx, "prefill", &args, memory, a->stream);
-    return gdn_cuda_prefill(ctx, &args, is_whole(c), memory, a->stream);
+    return gdn_cuda_prefill(ctx, &args, wish_of(c), memory, a->stream);
 }
 
 static gdn_status run(gdn_ctx *ctx, struct rule_call *c)

@@ -175,7 +175,7 @@ static void batches(void)
     REFUSE("batch struct_size", GDN_E_ARG, "struct_size", t->struct_size = 0);
     REFUSE("pad_policy 3", GDN_E_ARG, "pad_policy", t->pad_policy = 3);
     REFUSE("write 3", GDN_E_ARG, "write", t->write = 3);
-    REFUSE("reserved", GDN_E_ARG, "reserved", t->reserved = 1);
+    REFUSE("max_seqlen", GDN_E_ARG, "max_seqlen", t->max_seqlen = -1);
     REFUSE("sink_slot -1", GDN_E_ARG, "sink_slot", t->pad_policy = GDN_PAD_SINK; t->sink_slot = -1);
     REFUSE("cu_seqlens of F32", GDN_E_DTYPE, "cu_seqlens", t->cu_seqlens.dtype = GDN_F32);
     REFUSE("cu_seqlens of U8", GDN_E_DTYPE, "cu_seqlens", t->cu_seqlens.dtype = GDN_U8);

@@ -242,7 +242,7 @@ static void refuse_block_fields(void)
     REFUSE("state_layout 2", GDN_E_ARG, "state_layout", a->state_layout = 2);
     REFUSE("rms_eps NaN", GDN_E_ARG, "rms_eps", a->rms_eps = NAN);
     REFUSE("GDN_WRITE_EACH", GDN_E_UNSUPPORTED, "write", batch.write = GDN_WRITE_EACH);
-    REFUSE("batch reserved", GDN_E_ARG, "reserved", batch.reserved = 1);
+    REFUSE("max_seqlen -1", GDN_E_ARG, "max_seqlen", batch.max_seqlen = -1);
     REFUSE_CONTENTS("cu_seqlens past N", GDN_E_ARG, "cu_seqlens",
                     ring2_set(&batch.cu_seqlens, 2, 9));
     REFUSE_CONTENTS("slot P", GDN_E_ARG, "read_slots",

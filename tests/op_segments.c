@@ -131,6 +131,57 @@ static void where_the_planner_cuts(void)
     CHECK(!ring2_same_bits(&a.out, &whole.out), "segments have the bits of a whole sequence");
 }
 
+/* One sequence is most of a batch: it is cut if the call says how long it is, and it alone. */
+static void one_among_many(void)
+{
+    enum { B = 12, LONG = 20000, SHORT = 500 };
+    static const int heads[3] = { 1, 1, 1 };
+    int64_t          lengths[B];
+    gdn_batch       *batch;
+    gdn_ctx         *ctx = cutting(0, 0);
+    if (!ctx) return;
+    for (int i = 0; i < B; i++) lengths[i] = i == 7 ? LONG : SHORT + i % 3;
+    gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, B, lengths, heads, 16, 16, &batch);
+    ring2_rule_inputs(&a, true, -0.001);
+    gdn_rule_args whole = ring2_rule_clone(&a);
+    call(ctx, &whole);
+    expect_cut(ctx, false);
+    batch->max_seqlen = LONG;
+    ring2_rule_check(ctx, &a, false);
+    expect_cut(ctx, true);
+    const int64_t    before  = 7 * SHORT + 7;
+    const gdn_tensor parts[] = { ring2_narrow(&a.out, 0, 0, before),
+                                 ring2_narrow(&whole.out, 0, 0, before) };
+    ring2_expect_bits("out of short ones", &parts[0], &parts[1]);
+    CHECK(!ring2_same_bits(&a.out, &whole.out), "the long one has the bits of a whole one");
+}
+
+/* What is said of the longest sequence may be wrong, and decides no bit of whole ones. */
+static void whatever_is_said(void)
+{
+    static const int     heads[3]  = { 1, 1, 1 }, said[] = { 1, 4000, 12000, INT32_MAX };
+    static const int64_t lengths[] = { 300, 7000, 0, 65, 4000 };
+    gdn_batch           *batch;
+    gdn_ctx             *ctx = cutting(0, 0);
+    if (!ctx) return;
+    gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 5, lengths, heads, 16, 16, &batch);
+    ring2_rule_inputs(&a, true, -0.001);
+    gdn_rule_args whole = ring2_rule_clone(&a);
+    whole.flags         = GDN_BATCH_INVARIANT;
+    call(ctx, &whole);
+    for (size_t i = 0; i < sizeof said / sizeof *said && !ring2_failed(); i++) {
+        gdn_rule_args cut = ring2_rule_clone(&a), other = ring2_rule_clone(&a);
+        batch->max_seqlen = said[i];
+        ring2_rule_check(ctx, &cut, false);
+        expect_cut(ctx, true);
+        other.flags = GDN_BATCH_INVARIANT;
+        call(ctx, &other);
+        expect_cut(ctx, false);
+        ring2_expect_bits("out of whole ones", &other.out, &whole.out);
+        ring2_expect_bits("state of whole ones", &other.state, &whole.state);
+    }
+}
+
 /* What 8 bits make of the float32 state, and no bit of the output differs. */
 static void states_of_8_bits(void)
 {
@@ -286,16 +337,46 @@ static void G13_workspace(void)
     ring2_status(ctx, "a byte less", gdn_prefill(ctx, &a), GDN_E_MEMORY);
 }
 
+/* Sequences that share their tokens have more segments than there is room for: what becomes of them
+ * is undefined, but within the tensors and the workspace. */
+static void G6_lengths_that_overlap(void)
+{
+    enum { B = 6, N = 1021 };
+    static const int64_t lengths[B] = { 63, 64, 65, 700, 0, 129 };
+    static const int32_t wrong[B + 1] = { 0, N, 0, N, 0, N, 0 };
+    FOR_EACH_SHAPE(s)
+    {
+        gdn_ctx *ctx = cutting(s->first, s->each);
+        if (!ctx) return;
+        gdn_rule_args a = packed(s, B, lengths);
+        memcpy(a.batch->cu_seqlens.data, wrong, sizeof wrong);
+        ring2_status(ctx, "bytes",
+                     gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &a.workspace_bytes), GDN_OK);
+        a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+        ring2_call_begin();
+        ring2_may_write(&a.out);
+        ring2_may_write(&a.state);
+        ring2_may_write_bytes(a.workspace, a.workspace_bytes);
+        call(ctx, &a);
+        expect_cut(ctx, true);
+        ring2_call_end();
+        ring2_free();
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "segments: float64", agrees_with_float64 },
         { "segments: masked rows", masked_rows },
         { "segments: where the planner cuts", where_the_planner_cuts },
+        { "segments: one among many", one_among_many },
+        { "G2 segments: whatever is said", whatever_is_said },
         { "segments: states of 8 bits", states_of_8_bits },
         { "segments: checkpoints", checkpoints },
         { "G3 segments repeat", G3_repeat },
         { "G2 batch-invariant", G2_batch_invariant },
+        { "G6 lengths that overlap", G6_lengths_that_overlap },
         { "G7 a segment forgets by selection", G7_forgets },
         { "G9 every bit stays through segments", G9_every_bit_stays },
         { "G13 segments in the caller's workspace", G13_workspace },

@@ -202,9 +202,9 @@ static void test_fields(void)
     c             = padded(2, 3);
     c.batch.write = 3;
     refused("write", c, GDN_E_ARG, "write: 3");
-    c                = padded(2, 3);
-    c.batch.reserved = 1;
-    refused("reserved", c, GDN_E_ARG, "reserved: 1");
+    c                  = padded(2, 3);
+    c.batch.max_seqlen = -1;
+    refused("max_seqlen", c, GDN_E_ARG, "max_seqlen: -1");
     c                   = padded(2, 3);
     c.batch.struct_size = 0;
     refused("struct_size", c, GDN_E_ARG, "batch: struct_size 0");

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where prefill on Hopper cuts sequences: from shapes alone, never more than there is room for. */
+/* Where prefill on Hopper cuts sequences: from shapes alone, never more than there is room for, and
+ * where it is about the fastest of what was measured. */
+#include <stdio.h>
+#include <string.h>
+
 #include "cuda/prefill_segments.h"
 #include "ring2.h"
 
@@ -8,7 +12,12 @@ enum { SMS = 132 };
 static struct gdn_cuda_cut find(int64_t B, int64_t T, int64_t H, int sm_count)
 {
     const struct gdn_cu_batch b = { .B = B, .T = B * T, .N = B * T };
-    return gdn_cuda_find_cut(&b, H, sm_count, NULL);
+    return gdn_cuda_find_cut(&b, H, 0, sm_count);
+}
+
+static int64_t segments_of(const struct gdn_cuda_cut *c, int64_t tokens)
+{
+    return c->units && tokens > c->first ? 1 + (tokens - c->first + c->each - 1) / c->each : 1;
 }
 
 /* Of 132 multiprocessors, as measured: whole, or between so many segments of a sequence. */
@@ -17,21 +26,81 @@ static void plans(void)
     static const struct {
         int64_t B, T, H, least, most; /* 1: whole */
     } calls[] = {
-        { 1, 1024, 8, 1, 1 },   { 1, 2048, 8, 1, 1 },    { 1, 8192, 8, 7, 9 },
-        { 1, 32768, 8, 8, 9 },  { 1, 32768, 16, 4, 8 },  { 1, 8192, 32, 2, 3 },
+        { 1, 1024, 8, 1, 1 },   { 1, 2048, 8, 1, 7 },    { 1, 8192, 8, 7, 9 },
+        { 1, 32768, 8, 8, 17 },  { 1, 32768, 16, 4, 8 },  { 1, 8192, 32, 2, 3 },
         { 1, 2048, 32, 1, 1 },  { 1, 32768, 32, 2, 5 },  { 1, 32768, 66, 1, 1 },
-        { 1, 32768, 64, 1, 1 }, { 16, 32768, 8, 1, 1 },  { 4, 8192, 8, 2, 3 },
+        { 1, 32768, 64, 1, 1 }, { 4, 8192, 8, 2, 3 },
         { 1, 32768, 4, 14, 18 }, { 1, 131072, 1, 9, 33 }, { 0, 0, 8, 1, 1 },
-        { 1, 4096, 32, 3, 3 },  { 1, 4096, 8, 5, 9 },    { 1, 6000, 1, 4, 23 },
+        { 1, 4096, 32, 1, 3 },  { 1, 4096, 8, 5, 9 },    { 1, 6000, 1, 4, 23 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const struct gdn_cuda_cut c = find(calls[i].B, calls[i].T, calls[i].H, SMS);
-        const int64_t T = calls[i].T, n = c.units ? 1 + (T - c.first + c.each - 1) / c.each : 1;
+        const int64_t T = calls[i].T, n = segments_of(&c, T);
         CHECK(n >= calls[i].least && n <= calls[i].most, "%d x %d tokens, %d heads: %d segments",
               (int)calls[i].B, (int)T, (int)calls[i].H, (int)n);
         CHECK(c.units == 0 || (c.first % 64 == 0 && c.each % 64 == 0 && !c.wide), "call %d",
               (int)i);
     }
+}
+
+/* A batch that is whole if its sequences are of one length: none of these is cut; one that is most
+ * of the batch is cut as if it were alone, if the batch is large. */
+static void uneven_batches(void)
+{
+    static const struct {
+        int64_t B, T, H, least; /* least: segments of a sequence of all tokens; 1: it stays whole */
+    } calls[] = {
+        { 32, 4096, 16, 6 }, { 16, 32768, 8, 8 }, { 16, 4096, 32, 2 }, { 4, 8192, 32, 1 },
+        { 257, 33, 32, 3 },  { 8, 4096, 64, 1 },  { 64, 8192, 4, 8 },  { 16, 2528, 8, 1 },
+        { 17, 16384, 8, 8 },
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const int64_t             T = calls[i].T, N = calls[i].B * T;
+        const struct gdn_cuda_cut c = find(calls[i].B, T, calls[i].H, SMS);
+        const int64_t             n = segments_of(&c, N);
+        CHECK(calls[i].least == 1 ? n == 1 : n >= calls[i].least, "call %d: %d segments", (int)i,
+              (int)n);
+        CHECK(c.first >= 2 * T, "call %d: first ones of %d tokens", (int)i, (int)c.first);
+    }
+}
+
+/* One sequence of T tokens, the others of `others`: cut as if it were alone, where that is clearly
+ * faster than a cluster for each; not if they are about as long, nor if they are all the work. */
+static void longest_is_said(void)
+{
+    static const struct {
+        int64_t T, others, B, H, least, most;
+        bool    wide;
+    } calls[] = {
+        { 32768, 512, 16, 8, 8, 18, false }, { 20000, 4000, 5, 16, 3, 5, false },
+        { 8192, 1, 256, 32, 1, 1, true },    { 65536, 512, 16, 32, 2, 5, false },
+        { 32768, 33, 129, 4, 14, 18, false }, { 4096, 512, 8, 32, 1, 1, false },
+        { 2048, 100, 8, 8, 1, 1, false },    { 65536, 64, 9, 66, 1, 1, false },
+        { 8192, 2600, 4, 8, 2, 8, false },
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const int64_t             N = calls[i].T + (calls[i].B - 1) * calls[i].others;
+        const struct gdn_cu_batch b = { .B = calls[i].B, .T = N, .N = N };
+        const struct gdn_cuda_cut c = gdn_cuda_find_cut(&b, calls[i].H, calls[i].T, SMS);
+        const int64_t             n = segments_of(&c, calls[i].T);
+        CHECK(n >= calls[i].least && n <= calls[i].most, "call %d: %d segments", (int)i, (int)n);
+        CHECK(segments_of(&c, calls[i].others) == 1, "call %d: short ones are cut", (int)i);
+        CHECK(c.wide == calls[i].wide, "call %d: wide blocks: %d", (int)i, c.wide);
+    }
+}
+
+/* One that is hardly longer than the others makes no difference. */
+static void about_one_length(void)
+{
+    for (int64_t T = 500; T < 70000; T += T / 2)
+        for (int64_t B = 2; B < 20; B++) {
+            const struct gdn_cu_batch b    = { .B = B, .T = B * T, .N = B * T };
+            const struct gdn_cuda_cut even = find(B, T, 4, SMS),
+                                      said = gdn_cuda_find_cut(&b, 4, T / 5 * 7, SMS);
+            if (even.first > 2 * T) continue; /* for lengths that are unknown */
+            CHECK(even.first == said.first && even.each == said.each, "%d x %d tokens", (int)B,
+                  (int)T);
+        }
 }
 
 /* gdn.h: at most five of a head for each multiprocessor. */
@@ -41,9 +110,15 @@ static void workspace_is_bounded(void)
     for (int i = 0; i < 7; i++)
         for (int64_t n = 1; n < 70; n++)
             for (int64_t T = 100; T < 1 << 20; T += T / 3) {
-                const struct gdn_cuda_cut one = find(1, T, n, sms[i]), many = find(n, T, 1, sms[i]);
+                const struct gdn_cu_batch b   = { .B = 9, .T = T, .N = T };
+                const struct gdn_cuda_cut one = find(1, T, n, sms[i]), many = find(n, T, 1, sms[i]),
+                                          some = find(n, T, 7, sms[i]),
+                                          said = gdn_cuda_find_cut(&b, n, T / 5 * 3, sms[i]);
                 CHECK(one.units * n <= 5 * sms[i], "%d heads: %d", (int)n, (int)one.units);
+                CHECK(said.units * n <= 5 * sms[i], "%d heads: %d", (int)n, (int)said.units);
                 CHECK(many.units <= 5 * sms[i], "%d rows: %d", (int)n, (int)many.units);
+                CHECK(some.units * 7 <= 5 * sms[i], "7 heads, %d rows: %d", (int)n,
+                      (int)some.units);
             }
 }
 
@@ -54,12 +129,13 @@ static void rows(void)
         const struct gdn_cuda_cut like = { .first = 192, .each = 128 };
         const struct gdn_cu_batch b    = { .B = 3, .T = T, .N = 3 * T, .padded = 1 };
         const int64_t n = T > 192 ? (T - 192 + 127) / 128 : 0;
-        const struct gdn_cuda_cut c    = gdn_cuda_find_cut(&b, 4, SMS, &like);
+        const struct gdn_cuda_cut c    = gdn_cuda_cut_like(&b, 4, SMS, &like);
         CHECK(c.units == 3 * n, "%d tokens: %d segments", (int)T, (int)c.units);
     }
 }
 
-/* However tokens are dealt to sequences, there are no more segments than was said. */
+/* However tokens are dealt to sequences, and whatever was said of the longest, there are no more
+ * segments than there is room for. */
 static void any_lengths(void)
 {
     for (int i = 0; i < 20000; i++) {
@@ -67,8 +143,9 @@ static void any_lengths(void)
         struct gdn_cuda_cut like = { .first = 64 * (1 + i % 11), .each = 64 * (1 + i % 5) };
         const struct gdn_cu_batch b = { .B = B, .T = B * mean, .N = B * mean };
         const struct gdn_cuda_cut c =
-            gdn_cuda_find_cut(&b, 4, SMS, mean > 4000 && i % 2 ? NULL : &like);
-        int64_t rest = B * mean, n = 0;
+            mean > 4000 && i % 2 ? gdn_cuda_find_cut(&b, 4, i % 13 * mean / 3, SMS)
+                                 : gdn_cuda_cut_like(&b, 4, SMS, &like);
+        int64_t rest = B * mean, n = 0, several = 0;
         for (int64_t s = 0; s < B; s++) {
             const int64_t more   = (int64_t)ring2_uniform(0, 3) * c.each;
             int64_t       length = (int64_t)ring2_uniform(0, (double)(2 * mean));
@@ -76,19 +153,128 @@ static void any_lengths(void)
             if (length > rest) length = rest;
             rest -= length;
             if (length > c.first) n += (length - c.first + c.each - 1) / c.each;
+            if (c.units && length > c.first + c.each) several++;
         }
         CHECK(n <= c.units, "first %d, each %d, %d of %d tokens: %d segments, %d were said",
               (int)c.first, (int)c.each, (int)B, (int)(B * mean), (int)n, (int)c.units);
+        CHECK(several <= c.several, "first %d, each %d: %d sequences of several, %d were said",
+              (int)c.first, (int)c.each, (int)several, (int)c.several);
     }
+}
+
+/* ---- Against what an H200 took ------------------------------------------------------------- */
+
+/* Of a sequence in chunks of 64 tokens: cuts, as chunks of the first segment and of others. */
+enum { MOST_CUTS = 32, HUNDREDTHS = 5, FAR = 10 };
+struct measured {
+    char   heads[16];
+    int    H, B, T, n;
+    double whole, first[MOST_CUTS], each[MOST_CUTS], us[MOST_CUTS];
+};
+
+/* A line of bench/results/segments; false: it is not one. */
+static bool read_measured(const char *line, struct measured *m)
+{
+    const char *heads = strstr(line, "\"heads\""), *cuts = strstr(line, "\"cuts\":[");
+    int         Hq, used;
+    if (!heads || !cuts ||
+        sscanf(heads, "\"heads\":\"%d/%d\",\"batch\":%d,\"tokens\":%d,\"whole\":%lf", &Hq, &m->H,
+               &m->B, &m->T, &m->whole) != 5)
+        return false;
+    snprintf(m->heads, sizeof m->heads, "%d/%d", Hq, m->H);
+    const char *at = cuts + strlen("\"cuts\":[");
+    for (m->n = 0; m->n < MOST_CUTS && sscanf(at, "[%lf,%lf,%lf]%n", &m->first[m->n],
+                                              &m->each[m->n], &m->us[m->n], &used) == 3;
+         m->n++)
+        at += used + (at[used] == ',');
+    return *at == ']';
+}
+
+static double distance(double x, double y) { return x < y ? y - x : x - y; }
+
+/* What the measured cut took that is nearest to c: no boundary is further off than a tenth of the
+ * sequence, or it says nothing; then 0. */
+static double time_like(const struct measured *m, const struct gdn_cuda_cut *c)
+{
+    const double first = (double)c->first / 64, each = (double)c->each / 64, T = m->T / 64.0;
+    double       least = T * FAR / 100, us = 0;
+    if (!c->units) return m->whole;
+    for (int i = 0; i < m->n; i++) {
+        const double off = distance(m->first[i], first) +
+                           distance(m->each[i], each) * (double)(segments_of(c, m->T) - 1);
+        if (off > least) continue;
+        if (off < least || us == 0) us = m->us[i];
+        least = off;
+    }
+    return us;
+}
+
+static double fastest(const struct measured *m)
+{
+    double us = m->whole;
+    for (int i = 0; i < m->n; i++)
+        if (m->us[i] < us) us = m->us[i];
+    return us;
+}
+
+/* Where the planner loses more than that, and how much: in hundredths. */
+static const struct {
+    const char *heads;
+    int         T, lost;
+} exceptions[] = {
+    { "8/24", 8192, 5 }, { "1/2", 32768, 6 }, { "2/8", 4096, 6 }, { "4/8", 4096, 6 },
+    { "4/8", 2048, 5 }, { "1/2", 24576, 9 }, { "2/4", 3072, 8 }, { "16/48", 65536, 5 },
+    { "1/2", 65536, 5 }, { "2/8", 5120, 7 }, { "2/4", 5120, 5 }, { "4/8", 5120, 7 },
+    { "1/2", 49152, 6 },
+};
+
+static int allowed_of(const struct measured *m)
+{
+    for (size_t i = 0; i < sizeof exceptions / sizeof *exceptions; i++)
+        if (m->B == 1 && m->T == exceptions[i].T && !strcmp(m->heads, exceptions[i].heads))
+            return exceptions[i].lost;
+    return 0;
+}
+
+static void as_measured(void)
+{
+    FILE *file = fopen("bench/results/segments/h200.jsonl", "r");
+    char  line[4096];
+    int   n = 0, lost_more = 0;
+    if (!file) {
+        ring2_skip("from the project's directory");
+        return;
+    }
+    while (fgets(line, sizeof line, file)) {
+        struct measured m;
+        CHECK(read_measured(line, &m), "line %d", n + 1);
+        if (ring2_failed()) break;
+        const struct gdn_cuda_cut c  = find(m.B, m.T, m.H, SMS);
+        const double              us = time_like(&m, &c), best = fastest(&m);
+        const int                 allowed = allowed_of(&m), lost = (int)(100 * us / best) - 100;
+        CHECK(us > 0, "%s %d x %d: %d, %d chunks", m.heads, m.T, m.B, (int)c.first / 64,
+              (int)c.each / 64);
+        CHECK(us <= best * (100 + HUNDREDTHS) / 100 || lost == allowed,
+              "%s %d x %d: %.1f us of %.1f, %d %% lost", m.heads, m.T, m.B, us, best, lost);
+        lost_more += us > best * (100 + HUNDREDTHS) / 100;
+        n++;
+    }
+    fclose(file);
+    CHECK(n > 100, "%d shapes", n);
+    CHECK(lost_more == (int)(sizeof exceptions / sizeof *exceptions), "%d exceptions", lost_more);
 }
 
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "segments: plans", plans },
+        { "segments: uneven batches", uneven_batches },
+        { "segments: the longest is said", longest_is_said },
+        { "segments: about one length", about_one_length },
         { "segments: the workspace is bounded", workspace_is_bounded },
         { "segments: rows", rows },
         { "segments: any lengths", any_lengths },
+        { "segments: as measured", as_measured },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

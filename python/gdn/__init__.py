@@ -89,7 +89,7 @@ gdn_options = _struct("gdn_options", """
 """)
 
 gdn_batch = _struct("gdn_batch", """
-    int32 pad_policy write reserved
+    int32 pad_policy write max_seqlen
     int64 sink_slot checkpoint_every
     tensor cu_seqlens read_slots write_slots has_initial_state num_accepted_tokens
     tensor token_start token_count parents path

@@ -110,6 +110,7 @@ BAD = [
     ("prefill", "num_accepted_tokens", ARG,
      dict(read_slots=slots([[0, 2], [1, 3]]), num_accepted_tokens=slots([1, 3]))),
     ("prefill", "pad_policy", ARG, dict(pad_policy=3)),
+    ("prefill", "max_seqlen", ARG, dict(max_seqlen=-1)),
     ("prefill", "sink_slot", ARG, dict(pad_policy=gdn.PAD_SINK, sink_slot=-1)),
     ("prefill", "write", ARG, dict(write=3)),
     ("prefill", "write", UNSUPPORTED, EACH),

@@ -55,7 +55,11 @@ static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_
     return gdn_cuda_rule_args(rule, &decay, b->plan, b->tokens, &pools);
 }
 
-static bool is_whole(const struct gdn_block *b) { return b->args->flags & GDN_BATCH_INVARIANT; }
+static struct gdn_cuda_wish wish_of(const struct gdn_block *b)
+{
+    return (struct gdn_cuda_wish){ b->args->flags & GDN_BATCH_INVARIANT,
+                                   b->plan->batch.max_seqlen };
+}
 
 /* Where rows will be does not matter. */
 static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
@@ -63,7 +67,7 @@ static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
     struct gdn_rule rule = b->rule;
     rule.q.dtype         = b->in.dtype;
     const struct gdn_cu_rule args = rule_args(b, &rule);
-    return b->rule.exact || are_short(b) ? 0 : gdn_cuda_prefill_bytes(ctx, &args, is_whole(b));
+    return b->rule.exact || are_short(b) ? 0 : gdn_cuda_prefill_bytes(ctx, &args, wish_of(b));
 }
 
 /* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */
@@ -288,7 +292,7 @@ static gdn_status run_rule(struct layer *l)
     struct gdn_cu_rule a = rule_args(b, &rule);
     drop_keep(&a.batch);
     if (rule.exact || are_short(b)) return gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream);
-    return gdn_cuda_prefill(l->ctx, &a, is_whole(b), l->m.rule, l->stream);
+    return gdn_cuda_prefill(l->ctx, &a, wish_of(b), l->m.rule, l->stream);
 }
 
 /* A view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key head. */

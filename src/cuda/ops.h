@@ -33,24 +33,30 @@ bool               gdn_cuda_are_near(const struct gdn_rows *rows);
 struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *rows, const struct gdn_cu_batch *batch);
 /* x / n is the high half of x times this, for x and n below 2^16; 0: x itself. */
 uint32_t           gdn_cuda_inverse(int n);
+/* What a call says of cuts into segments: none; tokens of the longest sequence, 0: unknown. */
+struct gdn_cuda_wish {
+    bool    whole;
+    int64_t longest;
+};
 /* memory: of the workspace, so many bytes. How chunks are done: */
 struct gdn_cuda_chunks {
-    void *memory;    /* of the workspace */
-    bool  whole;     /* sequences are not cut into segments */
-    int   by_number; /* see prefill.h */
+    void                *memory; /* of the workspace */
+    struct gdn_cuda_wish wish;
+    int                  by_number; /* see prefill.h */
 };
-size_t     gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args, bool whole);
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args, bool whole, void *memory,
-                            void *stream);
+size_t     gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                  struct gdn_cuda_wish wish);
+gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                            struct gdn_cuda_wish wish, void *memory, void *stream);
 /* The same with states of 8 bits; by the kernels for Hopper, if they take such a call; by those
  * that take all others. ran: which ran is added. */
 size_t     gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                        bool whole);
-gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args, bool whole,
-                                  void *memory, void *stream);
+                                        struct gdn_cuda_wish wish);
+gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                  struct gdn_cuda_wish wish, void *memory, void *stream);
 bool       gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 size_t     gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                         bool whole);
+                                         struct gdn_cuda_wish wish);
 gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream);

@@ -109,18 +109,19 @@ static bool has_scales(const struct gdn_cu_rule *rule)
     return rule->from.scales || rule->to.scales || rule->checkpoints.scales;
 }
 
-size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule, bool whole)
+size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                              struct gdn_cuda_wish wish)
 {
-    return has_scales(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, whole)
-                            : gdn_cuda_prefill_hopper_bytes(ctx, rule, whole);
+    return has_scales(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, wish)
+                            : gdn_cuda_prefill_hopper_bytes(ctx, rule, wish);
 }
 
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule, bool whole, void *memory,
-                            void *stream)
+gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                            struct gdn_cuda_wish wish, void *memory, void *stream)
 {
-    const struct gdn_cuda_chunks how = { .memory = memory, .whole = whole };
+    const struct gdn_cuda_chunks how = { .memory = memory, .wish = wish };
     struct gdn_cuda_ran          ran = { .n = 0 };
-    if (has_scales(rule)) return gdn_cuda_prefill_eight(ctx, rule, whole, memory, stream);
+    if (has_scales(rule)) return gdn_cuda_prefill_eight(ctx, rule, wish, memory, stream);
     TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }

@@ -38,10 +38,11 @@ static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, c
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-size_t gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole)
+size_t gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                    struct gdn_cuda_wish wish)
 {
     char *states, *checkpoints, *rest;
-    return lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, whole), &states, &checkpoints, &rest,
+    return lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, wish), &states, &checkpoints, &rest,
                    NULL);
 }
 
@@ -57,14 +58,14 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel,
     return gdn_cuda_launch(ctx, &call);
 }
 
-gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole,
-                                  void *memory, void *stream)
+gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                  struct gdn_cuda_wish wish, void *memory, void *stream)
 {
     char                  *states, *checkpoints, *rest;
     struct gdn_cu_rule     inner = *r;
-    struct gdn_cuda_chunks how   = { .whole = whole };
+    struct gdn_cuda_chunks how   = { .wish = wish };
     struct gdn_cuda_ran    ran   = { .n = 0 };
-    lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, whole), &states, &checkpoints, &rest, memory);
+    lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, wish), &states, &checkpoints, &rest, memory);
     how.memory = rest;
     if (r->checkpoints.scales) inner.batch.n_checkpoints = count_checkpoints(r);
     struct gdn_cu_prefill_eight a = { .rule = *r };

@@ -90,18 +90,19 @@ static gdn_status find_map(gdn_ctx *ctx, const char *name, int i, const struct g
     return GDN_OK;
 }
 
-/* Planned where it is not the shape of before: that takes up to 1.7 us, and a call asks twice, for
+/* Planned where it is not the shape of before: that takes up to 5 us, and a call asks twice, for
  * its workspace and to launch. Larger heads have no segments. */
-static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole)
+static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                    struct gdn_cuda_wish wish)
 {
     const struct gdn_cu_batch *b = &r->batch;
     struct gdn_cuda           *c = ctx->cuda;
-    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H };
+    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, wish.longest };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
-    if (whole || is_deep(r)) return gdn_cuda_no_cut(b, r->H, c->sm_count);
-    if (c->cut.first) return gdn_cuda_find_cut(b, r->H, c->sm_count, &c->cut);
+    if (wish.whole || is_deep(r)) return gdn_cuda_no_cut(b, r->H, wish.longest, c->sm_count);
+    if (c->cut.first) return gdn_cuda_cut_like(b, r->H, c->sm_count, &c->cut);
     if (memcmp(c->planned.of, of, sizeof of) != 0) {
-        c->planned.cut = gdn_cuda_find_cut(b, r->H, c->sm_count, NULL);
+        c->planned.cut = gdn_cuda_find_cut(b, r->H, wish.longest, c->sm_count);
         memcpy(c->planned.of, of, sizeof of);
     }
     return c->planned.cut;
@@ -120,13 +121,14 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!memory) return c->units ? bytes : 0;
     *s = (struct gdn_cu_segments){ .states = (void *)states, .M = (void *)M,
-                                   .marks = (void *)marks };
+                                   .marks = (void *)marks, .units = (int32_t)c->units };
     return bytes;
 }
 
-size_t gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool whole)
+size_t gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                     struct gdn_cuda_wish wish)
 {
-    struct gdn_cuda_cut    c = find_cut(ctx, r, whole);
+    struct gdn_cuda_cut    c = find_cut(ctx, r, wish);
     struct gdn_cu_segments s;
     return gdn_cuda_prefill_hopper_takes(ctx, r) ? lay_out(r, &c, &s, NULL) : 0;
 }
@@ -166,7 +168,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
 {
     const struct gdn_cu_batch   *b = &r->batch;
     struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number };
-    struct gdn_cuda_cut          c = find_cut(ctx, r, how->whole);
+    struct gdn_cuda_cut          c = find_cut(ctx, r, how->wish);
     const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;
     const enum form later = c.later_wide ? WIDE : PART;
@@ -186,10 +188,12 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                ran, stream));
     if (!c.units) return GDN_OK;
     p.cut.later = true;
-    TRY(launch(ctx, kernel_of(SUMMARY, dtype), forms[SUMMARY].n_blocks * r->H * c.units, &p, ran,
-               stream));
-    TRY(launch(ctx, GDN_CU_prefill_segments_states, r->V / GDN_SEGMENT_COLUMNS * r->H * b->B, &p,
-               ran, stream));
+    if (c.several) {
+        TRY(launch(ctx, kernel_of(SUMMARY, dtype), forms[SUMMARY].n_blocks * r->H * c.units, &p,
+                   ran, stream));
+        TRY(launch(ctx, GDN_CU_prefill_segments_states,
+                   r->V / GDN_SEGMENT_COLUMNS * r->H * c.several, &p, ran, stream));
+    }
     return launch(ctx, kernel_of(later, dtype), forms[later].n_blocks * r->H * c.units, &p, ran,
                   stream);
 }

@@ -28,7 +28,7 @@ struct gdn_cu_segments {
     float    *states, *M; /* [units][H][V][K], [units][H][K][K]; states NULL: there are none */
     uint32_t *marks;      /* [units][H][2]: GDN_SEGMENT_... of chunks that are even and odd */
     int32_t   later;      /* those after the first are the launch's */
-    int32_t   pad;
+    int32_t   units;      /* there is room for so many, whatever cu_seqlens says */
 };
 
 /* Tensors as columns, heads, tokens, rows of the batch; a tile is 64 columns of 64 tokens. */

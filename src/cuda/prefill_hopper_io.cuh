@@ -86,10 +86,6 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
     const struct hopper_block &b = l.b;
     const int c1 = c + 1, c3 = c + HOPPER_K_AHEAD, cq = c + HOPPER_THREE, n = b.n_chunks;
     if (c3 < n) {
-        /* Where blocks take turns at T, those warps see every second phase of Q's three barriers: K does
-         * not come before the phase ahead of Q's has ended. */
-        if (HOPPER_OUTPUTS && HOPPER_BLOCKS == 2 && HOPPER_DEPTH == 1 && c3 >= HOPPER_THREE)
-            b.wait(HOPPER_Q_FULL, c3 - HOPPER_THREE);
         b.wait_free(HOPPER_K_FREE, c3);
         load_tiles(l, b.k(c3), HOPPER_KEYS, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);
         if (c3 == l.n_full) clear_tail(l, b.k(c3), HOPPER_KEYS, HOPPER_K_FULL, c3, 0);
@@ -101,6 +97,10 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
             clear_tail(l, b.v(c1), HOPPER_WIDTH, HOPPER_V_FULL, c1,
                        1 + (HOPPER_OUTPUTS && HOPPER_DEPTH == 1));
     }
+    /* Where blocks take turns at T, those warps see every second phase of Q's three barriers: the next K
+     * does not come before the phase ahead of its Q's has ended. */
+    if (HOPPER_OUTPUTS && HOPPER_BLOCKS == 2 && HOPPER_DEPTH == 1 && c1 >= 0)
+        b.wait(HOPPER_Q_FULL, c1);
     if (HOPPER_OUTPUTS && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
         b.wait_free(HOPPER_Q_FREE, cq);
         load_tiles(l, b.q(cq), HOPPER_KEYS, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, cq);
@@ -116,7 +116,8 @@ GDN_DEVICE void load_all(const struct hopper_block &b, int lane)
                                      (int)b.s().batch, (int)(b.s().n_valid / 64) };
 #pragma unroll 1
     for (int c = -HOPPER_K_AHEAD; c < b.n_chunks - 1; c++) {
-        if (c == 1 - HOPPER_K_AHEAD && b.n_chunks > 0) b.wait(HOPPER_GATES_FULL, 0); /* the first T comes first */
+        if (c == 1 - HOPPER_K_AHEAD && b.n_chunks > 0)
+            b.wait(HOPPER_GATES_FULL, 0); /* the first T comes first */
         load_step(l, c);
     }
 }

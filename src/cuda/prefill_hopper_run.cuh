@@ -59,13 +59,13 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     if (HOPPER_CUTS && cut.later) {
         row = find_unit(batch, cut, i);
         unit -= i++;
-    } else if (HOPPER_CUTS && cut.states && row < batch.B) {
-        unit = units_before(batch, cut, row);
     }
     if (row < batch.B)
         s = read_sequence(batch, row);
     else if (!HOPPER_CUTS || !cut.later)
         s = read_rest(batch);
+    if (HOPPER_CUTS && cut.states && !cut.later && s.n_valid > cut.first)
+        unit = units_before(batch, cut, row);
     if (HOPPER_OUTPUTS) list = read_checkpoints(batch, s);
     struct hopper_segment segment = { 0, -1, -1, list.first, true };
     if (HOPPER_CUTS) segment = cut_segment(s, cut, i, unit);

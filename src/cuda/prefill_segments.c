@@ -2,7 +2,8 @@
 /*
  * A call on Hopper as segments (prefill_segments.cuh), or whole: what takes less time by a model
  * fitted to what an H200 took (docs/hopper-prefill.md), segments only where they win clearly.
- * Lengths are contents of device memory, so sequences count as of one length.
+ * Lengths are contents of device memory: sequences count as of one length, or some as long as the
+ * longest, if the call says how long that is.
  *
  * First segments run in clusters; beside them, on the multiprocessors that these leave free, go M
  * and U of the segments between first and last. So the first one is longer or shorter than the
@@ -16,23 +17,33 @@
 enum { CHUNK = 64, LEAST_CHUNKS = 4 };
 enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
 
-/* Nanoseconds. A kernel takes START for every round of blocks that there is room for, and so much
- * for a chunk, more where many multiprocessors work: _MORE where all do. */
+/* Sequences that may be of any length, for all that is known, are cut where they are so many times
+ * as long as the mean, if an even batch takes so many nanoseconds that launches which find nothing
+ * are a small part. */
+enum { UNEVEN = 2, LEAST_UNEVEN = 600000 };
+
+/* Segments have to take so many hundredths of the time of whole sequences; of a batch of which only
+ * the longest length is known, as what lies between that and the rest is not. */
+enum { WIN = 95, WIN_UNEVEN = 80 };
+
+/* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
+ * much for a chunk, more where many multiprocessors work: _MORE where all do. */
 enum {
-    START   = 7000,
-    CLUSTER = 1500, CLUSTER_MORE = 730,  /* of two multiprocessors */
-    WHOLE_MORE = 600,                    /* of whole sequences, from half of them on */
-    WIDE    = 3050, WIDE_START   = 5000, /* of one; beside START */
-    BESIDE  = 1320,                      /* more of a first segment, beside summaries */
-    SUMMARY = 1630, SUMMARY_START = 14000,
-    STEP    = 2000, STEPS_START  = 2000, /* from segment to segment */
-    CALL    = 6000, LAUNCHES     = 8000  /* of any call; of three launches more */
+    START = 6250,
+    WHOLE = 1530, WHOLE_MORE   = 360,   /* whole sequences by clusters, from half on */
+    WIDE  = 3000, WIDE_START   = 12000, /* by blocks of one multiprocessor */
+    FIRST = 1500, FIRST_MORE   = 640,  FIRST_START   = 12300,
+    LATER = 1270, LATER_MORE   = 900,
+    LATER_WIDE = 2860, LATER_WIDE_START = 18800,
+    SUMMARY = 1640, SUMMARY_START = 7260,
+    STEP  = 1750, STEPS_START  = 600,  /* from segment to segment */
+    CALL  = 6000, LAUNCHES     = 9200 /* of any call; of three launches more */
 };
 
 /* Which form is better of n blocks or clusters goes by this alone: chunks in turn. */
 static const struct {
     int processors, chunk;
-} forms[] = { { 2, 3240 }, { 1, 5400 } };
+} forms[] = { { 2, 3300 }, { 1, 5400 } };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static int64_t at_least(int64_t least, int64_t x) { return x < least ? least : x; }
@@ -53,55 +64,117 @@ static bool is_wide_better(int64_t n, int sm_count)
     return cost_of(true, n, sm_count) < cost_of(false, n, sm_count);
 }
 
-/* n blocks or clusters of so many chunks. */
-static int64_t time_of(bool wide, int64_t n, int64_t chunks, int sm_count)
+/* A call as far as the host knows it, and a cut: n sequences and heads of so many chunks, and
+ * `others` with `rest` chunks in all; s segments after the first of each of the n, which has
+ * `least` chunks or more. */
+struct trial {
+    const struct gdn_cu_batch *b;
+    int64_t                    n, chunks, others, rest, s, each, least;
+    int                        sm_count;
+};
+
+/* Without the length of the longest sequence all are of one; else as many as there are tokens for
+ * are as long as it, and what is left is for the others. */
+static struct trial describe(const struct gdn_cu_batch *b, int64_t H, int64_t longest, int sm_count)
 {
-    const int64_t room = count_room(wide, sm_count), rounds = divide_up(n, room);
-    const int64_t chunk = wide ? WIDE : CLUSTER + CLUSTER_MORE * at_most(room, n) / room;
-    return rounds * (chunks * chunk + START + wide * WIDE_START);
+    const int64_t mean = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0;
+    struct trial  t    = { .b = b, .n = b->B * H, .chunks = divide_up(mean, CHUNK),
+                           .sm_count = sm_count };
+    longest            = at_most(b->N, longest);
+    if (b->padded || 2 * longest <= 3 * mean) return t;
+    const int64_t many = b->N / longest, others = b->B - many, left = b->N % longest;
+    t.n      = many * H;
+    t.chunks = divide_up(longest, CHUNK);
+    t.others = others * H;
+    t.rest   = at_least(others, divide_up(left, CHUNK)) * H;
+    t.least  = divide_up(divide_up(left, others), CHUNK);
+    return t;
 }
 
-/* As sequences of a call that has fewer of them than there is room for. */
-static int64_t time_of_whole(bool wide, int64_t n, int64_t chunks, int sm_count)
+/* Of the others, where all multiprocessors work on them. */
+static int64_t time_of_rest(bool wide, const struct trial *t)
 {
-    const int64_t half = at_least(1, count_room(false, sm_count) / 2), busy = at_most(half, n);
-    if (wide) return CALL + time_of(wide, n, chunks, sm_count);
-    return CALL + chunks * (CLUSTER + WHOLE_MORE * busy * busy / (half * half)) + START;
+    const int64_t chunk = wide ? WIDE : WHOLE + WHOLE_MORE, start = wide ? WIDE_START : START;
+    return (t->rest * chunk + t->others * start) / count_room(wide, t->sm_count);
 }
 
-struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count)
+static int64_t time_of_whole(bool wide, const struct trial *t)
 {
-    const struct gdn_cuda_cut c = { .first = INT64_MAX, .each = CHUNK,
-                                    .wide = is_wide_better(b->B * H, sm_count) };
+    const int64_t room = count_room(wide, t->sm_count), half = at_least(1, room / 2);
+    const int64_t busy = at_most(half, t->n + (t->rest ? t->rest / t->chunks : 0));
+    const int64_t chunk = wide ? WIDE : WHOLE + WHOLE_MORE * busy * busy / (half * half);
+    const int64_t each  = t->chunks * chunk + (wide ? WIDE_START : START);
+    return CALL + at_least(divide_up(t->n, room) * each,
+                           t->n * each / room + time_of_rest(wide, t));
+}
+
+static bool is_whole_wide(const struct trial *t)
+{
+    return t->others ? time_of_whole(true, t) < time_of_whole(false, t)
+                     : is_wide_better(t->n, t->sm_count);
+}
+
+static struct gdn_cuda_cut no_cut(const struct trial *t)
+{
+    return (struct gdn_cuda_cut){ .first = INT64_MAX, .each = CHUNK, .wide = is_whole_wide(t) };
+}
+
+struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
+                                    int sm_count)
+{
+    const struct trial t = describe(b, H, longest, sm_count);
+    return no_cut(&t);
+}
+
+/* Segments after first ones, at most; and sequences that have two of them. */
+static void count_later(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b)
+{
+    /* A sequence that has some rounds up by so much; not more of them than there are tokens for. */
+    const int64_t up = c->each - 1 - c->first, some = at_most(b->B, b->N / (c->first + 1));
+    if (b->padded) {
+        c->units   = b->T > c->first ? b->B * divide_up(b->T - c->first, c->each) : 0;
+        c->several = b->T > c->first + c->each ? b->B : 0;
+        return;
+    }
+    c->units   = some ? (b->N + up * (up < 0 ? 1 : some)) / c->each : 0;
+    c->several = at_most(b->B, b->N / (c->first + c->each + 1));
+}
+
+static struct gdn_cuda_cut make_cut(const struct trial *t, bool wide)
+{
+    struct gdn_cuda_cut c = { .first      = (t->chunks - t->s * t->each) * CHUNK,
+                              .each       = t->each * CHUNK,
+                              .wide       = wide,
+                              .later_wide = is_wide_better(t->n * t->s, t->sm_count) };
+    count_later(&c, t->b);
     return c;
 }
 
-/* Segments after first ones, at most. */
-static int64_t count_units(const struct gdn_cuda_cut *c, const struct gdn_cu_batch *b)
+static int64_t time_of_first(const struct trial *t, int64_t chunks)
 {
-    if (b->padded) return b->T > c->first ? b->B * divide_up(b->T - c->first, c->each) : 0;
-    if (b->N <= c->first) return 0;
-    /* A sequence that has some rounds up by so much; not more of them than there are tokens for. */
-    const int64_t up = c->each - 1 - c->first, most = b->N / (c->first + 1);
-    return (b->N + up * (up < 0 ? 1 : most < b->B ? most : b->B)) / c->each;
+    const int64_t room = count_room(false, t->sm_count);
+    return chunks * (FIRST + FIRST_MORE * t->n / room) + FIRST_START;
 }
 
-/* n sequences and heads of so many chunks, s segments after the first of each. */
-struct trial {
-    int64_t n, chunks, s, each;
-    int     sm_count;
-};
+/* When n tasks of time b are done by some that begin at once and by others that begin at a, as far
+ * as the last one to end began at once, or at a. */
+static int64_t end_of_tasks(int64_t n, int64_t b, int64_t at_once, int64_t others, int64_t a,
+                            bool later)
+{
+    int64_t end = later ? a : 0;
+    while (end / b * at_once + at_least(0, end - a) / b * others < n) end += b;
+    return end;
+}
 
-/* The time of first segments and, beside them, summaries: both start at once, then the latter have
- * all multiprocessors. */
+/* The time of first segments and, beside them, summaries, which then have all multiprocessors. */
 static int64_t time_of_summaries(const struct trial *t)
 {
-    const int64_t room = count_room(false, t->sm_count), n = t->n * (t->s - 1);
-    const int64_t first = t->chunks - t->s * t->each;
-    const int64_t a = first * (CLUSTER + BESIDE * t->n / room) + START;
+    const int64_t room = count_room(false, t->sm_count), n = t->n * (t->s - 1), free = room - t->n;
+    const int64_t a = time_of_first(t, t->chunks - t->s * t->each);
     const int64_t b = t->each * SUMMARY + SUMMARY_START;
-    return at_least(a, b * at_most(divide_up(n, room - t->n),
-                                   divide_up(n * b + t->n * a, room * b)));
+    const int64_t end = at_least(a, at_most(end_of_tasks(n, b, free, t->n, a, false),
+                                            end_of_tasks(n, b, free, t->n, a, true)));
+    return at_least(end, (n * b + t->n * a) / room + time_of_rest(false, t));
 }
 
 static int64_t time_of_steps(const struct trial *t)
@@ -110,59 +183,69 @@ static int64_t time_of_steps(const struct trial *t)
     return t->s * rounds * STEP + STEPS_START;
 }
 
+static int64_t time_of_later(const struct trial *t)
+{
+    const int64_t n     = t->n * t->s;
+    const bool    wide  = is_wide_better(n, t->sm_count);
+    const int64_t room  = count_room(wide, t->sm_count);
+    const int64_t chunk = wide ? LATER_WIDE : LATER + LATER_MORE * at_most(room, n) / room;
+    return divide_up(n, room) * (t->each * chunk + (wide ? LATER_WIDE_START : START));
+}
+
 static int64_t time_of_segments(const struct trial *t)
 {
-    const int64_t n = t->n * t->s;
-    return CALL + LAUNCHES + time_of_summaries(t) + time_of_steps(t) +
-           time_of(is_wide_better(n, t->sm_count), n, t->each, t->sm_count);
+    return CALL + LAUNCHES + time_of_summaries(t) + time_of_steps(t) + time_of_later(t);
 }
 
 /* The chunks of a segment so that first ones and `rounds` of summaries take the same time. */
 static int64_t balance(const struct trial *t, int64_t rounds)
 {
-    const int64_t chunk = CLUSTER + BESIDE * t->n / count_room(false, t->sm_count);
-    const int64_t more  = rounds * SUMMARY_START - START;
-    return divide_up(at_least(0, t->chunks * chunk - more), t->s * chunk + rounds * SUMMARY);
+    const int64_t chunk = time_of_first(t, 1) - FIRST_START;
+    const int64_t all   = time_of_first(t, t->chunks) - rounds * SUMMARY_START;
+    return divide_up(at_least(0, all), t->s * chunk + rounds * SUMMARY);
 }
 
-/* The best one of few rounds. */
-static int64_t find_each(struct trial *t, int64_t *least)
+/* The best cut that takes less time than `least`; else c stays. wide: of first segments. */
+static void find_best(struct trial t, int64_t least, bool wide, struct gdn_cuda_cut *c)
 {
-    int64_t best = 0;
-    for (int rounds = 1; rounds <= 3; rounds++) {
-        t->each = balance(t, rounds);
-        const int64_t first = t->chunks - t->s * t->each;
-        if (t->each < LEAST_CHUNKS || first < 1 || first > MOST_LONGER * t->each) continue;
-        const int64_t time = time_of_segments(t);
-        if (time >= *least) continue;
-        *least = time;
-        best   = t->each;
-    }
-    return best;
+    const int64_t most = at_most(MOST_SEGMENTS, MOST_FILLS * t.sm_count / t.n);
+    for (t.s = 2; t.s <= most && t.s * LEAST_CHUNKS < t.chunks; t.s++)
+        for (int rounds = 1; rounds <= 3; rounds++) {
+            t.each = at_most((t.chunks - t.least) / t.s, balance(&t, rounds));
+            const int64_t first = t.chunks - t.s * t.each;
+            if (t.each < LEAST_CHUNKS || first < 1 || first > MOST_LONGER * t.each) continue;
+            const int64_t time = time_of_segments(&t);
+            if (time >= least) continue;
+            least = time;
+            *c    = make_cut(&t, wide);
+        }
 }
 
-struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count,
+struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cu_batch *b, int64_t H, int sm_count,
                                       const struct gdn_cuda_cut *like)
 {
-    const int64_t       tokens = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0;
-    struct gdn_cuda_cut best   = gdn_cuda_no_cut(b, H, sm_count);
-    struct trial t = { .n = b->B * H, .chunks = divide_up(tokens, CHUNK), .sm_count = sm_count };
-    int64_t      least = time_of_whole(best.wide, t.n, t.chunks, sm_count) / 20 * 19, most;
-    if (t.n == 0 || (t.n >= count_room(false, sm_count) && !like)) return best;
-    most = like ? 0 : at_most(MOST_SEGMENTS, MOST_FILLS * sm_count / t.n);
-    for (t.s = 2; t.s <= most && t.s * LEAST_CHUNKS < t.chunks; t.s++) {
-        const int64_t each = find_each(&t, &least);
-        if (each == 0) continue;
-        best.wide       = false;
-        best.later_wide = is_wide_better(t.n * t.s, sm_count);
-        best.first      = (t.chunks - t.s * each) * CHUNK;
-        best.each       = each * CHUNK;
-    }
-    if (like) {
-        best.first = like->first, best.each = like->each;
-        best.later_wide =
-            is_wide_better(t.n * divide_up(tokens - like->first, like->each), sm_count);
-    }
-    best.units = count_units(&best, b);
-    return best;
+    const struct trial  t    = describe(b, H, 0, sm_count);
+    const int64_t       rest = t.chunks * CHUNK - like->first;
+    struct gdn_cuda_cut c    = no_cut(&t);
+    c.first = like->first, c.each = like->each;
+    count_later(&c, b);
+    c.later_wide =
+        is_wide_better(rest > 0 ? t.n * divide_up(rest, c.each) : c.units * H, sm_count);
+    return c;
+}
+
+struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
+                                      int sm_count)
+{
+    struct trial        t    = describe(b, H, longest, sm_count);
+    struct gdn_cuda_cut c    = no_cut(&t);
+    const int64_t       room = count_room(false, sm_count), time = time_of_whole(c.wide, &t);
+    if (t.n == 0) return c;
+    if (t.n < room) find_best(t, time / 100 * (t.others ? WIN_UNEVEN : WIN), false, &c);
+    if (c.units || longest || b->padded || b->B == 1 || H >= room || time < LEAST_UNEVEN) return c;
+    t.least  = UNEVEN * t.chunks;
+    t.chunks = divide_up(b->N, CHUNK);
+    t.n      = H;
+    find_best(t, time_of_whole(false, &t) / 100 * WIN, c.wide, &c);
+    return c;
 }

@@ -94,16 +94,17 @@ GDN_DEVICE void combine(const struct combine_block &b)
     }
 }
 
-/* Blocks: columns, heads, sequences. */
+/* Blocks: columns, heads, sequences that have something to sum. One sees to it that the kernel ends
+ * after those ahead of it. */
 GDN_DEVICE void run_combine(const struct gdn_cu_prefill_hopper &a)
 {
     const struct gdn_cu_rule &r      = a.rule;
     const int                 slices = r.V / COLUMNS, lane = threadIdx.x % 32;
-    const int64_t             row    = blockIdx.x / slices / r.H;
+    int64_t                   first;
     griddepcontrol_launch_dependents();
-    const int64_t n = later_segments_of(r.batch, a.cut, row), first = units_before(r.batch, a.cut, row);
-    griddepcontrol_wait();
-    if (n < 2) return;
+    const int64_t n = find_units(r.batch, a.cut, blockIdx.x / slices / r.H, first);
+    if (n > 1 || blockIdx.x + 1 == gridDim.x) griddepcontrol_wait();
+    if (n < 2 || first + n > a.cut.units) return;
     const struct combine_block b = { a, first, (int)n - 1, (int)(blockIdx.x / slices % r.H),
                                      (int)(blockIdx.x % slices) * COLUMNS,
                                      (int)threadIdx.x / 32, lane };

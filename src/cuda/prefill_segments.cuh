@@ -50,28 +50,54 @@ GDN_DEVICE int64_t units_before(const struct gdn_cu_batch &b, const struct gdn_c
     return n;
 }
 
+/* The sum over the lanes up to this one. */
+GDN_DEVICE long long sum_up_to(long long x)
+{
+    for (int step = 1; step < 32; step *= 2) {
+        const long long before = __shfl_up_sync(0xffffffff, x, step);
+        if (threadIdx.x % 32 >= step) x += before;
+    }
+    return x;
+}
+
 /* The sequence of a unit, which becomes its number there; B: there is no such unit. By all threads
  * of a warp. */
 GDN_DEVICE int64_t find_unit(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
                              int64_t &unit)
 {
-    const int lane = threadIdx.x % 32;
     for (int64_t row = 0; row < b.B; row += 32) {
-        const long long mine = later_segments_of(b, cut, row + lane);
-        long long       end  = mine;
-        for (int step = 1; step < 32; step *= 2) {
-            const long long before = __shfl_up_sync(0xffffffff, end, step);
-            if (lane >= step) end += before;
-        }
-        const unsigned beyond = __ballot_sync(0xffffffff, unit < end);
-        const int      at     = beyond ? __ffs((int)beyond) - 1 : 31;
+        const long long mine   = later_segments_of(b, cut, row + threadIdx.x % 32);
+        const long long end    = sum_up_to(mine);
+        const unsigned  beyond = __ballot_sync(0xffffffff, unit < end);
         if (beyond) {
+            const int at = __ffs((int)beyond) - 1;
             unit -= __shfl_sync(0xffffffff, end - mine, at);
             return row + at;
         }
         unit -= __shfl_sync(0xffffffff, end, 31);
     }
     return b.B;
+}
+
+/* The units of the sequence that is number `of` of those with two or more: how many, and the first.
+ * 0: there is no such sequence. By all threads of a warp. */
+GDN_DEVICE int64_t find_units(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
+                              int64_t of, int64_t &first)
+{
+    first = 0;
+    for (int64_t row = 0; row < b.B; row += 32) {
+        const long long mine = later_segments_of(b, cut, row + threadIdx.x % 32);
+        const long long end  = sum_up_to(mine);
+        unsigned        some = __ballot_sync(0xffffffff, mine > 1);
+        for (; some && of; of--) some &= some - 1;
+        if (some) {
+            const int at = __ffs((int)some) - 1;
+            first += __shfl_sync(0xffffffff, end - mine, at);
+            return __shfl_sync(0xffffffff, mine, at);
+        }
+        first += __shfl_sync(0xffffffff, end, 31);
+    }
+    return 0;
 }
 
 /* The first checkpoint after so many tokens; they ascend. */
@@ -89,7 +115,8 @@ GDN_DEVICE int64_t checkpoint_after(const struct gdn_cu_batch       &b,
     return low;
 }
 
-/* Segment i of a sequence becomes the sequence; unit: number 1's. Without tokens: not there. */
+/* Segment i of a sequence becomes the sequence; unit: number 1's. Without tokens: not there, or, by
+ * lengths that overlap, without a place for what it leaves. */
 GDN_DEVICE struct hopper_segment cut_segment(struct gdn_cu_seq &s, const struct gdn_cu_segments &cut,
                                              int64_t i, int64_t unit)
 {
@@ -107,6 +134,7 @@ GDN_DEVICE struct hopper_segment cut_segment(struct gdn_cu_seq &s, const struct 
     if (g.last) return g;
     s.n_valid  = most;
     s.n_tokens = s.n_before + most;
+    if (unit + i >= cut.units) s.n_valid = s.n_tokens = 0;
     s.write    = -1;
     if (i == 0) g.to = unit;
     return g;

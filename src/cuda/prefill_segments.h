@@ -8,15 +8,20 @@
 #include "args.h"
 
 /* Tokens of the first segment, INT64_MAX: whole sequences; of those after it; how many of them
- * there may be in all. wide: blocks in place of clusters, for first segments; for the others. */
+ * there may be in all, and sequences with several. wide: blocks in place of clusters, for first
+ * segments; for the others. */
 struct gdn_cuda_cut {
-    int64_t first, each, units;
+    int64_t first, each, units, several;
     bool    wide, later_wide;
 };
 
-/* `like`: NULL, or first and each as a test wants them. */
-struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count,
+/* longest: tokens of the longest sequence, 0: unknown. */
+struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
+                                      int sm_count);
+struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
+                                    int sm_count);
+/* first and each as a test wants them. */
+struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cu_batch *b, int64_t H, int sm_count,
                                       const struct gdn_cuda_cut *like);
-struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int sm_count);
 
 #endif

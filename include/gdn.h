@@ -530,12 +530,12 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * GDN_BATCH_INVARIANT in flags: where sequences are too few and long to fill a device, gdn_prefill
  * may cut them into segments that are done at once (compute capability 9.0, q of 16 bits, K up to
  * 128, K and V multiples of 8), up to four times as fast. Cuts are at multiples of 64 tokens that
- * follow from B, N or T, max_seqlen, H and the device; each rounds once more. With this flag nothing
- * is cut: a sequence has the same bits in any batch. So it has where gdn_last_kernel() names no
- * summaries. Without it too the same call gives the same bits (G3). What lies between segments is
- * in the workspace, so a call that cuts may be captured into a graph with the caller's workspace,
- * or if one that needs as much has run before. A CPU takes no notice of the flag, nor does
- * gdn_decode.
+ * follow from B, N or T, max_seqlen, H and the device; each rounds once more. With this flag
+ * nothing is cut: a sequence has the same bits in any batch. So it has where gdn_last_kernel()
+ * names no summaries. Without it too the same call gives the same bits (G3). What lies between
+ * segments is in the workspace, so a call that cuts may be captured into a graph with the caller's
+ * workspace, or if one that needs as much has run before. A CPU takes no notice of the flag, nor
+ * does gdn_decode.
  *
  * GDN_BF16_PRODUCTS in flags, of gdn_prefill with bf16 q: where the machine has AMX or
  * AVX512-BF16, keys, queries and the state are rounded to bfloat16 in the products k . S and

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A cluster of two blocks per sequence and state head. */
+/* A cluster of two blocks per segment and state head (prefill_segments.cuh): as prefill_hopper.cu, but
+ * that sequences may be cut. */
 enum { HOPPER_GROUPS = 1, HOPPER_BLOCKS = 2, HOPPER_OUTPUTS = 1, HOPPER_CUTS = 1, HOPPER_DEPTH = 1 };
 enum { HOPPER_IO_REGISTERS = 56, HOPPER_STATE_REGISTERS = 232, HOPPER_SOLVE_REGISTERS = 152 };
 #include "prefill_hopper_run.cuh"
 
 #define GDN_IMAGE_prefill_hopper_part GDN_THIS_IMAGE
-#define GDN_KERNEL_prefill_hopper_part(threads, shared, io)                                         \
+#define GDN_KERNEL_prefill_hopper_part(threads, shared, io)                                    \
     extern "C" __global__ void __cluster_dims__(HOPPER_BLOCKS, 1, 1)                          \
         __launch_bounds__(threads, 1)                                                          \
-        gdn_prefill_hopper_part_##io(const __grid_constant__ struct gdn_cu_prefill_hopper a)        \
+        gdn_prefill_hopper_part_##io(const __grid_constant__ struct gdn_cu_prefill_hopper a)   \
     {                                                                                         \
         run_hopper<GDN_##io>(a);                                                               \
     }

@@ -312,13 +312,15 @@ static enum gdn_kernel_id windows_kernel(const struct gdn_pool_view *like, int K
     return kernels[like->k_first][like->dtype == GDN_BF16][gdn_cuda_size(K)];
 }
 
-/* Warps of a block, for each `*columns` of it. Few of them are spread over the whole device. */
+/* Warps of a block, for each `*columns` of it, and none beyond V: who reads whole tiles does not
+ * ask. Few of them are spread over the whole device. */
 static int warps_of(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool few, int64_t n,
                     int *columns)
 {
     const int64_t parts = (r->V + WARP_COLUMNS - 1) / WARP_COLUMNS;
     int           n_warps = MOST_WARPS;
-    while (n_warps > 1 && (n_warps > parts || n * r->H * parts < n_warps * ctx->cuda->sm_count))
+    while (n_warps > 1 &&
+           (parts % n_warps != 0 || n * r->H * parts < n_warps * ctx->cuda->sm_count))
         n_warps /= 2;
     *columns = few ? FEW_COLUMNS : n_warps * WARP_COLUMNS;
     return few ? r->K / FEW_ROWS : n_warps;

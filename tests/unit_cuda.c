@@ -288,6 +288,41 @@ static void test_segments(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* Heads of columns that whole warps have, 16 each, but not whole blocks of two or four: no warp is beyond
+ * them. Enough sequences for a device; every state kept, or one. */
+static void test_columns(void)
+{
+    enum { B = 128, H = 8, K = 64, T = 3 };
+    const char *at  = (const char *)((uintptr_t)1 << 44);
+    gdn_ctx    *ctx = hopper_ctx();
+    if (!ctx) return;
+    for (int V = 16; V <= 128; V += 16) {
+        gdn_rule_args a = gdn_rule_args_init();
+        gdn_batch     b = gdn_batch_init();
+        gdn_tensor   *rows[4] = { &a.q, &a.k, &a.v, &a.out };
+        for (int i = 0; i < 4; i++)
+            *rows[i] = gdn_dense((void *)(at + ((size_t)i << 40)), GDN_BF16, 4, B, T, H,
+                                 i < 2 ? K : V);
+        a.state       = gdn_dense((void *)(at + ((size_t)4 << 40)), GDN_BF16, 4, B * T, H, V, K);
+        b.read_slots  = gdn_dense((void *)(at + ((size_t)5 << 40)), GDN_I32, 1, B, 0, 0, 0);
+        b.write_slots = gdn_dense((void *)(at + ((size_t)6 << 40)), GDN_I32, 2, B, T, 0, 0);
+        b.write       = GDN_WRITE_EACH;
+        a.batch       = &b;
+        ring2_status(ctx, "every state", gdn_decode(ctx, &a), GDN_OK);
+        CHECK(!strcmp(gdn_last_kernel(ctx), "decode: gdn_decode_windows_BF16_64"), "%s",
+              gdn_last_kernel(ctx));
+        CHECK(fake->launch.grid[0] * (fake->launch.block[0] / 32) * 16 == (unsigned)(H * V),
+              "V %d: %u blocks of %u threads", V, fake->launch.grid[0], fake->launch.block[0]);
+        b.write_slots = gdn_dense((void *)(at + ((size_t)6 << 40)), GDN_I32, 1, B, 0, 0, 0);
+        b.write       = GDN_WRITE_FINAL;
+        ring2_status(ctx, "one state", gdn_decode(ctx, &a), GDN_OK);
+        CHECK(fake->launch.grid[0] * (fake->launch.block[0] / 32) * 16 == (unsigned)(H * V),
+              "V %d: %u blocks of %u threads, %s", V, fake->launch.grid[0], fake->launch.block[0],
+              gdn_last_kernel(ctx));
+    }
+    gdn_ctx_destroy(ctx);
+}
+
 /* The driver makes a map where the tensor is not that of the call before. */
 static void test_maps(void)
 {
@@ -408,6 +443,7 @@ int main(int argc, char **argv)
         { "cuda: the kernels of prefill", test_prefill },
         { "prefill on Hopper by waves", test_waves },
         { "prefill on Hopper in segments", test_segments },
+        { "decode: no warp beyond V", test_columns },
         { "cuda: maps of tensors", test_maps },
         { "cuda: a layer", test_layer },
     };

@@ -288,8 +288,8 @@ static void test_segments(void)
     gdn_ctx_destroy(ctx);
 }
 
-/* Heads of columns that whole warps have, 16 each, but not whole blocks of two or four: no warp is beyond
- * them. Enough sequences for a device; every state kept, or one. */
+/* Heads whose columns are whole warps, of 16 each, but not whole blocks of two or four of them: no
+ * warp is beyond. Enough sequences for a device; every state kept, or one. */
 static void test_columns(void)
 {
     enum { B = 128, H = 8, K = 64, T = 3 };

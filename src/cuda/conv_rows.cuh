@@ -296,7 +296,7 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
     char       *out = row_at(a.out, t.row, t.first) + bytes_to<dtype>(a, f.channel);
     struct gdn_quad       q[3 + ROWS];
     struct gdn_taps<4, 4> taps;
-    struct gdn_marks      m = { bits_between(t.first ? 0 : 3, t.end), 0 };
+    struct gdn_marks      m = { bits_between(t.first ? 0 : 3, t.end), 0 }; /* T is more than 3 */
     float                 past[3][4], y[4], silu[4], xs[4], powers = 0;
     const bool            bounded = is_bounded(a.batch);
     if (!a.plain && !bounded) m = find_marks(a, { t.row, t.first, t.first + t.end });

@@ -155,10 +155,7 @@ GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, float (&S)[64], in
         b.wait(HOPPER_P_FULL, c);
         multiply_turned<io, true>(o, y, b.p(c));
         wgmma_wait<0>();
-        release_made(w, HOPPER_P_FREE, c);
-        put_output<io>(o, b.v(c) + w.v_lane);
-        __syncwarp();
-        release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
+        hand_out<io>(w, o, c, b.v(c) + w.v_lane);
     }
     release(w, HOPPER_GATES_FREE, c);
     wgmma_wait<0>();

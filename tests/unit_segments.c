@@ -122,20 +122,29 @@ static void workspace_is_bounded(void)
             }
 }
 
-/* Where summaries may stop early first segments are shorter, and room is bounded as well. */
+/* Where summaries may stop early first segments are shorter, if that gains clearly: the second of
+ * the calls here, and not the first. Room is bounded as well. */
 static void early_stop(void)
 {
+    static const int calls[][3] = { { 8, 32768, 131072 },
+                                    { 16, 16384, 49152 },
+                                    { 32, 16384, 32768 } };
     for (int64_t T = 8192; T <= 1 << 20; T *= 2)
         for (int64_t n = 1; n <= 66; n++) {
-            const struct gdn_cu_batch b   = { .B = 1, .T = T, .N = T };
-            const struct gdn_cuda_cut all = gdn_cuda_find_cut(&b, n, 0, false, SMS);
-            const struct gdn_cuda_cut c   = gdn_cuda_find_cut(&b, n, 0, true, SMS);
+            const struct gdn_cu_batch b = { .B = 1, .T = T, .N = T };
+            const struct gdn_cuda_cut c = gdn_cuda_find_cut(&b, n, 0, true, SMS);
             CHECK(c.units * n <= 5 * SMS, "%d heads: %d", (int)n, (int)c.units);
-            CHECK(all.units == 0 || c.units, "%d heads, %d tokens are not cut", (int)n, (int)T);
-            if (n == 32 && T >= 32768)
-                CHECK(2 * c.first < all.first + all.each && c.first < c.each, "%d tokens: %d, %d",
-                      (int)T, (int)c.first / 64, (int)c.each / 64);
+            CHECK(!c.units == !find(1, T, n, SMS).units, "%d heads, %d tokens", (int)n, (int)T);
         }
+    for (int i = 0; i < 6; i++) {
+        const int64_t T = calls[i / 2][1 + i % 2], H = calls[i / 2][0];
+        const struct gdn_cu_batch b   = { .B = 1, .T = T, .N = T };
+        const struct gdn_cuda_cut all = find(1, T, H, SMS),
+                                  c   = gdn_cuda_find_cut(&b, H, 0, true, SMS);
+        CHECK(i % 2 ? 3 * c.first < 2 * all.first : c.first == all.first && c.each == all.each,
+              "%d heads, %d tokens: %d, %d chunks", (int)H, (int)T, (int)c.first / 64,
+              (int)c.each / 64);
+    }
 }
 
 /* Rows have all their tokens, so as many segments as were said. */

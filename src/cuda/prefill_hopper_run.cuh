@@ -114,7 +114,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
         return;
     }
     if constexpr (!HOPPER_OUTPUTS)
-        if (a.early_stop) skip_forgotten<io>(b);
+        if (a.early_stop) skip_forgotten(b);
     if (HOPPER_OUTPUTS && b.r.out.data && !b.s().keep_out) {
         zero_outside(b, -b.s().n_before, 0);
         zero_outside(b, b.s().n_valid, b.s().n_tokens - b.s().n_before);

@@ -8,8 +8,8 @@
  * If that is 2^-25 or less from some chunk on, the summary is of the chunks from there: U from zeros, and
  * M nothing. (gdn.h says 2^-24: sums of float32 may be off by as much as the rest.)
  *
- * Keys have a length of one, and what rounding added, where the call normalises; else those of the chunks
- * that are left are measured. The second half of the segment alone is looked at: where less than half
+ * Keys have a length of one, and what rounding added, as the call normalises them: of others nothing is
+ * known, and none of this is done. The second half of the segment alone is looked at: where less than half
  * could be saved, it would not pay for looking.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_TAIL_CUH
@@ -87,39 +87,12 @@ GDN_DEVICE int find_tail(const struct hopper_block &b)
     return 0;
 }
 
-/* Is the key of token t too long, or not finite? */
-template <int io> GDN_DEVICE bool is_long(const struct hopper_block &b, int64_t t)
-{
-    typedef hopper_format<io> format;
-    const char *key = row_at(b.r.k, b.s(), t, source_head(b.r, b.head, b.r.Hk));
-    float       sum = 0;
-#pragma unroll 8
-    for (int i = 0; i < b.r.K / 8; i++) {
-        const uint4    word = ((const uint4 *)key)[i];
-        const uint32_t x[4] = { word.x, word.y, word.z, word.w };
-        for (int j = 0; j < 4; j++)
-            sum = fmaf(format::high(x[j]), format::high(x[j]),
-                       fmaf(format::low(x[j]), format::low(x[j]), sum));
-    }
-    return !(sum <= tail_longest);
-}
-
-/* By all threads. */
-template <int io> GDN_DEVICE bool are_short(const struct hopper_block &b, int first)
-{
-    bool any = false;
-    if (b.r.norm != GDN_NORM_NONE) return true;
-    for (int64_t t = (int64_t)first * 64 + threadIdx.x; t < b.s().n_valid; t += blockDim.x)
-        any |= is_long<io>(b, t);
-    return !__syncthreads_or(any);
-}
-
 /* The segment becomes what its summary has to be of. By all threads, between prepare() and the cluster's
  * barrier, which gates wait for: their memory was used. */
-template <int io> GDN_DEVICE void skip_forgotten(struct hopper_block &b)
+GDN_DEVICE void skip_forgotten(struct hopper_block &b)
 {
     const int first = find_tail(b);
-    if (first == 0 || !are_short<io>(b, first)) return;
+    if (first == 0) return;
     __syncthreads();
     if (threadIdx.x == 0) {
         b.common().s.first += (int64_t)first * 64;

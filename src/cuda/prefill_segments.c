@@ -10,7 +10,8 @@
  * others, such that both are done at once.
  *
  * Most summaries may be brief (prefill_hopper_tail.cuh), but whether they are follows from gates,
- * which nobody reads here. So where they may be, that counts as being as likely as not.
+ * which nobody reads here. So where they may be, that counts as being as likely as not, and another
+ * cut is taken only where it gains clearly.
  */
 #include "prefill_hopper.h"
 #include "prefill_segments.h"
@@ -29,8 +30,9 @@ enum { UNEVEN = 2, LEAST_UNEVEN = 600000 };
  * the longest length is known, as what lies between that and the rest is not. */
 enum { WIN = 95, WIN_UNEVEN = 80 };
 
-/* Where summaries stop early: hundredths of them that do, and the chunks that are left. */
-enum { BRIEF = 75, BRIEF_CHUNKS = 8 };
+/* Where summaries stop early: hundredths of them that do, and the chunks that are left. Another cut
+ * for that has to take so many thousandths of the time of the one that is best where none does. */
+enum { BRIEF = 75, BRIEF_CHUNKS = 8, CLEAR = 975 };
 
 /* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
  * much for a chunk, more where many multiprocessors work: _MORE where all do. */
@@ -236,6 +238,15 @@ static void find_best(struct trial t, int64_t least, bool wide, struct gdn_cuda_
         }
 }
 
+/* The same where summaries may stop early; c is the best cut where none does. */
+static void find_clearly_better(struct trial t, struct gdn_cuda_cut *c)
+{
+    t.stops = true;
+    t.each  = c->each / CHUNK;
+    t.s     = (t.chunks - c->first / CHUNK) / t.each;
+    find_best(t, time_of_segments(&t) / 1000 * CLEAR, c->wide, c);
+}
+
 struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cu_batch *b, int64_t H, int sm_count,
                                       const struct gdn_cuda_cut *like)
 {
@@ -256,8 +267,8 @@ struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, i
     struct gdn_cuda_cut c    = no_cut(&t);
     const int64_t       room = count_room(false, sm_count), time = time_of_whole(c.wide, &t);
     if (t.n == 0) return c;
-    t.stops = stops;
     if (t.n < room) find_best(t, time / 100 * (t.others ? WIN_UNEVEN : WIN), false, &c);
+    if (c.units && stops) find_clearly_better(t, &c);
     if (c.units || longest || b->padded || b->B == 1 || H >= room || time < LEAST_UNEVEN) return c;
     t.least  = UNEVEN * t.chunks;
     t.chunks = divide_up(b->N, CHUNK);

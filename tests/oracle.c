@@ -54,7 +54,7 @@ static double f16_value(uint16_t h)
     const double sign = h & 0x8000 ? -1 : 1;
     const int    e = h >> 10 & 31, m = h & 1023;
     if (e == 31) return m ? NAN : sign * INFINITY;
-    return sign * (e ? ldexp(1024 + m, e - 25) : ldexp(m, -24));
+    return sign * 0x1p-24 * (e ? (1024 + m) * (double)(1 << (e - 1)) : m);
 }
 
 static float bits_float(uint32_t i)

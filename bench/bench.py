@@ -60,9 +60,15 @@ def run(gdn, name):
         print(f"{line['command']}: {result['ms']:.4g} ms, {100 * result['share']:.0f} %")
 
 
+def dims(r):
+    """K, or K/V."""
+    V = r.get("value_dim", r["dim"])
+    return str(V) if V == r["dim"] else f"{r['dim']}/{V}"
+
+
 def describe(r):
     """What was run, for people."""
-    sizes = [f"heads {r['heads']}, d {r['dim']}"] if "heads" in r else [f"{r['channels']} channels"]
+    sizes = [f"heads {r['heads']}, d {dims(r)}"] if "heads" in r else [f"{r['channels']} channels"]
     if "hidden" in r:
         sizes.append(f"hidden {r['hidden']}")
     if "seqlens" in r:

@@ -520,8 +520,9 @@ void ring2_may_write_bytes(const void *memory, size_t bytes)
     const unsigned char *p = memory;
     for (int i = 0; i < self.n_blocks; i++) {
         struct block *b = &self.blocks[i];
-        if (b->written && p >= b->map && p < b->map + b->bytes)
-            memset(b->written + (p - b->map), 1, bytes);
+        if (!b->written || p < b->map || p >= b->map + b->bytes) continue;
+        memset(b->written + (p - b->map), 1, bytes);
+        return;
     }
 }
 

@@ -515,15 +515,24 @@ void ring2_call_begin(void)
     }
 }
 
+/* The buffer that holds p, the one of last time first; NULL: none that is watched. */
+static struct block *block_of(const unsigned char *p)
+{
+    static int last;
+    for (int i = last < self.n_blocks ? -1 : 0; i < self.n_blocks; i++) {
+        struct block *b = &self.blocks[i < 0 ? last : i];
+        if (!b->written || p < b->map || p >= b->map + b->bytes) continue;
+        last = (int)(b - self.blocks);
+        return b;
+    }
+    return NULL;
+}
+
 void ring2_may_write_bytes(const void *memory, size_t bytes)
 {
     const unsigned char *p = memory;
-    for (int i = 0; i < self.n_blocks; i++) {
-        struct block *b = &self.blocks[i];
-        if (!b->written || p < b->map || p >= b->map + b->bytes) continue;
-        memset(b->written + (p - b->map), 1, bytes);
-        return;
-    }
+    struct block        *b = block_of(p);
+    if (b) memset(b->written + (p - b->map), 1, bytes);
 }
 
 void ring2_may_write(const gdn_tensor *t)

@@ -50,16 +50,20 @@ struct hopper_head {
     struct prefill_cursor     cursors[4 * HOPPER_GROUPS];
 };
 
+/* A single block makes T of two chunks at once (prefill_hopper_solve.cuh). */
+enum { HOPPER_PAIRS = HOPPER_BLOCKS == 1, HOPPER_SQUARES = HOPPER_PAIRS ? 2 : 1 };
+
 /* Tiles of V, and of K and Q, that a block has of a chunk. */
 enum { HOPPER_WIDTH = HOPPER_GROUPS / HOPPER_DEPTH, HOPPER_KEYS = 2 * HOPPER_DEPTH };
 
 enum {
-    HOPPER_AHEAD = HOPPER_DEPTH == 2 ? 4 : 8,  /* gates */
-    HOPPER_RING  = HOPPER_DEPTH == 2 ? 3 : 4,  /* K */
+    HOPPER_AHEAD = HOPPER_DEPTH == 2 ? 4 : HOPPER_PAIRS ? 6 : 8, /* gates */
+    HOPPER_RING  = HOPPER_DEPTH == 2 || HOPPER_PAIRS ? 3 : 4,    /* K */
     HOPPER_MADE  = HOPPER_BLOCKS == 1 ? 3 : HOPPER_DEPTH == 2 ? 2 : 4, /* T; even where two blocks
                                                                           take turns */
     HOPPER_THREE = HOPPER_DEPTH == 2 ? 1 : 3,  /* Q */
-    HOPPER_TURNS = 2,                          /* V, then the output; P */
+    HOPPER_TURNS = 2,                          /* V, then the output */
+    HOPPER_P_TURNS = HOPPER_PAIRS ? 3 : 2,
     /* Barriers that say that K and Q are there: who looks at every second chunk alone must see every
      * phase of them. */
     HOPPER_K_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_RING : HOPPER_RING,
@@ -72,9 +76,10 @@ enum {
     HOPPER_V        = HOPPER_Q + HOPPER_OUTPUTS * HOPPER_THREE * HOPPER_KEYS * HOPPER_TILE,
     HOPPER_T        = HOPPER_V + HOPPER_TURNS * HOPPER_WIDTH * HOPPER_TILE,
     HOPPER_P        = HOPPER_T + HOPPER_MADE * HOPPER_TILE,
-    HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_TURNS * HOPPER_TILE, /* between halves */
+    HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_TURNS * HOPPER_TILE, /* between halves */
     HOPPER_L        = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
-    HOPPER_GATES    = HOPPER_L + 64 * HOPPER_L_ROW,
+    HOPPER_SQUARE   = 64 * HOPPER_L_ROW, /* of chunks whose T are made at once */
+    HOPPER_GATES    = HOPPER_L + HOPPER_SQUARES * HOPPER_SQUARE,
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
 
     /* Barriers: the first of as many as the ring has places. */
@@ -90,8 +95,8 @@ enum {
     HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_TURNS,
     HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_TURNS,
     HOPPER_P_FULL     = HOPPER_OUT_FULL + HOPPER_TURNS,
-    HOPPER_P_FREE     = HOPPER_P_FULL + HOPPER_TURNS,
-    HOPPER_TAIL       = HOPPER_P_FREE + HOPPER_TURNS, /* one */
+    HOPPER_P_FREE     = HOPPER_P_FULL + HOPPER_P_TURNS,
+    HOPPER_TAIL       = HOPPER_P_FREE + HOPPER_P_TURNS, /* one */
     HOPPER_N_BARRIERS = HOPPER_TAIL + 1,
 
     HOPPER_HEAD  = HOPPER_BARRIERS + (HOPPER_N_BARRIERS + 1) / 2 * 16,
@@ -146,7 +151,7 @@ struct hopper_block {
     }
     __device__ __forceinline__ uint32_t p(int c) const
     {
-        return hopper_address() + HOPPER_P + (uint32_t)c % HOPPER_TURNS * HOPPER_TILE;
+        return hopper_address() + HOPPER_P + (uint32_t)c % HOPPER_P_TURNS * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t barrier(int number) const
     {
@@ -174,7 +179,8 @@ struct hopper_block {
                : first < HOPPER_Q_FULL ? HOPPER_MADE
                : first < HOPPER_Q_FREE ? HOPPER_Q_TOLD
                : first < HOPPER_V_FULL ? HOPPER_THREE
-                                       : HOPPER_TURNS;
+               : first < HOPPER_P_FULL ? HOPPER_TURNS
+                                       : HOPPER_P_TURNS;
     }
     /* The other block's place of what is at `at` here. */
     __device__ __forceinline__ uint32_t other(uint32_t at) const

@@ -77,14 +77,17 @@ GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int n_t
     __syncwarp();
 }
 
-/* How far ahead of the state K is loaded. */
-enum { HOPPER_K_AHEAD = HOPPER_RING - 1 };
+/* How far ahead of the state K and Q are loaded. */
+enum {
+    HOPPER_K_AHEAD = HOPPER_RING - 1,
+    HOPPER_Q_AHEAD = HOPPER_THREE < HOPPER_K_AHEAD ? HOPPER_THREE : HOPPER_K_AHEAD
+};
 
-/* The loads of a step: K of chunk c + 3 (or 2), V of c + 1, Q of c + 3 (or 1). */
+/* The loads of a step: K of chunk c + 3 (or 2), V of c + 1, Q of c + 3 (or 2, or 1). */
 GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
 {
     const struct hopper_block &b = l.b;
-    const int c1 = c + 1, c3 = c + HOPPER_K_AHEAD, cq = c + HOPPER_THREE, n = b.n_chunks;
+    const int c1 = c + 1, c3 = c + HOPPER_K_AHEAD, cq = c + HOPPER_Q_AHEAD, n = b.n_chunks;
     if (c3 < n) {
         b.wait_free(HOPPER_K_FREE, c3);
         load_tiles(l, b.k(c3), HOPPER_KEYS, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);

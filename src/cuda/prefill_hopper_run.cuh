@@ -86,7 +86,8 @@ GDN_DEVICE void prepare(struct hopper_block &b)
     if (threadIdx.x / 32 == 1) init_barriers(b);
     for (int i = threadIdx.x; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x)
         store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
-    if (threadIdx.x == 0) store_shared(hopper_address() + HOPPER_L + 64 * 4, 0, 0, 0, 0);
+    for (int i = 0; i < HOPPER_SQUARES && threadIdx.x == 0; i++)
+        store_shared(hopper_address() + HOPPER_L + i * HOPPER_SQUARE + 64 * 4, 0, 0, 0, 0);
     async_fence();
     __syncthreads();
     b.n_chunks = (int)((b.s().n_valid + 63) / 64);

@@ -27,7 +27,9 @@ struct hopper_solver {
     /* Tokens that are dead, 16 bits per warp, behind row 0; two sets in turn. */
     __device__ __forceinline__ uint32_t *dead(int c) const
     {
-        return (uint32_t *)(gdn_shared + HOPPER_L + 64 * 4) + (uint32_t)c / HOPPER_BLOCKS % 2 * 2;
+        const uint32_t number = (uint32_t)c / (HOPPER_BLOCKS * HOPPER_SQUARES);
+        return (uint32_t *)(gdn_shared + HOPPER_L + (uint32_t)c % HOPPER_SQUARES * HOPPER_SQUARE + 64 * 4) +
+               number % 2 * 2;
     }
     __device__ __forceinline__ void wait() const
     {
@@ -118,8 +120,20 @@ GDN_DEVICE void store_rounded(uint32_t at, float a, float b, float c, float d)
                  __float_as_uint(round_tf32(c)), __float_as_uint(round_tf32(d)));
 }
 
+/* A row of an inverted half; and of a second half, what is on the other side of it. */
+GDN_DEVICE void store_row(uint32_t row, const float (&x)[8])
+{
+    store_rounded(row, x[0], x[1], x[2], x[3]);
+    store_rounded(row + 16, x[4], x[5], x[6], x[7]);
+}
+GDN_DEVICE void clear_other_side(uint32_t row)
+{
+    store_shared(row - 32, 0, 0, 0, 0);
+    store_shared(row - 16, 0, 0, 0, 0);
+}
+
 /* The inverse of a half of the block, 8 x 8 from `half` on, in its place, turned: rows are columns. By
- * substitution, a lane per column of each half, both halves of the warp alike. */
+ * substitution, a lane per column of each half; half a warp has another square, or does the same. */
 GDN_DEVICE void invert_half(uint32_t half, int lane)
 {
     const int      column = lane % 8;
@@ -138,34 +152,47 @@ GDN_DEVICE void invert_half(uint32_t half, int lane)
                 if (4 * q + e > j) x[4 * q + e] = fmaf(l[e], x[j], x[4 * q + e]);
         }
     __syncwarp();
-    if (lane < 16) {
-        store_rounded(row, x[0], x[1], x[2], x[3]);
-        store_rounded(row + 16, x[4], x[5], x[6], x[7]);
-    } else if (lane >= 24) { /* the other side of the second half */
-        store_shared(row - 32, 0, 0, 0, 0);
-        store_shared(row - 16, 0, 0, 0, 0);
+    if (HOPPER_PAIRS) {
+        store_row(row, x);
+        if (lane & 8) clear_other_side(row);
+    } else if (lane < 16) {
+        store_row(row, x);
+    } else if (lane >= 24) {
+        clear_other_side(row);
     }
     __syncwarp();
 }
 
-/* Of the warp's block of the diagonal: A and D its halves, C what is between them, which becomes
- * - D^-1 C A^-1, turned A^-T (-C^T) D^-T. */
-GDN_DEVICE void invert_block(const struct hopper_solver &w)
+/* A block of the diagonal: A and D its inverted halves, C what is between them, which becomes
+ * z = - D^-1 C A^-1, turned A^-T (-C^T) D^-T. */
+GDN_DEVICE void join_halves(float (&z)[4], uint32_t block, int g, int t)
 {
-    const int      lane = opaque(w.lane), g = lane / 4, t = lane % 4;
-    const uint32_t block = w.rows + w.warp * 64;
-    invert_half(block + lane / 8 % 2 * (8 * HOPPER_L_ROW + 32), lane);
     const uint32_t A = block + g * HOPPER_L_ROW + t * 4;
     const uint32_t C = block + t * HOPPER_L_ROW + 32 + g * 4;
     const uint32_t D = block + (8 + 2 * t) * HOPPER_L_ROW + 32 + g * 4;
-    float          y[4] = {}, z[4] = {};
+    float          y[4] = {};
     const uint32_t a[4] = { load_word(A), 0, load_word(A + 16), 0 };
     mma_tf32(y, a, load_word(C), load_word(C + 4 * HOPPER_L_ROW));
     const uint32_t b[4] = { __float_as_uint(round_tf32(y[0])), 0,
                             __float_as_uint(round_tf32(y[1])), 0 };
     mma_tf32(z, b, load_word(D), load_word(D + HOPPER_L_ROW));
+}
+
+/* The warp's block of the diagonal, of all squares; w: of the first. */
+GDN_DEVICE void invert_block(const struct hopper_solver &w)
+{
+    const int      lane = opaque(w.lane), g = lane / 4, t = lane % 4;
+    const uint32_t block = w.rows + w.warp * 64;
+    float          z[HOPPER_SQUARES][4] = {};
+    invert_half(block + lane / 16 * (HOPPER_SQUARES - 1) * HOPPER_SQUARE +
+                    lane / 8 % 2 * (8 * HOPPER_L_ROW + 32), lane);
+#pragma unroll
+    for (int i = 0; i < HOPPER_SQUARES; i++) join_halves(z[i], block + i * HOPPER_SQUARE, g, t);
     __syncwarp();
-    store_shared(block + g * HOPPER_L_ROW + 32 + t * 8, round_tf32(z[0]), round_tf32(z[1]));
+#pragma unroll
+    for (int i = 0; i < HOPPER_SQUARES; i++)
+        store_shared(block + i * HOPPER_SQUARE + g * HOPPER_L_ROW + 32 + t * 8,
+                     round_tf32(z[i][0]), round_tf32(z[i][1]));
 }
 
 /* sum += x times the block of the square at `at` (of this lane). x: as a factor. */
@@ -471,10 +498,10 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     wgmma_wait<1>();
 }
 
-template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int warp, int lane)
+template <int io> GDN_DEVICE void solve_chunks(const struct hopper_block &b, int warp, int lane)
 {
-    const uint32_t       square = hopper_address() + HOPPER_L;
-    struct hopper_solver w = { b, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
+    const uint32_t             square = hopper_address() + HOPPER_L;
+    const struct hopper_solver w = { b, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
 #pragma unroll 1
     for (int c = (int)b.rank; c < b.n_chunks; c += HOPPER_BLOCKS) {
         hopper_gates &g = b.gates(c);
@@ -490,6 +517,50 @@ template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int wa
         if (HOPPER_DEPTH == 2) multiply_queries<io>(w, g, y, c);
         if (HOPPER_OUTPUTS) make_p_rows<io>(b, y, c, warp, lane);
     }
+}
+
+/* What a warp knows of square i. */
+GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, int warp, int lane)
+{
+    const uint32_t square = hopper_address() + HOPPER_L + i * HOPPER_SQUARE;
+    return { b, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
+}
+
+/* Two chunks at once: L and P, which take each warp the same time together; then both inverses, half a
+ * warp each; then columns of T, of which warp 0 has the longest of the first chunk and the shortest of
+ * the second. Lanes are opaque: no address is kept for a whole pair. */
+template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int warp, int lane)
+{
+#pragma unroll 1
+    for (int c = 0; c < b.n_chunks; c += 2) {
+        const int                  n     = min(2, b.n_chunks - c);
+        const struct hopper_solver first = solver_of(b, 0, warp, opaque(lane));
+#pragma unroll 1
+        for (int i = 0; i < n; i++) {
+            const struct hopper_solver w = solver_of(b, i, warp, opaque(lane));
+            hopper_gates              &g = b.gates(c + i);
+            float                      x[32], y[32];
+            multiply_chunk<io>(w, g, x, y, c + i);
+            if (i == 0) w.wait(); /* all have done with the squares */
+            write_square(w, g, x, c + i);
+            wgmma_wait<0>();
+            make_p_rows<io>(b, y, c + i, warp, w.lane);
+        }
+        invert_block(first);
+        first.wait(); /* the inverses are there */
+        if (warp == 0 && lane < 4) first.dead(c + 2 + lane / 2)[lane % 2] = 0;
+#pragma unroll 1
+        for (int i = 0; i < n; i++)
+            make_t<io>(solver_of(b, i, i ? 3 - warp : warp, opaque(lane)), b.gates(c + i), c + i);
+    }
+}
+
+template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int warp, int lane)
+{
+    if constexpr (HOPPER_PAIRS)
+        solve_pairs<io>(b, warp, lane);
+    else
+        solve_chunks<io>(b, warp, lane);
 }
 
 #endif

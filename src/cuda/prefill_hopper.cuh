@@ -7,9 +7,11 @@
  * or where those would not run at one time a block with two (prefill_hopper_wide.cu). Who includes this
  * says which: HOPPER_GROUPS, HOPPER_BLOCKS of a cluster, HOPPER_CUTS for segments. Without HOPPER_OUTPUTS
  * (prefill_hopper_summary.cu) it is two blocks of two warpgroups that find what a segment makes of a
- * state (prefill_segments.cuh): U one, M the other. With a HOPPER_DEPTH of 2 (prefill_hopper_deep.cu) the
- * two warpgroups of a block have 128 keys each, up to 256, of the same 64 columns
- * (prefill_hopper_halves.cuh), and a head has a cluster for every 128 columns.
+ * state (prefill_segments.cuh): U one, M the other. HOPPER_KEYS are tiles of 64 keys: with 4
+ * (prefill_hopper_deep.cu) the two warpgroups of a block have 128 keys each, up to 256, of the same 64
+ * columns (prefill_hopper_halves.cuh), and a head has a cluster for every 128 columns; with 1 a head of
+ * up to 64 keys and columns has a block, which has HOPPER_SOLVERS warpgroups for T and P, or shares its
+ * multiprocessor with another (HOPPER_AT_ONCE, prefill_hopper_small.cuh).
  *
  *     warpgroup 0     io     loads, gates, stores (prefill_hopper_io.cuh)
  *     1, or 1 and 2   state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
@@ -50,19 +52,26 @@ struct hopper_head {
     struct prefill_cursor     cursors[4 * HOPPER_GROUPS];
 };
 
-/* Tiles of V, and of K and Q, that a block has of a chunk. */
-enum { HOPPER_WIDTH = HOPPER_GROUPS / HOPPER_DEPTH, HOPPER_KEYS = 2 * HOPPER_DEPTH };
+/* Of a chunk a block has HOPPER_KEYS tiles of K and of Q and HOPPER_WIDTH of V; a warpgroup of the
+ * state HOPPER_KEYS / HOPPER_DEPTH tiles of keys, HOPPER_STATE floats of S a thread. */
+enum {
+    HOPPER_DEPTH = HOPPER_KEYS == 4 ? 2 : 1,
+    HOPPER_WIDTH = HOPPER_GROUPS / HOPPER_DEPTH,
+    HOPPER_STATE = 32 * HOPPER_KEYS / HOPPER_DEPTH,
+    HOPPER_TURN  = HOPPER_BLOCKS * HOPPER_SOLVERS, /* so many warpgroups take turns at T and P */
+    HOPPER_TIGHT = HOPPER_AT_ONCE == 2 || HOPPER_DEPTH == 2 /* of shared memory */
+};
 
 enum {
-    HOPPER_AHEAD = HOPPER_DEPTH == 2 ? 4 : 8,  /* gates */
-    HOPPER_RING  = HOPPER_DEPTH == 2 ? 3 : 4,  /* K */
-    HOPPER_MADE  = HOPPER_BLOCKS == 1 ? 3 : HOPPER_DEPTH == 2 ? 2 : 4, /* T; even where two blocks
-                                                                          take turns */
-    HOPPER_THREE = HOPPER_DEPTH == 2 ? 1 : 3,  /* Q */
-    HOPPER_TURNS = 2,                          /* V, then the output; P */
+    HOPPER_AHEAD = HOPPER_AT_ONCE == 2 ? 3 : HOPPER_DEPTH == 2 ? 4 : 8, /* gates */
+    HOPPER_RING  = HOPPER_TIGHT ? 3 : 4,                                /* K */
+    HOPPER_MADE  = HOPPER_TIGHT ? 2 : HOPPER_TURN == 1 ? 3 : 4, /* T; even where there are turns */
+    /* Q */
+    HOPPER_THREE = HOPPER_DEPTH == 2 ? 1 : HOPPER_AT_ONCE == 2 ? 2 : HOPPER_SOLVERS == 2 ? 4 : 3,
+    HOPPER_TURNS = 2, /* V, then the output; P */
     /* Barriers that say that K and Q are there: who looks at every second chunk alone must see every
      * phase of them. */
-    HOPPER_K_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_RING : HOPPER_RING,
+    HOPPER_K_TOLD = HOPPER_RING % 2 ? 2 * HOPPER_RING : HOPPER_RING,
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_THREE : HOPPER_THREE,
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
     HOPPER_L_ROW = 68 * 4, /* from one row of L to the next: no two meet in a bank */
@@ -74,7 +83,7 @@ enum {
     HOPPER_P        = HOPPER_T + HOPPER_MADE * HOPPER_TILE,
     HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_TURNS * HOPPER_TILE, /* between halves */
     HOPPER_L        = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
-    HOPPER_GATES    = HOPPER_L + 64 * HOPPER_L_ROW,
+    HOPPER_GATES    = HOPPER_L + HOPPER_SOLVERS * 64 * HOPPER_L_ROW,
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
 
     /* Barriers: the first of as many as the ring has places. */
@@ -98,13 +107,13 @@ enum {
     HOPPER_BYTES = HOPPER_HEAD + (int)sizeof(hopper_head)
 };
 static_assert(sizeof(hopper_gates) % 16 == 0, "slots of gates are aligned");
-static_assert(HOPPER_BYTES <= 232448, "shared memory");
+static_assert(HOPPER_BYTES <= 228 * 1024 / HOPPER_AT_ONCE - 1024, "shared memory");
 
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 
 /* Barriers of the hardware, 128 threads each. */
 enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN,
-       HOPPER_BARRIER_HALVES };
+       HOPPER_BARRIER_HALVES, HOPPER_BARRIER_SECOND };
 
 /* What all threads of a block know. */
 struct hopper_block {

@@ -77,14 +77,17 @@ GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int n_t
     __syncwarp();
 }
 
-/* How far ahead of the state K is loaded. */
-enum { HOPPER_K_AHEAD = HOPPER_RING - 1 };
+/* How far ahead of the state K is loaded, and Q. */
+enum {
+    HOPPER_K_AHEAD = HOPPER_RING - 1,
+    HOPPER_Q_AHEAD = HOPPER_THREE < HOPPER_K_AHEAD ? HOPPER_THREE : HOPPER_K_AHEAD
+};
 
 /* The loads of a step: K of chunk c + 3 (or 2), V of c + 1, Q of c + 3 (or 1). */
 GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
 {
     const struct hopper_block &b = l.b;
-    const int c1 = c + 1, c3 = c + HOPPER_K_AHEAD, cq = c + HOPPER_THREE, n = b.n_chunks;
+    const int c1 = c + 1, c3 = c + HOPPER_K_AHEAD, cq = c + HOPPER_Q_AHEAD, n = b.n_chunks;
     if (c3 < n) {
         b.wait_free(HOPPER_K_FREE, c3);
         load_tiles(l, b.k(c3), HOPPER_KEYS, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);
@@ -101,7 +104,7 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
      * does not come before the phase ahead of its Q's has ended. */
     if (HOPPER_OUTPUTS && HOPPER_BLOCKS == 2 && HOPPER_DEPTH == 1 && c1 >= 0)
         b.wait(HOPPER_Q_FULL, c1);
-    if (HOPPER_OUTPUTS && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
+    if (HOPPER_OUTPUTS && (HOPPER_Q_AHEAD == HOPPER_K_AHEAD || cq >= 0) && cq < n) {
         b.wait_free(HOPPER_Q_FREE, cq);
         load_tiles(l, b.q(cq), HOPPER_KEYS, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, cq);
         if (cq == l.n_full) clear_tail(l, b.q(cq), HOPPER_KEYS, HOPPER_Q_FULL, cq, HOPPER_DEPTH);

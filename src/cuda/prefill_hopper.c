@@ -5,7 +5,6 @@
  * alone, so that the guarantees about bits hold across calls.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ops.h"
@@ -31,7 +30,7 @@ static bool is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, in
 
 /* Clusters, of whole sequences and of segments, wide blocks, and M and U of segments. All but the
  * last give the same bits. Deep ones take larger heads, so many blocks for every 128 columns. */
-enum form { CLUSTER, PART, WIDE, SMALL, LONE, DUO, SUMMARY, DEEP };
+enum form { CLUSTER, PART, WIDE, SUMMARY, DEEP };
 static const struct {
     int                n_blocks; /* of a sequence and head */
     enum gdn_kernel_id bf16, f16;
@@ -39,9 +38,6 @@ static const struct {
     [CLUSTER] = { 2, GDN_CU_prefill_hopper_BF16, GDN_CU_prefill_hopper_F16 },
     [PART]    = { 2, GDN_CU_prefill_hopper_part_BF16, GDN_CU_prefill_hopper_part_F16 },
     [WIDE]    = { 1, GDN_CU_prefill_hopper_wide_BF16, GDN_CU_prefill_hopper_wide_F16 },
-    [SMALL]   = { 1, GDN_CU_prefill_hopper_small_BF16, GDN_CU_prefill_hopper_small_F16 },
-    [LONE]   = { 1, GDN_CU_prefill_hopper_lone_BF16, GDN_CU_prefill_hopper_lone_F16 },
-    [DUO]   = { 1, GDN_CU_prefill_hopper_duo_BF16, GDN_CU_prefill_hopper_duo_F16 },
     [SUMMARY] = { 2, GDN_CU_prefill_hopper_summary_BF16, GDN_CU_prefill_hopper_summary_F16 },
     [DEEP]    = { 2, GDN_CU_prefill_hopper_deep_BF16, GDN_CU_prefill_hopper_deep_F16 },
 };
@@ -51,7 +47,6 @@ static enum gdn_kernel_id kernel_of(enum form f, int dtype)
     return dtype == GDN_BF16 ? forms[f].bf16 : forms[f].f16;
 }
 
-static bool is_small(const struct gdn_cu_rule *r) { return r->K <= TILE && r->V <= TILE; }
 static bool is_deep(const struct gdn_cu_rule *r) { return r->K > 2 * TILE; }
 
 bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
@@ -104,8 +99,7 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
     struct gdn_cuda           *c = ctx->cuda;
     const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, wish.longest };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
-    if (wish.whole || is_deep(r) || getenv("GDN_NOCUT"))
-        return gdn_cuda_no_cut(b, r->H, wish.longest, c->sm_count);
+    if (wish.whole || is_deep(r)) return gdn_cuda_no_cut(b, r->H, wish.longest, c->sm_count);
     if (c->cut.first) return gdn_cuda_cut_like(b, r->H, c->sm_count, &c->cut);
     if (memcmp(c->planned.of, of, sizeof of) != 0) {
         c->planned.cut = gdn_cuda_find_cut(b, r->H, wish.longest, c->sm_count);
@@ -146,9 +140,7 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
     const struct gdn_cuda_call call = {
         .kernel       = kernel,
         .grid         = { n_blocks, 1, 1 },
-        .shared_bytes = kernel == GDN_CU_prefill_segments_states ? 0
-                        : kernel == GDN_CU_prefill_hopper_small_BF16 ||
-                                  kernel == GDN_CU_prefill_hopper_small_F16 ? 115712 : SHARED,
+        .shared_bytes = kernel == GDN_CU_prefill_segments_states ? 0 : SHARED,
         .stream       = stream,
         .args         = p,
         .overlaps     = p->cut.later,
@@ -179,21 +171,8 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     struct gdn_cuda_cut          c = find_cut(ctx, r, how->wish);
     const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;
-    enum form later = c.later_wide ? WIDE : PART;
-    enum form first = is_deep(r) ? DEEP : c.wide ? WIDE : c.units ? PART : CLUSTER;
-    const char *hack = getenv("GDN_F");
-    if (hack && is_small(r)) {
-        if (hack[0] == 's') first = SMALL;
-        if (hack[0] == 'l') first = LONE;
-        if (hack[1] == 'l') later = LONE;
-        if (hack[0] == 'd') first = DUO;
-        if (hack[1] == 'd') later = DUO;
-        if (hack[0] == 'w') first = WIDE;
-        if (hack[0] == 'c') first = c.units ? PART : CLUSTER;
-        if (hack[1] == 's') later = SMALL;
-        if (hack[1] == 'w') later = WIDE;
-        if (hack[1] == 'c') later = PART;
-    }
+    const enum form later = c.later_wide ? WIDE : PART;
+    const enum form first = is_deep(r) ? DEEP : c.wide ? WIDE : c.units ? PART : CLUSTER;
     const int       n_slices = (r->V + COLUMNS - 1) / COLUMNS; /* of others it is one */
     TRY(find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
     TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));

@@ -4,6 +4,7 @@
 
     bench.py run GDN [NAME]   run every case with the command GDN; append one line per case, with
                               commit and command, to results/NAME.jsonl (default: cpu)
+    bench.py sweep            the commands of a sweep (sweep.py); their lines go to results/sweep/
     bench.py tables           rewrite the part of README.md between its markers
 
 A table shows the newest line of each case. Nothing is typed in by hand.
@@ -13,6 +14,8 @@ import pathlib
 import re
 import subprocess
 import sys
+
+import sweep
 
 HERE = pathlib.Path(__file__).resolve().parent
 HEADS = ["--heads", "16/32", "--dim", "128"]
@@ -60,9 +63,15 @@ def run(gdn, name):
         print(f"{line['command']}: {result['ms']:.4g} ms, {100 * result['share']:.0f} %")
 
 
+def dims(r):
+    """K, or K/V."""
+    V = r.get("value_dim", r["dim"])
+    return str(V) if V == r["dim"] else f"{r['dim']}/{V}"
+
+
 def describe(r):
     """What was run, for people."""
-    sizes = [f"heads {r['heads']}, d {r['dim']}"] if "heads" in r else [f"{r['channels']} channels"]
+    sizes = [f"heads {r['heads']}, d {dims(r)}"] if "heads" in r else [f"{r['channels']} channels"]
     if "hidden" in r:
         sizes.append(f"hidden {r['hidden']}")
     if "seqlens" in r:
@@ -168,6 +177,8 @@ def tables():
     lines = []
     for path in sorted((HERE / "results").glob("*.jsonl")):
         lines += table_of(path, describe, cell)
+    for path in sorted((HERE / "results/sweep").glob("*.jsonl")):
+        lines += sweep.section(path)
     lines += ["## Against others", "", "Theirs / ours, and how many times faster ours is.", ""]
     for path in sorted((HERE / "results/peers").glob("*.jsonl")):
         is_gpu = path.stem.startswith("gpu-")
@@ -181,6 +192,8 @@ def tables():
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run"] and len(sys.argv) in (3, 4):
         run(sys.argv[2], sys.argv[3] if len(sys.argv) == 4 else "cpu")
+    elif sys.argv[1:] == ["sweep"]:
+        print("\n".join(sweep.commands()))
     elif sys.argv[1:] == ["tables"]:
         tables()
     else:

@@ -32,6 +32,7 @@ static const char *const help[] = {
     "  --exact          prefill, decode, block: with GDN_EXACT\n"
     "  --bf16-products  prefill, block of bf16: with GDN_BF16_PRODUCTS\n"
     "  --batch-invariant  prefill, block: with GDN_BATCH_INVARIANT\n"
+    "  --no-early-stop  prefill, block: with GDN_NO_EARLY_STOP\n"
     "  --raw            prefill, decode: raw gates and the norms of q and k inside the call\n"
     "  --pool           prefill, decode: states in every other slot of a pool\n"
     "  --each           decode: the state after every token, in a slot of its own\n"
@@ -177,6 +178,8 @@ static int settle(struct bench_options *o)
     if (o->dims.bf16_products && o->dims.exact) return cli_bad("--bf16-products: not with --exact");
     if (o->dims.batch_invariant && o->op != PREFILL && o->op != BLOCK)
         return cli_bad("--batch-invariant: not for %s", op_names[o->op]);
+    if (o->dims.no_early_stop && o->op != PREFILL && o->op != BLOCK)
+        return cli_bad("--no-early-stop: not for %s", op_names[o->op]);
     if (o->dims.gated && o->op != STEP) return cli_bad("--gated: not for %s", op_names[o->op]);
     if ((o->op == DECODE || o->op == STEP) && o->seqlens)
         return cli_bad("--seqlens: not for %s (--batch, --tokens)", op_names[o->op]);
@@ -230,6 +233,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     if (o->dims.exact) cJSON_AddBoolToObject(line, "exact", true);
     if (o->dims.bf16_products) cJSON_AddBoolToObject(line, "bf16_products", true);
     if (o->dims.batch_invariant) cJSON_AddBoolToObject(line, "batch_invariant", true);
+    if (o->dims.no_early_stop) cJSON_AddBoolToObject(line, "no_early_stop", true);
     if (o->dims.raw) cJSON_AddBoolToObject(line, "raw", true);
     if (o->dims.pooled) cJSON_AddBoolToObject(line, "pool", true);
     if (o->dims.each) cJSON_AddBoolToObject(line, "each", true);
@@ -290,7 +294,10 @@ static void print_text(const struct bench_options *o, const struct bench *b,
            : o->dims.each          ? ", each state kept"
            : o->dims.gated         ? ", gated norm"
                                    : "",
-           o->dims.batch_invariant ? ", batch invariant" : "", b->kernel);
+           o->dims.batch_invariant ? ", batch invariant"
+           : o->dims.no_early_stop ? ", no early stop"
+                                   : "",
+           b->kernel);
     printf("  time      %s ms, mad %s, %d rounds\n", table_number(a, ms->median),
            table_number(c, ms->mad), b->n_rounds);
     printf("  rate      %s GFLOP/s, %s GB/s\n", table_number(a, per_second(b->flops, b)),
@@ -512,6 +519,7 @@ int bench_main(int argc, char **argv)
         { "--gated", CLI_FLAG, &o.dims.gated, 0, 0 },
         { "--bf16-products", CLI_FLAG, &o.dims.bf16_products, 0, 0 },
         { "--batch-invariant", CLI_FLAG, &o.dims.batch_invariant, 0, 0 },
+        { "--no-early-stop", CLI_FLAG, &o.dims.no_early_stop, 0, 0 },
         { "--json", CLI_FLAG, &o.json, 0, 0 },
         { "--help", CLI_FLAG, &o.help, 0, 0 },
         { "-h", CLI_FLAG, &o.help, 0, 0 },

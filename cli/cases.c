@@ -242,7 +242,8 @@ static void make_call(struct rule_case *c)
 uint32_t case_flags(const struct case_dims *d)
 {
     return (d->exact ? GDN_EXACT : 0u) | (d->bf16_products ? GDN_BF16_PRODUCTS : 0u) |
-           (d->batch_invariant ? GDN_BATCH_INVARIANT : 0u);
+           (d->batch_invariant ? GDN_BATCH_INVARIANT : 0u) |
+           (d->no_early_stop ? GDN_NO_EARLY_STOP : 0u);
 }
 
 int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int64_t *lengths,

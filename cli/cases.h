@@ -29,6 +29,7 @@ struct case_dims {
     bool    exact;           /* GDN_EXACT: the rule and the layer */
     bool    bf16_products;   /* GDN_BF16_PRODUCTS: likewise */
     bool    batch_invariant; /* GDN_BATCH_INVARIANT: likewise */
+    bool    no_early_stop;   /* GDN_NO_EARLY_STOP: likewise */
     bool    raw;    /* gates and norms inside the call */
     bool    pooled; /* states in every other slot of a pool, backwards */
     bool    each;   /* GDN_WRITE_EACH */

@@ -480,7 +480,8 @@ typedef enum gdn_norm {
 typedef enum gdn_flag {
     GDN_EXACT           = 1, /* the same bits however tokens are dealt to calls */
     GDN_BF16_PRODUCTS   = 2, /* products of the state in bfloat16; both: see gdn_prefill() */
-    GDN_BATCH_INVARIANT = 4  /* the same bits whatever the batch, on a device too; beside either */
+    GDN_BATCH_INVARIANT = 4, /* the same bits whatever the batch, on a device too; beside either */
+    GDN_NO_EARLY_STOP   = 8  /* of segments every token counts; beside any: see gdn_prefill() */
 } gdn_flag;
 
 typedef enum gdn_rounding { /* of 8-bit states */
@@ -530,12 +531,23 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * GDN_BATCH_INVARIANT in flags: where sequences are too few and long to fill a device, gdn_prefill
  * may cut them into segments that are done at once (compute capability 9.0, q of 16 bits, K up to
  * 128, K and V multiples of 8), up to four times as fast. Cuts are at multiples of 64 tokens that
- * follow from B, N or T, max_seqlen, H and the device; each rounds once more. With this flag
- * nothing is cut: a sequence has the same bits in any batch. So it has where gdn_last_kernel()
- * names no summaries. Without it too the same call gives the same bits (G3). What lies between
- * segments is in the workspace, so a call that cuts may be captured into a graph with the caller's
- * workspace, or if one that needs as much has run before. A CPU takes no notice of the flag, nor
- * does gdn_decode.
+ * follow from B, N or T, max_seqlen, H, the device and whether there may be an early stop (below);
+ * each rounds once more. With this flag nothing is cut: a sequence has the same bits in any batch.
+ * So it has where gdn_last_kernel() names no summaries. Without it too the same call gives the same
+ * bits (G3). What lies between segments is in the workspace, so a call that cuts may be captured
+ * into a graph with the caller's workspace, or if one that needs as much has run before. A CPU
+ * takes no notice of the flag, nor does gdn_decode.
+ *
+ * GDN_NO_EARLY_STOP in flags: what a segment that is neither first nor last does to a state is
+ * found before it has that state. Where a head forgets, and norm is not GDN_NORM_NONE, so that no
+ * key is longer than 1 + 2^-8, the last tokens of it alone may be looked at, from one on that
+ * follows a multiple of 64: if the product of alpha max(1, |1 - beta c|) over them,
+ * c = (1 + 2^-8)^2, is at most 2^-24. Then each value column of the state at the segment's end is
+ * off by at most 2^-24 of the length (2-norm) that it had before these tokens, as I - beta k k^T
+ * makes it no longer than the maximum says. (For g <= 0 and beta from 0 to 1.98 the product is exp
+ * of the sum of g.) Nor is anything left of what was not finite there. With this flag every token
+ * counts, and results are exact to rounding. Without effect where nothing is cut or keys are as
+ * they are given.
  *
  * GDN_BF16_PRODUCTS in flags, of gdn_prefill with bf16 q: where the machine has AMX or
  * AVX512-BF16, keys, queries and the state are rounded to bfloat16 in the products k . S and

@@ -16,11 +16,11 @@
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
 {
-    const uint32_t form = flags & ~(uint32_t)GDN_BATCH_INVARIANT;
+    const uint32_t form = flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP);
     if (form > GDN_BF16_PRODUCTS)
         return gdn_fail(ctx, GDN_E_ARG,
                         "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS, and beside that "
-                        "GDN_BATCH_INVARIANT", (unsigned)flags);
+                        "GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP", (unsigned)flags);
     if (form == GDN_BF16_PRODUCTS && dtype != GDN_BF16)
         return gdn_fail(ctx, GDN_E_DTYPE, "flags: GDN_BF16_PRODUCTS, wanted for bf16 inputs alone");
     return GDN_OK;
@@ -301,7 +301,8 @@ static struct gdn_cu_rule device_args(const struct rule_call *c)
 
 static struct gdn_cuda_wish wish_of(const struct rule_call *c)
 {
-    return (struct gdn_cuda_wish){ c->args.flags & GDN_BATCH_INVARIANT, c->plan.batch.max_seqlen };
+    return (struct gdn_cuda_wish){ c->args.flags & GDN_BATCH_INVARIANT,
+                                   c->args.flags & GDN_NO_EARLY_STOP, c->plan.batch.max_seqlen };
 }
 
 /* Kernels keep all they need on the chip, but for trees, and chunks with segments or with states of

@@ -6,6 +6,7 @@
 
 #include "oracle.h"
 #include "ring2.h"
+#include "ring2_device.h"
 
 enum { IN, OUT, HEADS, RANK, VIEW, PARTS, GATE, BOUND, BETA, BIAS, PARAMS, PLACE, N_FACTORS };
 enum { BOTH, ONLY_G, ONLY_BETA };
@@ -244,6 +245,13 @@ static void G13_no_allocation(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* More lines than the threads of an H200 have at once (as of gates.c), so that they take turns. */
+static void many_lines(void)
+{
+    const gdn_gates_args x = make_call(ring2_on_device() ? 13000 : 1000, 256);
+    check_call(ring2_ctx(2), &x);
+}
+
 /* Infinities, NaN and the threshold of softplus. */
 static void special_values(void)
 {
@@ -272,6 +280,7 @@ int main(int argc, char **argv)
         { "G3 repeat", G3_repeat },
         { "G12 float environment", G12_float_environment },
         { "G13 no allocation", G13_no_allocation },
+        { "many lines", many_lines },
         { "special values", special_values },
     };
     static int           cases[200][RING2_MAX_FACTORS];

@@ -231,6 +231,156 @@ static void checkpoints(void)
     }
 }
 
+/* ---- Early stop ------------------------------------------------------------------------------ */
+
+/* Segments of 64, 512 and the last 124 tokens: of the second one at most three chunks of eight are
+ * kept. */
+enum { STOP_FIRST = 64, STOP_EACH = 512, STOP_T = 700, STOP_KEPT = 192 };
+
+static gdn_rule_args stopping(int32_t dtype, int32_t norm)
+{
+    static const int heads[3] = { 1, 1, 2 };
+    gdn_rule_args    a = ring2_rule_args(dtype, GDN_F32, STOP_T, 1, heads, 128, 128);
+    a.norm             = norm;
+    return a;
+}
+
+/* Keys, as they are, times x. */
+static void stretch(const gdn_tensor *k, double x)
+{
+    for (int64_t i = 0; i < ring2_count(k); i++) ring2_set(k, i, x * ring2_get(k, i));
+}
+
+/* Where the bound is met what is not finite is forgotten, so tokens were left out; never with the
+ * flag. */
+static void where_it_stops(void)
+{
+    enum { LOG = GDN_GATE_LOG, LINEAR = GDN_GATE_LINEAR, RAW = GDN_GATE_RAW };
+    static const struct {
+        int32_t norm, gate, beta_kind;
+        double  bits, beta, length; /* that the kept tokens forget; given; of the keys */
+        bool    stops;
+    } cases[] = {
+        { GDN_NORM_L2, LOG, 0, 25.1, 1, 7, true },     { GDN_NORM_L2, LOG, 0, 24.9, 1, 7, false },
+        { GDN_NORM_L2, LOG, 0, 25.1, 1.98, 1, true },  { GDN_NORM_L2, LOG, 0, 25.1, 2, 1, false },
+        { GDN_NORM_L2, LOG, 0, 29.5, 2, 1, true },     { GDN_NORM_L2, LOG, 0, 29.5, 2.1, 1, false },
+        { GDN_NORM_L2, LOG, 0, 25.1, -0.1, 1, false }, { GDN_NORM_L2, LOG, 0, 0, 1, 1, false },
+        { GDN_NORM_L2_ADD, LINEAR, 0, 25.1, 1, 1, true },
+        { GDN_NORM_L2_MAX, LINEAR, 0, 24.9, 1, 1, false },
+        { GDN_NORM_L2, RAW, 1, 25.1, 9, 1, true },     { GDN_NORM_L2, RAW, 1, 24.9, 9, 1, false },
+        { GDN_NORM_L2, RAW, 2, 25.1, 9, 1, false },    { GDN_NORM_L2, LOG, 2, 25.1, 1, 1, true },
+        { GDN_NORM_NONE, LOG, 0, 25.1, 1, 1, false },
+    };
+    for (size_t i = 0; i < 4 * sizeof cases / sizeof *cases; i++) {
+        const size_t  n   = i / 4;
+        gdn_ctx      *ctx = cutting(STOP_FIRST, STOP_EACH);
+        const bool    off = i % 4 / 2;
+        if (!ctx) return;
+        gdn_rule_args a     = stopping(i % 2 ? GDN_F16 : GDN_BF16, cases[n].norm);
+        const double  alpha = exp2(-cases[n].bits / STOP_KEPT);
+        const double  gate[] = { log(alpha), alpha, log(expm1(-log(alpha))) };
+        if (cases[n].gate == RAW) {
+            a.A_log = ring2_new(GDN_F32, 0, 1, 2, 0, 0, 0);
+            ring2_fill_value(&a.A_log, 0);
+        }
+        a.gate      = cases[n].gate;
+        a.beta_kind = cases[n].beta_kind;
+        a.flags     = off ? GDN_NO_EARLY_STOP : 0;
+        ring2_fill_value(&a.g, gate[a.gate]);
+        ring2_fill_value(&a.beta, cases[n].beta);
+        stretch(&a.k, cases[n].length);
+        for (int64_t j = 0; j < 2 * 128; j++) ring2_set(&a.v, 100 * 2 * 128 + j, NAN);
+        call(ctx, &a);
+        expect_cut(ctx, true);
+        const bool stops = cases[n].stops && !off;
+        for (int64_t j = 0; j < 2 * 128; j += 51) {
+            const double before = ring2_get(&a.out, 300 * 2 * 128 + j);
+            const double after  = ring2_get(&a.out, 600 * 2 * 128 + j);
+            CHECK(isnan(before) && isnan(after) == !stops, "case %d: %g, then %g", (int)i, before,
+                  after);
+        }
+        ring2_free();
+    }
+}
+
+/* Gates of heads: as strong as they get, so that a stop is due in any chunk, mild, none. */
+static void mixed_gates(const gdn_rule_args *a, int64_t T)
+{
+    static const double low[] = { -3, -0.25, 0, -0.03 };
+    for (int64_t i = 0; i < 4 * T; i++) ring2_set(&a->g, i, ring2_uniform(low[i % 4], 0));
+}
+
+/* Keys that are alike, which turn the state round and round where beta is near 2. */
+static void alike(const gdn_tensor *k, int64_t K)
+{
+    for (int64_t i = K; i < ring2_count(k); i++)
+        ring2_set(k, i, ring2_get(k, i % K) + 0.2 * ring2_get(k, i));
+}
+
+static void stops_agree_with_float64(void)
+{
+    static const int64_t lengths[][2] = { { 1000 }, { 300, 900 } };
+    FOR_EACH_SHAPE(s) for (int i = 0; i < 2 && !ring2_failed(); i++)
+    {
+        if (s->norm == GDN_NORM_NONE) continue;
+        gdn_ctx *ctx = cutting(64, 256 + 256 * i);
+        if (!ctx) return;
+        gdn_rule_args a = packed(s, 1 + i, lengths[i]);
+        mixed_gates(&a, ring2_count(&a.g) / 4);
+        alike(&a.k, s->K);
+        ring2_fill(&a.beta, 0, 2);
+        ring2_rule_check(ctx, &a, false);
+        expect_cut(ctx, true);
+        ring2_free();
+    }
+}
+
+/* Of a state that only fades nothing is left where the sum says so, and no more than 2^-24 of it is
+ * then missing; with the flag, and where gates are a little weaker, all of it is there. */
+static void what_is_missing(void)
+{
+    for (int i = 0; i < 4; i++) {
+        const double bits = i % 2 ? 25.1 : 24.9;
+        gdn_ctx     *ctx  = cutting(STOP_FIRST, STOP_EACH);
+        if (!ctx) return;
+        gdn_rule_args    a      = stopping(GDN_BF16, GDN_NORM_L2);
+        const gdn_tensor before = ring2_clone(&a.state);
+        const double     left   = exp2(-bits / STOP_KEPT * STOP_T);
+        const double     missed = exp2(-bits / STOP_KEPT * (STOP_FIRST + STOP_EACH - STOP_KEPT));
+        ring2_fill_value(&a.g, -bits / STOP_KEPT * log(2));
+        ring2_fill_value(&a.beta, 0);
+        a.flags = i / 2 ? GDN_NO_EARLY_STOP : 0;
+        call(ctx, &a);
+        for (int64_t j = 0; j < ring2_count(&before); j += 37) {
+            const double was = ring2_get(&before, j), got = ring2_get(&a.state, j);
+            const double limit = i == 1 ? 0x1p-24 * missed : 3e-5 * left;
+            CHECK(fabs(got - left * was) <= limit * fabs(was), "%g of %g, wanted %g", got, was,
+                  left * was);
+            CHECK(i != 1 || got == 0, "%g is left of %g", got, was);
+        }
+        ring2_free();
+    }
+}
+
+/* Where nothing stops, as gates are weak or keys are as given, the flag changes no bit. */
+static void the_flag_alone(void)
+{
+    static const int64_t one[] = { 1200 };
+    FOR_EACH_SHAPE(s)
+    {
+        gdn_ctx *ctx = cutting(64, 512);
+        if (!ctx) return;
+        gdn_rule_args a = packed(s, 1, one);
+        ring2_fill(&a.g, s->norm == GDN_NORM_NONE ? -3 : -0.05, 0);
+        gdn_rule_args b = ring2_rule_clone(&a);
+        b.flags         = GDN_NO_EARLY_STOP;
+        call(ctx, &a), call(ctx, &b);
+        expect_cut(ctx, true);
+        ring2_expect_bits("out", &b.out, &a.out);
+        ring2_expect_bits("state", &b.state, &a.state);
+    }
+}
+
 /* ---- Guarantees ------------------------------------------------------------------------------ */
 
 static void G3_repeat(void)
@@ -374,6 +524,10 @@ int main(int argc, char **argv)
         { "G2 segments: whatever is said", whatever_is_said },
         { "segments: states of 8 bits", states_of_8_bits },
         { "segments: checkpoints", checkpoints },
+        { "early stop: where", where_it_stops },
+        { "early stop: float64", stops_agree_with_float64 },
+        { "early stop: what is missing", what_is_missing },
+        { "early stop: the flag alone", the_flag_alone },
         { "G3 segments repeat", G3_repeat },
         { "G2 batch-invariant", G2_batch_invariant },
         { "G6 lengths that overlap", G6_lengths_that_overlap },

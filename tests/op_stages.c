@@ -207,8 +207,13 @@ static void check_states(gdn_ctx *ctx, const struct stages *s)
 static void model_output_chunk(const struct stages *s, const struct chunk *c, int64_t slot,
                                const struct wanted *o)
 {
-    const double scale = 1 / sqrt(s->K);
-    const double units = 3 * (8 + s->K / 16.0) + 12 * (s->C / 16) + 8 + 2 * c->G + 32 + 4;
+    static double qk[MAX_C][MAX_C], qk_mag[MAX_C][MAX_C];
+    const double  scale = 1 / sqrt(s->K);
+    const double  units = 3 * (8 + s->K / 16.0) + 12 * (s->C / 16) + 8 + 2 * c->G + 32 + 4;
+    for (int i = 0; i < c->n; i++)
+        for (int l = 0; l <= i; l++)
+            qk[i][l] = dot(s, &s->q, c->first + i, c->hq, &s->k, c->first + l, c->hk,
+                           &qk_mag[i][l]);
     for (int j = 0; j < s->V; j++) {
         double d[MAX_C], d_mag[MAX_C];
         for (int i = 0; i < c->n; i++) {
@@ -219,12 +224,8 @@ static void model_output_chunk(const struct stages *s, const struct chunk *c, in
                                  ring2_get(&s->states, state_at(s, slot, c->h, x, j));
                 y += p, mag += fabs(p);
             }
-            for (int l = 0; l <= i; l++) {
-                double       m;
-                const double qk = dot(s, &s->q, c->first + i, c->hq, &s->k, c->first + l, c->hk,
-                                      &m);
-                y += c->E[i][l] * qk * d[l], mag += c->E[i][l] * m * d_mag[l];
-            }
+            for (int l = 0; l <= i; l++)
+                y += c->E[i][l] * qk[i][l] * d[l], mag += c->E[i][l] * qk_mag[i][l] * d_mag[l];
             const int64_t e = ((c->first + i) * s->H + c->h) * s->V + j;
             o->x[e]     = scale * y;
             o->limit[e] = scale * mag * units * eps + tiny;

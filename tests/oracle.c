@@ -16,13 +16,21 @@ static const struct format {
 } formats[] = { [GDN_F32] = { 24, -126, 127 }, [GDN_BF16] = { 8, -126, 127 },
                 [GDN_F16] = { 11, -14, 15 } };
 
+static double power_of_two(int e) /* no less than -1022 */
+{
+    const uint64_t bits = (uint64_t)(e + 1023) << 52;
+    double         x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 /* The distance of neighbours around x. */
 static double spacing(const struct format *f, double x)
 {
-    int e;
-    frexp(x, &e); /* |x| in [2^(e-1), 2^e) */
-    if (x == 0 || e - 1 < f->e_min) e = f->e_min + 1;
-    return ldexp(1, e - f->bits);
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const int e = (int)(bits >> 52 & 2047) - 1023; /* |x| in [2^e, 2^(e+1)) */
+    return power_of_two((e < f->e_min ? f->e_min : e) + 1 - f->bits);
 }
 
 double oracle_half_ulp(int dtype, double x)
@@ -34,7 +42,7 @@ static double round_to(const struct format *f, double x)
 {
     if (!isfinite(x)) return x;
     const double s = spacing(f, x), r = nearbyint(x / s) * s;
-    return fabs(r) >= ldexp(1, f->e_max + 1) ? copysign(INFINITY, x) : r;
+    return fabs(r) >= power_of_two(f->e_max + 1) ? copysign(INFINITY, x) : r;
 }
 
 static uint16_t f16_bits(double x) /* x is an f16 number */
@@ -54,7 +62,7 @@ static double f16_value(uint16_t h)
     const double sign = h & 0x8000 ? -1 : 1;
     const int    e = h >> 10 & 31, m = h & 1023;
     if (e == 31) return m ? NAN : sign * INFINITY;
-    return sign * (e ? ldexp(1024 + m, e - 25) : ldexp(m, -24));
+    return sign * 0x1p-24 * (e ? (1024 + m) * (double)(1 << (e - 1)) : m);
 }
 
 static float bits_float(uint32_t i)

@@ -367,14 +367,39 @@ int64_t ring2_count(const gdn_tensor *t)
 void *ring2_element(const gdn_tensor *t, int64_t i)
 {
     int64_t at = 0;
-    for (int d = t->ndim - 1; d >= 0; d--) {
+    for (int d = t->ndim - 1; d > 0; d--) {
         at += i % t->size[d] * t->stride[d];
         i /= t->size[d];
     }
+    at += i * t->stride[0];
     return (char *)t->data + at * (int64_t)gdn_dtype_bytes(t->dtype);
 }
 
 /* ---- Values ---- */
+
+/* What lies in memory one after the other, from element i on. */
+struct run {
+    void   *at;
+    int64_t n;
+};
+static struct run run_from(const gdn_tensor *t, int64_t i)
+{
+    int64_t n = 1;
+    for (int d = t->ndim - 1; d >= 0 && (t->stride[d] == n || t->size[d] == 1); d--)
+        n *= t->size[d];
+    return (struct run){ ring2_element(t, i), n - i % n };
+}
+
+/* The same of two tensors at once. */
+struct two_runs {
+    void   *a, *b;
+    int64_t n;
+};
+static struct two_runs two_runs_from(const gdn_tensor *a, const gdn_tensor *b, int64_t i)
+{
+    const struct run x = run_from(a, i), y = run_from(b, i);
+    return (struct two_runs){ x.at, y.at, x.n < y.n ? x.n : y.n };
+}
 
 double ring2_get(const gdn_tensor *t, int64_t i)
 {
@@ -388,20 +413,33 @@ void ring2_set(const gdn_tensor *t, int64_t i, double x)
 
 void ring2_fill(const gdn_tensor *t, double low, double high)
 {
-    for (int64_t i = 0; i < ring2_count(t); i++) ring2_set(t, i, ring2_uniform(low, high));
+    struct run r;
+    for (int64_t i = 0; i < ring2_count(t); i += r.n) {
+        r = run_from(t, i);
+        for (int64_t j = 0; j < r.n; j++)
+            oracle_store(r.at, t->dtype, j, ring2_uniform(low, high));
+    }
 }
 
 void ring2_fill_value(const gdn_tensor *t, double x)
 {
-    for (int64_t i = 0; i < ring2_count(t); i++) ring2_set(t, i, x);
+    struct run r;
+    for (int64_t i = 0; i < ring2_count(t); i += r.n) {
+        r = run_from(t, i);
+        for (int64_t j = 0; j < r.n; j++) oracle_store(r.at, t->dtype, j, x);
+    }
 }
 
 void ring2_copy(const gdn_tensor *to, const gdn_tensor *from)
 {
-    const size_t unit = gdn_dtype_bytes(from->dtype);
-    for (int64_t i = 0; i < ring2_count(from); i++) {
-        if (to->dtype == from->dtype) memcpy(ring2_element(to, i), ring2_element(from, i), unit);
-        else ring2_set(to, i, ring2_get(from, i));
+    struct two_runs r;
+    for (int64_t i = 0; i < ring2_count(from); i += r.n) {
+        r = two_runs_from(to, from, i);
+        if (to->dtype == from->dtype)
+            memcpy(r.a, r.b, (size_t)r.n * gdn_dtype_bytes(to->dtype));
+        else
+            for (int64_t j = 0; j < r.n; j++)
+                oracle_store(r.a, to->dtype, j, oracle_load(r.b, from->dtype, j));
     }
 }
 
@@ -419,7 +457,11 @@ double *ring2_doubles(const gdn_tensor *t)
 {
     const int64_t n = ring2_count(t);
     double       *x = ring2_heap((size_t)n * sizeof *x);
-    for (int64_t i = 0; i < n; i++) x[i] = ring2_get(t, i);
+    struct run    r;
+    for (int64_t i = 0; i < n; i += r.n) {
+        r = run_from(t, i);
+        for (int64_t j = 0; j < r.n; j++) x[i + j] = oracle_load(r.at, t->dtype, j);
+    }
     return x;
 }
 
@@ -432,10 +474,12 @@ gdn_tensor ring2_indices(int32_t dtype, int64_t n, const int64_t *values)
 
 bool ring2_same_bits(const gdn_tensor *a, const gdn_tensor *b)
 {
-    const size_t unit = gdn_dtype_bytes(a->dtype);
+    struct two_runs r;
     if (a->dtype != b->dtype || ring2_count(a) != ring2_count(b)) return false;
-    for (int64_t i = 0; i < ring2_count(a); i++)
-        if (memcmp(ring2_element(a, i), ring2_element(b, i), unit)) return false;
+    for (int64_t i = 0; i < ring2_count(a); i += r.n) {
+        r = two_runs_from(a, b, i);
+        if (memcmp(r.a, r.b, (size_t)r.n * gdn_dtype_bytes(a->dtype))) return false;
+    }
     return true;
 }
 
@@ -448,12 +492,12 @@ void ring2_expect_bits(const char *what, const gdn_tensor *got, const gdn_tensor
         ring2_fail("%s: not the same shape or dtype", what);
         return;
     }
+    if (ring2_same_bits(got, want)) return;
     for (int64_t i = n - 1; i >= 0; i--)
         if (memcmp(ring2_element(got, i), ring2_element(want, i), unit)) bad++, first = i;
-    if (bad)
-        ring2_fail("%s: %" PRId64 " of %" PRId64 " elements differ, first [%" PRId64
-                   "]: %.9g, expected %.9g", what, bad, n, first, ring2_get(got, first),
-                   ring2_get(want, first));
+    ring2_fail("%s: %" PRId64 " of %" PRId64 " elements differ, first [%" PRId64
+               "]: %.9g, expected %.9g", what, bad, n, first, ring2_get(got, first),
+               ring2_get(want, first));
 }
 
 /* ---- What a call may touch ---- */
@@ -471,21 +515,34 @@ void ring2_call_begin(void)
     }
 }
 
+/* The buffer that holds p, the one of last time first; NULL: none that is watched. */
+static struct block *block_of(const unsigned char *p)
+{
+    static int last;
+    for (int i = last < self.n_blocks ? -1 : 0; i < self.n_blocks; i++) {
+        struct block *b = &self.blocks[i < 0 ? last : i];
+        if (!b->written || p < b->map || p >= b->map + b->bytes) continue;
+        last = (int)(b - self.blocks);
+        return b;
+    }
+    return NULL;
+}
+
 void ring2_may_write_bytes(const void *memory, size_t bytes)
 {
     const unsigned char *p = memory;
-    for (int i = 0; i < self.n_blocks; i++) {
-        struct block *b = &self.blocks[i];
-        if (b->written && p >= b->map && p < b->map + b->bytes)
-            memset(b->written + (p - b->map), 1, bytes);
-    }
+    struct block        *b = block_of(p);
+    if (b) memset(b->written + (p - b->map), 1, bytes);
 }
 
 void ring2_may_write(const gdn_tensor *t)
 {
+    struct run r;
     if (!t->data) return;
-    for (int64_t i = 0; i < ring2_count(t); i++)
-        ring2_may_write_bytes(ring2_element(t, i), gdn_dtype_bytes(t->dtype));
+    for (int64_t i = 0; i < ring2_count(t); i += r.n) {
+        r = run_from(t, i);
+        ring2_may_write_bytes(r.at, (size_t)r.n * gdn_dtype_bytes(t->dtype));
+    }
 }
 
 void ring2_call_end(void)

@@ -12,7 +12,7 @@ enum { SMS = 132 };
 static struct gdn_cuda_cut find(int64_t B, int64_t T, int64_t H, int sm_count)
 {
     const struct gdn_cu_batch b = { .B = B, .T = B * T, .N = B * T };
-    return gdn_cuda_find_cut(&b, H, 0, sm_count);
+    return gdn_cuda_find_cut(&b, H, 0, false, sm_count);
 }
 
 static int64_t segments_of(const struct gdn_cuda_cut *c, int64_t tokens)
@@ -81,7 +81,7 @@ static void longest_is_said(void)
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const int64_t             N = calls[i].T + (calls[i].B - 1) * calls[i].others;
         const struct gdn_cu_batch b = { .B = calls[i].B, .T = N, .N = N };
-        const struct gdn_cuda_cut c = gdn_cuda_find_cut(&b, calls[i].H, calls[i].T, SMS);
+        const struct gdn_cuda_cut c = gdn_cuda_find_cut(&b, calls[i].H, calls[i].T, false, SMS);
         const int64_t             n = segments_of(&c, calls[i].T);
         CHECK(n >= calls[i].least && n <= calls[i].most, "call %d: %d segments", (int)i, (int)n);
         CHECK(segments_of(&c, calls[i].others) == 1, "call %d: short ones are cut", (int)i);
@@ -96,7 +96,7 @@ static void about_one_length(void)
         for (int64_t B = 2; B < 20; B++) {
             const struct gdn_cu_batch b    = { .B = B, .T = B * T, .N = B * T };
             const struct gdn_cuda_cut even = find(B, T, 4, SMS),
-                                      said = gdn_cuda_find_cut(&b, 4, T / 5 * 7, SMS);
+                                      said = gdn_cuda_find_cut(&b, 4, T / 5 * 7, false, SMS);
             if (even.first > 2 * T) continue; /* for lengths that are unknown */
             CHECK(even.first == said.first && even.each == said.each, "%d x %d tokens", (int)B,
                   (int)T);
@@ -113,13 +113,38 @@ static void workspace_is_bounded(void)
                 const struct gdn_cu_batch b   = { .B = 9, .T = T, .N = T };
                 const struct gdn_cuda_cut one = find(1, T, n, sms[i]), many = find(n, T, 1, sms[i]),
                                           some = find(n, T, 7, sms[i]),
-                                          said = gdn_cuda_find_cut(&b, n, T / 5 * 3, sms[i]);
+                                          said = gdn_cuda_find_cut(&b, n, T / 5 * 3, false, sms[i]);
                 CHECK(one.units * n <= 5 * sms[i], "%d heads: %d", (int)n, (int)one.units);
                 CHECK(said.units * n <= 5 * sms[i], "%d heads: %d", (int)n, (int)said.units);
                 CHECK(many.units <= 5 * sms[i], "%d rows: %d", (int)n, (int)many.units);
                 CHECK(some.units * 7 <= 5 * sms[i], "7 heads, %d rows: %d", (int)n,
                       (int)some.units);
             }
+}
+
+/* Where summaries may stop early first segments are shorter, if that gains clearly: the second of
+ * the calls here, and not the first. Room is bounded as well. */
+static void early_stop(void)
+{
+    static const int calls[][3] = { { 8, 32768, 131072 },
+                                    { 16, 16384, 49152 },
+                                    { 32, 16384, 32768 } };
+    for (int64_t T = 8192; T <= 1 << 20; T *= 2)
+        for (int64_t n = 1; n <= 66; n++) {
+            const struct gdn_cu_batch b = { .B = 1, .T = T, .N = T };
+            const struct gdn_cuda_cut c = gdn_cuda_find_cut(&b, n, 0, true, SMS);
+            CHECK(c.units * n <= 5 * SMS, "%d heads: %d", (int)n, (int)c.units);
+            CHECK(!c.units == !find(1, T, n, SMS).units, "%d heads, %d tokens", (int)n, (int)T);
+        }
+    for (int i = 0; i < 6; i++) {
+        const int64_t T = calls[i / 2][1 + i % 2], H = calls[i / 2][0];
+        const struct gdn_cu_batch b   = { .B = 1, .T = T, .N = T };
+        const struct gdn_cuda_cut all = find(1, T, H, SMS),
+                                  c   = gdn_cuda_find_cut(&b, H, 0, true, SMS);
+        CHECK(i % 2 ? 3 * c.first < 2 * all.first : c.first == all.first && c.each == all.each,
+              "%d heads, %d tokens: %d, %d chunks", (int)H, (int)T, (int)c.first / 64,
+              (int)c.each / 64);
+    }
 }
 
 /* Rows have all their tokens, so as many segments as were said. */
@@ -143,7 +168,7 @@ static void any_lengths(void)
         struct gdn_cuda_cut like = { .first = 64 * (1 + i % 11), .each = 64 * (1 + i % 5) };
         const struct gdn_cu_batch b = { .B = B, .T = B * mean, .N = B * mean };
         const struct gdn_cuda_cut c =
-            mean > 4000 && i % 2 ? gdn_cuda_find_cut(&b, 4, i % 13 * mean / 3, SMS)
+            mean > 4000 && i % 2 ? gdn_cuda_find_cut(&b, 4, i % 13 * mean / 3, false, SMS)
                                  : gdn_cuda_cut_like(&b, 4, SMS, &like);
         int64_t rest = B * mean, n = 0, several = 0;
         for (int64_t s = 0; s < B; s++) {
@@ -272,6 +297,7 @@ int main(int argc, char **argv)
         { "segments: the longest is said", longest_is_said },
         { "segments: about one length", about_one_length },
         { "segments: the workspace is bounded", workspace_is_bounded },
+        { "segments: early stop", early_stop },
         { "segments: rows", rows },
         { "segments: any lengths", any_lengths },
         { "segments: as measured", as_measured },

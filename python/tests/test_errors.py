@@ -63,7 +63,7 @@ EACH = dict(write=gdn.WRITE_EACH, write_slots=slots([[0, 2, 3]] * 2))
 
 # op, the argument that the text names, the status, what is changed
 BAD = [
-    ("prefill", "flags", ARG, dict(flags=8)),
+    ("prefill", "flags", ARG, dict(flags=16)),
     ("prefill", "gate", ARG, dict(gate=3)),
     ("prefill", "beta_kind", ARG, dict(beta_kind=-1)),
     ("prefill", "head_map", ARG, dict(head_map=2)),

@@ -33,9 +33,10 @@ bool               gdn_cuda_are_near(const struct gdn_rows *rows);
 struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *rows, const struct gdn_cu_batch *batch);
 /* x / n is the high half of x times this, for x and n below 2^16; 0: x itself. */
 uint32_t           gdn_cuda_inverse(int n);
-/* What a call says of cuts into segments: none; tokens of the longest sequence, 0: unknown. */
+/* What a call says of cuts into segments: none; no early stop; tokens of the longest sequence, 0:
+ * unknown. */
 struct gdn_cuda_wish {
-    bool    whole;
+    bool    whole, every_token;
     int64_t longest;
 };
 /* memory: of the workspace, so many bytes. How chunks are done: */

@@ -90,6 +90,12 @@ static gdn_status find_map(gdn_ctx *ctx, const char *name, int i, const struct g
     return GDN_OK;
 }
 
+/* Summaries early: nothing is known of keys that the call does not normalise. */
+static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_wish wish)
+{
+    return r->norm != GDN_NORM_NONE && !wish.every_token;
+}
+
 /* Planned where it is not the shape of before: that takes up to 5 us, and a call asks twice, for
  * its workspace and to launch. Larger heads have no segments. */
 static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
@@ -97,12 +103,13 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
 {
     const struct gdn_cu_batch *b = &r->batch;
     struct gdn_cuda           *c = ctx->cuda;
-    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, wish.longest };
+    const bool    stops = may_stop(r, wish);
+    const int64_t of[]  = { b->B, b->T, b->N, b->padded, r->H, wish.longest, stops };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
     if (wish.whole || is_deep(r)) return gdn_cuda_no_cut(b, r->H, wish.longest, c->sm_count);
     if (c->cut.first) return gdn_cuda_cut_like(b, r->H, c->sm_count, &c->cut);
     if (memcmp(c->planned.of, of, sizeof of) != 0) {
-        c->planned.cut = gdn_cuda_find_cut(b, r->H, wish.longest, c->sm_count);
+        c->planned.cut = gdn_cuda_find_cut(b, r->H, wish.longest, stops, c->sm_count);
         memcpy(c->planned.of, of, sizeof of);
     }
     return c->planned.cut;
@@ -167,7 +174,8 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                             void *stream)
 {
     const struct gdn_cu_batch   *b = &r->batch;
-    struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number };
+    struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number,
+                                       .early_stop = may_stop(r, how->wish) };
     struct gdn_cuda_cut          c = find_cut(ctx, r, how->wish);
     const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;

@@ -121,6 +121,7 @@ struct hopper_block {
     const struct gdn_cu_rule           &r;
     uint32_t                            rank; /* of the block in its cluster: its columns */
     int                                 slice, head, n_chunks; /* slice: the cluster's columns */
+    int                                 n_skipped; /* chunks of the segment that are left out */
 
     __device__ __forceinline__ struct hopper_head &common() const
     {

@@ -36,8 +36,9 @@ struct gdn_cu_prefill_hopper {
     struct gdn_cu_map  q, k, v, out;
     struct gdn_cu_rule rule;
     struct gdn_cu_segments cut;
-    int32_t            by_number; /* as in struct gdn_cu_prefill */
-    int32_t            pad[15];
+    int32_t            by_number;  /* as in struct gdn_cu_prefill */
+    int32_t            early_stop; /* of summaries: prefill_hopper_tail.cuh */
+    int32_t            pad[14];
 };
 GDN_CU_SIZE(gdn_cu_map, 128);
 GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 48 + 64);

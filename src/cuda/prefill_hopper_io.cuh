@@ -165,7 +165,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
     int           c    = first;
     const bool    norm = b.r.norm != GDN_NORM_NONE;
     raw_gates<64> raw;
-    bool          idle = true, forgets = false;
+    bool          idle = true, forgets = b.n_skipped > 0;
     start_gates(raw, b.r, b.s(), b.head, c);
     for (int i = c; i < HOPPER_AHEAD; i += 2) { /* where there are no lengths, these stay */
         if (io == GDN_F16 || !norm) fill_tokens(b.gates(i).k_scale, 1);

@@ -7,6 +7,7 @@
 #include "prefill_hopper_solve.cuh"
 #include "prefill_hopper_keys.cuh"
 #include "prefill_hopper_halves.cuh"
+#include "prefill_hopper_tail.cuh"
 #include "prefill_hopper_small.cuh"
 
 /* Who arrives at a barrier: the warps of the block's state, or of both blocks' where T and P are
@@ -116,7 +117,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     const int           warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
     const unsigned      cluster = blockIdx.x / HOPPER_BLOCKS, n_slices = count_slices(a.rule);
     struct hopper_block b = { a, a.rule, cluster_rank(), (int)(cluster % n_slices),
-                              (int)(cluster / n_slices % a.rule.H), 0 };
+                              (int)(cluster / n_slices % a.rule.H), 0, 0 };
     if (HOPPER_CUTS && a.cut.states && !(HOPPER_OUTPUTS && a.cut.later))
         griddepcontrol_launch_dependents();
     prepare(b);
@@ -124,6 +125,8 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
         end_after_others();
         return;
     }
+    if constexpr (!HOPPER_OUTPUTS)
+        if (a.early_stop) skip_forgotten(b);
     if (HOPPER_OUTPUTS && b.r.out.data && !b.s().keep_out) {
         zero_outside(b, -b.s().n_before, 0);
         zero_outside(b, b.s().n_valid, b.s().n_tokens - b.s().n_before);

@@ -8,6 +8,10 @@
  * First segments run in clusters; beside them, on the multiprocessors that these leave free, go M
  * and U of the segments between first and last. So the first one is longer or shorter than the
  * others, such that both are done at once.
+ *
+ * Most summaries may be brief (prefill_hopper_tail.cuh), but whether they are follows from gates,
+ * which nobody reads here. So where they may be, that counts as being as likely as not, and another
+ * cut is taken only where it gains clearly.
  */
 #include "prefill_hopper.h"
 #include "prefill_segments.h"
@@ -25,6 +29,10 @@ enum { UNEVEN = 2, LEAST_UNEVEN = 600000 };
 /* Segments have to take so many hundredths of the time of whole sequences; of a batch of which only
  * the longest length is known, as what lies between that and the rest is not. */
 enum { WIN = 95, WIN_UNEVEN = 80 };
+
+/* Where summaries stop early: hundredths of them that do, and the chunks that are left. Another cut
+ * for that has to take so many thousandths of the time of the one that is best where none does. */
+enum { BRIEF = 75, BRIEF_CHUNKS = 8, CLEAR = 975 };
 
 /* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
  * much for a chunk, more where many multiprocessors work: _MORE where all do. */
@@ -71,6 +79,7 @@ struct trial {
     const struct gdn_cu_batch *b;
     int64_t                    n, chunks, others, rest, s, each, least;
     int                        sm_count;
+    bool                       stops; /* summaries may stop early */
 };
 
 /* Without the length of the longest sequence all are of one; else as many as there are tokens for
@@ -166,15 +175,22 @@ static int64_t end_of_tasks(int64_t n, int64_t b, int64_t at_once, int64_t other
     return end;
 }
 
-/* The time of first segments and, beside them, summaries, which then have all multiprocessors. */
-static int64_t time_of_summaries(const struct trial *t)
+static int64_t time_of_summary(int64_t chunks) { return chunks * SUMMARY + SUMMARY_START; }
+
+/* The time of first segments and, beside them, summaries, which then have all multiprocessors; so
+ * many hundredths of these are brief, and make room for the others. */
+static int64_t time_of_summaries(const struct trial *t, int64_t hundredths)
 {
-    const int64_t room = count_room(false, t->sm_count), n = t->n * (t->s - 1), free = room - t->n;
-    const int64_t a = time_of_first(t, t->chunks - t->s * t->each);
-    const int64_t b = t->each * SUMMARY + SUMMARY_START;
-    const int64_t end = at_least(a, at_most(end_of_tasks(n, b, free, t->n, a, false),
-                                            end_of_tasks(n, b, free, t->n, a, true)));
-    return at_least(end, (n * b + t->n * a) / room + time_of_rest(false, t));
+    const int64_t room = count_room(false, t->sm_count), free = room - t->n;
+    const int64_t all = t->n * (t->s - 1), n_brief = all * hundredths / 100, n = all - n_brief;
+    const int64_t brief   = time_of_summary(at_most(t->each, BRIEF_CHUNKS));
+    const int64_t start   = all > free ? n_brief * brief / free : 0;
+    const int64_t a = time_of_first(t, t->chunks - t->s * t->each), b = time_of_summary(t->each);
+    const int64_t later = at_least(0, a - start);
+    const int64_t end   = start + at_most(end_of_tasks(n, b, free, t->n, later, false),
+                                          end_of_tasks(n, b, free, t->n, later, true));
+    const int64_t work  = n * b + n_brief * brief + t->n * a;
+    return at_least(at_least(a, end), work / room + time_of_rest(false, t));
 }
 
 static int64_t time_of_steps(const struct trial *t)
@@ -194,7 +210,8 @@ static int64_t time_of_later(const struct trial *t)
 
 static int64_t time_of_segments(const struct trial *t)
 {
-    return CALL + LAUNCHES + time_of_summaries(t) + time_of_steps(t) + time_of_later(t);
+    const int64_t all = time_of_summaries(t, 0), mean = (all + time_of_summaries(t, BRIEF)) / 2;
+    return CALL + LAUNCHES + (t->stops ? mean : all) + time_of_steps(t) + time_of_later(t);
 }
 
 /* The chunks of a segment so that first ones and `rounds` of summaries take the same time. */
@@ -221,6 +238,15 @@ static void find_best(struct trial t, int64_t least, bool wide, struct gdn_cuda_
         }
 }
 
+/* The same where summaries may stop early; c is the best cut where none does. */
+static void find_clearly_better(struct trial t, struct gdn_cuda_cut *c)
+{
+    t.stops = true;
+    t.each  = c->each / CHUNK;
+    t.s     = (t.chunks - c->first / CHUNK) / t.each;
+    find_best(t, time_of_segments(&t) / 1000 * CLEAR, c->wide, c);
+}
+
 struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cu_batch *b, int64_t H, int sm_count,
                                       const struct gdn_cuda_cut *like)
 {
@@ -235,13 +261,14 @@ struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cu_batch *b, int64_t H, i
 }
 
 struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
-                                      int sm_count)
+                                      bool stops, int sm_count)
 {
     struct trial        t    = describe(b, H, longest, sm_count);
     struct gdn_cuda_cut c    = no_cut(&t);
     const int64_t       room = count_room(false, sm_count), time = time_of_whole(c.wide, &t);
     if (t.n == 0) return c;
     if (t.n < room) find_best(t, time / 100 * (t.others ? WIN_UNEVEN : WIN), false, &c);
+    if (c.units && stops) find_clearly_better(t, &c);
     if (c.units || longest || b->padded || b->B == 1 || H >= room || time < LEAST_UNEVEN) return c;
     t.least  = UNEVEN * t.chunks;
     t.chunks = divide_up(b->N, CHUNK);

@@ -15,9 +15,9 @@ struct gdn_cuda_cut {
     bool    wide, later_wide;
 };
 
-/* longest: tokens of the longest sequence, 0: unknown. */
+/* longest: tokens of the longest sequence, 0: unknown; stops: summaries may stop early. */
 struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
-                                      int sm_count);
+                                      bool stops, int sm_count);
 struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
                                     int sm_count);
 /* first and each as a test wants them. */

@@ -232,33 +232,38 @@ void emulated_matrices(uint32_t (&x)[4], const char *row, bool turned)
     __syncwarp();
 }
 
-struct mma_words {
-    const uint32_t *a;
-    uint32_t        b[2];
+/* What a lane has of A and B: a word holds two of 16 bits, or one TF32. */
+struct mma_factors {
+    double a[4][2], b[2][2];
 };
 
-/* Element k of a row of A, or of a column of B, from lane 4 i + t's words: 16 bits lie in pairs. */
-static double factor(const uint32_t *words, unsigned k, emulated_format format)
+static void unpack(double (&to)[2], uint32_t x, emulated_format format)
 {
-    const uint32_t x = format == EMULATED_TF32 ? words[k / 4] : words[k / 8] >> k % 2 * 16;
-    if (format == EMULATED_F16) return (double)emulated_from_f16((uint16_t)x);
-    return (double)__uint_as_float(format == EMULATED_TF32 ? x & 0xffffe000u : x << 16);
+    for (int half = 0; half < 2; half++) {
+        const auto bits = (uint16_t)(x >> half * 16);
+        to[half] = format == EMULATED_F16    ? (double)emulated_from_f16(bits)
+                   : format == EMULATED_BF16 ? (double)__uint_as_float((uint32_t)bits << 16)
+                                             : (double)__uint_as_float(x & 0xffffe000u);
+    }
 }
 
+/* Element k of a row of A, or of a column of B, is in lane 4 i + t, its halves side by side. */
 void emulated_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                   emulated_format format)
 {
-    const mma_words mine = { a, { b0, b1 } };
-    const uint64_t *all  = emulated_exchange(emulated_bits<uint64_t>(&mine));
-    const unsigned  row = threadIdx.x % LANES / 4, n = format == EMULATED_TF32 ? 8 : 16;
+    mma_factors mine;
+    for (int i = 0; i < 4; i++) unpack(mine.a[i], a[i], format);
+    unpack(mine.b[0], b0, format), unpack(mine.b[1], b1, format);
+    const uint64_t *all = emulated_exchange(emulated_bits<uint64_t>(&mine));
+    const unsigned  row = threadIdx.x % LANES / 4, halves = format == EMULATED_TF32 ? 1 : 2;
     for (unsigned i = 0; i < 4; i++) {
         double sum = (double)d[i];
-        for (unsigned k = 0; k < n; k++) {
-            const unsigned t = n == 8 ? k % 4 : k % 8 / 2, column = threadIdx.x % 4 * 2 + i % 2;
-            const auto     left  = emulated_bits<const mma_words *>(all[4 * row + t]);
-            const auto     right = emulated_bits<const mma_words *>(all[4 * column + t]);
-            const uint32_t rows[] = { left->a[i / 2], left->a[i / 2 + 2] };
-            sum += factor(rows, k, format) * factor(right->b, k, format);
+        for (unsigned k = 0; k < 8 * halves; k++) {
+            const unsigned t = k / halves % 4, word = k / halves / 4, half = k % halves;
+            const unsigned column = threadIdx.x % 4 * 2 + i % 2;
+            const auto     left   = emulated_bits<const mma_factors *>(all[4 * row + t]);
+            const auto     right  = emulated_bits<const mma_factors *>(all[4 * column + t]);
+            sum += left->a[i / 2 + 2 * word][half] * right->b[word][half];
         }
         d[i] = (float)sum;
     }

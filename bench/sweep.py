@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill over the length of one sequence, and over the number of sequences of one length. Where
+another form of the kernel takes over, a larger call must not be the faster one."""
+import json
+import math
+
+LENGTHS = (1, 16, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576,
+           32768, 49152, 65536, 98304, 131072)
+BATCHES = (("16/32", 2048, 32), ("2/8", 1024, 16))  # of up to so many sequences
+FALL = 0.05  # what counts as one
+WIDTH, WIDEST = 66, 8  # columns of a plot; how many times the least time per token they reach
+FORMS = {"summary": "s", "wide": "w", "hopper": "c"}  # the first that a kernel's name has
+ABOUT = """Prefill of bf16, d = 128, over the length of one sequence and over the number of them.
+The further right a mark, the longer a token takes, on a logarithmic axis (`>`: longer than it
+reaches): `c` clusters, `w` wide blocks, `s` segments, `g` the kernels of other chips."""
+
+
+def commands():
+    for heads in ("16/32", "2/8"):
+        yield from (command(heads, length) for length in LENGTHS)
+    for heads, length, most in BATCHES:
+        yield from (command(heads, f"{length}x{n}") for n in range(1, most + 1))
+
+
+def command(heads, seqlens):
+    return (f"gdn bench prefill --heads {heads} --seqlens {seqlens} --dtype bf16 --backend cuda "
+            "--json --seconds 0.05")
+
+
+def form(run):
+    return next((mark for name, mark in FORMS.items() if name in run["kernel"]), "g")
+
+
+def curves(runs):
+    """The points (size, ns per token, us, form) of each curve, by size. A size is the length of
+    one sequence, or how many there are of one length."""
+    found = {}
+    for r in runs:
+        length, is_batch, count = r["seqlens"].partition("x")
+        size = int(count) if is_batch else int(length)
+        tokens = size * int(length) if is_batch else size
+        name = f"{r['heads']}, sequences of {length}" if is_batch else f"{r['heads']}, one sequence"
+        point = (size, 1e6 * r["ms"] / tokens, 1000 * r["ms"], form(r))
+        found.setdefault(name, {})[size] = point
+    return {name: [points[size] for size in sorted(points)] for name, points in found.items()}
+
+
+def falls(points):
+    """(part, larger, slowest of the smaller) where a larger call takes less time."""
+    slowest = points[0]
+    for point in points[1:]:
+        if point[2] < slowest[2]:
+            yield 1 - point[2] / slowest[2], point, slowest
+        else:
+            slowest = point
+
+
+def plot(points):
+    least = min(cost for _, cost, _, _ in points)
+    yield f"{'size':>7} {'us':>8} {'ns/token':>9}"
+    for size, cost, us, mark in points:
+        at = round(WIDTH * math.log(cost / least, WIDEST))
+        yield f"{size:7} {us:8.1f} {cost:9.1f} |{' ' * min(at, WIDTH)}{mark}{'>' * (at > WIDTH)}"
+
+
+def section(path):
+    """Part of README.md: plots, and where time falls."""
+    runs = [json.loads(text) for text in path.read_text().splitlines()]
+    seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
+    lines = [f"### Sweep, {path.stem}", "", *seen, "", ABOUT, ""]
+    found = []
+    for name, points in curves(runs).items():
+        lines += [f"{name}:", "", "```", *plot(points), "```", ""]
+        found += [(part, f"{name}: {large[0]} take {large[2]:.1f} us, {small[0]} {small[2]:.1f}")
+                  for part, large, small in falls(points)]
+    listed = [f"- {100 * part:.1f} %, {text}" for part, text in found if part > FALL]
+    most = f", {100 * max(found)[0]:.1f} % at most" if found else ""
+    where = ":" if listed else f": nowhere{most}."
+    lines += [f"Where time falls by more than {100 * FALL:.0f} % as the size grows{where}", ""]
+    return lines + (listed + [""] if listed else [])

@@ -9,9 +9,9 @@
  * (prefill_hopper_summary.cu) it is two blocks of two warpgroups that find what a segment makes of a
  * state (prefill_segments.cuh): U one, M the other. HOPPER_KEYS are tiles of 64 keys: with 4
  * (prefill_hopper_deep.cu) the two warpgroups of a block have 128 keys each, up to 256, of the same 64
- * columns (prefill_hopper_halves.cuh), and a head has a cluster for every 128 columns; with 1 a head of
- * up to 64 keys and columns has a block, which has HOPPER_SOLVERS warpgroups for T and P, or shares its
- * multiprocessor with another (HOPPER_AT_ONCE, prefill_hopper_small.cuh).
+ * columns (prefill_hopper_halves.cuh), and a head has a cluster for every 128 columns; with 1
+ * (prefill_hopper_small.cu) a head of up to 64 keys and columns has a block, and there two warpgroups
+ * take turns at T and P, as the blocks of a cluster do.
  *
  *     warpgroup 0     io     loads, gates, stores (prefill_hopper_io.cuh)
  *     1, or 1 and 2   state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
@@ -53,28 +53,29 @@ struct hopper_head {
 };
 
 /* Of a chunk a block has HOPPER_KEYS tiles of K and of Q and HOPPER_WIDTH of V; a warpgroup of the
- * state HOPPER_KEYS / HOPPER_DEPTH tiles of keys, HOPPER_STATE floats of S a thread. */
+ * state HOPPER_KEYS / HOPPER_DEPTH tiles of keys, a thread of it HOPPER_STATE floats of S. */
 enum {
-    HOPPER_DEPTH = HOPPER_KEYS == 4 ? 2 : 1,
-    HOPPER_WIDTH = HOPPER_GROUPS / HOPPER_DEPTH,
-    HOPPER_STATE = 32 * HOPPER_KEYS / HOPPER_DEPTH,
-    HOPPER_TURN  = HOPPER_BLOCKS * HOPPER_SOLVERS, /* so many warpgroups take turns at T and P */
-    HOPPER_TIGHT = HOPPER_AT_ONCE == 2 || HOPPER_DEPTH == 2 /* of shared memory */
+    HOPPER_DEPTH   = HOPPER_KEYS == 4 ? 2 : 1,
+    HOPPER_WIDTH   = HOPPER_GROUPS / HOPPER_DEPTH,
+    HOPPER_STATE   = 32 * HOPPER_KEYS / HOPPER_DEPTH,
+    HOPPER_SOLVERS = HOPPER_KEYS == 1 ? 2 : 1, /* warpgroups of a block that make T and P, */
+    HOPPER_TURN    = HOPPER_BLOCKS * HOPPER_SOLVERS /* and those of a cluster: they take turns */
 };
+typedef float hopper_share[HOPPER_STATE];
 
 enum {
-    HOPPER_AHEAD = HOPPER_AT_ONCE == 2 ? 3 : HOPPER_DEPTH == 2 ? 4 : 8, /* gates */
-    HOPPER_RING  = HOPPER_TIGHT ? 3 : 4,                                /* K */
-    HOPPER_MADE  = HOPPER_TIGHT ? 2 : HOPPER_TURN == 1 ? 3 : 4, /* T; even where there are turns */
-    /* Q */
-    HOPPER_THREE = HOPPER_DEPTH == 2 ? 1 : HOPPER_AT_ONCE == 2 ? 2 : HOPPER_SOLVERS == 2 ? 4 : 3,
-    HOPPER_TURNS = 2, /* V, then the output; P */
+    HOPPER_AHEAD = HOPPER_DEPTH == 2 ? 4 : 8, /* gates */
+    HOPPER_RING  = HOPPER_DEPTH == 2 ? 3 : 4, /* K */
+    HOPPER_MADE  = HOPPER_TURN == 1 ? 3 : HOPPER_DEPTH == 2 ? 2 : 4, /* T; even where there are turns */
+    HOPPER_THREE = HOPPER_DEPTH == 2 ? 1 : HOPPER_SOLVERS == 2 ? 4 : 3, /* Q */
+    HOPPER_TURNS = 2,                         /* V, then the output; P */
     /* Barriers that say that K and Q are there: who looks at every second chunk alone must see every
      * phase of them. */
-    HOPPER_K_TOLD = HOPPER_RING % 2 ? 2 * HOPPER_RING : HOPPER_RING,
+    HOPPER_K_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_RING : HOPPER_RING,
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_THREE : HOPPER_THREE,
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
     HOPPER_L_ROW = 68 * 4, /* from one row of L to the next: no two meet in a bank */
+    HOPPER_SQUARE = 64 * HOPPER_L_ROW,
 
     HOPPER_K        = 0, /* 64 columns after another; Q likewise */
     HOPPER_Q        = HOPPER_K + HOPPER_RING * HOPPER_KEYS * HOPPER_TILE,
@@ -83,7 +84,7 @@ enum {
     HOPPER_P        = HOPPER_T + HOPPER_MADE * HOPPER_TILE,
     HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_TURNS * HOPPER_TILE, /* between halves */
     HOPPER_L        = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
-    HOPPER_GATES    = HOPPER_L + HOPPER_SOLVERS * 64 * HOPPER_L_ROW,
+    HOPPER_GATES    = HOPPER_L + HOPPER_SOLVERS * HOPPER_SQUARE,
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
 
     /* Barriers: the first of as many as the ring has places. */
@@ -107,7 +108,7 @@ enum {
     HOPPER_BYTES = HOPPER_HEAD + (int)sizeof(hopper_head)
 };
 static_assert(sizeof(hopper_gates) % 16 == 0, "slots of gates are aligned");
-static_assert(HOPPER_BYTES <= 228 * 1024 / HOPPER_AT_ONCE - 1024, "shared memory");
+static_assert(HOPPER_BYTES <= 232448, "shared memory");
 
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 

@@ -80,7 +80,7 @@ GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int n_t
 /* How far ahead of the state K is loaded, and Q. */
 enum {
     HOPPER_K_AHEAD = HOPPER_RING - 1,
-    HOPPER_Q_AHEAD = HOPPER_THREE < HOPPER_K_AHEAD ? HOPPER_THREE : HOPPER_K_AHEAD
+    HOPPER_Q_AHEAD = HOPPER_DEPTH == 2 ? HOPPER_THREE : HOPPER_K_AHEAD
 };
 
 /* The loads of a step: K of chunk c + 3 (or 2), V of c + 1, Q of c + 3 (or 1). */
@@ -104,7 +104,7 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
      * does not come before the phase ahead of its Q's has ended. */
     if (HOPPER_OUTPUTS && HOPPER_BLOCKS == 2 && HOPPER_DEPTH == 1 && c1 >= 0)
         b.wait(HOPPER_Q_FULL, c1);
-    if (HOPPER_OUTPUTS && (HOPPER_Q_AHEAD == HOPPER_K_AHEAD || cq >= 0) && cq < n) {
+    if (HOPPER_OUTPUTS && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
         b.wait_free(HOPPER_Q_FREE, cq);
         load_tiles(l, b.q(cq), HOPPER_KEYS, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, cq);
         if (cq == l.n_full) clear_tail(l, b.q(cq), HOPPER_KEYS, HOPPER_Q_FULL, cq, HOPPER_DEPTH);

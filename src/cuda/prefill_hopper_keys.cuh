@@ -14,7 +14,7 @@
 
 /* As pass_plain(). */
 template <int io>
-GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, float (&S)[HOPPER_STATE], int c)
+GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
@@ -47,7 +47,7 @@ GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, float (&S)[HOPPER_
 
 /* As pass_any(). */
 template <int io>
-GDN_DEVICE void pass_any_keys(const struct hopper_state &w, float (&S)[HOPPER_STATE], int c)
+GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
@@ -84,7 +84,7 @@ GDN_DEVICE void pass_any_keys(const struct hopper_state &w, float (&S)[HOPPER_ST
 }
 
 /* The identity, of the warp's columns. */
-GDN_DEVICE void set_identity(float (&S)[HOPPER_STATE], int first, int lane)
+GDN_DEVICE void set_identity(hopper_share &S, int first, int lane)
 {
 #pragma unroll
     for (int i = 0; i < HOPPER_STATE; i++) {
@@ -101,7 +101,7 @@ template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, i
                                       group * HOPPER_TILE +
                                           tile_place(row, 16 * (warp % 4) + lane / 8 % 2 * 8) };
     const struct hopper_segment s = b.common().segment;
-    float                       S[HOPPER_STATE];
+    hopper_share                S;
     set_identity(S, b.rank ? 16 * warp : 128, lane);
     int c = 0;
     while (in_warp(c < b.n_chunks)) {

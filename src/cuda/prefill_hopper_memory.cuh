@@ -51,7 +51,7 @@ GDN_DEVICE bool has_pairs(const struct state_place &p, const struct state_part &
 enum { HOPPER_PART = 16, HOPPER_PARTS = HOPPER_STATE / HOPPER_PART, HOPPER_PART_KEYS = 32 };
 typedef float hopper_part[HOPPER_PART];
 
-GDN_DEVICE void take_part(hopper_part &x, const float (&S)[HOPPER_STATE], int part)
+GDN_DEVICE void take_part(hopper_part &x, const hopper_share &S, int part)
 {
 #pragma unroll
     for (int i = 0; i < HOPPER_PART; i++) {
@@ -61,7 +61,7 @@ GDN_DEVICE void take_part(hopper_part &x, const float (&S)[HOPPER_STATE], int pa
             if (p == part) x[i] = S[p * HOPPER_PART + i];
     }
 }
-GDN_DEVICE void put_part(float (&S)[HOPPER_STATE], const hopper_part &x, int part)
+GDN_DEVICE void put_part(hopper_share &S, const hopper_part &x, int part)
 {
 #pragma unroll
     for (int i = 0; i < HOPPER_STATE; i++)
@@ -105,7 +105,7 @@ GDN_DEVICE void move_part(hopper_part &x, const struct state_place &p,
     }
 }
 
-GDN_DEVICE void read_state(float (&S)[HOPPER_STATE], const struct state_place &p,
+GDN_DEVICE void read_state(hopper_share &S, const struct state_place &p,
                            const struct state_part &part)
 {
     const bool pairs = has_pairs(p, part);
@@ -119,7 +119,7 @@ GDN_DEVICE void read_state(float (&S)[HOPPER_STATE], const struct state_place &p
     }
 }
 
-GDN_DEVICE void write_state(const float (&S)[HOPPER_STATE], const struct state_place &p,
+GDN_DEVICE void write_state(const hopper_share &S, const struct state_place &p,
                             const struct state_part &part)
 {
 #pragma unroll 1

@@ -8,7 +8,6 @@
 #include "prefill_hopper_keys.cuh"
 #include "prefill_hopper_halves.cuh"
 #include "prefill_hopper_tail.cuh"
-#include "prefill_hopper_small.cuh"
 
 /* Who arrives at a barrier: the warps of the block's state, or of both blocks' where T and P are
  * freed; the warps that make T and P, but the other block's T arrives as one copy; else one. Of two
@@ -87,9 +86,8 @@ GDN_DEVICE void prepare(struct hopper_block &b)
     if (threadIdx.x / 32 == 1) init_barriers(b);
     for (int i = threadIdx.x; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x)
         store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
-    if (threadIdx.x == 0) store_shared(hopper_address() + HOPPER_L + 64 * 4, 0, 0, 0, 0);
-    if (HOPPER_SOLVERS == 2 && threadIdx.x == 0)
-        store_shared(hopper_address() + HOPPER_L + HOPPER_SQUARE + 64 * 4, 0, 0, 0, 0);
+    if (threadIdx.x < HOPPER_SOLVERS)
+        store_shared(hopper_address() + HOPPER_L + threadIdx.x * HOPPER_SQUARE + 64 * 4, 0, 0, 0, 0);
     async_fence();
     __syncthreads();
     b.n_chunks = (int)((b.s().n_valid + 63) / 64);
@@ -105,7 +103,7 @@ GDN_DEVICE void end_after_others(void)
 /* A thread begins with as many as launch bounds leave it. */
 template <int n> GDN_DEVICE void take_registers(void)
 {
-    if constexpr (n > 65536 / HOPPER_AT_ONCE / (128 * (1 + HOPPER_GROUPS + HOPPER_SOLVERS)))
+    if constexpr (n > 65536 / (128 * (1 + HOPPER_GROUPS + HOPPER_SOLVERS)))
         raise_registers<n>();
     else
         lower_registers<n>();
@@ -143,7 +141,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
             run_keys_warps<io>(b, warp - 4, lane);
     } else {
         take_registers<HOPPER_SOLVE_REGISTERS>();
-        run_solve<io>(b, group - HOPPER_GROUPS - 1, warp % 4, lane);
+        run_solve<io>(b, HOPPER_SOLVERS == 1 ? 0 : group - HOPPER_GROUPS - 1, warp % 4, lane);
     }
     __syncwarp();
     if (HOPPER_BLOCKS == 2) cluster_sync(); /* the other block may still signal here, or copy */

@@ -17,30 +17,24 @@
 
 #include "prefill_hopper.cuh"
 
-/* Q K^T after T has been made, where there are no registers for it while K K^T is looked at. */
-enum { HOPPER_QUERIES_LATER = HOPPER_OUTPUTS && HOPPER_SOLVE_REGISTERS < 96 };
-
-/* From the square of one warpgroup to that of the next. */
-enum { HOPPER_SQUARE = 64 * HOPPER_L_ROW };
-
 /* What a warp knows. */
 struct hopper_solver {
     const struct hopper_block &b;
-    int                        warp, lane, solver; /* solver: which warpgroup of its block */
+    int                        warp, lane;
+    int                        solver; /* which warpgroup of its block */
     uint32_t                   square; /* 64 x 64 floats, rows HOPPER_L_ROW apart */
     uint32_t                   rows;   /* the warp's 16 of them */
 
     /* Tokens that are dead, 16 bits per warp, behind row 0; two sets in turn. */
     __device__ __forceinline__ uint32_t *dead(int c) const
     {
-        const int at = HOPPER_SOLVERS == 1 ? 0 : solver * HOPPER_SQUARE;
+        const int at = HOPPER_SOLVERS == 1 ? 0 : solver * HOPPER_SQUARE; /* known early: less code */
         return (uint32_t *)(gdn_shared + HOPPER_L + 64 * 4 + at) +
                (uint32_t)c / HOPPER_TURN % 2 * 2;
     }
     __device__ __forceinline__ void wait() const
     {
-        barrier_wait(HOPPER_SOLVERS == 2 && solver ? HOPPER_BARRIER_SECOND : HOPPER_BARRIER_SOLVE,
-                     128);
+        barrier_wait(solver ? HOPPER_BARRIER_SECOND : HOPPER_BARRIER_SOLVE, 128);
     }
     /* All of T has been written, and this is the warp that has most to do for it; others go on. */
     __device__ __forceinline__ bool is_last() const
@@ -448,7 +442,7 @@ GDN_DEVICE void multiply_queries(const struct hopper_solver &w, hopper_gates &g,
     }
     multiply_tiles<io>(y, b.q(c), b.k(c));
     wgmma_wait<0>();
-    if (HOPPER_DEPTH == 2 && w.lane == 0) mbarrier_arrive(b.of(HOPPER_Q_FREE, c));
+    if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_Q_FREE, c));
 }
 
 /* K K^T and Q K^T of chunk c, the second under way. */
@@ -460,7 +454,7 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c); /* in f16 keys have been scaled then */
     multiply_tiles<io>(x, b.k(c), b.k(c));
-    if (!HOPPER_OUTPUTS || HOPPER_QUERIES_LATER) {
+    if (!HOPPER_OUTPUTS || HOPPER_DEPTH == 2) {
         wgmma_wait<0>();
         if (io != GDN_F16 && b.r.norm != GDN_NORM_NONE) {
             write_lengths<io>(w, g, x);
@@ -483,11 +477,10 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
 template <int io>
 GDN_DEVICE void run_solve(const struct hopper_block &b, int solver, int warp, int lane)
 {
-    const uint32_t       square = hopper_address() + HOPPER_L +
-                                  (HOPPER_SOLVERS == 1 ? 0 : solver * HOPPER_SQUARE);
+    const uint32_t       square = hopper_address() + HOPPER_L + solver * HOPPER_SQUARE;
     struct hopper_solver w = { b, warp, lane, solver, square, square + warp * 16 * HOPPER_L_ROW };
 #pragma unroll 1
-    for (int c = HOPPER_SOLVERS == 1 ? (int)b.rank : solver; c < b.n_chunks; c += HOPPER_TURN) {
+    for (int c = (int)b.rank + solver; c < b.n_chunks; c += HOPPER_TURN) {
         hopper_gates &g = b.gates(c);
         float         x[32], y[32];
         multiply_chunk<io>(w, g, x, y, c);
@@ -498,7 +491,7 @@ GDN_DEVICE void run_solve(const struct hopper_block &b, int solver, int warp, in
         if (warp == 0 && lane < 2) w.dead(c + HOPPER_TURN)[lane] = 0;
         wgmma_wait<0>();
         make_t<io>(w, g, c);
-        if (HOPPER_QUERIES_LATER) multiply_queries<io>(w, g, y, c);
+        if (HOPPER_DEPTH == 2) multiply_queries<io>(w, g, y, c);
         if (HOPPER_OUTPUTS) make_p_rows<io>(b, y, c, warp, lane);
     }
 }

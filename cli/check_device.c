@@ -113,12 +113,12 @@ static void check_many_heads(struct check *k)
 /* A long sequence as segments, so short that all of it is compared. */
 static void check_segments(struct check *k)
 {
+    static const int64_t sizes[][2] = { { 72, 64 }, { 128, 128 }, { 72, 200 }, { 64, 48 } };
     struct gdn_cuda_cut *cut = &k->ctx->cuda->cut;
-    for (int i = 0; i < 10; i++) {
-        const struct case_dims d = { .Hq = 2, .Hv = 4, .K = i & 4 ? 128 : 72,
-                                     .V = i & 8 ? 200 : i & 4 ? 128 : 64,
+    for (int i = 0; i < 16; i++) {
+        const struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i / 4][0], .V = sizes[i / 4][1],
                                      .dtype = i % 2 ? GDN_F16 : GDN_BF16, .raw = i / 2 % 2 };
-        *cut = (struct gdn_cuda_cut){ .first = 64 * (1 + i % 3), .each = 64 * (1 + i / 3) };
+        *cut = (struct gdn_cuda_cut){ .first = 64 * (1 + i % 3), .each = 64 * (1 + i % 4) };
         check_rule(k, &d, GDN_OP_PREFILL, 500);
     }
     *cut = (struct gdn_cuda_cut){ 0 };

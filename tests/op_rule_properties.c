@@ -178,8 +178,9 @@ static void G2_many_mates(void)
     static const int32_t dtypes[] = { GDN_BF16, GDN_F16 }, norms[] = { GDN_NORM_NONE, GDN_NORM_L2 };
     int64_t              many[MANY];
     for (int i = 0; i < MANY; i++) many[i] = lengths[i % N_SEQS] + (i == 7 ? 130 : 0);
-    for (int form = 0; form < 4; form++) {
-        gdn_rule_args a = ring2_rule_packed(dtypes[form / 2], GDN_F32, MANY, many, gva, 128, 128,
+    for (int form = 0; form < 8; form++) {
+        const int64_t d = form < 4 ? 128 : 64;
+        gdn_rule_args a = ring2_rule_packed(dtypes[form / 2 % 2], GDN_F32, MANY, many, gva, d, d,
                                             NULL);
         a.norm = norms[form % 2];
         expect_alone(&a, many, MANY, false);

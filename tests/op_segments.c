@@ -21,6 +21,8 @@ static const struct shape {
     { GDN_BF16, GDN_BF16, GDN_STATE_VK, GDN_NORM_L2, 96, 72, 128, 192 },
     { GDN_BF16, GDN_F16, GDN_STATE_VK, GDN_NORM_NONE, 64, 128, 64, 128 },
     { GDN_F16, GDN_F32, GDN_STATE_VK, GDN_NORM_NONE, 128, 64, 256, 64 },
+    { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_NORM_L2, 64, 64, 192, 128 },
+    { GDN_F16, GDN_BF16, GDN_STATE_KV, GDN_NORM_NONE, 40, 64, 64, 64 },
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 #define FOR_EACH_SHAPE(s) for (const struct shape *s = shapes; s < shapes + N_SHAPES; s++)

@@ -190,7 +190,11 @@ static void test_prefill(void)
     static const struct prefill calls[] = {
         { 9, MOST, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_hopper_BF16" },
         { 9, MOST, GDN_F16, 128, 128, 0, "prefill: gdn_prefill_hopper_F16" },
-        { 9, MOST, GDN_BF16, 64, 64, 16, "prefill: gdn_prefill_hopper_BF16" },
+        { 9, MOST, GDN_BF16, 64, 64, 16, "prefill: gdn_prefill_hopper_small_BF16" },
+        { 9, MOST, GDN_F16, 8, 64, 0, "prefill: gdn_prefill_hopper_small_F16" },
+        { 9, MOST, GDN_BF16, 72, 64, 0, "prefill: gdn_prefill_hopper_BF16" },
+        { 9, MOST, GDN_BF16, 64, 72, 0, "prefill: gdn_prefill_hopper_BF16" },
+        { 9, MOST, GDN_BF16, 64, 192, 0, "prefill: gdn_prefill_hopper_BF16" },
         { 9, MOST, GDN_F16, 8, 120, 0, "prefill: gdn_prefill_hopper_F16" },
         { 9, MOST, GDN_F32, 128, 128, 0, "prefill: gdn_prefill_f32_128" },
         { 9, MOST, GDN_BF16, 60, 64, 0, "prefill: gdn_prefill_bf16_64" },

@@ -11,8 +11,39 @@ enum { SMS = 132 };
 
 static struct gdn_cuda_cut find(int64_t B, int64_t T, int64_t H, int sm_count)
 {
-    const struct gdn_cu_batch b = { .B = B, .T = B * T, .N = B * T };
-    return gdn_cuda_find_cut(&b, H, 0, false, sm_count);
+    const struct gdn_cu_batch   b = { .B = B, .T = B * T, .N = B * T };
+    const struct gdn_cuda_shape s = { .b = &b, .H = H, .sm_count = sm_count };
+    return gdn_cuda_find_cut(&s);
+}
+
+/* Of 132 multiprocessors, with the longest sequence said to have so many tokens. */
+static struct gdn_cuda_cut find_said(const struct gdn_cu_batch *b, int64_t H, int64_t longest)
+{
+    const struct gdn_cuda_shape s = { .b = b, .H = H, .longest = longest, .sm_count = SMS };
+    return gdn_cuda_find_cut(&s);
+}
+
+/* Of one sequence, whose summaries may stop early. */
+static struct gdn_cuda_cut find_early(int64_t T, int64_t H)
+{
+    const struct gdn_cu_batch   b = { .B = 1, .T = T, .N = T };
+    const struct gdn_cuda_shape s = { .b = &b, .H = H, .stops = true, .sm_count = SMS };
+    return gdn_cuda_find_cut(&s);
+}
+
+/* Heads of up to 64 keys and columns. */
+static struct gdn_cuda_cut find_small(int64_t B, int64_t T, int64_t H, int sm_count)
+{
+    const struct gdn_cu_batch   b = { .B = B, .T = B * T, .N = B * T };
+    const struct gdn_cuda_shape s = { .b = &b, .H = H, .small = true, .sm_count = sm_count };
+    return gdn_cuda_find_cut(&s);
+}
+
+static struct gdn_cuda_cut cut_like(const struct gdn_cu_batch *b, int64_t H,
+                                    const struct gdn_cuda_cut *like)
+{
+    const struct gdn_cuda_shape s = { .b = b, .H = H, .sm_count = SMS };
+    return gdn_cuda_cut_like(&s, like);
 }
 
 static int64_t segments_of(const struct gdn_cuda_cut *c, int64_t tokens)
@@ -40,6 +71,28 @@ static void plans(void)
               (int)calls[i].B, (int)T, (int)calls[i].H, (int)n);
         CHECK(c.units == 0 || (c.first % 64 == 0 && c.each % 64 == 0 && !c.wide), "call %d",
               (int)i);
+    }
+}
+
+/* Small heads have one form, of which 132 blocks run at once: where there are as many, or they are
+ * short, they stay whole. */
+static void small_heads(void)
+{
+    static const struct {
+        int64_t B, T, H, least, most; /* 1: whole */
+    } calls[] = {
+        { 4, 8192, 32, 1, 1 }, { 4, 8192, 64, 1, 1 },  { 8, 1024, 32, 1, 1 },
+        { 4, 2048, 32, 1, 1 }, { 4, 8192, 16, 1, 1 },  { 1, 2048, 32, 1, 1 },
+        { 1, 2048, 8, 1, 1 },  { 1, 8192, 132, 1, 1 }, { 1, 8192, 32, 2, 5 },
+        { 1, 32768, 32, 4, 6 }, { 1, 8192, 8, 6, 12 }, { 1, 32768, 8, 12, 20 },
+        { 0, 0, 8, 1, 1 },
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const struct gdn_cuda_cut c = find_small(calls[i].B, calls[i].T, calls[i].H, SMS);
+        const int64_t             T = calls[i].T, n = segments_of(&c, T);
+        CHECK(n >= calls[i].least && n <= calls[i].most, "%d x %d tokens, %d heads: %d segments",
+              (int)calls[i].B, (int)T, (int)calls[i].H, (int)n);
+        CHECK(c.small && !c.wide && !c.later_wide, "call %d", (int)i);
     }
 }
 
@@ -81,7 +134,7 @@ static void longest_is_said(void)
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const int64_t             N = calls[i].T + (calls[i].B - 1) * calls[i].others;
         const struct gdn_cu_batch b = { .B = calls[i].B, .T = N, .N = N };
-        const struct gdn_cuda_cut c = gdn_cuda_find_cut(&b, calls[i].H, calls[i].T, false, SMS);
+        const struct gdn_cuda_cut c = find_said(&b, calls[i].H, calls[i].T);
         const int64_t             n = segments_of(&c, calls[i].T);
         CHECK(n >= calls[i].least && n <= calls[i].most, "call %d: %d segments", (int)i, (int)n);
         CHECK(segments_of(&c, calls[i].others) == 1, "call %d: short ones are cut", (int)i);
@@ -96,7 +149,7 @@ static void about_one_length(void)
         for (int64_t B = 2; B < 20; B++) {
             const struct gdn_cu_batch b    = { .B = B, .T = B * T, .N = B * T };
             const struct gdn_cuda_cut even = find(B, T, 4, SMS),
-                                      said = gdn_cuda_find_cut(&b, 4, T / 5 * 7, false, SMS);
+                                      said = find_said(&b, 4, T / 5 * 7);
             if (even.first > 2 * T) continue; /* for lengths that are unknown */
             CHECK(even.first == said.first && even.each == said.each, "%d x %d tokens", (int)B,
                   (int)T);
@@ -110,11 +163,16 @@ static void workspace_is_bounded(void)
     for (int i = 0; i < 7; i++)
         for (int64_t n = 1; n < 70; n++)
             for (int64_t T = 100; T < 1 << 20; T += T / 3) {
-                const struct gdn_cu_batch b   = { .B = 9, .T = T, .N = T };
+                const struct gdn_cu_batch   b = { .B = 9, .T = T, .N = T };
+                const struct gdn_cuda_shape s = { .b = &b, .H = n, .longest = T / 5 * 3,
+                                                  .sm_count = sms[i] };
                 const struct gdn_cuda_cut one = find(1, T, n, sms[i]), many = find(n, T, 1, sms[i]),
                                           some = find(n, T, 7, sms[i]),
-                                          said = gdn_cuda_find_cut(&b, n, T / 5 * 3, false, sms[i]);
+                                          small = find_small(1, T, n, sms[i]),
+                                          said = gdn_cuda_find_cut(&s);
                 CHECK(one.units * n <= 5 * sms[i], "%d heads: %d", (int)n, (int)one.units);
+                CHECK(small.units * n <= 5 * sms[i], "%d small heads: %d", (int)n,
+                      (int)small.units);
                 CHECK(said.units * n <= 5 * sms[i], "%d heads: %d", (int)n, (int)said.units);
                 CHECK(many.units <= 5 * sms[i], "%d rows: %d", (int)n, (int)many.units);
                 CHECK(some.units * 7 <= 5 * sms[i], "7 heads, %d rows: %d", (int)n,
@@ -131,16 +189,13 @@ static void early_stop(void)
                                     { 32, 16384, 32768 } };
     for (int64_t T = 8192; T <= 1 << 20; T *= 2)
         for (int64_t n = 1; n <= 66; n++) {
-            const struct gdn_cu_batch b = { .B = 1, .T = T, .N = T };
-            const struct gdn_cuda_cut c = gdn_cuda_find_cut(&b, n, 0, true, SMS);
+            const struct gdn_cuda_cut c = find_early(T, n);
             CHECK(c.units * n <= 5 * SMS, "%d heads: %d", (int)n, (int)c.units);
             CHECK(!c.units == !find(1, T, n, SMS).units, "%d heads, %d tokens", (int)n, (int)T);
         }
     for (int i = 0; i < 6; i++) {
         const int64_t T = calls[i / 2][1 + i % 2], H = calls[i / 2][0];
-        const struct gdn_cu_batch b   = { .B = 1, .T = T, .N = T };
-        const struct gdn_cuda_cut all = find(1, T, H, SMS),
-                                  c   = gdn_cuda_find_cut(&b, H, 0, true, SMS);
+        const struct gdn_cuda_cut all = find(1, T, H, SMS), c = find_early(T, H);
         CHECK(i % 2 ? 3 * c.first < 2 * all.first : c.first == all.first && c.each == all.each,
               "%d heads, %d tokens: %d, %d chunks", (int)H, (int)T, (int)c.first / 64,
               (int)c.each / 64);
@@ -154,7 +209,7 @@ static void rows(void)
         const struct gdn_cuda_cut like = { .first = 192, .each = 128 };
         const struct gdn_cu_batch b    = { .B = 3, .T = T, .N = 3 * T, .padded = 1 };
         const int64_t n = T > 192 ? (T - 192 + 127) / 128 : 0;
-        const struct gdn_cuda_cut c    = gdn_cuda_cut_like(&b, 4, SMS, &like);
+        const struct gdn_cuda_cut c    = cut_like(&b, 4, &like);
         CHECK(c.units == 3 * n, "%d tokens: %d segments", (int)T, (int)c.units);
     }
 }
@@ -168,8 +223,8 @@ static void any_lengths(void)
         struct gdn_cuda_cut like = { .first = 64 * (1 + i % 11), .each = 64 * (1 + i % 5) };
         const struct gdn_cu_batch b = { .B = B, .T = B * mean, .N = B * mean };
         const struct gdn_cuda_cut c =
-            mean > 4000 && i % 2 ? gdn_cuda_find_cut(&b, 4, i % 13 * mean / 3, false, SMS)
-                                 : gdn_cuda_cut_like(&b, 4, SMS, &like);
+            mean > 4000 && i % 2 ? find_said(&b, 4, i % 13 * mean / 3)
+                                 : cut_like(&b, 4, &like);
         int64_t rest = B * mean, n = 0, several = 0;
         for (int64_t s = 0; s < B; s++) {
             const int64_t more   = (int64_t)ring2_uniform(0, 3) * c.each;
@@ -293,6 +348,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "segments: plans", plans },
+        { "segments: small heads", small_heads },
         { "segments: uneven batches", uneven_batches },
         { "segments: the longest is said", longest_is_said },
         { "segments: about one length", about_one_length },

@@ -63,7 +63,7 @@ struct gdn_cuda {
     struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
     struct gdn_cuda_cut told;    /* the one that the log was told of last */
     struct {
-        int64_t             of[7]; /* what was planned for last; zeros: nothing yet */
+        int64_t             of[8]; /* what was planned for last; zeros: nothing yet */
         struct gdn_cuda_cut cut;
     } planned;
 };

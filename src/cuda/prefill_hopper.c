@@ -28,9 +28,10 @@ static bool is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, in
     return (uintptr_t)r->data % 16 == 0;
 }
 
-/* Clusters, of whole sequences and of segments, wide blocks, and M and U of segments. All but the
- * last give the same bits. Deep ones take larger heads, so many blocks for every 128 columns. */
-enum form { CLUSTER, PART, WIDE, SUMMARY, DEEP };
+/* Clusters, of whole sequences and of segments, wide blocks, blocks of small heads, and M and U of
+ * segments. All but the last give the same bits. Deep ones take larger heads, so many blocks for
+ * every 128 columns. */
+enum form { CLUSTER, PART, WIDE, SMALL, SUMMARY, DEEP };
 static const struct {
     int                n_blocks; /* of a sequence and head */
     enum gdn_kernel_id bf16, f16;
@@ -38,6 +39,7 @@ static const struct {
     [CLUSTER] = { 2, GDN_CU_prefill_hopper_BF16, GDN_CU_prefill_hopper_F16 },
     [PART]    = { 2, GDN_CU_prefill_hopper_part_BF16, GDN_CU_prefill_hopper_part_F16 },
     [WIDE]    = { 1, GDN_CU_prefill_hopper_wide_BF16, GDN_CU_prefill_hopper_wide_F16 },
+    [SMALL]   = { 1, GDN_CU_prefill_hopper_small_BF16, GDN_CU_prefill_hopper_small_F16 },
     [SUMMARY] = { 2, GDN_CU_prefill_hopper_summary_BF16, GDN_CU_prefill_hopper_summary_F16 },
     [DEEP]    = { 2, GDN_CU_prefill_hopper_deep_BF16, GDN_CU_prefill_hopper_deep_F16 },
 };
@@ -47,6 +49,7 @@ static enum gdn_kernel_id kernel_of(enum form f, int dtype)
     return dtype == GDN_BF16 ? forms[f].bf16 : forms[f].f16;
 }
 
+static bool is_small(const struct gdn_cu_rule *r) { return r->K <= TILE && r->V <= TILE; }
 static bool is_deep(const struct gdn_cu_rule *r) { return r->K > 2 * TILE; }
 
 bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
@@ -96,20 +99,21 @@ static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_wish wish)
     return r->norm != GDN_NORM_NONE && !wish.every_token;
 }
 
-/* Planned where it is not the shape of before: that takes up to 5 us, and a call asks twice, for
- * its workspace and to launch. Larger heads have no segments. */
+/* Of the whole call. Planned where it is not the shape of before: that takes up to 5 us, and a call
+ * asks twice, for its workspace and to launch. Larger heads have no segments. */
 static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                     struct gdn_cuda_wish wish)
 {
     const struct gdn_cu_batch *b = &r->batch;
     struct gdn_cuda           *c = ctx->cuda;
-    const bool    stops = may_stop(r, wish);
-    const int64_t of[]  = { b->B, b->T, b->N, b->padded, r->H, wish.longest, stops };
+    const struct gdn_cuda_shape s = { b, r->H, wish.longest, is_small(r), may_stop(r, wish),
+                                      c->sm_count };
+    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, wish.longest, s.small, s.stops };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
-    if (wish.whole || is_deep(r)) return gdn_cuda_no_cut(b, r->H, wish.longest, c->sm_count);
-    if (c->cut.first) return gdn_cuda_cut_like(b, r->H, c->sm_count, &c->cut);
+    if (wish.whole || is_deep(r)) return gdn_cuda_no_cut(&s);
+    if (c->cut.first) return gdn_cuda_cut_like(&s, &c->cut);
     if (memcmp(c->planned.of, of, sizeof of) != 0) {
-        c->planned.cut = gdn_cuda_find_cut(b, r->H, wish.longest, stops, c->sm_count);
+        c->planned.cut = gdn_cuda_find_cut(&s);
         memcpy(c->planned.of, of, sizeof of);
     }
     return c->planned.cut;
@@ -168,19 +172,19 @@ static void tell_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
     *told = *c;
 }
 
-/* What has columns that a launch takes; `slice` others are before it. */
+/* What has columns that a launch takes; `slice` others are before it. c: the call's. */
 static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                            const struct gdn_cuda_chunks *how, int slice, struct gdn_cuda_ran *ran,
-                            void *stream)
+                            const struct gdn_cuda_chunks *how, struct gdn_cuda_cut c, int slice,
+                            struct gdn_cuda_ran *ran, void *stream)
 {
     const struct gdn_cu_batch   *b = &r->batch;
     struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number,
                                        .early_stop = may_stop(r, how->wish) };
-    struct gdn_cuda_cut          c = find_cut(ctx, r, how->wish);
     const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;
-    const enum form later = c.later_wide ? WIDE : PART;
-    const enum form first = is_deep(r) ? DEEP : c.wide ? WIDE : c.units ? PART : CLUSTER;
+    const enum form later = c.small ? SMALL : c.later_wide ? WIDE : PART;
+    const enum form first = is_deep(r) ? DEEP : c.small ? SMALL : c.wide ? WIDE
+                            : c.units  ? PART : CLUSTER;
     const int       n_slices = (r->V + COLUMNS - 1) / COLUMNS; /* of others it is one */
     TRY(find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
     TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
@@ -230,11 +234,12 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream)
 {
-    struct gdn_cuda_ran again = { .n = 0 }; /* the same kernels */
-    if (is_deep(r)) return run_slice(ctx, r, how, 0, ran, stream);
+    const struct gdn_cuda_cut c     = find_cut(ctx, r, how->wish);
+    struct gdn_cuda_ran       again = { .n = 0 }; /* the same kernels */
+    if (is_deep(r)) return run_slice(ctx, r, how, c, 0, ran, stream);
     for (int i = 0; i * COLUMNS < r->V; i++) {
         const struct gdn_cu_rule s = slice_of(r, i * COLUMNS);
-        TRY(run_slice(ctx, &s, how, i, i ? &again : ran, stream));
+        TRY(run_slice(ctx, &s, how, c, i, i ? &again : ran, stream));
     }
     return GDN_OK;
 }

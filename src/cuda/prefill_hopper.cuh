@@ -7,9 +7,11 @@
  * or where those would not run at one time a block with two (prefill_hopper_wide.cu). Who includes this
  * says which: HOPPER_GROUPS, HOPPER_BLOCKS of a cluster, HOPPER_CUTS for segments. Without HOPPER_OUTPUTS
  * (prefill_hopper_summary.cu) it is two blocks of two warpgroups that find what a segment makes of a
- * state (prefill_segments.cuh): U one, M the other. With a HOPPER_DEPTH of 2 (prefill_hopper_deep.cu) the
- * two warpgroups of a block have 128 keys each, up to 256, of the same 64 columns
- * (prefill_hopper_halves.cuh), and a head has a cluster for every 128 columns.
+ * state (prefill_segments.cuh): U one, M the other. HOPPER_KEYS are tiles of 64 keys: with 4
+ * (prefill_hopper_deep.cu) the two warpgroups of a block have 128 keys each, up to 256, of the same 64
+ * columns (prefill_hopper_halves.cuh), and a head has a cluster for every 128 columns; with 1
+ * (prefill_hopper_small.cu) a head of up to 64 keys and columns has a block, and there two warpgroups
+ * take turns at T and P, as the blocks of a cluster do.
  *
  *     warpgroup 0     io     loads, gates, stores (prefill_hopper_io.cuh)
  *     1, or 1 and 2   state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
@@ -50,19 +52,26 @@ struct hopper_head {
     struct prefill_cursor     cursors[4 * HOPPER_GROUPS];
 };
 
-/* A single block makes T of two chunks at once (prefill_hopper_solve.cuh). */
-enum { HOPPER_PAIRS = HOPPER_BLOCKS == 1, HOPPER_SQUARES = HOPPER_PAIRS ? 2 : 1 };
-
-/* Tiles of V, and of K and Q, that a block has of a chunk. */
-enum { HOPPER_WIDTH = HOPPER_GROUPS / HOPPER_DEPTH, HOPPER_KEYS = 2 * HOPPER_DEPTH };
+/* Of a chunk a block has HOPPER_KEYS tiles of K and of Q and HOPPER_WIDTH of V; a warpgroup of the
+ * state HOPPER_KEYS / HOPPER_DEPTH tiles of keys, a thread of it HOPPER_STATE floats of S. */
+enum {
+    HOPPER_DEPTH   = HOPPER_KEYS == 4 ? 2 : 1,
+    HOPPER_WIDTH   = HOPPER_GROUPS / HOPPER_DEPTH,
+    HOPPER_STATE   = 32 * HOPPER_KEYS / HOPPER_DEPTH,
+    HOPPER_SOLVERS = HOPPER_KEYS == 1 ? 2 : 1, /* warpgroups of a block that make T and P, */
+    HOPPER_TURN    = HOPPER_BLOCKS * HOPPER_SOLVERS, /* and those of a cluster: they take turns; */
+    HOPPER_PAIRS   = HOPPER_TURN == 1,         /* a single one makes T of two chunks at once */
+    HOPPER_AT_ONCE = HOPPER_PAIRS ? 2 : 1,
+    HOPPER_SQUARES = HOPPER_SOLVERS * HOPPER_AT_ONCE
+};
+typedef float hopper_share[HOPPER_STATE];
 
 enum {
     HOPPER_AHEAD = HOPPER_DEPTH == 2 ? 4 : HOPPER_PAIRS ? 6 : 8, /* gates */
-    HOPPER_RING  = HOPPER_DEPTH == 2 || HOPPER_PAIRS ? 3 : 4,    /* K */
-    HOPPER_MADE  = HOPPER_BLOCKS == 1 ? 3 : HOPPER_DEPTH == 2 ? 2 : 4, /* T; even where two blocks
-                                                                          take turns */
-    HOPPER_THREE = HOPPER_DEPTH == 2 ? 1 : 3,  /* Q */
-    HOPPER_TURNS = 2,                          /* V, then the output */
+    HOPPER_RING  = HOPPER_DEPTH == 2 || HOPPER_PAIRS ? 3 : 4, /* K */
+    HOPPER_MADE  = HOPPER_PAIRS ? 3 : HOPPER_DEPTH == 2 ? 2 : 4, /* T; even where there are turns */
+    HOPPER_THREE = HOPPER_DEPTH == 2 ? 1 : HOPPER_SOLVERS == 2 ? 4 : 3, /* Q */
+    HOPPER_TURNS = 2,                         /* V, then the output */
     HOPPER_P_TURNS = HOPPER_PAIRS ? 3 : 2,
     /* Barriers that say that K and Q are there: who looks at every second chunk alone must see every
      * phase of them. */
@@ -70,6 +79,7 @@ enum {
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_THREE : HOPPER_THREE,
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
     HOPPER_L_ROW = 68 * 4, /* from one row of L to the next: no two meet in a bank */
+    HOPPER_SQUARE = 64 * HOPPER_L_ROW,
 
     HOPPER_K        = 0, /* 64 columns after another; Q likewise */
     HOPPER_Q        = HOPPER_K + HOPPER_RING * HOPPER_KEYS * HOPPER_TILE,
@@ -78,7 +88,6 @@ enum {
     HOPPER_P        = HOPPER_T + HOPPER_MADE * HOPPER_TILE,
     HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_TURNS * HOPPER_TILE, /* between halves */
     HOPPER_L        = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
-    HOPPER_SQUARE   = 64 * HOPPER_L_ROW, /* of chunks whose T are made at once */
     HOPPER_GATES    = HOPPER_L + HOPPER_SQUARES * HOPPER_SQUARE,
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
 
@@ -109,7 +118,7 @@ GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 
 /* Barriers of the hardware, 128 threads each. */
 enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN,
-       HOPPER_BARRIER_HALVES };
+       HOPPER_BARRIER_HALVES, HOPPER_BARRIER_SECOND };
 
 /* What all threads of a block know. */
 struct hopper_block {

@@ -84,8 +84,8 @@ GDN_DEVICE void sum_halves(const struct hopper_state &w, float (&x)[32])
 
 /* The half's parts of S^T K^T and S^T Q^T, a group each, under way; is the chunk plain? */
 template <int io>
-GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[32], float (&x)[32],
-                            float (&o)[32], const float (&S)[64], int c)
+GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_STATE / 2],
+                            float (&x)[32], float (&o)[32], const hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
@@ -105,12 +105,12 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[32], flo
 /* As pass_plain(): chunk c, if it is plain; else nothing has been done. Both halves look at the same
  * gates and the same U. What both do is the same code: they share a cache of it. */
 template <int io>
-GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, float (&S)[64], int c)
+GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
     const bool                 first = in_warp(w.half() == 0);
-    uint32_t                   a[32], r[16], y[16];
+    uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
     float                      o[32], u[32];
     if (!start_plain<io>(w, a, u, o, S, c)) return false;
     if (first) {

@@ -14,11 +14,11 @@
 
 /* As pass_plain(). */
 template <int io>
-GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, float (&S)[64], int c)
+GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
-    uint32_t                   a[32], r[16];
+    uint32_t                   a[HOPPER_STATE / 2], r[16];
     float                      x[32];
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
@@ -47,13 +47,13 @@ GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, float (&S)[64], in
 
 /* As pass_any(). */
 template <int io>
-GDN_DEVICE void pass_any_keys(const struct hopper_state &w, float (&S)[64], int c)
+GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
     const uint32_t             v = b.v(c) + w.v_lane;
     float                      u[32];
-    uint32_t                   a[32], r[16];
+    uint32_t                   a[HOPPER_STATE / 2], r[16];
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
     pack<io>(a, S);
@@ -84,10 +84,10 @@ GDN_DEVICE void pass_any_keys(const struct hopper_state &w, float (&S)[64], int 
 }
 
 /* The identity, of the warp's columns. */
-GDN_DEVICE void set_identity(float (&S)[64], int first, int lane)
+GDN_DEVICE void set_identity(hopper_share &S, int first, int lane)
 {
 #pragma unroll
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < HOPPER_STATE; i++) {
         const int column = first + lane / 4 + i / 2 % 2 * 8, k = i / 4 * 8 + lane % 4 * 2 + i % 2;
         S[i] = column == k ? 1 : 0;
     }
@@ -101,7 +101,7 @@ template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, i
                                       group * HOPPER_TILE +
                                           tile_place(row, 16 * (warp % 4) + lane / 8 % 2 * 8) };
     const struct hopper_segment s = b.common().segment;
-    float                       S[64];
+    hopper_share                S;
     set_identity(S, b.rank ? 16 * warp : 128, lane);
     int c = 0;
     while (in_warp(c < b.n_chunks)) {

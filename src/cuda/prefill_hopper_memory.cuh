@@ -48,10 +48,10 @@ GDN_DEVICE bool has_pairs(const struct state_place &p, const struct state_part &
            (((uint64_t)p.data | (uint64_t)p.v_step) & (2 * bytes - 1)) == 0;
 }
 
-enum { HOPPER_PART = 16, HOPPER_PARTS = 64 / HOPPER_PART, HOPPER_PART_KEYS = 32 };
+enum { HOPPER_PART = 16, HOPPER_PARTS = HOPPER_STATE / HOPPER_PART, HOPPER_PART_KEYS = 32 };
 typedef float hopper_part[HOPPER_PART];
 
-GDN_DEVICE void take_part(hopper_part &x, const float (&S)[64], int part)
+GDN_DEVICE void take_part(hopper_part &x, const hopper_share &S, int part)
 {
 #pragma unroll
     for (int i = 0; i < HOPPER_PART; i++) {
@@ -61,10 +61,10 @@ GDN_DEVICE void take_part(hopper_part &x, const float (&S)[64], int part)
             if (p == part) x[i] = S[p * HOPPER_PART + i];
     }
 }
-GDN_DEVICE void put_part(float (&S)[64], const hopper_part &x, int part)
+GDN_DEVICE void put_part(hopper_share &S, const hopper_part &x, int part)
 {
 #pragma unroll
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < HOPPER_STATE; i++)
         if (i / HOPPER_PART == part) S[i] = x[i % HOPPER_PART];
 }
 
@@ -105,12 +105,12 @@ GDN_DEVICE void move_part(hopper_part &x, const struct state_place &p,
     }
 }
 
-GDN_DEVICE void read_state(float (&S)[64], const struct state_place &p,
+GDN_DEVICE void read_state(hopper_share &S, const struct state_place &p,
                            const struct state_part &part)
 {
     const bool pairs = has_pairs(p, part);
 #pragma unroll
-    for (int i = 0; i < 64; i++) S[i] = 0;
+    for (int i = 0; i < HOPPER_STATE; i++) S[i] = 0;
 #pragma unroll 1
     for (int i = 0; p.data && i < HOPPER_PARTS; i++) {
         hopper_part x = {};
@@ -119,7 +119,7 @@ GDN_DEVICE void read_state(float (&S)[64], const struct state_place &p,
     }
 }
 
-GDN_DEVICE void write_state(const float (&S)[64], const struct state_place &p,
+GDN_DEVICE void write_state(const hopper_share &S, const struct state_place &p,
                             const struct state_part &part)
 {
 #pragma unroll 1

@@ -86,8 +86,8 @@ GDN_DEVICE void prepare(struct hopper_block &b)
     if (threadIdx.x / 32 == 1) init_barriers(b);
     for (int i = threadIdx.x; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x)
         store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
-    for (int i = 0; i < HOPPER_SQUARES && threadIdx.x == 0; i++)
-        store_shared(hopper_address() + HOPPER_L + i * HOPPER_SQUARE + 64 * 4, 0, 0, 0, 0);
+    if (threadIdx.x < HOPPER_SQUARES)
+        store_shared(hopper_address() + HOPPER_L + threadIdx.x * HOPPER_SQUARE + 64 * 4, 0, 0, 0, 0);
     async_fence();
     __syncthreads();
     b.n_chunks = (int)((b.s().n_valid + 63) / 64);
@@ -98,6 +98,15 @@ GDN_DEVICE void prepare(struct hopper_block &b)
 GDN_DEVICE void end_after_others(void)
 {
     if (HOPPER_CUTS && blockIdx.x + HOPPER_BLOCKS >= gridDim.x) griddepcontrol_wait();
+}
+
+/* A thread begins with as many as launch bounds leave it. */
+template <int n> GDN_DEVICE void take_registers(void)
+{
+    if constexpr (n > 65536 / (128 * (1 + HOPPER_GROUPS + HOPPER_SOLVERS)))
+        raise_registers<n>();
+    else
+        lower_registers<n>();
 }
 
 template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper &a)
@@ -122,17 +131,17 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     }
     if (HOPPER_BLOCKS == 2) cluster_sync();
     if (group == 0) {
-        lower_registers<HOPPER_IO_REGISTERS>();
+        take_registers<HOPPER_IO_REGISTERS>();
         run_io<io>(b, warp, lane);
     } else if (group <= HOPPER_GROUPS) {
-        raise_registers<HOPPER_STATE_REGISTERS>();
+        take_registers<HOPPER_STATE_REGISTERS>();
         if constexpr (HOPPER_OUTPUTS)
             run_state_warps<io>(b, warp - 4, lane);
         else
             run_keys_warps<io>(b, warp - 4, lane);
     } else {
-        lower_registers<HOPPER_SOLVE_REGISTERS>();
-        run_solve<io>(b, warp % 4, lane);
+        take_registers<HOPPER_SOLVE_REGISTERS>();
+        run_solve<io>(b, HOPPER_SOLVERS == 1 ? 0 : group - HOPPER_GROUPS - 1, warp % 4, lane);
     }
     __syncwarp();
     if (HOPPER_BLOCKS == 2) cluster_sync(); /* the other block may still signal here, or copy */

@@ -21,19 +21,20 @@
 struct hopper_solver {
     const struct hopper_block &b;
     int                        warp, lane;
+    int                        number; /* of its square: the warpgroup of its block, or one of two chunks */
     uint32_t                   square; /* 64 x 64 floats, rows HOPPER_L_ROW apart */
     uint32_t                   rows;   /* the warp's 16 of them */
 
     /* Tokens that are dead, 16 bits per warp, behind row 0; two sets in turn. */
     __device__ __forceinline__ uint32_t *dead(int c) const
     {
-        const uint32_t number = (uint32_t)c / (HOPPER_BLOCKS * HOPPER_SQUARES);
-        return (uint32_t *)(gdn_shared + HOPPER_L + (uint32_t)c % HOPPER_SQUARES * HOPPER_SQUARE + 64 * 4) +
-               number % 2 * 2;
+        const int at = HOPPER_SQUARES == 1 ? 0 : number * HOPPER_SQUARE; /* known early: less code */
+        return (uint32_t *)(gdn_shared + HOPPER_L + 64 * 4 + at) +
+               (uint32_t)c / (HOPPER_TURN * HOPPER_AT_ONCE) % 2 * 2;
     }
     __device__ __forceinline__ void wait() const
     {
-        barrier_wait(HOPPER_BARRIER_SOLVE, 128);
+        barrier_wait(number ? HOPPER_BARRIER_SECOND : HOPPER_BARRIER_SOLVE, 128);
     }
     /* All of T has been written, and this is the warp that has most to do for it; others go on. */
     __device__ __forceinline__ bool is_last() const
@@ -178,19 +179,19 @@ GDN_DEVICE void join_halves(float (&z)[4], uint32_t block, int g, int t)
     mma_tf32(z, b, load_word(D), load_word(D + HOPPER_L_ROW));
 }
 
-/* The warp's block of the diagonal, of all squares; w: of the first. */
+/* The warp's block of the diagonal, of all chunks at once; w: of the first. */
 GDN_DEVICE void invert_block(const struct hopper_solver &w)
 {
     const int      lane = opaque(w.lane), g = lane / 4, t = lane % 4;
     const uint32_t block = w.rows + w.warp * 64;
-    float          z[HOPPER_SQUARES][4] = {};
-    invert_half(block + lane / 16 * (HOPPER_SQUARES - 1) * HOPPER_SQUARE +
+    float          z[HOPPER_AT_ONCE][4] = {};
+    invert_half(block + lane / 16 * (HOPPER_AT_ONCE - 1) * HOPPER_SQUARE +
                     lane / 8 % 2 * (8 * HOPPER_L_ROW + 32), lane);
 #pragma unroll
-    for (int i = 0; i < HOPPER_SQUARES; i++) join_halves(z[i], block + i * HOPPER_SQUARE, g, t);
+    for (int i = 0; i < HOPPER_AT_ONCE; i++) join_halves(z[i], block + i * HOPPER_SQUARE, g, t);
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < HOPPER_SQUARES; i++)
+    for (int i = 0; i < HOPPER_AT_ONCE; i++)
         store_shared(block + i * HOPPER_SQUARE + g * HOPPER_L_ROW + 32 + t * 8,
                      round_tf32(z[i][0]), round_tf32(z[i][1]));
 }
@@ -498,12 +499,14 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     wgmma_wait<1>();
 }
 
-template <int io> GDN_DEVICE void solve_chunks(const struct hopper_block &b, int warp, int lane)
+template <int io>
+GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp, int lane)
 {
-    const uint32_t             square = hopper_address() + HOPPER_L;
-    const struct hopper_solver w = { b, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
+    const uint32_t             square = hopper_address() + HOPPER_L + solver * HOPPER_SQUARE;
+    const struct hopper_solver w = { b, warp, lane, solver, square,
+                                     square + warp * 16 * HOPPER_L_ROW };
 #pragma unroll 1
-    for (int c = (int)b.rank; c < b.n_chunks; c += HOPPER_BLOCKS) {
+    for (int c = (int)b.rank + solver; c < b.n_chunks; c += HOPPER_TURN) {
         hopper_gates &g = b.gates(c);
         float         x[32], y[32];
         multiply_chunk<io>(w, g, x, y, c);
@@ -511,7 +514,7 @@ template <int io> GDN_DEVICE void solve_chunks(const struct hopper_block &b, int
         write_square(w, g, x, c);
         invert_block(w);
         w.wait(); /* the inverses are there */
-        if (warp == 0 && lane < 2) w.dead(c + HOPPER_BLOCKS)[lane] = 0;
+        if (warp == 0 && lane < 2) w.dead(c + HOPPER_TURN)[lane] = 0;
         wgmma_wait<0>();
         make_t<io>(w, g, c);
         if (HOPPER_DEPTH == 2) multiply_queries<io>(w, g, y, c);
@@ -519,11 +522,11 @@ template <int io> GDN_DEVICE void solve_chunks(const struct hopper_block &b, int
     }
 }
 
-/* What a warp knows of square i. */
+/* Of chunk i of a pair. */
 GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, int warp, int lane)
 {
     const uint32_t square = hopper_address() + HOPPER_L + i * HOPPER_SQUARE;
-    return { b, warp, lane, square, square + warp * 16 * HOPPER_L_ROW };
+    return { b, warp, lane, i, square, square + warp * 16 * HOPPER_L_ROW };
 }
 
 /* Two chunks at once: L and P, which take each warp the same time together; then both inverses, half a
@@ -548,19 +551,20 @@ template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int 
         }
         invert_block(first);
         first.wait(); /* the inverses are there */
-        if (warp == 0 && lane < 4) first.dead(c + 2 + lane / 2)[lane % 2] = 0;
+        if (warp == 0 && lane < 4) solver_of(b, lane / 2, 0, lane).dead(c + 2)[lane % 2] = 0;
 #pragma unroll 1
         for (int i = 0; i < n; i++)
             make_t<io>(solver_of(b, i, i ? 3 - warp : warp, opaque(lane)), b.gates(c + i), c + i);
     }
 }
 
-template <int io> GDN_DEVICE void run_solve(const struct hopper_block &b, int warp, int lane)
+template <int io>
+GDN_DEVICE void run_solve(const struct hopper_block &b, int solver, int warp, int lane)
 {
     if constexpr (HOPPER_PAIRS)
         solve_pairs<io>(b, warp, lane);
     else
-        solve_chunks<io>(b, warp, lane);
+        solve_chunks<io>(b, solver, warp, lane);
 }
 
 #endif

@@ -149,14 +149,13 @@ GDN_DEVICE void multiply_turned(float (&x)[32], const uint32_t (&a)[n], uint32_t
 }
 
 /* S^T += w times the tile of keys. Ends its group. */
-template <int io>
-GDN_DEVICE void add_tokens(float (&S)[64], const uint32_t *w, uint32_t tile)
+template <int io> GDN_DEVICE void add_tokens(hopper_share &S, const uint32_t *w, uint32_t tile)
 {
     const uint32_t place = wgmma_place(tile, HOPPER_TILE);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        wgmma<io>::add_columns128(S, w + 4 * i, wgmma_factor(place + i * (16 * 128 / 16)));
+        wgmma<io>::add_columns(S, w + 4 * i, wgmma_factor(place + i * (16 * 128 / 16)));
     wgmma_commit();
 }
 
@@ -273,8 +272,8 @@ GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int side)
 
 /* The state after the first n tokens of chunk c, as a call leaves it that ends there. */
 template <int io>
-GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
-                            const float (&u)[32], int c, int n, const struct state_place &to)
+GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
+                            int c, int n, const struct state_place &to)
 {
     const hopper_gates &g     = w.b.gates(c);
     const float         decay = end_decay(g, n);
@@ -292,7 +291,7 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const float (&S)[64],
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                wgmma<io>::add_columns32(x, a + 4 * i, wgmma_factor(keys + i * (16 * 128 / 16)));
+                wgmma<io>::add_columns(x, a + 4 * i, wgmma_factor(keys + i * (16 * 128 / 16)));
             wgmma_commit();
             wgmma_wait<0>();
         }
@@ -345,19 +344,18 @@ GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
 
 /* Checkpoints inside chunk c, which has n tokens; those after it are left for later. */
 template <int io>
-GDN_DEVICE void leave_inside(const struct hopper_state &w, const float (&S)[64],
-                             const float (&u)[32], int c, int n)
+GDN_DEVICE void leave_inside(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
+                             int c, int n)
 {
     while (w.cursor.at < (int64_t)c * 64 + n) {
         const int64_t m = w.cursor.at - (int64_t)c * 64, slot = w.cursor.slot;
-        if (m > 0 && slot >= 0)
-            leave_state<io>(w, S, u, c, (int)m, checkpoint_place(w));
+        if (m > 0 && slot >= 0) leave_state<io>(w, S, u, c, (int)m, checkpoint_place(w));
         move_cursor(w, w.cursor.c + 1);
     }
 }
 
 /* What is left between chunks: checkpoints after the first n tokens, and the final state. */
-GDN_DEVICE void leave_after(const struct hopper_state &w, const float (&S)[64], int64_t n, bool is_final)
+GDN_DEVICE void leave_after(const struct hopper_state &w, const hopper_share &S, int64_t n, bool is_final)
 {
     for (bool more = true; more;) {
         struct state_place to = {};
@@ -439,13 +437,12 @@ GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c
  * beside it. What is not finite in S, R or T leaves no column of U finite, so that one look at U is
  * enough.
  */
-template <int io>
-GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
+template <int io> GDN_DEVICE bool pass_plain(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
     const uint32_t             v = b.v(c) + w.v_lane;
-    uint32_t                   a[32], r[16], y[16];
+    uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
     float                      o[32], u[32];
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
@@ -494,18 +491,17 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, float (&S)[64], int c)
 
 /* Where keys have two halves (prefill_hopper_halves.cuh). */
 GDN_DEVICE void                   sum_halves(const struct hopper_state &w, float (&x)[32]);
-template <int io> GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, float (&S)[64], int c);
+template <int io> GDN_DEVICE bool pass_plain_half(const struct hopper_state &, hopper_share &S, int c);
 
 /* Any chunk, one thing after the other. */
-template <int io>
-GDN_DEVICE void pass_any(const struct hopper_state &w, float (&S)[64], int c)
+template <int io> GDN_DEVICE void pass_any(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b      = w.b;
     const hopper_gates        &g      = b.gates(c);
     const token_mask           resets = tokens_of(g.resets);
     const uint32_t             v      = b.v(c) + w.v_lane;
     float                      o[32], u[32];
-    uint32_t                   a[32], r[16];
+    uint32_t                   a[HOPPER_STATE / 2], r[16];
     struct spoilt_rows         spoilt = { { 0, 0 } };
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
@@ -568,7 +564,7 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     struct hopper_state w   = { b, b.common().cursors[warp],
                                 { b.column() + 16 * warp, b.r.V, b.r.K }, group, warp % 4,
                                 lane };
-    float               S[64];
+    hopper_share        S;
     if (HOPPER_DEPTH == 2) w.part = { b.column() + 16 * w.warp, b.r.V, b.r.K - w.half() * 128 };
     w.v_lane = w.tile() * HOPPER_TILE + tile_place(row, 16 * w.warp + lane / 8 % 2 * 8);
     move_cursor(w, b.common().segment.checkpoint);

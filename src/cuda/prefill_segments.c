@@ -7,7 +7,8 @@
  *
  * First segments run in clusters; beside them, on the multiprocessors that these leave free, go M
  * and U of the segments between first and last. So the first one is longer or shorter than the
- * others, such that both are done at once.
+ * others, such that both are done at once. Small heads (prefill_hopper_small.cu) have one form, of
+ * one block, for whole sequences and for all segments.
  *
  * Most summaries may be brief (prefill_hopper_tail.cuh), but whether they are follows from gates,
  * which nobody reads here. So where they may be, that counts as being as likely as not, and another
@@ -26,9 +27,10 @@ enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
  * are a small part. */
 enum { UNEVEN = 2, LEAST_UNEVEN = 600000 };
 
-/* Segments have to take so many hundredths of the time of whole sequences; of a batch of which only
- * the longest length is known, as what lies between that and the rest is not. */
-enum { WIN = 95, WIN_UNEVEN = 80 };
+/* Segments have to take so many hundredths of the time of whole sequences; of small heads, whose
+ * costs are from few measurements; of a batch of which only the longest length is known, as what
+ * lies between that and the rest is not. */
+enum { WIN = 95, WIN_SMALL = 90, WIN_UNEVEN = 80 };
 
 /* Where summaries stop early: hundredths of them that do, and the chunks that are left. Another cut
  * for that has to take so many thousandths of the time of the one that is best where none does. */
@@ -44,6 +46,7 @@ enum {
     LATER = 1270, LATER_MORE   = 900,
     LATER_WIDE = 2860, LATER_WIDE_START = 18800,
     SUMMARY = 1640, SUMMARY_START = 7260,
+    SMALL_MORE = 130, SMALL_FIRST = 1880, /* small heads: as WHOLE; beside summaries */
     STEP  = 1750, STEPS_START  = 600,  /* from segment to segment */
     CALL  = 6000, LAUNCHES     = 9200 /* of any call; of three launches more */
 };
@@ -79,17 +82,18 @@ struct trial {
     const struct gdn_cu_batch *b;
     int64_t                    n, chunks, others, rest, s, each, least;
     int                        sm_count;
-    bool                       stops; /* summaries may stop early */
+    bool                       small, stops; /* stops: summaries may stop early */
 };
 
 /* Without the length of the longest sequence all are of one; else as many as there are tokens for
  * are as long as it, and what is left is for the others. */
-static struct trial describe(const struct gdn_cu_batch *b, int64_t H, int64_t longest, int sm_count)
+static struct trial describe(const struct gdn_cuda_shape *s)
 {
-    const int64_t mean = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0;
-    struct trial  t    = { .b = b, .n = b->B * H, .chunks = divide_up(mean, CHUNK),
-                           .sm_count = sm_count };
-    longest            = at_most(b->N, longest);
+    const struct gdn_cu_batch *b = s->b;
+    const int64_t mean = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0, H = s->H;
+    const int64_t longest = at_most(b->N, s->longest);
+    struct trial  t       = { .b = b, .n = b->B * H, .chunks = divide_up(mean, CHUNK),
+                              .sm_count = s->sm_count, .small = s->small };
     if (b->padded || 2 * longest <= 3 * mean) return t;
     const int64_t many = b->N / longest, others = b->B - many, left = b->N % longest;
     t.n      = many * H;
@@ -100,18 +104,31 @@ static struct trial describe(const struct gdn_cu_batch *b, int64_t H, int64_t lo
     return t;
 }
 
+/* Blocks or clusters of the call that run at once. */
+static int64_t room_of(bool wide, const struct trial *t)
+{
+    return count_room(wide || t->small, t->sm_count);
+}
+
+/* A chunk where n run at once. */
+static int64_t time_of_chunk(bool wide, const struct trial *t, int64_t n)
+{
+    const int64_t room = room_of(wide, t), full = t->small ? room : at_least(1, room / 2);
+    const int64_t busy = at_most(full, n), more = t->small ? SMALL_MORE : WHOLE_MORE;
+    return wide ? WIDE : WHOLE + more * busy * busy / (full * full);
+}
+
 /* Of the others, where all multiprocessors work on them. */
 static int64_t time_of_rest(bool wide, const struct trial *t)
 {
-    const int64_t chunk = wide ? WIDE : WHOLE + WHOLE_MORE, start = wide ? WIDE_START : START;
-    return (t->rest * chunk + t->others * start) / count_room(wide, t->sm_count);
+    const int64_t room = room_of(wide, t), start = wide ? WIDE_START : START;
+    return (t->rest * time_of_chunk(wide, t, room) + t->others * start) / room;
 }
 
 static int64_t time_of_whole(bool wide, const struct trial *t)
 {
-    const int64_t room = count_room(wide, t->sm_count), half = at_least(1, room / 2);
-    const int64_t busy = at_most(half, t->n + (t->rest ? t->rest / t->chunks : 0));
-    const int64_t chunk = wide ? WIDE : WHOLE + WHOLE_MORE * busy * busy / (half * half);
+    const int64_t room  = room_of(wide, t);
+    const int64_t chunk = time_of_chunk(wide, t, t->n + (t->rest ? t->rest / t->chunks : 0));
     const int64_t each  = t->chunks * chunk + (wide ? WIDE_START : START);
     return CALL + at_least(divide_up(t->n, room) * each,
                            t->n * each / room + time_of_rest(wide, t));
@@ -119,19 +136,25 @@ static int64_t time_of_whole(bool wide, const struct trial *t)
 
 static bool is_whole_wide(const struct trial *t)
 {
+    if (t->small) return false;
     return t->others ? time_of_whole(true, t) < time_of_whole(false, t)
                      : is_wide_better(t->n, t->sm_count);
 }
 
-static struct gdn_cuda_cut no_cut(const struct trial *t)
+static bool is_later_wide(const struct trial *t, int64_t n)
 {
-    return (struct gdn_cuda_cut){ .first = INT64_MAX, .each = CHUNK, .wide = is_whole_wide(t) };
+    return !t->small && is_wide_better(n, t->sm_count);
 }
 
-struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
-                                    int sm_count)
+static struct gdn_cuda_cut no_cut(const struct trial *t)
 {
-    const struct trial t = describe(b, H, longest, sm_count);
+    return (struct gdn_cuda_cut){ .first = INT64_MAX, .each = CHUNK, .wide = is_whole_wide(t),
+                                  .small = t->small };
+}
+
+struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cuda_shape *s)
+{
+    const struct trial t = describe(s);
     return no_cut(&t);
 }
 
@@ -154,15 +177,17 @@ static struct gdn_cuda_cut make_cut(const struct trial *t, bool wide)
     struct gdn_cuda_cut c = { .first      = (t->chunks - t->s * t->each) * CHUNK,
                               .each       = t->each * CHUNK,
                               .wide       = wide,
-                              .later_wide = is_wide_better(t->n * t->s, t->sm_count) };
+                              .later_wide = is_later_wide(t, t->n * t->s),
+                              .small      = t->small };
     count_later(&c, t->b);
     return c;
 }
 
 static int64_t time_of_first(const struct trial *t, int64_t chunks)
 {
-    const int64_t room = count_room(false, t->sm_count);
-    return chunks * (FIRST + FIRST_MORE * t->n / room) + FIRST_START;
+    const int64_t room  = count_room(false, t->sm_count);
+    const int64_t chunk = t->small ? SMALL_FIRST : FIRST + FIRST_MORE * t->n / room;
+    return chunks * chunk + FIRST_START;
 }
 
 /* When n tasks of time b are done by some that begin at once and by others that begin at a, as far
@@ -181,30 +206,34 @@ static int64_t time_of_summary(int64_t chunks) { return chunks * SUMMARY + SUMMA
  * many hundredths of these are brief, and make room for the others. */
 static int64_t time_of_summaries(const struct trial *t, int64_t hundredths)
 {
-    const int64_t room = count_room(false, t->sm_count), free = room - t->n;
+    const int64_t room = count_room(false, t->sm_count), taken = t->small ? t->n / 2 : t->n;
+    const int64_t free = room - taken;
     const int64_t all = t->n * (t->s - 1), n_brief = all * hundredths / 100, n = all - n_brief;
     const int64_t brief   = time_of_summary(at_most(t->each, BRIEF_CHUNKS));
     const int64_t start   = all > free ? n_brief * brief / free : 0;
     const int64_t a = time_of_first(t, t->chunks - t->s * t->each), b = time_of_summary(t->each);
     const int64_t later = at_least(0, a - start);
-    const int64_t end   = start + at_most(end_of_tasks(n, b, free, t->n, later, false),
-                                          end_of_tasks(n, b, free, t->n, later, true));
-    const int64_t work  = n * b + n_brief * brief + t->n * a;
+    const int64_t end   = start + at_most(end_of_tasks(n, b, free, taken, later, false),
+                                          end_of_tasks(n, b, free, taken, later, true));
+    const int64_t work  = n * b + n_brief * brief + taken * a;
     return at_least(at_least(a, end), work / room + time_of_rest(false, t));
 }
 
 static int64_t time_of_steps(const struct trial *t)
 {
-    const int64_t rounds = divide_up(t->n * (2 * CHUNK / GDN_SEGMENT_COLUMNS), t->sm_count);
+    const int64_t columns = t->small ? CHUNK : 2 * CHUNK;
+    const int64_t rounds  = divide_up(t->n * (columns / GDN_SEGMENT_COLUMNS), t->sm_count);
     return t->s * rounds * STEP + STEPS_START;
 }
 
 static int64_t time_of_later(const struct trial *t)
 {
     const int64_t n     = t->n * t->s;
-    const bool    wide  = is_wide_better(n, t->sm_count);
-    const int64_t room  = count_room(wide, t->sm_count);
-    const int64_t chunk = wide ? LATER_WIDE : LATER + LATER_MORE * at_most(room, n) / room;
+    const bool    wide  = is_later_wide(t, n);
+    const int64_t room  = room_of(wide, t);
+    const int64_t chunk = t->small ? time_of_chunk(false, t, n)
+                          : wide   ? LATER_WIDE
+                                   : LATER + LATER_MORE * at_most(room, n) / room;
     return divide_up(n, room) * (t->each * chunk + (wide ? LATER_WIDE_START : START));
 }
 
@@ -247,28 +276,31 @@ static void find_clearly_better(struct trial t, struct gdn_cuda_cut *c)
     find_best(t, time_of_segments(&t) / 1000 * CLEAR, c->wide, c);
 }
 
-struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cu_batch *b, int64_t H, int sm_count,
-                                      const struct gdn_cuda_cut *like)
+struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
+                                      const struct gdn_cuda_cut   *like)
 {
-    const struct trial  t    = describe(b, H, 0, sm_count);
-    const int64_t       rest = t.chunks * CHUNK - like->first;
-    struct gdn_cuda_cut c    = no_cut(&t);
+    struct gdn_cuda_shape even = *s;
+    even.longest               = 0;
+    const struct trial  t      = describe(&even);
+    const int64_t       rest   = t.chunks * CHUNK - like->first;
+    struct gdn_cuda_cut c      = no_cut(&t);
     c.first = like->first, c.each = like->each;
-    count_later(&c, b);
-    c.later_wide =
-        is_wide_better(rest > 0 ? t.n * divide_up(rest, c.each) : c.units * H, sm_count);
+    count_later(&c, s->b);
+    c.later_wide = is_later_wide(&t, rest > 0 ? t.n * divide_up(rest, c.each) : c.units * s->H);
     return c;
 }
 
-struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
-                                      bool stops, int sm_count)
+struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s)
 {
-    struct trial        t    = describe(b, H, longest, sm_count);
+    const struct gdn_cu_batch *b = s->b;
+    const int64_t       room = count_room(false, s->sm_count), H = s->H, longest = s->longest;
+    struct trial        t    = describe(s);
     struct gdn_cuda_cut c    = no_cut(&t);
-    const int64_t       room = count_room(false, sm_count), time = time_of_whole(c.wide, &t);
+    const int64_t       time = time_of_whole(c.wide, &t);
+    const int64_t       win  = t.others ? WIN_UNEVEN : t.small ? WIN_SMALL : WIN;
     if (t.n == 0) return c;
-    if (t.n < room) find_best(t, time / 100 * (t.others ? WIN_UNEVEN : WIN), false, &c);
-    if (c.units && stops) find_clearly_better(t, &c);
+    if (t.n < room) find_best(t, time / 100 * win, false, &c);
+    if (c.units && s->stops) find_clearly_better(t, &c);
     if (c.units || longest || b->padded || b->B == 1 || H >= room || time < LEAST_UNEVEN) return c;
     t.least  = UNEVEN * t.chunks;
     t.chunks = divide_up(b->N, CHUNK);

@@ -9,19 +9,25 @@
 
 /* Tokens of the first segment, INT64_MAX: whole sequences; of those after it; how many of them
  * there may be in all, and sequences with several. wide: blocks in place of clusters, for first
- * segments; for the others. */
+ * segments; for the others. small: prefill_hopper_small.cu, for all. */
 struct gdn_cuda_cut {
     int64_t first, each, units, several;
-    bool    wide, later_wide;
+    bool    wide, later_wide, small;
 };
 
-/* longest: tokens of the longest sequence, 0: unknown; stops: summaries may stop early. */
-struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
-                                      bool stops, int sm_count);
-struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
-                                    int sm_count);
+/* What a plan depends on. longest: tokens of the longest sequence, 0: unknown; small: heads of up
+ * to 64 keys and columns; stops: summaries may stop early. */
+struct gdn_cuda_shape {
+    const struct gdn_cu_batch *b;
+    int64_t                    H, longest;
+    bool                       small, stops;
+    int                        sm_count;
+};
+
+struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s);
+struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cuda_shape *s);
 /* first and each as a test wants them. */
-struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cu_batch *b, int64_t H, int sm_count,
-                                      const struct gdn_cuda_cut *like);
+struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
+                                      const struct gdn_cuda_cut   *like);
 
 #endif

@@ -238,15 +238,22 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
                      : GDN_F32S("+f", d, 0)                                                      \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }                                                                                            \
-    /* d += a b with 16 rows of b, 32 or 128 columns */                                          \
-    GDN_DEVICE void add_columns32(float (&d)[16], const uint32_t *a, uint64_t b)                 \
+    /* d += a b with 16 rows of b, 32, 64 or 128 columns */                                      \
+    GDN_DEVICE void add_columns(float (&d)[16], const uint32_t *a, uint64_t b)                   \
     {                                                                                            \
         asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
                      GDN_WGMMA("32", type, GDN_R16) "{%16,%17,%18,%19}, %20, p, 1, 1, 1;\n\t}"   \
                      : GDN_F8("+f", d, 0), GDN_F8("+f", d, 8)                                                \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }                                                                                            \
-    GDN_DEVICE void add_columns128(float (&d)[64], const uint32_t *a, uint64_t b)                \
+    GDN_DEVICE void add_columns(float (&d)[32], const uint32_t *a, uint64_t b)                   \
+    {                                                                                            \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
+                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 1;\n\t}"   \
+                     : GDN_F32S("+f", d, 0)                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
+    }                                                                                            \
+    GDN_DEVICE void add_columns(float (&d)[64], const uint32_t *a, uint64_t b)                   \
     {                                                                                            \
         asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
                      GDN_WGMMA("128", type, GDN_R64) "{%64,%65,%66,%67}, %68, p, 1, 1, 1;\n\t}"\

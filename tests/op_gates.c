@@ -54,7 +54,7 @@ static void check_call(gdn_ctx *ctx, const gdn_gates_args *x)
         if (x->beta.data) beta[i] = oracle_sigmoid(ring2_get(&x->b, i));
         if (x->beta_kind == GDN_BETA_TWICE_SIGMOID) beta[i] *= 2;
         g_limit[i]    = g_limit[i] * 0x1p-24 + 0x1p-140;
-        beta_limit[i] = 3 * 0x1p-24 * beta[i] + 0x1p-140;
+        beta_limit[i] = 5 * 0x1p-24 * beta[i] + 0x1p-140; /* docs/numerics.md: sigmoid_row */
     }
     ring2_status(ctx, "gdn_supported", gdn_supported(ctx, GDN_OP_GATES, x), GDN_OK);
     ring2_call_begin();

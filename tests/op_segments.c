@@ -166,7 +166,7 @@ static void whatever_is_said(void)
     gdn_batch           *batch;
     gdn_ctx             *ctx = cutting(0, 0);
     if (!ctx) return;
-    gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 5, lengths, heads, 16, 16, &batch);
+    gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 5, lengths, heads, 72, 16, &batch);
     ring2_rule_inputs(&a, true, -0.001);
     gdn_rule_args whole = ring2_rule_clone(&a);
     whole.flags         = GDN_BATCH_INVARIANT;

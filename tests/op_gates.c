@@ -43,7 +43,8 @@ static double gate(const gdn_gates_args *x, int64_t i, int64_t h, double *limit)
     return g;
 }
 
-static void check_call(gdn_ctx *ctx, const gdn_gates_args *x)
+/* units: of 2^-24, the limit of beta's error. */
+static void check_within(gdn_ctx *ctx, const gdn_gates_args *x, double units)
 {
     const int64_t n = ring2_count(x->g.data ? &x->g : &x->beta);
     const int64_t H = x->g.data ? x->g.size[x->g.ndim - 1] : 1;
@@ -54,7 +55,7 @@ static void check_call(gdn_ctx *ctx, const gdn_gates_args *x)
         if (x->beta.data) beta[i] = oracle_sigmoid(ring2_get(&x->b, i));
         if (x->beta_kind == GDN_BETA_TWICE_SIGMOID) beta[i] *= 2;
         g_limit[i]    = g_limit[i] * 0x1p-24 + 0x1p-140;
-        beta_limit[i] = 5 * 0x1p-24 * beta[i] + 0x1p-140; /* docs/numerics.md: sigmoid_row */
+        beta_limit[i] = units * 0x1p-24 * beta[i] + 0x1p-140;
     }
     ring2_status(ctx, "gdn_supported", gdn_supported(ctx, GDN_OP_GATES, x), GDN_OK);
     ring2_call_begin();
@@ -66,6 +67,8 @@ static void check_call(gdn_ctx *ctx, const gdn_gates_args *x)
     if (x->g.data) ring2_compare("g", &x->g, g, g_limit, NULL, NULL);
     if (x->beta.data) ring2_compare("beta", &x->beta, beta, beta_limit, NULL, NULL);
 }
+
+static void check_call(gdn_ctx *ctx, const gdn_gates_args *x) { check_within(ctx, x, 3); }
 
 /* ---- Cases ---- */
 
@@ -245,11 +248,12 @@ static void G13_no_allocation(void)
     gdn_ctx_destroy(ctx);
 }
 
-/* More lines than the threads of an H200 have at once (as of gates.c), so that they take turns. */
+/* More lines than the threads of an H200 have at once (as of gates.c), so that they take turns. Of
+ * so many some come near what docs/numerics.md derives for sigmoid_row, 5 units. */
 static void many_lines(void)
 {
     const gdn_gates_args x = make_call(ring2_on_device() ? 13000 : 1000, 256);
-    check_call(ring2_ctx(2), &x);
+    check_within(ring2_ctx(2), &x, 5);
 }
 
 /* Infinities, NaN and the threshold of softplus. */

@@ -51,12 +51,22 @@ static int64_t segments_of(const struct gdn_cuda_cut *c, int64_t tokens)
     return c->units && tokens > c->first ? 1 + (tokens - c->first + c->each - 1) / c->each : 1;
 }
 
-/* Of 132 multiprocessors, as measured: whole, or between so many segments of a sequence. */
+/* A call of B sequences of T tokens, and between how many segments a plan has; 1: whole. */
+struct planned {
+    int64_t B, T, H, least, most;
+};
+
+static void check_segments(const struct planned *p, const struct gdn_cuda_cut *c)
+{
+    const int64_t n = segments_of(c, p->T);
+    CHECK(n >= p->least && n <= p->most, "%d x %d tokens, %d heads: %d segments", (int)p->B,
+          (int)p->T, (int)p->H, (int)n);
+}
+
+/* Of 132 multiprocessors, as measured. */
 static void plans(void)
 {
-    static const struct {
-        int64_t B, T, H, least, most; /* 1: whole */
-    } calls[] = {
+    static const struct planned calls[] = {
         { 1, 1024, 8, 1, 1 },   { 1, 2048, 8, 1, 7 },    { 1, 8192, 8, 7, 9 },
         { 1, 32768, 8, 8, 17 },  { 1, 32768, 16, 4, 8 },  { 1, 8192, 32, 2, 3 },
         { 1, 2048, 32, 1, 1 },  { 1, 32768, 32, 2, 5 },  { 1, 32768, 66, 1, 1 },
@@ -66,9 +76,7 @@ static void plans(void)
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const struct gdn_cuda_cut c = find(calls[i].B, calls[i].T, calls[i].H, SMS);
-        const int64_t T = calls[i].T, n = segments_of(&c, T);
-        CHECK(n >= calls[i].least && n <= calls[i].most, "%d x %d tokens, %d heads: %d segments",
-              (int)calls[i].B, (int)T, (int)calls[i].H, (int)n);
+        check_segments(&calls[i], &c);
         CHECK(c.units == 0 || (c.first % 64 == 0 && c.each % 64 == 0 && !c.wide), "call %d",
               (int)i);
     }
@@ -78,9 +86,7 @@ static void plans(void)
  * short, they stay whole. */
 static void small_heads(void)
 {
-    static const struct {
-        int64_t B, T, H, least, most; /* 1: whole */
-    } calls[] = {
+    static const struct planned calls[] = {
         { 4, 8192, 32, 1, 1 }, { 4, 8192, 64, 1, 1 },  { 8, 1024, 32, 1, 1 },
         { 4, 2048, 32, 1, 1 }, { 4, 8192, 16, 1, 1 },  { 1, 2048, 32, 1, 1 },
         { 1, 2048, 8, 1, 1 },  { 1, 8192, 132, 1, 1 }, { 1, 8192, 32, 2, 5 },
@@ -89,9 +95,7 @@ static void small_heads(void)
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const struct gdn_cuda_cut c = find_small(calls[i].B, calls[i].T, calls[i].H, SMS);
-        const int64_t             T = calls[i].T, n = segments_of(&c, T);
-        CHECK(n >= calls[i].least && n <= calls[i].most, "%d x %d tokens, %d heads: %d segments",
-              (int)calls[i].B, (int)T, (int)calls[i].H, (int)n);
+        check_segments(&calls[i], &c);
         CHECK(c.small && !c.wide && !c.later_wide, "call %d", (int)i);
     }
 }

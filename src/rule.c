@@ -301,8 +301,7 @@ static struct gdn_cu_rule device_args(const struct rule_call *c)
 
 static struct gdn_cuda_wish wish_of(const struct rule_call *c)
 {
-    return (struct gdn_cuda_wish){ c->args.flags & GDN_BATCH_INVARIANT,
-                                   c->args.flags & GDN_NO_EARLY_STOP, c->plan.batch.max_seqlen };
+    return gdn_cuda_wish_of(c->args.flags, &c->plan.batch);
 }
 
 /* Kernels keep all they need on the chip, but for trees, and chunks with segments or with states of

@@ -57,9 +57,7 @@ static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_
 
 static struct gdn_cuda_wish wish_of(const struct gdn_block *b)
 {
-    return (struct gdn_cuda_wish){ b->args->flags & GDN_BATCH_INVARIANT,
-                                   b->args->flags & GDN_NO_EARLY_STOP,
-                                   b->plan->batch.max_seqlen };
+    return gdn_cuda_wish_of(b->args->flags, &b->plan->batch);
 }
 
 /* Where rows will be does not matter. */

@@ -39,6 +39,11 @@ struct gdn_cuda_wish {
     bool    whole, every_token;
     int64_t longest;
 };
+static inline struct gdn_cuda_wish gdn_cuda_wish_of(uint32_t flags, const gdn_batch *b)
+{
+    return (struct gdn_cuda_wish){ flags & GDN_BATCH_INVARIANT, flags & GDN_NO_EARLY_STOP,
+                                   b->max_seqlen };
+}
 /* memory: of the workspace, so many bytes. How chunks are done: */
 struct gdn_cuda_chunks {
     void                *memory; /* of the workspace */

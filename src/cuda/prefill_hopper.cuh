@@ -67,45 +67,46 @@ enum {
 typedef float hopper_share[HOPPER_STATE];
 
 enum {
-    HOPPER_AHEAD = HOPPER_DEPTH == 2 ? 4 : HOPPER_PAIRS ? 6 : 8, /* gates */
-    HOPPER_RING  = HOPPER_DEPTH == 2 || HOPPER_PAIRS ? 3 : 4, /* K */
-    HOPPER_MADE  = HOPPER_PAIRS ? 3 : HOPPER_DEPTH == 2 ? 2 : 4, /* T; even where there are turns */
-    HOPPER_THREE = HOPPER_DEPTH == 2 ? 1 : HOPPER_SOLVERS == 2 ? 4 : 3, /* Q */
-    HOPPER_TURNS = 2,                         /* V, then the output */
-    HOPPER_P_TURNS = HOPPER_PAIRS ? 3 : 2,
+    /* Places of each ring. Of T and gates an even number, where there are turns. */
+    HOPPER_GATES_RING = HOPPER_DEPTH == 2 ? 4 : HOPPER_PAIRS ? 6 : 8,
+    HOPPER_K_RING     = HOPPER_DEPTH == 2 || HOPPER_PAIRS ? 3 : 4,
+    HOPPER_Q_RING     = HOPPER_DEPTH == 2 ? 1 : HOPPER_SOLVERS == 2 ? 4 : 3,
+    HOPPER_V_RING     = 2, /* V, then the output */
+    HOPPER_T_RING     = HOPPER_PAIRS ? 3 : HOPPER_DEPTH == 2 ? 2 : 4,
+    HOPPER_P_RING     = HOPPER_PAIRS ? 3 : 2,
     /* Barriers that say that K and Q are there: who looks at every second chunk alone must see every
      * phase of them. */
-    HOPPER_K_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_RING : HOPPER_RING,
-    HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_THREE : HOPPER_THREE,
+    HOPPER_K_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_K_RING : HOPPER_K_RING,
+    HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_Q_RING : HOPPER_Q_RING,
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
     HOPPER_L_ROW = 68 * 4, /* from one row of L to the next: no two meet in a bank */
     HOPPER_SQUARE = 64 * HOPPER_L_ROW,
 
     HOPPER_K        = 0, /* 64 columns after another; Q likewise */
-    HOPPER_Q        = HOPPER_K + HOPPER_RING * HOPPER_KEYS * HOPPER_TILE,
-    HOPPER_V        = HOPPER_Q + HOPPER_OUTPUTS * HOPPER_THREE * HOPPER_KEYS * HOPPER_TILE,
-    HOPPER_T        = HOPPER_V + HOPPER_TURNS * HOPPER_WIDTH * HOPPER_TILE,
-    HOPPER_P        = HOPPER_T + HOPPER_MADE * HOPPER_TILE,
-    HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_TURNS * HOPPER_TILE, /* between halves */
+    HOPPER_Q        = HOPPER_K + HOPPER_K_RING * HOPPER_KEYS * HOPPER_TILE,
+    HOPPER_V        = HOPPER_Q + HOPPER_OUTPUTS * HOPPER_Q_RING * HOPPER_KEYS * HOPPER_TILE,
+    HOPPER_T        = HOPPER_V + HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE,
+    HOPPER_P        = HOPPER_T + HOPPER_T_RING * HOPPER_TILE,
+    HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_RING * HOPPER_TILE, /* between halves */
     HOPPER_L        = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
     HOPPER_GATES    = HOPPER_L + HOPPER_SQUARES * HOPPER_SQUARE,
-    HOPPER_BARRIERS = HOPPER_GATES + HOPPER_AHEAD * (int)sizeof(hopper_gates),
+    HOPPER_BARRIERS = HOPPER_GATES + HOPPER_GATES_RING * (int)sizeof(hopper_gates),
 
     /* Barriers: the first of as many as the ring has places. */
     HOPPER_GATES_FULL = 0,
-    HOPPER_GATES_FREE = HOPPER_GATES_FULL + HOPPER_AHEAD,
-    HOPPER_K_FULL     = HOPPER_GATES_FREE + HOPPER_AHEAD,
+    HOPPER_GATES_FREE = HOPPER_GATES_FULL + HOPPER_GATES_RING,
+    HOPPER_K_FULL     = HOPPER_GATES_FREE + HOPPER_GATES_RING,
     HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_K_TOLD,
-    HOPPER_T_FULL     = HOPPER_K_FREE + HOPPER_RING,
-    HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_MADE,
-    HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_MADE,
+    HOPPER_T_FULL     = HOPPER_K_FREE + HOPPER_K_RING,
+    HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_T_RING,
+    HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_T_RING,
     HOPPER_Q_FREE     = HOPPER_Q_FULL + HOPPER_Q_TOLD,
-    HOPPER_V_FULL     = HOPPER_Q_FREE + HOPPER_THREE,
-    HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_TURNS,
-    HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_TURNS,
-    HOPPER_P_FULL     = HOPPER_OUT_FULL + HOPPER_TURNS,
-    HOPPER_P_FREE     = HOPPER_P_FULL + HOPPER_P_TURNS,
-    HOPPER_TAIL       = HOPPER_P_FREE + HOPPER_P_TURNS, /* one */
+    HOPPER_V_FULL     = HOPPER_Q_FREE + HOPPER_Q_RING,
+    HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_V_RING,
+    HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_V_RING,
+    HOPPER_P_FULL     = HOPPER_OUT_FULL + HOPPER_V_RING,
+    HOPPER_P_FREE     = HOPPER_P_FULL + HOPPER_P_RING,
+    HOPPER_TAIL       = HOPPER_P_FREE + HOPPER_P_RING, /* one */
     HOPPER_N_BARRIERS = HOPPER_TAIL + 1,
 
     HOPPER_HEAD  = HOPPER_BARRIERS + (HOPPER_N_BARRIERS + 1) / 2 * 16,
@@ -140,27 +141,27 @@ struct hopper_block {
     }
     __device__ __forceinline__ hopper_gates &gates(int c) const
     {
-        return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[(uint32_t)c % HOPPER_AHEAD];
+        return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[(uint32_t)c % HOPPER_GATES_RING];
     }
     __device__ __forceinline__ uint32_t k(int c) const
     {
-        return hopper_address() + HOPPER_K + (uint32_t)c % HOPPER_RING * HOPPER_KEYS * HOPPER_TILE;
+        return hopper_address() + HOPPER_K + (uint32_t)c % HOPPER_K_RING * HOPPER_KEYS * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t q(int c) const
     {
-        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_THREE * HOPPER_KEYS * HOPPER_TILE;
+        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_Q_RING * HOPPER_KEYS * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t v(int c) const
     {
-        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_TURNS * HOPPER_WIDTH * HOPPER_TILE;
+        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t t(int c) const
     {
-        return hopper_address() + HOPPER_T + (uint32_t)c % HOPPER_MADE * HOPPER_TILE;
+        return hopper_address() + HOPPER_T + (uint32_t)c % HOPPER_T_RING * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t p(int c) const
     {
-        return hopper_address() + HOPPER_P + (uint32_t)c % HOPPER_P_TURNS * HOPPER_TILE;
+        return hopper_address() + HOPPER_P + (uint32_t)c % HOPPER_P_RING * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t barrier(int number) const
     {
@@ -182,14 +183,14 @@ struct hopper_block {
     }
     static __device__ __forceinline__ uint32_t ring(int first)
     {
-        return first < HOPPER_K_FULL   ? HOPPER_AHEAD
+        return first < HOPPER_K_FULL   ? HOPPER_GATES_RING
                : first < HOPPER_K_FREE ? HOPPER_K_TOLD
-               : first < HOPPER_T_FULL ? HOPPER_RING
-               : first < HOPPER_Q_FULL ? HOPPER_MADE
+               : first < HOPPER_T_FULL ? HOPPER_K_RING
+               : first < HOPPER_Q_FULL ? HOPPER_T_RING
                : first < HOPPER_Q_FREE ? HOPPER_Q_TOLD
-               : first < HOPPER_V_FULL ? HOPPER_THREE
-               : first < HOPPER_P_FULL ? HOPPER_TURNS
-                                       : HOPPER_P_TURNS;
+               : first < HOPPER_V_FULL ? HOPPER_Q_RING
+               : first < HOPPER_P_FULL ? HOPPER_V_RING
+                                       : HOPPER_P_RING;
     }
     /* The other block's place of what is at `at` here. */
     __device__ __forceinline__ uint32_t other(uint32_t at) const

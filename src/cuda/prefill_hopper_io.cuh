@@ -79,8 +79,8 @@ GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int n_t
 
 /* How far ahead of the state K and Q are loaded. */
 enum {
-    HOPPER_K_AHEAD = HOPPER_RING - 1,
-    HOPPER_Q_AHEAD = HOPPER_THREE < HOPPER_K_AHEAD ? HOPPER_THREE : HOPPER_K_AHEAD
+    HOPPER_K_AHEAD = HOPPER_K_RING - 1,
+    HOPPER_Q_AHEAD = HOPPER_Q_RING < HOPPER_K_AHEAD ? HOPPER_Q_RING : HOPPER_K_AHEAD
 };
 
 /* The loads of a step: K of chunk c + 3 (or 2), V of c + 1, Q of c + 3 (or 2, or 1). */
@@ -167,7 +167,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
     raw_gates<64> raw;
     bool          idle = true, forgets = b.n_skipped > 0;
     start_gates(raw, b.r, b.s(), b.head, c);
-    for (int i = c; i < HOPPER_AHEAD; i += 2) { /* where there are no lengths, these stay */
+    for (int i = c; i < HOPPER_GATES_RING; i += 2) { /* where there are no lengths, these stay */
         if (io == GDN_F16 || !norm) fill_tokens(b.gates(i).k_scale, 1);
         if (!norm) fill_tokens(b.gates(i).q_scale, b.r.scale);
     }

@@ -6,11 +6,6 @@ enum { HOPPER_IO_REGISTERS = 56, HOPPER_STATE_REGISTERS = 232, HOPPER_SOLVE_REGI
 #include "prefill_hopper_run.cuh"
 
 #define GDN_IMAGE_prefill_hopper_part GDN_THIS_IMAGE
-#define GDN_KERNEL_prefill_hopper_part(threads, shared, io)                                    \
-    extern "C" __global__ void __cluster_dims__(HOPPER_BLOCKS, 1, 1)                          \
-        __launch_bounds__(threads, 1)                                                          \
-        gdn_prefill_hopper_part_##io(const __grid_constant__ struct gdn_cu_prefill_hopper a)   \
-    {                                                                                         \
-        run_hopper<GDN_##io>(a);                                                               \
-    }
+#define GDN_KERNEL_prefill_hopper_part(threads, shared, io) \
+    HOPPER_KERNEL(gdn_prefill_hopper_part, threads, io)
 #include "kernels.cuh"

@@ -148,4 +148,12 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     end_after_others();
 }
 
+/* A kernel; who includes this names it for its image (kernels.cuh). */
+#define HOPPER_KERNEL(name, threads, io)                                                         \
+    extern "C" __global__ void __cluster_dims__(HOPPER_BLOCKS, 1, 1) __launch_bounds__(threads, 1) \
+        name##_##io(const __grid_constant__ struct gdn_cu_prefill_hopper a)                      \
+    {                                                                                            \
+        run_hopper<GDN_##io>(a);                                                                 \
+    }
+
 #endif

@@ -499,6 +499,8 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     wgmma_wait<1>();
 }
 
+/* One chunk at a time. (w is written out: by solver_of() clusters come out as other code, and they are
+ * touchy about that.) */
 template <int io>
 GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp, int lane)
 {

@@ -5,11 +5,6 @@ enum { HOPPER_IO_REGISTERS = 24, HOPPER_STATE_REGISTERS = 192, HOPPER_SOLVE_REGI
 #include "prefill_hopper_run.cuh"
 
 #define GDN_IMAGE_prefill_hopper_wide GDN_THIS_IMAGE
-#define GDN_KERNEL_prefill_hopper_wide(threads, shared, io)                                         \
-    extern "C" __global__ void __cluster_dims__(HOPPER_BLOCKS, 1, 1)                          \
-        __launch_bounds__(threads, 1)                                                          \
-        gdn_prefill_hopper_wide_##io(const __grid_constant__ struct gdn_cu_prefill_hopper a)        \
-    {                                                                                         \
-        run_hopper<GDN_##io>(a);                                                               \
-    }
+#define GDN_KERNEL_prefill_hopper_wide(threads, shared, io) \
+    HOPPER_KERNEL(gdn_prefill_hopper_wide, threads, io)
 #include "kernels.cuh"

@@ -213,66 +213,43 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
 #define GDN_F32S(how, d, i)                                                                      \
     GDN_F8(how, d, i), GDN_F8(how, d, i + 8), GDN_F8(how, d, i + 16), GDN_F8(how, d, i + 24)
 
-#define GDN_WGMMA(columns, type, registers)                                                      \
-    "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" registers "}, "
-#define GDN_WGMMA_KINDS(type)                                                                    \
-    /* a in registers, one operand (mma.cuh) per warp; b: 64 rows, 16 columns of them */          \
-    GDN_DEVICE void rows64(float (&d)[32], const uint32_t *a, uint64_t b)                        \
+#define GDN_D16(how) GDN_F8(how, d, 0), GDN_F8(how, d, 8)
+#define GDN_D32(how) GDN_F32S(how, d, 0)
+#define GDN_D64(how) GDN_F32S(how, d, 0), GDN_F32S(how, d, 32)
+#define GDN_ROWS16   "{%16,%17,%18,%19}, %20"
+#define GDN_ROWS32   "{%32,%33,%34,%35}, %36"
+#define GDN_ROWS64   "{%64,%65,%66,%67}, %68"
+
+/* n: floats of d in a thread, of so many columns. is: what p says of 0 and 0, whether d is added to. */
+#define GDN_WGMMA(is, n, columns, type, factors, majors)                                         \
+    "{\n\t.reg .pred p;\n\tsetp." is ".b32 p, 0, 0;\n\t"                                         \
+    "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                         \
+    " {" GDN_R##n "}, " factors ", p, 1, 1, " majors ";\n\t}"
+#define GDN_WGMMA_ROWS(name, type, n, columns, is, how, turned)                                  \
+    GDN_DEVICE void name(float (&d)[n], const uint32_t *a, uint64_t b)                           \
     {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, 0, 0;\n\t"                              \
-                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n\t}"\
-                     : GDN_F32S("=f", d, 0)                                                      \
+        asm volatile(GDN_WGMMA(is, n, columns, type, GDN_ROWS##n, turned)                        \
+                     : GDN_D##n(how)                                                             \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
-    }                                                                                            \
-    GDN_DEVICE void rows64_tied(float (&d)[32], const uint32_t *a, uint64_t b)                    \
-    {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, 0, 0;\n\t"                              \
-                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n\t}"\
-                     : GDN_F32S("+f", d, 0)                                                      \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
-    }                                                                                            \
-    GDN_DEVICE void add_rows64(float (&d)[32], const uint32_t *a, uint64_t b)                    \
-    {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
-                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n\t}"\
-                     : GDN_F32S("+f", d, 0)                                                      \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
-    }                                                                                            \
-    /* d += a b with 16 rows of b, 32, 64 or 128 columns */                                      \
-    GDN_DEVICE void add_columns(float (&d)[16], const uint32_t *a, uint64_t b)                   \
-    {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
-                     GDN_WGMMA("32", type, GDN_R16) "{%16,%17,%18,%19}, %20, p, 1, 1, 1;\n\t}"   \
-                     : GDN_F8("+f", d, 0), GDN_F8("+f", d, 8)                                                \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
-    }                                                                                            \
-    GDN_DEVICE void add_columns(float (&d)[32], const uint32_t *a, uint64_t b)                   \
-    {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
-                     GDN_WGMMA("64", type, GDN_R32) "{%32,%33,%34,%35}, %36, p, 1, 1, 1;\n\t}"   \
-                     : GDN_F32S("+f", d, 0)                                                      \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
-    }                                                                                            \
-    GDN_DEVICE void add_columns(float (&d)[64], const uint32_t *a, uint64_t b)                   \
-    {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
-                     GDN_WGMMA("128", type, GDN_R64) "{%64,%65,%66,%67}, %68, p, 1, 1, 1;\n\t}"\
-                     : GDN_F32S("+f", d, 0), GDN_F32S("+f", d, 32)                                           \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
-    }                                                                                            \
-    /* both in shared memory, 64 rows each, 16 columns of them */                                \
-    GDN_DEVICE void tiles64(float (&d)[32], uint64_t a, uint64_t b)                              \
-    {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, 0, 0;\n\t"                              \
-                     GDN_WGMMA("64", type, GDN_R32) "%32, %33, p, 1, 1, 0, 0;\n\t}"            \
-                     : GDN_F32S("=f", d, 0) : "l"(a), "l"(b));                                   \
-    }                                                                                            \
-    GDN_DEVICE void add_tiles64(float (&d)[32], uint64_t a, uint64_t b)                          \
-    {                                                                                            \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.b32 p, 0, 0;\n\t"                              \
-                     GDN_WGMMA("64", type, GDN_R32) "%32, %33, p, 1, 1, 0, 0;\n\t}"            \
-                     : GDN_F32S("+f", d, 0) : "l"(a), "l"(b));                                   \
     }
+#define GDN_WGMMA_TILES(name, type, is, how)                                                     \
+    GDN_DEVICE void name(float (&d)[32], uint64_t a, uint64_t b)                                 \
+    {                                                                                            \
+        asm volatile(GDN_WGMMA(is, 32, "64", type, "%32, %33", "0, 0")                           \
+                     : GDN_D32(how) : "l"(a), "l"(b));                                           \
+    }
+#define GDN_WGMMA_KINDS(type)                                                                    \
+    /* a in registers, one operand (mma.cuh) per warp; b: 64 rows, 16 columns of them */         \
+    GDN_WGMMA_ROWS(rows64, type, 32, "64", "ne", "=f", "0")                                      \
+    GDN_WGMMA_ROWS(rows64_tied, type, 32, "64", "ne", "+f", "0")                                 \
+    GDN_WGMMA_ROWS(add_rows64, type, 32, "64", "eq", "+f", "0")                                  \
+    /* d += a b with 16 rows of b, 32, 64 or 128 columns */                                      \
+    GDN_WGMMA_ROWS(add_columns, type, 16, "32", "eq", "+f", "1")                                 \
+    GDN_WGMMA_ROWS(add_columns, type, 32, "64", "eq", "+f", "1")                                 \
+    GDN_WGMMA_ROWS(add_columns, type, 64, "128", "eq", "+f", "1")                                \
+    /* both in shared memory, 64 rows each, 16 columns of them */                                \
+    GDN_WGMMA_TILES(tiles64, type, "ne", "=f")                                                   \
+    GDN_WGMMA_TILES(add_tiles64, type, "eq", "+f")
 
 template <int dtype> struct wgmma;
 template <> struct wgmma<GDN_BF16> { GDN_WGMMA_KINDS("bf16") };

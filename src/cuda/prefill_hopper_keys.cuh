@@ -10,7 +10,7 @@
 #ifndef GDN_CUDA_PREFILL_HOPPER_KEYS_CUH
 #define GDN_CUDA_PREFILL_HOPPER_KEYS_CUH
 
-#include "prefill_hopper_state.cuh"
+#include "prefill_hopper_any.cuh"
 
 /* As pass_plain(). */
 template <int io>
@@ -45,6 +45,23 @@ GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, hopper_share &S, i
     return true;
 }
 
+/* As end_mended(). */
+template <int io>
+GDN_DEVICE void end_mended_keys(const struct hopper_state &w, hopper_share &S, float (&u)[32],
+                                int c, const struct spoilt_rows &spoilt, bool slow)
+{
+    const hopper_gates &g = w.b.gates(c);
+    uint32_t            a[16], r[16];
+    if (slow) spoil_tokens(u, spoilt, tokens_of(g.resets));
+    weigh_some<io>(a, u, g, g.n);
+    pack<io>(r, u);
+    slow |= !all_finite<io>(r);
+    if (is_idle(g)) return;
+    decay_state(S, g.decay, slow);
+    add_tokens<io>(S, a, w.b.k(c));
+    wgmma_wait<0>();
+}
+
 /* As pass_any(). */
 template <int io>
 GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int c)
@@ -54,6 +71,7 @@ GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int
     const uint32_t             v = b.v(c) + w.v_lane;
     float                      u[32];
     uint32_t                   a[HOPPER_STATE / 2], r[16];
+    struct spoilt_rows         spoilt = { { 0, 0 } };
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
     pack<io>(a, S);
@@ -62,20 +80,14 @@ GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int
     b.wait(HOPPER_T_FULL, c);
     wgmma_wait<0>();
     make_rows<io>(r, u, v, g.from_start, w.lane);
-    bool               slow   = !all_finite<io>(r);
-    struct spoilt_rows spoilt = { { 0, 0 } };
+    const bool slow = !all_finite<io>(r);
     if (slow) spoilt = mend_r<io>(r, g, v);
     multiply_turned<io, false>(u, r, b.t(c));
     wgmma_wait<0>();
-    if (slow) spoil_tokens(u, spoilt, tokens_of(g.resets));
-    weigh_some<io>(a, u, g, g.n);
-    pack<io>(r, u);
-    slow |= !all_finite<io>(r);
-    if (!is_idle(g)) {
-        decay_state(S, g.decay, slow);
-        add_tokens<io>(S, a, b.k(c));
-        wgmma_wait<0>();
-    }
+    if (is_t_finite(w, u))
+        end_mended_keys<io>(w, S, u, c, spoilt, slow);
+    else
+        pass_tokens<io>(w, S, c, 0);
     __syncwarp();
     release_made(w, HOPPER_T_FREE, c);
     release(w, HOPPER_V_FREE, c);

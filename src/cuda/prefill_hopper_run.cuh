@@ -5,6 +5,7 @@
 
 #include "prefill_hopper_io.cuh"
 #include "prefill_hopper_solve.cuh"
+#include "prefill_hopper_any.cuh"
 #include "prefill_hopper_keys.cuh"
 #include "prefill_hopper_halves.cuh"
 #include "prefill_hopper_tail.cuh"

@@ -8,82 +8,14 @@
  *     S^T <- decay S^T + (to_end U)^T K
  *
  * All four warps take part in each product. Plain chunks have a loop of their own, where products
- * overlap; any other takes pass_any(), where what is not finite each warp mends for itself between
- * them, as prefill_state.cuh says. Where two warpgroups have half of the keys each (HOPPER_DEPTH), the
- * same lanes have the same columns, and sums over keys are of both (prefill_hopper_halves.cuh).
+ * overlap; any other takes pass_any() (prefill_hopper_any.cuh). Where two warpgroups have half of the
+ * keys each (HOPPER_DEPTH), the same lanes have the same columns, and sums over keys are of both
+ * (prefill_hopper_halves.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_STATE_CUH
 #define GDN_CUDA_PREFILL_HOPPER_STATE_CUH
 
 #include "prefill_hopper_memory.cuh"
-
-/* ---- What is not finite ---------------------------------------------------------------------------- */
-
-/* Packed elements 2 i and 2 i + 1 of x: zeros for what is not finite, and where it was. */
-template <int io>
-GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int i, int lane)
-{
-    if (!is_finite(low)) {
-        s.row[i % 2] |= (token_mask)1 << token_of(2 * i, lane);
-        low = 0;
-    }
-    if (!is_finite(high)) {
-        s.row[i % 2] |= (token_mask)1 << token_of(2 * i + 1, lane);
-        high = 0;
-    }
-    return hopper_format<io>::pair(low, high);
-}
-
-/* R^T: behind a token that forgets V^T whatever S holds; zero where beta is, whatever V holds (G8);
- * zeros for what is not finite. v: the warp's columns of the tile. */
-template <int io>
-GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, uint32_t v)
-{
-    typedef hopper_format<io> format;
-    const token_mask   resets = tokens_of(g.resets), writers = tokens_of(g.writers);
-    struct spoilt_rows s      = { { 0, 0 } };
-    const int          lane   = rare_lane();
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        uint32_t m[4];
-        load_matrices_turned(m, v + 16 * 128 * n);
-#pragma unroll
-        for (int h = 0; h < 4; h++) {
-            const int i = 4 * n + h, t = token_of(2 * i, lane);
-            float     x = format::low(r[i]), y = format::high(r[i]);
-            if (are_parted(resets, -1, t)) x = format::low(m[h]);
-            if (are_parted(resets, -1, t + 1)) y = format::high(m[h]);
-            if (!(writers >> t & 1)) x = 0;
-            if (!(writers >> (t + 1) & 1)) y = 0;
-            r[i] = mend_pair<io>(s, x, y, i, lane);
-        }
-    }
-    share_spoilt(s);
-    return s;
-}
-
-/* Zeros for what is not finite in u. */
-template <int io> GDN_DEVICE struct spoilt_rows mend_u_pairs(uint32_t (&u)[16])
-{
-    struct spoilt_rows s    = { { 0, 0 } };
-    const int          lane = rare_lane();
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        u[i] = mend_pair<io>(s, hopper_format<io>::low(u[i]), hopper_format<io>::high(u[i]), i,
-                             lane);
-    share_spoilt(s);
-    return s;
-}
-
-/* NaN for what sees a spoilt token. */
-GDN_DEVICE void spoil_tokens(float (&x)[32], const struct spoilt_rows &s, token_mask resets)
-{
-    const int lane = rare_lane();
-#pragma unroll
-    for (int i = 0; i < 32; i++)
-        if (s.row[i % 4 / 2] & tokens_seen(resets, token_of(i, lane)))
-            x[i] = __int_as_float(0x7fffffff);
-}
 
 /* ---- A chunk ------------------------------------------------------------------------------------------ */
 
@@ -190,17 +122,6 @@ GDN_DEVICE void scale_tokens(float (&x)[32], const float (&of)[64], int lane)
         x[i + 2] *= f.x;
         x[i + 3] *= f.y;
     }
-}
-
-/* By selection, where something is not finite. */
-GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
-{
-    const int lane = rare_lane();
-#pragma unroll
-    for (int i = 0; i < 32; i++)
-        if (are_parted(tokens_of(g.resets), -1, token_of(i, lane)) ||
-            ex2_approx(g.G[token_of(i, lane)]) == 0)
-            o[i] = 0;
 }
 
 /* decay S; by selection (G7) where something may not be finite. */
@@ -493,63 +414,10 @@ template <int io> GDN_DEVICE bool pass_plain(const struct hopper_state &w, hoppe
 GDN_DEVICE void                   sum_halves(const struct hopper_state &w, float (&x)[32]);
 template <int io> GDN_DEVICE bool pass_plain_half(const struct hopper_state &, hopper_share &S, int c);
 
-/* Any chunk, one thing after the other. */
-template <int io> GDN_DEVICE void pass_any(const struct hopper_state &w, hopper_share &S, int c)
-{
-    const struct hopper_block &b      = w.b;
-    const hopper_gates        &g      = b.gates(c);
-    const token_mask           resets = tokens_of(g.resets);
-    const uint32_t             v      = b.v(c) + w.v_lane;
-    float                      o[32], u[32];
-    uint32_t                   a[HOPPER_STATE / 2], r[16];
-    struct spoilt_rows         spoilt = { { 0, 0 } };
-    b.wait(HOPPER_K_FULL, c);
-    b.wait(HOPPER_GATES_FULL, c);
-    pack<io>(a, S);
-    multiply_turned<io, false>(u, a, w.k(c));
-    b.wait(HOPPER_V_FULL, c);
-    b.wait(HOPPER_T_FULL, c);
-    wgmma_wait<0>();
-    if (HOPPER_DEPTH == 2) sum_halves(w, u);
-    make_rows<io>(r, u, v, g.from_start, w.lane);
-    bool slow = !all_finite<io>(r);
-    if (slow) spoilt = mend_r<io>(r, g, v);
-    multiply_turned<io, false>(u, r, b.t(c));
-    wgmma_wait<0>();
-    if (slow) spoil_tokens(u, spoilt, resets);
-    leave_inside<io>(w, S, u, c, g.n);
-    b.wait(HOPPER_Q_FULL, c);
-    b.wait(HOPPER_P_FULL, c);
-    pack<io>(a, S);
-    multiply_turned<io, false>(o, a, w.q(c));
-    wgmma_wait<0>();
-    if (HOPPER_DEPTH == 2) sum_halves(w, o);
-    scale_tokens(o, g.q_start, w.lane);
-    if (slow) clear_parted(o, g);
-    weigh_some<io>(a, u, g, g.n);
-    pack<io>(r, u);
-    if (!all_finite<io>(r)) {
-        slow   = true;
-        spoilt = mend_u_pairs<io>(r);
-    }
-    multiply_turned<io, true>(o, r, b.p(c));
-    wgmma_wait<0>();
-    if (!is_idle(g)) {
-        decay_state(S, g.decay, slow);
-        add_tokens<io>(S, a, w.k(c));
-        wgmma_wait<0>();
-    }
-    if (slow) spoil_tokens(o, spoilt, resets);
-    if (HOPPER_DEPTH == 1 || w.half()) put_output<io>(o, v);
-    if (HOPPER_DEPTH == 2) barrier_shared(w); /* one frees for both */
-    __syncwarp();
-    if (HOPPER_DEPTH == 1 || !w.half()) release_made(w, HOPPER_T_FREE, c);
-    if (HOPPER_DEPTH == 1 || w.half()) release_made(w, HOPPER_P_FREE, c);
-    release_queries(w, c);
-    release(w, HOPPER_K_FREE, c);
-    release(w, HOPPER_GATES_FREE, c);
-    if (HOPPER_DEPTH == 1 || w.half()) release(w, HOPPER_OUT_FULL, c);
-}
+/* Any chunk, of which t tokens have been passed by themselves (prefill_hopper_any.cuh); returns how many
+ * have been then, before a checkpoint, or 0: it is done. */
+template <int io>
+GDN_DEVICE int pass_any(const struct hopper_state &w, hopper_share &S, int c, int t);
 
 /* The chunk that the next checkpoint is in or at the start of; at most n_chunks. */
 GDN_DEVICE int next_mark(const struct hopper_state &w)
@@ -576,8 +444,8 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     } else {
         read_state(S, first_place(b), w.part);
     }
-    int c = 0;
-    for (int mark = next_mark(w);; mark = next_mark(w)) {
+    int c = 0, mark = next_mark(w); /* mark < 0: so many tokens of chunk c have been passed */
+    for (;;) {
         if constexpr (HOPPER_DEPTH == 2) {
 #pragma unroll 1
             while (in_warp(c < mark) && pass_plain_half<io>(w, S, c)) c++;
@@ -586,10 +454,13 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
             while (in_warp(c < mark) && pass_plain<io>(w, S, c)) c++;
         }
         if (in_warp(c == b.n_chunks)) break;
-        if (in_warp(w.cursor.at <= (int64_t)c * 64))
-            leave_after(w, S, (int64_t)c * 64, false);
-        else
-            pass_any<io>(w, S, c++);
+        int           t = mark < 0 ? -mark : 0;
+        const int64_t n = (int64_t)c * 64 + t;
+        if (in_warp(w.cursor.at <= n))
+            leave_after(w, S, n, false);
+        else if (in_warp((t = pass_any<io>(w, S, c, t)) == 0))
+            c++;
+        mark = t ? -t : next_mark(w);
     }
     leave_after(w, S, b.s().n_valid, true);
 }

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A chunk that is not plain (prefill_hopper_state.cuh): a token forgets, S stays as it is, or
+ * something is not finite. Each warp mends R and U for itself, as prefill_state.cuh says; where T is
+ * not finite nothing can be mended, and the warpgroup goes by tokens (prefill_hopper_tokens.cuh).
+ */
+#ifndef GDN_CUDA_PREFILL_HOPPER_ANY_CUH
+#define GDN_CUDA_PREFILL_HOPPER_ANY_CUH
+
+#include "prefill_hopper_tokens.cuh"
+
+/* ---- What is not finite ---------------------------------------------------------------------------- */
+
+/* Packed elements 2 i and 2 i + 1 of x: zeros for what is not finite, and where it was. */
+template <int io>
+GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int i, int lane)
+{
+    if (!is_finite(low)) {
+        s.row[i % 2] |= (token_mask)1 << token_of(2 * i, lane);
+        low = 0;
+    }
+    if (!is_finite(high)) {
+        s.row[i % 2] |= (token_mask)1 << token_of(2 * i + 1, lane);
+        high = 0;
+    }
+    return hopper_format<io>::pair(low, high);
+}
+
+/* R^T: behind a token that forgets V^T whatever S holds; zero where beta is, whatever V holds (G8);
+ * zeros for what is not finite. v: the warp's columns of the tile. */
+template <int io>
+GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, uint32_t v)
+{
+    typedef hopper_format<io> format;
+    const token_mask   resets = tokens_of(g.resets), writers = tokens_of(g.writers);
+    struct spoilt_rows s      = { { 0, 0 } };
+    const int          lane   = rare_lane();
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        uint32_t m[4];
+        load_matrices_turned(m, v + 16 * 128 * n);
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            const int i = 4 * n + h, t = token_of(2 * i, lane);
+            float     x = format::low(r[i]), y = format::high(r[i]);
+            if (are_parted(resets, -1, t)) x = format::low(m[h]);
+            if (are_parted(resets, -1, t + 1)) y = format::high(m[h]);
+            if (!(writers >> t & 1)) x = 0;
+            if (!(writers >> (t + 1) & 1)) y = 0;
+            r[i] = mend_pair<io>(s, x, y, i, lane);
+        }
+    }
+    share_spoilt(s);
+    return s;
+}
+
+/* Zeros for what is not finite in u. */
+template <int io> GDN_DEVICE struct spoilt_rows mend_u_pairs(uint32_t (&u)[16])
+{
+    struct spoilt_rows s    = { { 0, 0 } };
+    const int          lane = rare_lane();
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        u[i] = mend_pair<io>(s, hopper_format<io>::low(u[i]), hopper_format<io>::high(u[i]), i,
+                             lane);
+    share_spoilt(s);
+    return s;
+}
+
+/* NaN for what sees a spoilt token. */
+GDN_DEVICE void spoil_tokens(float (&x)[32], const struct spoilt_rows &s, token_mask resets)
+{
+    const int lane = rare_lane();
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        if (s.row[i % 4 / 2] & tokens_seen(resets, token_of(i, lane)))
+            x[i] = __int_as_float(0x7fffffff);
+}
+
+/* By selection, where something is not finite. */
+GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
+{
+    const int lane = rare_lane();
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        if (are_parted(tokens_of(g.resets), -1, token_of(i, lane)) ||
+            ex2_approx(g.G[token_of(i, lane)]) == 0)
+            o[i] = 0;
+}
+
+/* ---- A chunk ------------------------------------------------------------------------------------------ */
+
+/* Is T, whose product with what is finite u is? All warps of the warpgroup find the same; and those of
+ * two halves, which have the same u. */
+GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const float (&u)[32])
+{
+    float taint[2] = { 0, 0 };
+#pragma unroll
+    for (int i = 0; i < 32; i++) taint[i % 2] = fmaf(u[i], 0, taint[i % 2]);
+    return !in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, taint[0] + taint[1] != 0));
+}
+
+/* The rest of chunk c, from its U. slow: tokens are spoilt. */
+template <int io>
+GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float (&u)[32], int c,
+                           struct spoilt_rows &spoilt, bool slow)
+{
+    const struct hopper_block &b      = w.b;
+    const hopper_gates        &g      = b.gates(c);
+    const token_mask           resets = tokens_of(g.resets);
+    float                      o[32];
+    uint32_t                   a[HOPPER_STATE / 2], r[16];
+    if (slow) spoil_tokens(u, spoilt, resets);
+    leave_inside<io>(w, S, u, c, g.n);
+    b.wait(HOPPER_Q_FULL, c);
+    b.wait(HOPPER_P_FULL, c);
+    pack<io>(a, S);
+    multiply_turned<io, false>(o, a, w.q(c));
+    wgmma_wait<0>();
+    if (HOPPER_DEPTH == 2) sum_halves(w, o);
+    scale_tokens(o, g.q_start, w.lane);
+    if (slow) clear_parted(o, g);
+    weigh_some<io>(a, u, g, g.n);
+    pack<io>(r, u);
+    if (!all_finite<io>(r)) {
+        slow   = true;
+        spoilt = mend_u_pairs<io>(r);
+    }
+    multiply_turned<io, true>(o, r, b.p(c));
+    wgmma_wait<0>();
+    if (!is_idle(g)) {
+        decay_state(S, g.decay, slow);
+        add_tokens<io>(S, a, w.k(c));
+        wgmma_wait<0>();
+    }
+    if (slow) spoil_tokens(o, spoilt, resets);
+    if (HOPPER_DEPTH == 1 || w.half()) put_output<io>(o, b.v(c) + w.v_lane);
+}
+
+/* Chunk c, one thing after the other, if T is finite; else nothing has been done. */
+template <int io>
+GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c)
+{
+    const struct hopper_block &b = w.b;
+    const hopper_gates        &g = b.gates(c);
+    const uint32_t             v = b.v(c) + w.v_lane;
+    float                      u[32];
+    uint32_t                   a[HOPPER_STATE / 2], r[16];
+    struct spoilt_rows         spoilt = { { 0, 0 } };
+    b.wait(HOPPER_K_FULL, c);
+    b.wait(HOPPER_GATES_FULL, c);
+    pack<io>(a, S);
+    multiply_turned<io, false>(u, a, w.k(c));
+    b.wait(HOPPER_V_FULL, c);
+    b.wait(HOPPER_T_FULL, c);
+    wgmma_wait<0>();
+    if (HOPPER_DEPTH == 2) sum_halves(w, u);
+    make_rows<io>(r, u, v, g.from_start, w.lane);
+    const bool slow = !all_finite<io>(r);
+    if (slow) spoilt = mend_r<io>(r, g, v);
+    multiply_turned<io, false>(u, r, b.t(c));
+    wgmma_wait<0>();
+    if (!is_t_finite(w, u)) return false;
+    end_mended<io>(w, S, u, c, spoilt, slow);
+    return true;
+}
+
+/* Any chunk, of which t tokens have been passed by themselves. Returns how many have been then, before a
+ * checkpoint; 0: the chunk is done. */
+template <int io>
+GDN_DEVICE int pass_any(const struct hopper_state &w, hopper_share &S, int c, int t)
+{
+    if (in_warp(t > 0) || !pass_mended<io>(w, S, c)) {
+        t = pass_tokens<io>(w, S, c, t);
+        if (in_warp(t < w.b.gates(c).n)) return t;
+    }
+    if (HOPPER_DEPTH == 2) barrier_shared(w); /* one frees for both */
+    __syncwarp();
+    if (HOPPER_DEPTH == 1 || !w.half()) release_made(w, HOPPER_T_FREE, c);
+    if (HOPPER_DEPTH == 1 || w.half()) release_made(w, HOPPER_P_FREE, c);
+    release_queries(w, c);
+    release(w, HOPPER_K_FREE, c);
+    release(w, HOPPER_GATES_FREE, c);
+    if (HOPPER_DEPTH == 1 || w.half()) release(w, HOPPER_OUT_FULL, c);
+    return 0;
+}
+
+#endif

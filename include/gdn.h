@@ -77,7 +77,9 @@
  *        "neon" give the same bits, "scalar" has its own. (One NaN stands for any other.)
  *   G18  Checkpoints change no other bit of a call. One after n tokens has, in its own dtype, the
  *        bits of the final state of that call on the first n tokens alone (in gdn_prefill and
- *        the rule of gdn_block: where both calls, or neither, have more than 8 tokens).
+ *        the rule of gdn_block: where both calls, or neither, have more than 8 tokens; on Hopper
+ *        to rounding, where one of the next 63 tokens has a key or a gate that is not finite, or
+ *        keys whose products are beyond f16).
  *   G19  gdn_decode of a tree: a token has the bits, of its output and of the state after it,
  *        that it has at the end of the chain of its ancestors in one call.
  *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives

@@ -80,6 +80,7 @@ enum { MOST = 512 };
 struct left {
     int     n;
     int64_t row[MOST], tokens[MOST], slot[MOST]; /* sequence, n, slot (below 0: not wanted) */
+    bool    poisoned; /* what follows is not finite: then Hopper holds G18 to rounding */
 };
 
 static void add(struct left *l, int64_t row, int64_t tokens)
@@ -161,9 +162,10 @@ static bool is_exact(bool decode, int64_t T, int64_t n)
     return decode || (T > 8) == (n > 8);
 }
 
-/* before: the arguments as they were when the call was made. */
+/* before: the arguments as they were when the call was made. rounded: no bits are promised. */
 static void expect_checkpoints(const gdn_rule_args *before, const gdn_tensor *got,
-                               const struct shape *s, const struct left *l, bool decode)
+                               const struct shape *s, const struct left *l, bool decode,
+                               bool rounded)
 {
     for (int i = 0; i < l->n && !ring2_failed(); i++) {
         const gdn_tensor *cu = &before->batch->cu_seqlens;
@@ -178,7 +180,7 @@ static void expect_checkpoints(const gdn_rule_args *before, const gdn_tensor *go
         mine = ring2_narrow(got, 0, l->slot[i], 1);
         snprintf(what, sizeof what, "checkpoint %d, sequence %d after %d", i, (int)b,
                  (int)l->tokens[i]);
-        if (is_exact(decode, T, l->tokens[i])) {
+        if (is_exact(decode, T, l->tokens[i]) && !rounded) {
             run(ring2_ctx(1), &r, decode);
             ring2_expect_bits(what, &mine, &r.state_out);
         } else {
@@ -214,9 +216,10 @@ static void check(gdn_rule_args *a, const struct shape *s, const struct left *l,
     }
     run(ctx, a, decode);
     ring2_call_end();
+    const bool rounded = l->poisoned && strstr(gdn_last_kernel(ctx), "hopper");
     if (a->out.data) ring2_expect_bits("out", &a->out, &without.out);
     ring2_expect_bits("state", &a->state, &without.state);
-    expect_checkpoints(&before, &a->checkpoints, s, l, decode);
+    expect_checkpoints(&before, &a->checkpoints, s, l, decode, rounded);
 }
 
 /* ---- G18 ----------------------------------------------------------------------------------- */
@@ -298,7 +301,8 @@ static void later_tokens(bool decode)
         ring2_fill_value(&rest.k, i % 2 ? (double)NAN : (double)INFINITY);
         ring2_fill_value(&rest.q, (double)NAN), ring2_fill_value(&rest.v, (double)NAN);
         ring2_fill_value(i % 2 ? &rest.g : &rest.beta, (double)NAN);
-        l.n = 0;
+        l.n        = 0;
+        l.poisoned = true;
         add(&l, 0, from[i] - (i == 0 ? 0 : 2)), add(&l, 0, from[i]);
         t->checkpoint_starts    = ring2_indices(GDN_I64, N_SEQS + 1, starts);
         t->checkpoint_positions = ring2_indices(GDN_I32, 2, l.tokens);
@@ -424,7 +428,7 @@ static void same_pool(void)
         before        = ring2_rule_clone(&a);
         before.checkpoints.data = NULL;
         run(ring2_ctx(2), &a, false);
-        expect_checkpoints(&before, &a.checkpoints, &own, &l, false);
+        expect_checkpoints(&before, &a.checkpoints, &own, &l, false, false);
         before.state_out = i == 1 ? before.state_out : i == 2 ? before.state : (gdn_tensor){ 0 };
         run(ring2_ctx(2), &before, false);
         const gdn_tensor *to = i == 1 ? &a.state_out : &a.state;
@@ -449,7 +453,7 @@ static void checkpoints_alone(void)
         leave_list(t, mixed, &l);
         a.checkpoints = pool(s, s->left, l.n, 0, s->turned);
         run(ring2_ctx(2), &a, false);
-        expect_checkpoints(&before, &a.checkpoints, s, &l, false);
+        expect_checkpoints(&before, &a.checkpoints, s, &l, false, false);
     }
 }
 

@@ -72,9 +72,10 @@ template <int chunk> struct raw_gates {
     int                  left;               /* tokens from there on */
 };
 
-GDN_DEVICE uint32_t fetch_bits(const char *p, int dtype)
+/* Without a branch, behind which the load would be awaited. */
+GDN_DEVICE uint32_t fetch_bits(const char *p, int dtype, bool there)
 {
-    return dtype == GDN_F32 ? *(const uint32_t *)p : *(const uint16_t *)p;
+    return ld_b32_b16(p, there && dtype == GDN_F32, there && dtype != GDN_F32);
 }
 GDN_DEVICE float element_to_f32(uint32_t x, int dtype)
 {
@@ -89,10 +90,9 @@ GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
 #pragma unroll
     for (int i = 0; i < raw.each; i++) {
         const bool there = raw.left > 32 * i && (chunk % 32 == 0 || threadIdx.x % 32 < chunk);
-        raw.g[i] = raw.beta[i] = 0;
-        if (there && raw.next_g) raw.g[i] = fetch_bits(raw.next_g + 32 * i * r.g.token, r.g.dtype);
-        if (there && raw.next_beta)
-            raw.beta[i] = fetch_bits(raw.next_beta + 32 * i * r.beta.token, r.beta.dtype);
+        raw.g[i] = fetch_bits(raw.next_g + 32 * i * r.g.token, r.g.dtype, there && raw.next_g);
+        raw.beta[i] = fetch_bits(raw.next_beta + 32 * i * r.beta.token, r.beta.dtype,
+                                 there && raw.next_beta);
     }
     if (raw.next_g) raw.next_g += each * chunk * r.g.token;
     if (raw.next_beta) raw.next_beta += each * chunk * r.beta.token;

@@ -15,7 +15,7 @@
  *
  *     warpgroup 0     io     loads, gates, stores (prefill_hopper_io.cuh)
  *     1, or 1 and 2   state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
- *     the last        T and P (prefill_hopper_solve.cuh)
+ *     the last        T and P (prefill_hopper_solve.cuh, ..._rows.cuh)
  *
  * T and P do not depend on the columns: in a cluster block c % 2 makes those of chunk c and copies them
  * into the other's memory. With a norm, 1 / length of the keys goes with T, of the queries with P: they
@@ -39,8 +39,11 @@
 extern __shared__ __align__(1024) char gdn_shared[];
 
 /* In a cluster lengths are in what who makes T and P has, and sends on. */
-struct hopper_gates : chunk_vectors<64> {
-    float later[64], sooner[64]; /* G + and - log2 of 1 / length of k: of products of keys */
+struct alignas(16) hopper_gates : chunk_vectors<64> {
+    /* exp of the gates from the edge before the token's 16 on, up to the edge behind them, times 1 / length
+     * of k: of products of keys. */
+    float    from_edge[64], to_edge[64];
+    uint32_t rare; /* a token forgets, or every bit of S stays */
 };
 
 /* The sequence, or what of it is this block's, and where its next checkpoint is, for each warp of
@@ -58,6 +61,7 @@ enum {
     HOPPER_DEPTH   = HOPPER_KEYS == 4 ? 2 : 1,
     HOPPER_WIDTH   = HOPPER_GROUPS / HOPPER_DEPTH,
     HOPPER_STATE   = 32 * HOPPER_KEYS / HOPPER_DEPTH,
+    HOPPER_LATE    = HOPPER_DEPTH == 2,        /* P comes after T */
     HOPPER_SOLVERS = HOPPER_KEYS == 1 ? 2 : 1, /* warpgroups of a block that make T and P, */
     HOPPER_TURN    = HOPPER_BLOCKS * HOPPER_SOLVERS, /* and those of a cluster: they take turns; */
     HOPPER_PAIRS   = HOPPER_TURN == 1,         /* a single one makes T of two chunks at once */
@@ -69,18 +73,16 @@ typedef float hopper_share[HOPPER_STATE];
 enum {
     /* Places of each ring. Of T and gates an even number, where there are turns. */
     HOPPER_GATES_RING = HOPPER_DEPTH == 2 ? 4 : HOPPER_PAIRS ? 6 : 8,
-    HOPPER_K_RING     = HOPPER_DEPTH == 2 || HOPPER_PAIRS ? 3 : 4,
+    HOPPER_K_RING     = HOPPER_DEPTH == 2 ? 3 : 4,
     HOPPER_Q_RING     = HOPPER_DEPTH == 2 ? 1 : HOPPER_SOLVERS == 2 ? 4 : 3,
     HOPPER_V_RING     = 2, /* V, then the output */
     HOPPER_T_RING     = HOPPER_PAIRS ? 3 : HOPPER_DEPTH == 2 ? 2 : 4,
-    HOPPER_P_RING     = HOPPER_PAIRS ? 3 : 2,
+    HOPPER_P_RING     = HOPPER_T_RING,
     /* Barriers that say that K and Q are there: who looks at every second chunk alone must see every
      * phase of them. */
     HOPPER_K_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_K_RING : HOPPER_K_RING,
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_Q_RING : HOPPER_Q_RING,
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
-    HOPPER_L_ROW = 68 * 4, /* from one row of L to the next: no two meet in a bank */
-    HOPPER_SQUARE = 64 * HOPPER_L_ROW,
 
     HOPPER_K        = 0, /* 64 columns after another; Q likewise */
     HOPPER_Q        = HOPPER_K + HOPPER_K_RING * HOPPER_KEYS * HOPPER_TILE,
@@ -89,7 +91,7 @@ enum {
     HOPPER_P        = HOPPER_T + HOPPER_T_RING * HOPPER_TILE,
     HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_RING * HOPPER_TILE, /* between halves */
     HOPPER_L        = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
-    HOPPER_GATES    = HOPPER_L + HOPPER_SQUARES * HOPPER_SQUARE,
+    HOPPER_GATES    = HOPPER_L + HOPPER_SQUARES * HOPPER_TILE,
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_GATES_RING * (int)sizeof(hopper_gates),
 
     /* Barriers: the first of as many as the ring has places. */
@@ -112,7 +114,6 @@ enum {
     HOPPER_HEAD  = HOPPER_BARRIERS + (HOPPER_N_BARRIERS + 1) / 2 * 16,
     HOPPER_BYTES = HOPPER_HEAD + (int)sizeof(hopper_head)
 };
-static_assert(sizeof(hopper_gates) % 16 == 0, "slots of gates are aligned");
 static_assert(HOPPER_BYTES <= 232448, "shared memory");
 
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
@@ -177,6 +178,11 @@ struct hopper_block {
     {
         mbarrier_wait(of(first, c), (uint32_t)c / ring(first) & 1);
     }
+    __device__ __forceinline__ void wait_both(int first, int second, int c) const
+    {
+        mbarrier_wait_both(of(first, c), (uint32_t)c / ring(first) & 1, of(second, c),
+                           (uint32_t)c / ring(second) & 1);
+    }
     __device__ __forceinline__ void wait_free(int first, int c) const
     {
         mbarrier_wait(of(first, c), ((uint32_t)c / ring(first) & 1) ^ 1);
@@ -216,8 +222,15 @@ GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)
 }
 
 template <int io> struct hopper_format;
-template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {};
-template <> struct hopper_format<GDN_F16> : mma_format_f16 {};
+template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {
+    GDN_DEVICE uint32_t pair_or_f16(float low, float high, bool f16)
+    {
+        return f16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
+    }
+};
+template <> struct hopper_format<GDN_F16> : mma_format_f16 {
+    GDN_DEVICE uint32_t pair_or_f16(float low, float high, bool) { return pair(low, high); }
+};
 
 /* Is something of x not finite? */
 template <int io> GDN_DEVICE bool is_tainted(const uint32_t (&x)[16])

@@ -100,6 +100,22 @@ GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const float (&u)[32])
     return !in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, taint[0] + taint[1] != 0));
 }
 
+/* Are all keys of chunk c? A weight of zero does not undo them where they are added to S. By each warp of
+ * a block that has a row of R which is not, and so by all of them, if a key is not. */
+template <int io> GDN_DEVICE bool are_keys_finite(const struct hopper_state &w, int c)
+{
+    typedef hopper_format<io> format;
+    const char *k     = gdn_shared + (w.b.k(c) - hopper_address());
+    uint32_t    taint = 0;
+#pragma unroll 1
+    for (int i = rare_lane(); i < HOPPER_KEYS * HOPPER_TILE / 16; i += 32) {
+        const uint4 x = *(const uint4 *)(k + 16 * i);
+        taint = format::taint(format::taint(taint, x.x), x.y);
+        taint = format::taint(format::taint(taint, x.z), x.w);
+    }
+    return !in_warp((taint & 0x7fff7fffu) != 0);
+}
+
 /* The rest of chunk c, from its U. slow: tokens are spoilt. */
 template <int io>
 GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float (&u)[32], int c,
@@ -118,7 +134,7 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     multiply_turned<io, false>(o, a, w.q(c));
     wgmma_wait<0>();
     if (HOPPER_DEPTH == 2) sum_halves(w, o);
-    scale_tokens(o, g.q_start, w.lane);
+    scale_tokens(o, factors_of(g.q_start, w.lane));
     if (slow) clear_parted(o, g);
     weigh_some<io>(a, u, g, g.n);
     pack<io>(r, u);
@@ -134,16 +150,16 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
         wgmma_wait<0>();
     }
     if (slow) spoil_tokens(o, spoilt, resets);
-    if (HOPPER_DEPTH == 1 || w.half()) put_output<io>(o, b.v(c) + w.v_lane);
+    if (HOPPER_DEPTH == 1 || w.half()) put_output<io>(o, b.v(c) + w.v_lane());
 }
 
-/* Chunk c, one thing after the other, if T is finite; else nothing has been done. */
+/* Chunk c, one thing after the other, if T and keys are finite; else nothing has been done. */
 template <int io>
 GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
-    const uint32_t             v = b.v(c) + w.v_lane;
+    const uint32_t             v = b.v(c) + w.v_lane();
     float                      u[32];
     uint32_t                   a[HOPPER_STATE / 2], r[16];
     struct spoilt_rows         spoilt = { { 0, 0 } };
@@ -155,12 +171,12 @@ GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c
     b.wait(HOPPER_T_FULL, c);
     wgmma_wait<0>();
     if (HOPPER_DEPTH == 2) sum_halves(w, u);
-    make_rows<io>(r, u, v, g.from_start, w.lane);
+    make_rows<io>(r, u, row_terms_of(v, g, w.lane));
     const bool slow = !all_finite<io>(r);
     if (slow) spoilt = mend_r<io>(r, g, v);
     multiply_turned<io, false>(u, r, b.t(c));
     wgmma_wait<0>();
-    if (!is_t_finite(w, u)) return false;
+    if (!is_t_finite(w, u) || (slow && !are_keys_finite<io>(w, c))) return false;
     end_mended<io>(w, S, u, c, spoilt, slow);
     return true;
 }

@@ -93,7 +93,7 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
     b.wait(HOPPER_GATES_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(x, a, w.k(c));
-    if (in_warp((tokens_of(g.resets) != 0) | is_idle(g))) {
+    if (in_warp(g.rare)) {
         wgmma_wait<0>();
         return false;
     }
@@ -119,14 +119,14 @@ GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, i
         wgmma_wait<1>();
         wait_for_other(HOPPER_MAIL_K);
         take_mail<true>(w, u);
-        make_rows<io>(r, u, b.v(c) + w.v_lane, g.from_start, w.lane);
+        make_rows<io>(r, u, row_terms_of(b.v(c) + w.v_lane(), g, w.lane));
         b.wait(HOPPER_T_FULL, c);
         wgmma_wait<0>();
         multiply_turned<io, false>(u, r, b.t(c));
         put_mail(w, o);
         tell_other(HOPPER_MAIL_Q);
         wgmma_wait<0>();
-        make_factors<io>(y, r, u, g, w.lane);
+        make_factors<io>(y, r, u, factors_of(g.to_end, w.lane));
         wait_for_other(HOPPER_MAIL_READ);
         put_factor<0>(w, y);
         put_factor<16>(w, r);
@@ -155,7 +155,7 @@ GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, i
         b.wait(HOPPER_P_FULL, c);
         multiply_turned<io, true>(o, y, b.p(c));
         wgmma_wait<0>();
-        hand_out<io>(w, o, c, b.v(c) + w.v_lane);
+        hand_out<io>(w, o, c, b.v(c) + w.v_lane());
     }
     release(w, HOPPER_GATES_FREE, c);
     wgmma_wait<0>();

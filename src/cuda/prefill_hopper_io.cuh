@@ -159,6 +159,18 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
 
 /* ---- The warpgroup --------------------------------------------------------------------------------- */
 
+/* What products of keys take, before lengths are in it; G: sums of the gates. */
+GDN_DEVICE void write_edges(hopper_gates &g, const float (&G)[2], int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float inside = __shfl_sync(0xffffffff, G[i], 15);
+        const float before = i ? __shfl_sync(0xffffffff, G[0], 31) : 0;
+        g.from_edge[lane + 32 * i] = ex2_approx(G[i] - (lane < 16 ? before : inside));
+        g.to_edge[lane + 32 * i]   = ex2_approx(__shfl_sync(0xffffffff, G[i], lane | 15) - G[i]);
+    }
+}
+
 /* Of every second chunk from chunk `first` on, by a warp; and what can be said of all of them. */
 template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int first, int lane)
 {
@@ -179,9 +191,9 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
         const bool own = b.is_own(c) || !norm; /* factors with lengths come from who makes T and P */
         write_gates<64>(b.gates(c), G, b.r, b.tokens(c), own || io == GDN_F16, own);
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            b.gates(c).later[lane + 32 * i] = b.gates(c).sooner[lane + 32 * i] = G[i];
+        write_edges(b.gates(c), G, lane);
+        if (lane == 0)
+            b.gates(c).rare = (tokens_of(b.gates(c).resets) != 0) | is_idle(b.gates(c));
         if (io == GDN_F16 && norm) scale_keys<io>(b, c, lane);
         __syncwarp();
         if (!HOPPER_OUTPUTS) {

@@ -25,15 +25,17 @@ GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, hopper_share &S, i
     pack<io>(a, S);
     multiply_turned<io, false>(x, a, b.k(c));
     const float decay = g.decay;
-    const bool  other = in_warp((tokens_of(g.resets) != 0) | is_idle(g));
+    const bool  other = in_warp(g.rare);
     b.wait(HOPPER_V_FULL, c);
     b.wait(HOPPER_T_FULL, c);
+    const struct row_terms with = row_terms_of(b.v(c) + w.v_lane(), g, w.lane);
     wgmma_wait<0>();
     if (other) return false;
-    make_rows<io>(r, x, b.v(c) + w.v_lane, g.from_start, w.lane);
+    make_rows<io>(r, x, with);
     multiply_turned<io, false>(x, r, b.t(c));
+    const struct token_factors to_end = factors_of(g.to_end, w.lane);
     wgmma_wait<0>();
-    weigh<io>(r, x, g.to_end, w.lane);
+    weigh<io>(r, x, to_end);
     if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(r)))) return false;
     decay_state(S, decay, false);
     add_tokens<io>(S, r, b.k(c));
@@ -68,7 +70,7 @@ GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
-    const uint32_t             v = b.v(c) + w.v_lane;
+    const uint32_t             v = b.v(c) + w.v_lane();
     float                      u[32];
     uint32_t                   a[HOPPER_STATE / 2], r[16];
     struct spoilt_rows         spoilt = { { 0, 0 } };
@@ -79,12 +81,12 @@ GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int
     b.wait(HOPPER_V_FULL, c);
     b.wait(HOPPER_T_FULL, c);
     wgmma_wait<0>();
-    make_rows<io>(r, u, v, g.from_start, w.lane);
+    make_rows<io>(r, u, row_terms_of(v, g, w.lane));
     const bool slow = !all_finite<io>(r);
     if (slow) spoilt = mend_r<io>(r, g, v);
     multiply_turned<io, false>(u, r, b.t(c));
     wgmma_wait<0>();
-    if (is_t_finite(w, u))
+    if (is_t_finite(w, u) && !(slow && !are_keys_finite<io>(w, c)))
         end_mended_keys<io>(w, S, u, c, spoilt, slow);
     else
         pass_tokens<io>(w, S, c, 0);
@@ -107,11 +109,9 @@ GDN_DEVICE void set_identity(hopper_share &S, int first, int lane)
 
 template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, int warp, int lane)
 {
-    const int row = lane % 8 + lane / 16 * 8, group = warp / 4, columns = b.rank ? b.r.K : b.r.V;
+    const int group = warp / 4, columns = b.rank ? b.r.K : b.r.V;
     const struct hopper_state   w = { b, b.common().cursors[warp], { 16 * warp, columns, b.r.K },
-                                      group, warp % 4, lane,
-                                      group * HOPPER_TILE +
-                                          tile_place(row, 16 * (warp % 4) + lane / 8 % 2 * 8) };
+                                      group, warp % 4, lane };
     const struct hopper_segment s = b.common().segment;
     hopper_share                S;
     set_identity(S, b.rank ? 16 * warp : 128, lane);

@@ -79,16 +79,13 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     b.common().checkpoints = list;
 }
 
-/* What the kernel reads of the batch, and zeros where nobody writes: above the diagonal of T and P,
- * the lists of dead tokens. */
+/* What the kernel reads of the batch, and zeros where nobody writes: above the diagonal of T and P. */
 GDN_DEVICE void prepare(struct hopper_block &b)
 {
     if (threadIdx.x < 32) find_part(b);
     if (threadIdx.x / 32 == 1) init_barriers(b);
     for (int i = threadIdx.x; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x)
         store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
-    if (threadIdx.x < HOPPER_SQUARES)
-        store_shared(hopper_address() + HOPPER_L + threadIdx.x * HOPPER_SQUARE + 64 * 4, 0, 0, 0, 0);
     async_fence();
     __syncthreads();
     b.n_chunks = (int)((b.s().n_valid + 63) / 64);

@@ -25,8 +25,13 @@ struct hopper_state {
     struct prefill_cursor     &cursor;
     struct state_part          part;
     int                        group, warp, lane;
-    uint32_t                   v_lane; /* where the lane reads its columns of V, in a tile */
 
+    /* Where the lane reads its columns of V, in a tile. */
+    __device__ __forceinline__ uint32_t v_lane() const
+    {
+        const int l = opaque(lane);
+        return tile() * HOPPER_TILE + tile_place(l % 8 + l / 16 * 8, 16 * warp + l / 8 % 2 * 8);
+    }
     /* Which half of the keys the warpgroup has, and which tile of columns. */
     __device__ __forceinline__ int half() const { return HOPPER_DEPTH == 2 ? group : 0; }
     __device__ __forceinline__ int tile() const { return HOPPER_DEPTH == 2 ? 0 : group; }
@@ -91,37 +96,53 @@ template <int io> GDN_DEVICE void add_tokens(hopper_share &S, const uint32_t *w,
     wgmma_commit();
 }
 
-/* R^T from the products with K; v: the warp's columns of V, of: from_start. */
+/* Factors of a thread's tokens, two after another of every eight. */
+struct token_factors {
+    float2 of[8];
+};
+GDN_DEVICE struct token_factors factors_of(const float (&from)[64], int lane)
+{
+    struct token_factors f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) f.of[i] = *(const float2 *)(from + token_of(4 * i, lane));
+    return f;
+}
+
+/* What R^T is made of beside the products with K: V^T and from_start. v: the warp's columns of V. */
+struct row_terms {
+    uint32_t             v[4][4];
+    struct token_factors f;
+};
+GDN_DEVICE void load_columns(uint32_t (&x)[4][4], uint32_t v)
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++) load_matrices_turned(x[n], v + 16 * 128 * n);
+}
+GDN_DEVICE struct row_terms row_terms_of(uint32_t v, const hopper_gates &g, int lane)
+{
+    struct row_terms x;
+    load_columns(x.v, v);
+    x.f = factors_of(g.from_start, lane);
+    return x;
+}
 template <int io>
-GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], uint32_t v, const float (&of)[64],
-                          int lane)
+GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], const struct row_terms &with)
 {
     typedef hopper_format<io> format;
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        uint32_t m[4];
-        load_matrices_turned(m, v + 16 * 128 * n);
-#pragma unroll
-        for (int h = 0; h < 4; h++) {
-            const int    i = 4 * n + h;
-            const float2 f = *(const float2 *)(of + token_of(2 * i, lane));
-            r[i]           = format::pair(fmaf(-f.x, x[2 * i], format::low(m[h])),
-                                          fmaf(-f.y, x[2 * i + 1], format::high(m[h])));
-        }
+    for (int i = 0; i < 16; i++) {
+        const float2 f = with.f.of[i / 2];
+        const uint32_t v = with.v[i / 4][i % 4];
+        r[i] = format::pair(fmaf(-f.x, x[2 * i], format::low(v)),
+                            fmaf(-f.y, x[2 * i + 1], format::high(v)));
     }
 }
 
 /* Tokens of x times f. */
-GDN_DEVICE void scale_tokens(float (&x)[32], const float (&of)[64], int lane)
+GDN_DEVICE void scale_tokens(float (&x)[32], const struct token_factors &f)
 {
 #pragma unroll
-    for (int i = 0; i < 32; i += 4) {
-        const float2 f = *(const float2 *)(of + token_of(i, lane));
-        x[i] *= f.x;
-        x[i + 1] *= f.y;
-        x[i + 2] *= f.x;
-        x[i + 3] *= f.y;
-    }
+    for (int i = 0; i < 32; i++) x[i] *= i % 2 ? f.of[i / 4].y : f.of[i / 4].x;
 }
 
 /* decay S; by selection (G7) where something may not be finite. */
@@ -136,11 +157,11 @@ template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay, bool se
 
 /* w = to_end U. */
 template <int io>
-GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const float (&to_end)[64], int lane)
+GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const struct token_factors &to_end)
 {
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        const float2 f = *(const float2 *)(to_end + token_of(2 * i, lane));
+        const float2 f = to_end.of[i / 2];
         w[i] = hopper_format<io>::pair(f.x * u[2 * i], f.y * u[2 * i + 1]);
     }
 }
@@ -329,10 +350,10 @@ template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float 
 /* U as a factor of P, and weighed of keys. */
 template <int io>
 GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (&u)[32],
-                             const hopper_gates &g, int lane)
+                             const struct token_factors &to_end)
 {
     pack<io>(y, u);
-    weigh<io>(r, u, g.to_end, lane);
+    weigh<io>(r, u, to_end);
 }
 
 /* The output of a chunk, whose product with P has ended, to where V was, for who stores it. */
@@ -349,7 +370,7 @@ GDN_DEVICE void hand_out(const struct hopper_state &w, const float (&o)[32], int
 GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c)
 {
     if (w.b.r.norm != GDN_NORM_NONE) w.b.wait(HOPPER_P_FULL, c);
-    scale_tokens(o, w.b.gates(c).q_start, w.lane);
+    scale_tokens(o, factors_of(w.b.gates(c).q_start, w.lane));
 }
 
 /*
@@ -362,26 +383,34 @@ template <int io> GDN_DEVICE bool pass_plain(const struct hopper_state &w, hoppe
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
-    const uint32_t             v = b.v(c) + w.v_lane;
     uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
     float                      o[32], u[32];
-    b.wait(HOPPER_K_FULL, c);
-    b.wait(HOPPER_GATES_FULL, c);
+    struct row_terms           with;
+    b.wait_both(HOPPER_K_FULL, HOPPER_GATES_FULL, c);
+    const uint32_t rare  = g.rare;
+    const float    decay = g.decay;
     pack<io>(a, S);
     multiply_turned<io, false>(o, a, b.k(c));
-    const bool other = in_warp((tokens_of(g.resets) != 0) | is_idle(g));
+    const bool     other = in_warp(rare);
+    const uint32_t v     = b.v(c) + w.v_lane();
+    with.f = factors_of(g.from_start, w.lane); /* while products go on */
     b.wait(HOPPER_V_FULL, c);
-    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
+    load_columns(with.v, v);
+    if (b.r.norm != GDN_NORM_NONE) { /* lengths come with T */
+        b.wait(HOPPER_T_FULL, c);
+        with.f = factors_of(g.from_start, w.lane);
+    }
     wgmma_wait<0>();
     if (other) return false;
-    make_rows<io>(r, o, v, g.from_start, w.lane);
+    make_rows<io>(r, o, with);
     if (HOPPER_GROUPS == 1) {
         b.wait(HOPPER_T_FULL, c);
         multiply_turned<io, false>(u, r, b.t(c));
         b.wait(HOPPER_Q_FULL, c);
         multiply_turned<io, false, true>(o, a, b.q(c));
+        const struct token_factors to_end = factors_of(g.to_end, w.lane);
         wgmma_wait<1>();
-        make_factors<io>(y, r, u, g, w.lane);
+        make_factors<io>(y, r, u, to_end);
         wgmma_wait<0>();
         scale_output(w, o, c);
     } else { /* no registers for both products: the other warpgroup fills the time */
@@ -392,9 +421,8 @@ template <int io> GDN_DEVICE bool pass_plain(const struct hopper_state &w, hoppe
         multiply_turned<io, false>(u, r, b.t(c));
         scale_output(w, o, c);
         wgmma_wait<0>();
-        make_factors<io>(y, r, u, g, w.lane);
+        make_factors<io>(y, r, u, factors_of(g.to_end, w.lane));
     }
-    const float decay = g.decay;
     b.wait(HOPPER_P_FULL, c);
     if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(y)))) return false;
     multiply_turned<io, true>(o, y, b.p(c));
@@ -428,13 +456,12 @@ GDN_DEVICE int next_mark(const struct hopper_state &w)
 
 template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, int lane)
 {
-    const int           row = lane % 8 + lane / 16 * 8, group = warp / 4;
+    const int           group = warp / 4;
     struct hopper_state w   = { b, b.common().cursors[warp],
                                 { b.column() + 16 * warp, b.r.V, b.r.K }, group, warp % 4,
                                 lane };
     hopper_share        S;
     if (HOPPER_DEPTH == 2) w.part = { b.column() + 16 * w.warp, b.r.V, b.r.K - w.half() * 128 };
-    w.v_lane = w.tile() * HOPPER_TILE + tile_place(row, 16 * w.warp + lane / 8 % 2 * 8);
     move_cursor(w, b.common().segment.checkpoint);
     if (HOPPER_CUTS && b.common().segment.from >= 0) griddepcontrol_wait();
     if (HOPPER_DEPTH == 2) {

@@ -54,6 +54,23 @@ GDN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity)
                  : : "r"(barrier), "r"(parity) : "memory");
 }
 
+/* Until those of two barriers have: both are asked at once. */
+GDN_DEVICE void mbarrier_wait_both(uint32_t first, uint32_t parity, uint32_t second,
+                                   uint32_t second_parity)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred p, q;\n"
+                 "again:\n\t"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t"
+                 "mbarrier.try_wait.parity.shared::cta.b64 q, [%2], %3;\n\t"
+                 "and.pred p, p, q;\n\t"
+                 "@p bra over;\n\t"
+                 "bra again;\n"
+                 "over:\n\t"
+                 "}"
+                 : : "r"(first), "r"(parity), "r"(second), "r"(second_parity) : "memory");
+}
+
 /* Is it so for any of n threads? A barrier of the hardware, all of them. */
 GDN_DEVICE bool barrier_any(int barrier, int n, bool x)
 {
@@ -144,9 +161,9 @@ GDN_DEVICE void load_shared(float (&x)[4], uint32_t at)
     asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
                  : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at));
 }
-GDN_DEVICE void store_shared(uint32_t at, float x)
+GDN_DEVICE void store_shared(uint32_t at, uint32_t x)
 {
-    asm volatile("st.shared.f32 [%0], %1;" : : "r"(at), "f"(x) : "memory");
+    asm volatile("st.shared.b32 [%0], %1;" : : "r"(at), "r"(x) : "memory");
 }
 GDN_DEVICE void store_shared(uint32_t at, float x, float y)
 {

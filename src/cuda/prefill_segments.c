@@ -51,28 +51,14 @@ enum {
     CALL  = 6000, LAUNCHES     = 9200 /* of any call; of three launches more */
 };
 
-/* Which form is better of n blocks or clusters goes by this alone: chunks in turn. */
-static const struct {
-    int processors, chunk;
-} forms[] = { { 2, 3300 }, { 1, 5400 } };
-
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static int64_t at_least(int64_t least, int64_t x) { return x < least ? least : x; }
 static int64_t at_most(int64_t most, int64_t x) { return x > most ? most : x; }
 
-/* So many run at once. */
+/* So many run at once: clusters have two multiprocessors, wide blocks one. */
 static int64_t count_room(bool wide, int sm_count)
 {
-    return at_least(1, sm_count / forms[wide].processors);
-}
-
-static int64_t cost_of(bool wide, int64_t n, int sm_count)
-{
-    return divide_up(n, count_room(wide, sm_count)) * forms[wide].chunk;
-}
-static bool is_wide_better(int64_t n, int sm_count)
-{
-    return cost_of(true, n, sm_count) < cost_of(false, n, sm_count);
+    return at_least(1, sm_count / (wide ? 1 : 2));
 }
 
 /* A call as far as the host knows it, and a cut: n sequences and heads of so many chunks, and
@@ -136,14 +122,22 @@ static int64_t time_of_whole(bool wide, const struct trial *t)
 
 static bool is_whole_wide(const struct trial *t)
 {
-    if (t->small) return false;
-    return t->others ? time_of_whole(true, t) < time_of_whole(false, t)
-                     : is_wide_better(t->n, t->sm_count);
+    return !t->small && time_of_whole(true, t) < time_of_whole(false, t);
+}
+
+/* Of n later segments. */
+static int64_t time_of_later(bool wide, const struct trial *t, int64_t n)
+{
+    const int64_t room  = room_of(wide, t);
+    const int64_t chunk = t->small ? time_of_chunk(false, t, n)
+                          : wide   ? LATER_WIDE
+                                   : LATER + LATER_MORE * at_most(room, n) / room;
+    return divide_up(n, room) * (t->each * chunk + (wide ? LATER_WIDE_START : START));
 }
 
 static bool is_later_wide(const struct trial *t, int64_t n)
 {
-    return !t->small && is_wide_better(n, t->sm_count);
+    return !t->small && time_of_later(true, t, n) < time_of_later(false, t, n);
 }
 
 static struct gdn_cuda_cut no_cut(const struct trial *t)
@@ -226,21 +220,11 @@ static int64_t time_of_steps(const struct trial *t)
     return t->s * rounds * STEP + STEPS_START;
 }
 
-static int64_t time_of_later(const struct trial *t)
-{
-    const int64_t n     = t->n * t->s;
-    const bool    wide  = is_later_wide(t, n);
-    const int64_t room  = room_of(wide, t);
-    const int64_t chunk = t->small ? time_of_chunk(false, t, n)
-                          : wide   ? LATER_WIDE
-                                   : LATER + LATER_MORE * at_most(room, n) / room;
-    return divide_up(n, room) * (t->each * chunk + (wide ? LATER_WIDE_START : START));
-}
-
 static int64_t time_of_segments(const struct trial *t)
 {
     const int64_t all = time_of_summaries(t, 0), mean = (all + time_of_summaries(t, BRIEF)) / 2;
-    return CALL + LAUNCHES + (t->stops ? mean : all) + time_of_steps(t) + time_of_later(t);
+    const int64_t n = t->n * t->s, later = time_of_later(is_later_wide(t, n), t, n);
+    return CALL + LAUNCHES + (t->stops ? mean : all) + time_of_steps(t) + later;
 }
 
 /* The chunks of a segment so that first ones and `rounds` of summaries take the same time. */
@@ -281,10 +265,11 @@ struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
 {
     struct gdn_cuda_shape even = *s;
     even.longest               = 0;
-    const struct trial  t      = describe(&even);
+    struct trial        t      = describe(&even);
     const int64_t       rest   = t.chunks * CHUNK - like->first;
     struct gdn_cuda_cut c      = no_cut(&t);
     c.first = like->first, c.each = like->each;
+    t.each  = c.each / CHUNK;
     count_later(&c, s->b);
     c.later_wide = is_later_wide(&t, rest > 0 ? t.n * divide_up(rest, c.each) : c.units * s->H);
     return c;

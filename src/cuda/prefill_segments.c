@@ -36,18 +36,17 @@ enum { WIN = 95, WIN_UNEVEN = 80 };
 enum { BRIEF = 75, BRIEF_CHUNKS = 8, CLEAR = 975 };
 
 /* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
- * much for a chunk, more where many run at once: _MORE where there is room for none besides. */
+ * much for a chunk, more where many run at once: _MORE where they take 0.7 of the room or more. */
 enum {
-    START = 8936, CLUSTER = 1322, CLUSTER_MORE = 372,
-    WIDE_START = 10239, WIDE = 2320, WIDE_MORE = 255, /* by blocks of one multiprocessor, */
-    LATER_WIDE = 24681,                               /* and of later segments */
-    SMALL_START = 6731, SMALL = 1366, SMALL_MORE = 69, /* small heads */
-    FIRST_START = 15989, FIRST = 1460, FIRST_MORE = 306, /* first segments, beside summaries */
-    SMALL_FIRST_START = 8253, SMALL_FIRST = 1558,
-    SUMMARY_START = 14325, SUMMARY = 1500,
-    SMALL_SUMMARY_START = 12035, SMALL_SUMMARY = 1336,
-    STEPS_START = 409, STEP = 1898, /* from segment to segment */
-    CALL = 6000, LAUNCHES = 1037 /* of any call; of three launches more */
+    START = 9052, CLUSTER = 1348, CLUSTER_MORE = 318,
+    WIDE_START = 10309, WIDE = 2320, WIDE_MORE = 194, /* by blocks of one multiprocessor */
+    SMALL_START = 6901, SMALL = 1224, SMALL_MORE = 88, /* small heads */
+    FIRST_START = 11855, FIRST = 1525, FIRST_MORE = 167, /* first segments, beside summaries */
+    SMALL_FIRST_START = 11574, SMALL_FIRST = 1245,
+    SUMMARY_START = 11063, SUMMARY = 1485,
+    SMALL_SUMMARY_START = 10156, SMALL_SUMMARY = 1456,
+    STEPS_START = 1043, STEP = 1984, /* from segment to segment */
+    CALL = 6000, LAUNCHES = 1633 /* of any call; of three launches more */
 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -95,7 +94,7 @@ static int64_t room_of(bool wide, const struct trial *t)
     return count_room(wide || t->small, t->sm_count);
 }
 
-/* What a round of blocks takes to begin, for a chunk, and more for that where there is no room. */
+/* What a round of blocks takes to begin, for a chunk, and more for that where many run at once. */
 struct costs {
     int64_t start, chunk, more;
 };
@@ -108,7 +107,7 @@ static struct costs costs_of(bool wide, const struct trial *t, int64_t n)
                        block   = { WIDE_START, WIDE, WIDE_MORE };
     const int64_t      room    = room_of(wide, t);
     struct costs       c       = t->small ? small : wide ? block : cluster;
-    c.chunk += c.more * n * n / (room * room);
+    c.chunk += c.more * at_most(room * room, 2 * n * n) / (room * room);
     return c;
 }
 
@@ -147,14 +146,9 @@ static bool is_whole_wide(const struct trial *t)
 }
 
 /* Of n later segments. */
-static int64_t time_of_later(bool wide, const struct trial *t, int64_t n)
-{
-    return time_of_rounds(wide, t, n, t->each) + (wide ? LATER_WIDE : 0);
-}
-
 static bool is_later_wide(const struct trial *t, int64_t n)
 {
-    return !t->small && time_of_later(true, t, n) < time_of_later(false, t, n);
+    return !t->small && time_of_rounds(true, t, n, t->each) < time_of_rounds(false, t, n, t->each);
 }
 
 static struct gdn_cuda_cut no_cut(const struct trial *t)
@@ -253,7 +247,7 @@ static int64_t time_of_steps(const struct trial *t)
 static int64_t time_of_segments(const struct trial *t)
 {
     const int64_t all = time_of_summaries(t, 0), mean = (all + time_of_summaries(t, BRIEF)) / 2;
-    const int64_t n = t->n * t->s, later = time_of_later(is_later_wide(t, n), t, n);
+    const int64_t n = t->n * t->s, later = time_of_rounds(is_later_wide(t, n), t, n, t->each);
     return CALL + LAUNCHES + (t->stops ? mean : all) + time_of_steps(t) + later;
 }
 

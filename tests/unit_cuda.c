@@ -226,18 +226,20 @@ static void test_prefill(void)
     }
 }
 
-/* A block each where clusters of two would take more waves than that is slower. 132 processors, 4
- * heads a row. */
-static void test_waves(void)
+/* A wide block each where there is no room for as many clusters at once, but for long rows
+ * where a third round of clusters has little to do. 132 processors, 4 heads a row. */
+static void test_rounds(void)
 {
     static const struct prefill of = { .dtype = GDN_BF16, .K = 128, .V = 128 };
-    static const struct { int64_t B; const char *kernel; } calls[] = {
-        { 1, "prefill: gdn_prefill_hopper_BF16" },
-        { 16, "prefill: gdn_prefill_hopper_BF16" },
-        { 17, "prefill: gdn_prefill_hopper_wide_BF16" },
-        { 33, "prefill: gdn_prefill_hopper_wide_BF16" },
-        { 34, "prefill: gdn_prefill_hopper_BF16" },
-        { 50, "prefill: gdn_prefill_hopper_wide_BF16" },
+    static const struct { int64_t B, T; const char *kernel; } calls[] = {
+        { 1, 1, "prefill: gdn_prefill_hopper_BF16" },
+        { 16, 1, "prefill: gdn_prefill_hopper_BF16" },
+        { 17, 1, "prefill: gdn_prefill_hopper_wide_BF16" },
+        { 34, 1, "prefill: gdn_prefill_hopper_wide_BF16" },
+        { 17, 8192, "prefill: gdn_prefill_hopper_wide_BF16" },
+        { 33, 8192, "prefill: gdn_prefill_hopper_wide_BF16" },
+        { 34, 8192, "prefill: gdn_prefill_hopper_BF16" },
+        { 50, 8192, "prefill: gdn_prefill_hopper_wide_BF16" },
     };
     gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
@@ -245,10 +247,11 @@ static void test_waves(void)
         gdn_rule_args a       = prefill_args(&of);
         gdn_tensor   *rows[4] = { &a.q, &a.k, &a.v, &a.out };
         for (int t = 0; t < 4; t++)
-            *rows[t] = gdn_dense(rows[t]->data, GDN_BF16, 4, calls[i].B, 1, rows[t]->size[1], 128);
+            *rows[t] = gdn_dense((char *)((uintptr_t)(t + 1) << 40), GDN_BF16, 4, calls[i].B,
+                                 calls[i].T, rows[t]->size[1], 128);
         ring2_status(ctx, "the call", gdn_prefill(ctx, &a), GDN_OK);
-        CHECK(!strcmp(gdn_last_kernel(ctx), calls[i].kernel), "%d rows: %s, wanted %s",
-              (int)calls[i].B, gdn_last_kernel(ctx), calls[i].kernel);
+        CHECK(!strcmp(gdn_last_kernel(ctx), calls[i].kernel), "%d rows of %d: %s, wanted %s",
+              (int)calls[i].B, (int)calls[i].T, gdn_last_kernel(ctx), calls[i].kernel);
     }
     gdn_ctx_destroy(ctx);
 }
@@ -445,7 +448,7 @@ int main(int argc, char **argv)
         { "cuda: kernels", test_kernels },
         { "cuda: a call launches and no more", test_call },
         { "cuda: the kernels of prefill", test_prefill },
-        { "prefill on Hopper by waves", test_waves },
+        { "prefill on Hopper by rounds", test_rounds },
         { "prefill on Hopper in segments", test_segments },
         { "decode: no warp beyond V", test_columns },
         { "cuda: maps of tensors", test_maps },

@@ -27,52 +27,36 @@ enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
  * are a small part. */
 enum { UNEVEN = 2, LEAST_UNEVEN = 600000 };
 
-/* Segments have to take so many hundredths of the time of whole sequences; of small heads, whose
- * costs are from few measurements; of a batch of which only the longest length is known, as what
- * lies between that and the rest is not. */
-enum { WIN = 95, WIN_SMALL = 90, WIN_UNEVEN = 80 };
+/* Segments have to take so many hundredths of the time of whole sequences; of a batch of which only
+ * the longest length is known, as what lies between that and the rest is not. */
+enum { WIN = 95, WIN_UNEVEN = 80 };
 
 /* Where summaries stop early: hundredths of them that do, and the chunks that are left. Another cut
  * for that has to take so many thousandths of the time of the one that is best where none does. */
 enum { BRIEF = 75, BRIEF_CHUNKS = 8, CLEAR = 975 };
 
 /* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
- * much for a chunk, more where many multiprocessors work: _MORE where all do. */
+ * much for a chunk, more where many run at once: _MORE where they take 0.7 of the room or more. */
 enum {
-    START = 6250,
-    WHOLE = 1530, WHOLE_MORE   = 360,   /* whole sequences by clusters, from half on */
-    WIDE  = 3000, WIDE_START   = 12000, /* by blocks of one multiprocessor */
-    FIRST = 1500, FIRST_MORE   = 640,  FIRST_START   = 12300,
-    LATER = 1270, LATER_MORE   = 900,
-    LATER_WIDE = 2860, LATER_WIDE_START = 18800,
-    SUMMARY = 1640, SUMMARY_START = 7260,
-    SMALL_MORE = 130, SMALL_FIRST = 1880, /* small heads: as WHOLE; beside summaries */
-    STEP  = 1750, STEPS_START  = 600,  /* from segment to segment */
-    CALL  = 6000, LAUNCHES     = 9200 /* of any call; of three launches more */
+    START = 9052, CLUSTER = 1348, CLUSTER_MORE = 318,
+    WIDE_START = 10309, WIDE = 2320, WIDE_MORE = 194, /* by blocks of one multiprocessor */
+    SMALL_START = 6901, SMALL = 1224, SMALL_MORE = 88, /* small heads */
+    FIRST_START = 11855, FIRST = 1525, FIRST_MORE = 167, /* first segments, beside summaries */
+    SMALL_FIRST_START = 11574, SMALL_FIRST = 1245,
+    SUMMARY_START = 11063, SUMMARY = 1485,
+    SMALL_SUMMARY_START = 10156, SMALL_SUMMARY = 1456,
+    STEPS_START = 1043, STEP = 1984, /* from segment to segment */
+    CALL = 6000, LAUNCHES = 1633 /* of any call; of three launches more */
 };
-
-/* Which form is better of n blocks or clusters goes by this alone: chunks in turn. */
-static const struct {
-    int processors, chunk;
-} forms[] = { { 2, 3300 }, { 1, 5400 } };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static int64_t at_least(int64_t least, int64_t x) { return x < least ? least : x; }
 static int64_t at_most(int64_t most, int64_t x) { return x > most ? most : x; }
 
-/* So many run at once. */
+/* So many run at once: clusters have two multiprocessors, wide blocks one. */
 static int64_t count_room(bool wide, int sm_count)
 {
-    return at_least(1, sm_count / forms[wide].processors);
-}
-
-static int64_t cost_of(bool wide, int64_t n, int sm_count)
-{
-    return divide_up(n, count_room(wide, sm_count)) * forms[wide].chunk;
-}
-static bool is_wide_better(int64_t n, int sm_count)
-{
-    return cost_of(true, n, sm_count) < cost_of(false, n, sm_count);
+    return at_least(1, sm_count / (wide ? 1 : 2));
 }
 
 /* A call as far as the host knows it, and a cut: n sequences and heads of so many chunks, and
@@ -110,40 +94,61 @@ static int64_t room_of(bool wide, const struct trial *t)
     return count_room(wide || t->small, t->sm_count);
 }
 
-/* A chunk where n run at once. */
-static int64_t time_of_chunk(bool wide, const struct trial *t, int64_t n)
+/* What a round of blocks takes to begin, for a chunk, and more for that where many run at once. */
+struct costs {
+    int64_t start, chunk, more;
+};
+
+/* Where n run at once. */
+static struct costs costs_of(bool wide, const struct trial *t, int64_t n)
 {
-    const int64_t room = room_of(wide, t), full = t->small ? room : at_least(1, room / 2);
-    const int64_t busy = at_most(full, n), more = t->small ? SMALL_MORE : WHOLE_MORE;
-    return wide ? WIDE : WHOLE + more * busy * busy / (full * full);
+    const struct costs small   = { SMALL_START, SMALL, SMALL_MORE },
+                       cluster = { START, CLUSTER, CLUSTER_MORE },
+                       block   = { WIDE_START, WIDE, WIDE_MORE };
+    const int64_t      room    = room_of(wide, t);
+    struct costs       c       = t->small ? small : wide ? block : cluster;
+    c.chunk += c.more * at_most(room * room, 2 * n * n) / (room * room);
+    return c;
+}
+
+static int64_t time_of_round(bool wide, const struct trial *t, int64_t n, int64_t chunks)
+{
+    const struct costs c = costs_of(wide, t, n);
+    return n ? c.start + chunks * c.chunk : 0;
+}
+
+/* Of n sequences or segments of so many chunks. */
+static int64_t time_of_rounds(bool wide, const struct trial *t, int64_t n, int64_t chunks)
+{
+    const int64_t room = room_of(wide, t);
+    return n / room * time_of_round(wide, t, room, chunks) +
+           time_of_round(wide, t, n % room, chunks);
 }
 
 /* Of the others, where all multiprocessors work on them. */
 static int64_t time_of_rest(bool wide, const struct trial *t)
 {
-    const int64_t room = room_of(wide, t), start = wide ? WIDE_START : START;
-    return (t->rest * time_of_chunk(wide, t, room) + t->others * start) / room;
+    const int64_t      room = room_of(wide, t);
+    const struct costs c    = costs_of(wide, t, room);
+    return (t->rest * c.chunk + t->others * c.start) / room;
 }
 
 static int64_t time_of_whole(bool wide, const struct trial *t)
 {
-    const int64_t room  = room_of(wide, t);
-    const int64_t chunk = time_of_chunk(wide, t, t->n + (t->rest ? t->rest / t->chunks : 0));
-    const int64_t each  = t->chunks * chunk + (wide ? WIDE_START : START);
-    return CALL + at_least(divide_up(t->n, room) * each,
-                           t->n * each / room + time_of_rest(wide, t));
+    const int64_t room = room_of(wide, t), each = time_of_round(wide, t, room, t->chunks);
+    return CALL + at_least(time_of_rounds(wide, t, t->n, t->chunks),
+                           t->rest ? t->n * each / room + time_of_rest(wide, t) : 0);
 }
 
 static bool is_whole_wide(const struct trial *t)
 {
-    if (t->small) return false;
-    return t->others ? time_of_whole(true, t) < time_of_whole(false, t)
-                     : is_wide_better(t->n, t->sm_count);
+    return !t->small && time_of_whole(true, t) < time_of_whole(false, t);
 }
 
+/* Of n later segments. */
 static bool is_later_wide(const struct trial *t, int64_t n)
 {
-    return !t->small && is_wide_better(n, t->sm_count);
+    return !t->small && time_of_rounds(true, t, n, t->each) < time_of_rounds(false, t, n, t->each);
 }
 
 static struct gdn_cuda_cut no_cut(const struct trial *t)
@@ -183,11 +188,12 @@ static struct gdn_cuda_cut make_cut(const struct trial *t, bool wide)
     return c;
 }
 
+/* Of first segments, beside summaries. */
 static int64_t time_of_first(const struct trial *t, int64_t chunks)
 {
     const int64_t room  = count_room(false, t->sm_count);
-    const int64_t chunk = t->small ? SMALL_FIRST : FIRST + FIRST_MORE * t->n / room;
-    return chunks * chunk + FIRST_START;
+    const int64_t chunk = FIRST + FIRST_MORE * t->n / room;
+    return t->small ? chunks * SMALL_FIRST + SMALL_FIRST_START : chunks * chunk + FIRST_START;
 }
 
 /* When n tasks of time b are done by some that begin at once and by others that begin at a, as far
@@ -200,18 +206,30 @@ static int64_t end_of_tasks(int64_t n, int64_t b, int64_t at_once, int64_t other
     return end;
 }
 
-static int64_t time_of_summary(int64_t chunks) { return chunks * SUMMARY + SUMMARY_START; }
+static int64_t time_of_summary(const struct trial *t, int64_t chunks)
+{
+    return t->small ? chunks * SMALL_SUMMARY + SMALL_SUMMARY_START
+                    : chunks * SUMMARY + SUMMARY_START;
+}
+
+/* The room for clusters that first segments take. Blocks of small heads go to the parts of the
+ * device in turn, and a cluster is within one of them: an odd block in each takes that of two. */
+enum { PARTS = 8 };
+static int64_t room_taken(const struct trial *t)
+{
+    return t->small ? (t->n + at_most(PARTS, t->n)) / 2 : t->n;
+}
 
 /* The time of first segments and, beside them, summaries, which then have all multiprocessors; so
  * many hundredths of these are brief, and make room for the others. */
 static int64_t time_of_summaries(const struct trial *t, int64_t hundredths)
 {
-    const int64_t room = count_room(false, t->sm_count), taken = t->small ? t->n / 2 : t->n;
+    const int64_t room = count_room(false, t->sm_count), taken = room_taken(t);
     const int64_t free = room - taken;
     const int64_t all = t->n * (t->s - 1), n_brief = all * hundredths / 100, n = all - n_brief;
-    const int64_t brief   = time_of_summary(at_most(t->each, BRIEF_CHUNKS));
+    const int64_t brief   = time_of_summary(t, at_most(t->each, BRIEF_CHUNKS));
     const int64_t start   = all > free ? n_brief * brief / free : 0;
-    const int64_t a = time_of_first(t, t->chunks - t->s * t->each), b = time_of_summary(t->each);
+    const int64_t a = time_of_first(t, t->chunks - t->s * t->each), b = time_of_summary(t, t->each);
     const int64_t later = at_least(0, a - start);
     const int64_t end   = start + at_most(end_of_tasks(n, b, free, taken, later, false),
                                           end_of_tasks(n, b, free, taken, later, true));
@@ -226,29 +244,20 @@ static int64_t time_of_steps(const struct trial *t)
     return t->s * rounds * STEP + STEPS_START;
 }
 
-static int64_t time_of_later(const struct trial *t)
-{
-    const int64_t n     = t->n * t->s;
-    const bool    wide  = is_later_wide(t, n);
-    const int64_t room  = room_of(wide, t);
-    const int64_t chunk = t->small ? time_of_chunk(false, t, n)
-                          : wide   ? LATER_WIDE
-                                   : LATER + LATER_MORE * at_most(room, n) / room;
-    return divide_up(n, room) * (t->each * chunk + (wide ? LATER_WIDE_START : START));
-}
-
 static int64_t time_of_segments(const struct trial *t)
 {
     const int64_t all = time_of_summaries(t, 0), mean = (all + time_of_summaries(t, BRIEF)) / 2;
-    return CALL + LAUNCHES + (t->stops ? mean : all) + time_of_steps(t) + time_of_later(t);
+    const int64_t n = t->n * t->s, later = time_of_rounds(is_later_wide(t, n), t, n, t->each);
+    return CALL + LAUNCHES + (t->stops ? mean : all) + time_of_steps(t) + later;
 }
 
 /* The chunks of a segment so that first ones and `rounds` of summaries take the same time. */
 static int64_t balance(const struct trial *t, int64_t rounds)
 {
-    const int64_t chunk = time_of_first(t, 1) - FIRST_START;
-    const int64_t all   = time_of_first(t, t->chunks) - rounds * SUMMARY_START;
-    return divide_up(at_least(0, all), t->s * chunk + rounds * SUMMARY);
+    const int64_t start = time_of_summary(t, 0), summary = time_of_summary(t, 1) - start;
+    const int64_t chunk = time_of_first(t, 1) - time_of_first(t, 0);
+    const int64_t all   = time_of_first(t, t->chunks) - rounds * start;
+    return divide_up(at_least(0, all), t->s * chunk + rounds * summary);
 }
 
 /* The best cut that takes less time than `least`; else c stays. wide: of first segments. */
@@ -281,10 +290,11 @@ struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
 {
     struct gdn_cuda_shape even = *s;
     even.longest               = 0;
-    const struct trial  t      = describe(&even);
+    struct trial        t      = describe(&even);
     const int64_t       rest   = t.chunks * CHUNK - like->first;
     struct gdn_cuda_cut c      = no_cut(&t);
     c.first = like->first, c.each = like->each;
+    t.each  = c.each / CHUNK;
     count_later(&c, s->b);
     c.later_wide = is_later_wide(&t, rest > 0 ? t.n * divide_up(rest, c.each) : c.units * s->H);
     return c;
@@ -297,7 +307,7 @@ struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s)
     struct trial        t    = describe(s);
     struct gdn_cuda_cut c    = no_cut(&t);
     const int64_t       time = time_of_whole(c.wide, &t);
-    const int64_t       win  = t.others ? WIN_UNEVEN : t.small ? WIN_SMALL : WIN;
+    const int64_t       win  = t.others ? WIN_UNEVEN : WIN;
     if (t.n == 0) return c;
     if (t.n < room) find_best(t, time / 100 * win, false, &c);
     if (c.units && s->stops) find_clearly_better(t, &c);

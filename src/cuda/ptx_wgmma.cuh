@@ -165,10 +165,6 @@ GDN_DEVICE void store_shared(uint32_t at, uint32_t x)
 {
     asm volatile("st.shared.b32 [%0], %1;" : : "r"(at), "r"(x) : "memory");
 }
-GDN_DEVICE void store_shared(uint32_t at, float x, float y)
-{
-    asm volatile("st.shared.v2.f32 [%0], {%1,%2};" : : "r"(at), "f"(x), "f"(y) : "memory");
-}
 GDN_DEVICE void store_shared(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"

@@ -78,7 +78,7 @@
  *   G18  Checkpoints change no other bit of a call. One after n tokens has, in its own dtype, the
  *        bits of the final state of that call on the first n tokens alone (in gdn_prefill and
  *        the rule of gdn_block: where both calls, or neither, have more than 8 tokens; on Hopper
- *        to rounding, where one of the next 63 tokens has a key or a gate that is not finite, or
+ *        to rounding, where one of the next 63 tokens has a key, g or beta that is not finite, or
  *        keys whose products are beyond f16).
  *   G19  gdn_decode of a tree: a token has the bits, of its output and of the state after it,
  *        that it has at the end of the chain of its ancestors in one call.

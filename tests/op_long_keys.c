@@ -203,6 +203,16 @@ static gdn_rule_args sequence(const struct shape *s)
     return a;
 }
 
+/* Call i of each shape whole and cut, on a sequence; NULL: no Hopper. */
+static gdn_ctx *take_shape(int i, bool *cuts, gdn_rule_args *a)
+{
+    const struct shape *s = &shapes[i / 2];
+    *cuts                 = i % 2 && s->K <= 128;
+    gdn_ctx *ctx          = hopper(*cuts);
+    if (ctx) *a = sequence(s);
+    return ctx;
+}
+
 static void poison_keys(const gdn_rule_args *a, int64_t t, double bad)
 {
     const int64_t K = a->k.size[2];
@@ -264,12 +274,11 @@ static void keys_that_are_not_written(void)
 {
     static const int64_t at[] = { 0, 7, 62, 63, 64, 100, 199 };
     for (int i = 0; i < N_SHAPES * 2 && !ring2_failed(); i++) {
-        const struct shape *s    = &shapes[i / 2];
-        const bool          cuts = i % 2 && s->K <= 128;
-        gdn_ctx            *ctx  = hopper(cuts);
-        struct ring2_rule   m;
+        gdn_rule_args     a;
+        struct ring2_rule m;
+        bool              cuts;
+        gdn_ctx          *ctx = take_shape(i, &cuts, &a);
         if (!ctx) return;
-        gdn_rule_args a = sequence(s);
         for (int j = 0; j < 7; j++) set_heads(&a.beta, at[j], 0);
         ring2_rule_model(&a, false, &m);
         for (int j = 0; j < 7; j++) poison_keys(&a, at[j], j % 2 ? (double)NAN : (double)INFINITY);
@@ -284,12 +293,11 @@ static void keys_that_are_not_written(void)
 static void G9_every_bit_stays(void)
 {
     for (int i = 0; i < N_SHAPES * 2 && !ring2_failed(); i++) {
-        const struct shape *s    = &shapes[i / 2];
-        const bool          cuts = i % 2 && s->K <= 128;
-        gdn_ctx            *ctx  = hopper(cuts);
-        struct ring2_rule   m;
+        gdn_rule_args     a;
+        struct ring2_rule m;
+        bool              cuts;
+        gdn_ctx          *ctx = take_shape(i, &cuts, &a);
         if (!ctx) return;
-        gdn_rule_args a = sequence(s);
         a.g.data        = NULL;
         ring2_fill_value(&a.beta, 0);
         for (int j = 0; j < 100; j++) ring2_set(&a.state, j, j % 2 ? -0.0 : ldexp(1, -149));

@@ -15,6 +15,7 @@
 #ifndef GDN_CUDA_PREFILL_CHUNK_CUH
 #define GDN_CUDA_PREFILL_CHUNK_CUH
 
+#include "chunk.cuh"
 #include "mma.cuh"
 #include "prefill.h"
 #include "rule.cuh"
@@ -72,27 +73,17 @@ template <int chunk> struct raw_gates {
     int                  left;               /* tokens from there on */
 };
 
-/* Without a branch, behind which the load would be awaited. */
-GDN_DEVICE uint32_t fetch_bits(const char *p, int dtype, bool there)
-{
-    return ld_b32_b16(p, there && dtype == GDN_F32, there && dtype != GDN_F32);
-}
-GDN_DEVICE float element_to_f32(uint32_t x, int dtype)
-{
-    if (dtype == GDN_F32) return __uint_as_float(x);
-    return dtype == GDN_BF16 ? bf16_to_f32((uint16_t)x) : f16_to_f32((uint16_t)x);
-}
-
-/* Those of the chunk; the next will be the one after `each`. */
+/* Those of the chunk; the next will be the one after `each`. Without a branch on the dtype, behind
+ * which each load would be awaited. */
 template <int each, int chunk>
 GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
 {
 #pragma unroll
     for (int i = 0; i < raw.each; i++) {
         const bool there = raw.left > 32 * i && (chunk % 32 == 0 || threadIdx.x % 32 < chunk);
-        raw.g[i] = fetch_bits(raw.next_g + 32 * i * r.g.token, r.g.dtype, there && raw.next_g);
-        raw.beta[i] = fetch_bits(raw.next_beta + 32 * i * r.beta.token, r.beta.dtype,
-                                 there && raw.next_beta);
+        raw.g[i] = load_bits(raw.next_g + 32 * i * r.g.token, 0, r.g.dtype, there && raw.next_g);
+        raw.beta[i] = load_bits(raw.next_beta + 32 * i * r.beta.token, 0, r.beta.dtype,
+                                there && raw.next_beta);
     }
     if (raw.next_g) raw.next_g += each * chunk * r.g.token;
     if (raw.next_beta) raw.next_beta += each * chunk * r.beta.token;
@@ -149,8 +140,8 @@ GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_vectors<c
 #pragma unroll 1
     for (int i = 0; i < raw.each; i++) {
         const bool there = lane + 32 * i < n;
-        float      g     = element_to_f32(i ? raw.g[raw.each - 1] : raw.g[0], r.g.dtype);
-        float      beta  = element_to_f32(i ? raw.beta[raw.each - 1] : raw.beta[0], r.beta.dtype);
+        float      g     = bits_to_f32(i ? raw.g[raw.each - 1] : raw.g[0], r.g.dtype);
+        float      beta  = bits_to_f32(i ? raw.beta[raw.each - 1] : raw.beta[0], r.beta.dtype);
         g    = there && r.g.data ? gate_value(r, g, raw.A_log, raw.dt_bias, false) : 0;
         beta = !there ? 0 : r.beta.data ? beta_value(r, beta) : 1;
         resets |= (token_mask)__ballot_sync(0xffffffff, gate_forgets(g)) << 32 * i;
@@ -230,8 +221,8 @@ GDN_DEVICE float row_inverse_length(const char *row, const struct gdn_cu_rule &r
             if (io == GDN_F32) {
                 sum = fmaf(__uint_as_float(x[j]), __uint_as_float(x[j]), sum);
             } else {
-                const float low  = element_to_f32(x[j] & 0xffff, io);
-                const float high = element_to_f32(x[j] >> 16, io);
+                const float low  = bits_to_f32(x[j] & 0xffff, io);
+                const float high = bits_to_f32(x[j] >> 16, io);
                 sum              = fmaf(high, high, fmaf(low, low, sum));
             }
     }

@@ -153,16 +153,17 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     if (HOPPER_DEPTH == 1 || w.half()) put_output<io>(o, b.v(c) + w.v_lane());
 }
 
-/* Chunk c, one thing after the other, if T and keys are finite; else nothing has been done. */
+/* U of chunk c, one thing after the other. Was something of R not finite? Then it is of zeros in its
+ * place, and spoilt where that was. */
 template <int io>
-GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c)
+GDN_DEVICE bool make_mended_u(const struct hopper_state &w, const hopper_share &S, int c,
+                              float (&u)[32], struct spoilt_rows &spoilt)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
     const uint32_t             v = b.v(c) + w.v_lane();
-    float                      u[32];
     uint32_t                   a[HOPPER_STATE / 2], r[16];
-    struct spoilt_rows         spoilt = { { 0, 0 } };
+    spoilt = { { 0, 0 } };
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
     pack<io>(a, S);
@@ -176,6 +177,16 @@ GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c
     if (slow) spoilt = mend_r<io>(r, g, v);
     multiply_turned<io, false>(u, r, b.t(c));
     wgmma_wait<0>();
+    return slow;
+}
+
+/* Chunk c, if T and keys are finite; else nothing has been done. */
+template <int io>
+GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c)
+{
+    float              u[32];
+    struct spoilt_rows spoilt;
+    const bool         slow = make_mended_u<io>(w, S, c, u, spoilt);
     if (!is_t_finite(w, u) || (slow && !are_keys_finite<io>(w, c))) return false;
     end_mended<io>(w, S, u, c, spoilt, slow);
     return true;

@@ -68,24 +68,9 @@ GDN_DEVICE void end_mended_keys(const struct hopper_state &w, hopper_share &S, f
 template <int io>
 GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
-    const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
-    const uint32_t             v = b.v(c) + w.v_lane();
-    float                      u[32];
-    uint32_t                   a[HOPPER_STATE / 2], r[16];
-    struct spoilt_rows         spoilt = { { 0, 0 } };
-    b.wait(HOPPER_K_FULL, c);
-    b.wait(HOPPER_GATES_FULL, c);
-    pack<io>(a, S);
-    multiply_turned<io, false>(u, a, b.k(c));
-    b.wait(HOPPER_V_FULL, c);
-    b.wait(HOPPER_T_FULL, c);
-    wgmma_wait<0>();
-    make_rows<io>(r, u, row_terms_of(v, g, w.lane));
-    const bool slow = !all_finite<io>(r);
-    if (slow) spoilt = mend_r<io>(r, g, v);
-    multiply_turned<io, false>(u, r, b.t(c));
-    wgmma_wait<0>();
+    float              u[32];
+    struct spoilt_rows spoilt;
+    const bool         slow = make_mended_u<io>(w, S, c, u, spoilt);
     if (is_t_finite(w, u) && !(slow && !are_keys_finite<io>(w, c)))
         end_mended_keys<io>(w, S, u, c, spoilt, slow);
     else

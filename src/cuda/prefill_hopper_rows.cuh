@@ -11,7 +11,7 @@
 
 #include "prefill_hopper.cuh"
 
-/* Of the lane's columns of a block: on the way before what is done with the block before. */
+/* Of the lane's columns of a block. */
 GDN_DEVICE void load_pairs(float2 (&x)[2], const float *of)
 {
     x[0] = *(const float2 *)of, x[1] = *(const float2 *)(of + 8);
@@ -25,21 +25,22 @@ GDN_DEVICE uint32_t block_lane(int lane)
 
 /* What the rows of a lane, two in each block, are made of. */
 struct hopper_rows {
-    int    row, column;
+    int    column;           /* the first of the lane's, in a block */
     float  k[2], q[2], G[2]; /* factors of -(A B)^T and of P; the gates */
     float  e[8];             /* on the diagonal: exp of the gates from the sooner token to the later */
     float2 k_scale[2];       /* there, of the columns */
 };
 GDN_DEVICE struct hopper_rows find_rows(const hopper_gates &g, int warp, int lane)
 {
+    const int          row = 16 * warp + lane / 4;
     struct hopper_rows r;
     float2             G[2];
-    r.row = 16 * warp + lane / 4, r.column = lane % 4 * 2;
+    r.column = lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        r.G[i] = g.G[r.row + 8 * i];
-        r.k[i] = -g.beta[r.row + 8 * i] * g.k_scale[r.row + 8 * i];
-        r.q[i] = g.q_scale[r.row + 8 * i];
+        r.G[i] = g.G[row + 8 * i];
+        r.k[i] = -g.beta[row + 8 * i] * g.k_scale[row + 8 * i];
+        r.q[i] = g.q_scale[row + 8 * i];
     }
     load_pairs(r.k_scale, g.k_scale + 16 * warp + r.column);
     load_pairs(G, g.G + 16 * warp + r.column);

@@ -66,7 +66,8 @@ struct gdn_cu_gates {
     int64_t             n_lines, H;
     float               bound, factor; /* of beta: 1 or 2 */
     int32_t             linear;
-    int32_t             pad;
+    int32_t             each;          /* lines of a thread */
+    uint32_t            wide, inverse; /* threads of a line, up to 256; 65536 / wide, rounded up */
 };
 
 /* gdn_l2norm, gdn_rmsnorm_gated: z and weight may be absent. */
@@ -369,7 +370,7 @@ GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);
 GDN_CU_SIZE(gdn_cu_lines, 56);
-GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 16);
+GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 24);
 GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
 GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);
 GDN_CU_SIZE(gdn_cu_block_split, 3 * 8 + 2 * 4);

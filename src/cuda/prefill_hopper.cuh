@@ -38,12 +38,14 @@
 
 extern __shared__ __align__(1024) char gdn_shared[];
 
-/* In a cluster lengths are in what who makes T and P has, and sends on. */
+/* In a cluster lengths are in what who makes T and P has, and sends on. Edges are between blocks of 16
+ * tokens: of what is on both sides of one, exp of the gates is a factor up to it and one from there. */
 struct alignas(16) hopper_gates : chunk_vectors<64> {
-    /* exp of the gates from the edge before the token's 16 on, up to the edge behind them, times 1 / length
-     * of k: of products of keys. */
-    float    from_edge[64], to_edge[64];
-    uint32_t rare; /* a token forgets, or every bit of S stays */
+    /* exp of the gates from the edge before the token's 16 on, times 1 / length of k, or what q_scale is;
+     * and up to the edge behind them, of k. */
+    float    from_edge[64], q_from_edge[64], to_edge[64];
+    float    between[4][4]; /* exp of those from edge s to a block's w, or from there to edge s */
+    uint32_t rare;          /* a token forgets, or every bit of S stays */
 };
 
 /* The sequence, or what of it is this block's, and where its next checkpoint is, for each warp of
@@ -66,7 +68,9 @@ enum {
     HOPPER_TURN    = HOPPER_BLOCKS * HOPPER_SOLVERS, /* and those of a cluster: they take turns; */
     HOPPER_PAIRS   = HOPPER_TURN == 1,         /* a single one makes T of two chunks at once */
     HOPPER_AT_ONCE = HOPPER_PAIRS ? 2 : 1,
-    HOPPER_SQUARES = HOPPER_SOLVERS * HOPPER_AT_ONCE
+    HOPPER_SQUARES = HOPPER_SOLVERS * HOPPER_AT_ONCE,
+    /* K and Q lie one behind the other, as a factor of 128 rows: 64 columns of both, then the next. */
+    HOPPER_STACKED = HOPPER_GROUPS == 2 && HOPPER_DEPTH == 1 && HOPPER_OUTPUTS
 };
 typedef float hopper_share[HOPPER_STATE];
 
@@ -74,9 +78,9 @@ enum {
     /* Places of each ring. Of T and gates an even number, where there are turns. */
     HOPPER_GATES_RING = HOPPER_DEPTH == 2 ? 4 : HOPPER_PAIRS ? 6 : 8,
     HOPPER_K_RING     = HOPPER_DEPTH == 2 ? 3 : 4,
-    HOPPER_Q_RING     = HOPPER_DEPTH == 2 ? 1 : HOPPER_SOLVERS == 2 ? 4 : 3,
+    HOPPER_Q_RING     = HOPPER_DEPTH == 2 ? 1 : HOPPER_SOLVERS == 2 || HOPPER_STACKED ? 4 : 3,
     HOPPER_V_RING     = 2, /* V, then the output */
-    HOPPER_T_RING     = HOPPER_PAIRS ? 3 : HOPPER_DEPTH == 2 ? 2 : 4,
+    HOPPER_T_RING     = HOPPER_PAIRS || HOPPER_DEPTH == 2 ? 2 : 4,
     HOPPER_P_RING     = HOPPER_T_RING,
     /* Barriers that say that K and Q are there: who looks at every second chunk alone must see every
      * phase of them. */
@@ -85,8 +89,10 @@ enum {
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
 
     HOPPER_K        = 0, /* 64 columns after another; Q likewise */
-    HOPPER_Q        = HOPPER_K + HOPPER_K_RING * HOPPER_KEYS * HOPPER_TILE,
-    HOPPER_V        = HOPPER_Q + HOPPER_OUTPUTS * HOPPER_Q_RING * HOPPER_KEYS * HOPPER_TILE,
+    HOPPER_Q        = HOPPER_K + (HOPPER_STACKED ? 1 : HOPPER_K_RING * HOPPER_KEYS) * HOPPER_TILE,
+    HOPPER_V        = HOPPER_K + (HOPPER_K_RING + HOPPER_OUTPUTS * HOPPER_Q_RING) * HOPPER_KEYS * HOPPER_TILE,
+    HOPPER_NEXT     = (HOPPER_STACKED ? 2 : 1) * HOPPER_TILE, /* from 64 columns to the next */
+    HOPPER_PLACE    = HOPPER_KEYS * HOPPER_NEXT,              /* of keys, of queries */
     HOPPER_T        = HOPPER_V + HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE,
     HOPPER_P        = HOPPER_T + HOPPER_T_RING * HOPPER_TILE,
     HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_RING * HOPPER_TILE, /* between halves */
@@ -146,11 +152,11 @@ struct hopper_block {
     }
     __device__ __forceinline__ uint32_t k(int c) const
     {
-        return hopper_address() + HOPPER_K + (uint32_t)c % HOPPER_K_RING * HOPPER_KEYS * HOPPER_TILE;
+        return hopper_address() + HOPPER_K + (uint32_t)c % HOPPER_K_RING * HOPPER_PLACE;
     }
     __device__ __forceinline__ uint32_t q(int c) const
     {
-        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_Q_RING * HOPPER_KEYS * HOPPER_TILE;
+        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_Q_RING * HOPPER_PLACE;
     }
     __device__ __forceinline__ uint32_t v(int c) const
     {
@@ -246,6 +252,10 @@ template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
     return !__any_sync(0xffffffff, is_tainted<io>(x));
 }
 
+/* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part
+ * lanes it does nothing once per warp. */
+GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
+
 /* Every bit of S stays (G9). */
 GDN_DEVICE bool is_idle(const hopper_gates &g)
 {
@@ -267,11 +277,27 @@ template <int io> GDN_DEVICE void multiply_tiles(float (&x)[32], uint32_t a, uin
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4 * HOPPER_KEYS; i++) {
-        const uint32_t at = i / 4 * (HOPPER_TILE / 16) + i % 4 * 2;
+        const uint32_t at = i / 4 * (HOPPER_NEXT / 16) + i % 4 * 2;
         if (i == 0)
             wgmma<io>::tiles64(x, wgmma_factor(from + at), wgmma_factor(to + at));
         else
             wgmma<io>::add_tiles64(x, wgmma_factor(from + at), wgmma_factor(to + at));
+    }
+    wgmma_commit();
+}
+
+/* x = k k^T, and from x + 32 on k q^T, where queries lie behind keys. Ends its group. */
+template <int io> GDN_DEVICE void multiply_stacked_tiles(float (&x)[64], uint32_t k)
+{
+    const uint32_t place = wgmma_place(k);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4 * HOPPER_KEYS; i++) {
+        const uint64_t factor = wgmma_factor(place + i / 4 * (HOPPER_NEXT / 16) + i % 4 * 2);
+        if (i == 0)
+            wgmma<io>::tiles128(x, factor, factor);
+        else
+            wgmma<io>::add_tiles128(x, factor, factor);
     }
     wgmma_commit();
 }

@@ -109,7 +109,7 @@ template <int io> GDN_DEVICE bool are_keys_finite(const struct hopper_state &w, 
     uint32_t    taint = 0;
 #pragma unroll 1
     for (int i = rare_lane(); i < HOPPER_KEYS * HOPPER_TILE / 16; i += 32) {
-        const uint4 x = *(const uint4 *)(k + 16 * i);
+        const uint4 x = *(const uint4 *)(k + i / 512 * HOPPER_NEXT + i % 512 * 16);
         taint = format::taint(format::taint(taint, x.x), x.y);
         taint = format::taint(format::taint(taint, x.z), x.w);
     }

@@ -17,13 +17,13 @@ template <int io> GDN_DEVICE void scale_row_to_one(const struct hopper_block &b,
     float sum = 0;
 #pragma unroll 2
     for (int i = 0; i < 32 * HOPPER_KEYS; i++) {
-        const uint32_t x = *(const uint32_t *)(tile + i / 32 * HOPPER_TILE + tile_place(t, i % 32 * 2));
+        const uint32_t x = *(const uint32_t *)(tile + i / 32 * HOPPER_NEXT + tile_place(t, i % 32 * 2));
         sum = fmaf(format::high(x), format::high(x), fmaf(format::low(x), format::low(x), sum));
     }
     const float length = inverse_length(sum, b.r.norm, b.r.norm_eps);
 #pragma unroll 2
     for (int i = 0; i < 32 * HOPPER_KEYS; i++) {
-        uint32_t *x = (uint32_t *)(tile + i / 32 * HOPPER_TILE + tile_place(t, i % 32 * 2));
+        uint32_t *x = (uint32_t *)(tile + i / 32 * HOPPER_NEXT + tile_place(t, i % 32 * 2));
         *x          = format::pair(format::low(*x) * length, format::high(*x) * length);
     }
 }
@@ -47,7 +47,7 @@ struct hopper_loader {
 };
 
 /* Tiles of 64 columns from `column` on of chunk c. By a warp. */
-GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int n_tiles,
+GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int step, int n_tiles,
                            const void *map, int column, int head, int full, int c)
 {
     const struct hopper_block &b = l.b;
@@ -58,19 +58,19 @@ GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int n_t
     copy_tile(tile, map, { column, head, first, l.row }, on);
 #pragma unroll
     for (int i = 1; i < n_tiles; i++)
-        copy_tile(tile + i * HOPPER_TILE, map, { column + 64 * i, head, first, l.row }, on);
+        copy_tile(tile + i * step, map, { column + 64 * i, head, first, l.row }, on);
 }
 
 /* Of a chunk that is not full: rows from n on become zero, as what follows a sequence may be another;
  * number: of such loads, which are of K, Q, V. By a warp. */
-GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int n_tiles, int full,
-                           int c, int number)
+GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int step, int n_tiles,
+                           int full, int c, int number)
 {
     __syncwarp();
     mbarrier_wait(l.b.barrier(HOPPER_TAIL), number & 1);
     for (int i = 0; i < n_tiles; i++)
         for (int e = 8 * l.b.tokens(c) + l.lane; e < 8 * 64; e += 32)
-            store_shared(tile + i * HOPPER_TILE + 16 * e, 0, 0, 0, 0);
+            store_shared(tile + i * step + 16 * e, 0, 0, 0, 0);
     async_fence();
     __syncwarp();
     if (l.lane == 0) mbarrier_arrive(l.b.of(full, c));
@@ -90,14 +90,14 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
     const int c1 = c + 1, c3 = c + HOPPER_K_AHEAD, cq = c + HOPPER_Q_AHEAD, n = b.n_chunks;
     if (c3 < n) {
         b.wait_free(HOPPER_K_FREE, c3);
-        load_tiles(l, b.k(c3), HOPPER_KEYS, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);
-        if (c3 == l.n_full) clear_tail(l, b.k(c3), HOPPER_KEYS, HOPPER_K_FULL, c3, 0);
+        load_tiles(l, b.k(c3), HOPPER_NEXT, HOPPER_KEYS, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);
+        if (c3 == l.n_full) clear_tail(l, b.k(c3), HOPPER_NEXT, HOPPER_KEYS, HOPPER_K_FULL, c3, 0);
     }
     if (c1 >= 0) {
         b.wait_free(HOPPER_V_FREE, c1);
-        load_tiles(l, b.v(c1), HOPPER_WIDTH, &b.a.v, b.column(), l.v_head, HOPPER_V_FULL, c1);
+        load_tiles(l, b.v(c1), HOPPER_TILE, HOPPER_WIDTH, &b.a.v, b.column(), l.v_head, HOPPER_V_FULL, c1);
         if (c1 == l.n_full)
-            clear_tail(l, b.v(c1), HOPPER_WIDTH, HOPPER_V_FULL, c1,
+            clear_tail(l, b.v(c1), HOPPER_TILE, HOPPER_WIDTH, HOPPER_V_FULL, c1,
                        1 + (HOPPER_OUTPUTS && HOPPER_DEPTH == 1));
     }
     /* Where blocks take turns at T, those warps see every second phase of Q's three barriers: the next K
@@ -106,8 +106,8 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
         b.wait(HOPPER_Q_FULL, c1);
     if (HOPPER_OUTPUTS && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
         b.wait_free(HOPPER_Q_FREE, cq);
-        load_tiles(l, b.q(cq), HOPPER_KEYS, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, cq);
-        if (cq == l.n_full) clear_tail(l, b.q(cq), HOPPER_KEYS, HOPPER_Q_FULL, cq, HOPPER_DEPTH);
+        load_tiles(l, b.q(cq), HOPPER_NEXT, HOPPER_KEYS, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, cq);
+        if (cq == l.n_full) clear_tail(l, b.q(cq), HOPPER_NEXT, HOPPER_KEYS, HOPPER_Q_FULL, cq, HOPPER_DEPTH);
     }
 }
 
@@ -160,15 +160,24 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
 /* ---- The warpgroup --------------------------------------------------------------------------------- */
 
 /* What products of keys take, before lengths are in it; G: sums of the gates. */
-GDN_DEVICE void write_edges(hopper_gates &g, const float (&G)[2], int lane)
+GDN_DEVICE void write_edges(hopper_gates &g, const float (&G)[2], float scale, int lane)
 {
+    const int w = lane / 4, s = lane % 4; /* from block w's edge that is next to it to edge s, or back */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const float inside = __shfl_sync(0xffffffff, G[i], 15);
         const float before = i ? __shfl_sync(0xffffffff, G[0], 31) : 0;
-        g.from_edge[lane + 32 * i] = ex2_approx(G[i] - (lane < 16 ? before : inside));
-        g.to_edge[lane + 32 * i]   = ex2_approx(__shfl_sync(0xffffffff, G[i], lane | 15) - G[i]);
+        const float from   = ex2_approx(G[i] - (lane < 16 ? before : inside));
+        g.from_edge[lane + 32 * i]   = from;
+        g.q_from_edge[lane + 32 * i] = from * scale;
+        g.to_edge[lane + 32 * i]     = ex2_approx(__shfl_sync(0xffffffff, G[i], lane | 15) - G[i]);
     }
+    const int   later = s < w ? w - 1 : s, sooner = s < w ? s : w, at = 15;
+    const float to[2] = { __shfl_sync(0xffffffff, G[0], later % 2 * 16 + at),
+                          __shfl_sync(0xffffffff, G[1], later % 2 * 16 + at) };
+    const float from[2] = { __shfl_sync(0xffffffff, G[0], sooner % 2 * 16 + at),
+                            __shfl_sync(0xffffffff, G[1], sooner % 2 * 16 + at) };
+    if (lane < 16) g.between[w][s] = ex2_approx((later < 2 ? to[0] : to[1]) - (sooner < 2 ? from[0] : from[1]));
 }
 
 /* Of every second chunk from chunk `first` on, by a warp; and what can be said of all of them. */
@@ -191,7 +200,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
         const bool own = b.is_own(c) || !norm; /* factors with lengths come from who makes T and P */
         write_gates<64>(b.gates(c), G, b.r, b.tokens(c), own || io == GDN_F16, own);
-        write_edges(b.gates(c), G, lane);
+        write_edges(b.gates(c), G, b.r.scale, lane);
         if (lane == 0)
             b.gates(c).rare = (tokens_of(b.gates(c).resets) != 0) | is_idle(b.gates(c));
         if (io == GDN_F16 && norm) scale_keys<io>(b, c, lane);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * T of a chunk (prefill_chunk.cuh) and P, by a warpgroup. T as B (I + A B)^-1 with B = diag(beta) and
+ * T of a chunk (prefill_chunk.cuh) and P, by a warpgroup. T as (I + B A)^-1 B with B = diag(beta) and
  * A_ij = exp(G_i - G_j) k_i . k_j for j < i. What products of keys become is in prefill_hopper_rows.cuh;
- * here is the inverse, from a square of -(A B)^T.
+ * here is the inverse, from a square of -(B A)^T.
  *
  * Blocks of 16 x 16: those of the diagonal by their halves, these by substitution in float32, a lane
  * per column; warp w then has block column w and goes down, T_rw = D_r sum of L_rj T_jw, in products on
@@ -108,20 +108,17 @@ GDN_DEVICE void make_factor(uint32_t (&x)[4], const float (&sum)[2][4])
     for (int i = 0; i < 4; i++) x[i] = f32_to_f16x2(sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]);
 }
 
-/* Block (r, the warp's) of T from its transpose; rows times beta. */
+/* Block (r, the warp's) of T from its transpose; columns times beta, which a lane has two of. */
 template <int io>
-GDN_DEVICE void write_block(const struct hopper_solver &w, const hopper_gates &g, uint32_t tile,
-                            int r, const float (&x)[2][4])
+GDN_DEVICE void write_block(const struct hopper_solver &w, const float (&beta)[2], uint32_t tile, int r,
+                            const float (&x)[2][4])
 {
     typedef hopper_format<io> format;
-    const int      row = w.lane % 8 + w.lane / 16 * 8, column = 16 * w.warp + w.lane / 8 % 2 * 8;
-    const float   *beta = g.beta + 16 * r + w.lane % 4 * 2;
-    const float2   b0 = *(const float2 *)beta, b1 = *(const float2 *)(beta + 8);
-    store_matrices_turned(tile + 16 * 128 * r + tile_place(row, column),
-                          format::pair(x[0][0] * b0.x, x[0][1] * b0.y),
-                          format::pair(x[0][2] * b0.x, x[0][3] * b0.y),
-                          format::pair(x[1][0] * b1.x, x[1][1] * b1.y),
-                          format::pair(x[1][2] * b1.x, x[1][3] * b1.y));
+    const uint32_t y[4] = { format::pair(x[0][0] * beta[0], x[0][1] * beta[0]),
+                            format::pair(x[0][2] * beta[1], x[0][3] * beta[1]),
+                            format::pair(x[1][0] * beta[0], x[1][1] * beta[0]),
+                            format::pair(x[1][2] * beta[1], x[1][3] * beta[1]) };
+    store_turned(tile, r, turned_lane(w.lane) ^ (uint32_t)w.warp << 5, y);
 }
 
 /* The warp's block column of T, from the diagonal down. */
@@ -129,6 +126,7 @@ template <int io>
 GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &g, uint32_t tile)
 {
     const uint32_t at = block_lane(w.lane);
+    const float    beta[2] = { g.beta[16 * w.warp + w.lane / 4], g.beta[16 * w.warp + w.lane / 4 + 8] };
     uint32_t       x[4][4]; /* factors, from the diagonal down */
     float          product[2][4];
     load_matrices(x[0], w.rows + (at ^ (uint32_t)w.warp << 5));
@@ -137,7 +135,7 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
         product[i / 2][i % 2 * 2]     = mma_format_f16::low(x[0][i]);
         product[i / 2][i % 2 * 2 + 1] = mma_format_f16::high(x[0][i]);
     }
-    write_block<io>(w, g, tile, w.warp, product);
+    write_block<io>(w, beta, tile, w.warp, product);
 #pragma unroll
     for (int s = 1; s < 4; s++) {
         const int      r = w.warp + s;
@@ -150,7 +148,7 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
 #pragma unroll
         for (int i = 0; i < 8; i++) product[i / 4][i % 4] = 0;
         add_block(product, x[s], w.square + r * 16 * 128 + below);
-        write_block<io>(w, g, tile, r, product);
+        write_block<io>(w, beta, tile, r, product);
         if (s < 3) make_factor(x[s], product);
     }
 }
@@ -174,7 +172,7 @@ GDN_DEVICE void hand_out_p(const struct hopper_block &b, const hopper_gates &g, 
 
 /* Of the warp's 16 tokens a product of a tile with itself has a token's square in one lane: that of
  * token lane % 16. */
-GDN_DEVICE float find_square(const float (&x)[32], int warp, int lane)
+GDN_DEVICE float find_square(const float *x, int warp, int lane)
 {
     const int g    = lane / 4, from = lane % 8 * 4 + lane % 8 / 2;
     float     a[2] = { 0, 0 };
@@ -189,19 +187,19 @@ GDN_DEVICE float find_square(const float (&x)[32], int warp, int lane)
     return lane % 16 < 8 ? first : second;
 }
 
-/* Lengths of the warp's keys, from K K^T (x), and queries, from Q Q^T (y), half a warp each; for its rows
- * of P it needs no others. In f16 keys have been scaled. */
+/* Lengths of the warp's keys, from K K^T (x), and queries, from Q Q^T (x + 32), half a warp each. In f16
+ * keys have been scaled. */
 template <int io, bool keys, bool queries>
-GDN_DEVICE void write_lengths(const struct hopper_solver &w, hopper_gates &g, const float (&x)[32],
-                              const float (&y)[32])
+GDN_DEVICE void write_lengths(const struct hopper_solver &w, hopper_gates &g, const float (&x)[64])
 {
     const int   t = 16 * w.warp + w.lane % 16;
     const bool  query = queries && (!keys || w.lane >= 16);
     const float k = keys ? find_square(x, w.warp, w.lane) : 0;
-    const float q = queries ? find_square(y, w.warp, w.lane) : 0;
+    const float q = queries ? find_square(x + 32, w.warp, w.lane) : 0;
     const float length = t < g.n ? inverse_length(query ? q : k, w.b.r.norm, w.b.r.norm_eps) : 1;
     if (query && (keys || w.lane < 16)) {
         g.q_scale[t] = w.b.r.scale * length;
+        g.q_from_edge[t] *= length;
         g.q_start[t] *= length;
     }
     if (keys && io != GDN_F16 && w.lane < 16) {
@@ -211,22 +209,21 @@ GDN_DEVICE void write_lengths(const struct hopper_solver &w, hopper_gates &g, co
         g.from_start[t] *= length;
         g.to_end[t] *= length;
     }
-    __syncwarp();
+    w.wait(); /* columns take those of all warps */
 }
 
-/* What is below the diagonal into the square, from K K^T (x); P of chunk c, from Q K^T (y), which are
- * under way. */
+/* What is below the diagonal into the square; P of chunk c. Products (x) are under way. */
 template <int io, bool keys, bool queries>
-GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates &g,
-                              const float (&x)[32], const float (&y)[32], int c)
+GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates &g, const float (&x)[64],
+                              int c)
 {
     const bool resets = tokens_of(g.resets) != 0;
     if (queries) w.b.wait_free(HOPPER_P_FREE, c);
     const struct hopper_rows r = find_rows(g, w.warp, w.lane);
     wgmma_wait<0>();
-    write_rows<io, keys, queries>(g, r, x, y, w.square, w.b.p(c), w.warp, w.lane);
-    if (keys && resets) part_rows(g, w.square, w.warp, w.lane);
-    if (queries && resets) part_rows(g, w.b.p(c), w.warp, w.lane);
+    write_rows<io, keys, queries>(g, r, x, w.square, w.b.p(c), w.warp, w.lane);
+    if (keys && resets) part_columns(g, w.square, w.warp, w.lane);
+    if (queries && resets) part_columns(g, w.b.p(c), w.warp, w.lane);
     __syncwarp();
 }
 
@@ -256,42 +253,54 @@ GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int
 
 /* P of chunk c alone: there is one place for queries, which are awaited when T is made. */
 template <int io>
-GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, float (&y)[32], int c)
+GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {
     const struct hopper_block &b = w.b;
+    float (&y)[32] = *(float (*)[32])(x + 32);
     b.wait(HOPPER_Q_FULL, c);
     if (b.r.norm != GDN_NORM_NONE) {
         multiply_tiles<io>(y, b.q(c), b.q(c));
         wgmma_wait<0>();
-        write_lengths<io, false, true>(w, g, y, y);
+        write_lengths<io, false, true>(w, g, x);
     }
-    multiply_tiles<io>(y, b.q(c), b.k(c));
-    make_products<io, false, true>(w, g, y, y, c);
+    multiply_tiles<io>(y, b.k(c), b.q(c));
+    make_products<io, false, true>(w, g, x, c);
     if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_Q_FREE, c));
     async_fence();
-    __syncwarp();
+    w.wait(); /* rows are of all warps */
     hand_out_p(b, g, c, w.warp, w.lane);
     __syncwarp();
 }
 
-/* K K^T of chunk c, and Q K^T where it does not come late, under way; lengths. In f16 keys have been
- * scaled when their gates are there. */
+/* K K^T of chunk c, and K Q^T where it does not come late, under way; lengths. */
 template <int io>
-GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[32],
-                               float (&y)[32], int c)
+GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {
     constexpr bool             both = HOPPER_OUTPUTS && !HOPPER_LATE;
     const struct hopper_block &b    = w.b;
+    const bool                 norm = b.r.norm != GDN_NORM_NONE;
+    float (&first)[32]  = *(float (*)[32])x;
+    float (&second)[32] = *(float (*)[32])(x + 32);
     b.wait_both(HOPPER_K_FULL, HOPPER_GATES_FULL, c);
-    multiply_tiles<io>(x, b.k(c), b.k(c));
-    if (both) b.wait(HOPPER_Q_FULL, c);
-    if (b.r.norm != GDN_NORM_NONE && (both || io != GDN_F16)) {
-        if (both) multiply_tiles<io>(y, b.q(c), b.q(c));
-        wgmma_wait<0>();
-        write_lengths<io, true, both>(w, g, x, y);
-        w.wait();
+    if constexpr (HOPPER_STACKED) {
+        b.wait(HOPPER_Q_FULL, c);
+        if (norm) {
+            multiply_tiles<io>(first, b.k(c), b.k(c));
+            multiply_tiles<io>(second, b.q(c), b.q(c));
+            wgmma_wait<0>();
+            write_lengths<io, true, both>(w, g, x);
+        }
+        multiply_stacked_tiles<io>(x, b.k(c)); /* K K^T once more then */
+        return;
     }
-    if (both) multiply_tiles<io>(y, b.q(c), b.k(c));
+    multiply_tiles<io>(first, b.k(c), b.k(c));
+    if (both) b.wait(HOPPER_Q_FULL, c);
+    if (norm && (both || io != GDN_F16)) {
+        if (both) multiply_tiles<io>(second, b.q(c), b.q(c));
+        wgmma_wait<0>();
+        write_lengths<io, true, both>(w, g, x);
+    }
+    if (both) multiply_tiles<io>(second, b.k(c), b.q(c));
 }
 
 /* What warps know that make T of one chunk, number i of those that have a square. */
@@ -309,14 +318,14 @@ GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp,
 #pragma unroll 1
     for (int c = (int)b.rank + solver; c < b.n_chunks; c += HOPPER_TURN) {
         hopper_gates &g = b.gates(c);
-        float         x[32], y[32];
-        multiply_chunk<io>(w, g, x, y, c);
+        float         x[64];
+        multiply_chunk<io>(w, g, x, c);
         w.wait(); /* all have done with the square */
-        make_products<io, true, HOPPER_OUTPUTS && !HOPPER_LATE>(w, g, x, y, c);
+        make_products<io, true, HOPPER_OUTPUTS && !HOPPER_LATE>(w, g, x, c);
         invert_block(w);
         w.wait(); /* the inverses are there */
         make_t<io>(w, g, c);
-        if (HOPPER_LATE) make_p_late<io>(w, g, y, c);
+        if (HOPPER_LATE) make_p_late<io>(w, g, x, c);
     }
 }
 
@@ -333,10 +342,10 @@ template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int 
         for (int i = 0; i < n; i++) {
             const struct hopper_solver w = solver_of(b, i, warp, opaque(lane));
             hopper_gates              &g = b.gates(c + i);
-            float                      x[32], y[32];
-            multiply_chunk<io>(w, g, x, y, c + i);
+            float                      x[64];
+            multiply_chunk<io>(w, g, x, c + i);
             if (i == 0) w.wait(); /* all have done with the squares */
-            make_products<io, true, true>(w, g, x, y, c + i);
+            make_products<io, true, true>(w, g, x, c + i);
         }
         invert_block(first);
         first.wait(); /* the inverses are there */

@@ -74,7 +74,7 @@ GDN_DEVICE void multiply_turned(float (&x)[32], const uint32_t (&a)[n], uint32_t
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < n / 4; i++) {
-        const uint64_t f = wgmma_factor(place + i / 4 * (HOPPER_TILE / 16) + i % 4 * 2);
+        const uint64_t f = wgmma_factor(place + i / 4 * (HOPPER_NEXT / 16) + i % 4 * 2);
         if (i == 0 && !add && tie)
             wgmma<io>::rows64_tied(x, a, f);
         else if (i == 0 && !add)
@@ -85,10 +85,27 @@ GDN_DEVICE void multiply_turned(float (&x)[32], const uint32_t (&a)[n], uint32_t
     wgmma_commit();
 }
 
+/* x = a times 128 columns of 128 rows: of keys, and of the queries behind them. Ends its group. */
+template <int io>
+GDN_DEVICE void multiply_stacked(float (&x)[64], const uint32_t (&a)[32], uint32_t tile)
+{
+    const uint32_t place = wgmma_place(tile);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint64_t f = wgmma_factor(place + i / 4 * (HOPPER_NEXT / 16) + i % 4 * 2);
+        if (i == 0)
+            wgmma<io>::rows128(x, a, f);
+        else
+            wgmma<io>::add_rows128(x, a + 4 * i, f);
+    }
+    wgmma_commit();
+}
+
 /* S^T += w times the tile of keys. Ends its group. */
 template <int io> GDN_DEVICE void add_tokens(hopper_share &S, const uint32_t *w, uint32_t tile)
 {
-    const uint32_t place = wgmma_place(tile, HOPPER_TILE);
+    const uint32_t place = wgmma_place(tile, HOPPER_NEXT);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -199,7 +216,7 @@ GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
  * U now, or mail. By all warps. */
 GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int side)
 {
-    const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + side * HOPPER_TILE;
+    const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + side * HOPPER_NEXT;
     char       *to   = gdn_shared + (w.scratch(c) - hopper_address()) + w.group * HOPPER_TILE;
     if (HOPPER_DEPTH == 2) from += w.half() * 2 * HOPPER_TILE;
     barrier_shared(w); /* products with the copy before have ended */
@@ -314,10 +331,6 @@ GDN_DEVICE void leave_after(const struct hopper_state &w, const hopper_share &S,
 
 /* ---- The warpgroup -------------------------------------------------------------------------------------- */
 
-/* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part
- * lanes it does nothing once per warp. */
-GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
-
 /* A warp's arrival: where chunk c's place is free, in the block that fills it. */
 GDN_DEVICE void release(const struct hopper_state &w, int first, int c)
 {
@@ -373,6 +386,29 @@ GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c
     scale_tokens(o, factors_of(w.b.gates(c).q_start, w.lane));
 }
 
+/* The rest of a plain chunk, from U as a factor of P (y) and weighed (r), and what the queries see of S (o);
+ * if something of U is not finite, nothing has been done. */
+template <int io>
+GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, float (&o)[32],
+                          const uint32_t (&y)[16], const uint32_t (&r)[16], int c, uint32_t v,
+                          float decay)
+{
+    const struct hopper_block &b = w.b;
+    b.wait(HOPPER_P_FULL, c);
+    if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(y)))) return false;
+    multiply_turned<io, true>(o, y, b.p(c));
+    decay_state(S, decay, false);
+    add_tokens<io>(S, r, b.k(c));
+    release_made(w, HOPPER_T_FREE, c);
+    release(w, HOPPER_Q_FREE, c);
+    wgmma_wait<1>();
+    hand_out<io>(w, o, c, v);
+    release(w, HOPPER_GATES_FREE, c);
+    wgmma_wait<0>();
+    release(w, HOPPER_K_FREE, c);
+    return true;
+}
+
 /*
  * Chunk c, if it is plain: no token forgets, S changes, and all is finite; else nothing has been done.
  * The chain from S to S is the products with K, T and keys; those with Q and P, and all that can, run
@@ -403,44 +439,62 @@ template <int io> GDN_DEVICE bool pass_plain(const struct hopper_state &w, hoppe
     wgmma_wait<0>();
     if (other) return false;
     make_rows<io>(r, o, with);
-    if (HOPPER_GROUPS == 1) {
-        b.wait(HOPPER_T_FULL, c);
-        multiply_turned<io, false>(u, r, b.t(c));
-        b.wait(HOPPER_Q_FULL, c);
-        multiply_turned<io, false, true>(o, a, b.q(c));
-        const struct token_factors to_end = factors_of(g.to_end, w.lane);
-        wgmma_wait<1>();
-        make_factors<io>(y, r, u, to_end);
-        wgmma_wait<0>();
-        scale_output(w, o, c);
-    } else { /* no registers for both products: the other warpgroup fills the time */
-        b.wait(HOPPER_Q_FULL, c);
-        multiply_turned<io, false, true>(o, a, b.q(c));
-        b.wait(HOPPER_T_FULL, c);
-        wgmma_wait<0>();
-        multiply_turned<io, false>(u, r, b.t(c));
-        scale_output(w, o, c);
-        wgmma_wait<0>();
-        make_factors<io>(y, r, u, factors_of(g.to_end, w.lane));
-    }
-    b.wait(HOPPER_P_FULL, c);
-    if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(y)))) return false;
-    multiply_turned<io, true>(o, y, b.p(c));
-    decay_state(S, decay, false);
-    add_tokens<io>(S, r, b.k(c));
-    release_made(w, HOPPER_T_FREE, c);
-    release(w, HOPPER_Q_FREE, c);
+    b.wait(HOPPER_T_FULL, c);
+    multiply_turned<io, false>(u, r, b.t(c));
+    b.wait(HOPPER_Q_FULL, c);
+    multiply_turned<io, false, true>(o, a, b.q(c));
+    const struct token_factors to_end = factors_of(g.to_end, w.lane);
     wgmma_wait<1>();
-    hand_out<io>(w, o, c, v);
-    release(w, HOPPER_GATES_FREE, c);
+    make_factors<io>(y, r, u, to_end);
     wgmma_wait<0>();
-    release(w, HOPPER_K_FREE, c);
-    return true;
+    scale_output(w, o, c);
+    return end_plain<io>(w, S, o, y, r, c, v, decay);
+}
+
+/* The same where K and Q are one factor of 128 rows: fewer instructions, and a product of 128 columns leaves
+ * others more of the registers' time. There are no registers for more; the other warpgroup fills the
+ * time. */
+template <int io> GDN_DEVICE bool pass_stacked(const struct hopper_state &w, hopper_share &S, int c)
+{
+    const struct hopper_block &b = w.b;
+    const hopper_gates        &g = b.gates(c);
+    uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
+    float                      xo[64], u[32];
+    float (&x)[32] = *(float (*)[32])xo;
+    float (&o)[32] = *(float (*)[32])(xo + 32);
+    b.wait_both(HOPPER_K_FULL, HOPPER_GATES_FULL, c);
+    const uint32_t rare  = g.rare;
+    const float    decay = g.decay;
+    pack<io>(a, S);
+    b.wait(HOPPER_Q_FULL, c);
+    multiply_stacked<io>(xo, a, b.k(c));
+    const bool     other = in_warp(rare);
+    const uint32_t v     = b.v(c) + w.v_lane();
+    b.wait(HOPPER_V_FULL, c);
+    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with T */
+    wgmma_wait<0>();
+    if (other) return false;
+    make_rows<io>(r, x, row_terms_of(v, g, w.lane));
+    b.wait(HOPPER_T_FULL, c);
+    multiply_turned<io, false>(u, r, b.t(c));
+    scale_output(w, o, c);
+    wgmma_wait<0>();
+    make_factors<io>(y, r, u, factors_of(g.to_end, w.lane));
+    return end_plain<io>(w, S, o, y, r, c, v, decay);
 }
 
 /* Where keys have two halves (prefill_hopper_halves.cuh). */
 GDN_DEVICE void                   sum_halves(const struct hopper_state &w, float (&x)[32]);
 template <int io> GDN_DEVICE bool pass_plain_half(const struct hopper_state &, hopper_share &S, int c);
+
+/* Chunk c, if it is plain; else nothing has been done. */
+template <int io> GDN_DEVICE bool pass(const struct hopper_state &w, hopper_share &S, int c)
+{
+    if constexpr (HOPPER_STACKED)
+        return pass_stacked<io>(w, S, c);
+    else
+        return pass_plain<io>(w, S, c);
+}
 
 /* Any chunk, of which t tokens have been passed by themselves (prefill_hopper_any.cuh); returns how many
  * have been then, before a checkpoint, or 0: it is done. */
@@ -478,7 +532,7 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
             while (in_warp(c < mark) && pass_plain_half<io>(w, S, c)) c++;
         } else {
 #pragma unroll 1
-            while (in_warp(c < mark) && pass_plain<io>(w, S, c)) c++;
+            while (in_warp(c < mark) && pass<io>(w, S, c)) c++;
         }
         if (in_warp(c == b.n_chunks)) break;
         int           t = mark < 0 ? -mark : 0;

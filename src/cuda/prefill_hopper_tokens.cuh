@@ -23,7 +23,7 @@ GDN_DEVICE void read_token(hopper_token &x, uint32_t tiles, int t, int lane)
     const char *row = gdn_shared + (tiles - hopper_address()) + t * 128 + lane % 4 * 4;
 #pragma unroll
     for (int i = 0; i < HOPPER_STATE / 4; i++)
-        x[i] = *(const uint32_t *)(row + i / 8 * HOPPER_TILE + ((i % 8 ^ t % 8) << 4));
+        x[i] = *(const uint32_t *)(row + i / 8 * HOPPER_NEXT + ((i % 8 ^ t % 8) << 4));
 }
 
 /* Over the lanes that share columns, and over both halves of the keys: to all of them. */

@@ -229,6 +229,8 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
 #define GDN_D16(how) GDN_F8(how, d, 0), GDN_F8(how, d, 8)
 #define GDN_D32(how) GDN_F32S(how, d, 0)
 #define GDN_D64(how) GDN_F32S(how, d, 0), GDN_F32S(how, d, 32)
+#define GDN_TILES32  "%32, %33"
+#define GDN_TILES64  "%64, %65"
 #define GDN_ROWS16   "{%16,%17,%18,%19}, %20"
 #define GDN_ROWS32   "{%32,%33,%34,%35}, %36"
 #define GDN_ROWS64   "{%64,%65,%66,%67}, %68"
@@ -245,24 +247,28 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
                      : GDN_D##n(how)                                                             \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }
-#define GDN_WGMMA_TILES(name, type, is, how)                                                     \
-    GDN_DEVICE void name(float (&d)[32], uint64_t a, uint64_t b)                                 \
+#define GDN_WGMMA_TILES(name, type, n, columns, is, how)                                         \
+    GDN_DEVICE void name(float (&d)[n], uint64_t a, uint64_t b)                                  \
     {                                                                                            \
-        asm volatile(GDN_WGMMA(is, 32, "64", type, "%32, %33", "0, 0")                           \
-                     : GDN_D32(how) : "l"(a), "l"(b));                                           \
+        asm volatile(GDN_WGMMA(is, n, columns, type, GDN_TILES##n, "0, 0")                       \
+                     : GDN_D##n(how) : "l"(a), "l"(b));                                          \
     }
 #define GDN_WGMMA_KINDS(type)                                                                    \
     /* a in registers, one operand (mma.cuh) per warp; b: 64 rows, 16 columns of them */         \
     GDN_WGMMA_ROWS(rows64, type, 32, "64", "ne", "=f", "0")                                      \
     GDN_WGMMA_ROWS(rows64_tied, type, 32, "64", "ne", "+f", "0")                                 \
     GDN_WGMMA_ROWS(add_rows64, type, 32, "64", "eq", "+f", "0")                                  \
+    GDN_WGMMA_ROWS(rows128, type, 64, "128", "ne", "=f", "0")                                    \
+    GDN_WGMMA_ROWS(add_rows128, type, 64, "128", "eq", "+f", "0")                                \
     /* d += a b with 16 rows of b, 32, 64 or 128 columns */                                      \
     GDN_WGMMA_ROWS(add_columns, type, 16, "32", "eq", "+f", "1")                                 \
     GDN_WGMMA_ROWS(add_columns, type, 32, "64", "eq", "+f", "1")                                 \
     GDN_WGMMA_ROWS(add_columns, type, 64, "128", "eq", "+f", "1")                                \
-    /* both in shared memory, 64 rows each, 16 columns of them */                                \
-    GDN_WGMMA_TILES(tiles64, type, "ne", "=f")                                                   \
-    GDN_WGMMA_TILES(add_tiles64, type, "eq", "+f")
+    /* both in shared memory, 64 rows of a, 64 or 128 of b, 16 columns of them */                \
+    GDN_WGMMA_TILES(tiles64, type, 32, "64", "ne", "=f")                                         \
+    GDN_WGMMA_TILES(add_tiles64, type, 32, "64", "eq", "+f")                                     \
+    GDN_WGMMA_TILES(tiles128, type, 64, "128", "ne", "=f")                                       \
+    GDN_WGMMA_TILES(add_tiles128, type, 64, "128", "eq", "+f")
 
 template <int dtype> struct wgmma;
 template <> struct wgmma<GDN_BF16> { GDN_WGMMA_KINDS("bf16") };

@@ -2,7 +2,7 @@
 /* A cluster of two blocks per segment and state head (prefill_segments.cuh): as prefill_hopper.cu, but
  * that sequences may be cut. */
 enum { HOPPER_GROUPS = 1, HOPPER_BLOCKS = 2, HOPPER_OUTPUTS = 1, HOPPER_CUTS = 1, HOPPER_KEYS = 2 };
-enum { HOPPER_IO_REGISTERS = 56, HOPPER_STATE_REGISTERS = 232, HOPPER_SOLVE_REGISTERS = 152 };
+enum { HOPPER_IO_REGISTERS = 72, HOPPER_STATE_REGISTERS = 232, HOPPER_SOLVE_REGISTERS = 136 };
 #include "prefill_hopper_run.cuh"
 
 #define GDN_IMAGE_prefill_hopper_part GDN_THIS_IMAGE

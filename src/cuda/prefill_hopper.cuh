@@ -88,9 +88,10 @@ enum {
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_Q_RING : HOPPER_Q_RING,
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
 
-    HOPPER_K        = 0, /* 64 columns after another; Q likewise */
+    HOPPER_K        = 0, /* 64 columns after another; Q likewise, or between them */
     HOPPER_Q        = HOPPER_K + (HOPPER_STACKED ? 1 : HOPPER_K_RING * HOPPER_KEYS) * HOPPER_TILE,
-    HOPPER_V        = HOPPER_K + (HOPPER_K_RING + HOPPER_OUTPUTS * HOPPER_Q_RING) * HOPPER_KEYS * HOPPER_TILE,
+    HOPPER_V        = HOPPER_K + (HOPPER_K_RING + HOPPER_OUTPUTS * HOPPER_Q_RING) * HOPPER_KEYS *
+                                 HOPPER_TILE,
     HOPPER_NEXT     = (HOPPER_STACKED ? 2 : 1) * HOPPER_TILE, /* from 64 columns to the next */
     HOPPER_PLACE    = HOPPER_KEYS * HOPPER_NEXT,              /* of keys, of queries */
     HOPPER_T        = HOPPER_V + HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE,

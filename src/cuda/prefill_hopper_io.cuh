@@ -46,7 +46,7 @@ struct hopper_loader {
     int                        first, row, n_full; /* of the tensor; chunks of 64 tokens */
 };
 
-/* Tiles of 64 columns from `column` on of chunk c. By a warp. */
+/* Tiles of 64 columns from `column` on of chunk c, a step apart. By a warp. */
 GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int step, int n_tiles,
                            const void *map, int column, int head, int full, int c)
 {
@@ -95,7 +95,8 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
     }
     if (c1 >= 0) {
         b.wait_free(HOPPER_V_FREE, c1);
-        load_tiles(l, b.v(c1), HOPPER_TILE, HOPPER_WIDTH, &b.a.v, b.column(), l.v_head, HOPPER_V_FULL, c1);
+        load_tiles(l, b.v(c1), HOPPER_TILE, HOPPER_WIDTH, &b.a.v, b.column(), l.v_head,
+                   HOPPER_V_FULL, c1);
         if (c1 == l.n_full)
             clear_tail(l, b.v(c1), HOPPER_TILE, HOPPER_WIDTH, HOPPER_V_FULL, c1,
                        1 + (HOPPER_OUTPUTS && HOPPER_DEPTH == 1));
@@ -107,7 +108,8 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
     if (HOPPER_OUTPUTS && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
         b.wait_free(HOPPER_Q_FREE, cq);
         load_tiles(l, b.q(cq), HOPPER_NEXT, HOPPER_KEYS, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, cq);
-        if (cq == l.n_full) clear_tail(l, b.q(cq), HOPPER_NEXT, HOPPER_KEYS, HOPPER_Q_FULL, cq, HOPPER_DEPTH);
+        if (cq == l.n_full)
+            clear_tail(l, b.q(cq), HOPPER_NEXT, HOPPER_KEYS, HOPPER_Q_FULL, cq, HOPPER_DEPTH);
     }
 }
 
@@ -177,7 +179,9 @@ GDN_DEVICE void write_edges(hopper_gates &g, const float (&G)[2], float scale, i
                           __shfl_sync(0xffffffff, G[1], later % 2 * 16 + at) };
     const float from[2] = { __shfl_sync(0xffffffff, G[0], sooner % 2 * 16 + at),
                             __shfl_sync(0xffffffff, G[1], sooner % 2 * 16 + at) };
-    if (lane < 16) g.between[w][s] = ex2_approx((later < 2 ? to[0] : to[1]) - (sooner < 2 ? from[0] : from[1]));
+    if (lane < 16)
+        g.between[w][s] =
+            ex2_approx((later < 2 ? to[0] : to[1]) - (sooner < 2 ? from[0] : from[1]));
 }
 
 /* Of every second chunk from chunk `first` on, by a warp; and what can be said of all of them. */

@@ -44,7 +44,7 @@ struct alignas(16) hopper_gates : chunk_vectors<64> {
     /* exp of the gates from the edge before the token's 16 on, times 1 / length of k, or what q_scale is;
      * and up to the edge behind them, of k. */
     float    from_edge[64], q_from_edge[64], to_edge[64];
-    float    between[4][4]; /* exp of those from edge s to a block's w, or from there to edge s */
+    float    between[4][4]; /* [w][s]: exp of those between edge s and the nearer one of block w */
     uint32_t rare;          /* a token forgets, or every bit of S stays */
 };
 
@@ -271,8 +271,8 @@ GDN_DEVICE uint32_t tile_place(int row, int column)
 
 /* ---- Products of two tiles of 64 tokens: rows of the result are rows of warps --------------- */
 
-/* x = a k^T over all columns. Ends its group. */
-template <int io> GDN_DEVICE void multiply_tiles(float (&x)[32], uint32_t a, uint32_t k)
+/* x = a k^T over all columns, for 64 rows of k or 128. Ends its group. */
+template <int io, int n> GDN_DEVICE void multiply_tiles(float (&x)[n], uint32_t a, uint32_t k)
 {
     const uint32_t from = wgmma_place(a), to = wgmma_place(k);
     wgmma_fence();
@@ -280,25 +280,9 @@ template <int io> GDN_DEVICE void multiply_tiles(float (&x)[32], uint32_t a, uin
     for (int i = 0; i < 4 * HOPPER_KEYS; i++) {
         const uint32_t at = i / 4 * (HOPPER_NEXT / 16) + i % 4 * 2;
         if (i == 0)
-            wgmma<io>::tiles64(x, wgmma_factor(from + at), wgmma_factor(to + at));
+            wgmma<io>::tiles(x, wgmma_factor(from + at), wgmma_factor(to + at));
         else
-            wgmma<io>::add_tiles64(x, wgmma_factor(from + at), wgmma_factor(to + at));
-    }
-    wgmma_commit();
-}
-
-/* x = k k^T, and from x + 32 on k q^T, where queries lie behind keys. Ends its group. */
-template <int io> GDN_DEVICE void multiply_stacked_tiles(float (&x)[64], uint32_t k)
-{
-    const uint32_t place = wgmma_place(k);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4 * HOPPER_KEYS; i++) {
-        const uint64_t factor = wgmma_factor(place + i / 4 * (HOPPER_NEXT / 16) + i % 4 * 2);
-        if (i == 0)
-            wgmma<io>::tiles128(x, factor, factor);
-        else
-            wgmma<io>::add_tiles128(x, factor, factor);
+            wgmma<io>::add_tiles(x, wgmma_factor(from + at), wgmma_factor(to + at));
     }
     wgmma_commit();
 }

@@ -145,7 +145,7 @@ GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, i
         take_factor<16>(w, r);
     }
     const float decay = g.decay;
-    if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(y)))) return false;
+    if (is_any_tainted<io>(w, y)) return false;
     release_queries(w, c);
     decay_state(S, decay, false);
     add_tokens<io>(S, r, w.k(c));

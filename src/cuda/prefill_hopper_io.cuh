@@ -174,11 +174,11 @@ GDN_DEVICE void write_edges(hopper_gates &g, const float (&G)[2], float scale, i
         g.q_from_edge[lane + 32 * i] = from * scale;
         g.to_edge[lane + 32 * i]     = ex2_approx(__shfl_sync(0xffffffff, G[i], lane | 15) - G[i]);
     }
-    const int   later = s < w ? w - 1 : s, sooner = s < w ? s : w, at = 15;
-    const float to[2] = { __shfl_sync(0xffffffff, G[0], later % 2 * 16 + at),
-                          __shfl_sync(0xffffffff, G[1], later % 2 * 16 + at) };
-    const float from[2] = { __shfl_sync(0xffffffff, G[0], sooner % 2 * 16 + at),
-                            __shfl_sync(0xffffffff, G[1], sooner % 2 * 16 + at) };
+    const int   later = s < w ? w - 1 : s, sooner = s < w ? s : w;
+    const float to[2] = { __shfl_sync(0xffffffff, G[0], later % 2 * 16 + 15),
+                          __shfl_sync(0xffffffff, G[1], later % 2 * 16 + 15) };
+    const float from[2] = { __shfl_sync(0xffffffff, G[0], sooner % 2 * 16 + 15),
+                            __shfl_sync(0xffffffff, G[1], sooner % 2 * 16 + 15) };
     if (lane < 16)
         g.between[w][s] =
             ex2_approx((later < 2 ? to[0] : to[1]) - (sooner < 2 ? from[0] : from[1]));

@@ -36,7 +36,7 @@ GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, hopper_share &S, i
     const struct token_factors to_end = factors_of(g.to_end, w.lane);
     wgmma_wait<0>();
     weigh<io>(r, x, to_end);
-    if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(r)))) return false;
+    if (is_any_tainted<io>(w, r)) return false;
     decay_state(S, decay, false);
     add_tokens<io>(S, r, b.k(c));
     release_made(w, HOPPER_T_FREE, c);

@@ -103,8 +103,9 @@ GDN_DEVICE void pack_diagonal(uint32_t (&y)[4], const float *x, const struct hop
  * tokens.
  */
 template <int io, bool keys, bool queries>
-GDN_DEVICE void write_rows(const hopper_gates &g, const struct hopper_rows &r, const float (&x)[64],
-                           uint32_t square, uint32_t tile, int warp, int lane)
+GDN_DEVICE void write_columns(const hopper_gates &g, const struct hopper_rows &r,
+                              const float (&x)[64], uint32_t square, uint32_t tile, int warp,
+                              int lane)
 {
     typedef hopper_format<io> format;
     const uint32_t            at = turned_lane(lane) ^ (uint32_t)warp << 5;

@@ -221,7 +221,7 @@ GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates 
     if (queries) w.b.wait_free(HOPPER_P_FREE, c);
     const struct hopper_rows r = find_rows(g, w.warp, w.lane);
     wgmma_wait<0>();
-    write_rows<io, keys, queries>(g, r, x, w.square, w.b.p(c), w.warp, w.lane);
+    write_columns<io, keys, queries>(g, r, x, w.square, w.b.p(c), w.warp, w.lane);
     if (keys && resets) part_columns(g, w.square, w.warp, w.lane);
     if (queries && resets) part_columns(g, w.b.p(c), w.warp, w.lane);
     __syncwarp();
@@ -282,7 +282,7 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     float (&first)[32]  = *(float (*)[32])x;
     float (&second)[32] = *(float (*)[32])(x + 32);
     b.wait_both(HOPPER_K_FULL, HOPPER_GATES_FULL, c);
-    if constexpr (HOPPER_STACKED) {
+    if constexpr (HOPPER_STACKED) { /* where paths join no product may be under way */
         b.wait(HOPPER_Q_FULL, c);
         if (norm) {
             multiply_tiles<io>(first, b.k(c), b.k(c));
@@ -290,7 +290,7 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
             wgmma_wait<0>();
             write_lengths<io, true, both>(w, g, x);
         }
-        multiply_stacked_tiles<io>(x, b.k(c)); /* K K^T once more then */
+        multiply_tiles<io>(x, b.k(c), b.k(c)); /* and of Q; with a norm K K^T once more */
         return;
     }
     multiply_tiles<io>(first, b.k(c), b.k(c));

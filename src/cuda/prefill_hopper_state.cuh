@@ -65,39 +65,22 @@ GDN_DEVICE void barrier_shared(const struct hopper_state &w)
                  HOPPER_SHARING);
 }
 
-/* x (+)= a times the turned tile, of 64 or 128 columns. tie: in the registers where x is already, of
- * which the compiler would take others. Ends its group. */
-template <int io, bool add, bool tie = false, int n>
-GDN_DEVICE void multiply_turned(float (&x)[32], const uint32_t (&a)[n], uint32_t tile)
+/* x (+)= a times the turned tile, of 64 or 128 columns; with 64 accumulators that and the tile behind it.
+ * tie: in the registers where x is already, of which the compiler would take others. Ends its group. */
+template <int io, bool add, bool tie = false, int m, int n>
+GDN_DEVICE void multiply_turned(float (&x)[m], const uint32_t (&a)[n], uint32_t tile)
 {
     const uint32_t place = wgmma_place(tile);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < n / 4; i++) {
         const uint64_t f = wgmma_factor(place + i / 4 * (HOPPER_NEXT / 16) + i % 4 * 2);
-        if (i == 0 && !add && tie)
-            wgmma<io>::rows64_tied(x, a, f);
-        else if (i == 0 && !add)
-            wgmma<io>::rows64(x, a, f);
+        if (i > 0 || add)
+            wgmma<io>::add_rows(x, a + 4 * i, f);
+        else if constexpr (tie)
+            wgmma<io>::rows_tied(x, a, f);
         else
-            wgmma<io>::add_rows64(x, a + 4 * i, f);
-    }
-    wgmma_commit();
-}
-
-/* x = a times 128 columns of 128 rows: of keys, and of the queries behind them. Ends its group. */
-template <int io>
-GDN_DEVICE void multiply_stacked(float (&x)[64], const uint32_t (&a)[32], uint32_t tile)
-{
-    const uint32_t place = wgmma_place(tile);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const uint64_t f = wgmma_factor(place + i / 4 * (HOPPER_NEXT / 16) + i % 4 * 2);
-        if (i == 0)
-            wgmma<io>::rows128(x, a, f);
-        else
-            wgmma<io>::add_rows128(x, a + 4 * i, f);
+            wgmma<io>::rows(x, a, f);
     }
     wgmma_commit();
 }
@@ -386,6 +369,12 @@ GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c
     scale_tokens(o, factors_of(w.b.gates(c).q_start, w.lane));
 }
 
+/* Is something of U not finite, in one of the warpgroup's warps? */
+template <int io> GDN_DEVICE bool is_any_tainted(const struct hopper_state &w, const uint32_t (&u)[16])
+{
+    return in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(u)));
+}
+
 /* The rest of a plain chunk, from U as a factor of P (y) and weighed (r), and what the queries see of S (o);
  * if something of U is not finite, nothing has been done. */
 template <int io>
@@ -395,7 +384,7 @@ GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, float (
 {
     const struct hopper_block &b = w.b;
     b.wait(HOPPER_P_FULL, c);
-    if (in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(y)))) return false;
+    if (is_any_tainted<io>(w, y)) return false;
     multiply_turned<io, true>(o, y, b.p(c));
     decay_state(S, decay, false);
     add_tokens<io>(S, r, b.k(c));
@@ -467,7 +456,7 @@ template <int io> GDN_DEVICE bool pass_stacked(const struct hopper_state &w, hop
     const float    decay = g.decay;
     pack<io>(a, S);
     b.wait(HOPPER_Q_FULL, c);
-    multiply_stacked<io>(xo, a, b.k(c));
+    multiply_turned<io, false>(xo, a, b.k(c));
     const bool     other = in_warp(rare);
     const uint32_t v     = b.v(c) + w.v_lane();
     b.wait(HOPPER_V_FULL, c);

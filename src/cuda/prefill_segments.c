@@ -145,7 +145,7 @@ static bool is_whole_wide(const struct trial *t)
     return !t->small && time_of_whole(true, t) < time_of_whole(false, t);
 }
 
-/* Of n later segments. */
+/* Are n later segments faster so? */
 static bool is_later_wide(const struct trial *t, int64_t n)
 {
     return !t->small && time_of_rounds(true, t, n, t->each) < time_of_rounds(false, t, n, t->each);

@@ -254,21 +254,21 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
                      : GDN_D##n(how) : "l"(a), "l"(b));                                          \
     }
 #define GDN_WGMMA_KINDS(type)                                                                    \
-    /* a in registers, one operand (mma.cuh) per warp; b: 64 rows, 16 columns of them */         \
-    GDN_WGMMA_ROWS(rows64, type, 32, "64", "ne", "=f", "0")                                      \
-    GDN_WGMMA_ROWS(rows64_tied, type, 32, "64", "ne", "+f", "0")                                 \
-    GDN_WGMMA_ROWS(add_rows64, type, 32, "64", "eq", "+f", "0")                                  \
-    GDN_WGMMA_ROWS(rows128, type, 64, "128", "ne", "=f", "0")                                    \
-    GDN_WGMMA_ROWS(add_rows128, type, 64, "128", "eq", "+f", "0")                                \
+    /* a in registers, one operand (mma.cuh) per warp; b: 64 or 128 rows, 16 columns of them */  \
+    GDN_WGMMA_ROWS(rows, type, 32, "64", "ne", "=f", "0")                                        \
+    GDN_WGMMA_ROWS(rows_tied, type, 32, "64", "ne", "+f", "0")                                   \
+    GDN_WGMMA_ROWS(add_rows, type, 32, "64", "eq", "+f", "0")                                    \
+    GDN_WGMMA_ROWS(rows, type, 64, "128", "ne", "=f", "0")                                       \
+    GDN_WGMMA_ROWS(add_rows, type, 64, "128", "eq", "+f", "0")                                   \
     /* d += a b with 16 rows of b, 32, 64 or 128 columns */                                      \
     GDN_WGMMA_ROWS(add_columns, type, 16, "32", "eq", "+f", "1")                                 \
     GDN_WGMMA_ROWS(add_columns, type, 32, "64", "eq", "+f", "1")                                 \
     GDN_WGMMA_ROWS(add_columns, type, 64, "128", "eq", "+f", "1")                                \
     /* both in shared memory, 64 rows of a, 64 or 128 of b, 16 columns of them */                \
-    GDN_WGMMA_TILES(tiles64, type, 32, "64", "ne", "=f")                                         \
-    GDN_WGMMA_TILES(add_tiles64, type, 32, "64", "eq", "+f")                                     \
-    GDN_WGMMA_TILES(tiles128, type, 64, "128", "ne", "=f")                                       \
-    GDN_WGMMA_TILES(add_tiles128, type, 64, "128", "eq", "+f")
+    GDN_WGMMA_TILES(tiles, type, 32, "64", "ne", "=f")                                           \
+    GDN_WGMMA_TILES(add_tiles, type, 32, "64", "eq", "+f")                                       \
+    GDN_WGMMA_TILES(tiles, type, 64, "128", "ne", "=f")                                          \
+    GDN_WGMMA_TILES(add_tiles, type, 64, "128", "eq", "+f")
 
 template <int dtype> struct wgmma;
 template <> struct wgmma<GDN_BF16> { GDN_WGMMA_KINDS("bf16") };

@@ -93,7 +93,7 @@ static void check_rules(struct check *k)
                         check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 3 : 131);
                         if (op) check_rule(k, &d, GDN_OP_DECODE, 1);
                         d.each = op;
-                        check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 1 : 64);
+                        check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 3 : 64);
                         d.each  = false;
                         d.exact = state == GDN_F32; /* others round after every token */
                         check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 2 : 37);

@@ -295,7 +295,7 @@ static bool are_for_windows(const struct shape *s)
 static bool are_for_four(const struct shape *s, int64_t T, bool k_first, bool each)
 {
     if (T > 4 || s->K != 128) return false;
-    return s->state == GDN_F32 ? !k_first : s->state == GDN_BF16 && !each;
+    return s->state == GDN_F32 || each ? !k_first : s->state == GDN_BF16;
 }
 
 static void expect_kernel_named(const char *name)

@@ -9,7 +9,8 @@
  *             is left with one token of one row. So there is one trip through the recurrence,
  *             whatever T is; then the tokens are written one by one, and states kept between them.
  *             Tensor cores would need two terms of every element, which costs as much as the sums
- *             of two tokens, and warps of twice the rows.
+ *             of two tokens, and warps of twice the rows. States of 16 bits that are all kept are
+ *             gone through in the same way, in float32 from the first token to the last.
  *   products  states of bf16 whose rows are v: all of decode_mma.cuh
  *   columns   states of bf16 whose rows are k, 64 columns a block, 32 rows a warp. Two rows' elements
  *             of a column, side by side in a word, are what products take: from there on it is as
@@ -101,6 +102,69 @@ template <int N> GDN_DEVICE bool four_changes(const struct mma_lane<N> &r)
 
 /* ---- Rows of float32 ------------------------------------------------------------------------ */
 
+/* Eight rows as they are worked on; in memory they may be of 16 bits, of which a lane has 16 bytes
+ * of a row. Of those a warp has two such tiles: as many bytes as of float32. */
+template <int memory, int io> struct four_lines : one_rows<FOUR_K, GDN_F32, io> {
+    typedef one_rows<FOUR_K, GDN_F32, io> base;
+    enum { MEMORY = memory, TILES = memory == GDN_F32 ? 1 : 2 };
+
+    __device__ __forceinline__ void take_k(const four_lines &from)
+    {
+        for (int i = 0; i < base::C * base::E; i++) this->k[i / 4][i % 4] = from.k[i / 4][i % 4];
+    }
+    __device__ __forceinline__ void take_q(const four_lines &from)
+    {
+        for (int i = 0; i < base::C * base::E; i++) this->q[i / 4][i % 4] = from.q[i / 4][i % 4];
+    }
+};
+
+template <int memory, int io>
+GDN_DEVICE void one_load(four_lines<memory, io> &tile, const char *at, int64_t row)
+{
+    typedef four_lines<memory, io> Tile;
+    if constexpr (memory == GDN_F32) {
+        one_load<typename Tile::base>(tile, at, row);
+    } else {
+        uint32_t x[Tile::N][4];
+#pragma unroll
+        for (int n = 0; n < Tile::N; n++) ld_v4(x[n], at + n * Tile::STEP * row);
+#pragma unroll
+        for (int i = 0; i < Tile::N * 8; i++)
+            tile.S[i / 8][i / 4 % 2][i % 4] =
+                __float_as_uint(one_element<memory>(x[i / 8][i / 2 % 4], i));
+    }
+}
+
+template <int memory, int io>
+GDN_DEVICE void one_store(const four_lines<memory, io> &tile, char *at, int64_t row)
+{
+    typedef four_lines<memory, io> Tile;
+    if constexpr (memory == GDN_F32) {
+        one_store<typename Tile::base>(tile, at, row);
+    } else {
+#pragma unroll
+        for (int n = 0; n < Tile::N; n++) {
+            float    y[8];
+            uint32_t x[4];
+            for (int i = 0; i < 8; i++) y[i] = __uint_as_float(tile.S[n][i / 4][i % 4]);
+            one_piece<memory>::set(x, y);
+            one_store(at + n * Tile::STEP * row, x);
+        }
+    }
+}
+
+/* Bit for bit (G9). */
+template <class Tile>
+GDN_DEVICE void four_copy(char *to, int64_t to_row, const char *from, int64_t from_row)
+{
+    enum { PIECES = Tile::MEMORY == GDN_F32 ? Tile::C : 1 };
+#pragma unroll 1
+    for (int i = 0; i < Tile::N * PIECES; i++) {
+        const int n = i / PIECES * Tile::STEP, at = i % PIECES * Tile::LANES * 16;
+        *(uint4 *)(to + n * to_row + at) = *(const uint4 *)(from + n * from_row + at);
+    }
+}
+
 /* X, padded so that lanes of two columns of it store to banks of their own. */
 struct four_shared {
     alignas(16) uint16_t x[2 * MMA_TOKENS][FOUR_K + 32];
@@ -121,10 +185,12 @@ GDN_DEVICE void four_share(struct four_shared &sh, const uint32_t (&x)[WORDS])
 template <class Tile>
 GDN_DEVICE void four_take(float (&x)[Tile::C][Tile::E], const struct four_shared &sh, int column)
 {
+    const bool apart = Tile::MEMORY == GDN_F32;
 #pragma unroll
     for (int c = 0; c < Tile::C; c++) {
         uint32_t y[2];
-        lds_v2(y, &sh.x[column][(threadIdx.x % Tile::LANES + c * Tile::LANES) * 4]);
+        lds_v2(y, &sh.x[column][threadIdx.x % Tile::LANES * (apart ? 4 : 8) +
+                                c * (apart ? 4 * Tile::LANES : 4)]);
         for (int e = 0; e < 4; e++) x[c][e] = one_element<Tile::IO>(y[e / 2], e);
     }
 }
@@ -140,11 +206,26 @@ GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w)
     return slot < a.one.write_pool ? slot : -1;
 }
 
+/* All rows of a warp to a place, from the lane's first one on. */
+template <class Tile>
+GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char *to, int64_t to_row,
+                           const char *from, int64_t from_row)
+{
+#pragma unroll
+    for (int h = 0; h < Tile::TILES; h++) {
+        const int first = h * Tile::ROWS;
+        if (changed)
+            one_store(tiles[h], to + first * to_row, to_row);
+        else if (to != from)
+            four_copy<Tile>(to + first * to_row, to_row, from + first * from_row, from_row);
+    }
+}
+
 /* The state on through the tokens, and out where it is wanted. */
 template <class Tile>
-GDN_DEVICE void four_write(Tile &tile, const struct four_shared &sh, const struct mma_lane<1> &r,
-                           const struct gdn_cu_four &a, const struct one_place &w, int slot,
-                           int row, int at, const char *from)
+GDN_DEVICE void four_write(Tile (&tiles)[Tile::TILES], const struct four_shared &sh,
+                           const struct mma_lane<Tile::TILES> &r, const struct gdn_cu_four &a,
+                           const struct one_place &w, int slot, int row, int at, const char *from)
 {
     bool changed = false;
 #pragma unroll 1
@@ -153,16 +234,37 @@ GDN_DEVICE void four_write(Tile &tile, const struct four_shared &sh, const struc
         const float beta  = __shfl_sync(0xffffffff, r.beta, t);
         const int   to    = __shfl_sync(0xffffffff, slot, t);
         if (alpha != 1 || beta != 0) {
-            changed = true;
-            four_take<Tile>(tile.k, sh, 2 * t);
-            if (__builtin_expect(alpha == 0, 0))
-                one_forget(&tile.S[0][0][0], Tile::N * Tile::C * 4);
-            if (__builtin_expect(beta == 0, 0)) one_forget(&tile.k[0][0], Tile::C * Tile::E);
-            one_write(tile, alpha, r.u[0], t);
+            Tile &first = tiles[0];
+            changed     = true;
+            four_take<Tile>(first.k, sh, 2 * t);
+            if (__builtin_expect(beta == 0, 0)) one_forget(&first.k[0][0], Tile::C * Tile::E);
+#pragma unroll
+            for (int h = 0; h < Tile::TILES; h++) {
+                if (h) tiles[h].take_k(first);
+                if (__builtin_expect(alpha == 0, 0))
+                    one_forget(&tiles[h].S[0][0][0], Tile::N * Tile::C * 4);
+                one_write(tiles[h], alpha, r.u[h], t);
+            }
         }
-        if (to < 0) continue;
-        char *const out = one_at(a.one.to, to, w.head) + row * a.one.to_row + at;
-        if (changed || out != from) one_store(tile, out, a.one.to_row);
+        if (to >= 0)
+            four_leave(tiles, changed, one_at(a.one.to, to, w.head) + row * a.one.to_row + at,
+                       a.one.to_row, from, a.one.from_row);
+    }
+}
+
+/* What token i reads of the state before all of them: its lanes have that. */
+template <class Tile>
+GDN_DEVICE void four_reads(Tile (&tiles)[Tile::TILES], struct mma_lane<Tile::TILES> &r,
+                           const struct four_shared &sh, int i, const struct one_factors &f)
+{
+    four_take<Tile>(tiles[0].k, sh, 2 * i);
+    four_take<Tile>(tiles[0].q, sh, 2 * i + 1);
+#pragma unroll
+    for (int h = 0; h < Tile::TILES; h++) {
+        float p, z;
+        if (h) tiles[h].take_k(tiles[0]), tiles[h].take_q(tiles[0]);
+        one_read(p, z, tiles[h]);
+        if ((int)threadIdx.x % 4 == i) r.s[h] = p * f.k, r.z[h] = z * f.q;
     }
 }
 
@@ -170,35 +272,31 @@ GDN_DEVICE void four_write(Tile &tile, const struct four_shared &sh, const struc
 template <class Tile>
 GDN_DEVICE void four_rows(const struct gdn_cu_four &a, const struct one_place &w, int v)
 {
-    enum { LANES = Tile::LANES, IO = Tile::IO };
+    enum { LANES = Tile::LANES, IO = Tile::IO, TILES = Tile::TILES };
     static_assert(LANES / Tile::N == MMA_TOKENS, "a token for each lane that is left with a row");
     __shared__ struct four_shared sh;
-    const int     lane = threadIdx.x, t = lane % 4, own = v + one_own<Tile>();
-    const int     row = v + lane / LANES, at = lane % LANES * 16;
-    float         G[4] = {};
-    struct four_raw<FOUR_K / 8, 1> raw;
-    struct mma_lane<1>             r;
-    Tile                           tile;
+    const int lane = threadIdx.x, own = v + one_own<Tile>();
+    const int row = v + lane / LANES, at = lane % LANES * 16;
+    float     G[4] = {};
+    struct four_raw<FOUR_K / 8, TILES> raw;
+    struct mma_lane<TILES>             r;
+    Tile                               tiles[TILES];
     char *const from = one_at(a.one.from, w.from, w.head) + row * a.one.from_row + at;
-    one_load(tile, from, a.one.from_row);
-    four_fetch(raw, a, w, 0, own, 1);
+#pragma unroll
+    for (int h = 0; h < TILES; h++)
+        one_load(tiles[h], from + h * Tile::ROWS * a.one.from_row, a.one.from_row);
+    four_fetch(raw, a, w, 0, own, Tile::ROWS);
     const int slot = four_slot(a, w);
     four_share(sh, raw.x);
     mma_lengths<IO>(G, raw.x);
     const struct one_factors f = four_factors(G, a.one);
     four_expand<IO>(r, raw, a);
-    r.s[0] = r.z[0] = 0;
+    for (int h = 0; h < TILES; h++) r.s[h] = r.z[h] = 0;
 #pragma unroll 1
-    for (int i = 0; i < a.T; i++) {
-        float p, z;
-        four_take<Tile>(tile.k, sh, 2 * i);
-        four_take<Tile>(tile.q, sh, 2 * i + 1);
-        one_read(p, z, tile);
-        if (t == i) r.s[0] = p * f.k, r.z[0] = z * f.q;
-    }
+    for (int i = 0; i < a.T; i++) four_reads(tiles, r, sh, i, f);
     mma_recur(r, G, f.k, f.q, a.T, true);
-    four_out<IO>(r, a, w, own, 1);
-    four_write(tile, sh, r, a, w, slot, row, at, from);
+    four_out<IO>(r, a, w, own, Tile::ROWS);
+    four_write(tiles, sh, r, a, w, slot, row, at, from);
 }
 
 /* ---- Products ------------------------------------------------------------------------------- */
@@ -390,17 +488,30 @@ GDN_DEVICE void four_zero(const struct gdn_cu_four &a, const struct one_place &w
 }
 
 /* Blocks: those of a head, then heads, then sequences, as states lie in memory. */
-template <int dtype, int io> GDN_DEVICE void decode_four_vk(const struct gdn_cu_four &a)
+template <int dtype, int io> GDN_DEVICE void decode_four_each(const struct gdn_cu_four &a)
 {
-    typedef one_rows<FOUR_K, dtype, io> Tile;
-    const int        v = blockIdx.x * Tile::ROWS;
+    typedef four_lines<dtype, io> Tile;
+    enum { ROWS = Tile::TILES * Tile::ROWS };
+    const int        v = blockIdx.x * ROWS;
     struct one_place w;
-    if (!__builtin_expect(four_begin(w, a), 1))
-        four_zero(a, w, v, Tile::ROWS);
-    else if constexpr (dtype == GDN_F32)
+    if (__builtin_expect(four_begin(w, a), 1))
         four_rows<Tile>(a, w, v);
     else
-        four_products(a, w, v);
+        four_zero(a, w, v, ROWS);
+}
+
+template <int dtype, int io> GDN_DEVICE void decode_four_vk(const struct gdn_cu_four &a)
+{
+    if constexpr (dtype == GDN_F32) {
+        decode_four_each<dtype, io>(a);
+    } else {
+        const int        v = blockIdx.x * MMA_ROWS;
+        struct one_place w;
+        if (__builtin_expect(four_begin(w, a), 1))
+            four_products(a, w, v);
+        else
+            four_zero(a, w, v, MMA_ROWS);
+    }
 }
 
 template <int dtype, int io> GDN_DEVICE void decode_four_kv(const struct gdn_cu_four &a)
@@ -415,6 +526,7 @@ template <int dtype, int io> GDN_DEVICE void decode_four_kv(const struct gdn_cu_
 
 /* Blocks that an SM is to hold, by measurement. */
 #define FOUR_BLOCKS_vk(dtype) (GDN_##dtype == GDN_F32 ? 24 : 20)
+#define FOUR_BLOCKS_each(dtype) 16
 #define FOUR_BLOCKS_kv(dtype) 6
 
 #define DECODE_FOUR_KERNEL(threads, name, layout, dtype, io, K)                               \

@@ -75,7 +75,7 @@ static bool takes_packed(const struct gdn_cu_rule *r, const struct gdn_cu_warp *
            (a->cu_seqlens.data ? a->N == a->B && is_index(&a->cu_seqlens, GDN_I64) : a->T == 1);
 }
 
-/* Rows of up to four tokens, whose states may all be kept if of float32 (decode_four.cuh)? */
+/* Rows of up to four tokens; states whose rows are v may all be kept (decode_four.cuh)? */
 static bool takes_four(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const struct gdn_pool_view *like = gdn_cuda_like(r);
@@ -84,7 +84,7 @@ static bool takes_four(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
            is_index(&a->num_accepted_tokens, GDN_I32) &&
            gdn_cuda_is_near(4 * a->read_slots.stride[1]) &&
            gdn_cuda_is_near(4 * a->write_slots.stride[1]) &&
-           (like->dtype == GDN_F32 ? !like->k_first : like->dtype == GDN_BF16 && !a->each);
+           (like->dtype == GDN_F32 || a->each ? !like->k_first : like->dtype == GDN_BF16);
 }
 
 /* 2^22 / the state heads that share one of n, rounded up. */
@@ -194,6 +194,17 @@ static gdn_status decode_packed(gdn_ctx *ctx, const char *op, const struct gdn_c
     return launch_one(ctx, op, r, packed_kernel(gdn_cuda_like(r), r->k.dtype), &a, stream);
 }
 
+static enum gdn_kernel_id four_kernel(const struct gdn_pool_view *like, int32_t io, bool each)
+{
+    static const enum gdn_kernel_id kept[]  = { GDN_CU_decode_four_each_BF16_BF16_128,
+                                                GDN_CU_decode_four_each_F16_F16_128 };
+    static const enum gdn_kernel_id mixed[] = { GDN_CU_decode_four_vk_F32_BF16_128,
+                                                GDN_CU_decode_four_vk_F32_F16_128 };
+    if (like->k_first) return GDN_CU_decode_four_kv_BF16_BF16_128;
+    if (like->dtype == GDN_F32) return mixed[io == GDN_F16];
+    return each ? kept[io == GDN_F16] : GDN_CU_decode_four_vk_BF16_BF16_128;
+}
+
 static gdn_status decode_four(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
                               const struct gdn_cu_warp *warp, void *stream)
 {
@@ -215,11 +226,7 @@ static gdn_status decode_four(gdn_ctx *ctx, const char *op, const struct gdn_cu_
         .read_token    = (int32_t)warp->read_slots.stride[1],
         .n_reads       = warp->read_slots.n_columns,
     };
-    const enum gdn_kernel_id kernel = like->k_first           ? GDN_CU_decode_four_kv_BF16_BF16_128
-                                      : like->dtype != GDN_F32 ? GDN_CU_decode_four_vk_BF16_BF16_128
-                                      : r->k.dtype == GDN_F16 ? GDN_CU_decode_four_vk_F32_F16_128
-                                                              : GDN_CU_decode_four_vk_F32_BF16_128;
-    return launch_one(ctx, op, r, kernel, &a, stream);
+    return launch_one(ctx, op, r, four_kernel(like, r->k.dtype, warp->each), &a, stream);
 }
 
 enum gdn_cuda_few gdn_cuda_few_of(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * More than four tokens of padded rows, or any whose states are all kept: decode_mma.cuh in windows
- * of four, a warp for each 16 rows of a state whose rows are v. The state is float32 between
- * windows, whatever it is in memory. A kernel of its own, so that those of four tokens have
- * registers enough.
+ * More than four tokens of padded rows, or any whose states are all kept, but for those of
+ * decode_four.cuh: decode_mma.cuh in windows of four, a warp for each 16 rows of a state whose rows
+ * are v. The state is float32 between windows, whatever it is in memory. A kernel of its own, so
+ * that those of four tokens have registers enough.
  */
 #ifndef GDN_CUDA_DECODE_WINDOWS_CUH
 #define GDN_CUDA_DECODE_WINDOWS_CUH

@@ -14,27 +14,30 @@
 GDN_DEVICE int token_of(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 GDN_DEVICE int rare_lane(void) { return opaque((int)threadIdx.x % 32); }
 
+/* Loads are predicated: behind branches each would wait for the one before it. What is not there is
+ * zero. */
 template <int dtype> struct state_pair;
 template <> struct state_pair<GDN_F32> {
-    GDN_DEVICE void load(const char *p, float &x, float &y)
+    GDN_DEVICE void load(const char *p, float &x, float &y, bool there)
     {
-        const float2 z = *(const float2 *)p;
-        x = z.x, y = z.y;
+        uint32_t z[4];
+        ld_keep_v2(z, p, there);
+        x = __uint_as_float(z[0]), y = __uint_as_float(z[1]);
     }
     GDN_DEVICE void store(char *p, float x, float y) { *(float2 *)p = make_float2(x, y); }
 };
 template <> struct state_pair<GDN_BF16> {
-    GDN_DEVICE void load(const char *p, float &x, float &y)
+    GDN_DEVICE void load(const char *p, float &x, float &y, bool there)
     {
-        const uint32_t z = *(const uint32_t *)p;
+        const uint32_t z = ld_b32_b16(p, there, false);
         x = mma_format_bf16::low(z), y = mma_format_bf16::high(z);
     }
     GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_bf16x2(x, y); }
 };
 template <> struct state_pair<GDN_F16> {
-    GDN_DEVICE void load(const char *p, float &x, float &y)
+    GDN_DEVICE void load(const char *p, float &x, float &y, bool there)
     {
-        const uint32_t z = *(const uint32_t *)p;
+        const uint32_t z = ld_b32_b16(p, there, false);
         x = mma_format_f16::low(z), y = mma_format_f16::high(z);
     }
     GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_f16x2(x, y); }
@@ -68,10 +71,28 @@ GDN_DEVICE void put_part(hopper_share &S, const hopper_part &x, int part)
         if (i / HOPPER_PART == part) S[i] = x[i % HOPPER_PART];
 }
 
-/* A part, to or from the keys from `key` on. */
+/* A part, to or from the keys from `key` on: in pairs; and element by element. */
+template <int dtype, bool to>
+GDN_DEVICE void move_pairs(hopper_part &x, const struct state_place &p,
+                           const struct state_part &part, int key)
+{
+    enum { BYTES = dtype == GDN_F32 ? 4 : 2 };
+    const int   lane = rare_lane(), v = part.v + lane / 4, k = key + lane % 4 * 2;
+    char *const at = p.data + v * p.v_step + k * BYTES;
+#pragma unroll
+    for (int i = 0; i < HOPPER_PART; i += 2) {
+        const int   rows = i % 4 / 2 * 8, keys = i / 4 * 8;
+        const bool  there = v + rows < part.V && k + keys < part.K;
+        char *const pair  = at + rows * p.v_step + keys * BYTES;
+        if (!to)
+            state_pair<dtype>::load(pair, x[i], x[i + 1], there);
+        else if (there)
+            state_pair<dtype>::store(pair, x[i], x[i + 1]);
+    }
+}
 template <int dtype, bool to>
 GDN_DEVICE void move_elements(hopper_part &x, const struct state_place &p,
-                              const struct state_part &part, int key, bool pairs)
+                              const struct state_part &part, int key)
 {
     typedef typename gdn_io<dtype>::type element;
     const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
@@ -80,11 +101,7 @@ GDN_DEVICE void move_elements(hopper_part &x, const struct state_place &p,
         const int v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
         char     *at = p.data + v * p.v_step + k * p.k_step;
         if (v >= part.V || k >= part.K) continue;
-        if (pairs && to) {
-            state_pair<dtype>::store(at, x[i], x[i + 1]);
-        } else if (pairs) {
-            state_pair<dtype>::load(at, x[i], x[i + 1]);
-        } else if (to) {
+        if (to) {
             gdn_io<dtype>::store((element *)at, x[i]);
             if (k + 1 < part.K) gdn_io<dtype>::store((element *)(at + p.k_step), x[i + 1]);
         } else {
@@ -94,14 +111,24 @@ GDN_DEVICE void move_elements(hopper_part &x, const struct state_place &p,
     }
 }
 
+template <int dtype, bool to>
+GDN_DEVICE void move_either(hopper_part &x, const struct state_place &p,
+                            const struct state_part &part, int key, bool pairs)
+{
+    if (in_warp(pairs))
+        move_pairs<dtype, to>(x, p, part, key);
+    else
+        move_elements<dtype, to>(x, p, part, key);
+}
+
 template <bool to>
 GDN_DEVICE void move_part(hopper_part &x, const struct state_place &p,
                           const struct state_part &part, int key, bool pairs)
 {
     switch (p.dtype) {
-    case GDN_F32: move_elements<GDN_F32, to>(x, p, part, key, pairs); break;
-    case GDN_BF16: move_elements<GDN_BF16, to>(x, p, part, key, pairs); break;
-    default: move_elements<GDN_F16, to>(x, p, part, key, pairs); break;
+    case GDN_F32: move_either<GDN_F32, to>(x, p, part, key, pairs); break;
+    case GDN_BF16: move_either<GDN_BF16, to>(x, p, part, key, pairs); break;
+    default: move_either<GDN_F16, to>(x, p, part, key, pairs); break;
     }
 }
 

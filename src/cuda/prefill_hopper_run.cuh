@@ -73,20 +73,41 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     if (HOPPER_CUTS) segment = cut_segment(s, cut, i, unit);
     segment.checkpoint = HOPPER_CUTS && i ? checkpoint_after(batch, list, segment.start) : list.first;
     if (!HOPPER_OUTPUTS && segment.last) s.n_valid = s.n_tokens = 0;
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x % 32 != 0) return;
     b.common().s           = s;
     b.common().segment     = segment;
     b.common().checkpoints = list;
 }
 
-/* What the kernel reads of the batch, and zeros where nobody writes: above the diagonal of T and P. */
-GDN_DEVICE void prepare(struct hopper_block &b)
+/* The maps of copies, so that the first of these do not wait for them. By a warp. */
+GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
 {
-    if (threadIdx.x < 32) find_part(b);
-    if (threadIdx.x / 32 == 1) init_barriers(b);
-    for (int i = threadIdx.x; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x)
+    const int  lane = threadIdx.x % 32;
+    const bool out  = HOPPER_OUTPUTS && b.r.out.data;
+    if (lane == 0) prefetch_map(&b.a.k);
+    if (lane == 1) prefetch_map(&b.a.v);
+    if (lane == 2 && out) prefetch_map(&b.a.q);
+    if (lane == 3 && out) prefetch_map(&b.a.out);
+}
+
+/* Zeros where nobody writes, above the diagonal of T and P. By all warps but the first two. */
+GDN_DEVICE void zero_squares(void)
+{
+    for (int i = threadIdx.x - 64; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x - 64)
         store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
     async_fence();
+}
+
+/* What the kernel reads of the batch, on which all else waits, and beside it what does not. */
+GDN_DEVICE void prepare(struct hopper_block &b)
+{
+    const int warp = threadIdx.x / 32;
+    if (warp == 0)
+        find_part(b);
+    else if (warp == 1)
+        prefetch_maps(b), init_barriers(b);
+    else
+        zero_squares();
     __syncthreads();
     b.n_chunks = (int)((b.s().n_valid + 63) / 64);
 }
@@ -107,6 +128,12 @@ template <int n> GDN_DEVICE void take_registers(void)
         lower_registers<n>();
 }
 
+/* The other block's barriers are there. Who says nothing to it may be late. */
+GDN_DEVICE void meet_other(void)
+{
+    if (HOPPER_BLOCKS == 2) cluster_wait();
+}
+
 template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper &a)
 {
     const int           lane = opaque((int)threadIdx.x % 32);
@@ -123,22 +150,26 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     }
     if constexpr (!HOPPER_OUTPUTS)
         if (a.early_stop) skip_forgotten(b);
-    if (HOPPER_OUTPUTS && b.r.out.data && !b.s().keep_out) {
+    if (HOPPER_OUTPUTS && b.r.out.data && !b.s().keep_out && b.s().n_valid < b.s().n_tokens) {
         zero_outside(b, -b.s().n_before, 0);
         zero_outside(b, b.s().n_valid, b.s().n_tokens - b.s().n_before);
     }
-    if (HOPPER_BLOCKS == 2) cluster_sync();
+    if (HOPPER_BLOCKS == 2) cluster_arrive();
     if (group == 0) {
         take_registers<HOPPER_IO_REGISTERS>();
         run_io<io>(b, warp, lane);
+        __syncwarp();
+        meet_other();
     } else if (group <= HOPPER_GROUPS) {
         take_registers<HOPPER_STATE_REGISTERS>();
+        meet_other();
         if constexpr (HOPPER_OUTPUTS)
             run_state_warps<io>(b, warp - 4, lane);
         else
             run_keys_warps<io>(b, warp - 4, lane);
     } else {
         take_registers<HOPPER_SOLVE_REGISTERS>();
+        meet_other();
         run_solve<io>(b, HOPPER_SOLVERS == 1 ? 0 : group - HOPPER_GROUPS - 1, warp % 4, lane);
     }
     __syncwarp();

@@ -14,8 +14,12 @@
 GDN_DEVICE int token_of(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 GDN_DEVICE int rare_lane(void) { return opaque((int)threadIdx.x % 32); }
 
-/* Loads are predicated: behind branches each would wait for the one before it. What is not there is
- * zero. */
+/* Are all pairs of a part on their way at once, predicated, or each behind a branch, which waits for the
+ * one before? Clusters of whole sequences take up to 15 % longer in some runs with the first, which is
+ * not understood (docs/hopper-prefill.md). */
+enum { HOPPER_READS_AT_ONCE = HOPPER_CUTS || HOPPER_BLOCKS == 1 || HOPPER_DEPTH == 2 };
+
+/* With `there`: zero if it is not. */
 template <int dtype> struct state_pair;
 template <> struct state_pair<GDN_F32> {
     GDN_DEVICE void load(const char *p, float &x, float &y, bool there)
@@ -24,12 +28,21 @@ template <> struct state_pair<GDN_F32> {
         ld_keep_v2(z, p, there);
         x = __uint_as_float(z[0]), y = __uint_as_float(z[1]);
     }
+    GDN_DEVICE void load(const char *p, float &x, float &y)
+    {
+        const float2 z = *(const float2 *)p;
+        x = z.x, y = z.y;
+    }
     GDN_DEVICE void store(char *p, float x, float y) { *(float2 *)p = make_float2(x, y); }
 };
 template <> struct state_pair<GDN_BF16> {
     GDN_DEVICE void load(const char *p, float &x, float &y, bool there)
     {
-        const uint32_t z = ld_b32_b16(p, there, false);
+        unpack(ld_b32_b16(p, there, false), x, y);
+    }
+    GDN_DEVICE void load(const char *p, float &x, float &y) { unpack(*(const uint32_t *)p, x, y); }
+    GDN_DEVICE void unpack(uint32_t z, float &x, float &y)
+    {
         x = mma_format_bf16::low(z), y = mma_format_bf16::high(z);
     }
     GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_bf16x2(x, y); }
@@ -37,7 +50,11 @@ template <> struct state_pair<GDN_BF16> {
 template <> struct state_pair<GDN_F16> {
     GDN_DEVICE void load(const char *p, float &x, float &y, bool there)
     {
-        const uint32_t z = ld_b32_b16(p, there, false);
+        unpack(ld_b32_b16(p, there, false), x, y);
+    }
+    GDN_DEVICE void load(const char *p, float &x, float &y) { unpack(*(const uint32_t *)p, x, y); }
+    GDN_DEVICE void unpack(uint32_t z, float &x, float &y)
+    {
         x = mma_format_f16::low(z), y = mma_format_f16::high(z);
     }
     GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_f16x2(x, y); }
@@ -71,7 +88,7 @@ GDN_DEVICE void put_part(hopper_share &S, const hopper_part &x, int part)
         if (i / HOPPER_PART == part) S[i] = x[i % HOPPER_PART];
 }
 
-/* A part, to or from the keys from `key` on: in pairs; and element by element. */
+/* A part, to or from the keys from `key` on: pairs at once; and pairs or elements one by one. */
 template <int dtype, bool to>
 GDN_DEVICE void move_pairs(hopper_part &x, const struct state_place &p,
                            const struct state_part &part, int key)
@@ -92,7 +109,7 @@ GDN_DEVICE void move_pairs(hopper_part &x, const struct state_place &p,
 }
 template <int dtype, bool to>
 GDN_DEVICE void move_elements(hopper_part &x, const struct state_place &p,
-                              const struct state_part &part, int key)
+                              const struct state_part &part, int key, bool pairs)
 {
     typedef typename gdn_io<dtype>::type element;
     const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
@@ -101,7 +118,11 @@ GDN_DEVICE void move_elements(hopper_part &x, const struct state_place &p,
         const int v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
         char     *at = p.data + v * p.v_step + k * p.k_step;
         if (v >= part.V || k >= part.K) continue;
-        if (to) {
+        if (pairs && to) {
+            state_pair<dtype>::store(at, x[i], x[i + 1]);
+        } else if (pairs) {
+            state_pair<dtype>::load(at, x[i], x[i + 1]);
+        } else if (to) {
             gdn_io<dtype>::store((element *)at, x[i]);
             if (k + 1 < part.K) gdn_io<dtype>::store((element *)(at + p.k_step), x[i + 1]);
         } else {
@@ -115,10 +136,12 @@ template <int dtype, bool to>
 GDN_DEVICE void move_either(hopper_part &x, const struct state_place &p,
                             const struct state_part &part, int key, bool pairs)
 {
-    if (in_warp(pairs))
+    if (!HOPPER_READS_AT_ONCE)
+        move_elements<dtype, to>(x, p, part, key, pairs);
+    else if (in_warp(pairs))
         move_pairs<dtype, to>(x, p, part, key);
     else
-        move_elements<dtype, to>(x, p, part, key);
+        move_elements<dtype, to>(x, p, part, key, false);
 }
 
 template <bool to>

@@ -94,7 +94,9 @@ static void check_rules(struct check *k)
                         if (op) check_rule(k, &d, GDN_OP_DECODE, 1);
                         d.each = op;
                         check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 3 : 64);
-                        d.each  = false;
+                        d.rows = op;
+                        if (op) check_rule(k, &d, GDN_OP_DECODE, 2);
+                        d.each = d.rows = false;
                         d.exact = state == GDN_F32; /* others round after every token */
                         check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 2 : 37);
                     }

@@ -106,15 +106,20 @@ template <int N> GDN_DEVICE bool four_changes(const struct mma_lane<N> &r)
  * of a row. Of those a warp has two such tiles: as many bytes as of float32. */
 template <int memory, int io> struct four_lines : one_rows<FOUR_K, GDN_F32, io> {
     typedef one_rows<FOUR_K, GDN_F32, io> base;
-    enum { MEMORY = memory, TILES = memory == GDN_F32 ? 1 : 2 };
+    enum {
+        MEMORY    = memory,
+        TILES     = memory == GDN_F32 ? 1 : 2,
+        NEXT_LANE = 16 / (memory == GDN_F32 ? 4 : 2), /* keys from a lane's to the next one's, */
+        NEXT      = memory == GDN_F32 ? 4 * base::LANES : 4, /* from its four to its next four */
+    };
 
-    __device__ __forceinline__ void take_k(const four_lines &from)
+    /* The token that another tile has. */
+    __device__ __forceinline__ void share(const four_lines &from)
     {
-        for (int i = 0; i < base::C * base::E; i++) this->k[i / 4][i % 4] = from.k[i / 4][i % 4];
-    }
-    __device__ __forceinline__ void take_q(const four_lines &from)
-    {
-        for (int i = 0; i < base::C * base::E; i++) this->q[i / 4][i % 4] = from.q[i / 4][i % 4];
+        for (int i = 0; i < base::C * base::E; i++) {
+            this->k[i / 4][i % 4] = from.k[i / 4][i % 4];
+            this->q[i / 4][i % 4] = from.q[i / 4][i % 4];
+        }
     }
 };
 
@@ -185,12 +190,10 @@ GDN_DEVICE void four_share(struct four_shared &sh, const uint32_t (&x)[WORDS])
 template <class Tile>
 GDN_DEVICE void four_take(float (&x)[Tile::C][Tile::E], const struct four_shared &sh, int column)
 {
-    const bool apart = Tile::MEMORY == GDN_F32;
 #pragma unroll
     for (int c = 0; c < Tile::C; c++) {
         uint32_t y[2];
-        lds_v2(y, &sh.x[column][threadIdx.x % Tile::LANES * (apart ? 4 : 8) +
-                                c * (apart ? 4 * Tile::LANES : 4)]);
+        lds_v2(y, &sh.x[column][threadIdx.x % Tile::LANES * Tile::NEXT_LANE + c * Tile::NEXT]);
         for (int e = 0; e < 4; e++) x[c][e] = one_element<Tile::IO>(y[e / 2], e);
     }
 }
@@ -240,7 +243,7 @@ GDN_DEVICE void four_write(Tile (&tiles)[Tile::TILES], const struct four_shared 
             if (__builtin_expect(beta == 0, 0)) one_forget(&first.k[0][0], Tile::C * Tile::E);
 #pragma unroll
             for (int h = 0; h < Tile::TILES; h++) {
-                if (h) tiles[h].take_k(first);
+                if (h) tiles[h].share(first);
                 if (__builtin_expect(alpha == 0, 0))
                     one_forget(&tiles[h].S[0][0][0], Tile::N * Tile::C * 4);
                 one_write(tiles[h], alpha, r.u[h], t);
@@ -262,7 +265,7 @@ GDN_DEVICE void four_reads(Tile (&tiles)[Tile::TILES], struct mma_lane<Tile::TIL
 #pragma unroll
     for (int h = 0; h < Tile::TILES; h++) {
         float p, z;
-        if (h) tiles[h].take_k(tiles[0]), tiles[h].take_q(tiles[0]);
+        if (h) tiles[h].share(tiles[0]);
         one_read(p, z, tiles[h]);
         if ((int)threadIdx.x % 4 == i) r.s[h] = p * f.k, r.z[h] = z * f.q;
     }
@@ -487,41 +490,36 @@ GDN_DEVICE void four_zero(const struct gdn_cu_four &a, const struct one_place &w
                       (first + i % n) * 2) = 0;
 }
 
-/* Blocks: those of a head, then heads, then sequences, as states lie in memory. */
+/* A block of n value columns. Blocks: those of a head, then heads, then sequences, as states lie in
+ * memory. */
+template <int n, void (*decode)(const struct gdn_cu_four &, const struct one_place &, int)>
+GDN_DEVICE void four_block(const struct gdn_cu_four &a)
+{
+    const int        first = blockIdx.x * n;
+    struct one_place w;
+    if (__builtin_expect(four_begin(w, a), 1))
+        decode(a, w, first);
+    else
+        four_zero(a, w, first, n);
+}
+
 template <int dtype, int io> GDN_DEVICE void decode_four_each(const struct gdn_cu_four &a)
 {
     typedef four_lines<dtype, io> Tile;
-    enum { ROWS = Tile::TILES * Tile::ROWS };
-    const int        v = blockIdx.x * ROWS;
-    struct one_place w;
-    if (__builtin_expect(four_begin(w, a), 1))
-        four_rows<Tile>(a, w, v);
-    else
-        four_zero(a, w, v, ROWS);
+    four_block<Tile::TILES * Tile::ROWS, four_rows<Tile>>(a);
 }
 
 template <int dtype, int io> GDN_DEVICE void decode_four_vk(const struct gdn_cu_four &a)
 {
-    if constexpr (dtype == GDN_F32) {
+    if constexpr (dtype == GDN_F32)
         decode_four_each<dtype, io>(a);
-    } else {
-        const int        v = blockIdx.x * MMA_ROWS;
-        struct one_place w;
-        if (__builtin_expect(four_begin(w, a), 1))
-            four_products(a, w, v);
-        else
-            four_zero(a, w, v, MMA_ROWS);
-    }
+    else
+        four_block<MMA_ROWS, four_products>(a);
 }
 
 template <int dtype, int io> GDN_DEVICE void decode_four_kv(const struct gdn_cu_four &a)
 {
-    const int        column = blockIdx.x * FOUR_COLUMNS;
-    struct one_place w;
-    if (__builtin_expect(four_begin(w, a), 1))
-        four_columns(a, w, column);
-    else
-        four_zero(a, w, column, FOUR_COLUMNS);
+    four_block<FOUR_COLUMNS, four_columns>(a);
 }
 
 /* Blocks that an SM is to hold, by measurement. */

@@ -115,12 +115,12 @@ GDN_DEVICE void copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t ba
                  "[%0], [%1], %2, [%3];"
                  : : "r"(to), "r"(from), "r"(bytes), "r"(barrier) : "memory");
 }
-/* A box of a tensor of four dimensions, zeros for what lies outside; and back. */
 /* Brings a map to where copies look for it. */
 GDN_DEVICE void prefetch_map(const void *map)
 {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map));
 }
+/* A box of a tensor of four dimensions, zeros for what lies outside; and back. */
 GDN_DEVICE void copy_tile(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "

@@ -22,20 +22,22 @@
 
 typedef unsigned long long token_mask; /* bit t: token t of a chunk */
 
-/* Of one chunk, in shared memory; a value per token, 0 and 1 past the last. Lengths are in all that
- * say so. */
-template <int chunk> struct chunk_vectors {
+/* Gates of one chunk, in shared memory; a value per token, 0 past the last. */
+template <int chunk> struct chunk_gates {
     float    G[chunk], beta[chunk]; /* G in units of log 2 */
-    float    q_scale[chunk];        /* scale / length of q */
-    float    q_start[chunk];        /* of q . S in the output: exp(G) q_scale; 0 behind a token that
-                                     * forgets */
-    float    k_scale[chunk];        /* 1 / length of k */
-    float    from_start[chunk];     /* of k . S in R: exp(G) / length; likewise */
-    float    to_end[chunk];         /* of u in the state: exp(G_end - G) / length; 0 before one */
     float    decay;                 /* of the state: exp(G_end) or 0 */
     int      n;                     /* tokens that are there */
     uint32_t resets[2], writers[2]; /* tokens that forget; with beta other than 0 */
-    uint32_t dead[2];               /* with a row of L that is not finite */
+};
+
+/* And what they and lengths, which are in all that say so, are factors of; 0 and 1 past the last. */
+template <int chunk> struct chunk_vectors : chunk_gates<chunk> {
+    float    q_scale[chunk];    /* scale / length of q */
+    float    q_start[chunk];    /* of q . S in the output: exp(G) q_scale; 0 behind a token that forgets */
+    float    k_scale[chunk];    /* 1 / length of k */
+    float    from_start[chunk]; /* of k . S in R: exp(G) / length; likewise */
+    float    to_end[chunk];     /* of u in the state: exp(G_end - G) / length; 0 before one */
+    uint32_t dead[2];           /* with a row of L that is not finite */
 };
 static_assert(sizeof(chunk_vectors<64>) <= GDN_PREFILL_VECTORS_BYTES(64), "prefill.h");
 
@@ -132,7 +134,7 @@ GDN_DEVICE float scan_from_resets(float x, bool reset, float before)
 /* Gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a time: it
  * is much code, and nobody waits for it. */
 template <int chunk>
-GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_vectors<chunk> &v,
+GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chunk> &v,
                              const raw_gates<chunk> &raw, const struct gdn_cu_rule &r, int n)
 {
     const int  lane   = threadIdx.x % 32;
@@ -177,10 +179,10 @@ template <int chunk> GDN_DEVICE void fill_tokens(float (&of)[chunk], float x)
     for (int t = threadIdx.x % 32; t < chunk; t += 32) of[t] = x;
 }
 
-/* All but k_scale and q_scale, from expand_gates(); what others write of k, of q, is left to them. */
+/* All but k_scale and q_scale, from expand_gates(). */
 template <int chunk>
 GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>::each],
-                            const struct gdn_cu_rule &r, int n, bool k = true, bool q = true)
+                            const struct gdn_cu_rule &r, int n)
 {
     constexpr int each = raw_gates<chunk>::each;
     const int     lane = threadIdx.x % 32;
@@ -193,11 +195,10 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>
         const int t = lane + 32 * i;
         if (t >= chunk) continue;
         const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(G[i]);
-        v.G[t]            = G[i];
-        if (q) v.q_start[t] = start * r.scale;
-        if (!k) continue;
-        v.from_start[t]   = start;
-        v.to_end[t]       = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - G[i]);
+        v.G[t]          = G[i];
+        v.q_start[t]    = start * r.scale;
+        v.from_start[t] = start;
+        v.to_end[t]     = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - G[i]);
     }
     if (lane != 0) return;
     v.decay   = resets ? 0 : ex2_approx(end);

@@ -18,8 +18,22 @@
  *     the last        T and P (prefill_hopper_solve.cuh, ..._rows.cuh)
  *
  * T and P do not depend on the columns: in a cluster block c % 2 makes those of chunk c and copies them
- * into the other's memory. With a norm, 1 / length of the keys goes with T, of the queries with P: they
+ * into the other's memory. With a norm, lengths of the keys go with T, of the queries with P: they
  * are on the diagonals of K K^T and Q Q^T. In f16 keys are scaled where they lie (prefill_chunk.cuh).
+ *
+ * With G = near + rest the sums of a token's gates, and l the 1 / length of keys, what the state's warps
+ * work on is V / (exp(near) l), and U likewise:
+ *
+ *     R = V / (exp(near) l) - exp(rest) S k        U = T R, T = (I + L)^-1 diag(beta l^2)
+ *     O = exp(rest) o_scale S q + P U              o_scale = exp(near) scale / length(q)
+ *     S <- exp(G_end) (S + U k)
+ *
+ * with L_ij = beta_i l_i^2 exp(rest_i - rest_j) k_i . k_j and P_ij = o_scale_i exp(rest_i - rest_j)
+ * q_i . k_j. All is divided by what it would be a factor of anyway, so roundings are the same, relatively.
+ * But rest (rest_of()) is zero for most chunks: then the U that outputs are of is that which is added to S.
+ * In others, which are `gated`, S <- exp(G_end) S + exp(G_end - rest) U k. And it is the same for all tokens
+ * nearly everywhere: then L and P need no exp. Where it is not, a chunk is `uneven`. What a token gives
+ * depends on those before it alone, in any case.
  *
  * A chunk is handed on by barriers in memory; its number c says where in a ring of places its tiles
  * are and which phase of the barriers is its own. The state's warps alone free K, Q and gates: they
@@ -38,15 +52,20 @@
 
 extern __shared__ __align__(1024) char gdn_shared[];
 
-/* In a cluster lengths are in what who makes T and P has, and sends on. Edges are between blocks of 16
- * tokens: of what is on both sides of one, exp of the gates is a factor up to it and one from there. */
-struct alignas(16) hopper_gates : chunk_vectors<64> {
-    /* exp of the gates from the edge before the token's 16 on, times 1 / length of k, or what q_scale is;
-     * and up to the edge behind them, of k. */
-    float    from_edge[64], q_from_edge[64], to_edge[64];
-    float    between[4][4]; /* [w][s]: exp of those between edge s and the nearer one of block w */
-    uint32_t rare;          /* a token forgets, or every bit of S stays */
+/* In a cluster lengths are in what who makes T and P has, and sends on: two vectors of k, q_start. */
+struct alignas(16) hopper_gates : chunk_gates<64> {
+    alignas(16) float k_scale[64]; /* 1 / length of k */
+    float    v_scale[64];          /* of v in R: 1 / (exp(near) k_scale) */
+    float    o_scale[64];          /* of U in the output: shift exp(near) scale / length of q */
+    float    q_start[64];          /* of S q there: shift exp(G) scale / length; 0 behind a token that
+                                    * forgets */
+    float    from_start[64];       /* of S k in R: exp(rest); likewise */
+    float    to_end[64];           /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
+    float    rest[64];             /* in units of log 2 */
+    uint32_t rare;                 /* HOPPER_RARE, ... */
 };
+/* A token forgets, or every bit of S stays; rest is not zero; it is not the same for all tokens. */
+enum { HOPPER_RARE = 1, HOPPER_GATED = 2, HOPPER_UNEVEN = 4 };
 
 /* The sequence, or what of it is this block's, and where its next checkpoint is, for each warp of
  * the state. */
@@ -228,29 +247,56 @@ GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)
     return HOPPER_DEPTH == 1 ? 1 : (r.V + columns - 1) / columns;
 }
 
+/* What V may be divided by, as a power of two, and where that begins for strong gates; what neither R nor U should reach by that: sums of
+ * products with them have room for more. far: what makes it an infinity, or less. shift: outputs are times
+ * that until they are rounded, so that P is not below f16. */
 template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {
+    static constexpr float    reach = 96, start = 48, most = 0x1p120f, shift = 1;
+    static constexpr uint32_t far = 0x43804380; /* 2^8 */
     GDN_DEVICE uint32_t pair_or_f16(float low, float high, bool f16)
     {
         return f16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
     }
 };
 template <> struct hopper_format<GDN_F16> : mma_format_f16 {
+    static constexpr float    reach = 6, start = 0, most = 65504, shift = 0x1p6f;
+    static constexpr uint32_t far = 0x1c001c00; /* 2^-8 */
     GDN_DEVICE uint32_t pair_or_f16(float low, float high, bool) { return pair(low, high); }
 };
 
-/* Is something of x not finite? */
-template <int io> GDN_DEVICE bool is_tainted(const uint32_t (&x)[16])
+/* Is something of x not finite, or too far? */
+template <int io> GDN_DEVICE bool is_far(const uint32_t (&x)[16])
+{
+    typedef hopper_format<io> format;
+    uint32_t                  taint[2] = { 0, 0 };
+#pragma unroll
+    for (int i = 0; i < 16; i++) taint[i % 2] = format::add(taint[i % 2], x[i], format::far);
+    return (format::taint(format::taint(0, taint[0]), taint[1]) & 0x7fff7fffu) != 0;
+}
+/* Is all of x finite? By a warp. */
+template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
 {
     uint32_t taint[2] = { 0, 0 };
 #pragma unroll
     for (int i = 0; i < 16; i++) taint[i % 2] = hopper_format<io>::taint(taint[i % 2], x[i]);
-    return ((taint[0] | taint[1]) & 0x7fff7fffu) != 0;
+    return !__any_sync(0xffffffff, ((taint[0] | taint[1]) & 0x7fff7fffu) != 0);
 }
-/* By a warp. */
-template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
+
+/* What of a sum of gates is near, and rest. rest is what near may not be, and where the first gate of the
+ * chunk (first) is so strong that there would be much of that, from the start what leaves near more room. */
+template <int io> GDN_DEVICE float start_of(float first)
 {
-    return !__any_sync(0xffffffff, is_tainted<io>(x));
+    return fabsf(first) > 0.5f ? copysignf(hopper_format<io>::start, first) : 0;
+}
+template <int io> GDN_DEVICE float near_of(float G, float first)
+{
+    return fminf(fmaxf(G - start_of<io>(first), -hopper_format<io>::reach), hopper_format<io>::reach);
+}
+template <int io> GDN_DEVICE float rest_of(float G, float first)
+{
+    const float start = start_of<io>(first);
+    return fabsf(G - start) <= hopper_format<io>::reach ? start : G - near_of<io>(G, first);
 }
 
 /* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part

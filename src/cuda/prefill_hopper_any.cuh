@@ -26,7 +26,13 @@ GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int 
     return hopper_format<io>::pair(low, high);
 }
 
-/* R^T: behind a token that forgets V^T whatever S holds; zero where beta is, whatever V holds (G8);
+/* What of R was not finite (slow): whose tokens; and was it far, of what is finite? */
+struct mended {
+    struct spoilt_rows spoilt;
+    bool               slow, far;
+};
+
+/* R^T: behind a token that forgets it is of V^T whatever S holds; zero where beta is, whatever V holds (G8);
  * zeros for what is not finite. v: the warp's columns of the tile. */
 template <int io>
 GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, uint32_t v)
@@ -43,8 +49,8 @@ GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, u
         for (int h = 0; h < 4; h++) {
             const int i = 4 * n + h, t = token_of(2 * i, lane);
             float     x = format::low(r[i]), y = format::high(r[i]);
-            if (are_parted(resets, -1, t)) x = format::low(m[h]);
-            if (are_parted(resets, -1, t + 1)) y = format::high(m[h]);
+            if (are_parted(resets, -1, t)) x = format::low(m[h]) * g.v_scale[t];
+            if (are_parted(resets, -1, t + 1)) y = format::high(m[h]) * g.v_scale[t + 1];
             if (!(writers >> t & 1)) x = 0;
             if (!(writers >> (t + 1) & 1)) y = 0;
             r[i] = mend_pair<io>(s, x, y, i, lane);
@@ -90,14 +96,50 @@ GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
 
 /* ---- A chunk ------------------------------------------------------------------------------------------ */
 
-/* Is T, whose product with what is finite u is? All warps of the warpgroup find the same; and those of
- * two halves, which have the same u. */
-GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const float (&u)[32])
+/* exp(near) of token t. */
+GDN_DEVICE float near_factor(const hopper_gates &g, int t) { return ex2_approx(g.G[t] - g.rest[t]); }
+
+/* Is T, whose product with what is finite u is? And is nothing too far that would not be if V were not
+ * divided (far: of R)? All warps of the warpgroup find the same; and those of two halves, which have the
+ * same u. */
+template <int io>
+GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g, const float (&u)[32],
+                            bool far)
 {
-    float taint[2] = { 0, 0 };
+    constexpr float most = hopper_format<io>::most;
+    const int       lane = rare_lane();
 #pragma unroll
-    for (int i = 0; i < 32; i++) taint[i % 2] = fmaf(u[i], 0, taint[i % 2]);
-    return !in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, taint[0] + taint[1] != 0));
+    for (int i = 0; i < 32; i++) {
+        far |= !is_finite(u[i]);
+        far |= fabsf(u[i]) > most && fabsf(u[i]) * near_factor(g, token_of(i, lane)) <= most;
+    }
+    return !in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, far));
+}
+
+/* Is something of R (r) not finite that would be if V were not divided? v: the warp's columns of it, x:
+ * S^T K^T. */
+template <int io>
+GDN_DEVICE bool is_r_far(const hopper_gates &g, const uint32_t (&r)[16], const float (&x)[32],
+                         uint32_t v)
+{
+    typedef hopper_format<io> format;
+    const int                 lane = rare_lane();
+    bool                      far  = false;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        uint32_t m[4];
+        load_matrices_turned(m, v + 16 * 128 * n);
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            const int      i = 8 * n + e, t = token_of(i, lane);
+            const float    near = near_factor(g, t);
+            const uint32_t pair = m[e / 2], result = r[i / 2];
+            const float    V = e % 2 ? format::high(pair) : format::low(pair);
+            const bool     spoilt = !is_finite(e % 2 ? format::high(result) : format::low(result));
+            far |= spoilt && fabsf(fmaf(g.v_scale[t] * near, V, -near * x[i])) <= format::most;
+        }
+    }
+    return far;
 }
 
 /* Are all keys of chunk c? A weight of zero does not undo them where they are added to S. By each warp of
@@ -124,6 +166,7 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     const struct hopper_block &b      = w.b;
     const hopper_gates        &g      = b.gates(c);
     const token_mask           resets = tokens_of(g.resets);
+    const struct hopper_end end(g, g.n);
     float                      o[32];
     uint32_t                   a[HOPPER_STATE / 2], r[16];
     if (slow) spoil_tokens(u, spoilt, resets);
@@ -134,9 +177,9 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     multiply_turned<io, false>(o, a, w.q(c));
     wgmma_wait<0>();
     if (HOPPER_DEPTH == 2) sum_halves(w, o);
-    scale_tokens(o, factors_of(g.q_start, w.lane));
+    scale_output(w, o, c);
     if (slow) clear_parted(o, g);
-    weigh_some<io>(a, u, g, g.n);
+    weigh_some<io>(a, u, end);
     pack<io>(r, u);
     if (!all_finite<io>(r)) {
         slow   = true;
@@ -144,26 +187,26 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     }
     multiply_turned<io, true>(o, r, b.p(c));
     wgmma_wait<0>();
-    if (!is_idle(g)) {
-        decay_state(S, g.decay, slow);
+    if (!end.is_idle()) {
+        decay_state(S, end.before, slow);
         add_tokens<io>(S, a, w.k(c));
         wgmma_wait<0>();
     }
     if (slow) spoil_tokens(o, spoilt, resets);
     if (HOPPER_DEPTH == 1 || w.half()) put_output<io>(o, b.v(c) + w.v_lane());
+    if (!end.is_idle()) decay_state(S, end.after);
 }
 
-/* U of chunk c, one thing after the other. Was something of R not finite? Then it is of zeros in its
- * place, and spoilt where that was. */
+/* U of chunk c, one thing after the other, of zeros for what is not finite of R. */
 template <int io>
-GDN_DEVICE bool make_mended_u(const struct hopper_state &w, const hopper_share &S, int c,
-                              float (&u)[32], struct spoilt_rows &spoilt)
+GDN_DEVICE struct mended make_mended_u(const struct hopper_state &w, const hopper_share &S, int c,
+                                       float (&u)[32])
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
     const uint32_t             v = b.v(c) + w.v_lane();
     uint32_t                   a[HOPPER_STATE / 2], r[16];
-    spoilt = { { 0, 0 } };
+    struct mended              m = {};
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
     pack<io>(a, S);
@@ -172,23 +215,33 @@ GDN_DEVICE bool make_mended_u(const struct hopper_state &w, const hopper_share &
     b.wait(HOPPER_T_FULL, c);
     wgmma_wait<0>();
     if (HOPPER_DEPTH == 2) sum_halves(w, u);
+    scale_tokens(u, factors_of(g.from_start, w.lane));
     make_rows<io>(r, u, row_terms_of(v, g, w.lane));
-    const bool slow = !all_finite<io>(r);
-    if (slow) spoilt = mend_r<io>(r, g, v);
+    m.slow = !all_finite<io>(r);
+    if (m.slow) {
+        m.far    = is_r_far<io>(g, r, u, v);
+        m.spoilt = mend_r<io>(r, g, v);
+    }
     multiply_turned<io, false>(u, r, b.t(c));
     wgmma_wait<0>();
-    return slow;
+    return m;
+}
+
+/* Can the chunk be mended? Else it goes by tokens. */
+template <int io>
+GDN_DEVICE bool is_mended(const struct hopper_state &w, const float (&u)[32], const struct mended &m, int c)
+{
+    return is_t_finite<io>(w, w.b.gates(c), u, m.far) && !(m.slow && !are_keys_finite<io>(w, c));
 }
 
 /* Chunk c, if T and keys are finite; else nothing has been done. */
 template <int io>
 GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c)
 {
-    float              u[32];
-    struct spoilt_rows spoilt;
-    const bool         slow = make_mended_u<io>(w, S, c, u, spoilt);
-    if (!is_t_finite(w, u) || (slow && !are_keys_finite<io>(w, c))) return false;
-    end_mended<io>(w, S, u, c, spoilt, slow);
+    float         u[32];
+    struct mended m = make_mended_u<io>(w, S, c, u);
+    if (!is_mended<io>(w, u, m, c)) return false;
+    end_mended<io>(w, S, u, c, m.spoilt, m.slow);
     return true;
 }
 

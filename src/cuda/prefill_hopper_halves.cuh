@@ -5,7 +5,7 @@
  * they have for one another goes through a place of each lane's own, the mail, that in a chunk holds
  *
  *     second to first   its part of S^T K^T         first to second   its part of S^T Q^T
- *                                                   then U as a factor of P, and weighed of keys
+ *                                                   then U as a factor of P, and weighed if it is
  *
  * The first makes R and U, the second the output; each adds U to its half of the state. Barriers of
  * the hardware say that mail is there, and where the lane that wrote it writes again, that it was read.
@@ -83,7 +83,7 @@ GDN_DEVICE void sum_halves(const struct hopper_state &w, float (&x)[32])
 }
 
 /* The half's parts of S^T K^T and S^T Q^T, a group each, under way; is the chunk plain? */
-template <int io>
+template <int io, bool gated>
 GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_STATE / 2],
                             float (&x)[32], float (&o)[32], const hopper_share &S, int c)
 {
@@ -93,7 +93,7 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
     b.wait(HOPPER_GATES_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(x, a, w.k(c));
-    if (in_warp(g.rare)) {
+    if (is_other<gated>(g.rare)) {
         wgmma_wait<0>();
         return false;
     }
@@ -104,7 +104,7 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
 
 /* As pass_plain(): chunk c, if it is plain; else nothing has been done. Both halves look at the same
  * gates and the same U. What both do is the same code: they share a cache of it. */
-template <int io>
+template <int io, bool gated>
 GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
@@ -112,13 +112,14 @@ GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, i
     const bool                 first = in_warp(w.half() == 0);
     uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
     float                      o[32], u[32];
-    if (!start_plain<io>(w, a, u, o, S, c)) return false;
+    if (!start_plain<io, gated>(w, a, u, o, S, c)) return false;
     if (first) {
         b.wait(HOPPER_V_FULL, c);
         if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
         wgmma_wait<1>();
         wait_for_other(HOPPER_MAIL_K);
         take_mail<true>(w, u);
+        if (gated) scale_tokens(u, factors_of(g.from_start, w.lane));
         make_rows<io>(r, u, row_terms_of(b.v(c) + w.v_lane(), g, w.lane));
         b.wait(HOPPER_T_FULL, c);
         wgmma_wait<0>();
@@ -126,10 +127,10 @@ GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, i
         put_mail(w, o);
         tell_other(HOPPER_MAIL_Q);
         wgmma_wait<0>();
-        make_factors<io>(y, r, u, factors_of(g.to_end, w.lane));
+        make_factors<io, gated>(y, r, u, g, w.lane);
         wait_for_other(HOPPER_MAIL_READ);
         put_factor<0>(w, y);
-        put_factor<16>(w, r);
+        if (gated) put_factor<16>(w, r);
         tell_other(HOPPER_MAIL_U);
     } else {
         wgmma_wait<1>();
@@ -142,13 +143,13 @@ GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, i
         scale_output(w, o, c);
         wait_for_other(HOPPER_MAIL_U);
         take_factor<0>(w, y);
-        take_factor<16>(w, r);
+        if (gated) take_factor<16>(w, r);
     }
     const float decay = g.decay;
-    if (is_any_tainted<io>(w, y)) return false;
+    if (is_any_far<io>(w, y)) return false;
     release_queries(w, c);
-    decay_state(S, decay, false);
-    add_tokens<io>(S, r, w.k(c));
+    if (gated) decay_state(S, decay);
+    add_tokens<io>(S, gated ? r : y, w.k(c));
     if (first) {
         release_made(w, HOPPER_T_FREE, c);
     } else {
@@ -160,6 +161,7 @@ GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, i
     release(w, HOPPER_GATES_FREE, c);
     wgmma_wait<0>();
     release(w, HOPPER_K_FREE, c);
+    if (!gated) decay_state(S, decay);
     return true;
 }
 

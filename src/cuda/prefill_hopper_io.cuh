@@ -161,27 +161,37 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
 
 /* ---- The warpgroup --------------------------------------------------------------------------------- */
 
-/* What products of keys take, before lengths are in it; G: sums of the gates. */
-GDN_DEVICE void write_edges(hopper_gates &g, const float (&G)[2], float scale, int lane)
+/* Of a chunk of n tokens what is a factor of each, before lengths are in it; G: sums of the gates, resets:
+ * tokens that forget. What others write of k, of q, is left to them. */
+template <int io>
+GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask resets, float scale,
+                              int n, bool k, bool q, int lane)
 {
-    const int w = lane / 4, s = lane % 4; /* from block w's edge that is next to it to edge s, or back */
+    const float first = __shfl_sync(0xffffffff, G[0], 0), most = start_of<io>(first);
+    const float end = __shfl_sync(0xffffffff, n > 32 ? G[1] : G[0], (n - 1) % 32);
+    bool        uneven = false;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const float inside = __shfl_sync(0xffffffff, G[i], 15);
-        const float before = i ? __shfl_sync(0xffffffff, G[0], 31) : 0;
-        const float from   = ex2_approx(G[i] - (lane < 16 ? before : inside));
-        g.from_edge[lane + 32 * i]   = from;
-        g.q_from_edge[lane + 32 * i] = from * scale;
-        g.to_edge[lane + 32 * i]     = ex2_approx(__shfl_sync(0xffffffff, G[i], lane | 15) - G[i]);
+        const int   t = lane + 32 * i;
+        const float near = near_of<io>(G[i], first), rest = rest_of<io>(G[i], first);
+        const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(rest);
+        const float o     = ex2_approx(near) * (scale * hopper_format<io>::shift);
+        uneven |= t < n && !(rest == most);
+        g.G[t]          = G[i];
+        g.rest[t]       = rest;
+        g.from_start[t] = start;
+        g.to_end[t]     = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - rest);
+        if (k) g.v_scale[t] = ex2_approx(-near);
+        if (!q) continue;
+        g.o_scale[t] = o;
+        g.q_start[t] = o * start;
     }
-    const int   later = s < w ? w - 1 : s, sooner = s < w ? s : w;
-    const float to[2] = { __shfl_sync(0xffffffff, G[0], later % 2 * 16 + 15),
-                          __shfl_sync(0xffffffff, G[1], later % 2 * 16 + 15) };
-    const float from[2] = { __shfl_sync(0xffffffff, G[0], sooner % 2 * 16 + 15),
-                            __shfl_sync(0xffffffff, G[1], sooner % 2 * 16 + 15) };
-    if (lane < 16)
-        g.between[w][s] =
-            ex2_approx((later < 2 ? to[0] : to[1]) - (sooner < 2 ? from[0] : from[1]));
+    uneven = in_warp(uneven);
+    if (lane != 0) return;
+    g.n     = n;
+    g.decay = resets ? 0 : ex2_approx(end);
+    g.rare  = ((resets != 0) | is_idle(g) ? HOPPER_RARE : 0) |
+             (uneven || most != 0 ? HOPPER_GATED : 0) | (uneven ? HOPPER_UNEVEN : 0);
 }
 
 /* Of every second chunk from chunk `first` on, by a warp; and what can be said of all of them. */
@@ -194,7 +204,6 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
     start_gates(raw, b.r, b.s(), b.head, c);
     for (int i = c; i < HOPPER_GATES_RING; i += 2) { /* where there are no lengths, these stay */
         if (io == GDN_F16 || !norm) fill_tokens(b.gates(i).k_scale, 1);
-        if (!norm) fill_tokens(b.gates(i).q_scale, b.r.scale);
     }
 #pragma unroll 1
     for (; c < b.n_chunks; c += 2) {
@@ -202,11 +211,12 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
         fetch_gates<2>(raw, b.r); /* early enough: places are rarely free yet */
         b.wait_free(HOPPER_GATES_FREE, c);
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
-        const bool own = b.is_own(c) || !norm; /* factors with lengths come from who makes T and P */
-        write_gates<64>(b.gates(c), G, b.r, b.tokens(c), own || io == GDN_F16, own);
-        write_edges(b.gates(c), G, b.r.scale, lane);
-        if (lane == 0)
-            b.gates(c).rare = (tokens_of(b.gates(c).resets) != 0) | is_idle(b.gates(c));
+        __syncwarp();
+        const bool       own = b.is_own(c) || !norm; /* lengths come from who makes T and P */
+        const token_mask resets = tokens_of(b.gates(c).resets);
+        sum_gates(G, resets);
+        write_factors<io>(b.gates(c), G, resets, b.r.scale, b.tokens(c), own || io == GDN_F16, own,
+                          lane);
         if (io == GDN_F16 && norm) scale_keys<io>(b, c, lane);
         __syncwarp();
         if (!HOPPER_OUTPUTS) {

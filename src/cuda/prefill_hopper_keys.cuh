@@ -3,7 +3,7 @@
  * The state's warps of a kernel without outputs (prefill_segments.cuh): U from zeros and V in the first
  * block of a cluster, M from the identity and zeros for V in the second. Of a chunk that is
  *
- *     R^T = V^T - from_start S^T K^T    U^T = R^T T^T    S^T <- decay S^T + (to_end U)^T K
+ *     R^T = v_scale V^T - S^T K^T    U^T = R^T T^T    S^T <- decay (S^T + U^T K)
  *
  * rounded as where there are outputs.
  */
@@ -13,37 +13,38 @@
 #include "prefill_hopper_any.cuh"
 
 /* As pass_plain(). */
-template <int io>
+template <int io, bool gated>
 GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
-    uint32_t                   a[HOPPER_STATE / 2], r[16];
+    uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
     float                      x[32];
     b.wait(HOPPER_K_FULL, c);
     b.wait(HOPPER_GATES_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(x, a, b.k(c));
     const float decay = g.decay;
-    const bool  other = in_warp(g.rare);
+    const bool  other = is_other<gated>(g.rare);
     b.wait(HOPPER_V_FULL, c);
     b.wait(HOPPER_T_FULL, c);
     const struct row_terms with = row_terms_of(b.v(c) + w.v_lane(), g, w.lane);
     wgmma_wait<0>();
     if (other) return false;
+    if (gated) scale_tokens(x, factors_of(g.from_start, w.lane));
     make_rows<io>(r, x, with);
     multiply_turned<io, false>(x, r, b.t(c));
-    const struct token_factors to_end = factors_of(g.to_end, w.lane);
     wgmma_wait<0>();
-    weigh<io>(r, x, to_end);
-    if (is_any_tainted<io>(w, r)) return false;
-    decay_state(S, decay, false);
-    add_tokens<io>(S, r, b.k(c));
+    make_factors<io, gated>(y, r, x, g, w.lane);
+    if (is_any_far<io>(w, y)) return false;
+    if (gated) decay_state(S, decay);
+    add_tokens<io>(S, gated ? r : y, b.k(c));
     release_made(w, HOPPER_T_FREE, c);
     release(w, HOPPER_V_FREE, c);
     release(w, HOPPER_GATES_FREE, c);
     wgmma_wait<0>();
     release(w, HOPPER_K_FREE, c);
+    if (!gated) decay_state(S, decay);
     return true;
 }
 
@@ -52,27 +53,28 @@ template <int io>
 GDN_DEVICE void end_mended_keys(const struct hopper_state &w, hopper_share &S, float (&u)[32],
                                 int c, const struct spoilt_rows &spoilt, bool slow)
 {
-    const hopper_gates &g = w.b.gates(c);
-    uint32_t            a[16], r[16];
+    const hopper_gates         &g = w.b.gates(c);
+    const struct hopper_end end(g, g.n);
+    uint32_t                    a[16], r[16];
     if (slow) spoil_tokens(u, spoilt, tokens_of(g.resets));
-    weigh_some<io>(a, u, g, g.n);
+    weigh_some<io>(a, u, end);
     pack<io>(r, u);
     slow |= !all_finite<io>(r);
-    if (is_idle(g)) return;
-    decay_state(S, g.decay, slow);
+    if (end.is_idle()) return;
+    decay_state(S, end.before, slow);
     add_tokens<io>(S, a, w.b.k(c));
     wgmma_wait<0>();
+    decay_state(S, end.after);
 }
 
 /* As pass_any(). */
 template <int io>
 GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
-    float              u[32];
-    struct spoilt_rows spoilt;
-    const bool         slow = make_mended_u<io>(w, S, c, u, spoilt);
-    if (is_t_finite(w, u) && !(slow && !are_keys_finite<io>(w, c)))
-        end_mended_keys<io>(w, S, u, c, spoilt, slow);
+    float               u[32];
+    const struct mended m = make_mended_u<io>(w, S, c, u);
+    if (is_mended<io>(w, u, m, c))
+        end_mended_keys<io>(w, S, u, c, m.spoilt, m.slow);
     else
         pass_tokens<io>(w, S, c, 0);
     __syncwarp();
@@ -102,9 +104,12 @@ template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, i
     set_identity(S, b.rank ? 16 * warp : 128, lane);
     int c = 0;
     while (in_warp(c < b.n_chunks)) {
+        const int first = c;
 #pragma unroll 1
-        while (in_warp(c < b.n_chunks) && pass_plain_keys<io>(w, S, c)) c++;
-        if (in_warp(c < b.n_chunks)) pass_any_keys<io>(w, S, c++);
+        while (in_warp(c < b.n_chunks) && pass_plain_keys<io, false>(w, S, c)) c++;
+#pragma unroll 1
+        while (in_warp(c < b.n_chunks) && pass_plain_keys<io, true>(w, S, c)) c++;
+        if (in_warp(c < b.n_chunks && c == first)) pass_any_keys<io>(w, S, c++);
     }
     write_state(S, b.rank ? segment_place(b.a.cut.M, b.r, columns, s.from, b.head)
                           : segment_place(b.a.cut.states, b.r, columns, s.from + 1, b.head),

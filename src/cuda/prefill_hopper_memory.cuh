@@ -14,12 +14,7 @@
 GDN_DEVICE int token_of(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 GDN_DEVICE int rare_lane(void) { return opaque((int)threadIdx.x % 32); }
 
-/* Are all pairs of a part on their way at once, predicated, or each behind a branch, which waits for the
- * one before? Clusters of whole sequences take up to 15 % longer in some runs with the first, which is
- * not understood (docs/hopper-prefill.md). */
-enum { HOPPER_READS_AT_ONCE = HOPPER_CUTS || HOPPER_BLOCKS == 1 || HOPPER_DEPTH == 2 };
-
-/* With `there`: zero if it is not. */
+/* Zero if it is not there. */
 template <int dtype> struct state_pair;
 template <> struct state_pair<GDN_F32> {
     GDN_DEVICE void load(const char *p, float &x, float &y, bool there)
@@ -28,11 +23,6 @@ template <> struct state_pair<GDN_F32> {
         ld_keep_v2(z, p, there);
         x = __uint_as_float(z[0]), y = __uint_as_float(z[1]);
     }
-    GDN_DEVICE void load(const char *p, float &x, float &y)
-    {
-        const float2 z = *(const float2 *)p;
-        x = z.x, y = z.y;
-    }
     GDN_DEVICE void store(char *p, float x, float y) { *(float2 *)p = make_float2(x, y); }
 };
 template <> struct state_pair<GDN_BF16> {
@@ -40,7 +30,6 @@ template <> struct state_pair<GDN_BF16> {
     {
         unpack(ld_b32_b16(p, there, false), x, y);
     }
-    GDN_DEVICE void load(const char *p, float &x, float &y) { unpack(*(const uint32_t *)p, x, y); }
     GDN_DEVICE void unpack(uint32_t z, float &x, float &y)
     {
         x = mma_format_bf16::low(z), y = mma_format_bf16::high(z);
@@ -52,7 +41,6 @@ template <> struct state_pair<GDN_F16> {
     {
         unpack(ld_b32_b16(p, there, false), x, y);
     }
-    GDN_DEVICE void load(const char *p, float &x, float &y) { unpack(*(const uint32_t *)p, x, y); }
     GDN_DEVICE void unpack(uint32_t z, float &x, float &y)
     {
         x = mma_format_f16::low(z), y = mma_format_f16::high(z);
@@ -109,7 +97,7 @@ GDN_DEVICE void move_pairs(hopper_part &x, const struct state_place &p,
 }
 template <int dtype, bool to>
 GDN_DEVICE void move_elements(hopper_part &x, const struct state_place &p,
-                              const struct state_part &part, int key, bool pairs)
+                              const struct state_part &part, int key)
 {
     typedef typename gdn_io<dtype>::type element;
     const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
@@ -118,11 +106,7 @@ GDN_DEVICE void move_elements(hopper_part &x, const struct state_place &p,
         const int v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
         char     *at = p.data + v * p.v_step + k * p.k_step;
         if (v >= part.V || k >= part.K) continue;
-        if (pairs && to) {
-            state_pair<dtype>::store(at, x[i], x[i + 1]);
-        } else if (pairs) {
-            state_pair<dtype>::load(at, x[i], x[i + 1]);
-        } else if (to) {
+        if (to) {
             gdn_io<dtype>::store((element *)at, x[i]);
             if (k + 1 < part.K) gdn_io<dtype>::store((element *)(at + p.k_step), x[i + 1]);
         } else {
@@ -136,12 +120,10 @@ template <int dtype, bool to>
 GDN_DEVICE void move_either(hopper_part &x, const struct state_place &p,
                             const struct state_part &part, int key, bool pairs)
 {
-    if (!HOPPER_READS_AT_ONCE)
-        move_elements<dtype, to>(x, p, part, key, pairs);
-    else if (in_warp(pairs))
+    if (in_warp(pairs))
         move_pairs<dtype, to>(x, p, part, key);
     else
-        move_elements<dtype, to>(x, p, part, key, false);
+        move_elements<dtype, to>(x, p, part, key);
 }
 
 template <bool to>

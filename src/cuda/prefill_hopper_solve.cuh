@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * T of a chunk (prefill_chunk.cuh) and P, by a warpgroup. T as (I + B A)^-1 B with B = diag(beta) and
- * A_ij = exp(G_i - G_j) k_i . k_j for j < i. What products of keys become is in prefill_hopper_rows.cuh;
- * here is the inverse, from a square of -(B A)^T.
+ * T of a chunk and P (prefill_hopper.cuh), by a warpgroup. T as (I + B A)^-1 B with B = diag(beta) and
+ * A_ij = exp(rest_i - rest_j) k_i . k_j for j < i. With a norm beta / length^2 is in place of beta. What
+ * products of keys become is in prefill_hopper_rows.cuh; here is the inverse, from a square of -(B A)^T.
  *
  * Blocks of 16 x 16: those of the diagonal by their halves, these by substitution in float32, a lane
  * per column; warp w then has block column w and goes down, T_rw = D_r sum of L_rj T_jw, in products on
  * T^T with factors of f16 and sums of float32. Where a number is beyond f16, or not finite before,
- * it stays so in T: then the state's warps find a u that is not finite (prefill_hopper_tokens.cuh).
+ * it stays so in T: then the state's warps find a u that is not finite (prefill_hopper_tokens.cuh). So it is
+ * made where lengths of keys are so far apart that others would be below f16.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_SOLVE_CUH
 #define GDN_CUDA_PREFILL_HOPPER_SOLVE_CUH
@@ -126,7 +127,8 @@ template <int io>
 GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &g, uint32_t tile)
 {
     const uint32_t at = block_lane(w.lane);
-    const float    beta[2] = { g.beta[16 * w.warp + w.lane / 4], g.beta[16 * w.warp + w.lane / 4 + 8] };
+    const float    beta[2] = { beta_of(g, 16 * w.warp + w.lane / 4),
+                               beta_of(g, 16 * w.warp + w.lane / 4 + 8) };
     uint32_t       x[4][4]; /* factors, from the diagonal down */
     float          product[2][4];
     load_matrices(x[0], w.rows + (at ^ (uint32_t)w.warp << 5));
@@ -187,41 +189,56 @@ GDN_DEVICE float find_square(const float *x, int warp, int lane)
     return lane % 16 < 8 ? first : second;
 }
 
+/* Are keys of the chunk so much longer than others that products of both, divided by the square of the
+ * longer, are below what f16 has? */
+GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, int lane)
+{
+    const uint32_t a = __float_as_uint(g.k_scale[lane]), b = __float_as_uint(g.k_scale[lane + 32]);
+    const float    longest  = __uint_as_float(__reduce_min_sync(0xffffffff, min(a, b)));
+    const float    shortest = __uint_as_float(__reduce_max_sync(0xffffffff, max(a, b)));
+    return !(shortest <= 4096 * longest);
+}
+
 /* Lengths of the warp's keys, from K K^T (x), and queries, from Q Q^T (x + 32), half a warp each. In f16
- * keys have been scaled. */
+ * keys have been scaled. Are those of keys apart? */
 template <int io, bool keys, bool queries>
-GDN_DEVICE void write_lengths(const struct hopper_solver &w, hopper_gates &g, const float (&x)[64])
+GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, const float (&x)[64])
 {
     const int   t = 16 * w.warp + w.lane % 16;
     const bool  query = queries && (!keys || w.lane >= 16);
     const float k = keys ? find_square(x, w.warp, w.lane) : 0;
     const float q = queries ? find_square(x + 32, w.warp, w.lane) : 0;
-    const float length = t < g.n ? inverse_length(query ? q : k, w.b.r.norm, w.b.r.norm_eps) : 1;
+    const float square = query ? q : k; /* where it is zero a length has no say */
+    const float length = square == 0 ? 1 : norm_length(square, w.b.r.norm, w.b.r.norm_eps);
     if (query && (keys || w.lane < 16)) {
-        g.q_scale[t] = w.b.r.scale * length;
-        g.q_from_edge[t] *= length;
-        g.q_start[t] *= length;
+        g.o_scale[t] *= 1 / length;
+        g.q_start[t] *= 1 / length;
     }
     if (keys && io != GDN_F16 && w.lane < 16) {
-        g.k_scale[t] = length;
-        g.from_edge[t] *= length;
-        g.to_edge[t] *= length;
-        g.from_start[t] *= length;
-        g.to_end[t] *= length;
+        g.k_scale[t] = 1 / length;
+        g.v_scale[t] *= length;
     }
     w.wait(); /* columns take those of all warps */
+    return keys && io != GDN_F16 && are_lengths_apart(g, w.lane);
 }
 
-/* What is below the diagonal into the square; P of chunk c. Products (x) are under way. */
+/* What is below the diagonal into the square; P of chunk c. Products (x) are under way. Where lengths of keys
+ * are apart T is made of nothing. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates &g, const float (&x)[64],
-                              int c)
+                              int c, bool apart = false)
 {
-    const bool resets = tokens_of(g.resets) != 0;
+    const bool resets = tokens_of(g.resets) != 0, uneven = in_warp(g.rare & HOPPER_UNEVEN);
+    const int  row    = 16 * w.warp + w.lane / 4;
+    const float nan   = __int_as_float(0x7fffffff);
+    const float f[2]  = { apart ? nan : -beta_of(g, row), apart ? nan : -beta_of(g, row + 8) };
     if (queries) w.b.wait_free(HOPPER_P_FREE, c);
-    const struct hopper_rows r = find_rows(g, w.warp, w.lane);
     wgmma_wait<0>();
-    write_columns<io, keys, queries>(g, r, x, w.square, w.b.p(c), w.warp, w.lane);
+    write_columns<io, keys, queries>(g, f, x, w.square, w.b.p(c), w.warp, w.lane);
+    if (keys && uneven)
+        gate_columns<hopper_format<io>>(g, w.square, 0, w.warp + 1, w.warp, w.lane, true);
+    if (queries && uneven)
+        gate_columns<hopper_format<io>>(g, w.b.p(c), w.warp, 4, w.warp, w.lane, false);
     if (keys && resets) part_columns(g, w.square, w.warp, w.lane);
     if (queries && resets) part_columns(g, w.b.p(c), w.warp, w.lane);
     __syncwarp();
@@ -243,10 +260,10 @@ GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int
     if (w.lane == 0) {
         const uint32_t full = b.other(b.of(HOPPER_T_FULL, c)), k_scale = shared_address(g.k_scale);
         const bool     lengths = io != GDN_F16 && b.r.norm != GDN_NORM_NONE;
-        mbarrier_expect_cluster(full, HOPPER_TILE + (lengths ? 3 * 64 * 4 : 0));
+        mbarrier_expect_cluster(full, HOPPER_TILE + (lengths ? 2 * 64 * 4 : 0));
         copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
-        if (lengths) /* with from_start and to_end */
-            copy_to_block(b.other(k_scale), k_scale, 3 * 64 * 4, full);
+        if (lengths) /* with v_scale */
+            copy_to_block(b.other(k_scale), k_scale, 2 * 64 * 4, full);
     }
     __syncwarp();
 }
@@ -272,13 +289,14 @@ GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, floa
     __syncwarp();
 }
 
-/* K K^T of chunk c, and K Q^T where it does not come late, under way; lengths. */
+/* K K^T of chunk c, and K Q^T where it does not come late, under way; lengths. Are those of keys apart? */
 template <int io>
-GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
+GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {
     constexpr bool             both = HOPPER_OUTPUTS && !HOPPER_LATE;
     const struct hopper_block &b    = w.b;
     const bool                 norm = b.r.norm != GDN_NORM_NONE;
+    bool                       apart = false;
     float (&first)[32]  = *(float (*)[32])x;
     float (&second)[32] = *(float (*)[32])(x + 32);
     b.wait_both(HOPPER_K_FULL, HOPPER_GATES_FULL, c);
@@ -288,19 +306,20 @@ GDN_DEVICE void multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
             multiply_tiles<io>(first, b.k(c), b.k(c));
             multiply_tiles<io>(second, b.q(c), b.q(c));
             wgmma_wait<0>();
-            write_lengths<io, true, both>(w, g, x);
+            apart = write_lengths<io, true, both>(w, g, x);
         }
         multiply_tiles<io>(x, b.k(c), b.k(c)); /* and of Q; with a norm K K^T once more */
-        return;
+        return apart;
     }
     multiply_tiles<io>(first, b.k(c), b.k(c));
     if (both) b.wait(HOPPER_Q_FULL, c);
     if (norm && (both || io != GDN_F16)) {
         if (both) multiply_tiles<io>(second, b.q(c), b.q(c));
         wgmma_wait<0>();
-        write_lengths<io, true, both>(w, g, x);
+        apart = write_lengths<io, true, both>(w, g, x);
     }
     if (both) multiply_tiles<io>(second, b.k(c), b.q(c));
+    return apart;
 }
 
 /* What warps know that make T of one chunk, number i of those that have a square. */
@@ -319,9 +338,9 @@ GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp,
     for (int c = (int)b.rank + solver; c < b.n_chunks; c += HOPPER_TURN) {
         hopper_gates &g = b.gates(c);
         float         x[64];
-        multiply_chunk<io>(w, g, x, c);
+        const bool    apart = multiply_chunk<io>(w, g, x, c);
         w.wait(); /* all have done with the square */
-        make_products<io, true, HOPPER_OUTPUTS && !HOPPER_LATE>(w, g, x, c);
+        make_products<io, true, HOPPER_OUTPUTS && !HOPPER_LATE>(w, g, x, c, apart);
         invert_block(w);
         w.wait(); /* the inverses are there */
         make_t<io>(w, g, c);
@@ -343,9 +362,9 @@ template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int 
             const struct hopper_solver w = solver_of(b, i, warp, opaque(lane));
             hopper_gates              &g = b.gates(c + i);
             float                      x[64];
-            multiply_chunk<io>(w, g, x, c + i);
+            const bool                 apart = multiply_chunk<io>(w, g, x, c + i);
             if (i == 0) w.wait(); /* all have done with the squares */
-            make_products<io, true, true>(w, g, x, c + i);
+            make_products<io, true, true>(w, g, x, c + i, apart);
         }
         invert_block(first);
         first.wait(); /* the inverses are there */

@@ -4,11 +4,12 @@
  * element 4 i + 2 r + e of a thread being column g + 8 r and key 8 i + 2 t + e (g = lane / 4,
  * t = lane % 4). A chunk is five products whose first factor is always in registers:
  *
- *     R^T = V^T - from_start S^T K^T    U^T = R^T T^T    O^T = q_start S^T Q^T + U^T P^T
- *     S^T <- decay S^T + (to_end U)^T K
+ *     R^T = v_scale V^T - S^T K^T    U^T = R^T T^T    O^T = q_start S^T Q^T + U^T P^T
+ *     S^T <- decay (S^T + U^T K)
  *
- * All four warps take part in each product. Plain chunks have a loop of their own, where products
- * overlap; any other takes pass_any() (prefill_hopper_any.cuh). Where two warpgroups have half of the
+ * (and of gated chunks what prefill_hopper.cuh says). All four warps take part in each product. Plain chunks
+ * have a loop of their own, where products overlap, and gated ones another; any other chunk
+ * takes pass_any() (prefill_hopper_any.cuh). Where two warpgroups have half of the
  * keys each (HOPPER_DEPTH), the same lanes have the same columns, and sums over keys are of both
  * (prefill_hopper_halves.cuh).
  */
@@ -108,7 +109,7 @@ GDN_DEVICE struct token_factors factors_of(const float (&from)[64], int lane)
     return f;
 }
 
-/* What R^T is made of beside the products with K: V^T and from_start. v: the warp's columns of V. */
+/* What R^T is made of beside the products with K: V^T and v_scale. v: the warp's columns of V. */
 struct row_terms {
     uint32_t             v[4][4];
     struct token_factors f;
@@ -122,7 +123,7 @@ GDN_DEVICE struct row_terms row_terms_of(uint32_t v, const hopper_gates &g, int 
 {
     struct row_terms x;
     load_columns(x.v, v);
-    x.f = factors_of(g.from_start, lane);
+    x.f = factors_of(g.v_scale, lane);
     return x;
 }
 template <int io>
@@ -133,8 +134,8 @@ GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], const struct 
     for (int i = 0; i < 16; i++) {
         const float2 f = with.f.of[i / 2];
         const uint32_t v = with.v[i / 4][i % 4];
-        r[i] = format::pair(fmaf(-f.x, x[2 * i], format::low(v)),
-                            fmaf(-f.y, x[2 * i + 1], format::high(v)));
+        r[i] = format::pair(fmaf(f.x, format::low(v), -x[2 * i]),
+                            fmaf(f.y, format::high(v), -x[2 * i + 1]));
     }
 }
 
@@ -146,7 +147,8 @@ GDN_DEVICE void scale_tokens(float (&x)[32], const struct token_factors &f)
 }
 
 /* decay S; by selection (G7) where something may not be finite. */
-template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select)
+template <int n>
+GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select = false)
 {
 #pragma unroll
     for (int i = 0; i < n; i++) S[i] *= decay;
@@ -154,6 +156,35 @@ template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay, bool se
 #pragma unroll
     for (int i = 0; i < n; i++) S[i] = 0;
 }
+
+/* How the first n tokens of a chunk end, which is gated or not as if there were no others: S is multiplied
+ * by `before`, then U is added, token t times of(), and then it is multiplied by `after`. By a warp. */
+struct hopper_end {
+    const hopper_gates &g;
+    int                 n;
+    bool                gated;
+    float               before, after;
+
+    __device__ __forceinline__ hopper_end(const hopper_gates &gates, int tokens)
+        : g(gates), n(tokens), gated(false)
+    {
+        const float decay = ex2_approx(g.G[n - 1]);
+        for (int t = rare_lane(); t < n; t += 32) gated |= !(g.rest[t] == 0);
+        gated  = in_warp(gated);
+        before = are_parted(tokens_of(g.resets), -1, n - 1) ? 0 : gated ? decay : 1;
+        after  = gated ? 1 : decay;
+    }
+    __device__ __forceinline__ float of(int t) const
+    {
+        if (t >= n || are_parted(tokens_of(g.resets), t, n - 1)) return 0;
+        return gated ? ex2_approx(g.G[n - 1] - g.rest[t]) : 1;
+    }
+    /* Every bit of S stays (G9). */
+    __device__ __forceinline__ bool is_idle() const
+    {
+        return before * after == 1 && !(tokens_of(g.writers) & tokens_below(n));
+    }
+};
 
 /* w = to_end U. */
 template <int io>
@@ -166,15 +197,15 @@ GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const struct toke
     }
 }
 
-/* The same for the state after the first n tokens, zero by selection. */
+/* The same for another end, zero by selection. */
 template <int io, int m>
-GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const hopper_gates &g, int n)
+GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const struct hopper_end &end)
 {
     const int lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const int    t = token_of(2 * i, lane);
-        const float2 f = make_float2(end_factor(g, t, n), end_factor(g, t + 1, n));
+        const float2 f = make_float2(end.of(t), end.of(t + 1));
         w[i] = hopper_format<io>::pair(f.x == 0 ? 0 : f.x * u[2 * i],
                                        f.y == 0 ? 0 : f.y * u[2 * i + 1]);
     }
@@ -187,9 +218,12 @@ GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
     typedef hopper_format<io> format;
 #pragma unroll
     for (int n = 0; n < 4; n++) {
-        const float *x = o + 8 * n;
-        store_matrices_turned(v + 16 * 128 * n, format::pair(x[0], x[1]), format::pair(x[2], x[3]),
-                              format::pair(x[4], x[5]), format::pair(x[6], x[7]));
+        uint32_t y[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            y[i] = format::pair(o[8 * n + 2 * i] * (1 / format::shift),
+                                o[8 * n + 2 * i + 1] * (1 / format::shift));
+        store_matrices_turned(v + 16 * 128 * n, y[0], y[1], y[2], y[3]);
     }
 }
 
@@ -217,25 +251,24 @@ template <int io>
 GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
                             int c, int n, const struct state_place &to)
 {
-    const hopper_gates &g     = w.b.gates(c);
-    const float         decay = end_decay(g, n);
-    const bool          idle  = decay == 1 && !(tokens_of(g.writers) & tokens_below(n));
-    uint32_t            a[16];
-    weigh_some<io>(a, u, g, n);
+    const struct hopper_end end(w.b.gates(c), n);
+    uint32_t                    a[16];
+    weigh_some<io>(a, u, end);
 #pragma unroll 1
     for (int part = 0; part < HOPPER_PARTS; part++) {
         const uint32_t keys = wgmma_place(w.scratch(c) + w.group * HOPPER_TILE + part % 2 * 64);
         hopper_part    x;
         take_part(x, S, part);
         if (part % 2 == 0) copy_keys(w, c, n, part / 2);
-        if (!idle) {
-            decay_state(x, decay, true);
+        if (!end.is_idle()) {
+            decay_state(x, end.before, true);
             wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 wgmma<io>::add_columns(x, a + 4 * i, wgmma_factor(keys + i * (16 * 128 / 16)));
             wgmma_commit();
             wgmma_wait<0>();
+            decay_state(x, end.after);
         }
         if (HOPPER_DEPTH == 2) {
             struct state_place half = to;
@@ -343,13 +376,13 @@ template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float 
     for (int i = 0; i < n / 2; i++) y[i] = hopper_format<io>::pair(x[2 * i], x[2 * i + 1]);
 }
 
-/* U as a factor of P, and weighed of keys. */
-template <int io>
+/* U as a factor of P (y), and of keys where that is another: in a gated chunk it is weighed (r). */
+template <int io, bool gated>
 GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (&u)[32],
-                             const struct token_factors &to_end)
+                             const hopper_gates &g, int lane)
 {
     pack<io>(y, u);
-    weigh<io>(r, u, to_end);
+    if (gated) weigh<io>(r, u, factors_of(g.to_end, lane));
 }
 
 /* The output of a chunk, whose product with P has ended, to where V was, for who stores it. */
@@ -362,6 +395,18 @@ GDN_DEVICE void hand_out(const struct hopper_state &w, const float (&o)[32], int
     release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
 }
 
+/* Is something of U not finite, or too far, in one of the warpgroup's warps? */
+template <int io> GDN_DEVICE bool is_any_far(const struct hopper_state &w, const uint32_t (&u)[16])
+{
+    return in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_far<io>(u)));
+}
+
+/* A chunk for another loop. */
+template <bool gated> GDN_DEVICE bool is_other(uint32_t rare)
+{
+    return in_warp(gated ? (rare & ~HOPPER_UNEVEN) != HOPPER_GATED : rare != 0);
+}
+
 /* What the queries see of S; with a norm their lengths come with P. */
 GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c)
 {
@@ -369,32 +414,28 @@ GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c
     scale_tokens(o, factors_of(w.b.gates(c).q_start, w.lane));
 }
 
-/* Is something of U not finite, in one of the warpgroup's warps? */
-template <int io> GDN_DEVICE bool is_any_tainted(const struct hopper_state &w, const uint32_t (&u)[16])
-{
-    return in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_tainted<io>(u)));
-}
-
-/* The rest of a plain chunk, from U as a factor of P (y) and weighed (r), and what the queries see of S (o);
- * if something of U is not finite, nothing has been done. */
-template <int io>
+/* The rest of a plain chunk, from U as a factor of P (y) and of keys (r, or y), and what the queries see of
+ * S (o); if something of U is not finite, nothing has been done. */
+template <int io, bool gated>
 GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, float (&o)[32],
-                          const uint32_t (&y)[16], const uint32_t (&r)[16], int c, uint32_t v,
-                          float decay)
+                          const uint32_t (&y)[16], const uint32_t (&r)[16], int c, uint32_t v)
 {
     const struct hopper_block &b = w.b;
+    const hopper_gates        &g = b.gates(c);
     b.wait(HOPPER_P_FULL, c);
-    if (is_any_tainted<io>(w, y)) return false;
+    if (is_any_far<io>(w, y)) return false;
     multiply_turned<io, true>(o, y, b.p(c));
-    decay_state(S, decay, false);
-    add_tokens<io>(S, r, b.k(c));
+    if (gated) decay_state(S, g.decay);
+    add_tokens<io>(S, gated ? r : y, b.k(c));
     release_made(w, HOPPER_T_FREE, c);
     release(w, HOPPER_Q_FREE, c);
+    const float decay = g.decay;
     wgmma_wait<1>();
     hand_out<io>(w, o, c, v);
     release(w, HOPPER_GATES_FREE, c);
     wgmma_wait<0>();
     release(w, HOPPER_K_FREE, c);
+    if (!gated) decay_state(S, decay);
     return true;
 }
 
@@ -404,7 +445,8 @@ GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, float (
  * beside it. What is not finite in S, R or T leaves no column of U finite, so that one look at U is
  * enough.
  */
-template <int io> GDN_DEVICE bool pass_plain(const struct hopper_state &w, hopper_share &S, int c)
+template <int io, bool gated>
+GDN_DEVICE bool pass_plain(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
@@ -412,38 +454,38 @@ template <int io> GDN_DEVICE bool pass_plain(const struct hopper_state &w, hoppe
     float                      o[32], u[32];
     struct row_terms           with;
     b.wait_both(HOPPER_K_FULL, HOPPER_GATES_FULL, c);
-    const uint32_t rare  = g.rare;
-    const float    decay = g.decay;
+    const uint32_t rare = g.rare;
     pack<io>(a, S);
     multiply_turned<io, false>(o, a, b.k(c));
-    const bool     other = in_warp(rare);
+    const bool     other = is_other<gated>(rare);
     const uint32_t v     = b.v(c) + w.v_lane();
-    with.f = factors_of(g.from_start, w.lane); /* while products go on */
+    with.f = factors_of(g.v_scale, w.lane); /* while products go on */
     b.wait(HOPPER_V_FULL, c);
     load_columns(with.v, v);
     if (b.r.norm != GDN_NORM_NONE) { /* lengths come with T */
         b.wait(HOPPER_T_FULL, c);
-        with.f = factors_of(g.from_start, w.lane);
+        with.f = factors_of(g.v_scale, w.lane);
     }
     wgmma_wait<0>();
     if (other) return false;
+    if (gated) scale_tokens(o, factors_of(g.from_start, w.lane));
     make_rows<io>(r, o, with);
     b.wait(HOPPER_T_FULL, c);
     multiply_turned<io, false>(u, r, b.t(c));
     b.wait(HOPPER_Q_FULL, c);
     multiply_turned<io, false, true>(o, a, b.q(c));
-    const struct token_factors to_end = factors_of(g.to_end, w.lane);
     wgmma_wait<1>();
-    make_factors<io>(y, r, u, to_end);
+    make_factors<io, gated>(y, r, u, g, w.lane);
     wgmma_wait<0>();
     scale_output(w, o, c);
-    return end_plain<io>(w, S, o, y, r, c, v, decay);
+    return end_plain<io, gated>(w, S, o, y, r, c, v);
 }
 
 /* The same where K and Q are one factor of 128 rows: fewer instructions, and a product of 128 columns leaves
  * others more of the registers' time. There are no registers for more; the other warpgroup fills the
  * time. */
-template <int io> GDN_DEVICE bool pass_stacked(const struct hopper_state &w, hopper_share &S, int c)
+template <int io, bool gated>
+GDN_DEVICE bool pass_stacked(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
@@ -452,37 +494,41 @@ template <int io> GDN_DEVICE bool pass_stacked(const struct hopper_state &w, hop
     float (&x)[32] = *(float (*)[32])xo;
     float (&o)[32] = *(float (*)[32])(xo + 32);
     b.wait_both(HOPPER_K_FULL, HOPPER_GATES_FULL, c);
-    const uint32_t rare  = g.rare;
-    const float    decay = g.decay;
+    const uint32_t rare = g.rare;
     pack<io>(a, S);
     b.wait(HOPPER_Q_FULL, c);
     multiply_turned<io, false>(xo, a, b.k(c));
-    const bool     other = in_warp(rare);
+    const bool     other = is_other<gated>(rare);
     const uint32_t v     = b.v(c) + w.v_lane();
     b.wait(HOPPER_V_FULL, c);
     if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with T */
     wgmma_wait<0>();
     if (other) return false;
+    if (gated) scale_tokens(x, factors_of(g.from_start, w.lane));
     make_rows<io>(r, x, row_terms_of(v, g, w.lane));
     b.wait(HOPPER_T_FULL, c);
     multiply_turned<io, false>(u, r, b.t(c));
     scale_output(w, o, c);
     wgmma_wait<0>();
-    make_factors<io>(y, r, u, factors_of(g.to_end, w.lane));
-    return end_plain<io>(w, S, o, y, r, c, v, decay);
+    make_factors<io, gated>(y, r, u, g, w.lane);
+    return end_plain<io, gated>(w, S, o, y, r, c, v);
 }
 
 /* Where keys have two halves (prefill_hopper_halves.cuh). */
-GDN_DEVICE void                   sum_halves(const struct hopper_state &w, float (&x)[32]);
-template <int io> GDN_DEVICE bool pass_plain_half(const struct hopper_state &, hopper_share &S, int c);
+GDN_DEVICE void sum_halves(const struct hopper_state &w, float (&x)[32]);
+template <int io, bool gated>
+GDN_DEVICE bool pass_plain_half(const struct hopper_state &, hopper_share &S, int c);
 
 /* Chunk c, if it is plain; else nothing has been done. */
-template <int io> GDN_DEVICE bool pass(const struct hopper_state &w, hopper_share &S, int c)
+template <int io, bool gated>
+GDN_DEVICE bool pass(const struct hopper_state &w, hopper_share &S, int c)
 {
-    if constexpr (HOPPER_STACKED)
-        return pass_stacked<io>(w, S, c);
+    if constexpr (HOPPER_DEPTH == 2)
+        return pass_plain_half<io, gated>(w, S, c);
+    else if constexpr (HOPPER_STACKED)
+        return pass_stacked<io, gated>(w, S, c);
     else
-        return pass_plain<io>(w, S, c);
+        return pass_plain<io, gated>(w, S, c);
 }
 
 /* Any chunk, of which t tokens have been passed by themselves (prefill_hopper_any.cuh); returns how many
@@ -516,13 +562,12 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     }
     int c = 0, mark = next_mark(w); /* mark < 0: so many tokens of chunk c have been passed */
     for (;;) {
-        if constexpr (HOPPER_DEPTH == 2) {
+        const int first = c;
 #pragma unroll 1
-            while (in_warp(c < mark) && pass_plain_half<io>(w, S, c)) c++;
-        } else {
+        while (in_warp(c < mark) && pass<io, false>(w, S, c)) c++;
 #pragma unroll 1
-            while (in_warp(c < mark) && pass<io>(w, S, c)) c++;
-        }
+        while (in_warp(c < mark) && pass<io, true>(w, S, c)) c++;
+        if (in_warp(c != first && c < mark)) continue;
         if (in_warp(c == b.n_chunks)) break;
         int           t = mark < 0 ? -mark : 0;
         const int64_t n = (int64_t)c * 64 + t;

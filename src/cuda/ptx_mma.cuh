@@ -68,17 +68,17 @@ GDN_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* z + 0 x, two elements at a time: NaN once an x is not finite. */
-GDN_DEVICE uint32_t taint_bf16(uint32_t z, uint32_t x)
+/* z + f x, two elements at a time. With f = 0: NaN once an x is not finite. */
+GDN_DEVICE uint32_t add_bf16x2(uint32_t z, uint32_t x, uint32_t f)
 {
     uint32_t y;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0), "r"(z));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(f), "r"(z));
     return y;
 }
-GDN_DEVICE uint32_t taint_f16(uint32_t z, uint32_t x)
+GDN_DEVICE uint32_t add_f16x2(uint32_t z, uint32_t x, uint32_t f)
 {
     uint32_t y;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0), "r"(z));
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(f), "r"(z));
     return y;
 }
 

@@ -27,14 +27,17 @@ GDN_DEVICE int64_t pool_at(const struct gdn_pool_view &view, int64_t slot, int64
     return slot * view.slot + head * view.head;
 }
 
-/* 1 / the length of x in the formula of `norm`. */
+/* What x is divided by in the formula of `norm`, which is one; and 1 / that, or 1. */
+GDN_DEVICE float norm_length(float sum_of_squares, int norm, float eps)
+{
+    const float length = sqrtf(norm == GDN_NORM_L2 ? sum_of_squares + eps : sum_of_squares);
+    return norm == GDN_NORM_L2_ADD   ? length + eps
+           : norm == GDN_NORM_L2_MAX ? fmaxf(length, eps)
+                                     : length;
+}
 GDN_DEVICE float inverse_length(float sum_of_squares, int norm, float eps)
 {
-    if (norm == GDN_NORM_NONE) return 1;
-    const float length = sqrtf(norm == GDN_NORM_L2 ? sum_of_squares + eps : sum_of_squares);
-    return 1 / (norm == GDN_NORM_L2_ADD   ? length + eps
-                : norm == GDN_NORM_L2_MAX ? fmaxf(length, eps)
-                                          : length);
+    return norm == GDN_NORM_NONE ? 1 : 1 / norm_length(sum_of_squares, norm, eps);
 }
 
 /* log alpha of a raw gate a. */

@@ -33,7 +33,8 @@ template <int chunk> struct chunk_gates {
 /* And what they and lengths, which are in all that say so, are factors of; 0 and 1 past the last. */
 template <int chunk> struct chunk_vectors : chunk_gates<chunk> {
     float    q_scale[chunk];    /* scale / length of q */
-    float    q_start[chunk];    /* of q . S in the output: exp(G) q_scale; 0 behind a token that forgets */
+    float    q_start[chunk];    /* of q . S in the output: exp(G) q_scale; 0 behind a token that
+                                 * forgets */
     float    k_scale[chunk];    /* 1 / length of k */
     float    from_start[chunk]; /* of k . S in R: exp(G) / length; likewise */
     float    to_end[chunk];     /* of u in the state: exp(G_end - G) / length; 0 before one */

@@ -247,9 +247,9 @@ GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)
     return HOPPER_DEPTH == 1 ? 1 : (r.V + columns - 1) / columns;
 }
 
-/* What V may be divided by, as a power of two, and where that begins for strong gates; what neither R nor U should reach by that: sums of
- * products with them have room for more. far: what makes it an infinity, or less. shift: outputs are times
- * that until they are rounded, so that P is not below f16. */
+/* reach: what V may be divided by, as a power of two; start: where that begins for strong gates. most: what
+ * neither R nor U should get to by it, as sums of products with them need room; far: what makes it an
+ * infinity, or less. shift: outputs are times that until they are rounded, so that P is not below f16. */
 template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {
     static constexpr float    reach = 96, start = 48, most = 0x1p120f, shift = 1;
@@ -283,8 +283,8 @@ template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
     return !__any_sync(0xffffffff, ((taint[0] | taint[1]) & 0x7fff7fffu) != 0);
 }
 
-/* What of a sum of gates is near, and rest. rest is what near may not be, and where the first gate of the
- * chunk (first) is so strong that there would be much of that, from the start what leaves near more room. */
+/* What of a sum of gates is near, and rest, which is what near may not be; and where the chunk's first gate is
+ * so strong that there would be much of that, rest is from the start what leaves near more room. */
 template <int io> GDN_DEVICE float start_of(float first)
 {
     return fabsf(first) > 0.5f ? copysignf(hopper_format<io>::start, first) : 0;

@@ -32,8 +32,8 @@ struct mended {
     bool               slow, far;
 };
 
-/* R^T: behind a token that forgets it is of V^T whatever S holds; zero where beta is, whatever V holds (G8);
- * zeros for what is not finite. v: the warp's columns of the tile. */
+/* R^T: behind a token that forgets it is of V^T whatever S holds; zero where beta is, whatever V
+ * holds (G8); zeros for what is not finite. v: the warp's columns of the tile. */
 template <int io>
 GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, uint32_t v)
 {
@@ -166,7 +166,7 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     const struct hopper_block &b      = w.b;
     const hopper_gates        &g      = b.gates(c);
     const token_mask           resets = tokens_of(g.resets);
-    const struct hopper_end end(g, g.n);
+    const struct hopper_end    end(g, g.n);
     float                      o[32];
     uint32_t                   a[HOPPER_STATE / 2], r[16];
     if (slow) spoil_tokens(u, spoilt, resets);
@@ -229,7 +229,8 @@ GDN_DEVICE struct mended make_mended_u(const struct hopper_state &w, const hoppe
 
 /* Can the chunk be mended? Else it goes by tokens. */
 template <int io>
-GDN_DEVICE bool is_mended(const struct hopper_state &w, const float (&u)[32], const struct mended &m, int c)
+GDN_DEVICE bool is_mended(const struct hopper_state &w, const float (&u)[32],
+                          const struct mended &m, int c)
 {
     return is_t_finite<io>(w, w.b.gates(c), u, m.far) && !(m.slow && !are_keys_finite<io>(w, c));
 }

@@ -172,10 +172,10 @@ GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask r
     bool        uneven = false;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int   t = lane + 32 * i;
+        const int   t    = lane + 32 * i;
         const float near = near_of<io>(G[i], first), rest = rest_of<io>(G[i], first);
         const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(rest);
-        const float o     = ex2_approx(near) * (scale * hopper_format<io>::shift);
+        const float o = ex2_approx(near) * (scale * hopper_format<io>::shift);
         uneven |= t < n && !(rest == most);
         g.G[t]          = G[i];
         g.rest[t]       = rest;
@@ -202,9 +202,8 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
     raw_gates<64> raw;
     bool          idle = true, forgets = b.n_skipped > 0;
     start_gates(raw, b.r, b.s(), b.head, c);
-    for (int i = c; i < HOPPER_GATES_RING; i += 2) { /* where there are no lengths, these stay */
+    for (int i = c; i < HOPPER_GATES_RING; i += 2) /* where there are no lengths, these stay */
         if (io == GDN_F16 || !norm) fill_tokens(b.gates(i).k_scale, 1);
-    }
 #pragma unroll 1
     for (; c < b.n_chunks; c += 2) {
         float G[2] = {};
@@ -212,7 +211,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
         b.wait_free(HOPPER_GATES_FREE, c);
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
         __syncwarp();
-        const bool       own = b.is_own(c) || !norm; /* lengths come from who makes T and P */
+        const bool       own    = b.is_own(c) || !norm; /* lengths come from who makes T and P */
         const token_mask resets = tokens_of(b.gates(c).resets);
         sum_gates(G, resets);
         write_factors<io>(b.gates(c), G, resets, b.r.scale, b.tokens(c), own || io == GDN_F16, own,

@@ -53,9 +53,9 @@ template <int io>
 GDN_DEVICE void end_mended_keys(const struct hopper_state &w, hopper_share &S, float (&u)[32],
                                 int c, const struct spoilt_rows &spoilt, bool slow)
 {
-    const hopper_gates         &g = w.b.gates(c);
+    const hopper_gates     &g = w.b.gates(c);
     const struct hopper_end end(g, g.n);
-    uint32_t                    a[16], r[16];
+    uint32_t                a[16], r[16];
     if (slow) spoil_tokens(u, spoilt, tokens_of(g.resets));
     weigh_some<io>(a, u, end);
     pack<io>(r, u);

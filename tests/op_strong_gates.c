@@ -13,7 +13,7 @@
 
 enum { H = 4 };
 static const int     heads[3] = { 2, 2, H };
-static const int64_t counts[] = { 40, 64, 130, 200 };
+static const int64_t counts[] = { 64, 40, 130, 200 };
 enum { N_COUNTS = sizeof counts / sizeof *counts };
 
 /* ---- Gates ---- */
@@ -86,7 +86,7 @@ static void agrees_with_float64(void)
 static void lengths_of_keys(void)
 {
     for (int i = 0; i < N_CALLS && !ring2_failed(); i++) {
-        gdn_rule_args a = take(i, N_COUNTS, counts);
+        gdn_rule_args a = take(i, 2, counts + 1);
         a.norm          = GDN_NORM_L2;
         a.norm_eps      = 1e-6;
         for (int64_t t = 0; t < a.k.size[0]; t++)
@@ -104,7 +104,7 @@ static void far_values(void)
 {
     for (int i = 0; i < N_CALLS && !ring2_failed(); i++) {
         const double  f = i % 2 ? 0x1p8 : 0x1p90;
-        gdn_rule_args a = take(i, N_COUNTS, counts);
+        gdn_rule_args a = take(i, 2, counts + 1);
         scale_by(&a.v, f);
         scale_by(&a.state, f);
         ring2_rule_check(ring2_ctx(1), &a, false);

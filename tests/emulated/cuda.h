@@ -258,13 +258,14 @@ GDN_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 {
     emulated_mma(d, a, b0, b1, EMULATED_TF32);
 }
-GDN_DEVICE uint32_t taint_bf16(uint32_t z, uint32_t x)
+/* z + f x: for the f = 0 of kernels here, NaN where x is not finite. */
+GDN_DEVICE uint32_t add_bf16x2(uint32_t z, uint32_t x, uint32_t)
 {
     for (int i = 0; i < 32; i += 16)
         if ((x >> i & 0x7f80) == 0x7f80) z |= 0x7fffu << i;
     return z;
 }
-GDN_DEVICE uint32_t taint_f16(uint32_t z, uint32_t x)
+GDN_DEVICE uint32_t add_f16x2(uint32_t z, uint32_t x, uint32_t)
 {
     for (int i = 0; i < 32; i += 16)
         if ((x >> i & 0x7c00) == 0x7c00) z |= 0x7fffu << i;

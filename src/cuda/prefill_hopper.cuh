@@ -37,7 +37,8 @@
  *
  * A chunk is handed on by barriers in memory; its number c says where in a ring of places its tiles
  * are and which phase of the barriers is its own. The state's warps alone free K, Q and gates: they
- * have T and P of the chunk then, so nobody else reads on. The output goes where V was.
+ * have T and P of the chunk then, so nobody else reads on. So one barrier says that these have come, and one
+ * that they are free. The output goes where V was.
  *
  * All code that runs per chunk should be in the instruction cache together, and that is 32 KB: so what
  * is rare stands behind the loop over plain chunks (prefill_hopper_state.cuh).
@@ -62,6 +63,7 @@ struct alignas(16) hopper_gates : chunk_gates<64> {
     float    from_start[64];       /* of S k in R: exp(rest); likewise */
     float    to_end[64];           /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
     float    rest[64];             /* in units of log 2 */
+    float    weight[64];           /* beta / the square of the key's length, for who makes T */
     uint32_t rare;                 /* HOPPER_RARE, ... */
 };
 /* A token forgets, or every bit of S stays; rest is not zero; it is not the same for all tokens. */
@@ -82,7 +84,8 @@ enum {
     HOPPER_DEPTH   = HOPPER_KEYS == 4 ? 2 : 1,
     HOPPER_WIDTH   = HOPPER_GROUPS / HOPPER_DEPTH,
     HOPPER_STATE   = 32 * HOPPER_KEYS / HOPPER_DEPTH,
-    HOPPER_LATE    = HOPPER_DEPTH == 2,        /* P comes after T */
+    HOPPER_LATE    = HOPPER_DEPTH == 2,        /* P comes after T; else barriers of T are of both */
+    HOPPER_WITH_P  = HOPPER_OUTPUTS && !HOPPER_LATE,
     HOPPER_SOLVERS = HOPPER_KEYS == 1 ? 2 : 1, /* warpgroups of a block that make T and P, */
     HOPPER_TURN    = HOPPER_BLOCKS * HOPPER_SOLVERS, /* and those of a cluster: they take turns; */
     HOPPER_PAIRS   = HOPPER_TURN == 1,         /* a single one makes T of two chunks at once */
@@ -101,9 +104,9 @@ enum {
     HOPPER_V_RING     = 2, /* V, then the output */
     HOPPER_T_RING     = HOPPER_PAIRS || HOPPER_DEPTH == 2 ? 2 : 4,
     HOPPER_P_RING     = HOPPER_T_RING,
-    /* Barriers that say that K and Q are there: who looks at every second chunk alone must see every
-     * phase of them. */
-    HOPPER_K_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_K_RING : HOPPER_K_RING,
+    /* Barriers of chunks, as many as the longest ring has places; and of Q: who looks at every second chunk
+     * alone must see every phase of them. */
+    HOPPER_CHUNKS = 8,
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_Q_RING : HOPPER_Q_RING,
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
 
@@ -121,11 +124,10 @@ enum {
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_GATES_RING * (int)sizeof(hopper_gates),
 
     /* Barriers: the first of as many as the ring has places. */
-    HOPPER_GATES_FULL = 0,
-    HOPPER_GATES_FREE = HOPPER_GATES_FULL + HOPPER_GATES_RING,
-    HOPPER_K_FULL     = HOPPER_GATES_FREE + HOPPER_GATES_RING,
-    HOPPER_K_FREE     = HOPPER_K_FULL + HOPPER_K_TOLD,
-    HOPPER_T_FULL     = HOPPER_K_FREE + HOPPER_K_RING,
+    HOPPER_FULL       = 0,                           /* K and gates are there, and Q if it is stacked; */
+    HOPPER_DONE       = HOPPER_FULL + HOPPER_CHUNKS, /* the state has done with them; */
+    HOPPER_LANDED     = HOPPER_DONE + HOPPER_CHUNKS, /* there is K, which is scaled where it lies */
+    HOPPER_T_FULL     = HOPPER_LANDED + HOPPER_CHUNKS,
     HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_T_RING,
     HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_T_RING,
     HOPPER_Q_FREE     = HOPPER_Q_FULL + HOPPER_Q_TOLD,
@@ -204,20 +206,27 @@ struct hopper_block {
     {
         mbarrier_wait(of(first, c), (uint32_t)c / ring(first) & 1);
     }
-    __device__ __forceinline__ void wait_both(int first, int second, int c) const
-    {
-        mbarrier_wait_both(of(first, c), (uint32_t)c / ring(first) & 1, of(second, c),
-                           (uint32_t)c / ring(second) & 1);
-    }
     __device__ __forceinline__ void wait_free(int first, int c) const
     {
         mbarrier_wait(of(first, c), ((uint32_t)c / ring(first) & 1) ^ 1);
     }
+    /* Where queries, and P, are not there with all else. */
+    __device__ __forceinline__ void wait_q(int c) const
+    {
+        if (!HOPPER_STACKED) wait(HOPPER_Q_FULL, c);
+    }
+    __device__ __forceinline__ void wait_p(int c) const
+    {
+        if (HOPPER_LATE) wait(HOPPER_P_FULL, c);
+    }
+    /* Until the state has done with chunk c. */
+    __device__ __forceinline__ void wait_done(int c) const
+    {
+        if (c >= 0) wait(HOPPER_DONE, c);
+    }
     static __device__ __forceinline__ uint32_t ring(int first)
     {
-        return first < HOPPER_K_FULL   ? HOPPER_GATES_RING
-               : first < HOPPER_K_FREE ? HOPPER_K_TOLD
-               : first < HOPPER_T_FULL ? HOPPER_K_RING
+        return first < HOPPER_T_FULL   ? HOPPER_CHUNKS
                : first < HOPPER_Q_FULL ? HOPPER_T_RING
                : first < HOPPER_Q_FREE ? HOPPER_Q_TOLD
                : first < HOPPER_V_FULL ? HOPPER_Q_RING
@@ -254,15 +263,10 @@ template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {
     static constexpr float    reach = 96, start = 48, most = 0x1p120f, shift = 1;
     static constexpr uint32_t far = 0x43804380; /* 2^8 */
-    GDN_DEVICE uint32_t pair_or_f16(float low, float high, bool f16)
-    {
-        return f16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
-    }
 };
 template <> struct hopper_format<GDN_F16> : mma_format_f16 {
     static constexpr float    reach = 6, start = 0, most = 65504, shift = 0x1p6f;
     static constexpr uint32_t far = 0x1c001c00; /* 2^-8 */
-    GDN_DEVICE uint32_t pair_or_f16(float low, float high, bool) { return pair(low, high); }
 };
 
 /* Is something of x not finite, or too far? */
@@ -310,7 +314,7 @@ GDN_DEVICE bool is_idle(const hopper_gates &g)
 }
 
 /* Where an element is in a tile. */
-GDN_DEVICE uint32_t tile_place(int row, int column)
+GDN_DEVICE uint32_t tile_place(uint32_t row, uint32_t column)
 {
     return row * 128 + ((column / 8 ^ row % 8) << 4) + column % 8 * 2;
 }

@@ -13,7 +13,7 @@
 
 /* Packed elements 2 i and 2 i + 1 of x: zeros for what is not finite, and where it was. */
 template <int io>
-GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int i, int lane)
+GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int i, uint32_t lane)
 {
     if (!is_finite(low)) {
         s.row[i % 2] |= (token_mask)1 << token_of(2 * i, lane);
@@ -40,21 +40,19 @@ GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, u
     typedef hopper_format<io> format;
     const token_mask   resets = tokens_of(g.resets), writers = tokens_of(g.writers);
     struct spoilt_rows s      = { { 0, 0 } };
-    const int          lane   = rare_lane();
+    const uint32_t     lane   = rare_lane();
+    uint32_t           m[4][4];
+    load_columns(m, v);
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        uint32_t m[4];
-        load_matrices_turned(m, v + 16 * 128 * n);
-#pragma unroll
-        for (int h = 0; h < 4; h++) {
-            const int i = 4 * n + h, t = token_of(2 * i, lane);
-            float     x = format::low(r[i]), y = format::high(r[i]);
-            if (are_parted(resets, -1, t)) x = format::low(m[h]) * g.v_scale[t];
-            if (are_parted(resets, -1, t + 1)) y = format::high(m[h]) * g.v_scale[t + 1];
-            if (!(writers >> t & 1)) x = 0;
-            if (!(writers >> (t + 1) & 1)) y = 0;
-            r[i] = mend_pair<io>(s, x, y, i, lane);
-        }
+    for (int i = 0; i < 16; i++) {
+        const int      t = token_of(2 * i, lane);
+        const uint32_t V = m[i / 4][i % 4];
+        float          x = format::low(r[i]), y = format::high(r[i]);
+        if (are_parted(resets, -1, t)) x = format::low(V) * g.v_scale[t];
+        if (are_parted(resets, -1, t + 1)) y = format::high(V) * g.v_scale[t + 1];
+        if (!(writers >> t & 1)) x = 0;
+        if (!(writers >> (t + 1) & 1)) y = 0;
+        r[i] = mend_pair<io>(s, x, y, i, lane);
     }
     share_spoilt(s);
     return s;
@@ -64,7 +62,7 @@ GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, u
 template <int io> GDN_DEVICE struct spoilt_rows mend_u_pairs(uint32_t (&u)[16])
 {
     struct spoilt_rows s    = { { 0, 0 } };
-    const int          lane = rare_lane();
+    const uint32_t     lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 16; i++)
         u[i] = mend_pair<io>(s, hopper_format<io>::low(u[i]), hopper_format<io>::high(u[i]), i,
@@ -76,7 +74,7 @@ template <int io> GDN_DEVICE struct spoilt_rows mend_u_pairs(uint32_t (&u)[16])
 /* NaN for what sees a spoilt token. */
 GDN_DEVICE void spoil_tokens(float (&x)[32], const struct spoilt_rows &s, token_mask resets)
 {
-    const int lane = rare_lane();
+    const uint32_t lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 32; i++)
         if (s.row[i % 4 / 2] & tokens_seen(resets, token_of(i, lane)))
@@ -86,7 +84,7 @@ GDN_DEVICE void spoil_tokens(float (&x)[32], const struct spoilt_rows &s, token_
 /* By selection, where something is not finite. */
 GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
 {
-    const int lane = rare_lane();
+    const uint32_t lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 32; i++)
         if (are_parted(tokens_of(g.resets), -1, token_of(i, lane)) ||
@@ -107,7 +105,7 @@ GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g,
                             bool far)
 {
     constexpr float most = hopper_format<io>::most;
-    const int       lane = rare_lane();
+    const uint32_t  lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         far |= !is_finite(u[i]);
@@ -123,21 +121,18 @@ GDN_DEVICE bool is_r_far(const hopper_gates &g, const uint32_t (&r)[16], const f
                          uint32_t v)
 {
     typedef hopper_format<io> format;
-    const int                 lane = rare_lane();
+    const uint32_t            lane = rare_lane();
     bool                      far  = false;
+    uint32_t                  m[4][4];
+    load_columns(m, v);
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        uint32_t m[4];
-        load_matrices_turned(m, v + 16 * 128 * n);
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-            const int      i = 8 * n + e, t = token_of(i, lane);
-            const float    near = near_factor(g, t);
-            const uint32_t pair = m[e / 2], result = r[i / 2];
-            const float    V = e % 2 ? format::high(pair) : format::low(pair);
-            const bool     spoilt = !is_finite(e % 2 ? format::high(result) : format::low(result));
-            far |= spoilt && fabsf(fmaf(g.v_scale[t] * near, V, -near * x[i])) <= format::most;
-        }
+    for (int i = 0; i < 32; i++) {
+        const int      t = token_of(i, lane);
+        const float    near = near_factor(g, t);
+        const uint32_t pair = m[i / 8][i / 2 % 4], result = r[i / 2];
+        const float    V = i % 2 ? format::high(pair) : format::low(pair);
+        const bool     spoilt = !is_finite(i % 2 ? format::high(result) : format::low(result));
+        far |= spoilt && fabsf(fmaf(g.v_scale[t] * near, V, -near * x[i])) <= format::most;
     }
     return far;
 }
@@ -171,8 +166,8 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     uint32_t                   a[HOPPER_STATE / 2], r[16];
     if (slow) spoil_tokens(u, spoilt, resets);
     leave_inside<io>(w, S, u, c, g.n);
-    b.wait(HOPPER_Q_FULL, c);
-    b.wait(HOPPER_P_FULL, c);
+    b.wait_q(c);
+    b.wait_p(c);
     pack<io>(a, S);
     multiply_turned<io, false>(o, a, w.q(c));
     wgmma_wait<0>();
@@ -207,8 +202,7 @@ GDN_DEVICE struct mended make_mended_u(const struct hopper_state &w, const hoppe
     const uint32_t             v = b.v(c) + w.v_lane();
     uint32_t                   a[HOPPER_STATE / 2], r[16];
     struct mended              m = {};
-    b.wait(HOPPER_K_FULL, c);
-    b.wait(HOPPER_GATES_FULL, c);
+    b.wait(HOPPER_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(u, a, w.k(c));
     b.wait(HOPPER_V_FULL, c);
@@ -258,10 +252,9 @@ GDN_DEVICE int pass_any(const struct hopper_state &w, hopper_share &S, int c, in
     if (HOPPER_DEPTH == 2) barrier_shared(w); /* one frees for both */
     __syncwarp();
     if (HOPPER_DEPTH == 1 || !w.half()) release_made(w, HOPPER_T_FREE, c);
-    if (HOPPER_DEPTH == 1 || w.half()) release_made(w, HOPPER_P_FREE, c);
+    if (HOPPER_LATE && w.half()) release_made(w, HOPPER_P_FREE, c);
     release_queries(w, c);
-    release(w, HOPPER_K_FREE, c);
-    release(w, HOPPER_GATES_FREE, c);
+    release(w, HOPPER_DONE, c);
     if (HOPPER_DEPTH == 1 || w.half()) release(w, HOPPER_OUT_FULL, c);
     return 0;
 }

@@ -89,8 +89,7 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
-    b.wait(HOPPER_K_FULL, c);
-    b.wait(HOPPER_GATES_FULL, c);
+    b.wait(HOPPER_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(x, a, w.k(c));
     if (is_other<gated>(g.rare)) {
@@ -158,9 +157,8 @@ GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, i
         wgmma_wait<0>();
         hand_out<io>(w, o, c, b.v(c) + w.v_lane());
     }
-    release(w, HOPPER_GATES_FREE, c);
     wgmma_wait<0>();
-    release(w, HOPPER_K_FREE, c);
+    release(w, HOPPER_DONE, c);
     if (!gated) decay_state(S, decay);
     return true;
 }

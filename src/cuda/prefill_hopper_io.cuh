@@ -28,9 +28,9 @@ template <int io> GDN_DEVICE void scale_row_to_one(const struct hopper_block &b,
     }
 }
 
-template <int io> GDN_DEVICE void scale_keys(const struct hopper_block &b, int c, int lane)
+template <int io> GDN_DEVICE void scale_keys(const struct hopper_block &b, int c, uint32_t lane)
 {
-    b.wait(HOPPER_K_FULL, c);
+    b.wait(HOPPER_LANDED, c);
     for (int t = lane; t < b.tokens(c); t += 32)
         scale_row_to_one<io>(b, gdn_shared + (b.k(c) - hopper_address()), t);
     async_fence();
@@ -42,19 +42,22 @@ template <int io> GDN_DEVICE void scale_keys(const struct hopper_block &b, int c
 /* What the warp that loads knows. */
 struct hopper_loader {
     const struct hopper_block &b;
-    int                        lane, k_head, v_head, q_head;
+    uint32_t                   lane;
+    int                        k_head, v_head, q_head;
     int                        first, row, n_full; /* of the tensor; chunks of 64 tokens */
+    int                        keys;               /* barriers of K */
 };
 
-/* Tiles of 64 columns from `column` on of chunk c, a step apart. By a warp. */
+/* Tiles of 64 columns from `column` on of chunk c, a step apart; their barrier expects so many, or expects them
+ * already. By a warp. */
 GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int step, int n_tiles,
-                           const void *map, int column, int head, int full, int c)
+                           const void *map, int column, int head, int full, int c, int expects)
 {
     const struct hopper_block &b = l.b;
     if (l.lane != 0) return;
     const uint32_t on = c < l.n_full ? b.of(full, c) : b.barrier(HOPPER_TAIL);
     const int      first = l.first + c * 64;
-    mbarrier_expect(on, n_tiles * HOPPER_TILE);
+    if (expects) mbarrier_expect(on, expects * HOPPER_TILE);
     copy_tile(tile, map, { column, head, first, l.row }, on);
 #pragma unroll
     for (int i = 1; i < n_tiles; i++)
@@ -83,46 +86,58 @@ enum {
     HOPPER_Q_AHEAD = HOPPER_Q_RING < HOPPER_K_AHEAD ? HOPPER_Q_RING : HOPPER_K_AHEAD
 };
 
+/* K of chunk c, and Q where it is stacked. */
+GDN_DEVICE void load_keys(const struct hopper_loader &l, int c)
+{
+    const struct hopper_block &b    = l.b;
+    const int                  both = HOPPER_STACKED ? 2 * HOPPER_KEYS : HOPPER_KEYS;
+    b.wait_done(c - HOPPER_K_RING);
+    load_tiles(l, b.k(c), HOPPER_NEXT, HOPPER_KEYS, &b.a.k, 0, l.k_head, l.keys, c, both);
+    if (HOPPER_STACKED)
+        load_tiles(l, b.k(c) + HOPPER_TILE, HOPPER_NEXT, HOPPER_KEYS, &b.a.q, 0, l.q_head, l.keys, c, 0);
+    if (c == l.n_full)
+        clear_tail(l, b.k(c), HOPPER_STACKED ? HOPPER_TILE : HOPPER_NEXT, both, l.keys, c, 0);
+}
+
 /* The loads of a step: K of chunk c + 3 (or 2), V of c + 1, Q of c + 3 (or 2, or 1). */
 GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
 {
     const struct hopper_block &b = l.b;
     const int c1 = c + 1, c3 = c + HOPPER_K_AHEAD, cq = c + HOPPER_Q_AHEAD, n = b.n_chunks;
-    if (c3 < n) {
-        b.wait_free(HOPPER_K_FREE, c3);
-        load_tiles(l, b.k(c3), HOPPER_NEXT, HOPPER_KEYS, &b.a.k, 0, l.k_head, HOPPER_K_FULL, c3);
-        if (c3 == l.n_full) clear_tail(l, b.k(c3), HOPPER_NEXT, HOPPER_KEYS, HOPPER_K_FULL, c3, 0);
-    }
+    if (c3 < n) load_keys(l, c3);
     if (c1 >= 0) {
         b.wait_free(HOPPER_V_FREE, c1);
         load_tiles(l, b.v(c1), HOPPER_TILE, HOPPER_WIDTH, &b.a.v, b.column(), l.v_head,
-                   HOPPER_V_FULL, c1);
+                   HOPPER_V_FULL, c1, HOPPER_WIDTH);
         if (c1 == l.n_full)
             clear_tail(l, b.v(c1), HOPPER_TILE, HOPPER_WIDTH, HOPPER_V_FULL, c1,
-                       1 + (HOPPER_OUTPUTS && HOPPER_DEPTH == 1));
+                       1 + (HOPPER_WITH_P && !HOPPER_STACKED));
     }
     /* Where blocks take turns at T, those warps see every second phase of Q's three barriers: the next K
      * does not come before the phase ahead of its Q's has ended. */
     if (HOPPER_OUTPUTS && HOPPER_BLOCKS == 2 && HOPPER_DEPTH == 1 && c1 >= 0)
         b.wait(HOPPER_Q_FULL, c1);
-    if (HOPPER_OUTPUTS && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
+    if (HOPPER_OUTPUTS && !HOPPER_STACKED && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
         b.wait_free(HOPPER_Q_FREE, cq);
-        load_tiles(l, b.q(cq), HOPPER_NEXT, HOPPER_KEYS, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, cq);
+        load_tiles(l, b.q(cq), HOPPER_NEXT, HOPPER_KEYS, &b.a.q, 0, l.q_head, HOPPER_Q_FULL, cq,
+                   HOPPER_KEYS);
         if (cq == l.n_full)
             clear_tail(l, b.q(cq), HOPPER_NEXT, HOPPER_KEYS, HOPPER_Q_FULL, cq, HOPPER_DEPTH);
     }
 }
 
-GDN_DEVICE void load_all(const struct hopper_block &b, int lane)
+template <int io> GDN_DEVICE void load_all(const struct hopper_block &b, uint32_t lane)
 {
+    const bool                 scaled = io == GDN_F16 && b.r.norm != GDN_NORM_NONE;
     const struct hopper_loader l = { b, lane, source_head(b.r, b.head, b.r.Hk),
                                      source_head(b.r, b.head, b.r.Hv),
                                      source_head(b.r, b.head, b.r.Hq), (int)b.s().first,
-                                     (int)b.s().batch, (int)(b.s().n_valid / 64) };
+                                     (int)b.s().batch, (int)(b.s().n_valid / 64),
+                                     scaled ? HOPPER_LANDED : HOPPER_FULL };
 #pragma unroll 1
     for (int c = -HOPPER_K_AHEAD; c < b.n_chunks - 1; c++) {
         if (c == 1 - HOPPER_K_AHEAD && b.n_chunks > 0)
-            b.wait(HOPPER_GATES_FULL, 0); /* the first T comes first */
+            b.wait(HOPPER_FULL, 0); /* the first T comes first */
         load_step(l, c);
     }
 }
@@ -130,7 +145,7 @@ GDN_DEVICE void load_all(const struct hopper_block &b, int lane)
 /* ---- Output -------------------------------------------------------------------------------------- */
 
 /* Of chunk c, by a warp: whole tiles at once, the last one by rows. */
-GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
+GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
 {
     const int n = b.tokens(c), column = b.column(), bytes = (b.r.V - column) * 2;
     b.wait(HOPPER_OUT_FULL, c);
@@ -165,7 +180,7 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, int lane)
  * tokens that forget. What others write of k, of q, is left to them. */
 template <int io>
 GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask resets, float scale,
-                              int n, bool k, bool q, int lane)
+                              int n, bool k, bool q, uint32_t lane)
 {
     const float first = __shfl_sync(0xffffffff, G[0], 0), most = start_of<io>(first);
     const float end = __shfl_sync(0xffffffff, n > 32 ? G[1] : G[0], (n - 1) % 32);
@@ -179,6 +194,7 @@ GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask r
         uneven |= t < n && !(rest == most);
         g.G[t]          = G[i];
         g.rest[t]       = rest;
+        g.weight[t]     = g.beta[t];
         g.from_start[t] = start;
         g.to_end[t]     = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - rest);
         if (k) g.v_scale[t] = ex2_approx(-near);
@@ -195,7 +211,7 @@ GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask r
 }
 
 /* Of every second chunk from chunk `first` on, by a warp; and what can be said of all of them. */
-template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int first, int lane)
+template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int first, uint32_t lane)
 {
     int           c    = first;
     const bool    norm = b.r.norm != GDN_NORM_NONE;
@@ -208,7 +224,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
     for (; c < b.n_chunks; c += 2) {
         float G[2] = {};
         fetch_gates<2>(raw, b.r); /* early enough: places are rarely free yet */
-        b.wait_free(HOPPER_GATES_FREE, c);
+        b.wait_done(c - HOPPER_GATES_RING);
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
         __syncwarp();
         const bool       own    = b.is_own(c) || !norm; /* lengths come from who makes T and P */
@@ -222,7 +238,8 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
             idle &= is_idle(b.gates(c));
             forgets |= b.gates(c).decay == 0;
         }
-        if (lane == 0) mbarrier_arrive(b.of(HOPPER_GATES_FULL, c));
+        if (lane == 0) mbarrier_arrive(b.of(HOPPER_FULL, c));
+        if (io == GDN_F16 && norm && lane == 0) mbarrier_arrive(b.of(HOPPER_FULL, c)); /* with K */
     }
     if (!HOPPER_OUTPUTS && lane == 0 && b.rank == 0)
         b.a.cut.marks[(b.common().segment.from * b.r.H + b.head) * 2 + first] =
@@ -230,10 +247,10 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
 }
 
 /* Each warp goes at its own pace. */
-template <int io> GDN_DEVICE void run_io(const struct hopper_block &b, int warp, int lane)
+template <int io> GDN_DEVICE void run_io(const struct hopper_block &b, int warp, uint32_t lane)
 {
     if (warp == 0) {
-        load_all(b, lane);
+        load_all<io>(b, lane);
     } else if (warp == 1) {
 #pragma unroll 1
         for (int c = 0; HOPPER_OUTPUTS && c < b.n_chunks; c++) store_tile(b, c, lane);

@@ -20,8 +20,7 @@ GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, hopper_share &S, i
     const hopper_gates        &g = b.gates(c);
     uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
     float                      x[32];
-    b.wait(HOPPER_K_FULL, c);
-    b.wait(HOPPER_GATES_FULL, c);
+    b.wait(HOPPER_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(x, a, b.k(c));
     const float decay = g.decay;
@@ -41,9 +40,8 @@ GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, hopper_share &S, i
     add_tokens<io>(S, gated ? r : y, b.k(c));
     release_made(w, HOPPER_T_FREE, c);
     release(w, HOPPER_V_FREE, c);
-    release(w, HOPPER_GATES_FREE, c);
     wgmma_wait<0>();
-    release(w, HOPPER_K_FREE, c);
+    release(w, HOPPER_DONE, c);
     if (!gated) decay_state(S, decay);
     return true;
 }
@@ -80,12 +78,11 @@ GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int
     __syncwarp();
     release_made(w, HOPPER_T_FREE, c);
     release(w, HOPPER_V_FREE, c);
-    release(w, HOPPER_GATES_FREE, c);
-    release(w, HOPPER_K_FREE, c);
+    release(w, HOPPER_DONE, c);
 }
 
 /* The identity, of the warp's columns. */
-GDN_DEVICE void set_identity(hopper_share &S, int first, int lane)
+GDN_DEVICE void set_identity(hopper_share &S, int first, uint32_t lane)
 {
 #pragma unroll
     for (int i = 0; i < HOPPER_STATE; i++) {
@@ -94,7 +91,7 @@ GDN_DEVICE void set_identity(hopper_share &S, int first, int lane)
     }
 }
 
-template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, int warp, int lane)
+template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, int warp, uint32_t lane)
 {
     const int group = warp / 4, columns = b.rank ? b.r.K : b.r.V;
     const struct hopper_state   w = { b, b.common().cursors[warp], { 16 * warp, columns, b.r.K },

@@ -11,8 +11,11 @@
 
 /* The token of element i. What is rarely run takes an opaque lane: nothing of it shall be computed
  * ahead of the loop over chunks and kept in registers. */
-GDN_DEVICE int token_of(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
-GDN_DEVICE int rare_lane(void) { return opaque((int)threadIdx.x % 32); }
+GDN_DEVICE int token_of(int i, uint32_t lane)
+{
+    return i / 4 * 8 + (int)(lane % 4 * 2) + i % 2;
+}
+GDN_DEVICE uint32_t rare_lane(void) { return opaque(threadIdx.x % 32); }
 
 /* Zero if it is not there. */
 template <int dtype> struct state_pair;
@@ -82,7 +85,7 @@ GDN_DEVICE void move_pairs(hopper_part &x, const struct state_place &p,
                            const struct state_part &part, int key)
 {
     enum { BYTES = dtype == GDN_F32 ? 4 : 2 };
-    const int   lane = rare_lane(), v = part.v + lane / 4, k = key + lane % 4 * 2;
+    const int   lane = (int)rare_lane(), v = part.v + lane / 4, k = key + lane % 4 * 2;
     char *const at = p.data + v * p.v_step + k * BYTES;
 #pragma unroll
     for (int i = 0; i < HOPPER_PART; i += 2) {
@@ -100,7 +103,7 @@ GDN_DEVICE void move_elements(hopper_part &x, const struct state_place &p,
                               const struct state_part &part, int key)
 {
     typedef typename gdn_io<dtype>::type element;
-    const int lane = rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
+    const int lane = (int)rare_lane(), v0 = part.v + lane / 4, k0 = key + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < HOPPER_PART; i += 2) {
         const int v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;

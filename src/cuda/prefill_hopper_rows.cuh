@@ -17,19 +17,13 @@ GDN_DEVICE void load_pairs(float2 (&x)[2], const float *of)
 }
 
 /* Where a lane reads and writes a block of 16 x 16, at the start of a tile; and turned. */
-GDN_DEVICE uint32_t block_lane(int lane)
+GDN_DEVICE uint32_t block_lane(uint32_t lane)
 {
     return tile_place(lane % 16, 0) ^ lane / 16 << 4;
 }
-GDN_DEVICE uint32_t turned_lane(int lane)
+GDN_DEVICE uint32_t turned_lane(uint32_t lane)
 {
     return tile_place(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
-}
-
-/* beta, over the square of the key's length. */
-GDN_DEVICE float beta_of(const hopper_gates &g, int t)
-{
-    return g.beta[t] * g.k_scale[t] * g.k_scale[t];
 }
 
 /* A block, turned: rows `row` of the tile, at `at` of them. */
@@ -39,12 +33,12 @@ GDN_DEVICE void store_turned(uint32_t tile, int row, uint32_t at, const uint32_t
 }
 
 /* The block of the diagonal of P: tokens after the output's are cut off whatever they hold. */
-GDN_DEVICE void store_p_diagonal(uint32_t tile, int row, uint32_t at, const uint32_t (&x)[4], int lane)
+GDN_DEVICE void cut_diagonal(uint32_t (&x)[4], uint32_t lane)
 {
-    const int      column = lane % 4 * 2;
+    const uint32_t column = lane % 4 * 2;
     const uint32_t keep = (column >= lane / 4 ? 0xffffu : 0u) |
                           (column + 1 >= lane / 4 ? 0xffff0000u : 0u);
-    store_matrices_turned(tile + row * 16 * 128 + at, x[0] & keep, 0, x[2], x[3] & keep);
+    x[0] &= keep, x[1] = 0, x[3] &= keep;
 }
 
 /* A block of the square: products of keys times factors of rows, f; one of P: times its columns', of. */
@@ -62,92 +56,71 @@ GDN_DEVICE void pack_queries(uint32_t (&y)[4], const float *x, const float *of)
     for (int i = 0; i < 4; i++) y[i] = format::pair(x[2 * i] * c[i / 2].x, x[2 * i + 1] * c[i / 2].y);
 }
 
-/* Of what the warp's rows are of all blocks, that of the diagonal: the first of x is of block 0. */
-GDN_DEVICE void take_diagonal(float (&z)[8], const float *x, int warp)
-{
-    const bool odd = warp & 1, high = warp & 2;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float low = odd ? x[8 + i] : x[i], up = odd ? x[24 + i] : x[16 + i];
-        z[i] = high ? up : low;
-    }
-}
-
-/*
- * The warp's columns of the square, -(B A)^T, from products of its keys with all (x) and the factors f of
- * its rows, and of P from those with queries (x + 32). At each edge between blocks a warp whose rows are
- * behind it has the block before it, of the first, and one whose rows are before it the block behind it, of
- * the second.
- */
+/* The warp's columns of the square, -(B A)^T, from products of its keys with all (x) and the factors f of
+ * its rows, and of P from those with queries (x + 32). A block's code is the same for all warps that have it:
+ * so it is in the instruction cache once. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void write_columns(const hopper_gates &g, const float (&f)[2], const float (&x)[64],
-                              uint32_t square, uint32_t tile, int warp, int lane)
+                              uint32_t square, uint32_t tile, int warp, uint32_t lane)
 {
     typedef hopper_format<io> format;
     const uint32_t            at = turned_lane(lane) ^ (uint32_t)warp << 5;
     const float              *o_scale = g.o_scale + lane % 4 * 2;
     uint32_t                  y[4];
-    float                     z[8];
-    if (keys) {
-        take_diagonal(z, x, warp);
-        pack_keys(y, z, f);
-        store_turned(square, warp, at, y);
-    }
-    if (queries) {
-        take_diagonal(z, x + 32, warp);
-        pack_queries<format>(y, z, o_scale + 16 * warp);
-        store_p_diagonal(tile, warp, at, y, lane);
-    }
 #pragma unroll
-    for (int s = 0; s < 3; s++)
-        if (in_warp(s < warp)) {
-            if (!keys) continue;
+    for (int s = 0; s < 4; s++) {
+        if (keys && in_warp(s <= warp)) {
             pack_keys(y, x + 8 * s, f);
             store_turned(square, s, at, y);
-        } else if (queries) {
-            pack_queries<format>(y, x + 32 + 8 * s + 8, o_scale + 16 * s + 16);
-            store_turned(tile, s + 1, at, y);
         }
+        if (queries && in_warp(s >= warp)) {
+            pack_queries<format>(y, x + 32 + 8 * s, o_scale + 16 * s);
+            if (in_warp(s == warp)) cut_diagonal(y, lane);
+            store_turned(tile, s, at, y);
+        }
+    }
 }
 
 /* Where rest is not the same for all tokens (prefill_hopper.cuh): exp of it, from the sooner token to the
- * later, into the warp's columns of a tile, of f16 or not, as they have been written, blocks [from, to) of
- * them. In a loop, as it is rare: where products are in registers it would be much code. */
-template <class format>
-GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int to, int warp, int lane,
-                             bool f16)
+ * later, into the warp's columns of a tile as they have been written, blocks [from, to) of them: of the square
+ * (keys), of which a row's token is the later one, or of P. In a loop, as it is rare: where products are in
+ * registers it would be much code. On the other side of the diagonal the square is not looked at; P is zero
+ * there, and stays so whatever the factor is. */
+template <class format, bool keys>
+GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int to, int warp, uint32_t lane)
 {
-    const int      row = 16 * warp + lane / 4;
-    const float    own[2] = { g.rest[row], g.rest[row + 8] };
+    const float   *rest = g.rest + 16 * warp + lane / 4, *of = g.rest + lane % 4 * 2;
+    const float    own[2] = { rest[0], rest[8] };
     const uint32_t at = turned_lane(lane) ^ (uint32_t)warp << 5;
     __syncwarp();
 #pragma unroll 1
     for (int s = from; s < to; s++) {
-        const int column = 16 * s + lane % 4 * 2;
-        uint32_t  y[4];
+        float2   c[2];
+        uint32_t y[4];
         load_matrices_turned(y, tile + s * 16 * 128 + at);
+        load_pairs(c, of + 16 * s);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float x[2] = { f16 ? mma_format_f16::low(y[i]) : format::low(y[i]),
-                           f16 ? mma_format_f16::high(y[i]) : format::high(y[i]) };
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int   t = column + i / 2 * 8 + e;
-                const float d = g.rest[t] - own[i % 2];
-                if (x[e] != 0) x[e] *= ex2_approx(t > row + i % 2 * 8 ? d : -d);
-            }
-            y[i] = format::pair_or_f16(x[0], x[1], f16);
+            const float r    = own[i % 2];
+            const float low  = keys ? mma_format_f16::low(y[i]) : format::low(y[i]);
+            const float high = keys ? mma_format_f16::high(y[i]) : format::high(y[i]);
+            const float d[2] = { keys ? r - c[i / 2].x : c[i / 2].x - r,
+                                 keys ? r - c[i / 2].y : c[i / 2].y - r };
+            const float x = keys || low != 0 ? low * ex2_approx(d[0]) : 0;
+            const float z = keys || high != 0 ? high * ex2_approx(d[1]) : 0;
+            y[i] = keys ? f32_to_f16x2(x, z) : format::pair(x, z);
         }
         store_turned(tile, s, at, y);
     }
 }
 
 /* Zeros for what is parted by a token that forgets. By a warp: its columns. */
-GDN_DEVICE void part_columns(const hopper_gates &g, uint32_t tile, int warp, int lane)
+GDN_DEVICE void part_columns(const hopper_gates &g, uint32_t tile, int warp, uint32_t lane)
 {
     const token_mask resets = tokens_of(g.resets);
     __syncwarp();
-    for (int e = opaque(lane); e < 16 * 64; e += 32) {
+#pragma unroll 1
+    for (uint32_t e = opaque(lane); e < 16 * 64; e += 32) {
         const int i = e / 16, j = 16 * warp + e % 16;
         if (i != j && are_parted(resets, min(i, j), max(i, j)))
             store_shared_u16(tile + tile_place(i, j), 0);

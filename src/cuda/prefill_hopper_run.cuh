@@ -11,16 +11,15 @@
 #include "prefill_hopper_tail.cuh"
 
 /* Who arrives at a barrier: the warps of the block's state, or of both blocks' where T and P are
- * freed; the warps that make T and P, but the other block's T arrives as one copy; else one. Of two
- * halves one has to do with T, one with P and the output. */
+ * freed; the warps that make T and P, but the other block's T arrives as one copy; who loads and who makes
+ * gates; else one. Of two halves one has to do with T, one with P and the output. */
 GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
 {
     const int state = 4 * HOPPER_GROUPS, with_columns = 4 * HOPPER_WIDTH;
-    if (barrier < HOPPER_GATES_FREE) return 1;
-    if (barrier < HOPPER_K_FULL) return state;
-    if (barrier < HOPPER_K_FREE) return 1;
-    if (barrier < HOPPER_T_FULL) return state;
-    if (barrier < HOPPER_T_FREE) return b.is_own(barrier - HOPPER_T_FULL) ? 4 : 1;
+    if (barrier < HOPPER_DONE) return 2;
+    if (barrier < HOPPER_LANDED) return state;
+    if (barrier < HOPPER_T_FULL) return 1;
+    if (barrier < HOPPER_T_FREE) return b.is_own(barrier - HOPPER_T_FULL) ? 4 : HOPPER_WITH_P ? 5 : 1;
     if (barrier < HOPPER_Q_FULL) return with_columns * HOPPER_BLOCKS;
     if (barrier < HOPPER_Q_FREE) return 1;
     if (barrier < HOPPER_V_FULL) return HOPPER_DEPTH == 2 ? state + 4 : state;
@@ -82,8 +81,8 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
 /* The maps of copies, so that the first of these do not wait for them. By a warp. */
 GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
 {
-    const int  lane = threadIdx.x % 32;
-    const bool out  = HOPPER_OUTPUTS && b.r.out.data;
+    const uint32_t lane = threadIdx.x % 32;
+    const bool     out  = HOPPER_OUTPUTS && b.r.out.data;
     if (lane == 0) prefetch_map(&b.a.k);
     if (lane == 1) prefetch_map(&b.a.v);
     if (lane == 2 && out) prefetch_map(&b.a.q);
@@ -136,7 +135,7 @@ GDN_DEVICE void meet_other(void)
 
 template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper &a)
 {
-    const int           lane = opaque((int)threadIdx.x % 32);
+    const uint32_t      lane = opaque(threadIdx.x % 32);
     const int           warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
     const unsigned      cluster = blockIdx.x / HOPPER_BLOCKS, n_slices = count_slices(a.rule);
     struct hopper_block b = { a, a.rule, cluster_rank(), (int)(cluster % n_slices),

@@ -18,7 +18,8 @@
 /* What a warp knows. */
 struct hopper_solver {
     const struct hopper_block &b;
-    int                        warp, lane;
+    int                        warp;
+    uint32_t                   lane;
     int                        number; /* of its square: the warpgroup of its block, or one of two chunks */
     uint32_t                   square; /* a tile: 64 x 64 of f16 */
     uint32_t                   rows;   /* the warp's 16 of them */
@@ -43,17 +44,17 @@ struct hopper_solver {
 /* The inverse of a half of the block, 8 x 8 at `half`, whose first 16 bytes are number `column` of
  * their row, in its place, turned: rows are columns. By substitution, a lane per column of each half;
  * half a warp has another square, or does the same. */
-GDN_DEVICE void invert_half(uint32_t half, int column, int lane)
+GDN_DEVICE void invert_half(uint32_t half, uint32_t column, uint32_t lane)
 {
-    const int      own = lane % 8;
-    const uint32_t row = half + own * 128 + ((column ^ own) << 4);
+    const uint32_t own = lane % 8, first = half | column << 4;
+    const uint32_t row = (first ^ own << 4) + own * 128;
     float          x[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = own == i ? 1 : 0;
 #pragma unroll
     for (int j = 0; j < 7; j++) {
         float l[4];
-        load_shared(l, half + j * 128 + ((column ^ j) << 4));
+        load_shared(l, (first ^ j << 4) + j * 128);
 #pragma unroll
         for (int i = j + 1; i < 8; i++) {
             const uint32_t pair = __float_as_uint(l[i / 2]);
@@ -72,8 +73,8 @@ GDN_DEVICE void invert_half(uint32_t half, int column, int lane)
  * itself: what is not finite in one, or of none, must not come near the other. */
 GDN_DEVICE void invert_block(const struct hopper_solver &w)
 {
-    const int      lane = opaque(w.lane), other = (HOPPER_AT_ONCE - 1) * HOPPER_TILE;
-    const int      row = lane % 8, second = lane / 8 % 2;
+    const uint32_t lane = opaque(w.lane), other = (HOPPER_AT_ONCE - 1) * HOPPER_TILE;
+    const uint32_t row = lane % 8, second = lane / 8 % 2;
     const uint32_t A = w.rows + second * other + row * 128 + ((2 * w.warp ^ row) << 4);
     uint32_t       a[4], b[4];
     invert_half(w.rows + lane / 16 * other + second * 8 * 128, 2 * w.warp + second, lane);
@@ -127,8 +128,8 @@ template <int io>
 GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &g, uint32_t tile)
 {
     const uint32_t at = block_lane(w.lane);
-    const float    beta[2] = { beta_of(g, 16 * w.warp + w.lane / 4),
-                               beta_of(g, 16 * w.warp + w.lane / 4 + 8) };
+    const float   *weight = g.weight + 16 * w.warp + w.lane / 4;
+    const float    beta[2] = { weight[0], weight[8] };
     uint32_t       x[4][4]; /* factors, from the diagonal down */
     float          product[2][4];
     load_matrices(x[0], w.rows + (at ^ (uint32_t)w.warp << 5));
@@ -157,13 +158,12 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
 
 /* ---- The warpgroup ----------------------------------------------------------------------------- */
 
-/* The warp's rows of P are there, and fenced. */
-GDN_DEVICE void hand_out_p(const struct hopper_block &b, const hopper_gates &g, int c, int warp, int lane)
+/* The warp's rows of P are there, and fenced: to the other block. */
+GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int c, int warp, uint32_t lane)
 {
     const uint32_t rows = b.p(c) + warp * 16 * 128;
-    if (lane == 0) mbarrier_arrive(b.of(HOPPER_P_FULL, c));
     if (HOPPER_BLOCKS == 2 && lane == 0) {
-        const uint32_t full    = b.other(b.of(HOPPER_P_FULL, c));
+        const uint32_t full    = b.other(b.of(HOPPER_LATE ? HOPPER_P_FULL : HOPPER_T_FULL, c));
         const uint32_t q_start = shared_address(g.q_start + 16 * warp);
         const bool     lengths = b.r.norm != GDN_NORM_NONE;
         mbarrier_expect_cluster(full, 16 * 128 + (lengths ? 16 * 4 : 0));
@@ -174,7 +174,7 @@ GDN_DEVICE void hand_out_p(const struct hopper_block &b, const hopper_gates &g, 
 
 /* Of the warp's 16 tokens a product of a tile with itself has a token's square in one lane: that of
  * token lane % 16. */
-GDN_DEVICE float find_square(const float *x, int warp, int lane)
+GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
 {
     const int g    = lane / 4, from = lane % 8 * 4 + lane % 8 / 2;
     float     a[2] = { 0, 0 };
@@ -191,7 +191,7 @@ GDN_DEVICE float find_square(const float *x, int warp, int lane)
 
 /* Are keys of the chunk so much longer than others that products of both, divided by the square of the
  * longer, are below what f16 has? */
-GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, int lane)
+GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
 {
     const uint32_t a = __float_as_uint(g.k_scale[lane]), b = __float_as_uint(g.k_scale[lane + 32]);
     const float    longest  = __uint_as_float(__reduce_min_sync(0xffffffff, min(a, b)));
@@ -202,12 +202,10 @@ GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, int lane)
 /* Lengths of the warp's keys, from K K^T (x), and queries, from Q Q^T (x + 32), half a warp each. In f16
  * keys have been scaled. Are those of keys apart? */
 template <int io, bool keys, bool queries>
-GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, const float (&x)[64])
+GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, float k, float q)
 {
     const int   t = 16 * w.warp + w.lane % 16;
     const bool  query = queries && (!keys || w.lane >= 16);
-    const float k = keys ? find_square(x, w.warp, w.lane) : 0;
-    const float q = queries ? find_square(x + 32, w.warp, w.lane) : 0;
     const float square = query ? q : k; /* where it is zero a length has no say */
     const float length = square == 0 ? 1 : norm_length(square, w.b.r.norm, w.b.r.norm_eps);
     if (query && (keys || w.lane < 16)) {
@@ -216,10 +214,24 @@ GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, co
     }
     if (keys && io != GDN_F16 && w.lane < 16) {
         g.k_scale[t] = 1 / length;
+        g.weight[t] *= 1 / length * (1 / length);
         g.v_scale[t] *= length;
     }
     w.wait(); /* columns take those of all warps */
     return keys && io != GDN_F16 && are_lengths_apart(g, w.lane);
+}
+
+/* What columns of the square and of P, as they have been written, are not yet: uneven, or parted. */
+template <int io, bool keys, bool queries>
+GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &g, bool uneven, int c)
+{
+    typedef hopper_format<io> format;
+    const uint32_t            p = w.b.p(c);
+    if (keys && uneven) gate_columns<format, true>(g, w.square, 0, w.warp + 1, w.warp, w.lane);
+    if (queries && uneven) gate_columns<format, false>(g, p, w.warp, 4, w.warp, w.lane);
+    if (!tokens_of(g.resets)) return;
+    if (keys) part_columns(g, w.square, w.warp, w.lane);
+    if (queries) part_columns(g, p, w.warp, w.lane);
 }
 
 /* What is below the diagonal into the square; P of chunk c. Products (x) are under way. Where lengths of keys
@@ -228,34 +240,31 @@ template <int io, bool keys, bool queries>
 GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates &g, const float (&x)[64],
                               int c, bool apart = false)
 {
-    const bool resets = tokens_of(g.resets) != 0, uneven = in_warp(g.rare & HOPPER_UNEVEN);
-    const int  row    = 16 * w.warp + w.lane / 4;
+    const uint32_t rare = g.rare;
+    const int      row  = 16 * w.warp + w.lane / 4;
     const float nan   = __int_as_float(0x7fffffff);
-    const float f[2]  = { apart ? nan : -beta_of(g, row), apart ? nan : -beta_of(g, row + 8) };
-    if (queries) w.b.wait_free(HOPPER_P_FREE, c);
+    const float f[2]  = { apart ? nan : -g.weight[row], apart ? nan : -g.weight[row + 8] };
+    if (queries) w.b.wait_free(HOPPER_LATE ? HOPPER_P_FREE : HOPPER_T_FREE, c);
     wgmma_wait<0>();
     write_columns<io, keys, queries>(g, f, x, w.square, w.b.p(c), w.warp, w.lane);
-    if (keys && uneven)
-        gate_columns<hopper_format<io>>(g, w.square, 0, w.warp + 1, w.warp, w.lane, true);
-    if (queries && uneven)
-        gate_columns<hopper_format<io>>(g, w.b.p(c), w.warp, 4, w.warp, w.lane, false);
-    if (keys && resets) part_columns(g, w.square, w.warp, w.lane);
-    if (queries && resets) part_columns(g, w.b.p(c), w.warp, w.lane);
+    if (in_warp(rare & (HOPPER_UNEVEN | HOPPER_RARE)))
+        mend_columns<io, keys, queries>(w, g, in_warp(rare & HOPPER_UNEVEN), c);
     __syncwarp();
 }
 
-/* T of chunk c, from the square; with it P is handed on, where that does not come late. */
+/* T of chunk c, from the square; with it P is handed on, and its place has been free as long, where that does
+ * not come late. */
 template <int io>
 GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int c)
 {
     const struct hopper_block &b    = w.b;
     const uint32_t             tile = b.t(c);
-    b.wait_free(HOPPER_T_FREE, c);
+    if (!HOPPER_WITH_P) b.wait_free(HOPPER_T_FREE, c);
     write_column<io>(w, g, tile);
     async_fence();
     __syncwarp();
     if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_T_FULL, c));
-    if (HOPPER_OUTPUTS && !HOPPER_LATE) hand_out_p(b, g, c, w.warp, w.lane);
+    if (HOPPER_WITH_P) send_p(b, g, c, w.warp, w.lane);
     if (HOPPER_BLOCKS == 1 || !w.is_last()) return;
     if (w.lane == 0) {
         const uint32_t full = b.other(b.of(HOPPER_T_FULL, c)), k_scale = shared_address(g.k_scale);
@@ -278,14 +287,15 @@ GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, floa
     if (b.r.norm != GDN_NORM_NONE) {
         multiply_tiles<io>(y, b.q(c), b.q(c));
         wgmma_wait<0>();
-        write_lengths<io, false, true>(w, g, x);
+        write_lengths<io, false, true>(w, g, 0, find_square(y, w.warp, w.lane));
     }
     multiply_tiles<io>(y, b.k(c), b.q(c));
     make_products<io, false, true>(w, g, x, c);
     if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_Q_FREE, c));
     async_fence();
     w.wait(); /* rows are of all warps */
-    hand_out_p(b, g, c, w.warp, w.lane);
+    if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_P_FULL, c));
+    send_p(b, g, c, w.warp, w.lane);
     __syncwarp();
 }
 
@@ -293,22 +303,25 @@ GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, floa
 template <int io>
 GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {
-    constexpr bool             both = HOPPER_OUTPUTS && !HOPPER_LATE;
+    constexpr bool             both = HOPPER_WITH_P;
     const struct hopper_block &b    = w.b;
     const bool                 norm = b.r.norm != GDN_NORM_NONE;
     bool                       apart = false;
     float (&first)[32]  = *(float (*)[32])x;
     float (&second)[32] = *(float (*)[32])(x + 32);
-    b.wait_both(HOPPER_K_FULL, HOPPER_GATES_FULL, c);
+    b.wait(HOPPER_FULL, c);
     if constexpr (HOPPER_STACKED) { /* where paths join no product may be under way */
-        b.wait(HOPPER_Q_FULL, c);
+        float square = 0;
         if (norm) {
-            multiply_tiles<io>(first, b.k(c), b.k(c));
             multiply_tiles<io>(second, b.q(c), b.q(c));
             wgmma_wait<0>();
-            apart = write_lengths<io, true, both>(w, g, x);
+            square = find_square(second, w.warp, w.lane);
         }
-        multiply_tiles<io>(x, b.k(c), b.k(c)); /* and of Q; with a norm K K^T once more */
+        multiply_tiles<io>(x, b.k(c), b.k(c)); /* and of Q */
+        if (norm) {
+            wgmma_wait<0>();
+            apart = write_lengths<io, true, both>(w, g, find_square(x, w.warp, w.lane), square);
+        }
         return apart;
     }
     multiply_tiles<io>(first, b.k(c), b.k(c));
@@ -316,14 +329,15 @@ GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     if (norm && (both || io != GDN_F16)) {
         if (both) multiply_tiles<io>(second, b.q(c), b.q(c));
         wgmma_wait<0>();
-        apart = write_lengths<io, true, both>(w, g, x);
+        apart = write_lengths<io, true, both>(w, g, find_square(first, w.warp, w.lane),
+                                              both ? find_square(second, w.warp, w.lane) : 0);
     }
     if (both) multiply_tiles<io>(second, b.k(c), b.q(c));
     return apart;
 }
 
 /* What warps know that make T of one chunk, number i of those that have a square. */
-GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, int warp, int lane)
+GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, int warp, uint32_t lane)
 {
     const uint32_t square = hopper_address() + HOPPER_L + i * HOPPER_TILE;
     return { b, warp, lane, i, square, square + warp * 16 * 128 };
@@ -331,7 +345,7 @@ GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, i
 
 /* One chunk at a time. */
 template <int io>
-GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp, int lane)
+GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp, uint32_t lane)
 {
     const struct hopper_solver w = solver_of(b, solver, warp, lane);
 #pragma unroll 1
@@ -340,7 +354,7 @@ GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp,
         float         x[64];
         const bool    apart = multiply_chunk<io>(w, g, x, c);
         w.wait(); /* all have done with the square */
-        make_products<io, true, HOPPER_OUTPUTS && !HOPPER_LATE>(w, g, x, c, apart);
+        make_products<io, true, HOPPER_WITH_P>(w, g, x, c, apart);
         invert_block(w);
         w.wait(); /* the inverses are there */
         make_t<io>(w, g, c);
@@ -351,7 +365,7 @@ GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp,
 /* Two chunks at once, but for the first, which the state waits for: both inverses are made by half a
  * warp each, and of columns of T warp 0 has the longest of one chunk and the shortest of the other.
  * Lanes are opaque: no address is kept for a whole pair. */
-template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int warp, int lane)
+template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int warp, uint32_t lane)
 {
 #pragma unroll 1
     for (int c = 0, n; c < b.n_chunks; c += n) {
@@ -375,7 +389,7 @@ template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int 
 }
 
 template <int io>
-GDN_DEVICE void run_solve(const struct hopper_block &b, int solver, int warp, int lane)
+GDN_DEVICE void run_solve(const struct hopper_block &b, int solver, int warp, uint32_t lane)
 {
     if constexpr (HOPPER_PAIRS)
         solve_pairs<io>(b, warp, lane);

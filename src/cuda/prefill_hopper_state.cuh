@@ -25,12 +25,13 @@ struct hopper_state {
     const struct hopper_block &b;
     struct prefill_cursor     &cursor;
     struct state_part          part;
-    int                        group, warp, lane;
+    int                        group, warp;
+    uint32_t                   lane;
 
     /* Where the lane reads its columns of V, in a tile. */
     __device__ __forceinline__ uint32_t v_lane() const
     {
-        const int l = opaque(lane);
+        const uint32_t l = opaque(lane);
         return tile() * HOPPER_TILE + tile_place(l % 8 + l / 16 * 8, 16 * warp + l / 8 % 2 * 8);
     }
     /* Which half of the keys the warpgroup has, and which tile of columns. */
@@ -101,7 +102,7 @@ template <int io> GDN_DEVICE void add_tokens(hopper_share &S, const uint32_t *w,
 struct token_factors {
     float2 of[8];
 };
-GDN_DEVICE struct token_factors factors_of(const float (&from)[64], int lane)
+GDN_DEVICE struct token_factors factors_of(const float (&from)[64], uint32_t lane)
 {
     struct token_factors f;
 #pragma unroll
@@ -119,7 +120,7 @@ GDN_DEVICE void load_columns(uint32_t (&x)[4][4], uint32_t v)
 #pragma unroll
     for (int n = 0; n < 4; n++) load_matrices_turned(x[n], v + 16 * 128 * n);
 }
-GDN_DEVICE struct row_terms row_terms_of(uint32_t v, const hopper_gates &g, int lane)
+GDN_DEVICE struct row_terms row_terms_of(uint32_t v, const hopper_gates &g, uint32_t lane)
 {
     struct row_terms x;
     load_columns(x.v, v);
@@ -201,7 +202,7 @@ GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const struct toke
 template <int io, int m>
 GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const struct hopper_end &end)
 {
-    const int lane = rare_lane();
+    const uint32_t lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const int    t = token_of(2 * i, lane);
@@ -362,10 +363,14 @@ GDN_DEVICE void release_made(const struct hopper_state &w, int first, int c)
     }
 }
 
+/* T, with which P is, where that does not come late. */
+enum { HOPPER_P_FREED = HOPPER_LATE ? HOPPER_P_FREE : HOPPER_T_FREE };
+
 /* Two halves free their only queries before P is awaited: so who made P arrives as well, and where that
  * is the other block, one of the halves in its place. */
 GDN_DEVICE void release_queries(const struct hopper_state &w, int c)
 {
+    if (HOPPER_STACKED) return;
     release(w, HOPPER_Q_FREE, c);
     if (HOPPER_DEPTH == 2 && w.half() && !w.b.is_own(c)) release(w, HOPPER_Q_FREE, c);
 }
@@ -379,7 +384,7 @@ template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float 
 /* U as a factor of P (y), and of keys where that is another: in a gated chunk it is weighed (r). */
 template <int io, bool gated>
 GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (&u)[32],
-                             const hopper_gates &g, int lane)
+                             const hopper_gates &g, uint32_t lane)
 {
     pack<io>(y, u);
     if (gated) weigh<io>(r, u, factors_of(g.to_end, lane));
@@ -389,7 +394,7 @@ GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (
 template <int io>
 GDN_DEVICE void hand_out(const struct hopper_state &w, const float (&o)[32], int c, uint32_t v)
 {
-    release_made(w, HOPPER_P_FREE, c);
+    release_made(w, HOPPER_P_FREED, c);
     put_output<io>(o, v);
     __syncwarp();
     release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
@@ -410,7 +415,7 @@ template <bool gated> GDN_DEVICE bool is_other(uint32_t rare)
 /* What the queries see of S; with a norm their lengths come with P. */
 GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c)
 {
-    if (w.b.r.norm != GDN_NORM_NONE) w.b.wait(HOPPER_P_FULL, c);
+    if (w.b.r.norm != GDN_NORM_NONE) w.b.wait_p(c);
     scale_tokens(o, factors_of(w.b.gates(c).q_start, w.lane));
 }
 
@@ -422,19 +427,16 @@ GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, float (
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
-    b.wait(HOPPER_P_FULL, c);
     if (is_any_far<io>(w, y)) return false;
     multiply_turned<io, true>(o, y, b.p(c));
     if (gated) decay_state(S, g.decay);
     add_tokens<io>(S, gated ? r : y, b.k(c));
-    release_made(w, HOPPER_T_FREE, c);
-    release(w, HOPPER_Q_FREE, c);
+    release_queries(w, c);
     const float decay = g.decay;
     wgmma_wait<1>();
     hand_out<io>(w, o, c, v);
-    release(w, HOPPER_GATES_FREE, c);
     wgmma_wait<0>();
-    release(w, HOPPER_K_FREE, c);
+    release(w, HOPPER_DONE, c);
     if (!gated) decay_state(S, decay);
     return true;
 }
@@ -453,24 +455,20 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, hopper_share &S, int c)
     uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
     float                      o[32], u[32];
     struct row_terms           with;
-    b.wait_both(HOPPER_K_FULL, HOPPER_GATES_FULL, c);
+    b.wait(HOPPER_FULL, c);
     const uint32_t rare = g.rare;
     pack<io>(a, S);
     multiply_turned<io, false>(o, a, b.k(c));
     const bool     other = is_other<gated>(rare);
     const uint32_t v     = b.v(c) + w.v_lane();
-    with.f = factors_of(g.v_scale, w.lane); /* while products go on */
     b.wait(HOPPER_V_FULL, c);
     load_columns(with.v, v);
-    if (b.r.norm != GDN_NORM_NONE) { /* lengths come with T */
-        b.wait(HOPPER_T_FULL, c);
-        with.f = factors_of(g.v_scale, w.lane);
-    }
+    b.wait(HOPPER_T_FULL, c); /* with a norm lengths come with it */
+    with.f = factors_of(g.v_scale, w.lane);
     wgmma_wait<0>();
     if (other) return false;
     if (gated) scale_tokens(o, factors_of(g.from_start, w.lane));
     make_rows<io>(r, o, with);
-    b.wait(HOPPER_T_FULL, c);
     multiply_turned<io, false>(u, r, b.t(c));
     b.wait(HOPPER_Q_FULL, c);
     multiply_turned<io, false, true>(o, a, b.q(c));
@@ -478,6 +476,7 @@ GDN_DEVICE bool pass_plain(const struct hopper_state &w, hopper_share &S, int c)
     make_factors<io, gated>(y, r, u, g, w.lane);
     wgmma_wait<0>();
     scale_output(w, o, c);
+    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* it is: without a branch here U is copied */
     return end_plain<io, gated>(w, S, o, y, r, c, v);
 }
 
@@ -493,15 +492,14 @@ GDN_DEVICE bool pass_stacked(const struct hopper_state &w, hopper_share &S, int 
     float                      xo[64], u[32];
     float (&x)[32] = *(float (*)[32])xo;
     float (&o)[32] = *(float (*)[32])(xo + 32);
-    b.wait_both(HOPPER_K_FULL, HOPPER_GATES_FULL, c);
+    b.wait(HOPPER_FULL, c);
     const uint32_t rare = g.rare;
     pack<io>(a, S);
-    b.wait(HOPPER_Q_FULL, c);
     multiply_turned<io, false>(xo, a, b.k(c));
     const bool     other = is_other<gated>(rare);
     const uint32_t v     = b.v(c) + w.v_lane();
     b.wait(HOPPER_V_FULL, c);
-    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with T */
+    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
     wgmma_wait<0>();
     if (other) return false;
     if (gated) scale_tokens(x, factors_of(g.from_start, w.lane));
@@ -543,7 +541,7 @@ GDN_DEVICE int next_mark(const struct hopper_state &w)
     return c < w.b.n_chunks ? (int)c : w.b.n_chunks;
 }
 
-template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, int lane)
+template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, uint32_t lane)
 {
     const int           group = warp / 4;
     struct hopper_state w   = { b, b.common().cursors[warp],

@@ -18,7 +18,7 @@
 /* A token's keys or queries, those of the lane: elements 8 i + 2 t and the one after. */
 typedef uint32_t hopper_token[HOPPER_STATE / 4];
 
-GDN_DEVICE void read_token(hopper_token &x, uint32_t tiles, int t, int lane)
+GDN_DEVICE void read_token(hopper_token &x, uint32_t tiles, int t, uint32_t lane)
 {
     const char *row = gdn_shared + (tiles - hopper_address()) + t * 128 + lane % 4 * 4;
 #pragma unroll
@@ -27,7 +27,7 @@ GDN_DEVICE void read_token(hopper_token &x, uint32_t tiles, int t, int lane)
 }
 
 /* Over the lanes that share columns, and over both halves of the keys: to all of them. */
-GDN_DEVICE void sum_over_keys(const struct hopper_state &w, float (&p)[3], int lane)
+GDN_DEVICE void sum_over_keys(const struct hopper_state &w, float (&p)[3], uint32_t lane)
 {
 #pragma unroll
     for (int i = 0; i < 3; i++)
@@ -47,7 +47,7 @@ GDN_DEVICE void sum_over_keys(const struct hopper_state &w, float (&p)[3], int l
 /* Of the lane's two columns S x; and |x|^2. */
 template <int io>
 GDN_DEVICE void multiply_token(const struct hopper_state &w, float (&p)[3], const hopper_share &S,
-                               const hopper_token &x, int lane)
+                               const hopper_token &x, uint32_t lane)
 {
     p[0] = p[1] = p[2] = 0;
 #pragma unroll
@@ -63,7 +63,7 @@ GDN_DEVICE void multiply_token(const struct hopper_state &w, float (&p)[3], cons
 /* Token t is written; v: where those of the lane's first column are. */
 template <int io>
 GDN_DEVICE void write_token(const struct hopper_state &w, hopper_share &S, int c, int t, uint32_t v,
-                            int lane)
+                            uint32_t lane)
 {
     const hopper_gates &g = w.b.gates(c);
     hopper_token        k;
@@ -86,7 +86,7 @@ GDN_DEVICE void write_token(const struct hopper_state &w, hopper_share &S, int c
 /* The output of token t, to where its v was. Lengths of queries are with who makes P alone. */
 template <int io>
 GDN_DEVICE void put_token(const struct hopper_state &w, const hopper_share &S, int c, int t,
-                          uint32_t v, int lane)
+                          uint32_t v, uint32_t lane)
 {
     const struct gdn_cu_rule &r = w.b.r;
     hopper_token              q;
@@ -106,13 +106,13 @@ template <int io>
 GDN_DEVICE int pass_tokens(const struct hopper_state &w, hopper_share &S, int c, int t)
 {
     const hopper_gates &g    = w.b.gates(c);
-    const int           lane = rare_lane();
+    const uint32_t      lane = rare_lane();
     int                 end  = g.n;
     if (HOPPER_OUTPUTS) {
         const int64_t mark = w.cursor.at - (int64_t)c * 64;
         if (mark < end) end = (int)mark;
-        w.b.wait(HOPPER_Q_FULL, c);
-        w.b.wait(HOPPER_P_FULL, c);
+        w.b.wait_q(c);
+        w.b.wait_p(c);
     }
 #pragma unroll 1
     for (; in_warp(t < end); t++) {

@@ -54,6 +54,11 @@ GDN_DEVICE int opaque(int x)
     asm volatile("" : "+r"(x));
     return x;
 }
+GDN_DEVICE uint32_t opaque(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
 
 /* Four words if `four`, two if `two`, aligned as a whole; the others are zero. */
 GDN_DEVICE void ld_v4_v2(uint32_t (&x)[4], const void *p, bool four, bool two)

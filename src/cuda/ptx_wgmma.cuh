@@ -54,23 +54,6 @@ GDN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity)
                  : : "r"(barrier), "r"(parity) : "memory");
 }
 
-/* Until those of two barriers have: both are asked at once. */
-GDN_DEVICE void mbarrier_wait_both(uint32_t first, uint32_t parity, uint32_t second,
-                                   uint32_t second_parity)
-{
-    asm volatile("{\n\t"
-                 ".reg .pred p, q;\n"
-                 "again:\n\t"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t"
-                 "mbarrier.try_wait.parity.shared::cta.b64 q, [%2], %3;\n\t"
-                 "and.pred p, p, q;\n\t"
-                 "@p bra over;\n\t"
-                 "bra again;\n"
-                 "over:\n\t"
-                 "}"
-                 : : "r"(first), "r"(parity), "r"(second), "r"(second_parity) : "memory");
-}
-
 /* Is it so for any of n threads? A barrier of the hardware, all of them. */
 GDN_DEVICE bool barrier_any(int barrier, int n, bool x)
 {

@@ -107,7 +107,7 @@ static void uneven_batches(void)
     static const struct {
         int64_t B, T, H, least; /* least: segments of a sequence of all tokens; 1: it stays whole */
     } calls[] = {
-        { 32, 4096, 16, 6 }, { 16, 32768, 8, 8 }, { 16, 4096, 32, 2 }, { 4, 8192, 32, 1 },
+        { 32, 4096, 16, 5 }, { 16, 32768, 8, 8 }, { 16, 4096, 32, 2 }, { 4, 8192, 32, 1 },
         { 257, 33, 32, 3 },  { 8, 4096, 64, 1 },  { 64, 8192, 4, 8 },  { 16, 2528, 8, 1 },
         { 17, 16384, 8, 8 },
     };
@@ -184,8 +184,8 @@ static void workspace_is_bounded(void)
             }
 }
 
-/* Where summaries may stop early first segments are shorter, if that gains clearly: the second of
- * the calls here, and not the first. Room is bounded as well. */
+/* Where summaries may stop early first segments are shorter, if that gains: the second of the calls
+ * here, and not the first. Room is bounded as well. */
 static void early_stop(void)
 {
     static const int calls[][3] = { { 8, 32768, 131072 },
@@ -307,9 +307,11 @@ static const struct {
     int         B, T, lost;
 } exceptions[] = {
     { "1/2", 1, 32768, 7 },
-    { "2/8", 5, 16384, 7 },
-    { "2/4", 1, 8192, 6 },
-    { "16/48", 1, 24576, 5 },
+    { "2/4", 1, 8192, 7 },
+    { "2/4", 1, 4096, 5 },
+    { "16/32", 1, 20480, 6 },
+    { "1/2", 1, 49152, 5 },
+    { "2/8", 4, 8192, 5 },
 };
 
 static int allowed_of(const struct measured *m)

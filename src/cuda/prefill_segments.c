@@ -11,8 +11,7 @@
  * one block, for whole sequences and for all segments.
  *
  * Most summaries may be brief (prefill_hopper_tail.cuh), but whether they are follows from gates,
- * which nobody reads here. So where they may be, that counts as being as likely as not, and another
- * cut is taken only where it gains clearly.
+ * which nobody reads here. So where they may be, that counts as twice as likely as not.
  */
 #include "prefill_hopper.h"
 #include "prefill_segments.h"
@@ -31,22 +30,21 @@ enum { UNEVEN = 2, LEAST_UNEVEN = 600000 };
  * the longest length is known, as what lies between that and the rest is not. */
 enum { WIN = 95, WIN_UNEVEN = 80 };
 
-/* Where summaries stop early: hundredths of them that do, and the chunks that are left. Another cut
- * for that has to take so many thousandths of the time of the one that is best where none does. */
-enum { BRIEF = 75, BRIEF_CHUNKS = 8, CLEAR = 975 };
+/* Where summaries stop early: hundredths of them that do, and the chunks that are left. */
+enum { BRIEF = 75, BRIEF_CHUNKS = 8 };
 
 /* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
  * much for a chunk, more where many run at once: _MORE where they take 0.7 of the room or more. */
 enum {
-    START = 9052, CLUSTER = 1348, CLUSTER_MORE = 318,
-    WIDE_START = 10309, WIDE = 2320, WIDE_MORE = 194, /* by blocks of one multiprocessor */
-    SMALL_START = 6901, SMALL = 1224, SMALL_MORE = 88, /* small heads */
-    FIRST_START = 11855, FIRST = 1525, FIRST_MORE = 167, /* first segments, beside summaries */
-    SMALL_FIRST_START = 11574, SMALL_FIRST = 1245,
-    SUMMARY_START = 11063, SUMMARY = 1485,
-    SMALL_SUMMARY_START = 10156, SMALL_SUMMARY = 1456,
-    STEPS_START = 1043, STEP = 1984, /* from segment to segment */
-    CALL = 6000, LAUNCHES = 1633 /* of any call; of three launches more */
+    START = 9265, CLUSTER = 1246, CLUSTER_MORE = 148,
+    WIDE_START = 10819, WIDE = 2069, WIDE_MORE = 215, /* by blocks of one multiprocessor */
+    SMALL_START = 6779, SMALL = 1119, SMALL_MORE = 104, /* small heads */
+    FIRST_START = 17137, FIRST = 1266, FIRST_MORE = 28, /* first segments, beside summaries */
+    SMALL_FIRST_START = 13462, SMALL_FIRST = 1151,
+    SUMMARY_START = 15049, SUMMARY = 1365,
+    SMALL_SUMMARY_START = 12368, SMALL_SUMMARY = 1303,
+    STEPS_START = 835, STEP = 1801, /* from segment to segment */
+    CALL = 6000, LAUNCHES = 549 /* of any call; of three launches more */
 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -246,7 +244,7 @@ static int64_t time_of_steps(const struct trial *t)
 
 static int64_t time_of_segments(const struct trial *t)
 {
-    const int64_t all = time_of_summaries(t, 0), mean = (all + time_of_summaries(t, BRIEF)) / 2;
+    const int64_t all = time_of_summaries(t, 0), mean = (all + 2 * time_of_summaries(t, BRIEF)) / 3;
     const int64_t n = t->n * t->s, later = time_of_rounds(is_later_wide(t, n), t, n, t->each);
     return CALL + LAUNCHES + (t->stops ? mean : all) + time_of_steps(t) + later;
 }
@@ -277,12 +275,12 @@ static void find_best(struct trial t, int64_t least, bool wide, struct gdn_cuda_
 }
 
 /* The same where summaries may stop early; c is the best cut where none does. */
-static void find_clearly_better(struct trial t, struct gdn_cuda_cut *c)
+static void find_better(struct trial t, struct gdn_cuda_cut *c)
 {
     t.stops = true;
     t.each  = c->each / CHUNK;
     t.s     = (t.chunks - c->first / CHUNK) / t.each;
-    find_best(t, time_of_segments(&t) / 1000 * CLEAR, c->wide, c);
+    find_best(t, time_of_segments(&t), c->wide, c);
 }
 
 struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
@@ -310,7 +308,7 @@ struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s)
     const int64_t       win  = t.others ? WIN_UNEVEN : WIN;
     if (t.n == 0) return c;
     if (t.n < room) find_best(t, time / 100 * win, false, &c);
-    if (c.units && s->stops) find_clearly_better(t, &c);
+    if (c.units && s->stops) find_better(t, &c);
     if (c.units || longest || b->padded || b->B == 1 || H >= room || time < LEAST_UNEVEN) return c;
     t.least  = UNEVEN * t.chunks;
     t.chunks = divide_up(b->N, CHUNK);

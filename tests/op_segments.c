@@ -162,7 +162,7 @@ static void one_among_many(void)
 static void whatever_is_said(void)
 {
     static const int     heads[3]  = { 1, 1, 1 }, said[] = { 1, 4000, 12000, INT32_MAX };
-    static const int64_t lengths[] = { 300, 7000, 0, 65, 4000 };
+    static const int64_t lengths[] = { 300, 10000, 0, 65, 5000 };
     gdn_batch           *batch;
     gdn_ctx             *ctx = cutting(0, 0);
     if (!ctx) return;

@@ -310,7 +310,7 @@ GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     float (&first)[32]  = *(float (*)[32])x;
     float (&second)[32] = *(float (*)[32])(x + 32);
     b.wait(HOPPER_FULL, c);
-    if constexpr (HOPPER_STACKED) { /* where paths join no product may be under way */
+    if constexpr (HOPPER_STACKED) { /* lengths of keys come from the product that L is made of */
         float square = 0;
         if (norm) {
             multiply_tiles<io>(second, b.q(c), b.q(c));

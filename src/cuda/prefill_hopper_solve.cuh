@@ -163,7 +163,7 @@ GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int 
 {
     const uint32_t rows = b.p(c) + warp * 16 * 128;
     if (HOPPER_BLOCKS == 2 && lane == 0) {
-        const uint32_t full    = b.other(b.of(HOPPER_LATE ? HOPPER_P_FULL : HOPPER_T_FULL, c));
+        const uint32_t full    = b.other(b.of(HOPPER_P_TOLD, c));
         const uint32_t q_start = shared_address(g.q_start + 16 * warp);
         const bool     lengths = b.r.norm != GDN_NORM_NONE;
         mbarrier_expect_cluster(full, 16 * 128 + (lengths ? 16 * 4 : 0));
@@ -244,7 +244,7 @@ GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates 
     const int      row  = 16 * w.warp + w.lane / 4;
     const float nan   = __int_as_float(0x7fffffff);
     const float f[2]  = { apart ? nan : -g.weight[row], apart ? nan : -g.weight[row + 8] };
-    if (queries) w.b.wait_free(HOPPER_LATE ? HOPPER_P_FREE : HOPPER_T_FREE, c);
+    if (queries) w.b.wait_free(HOPPER_P_FREED, c);
     wgmma_wait<0>();
     write_columns<io, keys, queries>(g, f, x, w.square, w.b.p(c), w.warp, w.lane);
     if (in_warp(rare & (HOPPER_UNEVEN | HOPPER_RARE)))

@@ -363,9 +363,6 @@ GDN_DEVICE void release_made(const struct hopper_state &w, int first, int c)
     }
 }
 
-/* T, with which P is, where that does not come late. */
-enum { HOPPER_P_FREED = HOPPER_LATE ? HOPPER_P_FREE : HOPPER_T_FREE };
-
 /* Two halves free their only queries before P is awaited: so who made P arrives as well, and where that
  * is the other block, one of the halves in its place. */
 GDN_DEVICE void release_queries(const struct hopper_state &w, int c)

@@ -208,6 +208,10 @@ struct hopper_block {
     {
         mbarrier_wait(of(first, c), (uint32_t)c / ring(first) & 1);
     }
+    __device__ __forceinline__ bool is_there(int first, int c) const
+    {
+        return mbarrier_test(of(first, c), (uint32_t)c / ring(first) & 1);
+    }
     __device__ __forceinline__ void wait_free(int first, int c) const
     {
         mbarrier_wait(of(first, c), ((uint32_t)c / ring(first) & 1) ^ 1);

@@ -101,66 +101,70 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
     return true;
 }
 
-/* As pass_plain(): chunk c, if it is plain; else nothing has been done. Both halves look at the same
- * gates and the same U. What both do is the same code: they share a cache of it. */
+/* As pass_plain(). Both halves look at the same gates and the same U. What both do is the same code: they
+ * share a cache of it. */
 template <int io, bool gated>
-GDN_DEVICE bool pass_plain_half(const struct hopper_state &w, hopper_share &S, int c)
+GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
-    const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
+    const struct hopper_block &b     = w.b;
     const bool                 first = in_warp(w.half() == 0);
-    uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
-    float                      o[32], u[32];
-    if (!start_plain<io, gated>(w, a, u, o, S, c)) return false;
-    if (first) {
-        b.wait(HOPPER_V_FULL, c);
-        if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
-        wgmma_wait<1>();
-        wait_for_other(HOPPER_MAIL_K);
-        take_mail<true>(w, u);
-        if (gated) scale_tokens(u, factors_of(g.from_start, w.lane));
-        make_rows<io>(r, u, row_terms_of(b.v(c) + w.v_lane(), g, w.lane));
-        b.wait(HOPPER_T_FULL, c);
+#pragma unroll 1
+    for (bool more = in_warp(c < mark); more; c++) {
+        const hopper_gates &g = b.gates(c);
+        uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
+        float               o[32], u[32];
+        if (!start_plain<io, gated>(w, a, u, o, S, c)) return c;
+        more = in_warp(c + 1 < mark);
+        if (first) {
+            b.wait(HOPPER_V_FULL, c);
+            if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
+            wgmma_wait<1>();
+            wait_for_other(HOPPER_MAIL_K);
+            take_mail<true>(w, u);
+            if (gated) scale_tokens(u, factors_of(g.from_start, w.lane));
+            make_rows<io>(r, u, row_terms_of(b.v(c) + w.v_lane(), g, w.lane));
+            b.wait(HOPPER_T_FULL, c);
+            wgmma_wait<0>();
+            multiply_turned<io, false>(u, r, b.t(c));
+            put_mail(w, o);
+            tell_other(HOPPER_MAIL_Q);
+            wgmma_wait<0>();
+            make_factors<io, gated>(y, r, u, g, w.lane);
+            wait_for_other(HOPPER_MAIL_READ);
+            put_factor<0>(w, y);
+            if (gated) put_factor<16>(w, r);
+            tell_other(HOPPER_MAIL_U);
+        } else {
+            wgmma_wait<1>();
+            put_mail(w, u);
+            tell_other(HOPPER_MAIL_K);
+            wgmma_wait<0>();
+            wait_for_other(HOPPER_MAIL_Q);
+            take_mail<true>(w, o);
+            tell_other(HOPPER_MAIL_READ);
+            scale_output(w, o, c);
+            wait_for_other(HOPPER_MAIL_U);
+            take_factor<0>(w, y);
+            if (gated) take_factor<16>(w, r);
+        }
+        const float decay = g.decay;
+        if (is_any_far<io>(w, y)) return c;
+        release_queries(w, c);
+        if (gated) decay_state(S, decay);
+        add_tokens<io>(S, gated ? r : y, w.k(c));
+        if (first) {
+            release_made(w, HOPPER_T_FREE, c);
+        } else {
+            b.wait(HOPPER_P_FULL, c);
+            multiply_turned<io, true>(o, y, b.p(c));
+            wgmma_wait<0>();
+            hand_out<io>(w, o, c, b.v(c) + w.v_lane());
+        }
         wgmma_wait<0>();
-        multiply_turned<io, false>(u, r, b.t(c));
-        put_mail(w, o);
-        tell_other(HOPPER_MAIL_Q);
-        wgmma_wait<0>();
-        make_factors<io, gated>(y, r, u, g, w.lane);
-        wait_for_other(HOPPER_MAIL_READ);
-        put_factor<0>(w, y);
-        if (gated) put_factor<16>(w, r);
-        tell_other(HOPPER_MAIL_U);
-    } else {
-        wgmma_wait<1>();
-        put_mail(w, u);
-        tell_other(HOPPER_MAIL_K);
-        wgmma_wait<0>();
-        wait_for_other(HOPPER_MAIL_Q);
-        take_mail<true>(w, o);
-        tell_other(HOPPER_MAIL_READ);
-        scale_output(w, o, c);
-        wait_for_other(HOPPER_MAIL_U);
-        take_factor<0>(w, y);
-        if (gated) take_factor<16>(w, r);
+        release(w, HOPPER_DONE, c);
+        if (!gated) decay_state(S, decay);
     }
-    const float decay = g.decay;
-    if (is_any_far<io>(w, y)) return false;
-    release_queries(w, c);
-    if (gated) decay_state(S, decay);
-    add_tokens<io>(S, gated ? r : y, w.k(c));
-    if (first) {
-        release_made(w, HOPPER_T_FREE, c);
-    } else {
-        b.wait(HOPPER_P_FULL, c);
-        multiply_turned<io, true>(o, y, b.p(c));
-        wgmma_wait<0>();
-        hand_out<io>(w, o, c, b.v(c) + w.v_lane());
-    }
-    wgmma_wait<0>();
-    release(w, HOPPER_DONE, c);
-    if (!gated) decay_state(S, decay);
-    return true;
+    return c;
 }
 
 #endif

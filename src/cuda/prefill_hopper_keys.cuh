@@ -12,38 +12,42 @@
 
 #include "prefill_hopper_any.cuh"
 
-/* As pass_plain(). */
+/* As pass_plain(), to the last chunk. */
 template <int io, bool gated>
-GDN_DEVICE bool pass_plain_keys(const struct hopper_state &w, hopper_share &S, int c)
+GDN_DEVICE int pass_plain_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
-    uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
-    float                      x[32];
-    b.wait(HOPPER_FULL, c);
-    pack<io>(a, S);
-    multiply_turned<io, false>(x, a, b.k(c));
-    const float decay = g.decay;
-    const bool  other = is_other<gated>(g.rare);
-    b.wait(HOPPER_V_FULL, c);
-    b.wait(HOPPER_T_FULL, c);
-    const struct row_terms with = row_terms_of(b.v(c) + w.v_lane(), g, w.lane);
-    wgmma_wait<0>();
-    if (other) return false;
-    if (gated) scale_tokens(x, factors_of(g.from_start, w.lane));
-    make_rows<io>(r, x, with);
-    multiply_turned<io, false>(x, r, b.t(c));
-    wgmma_wait<0>();
-    make_factors<io, gated>(y, r, x, g, w.lane);
-    if (is_any_far<io>(w, y)) return false;
-    if (gated) decay_state(S, decay);
-    add_tokens<io>(S, gated ? r : y, b.k(c));
-    release_made(w, HOPPER_T_FREE, c);
-    release(w, HOPPER_V_FREE, c);
-    wgmma_wait<0>();
-    release(w, HOPPER_DONE, c);
-    if (!gated) decay_state(S, decay);
-    return true;
+#pragma unroll 1
+    for (bool more = in_warp(c < b.n_chunks); more; c++) {
+        const hopper_gates &g = b.gates(c);
+        uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
+        float               x[32];
+        b.wait(HOPPER_FULL, c);
+        pack<io>(a, S);
+        multiply_turned<io, false>(x, a, b.k(c));
+        const float decay = g.decay;
+        const bool  other = is_other<gated>(g.rare);
+        more              = in_warp(c + 1 < b.n_chunks);
+        b.wait(HOPPER_V_FULL, c);
+        b.wait(HOPPER_T_FULL, c);
+        const struct row_terms with = row_terms_of(b.v(c) + w.v_lane(), g, w.lane);
+        wgmma_wait<0>();
+        if (other) return c;
+        if (gated) scale_tokens(x, factors_of(g.from_start, w.lane));
+        make_rows<io>(r, x, with);
+        multiply_turned<io, false>(x, r, b.t(c));
+        wgmma_wait<0>();
+        make_factors<io, gated>(y, r, x, g, w.lane);
+        if (is_any_far<io>(w, y)) return c;
+        if (gated) decay_state(S, decay);
+        add_tokens<io>(S, gated ? r : y, b.k(c));
+        release_made(w, HOPPER_T_FREE, c);
+        release(w, HOPPER_V_FREE, c);
+        wgmma_wait<0>();
+        release(w, HOPPER_DONE, c);
+        if (!gated) decay_state(S, decay);
+    }
+    return c;
 }
 
 /* As end_mended(). */
@@ -102,10 +106,8 @@ template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, i
     int c = 0;
     while (in_warp(c < b.n_chunks)) {
         const int first = c;
-#pragma unroll 1
-        while (in_warp(c < b.n_chunks) && pass_plain_keys<io, false>(w, S, c)) c++;
-#pragma unroll 1
-        while (in_warp(c < b.n_chunks) && pass_plain_keys<io, true>(w, S, c)) c++;
+        c = pass_plain_keys<io, false>(w, S, c);
+        c = pass_plain_keys<io, true>(w, S, c);
         if (in_warp(c < b.n_chunks && c == first)) pass_any_keys<io>(w, S, c++);
     }
     write_state(S, b.rank ? segment_place(b.a.cut.M, b.r, columns, s.from, b.head)

@@ -416,114 +416,134 @@ GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c
     scale_tokens(o, factors_of(w.b.gates(c).q_start, w.lane));
 }
 
-/* The rest of a plain chunk, from U as a factor of P (y) and of keys (r, or y), and what the queries see of
- * S (o); if something of U is not finite, nothing has been done. */
+/* The rest of a plain chunk, whose output's product with P is under way (o), from U as a factor of keys. In a
+ * wide block: are the next chunk's keys there? Where that is asked late it is waited for on the chain. */
 template <int io, bool gated>
-GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, float (&o)[32],
-                          const uint32_t (&y)[16], const uint32_t (&r)[16], int c, uint32_t v)
+GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, const float (&o)[32],
+                          const uint32_t (&u)[16], int c, uint32_t v)
 {
-    const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
-    if (is_any_far<io>(w, y)) return false;
-    multiply_turned<io, true>(o, y, b.p(c));
+    const struct hopper_block &b    = w.b;
+    const hopper_gates        &g    = b.gates(c);
+    bool                       next = false;
     if (gated) decay_state(S, g.decay);
-    add_tokens<io>(S, gated ? r : y, b.k(c));
+    add_tokens<io>(S, u, b.k(c));
     release_queries(w, c);
     const float decay = g.decay;
     wgmma_wait<1>();
     hand_out<io>(w, o, c, v);
+    if (HOPPER_STACKED) next = b.is_there(HOPPER_FULL, c + 1);
     wgmma_wait<0>();
     release(w, HOPPER_DONE, c);
     if (!gated) decay_state(S, decay);
-    return true;
+    return next;
 }
 
 /*
- * Chunk c, if it is plain: no token forgets, S changes, and all is finite; else nothing has been done.
+ * Chunks from c on, up to one of those at `mark` and the first that is not plain, which is returned: no token
+ * forgets, S changes, and all is finite; of that one nothing has been done.
  * The chain from S to S is the products with K, T and keys; those with Q and P, and all that can, run
  * beside it. What is not finite in S, R or T leaves no column of U finite, so that one look at U is
- * enough.
+ * enough. Whether there is one more chunk is asked in time: at the end, the next would wait for it.
  */
 template <int io, bool gated>
-GDN_DEVICE bool pass_plain(const struct hopper_state &w, hopper_share &S, int c)
+GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
     const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
-    uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
-    float                      o[32], u[32];
-    struct row_terms           with;
-    b.wait(HOPPER_FULL, c);
-    const uint32_t rare = g.rare;
-    pack<io>(a, S);
-    multiply_turned<io, false>(o, a, b.k(c));
-    const bool     other = is_other<gated>(rare);
-    const uint32_t v     = b.v(c) + w.v_lane();
-    b.wait(HOPPER_V_FULL, c);
-    load_columns(with.v, v);
-    b.wait(HOPPER_T_FULL, c); /* with a norm lengths come with it */
-    with.f = factors_of(g.v_scale, w.lane);
-    wgmma_wait<0>();
-    if (other) return false;
-    if (gated) scale_tokens(o, factors_of(g.from_start, w.lane));
-    make_rows<io>(r, o, with);
-    multiply_turned<io, false>(u, r, b.t(c));
-    b.wait(HOPPER_Q_FULL, c);
-    multiply_turned<io, false, true>(o, a, b.q(c));
-    wgmma_wait<1>();
-    make_factors<io, gated>(y, r, u, g, w.lane);
-    wgmma_wait<0>();
-    scale_output(w, o, c);
-    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* it is: without a branch here U is copied */
-    return end_plain<io, gated>(w, S, o, y, r, c, v);
+#pragma unroll 1
+    for (bool more = in_warp(c < mark); more; c++) {
+        const hopper_gates &g = b.gates(c);
+        uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
+        float               o[32], u[32];
+        struct row_terms    with;
+        b.wait(HOPPER_FULL, c);
+        const uint32_t rare = g.rare;
+        pack<io>(a, S);
+        multiply_turned<io, false>(o, a, b.k(c));
+        const bool     other = is_other<gated>(rare);
+        const uint32_t v     = b.v(c) + w.v_lane();
+        more                 = in_warp(c + 1 < mark);
+        b.wait(HOPPER_V_FULL, c);
+        load_columns(with.v, v);
+        b.wait(HOPPER_T_FULL, c); /* with a norm lengths come with it */
+        with.f = factors_of(g.v_scale, w.lane);
+        wgmma_wait<0>();
+        if (other) return c;
+        if (gated) scale_tokens(o, factors_of(g.from_start, w.lane));
+        make_rows<io>(r, o, with);
+        multiply_turned<io, false>(u, r, b.t(c));
+        b.wait(HOPPER_Q_FULL, c);
+        multiply_turned<io, false, true>(o, a, b.q(c));
+        wgmma_wait<1>();
+        make_factors<io, gated>(y, r, u, g, w.lane);
+        wgmma_wait<0>();
+        scale_output(w, o, c);
+        if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* it is: without a branch U is copied */
+        if (is_any_far<io>(w, y)) return c;
+        multiply_turned<io, true>(o, y, b.p(c));
+        end_plain<io, gated>(w, S, o, gated ? r : y, c, v);
+    }
+    return c;
 }
 
 /* The same where K and Q are one factor of 128 rows: fewer instructions, and a product of 128 columns leaves
  * others more of the registers' time. There are no registers for more; the other warpgroup fills the
- * time. */
+ * time. U is looked at while P is multiplied; without a branch before that, the assembler serialises it. */
 template <int io, bool gated>
-GDN_DEVICE bool pass_stacked(const struct hopper_state &w, hopper_share &S, int c)
+GDN_DEVICE int pass_stacked(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
-    const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
-    uint32_t                   a[HOPPER_STATE / 2], r[16], y[16];
-    float                      xo[64], u[32];
-    float (&x)[32] = *(float (*)[32])xo;
-    float (&o)[32] = *(float (*)[32])(xo + 32);
-    b.wait(HOPPER_FULL, c);
-    const uint32_t rare = g.rare;
-    pack<io>(a, S);
-    multiply_turned<io, false>(xo, a, b.k(c));
-    const bool     other = is_other<gated>(rare);
-    const uint32_t v     = b.v(c) + w.v_lane();
-    b.wait(HOPPER_V_FULL, c);
-    if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
-    wgmma_wait<0>();
-    if (other) return false;
-    if (gated) scale_tokens(x, factors_of(g.from_start, w.lane));
-    make_rows<io>(r, x, row_terms_of(v, g, w.lane));
-    b.wait(HOPPER_T_FULL, c);
-    multiply_turned<io, false>(u, r, b.t(c));
-    scale_output(w, o, c);
-    wgmma_wait<0>();
-    make_factors<io, gated>(y, r, u, g, w.lane);
-    return end_plain<io, gated>(w, S, o, y, r, c, v);
+    const struct hopper_block &b     = w.b;
+    bool                       there = false;
+#pragma unroll 1
+    for (bool more = in_warp(c < mark); more; c++) {
+        const hopper_gates &g = b.gates(c);
+        uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
+        float               xo[64], u[32];
+        float (&x)[32] = *(float (*)[32])xo;
+        float (&o)[32] = *(float (*)[32])(xo + 32);
+        if (!there) b.wait(HOPPER_FULL, c);
+        const uint32_t rare = g.rare;
+        pack<io>(a, S);
+        multiply_turned<io, false>(xo, a, b.k(c));
+        const bool     other = is_other<gated>(rare);
+        const uint32_t v     = b.v(c) + w.v_lane();
+        more                 = in_warp(c + 1 < mark);
+        b.wait(HOPPER_V_FULL, c);
+        if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
+        const uint32_t lane = opaque(w.lane);                    /* found here: later is on the chain */
+        wgmma_wait<0>();
+        if (other) return c;
+        if (gated) scale_tokens(x, factors_of(g.from_start, lane));
+        make_rows<io>(r, x, row_terms_of(v, g, lane));
+        b.wait(HOPPER_T_FULL, c);
+        multiply_turned<io, false>(u, r, b.t(c));
+        scale_output(w, o, c);
+        wgmma_wait<0>();
+        make_factors<io, gated>(y, r, u, g, w.lane);
+        if (in_warp(opaque(0u) != 0)) return c;
+        multiply_turned<io, true>(o, y, b.p(c));
+        if (is_any_far<io>(w, y)) {
+            wgmma_wait<0>();
+            return c;
+        }
+        there = end_plain<io, gated>(w, S, o, gated ? r : y, c, v);
+    }
+    return c;
 }
 
 /* Where keys have two halves (prefill_hopper_halves.cuh). */
 GDN_DEVICE void sum_halves(const struct hopper_state &w, float (&x)[32]);
 template <int io, bool gated>
-GDN_DEVICE bool pass_plain_half(const struct hopper_state &, hopper_share &S, int c);
+GDN_DEVICE int pass_plain_half(const struct hopper_state &, hopper_share &S, int c, int mark);
 
-/* Chunk c, if it is plain; else nothing has been done. */
 template <int io, bool gated>
-GDN_DEVICE bool pass(const struct hopper_state &w, hopper_share &S, int c)
+GDN_DEVICE int pass(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
     if constexpr (HOPPER_DEPTH == 2)
-        return pass_plain_half<io, gated>(w, S, c);
+        return pass_plain_half<io, gated>(w, S, c, mark);
     else if constexpr (HOPPER_STACKED)
-        return pass_stacked<io, gated>(w, S, c);
+        return pass_stacked<io, gated>(w, S, c, mark);
     else
-        return pass_plain<io, gated>(w, S, c);
+        return pass_plain<io, gated>(w, S, c, mark);
 }
 
 /* Any chunk, of which t tokens have been passed by themselves (prefill_hopper_any.cuh); returns how many
@@ -558,10 +578,8 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
     int c = 0, mark = next_mark(w); /* mark < 0: so many tokens of chunk c have been passed */
     for (;;) {
         const int first = c;
-#pragma unroll 1
-        while (in_warp(c < mark) && pass<io, false>(w, S, c)) c++;
-#pragma unroll 1
-        while (in_warp(c < mark) && pass<io, true>(w, S, c)) c++;
+        c = pass<io, false>(w, S, c, mark);
+        c = pass<io, true>(w, S, c, mark);
         if (in_warp(c != first && c < mark)) continue;
         if (in_warp(c == b.n_chunks)) break;
         int           t = mark < 0 ? -mark : 0;

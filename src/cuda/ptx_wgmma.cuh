@@ -53,6 +53,18 @@ GDN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity)
                  "}"
                  : : "r"(barrier), "r"(parity) : "memory");
 }
+/* Has it? */
+GDN_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity)
+{
+    int y;
+    asm volatile("{\n\t"
+                 ".reg .pred done;\n\t"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
+                 "selp.b32 %0, 1, 0, done;\n\t"
+                 "}"
+                 : "=r"(y) : "r"(barrier), "r"(parity) : "memory");
+    return y != 0;
+}
 
 /* Is it so for any of n threads? A barrier of the hardware, all of them. */
 GDN_DEVICE bool barrier_any(int barrier, int n, bool x)

@@ -14,7 +14,7 @@
  * take turns at T and P, as the blocks of a cluster do.
  *
  *     warpgroup 0     io     loads, gates, stores (prefill_hopper_io.cuh)
- *     1, or 1 and 2   state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh)
+ *     1, or 1 and 2   state  64 x K of it in registers (prefill_hopper_state.cuh, ..._memory.cuh, ..._plain.cuh)
  *     the last        T and P (prefill_hopper_solve.cuh, ..._rows.cuh)
  *
  * T and P do not depend on the columns: in a cluster block c % 2 makes those of chunk c and copies them
@@ -41,7 +41,7 @@
  * that they are free. The output goes where V was.
  *
  * All code that runs per chunk should be in the instruction cache together, and that is 32 KB: so what
- * is rare stands behind the loop over plain chunks (prefill_hopper_state.cuh).
+ * is rare stands behind the loop over plain chunks (prefill_hopper_plain.cuh).
  *
  * Shared memory, from a multiple of 1024 bytes: as HOPPER_... below; at most 227 KB.
  */
@@ -203,18 +203,24 @@ struct hopper_block {
     {
         return barrier(first + (uint32_t)c % ring(first));
     }
+    /* The parity of its phase. */
+    static __device__ __forceinline__ uint32_t phase(int first, int c)
+    {
+        return (uint32_t)c / ring(first) & 1;
+    }
     /* Waits until chunk c is there (what is full), and until its place is free. */
     __device__ __forceinline__ void wait(int first, int c) const
     {
-        mbarrier_wait(of(first, c), (uint32_t)c / ring(first) & 1);
-    }
-    __device__ __forceinline__ bool is_there(int first, int c) const
-    {
-        return mbarrier_test(of(first, c), (uint32_t)c / ring(first) & 1);
+        mbarrier_wait(of(first, c), phase(first, c));
     }
     __device__ __forceinline__ void wait_free(int first, int c) const
     {
-        mbarrier_wait(of(first, c), ((uint32_t)c / ring(first) & 1) ^ 1);
+        mbarrier_wait(of(first, c), phase(first, c) ^ 1);
+    }
+    /* Is chunk c there? */
+    __device__ __forceinline__ bool is_there(int first, int c) const
+    {
+        return mbarrier_test(of(first, c), phase(first, c));
     }
     /* Where queries, and P, are not there with all else. */
     __device__ __forceinline__ void wait_q(int c) const

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A chunk that is not plain (prefill_hopper_state.cuh): a token forgets, S stays as it is, or
+ * A chunk that is not plain (prefill_hopper_plain.cuh): a token forgets, S stays as it is, or
  * something is not finite. Each warp mends R and U for itself, as prefill_state.cuh says; where T is
  * not finite nothing can be mended, and the warpgroup goes by tokens (prefill_hopper_tokens.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_ANY_CUH
 #define GDN_CUDA_PREFILL_HOPPER_ANY_CUH
 
+#include "prefill_hopper_halves.cuh"
 #include "prefill_hopper_tokens.cuh"
 
 /* ---- What is not finite ---------------------------------------------------------------------------- */

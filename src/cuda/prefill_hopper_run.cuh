@@ -5,9 +5,8 @@
 
 #include "prefill_hopper_io.cuh"
 #include "prefill_hopper_solve.cuh"
-#include "prefill_hopper_any.cuh"
+#include "prefill_hopper_plain.cuh"
 #include "prefill_hopper_keys.cuh"
-#include "prefill_hopper_halves.cuh"
 #include "prefill_hopper_tail.cuh"
 
 /* Who arrives at a barrier: the warps of the block's state, or of both blocks' where T and P are

@@ -150,6 +150,7 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
     const int n = b.tokens(c), column = b.column(), bytes = (b.r.V - column) * 2;
     b.wait(HOPPER_OUT_FULL, c);
     if (!b.r.out.data || bytes <= 0) {
+        async_fence(); /* V is loaded to where the state's warps have written */
     } else if (n == 64) {
         if (lane == 0) {
             async_fence(); /* what the state's warps have written and then arrived */
@@ -210,6 +211,14 @@ GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask r
              (uneven || most != 0 ? HOPPER_GATED : 0) | (uneven ? HOPPER_UNEVEN : 0);
 }
 
+/* Until lengths of keys and queries of chunk c, which are among its gates, have been copied to the other block:
+ * its state has had done with T then, or this block's could not have been made for a later chunk. */
+GDN_DEVICE void wait_lengths(const struct hopper_block &b, int c)
+{
+    if (HOPPER_BLOCKS == 2 && c >= 0 && b.is_own(c) && b.r.norm != GDN_NORM_NONE)
+        b.wait(HOPPER_P_TOLD, c + HOPPER_T_RING);
+}
+
 /* Of every second chunk from chunk `first` on, by a warp; and what can be said of all of them. */
 template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int first, uint32_t lane)
 {
@@ -225,6 +234,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
         float G[2] = {};
         fetch_gates<2>(raw, b.r); /* early enough: places are rarely free yet */
         b.wait_done(c - HOPPER_GATES_RING);
+        wait_lengths(b, c - HOPPER_GATES_RING);
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
         __syncwarp();
         const bool       own    = b.is_own(c) || !norm; /* lengths come from who makes T and P */

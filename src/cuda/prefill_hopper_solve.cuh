@@ -190,10 +190,12 @@ GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
 }
 
 /* Are keys of the chunk so much longer than others that products of both, divided by the square of the
- * longer, are below what f16 has? */
+ * longer, are below what f16 has? Behind the last token there are none. */
 GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
 {
-    const uint32_t a = __float_as_uint(g.k_scale[lane]), b = __float_as_uint(g.k_scale[lane + 32]);
+    const uint32_t last = g.n - 1;
+    const uint32_t a = __float_as_uint(g.k_scale[min(lane, last)]);
+    const uint32_t b = __float_as_uint(g.k_scale[min(lane + 32, last)]);
     const float    longest  = __uint_as_float(__reduce_min_sync(0xffffffff, min(a, b)));
     const float    shortest = __uint_as_float(__reduce_max_sync(0xffffffff, max(a, b)));
     return !(shortest <= 4096 * longest);

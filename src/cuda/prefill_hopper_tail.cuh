@@ -87,13 +87,13 @@ GDN_DEVICE int find_tail(const struct hopper_block &b)
     return 0;
 }
 
-/* The segment becomes what its summary has to be of. By all threads, between prepare() and the cluster's
- * barrier, which gates wait for: their memory was used. */
+/* The segment becomes what its summary has to be of. By all threads, before gates are made: their memory is
+ * used. */
 GDN_DEVICE void skip_forgotten(struct hopper_block &b)
 {
     const int first = find_tail(b);
-    if (first == 0) return;
     __syncthreads();
+    if (first == 0) return;
     if (threadIdx.x == 0) {
         b.common().s.first += (int64_t)first * 64;
         b.common().s.n_valid -= (int64_t)first * 64;

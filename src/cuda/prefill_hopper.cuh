@@ -22,7 +22,7 @@
  * are on the diagonals of K K^T and Q Q^T. In f16 keys are scaled where they lie (prefill_chunk.cuh).
  *
  * With G = near + rest the sums of a token's gates, and l the 1 / length of keys, what the state's warps
- * work on is V / (exp(near) l), and U likewise:
+ * work on is V / (exp(near) l), and for U what is l / exp(near) times that of the recurrence:
  *
  *     R = V / (exp(near) l) - exp(rest) S k        U = T R, T = (I + L)^-1 diag(beta l^2)
  *     O = exp(rest) o_scale S q + P U              o_scale = exp(near) scale / length(q)
@@ -50,8 +50,6 @@
 
 #include "prefill_segments.cuh"
 #include "ptx_wgmma.cuh"
-
-extern __shared__ __align__(1024) char gdn_shared[];
 
 /* In a cluster lengths are in what who makes T and P has, and sends on: two vectors of k, q_start. */
 struct alignas(16) hopper_gates : chunk_gates<64> {
@@ -148,7 +146,8 @@ static_assert(HOPPER_BYTES <= 232448, "shared memory");
 
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 
-/* Barriers of the hardware, 128 threads each. */
+/* Barriers of the hardware, 128 threads each; of both halves of the keys 256, and their mail has the next
+ * numbers (prefill_hopper_halves.cuh), as such a kernel has no second square. */
 enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN,
        HOPPER_BARRIER_HALVES, HOPPER_BARRIER_SECOND };
 

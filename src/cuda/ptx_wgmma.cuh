@@ -156,6 +156,9 @@ template <int n> GDN_DEVICE void lower_registers(void)
 
 /* ---- Memory ---------------------------------------------------------------------------------------- */
 
+/* What the launch gives a block of shared memory. */
+extern __shared__ __align__(1024) char gdn_shared[];
+
 GDN_DEVICE void load_shared(float (&x)[4], uint32_t at)
 {
     asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
@@ -174,12 +177,7 @@ GDN_DEVICE void store_shared_u16(uint32_t at, uint16_t x)
 {
     asm volatile("st.shared.b16 [%0], %1;" : : "r"(at), "h"(x) : "memory");
 }
-/* Four matrices of 8 x 8 as load_matrices() reads them. */
-GDN_DEVICE void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
-                 : : "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
+/* Four matrices of 8 x 8, turned, as load_matrices() reads them. */
 GDN_DEVICE void store_matrices_turned(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"

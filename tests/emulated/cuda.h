@@ -2,7 +2,8 @@
 /*
  * The language of the images (src/cuda) for the host's compiler, in front of each (-include).
  * Threads of a block are fibers that run.cpp switches where they wait for each other; what a warp
- * does together, its lanes exchange. It stands in for ptx.cuh and ptx_mma.cuh.
+ * does together, its lanes exchange. It stands in for ptx.cuh and ptx_mma.cuh, and hopper.h, of the
+ * images that are for Hopper alone, for ptx_wgmma.cuh.
  */
 #ifndef GDN_TESTS_EMULATED_CUDA_H
 #define GDN_TESTS_EMULATED_CUDA_H
@@ -53,6 +54,7 @@ static inline float    __uint_as_float(uint32_t x) { return emulated_bits<float>
 static inline float    __int_as_float(int x) { return emulated_bits<float>(x); }
 static inline int      __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static inline int      __clzll(long long x) { return x ? __builtin_clzll((uint64_t)x) : 64; }
+static inline int      __ffs(int x) { return __builtin_ffs(x); }
 static inline int      __popc(unsigned x) { return __builtin_popcount(x); }
 static inline unsigned __umulhi(unsigned x, unsigned y) { return (uint64_t)x * y >> 32; }
 
@@ -60,12 +62,13 @@ static inline unsigned __umulhi(unsigned x, unsigned y) { return (uint64_t)x * y
 
 /* What every lane of the warp gave, to be read until the warp's next exchange but one. */
 const uint64_t *emulated_exchange(uint64_t mine);
-/* Thread n_threads of a barrier that comes lets all go on; others wait unless they only arrive. */
-void emulated_barrier(int barrier, int n_threads, bool waits);
+/* Thread n_threads of a barrier that comes lets all go on; others wait unless they only arrive. Is
+ * x so for one of them? */
+bool emulated_barrier(int barrier, int n_threads, bool waits, bool x = false);
 
 static inline void __syncthreads(void) { emulated_barrier(0, (int)blockDim.x, true); }
 static inline void __syncwarp(void) { emulated_exchange(0); }
-int __syncthreads_or(int x);
+static inline int __syncthreads_or(int x) { return emulated_barrier(0, (int)blockDim.x, true, x); }
 
 template <class T> static inline T emulated_shuffle(T x, int lane)
 {
@@ -100,6 +103,14 @@ static inline unsigned __reduce_or_sync(unsigned, unsigned x)
     return any;
 }
 
+static inline int __reduce_max_sync(unsigned, int x)
+{
+    const uint64_t *all = emulated_exchange((uint64_t)(int64_t)x);
+    for (int i = 0; i < 32; i++) x = std::max(x, (int)(int64_t)all[i]);
+    return x;
+}
+static inline int __reduce_min_sync(unsigned m, int x) { return -__reduce_max_sync(m, -x); }
+
 template <class T> static inline T atomicMax(T *p, T x) { return *p = max(*p, x); }
 template <class T> static inline T atomicOr(T *p, T x) { return *p |= x; }
 
@@ -109,7 +120,12 @@ template <class T> static inline T atomicOr(T *p, T x) { return *p |= x; }
 #define GDN_DEVICE static inline
 
 /* By the formats' definitions, in run.cpp. */
-float    emulated_from_f16(uint16_t x);
+const float *emulated_f16_values(void);
+static inline float emulated_from_f16(uint16_t x)
+{
+    static const float *const values = emulated_f16_values();
+    return values[x];
+}
 uint16_t emulated_to_16(float x, bool is_f16);
 
 /* n aligned bytes, or none. */
@@ -118,10 +134,13 @@ void emulated_store(void *to, const void *from, int n, bool is);
 
 GDN_DEVICE void griddepcontrol_wait(void) {}
 GDN_DEVICE void griddepcontrol_launch_dependents(void) {}
-GDN_DEVICE void cluster_arrive(void) {} /* blocks are alone: the driver has no clusters */
-GDN_DEVICE void cluster_arrive_relaxed(void) {}
-GDN_DEVICE void cluster_wait(void) {}
-GDN_DEVICE int  opaque(int x) { return x; }
+void            emulated_cluster_arrive(void);
+void            emulated_cluster_wait(void);
+GDN_DEVICE void cluster_arrive(void) { emulated_cluster_arrive(); }
+GDN_DEVICE void cluster_arrive_relaxed(void) { emulated_cluster_arrive(); }
+GDN_DEVICE void cluster_wait(void) { emulated_cluster_wait(); }
+GDN_DEVICE int      opaque(int x) { return x; }
+GDN_DEVICE uint32_t opaque(uint32_t x) { return x; }
 GDN_DEVICE void ld_v4_v2(uint32_t (&x)[4], const void *p, bool four, bool two)
 {
     memset(x, 0, sizeof x);
@@ -218,19 +237,23 @@ void emulated_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 void emulated_matrices(uint32_t (&x)[4], const char *row, bool turned);
 
 enum { EMULATED_SHARED = 232448 }; /* bytes that a block may have */
-extern __shared__ __align__(128) char gdn_shared[EMULATED_SHARED];
+extern __shared__ __align__(1024) char gdn_shared[EMULATED_SHARED];
+
+/* What lies at an address of the block's shared memory, and where that begins. */
+char *emulated_place(uint32_t at);
+char *emulated_shared(void);
 
 GDN_DEVICE uint32_t shared_address(const void *p)
 {
-    return (uint32_t)((const char *)p - gdn_shared);
+    return (uint32_t)((const char *)p - emulated_shared());
 }
 GDN_DEVICE void  load_matrices(uint32_t (&x)[4], uint32_t row)
 {
-    emulated_matrices(x, gdn_shared + row, false);
+    emulated_matrices(x, emulated_place(row), false);
 }
 GDN_DEVICE void load_matrices_turned(uint32_t (&x)[4], uint32_t row)
 {
-    emulated_matrices(x, gdn_shared + row, true);
+    emulated_matrices(x, emulated_place(row), true);
 }
 /* Lane l has elements 2 (l % 4) and the next of row l / 4. */
 GDN_DEVICE uint32_t turn_matrix(uint32_t x)
@@ -240,7 +263,7 @@ GDN_DEVICE uint32_t turn_matrix(uint32_t x)
     const uint64_t  low = all[4 * row + column / 2], high = all[4 * (row + 1) + column / 2];
     return (uint32_t)((low >> column % 2 * 16 & 0xffff) | (high >> column % 2 * 16 & 0xffff) << 16);
 }
-GDN_DEVICE void load_shared(float &x, uint32_t at) { memcpy(&x, gdn_shared + at, 4); }
+GDN_DEVICE void load_shared(float &x, uint32_t at) { memcpy(&x, emulated_place(at), 4); }
 GDN_DEVICE void load_shared(float &x, float &y, uint32_t at)
 {
     load_shared(x, at);
@@ -273,7 +296,7 @@ GDN_DEVICE uint32_t add_f16x2(uint32_t z, uint32_t x, uint32_t)
 }
 template <int bytes> GDN_DEVICE void copy_async(uint32_t to, const void *from, int valid)
 {
-    emulated_copy(gdn_shared + to, from, bytes, valid);
+    emulated_copy(emulated_place(to), from, bytes, valid);
 }
 GDN_DEVICE void copy_commit(void) { emulated_commit(); }
 template <int n> GDN_DEVICE void copy_wait(void) { emulated_wait(n); }

@@ -2,7 +2,16 @@
 /* One image for this processor, EMULATED_IMAGE, with its kernels by name. */
 #include "run.h"
 
+enum { HOPPER_BLOCKS = 1 }; /* of a cluster, where the image says nothing */
+
+/* Images for Hopper are one source in several forms, so what they define is of each alone. */
+#ifdef EMULATED_HOPPER
+#include "hopper.h"
+namespace {
+#endif
+
 #include EMULATED_IMAGE
+
 
 #define JOIN(...) SEVENTH(__VA_ARGS__, JOIN6, JOIN5, JOIN4, JOIN3, )(__VA_ARGS__)
 #define SEVENTH(a, b, c, d, e, f, join, ...) join
@@ -11,7 +20,7 @@
 #define JOIN5(a, b, c, d, e) a##_##b##_##c##_##d##_##e
 #define JOIN6(a, b, c, d, e, f) a##_##b##_##c##_##d##_##e##_##f
 #define ADD(...)  ADD_(__VA_ARGS__)
-#define ADD_(name) static emulated_kernel of_##name(#name, name);
+#define ADD_(name) static emulated_kernel of_##name(#name, name, HOPPER_BLOCKS);
 
 /* The rows of this image once more, see kernels.cuh. */
 #undef GDN_MAKE_KERNEL
@@ -19,3 +28,7 @@
 #define GDN_KERNEL(image, ...) \
     GDN_PICK(GDN_IMAGE_##image, GDN_SKIP_KERNEL, )(__VA_ARGS__)
 #include "kernels.def"
+
+#ifdef EMULATED_HOPPER
+}
+#endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A libcuda.so.1 that runs kernels on this processor, a block at a time. Threads are fibers: one
- * runs until it waits for others, and the warps take turns in an order that changes from turn to
- * turn. Whoever waits for what never comes ends the program. Shared memory begins as NaN.
+ * Threads of the blocks of a cluster as fibers: one runs until it waits for others, and the warps
+ * take turns in an order that changes from turn to turn; what goes on behind their backs is done
+ * between turns. Whoever waits for what never comes ends the program. Shared memory begins as NaN.
  */
 #include "run.h"
 
@@ -14,22 +14,23 @@
 #include <vector>
 
 #include "cuda.h"
+#include "fibers.h"
 
 extern "C" {
-#include "cuda/api.h"
 #include "oracle.h"
 }
 
-enum { LANES = 32, BARRIERS = 16, STACK = 1 << 17, SHARED = EMULATED_SHARED };
+enum { LANES = EMULATED_LANES, BARRIERS = 16, STACK = 1 << 17, SHARED = EMULATED_SHARED };
 
 emulated_kernel *emulated_kernel::all;
 emulated_index   threadIdx, blockIdx, blockDim, gridDim;
 
-/* Every name that kernels have for dynamic shared memory. */
-__shared__ __align__(128) char     gdn_shared[SHARED];
+/* Every name that kernels have for dynamic shared memory; and that of a cluster's second block. */
+__shared__ __align__(1024) char    gdn_shared[SHARED];
 __shared__ __align__(128) char     gdn_stage_shared[SHARED];
 __shared__ __align__(128) float    gdn_conv_shared[SHARED / 4];
 __shared__ __align__(128) uint32_t gdn_copy_shared[SHARED / 4];
+static __shared__ __align__(1024) char second_shared[SHARED];
 
 /* ---- Fibers ---------------------------------------------------------------------------------- */
 
@@ -45,86 +46,116 @@ struct fiber {
     std::vector<char>                         stack;
     bool                                      started, done;
     const uint64_t                           *gate; /* it waits while this is `seen`; NULL: no */
-    uint64_t                                  seen;
+    uint64_t                                  mask, seen;
     std::vector<std::vector<copy_on_its_way>> groups;
 };
 struct gathering { /* of a warp or at a barrier; n_past: how often all came */
     int      n_here;
     uint64_t n_past;
+    bool     any[2]; /* of a barrier that asks: the answer of this time and of the one before */
 };
 struct warp {
     gathering g;
     uint64_t  given[2][LANES];
+    unsigned  rests; /* so many turns it is left out */
+};
+struct block {
+    emulated_index index;
+    char          *shared;
+    gathering      barriers[BARRIERS];
+    int            n_left; /* threads */
+};
+struct work {
+    unsigned              turns; /* at least so many until it is done */
+    std::function<void()> run;
 };
 
-static std::vector<fiber> fibers;
-static std::vector<warp>  warps;
-static gathering          barriers[BARRIERS];
-static jmp_buf            scheduler;
-static int                any;
+static std::vector<fiber>     fibers;
+static std::vector<warp>      warps;
+static std::vector<work>      on_its_way;
+static block                  blocks[EMULATED_BLOCKS], *here;
+static int                    cluster_size, now; /* now: the fiber that runs */
+static jmp_buf                scheduler;
 static const emulated_kernel *running;
-static const void        *run_args;
+static const void            *run_args;
 
-[[noreturn]] static void give_up(const char *what)
+void emulated_give_up(const char *what)
 {
     printf("emulated: %s, block %u, thread %u\n", what, blockIdx.x, threadIdx.x);
     abort();
 }
 
-static fiber &self(void) { return fibers[threadIdx.x]; }
+static fiber &self(void) { return fibers[(size_t)now]; }
 
-static void wait_for(const gathering &g, uint64_t seen)
+int emulated_thread(void) { return now; }
+int emulated_rank(void) { return (int)(here - blocks); }
+int emulated_cluster_size(void) { return cluster_size; }
+
+char *emulated_shared_of(int rank)
 {
-    self().gate = &g.n_past, self().seen = seen;
+    if (rank >= cluster_size || !blocks[rank].n_left)
+        emulated_give_up("memory of a block that is not there");
+    return blocks[rank].shared;
+}
+
+unsigned emulated_random(unsigned n)
+{
+    static const char *seed  = getenv("GDN_EMULATED_SEED");
+    static uint64_t    state = seed ? strtoull(seed, NULL, 10) : 0;
+    state                    = state * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)((state >> 33) % n);
+}
+
+void emulated_wait_while(const uint64_t *gate, uint64_t mask, uint64_t seen)
+{
+    if ((*gate & mask) != seen) return;
+    self().gate = gate, self().mask = mask, self().seen = seen;
     if (!_setjmp(self().at)) _longjmp(scheduler, 1);
     self().gate = NULL;
 }
 
 const uint64_t *emulated_exchange(uint64_t mine)
 {
-    warp          &w    = warps[threadIdx.x / LANES];
+    warp          &w    = warps[(size_t)now / LANES];
     const uint64_t turn = w.g.n_past;
     w.given[turn % 2][threadIdx.x % LANES] = mine;
     if (++w.g.n_here == LANES)
-        w.g = { 0, turn + 1 };
+        w.g.n_here = 0, w.g.n_past++;
     else
-        wait_for(w.g, turn);
+        emulated_wait_while(&w.g.n_past, ~0ull, turn);
     return w.given[turn % 2];
 }
 
-void emulated_barrier(int barrier, int n_threads, bool waits)
+bool emulated_barrier(int barrier, int n_threads, bool waits, bool x)
 {
-    gathering     &g    = barriers[barrier];
+    gathering     &g    = here->barriers[barrier];
     const uint64_t turn = g.n_past;
+    g.any[turn % 2] |= x;
     if (++g.n_here == n_threads)
-        g = { 0, turn + 1 };
+        g.n_here = 0, g.n_past++, g.any[g.n_past % 2] = false;
     else if (g.n_here > n_threads)
-        give_up("more threads at a barrier than it is for");
+        emulated_give_up("more threads at a barrier than it is for");
     else if (waits)
-        wait_for(g, turn);
-}
-
-int __syncthreads_or(int x)
-{
-    __syncthreads();
-    any = 0;
-    __syncthreads();
-    any |= x != 0;
-    __syncthreads();
-    return any;
+        emulated_wait_while(&g.n_past, ~0ull, turn);
+    return g.any[turn % 2];
 }
 
 static void run_fiber(void)
 {
     running->run(running->kernel, run_args);
+    emulated_end_products();
     self().done = true;
+    here->n_left--;
     _longjmp(scheduler, 1);
 }
 
 static void resume(int i)
 {
     fiber &f    = fibers[(size_t)i];
-    threadIdx.x = (unsigned)i;
+    now         = i;
+    threadIdx.x = (unsigned)i % blockDim.x;
+    here        = &blocks[(unsigned)i / blockDim.x];
+    blockIdx    = here->index;
     if (_setjmp(scheduler)) return;
     if (f.started) _longjmp(f.at, 1);
     f.started = true;
@@ -143,46 +174,103 @@ static void prepare(fiber &f)
     makecontext(&f.start, run_fiber, 0);
 }
 
-static void run_block(int n_threads)
+/* Soon, mostly. */
+void emulated_later(std::function<void()> run)
 {
-    const int n_warps = n_threads / LANES;
-    warps.assign((size_t)n_warps, warp());
-    memset(barriers, 0, sizeof barriers);
-    for (int i = 0; i < n_threads; i++) prepare(fibers[(size_t)i]);
-    for (int turn = (int)blockIdx.x % n_warps, n_left = 1; n_left; turn++) {
-        bool moved = false;
-        n_left     = 0;
-        for (int j = 0; j < n_threads; j++) {
-            const int    w = (turn % 2 ? n_threads - 1 - j : j) / LANES + turn;
-            const int    i = w % n_warps * LANES + j % LANES;
-            const fiber &f = fibers[(size_t)i];
-            n_left += !f.done;
-            if (f.done || (f.gate && *f.gate == f.seen)) continue;
-            moved = true;
-            resume(i);
+    on_its_way.push_back({ emulated_random(emulated_random(8) ? 4 : 1000), run });
+}
+
+/* Is there something under way? What is due is done. */
+static bool work_on(void)
+{
+    const bool some = !on_its_way.empty();
+    for (size_t i = 0; i < on_its_way.size();) {
+        if (on_its_way[i].turns) {
+            on_its_way[i++].turns--;
+            continue;
         }
-        if (n_left && !moved) give_up("threads wait for each other");
+        const work due = on_its_way[i];
+        on_its_way.erase(on_its_way.begin() + (long)i);
+        due.run();
     }
+    return some;
+}
+
+/* Every thread that can goes on until it waits, those of a warp one after the other, wherever that
+ * begins. Now and then a warp is left out for long. */
+static bool take_turn(int n_warps)
+{
+    const int first = (int)emulated_random((unsigned)n_warps), lane = (int)emulated_random(LANES);
+    bool      moved = false;
+    if (emulated_random(32) == 0)
+        warps[emulated_random((unsigned)n_warps)].rests = emulated_random(300);
+    for (int j = 0; j < n_warps; j++) {
+        const int w = (first + j) % n_warps;
+        if (warps[(size_t)w].rests) {
+            warps[(size_t)w].rests--;
+            moved = true;
+            continue;
+        }
+        for (int i = 0; i < LANES; i++) {
+            const int    number = w * LANES + (lane + i) % LANES;
+            const fiber &f      = fibers[(size_t)number];
+            if (f.done || (f.gate && (*f.gate & f.mask) == f.seen)) continue;
+            moved = true;
+            resume(number);
+        }
+    }
+    return moved;
+}
+
+static void start_block(block &b, unsigned i, int n_threads, char *shared, unsigned shared_bytes)
+{
+    b        = {};
+    b.index  = { i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y };
+    b.shared = shared;
+    b.n_left = n_threads;
+    for (void *s : { (void *)shared, (void *)gdn_stage_shared, (void *)gdn_conv_shared,
+                     (void *)gdn_copy_shared })
+        memset(s, 0xff, shared_bytes);
+}
+
+void emulated_run_cluster(const emulated_kernel *kernel, const void *args, unsigned first,
+                          int n_blocks, int n_threads, unsigned shared_bytes)
+{
+    const int n = n_blocks * n_threads;
+    running = kernel, run_args = args, cluster_size = n_blocks;
+    for (int i = 0; i < n_blocks; i++)
+        start_block(blocks[i], first + (unsigned)i, n_threads, i ? second_shared : gdn_shared,
+                    shared_bytes);
+    warps.assign((size_t)n / LANES, warp());
+    if (fibers.size() < (size_t)n) fibers.resize((size_t)n);
+    for (int i = 0; i < n; i++) prepare(fibers[(size_t)i]);
+    emulated_begin_products(n);
+    while (blocks[0].n_left + (n_blocks == 2 ? blocks[1].n_left : 0)) {
+        const bool worked = work_on(), moved = take_turn(n / LANES);
+        if (!worked && !moved && on_its_way.empty())
+            emulated_give_up("threads wait for each other");
+    }
+    if (!on_its_way.empty()) emulated_give_up("something is under way, and all blocks have ended");
 }
 
 /* ---- Instructions ---------------------------------------------------------------------------- */
 
 void emulated_load(void *to, const void *from, int n, bool there)
 {
-    if (there && (uintptr_t)from % (unsigned)n) give_up("an address is not aligned");
+    if (there && (uintptr_t)from % (unsigned)n) emulated_give_up("an address is not aligned");
     if (there) memcpy(to, from, (size_t)n);
 }
 
 void emulated_store(void *to, const void *from, int n, bool is)
 {
-    if (is && (uintptr_t)to % (unsigned)n) give_up("an address is not aligned");
+    if (is && (uintptr_t)to % (unsigned)n) emulated_give_up("an address is not aligned");
     if (is) memcpy(to, from, (size_t)n);
 }
 
 void emulated_copy(void *to, const void *from, int bytes, int valid)
 {
     if ((uintptr_t)to % (unsigned)bytes || (valid && (uintptr_t)from % (unsigned)bytes))
-        give_up("a copy is not aligned");
+        emulated_give_up("a copy is not aligned");
     self().groups.back().push_back({ to, from, bytes, valid });
 }
 void emulated_commit(void) { self().groups.push_back({}); }
@@ -198,16 +286,14 @@ void emulated_wait(int n_groups)
     }
 }
 
-float emulated_from_f16(uint16_t x)
+const float *emulated_f16_values(void)
 {
-    static float values[1 << 16];
-    static bool  known;
-    for (int i = 0; !known && i < 1 << 16; i++) {
+    static std::vector<float> values;
+    for (int i = 0; values.size() < 1 << 16; i++) {
         const uint16_t h = (uint16_t)i;
-        values[i]        = (float)oracle_load(&h, GDN_F16, 0);
+        values.push_back((float)oracle_load(&h, GDN_F16, 0));
     }
-    known = true;
-    return values[x];
+    return values.data();
 }
 uint16_t emulated_to_16(float x, bool is_f16)
 {
@@ -221,7 +307,7 @@ void emulated_matrices(uint32_t (&x)[4], const char *row, bool turned)
 {
     const uint64_t *rows = emulated_exchange(emulated_bits<uint64_t>(row));
     const unsigned  at = threadIdx.x % LANES / 4, pair = threadIdx.x % 4 * 2;
-    if ((uintptr_t)row % 16) give_up("a matrix is not aligned");
+    if ((uintptr_t)row % 16) emulated_give_up("a matrix is not aligned");
     for (unsigned m = 0; m < 4; m++) {
         uint16_t e[2];
         for (unsigned i = 0; i < 2; i++)
@@ -268,96 +354,4 @@ void emulated_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
         d[i] = (float)sum;
     }
     __syncwarp();
-}
-
-/* ---- The driver ------------------------------------------------------------------------------ */
-
-static int nothing(void) { return 0; }
-
-static int get_text(int, const char **text) { return *text = "emulated", 0; }
-static int get_number(int *n) { return *n = 1, 0; }
-static int get_name(char *name, int n, int) { return snprintf(name, (size_t)n, "emulated"), 0; }
-static int get_attribute(int *value, int what, int)
-{
-    *value = what == GDN_CU_MAJOR         ? 8
-             : what == GDN_CU_MINOR       ? 0
-             : what == GDN_CU_SHARED_MOST ? SHARED
-                                          : 4;
-    return 0;
-}
-static int get_handle(void **handle) { return *handle = &barriers, 0; }
-static int get_kernel(gdn_cu_kernel *kernel, gdn_cu_library, const char *name)
-{
-    for (emulated_kernel *k = emulated_kernel::all; k; k = k->next)
-        if (!strcmp(k->name, name)) return *kernel = k, 0;
-    return 500;
-}
-static int launch(const gdn_cu_config *c, gdn_cu_kernel kernel, void **parameters, void **)
-{
-    const unsigned *g = c->grid, n_threads = c->block[0], n = g[0] * g[1] * g[2];
-    running  = (const emulated_kernel *)kernel;
-    run_args = parameters[0];
-    blockDim = { n_threads, 1, 1 };
-    gridDim  = { g[0], g[1], g[2] };
-    if (fibers.size() < n_threads) fibers.resize(n_threads);
-    for (unsigned i = 0; i < n; i++) {
-        blockIdx = { i % g[0], i / g[0] % g[1], i / g[0] / g[1] };
-        for (void *shared : { (void *)gdn_shared, (void *)gdn_stage_shared,
-                              (void *)gdn_conv_shared, (void *)gdn_copy_shared })
-            memset(shared, 0xff, c->shared_bytes);
-        run_block((int)n_threads);
-    }
-    return 0;
-}
-static int allocate(gdn_cu_memory *m, size_t n)
-{
-    void *p = aligned_alloc(256, (n + 255) / 256 * 256);
-    if (p) memset(p, 0xff, n);
-    return *m = (gdn_cu_memory)(uintptr_t)p, !p;
-}
-static int release(gdn_cu_memory m) { return free((void *)(uintptr_t)m), 0; }
-static int copy_to(gdn_cu_memory m, const void *from, size_t n)
-{
-    return memcpy((void *)(uintptr_t)m, from, n), 0;
-}
-static int copy_from(void *to, gdn_cu_memory m, size_t n)
-{
-    return memcpy(to, (const void *)(uintptr_t)m, n), 0;
-}
-
-#define EXPORT extern "C" __attribute__((visibility("default"))) int
-EXPORT cuInit(unsigned) { return 0; }
-EXPORT cuDeviceGet(int *device, int i) { return *device = i, 0; }
-EXPORT cuDevicePrimaryCtxRetain(void **context, int) { return get_handle(context); }
-EXPORT cuCtxSetCurrent(void *) { return 0; }
-EXPORT cuMemHostRegister_v2(void *, size_t, unsigned) { return 0; }
-EXPORT cuMemHostUnregister(void *) { return 0; }
-
-EXPORT cuGetProcAddress_v2(const char *name, void **found, int, uint64_t, int *)
-{
-    static const struct {
-        const char *name;
-        void       *call;
-    } calls[] = {
-        { "cuDriverGetVersion", (void *)get_number },
-        { "cuGetErrorName", (void *)get_text },
-        { "cuGetErrorString", (void *)get_text },
-        { "cuDeviceGet", (void *)cuDeviceGet },
-        { "cuDeviceGetCount", (void *)get_number },
-        { "cuDeviceGetName", (void *)get_name },
-        { "cuDeviceGetAttribute", (void *)get_attribute },
-        { "cuDevicePrimaryCtxRetain", (void *)cuDevicePrimaryCtxRetain },
-        { "cuCtxGetCurrent", (void *)get_handle },
-        { "cuLibraryLoadData", (void *)get_handle },
-        { "cuLibraryGetKernel", (void *)get_kernel },
-        { "cuLaunchKernelEx", (void *)launch },
-        { "cuMemAlloc", (void *)allocate },
-        { "cuMemFree", (void *)release },
-        { "cuMemcpyHtoD", (void *)copy_to },
-        { "cuMemcpyDtoH", (void *)copy_from },
-    };
-    *found = (void *)nothing;
-    for (const auto &c : calls)
-        if (!strcmp(c.name, name)) *found = c.call;
-    return 0;
 }

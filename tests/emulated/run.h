@@ -7,13 +7,15 @@ struct emulated_kernel {
     const char      *name;
     void           (*kernel)(void); /* of any type */
     void           (*run)(void (*kernel)(void), const void *args); /* one thread of it */
+    unsigned         cluster; /* blocks */
     emulated_kernel *next;
 
     static emulated_kernel *all;
 
     template <class Args>
-    emulated_kernel(const char *its_name, void (*its_kernel)(Args))
-        : name(its_name), kernel((void (*)(void))its_kernel), run(call<Args>), next(all)
+    emulated_kernel(const char *its_name, void (*its_kernel)(Args), unsigned its_cluster)
+        : name(its_name), kernel((void (*)(void))its_kernel), run(call<Args>), cluster(its_cluster),
+          next(all)
     {
         all = this;
     }

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What run.cpp has of threads and blocks, for instructions that wait and for the driver. */
+#ifndef GDN_TESTS_EMULATED_FIBERS_H
+#define GDN_TESTS_EMULATED_FIBERS_H
+
+#include <cstdint>
+#include <functional>
+
+#include "run.h"
+
+enum { EMULATED_LANES = 32, EMULATED_BLOCKS = 2 }; /* blocks of a cluster, at most */
+
+/* Ends the program, with a line that says where. */
+[[noreturn]] void emulated_give_up(const char *what);
+
+/* The thread goes on when *gate, of these bits, is something else. */
+void emulated_wait_while(const uint64_t *gate, uint64_t mask, uint64_t seen);
+
+/* Nobody's work: it is done in one of the next turns, in any order. */
+void emulated_later(std::function<void()> work);
+
+/* Below n. GDN_EMULATED_SEED in the environment begins another sequence, of turns too. */
+unsigned emulated_random(unsigned n);
+
+/* Of the thread that runs, in its cluster; of its block. */
+int emulated_thread(void);
+int emulated_rank(void);
+int emulated_cluster_size(void);
+
+/* Shared memory of a block, which has not ended. */
+char *emulated_shared_of(int rank);
+
+/* Blocks side by side from number `first` on, together, until all have ended. */
+void emulated_run_cluster(const emulated_kernel *kernel, const void *args, unsigned first,
+                          int n_blocks, int n_threads, unsigned shared_bytes);
+
+/* hopper.cpp: before the first thread of a cluster begins; when one ends, when all have. */
+void emulated_begin_products(int n_threads);
+void emulated_end_products(void);
+
+#endif

@@ -78,8 +78,9 @@
  *   G18  Checkpoints change no other bit of a call. One after n tokens has, in its own dtype, the
  *        bits of the final state of that call on the first n tokens alone (in gdn_prefill and
  *        the rule of gdn_block: where both calls, or neither, have more than 8 tokens; on Hopper
- *        to rounding, where one of the next 63 tokens has a key, g or beta that is not finite, or
- *        keys whose products are beyond f16).
+ *        to rounding, where one of the next 63 tokens has a key, g or beta that is not finite,
+ *        keys whose products are beyond f16 or, under a norm, one 2^12 times as long as another,
+ *        or a u too large to be divided by its gates: docs/numerics.md, section 12).
  *   G19  gdn_decode of a tree: a token has the bits, of its output and of the state after it,
  *        that it has at the end of the chain of its ancestors in one call.
  *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives
@@ -533,12 +534,12 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * GDN_BATCH_INVARIANT in flags: where sequences are too few and long to fill a device, gdn_prefill
  * may cut them into segments that are done at once (compute capability 9.0, q of 16 bits, K up to
  * 128, K and V multiples of 8), up to four times as fast. Cuts are at multiples of 64 tokens that
- * follow from B, N or T, max_seqlen, H, the device and whether there may be an early stop (below);
- * each rounds once more. With this flag nothing is cut: a sequence has the same bits in any batch.
- * So it has where gdn_last_kernel() names no summaries. Without it too the same call gives the same
- * bits (G3). What lies between segments is in the workspace, so a call that cuts may be captured
- * into a graph with the caller's workspace, or if one that needs as much has run before. A CPU
- * takes no notice of the flag, nor does gdn_decode.
+ * follow from B, N or T, max_seqlen, H, K and V, the device and whether there may be an early
+ * stop (below); each rounds once more. With this flag nothing is cut: a sequence has the same bits
+ * in any batch. So it has where gdn_last_kernel() names no summaries. Without it too the same call
+ * gives the same bits (G3). What lies between segments is in the workspace, so a call that cuts may
+ * be captured into a graph with the caller's workspace, or if one that needs as much has run
+ * before. A CPU takes no notice of the flag, nor does gdn_decode.
  *
  * GDN_NO_EARLY_STOP in flags: what a segment that is neither first nor last does to a state is
  * found before it has that state. Where a head forgets, and norm is not GDN_NORM_NONE, so that no

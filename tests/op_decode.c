@@ -475,6 +475,36 @@ static void every_state(int number)
     else if (n != 3 && are_for_windows(s)) expect_kernel_named("gdn_decode_windows");
 }
 
+/* More sequences than slots, of state or of state_out alone, and no list of them: on a device those
+ * without one are skipped like padding; a CPU refuses the call. */
+static void fewer_slots(int number)
+{
+    enum { HAVE = 3 };
+    static const int64_t tokens[] = { 1, 1, 3, 6, 1 }, own[] = { 0, 1, 2, -1, -1 };
+    const struct shape  *s = &shapes[number % N_SHAPES];
+    const int            form = number / N_SHAPES % 5, k_first = number / (5 * N_SHAPES);
+    gdn_batch            batch = gdn_batch_init(), listed;
+    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, SEQUENCES * tokens[form], 0,
+                                      heads[form % HEAD_KINDS], s->K, s->V), skips;
+    const int64_t H = a.g.size[1];
+    a.state         = pool(s, form == 4 ? SEQUENCES : HAVE, H, k_first);
+    a.state_layout  = k_first ? GDN_STATE_KV : GDN_STATE_VK;
+    a.batch         = &batch;
+    if (form == 4) a.state_out = pool(s, HAVE, H, k_first);
+    if (form == 1)
+        batch.cu_seqlens = ring2_indices(GDN_I32, SEQUENCES + 1, dealt[0]);
+    else
+        pad_all(&a, SEQUENCES);
+    listed            = batch;
+    listed.read_slots = ring2_indices(GDN_I32, SEQUENCES, own);
+    skips             = a;
+    skips.batch       = &listed;
+    if (ring2_on_device())
+        ring2_rule_check_as(ring2_ctx(1), &a, &skips, true);
+    else
+        ring2_status(ring2_ctx(1), "fewer slots", gdn_decode(ring2_ctx(1), &a), GDN_E_ARG);
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
@@ -489,6 +519,7 @@ int main(int argc, char **argv)
         { "selection of padded rows", padded_selection, 4 * N_SHAPES },
         { "padded rows alone", padded_alone, 4 * N_SHAPES },
         { "every state", every_state, 4 * N_SHAPES },
+        { "fewer slots than sequences", fewer_slots, 10 * N_SHAPES },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

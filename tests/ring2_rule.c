@@ -353,10 +353,16 @@ gdn_status ring2_rule_call(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
 
 void ring2_rule_check(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
 {
+    ring2_rule_check_as(ctx, args, args, decode);
+}
+
+void ring2_rule_check_as(gdn_ctx *ctx, const gdn_rule_args *args, const gdn_rule_args *other,
+                         bool decode)
+{
     const char       *what = decode ? "gdn_decode" : "gdn_prefill";
     const gdn_op      op   = decode ? GDN_OP_DECODE : GDN_OP_PREFILL;
     struct ring2_rule m;
-    ring2_rule_model(args, decode, &m);
+    ring2_rule_model(other, decode, &m);
     ring2_status(ctx, "gdn_supported", gdn_supported(ctx, op, args), GDN_OK);
     ring2_call_begin();
     if (args->out.data) allow_writes(&args->out, m.out_kept);

@@ -202,6 +202,11 @@ static struct gdn_cu_pool pool_of(const struct gdn_pool_view *p)
 
 uint32_t gdn_cuda_inverse(int n) { return n == 1 ? 0 : (uint32_t)(((1ull << 32) + n - 1) / n); }
 
+bool gdn_cuda_has_slots(const struct gdn_cu_warp *a)
+{
+    return a->B <= a->read_pool && (a->each || a->B <= a->write_pool);
+}
+
 /* Can rows be read in pieces of 16 bytes? */
 static bool are_pieces(const struct gdn_cu_near *r)
 {
@@ -265,14 +270,14 @@ struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
         .norm_eps            = r->norm_eps,
         .scale               = r->scale,
         .bound               = r->bound,
-        .plain               = !b->cu_seqlens.data && !b->read_slots.data && !b->write_slots.data &&
-                 !b->has_initial_state.data && !b->num_accepted_tokens.data,
     };
     if (b->write == GDN_WRITE_NONE) { /* and nobody asks where to */
         a.to.data          = NULL;
         a.write_slots.data = NULL;
         a.write_pool       = INT32_MAX;
     }
+    a.plain    = !a.cu_seqlens.data && !a.read_slots.data && !a.write_slots.data &&
+              !a.has_initial_state.data && !a.num_accepted_tokens.data && gdn_cuda_has_slots(&a);
     a.whole    = !a.each && is_whole(r, &a);
     a.products = a.whole && are_bf16(r);
     return a;

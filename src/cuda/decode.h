@@ -24,6 +24,9 @@ int64_t gdn_cuda_sequences(const struct gdn_cu_rule *r);
 /* Is it a step of 32 bits? */
 bool gdn_cuda_is_near(int64_t step);
 
+/* Is there a slot for each sequence by its number, where it starts and where it ends? */
+bool gdn_cuda_has_slots(const struct gdn_cu_warp *a);
+
 /* Is all of it, rows of q and k too, in whole tiles of pieces? */
 bool gdn_cuda_is_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a);
 

@@ -45,13 +45,14 @@ static bool is_index(const struct gdn_cu_array *a, int32_t dtype)
                         gdn_cuda_is_near(8 * a->stride[0]));
 }
 
-/* Is it of that kind, in whatever tokens? */
+/* Is it of that kind, in whatever tokens? Without read_slots nobody looks whether slots exist. */
 static bool is_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const int32_t io = a->k.dtype, state = gdn_cuda_like(r)->dtype;
     return a->from.data && a->B <= MOST_ROWS &&
            is_index(&a->read_slots, GDN_I32) && is_index(&a->write_slots, GDN_I32) &&
-           (a->read_slots.data || !a->write_slots.data || a->each) && io != GDN_F32 &&
+           (a->read_slots.data || (gdn_cuda_has_slots(a) && (!a->write_slots.data || a->each))) &&
+           io != GDN_F32 &&
            (state == GDN_F32 || state == io) && a->q.dtype == io && a->v.dtype == io &&
            is_either(a->g.data, a->g.dtype, io) && is_either(a->beta.data, a->beta.dtype, io) &&
            is_either(a->A_log.data, a->A_log.dtype, io) &&

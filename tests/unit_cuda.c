@@ -330,6 +330,62 @@ static void test_columns(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* Steps of a call: rows of the states, of a list of slots, its columns (0: it has none), A_log. */
+struct far {
+    int64_t     T, ld, row, column, A_log;
+    const char *kernel; /* that shall take it */
+};
+
+/* Kernels that count bytes or elements in 32 bits get no call in which they are more. */
+static void test_far(void)
+{
+    enum { B = 40, H = 2, D = 128, P = 3, COLUMNS = 4 };
+    static const struct far calls[] = {
+        { 1, 256, 1, 0, 1, "decode: gdn_decode_one_vk_F32_BF16_128" },
+        { 1, (1 << 21) - 4, 1, 0, 1, "decode: gdn_decode_one_vk_F32_BF16_128" },
+        { 1, 1 << 21, 1, 0, 1, "decode: gdn_decode_any_vk_128" },
+        { 1, -(1 << 22), 1, 0, 1, "decode: gdn_decode_any_vk_128" },
+        { 1, 256, 32768, 0, 1, "decode: gdn_decode_one_vk_F32_BF16_128" },
+        { 1, 256, 32769, 0, 1, "decode: gdn_decode_vk_F32_128" },
+        { 1, 256, 1, 0, (1 << 29) - 1, "decode: gdn_decode_one_vk_F32_BF16_128" },
+        { 1, 256, 1, 0, 1 << 29, "decode: gdn_decode_any_vk_128" },
+        { 5, 256, 1, 0, (int64_t)1 << 32, "decode: gdn_decode_any_vk_128" },
+        { 3, 256, COLUMNS, 1, 1, "decode: gdn_decode_four_vk_F32_BF16_128" },
+        { 3, 256, 16385, 1, 1, "decode: gdn_decode_vk_F32_128" },
+        { 3, 256, 1, 1 << 28, 1, "decode: gdn_decode_vk_F32_128" },
+    };
+    const char *at  = (const char *)((uintptr_t)1 << 44);
+    gdn_ctx    *ctx = hopper_ctx();
+    if (!ctx) return;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const struct far *c = &calls[i];
+        gdn_rule_args     a = gdn_rule_args_init();
+        gdn_batch         b = gdn_batch_init();
+        gdn_tensor *rows[4] = { &a.q, &a.k, &a.v, &a.out };
+        void       *data[10];
+        for (size_t t = 0; t < 10; t++) data[t] = (void *)(at + (t << 40));
+        for (int t = 0; t < 4; t++) *rows[t] = gdn_dense(data[t], GDN_BF16, 4, B, c->T, H, D);
+        a.g               = gdn_dense(data[4], GDN_F32, 3, B, c->T, H, 0);
+        a.A_log           = gdn_dense(data[5], GDN_F32, 1, H, 0, 0, 0);
+        a.A_log.stride[0] = c->A_log;
+        a.gate            = GDN_GATE_RAW;
+        a.state           = gdn_dense(data[6], GDN_F32, 4, P, H, D, D);
+        a.state.stride[0] = H * D, a.state.stride[1] = D, a.state.stride[2] = c->ld;
+        b.write           = GDN_WRITE_NONE;
+        b.read_slots      = gdn_dense(data[7], GDN_I32, c->column ? 2 : 1, B, COLUMNS, 0, 0);
+        b.read_slots.stride[0] = c->row;
+        if (c->column) {
+            b.read_slots.stride[1] = c->column;
+            b.num_accepted_tokens  = gdn_dense(data[8], GDN_I32, 1, B, 0, 0, 0);
+        }
+        a.batch = &b;
+        ring2_status(ctx, "the call", gdn_decode(ctx, &a), GDN_OK);
+        CHECK(!strcmp(gdn_last_kernel(ctx), c->kernel), "call %d: %s, wanted %s", (int)i,
+              gdn_last_kernel(ctx), c->kernel);
+    }
+    gdn_ctx_destroy(ctx);
+}
+
 /* The driver makes a map where the tensor is not that of the call before. */
 static void test_maps(void)
 {
@@ -451,6 +507,7 @@ int main(int argc, char **argv)
         { "prefill on Hopper by rounds", test_rounds },
         { "prefill on Hopper in segments", test_segments },
         { "decode: no warp beyond V", test_columns },
+        { "decode: steps beyond 32 bits", test_far },
         { "cuda: maps of tensors", test_maps },
         { "cuda: a layer", test_layer },
     };

@@ -153,25 +153,35 @@ static bool is_even_pool(const struct gdn_pool_view *view, const struct gdn_pool
            (like->k_first ? r->V : r->K) % piece == 0;
 }
 
-bool gdn_cuda_is_near(int64_t step) { return step >= INT32_MIN && step <= INT32_MAX; }
+bool gdn_cuda_is_near(int64_t step, int64_t n)
+{
+    return step >= INT32_MIN / n && step <= INT32_MAX / n;
+}
 
 bool gdn_cuda_are_near(const struct gdn_rows *r)
 {
-    return !r->data || (gdn_cuda_is_near(r->batch) && gdn_cuda_is_near(r->token) &&
-                        gdn_cuda_is_near(r->head));
+    return !r->data || (gdn_cuda_is_near(r->batch, 1) && gdn_cuda_is_near(r->token, 1) &&
+                        gdn_cuda_is_near(r->head, 1));
 }
 
+bool gdn_cuda_is_near_vector(const struct gdn_cu_array *a)
+{
+    return !a->data || gdn_cuda_is_near(a->stride[0], 4);
+}
+
+/* Kernels go from line to line of a state by 32 bits. */
 static bool is_near_pool(const struct gdn_pool_view *p)
 {
-    return !p->data || (gdn_cuda_is_near(4 * p->slot) && gdn_cuda_is_near(4 * p->head) &&
-                        gdn_cuda_is_near(4 * p->ld));
+    return !p->data || (gdn_cuda_is_near(p->slot, 4) && gdn_cuda_is_near(p->head, 4) &&
+                        gdn_cuda_is_near(p->ld, 4 * MOST_LINES));
 }
 
 static bool are_near(const struct gdn_cu_rule *r)
 {
     return gdn_cuda_are_near(&r->q) && gdn_cuda_are_near(&r->k) && gdn_cuda_are_near(&r->v) &&
            gdn_cuda_are_near(&r->g) && gdn_cuda_are_near(&r->beta) &&
-           gdn_cuda_are_near(&r->out) && is_near_pool(&r->from) && is_near_pool(&r->to);
+           gdn_cuda_are_near(&r->out) && is_near_pool(&r->from) && is_near_pool(&r->to) &&
+           gdn_cuda_is_near_vector(&r->A_log) && gdn_cuda_is_near_vector(&r->dt_bias);
 }
 
 bool gdn_cuda_takes_warps(const struct gdn_cu_rule *r)

@@ -7,6 +7,7 @@
 
 enum {
     MOST_ROWS    = 65535, /* of a grid, in its second dimension */
+    MOST_LINES   = 256,   /* of a state */
     WARP_COLUMNS = 16,
     FEW_TOKENS   = 4
 };
@@ -20,9 +21,6 @@ const struct gdn_pool_view *gdn_cuda_like(const struct gdn_cu_rule *r);
 
 /* Sequences; one more zeroes what is behind the last one. */
 int64_t gdn_cuda_sequences(const struct gdn_cu_rule *r);
-
-/* Is it a step of 32 bits? */
-bool gdn_cuda_is_near(int64_t step);
 
 /* Is there a slot for each sequence by its number, where it starts and where it ends? */
 bool gdn_cuda_has_slots(const struct gdn_cu_warp *a);

@@ -38,11 +38,18 @@ static bool is_either(const void *data, int32_t dtype, int32_t other)
     return !data || dtype == GDN_F32 || dtype == other;
 }
 
-/* Indices that are there, of that dtype or int32, or none. */
+/* Indices that are there, of that dtype or int32, or none; those of all rows within 32 bits. */
 static bool is_index(const struct gdn_cu_array *a, int32_t dtype)
 {
     return !a->data || ((a->dtype == GDN_I32 || a->dtype == dtype) &&
-                        gdn_cuda_is_near(8 * a->stride[0]));
+                        gdn_cuda_is_near(a->stride[0], MOST_ROWS));
+}
+
+/* A table of them, rows and columns together. */
+static bool is_near_table(const struct gdn_cu_array *a)
+{
+    return !a->data || (gdn_cuda_is_near(a->stride[0], 2 * MOST_ROWS) &&
+                        gdn_cuda_is_near(a->stride[1], 2 * ((int64_t)a->n_columns + 1)));
 }
 
 /* Is it of that kind, in whatever tokens? Without read_slots nobody looks whether slots exist. */
@@ -57,8 +64,7 @@ static bool is_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
            is_either(a->g.data, a->g.dtype, io) && is_either(a->beta.data, a->beta.dtype, io) &&
            is_either(a->A_log.data, a->A_log.dtype, io) &&
            is_either(a->dt_bias.data, a->dt_bias.dtype, io) &&
-           gdn_cuda_is_near(4 * a->A_log.stride[0]) &&
-           gdn_cuda_is_near(4 * a->dt_bias.stride[0]) && (!a->out.data || a->out.dtype == io) &&
+           (!a->out.data || a->out.dtype == io) &&
            r->V % (gdn_cuda_like(r)->k_first ? ONE_COLUMNS : WARP_COLUMNS) == 0;
 }
 
@@ -83,8 +89,7 @@ static bool takes_four(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
     return is_one(r, a) && gdn_cuda_is_whole(r, a) && r->K == FOUR_K && !a->cu_seqlens.data &&
            a->T > 0 && a->T <= FEW_TOKENS && !a->has_initial_state.data &&
            is_index(&a->num_accepted_tokens, GDN_I32) &&
-           gdn_cuda_is_near(4 * a->read_slots.stride[1]) &&
-           gdn_cuda_is_near(4 * a->write_slots.stride[1]) &&
+           is_near_table(&a->read_slots) && is_near_table(&a->write_slots) &&
            (like->dtype == GDN_F32 || a->each ? !like->k_first : like->dtype == GDN_BF16);
 }
 

@@ -275,7 +275,7 @@ struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t)
 {
     struct gdn_cu_array a = { .data = t->data, .dtype = t->dtype };
     for (int i = 0; i < 2 && i < t->ndim; i++) a.stride[i] = t->size[i] > 1 ? t->stride[i] : 0;
-    a.n_columns = t->ndim > 1 ? (int32_t)t->size[1] : 0;
+    if (t->ndim > 1) a.n_columns = t->size[1] < INT32_MAX ? (int32_t)t->size[1] : INT32_MAX;
     return a;
 }
 

@@ -36,12 +36,9 @@ static struct gdn_cu_rule whole_rule(const struct gdn_mixer *m)
 /* Are offsets inside a slot of 32 bits, and the step to the next one? */
 static bool are_near_taps(const struct gdn_conv_view *v, int64_t n_channels)
 {
-    const int64_t channel = v->channel < 0 ? -v->channel : v->channel;
-    const int64_t entry   = v->entry < 0 ? -v->entry : v->entry;
-    const int64_t slot    = v->slot < 0 ? -v->slot : v->slot;
-    return !v->data || (v->length < INT32_MAX / 8 && slot < INT32_MAX / 4 &&
-                        channel < INT32_MAX / 8 / n_channels &&
-                        entry < INT32_MAX / 8 / (v->length + 1));
+    return !v->data || (v->length < INT32_MAX / 8 && gdn_cuda_is_near(v->slot, 4) &&
+                        gdn_cuda_is_near(v->channel, 8 * n_channels) &&
+                        gdn_cuda_is_near(v->entry, 8 * (v->length + 1)));
 }
 
 static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
@@ -53,11 +50,13 @@ static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
 
 static bool is_one_launch(const struct gdn_mixer *m, const struct gdn_cu_rule *r)
 {
-    const struct gdn_rows z = gdn_rows_of(&m->args.z, &m->tokens);
+    const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
+    const struct gdn_rows     z           = gdn_rows_of(&m->args.z, &m->tokens);
     return r->from.data && r->K <= MOST && r->V <= MOST && m->conv.W == TAPS &&
            gdn_cuda_takes_warps(r) && gdn_cuda_are_near(&z) &&
            are_near_taps(&m->conv.weight, m->conv.D) && are_near_taps(&m->conv.bias, m->conv.D) &&
-           are_near_taps(&m->conv.from, m->conv.D);
+           are_near_taps(&m->conv.from, m->conv.D) &&
+           gdn_cuda_is_near_vector(&norm_weight);
 }
 
 /* Can the blocks of a key head wait for each other? */

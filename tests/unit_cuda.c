@@ -386,6 +386,26 @@ static void test_far(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* A convolution of no channels: nothing is launched, for one token of each row and for many. */
+static void test_no_channels(void)
+{
+    char    *at  = (char *)((uintptr_t)1 << 44);
+    gdn_ctx *ctx = hopper_ctx();
+    if (!ctx) return;
+    for (int64_t T = 1; T < 100; T += 63) {
+        gdn_conv1d_args a = gdn_conv1d_args_init();
+        a.x               = gdn_dense(at, GDN_BF16, 3, 2, T, 0, 0);
+        a.out             = gdn_dense(at + 4096, GDN_BF16, 3, 2, T, 0, 0);
+        a.weight          = gdn_dense(at + 8192, GDN_BF16, 2, 0, 4, 0, 0);
+        ring2_status(ctx, "no channels", gdn_conv1d(ctx, &a), GDN_OK);
+        a.out = a.x;
+        ring2_status(ctx, "no channels, in place", gdn_conv1d(ctx, &a), GDN_OK);
+    }
+    CHECK(fake->n_calls[FAKE_cuLaunchKernelEx] == 0, "%d launches",
+          fake->n_calls[FAKE_cuLaunchKernelEx]);
+    gdn_ctx_destroy(ctx);
+}
+
 /* The driver makes a map where the tensor is not that of the call before. */
 static void test_maps(void)
 {
@@ -508,6 +528,7 @@ int main(int argc, char **argv)
         { "prefill on Hopper in segments", test_segments },
         { "decode: no warp beyond V", test_columns },
         { "decode: steps beyond 32 bits", test_far },
+        { "conv1d: no channels", test_no_channels },
         { "cuda: maps of tensors", test_maps },
         { "cuda: a layer", test_layer },
     };

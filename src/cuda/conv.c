@@ -176,6 +176,7 @@ struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv 
     if (state->data) c.kept = state->length < KEPT ? (int32_t)state->length : KEPT;
     const int32_t x_access = access_of(&c.x, c.D), out_access = access_of(&c.out, c.D);
     c.access = x_access < out_access ? x_access : out_access;
+    if (c.D == 0) return c; /* nothing to deal to anybody */
     choose_tiles(ctx, &c);
     if (!c.tile) choose_steps(ctx, &c);
     return c;

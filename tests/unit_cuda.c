@@ -516,6 +516,25 @@ static void test_layer(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* Rows further apart than cuBLAS counts are multiplied without it: nothing is refused when states
+ * have moved. */
+static void test_far_rows(void)
+{
+    static char    memory[1 << 20];
+    gdn_ctx       *ctx = hopper_ctx();
+    gdn_block_args a   = layer_args(memory);
+    if (!ctx) return;
+    a.flags           = 0;
+    a.hidden.data     = (void *)((uintptr_t)1 << 44);
+    a.out.data        = (void *)((uintptr_t)1 << 45);
+    a.hidden.stride[1] = a.out.stride[1] = (int64_t)1 << 31;
+    a.hidden.stride[0] = a.out.stride[0] = (int64_t)4 << 31;
+    ring2_status(ctx, "rows far apart", gdn_block(ctx, &a), GDN_OK);
+    CHECK(strstr(gdn_last_kernel(ctx), "gdn_block_project") &&
+              !strstr(gdn_last_kernel(ctx), "cublas"), "%s", gdn_last_kernel(ctx));
+    gdn_ctx_destroy(ctx);
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -531,6 +550,7 @@ int main(int argc, char **argv)
         { "conv1d: no channels", test_no_channels },
         { "cuda: maps of tensors", test_maps },
         { "cuda: a layer", test_layer },
+        { "cuda: a layer of rows far apart", test_far_rows },
     };
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     fake         = driver ? dlsym(driver, "fake_cuda") : NULL;

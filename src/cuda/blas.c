@@ -119,6 +119,16 @@ gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t byte
              : GDN_OK;
 }
 
+bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_matrix *x,
+                     const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows,
+                     int64_t n_out, int64_t n_in)
+{
+    const int64_t sizes[] = { n, n_rows, n_out, n_in, out->ld, x->ld, weight->ld };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] > INT32_MAX) return false;
+    return true;
+}
+
 /* cuBLAS counts columns first: what it computes is out^T = weight x^T. */
 gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
                             const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
@@ -134,10 +144,6 @@ gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
         const void *in;
         void       *out;
     } to = { .in = out->data };
-    const int64_t sizes[] = { n, n_rows, n_out, n_in, out->ld, x->ld, weight->ld };
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if (sizes[i] > INT32_MAX)
-            return gdn_fail(ctx, GDN_E_UNSUPPORTED, "projection: sizes of 2^31 and more");
     const int r =
         n == 1 ? b->gemm(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one, weight->data,
                          w_type, w_ld, x->data, x_type, x_ld, &zero, to.out, out_type, out_ld,

@@ -181,7 +181,8 @@ static bool by_blas(const struct gdn_block *b, const struct product *p, struct g
                                      p->weight->dtype, p->n == 1 ? n_in : p->weight->stride[0],
                                      0 };
     return !b->rule.exact && p->weight->dtype == p->x.dtype && m[0].ld >= p->n &&
-           m[1].ld >= n_in && m[2].ld >= n_in && m[0].batch >= 0 && m[1].batch >= 0;
+           m[1].ld >= n_in && m[2].ld >= n_in && m[0].batch >= 0 && m[1].batch >= 0 &&
+           gdn_blas_counts(&m[0], &m[1], &m[2], s->n, s->n_rows, p->n, n_in);
 }
 
 static bool needs_blas(const struct gdn_block *b)

@@ -42,8 +42,9 @@
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
  *        order, and however many threads run. (On a device kernels may be chosen by alignment,
  *        by the form of the batch, of which as many tokens as sequences is one, and above 65535
- *        sequences by their number. gdn_prefill and gdn_block there hold G2, G4, G11 and G18 to
- *        the bit with GDN_BATCH_INVARIANT, without it to rounding.)
+ *        sequences by their number. gdn_prefill there holds G2, G4, G11 and G18 to the bit with
+ *        GDN_BATCH_INVARIANT, without it to rounding; so does gdn_block, if no projection is
+ *        cuBLAS's.)
  *   G3   The same call on the same inputs gives the same bits, run after run, with the same
  *        instruction set.
  *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits; on
@@ -997,12 +998,13 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  * On a device all tokens pass at once, and what goes from one step to the next is rounded to A
  * (b and a of the gates are not). The projections are cuBLAS's, which is opened when a call or
  * gdn_workspace_bytes() first needs it (GDN_E_UNSUPPORTED where it is not found): sums in float32,
- * in an order that may depend on N, so that there G2 and G18 hold to rounding. With GDN_EXACT they
- * are the library's own, in the order of hidden, slower, and G2, G17 and G18 hold to the bit; so
- * are those of a weight whose dtype is not A, with GDN_BATCH_INVARIANT. Tokens go one by one
- * through the rule where T is at most 8 or N at most B, else in chunks: lengths are not read on the
- * host. A call may be captured into a graph if one of these sizes has run before, and the graph
- * replayed with other contents.
+ * in an order that may depend on N, so that there G2, G11 and G18 hold to rounding. With GDN_EXACT
+ * they are the library's own, in the order of hidden, slower, and G2, G11, G17 and G18 hold to the
+ * bit. Products of a weight whose dtype is not A, or of rows 2^31 elements apart, are its own too:
+ * where all are, GDN_BATCH_INVARIANT is enough for G2, G11 and G18. Tokens go one by one through
+ * the rule where T is at most 8 or N at most B, but not with that flag; else in chunks: lengths are
+ * not read on the host. A call may be captured into a graph if one of these sizes has run before,
+ * and the graph replayed with other contents.
  */
 typedef struct gdn_block_args {
     uint32_t   struct_size; /* set by gdn_block_args_init() */

@@ -40,9 +40,11 @@ static bool spares_padding(const struct gdn_block *b)
     return b->plan->batch.pad_policy == GDN_PAD_KEEP;
 }
 
-/* Lengths of sequences are known on the device alone; here, what none exceeds and their mean. */
+/* Lengths of sequences are known on the device alone; here, what none exceeds and their mean. These
+ * are the batch's, so with GDN_BATCH_INVARIANT nothing follows from them. */
 static bool are_short(const struct gdn_block *b)
 {
+    if (b->args->flags & GDN_BATCH_INVARIANT) return false;
     return b->tokens->T <= GDN_SHORT_SEQUENCE || b->n_tokens <= b->plan->B;
 }
 

@@ -184,6 +184,27 @@ static void workspace_is_bounded(void)
             }
 }
 
+/* The same where sequences are many and short, but one of them may be long. */
+static void workspace_of_many(void)
+{
+    static const int sms[] = { 46, 78, 114, 132, 144 };
+    for (int i = 0; i < 5; i++)
+        for (int64_t H = 1; H < 6; H++)
+            for (int64_t N = 20000; N < 200000; N += 997)
+                for (int64_t B = N / 40; B <= N / 15; B += N / 400) {
+                    const struct gdn_cu_batch   b = { .B = B, .T = N, .N = N };
+                    const struct gdn_cuda_shape s = { .b = &b, .H = H, .stops = B % 2,
+                                                      .sm_count = sms[i] };
+                    const struct gdn_cuda_cut   c = gdn_cuda_find_cut(&s);
+                    CHECK(c.units * H <= 5 * sms[i], "%d of %d tokens, %d heads: %d", (int)B,
+                          (int)N, (int)H, (int)c.units);
+                }
+    const struct gdn_cu_batch   b = { .B = 3137, .T = 69713, .N = 69713 };
+    const struct gdn_cuda_shape s = { .b = &b, .H = 2, .sm_count = SMS };
+    const struct gdn_cuda_cut   c = gdn_cuda_find_cut(&s);
+    CHECK(c.units * 2 <= 5 * SMS, "%d segments", (int)c.units);
+}
+
 /* Where summaries may stop early first segments are shorter, if that gains: the second of the calls
  * here, and not the first. Room is bounded as well. */
 static void early_stop(void)
@@ -360,6 +381,7 @@ int main(int argc, char **argv)
         { "segments: the longest is said", longest_is_said },
         { "segments: about one length", about_one_length },
         { "segments: the workspace is bounded", workspace_is_bounded },
+        { "segments: the workspace of many", workspace_of_many },
         { "segments: early stop", early_stop },
         { "segments: rows", rows },
         { "segments: any lengths", any_lengths },

@@ -16,10 +16,11 @@
 #include "prefill_hopper.h"
 #include "prefill_segments.h"
 
-/* MOST: segments of a sequence; how often all of them fill the device; how much longer first ones
- * are. So the workspace is that of 5 segments of a head per multiprocessor at most (gdn.h). */
+/* MOST: segments of a sequence; how often all of them fill the device, if sequences are as long as
+ * they are taken to be; how much longer first ones are; and segments of a head per multiprocessor,
+ * however long sequences are: for so many the workspace has room (gdn.h). */
 enum { CHUNK = 64, LEAST_CHUNKS = 4 };
-enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4 };
+enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4, MOST_ROOM = 5 };
 
 /* Sequences that may be of any length, for all that is known, are cut where they are so many times
  * as long as the mean, if an even batch takes so many nanoseconds that launches which find nothing
@@ -62,7 +63,7 @@ static int64_t count_room(bool wide, int sm_count)
  * `least` chunks or more. */
 struct trial {
     const struct gdn_cu_batch *b;
-    int64_t                    n, chunks, others, rest, s, each, least;
+    int64_t                    H, n, chunks, others, rest, s, each, least;
     int                        sm_count;
     bool                       small, stops; /* stops: summaries may stop early */
 };
@@ -74,7 +75,7 @@ static struct trial describe(const struct gdn_cuda_shape *s)
     const struct gdn_cu_batch *b = s->b;
     const int64_t mean = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0, H = s->H;
     const int64_t longest = at_most(b->N, s->longest);
-    struct trial  t       = { .b = b, .n = b->B * H, .chunks = divide_up(mean, CHUNK),
+    struct trial  t       = { .b = b, .H = H, .n = b->B * H, .chunks = divide_up(mean, CHUNK),
                               .sm_count = s->sm_count, .small = s->small };
     if (b->padded || 2 * longest <= 3 * mean) return t;
     const int64_t many = b->N / longest, others = b->B - many, left = b->N % longest;
@@ -269,8 +270,10 @@ static void find_best(struct trial t, int64_t least, bool wide, struct gdn_cuda_
             if (t.each < LEAST_CHUNKS || first < 1 || first > MOST_LONGER * t.each) continue;
             const int64_t time = time_of_segments(&t);
             if (time >= least) continue;
+            const struct gdn_cuda_cut cut = make_cut(&t, wide);
+            if (cut.units > (int64_t)MOST_ROOM * t.sm_count / t.H) continue;
             least = time;
-            *c    = make_cut(&t, wide);
+            *c    = cut;
         }
 }
 

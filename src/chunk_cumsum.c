@@ -29,6 +29,9 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args, stru
     TRY(gdn_plan_tokens(ctx, &a->g, "g", 1, false, &c->tokens));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     c->H = a->g.size[a->g.ndim - 1];
+    if (ctx->cuda && c->H > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "g: %lld heads, on a device at most 2^31 - 1",
+                        (long long)c->H);
     const struct gdn_stage_tensor list[] = {
         { &a->g, "g", true, false, true, 1, { c->H }, 0 },
         { &a->out, "out", true, true, true, 1, { c->H }, 1 },

@@ -406,6 +406,22 @@ static void test_no_channels(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* Gates of more heads than kernels count are refused, not cut to fewer. */
+static void test_many_heads(void)
+{
+    const int64_t         H   = ((int64_t)1 << 32) + 5;
+    char                 *at  = (char *)((uintptr_t)1 << 44);
+    gdn_ctx              *ctx = hopper_ctx();
+    gdn_chunk_cumsum_args a   = gdn_chunk_cumsum_args_init();
+    if (!ctx) return;
+    a.g          = gdn_dense(at, GDN_BF16, 2, 1, H, 0, 0);
+    a.out        = gdn_dense(at + 4 * H, GDN_BF16, 2, 1, H, 0, 0);
+    a.chunk_size = 64;
+    ring2_status(ctx, "2^32 + 5 heads", gdn_chunk_cumsum(ctx, &a), GDN_E_UNSUPPORTED);
+    CHECK(strstr(gdn_last_error(ctx), "g: 4294967301 heads"), "\"%s\"", gdn_last_error(ctx));
+    gdn_ctx_destroy(ctx);
+}
+
 /* The driver makes a map where the tensor is not that of the call before. */
 static void test_maps(void)
 {
@@ -548,6 +564,7 @@ int main(int argc, char **argv)
         { "decode: no warp beyond V", test_columns },
         { "decode: steps beyond 32 bits", test_far },
         { "conv1d: no channels", test_no_channels },
+        { "chunk_cumsum: more heads than 2^31", test_many_heads },
         { "cuda: maps of tensors", test_maps },
         { "cuda: a layer", test_layer },
         { "cuda: a layer of rows far apart", test_far_rows },

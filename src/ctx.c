@@ -43,6 +43,13 @@ void gdn_log_line(const gdn_ctx *ctx, const char *line)
     if (ctx->options.log) ctx->options.log(ctx->options.log_user, line);
 }
 
+void gdn_log_workspace(const gdn_ctx *ctx, size_t bytes)
+{
+    char line[80];
+    snprintf(line, sizeof line, "workspace: %zu bytes", bytes);
+    gdn_log_line(ctx, line);
+}
+
 /* ---- Options ------------------------------------------------------------------------------- */
 
 static gdn_status read_options(gdn_ctx *ctx, const gdn_options *given)
@@ -227,10 +234,7 @@ static gdn_status grow_workspace(gdn_ctx *ctx, size_t needed)
     if (!ctx->workspace)
         return gdn_fail(ctx, GDN_E_MEMORY, "workspace: no memory for %zu bytes", needed);
     ctx->workspace_bytes = needed;
-
-    char line[80];
-    snprintf(line, sizeof line, "workspace: %zu bytes", needed);
-    gdn_log_line(ctx, line);
+    gdn_log_workspace(ctx, needed);
     return GDN_OK;
 }
 

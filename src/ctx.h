@@ -45,6 +45,8 @@ gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
 
 /* To the caller's log, if there is one. */
 void gdn_log_line(const gdn_ctx *ctx, const char *line);
+/* That the context's workspace has so many bytes now. */
+void gdn_log_workspace(const gdn_ctx *ctx, size_t bytes);
 
 /* Saves the float environment, sets the default one; and back. Workers set theirs once. */
 uint32_t gdn_fp_enter(void);

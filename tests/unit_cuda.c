@@ -4,28 +4,9 @@
  * context needs and how it refuses, which kernels it finds, and that a call launches and does
  * nothing else: no allocation, no copy, no waiting.
  */
-#include <dlfcn.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "cuda/launch.h"
-#include "fake_cuda.h"
-#include "ring2.h"
-
-static struct fake_cuda *fake;
-
-static const struct fake_cuda hopper = { .n_devices = 1, .major = 9, .shared_bytes = 232448 };
-
-/* A context on the driver as it is now; its error text. */
-static gdn_status create(int device, gdn_ctx **ctx, char *text, size_t bytes)
-{
-    gdn_options o      = gdn_options_init();
-    o.backend          = GDN_BACKEND_CUDA;
-    o.device           = device;
-    o.error_text       = text;
-    o.error_text_bytes = bytes;
-    return gdn_ctx_create(&o, ctx);
-}
+#include "fake_ctx.h"
 
 static void refused(const char *what, int device, gdn_status want, const char *needle)
 {
@@ -39,16 +20,6 @@ static void refused(const char *what, int device, gdn_status want, const char *n
               fake->n_calls[FAKE_cuDevicePrimaryCtxRelease] +
                   (fake->fails && !strcmp(fake->fails, "cuDevicePrimaryCtxRetain")),
           "%s: the context is not released", what);
-}
-
-static gdn_ctx *hopper_ctx(void)
-{
-    char     text[512] = "";
-    gdn_ctx *ctx;
-    *fake = hopper;
-    ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
-    if (!ctx) ring2_fail("%s", text);
-    return ctx;
 }
 
 static void test_refusals(void)
@@ -457,100 +428,6 @@ static void test_maps(void)
     gdn_ctx_destroy(ctx);
 }
 
-/* ---- A layer --------------------------------------------------------------------------------- */
-
-/* A layer with GDN_EXACT, so without cuBLAS; 4 tokens of each of 3 sequences. What it points to is
- * never looked at. */
-static gdn_block_args layer_args(char *memory)
-{
-    enum { HK = 2, HV = 4, K = 16, V = 24, HIDDEN = 40, D = 2 * HK * K + HV * V };
-    gdn_block_args a  = gdn_block_args_init();
-    char          *at = memory;
-    const struct {
-        gdn_tensor *t;
-        int64_t     size[3];
-    } tensors[] = {
-        { &a.hidden, { 3, 4, HIDDEN } },
-        { &a.out, { 3, 4, HIDDEN } },
-        { &a.in_proj_qkvz, { D + HV * V, HIDDEN, 0 } },
-        { &a.in_proj_ba, { 2 * HV, HIDDEN, 0 } },
-        { &a.conv_weight, { D, 4, 0 } },
-        { &a.A_log, { HV, 0, 0 } },
-        { &a.dt_bias, { HV, 0, 0 } },
-        { &a.norm_weight, { V, 0, 0 } },
-        { &a.out_proj, { HIDDEN, HV * V, 0 } },
-        { &a.conv_state, { 3, D, 3 } },
-    };
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
-        const int64_t *size = tensors[i].size;
-        *tensors[i].t = gdn_dense(at, GDN_F32, size[2] ? 3 : size[1] ? 2 : 1, size[0], size[1],
-                                  size[2], 0);
-        at += ring2_count(tensors[i].t) * 4;
-    }
-    a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
-    a.flags = GDN_EXACT;
-    return a;
-}
-
-/* A layer: its kernels one after the other, in the workspace that was asked for. */
-static void test_layer(void)
-{
-    static char memory[1 << 20];
-    enum { N_KERNELS = 7 };
-    gdn_ctx       *ctx = hopper_ctx();
-    gdn_block_args a   = layer_args(memory);
-    gdn_batch      b   = gdn_batch_init();
-    size_t         bytes, keeping;
-    if (!ctx) return;
-    a.batch = &b;
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_BLOCK, &a, &bytes), GDN_OK);
-    CHECK(bytes <= 4 * 12 * (4 * 2 * 16 + 3 * 4 * 24) + 16 * 12 * 4 + 1024, "%zu bytes", bytes);
-    a.workspace = (void *)(((uintptr_t)memory + sizeof memory / 2) & ~(uintptr_t)63);
-    a.workspace_bytes = bytes;
-    memset(fake->n_calls, 0, sizeof fake->n_calls);
-    ring2_status(ctx, "the call", gdn_block(ctx, &a), GDN_OK);
-    for (int i = 0; i < FAKE_N_CALLS; i++) {
-        const int want = i == FAKE_cuLaunchKernelEx      ? N_KERNELS
-                         : i == FAKE_cuCtxGetCurrent     ? N_KERNELS + 1
-                         : i == FAKE_cuCtxPushCurrent    ? 1
-                         : i == FAKE_cuCtxPopCurrent     ? 1
-                                                         : 0;
-        CHECK(fake->n_calls[i] == want, "driver call %d: %d times, wanted %d", i,
-              fake->n_calls[i], want);
-    }
-    CHECK(!strcmp(fake->kernel, "gdn_block_project"), "the last kernel is %s", fake->kernel);
-    CHECK(!strncmp(gdn_last_kernel(ctx), "block: gdn_block_project gdn_block_split gdn_conv", 48),
-          "%s", gdn_last_kernel(ctx));
-    b.pad_policy = GDN_PAD_KEEP;
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_BLOCK, &a, &keeping), GDN_OK);
-    CHECK(keeping == bytes + 4 * 12 * 40, "%zu bytes to keep padding's output", keeping - bytes);
-    a.workspace_bytes = bytes;
-    ring2_status(ctx, "too little workspace", gdn_block(ctx, &a), GDN_E_MEMORY);
-    a.workspace_bytes = keeping;
-    ring2_status(ctx, "the call that keeps", gdn_block(ctx, &a), GDN_OK);
-    CHECK(!strcmp(fake->kernel, "gdn_block_store"), "the last kernel is %s", fake->kernel);
-    gdn_ctx_destroy(ctx);
-}
-
-/* Rows further apart than cuBLAS counts are multiplied without it: nothing is refused when states
- * have moved. */
-static void test_far_rows(void)
-{
-    static char    memory[1 << 20];
-    gdn_ctx       *ctx = hopper_ctx();
-    gdn_block_args a   = layer_args(memory);
-    if (!ctx) return;
-    a.flags           = 0;
-    a.hidden.data     = (void *)((uintptr_t)1 << 44);
-    a.out.data        = (void *)((uintptr_t)1 << 45);
-    a.hidden.stride[1] = a.out.stride[1] = (int64_t)1 << 31;
-    a.hidden.stride[0] = a.out.stride[0] = (int64_t)4 << 31;
-    ring2_status(ctx, "rows far apart", gdn_block(ctx, &a), GDN_OK);
-    CHECK(strstr(gdn_last_kernel(ctx), "gdn_block_project") &&
-              !strstr(gdn_last_kernel(ctx), "cublas"), "%s", gdn_last_kernel(ctx));
-    gdn_ctx_destroy(ctx);
-}
-
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -566,18 +443,6 @@ int main(int argc, char **argv)
         { "conv1d: no channels", test_no_channels },
         { "chunk_cumsum: more heads than 2^31", test_many_heads },
         { "cuda: maps of tensors", test_maps },
-        { "cuda: a layer", test_layer },
-        { "cuda: a layer of rows far apart", test_far_rows },
     };
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    fake         = driver ? dlsym(driver, "fake_cuda") : NULL;
-    if (!fake) {
-        printf("the driver is not the fake one: run this by ctest\n");
-        return 1;
-    }
-    if (!gdn_images[0].fatbin) {
-        printf("skipped: no device code in this build\n");
-        return 77;
-    }
-    return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
+    return fake_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

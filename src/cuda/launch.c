@@ -166,6 +166,7 @@ static gdn_status grow(gdn_ctx *ctx, size_t needed)
     if (r != 0)
         return gdn_fail(ctx, GDN_E_MEMORY, "workspace: no device memory for %zu bytes", needed);
     c->workspace_bytes = needed;
+    gdn_log_workspace(ctx, needed);
     return GDN_OK;
 }
 

@@ -55,7 +55,7 @@ struct gdn_cuda {
     gdn_cu_library    libraries[GDN_N_IMAGES]; /* NULL: not for this device, */
     gdn_cu_kernel     kernels[GDN_N_KERNELS];  /* as are its kernels */
     struct gdn_blas  *blas; /* cuBLAS; NULL: not opened yet */
-    struct gdn_cuda_ran *layer; /* of gdn_block: takes what its parts note; else NULL */
+    struct gdn_cuda_ran *layer; /* of gdn_block, gdn_step: takes what parts note; else NULL */
     gdn_cu_memory     workspace;
     size_t            workspace_bytes;
     struct gdn_cuda_map maps[6]; /* of q, k, v, out in the last call of prefill_hopper.c, and of

@@ -4,8 +4,6 @@
  * cluster, one launch is of all but the convolution's states, which another moves. */
 #include "step.h"
 
-#include <stdio.h>
-
 #include "ops.h"
 
 static struct gdn_plan_pools pools_of(const gdn_tensor *state)
@@ -296,27 +294,17 @@ struct step {
     gdn_ctx                *ctx;
     const struct gdn_mixer *m;
     struct buffers          b;
-    char                    names[sizeof((gdn_ctx *)0)->kernel]; /* of all that ran */
 };
 
-/* Those of the kernels that the op just called has noted, as "step: name". */
-static void add_noted(struct step *s)
-{
-    const size_t used = strlen(s->names);
-    snprintf(s->names + used, sizeof s->names - used, "%s", strchr(s->ctx->kernel, ' '));
-}
-
 /* out absent: the states alone. */
-static gdn_status convolve(struct step *s, struct gdn_rows out)
+static gdn_status convolve(const struct step *s, struct gdn_rows out)
 {
     const struct gdn_mixer     *m     = s->m;
     const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
     struct gdn_conv             conv  = m->conv;
     conv.out             = out;
     struct gdn_cu_conv a = gdn_cuda_conv_args(s->ctx, &conv, &m->plan, &m->tokens, &pools);
-    TRY(gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream));
-    add_noted(s);
-    return GDN_OK;
+    return gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream);
 }
 
 /* The buffer, as out lies. */
@@ -327,7 +315,7 @@ static gdn_tensor before_out(const struct step *s)
 }
 
 /* o, in out or before it. */
-static gdn_status run_rule(struct step *s)
+static gdn_status run_rule(const struct step *s)
 {
     const struct gdn_mixer *m    = s->m;
     struct gdn_rule         rule = m->rule;
@@ -336,25 +324,21 @@ static gdn_status run_rule(struct step *s)
     if (spares_padding(m)) rule.out = gdn_rows_of(&before, &m->tokens);
     struct gdn_cu_rule a = rule_args(m, &rule);
     if (spares_padding(m)) a.batch.pad_policy = GDN_PAD_ZERO;
-    TRY(gdn_cuda_decode(s->ctx, "step", &a, s->b.tree, m->args.stream));
-    add_noted(s);
-    return GDN_OK;
+    return gdn_cuda_decode(s->ctx, "step", &a, s->b.tree, m->args.stream);
 }
 
 /* In place. Tokens that do not count have o = 0 and may have any z; they stay zero. */
-static gdn_status run_norm(struct step *s)
+static gdn_status run_norm(const struct step *s)
 {
     const struct gdn_mixer *m    = s->m;
     struct gdn_norm_job     norm = m->norm;
     if (spares_padding(m)) norm.x = norm.out = before_out(s);
     struct gdn_cu_norm a = gdn_cuda_norm_args(&norm);
     a.zeros              = true;
-    TRY(gdn_cuda_norm(s->ctx, "step", &a, m->args.stream));
-    add_noted(s);
-    return GDN_OK;
+    return gdn_cuda_norm(s->ctx, "step", &a, m->args.stream);
 }
 
-static gdn_status store(struct step *s)
+static gdn_status store(const struct step *s)
 {
     enum { TOKENS = 256 / 32 }; /* of a block, see block.cu */
     const struct gdn_mixer         *m     = s->m;
@@ -376,40 +360,44 @@ static gdn_status store(struct step *s)
         .args   = &a,
     };
     TRY(gdn_cuda_launch(s->ctx, &call));
-    TRY(gdn_cuda_note(s->ctx, "step", call.kernel));
-    add_noted(s);
-    return GDN_OK;
+    return gdn_cuda_note(s->ctx, "step", call.kernel);
 }
 
 /* In one launch, if it moves the convolution's states. */
-static gdn_status run_one(struct step *s, const struct gdn_cu_rule *whole)
+static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
 {
     const struct gdn_cu_step a = step_args(s->ctx, s->m, whole);
     TRY((takes_rows(&a, whole) ? launch_rows : launch_one)(s->ctx, s->m, whole, &a));
-    add_noted(s);
-    if (writes_conv(s->m) && !a.moves) TRY(convolve(s, (struct gdn_rows){ 0 }));
-    return gdn_note_line(s->ctx, "step", s->names + 1);
+    return writes_conv(s->m) && !a.moves ? convolve(s, (struct gdn_rows){ 0 }) : GDN_OK;
 }
 
-static gdn_status run(struct step *s)
+static gdn_status run_parts(const struct step *s)
 {
     TRY(convolve(s, gdn_mixer_rows(s->m, s->b.convolved, 0, 0)));
     TRY(run_rule(s));
     if (s->m->normed) TRY(run_norm(s));
-    if (spares_padding(s->m)) TRY(store(s));
-    return gdn_note_line(s->ctx, "step", s->names + 1);
+    return spares_padding(s->m) ? store(s) : GDN_OK;
+}
+
+static gdn_status run_several(struct step *s, char *memory)
+{
+    bool pushed;
+    lay_out(s->ctx, s->m, &s->b, memory);
+    TRY(gdn_cuda_enter(s->ctx, &pushed));
+    const gdn_status status = run_parts(s);
+    gdn_cuda_leave(s->ctx, pushed);
+    return status;
 }
 
 gdn_status gdn_cuda_step(gdn_ctx *ctx, const struct gdn_mixer *m, char *memory)
 {
-    struct step s = { .ctx = ctx, .m = m };
-    bool        pushed;
+    struct step         s   = { .ctx = ctx, .m = m };
+    struct gdn_cuda_ran ran = { .n = 0 };
     if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
     const struct gdn_cu_rule whole = whole_rule(m);
-    if (is_one_launch(m, &whole)) return run_one(&s, &whole);
-    lay_out(ctx, m, &s.b, memory);
-    TRY(gdn_cuda_enter(ctx, &pushed));
-    const gdn_status status = run(&s);
-    gdn_cuda_leave(ctx, pushed);
-    return status;
+    ctx->cuda->layer = &ran;
+    const gdn_status status = is_one_launch(m, &whole) ? run_one(&s, &whole)
+                                                       : run_several(&s, memory);
+    ctx->cuda->layer = NULL;
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
 }

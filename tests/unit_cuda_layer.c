@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_block and gdn_step on a driver that computes nothing: what they launch, keep and tell. */
+#include <string.h>
+
+#include "fake_ctx.h"
+
+/* ---- A layer --------------------------------------------------------------------------------- */
+
+/* A layer with GDN_EXACT, so without cuBLAS; 4 tokens of each of 3 sequences. What it points to is
+ * never looked at. */
+static gdn_block_args layer_args(char *memory)
+{
+    enum { HK = 2, HV = 4, K = 16, V = 24, HIDDEN = 40, D = 2 * HK * K + HV * V };
+    gdn_block_args a  = gdn_block_args_init();
+    char          *at = memory;
+    const struct {
+        gdn_tensor *t;
+        int64_t     size[3];
+    } tensors[] = {
+        { &a.hidden, { 3, 4, HIDDEN } },
+        { &a.out, { 3, 4, HIDDEN } },
+        { &a.in_proj_qkvz, { D + HV * V, HIDDEN, 0 } },
+        { &a.in_proj_ba, { 2 * HV, HIDDEN, 0 } },
+        { &a.conv_weight, { D, 4, 0 } },
+        { &a.A_log, { HV, 0, 0 } },
+        { &a.dt_bias, { HV, 0, 0 } },
+        { &a.norm_weight, { V, 0, 0 } },
+        { &a.out_proj, { HIDDEN, HV * V, 0 } },
+        { &a.conv_state, { 3, D, 3 } },
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        const int64_t *size = tensors[i].size;
+        *tensors[i].t = gdn_dense(at, GDN_F32, size[2] ? 3 : size[1] ? 2 : 1, size[0], size[1],
+                                  size[2], 0);
+        at += ring2_count(tensors[i].t) * 4;
+    }
+    a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
+    a.flags = GDN_EXACT;
+    return a;
+}
+
+/* A layer: its kernels one after the other, in the workspace that was asked for. */
+static void test_layer(void)
+{
+    static char memory[1 << 20];
+    enum { N_KERNELS = 7 };
+    gdn_ctx       *ctx = hopper_ctx();
+    gdn_block_args a   = layer_args(memory);
+    gdn_batch      b   = gdn_batch_init();
+    size_t         bytes, keeping;
+    if (!ctx) return;
+    a.batch = &b;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_BLOCK, &a, &bytes), GDN_OK);
+    CHECK(bytes <= 4 * 12 * (4 * 2 * 16 + 3 * 4 * 24) + 16 * 12 * 4 + 1024, "%zu bytes", bytes);
+    a.workspace = (void *)(((uintptr_t)memory + sizeof memory / 2) & ~(uintptr_t)63);
+    a.workspace_bytes = bytes;
+    memset(fake->n_calls, 0, sizeof fake->n_calls);
+    ring2_status(ctx, "the call", gdn_block(ctx, &a), GDN_OK);
+    for (int i = 0; i < FAKE_N_CALLS; i++) {
+        const int want = i == FAKE_cuLaunchKernelEx      ? N_KERNELS
+                         : i == FAKE_cuCtxGetCurrent     ? N_KERNELS + 1
+                         : i == FAKE_cuCtxPushCurrent    ? 1
+                         : i == FAKE_cuCtxPopCurrent     ? 1
+                                                         : 0;
+        CHECK(fake->n_calls[i] == want, "driver call %d: %d times, wanted %d", i,
+              fake->n_calls[i], want);
+    }
+    CHECK(!strcmp(fake->kernel, "gdn_block_project"), "the last kernel is %s", fake->kernel);
+    CHECK(!strncmp(gdn_last_kernel(ctx), "block: gdn_block_project gdn_block_split gdn_conv", 48),
+          "%s", gdn_last_kernel(ctx));
+    b.pad_policy = GDN_PAD_KEEP;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_BLOCK, &a, &keeping), GDN_OK);
+    CHECK(keeping == bytes + 4 * 12 * 40, "%zu bytes to keep padding's output", keeping - bytes);
+    a.workspace_bytes = bytes;
+    ring2_status(ctx, "too little workspace", gdn_block(ctx, &a), GDN_E_MEMORY);
+    a.workspace_bytes = keeping;
+    ring2_status(ctx, "the call that keeps", gdn_block(ctx, &a), GDN_OK);
+    CHECK(!strcmp(fake->kernel, "gdn_block_store"), "the last kernel is %s", fake->kernel);
+    gdn_ctx_destroy(ctx);
+}
+
+/* Rows further apart than cuBLAS counts are multiplied without it: nothing is refused when states
+ * have moved. */
+static void test_far_rows(void)
+{
+    static char    memory[1 << 20];
+    gdn_ctx       *ctx = hopper_ctx();
+    gdn_block_args a   = layer_args(memory);
+    if (!ctx) return;
+    a.flags           = 0;
+    a.hidden.data     = (void *)((uintptr_t)1 << 44);
+    a.out.data        = (void *)((uintptr_t)1 << 45);
+    a.hidden.stride[1] = a.out.stride[1] = (int64_t)1 << 31;
+    a.hidden.stride[0] = a.out.stride[0] = (int64_t)4 << 31;
+    ring2_status(ctx, "rows far apart", gdn_block(ctx, &a), GDN_OK);
+    CHECK(strstr(gdn_last_kernel(ctx), "gdn_block_project") &&
+              !strstr(gdn_last_kernel(ctx), "cublas"), "%s", gdn_last_kernel(ctx));
+    gdn_ctx_destroy(ctx);
+}
+
+/* ---- A step of several launches -------------------------------------------------------------- */
+
+/* Of three taps, which no kernel for one launch takes. */
+static gdn_step_args step_args(void)
+{
+    enum { B = 8, HK = 2, HV = 4, K = 128, V = 128, D = 2 * HK * K + HV * V, W = 3 };
+    const char   *at = (const char *)((uintptr_t)1 << 44);
+    gdn_step_args a  = gdn_step_args_init();
+    void         *data[9];
+    for (size_t i = 0; i < 9; i++) data[i] = (void *)(at + (i << 40));
+    a.x           = gdn_dense(data[0], GDN_BF16, 2, B, D, 0, 0);
+    a.a           = gdn_dense(data[1], GDN_BF16, 2, B, HV, 0, 0);
+    a.b           = gdn_dense(data[2], GDN_BF16, 2, B, HV, 0, 0);
+    a.conv_weight = gdn_dense(data[3], GDN_BF16, 2, D, W, 0, 0);
+    a.A_log       = gdn_dense(data[4], GDN_F32, 1, HV, 0, 0, 0);
+    a.norm_weight = gdn_dense(data[5], GDN_F32, 1, V, 0, 0, 0);
+    a.conv_state  = gdn_dense(data[6], GDN_BF16, 3, B, D, W, 0);
+    a.state       = gdn_dense(data[7], GDN_F32, 4, B, HV, V, K);
+    a.out         = gdn_dense(data[8], GDN_BF16, 3, B, HV, V, 0);
+    a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
+    return a;
+}
+
+struct told {
+    int  n;
+    char first[80];
+};
+
+static void tell(void *user, const char *line)
+{
+    struct told *t = user;
+    if (t->n++ == 0) snprintf(t->first, sizeof t->first, "%s", line);
+}
+
+/* The log is told once of the workspace and once of all kernels; a call that failed ran none. */
+static void test_step(void)
+{
+    static const char *const names = "step: gdn_conv_walk_floats_8 gdn_decode_one_vk_F32_BF16_128 "
+                                     "gdn_norm_flat_bf16";
+    const gdn_step_args a    = step_args();
+    struct told         told = { 0 };
+    char                text[512];
+    gdn_ctx            *ctx = hopper_ctx();
+    if (!ctx) return;
+    ctx->options.log      = tell;
+    ctx->options.log_user = &told;
+    for (int i = 0; i < 3; i++) ring2_status(ctx, "step", gdn_step(ctx, &a), GDN_OK);
+    CHECK(told.n == 2 && !strncmp(told.first, "workspace: ", 11), "%d lines, first \"%s\"", told.n,
+          told.first);
+    CHECK(!strcmp(gdn_last_kernel(ctx), names), "%s", gdn_last_kernel(ctx));
+    gdn_ctx_destroy(ctx);
+    fake->lacks = "gdn_norm_flat_bf16";
+    ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
+    if (!ctx) return;
+    ring2_status(ctx, "no norm", gdn_step(ctx, &a), GDN_E_UNSUPPORTED);
+    CHECK(!gdn_last_kernel(ctx)[0], "%s", gdn_last_kernel(ctx));
+    gdn_ctx_destroy(ctx);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_test tests[] = {
+        { "cuda: a layer", test_layer },
+        { "cuda: a step of several launches", test_step },
+        { "cuda: a layer of rows far apart", test_far_rows },
+    };
+    return fake_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

@@ -235,9 +235,9 @@ static bool are_interleaved(const gdn_tensor *a, const gdn_tensor *b)
 static struct gdn_extent extent_of(const gdn_tensor *t, const char *name)
 {
     int64_t low = 0, high = 1;
+    if (is_empty(t)) return (struct gdn_extent){ t, name, 0, 0 };
     for (int i = 0; i < t->ndim; i++) {
         const int64_t reach = (t->size[i] - 1) * (t->size[i] > 1 ? t->stride[i] : 0);
-        if (t->size[i] == 0) return (struct gdn_extent){ t, name, 0, 0 };
         low += reach < 0 ? reach : 0;
         high += reach < 0 ? 0 : reach;
     }

@@ -71,11 +71,11 @@ static inline char *gdn_at(const gdn_tensor *t, int64_t element)
 }
 
 /* Bytes of one step in dimension i, 0 if there is none: a dimension of one element may have any
- * stride, which is never used. */
+ * stride, which is never used. Nor are those of a tensor without elements, and they may wrap. */
 static inline int64_t gdn_step_bytes(const gdn_tensor *t, int i)
 {
     if (i >= t->ndim || t->size[i] < 2) return 0;
-    return t->stride[i] * gdn_unit(t->dtype);
+    return (int64_t)((uint64_t)t->stride[i] * (uint64_t)gdn_unit(t->dtype));
 }
 
 static inline int64_t gdn_count(const gdn_tensor *t)

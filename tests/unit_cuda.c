@@ -89,14 +89,14 @@ static gdn_l2norm_args norm_args(void *x, void *out)
 
 static void test_kernels(void)
 {
-    static float x[1], out[1 << 14];
+    static float x[1 << 14], out[1 << 14];
     gdn_ctx     *ctx;
     char         text[512];
     *fake       = hopper;
     fake->lacks = gdn_cuda_kernel_name(GDN_CU_norm_row);
     ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
     if (!ctx) return;
-    const gdn_l2norm_args a = norm_args(out, x + 1);
+    const gdn_l2norm_args a = norm_args(x, out);
     ring2_status(ctx, "a kernel that is not there", gdn_l2norm(ctx, &a), GDN_E_UNSUPPORTED);
     CHECK(strstr(gdn_last_error(ctx), fake->lacks), "\"%s\"", gdn_last_error(ctx));
     CHECK(!strcmp(gdn_isa(ctx), "sm_90"), "isa %s", gdn_isa(ctx));
@@ -110,9 +110,9 @@ static void test_kernels(void)
 /* A call pushes the context, launches, pops it; nothing else. */
 static void test_call(void)
 {
-    static float          x[1], out[1 << 14];
+    static float          x[1 << 14], out[1 << 14];
     gdn_ctx              *ctx = hopper_ctx();
-    const gdn_l2norm_args a   = norm_args(out, x + 1);
+    const gdn_l2norm_args a   = norm_args(x, out);
     if (!ctx) return;
     memset(fake->n_calls, 0, sizeof fake->n_calls);
     ring2_status(ctx, "the call", gdn_l2norm(ctx, &a), GDN_OK);
@@ -393,6 +393,35 @@ static void test_many_heads(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* A dimension of one element, and all of a tensor that has none, may have any strides. */
+static void test_any_strides(void)
+{
+    enum { T = 3, H = 4, D = 128 };
+    char              *at  = (char *)((uintptr_t)1 << 44);
+    gdn_ctx           *ctx = hopper_ctx();
+    gdn_rule_args      a   = gdn_rule_args_init();
+    gdn_l2norm_args    n   = gdn_l2norm_args_init();
+    gdn_gates_args     g   = gdn_gates_args_init();
+    gdn_tensor *const  rows[] = { &a.q, &a.k, &a.v, &a.out }, *const none[] = { &n.x, &n.out };
+    if (!ctx) return;
+    for (int i = 0; i < 4; i++) {
+        *rows[i] = gdn_dense(at + (i << 16), GDN_BF16, 4, 1, T, H, D);
+        rows[i]->stride[0] = i % 2 ? INT64_MIN : INT64_MAX;
+    }
+    a.state           = gdn_dense(at + (5 << 16), GDN_BF16, 4, 1, H, D, D);
+    a.state.stride[0] = INT64_MIN;
+    ring2_status(ctx, "one slot", gdn_decode(ctx, &a), GDN_OK);
+    ring2_status(ctx, "one slot", gdn_prefill(ctx, &a), GDN_OK);
+    for (int i = 0; i < 2; i++) {
+        *none[i] = gdn_dense(at + (i << 16), GDN_F32, 4, 3, 5, 0, D);
+        none[i]->stride[0] = INT64_MAX, none[i]->stride[1] = INT64_MIN;
+    }
+    ring2_status(ctx, "no lines", gdn_l2norm(ctx, &n), GDN_OK);
+    g.b = n.x, g.beta = n.out;
+    ring2_status(ctx, "no gates", gdn_gates(ctx, &g), GDN_OK);
+    gdn_ctx_destroy(ctx);
+}
+
 /* The driver makes a map where the tensor is not that of the call before. */
 static void test_maps(void)
 {
@@ -442,6 +471,7 @@ int main(int argc, char **argv)
         { "decode: steps beyond 32 bits", test_far },
         { "conv1d: no channels", test_no_channels },
         { "chunk_cumsum: more heads than 2^31", test_many_heads },
+        { "cuda: any strides where there are no steps", test_any_strides },
         { "cuda: maps of tensors", test_maps },
     };
     return fake_main(argc, argv, tests, sizeof tests / sizeof *tests);

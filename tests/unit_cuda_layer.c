@@ -157,11 +157,29 @@ static void test_step(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* One sequence and one slot may have any strides, in one launch as in several. */
+static void test_one_slot(void)
+{
+    gdn_ctx *ctx = hopper_ctx();
+    if (!ctx) return;
+    for (int taps = 3; taps <= 4; taps++) {
+        gdn_step_args     a     = step_args();
+        gdn_tensor *const ones[] = { &a.x, &a.a, &a.b, &a.out, &a.conv_state, &a.state };
+        a.conv_weight = gdn_dense(a.conv_weight.data, GDN_BF16, 2, a.conv_weight.size[0], taps, 0,
+                                  0);
+        for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
+            ones[i]->size[0] = 1, ones[i]->stride[0] = INT64_MIN;
+        ring2_status(ctx, "one slot", gdn_step(ctx, &a), GDN_OK);
+    }
+    gdn_ctx_destroy(ctx);
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "cuda: a layer", test_layer },
         { "cuda: a step of several launches", test_step },
+        { "cuda: a step of one slot", test_one_slot },
         { "cuda: a layer of rows far apart", test_far_rows },
     };
     return fake_main(argc, argv, tests, sizeof tests / sizeof *tests);

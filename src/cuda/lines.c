@@ -13,12 +13,14 @@ int32_t gdn_cuda_access(const void *data, int32_t dtype, const int64_t *steps, i
     return all % 8 == 0 && unit == 2 && n % 4 == 0 ? 8 : 0;
 }
 
-/* May dimension i + 1 of all tensors become part of dimension i? */
+/* May dimension `next` of all tensors become part of dimension i? Where there are no elements,
+ * steps may be any, and wrap. */
 static bool is_merged(const gdn_tensor *const *tensors, int n, int i, int next)
 {
     for (int j = 0; j < n; j++) {
-        const gdn_tensor *t = tensors[j];
-        if (t->data && t->stride[i] != t->stride[next] * t->size[next]) return false;
+        const gdn_tensor *t   = tensors[j];
+        const uint64_t    all = (uint64_t)t->stride[next] * (uint64_t)t->size[next];
+        if (t->data && (uint64_t)t->stride[i] != all) return false;
     }
     return true;
 }

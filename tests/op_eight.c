@@ -191,7 +191,9 @@ static void may_write(const struct pool *p, int64_t slot)
 /* ---- One call between two conversions ------------------------------------------------------- */
 
 enum { IN_PLACE, SEPARATE, EACH, CHECKPOINTS, TREE, FROZEN, N_WRITES };
+enum { DRAWN, NO_G, G_ZERO, BETA_ZERO, ONE_TOKEN, N_GATES };
 enum { B = 3, EVERY = 7 };
+static const int64_t lengths[2][B] = { { 5, 8, 1 }, { 33, 0, 50 } };
 
 /* The same call twice: with 8-bit pools, and with float32 ones. */
 struct twin {
@@ -201,7 +203,7 @@ struct twin {
     struct pool   from, to, left; /* of 8 bits */
     struct pool   wide_from, wide_to, wide_left;
     struct rounding rounding;
-    int           layout, write;
+    int           layout, write, gates;
 };
 
 static void make_batch(struct twin *t)
@@ -233,6 +235,21 @@ static gdn_tensor none(void)
     return t;
 }
 
+/* With ONE_TOKEN one token of a sequence writes: the last, or where states on the way are stored
+ * the first. */
+static void set_gates(struct twin *t)
+{
+    gdn_rule_args *a = &t->eight;
+    if (t->gates == NO_G) a->g.data = NULL;
+    if (t->gates == G_ZERO || t->gates == ONE_TOKEN) ring2_fill_value(&a->g, 0);
+    if (t->gates == BETA_ZERO || t->gates == ONE_TOKEN) ring2_fill_value(&a->beta, 0);
+    for (int b = 0; b < B && t->gates == ONE_TOKEN; b++) {
+        const bool    last = t->write == IN_PLACE || t->write == SEPARATE;
+        const int64_t at   = last ? t->cu[b + 1] - 1 : t->cu[b];
+        for (int h = 0; h < heads[2] && t->length[b]; h++) ring2_set(&a->beta, at * 4 + h, 0.5);
+    }
+}
+
 static void make_twin(struct twin *t, int32_t dtype, int32_t other)
 {
     const bool each = t->write == EACH || t->write == TREE;
@@ -242,6 +259,7 @@ static void make_twin(struct twin *t, int32_t dtype, int32_t other)
     t->eight.state_layout = t->layout;
     t->eight.rounding     = t->rounding.random;
     t->eight.seed         = t->rounding.seed;
+    set_gates(t);
     t->from = make_pool(dtype, t->layout, SLOTS);
     fill_eight(&t->from, t->layout);
     t->wide_from = widened(&t->from, t->layout);
@@ -316,7 +334,6 @@ static void run_twin(struct twin *t, gdn_ctx *ctx, bool decode)
 
 static void G21_float32_between_conversions(void)
 {
-    static const int64_t lengths[2][B] = { { 5, 8, 1 }, { 33, 0, 50 } };
     for (int i = 0; i < 2 * 2 * 2 * 2 * 2 * N_WRITES; i++) {
         struct twin   t      = { .layout = i / 2 % 2, .write = i / 32 };
         const bool    decode = i / 4 % 2, is_long = i / 8 % 2;
@@ -327,6 +344,24 @@ static void G21_float32_between_conversions(void)
         if (!ring2_begin("G21 float32 between two conversions, %03d", i)) continue;
         memcpy(t.length, lengths[is_long], sizeof t.length);
         make_twin(&t, dtype, other);
+        run_twin(&t, ring2_ctx(1 + i % 3), decode);
+        ring2_end();
+    }
+}
+
+/* What decays or is written is no state that stays: it is rounded, also where its dtype stays. */
+static void G21_half_of_what_keeps_a_state(void)
+{
+    for (int i = 0; i < (N_GATES - 1) * 2 * 2 * FROZEN; i++) {
+        struct twin   t      = { .gates = 1 + i % (N_GATES - 1), .write = i / (N_GATES - 1) / 4 };
+        const bool    decode = i / (N_GATES - 1) % 2;
+        const int32_t dtype  = i / (N_GATES - 1) / 2 % 2 ? GDN_E4M3 : GDN_I8;
+        if (!decode && (t.write == EACH || t.write == TREE)) continue;
+        if (!ring2_begin("G21 half of what keeps a state, %02d", i)) continue;
+        t.layout   = (int)ring2_below(2);
+        t.rounding = (struct rounding){ ring2_below(2), ring2_bits() };
+        memcpy(t.length, lengths[t.write != TREE && (!decode || ring2_below(2))], sizeof t.length);
+        make_twin(&t, dtype, dtype);
         run_twin(&t, ring2_ctx(1 + i % 3), decode);
         ring2_end();
     }
@@ -347,22 +382,31 @@ static gdn_rule_args part_of(const gdn_rule_args *a, int64_t first, int64_t n)
     return p;
 }
 
+/* Some tokens of SOME_STAY change nothing (G9); those of SOME_HALF write, or decay. */
+enum { ALL_DRAWN, SOME_STAY, SOME_HALF, WITHOUT_G, N_EXACT_GATES };
+enum { STAY_FROM = 5, STAY_TO = 20 };
+
+static void set_exact_gates(gdn_rule_args *a, int gates)
+{
+    for (int64_t i = STAY_FROM * 4; i < STAY_TO * 4; i++) {
+        if (gates == SOME_STAY || (gates == SOME_HALF && i % 3)) ring2_set(&a->g, i, 0);
+        if (gates == SOME_STAY || (gates == SOME_HALF && i % 3 == 0)) ring2_set(&a->beta, i, 0);
+    }
+    if (gates == WITHOUT_G) a->g.data = NULL;
+}
+
 static void G21_exact_calls_of_any_length(void)
 {
     enum { T = 37 };
     static const int64_t cuts[3][6] = { { 37 }, { 1, 20, 3, 13 }, { 12, 1, 24 } };
-    for (int i = 0; i < 16; i++) {
-        const int     layout = i / 2 % 2;
+    for (int i = 0; i < 8 * N_EXACT_GATES; i++) {
+        const int     layout = i / 2 % 2, gates = i / 8;
         gdn_rule_args one    = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
         struct pool   start = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, layout, 1), state = start;
         fill_eight(&start, layout);
         one.state_layout = layout, one.rounding = i / 4 % 2, one.seed = 77 + (uint64_t)i;
         one.flags = GDN_EXACT;
-        for (int64_t t = 5; t < 20 && i / 8; t++) /* some tokens that change nothing (G9) */
-            for (int h = 0; h < 4; h++) {
-                ring2_set(&one.g, t * 4 + h, 0);
-                ring2_set(&one.beta, t * 4 + h, 0);
-            }
+        set_exact_gates(&one, gates);
         /* One by one, each a float32 call between two conversions. */
         const gdn_rule_args want = ring2_rule_clone(&one);
         state = cloned(&start);
@@ -372,7 +416,8 @@ static void G21_exact_calls_of_any_length(void)
             const struct rounding rounding = { one.rounding, one.seed + (uint64_t)t };
             a.state = wide.t;
             ring2_status(ring2_ctx(1), "token", gdn_decode(ring2_ctx(1), &a), GDN_OK);
-            if (!(i / 8 && t >= 5 && t < 20)) round_slot(&state, &wide, layout, 0, 1, rounding);
+            if (gates != SOME_STAY || t < STAY_FROM || t >= STAY_TO)
+                round_slot(&state, &wide, layout, 0, 1, rounding);
         }
         for (int j = 0; j < 6; j++) {
             const gdn_rule_args got = ring2_rule_clone(&one);
@@ -386,6 +431,7 @@ static void G21_exact_calls_of_any_length(void)
             ring2_expect_bits("out", &got.out, &want.out);
             expect_pool("state", &p, &state);
         }
+        ring2_free();
         if (!ring2_failed()) continue;
         ring2_fail("case %d", i);
         return;
@@ -593,26 +639,30 @@ static void G7_not_finite(void)
     }
 }
 
-/* No bit of codes and scales changes where no token changes the state, in place or copied. */
+/* No bit of codes and scales changes where no token changes the state, in place or copied; into a
+ * pool of the other dtype it is converted. */
 static void G9_codes_stay(void)
 {
     static const int64_t tokens[] = { 1, 7, 40 };
-    for (int i = 0; i < 3 * 16; i++) {
+    for (int i = 0; i < 3 * 24; i++) {
         const int     layout = i / 3 % 2;
-        const bool    decode = i / 6 % 2, separate = i / 12 % 2;
-        const int32_t dtype = i / 24 ? GDN_E4M3 : GDN_I8;
+        const bool    decode = i / 6 % 2, separate = i / 24, converted = i / 48;
+        const int32_t dtype = i / 12 % 2 ? GDN_E4M3 : GDN_I8;
+        const int32_t other = (dtype == GDN_I8) == converted ? GDN_E4M3 : GDN_I8;
         gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, tokens[i % 3], 0, heads, K, V);
-        struct pool   p = make_pool(dtype, layout, 1), to = make_pool(dtype, layout, 1);
+        struct pool   p = make_pool(dtype, layout, 1), to = make_pool(other, layout, 1);
         fill_eight(&p, layout);
-        const struct pool before = cloned(&p);
+        const struct pool want = cloned(converted ? &to : &p), wide = widened(&p, layout);
         ring2_fill_value(&a.g, 0);
         ring2_fill_value(&a.beta, 0);
         a.state_layout = layout, a.rounding = GDN_ROUND_STOCHASTIC;
+        if (converted)
+            round_slot(&want, &wide, layout, 0, tokens[i % 3], (struct rounding){ true, a.seed });
         gdn_rule_args call = part_of(&a, 0, tokens[i % 3]);
         call.state = p.t, call.state_scales = p.scales;
         if (separate) call.state_out = to.t, call.state_out_scales = to.scales;
         ring2_status(ring2_ctx(2), "call", ring2_rule_call(ring2_ctx(2), &call, decode), GDN_OK);
-        expect_pool("state", separate ? &to : &p, &before);
+        expect_pool("state", separate ? &to : &p, &want);
     }
 }
 
@@ -793,5 +843,6 @@ int main(int argc, char **argv)
     ring2_options(argc, argv);
     refuse_calls();
     G21_float32_between_conversions();
+    G21_half_of_what_keeps_a_state();
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

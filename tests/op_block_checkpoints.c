@@ -280,47 +280,50 @@ static gdn_tensor zeros(const struct kind *k, int32_t dtype, int64_t P)
 }
 
 static void convert(const struct kind *k, const gdn_tensor *from, const gdn_tensor *from_scales,
-                    const gdn_tensor *to, const gdn_tensor *to_scales)
+                    const gdn_tensor *to, const gdn_tensor *to_scales, int32_t rounding,
+                    uint64_t seed)
 {
     gdn_state_copy_args c = gdn_state_copy_args_init();
     c.from_pool = *from, c.to_pool = *to;
     c.from_layout = c.to_layout = k->layout;
     if (from_scales) c.from_scales = *from_scales;
     if (to_scales) c.to_scales = *to_scales;
+    c.rounding = rounding, c.seed = seed;
     ring2_status(ring2_ctx(1), "gdn_state_copy", gdn_state_copy(ring2_ctx(1), &c), GDN_OK);
 }
 
-/* Slot by slot what a call on float32 states leaves, converted; but for slot `skip`, that of an
- * empty sequence, which is left alone. */
-static void expect_converted(const char *what, const struct kind *k, const gdn_tensor *got,
-                             const gdn_tensor *got_scales, const gdn_tensor *wide, int64_t skip)
+/* Slot by slot what a call on float32 states leaves there after n[slot] tokens, converted; slots of
+ * 0 tokens are left alone. gdn_state_copy counts no tokens: they go into its seed. */
+static void expect_converted(const char *what, const struct kind *k, const gdn_block_args *call,
+                             const gdn_tensor *got, const gdn_tensor *got_scales,
+                             const gdn_tensor *wide, const int64_t *n)
 {
-    const int64_t    P = got->size[0];
-    const gdn_tensor want = zeros(k, got->dtype, P), scales = scales_of(P);
-    convert(k, wide, NULL, &want, &scales);
-    for (int64_t i = 0; i < P; i++) {
-        if (i == skip) continue;
-        const gdn_tensor a = ring2_narrow(got, 0, i, 1), b = ring2_narrow(&want, 0, i, 1);
-        const gdn_tensor c = ring2_narrow(got_scales, 0, i, 1), d = ring2_narrow(&scales, 0, i, 1);
-        ring2_expect_bits(what, &a, &b);
-        ring2_expect_bits(what, &c, &d);
+    const gdn_tensor want = zeros(k, got->dtype, 1), scales = scales_of(1);
+    for (int64_t i = 0; i < got->size[0]; i++) {
+        if (n[i] == 0) continue;
+        const gdn_tensor a = ring2_narrow(got, 0, i, 1), from = ring2_narrow(wide, 0, i, 1);
+        const gdn_tensor b = ring2_narrow(got_scales, 0, i, 1);
+        convert(k, &from, NULL, &want, &scales, call->rounding, call->seed + (uint64_t)n[i]);
+        ring2_expect_bits(what, &a, &want);
+        ring2_expect_bits(what, &b, &scales);
     }
 }
 
 /* States and checkpoints of 8 bits are those of a float32 call between two conversions. */
-static void eight(const struct kind *k, int32_t dtype)
+static void eight(const struct kind *k, int32_t dtype, int32_t rounding)
 {
-    gdn_batch      t;
-    gdn_block_args a = make_call(k, B, &t), wide;
-    const int      n = (int)(20 / 7 + 300 / 7 + 9 / 7 + 600 / 7 + 33 / 7);
-    t.checkpoint_every = 7;
-    a.flags            = 0; /* GDN_EXACT rounds such states after every token */
-    wide               = clone(&a);
+    static struct left l;
+    gdn_batch          t;
+    gdn_block_args     a = make_call(k, B, &t), wide;
+    leave(&t, 7, &l);
+    a.flags    = 0; /* GDN_EXACT rounds such states after every token */
+    a.rounding = rounding, a.seed = ring2_bits();
+    wide       = clone(&a);
     a.state = zeros(k, dtype, B), a.state_scales = scales_of(B);
-    convert(k, &wide.state, NULL, &a.state, &a.state_scales);
-    convert(k, &a.state, &a.state_scales, &wide.state, NULL);
-    a.checkpoints = zeros(k, dtype, n), a.checkpoint_scales = scales_of(n);
-    wide.checkpoints = zeros(k, GDN_F32, n);
+    convert(k, &wide.state, NULL, &a.state, &a.state_scales, GDN_ROUND_NEAREST, 0);
+    convert(k, &a.state, &a.state_scales, &wide.state, NULL, GDN_ROUND_NEAREST, 0);
+    a.checkpoints = zeros(k, dtype, l.n), a.checkpoint_scales = scales_of(l.n);
+    wide.checkpoints = zeros(k, GDN_F32, l.n);
     ring2_call_begin();
     ring2_may_write(&a.out), ring2_may_write(&a.conv_state), ring2_may_write(&a.state);
     ring2_may_write(&a.state_scales), ring2_may_write(&a.checkpoints);
@@ -330,17 +333,54 @@ static void eight(const struct kind *k, int32_t dtype)
     call(ring2_ctx(1), &wide);
     ring2_expect_bits("out", &a.out, &wide.out);
     ring2_expect_bits("conv_state", &a.conv_state, &wide.conv_state);
-    expect_converted("state", k, &a.state, &a.state_scales, &wide.state, 1);
-    expect_converted("checkpoints", k, &a.checkpoints, &a.checkpoint_scales, &wide.checkpoints, -1);
+    expect_converted("state", k, &a, &a.state, &a.state_scales, &wide.state, lengths);
+    expect_converted("checkpoints", k, &a, &a.checkpoints, &a.checkpoint_scales, &wide.checkpoints,
+                     l.tokens);
 }
 
 static void G21_states_of_8_bits(void)
 {
-    for (int i = 0; i < 2; i++) {
-        struct kind k = kinds[i];
+    for (int i = 0; i < 8; i++) {
+        struct kind k = kinds[i % 2];
         k.states      = GDN_F32;
-        eight(&k, GDN_I8);
-        eight(&k, GDN_E4M3);
+        eight(&k, i / 2 % 2 ? GDN_E4M3 : GDN_I8,
+              i / 4 ? GDN_ROUND_STOCHASTIC : GDN_ROUND_NEAREST);
+    }
+}
+
+/* Rounded after every token: as calls of 100 tokens, row by row, with seeds that go on. */
+static void G21_exact_calls_of_any_length(void)
+{
+    enum { PART = 100 };
+    for (int i = 0; i < 2; i++) {
+        const struct kind *k = &kinds[0];
+        gdn_batch          t;
+        gdn_block_args     a = make_call(k, B, &t), parts;
+        const gdn_tensor   wide = a.state;
+        a.flags |= GDN_EXACT;
+        a.rounding = GDN_ROUND_STOCHASTIC, a.seed = ring2_bits();
+        a.state = zeros(k, i ? GDN_E4M3 : GDN_I8, B), a.state_scales = scales_of(B);
+        convert(k, &wide, NULL, &a.state, &a.state_scales, GDN_ROUND_NEAREST, 0);
+        parts              = clone(&a);
+        parts.state_scales = ring2_clone(&a.state_scales);
+        call(ring2_ctx(2), &a);
+        for (int64_t b = 0, first = 0; b < B; first += lengths[b++])
+            for (int64_t n = 0; n < lengths[b]; n += PART) {
+                const int64_t  size = lengths[b] - n < PART ? lengths[b] - n : PART;
+                gdn_block_args p    = parts;
+                p.batch        = NULL;
+                p.hidden       = ring2_narrow(&parts.hidden, 0, first + n, size);
+                p.out          = ring2_narrow(&parts.out, 0, first + n, size);
+                p.state        = ring2_narrow(&parts.state, 0, b, 1);
+                p.state_scales = ring2_narrow(&parts.state_scales, 0, b, 1);
+                p.conv_state   = ring2_narrow(&parts.conv_state, 0, b, 1);
+                p.seed         = parts.seed + (uint64_t)n;
+                call(ring2_ctx(1), &p);
+            }
+        ring2_expect_bits("out", &a.out, &parts.out);
+        ring2_expect_bits("conv_state", &a.conv_state, &parts.conv_state);
+        ring2_expect_bits("state", &a.state, &parts.state);
+        ring2_expect_bits("state_scales", &a.state_scales, &parts.state_scales);
     }
 }
 
@@ -391,6 +431,7 @@ int main(int argc, char **argv)
         { "G18 without states", G18_no_states },
         { "G18 one pool for all", G18_one_pool },
         { "G21 states of 8 bits", G21_states_of_8_bits },
+        { "G21 GDN_EXACT: calls of any length", G21_exact_calls_of_any_length },
         { "G1 refused", G1_refused },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -20,6 +20,7 @@
 #endif
 
 enum { MAX_BLOCKS = 4096, MAX_THREADS = 8, MAX_REPORTS = 6, POISON = 0xff };
+enum { SKIPPED = 77 }; /* exit status that CTest shows as such */
 
 /* What ring2_heap() gives, in a chain. */
 struct heap {
@@ -115,7 +116,8 @@ int ring2_summary(void)
     for (int i = 0; i <= MAX_THREADS; i++) gdn_ctx_destroy(self.ctx[i]);
     memset(self.ctx, 0, sizeof self.ctx);
     printf("%d passed, %d failed, %d skipped\n", self.n_passed, self.n_failed, self.n_skipped);
-    return self.n_failed || !(self.n_passed + self.n_skipped);
+    if (!self.n_failed && !self.n_passed && self.n_skipped) return SKIPPED;
+    return self.n_failed || !self.n_passed;
 }
 
 int ring2_main(int argc, char **argv, const struct ring2_test *tests, int n)

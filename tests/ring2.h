@@ -39,8 +39,9 @@ int ring2_cases_main(int argc, char **argv, const struct ring2_cases *tests, int
  * of these two kinds alone. */
 void ring2_options(int argc, char **argv);
 bool ring2_begin(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void ring2_end(void);    /* prints the line, frees every buffer */
-int  ring2_summary(void); /* prints the closing line, returns main's status */
+void ring2_end(void); /* prints the line, frees every buffer */
+/* Prints the closing line, returns main's status: 77 where everything that ran was skipped. */
+int  ring2_summary(void);
 
 /* Marks the running test. */
 void ring2_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));

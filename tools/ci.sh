@@ -107,7 +107,7 @@ stage_valgrind() {
     local isa=avx2 test
     build/gcc/tests/with_isa avx2 "$(type -P true)" || isa=scalar
     for test in op_padding op_huge unit_alloc unit_blob unit_blob_parts; do
-        GDN_CPU=$isa valgrind -q --error-exitcode=9 "build/gcc/tests/$test"
+        GDN_CPU=$isa valgrind -q --error-exitcode=9 "build/gcc/tests/$test" || [ $? = 77 ]
     done
     GDN_CPU=$isa valgrind -q --error-exitcode=9 --leak-check=full \
         --errors-for-leak-kinds=definite build/gcc/gdn run tests/vectors/decode_*.safetensors \

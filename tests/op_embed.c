@@ -38,6 +38,8 @@ static void *help(void *arg)
 
 static void help_in_mode(void *arg) { help(arg); }
 
+static int n_lent; /* pieces of work that a good lender was given */
+
 /* New threads for every piece of work, some in an unusual float environment. */
 static void *help_oddly(void *arg)
 {
@@ -52,6 +54,7 @@ static void by_threads(void *user, int64_t n, gdn_work work, void *arg)
     struct helper helpers[N_THREADS];
     pthread_t     threads[N_THREADS];
     (void)user;
+    n_lent++;
     for (int i = 1; i < N_THREADS; i++) {
         helpers[i] = (struct helper){ &job, i };
         CHECK(!pthread_create(&threads[i], NULL, help_oddly, &helpers[i]), "no thread");
@@ -62,6 +65,7 @@ static void by_threads(void *user, int64_t n, gdn_work work, void *arg)
 static void backwards(void *user, int64_t n, gdn_work work, void *arg)
 {
     (void)user;
+    n_lent++;
     for (int64_t i = n; i-- > 0;) work(arg, i, (int32_t)(i % N_THREADS));
 }
 
@@ -161,18 +165,67 @@ static void G22_same_bits(void)
     for (int j = 0; j < 2; j++) gdn_ctx_destroy(lent[j]);
 }
 
-/* A call with several items, whatever the op. */
+static gdn_tensor large_rows(int64_t D)
+{
+    const gdn_tensor t = ring2_new(GDN_F32, 0, 2, 3000, D, 0, 0);
+    ring2_fill(&t, -1, 1);
+    return t;
+}
+
+/* Ops that make a call of several items. */
+static const gdn_op large_ops[] = { GDN_OP_DECODE, GDN_OP_GATES, GDN_OP_L2NORM,
+                                    GDN_OP_RMSNORM_GATED };
+enum { N_LARGE_OPS = sizeof large_ops / sizeof *large_ops };
+
 static void large_call(gdn_op op, union ring2_call *c)
 {
     static const int heads[3] = { 2, 2, 4 };
     if (op == GDN_OP_DECODE) {
         c->rule = ring2_rule_args(GDN_F32, GDN_F32, 40, 40, heads, 64, 64);
-        return;
+    } else if (op == GDN_OP_GATES) {
+        c->gates   = gdn_gates_args_init();
+        c->gates.a = large_rows(64), c->gates.g = large_rows(64);
+        c->gates.b = large_rows(64), c->gates.beta = large_rows(64);
+        c->gates.A_log = ring2_new(GDN_F32, 0, 1, 64, 0, 0, 0);
+        ring2_fill(&c->gates.A_log, -1, 1);
+    } else if (op == GDN_OP_L2NORM) {
+        c->l2norm   = gdn_l2norm_args_init();
+        c->l2norm.x = large_rows(64), c->l2norm.out = large_rows(64);
+    } else {
+        c->rmsnorm   = gdn_rmsnorm_gated_args_init();
+        c->rmsnorm.x = large_rows(64), c->rmsnorm.z = large_rows(64);
+        c->rmsnorm.out = large_rows(64);
     }
-    c->l2norm     = gdn_l2norm_args_init();
-    c->l2norm.x   = ring2_new(GDN_F32, 0, 2, 3000, 64, 0, 0);
-    c->l2norm.out = ring2_new(GDN_F32, 0, 2, 3000, 64, 0, 0);
-    ring2_fill(&c->l2norm.x, -1, 1);
+}
+
+/* One thread's bits, then those of lent ones; the random calls above are mostly too small to be
+ * lent in these ops. */
+static void large_call_on(gdn_ctx *const ctxs[3], gdn_op op)
+{
+    const gdn_tensor *list[RING2_MAX_WRITTEN];
+    gdn_tensor        before[RING2_MAX_WRITTEN], want[RING2_MAX_WRITTEN];
+    union ring2_call  c;
+    large_call(op, &c);
+    const int n = ring2_written(op, &c, list);
+    for (int i = 0; i < n; i++) before[i] = ring2_clone(list[i]);
+    for (int j = 0; j < 3; j++) {
+        n_lent = 0;
+        for (int i = 0; i < n && j; i++)
+            if (list[i]->data) ring2_copy(list[i], &before[i]);
+        ring2_status(ctxs[j], "the call", gdn_run_op(ctxs[j], op, &c), GDN_OK);
+        CHECK(!n_lent == !j, "op %d: %d pieces of work were lent", (int)op, n_lent);
+        for (int i = 0; i < n; i++) {
+            if (!j) want[i] = ring2_clone(list[i]);
+            else if (list[i]->data) ring2_expect_bits("on lent threads", list[i], &want[i]);
+        }
+    }
+}
+
+static void G22_large_calls(void)
+{
+    gdn_ctx *ctxs[3] = { ring2_ctx(1), lent_ctx(by_threads), lent_ctx(backwards) };
+    for (int i = 0; i < N_LARGE_OPS; i++) large_call_on(ctxs, large_ops[i]);
+    for (int j = 1; j < 3; j++) gdn_ctx_destroy(ctxs[j]);
 }
 
 static lender *switched; /* what the context's parallel_for does at the moment */
@@ -191,17 +244,16 @@ static void wrong_lenders(void)
     } wrong[] = { { thread_too_high, "thread number" }, { thread_negative, "thread number" },
                   { item_too_high, "item" },            { item_left_out, "every item" },
                   { item_twice, "every item" } };
-    static const gdn_op ops[] = { GDN_OP_DECODE, GDN_OP_L2NORM };
     gdn_ctx            *ctx   = lent_ctx(switch_);
-    for (size_t i = 0; i < 2 * sizeof wrong / sizeof *wrong; i++) {
-        const gdn_op     op = ops[i % 2];
+    for (size_t i = 0; i < N_LARGE_OPS * sizeof wrong / sizeof *wrong; i++) {
+        const gdn_op     op = large_ops[i % N_LARGE_OPS];
         union ring2_call c;
         large_call(op, &c);
-        switched = wrong[i / 2].f;
+        switched = wrong[i / N_LARGE_OPS].f;
         ring2_call_begin();
         ring2_status(ctx, "a wrong lender", gdn_run_op(ctx, op, &c), GDN_E_ARG);
         CHECK(strstr(gdn_last_error(ctx), "parallel_for") &&
-                  strstr(gdn_last_error(ctx), wrong[i / 2].text),
+                  strstr(gdn_last_error(ctx), wrong[i / N_LARGE_OPS].text),
               "text \"%s\"", gdn_last_error(ctx));
         const gdn_tensor *list[RING2_MAX_WRITTEN];
         const int         n = ring2_written(op, &c, list);
@@ -323,6 +375,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "G22 lent threads give the same bits", G22_same_bits },
+        { "G22 lent threads: large calls", G22_large_calls },
         { "lent threads: wrong lenders", wrong_lenders },
         { "fork: a child has its own context", forked_child },
         { "fork: a context without threads goes on", forked_context },

@@ -557,7 +557,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * AVX512-BF16, keys, queries and the state are rounded to bfloat16 in the products k . S and
  * q . S of a chunk, which are then faster; the state itself and all else stay float32. Each
  * product is off by up to 2^-8 of its absolute value. Elsewhere the flag changes nothing;
- * gdn_last_kernel() tells. gdn_decode takes no notice of it.
+ * gdn_last_kernel() tells. gdn_prefill (gdn_block: hidden) of another dtype refuses it with
+ * GDN_E_DTYPE; gdn_decode and gdn_step take no notice of it, whatever their dtype.
  *
  * States of 8 bits: state, state_out or checkpoints are GDN_I8 or GDN_E4M3 with
  *

@@ -45,7 +45,8 @@ static gdn_status check_sizes(gdn_ctx *ctx, struct block_call *c)
     struct gdn_block     *b = &c->block;
     TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
                         a->value_head_dim));
-    TRY(gdn_check_flags(ctx, a->flags, a->hidden.dtype));
+    TRY(gdn_check_flags(ctx, a->flags));
+    TRY(gdn_check_products(ctx, a->flags, a->hidden.dtype));
     if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
     if (a->state_layout < GDN_STATE_VK || a->state_layout > GDN_STATE_KV)
         return gdn_fail(ctx, GDN_E_ARG, "state_layout: %d, wanted 0 or 1", (int)a->state_layout);

@@ -14,14 +14,19 @@
 #include "tensor.h"
 #include "tree.h"
 
-gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
+gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
 {
     const uint32_t form = flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP);
     if (form > GDN_BF16_PRODUCTS)
         return gdn_fail(ctx, GDN_E_ARG,
                         "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS, and beside that "
                         "GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP", (unsigned)flags);
-    if (form == GDN_BF16_PRODUCTS && dtype != GDN_BF16)
+    return GDN_OK;
+}
+
+gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
+{
+    if (flags & GDN_BF16_PRODUCTS && dtype != GDN_BF16)
         return gdn_fail(ctx, GDN_E_DTYPE, "flags: GDN_BF16_PRODUCTS, wanted for bf16 inputs alone");
     return GDN_OK;
 }
@@ -62,7 +67,7 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
         { "norm", a->norm, GDN_NORM_L2_MAX },
         { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
     };
-    TRY(gdn_check_flags(ctx, a->flags, a->q.dtype));
+    TRY(gdn_check_flags(ctx, a->flags));
     if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < 0 || fields[i].value > fields[i].end)
@@ -324,6 +329,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     c->record_bytes = c->bytes = 0;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_rule_args"));
     TRY(check_enums(ctx, a));
+    if (!decode) TRY(gdn_check_products(ctx, a->flags, a->q.dtype));
     const struct {
         const gdn_tensor *t;
         const char       *name;

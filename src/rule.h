@@ -52,8 +52,9 @@ void   gdn_rule_cut(struct gdn_rule *rule, const struct gdn_kernels *kr, int n_t
 size_t gdn_rule_scratch(const struct gdn_rule *rule, const struct gdn_kernels *kr); /* a thread */
 void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
 
-/* flags of an op with the rule, on activations of the dtype. */
-gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
+/* flags of an op with the rule; and, where chunks are, on activations of the dtype. */
+gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags);
+gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
 /* Trees: what they do not go with, final states being of the dtype. */
 gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,

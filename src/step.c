@@ -39,7 +39,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_step_args *a)
                    { "gate_lower_bound", a->gate_lower_bound, -1 } };
     TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
                         a->value_head_dim));
-    TRY(gdn_check_flags(ctx, a->flags, a->x.dtype));
+    TRY(gdn_check_flags(ctx, a->flags));
     for (size_t i = 0; i < sizeof enums / sizeof *enums; i++)
         if (enums[i].value < 0 || enums[i].value > enums[i].end)
             return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", enums[i].name,

@@ -190,6 +190,19 @@ static void G1_refused(void)
     ring2_refused(ring2_ctx(1), GDN_OP_PREFILL, &a, RING2_STRUCT, GDN_E_ARG, "flags: 0x3");
 }
 
+/* gdn_decode has no chunks, so the flag means nothing there, whatever the dtype. */
+static void no_notice(void)
+{
+    const int     heads[3] = { 2, 2, 4 };
+    gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 3, 3, heads, 16, 16);
+    gdn_rule_args b = ring2_rule_clone(&a);
+    a.flags         = GDN_BF16_PRODUCTS;
+    ring2_status(ring2_ctx(1), "flag", ring2_rule_call(ring2_ctx(1), &a, true), GDN_OK);
+    ring2_status(ring2_ctx(1), "plain", ring2_rule_call(ring2_ctx(1), &b, true), GDN_OK);
+    ring2_expect_bits("out", &a.out, &b.out);
+    ring2_expect_bits("state", &a.state, &b.state);
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -199,6 +212,7 @@ int main(int argc, char **argv)
         { "told", told },
         { "G7 G9 selections", G7_G9_selections },
         { "G1 refused", G1_refused },
+        { "decode takes no notice", no_notice },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

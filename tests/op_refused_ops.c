@@ -232,6 +232,7 @@ static void refuse_block_fields(void)
 {
     REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
     REFUSE("flags", GDN_E_ARG, "flags", a->flags = 16);
+    REFUSE("bf16 products of f32", GDN_E_DTYPE, "flags", a->flags = GDN_BF16_PRODUCTS);
     REFUSE("reserved", GDN_E_ARG, "reserved: 1", a->reserved = 1);
     REFUSE("n_key_heads 0", GDN_E_ARG, "n_key_heads", a->n_key_heads = 0);
     REFUSE("n_value_heads -1", GDN_E_ARG, "n_value_heads", a->n_value_heads = -1);

@@ -331,9 +331,23 @@ static void against_the_oracle(void)
     }
 }
 
+/* GDN_BF16_PRODUCTS is about chunks: here it means nothing, whatever the dtype. */
+static void no_notice(void)
+{
+    gdn_step_args a = make_call(&kinds[0], 2, 3, 2), b = clone(&a);
+    a.flags         = GDN_BF16_PRODUCTS;
+    call(ring2_ctx(1), &a);
+    call(ring2_ctx(1), &b);
+    ring2_expect_bits("out", &a.out, &b.out);
+    ring2_expect_bits("state", &a.state, &b.state);
+}
+
 int main(int argc, char **argv)
 {
-    static const struct ring2_test tests[] = { { "step: against the oracle", against_the_oracle } };
+    static const struct ring2_test tests[] = {
+        { "step: against the oracle", against_the_oracle },
+        { "step: no notice of bf16 products", no_notice },
+    };
     ring2_options(argc, argv);
     if (run_cases() < 0) {
         printf("a pair of levels fits no case\n");

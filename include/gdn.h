@@ -364,7 +364,7 @@ typedef enum gdn_pad_policy {
     GDN_PAD_ZERO = 0, /* a negative slot: the sequence is skipped, its output is zero */
     GDN_PAD_KEEP = 1, /* ... its output stays as it was */
     GDN_PAD_SINK = 2  /* ... its state goes to and comes from slot sink_slot; only the first such
-                         row of a call, further ones are skipped as with GDN_PAD_ZERO */
+                         row with tokens, further ones are skipped as with GDN_PAD_ZERO */
 } gdn_pad_policy;
 
 typedef enum gdn_write {

@@ -284,6 +284,15 @@ static gdn_status check_slot(gdn_ctx *ctx, const gdn_tensor *slots, const char *
                     (long long)slot, (long long)b, (long long)end - 1);
 }
 
+/* Entry t of the row of sequence b. */
+static gdn_status check_entry(const struct reader *r, const char *name, int64_t b, int64_t t,
+                              int64_t found, int64_t low, int64_t high)
+{
+    if (found >= low && found <= high) return GDN_OK;
+    return gdn_fail(r->ctx, GDN_E_ARG, "%s[%lld][%lld]: %lld, wanted %lld to %lld", name,
+                    (long long)b, (long long)t, (long long)found, (long long)low, (long long)high);
+}
+
 /* Where the tokens of sequence b are. */
 static gdn_status read_range(const struct reader *r, int64_t b, struct gdn_seq *s)
 {
@@ -381,7 +390,7 @@ static gdn_status read_parents(const struct reader *r, const struct gdn_seq *s)
     if (!t->data) return GDN_OK;
     TRY(check_row(r, t, "parents", s));
     for (int64_t i = 0; i < s->n_valid; i++)
-        TRY(check_value(r->ctx, "parents", s->row, gdn_index2(t, s->row, i), -1, i - 1));
+        TRY(check_entry(r, "parents", s->row, i, gdn_index2(t, s->row, i), -1, i - 1));
     return GDN_OK;
 }
 
@@ -392,7 +401,7 @@ static gdn_status read_path(const struct reader *r, const struct gdn_seq *s)
     TRY(check_row(r, t, "path", s));
     for (int64_t i = 0, least = 0; i < s->n_valid; i++) {
         const int64_t token = gdn_index2(t, s->row, i);
-        TRY(check_value(r->ctx, "path", s->row, token, least, s->n_tokens - s->n_before - 1));
+        TRY(check_entry(r, "path", s->row, i, token, least, s->n_tokens - s->n_before - 1));
         least = token + 1;
     }
     return GDN_OK;

@@ -77,16 +77,26 @@ static gdn_status add_each(const struct writer *w, const struct gdn_plan *plan,
     return GDN_OK;
 }
 
+/* Of a checkpoint, by its number. */
+static gdn_status check_slot(const struct writer *w, const gdn_tensor *slots, int64_t number,
+                             int64_t slot, int64_t end)
+{
+    if (slot < end) return GDN_OK;
+    if (!slots->data)
+        return gdn_fail(w->ctx, GDN_E_ARG,
+                        "checkpoint_slots: absent, so slot %lld for checkpoint %lld of %lld slots",
+                        (long long)slot, (long long)number, (long long)end);
+    return gdn_fail(w->ctx, GDN_E_ARG, "checkpoint_slots[%lld]: %lld, wanted below %lld",
+                    (long long)number, (long long)slot, (long long)end);
+}
+
 static gdn_status add_checkpoints(const struct writer *w, const struct gdn_plan *plan,
                                   const struct gdn_seq *s, int64_t slots_end)
 {
     for (int64_t i = 0; i < s->n_checkpoints; i++) {
         int64_t slot;
         gdn_plan_checkpoint(plan, s, i, &slot);
-        if (slot >= slots_end)
-            return gdn_fail(w->ctx, GDN_E_ARG, "checkpoint_slots[%lld]: %lld, wanted below %lld",
-                            (long long)(s->first_checkpoint + i), (long long)slot,
-                            (long long)slots_end);
+        TRY(check_slot(w, &plan->batch.checkpoint_slots, s->first_checkpoint + i, slot, slots_end));
         if (slot >= 0) TRY(add_write(w, slot, s->row));
     }
     return GDN_OK;

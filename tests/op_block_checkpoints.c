@@ -414,7 +414,7 @@ static void G1_refused(void)
     REFUSE(RING2_STRUCT, GDN_E_ARG, "conv_checkpoints",
            a->conv_checkpoints.data = a->conv_state.data, a->checkpoints.data = NULL);
     REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoint_every", t->checkpoint_every = -1);
-    REFUSE(RING2_CONTENTS, GDN_E_ARG, "checkpoint_slots[11]: 11",
+    REFUSE(RING2_CONTENTS, GDN_E_ARG, "checkpoint_slots: absent, so slot 11",
            a->checkpoints = ring2_narrow(&a->checkpoints, 0, 0, 11),
            a->conv_checkpoints = ring2_narrow(&a->conv_checkpoints, 0, 0, 11));
     REFUSE(RING2_CONTENTS, GDN_E_ARG, "slot 0", a->checkpoints = a->state,

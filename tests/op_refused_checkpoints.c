@@ -72,7 +72,8 @@ static void refuse_lists(gdn_op op)
     REFUSE(RING2_CONTENTS, GDN_E_SHAPE, "checkpoint_slots: [4], wanted 5 at least",
            t->checkpoint_every = 6,
            t->checkpoint_starts.data = t->checkpoint_positions.data = NULL);
-    REFUSE(RING2_CONTENTS, GDN_E_ARG, "checkpoint_slots[5]: 5, wanted below 5",
+    REFUSE(RING2_CONTENTS, GDN_E_ARG,
+           "checkpoint_slots: absent, so slot 5 for checkpoint 5 of 5 slots",
            t->checkpoint_every = 6, t->checkpoint_slots.data = NULL,
            t->checkpoint_starts.data = t->checkpoint_positions.data = NULL);
 }

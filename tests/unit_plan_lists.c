@@ -56,9 +56,9 @@ static void test_parents(void)
     refused("columns", c, GDN_E_SHAPE, "parents: 2 columns, wanted 3 for sequence 0");
     c               = padded(2, 4);
     c.batch.parents = TABLE(2, -1, 0, 0, 1, /**/ -1, 1, 1, 2);
-    refused("its own parent", c, GDN_E_ARG, "parents[1]: 1, wanted -1 to 0");
+    refused("its own parent", c, GDN_E_ARG, "parents[1][1]: 1, wanted -1 to 0");
     c.batch.parents = TABLE(2, -2, 0, 0, 1, /**/ -1, 0, 1, 2);
-    refused("below -1", c, GDN_E_ARG, "parents[0]: -2, wanted -1 to -1");
+    refused("below -1", c, GDN_E_ARG, "parents[0][0]: -2, wanted -1 to -1");
     c.batch.parents = LIST(-1, 0);
     refused("rank", c, GDN_E_SHAPE, "parents");
     c               = padded(2, 4);
@@ -79,7 +79,7 @@ static void test_lists_of_padding(void)
     accepted("skipped", &c);
     c.batch.pad_policy = GDN_PAD_SINK;
     c.batch.sink_slot  = 5;
-    refused("sunk", c, GDN_E_ARG, "parents[1]: 7");
+    refused("sunk", c, GDN_E_ARG, "parents[1][0]: 7, wanted -1 to -1");
     c.batch.parents.data = NULL;
     c.batch.token_count  = LIST(1, 2);
     c.batch.path         = TABLE(2, 0, /**/ 1);
@@ -96,14 +96,14 @@ static void test_path(void)
         CHECK(c.seqs[0].n_valid == 2, "its length");
     }
     c.batch.token_count = LIST(3, 3);
-    refused("past the tokens", c, GDN_E_ARG, "path[0]: 9, wanted 4 to 3");
+    refused("past the tokens", c, GDN_E_ARG, "path[0][2]: 9, wanted 4 to 3");
     c.batch.path = TABLE(2, 1, 3, 3, /**/ 0, 1, 2);
-    refused("twice", c, GDN_E_ARG, "path[0]: 3, wanted 4 to 3");
+    refused("twice", c, GDN_E_ARG, "path[0][2]: 3, wanted 4 to 3");
     c.batch.path = TABLE(2, 0, 1, 2, /**/ 0, 2, 1);
-    refused("descending", c, GDN_E_ARG, "path[1]: 1, wanted 3 to 3");
+    refused("descending", c, GDN_E_ARG, "path[1][2]: 1, wanted 3 to 3");
     c.batch.token_start = LIST(1, 0);
     c.batch.path        = TABLE(2, 0, 1, 3, /**/ 0, 1, 2);
-    refused("left padding counts", c, GDN_E_ARG, "path[0]: 3, wanted 2 to 2");
+    refused("left padding counts", c, GDN_E_ARG, "path[0][2]: 3, wanted 2 to 2");
     c                   = padded(2, 4);
     c.batch.path        = TABLE(2, 1, 2, 3, /**/ 0, 1, 2);
     refused("no count", c, GDN_E_ARG, "token_count: absent, wanted with path");

@@ -7,6 +7,7 @@ Gated DeltaNet: the gated delta rule and the operators around it, by ctypes over
 
 The manual is gdn.h. Calls, arguments, constants, defaults and guarantees are the ones there,
 under the same names without their prefix; everything is written into arrays of the caller.
+Not wrapped are blobs: of gdn_blob_...() there are the structs, for ctypes, and no methods.
 Arrays are NumPy's or any object with __array_interface__, DLPack or the buffer protocol, in any
 strides that gdn.h allows; nothing is copied. bf16(array) passes 16-bit words as bfloat16.
 
@@ -28,7 +29,8 @@ import ctypes
 import operator
 import os
 import threading
-from ctypes import c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import (c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64,
+                    c_void_p)
 
 from ._views import HOST, view_of
 
@@ -342,10 +344,14 @@ def _tensor(name, value, is_output):
 _HIDDEN = ("struct_size", "workspace", "workspace_bytes")
 
 
+# What a sequence starts from; written in place, if no other tensor takes its final state.
+_STARTS = "state", "state_scales", "conv_state"
+
+
 def _number(name, ctype, value):
     """The value as ctype holds it; ctypes alone would cut off high bits."""
     try:
-        number = float(value) if ctype is c_float else operator.index(value)
+        number = c_double(value).value if ctype is c_float else operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: {type(value).__name__}, wanted a number") from None
     if ctype is not c_float and (ctype(number).value or 0) != number:
@@ -364,8 +370,10 @@ def _outputs(struct, fields):
     """The tensors that the call writes; a state that only is read may be read-only."""
     batch = fields.get("batch")
     frozen = isinstance(batch, Batch) and batch.args.write == WRITE_NONE
+    if struct is gdn_record_fold_args:  # writes the state whatever its batch says
+        return struct.outputs
     if frozen or fields.get("state_out") is not None:
-        return [name for name in struct.outputs if name not in ("state", "conv_state")]
+        return [name for name in struct.outputs if name not in _STARTS]
     return struct.outputs
 
 
@@ -429,6 +437,8 @@ class Context:
     def __init__(self, threads=0, isa=None, backend="cpu", device=0):
         if backend not in _BACKENDS:
             raise ValueError(f"backend: {backend!r}, wanted {' or '.join(_BACKENDS)}")
+        if not isinstance(isa, (str, type(None))):
+            raise TypeError(f"isa: {type(isa).__name__}, wanted a string")
         text = ctypes.create_string_buffer(512)
         options = gdn_options(
             struct_size=ctypes.sizeof(gdn_options),
@@ -577,6 +587,8 @@ class Context:
 
     def supported(self, op, **fields):
         """Would the op of that name accept these fields? Contents of arrays are not read."""
+        if op not in _OPS:
+            raise ValueError(f"op: {op!r}, wanted {', '.join(_OPS)}")
         args = self._arguments(op, fields)
         try:
             self._run(_lib.gdn_supported, list(_OPS).index(op), ctypes.byref(args))

@@ -7,6 +7,7 @@ for buffers.
 
 import collections
 import ctypes
+import re
 from ctypes import c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 # type as array interfaces name it, or "bfloat16", "float8_e4m3fn"; strides in elements; place is
@@ -18,7 +19,10 @@ HOST = "host memory"
 def _strides(name, interface):
     """The strides, in elements, of an array interface."""
     shape, strides = interface["shape"], interface.get("strides")
-    item = int(interface["typestr"][2:])
+    kind = re.fullmatch(r"[<>|=][a-zA-Z](\d+)", interface["typestr"])
+    if not kind:  # objects, times
+        raise TypeError(f"{name}: type {interface['typestr']}, wanted numbers")
+    item = int(kind[1])
     if strides is None:
         return _dense_strides(shape)
     for i, stride in enumerate(strides):

@@ -33,8 +33,11 @@
  *               workspace each. Contents are read there and then: what a host would refuse
  *               (slots, lengths) is undefined but within the tensors.
  *
- * Precision. Arithmetic is float32 whatever the dtypes; every stored value is rounded once,
- * to nearest even. docs/numerics.md derives the error bounds and says how each is tested.
+ * Precision. On a CPU, without GDN_BF16_PRODUCTS, arithmetic is float32 whatever the dtypes. On a
+ * device too, but for products on tensor cores: gdn_prefill and gdn_block round factors to inputs
+ * of 16 bits (see gdn_prefill()), and factors of float32 are two TF32 terms, 22 bits. Every stored
+ * value is rounded once, to nearest even. docs/numerics.md derives the error bounds and says how
+ * each is tested.
  *
  * Guarantees. Each is held by the test of that name (tools/guarantees.py lists them).
  *

@@ -423,7 +423,10 @@ int check_device(int argc, char **argv)
     check_records(&k);
     check_blocks(&k);
     report_unseen(&k);
-    printf("%d cases, %d failed, %d not supported\n", k.n_cases, k.n_failed, k.n_refused);
     gdn_ctx_destroy(k.ctx);
+    if (!k.n_cases && !k.n_refused)
+        return cli_bad("--function: no case is called '%s' (without it, --verbose names them)",
+                       k.pattern ? k.pattern : "");
+    printf("%d cases, %d failed, %d not supported\n", k.n_cases, k.n_failed, k.n_refused);
     return k.n_failed || !k.n_cases ? CLI_OUTSIDE : CLI_OK;
 }

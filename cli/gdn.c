@@ -37,7 +37,8 @@ static const char check_usage[] =
     "  --list            only the names\n"
     "\n"
     "gdn check --backend cuda [--function=GLOB] [--verbose] tests every kernel of the device\n"
-    "through the ops that run it.\n";
+    "through the ops that run it. There GLOB is of the names of cases, such as 'decode bf16 *';\n"
+    "--verbose tells all that run.\n";
 
 /* The harness of tests/ has no --help of its own. */
 static int check_command(int argc, char **argv)
@@ -69,16 +70,14 @@ static int dispatch(int argc, char **argv)
     if (argc < 2) return cli_bad("no command (gdn --help lists them)");
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
         if (!strcmp(argv[1], commands[i].name)) return commands[i].main(argc - 1, argv + 1);
-    if (argc > 2) return cli_bad("unknown command '%s' (gdn --help lists them)", argv[1]);
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
-        fputs(usage, stdout);
-        return CLI_OK;
-    }
-    if (!strcmp(argv[1], "--version")) {
-        printf("gdn %s\n", cli_version());
-        return CLI_OK;
-    }
-    return cli_bad("unknown command '%s' (gdn --help lists them)", argv[1]);
+    const bool help = !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") ||
+                      !strcmp(argv[1], "help");
+    if (!help && strcmp(argv[1], "--version"))
+        return cli_bad("unknown command '%s' (gdn --help lists them)", argv[1]);
+    if (argc > 2) return cli_bad("%s: unexpected argument '%s'", argv[1], argv[2]);
+    if (help) fputs(usage, stdout);
+    else printf("gdn %s\n", cli_version());
+    return CLI_OK;
 }
 
 int main(int argc, char **argv)

@@ -79,12 +79,15 @@ static const char *cuda_text(char *text, size_t bytes)
     return text;
 }
 
-/* The i-th kernel of the context; NULL: there are no more. */
-static const char *kernel_name(gdn_ctx *ctx, int i, char *text, size_t bytes)
+/* The next kernel that the context has, of those from *i on; NULL: there are no more. */
+static const char *next_kernel(gdn_ctx *ctx, int *i, char *text, size_t bytes)
 {
-    if (ctx->cuda) return i < GDN_N_KERNELS ? gdn_cuda_kernel_name((enum gdn_kernel_id)i) : NULL;
-    if (i >= N_LOOPS) return NULL;
-    snprintf(text, bytes, "%s.%s", loops[i], gdn_isa(ctx));
+    if (ctx->cuda) {
+        while (*i < GDN_N_KERNELS && !gdn_cuda_has_kernel(ctx, (enum gdn_kernel_id)*i)) ++*i;
+        return *i < GDN_N_KERNELS ? gdn_cuda_kernel_name((enum gdn_kernel_id)(*i)++) : NULL;
+    }
+    if (*i >= N_LOOPS) return NULL;
+    snprintf(text, bytes, "%s.%s", loops[(*i)++], gdn_isa(ctx));
     return text;
 }
 
@@ -129,8 +132,8 @@ static void print_text(gdn_ctx *ctx, const struct self_test *test)
     for (int i = 0; i < N_OPS; i++)
         printf("%s%s", i && i % 6 == 0 ? "\n            " : " ", ops[i]);
     printf("\n  kernels  ");
-    for (int i = 0; (name = kernel_name(ctx, i, text, sizeof text)); i++)
-        printf("%s%s", i && i % 5 == 0 ? "\n            " : " ", name);
+    for (int i = 0, n = 0; (name = next_kernel(ctx, &i, text, sizeof text)); n++)
+        printf("%s%s", n && n % 5 == 0 ? "\n            " : " ", name);
     printf("\n");
 }
 
@@ -159,7 +162,7 @@ static void print_json(gdn_ctx *ctx, const struct self_test *test)
     cJSON_AddStringToObject(line, "cuda", cuda_text(text, sizeof text));
     cJSON_AddItemToObject(line, "ops", cJSON_CreateStringArray(ops, N_OPS));
     cJSON *kernels = cJSON_AddArrayToObject(line, "kernels");
-    for (int i = 0; (name = kernel_name(ctx, i, text, sizeof text)); i++)
+    for (int i = 0; (name = next_kernel(ctx, &i, text, sizeof text));)
         cJSON_AddItemToArray(kernels, cJSON_CreateString(name));
     report_print(line);
 }

@@ -55,13 +55,18 @@ static const char *word_of(const struct word *words, int32_t value)
 /* text NULL leaves the value. */
 static int read_word(const char *option, const struct word *words, const char *text, int32_t *value)
 {
+    char list[40] = "";
     if (!text) return CLI_OK;
-    for (const struct word *w = words; w->name; w++)
+    for (const struct word *w = words; w->name; w++) {
+        const size_t used = strlen(list);
         if (!strcmp(w->name, text)) {
             *value = w->value;
             return CLI_OK;
         }
-    return cli_bad("%s: '%s', wanted %s, ...", option, text, words->name);
+        snprintf(list + used, sizeof list - used, "%s%s",
+                 w == words ? "" : w[1].name ? ", " : " or ", w->name);
+    }
+    return cli_bad("%s: '%s', wanted %s", option, text, list);
 }
 
 /* What the command line says. */
@@ -460,26 +465,48 @@ static int diff(struct state_call *c, const char **files, int n)
 
 /* ---- The command --------------------------------------------------------------------------- */
 
-static const struct {
+/* What an action takes of the options that are not for all. */
+enum { WRITES = 1, CONVERTS = 2, CUTS = 4, TELLS = 8 };
+
+static const struct action {
     const char *name;
     int (*run)(struct state_call *c, const char **files, int n);
-    bool writes;
-} actions[] = { { "inspect", inspect, false },
-                { "convert", convert, true },
-                { "slice", slice, true },
-                { "merge", merge, true },
-                { "diff", diff, false } };
+    unsigned takes;
+} actions[] = { { "inspect", inspect, TELLS },
+                { "convert", convert, WRITES | CONVERTS },
+                { "slice", slice, WRITES | CUTS },
+                { "merge", merge, WRITES },
+                { "diff", diff, TELLS } };
+
+/* Refuses what would be ignored. */
+static int check_options(const struct state_call *c, const struct action *a)
+{
+    const struct {
+        const char *name;
+        bool        given;
+        unsigned    kind;
+    } options[] = {
+        { "-o", c->output, WRITES },
+        { "--dtype", c->dtype, CONVERTS },
+        { "--conv-dtype", c->conv_dtype, CONVERTS },
+        { "--layout", c->layout, CONVERTS },
+        { "--length", c->length >= 0, CONVERTS },
+        { "--rank", c->rank >= 0, CUTS },
+        { "--of", c->n_ranks >= 0, CUTS },
+        { "--json", c->json, TELLS },
+    };
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        if (options[i].given && !(a->takes & options[i].kind))
+            return cli_bad("%s: not for state %s", options[i].name, a->name);
+    return a->takes & WRITES && !c->output ? cli_bad("-o: wanted, where to write") : CLI_OK;
+}
 
 static int dispatch(struct state_call *c, const char **words, int n)
 {
     if (n == 0) return cli_bad("state: no action (gdn state --help lists them)");
-    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++) {
-        if (strcmp(words[0], actions[i].name)) continue;
-        if (actions[i].writes && !c->output) return cli_bad("-o: wanted, where to write");
-        if (!actions[i].writes && c->output)
-            return cli_bad("-o: state %s writes no file", actions[i].name);
-        return actions[i].run(c, words + 1, n - 1);
-    }
+    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
+        if (!strcmp(words[0], actions[i].name))
+            return check_options(c, &actions[i]) ? CLI_BAD : actions[i].run(c, words + 1, n - 1);
     return cli_bad("state: unknown action '%s' (gdn state --help lists them)", words[0]);
 }
 

@@ -155,8 +155,10 @@ def test_convert_refused():
     path = write("a", blob())
     refused("state", "convert", path, names=["-o"])
     refused("state", "convert", path, path, "-o", out(), names=["2 files"])
-    refused("state", "convert", path, "-o", out(), "--dtype", "f8", names=["--dtype", "f8"])
-    refused("state", "convert", path, "-o", out(), "--layout", "vv", names=["--layout", "vv"])
+    refused("state", "convert", path, "-o", out(), "--dtype", "i8",
+            names=["--dtype: 'i8', wanted f32, bf16 or f16\n"])
+    refused("state", "convert", path, "-o", out(), "--layout", "vv",
+            names=["--layout: 'vv', wanted vk or kv\n"])
     refused("state", "convert", path, "-o", out(), "--length", "0", names=["--length"])
     refused("state", "convert", path, "-o", cli.FOLDER, names=["not a regular file"])
     refused("state", "convert", path, "-o", out("no/such"), names=["not written"])
@@ -254,6 +256,21 @@ def test_diff_of_other_layers():
         check(field in state("diff", a, out("b"), want=OUTSIDE), "text")
     refused("state", "diff", a, names=["1 files"])
     refused("state", "diff", a, a, "-o", out(), names=["-o"])
+
+
+def test_options_of_other_actions():
+    path = write("a", blob())
+    more = {"convert": ("-o", out()), "merge": ("-o", out()), "diff": (path,),
+            "slice": ("-o", out(), "--rank", "0", "--of", "1")}
+    converts = "--dtype f16", "--conv-dtype f16", "--layout kv", "--length 4"
+    cuts = "--rank 0", "--of 1"
+    for action, options in (("inspect", ("-o x", *converts, *cuts)), ("diff", (*converts, *cuts)),
+                            ("convert", (*cuts, "--json")), ("slice", (*converts, "--json")),
+                            ("merge", (*converts, *cuts, "--json"))):
+        for option in options:
+            name = option.split()[0]
+            refused("state", action, path, *more.get(action, ()), *option.split(),
+                    names=[f"{name}: not for state {action}"])
 
 
 # ---- Damage -------------------------------------------------------------------------------

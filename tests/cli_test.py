@@ -778,6 +778,23 @@ def test_bad_arguments():
     refused("run", good, "--isa", "mmx", names=["mmx"])
 
 
+def test_unexpected_arguments():
+    for word in ("--help", "-h", "help", "--version"):
+        refused(word, "info", names=[f"{word}: unexpected argument 'info'"])
+    refused("fly", "info", names=["unknown command 'fly'"])
+
+
+def test_check_of_an_instruction_set():
+    """Exit status 77 where the machine lacks it, which a build for it may be without."""
+    here = {table["name"]: table["runs_here"] for table in info()["tables"]}
+    for isa in ("scalar", "avx2", "avx512", "neon"):
+        p = subprocess.run([GDN, "check", f"--isa={isa}", "--list"], capture_output=True,
+                           timeout=60)
+        check(p.returncode == (OK if here.get(isa) else 77), isa, p)
+    status, out, err = gdn("check", "--isa=mmx")
+    check(status == BAD and 'no instruction set is called "mmx"' in err, status, err)
+
+
 def test_environment():
     (line,) = run_json(vector("prefill_d60"), env={"GDN_CPU": "scalar"})
     check(line["isa"] == "scalar" and ".scalar" in line["kernel"], line)

@@ -265,7 +265,9 @@ static inline gdn_options gdn_options_init(void)
  *             padding, and what two of them write to one slot is undefined; nothing outside the
  *             tensors is touched, whatever they are.
  *   graphs    A call may be captured. Launches follow from descriptors alone, so a replay may find
- *             other lengths and slots in the same arrays.
+ *             other lengths and slots in the same arrays. A graph with the context's own workspace
+ *             is good until a later call needs more, which frees that, or the context is destroyed:
+ *             give one of your own to a graph that is to live longer.
  *
  * Blobs are of host memory: gdn_blob_bytes(), _save() and _load() are GDN_E_UNSUPPORTED there.
  */
@@ -321,38 +323,39 @@ typedef enum gdn_op {
 GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
 
 /*
- * gdn_workspace_bytes - memory that the call needs beside its tensors. Depends on sizes and
- * on the context's threads or device, not on contents; grows with B, heads and head sizes, and
- * with N only for GDN_OP_STEP, and GDN_OP_BLOCK up to a window of 256 tokens. At most, in bytes:
+ * gdn_workspace_bytes - memory that the call needs beside its tensors. Depends on sizes and on the
+ * context's threads, not on contents; on a device on its multiprocessors and, as kernels are chosen
+ * by it, on the alignment of pointers and strides: ask with the tensors of the call. It grows with
+ * B, heads and head sizes, and with the number of tokens only where N or T stands here (and of a
+ * block on a CPU up to a window of 256). At most, in bytes, on a CPU:
  *
  *     prefill, decode   n_threads x 640 KiB + 16 x H + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *                       (+ 64 x N: parents) (+ P / 8 + 64: a record)
- *                       on a device: none, or for a tree of T tokens (N of packed ones) on one
- *                       of m multiprocessors 4 m (128 K' log2(T + 2) + 32 T + 128), K' being K
- *                       rounded up to 64, 128 or 256; less for fewer than 4 m parts of states;
- *                       for prefill in segments 5 m (4 K (K + V) + 8) + 192, see
- *                       GDN_BATCH_INVARIANT
  *     record_commit     192 x B + P / 8 + 64
- *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64; both on a device: none
+ *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     ... each with checkpoints: + 64 x their number (C, or N / checkpoint_every)
- *     block on a device   a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB, a: bytes of an
- *                       activation (+ a x N x hidden: GDN_PAD_KEEP) (+ that of prefill)
- *     step on a device  a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
- *                       (+ that of decode: parents) + 192
  *     state_copy        P / 8 + 64, P of to_pool
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply           n_threads x 512 KiB
  *     chunk_cumsum      320 x B
  *     chunk_uw, chunk_states, chunk_output     n_threads x 512 KiB + 320 x B
- *     summaries, chunk_... on a device         0
  *
- * On a CUDA context none but:
+ * On a device of m multiprocessors none, but for
  *
- *     conv1d, out being x    4 (W - 1) D (N / 32 + 2 B) + 64
+ *     prefill           in segments (GDN_BATCH_INVARIANT) 5 m (4 K (K + V) + 8) + 192; with states
+ *                       of 8 bits + 4 H K V x (B + checkpoints) + 128; GDN_EXACT: none
+ *     decode            of a tree of T tokens (N of packed ones) 4 m (128 K' log2(T + 2) + 32 T +
+ *                       128), K' being K rounded up to 64, 128 or 256; less for fewer than 4 m
+ *                       parts of states
+ *     conv1d            out being x: 4 (W - 1) D (N / 32 + 2 B + 1) + 64
+ *     step              a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
+ *                       (+ that of decode: parents) + 192
+ *     block             a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB
+ *                       (+ a x N x hidden: GDN_PAD_KEEP) (+ that of prefill)
  *
  * The same as for gdn_supported() holds for pointers. Every args struct has workspace and
  * workspace_bytes; NULL lets the context keep a buffer that grows on demand and is freed with

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In place of the library's images: the emulated driver has the kernels itself. */
+/* In place of the library's images: the emulated driver has the kernels itself, and that of
+ * fake_cuda.c none; it looks whether an image begins as a fat binary does. */
 #include "cuda/images.h"
 
 enum { CHIPS_all = 0, CHIPS_sm_90a = 90 };
 
 const struct gdn_image gdn_images[GDN_N_IMAGES] = {
-#define GDN_IMAGE(name, chips) { #name, CHIPS_##chips, "" },
+#define GDN_IMAGE(name, chips) { #name, CHIPS_##chips, "\x50\xed\x55\xba" },
 #include "cuda/kernels.def"
 };

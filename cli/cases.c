@@ -9,8 +9,6 @@
 #include "cpu/kernels.h"
 #include "oracle.h"
 
-enum { CHECKED_TOKENS = 512, CHECKED_HEADS = 3 };
-
 /* ---- Random tensors ---------------------------------------------------------------------- */
 
 double case_random(uint64_t *seed)
@@ -377,20 +375,20 @@ static bool compare_heads(const struct rule_case *c, double *state, double *want
                           struct comparison *found)
 {
     const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
-    const int64_t T = c->tokens.cu_seqlens[1], n = smaller(T, CHECKED_TOKENS);
+    const int64_t T = c->tokens.cu_seqlens[1], n = smaller(T, RULE_TOKENS);
     int64_t       used = 0;
-    for (int i = 0; i < CHECKED_HEADS; i++) {
-        const int64_t h = i * (H - 1) / (CHECKED_HEADS - 1);
+    for (int i = 0; i < RULE_HEADS; i++) {
+        const int64_t h = rule_case_head(i, H);
         if (!rule_case_follow(c, 0, h, n, state + i * V * K, want + used, got + used)) return false;
         used += n * V;
     }
     *found = compare_doubles(got, want, used, compare_precision(c->dims.dtype,
                                                                 c->dims.state_dtype));
     if (n < T || is_eight(c->dims.state_dtype)) return true; /* a rounded state is far off */
-    for (int i = 0; i < CHECKED_HEADS; i++)
-        rule_case_state(c, rule_case_end(c, 0), i * (H - 1) / (CHECKED_HEADS - 1), got + i * V * K);
+    for (int i = 0; i < RULE_HEADS; i++)
+        rule_case_state(c, rule_case_end(c, 0), rule_case_head(i, H), got + i * V * K);
     const struct comparison s = compare_doubles(
-        got, state, CHECKED_HEADS * V * K, compare_precision(c->dims.dtype, c->dims.state_dtype));
+        got, state, RULE_HEADS * V * K, compare_precision(c->dims.dtype, c->dims.state_dtype));
     if (!s.ok) *found = s;
     return true;
 }
@@ -399,14 +397,14 @@ int rule_case_check_by(struct rule_case *c, gdn_ctx *ctx, rule_case_run run, voi
                        struct comparison *found)
 {
     const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
-    const size_t  rows = (size_t)larger(smaller(c->tokens.cu_seqlens[1], CHECKED_TOKENS), K);
-    const size_t  n    = CHECKED_HEADS * (size_t)V * rows;
-    double *state = malloc(CHECKED_HEADS * (size_t)(K * V) * sizeof *state);
+    const size_t  rows = (size_t)larger(smaller(c->tokens.cu_seqlens[1], RULE_TOKENS), K);
+    const size_t  n    = RULE_HEADS * (size_t)V * rows;
+    double *state = malloc(RULE_HEADS * (size_t)(K * V) * sizeof *state);
     double *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
     int     code = CLI_OK;
     if (!state || !want || !got) code = cli_bad("no memory for the check");
-    for (int i = 0; i < CHECKED_HEADS && !code; i++)
-        rule_case_state(c, rule_case_start(c, 0), i * (H - 1) / (CHECKED_HEADS - 1),
+    for (int i = 0; i < RULE_HEADS && !code; i++)
+        rule_case_state(c, rule_case_start(c, 0), rule_case_head(i, H),
                         state + i * V * K);
     const gdn_status status = code ? GDN_OK : run(c, ctx, arg);
     if (status) code = case_failed(ctx, status);
@@ -425,6 +423,8 @@ static gdn_status run_op(struct rule_case *c, gdn_ctx *ctx, void *op)
 
 int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found)
 {
+    if (c->dims.exact && c->dims.state_dtype != GDN_F32)
+        return rule_case_check_tokens(c, ctx, op, found);
     return rule_case_check_by(c, ctx, run_op, &op, found);
 }
 

@@ -119,9 +119,16 @@ int64_t rule_case_end(const struct rule_case *c, int64_t b);
 bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n, double *state,
                       double *want, double *got);
 
+/* Of sequence 0, as far as float64 follows it: so many tokens, and which heads. */
+enum { RULE_TOKENS = 512, RULE_HEADS = 3 };
+static inline int64_t rule_case_head(int i, int64_t H) { return i * (H - 1) / (RULE_HEADS - 1); }
+
 /* Runs op once, and compares a part of sequence 0 with float64. Both CLI_BAD after a line. */
 int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found);
 int conv_case_check(struct conv_case *c, gdn_ctx *ctx, struct comparison *found);
+
+/* The same for states that are rounded after each token (GDN_EXACT), see cases_exact.c. */
+int rule_case_check_tokens(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found);
 
 /* The same with calls that have the result of one op: a status, or the first one that is none. */
 typedef gdn_status (*rule_case_run)(struct rule_case *c, gdn_ctx *ctx, void *arg);

@@ -197,6 +197,34 @@ static void passes(void)
     CHECK(gdn_self_test(NULL) == GDN_E_ARG, "no context");
 }
 
+static void *take(void *taken, size_t bytes, size_t align)
+{
+    *(size_t *)taken += bytes;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void give(void *taken, void *memory)
+{
+    (void)taken;
+    free(memory);
+}
+
+/* As gdn.h says. */
+static void memory_is_bounded(void)
+{
+    for (int n = 1; n <= 8; n *= 2) {
+        size_t      taken = 0;
+        gdn_options o     = gdn_options_init();
+        gdn_ctx    *ctx   = NULL;
+        o.n_threads = n, o.alloc = take, o.release = give, o.alloc_user = &taken;
+        ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
+        taken = 0;
+        ring2_status(ctx, "self-test", gdn_self_test(ctx), GDN_OK);
+        CHECK(taken > 0 && taken <= 270000 + 225000 * (size_t)n, "%d threads: %zu bytes", n, taken);
+        gdn_ctx_destroy(ctx);
+    }
+}
+
 static void call(void *arg) { *(gdn_status *)arg = gdn_self_test(ring2_ctx(2)); }
 
 static void float_environments(void)
@@ -210,6 +238,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "self-test: passes", passes },
+        { "self-test: memory", memory_is_bounded },
         { "self-test: finds each wrong loop", finds_each_wrong_loop },
         { "self-test: G12 any float environment", float_environments },
     };

@@ -120,6 +120,13 @@ def newest_of(path, name_of):
     return newest
 
 
+def column_of(runs, threads):
+    """The head of a column; a device has no threads to tell of."""
+    if any(r.get("backend") == "cuda" for r in runs):
+        return "time"
+    return f"{threads} thread{'s' * (threads > 1)}"
+
+
 def table_of(path, name_of, cell_of):
     newest = newest_of(path, name_of)
     runs = [r for row in newest.values() for r in row.values()]
@@ -127,7 +134,7 @@ def table_of(path, name_of, cell_of):
     peer = {f", {r['peer']} {r['peer_commit']}" for r in runs if "peer" in r} or {""}
     seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
     lines = [f"### {path.stem}", "", *[line + next(iter(peer)) for line in seen], ""]
-    lines += ["| | " + " | ".join(f"{t} thread{'s' * (t > 1)}" for t in threads) + " |"]
+    lines += ["| | " + " | ".join(column_of(runs, t) for t in threads) + " |"]
     lines += ["|---" * (len(threads) + 1) + "|"]
     for name, row in newest.items():
         cells = [cell_of(row[t]) if t in row else "" for t in threads]

@@ -34,10 +34,10 @@
  *               (slots, lengths) is undefined but within the tensors.
  *
  * Precision. On a CPU, without GDN_BF16_PRODUCTS, arithmetic is float32 whatever the dtypes. On a
- * device too, but for products on tensor cores: gdn_prefill and gdn_block round factors to inputs
- * of 16 bits (see gdn_prefill()), and factors of float32 are two TF32 terms, 22 bits. Every stored
- * value is rounded once, to nearest even. docs/numerics.md derives the error bounds and says how
- * each is tested.
+ * device too, but for products on tensor cores: those of gdn_prefill and gdn_block with inputs of
+ * 16 bits round their factors to that dtype (see gdn_prefill()), others take factors of float32 as
+ * two TF32 terms, 22 bits. Every stored value is rounded once, to nearest even. docs/numerics.md
+ * derives the error bounds and says how each is tested.
  *
  * Guarantees. Each is held by the test of that name (tools/guarantees.py lists them).
  *
@@ -347,8 +347,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *
  * On a device of m multiprocessors none, but for
  *
- *     prefill           in segments (GDN_BATCH_INVARIANT) 5 m (4 K (K + V) + 8) + 192; with states
- *                       of 8 bits + 4 H K V x (B + checkpoints) + 128; GDN_EXACT: none
+ *     prefill           in segments 5 m (4 K (K + V) + 8) + 192, see GDN_BATCH_INVARIANT
+ *                       (+ 4 H K V x (B + checkpoints) + 128: states of 8 bits); GDN_EXACT: none
  *     decode            of a tree of T tokens (N of packed ones) 4 m (128 K' log2(T + 2) + 32 T +
  *                       128), K' being K rounded up to 64, 128 or 256; less for fewer than 4 m
  *                       parts of states

@@ -56,10 +56,6 @@ void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags);
 gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
-/* Trees: what they do not go with, final states being of the dtype. */
-gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
-                          bool exact, int32_t dtype);
-
 /* The names of the loops that a run uses, for gdn_note_kernel(). */
 const char *gdn_rule_loops(const struct gdn_rule *rule);
 

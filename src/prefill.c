@@ -32,7 +32,7 @@ struct chunk {
     float    *rows;                     /* [strip][ld]: state rows on their way */
     float    *S;                        /* strips of [K][strip] */
     float    *rows16, *pairs;           /* kq and S rounded (cpu/bf16.h), with r->products */
-    float    *copy, *copy_k;            /* a strip and k, up to a checkpoint */
+    float    *copy, *copy_k;            /* a strip up to a checkpoint; k of some tokens */
     ptrdiff_t ld, ld_v;
     int64_t   first, last;              /* checkpoints of the chunk */
 };
@@ -179,39 +179,61 @@ static void prefetch_rows(const struct gdn_rule *r, const struct gdn_rule_item *
     }
 }
 
-/* Tokens [a, m) of a chunk, none of which forgets. */
+/* Tokens [a, m) of a chunk, none of which forgets; those before a have been forgotten. */
 struct range {
     _Alignas(64) float end[C];  /* from each token to the last */
     float              decay;   /* of all of them */
-    int                m;
+    int                a, m;
     bool               writes;
     int64_t            first, last; /* checkpoints after the last token */
 };
 
+/* Zeros for products with the first a tokens of the chunk, which may not be finite. */
+static void forget_tokens(struct chunk *c, int a)
+{
+    const size_t bytes = (size_t)a * sizeof *c->A;
+    memset(c->A, 0, C * bytes);
+    for (int i = a; i < C && a > 0; i++) {
+        memset(c->A + i * C, 0, bytes);
+        memset(c->B + i * C, 0, bytes);
+    }
+}
+
 /* The other tokens have g = 0 and beta = 0. A, B, start and beta are those of the last call; up
  * to token m they are the same for every m. */
-static void start_range(struct chunk *c, const struct gdn_kernels *kr, int a, struct range *x)
+static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct range *x)
 {
     x->writes = false;
     for (int t = 0; t < C; t++) {
-        const bool in = t >= a && t < x->m;
+        const bool in = t >= x->a && t < x->m;
         c->g[t]       = in ? c->all_g[t] : 0;
         c->beta[t]    = in ? c->all_beta[t] : 0;
         x->writes |= c->beta[t] != 0;
     }
     kr->chunk_gates(c->A, c->B, c->start, x->end, c->g, c->beta, c->gram);
+    forget_tokens(c, x->a);
     x->decay = c->start[C - 1];
 }
 
-/* P = [K; Q] S. */
+/* P = [K; Q] S, of the tokens from a on. */
 static void multiply(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                     const float *S, const uint16_t *pairs)
+                     const float *S, const uint16_t *pairs, int a)
 {
     if (pairs)
         r->products->strip_mul(c->p, kr->strip, (const uint16_t *)(const void *)c->rows16, pairs,
                                r->K);
     else
         kr->strip_mul(c->p, kr->strip, c->kq, c->ld, S, 2 * C, r->K, kr->strip);
+    memset(c->p, 0, (size_t)(a * kr->strip) * sizeof *c->p);
+}
+
+/* k of the range alone: in the update others would meet zeros, and may not be finite. */
+static const float *keys_of(struct chunk *c, const struct range *x)
+{
+    const size_t bytes = (size_t)c->ld * sizeof *c->kq;
+    memset(c->copy_k, 0, C * bytes);
+    memcpy(c->copy_k + x->a * c->ld, c->kq + x->a * c->ld, (size_t)(x->m - x->a) * bytes);
+    return c->copy_k;
 }
 
 /* S, columns `at` of the piece, from before the range to after it; pairs: its rounded copy, if
@@ -240,6 +262,7 @@ static int find_inside(const struct chunk *c, const struct gdn_rule *r, const st
         const int64_t m = gdn_plan_checkpoint(r->plan, seq, i, &slot) - t0;
         if (slot < 0 || m <= a || m > b || m == n) continue;
         if (!n_inside || inside[n_inside - 1].m != m) {
+            inside[n_inside].a       = a;
             inside[n_inside].m       = (int)m;
             inside[n_inside++].first = i;
         }
@@ -267,11 +290,8 @@ static void leave_checkpoints(struct chunk *c, const struct gdn_rule *r,
                               const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                               const struct range *x, int strip, ptrdiff_t at)
 {
-    const size_t rows = (size_t)(x->m * c->ld), all = (size_t)(C * c->ld);
-    memcpy(c->copy_k, c->kq, rows * sizeof *c->kq);
-    memset(c->copy_k + rows, 0, (all - rows) * sizeof *c->kq);
     memcpy(c->copy, strip_at(c, r, kr, item, strip), (size_t)(r->K * kr->strip) * sizeof *c->S);
-    finish_range(c, r, kr, x, c->copy, NULL, c->copy_k, at);
+    finish_range(c, r, kr, x, c->copy, NULL, keys_of(c, x), at);
     store_checkpoints(c, r, kr, item, strip, x->first, x->last, c->copy);
 }
 
@@ -280,19 +300,19 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
                        const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int a,
                        int b, int n)
 {
-    struct range whole = { .m = b }, inside[C];
+    struct range whole = { .a = a, .m = b }, inside[C];
     const int    n_inside = find_inside(c, r, item->seq, t0, a, b, n, inside);
-    for (int i = 0; i < n_inside; i++) start_range(c, kr, a, &inside[i]);
-    start_range(c, kr, a, &whole);
+    for (int i = 0; i < n_inside; i++) start_range(c, kr, &inside[i]);
+    start_range(c, kr, &whole);
     load_v(c, r, kr, item->seq, p, t0);
     for (int s = p->first; s < p->last; s++) {
         float          *S  = strip_at(c, r, kr, item, s);
         const ptrdiff_t at = (s - p->first) * kr->strip;
         uint16_t       *pairs = pairs_at(c, r, item, s);
         prefetch_rows(r, item, p, s, t0 + C);
-        multiply(c, r, kr, S, pairs);
+        multiply(c, r, kr, S, pairs, a);
         for (int i = 0; i < n_inside; i++) leave_checkpoints(c, r, kr, item, &inside[i], s, at);
-        finish_range(c, r, kr, &whole, S, pairs, c->kq, at);
+        finish_range(c, r, kr, &whole, S, pairs, a ? keys_of(c, &whole) : c->kq, at);
     }
     if (r->out.data) store_o(c, r, kr, item->seq, p, t0, a, b);
 }
@@ -300,7 +320,7 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
 /*
  * One chunk of one piece. At a gate that forgets the chunk is cut in two and the state zeroed
  * between them: nothing of the old state or the tokens before can reach those after, were it
- * NaN (G7).
+ * NaN (G7); products with those tokens are zeros, by selection too.
  */
 static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                         const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int n)

@@ -4,6 +4,7 @@
  * where implementations of it are known to disagree, each a test of its own.
  */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "oracle.h"
@@ -171,6 +172,57 @@ static void a_nan_stays_where_it_is(void)
             if (j / 4 != 1 || j % 4 < 2) ring2_expect_bits("state", &got, &want);
         }
     }
+}
+
+/* The tokens that poison_one() reaches: from `at` to where head 2 or 3 forgets. */
+static bool *reached_by(const gdn_rule_args *a, int64_t at, int64_t forgets)
+{
+    const int64_t row = ring2_count(&a->out) / a->out.size[0], V = row / 4;
+    bool         *reached = ring2_heap((size_t)ring2_count(&a->out) * sizeof *reached);
+    for (int64_t i = at * row; i < forgets * row; i++) reached[i] = i % row / V >= 2;
+    return reached;
+}
+
+/* A call with one bad number, behind which all heads forget. */
+static void forgets_what_is_bad(gdn_rule_args *a, int which, double bad, int64_t at,
+                                int64_t forgets, bool decode)
+{
+    static const char *const inputs[] = { "q", "k", "v", "g", "beta" };
+    struct ring2_rule        m;
+    char                     what[100];
+    snprintf(what, sizeof what, "%s, %g in %s, dtype %d, norm %d, K %d, %d and %d of %d tokens",
+             decode ? "decode" : "prefill", bad, inputs[which], (int)a->q.dtype, (int)a->norm,
+             (int)a->q.size[2], (int)at, (int)forgets, (int)a->q.size[0]);
+    for (int h = 0; h < 4; h++) ring2_set(&a->g, forgets * 4 + h, -(double)INFINITY);
+    ring2_rule_model(a, decode, &m);
+    poison_one(a, which, at, bad);
+    call(ring2_ctx(2), a, decode);
+    ring2_compare(what, &a->out, m.out, m.out_limit, m.out_noise, reached_by(a, at, forgets));
+    ring2_compare(what, &a->state, m.state, m.state_limit, m.state_noise, NULL);
+    const gdn_rule_args token = ring2_rule_slice(a, at, 1);
+    const gdn_tensor    head  = ring2_select(&token.out, 1, 2);
+    bool                seen  = false;
+    for (int64_t i = 0; i < ring2_count(&head); i++) seen = seen || !isfinite(ring2_get(&head, i));
+    CHECK(seen, "%s: not in the output of its token", what);
+}
+
+/* ... until a gate of -inf, in the same chunk or another (G7). */
+static void a_nan_is_forgotten(void)
+{
+    static const int64_t tokens[][3] = { { 40, 3, 9 },    { 40, 15, 16 },  { 40, 0, 39 },
+                                         { 70, 10, 40 }, { 70, 63, 64 }, { 200, 5, 70 } };
+    static const int32_t dtypes[] = { GDN_F32, GDN_BF16, GDN_F16 };
+    static const int64_t K[]      = { 24, 64 };
+    for (int i = 0; i < 6 * 3 * 2 * 2 * 5 && !ring2_failed(); i++)
+        for (int decode = 0; decode < (i % 6 < 3 ? 2 : 1); decode++) {
+            const int64_t *t = tokens[i % 6];
+            gdn_rule_args  a = ring2_rule_packed(dtypes[i / 6 % 3], GDN_F32, 1, t, gva,
+                                                 K[i / 36 % 2], 24, NULL);
+            a.norm = i / 18 % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
+            forgets_what_is_bad(&a, i / 72, (i + i / 6) % 2 ? (double)NAN : (double)INFINITY, t[1],
+                                t[2], decode);
+            ring2_free();
+        }
 }
 
 /* ---- Speculative decoding ---- */
@@ -412,6 +464,7 @@ int main(int argc, char **argv)
         { "heads interleaved or grouped", heads_interleaved_or_grouped },
         { "chunked or recurrent", chunked_or_recurrent },
         { "a NaN stays where it is", a_nan_stays_where_it_is },
+        { "a NaN is forgotten", a_nan_is_forgotten },
         { "rollback is a replay", rollback_is_a_replay },
         { "commit only", commit_only },
         { "frozen states stay", frozen_states_stay },

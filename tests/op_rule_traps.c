@@ -213,14 +213,14 @@ static void a_nan_is_forgotten(void)
                                          { 70, 10, 40 }, { 70, 63, 64 }, { 200, 5, 70 } };
     static const int32_t dtypes[] = { GDN_F32, GDN_BF16, GDN_F16 };
     static const int64_t K[]      = { 24, 64 };
+    static const double  bad[]    = { (double)NAN, (double)INFINITY };
     for (int i = 0; i < 6 * 3 * 2 * 2 * 5 && !ring2_failed(); i++)
         for (int decode = 0; decode < (i % 6 < 3 ? 2 : 1); decode++) {
             const int64_t *t = tokens[i % 6];
             gdn_rule_args  a = ring2_rule_packed(dtypes[i / 6 % 3], GDN_F32, 1, t, gva,
-                                                 K[i / 36 % 2], 24, NULL);
+                                                 K[(i + i / 6) % 2], 24, NULL);
             a.norm = i / 18 % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
-            forgets_what_is_bad(&a, i / 72, (i + i / 6) % 2 ? (double)NAN : (double)INFINITY, t[1],
-                                t[2], decode);
+            forgets_what_is_bad(&a, i / 72, bad[i / 36 % 2], t[1], t[2], decode);
             ring2_free();
         }
 }

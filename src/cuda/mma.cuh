@@ -77,12 +77,13 @@ template <class format> struct mma_tiles16 {
         (void)row;
         load_matrices_turned(o.x, at);
     }
-    /* Columns from n on become zero. */
-    GDN_DEVICE void keep_columns(operand &o, int n)
+    /* Columns but those from `first` to n - 1 become zero. */
+    GDN_DEVICE void keep_columns(operand &o, int first, int n)
     {
         for (int i = 0; i < 4; i++) {
             const int c = block_column(i / 2, 0);
-            o.x[i] &= (c < n ? 0xffffu : 0) | (c + 1 < n ? 0xffff0000u : 0);
+            o.x[i] &= (c >= first && c < n ? 0xffffu : 0) |
+                      (c + 1 >= first && c + 1 < n ? 0xffff0000u : 0);
         }
     }
     GDN_DEVICE void pack(operand &o, const mma_block &b)
@@ -148,10 +149,12 @@ template <> struct mma_tiles<GDN_F32> {
         for (int i = 0; i < 8; i++)
             load_shared(o.x[i / 4][i % 4], at + (i / 4 * 8 + i % 2) * row + i % 4 / 2 * 32);
     }
-    GDN_DEVICE void keep_columns(operand &o, int n)
+    GDN_DEVICE void keep_columns(operand &o, int first, int n)
     {
-        for (int i = 0; i < 8; i++)
-            if (block_column(i / 4, i) >= n) o.x[i / 4][i % 4] = 0;
+        for (int i = 0; i < 8; i++) {
+            const int c = block_column(i / 4, i);
+            if (c < first || c >= n) o.x[i / 4][i % 4] = 0;
+        }
     }
     GDN_DEVICE void pack(operand &o, const mma_block &b)
     {

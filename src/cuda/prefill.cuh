@@ -305,7 +305,10 @@ GDN_DEVICE void run_chunk(state_warp<io, deep> &w, const chunk_work<io, deep> &w
         __syncwarp(); /* all lanes have read V */
         work.make_o(w.S, u, slow ? &spoilt : NULL);
     }
-    work.update(w.S, weighed);
+    if (slow && tokens_of(work.vectors->resets))
+        work.template update<true>(w.S, weighed);
+    else
+        work.template update<false>(w.S, weighed);
     __syncwarp(); /* all lanes have put their output where V was */
     if (w.out) store_output(w.b, work.out, w.out, c, w.part.V - w.part.v);
 }

@@ -62,6 +62,11 @@ GDN_DEVICE token_mask tokens_seen(token_mask resets, int i)
     const token_mask before = tokens_below(i + 1), forget = resets & before;
     return forget ? before & ~tokens_below(63 - __clzll((long long)forget)) : before;
 }
+/* The first of them. */
+GDN_DEVICE int first_seen(token_mask resets, int i)
+{
+    return max(63 - __clzll((long long)(resets & tokens_below(i + 1))), 0);
+}
 
 GDN_DEVICE bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000); }
 
@@ -231,13 +236,13 @@ GDN_DEVICE float row_inverse_length(const char *row, const struct gdn_cu_rule &r
     return inverse_length(sum, r.norm, r.norm_eps);
 }
 
-/* Row x length in place. */
-template <int io, int deep> GDN_DEVICE void scale_row(char *row, float length)
+/* The K elements of a row x length in place; what pads it stays zero, whatever the length is. */
+template <int io> GDN_DEVICE void scale_row(char *row, float length, int K)
 {
     typedef typename gdn_io<io>::type element;
     element *e = (element *)row;
 #pragma unroll 4
-    for (int i = 0; i < deep; i++) gdn_io<io>::store(e + i, gdn_io<io>::load(e + i) * length);
+    for (int i = 0; i < K; i++) gdn_io<io>::store(e + i, gdn_io<io>::load(e + i) * length);
 }
 
 /*
@@ -257,11 +262,11 @@ GDN_DEVICE void write_lengths(chunk_vectors<chunk> &v, char *k, char *q,
         v.q_scale[t] *= length;
         v.q_start[t] *= length;
     } else if (io == GDN_F16) {
-        scale_row<io, deep>(at, length);
+        scale_row<io>(at, length, r.K);
     } else {
         v.k_scale[t] = length;
         v.from_start[t] *= length;
-        v.to_end[t] *= length;
+        if (v.to_end[t] != 0) v.to_end[t] *= length; /* forgotten, were the length NaN */
     }
 }
 
@@ -431,12 +436,14 @@ template <int chunk> GDN_DEVICE void invert_below(float *L, const float *D, int 
     }
 }
 
-/* T from the square, columns 4 w to 4 w + 3 of every block, from the block of the diagonal down. */
+/* T from the square, columns 4 w to 4 w + 3 of every block, from the block of the diagonal down.
+ * Across a token that forgets it is zero, were beta NaN. */
 template <int io, int chunk>
 GDN_DEVICE void write_t(char *T, const float *L, const chunk_vectors<chunk> &v, int w)
 {
     typedef mma_tiles<io> tiles;
     constexpr int         ld = GDN_PREFILL_LD(chunk), row = GDN_PREFILL_ROW(chunk, tiles::bytes);
+    const token_mask      resets = tokens_of(v.resets);
 #pragma unroll
     for (int c = 0; c < chunk / 16; c++) {
         const int    j = 16 * c + 4 * w;
@@ -444,7 +451,9 @@ GDN_DEVICE void write_t(char *T, const float *L, const chunk_vectors<chunk> &v, 
         for (int i = 16 * c + (int)(threadIdx.x % 32); i < chunk; i += 32) {
             const float *x  = L + j * ld + i;
             char        *at = T + i * row + j * tiles::bytes;
-            const float  t[4] = { x[0] * b.x, x[ld] * b.y, x[2 * ld] * b.z, x[3 * ld] * b.w };
+            float        t[4] = { x[0] * b.x, x[ld] * b.y, x[2 * ld] * b.z, x[3 * ld] * b.w };
+            for (int e = 0; e < 4 && resets; e++)
+                if (are_parted(resets, j + e, i)) t[e] = 0;
             tiles::store_pair(at, i < j ? 0 : t[0], i < j + 1 ? 0 : t[1]);
             tiles::store_pair(at + 2 * tiles::bytes, i < j + 2 ? 0 : t[2], i < j + 3 ? 0 : t[3]);
         }

@@ -9,7 +9,8 @@
  *
  * What is not finite in one token must not reach those before it, but a sum over tokens takes all
  * of them times zero. So R and U enter products with such elements as zeros, and what they would
- * have reached is spoiled afterwards, by masks of tokens. That path is taken by warps that need it.
+ * have reached is spoiled afterwards, by masks of tokens, and keys that are forgotten do not enter
+ * the last one. That path is taken by warps that need it.
  */
 #ifndef GDN_CUDA_PREFILL_STATE_CUH
 #define GDN_CUDA_PREFILL_STATE_CUH
@@ -200,6 +201,7 @@ template <int io, int deep> struct chunk_work {
     __device__ __forceinline__ void make_o(const state &S, const operands &u,
                                            const struct spoilt_rows *spoilt) const;
     __device__ __forceinline__ void weigh_u(operands &w, const tokens &U, int n) const;
+    template <bool mends>
     __device__ __forceinline__ void update(state &S, const operands &w) const;
     __device__ __forceinline__ void leave(const state &S, const tokens &U, int n,
                                           const struct state_place &to,
@@ -394,12 +396,14 @@ GDN_DEVICE void decay_block(mma_block &S, float decay)
     for (int i = 0; i < 8; i++) S[i / 4][i % 4] = decay == 0 ? 0 : decay * S[i / 4][i % 4];
 }
 
-/* S after the chunk. */
+/* S after the chunk. mends: without the keys that are forgotten, which may not be finite. */
 template <int io, int deep>
+template <bool mends>
 __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const operands &w) const
 {
     operand     m;
     const float decay = vectors->decay;
+    const int   first = mends ? first_seen(tokens_of(vectors->resets), chunk - 1) : 0;
     if (decay == 1 && !tokens_of(vectors->writers)) return; /* every bit stays (G9) */
 #pragma unroll
     for (int x = 0; x < deep / 16; x++) decay_block(S[x], decay);
@@ -408,6 +412,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const ope
 #pragma unroll
         for (int x = 0; x < deep / 16; x++) {
             tiles::load_turned(m, at(k_turned, k_row, j, x), k_row);
+            if (mends) tiles::keep_columns(m, first - 16 * j, 16);
             tiles::multiply(S[x], w[j], m);
         }
 }
@@ -421,6 +426,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, cons
     operands    w;
     operand     m;
     const float decay = end_decay(*vectors, n);
+    const int   first = first_seen(tokens_of(vectors->resets), n - 1);
     const bool  idle  = decay == 1 && !(tokens_of(vectors->writers) & tokens_below(n));
     weigh_u(w, U, n);
 #pragma unroll
@@ -433,7 +439,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, cons
 #pragma unroll
             for (int j = 0; j < blocks; j++) {
                 tiles::load_turned(m, at(k_turned, k_row, j, x), k_row);
-                tiles::keep_columns(m, n - 16 * j);
+                tiles::keep_columns(m, first - 16 * j, n - 16 * j);
                 tiles::multiply(after, w[j], m);
             }
         }

@@ -340,7 +340,7 @@ static void several_tokens(int number)
     if (T > 1 && are_for_four(s, T, k_first, false)) expect_kernel_named("gdn_decode_four");
 }
 
-/* Two to six tokens of each sequence on states whose rows are k. */
+/* Two to six tokens of each sequence on states whose rows are k; some gates forget. */
 static void few_tokens(int number)
 {
     static const int    norms[] = { GDN_NORM_L2_ADD, GDN_NORM_L2, GDN_NORM_L2_MAX, GDN_NORM_NONE };
@@ -356,6 +356,8 @@ static void few_tokens(int number)
     give_batch(&a, s, &batch, (n / 2 + number) % 5);
     if (a.batch && n % 4 == 1) batch.has_initial_state = ring2_indices(GDN_U8, SEQUENCES, fresh);
     if (number % 7 == 0 && kind != 1 && kind != 5) ring2_fill_value(&a.beta, 0);
+    for (int64_t i = n % 2; i < SEQUENCES * T && (kind == 0 || kind == 5); i += 3)
+        ring2_set(&a.g, i * a.g.size[1] + i % a.g.size[1], -(double)INFINITY);
     pad_all(&a, SEQUENCES);
     a.norm  = norms[(n + number / 2) % 4];
     a.scale = n % 3 ? 0 : 0.3f;
@@ -505,6 +507,22 @@ static void fewer_slots(int number)
         ring2_status(ring2_ctx(1), "fewer slots", gdn_decode(ring2_ctx(1), &a), GDN_E_ARG);
 }
 
+/* More sequences than a grid has rows, then tokens that belong to none. */
+static void many_sequences(int number)
+{
+    enum { MANY = 65536, REST = 3 };
+    static const int one[] = { 1, 1, 1 };
+    gdn_batch        batch = gdn_batch_init();
+    gdn_rule_args    a = ring2_rule_args(GDN_F32, GDN_F32, MANY + REST, MANY, one, 3, 1);
+    int64_t         *cu = ring2_heap((MANY + 1) * sizeof *cu);
+    (void)number;
+    for (int64_t i = 0; i <= MANY; i++) cu[i] = i;
+    batch.cu_seqlens = ring2_indices(GDN_I32, MANY + 1, cu);
+    a.batch          = &batch;
+    ring2_rule_check(ring2_ctx(1), &a, true);
+    expect_kernel_named("gdn_decode_any");
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
@@ -520,6 +538,7 @@ int main(int argc, char **argv)
         { "padded rows alone", padded_alone, 4 * N_SHAPES },
         { "every state", every_state, 4 * N_SHAPES },
         { "fewer slots than sequences", fewer_slots, 10 * N_SHAPES },
+        { "many sequences", many_sequences, 1 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

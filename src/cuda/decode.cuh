@@ -145,8 +145,8 @@ GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t r
     return s;
 }
 
-/* Of any batch; after the last sequence come the tokens that belong to none. Not inline: few
- * blocks have to step over it. */
+/* Of any batch; after the last sequence come the tokens that belong to none, and then, where a grid
+ * has more rows than are wanted, nothing. Not inline: few blocks have to step over it. */
 static __device__ __noinline__ void read_any(struct decode_work *w, const struct gdn_cu_batch *b,
                                              int64_t row)
 {
@@ -155,7 +155,7 @@ static __device__ __noinline__ void read_any(struct decode_work *w, const struct
     if (row < b->B) {
         s = read_sequence(*b, row);
         c = read_checkpoints(*b, s);
-    } else if (b->cu_seqlens.data) {
+    } else if (row == b->B && b->cu_seqlens.data) {
         s.first    = clamp64(load_index(b->cu_seqlens, row), 0, b->N);
         s.n_tokens = b->N - s.first;
         s.padding  = true;

@@ -131,9 +131,11 @@ GDN_DEVICE void few_rule(struct few_shared<Tile> &sh, struct mma_rows &r,
         G[0] += y.x, G[1] += y.y;
     }
     mma_factors(k, q, G, a);
+    const float beta = r.beta;
 #pragma unroll 1
     for (int group = 0; group < Tile::GROUPS; group++) {
         const int first = few_column<Tile>(group);
+        r.beta          = beta; /* mma_recur() takes it from tokens that are forgotten */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float p = 0, z = 0;

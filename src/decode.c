@@ -27,7 +27,8 @@ struct step_scratch {
     void  *to[TOKENS];
     int    head;  /* whose gates are loaded, of tokens from t0 */
     int64_t t0;   /* whose k and q are loaded */
-    bool    has_codes; /* the block's state as 8 bits, with GDN_EXACT */
+    uint64_t changed;   /* a bit for each level: its state is not what was read */
+    bool    has_codes; /* the block's state as 8 bits, with GDN_EXACT; in a tree what was read */
     float   scales[COLUMNS];
     uint8_t codes[STATE];
     _Alignas(64) float state[]; /* of a block; in a tree, of its levels one after the other */
@@ -150,17 +151,6 @@ static void stage(float *S, const struct gdn_rule *r, const struct gdn_kernels *
     gdn_load_columns(S, b->to_view->k_first, kr, b->from, r->K, b->col, b->n);
 }
 
-/* The state after n_tokens from S; what no token changed is copied (G9). */
-static void store_to(struct gdn_place to, const float *S, const struct gdn_rule *r,
-                     const struct gdn_kernels *kr, const struct gdn_seq *seq,
-                     const struct block *b, int64_t n_tokens)
-{
-    if (gdn_rule_keeps(r, kr, seq, b->head, n_tokens, &b->from, &to))
-        gdn_copy_columns(to, b->col, b->from, b->col, r->K, b->n);
-    else
-        gdn_store_columns(S, b->to_view->k_first, kr, to, r->K, b->col, b->n);
-}
-
 /* No token counts: the final state is the one that the sequence started from. */
 static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_seq *seq,
@@ -168,8 +158,12 @@ static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
 {
     const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
     if (!to.data || to.data == b->from.data) return;
+    if (gdn_are_twins(&b->from, &to)) {
+        gdn_copy_columns(to, b->col, b->from, b->col, r->K, b->n);
+        return;
+    }
     stage(c->state, r, kr, b);
-    store_to(to, c->state, r, kr, seq, b, 0);
+    gdn_store_columns(c->state, b->to_view->k_first, kr, to, r->K, b->col, b->n);
 }
 
 /* ---- Walking ------------------------------------------------------------------------------- */
@@ -194,11 +188,11 @@ static int64_t checkpoint_at(const struct gdn_rule *r, const struct gdn_seq *seq
     return i < seq->n_checkpoints && gdn_plan_checkpoint(r->plan, seq, i, &slot) == t + 1 ? i : -1;
 }
 
-/* The block's state as codes in scratch, in the dtype and layout of the pool. */
+/* The block's state as codes in scratch, in the dtype of the pool and the layout of to_view. */
 static struct gdn_place codes_of(struct step_scratch *c, const struct gdn_rule *r,
                                  const struct block *b, struct gdn_pool_view *view)
 {
-    *view         = *gdn_rule_rounding8(r);
+    *view         = gdn_rule_rounding8(r) ? *gdn_rule_rounding8(r) : *b->from.view;
     view->k_first = b->to_view->k_first;
     view->ld      = view->k_first ? b->n : r->K;
     return (struct gdn_place){ .data = (char *)c->codes, .scales = c->scales, .view = view };
@@ -226,30 +220,38 @@ static void stage_codes(struct step_scratch *c, const struct gdn_rule *r, const 
     if (c->has_codes) gdn_copy_columns(codes, 0, b->from, b->col, r->K, b->n);
 }
 
+/* The state of a level; unchanged codes of a tree from scratch, for a token of another branch that
+ * came first may have left its state where they were. */
 static void store_at(struct step_scratch *c, struct gdn_place to, const float *S,
-                     const struct gdn_rule *r, const struct gdn_kernels *kr,
-                     const struct gdn_seq *seq, const struct block *b, int64_t n_tokens)
+                     const struct gdn_rule *r, const struct gdn_kernels *kr, const struct block *b,
+                     int level)
 {
+    const struct gdn_pool_view *rounding = gdn_rule_rounding8(r);
+    const bool rounded = rounding && c->has_codes && to.view->dtype == rounding->dtype;
+    const bool kept    = !(c->changed >> level & 1) && gdn_are_twins(&b->from, &to);
     struct gdn_pool_view view;
-    if (gdn_rule_rounding8(r) && c->has_codes && to.view->dtype == gdn_rule_rounding8(r)->dtype)
+    if (rounded || (kept && r->visits))
         gdn_copy_columns(to, b->col, codes_of(c, r, b, &view), 0, r->K, b->n);
+    else if (kept)
+        gdn_copy_columns(to, b->col, b->from, b->col, r->K, b->n);
     else
-        store_to(to, S, r, kr, seq, b, n_tokens);
+        gdn_store_columns(S, b->to_view->k_first, kr, to, r->K, b->col, b->n);
 }
 
-/* The state after token t, to where it is wanted. */
+/* The state after a visit, to where it is wanted. */
 static void store_state(struct step_scratch *c, const float *S, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct gdn_seq *seq,
-                        const struct block *b, int64_t t)
+                        const struct block *b, struct gdn_visit visit)
 {
+    const int64_t          t  = visit.token;
     const struct gdn_place to = gdn_rule_to(r, seq, t, b->head);
     int64_t                slot, i = checkpoint_at(r, seq, t);
-    if (to.data) store_at(c, to, S, r, kr, seq, b, t + 1);
+    if (to.data) store_at(c, to, S, r, kr, b, visit.level);
     for (; i >= 0 && i < seq->n_checkpoints; i++) {
         if (gdn_plan_checkpoint(r->plan, seq, i, &slot) != t + 1) return;
         if (slot < 0) continue;
-        store_at(c, gdn_place_of(&r->checkpoints, slot, b->head, seq->base + t + 1), S, r, kr, seq,
-                 b, t + 1);
+        store_at(c, gdn_place_of(&r->checkpoints, slot, b->head, seq->base + t + 1), S, r, kr, b,
+                 visit.level);
     }
 }
 
@@ -286,6 +288,23 @@ static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const str
         kr->step_vk[GDN_F32](&step);
 }
 
+/* Do visits [i, end) of the window from t0 on change a state? */
+static bool are_changing(const struct step_scratch *c, int64_t t0, int64_t i, int64_t end)
+{
+    for (; i < end; i++)
+        if (c->alpha[i - t0] != 1 || c->beta[i - t0] != 0) return true;
+    return false;
+}
+
+/* The state of the visit's level is, for now, that of the level below, of `size` floats. */
+static void copy_level(struct step_scratch *c, struct gdn_visit visit, ptrdiff_t size)
+{
+    const uint64_t bit = (uint64_t)1 << visit.level;
+    float *const   S   = c->state + visit.level * size;
+    memcpy(S, S - size, (size_t)size * sizeof *S);
+    c->changed = (c->changed & ~bit) | (c->changed << 1 & bit);
+}
+
 /* The window's rows of the record: u of this block; alpha, and k, with the first columns of
  * (the first of) the heads that it belongs to. */
 static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
@@ -320,7 +339,8 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
     const ptrdiff_t       size = gdn_strip_ld(r->K * b->n); /* floats from level to level */
     memset(c->to, 0, sizeof c->to);
     stage(c->state, r, kr, b);
-    if (gdn_rule_rounding8(r)) stage_codes(c, r, b);
+    if (gdn_rule_rounding8(r) || (r->visits && b->from.scales)) stage_codes(c, r, b);
+    c->changed = has_record(r, seq) && gdn_record_count(r->record, seq->slot) > 0;
     if (has_record(r, seq))
         gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, b->to_view->k_first, c->state);
     for (int64_t t0 = 0; t0 < T; t0 += TOKENS) {
@@ -330,13 +350,14 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
         for (int64_t i = t0, end; i < t0 + n; i = end) {
             const struct gdn_visit visit = visit_at(r, seq, i);
             float                 *S     = c->state + visit.level * size;
-            if (visit.copies) memcpy(S, S - size, (size_t)size * sizeof *S);
+            if (visit.copies) copy_level(c, visit, size);
             end = run_end(r, seq, b->head, i, t0 + n);
             walk_run(c, r, kr, b, t0, n, i, end, S);
-            const bool changes = c->alpha[i - t0] != 1 || c->beta[i - t0] != 0;
+            const bool changes = are_changing(c, t0, i, end);
+            if (changes) c->changed |= (uint64_t)1 << visit.level;
             if (gdn_rule_rounding8(r) && (changes || !c->has_codes))
                 round_state(c, S, r, kr, b, seq->base + i + 1);
-            store_state(c, S, r, kr, seq, b, visit_at(r, seq, end - 1).token);
+            store_state(c, S, r, kr, seq, b, visit_at(r, seq, end - 1));
         }
         store_o(c, r, kr, seq, b, t0, n);
         if (has_record(r, seq)) store_record(c, r, kr, seq, b, t0, n);

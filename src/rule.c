@@ -567,12 +567,11 @@ struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, 
     return (struct gdn_place){ .view = view };
 }
 
-bool gdn_rule_keeps(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                    const struct gdn_seq *seq, int head, int64_t n, const struct gdn_place *from,
-                    const struct gdn_place *to)
+/* Do n tokens leave every bit of the state (G9)? */
+static bool are_idle(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                     const struct gdn_seq *seq, int head, int64_t n)
 {
     float alpha[GDN_CHUNK], beta[GDN_CHUNK];
-    if (!from->data || !to->scales || from->view->dtype != to->view->dtype) return false;
     for (int64_t t0 = 0; t0 < n; t0 += GDN_CHUNK) {
         const int some = n - t0 < GDN_CHUNK ? (int)(n - t0) : GDN_CHUNK;
         gdn_rule_load_gates(r, kr, seq, head, t0, some, true, alpha, beta);
@@ -588,7 +587,7 @@ void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr
 {
     const int              n    = r->V - col < kr->strip ? r->V - col : kr->strip;
     const struct gdn_place from = gdn_rule_from(r, seq, head);
-    if (gdn_rule_keeps(r, kr, seq, head, n_tokens, &from, &to))
+    if (gdn_are_twins(&from, &to) && are_idle(r, kr, seq, head, n_tokens))
         gdn_copy_columns(to, col, from, col, r->K, n);
     else
         gdn_store_strip(S, kr, to, r->K, col, n, rows);

@@ -124,11 +124,6 @@ struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s
 struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t,
                              int head);
 
-/* Is the state after n tokens the one at `from`, bit for bit, as `to` holds it (G9)? Of 8-bit
- * states, that is, which loading and storing again would not leave as they are. */
-bool gdn_rule_keeps(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                    const struct gdn_seq *seq, int head, int64_t n, const struct gdn_place *from,
-                    const struct gdn_place *to);
 /* A strip, the state of columns from col on after n_tokens, to a pool; or, where no token changed
  * it, what is there (G9). rows: as for gdn_store_strip(). */
 void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr,

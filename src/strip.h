@@ -33,7 +33,13 @@ void gdn_load_columns(float *S, bool k_first, const struct gdn_kernels *kr, stru
 void gdn_store_columns(const float *S, bool k_first, const struct gdn_kernels *kr,
                        struct gdn_place to, int K, int col, int n);
 
-/* Copies n of them with their scales, bit for bit; both are of one 8-bit dtype. */
+/* Are both of one 8-bit dtype? Then an unchanged state is copied (G9): loaded and stored again it
+ * might have other codes. */
+static inline bool gdn_are_twins(const struct gdn_place *from, const struct gdn_place *to)
+{
+    return from->data && to->scales && from->view->dtype == to->view->dtype;
+}
+/* Copies n of them with their scales, bit for bit, between twins. */
 void gdn_copy_columns(struct gdn_place to, int to_col, struct gdn_place from, int from_col, int K,
                       int n);
 

@@ -739,6 +739,40 @@ static void G21_fold(void)
     }
 }
 
+/* A token that changes nothing, behind a record: its checkpoint is the state with the record. */
+static void G21_checkpoint_of_a_record(void)
+{
+    enum { R = 6 };
+    static const int64_t three[] = { 3 };
+    for (int i = 0; i < 4; i++) {
+        const int            layout = i / 2;
+        gdn_rule_args        a = ring2_rule_args(GDN_F32, GDN_F32, 1, 0, heads, K, V);
+        gdn_record_fold_args f = gdn_record_fold_args_init();
+        const struct pool    p = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, layout, 1);
+        fill_eight(&p, layout);
+        const struct pool got = cloned(&p), want = cloned(&p);
+        ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
+        gdn_rule_args call = part_of(&a, 0, 1);
+        gdn_batch     t = *call.batch;
+        t.write = GDN_WRITE_NONE, t.checkpoint_every = 1, call.batch = &t;
+        call.record_k = ring2_new(GDN_F32, 0, 4, 1, R, 2, K);
+        call.record_u = ring2_new(GDN_F32, 0, 4, 1, R, 4, V);
+        call.record_g = ring2_new(GDN_F32, 0, 3, 1, R, 4, 0);
+        ring2_fill(&call.record_k, -0.2, 0.2), ring2_fill(&call.record_u, -1, 1);
+        ring2_fill(&call.record_g, 0.5, 1);
+        call.record_count = ring2_indices(GDN_I32, 1, three);
+        f.record_k = ring2_clone(&call.record_k), f.record_u = ring2_clone(&call.record_u);
+        f.record_g = ring2_clone(&call.record_g), f.record_count = ring2_clone(&call.record_count);
+        call.state = p.t, call.state_scales = p.scales;
+        call.checkpoints = got.t, call.checkpoint_scales = got.scales;
+        f.state = want.t, f.state_scales = want.scales;
+        call.state_layout = f.state_layout = layout;
+        ring2_status(ring2_ctx(2), "token", gdn_decode(ring2_ctx(2), &call), GDN_OK);
+        ring2_status(ring2_ctx(2), "fold", gdn_record_fold(ring2_ctx(2), &f), GDN_OK);
+        expect_pool("the checkpoint", &got, &want);
+    }
+}
+
 /* ---- Refusals ------------------------------------------------------------------------------- */
 
 static gdn_rule_args refusable(void)
@@ -830,6 +864,7 @@ int main(int argc, char **argv)
         { "G21 GDN_EXACT: calls of any length", G21_exact_calls_of_any_length },
         { "G21 codes whatever the layout", G21_same_codes_whatever_the_layout },
         { "G21 records folded", G21_fold },
+        { "G21 a checkpoint of a record", G21_checkpoint_of_a_record },
         { "one rounding", one_rounding },
         { "unbiased", unbiased },
         { "G14 codes and scales move", G14_codes_and_scales_move },

@@ -184,6 +184,99 @@ static void final_state(const struct shape *s, enum kind kind, int64_t T)
     }
 }
 
+/* ---- States that no token changed ---- */
+
+/* A pool of a dtype, of 8 bits too, with its scales. */
+struct stored {
+    gdn_tensor t, scales;
+};
+
+static struct stored any_pool(const struct shape *s, int H)
+{
+    const bool    vk = s->layout == GDN_STATE_VK;
+    struct stored p  = { ring2_new(s->state, 0, 4, 3, H, vk ? s->V : s->K, vk ? s->K : s->V),
+                         { .data = NULL } };
+    if (s->state != GDN_I8 && s->state != GDN_E4M3) {
+        ring2_fill(&p.t, -1, 1);
+        for (int64_t i = 0; i < ring2_count(&p.t); i += 5) ring2_set(&p.t, i, -0.0);
+        return p;
+    }
+    p.scales = ring2_new(GDN_F32, 0, 3, 3, H, s->V, 0);
+    ring2_fill(&p.scales, 0.001, 0.02);
+    for (int64_t i = 0; i < ring2_count(&p.t); i++) /* no code is the largest */
+        *(uint8_t *)ring2_element(&p.t, i) = (uint8_t)(ring2_bits() & 0xbf);
+    return p;
+}
+
+static struct stored slot_bits(const struct stored *p, int64_t slot)
+{
+    const gdn_tensor t = slot_of(&p->t, slot);
+    struct stored    c = { ring2_clone(&t), { .data = NULL } };
+    if (!p->scales.data) return c;
+    const gdn_tensor scales = slot_of(&p->scales, slot);
+    c.scales                = ring2_clone(&scales);
+    return c;
+}
+
+static void expect_stored(const char *what, const struct stored *p, int64_t slot,
+                          const struct stored *want)
+{
+    const struct stored got = slot_bits(p, slot);
+    ring2_expect_bits(what, &got.t, &want->t);
+    if (want->scales.data) ring2_expect_bits(what, &got.scales, &want->scales);
+}
+
+/*
+ * Tokens 0 and 1, a chain, change nothing and leave what they started from in slots 1 and 2, though
+ * token 2 beside them, which may come first, leaves another state where that was. Each by its write
+ * slot, or the one as the final state and the others as checkpoints.
+ */
+static void idle_beside_a_write(const struct shape *s, bool each)
+{
+    static const int64_t parents[] = { -1, 0, -1 }, three = 3, one = 1, start = 0;
+    gdn_batch           *t, *alone;
+    gdn_rule_args a = ring2_rule_packed(s->dtype, GDN_F32, 1, &three, s->heads, s->K, s->V, &t), c;
+    struct stored p = any_pool(s, s->heads[2]), read = slot_bits(&p, 0), last = read;
+    a.state = p.t, a.state_scales = p.scales, a.state_layout = s->layout;
+    for (int i = 0; i < 2 * s->heads[2]; i++) ring2_set(&a.g, i, 0), ring2_set(&a.beta, i, 0);
+    t->read_slots = ring2_indices(GDN_I32, 1, &start);
+    t->parents    = ring2_new(GDN_I32, 0, 2, 1, 3, 0, 0);
+    for (int i = 0; i < 3; i++) ring2_set(&t->parents, i, (double)parents[i]);
+    if (each) {
+        t->write       = GDN_WRITE_EACH;
+        t->write_slots = ring2_new(GDN_I32, 0, 2, 1, 3, 0, 0);
+        for (int i = 0; i < 3; i++) ring2_set(&t->write_slots, i, (i + 1) % 3);
+    } else {
+        a.checkpoints = a.state, a.checkpoint_scales = a.state_scales;
+        t->checkpoint_every = 1;
+        t->checkpoint_slots = ring2_indices(GDN_I32, 3, (const int64_t[]){ 1, 2, -1 });
+    }
+    c = ring2_rule_packed(s->dtype, GDN_F32, 1, &one, s->heads, s->K, s->V, &alone);
+    const gdn_rule_args token = ring2_rule_slice(&a, 2, 1);
+    c.q = token.q, c.k = token.k, c.v = token.v, c.g = token.g, c.beta = token.beta;
+    c.state = last.t, c.state_scales = last.scales, c.state_layout = s->layout;
+    read = slot_bits(&p, 0);
+    ring2_status(ring2_ctx(1), "token 2", gdn_decode(ring2_ctx(1), &c), GDN_OK);
+    ring2_status(ring2_ctx(2), "tree", gdn_decode(ring2_ctx(2), &a), GDN_OK);
+    expect_stored("after token 0", &p, 1, &read);
+    expect_stored("after token 1", &p, 2, &read);
+    expect_stored("after token 2", &p, 0, &last);
+}
+
+static void G9_idle_tokens(void)
+{
+    static const int32_t dtypes[] = { GDN_F32, GDN_BF16, GDN_F16, GDN_I8, GDN_E4M3 };
+    for (int i = 0; i < 5 * 2 * 2; i++) {
+        const struct shape s = { GDN_F32, dtypes[i % 5], i / 5 % 2, GDN_HEADS_GROUPED, 0,
+                                 { 1, 1, 2 }, 20, 9 };
+        if (!ring2_begin("G9 idle tokens, dtype %d, %s, %s", (int)s.state, i / 5 % 2 ? "kv" : "vk",
+                         i / 10 ? "each" : "final"))
+            continue;
+        idle_beside_a_write(&s, i / 10);
+        ring2_end();
+    }
+}
+
 /* A NaN reaches the descendants of its token and nothing else. */
 static void nan_stays(void)
 {
@@ -341,6 +434,7 @@ int main(int argc, char **argv)
             G19_tree(&big, (enum kind)kind, 300);
             ring2_end();
         }
+    G9_idle_tokens();
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (ring2_begin("%s", others[i].name)) {
             others[i].run();

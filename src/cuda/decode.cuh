@@ -84,7 +84,8 @@ template <class Tile> GDN_DEVICE void store_any(const Tile &tile, const struct d
     }
 }
 
-/* Bit for bit, between places of one dtype (G9). */
+/* Bit for bit, between places of one dtype (G9). By all threads, which copy what is others' of the
+ * tile: none may go on to a token whose state goes to where this one came from. */
 GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_place &from)
 {
     if (to.data == from.data) return;
@@ -99,6 +100,7 @@ GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_pla
         else
             ((uint16_t *)to.data)[at] = (uint16_t)x;
     }
+    __syncthreads();
 }
 
 /* The state as it is now, to a slot; `changed`: it is no longer what was there at the start. */

@@ -152,7 +152,7 @@ GDN_DEVICE void encode_8bit(struct decode_codes<Tile> &to, struct decode_scales 
     }
 }
 
-/* Bit for bit, with the scales. */
+/* Bit for bit, with the scales; as copy_part(). */
 GDN_DEVICE void copy_codes(const struct decode_slot &to, const struct decode_slot &from,
                            int n_columns)
 {
@@ -164,6 +164,7 @@ GDN_DEVICE void copy_codes(const struct decode_slot &to, const struct decode_slo
             from.p.data[r * from.p.row_step + c * from.p.column_step];
     }
     if (threadIdx.x < n_columns) to.scales[threadIdx.x] = from.scales[threadIdx.x];
+    __syncthreads();
 }
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */

@@ -31,8 +31,9 @@ template <class Tile, int KC> struct walk {
     const struct gdn_cu_walk      &a;
     struct walk_shared<Tile, KC>  &sh;
     Tile                           tile;
-    struct decode_codes<Tile>      codes; /* of GDN_EXACT: the state as 8 bits hold it */
-    bool                           has_codes;
+    struct decode_codes<Tile>      codes; /* as they were read; of GDN_EXACT: the state as it is */
+    bool                           has_codes; /* the latter */
+    bool                           intact; /* the slot that was read holds what it held */
     const struct tree_visit       *visits; /* NULL: no tree */
     float4                        *levels; /* [level][N][thread] */
     int                            level;
@@ -54,6 +55,7 @@ template <class Tile, int KC> GDN_DEVICE void enter(struct walk<Tile, KC> &m)
     const struct gdn_cu_rule &r = m.a.decode.rule;
     const struct decode_work &w = m.sh.decode.work;
     m.has_codes                 = false;
+    m.intact                    = true;
     if (w.seq.read < 0) {
         decay(m.tile.S, 0);
         return;
@@ -68,7 +70,8 @@ template <class Tile, int KC> GDN_DEVICE void enter(struct walk<Tile, KC> &m)
     m.has_codes = r.from.dtype == m.a.decode.rounding;
 }
 
-/* The state after n_tokens to a slot. */
+/* The state after n_tokens to a slot. What no token changed is copied, unless a token of another
+ * branch came first and left its state where that was. */
 template <class Tile, int KC>
 GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view, int64_t slot,
                       int wide, int64_t n_tokens)
@@ -79,19 +82,23 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
     const bool                is_as_read =
         !(m.changed >> m.level & 1) && w.seq.read >= 0 && r.from.dtype == view.dtype;
     const bool has_codes = m.has_codes && view.dtype == m.a.decode.rounding;
-    if (is_as_read && !has_codes) {
+    if (is_as_read && m.intact && !has_codes) {
         const struct decode_slot from = slot_of<Tile>(m.a, w, r.from, w.seq.read, 0);
         if (is_eight(view.dtype))
             copy_codes(to, from, w.n_columns);
         else
             copy_part(to.p, from.p);
-    } else if (is_eight(view.dtype)) {
+        return;
+    }
+    if (is_eight(view.dtype)) {
         struct decode_codes<Tile> codes = m.codes;
-        if (!has_codes) encode_8bit(codes, m.sh.scales, m.tile, w, view, n_tokens);
-        store_codes(to, codes, has_codes ? m.sh.held : m.sh.scales);
+        const bool                held  = has_codes || is_as_read;
+        if (!held) encode_8bit(codes, m.sh.scales, m.tile, w, view, n_tokens);
+        store_codes(to, codes, held ? m.sh.held : m.sh.scales);
     } else {
         store_floats(to, m.tile);
     }
+    if (view.data == r.from.data && slot == w.seq.read) m.intact = false;
 }
 
 /* GDN_EXACT: the state as its dtype holds it. Codes stay beside it, for another rounding of the

@@ -666,6 +666,38 @@ static void G9_codes_stay(void)
     }
 }
 
+/* Checkpoints of idle tokens, behind which others change the state where it is: what was read. */
+static void G9_checkpoints_of_idle_tokens(void)
+{
+    enum { T = 80, IDLE = 48, EACH_16 = 16 };
+    static const int64_t start = 0, slots[] = { 1, 2, 3, 4, 5 };
+    for (int i = 0; i < 8; i++) {
+        const int         layout = i / 2 % 2;
+        const bool        decode = i / 4;
+        gdn_rule_args     a = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
+        const struct pool p = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, layout, 6);
+        fill_eight(&p, layout);
+        const struct pool before = cloned(&p);
+        for (int j = 0; j < 4 * IDLE; j++) ring2_set(&a.g, j, 0), ring2_set(&a.beta, j, 0);
+        a.state_layout     = layout;
+        gdn_rule_args call = part_of(&a, 0, T);
+        gdn_batch     t    = *call.batch;
+        call.state = call.checkpoints = p.t, call.state_scales = call.checkpoint_scales = p.scales;
+        call.batch         = &t;
+        t.checkpoint_every = EACH_16;
+        t.read_slots       = ring2_indices(GDN_I32, 1, &start);
+        t.checkpoint_slots = ring2_indices(GDN_I32, 5, slots);
+        ring2_status(ring2_ctx(2), "call", ring2_rule_call(ring2_ctx(2), &call, decode), GDN_OK);
+        const struct pool want = { ring2_narrow(&before.t, 0, 0, 1),
+                                   ring2_narrow(&before.scales, 0, 0, 1) };
+        for (int s = 1; s <= IDLE / EACH_16; s++) {
+            const struct pool got = { ring2_narrow(&p.t, 0, s, 1),
+                                      ring2_narrow(&p.scales, 0, s, 1) };
+            expect_pool("a checkpoint", &got, &want);
+        }
+    }
+}
+
 /* ---- A long decode -------------------------------------------------------------------------- */
 
 /*
@@ -872,6 +904,7 @@ int main(int argc, char **argv)
         { "fork and zero", fork_and_zero },
         { "G7 not finite", G7_not_finite },
         { "G9 codes stay", G9_codes_stay },
+        { "G9 checkpoints of idle tokens", G9_checkpoints_of_idle_tokens },
         { "a long decode", long_decode },
         { "G1 other ops", refuse_others },
     };

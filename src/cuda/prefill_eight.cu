@@ -15,8 +15,6 @@ enum {
 };
 
 struct eight_shared {
-    struct gdn_cu_seq         s;
-    struct gdn_cu_checkpoints checkpoints;
     float                     x[COLUMNS][MOST_KEYS + 1];
     struct eight_scale        scales[COLUMNS];
     uint32_t                  key[COLUMNS];
@@ -70,42 +68,60 @@ GDN_DEVICE int key_of(const struct eight_part &p, bool k_first, int i)
     return k_first ? i / p.n : i % p.K;
 }
 
-/* ---- Before ---------------------------------------------------------------------------------- */
+/* ---- States as they were read --------------------------------------------------------------- */
 
-GDN_DEVICE void prefill_eight_load(const struct gdn_cu_prefill_eight &a)
+/* The sequence, its checkpoints, and with how many tokens it begins that change nothing (G9). */
+struct eight_sequence {
+    struct gdn_cu_seq         s;
+    struct gdn_cu_checkpoints checkpoints;
+    int64_t                   n_idle;
+};
+
+/* By all threads; -1: nothing of 8 bits was read. */
+GDN_DEVICE int64_t count_idle(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int head)
 {
-    __shared__ struct gdn_cu_seq s;
-    const struct eight_part      p = find_part(a);
+    __shared__ int left; /* of THREADS tokens, from the first that changes something on */
+    if (s.read < 0 || !r.from.scales) return -1;
+    for (int64_t first = 0; first < s.n_valid; first += THREADS) {
+        const int64_t t       = first + threadIdx.x;
+        const bool    changes = t < s.n_valid && (load_gate(r, s, t, head, true) != 1 ||
+                                               load_beta(r, s, t, head) != 0);
+        if (!__syncthreads_or(changes)) continue;
+        if (threadIdx.x == 0) left = 0;
+        __syncthreads();
+        if (changes) atomicMax(&left, THREADS - (int)threadIdx.x);
+        __syncthreads();
+        return first + THREADS - left;
+    }
+    return s.n_valid;
+}
+
+GDN_DEVICE void read_eight(struct eight_sequence &q, const struct gdn_cu_prefill_eight &a,
+                           const struct eight_part &p)
+{
+    const struct gdn_cu_batch &b = a.rule.batch;
     if (threadIdx.x < 32) {
-        const struct gdn_cu_seq read = read_sequence(a.rule.batch, p.row);
-        if (threadIdx.x == 0) s = read;
+        const struct gdn_cu_seq         s    = read_sequence(b, p.row);
+        const struct gdn_cu_checkpoints list = read_checkpoints(b, s);
+        if (threadIdx.x == 0) {
+            q.s           = s;
+            q.checkpoints = list;
+        }
     }
     __syncthreads();
-    if (s.n_tokens == 0 || s.read < 0) return;
-    const struct eight_place from = place_of(a.rule.from, s.read, p), to = place_of(a.from, p.row, p);
-    for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
-        const int     v = column_of(p, from.k_first, i), k = key_of(p, from.k_first, i);
-        const uint8_t code = from.data[v * from.v_step + k * from.k_step];
-        ((float *)to.data)[v * to.v_step + k * to.k_step] =
-            eight_value(code, a.rule.from.dtype) * from.scales[v];
-    }
+    const int64_t n = q.s.n_tokens ? count_idle(a.rule, q.s, p.head) : 0;
+    if (threadIdx.x == 0) q.n_idle = n;
+    __syncthreads();
 }
 
-/* ---- After ----------------------------------------------------------------------------------- */
-
-/* Do n tokens leave the state as it is? (G9) By all threads. */
-GDN_DEVICE bool is_kept(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int head, int64_t n)
+/* Is the state after n tokens, as the pool has it, what was read? */
+GDN_DEVICE bool is_kept(const struct eight_sequence &q, const struct gdn_cu_rule &r,
+                        const struct gdn_pool_view &view, int64_t n)
 {
-    for (int64_t first = 0; first < n; first += THREADS) {
-        const int64_t t       = first + threadIdx.x;
-        const bool    changes = t < n && (load_gate(r, s, t, head, true) != 1 ||
-                                       load_beta(r, s, t, head) != 0);
-        if (__syncthreads_or(changes)) return false;
-    }
-    return true;
+    return n <= q.n_idle && r.from.dtype == view.dtype;
 }
 
-/* Bit for bit, with the scales. */
+/* Bit for bit, with the scales, between pools of one dtype. */
 GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_place &from,
                            const struct eight_part &p)
 {
@@ -116,6 +132,43 @@ GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_plac
     }
     if ((int)threadIdx.x < p.n) to.scales[threadIdx.x] = from.scales[threadIdx.x];
 }
+
+/* All that is kept, before anything is written where it was read. */
+GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_eight &a, const struct eight_sequence &q,
+                          const struct eight_part &p)
+{
+    const struct gdn_cu_rule &r    = a.rule;
+    const struct eight_place  from = place_of(r.from, q.s.read, p);
+    for (int64_t c = q.checkpoints.first; r.checkpoints.scales && c < q.checkpoints.end; c++) {
+        int64_t       slot;
+        const int64_t n = checkpoint_at(r.batch, q.checkpoints, c, slot);
+        if (!is_kept(q, r, r.checkpoints, n)) break;
+        if (slot >= 0 && n > 0) copy_codes(place_of(r.checkpoints, slot, p), from, p);
+    }
+    if (r.to.scales && q.s.write >= 0 && is_kept(q, r, r.to, q.s.n_valid))
+        copy_codes(place_of(r.to, q.s.write, p), from, p);
+}
+
+/* ---- Before ---------------------------------------------------------------------------------- */
+
+GDN_DEVICE void prefill_eight_load(const struct gdn_cu_prefill_eight &a)
+{
+    __shared__ struct eight_sequence q;
+    const struct eight_part          p = find_part(a);
+    read_eight(q, a, p);
+    if (q.s.n_tokens == 0 || q.s.read < 0) return;
+    const struct eight_place from = place_of(a.rule.from, q.s.read, p);
+    const struct eight_place to   = place_of(a.from, p.row, p);
+    for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
+        const int     v = column_of(p, from.k_first, i), k = key_of(p, from.k_first, i);
+        const uint8_t code = from.data[v * from.v_step + k * from.k_step];
+        ((float *)to.data)[v * to.v_step + k * to.k_step] =
+            eight_value(code, a.rule.from.dtype) * from.scales[v];
+    }
+    copy_kept(a, q, p);
+}
+
+/* ---- After ----------------------------------------------------------------------------------- */
 
 /* The scale of each column, by threads that follow each other. */
 GDN_DEVICE void make_scales(struct eight_shared &sh, const struct gdn_pool_view &view,
@@ -154,44 +207,25 @@ GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view 
     __syncthreads(); /* before the next one */
 }
 
-/* The state after n tokens: what was read, where they change nothing, or what the chunks left. */
-GDN_DEVICE void store_state(const struct gdn_cu_prefill_eight &a, struct eight_shared &sh,
-                            const struct gdn_pool_view &view, int64_t slot,
-                            const struct gdn_pool_view &wide, int64_t number,
-                            const struct eight_part &p, int64_t n)
-{
-    const struct gdn_cu_rule &r = a.rule;
-    if (sh.s.read >= 0 && r.from.dtype == view.dtype && is_kept(r, sh.s, p.head, n))
-        copy_codes(place_of(view, slot, p), place_of(r.from, sh.s.read, p), p);
-    else
-        store_codes(sh, view, slot, wide, number, p, n);
-}
-
-/* The final state, and checkpoints; blocks with the same x share those of a sequence. */
+/* The final state, and checkpoints, but for those that copy_kept() has left; blocks with the same x
+ * share those of a sequence. */
 GDN_DEVICE void prefill_eight_store(const struct gdn_cu_prefill_eight &a)
 {
-    __shared__ struct eight_shared sh;
-    const struct gdn_cu_batch     &b = a.rule.batch;
-    const struct eight_part        p = find_part(a);
-    if (threadIdx.x < 32) {
-        const struct gdn_cu_seq         s    = read_sequence(b, p.row);
-        const struct gdn_cu_checkpoints list = read_checkpoints(b, s);
-        if (threadIdx.x == 0) {
-            sh.s           = s;
-            sh.checkpoints = list;
-        }
-    }
-    __syncthreads();
-    if (sh.s.n_tokens == 0) return;
-    for (int64_t c = sh.checkpoints.first + blockIdx.y; a.checkpoints.data && c < sh.checkpoints.end;
+    __shared__ struct eight_shared   sh;
+    __shared__ struct eight_sequence q;
+    const struct gdn_cu_rule        &r = a.rule;
+    const struct eight_part          p = find_part(a);
+    read_eight(q, a, p);
+    if (q.s.n_tokens == 0) return;
+    for (int64_t c = q.checkpoints.first + blockIdx.y; a.checkpoints.data && c < q.checkpoints.end;
          c += gridDim.y) {
         int64_t       slot;
-        const int64_t n = checkpoint_at(b, sh.checkpoints, c, slot);
-        if (slot >= 0 && n > 0 && n <= sh.s.n_valid)
-            store_state(a, sh, a.rule.checkpoints, slot, a.checkpoints, c, p, n);
+        const int64_t n = checkpoint_at(r.batch, q.checkpoints, c, slot);
+        if (slot >= 0 && n > 0 && n <= q.s.n_valid && !is_kept(q, r, r.checkpoints, n))
+            store_codes(sh, r.checkpoints, slot, a.checkpoints, c, p, n);
     }
-    if (a.to.data && blockIdx.y == 0 && sh.s.write >= 0)
-        store_state(a, sh, a.rule.to, sh.s.write, a.to, p.row, p, sh.s.n_valid);
+    if (a.to.data && blockIdx.y == 0 && q.s.write >= 0 && !is_kept(q, r, r.to, q.s.n_valid))
+        store_codes(sh, r.to, q.s.write, a.to, p.row, p, q.s.n_valid);
 }
 
 #define GDN_IMAGE_prefill_eight GDN_THIS_IMAGE

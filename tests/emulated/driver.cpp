@@ -27,6 +27,7 @@ static int get_attribute(int *value, int what, int)
     *value = what == GDN_CU_MAJOR         ? 8 + hopper
              : what == GDN_CU_MINOR       ? 0
              : what == GDN_CU_SHARED_MOST ? EMULATED_SHARED
+             : hopper                     ? 132 /* multiprocessors */
                                           : 4;
     return 0;
 }

@@ -162,6 +162,8 @@ static void run_tokens(const struct block *b, int from, int to)
         memset(s->S, 0, (size_t)(b->c->n_strips * b->c->rule.K * b->kr->strip) * sizeof *s->S);
     }
     b->kr->chunk_gates(s->A, s->B, s->start, s->end, s->g, s->none, s->gram);
+    gdn_forget_tokens(s->A, s->B, from);
+    memset(s->kq, 0, (size_t)(from * s->ld) * sizeof *s->kq); /* keys, which may not be finite */
     for (int i = 0; i < b->c->n_strips; i++) run_strip(b, i, from, to);
 }
 

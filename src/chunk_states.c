@@ -87,17 +87,29 @@ static void load_d(const struct strip *p, const struct gdn_chunk *chunk, int fir
     }
 }
 
+/* k of one block; zeros where a gate parts it from the end, as 0 x NaN would reach the state. */
+static void load_k(const struct strip *p, const struct gdn_chunk *chunk, int first)
+{
+    const struct gdn_rule *r      = &p->c->rule;
+    struct scratch        *s      = p->s;
+    const ptrdiff_t        ld     = gdn_strip_ld(r->K);
+    const int              parted = s->gates.last - first;
+    gdn_load_chunk_rows(s->rows, ld, p->kr, &r->k, chunk, first,
+                        gdn_rule_source(r, p->head, r->Hk), 0, r->K);
+    if (parted > 0)
+        memset(s->rows, 0, (size_t)((parted < B16 ? parted : B16) * ld) * sizeof *s->rows);
+}
+
 static void run_chunk(const struct strip *p, const struct gdn_chunk *chunk)
 {
     const struct call *c     = p->c;
     struct scratch    *s     = p->s;
     const int          strip = p->kr->strip, K = c->rule.K;
-    const int          hk    = gdn_rule_source(&c->rule, p->head, c->rule.Hk);
     gdn_load_chunk_gates(&s->gates, &c->rule, p->kr, chunk, p->head);
     for (int first = 0; first < chunk->n; first += B16) load_d(p, chunk, first);
     if (s->gates.first < chunk->n) memset(s->S, 0, (size_t)(K * strip) * sizeof *s->S);
     for (int first = 0; first < chunk->n; first += B16) {
-        gdn_load_chunk_rows(s->rows, gdn_strip_ld(K), p->kr, &c->rule.k, chunk, first, hk, 0, K);
+        load_k(p, chunk, first);
         p->kr->chunk_update(s->S, first ? 1 : s->gates.decay, s->rows, gdn_strip_ld(K),
                             s->d + first * strip, K);
     }

@@ -44,6 +44,7 @@ struct scratch {
     float *x;                /* [strips][C][strip] */
     ptrdiff_t ld;
     struct gdn_chunk_gates gates;
+    int       forgotten; /* tokens of the chunk, by gates so far */
 };
 
 static size_t lay_out(struct scratch *s, const struct call *c, const struct gdn_kernels *kr,
@@ -142,6 +143,19 @@ static void solve_piece(const struct block *b, int strip_number, int from, int t
     }
 }
 
+/* What the block takes of those before: nothing of what is forgotten, were it NaN (G7). */
+static void load_cross(const struct block *b)
+{
+    struct scratch *s         = b->s;
+    const int       forgotten = s->forgotten < b->first ? s->forgotten : b->first;
+    for (int t = 0; t < B16; t++) {
+        float *row = s->cross + t * b->c->C;
+        b->kr->norm_row(row, s->gram + (b->first + t) * b->c->C, s->beta[t], NULL, NULL, false,
+                        (size_t)b->first);
+        memset(row, 0, (size_t)forgotten * sizeof *row);
+    }
+}
+
 /* Tokens [from, to) of the block, none of which but the first may forget; the others have g = 0
  * and beta = 0. */
 static void run_tokens(const struct block *b, int from, int to)
@@ -153,14 +167,15 @@ static void run_tokens(const struct block *b, int from, int to)
         s->g[t]       = in ? s->gates.g[b->first + t] : 0;
         s->beta[t]    = in ? s->gates.beta[b->first + t] : 0;
         s->mask[t]    = in;
-        b->kr->norm_row(s->cross + t * c->C, s->gram + (b->first + t) * c->C, s->beta[t], NULL,
-                        NULL, false, (size_t)b->first);
     }
     if (gdn_forgets(s->g[from])) {
-        s->g[from] = 0;
+        s->g[from]   = 0;
+        s->forgotten = b->first + from;
         memset(s->x, 0, (size_t)(c->n_strips * c->C * b->kr->strip) * sizeof *s->x);
     }
+    load_cross(b);
     b->kr->chunk_gates(s->A, s->B, s->start, s->end, s->g, s->beta, s->own);
+    gdn_forget_tokens(s->A, s->B, from);
     memset(s->p, 0, (size_t)(2 * B16 * b->kr->strip) * sizeof *s->p);
     for (int i = 0; i < c->n_strips; i++) solve_piece(b, i, from, to);
 }
@@ -210,6 +225,7 @@ static void run_item(void *arg, int64_t item, int thread)
     for (int i = 0; i < c->rule.group_heads; i++) {
         struct block b = { c, a->kr, &s, &chunk, gdn_rule_head(&c->rule, group, i), 0 };
         gdn_load_chunk_gates(&s.gates, &c->rule, a->kr, &chunk, b.head);
+        s.forgotten = 0;
         for (; b.first < chunk.n; b.first += B16) run_block(&b);
     }
 }

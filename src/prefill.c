@@ -188,14 +188,13 @@ struct range {
     int64_t            first, last; /* checkpoints after the last token */
 };
 
-/* Zeros for products with the first a tokens of the chunk, which may not be finite. */
-static void forget_tokens(struct chunk *c, int a)
+void gdn_forget_tokens(float *A, float *B, int a)
 {
-    const size_t bytes = (size_t)a * sizeof *c->A;
-    memset(c->A, 0, C * bytes);
+    const size_t bytes = (size_t)a * sizeof *A;
+    memset(A, 0, C * bytes);
     for (int i = a; i < C && a > 0; i++) {
-        memset(c->A + i * C, 0, bytes);
-        memset(c->B + i * C, 0, bytes);
+        memset(A + i * C, 0, bytes);
+        memset(B + i * C, 0, bytes);
     }
 }
 
@@ -211,7 +210,7 @@ static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct ra
         x->writes |= c->beta[t] != 0;
     }
     kr->chunk_gates(c->A, c->B, c->start, x->end, c->g, c->beta, c->gram);
-    forget_tokens(c, x->a);
+    gdn_forget_tokens(c->A, c->B, x->a);
     x->decay = c->start[C - 1];
 }
 

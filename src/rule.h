@@ -62,6 +62,10 @@ const char *gdn_rule_loops(const struct gdn_rule *rule);
 /* exp(g) is 0 in float32: the state is not multiplied by it but zeroed (G7). */
 static inline bool gdn_forgets(float g) { return g < -104.0f; }
 
+/* Zeros in A and B of chunk_gates() for products with the first a of the 16 tokens, which have been
+ * forgotten and may not be finite. */
+void gdn_forget_tokens(float *A, float *B, int a);
+
 /* Which heads: state head of member i of a group; the head of a tensor that a state head
  * reads. */
 static inline int gdn_rule_head(const struct gdn_rule *r, int group, int i)

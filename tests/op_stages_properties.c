@@ -109,6 +109,61 @@ static void G7_G8_forgets(void)
         }
 }
 
+/* One number that is not finite, in token `at` of an input. */
+static void poison(struct stages *s, int which, int64_t at, double bad)
+{
+    gdn_tensor *const inputs[] = { &s->q, &s->k, &s->v, &s->g, &s->beta };
+    gdn_tensor       *x        = inputs[which];
+    *x                         = ring2_clone(x);
+    ring2_set(x, at * (ring2_count(x) / s->N), bad);
+}
+
+/* Token `at` of sequence b has a bad number, all heads forget at `forgets`, both in one chunk:
+ * but for the tokens between all is as without it. */
+static void forgets_what_is_bad(struct stages *s, int b, int which, int64_t at, int64_t forgets,
+                                double bad)
+{
+    const int64_t token = s->first[b] + at;
+    for (int h = 0; h < s->H; h++) {
+        ring2_set(&s->beta, token * s->H + h, 0.5);
+        ring2_set(&s->g, (s->first[b] + forgets) * s->H + h, -(double)INFINITY);
+    }
+    struct stages spoiled = fresh(s);
+    poison(&spoiled, which, token, bad);
+    call_all(ring2_ctx(2), s), call_all(ring2_ctx(2), &spoiled);
+
+    const gdn_tensor its  = ring2_narrow(&spoiled.out, 0, token, 1);
+    bool             seen = false;
+    for (int64_t i = 0; i < ring2_count(&its); i++) seen = seen || !isfinite(ring2_get(&its, i));
+    CHECK(seen, "not in the output of its token");
+    const gdn_tensor *clean[] = { &s->u, &s->w, &s->t, &s->out };
+    const gdn_tensor *rows_of[] = { &spoiled.u, &spoiled.w, &spoiled.t, &spoiled.out };
+    for (int i = 0; i < 4; i++) {
+        const gdn_tensor from = ring2_narrow(clean[i], 0, token, forgets - at);
+        const gdn_tensor to   = ring2_narrow(rows_of[i], 0, token, forgets - at);
+        ring2_copy(&to, &from);
+    }
+    expect_same("behind the gate", &spoiled, s);
+}
+
+static void G7_not_finite(void)
+{
+    static const int64_t tokens[][2] = { { 3, 10 }, { 0, 15 }, { 15, 16 }, { 3, 20 }, { 14, 33 },
+                                         { 35, 40 }, { 10, 63 } };
+    static const int     numbers[][2] = { { 21, 2 }, { 24, 2 }, { 8, 1 } }; /* a long sequence */
+    static const double  bad[]        = { (double)NAN, (double)INFINITY };
+    for (int C = 16; C <= 64; C *= 2)
+        for (int i = 0; i < 7 * 5 && !ring2_failed(); i++) {
+            const int64_t *t = tokens[i / 5];
+            const int     *n = numbers[i % 3];
+            struct stages  s;
+            if (t[1] >= C) break;
+            make_stages(&s, n[0], C, true);
+            forgets_what_is_bad(&s, n[1], i % 5, t[0], t[1], bad[i % 2]);
+            ring2_free();
+        }
+}
+
 static void G8_beta_zero(void)
 {
     struct stages s, clean;
@@ -278,6 +333,7 @@ int main(int argc, char **argv)
         { "G2 G3 threads", G2_G3_threads },
         { "G2 batch mates", G2_mates },
         { "G7 forgets", G7_G8_forgets },
+        { "G7 not finite", G7_not_finite },
         { "G8 beta 0", G8_beta_zero },
         { "G12 float environment", G12_float_environment },
         { "G13 no allocation", G13_no_allocation },

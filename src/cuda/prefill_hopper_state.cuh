@@ -279,6 +279,7 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S,
         } else if (to.data)
             move_part<true>(x, to, w.part, part * HOPPER_PART_KEYS, has_pairs(to, w.part));
     }
+    barrier_shared(w); /* outputs go where the copy is */
 }
 
 /* Where the sequence's state in a pool is; the pool: GDN_PREFILL_... */

@@ -159,24 +159,28 @@ def gpu_cell(r, prefix=""):
 
 
 def gpu_table_of(path):
-    """A column for ours and for each peer, each with its newest line; what peers refused."""
+    """A column for ours and for each peer, each with its newest line, and for the commit of ours,
+    or in brackets another one; what peers refused."""
     rows, peers, why = {}, {}, {}
     runs = [json.loads(text) for text in path.read_text().splitlines()]
     for r in runs:
         row = rows.setdefault(describe_gpu(r), {})
-        row["ours"] = gpu_cell(r)
+        row["ours"], row["commit"] = gpu_cell(r), r["commit"][:7]
         if "peer" in r:
             peers[r["peer"]] = r["peer_commit"]
-            row[r["peer"]] = gpu_cell(r, "peer_")
+            row[r["peer"]] = gpu_cell(r, "peer_"), r["commit"][:7]
             if "peer_refused" in r:
                 why[f"{r['peer']}: {r['peer_refused']}"] = True
     seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}, {r['built_with']}"
                    for r in runs})
-    heads = ["", "ours", *(f"{peer} {version}" for peer, version in peers.items())]
+    heads = ["", "ours", *(f"{peer} {version}" for peer, version in peers.items()), "commit"]
     lines = [f"### {path.stem}", "", *seen, "", f"| {' | '.join(heads)} |"]
     lines += ["|---" * len(heads) + "|"]
     for name, row in rows.items():
-        lines.append(f"| {name} | {' | '.join(row.get(p, '') for p in ('ours', *peers))} |")
+        cells = [row["ours"]]
+        for text, commit in (row.get(peer, ("", row["commit"])) for peer in peers):
+            cells.append(text if commit == row["commit"] else f"{text} ({commit})")
+        lines.append(f"| {name} | {' | '.join([*cells, row['commit']])} |")
     return [*lines, "", *(["Refused. " + "; ".join(why) + ".", ""] if why else [])]
 
 

@@ -28,14 +28,9 @@ enum { N_FORMS = sizeof forms / sizeof *forms };
 /* Hopper, where the planner believes what a form needs; NULL: another device. */
 static gdn_ctx *open_for(const struct form *f)
 {
-    gdn_ctx *ctx = ring2_on_device() ? ring2_ctx(1) : NULL;
-    if (!ctx || ctx->cuda->capability != 90) {
-        ring2_skip("on Hopper");
-        return NULL;
-    }
-    ctx->cuda->sm_count  = f->sm_count;
-    ctx->cuda->cut.first = f->first;
-    ctx->cuda->cut.each  = f->each;
+    gdn_ctx *ctx = ring2_hopper(f->first, f->each);
+    if (!ctx) return NULL;
+    ctx->cuda->sm_count = f->sm_count;
     memset(&ctx->cuda->planned, 0, sizeof ctx->cuda->planned);
     return ctx;
 }

@@ -30,13 +30,7 @@ enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 /* A context that cuts whole sequences into segments of 64 tokens, if so; NULL: no Hopper. */
 static gdn_ctx *hopper(bool cuts)
 {
-    gdn_ctx *ctx = ring2_on_device() ? ring2_ctx(1) : NULL;
-    if (!ctx || ctx->cuda->capability != 90) {
-        ring2_skip("on Hopper");
-        return NULL;
-    }
-    ctx->cuda->cut.first = ctx->cuda->cut.each = cuts ? 64 : 0;
-    return ctx;
+    return ring2_hopper(cuts ? 64 : 0, cuts ? 64 : 0);
 }
 
 static void call(gdn_ctx *ctx, const gdn_rule_args *a, bool cuts)

@@ -27,19 +27,6 @@ static const struct shape {
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 #define FOR_EACH_SHAPE(s) for (const struct shape *s = shapes; s < shapes + N_SHAPES; s++)
 
-/* A context that cuts; NULL: no device here does. */
-static gdn_ctx *cutting(int64_t first, int64_t each)
-{
-    gdn_ctx *ctx = ring2_on_device() ? ring2_ctx(1) : NULL;
-    if (!ctx || ctx->cuda->capability != 90) {
-        ring2_skip("on Hopper");
-        return NULL;
-    }
-    ctx->cuda->cut.first = first;
-    ctx->cuda->cut.each  = each;
-    return ctx;
-}
-
 static void expect_cut(gdn_ctx *ctx, bool cut)
 {
     CHECK(!strstr(gdn_last_kernel(ctx), "segments") == !cut, "%s", gdn_last_kernel(ctx));
@@ -72,7 +59,7 @@ static void agrees_with_float64(void)
     static const int     counts[]     = { 1, 6, 3 };
     FOR_EACH_SHAPE(s) for (int i = 0; i < 3 && !ring2_failed(); i++)
     {
-        gdn_ctx *ctx = cutting(s->first, s->each);
+        gdn_ctx *ctx = ring2_hopper(s->first, s->each);
         if (!ctx) return;
         const gdn_rule_args a = packed(s, counts[i], lengths[i]);
         ring2_rule_inputs(&a, s->norm == GDN_NORM_NONE, i ? -0.1 : -0.01);
@@ -88,7 +75,7 @@ static void masked_rows(void)
     enum { T = 400 };
     static const int     heads[3] = { 2, 2, 4 };
     static const int64_t start[3] = { 0, 70, 333 }, count[3] = { T, 330, 60 };
-    gdn_ctx             *ctx      = cutting(128, 64);
+    gdn_ctx             *ctx      = ring2_hopper(128, 64);
     gdn_batch            t        = gdn_batch_init();
     if (!ctx) return;
     gdn_rule_args a = ring2_rule_args(GDN_BF16, GDN_F32, 3 * T, 3, heads, 128, 128), before;
@@ -120,7 +107,7 @@ static void masked_rows(void)
 static void where_the_planner_cuts(void)
 {
     static const int heads[3] = { 1, 1, 1 };
-    gdn_ctx         *ctx      = cutting(0, 0);
+    gdn_ctx         *ctx      = ring2_hopper(0, 0);
     if (!ctx) return;
     gdn_rule_args a = ring2_rule_args(GDN_BF16, GDN_F32, 6000, 1, heads, 128, 128);
     ring2_rule_inputs(&a, true, -0.001); /* with stronger gates M is 0 to float32 */
@@ -140,7 +127,7 @@ static void one_among_many(void)
     static const int heads[3] = { 1, 1, 1 };
     int64_t          lengths[B];
     gdn_batch       *batch;
-    gdn_ctx         *ctx = cutting(0, 0);
+    gdn_ctx         *ctx = ring2_hopper(0, 0);
     if (!ctx) return;
     for (int i = 0; i < B; i++) lengths[i] = i == 7 ? LONG : SHORT + i % 3;
     gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, B, lengths, heads, 16, 16, &batch);
@@ -164,7 +151,7 @@ static void whatever_is_said(void)
     static const int     heads[3]  = { 1, 1, 1 }, said[] = { 1, 4000, 12000, INT32_MAX };
     static const int64_t lengths[] = { 300, 10000, 0, 65, 5000 };
     gdn_batch           *batch;
-    gdn_ctx             *ctx = cutting(0, 0);
+    gdn_ctx             *ctx = ring2_hopper(0, 0);
     if (!ctx) return;
     gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 5, lengths, heads, 72, 16, &batch);
     ring2_rule_inputs(&a, true, -0.001);
@@ -188,7 +175,7 @@ static void whatever_is_said(void)
 static void states_of_8_bits(void)
 {
     static const int64_t lengths[] = { 500, 130 };
-    gdn_ctx             *ctx       = cutting(64, 128);
+    gdn_ctx             *ctx       = ring2_hopper(64, 128);
     if (!ctx) return;
     const gdn_tensor pool = ring2_new(GDN_E4M3, 0, 4, 2, 4, 128, 128);
     const gdn_tensor scales = ring2_new(GDN_F32, 0, 3, 2, 4, 128, 0);
@@ -212,7 +199,7 @@ static void checkpoints(void)
     static const int64_t one[] = { T };
     FOR_EACH_SHAPE(s)
     {
-        gdn_ctx  *ctx = cutting(s->first, s->each);
+        gdn_ctx  *ctx = ring2_hopper(s->first, s->each);
         gdn_batch t   = gdn_batch_init();
         if (!ctx) return;
         if (s->layout == GDN_STATE_KV) continue;
@@ -275,7 +262,7 @@ static void where_it_stops(void)
     };
     for (size_t i = 0; i < 4 * sizeof cases / sizeof *cases; i++) {
         const size_t  n   = i / 4;
-        gdn_ctx      *ctx = cutting(STOP_FIRST, STOP_EACH);
+        gdn_ctx      *ctx = ring2_hopper(STOP_FIRST, STOP_EACH);
         const bool    off = i % 4 / 2;
         if (!ctx) return;
         gdn_rule_args a     = stopping(i % 2 ? GDN_F16 : GDN_BF16, cases[n].norm);
@@ -325,7 +312,7 @@ static void stops_agree_with_float64(void)
     FOR_EACH_SHAPE(s) for (int i = 0; i < 2 && !ring2_failed(); i++)
     {
         if (s->norm == GDN_NORM_NONE) continue;
-        gdn_ctx *ctx = cutting(64, 256 + 256 * i);
+        gdn_ctx *ctx = ring2_hopper(64, 256 + 256 * i);
         if (!ctx) return;
         gdn_rule_args a = packed(s, 1 + i, lengths[i]);
         mixed_gates(&a, ring2_count(&a.g) / 4);
@@ -343,7 +330,7 @@ static void what_is_missing(void)
 {
     for (int i = 0; i < 4; i++) {
         const double bits = i % 2 ? 25.1 : 24.9;
-        gdn_ctx     *ctx  = cutting(STOP_FIRST, STOP_EACH);
+        gdn_ctx     *ctx  = ring2_hopper(STOP_FIRST, STOP_EACH);
         if (!ctx) return;
         gdn_rule_args    a      = stopping(GDN_BF16, GDN_NORM_L2);
         const gdn_tensor before = ring2_clone(&a.state);
@@ -370,7 +357,7 @@ static void the_flag_alone(void)
     static const int64_t one[] = { 1200 };
     FOR_EACH_SHAPE(s)
     {
-        gdn_ctx *ctx = cutting(64, 512);
+        gdn_ctx *ctx = ring2_hopper(64, 512);
         if (!ctx) return;
         gdn_rule_args a = packed(s, 1, one);
         ring2_fill(&a.g, s->norm == GDN_NORM_NONE ? -3 : -0.05, 0);
@@ -390,7 +377,7 @@ static void G3_repeat(void)
     static const int64_t lengths[] = { 1000, 1, 333 };
     FOR_EACH_SHAPE(s)
     {
-        gdn_ctx *ctx = cutting(s->first, s->each);
+        gdn_ctx *ctx = ring2_hopper(s->first, s->each);
         if (!ctx) return;
         gdn_rule_args a = packed(s, 3, lengths), first = ring2_rule_clone(&a);
         call(ctx, &first);
@@ -409,7 +396,7 @@ static void G2_batch_invariant(void)
 {
     static const int     heads[3]  = { 1, 1, 2 };
     static const int64_t lengths[] = { 4100, 70, 300 };
-    gdn_ctx             *ctx       = cutting(0, 0);
+    gdn_ctx             *ctx       = ring2_hopper(0, 0);
     if (!ctx) return;
     gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 3, lengths, heads, 128, 128, NULL);
     gdn_rule_args alone = ring2_rule_slice(&a, 0, lengths[0]);
@@ -437,7 +424,7 @@ static void G7_forgets(void)
     static const int64_t one[] = { T }, gates[] = { 0, 63, 64, 200, 255, 256, 500, 699 };
     FOR_EACH_SHAPE(s) for (int i = 0; i < 8; i++)
     {
-        gdn_ctx *ctx = cutting(s->first, s->each);
+        gdn_ctx *ctx = ring2_hopper(s->first, s->each);
         if (!ctx) return;
         gdn_rule_args a = packed(s, 1, one), clean = ring2_rule_clone(&a);
         for (int h = 0; h < H; h++) ring2_set(&a.g, gates[i] * H + h, -INFINITY);
@@ -460,7 +447,7 @@ static void G9_every_bit_stays(void)
     static const int64_t one[] = { 700 };
     FOR_EACH_SHAPE(s)
     {
-        gdn_ctx *ctx = cutting(s->first, s->each);
+        gdn_ctx *ctx = ring2_hopper(s->first, s->each);
         if (!ctx) return;
         gdn_rule_args a = packed(s, 1, one);
         if (s->state == GDN_F32) ring2_set(&a.state, 5, NAN);
@@ -477,7 +464,7 @@ static void G9_every_bit_stays(void)
 static void G13_workspace(void)
 {
     static const int64_t lengths[] = { 63, 64, 65, 700, 0, 129 };
-    gdn_ctx             *ctx       = cutting(64, 64);
+    gdn_ctx             *ctx       = ring2_hopper(64, 64);
     if (!ctx) return;
     gdn_rule_args a = packed(&shapes[0], 6, lengths);
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &a.workspace_bytes),
@@ -498,7 +485,7 @@ static void G6_lengths_that_overlap(void)
     static const int32_t wrong[B + 1] = { 0, N, 0, N, 0, N, 0 };
     FOR_EACH_SHAPE(s)
     {
-        gdn_ctx *ctx = cutting(s->first, s->each);
+        gdn_ctx *ctx = ring2_hopper(s->first, s->each);
         if (!ctx) return;
         gdn_rule_args a = packed(s, B, lengths);
         memcpy(a.batch->cu_seqlens.data, wrong, sizeof wrong);

@@ -6,6 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ctx.h"
+#include "cuda/launch.h"
+#include "ring2.h"
+
 static struct {
     bool asked, on;
     int (*init)(unsigned);
@@ -59,6 +63,18 @@ bool ring2_on_device(void)
         if (cu.on) open_driver();
     }
     return cu.on;
+}
+
+gdn_ctx *ring2_hopper(int64_t first, int64_t each)
+{
+    gdn_ctx *ctx = ring2_on_device() ? ring2_ctx(1) : NULL;
+    if (!ctx || ctx->cuda->capability != 90) {
+        ring2_skip("on Hopper");
+        return NULL;
+    }
+    ctx->cuda->cut.first = first;
+    ctx->cuda->cut.each  = each;
+    return ctx;
 }
 
 void ring2_device_map(void *pages, size_t bytes)

@@ -11,8 +11,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "gdn.h"
+
 /* Do the contexts of ring2_ctx() compute on a GPU? */
 bool ring2_on_device(void);
+
+/* A context on Hopper, which cuts sequences into segments of so many tokens (first 0: as the
+ * planner wants them); NULL, and the test is skipped: no device, or another one. */
+gdn_ctx *ring2_hopper(int64_t first, int64_t each);
 
 /* Maps whole pages, and back. */
 void ring2_device_map(void *pages, size_t bytes);

@@ -26,9 +26,7 @@
 
 #endif
 
-enum { CHIPS_all = 0, CHIPS_sm_90a = 90 };
-
 const struct gdn_image gdn_images[GDN_N_IMAGES] = {
-#define GDN_IMAGE(name, chips) { #name, CHIPS_##chips, FATBIN(name) },
+#define GDN_IMAGE(name, chips) { #name, GDN_CHIPS_##chips, FATBIN(name) },
 #include "kernels.def"
 };

@@ -12,9 +12,12 @@ enum gdn_image_id {
     GDN_N_IMAGES
 };
 
+/* What kernels.def says of chips: a compute capability, 10 major + minor; 0: all. */
+enum { GDN_CHIPS_all = 0, GDN_CHIPS_sm_90a = 90 };
+
 struct gdn_image {
     const char *name;
-    int         only;   /* the compute capability that it is for, 10 major + minor; 0: all */
+    int         only;   /* GDN_CHIPS_... */
     const void *fatbin; /* NULL: this build has no device code */
 };
 extern const struct gdn_image gdn_images[GDN_N_IMAGES];

@@ -212,7 +212,7 @@ GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask r
 }
 
 /* Until lengths of keys and queries of chunk c, which are among its gates, have been copied to the other block:
- * its state has had done with T then, or this block's could not have been made for a later chunk. */
+ * that has freed the place of T of chunk c, which comes with them, once T of the next chunk there is made. */
 GDN_DEVICE void wait_lengths(const struct hopper_block &b, int c)
 {
     if (HOPPER_BLOCKS == 2 && c >= 0 && b.is_own(c) && b.r.norm != GDN_NORM_NONE)

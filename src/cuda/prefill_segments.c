@@ -8,8 +8,8 @@
  * First segments run in clusters, or as the whole batch would where nothing is known of lengths;
  * beside them, on the multiprocessors that these leave free, go M and U of the segments between
  * first and last. So the first one is longer or shorter than the others, such that both are done at
- * once. Small heads (prefill_hopper_small.cu) have one form, of
- * one block, for whole sequences and for all segments.
+ * once. Small heads (prefill_hopper_small.cu) have one form, of one block, for whole sequences and
+ * for all segments.
  *
  * Most summaries may be brief (prefill_hopper_tail.cuh), but whether they are follows from gates,
  * which nobody reads here. So where they may be, that counts as twice as likely as not.

@@ -3,9 +3,7 @@
  * fake_cuda.c none; it looks whether an image begins as a fat binary does. */
 #include "cuda/images.h"
 
-enum { CHIPS_all = 0, CHIPS_sm_90a = 90 };
-
 const struct gdn_image gdn_images[GDN_N_IMAGES] = {
-#define GDN_IMAGE(name, chips) { #name, CHIPS_##chips, "\x50\xed\x55\xba" },
+#define GDN_IMAGE(name, chips) { #name, GDN_CHIPS_##chips, "\x50\xed\x55\xba" },
 #include "cuda/kernels.def"
 };

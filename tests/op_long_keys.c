@@ -8,8 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "ctx.h"
-#include "cuda/launch.h"
 #include "ring2_device.h"
 #include "ring2_rule.h"
 

@@ -9,7 +9,6 @@
 #include <math.h>
 
 #include "ctx.h"
-#include "ring2_device.h"
 #include "ring2_rule.h"
 
 enum { H = 4 };
@@ -65,9 +64,6 @@ static gdn_rule_args take(int i, int n, const int64_t *lengths)
 }
 enum { N_CALLS = 2 * N_GATES * 4 };
 
-/* From a call to the next: a CPU divides nothing by gates, and has some of each kind. */
-static int step(void) { return ring2_on_device() ? 1 : 5; }
-
 /* Key of token t, head h, times f. */
 static void scale_key(const gdn_rule_args *a, int64_t t, int h, double f)
 {
@@ -75,45 +71,36 @@ static void scale_key(const gdn_rule_args *a, int64_t t, int h, double f)
     for (int64_t i = first; i < first + K; i++) ring2_set(&a->k, i, f * ring2_get(&a->k, i));
 }
 
-static void agrees_with_float64(void)
+static void agrees_with_float64(int i)
 {
-    for (int i = 0; i < N_CALLS && !ring2_failed(); i += step()) {
-        gdn_rule_args a = take(i, N_COUNTS, counts);
-        ring2_rule_check(ring2_ctx(1), &a, false);
-        ring2_free();
-    }
+    gdn_rule_args a = take(i, N_COUNTS, counts);
+    ring2_rule_check(ring2_ctx(1), &a, false);
 }
 
 /* With a norm: keys of any length, of none, and in some chunks 2^24 apart; f16, where keys are
  * scaled before anything is made of them: 2^10, and none of none, as then outputs are of what P has
  * below f16. */
-static void lengths_of_keys(void)
+static void lengths_of_keys(int i)
 {
-    for (int i = 0; i < N_CALLS && !ring2_failed(); i += step()) {
-        gdn_rule_args a = take(i, 2, counts + 1);
-        a.norm          = GDN_NORM_L2;
-        a.norm_eps      = 1e-6;
-        for (int64_t t = 0; t < a.k.size[0]; t++)
-            for (int h = 0; h < heads[1]; h++) {
-                const int e = t % 64 == 40 && t > 100 ? (i % 2 ? 10 : 24) : (int)(t * 5 + h) % 7;
-                scale_key(&a, t, h, t % 17 == 3 && i % 2 == 0 ? 0 : ldexp(1, e));
-            }
-        ring2_rule_check(ring2_ctx(1), &a, false);
-        ring2_free();
-    }
+    gdn_rule_args a = take(i, 2, counts + 1);
+    a.norm          = GDN_NORM_L2;
+    a.norm_eps      = 1e-6;
+    for (int64_t t = 0; t < a.k.size[0]; t++)
+        for (int h = 0; h < heads[1]; h++) {
+            const int e = t % 64 == 40 && t > 100 ? (i % 2 ? 10 : 24) : (int)(t * 5 + h) % 7;
+            scale_key(&a, t, h, t % 17 == 3 && i % 2 == 0 ? 0 : ldexp(1, e));
+        }
+    ring2_rule_check(ring2_ctx(1), &a, false);
 }
 
 /* V, and the state, near the end of the dtype's numbers. */
-static void far_values(void)
+static void far_values(int i)
 {
-    for (int i = 0; i < N_CALLS && !ring2_failed(); i += step()) {
-        const double  f = i % 2 ? 0x1p8 : 0x1p90;
-        gdn_rule_args a = take(i, 2, counts + 1);
-        scale_by(&a.v, f);
-        scale_by(&a.state, f);
-        ring2_rule_check(ring2_ctx(1), &a, false);
-        ring2_free();
-    }
+    const double  f = i % 2 ? 0x1p8 : 0x1p90;
+    gdn_rule_args a = take(i, 2, counts + 1);
+    scale_by(&a.v, f);
+    scale_by(&a.state, f);
+    ring2_rule_check(ring2_ctx(1), &a, false);
 }
 
 /* ---- To the bit ---- */
@@ -126,65 +113,59 @@ static void call(const gdn_rule_args *a)
 }
 
 /* Outputs and states of a call's first tokens are those of a call of these alone. */
-static void later_tokens(void)
+static void later_tokens(int i)
 {
     enum { T = 200, EVERY = 24, N = T / EVERY };
     int64_t length = T, cu[] = { 0, T };
-    for (int i = 0; i < N_CALLS && !ring2_failed(); i += step()) {
-        gdn_rule_args       a = take(i, 1, &length);
-        const gdn_rule_args before = ring2_rule_clone(&a);
-        gdn_batch           t = gdn_batch_init();
-        t.cu_seqlens       = ring2_indices(GDN_I64, 2, cu);
-        t.checkpoint_every = EVERY;
-        a.batch            = &t;
-        a.checkpoints = ring2_new(GDN_F32, 0, 4, N, H, (int)a.v.size[2], (int)a.k.size[2]);
-        call(&a);
-        for (int c = 0; c < N && !ring2_failed(); c++) {
-            gdn_rule_args    part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
-            const gdn_tensor got  = ring2_narrow(&a.checkpoints, 0, c, 1);
-            const gdn_tensor out  = ring2_narrow(&a.out, 0, 0, (c + 1) * EVERY);
-            part.state            = before.state;
-            part                  = ring2_rule_clone(&part);
-            call(&part);
-            ring2_expect_bits("out", &out, &part.out);
-            ring2_expect_bits("checkpoint", &got, &part.state);
-        }
-        ring2_free();
+    gdn_rule_args       a = take(i, 1, &length);
+    const gdn_rule_args before = ring2_rule_clone(&a);
+    gdn_batch           t = gdn_batch_init();
+    t.cu_seqlens       = ring2_indices(GDN_I64, 2, cu);
+    t.checkpoint_every = EVERY;
+    a.batch            = &t;
+    a.checkpoints = ring2_new(GDN_F32, 0, 4, N, H, (int)a.v.size[2], (int)a.k.size[2]);
+    call(&a);
+    for (int c = 0; c < N && !ring2_failed(); c++) {
+        gdn_rule_args    part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
+        const gdn_tensor got  = ring2_narrow(&a.checkpoints, 0, c, 1);
+        const gdn_tensor out  = ring2_narrow(&a.out, 0, 0, (c + 1) * EVERY);
+        part.state            = before.state;
+        part                  = ring2_rule_clone(&part);
+        call(&part);
+        ring2_expect_bits("out", &out, &part.out);
+        ring2_expect_bits("checkpoint", &got, &part.state);
     }
 }
 
 /* Alone, and among so many that a device goes another way. */
-static void G2_many_mates(void)
+static void G2_many_mates(int i)
 {
     enum { MANY = 25 };
     int64_t lengths[MANY];
     for (int j = 0; j < MANY; j++) lengths[j] = counts[j % N_COUNTS];
-    for (int i = 0; i < N_CALLS && !ring2_failed(); i += step()) {
-        gdn_rule_args a = take(i, MANY, lengths), all = ring2_rule_clone(&a);
-        int64_t       first = 0;
-        call(&all);
-        for (int j = 0; j < 4; first += lengths[j++]) {
-            gdn_rule_args    alone = ring2_rule_slice(&a, first, lengths[j]);
-            gdn_rule_args    want  = ring2_rule_slice(&all, first, lengths[j]);
-            const gdn_tensor to    = ring2_narrow(&all.state, 0, j, 1);
-            alone.state            = ring2_narrow(&a.state, 0, j, 1);
-            alone                  = ring2_rule_clone(&alone);
-            call(&alone);
-            ring2_expect_bits("out", &alone.out, &want.out);
-            ring2_expect_bits("state", &alone.state, &to);
-        }
-        ring2_free();
+    gdn_rule_args a = take(i, MANY, lengths), all = ring2_rule_clone(&a);
+    int64_t       first = 0;
+    call(&all);
+    for (int j = 0; j < 4; first += lengths[j++]) {
+        gdn_rule_args    alone = ring2_rule_slice(&a, first, lengths[j]);
+        gdn_rule_args    want  = ring2_rule_slice(&all, first, lengths[j]);
+        const gdn_tensor to    = ring2_narrow(&all.state, 0, j, 1);
+        alone.state            = ring2_narrow(&a.state, 0, j, 1);
+        alone                  = ring2_rule_clone(&alone);
+        call(&alone);
+        ring2_expect_bits("out", &alone.out, &want.out);
+        ring2_expect_bits("state", &alone.state, &to);
     }
 }
 
 int main(int argc, char **argv)
 {
-    static const struct ring2_test tests[] = {
-        { "agrees with float64", agrees_with_float64 },
-        { "lengths of keys", lengths_of_keys },
-        { "far values", far_values },
-        { "later tokens", later_tokens },
-        { "G2 many batch mates", G2_many_mates },
+    static const struct ring2_cases tests[] = {
+        { "agrees with float64", agrees_with_float64, N_CALLS },
+        { "lengths of keys", lengths_of_keys, N_CALLS },
+        { "far values", far_values, N_CALLS },
+        { "later tokens", later_tokens, N_CALLS },
+        { "G2 many batch mates", G2_many_mates, N_CALLS },
     };
-    return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
+    return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

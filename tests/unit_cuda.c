@@ -357,6 +357,44 @@ static void test_far(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* One token of states in slots: few sequences and many (of 132 multiprocessors), states of the
+ * inputs' dtype and others, no slots. */
+static void test_slots(void)
+{
+    enum { H = 2, D = 128 };
+    static const struct {
+        int64_t     B;
+        int32_t     dtype, state;
+        bool        slots;
+        const char *kernel;
+    } calls[] = {
+        { 1, GDN_BF16, GDN_BF16, true, "decode: gdn_decode_one_slots_BF16_BF16_128" },
+        { 528, GDN_F16, GDN_F16, true, "decode: gdn_decode_one_slots_F16_F16_128" },
+        { 529, GDN_BF16, GDN_BF16, true, "decode: gdn_decode_one_vk_BF16_BF16_128" },
+        { 1, GDN_BF16, GDN_BF16, false, "decode: gdn_decode_one_vk_BF16_BF16_128" },
+        { 1, GDN_BF16, GDN_F32, true, "decode: gdn_decode_one_vk_F32_BF16_128" },
+    };
+    char    *at  = (char *)((uintptr_t)1 << 44);
+    gdn_ctx *ctx = hopper_ctx();
+    if (!ctx) return;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const int64_t B = calls[i].B;
+        gdn_rule_args a = gdn_rule_args_init();
+        gdn_batch     b = gdn_batch_init();
+        gdn_tensor *rows[4] = { &a.q, &a.k, &a.v, &a.out };
+        for (int t = 0; t < 4; t++)
+            *rows[t] = gdn_dense(at + ((int64_t)t << 40), calls[i].dtype, 4, B, 1, H, D);
+        a.state      = gdn_dense(at + ((int64_t)5 << 40), calls[i].state, 4, B, H, D, D);
+        if (calls[i].slots)
+            b.read_slots = gdn_dense(at + ((int64_t)6 << 40), GDN_I32, 1, B, 0, 0, 0);
+        a.batch = &b;
+        ring2_status(ctx, "the call", gdn_decode(ctx, &a), GDN_OK);
+        CHECK(!strcmp(gdn_last_kernel(ctx), calls[i].kernel), "call %d: %s", (int)i,
+              gdn_last_kernel(ctx));
+    }
+    gdn_ctx_destroy(ctx);
+}
+
 /* A convolution of no channels: nothing is launched, for one token of each row and for many. */
 static void test_no_channels(void)
 {
@@ -469,6 +507,7 @@ int main(int argc, char **argv)
         { "prefill on Hopper in segments", test_segments },
         { "decode: no warp beyond V", test_columns },
         { "decode: steps beyond 32 bits", test_far },
+        { "decode: slots of few sequences", test_slots },
         { "conv1d: no channels", test_no_channels },
         { "chunk_cumsum: more heads than 2^31", test_many_heads },
         { "cuda: any strides where there are no steps", test_any_strides },

@@ -7,6 +7,7 @@
 #define GDN_CUDA_CHUNK_CUH
 
 #include "io.cuh"
+#include "ptx_parts.cuh"
 
 GDN_DEVICE int float_bytes(int dtype) { return dtype == GDN_F32 ? 4 : 2; }
 
@@ -16,6 +17,11 @@ GDN_DEVICE uint32_t load_bits(const void *data, int64_t element, int dtype, bool
     const bool word = dtype == GDN_F32;
     return ld_b32_b16((const char *)data + element * float_bytes(dtype), there && word,
                       there && !word);
+}
+/* The same of a dtype that the compiler does not know, so that loads behind it do not wait (ptx_parts.cuh). */
+GDN_DEVICE uint32_t load_parts(const void *data, int64_t element, int dtype, bool there = true)
+{
+    return ld_4_or_2((const char *)data + element * float_bytes(dtype), there ? float_bytes(dtype) : 0);
 }
 GDN_DEVICE float bits_to_f32(uint32_t x, int dtype)
 {

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_decode of one token of each sequence and of up to four, as kernels of their own take them
- * (decode_one.cuh, decode_packed.cuh, decode_four.cuh).
+ * (decode_one.cuh, decode_slots.cuh, decode_packed.cuh, decode_four.cuh).
  */
 #include "decode.h"
 
 /* Value columns of a block: so many of states whose rows are k, else elements of so many bytes. */
-enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32, PACKED_K = 128, FOUR_K = 128 };
+enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32, SLOTS_K = 128, PACKED_K = 128, FOUR_K = 128 };
+
+/* So many blocks of a multiprocessor are few (docs/cuda-speed.md). */
+enum { SLOTS_BLOCKS = 64 };
 
 /* What a sequence of one token and a head have there; as warps see it. */
 static struct gdn_cu_at at_of(const struct gdn_cu_near *r, bool packed)
@@ -104,6 +107,12 @@ struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gd
 {
     const bool packed = a->cu_seqlens.data;
     return (struct gdn_cu_one){
+        .read_slots    = a->read_slots.data,
+        .write_slots   = a->write_slots.data,
+        .read_step     = (int32_t)a->read_slots.stride[0],
+        .write_step    = (int32_t)a->write_slots.stride[0],
+        .read_pool     = a->read_pool,
+        .write_pool    = a->write_pool,
         .from          = at_pool(&a->from),
         .to            = at_pool(&a->to),
         .k             = at_of(&a->k, packed),
@@ -129,12 +138,6 @@ struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gd
         .norm_eps      = a->norm_eps,
         .scale         = a->scale,
         .bound         = a->bound,
-        .read_slots    = a->read_slots.data,
-        .write_slots   = a->write_slots.data,
-        .read_step     = (int32_t)a->read_slots.stride[0],
-        .write_step    = (int32_t)a->write_slots.stride[0],
-        .read_pool     = a->read_pool,
-        .write_pool    = a->write_pool,
         .keep          = a->keep,
     };
 }
@@ -162,6 +165,16 @@ static enum gdn_kernel_id packed_kernel(const struct gdn_pool_view *like, int32_
     return kernels[like->k_first][like->dtype == GDN_F32][io == GDN_F16];
 }
 
+/* Are slots what the call waits for? */
+static bool takes_slots(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                        const struct gdn_cu_warp *a)
+{
+    const struct gdn_pool_view *like = gdn_cuda_like(r);
+    const int64_t blocks = gdn_cuda_sequences(r) * r->H * (r->V / WARP_COLUMNS);
+    return a->read_slots.data && a->read_pool > 0 && r->K == SLOTS_K && like->dtype == r->k.dtype &&
+           !like->k_first && blocks <= (int64_t)SLOTS_BLOCKS * ctx->cuda->sm_count;
+}
+
 /* A block for each of a state's parts. */
 static gdn_status launch_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
                              enum gdn_kernel_id kernel, const void *args, void *stream)
@@ -183,8 +196,13 @@ static gdn_status launch_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_r
 static gdn_status decode_one(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
                              const struct gdn_cu_warp *warp, void *stream)
 {
-    const struct gdn_cu_one a = gdn_cuda_one_args(r, warp);
-    return launch_one(ctx, op, r, one_kernel(gdn_cuda_like(r), r->k.dtype, r->K), &a, stream);
+    static const enum gdn_kernel_id slots[] = { GDN_CU_decode_one_slots_BF16_BF16_128,
+                                                GDN_CU_decode_one_slots_F16_F16_128 };
+    const struct gdn_cu_one         a       = gdn_cuda_one_args(r, warp);
+    const enum gdn_kernel_id        kernel  = takes_slots(ctx, r, warp)
+                                                  ? slots[r->k.dtype == GDN_F16]
+                                                  : one_kernel(gdn_cuda_like(r), r->k.dtype, r->K);
+    return launch_one(ctx, op, r, kernel, &a, stream);
 }
 
 static gdn_status decode_packed(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,

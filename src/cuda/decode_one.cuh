@@ -77,7 +77,11 @@ template <class T> GDN_DEVICE void one_forget(T *x, int n)
 
 /* Where a block's head of its sequence is: the token, the head, slots. */
 struct one_place {
+    enum { LATE = 0 }; /* is the state asked for behind the token? */
     int row, head, from, to;
+
+    /* Does settle() find that it is no padding? */
+    static __device__ __forceinline__ bool real(void) { return true; }
 
     /* The state is looked at. */
     static __device__ __forceinline__ bool fresh(void) { return false; }
@@ -259,6 +263,17 @@ GDN_DEVICE void one_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_cu_
     }
 }
 
+/* The same, the gates, and v of row `own`. */
+template <class Tile>
+GDN_DEVICE void one_fetch_token(uint32_t (&raw)[Tile::C * Tile::E], struct one_gates &gates,
+                                uint32_t &value, const struct gdn_cu_one &a,
+                                const struct one_place &w, int own)
+{
+    one_fetch<Tile>(raw, a, w);
+    one_fetch_gates(gates, a, w);
+    value = ld_b32_b16(one_at(a.v, w.row, one_source(w.head, a.group_v)) + own * 2, false, true);
+}
+
 /* The sums of raw k and q. */
 template <class Tile>
 GDN_DEVICE struct one_factors one_products(const uint32_t (&raw)[Tile::C * Tile::E],
@@ -327,22 +342,24 @@ GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, Place &w, int v)
     enum { LANES = Tile::LANES, C = Tile::C, N = Tile::N };
     const int        lane = threadIdx.x, own = v + one_own<Tile>();
     const int        row = v + lane / LANES, at = lane % LANES * 16;
-    uint32_t         raw[C * Tile::E];
+    uint32_t         raw[C * Tile::E], value;
     struct one_gates gates;
     Tile             tile;
     float            alpha, beta, p, z;
-    char *const      from = one_at(a.from, w.from, w.head) + row * a.from_row + at;
+    if constexpr (Place::LATE) {
+        one_fetch_token<Tile>(raw, gates, value, a, w, own);
+        w.settle(a);
+    }
+    char *const from = one_at(a.from, w.from, w.head) + row * a.from_row + at;
     one_load(tile, from, a.from_row);
     if (!w.template find<Tile::K>(a, v)) return false;
-    one_fetch<Tile>(raw, a, w);
-    one_fetch_gates(gates, a, w);
-    const uint32_t value = ld_b32_b16(one_at(a.v, w.row, one_source(w.head, a.group_v)) + own * 2,
-                                      false, true);
+    if constexpr (!Place::LATE) one_fetch_token<Tile>(raw, gates, value, a, w, own);
     one_expand_gates<Tile::IO>(alpha, beta, gates, a);
     const struct one_factors f = one_commit(tile, raw, a);
     if (__builtin_expect(alpha == 0 || w.fresh(), 0)) one_forget(&tile.S[0][0][0], N * C * 4);
     one_read(p, z, tile);
     const float u = rule_u(beta, one_half<Tile::IO>(value), alpha * f.k * p);
+    if (!w.real()) return false;
     if (a.out.data && lane % (LANES / N) == 0)
         one_store_half<Tile::IO>(one_at(a.out, w.row, w.head) + own * 2,
                                  rule_o(f.kq, alpha * f.q * z, u));

@@ -39,9 +39,6 @@ GDN_DEVICE struct warp_seq warp_read(const struct gdn_cu_warp &a, int row)
     return s;
 }
 
-/* x / n for n's inverse of args.h. */
-GDN_DEVICE int by(int x, uint32_t inverse) { return inverse ? (int)__umulhi(x, inverse) : x; }
-
 /* Token t of a head. */
 GDN_DEVICE char *warp_row(const struct gdn_cu_near &r, const struct warp_seq &s, int t, int head)
 {
@@ -52,7 +49,7 @@ GDN_DEVICE char *warp_row(const struct gdn_cu_near &r, const struct warp_seq &s,
 /* Element i of a vector as it lies there. */
 GDN_DEVICE uint32_t vector_bits(const struct gdn_cu_array &a, int i)
 {
-    return load_bits(a.data, (int64_t)i * (int)a.stride[0], a.dtype, a.data);
+    return load_parts(a.data, (int64_t)i * (int)a.stride[0], a.dtype, a.data);
 }
 
 /* The gates of a token as they lie there. */

@@ -76,8 +76,8 @@ GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_ru
             load_part(f.kq[j], at, io, r.K - first);
     }
     f.v    = load_bits(row_at(r.v, w.seq, t, w.hv), w.column + lane, io, lane < w.n_columns);
-    f.g    = load_bits(row_at(r.g, w.seq, t, w.head), 0, r.g.dtype, r.g.data);
-    f.beta = load_bits(row_at(r.beta, w.seq, t, w.head), 0, r.beta.dtype, r.beta.data);
+    f.g    = load_parts(row_at(r.g, w.seq, t, w.head), 0, r.g.dtype, r.g.data);
+    f.beta = load_parts(row_at(r.beta, w.seq, t, w.head), 0, r.beta.dtype, r.beta.data);
     f.to   = slot_after(r, w.seq, t);
 }
 

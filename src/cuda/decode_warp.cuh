@@ -20,10 +20,10 @@
  *
  * What engines decode most has shorter ways, without GDN_EXACT and on rows of v: up to four tokens
  * of bf16 take tensor cores (decode_mma.cuh), one token on a state of float32 is decode_once.cuh.
- * One token of each sequence is decode_one.cuh; of K = 128 also as many tokens as sequences
- * (decode_packed.cuh) and rows of up to four (decode_four.cuh). Rows of more, and tokens whose
- * states are all kept, are decode_windows.cuh; rows of several, on states whose rows are k,
- * decode_few.cuh.
+ * One token of each sequence is decode_one.cuh, and decode_slots.cuh for a few in slots; of K = 128
+ * also as many tokens as sequences (decode_packed.cuh) and rows of up to four (decode_four.cuh). Rows
+ * of more, and tokens whose states are all kept, are decode_windows.cuh; rows of several, on states
+ * whose rows are k, decode_few.cuh.
  */
 #ifndef GDN_CUDA_DECODE_WARP_CUH
 #define GDN_CUDA_DECODE_WARP_CUH
@@ -252,8 +252,8 @@ GDN_DEVICE void warp_fetch(struct warp_raw<Tile::PARTS * Tile::J> &f, const stru
         load_chunk(f.q[i], q + at * bytes, io, at < w.n_k);
     }
     f.v    = load_bits(w.v + (int64_t)t * a.v.token, 0, io, w.own);
-    f.g    = load_bits(w.g + (int64_t)t * a.g.token, 0, a.g.dtype, a.g.data);
-    f.beta = load_bits(w.beta + (int64_t)t * a.beta.token, 0, a.beta.dtype, a.beta.data);
+    f.g    = load_parts(w.g + (int64_t)t * a.g.token, 0, a.g.dtype, a.g.data);
+    f.beta = load_parts(w.beta + (int64_t)t * a.beta.token, 0, a.beta.dtype, a.beta.data);
 }
 
 /* k and q as the rule uses them, and their product. */

@@ -18,6 +18,7 @@
 #include "chunk.cuh"
 #include "mma.cuh"
 #include "prefill.h"
+#include "ptx_parts.cuh"
 #include "rule.cuh"
 
 typedef unsigned long long token_mask; /* bit t: token t of a chunk */
@@ -79,19 +80,33 @@ template <int chunk> struct raw_gates {
     float                A_log, dt_bias;     /* of the head */
     const char          *next_g, *next_beta; /* of the lane, in the next chunk; NULL: none */
     int                  left;               /* tokens from there on */
+
+    __device__ __forceinline__ bool is_there(int i) const
+    {
+        return left > 32 * i && (chunk % 32 == 0 || threadIdx.x % 32 < chunk);
+    }
 };
 
-/* Those of the chunk; the next will be the one after `each`. Without a branch on the dtype, behind
- * which each load would be awaited. */
+/* Those of the chunk; the next will be the one after `each`. Words at first, all on their way before one is
+ * awaited, which a load of two bytes to the same register does: the first T waits for this, and there are not
+ * registers for both. */
 template <int each, int chunk>
 GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
 {
+    const bool g = raw.next_g && r.g.dtype == GDN_F32, beta = raw.next_beta && r.beta.dtype == GDN_F32;
 #pragma unroll
     for (int i = 0; i < raw.each; i++) {
-        const bool there = raw.left > 32 * i && (chunk % 32 == 0 || threadIdx.x % 32 < chunk);
-        raw.g[i] = load_bits(raw.next_g + 32 * i * r.g.token, 0, r.g.dtype, there && raw.next_g);
-        raw.beta[i] = load_bits(raw.next_beta + 32 * i * r.beta.token, 0, r.beta.dtype,
-                                there && raw.next_beta);
+        raw.g[i] = raw.beta[i] = 0;
+        ld_word(raw.g[i], raw.next_g + 32 * i * r.g.token, g && raw.is_there(i));
+        ld_word(raw.beta[i], raw.next_beta + 32 * i * r.beta.token, beta && raw.is_there(i));
+    }
+    if (__any_sync(0xffffffff, !g || !beta)) {
+#pragma unroll
+        for (int i = 0; i < raw.each; i++) {
+            ld_half(raw.g[i], raw.next_g + 32 * i * r.g.token, !g && raw.next_g && raw.is_there(i));
+            ld_half(raw.beta[i], raw.next_beta + 32 * i * r.beta.token,
+                    !beta && raw.next_beta && raw.is_there(i));
+        }
     }
     if (raw.next_g) raw.next_g += each * chunk * r.g.token;
     if (raw.next_beta) raw.next_beta += each * chunk * r.beta.token;

@@ -172,6 +172,13 @@ static void tell_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
     *told = *c;
 }
 
+static struct gdn_cu_source source_of(const struct gdn_cu_rule *r, int n)
+{
+    if (r->head_map == GDN_HEADS_GROUPED)
+        return (struct gdn_cu_source){ gdn_cuda_inverse(r->H / n), 0 };
+    return (struct gdn_cu_source){ gdn_cuda_inverse(n), n };
+}
+
 /* What has columns that a launch takes; `slice` others are before it. c: the call's. */
 static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                             const struct gdn_cuda_chunks *how, struct gdn_cuda_cut c, int slice,
@@ -179,7 +186,10 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
 {
     const struct gdn_cu_batch   *b = &r->batch;
     struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number,
-                                       .early_stop = may_stop(r, how->wish) };
+                                       .early_stop = may_stop(r, how->wish),
+                                       .source_q = source_of(r, r->Hq),
+                                       .source_k = source_of(r, r->Hk),
+                                       .source_v = source_of(r, r->Hv) };
     const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;
     const enum form later = c.small ? SMALL : c.later_wide ? WIDE : PART;

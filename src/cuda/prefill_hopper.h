@@ -31,17 +31,26 @@ struct gdn_cu_segments {
     int32_t   units;      /* there is room for so many, whatever cu_seqlens says */
 };
 
+/* Where tensors of n heads have state head h: at h / (H / n), or where n is not 0 here at h % n;
+ * inverse: of H / n, or of n (gdn_cuda_inverse()). */
+struct gdn_cu_source {
+    uint32_t inverse;
+    int32_t  n;
+};
+
 /* Tensors as columns, heads, tokens, rows of the batch; a tile is 64 columns of 64 tokens. */
 struct gdn_cu_prefill_hopper {
-    struct gdn_cu_map  q, k, v, out;
-    struct gdn_cu_rule rule;
+    struct gdn_cu_map      q, k, v, out;
+    struct gdn_cu_rule     rule;
     struct gdn_cu_segments cut;
-    int32_t            by_number;  /* as in struct gdn_cu_prefill */
-    int32_t            early_stop; /* of summaries: prefill_hopper_tail.cuh */
-    int32_t            pad[14];
+    int32_t                by_number;  /* as in struct gdn_cu_prefill */
+    int32_t                early_stop; /* of summaries: prefill_hopper_tail.cuh */
+    struct gdn_cu_source   source_q, source_k, source_v;
+    int32_t                pad[8];
 };
 GDN_CU_SIZE(gdn_cu_map, 128);
 GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 48 + 64);
 GDN_CU_SIZE(gdn_cu_segments, 48);
+GDN_CU_SIZE(gdn_cu_source, 8);
 
 #endif

@@ -104,13 +104,14 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
 {
     const struct hopper_block &b = l.b;
     const int c1 = c + 1, c3 = c + HOPPER_K_AHEAD, cq = c + HOPPER_Q_AHEAD, n = b.n_chunks;
+    const int cv = !HOPPER_STACKED || c >= 0 ? c1 : c == -HOPPER_K_AHEAD ? 0 : -1;
     if (c3 < n) load_keys(l, c3);
-    if (c1 >= 0) {
-        b.wait_free(HOPPER_V_FREE, c1);
-        load_tiles(l, b.v(c1), HOPPER_TILE, HOPPER_WIDTH, &b.a.v, b.column(), l.v_head,
-                   HOPPER_V_FULL, c1, HOPPER_WIDTH);
-        if (c1 == l.n_full)
-            clear_tail(l, b.v(c1), HOPPER_TILE, HOPPER_WIDTH, HOPPER_V_FULL, c1,
+    if (cv >= 0 && cv < n) {
+        b.wait_free(HOPPER_V_FREE, cv);
+        load_tiles(l, b.v(cv), HOPPER_TILE, HOPPER_WIDTH, &b.a.v, b.column(), l.v_head,
+                   HOPPER_V_FULL, cv, HOPPER_WIDTH);
+        if (cv == l.n_full)
+            clear_tail(l, b.v(cv), HOPPER_TILE, HOPPER_WIDTH, HOPPER_V_FULL, cv,
                        1 + (HOPPER_WITH_P && !HOPPER_STACKED));
     }
     /* Where blocks take turns at T, those warps see every second phase of Q's three barriers: the next K
@@ -126,12 +127,19 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
     }
 }
 
+/* As source_head(), without a division: the first tile waits for this. */
+GDN_DEVICE int source_of(const struct gdn_cu_source &s, int head)
+{
+    const int quotient = by(head, s.inverse);
+    return s.n ? head - quotient * s.n : quotient;
+}
+
 template <int io> GDN_DEVICE void load_all(const struct hopper_block &b, uint32_t lane)
 {
     const bool                 scaled = io == GDN_F16 && b.r.norm != GDN_NORM_NONE;
-    const struct hopper_loader l = { b, lane, source_head(b.r, b.head, b.r.Hk),
-                                     source_head(b.r, b.head, b.r.Hv),
-                                     source_head(b.r, b.head, b.r.Hq), (int)b.s().first,
+    const struct hopper_loader l = { b, lane, source_of(b.a.source_k, b.head),
+                                     source_of(b.a.source_v, b.head),
+                                     source_of(b.a.source_q, b.head), (int)b.s().first,
                                      (int)b.s().batch, (int)(b.s().n_valid / 64),
                                      scaled ? HOPPER_LANDED : HOPPER_FULL };
 #pragma unroll 1
@@ -227,8 +235,6 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
     raw_gates<64> raw;
     bool          idle = true, forgets = b.n_skipped > 0;
     start_gates(raw, b.r, b.s(), b.head, c);
-    for (int i = c; i < HOPPER_GATES_RING; i += 2) /* where there are no lengths, these stay */
-        if (io == GDN_F16 || !norm) fill_tokens(b.gates(i).k_scale, 1);
 #pragma unroll 1
     for (; c < b.n_chunks; c += 2) {
         float G[2] = {};

@@ -140,6 +140,15 @@ GDN_DEVICE void move_part(hopper_part &x, const struct state_place &p,
     }
 }
 
+/* A warp's share to the L2 cache, where it lies by rows of keys: reading it takes several trips. */
+GDN_DEVICE void prefetch_state(const struct state_place &p, const struct state_part &part)
+{
+    const int   lane = (int)rare_lane(), v = part.v + lane / 2, bytes = p.dtype == GDN_F32 ? 4 : 2;
+    const char *row = p.data + v * p.v_step;
+    if (!p.data || p.k_step != bytes || v >= part.V) return;
+    for (int at = lane % 2 * 128; at < part.K * bytes; at += 256) prefetch(row + at, true);
+}
+
 GDN_DEVICE void read_state(hopper_share &S, const struct state_place &p,
                            const struct state_part &part)
 {

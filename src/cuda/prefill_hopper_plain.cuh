@@ -164,7 +164,9 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
         skip_keys(w, from);
         read_state(S, from, w.part);
     } else {
-        read_state(S, first_place(b), w.part);
+        const struct state_place from = first_place(b);
+        if (HOPPER_STACKED || !HOPPER_CUTS) prefetch_state(from, w.part); /* segments lose by it */
+        read_state(S, from, w.part);
     }
     int c = 0, mark = next_mark(w); /* mark < 0: so many tokens of chunk c have been passed */
     for (;;) {

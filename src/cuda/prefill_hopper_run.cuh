@@ -29,12 +29,15 @@ GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
     return barrier < HOPPER_TAIL ? with_columns * HOPPER_BLOCKS : 1;
 }
 
-/* By a warp. */
-GDN_DEVICE void init_barriers(const struct hopper_block &b)
+/* Every third barrier, by a warp. One lane has them all, by numbers that the compiler knows: lanes with one each
+ * would come one after the other, 90 cycles apart. */
+template <int first> GDN_DEVICE void init_barriers(const struct hopper_block &b)
 {
-    for (int i = threadIdx.x % 32; i < HOPPER_N_BARRIERS; i += 32)
-        mbarrier_init(b.barrier(i), arrivals_of(b, i));
-    mbarrier_init_fence();
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+        for (int i = first; i < HOPPER_N_BARRIERS; i += 3) mbarrier_init(b.barrier(i), arrivals_of(b, i));
+        mbarrier_init_fence();
+    }
 }
 
 /* Zeros for the block's columns of tokens [from, to), counted as row_at() does. */
@@ -88,24 +91,32 @@ GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
     if (lane == 3 && out) prefetch_map(&b.a.out);
 }
 
-/* Zeros where nobody writes, above the diagonal of T and P. By all warps but the first two. */
+/* Zeros where nobody writes, above the diagonal of T and P. By all warps but the first four. */
 GDN_DEVICE void zero_squares(void)
 {
-    for (int i = threadIdx.x - 64; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x - 64)
+    for (int i = threadIdx.x - 128; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x - 128)
         store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
     async_fence();
 }
 
-/* What the kernel reads of the batch, on which all else waits, and beside it what does not. */
-GDN_DEVICE void prepare(struct hopper_block &b)
+/* Lengths of keys, which stay where nobody writes any. By those warps too. */
+template <int io> GDN_DEVICE void fill_lengths(const struct hopper_block &b)
 {
-    const int warp = threadIdx.x / 32;
-    if (warp == 0)
-        find_part(b);
-    else if (warp == 1)
-        prefetch_maps(b), init_barriers(b);
-    else
-        zero_squares();
+    if (io != GDN_F16 && b.r.norm != GDN_NORM_NONE) return;
+    for (int i = threadIdx.x - 128; i < 64 * HOPPER_GATES_RING; i += blockDim.x - 128)
+        b.gates(i / 64).k_scale[i % 64] = 1;
+}
+
+/* What the kernel reads of the batch, on which all else waits, and beside it what does not. */
+template <int io> GDN_DEVICE void prepare(struct hopper_block &b)
+{
+    switch (threadIdx.x / 32) {
+    case 0: find_part(b); break;
+    case 1: init_barriers<0>(b); break;
+    case 2: init_barriers<1>(b); break;
+    case 3: init_barriers<2>(b), prefetch_maps(b); break;
+    default: zero_squares(), fill_lengths<io>(b);
+    }
     __syncthreads();
     b.n_chunks = (int)((b.s().n_valid + 63) / 64);
 }
@@ -141,7 +152,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
                               (int)(cluster / n_slices % a.rule.H), 0, 0 };
     if (HOPPER_CUTS && a.cut.states && !(HOPPER_OUTPUTS && a.cut.later))
         griddepcontrol_launch_dependents();
-    prepare(b);
+    prepare<io>(b);
     if (b.s().n_tokens == 0) { /* both blocks do */
         end_after_others();
         return;

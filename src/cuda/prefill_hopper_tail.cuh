@@ -47,8 +47,8 @@ GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, i
 #pragma unroll
     for (int i = 0; i < TAIL_EACH; i++) { /* all on their way at once */
         const int64_t t = last - i * TAIL_THREADS;
-        g[i]    = load_bits(row_at(r.g, b.s(), t, b.head), 0, r.g.dtype, t >= 0 && r.g.data);
-        beta[i] = load_bits(row_at(r.beta, b.s(), t, b.head), 0, r.beta.dtype, t >= 0 && r.beta.data);
+        g[i]    = load_parts(row_at(r.g, b.s(), t, b.head), 0, r.g.dtype, t >= 0 && r.g.data);
+        beta[i] = load_parts(row_at(r.beta, b.s(), t, b.head), 0, r.beta.dtype, t >= 0 && r.beta.data);
     }
 #pragma unroll
     for (int i = 0; i < TAIL_EACH; i++)
@@ -58,6 +58,7 @@ GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, i
 /* Sums of chunks: of lane l, of the l + 1 chunks before chunk `end`. By all threads. */
 GDN_DEVICE float sum_left(const struct hopper_block &b, int end)
 {
+    static_assert(2 * TAIL_CHUNKS * sizeof(float) <= sizeof(chunk_gates<64>), "fill_lengths() is behind");
     float    *halves = (float *)(gdn_shared + HOPPER_GATES); /* of chunks, the last one first */
     const int thread = threadIdx.x;
     float     x[TAIL_EACH];

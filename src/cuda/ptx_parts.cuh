@@ -25,6 +25,22 @@ GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)
     return low | high << 16;
 }
 
+/* A word or two bytes, if there are; else x stays. */
+GDN_DEVICE void ld_word(uint32_t &x, const void *p, bool there)
+{
+    asm volatile("{\n\t.reg .pred there;\n\tsetp.ne.s32 there, %2, 0;\n\t"
+                 "@there ld.global.b32 %0, [%1];\n\t}"
+                 : "+r"(x)
+                 : "l"(p), "r"((int)there));
+}
+GDN_DEVICE void ld_half(uint32_t &x, const void *p, bool there)
+{
+    asm volatile("{\n\t.reg .pred there;\n\tsetp.ne.s32 there, %2, 0;\n\t"
+                 "@there ld.global.u16 %0, [%1];\n\t}"
+                 : "+r"(x)
+                 : "l"(p), "r"((int)there));
+}
+
 /* Two numbers of 4 or 2 bytes, aligned by 4, or none: zeros. Of 2 bytes they share the first word. */
 GDN_DEVICE void ld_8_or_4(uint32_t (&x)[2], const void *p, int bytes)
 {
@@ -63,6 +79,28 @@ GDN_DEVICE uint32_t ld_b32(const void *p)
 GDN_DEVICE void ld_v2(uint32_t (&x)[2], const void *p)
 {
     asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(p));
+}
+
+/*
+ * Arguments are in lines of 64 bytes, each of which takes some 75 cycles when it is first read, one after the
+ * other. Here all are asked for, 25 cycles apart. await_arguments() waits for them (what they are or'd to makes
+ * no difference), by a branch: what stands before it is asked for before what stands behind, whatever the
+ * assembler thinks of the order.
+ */
+template <class T> GDN_DEVICE uint32_t ask_arguments(const T &a)
+{
+    const uint32_t *word = (const uint32_t *)&a + opaque(0u);
+    uint32_t        all  = 0;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof a / 4); i += 16) all |= word[i];
+    return all;
+}
+GDN_DEVICE void await_arguments(uint32_t all)
+{
+    asm volatile("{\n\t.reg .pred some;\n\tsetp.eq.u32 some, %0, 0x7fc12345;\n\t"
+                 "@some nanosleep.u32 0;\n\t}"
+                 :
+                 : "r"(all));
 }
 
 #endif

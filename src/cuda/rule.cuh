@@ -9,6 +9,9 @@
 /* exp(g) is 0 in float32: the state is not multiplied by it but zeroed (G7). */
 GDN_DEVICE bool gate_forgets(float g) { return g < -104.0f; }
 
+/* x / n for n's inverse of args.h. */
+GDN_DEVICE int by(int x, uint32_t inverse) { return inverse ? (int)__umulhi(x, inverse) : x; }
+
 /* The head of a tensor with n_heads that state head `head` reads. */
 GDN_DEVICE int source_head(const struct gdn_cu_rule &r, int head, int n_heads)
 {

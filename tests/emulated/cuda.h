@@ -178,6 +178,14 @@ GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)
 {
     return ld_b32_b16(p, bytes == 4, bytes == 2);
 }
+GDN_DEVICE void ld_word(uint32_t &x, const void *p, bool there)
+{
+    if (there) x = ld_b32_b16(p, true, false);
+}
+GDN_DEVICE void ld_half(uint32_t &x, const void *p, bool there)
+{
+    if (there) x = ld_b32_b16(p, false, true);
+}
 GDN_DEVICE void ld_8_or_4(uint32_t (&x)[2], const void *p, int bytes)
 {
     ld_v2_b32(x, p, bytes == 4, bytes == 2);
@@ -188,6 +196,8 @@ GDN_DEVICE void ld_flag(uint32_t (&x)[2], const void *p, int bytes)
     x[1] = 0;
     emulated_load(&x[1], p, 4, bytes == 4);
 }
+template <class T> GDN_DEVICE uint32_t ask_arguments(const T &) { return 0; }
+GDN_DEVICE void     await_arguments(uint32_t) {}
 GDN_DEVICE uint32_t ld_b32(const void *p) { return ld_b32_b16(p, true, false); }
 GDN_DEVICE void     ld_v2(uint32_t (&x)[2], const void *p) { ld_v2_b32(x, p, true, false); }
 GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)

@@ -16,7 +16,8 @@ static int64_t n_heads(const gdn_tensor *t) { return t->size[t->ndim - 2]; }
 
 struct head {
     struct oracle_rule rule;
-    double             units; /* the error limit, of the oracle's magnitudes */
+    double             units; /* the error limit, of the oracle's magnitudes; */
+    double             least; /* and of outputs beside that */
     double             times; /* what the usual error may be, of a plain implementation's */
     float              cut;   /* which rounds k, q and S as factors: cut_to(); 0: they are not */
     bool               moves; /* by tensor cores: the usual error is the model's, of 16 bits */
@@ -110,6 +111,9 @@ static double beta_of(const gdn_rule_args *a, int64_t at)
  * up to 16 of them where the recurrence has only their small sum: twice that. What is rounded to
  * 16 bits outweighs all else: there the usual error is the model's, of bfloat16 products the plain
  * recurrence's with such factors, and only the scatter is allowed for: 3 times.
+ *
+ * P of f16 is a multiple of 2^-24 (docs/numerics.md): so much of an output is lost, times |u|, for
+ * which the largest |v| stands.
  */
 static void set_limits(const gdn_rule_args *a, bool prefill, const double *size, int64_t T,
                        struct head *h)
@@ -163,6 +167,9 @@ static void load_head(const gdn_rule_args *a, bool decode, const struct ring2_se
     h->rule.alpha = alpha;
     h->rule.beta  = beta;
     set_limits(a, !decode && !(a->flags & GDN_EXACT), size, s->valid, h);
+    if (!decode && a->q.dtype == GDN_F16 && ring2_on_device())
+        for (int64_t i = 0; i < s->valid * m->V; i++)
+            if (isfinite(h->rule.v[i])) h->least = fmax(h->least, 0x1p-25 * fabs(h->rule.v[i]));
 }
 
 /* Row-major index in a pool of element (j, x) of v and k: [P][H][V][K] or [P][H][K][V]. */
@@ -250,7 +257,7 @@ static void expect_out(struct ring2_rule *m, const struct ring2_sequence *s, int
         for (int64_t j = 0; j < m->V; j++) {
             const int64_t at = ((s->first + i) * m->H + hd) * m->V + j, from = i * m->V + j;
             m->out[at]       = h->rule.o[from];
-            m->out_limit[at] = limit_of(h, h->rule.o_mag[from]);
+            m->out_limit[at] = limit_of(h, h->rule.o_mag[from]) + h->least;
             m->out_noise[at] = h->times * ((double)h->plain_o[from] - h->rule.o[from]);
             m->out_kept[at]  = false;
         }

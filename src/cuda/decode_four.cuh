@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Up to four tokens of each sequence, k, q, v and out of one dtype of 16 bits: the trip to memory of
- * decode_one.cuh with the algebra of decode_mma.cuh. What tokens read of each other is always a
+ * Up to four tokens of each sequence, or more in windows of four, k, q, v and out of one dtype of 16
+ * bits: the trip to memory of decode_one.cuh with the algebra of decode_mma.cuh. What tokens read of each other is always a
  * product of tensor cores; what they read and write of the state is what takes least:
  *
  *   rows      states of float32 whose rows are v, as decode_one.cuh has them: each token's raw k and
@@ -10,7 +10,8 @@
  *             whatever T is; then the tokens are written one by one, and states kept between them.
  *             Tensor cores would need two terms of every element, which costs as much as the sums
  *             of two tokens, and warps of twice the rows. States of 16 bits that are all kept are
- *             gone through in the same way, in float32 from the first token to the last.
+ *             gone through in the same way, in float32 from the first token to the last. More than
+ *             four tokens on states of float32 too (`many`), the state in registers between windows.
  *   products  states of bf16 whose rows are v: all of decode_mma.cuh
  *   columns   states of bf16 whose rows are k, 64 columns a block, 32 rows a warp. Two rows' elements
  *             of a column, side by side in a word, are what products take: from there on it is as
@@ -38,23 +39,23 @@ template <int WORDS, int N> struct four_raw {
     struct one_gates gates;
 };
 
-/* at: where the warp's part of k and q begins, in bytes. own: the lane's first row; the next ones
- * are `step` apart. */
+/* Tokens from `first` on. at: where the warp's part of k and q begins, in bytes. own: the lane's
+ * first row; the next ones are `step` apart. */
 template <int WORDS, int N>
 GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_four &a,
-                           const struct one_place &w, int at, int own, int step)
+                           const struct one_place &w, int at, int own, int step, int first = 0)
 {
     const struct gdn_cu_one &o = a.one;
-    const int   lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int   lane = threadIdx.x % 32, g = lane / 4, t = first + lane % 4, column = first + g / 2;
     const bool  there = t < a.T;
-    const int   now = there ? t : 0; /* what is not there is not used */
-    const char *x = g & 1 ? four_at(o.q, w.row, one_source(w.head, o.group_q), a.q_token, g / 2)
-                          : four_at(o.k, w.row, one_source(w.head, o.group_k), a.k_token, g / 2);
+    const int   now = there ? t : first; /* what is not there is not used */
+    const char *x = g & 1 ? four_at(o.q, w.row, one_source(w.head, o.group_q), a.q_token, column)
+                          : four_at(o.k, w.row, one_source(w.head, o.group_k), a.k_token, column);
     const char *v = four_at(o.v, w.row, one_source(w.head, o.group_v), a.v_token, now) + own * 2;
 #pragma unroll
     for (int i = 0; i < WORDS; i += 4) {
         uint32_t y[4];
-        ld_keep_v4(y, x + at + t * 16 + i * 16, g / 2 < a.T);
+        ld_keep_v4(y, x + at + lane % 4 * 16 + i * 16, column < a.T);
         for (int j = 0; j < 4; j++) raw.x[i + j] = y[j];
     }
     raw.gates.g       = ld_4_or_2(four_at(o.g, w.row, w.head, a.g_token, now), o.g_bytes);
@@ -68,10 +69,10 @@ GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_f
 /* The lane's token, but for what it reads. One that is not there changes nothing. */
 template <int io, int WORDS, int N>
 GDN_DEVICE void four_expand(struct mma_lane<N> &r, const struct four_raw<WORDS, N> &raw,
-                            const struct gdn_cu_four &a)
+                            const struct gdn_cu_four &a, int first = 0)
 {
     one_expand_gates<io>(r.alpha, r.beta, raw.gates, a.one);
-    if ((int)threadIdx.x % 4 >= a.T) r.alpha = 1, r.beta = 0;
+    if (first + (int)threadIdx.x % 4 >= a.T) r.alpha = 1, r.beta = 0;
     for (int n = 0; n < N; n++) r.v[n] = one_half<io>(raw.v[n]), r.u[n] = 0;
 }
 
@@ -86,9 +87,9 @@ GDN_DEVICE struct one_factors four_factors(const float (&G)[4], const struct gdn
 
 template <int io, int N>
 GDN_DEVICE void four_out(const struct mma_lane<N> &r, const struct gdn_cu_four &a,
-                         const struct one_place &w, int own, int step)
+                         const struct one_place &w, int own, int step, int first = 0)
 {
-    const int t = threadIdx.x % 4;
+    const int t = first + threadIdx.x % 4;
     if (!a.one.out.data || t >= a.T) return;
     char *const out = four_at(a.one.out, w.row, w.head, a.out_token, t) + own * 2;
     for (int n = 0; n < N; n++) one_store_half<io>(out + n * step * 2, r.o[n]);
@@ -199,9 +200,9 @@ GDN_DEVICE void four_take(float (&x)[Tile::C][Tile::E], const struct four_shared
 }
 
 /* The slot that the state after the lane's token goes to; negative: nowhere. */
-GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w)
+GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w, int first)
 {
-    const int t = threadIdx.x % 4;
+    const int t = first + threadIdx.x % 4;
     if (!a.one.to.data || t >= a.T) return -1;
     if (!a.each) return t == a.T - 1 ? w.to : -1;
     if (t >= a.n_writes) return -1;
@@ -224,15 +225,15 @@ GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char 
     }
 }
 
-/* The state on through the tokens, and out where it is wanted. */
+/* The state on through n tokens, and out where it is wanted; changed: is it another one by now? */
 template <class Tile>
-GDN_DEVICE void four_write(Tile (&tiles)[Tile::TILES], const struct four_shared &sh,
+GDN_DEVICE void four_write(Tile (&tiles)[Tile::TILES], bool &changed, const struct four_shared &sh,
                            const struct mma_lane<Tile::TILES> &r, const struct gdn_cu_four &a,
-                           const struct one_place &w, int slot, int row, int at, const char *from)
+                           const struct one_place &w, int n, int slot, int row, int at,
+                           const char *from)
 {
-    bool changed = false;
 #pragma unroll 1
-    for (int t = 0; t < a.T; t++) {
+    for (int t = 0; t < n; t++) {
         const float alpha = __shfl_sync(0xffffffff, r.alpha, t);
         const float beta  = __shfl_sync(0xffffffff, r.beta, t);
         const int   to    = __shfl_sync(0xffffffff, slot, t);
@@ -271,8 +272,9 @@ GDN_DEVICE void four_reads(Tile (&tiles)[Tile::TILES], struct mma_lane<Tile::TIL
     }
 }
 
-/* Rows from v on. */
-template <class Tile>
+/* Rows from v on; many: of more than four tokens, a window's asked for while the one before is gone
+ * through. */
+template <class Tile, bool many>
 GDN_DEVICE void four_rows(const struct gdn_cu_four &a, const struct one_place &w, int v)
 {
     enum { LANES = Tile::LANES, IO = Tile::IO, TILES = Tile::TILES };
@@ -280,26 +282,35 @@ GDN_DEVICE void four_rows(const struct gdn_cu_four &a, const struct one_place &w
     __shared__ struct four_shared sh;
     const int lane = threadIdx.x, own = v + one_own<Tile>();
     const int row = v + lane / LANES, at = lane % LANES * 16;
-    float     G[4] = {};
     struct four_raw<FOUR_K / 8, TILES> raw;
     struct mma_lane<TILES>             r;
     Tile                               tiles[TILES];
+    bool                               changed = false;
     char *const from = one_at(a.one.from, w.from, w.head) + row * a.one.from_row + at;
 #pragma unroll
     for (int h = 0; h < TILES; h++)
         one_load(tiles[h], from + h * Tile::ROWS * a.one.from_row, a.one.from_row);
     four_fetch(raw, a, w, 0, own, Tile::ROWS);
-    const int slot = four_slot(a, w);
-    four_share(sh, raw.x);
-    mma_lengths<IO>(G, raw.x);
-    const struct one_factors f = four_factors(G, a.one);
-    four_expand<IO>(r, raw, a);
-    for (int h = 0; h < TILES; h++) r.s[h] = r.z[h] = 0;
 #pragma unroll 1
-    for (int i = 0; i < a.T; i++) four_reads(tiles, r, sh, i, f);
-    mma_recur(r, G, f.k, f.q, a.T, true);
-    four_out<IO>(r, a, w, own, Tile::ROWS);
-    four_write(tiles, sh, r, a, w, slot, row, at, from);
+    for (int first = 0; first < a.T; first += MMA_TOKENS) {
+        float     G[4] = {};
+        const int n    = many ? min(a.T - first, (int)MMA_TOKENS) : a.T;
+        const int slot = four_slot(a, w, first);
+        four_share(sh, raw.x);
+        mma_lengths<IO>(G, raw.x);
+        const struct one_factors f = four_factors(G, a.one);
+        four_expand<IO>(r, raw, a, first);
+        if (many && first + MMA_TOKENS < a.T)
+            four_fetch(raw, a, w, 0, own, Tile::ROWS, first + MMA_TOKENS);
+        for (int h = 0; h < TILES; h++) r.s[h] = r.z[h] = 0;
+#pragma unroll 1
+        for (int i = 0; i < n; i++) four_reads(tiles, r, sh, i, f);
+        mma_recur(r, G, f.k, f.q, n, true);
+        four_out<IO>(r, a, w, own, Tile::ROWS, first);
+        four_write(tiles, changed, sh, r, a, w, n, slot, row, at, from);
+        if (!many) break;
+        __syncwarp(); /* sh has been read */
+    }
 }
 
 /* ---- Products ------------------------------------------------------------------------------- */
@@ -506,7 +517,13 @@ GDN_DEVICE void four_block(const struct gdn_cu_four &a)
 template <int dtype, int io> GDN_DEVICE void decode_four_each(const struct gdn_cu_four &a)
 {
     typedef four_lines<dtype, io> Tile;
-    four_block<Tile::TILES * Tile::ROWS, four_rows<Tile>>(a);
+    four_block<Tile::TILES * Tile::ROWS, four_rows<Tile, false>>(a);
+}
+
+template <int dtype, int io> GDN_DEVICE void decode_four_many(const struct gdn_cu_four &a)
+{
+    typedef four_lines<dtype, io> Tile;
+    four_block<Tile::ROWS, four_rows<Tile, true>>(a);
 }
 
 template <int dtype, int io> GDN_DEVICE void decode_four_vk(const struct gdn_cu_four &a)
@@ -525,6 +542,7 @@ template <int dtype, int io> GDN_DEVICE void decode_four_kv(const struct gdn_cu_
 /* Blocks that an SM is to hold, by measurement. */
 #define FOUR_BLOCKS_vk(dtype) (GDN_##dtype == GDN_F32 ? 24 : 20)
 #define FOUR_BLOCKS_each(dtype) 16
+#define FOUR_BLOCKS_many(dtype) 16
 #define FOUR_BLOCKS_kv(dtype) 6
 
 #define DECODE_FOUR_KERNEL(threads, name, layout, dtype, io, K)                               \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_decode of one token of each sequence and of up to four, as kernels of their own take them
+ * gdn_decode of one token of each sequence and of a few, as kernels of their own take them
  * (decode_one.cuh, decode_slots.cuh, decode_packed.cuh, decode_four.cuh).
  */
 #include "decode.h"
@@ -8,8 +8,9 @@
 /* Value columns of a block: so many of states whose rows are k, else elements of so many bytes. */
 enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32, SLOTS_K = 128, PACKED_K = 128, FOUR_K = 128 };
 
-/* So many blocks of a multiprocessor are few (docs/cuda-speed.md). */
-enum { SLOTS_BLOCKS = 64 };
+/* So many blocks of a multiprocessor are few: of one token in slots, of more than four tokens
+ * (docs/cuda-speed.md). */
+enum { SLOTS_BLOCKS = 64, MANY_BLOCKS = 4 };
 
 /* What a sequence of one token and a head have there; as warps see it. */
 static struct gdn_cu_at at_of(const struct gdn_cu_near *r, bool packed)
@@ -85,12 +86,23 @@ static bool takes_packed(const struct gdn_cu_rule *r, const struct gdn_cu_warp *
            (a->cu_seqlens.data ? a->N == a->B && is_index(&a->cu_seqlens, GDN_I64) : a->T == 1);
 }
 
-/* Rows of up to four tokens; states whose rows are v may all be kept (decode_four.cuh)? */
-static bool takes_four(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+/* May rows of float32 be of more than four tokens? Each costs as much as the one before, so where
+ * blocks do not wait for memory, windows of products are faster. */
+static bool takes_many(const gdn_ctx *ctx, const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    const int64_t columns = ONE_COLUMN_BYTES / 4;
+    return gdn_cuda_like(r)->dtype == GDN_F32 &&
+           (a->each || gdn_cuda_sequences(r) * r->H * (r->V / columns) <=
+                           (int64_t)MANY_BLOCKS * ctx->cuda->sm_count);
+}
+
+/* Rows of up to four tokens, or more; states whose rows are v may all be kept (decode_four.cuh)? */
+static bool takes_four(const gdn_ctx *ctx, const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const struct gdn_pool_view *like = gdn_cuda_like(r);
     return is_one(r, a) && gdn_cuda_is_whole(r, a) && r->K == FOUR_K && !a->cu_seqlens.data &&
-           a->T > 0 && a->T <= FEW_TOKENS && !a->has_initial_state.data &&
+           a->T > 0 && (a->T <= FEW_TOKENS || takes_many(ctx, r, a)) &&
+           !a->has_initial_state.data &&
            is_index(&a->num_accepted_tokens, GDN_I32) &&
            is_near_table(&a->read_slots) && is_near_table(&a->write_slots) &&
            (like->dtype == GDN_F32 || a->each ? !like->k_first : like->dtype == GDN_BF16);
@@ -218,12 +230,16 @@ static gdn_status decode_packed(gdn_ctx *ctx, const char *op, const struct gdn_c
     return launch_one(ctx, op, r, packed_kernel(gdn_cuda_like(r), r->k.dtype), &a, stream);
 }
 
-static enum gdn_kernel_id four_kernel(const struct gdn_pool_view *like, int32_t io, bool each)
+static enum gdn_kernel_id four_kernel(const struct gdn_pool_view *like, int32_t io, int T,
+                                      bool each)
 {
     static const enum gdn_kernel_id kept[]  = { GDN_CU_decode_four_each_BF16_BF16_128,
                                                 GDN_CU_decode_four_each_F16_F16_128 };
     static const enum gdn_kernel_id mixed[] = { GDN_CU_decode_four_vk_F32_BF16_128,
                                                 GDN_CU_decode_four_vk_F32_F16_128 };
+    static const enum gdn_kernel_id many[]  = { GDN_CU_decode_four_many_F32_BF16_128,
+                                                GDN_CU_decode_four_many_F32_F16_128 };
+    if (T > FEW_TOKENS) return many[io == GDN_F16];
     if (like->k_first) return GDN_CU_decode_four_kv_BF16_BF16_128;
     if (like->dtype == GDN_F32) return mixed[io == GDN_F16];
     return each ? kept[io == GDN_F16] : GDN_CU_decode_four_vk_BF16_BF16_128;
@@ -250,13 +266,16 @@ static gdn_status decode_four(gdn_ctx *ctx, const char *op, const struct gdn_cu_
         .read_token    = (int32_t)warp->read_slots.stride[1],
         .n_reads       = warp->read_slots.n_columns,
     };
-    return launch_one(ctx, op, r, four_kernel(like, r->k.dtype, warp->each), &a, stream);
+    return launch_one(ctx, op, r, four_kernel(like, r->k.dtype, warp->T, warp->each),
+                      &a, stream);
 }
 
-enum gdn_cuda_few gdn_cuda_few_of(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+enum gdn_cuda_few gdn_cuda_few_of(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                  const struct gdn_cu_warp *a)
 {
     if (gdn_cuda_takes_one(r, a)) return GDN_CUDA_ONE;
-    return takes_packed(r, a) ? GDN_CUDA_PACKED : takes_four(r, a) ? GDN_CUDA_FOUR : GDN_CUDA_MANY;
+    if (takes_packed(r, a)) return GDN_CUDA_PACKED;
+    return takes_four(ctx, r, a) ? GDN_CUDA_FOUR : GDN_CUDA_MANY;
 }
 
 gdn_status gdn_cuda_decode_few(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,

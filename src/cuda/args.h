@@ -209,14 +209,14 @@ struct gdn_cu_at {
 
 /* gdn_decode of one token for each sequence: decode_one.cuh. */
 struct gdn_cu_one {
-    const int32_t   *read_slots, *write_slots; /* NULL: as row; as read_slots */
-    int32_t          read_step, write_step, read_pool, write_pool;
     struct gdn_cu_at from, to, k, q, v, g, beta, A_log, dt_bias, out; /* to, out: data NULL: no */
     int32_t          from_row, to_row; /* of a state, in bytes */
     uint32_t         group_k, group_q, group_v; /* 2^22 / heads of a group, rounded up */
     int32_t          g_bytes, beta_bytes, A_log_bytes, dt_bias_bytes; /* 4 or 2; 0: absent */
     int32_t          gate, beta_kind, norm; /* of absent gates: those that make 1 of 0 */
     float            norm_eps, scale, bound;
+    const int32_t   *read_slots, *write_slots; /* NULL: as row; as read_slots */
+    int32_t          read_step, write_step, read_pool, write_pool;
     int32_t          keep; /* outputs of padding */
 };
 
@@ -380,12 +380,12 @@ GDN_CU_SIZE(gdn_cu_near, 24);
 GDN_CU_SIZE(gdn_cu_pool, 24);
 GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_at, 16);
-GDN_CU_SIZE(gdn_cu_one, 2 * 8 + 4 * 4 + 10 * 16 + 16 * 4);
-GDN_CU_SIZE(gdn_cu_packed, 256 + 2 * 16 + 2 * 4);
-GDN_CU_SIZE(gdn_cu_four, 256 + 10 * 4 + 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_four, 264 + 10 * 4 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
 GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
-GDN_CU_SIZE(gdn_cu_step_rows, 256 + 3 * 16 + 3 * 24 + 14 * 4);
+GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);

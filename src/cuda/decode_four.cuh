@@ -11,7 +11,7 @@
  *             Tensor cores would need two terms of every element, which costs as much as the sums
  *             of two tokens, and warps of twice the rows. States of 16 bits that are all kept are
  *             gone through in the same way, in float32 from the first token to the last. More than
- *             four tokens on states of float32 too (`many`), the state in registers between windows.
+ *             four tokens on states of float32 too, the state in registers between windows.
  *   products  states of bf16 whose rows are v: all of decode_mma.cuh
  *   columns   states of bf16 whose rows are k, 64 columns a block, 32 rows a warp. Two rows' elements
  *             of a column, side by side in a word, are what products take: from there on it is as
@@ -39,23 +39,23 @@ template <int WORDS, int N> struct four_raw {
     struct one_gates gates;
 };
 
-/* Tokens from `first` on. at: where the warp's part of k and q begins, in bytes. own: the lane's
- * first row; the next ones are `step` apart. */
+/* at: where the warp's part of k and q begins, in bytes. own: the lane's first row; the next ones
+ * are `step` apart. */
 template <int WORDS, int N>
 GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_four &a,
-                           const struct one_place &w, int at, int own, int step, int first = 0)
+                           const struct one_place &w, int at, int own, int step)
 {
     const struct gdn_cu_one &o = a.one;
-    const int   lane = threadIdx.x % 32, g = lane / 4, t = first + lane % 4, column = first + g / 2;
+    const int   lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const bool  there = t < a.T;
-    const int   now = there ? t : first; /* what is not there is not used */
-    const char *x = g & 1 ? four_at(o.q, w.row, one_source(w.head, o.group_q), a.q_token, column)
-                          : four_at(o.k, w.row, one_source(w.head, o.group_k), a.k_token, column);
+    const int   now = there ? t : 0; /* what is not there is not used */
+    const char *x = g & 1 ? four_at(o.q, w.row, one_source(w.head, o.group_q), a.q_token, g / 2)
+                          : four_at(o.k, w.row, one_source(w.head, o.group_k), a.k_token, g / 2);
     const char *v = four_at(o.v, w.row, one_source(w.head, o.group_v), a.v_token, now) + own * 2;
 #pragma unroll
     for (int i = 0; i < WORDS; i += 4) {
         uint32_t y[4];
-        ld_keep_v4(y, x + at + lane % 4 * 16 + i * 16, column < a.T);
+        ld_keep_v4(y, x + at + t * 16 + i * 16, g / 2 < a.T);
         for (int j = 0; j < 4; j++) raw.x[i + j] = y[j];
     }
     raw.gates.g       = ld_4_or_2(four_at(o.g, w.row, w.head, a.g_token, now), o.g_bytes);
@@ -69,10 +69,10 @@ GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_f
 /* The lane's token, but for what it reads. One that is not there changes nothing. */
 template <int io, int WORDS, int N>
 GDN_DEVICE void four_expand(struct mma_lane<N> &r, const struct four_raw<WORDS, N> &raw,
-                            const struct gdn_cu_four &a, int first = 0)
+                            const struct gdn_cu_four &a)
 {
     one_expand_gates<io>(r.alpha, r.beta, raw.gates, a.one);
-    if (first + (int)threadIdx.x % 4 >= a.T) r.alpha = 1, r.beta = 0;
+    if ((int)threadIdx.x % 4 >= a.T) r.alpha = 1, r.beta = 0;
     for (int n = 0; n < N; n++) r.v[n] = one_half<io>(raw.v[n]), r.u[n] = 0;
 }
 
@@ -87,9 +87,9 @@ GDN_DEVICE struct one_factors four_factors(const float (&G)[4], const struct gdn
 
 template <int io, int N>
 GDN_DEVICE void four_out(const struct mma_lane<N> &r, const struct gdn_cu_four &a,
-                         const struct one_place &w, int own, int step, int first = 0)
+                         const struct one_place &w, int own, int step)
 {
-    const int t = first + threadIdx.x % 4;
+    const int t = threadIdx.x % 4;
     if (!a.one.out.data || t >= a.T) return;
     char *const out = four_at(a.one.out, w.row, w.head, a.out_token, t) + own * 2;
     for (int n = 0; n < N; n++) one_store_half<io>(out + n * step * 2, r.o[n]);
@@ -200,9 +200,9 @@ GDN_DEVICE void four_take(float (&x)[Tile::C][Tile::E], const struct four_shared
 }
 
 /* The slot that the state after the lane's token goes to; negative: nowhere. */
-GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w, int first)
+GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w)
 {
-    const int t = first + threadIdx.x % 4;
+    const int t = threadIdx.x % 4;
     if (!a.one.to.data || t >= a.T) return -1;
     if (!a.each) return t == a.T - 1 ? w.to : -1;
     if (t >= a.n_writes) return -1;
@@ -225,12 +225,12 @@ GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char 
     }
 }
 
-/* The state on through n tokens, and out where it is wanted; changed: is it another one by now? */
+/* The state on through n tokens, and out where it is wanted. Is it another one then? */
 template <class Tile>
-GDN_DEVICE void four_write(Tile (&tiles)[Tile::TILES], bool &changed, const struct four_shared &sh,
+GDN_DEVICE bool four_write(Tile (&tiles)[Tile::TILES], const struct four_shared &sh,
                            const struct mma_lane<Tile::TILES> &r, const struct gdn_cu_four &a,
                            const struct one_place &w, int n, int slot, int row, int at,
-                           const char *from)
+                           const char *from, bool changed = false)
 {
 #pragma unroll 1
     for (int t = 0; t < n; t++) {
@@ -254,6 +254,7 @@ GDN_DEVICE void four_write(Tile (&tiles)[Tile::TILES], bool &changed, const stru
             four_leave(tiles, changed, one_at(a.one.to, to, w.head) + row * a.one.to_row + at,
                        a.one.to_row, from, a.one.from_row);
     }
+    return changed;
 }
 
 /* What token i reads of the state before all of them: its lanes have that. */
@@ -272,9 +273,8 @@ GDN_DEVICE void four_reads(Tile (&tiles)[Tile::TILES], struct mma_lane<Tile::TIL
     }
 }
 
-/* Rows from v on; many: of more than four tokens, a window's asked for while the one before is gone
- * through. */
-template <class Tile, bool many>
+/* Rows from v on. */
+template <class Tile>
 GDN_DEVICE void four_rows(const struct gdn_cu_four &a, const struct one_place &w, int v)
 {
     enum { LANES = Tile::LANES, IO = Tile::IO, TILES = Tile::TILES };
@@ -282,33 +282,76 @@ GDN_DEVICE void four_rows(const struct gdn_cu_four &a, const struct one_place &w
     __shared__ struct four_shared sh;
     const int lane = threadIdx.x, own = v + one_own<Tile>();
     const int row = v + lane / LANES, at = lane % LANES * 16;
+    float     G[4] = {};
     struct four_raw<FOUR_K / 8, TILES> raw;
     struct mma_lane<TILES>             r;
     Tile                               tiles[TILES];
-    bool                               changed = false;
     char *const from = one_at(a.one.from, w.from, w.head) + row * a.one.from_row + at;
 #pragma unroll
     for (int h = 0; h < TILES; h++)
         one_load(tiles[h], from + h * Tile::ROWS * a.one.from_row, a.one.from_row);
     four_fetch(raw, a, w, 0, own, Tile::ROWS);
+    const int slot = four_slot(a, w);
+    four_share(sh, raw.x);
+    mma_lengths<IO>(G, raw.x);
+    const struct one_factors f = four_factors(G, a.one);
+    four_expand<IO>(r, raw, a);
+    for (int h = 0; h < TILES; h++) r.s[h] = r.z[h] = 0;
 #pragma unroll 1
-    for (int first = 0; first < a.T; first += MMA_TOKENS) {
-        float     G[4] = {};
-        const int n    = many ? min(a.T - first, (int)MMA_TOKENS) : a.T;
-        const int slot = four_slot(a, w, first);
+    for (int i = 0; i < a.T; i++) four_reads(tiles, r, sh, i, f);
+    mma_recur(r, G, f.k, f.q, a.T, true);
+    four_out<IO>(r, a, w, own, Tile::ROWS);
+    four_write(tiles, sh, r, a, w, a.T, slot, row, at, from);
+}
+
+/* The call from token `first` on. */
+GDN_DEVICE struct gdn_cu_four four_from(const struct gdn_cu_four &a, int first)
+{
+    struct gdn_cu_four b = a;
+    b.one.k.data += (int64_t)first * a.k_token;
+    b.one.q.data += (int64_t)first * a.q_token;
+    b.one.v.data += (int64_t)first * a.v_token;
+    b.one.g.data += (int64_t)first * a.g_token;
+    b.one.beta.data += (int64_t)first * a.beta_token;
+    if (a.one.out.data) b.one.out.data += (int64_t)first * a.out_token;
+    b.one.write_slots += (int64_t)first * a.write_token;
+    b.n_writes -= first;
+    b.T -= first;
+    return b;
+}
+
+/* Rows from v on of more than four tokens, in windows of four: as four_rows(), a window's asked for
+ * while the one before is gone through. */
+template <class Tile>
+GDN_DEVICE void four_many(const struct gdn_cu_four &all, const struct one_place &w, int v)
+{
+    enum { LANES = Tile::LANES, IO = Tile::IO };
+    __shared__ struct four_shared sh;
+    const int lane = threadIdx.x, own = v + one_own<Tile>();
+    const int row = v + lane / LANES, at = lane % LANES * 16;
+    struct four_raw<FOUR_K / 8, 1> raw;
+    struct mma_lane<1>             r;
+    Tile                           tiles[1];
+    bool                           changed = false;
+    char *const from = one_at(all.one.from, w.from, w.head) + row * all.one.from_row + at;
+    one_load(tiles[0], from, all.one.from_row);
+    four_fetch(raw, all, w, 0, own, Tile::ROWS);
+#pragma unroll 1
+    for (int first = 0; first < all.T; first += MMA_TOKENS) {
+        const struct gdn_cu_four a = four_from(all, first);
+        const int                n = min(a.T, (int)MMA_TOKENS), slot = four_slot(a, w);
+        float                    G[4] = {};
         four_share(sh, raw.x);
         mma_lengths<IO>(G, raw.x);
         const struct one_factors f = four_factors(G, a.one);
-        four_expand<IO>(r, raw, a, first);
-        if (many && first + MMA_TOKENS < a.T)
-            four_fetch(raw, a, w, 0, own, Tile::ROWS, first + MMA_TOKENS);
-        for (int h = 0; h < TILES; h++) r.s[h] = r.z[h] = 0;
+        four_expand<IO>(r, raw, a);
+        if (a.T > n) four_fetch(raw, four_from(all, first + MMA_TOKENS), w, 0, own, Tile::ROWS);
+        r.s[0] = r.z[0] = 0;
 #pragma unroll 1
         for (int i = 0; i < n; i++) four_reads(tiles, r, sh, i, f);
         mma_recur(r, G, f.k, f.q, n, true);
-        four_out<IO>(r, a, w, own, Tile::ROWS, first);
-        four_write(tiles, changed, sh, r, a, w, n, slot, row, at, from);
-        if (!many) break;
+        four_out<IO>(r, a, w, own, Tile::ROWS);
+        changed = four_write(tiles, sh, r, a, w, n, slot, row, at, from, changed);
         __syncwarp(); /* sh has been read */
     }
 }
@@ -517,13 +560,13 @@ GDN_DEVICE void four_block(const struct gdn_cu_four &a)
 template <int dtype, int io> GDN_DEVICE void decode_four_each(const struct gdn_cu_four &a)
 {
     typedef four_lines<dtype, io> Tile;
-    four_block<Tile::TILES * Tile::ROWS, four_rows<Tile, false>>(a);
+    four_block<Tile::TILES * Tile::ROWS, four_rows<Tile>>(a);
 }
 
 template <int dtype, int io> GDN_DEVICE void decode_four_many(const struct gdn_cu_four &a)
 {
     typedef four_lines<dtype, io> Tile;
-    four_block<Tile::ROWS, four_rows<Tile, true>>(a);
+    four_block<Tile::ROWS, four_many<Tile>>(a);
 }
 
 template <int dtype, int io> GDN_DEVICE void decode_four_vk(const struct gdn_cu_four &a)

@@ -119,12 +119,6 @@ struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gd
 {
     const bool packed = a->cu_seqlens.data;
     return (struct gdn_cu_one){
-        .read_slots    = a->read_slots.data,
-        .write_slots   = a->write_slots.data,
-        .read_step     = (int32_t)a->read_slots.stride[0],
-        .write_step    = (int32_t)a->write_slots.stride[0],
-        .read_pool     = a->read_pool,
-        .write_pool    = a->write_pool,
         .from          = at_pool(&a->from),
         .to            = at_pool(&a->to),
         .k             = at_of(&a->k, packed),
@@ -150,6 +144,12 @@ struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gd
         .norm_eps      = a->norm_eps,
         .scale         = a->scale,
         .bound         = a->bound,
+        .read_slots    = a->read_slots.data,
+        .write_slots   = a->write_slots.data,
+        .read_step     = (int32_t)a->read_slots.stride[0],
+        .write_step    = (int32_t)a->write_slots.stride[0],
+        .read_pool     = a->read_pool,
+        .write_pool    = a->write_pool,
         .keep          = a->keep,
     };
 }

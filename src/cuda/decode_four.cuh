@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Up to four tokens of each sequence, or more in windows of four, k, q, v and out of one dtype of 16
- * bits: the trip to memory of decode_one.cuh with the algebra of decode_mma.cuh. What tokens read of each other is always a
- * product of tensor cores; what they read and write of the state is what takes least:
+ * bits: the trip to memory of decode_one.cuh with the algebra of decode_mma.cuh. What tokens read of
+ * each other is always a product of tensor cores; what they read and write of the state is what takes
+ * least:
  *
  *   rows      states of float32 whose rows are v, as decode_one.cuh has them: each token's raw k and
  *             q come from shared memory and meet the state as it was before all of them, and a lane

@@ -7,8 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "ctx.h"
-#include "cuda/launch.h"
 #include "ring2_device.h"
 #include "ring2_rule.h"
 
@@ -293,20 +291,11 @@ static bool are_for_windows(const struct shape *s)
     return s->dtype == GDN_BF16 && s->state != GDN_F16;
 }
 
-/* And that up to four tokens are for, of rows with states? */
+/* And that up to four tokens are for, of rows with states; or any, if all states are kept? */
 static bool are_for_four(const struct shape *s, int64_t T, bool k_first, bool each)
 {
-    if (T > 4 || s->K != 128) return false;
+    if (s->K != 128 || (T > 4 && !(each && s->state == GDN_F32))) return false;
     return s->state == GDN_F32 || each ? !k_first : s->state == GDN_BF16;
-}
-
-/* And more than four tokens of few sequences, or all states? */
-static bool are_for_many(const struct shape *s, int64_t T, int64_t heads_of_all, bool k_first,
-                         bool each)
-{
-    const gdn_ctx *ctx = ring2_ctx(1);
-    return ring2_on_device() && T > 4 && s->K == 128 && s->state == GDN_F32 && !k_first &&
-           (each || heads_of_all * s->V / 8 <= 4 * ctx->cuda->sm_count);
 }
 
 static void expect_kernel_named(const char *name)
@@ -349,8 +338,6 @@ static void several_tokens(int number)
     ring2_rule_check(ring2_ctx(1), &a, true);
     if (T > 1 && are_for_four(s, T, k_first, false))
         expect_kernel_named("gdn_decode_four");
-    else if (are_for_many(s, T, 3 * a.g.size[2], k_first, false))
-        expect_kernel_named("gdn_decode_four_many");
     else if (T > 4 && !k_first && are_for_windows(s))
         expect_kernel_named("gdn_decode_windows");
 }
@@ -489,9 +476,7 @@ static void every_state(int number)
     if (number % 3 == 0) give_accepted(&batch, start, POOL - 1);
     ring2_rule_check(ring2_ctx(1), &a, true);
     if (n % 3 != 2 && are_for_four(s, T, n == 3, true))
-        expect_kernel_named("gdn_decode_four");
-    else if (n % 3 != 2 && are_for_many(s, T, ROWS * H, n == 3, true))
-        expect_kernel_named("gdn_decode_four_many");
+        expect_kernel_named(T > 4 ? "gdn_decode_four_many" : "gdn_decode_four");
     else if (n != 3 && are_for_windows(s))
         expect_kernel_named("gdn_decode_windows");
 }

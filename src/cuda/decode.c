@@ -387,7 +387,7 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         gdn_cuda_takes_warps(args)) {
         struct gdn_cu_warp a = gdn_cuda_warp_args(args);
         if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
-        const enum gdn_cuda_few few = gdn_cuda_few_of(ctx, args, &a);
+        const enum gdn_cuda_few few = gdn_cuda_few_of(args, &a);
         if (few != GDN_CUDA_MANY) return gdn_cuda_decode_few(ctx, op, args, &a, few, stream);
         return decode_warps(ctx, op, args, a, stream);
     }

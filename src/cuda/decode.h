@@ -30,8 +30,7 @@ bool gdn_cuda_is_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 
 /* Which of the kernels for few tokens take the call; MANY: none. */
 enum gdn_cuda_few { GDN_CUDA_MANY, GDN_CUDA_ONE, GDN_CUDA_PACKED, GDN_CUDA_FOUR };
-enum gdn_cuda_few gdn_cuda_few_of(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                  const struct gdn_cu_warp *a);
+enum gdn_cuda_few gdn_cuda_few_of(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a);
 gdn_status        gdn_cuda_decode_few(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
                                       const struct gdn_cu_warp *a, enum gdn_cuda_few few,
                                       void *stream);

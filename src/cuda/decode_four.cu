@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode of up to four tokens of each sequence. */
+/* Decode of up to four tokens of each sequence, or of more whose states are all kept. */
 #include "decode_four.cuh"
 
 #define GDN_IMAGE_decode_four GDN_THIS_IMAGE

@@ -12,7 +12,7 @@
  *             Tensor cores would need two terms of every element, which costs as much as the sums
  *             of two tokens, and warps of twice the rows. States of 16 bits that are all kept are
  *             gone through in the same way, in float32 from the first token to the last. More than
- *             four tokens on states of float32 too, the state in registers between windows.
+ *             four tokens, if every state of float32 is kept, the state in registers between windows.
  *   products  states of bf16 whose rows are v: all of decode_mma.cuh
  *   columns   states of bf16 whose rows are k, 64 columns a block, 32 rows a warp. Two rows' elements
  *             of a column, side by side in a word, are what products take: from there on it is as

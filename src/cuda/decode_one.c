@@ -8,9 +8,8 @@
 /* Value columns of a block: so many of states whose rows are k, else elements of so many bytes. */
 enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32, SLOTS_K = 128, PACKED_K = 128, FOUR_K = 128 };
 
-/* So many blocks of a multiprocessor are few: of one token in slots, of more than four tokens
- * (docs/cuda-speed.md). */
-enum { SLOTS_BLOCKS = 64, MANY_BLOCKS = 4 };
+/* So many blocks of a multiprocessor are few (docs/cuda-speed.md); bits are the same (G2). */
+enum { SLOTS_BLOCKS = 64 };
 
 /* What a sequence of one token and a head have there; as warps see it. */
 static struct gdn_cu_at at_of(const struct gdn_cu_near *r, bool packed)
@@ -86,22 +85,13 @@ static bool takes_packed(const struct gdn_cu_rule *r, const struct gdn_cu_warp *
            (a->cu_seqlens.data ? a->N == a->B && is_index(&a->cu_seqlens, GDN_I64) : a->T == 1);
 }
 
-/* May rows of float32 be of more than four tokens? Each costs as much as the one before, so where
- * blocks do not wait for memory, windows of products are faster. */
-static bool takes_many(const gdn_ctx *ctx, const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
-{
-    const int64_t columns = ONE_COLUMN_BYTES / 4;
-    return gdn_cuda_like(r)->dtype == GDN_F32 &&
-           (a->each || gdn_cuda_sequences(r) * r->H * (r->V / columns) <=
-                           (int64_t)MANY_BLOCKS * ctx->cuda->sm_count);
-}
-
-/* Rows of up to four tokens, or more; states whose rows are v may all be kept (decode_four.cuh)? */
-static bool takes_four(const gdn_ctx *ctx, const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+/* Rows of up to four tokens, or more where all states of float32 are kept; states whose rows are v
+ * may all be (decode_four.cuh)? */
+static bool takes_four(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const struct gdn_pool_view *like = gdn_cuda_like(r);
     return is_one(r, a) && gdn_cuda_is_whole(r, a) && r->K == FOUR_K && !a->cu_seqlens.data &&
-           a->T > 0 && (a->T <= FEW_TOKENS || takes_many(ctx, r, a)) &&
+           a->T > 0 && (a->T <= FEW_TOKENS || (a->each && like->dtype == GDN_F32)) &&
            !a->has_initial_state.data &&
            is_index(&a->num_accepted_tokens, GDN_I32) &&
            is_near_table(&a->read_slots) && is_near_table(&a->write_slots) &&
@@ -270,12 +260,11 @@ static gdn_status decode_four(gdn_ctx *ctx, const char *op, const struct gdn_cu_
                       &a, stream);
 }
 
-enum gdn_cuda_few gdn_cuda_few_of(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                  const struct gdn_cu_warp *a)
+enum gdn_cuda_few gdn_cuda_few_of(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     if (gdn_cuda_takes_one(r, a)) return GDN_CUDA_ONE;
     if (takes_packed(r, a)) return GDN_CUDA_PACKED;
-    return takes_four(ctx, r, a) ? GDN_CUDA_FOUR : GDN_CUDA_MANY;
+    return takes_four(r, a) ? GDN_CUDA_FOUR : GDN_CUDA_MANY;
 }
 
 gdn_status gdn_cuda_decode_few(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,

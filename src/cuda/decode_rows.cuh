@@ -57,7 +57,7 @@ struct warp_gates {
     uint32_t g, beta, A_log, dt_bias;
 };
 
-/* Of a token that may be there. */
+/* Of a token that may be there. g and beta are mostly of 16 bits, and in parts spill. */
 GDN_DEVICE void warp_fetch_gates(struct warp_gates &f, const struct gdn_cu_warp &a,
                                  const struct warp_seq &s, int head, int t)
 {

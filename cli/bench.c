@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "cli.h"
-#include "ctx.h"
+#include "core/ctx.h"
 #include "device.h"
 #include "report.h"
 #include "table.h"

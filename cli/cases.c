@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "cli.h"
-#include "cpu/kernels.h"
+#include "cpu/loops/kernels.h"
 #include "oracle.h"
 
 /* ---- Random tensors ---------------------------------------------------------------------- */

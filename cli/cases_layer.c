@@ -9,9 +9,9 @@
 
 #include "cases.h"
 #include "cli.h"
-#include "ctx.h"
+#include "core/ctx.h"
 #include "oracle.h"
-#include "rule.h"
+#include "calls/rule.h"
 
 enum { CHECKED_CHANNELS = 16, CHECKED_CONV_TOKENS = 512, CHECKED_BLOCK_TOKENS = 4, RUNS = 32 };
 

@@ -6,7 +6,7 @@
 #include "cli.h"
 #include "cuda/blas.h"
 #include "cuda/mirror.h"
-#include "ops.h"
+#include "ops/op_table.h"
 
 enum {
     MIN_ROUNDS    = 13,

@@ -4,7 +4,7 @@
 #include <time.h>
 
 #include "cli.h"
-#include "cpu/kernels.h"
+#include "cpu/loops/kernels.h"
 #include "cuda/images.h"
 #include "cuda/launch.h"
 #include "measure.h"

@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "cpu/kernels.h"
+#include "cpu/loops/kernels.h"
 #include "gdn.h"
 #include "oracle.h"
 

@@ -7,7 +7,7 @@
  */
 #include <string.h>
 
-#include "ctx.h"
+#include "core/ctx.h"
 #include "cuda/launch.h"
 #include "ring2_device.h"
 #include "ring2_rule.h"

@@ -4,8 +4,8 @@
  * given, T by an explicit inverse; then all of them, one after the other, against the
  * recurrence and gdn_prefill.
  *
- * Limits add up what the loops of a stage may err (src/cpu/kernels.h), in units of 2^-24 of the
- * formula on absolute values: strip_mul 8 + K / 16 (each use), chunk_gates 8 + 2 |G|,
+ * Limits add up what the loops of a stage may err (src/cpu/loops/kernels.h), in units of 2^-24 of
+ * the formula on absolute values: strip_mul 8 + K / 16 (each use), chunk_gates 8 + 2 |G|,
  * chunk_solve 32, chunk_update 12 (each), products that stand alone 1 (4 counted).
  */
 #include <math.h>

@@ -8,7 +8,7 @@
  */
 #include <math.h>
 
-#include "ctx.h"
+#include "core/ctx.h"
 #include "ring2_rule.h"
 
 enum { H = 4 };

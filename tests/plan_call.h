@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "plan.h"
+#include "batch/plan.h"
 #include "ring2.h"
 
 static gdn_ctx *ctx; /* set by main() */

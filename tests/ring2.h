@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "gdn.h"
-#include "ops.h"
+#include "ops/op_table.h"
 
 /* ---- Tests ---- */
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ctx.h"
+#include "core/ctx.h"
 #include "cuda/launch.h"
 #include "ring2.h"
 

@@ -3,7 +3,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "ctx.h"
+#include "core/ctx.h"
 
 #include <sched.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "plan_call.h"
-#include "tensor.h"
+#include "core/tensor_check.h"
 
 /* ---- Tokens -------------------------------------------------------------------------------- */
 

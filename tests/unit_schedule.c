@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "ring2.h"
-#include "rule.h"
+#include "calls/rule.h"
 
 enum { MOST_THREADS = 64, MOST_SEQS = 64 };
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ctx.h"
+#include "core/ctx.h"
 #include "ring2.h"
 
 /* ---- Loops that are wrong ------------------------------------------------------------------ */

@@ -3,7 +3,7 @@
  * Checks on views. What they accept is compared with all addresses, listed one by one: a check
  * that lets an overlap pass would break G1 and G6.
  */
-#include "tensor.h"
+#include "core/tensor_check.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "threads.h"
+#include "core/threads.h"
 
 #include <fenv.h>
 #include <pthread.h>

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cpu/kernels.h"
+#include "cpu/loops/kernels.h"
 
 static bool is_in_build(const char *isa)
 {

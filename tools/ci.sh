@@ -123,7 +123,7 @@ stage_arm() {
     if command -v clang >/dev/null; then
         clang --target=aarch64-linux-gnu -std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wpedantic \
             -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror -Iinclude -Isrc \
-            -c src/cpu/neon.c -o "$logs/neon-clang.o"
+            -c src/cpu/loops/neon.c -o "$logs/neon-clang.o"
     fi
     tools/emulate_arm.sh build/arm build/gcc
 }

@@ -26,8 +26,8 @@ refuse() {
 # select PATTERN | leave PATTERN: from the list of code files
 choose() { printf '%s\n' "${code[@]}" | grep "$@" || true; }
 
-mapfile -t wide < <(choose -E '^src/cpu/avx[^/]*\.c$')
-mapfile -t narrow < <(choose -vE '^src/cpu/avx[^/]*\.c$')
+mapfile -t wide < <(choose -E '^src/cpu/loops/avx[^/]*\.c$')
+mapfile -t narrow < <(choose -vE '^src/cpu/loops/avx[^/]*\.c$')
 mapfile -t no_make < <(printf '%s\n' "${text[@]}" | grep -vE '(^|/)Makefile$')
 
 refuse "tab" '\t' "${no_make[@]}"

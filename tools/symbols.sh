@@ -16,11 +16,12 @@ fail() {
 
 library=$build/libgdn.so
 declared=$(sed -nE 's/^GDN_API .*[ *](gdn_[a-z0-9_]+)\(.*/\1/p' include/gdn.h | sort)
-listed=$(sed -nE 's/^    (gdn_[a-z0-9_]+);$/\1/p' src/gdn.map | sort)
+map=src/core/gdn.map
+listed=$(sed -nE 's/^    (gdn_[a-z0-9_]+);$/\1/p' $map | sort)
 exported=$(nm -D --defined-only "$library" | sed -nE 's/.* [^A] ([^@]*)@.*/\1/p' | sort)
 [ -n "$declared" ] || fail "no GDN_API function found in include/gdn.h"
-diff <(echo "$declared") <(echo "$listed") || fail "include/gdn.h (<) and src/gdn.map (>) differ"
-diff <(echo "$listed") <(echo "$exported") || fail "src/gdn.map (<) and the exports (>) differ"
+diff <(echo "$declared") <(echo "$listed") || fail "include/gdn.h (<) and $map (>) differ"
+diff <(echo "$listed") <(echo "$exported") || fail "$map (<) and the exports (>) differ"
 
 if [ "$(uname -m)" = x86_64 ]; then
     seen=

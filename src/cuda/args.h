@@ -6,7 +6,7 @@
 #define GDN_CUDA_ARGS_H
 
 #include "gdn.h"
-#include "views.h"
+#include "core/views.h"
 
 /* A vector or a small matrix in device memory; data NULL: absent. Strides in elements. */
 struct gdn_cu_array {

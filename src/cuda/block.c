@@ -7,11 +7,11 @@
  * all tokens at once, through buffers in the workspace that hold the activations' dtype. Views of
  * them take the place of copies; the rule writes o over v, the norm over o.
  */
-#include "block.h"
+#include "calls/layer.h"
 
 #include "blas.h"
 #include "ops.h"
-#include "tensor.h"
+#include "core/tensor_check.h"
 
 enum { TILE = 64, THREADS = 256 }; /* of block.cu */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ops.h"
 
-#include "tensor.h"
+#include "core/tensor_check.h"
 
 /* Channels of a warp, if of 16 bits and by 16 bytes twice as many; warps of a block, entries of a
  * state in shared memory; as in conv.cu. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "decode.h"
-#include "tree.h"
+#include "batch/tree.h"
 
 enum {
     COLUMNS = 32, /* of V: a block's part of a state (decode_tokens.cuh) */

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "blas.h"
-#include "tensor.h"
+#include "core/tensor_check.h"
 
 #define TEXT(x)       #x
 #define TEXT_OF(name) TEXT(name)

@@ -8,9 +8,9 @@
 
 #include "api.h"
 #include "args.h"
-#include "ctx.h"
+#include "core/ctx.h"
 #include "images.h"
-#include "plan.h"
+#include "batch/plan.h"
 #include "prefill_hopper.h"
 #include "prefill_segments.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lines.h"
 
-#include "tensor.h"
+#include "core/tensor_check.h"
 
 int32_t gdn_cuda_access(const void *data, int32_t dtype, const int64_t *steps, int n_steps,
                         int64_t n)

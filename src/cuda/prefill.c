@@ -2,7 +2,7 @@
 /* How a call of gdn_prefill is cut into blocks of threads; see prefill.cuh. */
 #include "ops.h"
 #include "prefill.h"
-#include "tensor.h"
+#include "core/tensor_check.h"
 
 enum { COLUMNS = 16, AUX_WARPS = 4 };
 

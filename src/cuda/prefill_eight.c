@@ -2,7 +2,7 @@
 /* gdn_prefill in chunks with states of 8 bits, see prefill_eight.cu. */
 #include "ops.h"
 #include "prefill.h"
-#include "tensor.h"
+#include "core/tensor_check.h"
 
 enum { MOST_SLICES = 64 }; /* that share the checkpoints of a sequence */
 

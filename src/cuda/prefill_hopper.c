@@ -10,7 +10,7 @@
 #include "ops.h"
 #include "prefill_hopper.h"
 #include "prefill_segments.h"
-#include "tensor.h"
+#include "core/tensor_check.h"
 
 enum { SHARED = 232448, TILE = 64, COLUMNS = 2 * TILE };
 

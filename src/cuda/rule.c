@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "record.h"
+#include "calls/record.h"
 #include "ops.h"
 
 struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *r, const gdn_rule_args *args,

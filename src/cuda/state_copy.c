@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ops.h"
 
-#include "tensor.h"
+#include "core/tensor_check.h"
 
 /* As in state_copy.cu: packs of a block, sides of a tile, columns of a block. */
 enum { PACK = 8, PACKS = 4 * 256, TILE_LOG2 = 12, SIDE_LOG2 = 6, COLUMNS = 32, MOST_K = 256 };

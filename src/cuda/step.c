@@ -2,7 +2,7 @@
 /* gdn_step on a device: in one launch (step.cuh), or, where something is out of the ordinary, by
  * the kernels of its parts one after the other. Where blocks that share q and k cannot be a
  * cluster, one launch is of all but the convolution's states, which another moves. */
-#include "step.h"
+#include "calls/layer_step.h"
 
 #include "ops.h"
 

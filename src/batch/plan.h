@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Arguments to work: every layout of a batch ends here, as a flat list of sequences. Ops and
+ * inner loops know no cu_seqlens, slots, padding or masks.
+ */
+#ifndef GDN_PLAN_H
+#define GDN_PLAN_H
+
+#include <stdbool.h>
+
+#include "gdn.h"
+#include "core/views.h"
+
+/* One sequence of a batch. */
+struct gdn_seq {
+    int64_t row;      /* b: its row of write_slots */
+    int64_t batch;    /* index in the leading dimension of padded tensors, 0 in packed ones */
+    int64_t first;    /* its first token that counts: packed, or from 0 in padded tensors */
+    int64_t n_before; /* token_start: tokens before that */
+    int64_t n_tokens; /* T, n_before among them */
+    int64_t n_valid;  /* the tokens that decay and write */
+    int64_t slot;     /* of its row of read_slots; below 0: padding */
+    int64_t read;     /* slot it starts from; -1: zero */
+    int64_t write;    /* slot of its final state; -1: none */
+    int64_t total;    /* n_valid of the whole sequence, of which a window may be a part */
+    int64_t base;     /* tokens of the whole sequence before the window */
+    int64_t first_checkpoint, n_checkpoints; /* of the whole sequence */
+    bool    keep_out; /* a padding row under GDN_PAD_KEEP: its output is not touched */
+    /* Windows of a longer sequence (gdn_block): the state comes from, goes to, the carry. */
+    bool    from_carry, to_carry;
+};
+
+struct gdn_plan {
+    gdn_batch       batch; /* the library's copy, defaults filled in */
+    int64_t         B;
+    int64_t         longest; /* largest n_tokens */
+    int64_t         end;     /* packed: tokens from here to N belong to no sequence */
+    int64_t         max_checkpoints; /* as many as a call may write; 0: it writes none */
+    bool            padded;
+    struct gdn_seq *seqs;
+};
+
+/* How the leading dimensions of an op's tensors hold its tokens. */
+struct gdn_tokens {
+    bool    padded; /* [B][T]..., else [N]... */
+    bool    single; /* packed without cu_seqlens: N sequences of one token (gdn_decode) */
+    int64_t B, T, N;
+};
+
+/* Reads tokens from `like` (q, x or hidden), whose rank is `trailing` for one token, plus one
+ * or two. name is for the error. */
+gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *name, int trailing,
+                           bool single, struct gdn_tokens *tokens);
+
+/* Checks a tensor of the same tokens: leading sizes of `tokens`, then the n trailing sizes
+ * (-1: any). */
+gdn_status gdn_plan_check(gdn_ctx *ctx, const struct gdn_tokens *tokens, const gdn_tensor *t,
+                          const char *name, int n, const int64_t *trailing);
+
+/* What an op can do of all that a batch may ask for. */
+enum {
+    GDN_PLAN_EACH        = 1 << 0, /* GDN_WRITE_EACH */
+    GDN_PLAN_TREE        = 1 << 1, /* parents */
+    GDN_PLAN_PATH        = 1 << 2, /* path */
+    GDN_PLAN_CHECKPOINTS = 1 << 3  /* its arguments have a tensor for checkpoints */
+};
+
+/*
+ * Fills plan->batch, B and padded from the descriptors alone: copies the batch (NULL: the
+ * default one), checks its shapes, dtypes and enums against the tokens. takes: GDN_PLAN_...
+ */
+gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
+                             unsigned takes, struct gdn_plan *plan);
+
+/* The arrays of a described batch, for gdn_check_apart(). */
+struct gdn_extents;
+void gdn_plan_add_extents(const gdn_batch *batch, struct gdn_extents *all);
+
+/* Refuses a written tensor that may overlap one of them. */
+gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *batch, const gdn_tensor *written,
+                                   const char *name);
+
+/* Bytes of memory for gdn_plan_batch(). */
+size_t gdn_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *tokens);
+
+/* Slots of the pools that a call reads and writes; -1: no such pool. */
+struct gdn_plan_pools {
+    int64_t read, write, checkpoint;
+    bool    same;                /* states are written to the pool that they are read from */
+    bool    checkpoint_in_write; /* checkpoints go where final states go */
+};
+
+/* Those of the tensors that states start from, end in and are left in on the way. */
+struct gdn_plan_pools gdn_plan_pools_of(const gdn_tensor *from, const gdn_tensor *to,
+                                        const gdn_tensor *checkpoints);
+
+/*
+ * Reads the contents: cu_seqlens, slots, counts. Fills plan->seqs in `memory`. Refuses slots
+ * that are not in their pool, double writes, and, in one pool, a read of another sequence's
+ * written slot.
+ */
+gdn_status gdn_plan_batch(gdn_ctx *ctx, const struct gdn_tokens *tokens,
+                          const struct gdn_plan_pools *pools, void *memory, struct gdn_plan *plan);
+
+/* plan_slots.c: the part of it about slots. memory: for up to n_writes slots written. */
+size_t     gdn_plan_slots_bytes(int64_t n_writes);
+gdn_status gdn_plan_check_slots(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                const struct gdn_plan_pools *pools, int64_t n_writes, void *memory);
+
+/* The slot of the state after token t of sequence s under GDN_WRITE_EACH; -1: dropped. */
+int64_t gdn_plan_each_slot(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
+
+/* The token that token t follows (-1: the initial state), in a tree or a chain; and the t-th
+ * token of a path, or t. */
+int64_t gdn_plan_parent(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
+int64_t gdn_plan_path(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
+
+/*
+ * Checkpoint i of s, of s->n_checkpoints: returns after how many tokens from s->first on, and
+ * its slot (below 0: not wanted). Those of a window lie from 1 to s->n_valid; others come
+ * before and after.
+ */
+int64_t gdn_plan_checkpoint(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t i,
+                            int64_t *slot);
+/* The first of them that comes after more than t tokens; s->n_checkpoints: none does. */
+int64_t gdn_plan_checkpoint_after(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
+
+/* A tensor [tokens]... as rows. */
+struct gdn_rows gdn_rows_of(const gdn_tensor *t, const struct gdn_tokens *tokens);
+
+static inline void *gdn_row(const struct gdn_rows *r, const struct gdn_seq *s, int64_t t,
+                            int64_t head)
+{
+    return r->data + s->batch * r->batch + (s->first + t) * r->token + head * r->head;
+}
+
+static inline bool gdn_is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
+
+/* One head's state in a slot of a pool. */
+static inline void *gdn_pool_at(const struct gdn_pool_view *view, int64_t slot, int64_t head)
+{
+    const int64_t bytes = (int64_t)gdn_dtype_bytes(view->dtype);
+    return view->data + (slot * view->slot + head * view->head) * bytes;
+}
+
+/* Zeroes the output of what no token computes: masked tokens, padding rows, tokens past the
+ * end. n_heads rows of n elements per token. */
+void gdn_plan_zero_rest(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                        const struct gdn_rows *out, int64_t n_heads, int64_t n);
+
+#endif

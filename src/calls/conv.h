@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The short convolution as the CPU runs it. gdn_conv1d and gdn_block fill a struct gdn_conv;
+ * gdn_conv_run() computes it.
+ */
+#ifndef GDN_CONV_H
+#define GDN_CONV_H
+
+#include "core/ctx.h"
+#include "batch/plan.h"
+
+struct gdn_conv {
+    struct gdn_rows        x, out; /* rows of D channels, one dtype; out may be x or absent */
+    struct gdn_conv_view   weight, bias;
+    struct gdn_conv_view   from, to, checkpoints;
+    struct gdn_conv_view   carry_from, carry_to; /* one slot each, for windows of a sequence */
+    const struct gdn_plan *plan; /* for trees, paths and the slots of states, not its seqs */
+    const struct gdn_seq  *seqs;
+    int64_t                n_seqs, D;
+    int                    W;
+    bool                   silu;
+};
+
+/* Checks weight and bias (either may have its own name in the op) and fills W, weight, bias.
+ * conv->D is set already. */
+gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *weight_name,
+                            const gdn_tensor *bias, const char *bias_name, struct gdn_conv *conv);
+
+/* Checks a state tensor [P][D][S], S >= W - 1, and makes it a view; absent: data NULL. */
+gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
+                               const struct gdn_conv *conv, struct gdn_conv_view *view);
+
+/*
+ * Bytes per thread, at most 64 KiB; scratch is 64-byte aligned, that much for every thread.
+ * A sequence's state after its n_valid tokens goes to `to` (or carry_to): as many inputs as
+ * the view is long, those before the first token from `from` (or carry_from), and zero where
+ * that has none. So a carry must be as long as the pool that it will be written to.
+ */
+size_t gdn_conv_scratch(const struct gdn_conv *conv);
+void   gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch);
+
+#endif

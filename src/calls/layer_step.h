@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_step as it is once checked: what src/ops/layer_step.c and src/cuda/step.c compute. */
+#ifndef GDN_STEP_H
+#define GDN_STEP_H
+
+#include "calls/conv.h"
+#include "calls/norm.h"
+#include "calls/rule.h"
+
+struct gdn_mixer {
+    gdn_step_args     args;
+    struct gdn_tokens tokens;
+    struct gdn_plan   plan;
+    struct gdn_conv   conv;  /* all but out */
+    struct gdn_rule   rule;  /* all but q, k, v */
+    struct gdn_norm_job norm; /* in place, of all rows of out */
+    bool              normed;
+};
+
+/* Rows of the convolution's output, [tokens][2 Hk K + Hv V], from a channel on; `head` channels to
+ * a head. */
+struct gdn_rows gdn_mixer_rows(const struct gdn_mixer *m, char *memory, int64_t channel,
+                               int64_t head);
+size_t          gdn_mixer_bytes(const struct gdn_mixer *m);
+
+/* The rule reads its rows there. */
+void gdn_mixer_connect(const struct gdn_mixer *m, char *memory, struct gdn_rule *rule);
+
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Records of drafted tokens: rows of k, u and alpha beside each slot of a pool, which applied
+ * to its state give the bits that the tokens gave. The sign of an alpha says that beta was 0:
+ * such a row only decays, whatever its k.
+ */
+#ifndef GDN_RECORD_H
+#define GDN_RECORD_H
+
+#include "cpu/loops/kernels.h"
+#include "batch/plan.h"
+
+struct gdn_rule;
+
+static inline void *gdn_record_at(const struct gdn_record_rows *r, int64_t slot, int64_t row,
+                                  int64_t head)
+{
+    return r->data + slot * r->slot + row * r->row + head * r->head;
+}
+
+struct gdn_record {
+    struct gdn_record_rows k, u, g;
+    gdn_tensor             count;
+    int64_t                P, R;
+};
+
+/* record_k, record_u, record_g, record_count as some argument struct has them. */
+struct gdn_record_tensors {
+    const gdn_tensor *k, *u, *g, *count;
+};
+
+/* All there, of the right form. A size of -1 fits any. */
+gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t, int64_t P, int64_t Hk,
+                           int64_t H, int64_t K, int64_t V, struct gdn_record *record);
+
+/* The contents: no slot twice, counts not negative and at most R; if they append, so are they
+ * with the sequence's tokens. memory: gdn_record_slots_bytes(). */
+size_t     gdn_record_slots_bytes(const struct gdn_record *record);
+gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
+                                  const struct gdn_plan *plan, bool append, void *memory);
+
+/* Rows in use of a slot. */
+int64_t gdn_record_count(const struct gdn_record *record, int64_t slot);
+
+/* Applies them to columns [col, col + n) of a head's state, which lie in S as float32. */
+void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t slot,
+                      int head, int col, int n, bool k_first, float *S);
+
+#endif

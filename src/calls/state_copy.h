@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_state_copy in three steps, so that gdn_blob_load can check two copies before it runs
+ * the first. */
+#ifndef GDN_STATE_H
+#define GDN_STATE_H
+
+#include <stdbool.h>
+
+#include "core/ctx.h"
+
+/* A pool as matrices: [slot][head] of rows (v, or a channel) x columns (k, or an entry).
+ * Strides in elements. */
+struct gdn_state_side {
+    char   *data; /* NULL: absent */
+    int32_t dtype;
+    int64_t slot, head, row, column;
+    float  *scales; /* of 8 bits: [slot][head][rows] */
+    int64_t scales_slot, scales_head;
+};
+
+struct gdn_state_move {
+    gdn_state_copy_args       args;
+    const struct gdn_kernels *kr;
+    struct gdn_state_side     from, to;
+    int64_t                   n_pairs, n_parts; /* parts of a slot: heads, or some channels */
+    int64_t                   rows, columns;    /* of a head, or of all channels; both sides have */
+    int64_t                   n_old, n_skipped; /* older entries: of the target, of the source */
+    bool                      same_pool;
+    /* The arguments in errors. */
+    const char *from_name, *to_name, *from_slots_name, *to_slots_name;
+};
+
+/* What descriptors tell. The names in `m` are set. */
+gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
+                              struct gdn_state_move *m);
+/* Bytes of memory for gdn_state_check_slots(). */
+size_t gdn_state_bytes(const struct gdn_state_move *m);
+/* What the slots tell. */
+gdn_status gdn_state_check_slots(gdn_ctx *ctx, const struct gdn_state_move *m, void *memory);
+void       gdn_state_run(gdn_ctx *ctx, struct gdn_state_move *m);
+
+#endif

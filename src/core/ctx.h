@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The context: what every op finds there. */
+#ifndef GDN_CTX_H
+#define GDN_CTX_H
+
+#include "cpu/loops/bf16.h"
+#include "gdn.h"
+#include "core/status.h"
+#include "core/threads.h"
+
+struct gdn_ctx {
+    gdn_options               options; /* hooks filled in */
+    const struct gdn_kernels *kr;      /* the inner loops, chosen once */
+    const struct gdn_bf16_products *products; /* those in bfloat16 beside them; NULL: none */
+    struct gdn_pool          *pool;
+    struct gdn_cuda          *cuda; /* cuda/launch.h; NULL: the CPU computes */
+    void                     *workspace; /* the context's own, grown on demand */
+    size_t                    workspace_bytes;
+    char                      error[512];
+    char                      kernel[160];
+};
+
+/*
+ * Copies a caller's args struct of struct_size `size` into the library's own, zero where the
+ * caller's is shorter. GDN_E_ARG: args NULL, a size below `least`, or a longer struct whose
+ * unknown tail is not zero.
+ */
+gdn_status gdn_copy_args(gdn_ctx *ctx, void *own, size_t own_bytes, const void *args,
+                         const char *name);
+
+/* The caller's memory if given (checked: size, alignment), else the context's, grown. */
+gdn_status gdn_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
+                             void **memory);
+
+/* GDN_E_ARG if the caller's parallel_for did not do what gdn_options says, in this call. */
+gdn_status gdn_check_lender(gdn_ctx *ctx) __attribute__((warn_unused_result));
+
+/* Ends a call that ran: that check, then names the loops, for gdn_last_kernel() and the log, as
+ * "op: loop.isa loop.isa" from their names with spaces between. */
+gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
+    __attribute__((warn_unused_result));
+
+/* The same with one name for all that ran: "op: name". */
+gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
+
+/* To the caller's log, if there is one. */
+void gdn_log_line(const gdn_ctx *ctx, const char *line);
+/* That the context's workspace has so many bytes now. */
+void gdn_log_workspace(const gdn_ctx *ctx, size_t bytes);
+
+/* Saves the float environment, sets the default one; and back. Workers set theirs once. */
+uint32_t gdn_fp_enter(void);
+void     gdn_fp_leave(uint32_t saved);
+
+/* Rounds up to a whole number of cache lines. */
+static inline size_t gdn_align64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+/* A piece of scratch: its bytes, and the pointer, of whatever type, that will find them. */
+struct gdn_room {
+    void  *at;
+    size_t bytes;
+};
+
+/* Lays pieces out one after the other, each on a cache line of its own: sets their pointers (to
+ * NULL if memory is NULL), and returns the bytes of all. */
+size_t gdn_lay_out_rooms(const struct gdn_room *rooms, size_t n, char *memory);
+
+/* One array of scratch: n floats, and the pointer that will find them. */
+struct gdn_part {
+    float **at;
+    size_t  n;
+};
+
+/* Lays arrays out one after the other, each on a cache line of its own: sets their pointers
+ * unless memory is NULL, and returns the bytes of all. */
+static inline size_t gdn_lay_out(const struct gdn_part *parts, size_t n_parts, char *memory)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < n_parts; i++) {
+        if (memory) *parts[i].at = (float *)(void *)(memory + bytes);
+        bytes += gdn_align64(parts[i].n * sizeof(float));
+    }
+    return bytes;
+}
+
+#endif

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The pool. All that workers and caller agree on is one word: whether a job is open, how many
+ * workers are inside it, and its generation. Workers enter an open job by compare-and-swap;
+ * the caller works too, closes the job when no item is left, and waits for those inside. A
+ * worker that woke up late finds the job closed and is not waited for.
+ *
+ * task, arg and n_items are plain: the caller writes them while nobody is inside.
+ *
+ * No wake-up is lost: who sleeps first announces it and then looks at the word again; who
+ * changes the word looks for sleepers afterwards. Both in sequentially consistent order, so
+ * one of the two sees the other.
+ *
+ * A lender is not trusted with memory: a thread number is an index into scratch, so each has a
+ * seat, taken for the time of one item. An item whose seat is not there or is taken is not run.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* pthread_sigmask and clock_gettime under -std=c11 */
+#endif
+#include "core/threads.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/ctx.h"
+
+/* The word: */
+enum {
+    OPEN   = 1, /* a job may be entered */
+    STOP   = 2, /* workers shall end */
+    INSIDE = 4  /* one worker; up to 2^30 of them */
+};
+#define GENERATION ((uint64_t)1 << 32)
+
+/* Long enough to bridge the gap between two calls of one layer, short against a sleep. */
+enum { SPIN_NS = 30000 };
+
+struct worker {
+    pthread_t        thread;
+    struct gdn_pool *pool;
+    int              index;
+};
+
+/* A thread number of a lender. */
+struct seat {
+    alignas(64) atomic_bool taken;
+};
+
+struct gdn_pool {
+    alignas(64) _Atomic uint64_t word;
+    alignas(64) _Atomic int64_t next; /* the first item that nobody took */
+
+    alignas(64) gdn_task *task;
+    void   *arg;
+    int64_t n_items;
+
+    alignas(64) pthread_mutex_t mutex;
+    pthread_cond_t news, left; /* for sleeping workers; for the sleeping caller */
+    atomic_int     n_asleep;
+    atomic_bool    caller_asleep;
+
+    int   n_threads, n_workers; /* n_workers: started so far */
+    pid_t pid;                  /* of the process that has the workers */
+    void (*release)(void *, void *);
+    void *user;
+
+    struct gdn_lender     lender;
+    _Atomic int64_t       n_lent, n_done; /* items of the call that the lender has, had run */
+    _Atomic(const char *) broken;
+
+    struct seat   *seats;   /* n_threads of them if there is a lender, else */
+    struct worker *workers; /* n_threads - 1 */
+};
+
+/* ---- Waiting ------------------------------------------------------------------------------- */
+
+static inline void pause_briefly(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+typedef bool condition(uint64_t word, uint64_t seen);
+
+static bool has_news(uint64_t word, uint64_t seen)
+{
+    return (word & STOP) || ((word & OPEN) && word / GENERATION != seen);
+}
+
+static bool is_left(uint64_t word, uint64_t seen)
+{
+    (void)seen;
+    return word % GENERATION < INSIDE;
+}
+
+/* Spins until the condition holds for the word, or for SPIN_NS; returns the last word. */
+static uint64_t spin(struct gdn_pool *pool, condition *holds, uint64_t seen)
+{
+    uint64_t word = atomic_load(&pool->word);
+    if (holds(word, seen)) return word;
+    const int64_t deadline = now_ns() + SPIN_NS;
+    do {
+        for (int i = 0; i < 16; i++) {
+            pause_briefly();
+            word = atomic_load(&pool->word);
+            if (holds(word, seen)) return word;
+        }
+    } while (now_ns() < deadline);
+    return word;
+}
+
+static uint64_t wait_for_news(struct gdn_pool *pool, uint64_t seen)
+{
+    uint64_t word = spin(pool, has_news, seen);
+    if (has_news(word, seen)) return word;
+    pthread_mutex_lock(&pool->mutex);
+    atomic_fetch_add(&pool->n_asleep, 1);
+    while (word = atomic_load(&pool->word), !has_news(word, seen))
+        pthread_cond_wait(&pool->news, &pool->mutex);
+    atomic_fetch_sub(&pool->n_asleep, 1);
+    pthread_mutex_unlock(&pool->mutex);
+    return word;
+}
+
+static void wait_until_left(struct gdn_pool *pool)
+{
+    if (is_left(spin(pool, is_left, 0), 0)) return;
+    pthread_mutex_lock(&pool->mutex);
+    atomic_store(&pool->caller_asleep, true);
+    while (!is_left(atomic_load(&pool->word), 0)) pthread_cond_wait(&pool->left, &pool->mutex);
+    atomic_store(&pool->caller_asleep, false);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+/* ---- Workers ------------------------------------------------------------------------------- */
+
+static void run_items(struct gdn_pool *pool, int thread)
+{
+    for (;;) {
+        const int64_t item = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
+        if (item >= pool->n_items) return;
+        pool->task(pool->arg, item, thread);
+    }
+}
+
+static bool enter(struct gdn_pool *pool, uint64_t generation)
+{
+    uint64_t word = atomic_load(&pool->word);
+    while ((word & OPEN) && word / GENERATION == generation)
+        if (atomic_compare_exchange_weak(&pool->word, &word, word + INSIDE)) return true;
+    return false;
+}
+
+static void leave(struct gdn_pool *pool)
+{
+    const uint64_t word = atomic_fetch_sub(&pool->word, INSIDE) - INSIDE;
+    if ((word & OPEN) || !is_left(word, 0) || !atomic_load(&pool->caller_asleep)) return;
+    pthread_mutex_lock(&pool->mutex);
+    pthread_cond_signal(&pool->left);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+static void *work(void *arg)
+{
+    const struct worker *w    = arg;
+    uint64_t             seen = 0;
+    gdn_fp_enter();
+    for (;;) {
+        const uint64_t word = wait_for_news(w->pool, seen);
+        if (word & STOP) return NULL;
+        seen = word / GENERATION;
+        if (!enter(w->pool, seen)) continue;
+        run_items(w->pool, w->index);
+        leave(w->pool);
+    }
+}
+
+/* ---- Threads of a lender -------------------------------------------------------------------- */
+
+static void run_lent(void *arg, int64_t item, int thread)
+{
+    struct gdn_pool *pool = arg;
+    if (item < 0 || item >= atomic_load(&pool->n_lent)) {
+        atomic_store(&pool->broken, "an item that there is not, or after it returned");
+        return;
+    }
+    if (thread < 0 || thread >= pool->n_threads) {
+        atomic_store(&pool->broken, "a thread number out of range");
+        return;
+    }
+    if (atomic_exchange(&pool->seats[thread].taken, true)) {
+        atomic_store(&pool->broken, "a thread number twice at a time");
+        return;
+    }
+    const uint32_t fp = gdn_fp_enter(); /* the thread has its own float environment */
+    pool->task(pool->arg, item, thread);
+    gdn_fp_leave(fp);
+    atomic_store(&pool->seats[thread].taken, false);
+    atomic_fetch_add(&pool->n_done, 1);
+}
+
+static void lend(struct gdn_pool *pool, int64_t n_items)
+{
+    atomic_store(&pool->n_done, 0);
+    atomic_store(&pool->n_lent, n_items);
+    pool->lender.parallel_for(pool->lender.user, n_items, run_lent, pool);
+    atomic_store(&pool->n_lent, 0);
+    if (atomic_load(&pool->n_done) != n_items && !atomic_load(&pool->broken))
+        atomic_store(&pool->broken, "not every item once");
+}
+
+const char *gdn_pool_broken(struct gdn_pool *pool)
+{
+    return atomic_load(&pool->broken) ? atomic_exchange(&pool->broken, NULL) : NULL;
+}
+
+/* ---- The caller ---------------------------------------------------------------------------- */
+
+static void wake(struct gdn_pool *pool, int64_t n)
+{
+    if (atomic_load(&pool->n_asleep) == 0) return;
+    pthread_mutex_lock(&pool->mutex);
+    if (n >= pool->n_workers)
+        pthread_cond_broadcast(&pool->news);
+    else
+        for (int64_t i = 0; i < n; i++) pthread_cond_signal(&pool->news);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+void gdn_parallel_for(struct gdn_pool *pool, int64_t n_items, gdn_task *task, void *arg)
+{
+    if (pool->n_threads == 1 || n_items <= 1) {
+        for (int64_t i = 0; i < n_items; i++) task(arg, i, 0);
+        return;
+    }
+    pool->task    = task;
+    pool->arg     = arg;
+    pool->n_items = n_items;
+    if (pool->lender.parallel_for) {
+        lend(pool, n_items);
+        return;
+    }
+    atomic_store(&pool->next, 0);
+    const uint64_t generation = atomic_load(&pool->word) / GENERATION + 1;
+    atomic_store(&pool->word, generation * GENERATION | OPEN);
+    wake(pool, n_items - 1);
+    run_items(pool, 0);
+    atomic_fetch_and(&pool->word, ~(uint64_t)OPEN);
+    wait_until_left(pool);
+}
+
+/* ---- Create and destroy -------------------------------------------------------------------- */
+
+/* A new thread inherits the mask, so the signals are blocked around its creation. */
+static bool start_workers(struct gdn_pool *pool)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool->n_workers < pool->n_threads - 1) {
+        struct worker *w = &pool->workers[pool->n_workers];
+        w->pool          = pool;
+        w->index         = pool->n_workers + 1;
+        if (pthread_create(&w->thread, NULL, work, w)) break;
+        pool->n_workers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return pool->n_workers == pool->n_threads - 1;
+}
+
+struct gdn_pool *gdn_pool_create(int n_threads, const struct gdn_lender *lender,
+                                 void *(*alloc)(void *, size_t, size_t),
+                                 void (*release)(void *, void *), void *user)
+{
+    const size_t n     = (size_t)n_threads;
+    const size_t bytes = sizeof(struct gdn_pool) +
+                         (lender ? n * sizeof(struct seat) : (n - 1) * sizeof(struct worker));
+    struct gdn_pool *pool = alloc(user, bytes, 64);
+    if (!pool) return NULL;
+    memset(pool, 0, bytes);
+    pool->n_threads = n_threads;
+    pool->pid       = getpid();
+    pool->release   = release;
+    pool->user      = user;
+    pthread_mutex_init(&pool->mutex, NULL); /* cannot fail with default attributes */
+    pthread_cond_init(&pool->news, NULL);
+    pthread_cond_init(&pool->left, NULL);
+    if (lender) {
+        pool->lender = *lender;
+        pool->seats  = (struct seat *)(pool + 1);
+        return pool;
+    }
+    pool->workers = (struct worker *)(pool + 1);
+    if (start_workers(pool)) return pool;
+    gdn_pool_destroy(pool);
+    return NULL;
+}
+
+void gdn_pool_destroy(struct gdn_pool *pool)
+{
+    if (!pool) return;
+    if (pool->pid == getpid()) {
+        atomic_fetch_or(&pool->word, STOP);
+        wake(pool, pool->n_workers);
+        for (int i = 0; i < pool->n_workers; i++) pthread_join(pool->workers[i].thread, NULL);
+        pthread_cond_destroy(&pool->left);
+        pthread_cond_destroy(&pool->news);
+        pthread_mutex_destroy(&pool->mutex);
+    }
+    pool->release(pool->user, pool);
+}
+
+int gdn_pool_threads(const struct gdn_pool *pool) { return pool->n_threads; }

@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The recurrent form of the rule: token by token, on the state where it lies. An item goes
+ * through its heads in blocks of at most 128 columns; what the heads of a group share (k, q,
+ * k . q) is loaded once.
+ *
+ * Trees, records, checkpoints and states of 8 bits need states that the loops do not have at
+ * hand. Such a sequence is walked: its states are float32 in scratch, one for each level of the
+ * tree, and the loops only move them on. What is stored is stored from there.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "calls/record.h"
+#include "calls/rule.h"
+#include "state/strip.h"
+#include "batch/tree.h"
+
+enum { TOKENS = GDN_CHUNK, COLUMNS = GDN_STEP_COLUMNS };
+enum { STATE = GDN_MAX_HEAD * COLUMNS, TREE_STATES = 3 * STATE }; /* floats */
+
+/* Scratch of one thread. */
+struct step_scratch {
+    float  kq[2 * TOKENS * GDN_MAX_HEAD]; /* rows of k, then of q, K floats apart */
+    float  v[TOKENS * COLUMNS], o[TOKENS * COLUMNS], u[TOKENS * COLUMNS];
+    float  alpha[TOKENS], beta[TOKENS], dots[TOKENS];
+    void  *to[TOKENS];
+    int    head;  /* whose gates are loaded, of tokens from t0 */
+    int64_t t0;   /* whose k and q are loaded */
+    uint64_t changed;   /* a bit for each level: its state is not what was read */
+    bool    has_codes; /* the block's state as 8 bits, with GDN_EXACT; in a tree what was read */
+    float   scales[COLUMNS];
+    uint8_t codes[STATE];
+    _Alignas(64) float state[]; /* of a block; in a tree, of its levels one after the other */
+};
+
+size_t gdn_step_scratch(const struct gdn_rule *r)
+{
+    const size_t floats = r->tree ? TREE_STATES : STATE;
+    return gdn_align64(sizeof(struct step_scratch) + floats * sizeof(float));
+}
+
+/* Columns [col, col + n) of one head. */
+struct block {
+    int                         head, col, n;
+    struct gdn_place            from;
+    const struct gdn_pool_view *to_view;
+};
+
+/* The visit number i of a sequence. */
+static struct gdn_visit visit_at(const struct gdn_rule *r, const struct gdn_seq *seq, int64_t i)
+{
+    if (!r->visits) return (struct gdn_visit){ .token = i };
+    return r->visits[gdn_tree_at(r->tokens, seq) + i];
+}
+
+/* A place's memory from column col on; NULL: it has none. */
+static char *column_at(const struct gdn_place *p, int col)
+{
+    const int64_t elem = (int64_t)gdn_dtype_bytes(p->view->dtype);
+    return p->data ? p->data + (p->view->k_first ? col : col * p->view->ld) * elem : NULL;
+}
+
+/* k and q, and gates, of n visits from t0 on; of a tree one by one. */
+static void load_kq(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                    const struct gdn_rule_item *item, int64_t t0, int n)
+{
+    const int some = r->visits ? 1 : n;
+    for (int t = 0; t < n; t += some)
+        gdn_rule_load_kq(r, kr, item, visit_at(r, item->seq, t0 + t).token, some, c->kq + t * r->K,
+                         r->K, n);
+}
+
+static void load_gates(struct step_scratch *c, const struct gdn_rule *r,
+                       const struct gdn_kernels *kr, const struct gdn_rule_item *item, int head,
+                       int64_t t0, int n)
+{
+    const int some = r->visits ? 1 : n;
+    for (int t = 0; t < n; t += some)
+        gdn_rule_load_gates(r, kr, item->seq, head, visit_at(r, item->seq, t0 + t).token, some,
+                            true, c->alpha + t, c->beta + t);
+}
+
+/* Loads what visits [t0, t0 + n) need beside the state, unless it is there. */
+static void load_tokens(struct step_scratch *c, const struct gdn_rule *r,
+                        const struct gdn_kernels *kr, const struct gdn_rule_item *item, int head,
+                        int64_t t0, int n)
+{
+    if (c->t0 != t0) {
+        load_kq(c, r, kr, item, t0, n);
+        for (int t = 0; t < n; t++)
+            c->dots[t] = kr->dot(c->kq + t * r->K, c->kq + (n + t) * r->K, (size_t)r->K);
+    }
+    if (c->t0 != t0 || c->head != head) load_gates(c, r, kr, item, head, t0, n);
+    c->t0   = t0;
+    c->head = head;
+}
+
+static void load_v(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                   const struct gdn_seq *seq, const struct block *b, int64_t t0, int n)
+{
+    const int    hv    = gdn_rule_source(r, b->head, r->Hv);
+    const size_t bytes = gdn_dtype_bytes(r->v.dtype), cols = (size_t)b->n;
+    for (int t = 0; t < n; t++) {
+        const char *v = gdn_row(&r->v, seq, visit_at(r, seq, t0 + t).token, hv);
+        kr->load_row[r->v.dtype](c->v + t * COLUMNS, v + (size_t)b->col * bytes, cols);
+    }
+}
+
+static void store_o(const struct step_scratch *c, const struct gdn_rule *r,
+                    const struct gdn_kernels *kr, const struct gdn_seq *seq, const struct block *b,
+                    int64_t t0, int n)
+{
+    const size_t bytes = gdn_dtype_bytes(r->out.dtype);
+    for (int t = 0; r->out.data && t < n; t++) {
+        char *o = gdn_row(&r->out, seq, visit_at(r, seq, t0 + t).token, b->head);
+        kr->store_row[r->out.dtype](o + (size_t)b->col * bytes, c->o + t * COLUMNS, (size_t)b->n);
+    }
+}
+
+/* Tokens [t0, t0 + n) of one block. */
+static void step_block(struct step_scratch *c, const struct gdn_rule *r,
+                       const struct gdn_kernels *kr, const struct gdn_rule_item *item,
+                       const struct block *b, int64_t t0, int n, bool resume)
+{
+    load_tokens(c, r, kr, item, b->head, t0, n);
+    load_v(c, r, kr, item->seq, b, t0, n);
+    for (int t = 0; t < n; t++) {
+        const struct gdn_place to = gdn_rule_to(r, item->seq, t0 + t, b->head);
+        c->to[t]                  = column_at(&to, b->col);
+    }
+    const struct gdn_step step = {
+        .q = c->kq + n * r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
+        .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = column_at(&b->from, b->col),
+        .to = c->to, .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS,
+        .ld_from = b->from.view->ld, .ld_to = b->to_view->ld, .T = n, .K = r->K, .n = b->n,
+        .resume = resume,
+        .exact = r->exact, .round = gdn_rule_rounding(r),
+    };
+    if (b->to_view->k_first)
+        kr->step_kv[b->to_view->dtype](&step);
+    else
+        kr->step_vk[b->to_view->dtype](&step);
+    store_o(c, r, kr, item->seq, b, t0, n);
+}
+
+/* The state that the sequence starts from, as float32, in the orientation of to_view. */
+static void stage(float *S, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                  const struct block *b)
+{
+    gdn_load_columns(S, b->to_view->k_first, kr, b->from, r->K, b->col, b->n);
+}
+
+/* No token counts: the final state is the one that the sequence started from. */
+static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
+                       const struct gdn_kernels *kr, const struct gdn_seq *seq,
+                       const struct block *b)
+{
+    const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
+    if (!to.data || to.data == b->from.data) return;
+    if (gdn_are_twins(&b->from, &to)) {
+        gdn_copy_columns(to, b->col, b->from, b->col, r->K, b->n);
+        return;
+    }
+    stage(c->state, r, kr, b);
+    gdn_store_columns(c->state, b->to_view->k_first, kr, to, r->K, b->col, b->n);
+}
+
+/* ---- Walking ------------------------------------------------------------------------------- */
+
+static bool has_record(const struct gdn_rule *r, const struct gdn_seq *seq)
+{
+    return r->record && seq->slot >= 0;
+}
+
+static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq)
+{
+    return r->visits || has_record(r, seq) || (r->checkpoints.data && seq->n_checkpoints > 0) ||
+           gdn_rule_rounding8(r) || (!seq->to_carry && gdn_is_eight(r->to.dtype));
+}
+
+/* The first checkpoint after token t, if its position is just there; -1: none. */
+static int64_t checkpoint_at(const struct gdn_rule *r, const struct gdn_seq *seq, int64_t t)
+{
+    int64_t slot;
+    if (!r->checkpoints.data) return -1;
+    const int64_t i = gdn_plan_checkpoint_after(r->plan, seq, t);
+    return i < seq->n_checkpoints && gdn_plan_checkpoint(r->plan, seq, i, &slot) == t + 1 ? i : -1;
+}
+
+/* The block's state as codes in scratch, in the dtype of the pool and the layout of to_view. */
+static struct gdn_place codes_of(struct step_scratch *c, const struct gdn_rule *r,
+                                 const struct block *b, struct gdn_pool_view *view)
+{
+    *view         = gdn_rule_rounding8(r) ? *gdn_rule_rounding8(r) : *b->from.view;
+    view->k_first = b->to_view->k_first;
+    view->ld      = view->k_first ? b->n : r->K;
+    return (struct gdn_place){ .data = (char *)c->codes, .scales = c->scales, .view = view };
+}
+
+/* GDN_EXACT: S as 8 bits hold it. The codes stay beside it, for another rounding of the same
+ * state might find others. */
+static void round_state(struct step_scratch *c, float *S, const struct gdn_rule *r,
+                        const struct gdn_kernels *kr, const struct block *b, int64_t n_tokens)
+{
+    struct gdn_pool_view view;
+    struct gdn_place     codes = codes_of(c, r, b, &view);
+    codes.noise  = gdn_noise(view.seed, n_tokens, b->head) + (uint64_t)b->col;
+    c->has_codes = true;
+    gdn_store_columns(S, view.k_first, kr, codes, r->K, 0, b->n);
+    gdn_load_columns(S, view.k_first, kr, codes, r->K, 0, b->n);
+}
+
+/* The codes that the sequence starts from, if it does from such. */
+static void stage_codes(struct step_scratch *c, const struct gdn_rule *r, const struct block *b)
+{
+    struct gdn_pool_view   view;
+    const struct gdn_place codes = codes_of(c, r, b, &view);
+    c->has_codes = b->from.data && b->from.view->dtype == view.dtype;
+    if (c->has_codes) gdn_copy_columns(codes, 0, b->from, b->col, r->K, b->n);
+}
+
+/* The state of a level; unchanged codes of a tree from scratch, for a token of another branch that
+ * came first may have left its state where they were. */
+static void store_at(struct step_scratch *c, struct gdn_place to, const float *S,
+                     const struct gdn_rule *r, const struct gdn_kernels *kr, const struct block *b,
+                     int level)
+{
+    const struct gdn_pool_view *rounding = gdn_rule_rounding8(r);
+    const bool rounded = rounding && c->has_codes && to.view->dtype == rounding->dtype;
+    const bool kept    = !(c->changed >> level & 1) && gdn_are_twins(&b->from, &to);
+    struct gdn_pool_view view;
+    if (rounded || (kept && r->visits))
+        gdn_copy_columns(to, b->col, codes_of(c, r, b, &view), 0, r->K, b->n);
+    else if (kept)
+        gdn_copy_columns(to, b->col, b->from, b->col, r->K, b->n);
+    else
+        gdn_store_columns(S, b->to_view->k_first, kr, to, r->K, b->col, b->n);
+}
+
+/* The state after a visit, to where it is wanted. */
+static void store_state(struct step_scratch *c, const float *S, const struct gdn_rule *r,
+                        const struct gdn_kernels *kr, const struct gdn_seq *seq,
+                        const struct block *b, struct gdn_visit visit)
+{
+    const int64_t          t  = visit.token;
+    const struct gdn_place to = gdn_rule_to(r, seq, t, b->head);
+    int64_t                slot, i = checkpoint_at(r, seq, t);
+    if (to.data) store_at(c, to, S, r, kr, b, visit.level);
+    for (; i >= 0 && i < seq->n_checkpoints; i++) {
+        if (gdn_plan_checkpoint(r->plan, seq, i, &slot) != t + 1) return;
+        if (slot < 0) continue;
+        store_at(c, gdn_place_of(&r->checkpoints, slot, b->head, seq->base + t + 1), S, r, kr, b,
+                 visit.level);
+    }
+}
+
+/* Visits from i on, below `end`, whose states become one another and of which the last alone
+ * may be wanted. */
+static int64_t run_end(const struct gdn_rule *r, const struct gdn_seq *seq, int head, int64_t i,
+                       int64_t end)
+{
+    const int32_t level = visit_at(r, seq, i).level;
+    for (; i + 1 < end && !gdn_rule_rounding8(r); i++) {
+        const int64_t          t    = visit_at(r, seq, i).token;
+        const struct gdn_visit next = visit_at(r, seq, i + 1);
+        if (next.copies || next.level != level) break;
+        if (gdn_rule_to(r, seq, t, head).data || checkpoint_at(r, seq, t) >= 0) break;
+    }
+    return i + 1;
+}
+
+/* Visits [i, end) of the window [t0, t0 + n), which is loaded, on the state S. */
+static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                     const struct block *b, int64_t t0, int n, int64_t i, int64_t end, float *S)
+{
+    const int             at   = (int)(i - t0);
+    const struct gdn_step step = {
+        .q = c->kq + (n + at) * r->K, .k = c->kq + at * r->K, .v = c->v + at * COLUMNS,
+        .o = r->out.data ? c->o + at * COLUMNS : NULL, .u = r->record ? c->u + at * COLUMNS : NULL,
+        .alpha = c->alpha + at, .beta = c->beta + at, .kq = c->dots + at, .to = c->to,
+        .scratch = S, .ld_v = COLUMNS, .ld_o = COLUMNS, .T = (int)(end - i), .K = r->K, .n = b->n,
+        .resume = true, .exact = r->exact, .round = gdn_rule_rounding(r),
+    };
+    if (b->to_view->k_first)
+        kr->step_kv[GDN_F32](&step);
+    else
+        kr->step_vk[GDN_F32](&step);
+}
+
+/* Do visits [i, end) of the window from t0 on change a state? */
+static bool are_changing(const struct step_scratch *c, int64_t t0, int64_t i, int64_t end)
+{
+    for (; i < end; i++)
+        if (c->alpha[i - t0] != 1 || c->beta[i - t0] != 0) return true;
+    return false;
+}
+
+/* The state of the visit's level is, for now, that of the level below, of `size` floats. */
+static void copy_level(struct step_scratch *c, struct gdn_visit visit, ptrdiff_t size)
+{
+    const uint64_t bit = (uint64_t)1 << visit.level;
+    float *const   S   = c->state + visit.level * size;
+    memcpy(S, S - size, (size_t)size * sizeof *S);
+    c->changed = (c->changed & ~bit) | (c->changed << 1 & bit);
+}
+
+/* The window's rows of the record: u of this block; alpha, and k, with the first columns of
+ * (the first of) the heads that it belongs to. */
+static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
+                         const struct gdn_kernels *kr, const struct gdn_seq *seq,
+                         const struct block *b, int64_t t0, int n)
+{
+    const struct gdn_record *rec     = r->record;
+    const int64_t            first   = gdn_record_count(rec, seq->slot);
+    const int64_t            u_bytes = b->col * (int64_t)gdn_dtype_bytes(rec->u.dtype);
+    const int                hk      = gdn_rule_source(r, b->head, r->Hk);
+    const bool has_k = r->head_map == GDN_HEADS_GROUPED ? b->head % (r->H / r->Hk) == 0
+                                                        : b->head < r->Hk;
+    for (int t = 0; t < n; t++) {
+        const int64_t row = first + visit_at(r, seq, t0 + t).token;
+        kr->store_row[rec->u.dtype](
+            (char *)gdn_record_at(&rec->u, seq->slot, row, b->head) + u_bytes, c->u + t * COLUMNS,
+            (size_t)b->n);
+        if (b->col > 0) continue;
+        *(float *)gdn_record_at(&rec->g, seq->slot, row, b->head) =
+            copysignf(c->alpha[t], c->beta[t] == 0 ? -1.0f : 1.0f);
+        if (has_k)
+            kr->store_row[rec->k.dtype](gdn_record_at(&rec->k, seq->slot, row, hk),
+                                        c->kq + t * r->K, (size_t)r->K);
+    }
+}
+
+static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                 const struct gdn_rule_item *item, const struct block *b)
+{
+    const struct gdn_seq *seq  = item->seq;
+    const int64_t         T    = seq->n_valid;
+    const ptrdiff_t       size = gdn_strip_ld(r->K * b->n); /* floats from level to level */
+    memset(c->to, 0, sizeof c->to);
+    stage(c->state, r, kr, b);
+    if (gdn_rule_rounding8(r) || (r->visits && b->from.scales)) stage_codes(c, r, b);
+    c->changed = has_record(r, seq) && gdn_record_count(r->record, seq->slot) > 0;
+    if (has_record(r, seq))
+        gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, b->to_view->k_first, c->state);
+    for (int64_t t0 = 0; t0 < T; t0 += TOKENS) {
+        const int n = T - t0 < TOKENS ? (int)(T - t0) : TOKENS;
+        load_tokens(c, r, kr, item, b->head, t0, n);
+        load_v(c, r, kr, seq, b, t0, n);
+        for (int64_t i = t0, end; i < t0 + n; i = end) {
+            const struct gdn_visit visit = visit_at(r, seq, i);
+            float                 *S     = c->state + visit.level * size;
+            if (visit.copies) copy_level(c, visit, size);
+            end = run_end(r, seq, b->head, i, t0 + n);
+            walk_run(c, r, kr, b, t0, n, i, end, S);
+            const bool changes = are_changing(c, t0, i, end);
+            if (changes) c->changed |= (uint64_t)1 << visit.level;
+            if (gdn_rule_rounding8(r) && (changes || !c->has_codes))
+                round_state(c, S, r, kr, b, seq->base + i + 1);
+            store_state(c, S, r, kr, seq, b, visit_at(r, seq, end - 1));
+        }
+        store_o(c, r, kr, seq, b, t0, n);
+        if (has_record(r, seq)) store_record(c, r, kr, seq, b, t0, n);
+    }
+}
+
+/* ---- Items --------------------------------------------------------------------------------- */
+
+/* Columns of a block: as many as there is room for the states of all levels. */
+static int block_columns(const struct gdn_rule *r, const struct gdn_seq *seq)
+{
+    if (!r->visits) return COLUMNS;
+    const int most = TREE_STATES / (gdn_tree_levels(seq->n_valid) * gdn_strip_ld(r->K));
+    return most >= COLUMNS ? COLUMNS : most >= 16 ? most & ~15 : most;
+}
+
+static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
+                         const struct gdn_kernels *kr, const struct gdn_rule_item *item,
+                         struct block *b)
+{
+    const struct gdn_seq *seq = item->seq;
+    b->from    = gdn_rule_from(r, seq, b->head);
+    b->to_view = seq->to_carry ? &r->carry_to : &r->to;
+    if (!b->to_view->data) b->to_view = b->from.view;
+    if (seq->n_valid == 0) {
+        copy_state(c, r, kr, seq, b);
+        return;
+    }
+    if (is_walked(r, seq)) {
+        walk(c, r, kr, item, b);
+        return;
+    }
+    bool resume = b->from.data && (b->from.view->dtype != b->to_view->dtype ||
+                                   b->from.view->k_first != b->to_view->k_first);
+    if (resume) stage(c->state, r, kr, b);
+    for (int64_t t0 = 0; t0 < seq->n_valid; t0 += TOKENS) {
+        const int n = seq->n_valid - t0 < TOKENS ? (int)(seq->n_valid - t0) : TOKENS;
+        step_block(c, r, kr, item, b, t0, n, resume);
+        resume = true;
+    }
+}
+
+void gdn_step_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                   const struct gdn_rule_item *item, void *scratch)
+{
+    struct step_scratch *c       = scratch;
+    const int            columns = block_columns(r, item->seq);
+    c->t0                        = -1;
+    for (int s = item->first; s < item->last;) {
+        const int end = (s / r->n_strips + 1) * r->n_strips;
+        const int last = end < item->last ? end : item->last;
+        struct block b = { .head = gdn_rule_head(r, item->group, s / r->n_strips) };
+        int last_col = (last - end + r->n_strips) * kr->strip;
+        if (last_col > r->V) last_col = r->V;
+        for (b.col = s % r->n_strips * kr->strip; b.col < last_col; b.col += columns) {
+            b.n = last_col - b.col < columns ? last_col - b.col : columns;
+            step_columns(c, r, kr, item, &b);
+        }
+        s = last;
+    }
+}

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The layer, window by window: at most 256 tokens of any sequences pass through
+ *
+ *     project -> conv + SiLU -> rule (L2 norm and gates inside) -> gated RMSNorm -> project
+ *
+ * in float32 buffers. A sequence longer than its window is cut at a multiple of 16 tokens and
+ * its states travel in a carry, so windows change no bit: chunks stay where they were.
+ */
+#include <math.h>
+
+#include "calls/layer.h"
+#include "core/tensor_check.h"
+
+/* ---- Memory -------------------------------------------------------------------------------- */
+
+/* What a run keeps in the workspace. */
+struct buffers {
+    struct gdn_seq     *pieces;
+    struct gdn_segment *segments;
+    float *x, *y, *o;          /* [window][hidden], [window][columns], [window][Hv V] */
+    float *A, *dt, *norm;      /* [Hv], [Hv], [V] */
+    float *state[2], *conv[2]; /* carries: [Hv][V][K], [channels][length] */
+    char  *threads;
+};
+
+/* A sequence continues in a further window only if the window holds fewer than all tokens. */
+static bool carries(const struct gdn_block *b) { return b->n_tokens > b->window; }
+
+static size_t lay_out(struct buffers *m, const struct gdn_block *b, char *memory)
+{
+    const size_t window = (size_t)b->window, Hv = (size_t)b->Hv, V = (size_t)b->V;
+    const size_t carry = carries(b) ? 1 : 0;
+    const size_t state = carry * Hv * V * (size_t)b->K * sizeof(float);
+    const size_t conv  = carry * (size_t)(b->columns.z * b->conv.carry_to.length) * sizeof(float);
+    const struct gdn_room rooms[] = {
+        { &m->pieces, GDN_BLOCK_PIECES * sizeof *m->pieces },
+        { &m->segments, (size_t)gdn_block_n_segments(b) * sizeof *m->segments },
+        { &m->x, window * (size_t)b->hidden * sizeof(float) },
+        { &m->y, window * (size_t)b->columns.all * sizeof(float) },
+        { &m->o, window * Hv * V * sizeof(float) },
+        { &m->A, Hv * sizeof(float) },
+        { &m->dt, Hv * sizeof(float) },
+        { &m->norm, V * sizeof(float) },
+        { &m->state[0], state },
+        { &m->state[1], state },
+        { &m->conv[0], conv },
+        { &m->conv[1], conv },
+        { &m->threads, 0 },
+    };
+    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+}
+
+size_t gdn_block_bytes(const struct gdn_block *b)
+{
+    struct buffers m;
+    return lay_out(&m, b, NULL);
+}
+
+/* ---- Projections --------------------------------------------------------------------------- */
+
+/* Qwen3-Next keeps, per key head, the rows of its q, k, v, z together, and of its b, a. */
+static struct gdn_segment fused_segment(const struct gdn_block *b, int64_t head, int part)
+{
+    const gdn_tensor *qkvz = &b->args->in_proj_qkvz, *ba = &b->args->in_proj_ba;
+    const struct gdn_block_columns *to = &b->columns;
+    const int64_t K = b->K, r = b->Hv / b->Hk, rV = r * b->V, row = head * (2 * K + 2 * rV);
+    switch (part) {
+    case 0: return (struct gdn_segment){ qkvz, row, K, head * K };
+    case 1: return (struct gdn_segment){ qkvz, row + K, K, to->k + head * K };
+    case 2: return (struct gdn_segment){ qkvz, row + 2 * K, rV, to->v + head * rV };
+    case 3: return (struct gdn_segment){ qkvz, row + 2 * K + rV, rV, to->z + head * rV };
+    case 4: return (struct gdn_segment){ ba, head * 2 * r, r, to->b + head * r };
+    default: return (struct gdn_segment){ ba, head * 2 * r + r, r, to->a + head * r };
+    }
+}
+
+int gdn_block_n_segments(const struct gdn_block *b) { return b->fused ? 6 * (int)b->Hk : 4; }
+
+/* Qwen3.5 keeps each apart in the order of the columns. */
+struct gdn_segment gdn_block_segment(const struct gdn_block *b, int i)
+{
+    const struct gdn_block_columns *to = &b->columns;
+    const struct gdn_segment apart[] = { { &b->args->in_proj_qkv, 0, to->z, 0 },
+                                         { &b->args->in_proj_z, 0, to->b - to->z, to->z },
+                                         { &b->args->in_proj_b, 0, b->Hv, to->b },
+                                         { &b->args->in_proj_a, 0, b->Hv, to->a } };
+    return b->fused ? fused_segment(b, i / 6, i % 6) : apart[i];
+}
+
+/* ---- One window ---------------------------------------------------------------------------- */
+
+/* Takes the next tokens of the batch: from sequence *b, token *t. Returns how many pieces. */
+static int64_t next_window(const struct gdn_block *b, struct buffers *m, int64_t *seq, int64_t *t,
+                           int64_t *n_tokens)
+{
+    int64_t n = 0, used = 0;
+    for (; *seq < b->plan->B && n < GDN_BLOCK_PIECES; n++) {
+        const struct gdn_seq *s    = &b->plan->seqs[*seq];
+        int64_t               take = s->n_valid - *t;
+        const bool            ends = take <= b->window - used;
+        if (!ends) take = (b->window - used) & ~(int64_t)(GDN_CHUNK - 1);
+        if (!ends && (take == 0 || s->total <= GDN_SHORT_SEQUENCE)) break;
+        struct gdn_seq *piece = &m->pieces[n];
+        *piece            = *s;
+        piece->batch      = 0;
+        piece->first      = used;
+        piece->n_before   = 0;
+        piece->base       = *t;
+        piece->n_tokens   = s->n_tokens == 0 ? 0 : take > 0 ? take : s->n_tokens;
+        piece->n_valid    = take;
+        piece->from_carry = *t > 0;
+        piece->to_carry   = !ends;
+        used += take;
+        *t   = ends ? 0 : *t + take;
+        *seq += ends;
+        if (!ends) {
+            n++;
+            break;
+        }
+    }
+    *n_tokens = used;
+    return n;
+}
+
+/* Row i of the window and token of the batch: which sequence each piece is of, in order. */
+struct window {
+    const struct gdn_block *b;
+    gdn_ctx                *ctx;
+    struct buffers         *m;
+    int64_t                 n_pieces, n_tokens;
+    int64_t                 first_seq, first_token; /* where the window begins in the batch */
+};
+
+/* Converts the piece's rows of hidden, or stores those of out. */
+static void move_piece(const struct window *w, int64_t piece, bool store)
+{
+    const struct gdn_block *b = w->b;
+    const struct gdn_seq   *p = &w->m->pieces[piece], *s = &b->plan->seqs[w->first_seq + piece];
+    const struct gdn_rows  *rows = store ? &b->out : &b->in;
+    const int64_t           t0   = piece == 0 ? w->first_token : 0;
+    for (int64_t t = 0; t < p->n_valid; t++) {
+        float *x = w->m->x + (p->first + t) * b->hidden;
+        void  *row = gdn_row(rows, s, t0 + t, 0);
+        if (store)
+            w->ctx->kr->store_row[rows->dtype](row, x, (size_t)b->hidden);
+        else
+            w->ctx->kr->load_row[rows->dtype](x, row, (size_t)b->hidden);
+    }
+}
+
+static void load_piece(void *arg, int64_t piece, int thread)
+{
+    (void)thread;
+    move_piece(arg, piece, false);
+}
+
+static void store_piece(void *arg, int64_t piece, int thread)
+{
+    (void)thread;
+    move_piece(arg, piece, true);
+}
+
+/* The gated RMSNorm of one token: o <- o / rms(o) norm_weight silu(z), head by head. */
+static void norm_token(void *arg, int64_t t, int thread)
+{
+    (void)thread;
+    const struct window      *w  = arg;
+    const struct gdn_block   *b  = w->b;
+    const struct gdn_kernels *kr = w->ctx->kr;
+    const size_t              V  = (size_t)b->V;
+    for (int64_t h = 0; h < b->Hv; h++) {
+        float       *o = w->m->o + (t * b->Hv + h) * b->V;
+        const float *z = w->m->y + t * b->columns.all + b->columns.z + h * b->V;
+        const float  s = 1.0f / sqrtf(kr->dot(o, o, V) / (float)b->V + b->rms_eps);
+        kr->norm_row(o, o, s, w->m->norm, z, false, V);
+    }
+}
+
+static void run_window(const struct window *w, int carry)
+{
+    const struct gdn_block *b       = w->b;
+    struct buffers         *m       = w->m;
+    const int64_t           columns = b->columns.all, VV = b->Hv * b->V;
+    struct gdn_conv         conv    = b->conv;
+    struct gdn_rule         rule    = b->rule;
+    const struct gdn_segment out    = { &b->args->out_proj, 0, b->hidden, 0 };
+    gdn_parallel_for(w->ctx->pool, w->n_pieces, load_piece, (void *)w);
+    gdn_project(w->ctx, m->y, columns, m->x, w->n_tokens, b->hidden, m->segments,
+                gdn_block_n_segments(b), m->threads);
+    conv.seqs = rule.seqs = m->pieces;
+    conv.n_seqs = rule.n_seqs = w->n_pieces;
+    conv.carry_from.data = (char *)m->conv[carry], conv.carry_to.data = (char *)m->conv[!carry];
+    gdn_conv_run(w->ctx, &conv, m->threads);
+    rule.carry_from.data = (char *)m->state[carry], rule.carry_to.data = (char *)m->state[!carry];
+    gdn_rule_run(w->ctx, &rule, m->threads);
+    gdn_parallel_for(w->ctx->pool, w->n_tokens, norm_token, (void *)w);
+    gdn_project(w->ctx, m->x, b->hidden, m->o, w->n_tokens, VV, &out, 1, m->threads);
+    gdn_parallel_for(w->ctx->pool, w->n_pieces, store_piece, (void *)w);
+}
+
+/* The rows of a buffer of the window, `head` floats a head. */
+static struct gdn_rows window_rows(float *data, int64_t row, int64_t head)
+{
+    return (struct gdn_rows){ (char *)data, GDN_F32, 0, row * (int64_t)sizeof(float),
+                              head * (int64_t)sizeof(float) };
+}
+
+void gdn_block_run(gdn_ctx *ctx, struct gdn_block *b, char *memory)
+{
+    struct buffers                  m;
+    const struct gdn_block_columns *at  = &b->columns;
+    const int64_t                   all = at->all;
+    lay_out(&m, b, memory);
+    for (int i = 0; i < gdn_block_n_segments(b); i++) m.segments[i] = gdn_block_segment(b, i);
+    gdn_rule_load_decay(m.A, m.dt, &b->args->A_log, &b->args->dt_bias, b->Hv, 0);
+    gdn_load_vector(m.norm, &b->args->norm_weight, b->V, 1);
+
+    b->conv.x = b->conv.out = window_rows(m.y, all, 0);
+    b->rule.q    = window_rows(m.y, all, b->K);
+    b->rule.k    = window_rows(m.y + at->k, all, b->K);
+    b->rule.v    = window_rows(m.y + at->v, all, b->V);
+    b->rule.beta = window_rows(m.y + at->b, all, 1);
+    b->rule.g    = window_rows(m.y + at->a, all, 1);
+    b->rule.out  = window_rows(m.o, b->Hv * b->V, b->V);
+    b->rule.A = m.A, b->rule.dt = m.dt;
+    b->rule.plan = b->conv.plan = b->plan;
+
+    struct window w = { .b = b, .ctx = ctx, .m = &m };
+    int64_t       seq = 0, token = 0;
+    for (int carry = 0; seq < b->plan->B; carry = !carry) {
+        w.first_seq   = seq;
+        w.first_token = token;
+        w.n_pieces    = next_window(b, &m, &seq, &token, &w.n_tokens);
+        run_window(&w, carry);
+    }
+}

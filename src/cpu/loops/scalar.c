@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every inner loop in plain C: what the others are compared with, and what runs where there is
+ * no table for the machine. Written to be read; innermost loops are over contiguous floats,
+ * so that a compiler may use the vectors every machine of its target has.
+ */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "cpu/loops/kernels.h"
+#include "gdn.h"
+
+enum { C = GDN_CHUNK, STRIP = 8 };
+
+/* ---- Storage dtypes ---- */
+
+static uint32_t float_bits(float x)
+{
+    uint32_t i;
+    memcpy(&i, &x, sizeof i);
+    return i;
+}
+
+static float bits_float(uint32_t i)
+{
+    float x;
+    memcpy(&x, &i, sizeof x);
+    return x;
+}
+
+static float from_bf16(uint16_t h) { return bits_float((uint32_t)h << 16); }
+
+static uint16_t to_bf16(float x)
+{
+    const uint32_t i = float_bits(x);
+    if (x != x) return (uint16_t)((i | 0x400000) >> 16);
+    return (uint16_t)((i + 0x7fff + (i >> 16 & 1)) >> 16);
+}
+
+static float from_f16(uint16_t h)
+{
+    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023;
+    if (e == 0) return bits_float(sign | float_bits((float)m * 0x1p-24f));
+    if (e == 31) return bits_float(sign | 0x7f800000 | m << 13 | (m ? 0x400000 : 0));
+    return bits_float(sign | (e + 112) << 23 | m << 13);
+}
+
+static uint16_t to_f16(float x)
+{
+    const uint32_t i = float_bits(x), sign = i >> 16 & 0x8000, a = i & 0x7fffffff;
+    uint32_t       h;
+    if (a > 0x7f800000)
+        h = 0x7e00 | (a >> 13 & 1023);
+    else if (a >= 0x477ff000) /* 65520, half way to the next power of two: even is infinity */
+        h = 0x7c00;
+    else if (a < 0x38800000) /* below 2^-14: 0.5 has the spacing of f16 denormals */
+        h = float_bits(bits_float(a) + 0.5f) - float_bits(0.5f);
+    else
+        h = (a + 0xfff + (a >> 13 & 1) - 0x38000000) >> 13;
+    return (uint16_t)(sign | h);
+}
+
+static void load_row_f32(float *dst, const void *src, size_t n)
+{
+    memcpy(dst, src, n * sizeof *dst);
+}
+
+static void load_row_bf16(float *dst, const void *src, size_t n)
+{
+    const uint16_t *h = src;
+    for (size_t i = 0; i < n; i++) dst[i] = from_bf16(h[i]);
+}
+
+static void load_row_f16(float *dst, const void *src, size_t n)
+{
+    const uint16_t *h = src;
+    for (size_t i = 0; i < n; i++) dst[i] = from_f16(h[i]);
+}
+
+static void store_row_f32(void *dst, const float *src, size_t n)
+{
+    memcpy(dst, src, n * sizeof *src);
+}
+
+static void store_row_bf16(void *dst, const float *src, size_t n)
+{
+    uint16_t *h = dst;
+    for (size_t i = 0; i < n; i++) h[i] = to_bf16(src[i]);
+}
+
+static void store_row_f16(void *dst, const float *src, size_t n)
+{
+    uint16_t *h = dst;
+    for (size_t i = 0; i < n; i++) h[i] = to_f16(src[i]);
+}
+
+/* What a loop with a dtype in it needs. */
+struct storage {
+    ptrdiff_t bytes;
+    void (*load)(float *dst, const void *src, size_t n);
+    void (*store)(void *dst, const float *src, size_t n);
+};
+
+static const struct storage f32  = { sizeof(float), load_row_f32, store_row_f32 };
+static const struct storage bf16 = { sizeof(uint16_t), load_row_bf16, store_row_bf16 };
+static const struct storage f16  = { sizeof(uint16_t), load_row_f16, store_row_f16 };
+
+/* ---- Rows ---- */
+
+/* Eight sums: rounding errors grow with n / 8. */
+static float dot(const float *a, const float *b, size_t n)
+{
+    float  s[8] = { 0 };
+    size_t i    = 0;
+    for (; i + 8 <= n; i += 8)
+        for (size_t l = 0; l < 8; l++) s[l] += a[i + l] * b[i + l];
+    for (; i < n; i++) s[i % 8] += a[i] * b[i];
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+/* m sigmoid(x). In double, where exp(-x) neither overflows nor loses digits as a denormal. */
+static float times_sigmoid(float m, float x) { return (float)(m / (1 + exp(-(double)x))); }
+
+/* The bound keeps -inf from outweighing its sigmoid. */
+static float silu_of(float x) { return times_sigmoid(x < -1000 ? -1000 : x, x); }
+
+static void norm_row(float *y, const float *x, float s, const float *w, const float *z,
+                     bool sigmoid, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const float v = x[i] * s * (w ? w[i] : 1);
+        y[i]          = !z ? v : sigmoid ? times_sigmoid(v, z[i]) : v * silu_of(z[i]);
+    }
+}
+
+static void exp_row(float *y, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) y[i] = expf(x[i]);
+}
+
+static void sigmoid_row(float *y, const float *x, float m, size_t n)
+{
+    for (size_t i = 0; i < n; i++) y[i] = times_sigmoid(m, x[i]);
+}
+
+static void gate_row(float *g, const float *a, const float *neg_exp_A, const float *dt, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const float x = a[i] + dt[i];
+        g[i]          = neg_exp_A[i] * (x > 20 ? x : log1pf(expf(x)));
+    }
+}
+
+/* ---- Matrices ---- */
+
+static void transpose(float *b, ptrdiff_t ldb, const float *a, ptrdiff_t lda, int rows, int cols)
+{
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j++) b[j * ldb + i] = a[i * lda + j];
+}
+
+static void gemm_nt(float *c, ptrdiff_t ldc, const float *a, ptrdiff_t lda, const float *b,
+                    ptrdiff_t ldb, int m, int n, int K, bool add)
+{
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            const float sum = dot(a + i * lda, b + j * ldb, (size_t)K);
+            c[i * ldc + j]  = add ? c[i * ldc + j] + sum : sum;
+        }
+}
+
+/* ---- Blocks of the prefill ---- */
+
+static void strip_mul(float *p, ptrdiff_t ldp, const float *a, ptrdiff_t lda, const float *w,
+                      int rows, int K, int width)
+{
+    for (int r = 0; r < rows; r++) {
+        float sum[2 * STRIP] = { 0 };
+        for (int x = 0; x < K; x++)
+            for (int j = 0; j < width; j++) sum[j] += a[r * lda + x] * w[x * width + j];
+        memcpy(p + r * ldp, sum, (size_t)width * sizeof *sum);
+    }
+}
+
+/* G_i - G_j is summed from token i downwards, in double: no digits are lost. */
+static void chunk_gates(float *A, float *B, float *from_start, float *to_end, const float *g,
+                        const float *beta, const float *gram)
+{
+    memset(A, 0, C * C * sizeof *A);
+    memset(B, 0, C * C * sizeof *B);
+    for (int i = 0; i < C; i++) {
+        double sum = 0; /* G_i - G_j */
+        for (int j = i; j >= 0; j--) {
+            const float decay = expf((float)sum);
+            if (j < i) A[i * C + j] = beta[i] * (decay * gram[i * C + j]);
+            B[i * C + j] = decay * gram[(C + i) * C + j];
+            if (i == C - 1) to_end[j] = decay;
+            sum += g[j];
+        }
+        from_start[i] = expf((float)sum);
+    }
+}
+
+static void chunk_solve(float *o, ptrdiff_t ld_o, float *w, const float *p, const float *v,
+                        ptrdiff_t ld_v, const float *A, const float *B, const float *from_start,
+                        const float *to_end, const float *beta)
+{
+    float u[C][STRIP];
+    for (int i = 0; i < C; i++) {
+        for (int c = 0; c < STRIP; c++)
+            u[i][c] = beta[i] * (v[i * ld_v + c] - from_start[i] * p[i * STRIP + c]);
+        for (int j = 0; j < i; j++)
+            for (int c = 0; c < STRIP; c++) u[i][c] -= A[i * C + j] * u[j][c];
+        for (int c = 0; c < STRIP; c++) w[i * STRIP + c] = to_end[i] * u[i][c];
+
+        float sum[STRIP];
+        for (int c = 0; c < STRIP; c++) sum[c] = from_start[i] * p[(C + i) * STRIP + c];
+        for (int j = 0; j <= i; j++)
+            for (int c = 0; c < STRIP; c++) sum[c] += B[i * C + j] * u[j][c];
+        memcpy(o + i * ld_o, sum, sizeof sum);
+    }
+}
+
+static void chunk_update(float *s, float decay, const float *k, ptrdiff_t ld_k, const float *w,
+                         int K)
+{
+    for (int x = 0; x < K; x++)
+        for (int c = 0; c < STRIP; c++) {
+            float sum = decay * s[x * STRIP + c];
+            for (int t = 0; t < C; t++) sum += k[t * ld_k + x] * w[t * STRIP + c];
+            s[x * STRIP + c] = sum;
+        }
+}
+
+/* ---- The recurrence: sums over K in 16 lanes, in the order of the vector tables ---- */
+
+enum { LANES = 16 };
+
+static float sum_lanes(float s[LANES])
+{
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) s[l] += s[l + half];
+    return s[0];
+}
+
+/* n floats as they come back from a storage dtype. */
+static void round_row(float *x, size_t n, int dtype)
+{
+    for (size_t i = 0; i < n && dtype == GDN_BF16; i++) x[i] = from_bf16(to_bf16(x[i]));
+    for (size_t i = 0; i < n && dtype == GDN_F16; i++) x[i] = from_f16(to_f16(x[i]));
+}
+
+/* Rows and their length of the state as it lies in memory and, densely, in scratch. */
+struct shape {
+    int rows, length;
+};
+
+static struct shape step_shape(const struct gdn_step *s, bool k_first)
+{
+    return k_first ? (struct shape){ s->K, s->n } : (struct shape){ s->n, s->K };
+}
+
+static void step_load(const struct gdn_step *s, const struct storage *dtype, bool k_first)
+{
+    const struct shape shape = step_shape(s, k_first);
+    const char        *from  = s->from;
+    for (int i = 0; i < shape.rows; i++) {
+        float *row = s->scratch + (ptrdiff_t)i * shape.length;
+        if (from)
+            dtype->load(row, from + i * s->ld_from * dtype->bytes, (size_t)shape.length);
+        else
+            memset(row, 0, (size_t)shape.length * sizeof *row);
+    }
+}
+
+static void step_store(const struct gdn_step *s, char *to, const struct storage *dtype,
+                       bool k_first)
+{
+    const struct shape shape = step_shape(s, k_first);
+    for (int i = 0; i < shape.rows; i++)
+        dtype->store(to + i * s->ld_to * dtype->bytes, s->scratch + (ptrdiff_t)i * shape.length,
+                     (size_t)shape.length);
+}
+
+/* Token t on column j, whose state is K elements from S, `next` apart. */
+static void step_token(const struct gdn_step *s, int t, int j, float *S, ptrdiff_t next)
+{
+    const int    K     = s->K;
+    const float *k     = s->k + (ptrdiff_t)t * K, *q = s->q + (ptrdiff_t)t * K;
+    const float  alpha = s->alpha[t], beta = s->beta[t];
+    float        ps[LANES] = { 0 }, zs[LANES] = { 0 };
+    for (int x = 0; x < K; x++) {
+        if (alpha == 0) S[x * next] = 0;
+        ps[x % LANES] += S[x * next] * k[x];
+        zs[x % LANES] += S[x * next] * q[x];
+    }
+    const float p = sum_lanes(ps), z = sum_lanes(zs);
+    const float u = beta == 0 ? 0 : beta * (s->v[t * s->ld_v + j] - alpha * p);
+    if (s->o) s->o[t * s->ld_o + j] = alpha * z + s->kq[t] * u;
+    if (s->u) s->u[t * s->ld_o + j] = u;
+
+    for (int x = 0; x < K && alpha != 1; x++) S[x * next] *= alpha;
+    for (int x = 0; x < K && beta != 0; x++) S[x * next] += k[x] * u;
+}
+
+static void step(const struct gdn_step *s, const struct storage *dtype, bool k_first)
+{
+    const ptrdiff_t column = k_first ? 1 : s->K, next = k_first ? s->n : 1;
+    if (!s->resume) step_load(s, dtype, k_first);
+    for (int t = 0; t < s->T; t++) {
+        for (int j = 0; j < s->n; j++) step_token(s, t, j, s->scratch + j * column, next);
+        round_row(s->scratch, (size_t)(s->K * s->n), s->round);
+        if (s->to[t]) step_store(s, s->to[t], dtype, k_first);
+    }
+}
+
+static void add_outer(float *s, int rows, int cols, float alpha, const float *a, const float *b)
+{
+    for (int i = 0; i < rows; i++, s += cols) {
+        for (int j = 0; j < cols && alpha != 1; j++) s[j] *= alpha;
+        for (int j = 0; j < cols && b; j++) s[j] += a[i] * b[j];
+    }
+}
+
+static void step_strip(float *S, const struct gdn_step *s, int dtype)
+{
+    for (int t = 0; t < s->T; t++) {
+        for (int j = 0; j < STRIP; j++) step_token(s, t, j, S + j, STRIP);
+        round_row(S, (size_t)(s->K * STRIP), dtype);
+    }
+}
+
+static void step_strip_f32(float *S, const struct gdn_step *s) { step_strip(S, s, GDN_F32); }
+static void step_strip_bf16(float *S, const struct gdn_step *s) { step_strip(S, s, GDN_BF16); }
+static void step_strip_f16(float *S, const struct gdn_step *s) { step_strip(S, s, GDN_F16); }
+static void step_vk_f32(const struct gdn_step *s) { step(s, &f32, false); }
+static void step_vk_bf16(const struct gdn_step *s) { step(s, &bf16, false); }
+static void step_vk_f16(const struct gdn_step *s) { step(s, &f16, false); }
+static void step_kv_f32(const struct gdn_step *s) { step(s, &f32, true); }
+static void step_kv_bf16(const struct gdn_step *s) { step(s, &bf16, true); }
+static void step_kv_f16(const struct gdn_step *s) { step(s, &f16, true); }
+
+/* ---- Convolution ---- */
+
+enum { CHANNELS = 64 }; /* at a time: a row of them on the stack */
+
+/* One token on n <= CHANNELS channels: y from x, and the window moves on. */
+static void conv_token(float *y, const float *x, float *window, const float *weight,
+                       const float *bias, ptrdiff_t ld_w, int W, bool silu, int n)
+{
+    for (int c = 0; c < n; c++) {
+        float sum = bias ? bias[c] : 0;
+        for (int w = 0; w < W - 1; w++) sum += weight[w * ld_w + c] * window[w * ld_w + c];
+        sum += weight[(W - 1) * ld_w + c] * x[c];
+        y[c] = silu ? silu_of(sum) : sum;
+
+        for (int w = 0; w < W - 2; w++) window[w * ld_w + c] = window[(w + 1) * ld_w + c];
+        window[(W - 2) * ld_w + c] = x[c];
+    }
+}
+
+static void conv(const struct storage *dtype, char *y, ptrdiff_t ld_y, const char *x,
+                 ptrdiff_t ld_x, float *window, const float *weight, const float *bias,
+                 ptrdiff_t ld_w, int W, bool silu, int64_t T, int n)
+{
+    for (int c = 0; c < n; c += CHANNELS) {
+        const int m = n - c < CHANNELS ? n - c : CHANNELS;
+        float     in[CHANNELS], out[CHANNELS];
+        for (int64_t t = 0; t < T; t++) {
+            dtype->load(in, x + (t * ld_x + c) * dtype->bytes, (size_t)m);
+            conv_token(out, in, window + c, weight + c, bias ? bias + c : NULL, ld_w, W, silu, m);
+            dtype->store(y + (t * ld_y + c) * dtype->bytes, out, (size_t)m);
+        }
+    }
+}
+
+#define CONV(dtype)                                                                            \
+    static void conv_##dtype(void *y, ptrdiff_t ld_y, const void *x, ptrdiff_t ld_x,           \
+                             float *window, const float *weight, const float *bias,            \
+                             ptrdiff_t ld_w, int W, bool silu, int64_t T, int n)               \
+    {                                                                                          \
+        conv(&dtype, y, ld_y, x, ld_x, window, weight, bias, ld_w, W, silu, T, n);             \
+    }
+CONV(f32)
+CONV(bf16)
+CONV(f16)
+
+/* ---- States of 8 bits ---- */
+
+#include "cpu/loops/q8_scalar.inc"
+
+/* ---- The table ---- */
+
+#define BY_DTYPE(name) { [GDN_F32] = name##_f32, [GDN_BF16] = name##_bf16, [GDN_F16] = name##_f16 }
+
+const struct gdn_kernels gdn_kernels_scalar = {
+    .name         = "scalar",
+    .needs        = 0,
+    .strip        = STRIP,
+    .load_row     = BY_DTYPE(load_row),
+    .store_row    = BY_DTYPE(store_row),
+    .dot          = dot,
+    .norm_row     = norm_row,
+    .exp_row      = exp_row,
+    .sigmoid_row  = sigmoid_row,
+    .gate_row     = gate_row,
+    .transpose    = transpose,
+    .gemm_nt      = gemm_nt,
+    .strip_mul    = strip_mul,
+    .chunk_gates  = chunk_gates,
+    .chunk_solve  = chunk_solve,
+    .chunk_update = chunk_update,
+    .step_vk      = BY_DTYPE(step_vk),
+    .step_kv      = BY_DTYPE(step_kv),
+    .add_outer    = add_outer,
+    .step_strip   = BY_DTYPE(step_strip),
+    .conv         = BY_DTYPE(conv),
+    EIGHT_LINES,
+};

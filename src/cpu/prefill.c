@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The chunked form of the rule (docs/math.md): 16 tokens at a time, with S at their start,
+ *
+ *     P = [K; Q] S;   U by forward substitution;   O = Q S + lower(Q K^T) U;   S' = gamma S + K^T U
+ *
+ * An item keeps its part of the state in strips of columns, float32 and k-first, from the
+ * first chunk to the last. The Gram matrices are made once per chunk and group of heads.
+ *
+ * A checkpoint inside a chunk takes P as it is and ends the chunk early, on a copy of the strip:
+ * what a call computes whose tokens end there.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "calls/rule.h"
+#include "state/strip.h"
+
+enum { C = GDN_CHUNK };
+
+/* Scratch of one thread; all 64-byte aligned. */
+struct chunk {
+    float    *kq;                       /* [32][ld]: 16 rows of k, 16 of q */
+    float    *kt;                       /* [K][16] */
+    float    *gram;                     /* [32][16] */
+    float    *A, *B;                    /* [16][16] */
+    float    *all_g, *all_beta;         /* [16] of the chunk */
+    float    *g, *beta, *start;         /* [16] of the tokens that run together */
+    float    *p;                        /* [32][strip] */
+    float    *v, *o;                    /* [16][ld_v] */
+    float    *w;                        /* [16][strip] */
+    float    *rows;                     /* [strip][ld]: state rows on their way */
+    float    *S;                        /* strips of [K][strip] */
+    float    *rows16, *pairs;           /* kq and S rounded (cpu/loops/bf16.h), with r->products */
+    float    *copy, *copy_k;            /* a strip up to a checkpoint; k of some tokens */
+    ptrdiff_t ld, ld_v;
+    int64_t   first, last;              /* checkpoints of the chunk */
+};
+
+/* Of one strip. */
+static size_t pair_floats(const struct gdn_rule *r) { return ((size_t)r->K + 31) / 32 * 32 * 16; }
+
+static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      char *memory)
+{
+    const size_t strip = (size_t)kr->strip, K = (size_t)r->K;
+    c->ld   = gdn_strip_ld(r->K);
+    c->ld_v = (ptrdiff_t)(strip * (size_t)r->n_strips);
+    const struct gdn_part parts[] = {
+        { &c->kq, 2 * C * (size_t)c->ld },   { &c->kt, K * C },
+        { &c->gram, 2 * C * C },             { &c->A, C * C },
+        { &c->B, C * C },                    { &c->g, C },
+        { &c->beta, C },                     { &c->all_g, C },
+        { &c->all_beta, C },                 { &c->start, C },
+        { &c->p, 2 * C * strip },            { &c->v, C * (size_t)c->ld_v },
+        { &c->o, C * (size_t)c->ld_v },      { &c->w, C * strip },
+        { &c->rows, strip * (size_t)c->ld }, { &c->copy, K * strip },
+        { &c->copy_k, C * (size_t)c->ld },   { &c->S, (size_t)r->part_strips * K * strip },
+        { &c->rows16, r->products ? C * GDN_MAX_HEAD : 0 },
+        { &c->pairs, r->products ? (size_t)r->part_strips * pair_floats(r) : 0 },
+    };
+    return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
+}
+
+size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
+{
+    struct chunk c;
+    return lay_out(&c, r, kr, NULL);
+}
+
+/* Strip s of the item. */
+static float *strip_at(const struct chunk *c, const struct gdn_rule *r,
+                       const struct gdn_kernels *kr, const struct gdn_rule_item *item, int s)
+{
+    return c->S + (ptrdiff_t)(s - item->first) * r->K * kr->strip;
+}
+
+static uint16_t *pairs_at(const struct chunk *c, const struct gdn_rule *r,
+                          const struct gdn_rule_item *item, int s)
+{
+    if (!r->products) return NULL;
+    return (uint16_t *)(void *)(c->pairs + (size_t)(s - item->first) * pair_floats(r));
+}
+
+/* ---- The state: pool <-> strips ----------------------------------------------------------- */
+
+static void load_strip(float *S, const struct chunk *c, const struct gdn_rule *r,
+                       const struct gdn_kernels *kr, const struct gdn_seq *seq, int head, int col)
+{
+    const int n = r->V - col < kr->strip ? r->V - col : kr->strip;
+    gdn_load_strip(S, kr, gdn_rule_from(r, seq, head), r->K, col, n, c->rows);
+}
+
+/* The state after n_tokens. */
+static void store_strip(const float *S, const struct chunk *c, const struct gdn_rule *r,
+                        const struct gdn_kernels *kr, const struct gdn_seq *seq, int head, int col,
+                        struct gdn_place to, int64_t n_tokens)
+{
+    gdn_rule_store_strip(r, kr, seq, head, col, S, to, n_tokens, c->rows);
+}
+
+/* ---- One chunk ------------------------------------------------------------------------------ */
+
+/* Strips [first, last) of one head: columns [col, col + n) of it. */
+struct piece {
+    int head, first, last, col, n;
+};
+
+static struct piece piece_at(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                             const struct gdn_rule_item *item, int strip)
+{
+    struct piece p = { .head = gdn_rule_head(r, item->group, strip / r->n_strips) };
+    const int    end = (strip / r->n_strips + 1) * r->n_strips;
+    p.first = strip;
+    p.last  = end < item->last ? end : item->last;
+    p.col   = strip % r->n_strips * kr->strip;
+    p.n     = (p.last - p.first) * kr->strip;
+    if (p.n > r->V - p.col) p.n = r->V - p.col;
+    return p;
+}
+
+/* k, q and their products: rows past n tokens are zero, so they change nothing. */
+static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                       const struct gdn_rule_item *item, int64_t t0, int n)
+{
+    if (n < C) memset(c->kq, 0, 2 * C * (size_t)c->ld * sizeof *c->kq);
+    gdn_rule_load_kq(r, kr, item, t0, n, c->kq, c->ld, C);
+    kr->transpose(c->kt, C, c->kq, c->ld, C, r->K);
+    kr->strip_mul(c->gram, C, c->kq, c->ld, c->kt, 2 * C, r->K, C);
+    if (r->products)
+        r->products->round_rows((uint16_t *)(void *)c->rows16, c->kq, c->ld, r->K);
+}
+
+/* v of a piece, zero where beta is zero (G8). */
+static void load_v(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                   const struct gdn_seq *seq, const struct piece *p, int64_t t0)
+{
+    const int    hv   = gdn_rule_source(r, p->head, r->Hv);
+    const size_t elem = gdn_dtype_bytes(r->v.dtype);
+    const size_t wide = (size_t)((p->last - p->first) * kr->strip);
+    for (int t = 0; t < C; t++) {
+        float *row = c->v + t * c->ld_v;
+        if (c->beta[t] == 0) {
+            memset(row, 0, wide * sizeof *row);
+            continue;
+        }
+        const char *from = gdn_row(&r->v, seq, t0 + t, hv);
+        kr->load_row[r->v.dtype](row, from + (size_t)p->col * elem, (size_t)p->n);
+        memset(row + p->n, 0, (wide - (size_t)p->n) * sizeof *row);
+    }
+}
+
+static void store_o(const struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                    const struct gdn_seq *seq, const struct piece *p, int64_t t0, int a, int b)
+{
+    const size_t elem = gdn_dtype_bytes(r->out.dtype);
+    for (int t = a; t < b; t++) {
+        char *to = gdn_row(&r->out, seq, t0 + t, p->head);
+        kr->store_row[r->out.dtype](to + (size_t)p->col * elem, c->o + t * c->ld_v, (size_t)p->n);
+    }
+}
+
+/* Asks for rows that the chunk from t0 on will touch, a few with each strip: those of v and out
+ * with the strips of their piece, of k and q with those of the item. */
+static void prefetch_rows(const struct gdn_rule *r, const struct gdn_rule_item *item,
+                          const struct piece *p, int s, int64_t t0)
+{
+    const struct gdn_seq *seq = item->seq;
+    const int hq = gdn_rule_source(r, p->head, r->Hq), hk = gdn_rule_source(r, p->head, r->Hk);
+    const int hv = gdn_rule_source(r, p->head, r->Hv), n = p->last - p->first, i = s - p->first;
+    const int all = item->last - item->first, at = s - item->first;
+    for (int64_t t = t0 + C * i / n; t < t0 + C * (i + 1) / n; t++) {
+        gdn_rule_prefetch(&r->v, seq, t, hv, p->col, p->n);
+        gdn_rule_prefetch(&r->out, seq, t, p->head, p->col, p->n);
+    }
+    for (int64_t t = t0 + C * at / all; t < t0 + C * (at + 1) / all; t++) {
+        gdn_rule_prefetch(&r->k, seq, t, hk, 0, r->K);
+        gdn_rule_prefetch(&r->q, seq, t, hq, 0, r->K);
+    }
+}
+
+/* Tokens [a, m) of a chunk, none of which forgets; those before a have been forgotten. */
+struct range {
+    _Alignas(64) float end[C];  /* from each token to the last */
+    float              decay;   /* of all of them */
+    int                a, m;
+    bool               writes;
+    int64_t            first, last; /* checkpoints after the last token */
+};
+
+void gdn_forget_tokens(float *A, float *B, int a)
+{
+    const size_t bytes = (size_t)a * sizeof *A;
+    memset(A, 0, C * bytes);
+    for (int i = a; i < C && a > 0; i++) {
+        memset(A + i * C, 0, bytes);
+        memset(B + i * C, 0, bytes);
+    }
+}
+
+/* The other tokens have g = 0 and beta = 0. A, B, start and beta are those of the last call; up
+ * to token m they are the same for every m. */
+static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct range *x)
+{
+    x->writes = false;
+    for (int t = 0; t < C; t++) {
+        const bool in = t >= x->a && t < x->m;
+        c->g[t]       = in ? c->all_g[t] : 0;
+        c->beta[t]    = in ? c->all_beta[t] : 0;
+        x->writes |= c->beta[t] != 0;
+    }
+    kr->chunk_gates(c->A, c->B, c->start, x->end, c->g, c->beta, c->gram);
+    gdn_forget_tokens(c->A, c->B, x->a);
+    x->decay = c->start[C - 1];
+}
+
+/* P = [K; Q] S, of the tokens from a on. */
+static void multiply(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                     const float *S, const uint16_t *pairs, int a)
+{
+    if (pairs)
+        r->products->strip_mul(c->p, kr->strip, (const uint16_t *)(const void *)c->rows16, pairs,
+                               r->K);
+    else
+        kr->strip_mul(c->p, kr->strip, c->kq, c->ld, S, 2 * C, r->K, kr->strip);
+    memset(c->p, 0, (size_t)(a * kr->strip) * sizeof *c->p);
+}
+
+/* k of the range alone: in the update others would meet zeros, and may not be finite. */
+static const float *keys_of(struct chunk *c, const struct range *x)
+{
+    const size_t bytes = (size_t)c->ld * sizeof *c->kq;
+    memset(c->copy_k, 0, C * bytes);
+    memcpy(c->copy_k + x->a * c->ld, c->kq + x->a * c->ld, (size_t)(x->m - x->a) * bytes);
+    return c->copy_k;
+}
+
+/* S, columns `at` of the piece, from before the range to after it; pairs: its rounded copy, if
+ * there is one. */
+static void finish_range(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct range *x, float *S, uint16_t *pairs, const float *k,
+                         ptrdiff_t at)
+{
+    kr->chunk_solve(c->o + at, c->ld_v, c->w, c->p, c->v + at, c->ld_v, c->A, c->B, c->start,
+                    x->end, c->beta);
+    memset(c->w + x->m * kr->strip, 0, (size_t)((C - x->m) * kr->strip) * sizeof *c->w);
+    if (!x->writes && x->decay == 1) return; /* every bit of S stays (G9) */
+    if (pairs)
+        r->products->chunk_update(S, pairs, x->decay, k, c->ld, c->w, r->K);
+    else
+        kr->chunk_update(S, x->decay, k, c->ld, c->w, r->K);
+}
+
+/* The ranges from a to checkpoints within [a, b], but for the end of the chunk's n tokens. */
+static int find_inside(const struct chunk *c, const struct gdn_rule *r, const struct gdn_seq *seq,
+                       int64_t t0, int a, int b, int n, struct range *inside)
+{
+    int n_inside = 0;
+    for (int64_t i = c->first; i < c->last; i++) {
+        int64_t       slot;
+        const int64_t m = gdn_plan_checkpoint(r->plan, seq, i, &slot) - t0;
+        if (slot < 0 || m <= a || m > b || m == n) continue;
+        if (!n_inside || inside[n_inside - 1].m != m) {
+            inside[n_inside].a       = a;
+            inside[n_inside].m       = (int)m;
+            inside[n_inside++].first = i;
+        }
+        inside[n_inside - 1].last = i + 1;
+    }
+    return n_inside;
+}
+
+static void store_checkpoints(const struct chunk *c, const struct gdn_rule *r,
+                              const struct gdn_kernels *kr, const struct gdn_rule_item *item,
+                              int strip, int64_t first, int64_t last, const float *S)
+{
+    const struct piece p = piece_at(r, kr, item, strip);
+    for (int64_t i = first; i < last; i++) {
+        int64_t       slot;
+        const int64_t n = gdn_plan_checkpoint(r->plan, item->seq, i, &slot);
+        if (slot >= 0)
+            store_strip(S, c, r, kr, item->seq, p.head, p.col,
+                        gdn_place_of(&r->checkpoints, slot, p.head, item->seq->base + n), n);
+    }
+}
+
+/* On copies, in which the tokens after the range are not there. */
+static void leave_checkpoints(struct chunk *c, const struct gdn_rule *r,
+                              const struct gdn_kernels *kr, const struct gdn_rule_item *item,
+                              const struct range *x, int strip, ptrdiff_t at)
+{
+    memcpy(c->copy, strip_at(c, r, kr, item, strip), (size_t)(r->K * kr->strip) * sizeof *c->S);
+    finish_range(c, r, kr, x, c->copy, NULL, keys_of(c, x), at);
+    store_checkpoints(c, r, kr, item, strip, x->first, x->last, c->copy);
+}
+
+/* Tokens [a, b) of the chunk's n, none of which forgets. */
+static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                       const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int a,
+                       int b, int n)
+{
+    struct range whole = { .a = a, .m = b }, inside[C];
+    const int    n_inside = find_inside(c, r, item->seq, t0, a, b, n, inside);
+    for (int i = 0; i < n_inside; i++) start_range(c, kr, &inside[i]);
+    start_range(c, kr, &whole);
+    load_v(c, r, kr, item->seq, p, t0);
+    for (int s = p->first; s < p->last; s++) {
+        float          *S  = strip_at(c, r, kr, item, s);
+        const ptrdiff_t at = (s - p->first) * kr->strip;
+        uint16_t       *pairs = pairs_at(c, r, item, s);
+        prefetch_rows(r, item, p, s, t0 + C);
+        multiply(c, r, kr, S, pairs, a);
+        for (int i = 0; i < n_inside; i++) leave_checkpoints(c, r, kr, item, &inside[i], s, at);
+        finish_range(c, r, kr, &whole, S, pairs, a ? keys_of(c, &whole) : c->kq, at);
+    }
+    if (r->out.data) store_o(c, r, kr, item->seq, p, t0, a, b);
+}
+
+/*
+ * One chunk of one piece. At a gate that forgets the chunk is cut in two and the state zeroed
+ * between them: nothing of the old state or the tokens before can reach those after, were it
+ * NaN (G7); products with those tokens are zeros, by selection too.
+ */
+static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                        const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int n)
+{
+    gdn_rule_load_gates(r, kr, item->seq, p->head, t0, n, false, c->all_g, c->all_beta);
+    for (int a = 0, b; a < n; a = b) {
+        if (gdn_forgets(c->all_g[a])) {
+            memset(strip_at(c, r, kr, item, p->first), 0,
+                   (size_t)((p->last - p->first) * r->K * kr->strip) * sizeof *c->S);
+            if (r->products)
+                memset(pairs_at(c, r, item, p->first), 0,
+                       (size_t)(p->last - p->first) * pair_floats(r) * sizeof *c->pairs);
+            c->all_g[a] = 0;
+        }
+        for (b = a + 1; b < n && !gdn_forgets(c->all_g[b]);) b++;
+        run_tokens(c, r, kr, item, p, t0, a, b, n);
+    }
+}
+
+/* The checkpoints after tokens t0 + 1 to t0 + n; those before are known. */
+static void find_checkpoints(struct chunk *c, const struct gdn_rule *r, const struct gdn_seq *seq,
+                             int64_t t0, int n)
+{
+    int64_t slot;
+    if (!r->checkpoints.data) return;
+    c->first = t0 == 0 ? gdn_plan_checkpoint_after(r->plan, seq, 0) : c->last;
+    c->last  = c->first;
+    while (c->last < seq->n_checkpoints &&
+           gdn_plan_checkpoint(r->plan, seq, c->last, &slot) <= t0 + n)
+        c->last++;
+}
+
+/* What is after the last of the chunk's n tokens. */
+static void leave_at_end(const struct chunk *c, const struct gdn_rule *r,
+                         const struct gdn_kernels *kr, const struct gdn_rule_item *item,
+                         int64_t end)
+{
+    int64_t first = c->last, slot;
+    while (first > c->first && gdn_plan_checkpoint(r->plan, item->seq, first - 1, &slot) == end)
+        first--;
+    for (int s = item->first; first < c->last && s < item->last; s++)
+        store_checkpoints(c, r, kr, item, s, first, c->last, strip_at(c, r, kr, item, s));
+}
+
+void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                    const struct gdn_rule_item *item, void *scratch)
+{
+    struct chunk          c   = { .first = 0 };
+    const struct gdn_seq *seq = item->seq;
+    struct piece          p;
+    lay_out(&c, r, kr, scratch);
+
+    for (int s = item->first; s < item->last; s++) {
+        p = piece_at(r, kr, item, s);
+        load_strip(strip_at(&c, r, kr, item, s), &c, r, kr, seq, p.head, p.col);
+        if (r->products)
+            r->products->round_strip(pairs_at(&c, r, item, s), strip_at(&c, r, kr, item, s), r->K);
+    }
+    for (int64_t t0 = 0; t0 < seq->n_valid; t0 += C) {
+        const int n = seq->n_valid - t0 < C ? (int)(seq->n_valid - t0) : C;
+        load_chunk(&c, r, kr, item, t0, n);
+        find_checkpoints(&c, r, seq, t0, n);
+        for (int s = item->first; s < item->last; s = p.last) {
+            p = piece_at(r, kr, item, s);
+            chunk_piece(&c, r, kr, item, &p, t0, n);
+        }
+        leave_at_end(&c, r, kr, item, t0 + n);
+    }
+    for (int s = item->first; s < item->last; s++) {
+        p                         = piece_at(r, kr, item, s);
+        const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, p.head);
+        if (to.data)
+            store_strip(strip_at(&c, r, kr, item, s), &c, r, kr, seq, p.head, p.col, to,
+                        seq->n_valid);
+    }
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_conv1d: what its arguments must be. cpu/conv.c computes it. */
+#include "calls/conv.h"
+
+#include "cuda/ops.h"
+#include "ops/op_table.h"
+#include "core/tensor_check.h"
+
+/* ---- Descriptors ------------------------------------------------------------------------- */
+
+gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *weight_name,
+                            const gdn_tensor *bias, const char *bias_name, struct gdn_conv *conv)
+{
+    const int64_t D = conv->D, size[] = { D, -1, -1 };
+    if (!weight->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", weight_name);
+    TRY(gdn_check_tensor(ctx, weight, weight_name));
+    TRY(gdn_check_dtype(ctx, weight, weight_name, GDN_FLOATS));
+    const int last = weight->ndim - 1;
+    TRY(gdn_check_shape(ctx, weight, weight_name, last == 2 ? 3 : 2, size));
+    if (last == 2 && weight->size[1] != 1)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: [%lld][%lld][%lld], wanted 1 in the middle",
+                        weight_name, (long long)D, (long long)weight->size[1],
+                        (long long)weight->size[2]);
+    const int64_t W = weight->size[last];
+    if (W < 2 || W > GDN_MAX_TAPS)
+        return gdn_fail(ctx, W < 2 ? GDN_E_SHAPE : GDN_E_UNSUPPORTED,
+                        "%s: %lld taps, wanted 2 to %d", weight_name, (long long)W, GDN_MAX_TAPS);
+    conv->W      = (int)W;
+    conv->weight = (struct gdn_conv_view){ .data    = weight->data,
+                                           .dtype   = weight->dtype,
+                                           .channel = weight->stride[0],
+                                           .entry   = weight->stride[last],
+                                           .length  = W };
+    conv->bias   = (struct gdn_conv_view){ 0 };
+    if (!bias->data) return GDN_OK;
+    TRY(gdn_check_tensor(ctx, bias, bias_name));
+    TRY(gdn_check_dtype(ctx, bias, bias_name, GDN_FLOATS));
+    TRY(gdn_check_shape(ctx, bias, bias_name, 1, size));
+    conv->bias = (struct gdn_conv_view){
+        .data = bias->data, .dtype = bias->dtype, .channel = bias->stride[0], .length = 1
+    };
+    return GDN_OK;
+}
+
+gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
+                               const struct gdn_conv *conv, struct gdn_conv_view *view)
+{
+    const int64_t size[] = { -1, conv->D, -1 };
+    *view                = (struct gdn_conv_view){ 0 };
+    if (!t->data) return GDN_OK;
+    TRY(gdn_check_tensor(ctx, t, name));
+    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
+    TRY(gdn_check_shape(ctx, t, name, 3, size));
+    if (t->size[2] < conv->W - 1)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld entries per channel, wanted at least %d", name,
+                        (long long)t->size[2], conv->W - 1);
+    *view = (struct gdn_conv_view){ .data    = t->data,
+                                    .dtype   = t->dtype,
+                                    .slot    = t->stride[0],
+                                    .channel = t->stride[1],
+                                    .entry   = t->stride[2],
+                                    .length  = t->size[2] };
+    return GDN_OK;
+}
+
+/* ---- The call ------------------------------------------------------------------------------ */
+
+struct conv_call {
+    gdn_conv1d_args   args;
+    struct gdn_tokens tokens;
+    struct gdn_plan   plan;
+    struct gdn_conv   conv;
+    size_t            plan_bytes, bytes;
+};
+
+static gdn_status check_rows(gdn_ctx *ctx, struct conv_call *c)
+{
+    const gdn_conv1d_args *a = &c->args;
+    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, false, &c->tokens));
+    TRY(gdn_check_dtype(ctx, &a->x, "x", GDN_FLOATS));
+    TRY(gdn_check_dense(ctx, &a->x, "x"));
+    c->conv.D = a->x.size[a->x.ndim - 1];
+    if (!a->out.data) return GDN_OK;
+    TRY(gdn_check_tensor(ctx, &a->out, "out"));
+    TRY(gdn_check_dtype(ctx, &a->out, "out", 1u << a->x.dtype));
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->out, "out", 1, &c->conv.D));
+    TRY(gdn_check_dense(ctx, &a->out, "out"));
+    return gdn_check_injective(ctx, &a->out, "out");
+}
+
+/* Where final states are written to, if anywhere. */
+static const gdn_tensor *final_pool(const gdn_conv1d_args *a)
+{
+    return a->state_out.data ? &a->state_out : &a->state;
+}
+
+/* May what is written be the very view `other`? */
+static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_tensor *other)
+{
+    const gdn_conv1d_args *a     = args;
+    const gdn_tensor      *final = final_pool(a);
+    const bool             left  = written == &a->checkpoints;
+    if (other == &a->x) return written == &a->out;
+    if (other == &a->state)
+        return written == &a->state_out || (left && final->data == a->state.data);
+    if (other == &a->state_out) return left;
+    return other == &a->checkpoints && written == final;
+}
+
+/* The tensors of a call, all checked. */
+static void find_extents(const struct conv_call *c, struct gdn_extents *all)
+{
+    const gdn_conv1d_args *a = &c->args;
+    all->n                   = 0;
+    gdn_add_extent(all, &a->x, "x");
+    gdn_add_extent(all, &a->weight, "weight");
+    gdn_add_extent(all, &a->bias, "bias");
+    gdn_add_extent(all, &a->state, "state");
+    gdn_add_extent(all, &a->state_out, "state_out");
+    gdn_add_extent(all, &a->checkpoints, "checkpoints");
+    gdn_add_extent(all, &a->out, "out");
+    gdn_plan_add_extents(&c->plan.batch, all);
+}
+
+static gdn_status check_states(gdn_ctx *ctx, struct conv_call *c)
+{
+    const gdn_conv1d_args *a = &c->args;
+    struct gdn_conv       *r = &c->conv;
+    const gdn_tensor      *final = final_pool(a);
+    const struct {
+        const gdn_tensor     *t;
+        const char           *name;
+        struct gdn_conv_view *view;
+    } pools[] = { { &a->state, "state", &r->from },
+                  { &a->state_out, "state_out", &r->to },
+                  { &a->checkpoints, "checkpoints", &r->checkpoints } };
+    int64_t length = -1; /* of the first one there */
+    for (size_t i = 0; i < sizeof pools / sizeof *pools; i++) {
+        TRY(gdn_conv_state_view(ctx, pools[i].t, pools[i].name, r, pools[i].view));
+        if (!pools[i].t->data) continue;
+        if (length >= 0 && pools[i].view->length != length)
+            return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld entries per channel, but %s has %lld",
+                            pools[i].name, (long long)pools[i].view->length,
+                            a->state.data ? "state" : "state_out", (long long)length);
+        length = pools[i].view->length;
+    }
+    if (!r->to.data) r->to = r->from;
+
+    const bool writes = final->data && c->plan.batch.write != GDN_WRITE_NONE;
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+        bool              is_written;
+    } written[] = { { &a->out, "out", a->out.data },
+                    { final, a->state_out.data ? "state_out" : "state", writes },
+                    { &a->checkpoints, "checkpoints", a->checkpoints.data } };
+    if (!a->out.data && !writes && !a->checkpoints.data)
+        return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
+    if (a->out.data && c->plan.batch.path.data)
+        return gdn_fail(ctx, GDN_E_ARG, "out: given, wanted none with path");
+    struct gdn_extents all;
+    find_extents(c, &all);
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        if (!written[i].is_written) continue;
+        TRY(gdn_check_injective(ctx, written[i].t, written[i].name));
+        TRY(gdn_check_apart(ctx, &all, written[i].t, written[i].name, may_be_same, a));
+    }
+    return GDN_OK;
+}
+
+static struct gdn_plan_pools pools_of(const gdn_conv1d_args *a)
+{
+    return gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
+}
+
+static struct gdn_cu_conv device_args(const gdn_ctx *ctx, const struct conv_call *c)
+{
+    const struct gdn_plan_pools pools = pools_of(&c->args);
+    return gdn_cuda_conv_args(ctx, &c->conv, &c->plan, &c->tokens, &pools);
+}
+
+static gdn_status describe(gdn_ctx *ctx, const gdn_conv1d_args *args, struct conv_call *c)
+{
+    const gdn_conv1d_args *a = &c->args;
+    c->conv                  = (struct gdn_conv){ 0 };
+    c->plan_bytes = c->bytes = 0;
+    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_conv1d_args"));
+    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
+    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
+    if (a->activation != GDN_ACT_NONE && a->activation != GDN_ACT_SILU)
+        return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 (none) or 1 (SiLU)",
+                        (int)a->activation);
+    TRY(check_rows(ctx, c));
+    TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, "bias", &c->conv));
+    const unsigned takes = GDN_PLAN_EACH | GDN_PLAN_TREE | GDN_PLAN_PATH |
+                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
+    TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
+    TRY(check_states(ctx, c));
+
+    struct gdn_conv *r = &c->conv;
+    r->x               = gdn_rows_of(&a->x, &c->tokens);
+    r->out             = gdn_rows_of(&a->out, &c->tokens);
+    r->silu            = a->activation == GDN_ACT_SILU;
+    r->n_seqs          = c->plan.B;
+    if (ctx->cuda) {
+        const struct gdn_cu_conv on_device = device_args(ctx, c);
+        c->bytes                           = gdn_cuda_conv_bytes(&on_device);
+        return GDN_OK;
+    }
+    c->plan_bytes      = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
+    c->bytes           = c->plan_bytes + gdn_conv_scratch(r) * (size_t)gdn_pool_threads(ctx->pool);
+    return GDN_OK;
+}
+
+gdn_status gdn_conv1d_check(gdn_ctx *ctx, const gdn_conv1d_args *args, size_t *bytes)
+{
+    struct conv_call c;
+    TRY(describe(ctx, args, &c));
+    *bytes = c.bytes;
+    return GDN_OK;
+}
+
+/* On a device contents are read there, where it runs. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct conv_call *c)
+{
+    const gdn_conv1d_args *a    = &c->args;
+    struct gdn_cu_conv     args = device_args(ctx, c);
+    void                  *workspace;
+    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &workspace));
+    return gdn_cuda_conv(ctx, &args, workspace, a->stream);
+}
+
+static gdn_status run(gdn_ctx *ctx, struct conv_call *c)
+{
+    const gdn_conv1d_args      *a     = &c->args;
+    const struct gdn_plan_pools pools = pools_of(a);
+    char                       *memory;
+    void                       *workspace;
+    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &workspace));
+    memory = workspace;
+    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
+    c->conv.plan = &c->plan;
+    c->conv.seqs = c->plan.seqs;
+    gdn_conv_run(ctx, &c->conv, memory + c->plan_bytes);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &c->conv.out, 1, c->conv.D);
+    return gdn_note_kernel(ctx, "conv1d", "conv");
+}
+
+gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args)
+{
+    if (!ctx) return GDN_E_ARG;
+    const uint32_t   fp = gdn_fp_enter();
+    struct conv_call c;
+    gdn_status       status = describe(ctx, args, &c);
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
+    gdn_fp_leave(fp);
+    return status;
+}

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_block: what the layer's arguments must be. cpu/layer.c computes it. */
+#include <math.h>
+#include <stdio.h>
+
+#include "calls/layer.h"
+#include "cuda/ops.h"
+#include "ops/op_table.h"
+#include "core/tensor_check.h"
+
+/* A checked call. */
+struct block_call {
+    gdn_block_args    args;
+    struct gdn_tokens tokens;
+    struct gdn_plan   plan;
+    struct gdn_block  block;
+    size_t            plan_bytes, bytes;
+};
+
+gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int32_t V)
+{
+    const struct {
+        const char *name;
+        int32_t     value, most;
+    } sizes[] = {
+        { "n_key_heads", Hk, 1 << 16 },
+        { "n_value_heads", Hv, 1 << 16 },
+        { "key_head_dim", K, GDN_MAX_HEAD },
+        { "value_head_dim", V, GDN_MAX_HEAD },
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].value < 1 || sizes[i].value > sizes[i].most)
+            return gdn_fail(ctx, sizes[i].value < 1 ? GDN_E_ARG : GDN_E_UNSUPPORTED,
+                            "%s: %d, wanted 1 to %d", sizes[i].name, (int)sizes[i].value,
+                            (int)sizes[i].most);
+    if (Hv % Hk)
+        return gdn_fail(ctx, GDN_E_ARG, "n_value_heads: %d, wanted a multiple of n_key_heads %d",
+                        (int)Hv, (int)Hk);
+    return GDN_OK;
+}
+
+static gdn_status check_sizes(gdn_ctx *ctx, struct block_call *c)
+{
+    const gdn_block_args *a = &c->args;
+    struct gdn_block     *b = &c->block;
+    TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
+                        a->value_head_dim));
+    TRY(gdn_check_flags(ctx, a->flags));
+    TRY(gdn_check_products(ctx, a->flags, a->hidden.dtype));
+    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
+    if (a->state_layout < GDN_STATE_VK || a->state_layout > GDN_STATE_KV)
+        return gdn_fail(ctx, GDN_E_ARG, "state_layout: %d, wanted 0 or 1", (int)a->state_layout);
+    if (a->rounding < GDN_ROUND_NEAREST || a->rounding > GDN_ROUND_STOCHASTIC)
+        return gdn_fail(ctx, GDN_E_ARG, "rounding: %d, wanted 0 or 1", (int)a->rounding);
+    if (!(a->rms_eps >= 0) || !isfinite(a->rms_eps))
+        return gdn_fail(ctx, GDN_E_ARG, "rms_eps: %g, wanted at least 0", (double)a->rms_eps);
+    b->Hk = a->n_key_heads, b->Hv = a->n_value_heads;
+    b->K = a->key_head_dim, b->V = a->value_head_dim;
+    struct gdn_block_columns *at = &b->columns;
+    at->k = b->Hk * b->K, at->v = 2 * at->k, at->z = at->v + b->Hv * b->V;
+    at->b = at->z + b->Hv * b->V, at->a = at->b + b->Hv, at->all = at->a + b->Hv;
+    return GDN_OK;
+}
+
+struct wanted {
+    const gdn_tensor *t;
+    const char       *name;
+    int64_t           rows, columns; /* columns 0: a vector */
+    bool              needed;
+};
+
+static gdn_status check_weight(gdn_ctx *ctx, const struct wanted *w)
+{
+    const int64_t size[] = { w->rows, w->columns };
+    if (!w->t->data)
+        return w->needed ? gdn_fail(ctx, GDN_E_ARG, "%s: absent", w->name) : GDN_OK;
+    TRY(gdn_check_tensor(ctx, w->t, w->name));
+    TRY(gdn_check_dtype(ctx, w->t, w->name, GDN_FLOATS));
+    TRY(gdn_check_shape(ctx, w->t, w->name, w->columns ? 2 : 1, size));
+    return gdn_check_dense(ctx, w->t, w->name);
+}
+
+static gdn_status check_weights(gdn_ctx *ctx, const struct block_call *c)
+{
+    const gdn_block_args   *a     = &c->args;
+    const struct gdn_block *b     = &c->block;
+    const bool              fused = b->fused;
+    const int64_t           D = b->columns.z, VV = b->Hv * b->V, hidden = b->hidden;
+    const struct wanted   weights[] = {
+        { &a->in_proj_qkvz, "in_proj_qkvz", D + VV, hidden, fused },
+        { &a->in_proj_ba, "in_proj_ba", 2 * b->Hv, hidden, fused },
+        { &a->in_proj_qkv, "in_proj_qkv", D, hidden, !fused },
+        { &a->in_proj_z, "in_proj_z", VV, hidden, !fused },
+        { &a->in_proj_b, "in_proj_b", b->Hv, hidden, !fused },
+        { &a->in_proj_a, "in_proj_a", b->Hv, hidden, !fused },
+        { &a->A_log, "A_log", b->Hv, 0, true },
+        { &a->dt_bias, "dt_bias", b->Hv, 0, true },
+        { &a->norm_weight, "norm_weight", b->V, 0, true },
+        { &a->out_proj, "out_proj", hidden, VV, true },
+    };
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
+        const bool other = i < 2 ? !fused : i < 6 && fused;
+        if (other && weights[i].t->data)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: given beside %s, wanted one kind of projections",
+                            weights[i].name, fused ? "in_proj_qkvz" : "in_proj_qkv");
+        TRY(check_weight(ctx, &weights[i]));
+    }
+    return GDN_OK;
+}
+
+/* May what is written be the very view `other`? */
+static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_tensor *other)
+{
+    const gdn_block_args *a   = args;
+    const bool            one = a->state.data == a->checkpoints.data;
+    const gdn_tensor *twin = written == &a->state                      ? &a->checkpoints
+                             : written == &a->checkpoints              ? &a->state
+                             : written == &a->conv_state               ? &a->conv_checkpoints
+                             : written == &a->conv_checkpoints         ? &a->conv_state
+                             : one && written == &a->state_scales      ? &a->checkpoint_scales
+                             : one && written == &a->checkpoint_scales ? &a->state_scales
+                                                                       : NULL;
+    return other == twin;
+}
+
+/* The tensors of a call, all checked. */
+static void find_extents(const struct block_call *c, struct gdn_extents *all)
+{
+    const gdn_block_args *a = &c->args;
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+    } tensors[] = {
+        { &a->hidden, "hidden" },           { &a->in_proj_qkvz, "in_proj_qkvz" },
+        { &a->in_proj_ba, "in_proj_ba" },   { &a->in_proj_qkv, "in_proj_qkv" },
+        { &a->in_proj_z, "in_proj_z" },     { &a->in_proj_b, "in_proj_b" },
+        { &a->in_proj_a, "in_proj_a" },     { &a->conv_weight, "conv_weight" },
+        { &a->conv_bias, "conv_bias" },     { &a->A_log, "A_log" },
+        { &a->dt_bias, "dt_bias" },         { &a->norm_weight, "norm_weight" },
+        { &a->out_proj, "out_proj" },       { &a->conv_state, "conv_state" },
+        { &a->state, "state" },             { &a->out, "out" },
+        { &a->checkpoints, "checkpoints" }, { &a->conv_checkpoints, "conv_checkpoints" },
+        { &a->state_scales, "state_scales" },
+        { &a->checkpoint_scales, "checkpoint_scales" },
+    };
+    all->n = 0;
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+        gdn_add_extent(all, tensors[i].t, tensors[i].name);
+    gdn_plan_add_extents(&c->plan.batch, all);
+}
+
+static gdn_status check_tokens(gdn_ctx *ctx, struct block_call *c)
+{
+    const gdn_block_args *a = &c->args;
+    TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, false, &c->tokens));
+    TRY(gdn_check_dtype(ctx, &a->hidden, "hidden", GDN_FLOATS));
+    TRY(gdn_check_dense(ctx, &a->hidden, "hidden"));
+    c->block.hidden = a->hidden.size[a->hidden.ndim - 1];
+    if (c->block.hidden < 1 || c->block.hidden > 1 << 20)
+        return gdn_fail(ctx, GDN_E_SHAPE, "hidden: %lld columns, wanted 1 to 2^20",
+                        (long long)c->block.hidden);
+    if (!a->out.data) return gdn_fail(ctx, GDN_E_ARG, "out: absent");
+    TRY(gdn_check_tensor(ctx, &a->out, "out"));
+    TRY(gdn_check_dtype(ctx, &a->out, "out", 1u << a->hidden.dtype));
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->out, "out", 1, &c->block.hidden));
+    TRY(gdn_check_dense(ctx, &a->out, "out"));
+    TRY(gdn_check_injective(ctx, &a->out, "out"));
+    const bool leaves = a->checkpoints.data || a->conv_checkpoints.data;
+    return gdn_plan_describe(ctx, a->batch, &c->tokens, leaves ? GDN_PLAN_CHECKPOINTS : 0,
+                             &c->plan);
+}
+
+/* The parts that the ops of their own check too, on views of the projected row. */
+static gdn_status describe_parts(gdn_ctx *ctx, struct block_call *c)
+{
+    const gdn_block_args *a = &c->args;
+    struct gdn_block     *b = &c->block;
+    struct gdn_rule      *r = &b->rule;
+    struct gdn_conv      *v = &b->conv;
+    v->D                    = b->columns.z;
+    TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, "conv_bias", v));
+    TRY(gdn_conv_state_view(ctx, &a->conv_state, "conv_state", v, &v->from));
+    TRY(gdn_conv_state_view(ctx, &a->conv_checkpoints, "conv_checkpoints", v, &v->checkpoints));
+    if (v->from.data && v->checkpoints.data && v->from.length != v->checkpoints.length)
+        return gdn_fail(ctx, GDN_E_SHAPE,
+                        "conv_checkpoints: %lld entries per channel, but conv_state has %lld",
+                        (long long)v->checkpoints.length, (long long)v->from.length);
+    v->to   = v->from;
+    v->silu = true;
+    /* A carry is as long as the states that its content ends in. */
+    const int64_t length = v->from.data          ? v->from.length
+                           : v->checkpoints.data ? v->checkpoints.length
+                                                 : v->W - 1;
+    v->carry_from = v->carry_to = (struct gdn_conv_view){
+        .dtype = GDN_F32, .channel = length, .entry = 1, .length = length };
+
+    const struct gdn_scaled state = { &a->state, &a->state_scales, "state", "state_scales" };
+    const struct gdn_scaled left  = { &a->checkpoints, &a->checkpoint_scales, "checkpoints",
+                                      "checkpoint_scales" };
+    TRY(gdn_scaled_view(ctx, &state, a->state_layout, b->Hv, b->K, b->V, &r->from));
+    TRY(gdn_scaled_view(ctx, &left, a->state_layout, b->Hv, b->K, b->V, &r->checkpoints));
+    TRY(gdn_check_twins(ctx, &left, &state));
+    r->from.random = r->checkpoints.random = a->rounding == GDN_ROUND_STOCHASTIC;
+    r->from.seed = r->checkpoints.seed = a->seed;
+    r->checkpoints.streamed            = a->checkpoints.data;
+    r->to                              = r->from;
+    r->Hq = r->Hk = (int)b->Hk, r->Hv = r->H = (int)b->Hv, r->K = (int)b->K, r->V = (int)b->V;
+    r->gate = GDN_GATE_RAW, r->beta_kind = GDN_BETA_SIGMOID, r->norm = GDN_NORM_L2;
+    r->exact    = a->flags & GDN_EXACT;
+    r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
+    r->norm_eps = 1e-6f;
+    r->scale    = 1.0f / sqrtf((float)b->K);
+    r->n_seqs   = 1;
+    if (!ctx->cuda) gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
+    r->carry_from = r->carry_to = (struct gdn_pool_view){
+        .dtype = GDN_F32, .head = b->K * b->V, .ld = b->K };
+    return GDN_OK;
+}
+
+gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
+                          const gdn_tensor *b, const char *b_name)
+{
+    if (!a->data || !b->data || a->size[0] == b->size[0]) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld slots, but %s has %lld", b_name,
+                    (long long)b->size[0], a_name, (long long)a->size[0]);
+}
+
+static gdn_status check_states(gdn_ctx *ctx, const struct block_call *c)
+{
+    const gdn_block_args *a      = &c->args;
+    const bool            writes = c->plan.batch.write != GDN_WRITE_NONE;
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+        bool              is_written;
+    } states[] = { { &a->out, "out", true },
+                   { &a->conv_state, "conv_state", writes },
+                   { &a->state, "state", writes },
+                   { &a->state_scales, "state_scales", writes },
+                   { &a->conv_checkpoints, "conv_checkpoints", true },
+                   { &a->checkpoints, "checkpoints", true },
+                   { &a->checkpoint_scales, "checkpoint_scales", true } };
+    struct gdn_extents all;
+    find_extents(c, &all);
+    for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
+        if (!states[i].t->data || !states[i].is_written) continue;
+        TRY(gdn_check_injective(ctx, states[i].t, states[i].name));
+        TRY(gdn_check_apart(ctx, &all, states[i].t, states[i].name, may_be_same, a));
+    }
+    TRY(gdn_check_pair(ctx, &a->state, "state", &a->conv_state, "conv_state"));
+    return gdn_check_pair(ctx, &a->checkpoints, "checkpoints", &a->conv_checkpoints,
+                          "conv_checkpoints");
+}
+
+static gdn_status describe(gdn_ctx *ctx, const gdn_block_args *args, struct block_call *c)
+{
+    const gdn_block_args *a = &c->args;
+    struct gdn_block     *b = &c->block;
+    *b                      = (struct gdn_block){ 0 };
+    c->plan_bytes = c->bytes = 0;
+    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_args"));
+    TRY(check_sizes(ctx, c));
+    b->fused = a->in_proj_qkvz.data || a->in_proj_ba.data;
+    TRY(check_tokens(ctx, c));
+    TRY(check_weights(ctx, c));
+    TRY(gdn_check_tensor(ctx, &a->state, "state"));
+    TRY(gdn_check_tensor(ctx, &a->checkpoints, "checkpoints"));
+    TRY(describe_parts(ctx, c));
+    TRY(check_states(ctx, c));
+
+    b->in       = gdn_rows_of(&a->hidden, &c->tokens);
+    b->out      = gdn_rows_of(&a->out, &c->tokens);
+    b->rms_eps  = a->rms_eps > 0 ? a->rms_eps : 1e-6f;
+    b->args     = a;
+    b->tokens   = &c->tokens;
+    b->plan     = &c->plan;
+    b->n_tokens = c->tokens.N;
+    b->window   = c->tokens.N < GDN_BLOCK_WINDOW ? c->tokens.N : GDN_BLOCK_WINDOW;
+    if (ctx->cuda) return gdn_cuda_block_check(ctx, b, &c->bytes);
+
+    size_t thread = gdn_rule_scratch(&b->rule, ctx->kr), conv = gdn_conv_scratch(&b->conv);
+    thread        = thread > conv ? thread : conv;
+    thread        = thread > gdn_project_scratch() ? thread : gdn_project_scratch();
+    c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
+    thread *= (size_t)gdn_pool_threads(ctx->pool);
+    c->bytes = c->plan_bytes + gdn_block_bytes(b) + thread;
+    return GDN_OK;
+}
+
+gdn_status gdn_block_check(gdn_ctx *ctx, const gdn_block_args *args, size_t *bytes)
+{
+    struct block_call c;
+    TRY(describe(ctx, args, &c));
+    *bytes = c.bytes;
+    return GDN_OK;
+}
+
+static bool is_same(const gdn_tensor *a, const gdn_tensor *b)
+{
+    return a->data && a->data == b->data;
+}
+
+static gdn_status run(gdn_ctx *ctx, struct block_call *c)
+{
+    const gdn_block_args *a = &c->args;
+    const gdn_tensor     *pool = a->state.data ? &a->state : &a->conv_state;
+    const gdn_tensor     *left = a->checkpoints.data ? &a->checkpoints : &a->conv_checkpoints;
+    const int64_t         P    = pool->data ? pool->size[0] : -1;
+    const struct gdn_plan_pools pools = {
+        .read                = P,
+        .write               = P,
+        .checkpoint          = left->data ? left->size[0] : -1,
+        .same                = true,
+        .checkpoint_in_write = is_same(&a->checkpoints, &a->state) ||
+                               is_same(&a->conv_checkpoints, &a->conv_state),
+    };
+    void *memory;
+    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
+    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
+    gdn_block_run(ctx, &c->block, (char *)memory + c->plan_bytes);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &c->block.out, 1, c->block.hidden);
+    return GDN_OK;
+}
+
+/* The same on a device: contents are read there, where it runs. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct block_call *c)
+{
+    const gdn_block_args *a = &c->args;
+    void                 *memory;
+    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
+    return gdn_cuda_block(ctx, &c->block, memory);
+}
+
+static gdn_status note(gdn_ctx *ctx, struct block_call *c)
+{
+    char             loops[sizeof ctx->kernel];
+    struct gdn_rule *r = &c->block.rule;
+    r->seqs            = c->plan.seqs;
+    r->n_seqs          = c->plan.B;
+    snprintf(loops, sizeof loops, "gemm_nt conv %s norm_row", gdn_rule_loops(r));
+    return gdn_note_kernel(ctx, "block", loops);
+}
+
+gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args)
+{
+    if (!ctx) return GDN_E_ARG;
+    const uint32_t    fp = gdn_fp_enter();
+    struct block_call c;
+    gdn_status        status = describe(ctx, args, &c);
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
+    if (status == GDN_OK && !ctx->cuda) status = note(ctx, &c);
+    gdn_fp_leave(fp);
+    return status;
+}

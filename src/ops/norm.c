@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_l2norm and gdn_rmsnorm_gated: both scale a row by a number made of its sum of squares
+ * and multiply it by what they have of weight and gate. Long rows pass through in pieces; the
+ * sums of the pieces are added in float64, in an order that depends on D alone.
+ */
+#include <math.h>
+
+#include "cuda/ops.h"
+#include "ops/op_table.h"
+#include "calls/norm.h"
+
+enum { MAX_D = 65536 };
+
+/* ---- Descriptors ------------------------------------------------------------------------- */
+
+/* A tensor of the shape of x. */
+static gdn_status check_like(gdn_ctx *ctx, const struct gdn_norm_job *s, const gdn_tensor *t,
+                             const char *name)
+{
+    if (!t->data) return GDN_OK;
+    TRY(gdn_check_tensor(ctx, t, name));
+    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
+    TRY(gdn_check_shape(ctx, t, name, s->x.ndim, s->x.size));
+    return gdn_check_dense(ctx, t, name);
+}
+
+static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_norm_job *s)
+{
+    if (!s->x.data) return gdn_fail(ctx, GDN_E_ARG, "x: absent");
+    if (!s->out.data) return gdn_fail(ctx, GDN_E_ARG, "out: absent");
+    TRY(check_like(ctx, s, &s->x, "x"));
+    TRY(check_like(ctx, s, &s->z, "z"));
+    TRY(check_like(ctx, s, &s->out, "out"));
+    s->D             = s->x.size[s->x.ndim - 1];
+    s->n_rows        = gdn_n_rows(&s->x);
+    s->rows_per_item = gdn_rows_per_item(s->D);
+    if (s->D < 1 || s->D > MAX_D)
+        return gdn_fail(ctx, s->D < 1 ? GDN_E_SHAPE : GDN_E_UNSUPPORTED,
+                        "x: rows of %lld, wanted 1 to %d", (long long)s->D, MAX_D);
+    if (s->weight.data) {
+        TRY(gdn_check_tensor(ctx, &s->weight, "weight"));
+        TRY(gdn_check_dtype(ctx, &s->weight, "weight", GDN_FLOATS));
+        TRY(gdn_check_shape(ctx, &s->weight, "weight", 1, &s->D));
+    }
+    TRY(gdn_check_injective(ctx, &s->out, "out"));
+    TRY(gdn_check_no_overlap(ctx, &s->out, "out", &s->x, "x", true));
+    TRY(gdn_check_no_overlap(ctx, &s->out, "out", &s->z, "z", true));
+    return gdn_check_no_overlap(ctx, &s->out, "out", &s->weight, "weight", false);
+}
+
+static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, float eps)
+{
+    if (flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)flags);
+    if (!(eps >= 0) || !isfinite(eps))
+        return gdn_fail(ctx, GDN_E_ARG, "eps: %g, wanted at least 0", (double)eps);
+    return GDN_OK;
+}
+
+/* ---- Running ----------------------------------------------------------------------------- */
+
+static size_t piece_size(const struct gdn_norm_job *s, int64_t first)
+{
+    return (size_t)(s->D - first < GDN_PIECE ? s->D - first : GDN_PIECE);
+}
+
+/* Leaves the last piece in x: the whole row if D is at most GDN_PIECE. */
+static double sum_of_squares(const struct gdn_norm_job *s, int64_t row, float *x)
+{
+    double sum = 0;
+    for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
+        const size_t n = piece_size(s, first);
+        s->kr->load_row[s->x.dtype](x, gdn_row_at(&s->x, row, first), n);
+        sum += (double)s->kr->dot(x, x, n);
+    }
+    return sum;
+}
+
+static float row_scale(const struct gdn_norm_job *s, double sum)
+{
+    const double eps = (double)s->eps;
+    switch (s->formula) {
+    case GDN_NORM_L2: return (float)(1 / sqrt(sum + eps));
+    case GDN_NORM_L2_ADD: return (float)(1 / (sqrt(sum) + eps));
+    case GDN_NORM_L2_MAX: return (float)(1 / fmax(sqrt(sum), eps));
+    default: return (float)(1 / sqrt(sum / (double)s->D + eps));
+    }
+}
+
+static void scale_row(const struct gdn_norm_job *s, int64_t row, float scale, float *x,
+                      float *weight)
+{
+    float z[GDN_PIECE];
+    for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
+        const size_t n = piece_size(s, first);
+        if (s->D > GDN_PIECE) {
+            s->kr->load_row[s->x.dtype](x, gdn_row_at(&s->x, row, first), n);
+            if (s->weight.data) gdn_load_piece(weight, &s->weight, first, (int64_t)n, 1);
+        }
+        if (s->z.data) s->kr->load_row[s->z.dtype](z, gdn_row_at(&s->z, row, first), n);
+        s->kr->norm_row(x, x, scale, s->weight.data ? weight : NULL, s->z.data ? z : NULL,
+                        s->sigmoid, n);
+        s->kr->store_row[s->out.dtype](gdn_row_at(&s->out, row, first), x, n);
+    }
+}
+
+void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end)
+{
+    float x[GDN_PIECE], weight[GDN_PIECE];
+    if (s->weight.data && s->D <= GDN_PIECE) gdn_load_piece(weight, &s->weight, 0, s->D, 1);
+    for (int64_t row = first; row < end; row++) {
+        const float scale = row_scale(s, sum_of_squares(s, row, x));
+        scale_row(s, row, scale, x, weight);
+    }
+}
+
+static void run_item(void *arg, int64_t item, int thread)
+{
+    (void)thread;
+    const struct gdn_norm_job *s     = arg;
+    const int64_t          first = item * s->rows_per_item, end = first + s->rows_per_item;
+    gdn_norm_rows(s, first, end < s->n_rows ? end : s->n_rows);
+}
+
+/* What both ops' structs end with. */
+struct call {
+    const char *op;
+    void       *workspace;
+    size_t      workspace_bytes;
+    void       *stream;
+};
+
+struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s)
+{
+    struct gdn_cu_norm args = {
+        .weight      = gdn_cuda_line(&s->weight),
+        .weight_step = s->D > 1 ? s->weight.stride[0] : 1,
+        .n_lines     = s->n_rows,
+        .D           = s->D,
+        .formula     = s->formula,
+        .sigmoid     = s->sigmoid,
+        .eps         = s->eps,
+    };
+    gdn_cuda_lines((const gdn_tensor *const[]){ &s->x, &s->z, &s->out }, 3, &args.leads,
+                   (struct gdn_cu_lines *const[]){ &args.x, &args.z, &args.out });
+    return args;
+}
+
+static gdn_status enqueue(gdn_ctx *ctx, const struct gdn_norm_job *s, const struct call *c)
+{
+    struct gdn_cu_norm args = gdn_cuda_norm_args(s);
+    return gdn_cuda_norm(ctx, c->op, &args, c->stream);
+}
+
+static gdn_status run(gdn_ctx *ctx, struct gdn_norm_job *s, const struct call *c)
+{
+    void *none;
+    TRY(gdn_get_workspace(ctx, c->workspace, c->workspace_bytes, 0, &none));
+    if (ctx->cuda) return enqueue(ctx, s, c);
+    gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
+    return gdn_note_kernel(ctx, c->op, "dot norm_row");
+}
+
+/* ---- L2 norm ----------------------------------------------------------------------------- */
+
+static gdn_status describe_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args, gdn_l2norm_args *a,
+                                  struct gdn_norm_job *s)
+{
+    TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_l2norm_args"));
+    TRY(check_fields(ctx, a->flags, a->eps));
+    if (a->norm < GDN_NORM_NONE || a->norm > GDN_NORM_L2_MAX)
+        return gdn_fail(ctx, GDN_E_ARG, "norm: %d, wanted 0 to 3", (int)a->norm);
+    *s         = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
+    s->formula = a->norm == GDN_NORM_NONE ? GDN_NORM_L2 : a->norm;
+    s->eps     = a->eps > 0 ? a->eps : 1e-6f;
+    return check_tensors(ctx, s);
+}
+
+gdn_status gdn_l2norm_check(gdn_ctx *ctx, const gdn_l2norm_args *args, size_t *bytes)
+{
+    gdn_l2norm_args a;
+    struct gdn_norm_job s;
+    *bytes = 0;
+    return describe_l2norm(ctx, args, &a, &s);
+}
+
+gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args)
+{
+    if (!ctx) return GDN_E_ARG;
+    const uint32_t  fp = gdn_fp_enter();
+    gdn_l2norm_args a;
+    struct gdn_norm_job s;
+    gdn_status      status = describe_l2norm(ctx, args, &a, &s);
+    const struct call call = { "l2norm", a.workspace, a.workspace_bytes, a.stream };
+    if (status == GDN_OK) status = run(ctx, &s, &call);
+    gdn_fp_leave(fp);
+    return status;
+}
+
+/* ---- Gated RMSNorm ------------------------------------------------------------------------- */
+
+static gdn_status describe_rmsnorm(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args,
+                                   gdn_rmsnorm_gated_args *a, struct gdn_norm_job *s)
+{
+    TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_rmsnorm_gated_args"));
+    TRY(check_fields(ctx, a->flags, a->eps));
+    if (a->activation < GDN_ACT_NONE || a->activation > GDN_ACT_SIGMOID)
+        return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 to 2", (int)a->activation);
+    *s = (struct gdn_norm_job){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out,
+                                .kr = ctx->kr };
+    s->formula = GDN_NORM_NONE;
+    s->sigmoid = a->activation == GDN_ACT_SIGMOID;
+    s->eps     = a->eps > 0 ? a->eps : 1e-6f;
+    return check_tensors(ctx, s);
+}
+
+gdn_status gdn_rmsnorm_gated_check(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args, size_t *bytes)
+{
+    gdn_rmsnorm_gated_args a;
+    struct gdn_norm_job        s;
+    *bytes = 0;
+    return describe_rmsnorm(ctx, args, &a, &s);
+}
+
+gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args)
+{
+    if (!ctx) return GDN_E_ARG;
+    const uint32_t         fp = gdn_fp_enter();
+    gdn_rmsnorm_gated_args a;
+    struct gdn_norm_job        s;
+    gdn_status             status = describe_rmsnorm(ctx, args, &a, &s);
+    const struct call call = { "rmsnorm_gated", a.workspace, a.workspace_bytes, a.stream };
+    if (status == GDN_OK) status = run(ctx, &s, &call);
+    gdn_fp_leave(fp);
+    return status;
+}

@@ -1,0 +1,595 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_prefill and gdn_decode: one struct, one check, one walk (cpu/schedule.c) over (sequence,
+ * group of heads, strips of columns). What differs is the form that an item runs: chunks
+ * (cpu/prefill.c), tokens on the state where it lies (cpu/decode.c), or tokens on strips of it
+ * (cpu/decode_exact.c).
+ */
+#include <math.h>
+
+#include "cuda/ops.h"
+#include "ops/op_table.h"
+#include "calls/record.h"
+#include "calls/rule.h"
+#include "state/strip.h"
+#include "core/tensor_check.h"
+#include "batch/tree.h"
+
+gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
+{
+    const uint32_t form = flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP);
+    if (form > GDN_BF16_PRODUCTS)
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS, and beside that "
+                        "GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP", (unsigned)flags);
+    return GDN_OK;
+}
+
+gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
+{
+    if (flags & GDN_BF16_PRODUCTS && dtype != GDN_BF16)
+        return gdn_fail(ctx, GDN_E_DTYPE, "flags: GDN_BF16_PRODUCTS, wanted for bf16 inputs alone");
+    return GDN_OK;
+}
+
+/* A checked call: everything that follows from descriptors alone. */
+struct rule_call {
+    gdn_rule_args     args;
+    struct gdn_tokens tokens;
+    struct gdn_plan   plan;
+    struct gdn_rule   rule;
+    struct gdn_record record;
+    size_t            plan_bytes, gate_bytes, tree_bytes, record_bytes, bytes;
+};
+
+static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
+{
+    const struct {
+        const char *name;
+        int32_t     value, end;
+    } fields[] = {
+        { "gate", a->gate, GDN_GATE_RAW },
+        { "beta_kind", a->beta_kind, GDN_BETA_TWICE_SIGMOID },
+        { "head_map", a->head_map, GDN_HEADS_INTERLEAVED },
+        { "state_layout", a->state_layout, GDN_STATE_KV },
+        { "norm", a->norm, GDN_NORM_L2_MAX },
+        { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
+    };
+    TRY(gdn_check_flags(ctx, a->flags));
+    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value < 0 || fields[i].value > fields[i].end)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", fields[i].name,
+                            (int)fields[i].value, (int)fields[i].end);
+    if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
+    if (!(a->norm_eps >= 0) || !isfinite(a->norm_eps))
+        return gdn_fail(ctx, GDN_E_ARG, "norm_eps: %g, wanted at least 0", (double)a->norm_eps);
+    if (!(a->gate_lower_bound <= 0) || !isfinite(a->gate_lower_bound))
+        return gdn_fail(ctx, GDN_E_ARG, "gate_lower_bound: %g, wanted at most 0",
+                        (double)a->gate_lower_bound);
+    return GDN_OK;
+}
+
+/* q k v out: shapes, heads, dtypes. */
+static gdn_status check_rows(gdn_ctx *ctx, struct rule_call *c, bool decode)
+{
+    const gdn_rule_args *a = &c->args;
+    struct gdn_rule     *r = &c->rule;
+    TRY(gdn_check_dtype(ctx, &a->q, "q", GDN_FLOATS));
+    const unsigned same = 1u << a->q.dtype;
+    TRY(gdn_check_dtype(ctx, &a->k, "k", same));
+    TRY(gdn_check_dtype(ctx, &a->v, "v", same));
+    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, decode, &c->tokens));
+    const int64_t K = a->q.size[a->q.ndim - 1];
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, K }));
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
+
+    const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
+    const int64_t Hv = a->v.size[a->v.ndim - 2], H = Hq > Hv ? Hq : Hv;
+    const int64_t V = a->v.size[a->v.ndim - 1];
+    if (Hq < 1 || Hk < 1 || Hv < 1 || H > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_SHAPE, "q k v: %lld, %lld, %lld heads, wanted at least 1 each",
+                        (long long)Hq, (long long)Hk, (long long)Hv);
+    if (H % Hq || Hk > H || H % Hk || H % Hv)
+        return gdn_fail(ctx, GDN_E_SHAPE, "q k v: %lld, %lld, %lld heads, wanted divisors of %lld",
+                        (long long)Hq, (long long)Hk, (long long)Hv, (long long)H);
+    if (K < 1 || V < 1)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: head size 0, wanted 1 to %d", K < 1 ? "q" : "v",
+                        GDN_MAX_HEAD);
+    if (K > GDN_MAX_HEAD || V > GDN_MAX_HEAD)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: head size %lld, the largest is %d",
+                        K > GDN_MAX_HEAD ? "q" : "v", (long long)(K > GDN_MAX_HEAD ? K : V),
+                        GDN_MAX_HEAD);
+    r->Hq = (int)Hq, r->Hk = (int)Hk, r->Hv = (int)Hv, r->H = (int)H, r->K = (int)K, r->V = (int)V;
+    TRY(gdn_check_dense(ctx, &a->q, "q"));
+    TRY(gdn_check_dense(ctx, &a->k, "k"));
+    TRY(gdn_check_dense(ctx, &a->v, "v"));
+    if (!a->out.data) return GDN_OK;
+    TRY(gdn_check_dtype(ctx, &a->out, "out", same));
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->out, "out", 2, (int64_t[]){ H, V }));
+    TRY(gdn_check_dense(ctx, &a->out, "out"));
+    return gdn_check_injective(ctx, &a->out, "out");
+}
+
+/* One of g and beta, per token and head. */
+static gdn_status check_gate(gdn_ctx *ctx, const struct rule_call *c, const gdn_tensor *t,
+                             const char *name)
+{
+    if (!t->data) return GDN_OK;
+    TRY(gdn_check_dtype(ctx, t, name, 1u << GDN_F32 | 1u << c->args.q.dtype));
+    return gdn_plan_check(ctx, &c->tokens, t, name, 1, (int64_t[]){ c->rule.H });
+}
+
+static gdn_status check_gates(gdn_ctx *ctx, const struct rule_call *c)
+{
+    const gdn_rule_args *a    = &c->args;
+    const int64_t        H[1] = { c->rule.H };
+    TRY(check_gate(ctx, c, &a->g, "g"));
+    TRY(check_gate(ctx, c, &a->beta, "beta"));
+    if (a->beta_kind != GDN_BETA_GIVEN && !a->beta.data)
+        return gdn_fail(ctx, GDN_E_ARG, "beta: absent, wanted its raw values for beta_kind %d",
+                        (int)a->beta_kind);
+    if (a->gate != GDN_GATE_RAW) {
+        if (a->A_log.data || a->dt_bias.data || a->gate_lower_bound != 0)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: given, but gate is %d, not GDN_GATE_RAW",
+                            a->A_log.data     ? "A_log"
+                            : a->dt_bias.data ? "dt_bias"
+                                              : "gate_lower_bound",
+                            (int)a->gate);
+        return GDN_OK;
+    }
+    if (!a->g.data) return gdn_fail(ctx, GDN_E_ARG, "g: absent, wanted a for GDN_GATE_RAW");
+    if (!a->A_log.data) return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for GDN_GATE_RAW");
+    TRY(gdn_check_dtype(ctx, &a->A_log, "A_log", GDN_FLOATS));
+    TRY(gdn_check_shape(ctx, &a->A_log, "A_log", 1, H));
+    if (!a->dt_bias.data) return GDN_OK;
+    TRY(gdn_check_dtype(ctx, &a->dt_bias, "dt_bias", GDN_FLOATS));
+    return gdn_check_shape(ctx, &a->dt_bias, "dt_bias", 1, H);
+}
+
+/* Where final states are written to, if anywhere. */
+static const gdn_tensor *final_pool(const gdn_rule_args *a)
+{
+    return a->state_out.data ? &a->state_out : &a->state;
+}
+
+/* Whose scales these are; NULL: they are no scales. */
+static const gdn_tensor *pool_of(const gdn_rule_args *a, const gdn_tensor *scales)
+{
+    return scales == &a->state_scales        ? &a->state
+           : scales == &a->state_out_scales  ? &a->state_out
+           : scales == &a->checkpoint_scales ? &a->checkpoints
+                                             : NULL;
+}
+
+/* May what is written be the very view `other`? */
+static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_tensor *other)
+{
+    const gdn_rule_args *a     = args;
+    const gdn_tensor    *final = final_pool(a), *pool = pool_of(a, written);
+    const bool           left  = written == &a->checkpoints;
+    if (pool) return pool_of(a, other) && pool->data == pool_of(a, other)->data;
+    if (other == &a->v) return written == &a->out;
+    if (other == &a->state)
+        return written == &a->state_out || (left && final->data == a->state.data);
+    if (other == &a->state_out) return left;
+    return other == &a->checkpoints && written == final;
+}
+
+/* The tensors of a call, all checked. */
+static void find_extents(const struct rule_call *c, struct gdn_extents *all)
+{
+    const gdn_rule_args *a = &c->args;
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+    } tensors[] = {
+        { &a->q, "q" },
+        { &a->k, "k" },
+        { &a->v, "v" },
+        { &a->g, "g" },
+        { &a->beta, "beta" },
+        { &a->A_log, "A_log" },
+        { &a->dt_bias, "dt_bias" },
+        { &a->state, "state" },
+        { &a->state_out, "state_out" },
+        { &a->checkpoints, "checkpoints" },
+        { &a->record_k, "record_k" },
+        { &a->record_u, "record_u" },
+        { &a->record_g, "record_g" },
+        { &a->record_count, "record_count" },
+        { &a->out, "out" },
+        { &a->state_scales, "state_scales" },
+        { &a->state_out_scales, "state_out_scales" },
+        { &a->checkpoint_scales, "checkpoint_scales" },
+    };
+    all->n = 0;
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+        gdn_add_extent(all, tensors[i].t, tensors[i].name);
+    gdn_plan_add_extents(&c->plan.batch, all);
+}
+
+/* The record, if one of its tensors is there. */
+static gdn_status check_record(gdn_ctx *ctx, struct rule_call *c, bool decode)
+{
+    const gdn_rule_args            *a = &c->args;
+    const gdn_batch                *b = &c->plan.batch;
+    struct gdn_rule                *r = &c->rule;
+    const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
+                                          &a->record_count };
+    if (!t.k->data && !t.u->data && !t.g->data && !t.count->data) return GDN_OK;
+    if (!decode)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "record_k: given, wanted none in gdn_prefill");
+    if (!a->state.data) return gdn_fail(ctx, GDN_E_ARG, "state: absent, wanted with a record");
+    if (b->write != GDN_WRITE_NONE)
+        return gdn_fail(ctx, GDN_E_ARG, "write: %d, wanted GDN_WRITE_NONE with a record",
+                        (int)b->write);
+    if (b->has_initial_state.data || b->num_accepted_tokens.data)
+        return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none with a record",
+                        b->has_initial_state.data ? "has_initial_state" : "num_accepted_tokens");
+    if (a->flags & GDN_EXACT && final_pool(a)->dtype != GDN_F32)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "flags: GDN_EXACT, wanted a float32 state with a record");
+    TRY(gdn_record_view(ctx, &t, a->state.size[0], r->Hk, r->H, r->K, r->V, &c->record));
+    r->record       = &c->record;
+    c->record_bytes = gdn_record_slots_bytes(&c->record);
+    return GDN_OK;
+}
+
+static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
+{
+    const gdn_rule_args *a = &c->args;
+    struct gdn_rule     *r = &c->rule;
+    const struct gdn_scaled pools[] = {
+        { &a->state, &a->state_scales, "state", "state_scales" },
+        { &a->state_out, &a->state_out_scales, "state_out", "state_out_scales" },
+        { &a->checkpoints, &a->checkpoint_scales, "checkpoints", "checkpoint_scales" },
+    }, *to = a->state_out.data ? &pools[1] : &pools[0], *left = &pools[2];
+    struct gdn_pool_view *views[] = { &r->from, &r->to, &r->checkpoints };
+    for (int i = 0; i < 3; i++) {
+        TRY(gdn_scaled_view(ctx, &pools[i], a->state_layout, r->H, r->K, r->V, views[i]));
+        views[i]->random = a->rounding == GDN_ROUND_STOCHASTIC;
+        views[i]->seed   = a->seed;
+        for (int j = 0; j < i; j++) TRY(gdn_check_twins(ctx, &pools[i], &pools[j]));
+    }
+    if (!a->state_out.data) r->to = r->from;
+    r->checkpoints.streamed = a->checkpoints.data;
+
+    TRY(gdn_check_tree(ctx, &c->plan.batch, &c->tokens, a->flags & GDN_EXACT, to->t->dtype));
+    const bool final = to->t->data && c->plan.batch.write != GDN_WRITE_NONE;
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+        bool              is_written;
+    } written[] = { { &a->out, "out", true },
+                    { to->t, to->name, final },
+                    { to->scales, to->scales_name, final },
+                    { left->t, left->name, true },
+                    { left->scales, left->scales_name, true },
+                    { &a->record_k, "record_k", r->record },
+                    { &a->record_u, "record_u", r->record },
+                    { &a->record_g, "record_g", r->record } };
+    if (!a->out.data && !final && !a->checkpoints.data && !r->record)
+        return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
+    struct gdn_extents all;
+    find_extents(c, &all);
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        if (!written[i].is_written || !written[i].t->data) continue;
+        TRY(gdn_check_injective(ctx, written[i].t, written[i].name));
+        TRY(gdn_check_apart(ctx, &all, written[i].t, written[i].name, may_be_same, a));
+    }
+    return GDN_OK;
+}
+
+static struct gdn_plan_pools pools_of(const gdn_rule_args *a)
+{
+    return gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
+}
+
+static struct gdn_cu_rule device_args(const struct rule_call *c)
+{
+    const struct gdn_plan_pools pools = pools_of(&c->args);
+    return gdn_cuda_rule_args(&c->rule, &c->args, &c->plan, &c->tokens, &pools);
+}
+
+static struct gdn_cuda_wish wish_of(const struct rule_call *c)
+{
+    return gdn_cuda_wish_of(c->args.flags, &c->plan.batch);
+}
+
+/* Kernels keep all they need on the chip, but for trees, and chunks with segments or with states of
+ * 8 bits. */
+static gdn_status describe_device(gdn_ctx *ctx, struct rule_call *c)
+{
+    const bool in_chunks = !c->rule.decode && !c->rule.exact;
+    if (!c->rule.tree && !in_chunks) return GDN_OK;
+    const struct gdn_cu_rule args = device_args(c);
+    c->bytes = in_chunks ? gdn_cuda_prefill_bytes(ctx, &args, wish_of(c))
+                         : gdn_cuda_decode_bytes(ctx, &args);
+    return GDN_OK;
+}
+
+static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
+                           struct rule_call *c)
+{
+    const gdn_rule_args *a = &c->args;
+    c->rule                = (struct gdn_rule){ 0 };
+    c->record_bytes = c->bytes = 0;
+    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_rule_args"));
+    TRY(check_enums(ctx, a));
+    if (!decode) TRY(gdn_check_products(ctx, a->flags, a->q.dtype));
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+        bool              wanted;
+    } tensors[] = {
+        { &a->q, "q", true },          { &a->k, "k", true },
+        { &a->v, "v", true },          { &a->g, "g", false },
+        { &a->beta, "beta", false },   { &a->A_log, "A_log", false },
+        { &a->state, "state", false }, { &a->dt_bias, "dt_bias", false },
+        { &a->out, "out", false },     { &a->state_out, "state_out", false },
+        { &a->checkpoints, "checkpoints", false },
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        if (tensors[i].wanted && !tensors[i].t->data)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: absent", tensors[i].name);
+        TRY(gdn_check_tensor(ctx, tensors[i].t, tensors[i].name));
+    }
+    TRY(check_rows(ctx, c, decode));
+    TRY(check_gates(ctx, c));
+    const unsigned takes = (decode ? GDN_PLAN_EACH | GDN_PLAN_TREE : 0) |
+                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
+    TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
+    TRY(check_record(ctx, c, decode));
+    TRY(check_states(ctx, c));
+
+    struct gdn_rule *r = &c->rule;
+    r->q = gdn_rows_of(&a->q, &c->tokens), r->k = gdn_rows_of(&a->k, &c->tokens);
+    r->v = gdn_rows_of(&a->v, &c->tokens), r->g = gdn_rows_of(&a->g, &c->tokens);
+    r->beta = gdn_rows_of(&a->beta, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
+    r->head_map = a->head_map, r->gate = a->gate, r->beta_kind = a->beta_kind, r->norm = a->norm;
+    r->norm_eps = a->norm_eps > 0 ? a->norm_eps : 1e-6f;
+    r->scale    = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
+    r->bound    = a->gate_lower_bound;
+    r->decode   = decode;
+    r->tree     = c->plan.batch.parents.data;
+    r->exact    = a->flags & GDN_EXACT;
+    r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
+    r->n_seqs   = c->plan.B;
+    if (ctx->cuda) return describe_device(ctx, c);
+
+    gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
+    c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
+    c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
+    c->tree_bytes   = r->tree ? gdn_tree_bytes(&c->tokens) : 0;
+    c->bytes        = c->plan_bytes + c->gate_bytes + c->tree_bytes + c->record_bytes +
+               gdn_rule_scratch(r, ctx->kr) * (size_t)gdn_pool_threads(ctx->pool);
+    return GDN_OK;
+}
+
+gdn_status gdn_rule_check(gdn_ctx *ctx, const gdn_rule_args *args, bool decode, size_t *bytes)
+{
+    struct rule_call c;
+    TRY(describe(ctx, args, decode, &c));
+    *bytes = c.bytes;
+    return GDN_OK;
+}
+
+void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
+                         int64_t H, float bound)
+{
+    gdn_load_vector(A, A_log, H, 0);
+    gdn_load_vector(dt, dt_bias, H, 0);
+    for (int64_t h = 0; h < H; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
+}
+
+/* The same on a device: contents are read there, where it runs. */
+static gdn_status enqueue(gdn_ctx *ctx, const struct rule_call *c)
+{
+    const gdn_rule_args     *a    = &c->args;
+    const struct gdn_cu_rule args = device_args(c);
+    void                    *memory;
+    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
+    if (c->rule.decode) return gdn_cuda_decode(ctx, "decode", &args, memory, a->stream);
+    if (c->rule.exact) return gdn_cuda_decode(ctx, "prefill", &args, memory, a->stream);
+    return gdn_cuda_prefill(ctx, &args, wish_of(c), memory, a->stream);
+}
+
+static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
+{
+    struct gdn_rule     *r = &c->rule;
+    const gdn_rule_args *a = &c->args;
+    void                *memory;
+    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
+    char *at = memory;
+    const struct gdn_plan_pools pools = pools_of(a);
+    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, at, &c->plan));
+    at += c->plan_bytes;
+    if (r->record) TRY(gdn_record_check_slots(ctx, r->record, &c->plan, true, at));
+    at += c->record_bytes;
+    if (r->tree) {
+        gdn_tree_order(&c->plan, &c->tokens, at);
+        r->tokens = &c->tokens;
+        r->visits = (const struct gdn_visit *)(const void *)at;
+    }
+    at += c->tree_bytes;
+    if (a->gate == GDN_GATE_RAW) {
+        float *A = (float *)at, *dt = A + r->H;
+        gdn_rule_load_decay(A, dt, &a->A_log, &a->dt_bias, r->H, r->bound);
+        r->A = A, r->dt = dt;
+    }
+    at += c->gate_bytes;
+    r->plan = &c->plan;
+    r->seqs = c->plan.seqs;
+    gdn_rule_run(ctx, r, at);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &r->out, r->H, r->V);
+    return GDN_OK;
+}
+
+static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
+{
+    if (!ctx) return GDN_E_ARG;
+    const uint32_t   fp = gdn_fp_enter();
+    struct rule_call c;
+    gdn_status       status = describe(ctx, args, decode, &c);
+    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
+    if (status == GDN_OK && !ctx->cuda)
+        status = gdn_note_kernel(ctx, decode ? "decode" : "prefill", gdn_rule_loops(&c.rule));
+    gdn_fp_leave(fp);
+    return status;
+}
+
+gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args)
+{
+    return rule_op(ctx, args, false);
+}
+
+gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args)
+{
+    return rule_op(ctx, args, true);
+}
+
+/* ---- What both forms load ----------------------------------------------------------------- */
+
+/* 1 / the length of x in the formula of `norm`. */
+static float inverse_length(float sum_of_squares, int norm, float eps)
+{
+    switch (norm) {
+    case GDN_NORM_L2: return 1.0f / sqrtf(sum_of_squares + eps);
+    case GDN_NORM_L2_ADD: return 1.0f / (sqrtf(sum_of_squares) + eps);
+    case GDN_NORM_L2_MAX: return 1.0f / fmaxf(sqrtf(sum_of_squares), eps);
+    default: return 1.0f;
+    }
+}
+
+void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
+                      ptrdiff_t ld, int q_row)
+{
+    const int    head = gdn_rule_head(r, item->group, 0);
+    const int    hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
+    const size_t K = (size_t)r->K;
+    for (int t = 0; t < n; t++) {
+        float *k = kq + t * ld, *q = kq + (q_row + t) * ld;
+        kr->load_row[r->k.dtype](k, gdn_row(&r->k, item->seq, t0 + t, hk), K);
+        kr->load_row[r->q.dtype](q, gdn_row(&r->q, item->seq, t0 + t, hq), K);
+        if (r->norm != GDN_NORM_NONE) {
+            const float length = inverse_length(kr->dot(k, k, K), r->norm, r->norm_eps);
+            kr->norm_row(k, k, length, NULL, NULL, false, K);
+        }
+        const float length = r->norm == GDN_NORM_NONE
+                                 ? 1.0f
+                                 : inverse_length(kr->dot(q, q, K), r->norm, r->norm_eps);
+        kr->norm_row(q, q, length * r->scale, NULL, NULL, false, K);
+    }
+}
+
+void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
+                       int col, int n)
+{
+    if (!rows->data || t >= seq->n_valid) return;
+    const size_t elem = gdn_dtype_bytes(rows->dtype);
+    const char  *at   = (const char *)gdn_row(rows, seq, t, head) + (size_t)col * elem;
+    for (size_t i = 0; i < (size_t)n * elem; i += 64) __builtin_prefetch(at + i, 0, 2);
+}
+
+/* n values of a [tokens][H] tensor for one head. */
+static void gather(float *dst, const struct gdn_kernels *kr, const struct gdn_rows *rows,
+                   const struct gdn_seq *seq, int head, int64_t t0, int n)
+{
+    for (int t = 0; t < n; t++)
+        kr->load_row[rows->dtype](dst + t, gdn_row(rows, seq, t0 + t, head), 1);
+}
+
+static void raw_gates(const struct gdn_kernels *kr, float *g, float A, float dt, float bound, int n)
+{
+    float As[GDN_CHUNK], dts[GDN_CHUNK];
+    for (int t = 0; t < n; t++) {
+        As[t]  = A;
+        dts[t] = dt;
+        if (bound < 0) g[t] = A * (g[t] + dt);
+    }
+    if (bound < 0)
+        kr->sigmoid_row(g, g, bound, (size_t)n);
+    else
+        kr->gate_row(g, g, As, dts, (size_t)n);
+}
+
+void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,
+                         float *g, float *beta)
+{
+    const size_t len = (size_t)n;
+    if (r->g.data) gather(g, kr, &r->g, seq, head, t0, n);
+    for (int t = 0; !r->g.data && t < n; t++) g[t] = linear ? 1 : 0;
+    if (r->gate == GDN_GATE_RAW) raw_gates(kr, g, r->A[head], r->dt[head], r->bound, n);
+    if (r->g.data && linear && r->gate != GDN_GATE_LINEAR) kr->exp_row(g, g, len);
+    if (r->g.data && !linear && r->gate == GDN_GATE_LINEAR)
+        for (int t = 0; t < n; t++) g[t] = logf(g[t]);
+
+    if (r->beta.data) gather(beta, kr, &r->beta, seq, head, t0, n);
+    for (int t = 0; !r->beta.data && t < n; t++) beta[t] = 1;
+    if (r->beta_kind != GDN_BETA_GIVEN)
+        kr->sigmoid_row(beta, beta, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f, len);
+}
+
+static const struct gdn_pool_view *rounding_view(const struct gdn_rule *r)
+{
+    const struct gdn_pool_view *view = r->to.data ? &r->to : &r->from;
+    return r->exact && view->data ? view : NULL;
+}
+
+int gdn_rule_rounding(const struct gdn_rule *r)
+{
+    const struct gdn_pool_view *view = rounding_view(r);
+    return view && !gdn_is_eight(view->dtype) ? view->dtype : GDN_F32;
+}
+
+const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r)
+{
+    const struct gdn_pool_view *view = rounding_view(r);
+    return view && gdn_is_eight(view->dtype) ? view : NULL;
+}
+
+struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head)
+{
+    if (s->from_carry) return gdn_place_of(&r->carry_from, 0, head, 0);
+    if (s->read >= 0) return gdn_place_of(&r->from, s->read, head, 0);
+    return (struct gdn_place){ .view = &r->from };
+}
+
+struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, int head)
+{
+    const struct gdn_pool_view *view = s->to_carry ? &r->carry_to : &r->to;
+    int64_t                     slot = t == s->n_valid - 1 ? s->to_carry ? 0 : s->write : -1;
+    if (r->plan && r->plan->batch.write == GDN_WRITE_EACH)
+        slot = t >= 0 && t < s->n_valid ? gdn_plan_each_slot(r->plan, s, t) : -1;
+    if (slot >= 0) return gdn_place_of(view, slot, head, s->base + t + 1);
+    return (struct gdn_place){ .view = view };
+}
+
+/* Do n tokens leave every bit of the state (G9)? */
+static bool are_idle(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                     const struct gdn_seq *seq, int head, int64_t n)
+{
+    float alpha[GDN_CHUNK], beta[GDN_CHUNK];
+    for (int64_t t0 = 0; t0 < n; t0 += GDN_CHUNK) {
+        const int some = n - t0 < GDN_CHUNK ? (int)(n - t0) : GDN_CHUNK;
+        gdn_rule_load_gates(r, kr, seq, head, t0, some, true, alpha, beta);
+        for (int t = 0; t < some; t++)
+            if (alpha[t] != 1 || beta[t] != 0) return false;
+    }
+    return true;
+}
+
+void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                          const struct gdn_seq *seq, int head, int col, const float *S,
+                          struct gdn_place to, int64_t n_tokens, float *rows)
+{
+    const int              n    = r->V - col < kr->strip ? r->V - col : kr->strip;
+    const struct gdn_place from = gdn_rule_from(r, seq, head);
+    if (gdn_are_twins(&from, &to) && are_idle(r, kr, seq, head, n_tokens))
+        gdn_copy_columns(to, col, from, col, r->K, n);
+    else
+        gdn_store_strip(S, kr, to, r->K, col, n, rows);
+}

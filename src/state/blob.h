@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The format of state blobs, docs/state-blob.md: header, places of the parts, checksum. */
+#ifndef GDN_BLOB_H
+#define GDN_BLOB_H
+
+#include "core/ctx.h"
+
+enum { GDN_BLOB_VERSION = 1, GDN_BLOB_HEADER = 128, GDN_BLOB_NO_DTYPE = -1 };
+
+/* The first bytes of a blob as they lie there. */
+struct gdn_blob_header {
+    char     magic[8]; /* "GDNSTATE" */
+    uint32_t version, header_bytes;
+    uint64_t total_bytes;
+    uint32_t checksum, zero;
+    int64_t  n_sequences;
+    int32_t  head_map, n_query_heads, n_key_heads, n_value_heads, key_head_dim, value_head_dim;
+    int32_t  state_dtype, state_layout; /* GDN_BLOB_NO_DTYPE: there is none; layout 0 */
+    int32_t  conv_dtype, conv_length;   /* likewise; length 0 */
+    int32_t  rank, n_ranks;
+    uint8_t  reserved[40]; /* 0 */
+};
+_Static_assert(sizeof(struct gdn_blob_header) == GDN_BLOB_HEADER, "no padding");
+
+/* Where things are, in bytes from the start; sizes of one sequence. */
+struct gdn_blob_places {
+    uint64_t position, state, conv, total;
+    uint64_t state_bytes, conv_bytes;
+};
+
+/* Checks what a header says of its content and finds the places. `name` is for errors. */
+gdn_status gdn_blob_place(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name,
+                          struct gdn_blob_places *places);
+
+/* Magic, version and header size: a header that is otherwise zero. */
+struct gdn_blob_header gdn_blob_new_header(void);
+
+/* The machine and the alignment of a blob. */
+gdn_status gdn_blob_check_memory(gdn_ctx *ctx, const void *blob, const char *name);
+
+/* All checks of a blob. */
+gdn_status gdn_blob_open(gdn_ctx *ctx, const void *blob, size_t bytes, const char *name,
+                         struct gdn_blob_header *h, struct gdn_blob_places *places);
+
+/* Writes header and checksum over content that is complete but for them. */
+void gdn_blob_seal(void *blob, const struct gdn_blob_header *h);
+
+/* Dense views of the parts of a blob; data NULL where it has none, or where blob is NULL. */
+gdn_tensor gdn_blob_state(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
+                          const void *blob);
+gdn_tensor gdn_blob_conv(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
+                         const void *blob);
+gdn_tensor gdn_blob_position(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
+                             const void *blob);
+
+#endif

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensors of states as views of a pool, with the scales of 8-bit ones. */
+#include "calls/rule.h"
+#include "core/tensor_check.h"
+
+/* Shape and strides; the dtype is known. */
+static gdn_status make_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
+                            int64_t H, int64_t K, int64_t V, struct gdn_pool_view *view)
+{
+    const bool kv = layout == GDN_STATE_KV;
+    TRY(gdn_check_shape(ctx, t, name, 4, (int64_t[]){ -1, H, kv ? K : V, kv ? V : K }));
+    const bool last_dense = t->size[3] < 2 || t->stride[3] == 1;
+    if (!last_dense && t->size[2] >= 2 && t->stride[2] != 1)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: strides %lld, %lld, wanted 1 in one of the last two",
+                        name, (long long)t->stride[2], (long long)t->stride[3]);
+    const int rows = last_dense ? 2 : 3; /* one row may have any stride, which is not to be used */
+    *view = (struct gdn_pool_view){ .data    = t->data,
+                                    .dtype   = t->dtype,
+                                    .k_first = last_dense == kv,
+                                    .slot    = t->stride[0],
+                                    .head    = t->stride[1],
+                                    .ld      = t->size[rows] < 2 ? 0 : t->stride[rows] };
+    return GDN_OK;
+}
+
+gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
+                          int64_t H, int64_t K, int64_t V, struct gdn_pool_view *view)
+{
+    *view = (struct gdn_pool_view){ 0 };
+    if (!t->data) return GDN_OK;
+    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
+    return make_view(ctx, t, name, layout, H, K, V, view);
+}
+
+gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *s, int64_t H, int64_t V)
+{
+    const gdn_tensor *t = s->t, *scales = s->scales;
+    const bool        needed = t->data && gdn_is_eight(t->dtype);
+    TRY(gdn_check_tensor(ctx, scales, s->scales_name));
+    if (needed != (scales->data != NULL))
+        return gdn_fail(ctx, GDN_E_ARG, "%s: %s, but %s is %s", s->scales_name,
+                        needed ? "absent" : "given", s->name,
+                        needed ? "of 8 bits" : t->data ? "not of 8 bits" : "absent");
+    if (!needed) return GDN_OK;
+    TRY(gdn_check_dtype(ctx, scales, s->scales_name, 1u << GDN_F32));
+    TRY(gdn_check_shape(ctx, scales, s->scales_name, 3, (int64_t[]){ t->size[0], H, V }));
+    return gdn_check_dense(ctx, scales, s->scales_name);
+}
+
+gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t layout, int64_t H,
+                           int64_t K, int64_t V, struct gdn_pool_view *view)
+{
+    const gdn_tensor *t = s->t, *scales = s->scales;
+    *view = (struct gdn_pool_view){ 0 };
+    TRY(gdn_check_dtype(ctx, t, s->name, GDN_FLOATS | GDN_EIGHTS));
+    TRY(gdn_check_scales(ctx, s, H, V));
+    if (!t->data) return GDN_OK;
+    TRY(make_view(ctx, t, s->name, layout, H, K, V, view));
+    if (!scales->data) return GDN_OK;
+    view->scales      = scales->data;
+    view->scales_slot = scales->stride[0];
+    view->scales_head = scales->stride[1];
+    return GDN_OK;
+}
+
+gdn_status gdn_check_twins(gdn_ctx *ctx, const struct gdn_scaled *a, const struct gdn_scaled *b)
+{
+    const gdn_tensor *s = a->scales, *t = b->scales;
+    if (!s->data || !t->data || a->t->data != b->t->data) return GDN_OK;
+    if (s->data != t->data)
+        return gdn_fail(ctx, GDN_E_ARG, "%s: not %s, but %s is %s", a->scales_name, b->scales_name,
+                        a->name, b->name);
+    return gdn_check_no_overlap(ctx, s, a->scales_name, t, b->scales_name, true);
+}

@@ -11,7 +11,7 @@
 
 #include "cases.h"
 #include "cli.h"
-#include "cuda/launch.h"
+#include "cuda/driver/launch.h"
 #include "oracle.h"
 
 struct check {

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "cli.h"
-#include "cuda/blas.h"
-#include "cuda/mirror.h"
+#include "cuda/driver/blas.h"
+#include "cuda/driver/mirror.h"
 #include "ops/op_table.h"
 
 enum {

@@ -5,8 +5,8 @@
 
 #include "cli.h"
 #include "cpu/loops/kernels.h"
-#include "cuda/images.h"
-#include "cuda/launch.h"
+#include "cuda/driver/images.h"
+#include "cuda/driver/launch.h"
 #include "measure.h"
 #include "report.h"
 

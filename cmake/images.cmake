@@ -37,30 +37,32 @@ else()
     # sm_80 with PTX, which newer chips can compile, and Hopper with all it has.
     set(gencode_sm_90a -gencode arch=compute_90a,code=sm_90a)
     set(gencode_all -gencode arch=compute_80,code=[sm_80,compute_80] ${gencode_sm_90a})
-    file(STRINGS src/cuda/kernels.def images REGEX "^GDN_IMAGE\\([a-z0-9_]+, [a-z0-9_]+\\)")
+    set(row_form "GDN_IMAGE\\(([a-z0-9_]+), ([a-z0-9_]+), \"([a-z0-9_/]+)\"\\)")
+    file(STRINGS src/cuda/driver/kernels.def images REGEX "^${row_form}")
     # What takes a minute begins first, so that no processor waits for one of these at the end.
     set(long ${images})
     list(FILTER long INCLUDE REGEX "\\((prefill_(bf16|f16|f32)|decode_walk|conv|step),")
     list(REMOVE_ITEM images ${long})
     # No contraction: where a fused multiply-add is meant, it is written.
     foreach(row ${long} ${images})
-        string(REGEX REPLACE "GDN_IMAGE\\((.+), (.+)\\)" "\\1;\\2" row ${row})
+        string(REGEX REPLACE "${row_form}" "\\1;\\2;src/cuda/\\3.cu" row ${row})
         list(GET row 0 image)
         list(GET row 1 chips)
+        list(GET row 2 source)
         add_custom_command(OUTPUT ${images_folder}/${image}.fatbin
             COMMAND ${PROJECT_SOURCE_DIR}/tools/image.sh ${GDN_NVCC} -fatbin -std=c++17 -O3
                 -fmad=false ${gencode_${chips}} -I${PROJECT_SOURCE_DIR}/include
-                -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_SOURCE_DIR}/src/cuda
+                -I${PROJECT_SOURCE_DIR}/src
                 -MD -MF ${images_folder}/${image}.d -MT ${images_folder}/${image}.fatbin
                 -o ${images_folder}/${image}.fatbin
-                ${PROJECT_SOURCE_DIR}/src/cuda/${image}.cu
+                ${PROJECT_SOURCE_DIR}/${source}
             DEPFILE ${images_folder}/${image}.d
-            DEPENDS src/cuda/${image}.cu tools/image.sh
+            DEPENDS ${source} tools/image.sh
             COMMENT "Device code ${image}" VERBATIM)
-        set_property(SOURCE src/cuda/images.c APPEND PROPERTY OBJECT_DEPENDS
+        set_property(SOURCE src/cuda/driver/images.c APPEND PROPERTY OBJECT_DEPENDS
             ${images_folder}/${image}.fatbin)
     endforeach()
-    set_source_files_properties(src/cuda/images.c PROPERTIES
+    set_source_files_properties(src/cuda/driver/images.c PROPERTIES
         COMPILE_DEFINITIONS "GDN_IMAGES=\"${images_folder}\"")
 endif()
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS src/cuda/kernels.def)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS src/cuda/driver/kernels.def)

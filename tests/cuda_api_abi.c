@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What src/cuda/api.h declares of the driver, against the toolkit's own header. */
+/* What src/cuda/driver/api.h declares of the driver, against the toolkit's own header. */
 #include <cuda.h>
 #include <stddef.h>
 
-#include "cuda/api.h"
-#include "cuda/prefill_hopper.h"
+#include "cuda/driver/api.h"
+#include "cuda/prefill/sm90/args.h"
 
 #define SAME(what, a, b) _Static_assert((a) == (b), what)
 #define FIELD(ours, theirs) \

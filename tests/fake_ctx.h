@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
-#include "cuda/launch.h"
+#include "cuda/driver/launch.h"
 #include "fake_cuda.h"
 #include "ring2.h"
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/args.h"
+#include "cuda/driver/args.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -7,7 +7,7 @@
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
 
-#include "cuda/api.h"
+#include "cuda/driver/api.h"
 
 struct fake_cuda {
     /* What it pretends to be. */

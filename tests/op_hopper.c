@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/ctx.h"
-#include "cuda/launch.h"
+#include "cuda/driver/launch.h"
 #include "ring2_device.h"
 #include "ring2_rule.h"
 

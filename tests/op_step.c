@@ -197,8 +197,8 @@ static void as_engines_call(int number)
               gdn_last_kernel(ring2_ctx(1)));
 }
 
-/* What a device computes by step_rows.cuh: one token, 16 bits, K = 128; with the bits of the
- * separate calls there too. But for calls of fewer slots than sequences: those without one are
+/* What a device computes by cuda/layer/step_vk.cuh: one token, 16 bits, K = 128; with the bits of
+ * the separate calls there too. But for calls of fewer slots than sequences: those without one are
  * skipped there, by another kernel, and a CPU refuses. */
 static void one_token(int number)
 {

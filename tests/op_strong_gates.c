@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_prefill with gates of any strength. The Hopper kernels divide V by exp of the sums of gates,
- * up to what their numbers hold, and by lengths of keys (prefill_hopper.cuh): so gates here go to
- * where that ends and beyond, in one token, in 16 or in 64, and V, lengths of keys and states to
- * where such quotients are beyond numbers. What a token gives may depend on those before it alone,
- * to the bit.
+ * up to what their numbers hold, and by lengths of keys (cuda/prefill/sm90/kernel.cuh): so gates
+ * here go to where that ends and beyond, in one token, in 16 or in 64, and V, lengths of keys and
+ * states to where such quotients are beyond numbers. What a token gives may depend on those before
+ * it alone, to the bit.
  */
 #include <math.h>
 

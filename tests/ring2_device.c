@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "core/ctx.h"
-#include "cuda/launch.h"
+#include "cuda/driver/launch.h"
 #include "ring2.h"
 
 static struct {

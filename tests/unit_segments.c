@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/prefill_segments.h"
+#include "cuda/prefill/sm90/plan_segments.h"
 #include "ring2.h"
 
 enum { SMS = 132 };

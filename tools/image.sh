@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # image.sh NVCC ARGUMENT... - compiles device code and fails on what ptxas only mentions: a
-# serialised WGMMA (C75xx) and a spill that src/cuda/spills.txt does not allow.
+# serialised WGMMA (C75xx) and a spill that src/cuda/driver/spills.txt does not allow.
 set -uo pipefail
-list=$(dirname "$0")/../src/cuda/spills.txt
+list=$(dirname "$0")/../src/cuda/driver/spills.txt
 said=$("$@" -Xptxas -v 2>&1)
 status=$?
 
@@ -24,7 +24,7 @@ while read -r kernel arch bytes; do
     [ -n "$kernel" ] || continue
     allowed=$(awk -v k="$kernel" -v a="$arch" '$1 == k && $2 == a { print $3 }' "$list")
     [ "$bytes" -le "${allowed:-0}" ] && continue
-    echo "$kernel for $arch spills $bytes bytes; not in src/cuda/spills.txt" >&2
+    echo "$kernel for $arch spills $bytes bytes; not in src/cuda/driver/spills.txt" >&2
     status=1
 done <<<"$found"
 exit $status

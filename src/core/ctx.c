@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "cuda/launch.h"
+#include "cuda/driver/launch.h"
 
 enum {
     MAX_THREADS    = 1024,

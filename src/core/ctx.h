@@ -13,7 +13,7 @@ struct gdn_ctx {
     const struct gdn_kernels *kr;      /* the inner loops, chosen once */
     const struct gdn_bf16_products *products; /* those in bfloat16 beside them; NULL: none */
     struct gdn_pool          *pool;
-    struct gdn_cuda          *cuda; /* cuda/launch.h; NULL: the CPU computes */
+    struct gdn_cuda          *cuda; /* cuda/driver/launch.h; NULL: the CPU computes */
     void                     *workspace; /* the context's own, grown on demand */
     size_t                    workspace_bytes;
     char                      error[512];

@@ -2,7 +2,7 @@
 /* gdn_chunk_cumsum: sums of gates that start anew with every chunk. */
 #include <math.h>
 
-#include "cuda/ops.h"
+#include "cuda/driver/backend.h"
 #include "ops/op_table.h"
 #include "calls/chunk_stage.h"
 

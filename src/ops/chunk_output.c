@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "cuda/ops.h"
+#include "cuda/driver/backend.h"
 #include "ops/op_table.h"
 #include "calls/chunk_stage.h"
 #include "state/strip.h"

@@ -7,7 +7,7 @@
  */
 #include <string.h>
 
-#include "cuda/ops.h"
+#include "cuda/driver/backend.h"
 #include "ops/op_table.h"
 #include "calls/chunk_stage.h"
 #include "state/strip.h"

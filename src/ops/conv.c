@@ -2,7 +2,7 @@
 /* gdn_conv1d: what its arguments must be. cpu/conv.c computes it. */
 #include "calls/conv.h"
 
-#include "cuda/ops.h"
+#include "cuda/driver/backend.h"
 #include "ops/op_table.h"
 #include "core/tensor_check.h"
 

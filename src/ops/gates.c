@@ -5,7 +5,7 @@
  */
 #include <math.h>
 
-#include "cuda/ops.h"
+#include "cuda/driver/backend.h"
 #include "ops/op_table.h"
 #include "batch/rowwise.h"
 

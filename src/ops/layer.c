@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "calls/layer.h"
-#include "cuda/ops.h"
+#include "cuda/driver/backend.h"
 #include "ops/op_table.h"
 #include "core/tensor_check.h"
 

@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "calls/layer.h"
-#include "cuda/ops.h"
+#include "cuda/driver/backend.h"
 #include "ops/op_table.h"
 #include "batch/tree.h"
 

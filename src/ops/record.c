@@ -8,7 +8,7 @@
 #include <math.h>
 
 #include "core/ctx.h"
-#include "cuda/ops.h"
+#include "cuda/driver/backend.h"
 #include "ops/op_table.h"
 #include "calls/rule.h"
 #include "calls/chunk_stage.h"

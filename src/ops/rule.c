@@ -7,7 +7,7 @@
  */
 #include <math.h>
 
-#include "cuda/ops.h"
+#include "cuda/driver/backend.h"
 #include "ops/op_table.h"
 #include "calls/record.h"
 #include "calls/rule.h"

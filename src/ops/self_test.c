@@ -11,7 +11,7 @@
 #include <stdio.h>
 
 #include "core/ctx.h"
-#include "cuda/mirror.h"
+#include "cuda/driver/mirror.h"
 
 enum {
     H = 2, K = 36, V = 40, T_LONG = 40, T_SHORT = 3, /* the rule */

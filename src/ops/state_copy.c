@@ -6,7 +6,7 @@
  */
 #include "calls/state_copy.h"
 
-#include "cuda/ops.h"
+#include "cuda/driver/backend.h"
 #include "state/matrix.h"
 #include "ops/op_table.h"
 #include "calls/rule.h"

@@ -228,7 +228,7 @@ GDN_DEVICE uint32_t f32_to_f16x2(float low, float high)
     return f32_to_f16(low) | (uint32_t)f32_to_f16(high) << 16;
 }
 
-#include "io.cuh"
+#include "cuda/device/io.cuh"
 
 /* ---- ptx_mma.cuh ----------------------------------------------------------------------------- */
 

@@ -12,7 +12,7 @@
 #include "map.h"
 
 extern "C" {
-#include "cuda/api.h"
+#include "cuda/driver/api.h"
 }
 
 static int nothing(void) { return 0; }

@@ -27,7 +27,7 @@ namespace {
 #define GDN_MAKE_KERNEL(threads, shared, ...) ADD(JOIN(gdn, __VA_ARGS__))
 #define GDN_KERNEL(image, ...) \
     GDN_PICK(GDN_IMAGE_##image, GDN_SKIP_KERNEL, )(__VA_ARGS__)
-#include "kernels.def"
+#include "cuda/driver/kernels.def"
 
 #ifdef EMULATED_HOPPER
 }

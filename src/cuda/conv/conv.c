@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/driver/backend.h"
+
+#include "core/tensor_check.h"
+
+/* Channels of a warp, if of 16 bits and by 16 bytes twice as many; warps of a block, entries of a
+ * state in shared memory; as in conv_walk.cu. */
+enum { CHANNELS = 128, WARPS = 4, KEPT = 8 };
+
+/* Blocks that a multiprocessor has at once, as there. */
+enum { BUSY_TILE = 4, BUSY_STEP = 3, BUSY_WIDE_STEP = 4 };
+
+enum {
+    SHORT      = 16, /* tokens that a warp walks alone: tiles would have few */
+    MOST       = 1024, /* tokens of a tile */
+    LEAST      = 8,
+    MOST_ROWS  = 1 << 30, /* where their kernels count tokens and sequences in 32 bits */
+    MOST_GRID  = 32768, /* in its second dimension */
+    LEAST_OWN  = 32, /* in place: every tile has edges in memory */
+    MOST_STEPS = 32 /* a lane has a sequence's slots */
+};
+
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static int64_t chunks_of(const struct gdn_cu_conv *c) { return divide_up(c->D, CHANNELS); }
+
+/* Where the dtype is known when compiling: of x in tiles that take 16 bytes, of states in steps. */
+static int64_t wide_chunks_of(const struct gdn_cu_conv *c, int32_t dtype)
+{
+    return divide_up(c->D, dtype == GDN_F32 ? CHANNELS : 2 * CHANNELS);
+}
+
+/* Of the states of steps: that of x, if there are none. */
+static int32_t state_dtype(const struct gdn_cu_conv *c)
+{
+    return c->from.data ? c->from.dtype : c->to.data ? c->to.dtype : c->x.dtype;
+}
+
+/* Warps that the device has at once. */
+static int64_t warps_of(const gdn_ctx *ctx, int busy)
+{
+    return (int64_t)ctx->cuda->sm_count * busy * WARPS;
+}
+
+static bool is_in_place(const struct gdn_cu_conv *c)
+{
+    return c->out.data && c->out.data == c->x.data;
+}
+
+/* Should outputs be computed in tiles of tokens? Of packed sequences no lengths are known, but
+ * their mean is: where they are short, tiles would look up many of them. */
+static bool has_tiles(const struct gdn_cu_conv *c)
+{
+    const struct gdn_cu_batch *b = &c->batch;
+    if (!c->out.data || b->N == 0 || (b->parents.data && !b->path.data)) return false;
+    return b->T > SHORT && (b->padded || b->N >= SHORT / 2 * b->B);
+}
+
+static bool is_aligned(const char *data) { return (uint64_t)(uintptr_t)data % 16 == 0; }
+
+static bool is_near(const struct gdn_rows *r)
+{
+    return r->token >= INT32_MIN && r->token <= INT32_MAX;
+}
+
+/* Tiles of few tokens: four taps that lie side by side, and x that nothing overwrites. */
+static bool takes_rows(const struct gdn_cu_conv *c)
+{
+    const struct gdn_conv_view *w = &c->weight, *bias = &c->bias;
+    if (!c->access || c->W != 4 || is_in_place(c)) return false;
+    if (c->batch.N > MOST_ROWS || c->batch.B > MOST_ROWS || c->D > MOST_ROWS) return false;
+    if (!is_near(&c->x) || !is_near(&c->out)) return false;
+    return w->entry == 1 && w->channel == 4 && is_aligned(w->data) &&
+           (!bias->data || (bias->channel == 1 && is_aligned(bias->data)));
+}
+
+/* As in conv_tiles.cuh. */
+static int64_t rows_of(const struct gdn_cu_conv *c) { return c->x.dtype == GDN_F32 ? 8 : 16; }
+
+/* Is every token of every row valid, as is known without looking? */
+static bool is_plain(const struct gdn_cu_batch *b)
+{
+    return !b->cu_seqlens.data && !b->read_slots.data && !b->write_slots.data &&
+           !b->token_start.data && !b->token_count.data && !b->parents.data && !b->path.data;
+}
+
+static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
+{
+    return c->access == 16 ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
+}
+
+/* Tiles for all warps at once, beside those that walk; or where rows are too many for that to come
+ * out even, several times as many. */
+static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
+{
+    if (!has_tiles(c)) return;
+    const int64_t rows  = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
+    const int64_t least = is_in_place(c) ? LEAST_OWN : LEAST;
+    const int64_t warps = warps_of(ctx, BUSY_TILE), walks = c->batch.B * chunks_of(c);
+    const int64_t slots = (warps - (walks < warps / 8 ? walks : warps / 8)) / tile_chunks_of(c);
+    int64_t       n     = slots / rows; /* of a row */
+    if (n * rows < slots * 7 / 8) n = divide_up(4 * slots, rows);
+    c->tile = divide_up(T, n > 0 ? n : 1);
+    if (c->tile > MOST) c->tile = MOST;
+    if (c->tile < least) c->tile = least;
+    if (takes_rows(c)) c->tile = rows_of(c);
+    c->row_tiles = divide_up(T, c->tile);
+    c->n_tiles   = rows * c->row_tiles;
+}
+
+/* How many bytes of rows may be moved at once, four elements at least? 0: fewer. */
+static int32_t access_of(const struct gdn_rows *r, int64_t D)
+{
+    const uint64_t all  = (uint64_t)(uintptr_t)r->data | (uint64_t)r->token | (uint64_t)r->batch;
+    const uint64_t line = (uint64_t)D * gdn_dtype_bytes(r->dtype);
+    if (!r->data) return 16;
+    for (int32_t n = 16; n >= 4 * (int32_t)gdn_dtype_bytes(r->dtype); n /= 2)
+        if ((all | line) % (uint64_t)n == 0) return n;
+    return 0;
+}
+
+/* Do the rows of three entries of a state, or its channels, lie side by side, by 16 bytes? */
+static bool is_step_view(const struct gdn_conv_view *v, int32_t dtype)
+{
+    const uint64_t unit = gdn_dtype_bytes(dtype), at = (uint64_t)(uintptr_t)v->data;
+    if (!v->data) return true;
+    if (v->dtype != dtype || v->length != 3) return false;
+    if ((at | (uint64_t)v->slot * unit) % 16 != 0) return false;
+    return (v->entry == 1 && v->channel == 3) ||
+           (v->channel == 1 && (uint64_t)v->entry * unit % 16 == 0);
+}
+
+/* One token for each sequence: how many of these a warp takes at most; 0: no steps. */
+static int64_t steps_of(const gdn_ctx *ctx, const struct gdn_cu_conv *c)
+{
+    const struct gdn_cu_batch *b = &c->batch;
+    if (b->B == 0 || b->T != 1 || b->cu_seqlens.data || b->parents.data || b->path.data) return 0;
+    if (!c->out.data || c->access != 16 || c->W != 4 || c->out.dtype != c->x.dtype) return 0;
+    if (c->checkpoints.data || b->write == GDN_WRITE_EACH) return 0;
+    const int32_t dtype = state_dtype(c);
+    if (dtype != c->x.dtype && dtype != GDN_F32) return 0;
+    if (!is_step_view(&c->from, dtype) || !is_step_view(&c->to, dtype)) return 0;
+    const int64_t warps = warps_of(ctx, dtype == GDN_F32 ? BUSY_WIDE_STEP : BUSY_STEP);
+    const int64_t all   = b->B * wide_chunks_of(c, dtype);
+    return divide_up(all, divide_up(all, MOST_STEPS * warps) * warps);
+}
+
+/* All warps as many, or one less. */
+static void choose_steps(const gdn_ctx *ctx, struct gdn_cu_conv *c)
+{
+    const int64_t most = steps_of(ctx, c);
+    if (most == 0) return;
+    c->apart   = divide_up(c->batch.B, most);
+    c->n_steps = divide_up(c->batch.B, c->apart);
+}
+
+struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,
+                                      const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                                      const struct gdn_plan_pools *pools)
+{
+    struct gdn_cu_conv c = {
+        .batch       = gdn_cuda_batch(plan, tokens, pools),
+        .x           = conv->x,
+        .out         = conv->out,
+        .weight      = conv->weight,
+        .bias        = conv->bias,
+        .from        = conv->from,
+        .to          = conv->to,
+        .checkpoints = conv->checkpoints,
+        .D           = conv->D,
+        .W           = conv->W,
+        .silu        = conv->silu,
+        .kept        = conv->W - 1,
+    };
+    const struct gdn_conv_view *state = c.from.data ? &c.from : c.to.data ? &c.to : &c.checkpoints;
+    if (state->data) c.kept = state->length < KEPT ? (int32_t)state->length : KEPT;
+    const int32_t x_access = access_of(&c.x, c.D), out_access = access_of(&c.out, c.D);
+    c.access = x_access < out_access ? x_access : out_access;
+    if (c.D == 0) return c; /* nothing to deal to anybody */
+    choose_tiles(ctx, &c);
+    if (!c.tile) choose_steps(ctx, &c);
+    return c;
+}
+
+static size_t edge_bytes(const struct gdn_cu_conv *c)
+{
+    if (!c->tile || !is_in_place(c)) return 0;
+    return gdn_align64((size_t)((c->n_tiles + c->batch.B) * (c->W - 1) * c->D) * sizeof(float));
+}
+
+size_t gdn_cuda_conv_bytes(const struct gdn_cu_conv *args) { return edge_bytes(args); }
+
+static enum gdn_kernel_id tile_kernel(const struct gdn_cu_conv *c)
+{
+    static const enum gdn_kernel_id kernels[2][3] = {
+        { GDN_CU_conv_tile_f32_8, GDN_CU_conv_tile_bf16_8, GDN_CU_conv_tile_f16_8 },
+        { GDN_CU_conv_tile_f32_4, GDN_CU_conv_tile_bf16_4, GDN_CU_conv_tile_f16_4 },
+    };
+    return c->access == 16 ? kernels[c->W == 4][c->x.dtype] : GDN_CU_conv_tile_floats_8;
+}
+
+static enum gdn_kernel_id walk_kernel(const struct gdn_cu_conv *c)
+{
+    return c->W == 4 ? GDN_CU_conv_walk_floats_4 : GDN_CU_conv_walk_floats_8;
+}
+
+static size_t walk_bytes(const struct gdn_cu_conv *c)
+{
+    return (size_t)(WARPS * 2 * CHANNELS * c->kept) * sizeof(float);
+}
+
+/* n_walks items that walk, then as many others. */
+static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv *args, enum gdn_kernel_id kernel,
+                         int64_t n_walks, int64_t others, size_t shared_bytes, void *stream)
+{
+    struct gdn_cu_conv c = *args;
+    c.n_walks            = n_walks;
+    c.n_items            = n_walks + others;
+    const struct gdn_cuda_call call = {
+        .kernel       = kernel,
+        .grid         = { divide_up(c.n_items, WARPS), 1, 1 },
+        .shared_bytes = shared_bytes,
+        .stream       = stream,
+        .args         = &c,
+    };
+    return gdn_cuda_launch(ctx, &call);
+}
+
+static gdn_status walk(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+{
+    const bool rest = args->out.data && args->batch.cu_seqlens.data; /* behind the last sequence */
+    TRY(launch(ctx, args, walk_kernel(args), (args->batch.B + rest) * chunks_of(args), 0,
+               walk_bytes(args), stream));
+    return gdn_cuda_note(ctx, "conv1d", walk_kernel(args));
+}
+
+/* In tiles, those that walk first: they take longest to begin. */
+static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+{
+    const enum gdn_kernel_id kernel = tile_kernel(args);
+    TRY(launch(ctx, args, kernel, args->batch.B * chunks_of(args),
+               args->n_tiles * tile_chunks_of(args), walk_bytes(args), stream));
+    return gdn_cuda_note(ctx, "conv1d", kernel);
+}
+
+/* Does a sequence have one state, its last, in three quads of a lane, and its tokens in a row? */
+static bool can_start(const struct gdn_cu_conv *c)
+{
+    const struct gdn_cu_batch *b = &c->batch;
+    return !b->parents.data && !b->path.data && !c->checkpoints.data &&
+           b->write != GDN_WRITE_EACH && is_step_view(&c->from, c->from.dtype) &&
+           is_step_view(&c->to, c->to.dtype);
+}
+
+/* Rows of blocks, each with all channels: a sequence that they start, or a tile. */
+static gdn_status rows(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+{
+    static const enum gdn_kernel_id kernels[] = { [GDN_F32]  = GDN_CU_conv_rows_f32_4,
+                                                  [GDN_BF16] = GDN_CU_conv_rows_bf16_4,
+                                                  [GDN_F16]  = GDN_CU_conv_rows_f16_4 };
+    const enum gdn_kernel_id both[] = { kernels[args->x.dtype], walk_kernel(args) };
+    const bool         starts = can_start(args);
+    struct gdn_cu_conv c      = *args;
+    c.walk_blocks = starts ? (int32_t)c.batch.B : 0;
+    c.plain       = is_plain(&c.batch);
+    const int64_t n = c.walk_blocks + c.n_tiles, high = n < MOST_GRID ? n : MOST_GRID;
+    const struct gdn_cuda_call call = {
+        .kernel = both[0],
+        .grid   = { divide_up(chunks_of(&c), WARPS), high, divide_up(n, high) },
+        .stream = stream,
+        .args   = &c,
+    };
+    if (!starts)
+        TRY(launch(ctx, args, both[1], args->batch.B * chunks_of(args), 0, walk_bytes(args),
+                   stream));
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note_all(ctx, "conv1d", both, starts ? 1 : 2);
+}
+
+/* In place they wait until what others need of x is saved, and walks have read it. */
+static gdn_status tiles_in_place(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+{
+    const enum gdn_kernel_id kernels[] = { GDN_CU_conv_edge_floats_8, walk_kernel(args),
+                                           tile_kernel(args) };
+    TRY(launch(ctx, args, kernels[0], 0, args->n_tiles * chunks_of(args), 0, stream));
+    TRY(launch(ctx, args, kernels[1], args->batch.B * chunks_of(args), 0, walk_bytes(args),
+               stream));
+    TRY(launch(ctx, args, kernels[2], 0, args->n_tiles * tile_chunks_of(args), 0, stream));
+    return gdn_cuda_note_all(ctx, "conv1d", kernels, 3);
+}
+
+static gdn_status step(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+{
+    static const enum gdn_kernel_id alike[] = { [GDN_BF16] = GDN_CU_conv_step_bf16_4,
+                                                [GDN_F16]  = GDN_CU_conv_step_f16_4 };
+    static const enum gdn_kernel_id wide[]  = { [GDN_F32]  = GDN_CU_conv_wide_step_f32_4,
+                                                [GDN_BF16] = GDN_CU_conv_wide_step_bf16_4,
+                                                [GDN_F16]  = GDN_CU_conv_wide_step_f16_4 };
+    const int32_t            dtype  = state_dtype(args);
+    const enum gdn_kernel_id kernel = (dtype == GDN_F32 ? wide : alike)[args->x.dtype];
+    const int64_t            n_items = args->apart * wide_chunks_of(args, dtype);
+    TRY(launch(ctx, args, kernel, 0, n_items, WARPS * 3 * 32 * 16, stream));
+    return gdn_cuda_note(ctx, "conv1d", kernel);
+}
+
+gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
+{
+    if (!args->tile) return args->n_steps ? step(ctx, args, stream) : walk(ctx, args, stream);
+    if (takes_rows(args)) return rows(ctx, args, stream);
+    if (!is_in_place(args)) return tiles(ctx, args, stream);
+    args->edges = edges;
+    return tiles_in_place(ctx, args, stream);
+}

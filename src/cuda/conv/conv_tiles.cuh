@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The short convolution, four taps that lie side by side, x and out apart: a block has few tokens
+ * and a lane four channels of all of them. All that a warp needs is asked for at once, the three
+ * inputs before its tokens too: where so many warps begin and end, memory always has requests, and
+ * what two of them read is in L2. The code is small, so that it stays in an SM's cache.
+ *
+ *     start  a sequence: its first three outputs, and its state
+ *     rows   the other outputs of some tokens, whatever sequences they belong to
+ *
+ * States that these do not write (conv.c) are a walk's, and then the first outputs too.
+ */
+#ifndef GDN_CUDA_CONV_ROWS_CUH
+#define GDN_CUDA_CONV_ROWS_CUH
+
+#include "cuda/conv/conv_row.cuh"
+#include "cuda/device/ptx_store.cuh"
+
+/* Tokens of a tile: as many bytes of a lane. */
+template <int dtype> struct gdn_rows_of {
+    enum { N = dtype == f32 ? 8 : 16 };
+};
+
+/* The lane's first channel; behind the last `is` not, then channel 0. Its place in a row of x. */
+struct gdn_four {
+    int  channel, from;
+    bool is;
+};
+
+GDN_DEVICE struct gdn_four find_four(const struct gdn_cu_conv &a)
+{
+    const int       channel = ((int)blockIdx.x * WARPS * 32 + (int)threadIdx.x) * 4;
+    struct gdn_four f;
+    f.is      = channel < a.D;
+    f.channel = f.is ? channel : 0;
+    f.from    = f.channel + shift_of(a, f.channel);
+    return f;
+}
+
+template <int dtype> GDN_DEVICE void load_four(struct gdn_quad &q, const char *p, bool is)
+{
+    if (dtype == f32) ld_keep_v4(q.word, p, is);
+    else ld_keep_v2(q.word, p, is);
+}
+
+/* Without a branch: others of the warp, and their other stores, need not wait. */
+template <int dtype>
+GDN_DEVICE void store_four(char *p, const struct gdn_cu_conv &a, const float (&y)[4], bool is)
+{
+    struct gdn_quad q = {};
+    pack<dtype>(q, y, a);
+    if (dtype == f32) st_v4(p, q.word, is);
+    else st_v2(p, q.word, is);
+}
+
+/* ---- Taps ---------------------------------------------------------------------------------- */
+
+/* As they lie in memory, of a dtype: of 16 bits two channels share a quad. */
+template <int dtype>
+GDN_DEVICE void unpack_taps(struct gdn_taps<4, 4> &t, const struct gdn_quad (&q)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const uint32_t word = dtype == f32 ? q[i / 4].word[i % 4] : q[i / 8].word[i % 8 / 2];
+        t.weight[i % 4][i / 4] = bits_to_f32(dtype == f32 ? word : word >> i % 2 * 16, dtype);
+    }
+}
+
+GDN_DEVICE void load_four_taps(struct gdn_taps<4, 4> &t, const struct gdn_cu_conv &a, int channel)
+{
+    const bool      wide = a.weight.dtype == GDN_F32;
+    const char     *p    = (const char *)a.weight.data + (int64_t)channel * (wide ? 16 : 8);
+    struct gdn_quad q[4];
+    uint32_t        bias[1][4];
+    float           b[1][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) ld_keep_v4(q[i].word, p + i * 16, i < 2 || wide);
+    load_chunk(bias[0], a.bias.data + channel * float_bytes(a.bias.dtype), a.bias.dtype,
+               a.bias.data);
+    expand_chunks(b, bias, a.bias.dtype);
+#pragma unroll
+    for (int j = 0; j < 4; j++) t.bias[j] = b[0][j];
+    if (wide) unpack_taps<f32>(t, q);
+    else if (a.weight.dtype == GDN_BF16) unpack_taps<bf16>(t, q);
+    else unpack_taps<f16>(t, q);
+}
+
+/* ---- Starts -------------------------------------------------------------------------------- */
+
+/* Quad j of the lane's three of a state: entry after entry, or as channels lie side by side. */
+GDN_DEVICE char *state_at(const struct gdn_conv_view &v, int64_t slot, int channel, int j)
+{
+    const int64_t at = slot * v.slot + (v.entry == 1 ? 3 * (int64_t)channel + 4 * j
+                                                     : channel + j * v.entry);
+    return v.data + at * float_bytes(v.dtype);
+}
+
+GDN_DEVICE void load_past(float (&past)[3][4], const struct gdn_conv_view &v, int64_t slot,
+                          int channel)
+{
+    const bool is = v.data && slot >= 0;
+    uint32_t   bits[3][4];
+    float      x[3][4];
+#pragma unroll
+    for (int j = 0; j < 3; j++)
+        load_chunk(bits[j], state_at(v, is ? slot : 0, channel, j), v.dtype, is);
+    expand_chunks(x, bits, v.dtype);
+#pragma unroll
+    for (int i = 0; i < 12; i++)
+        past[i / 4][i % 4] = v.entry == 1 ? x[(i % 4 * 3 + i / 4) / 4][(i % 4 * 3 + i / 4) % 4]
+                                          : x[i / 4][i % 4];
+}
+
+GDN_DEVICE void store_past(const float (&past)[3][4], const struct gdn_conv_view &v, int64_t slot,
+                           int channel)
+{
+#pragma unroll
+    for (int j = 0; j < 3; j++) {
+        float x[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            x[c] = v.entry == 1 ? past[(4 * j + c) % 3][(4 * j + c) / 3] : past[j][c];
+        store_chunk(state_at(v, slot, channel, j), x, v.dtype);
+    }
+}
+
+/* By a whole warp. */
+template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int64_t row)
+{
+    const struct gdn_four   f = find_four(a);
+    const struct gdn_cu_seq s = read_sequence(a.batch, row);
+    const int               n = s.n_valid < 3 ? (int)s.n_valid : 3; /* outputs */
+    if (s.n_tokens == 0 || !f.is) return;
+    const char *x   = row_at(a.x, s.batch, s.first) + bytes_to<dtype>(a, f.from);
+    char       *out = row_at(a.out, s.batch, s.first) + bytes_to<dtype>(a, f.channel);
+    struct gdn_quad       first[3], last[3];
+    struct gdn_taps<4, 4> taps;
+    float                 past[3][4], state[3][4], y[4], xs[4];
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        load_four<dtype>(first[i], x + i * a.x.token, i < n);
+        load_four<dtype>(last[i], x + (s.n_valid - 3 + i) * a.x.token, i + n >= 3);
+    }
+    load_past(past, a.from, s.read, f.channel);
+    load_four_taps(taps, a, f.channel);
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        unpack<dtype>(xs, last[i], a);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            state[i][j] = xs[j];
+            if (n == 0) state[i][j] = past[i][j];
+            if (i < 2 && n == 1) state[i][j] = past[i + 1][j];
+            if (i < 1 && n == 2) state[i][j] = past[i + 2][j];
+        }
+    }
+    if (s.write >= 0 && (n > 0 || a.from.data != a.to.data || s.read != s.write))
+        store_past(state, a.to, s.write, f.channel);
+#pragma unroll 1
+    for (int t = 0; t < n; t++, out += a.out.token) {
+        unpack<dtype>(xs, first[0], a);
+        sum_taps<4>(y, xs, past, taps, a);
+        store_four<dtype>(out, a, y, true);
+        first[0] = first[1], first[1] = first[2];
+    }
+}
+
+/* ---- Which tokens count -------------------------------------------------------------------- */
+
+/* Which of a tile's tokens get their sums, and which are no tokens and get zeros, a bit each. */
+struct gdn_marks {
+    uint32_t sum, zero;
+};
+
+GDN_DEVICE uint32_t bits_between(int low, int high) { return (1u << high) - (1u << low); }
+
+/* Whatever the batch says; here and below by a whole warp. */
+GDN_DEVICE struct gdn_marks find_marks(const struct gdn_cu_conv &a, const struct gdn_tile &tile)
+{
+    const int        end = (int)(tile.end - tile.first);
+    struct gdn_marks m   = { 0, 0 };
+#pragma unroll 1
+    for (int t = 0; t < end;) {
+        const struct gdn_run r   = find_run(a, tile, t);
+        const int            low = clamp(r.first, t, r.end), high = clamp(r.to, low, r.end);
+        m.sum |= bits_between(clamp(r.from, low, high), high);
+        if (!r.keep) m.zero |= bits_between(t, low) | bits_between(high, r.end);
+        t = r.end;
+    }
+    return m;
+}
+
+/* Bound i of packed sequences, fewer than 2^31 tokens. */
+GDN_DEVICE int bound_at(const struct gdn_cu_batch &b, int i)
+{
+    const struct gdn_cu_array &cu = b.cu_seqlens;
+    const char *p = (const char *)cu.data + i * cu.stride[0] * (cu.dtype == GDN_I32 ? 4 : 8);
+    if (cu.dtype == GDN_I32) return clamp(*(const int *)p, 0, (int)b.N);
+    return (int)clamp64(*(const int64_t *)p, 0, b.N);
+}
+
+/* Does cu_seqlens alone say what tokens are? */
+GDN_DEVICE bool is_bounded(const struct gdn_cu_batch &b)
+{
+    return b.cu_seqlens.data && !b.read_slots.data && !b.write_slots.data &&
+           !b.token_start.data && !b.token_count.data && !b.parents.data && !b.path.data;
+}
+
+/* Then the same of packed tokens `first` to first + end. */
+GDN_DEVICE struct gdn_marks find_bounds(const struct gdn_cu_batch &b, int first, int end)
+{
+    const int lane = threadIdx.x % 32, B = (int)b.B;
+    int       low  = 0; /* bounds before it are too far back: that three tokens end before first */
+#pragma unroll 1
+    for (int n = B + 1; n > 32;) {
+        const int  step = (n + 31) / 32, i = lane * step;
+        const bool before = i < n && bound_at(b, low + i) < first - 2;
+        const int  count  = __popc(__ballot_sync(0xffffffff, before));
+        if (count == 0) break;
+        low += (count - 1) * step;
+        n = n - (count - 1) * step < step + 1 ? n - (count - 1) * step : step + 1;
+    }
+    const uint32_t all = bits_between(0, end);
+    uint32_t       starts = 0, zero = 0;
+    bool           more   = true;
+#pragma unroll 1
+    for (int i = low + lane; more; i += 32) {
+        const int at = i <= B ? bound_at(b, i) - first : end;
+        if (i < B && at >= -2 && at < end) starts |= 7u << (at + 2) >> 2;
+        if (i == B && at < end) zero = all & ~0u << (at > 0 ? at : 0);
+        more = !__any_sync(0xffffffff, at >= end);
+    }
+    zero   = __reduce_or_sync(0xffffffff, zero);
+    starts = __reduce_or_sync(0xffffffff, starts);
+    return { all & ~zero & ~starts, zero };
+}
+
+/* ---- Rows ---------------------------------------------------------------------------------- */
+
+/* A tile: which tokens of which row of a padded batch, and how many of the row come before it. */
+struct gdn_few {
+    int row, first, end, back;
+};
+
+template <int dtype> GDN_DEVICE struct gdn_few find_few(const struct gdn_cu_conv &a, int index)
+{
+    struct gdn_few t = { 0, index, 0, 0 };
+    if (a.batch.padded) {
+        t.row   = (int)((uint32_t)index / (uint32_t)a.row_tiles);
+        t.first = index - t.row * (int)a.row_tiles;
+    }
+    t.first *= gdn_rows_of<dtype>::N;
+    t.end  = min((int)gdn_rows_of<dtype>::N, (int)a.batch.T - t.first);
+    t.back = min(3, t.first);
+    return t;
+}
+
+/* quick_silu() where the sum of all powers stays small, so that there is none below -80. */
+template <int N> GDN_DEVICE void rough_silu(float (&x)[N], float &powers)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float d = 1 + ex2_approx(x[i] * -1.44269504f);
+        powers += d;
+        x[i] *= rcp_approx(d);
+    }
+}
+
+/* Rows where SiLU's power got too large, again: from x, where the tile's first token is, to out. */
+template <int dtype>
+GDN_DEVICE void sum_again(const struct gdn_cu_conv &a, const struct gdn_taps<4, 4> &taps,
+                          uint32_t rows, const char *x, char *out)
+{
+#pragma unroll 1
+    for (; rows; rows &= rows - 1) {
+        const int64_t   u = __popc(rows ^ (rows - 1)) - 1;
+        struct gdn_quad q[4];
+        float           past[3][4], xs[4], y[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) load_four<dtype>(q[i], x + (u - 3 + i) * a.x.token, true);
+#pragma unroll
+        for (int i = 0; i < 3; i++) unpack<dtype>(past[i], q[i], a);
+        unpack<dtype>(xs, q[3], a);
+        sum_taps<4>(y, xs, past, taps, a);
+        store_four<dtype>(out + u * a.out.token, a, y, true);
+    }
+}
+
+template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int index)
+{
+    enum { ROWS = gdn_rows_of<dtype>::N };
+    const struct gdn_four f = find_four(a);
+    const struct gdn_few  t = find_few<dtype>(a, index);
+    const int             token = (int)a.x.token, step = (int)a.out.token;
+    const char *x   = row_at(a.x, t.row, t.first) + bytes_to<dtype>(a, f.from);
+    char       *out = row_at(a.out, t.row, t.first) + bytes_to<dtype>(a, f.channel);
+    struct gdn_quad       q[3 + ROWS];
+    struct gdn_taps<4, 4> taps;
+    struct gdn_marks      m = { bits_between(t.first ? 0 : 3, t.end), 0 }; /* T is more than 3 */
+    float                 past[3][4], y[4], silu[4], xs[4], powers = 0;
+    const bool            bounded = is_bounded(a.batch);
+    if (!a.plain && !bounded) m = find_marks(a, { t.row, t.first, t.first + t.end });
+#pragma unroll
+    for (int u = 0; u < 3 + ROWS; u++) { /* those that are not there: others of the row */
+        const int at = u < 3 ? max(u - 3, -t.back) : min(u - 3, t.end - 1);
+        load_four<dtype>(q[u], x + (int64_t)at * token, true);
+    }
+    load_four_taps(taps, a, f.channel);
+    if (bounded) m = find_bounds(a.batch, t.first, t.end); /* meanwhile */
+    if (!f.is) m = { 0, 0 };
+#pragma unroll
+    for (int u = 0; u < 3; u++) unpack<dtype>(past[u], q[u], a);
+#pragma unroll
+    for (int u = 0; u < ROWS; u++) {
+        unpack<dtype>(xs, q[3 + u], a);
+        add_taps<4>(y, xs, past, taps, a);
+#pragma unroll
+        for (int j = 0; j < 4; j++) silu[j] = y[j];
+        rough_silu(silu, powers);
+#pragma unroll
+        for (int j = 0; j < 4; j++) y[j] = a.silu ? silu[j] : y[j];
+        store_four<dtype>(out + (int64_t)u * step, a, y, m.sum >> u & 1);
+    }
+#pragma unroll 1
+    for (; m.zero; m.zero &= m.zero - 1) {
+        const float zeros[4] = {};
+        const int   u        = __popc(m.zero ^ (m.zero - 1)) - 1;
+        store_four<dtype>(out + (int64_t)u * step, a, zeros, true);
+    }
+    if (a.silu && !(powers <= 0x1p115f)) sum_again<dtype>(a, taps, m.sum, x, out);
+}
+
+/* Blocks: those of all channels, then rows of blocks that start, then tiles. */
+template <int dtype, int TAPS> GDN_DEVICE void conv_rows(const struct gdn_cu_conv &a)
+{
+    const int row = (int)(blockIdx.y + blockIdx.z * gridDim.y), index = row - a.walk_blocks;
+    if (index < 0) start_item<dtype>(a, row);
+    else if (index < a.n_tiles) rows_item<dtype>(a, index);
+}
+
+#endif

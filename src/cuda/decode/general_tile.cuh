@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A block's part of a state, K x 32 columns of V, in the registers of its 128 threads as float32.
+ * Chunks of four elements follow the dense dimension of the pool:
+ *
+ *   tile_vk   rows are v. 16 lanes have a row, a warp 8 rows; lane i the chunks i, i + 16, ... of
+ *             k, so that sums over K are shuffles.
+ *   tile_kv   rows are k. 8 lanes have the 32 columns of a row; the 16 such groups of a block have
+ *             4 rows each, every 64, and sums over K go through shared memory.
+ *
+ * Both sum in the order of sum_of_16(): equal states give equal bits.
+ */
+#ifndef GDN_CUDA_DECODE_TILE_CUH
+#define GDN_CUDA_DECODE_TILE_CUH
+
+#include "cuda/decode/general_tokens.cuh"
+#include "cuda/device/warp_sums.cuh"
+
+/* A token of a window, and where its output goes (NULL: nowhere; else from column 0 of the head
+ * on). */
+template <int KC> struct decode_step {
+    const struct decode_window<KC> *window;
+    int                             i;
+    void                           *out;
+    int                             out_dtype, column, n_columns;
+    float                          *u; /* [DECODE_COLUMNS], shared: u is left there; NULL: not */
+};
+
+GDN_DEVICE void read_four(float (&to)[4], const float *from)
+{
+    const float4 x = *(const float4 *)from;
+    to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+}
+
+/* S <- alpha S, by selection where nothing is left. */
+template <int N> GDN_DEVICE void decay(float (&S)[N][4], float alpha)
+{
+    if (alpha == 0) {
+        for (int n = 0; n < N; n++)
+            for (int e = 0; e < 4; e++) S[n][e] = 0;
+    } else {
+        for (int n = 0; n < N; n++)
+            for (int e = 0; e < 4; e++) S[n][e] *= alpha;
+    }
+}
+
+/* ---- Rows of v ------------------------------------------------------------------------------ */
+
+template <int KC> struct tile_vk {
+    enum { J = KC / 64, N = 4 * J, K_FIRST = 0 };
+    struct shared {};
+
+    float S[N][4];
+
+    /* Chunk n is in row row() + row_step(n), from column column() + column_step(n) on. */
+    GDN_DEVICE int row() { return threadIdx.x / 32 * 8 + threadIdx.x % 32 / 16; }
+    GDN_DEVICE int column() { return threadIdx.x % 16 * 4; }
+    GDN_DEVICE int row_step(int n) { return n / J * 2; }
+    GDN_DEVICE int column_step(int n) { return n % J * 64; }
+
+    __device__ __forceinline__ void step(const struct decode_step<KC> &t, struct shared &)
+    {
+        const struct decode_window<KC> &w = *t.window;
+        const float beta = w.beta[t.i];
+        const int   lane = threadIdx.x % 32;
+        float       x[8] = {}, k[J][4], q[J][4]; /* x: p of the rows, then z */
+        for (int j = 0; j < J; j++) {
+            read_four(k[j], w.k[t.i] + column() + column_step(j));
+            read_four(q[j], w.q[t.i] + column() + column_step(j));
+        }
+        decay(S, w.alpha[t.i]);
+        for (int n = 0; n < N; n++)
+            for (int e = 0; e < 4; e++) {
+                x[n / J]     = fmaf(S[n][e], k[n % J][e], x[n / J]);
+                x[4 + n / J] = fmaf(S[n][e], q[n % J][e], x[4 + n / J]);
+            }
+        halve<4>(x, 8);
+        halve<2>(x, 1);
+        halve<1>(x, 2);
+        x[0] += __shfl_xor_sync(0xffffffff, x[0], 4);
+
+        /* Now each lane has a sum of one of the rows, and gets the other. */
+        const float other = __shfl_xor_sync(0xffffffff, x[0], 8);
+        const int   mine  = row() + (lane & 1) * 4 + (lane & 2);
+        const float u     = rule_u(beta, w.v[t.i][mine], lane & 8 ? other : x[0]);
+        if (t.out && (lane & 12) == 0 && mine < t.n_columns)
+            store_float(t.out, t.column + mine, t.out_dtype, rule_o(w.kq[t.i], other, u));
+        if (t.u && (lane & 12) == 0) t.u[mine] = u;
+        if (beta == 0) return;
+        for (int r = 0; r < 4; r++) {
+            const float u_r = __shfl_sync(0xffffffff, u, (lane & 16) | r / 2 | r % 2 * 2);
+            for (int n = r * J; n < (r + 1) * J; n++)
+                for (int e = 0; e < 4; e++) S[n][e] = fmaf(k[n % J][e], u_r, S[n][e]);
+        }
+    }
+};
+
+/* ---- Rows of k ------------------------------------------------------------------------------ */
+
+template <int KC> struct tile_kv {
+    enum { J = KC / 64, N = 4 * J, K_FIRST = 1 };
+    struct shared {
+        alignas(16) float sums[2][DECODE_WARPS][2][DECODE_COLUMNS]; /* of even and odd tokens; p and z */
+    };
+
+    float S[N][4];
+
+    /* Which of the 16 sums: bits 3 and 0 lie within a warp, 1 and 2 between warps. */
+    GDN_DEVICE int number()
+    {
+        return (threadIdx.x >> 4 & 1) | (threadIdx.x >> 4 & 6) | (threadIdx.x & 8);
+    }
+    GDN_DEVICE int row() { return number() * 4; }
+    GDN_DEVICE int column() { return threadIdx.x % 8 * 4; }
+    GDN_DEVICE int row_step(int n) { return n / 4 * 64 + n % 4; }
+    GDN_DEVICE int column_step(int) { return 0; }
+
+    /* The sums of this thread's four columns. */
+    GDN_DEVICE void read_sums(float (&to)[4], const float (*sums)[2][DECODE_COLUMNS], int which)
+    {
+        float x[DECODE_WARPS][4];
+        for (int warp = 0; warp < DECODE_WARPS; warp++)
+            read_four(x[warp], sums[warp][which] + column());
+        for (int c = 0; c < 4; c++) to[c] = (x[0][c] + x[1][c]) + (x[2][c] + x[3][c]);
+    }
+
+    __device__ __forceinline__ void step(const struct decode_step<KC> &t, struct shared &sh)
+    {
+        const struct decode_window<KC> &w = *t.window;
+        const float beta = w.beta[t.i];
+        float (*const sums)[2][DECODE_COLUMNS] = sh.sums[t.i % 2];
+        float x[8] = {}, k[J][4]; /* x: p of the columns, then z */
+        decay(S, w.alpha[t.i]);
+        for (int j = 0; j < J; j++) {
+            float q[4];
+            read_four(k[j], w.k[t.i] + row() + 64 * j);
+            read_four(q, w.q[t.i] + row() + 64 * j);
+            for (int e = 0; e < 4; e++)
+                for (int c = 0; c < 4; c++) {
+                    x[c]     = fmaf(S[4 * j + e][c], k[j][e], x[c]);
+                    x[4 + c] = fmaf(S[4 * j + e][c], q[e], x[4 + c]);
+                }
+        }
+        halve<4>(x, 8);
+        halve<2>(x, 16);
+        *(float2 *)(sums[threadIdx.x / 32][threadIdx.x >> 3 & 1] + column() +
+                    (threadIdx.x >> 3 & 2)) = make_float2(x[0], x[1]);
+        __syncthreads(); /* one is enough: the token after the next one needs these sums' place */
+
+        float p[4], u[4];
+        read_sums(p, sums, 0);
+        read_four(u, w.v[t.i] + column());
+        for (int c = 0; c < 4; c++) u[c] = rule_u(beta, u[c], p[c]);
+        if (t.out && threadIdx.x < 8) store_out(t, sums, u);
+        if (t.u && threadIdx.x < 8)
+            *(float4 *)(t.u + column()) = make_float4(u[0], u[1], u[2], u[3]);
+        if (beta == 0) return;
+        for (int n = 0; n < N; n++)
+            for (int c = 0; c < 4; c++) S[n][c] = fmaf(k[n / 4][n % 4], u[c], S[n][c]);
+    }
+
+    GDN_DEVICE void store_out(const struct decode_step<KC> &t,
+                              const float (*sums)[2][DECODE_COLUMNS], const float (&u)[4])
+    {
+        float z[4];
+        read_sums(z, sums, 1);
+        for (int c = 0; c < 4; c++)
+            if (column() + c < t.n_columns)
+                store_float(t.out, t.column + column() + c, t.out_dtype,
+                            rule_o(t.window->kq[t.i], z[c], u[c]));
+    }
+};
+
+#endif

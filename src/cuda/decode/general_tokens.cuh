@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a decode block works on, and its tokens on their way from memory. Each warp fetches one
+ * token of a window into registers, as it lies there, and later commits it to shared memory as the
+ * rule uses it: float32, normalised, gates as alpha and beta. Between the two the block computes
+ * the window before.
+ */
+#ifndef GDN_CUDA_DECODE_TOKENS_CUH
+#define GDN_CUDA_DECODE_TOKENS_CUH
+
+#include "cuda/device/quad.cuh"
+#include "cuda/device/rule.cuh"
+
+enum {
+    DECODE_THREADS = 128,
+    DECODE_WARPS   = DECODE_THREADS / 32,
+    DECODE_COLUMNS = 32,           /* of V: a block's part of a state */
+    DECODE_WINDOW  = DECODE_WARPS, /* tokens: one for each warp to fetch */
+};
+
+/* Columns [column, column + n_columns) of one head of one sequence. In shared memory: it is the
+ * same for all threads. */
+struct decode_work {
+    struct gdn_cu_seq         seq;
+    struct gdn_cu_checkpoints checkpoints;
+    int                       head, hq, hk, hv, column, n_columns;
+    float                     A_log, dt_bias;
+};
+
+/* A window; k and q are zero from K on. */
+template <int KC> struct decode_window {
+    alignas(16) float k[DECODE_WINDOW][KC];
+    float   q[DECODE_WINDOW][KC];
+    float   v[DECODE_WINDOW][DECODE_COLUMNS];
+    int64_t to[DECODE_WINDOW]; /* the slot of the state after the token; -1: none */
+    float   alpha[DECODE_WINDOW], beta[DECODE_WINDOW], kq[DECODE_WINDOW];
+};
+
+/* A warp's token: lanes 0 to 15 have every 16th chunk of k from their own on, the others of q. */
+template <int KC> struct decode_fetched {
+    uint32_t kq[KC / 64][4];
+    uint32_t v, g, beta;
+    int64_t  to;
+};
+
+/* The one order of summation over K, in every kernel of this family: 16 partial sums, of which
+ * number i takes the chunks i, i + 16, ... in order; then these numbers' bits 3, 0, 1 and 2. */
+GDN_DEVICE float sum_of_16(float x)
+{
+    x += __shfl_xor_sync(0xffffffff, x, 8);
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    x += __shfl_xor_sync(0xffffffff, x, 2);
+    return x + __shfl_xor_sync(0xffffffff, x, 4);
+}
+
+/* The slot that the state after token t goes to; -1: none. */
+GDN_DEVICE int64_t slot_after(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t)
+{
+    if (r.batch.write == GDN_WRITE_EACH) return each_slot(r.batch, s, t);
+    return t == s.n_valid - 1 ? s.write : -1;
+}
+
+/* Token t, by a whole warp. wide: its chunks are whole and aligned. */
+template <int KC, bool wide>
+GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_rule &r,
+                            const struct decode_work &w, int64_t t)
+{
+    const int   lane = threadIdx.x % 32, io = r.k.dtype;
+    const char *row  = lane < 16 ? row_at(r.k, w.seq, t, w.hk) : row_at(r.q, w.seq, t, w.hq);
+    for (int j = 0; j < KC / 64; j++) {
+        const int   first = lane % 16 * 4 + 64 * j;
+        const char *at    = row + first * float_bytes(io);
+        if (wide)
+            load_chunk(f.kq[j], at, io, first < r.K);
+        else
+            load_part(f.kq[j], at, io, r.K - first);
+    }
+    f.v    = load_bits(row_at(r.v, w.seq, t, w.hv), w.column + lane, io, lane < w.n_columns);
+    f.g    = load_parts(row_at(r.g, w.seq, t, w.head), 0, r.g.dtype, r.g.data);
+    f.beta = load_parts(row_at(r.beta, w.seq, t, w.head), 0, r.beta.dtype, r.beta.data);
+    f.to   = slot_after(r, w.seq, t);
+}
+
+/* The warp's token becomes number threadIdx.x / 32 of the window. */
+template <int KC>
+GDN_DEVICE void commit_token(struct decode_window<KC> &to, const struct decode_fetched<KC> &f,
+                             const struct gdn_cu_rule &r, const struct decode_work &w)
+{
+    const int  lane = threadIdx.x % 32, i = threadIdx.x / 32;
+    const bool is_q = lane >= 16;
+    float      x[KC / 64][4], squares = 0, kq = 0, length = 1;
+    expand_chunks(x, f.kq, r.k.dtype);
+    if (r.norm != GDN_NORM_NONE) {
+        for (int j = 0; j < KC / 64; j++)
+            for (int e = 0; e < 4; e++) squares = fmaf(x[j][e], x[j][e], squares);
+        length = inverse_length(sum_of_16(squares), r.norm, r.norm_eps);
+    }
+    if (is_q) length *= r.scale;
+    for (int j = 0; j < KC / 64; j++) {
+        float *row = (is_q ? to.q[i] : to.k[i]) + lane % 16 * 4 + 64 * j;
+        for (int e = 0; e < 4; e++) x[j][e] *= length;
+        *(float4 *)row = make_float4(x[j][0], x[j][1], x[j][2], x[j][3]);
+        for (int e = 0; e < 4; e++)
+            kq = fmaf(x[j][e], __shfl_xor_sync(0xffffffff, x[j][e], 16), kq);
+    }
+    kq            = sum_of_16(kq);
+    to.v[i][lane] = bits_to_f32(f.v, r.v.dtype);
+    if (lane != 0) return;
+    to.kq[i]    = kq;
+    to.alpha[i] = r.g.data ? gate_value(r, bits_to_f32(f.g, r.g.dtype), w.A_log, w.dt_bias, true)
+                           : 1;
+    to.beta[i]  = r.beta.data ? beta_value(r, bits_to_f32(f.beta, r.beta.dtype)) : 1;
+    to.to[i]    = f.to;
+}
+
+#endif

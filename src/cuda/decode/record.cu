@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Records of drafted tokens: accepted rows move up, and the counters change after all is done. */
+#include "cuda/device/batch.cuh"
+
+/* The slot of sequence `row`; negative: it has none. */
+GDN_DEVICE int64_t record_slot(const struct gdn_cu_batch &b, int64_t row)
+{
+    const int64_t slot = read_start(b, row);
+    return slot < b.read_pool ? slot : -1;
+}
+
+GDN_DEVICE int64_t record_count(const struct gdn_cu_record &a, int64_t slot)
+{
+    return clamp64(load_index(a.count, slot), 0, a.n_rows);
+}
+
+GDN_DEVICE int64_t n_accepted(const struct gdn_cu_record &a, int64_t row, int64_t count)
+{
+    const int64_t rest = a.n_rows - count, most = a.path.data ? a.path.n_columns : rest;
+    return clamp64(load_index(a.n_accepted, row), 0, most < rest ? most : rest);
+}
+
+/* Row `from` of one head to row `to`, which is above: each thread has elements of its own in all
+ * rows, so that none is overwritten before it has moved. */
+GDN_DEVICE void move_head(const struct gdn_record_rows &r, int64_t slot, int64_t to, int64_t from,
+                          int head, int n)
+{
+    char *const first = r.data + slot * r.slot + head * r.head;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        if (r.dtype == GDN_F32)
+            ((uint32_t *)(first + to * r.row))[i] = ((const uint32_t *)(first + from * r.row))[i];
+        else
+            ((uint16_t *)(first + to * r.row))[i] = ((const uint16_t *)(first + from * r.row))[i];
+    }
+}
+
+/* A block has a state head of a sequence, and a key head with it. */
+GDN_DEVICE void record_move(const struct gdn_cu_record &a)
+{
+    const int     most = a.H > a.Hk ? a.H : a.Hk, h = blockIdx.x % most;
+    const int64_t row = blockIdx.x / most, slot = row < a.batch.B ? record_slot(a.batch, row) : -1;
+    if (slot < 0) return;
+    const int64_t c = record_count(a, slot), n = n_accepted(a, row, c);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t from = c + load_index(a.path, row, i);
+        if (from <= c + i || from >= a.n_rows) continue;
+        if (h < a.Hk) move_head(a.k, slot, c + i, from, h, a.K);
+        if (h < a.H) move_head(a.u, slot, c + i, from, h, a.V);
+        if (h < a.H) move_head(a.g, slot, c + i, from, h, 1);
+    }
+}
+
+/* A thread has a sequence: what was accepted is added; after a fold nothing is left. */
+GDN_DEVICE void record_count(const struct gdn_cu_record &a)
+{
+    const int64_t row  = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int64_t slot = row < a.batch.B ? record_slot(a.batch, row) : -1;
+    if (slot < 0) return;
+    const int64_t c = record_count(a, slot);
+    const int64_t x = a.n_accepted.data ? c + n_accepted(a, row, c) : 0;
+    const int64_t at = slot * a.count.stride[0];
+    if (a.count.dtype == GDN_I32)
+        ((int32_t *)a.count.data)[at] = (int32_t)x;
+    else
+        ((int64_t *)a.count.data)[at] = x;
+}
+
+#define GDN_IMAGE_record GDN_THIS_IMAGE
+#define GDN_KERNEL_record(threads, shared, what)                                              \
+    extern "C" __global__ void __launch_bounds__(threads)                                     \
+        gdn_record_##what(const __grid_constant__ struct gdn_cu_record a)                     \
+    {                                                                                         \
+        record_##what(a);                                                                     \
+    }
+#include "cuda/driver/kernels.cuh"

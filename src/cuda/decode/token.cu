@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Decode of one token of each sequence. */
+#include "cuda/decode/token.cuh"
+
+#define GDN_IMAGE_decode_one GDN_THIS_IMAGE
+#define GDN_KERNEL_decode_one(threads, shared, layout, dtype, io, KC)                         \
+    DECODE_ONE_KERNEL(threads, gdn_decode_one_##layout##_##dtype##_##io##_##KC, layout, dtype, io, KC)
+#include "cuda/driver/kernels.cuh"

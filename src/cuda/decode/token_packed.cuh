@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * token.cuh by cu_seqlens, of which the host knows no more than that there are as many tokens
+ * as sequences: mostly token i is sequence i. That one is brought to the L2 cache while cu_seqlens
+ * are on their way beside the state. A sequence of one token elsewhere loads that; columns of one
+ * with several are walked through by a warp each, in float32, which is small and slow: nobody who
+ * has one token each waits for it. Kernels beside those of rows, which are faster without all this.
+ */
+#ifndef GDN_CUDA_DECODE_PACKED_CUH
+#define GDN_CUDA_DECODE_PACKED_CUH
+
+#include "cuda/decode/token.cuh"
+
+/* ---- The place --------------------------------------------------------------------------------- */
+
+struct packed_place : one_place {
+    const struct gdn_cu_packed &batch;
+    int      first, end; /* tokens of the sequence, once looked up */
+    uint32_t initial[2]; /* 0: the state is not looked at */
+
+    __device__ __forceinline__ packed_place(const struct gdn_cu_packed &a) : batch(a) {}
+    __device__ __forceinline__ bool fresh(void) const { return !(initial[0] | initial[1]); }
+    __device__ __forceinline__ void look(void);
+    __device__ __forceinline__ void bound(void);
+    template <int K> __device__ __forceinline__ bool find(const struct gdn_cu_one &a, int column);
+};
+
+/* An index of four bytes, or of eight the lower half. */
+GDN_DEVICE int packed_index(const struct gdn_cu_at &t, int i)
+{
+    return (int)ld_b32(t.data + mad_wide(i, t.head, 0));
+}
+
+/* The block's place, as far as nothing has to wait for it; false: padding. */
+GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_packed &a)
+{
+    w.head = blockIdx.y;
+    w.row = w.from = w.to = blockIdx.z;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    if (w.row == a.n) return false; /* the tokens behind the sequences */
+    const struct gdn_cu_one &one = a.one;
+    const bool               own = one.write_slots;
+    if (one.read_slots) {
+        w.from = ld_b32(one.read_slots + w.row * one.read_step);
+        w.to   = ld_b32((own ? one.write_slots : one.read_slots) +
+                        w.row * (own ? one.write_step : one.read_step));
+    }
+    ld_flag(w.initial, a.initial.data + mad_wide(w.row, a.initial.head, 0), a.initial_bytes);
+    if (!one.read_slots) return true;
+    const bool is = w.from >= 0 && (w.fresh() || w.from < one.read_pool) && w.to >= 0 &&
+                    w.to < one.write_pool;
+    if (w.fresh()) w.from = 0;
+    return is;
+}
+
+/* What cu_seqlens say, and that as far as there are tokens. */
+__device__ __forceinline__ void packed_place::look(void)
+{
+    first = packed_index(batch.cu_seqlens, row);
+    end   = row == batch.n ? row : packed_index(batch.cu_seqlens, row + 1);
+}
+__device__ __forceinline__ void packed_place::bound(void)
+{
+    first = max(0, min(first, batch.n));
+    end   = max(first, min(end, batch.n));
+}
+
+/* cu_seqlens are asked for behind the state: what waits for them is not to wait for that. */
+template <int K>
+__device__ __forceinline__ bool packed_place::find(const struct gdn_cu_one &a, int column)
+{
+    if (!batch.cu_seqlens.data) return true;
+    const int lane = threadIdx.x % 32;
+    look();
+    prefetch(one_at(a.k, row, one_source(head, a.group_k)) + lane * 32, lane < K / 16);
+    prefetch(one_at(a.q, row, one_source(head, a.group_q)) + lane * 32, lane < K / 16);
+    prefetch(one_at(a.v, row, one_source(head, a.group_v)) + column * 2, lane == 0);
+    prefetch(one_at(a.g, row, head), lane == 0 && a.g_bytes);
+    prefetch(one_at(a.beta, row, head), lane == 0 && a.beta_bytes);
+    bound();
+    row = first;
+    return end == first + 1;
+}
+
+/* ---- Sequences of several tokens --------------------------------------------------------------- */
+
+/* A column; a lane has every 32nd of its K elements. */
+template <int KC, int dtype_, int io, bool k_first> struct rest_column {
+    enum { N = KC / 32, IO = io, dtype = dtype_ };
+    typedef typename gdn_io<dtype_>::type type;
+    float S[N];
+
+    GDN_DEVICE type *at(char *state, int row, int v, int n)
+    {
+        const int k = threadIdx.x % 32 + 32 * n;
+        return (type *)(state + mad_wide(k_first ? k : v, row, 0)) + (k_first ? v : k);
+    }
+};
+
+/* Token t of column v. Is the state another one now? */
+template <class Tile>
+GDN_DEVICE bool rest_step(Tile &tile, const struct gdn_cu_one &a, const struct one_place &w, int t,
+                          int v)
+{
+    enum { N = Tile::N, IO = Tile::IO };
+    const int        lane = threadIdx.x % 32;
+    const char      *keys = one_at(a.k, t, one_source(w.head, a.group_k)) + lane * 2;
+    const char      *queries = one_at(a.q, t, one_source(w.head, a.group_q)) + lane * 2;
+    struct one_place token = w;
+    struct one_gates gates;
+    float            k[N], alpha, beta, kk = 0, qq = 0, kq = 0, p = 0, z = 0;
+    token.row = t;
+    one_fetch_gates(gates, a, token);
+    const uint32_t value = ld_b32_b16(one_at(a.v, t, one_source(w.head, a.group_v)) + 2 * v, false,
+                                      true);
+    one_expand_gates<IO>(alpha, beta, gates, a);
+    if (alpha == 0) one_forget(tile.S, N);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float q = one_half<IO>(ld_b32_b16(queries + 64 * n, false, true));
+        k[n] = one_half<IO>(ld_b32_b16(keys + 64 * n, false, true));
+        kk = fmaf(k[n], k[n], kk), qq = fmaf(q, q, qq), kq = fmaf(k[n], q, kq);
+        p = fmaf(tile.S[n], k[n], p), z = fmaf(tile.S[n], q, z);
+    }
+    const struct one_factors f = one_factors_of(one_sum<32>(kk), one_sum<32>(qq), one_sum<32>(kq), a);
+    const float u = rule_u(beta, one_half<IO>(value), alpha * f.k * one_sum<32>(p));
+    const float o = rule_o(f.kq, alpha * f.q * one_sum<32>(z), u);
+    if (a.out.data && lane == 0) one_store_half<IO>(one_at(a.out, t, w.head) + 2 * v, o);
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        tile.S[n] *= alpha;
+        if (beta != 0) tile.S[n] = fmaf(u * f.k, k[n], tile.S[n]);
+    }
+    return alpha != 1 || beta != 0;
+}
+
+/* All tokens of column v, by a warp. */
+template <class Tile>
+GDN_DEVICE void rest_decode(const struct gdn_cu_one &a, const struct packed_place &w, int v)
+{
+    typedef gdn_io<Tile::dtype> io;
+    char *const from = one_at(a.from, w.from, w.head), *const to = one_at(a.to, w.to, w.head);
+    bool        changed = w.fresh();
+    Tile        tile;
+#pragma unroll
+    for (int n = 0; n < Tile::N; n++)
+        tile.S[n] = w.fresh() ? 0 : io::load(Tile::at(from, a.from_row, v, n));
+#pragma unroll 1
+    for (int t = w.first; t < w.end; t++) changed |= rest_step(tile, a, w, t, v);
+    if (!a.to.data || (!changed && to == from)) return;
+#pragma unroll
+    for (int n = 0; n < Tile::N; n++) {
+        if (changed)
+            io::store(Tile::at(to, a.to_row, v, n), tile.S[n]);
+        else /* bit for bit (G9) */
+            *Tile::at(to, a.to_row, v, n) = *Tile::at(from, a.from_row, v, n);
+    }
+}
+
+/* ---- What is not as it was taken to be --------------------------------------------------------- */
+
+/* Outputs of tokens from first to end - 1 are zero: n of them, no more than threads. */
+GDN_DEVICE void packed_zero(const struct gdn_cu_one &a, int head, int first, int end, int column,
+                            int n)
+{
+    if (!a.out.data || (int)threadIdx.x >= n) return;
+    for (int t = first; t < end; t++)
+        *(uint16_t *)(one_at(a.out, t, head) + (column + threadIdx.x) * 2) = 0;
+}
+
+/* Columns of a block whose sequence has no token or several, or is padding, as are the tokens behind
+ * the last one. */
+template <class Tile>
+GDN_DEVICE void packed_rest(const struct gdn_cu_one &a, struct packed_place &w, bool padding,
+                            int column, int n)
+{
+    if (padding) {
+        w.first = w.row, w.end = w.row + 1;
+        if (w.batch.cu_seqlens.data) w.look();
+        w.bound();
+        if (!a.keep || w.row == w.batch.n) packed_zero(a, w.head, w.first, w.end, column, n);
+        return;
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x / 32; i < n && w.first < w.end; i += blockDim.x / 32)
+        rest_decode<Tile>(a, w, column + i);
+}
+
+/* ---- Kernels ----------------------------------------------------------------------------------- */
+
+template <int KC, int dtype, int io>
+GDN_DEVICE void decode_one_packed_vk(const struct gdn_cu_packed &a)
+{
+    typedef one_rows<KC, dtype, io> Tile;
+    const int           v = blockIdx.x * Tile::ROWS;
+    struct packed_place w(a);
+    const bool          real = packed_begin(w, a);
+    if (__builtin_expect(real, 1) && one_decode_rows<Tile>(a.one, w, v)) return;
+    packed_rest<rest_column<KC, dtype, io, false>>(a.one, w, !real, v, Tile::ROWS);
+}
+
+template <int KC, int dtype, int io>
+GDN_DEVICE void decode_one_packed_kv(const struct gdn_cu_packed &a)
+{
+    typedef one_columns<KC, dtype, io> Tile;
+    const int           column = blockIdx.x * Tile::COLUMNS;
+    struct packed_place w(a);
+    const bool          real = packed_begin(w, a);
+    if (__builtin_expect(real, 1) && one_decode_columns<Tile>(a.one, w, column)) return;
+    packed_rest<rest_column<KC, dtype, io, true>>(a.one, w, !real, column, Tile::COLUMNS);
+}
+
+/* As ONE_BLOCKS: with more registers, for all that is to be on its way at once. */
+#define PACKED_BLOCKS_vk(dtype) (GDN_##dtype == GDN_F32 ? 24 : 16)
+#define PACKED_BLOCKS_kv(dtype) 0
+
+#define DECODE_PACKED_KERNEL(threads, name, layout, dtype, io, KC)                            \
+    extern "C" __global__ void __launch_bounds__(threads, PACKED_BLOCKS_##layout(dtype))      \
+        name(const __grid_constant__ struct gdn_cu_packed a)                                  \
+    {                                                                                         \
+        decode_one_packed_##layout<KC, GDN_##dtype, GDN_##io>(a);                             \
+    }
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * token.cuh for a few sequences whose states are in slots of a pool: a slot is a trip to memory before
+ * the state's, so the token and the arguments are asked for meanwhile. Where there are many sequences, or no
+ * slots, the state is better asked for first.
+ */
+#ifndef GDN_CUDA_DECODE_SLOTS_CUH
+#define GDN_CUDA_DECODE_SLOTS_CUH
+
+#include "cuda/decode/token.cuh"
+
+struct slots_place : one_place {
+    enum { LATE = 1 };
+    uint32_t arguments;
+    bool     is; /* do both slots exist? */
+
+    __device__ __forceinline__ bool real(void) const { return is; }
+    /* When all else has been asked for. What is not there is looked at in slot 0, which is. */
+    __device__ __forceinline__ void settle(const struct gdn_cu_one &a)
+    {
+        await_arguments(arguments);
+        is = ((uint32_t)from < (uint32_t)a.read_pool) & ((uint32_t)to < (uint32_t)a.write_pool);
+        if (!is) from = 0;
+    }
+};
+
+template <int KC, int dtype, int io> GDN_DEVICE void decode_one_slots_vk(const struct gdn_cu_one &a)
+{
+    typedef one_rows<KC, dtype, io> Tile;
+    const int          v = blockIdx.x * Tile::ROWS;
+    struct slots_place w;
+    w.head = blockIdx.y;
+    w.row  = blockIdx.z;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    const int32_t *read = a.read_slots + w.row * a.read_step;
+    w.from      = ld_b32(read);
+    w.to        = ld_b32(a.write_slots ? a.write_slots + w.row * a.write_step : read);
+    w.arguments = ask_arguments(a);
+    if (!one_decode_rows<Tile>(a, w, v)) one_zero(a, w, v, Tile::ROWS, threadIdx.x);
+}
+
+#define DECODE_SLOTS_KERNEL(threads, name, dtype, io, KC)                                     \
+    extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_vk(dtype, KC))           \
+        name(const __grid_constant__ struct gdn_cu_one a)                                     \
+    {                                                                                         \
+        decode_one_slots_vk<KC, GDN_##dtype, GDN_##io>(a);                                    \
+    }
+
+#endif

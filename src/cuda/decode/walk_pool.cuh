@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tiles between registers and pools of any dtype, which is asked for when running: for kernels
+ * that do more than the chains of general.cuh. A thread has elements of four columns of V, and of
+ * each of them all its elements are of the same 32 columns of the block.
+ */
+#ifndef GDN_CUDA_DECODE_STATE_CUH
+#define GDN_CUDA_DECODE_STATE_CUH
+
+#include "cuda/decode/general.cuh"
+#include "cuda/device/q8.cuh"
+
+/* Which of its four columns element e of chunk n is in; that column, from the block's first; and
+ * the element's k. */
+template <class Tile> GDN_DEVICE int nth_column(int n, int e)
+{
+    return Tile::K_FIRST ? e : n / (Tile::N / 4);
+}
+template <class Tile> GDN_DEVICE int v_of(int n, int e)
+{
+    return Tile::K_FIRST ? Tile::column() + e : Tile::row() + Tile::row_step(n);
+}
+template <class Tile> GDN_DEVICE int k_of(int n, int e)
+{
+    return Tile::K_FIRST ? Tile::row() + Tile::row_step(n)
+                         : Tile::column() + Tile::column_step(n) + e;
+}
+
+/* Codes of a tile, four to a word, and the block's scales. */
+template <class Tile> struct decode_codes {
+    uint32_t x[Tile::N];
+};
+struct decode_scales {
+    uint32_t largest[DECODE_COLUMNS], key[DECODE_COLUMNS];
+    float    scale[DECODE_COLUMNS], inverse[DECODE_COLUMNS];
+};
+
+/* A place, what lies beside it if it is of 8 bits, and whether whole chunks can be moved. */
+struct decode_slot {
+    struct decode_place p;
+    float              *scales; /* from the block's first column on */
+    bool                wide;
+};
+
+template <class Tile>
+GDN_DEVICE struct decode_slot slot_of(const struct gdn_cu_walk &a, const struct decode_work &w,
+                                      const struct gdn_pool_view &view, int64_t slot, int wide)
+{
+    const struct gdn_cu_rule &r = a.decode.rule;
+    struct decode_slot        s;
+    s.p      = place_of<Tile>(r, w, view, slot, state_bytes(view.dtype));
+    s.scales = view.scales + slot * view.scales_slot + w.head * view.scales_head + w.column;
+    s.wide   = a.wide & wide;
+    return s;
+}
+
+/* Where chunk n is, and whether it is there. */
+template <class Tile> GDN_DEVICE char *chunk_at(const struct decode_place &p, int n, bool &there)
+{
+    const int r = Tile::row() + Tile::row_step(n), c = Tile::column() + Tile::column_step(n);
+    there       = r < p.rows && c < p.columns;
+    return p.data + (r * p.row_step + c * p.column_step) * state_bytes(p.dtype);
+}
+
+/* ---- Codes ----------------------------------------------------------------------------------- */
+
+template <class Tile>
+GDN_DEVICE void load_codes(struct decode_codes<Tile> &to, struct decode_scales &scales,
+                           const struct decode_slot &from)
+{
+    const int n_columns = Tile::K_FIRST ? from.p.columns : from.p.rows, v = threadIdx.x;
+    for (int n = 0; n < Tile::N; n++) {
+        bool        there;
+        const char *at = chunk_at<Tile>(from.p, n, there);
+        to.x[n]        = ld_b32_b16(at, there && from.wide, false);
+        for (int e = 0; e < 4 && !from.wide; e++)
+            if (there && Tile::column() + Tile::column_step(n) + e < from.p.columns)
+                to.x[n] |= (uint32_t)(uint8_t)at[e * from.p.column_step] << 8 * e;
+    }
+    __syncthreads(); /* others may read scales of before */
+    if (v < DECODE_COLUMNS) scales.scale[v] = v < n_columns ? from.scales[v] : 0;
+    __syncthreads();
+}
+
+template <class Tile>
+GDN_DEVICE void store_codes(const struct decode_slot &to, const struct decode_codes<Tile> &from,
+                            const struct decode_scales &scales)
+{
+    const int n_columns = Tile::K_FIRST ? to.p.columns : to.p.rows, v = threadIdx.x;
+    for (int n = 0; n < Tile::N; n++) {
+        bool        there;
+        char *const at = chunk_at<Tile>(to.p, n, there);
+        if (there && to.wide) *(uint32_t *)at = from.x[n];
+        for (int e = 0; e < 4 && !to.wide; e++)
+            if (there && Tile::column() + Tile::column_step(n) + e < to.p.columns)
+                at[e * to.p.column_step] = (char)(from.x[n] >> 8 * e);
+    }
+    if (v < n_columns) to.scales[v] = scales.scale[v];
+}
+
+template <class Tile>
+GDN_DEVICE void decode_8bit(Tile &tile, const struct decode_codes<Tile> &from,
+                            const struct decode_scales &scales, int dtype)
+{
+    for (int n = 0; n < Tile::N; n++)
+        for (int e = 0; e < 4; e++)
+            tile.S[n][e] = eight_value(from.x[n] >> 8 * e & 255, dtype) *
+                           scales.scale[v_of<Tile>(n, e)];
+}
+
+/* The largest magnitude of each column. In whatever order the threads come, it is the same. */
+template <class Tile>
+GDN_DEVICE void find_largest(struct decode_scales &scales, const Tile &tile)
+{
+    uint32_t m[4] = {};
+    for (int n = 0; n < Tile::N; n++)
+        for (int e = 0; e < 4; e++) {
+            uint32_t &largest = m[nth_column<Tile>(n, e)];
+            largest           = max(largest, magnitude(tile.S[n][e]));
+        }
+    __syncthreads();
+    if (threadIdx.x < DECODE_COLUMNS) scales.largest[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i = 0; i < 4; i++)
+        atomicMax(&scales.largest[v_of<Tile>(i * (Tile::N / 4), i)], m[i]);
+    __syncthreads();
+}
+
+/* The state as 8 bits hold it after n_tokens, rounded as the view says. */
+template <class Tile>
+GDN_DEVICE void encode_8bit(struct decode_codes<Tile> &to, struct decode_scales &scales,
+                            const Tile &tile, const struct decode_work &w,
+                            const struct gdn_pool_view &view, int64_t n_tokens)
+{
+    const int v = threadIdx.x;
+    find_largest(scales, tile);
+    if (v < DECODE_COLUMNS) {
+        const struct eight_scale s = eight_scale_of(scales.largest[v], view.dtype);
+        scales.scale[v]            = s.scale;
+        scales.inverse[v]          = s.inverse;
+        scales.key[v]              = eight_key(view.seed, n_tokens, w.head, w.column + v);
+    }
+    __syncthreads();
+    for (int n = 0; n < Tile::N; n++) {
+        to.x[n] = 0;
+        for (int e = 0; e < 4; e++) {
+            const int      i = v_of<Tile>(n, e);
+            const uint32_t h = eight_draw(scales.key[i], k_of<Tile>(n, e));
+            to.x[n] |= eight_code(tile.S[n][e], scales.inverse[i], h, view.random, view.dtype)
+                       << 8 * e;
+        }
+    }
+}
+
+/* Bit for bit, with the scales; as copy_part(). */
+GDN_DEVICE void copy_codes(const struct decode_slot &to, const struct decode_slot &from,
+                           int n_columns)
+{
+    if (to.p.data == from.p.data) return;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < to.p.rows * to.p.columns; i += DECODE_THREADS) {
+        const int r = i / to.p.columns, c = i % to.p.columns;
+        to.p.data[r * to.p.row_step + c * to.p.column_step] =
+            from.p.data[r * from.p.row_step + c * from.p.column_step];
+    }
+    if (threadIdx.x < n_columns) to.scales[threadIdx.x] = from.scales[threadIdx.x];
+    __syncthreads();
+}
+
+/* ---- Tiles ----------------------------------------------------------------------------------- */
+
+template <class Tile>
+GDN_DEVICE void load_floats(Tile &tile, const struct decode_slot &from)
+{
+    uint32_t x[Tile::N][4];
+    if (!from.wide) {
+        load_any(tile, from.p);
+        return;
+    }
+    for (int n = 0; n < Tile::N; n++) {
+        bool        there;
+        const char *at = chunk_at<Tile>(from.p, n, there);
+        load_chunk(x[n], at, from.p.dtype, there);
+    }
+    expand_chunks(tile.S, x, from.p.dtype);
+}
+
+template <class Tile>
+GDN_DEVICE void store_floats(const struct decode_slot &to, const Tile &tile)
+{
+    if (!to.wide) {
+        store_any(tile, to.p);
+        return;
+    }
+    for (int n = 0; n < Tile::N; n++) {
+        bool        there;
+        char *const at = chunk_at<Tile>(to.p, n, there);
+        if (there) store_chunk(at, tile.S[n], to.p.dtype);
+    }
+}
+
+#endif

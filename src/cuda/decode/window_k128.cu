@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Decode of up to four tokens of each sequence, or of more whose states are all kept. */
+#include "cuda/decode/window_k128.cuh"
+
+#define GDN_IMAGE_decode_four GDN_THIS_IMAGE
+#define GDN_KERNEL_decode_four(threads, shared, layout, dtype, io, KC)                        \
+    DECODE_FOUR_KERNEL(threads, gdn_decode_four_##layout##_##dtype##_##io##_##KC, layout,     \
+                       dtype, io, KC)
+#include "cuda/driver/kernels.cuh"

@@ -1,8 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Decode on states whose rows are k ("k-first"). */
-#include "decode_warp.cuh"
-
-#define GDN_IMAGE_decode_kv GDN_THIS_IMAGE
-#define GDN_KERNEL_decode_kv(threads, shared, dtype, KC)                                      \
-    DECODE_WARP_KERNEL(threads, gdn_decode_kv_##dtype##_##KC, warp_kv, dtype, KC)
-#include "kernels.cuh"

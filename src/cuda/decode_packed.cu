@@ -1,9 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Decode of as many tokens as there are sequences, mostly one of each. */
-#include "decode_packed.cuh"
-
-#define GDN_IMAGE_decode_packed GDN_THIS_IMAGE
-#define GDN_KERNEL_decode_one_packed(threads, shared, layout, dtype, io, KC)                  \
-    DECODE_PACKED_KERNEL(threads, gdn_decode_one_packed_##layout##_##dtype##_##io##_##KC, layout,  \
-                         dtype, io, KC)
-#include "kernels.cuh"

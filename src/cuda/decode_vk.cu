@@ -1,8 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Decode on states whose rows are v ("k-last"). */
-#include "decode_warp.cuh"
-
-#define GDN_IMAGE_decode_vk GDN_THIS_IMAGE
-#define GDN_KERNEL_decode_vk(threads, shared, dtype, KC)                                      \
-    DECODE_WARP_KERNEL(threads, gdn_decode_vk_##dtype##_##KC, warp_vk, dtype, KC)
-#include "kernels.cuh"

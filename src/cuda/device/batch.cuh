@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A sequence of a batch, as plan.c reads it on the host: the same rules, but what is out of range
+ * cannot be refused here. Lengths are cut to what is there, and a sequence whose slot does not
+ * exist is skipped like padding, so that nothing outside the tensors is touched.
+ *
+ * Every thread of a warp reads the same; functions that loop over the batch are for whole warps.
+ */
+#ifndef GDN_CUDA_BATCH_CUH
+#define GDN_CUDA_BATCH_CUH
+
+#include "cuda/device/io.cuh"
+
+struct gdn_cu_seq {
+    int64_t row, batch, first; /* as in struct gdn_seq */
+    int64_t n_before, n_tokens, n_valid;
+    int64_t read, write; /* slots; -1: start from zero, nothing is written */
+    bool    padding;     /* skipped: no state is touched */
+    bool    sunk;        /* a padding row that has the sink */
+    bool    keep_out;
+};
+
+GDN_DEVICE int64_t clamp64(int64_t x, int64_t low, int64_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+/* Where the tokens of sequence b are, and which count. */
+GDN_DEVICE void read_range(const struct gdn_cu_batch &b, struct gdn_cu_seq &s)
+{
+    if (b.cu_seqlens.data) {
+        s.first    = clamp64(load_index(b.cu_seqlens, s.row), 0, b.N);
+        s.n_tokens = clamp64(load_index(b.cu_seqlens, s.row + 1), s.first, b.N) - s.first;
+    } else {
+        s.batch    = b.padded ? s.row : 0;
+        s.first    = b.single ? s.row : 0;
+        s.n_tokens = b.T;
+    }
+    if (b.token_start.data)
+        s.n_before = clamp64(load_index(b.token_start, s.row), 0, s.n_tokens);
+    s.first += s.n_before;
+    s.n_valid = s.n_tokens - s.n_before;
+    if (b.token_count.data)
+        s.n_valid = clamp64(load_index(b.token_count, s.row), 0, s.n_valid);
+}
+
+/* The slot that it starts from; negative: padding. */
+GDN_DEVICE int64_t read_start(const struct gdn_cu_batch &b, int64_t row)
+{
+    if (!b.read_slots.data) return row;
+    if (!b.num_accepted_tokens.data) return load_index(b.read_slots, row);
+    const int64_t n = load_index(b.num_accepted_tokens, row);
+    return load_index(b.read_slots, row, clamp64(n, 1, b.read_slots.n_columns) - 1);
+}
+
+/* Is there a padding row with tokens before this one? By all threads of a warp. */
+GDN_DEVICE bool sink_is_taken(const struct gdn_cu_batch &b, int64_t row)
+{
+    bool taken = false;
+    for (int64_t i = threadIdx.x % 32; i < row && !taken; i += 32) {
+        struct gdn_cu_seq s = {};
+        s.row               = i;
+        read_range(b, s);
+        taken = s.n_tokens > 0 && read_start(b, i) < 0;
+    }
+    return __any_sync(0xffffffff, taken);
+}
+
+/* Sequence `row`, by all threads of a warp. */
+GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t row)
+{
+    struct gdn_cu_seq s = {};
+    s.row               = row;
+    s.read = s.write = -1;
+    read_range(b, s);
+    if (s.n_tokens == 0) return s;
+
+    int64_t start = read_start(b, row);
+    s.padding     = start < 0;
+    if (s.padding && b.pad_policy == GDN_PAD_SINK && !sink_is_taken(b, row)) {
+        s.padding = false;
+        s.sunk    = true;
+        start     = b.sink_slot;
+    }
+    const bool initial = !b.has_initial_state.data || load_index(b.has_initial_state, row) != 0;
+    if (!s.padding && b.read_pool >= 0 && initial) {
+        s.read = start;
+        s.padding |= start >= b.read_pool;
+    }
+    if (!s.padding && b.write_pool >= 0 &&
+        (b.write == GDN_WRITE_FINAL || (b.write == GDN_WRITE_EACH && s.sunk))) {
+        const bool own = !s.sunk && b.write_slots.data;
+        s.write        = own ? load_index(b.write_slots, row) : start;
+        s.padding |= s.write < 0 || s.write >= b.write_pool;
+    }
+    if (s.padding) {
+        s.read = s.write = -1;
+        s.n_valid        = 0;
+        s.keep_out       = b.pad_policy == GDN_PAD_KEEP;
+    }
+    return s;
+}
+
+/* The slot of the state after token t under GDN_WRITE_EACH; -1: dropped. */
+GDN_DEVICE int64_t each_slot(const struct gdn_cu_batch &b, const struct gdn_cu_seq &s, int64_t t)
+{
+    if (s.sunk) return t == s.n_valid - 1 ? s.write : -1;
+    if (t >= b.write_slots.n_columns) return -1;
+    const int64_t slot = load_index(b.write_slots, s.row, t);
+    return slot < b.write_pool ? slot : -1;
+}
+
+/* The last sequence of packed tensors that begins at token t or before; -1: none does. By all
+ * threads of a warp. */
+GDN_DEVICE int64_t find_sequence(const struct gdn_cu_batch &b, int64_t t)
+{
+    int64_t found = -1, low = 0, n = b.B; /* it is `found` or one of the n from `low` on */
+    if (!b.cu_seqlens.data) return 0;
+    while (n > 0) {
+        const int64_t step = (n + 31) / 32, i = threadIdx.x % 32 * step;
+        const bool    before = i < n && load_index(b.cu_seqlens, low + i) <= t;
+        const int     count = __popc(__ballot_sync(0xffffffff, before));
+        if (count == 0) break;
+        found = low + (count - 1) * step;
+        n     = low + n - found - 1 < step - 1 ? low + n - found - 1 : step - 1;
+        low   = found + 1;
+    }
+    return found;
+}
+
+/* What token t follows in a tree, -1: the initial state. */
+GDN_DEVICE int64_t parent_of(const struct gdn_cu_batch &b, const struct gdn_cu_seq &s, int64_t t)
+{
+    if (t >= b.parents.n_columns) return t - 1;
+    return clamp64(load_index(b.parents, s.row, t), -1, t - 1);
+}
+
+/* ---- Checkpoints --------------------------------------------------------------------------- */
+
+/* Those of a sequence: numbers from first to end - 1. */
+struct gdn_cu_checkpoints {
+    int64_t first, end;
+};
+
+/* By all threads of a warp. */
+GDN_DEVICE struct gdn_cu_checkpoints read_checkpoints(const struct gdn_cu_batch &b,
+                                                      const struct gdn_cu_seq   &s)
+{
+    struct gdn_cu_checkpoints c = { 0, 0 };
+    if (b.checkpoint_pool < 0 || s.padding || s.sunk) return c;
+    if (b.checkpoint_starts.data) {
+        c.first = clamp64(load_index(b.checkpoint_starts, s.row), 0, b.n_checkpoints);
+        c.end   = clamp64(load_index(b.checkpoint_starts, s.row + 1), c.first, b.n_checkpoints);
+        return c;
+    }
+    long long before = 0;
+    for (int64_t i = threadIdx.x % 32; i < s.row; i += 32) {
+        struct gdn_cu_seq other = {};
+        other.row               = i;
+        read_range(b, other);
+        before += other.n_valid / b.checkpoint_every;
+    }
+    for (int step = 16; step; step /= 2) before += __shfl_xor_sync(0xffffffff, before, step);
+    c.first = before;
+    c.end   = clamp64(before + s.n_valid / b.checkpoint_every, before, b.n_checkpoints);
+    return c;
+}
+
+/* After how many tokens checkpoint c is, and its slot; -1: not wanted. */
+GDN_DEVICE int64_t checkpoint_at(const struct gdn_cu_batch       &b,
+                                 const struct gdn_cu_checkpoints &list, int64_t c, int64_t &slot)
+{
+    slot = b.checkpoint_slots.data ? load_index(b.checkpoint_slots, c) : c;
+    if (slot >= b.checkpoint_pool) slot = -1;
+    return b.checkpoint_starts.data ? load_index(b.checkpoint_positions, c)
+                                    : (c - list.first + 1) * b.checkpoint_every;
+}
+
+#endif

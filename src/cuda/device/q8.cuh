@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * States of 8 bits, element by element: codes, the scale of a column of V, and what is drawn for
+ * random rounding. The roundings are those of cpu/loops/q8_scalar.inc, in their order (G21).
+ */
+#ifndef GDN_CUDA_EIGHT_CUH
+#define GDN_CUDA_EIGHT_CUH
+
+#include "cuda/device/quad.cuh"
+
+GDN_DEVICE bool is_eight(int dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
+GDN_DEVICE int  state_bytes(int dtype) { return is_eight(dtype) ? 1 : float_bytes(dtype); }
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+enum { E4M3_NAN = 127, E4M3_NORMAL = 8 }; /* the codes from 8 on are not denormal */
+
+/* What code c, 0 to 255, stands for, but for the scale. */
+GDN_DEVICE float eight_value(uint32_t c, int dtype)
+{
+    const uint32_t m = c & 127, sign = (c & 128) << 24;
+    if (dtype == GDN_I8) return (float)(int8_t)c;
+    if (m == E4M3_NAN) return __uint_as_float(sign | 0x7ff00000);
+    if (m < E4M3_NORMAL) return __uint_as_float(sign | __float_as_uint((float)m * 0x1p-9f));
+    return __uint_as_float(sign | ((m << 20) + (120u << 23)));
+}
+
+/* ---- Scales ---------------------------------------------------------------------------------- */
+
+/* Magnitudes as integers: their order is that of the numbers, and what is not finite is above. */
+GDN_DEVICE uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
+
+/* Of a column, and by what to multiply its elements; 0: all codes are 0. */
+struct eight_scale {
+    float scale, inverse;
+};
+
+GDN_DEVICE struct eight_scale eight_scale_of(uint32_t largest_magnitude, int dtype)
+{
+    if (largest_magnitude >= 0x7f800000) return { __uint_as_float(0x7fc00000), 0 };
+    if (largest_magnitude == 0) return { 0, 0 };
+    const float most = dtype == GDN_E4M3 ? 448.0f : 127.0f;
+    const float s    = fmaxf(__uint_as_float(largest_magnitude) / most, 0x1p-126f);
+    return { s, 1 / s };
+}
+
+/* ---- Random numbers -------------------------------------------------------------------------- */
+
+/* One step of splitmix64. */
+GDN_DEVICE uint64_t mix(uint64_t z)
+{
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* The key of column v, after n_tokens; and the 32 bits of element k of it. */
+GDN_DEVICE uint32_t eight_key(uint64_t seed, int64_t n_tokens, int head, int v)
+{
+    const uint64_t noise = mix(mix(seed + (uint64_t)n_tokens) + (uint64_t)head);
+    return (uint32_t)(mix(noise + (uint64_t)v) >> 32);
+}
+GDN_DEVICE uint32_t eight_draw(uint32_t key, int k)
+{
+    uint32_t x = key + (uint32_t)k * 0x9e3779b9u;
+    x          = (x ^ x >> 16) * 0x7feb352du;
+    x          = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+/* ---- Codes ----------------------------------------------------------------------------------- */
+
+/* Towards minus infinity after adding h / 2^32, or to nearest even. */
+GDN_DEVICE uint32_t i8_code(float y, uint32_t h, bool random)
+{
+    if (!random) return __float_as_uint(y + 0x1.8p23f) & 255;
+    y = fmaxf(-127, fminf(127, y));
+    return (uint32_t)(((int)(y * 0x1p24f) + (int)(h >> 8)) >> 24) & 255;
+}
+
+GDN_DEVICE uint32_t e4m3_code(float y, uint32_t h, bool random)
+{
+    const uint32_t sign = __float_as_uint(y) >> 24 & 128;
+    const float    a    = fminf(448, __uint_as_float(magnitude(y)));
+    const bool     low  = a < 0x1p-6f;
+    const uint32_t i    = __float_as_uint(a) - (120u << 23); /* of normal numbers */
+    if (random) return sign | ((low ? (uint32_t)(a * 0x1p29f) : i) + (h >> 12)) >> 20;
+    if (low) return sign | (__float_as_uint(a + 0x1p14f) - __float_as_uint(0x1p14f));
+    return sign | (i + 0x7ffff + (i >> 20 & 1)) >> 20;
+}
+
+/* Element x of a column with this inverse; h: what was drawn, if rounding is random. */
+GDN_DEVICE uint32_t eight_code(float x, float inverse, uint32_t h, bool random, int dtype)
+{
+    if (inverse == 0) return 0;
+    return dtype == GDN_E4M3 ? e4m3_code(x * inverse, h, random)
+                             : i8_code(x * inverse, h, random);
+}
+
+#endif

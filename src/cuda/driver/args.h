@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Kernel arguments, one struct per family, shared by C and CUDA. Both compilers check the sizes.
+ */
+#ifndef GDN_CUDA_ARGS_H
+#define GDN_CUDA_ARGS_H
+
+#include "gdn.h"
+#include "core/views.h"
+
+/* A vector or a small matrix in device memory; data NULL: absent. Strides in elements. */
+struct gdn_cu_array {
+    const void *data;
+    int64_t     stride[2];
+    int32_t     dtype, n_columns;
+};
+
+/* gdn_batch as kernels read it, by batch.cuh: nobody has looked at the contents before. */
+struct gdn_cu_batch {
+    struct gdn_cu_array cu_seqlens, read_slots, write_slots, has_initial_state,
+        num_accepted_tokens, token_start, token_count, parents, path, checkpoint_starts,
+        checkpoint_positions, checkpoint_slots;
+    int64_t B, T, N; /* T: tokens of a padded row; N: tokens of the tensors */
+    int64_t read_pool, write_pool, checkpoint_pool; /* slots; -1: no such pool */
+    int64_t checkpoint_every, sink_slot, n_checkpoints; /* n_: as many as there are slots for */
+    int32_t pad_policy, write;
+    int32_t padded, single; /* [B][T]; or N sequences of one token */
+};
+
+/* x[i] *= factor, n times 16 bytes. */
+struct gdn_cu_yardstick {
+#ifdef __CUDACC__
+    float4 *x;
+#else
+    void *x;
+#endif
+    int64_t n;
+    float   factor;
+    int32_t pad;
+};
+
+/* ---- Tensors as lines: rows of the last dimension, for ops that take each by itself ---- */
+
+enum { GDN_CU_LEADS = GDN_MAX_DIMS - 1 };
+
+/* The dimensions before the last that an op's tensors share, merged where strides allow, at least
+ * one; the last is the fastest. Together they count the lines. */
+struct gdn_cu_leads {
+    int64_t size[GDN_CU_LEADS];
+    int32_t n, pad;
+};
+
+struct gdn_cu_lines {
+    char   *data; /* NULL: absent */
+    int64_t step[GDN_CU_LEADS]; /* bytes */
+    int32_t dtype;
+    int32_t access; /* bytes that may be moved at once, 16 or 8, whole quads of elements then;
+                       0: single elements */
+};
+
+/* gdn_gates: a with g, b with beta, or both. */
+struct gdn_cu_gates {
+    struct gdn_cu_leads leads;
+    struct gdn_cu_lines a, b, g, beta;
+    struct gdn_cu_array A_log, dt_bias;
+    int64_t             n_lines, H;
+    float               bound, factor; /* of beta: 1 or 2 */
+    int32_t             linear;
+    int32_t             each;          /* lines of a thread */
+    uint32_t            wide, inverse; /* threads of a line, up to 256; 65536 / wide, rounded up */
+};
+
+/* gdn_l2norm, gdn_rmsnorm_gated: z and weight may be absent. */
+struct gdn_cu_norm {
+    struct gdn_cu_leads leads;
+    struct gdn_cu_lines x, z, out, weight; /* weight: one line, */
+    int64_t             weight_step;       /* elements that far apart */
+    int64_t             n_lines, D;
+    int32_t             formula; /* gdn_norm; GDN_NORM_NONE: root mean square */
+    int32_t             sigmoid;
+    float               eps;
+    int32_t             lanes; /* that share a line, a power of two; in the forms that do */
+    int32_t             zeros; /* lines up to 256: an element of 0 stays 0, whatever its gate */
+    int32_t             pad;
+};
+
+/* gdn_conv1d. An item is a warp's: some channels of a sequence, a tile or an edge. */
+struct gdn_cu_conv {
+    struct gdn_cu_batch  batch;
+    struct gdn_rows      x, out;
+    struct gdn_conv_view weight, bias, from, to, checkpoints;
+    /* In place: the inputs before a tile, then the first outputs of a sequence, which wait until
+     * the inputs there have been read: [tiles, then sequences][W - 1][D]. Else NULL. */
+    float  *edges;
+    int64_t D, n_items, n_walks; /* n_walks: the first items that are walks */
+    int64_t tile, n_tiles; /* tokens of a tile; tiles in all, */
+    int64_t row_tiles;     /* and of one row of a padded batch */
+    int32_t W, silu;
+    int32_t kept;   /* entries of a state in shared memory, see conv/conv_walk.cu */
+    int32_t access; /* of x and out: 16, 8: channels lie side by side and so many bytes, or four
+                       elements at least, move at once; 0: single elements */
+    /* key_head not 0 (then access is set): the channels, q of all heads, k of all, v of all, lie in
+     * x as Qwen3-Next projects them: each of Hk key heads has K of q, K of k and V of v in
+     * key_head elements. */
+    int32_t key_head, Hk, K, V;
+    /* Sequences of a warp that steps, at most, and from one to the next; 0: none does. */
+    int64_t n_steps, apart;
+    /* By rows: those of blocks that walk, before the others; and whether all tokens are valid. */
+    int32_t walk_blocks, plain;
+};
+
+/* One side of gdn_state_copy; steps in bytes. */
+struct gdn_cu_copy_side {
+    char   *data; /* NULL: absent */
+    int64_t n_slots, slot, step[3];
+    float  *scales; /* of 8 bits: [slot][head][V], steps in elements */
+    int64_t scales_slot, scales_head;
+    int32_t dtype;
+    int32_t access; /* of lines of the last dimension, see gdn_cu_lines */
+};
+
+/*
+ * gdn_state_copy: of every pair a box of elements, its dimensions in such an order that those of
+ * the last lie side by side in `to`, if in any; merged where strides allow.
+ */
+struct gdn_cu_copy {
+    struct gdn_cu_copy_side from, to;
+    struct gdn_cu_array     from_slots, to_slots;
+    int64_t  size[3];
+    int64_t  n_old, n_pairs, n_units; /* in dimension old_dim the first n_old are zero; units of a
+                                         pair, see state_copy.cu */
+    uint64_t seed;                    /* of random rounding */
+    int32_t  old_dim, turned;         /* turned: the dimension that lies side by side in `from` */
+    int32_t  same_pool, random;
+    int32_t  high, wide; /* log2 of a tile's sides, along `turned` and along the last */
+};
+
+/* The rule: gdn_prefill and gdn_decode, the record ops too. */
+struct gdn_cu_rule {
+    struct gdn_cu_batch    batch;
+    struct gdn_rows        q, k, v, g, beta, out;
+    struct gdn_pool_view   from, to, checkpoints;
+    struct gdn_cu_array    A_log, dt_bias; /* for raw gates */
+    struct gdn_record_rows record_k, record_u, record_g; /* data NULL: no record */
+    struct gdn_cu_array    record_count;
+    int64_t                record_rows;
+    int32_t                Hq, Hk, Hv, H, K, V;
+    int32_t                head_map, gate, beta_kind, norm;
+    float                  norm_eps, scale, bound;
+    int32_t                exact;
+};
+
+/* gdn_decode, and gdn_prefill with GDN_EXACT. */
+struct gdn_cu_decode {
+    struct gdn_cu_rule rule;
+    int32_t            n_parts;  /* blocks of a state */
+    int32_t            rounding; /* the dtype of the state after each token; GDN_F32: as it is */
+    int32_t            simple;   /* nothing in the batch but cu_seqlens and slots */
+    int32_t            pad;
+};
+
+/* Which pools and rows can be read and written in whole, aligned chunks. */
+enum {
+    GDN_CU_WIDE_FROM        = 1,
+    GDN_CU_WIDE_TO          = 2,
+    GDN_CU_WIDE_CHECKPOINTS = 4,
+    GDN_CU_WIDE_ROWS        = 8, /* of q and k */
+    GDN_CU_WIDE_ALL         = 15
+};
+
+enum { GDN_CU_TREE_ON_CHIP = 64 }; /* tokens of a tree whose order needs no memory */
+
+/* gdn_rows and gdn_pool_view with steps of 32 bits, in bytes, which cost a kernel an instruction
+ * each. row: from one sequence to the next. */
+struct gdn_cu_near {
+    char   *data;
+    int32_t dtype, row, token, head;
+};
+struct gdn_cu_pool {
+    char   *data;
+    int32_t slot, head, row, pad;
+};
+
+/* gdn_decode of what engines decode: decode/warp.cuh. */
+struct gdn_cu_warp {
+    struct gdn_cu_near  q, k, v, g, beta, out;
+    struct gdn_cu_pool  from, to;
+    struct gdn_cu_array cu_seqlens, read_slots, write_slots, has_initial_state,
+        num_accepted_tokens, A_log, dt_bias;
+    int32_t             read_pool, write_pool; /* slots; a pool that is not there has any */
+    int32_t             N, B, T, K, V;
+    int32_t             each, keep, rounds; /* keep: outputs of padding; rounds: every token */
+    int32_t             plain;    /* sequence i is row i of the tensors and slot i */
+    int32_t             whole;    /* no GDN_EXACT, and whole tiles of 16-byte pieces */
+    int32_t             products; /* whole, and q, k, v of bf16: tensor cores may be used */
+    int32_t             n_rows;   /* sequences, and one for what is behind the last */
+    int32_t             n_blocks; /* of a head, and the inverse of that */
+    uint32_t            head_blocks;
+    uint32_t            group_q, group_k, group_v; /* 2^32 / heads of a group, rounded up; 0: 1 */
+    int32_t             gate, beta_kind, norm;
+    float               norm_eps, scale, bound;
+};
+
+/* What a sequence (or a slot) and a head have there, steps in bytes. */
+struct gdn_cu_at {
+    char   *data;
+    int32_t row, head;
+};
+
+/* gdn_decode of one token for each sequence: decode/token.cuh. */
+struct gdn_cu_one {
+    struct gdn_cu_at from, to, k, q, v, g, beta, A_log, dt_bias, out; /* to, out: data NULL: no */
+    int32_t          from_row, to_row; /* of a state, in bytes */
+    uint32_t         group_k, group_q, group_v; /* 2^22 / heads of a group, rounded up */
+    int32_t          g_bytes, beta_bytes, A_log_bytes, dt_bias_bytes; /* 4 or 2; 0: absent */
+    int32_t          gate, beta_kind, norm; /* of absent gates: those that make 1 of 0 */
+    float            norm_eps, scale, bound;
+    const int32_t   *read_slots, *write_slots; /* NULL: as row; as read_slots */
+    int32_t          read_step, write_step, read_pool, write_pool;
+    int32_t          keep; /* outputs of padding */
+};
+
+/* Or of as many tokens as sequences, by cu_seqlens; or some states are not looked at. Of an entry
+ * of either `head`; data NULL: they are not there. */
+struct gdn_cu_packed {
+    struct gdn_cu_one one;
+    struct gdn_cu_at  cu_seqlens, initial;
+    int32_t           initial_bytes; /* 4 or 1 */
+    int32_t           n; /* sequences; block row n has what is behind the last one */
+};
+
+/* Or of up to four tokens of each sequence, rows without initial states: decode/window_k128.cuh.
+ * ..._token: from one token to the next, in bytes; of slots in elements. each: every token's state
+ * is kept, in its slot of write_slots. */
+struct gdn_cu_four {
+    struct gdn_cu_one one;
+    int32_t           k_token, q_token, v_token, g_token, beta_token, out_token;
+    int32_t           T, each;
+    int32_t           write_token, n_writes; /* n_: so many tokens have a slot */
+    const int32_t    *accepted; /* NULL: none */
+    int32_t           accepted_step, read_token, n_reads;
+    int32_t           pad;
+};
+
+/* gdn_conv_view with steps of 32 bits, in bytes; inside a slot all of it is as near. */
+struct gdn_cu_taps {
+    char   *data;
+    int32_t dtype, slot, channel, entry;
+};
+
+/* gdn_step in one launch: layer/step_general.cuh. q, k and v of the rule are not looked at. */
+struct gdn_cu_step {
+    struct gdn_cu_warp  rule;
+    struct gdn_cu_near  x, z; /* z absent: no gate */
+    struct gdn_cu_taps  weight, bias, conv; /* conv: the pool of its states */
+    struct gdn_cu_array norm_weight;
+    int32_t             Hk, group; /* key heads, and value heads of one */
+    int32_t             n_columns; /* of a state that a block has */
+    int32_t             part_bits; /* log2 of the blocks of a value head */
+    int32_t             n_blocks;  /* of a key head, and the inverse of that */
+    uint32_t            key_blocks;
+    int32_t             share;     /* channels of q and k whose states a block moves, of 2 K */
+    int32_t             length;    /* of a state of the convolution */
+    int32_t             moves;     /* are its states moved on? */
+    int32_t             normed;
+    float               rms_eps;
+};
+
+/* gdn_step of one token for each sequence: layer/step_vk.cuh. q, k and v of `one` are not looked
+ * at. */
+struct gdn_cu_step_rows {
+    struct gdn_cu_one  one;
+    struct gdn_cu_at   x, z, norm_weight; /* z, norm_weight absent: none */
+    struct gdn_cu_taps weight, bias, conv; /* conv: the pool of its states */
+    int32_t            norm_weight_bytes;
+    int32_t            Hk, group, V; /* key heads, and value heads of one */
+    int32_t            n_columns; /* of a state that a block has */
+    int32_t            part_bits; /* log2 of the blocks of a value head */
+    int32_t            n_blocks;  /* of a key head */
+    int32_t            share;     /* channels of q and k whose states a block moves, of 2 K */
+    int32_t            pair_step; /* from a pair of entries of two channels to the next, in bytes */
+    int32_t            by_entry;  /* do the entries of a channel lie side by side? */
+    int32_t            moves;     /* are the convolution's states moved on? */
+    int32_t            normed;
+    float              rms_eps;
+    int32_t            pad;
+};
+
+/* gdn_decode with a tree, a record or states of 8 bits; gdn_record_fold. */
+struct gdn_cu_walk {
+    struct gdn_cu_decode decode;
+    char                *memory;      /* of a tree: block_bytes for each block of the grid */
+    int64_t              block_bytes;
+    int64_t              n_pieces;    /* of work: parts of all states of all sequences */
+    int64_t              most_tokens; /* of a tree */
+    int32_t              wide;        /* GDN_CU_WIDE_... */
+    int32_t              fold;        /* there are no tokens: the record goes into the state */
+    int32_t              n_levels;    /* of a tree: states that have a place in memory */
+    int32_t              pad;
+};
+
+/* gdn_record_commit; gdn_record_fold, of which n_accepted is absent. */
+struct gdn_cu_record {
+    struct gdn_cu_batch    batch;
+    struct gdn_record_rows k, u, g;
+    struct gdn_cu_array    count, n_accepted, path;
+    int64_t                n_rows;
+    int32_t                Hk, H, K, V;
+};
+
+/* gdn_block, layer/layer.cu: out = x weight^T. Rows of n_in and n_out elements, and T of them are a
+ * row of the batch; weight.token: from one output to the next. */
+struct gdn_cu_block_project {
+    struct gdn_rows x, weight, out;
+    int64_t         T, n_rows, n_out, n_in;
+};
+
+/* Tokens' b, a of each key head to b of all and a of all. */
+struct gdn_cu_block_split {
+    const float *from; /* [tokens][Hk][group, group] */
+    float       *to;   /* [tokens][Hk group, Hk group] */
+    int64_t      n;    /* elements */
+    int32_t      Hk, group;
+};
+
+/* Rows of n elements, `head` of them to a head of out, but for those of padding that keeps its
+ * output; of gdn_step too. */
+struct gdn_cu_block_store {
+    struct gdn_cu_batch batch;
+    struct gdn_rows     out;
+    const char         *from;
+    int64_t             n, head;
+};
+
+/* The stages of the chunked form, and gdn_summary: one struct for all, of which each reads what it
+ * has. rule: q k v g beta, out (of cumsum and output), the state that a sequence starts from and
+ * the final one (U of a summary). */
+enum { /* of shared memory: blocks that solve for columns, and those that have a strip of a state */
+    GDN_CU_COLUMNS_BYTES = 85008,
+    GDN_CU_STRIP_BYTES   = 81936
+};
+struct gdn_cu_stage {
+    struct gdn_cu_rule   rule;
+    struct gdn_rows      u, w, T;  /* data NULL: not wanted */
+    struct gdn_pool_view states;   /* of chunks; */
+    int64_t              n_states; /* so many are there */
+    struct gdn_pool_view M;        /* of a summary: K columns */
+    int64_t              C;
+    int64_t              n_chunks; /* at most; with cu_seqlens enough beyond for the tokens that
+                                      belong to no sequence */
+    int32_t              n_strips, n_before; /* of columns; those of U before those of M */
+};
+
+/* out = M S + U for every slot and head; S and U: data NULL for zero. */
+struct gdn_cu_product {
+    struct gdn_pool_view M, S, U, out;
+    int32_t              H, K, V, n_strips;
+};
+
+#ifdef __cplusplus
+#define GDN_CU_SIZE(type, bytes) static_assert(sizeof(struct type) == (bytes), #type)
+#else
+#define GDN_CU_SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), #type)
+#endif
+GDN_CU_SIZE(gdn_cu_array, 32);
+GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
+GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
+GDN_CU_SIZE(gdn_cu_yardstick, 24);
+GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16 + 8);
+GDN_CU_SIZE(gdn_cu_copy_side, 80);
+GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
+GDN_CU_SIZE(gdn_cu_leads, 48);
+GDN_CU_SIZE(gdn_cu_lines, 56);
+GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 24);
+GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
+GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);
+GDN_CU_SIZE(gdn_cu_block_split, 3 * 8 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 24);
+GDN_CU_SIZE(gdn_cu_decode, 1232 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_near, 24);
+GDN_CU_SIZE(gdn_cu_pool, 24);
+GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_at, 16);
+GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_four, 264 + 10 * 4 + 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_taps, 24);
+GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);
+GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 4 * 4);
+
+#endif

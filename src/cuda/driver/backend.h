@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ops on a device: each enqueues a checked call on the stream and returns. */
+#ifndef GDN_CUDA_OPS_H
+#define GDN_CUDA_OPS_H
+
+#include "calls/layer.h"
+#include "cuda/driver/launch.h"
+#include "cuda/rowwise/lines.h"
+#include "calls/state_copy.h"
+#include "calls/layer_step.h"
+
+/* A checked call of gdn_prefill or gdn_decode as kernels take it: what rule and plan say of it. */
+struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rule_args *args,
+                                      const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                                      const struct gdn_plan_pools *pools);
+
+/* Token by token (gdn_decode; gdn_prefill with GDN_EXACT), and in chunks. memory, of
+ * gdn_cuda_decode_bytes(): for the states of trees. */
+size_t     gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
+gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
+                           void *memory, void *stream);
+/* By warps (decode/warp.cuh): is this a batch, and are these states, that they take? q and k need
+ * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And what they take. */
+bool               gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
+struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *args);
+/* One token of each sequence, as rows that all have a state (decode/token.cuh), likewise. */
+bool               gdn_cuda_takes_one(const struct gdn_cu_rule *args,
+                                      const struct gdn_cu_warp *warp);
+struct gdn_cu_one  gdn_cuda_one_args(const struct gdn_cu_rule *args,
+                                     const struct gdn_cu_warp *warp);
+struct gdn_cu_at   gdn_cuda_at_vector(const struct gdn_cu_array *vector); /* heads: elements */
+/* Are n such steps within 32 bits? The step may be any number. Those of rows, of a vector? */
+bool               gdn_cuda_is_near(int64_t step, int64_t n);
+bool               gdn_cuda_are_near(const struct gdn_rows *rows);
+bool               gdn_cuda_is_near_vector(const struct gdn_cu_array *vector);
+struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *rows, const struct gdn_cu_batch *batch);
+/* x / n is the high half of x times this, for x and n below 2^16; 0: x itself. */
+uint32_t           gdn_cuda_inverse(int n);
+/* What a call says of cuts into segments: none; no early stop; tokens of the longest sequence, 0:
+ * unknown. */
+struct gdn_cuda_wish {
+    bool    whole, every_token;
+    int64_t longest;
+};
+static inline struct gdn_cuda_wish gdn_cuda_wish_of(uint32_t flags, const gdn_batch *b)
+{
+    return (struct gdn_cuda_wish){ flags & GDN_BATCH_INVARIANT, flags & GDN_NO_EARLY_STOP,
+                                   b->max_seqlen };
+}
+/* memory: of the workspace, so many bytes. How chunks are done: */
+struct gdn_cuda_chunks {
+    void                *memory; /* of the workspace */
+    struct gdn_cuda_wish wish;
+    int                  by_number; /* see prefill/general.h */
+};
+size_t     gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                  struct gdn_cuda_wish wish);
+gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                            struct gdn_cuda_wish wish, void *memory, void *stream);
+/* The same with states of 8 bits; by the kernels for Hopper, if they take such a call; by those
+ * that take all others. ran: which ran is added. */
+size_t     gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                        struct gdn_cuda_wish wish);
+gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                  struct gdn_cuda_wish wish, void *memory, void *stream);
+bool       gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
+size_t     gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                         struct gdn_cuda_wish wish);
+gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream);
+gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream);
+
+/* Fills in what depends on the kernel chosen. */
+gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream);
+
+/* The convolution: its arguments, the bytes of `edges` that it needs, and the call. */
+struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,
+                                      const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                                      const struct gdn_plan_pools *pools);
+size_t             gdn_cuda_conv_bytes(const struct gdn_cu_conv *args);
+gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream);
+
+gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *move);
+gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream);
+
+/* The stages of the chunked form and the summaries: what rule and plan say of a call, to which it
+ * adds its tensors; and the calls. */
+struct gdn_cu_stage gdn_cuda_stage_args(const struct gdn_rule *rule, const struct gdn_plan *plan,
+                                        const struct gdn_tokens *tokens, int64_t C);
+gdn_status gdn_cuda_chunk_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream);
+gdn_status gdn_cuda_chunk_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream);
+gdn_status gdn_cuda_chunk_states(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream);
+gdn_status gdn_cuda_chunk_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream);
+gdn_status gdn_cuda_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream);
+gdn_status gdn_cuda_product(gdn_ctx *ctx, const char *op, struct gdn_cu_product *args, int64_t B,
+                            void *stream);
+
+/* gdn_step: what it needs, and a checked call. */
+gdn_status gdn_cuda_step_check(gdn_ctx *ctx, const struct gdn_mixer *mixer, size_t *bytes);
+gdn_status gdn_cuda_step(gdn_ctx *ctx, const struct gdn_mixer *mixer, char *memory);
+
+/* The layer: what it needs (cuBLAS is opened then), and a checked call of it. */
+gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *block, size_t *bytes);
+gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *block, void *memory);
+
+/* gdn_record_commit; gdn_record_fold is the first of these, with the rule's sizes, pool and
+ * record, then the second without n_accepted. */
+gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
+gdn_status gdn_cuda_record(gdn_ctx *ctx, const char *op, const struct gdn_cu_record *args,
+                           void *stream);
+
+#endif

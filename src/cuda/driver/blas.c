@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/driver/blas.h"
+
+#include <dlfcn.h>
+
+enum {
+    TRANSPOSED = 1,
+    AS_IT_IS   = 0,
+    COMPUTE_F32 = 68,
+    ALGO_DEFAULT = -1,
+    FULL_PRECISION_REDUCTION = 16, /* partial sums are not rounded to 16 bits */
+};
+
+/* cudaDataType_t of a gdn_dtype */
+static const int data_types[] = { [GDN_F32] = 0, [GDN_BF16] = 14, [GDN_F16] = 2 };
+
+struct gdn_blas {
+    void *library, *handle;
+    void *stream, *scratch; /* as last set */
+    bool  begun;
+    int (*create)(void **);
+    int (*destroy)(void *);
+    int (*set_stream)(void *, void *);
+    int (*set_workspace)(void *, void *, size_t);
+    int (*set_math)(void *, int);
+    int (*gemm)(void *, int, int, int, int, int, const void *, const void *, int, int,
+                const void *, int, int, const void *, void *, int, int, int, int);
+    int (*gemms)(void *, int, int, int, int, int, const void *, const void *, int, int, long long,
+                 const void *, int, int, long long, const void *, void *, int, int, long long, int,
+                 int, int);
+};
+
+static void *open_library(void)
+{
+    static const char *const names[] = { "libcublas.so.13", "libcublas.so.12", "libcublas.so" };
+    void                    *library = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
+static bool find(const struct gdn_blas *b, const char *name, void *pointer)
+{
+    void *symbol = dlsym(b->library, name);
+    memcpy(pointer, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
+static gdn_status open_blas(gdn_ctx *ctx, struct gdn_blas *b)
+{
+    b->library = open_library();
+    if (!b->library)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "cuBLAS: not found, wanted libcublas.so.13 or .12 where dlopen() looks");
+    const struct {
+        const char *name;
+        void       *call;
+    } calls[] = {
+        { "cublasCreate_v2", &b->create },
+        { "cublasDestroy_v2", &b->destroy },
+        { "cublasSetStream_v2", &b->set_stream },
+        { "cublasSetWorkspace_v2", &b->set_workspace },
+        { "cublasSetMathMode", &b->set_math },
+        { "cublasGemmEx", &b->gemm },
+        { "cublasGemmStridedBatchedEx", &b->gemms },
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        if (!find(b, calls[i].name, calls[i].call))
+            return gdn_fail(ctx, GDN_E_UNSUPPORTED, "cuBLAS: no %s in this version",
+                            calls[i].name);
+    int r = b->create(&b->handle);
+    if (r == 0) r = b->set_math(b->handle, FULL_PRECISION_REDUCTION);
+    return r ? gdn_fail(ctx, GDN_E_CUDA, "cublasCreate: error %d", r) : GDN_OK;
+}
+
+gdn_status gdn_blas_open(gdn_ctx *ctx)
+{
+    const gdn_options *o = &ctx->options;
+    bool               pushed;
+    if (ctx->cuda->blas) return GDN_OK;
+    struct gdn_blas *b = o->alloc(o->alloc_user, sizeof *b, 64);
+    if (!b) return gdn_fail(ctx, GDN_E_MEMORY, "cuBLAS: no memory for %zu bytes", sizeof *b);
+    memset(b, 0, sizeof *b);
+    ctx->cuda->blas   = b;
+    gdn_status status = gdn_cuda_enter(ctx, &pushed);
+    if (status == GDN_OK) {
+        status = open_blas(ctx, b);
+        gdn_cuda_leave(ctx, pushed);
+    }
+    if (status != GDN_OK) gdn_blas_close(ctx);
+    return status;
+}
+
+void gdn_blas_close(gdn_ctx *ctx)
+{
+    struct gdn_blas *b = ctx->cuda->blas;
+    if (!b) return;
+    if (b->handle) b->destroy(b->handle);
+    if (b->library) dlclose(b->library);
+    ctx->options.release(ctx->options.alloc_user, b);
+    ctx->cuda->blas = NULL;
+}
+
+size_t gdn_blas_scratch(gdn_ctx *ctx)
+{
+    return (size_t)(ctx->cuda->capability >= 90 ? 32 : 4) << 20; /* as its manual says */
+}
+
+gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t bytes)
+{
+    struct gdn_blas *b = ctx->cuda->blas;
+    if (b->begun && b->stream == stream && b->scratch == scratch) return GDN_OK;
+    int r = b->set_stream(b->handle, stream);
+    if (r == 0 && scratch) r = b->set_workspace(b->handle, scratch, bytes);
+    b->stream  = stream;
+    b->scratch = scratch;
+    b->begun   = r == 0;
+    return r ? gdn_fail(ctx, GDN_E_CUDA, "cuBLAS: error %d for the stream and its scratch", r)
+             : GDN_OK;
+}
+
+bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_matrix *x,
+                     const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows,
+                     int64_t n_out, int64_t n_in)
+{
+    const int64_t sizes[] = { n, n_rows, n_out, n_in, out->ld, x->ld, weight->ld };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] > INT32_MAX) return false;
+    return true;
+}
+
+/* cuBLAS counts columns first: what it computes is out^T = weight x^T. */
+gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
+                            const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
+                            int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in)
+{
+    const struct gdn_blas *b   = ctx->cuda->blas;
+    const float            one = 1, zero = 0;
+    const int w_type = data_types[weight->dtype], x_type = data_types[x->dtype];
+    const int out_type = data_types[out->dtype];
+    const int rows = (int)n_rows, columns = (int)n_out, depth = (int)n_in;
+    const int w_ld = (int)weight->ld, x_ld = (int)x->ld, out_ld = (int)out->ld;
+    union {
+        const void *in;
+        void       *out;
+    } to = { .in = out->data };
+    const int r =
+        n == 1 ? b->gemm(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one, weight->data,
+                         w_type, w_ld, x->data, x_type, x_ld, &zero, to.out, out_type, out_ld,
+                         COMPUTE_F32, ALGO_DEFAULT)
+               : b->gemms(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one,
+                          weight->data, w_type, w_ld, 0, x->data, x_type, x_ld, x->batch, &zero,
+                          to.out, out_type, out_ld, out->batch, (int)n, COMPUTE_F32, ALGO_DEFAULT);
+    return r ? gdn_fail(ctx, GDN_E_CUDA, "cublasGemmEx: error %d", r) : GDN_OK;
+}

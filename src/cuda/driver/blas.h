@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Matrix products by cuBLAS, opened at run time when first asked for: the projections of a layer,
+ * and the yardstick of gdn bench.
+ */
+#ifndef GDN_CUDA_BLAS_H
+#define GDN_CUDA_BLAS_H
+
+#include "cuda/driver/launch.h"
+
+/* Opens cuBLAS and makes its handle; does nothing if that was done. */
+gdn_status gdn_blas_open(gdn_ctx *ctx);
+void       gdn_blas_close(gdn_ctx *ctx);
+
+/* Bytes of scratch that let cuBLAS choose any of its ways, and their alignment. */
+size_t gdn_blas_scratch(gdn_ctx *ctx);
+enum { GDN_BLAS_ALIGN = 256 };
+
+/* Rows in memory, `ld` elements apart; matrices of a batch `batch` apart. */
+struct gdn_blas_matrix {
+    const void *data;
+    int32_t     dtype;
+    int64_t     ld, batch;
+};
+
+/* Are all sizes of such a product below 2^31, as cuBLAS counts? */
+bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_matrix *x,
+                     const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows,
+                     int64_t n_out, int64_t n_in);
+
+/* Both of these between gdn_cuda_enter() and gdn_cuda_leave(). */
+
+/* The stream and the scratch of the products that follow; scratch NULL: cuBLAS has its own. With
+ * it products allocate nothing, and contexts on two streams share nothing. */
+gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t bytes);
+
+/* n times out [n_rows][n_out] = x [n_rows][n_in] weight [n_out][n_in]^T, with one weight for
+ * all, summed in float32. x and weight have one dtype, and out has it or is float32. What cuBLAS
+ * cannot count is not for it. */
+gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
+                            const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
+                            int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in);
+
+#endif

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Makes the kernels of one image. The file that has said
+ *
+ *     #define GDN_IMAGE_norm GDN_THIS_IMAGE
+ *     #define GDN_KERNEL_norm(threads, shared, form) ...
+ *
+ * for itself and for each of its families includes this at its end: the rows of kernels.def that
+ * are of this image become GDN_KERNEL_<family>(threads, shared, parameters...), the others nothing.
+ */
+#define GDN_SKIP_KERNEL(...)
+#define GDN_MAKE_KERNEL(threads, shared, family, ...) \
+    GDN_KERNEL_##family(threads, shared, __VA_ARGS__)
+
+/* The comma makes what follows it the second argument, which otherwise is the one that skips. */
+#define GDN_THIS_IMAGE         , GDN_MAKE_KERNEL
+#define GDN_SECOND(a, b, ...)  b
+#define GDN_PICK(...)          GDN_SECOND(__VA_ARGS__)
+#define GDN_KERNEL(image, ...) GDN_PICK(GDN_IMAGE_##image, GDN_SKIP_KERNEL, )(__VA_ARGS__)
+#include "cuda/driver/kernels.def"

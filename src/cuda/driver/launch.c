@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/driver/launch.h"
+
+#include <stdio.h>
+
+#include "cuda/driver/blas.h"
+#include "core/tensor_check.h"
+
+#define TEXT(x)       #x
+#define TEXT_OF(name) TEXT(name)
+
+static const struct kernel_row {
+    const char       *name;
+    enum gdn_image_id image;
+    int               threads, shared_bytes; /* shared_bytes: dynamic, at most */
+} rows[GDN_N_KERNELS + 1] = {
+#define GDN_KERNEL(image, threads, shared, ...) \
+    { TEXT_OF(GDN_CU_JOIN(gdn, __VA_ARGS__)), GDN_IMAGE_##image, threads, shared },
+#include "cuda/driver/kernels.def"
+    [GDN_CU_cublas] = { .name = "cublas" },
+};
+
+const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel) { return rows[kernel].name; }
+
+int gdn_cuda_kernel_threads(enum gdn_kernel_id kernel) { return rows[kernel].threads; }
+
+bool gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel)
+{
+    return ctx->cuda->kernels[kernel] != NULL;
+}
+
+/* ---- The driver ---------------------------------------------------------------------------- */
+
+gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, const char *what)
+{
+    const struct gdn_cu_api *api  = &ctx->cuda->api;
+    const char              *name = NULL, *text = NULL;
+    api->cuGetErrorName(result, &name);
+    api->cuGetErrorString(result, &text);
+    return gdn_fail(ctx, GDN_E_CUDA, "%s: %s (%s), %s", call, name ? name : "an unknown error",
+                    text ? text : "no text", what);
+}
+
+/* ---- Opening ------------------------------------------------------------------------------- */
+
+static gdn_status open_device(gdn_ctx *ctx)
+{
+    struct gdn_cuda *c = ctx->cuda;
+    int              n = 0, major = 0, minor = 0;
+    GDN_CU(ctx, "at start", cuInit, (0));
+    GDN_CU(ctx, "at start", cuDeviceGetCount, (&n));
+    if (ctx->options.device < 0 || ctx->options.device >= n)
+        return gdn_fail(ctx, GDN_E_ARG, "device: %d, wanted 0 to %d", (int)ctx->options.device,
+                        n - 1);
+    GDN_CU(ctx, "at start", cuDeviceGet, (&c->device, ctx->options.device));
+    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&major, GDN_CU_MAJOR, c->device));
+    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&minor, GDN_CU_MINOR, c->device));
+    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&c->sm_count, GDN_CU_SM_COUNT, c->device));
+    GDN_CU(ctx, "at start", cuDeviceGetAttribute,
+           (&c->shared_most, GDN_CU_SHARED_MOST, c->device));
+    GDN_CU(ctx, "at start", cuDeviceGetName, (c->name, (int)sizeof c->name, c->device));
+    c->capability = 10 * major + minor;
+    snprintf(c->isa, sizeof c->isa, "sm_%d", c->capability);
+    if (c->capability < 80)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "device: compute capability %d.%d, wanted 8.0",
+                        major, minor);
+    GDN_CU(ctx, "at start", cuDevicePrimaryCtxRetain, (&c->context, c->device));
+    return GDN_OK;
+}
+
+/* Loads those that are for this device. */
+static gdn_status load_images(gdn_ctx *ctx)
+{
+    struct gdn_cuda *c = ctx->cuda;
+    if (!gdn_images[0].fatbin)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "backend: no device code in this build (nvcc was not found)");
+    for (int i = 0; i < GDN_N_IMAGES; i++) {
+        const struct gdn_image *image = &gdn_images[i];
+        if (image->only && image->only != c->capability) continue;
+        GDN_CU(ctx, image->name, cuLibraryLoadData,
+               (&c->libraries[i], image->fatbin, NULL, NULL, 0, NULL, NULL, 0));
+    }
+    return GDN_OK;
+}
+
+/* A kernel of the table; NULL: its image is not for this device. It may take as much shared memory
+ * as the device has. */
+static gdn_cu_kernel find_kernel(const struct gdn_cuda *c, const struct kernel_row *row)
+{
+    gdn_cu_kernel        kernel  = NULL;
+    const gdn_cu_library library = c->libraries[row->image];
+    const int most = c->shared_most, shared = row->shared_bytes < most ? row->shared_bytes : most;
+    if (!library || c->api.cuLibraryGetKernel(&kernel, library, row->name) != 0) return NULL;
+    if (shared &&
+        c->api.cuKernelSetAttribute(GDN_CU_MAX_DYNAMIC_SHARED, shared, kernel, c->device) != 0)
+        return NULL;
+    return kernel;
+}
+
+gdn_status gdn_cuda_create(gdn_ctx *ctx)
+{
+    const gdn_options *o = &ctx->options;
+    const char        *missing;
+    ctx->cuda = o->alloc(o->alloc_user, sizeof *ctx->cuda, 64);
+    if (!ctx->cuda)
+        return gdn_fail(ctx, GDN_E_MEMORY, "context: no memory for %zu bytes", sizeof *ctx->cuda);
+    memset(ctx->cuda, 0, sizeof *ctx->cuda);
+    gdn_status status = GDN_OK;
+    if (gdn_cu_open(&ctx->cuda->api, &missing) != 0)
+        status = gdn_fail(ctx, GDN_E_UNSUPPORTED, "backend: no %s, wanted NVIDIA's driver %s",
+                          missing, "for CUDA 12 or newer");
+    if (status == GDN_OK) status = open_device(ctx);
+    if (status == GDN_OK) status = load_images(ctx);
+    for (int i = 0; i < GDN_N_KERNELS && status == GDN_OK; i++)
+        ctx->cuda->kernels[i] = find_kernel(ctx->cuda, &rows[i]);
+    if (status != GDN_OK) gdn_cuda_destroy(ctx);
+    return status;
+}
+
+void gdn_cuda_destroy(gdn_ctx *ctx)
+{
+    struct gdn_cuda   *c = ctx->cuda;
+    const gdn_options *o = &ctx->options;
+    if (!c) return;
+    if (c->context && c->api.cuCtxPushCurrent(c->context) == 0) {
+        gdn_cu_context popped;
+        gdn_blas_close(ctx);
+        if (c->workspace) c->api.cuMemFree(c->workspace);
+        for (int i = 0; i < GDN_N_IMAGES; i++)
+            if (c->libraries[i]) c->api.cuLibraryUnload(c->libraries[i]);
+        c->api.cuCtxPopCurrent(&popped);
+    }
+    if (c->context) c->api.cuDevicePrimaryCtxRelease(c->device);
+    gdn_cu_close(&c->api);
+    o->release(o->alloc_user, c);
+    ctx->cuda = NULL;
+}
+
+/* ---- Calls --------------------------------------------------------------------------------- */
+
+gdn_status gdn_cuda_enter(gdn_ctx *ctx, bool *pushed)
+{
+    gdn_cu_context current = NULL;
+    GDN_CU(ctx, "in a call", cuCtxGetCurrent, (&current));
+    *pushed = current != ctx->cuda->context;
+    if (*pushed) GDN_CU(ctx, "in a call", cuCtxPushCurrent, (ctx->cuda->context));
+    return GDN_OK;
+}
+
+void gdn_cuda_leave(gdn_ctx *ctx, bool pushed)
+{
+    gdn_cu_context popped;
+    if (pushed) ctx->cuda->api.cuCtxPopCurrent(&popped);
+}
+
+/* A larger buffer in place of the old one, which nobody reads any more once it can be freed:
+ * the driver waits for the device. */
+static gdn_status grow(gdn_ctx *ctx, size_t needed)
+{
+    struct gdn_cuda *c = ctx->cuda;
+    if (c->workspace) GDN_CU(ctx, "workspace", cuMemFree, (c->workspace));
+    c->workspace       = 0;
+    c->workspace_bytes = 0;
+    const gdn_cu_result r = c->api.cuMemAlloc(&c->workspace, needed);
+    if (r != 0)
+        return gdn_fail(ctx, GDN_E_MEMORY, "workspace: no device memory for %zu bytes", needed);
+    c->workspace_bytes = needed;
+    gdn_log_workspace(ctx, needed);
+    return GDN_OK;
+}
+
+gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
+                                  void **memory)
+{
+    struct gdn_cuda *c = ctx->cuda;
+    bool             pushed;
+    if (given) return gdn_get_workspace(ctx, given, given_bytes, needed, memory);
+    if (needed > c->workspace_bytes) {
+        TRY(gdn_cuda_enter(ctx, &pushed));
+        const gdn_status status = grow(ctx, needed);
+        gdn_cuda_leave(ctx, pushed);
+        TRY(status);
+    }
+    *memory = (void *)(uintptr_t)c->workspace;
+    return GDN_OK;
+}
+
+static gdn_status check_call(gdn_ctx *ctx, const struct gdn_cuda_call *call)
+{
+    static const int64_t most[] = { INT32_MAX, 65535, 65535 };
+    if (!gdn_cuda_has_kernel(ctx, call->kernel))
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: not for this device (capability %d)",
+                        rows[call->kernel].name, ctx->cuda->capability);
+    for (int i = 0; i < 3; i++)
+        if (call->grid[i] < 0 || call->grid[i] > most[i])
+            return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: %lld blocks in dimension %d, at most %d",
+                            rows[call->kernel].name, (long long)call->grid[i], i, (int)most[i]);
+    return GDN_OK;
+}
+
+gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
+{
+    struct gdn_cu_attribute attributes[2];
+    unsigned                n = 0;
+    if (call->overlaps && ctx->cuda->capability == 90)
+        attributes[n++] = (struct gdn_cu_attribute){ .id = GDN_CU_PROGRAMMATIC_STREAM,
+                                                     .value.flag = 1 };
+    if (call->cluster > 1)
+        attributes[n++] = (struct gdn_cu_attribute){
+            .id = GDN_CU_CLUSTER_DIMENSION, .value.dims = { (unsigned)call->cluster, 1, 1 }
+        };
+    struct gdn_cu_config    config  = {
+            .block        = { (unsigned)(call->n_threads ? call->n_threads
+                                                         : rows[call->kernel].threads), 1, 1 },
+            .shared_bytes = (unsigned)call->shared_bytes,
+            .stream       = call->stream,
+            .attributes   = attributes,
+            .n_attributes = n,
+    };
+    union {
+        const void *in;
+        void       *out;
+    } args = { .in = call->args };
+    void *parameters[] = { args.out };
+    bool  pushed;
+
+    TRY(check_call(ctx, call));
+    for (int i = 0; i < 3; i++) config.grid[i] = (unsigned)call->grid[i];
+    if (!call->grid[0] || !call->grid[1] || !call->grid[2]) return GDN_OK;
+    TRY(gdn_cuda_enter(ctx, &pushed));
+    const gdn_cu_result r = ctx->cuda->api.cuLaunchKernelEx(
+        &config, ctx->cuda->kernels[call->kernel], parameters, NULL);
+    gdn_cuda_leave(ctx, pushed);
+    if (r != 0) return gdn_cuda_fail(ctx, r, "cuLaunchKernelEx", rows[call->kernel].name);
+    return GDN_OK;
+}
+
+static void add_ran(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel)
+{
+    const int most = (int)(sizeof ran->kernels / sizeof *ran->kernels);
+    for (int i = 0; i < ran->n; i++)
+        if (ran->kernels[i] == kernel) return;
+    if (ran->n < most) ran->kernels[ran->n++] = kernel;
+}
+
+gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
+                             int n)
+{
+    char   names[sizeof ctx->kernel];
+    size_t used = 0;
+    if (ctx->cuda->layer) {
+        for (int i = 0; i < n; i++) add_ran(ctx->cuda->layer, kernels[i]);
+        return GDN_OK;
+    }
+    for (int i = 0; i < n; i++) {
+        const char  *name = rows[kernels[i]].name;
+        const size_t more = strlen(name);
+        if (used + more + 2 > sizeof names) break;
+        if (i) names[used++] = ' ';
+        memcpy(names + used, name, more);
+        used += more;
+    }
+    names[used] = 0;
+    return gdn_note_line(ctx, op, names);
+}
+
+gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel)
+{
+    return gdn_cuda_note_all(ctx, op, &kernel, 1);
+}
+
+/* ---- What kernels read --------------------------------------------------------------------- */
+
+struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t)
+{
+    struct gdn_cu_array a = { .data = t->data, .dtype = t->dtype };
+    for (int i = 0; i < 2 && i < t->ndim; i++) a.stride[i] = t->size[i] > 1 ? t->stride[i] : 0;
+    if (t->ndim > 1) a.n_columns = t->size[1] < INT32_MAX ? (int32_t)t->size[1] : INT32_MAX;
+    return a;
+}
+
+struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                                   const struct gdn_plan_pools *pools)
+{
+    const gdn_batch *b = &plan->batch;
+    return (struct gdn_cu_batch){
+        .cu_seqlens           = gdn_cuda_array(&b->cu_seqlens),
+        .read_slots           = gdn_cuda_array(&b->read_slots),
+        .write_slots          = gdn_cuda_array(&b->write_slots),
+        .has_initial_state    = gdn_cuda_array(&b->has_initial_state),
+        .num_accepted_tokens  = gdn_cuda_array(&b->num_accepted_tokens),
+        .token_start          = gdn_cuda_array(&b->token_start),
+        .token_count          = gdn_cuda_array(&b->token_count),
+        .parents              = gdn_cuda_array(&b->parents),
+        .path                 = gdn_cuda_array(&b->path),
+        .checkpoint_starts    = gdn_cuda_array(&b->checkpoint_starts),
+        .checkpoint_positions = gdn_cuda_array(&b->checkpoint_positions),
+        .checkpoint_slots     = gdn_cuda_array(&b->checkpoint_slots),
+        .B                    = plan->B,
+        .T                    = tokens->T,
+        .N                    = tokens->N,
+        .read_pool            = pools->read,
+        .write_pool           = pools->write,
+        .checkpoint_pool      = plan->max_checkpoints ? pools->checkpoint : -1,
+        .checkpoint_every     = b->checkpoint_every,
+        .sink_slot            = b->sink_slot,
+        .n_checkpoints        = b->checkpoint_slots.data       ? b->checkpoint_slots.size[0]
+                                : b->checkpoint_positions.data ? b->checkpoint_positions.size[0]
+                                                               : INT64_MAX,
+        .pad_policy           = b->pad_policy,
+        .write                = pools->write < 0 ? GDN_WRITE_NONE : b->write,
+        .padded               = tokens->padded,
+        .single               = tokens->single,
+    };
+}

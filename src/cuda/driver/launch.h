@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The device of a context: driver, images, kernels, memory; and launching. An op's host part
+ * (cuda/<family>/) turns a checked call into one struct of args.h and calls gdn_cuda_launch().
+ */
+#ifndef GDN_CUDA_LAUNCH_H
+#define GDN_CUDA_LAUNCH_H
+
+#include "cuda/driver/api.h"
+#include "cuda/driver/args.h"
+#include "core/ctx.h"
+#include "cuda/driver/images.h"
+#include "batch/plan.h"
+#include "cuda/prefill/sm90/args.h"
+#include "cuda/prefill/sm90/plan_segments.h"
+
+/* The parts of a kernel's name, joined. */
+#define GDN_CU_JOIN(...)                                                                      \
+    GDN_CU_SEVENTH(__VA_ARGS__, GDN_CU_JOIN6, GDN_CU_JOIN5, GDN_CU_JOIN4, GDN_CU_JOIN3, )     \
+    (__VA_ARGS__)
+#define GDN_CU_SEVENTH(a, b, c, d, e, f, join, ...) join
+#define GDN_CU_JOIN3(a, b, c)       a##_##b##_##c
+#define GDN_CU_JOIN4(a, b, c, d)    a##_##b##_##c##_##d
+#define GDN_CU_JOIN5(a, b, c, d, e) a##_##b##_##c##_##d##_##e
+#define GDN_CU_JOIN6(a, b, c, d, e, f) a##_##b##_##c##_##d##_##e##_##f
+
+/* The kernels, in the order of kernels.def: GDN_CU_<family>_<parameters>. */
+enum gdn_kernel_id {
+#define GDN_KERNEL(image, threads, shared, ...) GDN_CU_JOIN(GDN_CU, __VA_ARGS__),
+#include "cuda/driver/kernels.def"
+    GDN_N_KERNELS,
+    GDN_CU_cublas = GDN_N_KERNELS /* in lists of what ran */
+};
+
+/* Kernels of a call, each once. */
+struct gdn_cuda_ran {
+    int                n;
+    enum gdn_kernel_id kernels[12];
+};
+
+/* A map of a tensor, and what it is of: address, dtype, four sizes, three steps. */
+struct gdn_cuda_map {
+    struct gdn_cu_map map;
+    uint64_t          of[9];
+};
+
+struct gdn_cuda {
+    struct gdn_cu_api api;
+    gdn_cu_device     device;
+    gdn_cu_context    context;
+    int               capability; /* 10 major + minor */
+    char              isa[16];    /* "sm_90" */
+    char              name[64];
+    int               sm_count, shared_most; /* shared_most: bytes that a block may have */
+    gdn_cu_library    libraries[GDN_N_IMAGES]; /* NULL: not for this device, */
+    gdn_cu_kernel     kernels[GDN_N_KERNELS];  /* as are its kernels */
+    struct gdn_blas  *blas; /* cuBLAS; NULL: not opened yet */
+    struct gdn_cuda_ran *layer; /* of gdn_block, gdn_step: takes what parts note; else NULL */
+    gdn_cu_memory     workspace;
+    size_t            workspace_bytes;
+    struct gdn_cuda_map maps[6]; /* of q, k, v, out in the last call of prefill/sm90/launch.c, and
+                                    of v, out from column 128 on */
+    struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
+    struct gdn_cuda_cut told;    /* the one that the log was told of last */
+    struct {
+        int64_t             of[8]; /* what was planned for last; zeros: nothing yet */
+        struct gdn_cuda_cut cut;
+    } planned;
+};
+
+/* Opens ctx->options.device and loads the images. */
+gdn_status gdn_cuda_create(gdn_ctx *ctx);
+void       gdn_cuda_destroy(gdn_ctx *ctx);
+
+/* Makes the device's context the thread's current one, if it is not; and back. */
+gdn_status gdn_cuda_enter(gdn_ctx *ctx, bool *pushed);
+void       gdn_cuda_leave(gdn_ctx *ctx, bool pushed);
+
+/* A failed driver call as an error: the call, its name and its text. */
+gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, const char *what);
+
+#define GDN_CU(ctx, what, call, arguments)                                                    \
+    do {                                                                                      \
+        const gdn_cu_result r_ = (ctx)->cuda->api.call arguments;                             \
+        if (r_ != 0) return gdn_cuda_fail(ctx, r_, #call, what);                              \
+    } while (0)
+
+/* The caller's workspace if given (checked), else the context's, grown: device memory. */
+gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
+                                  void **memory);
+
+struct gdn_cuda_call {
+    enum gdn_kernel_id kernel;
+    int64_t            grid[3]; /* nothing is launched if one is 0 */
+    int                n_threads; /* 0: as kernels.def says, which is the most */
+    int                cluster;   /* blocks of a cluster, side by side in x; 0: one (sm_90) */
+    size_t             shared_bytes;
+    void              *stream;
+    const void        *args; /* of the kernel's family */
+    bool               overlaps; /* may begin before the kernel ahead of it in the stream ends;
+                                    it waits for that one itself (griddepcontrol.wait) */
+};
+gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call);
+
+/* "gdn_<family>_<parameters>"; the threads of a block that kernels.def gives it; whether it is for
+ * this device. */
+const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
+int         gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
+bool        gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
+
+/* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does loops; or,
+ * where that call is part of a layer's, adds them to the layer's. */
+gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel);
+gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
+                             int n);
+
+/* What kernels read of a batch; of a vector [n] or a matrix. */
+struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);
+struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                                   const struct gdn_plan_pools *pools);
+
+#endif

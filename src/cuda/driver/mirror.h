@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A call on a device whose tensors are in host memory: copies of them there, and back. For the
+ * self-test and the command; ops themselves never copy.
+ */
+#ifndef GDN_CUDA_MIRROR_H
+#define GDN_CUDA_MIRROR_H
+
+#include "cuda/driver/launch.h"
+
+enum { GDN_MIRROR_BLOCKS = 40 };
+
+struct gdn_mirror {
+    gdn_ctx *ctx;
+    union {
+        uint32_t      struct_size;
+        gdn_rule_args rule; /* the first fields of all: struct_size, flags, tensors */
+        char          bytes[4096];
+    } args;          /* as the caller's, data being on the device */
+    gdn_batch batch; /* likewise */
+    struct gdn_mirror_block {
+        char         *host;
+        size_t        bytes;
+        gdn_cu_memory device;
+    } blocks[GDN_MIRROR_BLOCKS];
+    int n_blocks;
+};
+
+/* Copies to the device all that the tensors of the op's args span. Closes itself on an error. */
+gdn_status gdn_mirror_open(gdn_ctx *ctx, gdn_op op, const void *args, struct gdn_mirror *mirror);
+/* Waits for the device, and copies everything back. */
+gdn_status gdn_mirror_back(struct gdn_mirror *mirror);
+void       gdn_mirror_close(struct gdn_mirror *mirror);
+
+/* gdn_run_op() on host memory, wherever the context computes. */
+gdn_status gdn_call_op(gdn_ctx *ctx, gdn_op op, const void *args);
+
+#endif

@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The layer on a device: cuBLAS for the projections, the kernels of the ops for what is between,
+ *
+ *     project -> split -> conv + SiLU -> rule (L2 norm, gates) -> gated RMSNorm -> project
+ *
+ * all tokens at once, through buffers in the workspace that hold the activations' dtype. Views of
+ * them take the place of copies; the rule writes o over v, the norm over o.
+ */
+#include "calls/layer.h"
+
+#include "cuda/driver/blas.h"
+#include "cuda/driver/backend.h"
+#include "core/tensor_check.h"
+
+enum { TILE = 64, THREADS = 256 }; /* of layer.cu */
+
+/* ---- Memory -------------------------------------------------------------------------------- */
+
+/* What a call keeps in the workspace. */
+struct buffers {
+    char  *projected; /* [N] q, k, v, z of all heads; or, woven, those of each key head */
+    float *woven;     /* [N] b, a of each key head */
+    float *gates;     /* [N] b of all heads, a of all */
+    char  *conv;      /* [N] q, k, v of all heads; then o and its norm in place of v */
+    char  *out;       /* [N][hidden], where padding keeps its output */
+    char  *rule;      /* of gdn_cuda_prefill() */
+    char  *blas;      /* what cuBLAS wants for itself */
+};
+
+/* Are Qwen3-Next's rows left as they are projected? The convolution takes eight channels at once
+ * from where they are. Else every head's rows are projected to their place. */
+static bool is_woven(const struct gdn_block *b)
+{
+    return b->fused && b->K % 8 == 0 && b->Hv / b->Hk * b->V % 8 == 0;
+}
+
+static bool spares_padding(const struct gdn_block *b)
+{
+    return b->plan->batch.pad_policy == GDN_PAD_KEEP;
+}
+
+/* Lengths of sequences are known on the device alone; here, what none exceeds and their mean. These
+ * are the batch's, so with GDN_BATCH_INVARIANT nothing follows from them. */
+static bool are_short(const struct gdn_block *b)
+{
+    if (b->args->flags & GDN_BATCH_INVARIANT) return false;
+    return b->tokens->T <= GDN_SHORT_SEQUENCE || b->n_tokens <= b->plan->B;
+}
+
+static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_rule *rule)
+{
+    const gdn_block_args       *args  = b->args;
+    const struct gdn_plan_pools pools =
+        gdn_plan_pools_of(&args->state, &args->state, &args->checkpoints);
+    const gdn_rule_args         decay = { .A_log = args->A_log, .dt_bias = args->dt_bias };
+    return gdn_cuda_rule_args(rule, &decay, b->plan, b->tokens, &pools);
+}
+
+static struct gdn_cuda_wish wish_of(const struct gdn_block *b)
+{
+    return gdn_cuda_wish_of(b->args->flags, &b->plan->batch);
+}
+
+/* Where rows will be does not matter. */
+static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
+{
+    struct gdn_rule rule = b->rule;
+    rule.q.dtype         = b->in.dtype;
+    const struct gdn_cu_rule args = rule_args(b, &rule);
+    return b->rule.exact || are_short(b) ? 0 : gdn_cuda_prefill_bytes(ctx, &args, wish_of(b));
+}
+
+/* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */
+static size_t lay_out(const gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b, size_t blas,
+                      char *memory)
+{
+    const size_t N = (size_t)b->n_tokens, unit = gdn_dtype_bytes(b->in.dtype);
+    const size_t gates = N * 2 * (size_t)b->Hv * sizeof(float);
+    const struct gdn_room rooms[] = {
+        { &m->projected, N * (size_t)b->columns.b * unit },
+        { &m->woven, is_woven(b) ? gates : 0 },
+        { &m->gates, gates },
+        { &m->conv, N * (size_t)b->columns.z * unit },
+        { &m->out, spares_padding(b) ? N * (size_t)b->hidden * unit : 0 },
+        { &m->rule, rule_bytes(ctx, b) },
+        { &m->blas, blas },
+    };
+    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+}
+
+/* Tokens of a buffer of so many columns, from one of them on; `head` elements to a head. */
+static struct gdn_rows rows_of(const struct gdn_block *b, void *buffer, int32_t dtype,
+                               int64_t columns, int64_t first, int64_t head)
+{
+    const int64_t unit = (int64_t)gdn_dtype_bytes(dtype), token = columns * unit;
+    return (struct gdn_rows){ .data  = buffer ? (char *)buffer + first * unit : NULL,
+                              .dtype = dtype,
+                              .batch = b->tokens->padded ? b->tokens->T * token : 0,
+                              .token = token,
+                              .head  = head * unit };
+}
+
+static struct gdn_rows projected_rows(const struct gdn_block *b, const struct buffers *m,
+                                      int64_t first)
+{
+    return rows_of(b, m->projected, b->in.dtype, b->columns.b, first, 0);
+}
+
+static struct gdn_rows conv_rows(const struct gdn_block *b, const struct buffers *m, int64_t first,
+                                 int64_t head)
+{
+    return rows_of(b, m->conv, b->in.dtype, b->columns.z, first, head);
+}
+
+static struct gdn_rows gate_rows(const struct gdn_block *b, float *buffer, int64_t first)
+{
+    return rows_of(b, buffer, GDN_F32, 2 * b->Hv, first, 1);
+}
+
+/* ---- Projections --------------------------------------------------------------------------- */
+
+/* Rows [row, row + n) of a weight. */
+struct product {
+    const gdn_tensor *weight;
+    int64_t           row, n;
+    struct gdn_rows   x, out;
+};
+
+static int n_products(const struct gdn_block *b)
+{
+    return (is_woven(b) ? 2 : gdn_block_n_segments(b)) + 1;
+}
+
+/* Product i of a call; the last one is that of the output. */
+static struct product product_of(const struct gdn_block *b, const struct buffers *m, int i)
+{
+    const gdn_block_args           *a  = b->args;
+    const struct gdn_block_columns *at = &b->columns;
+    struct product                  p  = { .x = b->in };
+    if (i == n_products(b) - 1) {
+        p = (struct product){ &a->out_proj, 0, b->hidden, conv_rows(b, m, at->v, 0), b->out };
+        if (spares_padding(b)) p.out = rows_of(b, m->out, b->in.dtype, b->hidden, 0, 0);
+    } else if (is_woven(b)) {
+        p.weight = i ? &a->in_proj_ba : &a->in_proj_qkvz;
+        p.n      = i ? 2 * b->Hv : at->b;
+        p.out    = i ? gate_rows(b, m->woven, 0) : projected_rows(b, m, 0);
+    } else {
+        const struct gdn_segment s = gdn_block_segment(b, i);
+        p.weight = s.weight, p.row = s.row, p.n = s.n;
+        p.out    = s.column < at->b ? projected_rows(b, m, s.column)
+                                    : gate_rows(b, m->gates, s.column - at->b);
+    }
+    return p;
+}
+
+/* Tokens as cuBLAS takes them: n matrices of n_rows. */
+struct shape {
+    int64_t n, n_rows;
+};
+
+static struct gdn_blas_matrix matrix_of(const struct gdn_rows *r, struct shape s, int64_t T,
+                                        int64_t columns)
+{
+    const int64_t unit = (int64_t)gdn_dtype_bytes(r->dtype), step = T == 1 ? r->batch : r->token;
+    return (struct gdn_blas_matrix){ r->data, r->dtype, s.n_rows == 1 ? columns : step / unit,
+                                     r->batch / unit };
+}
+
+/* The product as cuBLAS would compute it, m[] being out, x and weight. False: it cannot, or not
+ * in an order of summation that is the same for every number of tokens. */
+static bool by_blas(const struct gdn_block *b, const struct product *p, struct gdn_blas_matrix *m,
+                    struct shape *s)
+{
+    const int64_t T = b->tokens->T, B = b->tokens->padded ? b->tokens->B : 1;
+    const int64_t n_in = p->weight->size[1];
+    const bool    joined =
+        B == 1 || T == 1 || (p->x.batch == T * p->x.token && p->out.batch == T * p->out.token);
+    *s   = joined ? (struct shape){ 1, b->n_tokens } : (struct shape){ B, T };
+    m[0] = matrix_of(&p->out, *s, T, p->n);
+    m[1] = matrix_of(&p->x, *s, T, n_in);
+    m[2] = (struct gdn_blas_matrix){ gdn_at(p->weight, p->row * p->weight->stride[0]),
+                                     p->weight->dtype, p->n == 1 ? n_in : p->weight->stride[0],
+                                     0 };
+    return !b->rule.exact && p->weight->dtype == p->x.dtype && m[0].ld >= p->n &&
+           m[1].ld >= n_in && m[2].ld >= n_in && m[0].batch >= 0 && m[1].batch >= 0 &&
+           gdn_blas_counts(&m[0], &m[1], &m[2], s->n, s->n_rows, p->n, n_in);
+}
+
+static bool needs_blas(const struct gdn_block *b)
+{
+    const struct buffers   none = { 0 };
+    struct gdn_blas_matrix m[3];
+    struct shape           s;
+    for (int i = 0; i < n_products(b); i++) {
+        const struct product p = product_of(b, &none, i);
+        if (by_blas(b, &p, m, &s)) return true;
+    }
+    return false;
+}
+
+/* ---- The call ------------------------------------------------------------------------------ */
+
+struct layer {
+    gdn_ctx                *ctx;
+    const struct gdn_block *b;
+    struct buffers          m;
+    void                   *stream;
+};
+
+static gdn_status launch(struct layer *l, enum gdn_kernel_id kernel, int64_t n_blocks,
+                         const void *args)
+{
+    const struct gdn_cuda_call call = {
+        .kernel = kernel, .grid = { n_blocks, 1, 1 }, .stream = l->stream, .args = args
+    };
+    TRY(gdn_cuda_launch(l->ctx, &call));
+    return gdn_cuda_note(l->ctx, "block", kernel);
+}
+
+static gdn_status project(struct layer *l, int i)
+{
+    const struct gdn_block *b = l->b;
+    const struct product    p = product_of(b, &l->m, i);
+    struct gdn_blas_matrix  m[3];
+    struct shape            s;
+    if (by_blas(b, &p, m, &s)) {
+        TRY(gdn_blas_project(l->ctx, &m[0], &m[1], &m[2], s.n, s.n_rows, p.n, p.weight->size[1]));
+        return gdn_cuda_note(l->ctx, "block", GDN_CU_cublas);
+    }
+    const int64_t step = gdn_step_bytes(p.weight, 0);
+    const struct gdn_cu_block_project a = {
+        .x      = p.x,
+        .weight = { .data  = (char *)p.weight->data + p.row * step,
+                    .dtype = p.weight->dtype,
+                    .token = step },
+        .out    = p.out,
+        .T      = b->tokens->T,
+        .n_rows = b->n_tokens,
+        .n_out  = p.n,
+        .n_in   = p.weight->size[1],
+    };
+    const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE, out_tiles = (p.n + TILE - 1) / TILE;
+    return launch(l, GDN_CU_block_project, row_tiles * out_tiles, &a);
+}
+
+/* b and a of each key head to those of all. */
+static gdn_status split(struct layer *l)
+{
+    const struct gdn_block *b = l->b;
+    const struct gdn_cu_block_split a = { .from  = l->m.woven,
+                                          .to    = l->m.gates,
+                                          .n     = b->n_tokens * 2 * b->Hv,
+                                          .Hk    = (int32_t)b->Hk,
+                                          .group = (int32_t)(b->Hv / b->Hk) };
+    return launch(l, GDN_CU_block_split, (a.n + THREADS - 1) / THREADS, &a);
+}
+
+/* What comes before the output has no padding rows to keep: they are zero there. */
+static void drop_keep(struct gdn_cu_batch *batch)
+{
+    if (batch->pad_policy == GDN_PAD_KEEP) batch->pad_policy = GDN_PAD_ZERO;
+}
+
+/* From the projected rows, in either order, to channels in order. */
+static gdn_status convolve(struct layer *l)
+{
+    const struct gdn_block     *b     = l->b;
+    const gdn_block_args       *args  = b->args;
+    const struct gdn_plan_pools pools =
+        gdn_plan_pools_of(&args->conv_state, &args->conv_state, &args->conv_checkpoints);
+    struct gdn_conv             conv  = b->conv;
+    conv.x               = projected_rows(b, &l->m, 0);
+    conv.out             = conv_rows(b, &l->m, 0, 0);
+    struct gdn_cu_conv a = gdn_cuda_conv_args(l->ctx, &conv, b->plan, b->tokens, &pools);
+    if (is_woven(b)) {
+        a.key_head = (int32_t)(b->columns.b / b->Hk);
+        a.Hk = (int32_t)b->Hk, a.K = (int32_t)b->K, a.V = (int32_t)(b->Hv / b->Hk * b->V);
+    }
+    drop_keep(&a.batch);
+    return gdn_cuda_conv(l->ctx, &a, NULL, l->stream);
+}
+
+static gdn_status run_rule(struct layer *l)
+{
+    const struct gdn_block *b    = l->b;
+    struct gdn_rule         rule = b->rule;
+    rule.q    = conv_rows(b, &l->m, 0, b->K);
+    rule.k    = conv_rows(b, &l->m, b->columns.k, b->K);
+    rule.v    = conv_rows(b, &l->m, b->columns.v, b->V);
+    rule.beta = gate_rows(b, l->m.gates, 0);
+    rule.g    = gate_rows(b, l->m.gates, b->Hv);
+    rule.out  = rule.v;
+    struct gdn_cu_rule a = rule_args(b, &rule);
+    drop_keep(&a.batch);
+    if (rule.exact || are_short(b)) return gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream);
+    return gdn_cuda_prefill(l->ctx, &a, wish_of(b), l->m.rule, l->stream);
+}
+
+/* A view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key head. */
+static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *rows, int64_t head)
+{
+    gdn_tensor t = gdn_dense(rows->data, rows->dtype, 4, b->n_tokens, b->Hk, b->Hv / b->Hk, b->V);
+    t.stride[0]  = rows->token / (int64_t)gdn_dtype_bytes(rows->dtype);
+    t.stride[1]  = head;
+    return t;
+}
+
+/* o <- o / rms(o) norm_weight silu(z), head by head. Tokens that do not count have o = 0 and may
+ * have any z; they stay zero, and so does what is projected from them. */
+static gdn_status norm(struct layer *l)
+{
+    const struct gdn_block *b       = l->b;
+    const int64_t           rV      = b->Hv / b->Hk * b->V, head = 2 * b->K + 2 * rV;
+    const struct gdn_rows   o_rows  = conv_rows(b, &l->m, b->columns.v, 0);
+    const struct gdn_rows   z_rows  = projected_rows(b, &l->m, is_woven(b) ? head - rV
+                                                                           : b->columns.z);
+    const gdn_tensor        o = values_of(b, &o_rows, rV);
+    const gdn_tensor        z = values_of(b, &z_rows, is_woven(b) ? head : rV);
+    struct gdn_cu_norm a = {
+        .weight      = gdn_cuda_line(&b->args->norm_weight),
+        .weight_step = b->V > 1 ? b->args->norm_weight.stride[0] : 1,
+        .n_lines     = b->n_tokens * b->Hv,
+        .D           = b->V,
+        .formula     = GDN_NORM_NONE,
+        .eps         = b->rms_eps,
+        .zeros       = true,
+    };
+    gdn_cuda_lines((const gdn_tensor *const[]){ &o, &z, &o }, 3, &a.leads,
+                   (struct gdn_cu_lines *const[]){ &a.x, &a.z, &a.out });
+    return gdn_cuda_norm(l->ctx, "block", &a, l->stream);
+}
+
+static gdn_status store(struct layer *l)
+{
+    enum { TOKENS = THREADS / 32 };
+    const struct gdn_block         *b     = l->b;
+    const gdn_tensor               *state = b->args->state.data ? &b->args->state
+                                                                : &b->args->conv_state;
+    const struct gdn_plan_pools     pools = gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
+    const struct gdn_cu_block_store a     = {
+            .batch = gdn_cuda_batch(b->plan, b->tokens, &pools),
+            .out   = b->out,
+            .from  = l->m.out,
+            .n     = b->hidden,
+            .head  = b->hidden,
+    };
+    return launch(l, GDN_CU_block_store, (b->n_tokens + TOKENS - 1) / TOKENS, &a);
+}
+
+static gdn_status run(struct layer *l)
+{
+    const int last = n_products(l->b) - 1;
+    for (int i = 0; i < last; i++) TRY(project(l, i));
+    if (is_woven(l->b)) TRY(split(l));
+    TRY(convolve(l));
+    TRY(run_rule(l));
+    TRY(norm(l));
+    TRY(project(l, last));
+    return spares_padding(l->b) ? store(l) : GDN_OK;
+}
+
+/* With room to align what cuBLAS gets. */
+static size_t blas_bytes(gdn_ctx *ctx, const struct gdn_block *b)
+{
+    return needs_blas(b) ? gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN : 0;
+}
+
+gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *b, size_t *bytes)
+{
+    struct buffers m;
+    if (b->n_tokens > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
+                        (long long)b->n_tokens);
+    const size_t blas = blas_bytes(ctx, b);
+    *bytes            = lay_out(ctx, &m, b, blas, NULL);
+    return blas ? gdn_blas_open(ctx) : GDN_OK;
+}
+
+gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
+{
+    struct layer        l    = { .ctx = ctx, .b = b, .stream = b->args->stream };
+    struct gdn_cuda_ran ran  = { .n = 0 };
+    const size_t        blas = blas_bytes(ctx, b);
+    bool                pushed;
+    if (b->n_tokens == 0) return gdn_note_line(ctx, "block", "none");
+    lay_out(ctx, &l.m, b, blas, memory);
+    TRY(gdn_cuda_enter(ctx, &pushed));
+    gdn_status status = GDN_OK;
+    if (blas) {
+        const uintptr_t beyond = (uintptr_t)l.m.blas % GDN_BLAS_ALIGN;
+        status = gdn_blas_begin(ctx, l.stream, l.m.blas + (beyond ? GDN_BLAS_ALIGN - beyond : 0),
+                                gdn_blas_scratch(ctx));
+    }
+    ctx->cuda->layer = &ran;
+    if (status == GDN_OK) status = run(&l);
+    ctx->cuda->layer = NULL;
+    gdn_cuda_leave(ctx, pushed);
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, "block", ran.kernels, ran.n) : status;
+}

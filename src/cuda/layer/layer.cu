@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a layer needs between cuBLAS and the kernels of its parts: Qwen3-Next's gates in the order
+ * of heads, an output that spares padding rows, and a projection of our own for what cuBLAS does
+ * not promise: the same bits for a token whatever the number of tokens (GDN_EXACT), and weights of
+ * another dtype than the activations.
+ */
+#include "cuda/device/batch.cuh"
+
+/* ---- A projection -------------------------------------------------------------------------- */
+
+/*
+ * out[t][o] = sum_i x[t][i] weight[o][i], each sum a chain of multiply-adds in the order of i. A
+ * block has TILE tokens and TILE outputs, a thread 4 x 4 of them; while pieces of DEPTH of the
+ * rows are multiplied, the next ones are on their way into registers.
+ */
+enum { TILE = 64, DEPTH = 32, PART = 4, LOADS = TILE * DEPTH / 256 };
+
+struct project_tile {
+    float       x[DEPTH][TILE + PART], weight[DEPTH][TILE + PART]; /* rows of 16 bytes */
+    const char *x_rows[TILE], *weight_rows[TILE];                  /* NULL: not there */
+};
+
+/* Where the rows of the tile begin. */
+GDN_DEVICE void find_rows(struct project_tile &tile, const struct gdn_cu_block_project &a,
+                          int64_t first, int64_t first_out)
+{
+    const int64_t row = first + threadIdx.x, out = first_out + threadIdx.x;
+    if (threadIdx.x < TILE) {
+        const char *x = a.x.data + row / a.T * a.x.batch + row % a.T * a.x.token;
+        tile.x_rows[threadIdx.x]      = row < a.n_rows ? x : NULL;
+        tile.weight_rows[threadIdx.x] = out < a.n_out ? a.weight.data + out * a.weight.token : NULL;
+    }
+}
+
+/* Elements [from, from + DEPTH) of the rows, a warp per row: zero where there are none. */
+GDN_DEVICE void load_piece(float (&to)[LOADS], const char *const *rows, int64_t from, int64_t n,
+                           int dtype)
+{
+    const int64_t i = from + threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < LOADS; j++) {
+        const char *row = rows[threadIdx.x / 32 + j * (TILE / LOADS)];
+        to[j]           = row && i < n ? load_float(row, i, dtype) : 0;
+    }
+}
+
+GDN_DEVICE void store_piece(float (*to)[TILE + PART], const float (&from)[LOADS])
+{
+#pragma unroll
+    for (int j = 0; j < LOADS; j++)
+        to[threadIdx.x % 32][threadIdx.x / 32 + j * (TILE / LOADS)] = from[j];
+}
+
+GDN_DEVICE void multiply_piece(float (&sum)[PART][PART], const struct project_tile &tile)
+{
+    const int row = threadIdx.x / 16 * PART, out = threadIdx.x % 16 * PART;
+#pragma unroll 8
+    for (int i = 0; i < DEPTH; i++) {
+        const float4 x = *(const float4 *)&tile.x[i][row];
+        const float4 w = *(const float4 *)&tile.weight[i][out];
+        const float  xs[PART] = { x.x, x.y, x.z, x.w }, ws[PART] = { w.x, w.y, w.z, w.w };
+#pragma unroll
+        for (int r = 0; r < PART; r++)
+#pragma unroll
+            for (int c = 0; c < PART; c++) sum[r][c] = fmaf(xs[r], ws[c], sum[r][c]);
+    }
+}
+
+GDN_DEVICE void block_project(const struct gdn_cu_block_project &a)
+{
+    __shared__ __align__(16) struct project_tile tile;
+    const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE;
+    const int64_t first = blockIdx.x % row_tiles * TILE, first_out = blockIdx.x / row_tiles * TILE;
+    float         sum[PART][PART] = {}, x[LOADS], weight[LOADS];
+    find_rows(tile, a, first, first_out);
+    __syncthreads();
+    load_piece(x, tile.x_rows, 0, a.n_in, a.x.dtype);
+    load_piece(weight, tile.weight_rows, 0, a.n_in, a.weight.dtype);
+    for (int64_t i = 0; i < a.n_in; i += DEPTH) {
+        __syncthreads(); /* the piece before is done with */
+        store_piece(tile.x, x);
+        store_piece(tile.weight, weight);
+        __syncthreads();
+        load_piece(x, tile.x_rows, i + DEPTH, a.n_in, a.x.dtype);
+        load_piece(weight, tile.weight_rows, i + DEPTH, a.n_in, a.weight.dtype);
+        multiply_piece(sum, tile);
+    }
+    const int64_t row = first + threadIdx.x / 16 * PART, out = first_out + threadIdx.x % 16 * PART;
+#pragma unroll
+    for (int r = 0; r < PART; r++) {
+        char *to = a.out.data + (row + r) / a.T * a.out.batch + (row + r) % a.T * a.out.token;
+#pragma unroll
+        for (int c = 0; c < PART; c++)
+            if (row + r < a.n_rows && out + c < a.n_out)
+                store_float(to, out + c, a.out.dtype, sum[r][c]);
+    }
+}
+
+/* ---- Qwen3-Next's gates, apart ------------------------------------------------------------- */
+
+/* A thread per element. */
+GDN_DEVICE void block_split(const struct gdn_cu_block_split &a)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int     heads = a.Hk * a.group;
+    if (i >= a.n) return;
+    const int c = (int)(i % (2 * heads)), h = c % heads; /* b of head h, or its a */
+    a.to[i]     = a.from[i - c + h / a.group * 2 * a.group + h % a.group + c / heads * a.group];
+}
+
+/* ---- An output that spares padding rows ---------------------------------------------------- */
+
+/* The sequence of a token; -1: none. */
+GDN_DEVICE int64_t sequence_of(const struct gdn_cu_batch &b, int64_t token)
+{
+    if (!b.cu_seqlens.data) return b.padded ? token / b.T : b.single ? token : 0;
+    int64_t first = 0, end = b.B; /* the last one that begins at it or before is in between */
+    while (end - first > 1) {
+        const int64_t middle = first + (end - first) / 2;
+        const bool    before = load_index(b.cu_seqlens, middle) <= token;
+        first                = before ? middle : first;
+        end                  = before ? end : middle;
+    }
+    return b.B > 0 && token < load_index(b.cu_seqlens, first + 1) ? first : -1;
+}
+
+/* A warp per token. */
+GDN_DEVICE void block_store(const struct gdn_cu_block_store &a)
+{
+    const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (t >= a.batch.N) return;
+    const int64_t seq = sequence_of(a.batch, t);
+    if (seq >= 0 && read_sequence(a.batch, seq).keep_out) return;
+    char *to = a.out.data + t / a.batch.T * a.out.batch + t % a.batch.T * a.out.token;
+    for (int64_t i = threadIdx.x % 32; i < a.n; i += 32) {
+        char *head = to + i / a.head * a.out.head;
+        if (a.out.dtype == GDN_F32)
+            ((uint32_t *)head)[i % a.head] = ((const uint32_t *)a.from)[t * a.n + i];
+        else
+            ((uint16_t *)head)[i % a.head] = ((const uint16_t *)a.from)[t * a.n + i];
+    }
+}
+
+#define GDN_IMAGE_block GDN_THIS_IMAGE
+#define GDN_KERNEL_block(threads, shared, what)                                               \
+    extern "C" __global__ void __launch_bounds__(threads)                                     \
+        gdn_block_##what(const __grid_constant__ struct gdn_cu_block_##what a)                \
+    {                                                                                         \
+        block_##what(a);                                                                      \
+    }
+#include "cuda/driver/kernels.cuh"

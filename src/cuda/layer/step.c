@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_step on a device: in one launch (step_general.cuh), or, where something is out of the
+ * ordinary, by the kernels of its parts one after the other. Where blocks that share q and k cannot
+ * be a cluster, one launch is of all but the convolution's states, which another moves. */
+#include "calls/layer_step.h"
+
+#include "cuda/driver/backend.h"
+
+static struct gdn_plan_pools pools_of(const gdn_tensor *state)
+{
+    return gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
+}
+
+static struct gdn_cu_rule rule_args(const struct gdn_mixer *m, const struct gdn_rule *rule)
+{
+    const struct gdn_plan_pools pools = pools_of(&m->args.state);
+    const gdn_rule_args decay = { .A_log = m->args.A_log, .dt_bias = m->args.dt_bias };
+    return gdn_cuda_rule_args(rule, &decay, &m->plan, &m->tokens, &pools);
+}
+
+/* ---- One launch ---------------------------------------------------------------------------- */
+
+/* As in step_general.cuh; blocks, at most; of a grid, in its second dimension. */
+enum { TAPS = 4, MOST = 128, COLUMNS = 16, CLUSTER = 8, MOST_ROWS = 65535 };
+
+/* What the kernel takes in place of q, k and v: x, whose heads begin anywhere. */
+static struct gdn_cu_rule whole_rule(const struct gdn_mixer *m)
+{
+    struct gdn_rule rule = m->rule;
+    rule.q = rule.k = rule.v = m->conv.x;
+    return rule_args(m, &rule);
+}
+
+/* Are offsets inside a slot of 32 bits, and the step to the next one? */
+static bool are_near_taps(const struct gdn_conv_view *v, int64_t n_channels)
+{
+    return !v->data || (v->length < INT32_MAX / 8 && gdn_cuda_is_near(v->slot, 4) &&
+                        gdn_cuda_is_near(v->channel, 8 * n_channels) &&
+                        gdn_cuda_is_near(v->entry, 8 * (v->length + 1)));
+}
+
+static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
+{
+    const int64_t bytes = v->data ? (int64_t)gdn_dtype_bytes(v->dtype) : 0;
+    return (struct gdn_cu_taps){ v->data, v->dtype, (int32_t)(v->slot * bytes),
+                                 (int32_t)(v->channel * bytes), (int32_t)(v->entry * bytes) };
+}
+
+static bool is_one_launch(const struct gdn_mixer *m, const struct gdn_cu_rule *r)
+{
+    const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
+    const struct gdn_rows     z           = gdn_rows_of(&m->args.z, &m->tokens);
+    return r->from.data && r->K <= MOST && r->V <= MOST && m->conv.W == TAPS &&
+           gdn_cuda_takes_warps(r) && gdn_cuda_are_near(&z) &&
+           are_near_taps(&m->conv.weight, m->conv.D) && are_near_taps(&m->conv.bias, m->conv.D) &&
+           are_near_taps(&m->conv.from, m->conv.D) &&
+           gdn_cuda_is_near_vector(&norm_weight);
+}
+
+/* Can the blocks of a key head wait for each other? */
+static bool are_together(const gdn_ctx *ctx, int n_blocks)
+{
+    return n_blocks == 1 || (ctx->cuda->capability == 90 && n_blocks <= CLUSTER);
+}
+
+/* Is there a state of the convolution to move on? */
+static bool writes_conv(const struct gdn_mixer *m)
+{
+    return m->conv.from.data && m->plan.batch.write != GDN_WRITE_NONE;
+}
+
+/* Into how many parts the columns of a state go, as log2: few blocks are spread over the device,
+ * but for the norm, which needs all of a head. */
+static int part_bits(const gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r)
+{
+    const int group = r->H / r->Hk;
+    int       bits  = 0;
+    while (!m->normed && r->V % (2 * COLUMNS << bits) == 0 &&
+           are_together(ctx, group << (bits + 1)) &&
+           r->batch.B * r->H << (bits + 1) <= ctx->cuda->sm_count)
+        bits++;
+    return bits;
+}
+
+static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_mixer *m,
+                                    const struct gdn_cu_rule *r)
+{
+    const struct gdn_rows z      = gdn_rows_of(&m->args.z, &m->tokens);
+    const int             group  = r->H / r->Hk;
+    const int             bits   = part_bits(ctx, m, r);
+    const int             blocks = group << bits;
+    struct gdn_cu_step    a      = {
+        .rule        = gdn_cuda_warp_args(r),
+        .x           = gdn_cuda_near(&r->k, &r->batch),
+        .z           = gdn_cuda_near(&z, &r->batch),
+        .weight      = taps_of(&m->conv.weight),
+        .bias        = taps_of(&m->conv.bias),
+        .conv        = taps_of(&m->conv.from),
+        .norm_weight = gdn_cuda_array(&m->args.norm_weight),
+        .Hk          = r->Hk,
+        .group       = group,
+        .n_columns   = r->V >> bits,
+        .part_bits   = bits,
+        .n_blocks    = blocks,
+        .key_blocks  = gdn_cuda_inverse(blocks),
+        .share       = (2 * r->K + blocks - 1) / blocks,
+        .length      = (int32_t)m->conv.from.length,
+        .moves       = writes_conv(m) && are_together(ctx, blocks),
+        .normed      = m->normed,
+        .rms_eps     = m->norm.eps,
+    };
+    a.rule.n_rows = (int32_t)r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
+    return a;
+}
+
+/* Is all of it a multiple of n elements? */
+static bool is_even(const void *data, int64_t steps, int32_t dtype, int n)
+{
+    return (((uint64_t)(uintptr_t)data) | (uint64_t)steps) % (n * gdn_dtype_bytes(dtype)) == 0;
+}
+
+/* Do the taps of a channel lie side by side, all four at once to be read? */
+static bool are_even_taps(const struct gdn_cu_taps *w)
+{
+    return w->entry == (int32_t)gdn_dtype_bytes(w->dtype) &&
+           is_even(w->data, w->channel, w->dtype, TAPS);
+}
+
+/* Do the biases, and states of three entries, by channel or by entry? */
+static bool are_even_channels(const struct gdn_cu_taps *p)
+{
+    return !p->data || (p->channel == (int32_t)gdn_dtype_bytes(p->dtype) &&
+                        is_even(p->data, p->slot | p->entry, p->dtype, 2));
+}
+static bool are_even_states(const struct gdn_cu_step *a)
+{
+    const struct gdn_cu_taps *p     = &a->conv;
+    const int32_t             bytes = p->data ? (int32_t)gdn_dtype_bytes(p->dtype) : 0;
+    if (!p->data) return true;
+    if (a->length != TAPS - 1) return false;
+    return p->entry == bytes ? p->channel == 3 * bytes && is_even(p->data, p->slot, p->dtype, 2)
+                             : p->entry > bytes && are_even_channels(p);
+}
+
+/* Has every sequence one token, and can channels be taken in pairs? */
+static bool is_one_token(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+{
+    return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each &&
+           r->K % 2 == 0 && r->V % 2 == 0 &&
+           is_even(a->x.data, a->x.row | a->x.token, a->x.dtype, 2) && are_even_taps(&a->weight) &&
+           are_even_channels(&a->bias) && are_even_states(a);
+}
+
+/* ---- One token of each sequence, of rows of v (step_vk.cuh) -------------------------------- */
+
+enum { ROWS_K = 128 };
+
+static bool is_either(const void *data, int32_t dtype, int32_t other)
+{
+    return !data || dtype == GDN_F32 || dtype == other;
+}
+
+static bool takes_rows(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+{
+    const int32_t io = a->x.dtype;
+    return !r->from.k_first && r->K == ROWS_K && is_one_token(a, r) &&
+           gdn_cuda_takes_one(r, &a->rule) && a->weight.dtype == io &&
+           is_either(a->bias.data, a->bias.dtype, io) &&
+           is_either(a->conv.data, a->conv.dtype, io) &&
+           (!a->normed || (r->V == ROWS_K && r->out.data && (!a->z.data || a->z.dtype == io) &&
+                           is_either(a->norm_weight.data, a->norm_weight.dtype, io)));
+}
+
+static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+{
+    const int32_t entry    = a->conv.entry;
+    const bool    by_entry = a->conv.channel > entry;
+    return (struct gdn_cu_step_rows){
+        .one               = gdn_cuda_one_args(r, &a->rule),
+        .x                 = { a->x.data, a->x.row, 0 },
+        .z                 = { a->z.data, a->z.row, a->z.head },
+        .norm_weight       = gdn_cuda_at_vector(&a->norm_weight),
+        .weight            = a->weight,
+        .bias              = a->bias,
+        .conv              = a->conv,
+        .norm_weight_bytes = a->norm_weight.data ? (int32_t)gdn_dtype_bytes(a->norm_weight.dtype)
+                                                 : 0,
+        .Hk                = a->Hk,
+        .group             = a->group,
+        .V                 = r->V,
+        .n_columns         = a->n_columns,
+        .part_bits         = a->part_bits,
+        .n_blocks          = a->n_blocks,
+        .share             = a->share + a->share % 2,
+        .pair_step         = by_entry ? 2 * entry : entry,
+        .by_entry          = by_entry,
+        .moves             = a->moves,
+        .normed            = a->normed,
+        .rms_eps           = a->rms_eps,
+    };
+}
+
+static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
+                              const struct gdn_cu_step *step)
+{
+    const struct gdn_cu_step_rows a = rows_args(step, r);
+    const bool f16   = step->x.dtype == GDN_F16;
+    const int  warps = (a.n_columns + COLUMNS - 1) / COLUMNS;
+    const int  conv  = (2 * r->K + a.n_columns + 63) / 64; /* and one for the gates */
+    const struct gdn_cuda_call call = {
+        .kernel       = r->from.dtype == GDN_F32 ? f16 ? GDN_CU_step_rows_F32_F16
+                                                       : GDN_CU_step_rows_F32_BF16
+                        : f16                    ? GDN_CU_step_rows_F16_F16
+                                                 : GDN_CU_step_rows_BF16_BF16,
+        .grid         = { a.n_blocks, r->Hk, r->batch.B },
+        .n_threads    = 32 * (warps > conv ? warps : conv + 1),
+        .shared_bytes = (size_t)(a.n_columns * r->K) * gdn_dtype_bytes(r->from.dtype),
+        .cluster      = are_together(ctx, a.n_blocks) ? a.n_blocks : 1,
+        .stream       = m->args.stream,
+        .args         = &a,
+        .overlaps     = true,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "step", call.kernel);
+}
+
+/* ---- Any ------------------------------------------------------------------------------------ */
+
+static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
+                             const struct gdn_cu_step *a)
+{
+#define DTYPES(name) { name##_F32, name##_BF16, name##_F16 }
+    static const enum gdn_kernel_id kernels[][3] = {
+        DTYPES(GDN_CU_step_vk), DTYPES(GDN_CU_step_kv), DTYPES(GDN_CU_step_one_kv)
+    };
+    const int64_t n = a->rule.n_rows, rows = n < MOST_ROWS ? n : MOST_ROWS;
+    /* Sixteen columns are a warp's; and a thread convolves two channels at most. */
+    const int n_state = (a->n_columns + COLUMNS - 1) / COLUMNS;
+    const int n_conv  = (2 * r->K + a->n_columns + 63) / 64;
+    const struct gdn_cuda_call call = {
+        .kernel    = kernels[r->from.k_first ? 1 + is_one_token(a, r) : 0][r->from.dtype],
+        .grid      = { (int64_t)r->Hk * a->n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
+        .n_threads = 32 * (n_state > n_conv ? n_state : n_conv),
+        .cluster   = are_together(ctx, a->n_blocks) ? a->n_blocks : 1,
+        .stream    = m->args.stream,
+        .args      = a,
+        .overlaps  = true,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "step", call.kernel);
+}
+
+/* ---- Memory of several --------------------------------------------------------------------- */
+
+static bool spares_padding(const struct gdn_mixer *m)
+{
+    return m->normed && m->plan.batch.pad_policy == GDN_PAD_KEEP;
+}
+
+static size_t out_bytes(const struct gdn_mixer *m)
+{
+    return (size_t)(m->norm.n_rows * m->rule.V) * gdn_dtype_bytes(m->conv.x.dtype);
+}
+
+/* What a call of several launches keeps in the workspace. */
+struct buffers {
+    char *convolved;
+    char *out;  /* [N][Hv][V], where a norm follows and padding keeps its output */
+    char *tree; /* what the rule needs of one */
+};
+
+static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b, char *memory)
+{
+    const struct gdn_cu_rule rule = rule_args(m, &m->rule);
+    const struct gdn_room rooms[] = {
+        { &b->convolved, gdn_mixer_bytes(m) },
+        { &b->out, spares_padding(m) ? out_bytes(m) : 0 },
+        { &b->tree, gdn_cuda_decode_bytes(ctx, &rule) },
+    };
+    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+}
+
+gdn_status gdn_cuda_step_check(gdn_ctx *ctx, const struct gdn_mixer *m, size_t *bytes)
+{
+    const struct gdn_cu_rule whole = whole_rule(m);
+    struct buffers           b;
+    *bytes = is_one_launch(m, &whole) ? 0 : lay_out(ctx, m, &b, NULL);
+    return GDN_OK;
+}
+
+/* ---- The call ------------------------------------------------------------------------------ */
+
+struct step {
+    gdn_ctx                *ctx;
+    const struct gdn_mixer *m;
+    struct buffers          b;
+};
+
+/* out absent: the states alone. */
+static gdn_status convolve(const struct step *s, struct gdn_rows out)
+{
+    const struct gdn_mixer     *m     = s->m;
+    const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
+    struct gdn_conv             conv  = m->conv;
+    conv.out             = out;
+    struct gdn_cu_conv a = gdn_cuda_conv_args(s->ctx, &conv, &m->plan, &m->tokens, &pools);
+    return gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream);
+}
+
+/* The buffer, as out lies. */
+static gdn_tensor before_out(const struct step *s)
+{
+    const gdn_tensor *t = &s->m->args.out;
+    return gdn_dense(s->b.out, t->dtype, t->ndim, t->size[0], t->size[1], t->size[2], t->size[3]);
+}
+
+/* o, in out or before it. */
+static gdn_status run_rule(const struct step *s)
+{
+    const struct gdn_mixer *m    = s->m;
+    struct gdn_rule         rule = m->rule;
+    gdn_mixer_connect(m, s->b.convolved, &rule);
+    const gdn_tensor before = before_out(s);
+    if (spares_padding(m)) rule.out = gdn_rows_of(&before, &m->tokens);
+    struct gdn_cu_rule a = rule_args(m, &rule);
+    if (spares_padding(m)) a.batch.pad_policy = GDN_PAD_ZERO;
+    return gdn_cuda_decode(s->ctx, "step", &a, s->b.tree, m->args.stream);
+}
+
+/* In place. Tokens that do not count have o = 0 and may have any z; they stay zero. */
+static gdn_status run_norm(const struct step *s)
+{
+    const struct gdn_mixer *m    = s->m;
+    struct gdn_norm_job     norm = m->norm;
+    if (spares_padding(m)) norm.x = norm.out = before_out(s);
+    struct gdn_cu_norm a = gdn_cuda_norm_args(&norm);
+    a.zeros              = true;
+    return gdn_cuda_norm(s->ctx, "step", &a, m->args.stream);
+}
+
+static gdn_status store(const struct step *s)
+{
+    enum { TOKENS = 256 / 32 }; /* of a block, see layer.cu */
+    const struct gdn_mixer         *m     = s->m;
+    const gdn_tensor               *pool  = m->args.state.data ? &m->args.state
+                                                               : &m->args.conv_state;
+    const struct gdn_plan_pools     pools = pools_of(pool);
+    struct gdn_cu_block_store       a     = {
+            .batch = gdn_cuda_batch(&m->plan, &m->tokens, &pools),
+            .out   = m->rule.out,
+            .from  = s->b.out,
+            .n     = (int64_t)m->rule.H * m->rule.V,
+            .head  = m->rule.V,
+    };
+    if (!m->tokens.padded) a.out.batch = a.out.token; /* rows of one token */
+    const struct gdn_cuda_call call = {
+        .kernel = GDN_CU_block_store,
+        .grid   = { (m->tokens.N + TOKENS - 1) / TOKENS, 1, 1 },
+        .stream = m->args.stream,
+        .args   = &a,
+    };
+    TRY(gdn_cuda_launch(s->ctx, &call));
+    return gdn_cuda_note(s->ctx, "step", call.kernel);
+}
+
+/* In one launch, if it moves the convolution's states. */
+static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
+{
+    const struct gdn_cu_step a = step_args(s->ctx, s->m, whole);
+    TRY((takes_rows(&a, whole) ? launch_rows : launch_one)(s->ctx, s->m, whole, &a));
+    return writes_conv(s->m) && !a.moves ? convolve(s, (struct gdn_rows){ 0 }) : GDN_OK;
+}
+
+static gdn_status run_parts(const struct step *s)
+{
+    TRY(convolve(s, gdn_mixer_rows(s->m, s->b.convolved, 0, 0)));
+    TRY(run_rule(s));
+    if (s->m->normed) TRY(run_norm(s));
+    return spares_padding(s->m) ? store(s) : GDN_OK;
+}
+
+static gdn_status run_several(struct step *s, char *memory)
+{
+    bool pushed;
+    lay_out(s->ctx, s->m, &s->b, memory);
+    TRY(gdn_cuda_enter(s->ctx, &pushed));
+    const gdn_status status = run_parts(s);
+    gdn_cuda_leave(s->ctx, pushed);
+    return status;
+}
+
+gdn_status gdn_cuda_step(gdn_ctx *ctx, const struct gdn_mixer *m, char *memory)
+{
+    struct step         s   = { .ctx = ctx, .m = m };
+    struct gdn_cuda_ran ran = { .n = 0 };
+    if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
+    const struct gdn_cu_rule whole = whole_rule(m);
+    ctx->cuda->layer = &ran;
+    const gdn_status status = is_one_launch(m, &whole) ? run_one(&s, &whole)
+                                                       : run_several(&s, memory);
+    ctx->cuda->layer = NULL;
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
+}

@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_prefill in chunks, one launch: a block of threads takes one sequence, one state head and some
+ * of its value columns from the first chunk to the last. Its warps have roles:
+ *
+ *     state   16 value columns each, in registers (general_state.cuh)
+ *     loads   four warps: tiles of K, Q, V on their way for later chunks, the gates, P
+ *     T       four warps, the same ones or others: T (general_gram.cuh)
+ *
+ * What they hand to each other lies in rings in shared memory. A full slot (T, P, gates, and with
+ * them the tiles of its chunk) is passed on by one barrier, an empty one back by another. No result
+ * depends on how columns and roles are dealt to warps.
+ */
+#ifndef GDN_CUDA_PREFILL_CUH
+#define GDN_CUDA_PREFILL_CUH
+
+#include "cuda/prefill/general_state.cuh"
+
+extern __shared__ __align__(128) char gdn_shared[];
+
+enum { BARRIER_LOADED = 1, BARRIER_SOLVE, BARRIER_FULL, BARRIER_EMPTY = BARRIER_FULL + 2 };
+
+/* The start of shared memory. */
+struct prefill_head {
+    struct gdn_cu_seq         s;
+    struct gdn_cu_checkpoints checkpoints;
+    struct prefill_cursor     cursors[8];
+};
+static_assert(sizeof(prefill_head) <= GDN_PREFILL_HEAD_BYTES, "general.h");
+
+/* What all threads of a block know. */
+template <int io, int deep> struct prefill_block {
+    typedef mma_tiles<io> tiles;
+    static constexpr int  chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
+    static constexpr int  k_row = GDN_PREFILL_ROW(deep, tiles::bytes), k_bytes = chunk * k_row;
+    static constexpr int  t_row = GDN_PREFILL_ROW(chunk, tiles::bytes), t_bytes = chunk * t_row;
+    static constexpr int  slot_bytes = GDN_PREFILL_SLOT_BYTES(chunk, tiles::bytes);
+    typedef chunk_vectors<chunk> vectors;
+
+    const struct gdn_cu_prefill &a;
+    const struct gdn_cu_rule    &r;
+    struct prefill_head         &shared;
+    const struct gdn_cu_seq     &s;
+    int                          head, first_column, v_row, stage_bytes;
+    int64_t                      n_chunks;
+
+    __device__ float *square() const { return (float *)(gdn_shared + GDN_PREFILL_HEAD_BYTES); }
+    __device__ float *diagonal() const { return square() + chunk * GDN_PREFILL_LD(chunk); }
+    __device__ char  *slot(int i) const
+    {
+        return gdn_shared + GDN_PREFILL_HEAD_BYTES + GDN_PREFILL_SOLVE_BYTES(chunk) +
+               i * slot_bytes;
+    }
+    __device__ char    *t(int i) const { return slot(i); }
+    __device__ char    *p(int i) const { return slot(i) + t_bytes; }
+    __device__ vectors &gates(int i) const { return *(vectors *)(slot(i) + 2 * t_bytes); }
+    __device__ char    *k(int i) const { return slot(a.n_slots) + i * stage_bytes; }
+    __device__ char    *q(int i) const { return k(i) + k_bytes; }
+    __device__ char    *v(int i) const { return k(i) + 2 * k_bytes; }
+    /* Tokens of chunk c. */
+    __device__ int tokens(int64_t c) const
+    {
+        const int64_t rest = s.n_valid - c * chunk;
+        return rest < chunk ? (int)rest : chunk;
+    }
+    /* Threads that pass a full slot on, and an empty one back. */
+    __device__ int n_full() const { return 32 * (a.n_aux + a.n_state); }
+    __device__ int n_empty() const { return 32 * (4 + a.n_state); }
+};
+
+/* ---- Loads: 128 threads ------------------------------------------------------------------------------- */
+
+/* n rows of `bytes` into a tile, zeros for the rows after them; 2^log_lanes threads per row. */
+template <int wide>
+GDN_DEVICE void load_rows(char *to, int to_row, const char *from, int64_t from_row, int rows, int n,
+                          int bytes, int log_lanes)
+{
+    const int      thread = threadIdx.x % 128;
+    const uint32_t at     = shared_address(to);
+    for (int i = thread >> log_lanes; i < rows; i += 128 >> log_lanes)
+        for (int b = (thread & ((1 << log_lanes) - 1)) * wide; b < bytes; b += wide << log_lanes) {
+            const char *x = i < n ? from + i * from_row + b : from;
+            const int   valid = i >= n ? 0 : bytes - b < wide ? bytes - b : wide;
+            if constexpr (wide >= 4)
+                copy_async<wide>(at + i * to_row + b, x, valid);
+            else
+                *(uint16_t *)(to + i * to_row + b) = valid ? *(const uint16_t *)x : 0;
+        }
+}
+
+GDN_DEVICE void load_tile(char *to, int to_row, const char *from, int64_t from_row, int rows, int n,
+                          int bytes, int wide, int log_lanes)
+{
+    switch (wide) {
+    case 16: load_rows<16>(to, to_row, from, from_row, rows, n, bytes, log_lanes); break;
+    case 8: load_rows<8>(to, to_row, from, from_row, rows, n, bytes, log_lanes); break;
+    case 4: load_rows<4>(to, to_row, from, from_row, rows, n, bytes, log_lanes); break;
+    default: load_rows<2>(to, to_row, from, from_row, rows, n, bytes, log_lanes); break;
+    }
+}
+
+/* Where the rows of a block's tiles come from. */
+struct prefill_sources {
+    const char *k, *q, *v; /* of the first token; q NULL: no output is wanted */
+    int         v_bytes, v_log_lanes;
+};
+
+template <int io, int deep>
+GDN_DEVICE struct prefill_sources find_sources(const prefill_block<io, deep> &b)
+{
+    constexpr int          bytes = mma_tiles<io>::bytes;
+    struct prefill_sources f;
+    const int              wide = 16 * b.a.n_state, columns = b.r.V - b.first_column;
+    f.k = row_at(b.r.k, b.s, 0, source_head(b.r, b.head, b.r.Hk));
+    f.q = b.r.out.data ? row_at(b.r.q, b.s, 0, source_head(b.r, b.head, b.r.Hq)) : NULL;
+    f.v = row_at(b.r.v, b.s, 0, source_head(b.r, b.head, b.r.Hv)) + b.first_column * bytes;
+    f.v_bytes     = (columns < wide ? columns : wide) * bytes;
+    f.v_log_lanes = min(31 - __clz(b.a.n_state * bytes), 5);
+    return f;
+}
+
+/* Begins with the loads of chunk c; nothing after the last. v of tokens with beta 0 is loaded as
+ * well: write_gates() knows them later. */
+template <int io, int deep>
+GDN_DEVICE void load_chunk(const prefill_block<io, deep> &b, const struct prefill_sources &f,
+                           int64_t c, int stage)
+{
+    typedef prefill_block<io, deep> block;
+    constexpr int bytes = mma_tiles<io>::bytes;
+    constexpr int log_lanes = deep * bytes >= 512 ? 5 : deep * bytes == 256 ? 4 : 3;
+    if (c < b.n_chunks) {
+        const int     n = b.tokens(c), K = b.r.K * bytes;
+        const int64_t t = c * block::chunk;
+        load_tile(b.k(stage), block::k_row, f.k + t * b.r.k.token, b.r.k.token, block::chunk, n, K,
+                  b.a.k_wide, log_lanes);
+        if (f.q)
+            load_tile(b.q(stage), block::k_row, f.q + t * b.r.q.token, b.r.q.token, block::chunk, n,
+                      K, b.a.q_wide, log_lanes);
+        load_tile(b.v(stage), b.v_row, f.v + t * b.r.v.token, b.r.v.token, block::chunk, n,
+                  f.v_bytes, b.a.v_wide, f.v_log_lanes);
+    }
+    copy_commit();
+}
+
+/* v is zero where beta is (G8): it may be NaN. By 128 threads that waited for the tile. */
+template <int io, int deep>
+GDN_DEVICE void drop_rows(const prefill_block<io, deep> &b, int slot, int stage)
+{
+    const token_mask writers = tokens_of(b.gates(slot).writers);
+    const int             n       = b.gates(slot).n;
+    if ((writers & tokens_below(n)) == tokens_below(n)) return;
+    for (int t = threadIdx.x % 128 / 8; t < n; t += 16) {
+        if (writers >> t & 1) continue;
+        for (int i = threadIdx.x % 8 * 16; i < b.v_row; i += 128)
+            *(uint4 *)(b.v(stage) + t * b.v_row + i) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* ---- The roles --------------------------------------------------------------------------------------------- */
+
+template <int io, int deep>
+GDN_DEVICE void make_t(const prefill_block<io, deep> &b, int slot, int stage)
+{
+    typedef prefill_block<io, deep> block;
+    const int                       w = threadIdx.x / 32;
+    if (w < block::blocks) {
+        mma_block gram[block::blocks];
+        multiply_rows<io, deep>(gram, shared_address(b.k(stage)), shared_address(b.k(stage)), w);
+        write_l<block::chunk>(b.square(), b.gates(slot), gram, w);
+        __syncwarp();
+        invert_diagonal<block::chunk>(b.square(), b.diagonal(), w);
+    }
+    barrier_wait(BARRIER_SOLVE, 128);
+    invert_below<block::chunk>(b.square(), b.diagonal(), w);
+    write_t<io, block::chunk>(b.t(slot), b.square(), b.gates(slot), w);
+}
+
+/* Where the same warps make T, the one with the fewest blocks there has the most here. */
+template <int io, int deep>
+GDN_DEVICE void make_p(const prefill_block<io, deep> &b, int slot, int stage)
+{
+    typedef prefill_block<io, deep> block;
+    const int                       w = 3 - threadIdx.x / 32 % 4;
+    if (w >= block::blocks) return;
+    mma_block gram[block::blocks];
+    multiply_rows<io, deep>(gram, shared_address(b.q(stage)), shared_address(b.k(stage)), w);
+    write_p<io, block::chunk>(b.p(slot), b.gates(slot), gram, w);
+}
+
+template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep> &b)
+{
+    typedef prefill_block<io, deep> block;
+    const int                       warp = threadIdx.x / 32, ahead = b.a.n_stages - b.a.n_slots;
+    const bool makes_t = warp < 4, loads = warp >= b.a.n_aux - 4, gates = warp == b.a.n_aux - 1;
+    const struct prefill_sources f = find_sources(b);
+    raw_gates<block::chunk>      raw;
+    if (gates) {
+        start_gates(raw, b.r, b.s, b.head, 0);
+        fetch_gates<1>(raw, b.r);
+    }
+    if (loads && ahead) load_chunk(b, f, 0, 0);
+
+    int slot = 0, stage = 0, next = ahead;
+    for (int64_t c = 0; c < b.n_chunks; c++) {
+        if (loads) {
+            if (c >= b.a.n_slots) barrier_wait(BARRIER_EMPTY + slot, b.n_empty());
+            load_chunk(b, f, c + ahead, next);
+            if (gates) {
+                float G[raw_gates<block::chunk>::each] = {};
+                expand_gates<block::chunk>(G, b.gates(slot), raw, b.r, b.tokens(c));
+                write_gates<block::chunk>(b.gates(slot), G, b.r, b.tokens(c));
+                fill_tokens(b.gates(slot).k_scale, 1);
+                fill_tokens(b.gates(slot).q_scale, b.r.scale);
+                fetch_gates<1>(raw, b.r);
+            }
+            if (ahead)
+                copy_wait<1>();
+            else
+                copy_wait<0>();
+        }
+        barrier_wait(BARRIER_LOADED, 32 * b.a.n_aux);
+        if (b.r.norm != GDN_NORM_NONE) {
+            write_lengths<io, deep>(b.gates(slot), b.k(stage), f.q ? b.q(stage) : NULL, b.r);
+            barrier_wait(BARRIER_LOADED, 32 * b.a.n_aux);
+        }
+        if (loads) drop_rows(b, slot, stage);
+        if (makes_t) make_t(b, slot, stage);
+        if (loads && f.q) make_p(b, slot, stage);
+        barrier_arrive(BARRIER_FULL + slot, b.n_full());
+        slot  = slot + 1 == b.a.n_slots ? 0 : slot + 1;
+        stage = stage + 1 == b.a.n_stages ? 0 : stage + 1;
+        next  = next + 1 == b.a.n_stages ? 0 : next + 1;
+    }
+}
+
+/* The output of a chunk, from where V was. By a warp. */
+template <int io, int deep>
+GDN_DEVICE void store_output(const prefill_block<io, deep> &b, const char *from, char *to,
+                             int64_t c, int n_columns)
+{
+    constexpr int bytes = mma_tiles<io>::bytes; /* as many times 16 bytes per row, too */
+    const int     lane = threadIdx.x % 32, part = lane % bytes, n = b.tokens(c);
+    const int     rest = n_columns * bytes - 16 * part;
+    to += c * b.chunk * b.r.out.token + 16 * part;
+    for (int t = lane / bytes; t < n; t += 32 / bytes)
+        if (rest > 0)
+            copy_out(to + t * b.r.out.token, from + t * b.v_row + 16 * part, min(rest, 16),
+                     b.a.out_wide);
+}
+
+/* What a warp of the state keeps from chunk to chunk. */
+template <int io, int deep> struct state_warp {
+    const prefill_block<io, deep>       &b;
+    struct prefill_cursor               &cursor;
+    struct state_part                    part;
+    char                                *out; /* its columns of token 0; NULL: none wanted */
+    typename chunk_work<io, deep>::state S;
+};
+
+/* Checkpoints after tokens of chunk c. */
+template <int io, int deep>
+GDN_DEVICE void leave_checkpoints(state_warp<io, deep> &w, const chunk_work<io, deep> &work,
+                                  const typename chunk_work<io, deep>::tokens &U, int64_t c)
+{
+    const struct gdn_cu_rule &r = w.b.r;
+    while (w.cursor.at <= c * work.chunk + work.vectors->n) {
+        const int64_t n = w.cursor.at - c * work.chunk;
+        if (n > 0 && w.cursor.slot >= 0)
+            work.leave(w.S, U, (int)n,
+                       place_of(r.checkpoints,
+                                w.b.a.by_number & GDN_PREFILL_CHECKPOINTS ? w.cursor.c
+                                                                          : w.cursor.slot,
+                                w.b.head), w.part);
+        set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.shared.checkpoints);
+    }
+}
+
+template <int io, int deep>
+GDN_DEVICE void run_chunk(state_warp<io, deep> &w, const chunk_work<io, deep> &work, int64_t c)
+{
+    typedef mma_tiles<io>                   tiles;
+    typename chunk_work<io, deep>::operands u, weighed;
+    typename chunk_work<io, deep>::tokens   U;
+    typename tiles::taint                   taint = 0;
+    struct spoilt_rows                      spoilt;
+    bool slow = !work.make_r(u, w.S) || tokens_of(work.vectors->dead) != 0;
+    if (slow) {
+        spoilt = work.mend_r(u);
+        renew(w.S);
+    }
+    work.make_u(U, u);
+    if (slow) spoil(U, spoilt, tokens_of(work.vectors->resets));
+    leave_checkpoints(w, work, U, c);
+    work.weigh_u(weighed, U, 0);
+#pragma unroll
+    for (int j = 0; j < work.blocks; j++) {
+        tiles::pack(u[j], U[j]);
+        tiles::collect(taint, u[j]);
+    }
+    if (__any_sync(0xffffffff, tiles::is_tainted(taint)) || slow) {
+        slow   = true;
+        spoilt = work.mend_u(u);
+    }
+    if (w.out) {
+        __syncwarp(); /* all lanes have read V */
+        work.make_o(w.S, u, slow ? &spoilt : NULL);
+    }
+    if (slow && tokens_of(work.vectors->resets))
+        work.template update<true>(w.S, weighed);
+    else
+        work.template update<false>(w.S, weighed);
+    __syncwarp(); /* all lanes have put their output where V was */
+    if (w.out) store_output(w.b, work.out, w.out, c, w.part.V - w.part.v);
+}
+
+/* Where the sequence's state in a pool is; the pool: GDN_PREFILL_... */
+template <int io, int deep>
+GDN_DEVICE struct state_place sequence_place(const prefill_block<io, deep> &b,
+                                             const struct gdn_pool_view &view, int64_t slot, int pool)
+{
+    return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s.row : slot, b.head);
+}
+
+template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, deep> &b)
+{
+    typedef prefill_block<io, deep> block;
+    typedef mma_tiles<io>           tiles;
+    const int            i = threadIdx.x / 32 - b.a.n_aux, column = b.first_column + 16 * i;
+    const bool           active = column < b.r.V;
+    state_warp<io, deep> w = { b, b.shared.cursors[i], { column, b.r.V, b.r.K }, NULL };
+    if (b.r.out.data) w.out = row_at(b.r.out, b.s, 0, b.head) + column * tiles::bytes;
+    load_state(w.S, sequence_place(b, b.r.from, active ? b.s.read : -1, GDN_PREFILL_FROM), w.part);
+    set_cursor(w.cursor, b.shared.checkpoints.first, b.r.batch, b.shared.checkpoints);
+
+    int slot = 0, stage = 0;
+    for (int64_t c = 0; c < b.n_chunks; c++) {
+        chunk_work<io, deep> work;
+        work.k        = shared_address(b.k(stage)) + tiles::lane(block::k_row);
+        work.k_turned = shared_address(b.k(stage)) + tiles::lane_turned(block::k_row);
+        work.q        = work.k + block::k_bytes;
+        work.t        = shared_address(b.t(slot)) + tiles::lane(block::t_row);
+        work.p        = work.t + block::t_bytes;
+        work.out      = b.v(stage) + 16 * i * tiles::bytes;
+        work.v_row    = b.v_row;
+        work.v_turned = shared_address(work.out) + tiles::lane_turned(b.v_row);
+        work.vectors  = &b.gates(slot);
+        barrier_wait(BARRIER_FULL + slot, b.n_full());
+        if (active) run_chunk(w, work, c);
+        if (c + b.a.n_slots < b.n_chunks) barrier_arrive(BARRIER_EMPTY + slot, b.n_empty());
+        slot  = slot + 1 == b.a.n_slots ? 0 : slot + 1;
+        stage = stage + 1 == b.a.n_stages ? 0 : stage + 1;
+    }
+    const struct state_place to =
+        sequence_place(b, b.r.to, active ? b.s.write : -1, GDN_PREFILL_TO);
+    if (!to.data) return;
+#pragma unroll
+    for (int x = 0; x < deep / 16; x++) store_block(w.S[x], to, w.part, 16 * x);
+}
+
+/* ---- A block ----------------------------------------------------------------------------------------------- */
+
+/* Zeros for the block's columns of tokens [from, to), counted as row_at() does. */
+template <int io, int deep>
+GDN_DEVICE void zero_tokens(const prefill_block<io, deep> &b, int64_t from, int64_t to)
+{
+    typedef typename gdn_io<io>::type element;
+    const int n = min(16 * b.a.n_state, b.r.V - b.first_column);
+    for (int64_t t = from + threadIdx.x / 32; t < to; t += blockDim.x / 32) {
+        element *row = (element *)row_at(b.r.out, b.s, t, b.head) + b.first_column;
+        for (int i = threadIdx.x % 32; i < n; i += 32) row[i] = 0;
+    }
+}
+
+template <int io, int deep> GDN_DEVICE void run_prefill(const struct gdn_cu_prefill &a)
+{
+    typedef prefill_block<io, deep> block;
+    typedef mma_tiles<io>           tiles;
+    struct prefill_head            &h = *(struct prefill_head *)gdn_shared;
+
+    /* Blocks of a head, heads, sequences; after the last of those, the tokens of none. */
+    const int64_t each = (int64_t)a.rule.H * a.n_slices, row = blockIdx.x / each;
+    if (threadIdx.x < 32) {
+        const bool        rest = row == a.rule.batch.B;
+        struct gdn_cu_seq s;
+        if (rest)
+            s = read_rest(a.rule.batch);
+        else
+            s = read_sequence(a.rule.batch, row);
+        const struct gdn_cu_checkpoints list = read_checkpoints(a.rule.batch, s);
+        if (threadIdx.x == 0) {
+            h.s           = s;
+            h.checkpoints = list;
+        }
+    }
+    __syncthreads();
+    block b = { a, a.rule, h, h.s };
+    b.head         = (int)(blockIdx.x % each / a.n_slices);
+    b.first_column = (int)(blockIdx.x % a.n_slices) * 16 * a.n_state;
+    b.v_row        = GDN_PREFILL_ROW(16 * a.n_state, tiles::bytes);
+    b.stage_bytes  = 2 * block::k_bytes + block::chunk * b.v_row;
+    b.n_chunks     = (h.s.n_valid + block::chunk - 1) / block::chunk;
+    if (h.s.n_tokens == 0) return;
+
+    if (a.rule.K < deep || a.rule.V - b.first_column < 16 * a.n_state) {
+        const int n = a.n_stages * b.stage_bytes / 16;
+        for (int i = threadIdx.x; i < n; i += blockDim.x)
+            ((uint4 *)b.k(0))[i] = make_uint4(0, 0, 0, 0);
+        __syncthreads();
+    }
+    if ((int)threadIdx.x < 32 * a.n_aux)
+        run_aux(b);
+    else
+        run_state(b);
+    if (!a.rule.out.data || h.s.keep_out) return;
+    zero_tokens(b, -h.s.n_before, 0);
+    zero_tokens(b, h.s.n_valid, h.s.n_tokens - h.s.n_before);
+}
+
+#endif

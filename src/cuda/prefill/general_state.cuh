@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state of one head, 16 value columns of it per warp, as the transposed S^T in registers: 16 x 16
+ * blocks of rows v and columns k. A chunk of tokens is five products of it, none of which needs
+ * another form of what the one before gave:
+ *
+ *     R^T = V^T - from_start S^T K^T        U^T = R^T T^T        O = q_start Q S + P U
+ *     S^T <- decay S^T + (to_end U)^T K
+ *
+ * What is not finite in one token must not reach those before it, but a sum over tokens takes all
+ * of them times zero. So R and U enter products with such elements as zeros, and what they would
+ * have reached is spoiled afterwards, by masks of tokens, and keys that are forgotten do not enter
+ * the last one. That path is taken by warps that need it.
+ */
+#ifndef GDN_CUDA_PREFILL_STATE_CUH
+#define GDN_CUDA_PREFILL_STATE_CUH
+
+#include "cuda/prefill/general_gram.cuh"
+
+/* ---- The state in memory ---------------------------------------------------------------------------- */
+
+/* One head of it in a slot: element (v, k) is at data + v v_step + k k_step. */
+struct state_place {
+    char   *data; /* NULL: zero, or nowhere */
+    int64_t v_step, k_step;
+    int     dtype;
+};
+
+GDN_DEVICE struct state_place place_of(const struct gdn_pool_view &view, int64_t slot, int64_t head)
+{
+    struct state_place p = { NULL, 0, 0, view.dtype };
+    if (!view.data || slot < 0) return p;
+    const int64_t bytes = view.dtype == GDN_F32 ? 4 : 2;
+    p.data              = view.data + pool_at(view, slot, head) * bytes;
+    p.v_step            = view.k_first ? bytes : view.ld * bytes;
+    p.k_step            = view.k_first ? view.ld * bytes : bytes;
+    return p;
+}
+
+/* The same S, which the compiler takes for another: it would keep what a product made of it for the
+ * next one in registers that are needed. By all lanes of a warp. */
+template <int n> GDN_DEVICE void renew(mma_block (&S)[n])
+{
+#pragma unroll
+    for (int i = 0; i < 8 * n; i++) {
+        float &e = S[i / 8][i / 4 % 2][i % 4];
+        e        = __shfl_sync(0xffffffff, e, threadIdx.x % 32);
+    }
+}
+
+/* What part of the state a warp has: columns from v on; K and V. */
+struct state_part {
+    int v, V, K;
+};
+
+template <int dtype, int n>
+GDN_DEVICE void load_blocks(mma_block (&S)[n], const struct state_place &p,
+                            const struct state_part &part)
+{
+    typedef typename gdn_io<dtype>::type element;
+#pragma unroll
+    for (int x = 0; x < n; x++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int v = part.v + block_row(i % 4), k = 16 * x + block_column(i / 4, i);
+            if (v < part.V && k < part.K)
+                S[x][i / 4][i % 4] =
+                    gdn_io<dtype>::load((const element *)(p.data + v * p.v_step + k * p.k_step));
+        }
+}
+
+template <int n>
+GDN_DEVICE void load_state(mma_block (&S)[n], const struct state_place &p,
+                           const struct state_part &part)
+{
+#pragma unroll
+    for (int i = 0; i < 8 * n; i++) S[i / 8][i / 4 % 2][i % 4] = 0;
+    if (!p.data) return;
+    switch (p.dtype) {
+    case GDN_F32: load_blocks<GDN_F32>(S, p, part); break;
+    case GDN_BF16: load_blocks<GDN_BF16>(S, p, part); break;
+    default: load_blocks<GDN_F16>(S, p, part); break;
+    }
+}
+
+/* Columns of k from `k` on. */
+GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
+                            const struct state_part &part, int k)
+{
+    for (int i = 0; i < 8; i++) {
+        const int v = part.v + block_row(i % 4), c = k + block_column(i / 4, i);
+        if (v < part.V && c < part.K)
+            store_float(p.data + v * p.v_step + c * p.k_step, 0, p.dtype, x[i / 4][i % 4]);
+    }
+}
+
+/* ---- Sequences and checkpoints ---------------------------------------------------------------------- */
+
+/* What follows the last sequence, as a sequence without tokens that count. */
+GDN_DEVICE struct gdn_cu_seq read_rest(const struct gdn_cu_batch &b)
+{
+    struct gdn_cu_seq s = {};
+    s.first    = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
+    s.n_tokens = b.N - s.first;
+    s.read = s.write = -1;
+    s.padding        = true;
+    return s;
+}
+
+/* The next checkpoint of a warp, number c: the state after `at` tokens, to `slot`. */
+struct prefill_cursor {
+    int64_t c, at, slot;
+};
+
+/* The next checkpoint becomes number c. By a warp. */
+GDN_DEVICE void set_cursor(struct prefill_cursor &cursor, int64_t c, const struct gdn_cu_batch &b,
+                           const struct gdn_cu_checkpoints &list)
+{
+    int64_t at = INT64_MAX, slot = -1;
+    if (c < list.end) at = checkpoint_at(b, list, c, slot);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) cursor = { c, at, slot };
+    __syncwarp();
+}
+
+/* ---- What is not finite ------------------------------------------------------------------------------- */
+
+/* Tokens that spoil rows g and g + 8 of blocks of columns of tokens. */
+struct spoilt_rows {
+    token_mask row[2];
+};
+
+/* Zeros for what is not finite in column block j, and where it was. */
+GDN_DEVICE void take_spoilt(struct spoilt_rows &s, mma_block &x, int j)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float &e = x[i / 4][i % 4];
+        if (is_finite(e)) continue;
+        s.row[i % 4 / 2] |= (token_mask)1 << (16 * j + block_column(i / 4, i));
+        e = 0;
+    }
+}
+
+/* What the lanes of a row have found. By all lanes of a warp. */
+GDN_DEVICE void share_spoilt(struct spoilt_rows &s)
+{
+    for (int step = 1; step < 4; step *= 2)
+        for (int r = 0; r < 2; r++) s.row[r] |= __shfl_xor_sync(0xffffffff, s.row[r], step);
+}
+
+/* NaN for what sees a spoilt token; columns are tokens. */
+template <int n>
+GDN_DEVICE void spoil(mma_block (&x)[n], const struct spoilt_rows &s, token_mask resets)
+{
+    for (int i = 0; i < 8 * n; i++) {
+        const int t = i / 8 * 16 + block_column(i / 4 % 2, i);
+        if (s.row[i % 4 / 2] & tokens_seen(resets, t))
+            x[i / 8][i / 4 % 2][i % 4] = __int_as_float(0x7fffffff);
+    }
+}
+
+/* The same in row block i, whose rows are tokens and whose columns are those rows. By all lanes of a
+ * warp. */
+GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, token_mask resets)
+{
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        const int        h = c / 2, lane = (threadIdx.x % 4 * 2 + c % 2) * 4;
+        const token_mask tokens = __shfl_sync(0xffffffff, s.row[h], lane);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (tokens & tokens_seen(resets, 16 * i + block_row(2 * r)))
+                x[h][2 * r + c % 2] = __int_as_float(0x7fffffff);
+    }
+}
+
+/* ---- One chunk ------------------------------------------------------------------------------------------ */
+
+/* Where the tiles of a chunk are, as a warp reads them, and what it does with them. */
+template <int io, int deep> struct chunk_work {
+    typedef mma_tiles<io>           tiles;
+    typedef typename tiles::operand operand;
+    static constexpr int  chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
+    static constexpr int  k_row = GDN_PREFILL_ROW(deep, tiles::bytes);
+    static constexpr int  t_row = GDN_PREFILL_ROW(chunk, tiles::bytes);
+    typedef mma_block     state[deep / 16];
+    typedef mma_block     tokens[blocks];   /* one column block each, or row block */
+    typedef operand       operands[blocks];
+
+    uint32_t k, k_turned, q, t, p; /* of this lane */
+    uint32_t v_turned;             /* ... and of the warp's columns */
+    int      v_row;
+    char    *out; /* the same columns of V, where the output goes when V is done with */
+    const chunk_vectors<chunk> *vectors;
+
+    __device__ __forceinline__ bool make_r(operands &r, const state &S) const;
+    __device__ __forceinline__ struct spoilt_rows mend_r(operands &r) const;
+    __device__ __forceinline__ struct spoilt_rows mend_u(operands &u) const;
+    __device__ __forceinline__ void make_u(tokens &U, const operands &r) const;
+    __device__ __forceinline__ void make_o(const state &S, const operands &u,
+                                           const struct spoilt_rows *spoilt) const;
+    __device__ __forceinline__ void weigh_u(operands &w, const tokens &U, int n) const;
+    template <bool mends>
+    __device__ __forceinline__ void update(state &S, const operands &w) const;
+    __device__ __forceinline__ void leave(const state &S, const tokens &U, int n,
+                                          const struct state_place &to,
+                                          const struct state_part  &part) const;
+
+    /* Row block j, column block x of a tile. */
+    static __device__ __forceinline__ uint32_t at(uint32_t tile, int row, int j, int x)
+    {
+        return tile + 16 * j * row + 16 * x * tiles::bytes;
+    }
+};
+
+template <int n> GDN_DEVICE void clear_blocks(mma_block (&x)[n])
+{
+#pragma unroll
+    for (int i = 0; i < 8 * n; i++) x[i / 8][i / 4 % 2][i % 4] = 0;
+}
+
+/* R^T; is all of it finite? */
+template <int io, int deep>
+__device__ __forceinline__ bool chunk_work<io, deep>::make_r(operands &r, const state &S) const
+{
+    tokens                x;
+    operand               s, m;
+    typename tiles::taint taint = 0;
+    clear_blocks(x);
+#pragma unroll
+    for (int y = 0; y < deep / 16; y++) {
+        tiles::pack(s, S[y]);
+#pragma unroll
+        for (int j = 0; j < blocks; j++) {
+            tiles::load(m, at(k, k_row, j, y), k_row);
+            tiles::multiply(x[j], s, m);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < blocks; j++) {
+        mma_block v;
+        tiles::load_turned(m, at(v_turned, v_row, j, 0), v_row);
+        tiles::unpack(v, m);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 f = *(const float2 *)(vectors->from_start + 16 * j + block_column(h, 0));
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[j][h][e] = fmaf(-(e % 2 ? f.y : f.x), x[j][h][e], v[h][e]);
+        }
+        tiles::pack(r[j], x[j]);
+        tiles::collect(taint, r[j]);
+    }
+    return !__any_sync(0xffffffff, tiles::is_tainted(taint));
+}
+
+/* R^T with zeros for what is not finite; behind a token that forgets it is V^T whatever S holds. */
+template <int io, int deep>
+__device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(operands &r) const
+{
+    const token_mask   resets = tokens_of(vectors->resets), dead = tokens_of(vectors->dead);
+    struct spoilt_rows s      = { { 0, 0 } };
+    operand            m;
+#pragma unroll
+    for (int j = 0; j < blocks; j++) {
+        mma_block v, x;
+        tiles::load_turned(m, at(v_turned, v_row, j, 0), v_row);
+        tiles::unpack(v, m);
+        tiles::unpack(x, r[j]);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (are_parted(resets, -1, 16 * j + block_column(i / 4, i)))
+                x[i / 4][i % 4] = v[i / 4][i % 4];
+        take_spoilt(s, x, j);
+        tiles::pack(r[j], x);
+    }
+    share_spoilt(s);
+    for (int i = 0; i < 2; i++) s.row[i] |= dead;
+    return s;
+}
+
+/* U^T. */
+template <int io, int deep>
+__device__ __forceinline__ void chunk_work<io, deep>::make_u(tokens &U, const operands &r) const
+{
+    operand m;
+    clear_blocks(U);
+#pragma unroll
+    for (int j = 0; j < blocks; j++)
+#pragma unroll
+        for (int i = j; i < blocks; i++) {
+            tiles::load(m, at(t, t_row, i, j), t_row);
+            tiles::multiply(U[i], r[j], m);
+        }
+}
+
+/* U^T with zeros for what is not finite. */
+template <int io, int deep>
+__device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(operands &u) const
+{
+    struct spoilt_rows s = { { 0, 0 } };
+#pragma unroll
+    for (int j = 0; j < blocks; j++) {
+        mma_block x;
+        tiles::unpack(x, u[j]);
+        take_spoilt(s, x, j);
+        tiles::pack(u[j], x);
+    }
+    share_spoilt(s);
+    return s;
+}
+
+/* The output of the chunk, to where V was; u is U^T. spoilt: NULL where all was finite. */
+template <int io, int deep>
+__device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, const operands &u,
+                                                             const struct spoilt_rows *spoilt) const
+{
+    tokens  o;
+    operand s, m;
+    clear_blocks(o);
+#pragma unroll
+    for (int x = 0; x < deep / 16; x++) {
+        tiles::pack(s, S[x]);
+#pragma unroll
+        for (int i = 0; i < blocks; i++) {
+            tiles::load(m, at(q, k_row, i, x), k_row);
+            tiles::multiply(o[i], m, s);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < blocks; i++) {
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            float      &y = o[i][e / 4][e % 4];
+            const float f = vectors->q_start[16 * i + block_row(e % 4)];
+            y             = spoilt && f == 0 ? 0 : f * y;
+        }
+#pragma unroll
+        for (int j = 0; j <= i; j++) {
+            tiles::load(m, at(p, t_row, i, j), t_row);
+            tiles::multiply(o[i], m, u[j]);
+        }
+        if (spoilt) spoil_turned(o[i], i, *spoilt, tokens_of(vectors->resets));
+#pragma unroll
+        for (int e = 0; e < 8; e += 2)
+            tiles::store_pair(out + (16 * i + block_row(e % 4)) * v_row +
+                                  block_column(e / 4, 0) * tiles::bytes,
+                              o[i][e / 4][e % 4], o[i][e / 4][e % 4 + 1]);
+    }
+}
+
+/* How the first n tokens of a chunk end, as write_gates() has it for all of them: the factor of u
+ * of token t in the state after them, and of the state before. */
+template <int chunk>
+GDN_DEVICE float end_factor(const chunk_vectors<chunk> &v, int t, int n)
+{
+    if (t >= n || are_parted(tokens_of(v.resets), t, n - 1)) return 0;
+    return ex2_approx(v.G[n - 1] - v.G[t]) * v.k_scale[t];
+}
+template <int chunk> GDN_DEVICE float end_decay(const chunk_vectors<chunk> &v, int n)
+{
+    return are_parted(tokens_of(v.resets), -1, n - 1) ? 0 : ex2_approx(v.G[n - 1]);
+}
+
+/* (to_end U)^T, for the state after the first n tokens; 0: after the chunk. */
+template <int io, int deep>
+__device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const tokens &U,
+                                                              int n) const
+{
+#pragma unroll
+    for (int j = 0; j < blocks; j++) {
+        mma_block x;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int y = 16 * j + block_column(h, 0);
+            float2    f;
+            if (n == 0)
+                f = *(const float2 *)(vectors->to_end + y);
+            else
+                f = make_float2(end_factor(*vectors, y, n), end_factor(*vectors, y + 1, n));
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float factor = e % 2 ? f.y : f.x;
+                x[h][e]            = factor == 0 ? 0 : factor * U[j][h][e];
+            }
+        }
+        tiles::pack(w[j], x);
+    }
+}
+
+/* decay S, zero by selection (G7). */
+GDN_DEVICE void decay_block(mma_block &S, float decay)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) S[i / 4][i % 4] = decay == 0 ? 0 : decay * S[i / 4][i % 4];
+}
+
+/* S after the chunk. mends: without the keys that are forgotten, which may not be finite. */
+template <int io, int deep>
+template <bool mends>
+__device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const operands &w) const
+{
+    operand     m;
+    const float decay = vectors->decay;
+    const int   first = mends ? first_seen(tokens_of(vectors->resets), chunk - 1) : 0;
+    if (decay == 1 && !tokens_of(vectors->writers)) return; /* every bit stays (G9) */
+#pragma unroll
+    for (int x = 0; x < deep / 16; x++) decay_block(S[x], decay);
+#pragma unroll
+    for (int j = 0; j < blocks; j++)
+#pragma unroll
+        for (int x = 0; x < deep / 16; x++) {
+            tiles::load_turned(m, at(k_turned, k_row, j, x), k_row);
+            if (mends) tiles::keep_columns(m, first - 16 * j, 16);
+            tiles::multiply(S[x], w[j], m);
+        }
+}
+
+/* The state after the first n tokens of the chunk, as a call leaves it that ends there. */
+template <int io, int deep>
+__device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, const tokens &U, int n,
+                                                            const struct state_place &to,
+                                                            const struct state_part  &part) const
+{
+    operands    w;
+    operand     m;
+    const float decay = end_decay(*vectors, n);
+    const int   first = first_seen(tokens_of(vectors->resets), n - 1);
+    const bool  idle  = decay == 1 && !(tokens_of(vectors->writers) & tokens_below(n));
+    weigh_u(w, U, n);
+#pragma unroll
+    for (int x = 0; x < deep / 16; x++) {
+        mma_block after;
+#pragma unroll
+        for (int i = 0; i < 8; i++) after[i / 4][i % 4] = S[x][i / 4][i % 4];
+        if (!idle) {
+            decay_block(after, decay);
+#pragma unroll
+            for (int j = 0; j < blocks; j++) {
+                tiles::load_turned(m, at(k_turned, k_row, j, x), k_row);
+                tiles::keep_columns(m, first - 16 * j, n - 16 * j);
+                tiles::multiply(after, w[j], m);
+            }
+        }
+        store_block(after, to, part, 16 * x);
+    }
+}
+
+/* ---- Output ----------------------------------------------------------------------------------------------- */
+
+/* `bytes`, at most 16, from shared memory; wide: how many may move at once. */
+GDN_DEVICE void copy_out(char *to, const char *from, int bytes, int wide)
+{
+    if (wide == 16 && bytes == 16) {
+        *(uint4 *)to = *(const uint4 *)from;
+        return;
+    }
+    const bool words = wide >= 4 && bytes % 4 == 0;
+    for (int i = 0; words && i < bytes; i += 4)
+        *(uint32_t *)(to + i) = *(const uint32_t *)(from + i);
+    for (int i = 0; !words && i < bytes; i += 2)
+        *(uint16_t *)(to + i) = *(const uint16_t *)(from + i);
+}
+
+#endif

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_prefill in chunks with states of 8 bits, see q8.cu. */
+#include "cuda/driver/backend.h"
+#include "cuda/prefill/general.h"
+#include "core/tensor_check.h"
+
+enum { MOST_SLICES = 64 }; /* that share the checkpoints of a sequence */
+
+/* float32, one after the other, v by v. */
+static struct gdn_pool_view wide_view(const struct gdn_cu_rule *r, char *data)
+{
+    const int64_t head = (int64_t)r->K * r->V;
+    return (struct gdn_pool_view){
+        .data = data, .dtype = GDN_F32, .slot = r->H * head, .head = head, .ld = r->K
+    };
+}
+
+/* Checkpoints that a call may leave, whatever its batch holds. */
+static int64_t count_checkpoints(const struct gdn_cu_rule *r)
+{
+    const struct gdn_cu_batch *b = &r->batch;
+    if (!r->checkpoints.scales || b->checkpoint_pool < 0) return 0;
+    if (b->checkpoint_starts.data || b->n_checkpoints < b->N / b->checkpoint_every)
+        return b->n_checkpoints;
+    return b->N / b->checkpoint_every;
+}
+
+/* Where the float32 states are, of sequences and of checkpoints, and what the chunks need. */
+static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, char **checkpoints,
+                      char **rest, char *memory)
+{
+    const size_t state = (size_t)r->H * (size_t)r->K * (size_t)r->V * sizeof(float);
+    const struct gdn_room rooms[] = {
+        { states, r->from.scales || r->to.scales ? (size_t)r->batch.B * state : 0 },
+        { checkpoints, (size_t)count_checkpoints(r) * state },
+        { rest, more },
+    };
+    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+}
+
+size_t gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                    struct gdn_cuda_wish wish)
+{
+    char *states, *checkpoints, *rest;
+    return lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, wish), &states, &checkpoints, &rest,
+                   NULL);
+}
+
+static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel,
+                         const struct gdn_cu_prefill_eight *a, int64_t n_slices, void *stream)
+{
+    const struct gdn_cuda_call call = {
+        .kernel = kernel,
+        .grid   = { a->rule.batch.B * a->rule.H * a->n_parts, n_slices, 1 },
+        .stream = stream,
+        .args   = a,
+    };
+    return gdn_cuda_launch(ctx, &call);
+}
+
+gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                  struct gdn_cuda_wish wish, void *memory, void *stream)
+{
+    char                  *states, *checkpoints, *rest;
+    struct gdn_cu_rule     inner = *r;
+    struct gdn_cuda_chunks how   = { .wish = wish };
+    struct gdn_cuda_ran    ran   = { .n = 0 };
+    lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, wish), &states, &checkpoints, &rest, memory);
+    how.memory = rest;
+    if (r->checkpoints.scales) inner.batch.n_checkpoints = count_checkpoints(r);
+    struct gdn_cu_prefill_eight a = { .rule = *r };
+    a.rule.batch = inner.batch;
+    a.n_parts    = (r->V + GDN_PREFILL_EIGHT_COLUMNS - 1) / GDN_PREFILL_EIGHT_COLUMNS;
+    if (r->from.scales) {
+        a.from = inner.from = wide_view(r, states), how.by_number |= GDN_PREFILL_FROM;
+        ran.kernels[ran.n++] = GDN_CU_prefill_eight_load;
+        TRY(launch(ctx, GDN_CU_prefill_eight_load, &a, 1, stream));
+    }
+    if (r->to.scales) a.to = inner.to = wide_view(r, states), how.by_number |= GDN_PREFILL_TO;
+    if (r->checkpoints.scales) {
+        a.checkpoints = inner.checkpoints = wide_view(r, checkpoints);
+        how.by_number |= GDN_PREFILL_CHECKPOINTS;
+    }
+    TRY(gdn_cuda_prefill_chunks(ctx, &inner, &how, &ran, stream));
+    if (a.to.data || a.checkpoints.data) {
+        const int64_t slices = count_checkpoints(r) < 1 ? 1 : count_checkpoints(r);
+        ran.kernels[ran.n++] = GDN_CU_prefill_eight_store;
+        TRY(launch(ctx, GDN_CU_prefill_eight_store, &a, slices < MOST_SLICES ? slices : MOST_SLICES,
+                   stream));
+    }
+    return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
+}

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * States of 8 bits before and after the chunks, which work on float32 ones in the workspace: one for
+ * each sequence, one for each checkpoint. A block has 32 columns of one head.
+ */
+#include "cuda/device/q8.cuh"
+#include "cuda/prefill/general.h"
+#include "cuda/device/rule.cuh"
+
+enum {
+    THREADS   = 256,
+    COLUMNS   = GDN_PREFILL_EIGHT_COLUMNS,
+    LANES     = THREADS / COLUMNS, /* of a column */
+    MOST_KEYS = 256,
+};
+
+struct eight_shared {
+    float                     x[COLUMNS][MOST_KEYS + 1];
+    struct eight_scale        scales[COLUMNS];
+    uint32_t                  key[COLUMNS];
+};
+
+/* What a block has: columns v to v + n - 1. */
+struct eight_part {
+    int64_t row;
+    int     head, v, n, K;
+};
+
+GDN_DEVICE struct eight_part find_part(const struct gdn_cu_prefill_eight &a)
+{
+    struct eight_part p;
+    p.row  = blockIdx.x / a.n_parts / a.rule.H;
+    p.head = (int)(blockIdx.x / a.n_parts % a.rule.H);
+    p.v    = (int)(blockIdx.x % a.n_parts) * COLUMNS;
+    p.n    = min((int)COLUMNS, a.rule.V - p.v);
+    p.K    = a.rule.K;
+    return p;
+}
+
+/* Those columns in a slot: element (v, k), and their scales. */
+struct eight_place {
+    char   *data;
+    int64_t v_step, k_step; /* in elements */
+    float  *scales;
+    bool    k_first;
+};
+
+GDN_DEVICE struct eight_place place_of(const struct gdn_pool_view &view, int64_t slot,
+                                       const struct eight_part &p)
+{
+    struct eight_place at;
+    at.v_step  = view.k_first ? 1 : view.ld;
+    at.k_step  = view.k_first ? view.ld : 1;
+    at.data    = view.data + (pool_at(view, slot, p.head) + p.v * at.v_step) *
+                              state_bytes(view.dtype);
+    at.scales  = view.scales + slot * view.scales_slot + p.head * view.scales_head + p.v;
+    at.k_first = view.k_first;
+    return at;
+}
+
+/* Element i of the columns in the order of memory. */
+GDN_DEVICE int column_of(const struct eight_part &p, bool k_first, int i)
+{
+    return k_first ? i % p.n : i / p.K;
+}
+GDN_DEVICE int key_of(const struct eight_part &p, bool k_first, int i)
+{
+    return k_first ? i / p.n : i % p.K;
+}
+
+/* ---- States as they were read --------------------------------------------------------------- */
+
+/* The sequence, its checkpoints, and with how many tokens it begins that change nothing (G9). */
+struct eight_sequence {
+    struct gdn_cu_seq         s;
+    struct gdn_cu_checkpoints checkpoints;
+    int64_t                   n_idle;
+};
+
+/* By all threads; -1: nothing of 8 bits was read. */
+GDN_DEVICE int64_t count_idle(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int head)
+{
+    __shared__ int left; /* of THREADS tokens, from the first that changes something on */
+    if (s.read < 0 || !r.from.scales) return -1;
+    for (int64_t first = 0; first < s.n_valid; first += THREADS) {
+        const int64_t t       = first + threadIdx.x;
+        const bool    changes = t < s.n_valid && (load_gate(r, s, t, head, true) != 1 ||
+                                               load_beta(r, s, t, head) != 0);
+        if (!__syncthreads_or(changes)) continue;
+        if (threadIdx.x == 0) left = 0;
+        __syncthreads();
+        if (changes) atomicMax(&left, THREADS - (int)threadIdx.x);
+        __syncthreads();
+        return first + THREADS - left;
+    }
+    return s.n_valid;
+}
+
+GDN_DEVICE void read_eight(struct eight_sequence &q, const struct gdn_cu_prefill_eight &a,
+                           const struct eight_part &p)
+{
+    const struct gdn_cu_batch &b = a.rule.batch;
+    if (threadIdx.x < 32) {
+        const struct gdn_cu_seq         s    = read_sequence(b, p.row);
+        const struct gdn_cu_checkpoints list = read_checkpoints(b, s);
+        if (threadIdx.x == 0) {
+            q.s           = s;
+            q.checkpoints = list;
+        }
+    }
+    __syncthreads();
+    const int64_t n = q.s.n_tokens ? count_idle(a.rule, q.s, p.head) : 0;
+    if (threadIdx.x == 0) q.n_idle = n;
+    __syncthreads();
+}
+
+/* Is the state after n tokens, as the pool has it, what was read? */
+GDN_DEVICE bool is_kept(const struct eight_sequence &q, const struct gdn_cu_rule &r,
+                        const struct gdn_pool_view &view, int64_t n)
+{
+    return n <= q.n_idle && r.from.dtype == view.dtype;
+}
+
+/* Bit for bit, with the scales, between pools of one dtype. */
+GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_place &from,
+                           const struct eight_part &p)
+{
+    if (to.data == from.data) return;
+    for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
+        const int v = column_of(p, to.k_first, i), k = key_of(p, to.k_first, i);
+        to.data[v * to.v_step + k * to.k_step] = from.data[v * from.v_step + k * from.k_step];
+    }
+    if ((int)threadIdx.x < p.n) to.scales[threadIdx.x] = from.scales[threadIdx.x];
+}
+
+/* All that is kept, before anything is written where it was read. */
+GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_eight &a, const struct eight_sequence &q,
+                          const struct eight_part &p)
+{
+    const struct gdn_cu_rule &r    = a.rule;
+    const struct eight_place  from = place_of(r.from, q.s.read, p);
+    for (int64_t c = q.checkpoints.first; r.checkpoints.scales && c < q.checkpoints.end; c++) {
+        int64_t       slot;
+        const int64_t n = checkpoint_at(r.batch, q.checkpoints, c, slot);
+        if (!is_kept(q, r, r.checkpoints, n)) break;
+        if (slot >= 0 && n > 0) copy_codes(place_of(r.checkpoints, slot, p), from, p);
+    }
+    if (r.to.scales && q.s.write >= 0 && is_kept(q, r, r.to, q.s.n_valid))
+        copy_codes(place_of(r.to, q.s.write, p), from, p);
+}
+
+/* ---- Before ---------------------------------------------------------------------------------- */
+
+GDN_DEVICE void prefill_eight_load(const struct gdn_cu_prefill_eight &a)
+{
+    __shared__ struct eight_sequence q;
+    const struct eight_part          p = find_part(a);
+    read_eight(q, a, p);
+    if (q.s.n_tokens == 0 || q.s.read < 0) return;
+    const struct eight_place from = place_of(a.rule.from, q.s.read, p);
+    const struct eight_place to   = place_of(a.from, p.row, p);
+    for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
+        const int     v = column_of(p, from.k_first, i), k = key_of(p, from.k_first, i);
+        const uint8_t code = from.data[v * from.v_step + k * from.k_step];
+        ((float *)to.data)[v * to.v_step + k * to.k_step] =
+            eight_value(code, a.rule.from.dtype) * from.scales[v];
+    }
+    copy_kept(a, q, p);
+}
+
+/* ---- After ----------------------------------------------------------------------------------- */
+
+/* The scale of each column, by threads that follow each other. */
+GDN_DEVICE void make_scales(struct eight_shared &sh, const struct gdn_pool_view &view,
+                            const struct eight_part &p, int64_t n_tokens)
+{
+    const int v = threadIdx.x / LANES;
+    uint32_t  largest = 0;
+    for (int k = threadIdx.x % LANES; k < p.K && v < p.n; k += LANES)
+        largest = max(largest, magnitude(sh.x[v][k]));
+    for (int step = 1; step < LANES; step *= 2)
+        largest = max(largest, __shfl_xor_sync(0xffffffff, largest, step));
+    sh.scales[v] = eight_scale_of(largest, view.dtype);
+    sh.key[v]    = view.random ? eight_key(view.seed, n_tokens, p.head, p.v + v) : 0;
+}
+
+/* A float32 state of the workspace, after n_tokens, to a slot. */
+GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view &view, int64_t slot,
+                            const struct gdn_pool_view &wide, int64_t number,
+                            const struct eight_part &p, int64_t n_tokens)
+{
+    const struct eight_place to = place_of(view, slot, p), from = place_of(wide, number, p);
+    for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
+        const int v = i / p.K, k = i % p.K;
+        sh.x[v][k]  = ((const float *)from.data)[v * from.v_step + k * from.k_step];
+    }
+    __syncthreads();
+    make_scales(sh, view, p, n_tokens);
+    __syncthreads();
+    for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
+        const int v = column_of(p, to.k_first, i), k = key_of(p, to.k_first, i);
+        to.data[v * to.v_step + k * to.k_step] =
+            (char)eight_code(sh.x[v][k], sh.scales[v].inverse, eight_draw(sh.key[v], k),
+                             view.random, view.dtype);
+    }
+    if ((int)threadIdx.x < p.n) to.scales[threadIdx.x] = sh.scales[threadIdx.x].scale;
+    __syncthreads(); /* before the next one */
+}
+
+/* The final state, and checkpoints, but for those that copy_kept() has left; blocks with the same x
+ * share those of a sequence. */
+GDN_DEVICE void prefill_eight_store(const struct gdn_cu_prefill_eight &a)
+{
+    __shared__ struct eight_shared   sh;
+    __shared__ struct eight_sequence q;
+    const struct gdn_cu_rule        &r = a.rule;
+    const struct eight_part          p = find_part(a);
+    read_eight(q, a, p);
+    if (q.s.n_tokens == 0) return;
+    for (int64_t c = q.checkpoints.first + blockIdx.y; a.checkpoints.data && c < q.checkpoints.end;
+         c += gridDim.y) {
+        int64_t       slot;
+        const int64_t n = checkpoint_at(r.batch, q.checkpoints, c, slot);
+        if (slot >= 0 && n > 0 && n <= q.s.n_valid && !is_kept(q, r, r.checkpoints, n))
+            store_codes(sh, r.checkpoints, slot, a.checkpoints, c, p, n);
+    }
+    if (a.to.data && blockIdx.y == 0 && q.s.write >= 0 && !is_kept(q, r, r.to, q.s.n_valid))
+        store_codes(sh, r.to, q.s.write, a.to, p.row, p, q.s.n_valid);
+}
+
+#define GDN_IMAGE_prefill_eight GDN_THIS_IMAGE
+#define GDN_KERNEL_prefill_eight(threads, shared, what)                                       \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
+        gdn_prefill_eight_##what(const __grid_constant__ struct gdn_cu_prefill_eight a)       \
+    {                                                                                         \
+        prefill_eight_##what(a);                                                              \
+    }
+#include "cuda/driver/kernels.cuh"

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a call of gdn_prefill is cut into blocks of threads; see general.cuh. */
+#include "cuda/driver/backend.h"
+#include "cuda/prefill/general.h"
+#include "core/tensor_check.h"
+
+enum { COLUMNS = 16, AUX_WARPS = 4 };
+
+/* A kernel: deep is the largest K, warps the most of a block. */
+struct form {
+    enum gdn_kernel_id kernel;
+    int                dtype, deep, warps;
+};
+
+static struct form find_form(int dtype, int K)
+{
+#define DEPTHS(family) { GDN_CU_##family##_64, GDN_CU_##family##_128, GDN_CU_##family##_256 }
+    static const enum gdn_kernel_id kernels[][3] = {
+        [GDN_F32]  = DEPTHS(prefill_f32),
+        [GDN_BF16] = DEPTHS(prefill_bf16),
+        [GDN_F16]  = DEPTHS(prefill_f16),
+    };
+    const int                size   = K <= 64 ? 0 : K <= 128 ? 1 : 2;
+    const enum gdn_kernel_id kernel = kernels[dtype][size];
+    return (struct form){ kernel, dtype, 64 << size, gdn_cuda_kernel_threads(kernel) / 32 };
+}
+
+/* How many bytes of its rows move at once: as many as data and steps are aligned to. */
+static int32_t width_of(const struct gdn_rows *r)
+{
+    const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
+                         (uint64_t)r->head | 16;
+    return (int32_t)(all & (~all + 1));
+}
+
+/*
+ * Warps with the state: few make more blocks, of which each does T and P once more. The costs of a
+ * chunk by that number are estimates; what counts is the sum over the waves of blocks.
+ */
+static void cut_columns(struct gdn_cu_prefill *p, const struct form *f, int64_t n_heads,
+                        int sm_count)
+{
+    static const int cost[] = { 0, 10, 10, 12, 13, 16, 19, 21, 24 };
+    const int        groups = (p->rule.V + COLUMNS - 1) / COLUMNS, most = f->warps - AUX_WARPS;
+    int64_t          best   = INT64_MAX;
+    for (int n = most < 8 ? most : 8; n > 0; n /= 2) {
+        const int     slices = (groups + n - 1) / n;
+        const int64_t waves  = (n_heads * slices + sm_count - 1) / sm_count;
+        if (waves * cost[n] >= best) continue;
+        best        = waves * cost[n];
+        p->n_state  = n;
+        p->n_slices = slices;
+    }
+    if (p->n_state > groups) p->n_state = groups;
+    p->n_aux = p->n_state + 2 * AUX_WARPS <= f->warps ? 2 * AUX_WARPS : AUX_WARPS;
+}
+
+/* As many stages as fit, and slots with them. The bytes of shared memory; 0: none fits. */
+static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int shared_most)
+{
+    static const struct { int stages, slots; } rings[] = { { 3, 2 }, { 2, 2 }, { 2, 1 }, { 1, 1 } };
+    const int bytes = (int)gdn_dtype_bytes(f->dtype), chunk = GDN_PREFILL_CHUNK(bytes, f->deep);
+    for (size_t i = 0; i < sizeof rings / sizeof *rings; i++) {
+        const int needed = GDN_PREFILL_HEAD_BYTES + GDN_PREFILL_SOLVE_BYTES(chunk) +
+                           rings[i].slots * GDN_PREFILL_SLOT_BYTES(chunk, bytes) +
+                           rings[i].stages *
+                               GDN_PREFILL_STAGE_BYTES(chunk, bytes, f->deep, p->n_state);
+        p->n_stages = rings[i].stages;
+        p->n_slots  = rings[i].slots;
+        if (needed <= shared_most) return (size_t)needed;
+    }
+    return 0;
+}
+
+gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream)
+{
+    if (gdn_cuda_prefill_hopper_takes(ctx, rule))
+        return gdn_cuda_prefill_hopper(ctx, rule, how, ran, stream);
+    const struct form     f = find_form(rule->q.dtype, rule->K);
+    struct gdn_cu_prefill p = { .rule = *rule, .by_number = how->by_number };
+    p.q_wide   = width_of(&rule->q);
+    p.k_wide   = width_of(&rule->k);
+    p.v_wide   = width_of(&rule->v);
+    p.out_wide = width_of(&rule->out);
+    cut_columns(&p, &f, rule->batch.B * rule->H, ctx->cuda->sm_count);
+    size_t shared = cut_memory(&p, &f, ctx->cuda->shared_most);
+    while (!shared && p.n_state > 1) {
+        p.n_state /= 2;
+        p.n_slices = (rule->V + COLUMNS * p.n_state - 1) / (COLUMNS * p.n_state);
+        shared     = cut_memory(&p, &f, ctx->cuda->shared_most);
+    }
+    const struct gdn_cuda_call call = {
+        .kernel = f.kernel,
+        .grid   = { (rule->batch.B + (rule->out.data && rule->batch.cu_seqlens.data)) * rule->H *
+                        p.n_slices, 1, 1 },
+        .n_threads    = 32 * (p.n_aux + p.n_state),
+        .shared_bytes = shared,
+        .stream       = stream,
+        .args         = &p,
+    };
+    ran->kernels[ran->n++] = call.kernel;
+    return gdn_cuda_launch(ctx, &call);
+}
+
+static bool has_scales(const struct gdn_cu_rule *rule)
+{
+    return rule->from.scales || rule->to.scales || rule->checkpoints.scales;
+}
+
+size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                              struct gdn_cuda_wish wish)
+{
+    return has_scales(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, wish)
+                            : gdn_cuda_prefill_hopper_bytes(ctx, rule, wish);
+}
+
+gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                            struct gdn_cuda_wish wish, void *memory, void *stream)
+{
+    const struct gdn_cuda_chunks how = { .memory = memory, .wish = wish };
+    struct gdn_cuda_ran          ran = { .n = 0 };
+    if (has_scales(rule)) return gdn_cuda_prefill_eight(ctx, rule, wish, memory, stream);
+    TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
+    return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_prefill on Hopper: what its host part and its kernels agree on. */
+#ifndef GDN_CUDA_PREFILL_HOPPER_H
+#define GDN_CUDA_PREFILL_HOPPER_H
+
+#include "cuda/driver/args.h"
+
+#ifdef __cplusplus
+#define GDN_CU_ALIGNED(bytes) alignas(bytes)
+#else
+#define GDN_CU_ALIGNED(bytes) _Alignas(bytes)
+#endif
+
+/* CUtensorMap */
+struct gdn_cu_map {
+    GDN_CU_ALIGNED(64) uint64_t words[16];
+};
+
+/* Columns of a head's state that a block of segments.cu has; what is known of a segment's
+ * M: identity, zero. */
+enum { GDN_SEGMENT_COLUMNS = 8 };
+enum { GDN_SEGMENT_IDLE = 1, GDN_SEGMENT_FORGETS = 2 };
+
+/* A sequence as segments (segments.cuh): the tokens of the first, INT64_MAX: all of them,
+ * and of those after it, both multiples of 64. */
+struct gdn_cu_segments {
+    int64_t   first, each;
+    float    *states, *M; /* [units][H][V][K], [units][H][K][K]; states NULL: there are none */
+    uint32_t *marks;      /* [units][H][2]: GDN_SEGMENT_... of chunks that are even and odd */
+    int32_t   later;      /* those after the first are the launch's */
+    int32_t   units;      /* there is room for so many, whatever cu_seqlens says */
+};
+
+/* Where tensors of n heads have state head h: at h / (H / n), or where n is not 0 here at h % n;
+ * inverse: of H / n, or of n (gdn_cuda_inverse()). */
+struct gdn_cu_source {
+    uint32_t inverse;
+    int32_t  n;
+};
+
+/* Tensors as columns, heads, tokens, rows of the batch; a tile is 64 columns of 64 tokens. */
+struct gdn_cu_prefill_hopper {
+    struct gdn_cu_map      q, k, v, out;
+    struct gdn_cu_rule     rule;
+    struct gdn_cu_segments cut;
+    int32_t                by_number;  /* as in struct gdn_cu_prefill */
+    int32_t                early_stop; /* of summaries: early_stop.cuh */
+    struct gdn_cu_source   source_q, source_k, source_v;
+    int32_t                pad[8];
+};
+GDN_CU_SIZE(gdn_cu_map, 128);
+GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 48 + 64);
+GDN_CU_SIZE(gdn_cu_segments, 48);
+GDN_CU_SIZE(gdn_cu_source, 8);
+
+#endif

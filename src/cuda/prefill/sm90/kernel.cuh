@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_prefill on Hopper, one launch: a sequence and state head from the first chunk of 64 tokens to the
+ * last, 64 value columns per warpgroup of the state. In one of two forms, which give the same bits: a
+ * cluster of two blocks with one such warpgroup each (cluster.cu; cluster_segment.cu where it
+ * is a segment and not a whole sequence, code that the first runs slower with: it is then elsewhere),
+ * or where those would not run at one time a block with two (wide.cu). Who includes this
+ * says which: HOPPER_GROUPS, HOPPER_BLOCKS of a cluster, HOPPER_CUTS for segments. Without HOPPER_OUTPUTS
+ * (summary.cu) it is two blocks of two warpgroups that find what a segment makes of a
+ * state (segments.cuh): U one, M the other. HOPPER_KEYS are tiles of 64 keys: with 4
+ * (k256.cu) the two warpgroups of a block have 128 keys each, up to 256, of the same 64
+ * columns (state_k256.cuh), and a head has a cluster for every 128 columns; with 1
+ * (k64.cu) a head of up to 64 keys and columns has a block, and there two warpgroups
+ * take turns at T and P, as the blocks of a cluster do.
+ *
+ *     warpgroup 0     io     loads, gates, stores (warps_io.cuh)
+ *     1, or 1 and 2   state  64 x K of it in registers (warps_state.cuh, state_*.cuh)
+ *     the last        T and P (warps_solve.cuh, solve_gram.cuh)
+ *
+ * T and P do not depend on the columns: in a cluster block c % 2 makes those of chunk c and copies them
+ * into the other's memory. With a norm, lengths of the keys go with T, of the queries with P: they
+ * are on the diagonals of K K^T and Q Q^T. In f16 keys are scaled where they lie (prefill/general_gram.cuh).
+ *
+ * With G = near + rest the sums of a token's gates, and l the 1 / length of keys, what the state's warps
+ * work on is V / (exp(near) l), and for U what is l / exp(near) times that of the recurrence:
+ *
+ *     R = V / (exp(near) l) - exp(rest) S k        U = T R, T = (I + L)^-1 diag(beta l^2)
+ *     O = exp(rest) o_scale S q + P U              o_scale = exp(near) scale / length(q)
+ *     S <- exp(G_end) (S + U k)
+ *
+ * with L_ij = beta_i l_i^2 exp(rest_i - rest_j) k_i . k_j and P_ij = o_scale_i exp(rest_i - rest_j)
+ * q_i . k_j. All is divided by what it would be a factor of anyway, so roundings are the same, relatively.
+ * But rest (rest_of()) is zero for most chunks: then the U that outputs are of is that which is added to S.
+ * In others, which are `gated`, S <- exp(G_end) S + exp(G_end - rest) U k. And it is the same for all tokens
+ * nearly everywhere: then L and P need no exp. Where it is not, a chunk is `uneven`. What a token gives
+ * depends on those before it alone, in any case.
+ *
+ * A chunk is handed on by barriers in memory; its number c says where in a ring of places its tiles
+ * are and which phase of the barriers is its own. The state's warps alone free K, Q and gates: they
+ * have T and P of the chunk then, so nobody else reads on. So one barrier says that these have come, and one
+ * that they are free. The output goes where V was.
+ *
+ * All code that runs per chunk should be in the instruction cache together, and that is 32 KB: so what
+ * is rare stands behind the loop over plain chunks (state_plain.cuh).
+ *
+ * Shared memory, from a multiple of 1024 bytes: as HOPPER_... below; at most 227 KB.
+ */
+#ifndef GDN_CUDA_PREFILL_HOPPER_CUH
+#define GDN_CUDA_PREFILL_HOPPER_CUH
+
+#include "cuda/prefill/sm90/segments.cuh"
+#include "cuda/device/ptx_wgmma.cuh"
+
+/* In a cluster lengths are in what who makes T and P has, and sends on: two vectors of k, q_start. */
+struct alignas(16) hopper_gates : chunk_gates<64> {
+    alignas(16) float k_scale[64]; /* 1 / length of k */
+    float    v_scale[64];          /* of v in R: 1 / (exp(near) k_scale) */
+    float    o_scale[64];          /* of U in the output: shift exp(near) scale / length of q */
+    float    q_start[64];          /* of S q there: shift exp(G) scale / length; 0 behind a token that
+                                    * forgets */
+    float    from_start[64];       /* of S k in R: exp(rest); likewise */
+    float    to_end[64];           /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
+    float    rest[64];             /* in units of log 2 */
+    float    weight[64];           /* beta / the square of the key's length, for who makes T */
+    uint32_t rare;                 /* HOPPER_RARE, ... */
+};
+/* A token forgets, or every bit of S stays; rest is not zero; it is not the same for all tokens. */
+enum { HOPPER_RARE = 1, HOPPER_GATED = 2, HOPPER_UNEVEN = 4 };
+
+/* The sequence, or what of it is this block's, and where its next checkpoint is, for each warp of
+ * the state. */
+struct hopper_head {
+    struct gdn_cu_seq         s;
+    struct hopper_segment     segment;
+    struct gdn_cu_checkpoints checkpoints;
+    struct prefill_cursor     cursors[4 * HOPPER_GROUPS];
+};
+
+/* Of a chunk a block has HOPPER_KEYS tiles of K and of Q and HOPPER_WIDTH of V; a warpgroup of the
+ * state HOPPER_KEYS / HOPPER_DEPTH tiles of keys, a thread of it HOPPER_STATE floats of S. */
+enum {
+    HOPPER_DEPTH   = HOPPER_KEYS == 4 ? 2 : 1,
+    HOPPER_WIDTH   = HOPPER_GROUPS / HOPPER_DEPTH,
+    HOPPER_STATE   = 32 * HOPPER_KEYS / HOPPER_DEPTH,
+    HOPPER_LATE    = HOPPER_DEPTH == 2,        /* P comes after T; else barriers of T are of both */
+    HOPPER_WITH_P  = HOPPER_OUTPUTS && !HOPPER_LATE,
+    HOPPER_SOLVERS = HOPPER_KEYS == 1 ? 2 : 1, /* warpgroups of a block that make T and P, */
+    HOPPER_TURN    = HOPPER_BLOCKS * HOPPER_SOLVERS, /* and those of a cluster: they take turns; */
+    HOPPER_PAIRS   = HOPPER_TURN == 1,         /* a single one makes T of two chunks at once */
+    HOPPER_AT_ONCE = HOPPER_PAIRS ? 2 : 1,
+    HOPPER_SQUARES = HOPPER_SOLVERS * HOPPER_AT_ONCE,
+    /* K and Q lie one behind the other, as a factor of 128 rows: 64 columns of both, then the next. */
+    HOPPER_STACKED = HOPPER_GROUPS == 2 && HOPPER_DEPTH == 1 && HOPPER_OUTPUTS
+};
+typedef float hopper_share[HOPPER_STATE];
+
+enum {
+    /* Places of each ring. Of T and gates an even number, where there are turns. */
+    HOPPER_GATES_RING = HOPPER_DEPTH == 2 ? 4 : HOPPER_PAIRS ? 6 : 8,
+    HOPPER_K_RING     = HOPPER_DEPTH == 2 ? 3 : 4,
+    HOPPER_Q_RING     = HOPPER_DEPTH == 2 ? 1 : HOPPER_SOLVERS == 2 || HOPPER_STACKED ? 4 : 3,
+    HOPPER_V_RING     = 2, /* V, then the output */
+    HOPPER_T_RING     = HOPPER_PAIRS || HOPPER_DEPTH == 2 ? 2 : 4,
+    HOPPER_P_RING     = HOPPER_T_RING,
+    /* Barriers of chunks, as many as the longest ring has places; and of Q: who looks at every second chunk
+     * alone must see every phase of them. */
+    HOPPER_CHUNKS = 8,
+    HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_Q_RING : HOPPER_Q_RING,
+    HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
+
+    HOPPER_K        = 0, /* 64 columns after another; Q likewise, or between them */
+    HOPPER_Q        = HOPPER_K + (HOPPER_STACKED ? 1 : HOPPER_K_RING * HOPPER_KEYS) * HOPPER_TILE,
+    HOPPER_V        = HOPPER_K + (HOPPER_K_RING + HOPPER_OUTPUTS * HOPPER_Q_RING) * HOPPER_KEYS *
+                                 HOPPER_TILE,
+    HOPPER_NEXT     = (HOPPER_STACKED ? 2 : 1) * HOPPER_TILE, /* from 64 columns to the next */
+    HOPPER_PLACE    = HOPPER_KEYS * HOPPER_NEXT,              /* of keys, of queries */
+    HOPPER_T        = HOPPER_V + HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE,
+    HOPPER_P        = HOPPER_T + HOPPER_T_RING * HOPPER_TILE,
+    HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_RING * HOPPER_TILE, /* between halves */
+    HOPPER_L        = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
+    HOPPER_GATES    = HOPPER_L + HOPPER_SQUARES * HOPPER_TILE,
+    HOPPER_BARRIERS = HOPPER_GATES + HOPPER_GATES_RING * (int)sizeof(hopper_gates),
+
+    /* Barriers: the first of as many as the ring has places. */
+    HOPPER_FULL       = 0,                           /* K and gates are there, and Q if it is stacked; */
+    HOPPER_DONE       = HOPPER_FULL + HOPPER_CHUNKS, /* the state has done with them; */
+    HOPPER_LANDED     = HOPPER_DONE + HOPPER_CHUNKS, /* there is K, which is scaled where it lies */
+    HOPPER_T_FULL     = HOPPER_LANDED + HOPPER_CHUNKS,
+    HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_T_RING,
+    HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_T_RING,
+    HOPPER_Q_FREE     = HOPPER_Q_FULL + HOPPER_Q_TOLD,
+    HOPPER_V_FULL     = HOPPER_Q_FREE + HOPPER_Q_RING,
+    HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_V_RING,
+    HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_V_RING,
+    HOPPER_P_FULL     = HOPPER_OUT_FULL + HOPPER_V_RING,
+    HOPPER_P_FREE     = HOPPER_P_FULL + HOPPER_P_RING,
+    HOPPER_TAIL       = HOPPER_P_FREE + HOPPER_P_RING, /* one */
+    HOPPER_N_BARRIERS = HOPPER_TAIL + 1,
+    HOPPER_P_TOLD     = HOPPER_LATE ? HOPPER_P_FULL : HOPPER_T_FULL, /* which of them say it of P */
+    HOPPER_P_FREED    = HOPPER_LATE ? HOPPER_P_FREE : HOPPER_T_FREE,
+
+    HOPPER_HEAD  = HOPPER_BARRIERS + (HOPPER_N_BARRIERS + 1) / 2 * 16,
+    HOPPER_BYTES = HOPPER_HEAD + (int)sizeof(hopper_head)
+};
+static_assert(HOPPER_BYTES <= 232448, "shared memory");
+
+GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
+
+/* Barriers of the hardware, 128 threads each; of both halves of the keys 256, and their mail has the next
+ * numbers (state_k256.cuh), as such a kernel has no second square. */
+enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN,
+       HOPPER_BARRIER_HALVES, HOPPER_BARRIER_SECOND };
+
+/* What all threads of a block know. */
+struct hopper_block {
+    const struct gdn_cu_prefill_hopper &a;
+    const struct gdn_cu_rule           &r;
+    uint32_t                            rank; /* of the block in its cluster: its columns */
+    int                                 slice, head, n_chunks; /* slice: the cluster's columns */
+    int                                 n_skipped; /* chunks of the segment that are left out */
+
+    __device__ __forceinline__ struct hopper_head &common() const
+    {
+        return *(struct hopper_head *)(gdn_shared + HOPPER_HEAD);
+    }
+    __device__ __forceinline__ const struct gdn_cu_seq &s() const { return common().s; }
+    /* The first of its columns of V; those of M begin at 128, where loads find zeros. */
+    __device__ __forceinline__ int column() const
+    {
+        return (slice * HOPPER_BLOCKS + (int)rank) * 64 * HOPPER_WIDTH;
+    }
+    __device__ __forceinline__ hopper_gates &gates(int c) const
+    {
+        return ((hopper_gates *)(gdn_shared + HOPPER_GATES))[(uint32_t)c % HOPPER_GATES_RING];
+    }
+    __device__ __forceinline__ uint32_t k(int c) const
+    {
+        return hopper_address() + HOPPER_K + (uint32_t)c % HOPPER_K_RING * HOPPER_PLACE;
+    }
+    __device__ __forceinline__ uint32_t q(int c) const
+    {
+        return hopper_address() + HOPPER_Q + (uint32_t)c % HOPPER_Q_RING * HOPPER_PLACE;
+    }
+    __device__ __forceinline__ uint32_t v(int c) const
+    {
+        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE;
+    }
+    __device__ __forceinline__ uint32_t t(int c) const
+    {
+        return hopper_address() + HOPPER_T + (uint32_t)c % HOPPER_T_RING * HOPPER_TILE;
+    }
+    __device__ __forceinline__ uint32_t p(int c) const
+    {
+        return hopper_address() + HOPPER_P + (uint32_t)c % HOPPER_P_RING * HOPPER_TILE;
+    }
+    __device__ __forceinline__ uint32_t barrier(int number) const
+    {
+        return hopper_address() + HOPPER_BARRIERS + 8 * number;
+    }
+    /* Chunk c's of a ring of barriers. */
+    __device__ __forceinline__ uint32_t of(int first, int c) const
+    {
+        return barrier(first + (uint32_t)c % ring(first));
+    }
+    /* The parity of its phase. */
+    static __device__ __forceinline__ uint32_t phase(int first, int c)
+    {
+        return (uint32_t)c / ring(first) & 1;
+    }
+    /* Waits until chunk c is there (what is full), and until its place is free. */
+    __device__ __forceinline__ void wait(int first, int c) const
+    {
+        mbarrier_wait(of(first, c), phase(first, c));
+    }
+    __device__ __forceinline__ void wait_free(int first, int c) const
+    {
+        mbarrier_wait(of(first, c), phase(first, c) ^ 1);
+    }
+    /* Is chunk c there? */
+    __device__ __forceinline__ bool is_there(int first, int c) const
+    {
+        return mbarrier_test(of(first, c), phase(first, c));
+    }
+    /* Where queries, and P, are not there with all else. */
+    __device__ __forceinline__ void wait_q(int c) const
+    {
+        if (!HOPPER_STACKED) wait(HOPPER_Q_FULL, c);
+    }
+    __device__ __forceinline__ void wait_p(int c) const
+    {
+        if (HOPPER_LATE) wait(HOPPER_P_FULL, c);
+    }
+    /* Until the state has done with chunk c. */
+    __device__ __forceinline__ void wait_done(int c) const
+    {
+        if (c >= 0) wait(HOPPER_DONE, c);
+    }
+    static __device__ __forceinline__ uint32_t ring(int first)
+    {
+        return first < HOPPER_T_FULL   ? HOPPER_CHUNKS
+               : first < HOPPER_Q_FULL ? HOPPER_T_RING
+               : first < HOPPER_Q_FREE ? HOPPER_Q_TOLD
+               : first < HOPPER_V_FULL ? HOPPER_Q_RING
+               : first < HOPPER_P_FULL ? HOPPER_V_RING
+                                       : HOPPER_P_RING;
+    }
+    /* The other block's place of what is at `at` here. */
+    __device__ __forceinline__ uint32_t other(uint32_t at) const
+    {
+        return map_shared(at, rank ^ 1);
+    }
+    __device__ __forceinline__ bool is_own(int c) const
+    {
+        return HOPPER_BLOCKS == 1 || (uint32_t)(c & 1) == rank;
+    }
+    __device__ __forceinline__ int  tokens(int c) const
+    {
+        const int64_t rest = s().n_valid - (int64_t)c * 64;
+        return rest < 64 ? (int)rest : 64;
+    }
+};
+
+/* Clusters of a head. */
+GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)
+{
+    const int columns = 64 * HOPPER_WIDTH * HOPPER_BLOCKS;
+    return HOPPER_DEPTH == 1 ? 1 : (r.V + columns - 1) / columns;
+}
+
+/* reach: what V may be divided by, as a power of two; start: where that begins for strong gates. most: what
+ * neither R nor U should get to by it, as sums of products with them need room; far: what makes it an
+ * infinity, or less. shift: outputs are times that until they are rounded, so that P is not below f16. */
+template <int io> struct hopper_format;
+template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {
+    static constexpr float    reach = 96, start = 48, most = 0x1p120f, shift = 1;
+    static constexpr uint32_t far = 0x43804380; /* 2^8 */
+};
+template <> struct hopper_format<GDN_F16> : mma_format_f16 {
+    static constexpr float    reach = 6, start = 0, most = 65504, shift = 0x1p6f;
+    static constexpr uint32_t far = 0x1c001c00; /* 2^-8 */
+};
+
+/* Is something of x not finite, or too far? */
+template <int io> GDN_DEVICE bool is_far(const uint32_t (&x)[16])
+{
+    typedef hopper_format<io> format;
+    uint32_t                  taint[2] = { 0, 0 };
+#pragma unroll
+    for (int i = 0; i < 16; i++) taint[i % 2] = format::add(taint[i % 2], x[i], format::far);
+    return (format::taint(format::taint(0, taint[0]), taint[1]) & 0x7fff7fffu) != 0;
+}
+/* Is all of x finite? By a warp. */
+template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
+{
+    uint32_t taint[2] = { 0, 0 };
+#pragma unroll
+    for (int i = 0; i < 16; i++) taint[i % 2] = hopper_format<io>::taint(taint[i % 2], x[i]);
+    return !__any_sync(0xffffffff, ((taint[0] | taint[1]) & 0x7fff7fffu) != 0);
+}
+
+/* What of a sum of gates is near, and rest, which is what near may not be; and where the chunk's first gate is
+ * so strong that there would be much of that, rest is from the start what leaves near more room. */
+template <int io> GDN_DEVICE float start_of(float first)
+{
+    return fabsf(first) > 0.5f ? copysignf(hopper_format<io>::start, first) : 0;
+}
+template <int io> GDN_DEVICE float near_of(float G, float first)
+{
+    return fminf(fmaxf(G - start_of<io>(first), -hopper_format<io>::reach), hopper_format<io>::reach);
+}
+template <int io> GDN_DEVICE float rest_of(float G, float first)
+{
+    const float start = start_of<io>(first);
+    return fabsf(G - start) <= hopper_format<io>::reach ? start : G - near_of<io>(G, first);
+}
+
+/* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part
+ * lanes it does nothing once per warp. */
+GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
+
+/* Every bit of S stays (G9). */
+GDN_DEVICE bool is_idle(const hopper_gates &g)
+{
+    return (g.decay == 1) & (tokens_of(g.writers) == 0);
+}
+
+/* Where an element is in a tile. */
+GDN_DEVICE uint32_t tile_place(uint32_t row, uint32_t column)
+{
+    return row * 128 + ((column / 8 ^ row % 8) << 4) + column % 8 * 2;
+}
+
+/* ---- Products of two tiles of 64 tokens: rows of the result are rows of warps --------------- */
+
+/* x = a k^T over all columns, for 64 rows of k or 128. Ends its group. */
+template <int io, int n> GDN_DEVICE void multiply_tiles(float (&x)[n], uint32_t a, uint32_t k)
+{
+    const uint32_t from = wgmma_place(a), to = wgmma_place(k);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4 * HOPPER_KEYS; i++) {
+        const uint32_t at = i / 4 * (HOPPER_NEXT / 16) + i % 4 * 2;
+        if (i == 0)
+            wgmma<io>::tiles(x, wgmma_factor(from + at), wgmma_factor(to + at));
+        else
+            wgmma<io>::add_tiles(x, wgmma_factor(from + at), wgmma_factor(to + at));
+    }
+    wgmma_commit();
+}
+
+#endif

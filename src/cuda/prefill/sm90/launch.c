@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which calls of gdn_prefill the kernels of kernel.cuh take: those whose rows a tensor map
+ * can describe, whatever the batch holds. Which it is follows from dtypes, head sizes and alignment
+ * alone, so that the guarantees about bits hold across calls.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda/driver/backend.h"
+#include "cuda/prefill/sm90/args.h"
+#include "cuda/prefill/sm90/plan_segments.h"
+#include "core/tensor_check.h"
+
+enum { SHARED = 232448, TILE = 64, COLUMNS = 2 * TILE };
+
+/* Bytes from one to the next, of which there are n; a single one has no next. */
+static uint64_t step_of(int64_t n, int64_t step) { return n > 1 ? (uint64_t)step : 16; }
+
+static bool is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, int64_t n_heads)
+{
+    const int64_t  n_tokens = b->padded ? b->T : b->N, n_rows = b->padded ? b->B : 1;
+    const uint64_t steps[]  = { step_of(n_heads, r->head), step_of(n_tokens, r->token),
+                                step_of(n_rows, r->batch) };
+    if (!r->data) return true;
+    for (int i = 0; i < 3; i++)
+        if (steps[i] % 16 || steps[i] == 0 || steps[i] >= (uint64_t)1 << 40) return false;
+    return (uintptr_t)r->data % 16 == 0;
+}
+
+/* Clusters, of whole sequences and of segments, wide blocks, blocks of small heads, and M and U of
+ * segments. All but the last give the same bits. Deep ones take larger heads, so many blocks for
+ * every 128 columns. */
+enum form { CLUSTER, PART, WIDE, SMALL, SUMMARY, DEEP };
+static const struct {
+    int                n_blocks; /* of a sequence and head */
+    enum gdn_kernel_id bf16, f16;
+} forms[] = {
+    [CLUSTER] = { 2, GDN_CU_prefill_hopper_BF16, GDN_CU_prefill_hopper_F16 },
+    [PART]    = { 2, GDN_CU_prefill_hopper_part_BF16, GDN_CU_prefill_hopper_part_F16 },
+    [WIDE]    = { 1, GDN_CU_prefill_hopper_wide_BF16, GDN_CU_prefill_hopper_wide_F16 },
+    [SMALL]   = { 1, GDN_CU_prefill_hopper_small_BF16, GDN_CU_prefill_hopper_small_F16 },
+    [SUMMARY] = { 2, GDN_CU_prefill_hopper_summary_BF16, GDN_CU_prefill_hopper_summary_F16 },
+    [DEEP]    = { 2, GDN_CU_prefill_hopper_deep_BF16, GDN_CU_prefill_hopper_deep_F16 },
+};
+
+static enum gdn_kernel_id kernel_of(enum form f, int dtype)
+{
+    return dtype == GDN_BF16 ? forms[f].bf16 : forms[f].f16;
+}
+
+static bool is_small(const struct gdn_cu_rule *r) { return r->K <= TILE && r->V <= TILE; }
+static bool is_deep(const struct gdn_cu_rule *r) { return r->K > 2 * TILE; }
+
+bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+{
+    const struct gdn_cu_batch *b = &r->batch;
+    return r->q.dtype != GDN_F32 && gdn_cuda_has_kernel(ctx, kernel_of(CLUSTER, r->q.dtype)) &&
+           ctx->cuda->shared_most >= SHARED && r->K % 8 == 0 && r->K <= 4 * TILE &&
+           r->V % 8 == 0 && r->V <= 4 * TILE && b->N > 0 && b->N <= INT32_MAX - TILE &&
+           is_mapped(&r->q, b, r->Hq) && is_mapped(&r->k, b, r->Hk) &&
+           is_mapped(&r->v, b, r->Hv) && is_mapped(&r->out, b, r->H);
+}
+
+/* The map of tensor i; encoded where it is not that of the call before: callers come back with the
+ * same memory, and the driver takes longer than all the rest here. */
+static gdn_status find_map(gdn_ctx *ctx, const char *name, int i, const struct gdn_rows *r,
+                           const struct gdn_cu_batch *b, int64_t n_heads, int64_t n_columns,
+                           struct gdn_cu_map *map)
+{
+    struct gdn_cuda_map *known = &ctx->cuda->maps[i];
+    const int64_t        rows = b->padded ? b->B : 1, tokens = b->padded ? b->T : b->N;
+    const uint64_t       of[] = { (uintptr_t)r->data,        (uint64_t)r->dtype,
+                                  (uint64_t)n_columns,       (uint64_t)n_heads,
+                                  (uint64_t)tokens,          (uint64_t)rows,
+                                  step_of(n_heads, r->head), step_of(tokens, r->token),
+                                  step_of(rows, r->batch) };
+    const uint32_t       box[] = { TILE, 1, TILE, 1 }, each[] = { 1, 1, 1, 1 };
+    bool                 pushed;
+    _Static_assert(sizeof of == sizeof known->of, "a map is of these");
+    if (!r->data) return GDN_OK;
+    if (memcmp(known->of, of, sizeof of) != 0) {
+        TRY(gdn_cuda_enter(ctx, &pushed)); /* maps are made for the context that is current */
+        const gdn_cu_result result = ctx->cuda->api.cuTensorMapEncodeTiled(
+            map, r->dtype == GDN_BF16 ? GDN_CU_MAP_BF16 : GDN_CU_MAP_F16, 4, r->data, of + 2,
+            of + 6, box, each, 0, GDN_CU_MAP_SWIZZLE_128B, GDN_CU_MAP_L2_256B, 0);
+        gdn_cuda_leave(ctx, pushed);
+        if (result != 0) return gdn_cuda_fail(ctx, result, "cuTensorMapEncodeTiled", name);
+        known->map = *map;
+        memcpy(known->of, of, sizeof of);
+    }
+    *map = known->map;
+    return GDN_OK;
+}
+
+/* Summaries early: nothing is known of keys that the call does not normalise. */
+static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_wish wish)
+{
+    return r->norm != GDN_NORM_NONE && !wish.every_token;
+}
+
+/* Of the whole call. Planned where it is not the shape of before: that takes up to 5 us, and a call
+ * asks twice, for its workspace and to launch. Larger heads have no segments. */
+static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                    struct gdn_cuda_wish wish)
+{
+    const struct gdn_cu_batch *b = &r->batch;
+    struct gdn_cuda           *c = ctx->cuda;
+    const struct gdn_cuda_shape s = { b, r->H, wish.longest, is_small(r), may_stop(r, wish),
+                                      c->sm_count };
+    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, wish.longest, s.small, s.stops };
+    _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
+    if (wish.whole || is_deep(r)) return gdn_cuda_no_cut(&s);
+    if (c->cut.first) return gdn_cuda_cut_like(&s, &c->cut);
+    if (memcmp(c->planned.of, of, sizeof of) != 0) {
+        c->planned.cut = gdn_cuda_find_cut(&s);
+        memcpy(c->planned.of, of, sizeof of);
+    }
+    return c->planned.cut;
+}
+
+/* What segments need, as kernels see it. */
+static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
+                      struct gdn_cu_segments *s, char *memory)
+{
+    const size_t n = (size_t)(c->units * r->H), K = (size_t)r->K;
+    const size_t V = r->V < COLUMNS ? (size_t)r->V : COLUMNS; /* slices, one after the other */
+    char        *states, *M, *marks;
+    const struct gdn_room rooms[] = { { &states, n * K * V * sizeof(float) },
+                                      { &M, n * K * K * sizeof(float) },
+                                      { &marks, n * 2 * sizeof(uint32_t) } };
+    const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+    if (!memory) return c->units ? bytes : 0;
+    *s = (struct gdn_cu_segments){ .states = (void *)states, .M = (void *)M,
+                                   .marks = (void *)marks, .units = (int32_t)c->units };
+    return bytes;
+}
+
+size_t gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                     struct gdn_cuda_wish wish)
+{
+    struct gdn_cuda_cut    c = find_cut(ctx, r, wish);
+    struct gdn_cu_segments s;
+    return gdn_cuda_prefill_hopper_takes(ctx, r) ? lay_out(r, &c, &s, NULL) : 0;
+}
+
+static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks,
+                         const struct gdn_cu_prefill_hopper *p, struct gdn_cuda_ran *ran,
+                         void *stream)
+{
+    const struct gdn_cuda_call call = {
+        .kernel       = kernel,
+        .grid         = { n_blocks, 1, 1 },
+        .shared_bytes = kernel == GDN_CU_prefill_segments_states ? 0 : SHARED,
+        .stream       = stream,
+        .args         = p,
+        .overlaps     = p->cut.later,
+    };
+    ran->kernels[ran->n++] = kernel;
+    return gdn_cuda_launch(ctx, &call);
+}
+
+/* Tells the log of segments, where they are not those of the call before. */
+static void tell_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
+{
+    struct gdn_cuda_cut *told = &ctx->cuda->told;
+    char                 line[120];
+    if (c->first == told->first && c->each == told->each && c->units == told->units) return;
+    snprintf(line, sizeof line, "prefill: segments of %lld tokens, then of %lld, at most %lld",
+             (long long)c->first, (long long)c->each, (long long)c->units);
+    gdn_log_line(ctx, line);
+    *told = *c;
+}
+
+static struct gdn_cu_source source_of(const struct gdn_cu_rule *r, int n)
+{
+    if (r->head_map == GDN_HEADS_GROUPED)
+        return (struct gdn_cu_source){ gdn_cuda_inverse(r->H / n), 0 };
+    return (struct gdn_cu_source){ gdn_cuda_inverse(n), n };
+}
+
+/* What has columns that a launch takes; `slice` others are before it. c: the call's. */
+static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                            const struct gdn_cuda_chunks *how, struct gdn_cuda_cut c, int slice,
+                            struct gdn_cuda_ran *ran, void *stream)
+{
+    const struct gdn_cu_batch   *b = &r->batch;
+    struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number,
+                                       .early_stop = may_stop(r, how->wish),
+                                       .source_q = source_of(r, r->Hq),
+                                       .source_k = source_of(r, r->Hk),
+                                       .source_v = source_of(r, r->Hv) };
+    const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
+    const int                    dtype  = r->q.dtype;
+    const enum form later = c.small ? SMALL : c.later_wide ? WIDE : PART;
+    const enum form first = is_deep(r) ? DEEP : c.small ? SMALL : c.wide ? WIDE
+                            : c.units  ? PART : CLUSTER;
+    const int       n_slices = (r->V + COLUMNS - 1) / COLUMNS; /* of others it is one */
+    TRY(find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
+    TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
+    TRY(find_map(ctx, "v", 2 + 2 * slice, &r->v, b, r->Hv, r->V, &p.v));
+    TRY(find_map(ctx, "out", 3 + 2 * slice, &r->out, b, r->H, r->V, &p.out));
+    if (c.units) {
+        lay_out(r, &c, &p.cut, how->memory);
+        tell_cut(ctx, &c);
+    }
+    p.cut.first = c.units ? c.first : INT64_MAX;
+    p.cut.each  = c.each;
+    TRY(launch(ctx, kernel_of(first, dtype), forms[first].n_blocks * n_slices * r->H * n_rows, &p,
+               ran, stream));
+    if (!c.units) return GDN_OK;
+    p.cut.later = true;
+    if (c.several) {
+        TRY(launch(ctx, kernel_of(SUMMARY, dtype), forms[SUMMARY].n_blocks * r->H * c.units, &p,
+                   ran, stream));
+        TRY(launch(ctx, GDN_CU_prefill_segments_states,
+                   r->V / GDN_SEGMENT_COLUMNS * r->H * c.several, &p, ran, stream));
+    }
+    return launch(ctx, kernel_of(later, dtype), forms[later].n_blocks * r->H * c.units, &p, ran,
+                  stream);
+}
+
+static void skip_columns(struct gdn_pool_view *p, int n)
+{
+    const int64_t step = p->k_first ? 1 : p->ld;
+    if (p->data) p->data += n * step * (int64_t)gdn_dtype_bytes(p->dtype);
+}
+
+/* The rule for the columns of V from `first` on, as many as a launch takes. */
+static struct gdn_cu_rule slice_of(const struct gdn_cu_rule *r, int first)
+{
+    struct gdn_cu_rule s     = *r;
+    const size_t       bytes = (size_t)first * gdn_dtype_bytes(r->q.dtype);
+    s.V = r->V - first < COLUMNS ? r->V - first : COLUMNS;
+    s.v.data += bytes;
+    if (s.out.data) s.out.data += bytes;
+    skip_columns(&s.from, first);
+    skip_columns(&s.to, first);
+    skip_columns(&s.checkpoints, first);
+    return s;
+}
+
+gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream)
+{
+    const struct gdn_cuda_cut c     = find_cut(ctx, r, how->wish);
+    struct gdn_cuda_ran       again = { .n = 0 }; /* the same kernels */
+    if (is_deep(r)) return run_slice(ctx, r, how, c, 0, ran, stream);
+    for (int i = 0; i * COLUMNS < r->V; i++) {
+        const struct gdn_cu_rule s = slice_of(r, i * COLUMNS);
+        TRY(run_slice(ctx, &s, how, c, i, i ? &again : ran, stream));
+    }
+    return GDN_OK;
+}

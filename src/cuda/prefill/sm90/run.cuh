@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every thread of a kernel of kernel.cuh does at first, and which warpgroup does what. */
+#ifndef GDN_CUDA_PREFILL_HOPPER_RUN_CUH
+#define GDN_CUDA_PREFILL_HOPPER_RUN_CUH
+
+#include "cuda/prefill/sm90/warps_io.cuh"
+#include "cuda/prefill/sm90/warps_solve.cuh"
+#include "cuda/prefill/sm90/state_plain.cuh"
+#include "cuda/prefill/sm90/warps_summary.cuh"
+#include "cuda/prefill/sm90/early_stop.cuh"
+
+/* Who arrives at a barrier: the warps of the block's state, or of both blocks' where T and P are
+ * freed; the warps that make T and P, but the other block's T arrives as one copy; who loads and who makes
+ * gates; else one. Of two halves one has to do with T, one with P and the output. */
+GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
+{
+    const int state = 4 * HOPPER_GROUPS, with_columns = 4 * HOPPER_WIDTH;
+    if (barrier < HOPPER_DONE) return 2;
+    if (barrier < HOPPER_LANDED) return state;
+    if (barrier < HOPPER_T_FULL) return 1;
+    if (barrier < HOPPER_T_FREE) return b.is_own(barrier - HOPPER_T_FULL) ? 4 : HOPPER_WITH_P ? 5 : 1;
+    if (barrier < HOPPER_Q_FULL) return with_columns * HOPPER_BLOCKS;
+    if (barrier < HOPPER_Q_FREE) return 1;
+    if (barrier < HOPPER_V_FULL) return HOPPER_DEPTH == 2 ? state + 4 : state;
+    if (barrier < HOPPER_V_FREE) return 1;
+    if (barrier < HOPPER_OUT_FULL) return HOPPER_OUTPUTS ? 1 : state;
+    if (barrier < HOPPER_P_FULL) return with_columns;
+    if (barrier < HOPPER_P_FREE) return 4;
+    return barrier < HOPPER_TAIL ? with_columns * HOPPER_BLOCKS : 1;
+}
+
+/* Every third barrier, by a warp. One lane has them all, by numbers that the compiler knows: lanes with one each
+ * would come one after the other, 90 cycles apart. */
+template <int first> GDN_DEVICE void init_barriers(const struct hopper_block &b)
+{
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+        for (int i = first; i < HOPPER_N_BARRIERS; i += 3) mbarrier_init(b.barrier(i), arrivals_of(b, i));
+        mbarrier_init_fence();
+    }
+}
+
+/* Zeros for the block's columns of tokens [from, to), counted as row_at() does. */
+GDN_DEVICE void zero_outside(const struct hopper_block &b, int64_t from, int64_t to)
+{
+    const int first = b.column(), n = min(64 * HOPPER_WIDTH, b.r.V - first);
+    for (int64_t t = from + threadIdx.x / 32; t < to; t += blockDim.x / 32) {
+        uint16_t *row = (uint16_t *)row_at(b.r.out, b.s(), t, b.head) + first;
+        for (int i = threadIdx.x % 32; i < n; i += 32) row[i] = 0;
+    }
+}
+
+/* The block's part of the batch. By a warp. */
+GDN_DEVICE void find_part(const struct hopper_block &b)
+{
+    const struct gdn_cu_batch    &batch = b.r.batch;
+    const struct gdn_cu_segments &cut   = b.a.cut;
+    struct gdn_cu_seq             s     = {};
+    struct gdn_cu_checkpoints     list  = { 0, 0 };
+    const int64_t number = blockIdx.x / HOPPER_BLOCKS / count_slices(b.r) / b.r.H;
+    int64_t       row = number, unit = number, i = cut.later ? number : 0;
+    if (HOPPER_CUTS && cut.later) {
+        row = find_unit(batch, cut, i);
+        unit -= i++;
+    }
+    if (row < batch.B)
+        s = read_sequence(batch, row);
+    else if (!HOPPER_CUTS || !cut.later)
+        s = read_rest(batch);
+    if (HOPPER_CUTS && cut.states && !cut.later && s.n_valid > cut.first)
+        unit = units_before(batch, cut, row);
+    if (HOPPER_OUTPUTS) list = read_checkpoints(batch, s);
+    struct hopper_segment segment = { 0, -1, -1, list.first, true };
+    if (HOPPER_CUTS) segment = cut_segment(s, cut, i, unit);
+    segment.checkpoint = HOPPER_CUTS && i ? checkpoint_after(batch, list, segment.start) : list.first;
+    if (!HOPPER_OUTPUTS && segment.last) s.n_valid = s.n_tokens = 0;
+    if (threadIdx.x % 32 != 0) return;
+    b.common().s           = s;
+    b.common().segment     = segment;
+    b.common().checkpoints = list;
+}
+
+/* The maps of copies, so that the first of these do not wait for them. By a warp. */
+GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const bool     out  = HOPPER_OUTPUTS && b.r.out.data;
+    if (lane == 0) prefetch_map(&b.a.k);
+    if (lane == 1) prefetch_map(&b.a.v);
+    if (lane == 2 && out) prefetch_map(&b.a.q);
+    if (lane == 3 && out) prefetch_map(&b.a.out);
+}
+
+/* Zeros where nobody writes, above the diagonal of T and P. By all warps but the first four. */
+GDN_DEVICE void zero_squares(void)
+{
+    for (int i = threadIdx.x - 128; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x - 128)
+        store_shared(hopper_address() + HOPPER_T + 16 * i, 0, 0, 0, 0);
+    async_fence();
+}
+
+/* Lengths of keys, which stay where nobody writes any. By those warps too. */
+template <int io> GDN_DEVICE void fill_lengths(const struct hopper_block &b)
+{
+    if (io != GDN_F16 && b.r.norm != GDN_NORM_NONE) return;
+    for (int i = threadIdx.x - 128; i < 64 * HOPPER_GATES_RING; i += blockDim.x - 128)
+        b.gates(i / 64).k_scale[i % 64] = 1;
+}
+
+/* What the kernel reads of the batch, on which all else waits, and beside it what does not. */
+template <int io> GDN_DEVICE void prepare(struct hopper_block &b)
+{
+    switch (threadIdx.x / 32) {
+    case 0: find_part(b); break;
+    case 1: init_barriers<0>(b); break;
+    case 2: init_barriers<1>(b); break;
+    case 3: init_barriers<2>(b), prefetch_maps(b); break;
+    default: zero_squares(), fill_lengths<io>(b);
+    }
+    __syncthreads();
+    b.n_chunks = (int)((b.s().n_valid + 63) / 64);
+}
+
+/* The kernels of a call begin before those ahead of them end, but end after them: one block sees to
+ * that, the last, since nobody waits for its place. */
+GDN_DEVICE void end_after_others(void)
+{
+    if (HOPPER_CUTS && blockIdx.x + HOPPER_BLOCKS >= gridDim.x) griddepcontrol_wait();
+}
+
+/* A thread begins with as many as launch bounds leave it. */
+template <int n> GDN_DEVICE void take_registers(void)
+{
+    if constexpr (n > 65536 / (128 * (1 + HOPPER_GROUPS + HOPPER_SOLVERS)))
+        raise_registers<n>();
+    else
+        lower_registers<n>();
+}
+
+/* The other block's barriers are there. Who says nothing to it may be late. */
+GDN_DEVICE void meet_other(void)
+{
+    if (HOPPER_BLOCKS == 2) cluster_wait();
+}
+
+template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper &a)
+{
+    const uint32_t      lane = opaque(threadIdx.x % 32);
+    const int           warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
+    const unsigned      cluster = blockIdx.x / HOPPER_BLOCKS, n_slices = count_slices(a.rule);
+    struct hopper_block b = { a, a.rule, cluster_rank(), (int)(cluster % n_slices),
+                              (int)(cluster / n_slices % a.rule.H), 0, 0 };
+    if (HOPPER_CUTS && a.cut.states && !(HOPPER_OUTPUTS && a.cut.later))
+        griddepcontrol_launch_dependents();
+    prepare<io>(b);
+    if (b.s().n_tokens == 0) { /* both blocks do */
+        end_after_others();
+        return;
+    }
+    if constexpr (!HOPPER_OUTPUTS)
+        if (a.early_stop) skip_forgotten(b);
+    if (HOPPER_OUTPUTS && b.r.out.data && !b.s().keep_out && b.s().n_valid < b.s().n_tokens) {
+        zero_outside(b, -b.s().n_before, 0);
+        zero_outside(b, b.s().n_valid, b.s().n_tokens - b.s().n_before);
+    }
+    if (HOPPER_BLOCKS == 2) cluster_arrive();
+    if (group == 0) {
+        take_registers<HOPPER_IO_REGISTERS>();
+        run_io<io>(b, warp, lane);
+        __syncwarp();
+        meet_other();
+    } else if (group <= HOPPER_GROUPS) {
+        take_registers<HOPPER_STATE_REGISTERS>();
+        meet_other();
+        if constexpr (HOPPER_OUTPUTS)
+            run_state_warps<io>(b, warp - 4, lane);
+        else
+            run_keys_warps<io>(b, warp - 4, lane);
+    } else {
+        take_registers<HOPPER_SOLVE_REGISTERS>();
+        meet_other();
+        run_solve<io>(b, HOPPER_SOLVERS == 1 ? 0 : group - HOPPER_GROUPS - 1, warp % 4, lane);
+    }
+    __syncwarp();
+    if (HOPPER_BLOCKS == 2) cluster_sync(); /* the other block may still signal here, or copy */
+    end_after_others();
+}
+
+/* A kernel; who includes this names it for its image (kernels.cuh). */
+#define HOPPER_KERNEL(name, threads, io)                                                         \
+    extern "C" __global__ void __cluster_dims__(HOPPER_BLOCKS, 1, 1) __launch_bounds__(threads, 1) \
+        name##_##io(const __grid_constant__ struct gdn_cu_prefill_hopper a)                      \
+    {                                                                                            \
+        run_hopper<GDN_##io>(a);                                                                 \
+    }
+
+#endif

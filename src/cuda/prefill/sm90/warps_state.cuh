@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state on Hopper: S^T, 64 value columns of it in the registers of a warpgroup, 16 per warp,
+ * element 4 i + 2 r + e of a thread being column g + 8 r and key 8 i + 2 t + e (g = lane / 4,
+ * t = lane % 4). A chunk is five products whose first factor is always in registers:
+ *
+ *     R^T = v_scale V^T - S^T K^T    U^T = R^T T^T    O^T = q_start S^T Q^T + U^T P^T
+ *     S^T <- decay (S^T + U^T K)
+ *
+ * (and of gated chunks what kernel.cuh says). All four warps take part in each product. Plain chunks
+ * have a loop of their own (state_plain.cuh), where products overlap, and gated ones another; any
+ * other chunk takes pass_any() (state_repair.cuh). Where two warpgroups have half of the
+ * keys each (HOPPER_DEPTH), the same lanes have the same columns, and sums over keys are of both
+ * (state_k256.cuh).
+ */
+#ifndef GDN_CUDA_PREFILL_HOPPER_STATE_CUH
+#define GDN_CUDA_PREFILL_HOPPER_STATE_CUH
+
+#include "cuda/prefill/sm90/state_memory.cuh"
+
+/* ---- A chunk ------------------------------------------------------------------------------------------ */
+
+/* What a warp of the state keeps from chunk to chunk beside S. */
+struct hopper_state {
+    const struct hopper_block &b;
+    struct prefill_cursor     &cursor;
+    struct state_part          part;
+    int                        group, warp;
+    uint32_t                   lane;
+
+    /* Where the lane reads its columns of V, in a tile. */
+    __device__ __forceinline__ uint32_t v_lane() const
+    {
+        const uint32_t l = opaque(lane);
+        return tile() * HOPPER_TILE + tile_place(l % 8 + l / 16 * 8, 16 * warp + l / 8 % 2 * 8);
+    }
+    /* Which half of the keys the warpgroup has, and which tile of columns. */
+    __device__ __forceinline__ int half() const { return HOPPER_DEPTH == 2 ? group : 0; }
+    __device__ __forceinline__ int tile() const { return HOPPER_DEPTH == 2 ? 0 : group; }
+    /* Of a chunk, the warpgroup's keys. */
+    __device__ __forceinline__ uint32_t k(int c) const
+    {
+        return HOPPER_DEPTH == 1 ? b.k(c) : b.k(c) + half() * 2 * HOPPER_TILE;
+    }
+    __device__ __forceinline__ uint32_t q(int c) const
+    {
+        return HOPPER_DEPTH == 1 ? b.q(c) : b.q(c) + half() * 2 * HOPPER_TILE;
+    }
+    /* Tiles that are free while checkpoints are left, one for each warpgroup. */
+    __device__ __forceinline__ uint32_t scratch(int c) const
+    {
+        return HOPPER_DEPTH == 2 ? hopper_address() + HOPPER_MAIL : b.v(c);
+    }
+};
+
+/* A state of all keys, from the first of the warpgroup's on. */
+GDN_DEVICE void skip_keys(const struct hopper_state &w, struct state_place &p)
+{
+    if (p.data) p.data += w.half() * 128 * p.k_step;
+}
+
+/* All that have to do with the scratch, or with sums of both halves. */
+enum { HOPPER_SHARING = HOPPER_DEPTH == 2 ? 256 : 128 };
+GDN_DEVICE void barrier_shared(const struct hopper_state &w)
+{
+    barrier_wait(HOPPER_DEPTH == 2 ? HOPPER_BARRIER_HALVES : HOPPER_BARRIER_STATE + w.group,
+                 HOPPER_SHARING);
+}
+
+/* x (+)= a times the turned tile, of 64 or 128 columns; with 64 accumulators that and the tile behind it.
+ * tie: in the registers where x is already, of which the compiler would take others. Ends its group. */
+template <int io, bool add, bool tie = false, int m, int n>
+GDN_DEVICE void multiply_turned(float (&x)[m], const uint32_t (&a)[n], uint32_t tile)
+{
+    const uint32_t place = wgmma_place(tile);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < n / 4; i++) {
+        const uint64_t f = wgmma_factor(place + i / 4 * (HOPPER_NEXT / 16) + i % 4 * 2);
+        if (i > 0 || add)
+            wgmma<io>::add_rows(x, a + 4 * i, f);
+        else if constexpr (tie)
+            wgmma<io>::rows_tied(x, a, f);
+        else
+            wgmma<io>::rows(x, a, f);
+    }
+    wgmma_commit();
+}
+
+/* S^T += w times the tile of keys. Ends its group. */
+template <int io> GDN_DEVICE void add_tokens(hopper_share &S, const uint32_t *w, uint32_t tile)
+{
+    const uint32_t place = wgmma_place(tile, HOPPER_NEXT);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        wgmma<io>::add_columns(S, w + 4 * i, wgmma_factor(place + i * (16 * 128 / 16)));
+    wgmma_commit();
+}
+
+/* Factors of a thread's tokens, two after another of every eight. */
+struct token_factors {
+    float2 of[8];
+};
+GDN_DEVICE struct token_factors factors_of(const float (&from)[64], uint32_t lane)
+{
+    struct token_factors f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) f.of[i] = *(const float2 *)(from + token_of(4 * i, lane));
+    return f;
+}
+
+/* What R^T is made of beside the products with K: V^T and v_scale. v: the warp's columns of V. */
+struct row_terms {
+    uint32_t             v[4][4];
+    struct token_factors f;
+};
+GDN_DEVICE void load_columns(uint32_t (&x)[4][4], uint32_t v)
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++) load_matrices_turned(x[n], v + 16 * 128 * n);
+}
+GDN_DEVICE struct row_terms row_terms_of(uint32_t v, const hopper_gates &g, uint32_t lane)
+{
+    struct row_terms x;
+    load_columns(x.v, v);
+    x.f = factors_of(g.v_scale, lane);
+    return x;
+}
+template <int io>
+GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], const struct row_terms &with)
+{
+    typedef hopper_format<io> format;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const float2 f = with.f.of[i / 2];
+        const uint32_t v = with.v[i / 4][i % 4];
+        r[i] = format::pair(fmaf(f.x, format::low(v), -x[2 * i]),
+                            fmaf(f.y, format::high(v), -x[2 * i + 1]));
+    }
+}
+
+/* Tokens of x times f. */
+GDN_DEVICE void scale_tokens(float (&x)[32], const struct token_factors &f)
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++) x[i] *= i % 2 ? f.of[i / 4].y : f.of[i / 4].x;
+}
+
+/* decay S; by selection (G7) where something may not be finite. */
+template <int n>
+GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select = false)
+{
+#pragma unroll
+    for (int i = 0; i < n; i++) S[i] *= decay;
+    if (!select || decay != 0) return;
+#pragma unroll
+    for (int i = 0; i < n; i++) S[i] = 0;
+}
+
+/* How the first n tokens of a chunk end, which is gated or not as if there were no others: S is multiplied
+ * by `before`, then U is added, token t times of(), and then it is multiplied by `after`. By a warp. */
+struct hopper_end {
+    const hopper_gates &g;
+    int                 n;
+    bool                gated;
+    float               before, after;
+
+    __device__ __forceinline__ hopper_end(const hopper_gates &gates, int tokens)
+        : g(gates), n(tokens), gated(false)
+    {
+        const float decay = ex2_approx(g.G[n - 1]);
+        for (int t = rare_lane(); t < n; t += 32) gated |= !(g.rest[t] == 0);
+        gated  = in_warp(gated);
+        before = are_parted(tokens_of(g.resets), -1, n - 1) ? 0 : gated ? decay : 1;
+        after  = gated ? 1 : decay;
+    }
+    __device__ __forceinline__ float of(int t) const
+    {
+        if (t >= n || are_parted(tokens_of(g.resets), t, n - 1)) return 0;
+        return gated ? ex2_approx(g.G[n - 1] - g.rest[t]) : 1;
+    }
+    /* Every bit of S stays (G9). */
+    __device__ __forceinline__ bool is_idle() const
+    {
+        return before * after == 1 && !(tokens_of(g.writers) & tokens_below(n));
+    }
+};
+
+/* w = to_end U. */
+template <int io>
+GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const struct token_factors &to_end)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const float2 f = to_end.of[i / 2];
+        w[i] = hopper_format<io>::pair(f.x * u[2 * i], f.y * u[2 * i + 1]);
+    }
+}
+
+/* The same for another end, zero by selection. */
+template <int io, int m>
+GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const struct hopper_end &end)
+{
+    const uint32_t lane = rare_lane();
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int    t = token_of(2 * i, lane);
+        const float2 f = make_float2(end.of(t), end.of(t + 1));
+        w[i] = hopper_format<io>::pair(f.x == 0 ? 0 : f.x * u[2 * i],
+                                       f.y == 0 ? 0 : f.y * u[2 * i + 1]);
+    }
+}
+
+/* The output to where V was. */
+template <int io>
+GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
+{
+    typedef hopper_format<io> format;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        uint32_t y[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            y[i] = format::pair(o[8 * n + 2 * i] * (1 / format::shift),
+                                o[8 * n + 2 * i + 1] * (1 / format::shift));
+        store_matrices_turned(v + 16 * 128 * n, y[0], y[1], y[2], y[3]);
+    }
+}
+
+/* ---- Checkpoints --------------------------------------------------------------------------------------- */
+
+/* Keys of the first n tokens, 64 columns of them, and zeros, go where V of the chunk was, which is in
+ * U now, or mail. By all warps. */
+GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int side)
+{
+    const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + side * HOPPER_NEXT;
+    char       *to   = gdn_shared + (w.scratch(c) - hopper_address()) + w.group * HOPPER_TILE;
+    if (HOPPER_DEPTH == 2) from += w.half() * 2 * HOPPER_TILE;
+    barrier_shared(w); /* products with the copy before have ended */
+    for (int i = w.warp * 32 + w.lane; i < 512; i += 128) {
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (i / 8 < n) x = *(const uint4 *)(from + 16 * i);
+        *(uint4 *)(to + 16 * i) = x;
+    }
+    async_fence();
+    barrier_shared(w);
+}
+
+/* The state after the first n tokens of chunk c, as a call leaves it that ends there. */
+template <int io>
+GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
+                            int c, int n, const struct state_place &to)
+{
+    const struct hopper_end end(w.b.gates(c), n);
+    uint32_t                    a[16];
+    weigh_some<io>(a, u, end);
+#pragma unroll 1
+    for (int part = 0; part < HOPPER_PARTS; part++) {
+        const uint32_t keys = wgmma_place(w.scratch(c) + w.group * HOPPER_TILE + part % 2 * 64);
+        hopper_part    x;
+        take_part(x, S, part);
+        if (part % 2 == 0) copy_keys(w, c, n, part / 2);
+        if (!end.is_idle()) {
+            decay_state(x, end.before, true);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                wgmma<io>::add_columns(x, a + 4 * i, wgmma_factor(keys + i * (16 * 128 / 16)));
+            wgmma_commit();
+            wgmma_wait<0>();
+            decay_state(x, end.after);
+        }
+        if (HOPPER_DEPTH == 2) {
+            struct state_place half = to;
+            skip_keys(w, half);
+            if (to.data)
+                move_part<true>(x, half, w.part, part * HOPPER_PART_KEYS, has_pairs(half, w.part));
+        } else if (to.data)
+            move_part<true>(x, to, w.part, part * HOPPER_PART_KEYS, has_pairs(to, w.part));
+    }
+    barrier_shared(w); /* outputs go where the copy is */
+}
+
+/* Where the sequence's state in a pool is; the pool: GDN_PREFILL_... */
+GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
+                                             const struct gdn_pool_view &view, int64_t slot, int pool)
+{
+    return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s().row : slot, b.head);
+}
+
+/* Where the state of the first token, of the block's columns, comes from; and of the last one goes. */
+GDN_DEVICE struct state_place first_place(const struct hopper_block &b)
+{
+    const struct hopper_segment &s = b.common().segment;
+    if (!HOPPER_CUTS || s.from < 0) return sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM);
+    return segment_place(b.a.cut.states, b.r, b.r.V, s.from, b.head);
+}
+GDN_DEVICE struct state_place final_place(const struct hopper_block &b)
+{
+    const struct hopper_segment &s = b.common().segment;
+    if (!HOPPER_CUTS || s.to < 0) return sequence_place(b, b.r.to, b.s().write, GDN_PREFILL_TO);
+    return segment_place(b.a.cut.states, b.r, b.r.V, s.to, b.head);
+}
+
+/* Checkpoint c becomes the next one: its tokens count from the segment's start. By a warp. */
+GDN_DEVICE void move_cursor(const struct hopper_state &w, int64_t c)
+{
+    set_cursor(w.cursor, c, w.b.r.batch, w.b.common().checkpoints);
+    if (HOPPER_CUTS && w.lane == 0 && w.cursor.at != INT64_MAX)
+        w.cursor.at -= w.b.common().segment.start;
+    __syncwarp();
+}
+
+/* Where the next checkpoint goes. */
+GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
+{
+    const bool numbered = w.cursor.slot >= 0 && w.b.a.by_number & GDN_PREFILL_CHECKPOINTS;
+    return place_of(w.b.r.checkpoints, numbered ? w.cursor.c : w.cursor.slot, w.b.head);
+}
+
+/* Checkpoints inside chunk c, which has n tokens; those after it are left for later. */
+template <int io>
+GDN_DEVICE void leave_inside(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
+                             int c, int n)
+{
+    while (w.cursor.at < (int64_t)c * 64 + n) {
+        const int64_t m = w.cursor.at - (int64_t)c * 64, slot = w.cursor.slot;
+        if (m > 0 && slot >= 0) leave_state<io>(w, S, u, c, (int)m, checkpoint_place(w));
+        move_cursor(w, w.cursor.c + 1);
+    }
+}
+
+/* What is left between chunks: checkpoints after the first n tokens, and the final state. */
+GDN_DEVICE void leave_after(const struct hopper_state &w, const hopper_share &S, int64_t n, bool is_final)
+{
+    for (bool more = true; more;) {
+        struct state_place to = {};
+        more                  = w.cursor.at <= n;
+        if (more && w.cursor.at > 0)
+            to = checkpoint_place(w);
+        else if (!more && is_final)
+            to = final_place(w.b);
+        if (HOPPER_DEPTH == 2) skip_keys(w, to);
+        write_state(S, to, w.part);
+        if (more) move_cursor(w, w.cursor.c + 1);
+    }
+}
+
+/* ---- The warpgroup -------------------------------------------------------------------------------------- */
+
+/* A warp's arrival: where chunk c's place is free, in the block that fills it. */
+GDN_DEVICE void release(const struct hopper_state &w, int first, int c)
+{
+    if (w.lane == 0) mbarrier_arrive(w.b.of(first, c));
+}
+GDN_DEVICE void release_made(const struct hopper_state &w, int first, int c)
+{
+    const uint32_t barrier = w.b.of(first, c);
+    if (HOPPER_BLOCKS == 1) {
+        if (w.lane == 0) mbarrier_arrive(barrier);
+    } else if (w.lane == 0) {
+        mbarrier_arrive_cluster(w.b.is_own(c) ? barrier : w.b.other(barrier));
+    }
+}
+
+/* Two halves free their only queries before P is awaited: so who made P arrives as well, and where that
+ * is the other block, one of the halves in its place. */
+GDN_DEVICE void release_queries(const struct hopper_state &w, int c)
+{
+    if (HOPPER_STACKED) return;
+    release(w, HOPPER_Q_FREE, c);
+    if (HOPPER_DEPTH == 2 && w.half() && !w.b.is_own(c)) release(w, HOPPER_Q_FREE, c);
+}
+
+template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float (&x)[n])
+{
+#pragma unroll
+    for (int i = 0; i < n / 2; i++) y[i] = hopper_format<io>::pair(x[2 * i], x[2 * i + 1]);
+}
+
+/* U as a factor of P (y), and of keys where that is another: in a gated chunk it is weighed (r). */
+template <int io, bool gated>
+GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (&u)[32],
+                             const hopper_gates &g, uint32_t lane)
+{
+    pack<io>(y, u);
+    if (gated) weigh<io>(r, u, factors_of(g.to_end, lane));
+}
+
+/* The output of a chunk, whose product with P has ended, to where V was, for who stores it. */
+template <int io>
+GDN_DEVICE void hand_out(const struct hopper_state &w, const float (&o)[32], int c, uint32_t v)
+{
+    release_made(w, HOPPER_P_FREED, c);
+    put_output<io>(o, v);
+    __syncwarp();
+    release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
+}
+
+/* Is something of U not finite, or too far, in one of the warpgroup's warps? */
+template <int io> GDN_DEVICE bool is_any_far(const struct hopper_state &w, const uint32_t (&u)[16])
+{
+    return in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_far<io>(u)));
+}
+
+/* A chunk for another loop. */
+template <bool gated> GDN_DEVICE bool is_other(uint32_t rare)
+{
+    return in_warp(gated ? (rare & ~HOPPER_UNEVEN) != HOPPER_GATED : rare != 0);
+}
+
+/* What the queries see of S; with a norm their lengths come with P. */
+GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c)
+{
+    if (w.b.r.norm != GDN_NORM_NONE) w.b.wait_p(c);
+    scale_tokens(o, factors_of(w.b.gates(c).q_start, w.lane));
+}
+
+#endif

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/rowwise/lines.h"
+#include "cuda/driver/backend.h"
+
+enum { THREADS = 256, HEADS = 4, LINES = 4, ONES = 2 }; /* of a block; as in gates.cu */
+
+enum { BUSY = 8 }; /* blocks that a multiprocessor still has where a thread has several lines */
+
+/* Do four elements of a vector move at once? */
+static bool is_quads(const struct gdn_cu_array *v, int64_t n)
+{
+    return v->stride[0] == 1 && gdn_cuda_access(v->data, v->dtype, NULL, 0, n);
+}
+
+static bool is_flat(const struct gdn_cu_gates *a)
+{
+    const struct gdn_cu_lines *const lines[]   = { &a->a, &a->b, &a->g, &a->beta };
+    const struct gdn_cu_array *const vectors[] = { &a->A_log, &a->dt_bias };
+    for (int i = 0; i < 4; i++)
+        if (lines[i]->data && !lines[i]->access) return false;
+    for (int i = 0; i < 2; i++)
+        if (vectors[i]->data && !is_quads(vectors[i], a->H)) return false;
+    if (a->a.data && a->b.data && a->a.dtype != a->b.dtype) return false;
+    return a->leads.n == 1 && a->H <= HEADS * THREADS;
+}
+
+static enum gdn_kernel_id choose(const struct gdn_cu_gates *a)
+{
+    static const enum gdn_kernel_id flat[] = {
+        [GDN_F32]  = GDN_CU_gates_flat_f32,
+        [GDN_BF16] = GDN_CU_gates_flat_bf16,
+        [GDN_F16]  = GDN_CU_gates_flat_f16,
+    };
+    return is_flat(a) ? flat[a->a.data ? a->a.dtype : a->b.dtype] : GDN_CU_gates_heads;
+}
+
+/* Which lines a thread has, `most` at most; blocks. */
+static int64_t spread(struct gdn_cu_gates *a, int64_t places, int most, int sm_count)
+{
+    const int64_t wide  = places < THREADS ? places : THREADS;
+    const int64_t lines = THREADS / wide; /* of a block at once */
+    a->wide    = (uint32_t)wide;
+    a->inverse = (uint32_t)((65536 + wide - 1) / wide);
+    a->each    = 1;
+    while (a->each < most && a->n_lines / (2 * a->each * lines) >= (int64_t)BUSY * sm_count)
+        a->each *= 2;
+    return (a->n_lines + a->each * lines - 1) / (a->each * lines);
+}
+
+gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream)
+{
+    struct gdn_cu_gates        a      = *args;
+    const enum gdn_kernel_id   kernel = choose(&a);
+    const bool                 ones   = kernel == GDN_CU_gates_heads;
+    const int64_t              places = ones ? a.H : a.H / HEADS;
+    const int                  most   = ones ? ONES : LINES;
+    const struct gdn_cuda_call call   = {
+        .kernel = kernel,
+        .grid   = { places ? spread(&a, places, most, ctx->cuda->sm_count) : 0, 1, 1 },
+        .stream = stream,
+        .args   = &a,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "gates", call.kernel);
+}

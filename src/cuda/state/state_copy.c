@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/driver/backend.h"
+
+#include "core/tensor_check.h"
+
+/* As in state_copy.cu: packs of a block, sides of a tile, columns of a block. */
+enum { PACK = 8, PACKS = 4 * 256, TILE_LOG2 = 12, SIDE_LOG2 = 6, COLUMNS = 32, MOST_K = 256 };
+
+/* One dimension of the box that is copied. */
+struct dim {
+    int64_t size, to, from; /* steps in bytes */
+    bool    is_column;
+};
+
+static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+
+static void swap(struct dim *a, struct dim *b)
+{
+    const struct dim x = *a;
+    *a = *b;
+    *b = x;
+}
+
+/* The dimension to be the last: dense in the target, or else in the source. */
+static int find_last(const struct dim *d, int64_t to_unit, int64_t from_unit)
+{
+    for (int i = 2; i >= 0; i--)
+        if (d[i].size > 1 && d[i].to == to_unit) return i;
+    for (int i = 2; i >= 0; i--)
+        if (d[i].size > 1 && d[i].from == from_unit) return i;
+    return 2;
+}
+
+/* Merges what lies behind each other on both sides, from the last dimension up. */
+static void merge(struct dim *d, bool keeps_columns)
+{
+    for (int i = 1; i >= 0; i--) {
+        struct dim *upper = &d[i], *lower = &d[i + 1];
+        const bool  is_one = lower->size == 1 && !(keeps_columns && lower->is_column);
+        if (is_one) { /* moves up, where it is no work */
+            swap(upper, lower);
+            continue;
+        }
+        if (keeps_columns && (upper->is_column || lower->is_column)) continue;
+        if (upper->size > 1 && (upper->to != lower->to * lower->size ||
+                                upper->from != lower->from * lower->size))
+            continue;
+        lower->size *= upper->size;
+        *upper = (struct dim){ .size = 1 };
+    }
+}
+
+static void set_side(struct gdn_cu_copy_side *to, const struct gdn_state_side *from,
+                     const gdn_tensor *pool)
+{
+    const int64_t unit = (int64_t)gdn_dtype_bytes(from->dtype);
+    *to = (struct gdn_cu_copy_side){ .data        = from->data,
+                                     .n_slots     = pool->size[0],
+                                     .slot        = from->slot * unit,
+                                     .step        = { from->head * unit, from->row * unit,
+                                                      from->column * unit },
+                                     .scales      = from->scales,
+                                     .scales_slot = from->scales_slot,
+                                     .scales_head = from->scales_head,
+                                     .dtype       = from->dtype };
+}
+
+/* The box as the descriptors have it: head (or one), row, column. */
+static struct gdn_cu_copy box_of(const struct gdn_state_move *m)
+{
+    const gdn_state_copy_args *a = &m->args;
+    struct gdn_cu_copy         c = {
+                .from_slots = gdn_cuda_array(&a->from_slots),
+                .to_slots   = gdn_cuda_array(&a->to_slots),
+                .size       = { a->to_pool.ndim == 4 ? a->to_pool.size[1] : 1, m->rows,
+                                m->n_old + m->columns },
+                .n_old      = m->n_old,
+                .n_pairs    = m->n_pairs,
+                .old_dim    = -1,
+                .seed       = a->seed,
+                .same_pool  = m->same_pool,
+                .random     = a->rounding == GDN_ROUND_STOCHASTIC,
+    };
+    set_side(&c.to, &m->to, &a->to_pool);
+    if (!m->from.data) return c;
+    set_side(&c.from, &m->from, &a->from_pool);
+    /* Column n of the target is column n - n_old + n_skipped here; the first ones are not read. */
+    c.from.data = (char *)((uintptr_t)c.from.data +
+                           (uintptr_t)((m->n_skipped - m->n_old) * c.from.step[2]));
+    return c;
+}
+
+/* The order of dimensions that is copied best. */
+static void order(struct gdn_cu_copy *c)
+{
+    const int64_t to_unit   = (int64_t)gdn_dtype_bytes(c->to.dtype);
+    const int64_t from_unit = c->from.data ? (int64_t)gdn_dtype_bytes(c->from.dtype) : 0;
+    struct dim    d[3];
+    for (int i = 0; i < 3; i++)
+        d[i] = (struct dim){ c->size[i], c->to.step[i], c->from.step[i], i == 2 };
+    swap(&d[2], &d[find_last(d, to_unit, from_unit)]);
+    if (magnitude(d[0].to) < magnitude(d[1].to)) swap(&d[0], &d[1]);
+    merge(d, c->n_old > 0);
+    if (magnitude(d[0].to) < magnitude(d[1].to)) swap(&d[0], &d[1]);
+    c->turned = -1;
+    for (int i = 0; i < 3; i++) {
+        c->size[i] = d[i].size, c->to.step[i] = d[i].to, c->from.step[i] = d[i].from;
+        if (d[i].is_column && c->n_old > 0) c->old_dim = i;
+        if (i < 2 && d[i].size > 1 && d[i].from == from_unit) c->turned = i;
+    }
+    if (d[2].to != to_unit || d[2].from == from_unit || d[2].size == 1) c->turned = -1;
+    if (d[2].size == 1) { /* dense, whatever its steps are */
+        c->to.step[2]   = to_unit;
+        c->from.step[2] = from_unit;
+    }
+}
+
+/* A square, but as narrow as the box is. */
+static void choose_tile(struct gdn_cu_copy *c)
+{
+    c->high = c->wide = SIDE_LOG2;
+    while (c->high > 2 && c->size[c->turned] <= 1 << (c->high - 1)) c->high--;
+    while (c->high == SIDE_LOG2 && c->wide > 2 && c->size[2] <= 1 << (c->wide - 1)) c->wide--;
+    if (c->high < SIDE_LOG2) c->wide = TILE_LOG2 - c->high;
+    else c->high = TILE_LOG2 - c->wide;
+}
+
+/* How a side's packs may be moved. */
+static int32_t access_of(const struct gdn_cu_copy *c, const struct gdn_cu_copy_side *side)
+{
+    const int64_t  steps[] = { side->slot, side->step[0], side->step[1] };
+    const uint64_t all = (uint64_t)(uintptr_t)side->data | (uint64_t)steps[0] |
+                         (uint64_t)steps[1] | (uint64_t)steps[2] | (uint64_t)c->size[2];
+    if (gdn_dtype_bytes(side->dtype) == 1) return all % PACK == 0 ? PACK : 0;
+    return gdn_cuda_access(side->data, side->dtype, steps, 3, c->size[2]);
+}
+
+static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_copy *c, enum gdn_kernel_id kernel,
+                         size_t shared_bytes, void *stream)
+{
+    int64_t blocks;
+    if (__builtin_mul_overflow(c->n_pairs, c->n_units, &blocks)) blocks = INT64_MAX;
+    const struct gdn_cuda_call call = {
+        .kernel       = kernel,
+        .grid         = { blocks, 1, 1 },
+        .shared_bytes = shared_bytes,
+        .stream       = stream,
+        .args         = c,
+    };
+    return gdn_cuda_launch(ctx, &call);
+}
+
+/* One dtype to another, neither or both of 8 bits the same; zeros. */
+static gdn_status copy(gdn_ctx *ctx, struct gdn_cu_copy *c, void *stream,
+                       enum gdn_kernel_id *kernel)
+{
+    order(c);
+    if (c->turned >= 0) {
+        *kernel = GDN_CU_state_copy_turn;
+        choose_tile(c);
+        c->n_units = c->size[1 - c->turned] * (((c->size[c->turned] - 1) >> c->high) + 1) *
+                     (((c->size[2] - 1) >> c->wide) + 1);
+        return launch(ctx, c, *kernel, sizeof(uint32_t) * ((1u << c->wide) + 1) << c->high,
+                      stream);
+    }
+    *kernel    = GDN_CU_state_copy_rows;
+    c->n_units = (c->size[0] * c->size[1] * ((c->size[2] + PACK - 1) / PACK) + PACKS - 1) / PACKS;
+    c->to.access   = access_of(c, &c->to);
+    c->from.access = c->from.data ? access_of(c, &c->from) : 0;
+    return launch(ctx, c, *kernel, 0, stream);
+}
+
+/* The scales of 8-bit pools as a pool of their own. */
+static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
+{
+    struct gdn_cu_copy       s     = *c;
+    struct gdn_cu_copy_side *sides[] = { &s.to, &s.from };
+    for (int i = 0; i < 2; i++) {
+        struct gdn_cu_copy_side *side = sides[i];
+        if (!side->data) continue;
+        const int64_t unit = (int64_t)sizeof(float);
+        side->data    = (char *)side->scales;
+        side->slot    = side->scales_slot * unit;
+        side->step[0] = side->scales_head * unit, side->step[1] = unit, side->step[2] = 0;
+        side->dtype   = GDN_F32;
+    }
+    s.size[2] = 1;
+    return s;
+}
+
+gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *m)
+{
+    struct gdn_cu_copy c          = box_of(m);
+    enum gdn_kernel_id kernels[2] = { GDN_CU_state_copy_eight };
+    const bool         is_eight   = c.to.scales || c.from.scales;
+    if (gdn_count(&m->args.to_pool) == 0) return gdn_note_line(ctx, "state_copy", "");
+    if (is_eight && c.from.data && c.from.dtype != c.to.dtype) {
+        c.n_units = c.size[0] * ((c.size[1] + COLUMNS - 1) / COLUMNS);
+        TRY(launch(ctx, &c, kernels[0], COLUMNS * (MOST_K + 1) * sizeof(float), m->args.stream));
+        return gdn_cuda_note(ctx, "state_copy", kernels[0]);
+    }
+    if (is_eight) {
+        struct gdn_cu_copy s = scales_box(&c);
+        TRY(copy(ctx, &s, m->args.stream, &kernels[1]));
+    }
+    TRY(copy(ctx, &c, m->args.stream, &kernels[0]));
+    return gdn_cuda_note_all(ctx, "state_copy", kernels, 1 + is_eight);
+}

@@ -1,8 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_step in one launch, for states of each layout and dtype. */
-#include "step.cuh"
-
-#define GDN_IMAGE_step GDN_THIS_IMAGE
-#define GDN_KERNEL_step(threads, shared, layout, dtype)                                       \
-    STEP_KERNEL(threads, gdn_step_##layout##_##dtype, step_raw, warp_##layout, dtype)
-#include "kernels.cuh"

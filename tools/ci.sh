@@ -33,7 +33,7 @@ build_gcc() {
 launcher=
 #
 # Where a test takes many times as long as elsewhere, tables of cases are gone through by twos
-# (GDN_TEST_EVERY, tests/ring2.c).
+# (GDN_TEST_EVERY, tests/harness/ring2.c).
 run_tests() {
     local folder=build/$1 status=0
     shift
@@ -50,13 +50,14 @@ stage_headers() {
     local strict=(-Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only -Iinclude) n=0 cc
     for cc in gcc clang; do
         command -v $cc >/dev/null || continue
-        $cc -std=c11 -Wstrict-prototypes -Wmissing-prototypes "${strict[@]}" tests/header_c11.c
+        $cc -std=c11 -Wstrict-prototypes -Wmissing-prototypes "${strict[@]}" \
+            tests/package/header_c11.c
         n=$((n + 1))
     done
     for cc in g++ clang++; do
         command -v $cc >/dev/null || continue
-        $cc -std=c++11 "${strict[@]}" tests/header_cxx.cpp
-        $cc -std=c++20 "${strict[@]}" tests/header_cxx.cpp
+        $cc -std=c++11 "${strict[@]}" tests/package/header_cxx.cpp
+        $cc -std=c++20 "${strict[@]}" tests/package/header_cxx.cpp
         n=$((n + 1))
     done
     echo "$n compilers"

@@ -23,7 +23,8 @@ def named_in(path):
     return {"G" + n for string in pattern.findall(text) for n in GUARANTEE.findall(string)}
 
 
-tests = [p for glob in ("tests/*.c", "tests/*.py", "python/tests/*.py") for p in root.glob(glob)]
+globs = ("tests/**/*.c", "tests/**/*.py", "python/tests/*.py")
+tests = [p for glob in globs for p in root.glob(glob)]
 holders = {g: [] for g in stated}
 strays = []
 for path in sorted(tests):

@@ -27,7 +27,7 @@ def context_of(isa=None, threads=1):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "fake: needs the driver of tests/fake_cuda.c")
+    config.addinivalue_line("markers", "fake: needs the driver of tests/cuda/fake_cuda.c")
     config.addinivalue_line("markers", "gpu: needs a GPU and a library of arrays on it")
 
 

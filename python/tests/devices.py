@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Arrays that are anywhere, by hand: views of NumPy arrays, or of addresses that nobody reads, which
-speak DLPack or the CUDA array interface. And the fake driver of tests/fake_cuda.c.
+speak DLPack or the CUDA array interface. And the fake driver of tests/cuda/fake_cuda.c.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Arrays on a GPU. What they say about themselves needs none; contexts on one, and what is launched
-with what, are held with the driver of tests/fake_cuda.c (marker fake); results with a GPU and
+with what, are held with the driver of tests/cuda/fake_cuda.c (marker fake); results with a GPU and
 torch (marker gpu).
 """
 

@@ -2,7 +2,7 @@
 /*
  * The part of the CUDA driver that the library calls, declared here so that host code compiles
  * without a toolkit and runs without a driver: libcuda.so.1 is opened when a context asks for it.
- * tests/cuda_api_abi.c compares all of it with <cuda.h> where that exists.
+ * tests/cuda/cuda_api_abi.c compares all of it with <cuda.h> where that exists.
  */
 #ifndef GDN_CUDA_API_H
 #define GDN_CUDA_API_H

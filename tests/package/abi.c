@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints the sizes of the public structs as tests/abi.txt lists them; see tests/abi.sh. */
+/* Prints the sizes of the public structs as abi.txt lists them; see abi.sh. */
 #include <stdio.h>
 
 #include "gdn.h"

@@ -13,13 +13,13 @@ found=$({
 } | sort)
 wanted=$(grep -E '^(struct|function) ' "$here/abi.txt" | sort)
 if [ "$found" != "$wanted" ]; then
-    echo "the ABI differs from tests/abi.txt; found:"
+    echo "the ABI differs from tests/package/abi.txt; found:"
     echo "$found"
     exit 1
 fi
 
 # abi.c must know every struct of the header.
-for name in $(sed -n 's/^typedef struct \(gdn_[a-z0-9_]*\) {$/\1/p' "$here/../include/gdn.h"); do
-    echo "$found" | grep -q "^struct $name " || { echo "tests/abi.c lacks $name"; exit 1; }
+for name in $(sed -n 's/^typedef struct \(gdn_[a-z0-9_]*\) {$/\1/p' "$here/../../include/gdn.h"); do
+    echo "$found" | grep -q "^struct $name " || { echo "tests/package/abi.c lacks $name"; exit 1; }
 done
 echo "$(echo "$found" | wc -l) names and sizes as listed"

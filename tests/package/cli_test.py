@@ -892,7 +892,7 @@ def main(tests):
     if not args:
         sys.exit(tests["__doc__"])
     GDN = os.path.abspath(args[0])
-    beside = os.path.join(os.path.dirname(__file__), "vectors")
+    beside = os.path.join(os.path.dirname(__file__), "../vectors")
     VECTORS = os.path.abspath(args[1] if len(args) > 1 else beside)
     count = {"passed": 0, "failed": 0, "skipped": 0}
     for name, test in sorted(tests.items()):

@@ -4,7 +4,7 @@
 #ifndef DEVICE_H
 #define DEVICE_H
 
-#include "bench.h"
+#include "commands/bench.h"
 
 /* The op on host memory, and the time of its kernels alone. */
 gdn_status device_timed_call(gdn_ctx *ctx, gdn_op op, const void *args, double *seconds);

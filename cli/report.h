@@ -3,7 +3,7 @@
 #ifndef REPORT_H
 #define REPORT_H
 
-#include "job.h"
+#include "files/job.h"
 
 void report_text(const struct job *job, gdn_ctx *ctx);
 void report_json(const struct job *job, gdn_ctx *ctx);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Damaged and lying safetensors files, read by the command's own reader (cli/safetensors.c).
+ * Damaged and lying safetensors files, read by the command's own reader (cli/files/safetensors.c).
  * Headers are made of right and wrong pieces, then bytes are changed. Nothing may crash; a file
  * that is refused is refused with one line; of one that is taken every byte can be read.
  *
@@ -14,7 +14,7 @@
 
 #include "cli.h"
 #include "fuzz_time.h"
-#include "safetensors.h"
+#include "files/safetensors.h"
 
 enum { MOST = 1 << 12 };
 

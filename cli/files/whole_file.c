@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "whole_file.h"
+#include "files/whole_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn bench: ops timed through gdn.h, beside the machine's measured limits. */
-#include "bench.h"
+#include "commands/bench.h"
 
 #include <math.h>
 #include <stdio.h>

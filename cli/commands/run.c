@@ -5,7 +5,7 @@
 
 #include "cli.h"
 #include "report.h"
-#include "run.h"
+#include "commands/run.h"
 
 #ifndef GDN_VECTORS_DIR
 #define GDN_VECTORS_DIR "tests/vectors"

@@ -2,7 +2,7 @@
 /* A case of decode by a record: the tokens drafted, accepted and folded into the states. */
 #include <string.h>
 
-#include "cases.h"
+#include "cases/cases.h"
 #include "cli.h"
 
 /* [slots][2 T][heads][D], and whether there is memory for it. */

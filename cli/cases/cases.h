@@ -10,7 +10,7 @@
 #ifndef CASES_H
 #define CASES_H
 
-#include "compare.h"
+#include "files/compare.h"
 #include "memory.h"
 
 /* Sequences of a batch: packed, one after the other. */

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases.h"
+#include "cases/cases.h"
 #include "cli.h"
 #include "cuda/driver/launch.h"
 #include "oracle.h"

@@ -6,9 +6,9 @@
 #ifndef JOB_H
 #define JOB_H
 
-#include "compare.h"
+#include "files/compare.h"
 #include "memory.h"
-#include "safetensors.h"
+#include "files/safetensors.h"
 
 struct job_output {
     const char        *name; /* "output", "final_state", ... */

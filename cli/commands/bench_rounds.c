@@ -7,9 +7,9 @@
  */
 #include <string.h>
 
-#include "bench.h"
+#include "commands/bench.h"
 #include "cli.h"
-#include "job.h"
+#include "files/job.h"
 
 enum { MIN_ROUNDS = 5 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files of the layer's other parts: op conv1d, gates, l2norm and rmsnorm_gated. */
 #include "cli.h"
-#include "job.h"
+#include "files/job.h"
 
 static int64_t elements(const gdn_tensor *t)
 {

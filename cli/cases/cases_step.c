@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "cases.h"
+#include "cases/cases.h"
 #include "cli.h"
 #include "oracle.h"
 

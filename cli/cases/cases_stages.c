@@ -2,7 +2,7 @@
 /* A case of the rule by the stages of the chunked form and by summaries. */
 #include <string.h>
 
-#include "cases.h"
+#include "cases/cases.h"
 #include "cli.h"
 #include "oracle.h"
 

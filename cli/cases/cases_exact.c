@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases.h"
+#include "cases/cases.h"
 #include "cli.h"
 
 /* Sequence 0 in a slot of its own, its token t being all that a call has. */

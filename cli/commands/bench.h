@@ -3,7 +3,7 @@
 #ifndef BENCH_H
 #define BENCH_H
 
-#include "cases.h"
+#include "cases/cases.h"
 #include "measure.h"
 
 enum { BENCH_MAX_CALLS = 3, BENCH_MAX_ROUNDS = 101 };

@@ -2,7 +2,7 @@
 /* The ops that take rows by themselves: gates, L2 norm, gated RMSNorm; some rows are judged. */
 #include <stdlib.h>
 
-#include "cases.h"
+#include "cases/cases.h"
 #include "cli.h"
 #include "oracle.h"
 

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cases.h"
+#include "cases/cases.h"
 #include "cli.h"
 #include "report.h"
 #include "table.h"

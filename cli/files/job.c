@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "job.h"
+#include "files/job.h"
 #include "measure.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files of the rule: op prefill and op decode. */
 #include "cli.h"
-#include "job.h"
+#include "files/job.h"
 
 static const char *const tensors[] = {
     "q", "k", "v", "g", "g_log", "a", "beta", "b", "A_log", "dt_bias", "scale", "state",

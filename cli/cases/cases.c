@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Batches, random tensors, and the rule. cases_layer.c has the convolution and the layer. */
-#include "cases.h"
+#include "cases/cases.h"
 
 #include <math.h>
 #include <stdlib.h>

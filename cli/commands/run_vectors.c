@@ -6,7 +6,7 @@
 
 #include "cli.h"
 #include "report.h"
-#include "run.h"
+#include "commands/run.h"
 #include "table.h"
 
 static const char suffix[] = ".safetensors", layer_prefix[] = "layer_";

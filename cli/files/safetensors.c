@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "safetensors.h"
+#include "files/safetensors.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "cli.h"
-#include "whole_file.h"
+#include "files/whole_file.h"
 
 enum { MAX_HEADER = 100 << 20 }; /* the format's own limit, bytes */
 

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "cases.h"
+#include "cases/cases.h"
 #include "cli.h"
 #include "core/ctx.h"
 #include "oracle.h"

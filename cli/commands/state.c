@@ -7,7 +7,7 @@
 #include "cli.h"
 #include "report.h"
 #include "table.h"
-#include "whole_file.h"
+#include "files/whole_file.h"
 
 static const char help[] =
     "gdn state inspect FILE\n"

@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #include "cli.h"
-#include "job.h"
+#include "files/job.h"
 #include "oracle.h"
 
 static const char *const tensors[] = {

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the forms of the rule (prefill.c, decode.c, decode_exact.c) load for an item and store from
+ * it: rows of q and k, gates, places of states, strips.
+ */
+#include <math.h>
+
+#include "calls/rule.h"
+#include "state/strip.h"
+
+/* 1 / the length of x in the formula of `norm`. */
+static float inverse_length(float sum_of_squares, int norm, float eps)
+{
+    switch (norm) {
+    case GDN_NORM_L2: return 1.0f / sqrtf(sum_of_squares + eps);
+    case GDN_NORM_L2_ADD: return 1.0f / (sqrtf(sum_of_squares) + eps);
+    case GDN_NORM_L2_MAX: return 1.0f / fmaxf(sqrtf(sum_of_squares), eps);
+    default: return 1.0f;
+    }
+}
+
+void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
+                      ptrdiff_t ld, int q_row)
+{
+    const int    head = gdn_rule_head(r, item->group, 0);
+    const int    hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
+    const size_t K = (size_t)r->K;
+    for (int t = 0; t < n; t++) {
+        float *k = kq + t * ld, *q = kq + (q_row + t) * ld;
+        kr->load_row[r->k.dtype](k, gdn_row(&r->k, item->seq, t0 + t, hk), K);
+        kr->load_row[r->q.dtype](q, gdn_row(&r->q, item->seq, t0 + t, hq), K);
+        if (r->norm != GDN_NORM_NONE) {
+            const float length = inverse_length(kr->dot(k, k, K), r->norm, r->norm_eps);
+            kr->norm_row(k, k, length, NULL, NULL, false, K);
+        }
+        const float length = r->norm == GDN_NORM_NONE
+                                 ? 1.0f
+                                 : inverse_length(kr->dot(q, q, K), r->norm, r->norm_eps);
+        kr->norm_row(q, q, length * r->scale, NULL, NULL, false, K);
+    }
+}
+
+void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
+                       int col, int n)
+{
+    if (!rows->data || t >= seq->n_valid) return;
+    const size_t elem = gdn_dtype_bytes(rows->dtype);
+    const char  *at   = (const char *)gdn_row(rows, seq, t, head) + (size_t)col * elem;
+    for (size_t i = 0; i < (size_t)n * elem; i += 64) __builtin_prefetch(at + i, 0, 2);
+}
+
+/* n values of a [tokens][H] tensor for one head. */
+static void gather(float *dst, const struct gdn_kernels *kr, const struct gdn_rows *rows,
+                   const struct gdn_seq *seq, int head, int64_t t0, int n)
+{
+    for (int t = 0; t < n; t++)
+        kr->load_row[rows->dtype](dst + t, gdn_row(rows, seq, t0 + t, head), 1);
+}
+
+static void raw_gates(const struct gdn_kernels *kr, float *g, float A, float dt, float bound, int n)
+{
+    float As[GDN_CHUNK], dts[GDN_CHUNK];
+    for (int t = 0; t < n; t++) {
+        As[t]  = A;
+        dts[t] = dt;
+        if (bound < 0) g[t] = A * (g[t] + dt);
+    }
+    if (bound < 0)
+        kr->sigmoid_row(g, g, bound, (size_t)n);
+    else
+        kr->gate_row(g, g, As, dts, (size_t)n);
+}
+
+void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,
+                         float *g, float *beta)
+{
+    const size_t len = (size_t)n;
+    if (r->g.data) gather(g, kr, &r->g, seq, head, t0, n);
+    for (int t = 0; !r->g.data && t < n; t++) g[t] = linear ? 1 : 0;
+    if (r->gate == GDN_GATE_RAW) raw_gates(kr, g, r->A[head], r->dt[head], r->bound, n);
+    if (r->g.data && linear && r->gate != GDN_GATE_LINEAR) kr->exp_row(g, g, len);
+    if (r->g.data && !linear && r->gate == GDN_GATE_LINEAR)
+        for (int t = 0; t < n; t++) g[t] = logf(g[t]);
+
+    if (r->beta.data) gather(beta, kr, &r->beta, seq, head, t0, n);
+    for (int t = 0; !r->beta.data && t < n; t++) beta[t] = 1;
+    if (r->beta_kind != GDN_BETA_GIVEN)
+        kr->sigmoid_row(beta, beta, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f, len);
+}
+
+static const struct gdn_pool_view *rounding_view(const struct gdn_rule *r)
+{
+    const struct gdn_pool_view *view = r->to.data ? &r->to : &r->from;
+    return r->exact && view->data ? view : NULL;
+}
+
+int gdn_rule_rounding(const struct gdn_rule *r)
+{
+    const struct gdn_pool_view *view = rounding_view(r);
+    return view && !gdn_is_eight(view->dtype) ? view->dtype : GDN_F32;
+}
+
+const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r)
+{
+    const struct gdn_pool_view *view = rounding_view(r);
+    return view && gdn_is_eight(view->dtype) ? view : NULL;
+}
+
+struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head)
+{
+    if (s->from_carry) return gdn_place_of(&r->carry_from, 0, head, 0);
+    if (s->read >= 0) return gdn_place_of(&r->from, s->read, head, 0);
+    return (struct gdn_place){ .view = &r->from };
+}
+
+struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, int head)
+{
+    const struct gdn_pool_view *view = s->to_carry ? &r->carry_to : &r->to;
+    int64_t                     slot = t == s->n_valid - 1 ? s->to_carry ? 0 : s->write : -1;
+    if (r->plan && r->plan->batch.write == GDN_WRITE_EACH)
+        slot = t >= 0 && t < s->n_valid ? gdn_plan_each_slot(r->plan, s, t) : -1;
+    if (slot >= 0) return gdn_place_of(view, slot, head, s->base + t + 1);
+    return (struct gdn_place){ .view = view };
+}
+
+/* Do n tokens leave every bit of the state (G9)? */
+static bool are_idle(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                     const struct gdn_seq *seq, int head, int64_t n)
+{
+    float alpha[GDN_CHUNK], beta[GDN_CHUNK];
+    for (int64_t t0 = 0; t0 < n; t0 += GDN_CHUNK) {
+        const int some = n - t0 < GDN_CHUNK ? (int)(n - t0) : GDN_CHUNK;
+        gdn_rule_load_gates(r, kr, seq, head, t0, some, true, alpha, beta);
+        for (int t = 0; t < some; t++)
+            if (alpha[t] != 1 || beta[t] != 0) return false;
+    }
+    return true;
+}
+
+void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                          const struct gdn_seq *seq, int head, int col, const float *S,
+                          struct gdn_place to, int64_t n_tokens, float *rows)
+{
+    const int              n    = r->V - col < kr->strip ? r->V - col : kr->strip;
+    const struct gdn_place from = gdn_rule_from(r, seq, head);
+    if (gdn_are_twins(&from, &to) && are_idle(r, kr, seq, head, n_tokens))
+        gdn_copy_columns(to, col, from, col, r->K, n);
+    else
+        gdn_store_strip(S, kr, to, r->K, col, n, rows);
+}

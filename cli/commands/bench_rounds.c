@@ -7,8 +7,8 @@
  */
 #include <string.h>
 
-#include "commands/bench.h"
 #include "cli.h"
+#include "commands/bench.h"
 #include "files/job.h"
 
 enum { MIN_ROUNDS = 5 };

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 #include "cli.h"
-#include "report.h"
 #include "commands/run.h"
+#include "report.h"
 
 #ifndef GDN_VECTORS_DIR
 #define GDN_VECTORS_DIR "tests/vectors"

@@ -10,10 +10,10 @@
 
 #include "cases/cases.h"
 #include "cli.h"
+#include "commands/run.h"
 #include "files/job.h"
 #include "measure.h"
 #include "report.h"
-#include "commands/run.h"
 #include "table.h"
 
 enum { SEQUENCES = 4, STEPS = 128, RUNS = 3, FOLLOWED = 3, HEADS = 32, DIM = 128 };

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 #include "cli.h"
-#include "report.h"
 #include "commands/run.h"
+#include "report.h"
 #include "table.h"
 
 static const char suffix[] = ".safetensors", layer_prefix[] = "layer_";

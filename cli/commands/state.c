@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "cli.h"
+#include "files/whole_file.h"
 #include "report.h"
 #include "table.h"
-#include "files/whole_file.h"
 
 static const char help[] =
     "gdn state inspect FILE\n"

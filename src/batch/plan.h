@@ -8,8 +8,8 @@
 
 #include <stdbool.h>
 
-#include "gdn.h"
 #include "core/views.h"
+#include "gdn.h"
 
 /* One sequence of a batch. */
 struct gdn_seq {

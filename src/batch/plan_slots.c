@@ -3,8 +3,8 @@
  * Slots that a call writes: each once, and none that another sequence of it reads. A table of
  * all of them is filled before anything is computed.
  */
-#include "core/ctx.h"
 #include "batch/plan.h"
+#include "core/ctx.h"
 #include "core/tensor_check.h"
 
 /* Which sequence writes a slot: open addressing, at most half full. */

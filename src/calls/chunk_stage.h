@@ -6,9 +6,9 @@
 #ifndef GDN_STAGE_H
 #define GDN_STAGE_H
 
-#include "core/ctx.h"
 #include "batch/plan.h"
 #include "calls/rule.h"
+#include "core/ctx.h"
 
 /* One tensor of a call and what it must be. */
 struct gdn_stage_tensor {

@@ -6,8 +6,8 @@
 #ifndef GDN_CONV_H
 #define GDN_CONV_H
 
-#include "core/ctx.h"
 #include "batch/plan.h"
+#include "core/ctx.h"
 
 struct gdn_conv {
     struct gdn_rows        x, out; /* rows of D channels, one dtype; out may be x or absent */

@@ -7,8 +7,8 @@
 #ifndef GDN_RECORD_H
 #define GDN_RECORD_H
 
-#include "cpu/loops/kernels.h"
 #include "batch/plan.h"
+#include "cpu/loops/kernels.h"
 
 struct gdn_rule;
 

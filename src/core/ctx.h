@@ -3,10 +3,10 @@
 #ifndef GDN_CTX_H
 #define GDN_CTX_H
 
-#include "cpu/loops/bf16.h"
-#include "gdn.h"
 #include "core/status.h"
 #include "core/threads.h"
+#include "cpu/loops/bf16.h"
+#include "gdn.h"
 
 struct gdn_ctx {
     gdn_options               options; /* hooks filled in */

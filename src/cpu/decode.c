@@ -11,10 +11,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "batch/tree.h"
 #include "calls/record.h"
 #include "calls/rule.h"
 #include "state/strip.h"
-#include "batch/tree.h"
 
 enum { TOKENS = GDN_CHUNK, COLUMNS = GDN_STEP_COLUMNS };
 enum { STATE = GDN_MAX_HEAD * COLUMNS, TREE_STATES = 3 * STATE }; /* floats */

@@ -2,9 +2,9 @@
 /* gdn_chunk_cumsum: sums of gates that start anew with every chunk. */
 #include <math.h>
 
+#include "calls/chunk_stage.h"
 #include "cuda/driver/backend.h"
 #include "ops/op_table.h"
-#include "calls/chunk_stage.h"
 
 struct call {
     gdn_chunk_cumsum_args args;

@@ -6,11 +6,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "calls/chunk_stage.h"
+#include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
 #include "ops/op_table.h"
-#include "calls/chunk_stage.h"
 #include "state/strip.h"
-#include "core/tensor_check.h"
 
 enum { B16 = GDN_CHUNK };
 

@@ -10,11 +10,11 @@
  */
 #include <string.h>
 
+#include "calls/chunk_stage.h"
+#include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
 #include "ops/op_table.h"
-#include "calls/chunk_stage.h"
 #include "state/strip.h"
-#include "core/tensor_check.h"
 
 enum { B16 = GDN_CHUNK, CC = GDN_MAX_CHUNK };
 enum { U, W, T, N_OUTPUTS };

@@ -2,9 +2,9 @@
 /* gdn_conv1d: what its arguments must be. cpu/conv.c computes it. */
 #include "calls/conv.h"
 
+#include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
 #include "ops/op_table.h"
-#include "core/tensor_check.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 

@@ -5,9 +5,9 @@
  */
 #include <math.h>
 
+#include "batch/rowwise.h"
 #include "cuda/driver/backend.h"
 #include "ops/op_table.h"
-#include "batch/rowwise.h"
 
 struct gates {
     gdn_gates_args            args;

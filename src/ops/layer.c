@@ -4,9 +4,9 @@
 #include <stdio.h>
 
 #include "calls/layer.h"
+#include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
 #include "ops/op_table.h"
-#include "core/tensor_check.h"
 
 /* A checked call. */
 struct block_call {

@@ -9,10 +9,10 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "batch/tree.h"
 #include "calls/layer.h"
 #include "cuda/driver/backend.h"
 #include "ops/op_table.h"
-#include "batch/tree.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 

@@ -6,9 +6,9 @@
  */
 #include <math.h>
 
+#include "calls/norm.h"
 #include "cuda/driver/backend.h"
 #include "ops/op_table.h"
-#include "calls/norm.h"
 
 enum { MAX_D = 65536 };
 

@@ -7,13 +7,13 @@
 
 #include <math.h>
 
+#include "calls/chunk_stage.h"
+#include "calls/rule.h"
 #include "core/ctx.h"
+#include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
 #include "ops/op_table.h"
-#include "calls/rule.h"
-#include "calls/chunk_stage.h"
 #include "state/strip.h"
-#include "core/tensor_check.h"
 
 enum { COLUMNS = GDN_STEP_COLUMNS };
 

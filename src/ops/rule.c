@@ -7,12 +7,12 @@
  */
 #include <math.h>
 
-#include "cuda/driver/backend.h"
-#include "ops/op_table.h"
+#include "batch/tree.h"
 #include "calls/record.h"
 #include "calls/rule.h"
 #include "core/tensor_check.h"
-#include "batch/tree.h"
+#include "cuda/driver/backend.h"
+#include "ops/op_table.h"
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
 {

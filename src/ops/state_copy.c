@@ -6,11 +6,11 @@
  */
 #include "calls/state_copy.h"
 
-#include "cuda/driver/backend.h"
-#include "state/matrix.h"
-#include "ops/op_table.h"
 #include "calls/rule.h"
 #include "core/tensor_check.h"
+#include "cuda/driver/backend.h"
+#include "ops/op_table.h"
+#include "state/matrix.h"
 
 enum {
     COLUMNS  = 8,   /* of an 8-bit state that are converted at a time */

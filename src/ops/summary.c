@@ -6,10 +6,10 @@
  */
 #include <string.h>
 
-#include "cuda/driver/backend.h"
-#include "ops/op_table.h"
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
+#include "cuda/driver/backend.h"
+#include "ops/op_table.h"
 
 /* A checked call. */
 struct summary {

@@ -7,8 +7,8 @@
 #ifndef GDN_STRIP_H
 #define GDN_STRIP_H
 
-#include "cpu/loops/kernels.h"
 #include "batch/plan.h"
+#include "cpu/loops/kernels.h"
 
 /* One head's state in a slot of a pool. */
 struct gdn_place {

@@ -13,10 +13,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "calls/rule.h"
 #include "oracle.h"
 #include "ring2_batch.h"
 #include "ring2_device.h"
-#include "calls/rule.h"
 
 enum { HIDDEN = 40, HK = 2, HV = 4, K = 16, V = 24, W = 4, D = 2 * HK * K + HV * V, R = HV / HK };
 

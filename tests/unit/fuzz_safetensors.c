@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "cli.h"
-#include "fuzz_time.h"
 #include "files/safetensors.h"
+#include "fuzz_time.h"
 
 enum { MOST = 1 << 12 };
 

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cpu/loops/kernels.h"
 #include "core/ctx.h"
+#include "cpu/loops/kernels.h"
 #include "ring2.h"
 
 #if defined(__SSE__)

@@ -2,8 +2,8 @@
 /* Batches: tokens, counts, shapes, rows. Slots are in unit_slots.c. */
 #include <stdio.h>
 
-#include "plan_call.h"
 #include "core/tensor_check.h"
+#include "plan_call.h"
 
 /* ---- Tokens -------------------------------------------------------------------------------- */
 

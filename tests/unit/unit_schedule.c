@@ -5,8 +5,8 @@
  */
 #include <stdio.h>
 
-#include "ring2.h"
 #include "calls/rule.h"
+#include "ring2.h"
 
 enum { MOST_THREADS = 64, MOST_SEQS = 64 };
 

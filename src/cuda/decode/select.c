@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/decode/select.h"
 #include "batch/tree.h"
+#include "cuda/decode/select.h"
 
 enum {
     COLUMNS = 32, /* of V: a block's part of a state (general_tokens.cuh) */

@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-#include "cuda/driver/blas.h"
 #include "core/tensor_check.h"
+#include "cuda/driver/blas.h"
 
 #define TEXT(x)       #x
 #define TEXT_OF(name) TEXT(name)

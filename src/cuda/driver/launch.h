@@ -6,11 +6,11 @@
 #ifndef GDN_CUDA_LAUNCH_H
 #define GDN_CUDA_LAUNCH_H
 
+#include "batch/plan.h"
+#include "core/ctx.h"
 #include "cuda/driver/api.h"
 #include "cuda/driver/args.h"
-#include "core/ctx.h"
 #include "cuda/driver/images.h"
-#include "batch/plan.h"
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/sm90/plan_segments.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/driver/mirror.h"
 
-#include "ops/op_table.h"
 #include "core/tensor_check.h"
+#include "ops/op_table.h"
 
 enum {
     N_BATCH_TENSORS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)

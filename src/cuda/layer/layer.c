@@ -9,9 +9,9 @@
  */
 #include "calls/layer.h"
 
-#include "cuda/driver/blas.h"
-#include "cuda/driver/backend.h"
 #include "core/tensor_check.h"
+#include "cuda/driver/backend.h"
+#include "cuda/driver/blas.h"
 
 enum { TILE = 64, THREADS = 256 }; /* of layer.cu */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_prefill in chunks with states of 8 bits, see q8.cu. */
+#include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
 #include "cuda/prefill/general.h"
-#include "core/tensor_check.h"
 
 enum { MOST_SLICES = 64 }; /* that share the checkpoints of a sequence */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a call of gdn_prefill is cut into blocks of threads; see general.cuh. */
+#include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
 #include "cuda/prefill/general.h"
-#include "core/tensor_check.h"
 
 enum { COLUMNS = 16, AUX_WARPS = 4 };
 

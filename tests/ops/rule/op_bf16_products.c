@@ -4,8 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "cpu/loops/bf16.h"
 #include "core/ctx.h"
+#include "cpu/loops/bf16.h"
 #include "ring2_rule.h"
 
 enum { ROWS = 2 * GDN_CHUNK, COLUMNS = 32, MOST = GDN_MAX_HEAD };

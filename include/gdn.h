@@ -36,8 +36,8 @@
  * Precision. On a CPU, without GDN_BF16_PRODUCTS, arithmetic is float32 whatever the dtypes. On a
  * device too, but for products on tensor cores: those of gdn_prefill and gdn_block with inputs of
  * 16 bits round their factors to that dtype (see gdn_prefill()), others take factors of float32 as
- * two TF32 terms, 22 bits. Every stored value is rounded once, to nearest even. docs/numerics.md
- * derives the error bounds and says how each is tested.
+ * two TF32 terms, 22 bits. Every stored value is rounded once, to nearest even.
+ * docs/design/numerics.md derives the error bounds and says how each is tested.
  *
  * Guarantees. Each is held by the test of that name (tools/guarantees.py lists them).
  *
@@ -84,7 +84,7 @@
  *        the rule of gdn_block: where both calls, or neither, have more than 8 tokens; on Hopper
  *        to rounding, where one of the next 63 tokens has a key, g or beta that is not finite,
  *        keys whose products are beyond f16 or, under a norm, one 2^12 times as long as another,
- *        or a u too large to be divided by its gates: docs/numerics.md, section 12).
+ *        or a u too large to be divided by its gates: docs/design/numerics.md, section 12).
  *   G19  gdn_decode of a tree: a token has the bits, of its output and of the state after it,
  *        that it has at the end of the chain of its ancestors in one call.
  *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives
@@ -501,7 +501,7 @@ typedef enum gdn_rounding { /* of 8-bit states */
 } gdn_rounding;
 
 /*
- * gdn_prefill - whole sequences, in chunks of 16 tokens (the WY form, docs/math.md).
+ * gdn_prefill - whole sequences, in chunks of 16 tokens (the WY form, docs/design/math.md).
  * gdn_decode  - the next tokens of each sequence, one after the other.
  *
  * Both compute the rule at the head of this file, from the same struct. They round
@@ -583,15 +583,16 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * with the probability that leaves the mean where it is (to 2^-24 of a step with GDN_I8, 2^-20
  * with GDN_E4M3). What is drawn follows from seed + n, n being the tokens of the sequence in
  * this call when the state is stored, from the state head and from the element's v and k
- * (docs/numerics.md has the formula), and from nothing else. So calls of one token with the
+ * (docs/design/numerics.md has the formula), and from nothing else. So calls of one token with the
  * seeds s, s + 1, ... draw what one call with the seed s draws that stores after each token,
  * and with GDN_EXACT leave the same bits. GDN_EXACT with such a state takes no parents
  * (GDN_E_UNSUPPORTED). Other dtypes round to nearest even whatever `rounding` says.
  *
  * On a device gdn_prefill works in chunks of 64 tokens (32 where K is above 128, 16 for float32),
  * and multiplies bfloat16 and float16 inputs on tensor cores: keys, queries, the state and what
- * lies between are rounded to that dtype as factors, and summed in float32 (docs/numerics.md). For
- * states of 8 bits it has float32 ones in the workspace, one for each sequence and each checkpoint.
+ * lies between are rounded to that dtype as factors, and summed in float32
+ * (docs/design/numerics.md). For states of 8 bits it has float32 ones in the workspace, one for
+ * each sequence and each checkpoint.
  *
  * record_k record_u record_g record_count: see "Records of drafted tokens"; gdn_decode alone.
  *
@@ -640,7 +641,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 
 /*
  * Rolling back. Of T drafted tokens n are accepted; the states must become those after the
- * n-th. Three ways, for chains and trees, the convolution included; docs/speculation.md shows
+ * n-th. Three ways, for chains and trees, the convolution included; docs/start/speculation.md shows
  * each. Memory beside the state itself, of one sequence and layer, with float32 states and
  * without those of the convolution:
  *
@@ -1106,7 +1107,7 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
 /*
  * A blob holds the states of some sequences in one layer, and says itself what it holds: heads
  * and their map, dtypes, layout, positions, which part of a layer, a checksum. It is a piece
- * of memory; files are the caller's (`gdn state` has them). docs/state-blob.md is the format.
+ * of memory; files are the caller's (`gdn state` has them). docs/start/state-blob.md is the format.
  * It is little-endian, and so must be the machine (GDN_E_UNSUPPORTED). A blob in memory is
  * aligned to 8 bytes, else GDN_E_ARG.
  *

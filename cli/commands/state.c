@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn state: files of state blobs (docs/state-blob.md). The library does the work. */
+/* gdn state: files of state blobs (docs/start/state-blob.md). The library does the work. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,8 +17,8 @@ static const char help[] =
     "gdn state diff A B\n"
     "\n"
     "Files of state blobs: the states of some sequences in one layer, as gdn_blob_save() writes\n"
-    "them (docs/state-blob.md). A damaged file is refused whole; an output appears whole or not\n"
-    "at all.\n"
+    "them (docs/start/state-blob.md). A damaged file is refused whole; an output appears whole or\n"
+    "not at all.\n"
     "\n"
     "  inspect   what a file holds\n"
     "  convert   other dtypes (f32, bf16, f16), another layout of the state (vk, kv), another\n"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The chunked form of the rule (docs/math.md): 16 tokens at a time, with S at their start,
+ * The chunked form of the rule (docs/design/math.md): 16 tokens at a time, with S at their start,
  *
  *     P = [K; Q] S;   U by forward substitution;   O = Q S + lower(Q K^T) U;   S' = gamma S + K^T U
  *

@@ -4,8 +4,8 @@
  * that shares nothing with them.
  *
  * Inputs are multiples of 1/64 in [-1, 1], exact in every dtype, so that the reference knows
- * them. Errors are judged as in docs/numerics.md: limit x 2^-24 x magnitude, and half an ulp of
- * a 16-bit result. The magnitude of the rule is its vector bound (section 5) per value column.
+ * them. Errors are judged as in docs/design/numerics.md: limit x 2^-24 x magnitude, and half an ulp
+ * of a 16-bit result. The magnitude of the rule is its vector bound (section 5) per value column.
  */
 #include <math.h>
 #include <stdio.h>
@@ -201,7 +201,8 @@ static gdn_status judge_column(struct self_test *s, const struct rule_inputs *in
     return GDN_OK;
 }
 
-/* Section 8 of docs/numerics.md; log gates are at least -0.5, here and when made from raw ones. */
+/* Section 8 of docs/design/numerics.md; log gates are at least -0.5, here and when made from raw
+ * ones. */
 static double rule_limit(const struct self_test *s, const struct rule_case *c)
 {
     const bool   cores = s->ctx->cuda && !c->decode; /* tensor cores */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The format of state blobs, docs/state-blob.md: header, places of the parts, checksum. */
+/* The format of state blobs, docs/start/state-blob.md: header, places of the parts, checksum. */
 #ifndef GDN_BLOB_H
 #define GDN_BLOB_H
 

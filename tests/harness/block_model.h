@@ -280,7 +280,7 @@ static inline void make_model(const gdn_block_args *a, struct model *m)
         m->conv.room[i] = oracle_half_ulp(a->hidden.dtype, m->conv.want[i]);
 }
 
-/* The project's limit for float32 inside (docs/numerics.md): 2e-5 of the tensor's root mean
+/* The project's limit for float32 inside (docs/design/numerics.md): 2e-5 of the tensor's root mean
  * square and 1e-6; the stored dtype adds half an ulp. Where 16 bits pass from step to step, that
  * and the room for it, and twice the noise as root mean square. */
 static inline void compare(const char *what, const gdn_tensor *got, const struct expected *e)

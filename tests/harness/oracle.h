@@ -60,9 +60,10 @@ double oracle_move(struct oracle_noise *n, double x);
 void   oracle_move_all(struct oracle_noise *n, double *x, int64_t count);
 
 /*
- * The rule as tensor cores compute it on q and k of n->dtype: in chunks of C tokens (docs/math.md),
- * with S a chunk's first state, R = V - S K, U = T R, O = Q S + P U and S' = S + U K, where the
- * factors S, R, T, P and U (twice: for O, and decayed for S') move; and o. Without magnitudes.
+ * The rule as tensor cores compute it on q and k of n->dtype: in chunks of C tokens
+ * (docs/design/math.md), with S a chunk's first state, R = V - S K, U = T R, O = Q S + P U and
+ * S' = S + U K, where the factors S, R, T, P and U (twice: for O, and decayed for S') move; and o.
+ * Without magnitudes.
  */
 void oracle_rule_chunks(const struct oracle_rule *r, int C, struct oracle_noise *n);
 

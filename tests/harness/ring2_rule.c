@@ -101,7 +101,7 @@ static double beta_of(const gdn_rule_args *a, int64_t at)
  *     products of bfloat16 (p, z): two factors  2 x 2 x 2^15
  *     prefill, per block of 16: solve 32, update 12, gates 8 + 2 |G|, G the sum of 16 gates
  *
- *     on a device, in chunks (docs/numerics.md):
+ *     on a device, in chunks (docs/design/numerics.md):
  *       A of 16 bits, u their unit 2^-8 or 2^-11: factors of large products are rounded: S, R, T,
  *       U, P; in f16 also normalised k  (5 or 8) u; f32: products of two halves 12, sums K / 8
  *
@@ -112,8 +112,8 @@ static double beta_of(const gdn_rule_args *a, int64_t at)
  * 16 bits outweighs all else: there the usual error is the model's, of bfloat16 products the plain
  * recurrence's with such factors, and only the scatter is allowed for: 3 times.
  *
- * P of f16 is a multiple of 2^-24 (docs/numerics.md): so much of an output is lost, times |u|, for
- * which the largest |v| stands.
+ * P of f16 is a multiple of 2^-24 (docs/design/numerics.md): so much of an output is lost, times
+ * |u|, for which the largest |v| stands.
  */
 static void set_limits(const gdn_rule_args *a, bool prefill, const double *size, int64_t T,
                        struct head *h)

@@ -130,9 +130,9 @@ static inline void expect_same(const char *what, const gdn_step_args *got,
         if (w[i]->data) ring2_expect_bits(what, g[i], w[i]);
 }
 
-/* Two orders of summation: the project's limit for float32 (docs/numerics.md), and what a rounding
- * that falls the other way costs: an ulp of what is stored, and where o is rounded before a norm
- * another one, or two where the norm's scale takes it to the bottom of a binade. */
+/* Two orders of summation: the project's limit for float32 (docs/design/numerics.md), and what a
+ * rounding that falls the other way costs: an ulp of what is stored, and where o is rounded before
+ * a norm another one, or two where the norm's scale takes it to the bottom of a binade. */
 static inline void expect_near(const char *what, const gdn_tensor *got, const gdn_tensor *want,
                                bool normed)
 {

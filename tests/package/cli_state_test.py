@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gdn state`, from outside: cli_state_test.py GDN [--filter WORD]
 
-The blobs are written here, by the words of docs/state-blob.md. Nothing but the standard library.
+The blobs are written here, by the words of docs/start/state-blob.md. Nothing but the standard
+library.
 """
 import itertools
 import json

@@ -123,7 +123,7 @@ static void G3_equal_states_are_equal_bytes(void)
     CHECK(!memcmp(a.blob, b.blob, a.blob_bytes), "the bytes differ");
 }
 
-/* The format as docs/state-blob.md has it, byte by byte. */
+/* The format as docs/start/state-blob.md has it, byte by byte. */
 static uint64_t number(const unsigned char *p, int bytes)
 {
     uint64_t x = 0;

@@ -10,9 +10,9 @@
  * call into several along rows or columns changes no bit.
  *
  * Error limits, in units of 2^-24 x the magnitude (the same expression on absolute values,
- * docs/numerics.md), stand beside each loop and are what tests/check_*.c assert. Those of long
- * sums are for data without structure; whatever the data, a sum errs by at most one unit per
- * addition of its longest chain: n / 64 + 10 for dot, K / 8 + 6 for gemm_nt (scalar n / 8 + 5),
+ * docs/design/numerics.md), stand beside each loop and are what tests/loops/check_*.c assert. Those
+ * of long sums are for data without structure; whatever the data, a sum errs by at most one unit
+ * per addition of its longest chain: n / 64 + 10 for dot, K / 8 + 6 for gemm_nt (scalar n / 8 + 5),
  * K + 1 for strip_mul.
  */
 #ifndef GDN_CPU_KERNELS_H

@@ -8,7 +8,7 @@
 /* Value columns of a block: so many of states whose rows are k, else elements of so many bytes. */
 enum { ONE_COLUMNS = 64, ONE_COLUMN_BYTES = 32, SLOTS_K = 128, PACKED_K = 128, FOUR_K = 128 };
 
-/* So many blocks of a multiprocessor are few (docs/cuda-speed.md); bits are the same (G2). */
+/* So many blocks of a multiprocessor are few (docs/log/cuda-speed.md); bits are the same (G2). */
 enum { SLOTS_BLOCKS = 64 };
 
 /* What a sequence of one token and a head have there; as warps see it. */

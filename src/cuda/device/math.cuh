@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Functions of gates and activations. Each takes one exponential, of -|x|, which cannot overflow,
- * and no branch. Their errors are below the limits of docs/numerics.md for the loops of the CPU.
+ * and no branch. Their errors are below the limits of docs/design/numerics.md for the loops of the CPU.
  */
 #ifndef GDN_CUDA_MATH_CUH
 #define GDN_CUDA_MATH_CUH

@@ -248,8 +248,8 @@ static void G13_no_allocation(void)
     gdn_ctx_destroy(ctx);
 }
 
-/* Three million gates. Of so many some come near what docs/numerics.md derives for sigmoid_row,
- * 5 units. */
+/* Three million gates. Of so many some come near what docs/design/numerics.md derives for
+ * sigmoid_row, 5 units. */
 static void many_lines(void)
 {
     const gdn_gates_args x = make_call(ring2_on_device() ? 13000 : 1000, 256);

@@ -2,8 +2,8 @@
 /*
  * States of 8 bits (G21). The one idea: a call with such a state is the call with a float32 state
  * between two conversions, bit for bit, and the conversions are written here a second time, from
- * the words of gdn.h and docs/numerics.md. The rest are limits of one rounding, means over seeds,
- * a long decode beside float64, and what is refused.
+ * the words of gdn.h and docs/design/numerics.md. The rest are limits of one rounding, means over
+ * seeds, a long decode beside float64, and what is refused.
  */
 #include <math.h>
 #include <string.h>

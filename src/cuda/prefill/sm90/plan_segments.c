@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A call on Hopper as segments (segments.cuh), or whole: what takes less time by a model
- * fitted to what an H200 took (docs/hopper-prefill.md), segments only where they win clearly.
+ * fitted to what an H200 took (docs/gpu/hopper-prefill.md), segments only where they win clearly.
  * Lengths are contents of device memory: sequences count as of one length, or some as long as the
  * longest, if the call says how long that is.
  *

@@ -4,8 +4,8 @@
 #define GDN_BLOCK_H
 
 #include "calls/conv.h"
+#include "calls/project.h"
 #include "calls/rule.h"
-#include "cpu/project.h"
 
 enum {
     GDN_BLOCK_WINDOW = 256, /* tokens: enough for the projections to reach the FMA rate */

@@ -7,6 +7,7 @@
 #define GDN_RULE_H
 
 #include "core/ctx.h"
+#include "state/pool_view.h"
 #include "state/strip.h"
 
 struct gdn_record; /* record.h */
@@ -77,21 +78,6 @@ static inline int gdn_rule_source(const struct gdn_rule *r, int head, int n_head
     return r->head_map == GDN_HEADS_GROUPED ? head / (r->H / n_heads) : head % n_heads;
 }
 
-/* A state tensor [P][H]([V][K] or [K][V]) as a view; absent: data NULL. */
-gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
-                          int64_t H, int64_t K, int64_t V, struct gdn_pool_view *view);
-
-/* The same where 8 bits are allowed, with their scales. */
-struct gdn_scaled {
-    const gdn_tensor *t, *scales;
-    const char       *name, *scales_name;
-};
-gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t layout, int64_t H,
-                           int64_t K, int64_t V, struct gdn_pool_view *view);
-/* Scales: there where wanted, float32, [P][H][V]. Pools that are one memory have one memory of
- * scales too. */
-gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *s, int64_t H, int64_t V);
-gdn_status gdn_check_twins(gdn_ctx *ctx, const struct gdn_scaled *a, const struct gdn_scaled *b);
 /* A and dt from A_log and dt_bias (absent: 0). */
 void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
                          int64_t H, float bound);

@@ -6,6 +6,7 @@
 #include "core/status.h"
 #include "core/threads.h"
 #include "cpu/loops/bf16.h"
+#include "cpu/loops/fpenv.h"
 #include "gdn.h"
 
 struct gdn_ctx {
@@ -47,10 +48,6 @@ gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
 void gdn_log_line(const gdn_ctx *ctx, const char *line);
 /* That the context's workspace has so many bytes now. */
 void gdn_log_workspace(const gdn_ctx *ctx, size_t bytes);
-
-/* Saves the float environment, sets the default one; and back. Workers set theirs once. */
-uint32_t gdn_fp_enter(void);
-void     gdn_fp_leave(uint32_t saved);
 
 /* Rounds up to a whole number of cache lines. */
 static inline size_t gdn_align64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "calls/rule.h"
-#include "cpu/stream.h"
+#include "cpu/loops/stream.h"
 
 enum form { STEPS, CHUNKS, STRIPS };
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors of states as views of a pool, with the scales of 8-bit ones. */
-#include "calls/rule.h"
+#include "state/pool_view.h"
+
+#include "batch/plan.h"
 #include "core/tensor_check.h"
 
 /* Shape and strides; the dtype is known. */

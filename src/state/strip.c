@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "cpu/stream.h"
+#include "cpu/loops/stream.h"
 
 struct gdn_place gdn_place_of(const struct gdn_pool_view *view, int64_t slot, int64_t head,
                               int64_t n_tokens)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The float environment (G12): round to nearest, denormals kept, no traps. */
-#include "core/ctx.h"
+#include "cpu/loops/fpenv.h"
 
 #if defined(__SSE__)
 

@@ -7,7 +7,7 @@
 #include "calls/layer_step.h"
 #include "calls/state_copy.h"
 #include "cuda/driver/launch.h"
-#include "cuda/rowwise/lines.h"
+#include "cuda/driver/lines.h"
 
 /* A checked call of gdn_prefill or gdn_decode as kernels take it: what rule and plan say of it. */
 struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rule_args *args,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/driver/backend.h"
-#include "cuda/rowwise/lines.h"
+#include "cuda/driver/lines.h"
 
 enum { THREADS = 256, HEADS = 4, LINES = 4, ONES = 2 }; /* of a block; as in gates.cu */
 

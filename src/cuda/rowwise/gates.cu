@@ -10,7 +10,7 @@
  *                     dt_bias too, and lines are a step apart
  */
 #include "cuda/device/quad.cuh"
-#include "cuda/rowwise/lines.cuh"
+#include "cuda/device/lines.cuh"
 #include "cuda/device/math.cuh"
 
 /* As in gates.c: a thread has four heads of up to LINES lines, or one head of up to ONES. */

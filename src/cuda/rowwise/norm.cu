@@ -9,7 +9,7 @@
  *
  * A lane adds up its elements in order, lanes are added by a tree: by D alone (G2).
  */
-#include "cuda/rowwise/lines.cuh"
+#include "cuda/device/lines.cuh"
 #include "cuda/device/math.cuh"
 
 GDN_DEVICE float line_scale(const struct gdn_cu_norm &a, float sum)

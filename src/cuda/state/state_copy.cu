@@ -10,7 +10,7 @@
  * What keeps its dtype never passes through arithmetic (G14).
  */
 #include "cuda/device/q8.cuh"
-#include "cuda/rowwise/lines.cuh"
+#include "cuda/device/lines.cuh"
 
 enum { THREADS = 256, PACKS = 4, TILE = 4096, COLUMNS = 32, MOST_K = 256 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See stream.h. SSE2 is part of every x86-64; elsewhere stores are plain. */
-#include "cpu/stream.h"
+#include "cpu/loops/stream.h"
 
 #include "gdn.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/rowwise/lines.h"
+#include "cuda/driver/lines.h"
 
 #include "core/tensor_check.h"
 

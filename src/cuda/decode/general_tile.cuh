@@ -100,7 +100,8 @@ template <int KC> struct tile_vk {
 template <int KC> struct tile_kv {
     enum { J = KC / 64, N = 4 * J, K_FIRST = 1 };
     struct shared {
-        alignas(16) float sums[2][DECODE_WARPS][2][DECODE_COLUMNS]; /* of even and odd tokens; p and z */
+        /* of even and odd tokens; p and z */
+        alignas(16) float sums[2][DECODE_WARPS][2][DECODE_COLUMNS];
     };
 
     float S[N][4];

@@ -4,5 +4,6 @@
 
 #define GDN_IMAGE_decode_one GDN_THIS_IMAGE
 #define GDN_KERNEL_decode_one(threads, shared, layout, dtype, io, KC)                         \
-    DECODE_ONE_KERNEL(threads, gdn_decode_one_##layout##_##dtype##_##io##_##KC, layout, dtype, io, KC)
+    DECODE_ONE_KERNEL(threads, gdn_decode_one_##layout##_##dtype##_##io##_##KC, layout,       \
+                      dtype, io, KC)
 #include "cuda/driver/kernels.cuh"

@@ -2,10 +2,11 @@
 /*
  * One token of each sequence, without GDN_EXACT, k, q, v and out of one dtype of 16 bits:
  *
- *     p = S k    z = S q;    u = beta (v - alpha p);    o = alpha z + (k . q) u;    S <- alpha S + u k^T
+ *     p = S k    z = S q;    u = beta (v - alpha p)
+ *     o = alpha z + (k . q) u;    S <- alpha S + u k^T
  *
- * It is a trip to memory and back, of the states and, in a small call, of the code itself and of its
- * arguments; and states of 16 bits leave time for 500 instructions per 2 KB. So it is short and
+ * It is a trip to memory and back, of the states and, in a small call, of the code itself and of
+ * its arguments; and states of 16 bits leave time for 500 instructions per 2 KB. So it is short and
  * straight: every load first, of 16 bytes a lane; sums are of k and q as they lie in memory, and
  * what makes them keys and queries (lengths, scale, gates) meets the sums at the end; what is
  * forgotten or left out (alpha = 0, beta = 0) is made zeros aside, before it is used.
@@ -23,7 +24,7 @@
 #include "cuda/device/ptx_load_parts.cuh"
 #include "cuda/device/rule.cuh"
 
-/* ---- 16 bytes of a state ----------------------------------------------------------------------- */
+/* ---- 16 bytes of a state --------------------------------------------------------------------- */
 
 /* Element e of 16 bits of those that lie in pairs, from its pair. */
 template <int dtype> GDN_DEVICE float one_element(uint32_t x, int e)
@@ -73,7 +74,7 @@ template <class T> GDN_DEVICE void one_forget(T *x, int n)
     for (int i = 0; i < n; i++) x[i] = zero;
 }
 
-/* ---- The token --------------------------------------------------------------------------------- */
+/* ---- The token ------------------------------------------------------------------------------- */
 
 /* Where a block's head of its sequence is: the token, the head, slots. */
 struct one_place {
@@ -195,7 +196,7 @@ template <int lanes, int N> GDN_DEVICE float one_sums(float *x)
     }
 }
 
-/* ---- Rows of v --------------------------------------------------------------------------------- */
+/* ---- Rows of v ------------------------------------------------------------------------------- */
 
 /* A lane has N rows, STEP apart, of each C pieces of E elements. */
 template <int KC, int dtype, int io> struct one_rows {
@@ -372,7 +373,7 @@ GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, Place &w, int v)
     return true;
 }
 
-/* ---- Rows of k --------------------------------------------------------------------------------- */
+/* ---- Rows of k ------------------------------------------------------------------------------- */
 
 /* A lane has N rows, from row() on, of each a piece. */
 template <int KC_, int dtype> struct columns_shape {
@@ -514,7 +515,7 @@ GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, Place &w, int col
     return true;
 }
 
-/* ---- Kernels ----------------------------------------------------------------------------------- */
+/* ---- Kernels --------------------------------------------------------------------------------- */
 
 /* Outputs of padding: n from `first` on, by threads numbered from 0. */
 GDN_DEVICE void one_zero(const struct gdn_cu_one &a, const struct one_place &w, int first, int n,

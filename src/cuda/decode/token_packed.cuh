@@ -11,7 +11,7 @@
 
 #include "cuda/decode/token.cuh"
 
-/* ---- The place --------------------------------------------------------------------------------- */
+/* ---- The place ------------------------------------------------------------------------------- */
 
 struct packed_place : one_place {
     const struct gdn_cu_packed &batch;
@@ -83,7 +83,7 @@ __device__ __forceinline__ bool packed_place::find(const struct gdn_cu_one &a, i
     return end == first + 1;
 }
 
-/* ---- Sequences of several tokens --------------------------------------------------------------- */
+/* ---- Sequences of several tokens ------------------------------------------------------------- */
 
 /* A column; a lane has every 32nd of its K elements. */
 template <int KC, int dtype_, int io, bool k_first> struct rest_column {
@@ -123,7 +123,8 @@ GDN_DEVICE bool rest_step(Tile &tile, const struct gdn_cu_one &a, const struct o
         kk = fmaf(k[n], k[n], kk), qq = fmaf(q, q, qq), kq = fmaf(k[n], q, kq);
         p = fmaf(tile.S[n], k[n], p), z = fmaf(tile.S[n], q, z);
     }
-    const struct one_factors f = one_factors_of(one_sum<32>(kk), one_sum<32>(qq), one_sum<32>(kq), a);
+    const struct one_factors f =
+        one_factors_of(one_sum<32>(kk), one_sum<32>(qq), one_sum<32>(kq), a);
     const float u = rule_u(beta, one_half<IO>(value), alpha * f.k * one_sum<32>(p));
     const float o = rule_o(f.kq, alpha * f.q * one_sum<32>(z), u);
     if (a.out.data && lane == 0) one_store_half<IO>(one_at(a.out, t, w.head) + 2 * v, o);
@@ -158,7 +159,7 @@ GDN_DEVICE void rest_decode(const struct gdn_cu_one &a, const struct packed_plac
     }
 }
 
-/* ---- What is not as it was taken to be --------------------------------------------------------- */
+/* ---- What is not as it was taken to be ------------------------------------------------------- */
 
 /* Outputs of tokens from first to end - 1 are zero: n of them, no more than threads. */
 GDN_DEVICE void packed_zero(const struct gdn_cu_one &a, int head, int first, int end, int column,
@@ -169,8 +170,8 @@ GDN_DEVICE void packed_zero(const struct gdn_cu_one &a, int head, int first, int
         *(uint16_t *)(one_at(a.out, t, head) + (column + threadIdx.x) * 2) = 0;
 }
 
-/* Columns of a block whose sequence has no token or several, or is padding, as are the tokens behind
- * the last one. */
+/* Columns of a block whose sequence has no token or several, or is padding, as are the tokens
+ * behind the last one. */
 template <class Tile>
 GDN_DEVICE void packed_rest(const struct gdn_cu_one &a, struct packed_place &w, bool padding,
                             int column, int n)
@@ -187,7 +188,7 @@ GDN_DEVICE void packed_rest(const struct gdn_cu_one &a, struct packed_place &w, 
         rest_decode<Tile>(a, w, column + i);
 }
 
-/* ---- Kernels ----------------------------------------------------------------------------------- */
+/* ---- Kernels --------------------------------------------------------------------------------- */
 
 template <int KC, int dtype, int io>
 GDN_DEVICE void decode_one_packed_vk(const struct gdn_cu_packed &a)

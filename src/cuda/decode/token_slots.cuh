@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * token.cuh for a few sequences whose states are in slots of a pool: a slot is a trip to memory before
- * the state's, so the token and the arguments are asked for meanwhile. Where there are many sequences, or no
- * slots, the state is better asked for first.
+ * token.cuh for a few sequences whose states are in slots of a pool: a slot is a trip to memory
+ * before the state's, so the token and the arguments are asked for meanwhile. Where there are many
+ * sequences, or no slots, the state is better asked for first.
  */
 #ifndef GDN_CUDA_DECODE_SLOTS_CUH
 #define GDN_CUDA_DECODE_SLOTS_CUH

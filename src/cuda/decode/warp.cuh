@@ -21,8 +21,8 @@
  * What engines decode most has shorter ways, without GDN_EXACT and on rows of v: up to four tokens
  * of bf16 take tensor cores (window.cuh), one token on a state of float32 is warp_one_token.cuh.
  * One token of each sequence is token.cuh, and token_slots.cuh for a few in slots; of K = 128
- * also as many tokens as sequences (token_packed.cuh) and rows of up to four (window_k128.cuh). Rows
- * of more, and tokens whose states are all kept, are window_vk.cuh; rows of several, on states
+ * also as many tokens as sequences (token_packed.cuh) and rows of up to four (window_k128.cuh).
+ * Rows of more, and tokens whose states are all kept, are window_vk.cuh; rows of several, on states
  * whose rows are k, window_kv.cuh.
  */
 #ifndef GDN_CUDA_DECODE_WARP_CUH
@@ -74,7 +74,10 @@ template <int KC_, int dtype> struct warp_kv {
 
     GDN_DEVICE int part() { return threadIdx.x % 32 / BIT; }
     GDN_DEVICE int row() { return part() * 4; }
-    GDN_DEVICE int row_step(int n) { return n / PIECES % 4 + k_chunk(n) % J * 64 + k_chunk(n) / J * 32; }
+    GDN_DEVICE int row_step(int n)
+    {
+        return n / PIECES % 4 + k_chunk(n) % J * 64 + k_chunk(n) / J * 32;
+    }
     GDN_DEVICE int column() { return threadIdx.x % BIT * E; }
     GDN_DEVICE int column_step(int n) { return n % PIECES * BIT * E; }
     GDN_DEVICE int v_of(int n, int e) { return n % PIECES * E + e; }

@@ -2,7 +2,8 @@
 /*
  * One token on a state of float32 whose rows are v, a warp for each 16 of them:
  *
- *     p = S k    z = S q;    u = beta (v - alpha p);    o = alpha z + (k . q) u;    S <- alpha S + u k^T
+ *     p = S k    z = S q;    u = beta (v - alpha p)
+ *     o = alpha z + (k . q) u;    S <- alpha S + u k^T
  *
  * It is all trips to memory, so little else is done and nothing is done one after the other that
  * need not be: a row lies across the lanes, each load is of whole rows, sums are of k and q as they
@@ -92,7 +93,8 @@ template <int C> struct once_token {
     float v, alpha, beta;
 };
 
-/* Rows v to v + 15 of one head of a sequence of one token. out: of row once_row(); NULL: nowhere. */
+/* Rows v to v + 15 of one head of a sequence of one token. out: of row once_row(); NULL:
+ * nowhere. */
 template <class Tile>
 GDN_DEVICE void once_rule(const Tile &tile, const struct once_token<Tile::C> &now,
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Up to four tokens at a time, by tensor cores, a warp for each 16 rows of a state whose rows are v.
- * With the tokens' k and q as eight columns X = [k0 q0 k1 q1 k2 q2 k3 q3], raw as they lie in
+ * Up to four tokens at a time, by tensor cores, a warp for each 16 rows of a state whose rows are
+ * v. With the tokens' k and q as eight columns X = [k0 q0 k1 q1 k2 q2 k3 q3], raw as they lie in
  * memory, everything that touches K elements is a product:
  *
  *     S X        what the tokens read of the state before them
@@ -33,9 +33,12 @@ enum { MMA_TOKENS = 4, MMA_ROWS = 16 };
 
 /* The first 11 bits of x, and the rest. */
 GDN_DEVICE uint32_t tf32_high(float x) { return __float_as_uint(x) & 0xffffe000; }
-GDN_DEVICE uint32_t tf32_rest(float x) { return __float_as_uint(x - __uint_as_float(tf32_high(x))); }
+GDN_DEVICE uint32_t tf32_rest(float x)
+{
+    return __float_as_uint(x - __uint_as_float(tf32_high(x)));
+}
 
-/* ---- 16 rows of a state, as they lie in memory: words of rows g and g + 8 ---------------------- */
+/* ---- 16 rows of a state, as they lie in memory: words of rows g and g + 8 -------------------- */
 
 /* Pair p is two elements of a row, and word p of the lane's column of X is for the same K. */
 template <int KC, int dtype> struct mma_tile;
@@ -267,7 +270,8 @@ GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct m
 {
     if (!a.to.data) return;
     const bool  there = (int)threadIdx.x % 4 < s.T;
-    char *const from = mma_row(a.from, s.read, head, v), *const to = mma_row(a.to, s.write, head, v);
+    char *const from = mma_row(a.from, s.read, head, v),
+         *const to   = mma_row(a.to, s.write, head, v);
     const bool  changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
     if (changed) mma_turn(x), mma_update(tile, x, r.u, r.total, r.beta != 0);
     if (changed || !given || to != from) mma_store(tile, to, a.to.row, bytes);

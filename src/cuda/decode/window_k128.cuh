@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Up to four tokens of each sequence, or more in windows of four, k, q, v and out of one dtype of 16
- * bits: the trip to memory of token.cuh with the algebra of window.cuh. What tokens read of
- * each other is always a product of tensor cores; what they read and write of the state is what takes
+ * Up to four tokens of each sequence, or more in windows of four, k, q, v and out of one dtype of
+ * 16 bits: the trip to memory of token.cuh with the algebra of window.cuh. What tokens read of each
+ * other is always a product of tensor cores; what they read and write of the state is what takes
  * least:
  *
  *   rows      states of float32 whose rows are v, as token.cuh has them: each token's raw k and
@@ -12,11 +12,12 @@
  *             Tensor cores would need two terms of every element, which costs as much as the sums
  *             of two tokens, and warps of twice the rows. States of 16 bits that are all kept are
  *             gone through in the same way, in float32 from the first token to the last. More than
- *             four tokens, if every state of float32 is kept, the state in registers between windows.
+ *             four tokens, if every state of float32 is kept, the state in registers between
+ *             windows.
  *   products  states of bf16 whose rows are v: all of window.cuh
- *   columns   states of bf16 whose rows are k, 64 columns a block, 32 rows a warp. Two rows' elements
- *             of a column, side by side in a word, are what products take: from there on it is as
- *             above, but for sums over warps.
+ *   columns   states of bf16 whose rows are k, 64 columns a block, 32 rows a warp. Two rows'
+ *             elements of a column, side by side in a word, are what products take: from there on
+ *             it is as above, but for sums over warps.
  */
 #ifndef GDN_CUDA_DECODE_FOUR_CUH
 #define GDN_CUDA_DECODE_FOUR_CUH

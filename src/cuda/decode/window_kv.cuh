@@ -102,7 +102,8 @@ GDN_DEVICE void few_fetch(struct few_raw<Tile> &raw, const struct gdn_cu_warp &a
 /* ---- A window ------------------------------------------------------------------------------- */
 
 /* X to shared memory, and the warp's part of X^T X. */
-template <class Tile> GDN_DEVICE void few_commit(struct few_shared<Tile> &sh, const uint32_t (&x)[4])
+template <class Tile>
+GDN_DEVICE void few_commit(struct few_shared<Tile> &sh, const uint32_t (&x)[4])
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float     G[4] = {}, *const to = &sh.x[lane / 4][warp * 32 + lane % 4 * 8];
@@ -151,7 +152,8 @@ GDN_DEVICE void few_rule(struct few_shared<Tile> &sh, struct mma_rows &r,
         for (int h = 0; h < 2 && own; h++) {
             sh.u[t][first + 8 * h] = r.u[h];
             if (a.out.data && there)
-                store_float(warp_row(a.out, s, t, head), column + first + 8 * h, a.out.dtype, r.o[h]);
+                store_float(warp_row(a.out, s, t, head), column + first + 8 * h, a.out.dtype,
+                            r.o[h]);
         }
     }
 }
@@ -194,7 +196,8 @@ GDN_DEVICE bool few_step(Tile &tile, struct few_shared<Tile> &sh, const struct f
 #pragma unroll 1
     for (int i = 0; i < w.T; i++)
         columns_read(&sh.parts[2 * i][warp * Tile::COLUMNS],
-                     &sh.parts[2 * i + 1][warp * Tile::COLUMNS], tile, sh.x[2 * i], sh.x[2 * i + 1]);
+                     &sh.parts[2 * i + 1][warp * Tile::COLUMNS], tile, sh.x[2 * i],
+                     sh.x[2 * i + 1]);
     warp_expand_gates(r.alpha, r.beta, raw.gates, a, there);
     __syncthreads();
     few_rule<Tile>(sh, r, raw.v, a, w, head, column);
@@ -245,7 +248,8 @@ GDN_DEVICE void few_decode(const struct gdn_cu_warp &a, const struct warp_seq &s
 }
 
 template <class Tile>
-GDN_DEVICE void few_zero(const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int column)
+GDN_DEVICE void few_zero(const struct gdn_cu_warp &a, const struct warp_seq &s, int head,
+                         int column)
 {
     const int n = s.T * Tile::COLUMNS;
     if (!a.out.data || a.keep) return;

@@ -77,7 +77,10 @@ GDN_DEVICE void load_pair(uint32_t *word, const char *p)
     word[0] = x.x, word[1] = x.y;
 }
 
-GDN_DEVICE void store_pair(char *p, const uint32_t *word) { *(uint2 *)p = make_uint2(word[0], word[1]); }
+GDN_DEVICE void store_pair(char *p, const uint32_t *word)
+{
+    *(uint2 *)p = make_uint2(word[0], word[1]);
+}
 
 /* The first n (all of them from 8 up) of eight elements at p, zeros beyond. */
 GDN_DEVICE void load_pack(struct gdn_pack &x, int32_t dtype, int32_t access, const char *p,

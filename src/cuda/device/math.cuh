@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Functions of gates and activations. Each takes one exponential, of -|x|, which cannot overflow,
- * and no branch. Their errors are below the limits of docs/design/numerics.md for the loops of the CPU.
+ * and no branch. Their errors are below the limits of docs/design/numerics.md for the loops of the
+ * CPU.
  */
 #ifndef GDN_CUDA_MATH_CUH
 #define GDN_CUDA_MATH_CUH
@@ -46,10 +47,11 @@ template <int N> GDN_DEVICE void silu_of(float (&x)[N])
 }
 
 /*
- * The same, cheaper, for where this is most of the work: x / (1 + 2^(-x / ln 2)). The exponent's two
- * roundings make it relative 1.3 |x| units where x is negative, the rest 8; that is what rounding
- * the convolution's sum once or twice more would do, and inside its limit. From -80 down,
- * where the power overflows before the result vanishes, x e^x: that one is, the sum of powers tells.
+ * The same, cheaper, for where this is most of the work: x / (1 + 2^(-x / ln 2)). The exponent's
+ * two roundings make it relative 1.3 |x| units where x is negative, the rest 8; that is what
+ * rounding the convolution's sum once or twice more would do, and inside its limit. From -80 down,
+ * where the power overflows before the result vanishes, x e^x: that one is, the sum of powers
+ * tells.
  */
 template <int N> GDN_DEVICE void quick_silu(float (&x)[N])
 {

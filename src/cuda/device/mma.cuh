@@ -9,8 +9,8 @@
  * lanes, so a block becomes one without going through memory, and every operand can be either
  * factor. That holds for tf32 too if the sum runs over columns in the order 0, 2, 4, 6, 1, 3, 5, 7.
  *
- * Tiles lie in shared memory in rows of `row` bytes, an odd number of 16 bytes (f32: of 32), so that
- * no two rows that are read at once meet in a bank.
+ * Tiles lie in shared memory in rows of `row` bytes, an odd number of 16 bytes (f32: of 32), so
+ * that no two rows that are read at once meet in a bank.
  */
 #ifndef GDN_CUDA_MMA_CUH
 #define GDN_CUDA_MMA_CUH

@@ -41,7 +41,8 @@ GDN_DEVICE void ld_half(uint32_t &x, const void *p, bool there)
                  : "l"(p), "r"((int)there));
 }
 
-/* Two numbers of 4 or 2 bytes, aligned by 4, or none: zeros. Of 2 bytes they share the first word. */
+/* Two numbers of 4 or 2 bytes, aligned by 4, or none: zeros. Of 2 bytes they share the first
+ * word. */
 GDN_DEVICE void ld_8_or_4(uint32_t (&x)[2], const void *p, int bytes)
 {
     asm volatile("{\n\t"
@@ -82,10 +83,10 @@ GDN_DEVICE void ld_v2(uint32_t (&x)[2], const void *p)
 }
 
 /*
- * Arguments are in lines of 64 bytes, each of which takes some 75 cycles when it is first read, one after the
- * other. Here all are asked for, 25 cycles apart. await_arguments() waits for them (what they are or'd to makes
- * no difference), by a branch: what stands before it is asked for before what stands behind, whatever the
- * assembler thinks of the order.
+ * Arguments are in lines of 64 bytes, each of which takes some 75 cycles when it is first read, one
+ * after the other. Here all are asked for, 25 cycles apart. await_arguments() waits for them (what
+ * they are or'd to makes no difference), by a branch: what stands before it is asked for before
+ * what stands behind, whatever the assembler thinks of the order.
  */
 template <class T> GDN_DEVICE uint32_t ask_arguments(const T &a)
 {

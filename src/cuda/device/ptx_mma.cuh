@@ -11,8 +11,9 @@ GDN_DEVICE uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* ---- Matrices of 8 x 8 elements of 16 bits: lane l has element 2 (l % 4) and the next of row l / 4.
- * Lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i. Turned: of column l / 4. */
+/* ---- Matrices of 8 x 8 elements of 16 bits: lane l has element 2 (l % 4) and the next of row
+ * l / 4. Lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i. Turned: of column
+ * l / 4. */
 
 GDN_DEVICE void load_matrices(uint32_t (&x)[4], uint32_t row)
 {
@@ -44,7 +45,7 @@ GDN_DEVICE void load_shared(float &x, uint32_t at)
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
 }
 
-/* ---- d += a b: of 16 x 16 by 16 x 8 elements of 16 bits, of 16 x 8 by 8 x 8 of tf32 -------------- */
+/* ---- d += a b: of 16 x 16 by 16 x 8 elements of 16 bits, of 16 x 8 by 8 x 8 of tf32 ---------- */
 
 GDN_DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -82,7 +83,7 @@ GDN_DEVICE uint32_t add_f16x2(uint32_t z, uint32_t x, uint32_t f)
     return y;
 }
 
-/* ---- Copies from global to shared memory that go on behind the thread's back ---------------------- */
+/* ---- Copies from global to shared memory that go on behind the thread's back ----------------- */
 
 /* The first `valid` of `bytes` (4, 8, 16; a constant) from memory, zeros for the rest. */
 template <int bytes>
@@ -106,7 +107,7 @@ template <int n> GDN_DEVICE void copy_wait(void)
     asm volatile("cp.async.wait_group %0;" : : "n"(n) : "memory");
 }
 
-/* ---- Barriers of some threads of a block, whole warps. All but those that wait only arrive. ------ */
+/* ---- Barriers of some threads of a block, whole warps. All but those that wait only arrive. -- */
 
 GDN_DEVICE void barrier_wait(int barrier, int n_threads)
 {

@@ -10,7 +10,7 @@
 
 #include "cuda/device/ptx_mma.cuh"
 
-/* ---- Barriers: a phase ends when all have arrived and all bytes are there --------------------- */
+/* ---- Barriers: a phase ends when all have arrived and all bytes are there -------------------- */
 
 GDN_DEVICE void mbarrier_init(uint32_t barrier, int n)
 {
@@ -80,7 +80,7 @@ GDN_DEVICE bool barrier_any(int barrier, int n, bool x)
     return y != 0;
 }
 
-/* ---- Clusters ----------------------------------------------------------------------------------- */
+/* ---- Clusters -------------------------------------------------------------------------------- */
 
 /* The same place in the shared memory of block `rank`. */
 GDN_DEVICE uint32_t map_shared(uint32_t at, uint32_t rank)
@@ -101,7 +101,7 @@ GDN_DEVICE void cluster_sync(void)
     cluster_wait();
 }
 
-/* ---- Copies; those into shared memory count their bytes on a barrier there --------------------- */
+/* ---- Copies; those into shared memory count their bytes on a barrier there ------------------- */
 
 /* To another block of the cluster. */
 GDN_DEVICE void copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barrier)
@@ -143,7 +143,7 @@ GDN_DEVICE void async_fence(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* ---- Registers of a warpgroup -------------------------------------------------------------------- */
+/* ---- Registers of a warpgroup ---------------------------------------------------------------- */
 
 template <int n> GDN_DEVICE void raise_registers(void)
 {
@@ -154,7 +154,7 @@ template <int n> GDN_DEVICE void lower_registers(void)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n));
 }
 
-/* ---- Memory ---------------------------------------------------------------------------------------- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* What the launch gives a block of shared memory. */
 extern __shared__ __align__(1024) char gdn_shared[];
@@ -184,10 +184,13 @@ GDN_DEVICE void store_matrices_turned(uint32_t row, uint32_t a, uint32_t b, uint
                  : : "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-/* ---- Products of a warpgroup: d = a b and d += a b, 64 rows ---------------------------------------- */
+/* ---- Products of a warpgroup: d = a b and d += a b, 64 rows ---------------------------------- */
 
 GDN_DEVICE void wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-GDN_DEVICE void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+GDN_DEVICE void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 /* Until at most n groups are under way. */
 template <int n> GDN_DEVICE void wgmma_wait(void)
 {
@@ -233,7 +236,8 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
 #define GDN_ROWS32   "{%32,%33,%34,%35}, %36"
 #define GDN_ROWS64   "{%64,%65,%66,%67}, %68"
 
-/* n: floats of d in a thread, of so many columns. is: what p says of 0 and 0, whether d is added to. */
+/* n: floats of d in a thread, of so many columns. is: what p says of 0 and 0, whether d is added
+ * to. */
 #define GDN_WGMMA(is, n, columns, type, factors, majors)                                         \
     "{\n\t.reg .pred p;\n\tsetp." is ".b32 p, 0, 0;\n\t"                                         \
     "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                         \

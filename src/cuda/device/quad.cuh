@@ -18,10 +18,12 @@ GDN_DEVICE uint32_t load_bits(const void *data, int64_t element, int dtype, bool
     return ld_b32_b16((const char *)data + element * float_bytes(dtype), there && word,
                       there && !word);
 }
-/* The same of a dtype that the compiler does not know, so that loads behind it do not wait (ptx_load_parts.cuh). */
+/* The same of a dtype that the compiler does not know, so that loads behind it do not wait
+ * (ptx_load_parts.cuh). */
 GDN_DEVICE uint32_t load_parts(const void *data, int64_t element, int dtype, bool there = true)
 {
-    return ld_4_or_2((const char *)data + element * float_bytes(dtype), there ? float_bytes(dtype) : 0);
+    return ld_4_or_2((const char *)data + element * float_bytes(dtype),
+                     there ? float_bytes(dtype) : 0);
 }
 GDN_DEVICE float bits_to_f32(uint32_t x, int dtype)
 {
@@ -44,7 +46,8 @@ GDN_DEVICE void load_part(uint32_t (&x)[4], const void *p, int dtype, int n)
 }
 
 /* n chunks as float32. */
-template <int n> GDN_DEVICE void expand_chunks(float (&to)[n][4], const uint32_t (&x)[n][4], int dtype)
+template <int n>
+GDN_DEVICE void expand_chunks(float (&to)[n][4], const uint32_t (&x)[n][4], int dtype)
 {
     if (dtype == GDN_F32) {
         for (int i = 0; i < 4 * n; i++) to[i / 4][i % 4] = __uint_as_float(x[i / 4][i % 4]);

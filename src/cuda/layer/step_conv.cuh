@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The convolution of gdn_step: what a block works on and shares, and windows of up to four tokens, a
- * thread for one or two channels, of tensors of any kind. See step_general.cuh.
+ * The convolution of gdn_step: what a block works on and shares, and windows of up to four tokens,
+ * a thread for one or two channels, of tensors of any kind. See step_general.cuh.
  */
 #ifndef GDN_CUDA_STEP_TAPS_CUH
 #define GDN_CUDA_STEP_TAPS_CUH

@@ -5,10 +5,10 @@
  *
  * A block has one value head of one sequence, a warp of it 16 columns of the state, as in
  * decode/warp.cuh and decode/window.cuh. What the convolution reads is asked for first, then the
- * state; while that is on its way, q, k and v of a token (step_pairs.cuh) or of four (step_conv.cuh)
- * are convolved into shared memory, a thread for two channels. From there the warps go on as if
- * separate calls had left them. Where there are few sequences, up to four blocks share the columns
- * of a head.
+ * state; while that is on its way, q, k and v of a token (step_pairs.cuh) or of four
+ * (step_conv.cuh) are convolved into shared memory, a thread for two channels. From there the warps
+ * go on as if separate calls had left them. Where there are few sequences, up to four blocks share
+ * the columns of a head.
  *
  * The blocks that share q and k each convolve these, and each moves a part of their state of the
  * convolution on, when all have read it: they are a cluster. Where that cannot be, another launch

@@ -79,7 +79,9 @@ GDN_DEVICE void step_shift(struct step_shared &sh, const float (&old)[6], const 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int e = 2 * j + h;
-            y[h] = by_entry ? (e % 3 < 2 ? old[(e + 1) % 6] : x[e / 3]) : j < 2 ? old[(e + 2) % 6] : x[h];
+            y[h] = by_entry ? (e % 3 < 2 ? old[(e + 1) % 6] : x[e / 3])
+                   : j < 2  ? old[(e + 2) % 6]
+                            : x[h];
         }
         if (i < 2 * a.rule.K) *(float2 *)&sh.left[j][i] = make_float2(y[0], y[1]);
         else if (a.conv.data && a.moves) store_two(to + j * two_step(a), y[0], y[1], a.conv.dtype);

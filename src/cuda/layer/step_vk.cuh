@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_step where every sequence has one token, all activations are of one dtype of 16 bits, states
- * have rows of v, and all of it lies in pieces that a lane takes at once: as decode/token.cuh, whose
- * rule it is, with q, k and v from shared memory.
+ * have rows of v, and all of it lies in pieces that a lane takes at once: as decode/token.cuh,
+ * whose rule it is, with q, k and v from shared memory.
  *
  * A block has a value head, or some columns of one, a warp of it sixteen. The state is asked for
  * first; while it is on its way to shared memory, where it takes no registers, a thread convolves
@@ -364,7 +364,8 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
     typedef step_rows<dtype, io> Tile;
     __shared__ struct step_rows_shared sh;
     const int  column = rows_begin(w, a), lane = threadIdx.x % 32;
-    const int  warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0); /* uniform, and known to be */
+    /* uniform, and known to be */
+    const int  warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
     const bool has  = warp * STEP_COLUMNS < a.n_columns;
     if (has) {
         const int   row  = column + warp * STEP_COLUMNS + lane / Tile::LANES;

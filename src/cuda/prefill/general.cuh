@@ -68,7 +68,7 @@ template <int io, int deep> struct prefill_block {
     __device__ int n_empty() const { return 32 * (4 + a.n_state); }
 };
 
-/* ---- Loads: 128 threads ------------------------------------------------------------------------------- */
+/* ---- Loads: 128 threads ---------------------------------------------------------------------- */
 
 /* n rows of `bytes` into a tile, zeros for the rows after them; 2^log_lanes threads per row. */
 template <int wide>
@@ -156,7 +156,7 @@ GDN_DEVICE void drop_rows(const prefill_block<io, deep> &b, int slot, int stage)
     }
 }
 
-/* ---- The roles --------------------------------------------------------------------------------------------- */
+/* ---- The roles ------------------------------------------------------------------------------- */
 
 template <int io, int deep>
 GDN_DEVICE void make_t(const prefill_block<io, deep> &b, int slot, int stage)
@@ -316,7 +316,8 @@ GDN_DEVICE void run_chunk(state_warp<io, deep> &w, const chunk_work<io, deep> &w
 /* Where the sequence's state in a pool is; the pool: GDN_PREFILL_... */
 template <int io, int deep>
 GDN_DEVICE struct state_place sequence_place(const prefill_block<io, deep> &b,
-                                             const struct gdn_pool_view &view, int64_t slot, int pool)
+                                             const struct gdn_pool_view &view, int64_t slot,
+                                             int pool)
 {
     return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s.row : slot, b.head);
 }
@@ -357,7 +358,7 @@ template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, de
     for (int x = 0; x < deep / 16; x++) store_block(w.S[x], to, w.part, 16 * x);
 }
 
-/* ---- A block ----------------------------------------------------------------------------------------------- */
+/* ---- A block --------------------------------------------------------------------------------- */
 
 /* Zeros for the block's columns of tokens [from, to), counted as row_at() does. */
 template <int io, int deep>

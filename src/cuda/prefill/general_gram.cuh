@@ -31,7 +31,8 @@ template <int chunk> struct chunk_gates {
     uint32_t resets[2], writers[2]; /* tokens that forget; with beta other than 0 */
 };
 
-/* And what they and lengths, which are in all that say so, are factors of; 0 and 1 past the last. */
+/* And what they and lengths, which are in all that say so, are factors of; 0 and 1 past the
+ * last. */
 template <int chunk> struct chunk_vectors : chunk_gates<chunk> {
     float    q_scale[chunk];    /* scale / length of q */
     float    q_start[chunk];    /* of q . S in the output: exp(G) q_scale; 0 behind a token that
@@ -71,7 +72,7 @@ GDN_DEVICE int first_seen(token_mask resets, int i)
 
 GDN_DEVICE bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000); }
 
-/* ---- Gates: one warp, lane l has tokens l and l + 32 ---------------------------------------------- */
+/* ---- Gates: one warp, lane l has tokens l and l + 32 ----------------------------------------- */
 
 /* As they are in memory, on their way while the chunk before is worked on. */
 template <int chunk> struct raw_gates {
@@ -87,13 +88,14 @@ template <int chunk> struct raw_gates {
     }
 };
 
-/* Those of the chunk; the next will be the one after `each`. Words at first, all on their way before one is
- * awaited, which a load of two bytes to the same register does: the first T waits for this, and there are not
- * registers for both. */
+/* Those of the chunk; the next will be the one after `each`. Words at first, all on their way
+ * before one is awaited, which a load of two bytes to the same register does: the first T waits for
+ * this, and there are not registers for both. */
 template <int each, int chunk>
 GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
 {
-    const bool g = raw.next_g && r.g.dtype == GDN_F32, beta = raw.next_beta && r.beta.dtype == GDN_F32;
+    const bool g = raw.next_g && r.g.dtype == GDN_F32,
+               beta = raw.next_beta && r.beta.dtype == GDN_F32;
 #pragma unroll
     for (int i = 0; i < raw.each; i++) {
         raw.g[i] = raw.beta[i] = 0;
@@ -126,7 +128,8 @@ GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
     raw.left       = (int)clamp64(s.n_valid - t, 0, INT32_MAX);
 }
 
-/* Inclusive sums over lanes; with resets: sums that start anew at one, before: of the word before. */
+/* Inclusive sums over lanes; with resets: sums that start anew at one, before: of the word
+ * before. */
 GDN_DEVICE float scan_lanes(float x)
 {
     const int lane = threadIdx.x % 32;
@@ -152,8 +155,8 @@ GDN_DEVICE float scan_from_resets(float x, bool reset, float before)
     return anew ? x : x + before;
 }
 
-/* Gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a time: it
- * is much code, and nobody waits for it. */
+/* Gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a time:
+ * it is much code, and nobody waits for it. */
 template <int chunk>
 GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chunk> &v,
                              const raw_gates<chunk> &raw, const struct gdn_cu_rule &r, int n)
@@ -227,7 +230,7 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>
     v.dead[0] = v.dead[1] = 0;
 }
 
-/* ---- Lengths: a thread per row of K or Q ------------------------------------------------------------ */
+/* ---- Lengths: a thread per row of K or Q ----------------------------------------------------- */
 
 /* One row of a tile, `deep` elements; 1 / its length. */
 template <int io, int deep>
@@ -285,7 +288,7 @@ GDN_DEVICE void write_lengths(chunk_vectors<chunk> &v, char *k, char *q,
     }
 }
 
-/* ---- Gram matrices ----------------------------------------------------------------------------------- */
+/* ---- Gram matrices --------------------------------------------------------------------------- */
 
 /* Rows [16 i, 16 i + 16) of A times those of K up to the same: blocks 0 to i. */
 template <int io, int deep, int blocks>
@@ -370,7 +373,7 @@ GDN_DEVICE void write_p(char *P, const chunk_vectors<chunk> &v,
     }
 }
 
-/* ---- The inverse ------------------------------------------------------------------------------------- */
+/* ---- The inverse ----------------------------------------------------------------------------- */
 
 /*
  * One square of floats holds L below the diagonal and the transpose of (I + L)^-1, as far as it is

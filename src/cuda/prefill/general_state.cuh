@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state of one head, 16 value columns of it per warp, as the transposed S^T in registers: 16 x 16
- * blocks of rows v and columns k. A chunk of tokens is five products of it, none of which needs
- * another form of what the one before gave:
+ * The state of one head, 16 value columns of it per warp, as the transposed S^T in registers:
+ * 16 x 16 blocks of rows v and columns k. A chunk of tokens is five products of it, none of which
+ * needs another form of what the one before gave:
  *
  *     R^T = V^T - from_start S^T K^T        U^T = R^T T^T        O = q_start Q S + P U
  *     S^T <- decay S^T + (to_end U)^T K
@@ -17,7 +17,7 @@
 
 #include "cuda/prefill/general_gram.cuh"
 
-/* ---- The state in memory ---------------------------------------------------------------------------- */
+/* ---- The state in memory --------------------------------------------------------------------- */
 
 /* One head of it in a slot: element (v, k) is at data + v v_step + k k_step. */
 struct state_place {
@@ -94,7 +94,7 @@ GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
     }
 }
 
-/* ---- Sequences and checkpoints ---------------------------------------------------------------------- */
+/* ---- Sequences and checkpoints --------------------------------------------------------------- */
 
 /* What follows the last sequence, as a sequence without tokens that count. */
 GDN_DEVICE struct gdn_cu_seq read_rest(const struct gdn_cu_batch &b)
@@ -123,7 +123,7 @@ GDN_DEVICE void set_cursor(struct prefill_cursor &cursor, int64_t c, const struc
     __syncwarp();
 }
 
-/* ---- What is not finite ------------------------------------------------------------------------------- */
+/* ---- What is not finite ---------------------------------------------------------------------- */
 
 /* Tokens that spoil rows g and g + 8 of blocks of columns of tokens. */
 struct spoilt_rows {
@@ -160,8 +160,8 @@ GDN_DEVICE void spoil(mma_block (&x)[n], const struct spoilt_rows &s, token_mask
     }
 }
 
-/* The same in row block i, whose rows are tokens and whose columns are those rows. By all lanes of a
- * warp. */
+/* The same in row block i, whose rows are tokens and whose columns are those rows. By all lanes of
+ * a warp. */
 GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, token_mask resets)
 {
 #pragma unroll
@@ -175,7 +175,7 @@ GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, t
     }
 }
 
-/* ---- One chunk ------------------------------------------------------------------------------------------ */
+/* ---- One chunk ------------------------------------------------------------------------------- */
 
 /* Where the tiles of a chunk are, as a warp reads them, and what it does with them. */
 template <int io, int deep> struct chunk_work {
@@ -447,7 +447,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, cons
     }
 }
 
-/* ---- Output ----------------------------------------------------------------------------------------------- */
+/* ---- Output ---------------------------------------------------------------------------------- */
 
 /* `bytes`, at most 16, from shared memory; wide: how many may move at once. */
 GDN_DEVICE void copy_out(char *to, const char *from, int bytes, int wide)

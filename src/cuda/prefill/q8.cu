@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * States of 8 bits before and after the chunks, which work on float32 ones in the workspace: one for
- * each sequence, one for each checkpoint. A block has 32 columns of one head.
+ * States of 8 bits before and after the chunks, which work on float32 ones in the workspace: one
+ * for each sequence, one for each checkpoint. A block has 32 columns of one head.
  */
 #include "cuda/device/q8.cuh"
 #include "cuda/prefill/general.h"

@@ -163,8 +163,9 @@ GDN_DEVICE void find(struct lines &l, int i, const struct gdn_cu_gates &a, int64
     step_by(l, i, a, 0, line);
 }
 
-/* load_bits() of a dtype that is only known when running has a load of each kind for the same register,
- * so that the one that is not wanted waits for the other: behind a branch there is one. */
+/* load_bits() of a dtype that is only known when running has a load of each kind for the same
+ * register, so that the one that is not wanted waits for the other: behind a branch there is
+ * one. */
 GDN_DEVICE void load_ones(uint32_t (&x)[ONES], char *const (&at)[ONES],
                           const struct gdn_cu_lines &from, const struct place &p, int64_t head)
 {

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "calls/rule.h"
+#include "core/tensor_check.h"
 #include "state/strip.h"
 
 /* 1 / the length of x in the formula of `norm`. */
@@ -56,6 +57,14 @@ static void gather(float *dst, const struct gdn_kernels *kr, const struct gdn_ro
 {
     for (int t = 0; t < n; t++)
         kr->load_row[rows->dtype](dst + t, gdn_row(rows, seq, t0 + t, head), 1);
+}
+
+void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
+                         int64_t H, float bound)
+{
+    gdn_load_vector(A, A_log, H, 0);
+    gdn_load_vector(dt, dt_bias, H, 0);
+    for (int64_t h = 0; h < H; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
 }
 
 static void raw_gates(const struct gdn_kernels *kr, float *g, float A, float dt, float bound, int n)

@@ -374,14 +374,6 @@ gdn_status gdn_rule_check(gdn_ctx *ctx, const gdn_rule_args *args, bool decode, 
     return GDN_OK;
 }
 
-void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
-                         int64_t H, float bound)
-{
-    gdn_load_vector(A, A_log, H, 0);
-    gdn_load_vector(dt, dt_bias, H, 0);
-    for (int64_t h = 0; h < H; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
-}
-
 /* The same on a device: contents are read there, where it runs. */
 static gdn_status enqueue(gdn_ctx *ctx, const struct rule_call *c)
 {

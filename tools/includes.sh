@@ -27,8 +27,8 @@ cli/*.c ops/op_table.h                        calls an op by its number: src/int
 cli/*.c cuda/driver/*.h                       lists images, times kernels: src/internal.h
 '
 
-mapfile -t files < <(git ls-files -co --exclude-standard include src cli tests |
-    grep -E '\.(c|h|inc|cpp|cu|cuh|def)$' | while read -r f; do [ ! -f "$f" ] || echo "$f"; done)
+mapfile -t files < <(find include src cli tests -type f |
+    grep -E '\.(c|h|inc|cpp|cu|cuh|def)$' | sort)
 {
     printf '%s\n' "${files[@]}"
     grep -oE '^ *# *include +"[^"]+"' "${files[@]}" | sed -E 's/: *# *include +"/ /; s/"$//'

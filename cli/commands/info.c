@@ -8,6 +8,7 @@
 #include "cuda/driver/images.h"
 #include "cuda/driver/launch.h"
 #include "measure.h"
+#include "ops/op_table.h"
 #include "report.h"
 
 static const char help[] =
@@ -32,12 +33,6 @@ static const char help[] =
 #endif
 #endif
 
-static const char *const ops[] = {
-    "prefill", "decode", "conv1d", "gates", "l2norm", "rmsnorm_gated", "block", "state_copy",
-    "summary", "summary_compose", "summary_apply", "chunk_cumsum", "chunk_uw", "chunk_states",
-    "chunk_output", "record_commit", "record_fold", "step",
-};
-
 /* The fields of struct gdn_kernels; a kernel's name is "<loop>.<isa>". */
 static const char *const loops[] = {
     "load_row", "store_row", "dot", "norm_row", "exp_row", "sigmoid_row", "gate_row",
@@ -46,7 +41,7 @@ static const char *const loops[] = {
     "store8_kv",
 };
 
-enum { N_OPS = sizeof ops / sizeof *ops, N_LOOPS = sizeof loops / sizeof *loops };
+enum { N_LOOPS = sizeof loops / sizeof *loops };
 
 static const struct {
     uint32_t    flag;
@@ -129,8 +124,8 @@ static void print_text(gdn_ctx *ctx, const struct self_test *test)
     printf("  build     %s, %s\n", COMPILER, GDN_BUILD_FLAGS);
     printf("  CUDA      %s\n", cuda_text(text, sizeof text));
     printf("  ops      ");
-    for (int i = 0; i < N_OPS; i++)
-        printf("%s%s", i && i % 6 == 0 ? "\n            " : " ", ops[i]);
+    for (int i = 0; i < GDN_N_OPS; i++)
+        printf("%s%s", i && i % 6 == 0 ? "\n            " : " ", gdn_op_shapes[i].name);
     printf("\n  kernels  ");
     for (int i = 0, n = 0; (name = next_kernel(ctx, &i, text, sizeof text)); n++)
         printf("%s%s", n && n % 5 == 0 ? "\n            " : " ", name);
@@ -160,7 +155,9 @@ static void print_json(gdn_ctx *ctx, const struct self_test *test)
     cJSON_AddStringToObject(line, "compiler", COMPILER);
     cJSON_AddStringToObject(line, "flags", GDN_BUILD_FLAGS);
     cJSON_AddStringToObject(line, "cuda", cuda_text(text, sizeof text));
-    cJSON_AddItemToObject(line, "ops", cJSON_CreateStringArray(ops, N_OPS));
+    cJSON *ops = cJSON_AddArrayToObject(line, "ops");
+    for (int i = 0; i < GDN_N_OPS; i++)
+        cJSON_AddItemToArray(ops, cJSON_CreateString(gdn_op_shapes[i].name));
     cJSON *kernels = cJSON_AddArrayToObject(line, "kernels");
     for (int i = 0; (name = next_kernel(ctx, &i, text, sizeof text));)
         cJSON_AddItemToArray(kernels, cJSON_CreateString(name));

@@ -366,12 +366,22 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     return GDN_OK;
 }
 
-gdn_status gdn_rule_check(gdn_ctx *ctx, const gdn_rule_args *args, bool decode, size_t *bytes)
+static gdn_status check(gdn_ctx *ctx, const gdn_rule_args *args, bool decode, size_t *bytes)
 {
     struct rule_call c;
     TRY(describe(ctx, args, decode, &c));
     *bytes = c.bytes;
     return GDN_OK;
+}
+
+gdn_status gdn_prefill_check(gdn_ctx *ctx, const gdn_rule_args *args, size_t *bytes)
+{
+    return check(ctx, args, false, bytes);
+}
+
+gdn_status gdn_decode_check(gdn_ctx *ctx, const gdn_rule_args *args, size_t *bytes)
+{
+    return check(ctx, args, true, bytes);
 }
 
 /* The same on a device: contents are read there, where it runs. */

@@ -228,21 +228,21 @@ static void add_record(struct ring2_draw *d, gdn_rule_args *a, const struct size
     batch->write_slots.data = NULL;
 }
 
-static void draw_commit(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+static void draw_record_commit(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const struct heads      h = draw_heads(d);
     const int64_t           T = s->T / 2 + 1;
-    gdn_record_commit_args *a = &c->commit;
+    gdn_record_commit_args *a = &c->record_commit;
     *a                        = gdn_record_commit_args_init();
     draw_record(d, &h, s->P, T + 1, &a->record_k, &a->record_u, &a->record_g, &a->record_count);
     a->n_accepted = index_array(d, s->B, 0, T);
     if (one_in(2)) a->path = rows_of(d, s->B, T, 0, false);
 }
 
-static void draw_fold(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+static void draw_record_fold(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const struct heads    h = draw_heads(d);
-    gdn_record_fold_args *a = &c->fold;
+    gdn_record_fold_args *a = &c->record_fold;
     *a                      = gdn_record_fold_args_init();
     a->state_layout         = one_in(2);
     a->state = draw_pool(d, &h, s->P, any_float(d), a->state_layout, &a->state_scales);
@@ -252,11 +252,11 @@ static void draw_fold(struct ring2_draw *d, union ring2_call *c, const struct si
 
 /* ---- The other ops ---- */
 
-static void draw_conv(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+static void draw_conv1d(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const int64_t    D = 1 + below(40), W = 2 + below(7), S = W - 1 + below(3);
     const int32_t    A = any_float(d);
-    gdn_conv1d_args *a = &c->conv;
+    gdn_conv1d_args *a = &c->conv1d;
     *a        = gdn_conv1d_args_init();
     a->x      = PLACE2(A, s->N, D);
     a->out    = one_in(3) ? a->x : PLACE2(A, s->N, D);
@@ -289,10 +289,10 @@ static void draw_l2norm(struct ring2_draw *d, union ring2_call *c, const struct 
     a->out = one_in(3) ? a->x : PLACE2(any_float(d), s->N, D);
 }
 
-static void draw_rmsnorm(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+static void draw_rmsnorm_gated(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const int64_t           D = 1 + below(80);
-    gdn_rmsnorm_gated_args *a = &c->rmsnorm;
+    gdn_rmsnorm_gated_args *a = &c->rmsnorm_gated;
     *a        = gdn_rmsnorm_gated_args_init();
     a->x      = PLACE2(any_float(d), s->N, D), a->z = PLACE2(any_float(d), s->N, D);
     a->weight = PLACE1(any_float(d), D);
@@ -368,7 +368,7 @@ static void draw_state_copy(struct ring2_draw *d, union ring2_call *c, const str
 {
     const int64_t        s[3] = { 1 + below(3), 1 + below(40), 1 + below(8) }, P = sizes->P;
     const bool           conv = one_in(3);
-    gdn_state_copy_args *a    = &c->state;
+    gdn_state_copy_args *a    = &c->state_copy;
     *a             = gdn_state_copy_args_init();
     a->from_layout = !conv && one_in(2), a->to_layout = !conv && one_in(2);
     a->from_pool   = draw_states(d, P, s, a->from_layout, conv);
@@ -402,10 +402,10 @@ static void draw_summary(struct ring2_draw *d, union ring2_call *c, const struct
     a->U = draw_pool(d, &h, s->B, any_float(d), a->state_layout, NULL);
 }
 
-static void draw_compose(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+static void draw_summary_compose(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const struct heads        h  = draw_heads(d);
-    gdn_summary_compose_args *a  = &c->compose;
+    gdn_summary_compose_args *a  = &c->summary_compose;
     const bool                kv = one_in(2);
     *a              = gdn_summary_compose_args_init();
     a->state_layout = kv;
@@ -417,10 +417,10 @@ static void draw_compose(struct ring2_draw *d, union ring2_call *c, const struct
     a->U  = one_in(3) ? a->U2 : draw_pool(d, &h, s->B, any_float(d), kv, NULL);
 }
 
-static void draw_apply(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+static void draw_summary_apply(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const struct heads      h  = draw_heads(d);
-    gdn_summary_apply_args *a  = &c->apply;
+    gdn_summary_apply_args *a  = &c->summary_apply;
     const bool              kv = one_in(2);
     *a              = gdn_summary_apply_args_init();
     a->state_layout = kv;
@@ -431,20 +431,20 @@ static void draw_apply(struct ring2_draw *d, union ring2_call *c, const struct s
     if (one_in(3) && a->state.data) a->state_out = a->state;
 }
 
-static void draw_cumsum(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+static void draw_chunk_cumsum(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const int64_t          H = 1 + below(40);
-    gdn_chunk_cumsum_args *a = &c->cumsum;
+    gdn_chunk_cumsum_args *a = &c->chunk_cumsum;
     *a            = gdn_chunk_cumsum_args_init();
     a->g          = PLACE2(any_float(d), s->N, H);
     a->out        = one_in(3) ? a->g : PLACE2(any_float(d), s->N, H);
     a->chunk_size = 1 + (int32_t)below(40);
 }
 
-static void draw_uw(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+static void draw_chunk_uw(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const struct heads h = draw_heads(d);
-    gdn_chunk_uw_args *a = &c->uw;
+    gdn_chunk_uw_args *a = &c->chunk_uw;
     *a            = gdn_chunk_uw_args_init();
     a->chunk_size = 16 << below(3);
     a->k = PLACE3(any_float(d), s->N, h.k, h.K), a->v = PLACE3(any_float(d), s->N, h.v, h.V);
@@ -463,7 +463,7 @@ static int64_t draw_n_chunks(struct ring2_draw *d, const struct sizes *s, int64_
 static void draw_chunk_states(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const struct heads     h  = draw_heads(d);
-    gdn_chunk_states_args *a  = &c->states;
+    gdn_chunk_states_args *a  = &c->chunk_states;
     const bool             kv = one_in(2);
     *a              = gdn_chunk_states_args_init();
     a->state_layout = kv;
@@ -479,7 +479,7 @@ static void draw_chunk_states(struct ring2_draw *d, union ring2_call *c, const s
 static void draw_chunk_output(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const struct heads     h = draw_heads(d);
-    gdn_chunk_output_args *a = &c->output;
+    gdn_chunk_output_args *a = &c->chunk_output;
     *a              = gdn_chunk_output_args_init();
     a->state_layout = one_in(2);
     a->chunk_size   = 16 << below(3);
@@ -495,15 +495,8 @@ static void draw_chunk_output(struct ring2_draw *d, union ring2_call *c, const s
 
 static void (*const draws[RING2_N_OPS])(struct ring2_draw *, union ring2_call *,
                                         const struct sizes *) = {
-    [GDN_OP_PREFILL] = draw_rule,            [GDN_OP_DECODE] = draw_rule,
-    [GDN_OP_CONV1D] = draw_conv,             [GDN_OP_GATES] = draw_gates,
-    [GDN_OP_L2NORM] = draw_l2norm,           [GDN_OP_RMSNORM_GATED] = draw_rmsnorm,
-    [GDN_OP_BLOCK] = draw_block,             [GDN_OP_STATE_COPY] = draw_state_copy,
-    [GDN_OP_SUMMARY] = draw_summary,         [GDN_OP_SUMMARY_COMPOSE] = draw_compose,
-    [GDN_OP_SUMMARY_APPLY] = draw_apply,     [GDN_OP_CHUNK_CUMSUM] = draw_cumsum,
-    [GDN_OP_CHUNK_UW] = draw_uw,             [GDN_OP_CHUNK_STATES] = draw_chunk_states,
-    [GDN_OP_CHUNK_OUTPUT] = draw_chunk_output, [GDN_OP_RECORD_COMMIT] = draw_commit,
-    [GDN_OP_RECORD_FOLD] = draw_fold,        [GDN_OP_STEP] = draw_step,
+#define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = draw_##args,
+#include "ops/ops.def"
 };
 
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch)
@@ -551,27 +544,27 @@ int ring2_written(gdn_op op, const union ring2_call *c, const gdn_tensor **list)
     case GDN_OP_PREFILL:
     case GDN_OP_DECODE: return rule_written(&c->rule, list);
     case GDN_OP_CONV1D:
-        LIST(&c->conv.out, c->conv.state_out.data ? &c->conv.state_out : &c->conv.state,
-             &c->conv.checkpoints);
+        LIST(&c->conv1d.out, c->conv1d.state_out.data ? &c->conv1d.state_out : &c->conv1d.state,
+             &c->conv1d.checkpoints);
     case GDN_OP_GATES: LIST(&c->gates.g, &c->gates.beta);
     case GDN_OP_L2NORM: LIST(&c->l2norm.out);
-    case GDN_OP_RMSNORM_GATED: LIST(&c->rmsnorm.out);
+    case GDN_OP_RMSNORM_GATED: LIST(&c->rmsnorm_gated.out);
     case GDN_OP_BLOCK:
         LIST(&c->block.out, &c->block.state, &c->block.conv_state, &c->block.checkpoints,
              &c->block.conv_checkpoints);
-    case GDN_OP_STATE_COPY: LIST(&c->state.to_pool, &c->state.to_scales);
+    case GDN_OP_STATE_COPY: LIST(&c->state_copy.to_pool, &c->state_copy.to_scales);
     case GDN_OP_SUMMARY: LIST(&c->summary.M, &c->summary.U);
-    case GDN_OP_SUMMARY_COMPOSE: LIST(&c->compose.M, &c->compose.U);
-    case GDN_OP_SUMMARY_APPLY: LIST(&c->apply.state_out);
-    case GDN_OP_CHUNK_CUMSUM: LIST(&c->cumsum.out);
-    case GDN_OP_CHUNK_UW: LIST(&c->uw.u, &c->uw.w, &c->uw.T);
-    case GDN_OP_CHUNK_STATES: LIST(&c->states.states, &c->states.state_out);
-    case GDN_OP_CHUNK_OUTPUT: LIST(&c->output.out);
+    case GDN_OP_SUMMARY_COMPOSE: LIST(&c->summary_compose.M, &c->summary_compose.U);
+    case GDN_OP_SUMMARY_APPLY: LIST(&c->summary_apply.state_out);
+    case GDN_OP_CHUNK_CUMSUM: LIST(&c->chunk_cumsum.out);
+    case GDN_OP_CHUNK_UW: LIST(&c->chunk_uw.u, &c->chunk_uw.w, &c->chunk_uw.T);
+    case GDN_OP_CHUNK_STATES: LIST(&c->chunk_states.states, &c->chunk_states.state_out);
+    case GDN_OP_CHUNK_OUTPUT: LIST(&c->chunk_output.out);
     case GDN_OP_RECORD_COMMIT:
-        LIST(&c->commit.record_k, &c->commit.record_u, &c->commit.record_g,
-             &c->commit.record_count);
+        LIST(&c->record_commit.record_k, &c->record_commit.record_u, &c->record_commit.record_g,
+             &c->record_commit.record_count);
     case GDN_OP_RECORD_FOLD:
-        LIST(&c->fold.state, &c->fold.state_scales, &c->fold.record_count);
+        LIST(&c->record_fold.state, &c->record_fold.state_scales, &c->record_fold.record_count);
     case GDN_OP_STEP:
         LIST(&c->step.out, &c->step.state, &c->step.state_scales, &c->step.conv_state);
     }

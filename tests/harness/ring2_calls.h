@@ -9,27 +9,13 @@
 
 #include "ring2.h"
 
-enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_OP_STEP + 1, RING2_MAX_WRITTEN = 8 };
+enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 8 };
 
+/* A member of the struct's name for each struct of ops.def. */
 union ring2_call {
-    gdn_rule_args            rule;
-    gdn_conv1d_args          conv;
-    gdn_gates_args           gates;
-    gdn_l2norm_args          l2norm;
-    gdn_rmsnorm_gated_args   rmsnorm;
-    gdn_block_args           block;
-    gdn_state_copy_args      state;
-    gdn_summary_args         summary;
-    gdn_summary_compose_args compose;
-    gdn_summary_apply_args   apply;
-    gdn_chunk_cumsum_args    cumsum;
-    gdn_chunk_uw_args        uw;
-    gdn_chunk_states_args    states;
-    gdn_chunk_output_args    output;
-    gdn_record_commit_args   commit;
-    gdn_record_fold_args     fold;
-    gdn_step_args            step;
-    char                     bytes[1];
+#define GDN_ARGS_ROW(args, last, batch) gdn_##args##_args args;
+#include "ops/ops.def"
+    char bytes[1];
 };
 
 struct ring2_draw {

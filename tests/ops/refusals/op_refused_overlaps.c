@@ -125,7 +125,7 @@ static bool writes(const gdn_tensor *t)
     return is_there(t) && !(frozen && (t == &now.c.rule.state || t == &now.c.rule.state_out ||
                                        t == &now.c.rule.state_scales ||
                                        t == &now.c.rule.state_out_scales ||
-                                       t == &now.c.conv.state || t == &now.c.conv.state_out ||
+                                       t == &now.c.conv1d.state || t == &now.c.conv1d.state_out ||
                                        t == &now.c.block.state || t == &now.c.block.conv_state ||
                                        t == &now.c.step.state || t == &now.c.step.state_scales ||
                                        t == &now.c.step.conv_state));

@@ -192,9 +192,9 @@ static void large_call(gdn_op op, union ring2_call *c)
         c->l2norm   = gdn_l2norm_args_init();
         c->l2norm.x = large_rows(64), c->l2norm.out = large_rows(64);
     } else {
-        c->rmsnorm   = gdn_rmsnorm_gated_args_init();
-        c->rmsnorm.x = large_rows(64), c->rmsnorm.z = large_rows(64);
-        c->rmsnorm.out = large_rows(64);
+        c->rmsnorm_gated   = gdn_rmsnorm_gated_args_init();
+        c->rmsnorm_gated.x = large_rows(64), c->rmsnorm_gated.z = large_rows(64);
+        c->rmsnorm_gated.out = large_rows(64);
     }
 }
 

@@ -15,6 +15,7 @@ struct gdn_mixer {
     struct gdn_rule   rule;  /* all but q, k, v */
     struct gdn_norm_job norm; /* in place, of all rows of out */
     bool              normed;
+    size_t            bytes; /* of workspace */
 };
 
 /* Rows of the convolution's output, [tokens][2 Hk K + Hv V], from a channel on; `head` channels to

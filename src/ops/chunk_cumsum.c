@@ -4,6 +4,7 @@
 
 #include "calls/chunk_stage.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 
 struct call {
@@ -17,8 +18,9 @@ struct call {
     size_t                bytes;
 };
 
-static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args, struct call *c)
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct call *c = call;
     *c                             = (struct call){ 0 };
     const gdn_chunk_cumsum_args *a = &c->args;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_cumsum_args"));
@@ -41,14 +43,6 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args, stru
     c->out   = gdn_rows_of(&a->out, &c->tokens);
     c->scale = a->scale != 0 ? (double)a->scale : 1;
     c->bytes = ctx->cuda ? 0 : gdn_stage_plan_bytes(&c->plan, &c->tokens);
-    return GDN_OK;
-}
-
-gdn_status gdn_chunk_cumsum_check(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args, size_t *bytes)
-{
-    struct call c;
-    TRY(describe(ctx, args, &c));
-    *bytes = c.bytes;
     return GDN_OK;
 }
 
@@ -76,8 +70,9 @@ static void run_item(void *arg, int64_t item, int thread)
     }
 }
 
-static gdn_status run(gdn_ctx *ctx, struct call *c)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
+    struct call *c = call;
     const struct run_arg arg = { c, ctx->kr };
     void                *memory;
     TRY(gdn_get_workspace(ctx, c->args.workspace, c->args.workspace_bytes, c->bytes, &memory));
@@ -88,8 +83,9 @@ static gdn_status run(gdn_ctx *ctx, struct call *c)
 }
 
 /* The same on a device. */
-static gdn_status enqueue(gdn_ctx *ctx, const struct call *c)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
+    const struct call *c = call;
     const struct gdn_rule rule = { .g = c->g, .out = c->out, .scale = (float)c->scale,
                                    .H = (int)c->H };
     const struct gdn_cu_stage a =
@@ -97,14 +93,11 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct call *c)
     return gdn_cuda_chunk_cumsum(ctx, &a, c->args.stream);
 }
 
-gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
-    struct call    c;
-    gdn_status     status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
-    if (status == GDN_OK && !ctx->cuda) status = gdn_note_kernel(ctx, "chunk_cumsum", "load_row");
-    gdn_fp_leave(fp);
-    return status;
-}
+static const struct gdn_frame frame = {
+    .describe = describe,
+    .run      = run,
+    .enqueue  = enqueue,
+    .bytes_at = offsetof(struct call, bytes),
+    .loops    = "load_row",
+};
+GDN_OP_ENTRY(chunk_cumsum, gdn_chunk_cumsum_args, frame, struct call)

@@ -9,6 +9,7 @@
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 #include "state/strip.h"
 
@@ -192,8 +193,9 @@ static void run_item(void *arg, int64_t item, int thread)
     }
 }
 
-static gdn_status run(gdn_ctx *ctx, struct call *c)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
+    struct call *c = call;
     const gdn_chunk_output_args *a = &c->args;
     void                        *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
@@ -206,8 +208,9 @@ static gdn_status run(gdn_ctx *ctx, struct call *c)
 }
 
 /* The same on a device. */
-static gdn_status enqueue(gdn_ctx *ctx, const struct call *c)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
+    const struct call *c = call;
     struct gdn_cu_stage a = gdn_cuda_stage_args(&c->rule, &c->plan, &c->tokens, c->C);
     a.u = c->u, a.w = c->w, a.states = c->states, a.n_states = c->args.states.size[0];
     if (!c->plan.batch.cu_seqlens.data)
@@ -248,8 +251,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct call *c)
     return gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_output_args *args, struct call *c)
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct call *c = call;
     *c                             = (struct call){ 0 };
     const gdn_chunk_output_args *a = &c->args;
     struct gdn_rule             *r = &c->rule;
@@ -277,23 +281,11 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_output_args *args, stru
     return GDN_OK;
 }
 
-gdn_status gdn_chunk_output_check(gdn_ctx *ctx, const gdn_chunk_output_args *args, size_t *bytes)
-{
-    struct call c;
-    TRY(describe(ctx, args, &c));
-    *bytes = c.bytes;
-    return GDN_OK;
-}
-
-gdn_status gdn_chunk_output(gdn_ctx *ctx, const gdn_chunk_output_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
-    struct call    c;
-    gdn_status     status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
-    if (status == GDN_OK && !ctx->cuda)
-        status = gdn_note_kernel(ctx, "chunk_output", "strip_mul chunk_solve chunk_update");
-    gdn_fp_leave(fp);
-    return status;
-}
+static const struct gdn_frame frame = {
+    .describe = describe,
+    .run      = run,
+    .enqueue  = enqueue,
+    .bytes_at = offsetof(struct call, bytes),
+    .loops    = "strip_mul chunk_solve chunk_update",
+};
+GDN_OP_ENTRY(chunk_output, gdn_chunk_output_args, frame, struct call)

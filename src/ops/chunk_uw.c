@@ -13,6 +13,7 @@
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 #include "state/strip.h"
 
@@ -230,8 +231,9 @@ static void run_item(void *arg, int64_t item, int thread)
     }
 }
 
-static gdn_status run(gdn_ctx *ctx, struct call *c)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
+    struct call *c = call;
     void *memory;
     TRY(gdn_get_workspace(ctx, c->args.workspace, c->args.workspace_bytes, c->bytes, &memory));
     TRY(gdn_stage_chunks(ctx, &c->tokens, c->C, memory, &c->plan, &c->list));
@@ -243,8 +245,9 @@ static gdn_status run(gdn_ctx *ctx, struct call *c)
 }
 
 /* The same on a device. */
-static gdn_status enqueue(gdn_ctx *ctx, const struct call *c)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
+    const struct call *c = call;
     struct gdn_cu_stage a = gdn_cuda_stage_args(&c->rule, &c->plan, &c->tokens, c->C);
     a.u = c->to[U], a.w = c->to[W], a.T = c->to[T];
     return gdn_cuda_chunk_uw(ctx, &a, c->args.stream);
@@ -290,8 +293,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct call *c)
     return a->v.data ? gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv) : GDN_OK;
 }
 
-static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_uw_args *args, struct call *c)
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct call *c = call;
     *c                         = (struct call){ 0 };
     const gdn_chunk_uw_args *a = &c->args;
     struct gdn_rule         *r = &c->rule;
@@ -320,22 +324,11 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_chunk_uw_args *args, struct c
     return GDN_OK;
 }
 
-gdn_status gdn_chunk_uw_check(gdn_ctx *ctx, const gdn_chunk_uw_args *args, size_t *bytes)
-{
-    struct call c;
-    TRY(describe(ctx, args, &c));
-    *bytes = c.bytes;
-    return GDN_OK;
-}
-
-gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
-    struct call    c;
-    gdn_status     status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
-    if (status == GDN_OK && !ctx->cuda) status = gdn_note_kernel(ctx, "chunk_uw", "chunk_solve");
-    gdn_fp_leave(fp);
-    return status;
-}
+static const struct gdn_frame frame = {
+    .describe = describe,
+    .run      = run,
+    .enqueue  = enqueue,
+    .bytes_at = offsetof(struct call, bytes),
+    .loops    = "chunk_solve",
+};
+GDN_OP_ENTRY(chunk_uw, gdn_chunk_uw_args, frame, struct call)

@@ -4,6 +4,7 @@
 
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
@@ -179,8 +180,9 @@ static struct gdn_cu_conv device_args(const gdn_ctx *ctx, const struct conv_call
     return gdn_cuda_conv_args(ctx, &c->conv, &c->plan, &c->tokens, &pools);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const gdn_conv1d_args *args, struct conv_call *c)
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct conv_call *c = call;
     const gdn_conv1d_args *a = &c->args;
     c->conv                  = (struct gdn_conv){ 0 };
     c->plan_bytes = c->bytes = 0;
@@ -212,17 +214,10 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_conv1d_args *args, struct con
     return GDN_OK;
 }
 
-gdn_status gdn_conv1d_check(gdn_ctx *ctx, const gdn_conv1d_args *args, size_t *bytes)
-{
-    struct conv_call c;
-    TRY(describe(ctx, args, &c));
-    *bytes = c.bytes;
-    return GDN_OK;
-}
-
 /* On a device contents are read there, where it runs. */
-static gdn_status enqueue(gdn_ctx *ctx, const struct conv_call *c)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
+    const struct conv_call *c = call;
     const gdn_conv1d_args *a    = &c->args;
     struct gdn_cu_conv     args = device_args(ctx, c);
     void                  *workspace;
@@ -230,8 +225,9 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct conv_call *c)
     return gdn_cuda_conv(ctx, &args, workspace, a->stream);
 }
 
-static gdn_status run(gdn_ctx *ctx, struct conv_call *c)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
+    struct conv_call *c = call;
     const gdn_conv1d_args      *a     = &c->args;
     const struct gdn_plan_pools pools = pools_of(a);
     char                       *memory;
@@ -243,16 +239,14 @@ static gdn_status run(gdn_ctx *ctx, struct conv_call *c)
     c->conv.seqs = c->plan.seqs;
     gdn_conv_run(ctx, &c->conv, memory + c->plan_bytes);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->conv.out, 1, c->conv.D);
-    return gdn_note_kernel(ctx, "conv1d", "conv");
+    return GDN_OK;
 }
 
-gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp = gdn_fp_enter();
-    struct conv_call c;
-    gdn_status       status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
-    gdn_fp_leave(fp);
-    return status;
-}
+static const struct gdn_frame frame = {
+    .describe = describe,
+    .run      = run,
+    .enqueue  = enqueue,
+    .bytes_at = offsetof(struct conv_call, bytes),
+    .loops    = "conv",
+};
+GDN_OP_ENTRY(conv1d, gdn_conv1d_args, frame, struct conv_call)

@@ -7,12 +7,14 @@
 
 #include "batch/rowwise.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 
 struct gates {
     gdn_gates_args            args;
     const struct gdn_kernels *kr;
     int64_t                   n_rows, H, rows_per_item;
+    size_t                    bytes; /* 0: no workspace */
 };
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
@@ -77,8 +79,9 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_gates_args *a)
     return GDN_OK;
 }
 
-static gdn_status describe(gdn_ctx *ctx, const gdn_gates_args *args, struct gates *s)
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct gates *s = call;
     const gdn_gates_args *a = &s->args;
     *s                      = (struct gates){ .kr = ctx->kr };
     TRY(gdn_copy_args(ctx, &s->args, sizeof s->args, args, "gdn_gates_args"));
@@ -96,13 +99,6 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_gates_args *args, struct gate
     if (a->dt_bias.data) TRY(check_decay(ctx, &a->dt_bias, "dt_bias", s->H));
     TRY(check_overlaps(ctx, a, &a->g, "g", &a->a));
     return check_overlaps(ctx, a, &a->beta, "beta", &a->b);
-}
-
-gdn_status gdn_gates_check(gdn_ctx *ctx, const gdn_gates_args *args, size_t *bytes)
-{
-    struct gates s;
-    *bytes = 0;
-    return describe(ctx, args, &s);
 }
 
 /* ---- Running ----------------------------------------------------------------------------- */
@@ -160,16 +156,19 @@ static void run_item(void *arg, int64_t item, int thread)
     }
 }
 
-static const char *loops(const gdn_gates_args *a)
+static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
 {
+    (void)text;
+    const gdn_gates_args *a = &((const struct gates *)call)->args;
     const bool sigmoid = a->gate_lower_bound < 0;
     if (!a->g.data) return "sigmoid_row";
     if (!a->beta.data) return sigmoid ? "sigmoid_row" : "gate_row";
     return sigmoid ? "sigmoid_row" : "gate_row sigmoid_row";
 }
 
-static gdn_status enqueue(gdn_ctx *ctx, const struct gates *s)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
+    const struct gates   *s    = call;
     const gdn_gates_args *a    = &s->args;
     struct gdn_cu_gates   args = {
           .A_log   = gdn_cuda_array(&a->A_log),
@@ -180,6 +179,8 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct gates *s)
           .factor  = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f,
           .linear  = a->gate == GDN_GATE_LINEAR,
     };
+    void                *none;
+    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, 0, &none));
     const gdn_tensor    *tensors[] = { &a->a, &a->b, &a->g, &a->beta };
     struct gdn_cu_lines *lines[]   = { &args.a, &args.b, &args.g, &args.beta };
     const int            first     = a->a.data ? 0 : 1; /* one that is there */
@@ -187,22 +188,20 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct gates *s)
     return gdn_cuda_gates(ctx, &args, a->stream);
 }
 
-static gdn_status run(gdn_ctx *ctx, struct gates *s)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
-    void *none;
+    struct gates *s = call;
+    void         *none;
     TRY(gdn_get_workspace(ctx, s->args.workspace, s->args.workspace_bytes, 0, &none));
-    if (ctx->cuda) return enqueue(ctx, s);
     gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
-    return gdn_note_kernel(ctx, "gates", loops(&s->args));
+    return GDN_OK;
 }
 
-gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
-    struct gates   s;
-    gdn_status     status = describe(ctx, args, &s);
-    if (status == GDN_OK) status = run(ctx, &s);
-    gdn_fp_leave(fp);
-    return status;
-}
+static const struct gdn_frame frame = {
+    .describe   = describe,
+    .run        = run,
+    .enqueue    = enqueue,
+    .bytes_at   = offsetof(struct gates, bytes),
+    .find_loops = find_loops,
+};
+GDN_OP_ENTRY(gates, gdn_gates_args, frame, struct gates)

@@ -6,6 +6,7 @@
 #include "calls/layer.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 
 /* A checked call. */
@@ -252,8 +253,9 @@ static gdn_status check_states(gdn_ctx *ctx, const struct block_call *c)
                           "conv_checkpoints");
 }
 
-static gdn_status describe(gdn_ctx *ctx, const gdn_block_args *args, struct block_call *c)
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct block_call *c = call;
     const gdn_block_args *a = &c->args;
     struct gdn_block     *b = &c->block;
     *b                      = (struct gdn_block){ 0 };
@@ -287,21 +289,14 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_block_args *args, struct bloc
     return GDN_OK;
 }
 
-gdn_status gdn_block_check(gdn_ctx *ctx, const gdn_block_args *args, size_t *bytes)
-{
-    struct block_call c;
-    TRY(describe(ctx, args, &c));
-    *bytes = c.bytes;
-    return GDN_OK;
-}
-
 static bool is_same(const gdn_tensor *a, const gdn_tensor *b)
 {
     return a->data && a->data == b->data;
 }
 
-static gdn_status run(gdn_ctx *ctx, struct block_call *c)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
+    struct block_call *c = call;
     const gdn_block_args *a = &c->args;
     const gdn_tensor     *pool = a->state.data ? &a->state : &a->conv_state;
     const gdn_tensor     *left = a->checkpoints.data ? &a->checkpoints : &a->conv_checkpoints;
@@ -323,32 +318,30 @@ static gdn_status run(gdn_ctx *ctx, struct block_call *c)
 }
 
 /* The same on a device: contents are read there, where it runs. */
-static gdn_status enqueue(gdn_ctx *ctx, const struct block_call *c)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
+    const struct block_call *c = call;
     const gdn_block_args *a = &c->args;
     void                 *memory;
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     return gdn_cuda_block(ctx, &c->block, memory);
 }
 
-static gdn_status note(gdn_ctx *ctx, struct block_call *c)
+static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
 {
-    char             loops[sizeof ctx->kernel];
-    struct gdn_rule *r = &c->block.rule;
-    r->seqs            = c->plan.seqs;
-    r->n_seqs          = c->plan.B;
-    snprintf(loops, sizeof loops, "gemm_nt conv %s norm_row", gdn_rule_loops(r));
-    return gdn_note_kernel(ctx, "block", loops);
+    struct block_call *c = call;
+    struct gdn_rule   *r = &c->block.rule;
+    r->seqs              = c->plan.seqs;
+    r->n_seqs            = c->plan.B;
+    snprintf(text, GDN_LOOPS_BYTES, "gemm_nt conv %s norm_row", gdn_rule_loops(r));
+    return text;
 }
 
-gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t    fp = gdn_fp_enter();
-    struct block_call c;
-    gdn_status        status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
-    if (status == GDN_OK && !ctx->cuda) status = note(ctx, &c);
-    gdn_fp_leave(fp);
-    return status;
-}
+static const struct gdn_frame frame = {
+    .describe   = describe,
+    .run        = run,
+    .enqueue    = enqueue,
+    .bytes_at   = offsetof(struct block_call, bytes),
+    .find_loops = find_loops,
+};
+GDN_OP_ENTRY(block, gdn_block_args, frame, struct block_call)

@@ -12,6 +12,7 @@
 #include "batch/tree.h"
 #include "calls/layer.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
@@ -208,7 +209,7 @@ static void describe_norm(gdn_ctx *ctx, struct gdn_mixer *m)
     m->norm.n_rows = m->tokens.N * m->rule.H;
 }
 
-static gdn_status describe(gdn_ctx *ctx, const gdn_step_args *args, struct gdn_mixer *m)
+static gdn_status describe_parts(gdn_ctx *ctx, const gdn_step_args *args, struct gdn_mixer *m)
 {
     *m                     = (struct gdn_mixer){ 0 };
     const gdn_step_args *a = &m->args;
@@ -278,19 +279,14 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-static gdn_status count_bytes(gdn_ctx *ctx, const struct gdn_mixer *m, size_t *bytes)
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct buffers b;
-    if (ctx->cuda) return gdn_cuda_step_check(ctx, m, bytes);
-    *bytes = lay_out(ctx, m, &b, NULL);
+    struct gdn_mixer *m = call;
+    struct buffers    b;
+    TRY(describe_parts(ctx, args, m));
+    if (ctx->cuda) return gdn_cuda_step_check(ctx, m, &m->bytes);
+    m->bytes = lay_out(ctx, m, &b, NULL);
     return GDN_OK;
-}
-
-gdn_status gdn_step_check(gdn_ctx *ctx, const gdn_step_args *args, size_t *bytes)
-{
-    struct gdn_mixer m;
-    TRY(describe(ctx, args, &m));
-    return count_bytes(ctx, &m, bytes);
 }
 
 /* The norm of one sequence's rows of out. */
@@ -303,14 +299,16 @@ static void norm_item(void *arg, int64_t item, int thread)
     gdn_norm_rows(&m->norm, first, first + s->n_valid * m->rule.H);
 }
 
-static gdn_status run(gdn_ctx *ctx, struct gdn_mixer *m, char *memory)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
+    struct gdn_mixer           *m    = call;
     const gdn_step_args        *a    = &m->args;
     const gdn_tensor           *pool = a->state.data ? &a->state : &a->conv_state;
     const struct gdn_plan_pools pools = gdn_plan_pools_of(pool, pool, &(gdn_tensor){ 0 });
     struct gdn_rule            *r = &m->rule;
     struct buffers              b;
-    char                        loops[64];
+    void                       *memory;
+    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, m->bytes, &memory));
     lay_out(ctx, m, &b, memory);
     TRY(gdn_plan_batch(ctx, &m->tokens, &pools, b.plan, &m->plan));
     if (r->tree) {
@@ -328,30 +326,31 @@ static gdn_status run(gdn_ctx *ctx, struct gdn_mixer *m, char *memory)
     gdn_rule_run(ctx, r, b.threads);
     if (m->normed) gdn_parallel_for(ctx->pool, m->plan.B, norm_item, m);
     gdn_plan_zero_rest(&m->plan, &m->tokens, &r->out, r->H, r->V);
-    snprintf(loops, sizeof loops, "conv %s%s", gdn_rule_loops(r), m->normed ? " norm_row" : "");
-    return gdn_note_kernel(ctx, "step", loops);
+    return GDN_OK;
 }
 
-static gdn_status call(gdn_ctx *ctx, const gdn_step_args *args)
+static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
 {
-    struct gdn_mixer m;
-    size_t           bytes;
-    void            *memory;
-    TRY(describe(ctx, args, &m));
-    TRY(count_bytes(ctx, &m, &bytes));
-    if (!ctx->cuda) {
-        TRY(gdn_get_workspace(ctx, m.args.workspace, m.args.workspace_bytes, bytes, &memory));
-        return run(ctx, &m, memory);
-    }
-    TRY(gdn_cuda_get_workspace(ctx, m.args.workspace, m.args.workspace_bytes, bytes, &memory));
-    return gdn_cuda_step(ctx, &m, memory);
+    const struct gdn_mixer *m = call;
+    snprintf(text, GDN_LOOPS_BYTES, "conv %s%s", gdn_rule_loops(&m->rule),
+             m->normed ? " norm_row" : "");
+    return text;
 }
 
-gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp     = gdn_fp_enter();
-    const gdn_status status = call(ctx, args);
-    gdn_fp_leave(fp);
-    return status;
+    const struct gdn_mixer *m = call;
+    const gdn_step_args    *a = &m->args;
+    void                   *memory;
+    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, m->bytes, &memory));
+    return gdn_cuda_step(ctx, m, memory);
 }
+
+static const struct gdn_frame frame = {
+    .describe   = describe,
+    .run        = run,
+    .enqueue    = enqueue,
+    .bytes_at   = offsetof(struct gdn_mixer, bytes),
+    .find_loops = find_loops,
+};
+GDN_OP_ENTRY(step, gdn_step_args, frame, struct gdn_mixer)

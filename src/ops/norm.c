@@ -8,6 +8,7 @@
 
 #include "calls/norm.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 
 enum { MAX_D = 65536 };
@@ -122,12 +123,12 @@ static void run_item(void *arg, int64_t item, int thread)
     gdn_norm_rows(s, first, end < s->n_rows ? end : s->n_rows);
 }
 
-/* What both ops' structs end with. */
+/* A checked call of either op. */
 struct call {
-    const char *op;
-    void       *workspace;
-    size_t      workspace_bytes;
-    void       *stream;
+    struct gdn_norm_job job;
+    const char         *op;
+    void               *workspace, *stream;
+    size_t              workspace_bytes, bytes; /* bytes: 0, no workspace */
 };
 
 struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s)
@@ -146,66 +147,67 @@ struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s)
     return args;
 }
 
-static gdn_status enqueue(gdn_ctx *ctx, const struct gdn_norm_job *s, const struct call *c)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
-    struct gdn_cu_norm args = gdn_cuda_norm_args(s);
+    const struct call *c = call;
+    struct gdn_cu_norm args;
+    void              *none;
+    TRY(gdn_get_workspace(ctx, c->workspace, c->workspace_bytes, 0, &none));
+    args = gdn_cuda_norm_args(&c->job);
     return gdn_cuda_norm(ctx, c->op, &args, c->stream);
 }
 
-static gdn_status run(gdn_ctx *ctx, struct gdn_norm_job *s, const struct call *c)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
-    void *none;
+    struct call         *c = call;
+    struct gdn_norm_job *s = &c->job;
+    void                *none;
     TRY(gdn_get_workspace(ctx, c->workspace, c->workspace_bytes, 0, &none));
-    if (ctx->cuda) return enqueue(ctx, s, c);
     gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
-    return gdn_note_kernel(ctx, c->op, "dot norm_row");
+    return GDN_OK;
 }
 
 /* ---- L2 norm ----------------------------------------------------------------------------- */
 
-static gdn_status describe_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args, gdn_l2norm_args *a,
-                                  struct gdn_norm_job *s)
+static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct call         *c = call;
+    struct gdn_norm_job *s = &c->job;
+    gdn_l2norm_args      own, *a = &own;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_l2norm_args"));
     TRY(check_fields(ctx, a->flags, a->eps));
     if (a->norm < GDN_NORM_NONE || a->norm > GDN_NORM_L2_MAX)
         return gdn_fail(ctx, GDN_E_ARG, "norm: %d, wanted 0 to 3", (int)a->norm);
-    *s         = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
+    *c = (struct call){ .op = "l2norm", .workspace = a->workspace, .stream = a->stream,
+                        .workspace_bytes = a->workspace_bytes };
+    *s = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
     s->formula = a->norm == GDN_NORM_NONE ? GDN_NORM_L2 : a->norm;
     s->eps     = a->eps > 0 ? a->eps : 1e-6f;
     return check_tensors(ctx, s);
 }
 
-gdn_status gdn_l2norm_check(gdn_ctx *ctx, const gdn_l2norm_args *args, size_t *bytes)
-{
-    gdn_l2norm_args a;
-    struct gdn_norm_job s;
-    *bytes = 0;
-    return describe_l2norm(ctx, args, &a, &s);
-}
-
-gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t  fp = gdn_fp_enter();
-    gdn_l2norm_args a;
-    struct gdn_norm_job s;
-    gdn_status      status = describe_l2norm(ctx, args, &a, &s);
-    const struct call call = { "l2norm", a.workspace, a.workspace_bytes, a.stream };
-    if (status == GDN_OK) status = run(ctx, &s, &call);
-    gdn_fp_leave(fp);
-    return status;
-}
+static const struct gdn_frame l2norm = {
+    .describe = describe_l2norm,
+    .run      = run,
+    .enqueue  = enqueue,
+    .bytes_at = offsetof(struct call, bytes),
+    .loops    = "dot norm_row",
+};
+GDN_OP_ENTRY(l2norm, gdn_l2norm_args, l2norm, struct call)
 
 /* ---- Gated RMSNorm ------------------------------------------------------------------------- */
 
-static gdn_status describe_rmsnorm(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args,
-                                   gdn_rmsnorm_gated_args *a, struct gdn_norm_job *s)
+static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct call           *c = call;
+    struct gdn_norm_job   *s = &c->job;
+    gdn_rmsnorm_gated_args own, *a = &own;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_rmsnorm_gated_args"));
     TRY(check_fields(ctx, a->flags, a->eps));
     if (a->activation < GDN_ACT_NONE || a->activation > GDN_ACT_SIGMOID)
         return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 to 2", (int)a->activation);
+    *c = (struct call){ .op = "rmsnorm_gated", .workspace = a->workspace, .stream = a->stream,
+                        .workspace_bytes = a->workspace_bytes };
     *s = (struct gdn_norm_job){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out,
                                 .kr = ctx->kr };
     s->formula = GDN_NORM_NONE;
@@ -214,23 +216,11 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *a
     return check_tensors(ctx, s);
 }
 
-gdn_status gdn_rmsnorm_gated_check(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args, size_t *bytes)
-{
-    gdn_rmsnorm_gated_args a;
-    struct gdn_norm_job        s;
-    *bytes = 0;
-    return describe_rmsnorm(ctx, args, &a, &s);
-}
-
-gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t         fp = gdn_fp_enter();
-    gdn_rmsnorm_gated_args a;
-    struct gdn_norm_job        s;
-    gdn_status             status = describe_rmsnorm(ctx, args, &a, &s);
-    const struct call call = { "rmsnorm_gated", a.workspace, a.workspace_bytes, a.stream };
-    if (status == GDN_OK) status = run(ctx, &s, &call);
-    gdn_fp_leave(fp);
-    return status;
-}
+static const struct gdn_frame rmsnorm_gated = {
+    .describe = describe_rmsnorm,
+    .run      = run,
+    .enqueue  = enqueue,
+    .bytes_at = offsetof(struct call, bytes),
+    .loops    = "dot norm_row",
+};
+GDN_OP_ENTRY(rmsnorm_gated, gdn_rmsnorm_gated_args, rmsnorm_gated, struct call)

@@ -12,6 +12,7 @@
 #include "core/ctx.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 #include "state/strip.h"
 
@@ -209,9 +210,9 @@ struct commit_call {
     int64_t                K, V, Hk, H;
 };
 
-static gdn_status describe_commit(gdn_ctx *ctx, const gdn_record_commit_args *args,
-                                  struct commit_call *m)
+static gdn_status describe_commit(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct commit_call *m = call;
     *m = (struct commit_call){ 0 };
     gdn_record_commit_args *a = &m->args;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_record_commit_args"));
@@ -237,7 +238,9 @@ static gdn_status describe_commit(gdn_ctx *ctx, const gdn_record_commit_args *ar
                                         &a->record_count, &a->n_accepted, &a->path };
     static const char *const names[] = { "record_k",     "record_u",   "record_g",
                                          "record_count", "n_accepted", "path" };
-    return check_overlaps(ctx, all, names, 6, 0xf, &m->c.plan.batch);
+    TRY(check_overlaps(ctx, all, names, 6, 0xf, &m->c.plan.batch));
+    if (ctx->cuda) m->c.bytes = 0; /* what kernels need is on the chip */
+    return GDN_OK;
 }
 
 static int64_t row_at(const gdn_record_commit_args *a, int64_t b, int64_t i)
@@ -298,8 +301,9 @@ static void commit_item(void *arg, int64_t item, int thread)
     }
 }
 
-static gdn_status enqueue_commit(gdn_ctx *ctx, const struct commit_call *m)
+static gdn_status enqueue_commit(gdn_ctx *ctx, void *call)
 {
+    const struct commit_call *m = call;
     const gdn_record_commit_args *a    = &m->args;
     struct gdn_cu_record          args = device_record(&m->c, (int)m->Hk, (int)m->H);
     args.K          = (int32_t)m->K;
@@ -309,8 +313,9 @@ static gdn_status enqueue_commit(gdn_ctx *ctx, const struct commit_call *m)
     return gdn_cuda_record(ctx, "record_commit", &args, a->stream);
 }
 
-static gdn_status run_commit(gdn_ctx *ctx, struct commit_call *m)
+static gdn_status run_commit(gdn_ctx *ctx, void *call)
 {
+    struct commit_call *m = call;
     const gdn_record_commit_args *a = &m->args;
     void                         *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, m->c.bytes, &memory));
@@ -324,24 +329,17 @@ static gdn_status run_commit(gdn_ctx *ctx, struct commit_call *m)
             set_count(&m->c.record, slot,
                       gdn_record_count(&m->c.record, slot) + gdn_index(&a->n_accepted, b));
     }
-    return gdn_note_kernel(ctx, "record_commit", "");
-}
-
-gdn_status gdn_record_commit_check(gdn_ctx *ctx, const gdn_record_commit_args *args, size_t *bytes)
-{
-    struct commit_call m;
-    TRY(describe_commit(ctx, args, &m));
-    *bytes = ctx->cuda ? 0 : m.c.bytes;
     return GDN_OK;
 }
 
-gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args *args)
-{
-    struct commit_call m;
-    if (!ctx) return GDN_E_ARG;
-    TRY(describe_commit(ctx, args, &m));
-    return ctx->cuda ? enqueue_commit(ctx, &m) : run_commit(ctx, &m);
-}
+static const struct gdn_frame commit = {
+    .describe = describe_commit,
+    .run      = run_commit,
+    .enqueue  = enqueue_commit,
+    .bytes_at = offsetof(struct commit_call, c.bytes),
+    .loops    = "",
+};
+GDN_OP_ENTRY(record_commit, gdn_record_commit_args, commit, struct commit_call)
 
 /* ---- Fold ---------------------------------------------------------------------------------- */
 
@@ -354,9 +352,9 @@ struct fold_call {
     size_t                    thread_bytes;
 };
 
-static gdn_status describe_fold(gdn_ctx *ctx, const gdn_record_fold_args *args,
-                                struct fold_call *m)
+static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct fold_call *m = call;
     *m = (struct fold_call){ .kr = ctx->kr };
     gdn_record_fold_args *a = &m->args;
     struct gdn_rule      *r = &m->rule;
@@ -400,6 +398,7 @@ static gdn_status describe_fold(gdn_ctx *ctx, const gdn_record_fold_args *args,
     r->record       = &m->c.record;
     m->thread_bytes = gdn_align64((size_t)r->K * COLUMNS * sizeof(float));
     m->c.bytes += m->thread_bytes * (size_t)gdn_pool_threads(ctx->pool);
+    if (ctx->cuda) m->c.bytes = 0; /* what kernels need is on the chip */
     return GDN_OK;
 }
 
@@ -424,8 +423,9 @@ static void fold_item(void *arg, int64_t item, int thread)
     gdn_store_columns(S, view->k_first, m->kr, at, r->K, col, n);
 }
 
-static gdn_status enqueue_fold(gdn_ctx *ctx, const struct fold_call *m)
+static gdn_status enqueue_fold(gdn_ctx *ctx, void *call)
 {
+    const struct fold_call *m = call;
     const struct gdn_rule      *r      = &m->rule;
     const struct gdn_cu_record  record = device_record(&m->c, r->Hk, r->H);
     const struct gdn_cu_rule    rule   = {
@@ -449,8 +449,9 @@ static gdn_status enqueue_fold(gdn_ctx *ctx, const struct fold_call *m)
     return gdn_cuda_record(ctx, "record_fold", &record, m->args.stream);
 }
 
-static gdn_status run_fold(gdn_ctx *ctx, struct fold_call *m)
+static gdn_status run_fold(gdn_ctx *ctx, void *call)
 {
+    struct fold_call *m = call;
     const gdn_record_fold_args *a = &m->args;
     void                       *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, m->c.bytes, &memory));
@@ -460,24 +461,14 @@ static gdn_status run_fold(gdn_ctx *ctx, struct fold_call *m)
     gdn_parallel_for(ctx->pool, m->c.plan.B * m->rule.H * n_blocks(&m->rule), fold_item, m);
     for (int64_t b = 0; b < m->c.plan.B; b++)
         if (m->c.plan.seqs[b].slot >= 0) set_count(&m->c.record, m->c.plan.seqs[b].slot, 0);
-    return gdn_note_kernel(ctx, "record_fold", "add_outer");
-}
-
-gdn_status gdn_record_fold_check(gdn_ctx *ctx, const gdn_record_fold_args *args, size_t *bytes)
-{
-    struct fold_call m;
-    TRY(describe_fold(ctx, args, &m));
-    *bytes = ctx->cuda ? 0 : m.c.bytes;
     return GDN_OK;
 }
 
-gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp = gdn_fp_enter();
-    struct fold_call m;
-    gdn_status       status = describe_fold(ctx, args, &m);
-    if (status == GDN_OK) status = ctx->cuda ? enqueue_fold(ctx, &m) : run_fold(ctx, &m);
-    gdn_fp_leave(fp);
-    return status;
-}
+static const struct gdn_frame fold = {
+    .describe = describe_fold,
+    .run      = run_fold,
+    .enqueue  = enqueue_fold,
+    .bytes_at = offsetof(struct fold_call, c.bytes),
+    .loops    = "add_outer",
+};
+GDN_OP_ENTRY(record_fold, gdn_record_fold_args, fold, struct fold_call)

@@ -12,6 +12,7 @@
 #include "calls/rule.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
@@ -366,27 +367,10 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     return GDN_OK;
 }
 
-static gdn_status check(gdn_ctx *ctx, const gdn_rule_args *args, bool decode, size_t *bytes)
-{
-    struct rule_call c;
-    TRY(describe(ctx, args, decode, &c));
-    *bytes = c.bytes;
-    return GDN_OK;
-}
-
-gdn_status gdn_prefill_check(gdn_ctx *ctx, const gdn_rule_args *args, size_t *bytes)
-{
-    return check(ctx, args, false, bytes);
-}
-
-gdn_status gdn_decode_check(gdn_ctx *ctx, const gdn_rule_args *args, size_t *bytes)
-{
-    return check(ctx, args, true, bytes);
-}
-
 /* The same on a device: contents are read there, where it runs. */
-static gdn_status enqueue(gdn_ctx *ctx, const struct rule_call *c)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
+    const struct rule_call  *c    = call;
     const gdn_rule_args     *a    = &c->args;
     const struct gdn_cu_rule args = device_args(c);
     void                    *memory;
@@ -396,8 +380,9 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct rule_call *c)
     return gdn_cuda_prefill(ctx, &args, wish_of(c), memory, a->stream);
 }
 
-static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
+    struct rule_call *c = call;
     struct gdn_rule     *r = &c->rule;
     const gdn_rule_args *a = &c->args;
     void                *memory;
@@ -427,25 +412,35 @@ static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
     return GDN_OK;
 }
 
-static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
+static gdn_status describe_prefill(gdn_ctx *ctx, const void *args, void *call)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp = gdn_fp_enter();
-    struct rule_call c;
-    gdn_status       status = describe(ctx, args, decode, &c);
-    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
-    if (status == GDN_OK && !ctx->cuda)
-        status = gdn_note_kernel(ctx, decode ? "decode" : "prefill", gdn_rule_loops(&c.rule));
-    gdn_fp_leave(fp);
-    return status;
+    return describe(ctx, args, false, call);
 }
 
-gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args)
+static gdn_status describe_decode(gdn_ctx *ctx, const void *args, void *call)
 {
-    return rule_op(ctx, args, false);
+    return describe(ctx, args, true, call);
 }
 
-gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args)
+static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
 {
-    return rule_op(ctx, args, true);
+    (void)text;
+    return gdn_rule_loops(&((const struct rule_call *)call)->rule);
 }
+
+static const struct gdn_frame prefill = {
+    .describe   = describe_prefill,
+    .run        = run,
+    .enqueue    = enqueue,
+    .bytes_at   = offsetof(struct rule_call, bytes),
+    .find_loops = find_loops,
+};
+static const struct gdn_frame decode = {
+    .describe   = describe_decode,
+    .run        = run,
+    .enqueue    = enqueue,
+    .bytes_at   = offsetof(struct rule_call, bytes),
+    .find_loops = find_loops,
+};
+GDN_OP_ENTRY(prefill, gdn_rule_args, prefill, struct rule_call)
+GDN_OP_ENTRY(decode, gdn_rule_args, decode, struct rule_call)

@@ -9,6 +9,7 @@
 #include "calls/rule.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 #include "state/matrix.h"
 
@@ -392,7 +393,7 @@ static struct gdn_state_move named(void)
                                     .to_slots_name   = "to_slots" };
 }
 
-static const char *loops(const struct gdn_state_move *m)
+static const char *loops_of(const struct gdn_state_move *m)
 {
     static const char *const names[2][4] = {
         { "", "load_row", "store_row", "load_row store_row" },
@@ -411,35 +412,51 @@ static const char *loops(const struct gdn_state_move *m)
     return names[tiled][(other && from.dtype != GDN_F32) + 2 * (other && to.dtype != GDN_F32)];
 }
 
-gdn_status gdn_state_copy_check(gdn_ctx *ctx, const gdn_state_copy_args *args, size_t *bytes)
+/* A checked call. */
+struct call {
+    struct gdn_state_move move;
+    size_t                bytes;
+};
+
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_state_move m = named();
-    TRY(gdn_state_describe(ctx, args, &m));
-    *bytes = ctx->cuda ? 0 : gdn_state_bytes(&m);
+    struct call *c = call;
+    c->move        = named();
+    TRY(gdn_state_describe(ctx, args, &c->move));
+    c->bytes = ctx->cuda ? 0 : gdn_state_bytes(&c->move);
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, const gdn_state_copy_args *args)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
-    struct gdn_state_move m = named();
-    void                 *memory;
-    TRY(gdn_state_describe(ctx, args, &m));
-    if (ctx->cuda) {
-        TRY(gdn_get_workspace(ctx, m.args.workspace, m.args.workspace_bytes, 0, &memory));
-        return gdn_cuda_state_copy(ctx, &m);
-    }
-    TRY(gdn_get_workspace(ctx, m.args.workspace, m.args.workspace_bytes, gdn_state_bytes(&m),
-                          &memory));
-    TRY(gdn_state_check_slots(ctx, &m, memory));
-    gdn_state_run(ctx, &m);
-    return gdn_note_kernel(ctx, "state_copy", loops(&m));
+    struct call           *c = call;
+    struct gdn_state_move *m = &c->move;
+    void                  *memory;
+    TRY(gdn_get_workspace(ctx, m->args.workspace, m->args.workspace_bytes, c->bytes, &memory));
+    TRY(gdn_state_check_slots(ctx, m, memory));
+    gdn_state_run(ctx, m);
+    return GDN_OK;
 }
 
-gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp     = gdn_fp_enter();
-    const gdn_status status = run(ctx, args);
-    gdn_fp_leave(fp);
-    return status;
+    struct gdn_state_move *m = &((struct call *)call)->move;
+    void                  *none;
+    TRY(gdn_get_workspace(ctx, m->args.workspace, m->args.workspace_bytes, 0, &none));
+    return gdn_cuda_state_copy(ctx, m);
 }
+
+static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
+{
+    (void)text;
+    return loops_of(&((const struct call *)call)->move);
+}
+
+static const struct gdn_frame frame = {
+    .describe   = describe,
+    .run        = run,
+    .enqueue    = enqueue,
+    .bytes_at   = offsetof(struct call, bytes),
+    .find_loops = find_loops,
+};
+GDN_OP_ENTRY(state_copy, gdn_state_copy_args, frame, struct call)

@@ -9,6 +9,7 @@
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 
 /* A checked call. */
@@ -93,8 +94,9 @@ static void fill_rules(gdn_ctx *ctx, struct summary *c)
     c->scratch_bytes = most * (size_t)gdn_pool_threads(ctx->pool);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const gdn_summary_args *args, struct summary *c)
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct summary *c = call;
     *c                        = (struct summary){ 0 };
     const gdn_summary_args *a = &c->args;
     struct gdn_rule        *r = &c->offset;
@@ -110,14 +112,6 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_summary_args *args, struct su
     c->plan_bytes     = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->identity_bytes = gdn_align64(sizeof(float) * (size_t)r->K * (size_t)(r->K + 1));
     c->bytes          = c->plan_bytes + c->identity_bytes + c->scratch_bytes;
-    return GDN_OK;
-}
-
-gdn_status gdn_summary_check(gdn_ctx *ctx, const gdn_summary_args *args, size_t *bytes)
-{
-    struct summary c;
-    TRY(describe(ctx, args, &c));
-    *bytes = c.bytes;
     return GDN_OK;
 }
 
@@ -147,8 +141,9 @@ static void run_rule(gdn_ctx *ctx, const struct summary *c, struct gdn_rule *r, 
         if (r->seqs[b].n_tokens == 0) write_empty(r, ctx->kr, b, start);
 }
 
-static gdn_status run(gdn_ctx *ctx, struct summary *c)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
+    struct summary *c = call;
     const gdn_summary_args *a = &c->args;
     struct gdn_rule        *m = &c->transition;
     void                   *memory;
@@ -170,24 +165,27 @@ static gdn_status run(gdn_ctx *ctx, struct summary *c)
 }
 
 /* The same on a device, by a kernel that knows the identity. */
-static gdn_status enqueue(gdn_ctx *ctx, const struct summary *c)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
+    const struct summary *c = call;
     struct gdn_cu_stage a =
         gdn_cuda_stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
     a.M = c->transition.to;
     return gdn_cuda_summary(ctx, &a, c->args.stream);
 }
 
-gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args)
+static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
-    struct summary c;
-    gdn_status     status = describe(ctx, args, &c);
-    if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
-    if (status == GDN_OK && !ctx->cuda)
-        status = gdn_note_kernel(ctx, "summary",
-                                 gdn_rule_loops(c.args.M.data ? &c.transition : &c.offset));
-    gdn_fp_leave(fp);
-    return status;
+    (void)text;
+    const struct summary *c = call;
+    return gdn_rule_loops(c->args.M.data ? &c->transition : &c->offset);
 }
+
+static const struct gdn_frame frame = {
+    .describe   = describe,
+    .run        = run,
+    .enqueue    = enqueue,
+    .bytes_at   = offsetof(struct summary, bytes),
+    .find_loops = find_loops,
+};
+GDN_OP_ENTRY(summary, gdn_summary_args, frame, struct summary)

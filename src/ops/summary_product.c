@@ -8,6 +8,7 @@
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
+#include "ops/entry.h"
 #include "ops/op_table.h"
 #include "state/strip.h"
 
@@ -20,6 +21,7 @@ struct affine {
 
 /* A checked call. */
 struct call {
+    const char   *op;
     void         *workspace, *stream;
     size_t        workspace_bytes, bytes;
     struct affine product[2];
@@ -97,8 +99,9 @@ static void run_item(void *arg, int64_t item, int thread)
     gdn_store_strip(c.U, kr, gdn_place_of(&a->out, b, h, 0), a->K, col, n, c.rows);
 }
 
-static gdn_status run(gdn_ctx *ctx, struct call *c)
+static gdn_status run(gdn_ctx *ctx, void *call)
 {
+    struct call *c = call;
     void *memory;
     TRY(gdn_get_workspace(ctx, c->workspace, c->workspace_bytes, c->bytes, &memory));
     for (int i = 0; i < c->n; i++) {
@@ -111,23 +114,16 @@ static gdn_status run(gdn_ctx *ctx, struct call *c)
 }
 
 /* The same on a device. */
-static gdn_status enqueue(gdn_ctx *ctx, const char *op, const struct call *c)
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
+    const struct call *c = call;
     for (int i = 0; i < c->n; i++) {
         const struct affine  *x = &c->product[i];
         struct gdn_cu_product a = { .M = x->M, .S = x->S, .U = x->U, .out = x->out,
                                     .H = x->H, .K = x->K, .V = x->V };
-        TRY(gdn_cuda_product(ctx, op, &a, x->B, c->stream));
+        TRY(gdn_cuda_product(ctx, c->op, &a, x->B, c->stream));
     }
     return GDN_OK;
-}
-
-/* Ends a checked call of either op. */
-static gdn_status finish(gdn_ctx *ctx, const char *op, struct call *c)
-{
-    if (ctx->cuda) return enqueue(ctx, op, c);
-    TRY(run(ctx, c));
-    return gdn_note_kernel(ctx, op, "strip_mul");
 }
 
 /* ---- Descriptors -------------------------------------------------------------------------- */
@@ -200,12 +196,12 @@ static gdn_status check_presence(gdn_ctx *ctx, const gdn_summary_compose_args *a
     return GDN_OK;
 }
 
-static gdn_status describe_compose(gdn_ctx *ctx, const gdn_summary_compose_args *args,
-                                   struct call *c)
+static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct call             *c = call;
     gdn_summary_compose_args own, *a = &own;
     struct affine            x = { 0 }, y;
-    *c = (struct call){ 0 };
+    *c = (struct call){ .op = "summary_compose" };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_compose_args"));
     TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
     TRY(check_presence(ctx, a));
@@ -237,11 +233,12 @@ static gdn_status describe_compose(gdn_ctx *ctx, const gdn_summary_compose_args 
 
 enum { APPLY_M, APPLY_U, STATE, STATE_OUT, N_APPLY };
 
-static gdn_status describe_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args, struct call *c)
+static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct call           *c = call;
     gdn_summary_apply_args own, *a = &own;
     struct affine          x = { 0 };
-    *c = (struct call){ 0 };
+    *c = (struct call){ .op = "summary_apply" };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_apply_args"));
     TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
     if (!a->state_out.data) return gdn_fail(ctx, GDN_E_ARG, "state_out: absent");
@@ -265,41 +262,19 @@ static gdn_status describe_apply(gdn_ctx *ctx, const gdn_summary_apply_args *arg
     return GDN_OK;
 }
 
-gdn_status gdn_summary_compose_check(gdn_ctx *ctx, const gdn_summary_compose_args *args,
-                                     size_t *bytes)
-{
-    struct call c;
-    TRY(describe_compose(ctx, args, &c));
-    *bytes = c.bytes;
-    return GDN_OK;
-}
-
-gdn_status gdn_summary_apply_check(gdn_ctx *ctx, const gdn_summary_apply_args *args, size_t *bytes)
-{
-    struct call c;
-    TRY(describe_apply(ctx, args, &c));
-    *bytes = c.bytes;
-    return GDN_OK;
-}
-
-gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
-    struct call    c;
-    gdn_status     status = describe_compose(ctx, args, &c);
-    if (status == GDN_OK) status = finish(ctx, "summary_compose", &c);
-    gdn_fp_leave(fp);
-    return status;
-}
-
-gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args)
-{
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
-    struct call    c;
-    gdn_status     status = describe_apply(ctx, args, &c);
-    if (status == GDN_OK) status = finish(ctx, "summary_apply", &c);
-    gdn_fp_leave(fp);
-    return status;
-}
+static const struct gdn_frame compose = {
+    .describe = describe_compose,
+    .run      = run,
+    .enqueue  = enqueue,
+    .bytes_at = offsetof(struct call, bytes),
+    .loops    = "strip_mul",
+};
+static const struct gdn_frame apply = {
+    .describe = describe_apply,
+    .run      = run,
+    .enqueue  = enqueue,
+    .bytes_at = offsetof(struct call, bytes),
+    .loops    = "strip_mul",
+};
+GDN_OP_ENTRY(summary_compose, gdn_summary_compose_args, compose, struct call)
+GDN_OP_ENTRY(summary_apply, gdn_summary_apply_args, apply, struct call)

@@ -303,8 +303,12 @@ static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct s
 {
     const int64_t   Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = 1 + below(8), V = 1 + below(8);
     const int64_t   D = 2 * Hk * K + Hv * V, hidden = 1 + below(20);
+    const struct heads h = { .H = Hv, .K = K, .V = V };
+    const bool         kv = one_in(2);
     gdn_block_args *a = &c->block;
     *a        = gdn_block_args_init();
+    a->state_layout = kv;
+    if (one_in(6)) a->rounding = GDN_ROUND_STOCHASTIC, a->seed = ring2_draw_bits(d);
     a->hidden = PLACE2(GDN_F32, s->N, hidden), a->out = PLACE2(GDN_F32, s->N, hidden);
     if (one_in(2)) {
         a->in_proj_qkvz = PLACE2(GDN_BF16, D + Hv * V, hidden);
@@ -320,9 +324,10 @@ static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct s
     a->norm_weight = PLACE1(GDN_F32, V);
     a->out_proj    = PLACE2(GDN_F32, hidden, Hv * V);
     a->conv_state  = PLACE3(GDN_F32, s->P, D, a->conv_weight.size[1] - one_in(2));
-    a->state       = PLACE4(GDN_F16, s->P, Hv, V, K);
+    a->state       = draw_pool(d, &h, s->P, GDN_F16, kv, &a->state_scales);
     if (one_in(3)) {
-        a->checkpoints      = PLACE4(GDN_F32, CHECKPOINTS * s->B, Hv, V, K);
+        a->checkpoints      = draw_pool(d, &h, CHECKPOINTS * s->B, GDN_F32, kv,
+                                        &a->checkpoint_scales);
         a->conv_checkpoints = PLACE3(GDN_F16, CHECKPOINTS * s->B, D, a->conv_state.size[2]);
     }
     a->n_key_heads = (int32_t)Hk, a->n_value_heads = (int32_t)Hv;
@@ -520,53 +525,70 @@ bool ring2_has_op(gdn_ctx *ctx, gdn_op op)
     return strncmp(gdn_last_error(ctx), "op:", 3) != 0;
 }
 
-static int rule_written(const gdn_rule_args *a, const gdn_tensor **list)
-{
-    const bool apart = a->state_out.data;
-    list[0]          = &a->out;
-    list[1]          = apart ? &a->state_out : &a->state;
-    list[2]          = apart ? &a->state_out_scales : &a->state_scales;
-    list[3] = &a->checkpoints, list[4] = &a->checkpoint_scales;
-    list[5] = &a->record_k, list[6] = &a->record_u, list[7] = &a->record_g;
-    return 8;
-}
+/* ---- What ops.def says of them ---- */
 
-#define LIST(...)                                                   \
-    do {                                                            \
-        const gdn_tensor *const these[] = { __VA_ARGS__ };          \
-        memcpy(list, these, sizeof these);                          \
-        return (int)(sizeof these / sizeof *these);                 \
-    } while (0)
+enum {
+#define GDN_ARGS_ROW(args, last, batch) ARGS_##args,
+#include "ops/ops.def"
+};
+static const int args_of[RING2_N_OPS] = {
+#define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = ARGS_##args,
+#include "ops/ops.def"
+};
+
+/* Written unless the tensor at `unless` is given; 0: always. */
+static const struct {
+    int    args;
+    bool   is_final;
+    size_t at, unless;
+} written[] = {
+#define AT(args, tensor) offsetof(gdn_##args##_args, tensor)
+#define GDN_WRITES(args, tensor)       { ARGS_##args, false, AT(args, tensor), 0 },
+#define GDN_WRITES_FINAL(args, tensor) { ARGS_##args, true, AT(args, tensor), 0 },
+#define GDN_WRITES_FINAL_UNLESS(args, tensor, other) \
+    { ARGS_##args, true, AT(args, tensor), AT(args, other) },
+#include "ops/ops.def"
+};
+enum { N_WRITTEN = sizeof written / sizeof *written };
+
+static const struct {
+    int    args;
+    size_t written, other;
+} pairs[RING2_N_PAIRS] = {
+#define GDN_MAY_BE_SAME(args, written, other) { ARGS_##args, AT(args, written), AT(args, other) },
+#include "ops/ops.def"
+};
+
+static const gdn_tensor *tensor_at(const union ring2_call *c, size_t at)
+{
+    return (const gdn_tensor *)(const void *)(c->bytes + at);
+}
 
 int ring2_written(gdn_op op, const union ring2_call *c, const gdn_tensor **list)
 {
-    switch (op) {
-    case GDN_OP_PREFILL:
-    case GDN_OP_DECODE: return rule_written(&c->rule, list);
-    case GDN_OP_CONV1D:
-        LIST(&c->conv1d.out, c->conv1d.state_out.data ? &c->conv1d.state_out : &c->conv1d.state,
-             &c->conv1d.checkpoints);
-    case GDN_OP_GATES: LIST(&c->gates.g, &c->gates.beta);
-    case GDN_OP_L2NORM: LIST(&c->l2norm.out);
-    case GDN_OP_RMSNORM_GATED: LIST(&c->rmsnorm_gated.out);
-    case GDN_OP_BLOCK:
-        LIST(&c->block.out, &c->block.state, &c->block.conv_state, &c->block.checkpoints,
-             &c->block.conv_checkpoints);
-    case GDN_OP_STATE_COPY: LIST(&c->state_copy.to_pool, &c->state_copy.to_scales);
-    case GDN_OP_SUMMARY: LIST(&c->summary.M, &c->summary.U);
-    case GDN_OP_SUMMARY_COMPOSE: LIST(&c->summary_compose.M, &c->summary_compose.U);
-    case GDN_OP_SUMMARY_APPLY: LIST(&c->summary_apply.state_out);
-    case GDN_OP_CHUNK_CUMSUM: LIST(&c->chunk_cumsum.out);
-    case GDN_OP_CHUNK_UW: LIST(&c->chunk_uw.u, &c->chunk_uw.w, &c->chunk_uw.T);
-    case GDN_OP_CHUNK_STATES: LIST(&c->chunk_states.states, &c->chunk_states.state_out);
-    case GDN_OP_CHUNK_OUTPUT: LIST(&c->chunk_output.out);
-    case GDN_OP_RECORD_COMMIT:
-        LIST(&c->record_commit.record_k, &c->record_commit.record_u, &c->record_commit.record_g,
-             &c->record_commit.record_count);
-    case GDN_OP_RECORD_FOLD:
-        LIST(&c->record_fold.state, &c->record_fold.state_scales, &c->record_fold.record_count);
-    case GDN_OP_STEP:
-        LIST(&c->step.out, &c->step.state, &c->step.state_scales, &c->step.conv_state);
+    int n = 0;
+    for (int i = 0; i < N_WRITTEN; i++) {
+        if (written[i].args != args_of[op]) continue;
+        if (written[i].unless && tensor_at(c, written[i].unless)->data) continue;
+        if (n == RING2_MAX_WRITTEN) abort();
+        list[n++] = tensor_at(c, written[i].at);
     }
-    return 0;
+    return n;
+}
+
+bool ring2_is_final(gdn_op op, size_t at)
+{
+    for (int i = 0; i < N_WRITTEN; i++)
+        if (written[i].args == args_of[op] && written[i].at == at) return written[i].is_final;
+    return false;
+}
+
+bool ring2_has_pair(gdn_op op, int pair) { return pairs[pair].args == args_of[op]; }
+
+int ring2_find_pair(gdn_op op, size_t first, size_t other)
+{
+    for (int i = 0; i < RING2_N_PAIRS; i++)
+        if (ring2_has_pair(op, i) && pairs[i].written == first && pairs[i].other == other)
+            return i;
+    return -1;
 }

@@ -9,7 +9,7 @@
 
 #include "ring2.h"
 
-enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 8 };
+enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 12 };
 
 /* A member of the struct's name for each struct of ops.def. */
 union ring2_call {
@@ -40,8 +40,24 @@ void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_b
 /* Does this library have the op? */
 bool ring2_has_op(gdn_ctx *ctx, gdn_op op);
 
-/* The tensors that the call may write, of RING2_MAX_WRITTEN at most; some may be absent. */
+/* Sets list to the tensors that the call may write and returns how many they are, at most
+ * RING2_MAX_WRITTEN. Some may be absent. */
 int ring2_written(gdn_op op, const union ring2_call *c, const gdn_tensor **list);
+
+/* Returns true if the tensor at this offset is a pool of final states, which the op does not
+ * write if batch.write is GDN_WRITE_NONE. */
+bool ring2_is_final(gdn_op op, size_t at);
+
+/* Returns the number, below RING2_N_PAIRS, of the row of ops.def that lets these two tensors be
+ * one view; -1 if there is none. */
+int ring2_find_pair(gdn_op op, size_t written, size_t other);
+/* Returns true if that row belongs to the op. */
+bool ring2_has_pair(gdn_op op, int pair);
+enum {
+#define GDN_MAY_BE_SAME(args, written, other) RING2_PAIR_##args##_##written##_##other,
+#include "ops/ops.def"
+    RING2_N_PAIRS
+};
 
 /* The op's tensors, of gdn_op_shapes[op].n_tensors. */
 static inline gdn_tensor *ring2_call_tensors(union ring2_call *c)

@@ -301,12 +301,12 @@ static void draw_rmsnorm_gated(struct ring2_draw *d, union ring2_call *c, const 
 
 static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t   Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = 1 + below(8), V = 1 + below(8);
-    const int64_t   D = 2 * Hk * K + Hv * V, hidden = 1 + below(20);
-    const struct heads h = { .H = Hv, .K = K, .V = V };
+    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = 1 + below(8), V = 1 + below(8);
+    const int64_t D = 2 * Hk * K + Hv * V, hidden = 1 + below(20);
+    const struct heads h  = { .H = Hv, .K = K, .V = V };
     const bool         kv = one_in(2);
-    gdn_block_args *a = &c->block;
-    *a        = gdn_block_args_init();
+    gdn_block_args    *a  = &c->block;
+    *a              = gdn_block_args_init();
     a->state_layout = kv;
     if (one_in(6)) a->rounding = GDN_ROUND_STOCHASTIC, a->seed = ring2_draw_bits(d);
     a->hidden = PLACE2(GDN_F32, s->N, hidden), a->out = PLACE2(GDN_F32, s->N, hidden);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Compares the kernel that gdn_decode() launches with a list, for calls drawn at random, on the
- * driver of fake_cuda.c.
+ * Compares the kernel that gdn_decode() launches with a list, for calls drawn at random, and what
+ * the log has of the choice with lines, on the driver of fake_cuda.c.
  */
 #include "fake_ctx.h"
 
@@ -271,6 +271,79 @@ static void test_coverage(void)
     }
 }
 
+/* ---- The log ---- */
+
+struct told {
+    int  n;
+    char last[512];
+};
+
+/* Keeps the lines that are not the kernel's. */
+static void tell(void *user, const char *line)
+{
+    struct told *t = user;
+    if (strstr(line, ": gdn_decode_") || !strncmp(line, "workspace", 9)) return;
+    snprintf(t->last, sizeof t->last, "%s", line);
+    t->n++;
+}
+
+/* A call, and its line in the log. */
+struct logged {
+    int32_t     head_map, index, dtype;
+    int64_t     T, K;
+    bool        has_slots;
+    const char *line;
+};
+
+static gdn_rule_args logged_call(const struct logged *l, gdn_batch *b)
+{
+    const struct sizes s = { .Hq = 2, .Hk = 2, .Hv = 4, .H = 4, .K = l->K, .V = 128, .B = 8,
+                             .T = l->T, .P = 8, .io = l->dtype, .form = PADDED };
+    gdn_rule_args a = gdn_rule_args_init();
+    a.q = tokens(&s, s.io, s.Hq, s.K), a.k = tokens(&s, s.io, s.Hk, s.K);
+    a.v = tokens(&s, s.io, s.Hv, s.V), a.out = tokens(&s, s.io, s.H, s.V);
+    a.state    = pool(&s, GDN_BF16, s.P, false);
+    a.head_map = l->head_map;
+    *b         = gdn_batch_init();
+    if (l->has_slots) b->read_slots = tensor(l->index, 1, s.B, 0, 0, 0);
+    a.batch = b;
+    return a;
+}
+
+/* The log has one line for equal calls: the form, and why each faster one was passed over. */
+static void test_log(void)
+{
+    static const struct logged calls[] = {
+        { 0, GDN_I32, GDN_BF16, 1, 128, true, "decode: token slots" },
+        { 0, GDN_I32, GDN_BF16, 1, 128, false, "decode: token (token slots: no read_slots)" },
+        { 1, GDN_I32, GDN_BF16, 1, 128, true, "decode: general (head_map is interleaved)" },
+        { 0, GDN_I64, GDN_BF16, 1, 128, true,
+          "decode: warp (token slots, token, token packed, window k128: slots are int64; "
+          "window: T is at most 4)" },
+        { 0, GDN_I32, GDN_BF16, 8, 64, true,
+          "decode: window (token slots, token: T is not 1; token packed, window k128: "
+          "K is not 128)" },
+        { 0, GDN_I32, GDN_F32, 1, 128, true,
+          "decode: warp (token slots, token, token packed, window k128: q, k and v are float32; "
+          "window: q, k and v are not bfloat16)" },
+    };
+    struct told told = { 0 };
+    gdn_batch   b;
+    gdn_ctx    *ctx = hopper_ctx();
+    if (!ctx) return;
+    ctx->options.log = tell, ctx->options.log_user = &told;
+    for (int i = 0; i < (int)(sizeof calls / sizeof *calls); i++) {
+        const gdn_rule_args a = logged_call(&calls[i], &b);
+        for (int k = 0; k < 2; k++) ring2_status(ctx, "call", gdn_decode(ctx, &a), GDN_OK);
+        CHECK(told.n == i + 1, "call %d: %d lines in all", i, told.n);
+        CHECK(!strcmp(told.last, calls[i].line), "\"%s\", wanted \"%s\"", told.last,
+              calls[i].line);
+    }
+    gdn_ctx_destroy(ctx);
+}
+
+/* ---- The list ---- */
+
 static void print_choice(void)
 {
     gdn_ctx *ctx = hopper_ctx();
@@ -289,6 +362,7 @@ int main(int argc, char **argv)
     static const struct ring2_test tests[] = {
         { "decode: the kernels of drawn calls", test_choice },
         { "decode: every kernel is drawn", test_coverage },
+        { "decode: the log of a choice", test_log },
     };
     static const struct ring2_test printer[] = { { "the list", print_choice } };
     const bool prints = argc == 2 && !strcmp(argv[1], "--print");

@@ -326,6 +326,61 @@ static const struct decode_form {
     { "walk", why_not_walk, gdn_decode_launch_walk },
 };
 
+enum { N_FORMS = sizeof forms / sizeof *forms };
+
+/* ---- The log ------------------------------------------------------------------------------- */
+
+struct log_text {
+    char   text[GDN_CUDA_CHOICE];
+    size_t used;
+};
+
+/* Appends as much of a text as there is room for. */
+static void add(struct log_text *l, const char *text)
+{
+    const size_t room = sizeof l->text - 1 - l->used, n = strlen(text);
+    memcpy(l->text + l->used, text, n < room ? n : room);
+    l->used += n < room ? n : room;
+}
+
+/* Appends why the first n forms do not take the call. Neighbours with one reason share it. If all
+ * of them share one, their names are left out. */
+static void add_reasons(struct log_text *l, const struct gdn_decode_call *c, int n)
+{
+    const char *why[N_FORMS];
+    int         n_same = 0;
+    for (int i = 0; i < n; i++) why[i] = forms[i].why_not(c);
+    while (n_same < n && !strcmp(why[n_same], why[0])) n_same++;
+    if (n > 1 && n_same == n) {
+        add(l, why[0]);
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        const bool ends = i + 1 == n || strcmp(why[i], why[i + 1]);
+        add(l, forms[i].name);
+        add(l, ends ? ": " : ", ");
+        if (ends) add(l, why[i]);
+        if (ends && i + 1 < n) add(l, "; ");
+    }
+}
+
+/* Logs form number i, which takes the call, and why the faster ones do not:
+ * "decode: general (head_map is interleaved)". */
+static void log_choice(const struct gdn_decode_call *c, int i)
+{
+    if (!c->ctx->options.log) return;
+    struct log_text l = { .used = 0 };
+    add(&l, c->op);
+    add(&l, ": ");
+    add(&l, forms[i].name);
+    if (i) add(&l, " (");
+    if (i) add_reasons(&l, c, i);
+    if (i) add(&l, ")");
+    gdn_cuda_log_choice(c->ctx, l.text);
+}
+
+/* ---- The call ------------------------------------------------------------------------------ */
+
 static struct gdn_decode_call describe(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r)
 {
     struct gdn_decode_call c = { .ctx = ctx, .op = op, .rule = r, .pool = gdn_decode_pool(r) };
@@ -343,10 +398,11 @@ static struct gdn_decode_call describe(gdn_ctx *ctx, const char *op, const struc
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream)
 {
-    struct gdn_decode_call c    = describe(ctx, op, args);
-    const struct decode_form *f = forms;
-    c.memory                    = memory;
-    c.stream                    = stream;
-    while (f->why_not(&c)) f++;
-    return f->launch(&c);
+    struct gdn_decode_call c = describe(ctx, op, args);
+    int                    i = 0;
+    c.memory                 = memory;
+    c.stream                 = stream;
+    while (forms[i].why_not(&c)) i++;
+    log_choice(&c, i);
+    return forms[i].launch(&c);
 }

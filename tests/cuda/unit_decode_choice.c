@@ -171,40 +171,40 @@ enum { N_CALLS = 3060, WIDTH = 90 };
 /* One letter_of() for each call. `unit_decode_choice --print` prints the list. A commit that
  * changes the list says which calls take another kernel, and why. */
 static const char *const chosen =
-    "O vVsQmmSZNtmTT.JNtVOQ5 RWvre]m*NZuJW0mU^tmWMNmNm:OpN `omO: NM@m[rOWmMrmmQN#mpanOmrmTQPQsw"
-    "PQTImVTo7R  mO M_RsW_sN vUGs mtO_qi# Wngl4kRNdmmShJrmN VANOTnsMpQdU@<qXVmv QNMObmWNnp#psqZ"
-    " bTopZNm<rrWSRvnSmnRsmN6ON]sOnpmPXkm^rlXmY9ja.NsoONmOOfpss!WnlsJvpHWNrZg XGm!iXUrta&Tjsvbs"
-    "opNmWM`]E5TaW5MOvrwMROmkMOW^Xm+NQ^  OVN.W)XFSVnbfmNVsO`^mWN,vp&vQWrhk/mQmOv QNvNm WptmkNmp"
-    "msphSTOmO)_XOris mfjuusmgNNvfOEgrsNl2W@vm2NVs,TnvnerU>msrFR  m]WN^WgkSsGOgWiTNhN pF.sI@lnq"
-    "WnjtvsFN=GNX)mRPWjoOnNlmQpmssnmNJcVlpmmSpvM :IN;tQOpN#!m nDOl>O pmZENXWQSXbm&o,tlrbn> Zgpn"
+    "O vVsQmTSZNtmTT.JNtVOQ5 RWvre]m*NZuJW0mU^tmWMNmNm:OpN `omO: NM@m[rOWmMrmmQN#mpanOmrKTQPQsw"
+    "PQTImVTo7R  mO M_RsW_sN vUGs mtO_qi# Wngl4kRNdNmShJrmN VANOTnsMpQdU@<qXVmv QNMObmWNnp#psqZ"
+    " bTopZNm<rrWSRv-SmORsmN6ON]sOnpmPXkm^rlXmY9ja.NsoONmOOfpss!WnlsJvpHWNrZg XGm!iXUrta&Tjsvbs"
+    "opNmWM`]E5TaW5MOvrwMROmkMOW^XF+NQ^  OVN.W)XFSVnbfmNVsO`^mWN,vp&vQWrhk/mQmOv QNvNN WptmkNmp"
+    "msphSTOmO)_XOris TfjuusmgNNvfOEgrsNl2W@vm2NVs,TnvnerU>msrFR  m]WN^WgkSsGOgWiTNhN pF.sI@MOq"
+    "WnjtvsFN=GNX)mRPWjoOnNlmQWmssnmNJcVlpmmSpvM :IN;tQOpN#!m nDOl>O pmZENXWQSXbm&o,tlrbn> Zgpn"
     "_WoFmfNWv&4 mwurVvUmM=Zk oWm!5r]>om/&>>O MUp pTT usNmGXWG8WNOXB qOXm^gNmNptWN SWmXW Omspmd"
-    "spgWiaUp## NmWpMqmmmNsQo!slp.MgNmM_MjW pQE QWZ='v;!N op=VoPQOPmETvvt>m&sNmNmm ENT-mosm`[ss"
-    "pmvn#mwbGMim4Ts#OM O^6 N ppPPHNpQ M[uN>X:nW spmvuWNlsWPQpNlTcMmXONXmmorMptEN6NtvptUO4V^asg"
-    "ioPWmM    WGnTUbfpWgI^bTmNpOBv #X NpZ MYvWNvXXpuYmYY N5pNv_mmNtmQmWpjs#WpMUNagmm^wNSrQ:Ms "
+    "spgWiaUp## NmWpMqmmmNsQo!slp.MgNmM_MjW pQE QWZ='v;!N op=VoPQOPmETvvt>m&sN@Nmm ENT-mosm`[ss"
+    "Wmvn#mwbGMim4Ts#OM O^6 N ppPPHNpQ M[uN>X:OW s/mvuWNlsWPQpNlTcMmXONXmmorMptEN6NtvptUO4V^asg"
+    "ioPWmM    WGnTUbfBWgI^bTmNpOBv #X NpZ MYvWNvXXpuYmYY N5pNv_mmNtmQmWpjs#WpMUNagmm^wNSrQ:Ms "
     "m NO)SNTQlsMNMMmMhSNQZmSgWssNm ^psGT/nPATNs vsss^VhpfmQdMsURmskO_NNpagmVZO);aPXQmbsY QlnR "
-    "UN< Or4RoO 5rRNqpZ^mWppNXmR V'nmmsr^SBiVr#hl&I(G MVNt5mrTVM oONFsQ/sv p r@hM_Tss/ Os sCNsq"
-    "oVNm)lmr!!MQm ==SmvMN_Eg]MptQZpmap[/wprtpmNsNsNd# nWg#M-NuwE]Wmv sM Fa& 5N(R TOsMmnZjQmsm<"
-    "vvNnlrWs mwr^ TUtd2m^ksm UmpsQmhNMn&mNQ^iZs(iXsFNsMOukmkONAWNvINESq  mTNmbNq  Q&/pQXOssOA "
-    "TNENktNZ&WNoW`r[,MMsmmpWbm M]mNnMSmpQ WmS hNsVNTI NEMNj$6oZ#M&r>t X/$TT N[ll>MgNSv[dRN-mlN"
-    "N No]Um N)fsWsvsMmn!(IWop s m5kWsmvmpNQtYsfqlN Oo%QsOtNOpw lsPWNVUVYNqf_<_Ni/NlkWsMfCpsNNO"
-    "Xmmsh#sSZQqU!NjPv#TGXQPvq!V neMUNfNMNmX/NpO]utCp-WVm Zmpmo_slM gNtNWOM)mOplmVtQm:Wm^pol Tm"
-    "sRQmU[P niQYuNWNsX^uUsNOOrnWNMQuENJfGQW#X5lp  #vIq#wQp#Vr OTmROpm;hDQXs>p&nNm $MXlnTWdVk[Q"
-    "eR NNNMWmq)3YZqTVQeXhp NlVT,mVN WosVptXmtsWZN;NmNTE smdn5MXMfN^WO NtvNNsmMRNmXGNtNML)2 NQr"
+    "UN< Or4RoO 5rRNqpZ^mWppNXmR V'nmNsr^SBiVr#hl&I(G MVNt5mrTVM oONFsQ/sv p r@hM_Tss/ Os sCNsq"
+    "oVNm)lmr!!MQm ==SmvMN_Eg]MptQZpmap[/wprtpmNsNsNd# nWg#M-NuwE]WTv sM Fa& 5N(R TOsMmnZjQmsm<"
+    "vvNnMrWs mwr^ TUtd2m^ksm UmpsQmhNMn&mNQ^iZs(iXsFNsMOukmkONAWNvINESX  mTNmbNq  Q&/pQXOssOA "
+    "TNENktNZ&WNVW`r[,MMsmmpWbm M]mNnMSmpQ WNS hNsVNTI NEMNj$6oZ#M&r>t X/$TT N[ll>MgNSv[dRN-mlN"
+    "N No]Um N)fsWsvsMmn!(IWop s m5kWsmvmpNQtYsfqlN O7%QsOtNOpw lsPWNVUVYNqf_<_Ni/NlkWsMfCpsNNO"
+    "Xmmsh#sSZQqU!NjPv#TGXQPvq!V neMUNfNMNmX/NpO]utCp-WVm Zmpmo_slM gNtNWOM)KOplmVtQm:Wm^pol Tm"
+    "sRQmU[P hiQYuNWNsX^uUsNOOrnWNMQuENJfGQW#X5lp  #vIq#wQW#Vr OTmROpm;hDQXs>p&nNm $MXlnTWdVk[Q"
+    "eR NNNMWmq)3YZqTVQeXhp NlVT,mVN WosVptXNtsWZN;NmNTE smdn5MXMfN^WO NtvNNsmMRNmXGNtNML)2 NQr"
     "hVOT/XsMGNMvtrnNjhNMNX/lrWmtqvsjOcupspWEQ`VgOT,usRewmpaP2 mWTWXEWimpNpst#mepUMN;S]wtvsUmTv"
-    "5mW_TW<NXdRXuX!HNQ NZuWnpSgrmhZNqpN/miXQs!NW!_NunlnrpnmNsTsNOZFNRjmQO lOQYvVONUn nZNW/m `o"
-    "lUoMshMmtmQlmTNt)gm TVs_W Mi UMp2rV:MlOvmmmesQMNg-XwkE  WrrminTspsNmOjrt!bpau*lNMAUsOZmLwp"
-    "mO/pNNs]uOEhMENnU,oaNpE mtWsQY#QT SmSm VMnN>mPsWuNiWrAQmgMM* dl/mmUl]Om[2^(mvwMvsa^ l#pNMm"
-    "NRWp^s5lS^#> QVOEPN>vM:'mW'pWQliucMNqtNm=FhNlmn&g  QWdmhQssNOGTN*rUsQO4vROt]NjTS Wgm]UR lQ"
+    "5mW_TW<NXdRXuX!HNQ NZuWnpSgrmhZNqpN/miXQs!NW!_NuOlOrpnmNsTsNOZFNRjmQO lOQYvVONUn nZNW/m `o"
+    "lUoMshMmtKQlmTNt)gm TVs_W Mi UM/2rV:MlOvmmmesQMNg-XwkE  WrrEinTspsNmOjrt!bpau*lNMAUsOZmLwp"
+    "mO/pNNs]uOEhMENnU,VaNpE mtWsQY#QT SmSm VMnN>mPsWuNiWrAQmgMM* dl/mmUl]Om[2^(mvwMvsa^ l#pNMm"
+    "NRWp^s5lS^#> QVOEPN>vM:'mW'pWQliucMN_tNm=FhNlmn&g  QWdmhQssNOGTN*rUsQO4vROt]NjTS Wgm]UR PQ"
     "QtVTvmWnqR^`Wm=qSUsamo s NmUFm<mCMmSOrZslNsm]OZpbvpNL2 gUvN_s@NhTenqNS t&p s&qU3ZlZsvnpWpj"
-    "*pPOsrNlMsW^flhMvQaPoCNTEEZQkTuUmTMWZm#N6pYZsNsPsXEsNsEs[n#OdmsNVv#usStMO OgNpss:O*uWU8mm1"
+    "*pPOsrNlMsW^flhMvQaPoCNTEEZQkTuUmTMWZm#N6pYZsNsPsXEsNsEs[O#OdmsNVv#usStMO OgNpss:O*uWU8mm1"
     ",X^ v2Wts)MENTrmk Q-OpUST#PgW`jmn sNs <sr4ONv XTi`A/T mr^Wev jOlsNueQZGspVKlWNVW)nR;TXfTR_"
     "WQvsPrNgN#[QNr^QjWO]TvVMnMvHN ^lW'MJiwNqNv^#:XMnsNmtNOstlT bX3`s^Tf_: tFMbWrwmsN$GMlnmrZnB"
-    "8OurmNmXvSG2,MWGrPv&oj sYN=k OTmqr+sTX FQoRhvW@e>PWF>m#EmssgfEW* ] &pnEjsWZDummvr vnn:Pvl$"
-    "mu^oX^ gmqZkmwZNmspMQ_sTlmmMf4rZomZmGNN^ZnjNZWfROrGNN Xn*WNvBOn#N vpNo`mnQHWnk O_NQGaj:mNp"
+    "8OurmNmXvSG2,MWGrPv&oj sYN=k OTmqr+sTX FQYRhvW@e>PWF>m#EmssgfEW* ] &pnEjsWZDummvr vnn:Pvf$"
+    "mu^oX^ gmqZkmwZNmspMQ_sTMmmMf4rZomZNGNN^ZnjNZWfROrGNN Xn*WNvBOn#N vpNo`mnQHWnk O_NQGaj:mNp"
     "SvUQXOmWtYmmGvUQfsm;NW<mWm`<j mwhgqVNpZpXFNIEM N)*OhmjSQNsmhNrPSX:mjsrmHmRT pgROrUevm5mlm["
     "Ms(0&UjjQOjtv^$qPtV  jbWp .qmqmSmX$WDM `[(RN gWW(MNm mqs VlmQsN%FwsvWfWm Aj sW)Jp mW:tuPg'"
     "/5N&jmZCMNOvWOmr&OfT HO8 mN^TjWm[M F(OQd ZtSNMO@N:TmUumpSnpvV*Eg^sEM@$ NvOUoCU2FmppaN=srQR"
-    ".lNsOUmFrUT]n_smqmGvYrNvZXsgs foRMUNsTn W!OgmW@lvpk /^TmWovmVaasUlsNP^Mqpm vw^rQs^m *QiqwY";
+    ".SNsOUmFrUT]k_smqmGvYrNvZXsgs foRMUNsTh W!OgmW@%vpk /^TmWovmVaasUlsNP^Mqpm vw^rQs^m *QiqwY";
 
 static bool is_escaped(char c) { return c == '"' || c == '?' || c == '\\'; }
 
@@ -290,15 +290,15 @@ static void tell(void *user, const char *line)
 /* A call, and its line in the log. */
 struct logged {
     int32_t     head_map, index, dtype;
-    int64_t     T, K;
+    int64_t     Hv, T, K;
     bool        has_slots;
     const char *line;
 };
 
 static gdn_rule_args logged_call(const struct logged *l, gdn_batch *b)
 {
-    const struct sizes s = { .Hq = 2, .Hk = 2, .Hv = 4, .H = 4, .K = l->K, .V = 128, .B = 8,
-                             .T = l->T, .P = 8, .io = l->dtype, .form = PADDED };
+    const struct sizes s = { .Hq = 2, .Hk = 2, .Hv = l->Hv, .H = l->Hv, .K = l->K, .V = 128,
+                             .B = 8, .T = l->T, .P = 8, .io = l->dtype, .form = PADDED };
     gdn_rule_args a = gdn_rule_args_init();
     a.q = tokens(&s, s.io, s.Hq, s.K), a.k = tokens(&s, s.io, s.Hk, s.K);
     a.v = tokens(&s, s.io, s.Hv, s.V), a.out = tokens(&s, s.io, s.H, s.V);
@@ -314,16 +314,17 @@ static gdn_rule_args logged_call(const struct logged *l, gdn_batch *b)
 static void test_log(void)
 {
     static const struct logged calls[] = {
-        { 0, GDN_I32, GDN_BF16, 1, 128, true, "decode: token slots" },
-        { 0, GDN_I32, GDN_BF16, 1, 128, false, "decode: token (token slots: no read_slots)" },
-        { 1, GDN_I32, GDN_BF16, 1, 128, true, "decode: general (head_map is interleaved)" },
-        { 0, GDN_I64, GDN_BF16, 1, 128, true,
+        { 0, GDN_I32, GDN_BF16, 4, 1, 128, true, "decode: token slots" },
+        { 0, GDN_I32, GDN_BF16, 4, 1, 128, false, "decode: token (token slots: no read_slots)" },
+        { 1, GDN_I32, GDN_BF16, 2, 1, 128, true, "decode: token slots" }, /* as if grouped */
+        { 1, GDN_I32, GDN_BF16, 4, 1, 128, true, "decode: general (head_map is interleaved)" },
+        { 0, GDN_I64, GDN_BF16, 4, 1, 128, true,
           "decode: warp (token slots, token, token packed, window k128: slots are int64; "
           "window: T is at most 4)" },
-        { 0, GDN_I32, GDN_BF16, 8, 64, true,
+        { 0, GDN_I32, GDN_BF16, 4, 8, 64, true,
           "decode: window (token slots, token: T is not 1; token packed, window k128: "
           "K is not 128)" },
-        { 0, GDN_I32, GDN_F32, 1, 128, true,
+        { 0, GDN_I32, GDN_F32, 4, 1, 128, true,
           "decode: warp (token slots, token, token packed, window k128: q, k and v are float32; "
           "window: q, k and v are not bfloat16)" },
     };

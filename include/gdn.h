@@ -211,8 +211,8 @@ typedef struct gdn_options {
     void *(*alloc)(void *user, size_t bytes, size_t align);
     void (*release)(void *user, void *memory);
     void *alloc_user;
-    /* One line without newline per event (kernel chosen, sequences cut into segments, buffer
-     * grown); NULL: silence. */
+    /* One line without newline per event (kernel chosen, and on a GPU why gdn_decode() did not
+     * choose a faster one; sequences cut into segments; buffer grown); NULL: silence. */
     void (*log)(void *user, const char *line);
     void  *log_user;
     char  *error_text; /* where gdn_ctx_create() explains a failure; may be NULL */

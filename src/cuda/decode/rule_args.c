@@ -2,6 +2,17 @@
 #include "calls/record.h"
 #include "cuda/driver/backend.h"
 
+/* Returns the map by which kernels find a state head's q, k and v. Grouped and interleaved are the
+ * same for a tensor of H heads (h / 1 = h mod H) and for one of a single head (h / H = h mod 1).
+ * Fast kernels take grouped heads alone. */
+static int head_map(const struct gdn_rule *r)
+{
+    const int n[] = { r->Hq, r->Hk, r->Hv };
+    for (int i = 0; i < 3; i++)
+        if (n[i] != 1 && n[i] != r->H) return r->head_map;
+    return GDN_HEADS_GROUPED;
+}
+
 struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *r, const gdn_rule_args *args,
                                       const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                                       const struct gdn_plan_pools *pools)
@@ -25,7 +36,7 @@ struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *r, const gdn_rule_a
         .H           = r->H,
         .K           = r->K,
         .V           = r->V,
-        .head_map    = r->head_map,
+        .head_map    = head_map(r),
         .gate        = r->gate,
         .beta_kind   = r->beta_kind,
         .norm        = r->norm,

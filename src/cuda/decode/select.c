@@ -1,157 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "batch/tree.h"
+/*
+ * The choice of a form for gdn_decode. `forms` lists them, the fastest first. The first form whose
+ * function has no reason against a call takes it. docs/gpu/decode-kernels.md lists the conditions.
+ *
+ * A why_not function returns a reason as text for the log, or NULL.
+ */
 #include "cuda/decode/select.h"
 
-enum {
-    COLUMNS = 32, /* of V: a block's part of a state (general_tokens.cuh) */
-    TREE_TOKEN_BYTES = 6 * 4 + 8 /* a node and a visit (tree.cuh) */
-};
+enum { SLOTS_K = 128, PACKED_K = 128, WINDOW_K = 128, MOST_LINES = 256 /* of a state */ };
 
-int gdn_cuda_size(int K) { return K <= 64 ? 0 : K <= 128 ? 1 : 2; }
+/* With more blocks on a multiprocessor, the token slots kernel is no faster than the token kernel
+ * (docs/log/cuda-speed.md). Both give the same bits (G2). */
+enum { SLOTS_BLOCKS = 64 };
 
-/* Can the pool, if there is one, be read and written in chunks of four by a kernel for states
- * k-first or not? */
-static bool is_wide_pool(const struct gdn_pool_view *view, bool k_first, int columns)
-{
-    const int64_t chunk = 4 * (int64_t)gdn_dtype_bytes(view->dtype);
-    if (!view->data) return true;
-    return view->k_first == k_first && (uintptr_t)view->data % (uintptr_t)chunk == 0 &&
-           columns % 4 == 0 && view->slot % 4 == 0 && view->head % 4 == 0 && view->ld % 4 == 0;
-}
-
-/* The same of rows of q or k. */
-static bool are_wide_rows(const struct gdn_rows *rows, int K)
-{
-    const int64_t chunk = 4 * (int64_t)gdn_dtype_bytes(rows->dtype);
-    return K % 4 == 0 && (uintptr_t)rows->data % (uintptr_t)chunk == 0 &&
-           rows->batch % chunk == 0 && rows->token % chunk == 0 && rows->head % chunk == 0;
-}
-
-/* GDN_CU_WIDE_... of a call whose states are as `like` lies. */
-static int what_is_wide(const struct gdn_cu_rule *r, const struct gdn_pool_view *like)
-{
-    const bool k_first = like->k_first;
-    const int  columns = k_first ? r->V : r->K;
-    return (is_wide_pool(&r->from, k_first, columns) ? GDN_CU_WIDE_FROM : 0) |
-           (is_wide_pool(&r->to, k_first, columns) ? GDN_CU_WIDE_TO : 0) |
-           (is_wide_pool(&r->checkpoints, k_first, columns) ? GDN_CU_WIDE_CHECKPOINTS : 0) |
-           (are_wide_rows(&r->q, r->K) && are_wide_rows(&r->k, r->K) ? GDN_CU_WIDE_ROWS : 0);
-}
-
-static bool is_simple(const struct gdn_cu_batch *b)
-{
-    return !b->has_initial_state.data && !b->num_accepted_tokens.data && !b->token_start.data &&
-           !b->token_count.data && b->checkpoint_pool < 0 && b->pad_policy != GDN_PAD_SINK;
-}
-
-const struct gdn_pool_view *gdn_cuda_like(const struct gdn_cu_rule *r)
-{
-    return r->to.data ? &r->to : &r->from;
-}
-
-static struct gdn_cu_decode decode_args(const struct gdn_cu_rule *r)
-{
-    return (struct gdn_cu_decode){
-        .rule     = *r,
-        .n_parts  = (r->V + COLUMNS - 1) / COLUMNS,
-        .rounding = r->exact ? gdn_cuda_like(r)->dtype : GDN_F32,
-        .simple   = is_simple(&r->batch),
-    };
-}
-
-int64_t gdn_cuda_sequences(const struct gdn_cu_rule *r)
-{
-    return r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
-}
-
-/* ---- Walks (walk.cuh) --------------------------------------------------------------- */
-
-static bool is_walked(const struct gdn_cu_rule *r)
-{
-    return r->batch.parents.data || r->record_k.data || gdn_is_eight(r->from.dtype) ||
-           gdn_is_eight(r->to.dtype) || gdn_is_eight(r->checkpoints.dtype);
-}
-
-static enum gdn_kernel_id walk_of(bool k_first, int K)
-{
-    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_walk_vk) },
-                                                      { SIZES(GDN_CU_decode_walk_kv) } };
-    return kernels[k_first][gdn_cuda_size(K)];
-}
-
-/* What blocks need of a tree: as many tokens as a sequence may have, and their states. */
-static void plan_tree(const gdn_ctx *ctx, struct gdn_cu_walk *a, int64_t *n_blocks)
-{
-    const struct gdn_cu_rule *r    = &a->decode.rule;
-    const int64_t             T    = r->batch.cu_seqlens.data ? r->batch.N : r->batch.T;
-    const int64_t             most = 4 * (int64_t)ctx->cuda->sm_count; /* at a time, at most */
-    const int64_t             tile = (int64_t)sizeof(float) * COLUMNS * (64 << gdn_cuda_size(r->K));
-    a->most_tokens = T < r->batch.parents.n_columns ? T : r->batch.parents.n_columns;
-    a->n_levels    = gdn_tree_levels(a->most_tokens) - 1;
-    a->block_bytes = a->n_levels * tile;
-    if (a->most_tokens > GDN_CU_TREE_ON_CHIP)
-        a->block_bytes += (int64_t)gdn_align64((size_t)(a->most_tokens + 1) * TREE_TOKEN_BYTES);
-    if (*n_blocks > most) *n_blocks = most;
-}
-
-static struct gdn_cu_walk walk_args(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                    int64_t *n_blocks)
-{
-    struct gdn_cu_walk a = { .decode = decode_args(r), .wide = what_is_wide(r, gdn_cuda_like(r)) };
-    a.n_pieces = gdn_cuda_sequences(r) * r->H * a.decode.n_parts;
-    *n_blocks  = a.n_pieces < INT32_MAX ? a.n_pieces : INT32_MAX;
-    if (r->batch.parents.data) plan_tree(ctx, &a, n_blocks);
-    return a;
-}
-
-size_t gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
-{
-    int64_t n_blocks;
-    if (!args->batch.parents.data) return 0;
-    const struct gdn_cu_walk a = walk_args(ctx, args, &n_blocks);
-    return (size_t)(a.block_bytes * n_blocks);
-}
-
-static gdn_status walk(gdn_ctx *ctx, const char *op, const struct gdn_cu_walk *a, int64_t n_blocks,
-                       void *stream)
-{
-    const struct gdn_cu_rule  *r    = &a->decode.rule;
-    const struct gdn_cuda_call call = {
-        .kernel   = walk_of(gdn_cuda_like(r)->k_first, r->K),
-        .grid     = { n_blocks, 1, 1 },
-        .stream   = stream,
-        .args     = a,
-        .overlaps = true,
-    };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, op, call.kernel);
-}
-
-gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream)
-{
-    int64_t            n_blocks;
-    struct gdn_cu_walk a = walk_args(ctx, args, &n_blocks);
-    a.fold               = true;
-    return walk(ctx, "record_fold", &a, n_blocks, stream);
-}
-
-/* ---- Warps (warp.cuh) --------------------------------------------------------------- */
-
-enum { MOST_WARPS = 4, /* of a block */
-       FEW_COLUMNS = 64, FEW_ROWS = 32 };
-
-/* Can a warp read and write states and rows in whole, aligned pieces, of one dtype and layout? */
-static bool is_even_pool(const struct gdn_pool_view *view, const struct gdn_pool_view *like,
-                         const struct gdn_cu_rule *r)
-{
-    const int64_t bytes = (int64_t)gdn_dtype_bytes(like->dtype);
-    const int64_t piece = like->k_first ? 16 / bytes : 4;
-    if (!view->data) return true;
-    return view->dtype == like->dtype && view->k_first == like->k_first &&
-           (uintptr_t)view->data % (uintptr_t)(piece * bytes) == 0 && view->slot % piece == 0 &&
-           view->head % piece == 0 && view->ld % piece == 0 &&
-           (like->k_first ? r->V : r->K) % piece == 0;
-}
+/* ---- Strides of 32 bits -------------------------------------------------------------------- */
 
 bool gdn_cuda_is_near(int64_t step, int64_t n)
 {
@@ -176,6 +38,19 @@ static bool is_near_pool(const struct gdn_pool_view *p)
                         gdn_cuda_is_near(p->ld, 4 * MOST_LINES));
 }
 
+/* Checks a list with one number for each row of a grid. */
+static bool is_near_list(const struct gdn_cu_array *a)
+{
+    return !a->data || gdn_cuda_is_near(a->stride[0], MOST_ROWS);
+}
+
+/* Checks a table whose rows and columns together must be in reach. */
+static bool is_near_table(const struct gdn_cu_array *a)
+{
+    return !a->data || (gdn_cuda_is_near(a->stride[0], 2 * MOST_ROWS) &&
+                        gdn_cuda_is_near(a->stride[1], 2 * ((int64_t)a->n_columns + 1)));
+}
+
 static bool are_near(const struct gdn_cu_rule *r)
 {
     return gdn_cuda_are_near(&r->q) && gdn_cuda_are_near(&r->k) && gdn_cuda_are_near(&r->v) &&
@@ -184,222 +59,350 @@ static bool are_near(const struct gdn_cu_rule *r)
            gdn_cuda_is_near_vector(&r->A_log) && gdn_cuda_is_near_vector(&r->dt_bias);
 }
 
-bool gdn_cuda_takes_warps(const struct gdn_cu_rule *r)
+/* ---- Alignment ----------------------------------------------------------------------------- */
+
+bool gdn_decode_is_wide(const struct gdn_rows *rows, int K)
 {
-    const struct gdn_cu_batch  *b    = &r->batch;
-    const struct gdn_pool_view *like = gdn_cuda_like(r);
-    return is_even_pool(&r->from, like, r) && is_even_pool(&r->to, like, r) &&
-           !gdn_is_eight(like->dtype) && !b->token_start.data && !b->token_count.data &&
-           b->checkpoint_pool < 0 && b->pad_policy != GDN_PAD_SINK && !b->parents.data &&
-           !r->record_k.data && r->head_map == GDN_HEADS_GROUPED && b->B < INT32_MAX &&
-           b->N <= INT32_MAX && b->T <= INT32_MAX && r->H <= 1024 && r->V <= 256 &&
-           b->read_pool < INT32_MAX && b->write_pool < INT32_MAX && are_near(r);
+    const int64_t chunk = 4 * (int64_t)gdn_dtype_bytes(rows->dtype);
+    return K % 4 == 0 && (uintptr_t)rows->data % (uintptr_t)chunk == 0 &&
+           rows->batch % chunk == 0 && rows->token % chunk == 0 && rows->head % chunk == 0;
 }
 
-struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *r, const struct gdn_cu_batch *b)
-{
-    const int64_t row = b->cu_seqlens.data ? 0 : b->single ? r->token : b->padded ? r->batch : 0;
-    return (struct gdn_cu_near){ r->data, r->dtype, (int32_t)row, (int32_t)r->token,
-                                 (int32_t)r->head };
-}
-
-static struct gdn_cu_pool pool_of(const struct gdn_pool_view *p)
-{
-    const int64_t bytes = p->data ? (int64_t)gdn_dtype_bytes(p->dtype) : 0;
-    return (struct gdn_cu_pool){ p->data, (int32_t)(p->slot * bytes), (int32_t)(p->head * bytes),
-                                 (int32_t)(p->ld * bytes), 0 };
-}
-
-uint32_t gdn_cuda_inverse(int n) { return n == 1 ? 0 : (uint32_t)(((1ull << 32) + n - 1) / n); }
-
-bool gdn_cuda_has_slots(const struct gdn_cu_warp *a)
-{
-    return a->B <= a->read_pool && (a->each || a->B <= a->write_pool);
-}
-
-/* Can rows be read in pieces of 16 bytes? */
+/* Checks that rows can be read in pieces of 16 bytes. */
 static bool are_pieces(const struct gdn_cu_near *r)
 {
     return (uintptr_t)r->data % 16 == 0 && r->row % 16 == 0 && r->token % 16 == 0 &&
            r->head % 16 == 0;
 }
 
+/* The same for states. */
 static bool is_pieces(const struct gdn_cu_pool *p)
 {
     return (uintptr_t)p->data % 16 == 0 && p->slot % 16 == 0 && p->head % 16 == 0 &&
            p->row % 16 == 0;
 }
 
-/* Can all be read in whole tiles of such pieces, if q and k can? */
-static bool is_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+const char *gdn_decode_why_not_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
-    return !r->exact && (r->K == 64 || r->K == 128 || r->K == 256) &&
-           r->V % WARP_COLUMNS == 0 && is_pieces(&a->from) && is_pieces(&a->to);
+    if (r->exact) return "GDN_EXACT is set";
+    if (r->K != 64 && r->K != 128 && r->K != 256) return "K is not 64, 128 or 256";
+    if (r->V % WARP_COLUMNS) return "V is not a multiple of 16";
+    if (!is_pieces(&a->from) || !is_pieces(&a->to)) return "states are not aligned to 16 bytes";
+    return NULL;
 }
 
-static bool are_bf16(const struct gdn_cu_rule *r)
+/* The same for the rows of q and k too. */
+static const char *why_not_tiles(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
-    return r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16;
+    if (!are_pieces(&a->q) || !are_pieces(&a->k)) return "q or k is not aligned to 16 bytes";
+    return gdn_decode_why_not_whole(r, a);
 }
 
-struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
+/* ---- Conditions of every form but general and walk ----------------------------------------- */
+
+/* A warp reads and writes states in whole, aligned pieces of one dtype and layout. */
+static const char *why_not_pool(const struct gdn_cu_rule *r, const struct gdn_pool_view *view)
 {
-    const struct gdn_cu_batch *b = &r->batch;
-    struct gdn_cu_warp         a = {
-        .q                   = gdn_cuda_near(&r->q, b),
-        .k                   = gdn_cuda_near(&r->k, b),
-        .v                   = gdn_cuda_near(&r->v, b),
-        .g                   = gdn_cuda_near(&r->g, b),
-        .beta                = gdn_cuda_near(&r->beta, b),
-        .out                 = gdn_cuda_near(&r->out, b),
-        .from                = pool_of(&r->from),
-        .to                  = pool_of(&r->to),
-        .cu_seqlens          = b->cu_seqlens,
-        .read_slots          = b->read_slots,
-        .write_slots         = b->write_slots,
-        .has_initial_state   = b->has_initial_state,
-        .num_accepted_tokens = b->num_accepted_tokens,
-        .A_log               = r->A_log,
-        .dt_bias             = r->dt_bias,
-        .N                   = (int32_t)(b->cu_seqlens.data ? b->N : b->T),
-        .read_pool           = b->read_pool < 0 ? INT32_MAX : (int32_t)b->read_pool,
-        .write_pool          = b->write_pool < 0 ? INT32_MAX : (int32_t)b->write_pool,
-        .B                   = (int32_t)b->B,
-        .T                   = (int32_t)b->T,
-        .K                   = r->K,
-        .V                   = r->V,
-        .each                = b->write == GDN_WRITE_EACH,
-        .keep                = b->pad_policy == GDN_PAD_KEEP,
-        .rounds              = r->exact,
-        .group_q             = gdn_cuda_inverse(r->H / r->Hq),
-        .group_k             = gdn_cuda_inverse(r->H / r->Hk),
-        .group_v             = gdn_cuda_inverse(r->H / r->Hv),
-        .gate                = r->gate,
-        .beta_kind           = r->beta_kind,
-        .norm                = r->norm,
-        .norm_eps            = r->norm_eps,
-        .scale               = r->scale,
-        .bound               = r->bound,
-    };
-    if (b->write == GDN_WRITE_NONE) { /* and nobody asks where to */
-        a.to.data          = NULL;
-        a.write_slots.data = NULL;
-        a.write_pool       = INT32_MAX;
+    const struct gdn_pool_view *pool  = gdn_decode_pool(r);
+    const int64_t               bytes = (int64_t)gdn_dtype_bytes(pool->dtype);
+    const int64_t               piece = pool->k_first ? 16 / bytes : 4;
+    if (!view->data) return NULL;
+    if (view->dtype != pool->dtype || view->k_first != pool->k_first)
+        return "states come and go in different dtypes or layouts";
+    if ((uintptr_t)view->data % (uintptr_t)(piece * bytes) || view->slot % piece ||
+        view->head % piece || view->ld % piece || (pool->k_first ? r->V : r->K) % piece)
+        return "states are not in aligned pieces of 16 bytes or 4 elements";
+    return NULL;
+}
+
+/* Returns why only the walk takes the call. */
+static const char *why_walk(const struct gdn_cu_rule *r)
+{
+    if (r->batch.parents.data) return "the batch is a tree";
+    if (r->record_k.data) return "the call has a record";
+    if (gdn_is_eight(r->from.dtype) || gdn_is_eight(r->to.dtype) ||
+        gdn_is_eight(r->checkpoints.dtype))
+        return "states have 8 bits";
+    return NULL;
+}
+
+static const char *why_not_batch(const struct gdn_cu_batch *b)
+{
+    if (b->token_start.data) return "token_start is given";
+    if (b->token_count.data) return "token_count is given";
+    if (b->checkpoint_pool >= 0) return "checkpoints are written";
+    if (b->pad_policy == GDN_PAD_SINK) return "pad_policy is GDN_PAD_SINK";
+    if (b->B >= INT32_MAX || b->N > INT32_MAX || b->T > INT32_MAX || b->read_pool >= INT32_MAX ||
+        b->write_pool >= INT32_MAX)
+        return "more sequences, tokens or slots than 32 bits count";
+    return NULL;
+}
+
+static const char *why_not_warps(const struct gdn_cu_rule *r)
+{
+    const char *why = why_walk(r);
+    if (!why) why = why_not_batch(&r->batch);
+    if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
+    if (!why && (r->H > 1024 || r->V > 256)) why = "H is above 1024, or V above 256";
+    if (!why) why = why_not_pool(r, &r->from);
+    if (!why) why = why_not_pool(r, &r->to);
+    if (!why && !are_near(r)) why = "a stride does not fit 32 bits";
+    return why;
+}
+
+bool gdn_cuda_takes_warps(const struct gdn_cu_rule *args) { return !why_not_warps(args); }
+
+/* ---- Conditions of the token forms and of window k128 -------------------------------------- */
+
+static const char *why_not_slots(const struct gdn_cu_warp *a)
+{
+    const struct gdn_cu_array *read = &a->read_slots, *write = &a->write_slots;
+    if ((read->data && read->dtype != GDN_I32) || (write->data && write->dtype != GDN_I32))
+        return "slots are int64";
+    if (!is_near_list(read) || !is_near_list(write)) return "slots are too far apart";
+    if (read->data) return NULL;
+    /* Without read_slots the kernels do not check that a slot exists. */
+    if (write->data && !a->each) return "write_slots without read_slots";
+    return gdn_decode_has_slots(a) ? NULL : "fewer slots than sequences";
+}
+
+/* Absent, float32 or of the dtype io. */
+static bool is_either(const void *data, int32_t dtype, int32_t io)
+{
+    return !data || dtype == GDN_F32 || dtype == io;
+}
+
+static const char *why_not_dtypes(const struct gdn_cu_warp *a, const struct gdn_pool_view *pool)
+{
+    const int32_t io = a->k.dtype;
+    if (io == GDN_F32) return "q, k and v are float32";
+    if (a->q.dtype != io || a->v.dtype != io || (a->out.data && a->out.dtype != io) ||
+        (pool->dtype != GDN_F32 && pool->dtype != io))
+        return "q, k, v, out and states mix two dtypes of 16 bits";
+    if (!is_either(a->g.data, a->g.dtype, io) || !is_either(a->beta.data, a->beta.dtype, io) ||
+        !is_either(a->A_log.data, a->A_log.dtype, io) ||
+        !is_either(a->dt_bias.data, a->dt_bias.dtype, io))
+        return "a gate is neither float32 nor of the dtype of k";
+    return NULL;
+}
+
+static const char *why_not_small(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    const struct gdn_pool_view *pool = gdn_decode_pool(r);
+    const char                 *why  = a->from.data ? why_not_slots(a) : "no states are read";
+    if (!why && a->B > MOST_ROWS) why = "more than 65535 sequences";
+    if (!why) why = why_not_dtypes(a, pool);
+    if (!why && pool->k_first && r->V % TOKEN_COLUMNS) why = "V is not a multiple of 64";
+    if (!why && r->V % WARP_COLUMNS) why = "V is not a multiple of 16";
+    return why;
+}
+
+/* ---- Token --------------------------------------------------------------------------------- */
+
+/* The caller has set `whole`: gdn_step reads no rows of q and k, so their alignment is no part of
+ * it there. */
+static const char *why_not_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    if (a->whole) return NULL;
+    return a->each ? "every token's state is kept" : why_not_tiles(r, a);
+}
+
+static const char *why_not_rows_of_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    if (a->cu_seqlens.data) return "cu_seqlens is given";
+    if (a->T != 1) return "T is not 1";
+    if (a->has_initial_state.data) return "has_initial_state is given";
+    if (a->num_accepted_tokens.data) return "num_accepted_tokens is given";
+    return why_not_whole(r, a);
+}
+
+bool gdn_cuda_takes_one(const struct gdn_cu_rule *args, const struct gdn_cu_warp *warp)
+{
+    return !why_not_small(args, warp) && !why_not_rows_of_one(args, warp);
+}
+
+static const char *why_not_token(const struct gdn_decode_call *c)
+{
+    return c->not_token ? c->not_token : why_not_rows_of_one(c->rule, &c->warp);
+}
+
+/* Few blocks wait for the slots longer than for the bandwidth of the memory. */
+static const char *why_not_token_slots(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r   = c->rule;
+    const char               *why = why_not_token(c);
+    if (why) return why;
+    if (!c->warp.read_slots.data || c->warp.read_pool <= 0) return "no read_slots";
+    if (r->K != SLOTS_K) return "K is not 128";
+    if (c->pool->dtype != r->k.dtype) return "states are float32";
+    if (c->pool->k_first) return "states are k-first";
+    const int64_t blocks = gdn_decode_sequences(r) * r->H * (r->V / WARP_COLUMNS);
+    return blocks <= (int64_t)SLOTS_BLOCKS * c->ctx->cuda->sm_count
+               ? NULL
+               : "more than 64 blocks for each multiprocessor";
+}
+
+static const char *why_not_token_packed(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_warp *a = &c->warp;
+    if (c->not_token) return c->not_token;
+    if (c->rule->K != PACKED_K) return "K is not 128";
+    if (a->cu_seqlens.data && a->N != a->B) return "cu_seqlens with N other than B";
+    if (!a->cu_seqlens.data && a->T != 1) return "T is not 1";
+    if (a->num_accepted_tokens.data) return "num_accepted_tokens is given";
+    if (a->has_initial_state.data && a->has_initial_state.dtype == GDN_I64)
+        return "has_initial_state is int64";
+    if (a->B >= MOST_ROWS || a->read_pool <= 0) return "65535 sequences or more, or no slots";
+    if (!is_near_list(&a->has_initial_state) || !is_near_list(&a->cu_seqlens))
+        return "has_initial_state or cu_seqlens is too far apart";
+    return why_not_whole(c->rule, a);
+}
+
+/* ---- Windows ------------------------------------------------------------------------------- */
+
+/* If states are k-last, all of them may be kept. If they are float32 too, T may be any number. */
+static const char *why_not_k128_states(const struct gdn_decode_call *c)
+{
+    const bool f32 = c->pool->dtype == GDN_F32, each = c->warp.each;
+    if (c->warp.T > FEW_TOKENS && !each) return "T is above 4";
+    if (c->warp.T > FEW_TOKENS && !f32) return "T is above 4, and states are not float32";
+    if (f32 || each) return c->pool->k_first ? "float32 or kept states are k-first" : NULL;
+    return c->pool->dtype == GDN_BF16 ? NULL : "states are float16";
+}
+
+static const char *why_not_window_k128(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_warp *a = &c->warp;
+    if (c->not_token) return c->not_token;
+    if (c->rule->K != WINDOW_K) return "K is not 128";
+    if (a->cu_seqlens.data) return "cu_seqlens is given";
+    if (a->T <= 0) return "there are no tokens";
+    if (a->has_initial_state.data) return "has_initial_state is given";
+    if (a->num_accepted_tokens.data && a->num_accepted_tokens.dtype != GDN_I32)
+        return "num_accepted_tokens is not int32";
+    if (!is_near_list(&a->num_accepted_tokens) || !is_near_table(&a->read_slots) ||
+        !is_near_table(&a->write_slots))
+        return "slots or num_accepted_tokens are too far apart";
+    const char *why = why_not_k128_states(c);
+    return why ? why : why_not_tiles(c->rule, a);
+}
+
+static const char *why_not_window(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_warp *a = &c->warp;
+    if (c->not_warp) return c->not_warp;
+    if (c->rule->k.dtype != GDN_BF16 || c->rule->v.dtype != GDN_BF16)
+        return "q, k and v are not bfloat16";
+    if (c->pool->dtype == GDN_F16) return "states are float16";
+    if (a->each && c->pool->k_first) return "every token's state is kept, and k-first";
+    if (!a->each) {
+        if (a->cu_seqlens.data) return "cu_seqlens is given";
+        if (!c->pool->k_first && a->T <= FEW_TOKENS) return "T is at most 4";
+        if (c->pool->k_first && a->T <= 0) return "there are no tokens";
+        if (c->pool->k_first && a->V % FEW_COLUMNS) return "V is not a multiple of 64";
     }
-    a.plain    = !a.cu_seqlens.data && !a.read_slots.data && !a.write_slots.data &&
-              !a.has_initial_state.data && !a.num_accepted_tokens.data && gdn_cuda_has_slots(&a);
-    a.whole    = !a.each && is_whole(r, &a);
-    a.products = a.whole && are_bf16(r);
-    return a;
+    return why_not_tiles(c->rule, a);
 }
 
-#define DTYPES(name) { { SIZES(name##_F32) }, { SIZES(name##_BF16) }, { SIZES(name##_F16) } }
+/* ---- The forms ----------------------------------------------------------------------------- */
 
-static enum gdn_kernel_id warp_kernel(const struct gdn_pool_view *like, int K)
+static const char *why_not_warp(const struct gdn_decode_call *c) { return c->not_warp; }
+static const char *why_not_general(const struct gdn_decode_call *c) { return why_walk(c->rule); }
+static const char *why_not_walk(const struct gdn_decode_call *c) { (void)c; return NULL; }
+
+/* The order is behaviour: tests/cuda/unit_decode_choice.c compares the choice with a list. */
+static const struct decode_form {
+    const char *name;
+    const char *(*why_not)(const struct gdn_decode_call *c);
+    gdn_status (*launch)(const struct gdn_decode_call *c);
+} forms[] = {
+    { "token slots", why_not_token_slots, gdn_decode_launch_token_slots },
+    { "token", why_not_token, gdn_decode_launch_token },
+    { "token packed", why_not_token_packed, gdn_decode_launch_token_packed },
+    { "window k128", why_not_window_k128, gdn_decode_launch_window_k128 },
+    { "window", why_not_window, gdn_decode_launch_window },
+    { "warp", why_not_warp, gdn_decode_launch_warp },
+    { "general", why_not_general, gdn_decode_launch_general },
+    { "walk", why_not_walk, gdn_decode_launch_walk },
+};
+
+enum { N_FORMS = sizeof forms / sizeof *forms };
+
+/* ---- The log ------------------------------------------------------------------------------- */
+
+struct log_text {
+    char   text[GDN_CUDA_CHOICE];
+    size_t used;
+};
+
+/* Appends as much of a text as there is room for. */
+static void add(struct log_text *l, const char *text)
 {
-    static const enum gdn_kernel_id kernels[2][3][3] = { DTYPES(GDN_CU_decode_vk),
-                                                         DTYPES(GDN_CU_decode_kv) };
-    return kernels[like->k_first][like->dtype][gdn_cuda_size(K)];
+    const size_t room = sizeof l->text - 1 - l->used, n = strlen(text);
+    memcpy(l->text + l->used, text, n < room ? n : room);
+    l->used += n < room ? n : room;
 }
 
-bool gdn_cuda_is_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+/* Appends why the first n forms do not take the call. Neighbours with one reason share it. If all
+ * of them share one, their names are left out. */
+static void add_reasons(struct log_text *l, const struct gdn_decode_call *c, int n)
 {
-    return is_whole(r, a) && are_pieces(&a->q) && are_pieces(&a->k);
+    const char *why[N_FORMS];
+    int         n_same = 0;
+    for (int i = 0; i < n; i++) why[i] = forms[i].why_not(c);
+    while (n_same < n && !strcmp(why[n_same], why[0])) n_same++;
+    if (n > 1 && n_same == n) {
+        add(l, why[0]);
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        const bool ends = i + 1 == n || strcmp(why[i], why[i + 1]);
+        add(l, forms[i].name);
+        add(l, ends ? ": " : ", ");
+        if (ends) add(l, why[i]);
+        if (ends && i + 1 < n) add(l, "; ");
+    }
 }
 
-/* By windows of tokens, on rows of v where states are all kept (window_vk.cuh); else of padded
- * rows more than four tokens, or, where rows are k, whole blocks (window_kv.cuh)? */
-static bool takes_windows(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
-                          const struct gdn_pool_view *like)
+/* Logs form number i, which takes the call, and why the faster ones do not:
+ * "decode: general (head_map is interleaved)". */
+static void log_choice(const struct gdn_decode_call *c, int i)
 {
-    if (like->dtype == GDN_F16 || !are_bf16(r) || !gdn_cuda_is_whole(r, a)) return false;
-    if (a->each) return !like->k_first;
-    return !a->cu_seqlens.data &&
-           (like->k_first ? a->T > 0 && a->V % FEW_COLUMNS == 0 : a->T > FEW_TOKENS);
+    if (!c->ctx->options.log) return;
+    struct log_text l = { .used = 0 };
+    add(&l, c->op);
+    add(&l, ": ");
+    add(&l, forms[i].name);
+    if (i) add(&l, " (");
+    if (i) add_reasons(&l, c, i);
+    if (i) add(&l, ")");
+    gdn_cuda_log_choice(c->ctx, l.text);
 }
 
-static enum gdn_kernel_id windows_kernel(const struct gdn_pool_view *like, int K)
-{
-    static const enum gdn_kernel_id kernels[2][2][3] = {
-        { { SIZES(GDN_CU_decode_windows_F32) }, { SIZES(GDN_CU_decode_windows_BF16) } },
-        { { SIZES(GDN_CU_decode_few_F32) }, { SIZES(GDN_CU_decode_few_BF16) } },
-    };
-    return kernels[like->k_first][like->dtype == GDN_BF16][gdn_cuda_size(K)];
-}
+/* ---- The call ------------------------------------------------------------------------------ */
 
-/* Warps of a block, for each `*columns` of it, and none beyond V: who reads whole tiles does not
- * ask. Few of them are spread over the whole device. */
-static int warps_of(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool few, int64_t n,
-                    int *columns)
+static struct gdn_decode_call describe(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r)
 {
-    const int64_t parts = (r->V + WARP_COLUMNS - 1) / WARP_COLUMNS;
-    int           n_warps = MOST_WARPS;
-    while (n_warps > 1 &&
-           (parts % n_warps != 0 || n * r->H * parts < n_warps * ctx->cuda->sm_count))
-        n_warps /= 2;
-    *columns = few ? FEW_COLUMNS : n_warps * WARP_COLUMNS;
-    return few ? r->K / FEW_ROWS : n_warps;
-}
-
-static gdn_status decode_warps(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
-                               struct gdn_cu_warp a, void *stream)
-{
-    const struct gdn_pool_view *like = gdn_cuda_like(r);
-    const int64_t n = gdn_cuda_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
-    const bool windows = takes_windows(r, &a, like);
-    int        columns;
-    const int  n_warps = warps_of(ctx, r, windows && like->k_first, n, &columns);
-    a.n_rows      = (int32_t)n;
-    a.n_blocks    = (int32_t)((r->V + columns - 1) / columns);
-    a.head_blocks = gdn_cuda_inverse(a.n_blocks);
-    const struct gdn_cuda_call call = {
-        .kernel    = windows ? windows_kernel(like, r->K) : warp_kernel(like, r->K),
-        .grid      = { (int64_t)r->H * a.n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
-        .n_threads = 32 * n_warps,
-        .stream    = stream,
-        .args      = &a,
-        .overlaps  = true,
-    };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, op, call.kernel);
-}
-
-/* ---- Decode -------------------------------------------------------------------------------- */
-
-static enum gdn_kernel_id any_of(bool k_first, int K)
-{
-    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_any_vk) },
-                                                      { SIZES(GDN_CU_decode_any_kv) } };
-    return kernels[k_first][gdn_cuda_size(K)];
+    struct gdn_decode_call c = { .ctx = ctx, .op = op, .rule = r, .pool = gdn_decode_pool(r) };
+    c.not_warp = why_not_warps(r);
+    if (!c.not_warp && (!gdn_decode_is_wide(&r->q, r->K) || !gdn_decode_is_wide(&r->k, r->K)))
+        c.not_warp = "rows of q or k are not in aligned chunks of four";
+    c.not_token = c.not_warp;
+    if (c.not_warp) return c;
+    c.warp = gdn_cuda_warp_args(r);
+    if (!are_pieces(&c.warp.q) || !are_pieces(&c.warp.k)) c.warp.whole = c.warp.products = false;
+    c.not_token = why_not_small(r, &c.warp);
+    return c;
 }
 
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream)
 {
-    const struct gdn_pool_view *like = gdn_cuda_like(args);
-    if (is_walked(args)) {
-        int64_t            n_blocks;
-        struct gdn_cu_walk w = walk_args(ctx, args, &n_blocks);
-        w.memory             = memory;
-        return walk(ctx, op, &w, n_blocks, stream);
-    }
-    if (are_wide_rows(&args->q, args->K) && are_wide_rows(&args->k, args->K) &&
-        gdn_cuda_takes_warps(args)) {
-        struct gdn_cu_warp a = gdn_cuda_warp_args(args);
-        if (!are_pieces(&a.q) || !are_pieces(&a.k)) a.whole = a.products = false;
-        const enum gdn_cuda_few few = gdn_cuda_few_of(args, &a);
-        if (few != GDN_CUDA_MANY) return gdn_cuda_decode_few(ctx, op, args, &a, few, stream);
-        return decode_warps(ctx, op, args, a, stream);
-    }
-    const struct gdn_cu_decode a = decode_args(args);
-    const int64_t              n = gdn_cuda_sequences(args), rows = n < MOST_ROWS ? n : MOST_ROWS;
-    const struct gdn_cuda_call call = {
-        .kernel   = any_of(like->k_first, args->K),
-        .grid     = { (int64_t)args->H * a.n_parts, rows, rows ? (n + rows - 1) / rows : 0 },
-        .stream   = stream,
-        .args     = &a,
-        .overlaps = true,
-    };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, op, call.kernel);
+    struct gdn_decode_call c = describe(ctx, op, args);
+    int                    i = 0;
+    c.memory                 = memory;
+    c.stream                 = stream;
+    while (forms[i].why_not(&c)) i++;
+    log_choice(&c, i);
+    return forms[i].launch(&c);
 }

@@ -1,38 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the hosts of gdn_decode's kernels share. */
+/* gdn_decode on a device: what select.c and the launches of the forms share. */
 #ifndef GDN_CUDA_DECODE_H
 #define GDN_CUDA_DECODE_H
 
 #include "cuda/driver/backend.h"
 
 enum {
-    MOST_ROWS    = 65535, /* of a grid, in its second dimension */
-    MOST_LINES   = 256,   /* of a state */
-    WARP_COLUMNS = 16,
-    FEW_TOKENS   = 4
+    MOST_ROWS     = 65535, /* of a grid, in its second dimension */
+    WARP_COLUMNS  = 16,    /* of V, of a warp */
+    TOKEN_COLUMNS = 64,    /* of V, of a block of the token kernels, if states are k-first */
+    FEW_COLUMNS   = 64,    /* of V, of a block of window_kv.cuh */
+    FEW_TOKENS    = 4      /* of a window */
 };
 
-/* Kernels by the largest K, and a place among them. */
+/* A call, and what the forms of it depend on. */
+struct gdn_decode_call {
+    gdn_ctx                    *ctx;
+    const char                 *op; /* for the log */
+    const struct gdn_cu_rule   *rule;
+    const struct gdn_pool_view *pool;      /* has the dtype and the layout of the states */
+    const char                 *not_warp;  /* why the kernels of 32-bit strides refuse the call */
+    const char                 *not_token; /* why those of token.cuh and window_k128.cuh do */
+    struct gdn_cu_warp          warp;      /* if not_warp is NULL */
+    void                       *memory;    /* gdn_cuda_decode_bytes() */
+    void                       *stream;
+};
+
+/* One launch for each form of select.c. */
+gdn_status gdn_decode_launch_token(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_token_slots(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_window_k128(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_window(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_warp(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_general(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c);
+
+/* Lists kernels for K up to 64, 128 and 256; returns the place of K in such a list. */
 #define SIZES(name) name##_64, name##_128, name##_256
-int gdn_cuda_size(int K);
+static inline int gdn_decode_size(int K) { return K <= 64 ? 0 : K <= 128 ? 1 : 2; }
 
-/* The view that a state is rounded as; absent ones are as if of float32, with rows of v. */
-const struct gdn_pool_view *gdn_cuda_like(const struct gdn_cu_rule *r);
+/* Returns the pool that final states go to, or else the one that states come from. An absent pool
+ * reads as float32, k-last. */
+static inline const struct gdn_pool_view *gdn_decode_pool(const struct gdn_cu_rule *r)
+{
+    return r->to.data ? &r->to : &r->from;
+}
 
-/* Sequences; one more zeroes what is behind the last one. */
-int64_t gdn_cuda_sequences(const struct gdn_cu_rule *r);
+/* Returns the sequences, and one more if a kernel must zero the output behind the last one. */
+static inline int64_t gdn_decode_sequences(const struct gdn_cu_rule *r)
+{
+    return r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
+}
 
-/* Is there a slot for each sequence by its number, where it starts and where it ends? */
-bool gdn_cuda_has_slots(const struct gdn_cu_warp *a);
+/* Returns the arguments of the general kernels; V is divided into parts of so many columns. */
+enum { GENERAL_COLUMNS = 32 };
+struct gdn_cu_decode gdn_decode_general_args(const struct gdn_cu_rule *r);
 
-/* Is all of it, rows of q and k too, in whole tiles of pieces? */
-bool gdn_cuda_is_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a);
+/* Checks that each sequence has a slot of its own number, to read and to write. */
+bool gdn_decode_has_slots(const struct gdn_cu_warp *a);
 
-/* Which of the kernels for few tokens take the call; MANY: none. */
-enum gdn_cuda_few { GDN_CUDA_MANY, GDN_CUDA_ONE, GDN_CUDA_PACKED, GDN_CUDA_FOUR };
-enum gdn_cuda_few gdn_cuda_few_of(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a);
-gdn_status        gdn_cuda_decode_few(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r,
-                                      const struct gdn_cu_warp *a, enum gdn_cuda_few few,
-                                      void *stream);
+/* Checks that rows of q or k can be read four elements at a time. */
+bool gdn_decode_is_wide(const struct gdn_rows *rows, int K);
+
+/* Returns why the states are not whole tiles of 16-byte pieces, as warp_args()'s `whole` wants
+ * them; NULL: they are. */
+const char *gdn_decode_why_not_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a);
 
 #endif

@@ -270,6 +270,13 @@ gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel
     return gdn_cuda_note_all(ctx, op, &kernel, 1);
 }
 
+void gdn_cuda_log_choice(gdn_ctx *ctx, const char *line)
+{
+    if (!strcmp(line, ctx->cuda->choice)) return;
+    snprintf(ctx->cuda->choice, sizeof ctx->cuda->choice, "%s", line);
+    gdn_log_line(ctx, line);
+}
+
 /* ---- What kernels read --------------------------------------------------------------------- */
 
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t)

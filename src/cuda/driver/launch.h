@@ -44,6 +44,8 @@ struct gdn_cuda_map {
     uint64_t          of[9];
 };
 
+enum { GDN_CUDA_CHOICE = 512 }; /* characters of a line about a choice of kernels */
+
 struct gdn_cuda {
     struct gdn_cu_api api;
     gdn_cu_device     device;
@@ -62,6 +64,7 @@ struct gdn_cuda {
                                     of v, out from column 128 on */
     struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
     struct gdn_cuda_cut told;    /* the one that the log was told of last */
+    char choice[GDN_CUDA_CHOICE]; /* the last line of gdn_cuda_log_choice() */
     struct {
         int64_t             of[8]; /* what was planned for last; zeros: nothing yet */
         struct gdn_cuda_cut cut;
@@ -113,6 +116,10 @@ bool        gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
 gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel);
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
                              int n);
+
+/* Logs why a form of an op was chosen, "op: form (reasons)", unless the last such line was the
+ * same. */
+void gdn_cuda_log_choice(gdn_ctx *ctx, const char *line);
 
 /* What kernels read of a batch; of a vector [n] or a matrix. */
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);

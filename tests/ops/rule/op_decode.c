@@ -137,6 +137,21 @@ static void expect_same(const gdn_rule_args *a, const gdn_rule_args *b)
     ring2_expect_bits("state", &a->state, &b->state);
 }
 
+/* If each tensor has H heads or one, both head maps give the same bits. */
+static void interleaved(int number)
+{
+    static const int    same[][3] = { { 3, 3, 3 }, { 1, 1, 4 } };
+    const struct shape *s         = &shapes[number / 4];
+    gdn_ctx            *ctx       = ring2_ctx(1);
+    gdn_rule_args       a = plain(s, same[number / 2 % 2], SEQUENCES, number % 2);
+    gdn_rule_args       b = ring2_rule_clone(&a);
+    b.head_map            = GDN_HEADS_INTERLEAVED;
+    ring2_status(ctx, "grouped", gdn_decode(ctx, &a), GDN_OK);
+    ring2_status(ctx, "interleaved", gdn_decode(ctx, &b), GDN_OK);
+    expect_kernel(ctx, &b);
+    expect_same(&a, &b);
+}
+
 /* alpha = 0 forgets NaN, beta = 0 lets no NaN in, both leave every bit. */
 static void selection(int number)
 {
@@ -531,6 +546,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
         { "against the oracle", against_the_oracle, N_CASES },
+        { "interleaved", interleaved, 4 * N_SHAPES },
         { "selection", selection, 2 * N_SHAPES },
         { "alone", alone, 2 * N_SHAPES },
         { "by cu_seqlens", by_cu_seqlens, 16 * N_SHAPES },

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measured runs of `gdn bench`, kept as JSON lines, and the tables of bench/README.md from them.
 
-    bench.py run GDN [NAME]   run every case with the command GDN; append one line per case, with
-                              commit and command, to results/NAME.jsonl (default: cpu)
+    bench.py run GDN [NAME]   run every case with the command GDN; append one line per case and
+                              kind of gates, with commit and command, to results/NAME.jsonl
+                              (default: cpu)
     bench.py sweep            the commands of a sweep (sweep.py); their lines go to results/sweep/
     bench.py tables           rewrite the part of README.md between its markers
 
@@ -12,6 +13,7 @@ A table shows the newest line of each case. Nothing is typed in by hand.
 import json
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 
@@ -19,21 +21,24 @@ import sweep
 
 HERE = pathlib.Path(__file__).resolve().parent
 HEADS = ["--heads", "16/32", "--dim", "128"]
+GATES = sweep.GATES
+INSIDE = {"norm": "norms inside", "raw": "gates and norms inside"}
 
 
 def cases():
     """The arguments of every run, in the order of the tables."""
     for threads in ("1", "2"):
         end = ["--threads", threads]
+        kinds = ["--gates", "all", *end]
         for tokens in ("512", "2048", "8192"):
-            yield ["prefill", *HEADS, "--seqlens", tokens, "--dtype", "f32", *end]
-        yield ["prefill", *HEADS, "--seqlens", "2048", "--dtype", "bf16", *end]
+            yield ["prefill", *HEADS, "--seqlens", tokens, "--dtype", "f32", *kinds]
+        yield ["prefill", *HEADS, "--seqlens", "2048", "--dtype", "bf16", *kinds]
         for batch in ("1", "8", "32"):
             for layout in ("k_last", "k_first"):
                 yield ["decode", *HEADS, "--batch", batch, "--dtype", "f32", "--layout", layout,
                        *end]
-        yield ["prefill", *HEADS, "--seqlens", "2048", "--dtype", "f32", "--exact", *end]
-        yield ["prefill", *HEADS, "--seqlens", "2048", "--dtype", "bf16", "--bf16-products", *end]
+        yield ["prefill", *HEADS, "--seqlens", "2048", "--dtype", "f32", "--exact", *kinds]
+        yield ["prefill", *HEADS, "--seqlens", "2048", "--dtype", "bf16", "--bf16-products", *kinds]
         for layout in ("k_last", "k_first"):
             yield ["decode", *HEADS, "--batch", "32", "--dtype", "f32", "--layout", layout,
                    "--exact", *end]
@@ -41,8 +46,8 @@ def cases():
         yield ["decode", *HEADS, "--batch", "8", "--tokens", "4", "--dtype", "f32", *end]
         yield ["conv", "--channels", "8192", "--seqlens", "2048", "--dtype", "f32", *end]
         yield ["conv", "--channels", "8192", "--batch", "32", "--dtype", "f32", *end]
-        yield ["block", *HEADS, "--hidden", "2048", "--seqlens", "512", "--dtype", "f32", *end]
-        yield ["block", *HEADS, "--hidden", "2048", "--seqlens", "512", "--dtype", "bf16", *end]
+        yield ["block", *HEADS, "--hidden", "2048", "--seqlens", "512", "--dtype", "f32", *kinds]
+        yield ["block", *HEADS, "--hidden", "2048", "--seqlens", "512", "--dtype", "bf16", *kinds]
 
 
 def output(*command):
@@ -56,11 +61,13 @@ def run(gdn, name):
         commit += "-dirty"
     for case in cases():
         arguments = ["bench", *case, "--json"]
-        result = json.loads(output(gdn, *arguments))
-        line = {"commit": commit, "command": " ".join(["gdn", *arguments]), **result}
-        with open(HERE / "results" / f"{name}.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(f"{line['command']}: {result['ms']:.4g} ms, {100 * result['share']:.0f} %")
+        for text in output(gdn, *arguments).splitlines():
+            result = json.loads(text)
+            line = {"commit": commit, "command": " ".join(["gdn", *arguments]), **result}
+            with open(HERE / "results" / f"{name}.jsonl", "a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(f"{line['command']}: {sweep.gates_of(line)}, {result['ms']:.4g} ms, "
+                  f"{100 * result['share']:.0f} %")
 
 
 def dims(r):
@@ -112,32 +119,32 @@ def race_cell(r):
 
 
 def newest_of(path, name_of):
-    """The newest line of each case, by number of threads."""
+    """The newest line of each case, by number of threads and gates."""
     newest = {}
     for text in path.read_text().splitlines():
         r = json.loads(text)
-        newest.setdefault(name_of(r), {})[r["threads"]] = r
+        newest.setdefault(name_of(r), {})[r["threads"], GATES.index(sweep.gates_of(r))] = r
     return newest
 
 
-def column_of(runs, threads):
+def column_of(runs, threads, gates):
     """The head of a column; a device has no threads to tell of."""
-    if any(r.get("backend") == "cuda" for r in runs):
-        return "time"
-    return f"{threads} thread{'s' * (threads > 1)}"
+    is_device = any(r.get("backend") == "cuda" for r in runs)
+    head = "time" if is_device else f"{threads} thread{'s' * (threads > 1)}"
+    return f"{head}, gates {GATES[gates]}" if gates else head
 
 
 def table_of(path, name_of, cell_of):
     newest = newest_of(path, name_of)
     runs = [r for row in newest.values() for r in row.values()]
-    threads = sorted({r["threads"] for r in runs})
+    columns = sorted({column for row in newest.values() for column in row})
     peer = {f", {r['peer']} {r['peer_commit']}" for r in runs if "peer" in r} or {""}
     seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
     lines = [f"### {path.stem}", "", *[line + next(iter(peer)) for line in seen], ""]
-    lines += ["| | " + " | ".join(column_of(runs, t) for t in threads) + " |"]
-    lines += ["|---" * (len(threads) + 1) + "|"]
+    lines += ["| | " + " | ".join(column_of(runs, *column) for column in columns) + " |"]
+    lines += ["|---" * (len(columns) + 1) + "|"]
     for name, row in newest.items():
-        cells = [cell_of(row[t]) if t in row else "" for t in threads]
+        cells = [cell_of(row[column]) if column in row else "" for column in columns]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines + [""]
 
@@ -146,7 +153,9 @@ def describe_gpu(r):
     state = r["state"] if r["layout"] == "k_last" else f"{r['state']} {r['layout']}"
     more = [text for key, text in (("pool", "slots"), ("each", "each kept")) if r.get(key)]
     tokens = f"B = {r['B']}, T = {r['T']}" if r["op"] == "decode" else r["seqs"]
-    return ", ".join([f"{r['op']}: heads {r['heads']}", tokens, f"state {state}", *more])
+    heads = f"heads {r['heads']}" + (f", d {r['dim']}" if r["dim"] != 128 else "")
+    more += [INSIDE[r["inside"]]] if "inside" in r else []
+    return ", ".join([f"{r['op']}: {heads}", tokens, f"state {state}", *more])
 
 
 def gpu_cell(r, prefix=""):
@@ -158,12 +167,49 @@ def gpu_cell(r, prefix=""):
     return f"{r[prefix + 'us']:.3g} us{more or share}"
 
 
+def gates_cell(r):
+    """Ours, theirs, how many times faster ours is; and what the gates cost ours."""
+    if "us" not in r:
+        return "refused"
+    text = f"{r['us']:.3g}"
+    if "peer_us" in r:
+        text += f" / {r['peer_us']:.3g}, **{r['speedup']:.2f}**"
+    return text + (f", {100 * (r['over_base'][0] - 1):+.1f} %" if "over_base" in r else "")
+
+
+def gates_table_of(runs, peer, inside):
+    """A row per case that was raced with other gates than the recipe's, beside a peer or nobody."""
+    rows = {}
+    for r in runs:
+        is_here = r.get("peer") == peer and r.get("inside") == inside
+        if is_here and sweep.gates_of(r) in GATES:
+            rows.setdefault(describe_gpu(r), {})[sweep.gates_of(r)] = r
+    rows = {name: row for name, row in rows.items() if set(row) != {"recipe"}}
+    if not rows:
+        return []
+    beside = f" beside {peer}" if peer else ""
+    lines = [f"By gates{beside}, us, and what they cost ours over none:", ""]
+    lines += [f"| | {' | '.join(GATES)} | commit |", "|---" * (len(GATES) + 2) + "|"]
+    for name, row in rows.items():
+        cells = [gates_cell(row[kind]) if kind in row else "" for kind in GATES]
+        commits = " ".join(dict.fromkeys(r["commit"][:7] for r in row.values()))
+        lines.append(f"| {name} | {' | '.join(cells)} | {commits} |")
+    for what, of in (("geometric mean", statistics.geometric_mean), ("least", min)):
+        found = [[row[kind]["speedup"] for row in rows.values() if "speedup" in row.get(kind, {})]
+                 for kind in GATES]
+        if any(found):
+            cells = [f"**{of(ratios):.2f}**" if ratios else "" for ratios in found]
+            lines.append(f"| {what} | {' | '.join(cells)} | |")
+    return [*lines, ""]
+
+
 def gpu_table_of(path):
     """A column for ours and for each peer, each with its newest line, and for the commit of ours,
     or in brackets another one; what peers refused."""
     rows, peers, why = {}, {}, {}
     runs = [json.loads(text) for text in path.read_text().splitlines()]
-    for r in runs:
+    runs = [r for r in runs if "library" not in r]
+    for r in (r for r in runs if sweep.gates_of(r) == "recipe"):
         row = rows.setdefault(describe_gpu(r), {})
         row["ours"], row["commit"] = gpu_cell(r), r["commit"][:7]
         if "peer" in r:
@@ -181,7 +227,11 @@ def gpu_table_of(path):
         for text, commit in (row.get(peer, ("", row["commit"])) for peer in peers):
             cells.append(text if commit == row["commit"] else f"{text} ({commit})")
         lines.append(f"| {name} | {' | '.join([*cells, row['commit']])} |")
-    return [*lines, "", *(["Refused. " + "; ".join(why) + ".", ""] if why else [])]
+    lines += ["", *(["Refused. " + "; ".join(why) + ".", ""] if why else [])]
+    for peer in [*peers, None]:
+        for inside in (None, *INSIDE):
+            lines += gates_table_of(runs, peer, inside)
+    return lines
 
 
 def tables():

@@ -7,6 +7,7 @@ import math
 LENGTHS = (1, 16, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576,
            32768, 49152, 65536, 98304, 131072)
 BATCHES = (("16/32", 2048, 32), ("2/8", 1024, 16))  # of up to so many sequences
+GATES = ("recipe", "none", "model", "strong")  # of a line that names none: the first
 FALL = 0.05  # what counts as one
 WIDTH, WIDEST = 66, 8  # columns of a plot; how many times the least time per token they reach
 FORMS = {"summary": "s", "wide": "w", "hopper": "c"}  # the first that a kernel's name has
@@ -24,18 +25,23 @@ def commands():
 
 def command(heads, seqlens):
     return (f"gdn bench prefill --heads {heads} --seqlens {seqlens} --dtype bf16 --backend cuda "
-            "--json --seconds 0.05")
+            "--gates all --json --seconds 0.05")
+
+
+def gates_of(run):
+    """The kind of gates of a line; lines were without when there was one."""
+    return run.get("gates", GATES[0])
 
 
 def form(run):
     return next((mark for name, mark in FORMS.items() if name in run["kernel"]), "g")
 
 
-def curves(runs):
+def curves(runs, gates):
     """The points (size, ns per token, us, form) of each curve, by size. A size is the length of
     one sequence, or how many there are of one length."""
     found = {}
-    for r in runs:
+    for r in (r for r in runs if gates_of(r) == gates):
         length, is_batch, count = r["seqlens"].partition("x")
         size = int(count) if is_batch else int(length)
         tokens = size * int(length) if is_batch else size
@@ -63,16 +69,38 @@ def plot(points):
         yield f"{size:7} {us:8.1f} {cost:9.1f} |{' ' * min(at, WIDTH)}{mark}{'>' * (at > WIDTH)}"
 
 
+def beside(name, by_gates):
+    """A table of one curve's sizes: us by gates, and how much more than without."""
+    if len(by_gates) < 2:
+        return
+    kinds = [kind for kind in GATES if kind in by_gates]
+    times = {kind: {size: us for size, _, us, _ in by_gates[kind]} for kind in kinds}
+    yield from (f"{name}, us by gates:", "", "```", "   size" + "".join(f"{k:>16}" for k in kinds))
+    for size in sorted(set().union(*times.values())):
+        cells = []
+        for kind in kinds:
+            us, none = times[kind].get(size), times.get("none", {}).get(size)
+            more = f" {100 * (us / none - 1):+6.1f}%" if us and none and kind != "none" else ""
+            cells.append(f"{us:.1f}{more}" if us else "")
+        yield f"{size:7}" + "".join(f"{cell:>16}" for cell in cells)
+    yield from ("```", "")
+
+
 def section(path):
-    """Part of README.md: plots, and where time falls."""
+    """Part of README.md: plots of the recipe's gates, tables by gates, and where time falls."""
     runs = [json.loads(text) for text in path.read_text().splitlines()]
     seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
     lines = [f"### Sweep, {path.stem}", "", *seen, "", ABOUT, ""]
     found = []
-    for name, points in curves(runs).items():
+    by_gates = {kind: curves(runs, kind) for kind in GATES}
+    for name, points in by_gates[GATES[0]].items():
         lines += [f"{name}:", "", "```", *plot(points), "```", ""]
-        found += [(part, f"{name}: {large[0]} take {large[2]:.1f} us, {small[0]} {small[2]:.1f}")
-                  for part, large, small in falls(points)]
+        kinds = {kind: by_gates[kind][name] for kind in GATES if name in by_gates[kind]}
+        lines += beside(name, kinds)
+        for kind, curve in kinds.items():
+            what = name if kind == GATES[0] else f"{name}, gates {kind}"
+            found += [(part, f"{what}: {large[0]} take {large[2]:.1f} us, {small[0]} "
+                             f"{small[2]:.1f}") for part, large, small in falls(curve)]
     listed = [f"- {100 * part:.1f} %, {text}" for part, text in found if part > FALL]
     most = f", {100 * max(found)[0]:.1f} % at most" if found else ""
     where = ":" if listed else f": nowhere{most}."

@@ -78,27 +78,28 @@ static gdn_tensor unit_rows(struct memory *m, int32_t dtype, const int64_t *size
     return t;
 }
 
-static double normal(uint64_t *seed)
+double case_normal(uint64_t *seed)
 {
     const double radius = sqrt(-2 * log(1 - case_random(seed)));
     return radius * cos(6.283185307179586 * case_random(seed));
 }
 
-/* f(x) for x normal, [N][H]; every fourth head holds 0 if `some_zero`. */
-static gdn_tensor gates(struct memory *m, const int64_t *size, double (*f)(double x),
-                        bool some_zero)
+gdn_tensor case_drawn(struct memory *m, int32_t dtype, int ndim, const int64_t *size,
+                      case_draw draw, const void *arg)
 {
-    gdn_tensor t    = memory_tensor(m, GDN_F32, 2, size);
+    gdn_tensor t    = memory_tensor(m, dtype, ndim, size);
     uint64_t   seed = m->n;
     if (!t.data) return t;
-    const int64_t n = fresh(&t), H = size[1];
-    for (int64_t i = 0; i < n; i++)
-        ((float *)t.data)[i] = some_zero && i % H % 4 == 3 ? 0 : (float)f(normal(&seed));
+    const int64_t n = fresh(&t), H = size[ndim - 1];
+    for (int64_t i = 0; i < n; i++) oracle_store(t.data, dtype, i, draw(arg, i % H, &seed));
     repeat(&t, n);
     return t;
 }
 
-static double log_gate(double x) { return -log1p(exp(-x)) / 16; }
+static double draw_beta(const void *arg, int64_t h, uint64_t *seed)
+{
+    return (void)arg, (void)h, oracle_sigmoid(case_normal(seed));
+}
 
 /* ---- Batches ----------------------------------------------------------------------------- */
 
@@ -197,16 +198,15 @@ static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
     if (!c->dims.raw) {
         a->q    = unit_rows(&c->memory, dtype, q);
         a->k    = unit_rows(&c->memory, dtype, k);
-        a->g    = gates(&c->memory, gate_size, log_gate, true);
-        a->beta = gates(&c->memory, gate_size, oracle_sigmoid, false);
+        a->g    = case_log_gates(&c->memory, &c->dims, gate_size);
+        a->beta = case_drawn(&c->memory, GDN_F32, 2, gate_size, draw_beta, NULL);
         return a->q.data && a->k.data && a->g.data && a->beta.data;
     }
     a->q         = case_tensor(&c->memory, dtype, 3, q, -1, 1);
     a->k         = case_tensor(&c->memory, dtype, 3, k, -1, 1);
-    a->g         = case_tensor(&c->memory, dtype, 2, gate_size, -1, 1);
+    a->g         = case_raw_gates(&c->memory, &c->dims, 2, gate_size);
     a->beta      = case_tensor(&c->memory, dtype, 2, gate_size, -3, 3);
-    a->A_log     = case_tensor(&c->memory, GDN_F32, 1, H, 0, 2.7);
-    a->dt_bias   = case_tensor(&c->memory, GDN_F32, 1, H, -7, -2);
+    case_gate_heads(&c->memory, &c->dims, H, &a->A_log, &a->dt_bias);
     a->gate      = GDN_GATE_RAW;
     a->beta_kind = GDN_BETA_SIGMOID;
     a->norm      = GDN_NORM_L2;

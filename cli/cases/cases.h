@@ -3,9 +3,9 @@
  * Made-up work of a model's size, for `gdn bench` and `gdn run --all`, each with a float64
  * judge for a part of it: the rule, the convolution, the whole layer.
  *
- * q and k have length 1, v is uniform in [-1, 1), g is logsigmoid(x) / 16 for x normal, and 0 in
- * every fourth head (a memory without end); beta is sigmoid(x). From some thousand tokens on they
- * repeat. Raw gates: a, b, A_log and dt_bias instead, and q and k are normalised inside the call.
+ * q and k have length 1, v is uniform in [-1, 1), beta is sigmoid(x) for x normal. g is of one of
+ * four kinds. From some thousand tokens on they repeat. Raw gates: a, b, A_log and dt_bias instead,
+ * and q and k are normalised inside the call.
  */
 #ifndef CASES_H
 #define CASES_H
@@ -21,11 +21,24 @@ struct case_batch {
 /* From B lengths. Its memory lives in m; cu_seqlens NULL: there is none. */
 struct case_batch case_batch(struct memory *m, const int64_t *lengths, int64_t B);
 
+/* Log gates, or raw ones. */
+enum case_gates {
+    CASE_GATES_RECIPE, /* logsigmoid(x) / 16, and 0 in every fourth head (a memory without end);
+                          raw: A_log uniform in [0, 2.7), dt_bias in [-7, -2), a in [-1, 1) */
+    CASE_GATES_NONE,   /* 0; raw: exp(A_log) is 0 */
+    CASE_GATES_MODEL,  /* A uniform in [0.02, 16), softplus(dt_bias) log-uniform in [0.001, 0.1),
+                          a normal */
+    CASE_GATES_STRONG, /* -2 */
+    CASE_GATES_KINDS
+};
+extern const char *const case_gates_names[CASE_GATES_KINDS];
+
 struct case_dims {
     int64_t Hq, Hv, K, V; /* heads of k: the smaller of Hq and Hv */
     int64_t D, W;         /* channels and taps of the convolution */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
+    int     gates;           /* enum case_gates */
     bool    exact;           /* GDN_EXACT: the rule and the layer */
     bool    bf16_products;   /* GDN_BF16_PRODUCTS: likewise */
     bool    batch_invariant; /* GDN_BATCH_INVARIANT: likewise */
@@ -170,7 +183,19 @@ double case_random(uint64_t *seed);
 /* A tensor in `m`, elements uniform in [low, high). */
 gdn_tensor case_tensor(struct memory *m, int32_t dtype, int ndim, const int64_t *size, double low,
                        double high);
-double case_bytes(const gdn_tensor *t);
+/* Normal. */
+double case_normal(uint64_t *seed);
+/* A tensor in `m`; draw gives an element of column h of its last dimension. */
+typedef double (*case_draw)(const void *arg, int64_t h, uint64_t *seed);
+gdn_tensor case_drawn(struct memory *m, int32_t dtype, int ndim, const int64_t *size,
+                      case_draw draw, const void *arg);
+/* Gates of dims->gates: log gates [..][H]; raw ones, and what belongs to H heads. */
+gdn_tensor case_log_gates(struct memory *m, const struct case_dims *dims, const int64_t *size);
+gdn_tensor case_raw_gates(struct memory *m, const struct case_dims *dims, int ndim,
+                          const int64_t *size);
+void       case_gate_heads(struct memory *m, const struct case_dims *dims, const int64_t *H,
+                           gdn_tensor *A_log, gdn_tensor *dt_bias);
+double    case_bytes(const gdn_tensor *t);
 gdn_batch case_gdn_batch(const struct case_batch *tokens);
 int case_failed(gdn_ctx *ctx, gdn_status status);
 

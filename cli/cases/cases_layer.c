@@ -182,8 +182,7 @@ static void make_weights(struct block_case *c)
     make_projections(c);
     a->out_proj                    = matrix(c, d->hidden, d->Hv * d->V);
     a->conv_weight                 = case_tensor(&c->memory, d->dtype, 2, conv, -0.5, 0.5);
-    a->A_log                       = case_tensor(&c->memory, GDN_F32, 1, &d->Hv, 0, 2.7);
-    a->dt_bias                     = case_tensor(&c->memory, GDN_F32, 1, &d->Hv, -7, -2);
+    case_gate_heads(&c->memory, d, &d->Hv, &a->A_log, &a->dt_bias);
     a->norm_weight                 = case_tensor(&c->memory, d->dtype, 1, &d->V, 0.5, 1.5);
 }
 

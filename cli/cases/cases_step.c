@@ -24,11 +24,10 @@ int step_case_make(struct step_case *c, const struct case_dims *dims, int64_t B,
     const int64_t  conv[] = { B, D, dims->W - 1 }, weight[] = { D, dims->W };
     const int64_t  state[] = { B, Hv, kv ? K : V, kv ? V : K };
     a->x           = case_tensor(m, dims->dtype, 3, x, -1, 1);
-    a->a           = case_tensor(m, dims->dtype, 3, gate, -1, 1);
+    a->a           = case_raw_gates(m, dims, 3, gate);
     a->b           = case_tensor(m, dims->dtype, 3, gate, -3, 3);
     a->conv_weight = case_tensor(m, dims->dtype, 2, weight, -0.5, 0.5);
-    a->A_log       = case_tensor(m, GDN_F32, 1, &Hv, 0, 2.7);
-    a->dt_bias     = case_tensor(m, GDN_F32, 1, &Hv, -7, -2);
+    case_gate_heads(m, dims, &Hv, &a->A_log, &a->dt_bias);
     a->conv_state  = case_tensor(m, dims->dtype, 3, conv, -1, 1);
     a->state       = case_tensor(m, dims->state_dtype, 4, state, -0.1, 0.1);
     a->out         = memory_tensor(m, dims->dtype, 4, out);

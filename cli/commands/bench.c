@@ -34,6 +34,12 @@ static const char *const help[] = {
     "  --batch-invariant  prefill, block: with GDN_BATCH_INVARIANT\n"
     "  --no-early-stop  prefill, block: with GDN_NO_EARLY_STOP\n"
     "  --raw            prefill, decode: raw gates and the norms of q and k inside the call\n"
+    "  --gates KIND     prefill, decode, block, step: recipe (default), none, model, strong, or\n"
+    "                   all: a result for each. none: log gates 0. recipe: logsigmoid(x) / 16, x\n"
+    "                   normal, and 0 in every fourth head. model: -A softplus(a + dt_bias), A\n"
+    "                   uniform from 0.02 to 16, softplus(dt_bias) log-uniform from 0.001 to 0.1,\n"
+    "                   a normal. strong: -2. With --raw, and in block and step, they are raw;\n"
+    "                   the recipe's A_log then are uniform from 0 to 2.7, dt_bias from -7 to -2\n"
     "  --pool           prefill, decode: states in every other slot of a pool\n"
     "  --each           decode: the state after every token, in a slot of its own\n"
     "  --gated          step: the gated norm too\n"
@@ -63,7 +69,7 @@ static const char *const op_names[] = { "prefill", "decode",  "conv",   "block",
 struct bench_options {
     struct cli_device device;
     enum bench_op     op;
-    const char       *heads, *dim, *seqlens, *dtype, *state, *layout;
+    const char       *heads, *dim, *seqlens, *dtype, *state, *layout, *gates;
     int64_t           batch, tokens, channels, hidden;
     double            seconds;
     bool              json, help;
@@ -136,6 +142,29 @@ static int parse_dtype(const char *option, const char *text, int n, int32_t *dty
         }
     return cli_bad("%s: '%s', wanted %s", option, text,
                    n > 3 ? "f32, bf16, f16, i8 or e4m3" : "f32, bf16 or f16");
+}
+
+static bool has_gates(const struct bench_options *o)
+{
+    return o->op == PREFILL || o->op == DECODE || o->op == BLOCK || o->op == STEP;
+}
+
+/* The kinds to run, from *first to *last. */
+static int parse_gates(const struct bench_options *o, int *first, int *last)
+{
+    *first = *last = CASE_GATES_RECIPE;
+    if (!o->gates) return CLI_OK;
+    if (!has_gates(o)) return cli_bad("--gates: not for %s", op_names[o->op]);
+    if (!strcmp(o->gates, "all")) {
+        *last = CASE_GATES_KINDS - 1;
+        return CLI_OK;
+    }
+    for (int i = 0; i < CASE_GATES_KINDS; i++)
+        if (!strcmp(o->gates, case_gates_names[i])) {
+            *first = *last = i;
+            return CLI_OK;
+        }
+    return cli_bad("--gates: '%s', wanted none, recipe, model, strong or all", o->gates);
 }
 
 static int parse_dims(struct bench_options *o)
@@ -230,6 +259,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     }
     cJSON_AddStringToObject(line, "dtype", o->dtype);
     cJSON_AddStringToObject(line, "state", o->state);
+    if (has_gates(o)) cJSON_AddStringToObject(line, "gates", case_gates_names[o->dims.gates]);
     if (o->dims.exact) cJSON_AddBoolToObject(line, "exact", true);
     if (o->dims.bf16_products) cJSON_AddBoolToObject(line, "bf16_products", true);
     if (o->dims.batch_invariant) cJSON_AddBoolToObject(line, "batch_invariant", true);
@@ -288,6 +318,7 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     if (o->op == BLOCK) printf("hidden %lld, ", (long long)o->dims.hidden);
     if (o->batch) printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
     else printf("sequences %s, ", o->seqlens);
+    if (has_gates(o)) printf("gates %s, ", case_gates_names[o->dims.gates]);
     printf("%s, state %s%s%s\n  kernel    %s\n", o->dtype, o->state,
            o->dims.exact           ? ", exact"
            : o->dims.bf16_products ? ", bf16 products"
@@ -464,16 +495,25 @@ static int bench_step(const struct bench_options *o, struct bench *b)
     return code;
 }
 
-static int run_bench(struct bench_options *o)
+static int run_one(struct bench_options *o)
 {
     struct bench b = { .seconds = o->seconds };
-    if (settle(o) || cli_open(&o->device, &b.ctx)) return CLI_BAD;
+    if (cli_open(&o->device, &b.ctx)) return CLI_BAD;
     const int code = o->op == CONV    ? bench_conv(o, &b)
                      : o->op == BLOCK ? bench_block(o, &b)
                      : o->op == STEP  ? bench_step(o, &b)
                      : o->op >= GATES ? bench_rows(o, &b)
                                       : bench_rule(o, &b);
     gdn_ctx_destroy(b.ctx);
+    return code;
+}
+
+/* One result, or one for each kind of gates. */
+static int run_bench(struct bench_options *o)
+{
+    int first, last, code = CLI_OK;
+    if (parse_gates(o, &first, &last) || settle(o)) return CLI_BAD;
+    for (o->dims.gates = first; o->dims.gates <= last && !code; o->dims.gates++) code = run_one(o);
     return code;
 }
 
@@ -504,6 +544,7 @@ int bench_main(int argc, char **argv)
         { "--dtype", CLI_TEXT, &o.dtype, 0, 0 },
         { "--state", CLI_TEXT, &o.state, 0, 0 },
         { "--layout", CLI_TEXT, &o.layout, 0, 0 },
+        { "--gates", CLI_TEXT, &o.gates, 0, 0 },
         { "--batch", CLI_INT, &o.batch, 1, 1 << 20 },
         { "--tokens", CLI_INT, &o.tokens, 1, 1 << 20 },
         { "--channels", CLI_INT, &o.channels, 1, 1 << 20 },

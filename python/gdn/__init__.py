@@ -429,16 +429,18 @@ class Context:
     """
     gdn_ctx: an instruction set, threads, memory. threads 0: one per processor; isa "scalar",
     "avx2", "avx512" or "neon": use no more than that. Or, with backend "cuda", the GPU that has
-    the number `device`. Closed by close(), `with`, or when collected.
+    the number `device`. library: the path of another libgdn that computes, so that several can be
+    compared in one process. Closed by close(), `with`, or when collected.
     """
 
     _ctx = None
 
-    def __init__(self, threads=0, isa=None, backend="cpu", device=0):
+    def __init__(self, threads=0, isa=None, backend="cpu", device=0, library=None):
         if backend not in _BACKENDS:
             raise ValueError(f"backend: {backend!r}, wanted {' or '.join(_BACKENDS)}")
         if not isinstance(isa, (str, type(None))):
             raise TypeError(f"isa: {type(isa).__name__}, wanted a string")
+        self._lib = _lib if library is None else _load(os.path.abspath(library))
         text = ctypes.create_string_buffer(512)
         options = gdn_options(
             struct_size=ctypes.sizeof(gdn_options),
@@ -450,7 +452,7 @@ class Context:
             error_text_bytes=len(text),
         )
         ctx = c_void_p()
-        status = _lib.gdn_ctx_create(ctypes.byref(options), ctypes.byref(ctx))
+        status = self._lib.gdn_ctx_create(ctypes.byref(options), ctypes.byref(ctx))
         if status:
             raise Error(status, text.value.decode())
         self._ctx, self._process, self._lock = ctx, os.getpid(), threading.Lock()
@@ -460,7 +462,7 @@ class Context:
         # A child of fork() has the context's memory but not its threads.
         if self._ctx and self._process == os.getpid():
             with self._lock:
-                _lib.gdn_ctx_destroy(self._ctx)
+                self._lib.gdn_ctx_destroy(self._ctx)
                 self._ctx = None
 
     def __enter__(self):
@@ -478,15 +480,15 @@ class Context:
 
     @property
     def isa(self):
-        return _lib.gdn_isa(self._ctx).decode()
+        return self._lib.gdn_isa(self._ctx).decode()
 
     @property
     def n_threads(self):
-        return _lib.gdn_n_threads(self._ctx)
+        return self._lib.gdn_n_threads(self._ctx)
 
     @property
     def last_kernel(self):
-        return _lib.gdn_last_kernel(self._ctx).decode()
+        return self._lib.gdn_last_kernel(self._ctx).decode()
 
     def _run(self, function, *arguments):
         with self._lock:
@@ -494,11 +496,11 @@ class Context:
                 raise ValueError("the context is closed")
             status = function(self._ctx, *arguments)
             if status:
-                raise Error(status, _lib.gdn_last_error(self._ctx).decode())
+                raise Error(status, self._lib.gdn_last_error(self._ctx).decode())
 
     def self_test(self):
         """gdn_self_test: raises Error if this machine computes something else than it should."""
-        self._run(_lib.gdn_self_test)
+        self._run(self._lib.gdn_self_test)
 
     def _arguments(self, op, fields):
         """The struct of the op; every array is where this context computes."""
@@ -591,7 +593,7 @@ class Context:
             raise ValueError(f"op: {op!r}, wanted {', '.join(_OPS)}")
         args = self._arguments(op, fields)
         try:
-            self._run(_lib.gdn_supported, list(_OPS).index(op), ctypes.byref(args))
+            self._run(self._lib.gdn_supported, list(_OPS).index(op), ctypes.byref(args))
         except Error:
             return False
         return True

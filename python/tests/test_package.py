@@ -58,6 +58,22 @@ def test_ops_are_those_of_the_header():
     assert [int(number) for _, number, _ in ops] == list(range(18))
 
 
+def test_other_libraries_compute_beside_the_package_s(tmp_path):
+    copy = tmp_path / "copy.so"
+    copy.write_bytes(pathlib.Path(gdn.info()["library"]).resolve().read_bytes())
+    with gdn.Context(threads=1) as ours, gdn.Context(threads=1, library=copy) as other:
+        assert ours.isa == other.isa
+        assert ours._lib._handle != other._lib._handle
+        x, found = np.ones((2, 4), np.float32), np.zeros((2, 2, 4), np.float32)
+        for ctx, out in zip((ours, other), found):
+            ctx.l2norm(x=x, out=out)
+        assert np.all(found == found[0]) and found[0, 0, 0] > 0
+        with pytest.raises(gdn.Error, match="wanted"):
+            other.l2norm(x=x, out=out[:1])
+    with pytest.raises(OSError):
+        gdn.Context(library=tmp_path / "none.so")
+
+
 def test_version_and_info():
     text = (ROOT / "include/gdn.h").read_text()
     numbers = re.findall(r"#define GDN_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)

@@ -772,7 +772,8 @@ def test_bad_arguments():
         "prefill --dim 257", "prefill --dim 0", "prefill --dtype f64", "prefill --seqlens 12x",
         "prefill --seqlens=", "prefill --seqlens 1,,2", "prefill --batch 2", "decode --seqlens 12",
         "prefill --seqlens 99999999999", "decode --batch 0", "decode --seconds nan",
-        "decode --layout left", "block --heads 8/4", "decode --isa mmx",
+        "decode --layout left", "block --heads 8/4", "decode --isa mmx", "conv --gates all",
+        "prefill --gates weak",
     ):
         refused("bench", *args.split())
     refused("run", good, "--isa", "mmx", names=["mmx"])
@@ -861,8 +862,25 @@ def test_bench():
         check(0 < line["error"] < (5e-2 if "f16" in name else 1e-4), name, line["error"])
         check("dim" in line and "heads" in line or op == "conv", line)
         check("projections" in line or op != "block", line)
+        check(line.get("gates") == (None if op == "conv" else "recipe"), line)
     status, out, err = gdn("bench", "decode", *BENCHES["decode"].split(), "--seconds", "0.02")
     check(status == OK and "GFLOP/s" in out and "of RMS" in out, out, err)
+
+
+def test_bench_of_gates():
+    """A line for each kind, right by the judge whether raw or not."""
+    for name in ("prefill", "prefill raw", "decode exact", "block", "step"):
+        options = BENCHES.get(name, "--raw --heads 2/4 --seqlens 70,3 --dim 32")
+        if name == "step":
+            options = "--heads 2/4 --dim 32 --batch 2"
+        status, out, err = gdn("bench", name.split()[0], *options.split(), "--gates", "all",
+                               "--seconds", "0.02", "--json")
+        lines = [json.loads(line) for line in out.splitlines()]
+        check(status == OK and err == "", name, status, err)
+        check([line["gates"] for line in lines] == ["recipe", "none", "model", "strong"], lines)
+    status, out, err = gdn("bench", "decode", "--gates", "model", "--heads", "2/4", "--batch", "2",
+                           "--seconds", "0.02")
+    check(status == OK and "gates model" in out, out, err)
 
 
 def test_run_all():

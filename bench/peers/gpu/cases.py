@@ -3,12 +3,28 @@
 import dataclasses
 import math
 
+import gates
 import torch
 import torch.nn.functional as F
 
 PREFILL_HEADS = ((16, 32), (16, 64), (2, 8), (8, 32), (16, 16), (4, 16))
 PREFILL_LENGTHS = ((2048,), (8192,), (32768,), (8192,) * 4, (4096,) * 8, (4096,), (2048,) * 4,
                    (1024,) * 8)
+# Sets of rows: heads, lengths, dim. gates: where gates were seen to cost; others: beside them.
+ROWS = {
+    "gates": [(16, 32, (8192,) * 4, 128), (16, 32, (4096,) * 8, 128), (16, 32, (8192,), 128),
+              (16, 32, (32768,), 128), (16, 32, (2048,) * 4, 128), (16, 32, (1024,) * 8, 128),
+              (16, 64, (2048,) * 4, 128), (16, 64, (32768,), 128), (8, 24, (32768,), 128),
+              (2, 8, (32768,), 128)],
+    "others": [(8, 24, (8192,) * 4, 128), (16, 48, (8192,) * 4, 128), (16, 48, (32768,), 128),
+               (32, 32, (8192,) * 4, 128), (32, 32, (32768,), 128), (4, 16, (8192,) * 4, 128),
+               (4, 16, (32768,), 128),
+               (16, 32, (100, 3000, 8192, 517, 4096, 1, 2048, 12000), 128),
+               (16, 32, (8192,) * 4, 64), (16, 32, (32768,), 64), (16, 32, (8192,) * 4, 256),
+               (16, 32, (32768,), 256)],
+}
+ROWS["claims"] = ROWS["gates"] + ROWS["others"]
+INSIDE = ("neither", "norm", "raw")
 DECODE_HEADS = ((16, 32), (16, 64))
 DECODE_BATCHES = (1, 8, 32, 128, 256, 512)
 # tokens, state, layout, pool, each
@@ -33,7 +49,9 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """lengths: tokens of each sequence. pool: states in slots; each: every token's state kept."""
+    """lengths: tokens of each sequence. pool: states in slots; each: every token's state kept.
+    gates: a kind or a pattern. inside, of prefill: the norms of q and k, or raw gates too, are the
+    call's part."""
     op: str
     Hq: int
     Hv: int
@@ -43,6 +61,8 @@ class Case:
     pool: bool = False
     each: bool = False
     dim: int = 128
+    gates: str = "recipe"
+    inside: str = "neither"
 
     @property
     def B(self):
@@ -57,7 +77,10 @@ class Case:
         even = len(set(self.lengths)) == 1
         seqs = f"{self.T}x{self.B}" if even else "+".join(map(str, self.lengths))
         line = dict(op=self.op, heads=f"{self.Hq}/{self.Hv}", dim=self.dim, seqs=seqs, B=self.B,
-                    T=self.T, dtype="bf16", state=self.state, layout=self.layout)
+                    T=self.T, dtype="bf16", state=self.state, layout=self.layout,
+                    gates=self.gates)
+        if self.inside != "neither":
+            line["inside"] = self.inside
         return line | {name: True for name in ("pool", "each") if getattr(self, name)}
 
     def state_bytes(self):
@@ -66,8 +89,11 @@ class Case:
         return one * self.B * (1 + self.T if self.each else 2)
 
 
-def cases(op, heads, lengths, batches, dims):
+def cases(op, heads, lengths, batches, dims, rows=None):
     """In the order in which they matter, since time may run out. None: those of the tables."""
+    if op == "prefill" and rows:
+        yield from (Case("prefill", *heads, tokens, dim=dim) for *heads, tokens, dim in ROWS[rows])
+        return
     if op == "prefill":
         yield from (Case("prefill", *h, tokens, dim=dim) for dim in dims
                     for h in heads or PREFILL_HEADS for tokens in lengths or PREFILL_LENGTHS)
@@ -88,16 +114,28 @@ def unit(x):
 
 
 def prefill_inputs(case, device):
-    """q k normalised; a quarter of the heads without decay; the initial state [B][Hv][V][K]."""
+    """q and k as they come, and normalised; the initial state [B][Hv][V][K]; room for results,
+    which all contenders share."""
     N, bf16 = sum(case.lengths), dict(device=device, dtype=torch.bfloat16)
-    q, k = (unit(torch.randn(N, case.Hq, case.dim, **bf16)) for _ in range(2))
+    rows = tuple(torch.randn(N, case.Hq, case.dim, **bf16) for _ in range(2))
     v = torch.randn(N, case.Hv, case.dim, **bf16)
-    g = F.logsigmoid(torch.randn(N, case.Hv, device=device)) / 16
-    g[:, torch.randperm(case.Hv)[: case.Hv // 4].to(device)] = 0
-    beta = torch.randn(N, case.Hv, device=device).sigmoid()
+    b = torch.randn(N, case.Hv, **bf16)
     state = torch.randn(case.B, case.Hv, case.dim, case.dim, device=device)
     offsets = F.pad(torch.tensor(case.lengths).cumsum(0), (1, 0))
-    return dict(q=q, k=k, v=v, g=g, beta=beta, state=state, cu_seqlens=offsets.to(device))
+    return dict(rows=rows, unit=tuple(map(unit, rows)), v=v, b=b, beta=b.float().sigmoid(),
+                state=state, cu_seqlens=offsets.to(device), out=torch.empty_like(v),
+                state_out=torch.empty_like(state))
+
+
+def prefill_variant(case, x):
+    """The inputs with the gates of a case, and q and k as it takes them."""
+    q, k = x["unit" if case.inside == "neither" else "rows"]
+    device = x["v"].device
+    x = x | dict(q=q, k=k, g=gates.logs(case.gates, case.lengths, case.Hv).to(device))
+    if case.inside == "raw":
+        raw = gates.raw(case.gates, sum(case.lengths), case.Hv)
+        x |= {n: t.to(device) for n, t in zip(("a", "A_log", "dt_bias"), raw)}
+    return x
 
 
 def decode_inputs(case, device):
@@ -114,9 +152,23 @@ def decode_inputs(case, device):
                 state=pool.to(DTYPES[case.state]), slots=slots.to(device, torch.int32))
 
 
+def decode_variant(case, x):
+    """The inputs with the gates of a case; those of the recipe are there."""
+    if case.gates == "recipe":
+        return x
+    raw = gates.raw(case.gates, case.B * case.T, case.Hv)
+    a, A_log, dt_bias = (t.to(x["a"].device) for t in raw)
+    return x | dict(a=a.view(case.B, case.T, case.Hv), A_log=A_log, dt_bias=dt_bias)
+
+
 def inputs(case, device):
     torch.manual_seed(0)
     return (prefill_inputs if case.op == "prefill" else decode_inputs)(case, device)
+
+
+def variant(case, x):
+    """What a case's calls take, of the inputs that cases of one row share."""
+    return (prefill_variant if case.op == "prefill" else decode_variant)(case, x)
 
 
 # ---- Float64 -----------------------------------------------------------------------------------
@@ -144,6 +196,8 @@ def rows_of(case, x, heads):
 
     if case.op == "prefill":
         q, k, log_alpha, beta = x["q"].double(), x["k"].double(), x["g"], x["beta"]
+        if case.inside != "neither":
+            q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
     else:
         q, k = (F.normalize(x[n].double(), dim=-1) for n in ("q", "k"))
         log_alpha = -x["A_log"].double().exp() * F.softplus(x["a"].double() + x["dt_bias"])
@@ -155,15 +209,22 @@ def rows_of(case, x, heads):
     return q, k, v, log_alpha.exp(), beta
 
 
-def expected(case, x):
-    """heads, out [T][B x heads][V], state [B x heads][V][K] or, with `each`, [T] of them."""
-    heads = sorted({1, case.Hv // 2, case.Hv - 1} | quiet_head(x))
-    S = x["state"][x["slots"].long()] if "slots" in x else x["state"]
+def expected(variants):
+    """Of each (case, inputs) of a row: heads, out [T][B x heads][V], state [B x heads][V][K] or,
+    with `each`, [T] of them. All in one go, as a step takes as long for few as for many."""
+    case = variants[0][0]
+    heads = sorted({1, case.Hv // 2, case.Hv - 1}.union(*(quiet_head(x) for _, x in variants)))
+    rows = zip(*(rows_of(c, x, heads) for c, x in variants))
+    rows = [torch.cat(tensors, 1) for tensors in rows]
+    start = [(x["state"][x["slots"].long()] if "slots" in x else x["state"])[:, heads]
+             for _, x in variants]
     outs, states = [], []
-    for out, S in recurrence(*rows_of(case, x, heads), S[:, heads].double().flatten(0, 1)):
+    for out, S in recurrence(*rows, torch.cat(start).double().flatten(0, 1)):
         outs.append(out)
         states = [*states, S] if case.each else [S]
-    return heads, torch.stack(outs), torch.stack(states)
+    outs = torch.stack(outs).chunk(len(variants), 1)
+    states = torch.stack(states).chunk(len(variants), 1)
+    return [(heads, *found) for found in zip(outs, states)]
 
 
 def quiet_head(x):

@@ -42,14 +42,24 @@ def kept_states(case, x):
     return torch.zeros(shape, device=x["state"].device, dtype=DTYPES[case.state])
 
 
-class Ours:
-    name = "gdn"
+def fused_gates(x):
+    """alpha and beta of raw gates: where they are, and what writes them."""
+    import gate_kernel
 
-    def __init__(self, device):
+    room = [torch.empty_like(x["beta"]) for _ in range(2)]
+    raw = [x[n] for n in ("a", "b", "A_log", "dt_bias")]
+    return *room, lambda: gate_kernel.write(*raw, *room)
+
+
+class Ours:
+    """libgdn; path: another file of it than the package's."""
+    is_ours = True
+
+    def __init__(self, device, path=None):
         import gdn
 
-        self.gdn, self.version = gdn, gdn.version()
-        self.ctx = gdn.Context(backend=device)
+        self.gdn, self.version, self.path = gdn, gdn.version(), path
+        self.ctx = gdn.Context(backend=device, library=path)
         self.isa, self.on_gpu = self.ctx.isa, device == "cuda"
 
     def kernel(self):
@@ -60,13 +70,17 @@ class Ours:
         getattr(self.ctx, op)(stream=stream, **fields)
 
     def prefill(self, case, x):
-        out, state_out = torch.empty_like(x["v"]), torch.empty_like(x["state"])
-        batch = self.gdn.Batch(cu_seqlens=x["cu_seqlens"])
-        fields = {n: x[n] for n in ("q", "k", "v", "g", "beta", "state")}
+        gdn, batch = self.gdn, self.gdn.Batch(cu_seqlens=x["cu_seqlens"])
+        fields = {n: x[n] for n in ("q", "k", "v", "g", "beta", "state", "state_out", "out")}
+        if case.inside != "neither":
+            fields["norm"] = gdn.NORM_L2
+        if case.inside == "raw":
+            fields |= dict(g=x["a"], beta=x["b"], A_log=x["A_log"], dt_bias=x["dt_bias"],
+                           gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
         def call():
-            self.call("prefill", **fields, state_out=state_out, out=out, batch=batch)
-            return out, state_out
+            self.call("prefill", **fields, batch=batch)
+            return x["out"], x["state_out"]
         return call
 
     def decode(self, case, x):
@@ -90,7 +104,7 @@ class Ours:
 
 
 class Fla:
-    name = "fla"
+    name, is_ours = "fla", False
 
     def __init__(self, device):
         import fla
@@ -99,6 +113,7 @@ class Fla:
         self.ops, self.version = ops, fla.__version__
 
     def prefill(self, case, x):
+        refuse_if(case.inside == "raw", "raw gates are not raced")
         q, k, v, g, beta = (x[n][None] for n in ("q", "k", "v", "g", "beta"))
         state, offsets = x["state"].mT.contiguous(), x["cu_seqlens"]
         host = offsets.cpu()
@@ -106,7 +121,7 @@ class Fla:
         def call():
             out, final = self.ops.chunk_gated_delta_rule(
                 q, k, v, g, beta, scale=case.dim**-0.5, initial_state=state,
-                output_final_state=True,
+                output_final_state=True, use_qk_l2norm_in_kernel=case.inside == "norm",
                 cu_seqlens=offsets, cu_seqlens_cpu=host)
             return out[0], final.mT
         return call
@@ -127,7 +142,7 @@ class Fla:
 
 
 class FlashInfer:
-    name = "flashinfer"
+    name, is_ours = "flashinfer", False
 
     def __init__(self, device):
         import flashinfer
@@ -140,13 +155,19 @@ class FlashInfer:
         self.several = gdn_decode.gated_delta_rule_mtp
 
     def prefill(self, case, x):
-        alpha, out, final = x["g"].exp(), torch.empty_like(x["v"]), torch.empty_like(x["state"])
+        alpha, beta, write = x["g"].exp(), x["beta"], None
+        if case.inside == "raw":
+            alpha, beta, write = fused_gates(x)
+        norm = dict(use_qk_l2norm_in_kernel=True) if case.inside != "neither" else {}
 
         def call():
-            self.chunked(x["q"], x["k"], x["v"], alpha, x["beta"], scale=case.dim**-0.5,
+            if write:
+                write()
+            self.chunked(x["q"], x["k"], x["v"], alpha, beta, scale=case.dim**-0.5,
                          initial_state=x["state"], output_final_state=True,
-                         cu_seqlens=x["cu_seqlens"], output=out, output_state=final)
-            return out, final
+                         cu_seqlens=x["cu_seqlens"], output=x["out"], output_state=x["state_out"],
+                         **norm)
+            return x["out"], x["state_out"]
         return call
 
     def decode(self, case, x):
@@ -174,7 +195,7 @@ class FlashInfer:
 
 
 class FlashQla:
-    name = "flashqla"
+    name, is_ours = "flashqla", False
 
     def __init__(self, device):
         import flash_qla
@@ -182,6 +203,7 @@ class FlashQla:
         self.version, self.chunked = flash_qla.__version__, flash_qla.chunk_gated_delta_rule_fwd
 
     def prefill(self, case, x):
+        refuse_if(case.inside != "neither", "neither norms nor raw gates inside")
         q, k, v, g, beta = (x[n][None] for n in ("q", "k", "v", "g", "beta"))
         state, offsets = x["state"].mT.contiguous(), x["cu_seqlens"].int()
 

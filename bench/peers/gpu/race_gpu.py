@@ -5,13 +5,18 @@
     PYTHONPATH=python GDN_LIBRARY=.../libgdn.so bench/peers/gpu/race_gpu.py [--file lines.jsonl]
 
 First each result is compared with the recurrence in float64, on a few heads, and with ours on all.
-Then CUDA graphs are replayed in turn, round by round, with 256 MB written before each replay so
-that nothing starts in L2; times are medians. A JSON line per case and peer. A peer that is not
-installed is named and left out; what one refuses or computes wrongly is kept in its line.
+Then CUDA graphs of one call are replayed in turn, round by round, the order reversed every round,
+with 256 MB written before each replay so that nothing starts in L2. All kinds of gates, all that
+may be inside the call, all contenders and all libraries of ours are in the same turns; times are
+medians, and what is said of two of them is the median of their ratios round by round. A JSON line
+per case, library and peer. A peer that is not installed is named and left out; what one refuses or
+computes wrongly is kept in its line.
 """
 import argparse
+import dataclasses
 import json
 import math
+import os
 import pathlib
 import statistics
 import subprocess
@@ -19,11 +24,13 @@ import sys
 import time
 
 import contenders
+import gates
 import torch
-from cases import cases, errors, expected, inputs, off
+from cases import INSIDE, ROWS, cases, errors, expected, inputs, off, variant
 
 WRONG = 0.1  # errors of 10 % are none of rounding: not timed
 TFLOPS, TBS = 790, 4.3  # of an H200, as measured by large products and copies
+FLUSH = 256 << 20  # bytes
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -48,27 +55,41 @@ def graph_of(call):
 
 
 def rounds(runs, n, flush):
-    """Median microseconds of each, taking turns."""
+    """Microseconds of each in n rounds, taking turns; a round before them does not count."""
     times = {name: [] for name in runs}
-    for _ in range(n):
+    for i in range(-1, n):
         events = {name: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for name in runs}
-        for name, run in runs.items():
+        for name in list(runs)[:: 1 if i % 2 else -1]:
             flush.zero_()
             torch.cuda._sleep(20000)  # the host is ahead when the replay begins
             events[name][0].record()
-            run()
+            runs[name]()
             events[name][1].record()
         torch.cuda.synchronize()
         for name, (start, end) in events.items():
-            times[name].append(1e3 * start.elapsed_time(end))
-    return {name: statistics.median(found) for name, found in times.items()}
+            if i >= 0:
+                times[name].append(1e3 * start.elapsed_time(end))
+    return times
+
+
+def paired(these, those):
+    """The median of the ratios round by round, and between which of them, in order, it lies with at
+    least 95 %, whatever their distribution is."""
+    ratios = sorted(a / b for a, b in zip(these, those, strict=True))
+    n, outside, k = len(ratios), 1, 0  # outside: ways to lie below the k-th, of 2^n
+    while 2 * outside <= 0.05 * 2**n:
+        k += 1
+        outside += math.comb(n, k)
+    low = max(k - 1, 0)
+    return [statistics.median(ratios), ratios[low], ratios[n - 1 - low]]
 
 
 def limit(case, n, flush):
     """Microseconds that no way of computing it can beat, and how that is known."""
     if case.op == "decode":  # scaled in place: the same bytes move
         x = torch.ones(case.state_bytes() // 2 // 4, device="cuda")
-        return rounds({"scale": graph_of(lambda: x.mul_(0.999))}, n, flush)["scale"], "scale"
+        times = rounds({"scale": graph_of(lambda: x.mul_(0.999))}, n, flush)
+        return statistics.median(times["scale"]), "scale"
     chunks = sum(math.ceil(T / 64) for T in case.lengths)
     tokens = sum(case.lengths)
     rows = tokens * (2 * case.Hq + 2 * case.Hv) * case.dim * 2
@@ -77,7 +98,7 @@ def limit(case, n, flush):
     return max(mflop * chunks * case.Hv / TFLOPS, moved / TBS / 1e6), "computed"
 
 
-# ---- One case ----------------------------------------------------------------------------------
+# ---- One row -----------------------------------------------------------------------------------
 
 
 def attempt(contender, case, x):
@@ -93,64 +114,208 @@ def attempt(contender, case, x):
         return None, None, f"{type(error).__name__}: {error}".strip()[:200]
 
 
-def judge(racers, case, x):
-    """By contender: what its line says of it; and the calls that can be timed."""
-    wanted, said, calls, ours = expected(case, x), {}, {}, None
+def judge(racers, case, x, wanted):
+    """By contender: what its line says of it; and the calls that can be timed. Without what is
+    wanted results are compared with those of the first library alone."""
+    said, calls, first = {}, {}, None
     for name, contender in racers.items():
         call, result, refusal = attempt(contender, case, x)
         if refusal:
             said[name] = dict(refused=refusal)
             continue
-        found = errors(case, result, wanted)
-        said[name] = dict(error=found)
-        if name == "gdn":
-            said[name]["kernel"], ours = contender.kernel(), result
-        elif ours:
-            said[name]["difference"] = [off(a.float(), b.float()) for a, b in zip(result, ours)]
-        if max(found) < WRONG:
+        said[name] = {}
+        if contender.is_ours:
+            said[name]["kernel"] = contender.kernel()
+        if first:
+            said[name]["difference"] = [off(a.float(), b.float()) for a, b in zip(result, first)]
+        elif contender.is_ours:
+            first = result
+        if wanted:
+            said[name]["error"] = errors(case, result, wanted)
+        found = max(said[name].get("error") or said[name].get("difference") or [0])
+        if found < WRONG:
             calls[name] = call
         else:
-            said[name]["refused"] = f"wrong: off by {max(found):.2g}"
+            said[name]["refused"] = f"wrong: off by {found:.2g}"
     return said, calls
 
 
+def variants_of(case, options):
+    """The cases of one row, which share its inputs."""
+    for inside in options.inside if case.op == "prefill" else INSIDE[:1]:
+        for kind in options.gates or (gates.KINDS if case.op == "prefill" else ["recipe"]):
+            if gates.is_raw(kind) or (inside != "raw" and case.op == "prefill"):
+                yield dataclasses.replace(case, gates=kind, inside=inside)
+
+
 def race(racers, case, options, flush):
-    """What is known of each contender afterwards."""
-    x = inputs(case, options.device)
-    said, calls = judge(racers, case, x)
+    """By case of the row: what is known of each contender afterwards."""
+    shared, said, calls = inputs(case, options.device), {}, {}
+    variants = [(c, variant(c, shared)) for c in variants_of(case, options)]
+    wanted = [] if options.unchecked else expected(variants)
+    for i, (c, x) in enumerate(variants):
+        said[c], found = judge(racers, c, x, wanted and wanted[i])
+        calls |= {(c, name): call for name, call in found.items()}
     if options.check:
         return said
+    del wanted
     runs = {}
-    for name, call in calls.items():
+    for (c, name), call in calls.items():  # all have run: no workspace grows under a graph
         try:
-            runs[name] = graph_of(call)
+            runs[c, name] = graph_of(call)
         except Exception as error:
             torch.cuda.synchronize()
-            said[name]["refused"] = f"no graph: {type(error).__name__}: {error}"[:200]
-    for name, us in rounds(runs, options.rounds, flush).items():
-        said[name]["us"] = us
+            said[c][name]["refused"] = f"no graph: {type(error).__name__}: {error}"[:200]
+    times = rounds(runs, options.rounds, flush)
+    for (c, name), found in times.items():
+        said[c][name] |= dict(us=statistics.median(found), times=found)
+    for c in said:
+        compare(said, c)
     return said
 
 
-def lines_of(case, said, common):
-    """A line per peer, ours in each; ours alone if nobody else is there."""
-    ours = said.get("gdn", {})
-    line = common | case.fields()
-    for key in ("us", "error", "kernel", "refused"):
-        if key in ours:
-            line[key] = ours[key]
-    if "us" in line and "limit_us" in line:
-        line["share"] = line["limit_us"] / line["us"]
-    peers = [name for name in said if name != "gdn"]
-    if not peers:
-        yield line
-    for name in peers:
-        more = {f"peer_{key}": value for key, value in said[name].items() if key != "difference"}
-        if "difference" in said[name]:
-            more["difference"] = said[name]["difference"]
-        if "us" in line and "peer_us" in more:
-            more["speedup"] = more["peer_us"] / line["us"]
-        yield line | dict(peer=name, peer_commit=common["versions"][name]) | more
+def base_of(said, c):
+    """The case to which the gates of c are compared: no gates, or the first kind."""
+    same = [other for other in said if other.inside == c.inside]
+    return next((other for other in same if other.gates == "none"), same[0])
+
+
+def compare(said, c):
+    """Adds a contender's ratios to itself without gates, and with nothing inside, and to ours."""
+    beside = dict(over_base=base_of(said, c),
+                  over_neither=dataclasses.replace(c, inside=INSIDE[0]))
+    first = next(iter(said[c].values()))
+    for name, known in said[c].items():
+        if "us" not in known:
+            continue
+        for key, other in beside.items():
+            if other != c and "us" in said.get(other, {}).get(name, {}):
+                known[key] = paired(known["times"], said[other][name]["times"])
+        if known is not first and "us" in first:
+            known["over_first"] = paired(known["times"], first["times"])
+
+
+# ---- What is said of it ------------------------------------------------------------------------
+
+
+def lines_of(racers, case, said, common):
+    """A line per library of ours and peer, ours in each; ours alone if nobody else is there."""
+    keys = ("us", "error", "kernel", "refused", "over_base", "over_neither")
+    peers = [name for name in said if not racers[name].is_ours]
+    for mine in (name for name in said if racers[name].is_ours):
+        ours = said[mine]
+        line = common | case.fields() | {key: ours[key] for key in keys if key in ours}
+        if racers[mine].path:
+            line |= dict(library=mine, **{key: ours[key] for key in ("over_first", "difference")
+                                          if key in ours})
+        if "us" in line and "limit_us" in line:
+            line["share"] = line["limit_us"] / line["us"]
+        if not peers:
+            yield line
+        for name in peers:
+            theirs = said[name]
+            more = {f"peer_{key}": theirs[key] for key in keys if key in theirs}
+            if "difference" in theirs:
+                more["difference"] = theirs["difference"]
+            if "us" in line and "peer_us" in more:
+                more["speedup"] = more["peer_us"] / line["us"]
+                more["speedup_paired"] = paired(theirs["times"], ours["times"])
+            yield line | dict(peer=name, peer_commit=common["versions"][name]) | more
+
+
+def percent(ratio):
+    """A ratio and its interval as percents above 1."""
+    middle, low, high = (100 * (r - 1) for r in ratio)
+    return f"{middle:+.1f} [{low:.1f} {high:.1f}]"
+
+
+def heading(case):
+    fields = case.fields()
+    parts = [fields["heads"], fields["seqs"]] + [f"d{case.dim}"] * (case.dim != 128)
+    parts += [fields["state"], fields["layout"]] if case.op == "decode" else []
+    return " ".join(parts + [key for key in ("pool", "each") if fields.get(key)])
+
+
+def kind_of(c):
+    return c.gates if c.inside == INSIDE[0] else f"{c.gates}, {c.inside}"
+
+
+def cell_of(known, check):
+    """us, what gates cost, what is inside costs (i), time by that of the first (x)."""
+    words = [f"{known['us']:.1f}"] if "us" in known else []
+    if "refused" in known:
+        words.append(known["refused"][:60])
+    words += [f"{mark}{percent(known[key])}" for mark, key in (("", "over_base"),
+                                                               ("i", "over_neither"))
+              if key in known]
+    if "over_first" in known:
+        words.append(f"x{known['over_first'][0]:.3f}")
+    if check and "error" in known:
+        words.append("off by {:.1e} {:.1e}".format(*known["error"]))
+    return " ".join(words)
+
+
+def table(head, names, rows):
+    """Lines of a head, then names and cells, in columns."""
+    lines = [[head, *names], *([f"  {name}", *cells] for name, cells in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def row_table(case, racers, said, check):
+    """For people: what is known of one row."""
+    return table(heading(case), racers,
+                 [(kind_of(c), [cell_of(known[name], check) for name in racers])
+                  for c, known in said.items()])
+
+
+def geomean(values):
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def costs_of(found):
+    """Of (ratio with its interval, row) of each row: the mean, the worst, and its upper end."""
+    if not found:
+        return ""
+    worst, row = max(found)
+    mean = 100 * (geomean([ratio[0] for ratio, _ in found]) - 1)
+    return f"{mean:+.1f}, most {percent(worst)}: {row}"
+
+
+def speedups_of(found):
+    """Of (ratio, row) of each row: the mean, the least, and how many are below 1."""
+    if not found:
+        return ""
+    (least, row), behind = min(found), sum(ratio < 1 for ratio, _ in found)
+    return f"{geomean([r for r, _ in found]):.3f}, {behind} below 1, least {least:.3f}: {row}"
+
+
+def summary(racers, results):
+    """Over all rows, by gates and what is inside."""
+    groups, names, first = {}, list(racers), next(iter(racers))
+    for said in results:
+        for c, known in said.items():
+            groups.setdefault(kind_of(c), []).append((heading(c), known))
+
+    def costs(key):
+        for kind, rows in groups.items():
+            cells = [costs_of([(known[name][key], row) for row, known in rows
+                               if key in known[name]]) for name in names]
+            if any(cells):
+                yield kind, cells
+
+    def speedups(pairs):
+        for kind, rows in groups.items():
+            yield kind, [speedups_of([(known[b]["us"] / known[a]["us"], row) for row, known in rows
+                                      if "us" in known[a] and "us" in known[b]]) for a, b in pairs]
+
+    pairs = [(a, b) for a in names if racers[a].is_ours for b in names
+             if b != a and (not racers[b].is_ours or a == first)]
+    yield from table(f"{len(results)} rows: % over no gates", names, costs("over_base"))
+    if any(c.inside != INSIDE[0] for said in results for c in said):
+        yield from table("% over neither inside", names, costs("over_neither"))
+    if pairs:
+        yield from table("time by another's", [f"{b} / {a}" for a, b in pairs], speedups(pairs))
 
 
 # ---- The whole ---------------------------------------------------------------------------------
@@ -158,7 +323,11 @@ def lines_of(case, said, common):
 
 def racers_of(options):
     """Ours, and the peers that are there."""
-    racers = {"gdn": contenders.Ours(options.device)}
+    libraries = [text.split("=", 1) for text in options.library]
+    if libraries:  # the package itself needs one
+        os.environ.setdefault("GDN_LIBRARY", libraries[0][1])
+    racers = {name: contenders.Ours(options.device, path)
+              for name, path in libraries or [("gdn", None)]}
     for name in [] if options.ours_only else options.peers.split(","):
         try:
             racers[name] = contenders.PEERS[name](options.device)
@@ -185,43 +354,52 @@ def command():
     return " ".join(words)
 
 
-def shortly(line):
-    """For people."""
-    parts = [f"{line['op']} {line['heads']} {line['seqs']} {line['state']} {line['layout']}"]
-    parts += [key for key in ("pool", "each") if line.get(key)]
-    for who, prefix in (("gdn", ""), (line.get("peer"), "peer_")):
-        if f"{prefix}us" in line:
-            parts.append(f"{who} {line[f'{prefix}us']:.1f} us")
-        elif f"{prefix}refused" in line:
-            parts.append(f"{who} refused ({line[f'{prefix}refused'][:60]})")
-        if f"{prefix}error" in line:
-            parts.append("off by {:.1e} {:.1e}".format(*line[f"{prefix}error"]))
-    if "speedup" in line:
-        parts.append(f"x {line['speedup']:.2f}")
-    return ", ".join(parts)
-
-
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--peers", default=",".join(contenders.PEERS), help="some of %(default)s")
     add("--ours-only", action="store_true")
+    add("--library", action="append", default=[], metavar="NAME=FILE",
+        help="a libgdn.so, once or several times: they take turns; instead of the package's")
     add("--op", choices=("prefill", "decode"), help="both without it")
+    add("--gates", type=gates_of, help="all, patterns, or some of "
+        f"{', '.join((*gates.KINDS, *gates.DRAWS))} and the patterns (default: all of prefill, "
+        "recipe of decode)")
+    add("--inside", type=inside_of, default=INSIDE[:1],
+        help="all, or some of neither,norm,raw: what of norms and raw gates prefill computes")
+    add("--rows", choices=tuple(ROWS), help="a set of prefill instead of the tables'")
     add("--dims", type=lambda text: [int(dim) for dim in text.split(",")], default=[128],
         help="head sizes: 64,128,256")
     add("--heads", type=heads_of, help="16/32,2/8: instead of those of the tables")
     add("--lengths", type=lengths_of, help="8192x4,100+3000: of prefill")
     add("--batches", type=lambda s: [int(n) for n in s.split(",")], help="1,32: of decode")
-    add("--rounds", type=int, default=13)
-    add("--seconds", type=float, default=math.inf, help="no case is begun after them")
+    add("--rounds", type=int, default=15)
+    add("--seconds", type=float, default=math.inf, help="no row is begun after them")
     add("--check", action="store_true", help="compare and time nothing; without a GPU on the CPU")
+    add("--unchecked", action="store_true", help="compare with the first of ours alone")
     add("--file", help="lines are appended to it")
     add("--commit", default=commit(), help="that was built")
     options = parser.parse_args()
+    if any("=" not in text for text in options.library):
+        parser.error("--library: wanted NAME=FILE")
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.device == "cpu" and not options.check:
         parser.error("no GPU; --check compares without one")
     return options
+
+
+def gates_of(text):
+    try:
+        return gates.named(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(error) from None
+
+
+def inside_of(text):
+    names = INSIDE if text == "all" else tuple(text.split(","))
+    if not set(names) <= set(INSIDE):
+        raise argparse.ArgumentTypeError(f"'{text}', wanted all or some of {', '.join(INSIDE)}")
+    return names
 
 
 def heads_of(text):
@@ -229,37 +407,45 @@ def heads_of(text):
 
 
 def lengths_of(text):
-    """8192x4: four sequences of 8192; 100+3000: one of each."""
+    """8192x4: four sequences of 8192; 1x8192: one; 100+3000: one of each."""
     def one(part):
         tokens, _, n = part.partition("x")
-        return (int(tokens),) * int(n or 1)
+        return (int(n),) if tokens == "1" and n else (int(tokens),) * int(n or 1)
     return [sum(map(one, batch.split("+")), ()) for batch in text.split(",")]
 
 
 def main():
     options, start = arguments(), time.monotonic()
     racers = racers_of(options)
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     common = dict(
-        commit=options.commit, command=command(), device=name,
-        isa=racers["gdn"].isa, built_with=contenders.versions(), rounds=options.rounds,
-        versions={n: r.version for n, r in racers.items()})
-    flush = torch.empty(256 << 20 if options.device == "cuda" else 0, dtype=torch.uint8,
+        commit=options.commit, command=command(), device=device,
+        isa=next(iter(racers.values())).isa, built_with=contenders.versions(),
+        rounds=options.rounds, versions={n: r.version for n, r in racers.items()})
+    flush = torch.empty(FLUSH if options.device == "cuda" else 0, dtype=torch.uint8,
                         device=options.device)
     todo = [case for op in ([options.op] if options.op else ["prefill", "decode"])
-            for case in cases(op, options.heads, options.lengths, options.batches, options.dims)]
+            for case in cases(op, options.heads, options.lengths, options.batches, options.dims,
+                              options.rows)]
+    results = []
+    print(f"{device}, {options.commit}: us, median of {options.rounds} rounds; % over no gates, "
+          "[95 %]; i: % over neither inside; x: time by the first one's", flush=True)
     for i, case in enumerate(todo):
         if time.monotonic() - start > options.seconds:
-            print(f"time is up: {len(todo) - i} of {len(todo)} cases left out")
+            print(f"time is up: {len(todo) - i} of {len(todo)} rows left out")
             break
-        said = race(racers, case, options, flush)
+        results.append(race(racers, case, options, flush))
+        print("\n".join(row_table(case, racers, results[-1], options.check)), flush=True)
         if not options.check:
             common["limit_us"], common["limit_by"] = limit(case, options.rounds, flush)
-        for line in lines_of(case, said, common):
-            print(shortly(line), flush=True)
-            if options.file:
-                with open(options.file, "a") as file:
-                    file.write(json.dumps(line) + "\n")
+        for c, said in results[-1].items():
+            for line in lines_of(racers, c, said, common):
+                if options.file:
+                    with open(options.file, "a") as file:
+                        file.write(json.dumps(line) + "\n")
+    if not options.check:
+        print("\n".join(summary(racers, results)))
+    print(f"{len(results)} rows in {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -52,26 +52,20 @@
 #include "ptx_wgmma.cuh"
 
 /* In a cluster lengths are in what who makes T and P has, and sends on: two vectors of k, q_start. */
-struct alignas(16) hopper_gates : chunk_gates<64> { /* decay: exp(near) of the last token, or 0 */
+struct alignas(16) hopper_gates : chunk_gates<64> {
     alignas(16) float k_scale[64]; /* 1 / length of k */
     float    v_scale[64];          /* of v in R: 1 / (exp(near) k_scale) */
     float    o_scale[64];          /* of U in the output: shift exp(near) scale / length of q */
     float    q_start[64];          /* of S q there: shift exp(G) scale / length; 0 behind a token that
                                     * forgets */
+    float    from_start[64];       /* of S k in R: exp(rest); likewise */
+    float    to_end[64];           /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
+    float    rest[64];             /* in units of log 2 */
     float    weight[64];           /* beta / the square of the key's length, for who makes T */
-    /* Of chunks that are parted; of others ref is 0, and so is excess. */
-    float    from_start[64];       /* of S k in R: exp(ref + excess); 0 behind a token that forgets */
-    float    to_end[64];           /* of u in S: exp(excess_end - excess) */
-    float    excess[64];           /* in units of log 2 */
-    float    ref[4];               /* of 16 tokens each */
-    uint32_t to_last[4];           /* exp(ref_3 - ref), a pair of bf16 */
-    uint32_t bands[4][4];          /* exp(ref_j - ref_i), likewise, for j = i + 1, ... */
     uint32_t rare;                 /* HOPPER_RARE, ... */
 };
-/* A token forgets, or every bit of S stays, or what is parted has no loop; ref, or of f16 excess, is not zero;
- * ref is not the same for all tokens; excess is not zero; next to nothing of S is left at the end. */
-enum { HOPPER_RARE = 1, HOPPER_SHIFTED = 2, HOPPER_BANDED = 4, HOPPER_UNEVEN = 8, HOPPER_DROPS = 16 };
-enum { HOPPER_PARTED = HOPPER_SHIFTED | HOPPER_BANDED | HOPPER_UNEVEN };
+/* A token forgets, or every bit of S stays; rest is not zero; it is not the same for all tokens. */
+enum { HOPPER_RARE = 1, HOPPER_GATED = 2, HOPPER_UNEVEN = 4 };
 
 /* The sequence, or what of it is this block's, and where its next checkpoint is, for each warp of
  * the state. */
@@ -273,21 +267,18 @@ GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)
     return HOPPER_DEPTH == 1 ? 1 : (r.V + columns - 1) / columns;
 }
 
-/* near is from -below to below. most: what neither R nor U should get to by it, as sums of products with them
- * need room; far: what makes it an infinity, or less. shift: outputs are times that until they are rounded, so
- * that P is not below f16. */
+/* reach: what V may be divided by, as a power of two; start: where that begins for strong gates. most: what
+ * neither R nor U should get to by it, as sums of products with them need room; far: what makes it an
+ * infinity, or less. shift: outputs are times that until they are rounded, so that P is not below f16. */
 template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {
-    static constexpr float    below = 100, most = 0x1p120f, shift = 1;
+    static constexpr float    reach = 96, start = 48, most = 0x1p120f, shift = 1;
     static constexpr uint32_t far = 0x43804380; /* 2^8 */
 };
 template <> struct hopper_format<GDN_F16> : mma_format_f16 {
-    static constexpr float    below = 6, most = 65504, shift = 0x1p6f;
+    static constexpr float    reach = 6, start = 0, most = 65504, shift = 0x1p6f;
     static constexpr uint32_t far = 0x1c001c00; /* 2^-8 */
 };
-/* 2^n, or 0 where that is not a normal number; and a pair of it, of bf16. */
-GDN_DEVICE float    power_of_two(int n) { return __int_as_float(max(n + 127, 0) << 23); }
-GDN_DEVICE uint32_t pair_of_two(int n) { return (uint32_t)max(n + 127, 0) * (1u << 23 | 1u << 7); }
 
 /* Is something of x not finite, or too far? */
 template <int io> GDN_DEVICE bool is_far(const uint32_t (&x)[16])
@@ -305,6 +296,22 @@ template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
 #pragma unroll
     for (int i = 0; i < 16; i++) taint[i % 2] = hopper_format<io>::taint(taint[i % 2], x[i]);
     return !__any_sync(0xffffffff, ((taint[0] | taint[1]) & 0x7fff7fffu) != 0);
+}
+
+/* What of a sum of gates is near, and rest, which is what near may not be; and where the chunk's first gate is
+ * so strong that there would be much of that, rest is from the start what leaves near more room. */
+template <int io> GDN_DEVICE float start_of(float first)
+{
+    return fabsf(first) > 0.5f ? copysignf(hopper_format<io>::start, first) : 0;
+}
+template <int io> GDN_DEVICE float near_of(float G, float first)
+{
+    return fminf(fmaxf(G - start_of<io>(first), -hopper_format<io>::reach), hopper_format<io>::reach);
+}
+template <int io> GDN_DEVICE float rest_of(float G, float first)
+{
+    const float start = start_of<io>(first);
+    return fabsf(G - start) <= hopper_format<io>::reach ? start : G - near_of<io>(G, first);
 }
 
 /* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part

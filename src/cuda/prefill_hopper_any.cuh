@@ -95,13 +95,8 @@ GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
 
 /* ---- A chunk ------------------------------------------------------------------------------------------ */
 
-/* S k as R has it, of any chunk. */
-GDN_DEVICE void scale_from_start(float (&x)[32], const hopper_gates &g)
-{
-    const uint32_t lane = rare_lane();
-#pragma unroll
-    for (int i = 0; i < 32; i++) x[i] *= start_of(g, token_of(i, lane));
-}
+/* exp(near) of token t. */
+GDN_DEVICE float near_factor(const hopper_gates &g, int t) { return ex2_approx(g.G[t] - g.rest[t]); }
 
 /* Is T, whose product with what is finite u is? And is nothing too far that would not be if V were not
  * divided (far: of R)? All warps of the warpgroup find the same; and those of two halves, which have the
@@ -215,7 +210,7 @@ GDN_DEVICE struct mended make_mended_u(const struct hopper_state &w, const hoppe
     b.wait(HOPPER_T_FULL, c);
     wgmma_wait<0>();
     if (HOPPER_DEPTH == 2) sum_halves(w, u);
-    scale_from_start(u, g);
+    scale_tokens(u, factors_of(g.from_start, w.lane));
     make_rows<io>(r, u, row_terms_of(v, g, w.lane));
     m.slow = !all_finite<io>(r);
     if (m.slow) {

@@ -185,118 +185,38 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
 
 /* ---- The warpgroup --------------------------------------------------------------------------------- */
 
-/* How sums G of a chunk are parted, the lane's two: near = G - excess - ref. */
-struct hopper_parts {
-    float ref[2], excess[2];
-};
-
-/*
- * Where near does not hold G, which falls, as it does where no gate is above 0: every 32 tokens, or every 16,
- * have a ref, at the sum before them, if that is enough: then a token's factors are times powers of two, and
- * nothing else differs. T has room for 2^-100 from one ref to the next, or for as much as leaves nothing of
- * what is between. Returns whether it is enough. By a warp; G past the last token is that of the last.
- */
-GDN_DEVICE bool part_falling(struct hopper_parts &p, hopper_gates &g, const float (&G)[2], int lane)
-{
-    const float a = __shfl_sync(0xffffffff, G[0], 15), b = __shfl_sync(0xffffffff, G[0], 31);
-    const float c = __shfl_sync(0xffffffff, G[1], 15), end = __shfl_sync(0xffffffff, G[1], 31);
-    float       ref[3] = { 0, ceilf(b), ceilf(b) }; /* of the second block and those after it */
-    if (fminf(b, end - b) < -99) {
-        ref[0] = ceilf(a), ref[2] = ceilf(c);
-        if (fminf(fminf(a, b - a), fminf(c - b, end - c)) < -99) return false;
-        if ((b < -100 && b - a > -46) || (c - a < -100 && c - b > -46)) return false;
-    }
-    p.ref[0] = lane < 16 ? 0 : ref[0];
-    p.ref[1] = lane < 16 ? ref[1] : ref[2];
-    p.excess[0] = p.excess[1] = 0;
-    const int   i = lane / 4 % 4, j = min(i + lane % 4 + 1, 3);
-    const float ref_i = i == 0 ? 0 : i == 1 ? ref[0] : i == 2 ? ref[1] : ref[2];
-    const float ref_j = j == 1 ? ref[0] : j == 2 ? ref[1] : ref[2];
-    if (lane < 16) g.bands[i][lane % 4] = pair_of_two((int)(ref_j - ref_i));
-    if (lane < 16 && lane % 4 == 0) g.ref[i] = ref_i, g.to_last[i] = pair_of_two((int)(ref[2] - ref_i));
-    return true;
-}
-
-/* Otherwise: near ends where it does, and what is left is excess. */
-template <int io> GDN_DEVICE void part_far(struct hopper_parts &p, hopper_gates &g, const float (&G)[2], int lane)
-{
-    constexpr float below = hopper_format<io>::below;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        p.ref[i]    = 0;
-        p.excess[i] = G[i] - fminf(fmaxf(G[i], -below), below);
-    }
-    if (lane < 4) g.ref[lane] = 0;
-}
-
-/* write_factors() of a chunk whose sums are more than near holds, or in which a token forgets. Returns what is
- * rare. A function of its own: in the loop over chunks its code would cost time where it does not run. */
+/* Of a chunk of n tokens what is a factor of each, before lengths are in it; G: sums of the gates, resets:
+ * tokens that forget. What others write of k, of q, is left to them. */
 template <int io>
-static __device__ __noinline__ uint32_t write_parted(hopper_gates &g, float first, float second, int n,
-                                                     float scale, bool k, bool q)
+GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask resets, float scale,
+                              int n, bool k, bool q, uint32_t lane)
 {
-    const int           lane   = threadIdx.x % 32;
-    const token_mask    resets = tokens_of(g.resets);
-    const float         G[2] = { first, second }, middle = __shfl_sync(0xffffffff, first, 31);
-    const float         x = __shfl_up_sync(0xffffffff, first, 1), y = __shfl_up_sync(0xffffffff, second, 1);
-    const bool          falls = first <= (lane ? x : 0) && second <= (lane ? y : middle);
-    const bool          even  = !resets && !in_warp(!falls) && tokens_of(g.writers) != 0;
-    uint32_t            rare  = HOPPER_SHIFTED | HOPPER_BANDED | HOPPER_DROPS;
-    struct hopper_parts p;
-    if (io != GDN_BF16 || !even || !part_falling(p, g, G, lane)) {
-        part_far<io>(p, g, G, lane);
-        rare = HOPPER_UNEVEN | (!even ? HOPPER_RARE : HOPPER_SHIFTED | (io == GDN_BF16 ? HOPPER_DROPS : 0));
-    }
-    const float last = __shfl_sync(0xffffffff, n > 32 ? p.excess[1] : p.excess[0], (n - 1) % 32);
+    const float first = __shfl_sync(0xffffffff, G[0], 0), most = start_of<io>(first);
+    const float end = __shfl_sync(0xffffffff, n > 32 ? G[1] : G[0], (n - 1) % 32);
+    bool        uneven = false;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int   t    = lane + 32 * i;
-        const float near = G[i] - p.excess[i] - p.ref[i], e = ex2_approx(near);
-        const float o    = e * (scale * hopper_format<io>::shift);
-        float       start = power_of_two((int)p.ref[i]);
-        if (rare & HOPPER_UNEVEN) {
-            start       = resets && are_parted(resets, -1, t) ? 0 : ex2_approx(p.excess[i]);
-            g.to_end[t] = t >= n || (resets && are_parted(resets, t, n - 1)) ? 0 : ex2_approx(last - p.excess[i]);
-        }
+        const float near = near_of<io>(G[i], first), rest = rest_of<io>(G[i], first);
+        const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(rest);
+        const float o = ex2_approx(near) * (scale * hopper_format<io>::shift);
+        uneven |= t < n && !(rest == most);
         g.G[t]          = G[i];
+        g.rest[t]       = rest;
         g.weight[t]     = g.beta[t];
-        g.excess[t]     = p.excess[i];
         g.from_start[t] = start;
-        if (t == n - 1) g.decay = resets ? 0 : e;
+        g.to_end[t]     = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - rest);
         if (k) g.v_scale[t] = ex2_approx(-near);
         if (!q) continue;
         g.o_scale[t] = o;
         g.q_start[t] = o * start;
     }
-    return rare;
-}
-
-/* Of a chunk of n tokens what is a factor of each, before lengths are in it; G: sums of the gates, resets:
- * tokens that forget. What others write of k, of q, is left to them. */
-template <int io>
-GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask resets, float scale, int n,
-                              bool k, bool q, uint32_t lane)
-{
-    constexpr float below = hopper_format<io>::below;
-    uint32_t        rare  = 0;
-    if (in_warp(resets || !(fabsf(G[0]) <= below && fabsf(G[1]) <= below))) {
-        rare = write_parted<io>(g, G[0], G[1], n, scale, k, q);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int   t = lane + 32 * i;
-            const float e = ex2_approx(G[i]), o = e * (scale * hopper_format<io>::shift);
-            g.G[t]      = G[i];
-            g.weight[t] = g.beta[t];
-            if (t == n - 1) g.decay = e;
-            if (k) g.v_scale[t] = ex2_approx(-G[i]);
-            if (q) g.o_scale[t] = g.q_start[t] = o;
-        }
-    }
-    __syncwarp();
+    uneven = in_warp(uneven);
     if (lane != 0) return;
-    g.n    = n;
-    g.rare = ((resets != 0) | is_idle(g) ? HOPPER_RARE : 0) | rare;
+    g.n     = n;
+    g.decay = resets ? 0 : ex2_approx(end);
+    g.rare  = ((resets != 0) | is_idle(g) ? HOPPER_RARE : 0) |
+             (uneven || most != 0 ? HOPPER_GATED : 0) | (uneven ? HOPPER_UNEVEN : 0);
 }
 
 /* Until lengths of keys and queries of chunk c, which are among its gates, have been copied to the other block:
@@ -332,7 +252,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
         __syncwarp();
         if (!HOPPER_OUTPUTS) {
             idle &= is_idle(b.gates(c));
-            forgets |= resets != 0 || ex2_approx(b.gates(c).G[b.tokens(c) - 1]) == 0;
+            forgets |= b.gates(c).decay == 0;
         }
         if (lane == 0) mbarrier_arrive(b.of(HOPPER_FULL, c));
         if (io == GDN_F16 && norm && lane == 0) mbarrier_arrive(b.of(HOPPER_FULL, c)); /* with K */

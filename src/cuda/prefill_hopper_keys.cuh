@@ -13,7 +13,7 @@
 #include "prefill_hopper_any.cuh"
 
 /* As pass_plain(), to the last chunk. */
-template <int io, bool shifted>
+template <int io, bool gated>
 GDN_DEVICE int pass_plain_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
@@ -26,25 +26,26 @@ GDN_DEVICE int pass_plain_keys(const struct hopper_state &w, hopper_share &S, in
         pack<io>(a, S);
         multiply_turned<io, false>(x, a, b.k(c));
         const float decay = g.decay;
-        const bool  other = is_other<shifted>(g.rare);
+        const bool  other = is_other<gated>(g.rare);
         more              = in_warp(c + 1 < b.n_chunks);
         b.wait(HOPPER_V_FULL, c);
         b.wait(HOPPER_T_FULL, c);
         const struct row_terms with = row_terms_of(b.v(c) + w.v_lane(), g, w.lane);
         wgmma_wait<0>();
         if (other) return c;
-        if (shifted) scale_tokens(x, factors_of(g.from_start, w.lane));
+        if (gated) scale_tokens(x, factors_of(g.from_start, w.lane));
         make_rows<io>(r, x, with);
         multiply_turned<io, false>(x, r, b.t(c));
         wgmma_wait<0>();
-        make_factors<io, shifted>(y, r, x, g, w.lane);
+        make_factors<io, gated>(y, r, x, g, w.lane);
         if (is_any_far<io>(w, y)) return c;
-        add_chunk<io, shifted>(S, shifted ? r : y, b.k(c), g);
+        if (gated) decay_state(S, decay);
+        add_tokens<io>(S, gated ? r : y, b.k(c));
         release_made(w, HOPPER_T_FREE, c);
         release(w, HOPPER_V_FREE, c);
         wgmma_wait<0>();
         release(w, HOPPER_DONE, c);
-        decay_state(S, decay);
+        if (!gated) decay_state(S, decay);
     }
     return c;
 }

@@ -81,7 +81,7 @@ GDN_DEVICE void write_columns(const hopper_gates &g, const float (&f)[2], const 
     }
 }
 
-/* Where sums have an excess (prefill_hopper.cuh): exp of it, from the sooner token to the
+/* Where rest is not the same for all tokens (prefill_hopper.cuh): exp of it, from the sooner token to the
  * later, into the warp's columns of a tile as they have been written, blocks [from, to) of them: of the square
  * (keys), of which a row's token is the later one, or of P. In a loop, as it is rare: where products are in
  * registers it would be much code. On the other side of the diagonal the square is not looked at; P is zero
@@ -89,8 +89,8 @@ GDN_DEVICE void write_columns(const hopper_gates &g, const float (&f)[2], const 
 template <class format, bool keys>
 GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int to, int warp, uint32_t lane)
 {
-    const float   *excess = g.excess + 16 * warp + lane / 4, *of = g.excess + lane % 4 * 2;
-    const float    own[2] = { excess[0], excess[8] };
+    const float   *rest = g.rest + 16 * warp + lane / 4, *of = g.rest + lane % 4 * 2;
+    const float    own[2] = { rest[0], rest[8] };
     const uint32_t at = turned_lane(lane) ^ (uint32_t)warp << 5;
     __syncwarp();
 #pragma unroll 1
@@ -111,27 +111,6 @@ GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int
             y[i] = keys ? f32_to_f16x2(x, z) : format::pair(x, z);
         }
         store_turned(tile, s, at, y);
-    }
-}
-
-/* Where blocks of tokens have a ref each: exp of it, likewise, into the blocks behind the diagonal of the warp's
- * columns of a tile, of which it is a power of two. A function of its own, as it is rare. */
-template <class format>
-static __device__ __noinline__ void band_columns(const hopper_gates &g, uint32_t tile, int warp, uint32_t lane)
-{
-    const uint4    row = *(const uint4 *)g.bands[warp];
-    const uint32_t f[3] = { row.x, row.y, row.z }, at = turned_lane(lane) ^ (uint32_t)warp << 5;
-    uint32_t       y[3][4];
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 3; i++)
-        if (warp + 1 + i < 4) load_matrices_turned(y[i], tile + (warp + 1 + i) * 16 * 128 + at);
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        if (warp + 1 + i >= 4) break;
-#pragma unroll
-        for (int e = 0; e < 4; e++) y[i][e] = format::add(0x80008000, y[i][e], f[i]);
-        store_turned(tile, warp + 1 + i, at, y[i]);
     }
 }
 

@@ -231,8 +231,6 @@ GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &
     const uint32_t            p = w.b.p(c);
     if (keys && uneven) gate_columns<format, true>(g, w.square, 0, w.warp + 1, w.warp, w.lane);
     if (queries && uneven) gate_columns<format, false>(g, p, w.warp, 4, w.warp, w.lane);
-    if (queries && in_warp(g.rare & HOPPER_BANDED))
-        band_columns<format>(g, p, w.warp, w.lane);
     if (!tokens_of(g.resets)) return;
     if (keys) part_columns(g, w.square, w.warp, w.lane);
     if (queries) part_columns(g, p, w.warp, w.lane);
@@ -251,7 +249,7 @@ GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates 
     if (queries) w.b.wait_free(HOPPER_P_FREED, c);
     wgmma_wait<0>();
     write_columns<io, keys, queries>(g, f, x, w.square, w.b.p(c), w.warp, w.lane);
-    if (in_warp(rare & (HOPPER_UNEVEN | HOPPER_RARE | HOPPER_BANDED)))
+    if (in_warp(rare & (HOPPER_UNEVEN | HOPPER_RARE)))
         mend_columns<io, keys, queries>(w, g, in_warp(rare & HOPPER_UNEVEN), c);
     __syncwarp();
 }
@@ -265,8 +263,6 @@ GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int
     const uint32_t             tile = b.t(c);
     if (!HOPPER_WITH_P) b.wait_free(HOPPER_T_FREE, c);
     write_column<io>(w, g, tile);
-    if (in_warp(g.rare & HOPPER_BANDED))
-        band_columns<hopper_format<io>>(g, tile, w.warp, w.lane);
     async_fence();
     __syncwarp();
     if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_T_FULL, c));

@@ -87,20 +87,14 @@ GDN_DEVICE void multiply_turned(float (&x)[m], const uint32_t (&a)[n], uint32_t 
     wgmma_commit();
 }
 
-/* S^T (+)= w times the tile of keys. Ends its group. */
-template <int io, bool add = true>
-GDN_DEVICE void add_tokens(hopper_share &S, const uint32_t *w, uint32_t tile)
+/* S^T += w times the tile of keys. Ends its group. */
+template <int io> GDN_DEVICE void add_tokens(hopper_share &S, const uint32_t *w, uint32_t tile)
 {
     const uint32_t place = wgmma_place(tile, HOPPER_NEXT);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint64_t f = wgmma_factor(place + i * (16 * 128 / 16));
-        if (i > 0 || add)
-            wgmma<io>::add_columns(S, w + 4 * i, f);
-        else
-            wgmma<io>::columns_tied(S, w, f);
-    }
+    for (int i = 0; i < 4; i++)
+        wgmma<io>::add_columns(S, w + 4 * i, wgmma_factor(place + i * (16 * 128 / 16)));
     wgmma_commit();
 }
 
@@ -164,33 +158,27 @@ GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select = false)
     for (int i = 0; i < n; i++) S[i] = 0;
 }
 
-/* A token's ref, its excess and exp of both, of any chunk. */
-GDN_DEVICE float ref_of(const hopper_gates &g, int t) { return g.rare & HOPPER_PARTED ? g.ref[t / 16] : 0; }
-GDN_DEVICE float excess_of(const hopper_gates &g, int t) { return g.rare & HOPPER_UNEVEN ? g.excess[t] : 0; }
-GDN_DEVICE float start_of(const hopper_gates &g, int t) { return g.rare & HOPPER_PARTED ? g.from_start[t] : 1; }
-/* exp(near), as it is made with the gates. */
-GDN_DEVICE float near_factor(const hopper_gates &g, int t)
-{
-    return ex2_approx(g.G[t] - excess_of(g, t) - ref_of(g, t));
-}
-
-/* How the first n tokens of a chunk end: S is multiplied by `before`, then U is added, token t times of(), and
- * then it is multiplied by `after`. Of bf16 nothing is left of S where that would be 2^-100 of it. By a warp. */
+/* How the first n tokens of a chunk end, which is gated or not as if there were no others: S is multiplied
+ * by `before`, then U is added, token t times of(), and then it is multiplied by `after`. By a warp. */
 struct hopper_end {
     const hopper_gates &g;
     int                 n;
+    bool                gated;
     float               before, after;
 
     __device__ __forceinline__ hopper_end(const hopper_gates &gates, int tokens)
-        : g(gates), n(tokens), before(start_of(gates, tokens - 1)), after(near_factor(gates, tokens - 1))
+        : g(gates), n(tokens), gated(false)
     {
-        if (g.rare & HOPPER_DROPS && g.G[n - 1] < -100) before = 0;
+        const float decay = ex2_approx(g.G[n - 1]);
+        for (int t = rare_lane(); t < n; t += 32) gated |= !(g.rest[t] == 0);
+        gated  = in_warp(gated);
+        before = are_parted(tokens_of(g.resets), -1, n - 1) ? 0 : gated ? decay : 1;
+        after  = gated ? 1 : decay;
     }
     __device__ __forceinline__ float of(int t) const
     {
         if (t >= n || are_parted(tokens_of(g.resets), t, n - 1)) return 0;
-        return ex2_approx(excess_of(g, n - 1) - excess_of(g, t)) *
-               power_of_two((int)(ref_of(g, n - 1) - ref_of(g, t)));
+        return gated ? ex2_approx(g.G[n - 1] - g.rest[t]) : 1;
     }
     /* Every bit of S stays (G9). */
     __device__ __forceinline__ bool is_idle() const
@@ -391,30 +379,13 @@ template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float 
     for (int i = 0; i < n / 2; i++) y[i] = hopper_format<io>::pair(x[2 * i], x[2 * i + 1]);
 }
 
-/* U as a factor of P (y), and of keys where that is another: in a shifted chunk it is taken to the end (r). */
-template <int io, bool shifted>
+/* U as a factor of P (y), and of keys where that is another: in a gated chunk it is weighed (r). */
+template <int io, bool gated>
 GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (&u)[32],
                              const hopper_gates &g, uint32_t lane)
 {
     pack<io>(y, u);
-    if (!shifted) return;
-    if (io == GDN_F16 || in_warp(g.rare & HOPPER_UNEVEN)) {
-        weigh<io>(r, u, factors_of(g.to_end, lane));
-        return;
-    }
-    const uint4    f     = *(const uint4 *)g.to_last;
-    const uint32_t of[4] = { f.x, f.y, f.z, f.w };
-#pragma unroll
-    for (int i = 0; i < 16; i++) r[i] = hopper_format<io>::add(0x80008000, y[i], of[i / 4]);
-}
-
-/* S of the chunk's end but for what comes after, from U as a factor of keys. Of S next to nothing is left in a
- * shifted chunk of bf16; f16 has what is left with the last token's factor. */
-template <int io, bool shifted>
-GDN_DEVICE void add_chunk(hopper_share &S, const uint32_t (&u)[16], uint32_t keys, const hopper_gates &g)
-{
-    if (shifted && io == GDN_F16) decay_state(S, g.from_start[g.n - 1]);
-    add_tokens<io, !shifted || io == GDN_F16>(S, u, keys);
+    if (gated) weigh<io>(r, u, factors_of(g.to_end, lane));
 }
 
 /* The output of a chunk, whose product with P has ended, to where V was, for who stores it. */
@@ -434,9 +405,9 @@ template <int io> GDN_DEVICE bool is_any_far(const struct hopper_state &w, const
 }
 
 /* A chunk for another loop. */
-template <bool shifted> GDN_DEVICE bool is_other(uint32_t rare)
+template <bool gated> GDN_DEVICE bool is_other(uint32_t rare)
 {
-    return in_warp((rare & (HOPPER_RARE | HOPPER_SHIFTED)) != (shifted ? HOPPER_SHIFTED : 0));
+    return in_warp(gated ? (rare & ~HOPPER_UNEVEN) != HOPPER_GATED : rare != 0);
 }
 
 /* What the queries see of S; with a norm their lengths come with P. */

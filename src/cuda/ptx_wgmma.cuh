@@ -262,8 +262,6 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
     GDN_WGMMA_ROWS(add_columns, type, 16, "32", "eq", "+f", "1")                                 \
     GDN_WGMMA_ROWS(add_columns, type, 32, "64", "eq", "+f", "1")                                 \
     GDN_WGMMA_ROWS(add_columns, type, 64, "128", "eq", "+f", "1")                                \
-    GDN_WGMMA_ROWS(columns_tied, type, 32, "64", "ne", "+f", "1")                                \
-    GDN_WGMMA_ROWS(columns_tied, type, 64, "128", "ne", "+f", "1")                               \
     /* both in shared memory, 64 rows of a, 64 or 128 of b, 16 columns of them */                \
     GDN_WGMMA_TILES(tiles, type, 32, "64", "ne", "=f")                                           \
     GDN_WGMMA_TILES(add_tiles, type, 32, "64", "eq", "+f")                                       \

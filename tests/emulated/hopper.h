@@ -124,10 +124,6 @@ template <int dtype> struct wgmma {
     {
         emulated_multiply({ d, n, a, 0, b, true, true, dtype });
     }
-    template <int n> static void columns_tied(float (&d)[n], const uint32_t *a, uint64_t b)
-    {
-        emulated_multiply({ d, n, a, 0, b, false, true, dtype });
-    }
     template <int n> static void tiles(float (&d)[n], uint64_t a, uint64_t b)
     {
         emulated_multiply({ d, n, nullptr, a, b, false, false, dtype });

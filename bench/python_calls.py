@@ -2,7 +2,8 @@
 """
 python_calls.py - what a call of gdn costs beyond the C call, in microseconds: a decode of 10 tensors
 (q k v g beta A_log dt_bias state read_slots out), 1 sequence, 1 head of 4 x 4, so that the C call
-is short. One JSON line for each way to call. Median of many short windows.
+is short. One JSON line for each way to call: the median over many short windows of the processor
+time of this thread, as other programs may hold the processors.
 
     python bench/python_calls.py [--cuda]
 """
@@ -22,11 +23,11 @@ def median(function, calls=500, windows=41):
     for _ in range(50):
         function()
     times = []
-    for _ in range(windows):
-        start = time.perf_counter_ns()
+    for _ in range(windows):  # each some milliseconds
+        start = time.thread_time_ns()
         for _ in range(calls):
             function()
-        times.append((time.perf_counter_ns() - start) / calls / 1000)
+        times.append((time.thread_time_ns() - start) / calls / 1000)
     return statistics.median(times), min(times)
 
 

@@ -11,8 +11,9 @@ _NAMES = "libgdn.so.0", "libgdn.so"
 def _find():
     """GDN_LIBRARY, else the file beside this module (the wheel's), else the system's."""
     here = os.path.dirname(os.path.abspath(__file__))
-    beside = [path for path in (os.path.join(here, name) for name in _NAMES) if os.path.exists(path)]
-    return os.environ.get("GDN_LIBRARY") or (beside + [_NAMES[0]])[0]
+    beside = [os.path.join(here, name) for name in _NAMES]
+    found = [path for path in beside if os.path.exists(path)]
+    return os.environ.get("GDN_LIBRARY") or (found + [_NAMES[0]])[0]
 
 
 def _load(path):
@@ -39,7 +40,7 @@ def address_of(name):
     return ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
 
 
-class Error(Exception):
+class Error(RuntimeError):
     """A call that the library refused: status (E_ARG, ...), its name, and the text."""
 
     def __init__(self, status, text):

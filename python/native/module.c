@@ -146,7 +146,7 @@ struct bound {
     struct handle   *h;
     PyObject        *d_capsule, *h_capsule, *slow, *fail, *stream_of, *keep;
     struct frame    *plan;    /* what a call starts from; NULL: defaults */
-    bool             is_positional;
+    bool             is_positional, asks; /* asks: for the bytes of workspace */
     PyObject        *names[MAX_FIELDS]; /* interned names of the fields */
     PyObject        *last[MAX_FIELDS];  /* the i-th keyword of the last call, and its field */
     uint8_t          at[MAX_FIELDS];
@@ -327,11 +327,14 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
 
     gdn_status status = GDN_OK;
     bool       closed = false;
+    size_t     bytes  = 0;
     char       text[512];
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&b->h->lock);
     closed = !b->h->ctx;
-    if (!closed) status = d->call(b->h->ctx, f.args);
+    if (!closed)
+        status = b->asks ? gdn_library.workspace_bytes(b->h->ctx, d->op, f.args, &bytes) :
+                           d->call(b->h->ctx, f.args);
     if (status) {
         strncpy(text, gdn_library.last_error(b->h->ctx), sizeof text - 1);
         text[sizeof text - 1] = 0;
@@ -340,20 +343,22 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
     Py_END_ALLOW_THREADS
     if (closed) goto slow;
     if (status) return PyObject_CallFunction(b->fail, "is", (int)status, text);
+    if (b->asks) return PyLong_FromSize_t(bytes);
     Py_RETURN_NONE;
 slow:
     return take_slow_path(b, args, n, names);
 }
 
-/* bind(describe, handle, slow, fail, stream_of, is_positional, plan): a function of Python. plan: a
- * dict of arguments that every call begins with, or None. If one of them is not of the common kinds,
- * the result is None. */
+/* bind(describe, handle, slow, fail, stream_of, is_positional, asks, plan): a function of Python.
+ * plan: a dict of arguments that every call begins with, or None. If one of them is not of the
+ * common kinds, the result is None. */
 static PyObject *bind(PyObject *self, PyObject *args)
 {
     PyObject *d, *h, *slow, *fail, *stream_of, *plan, *function = NULL, *capsule, *key, *value;
-    int       is_positional;
+    int       is_positional, asks;
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOOOOpO", &d, &h, &slow, &fail, &stream_of, &is_positional, &plan))
+    if (!PyArg_ParseTuple(args, "OOOOOppO", &d, &h, &slow, &fail, &stream_of, &is_positional, &asks,
+                          &plan))
         return NULL;
     struct bound *b = calloc(1, sizeof *b);
     if (!b) return PyErr_NoMemory();
@@ -365,7 +370,7 @@ static PyObject *bind(PyObject *self, PyObject *args)
     }
     b->d_capsule = hold(d), b->h_capsule = hold(h), b->slow = hold(slow);
     b->fail = hold(fail), b->stream_of = hold(stream_of), b->keep = hold(plan);
-    b->is_positional = is_positional;
+    b->is_positional = is_positional, b->asks = asks;
     for (int i = 0; i < b->d->n_fields; i++)
         b->names[i] = PyUnicode_InternFromString(b->d->fields[i].name);
     if (plan != Py_None) {
@@ -411,8 +416,8 @@ static PyObject *setup(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* torch_register(namespace, key, describes): the operators get their kernels at a dispatch key. None, or
- * what this torch lacks for it. */
+/* torch_register(namespace, key, describes): the operators get their kernels at a dispatch key.
+ * None, or what this torch lacks for it. */
 static PyObject *torch_register(PyObject *self, PyObject *args)
 {
     const char *space, *key;

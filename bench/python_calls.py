@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-python_calls.py - what a call of gdn costs beyond the C call, in microseconds: a decode of 10 tensors
-(q k v g beta A_log dt_bias state read_slots out), 1 sequence, 1 head of 4 x 4, so that the C call
-is short. One JSON line for each way to call: the median over many short windows of the processor
-time of this thread, as other programs may hold the processors.
+python_calls.py - what a call of gdn costs beyond the C call, in microseconds: a decode of 10
+tensors (q k v g beta A_log dt_bias state read_slots out), 1 sequence, 1 head of 4 x 4, so that the
+C call is short. One JSON line for each way to call: the median over many short windows of the
+processor time of this thread, as other programs may hold the processors.
 
     python bench/python_calls.py [--cuda]
 """
@@ -42,9 +42,10 @@ OPTIONS = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
 def row(way, function, base, **more):
     found, least = median(function)
-    print(json.dumps(dict(bench="python_calls", way=way, us=round(found, 2), least_us=round(least, 2),
-                          beyond_c_us=round(found - base, 2), python=platform.python_version(),
-                          gdn=gdn.version(), **more)), flush=True)
+    print(json.dumps(dict(
+        bench="python_calls", way=way, us=round(found, 2), least_us=round(least, 2),
+        beyond_c_us=round(found - base, 2), python=platform.python_version(), gdn=gdn.version(),
+        **more)), flush=True)
 
 
 def c_call(ctx, fields):

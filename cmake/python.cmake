@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The Python extension gdn/_native, and what goes into a wheel. The extension keeps to Python's
-# stable ABI of 3.9 and takes libgdn's functions by their addresses, so it links neither to libpython
-# nor to libgdn. Any Python's header will do, also for another processor of 64 bits.
+# stable ABI of 3.9 and takes libgdn's functions by their addresses, so it links neither to
+# libpython nor to libgdn. Any Python's header will do, also for another processor of 64 bits.
 
 find_program(GDN_PYTHON NAMES python3 python HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin)
 mark_as_advanced(GDN_PYTHON)
@@ -9,7 +9,8 @@ if(DEFINED Python_EXECUTABLE) # scikit-build-core
     set(GDN_PYTHON ${Python_EXECUTABLE})
 endif()
 if(GDN_PYTHON)
-    execute_process(COMMAND ${GDN_PYTHON} -c "import sysconfig; print(sysconfig.get_path('include'))"
+    execute_process(
+        COMMAND ${GDN_PYTHON} -c "import sysconfig; print(sysconfig.get_path('include'))"
         OUTPUT_VARIABLE python_include OUTPUT_STRIP_TRAILING_WHITESPACE)
 endif()
 if(NOT EXISTS "${python_include}/Python.h")

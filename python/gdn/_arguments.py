@@ -92,7 +92,7 @@ def _with_batch(struct, fields):
     """The fields, with those of gdn_batch among them gathered in a Batch."""
     if not hasattr(struct, "batch"):
         return fields
-    of_batch = {n for n, _ in gdn_batch._fields_} - {"struct_size"} - {n for n, _ in struct._fields_}
+    of_batch = {n for n, _ in gdn_batch._fields_} - {n for n, _ in struct._fields_}
     inner = {n: value for n, value in fields.items() if n in of_batch and value is not None}
     if not inner:
         return {n: value for n, value in fields.items() if n not in of_batch}

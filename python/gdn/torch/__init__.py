@@ -11,8 +11,8 @@ inference: nothing here has a backward yet, and a tensor that requires a gradien
 gradients are off.
 
 Kernels run on the current stream of the tensors' device, and take scratch memory from torch's
-allocator. On a CPU they run on torch's threads (before torch 2.10, on as many threads of their own),
-and scratch memory stays with the context. An operator may be called from several threads at once.
+allocator. On a CPU they run on torch's threads (before torch 2.10, on as many of their own), and
+scratch memory stays with the context. An operator may be called from several threads at once.
 Before a CUDA graph is captured, call warm_up(device) or run the step once.
 """
 

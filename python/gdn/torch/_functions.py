@@ -7,8 +7,9 @@ The operators as functions that make what they return. Letters in shapes, as in 
 
 A is float32, bfloat16 or float16. [N] may be [B][T] everywhere. **options are further fields of the
 op in gdn.h by their names (numbers, checkpoints, records, 8-bit scales) and of gdn_batch
-(cu_seqlens, read_slots, write_slots, has_initial_state, token_start, token_count, ...). Index tensors
-are int32 or int64 and lie on the device of the other tensors. No tensor is copied or converted.
+(cu_seqlens, read_slots, write_slots, has_initial_state, token_start, token_count, ...). Index
+tensors are int32 or int64 and lie on the device of the other tensors. No tensor is copied or
+converted.
 
 Errors are RuntimeError with the text of gdn_last_error(), which names the argument, what was found
 and what was wanted. Source: gdn.h of this version, gdn_prefill() and the others.
@@ -93,8 +94,9 @@ def conv1d(x, weight, bias=None, *, state=None, state_out=None, out=None, **opti
 
 def conv1d_update(x, weight, bias=None, *, state, out=None, **options):
     """
-    The next token of each of B sequences through the convolution: conv1d() of x [B][D], as [B][1][D],
-    or of several tokens, x [B][T][D]. state is updated in place; read_slots [B] names its slots.
+    The next token of each of B sequences through the convolution: conv1d() of x [B][D], as
+    [B][1][D], or of several tokens, x [B][T][D]. state is updated in place; read_slots [B] names
+    its slots.
 
     Returns out, of the shape of x.
     """

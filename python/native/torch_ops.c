@@ -186,10 +186,14 @@ static void run(struct torch_call *c)
     const struct describe *d   = c->d;
     gdn_ctx               *ctx = torch_pool_take(c->device, c->text, sizeof c->text);
     if (!ctx) return;
-    if (torch.range_push) torch.range_push(d->name);
-    gdn_status status =
-        c->device < 0 ? d->call(ctx, c->frame.args) : run_on_device(c, ctx);
-    if (torch.range_push) torch.range_pop();
+    gdn_status status;
+    if (c->device < 0) {
+        status = d->call(ctx, c->frame.args);
+    } else {
+        if (torch.range_push) torch.range_push(d->name);
+        status = run_on_device(c, ctx);
+        if (torch.range_push) torch.range_pop();
+    }
     if (status)
         snprintf(c->text, sizeof c->text, "gdn::%s: %s", d->name, gdn_library.last_error(ctx));
     torch_pool_give(c->device, ctx);

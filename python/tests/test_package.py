@@ -242,3 +242,8 @@ def test_supported(ctx):
     assert not ctx.supported("l2norm", x=x, out=x[:2])
     with pytest.raises(ValueError, match="op: 'norm', wanted prefill, decode, "):
         ctx.supported("norm", x=x, out=x)
+
+
+def test_stubs_are_those_of_the_structs():
+    script = ROOT / "tools/stubs.py"
+    assert subprocess.run([sys.executable, script, "--check"]).returncode == 0

@@ -16,6 +16,12 @@ scratch memory stays with the context. An operator may be called from several th
 Before a CUDA graph is captured, call warm_up(device) or run the step once.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("gdn.torch needs torch 2.5 or newer, which this Python cannot import "
+                      f"({error}); gdn.Context works without it") from None
+
 from ._functions import (block, conv1d, conv1d_update, decode, gates, l2norm, prefill,
                          rmsnorm_gated, state_copy, step)
 from ._layer import Cache, GatedDeltaNet

@@ -9,7 +9,7 @@ import gdn.torch
 import pytest
 import torch
 
-VECTORS = pathlib.Path(__file__).parents[3] / "tests/vectors"
+VECTORS = pathlib.Path(__file__).parents[2] / "tests/vectors"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64}
 
 

@@ -60,6 +60,8 @@ def more(op, device):
     if op == "state_copy":
         to = torch.zeros(P, HV, V, K, device=device, dtype=torch.int8)
         return dict(to_pool=to, to_scales=torch.zeros(P, HV, V, device=device))
+    if op in ("l2norm", "rmsnorm_gated"):
+        return dict(flags=0)
     if op == "gates":
         return dict(gate_lower_bound=-5.0)
     return dict(token_count=torch.full((B,), T - 1, device=device))

@@ -39,6 +39,7 @@ static struct {
                   const char *text); /* throws C++'s exception if not ok */
     /* What may be missing: of CUDA, and from 2.13 on. */
     int (*current_stream)(int32_t device, void **stream);
+    int (*is_capturing)(void *stream, int *status); /* the driver's cuStreamIsCapturing */
     int (*delete_value)(value *v);
     void (*operator_delete)(void *memory); /* before 2.13, C++'s */
     int (*range_push)(const char *text);   /* NVTX */
@@ -181,10 +182,25 @@ static gdn_status run_on_device(struct torch_call *c, gdn_ctx *ctx)
     return status;
 }
 
+/* A context cannot be made while the current stream is captured. */
+static bool is_captured(int32_t device)
+{
+    void *stream = NULL;
+    int   status = 0;
+    return torch.is_capturing && !torch.current_stream(device, &stream) &&
+           !torch.is_capturing(stream, &status) && status != 0;
+}
+
 static void run(struct torch_call *c)
 {
-    const struct describe *d   = c->d;
-    gdn_ctx               *ctx = torch_pool_take(c->device, c->text, sizeof c->text);
+    const struct describe *d = c->d;
+    if (c->device >= 0 && !torch_pool_has(c->device) && is_captured(c->device)) {
+        snprintf(c->text, sizeof c->text,
+                 "gdn::%s: the first call on this GPU, and a CUDA graph is captured; call "
+                 "gdn.torch.warm_up() before the capture", d->name);
+        return;
+    }
+    gdn_ctx *ctx = torch_pool_take(c->device, c->text, sizeof c->text);
     if (!ctx) return;
     gdn_status status;
     if (c->device < 0) {
@@ -263,6 +279,8 @@ static const char *look_up(void)
 
     void *cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
     if (cuda) *(void **)&torch.current_stream = dlsym(cuda, "aoti_torch_get_current_cuda_stream");
+    void *driver = cuda ? dlopen("libcuda.so.1", RTLD_LAZY) : NULL;
+    if (driver) *(void **)&torch.is_capturing = dlsym(driver, "cuStreamIsCapturing");
     void *nvtx = dlopen("libnvtx3interop.so.1", RTLD_NOLOAD | RTLD_LAZY);
     if (!nvtx) nvtx = dlopen("libnvToolsExt.so.1", RTLD_LAZY);
     if (nvtx) {

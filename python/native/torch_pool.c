@@ -92,6 +92,15 @@ static gdn_ctx *make(int32_t device, uint32_t n_threads, char *text, size_t text
     return ctx;
 }
 
+bool torch_pool_has(int32_t device)
+{
+    if (device >= MAX_DEVICES) return false;
+    pthread_mutex_lock(&lock);
+    bool has = pools[device + 1].n > 0;
+    pthread_mutex_unlock(&lock);
+    return has;
+}
+
 gdn_ctx *torch_pool_take(int32_t device, char *text, size_t text_bytes)
 {
     if (device >= MAX_DEVICES) {

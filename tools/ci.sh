@@ -7,7 +7,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh
-all="style headers guarantees images gcc symbols install qemu arm valgrind clang asan tsan msan"
+all="style headers guarantees images gcc symbols install wheel torch qemu arm valgrind clang asan"
+all="$all tsan msan"
 logs=build/ci
 mkdir -p "$logs"
 
@@ -91,6 +92,40 @@ stage_symbols() {
 stage_install() {
     build_gcc
     tools/install.sh build/gcc
+}
+
+# A wheel with the device code of stage images, in an empty environment: the command, the tests of
+# the package, and what is said where something is missing. Then one for aarch64, emulated.
+stage_wheel() {
+    need python3
+    python3 -c "import build, scikit_build_core, ziglang, auditwheel" || skip "no ziglang or build"
+    rm -rf dist build/wheel-env
+    if [ -f build/gcc/images/step.fatbin ]; then
+        GDN_IMAGES_FROM=build/gcc/images tools/wheel.sh "$(uname -m)"
+    else
+        GDN_CUDA=OFF tools/wheel.sh "$(uname -m)"
+    fi
+    [ "$(stat -c %s dist/*"$(uname -m)".whl)" -le 41943040 ] # 40 MB
+    python3 -m venv build/wheel-env
+    build/wheel-env/bin/pip install -q --no-deps dist/*"$(uname -m)".whl
+    (cd build/wheel-env && bin/gdn info && bin/python -c "import gdn, gdn._fast; print(gdn.info())
+assert gdn._fast.native")
+    build/wheel-env/bin/pip install -q numpy pytest
+    build/wheel-env/bin/python -m pytest -q -p no:cacheprovider python/tests
+    tools/wheel.sh aarch64
+    need qemu-aarch64
+    tools/import_arm.sh dist/*aarch64.whl || { [ $? = 77 ] && skip "no Python for arm64"; }
+}
+
+# The operators for torch, from the wheel: kernels in C, then those in Python for older torch.
+stage_torch() {
+    [ -x build/torch/bin/python ] || skip "no torch in build/torch (tools/bootstrap.sh test)"
+    ls dist/*"$(uname -m)".whl || skip "no wheel (stage wheel)"
+    build/torch/bin/pip install -q --no-deps --force-reinstall dist/*"$(uname -m)".whl
+    local test=(build/torch/bin/python -m pytest -q -p no:cacheprovider python/torch_tests)
+    "${test[@]}"
+    GDN_TORCH_KERNELS=python "${test[@]}" -k "values or threads or mistakes or functions"
+    build/torch/bin/python bench/python_calls.py
 }
 
 stage_qemu() {

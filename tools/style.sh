@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C
 bad=0
 
-mapfile -t text < <(find . \( -path ./.git -o -path ./build -o -name '__pycache__' \
+mapfile -t text < <(find . \( -path ./.git -o -path ./build -o -path ./dist -o -name '__pycache__' \
     -o -name '*.egg-info' -o -name .pytest_cache \) -prune -o -type f \
     ! -name '*.safetensors' ! -name LICENSE -print | sed 's|^\./||' | sort)
 suffixes='c|h|inc|cpp|cu|cuh|def|py|sh|cmake|map'

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+# The Python extension gdn/_native, and what goes into a wheel. The extension keeps to Python's
+# stable ABI of 3.9 and takes libgdn's functions by their addresses, so it links neither to
+# libpython nor to libgdn. Any Python's header will do, also for another processor of 64 bits.
+
+find_program(GDN_PYTHON NAMES python3 python HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin)
+mark_as_advanced(GDN_PYTHON)
+if(DEFINED Python_EXECUTABLE) # scikit-build-core
+    set(GDN_PYTHON ${Python_EXECUTABLE})
+endif()
+if(GDN_PYTHON)
+    execute_process(
+        COMMAND ${GDN_PYTHON} -c "import sysconfig; print(sysconfig.get_path('include'))"
+        OUTPUT_VARIABLE python_include OUTPUT_STRIP_TRAILING_WHITESPACE)
+endif()
+if(NOT EXISTS "${python_include}/Python.h")
+    message(NOTICE "The Python extension is not built: Python.h was not found (python3-dev). "
+        "The package gdn then calls the library through ctypes, which takes longer.")
+    return()
+endif()
+
+set(native python/native/module.c python/native/views.c python/native/torch_ops.c
+    python/native/torch_pool.c)
+add_library(gdn_native MODULE ${native})
+target_include_directories(gdn_native PRIVATE include)
+target_include_directories(gdn_native SYSTEM PRIVATE ${python_include})
+# Exceptions of torch pass through the kernels of its operators.
+target_compile_options(gdn_native PRIVATE -fexceptions)
+target_link_libraries(gdn_native PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+set_target_properties(gdn_native PROPERTIES PREFIX "" OUTPUT_NAME _native SUFFIX .abi3.so)
+
+if(SKBUILD)
+    set(package gdn)
+    install(TARGETS gdn_native LIBRARY DESTINATION ${package} COMPONENT wheel)
+    # One file under the name that programs ask for; a wheel has no links.
+    install(FILES $<TARGET_FILE:gdn> DESTINATION ${package} COMPONENT wheel
+        RENAME $<TARGET_SONAME_FILE_NAME:gdn>)
+    install(FILES include/gdn.h DESTINATION ${package}/include COMPONENT wheel)
+    if(TARGET gdn_cli)
+        install(TARGETS gdn_cli RUNTIME DESTINATION ${package}/bin COMPONENT wheel)
+    endif()
+endif()

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Context: where and with how many threads the library computes; its methods are the ops."""
+
+import ctypes
+import functools
+import os
+import threading
+from ctypes import c_char_p, c_int32, c_void_p
+
+from . import _fast
+from ._abi import BACKEND_CPU, BACKEND_CUDA, OPS, gdn_options
+from ._arguments import Batch, _arguments, _number, _stream
+from ._library import Error, lib, load
+from ._views import HOST
+
+_BACKENDS = {"cpu": BACKEND_CPU, "cuda": BACKEND_CUDA}
+
+
+def _name_of(place):
+    return place if isinstance(place, str) else f"memory of CUDA device {place}"
+
+
+def _create(library, backend, device, threads, isa):
+    """A gdn_ctx of the library."""
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend: {backend!r}, wanted {' or '.join(_BACKENDS)}")
+    if not isinstance(isa, (str, type(None))):
+        raise TypeError(f"isa: {type(isa).__name__}, wanted a string")
+    text = ctypes.create_string_buffer(512)
+    options = gdn_options(
+        struct_size=ctypes.sizeof(gdn_options),
+        backend=_BACKENDS[backend],
+        device=_number("device", c_int32, device),
+        n_threads=_number("threads", c_int32, threads),
+        isa=None if isa is None else isa.encode(),
+        error_text=ctypes.cast(text, c_char_p),
+        error_text_bytes=len(text),
+    )
+    ctx = c_void_p()
+    status = library.gdn_ctx_create(ctypes.byref(options), ctypes.byref(ctx))
+    if status:
+        raise Error(status, text.value.decode())
+    return ctx
+
+
+class _NativeLock:
+    """The lock that calls through _native take, too."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def __enter__(self):
+        _fast.native.acquire(self.handle)
+
+    def __exit__(self, *_):
+        _fast.native.release(self.handle)
+
+
+class _Core:
+    """A gdn_ctx, its place, its lock. A Context and the functions taken from it keep it. Calls of
+    another library than the package's go through ctypes."""
+
+    ctx = None
+
+    def __init__(self, backend, device, threads, isa, library):
+        self.lib = lib if library is None else load(os.path.abspath(library))
+        self.native = _fast.native if library is None else None
+        self.ctx = _create(self.lib, backend, device, threads, isa)
+        self.process = os.getpid()
+        self.place = device if backend == "cuda" else HOST
+        if self.native:
+            place = device if backend == "cuda" else _fast.HOST
+            self.handle = _fast.native.handle(self.ctx.value, place)
+            self.lock = _NativeLock(self.handle)
+        else:
+            self.lock = threading.Lock()
+
+    def close(self):
+        # A child of fork() has the context's memory but not its threads.
+        if self.ctx and self.process == os.getpid():
+            with self.lock:
+                self.lib.gdn_ctx_destroy(self.ctx)
+                self.ctx = None
+                if self.native:
+                    _fast.native.forget(self.handle)
+
+    __del__ = close
+
+    def run(self, function, *arguments):
+        with self.lock:
+            if not self.ctx:
+                raise ValueError("the context is closed")
+            status = function(self.ctx, *arguments)
+            if status:
+                raise Error(status, self.lib.gdn_last_error(self.ctx).decode())
+
+    def arguments(self, op, fields):
+        """The struct of the op; every array is where this context computes."""
+        args = _arguments(OPS[op], op, fields)
+        for name, place in args.places:
+            if place != self.place:
+                raise ValueError(f"{name}: in {_name_of(place)}, but the context computes in "
+                                 f"{_name_of(self.place)}")
+        return args
+
+    def call(self, op, /, **fields):
+        args = self.arguments(op, fields)
+        self.run(getattr(self.lib, f"gdn_{op}"), ctypes.byref(args))
+
+    def bind(self, op, description=None, is_positional=False, asks=False, plan=None, slow=None):
+        """The op as a function of _native; None: an argument of the plan is not for it. asks: a
+        function that returns the bytes of workspace of the call."""
+        return _fast.native.bind(description or _fast.described[op], self.handle,
+                                 slow or functools.partial(self.call, op), _fail, _stream,
+                                 is_positional, asks, plan)
+
+
+def _fail(status, text):
+    raise Error(status, text)
+
+
+class Context:
+    """
+    gdn_ctx: an instruction set, threads, memory. threads 0: one per processor; isa "scalar",
+    "avx2", "avx512" or "neon": use no more than that. Or, with backend "cuda", the GPU that has
+    the number `device`. library: the path of another libgdn that computes, so that several can be
+    compared in one process. Closed by close(), `with`, or when collected.
+
+    Every op takes the fields of its struct by name, and those of gdn_batch beside them or in a
+    Batch. It raises Error with the library's text, or TypeError and ValueError for arguments that
+    are no arrays or numbers; each names the argument. Nothing is copied or converted.
+    """
+
+    def __init__(self, threads=0, isa=None, backend="cpu", device=0, library=None):
+        self._core = _Core(backend, device, threads, isa, library)
+        if self._core.native:
+            for op in OPS:  # in place of the methods below, which are the manual
+                setattr(self, op, self._core.bind(op))
+
+    def close(self):
+        """Frees the context. Later calls raise ValueError."""
+        self._core.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def device(self):
+        """The number of the GPU that computes; None: none does."""
+        return None if self._core.place == HOST else self._core.place
+
+    @property
+    def isa(self):
+        """The instruction set: "avx2", say; of a GPU "sm_90"."""
+        return self._core.lib.gdn_isa(self._core.ctx).decode()
+
+    @property
+    def n_threads(self):
+        """How many threads compute, the caller's included."""
+        return self._core.lib.gdn_n_threads(self._core.ctx)
+
+    @property
+    def last_kernel(self):
+        """The inner loops or kernels of the last call, as "op: loop.isa"."""
+        return self._core.lib.gdn_last_kernel(self._core.ctx).decode()
+
+    def self_test(self):
+        """gdn_self_test: raises Error if this machine computes something else than it should."""
+        self._core.run(self._core.lib.gdn_self_test)
+
+    def plan(self, op, /, **fields):
+        """
+        A function that calls the op of that name with these fields, whose arrays it keeps; fields
+        given to the function replace them for that call. It saves the time of describing the
+        arrays again: less than a microsecond is left beside the op itself.
+        """
+        if op not in OPS:
+            raise ValueError(f"op: {op!r}, wanted {', '.join(OPS)}")
+        self._core.arguments(op, fields)  # names what is wrong now, not at the first call
+        bound = self._core.bind(op, plan=fields) if self._core.native else None
+        return bound or (lambda **changes: self._core.call(op, **{**fields, **changes}))
+
+    def prefill(self, **fields):
+        """gdn_prefill: the rule over whole sequences, in blocks; fields of gdn_rule_args."""
+        self._core.call("prefill", **fields)
+
+    def decode(self, **fields):
+        """gdn_decode: the rule token after token; fields of gdn_rule_args."""
+        self._core.call("decode", **fields)
+
+    def conv1d(self, **fields):
+        """gdn_conv1d: causal depthwise convolution; fields of gdn_conv1d_args."""
+        self._core.call("conv1d", **fields)
+
+    def gates(self, **fields):
+        """gdn_gates: g and beta from a and b; fields of gdn_gates_args."""
+        self._core.call("gates", **fields)
+
+    def l2norm(self, **fields):
+        """gdn_l2norm: rows of length 1; fields of gdn_l2norm_args."""
+        self._core.call("l2norm", **fields)
+
+    def rmsnorm_gated(self, **fields):
+        """gdn_rmsnorm_gated: RMSNorm, weight and gate; fields of gdn_rmsnorm_gated_args."""
+        self._core.call("rmsnorm_gated", **fields)
+
+    def step(self, **fields):
+        """gdn_step: next tokens through convolution, gates, rule, norm; fields of gdn_step_args."""
+        self._core.call("step", **fields)
+
+    def block(self, **fields):
+        """gdn_block: one whole layer; fields of gdn_block_args."""
+        self._core.call("block", **fields)
+
+    def state_copy(self, **fields):
+        """gdn_state_copy: pool slots to pool slots; fields of gdn_state_copy_args."""
+        self._core.call("state_copy", **fields)
+
+    def summary(self, **fields):
+        """gdn_summary: what ranges of tokens do to a state; fields of gdn_summary_args."""
+        self._core.call("summary", **fields)
+
+    def summary_compose(self, **fields):
+        """gdn_summary_compose: one range after another; fields of gdn_summary_compose_args."""
+        self._core.call("summary_compose", **fields)
+
+    def summary_apply(self, **fields):
+        """gdn_summary_apply: S_out = M S_in + U; fields of gdn_summary_apply_args."""
+        self._core.call("summary_apply", **fields)
+
+    def chunk_cumsum(self, **fields):
+        """gdn_chunk_cumsum: sums of gates inside chunks; fields of gdn_chunk_cumsum_args."""
+        self._core.call("chunk_cumsum", **fields)
+
+    def chunk_uw(self, **fields):
+        """gdn_chunk_uw: u, w and T of every chunk; fields of gdn_chunk_uw_args."""
+        self._core.call("chunk_uw", **fields)
+
+    def chunk_states(self, **fields):
+        """gdn_chunk_states: the state before every chunk; fields of gdn_chunk_states_args."""
+        self._core.call("chunk_states", **fields)
+
+    def chunk_output(self, **fields):
+        """gdn_chunk_output: o from those states; fields of gdn_chunk_output_args."""
+        self._core.call("chunk_output", **fields)
+
+    def record_commit(self, **fields):
+        """gdn_record_commit: accept drafted tokens; fields of gdn_record_commit_args."""
+        self._core.call("record_commit", **fields)
+
+    def record_fold(self, **fields):
+        """gdn_record_fold: a record's rows go into the state; fields of gdn_record_fold_args."""
+        self._core.call("record_fold", **fields)
+
+    def supported(self, op, /, **fields):
+        """Would the op of that name accept these fields? Contents of arrays are not read."""
+        if op not in OPS:
+            raise ValueError(f"op: {op!r}, wanted {', '.join(OPS)}")
+        args = self._core.arguments(op, fields)
+        try:
+            self._core.run(self._core.lib.gdn_supported, list(OPS).index(op), ctypes.byref(args))
+        except Error:
+            return False
+        return True

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Gated DeltaNet for torch (2.5 and newer), on CPU and CUDA tensors.
+
+    out = gdn.torch.prefill(q, k, v, g, beta, state=pool, cu_seqlens=cu, read_slots=slots)
+
+decode, prefill, conv1d, conv1d_update, gates, l2norm, rmsnorm_gated, step, block and state_copy are
+functions over the operators torch.ops.gdn.*, which torch.compile, torch.export and CUDA graphs take
+as they are. GatedDeltaNet is the layer of Qwen3-Next and Qwen3.5 as a module. These are for
+inference: nothing here has a backward yet, and a tensor that requires a gradient is refused unless
+gradients are off.
+
+Kernels run on the current stream of the tensors' device, and take scratch memory from torch's
+allocator. On a CPU they run on torch's threads (before torch 2.10, on as many of their own), and
+scratch memory stays with the context. An operator may be called from several threads at once.
+Before a CUDA graph is captured, call warm_up(device) or run the step once.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("gdn.torch needs torch 2.5 or newer, which this Python cannot import "
+                      f"({error}); gdn.Context works without it") from None
+
+from ._functions import (block, conv1d, conv1d_update, decode, gates, l2norm, prefill,
+                         rmsnorm_gated, state_copy, step)
+from ._layer import Cache, GatedDeltaNet
+from ._operators import NUMBERS, OPERATORS, arguments, kernels, schema
+from ._packing import cu_seqlens_of
+from ._warm_up import warm_up
+
+__all__ = ["Cache", "GatedDeltaNet", "NUMBERS", "OPERATORS", "arguments", "block", "conv1d",
+           "conv1d_update", "cu_seqlens_of", "decode", "gates", "kernels", "l2norm", "prefill",
+           "rmsnorm_gated", "schema", "state_copy", "step", "warm_up"]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The operators as functions that make what they return. Letters in shapes, as in gdn.h:
+
+    B sequences, N tokens in all, T tokens of one sequence, Hq Hk Hv heads, H = max(Hq, Hv) state
+    heads, K V head sizes, P slots of a pool, D channels, W taps
+
+A is float32, bfloat16 or float16. [N] may be [B][T] everywhere. **options are further fields of the
+op in gdn.h by their names (numbers, checkpoints, records, 8-bit scales) and of gdn_batch
+(cu_seqlens, read_slots, write_slots, has_initial_state, token_start, token_count, ...). Index
+tensors are int32 or int64 and lie on the device of the other tensors. No tensor is copied or
+converted.
+
+Errors are RuntimeError with the text of gdn_last_error(), which names the argument, what was found
+and what was wanted. Source: gdn.h of this version, gdn_prefill() and the others.
+"""
+
+import torch
+
+from ._operators import overload
+
+
+def _refuse_grad(**tensors):
+    """No silent zero: an operator here has no backward."""
+    if torch.is_grad_enabled():
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.requires_grad:
+                raise RuntimeError(f"{name}: requires a gradient, and gdn.torch has no backward "
+                                   "yet; call it under torch.no_grad()")
+
+
+def _like(x, *last):
+    """A new tensor with the leading dimensions, dtype and device of x."""
+    return x.new_empty(*x.shape[:-len(last)], *last)
+
+
+def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, out, options):
+    if state_out is not None:
+        options["state_out"] = state_out
+    overload(op, options)(q, k, v, g, beta, A_log, dt_bias, state, out=out, **options)
+
+
+def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
+            out=None, **options):
+    """
+    The gated delta rule over whole sequences, in chunks.
+
+    q [N][Hq][K], k [N][Hk][K], v [N][Hv][V] of one dtype A. g, beta [N][H] float32 or A: log gates
+    and write strengths, or raw ones with gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, A_log and
+    dt_bias [H]. state [P][H][V][K] is read and written in place (state_layout=gdn.STATE_KV for
+    [K][V]), or written to state_out. q and k are normalised with norm=gdn.NORM_L2. scale 0 is
+    1 / sqrt(K). [N] without cu_seqlens is one sequence.
+
+    Returns out [N][H][V] of dtype A.
+    """
+    _refuse_grad(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, state=state)
+    if out is None:
+        out = _like(q, max(q.shape[-2], v.shape[-2]), v.shape[-1])
+    _rule("prefill", q, k, v, g, beta, A_log, dt_bias, state, state_out, out, options)
+    return out
+
+
+def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
+           out=None, **options):
+    """
+    The next tokens of each sequence, one after the other. Arguments and result are those of
+    prefill(); [N] without cu_seqlens is N sequences of one token.
+    """
+    _refuse_grad(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, state=state)
+    if out is None:
+        out = _like(q, max(q.shape[-2], v.shape[-2]), v.shape[-1])
+    _rule("decode", q, k, v, g, beta, A_log, dt_bias, state, state_out, out, options)
+    return out
+
+
+def conv1d(x, weight, bias=None, *, state=None, state_out=None, out=None, **options):
+    """
+    Causal depthwise convolution over the tokens of each sequence.
+
+    x [N][D] of dtype A with stride 1 along D; weight [D][W] or [D][1][W], W from 2 to 8; bias [D].
+    state [P][D][S], S at least W - 1, any strides: the inputs before the first token, and after the
+    call the last S; written in place or to state_out. activation=gdn.ACT_SILU applies SiLU.
+
+    Returns out [N][D] of dtype A.
+    """
+    _refuse_grad(x=x, weight=weight, bias=bias, state=state)
+    if out is None:
+        out = torch.empty_like(x)
+    if state_out is not None:
+        options["state_out"] = state_out
+    overload("conv1d", options)(x, weight, bias, state, out=out, **options)
+    return out
+
+
+def conv1d_update(x, weight, bias=None, *, state, out=None, **options):
+    """
+    The next token of each of B sequences through the convolution: conv1d() of x [B][D], as
+    [B][1][D], or of several tokens, x [B][T][D]. state is updated in place; read_slots [B] names
+    its slots.
+
+    Returns out, of the shape of x.
+    """
+    if out is None:
+        out = torch.empty_like(x)
+    rows, result = (x[:, None], out[:, None]) if x.dim() == 2 else (x, out)
+    conv1d(rows, weight, bias, state=state, out=result, **options)
+    return out
+
+
+def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
+    """
+    The gates of the rule from their raw inputs: g = -exp(A_log) softplus(a + dt_bias) (natural
+    logarithm of the decay), beta = sigmoid(b).
+
+    a, b [...][H] float32, bfloat16 or float16; A_log, dt_bias [H]. gate=gdn.GATE_LINEAR gives
+    exp(g), beta_kind=gdn.BETA_TWICE_SIGMOID twice the sigmoid.
+
+    Returns g and beta, both [...][H] float32.
+    """
+    _refuse_grad(a=a, b=b, A_log=A_log, dt_bias=dt_bias)
+    if g is None:
+        g = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    if beta is None:
+        beta = torch.empty(b.shape, dtype=torch.float32, device=b.device)
+    overload("gates", options)(a, b, A_log, dt_bias, g, beta, **options)
+    return g, beta
+
+
+def l2norm(x, *, out=None, **options):
+    """
+    Rows of length 1: x / sqrt(sum x^2 + eps), eps 0 being 1e-6; norm= chooses another formula.
+
+    x [...][D], D from 1 to 65536. Returns out, of the shape and dtype of x.
+    """
+    _refuse_grad(x=x)
+    if out is None:
+        out = torch.empty_like(x)
+    overload("l2norm", options)(x, out, **options)
+    return out
+
+
+def rmsnorm_gated(x, z=None, weight=None, *, out=None, **options):
+    """
+    x / sqrt(mean x^2 + eps) weight silu(z), eps 0 being 1e-6; activation=gdn.ACT_SIGMOID for the
+    sigmoid of z. All in float32, rounded once.
+
+    x, z [...][D], weight [D]; z None: no gate; weight None: 1. Returns out, of the shape and dtype
+    of x.
+    """
+    _refuse_grad(x=x, z=z, weight=weight)
+    if out is None:
+        out = torch.empty_like(x)
+    overload("rmsnorm_gated", options)(x, out, z, weight, **options)
+    return out
+
+
+def step(x, a, b, conv_weight, A_log, *, key_heads, value_heads, key_dim, value_dim, z=None,
+         conv_bias=None, dt_bias=None, norm_weight=None, conv_state=None, state=None, out=None,
+         **options):
+    """
+    The next tokens through all of a layer between its projections: convolution with SiLU, gates,
+    norm of q and k, rule, gated RMSNorm.
+
+    x [N][2 Hk K + Hv V] of dtype A: channels of q, of k, of v as projected; a, b [N][Hv];
+    z [N][Hv][V]; conv_weight [..][W]; A_log, dt_bias [Hv]; norm_weight [V];
+    conv_state [P][2 Hk K + Hv V][S] and state [P][Hv][V][K], updated in place. key_heads Hk,
+    value_heads Hv, key_dim K, value_dim V. [N] without cu_seqlens is N sequences of one token.
+
+    Returns out [N][Hv][V] of dtype A.
+    """
+    _refuse_grad(x=x, a=a, b=b, conv_weight=conv_weight, A_log=A_log, z=z, conv_bias=conv_bias,
+                 dt_bias=dt_bias, norm_weight=norm_weight)
+    if out is None:
+        out = x.new_empty(*x.shape[:-1], value_heads, value_dim)
+    overload("step", options)(
+        x, a, b, conv_weight, A_log, z, conv_bias, dt_bias, norm_weight, conv_state, state, out=out,
+        n_key_heads=key_heads, n_value_heads=value_heads, key_head_dim=key_dim,
+        value_head_dim=value_dim, **options)
+    return out
+
+
+def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_heads, value_heads,
+          key_dim, value_dim, in_proj_qkvz=None, in_proj_ba=None, in_proj_qkv=None, in_proj_z=None,
+          in_proj_b=None, in_proj_a=None, conv_bias=None, conv_state=None, state=None, out=None,
+          **options):
+    """
+    A whole layer: projections, convolution, rule, gated norm, output projection. GatedDeltaNet is
+    this function with its weights and its cache.
+
+    hidden [N][hidden size] of dtype A. Weights as Hugging Face saves them: in_proj_qkvz and
+    in_proj_ba (Qwen3-Next), or in_proj_qkv, in_proj_z, in_proj_b and in_proj_a (Qwen3.5). States as
+    for step(). [N] without cu_seqlens is one sequence.
+
+    Returns out, of the shape and dtype of hidden.
+    """
+    _refuse_grad(hidden=hidden, conv_weight=conv_weight, A_log=A_log, dt_bias=dt_bias,
+                 norm_weight=norm_weight, out_proj=out_proj)
+    if out is None:
+        out = torch.empty_like(hidden)
+    overload("block", options)(
+        hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, out, in_proj_qkvz, in_proj_ba,
+        in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, conv_bias, conv_state, state,
+        n_key_heads=key_heads, n_value_heads=value_heads, key_head_dim=key_dim,
+        value_head_dim=value_dim, **options)
+    return out
+
+
+def state_copy(to_pool, from_pool=None, *, from_slots=None, to_slots=None, **options):
+    """
+    Slots of one pool to slots of another: copy, fork, zero (from_pool None), gather; converts where
+    dtypes, layouts or strides differ. A negative from-slot zeroes its target; a negative to-slot
+    leaves the pair out.
+
+    Pools [P][H][V][K] or [P][D][S]; slots [M]. Returns to_pool.
+    """
+    overload("state_copy", options)(to_pool, from_pool, from_slots=from_slots, to_slots=to_slots,
+                                    **options)
+    return to_pool

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contexts made before they are needed."""
+
+import torch
+
+from .. import _fast
+from ._operators import kernels
+
+
+def warm_up(device="cuda"):
+    """
+    Makes a context for the device: loads libgdn's kernels there and looks up what it can do. The
+    first call of an operator does the same, but inside the capture of a CUDA graph it cannot.
+
+    device: a torch.device, "cpu", "cuda", "cuda:1". Raises RuntimeError with the reason if there is
+    no driver, no such GPU, or no device code in this build.
+    """
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: {device}, wanted cpu or cuda")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if kernels.get(device.type.upper()) == "C":
+        _fast.native.torch_warm_up(-1 if device.type == "cpu" else device.index)
+    else:
+        from . import _kernels
+
+        _kernels.warm_up(device)

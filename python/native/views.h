@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* views.h - arrays of Python as gdn_tensor, for the common kinds of arrays. */
+#ifndef GDN_PYTHON_VIEWS_H
+#define GDN_PYTHON_VIEWS_H
+
+#include "python.h"
+
+#include "describe.h"
+
+#define PLACE_HOST (-1) /* else the number of a CUDA device */
+
+/*
+ * view_fill - describes an array: 1. 0: the kind of array or its dtype is not among the common
+ * ones, or the array may not be written; no exception is set, and the caller takes the slow path.
+ *
+ * Arrays are those of numpy.ndarray itself, tensors with the DLPack C exchange table (torch from
+ * 2.10 on), and torch.Tensor of older torch. gdn.bf16(array of uint16) is bfloat16.
+ */
+int view_fill(PyObject *array, bool is_output, gdn_tensor *tensor, int32_t *place);
+
+/* The Python helpers of gdn/_fast.py: kind_of(type) -> 0, 1 numpy.ndarray, 2 torch.Tensor;
+ * bf16, the class; dtypes, a dict from torch's dtypes to gdn_dtype, filled when kind_of says 2. */
+void view_setup(PyObject *kind_of, PyObject *bf16, PyObject *dtypes);
+
+#endif

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that torch computes on: the CPU, and a GPU where there is one."""
+
+import os
+
+import pytest
+
+# Inductor's cache on disk does not look at schemas, so it may hold code for those of yesterday.
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+
+import torch  # noqa: E402
+
+
+def _why_no_gpu():
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    import gdn.torch
+
+    try:
+        gdn.torch.warm_up("cuda")
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+WHY_NO_GPU = _why_no_gpu()
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a GPU")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and WHY_NO_GPU:
+        pytest.skip(WHY_NO_GPU)
+    return request.param
+
+
+@pytest.fixture
+def gpu():
+    if WHY_NO_GPU:
+        pytest.skip(WHY_NO_GPU)
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of every operator, and the rule in float64 by torch's own operators."""
+
+import gdn
+import torch
+
+B, T, HK, HV, K, V, W, P, HIDDEN = 3, 5, 2, 4, 16, 16, 4, 6, 32
+D = 2 * HK * K + HV * V
+SIZES = dict(n_key_heads=HK, n_value_heads=HV, key_head_dim=K, value_head_dim=V)
+
+
+def rule(device, dtype=torch.float32, lead=(B, T)):
+    def n(*shape):
+        return torch.randn(*shape, device=device)
+
+    q, k = (torch.nn.functional.normalize(n(*lead, HK, K), dim=-1).to(dtype) for _ in "qk")
+    return dict(q=q, k=k, v=n(*lead, HV, V).to(dtype), g=-torch.rand(*lead, HV, device=device),
+                beta=torch.rand(*lead, HV, device=device),
+                out=torch.zeros(*lead, HV, V, device=device, dtype=dtype))
+
+
+def slots(device, count=B):
+    return torch.randperm(P)[:count].to(device, torch.int32)
+
+
+def of(op, device):
+    """Keyword arguments of the operator `op`, those of its overload `default` alone."""
+    def n(*shape):
+        return torch.randn(*shape, device=device)
+
+    pools = dict(state=n(P, HV, V, K), read_slots=slots(device))
+    if op in ("prefill", "decode"):
+        return {**rule(device), **pools}
+    if op == "conv1d":
+        return dict(x=n(B, T, D), weight=n(D, W), bias=n(D), state=n(P, D, W - 1),
+                    out=n(B, T, D), activation=gdn.ACT_SILU, read_slots=slots(device))
+    if op == "gates":
+        return dict(a=n(B, T, HV), b=n(B, T, HV), A_log=n(HV), dt_bias=n(HV), g=n(B, T, HV),
+                    beta=n(B, T, HV))
+    if op == "l2norm":
+        return dict(x=n(B, T, K), out=n(B, T, K))
+    if op == "rmsnorm_gated":
+        return dict(x=n(B, T, V), z=n(B, T, V), weight=n(V), out=n(B, T, V))
+    if op == "step":
+        return dict(x=n(B, T, D), a=n(B, T, HV), b=n(B, T, HV), z=n(B, T, HV, V),
+                    conv_weight=n(D, W), A_log=n(HV), dt_bias=n(HV), norm_weight=n(V),
+                    conv_state=n(P, D, W - 1), out=n(B, T, HV, V), **pools, **SIZES)
+    if op == "block":
+        return dict(hidden=n(B, T, HIDDEN), in_proj_qkv=n(D, HIDDEN), in_proj_z=n(HV * V, HIDDEN),
+                    in_proj_b=n(HV, HIDDEN), in_proj_a=n(HV, HIDDEN), conv_weight=n(D, 1, W),
+                    A_log=n(HV), dt_bias=n(HV), norm_weight=n(V), out_proj=n(HIDDEN, HV * V),
+                    conv_state=n(P, D, W - 1), out=n(B, T, HIDDEN), **pools, **SIZES)
+    assert op == "state_copy"
+    return dict(from_pool=n(P, HV, V, K), to_pool=n(P, HV, V, K), from_slots=slots(device),
+                to_slots=slots(device))
+
+
+def more(op, device):
+    """Arguments that the overload `full` alone has."""
+    if op == "state_copy":
+        to = torch.zeros(P, HV, V, K, device=device, dtype=torch.int8)
+        return dict(to_pool=to, to_scales=torch.zeros(P, HV, V, device=device))
+    if op in ("l2norm", "rmsnorm_gated"):
+        return dict(flags=0)
+    if op == "gates":
+        return dict(gate_lower_bound=-5.0)
+    return dict(token_count=torch.full((B,), T - 1, device=device))
+
+
+def reference(q, k, v, g, beta, state):
+    """[B][T] of the rule in float64: out, final states."""
+    times = v.shape[2] // q.shape[2]
+    q, k = (x.double().repeat_interleave(times, 2) for x in (q, k))
+    S, v, g, beta, out = state.double(), v.double(), g.double(), beta.double(), []
+    for t in range(v.shape[1]):
+        S = S * g[:, t].exp()[..., None, None]
+        u = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhvk,bhk->bhv", S, k[:, t]))
+        S = S + u[..., None] * k[:, t, :, None, :]
+        out.append(q.shape[-1] ** -0.5 * torch.einsum("bhvk,bhk->bhv", S, q[:, t]))
+    return torch.stack(out, 1), S

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU alone has: streams, graphs, several devices, memory."""
+
+import subprocess
+import sys
+
+import gdn.torch
+import pytest
+import samples
+import torch
+from samples import of, reference
+
+pytestmark = pytest.mark.gpu
+decode, prefill = torch.ops.gdn.decode.default, torch.ops.gdn.prefill
+
+
+def expected(args, slots, state):
+    return reference(*(args[n] for n in ("q", "k", "v", "g", "beta")), state[slots.long()])
+
+
+def test_a_graph_replays_with_other_slots_and_lengths(gpu):
+    args = of("decode", gpu)
+    count = torch.full((samples.B,), samples.T, device=gpu)
+    full = torch.ops.gdn.decode.full
+    full(**args, token_count=count)  # makes the context
+    pool = torch.randn_like(args["state"])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        full(**args, token_count=count)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        args["read_slots"].copy_(samples.slots(gpu))
+        count.fill_(samples.T - seed)
+        args["q"].normal_()
+        args["state"].copy_(pool)
+        graph.replay()
+        torch.cuda.synchronize()
+        n = samples.T - seed
+        cut = {name: args[name][:, :n] for name in ("q", "k", "v", "g", "beta")}
+        out, state = expected(cut, args["read_slots"], pool)
+        assert (args["out"][:, :n] - out).abs().max() < 1e-4
+        assert not args["out"][:, n:].any()
+        assert (args["state"][args["read_slots"].long()] - state).abs().max() < 1e-4
+
+
+def test_a_first_call_cannot_be_captured(gpu):
+    """In a process of its own: the context is made by the first call, which says so."""
+    script = """if True:
+        import torch, gdn.torch
+        x, graph = torch.ones(2, 16, device="cuda"), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                gdn.torch.l2norm(x)
+        except RuntimeError as error:
+            assert "warm_up() before the capture" in str(error), error
+        else:
+            raise SystemExit("captured")
+        gdn.torch.warm_up()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = gdn.torch.l2norm(x)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert (out - 0.25).abs().max() < 1e-6
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_graph_with_scratch_memory(gpu):
+    """A long prefill takes memory from torch's allocator, which the graph keeps."""
+    args = samples.rule(gpu, torch.bfloat16, (1, 8192))
+    args["state"] = torch.zeros(1, samples.HV, samples.V, samples.K, device=gpu)
+    prefill(**args)
+    want = args["out"].clone()
+    args["state"].zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        prefill(**args)
+    held = torch.empty(1 << 26, dtype=torch.uint8, device=gpu).fill_(255)  # noqa: F841
+    args["state"].zero_()
+    args["out"].zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(args["out"], want)
+
+
+def test_another_stream(gpu):
+    args = of("decode", gpu)
+    pool = args["state"].clone()
+    out, state = expected(args, args["read_slots"], pool)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        args["state"].copy_(pool)
+        decode(**args)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert (args["out"] - out).abs().max() < 1e-5
+
+
+def test_no_allocation_in_a_second_call(gpu):
+    args = of("decode", gpu)
+    decode(**args)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(10):
+        decode(**args)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+def test_two_devices(gpu):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    torch.manual_seed(1)
+    first = of("decode", "cuda:0")
+    second = {n: x.to("cuda:1") for n, x in first.items()}
+    with torch.cuda.device(0):  # the operator computes where its tensors are
+        decode(**second)
+        decode(**first)
+        assert torch.cuda.current_device() == 0
+    assert torch.equal(first["out"].cpu(), second["out"].cpu())
+    assert torch.equal(first["state"].cpu(), second["state"].cpu())
+
+
+def test_direct_calls_take_a_stream(gpu):
+    args = of("decode", gpu)
+    pool = args["state"].clone()
+    decode(**args)
+    with gdn.Context(backend="cuda") as ctx:
+        out = torch.empty_like(args["out"])
+        ctx.decode(**{**args, "state": pool, "out": out}, stream=torch.cuda.current_stream())
+        torch.cuda.synchronize()
+    assert torch.equal(out, args["out"]) and torch.equal(pool, args["state"])
+
+
+def test_profiler_names_the_operator(gpu):
+    args = of("decode", gpu)
+    decode(**args)
+    with torch.profiler.profile() as profile:
+        decode(**args)
+        torch.cuda.synchronize()
+    assert "gdn::decode" in {event.key for event in profile.key_averages()}

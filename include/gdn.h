@@ -20,13 +20,18 @@
  *               what was found, what was wanted.
  *   Structs     begin with struct_size and are made by their gdn_..._init(): all zero, and
  *               zero is the default of every field. They grow at the end only, so a program
- *               compiled against an older header runs with a newer library.
+ *               compiled against an older header runs with a newer library. The library takes
+ *               the sizes that a published header had. It takes a larger struct if the bytes
+ *               that it does not know are zero. Any other struct_size is GDN_E_ARG.
  *   Tensors     are views (data, dtype, sizes, strides in elements). data NULL means absent.
  *               Strides are free, negative and (for inputs) zero ones included, but where a
  *               comment says "dense" the last dimension has stride 1. No alignment beyond
  *               that of one element is needed; 64 bytes is faster.
  *   Indices     (cu_seqlens, slots, counts) are GDN_I32 or GDN_I64.
- *   Threads     A context serves one call at a time. Different contexts are independent.
+ *   Threads     A context serves one call at a time. If a second call comes while one runs in
+ *               the same context, the second call returns GDN_E_ARG at once and touches nothing.
+ *               This holds for a call from the caller's parallel_for too. Different contexts are
+ *               independent.
  *   Streams     On a device a call puts its work on `stream` (a CUstream; NULL: the default one)
  *               and returns; it waits for nothing, and args and batch may go. Tensors, index
  *               arrays and workspace are device memory. Calls on two streams at once need a
@@ -274,7 +279,8 @@ static inline gdn_options gdn_options_init(void)
 GDN_API gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx);
 GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
 
-/* The text of the last error of this context; "" if there was none. Never NULL. */
+/* The text of the last error of this context; "" if there was none. Never NULL. After a call that
+ * the context refused because it was busy, the thread of that call gets that text. */
 GDN_API const char *gdn_last_error(const gdn_ctx *ctx);
 /* The inner loops that the last successful call ran, as "op: loop.isa loop.isa"; of a device its
  * kernels, "op: kernel kernel". */

@@ -284,22 +284,20 @@ gdn_status gdn_summary_apply_check(gdn_ctx *ctx, const gdn_summary_apply_args *a
 
 gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
+    uint32_t       fp;
+    TRY(gdn_enter(ctx, &fp));
     struct call    c;
     gdn_status     status = describe_compose(ctx, args, &c);
     if (status == GDN_OK) status = finish(ctx, "summary_compose", &c);
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }
 
 gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
+    uint32_t       fp;
+    TRY(gdn_enter(ctx, &fp));
     struct call    c;
     gdn_status     status = describe_apply(ctx, args, &c);
     if (status == GDN_OK) status = finish(ctx, "summary_apply", &c);
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }

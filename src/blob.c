@@ -274,12 +274,11 @@ gdn_tensor gdn_blob_position(const struct gdn_blob_header *h, const struct gdn_b
 
 /* ---- Inspecting ---------------------------------------------------------------------------- */
 
-gdn_status gdn_blob_inspect(gdn_ctx *ctx, const void *blob, size_t bytes, gdn_blob_info *info)
+static gdn_status inspect(gdn_ctx *ctx, const void *blob, size_t bytes, gdn_blob_info *info)
 {
     struct gdn_blob_header h;
     struct gdn_blob_places p;
     gdn_blob_info          own;
-    if (!ctx) return GDN_E_ARG;
     TRY(gdn_copy_args(ctx, &own, sizeof own, info, "gdn_blob_info"));
     TRY(gdn_blob_open(ctx, blob, bytes, "blob", &h, &p));
     const uint32_t size = own.struct_size;
@@ -300,4 +299,11 @@ gdn_status gdn_blob_inspect(gdn_ctx *ctx, const void *blob, size_t bytes, gdn_bl
                                            .checksum       = h.checksum };
     memcpy(info, &own, size < sizeof own ? size : sizeof own);
     return GDN_OK;
+}
+
+gdn_status gdn_blob_inspect(gdn_ctx *ctx, const void *blob, size_t bytes, gdn_blob_info *info)
+{
+    uint32_t fp;
+    TRY(gdn_enter(ctx, &fp));
+    return gdn_leave(ctx, fp, inspect(ctx, blob, bytes, info));
 }

@@ -134,16 +134,23 @@ static gdn_status run(gdn_ctx *ctx, struct copy *copies)
 
 /* ---- Saving -------------------------------------------------------------------------------- */
 
-gdn_status gdn_blob_bytes(gdn_ctx *ctx, const gdn_blob_args *args, size_t *bytes)
+static gdn_status find_bytes(gdn_ctx *ctx, const gdn_blob_args *args, size_t *bytes)
 {
     gdn_blob_args          a;
     struct gdn_blob_header h;
     struct gdn_blob_places p;
-    if (!ctx || !bytes) return gdn_fail(ctx, GDN_E_ARG, "%s: NULL", ctx ? "bytes" : "ctx");
+    if (!bytes) return gdn_fail(ctx, GDN_E_ARG, "bytes: NULL");
     TRY(check_args(ctx, args, &a));
     TRY(describe(ctx, &a, &h, &p));
     *bytes = (size_t)p.total;
     return GDN_OK;
+}
+
+gdn_status gdn_blob_bytes(gdn_ctx *ctx, const gdn_blob_args *args, size_t *bytes)
+{
+    uint32_t fp;
+    TRY(gdn_enter(ctx, &fp));
+    return gdn_leave(ctx, fp, find_bytes(ctx, args, bytes));
 }
 
 /* The memory of the blob, apart from all that is read. */
@@ -219,11 +226,9 @@ static gdn_status save(gdn_ctx *ctx, const gdn_blob_args *args)
 
 gdn_status gdn_blob_save(gdn_ctx *ctx, const gdn_blob_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp     = gdn_fp_enter();
-    const gdn_status status = save(ctx, args);
-    gdn_fp_leave(fp);
-    return status;
+    uint32_t fp;
+    TRY(gdn_enter(ctx, &fp));
+    return gdn_leave(ctx, fp, save(ctx, args));
 }
 
 /* ---- Loading ------------------------------------------------------------------------------- */
@@ -341,11 +346,9 @@ static gdn_status load(gdn_ctx *ctx, const gdn_blob_args *args)
 
 gdn_status gdn_blob_load(gdn_ctx *ctx, const gdn_blob_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp     = gdn_fp_enter();
-    const gdn_status status = load(ctx, args);
-    gdn_fp_leave(fp);
-    return status;
+    uint32_t fp;
+    TRY(gdn_enter(ctx, &fp));
+    return gdn_leave(ctx, fp, load(ctx, args));
 }
 
 /* ---- Slices -------------------------------------------------------------------------------- */
@@ -460,11 +463,10 @@ static void begin_out(const struct side *out, const struct side *from)
            (size_t)out->h.n_sequences * sizeof(int64_t));
 }
 
-gdn_status gdn_blob_slice(gdn_ctx *ctx, const void *blob, size_t bytes, int32_t rank,
-                          int32_t n_ranks, void *out, size_t out_bytes, size_t *needed)
+static gdn_status slice(gdn_ctx *ctx, const void *blob, size_t bytes, int32_t rank, int32_t n_ranks,
+                        void *out, size_t out_bytes, size_t *needed)
 {
     struct side whole = { .data = (char *)blob }, part = { .data = out };
-    if (!ctx) return GDN_E_ARG;
     if (!out && !needed) return gdn_fail(ctx, GDN_E_ARG, "out: NULL, and needed too");
     TRY(gdn_blob_open(ctx, blob, bytes, "blob", &whole.h, &whole.p));
     if (whole.h.n_ranks != 1)
@@ -489,6 +491,14 @@ gdn_status gdn_blob_slice(gdn_ctx *ctx, const void *blob, size_t bytes, int32_t 
     }
     if (needed) *needed = (size_t)part.p.total;
     return GDN_OK;
+}
+
+gdn_status gdn_blob_slice(gdn_ctx *ctx, const void *blob, size_t bytes, int32_t rank,
+                          int32_t n_ranks, void *out, size_t out_bytes, size_t *needed)
+{
+    uint32_t fp;
+    TRY(gdn_enter(ctx, &fp));
+    return gdn_leave(ctx, fp, slice(ctx, blob, bytes, rank, n_ranks, out, out_bytes, needed));
 }
 
 /* ---- Merging ------------------------------------------------------------------------------- */
@@ -555,11 +565,10 @@ static gdn_status check_parts(gdn_ctx *ctx, const void *const *blobs, const size
     return GDN_OK;
 }
 
-gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const size_t *bytes, int32_t n,
-                          void *out, size_t out_bytes, size_t *needed)
+static gdn_status merge(gdn_ctx *ctx, const void *const *blobs, const size_t *bytes, int32_t n,
+                        void *out, size_t out_bytes, size_t *needed)
 {
     struct side whole = { .data = out }, part;
-    if (!ctx) return GDN_E_ARG;
     if (!blobs || !bytes)
         return gdn_fail(ctx, GDN_E_ARG, "%s: NULL", blobs ? "bytes" : "blobs");
     if (n < 1) return gdn_fail(ctx, GDN_E_ARG, "n: %d, wanted 1 or more", (int)n);
@@ -587,4 +596,12 @@ gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const size_t *
     }
     if (needed) *needed = (size_t)whole.p.total;
     return GDN_OK;
+}
+
+gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const size_t *bytes, int32_t n,
+                          void *out, size_t out_bytes, size_t *needed)
+{
+    uint32_t fp;
+    TRY(gdn_enter(ctx, &fp));
+    return gdn_leave(ctx, fp, merge(ctx, blobs, bytes, n, out, out_bytes, needed));
 }

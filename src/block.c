@@ -343,12 +343,11 @@ static gdn_status note(gdn_ctx *ctx, struct block_call *c)
 
 gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t    fp = gdn_fp_enter();
+    uint32_t          fp;
+    TRY(gdn_enter(ctx, &fp));
     struct block_call c;
     gdn_status        status = describe(ctx, args, &c);
     if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
     if (status == GDN_OK && !ctx->cuda) status = note(ctx, &c);
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }

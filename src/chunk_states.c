@@ -237,13 +237,12 @@ gdn_status gdn_chunk_states_check(gdn_ctx *ctx, const gdn_chunk_states_args *arg
 
 gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
+    uint32_t       fp;
+    TRY(gdn_enter(ctx, &fp));
     struct call    c;
     gdn_status     status = describe(ctx, args, &c);
     if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
     if (status == GDN_OK && !ctx->cuda)
         status = gdn_note_kernel(ctx, "chunk_states", "strip_mul chunk_update");
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }

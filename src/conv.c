@@ -248,11 +248,10 @@ static gdn_status run(gdn_ctx *ctx, struct conv_call *c)
 
 gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp = gdn_fp_enter();
+    uint32_t         fp;
+    TRY(gdn_enter(ctx, &fp));
     struct conv_call c;
     gdn_status       status = describe(ctx, args, &c);
     if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }

@@ -198,11 +198,10 @@ static gdn_status run(gdn_ctx *ctx, struct gates *s)
 
 gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
+    uint32_t       fp;
+    TRY(gdn_enter(ctx, &fp));
     struct gates   s;
     gdn_status     status = describe(ctx, args, &s);
     if (status == GDN_OK) status = run(ctx, &s);
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }

@@ -186,15 +186,14 @@ gdn_status gdn_l2norm_check(gdn_ctx *ctx, const gdn_l2norm_args *args, size_t *b
 
 gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t  fp = gdn_fp_enter();
+    uint32_t        fp;
+    TRY(gdn_enter(ctx, &fp));
     gdn_l2norm_args a;
     struct gdn_norm_job s;
     gdn_status      status = describe_l2norm(ctx, args, &a, &s);
     const struct call call = { "l2norm", a.workspace, a.workspace_bytes, a.stream };
     if (status == GDN_OK) status = run(ctx, &s, &call);
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }
 
 /* ---- Gated RMSNorm ------------------------------------------------------------------------- */
@@ -224,13 +223,12 @@ gdn_status gdn_rmsnorm_gated_check(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *a
 
 gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t         fp = gdn_fp_enter();
+    uint32_t               fp;
+    TRY(gdn_enter(ctx, &fp));
     gdn_rmsnorm_gated_args a;
     struct gdn_norm_job        s;
     gdn_status             status = describe_rmsnorm(ctx, args, &a, &s);
     const struct call call = { "rmsnorm_gated", a.workspace, a.workspace_bytes, a.stream };
     if (status == GDN_OK) status = run(ctx, &s, &call);
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }

@@ -31,7 +31,8 @@ gdn_status gdn_step_check(gdn_ctx *ctx, const gdn_step_args *args, size_t *bytes
 /* What an op's struct holds: so many tensors after struct_size and flags, and where its batch is
  * (0: it has none). */
 struct gdn_op_shape {
-    size_t bytes, n_tensors, batch_at;
+    const char *name; /* of the struct */
+    size_t      bytes, n_tensors, batch_at;
 };
 extern const struct gdn_op_shape gdn_op_shapes[];
 

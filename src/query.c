@@ -31,11 +31,13 @@ static gdn_status check(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes
 
 gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes)
 {
-    if (!ctx || !bytes) return gdn_fail(ctx, GDN_E_ARG, "%s: NULL", ctx ? "bytes" : "ctx");
-    size_t needed;
-    TRY(check(ctx, op, args, &needed));
-    *bytes = needed;
-    return GDN_OK;
+    uint32_t fp;
+    size_t   needed;
+    TRY(gdn_enter(ctx, &fp));
+    const gdn_status status = bytes ? check(ctx, op, args, &needed)
+                                    : gdn_fail(ctx, GDN_E_ARG, "bytes: NULL");
+    if (status == GDN_OK) *bytes = needed;
+    return gdn_leave(ctx, fp, status);
 }
 
 gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args)
@@ -49,8 +51,8 @@ gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args)
 const struct gdn_op_shape gdn_op_shapes[] = {
 #define TENSORS(type, last) \
     ((offsetof(type, last) - offsetof(gdn_rule_args, q)) / sizeof(gdn_tensor) + 1)
-#define WITH_BATCH(type, last) { sizeof(type), TENSORS(type, last), offsetof(type, batch) }
-#define WITHOUT(type, last)    { sizeof(type), TENSORS(type, last), 0 }
+#define WITH_BATCH(type, last) { #type, sizeof(type), TENSORS(type, last), offsetof(type, batch) }
+#define WITHOUT(type, last)    { #type, sizeof(type), TENSORS(type, last), 0 }
     [GDN_OP_PREFILL]         = WITH_BATCH(gdn_rule_args, record_count),
     [GDN_OP_DECODE]          = WITH_BATCH(gdn_rule_args, record_count),
     [GDN_OP_CONV1D]          = WITH_BATCH(gdn_conv1d_args, checkpoints),

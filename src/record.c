@@ -337,10 +337,12 @@ gdn_status gdn_record_commit_check(gdn_ctx *ctx, const gdn_record_commit_args *a
 
 gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args *args)
 {
+    uint32_t           fp;
+    TRY(gdn_enter(ctx, &fp));
     struct commit_call m;
-    if (!ctx) return GDN_E_ARG;
-    TRY(describe_commit(ctx, args, &m));
-    return ctx->cuda ? enqueue_commit(ctx, &m) : run_commit(ctx, &m);
+    gdn_status         status = describe_commit(ctx, args, &m);
+    if (status == GDN_OK) status = ctx->cuda ? enqueue_commit(ctx, &m) : run_commit(ctx, &m);
+    return gdn_leave(ctx, fp, status);
 }
 
 /* ---- Fold ---------------------------------------------------------------------------------- */
@@ -473,11 +475,10 @@ gdn_status gdn_record_fold_check(gdn_ctx *ctx, const gdn_record_fold_args *args,
 
 gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp = gdn_fp_enter();
+    uint32_t         fp;
+    TRY(gdn_enter(ctx, &fp));
     struct fold_call m;
     gdn_status       status = describe_fold(ctx, args, &m);
     if (status == GDN_OK) status = ctx->cuda ? enqueue_fold(ctx, &m) : run_fold(ctx, &m);
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }

@@ -427,15 +427,14 @@ static gdn_status run(gdn_ctx *ctx, struct rule_call *c)
 
 static gdn_status rule_op(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp = gdn_fp_enter();
+    uint32_t         fp;
+    TRY(gdn_enter(ctx, &fp));
     struct rule_call c;
     gdn_status       status = describe(ctx, args, decode, &c);
     if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
     if (status == GDN_OK && !ctx->cuda)
         status = gdn_note_kernel(ctx, decode ? "decode" : "prefill", gdn_rule_loops(&c.rule));
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }
 
 gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args)

@@ -437,9 +437,7 @@ static gdn_status run(gdn_ctx *ctx, const gdn_state_copy_args *args)
 
 gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp     = gdn_fp_enter();
-    const gdn_status status = run(ctx, args);
-    gdn_fp_leave(fp);
-    return status;
+    uint32_t fp;
+    TRY(gdn_enter(ctx, &fp));
+    return gdn_leave(ctx, fp, run(ctx, args));
 }

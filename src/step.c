@@ -349,9 +349,7 @@ static gdn_status call(gdn_ctx *ctx, const gdn_step_args *args)
 
 gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t   fp     = gdn_fp_enter();
-    const gdn_status status = call(ctx, args);
-    gdn_fp_leave(fp);
-    return status;
+    uint32_t fp;
+    TRY(gdn_enter(ctx, &fp));
+    return gdn_leave(ctx, fp, call(ctx, args));
 }

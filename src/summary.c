@@ -180,14 +180,13 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct summary *c)
 
 gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp = gdn_fp_enter();
+    uint32_t       fp;
+    TRY(gdn_enter(ctx, &fp));
     struct summary c;
     gdn_status     status = describe(ctx, args, &c);
     if (status == GDN_OK) status = ctx->cuda ? enqueue(ctx, &c) : run(ctx, &c);
     if (status == GDN_OK && !ctx->cuda)
         status = gdn_note_kernel(ctx, "summary",
                                  gdn_rule_loops(c.args.M.data ? &c.transition : &c.offset));
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }

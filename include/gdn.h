@@ -438,9 +438,11 @@ typedef enum gdn_write {
  *                                No slot twice, nor one that a sequence starts from or ends in.
  *
  * Padding rows leave none, but keep their numbers. In a tree the state after n tokens is that
- * after token n - 1 and those it follows. Ops without checkpoints in their arguments take no
- * notice. gdn_prefill writes a checkpoint at a multiple of 16 as it passes; one elsewhere also
- * costs about a third of the work of 16 tokens.
+ * after token n - 1 and those it follows. Ops whose arguments have no checkpoints field take no
+ * notice. In the other ops a checkpoints tensor needs one of the two lists, and a list needs a
+ * checkpoints tensor: GDN_E_ARG (gdn_block: one of its two tensors). gdn_prefill writes a
+ * checkpoint at a multiple of 16 as it passes; one elsewhere also costs about a third of the work
+ * of 16 tokens.
  */
 typedef struct gdn_batch {
     uint32_t   struct_size; /* set by gdn_batch_init() */

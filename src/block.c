@@ -166,8 +166,8 @@ static gdn_status check_tokens(gdn_ctx *ctx, struct block_call *c)
     TRY(gdn_check_dense(ctx, &a->out, "out"));
     TRY(gdn_check_injective(ctx, &a->out, "out"));
     const bool leaves = a->checkpoints.data || a->conv_checkpoints.data;
-    return gdn_plan_describe(ctx, a->batch, &c->tokens, leaves ? GDN_PLAN_CHECKPOINTS : 0,
-                             &c->plan);
+    return gdn_plan_describe(ctx, a->batch, &c->tokens,
+                             leaves ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR, &c->plan);
 }
 
 /* The parts that the ops of their own check too, on views of the projected row. */

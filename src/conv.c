@@ -193,7 +193,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_conv1d_args *args, struct con
     TRY(check_rows(ctx, c));
     TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, "bias", &c->conv));
     const unsigned takes = GDN_PLAN_EACH | GDN_PLAN_TREE | GDN_PLAN_PATH |
-                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
+                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR);
     TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
     TRY(check_states(ctx, c));
 

@@ -119,6 +119,9 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, struct gdn_plan *plan,
         return gdn_fail(ctx, GDN_E_ARG, "%s: absent, wanted with %s",
                         starts->data ? "checkpoint_positions" : "checkpoint_starts",
                         starts->data ? "checkpoint_starts" : "checkpoint_positions");
+    if (!starts->data && !b->checkpoint_every)
+        return gdn_fail(ctx, GDN_E_ARG, "checkpoint_positions: absent, and checkpoint_every is 0, "
+                        "wanted one of them with checkpoints");
     if (starts->data && b->checkpoint_every)
         return gdn_fail(ctx, GDN_E_ARG, "checkpoint_every: %lld, wanted 0 with a list of positions",
                         (long long)b->checkpoint_every);
@@ -130,6 +133,18 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, struct gdn_plan *plan,
     if (positions->data) plan->max_checkpoints = positions->size[0];
     if (b->checkpoint_every) plan->max_checkpoints = tokens->N / b->checkpoint_every;
     return GDN_OK;
+}
+
+/* An op whose tensor for checkpoints is absent: nothing of the batch may ask for some. */
+static gdn_status refuse_checkpoints(gdn_ctx *ctx, const gdn_batch *b)
+{
+    const char *given = b->checkpoint_every            ? "checkpoint_every"
+                        : b->checkpoint_positions.data ? "checkpoint_positions"
+                        : b->checkpoint_starts.data    ? "checkpoint_starts"
+                        : b->checkpoint_slots.data     ? "checkpoint_slots"
+                                                       : NULL;
+    if (!given) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "checkpoints: absent, wanted with %s of the batch", given);
 }
 
 /* An op without checkpoints takes no notice of what a batch says of them. */
@@ -216,6 +231,7 @@ gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct 
     else
         memset(b, 0, sizeof *b);
     TRY(check_fields(ctx, b, takes));
+    if (takes & GDN_PLAN_NO_TENSOR) TRY(refuse_checkpoints(ctx, b));
     if (!(takes & GDN_PLAN_CHECKPOINTS)) drop_checkpoints(b);
 
     plan->padded = tokens->padded;

@@ -337,7 +337,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     TRY(check_rows(ctx, c, decode));
     TRY(check_gates(ctx, c));
     const unsigned takes = (decode ? GDN_PLAN_EACH | GDN_PLAN_TREE : 0) |
-                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
+                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR);
     TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
     TRY(check_record(ctx, c, decode));
     TRY(check_states(ctx, c));

@@ -1430,7 +1430,7 @@ GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
  *     state         [B][H][V][K]    where sequences start; absent: zero
  *     states        [NC][H][V][K]   at the start of each chunk; may be longer; absent: not wanted
  *     state_out     [B][H][V][K]    after the last token; may be the very view state; absent: not
- *                                   wanted. Of an empty sequence: the state it started from.
+ *                                   wanted. An empty sequence leaves it alone, as in gdn_prefill().
  */
 typedef struct gdn_chunk_states_args {
     uint32_t         struct_size; /* set by gdn_chunk_states_args_init() */

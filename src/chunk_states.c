@@ -122,6 +122,7 @@ static void run_item(void *arg, int64_t item, int thread)
     const struct gdn_kernels *kr = a->kr;
     const int      K = c->rule.K, V = c->rule.V, n_strips = (V + kr->strip - 1) / kr->strip;
     const int64_t  b = item / n_strips / c->rule.H;
+    if (!c->plan.seqs[b].n_tokens) return; /* an empty sequence leaves its states alone */
     struct scratch s;
     struct strip   p = { c, kr, &s, (int)(item / n_strips % c->rule.H),
                          (int)(item % n_strips) * kr->strip, 0 };

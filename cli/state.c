@@ -21,9 +21,11 @@ static const char help[] =
     "at all.\n"
     "\n"
     "  inspect   what a file holds\n"
-    "  convert   other dtypes (f32, bf16, f16), another layout of the state (vk, kv), another\n"
-    "            length of the convolution's states (the newest inputs are kept)\n"
-    "  slice     what rank R of N holds of a whole layer, R from 0 (tensor parallelism)\n"
+    "  convert   other dtypes (f32, bf16, f16; of the state also i8, e4m3), another layout of\n"
+    "            the state (vk, kv), another length of the convolution's states (the newest\n"
+    "            inputs are kept)\n"
+    "  slice     what rank R of N holds of a whole layer, R from 0 (tensor parallelism); with\n"
+    "            more ranks than key heads several ranks have a copy of the same head\n"
     "  merge     the whole layer from all its slices, in any order\n"
     "  diff      per part: equal, or the largest and the RMS difference. Values are compared,\n"
     "            not how they are stored (dtype, layout)\n"
@@ -39,7 +41,10 @@ struct word {
     const char *name;
     int32_t     value;
 };
-static const struct word dtypes[]  = { { "f32", GDN_F32 }, { "bf16", GDN_BF16 }, { "f16", GDN_F16 },
+static const struct word dtypes[]  = { { "f32", GDN_F32 },   { "bf16", GDN_BF16 },
+                                       { "f16", GDN_F16 },   { "i8", GDN_I8 },
+                                       { "e4m3", GDN_E4M3 }, { NULL, 0 } };
+static const struct word floats[]  = { { "f32", GDN_F32 }, { "bf16", GDN_BF16 }, { "f16", GDN_F16 },
                                        { NULL, 0 } };
 static const struct word layouts[] = { { "vk", GDN_STATE_VK }, { "kv", GDN_STATE_KV },
                                        { NULL, 0 } };
@@ -55,7 +60,7 @@ static const char *word_of(const struct word *words, int32_t value)
 /* text NULL leaves the value. */
 static int read_word(const char *option, const struct word *words, const char *text, int32_t *value)
 {
-    char list[40] = "";
+    char list[64] = "";
     if (!text) return CLI_OK;
     for (const struct word *w = words; w->name; w++) {
         const size_t used = strlen(list);
@@ -147,6 +152,9 @@ static void inspect_text(const struct loaded *b)
            word_of(maps, i->head_map), (int)i->key_head_dim, (int)i->value_head_dim);
     if (i->n_ranks == 1) printf("  part       the whole layer\n");
     else printf("  part       rank %d of %d\n", (int)i->rank, (int)i->n_ranks);
+    if (i->query_copies > 1 || i->key_copies > 1 || i->value_copies > 1)
+        printf("  copies     %d ranks have the head of q, %d that of k, %d that of v\n",
+               (int)i->query_copies, (int)i->key_copies, (int)i->value_copies);
     print_shape("state", &i->state, i->state_layout == GDN_STATE_VK ? "vk " : "kv ");
     print_shape("conv_state", &i->conv_state, "");
 }
@@ -186,6 +194,9 @@ static void inspect_json(gdn_ctx *ctx, const struct loaded *b)
     cJSON_AddNumberToObject(line, "value_head_dim", i->value_head_dim);
     cJSON_AddNumberToObject(line, "rank", i->rank);
     cJSON_AddNumberToObject(line, "n_ranks", i->n_ranks);
+    cJSON_AddNumberToObject(line, "query_copies", i->query_copies);
+    cJSON_AddNumberToObject(line, "key_copies", i->key_copies);
+    cJSON_AddNumberToObject(line, "value_copies", i->value_copies);
     add_tensor(line, "state", &i->state, word_of(layouts, i->state_layout));
     add_tensor(line, "conv_state", &i->conv_state, NULL);
     report_print(line);
@@ -216,6 +227,9 @@ static gdn_blob_args args_of(const struct loaded *b)
     a.value_head_dim       = i->value_head_dim;
     a.rank                 = i->rank;
     a.n_ranks              = i->n_ranks;
+    a.query_copies         = i->query_copies;
+    a.key_copies           = i->key_copies;
+    a.value_copies         = i->value_copies;
     a.position             = i->position;
     a.blob                 = b->data;
     a.blob_bytes           = b->bytes;
@@ -235,9 +249,13 @@ static int unpack(struct state_call *c, const struct loaded *b, int32_t dtype, i
     if (i->state.data)
         a->state = memory_tensor(&c->memory, dtype, 4,
                                  (int64_t[]){ s[0], s[1], s[turned ? 3 : 2], s[turned ? 2 : 3] });
+    if (i->state.data && dtype > GDN_F16)
+        a->state_scales = memory_tensor(&c->memory, GDN_F32, 3,
+                                        (int64_t[]){ s[0], s[1], i->value_head_dim });
     if (i->conv_state.data)
         a->conv_state = memory_tensor(&c->memory, conv_dtype, 3, (int64_t[]){ d[0], d[1], length });
-    if ((i->state.data && !a->state.data) || (i->conv_state.data && !a->conv_state.data))
+    if ((i->state.data && (!a->state.data || (dtype > GDN_F16 && !a->state_scales.data))) ||
+        (i->conv_state.data && !a->conv_state.data))
         return cli_bad("%s: no memory for its states", b->path);
     a->position.data = NULL;
     if (gdn_blob_load(c->ctx, a)) return cli_bad("%s: %s", b->path, gdn_last_error(c->ctx));
@@ -260,7 +278,7 @@ static int convert(struct state_call *c, const char **files, int n)
         return cli_bad("%s: %s: it has no conv_state", b.path,
                        c->conv_dtype ? "--conv-dtype" : "--length");
     if (read_word("--dtype", dtypes, c->dtype, &dtype) ||
-        read_word("--conv-dtype", dtypes, c->conv_dtype, &conv_dtype) ||
+        read_word("--conv-dtype", floats, c->conv_dtype, &conv_dtype) ||
         read_word("--layout", layouts, c->layout, &layout))
         return CLI_BAD;
     if (unpack(c, &b, dtype, layout, conv_dtype, c->length > 0 ? c->length : i->conv_state.size[2],

@@ -1119,10 +1119,12 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  * aligned to 8 bytes, else GDN_E_ARG.
  *
  * The format has one version number. A library reads the versions it knows and refuses a newer
- * one with GDN_E_UNSUPPORTED.
+ * one with GDN_E_UNSUPPORTED. It writes the lowest version that can hold the content: 2 for states
+ * of 8 bits and for heads that several ranks have, else 1.
  *
- *     state       [P][H][V][K]   in state_layout, H = max(Hq, Hv); any strides; or absent. Not
- *                                of 8 bits: gdn_state_copy() them first.
+ *     state       [P][H][V][K]   f32, bf16, f16, i8 or e4m3 in state_layout, H = max(Hq, Hv); any
+ *                                strides; or absent
+ *     state_scales [P][H][V]     f32, dense; beside a state of 8 bits, and with no other
  *     conv_state  [P][D][S]      channels in the order q, k, v, D = Hq K + Hk K + Hv V; any
  *                                strides; or absent
  *     slots       [B]            the slot of sequence b. Absent: slot b, B being P.
@@ -1147,10 +1149,17 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  *     GDN_HEADS_INTERLEAVED  G being the least of Hq, Hk and Hv: the heads whose number modulo
  *                            G is in the r-th part of 0..G-1; n divides G, G the other two.
  *
+ * There may be more ranks than heads of q, k or v, if n divides H. If n is c times the heads of a
+ * tensor, then c ranks that follow each other have a copy of the same head. A part says so in its
+ * field query_copies, key_copies or value_copies, which is c. The state heads that read this head
+ * are divided among the c ranks. If the map is GDN_HEADS_INTERLEAVED and n is above G, then each
+ * of Hq, Hk and Hv is G or H. A rank that saves its own part sets the fields in its gdn_blob_args.
+ *
  * All else is GDN_E_UNSUPPORTED. In a part the same map holds between its own heads.
  *
  * gdn_blob_slice    the part of rank `rank` of `n_ranks` of a whole (n_ranks 1) blob
- * gdn_blob_merge    the whole, from all n parts in any order; their positions agree
+ * gdn_blob_merge    the whole, from all n parts in any order; their positions agree, and so do
+ *                   the copies of a head
  *
  * Both set *needed to the size of the result; out NULL asks for that alone.
  *
@@ -1169,6 +1178,10 @@ typedef struct gdn_blob_args {
     int32_t    reserved;                                  /* 0 */
     void      *blob;                                      /* gdn_blob_load only reads it */
     size_t     blob_bytes;
+    gdn_tensor state_scales;                           /* beside a state of 8 bits */
+    int32_t    query_copies, key_copies, value_copies; /* ranks that have each head; 0: 1 */
+    int32_t    rounding; /* gdn_rounding, where gdn_blob_load converts to 8 bits */
+    uint64_t   seed;     /* for GDN_ROUND_STOCHASTIC */
 } gdn_blob_args;
 
 static inline gdn_blob_args gdn_blob_args_init(void)
@@ -1189,6 +1202,9 @@ typedef struct gdn_blob_info {
     int32_t    key_head_dim, value_head_dim;
     int32_t    rank, n_ranks;
     uint32_t   checksum;
+    gdn_tensor state_scales;
+    int32_t    query_copies, key_copies, value_copies; /* 1 or more */
+    int32_t    reserved;                               /* 0 */
 } gdn_blob_info;
 
 static inline gdn_blob_info gdn_blob_info_init(void)

@@ -22,10 +22,13 @@ enum {
     MAX_ARGS_BYTES = 1 << 16 /* above any struct to come: the size was never set */
 };
 
-/* Sizes that structs of gdn.h had in earlier versions. A change that appends a field adds a row
- * { "gdn_rule_args", offsetof(gdn_rule_args, new_field) }, by the name that gdn_copy_args() gets.
- * Version 0.1.0 is the first, so there is no row. */
-static const struct gdn_old_size old_sizes[] = { { NULL, 0 } };
+/* Sizes that structs of gdn.h had in earlier versions, by the name that gdn_copy_args() gets. A
+ * change that appends fields to a struct adds a row with the first of them. */
+static const struct gdn_old_size old_sizes[] = {
+    { "gdn_blob_args", offsetof(gdn_blob_args, state_scales) }, /* 0.1.0 */
+    { "gdn_blob_info", offsetof(gdn_blob_info, state_scales) },
+    { NULL, 0 },
+};
 
 /* The context that refused this thread's last call because it was busy: its own text belongs to
  * the call that was using it. */

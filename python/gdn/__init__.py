@@ -185,6 +185,9 @@ gdn_blob_args = _struct("gdn_blob_args", """
     int32 key_head_dim value_head_dim rank n_ranks reserved
     pointer blob
     size blob_bytes
+    tensor state_scales
+    int32 query_copies key_copies value_copies rounding
+    uint64 seed
 """)
 
 gdn_blob_info = _struct("gdn_blob_info", """
@@ -193,6 +196,8 @@ gdn_blob_info = _struct("gdn_blob_info", """
     int32 state_layout head_map n_query_heads n_key_heads n_value_heads
     int32 key_head_dim value_head_dim rank n_ranks
     uint32 checksum
+    tensor state_scales
+    int32 query_copies key_copies value_copies reserved
 """)
 
 gdn_summary_args = _struct("gdn_summary_args", """

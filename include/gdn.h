@@ -204,6 +204,10 @@ typedef enum gdn_backend { GDN_BACKEND_CPU = 0, GDN_BACKEND_CUDA = 1 } gdn_backe
 /* One item of a piece of parallel work, see gdn_options. */
 typedef void (*gdn_work)(void *arg, int64_t item, int32_t thread);
 
+typedef enum gdn_ctx_flag {
+    GDN_CTX_CHECK_CONTENTS = 1 /* for debugging, on a device: see gdn_ctx_create() */
+} gdn_ctx_flag;
+
 typedef struct gdn_options {
     uint32_t    struct_size; /* set by gdn_options_init() */
     int32_t     backend;     /* gdn_backend */
@@ -231,8 +235,8 @@ typedef struct gdn_options {
      * then undefined. */
     void (*parallel_for)(void *user, int64_t n, gdn_work work, void *arg);
     void *parallel_user;
-    int32_t device;   /* GDN_BACKEND_CUDA: which device, as the driver counts them */
-    int32_t reserved; /* 0 */
+    int32_t  device; /* GDN_BACKEND_CUDA: which device, as the driver counts them */
+    uint32_t flags;  /* gdn_ctx_flag */
 } gdn_options;
 
 static inline gdn_options gdn_options_init(void)
@@ -273,6 +277,13 @@ static inline gdn_options gdn_options_init(void)
  *             other lengths and slots in the same arrays. A graph with the context's own workspace
  *             is good until a later call needs more, which frees that, or the context is destroyed:
  *             give one of your own to a graph that is to live longer.
+ *
+ *   checking  If the context has the flag GDN_CTX_CHECK_CONTENTS, then each call copies its index
+ *             arrays (cu_seqlens, slots, counts) to the host and checks them as a call on a CPU
+ *             does. A wrong entry is GDN_E_ARG or GDN_E_SHAPE, the text names the array and the
+ *             row, and nothing is enqueued. Such a call waits for its stream and allocates memory.
+ *             If a graph is being captured from the stream, then the call checks nothing and says
+ *             so in the log. A context of a CPU always checks; the flag changes nothing there.
  *
  * Blobs are of host memory: gdn_blob_bytes(), _save() and _load() are GDN_E_UNSUPPORTED there.
  */

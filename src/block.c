@@ -300,13 +300,12 @@ static bool is_same(const gdn_tensor *a, const gdn_tensor *b)
     return a->data && a->data == b->data;
 }
 
-static gdn_status run(gdn_ctx *ctx, struct block_call *c)
+static struct gdn_plan_pools pools_of(const gdn_block_args *a)
 {
-    const gdn_block_args *a = &c->args;
-    const gdn_tensor     *pool = a->state.data ? &a->state : &a->conv_state;
-    const gdn_tensor     *left = a->checkpoints.data ? &a->checkpoints : &a->conv_checkpoints;
-    const int64_t         P    = pool->data ? pool->size[0] : -1;
-    const struct gdn_plan_pools pools = {
+    const gdn_tensor *pool = a->state.data ? &a->state : &a->conv_state;
+    const gdn_tensor *left = a->checkpoints.data ? &a->checkpoints : &a->conv_checkpoints;
+    const int64_t     P    = pool->data ? pool->size[0] : -1;
+    return (struct gdn_plan_pools){
         .read                = P,
         .write               = P,
         .checkpoint          = left->data ? left->size[0] : -1,
@@ -314,7 +313,13 @@ static gdn_status run(gdn_ctx *ctx, struct block_call *c)
         .checkpoint_in_write = is_same(&a->checkpoints, &a->state) ||
                                is_same(&a->conv_checkpoints, &a->conv_state),
     };
-    void *memory;
+}
+
+static gdn_status run(gdn_ctx *ctx, struct block_call *c)
+{
+    const gdn_block_args       *a     = &c->args;
+    const struct gdn_plan_pools pools = pools_of(a);
+    void                       *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
     gdn_block_run(ctx, &c->block, (char *)memory + c->plan_bytes);
@@ -325,8 +330,10 @@ static gdn_status run(gdn_ctx *ctx, struct block_call *c)
 /* The same on a device: contents are read there, where it runs. */
 static gdn_status enqueue(gdn_ctx *ctx, const struct block_call *c)
 {
-    const gdn_block_args *a = &c->args;
-    void                 *memory;
+    const gdn_block_args       *a     = &c->args;
+    const struct gdn_plan_pools pools = pools_of(a);
+    void                       *memory;
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     return gdn_cuda_block(ctx, &c->block, memory);
 }

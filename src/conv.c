@@ -226,6 +226,8 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct conv_call *c)
     const gdn_conv1d_args *a    = &c->args;
     struct gdn_cu_conv     args = device_args(ctx, c);
     void                  *workspace;
+    const struct gdn_plan_pools pools = pools_of(a);
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &workspace));
     return gdn_cuda_conv(ctx, &args, workspace, a->stream);
 }

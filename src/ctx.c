@@ -69,7 +69,8 @@ static gdn_status read_options(gdn_ctx *ctx, const gdn_options *given)
     if (given) TRY(gdn_copy_args(ctx, o, sizeof *o, given, "options"));
     if (o->backend != GDN_BACKEND_CPU && o->backend != GDN_BACKEND_CUDA)
         return gdn_fail(ctx, GDN_E_ARG, "backend: %d, wanted 0 (CPU) or 1 (CUDA)", (int)o->backend);
-    if (o->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)o->reserved);
+    if (o->flags & ~(uint32_t)GDN_CTX_CHECK_CONTENTS)
+        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted gdn_ctx_flag", (unsigned)o->flags);
     if (o->backend == GDN_BACKEND_CUDA) o->n_threads = 1;
     if (o->n_threads < 0 || o->n_threads > MAX_THREADS)
         return gdn_fail(ctx, GDN_E_ARG, "n_threads: %d, wanted 0 to %d", (int)o->n_threads,

@@ -388,6 +388,10 @@ static gdn_status enqueue(gdn_ctx *ctx, const struct rule_call *c)
     const gdn_rule_args     *a    = &c->args;
     const struct gdn_cu_rule args = device_args(c);
     void                    *memory;
+    const struct gdn_plan_pools pools = pools_of(a);
+    TRY(c->rule.record
+            ? gdn_record_check_contents(ctx, &c->plan, &c->tokens, &c->record, a->stream)
+            : gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     if (c->rule.decode) return gdn_cuda_decode(ctx, "decode", &args, memory, a->stream);
     if (c->rule.exact) return gdn_cuda_decode(ctx, "prefill", &args, memory, a->stream);

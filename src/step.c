@@ -303,11 +303,16 @@ static void norm_item(void *arg, int64_t item, int thread)
     gdn_norm_rows(&m->norm, first, first + s->n_valid * m->rule.H);
 }
 
+static struct gdn_plan_pools pools_of(const gdn_step_args *a)
+{
+    const gdn_tensor *pool = a->state.data ? &a->state : &a->conv_state;
+    return gdn_plan_pools_of(pool, pool, &(gdn_tensor){ 0 });
+}
+
 static gdn_status run(gdn_ctx *ctx, struct gdn_mixer *m, char *memory)
 {
-    const gdn_step_args        *a    = &m->args;
-    const gdn_tensor           *pool = a->state.data ? &a->state : &a->conv_state;
-    const struct gdn_plan_pools pools = gdn_plan_pools_of(pool, pool, &(gdn_tensor){ 0 });
+    const gdn_step_args        *a     = &m->args;
+    const struct gdn_plan_pools pools = pools_of(a);
     struct gdn_rule            *r = &m->rule;
     struct buffers              b;
     char                        loops[64];
@@ -343,6 +348,8 @@ static gdn_status call(gdn_ctx *ctx, const gdn_step_args *args)
         TRY(gdn_get_workspace(ctx, m.args.workspace, m.args.workspace_bytes, bytes, &memory));
         return run(ctx, &m, memory);
     }
+    const struct gdn_plan_pools pools = pools_of(&m.args);
+    TRY(gdn_cuda_check_batch(ctx, &m.plan, &m.tokens, &pools, m.args.stream));
     TRY(gdn_cuda_get_workspace(ctx, m.args.workspace, m.args.workspace_bytes, bytes, &memory));
     return gdn_cuda_step(ctx, &m, memory);
 }

@@ -147,8 +147,8 @@ static void test_bad_options(void)
     o.backend = 2;
     expect_refused("backend", &o, GDN_E_ARG, "backend", "2");
     o          = gdn_options_init();
-    o.reserved = 1;
-    expect_refused("reserved", &o, GDN_E_ARG, "reserved", "1");
+    o.flags = 2;
+    expect_refused("flags", &o, GDN_E_ARG, "flags", "0x2");
     o       = gdn_options_init();
     o.alloc = hook_alloc;
     expect_refused("alloc alone", &o, GDN_E_ARG, "release", "NULL");

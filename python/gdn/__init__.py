@@ -37,6 +37,7 @@ from ._views import HOST, view_of
 OK, E_ARG, E_SHAPE, E_DTYPE, E_UNSUPPORTED, E_MEMORY, E_CUDA, E_SELF_TEST = range(8)  # gdn_status
 F32, BF16, F16, I8, E4M3, I32, I64, U8 = 0, 1, 2, 3, 4, 16, 17, 18  # gdn_dtype
 BACKEND_CPU, BACKEND_CUDA = range(2)
+CTX_CHECK_CONTENTS = 1  # gdn_ctx_flag
 PAD_ZERO, PAD_KEEP, PAD_SINK = range(3)
 WRITE_FINAL, WRITE_EACH, WRITE_NONE = range(3)
 GATE_LOG, GATE_LINEAR, GATE_RAW = range(3)
@@ -87,7 +88,8 @@ gdn_options = _struct("gdn_options", """
     text error_text
     size error_text_bytes
     pointer parallel_for parallel_user
-    int32 device reserved
+    int32 device
+    uint32 flags
 """)
 
 gdn_batch = _struct("gdn_batch", """
@@ -434,12 +436,13 @@ class Context:
     """
     gdn_ctx: an instruction set, threads, memory. threads 0: one per processor; isa "scalar",
     "avx2", "avx512" or "neon": use no more than that. Or, with backend "cuda", the GPU that has
-    the number `device`. Closed by close(), `with`, or when collected.
+    the number `device`; it checks slots and lengths on each call if check_contents, which is for
+    debugging. Closed by close(), `with`, or when collected.
     """
 
     _ctx = None
 
-    def __init__(self, threads=0, isa=None, backend="cpu", device=0):
+    def __init__(self, threads=0, isa=None, backend="cpu", device=0, check_contents=False):
         if backend not in _BACKENDS:
             raise ValueError(f"backend: {backend!r}, wanted {' or '.join(_BACKENDS)}")
         if not isinstance(isa, (str, type(None))):
@@ -449,6 +452,7 @@ class Context:
             struct_size=ctypes.sizeof(gdn_options),
             backend=_BACKENDS[backend],
             device=_number("device", c_int32, device),
+            flags=CTX_CHECK_CONTENTS if check_contents else 0,
             n_threads=_number("threads", c_int32, threads),
             isa=None if isa is None else isa.encode(),
             error_text=ctypes.cast(text, c_char_p),

@@ -4,6 +4,7 @@
 #define GDN_CUDA_OPS_H
 
 #include "block.h"
+#include "contents.h"
 #include "launch.h"
 #include "lines.h"
 #include "state.h"

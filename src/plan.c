@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Batches: from descriptors (gdn_plan_describe) and contents (gdn_plan_batch) to a flat list
- * of sequences. Every rule of gdn_batch is checked here and nowhere else.
+ * of sequences. For calls on the CPU this file checks the rules of gdn_batch; plan_slots.c checks
+ * that no slot is written twice, record.c and state.c check slots of their own. On a device each
+ * kernel reads the contents and skips what is wrong (cuda/batch.cuh).
  *
  * An empty sequence needs no state, so its slots are not looked at. A padding row is known by
  * its negative read slot, even where there is no state. With GDN_PAD_SINK only the first

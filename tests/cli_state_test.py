@@ -294,11 +294,15 @@ def test_diff_of_other_lengths():
 def test_diff_of_other_layers():
     a = write("a", blob())
     for other, field in ((dict(heads=(2, 2, 2)), "n_value_heads"), (dict(B=1), "n_sequences"),
-                         (dict(head_map=1), "head_map"), (dict(S=4), "conv_length"),
+                         (dict(head_map=1), "head_map"), (dict(conv=-1), "has conv_state"),
                          (dict(dtype=-1), "has state"), (dict(ranks=2), "n_ranks")):
         found = line("diff", a, write("b", blob(**other)), want=OUTSIDE)
         check(not found["equal"] and found["field"] == field, found)
         check(field in state("diff", a, out("b"), want=OUTSIDE), "text")
+    text = state("diff", a, write("b", blob(head_map=1)), want=OUTSIDE)
+    check("head_map: grouped, interleaved" in text, text)
+    text = state("diff", a, write("b", blob(dtype=-1)), want=OUTSIDE)
+    check("has state: yes, no" in text, text)
     refused("state", "diff", a, names=["1 files"])
     refused("state", "diff", a, a, "-o", out(), names=["-o"])
 

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Shortcuts over CMake; what is missing on the machine, tools/bootstrap.sh sees to.
 #
-#   make         build the library and the command in build/release
-#   make run     build, then run every file of tests/vectors and a large synthetic case
-#   make check   build, then the tests of that build
+#   make         build the library and the command in build/release, no tests; device code where
+#                nvcc is
+#   make run     the same, then run every file of tests/vectors and a large synthetic case
+#   make check   build the tests too, and run them
 #   make test    every stage of tools/ci.sh: compilers, sanitizers, emulated CPUs, install, ...
 
 MAKEFLAGS += --no-print-directory
 build = . ./tools/env.sh && cmake --preset release --log-level=NOTICE && cmake --build build/release
 
+# The same for one target, and a line that says how long it took.
+product = start=$$(date +%s) && $(build) --target product && \
+    echo "Built the library and the command in $$(($$(date +%s) - start)) s."
+
 .PHONY: all run check test clean
 
 all:
 	@tools/bootstrap.sh build
-	@$(build)
+	@$(product)
 
 run: all
 	./build/release/gdn run --all

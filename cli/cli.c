@@ -75,10 +75,15 @@ static const struct cli_option *find(const struct cli_option *options, const cha
 int cli_parse(int argc, char **argv, const struct cli_option *options, const char **others,
               int *n_others)
 {
+    bool ended = false; /* by "--": what follows is no option */
     if (n_others) *n_others = 0;
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
-        if (arg[0] != '-' || !arg[1]) {
+        if (!ended && !strcmp(arg, "--")) {
+            ended = true;
+            continue;
+        }
+        if (ended || arg[0] != '-' || !arg[1]) {
             if (!others) return cli_bad("%s: unexpected argument '%s'", argv[0], arg);
             others[(*n_others)++] = arg;
             continue;

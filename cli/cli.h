@@ -34,7 +34,8 @@ struct cli_option {
 
 /*
  * Reads argv[1..]: "--name value" and "--name=value" into the options, all else into others
- * (room for argc; NULL: nothing else is allowed). CLI_BAD after its line.
+ * (room for argc; NULL: nothing else is allowed). What follows "--" is no option. CLI_BAD after
+ * its line.
  */
 int cli_parse(int argc, char **argv, const struct cli_option *options, const char **others,
               int *n_others);

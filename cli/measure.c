@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "measure.h"
 
+#include "cli.h"
+
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -125,9 +127,9 @@ static const struct loops {
 
 static const struct loops *loops_of(const char *isa)
 {
-    size_t i = 0;
-    while (i + 1 < sizeof all_loops / sizeof *all_loops && strcmp(all_loops[i].isa, isa)) i++;
-    return &all_loops[i];
+    for (size_t i = 0; i < sizeof all_loops / sizeof *all_loops; i++)
+        if (!strcmp(all_loops[i].isa, isa)) return &all_loops[i];
+    return NULL;
 }
 
 /* ---- Threads ----------------------------------------------------------------------------- */
@@ -194,13 +196,14 @@ int measure_open(struct measure *m, const char *isa, int n_threads, size_t footp
 {
     const size_t quantum = QUANTUM * sizeof(float) * (size_t)n_threads;
     memset(m, 0, sizeof *m);
+    if (!loops_of(isa)) return cli_bad("isa: '%s', but gdn has no yardstick for it", isa);
     m->isa       = isa;
     m->n_threads = n_threads;
     if (!footprint) return 0;
     if (footprint > MAX_FOOTPRINT) footprint = MAX_FOOTPRINT;
     m->bytes  = (footprint + quantum - 1) / quantum * quantum;
     m->buffer = aligned_alloc(64, m->bytes);
-    if (!m->buffer) return -1;
+    if (!m->buffer) return cli_bad("no memory for %zu bytes", m->bytes);
     for (size_t i = 0; i < m->bytes / sizeof(float); i++) m->buffer[i] = 1;
     return 0;
 }

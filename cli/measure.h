@@ -18,7 +18,8 @@ struct measure {
 };
 
 /* footprint: bytes that the bandwidth is measured on (0: it will not be), at most 256 MiB, far
- * beyond any cache. isa must live as long. Returns 0, or -1 without memory. */
+ * beyond any cache. isa must live as long. CLI_OK, or CLI_BAD after its line: an instruction set
+ * without a yardstick, no memory. */
 int  measure_open(struct measure *m, const char *isa, int n_threads, size_t footprint);
 void measure_close(struct measure *m);
 

@@ -64,11 +64,19 @@ void table_print(struct table *t)
     memset(t, 0, sizeof *t);
 }
 
+/* Does stderr show a terminal that takes escape codes, and does its user want them? */
+static bool has_escapes(void)
+{
+    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
+    return isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") &&
+           !(no_color && *no_color);
+}
+
 void progress(const char *what, double part)
 {
     enum { WIDTH = 30 };
     static const char bar[] = "##############################";
-    if (!isatty(STDERR_FILENO)) return;
+    if (!has_escapes()) return;
     const int done = (int)(WIDTH * fmin(fmax(part, 0), 1));
     fprintf(stderr, "\r\033[K  [%-*.*s] %3d %%  %s", WIDTH, done, bar, (int)(100 * part), what);
     fflush(stderr);
@@ -76,7 +84,7 @@ void progress(const char *what, double part)
 
 void progress_done(void)
 {
-    if (isatty(STDERR_FILENO)) fprintf(stderr, "\r\033[K");
+    if (has_escapes()) fprintf(stderr, "\r\033[K");
 }
 
 const char *table_number(char text[24], double x)

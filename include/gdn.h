@@ -20,13 +20,18 @@
  *               what was found, what was wanted.
  *   Structs     begin with struct_size and are made by their gdn_..._init(): all zero, and
  *               zero is the default of every field. They grow at the end only, so a program
- *               compiled against an older header runs with a newer library.
+ *               compiled against an older header runs with a newer library. The library takes
+ *               the sizes that a published header had. It takes a larger struct if the bytes
+ *               that it does not know are zero. Any other struct_size is GDN_E_ARG.
  *   Tensors     are views (data, dtype, sizes, strides in elements). data NULL means absent.
  *               Strides are free, negative and (for inputs) zero ones included, but where a
  *               comment says "dense" the last dimension has stride 1. No alignment beyond
  *               that of one element is needed; 64 bytes is faster.
  *   Indices     (cu_seqlens, slots, counts) are GDN_I32 or GDN_I64.
- *   Threads     A context serves one call at a time. Different contexts are independent.
+ *   Threads     A context serves one call at a time. If a second call comes while one runs in
+ *               the same context, the second call returns GDN_E_ARG at once and touches nothing.
+ *               This holds for a call from the caller's parallel_for too. Different contexts are
+ *               independent.
  *   Streams     On a device a call puts its work on `stream` (a CUstream; NULL: the default one)
  *               and returns; it waits for nothing, and args and batch may go. Tensors, index
  *               arrays and workspace are device memory. Calls on two streams at once need a
@@ -199,6 +204,10 @@ typedef enum gdn_backend { GDN_BACKEND_CPU = 0, GDN_BACKEND_CUDA = 1 } gdn_backe
 /* One item of a piece of parallel work, see gdn_options. */
 typedef void (*gdn_work)(void *arg, int64_t item, int32_t thread);
 
+typedef enum gdn_ctx_flag {
+    GDN_CTX_CHECK_CONTENTS = 1 /* for debugging, on a device: see gdn_ctx_create() */
+} gdn_ctx_flag;
+
 typedef struct gdn_options {
     uint32_t    struct_size; /* set by gdn_options_init() */
     int32_t     backend;     /* gdn_backend */
@@ -226,8 +235,8 @@ typedef struct gdn_options {
      * then undefined. */
     void (*parallel_for)(void *user, int64_t n, gdn_work work, void *arg);
     void *parallel_user;
-    int32_t device;   /* GDN_BACKEND_CUDA: which device, as the driver counts them */
-    int32_t reserved; /* 0 */
+    int32_t  device; /* GDN_BACKEND_CUDA: which device, as the driver counts them */
+    uint32_t flags;  /* gdn_ctx_flag */
 } gdn_options;
 
 static inline gdn_options gdn_options_init(void)
@@ -269,12 +278,20 @@ static inline gdn_options gdn_options_init(void)
  *             is good until a later call needs more, which frees that, or the context is destroyed:
  *             give one of your own to a graph that is to live longer.
  *
+ *   checking  If the context has the flag GDN_CTX_CHECK_CONTENTS, then each call copies its index
+ *             arrays (cu_seqlens, slots, counts) to the host and checks them as a call on a CPU
+ *             does. A wrong entry is GDN_E_ARG or GDN_E_SHAPE, the text names the array and the
+ *             row, and nothing is enqueued. Such a call waits for its stream and allocates memory.
+ *             If a graph is being captured from the stream, then the call checks nothing and says
+ *             so in the log. A context of a CPU always checks; the flag changes nothing there.
+ *
  * Blobs are of host memory: gdn_blob_bytes(), _save() and _load() are GDN_E_UNSUPPORTED there.
  */
 GDN_API gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx);
 GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
 
-/* The text of the last error of this context; "" if there was none. Never NULL. */
+/* The text of the last error of this context; "" if there was none. Never NULL. After a call that
+ * the context refused because it was busy, the thread of that call gets that text. */
 GDN_API const char *gdn_last_error(const gdn_ctx *ctx);
 /* The inner loops that the last successful call ran, as "op: loop.isa loop.isa"; of a device its
  * kernels, "op: kernel kernel". */
@@ -432,9 +449,11 @@ typedef enum gdn_write {
  *                                No slot twice, nor one that a sequence starts from or ends in.
  *
  * Padding rows leave none, but keep their numbers. In a tree the state after n tokens is that
- * after token n - 1 and those it follows. Ops without checkpoints in their arguments take no
- * notice. gdn_prefill writes a checkpoint at a multiple of 16 as it passes; one elsewhere also
- * costs about a third of the work of 16 tokens.
+ * after token n - 1 and those it follows. Ops whose arguments have no checkpoints field take no
+ * notice. In the other ops a checkpoints tensor needs one of the two lists, and a list needs a
+ * checkpoints tensor: GDN_E_ARG (gdn_block: one of its two tensors). gdn_prefill writes a
+ * checkpoint at a multiple of 16 as it passes; one elsewhere also costs about a third of the work
+ * of 16 tokens.
  */
 typedef struct gdn_batch {
     uint32_t   struct_size; /* set by gdn_batch_init() */
@@ -1112,10 +1131,12 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  * aligned to 8 bytes, else GDN_E_ARG.
  *
  * The format has one version number. A library reads the versions it knows and refuses a newer
- * one with GDN_E_UNSUPPORTED.
+ * one with GDN_E_UNSUPPORTED. It writes the lowest version that can hold the content: 2 for states
+ * of 8 bits and for heads that several ranks have, else 1.
  *
- *     state       [P][H][V][K]   in state_layout, H = max(Hq, Hv); any strides; or absent. Not
- *                                of 8 bits: gdn_state_copy() them first.
+ *     state       [P][H][V][K]   f32, bf16, f16, i8 or e4m3 in state_layout, H = max(Hq, Hv); any
+ *                                strides; or absent
+ *     state_scales [P][H][V]     f32, dense; beside a state of 8 bits, and with no other
  *     conv_state  [P][D][S]      channels in the order q, k, v, D = Hq K + Hk K + Hv V; any
  *                                strides; or absent
  *     slots       [B]            the slot of sequence b. Absent: slot b, B being P.
@@ -1140,10 +1161,17 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  *     GDN_HEADS_INTERLEAVED  G being the least of Hq, Hk and Hv: the heads whose number modulo
  *                            G is in the r-th part of 0..G-1; n divides G, G the other two.
  *
+ * There may be more ranks than heads of q, k or v, if n divides H. If n is c times the heads of a
+ * tensor, then c ranks that follow each other have a copy of the same head. A part says so in its
+ * field query_copies, key_copies or value_copies, which is c. The state heads that read this head
+ * are divided among the c ranks. If the map is GDN_HEADS_INTERLEAVED and n is above G, then each
+ * of Hq, Hk and Hv is G or H. A rank that saves its own part sets the fields in its gdn_blob_args.
+ *
  * All else is GDN_E_UNSUPPORTED. In a part the same map holds between its own heads.
  *
  * gdn_blob_slice    the part of rank `rank` of `n_ranks` of a whole (n_ranks 1) blob
- * gdn_blob_merge    the whole, from all n parts in any order; their positions agree
+ * gdn_blob_merge    the whole, from all n parts in any order; their positions agree, and so do
+ *                   the copies of a head
  *
  * Both set *needed to the size of the result; out NULL asks for that alone.
  *
@@ -1162,6 +1190,10 @@ typedef struct gdn_blob_args {
     int32_t    reserved;                                  /* 0 */
     void      *blob;                                      /* gdn_blob_load only reads it */
     size_t     blob_bytes;
+    gdn_tensor state_scales;                           /* beside a state of 8 bits */
+    int32_t    query_copies, key_copies, value_copies; /* ranks that have each head; 0: 1 */
+    int32_t    rounding; /* gdn_rounding, where gdn_blob_load converts to 8 bits */
+    uint64_t   seed;     /* for GDN_ROUND_STOCHASTIC */
 } gdn_blob_args;
 
 static inline gdn_blob_args gdn_blob_args_init(void)
@@ -1182,6 +1214,9 @@ typedef struct gdn_blob_info {
     int32_t    key_head_dim, value_head_dim;
     int32_t    rank, n_ranks;
     uint32_t   checksum;
+    gdn_tensor state_scales;
+    int32_t    query_copies, key_copies, value_copies; /* 1 or more */
+    int32_t    reserved;                               /* 0 */
 } gdn_blob_info;
 
 static inline gdn_blob_info gdn_blob_info_init(void)
@@ -1423,7 +1458,7 @@ GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
  *     state         [B][H][V][K]    where sequences start; absent: zero
  *     states        [NC][H][V][K]   at the start of each chunk; may be longer; absent: not wanted
  *     state_out     [B][H][V][K]    after the last token; may be the very view state; absent: not
- *                                   wanted. Of an empty sequence: the state it started from.
+ *                                   wanted. An empty sequence leaves it alone, as in gdn_prefill().
  */
 typedef struct gdn_chunk_states_args {
     uint32_t         struct_size; /* set by gdn_chunk_states_args_init() */

@@ -94,7 +94,9 @@ static int64_t judge_norm(const struct rows_case *c, double *want, double *got)
     const gdn_rmsnorm_gated_args *r = &c->args.rmsnorm;
     const bool                    l2 = c->op == GDN_OP_L2NORM;
     const int64_t                 D = l2 ? c->dims.K : c->dims.V;
-    const int64_t                 rows = D * CHECKED_ROWS < CHECKED ? CHECKED_ROWS : CHECKED / D;
+    const int64_t                 most = D * CHECKED_ROWS < CHECKED ? CHECKED_ROWS : CHECKED / D;
+    const int64_t                 all  = c->n_rows * (l2 ? c->dims.Hq : c->dims.Hv);
+    const int64_t                 rows = all < most ? all : most;
     static double                 z[WIDEST], weight[WIDEST];
     load(want, l2 ? &l->x : &r->x, rows * D);
     if (!l2) load(weight, &r->weight, D);

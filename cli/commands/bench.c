@@ -51,10 +51,11 @@ static const char *const help[] = {
     "  --json           one JSON line\n"
     "\n"
     "GFLOP/s counts 6 K V per token and state head, 2 W per channel and token of a convolution,\n"
-    "2 per weight and token of a projection. GB/s counts every tensor once, states twice. The\n"
-    "share is that of the measured float32 multiply-add rate for prefill and block, that of the\n"
-    "measured in-place bandwidth on the same footprint (the states of decode, all tensors of\n"
-    "conv, at most 256 MiB) for decode and conv, with the same instruction set and threads.\n"
+    "2 per weight and token of a projection; it is not given for gates and norms. GB/s counts\n"
+    "every tensor once, states twice. The share is that of the measured float32 multiply-add rate\n"
+    "for prefill and block, that of the measured in-place bandwidth on the same footprint (the\n"
+    "states of decode, all tensors of conv, at most 256 MiB) for the others, with the same\n"
+    "instruction set and threads.\n"
     "For step, its convolution and its rule are also timed as calls of their own.\n"
     "For block, its rule and its convolution are also timed apart; what is left of its time is\n"
     "given as that of its projections.\n"
@@ -280,7 +281,8 @@ static void print_json(const struct bench_options *o, const struct bench *b,
     cJSON_AddNumberToObject(line, "ms", b->calls[0].ms.median);
     cJSON_AddNumberToObject(line, "ms_mad", b->calls[0].ms.mad);
     cJSON_AddNumberToObject(line, "rounds", b->n_rounds);
-    cJSON_AddNumberToObject(line, "gflops", per_second(b->flops, b));
+    if (b->flops > 0) cJSON_AddNumberToObject(line, "gflops", per_second(b->flops, b));
+    else cJSON_AddNullToObject(line, "gflops"); /* nothing is counted */
     cJSON_AddNumberToObject(line, "gbs", per_second(b->bytes, b));
     cJSON_AddStringToObject(line, "bound", b->by_memory ? "memory" : "flops");
     cJSON_AddNumberToObject(line, b->by_memory ? "peak_gbs" : "peak_gflops",
@@ -331,8 +333,10 @@ static void print_text(const struct bench_options *o, const struct bench *b,
            b->kernel);
     printf("  time      %s ms, mad %s, %d rounds\n", table_number(a, ms->median),
            table_number(c, ms->mad), b->n_rounds);
-    printf("  rate      %s GFLOP/s, %s GB/s\n", table_number(a, per_second(b->flops, b)),
-           table_number(c, per_second(b->bytes, b)));
+    if (b->flops > 0)
+        printf("  rate      %s GFLOP/s, %s GB/s\n", table_number(a, per_second(b->flops, b)),
+               table_number(c, per_second(b->bytes, b)));
+    else printf("  rate      %s GB/s\n", table_number(c, per_second(b->bytes, b)));
     printf("  share     %.1f %% of %s %s\n", 100 * bench_share(b),
            table_number(a, 1e-9 * b->peak),
            b->by_memory   ? "GB/s in place on the same footprint"

@@ -49,7 +49,7 @@ int bench_rounds(struct bench *b)
     struct measure yardstick;
     if (measure_open(&yardstick, gdn_isa(b->ctx), gdn_n_threads(b->ctx),
                      b->by_memory ? b->footprint : 0))
-        return cli_bad("no memory for %zu bytes", b->footprint);
+        return CLI_BAD;
     if (warm_up(b, n_in_batch)) {
         measure_close(&yardstick);
         return CLI_BAD;

@@ -127,7 +127,7 @@ static void check_segments(struct check *k)
 }
 
 /* Decode of rows, whose lengths the host knows: one token, a few, and more than a few; of states in
- * order, and in slots. */
+ * order, and in slots; and of more than a few, every state kept. */
 static void check_decode_rows(struct check *k)
 {
     static const int64_t sizes[] = { 64, 128, 256 }, tokens[] = { 1, 3, 6 };
@@ -135,12 +135,14 @@ static void check_decode_rows(struct check *k)
         for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
             for (int32_t state = GDN_F32; state <= GDN_F16; state++)
                 for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++) {
-                    const struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i % 3],
-                                                 .V = sizes[i % 3], .dtype = dtype,
-                                                 .state_dtype = state, .state_layout = layout,
-                                                 .raw = dtype == GDN_BF16, .pooled = i / 9,
-                                                 .rows = true };
-                    check_rule(k, &d, GDN_OP_DECODE, tokens[i / 3 % 3]);
+                    struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i % 3], .V = sizes[i % 3],
+                                           .dtype = dtype, .state_dtype = state,
+                                           .state_layout = layout, .raw = dtype == GDN_BF16,
+                                           .pooled = i / 9, .rows = true };
+                    const int64_t    T = tokens[i / 3 % 3];
+                    check_rule(k, &d, GDN_OP_DECODE, T);
+                    d.each = true; /* which makes slots of its own, pooled or not */
+                    if (T > 4 && !d.pooled) check_rule(k, &d, GDN_OP_DECODE, T);
                 }
 }
 

@@ -19,8 +19,9 @@ static const char usage[] =
     "  gdn info                      the CPU, instruction sets, kernels, build, self-test\n"
     "  gdn --version\n"
     "\n"
-    "Each command has --help. Exit status: 0 good, 1 a result outside its limit, 2 a bad file\n"
-    "or bad arguments. Environment: GDN_CPU=scalar|avx2|avx512|neon lowers the instruction set,\n"
+    "Each command has --help. An option with a value is --name VALUE or --name=VALUE; what\n"
+    "follows -- is no option. Exit status: 0 good, 1 a result outside its limit, 2 a bad file or\n"
+    "bad arguments. Environment: GDN_CPU=scalar|avx2|avx512|neon lowers the instruction set,\n"
     "GDN_LOG=1 tells on stderr what runs.\n";
 
 static const char check_usage[] =
@@ -28,27 +29,27 @@ static const char check_usage[] =
     "\n"
     "Tests every inner loop of every instruction set that this machine has against float64.\n"
     "\n"
-    "  --isa=NAME        one instruction set; exit 77 if this machine lacks it\n"
-    "  --function=GLOB   the loops whose names match\n"
-    "  --seed=N          other random inputs\n"
-    "  --repeat=N        with as many seeds, one after the other\n"
+    "  --isa NAME        one instruction set; exit 77 if this machine lacks it\n"
+    "  --function GLOB   the loops whose names match\n"
+    "  --seed N          other random inputs\n"
+    "  --repeat N        with as many seeds, one after the other\n"
     "  --bench           times too\n"
     "  --verbose         every case\n"
     "  --list            only the names\n"
     "\n"
-    "gdn check --backend cuda [--function=GLOB] [--verbose] tests every kernel of the device\n"
+    "gdn check --backend cuda [--function GLOB] [--verbose] tests every kernel of the device\n"
     "through the ops that run it. There GLOB is of the names of cases, such as 'decode bf16 *';\n"
     "--verbose tells all that run.\n";
 
 /* The harness of tests/ has no --help of its own. */
 static int check_command(int argc, char **argv)
 {
-    for (int i = 1; i < argc; i++)
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
             fputs(check_usage, stdout);
             return CLI_OK;
         }
-    for (int i = 1; i < argc; i++)
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
         if (!strncmp(argv[i], "--backend", 9)) return check_device(argc, argv);
     return check_main(argc, argv);
 }

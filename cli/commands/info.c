@@ -16,8 +16,9 @@ static const char help[] =
     "\n"
     "Version, CPU, instruction sets found and tables of inner loops built, the table chosen\n"
     "(GDN_CPU and --isa can only lower it), threads, build, devices, ops and inner loops, or the\n"
-    "kernels of --backend cuda; and whether this machine computes what it should\n"
-    "(gdn_self_test), exit status 1 if not.\n";
+    "kernels of --backend cuda; the kernels of the device code in this build, with or without a\n"
+    "device; and whether this machine computes what it should (gdn_self_test), exit status 1 if\n"
+    "not.\n";
 
 #if defined(__clang__)
 #define COMPILER "clang " __clang_version__
@@ -67,8 +68,13 @@ static const char *cuda_text(char *text, size_t bytes)
     int used = snprintf(text, bytes, "device code in this build; %d devices here", n);
     for (int i = 0; i < n && used < (int)bytes; i++) {
         char name[64] = "";
+        int  major = 0, minor = 0;
         api.cuDeviceGetName(name, (int)sizeof name, i);
-        used += snprintf(text + used, bytes - (size_t)used, "%s%s", i ? ", " : ": ", name);
+        api.cuDeviceGetAttribute(&major, GDN_CU_MAJOR, i);
+        api.cuDeviceGetAttribute(&minor, GDN_CU_MINOR, i);
+        const char *code = gdn_cuda_code_text(10 * major + minor);
+        used += snprintf(text + used, bytes - (size_t)used, "%s%s (sm_%d%s%s)", i ? ", " : ": ",
+                         name, 10 * major + minor, *code ? ", " : "", code);
     }
     gdn_cu_close(&api);
     return text;
@@ -85,6 +91,9 @@ static const char *next_kernel(gdn_ctx *ctx, int *i, char *text, size_t bytes)
     snprintf(text, bytes, "%s.%s", loops[(*i)++], gdn_isa(ctx));
     return text;
 }
+
+/* Kernels of the device code in this build, whatever devices there are. */
+static int count_device_kernels(void) { return gdn_images[0].fatbin ? GDN_N_KERNELS : 0; }
 
 /* gdn_self_test() and how long it took. */
 struct self_test {
@@ -104,7 +113,7 @@ static struct self_test run_self_test(gdn_ctx *ctx)
 
 static void print_text(gdn_ctx *ctx, const struct self_test *test)
 {
-    char           cpu[128], text[256];
+    char           cpu[128], text[512];
     const uint32_t flags = gdn_cpu_detect();
     const char    *name;
     printf("gdn %s\n", cli_version());
@@ -130,11 +139,18 @@ static void print_text(gdn_ctx *ctx, const struct self_test *test)
     for (int i = 0, n = 0; (name = next_kernel(ctx, &i, text, sizeof text)); n++)
         printf("%s%s", n && n % 5 == 0 ? "\n            " : " ", name);
     printf("\n");
+    if (ctx->cuda || !count_device_kernels()) return;
+    printf("  device    %d kernels in this build's %d images (--backend cuda: those for a device)",
+           count_device_kernels(), GDN_N_IMAGES);
+    for (int i = 0; i < count_device_kernels(); i++)
+        printf("%s%s", i % 3 ? " " : "\n            ",
+               gdn_cuda_kernel_name((enum gdn_kernel_id)i));
+    printf("\n");
 }
 
 static void print_json(gdn_ctx *ctx, const struct self_test *test)
 {
-    char           text[256];
+    char           text[512];
     const char    *name;
     const uint32_t flags  = gdn_cpu_detect();
     cJSON         *line   = report_line(ctx);
@@ -161,6 +177,10 @@ static void print_json(gdn_ctx *ctx, const struct self_test *test)
     cJSON *kernels = cJSON_AddArrayToObject(line, "kernels");
     for (int i = 0; (name = next_kernel(ctx, &i, text, sizeof text));)
         cJSON_AddItemToArray(kernels, cJSON_CreateString(name));
+    cJSON *of_device = cJSON_AddArrayToObject(line, "device_kernels");
+    for (int i = 0; i < count_device_kernels(); i++)
+        cJSON_AddItemToArray(of_device,
+                             cJSON_CreateString(gdn_cuda_kernel_name((enum gdn_kernel_id)i)));
     report_print(line);
 }
 

@@ -159,7 +159,7 @@ static int run_phases(struct model *m)
         for (int i = 0; i < FOLLOWED; i++)
             rule_case_state(&m->prefill, b, followed_head(i), state_of(m, b, i));
     if (measure_open(&yardstick, gdn_isa(m->ctx), gdn_n_threads(m->ctx), states))
-        return cli_bad("no memory for %zu bytes", states);
+        return CLI_BAD;
     measure_limits(m, &yardstick);
     int code = run_prefill(m);
     measure_limits(m, &yardstick);

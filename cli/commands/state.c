@@ -21,12 +21,15 @@ static const char help[] =
     "not at all.\n"
     "\n"
     "  inspect   what a file holds\n"
-    "  convert   other dtypes (f32, bf16, f16), another layout of the state (vk, kv), another\n"
-    "            length of the convolution's states (the newest inputs are kept)\n"
-    "  slice     what rank R of N holds of a whole layer, R from 0 (tensor parallelism)\n"
+    "  convert   other dtypes (f32, bf16, f16; of the state also i8, e4m3), another layout of\n"
+    "            the state (vk, kv), another length of the convolution's states (the newest\n"
+    "            inputs are kept)\n"
+    "  slice     what rank R of N holds of a whole layer, R from 0 (tensor parallelism); with\n"
+    "            more ranks than key heads several ranks have a copy of the same head\n"
     "  merge     the whole layer from all its slices, in any order\n"
     "  diff      per part: equal, or the largest and the RMS difference. Values are compared,\n"
-    "            not how they are stored (dtype, layout)\n"
+    "            not how they are stored (dtype, layout); of the convolution's states the newest\n"
+    "            inputs, as many as both files have\n"
     "\n"
     "  -o OUT, --output OUT\n"
     "  --json        inspect and diff: one line of JSON\n"
@@ -39,12 +42,16 @@ struct word {
     const char *name;
     int32_t     value;
 };
-static const struct word dtypes[]  = { { "f32", GDN_F32 }, { "bf16", GDN_BF16 }, { "f16", GDN_F16 },
+static const struct word dtypes[]  = { { "f32", GDN_F32 },   { "bf16", GDN_BF16 },
+                                       { "f16", GDN_F16 },   { "i8", GDN_I8 },
+                                       { "e4m3", GDN_E4M3 }, { NULL, 0 } };
+static const struct word floats[]  = { { "f32", GDN_F32 }, { "bf16", GDN_BF16 }, { "f16", GDN_F16 },
                                        { NULL, 0 } };
 static const struct word layouts[] = { { "vk", GDN_STATE_VK }, { "kv", GDN_STATE_KV },
                                        { NULL, 0 } };
 static const struct word maps[]    = { { "grouped", GDN_HEADS_GROUPED },
                                        { "interleaved", GDN_HEADS_INTERLEAVED }, { NULL, 0 } };
+static const struct word answers[] = { { "no", 0 }, { "yes", 1 }, { NULL, 0 } };
 
 static const char *word_of(const struct word *words, int32_t value)
 {
@@ -55,7 +62,7 @@ static const char *word_of(const struct word *words, int32_t value)
 /* text NULL leaves the value. */
 static int read_word(const char *option, const struct word *words, const char *text, int32_t *value)
 {
-    char list[40] = "";
+    char list[64] = "";
     if (!text) return CLI_OK;
     for (const struct word *w = words; w->name; w++) {
         const size_t used = strlen(list);
@@ -147,6 +154,9 @@ static void inspect_text(const struct loaded *b)
            word_of(maps, i->head_map), (int)i->key_head_dim, (int)i->value_head_dim);
     if (i->n_ranks == 1) printf("  part       the whole layer\n");
     else printf("  part       rank %d of %d\n", (int)i->rank, (int)i->n_ranks);
+    if (i->query_copies > 1 || i->key_copies > 1 || i->value_copies > 1)
+        printf("  copies     %d ranks have the head of q, %d that of k, %d that of v\n",
+               (int)i->query_copies, (int)i->key_copies, (int)i->value_copies);
     print_shape("state", &i->state, i->state_layout == GDN_STATE_VK ? "vk " : "kv ");
     print_shape("conv_state", &i->conv_state, "");
 }
@@ -186,6 +196,9 @@ static void inspect_json(gdn_ctx *ctx, const struct loaded *b)
     cJSON_AddNumberToObject(line, "value_head_dim", i->value_head_dim);
     cJSON_AddNumberToObject(line, "rank", i->rank);
     cJSON_AddNumberToObject(line, "n_ranks", i->n_ranks);
+    cJSON_AddNumberToObject(line, "query_copies", i->query_copies);
+    cJSON_AddNumberToObject(line, "key_copies", i->key_copies);
+    cJSON_AddNumberToObject(line, "value_copies", i->value_copies);
     add_tensor(line, "state", &i->state, word_of(layouts, i->state_layout));
     add_tensor(line, "conv_state", &i->conv_state, NULL);
     report_print(line);
@@ -216,6 +229,9 @@ static gdn_blob_args args_of(const struct loaded *b)
     a.value_head_dim       = i->value_head_dim;
     a.rank                 = i->rank;
     a.n_ranks              = i->n_ranks;
+    a.query_copies         = i->query_copies;
+    a.key_copies           = i->key_copies;
+    a.value_copies         = i->value_copies;
     a.position             = i->position;
     a.blob                 = b->data;
     a.blob_bytes           = b->bytes;
@@ -235,9 +251,13 @@ static int unpack(struct state_call *c, const struct loaded *b, int32_t dtype, i
     if (i->state.data)
         a->state = memory_tensor(&c->memory, dtype, 4,
                                  (int64_t[]){ s[0], s[1], s[turned ? 3 : 2], s[turned ? 2 : 3] });
+    if (i->state.data && dtype > GDN_F16)
+        a->state_scales = memory_tensor(&c->memory, GDN_F32, 3,
+                                        (int64_t[]){ s[0], s[1], i->value_head_dim });
     if (i->conv_state.data)
         a->conv_state = memory_tensor(&c->memory, conv_dtype, 3, (int64_t[]){ d[0], d[1], length });
-    if ((i->state.data && !a->state.data) || (i->conv_state.data && !a->conv_state.data))
+    if ((i->state.data && (!a->state.data || (dtype > GDN_F16 && !a->state_scales.data))) ||
+        (i->conv_state.data && !a->conv_state.data))
         return cli_bad("%s: no memory for its states", b->path);
     a->position.data = NULL;
     if (gdn_blob_load(c->ctx, a)) return cli_bad("%s: %s", b->path, gdn_last_error(c->ctx));
@@ -260,7 +280,7 @@ static int convert(struct state_call *c, const char **files, int n)
         return cli_bad("%s: %s: it has no conv_state", b.path,
                        c->conv_dtype ? "--conv-dtype" : "--length");
     if (read_word("--dtype", dtypes, c->dtype, &dtype) ||
-        read_word("--conv-dtype", dtypes, c->conv_dtype, &conv_dtype) ||
+        read_word("--conv-dtype", floats, c->conv_dtype, &conv_dtype) ||
         read_word("--layout", layouts, c->layout, &layout))
         return CLI_BAD;
     if (unpack(c, &b, dtype, layout, conv_dtype, c->length > 0 ? c->length : i->conv_state.size[2],
@@ -349,33 +369,45 @@ static void compare_positions(struct difference *d, const gdn_blob_info *a, cons
     }
 }
 
-/* A field that makes the states of two files incomparable; NULL: they can be compared. */
-static const char *other_field(const gdn_blob_info *a, const gdn_blob_info *b, int64_t *x,
-                               int64_t *y)
+/* A field that makes the states of two files incomparable, and its values there. */
+struct other_field {
+    const char *name; /* NULL: the files can be compared */
+    char        a[24], b[24];
+};
+
+static void write_value(char text[24], const struct word *words, int64_t value)
+{
+    if (words) snprintf(text, 24, "%s", word_of(words, (int32_t)value));
+    else snprintf(text, 24, "%lld", (long long)value);
+}
+
+static struct other_field find_other_field(const gdn_blob_info *a, const gdn_blob_info *b)
 {
     const struct {
-        const char *name;
-        int64_t     a, b;
+        const char        *name;
+        int64_t            a, b;
+        const struct word *words; /* NULL: numbers */
     } fields[] = {
-        { "n_sequences", a->position.size[0], b->position.size[0] },
-        { "head_map", a->head_map, b->head_map },
-        { "n_query_heads", a->n_query_heads, b->n_query_heads },
-        { "n_key_heads", a->n_key_heads, b->n_key_heads },
-        { "n_value_heads", a->n_value_heads, b->n_value_heads },
-        { "key_head_dim", a->key_head_dim, b->key_head_dim },
-        { "value_head_dim", a->value_head_dim, b->value_head_dim },
-        { "n_ranks", a->n_ranks, b->n_ranks },
-        { "rank", a->rank, b->rank },
-        { "has state", a->state.data != NULL, b->state.data != NULL },
-        { "conv_length", a->conv_state.size[2], b->conv_state.size[2] },
+        { "n_sequences", a->position.size[0], b->position.size[0], NULL },
+        { "head_map", a->head_map, b->head_map, maps },
+        { "n_query_heads", a->n_query_heads, b->n_query_heads, NULL },
+        { "n_key_heads", a->n_key_heads, b->n_key_heads, NULL },
+        { "n_value_heads", a->n_value_heads, b->n_value_heads, NULL },
+        { "key_head_dim", a->key_head_dim, b->key_head_dim, NULL },
+        { "value_head_dim", a->value_head_dim, b->value_head_dim, NULL },
+        { "n_ranks", a->n_ranks, b->n_ranks, NULL },
+        { "rank", a->rank, b->rank, NULL },
+        { "has state", a->state.data != NULL, b->state.data != NULL, answers },
+        { "has conv_state", a->conv_state.data != NULL, b->conv_state.data != NULL, answers },
     };
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+    struct other_field f = { NULL, "", "" };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields && !f.name; i++)
         if (fields[i].a != fields[i].b) {
-            *x = fields[i].a;
-            *y = fields[i].b;
-            return fields[i].name;
+            f.name = fields[i].name;
+            write_value(f.a, fields[i].words, fields[i].a);
+            write_value(f.b, fields[i].words, fields[i].b);
         }
-    return NULL;
+    return f;
 }
 
 enum { N_PARTS = 5 };
@@ -383,9 +415,11 @@ enum { N_PARTS = 5 };
 static int compare_parts(struct state_call *c, const struct loaded *b, struct difference *parts)
 {
     gdn_blob_args a[2];
-    int64_t       ends[4];
+    int64_t       ends[4], lengths[2];
+    for (int i = 0; i < 2; i++) lengths[i] = b[i].info.conv_state.size[2];
     for (int i = 0; i < 2; i++)
-        if (unpack(c, &b[i], GDN_F32, GDN_STATE_VK, GDN_F32, b[i].info.conv_state.size[2], &a[i]))
+        if (unpack(c, &b[i], GDN_F32, GDN_STATE_VK, GDN_F32,
+                   lengths[0] < lengths[1] ? lengths[0] : lengths[1], &a[i]))
             return CLI_BAD;
     compare_positions(&parts[0], &b[0].info, &b[1].info);
     if (a[0].state.data) {
@@ -421,13 +455,18 @@ static void diff_text(const struct difference *parts)
     table_print(&t);
 }
 
-static void diff_json(gdn_ctx *ctx, const struct difference *parts, const char *field, bool equal)
+static void diff_json(gdn_ctx *ctx, const struct difference *parts,
+                      const struct other_field *field, bool equal)
 {
     cJSON *line = report_line(ctx);
     cJSON_AddBoolToObject(line, "equal", equal);
-    if (field) cJSON_AddStringToObject(line, "field", field);
+    if (field->name) {
+        cJSON_AddStringToObject(line, "field", field->name);
+        cJSON_AddStringToObject(line, "a", field->a);
+        cJSON_AddStringToObject(line, "b", field->b);
+    }
     cJSON *list = cJSON_AddArrayToObject(line, "parts");
-    for (int i = 0; i < N_PARTS && !field; i++) {
+    for (int i = 0; i < N_PARTS && !field->name; i++) {
         if (!parts[i].n) continue;
         cJSON *item = cJSON_CreateObject();
         cJSON_AddStringToObject(item, "name", parts[i].name);
@@ -446,17 +485,16 @@ static int diff(struct state_call *c, const char **files, int n)
                                          { .name = "conv q" },   { .name = "conv k" },
                                          { .name = "conv v" } };
     struct loaded     b[2];
-    int64_t           x = 0, y = 0;
     if (n != 2) return cli_bad("state diff: %d files, wanted two", n);
     if (open_blob(c, files[0], &b[0]) || open_blob(c, files[1], &b[1])) return CLI_BAD;
-    const char *field = other_field(&b[0].info, &b[1].info, &x, &y);
-    if (!field && compare_parts(c, b, parts)) return CLI_BAD;
-    bool equal = !field;
+    const struct other_field field = find_other_field(&b[0].info, &b[1].info);
+    if (!field.name && compare_parts(c, b, parts)) return CLI_BAD;
+    bool equal = !field.name;
     for (int i = 0; i < N_PARTS; i++) equal = equal && !parts[i].n_different;
     if (c->json) {
-        diff_json(c->ctx, parts, field, equal);
+        diff_json(c->ctx, parts, &field, equal);
     } else {
-        if (field) printf("  %s: %lld, %lld\n", field, (long long)x, (long long)y);
+        if (field.name) printf("  %s: %s, %s\n", field.name, field.a, field.b);
         else diff_text(parts);
         printf("%s\n", equal ? "equal" : "different");
     }

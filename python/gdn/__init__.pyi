@@ -43,6 +43,7 @@ I64: int
 U8: int
 BACKEND_CPU: int
 BACKEND_CUDA: int
+CTX_CHECK_CONTENTS: int
 PAD_ZERO: int
 PAD_KEEP: int
 PAD_SINK: int
@@ -368,7 +369,8 @@ class _step_args(_batch_fields, total=False):
 
 class Context:
     def __init__(self, threads: int = 0, isa: str | None = None, backend: str = "cpu",
-                 device: int = 0, library: str | None = None) -> None: ...
+                 device: int = 0, check_contents: bool = False,
+                 library: str | None = None) -> None: ...
     def close(self) -> None: ...
     def __enter__(self) -> Context: ...
     def __exit__(self, *_: object) -> None: ...

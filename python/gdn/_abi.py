@@ -10,6 +10,7 @@ from ctypes import (c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_u
 OK, E_ARG, E_SHAPE, E_DTYPE, E_UNSUPPORTED, E_MEMORY, E_CUDA, E_SELF_TEST = range(8)  # gdn_status
 F32, BF16, F16, I8, E4M3, I32, I64, U8 = 0, 1, 2, 3, 4, 16, 17, 18  # gdn_dtype
 BACKEND_CPU, BACKEND_CUDA = range(2)
+CTX_CHECK_CONTENTS = 1  # gdn_ctx_flag
 PAD_ZERO, PAD_KEEP, PAD_SINK = range(3)
 WRITE_FINAL, WRITE_EACH, WRITE_NONE = range(3)
 GATE_LOG, GATE_LINEAR, GATE_RAW = range(3)
@@ -62,7 +63,8 @@ gdn_options = _struct("gdn_options", """
     text error_text
     size error_text_bytes
     pointer parallel_for parallel_user
-    int32 device reserved
+    int32 device
+    uint32 flags
 """)
 
 gdn_batch = _struct("gdn_batch", """
@@ -169,6 +171,9 @@ gdn_blob_args = _struct("gdn_blob_args", """
     int32 key_head_dim value_head_dim rank n_ranks reserved
     pointer blob
     size blob_bytes
+    tensor state_scales
+    int32 query_copies key_copies value_copies rounding
+    uint64 seed
 """)
 
 gdn_blob_info = _struct("gdn_blob_info", """
@@ -177,6 +182,8 @@ gdn_blob_info = _struct("gdn_blob_info", """
     int32 state_layout head_map n_query_heads n_key_heads n_value_heads
     int32 key_head_dim value_head_dim rank n_ranks
     uint32 checksum
+    tensor state_scales
+    int32 query_copies key_copies value_copies reserved
 """)
 
 gdn_summary_args = _struct("gdn_summary_args", """

@@ -8,7 +8,7 @@ import threading
 from ctypes import c_char_p, c_int32, c_void_p
 
 from . import _fast
-from ._abi import BACKEND_CPU, BACKEND_CUDA, OPS, gdn_options
+from ._abi import BACKEND_CPU, BACKEND_CUDA, CTX_CHECK_CONTENTS, OPS, gdn_options
 from ._arguments import Batch, _arguments, _number, _stream
 from ._library import Error, lib, load
 from ._views import HOST
@@ -20,7 +20,7 @@ def _name_of(place):
     return place if isinstance(place, str) else f"memory of CUDA device {place}"
 
 
-def _create(library, backend, device, threads, isa):
+def _create(library, backend, device, threads, isa, check_contents):
     """A gdn_ctx of the library."""
     if backend not in _BACKENDS:
         raise ValueError(f"backend: {backend!r}, wanted {' or '.join(_BACKENDS)}")
@@ -31,6 +31,7 @@ def _create(library, backend, device, threads, isa):
         struct_size=ctypes.sizeof(gdn_options),
         backend=_BACKENDS[backend],
         device=_number("device", c_int32, device),
+        flags=CTX_CHECK_CONTENTS if check_contents else 0,
         n_threads=_number("threads", c_int32, threads),
         isa=None if isa is None else isa.encode(),
         error_text=ctypes.cast(text, c_char_p),
@@ -62,10 +63,10 @@ class _Core:
 
     ctx = None
 
-    def __init__(self, backend, device, threads, isa, library):
+    def __init__(self, backend, device, threads, isa, check_contents=False, library=None):
         self.lib = lib if library is None else load(os.path.abspath(library))
         self.native = _fast.native if library is None else None
-        self.ctx = _create(self.lib, backend, device, threads, isa)
+        self.ctx = _create(self.lib, backend, device, threads, isa, check_contents)
         self.process = os.getpid()
         self.place = device if backend == "cuda" else HOST
         if self.native:
@@ -123,16 +124,18 @@ class Context:
     """
     gdn_ctx: an instruction set, threads, memory. threads 0: one per processor; isa "scalar",
     "avx2", "avx512" or "neon": use no more than that. Or, with backend "cuda", the GPU that has
-    the number `device`. library: the path of another libgdn that computes, so that several can be
-    compared in one process. Closed by close(), `with`, or when collected.
+    the number `device`; it checks slots and lengths on each call if check_contents, which is for
+    debugging. library: the path of another libgdn that computes, so that several can be compared
+    in one process. Closed by close(), `with`, or when collected.
 
     Every op takes the fields of its struct by name, and those of gdn_batch beside them or in a
     Batch. It raises Error with the library's text, or TypeError and ValueError for arguments that
     are no arrays or numbers; each names the argument. Nothing is copied or converted.
     """
 
-    def __init__(self, threads=0, isa=None, backend="cpu", device=0, library=None):
-        self._core = _Core(backend, device, threads, isa, library)
+    def __init__(self, threads=0, isa=None, backend="cpu", device=0, check_contents=False,
+                 library=None):
+        self._core = _Core(backend, device, threads, isa, check_contents, library)
         if self._core.native:
             for op in OPS:  # in place of the methods below, which are the manual
                 setattr(self, op, self._core.bind(op))

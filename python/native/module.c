@@ -4,7 +4,6 @@
  * What is not common (other arrays, other numbers, every mistake) goes to the Python function
  * `slow`, with the same arguments. One file for every Python from 3.9 on (the limited API).
  */
-#define _GNU_SOURCE
 #include "python.h"
 
 #include <pthread.h>

@@ -5,7 +5,6 @@
  * and torch/csrc/stable/c/shim.h. They are looked up in the library that the process has loaded,
  * so one file serves every torch from 2.10 on. A kernel runs without the GIL.
  */
-#define _GNU_SOURCE
 #include "torch_ops.h"
 
 #include <dlfcn.h>

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Batches: from descriptors (gdn_plan_describe) and contents (gdn_plan_batch) to a flat list
- * of sequences. Every rule of gdn_batch is checked here and nowhere else.
+ * of sequences. For calls on the CPU this file checks the rules of gdn_batch; plan_slots.c checks
+ * that no slot is written twice, record.c and state.c check slots of their own. On a device each
+ * kernel reads the contents and skips what is wrong (cuda/batch.cuh).
  *
  * An empty sequence needs no state, so its slots are not looked at. A padding row is known by
  * its negative read slot, even where there is no state. With GDN_PAD_SINK only the first
@@ -119,6 +121,9 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, struct gdn_plan *plan,
         return gdn_fail(ctx, GDN_E_ARG, "%s: absent, wanted with %s",
                         starts->data ? "checkpoint_positions" : "checkpoint_starts",
                         starts->data ? "checkpoint_starts" : "checkpoint_positions");
+    if (!starts->data && !b->checkpoint_every)
+        return gdn_fail(ctx, GDN_E_ARG, "checkpoint_positions: absent, and checkpoint_every is 0, "
+                        "wanted one of them with checkpoints");
     if (starts->data && b->checkpoint_every)
         return gdn_fail(ctx, GDN_E_ARG, "checkpoint_every: %lld, wanted 0 with a list of positions",
                         (long long)b->checkpoint_every);
@@ -130,6 +135,18 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, struct gdn_plan *plan,
     if (positions->data) plan->max_checkpoints = positions->size[0];
     if (b->checkpoint_every) plan->max_checkpoints = tokens->N / b->checkpoint_every;
     return GDN_OK;
+}
+
+/* An op whose tensor for checkpoints is absent: nothing of the batch may ask for some. */
+static gdn_status refuse_checkpoints(gdn_ctx *ctx, const gdn_batch *b)
+{
+    const char *given = b->checkpoint_every            ? "checkpoint_every"
+                        : b->checkpoint_positions.data ? "checkpoint_positions"
+                        : b->checkpoint_starts.data    ? "checkpoint_starts"
+                        : b->checkpoint_slots.data     ? "checkpoint_slots"
+                                                       : NULL;
+    if (!given) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "checkpoints: absent, wanted with %s of the batch", given);
 }
 
 /* An op without checkpoints takes no notice of what a batch says of them. */
@@ -216,6 +233,7 @@ gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct 
     else
         memset(b, 0, sizeof *b);
     TRY(check_fields(ctx, b, takes));
+    if (takes & GDN_PLAN_NO_TENSOR) TRY(refuse_checkpoints(ctx, b));
     if (!(takes & GDN_PLAN_CHECKPOINTS)) drop_checkpoints(b);
 
     plan->padded = tokens->padded;

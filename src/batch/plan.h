@@ -62,7 +62,8 @@ enum {
     GDN_PLAN_EACH        = 1 << 0, /* GDN_WRITE_EACH */
     GDN_PLAN_TREE        = 1 << 1, /* parents */
     GDN_PLAN_PATH        = 1 << 2, /* path */
-    GDN_PLAN_CHECKPOINTS = 1 << 3  /* its arguments have a tensor for checkpoints */
+    GDN_PLAN_CHECKPOINTS = 1 << 3, /* its arguments have a tensor for checkpoints, */
+    GDN_PLAN_NO_TENSOR   = 1 << 4  /* or could have one, and it is absent */
 };
 
 /*

@@ -51,6 +51,10 @@ struct gdn_chunk {
     int64_t               n; /* tokens of it that count, 0 to C */
 };
 
+/* cu_seqlens of a call on a device, if the context checks contents. */
+gdn_status gdn_stage_check_contents(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                    const struct gdn_tokens *tokens, void *stream);
+
 /* Bytes of memory for the plan and its chunks; and the plan with its chunks, made there. */
 size_t gdn_stage_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *tokens);
 gdn_status gdn_stage_chunks(gdn_ctx *ctx, const struct gdn_tokens *tokens, int64_t C, void *memory,

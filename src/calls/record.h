@@ -38,6 +38,10 @@ gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t, int
 size_t     gdn_record_slots_bytes(const struct gdn_record *record);
 gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
                                   const struct gdn_plan *plan, bool append, void *memory);
+/* Those of a gdn_decode with a record on a device, if the context checks contents. */
+gdn_status gdn_record_check_contents(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                     const struct gdn_tokens *tokens,
+                                     const struct gdn_record *record, void *stream);
 
 /* Rows in use of a slot. */
 int64_t gdn_record_count(const struct gdn_record *record, int64_t slot);

@@ -19,9 +19,20 @@
 
 enum {
     MAX_THREADS    = 1024,
-    MIN_ARGS_BYTES = 8,      /* struct_size and one more field */
     MAX_ARGS_BYTES = 1 << 16 /* above any struct to come: the size was never set */
 };
+
+/* Sizes that structs of gdn.h had in earlier versions, by the name that gdn_copy_args() gets. A
+ * change that appends fields to a struct adds a row with the first of them. */
+static const struct gdn_old_size old_sizes[] = {
+    { "gdn_blob_args", offsetof(gdn_blob_args, state_scales) }, /* 0.1.0 */
+    { "gdn_blob_info", offsetof(gdn_blob_info, state_scales) },
+    { NULL, 0 },
+};
+
+/* The context that refused this thread's last call because it was busy: its own text belongs to
+ * the call that was using it. */
+static _Thread_local const gdn_ctx *busy_ctx;
 
 /* ---- Memory and log ------------------------------------------------------------------------ */
 
@@ -58,7 +69,8 @@ static gdn_status read_options(gdn_ctx *ctx, const gdn_options *given)
     if (given) TRY(gdn_copy_args(ctx, o, sizeof *o, given, "options"));
     if (o->backend != GDN_BACKEND_CPU && o->backend != GDN_BACKEND_CUDA)
         return gdn_fail(ctx, GDN_E_ARG, "backend: %d, wanted 0 (CPU) or 1 (CUDA)", (int)o->backend);
-    if (o->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)o->reserved);
+    if (o->flags & ~(uint32_t)GDN_CTX_CHECK_CONTENTS)
+        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted gdn_ctx_flag", (unsigned)o->flags);
     if (o->backend == GDN_BACKEND_CUDA) o->n_threads = 1;
     if (o->n_threads < 0 || o->n_threads > MAX_THREADS)
         return gdn_fail(ctx, GDN_E_ARG, "n_threads: %d, wanted 0 to %d", (int)o->n_threads,
@@ -172,6 +184,7 @@ gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx)
     gdn_ctx draft;
     memset(&draft, 0, sizeof draft);
     if (ctx) *ctx = NULL;
+    busy_ctx = NULL; /* the new context may lie where that one was */
 
     const gdn_status status = create(&draft, options, ctx);
     if (status != GDN_OK && draft.options.error_text && draft.options.error_text_bytes > 0)
@@ -195,7 +208,32 @@ void gdn_ctx_destroy(gdn_ctx *ctx)
     o.release(o.alloc_user, ctx);
 }
 
-const char *gdn_last_error(const gdn_ctx *ctx) { return ctx ? ctx->error : ""; }
+gdn_status gdn_enter(gdn_ctx *ctx, uint32_t *fp)
+{
+    if (!ctx) return GDN_E_ARG;
+    if (atomic_exchange_explicit(&ctx->is_busy, true, memory_order_acquire)) {
+        busy_ctx = ctx;
+        return GDN_E_ARG;
+    }
+    busy_ctx = NULL;
+    *fp      = gdn_fp_enter();
+    return GDN_OK;
+}
+
+gdn_status gdn_leave(gdn_ctx *ctx, uint32_t fp, gdn_status status)
+{
+    gdn_fp_leave(fp);
+    busy_ctx = NULL;
+    atomic_store_explicit(&ctx->is_busy, false, memory_order_release);
+    return status;
+}
+
+const char *gdn_last_error(const gdn_ctx *ctx)
+{
+    if (!ctx) return "";
+    if (ctx == busy_ctx) return "ctx: another call is using it, wanted one call at a time";
+    return ctx->error;
+}
 const char *gdn_last_kernel(const gdn_ctx *ctx) { return ctx ? ctx->kernel : ""; }
 const char *gdn_isa(const gdn_ctx *ctx)
 {
@@ -206,15 +244,22 @@ int32_t     gdn_n_threads(const gdn_ctx *ctx) { return ctx ? gdn_pool_threads(ct
 
 /* ---- What ops ask for ---------------------------------------------------------------------- */
 
-gdn_status gdn_copy_args(gdn_ctx *ctx, void *own, size_t own_bytes, const void *args,
-                         const char *name)
+static bool is_old_size(const struct gdn_old_size *old, const char *name, size_t size)
+{
+    for (; old->name; old++)
+        if (old->bytes == size && !strcmp(old->name, name)) return true;
+    return false;
+}
+
+gdn_status gdn_copy_sized(gdn_ctx *ctx, void *own, size_t own_bytes, const void *args,
+                          const char *name, const struct gdn_old_size *old)
 {
     uint32_t size = 0;
     if (!args) return gdn_fail(ctx, GDN_E_ARG, "%s: NULL", name);
     memcpy(&size, args, sizeof size);
-    if (size < MIN_ARGS_BYTES || size > MAX_ARGS_BYTES)
-        return gdn_fail(ctx, GDN_E_ARG, "%s: struct_size %u, wanted %d to %d (its _init() sets it)",
-                        name, (unsigned)size, MIN_ARGS_BYTES, MAX_ARGS_BYTES);
+    if (size > MAX_ARGS_BYTES || (size < own_bytes && !is_old_size(old, name, size)))
+        return gdn_fail(ctx, GDN_E_ARG, "%s: struct_size %u, wanted %zu (its _init() sets it)",
+                        name, (unsigned)size, own_bytes);
     memcpy(own, args, size < own_bytes ? size : own_bytes);
     if (size < own_bytes) memset((char *)own + size, 0, own_bytes - size);
     for (size_t i = own_bytes; i < size; i++)
@@ -223,6 +268,12 @@ gdn_status gdn_copy_args(gdn_ctx *ctx, void *own, size_t own_bytes, const void *
                             "%s: byte %zu of %u is set, but this library knows only %zu", name, i,
                             (unsigned)size, own_bytes);
     return GDN_OK;
+}
+
+gdn_status gdn_copy_args(gdn_ctx *ctx, void *own, size_t own_bytes, const void *args,
+                         const char *name)
+{
+    return gdn_copy_sized(ctx, own, own_bytes, args, name, old_sizes);
 }
 
 static gdn_status grow_workspace(gdn_ctx *ctx, size_t needed)

@@ -3,6 +3,8 @@
 #ifndef GDN_CTX_H
 #define GDN_CTX_H
 
+#include <stdatomic.h>
+
 #include "core/status.h"
 #include "core/threads.h"
 #include "cpu/loops/bf16.h"
@@ -17,17 +19,27 @@ struct gdn_ctx {
     struct gdn_cuda          *cuda; /* cuda/driver/launch.h; NULL: the CPU computes */
     void                     *workspace; /* the context's own, grown on demand */
     size_t                    workspace_bytes;
+    atomic_bool               is_busy; /* a call is using all of this: gdn_enter() */
     char                      error[512];
     char                      kernel[160];
 };
 
 /*
- * Copies a caller's args struct of struct_size `size` into the library's own, zero where the
- * caller's is shorter. GDN_E_ARG: args NULL, a size below `least`, or a longer struct whose
- * unknown tail is not zero.
+ * Copies a caller's struct, of the struct_size that it begins with, into the library's own. A
+ * struct of an earlier version is shorter; the rest of the library's own is then zero. GDN_E_ARG:
+ * args NULL, a shorter size that no version had, or a longer struct whose unknown tail is not
+ * zero.
  */
 gdn_status gdn_copy_args(gdn_ctx *ctx, void *own, size_t own_bytes, const void *args,
                          const char *name);
+
+/* The same with a list of earlier sizes, which a NULL name ends. */
+struct gdn_old_size {
+    const char *name;
+    size_t      bytes;
+};
+gdn_status gdn_copy_sized(gdn_ctx *ctx, void *own, size_t own_bytes, const void *args,
+                          const char *name, const struct gdn_old_size *old);
 
 /* The caller's memory if given (checked: size, alignment), else the context's, grown. */
 gdn_status gdn_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
@@ -48,6 +60,15 @@ gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
 void gdn_log_line(const gdn_ctx *ctx, const char *line);
 /* That the context's workspace has so many bytes now. */
 void gdn_log_workspace(const gdn_ctx *ctx, size_t bytes);
+
+
+/*
+ * The frame of every call of gdn.h that computes or checks. gdn_enter() refuses a context that
+ * another call is using (GDN_E_ARG), else sets the float environment. A call that entered ends
+ * with gdn_leave(), which returns `status`.
+ */
+gdn_status gdn_enter(gdn_ctx *ctx, uint32_t *fp) __attribute__((warn_unused_result));
+gdn_status gdn_leave(gdn_ctx *ctx, uint32_t fp, gdn_status status);
 
 /* Rounds up to a whole number of cache lines. */
 static inline size_t gdn_align64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }

@@ -90,6 +90,7 @@ static gdn_status enqueue(gdn_ctx *ctx, void *call)
                                    .H = (int)c->H };
     const struct gdn_cu_stage a =
         gdn_cuda_stage_args(&rule, &c->plan, &c->tokens, c->args.chunk_size);
+    TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
     return gdn_cuda_chunk_cumsum(ctx, &a, c->args.stream);
 }
 

@@ -215,6 +215,7 @@ static gdn_status enqueue(gdn_ctx *ctx, void *call)
     a.u = c->u, a.w = c->w, a.states = c->states, a.n_states = c->args.states.size[0];
     if (!c->plan.batch.cu_seqlens.data)
         TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
+    TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
     return gdn_cuda_chunk_output(ctx, &a, c->args.stream);
 }
 

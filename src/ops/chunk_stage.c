@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/tensor_check.h"
+#include "cuda/driver/backend.h"
 
 static gdn_status check_one(gdn_ctx *ctx, const struct gdn_stage_tensor *x,
                             const struct gdn_tokens *tokens)
@@ -106,6 +107,13 @@ size_t gdn_stage_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens
 {
     return gdn_align64(gdn_plan_bytes(plan, tokens)) +
            gdn_align64((size_t)(plan->B + 1) * sizeof(int64_t));
+}
+
+gdn_status gdn_stage_check_contents(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                    const struct gdn_tokens *tokens, void *stream)
+{
+    return gdn_cuda_check_batch(ctx, plan, tokens,
+                                &(struct gdn_plan_pools){ -1, -1, -1, false, false }, stream);
 }
 
 gdn_status gdn_stage_chunks(gdn_ctx *ctx, const struct gdn_tokens *tokens, int64_t C, void *memory,

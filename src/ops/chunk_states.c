@@ -123,6 +123,7 @@ static void run_item(void *arg, int64_t item, int thread)
     const struct gdn_kernels *kr = a->kr;
     const int      K = c->rule.K, V = c->rule.V, n_strips = (V + kr->strip - 1) / kr->strip;
     const int64_t  b = item / n_strips / c->rule.H;
+    if (!c->plan.seqs[b].n_tokens) return; /* an empty sequence leaves its states alone */
     struct scratch s;
     struct strip   p = { c, kr, &s, (int)(item / n_strips % c->rule.H),
                          (int)(item % n_strips) * kr->strip, 0 };
@@ -164,6 +165,7 @@ static gdn_status enqueue(gdn_ctx *ctx, void *call)
     a.n_states = c->args.states.size[0];
     if (c->states.data && !c->plan.batch.cu_seqlens.data)
         TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
+    TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
     return gdn_cuda_chunk_states(ctx, &a, c->args.stream);
 }
 

@@ -250,6 +250,7 @@ static gdn_status enqueue(gdn_ctx *ctx, void *call)
     const struct call *c = call;
     struct gdn_cu_stage a = gdn_cuda_stage_args(&c->rule, &c->plan, &c->tokens, c->C);
     a.u = c->to[U], a.w = c->to[W], a.T = c->to[T];
+    TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
     return gdn_cuda_chunk_uw(ctx, &a, c->args.stream);
 }
 

@@ -195,7 +195,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_rows(ctx, c));
     TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, "bias", &c->conv));
     const unsigned takes = GDN_PLAN_EACH | GDN_PLAN_TREE | GDN_PLAN_PATH |
-                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
+                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR);
     TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
     TRY(check_states(ctx, c));
 
@@ -221,6 +221,8 @@ static gdn_status enqueue(gdn_ctx *ctx, void *call)
     const gdn_conv1d_args *a    = &c->args;
     struct gdn_cu_conv     args = device_args(ctx, c);
     void                  *workspace;
+    const struct gdn_plan_pools pools = pools_of(a);
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &workspace));
     return gdn_cuda_conv(ctx, &args, workspace, a->stream);
 }

@@ -10,19 +10,18 @@ static gdn_status run(gdn_ctx *ctx, const struct gdn_frame *frame, const char *o
                                                       : frame->loops);
 }
 
-gdn_status gdn_enter(gdn_ctx *ctx, const struct gdn_frame *frame, const char *op, const void *args,
-                     void *call)
+gdn_status gdn_frame_call(gdn_ctx *ctx, const struct gdn_frame *frame, const char *op,
+                          const void *args, void *call)
 {
-    if (!ctx) return GDN_E_ARG;
-    const uint32_t fp     = gdn_fp_enter();
-    gdn_status     status = frame->describe(ctx, args, call);
+    uint32_t fp;
+    TRY(gdn_enter(ctx, &fp));
+    gdn_status status = frame->describe(ctx, args, call);
     if (status == GDN_OK)
         status = ctx->cuda ? frame->enqueue(ctx, call) : run(ctx, frame, op, call);
-    gdn_fp_leave(fp);
-    return status;
+    return gdn_leave(ctx, fp, status);
 }
 
-gdn_status gdn_enter_check(gdn_ctx *ctx, const struct gdn_frame *frame, const void *args,
+gdn_status gdn_frame_check(gdn_ctx *ctx, const struct gdn_frame *frame, const void *args,
                            void *call, size_t *bytes)
 {
     TRY(frame->describe(ctx, args, call));

@@ -23,10 +23,10 @@ struct gdn_frame {
 };
 
 /* Describes a call, then runs or enqueues it, then notes what ran under the op's name. */
-gdn_status gdn_enter(gdn_ctx *ctx, const struct gdn_frame *frame, const char *op, const void *args,
-                     void *call);
+gdn_status gdn_frame_call(gdn_ctx *ctx, const struct gdn_frame *frame, const char *op,
+                          const void *args, void *call);
 /* Describes a call and returns its workspace in *bytes. */
-gdn_status gdn_enter_check(gdn_ctx *ctx, const struct gdn_frame *frame, const void *args,
+gdn_status gdn_frame_check(gdn_ctx *ctx, const struct gdn_frame *frame, const void *args,
                            void *call, size_t *bytes);
 
 /* Defines gdn_<name>() and gdn_<name>_check() for a row of ops.def. `type` is the struct of the
@@ -35,12 +35,12 @@ gdn_status gdn_enter_check(gdn_ctx *ctx, const struct gdn_frame *frame, const vo
     gdn_status gdn_##name(gdn_ctx *ctx, const type *args)                                 \
     {                                                                                     \
         call_type call;                                                                   \
-        return gdn_enter(ctx, &frame, #name, args, &call);                                \
+        return gdn_frame_call(ctx, &frame, #name, args, &call);                           \
     }                                                                                     \
     gdn_status gdn_##name##_check(gdn_ctx *ctx, const type *args, size_t *bytes)          \
     {                                                                                     \
         call_type call;                                                                   \
-        return gdn_enter_check(ctx, &frame, args, &call, bytes);                          \
+        return gdn_frame_check(ctx, &frame, args, &call, bytes);                          \
     }
 
 #endif

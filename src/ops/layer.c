@@ -167,8 +167,8 @@ static gdn_status check_tokens(gdn_ctx *ctx, struct block_call *c)
     TRY(gdn_check_dense(ctx, &a->out, "out"));
     TRY(gdn_check_injective(ctx, &a->out, "out"));
     const bool leaves = a->checkpoints.data || a->conv_checkpoints.data;
-    return gdn_plan_describe(ctx, a->batch, &c->tokens, leaves ? GDN_PLAN_CHECKPOINTS : 0,
-                             &c->plan);
+    return gdn_plan_describe(ctx, a->batch, &c->tokens,
+                             leaves ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR, &c->plan);
 }
 
 /* The parts that the ops of their own check too, on views of the projected row. */
@@ -294,14 +294,12 @@ static bool is_same(const gdn_tensor *a, const gdn_tensor *b)
     return a->data && a->data == b->data;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call)
+static struct gdn_plan_pools pools_of(const gdn_block_args *a)
 {
-    struct block_call *c = call;
-    const gdn_block_args *a = &c->args;
-    const gdn_tensor     *pool = a->state.data ? &a->state : &a->conv_state;
-    const gdn_tensor     *left = a->checkpoints.data ? &a->checkpoints : &a->conv_checkpoints;
-    const int64_t         P    = pool->data ? pool->size[0] : -1;
-    const struct gdn_plan_pools pools = {
+    const gdn_tensor *pool = a->state.data ? &a->state : &a->conv_state;
+    const gdn_tensor *left = a->checkpoints.data ? &a->checkpoints : &a->conv_checkpoints;
+    const int64_t     P    = pool->data ? pool->size[0] : -1;
+    return (struct gdn_plan_pools){
         .read                = P,
         .write               = P,
         .checkpoint          = left->data ? left->size[0] : -1,
@@ -309,7 +307,14 @@ static gdn_status run(gdn_ctx *ctx, void *call)
         .checkpoint_in_write = is_same(&a->checkpoints, &a->state) ||
                                is_same(&a->conv_checkpoints, &a->conv_state),
     };
-    void *memory;
+}
+
+static gdn_status run(gdn_ctx *ctx, void *call)
+{
+    struct block_call          *c     = call;
+    const gdn_block_args       *a     = &c->args;
+    const struct gdn_plan_pools pools = pools_of(a);
+    void                       *memory;
     TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
     gdn_block_run(ctx, &c->block, (char *)memory + c->plan_bytes);
@@ -320,9 +325,11 @@ static gdn_status run(gdn_ctx *ctx, void *call)
 /* The same on a device: contents are read there, where it runs. */
 static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
-    const struct block_call *c = call;
-    const gdn_block_args *a = &c->args;
-    void                 *memory;
+    const struct block_call    *c     = call;
+    const gdn_block_args       *a     = &c->args;
+    const struct gdn_plan_pools pools = pools_of(a);
+    void                       *memory;
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     return gdn_cuda_block(ctx, &c->block, memory);
 }

@@ -299,12 +299,17 @@ static void norm_item(void *arg, int64_t item, int thread)
     gdn_norm_rows(&m->norm, first, first + s->n_valid * m->rule.H);
 }
 
+static struct gdn_plan_pools pools_of(const gdn_step_args *a)
+{
+    const gdn_tensor *pool = a->state.data ? &a->state : &a->conv_state;
+    return gdn_plan_pools_of(pool, pool, &(gdn_tensor){ 0 });
+}
+
 static gdn_status run(gdn_ctx *ctx, void *call)
 {
-    struct gdn_mixer           *m    = call;
-    const gdn_step_args        *a    = &m->args;
-    const gdn_tensor           *pool = a->state.data ? &a->state : &a->conv_state;
-    const struct gdn_plan_pools pools = gdn_plan_pools_of(pool, pool, &(gdn_tensor){ 0 });
+    struct gdn_mixer           *m     = call;
+    const gdn_step_args        *a     = &m->args;
+    const struct gdn_plan_pools pools = pools_of(a);
     struct gdn_rule            *r = &m->rule;
     struct buffers              b;
     void                       *memory;
@@ -339,9 +344,11 @@ static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
 
 static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
-    const struct gdn_mixer *m = call;
-    const gdn_step_args    *a = &m->args;
-    void                   *memory;
+    const struct gdn_mixer     *m     = call;
+    const gdn_step_args        *a     = &m->args;
+    const struct gdn_plan_pools pools = pools_of(a);
+    void                       *memory;
+    TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &pools, a->stream));
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, m->bytes, &memory));
     return gdn_cuda_step(ctx, m, memory);
 }

@@ -22,11 +22,13 @@ static gdn_status check(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes
 
 gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes)
 {
-    if (!ctx || !bytes) return gdn_fail(ctx, GDN_E_ARG, "%s: NULL", ctx ? "bytes" : "ctx");
-    size_t needed;
-    TRY(check(ctx, op, args, &needed));
-    *bytes = needed;
-    return GDN_OK;
+    uint32_t fp;
+    size_t   needed;
+    TRY(gdn_enter(ctx, &fp));
+    const gdn_status status = bytes ? check(ctx, op, args, &needed)
+                                    : gdn_fail(ctx, GDN_E_ARG, "bytes: NULL");
+    if (status == GDN_OK) *bytes = needed;
+    return gdn_leave(ctx, fp, status);
 }
 
 gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args)

@@ -173,6 +173,28 @@ static gdn_status read_contents(gdn_ctx *ctx, struct record_call *c, void *memor
     return gdn_record_check_slots(ctx, &c->record, &c->plan, false, (char *)memory + c->plan_bytes);
 }
 
+gdn_status gdn_record_check_contents(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                     const struct gdn_tokens *tokens,
+                                     const struct gdn_record *record, void *stream)
+{
+    const struct gdn_plan_pools pools = { .read = record->P, .write = -1, .checkpoint = -1 };
+    const size_t      plan_bytes = gdn_align64(gdn_plan_bytes(plan, tokens));
+    struct gdn_plan   own        = *plan;
+    struct gdn_record its        = *record;
+    gdn_tensor       *arrays[GDN_BATCH_ARRAYS + 1];
+    void             *memory;
+    for (int i = 0; i < GDN_BATCH_ARRAYS; i++) arrays[i] = &own.batch.cu_seqlens + i;
+    arrays[GDN_BATCH_ARRAYS] = &its.count;
+    TRY(gdn_cuda_contents_open(ctx, stream, arrays, GDN_BATCH_ARRAYS + 1,
+                               plan_bytes + gdn_record_slots_bytes(record), &memory));
+    if (!memory) return GDN_OK;
+    gdn_status status = gdn_plan_batch(ctx, tokens, &pools, memory, &own);
+    if (status == GDN_OK)
+        status = gdn_record_check_slots(ctx, &its, &own, true, (char *)memory + plan_bytes);
+    gdn_cuda_contents_close(ctx, memory);
+    return status;
+}
+
 /* No tensor that is written (bits of `written`) overlaps another or an array of the batch. */
 static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_tensor *const *t, const char *const *names,
                                  int n, unsigned written, const gdn_batch *batch)
@@ -301,6 +323,21 @@ static void commit_item(void *arg, int64_t item, int thread)
     }
 }
 
+/* Of a call on a device, if the context does that. */
+static gdn_status check_commit_contents(gdn_ctx *ctx, const struct commit_call *m)
+{
+    struct commit_call own = *m;
+    gdn_tensor        *arrays[] = { &own.c.plan.batch.read_slots, &own.c.record.count,
+                                    &own.args.n_accepted, &own.args.path };
+    void              *memory;
+    TRY(gdn_cuda_contents_open(ctx, m->args.stream, arrays, 4, m->c.bytes, &memory));
+    if (!memory) return GDN_OK;
+    gdn_status status = read_contents(ctx, &own.c, memory);
+    if (status == GDN_OK) status = check_accepted(ctx, &own);
+    gdn_cuda_contents_close(ctx, memory);
+    return status;
+}
+
 static gdn_status enqueue_commit(gdn_ctx *ctx, void *call)
 {
     const struct commit_call *m = call;
@@ -310,6 +347,7 @@ static gdn_status enqueue_commit(gdn_ctx *ctx, void *call)
     args.V          = (int32_t)m->V;
     args.n_accepted = gdn_cuda_array(&a->n_accepted);
     args.path       = gdn_cuda_array(&a->path);
+    TRY(check_commit_contents(ctx, m));
     return gdn_cuda_record(ctx, "record_commit", &args, a->stream);
 }
 
@@ -423,6 +461,18 @@ static void fold_item(void *arg, int64_t item, int thread)
     gdn_store_columns(S, view->k_first, m->kr, at, r->K, col, n);
 }
 
+static gdn_status check_fold_contents(gdn_ctx *ctx, const struct fold_call *m)
+{
+    struct record_call own      = m->c;
+    gdn_tensor        *arrays[] = { &own.plan.batch.read_slots, &own.record.count };
+    void              *memory;
+    TRY(gdn_cuda_contents_open(ctx, m->args.stream, arrays, 2, m->c.bytes, &memory));
+    if (!memory) return GDN_OK;
+    const gdn_status status = read_contents(ctx, &own, memory);
+    gdn_cuda_contents_close(ctx, memory);
+    return status;
+}
+
 static gdn_status enqueue_fold(gdn_ctx *ctx, void *call)
 {
     const struct fold_call *m = call;
@@ -445,6 +495,7 @@ static gdn_status enqueue_fold(gdn_ctx *ctx, void *call)
         .V            = r->V,
         .head_map     = r->head_map,
     };
+    TRY(check_fold_contents(ctx, m));
     TRY(gdn_cuda_fold(ctx, &rule, m->args.stream));
     return gdn_cuda_record(ctx, "record_fold", &record, m->args.stream);
 }

@@ -338,7 +338,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     TRY(check_rows(ctx, c, decode));
     TRY(check_gates(ctx, c));
     const unsigned takes = (decode ? GDN_PLAN_EACH | GDN_PLAN_TREE : 0) |
-                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : 0);
+                           (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR);
     TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
     TRY(check_record(ctx, c, decode));
     TRY(check_states(ctx, c));
@@ -374,6 +374,10 @@ static gdn_status enqueue(gdn_ctx *ctx, void *call)
     const gdn_rule_args     *a    = &c->args;
     const struct gdn_cu_rule args = device_args(c);
     void                    *memory;
+    const struct gdn_plan_pools pools = pools_of(a);
+    TRY(c->rule.record
+            ? gdn_record_check_contents(ctx, &c->plan, &c->tokens, &c->record, a->stream)
+            : gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
     TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
     if (c->rule.decode) return gdn_cuda_decode(ctx, "decode", &args, memory, a->stream);
     if (c->rule.exact) return gdn_cuda_decode(ctx, "prefill", &args, memory, a->stream);

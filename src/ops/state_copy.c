@@ -427,6 +427,19 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
+/* Of a call on a device, if the context does that. */
+static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_state_move *m)
+{
+    struct gdn_state_move own      = *m;
+    gdn_tensor           *arrays[] = { &own.args.from_slots, &own.args.to_slots };
+    void                 *memory;
+    TRY(gdn_cuda_contents_open(ctx, m->args.stream, arrays, 2, gdn_state_bytes(m), &memory));
+    if (!memory) return GDN_OK;
+    const gdn_status status = gdn_state_check_slots(ctx, &own, memory);
+    gdn_cuda_contents_close(ctx, memory);
+    return status;
+}
+
 static gdn_status run(gdn_ctx *ctx, void *call)
 {
     struct call           *c = call;
@@ -443,6 +456,7 @@ static gdn_status enqueue(gdn_ctx *ctx, void *call)
     struct gdn_state_move *m = &((struct call *)call)->move;
     void                  *none;
     TRY(gdn_get_workspace(ctx, m->args.workspace, m->args.workspace_bytes, 0, &none));
+    TRY(check_contents(ctx, m));
     return gdn_cuda_state_copy(ctx, m);
 }
 

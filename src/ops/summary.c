@@ -171,6 +171,7 @@ static gdn_status enqueue(gdn_ctx *ctx, void *call)
     struct gdn_cu_stage a =
         gdn_cuda_stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
     a.M = c->transition.to;
+    TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
     return gdn_cuda_summary(ctx, &a, c->args.stream);
 }
 

@@ -5,7 +5,7 @@
 
 #include "core/ctx.h"
 
-enum { GDN_BLOB_VERSION = 1, GDN_BLOB_HEADER = 128, GDN_BLOB_NO_DTYPE = -1 };
+enum { GDN_BLOB_VERSION = 2, GDN_BLOB_HEADER = 128, GDN_BLOB_NO_DTYPE = -1 };
 
 /* The first bytes of a blob as they lie there. */
 struct gdn_blob_header {
@@ -18,15 +18,25 @@ struct gdn_blob_header {
     int32_t  state_dtype, state_layout; /* GDN_BLOB_NO_DTYPE: there is none; layout 0 */
     int32_t  conv_dtype, conv_length;   /* likewise; length 0 */
     int32_t  rank, n_ranks;
-    uint8_t  reserved[40]; /* 0 */
+    int32_t  copies[3];    /* of version 2: ranks that have each head of q, of k, of v; else 0 */
+    uint8_t  reserved[28]; /* 0 */
 };
 _Static_assert(sizeof(struct gdn_blob_header) == GDN_BLOB_HEADER, "no padding");
 
 /* Where things are, in bytes from the start; sizes of one sequence. */
 struct gdn_blob_places {
-    uint64_t position, state, conv, total;
-    uint64_t state_bytes, conv_bytes;
+    uint64_t position, state, scales, conv, total;
+    uint64_t state_bytes, scales_bytes, conv_bytes;
 };
+
+/* Ranks that have each head of q (0), of k (1), of v (2). */
+static inline int32_t gdn_blob_copies(const struct gdn_blob_header *h, int i)
+{
+    return h->version < 2 ? 1 : h->copies[i];
+}
+
+/* Sets the lowest version that can hold the content, and copies as that has them (0: 1). */
+void gdn_blob_set_version(struct gdn_blob_header *h);
 
 /* Checks what a header says of its content and finds the places. `name` is for errors. */
 gdn_status gdn_blob_place(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name,
@@ -38,9 +48,18 @@ struct gdn_blob_header gdn_blob_new_header(void);
 /* The machine and the alignment of a blob. */
 gdn_status gdn_blob_check_memory(gdn_ctx *ctx, const void *blob, const char *name);
 
+/* Memory without a type, for the check of overlaps. */
+static inline gdn_tensor gdn_blob_memory(const void *memory, size_t n)
+{
+    return gdn_dense((void *)memory, GDN_U8, 1, (int64_t)n, 0, 0, 0);
+}
+
 /* All checks of a blob. */
 gdn_status gdn_blob_open(gdn_ctx *ctx, const void *blob, size_t bytes, const char *name,
                          struct gdn_blob_header *h, struct gdn_blob_places *places);
+
+/* Zeros where a blob will have its header and positions, and between and behind its parts. */
+void gdn_blob_clear(char *blob, const struct gdn_blob_header *h, const struct gdn_blob_places *p);
 
 /* Writes header and checksum over content that is complete but for them. */
 void gdn_blob_seal(void *blob, const struct gdn_blob_header *h);
@@ -48,6 +67,8 @@ void gdn_blob_seal(void *blob, const struct gdn_blob_header *h);
 /* Dense views of the parts of a blob; data NULL where it has none, or where blob is NULL. */
 gdn_tensor gdn_blob_state(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
                           const void *blob);
+gdn_tensor gdn_blob_scales(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
+                           const void *blob);
 gdn_tensor gdn_blob_conv(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
                          const void *blob);
 gdn_tensor gdn_blob_position(const struct gdn_blob_header *h, const struct gdn_blob_places *p,

@@ -97,10 +97,42 @@ static gdn_status check_field(gdn_ctx *ctx, const char *name, const char *field,
                     (long long)value, (long long)low, (long long)high);
 }
 
+static bool is_eight(const struct gdn_blob_header *h)
+{
+    return h->state_dtype == GDN_I8 || h->state_dtype == GDN_E4M3;
+}
+
+static bool needs_version_2(const struct gdn_blob_header *h)
+{
+    return is_eight(h) || h->copies[0] > 1 || h->copies[1] > 1 || h->copies[2] > 1;
+}
+
+void gdn_blob_set_version(struct gdn_blob_header *h)
+{
+    const bool is_2 = needs_version_2(h);
+    h->version      = is_2 ? 2 : 1;
+    for (int i = 0; i < 3; i++) h->copies[i] = !is_2 ? 0 : h->copies[i] ? h->copies[i] : 1;
+}
+
+/* Of version 2: a head that several ranks have is alone in its part. */
+static gdn_status check_copies(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name)
+{
+    const int32_t            heads[]  = { h->n_query_heads, h->n_key_heads, h->n_value_heads };
+    static const char *const fields[] = { "query_copies", "key_copies", "value_copies" };
+    for (int i = 0; i < 3; i++)
+        if (h->n_ranks % h->copies[i] || (h->copies[i] > 1 && heads[i] != 1))
+            return gdn_fail(ctx, GDN_E_ARG, "%s: %s is %d for %d heads of %d ranks, wanted a "
+                            "divisor of the ranks, and 1 for several heads", name, fields[i],
+                            (int)h->copies[i], (int)heads[i], (int)h->n_ranks);
+    if (needs_version_2(h)) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "%s: version 2 of what version 1 can hold", name);
+}
+
 static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name)
 {
     const bool has_state = h->state_dtype != GDN_BLOB_NO_DTYPE;
     const bool has_conv  = h->conv_dtype != GDN_BLOB_NO_DTYPE;
+    const int64_t most_copies = h->version < 2 ? 0 : INT32_MAX;
     const struct {
         const char *name;
         int64_t     value, low, high;
@@ -112,12 +144,16 @@ static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, co
         { "n_value_heads", h->n_value_heads, 1, INT32_MAX },
         { "key_head_dim", h->key_head_dim, 1, GDN_MAX_HEAD },
         { "value_head_dim", h->value_head_dim, 1, GDN_MAX_HEAD },
-        { "state_dtype", h->state_dtype, GDN_BLOB_NO_DTYPE, GDN_F16 },
+        { "state_dtype", h->state_dtype, GDN_BLOB_NO_DTYPE,
+          h->version < 2 ? GDN_F16 : GDN_E4M3 },
         { "state_layout", h->state_layout, 0, has_state ? GDN_STATE_KV : 0 },
         { "conv_dtype", h->conv_dtype, GDN_BLOB_NO_DTYPE, GDN_F16 },
         { "conv_length", h->conv_length, has_conv ? 1 : 0, has_conv ? INT32_MAX : 0 },
         { "n_ranks", h->n_ranks, 1, INT32_MAX },
         { "rank", h->rank, 0, (int64_t)h->n_ranks - 1 },
+        { "query_copies", h->copies[0], h->version > 1, most_copies },
+        { "key_copies", h->copies[1], h->version > 1, most_copies },
+        { "value_copies", h->copies[2], h->version > 1, most_copies },
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         TRY(check_field(ctx, name, fields[i].name, fields[i].value, fields[i].low, fields[i].high));
@@ -128,7 +164,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, co
                         (int)H);
     if (!has_state && !has_conv)
         return gdn_fail(ctx, GDN_E_ARG, "%s: neither state nor conv_state", name);
-    return GDN_OK;
+    return h->version < 2 ? GDN_OK : check_copies(ctx, h, name);
 }
 
 gdn_status gdn_blob_place(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name,
@@ -140,6 +176,8 @@ gdn_status gdn_blob_place(gdn_ctx *ctx, const struct gdn_blob_header *h, const c
     if (h->state_dtype != GDN_BLOB_NO_DTYPE)
         p->state_bytes = state_heads(h) * (uint64_t)h->key_head_dim * (uint64_t)h->value_head_dim *
                          gdn_dtype_bytes(h->state_dtype);
+    if (is_eight(h))
+        p->scales_bytes = state_heads(h) * (uint64_t)h->value_head_dim * sizeof(float);
     bool fits = true;
     if (h->conv_dtype != GDN_BLOB_NO_DTYPE)
         fits = !__builtin_mul_overflow(channels(h) * gdn_dtype_bytes(h->conv_dtype),
@@ -148,8 +186,10 @@ gdn_status gdn_blob_place(gdn_ctx *ctx, const struct gdn_blob_header *h, const c
     fits     = fits && add_bytes(&p->total, n, sizeof(int64_t));
     p->state = p->total;
     fits     = fits && add_bytes(&p->total, n, p->state_bytes);
-    p->conv  = p->total;
-    fits     = fits && add_bytes(&p->total, n, p->conv_bytes);
+    p->scales = p->total;
+    fits      = fits && add_bytes(&p->total, n, p->scales_bytes);
+    p->conv   = p->total;
+    fits      = fits && add_bytes(&p->total, n, p->conv_bytes);
     if (!fits) return gdn_fail(ctx, GDN_E_SHAPE, "%s: sizes leave the address space", name);
     return GDN_OK;
 }
@@ -200,9 +240,9 @@ static bool has_zero_padding(const char *blob, const struct gdn_blob_header *h,
 {
     const uint64_t n         = (uint64_t)h->n_sequences;
     const uint64_t ends[]    = { p->position + n * sizeof(int64_t), p->state + n * p->state_bytes,
-                                 p->conv + n * p->conv_bytes };
-    const uint64_t starts[3] = { p->state, p->conv, p->total };
-    for (int i = 0; i < 3; i++)
+                                 p->scales + n * p->scales_bytes, p->conv + n * p->conv_bytes };
+    const uint64_t starts[4] = { p->state, p->scales, p->conv, p->total };
+    for (int i = 0; i < 4; i++)
         if (!is_zero(blob + ends[i], starts[i] - ends[i])) return false;
     return h->zero == 0 && is_zero(h->reserved, sizeof h->reserved);
 }
@@ -234,12 +274,22 @@ gdn_status gdn_blob_open(gdn_ctx *ctx, const void *blob, size_t bytes, const cha
     return GDN_OK;
 }
 
+void gdn_blob_clear(char *blob, const struct gdn_blob_header *h, const struct gdn_blob_places *p)
+{
+    const uint64_t n = (uint64_t)h->n_sequences;
+    memset(blob, 0, (size_t)p->state);
+    const uint64_t ends[] = { p->state + n * p->state_bytes, p->scales + n * p->scales_bytes,
+                              p->conv + n * p->conv_bytes };
+    const uint64_t next[] = { p->scales, p->conv, p->total };
+    for (int i = 0; i < 3; i++) memset(blob + ends[i], 0, (size_t)(next[i] - ends[i]));
+}
+
 struct gdn_blob_header gdn_blob_new_header(void)
 {
     struct gdn_blob_header h;
     memset(&h, 0, sizeof h);
     memcpy(h.magic, magic, sizeof h.magic);
-    h.version      = GDN_BLOB_VERSION;
+    h.version      = 1;
     h.header_bytes = GDN_BLOB_HEADER;
     return h;
 }
@@ -255,6 +305,14 @@ gdn_tensor gdn_blob_state(const struct gdn_blob_header *h, const struct gdn_blob
     void         *data = has ? (char *)blob + p->state : NULL;
     return gdn_dense(data, has ? h->state_dtype : 0, 4, h->n_sequences, (int64_t)state_heads(h),
                      vk ? V : K, vk ? K : V);
+}
+
+gdn_tensor gdn_blob_scales(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
+                           const void *blob)
+{
+    void *data = blob && is_eight(h) ? (char *)blob + p->scales : NULL;
+    return gdn_dense(data, GDN_F32, 3, h->n_sequences, (int64_t)state_heads(h), h->value_head_dim,
+                     0);
 }
 
 gdn_tensor gdn_blob_conv(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
@@ -274,12 +332,11 @@ gdn_tensor gdn_blob_position(const struct gdn_blob_header *h, const struct gdn_b
 
 /* ---- Inspecting ---------------------------------------------------------------------------- */
 
-gdn_status gdn_blob_inspect(gdn_ctx *ctx, const void *blob, size_t bytes, gdn_blob_info *info)
+static gdn_status inspect(gdn_ctx *ctx, const void *blob, size_t bytes, gdn_blob_info *info)
 {
     struct gdn_blob_header h;
     struct gdn_blob_places p;
     gdn_blob_info          own;
-    if (!ctx) return GDN_E_ARG;
     TRY(gdn_copy_args(ctx, &own, sizeof own, info, "gdn_blob_info"));
     TRY(gdn_blob_open(ctx, blob, bytes, "blob", &h, &p));
     const uint32_t size = own.struct_size;
@@ -297,7 +354,18 @@ gdn_status gdn_blob_inspect(gdn_ctx *ctx, const void *blob, size_t bytes, gdn_bl
                                            .value_head_dim = h.value_head_dim,
                                            .rank           = h.rank,
                                            .n_ranks        = h.n_ranks,
-                                           .checksum       = h.checksum };
+                                           .checksum       = h.checksum,
+                                           .state_scales   = gdn_blob_scales(&h, &p, blob),
+                                           .query_copies   = gdn_blob_copies(&h, 0),
+                                           .key_copies     = gdn_blob_copies(&h, 1),
+                                           .value_copies   = gdn_blob_copies(&h, 2) };
     memcpy(info, &own, size < sizeof own ? size : sizeof own);
     return GDN_OK;
+}
+
+gdn_status gdn_blob_inspect(gdn_ctx *ctx, const void *blob, size_t bytes, gdn_blob_info *info)
+{
+    uint32_t fp;
+    TRY(gdn_enter(ctx, &fp));
+    return gdn_leave(ctx, fp, inspect(ctx, blob, bytes, info));
 }

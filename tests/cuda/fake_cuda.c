@@ -177,7 +177,7 @@ FAKE(cuMemcpyHtoD)(gdn_cu_memory m, const void *p, size_t n)
 FAKE(cuMemcpyDtoH)(void *p, gdn_cu_memory m, size_t n)
 {
     ENTER(cuMemcpyDtoH);
-    (void)m, (void)p, (void)n;
+    if (fake_cuda.copies) memcpy(p, (const void *)(uintptr_t)m, n);
     return 0;
 }
 FAKE(cuMemcpyDtoDAsync)(gdn_cu_memory to, gdn_cu_memory from, size_t n, gdn_cu_stream s)
@@ -192,6 +192,14 @@ FAKE(cuMemsetD8Async)(gdn_cu_memory m, unsigned char c, size_t n, gdn_cu_stream 
     (void)m, (void)c, (void)n, (void)s;
     return 0;
 }
+FAKE(cuStreamIsCapturing)(gdn_cu_stream s, int *status)
+{
+    ENTER(cuStreamIsCapturing);
+    (void)s;
+    *status = fake_cuda.captures;
+    return 0;
+}
+FAKE(cuStreamSynchronize)(gdn_cu_stream s) { ENTER(cuStreamSynchronize); (void)s; return 0; }
 FAKE(cuCtxSynchronize)(void) { ENTER(cuCtxSynchronize); return 0; }
 FAKE(cuEventCreate)(gdn_cu_event *e, unsigned f)
 {

@@ -16,6 +16,7 @@ struct fake_cuda {
     const char *fails;   /* this call returns error 700 */
     const char *missing; /* this call is not in the driver */
     const char *lacks;   /* no image has a kernel of this name */
+    int         captures, copies; /* a graph; from the device, whose memory is then the host's */
     /* What was called. */
     int n_calls[64]; /* in the order of GDN_CU_CALLS */
     int depth;       /* contexts pushed and not popped */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A libcuda.so.1 that runs kernels on this processor, a block or a cluster at a time. It is a
- * device of compute capability 8.0; of 9.0 if GDN_EMULATED=sm_90 is in the environment.
+ * device of compute capability 8.0; of another if GDN_EMULATED=sm_90, say, is in the environment.
  */
 #include <cstdio>
 #include <cstdlib>
@@ -23,9 +23,10 @@ static int get_name(char *name, int n, int) { return snprintf(name, (size_t)n, "
 static int get_attribute(int *value, int what, int)
 {
     static const char *chip   = getenv("GDN_EMULATED");
-    static const bool  hopper = chip && !strcmp(chip, "sm_90");
-    *value = what == GDN_CU_MAJOR         ? 8 + hopper
-             : what == GDN_CU_MINOR       ? 0
+    static const int   number = chip && !strncmp(chip, "sm_", 3) ? atoi(chip + 3) : 80;
+    static const bool  hopper = number == 90;
+    *value = what == GDN_CU_MAJOR         ? number / 10
+             : what == GDN_CU_MINOR       ? number % 10
              : what == GDN_CU_SHARED_MOST ? EMULATED_SHARED
              : hopper                     ? 132 /* multiprocessors */
                                           : 4;

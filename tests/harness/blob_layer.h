@@ -38,7 +38,21 @@ static inline gdn_blob_args pools(const struct layer *l, int64_t P)
     const bool    vk = l->layout == GDN_STATE_VK;
     a.state      = ring2_new(l->state_dtype, 0, 4, P, heads(l), vk ? l->V : l->K, vk ? l->K : l->V);
     a.conv_state = ring2_new(l->conv_dtype, 0, 3, P, channels(l), l->S, 0);
+    if (l->state_dtype > GDN_F16) a.state_scales = ring2_new(GDN_F32, 0, 3, P, heads(l), l->V, 0);
     return a;
+}
+
+/* Codes of 8 bits are any but that of a NaN. */
+static inline void fill_state(const gdn_blob_args *a)
+{
+    if (!a->state_scales.data) {
+        ring2_fill(&a->state, -2, 2);
+        return;
+    }
+    unsigned char *codes = a->state.data;
+    for (int64_t i = 0; i < ring2_count(&a->state); i++)
+        codes[i] = (unsigned char)(ring2_below(2) << 7 | ring2_below(127));
+    ring2_fill(&a->state_scales, 0.001, 1);
 }
 
 /* Filled pools of P slots, of which B are saved. */
@@ -46,7 +60,7 @@ static inline gdn_blob_args states(const struct layer *l, int64_t P, int64_t B)
 {
     gdn_blob_args a = pools(l, P);
     int64_t       slots[16], position[16];
-    ring2_fill(&a.state, -2, 2);
+    fill_state(&a);
     ring2_fill(&a.conv_state, -2, 2);
     for (int64_t b = 0; b < B; b++) {
         slots[b]    = (b * 3 + 1) % P;

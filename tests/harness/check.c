@@ -521,12 +521,14 @@ static int run_all(void)
 
 /* ---- Options ---- */
 
-/* Whether arg is "--name=text"; text goes to *value. */
-static bool is_option(const char *arg, const char *name, const char **value)
+/* Whether argv[*i] is "--name=text", or "--name" and the next argument is the text. */
+static bool is_option(char **argv, int *i, const char *name, const char **value)
 {
-    const size_t n = strlen(name);
-    if (strncmp(arg, name, n) != 0) return false;
-    *value = arg + n;
+    const char  *arg = argv[*i];
+    const size_t n   = strlen(name);
+    if (strncmp(arg, name, n) != 0 || (arg[n] && arg[n] != '=')) return false;
+    if (!arg[n] && !argv[*i + 1]) return false;
+    *value = arg[n] ? arg + n + 1 : argv[++*i];
     return true;
 }
 
@@ -537,9 +539,10 @@ static bool parse_number(const char *text, uint64_t low, uint64_t high, uint64_t
     return *text && !*end && *value >= low && *value <= high;
 }
 
-static bool parse(const char *arg)
+/* Reads argv[*i] and, if its value is an argument of its own, argv[++*i]. */
+static bool parse(char **argv, int *i)
 {
-    const char *text;
+    const char *arg = argv[*i], *text;
     uint64_t    value;
     bool       *flag = strcmp(arg, "--bench") == 0     ? &now.bench
                        : strcmp(arg, "--verbose") == 0 ? &now.verbose
@@ -549,10 +552,11 @@ static bool parse(const char *arg)
         *flag = true;
         return true;
     }
-    if (is_option(arg, "--isa=", &now.isa) || is_option(arg, "--function=", &now.function))
+    if (is_option(argv, i, "--isa", &now.isa) || is_option(argv, i, "--function", &now.function))
         return true;
-    if (is_option(arg, "--seed=", &text)) return parse_number(text, 0, UINT64_MAX, &now.seed);
-    if (!is_option(arg, "--repeat=", &text) || !parse_number(text, 1, 1000000, &value))
+    if (is_option(argv, i, "--seed", &text))
+        return parse_number(text, 0, UINT64_MAX, &now.seed);
+    if (!is_option(argv, i, "--repeat", &text) || !parse_number(text, 1, 1000000, &value))
         return false;
     now.repeat = (int)value;
     return true;
@@ -582,11 +586,14 @@ int check_main(int argc, char **argv)
     now.seed   = 1; /* fixed, so that a run can be repeated */
     now.repeat = 1;
     now.page   = (size_t)sysconf(_SC_PAGESIZE);
-    for (int i = 1; i < argc; i++)
-        if (!parse(argv[i])) {
-            fprintf(stderr, "gdn check: %s: not understood, see gdn check --help\n", argv[i]);
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        if (!strcmp(arg, "--") && i + 1 == argc) break; /* nothing follows the options */
+        if (!parse(argv, &i)) {
+            fprintf(stderr, "gdn check: %s: not understood, see gdn check --help\n", arg);
             return 2;
         }
+    }
     const int missing = now.isa ? check_isa() : 0;
     if (missing) return missing;
     if (!now.list) {

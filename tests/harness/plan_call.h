@@ -60,7 +60,11 @@ static inline gdn_status run(struct call *c)
     const gdn_tensor like = c->padded ? gdn_dense(x, GDN_F32, 3, c->B, c->T, 1, 0)
                                       : gdn_dense(x, GDN_F32, 2, c->B * c->T, 1, 0, 0);
     gdn_status       s    = gdn_plan_tokens(ctx, &like, "x", 1, c->single, &c->tokens);
-    if (s == GDN_OK) s = gdn_plan_describe(ctx, &c->batch, &c->tokens, c->takes, &c->plan);
+    /* As an op says it: with a tensor for checkpoints, if the batch has some. */
+    const bool     leaves = c->batch.checkpoint_every || c->batch.checkpoint_starts.data ||
+                            c->batch.checkpoint_positions.data;
+    const unsigned takes = c->takes & ~(GDN_PLAN_NO_TENSOR | (leaves ? 0u : GDN_PLAN_CHECKPOINTS));
+    if (s == GDN_OK) s = gdn_plan_describe(ctx, &c->batch, &c->tokens, takes, &c->plan);
     if (s != GDN_OK) return s;
     /* Ends at a page that cannot be touched. */
     void *memory = ring2_alloc(gdn_plan_bytes(&c->plan, &c->tokens), 64);

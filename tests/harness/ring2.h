@@ -111,6 +111,15 @@ void  ring2_free(void);         /* frees all of it before the end, for long test
  * that belong to nobody. */
 gdn_tensor ring2_new(int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s1, int64_t s2,
                      int64_t s3);
+/* The same batch without its checkpoints. */
+static inline gdn_batch ring2_no_checkpoints(const gdn_batch *batch)
+{
+    gdn_batch b        = *batch;
+    b.checkpoint_every = 0;
+    b.checkpoint_starts.data = b.checkpoint_positions.data = b.checkpoint_slots.data = NULL;
+    return b;
+}
+
 /* View without dimension dim, at index i of it; view with n of dimension dim, from `first`. */
 gdn_tensor ring2_select(const gdn_tensor *t, int dim, int64_t i);
 gdn_tensor ring2_narrow(const gdn_tensor *t, int dim, int64_t first, int64_t n);

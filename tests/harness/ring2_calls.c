@@ -146,7 +146,7 @@ static gdn_batch draw_batch(struct ring2_draw *d, gdn_op op, const struct sizes 
     if (op > GDN_OP_BLOCK && op != GDN_OP_STEP) return t;
     draw_slots(d, s, &t);
     if (one_in(4)) t.token_start = index_array(d, s->B, 0, s->T / 2);
-    if (one_in(4)) draw_checkpoints(d, s, &t);
+    if (one_in(2)) draw_checkpoints(d, s, &t);
     if ((op == GDN_OP_DECODE || op == GDN_OP_CONV1D || op == GDN_OP_STEP) && one_in(6))
         t.parents = rows_of(d, s->B, s->T, -1, one_in(2));
     if (op == GDN_OP_CONV1D && one_in(6)) t.path = rows_of(d, s->B, s->T, 0, false);
@@ -504,6 +504,26 @@ static void (*const draws[RING2_N_OPS])(struct ring2_draw *, union ring2_call *,
 #include "ops/ops.def"
 };
 
+/* A call has both a tensor for checkpoints and a list of them, or neither; one call of 16 may have
+ * one alone, and is refused. */
+static void match_checkpoints(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *t,
+                              bool has_batch)
+{
+    const bool  is_rule = op == GDN_OP_PREFILL || op == GDN_OP_DECODE;
+    gdn_tensor *all[3]  = { NULL, NULL, NULL };
+    if (is_rule) all[0] = &c->rule.checkpoints, all[1] = &c->rule.checkpoint_scales;
+    else if (op == GDN_OP_CONV1D) all[0] = &c->conv1d.checkpoints;
+    else if (op == GDN_OP_BLOCK)
+        all[0] = &c->block.checkpoints, all[1] = &c->block.conv_checkpoints,
+        all[2] = &c->block.checkpoint_scales;
+    const bool lists = has_batch && (t->checkpoint_every || t->checkpoint_starts.data);
+    if (!all[0] || !all[0]->data == !lists || one_in(16)) return;
+    for (int i = 0; i < 3; i++)
+        if (all[i]) all[i]->data = NULL;
+    t->checkpoint_every       = 0;
+    t->checkpoint_starts.data = t->checkpoint_positions.data = t->checkpoint_slots.data = NULL;
+}
+
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch)
 {
     struct sizes     s = { .B = 1 + below(4), .T = 1 + below(20) };
@@ -515,8 +535,9 @@ void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_b
     *batch  = draw_batch(d, op, &s);
     draws[op](d, c, &s);
     if (op == GDN_OP_DECODE && one_in(6)) add_record(d, &c->rule, &s, batch);
-    if (gdn_op_shapes[op].batch_at && !one_in(8))
-        memcpy(c->bytes + gdn_op_shapes[op].batch_at, &t, sizeof t);
+    const bool has_batch = gdn_op_shapes[op].batch_at && !one_in(8);
+    if (has_batch) memcpy(c->bytes + gdn_op_shapes[op].batch_at, &t, sizeof t);
+    match_checkpoints(d, op, c, batch, has_batch);
 }
 
 bool ring2_has_op(gdn_ctx *ctx, gdn_op op)

@@ -15,8 +15,8 @@ import sys
 import cli_test as cli
 from cli_test import BAD, OK, OUTSIDE, check, refused
 
-F32, BF16, F16 = 0, 1, 2
-CODES = {F32: "f", BF16: "H", F16: "e"}  # BF16 as the upper half of a float
+F32, BF16, F16, I8 = 0, 1, 2, 3
+CODES = {F32: "f", BF16: "H", F16: "e", I8: "b"}  # BF16 as the upper half of a float
 
 
 def align(n):
@@ -49,7 +49,7 @@ def seal(blob):
 
 
 def blob(B=2, heads=(2, 2, 4), K=3, V=2, S=3, dtype=F32, layout=0, conv=F16, head_map=0, rank=0,
-         ranks=1, state=None, inputs=None, positions=None):
+         ranks=1, state=None, inputs=None, positions=None, scales=None, copies=None):
     """A blob; its values are small numbers that every dtype holds, or those given."""
     Hq, Hk, Hv = heads
     n_state, D = B * max(Hq, Hv) * K * V, (Hq + Hk) * K + Hv * V
@@ -57,10 +57,15 @@ def blob(B=2, heads=(2, 2, 4), K=3, V=2, S=3, dtype=F32, layout=0, conv=F16, hea
     inputs = [(i * 5 % 89) - 44 for i in range(B * D * S)] if inputs is None else inputs
     parts = [struct.pack(f"<{B}q", *(positions or range(7, 7 + B)))]
     parts += [numbers(dtype, state) if dtype >= 0 else b""]
+    if scales:
+        parts += [numbers(F32, scales)]
     parts += [numbers(conv, inputs) if conv >= 0 else b""]
     body = b"".join(p.ljust(align(len(p)), b"\0") for p in parts)
     fields = (head_map, Hq, Hk, Hv, K, V, dtype, layout, conv, S if conv >= 0 else 0, rank, ranks)
-    head = struct.pack("<8sIIQIIq12i", b"GDNSTATE", 1, 128, 128 + len(body), 0, 0, B, *fields)
+    version = 2 if copies or dtype > F16 else 1
+    head = struct.pack("<8sIIQIIq12i", b"GDNSTATE", version, 128, 128 + len(body), 0, 0, B, *fields)
+    if version == 2:
+        head += struct.pack("<3i", *(copies or (1, 1, 1)))
     return seal(head.ljust(128, b"\0") + body)
 
 
@@ -156,8 +161,8 @@ def test_convert_refused():
     path = write("a", blob())
     refused("state", "convert", path, names=["-o"])
     refused("state", "convert", path, path, "-o", out(), names=["2 files"])
-    refused("state", "convert", path, "-o", out(), "--dtype", "i8",
-            names=["--dtype: 'i8', wanted f32, bf16 or f16\n"])
+    refused("state", "convert", path, "-o", out(), "--dtype", "i4",
+            names=["--dtype: 'i4', wanted f32, bf16, f16, i8 or e4m3\n"])
     refused("state", "convert", path, "-o", out(), "--layout", "vv",
             names=["--layout: 'vv', wanted vk or kv\n"])
     refused("state", "convert", path, "-o", out(), "--length", "0", names=["--length"])
@@ -216,7 +221,7 @@ def test_slice_refused():
     refused("state", "slice", path, "-o", out(), "--of", "2", names=["--rank"])
     refused("state", "slice", path, "-o", out(), "--rank", "0", names=["--of"])
     refused("state", "slice", path, "-o", out(), "--rank", "2", "--of", "2", names=["rank: 2"])
-    refused("state", "slice", path, "-o", out(), "--rank", "0", "--of", "3", names=["divisor of 2"])
+    refused("state", "slice", path, "-o", out(), "--rank", "0", "--of", "3", names=["divisor of 4"])
     refused("state", "merge", "-o", out(), names=["no files"])
     check(os.listdir(cli.FOLDER) == ["a"], os.listdir(cli.FOLDER))
 
@@ -247,14 +252,58 @@ def test_diff():
     check(line("diff", a, write("b", blob()), want=OUTSIDE)["parts"][1]["different"] == 48, "NaN")
 
 
+def test_eight_bits():
+    """A state of codes with a scale for each value column; the values are code x scale."""
+    B, H, V, K = 2, 4, 2, 3
+    codes = [127 if i % K == 0 else (i * 7 % 97) - 48 for i in range(B * H * V * K)]
+    scales = [2.0 ** (i % 5 - 2) for i in range(B * H * V)]
+    values = [c * scales[i // K] for i, c in enumerate(codes)]
+    eight = blob(dtype=I8, state=codes, scales=scales)
+    a, b = write("a", eight), write("b", blob(state=values))
+    check(line("inspect", a)["state"]["dtype"] == "i8" and line("inspect", a)["format"] == 2, "i8")
+    state("convert", a, "-o", out(), "--dtype", "f32")
+    check(read(out()) == read(b), "to f32")
+    state("convert", b, "-o", out(), "--dtype", "i8")
+    check(read(out()) == eight, "to i8")
+    check(line("diff", a, b)["equal"], "the values are the same")
+    for rank in range(4):
+        state("slice", a, "--rank", str(rank), "--of", "4", "-o", out(f"r{rank}"))
+    state("merge", *(out(f"r{rank}") for rank in (2, 0, 3, 1)), "-o", out())
+    check(read(out()) == eight, "merged")
+    found = line("inspect", out("r3"))
+    check(found["key_copies"] == found["query_copies"] == 2 and found["value_copies"] == 1, found)
+    check("copies     2 ranks have the head of q" in state("inspect", out("r3")), "text")
+    refused("state", "convert", a, "-o", out(), "--conv-dtype", "i8", names=["--conv-dtype"])
+
+
+def test_diff_of_other_lengths():
+    """The newest inputs that both have are compared, whichever file has more."""
+    path = write("a", blob(inputs=list(range(2 * 20 * 3))))
+    for length in ("1", "2", "5"):
+        state("convert", path, "-o", out(), "--length", length)
+        for files in ((path, out()), (out(), path)):
+            found = line("diff", *files)
+            n = 2 * 20 * min(3, int(length))
+            check(found["equal"] and sum(p["values"] for p in found["parts"][2:]) == n, found)
+    other = list(range(2 * 20 * 3))
+    other[3 * 7 + 2] += 1  # the newest input of channel 7, of k
+    state("convert", write("b", blob(inputs=other)), "-o", out(), "--length", "1")
+    found = line("diff", path, out(), want=OUTSIDE)
+    check([p["different"] for p in found["parts"]] == [0, 0, 0, 1, 0], found)
+
+
 def test_diff_of_other_layers():
     a = write("a", blob())
     for other, field in ((dict(heads=(2, 2, 2)), "n_value_heads"), (dict(B=1), "n_sequences"),
-                         (dict(head_map=1), "head_map"), (dict(S=4), "conv_length"),
+                         (dict(head_map=1), "head_map"), (dict(conv=-1), "has conv_state"),
                          (dict(dtype=-1), "has state"), (dict(ranks=2), "n_ranks")):
         found = line("diff", a, write("b", blob(**other)), want=OUTSIDE)
         check(not found["equal"] and found["field"] == field, found)
         check(field in state("diff", a, out("b"), want=OUTSIDE), "text")
+    text = state("diff", a, write("b", blob(head_map=1)), want=OUTSIDE)
+    check("head_map: grouped, interleaved" in text, text)
+    text = state("diff", a, write("b", blob(dtype=-1)), want=OUTSIDE)
+    check("has state: yes, no" in text, text)
     refused("state", "diff", a, names=["1 files"])
     refused("state", "diff", a, a, "-o", out(), names=["-o"])
 

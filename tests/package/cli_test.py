@@ -796,6 +796,48 @@ def test_check_of_an_instruction_set():
     check(status == BAD and 'no instruction set is called "mmx"' in err, status, err)
 
 
+def test_values_of_options():
+    """--name value and --name=value, in every command; "--" ends the options."""
+    rows = "--heads 1/1 --dim 8 --seqlens 9 --seconds 0.01".split()
+    vector_ = vector("prefill_d60")
+    for isa in (["--isa", "scalar"], ["--isa=scalar"]):
+        for command in (["run", *isa, "--", vector_], ["run", *isa, vector_, "--"],
+                        ["bench", *isa, *rows, "--", "l2norm"], ["info", *isa, "--"],
+                        ["check", *isa, "--function=exp_row", "--"],
+                        ["check", *isa, "--function", "exp_row", "--seed", "7", "--repeat", "1"],
+                        ["check", *isa, "--list"]):
+            status, out, err = gdn(*command)
+            check(status == OK and err == "", command, status, err)
+            check("scalar" in out and (command[0] == "info" or "avx" not in out), command, out)
+    refused("run", "--", "--json", names=["--json"])
+    refused("info", "--", "--json", names=["unexpected argument '--json'"])
+    for command in (["check", "--isa"], ["check", "--", "--list"], ["check", "--isax=scalar"]):
+        status, out, err = gdn(*command)
+        check(status == BAD and "not understood" in err, command, status, err)
+
+
+def test_escape_codes():
+    """The progress bar is for a terminal that has them and a user who wants them."""
+    import pty
+    wanted = {"xterm": {"TERM": "xterm"}, "dumb": {"TERM": "dumb"}, "none": {"TERM": ""},
+              "no colour": {"TERM": "xterm", "NO_COLOR": "1"}}
+    for name, env in wanted.items():
+        ours, theirs = pty.openpty()
+        environment = {k: v for k, v in os.environ.items() if k not in ("TERM", "NO_COLOR")}
+        p = subprocess.Popen([GDN, "accuracy", "--tokens", "1024", "--dim", "8"],
+                             stdout=subprocess.DEVNULL, stderr=theirs, env={**environment, **env})
+        os.close(theirs)
+        seen = b""
+        try:
+            while part := os.read(ours, 4096):
+                seen += part
+        except OSError:
+            pass  # the other end is closed
+        os.close(ours)
+        check(p.wait(timeout=60) in (OK, OUTSIDE), name, seen)
+        check((b"\x1b" in seen) == (name == "xterm"), name, seen)
+
+
 def test_environment():
     (line,) = run_json(vector("prefill_d60"), env={"GDN_CPU": "scalar"})
     check(line["isa"] == "scalar" and ".scalar" in line["kernel"], line)
@@ -845,6 +887,9 @@ BENCHES = {
     "conv bf16": "--channels 48 --batch 4 --tokens 2 --state bf16",
     "block": "--heads 2/4 --dim 16 --hidden 48 --seqlens 40",
     "block bf16": "--heads 2/4 --dim 16 --hidden 48 --batch 2 --dtype bf16",
+    "gates": "--heads 2/4 --seqlens 40",
+    "l2norm": "--heads 2/4 --dim 16 --seqlens 40",
+    "rmsnorm": "--heads 2/4 --dim 16 --seqlens 40",
 }
 
 
@@ -858,13 +903,17 @@ def test_bench():
         for key in keys.split() + ["seqlens" if "--seqlens" in options else "batch"]:
             check(key in line, key, "is not in", line)
         check(line["op"] == op and line["ms"] > 0 and line["ms_mad"] >= 0, line)
-        check(line["share"] > 0 and line["gflops"] > 0 and line["gbs"] > 0, line)
+        counted = op not in ("gates", "l2norm", "rmsnorm")
+        check(line["share"] > 0 and line["gbs"] > 0, line)
+        check(line["gflops"] > 0 if counted else line["gflops"] is None, line)
         check(0 < line["error"] < (5e-2 if "f16" in name else 1e-4), name, line["error"])
         check("dim" in line and "heads" in line or op == "conv", line)
         check("projections" in line or op != "block", line)
         check(line.get("gates") == (None if op == "conv" else "recipe"), line)
     status, out, err = gdn("bench", "decode", *BENCHES["decode"].split(), "--seconds", "0.02")
     check(status == OK and "GFLOP/s" in out and "of RMS" in out, out, err)
+    status, out, err = gdn("bench", "gates", *BENCHES["gates"].split(), "--seconds", "0.02")
+    check(status == OK and "FLOP" not in out and "GB/s" in out, out, err)
 
 
 def test_bench_of_gates():

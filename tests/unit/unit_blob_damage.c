@@ -78,14 +78,32 @@ static void G15_changed(void)
 }
 
 /* A right checksum over wrong content: each field, beyond what it may be. */
+struct field {
+    int         at, bytes;
+    int64_t     value;
+    const char *needle;
+};
+
+static void refuse_field(const gdn_blob_args *a, const struct field *f)
+{
+    unsigned char *x = ring2_alloc(a->blob_bytes, 8);
+    memcpy(x, a->blob, a->blob_bytes);
+    for (int j = 0; j < f->bytes; j++)
+        x[f->at + j] = (unsigned char)((uint64_t)f->value >> 8 * j);
+    const uint32_t sum = crc32c_slowly(x, a->blob_bytes);
+    memcpy(x + 24, &sum, 4);
+    gdn_blob_info info = gdn_blob_info_init();
+    CHECK(gdn_blob_inspect(ctx, x, a->blob_bytes, &info) != GDN_OK, "%d at %d", (int)f->value,
+          f->at);
+    CHECK(strstr(gdn_last_error(ctx), f->needle), "%d at %d: \"%s\" lacks %s", (int)f->value, f->at,
+          gdn_last_error(ctx), f->needle);
+}
+
 static void refuse_fields(void)
 {
-    static const struct {
-        int         at, bytes;
-        int64_t     value;
-        const char *needle;
-    } cases[] = {
-        { 0, 1, 'g', "GDNSTATE" },      { 8, 4, 0, "version 0" },     { 8, 4, 2, "version 2" },
+    static const struct field cases[] = {
+        { 0, 1, 'g', "GDNSTATE" },      { 8, 4, 0, "version 0" },     { 8, 4, 3, "version 3" },
+        { 8, 4, 2, "query_copies" },    { 92, 4, 1, "key_copies" },   { 96, 4, 2, "value_copies" },
         { 12, 4, 64, "header" },        { 16, 8, 128, "cut" },        { 28, 4, 1, "not zero" },
         { 32, 8, -1, "n_sequences" },   { 32, 8, 3, "fields need" },  { 40, 4, 2, "head_map" },
         { 44, 4, 0, "n_query_heads" },  { 44, 4, 3, "divisors" },     { 48, 4, -1, "n_key_heads" },
@@ -93,23 +111,28 @@ static void refuse_fields(void)
         { 64, 4, 3, "state_dtype" },    { 64, 4, -2, "state_dtype" }, { 68, 4, 2, "state_layout" },
         { 72, 4, 16, "conv_dtype" },    { 76, 4, 0, "conv_length" },  { 76, 4, 3, "fields need" },
         { 76, 4, INT32_MAX, "need" },   { 80, 4, 1, "rank" },         { 84, 4, 0, "n_ranks" },
-        { 88, 4, 1, "not zero" },       { 127, 1, 1, "not zero" },    { 128, 8, -1, "position[0]" },
+        { 88, 4, 1, "query_copies" },   { 100, 4, 1, "not zero" },    { 127, 1, 1, "not zero" },
+        { 128, 8, -1, "position[0]" },
         { 144, 1, 1, "not zero" },
     };
     gdn_blob_args a = states(&plain, 3, 2);
     save(&a);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        unsigned char *x = ring2_alloc(a.blob_bytes, 8);
-        memcpy(x, a.blob, a.blob_bytes);
-        for (int j = 0; j < cases[i].bytes; j++)
-            x[cases[i].at + j] = (unsigned char)((uint64_t)cases[i].value >> 8 * j);
-        const uint32_t sum = crc32c_slowly(x, a.blob_bytes);
-        memcpy(x + 24, &sum, 4);
-        gdn_blob_info info = gdn_blob_info_init();
-        CHECK(gdn_blob_inspect(ctx, x, a.blob_bytes, &info) != GDN_OK, "case %d", (int)i);
-        CHECK(strstr(gdn_last_error(ctx), cases[i].needle), "case %d: \"%s\" lacks %s", (int)i,
-              gdn_last_error(ctx), cases[i].needle);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_field(&a, &cases[i]);
+}
+
+/* The same of version 2: a state of 8 bits. */
+static void refuse_fields_of_version_2(void)
+{
+    static const struct field cases[] = {
+        { 8, 4, 1, "state_dtype" },  { 8, 4, 3, "version 3" },     { 64, 4, 5, "state_dtype" },
+        { 64, 4, 0, "version 2 of what version 1 can hold" },      { 88, 4, 0, "query_copies" },
+        { 92, 4, 2, "key_copies is 2" }, { 96, 4, -1, "value_copies" }, { 100, 4, 1, "not zero" },
+    };
+    struct layer l = plain;
+    l.state_dtype  = GDN_I8;
+    gdn_blob_args a = states(&l, 3, 2);
+    save(&a);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_field(&a, &cases[i]);
 }
 
 /* ---- Refused arguments --------------------------------------------------------------------- */
@@ -204,6 +227,7 @@ int main(int argc, char **argv)
         { "G15 cut", G15_cut },
         { "G15 changed", G15_changed },
         { "refused fields", refuse_fields },
+        { "fields of version 2", refuse_fields_of_version_2 },
     };
     ring2_options(argc, argv);
     ctx = ring2_ctx(2);

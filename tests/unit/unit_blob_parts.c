@@ -21,8 +21,8 @@ static void slice(const gdn_blob_args *a, int32_t rank, int32_t n, void **out, s
 static void cut_and_merge(const struct layer *l, int32_t n)
 {
     gdn_blob_args a = states(l, 4, 3);
-    const void   *parts[8];
-    size_t        bytes[8], needed = 0;
+    const void   *parts[32];
+    size_t        bytes[32], needed = 0;
     save(&a);
     for (int32_t i = 0; i < n; i++) { /* in another order */
         void *out;
@@ -47,12 +47,19 @@ static void G16_merge_is_the_inverse(void)
         { 0, 8, 2, 2, 2 },  { 0, 8, 4, 2, 2 },  { 0, 3, 3, 6, 3 },    { 1, 2, 2, 4, 2 },
         { 1, 4, 4, 12, 2 }, { 1, 4, 4, 12, 4 }, { 1, 8, 2, 2, 2 },    { 1, 8, 4, 4, 4 },
         { 1, 16, 16, 32, 8 },
+        /* more parts than heads of q and k, of k and v, of k alone */
+        { 0, 2, 2, 4, 4 },  { 0, 2, 2, 32, 8 },  { 0, 16, 16, 32, 32 }, { 0, 1, 1, 6, 3 },
+        { 0, 8, 2, 2, 4 },  { 0, 8, 2, 2, 8 },   { 0, 4, 2, 4, 4 },     { 1, 2, 2, 8, 4 },
+        { 1, 2, 2, 8, 8 },  { 1, 8, 2, 2, 8 },   { 1, 1, 1, 6, 2 },
     };
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         const int32_t *c = counts[i];
         const int32_t  d = (int32_t)i % 3;
-        const struct layer l = { c[0], c[1], c[2], c[3], 5, 3, 4, d, d % 2, (d + 1) % 3 };
-        cut_and_merge(&l, c[4]);
+        for (int32_t e = 0; e < 2; e++) { /* floats, and 8 bits */
+            const int32_t      dtype = e ? GDN_I8 + (int32_t)i % 2 : d;
+            const struct layer l = { c[0], c[1], c[2], c[3], 5, 3, 4, dtype, d % 2, (d + 1) % 3 };
+            cut_and_merge(&l, c[4]);
+        }
     }
 }
 
@@ -62,6 +69,9 @@ static int64_t source(int32_t map, int64_t H, int64_t n, int64_t s)
     return map == GDN_HEADS_GROUPED ? s / (H / n) : s % n;
 }
 
+/* Heads of a part: one at least, which is then a copy. */
+static int64_t part_of(int64_t heads, int64_t n) { return heads < n ? 1 : heads / n; }
+
 /*
  * In a part, each state head reads the heads of q, k and v that it read in the whole: every
  * value of the whole is its head's number, so the part says where its heads came from.
@@ -69,7 +79,10 @@ static int64_t source(int32_t map, int64_t H, int64_t n, int64_t s)
 static void parts_keep_the_map(void)
 {
     static const int32_t counts[][5] = { { 0, 4, 4, 8, 2 }, { 0, 8, 4, 4, 4 }, { 1, 4, 4, 8, 2 },
-                                         { 1, 8, 4, 4, 2 }, { 1, 4, 4, 12, 4 } };
+                                         { 1, 8, 4, 4, 2 }, { 1, 4, 4, 12, 4 },
+                                         { 0, 2, 2, 8, 4 }, { 0, 2, 2, 8, 8 }, { 0, 4, 2, 8, 4 },
+                                         { 0, 8, 2, 4, 8 }, { 1, 2, 2, 8, 4 }, { 1, 8, 2, 2, 8 },
+                                         { 1, 2, 8, 8, 8 } };
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         const int32_t     *c = counts[i], n = c[4];
         const struct layer l = { c[0], c[1], c[2], c[3], 1, 1, 1, 0, 0, 0 };
@@ -84,7 +97,8 @@ static void parts_keep_the_map(void)
             gdn_blob_args p = a;
             slice(&a, r, n, &p.blob, &p.blob_bytes);
             const gdn_blob_info x = inspect(&p);
-            CHECK(x.rank == r && x.n_ranks == n && x.n_key_heads == l.Hk / n, "rank %d", (int)r);
+            CHECK(x.rank == r && x.n_ranks == n && x.n_key_heads == part_of(l.Hk, n) &&
+                      x.key_copies == (l.Hk < n ? n / l.Hk : 1), "rank %d", (int)r);
             if (l.map == GDN_HEADS_GROUPED)
                 CHECK(ring2_get(&x.state, 0) == (double)(r * H / n), "not the r-th part");
             for (int64_t s = 0; s < H / n; s++) {
@@ -92,10 +106,10 @@ static void parts_keep_the_map(void)
                 const int64_t of[3] = { l.Hq, l.Hk, l.Hv };
                 int64_t       first = 0;
                 for (int t = 0; t < 3; t++) {
-                    const int64_t at = first + source(l.map, H / n, of[t] / n, s);
+                    const int64_t at = first + source(l.map, H / n, part_of(of[t], n), s);
                     CHECK(ring2_get(&x.conv_state, at) == (double)source(l.map, H, of[t], whole),
                           "case %d, rank %d, state head %d, tensor %d", (int)i, (int)r, (int)s, t);
-                    first += of[t] / n;
+                    first += part_of(of[t], n);
                 }
             }
         }
@@ -109,8 +123,10 @@ static void refuse_slices(void)
         gdn_status  want;
         const char *needle;
     } cases[] = {
-        { 0, 2, 2, 4, 0, 3, GDN_E_UNSUPPORTED, "n_ranks: 3, wanted a divisor of 2, 2, 4" },
-        { 0, 2, 2, 4, 0, 4, GDN_E_UNSUPPORTED, "n_ranks: 4, wanted a divisor of 2, 2, 4" },
+        { 0, 2, 2, 4, 0, 3, GDN_E_UNSUPPORTED, "n_ranks: 3, wanted a divisor of 4 state heads" },
+        { 0, 2, 2, 4, 0, 8, GDN_E_UNSUPPORTED, "n_ranks: 8, wanted a divisor of 4 state heads" },
+        { 0, 4, 4, 12, 0, 6, GDN_E_UNSUPPORTED, "a multiple of 4, 4, 12 heads of q, k, v" },
+        { 1, 4, 2, 8, 0, 4, GDN_E_UNSUPPORTED, "wanted 2 or 8 of each" },
         { 1, 6, 4, 12, 0, 2, GDN_E_UNSUPPORTED, "wanted multiples of 4" },
         { 0, 2, 2, 4, 2, 2, GDN_E_ARG, "rank: 2, wanted 0 to 1" },
         { 0, 2, 2, 4, -1, 2, GDN_E_ARG, "rank: -1" },
@@ -145,6 +161,29 @@ static void refused_merge(const void *const *blobs, const size_t *bytes, int32_t
     ring2_call_end();
 }
 
+/* Four ranks of two heads of q and k: ranks 2 and 3 have the same head, with other inputs. */
+static void refuse_other_copies(void)
+{
+    for (int t = 0; t < 2; t++) {
+        gdn_blob_args a = states(&plain, 3, 2), b = a;
+        const void   *p[4];
+        size_t        n[4];
+        void         *out;
+        b.conv_state = ring2_clone(&a.conv_state);
+        ring2_set(&b.conv_state, /* slot 1, the last channel of head 1 */
+                  (56 + t * 16 + 15) * 4 + 3, 77);
+        save(&a), save(&b);
+        for (int32_t i = 0; i < 4; i++) {
+            slice(i == 2 ? &b : &a, i, 4, &out, &n[i]);
+            p[i] = out;
+        }
+        refused_merge(p, n, 4, GDN_E_ARG, t ? "blobs[3]: conv_state: other inputs of head 1 of k "
+                                              "than blobs[2]"
+                                            : "blobs[3]: conv_state: other inputs of head 1 of q "
+                                              "than blobs[2]");
+    }
+}
+
 static void refuse_merges(void)
 {
     gdn_blob_args a = states(&plain, 3, 2), b = a;
@@ -169,6 +208,7 @@ static void refuse_merges(void)
     refused_merge((const void *[]){ p[0], NULL }, n, 2, GDN_E_ARG, "blobs[1]: NULL");
     refused_merge(NULL, n, 2, GDN_E_ARG, "blobs: NULL");
     refused_merge((const void *[]){ p[0] }, n, 0, GDN_E_ARG, "n: 0");
+    refuse_other_copies();
     void *out = ring2_alloc(a.blob_bytes, 8);
     ring2_call_begin();
     ring2_status(ctx, "too small",

@@ -19,6 +19,11 @@ static size_t bytes_of(gdn_op op, const void *args)
     return bytes;
 }
 
+static bool leaves(const gdn_batch *batch)
+{
+    return batch && (batch->checkpoint_every || batch->checkpoint_starts.data);
+}
+
 /* B sequences of T tokens. */
 static size_t rule_bytes(gdn_op op, int64_t B, int64_t T, int64_t Hk, int64_t Hv, int64_t K,
                          int64_t V, gdn_batch *batch)
@@ -30,7 +35,7 @@ static size_t rule_bytes(gdn_op op, int64_t B, int64_t T, int64_t Hk, int64_t Hv
     a.out   = fake(3, 4, B, T, Hv, V);
     a.state = fake(4, 4, B * T, Hv, V, K);
     a.batch = batch;
-    if (batch && batch->write != GDN_WRITE_EACH) a.checkpoints = fake(6, 4, 9, Hv, V, K);
+    if (leaves(batch)) a.checkpoints = fake(6, 4, 9, Hv, V, K);
     return bytes_of(op, &a);
 }
 
@@ -109,7 +114,7 @@ static size_t conv_bytes(int64_t B, int64_t T, int64_t D, int64_t W, const gdn_b
 {
     gdn_conv1d_args a = gdn_conv1d_args_init();
     a.batch  = batch;
-    if (batch) a.checkpoints = fake(6, 3, 9, D, W - 1, 0);
+    if (leaves(batch)) a.checkpoints = fake(6, 3, 9, D, W - 1, 0);
     a.x      = fake(0, 3, B, T, D, 0);
     a.out    = fake(1, 3, B, T, D, 0);
     a.weight = fake(2, 2, D, W, 0, 0);
@@ -152,8 +157,8 @@ static size_t block_bytes(int64_t B, int64_t T, int64_t hidden, int64_t Hk, int6
     const int64_t  D = 2 * Hk * d + Hv * d;
     gdn_block_args a = gdn_block_args_init();
     a.batch        = batch;
-    if (batch) a.checkpoints = fake(14, 4, 9, Hv, d, d);
-    if (batch) a.conv_checkpoints = fake(15, 3, 9, D, 3, 0);
+    if (leaves(batch)) a.checkpoints = fake(14, 4, 9, Hv, d, d);
+    if (leaves(batch)) a.conv_checkpoints = fake(15, 3, 9, D, 3, 0);
     a.hidden       = fake(0, 3, B, T, hidden, 0);
     a.out          = fake(1, 3, B, T, hidden, 0);
     a.in_proj_qkv  = fake(2, 2, D, hidden, 0, 0);

@@ -84,6 +84,8 @@ enum {
     X(cuMemcpyDtoH, (void *, gdn_cu_memory, size_t))                                           \
     X(cuMemcpyDtoDAsync, (gdn_cu_memory, gdn_cu_memory, size_t, gdn_cu_stream))                \
     X(cuMemsetD8Async, (gdn_cu_memory, unsigned char, size_t, gdn_cu_stream))                  \
+    X(cuStreamIsCapturing, (gdn_cu_stream, int *))                                             \
+    X(cuStreamSynchronize, (gdn_cu_stream))                                                    \
     X(cuCtxSynchronize, (void))                                                                \
     X(cuEventCreate, (gdn_cu_event *, unsigned))                                               \
     X(cuEventDestroy, (gdn_cu_event))                                                          \

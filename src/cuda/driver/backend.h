@@ -6,6 +6,7 @@
 #include "calls/layer.h"
 #include "calls/layer_step.h"
 #include "calls/state_copy.h"
+#include "cuda/driver/contents.h"
 #include "cuda/driver/launch.h"
 #include "cuda/driver/lines.h"
 

@@ -61,11 +61,28 @@ static gdn_status open_device(gdn_ctx *ctx)
     GDN_CU(ctx, "at start", cuDeviceGetName, (c->name, (int)sizeof c->name, c->device));
     c->capability = 10 * major + minor;
     snprintf(c->isa, sizeof c->isa, "sm_%d", c->capability);
+    c->chips = c->capability == GDN_CHIPS_sm_90a ? GDN_CHIPS_sm_90a : GDN_CHIPS_all;
     if (c->capability < 80)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "device: compute capability %d.%d, wanted 8.0",
                         major, minor);
     GDN_CU(ctx, "at start", cuDevicePrimaryCtxRetain, (&c->context, c->device));
     return GDN_OK;
+}
+
+const char *gdn_cuda_code_text(int capability)
+{
+    return capability > GDN_CHIPS_sm_90a ? "newer than this build: runs the portable code for sm_80"
+                                         : "";
+}
+
+static void log_code(const gdn_ctx *ctx)
+{
+    const struct gdn_cuda *c    = ctx->cuda;
+    const char            *text = gdn_cuda_code_text(c->capability);
+    char                   line[160];
+    if (!*text) return;
+    snprintf(line, sizeof line, "device: %s, %s, %s", c->name, c->isa, text);
+    gdn_log_line(ctx, line);
 }
 
 /* Loads those that are for this device. */
@@ -77,7 +94,7 @@ static gdn_status load_images(gdn_ctx *ctx)
                         "backend: no device code in this build (nvcc was not found)");
     for (int i = 0; i < GDN_N_IMAGES; i++) {
         const struct gdn_image *image = &gdn_images[i];
-        if (image->only && image->only != c->capability) continue;
+        if (image->only && image->only != c->chips) continue;
         GDN_CU(ctx, image->name, cuLibraryLoadData,
                (&c->libraries[i], image->fatbin, NULL, NULL, 0, NULL, NULL, 0));
     }
@@ -115,6 +132,7 @@ gdn_status gdn_cuda_create(gdn_ctx *ctx)
     for (int i = 0; i < GDN_N_KERNELS && status == GDN_OK; i++)
         ctx->cuda->kernels[i] = find_kernel(ctx->cuda, &rows[i]);
     if (status != GDN_OK) gdn_cuda_destroy(ctx);
+    else log_code(ctx);
     return status;
 }
 
@@ -203,7 +221,7 @@ gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
 {
     struct gdn_cu_attribute attributes[2];
     unsigned                n = 0;
-    if (call->overlaps && ctx->cuda->capability == 90)
+    if (call->overlaps && gdn_cuda_runs_sm_90a(ctx->cuda))
         attributes[n++] = (struct gdn_cu_attribute){ .id = GDN_CU_PROGRAMMATIC_STREAM,
                                                      .value.flag = 1 };
     if (call->cluster > 1)

@@ -51,6 +51,7 @@ struct gdn_cuda {
     gdn_cu_device     device;
     gdn_cu_context    context;
     int               capability; /* 10 major + minor */
+    int               chips; /* whose code runs: GDN_CHIPS_sm_90a, or GDN_CHIPS_all (portable) */
     char              isa[16];    /* "sm_90" */
     char              name[64];
     int               sm_count, shared_most; /* shared_most: bytes that a block may have */
@@ -74,6 +75,17 @@ struct gdn_cuda {
 /* Opens ctx->options.device and loads the images. */
 gdn_status gdn_cuda_create(gdn_ctx *ctx);
 void       gdn_cuda_destroy(gdn_ctx *ctx);
+
+/* Whether the code compiled for sm_90a runs. Clusters, and kernels that begin before the one ahead
+ * has ended, are in that code alone: the code for sm_80, which newer chips run as PTX, has neither
+ * their barriers nor their waits. So this is asked, and not the capability. */
+static inline bool gdn_cuda_runs_sm_90a(const struct gdn_cuda *c)
+{
+    return c->chips == GDN_CHIPS_sm_90a;
+}
+
+/* What is to be known of a device of that capability: "" or that it runs portable code. */
+const char *gdn_cuda_code_text(int capability);
 
 /* Makes the device's context the thread's current one, if it is not; and back. */
 gdn_status gdn_cuda_enter(gdn_ctx *ctx, bool *pushed);

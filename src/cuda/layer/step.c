@@ -60,7 +60,7 @@ static bool is_one_launch(const struct gdn_mixer *m, const struct gdn_cu_rule *r
 /* Can the blocks of a key head wait for each other? */
 static bool are_together(const gdn_ctx *ctx, int n_blocks)
 {
-    return n_blocks == 1 || (ctx->cuda->capability == 90 && n_blocks <= CLUSTER);
+    return n_blocks == 1 || (gdn_cuda_runs_sm_90a(ctx->cuda) && n_blocks <= CLUSTER);
 }
 
 /* Is there a state of the convolution to move on? */

@@ -205,7 +205,8 @@ template <bool summary> GDN_DEVICE void walk_chunks(const struct gdn_cu_stage &a
         decay_rows(sh, c);
         update_state(sh, r, c, head);
     }
-    if (last.data) store_strip(to, sh.S);
+    const bool is_left = !summary && c.seq.n_tokens <= 0; /* an empty sequence's states */
+    if (last.data && !is_left) store_strip(to, sh.S);
 }
 
 GDN_DEVICE void stage_states(const struct gdn_cu_stage &a) { walk_chunks<false>(a); }

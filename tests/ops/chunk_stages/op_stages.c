@@ -185,6 +185,7 @@ static void check_states(gdn_ctx *ctx, const struct stages *s)
 {
     gdn_chunk_states_args a      = states_args(s);
     gdn_tensor            used   = ring2_narrow(&s->states, 0, 0, s->NC);
+    const gdn_tensor      before = ring2_clone(&a.state_out);
     static struct chunk   c;
     RUN(ctx, GDN_OP_CHUNK_STATES, a, s->B, &used, &a.state_out);
     for (int b = 0; b < 4; b++) {
@@ -192,7 +193,8 @@ static void check_states(gdn_ctx *ctx, const struct stages *s)
         gdn_tensor    first = n ? ring2_narrow(&s->states, 0, s->chunk[b], 1)
                                 : ring2_narrow(&s->state_out, 0, b, 1);
         gdn_tensor    start = ring2_clone(&first), given = ring2_narrow(&s->state, 0, b, 1);
-        ring2_copy(&start, &given);
+        gdn_tensor    left  = ring2_narrow(&before, 0, b, 1); /* by an empty sequence */
+        ring2_copy(&start, n ? &given : &left);
         ring2_expect_bits("start", &first, &start);
         for (int64_t i = 0; i < n; i++)
             for (int h = 0; h < s->H; h++) {

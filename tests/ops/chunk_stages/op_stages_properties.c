@@ -75,6 +75,33 @@ static void G2_mates(void)
     }
 }
 
+/* Prefill and the stages leave alike what belongs to an empty sequence, final state and all, and
+ * what a sequence of masked tokens alone starts from is its final state. */
+static void empty_sequences(void)
+{
+    static const int64_t cu[5] = { 0, 20, 20, 37, 37 }, counts[4] = { 20, 0, 0, 0 };
+    struct stages        s;
+    gdn_ctx             *ctx = ring2_ctx(2);
+    make_stages(&s, 16, 32, true);
+    s.batch.cu_seqlens      = ring2_indices(GDN_I64, 5, cu);
+    s.batch.token_count     = ring2_indices(GDN_I32, 4, counts);
+    const gdn_tensor before = ring2_clone(&s.state_out);
+    gdn_rule_args    p      = gdn_rule_args_init();
+    p.q = s.q, p.k = s.k, p.v = s.v, p.g = s.g, p.beta = s.beta;
+    p.out = ring2_clone(&s.out), p.state = s.state, p.state_out = ring2_clone(&s.state_out);
+    p.batch = &s.batch, p.head_map = s.map, p.state_layout = s.layout;
+    ring2_status(ctx, "prefill", gdn_prefill(ctx, &p), GDN_OK);
+    call_all(ctx, &s);
+    for (int b = 1; b < 4; b++) {
+        const gdn_tensor left = ring2_narrow(b == 2 ? &s.state : &before, 0, b, 1);
+        gdn_tensor       want = ring2_clone(&left);
+        gdn_tensor       its = ring2_narrow(&s.state_out, 0, b, 1);
+        gdn_tensor       of_prefill = ring2_narrow(&p.state_out, 0, b, 1);
+        ring2_expect_bits("stages", &its, &want);
+        ring2_expect_bits("prefill", &of_prefill, &want);
+    }
+}
+
 /* G7: a gate of -inf in a chunk, NaN in the state and the values before it; G8: NaN in v where
  * beta is 0. Behind the gate all is as if the sequence began there. */
 static void G7_G8_forgets(void)
@@ -332,6 +359,7 @@ int main(int argc, char **argv)
     static const struct ring2_test tests[] = {
         { "G2 G3 threads", G2_G3_threads },
         { "G2 batch mates", G2_mates },
+        { "empty sequences", empty_sequences },
         { "G7 forgets", G7_G8_forgets },
         { "G7 not finite", G7_not_finite },
         { "G8 beta 0", G8_beta_zero },

@@ -306,6 +306,7 @@ static void G18_every_n(void)
         }
         t.checkpoint_slots.data = NULL;
         if (kind == 2) continue;
+        t.checkpoint_every = 0;
         call(ring2_ctx(1), &without);
         ring2_expect_bits("out", &a.out, &without.out);
         if (!a.state.data) continue;
@@ -361,6 +362,7 @@ static gdn_batch       its;
         gdn_batch       *t = &its;                                               \
         *a = make_call(&shapes[0], 9, t), (void)a, (void)t;                      \
         a->checkpoints = pool(&shapes[0], GDN_F32, 9, false);                    \
+        t->checkpoint_every = 100;                                               \
         __VA_ARGS__;                                                             \
         ring2_refused(ring2_ctx(1), GDN_OP_CONV1D, a, seen, status, needle);     \
     } while (0)
@@ -386,11 +388,15 @@ static void G1_refused(void)
            a->checkpoints = ring2_narrow(&a->state, 0, 3, 5));
     REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoints", a->state_out = pool(&shapes[0], GDN_F32, 9, 0),
            a->checkpoints = a->state);
-    REFUSE(RING2_CONTENTS, GDN_E_ARG, "slot 0", t->checkpoint_starts =
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoint_positions: absent, and checkpoint_every is 0",
+           t->checkpoint_every = 0);
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoints: absent, wanted with checkpoint_every",
+           a->checkpoints.data = NULL);
+    REFUSE(RING2_CONTENTS, GDN_E_ARG, "slot 0", t->checkpoint_every = 0, t->checkpoint_starts =
            ring2_indices(GDN_I32, B + 1, starts), t->checkpoint_positions =
            ring2_indices(GDN_I32, 1, one), a->checkpoints = a->state);
     REFUSE(RING2_STRUCT, GDN_E_ARG, "out: absent", a->out.data = a->checkpoints.data = NULL,
-           t->write = GDN_WRITE_NONE);
+           t->checkpoint_every = 0, t->write = GDN_WRITE_NONE);
 }
 
 int main(int argc, char **argv)

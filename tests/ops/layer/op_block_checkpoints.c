@@ -209,6 +209,8 @@ static void check(const struct kind *k, int64_t every, int which, int threads)
         }
     call(ring2_ctx(threads), &a);
     ring2_call_end();
+    const gdn_batch plain = ring2_no_checkpoints(&t);
+    without.batch         = &plain;
     call(ring2_ctx(1), &without);
     ring2_expect_bits("out", &a.out, &without.out);
     ring2_expect_bits("state", &a.state, &without.state);
@@ -414,6 +416,10 @@ static void G1_refused(void)
     REFUSE(RING2_STRUCT, GDN_E_ARG, "conv_checkpoints",
            a->conv_checkpoints.data = a->conv_state.data, a->checkpoints.data = NULL);
     REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoint_every", t->checkpoint_every = -1);
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoint_positions: absent, and checkpoint_every is 0",
+           t->checkpoint_every = 0);
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoints: absent, wanted with checkpoint_every",
+           a->checkpoints.data = a->conv_checkpoints.data = NULL);
     REFUSE(RING2_CONTENTS, GDN_E_ARG, "checkpoint_slots: absent, so slot 11",
            a->checkpoints = ring2_narrow(&a->checkpoints, 0, 0, 11),
            a->conv_checkpoints = ring2_narrow(&a->conv_checkpoints, 0, 0, 11));

@@ -68,6 +68,16 @@ static void refuse_lists(gdn_op op)
     REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoint_positions: absent",
            t->checkpoint_positions.data = NULL);
     REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoint_every: 4", t->checkpoint_every = 4);
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoint_positions: absent, and checkpoint_every is 0",
+           t->checkpoint_starts.data = t->checkpoint_positions.data = NULL);
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoints: absent, wanted with checkpoint_positions",
+           a->checkpoints.data = NULL);
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoints: absent, wanted with checkpoint_every",
+           a->checkpoints.data = NULL, t->checkpoint_every = 4,
+           t->checkpoint_starts.data = t->checkpoint_positions.data = NULL);
+    REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoints: absent, wanted with checkpoint_slots",
+           a->checkpoints.data = NULL,
+           t->checkpoint_starts.data = t->checkpoint_positions.data = NULL);
     REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoint_every: -1", t->checkpoint_every = -1);
     REFUSE(RING2_CONTENTS, GDN_E_SHAPE, "checkpoint_slots: [4], wanted 5 at least",
            t->checkpoint_every = 6,

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The command with the emulated device: cli_device_test.py GDN FOLDER VECTORS [--filter WORD]
+
+GDN has the images of tests/emulated; FOLDER has the emulated driver. Single cases alone: the
+kernels run on this processor.
+"""
+import json
+import os
+import sys
+
+import cli_test as cli
+from cli_test import OK, check
+
+
+def device(*args, chip="sm_80", driver=True, log="0"):
+    env = {"GDN_EMULATED": chip, "GDN_LOG": log}
+    if driver:
+        path = os.environ.get("LD_LIBRARY_PATH", "")
+        env["LD_LIBRARY_PATH"] = DRIVER + (":" + path if path else "")
+    status, out, err = cli.gdn(*args, env=env)
+    check(status == OK, args, status, out, err)
+    return out, err
+
+
+def test_check_reaches_kernels():
+    """More than four tokens of rows whose states are all kept: kernels that no case reached."""
+    for dtype in ("BF16", "F16"):
+        case = f"decode {dtype.lower()} state f32 k_last 128x128 heads 2/4 T6* each rows"
+        out, _ = device("check", "--backend", "cuda", "--function", case, "--verbose")
+        check(f"gdn_decode_four_many_F32_{dtype}_128" in out and "FAILED" not in out, out)
+
+
+def test_info_lists_kernels():
+    """Those of this build's images, with a device and without one."""
+    for driver in (True, False):
+        out, _ = device("info", "--json", driver=driver)
+        here = json.loads(out)
+        names = here["device_kernels"]
+        check(len(names) > 100 and len(set(names)) == len(names), len(names))
+        check("gdn_decode_four_many_F32_BF16_128" in names, names)
+        check(not set(names) & set(here["kernels"]), here["kernels"])
+        text, _ = device("info", driver=driver)
+        check(f"{len(names)} kernels in this build's" in text, text)
+        check(all(name in text for name in names), text)
+        check(("1 devices here: emulated" in text) == driver, text)
+
+
+def test_newer_chip():
+    """It runs the portable code and says so, in the log and in gdn info."""
+    words = "newer than this build: runs the portable code for sm_80"
+    for chip in ("sm_80", "sm_90", "sm_100"):
+        out, _ = device("info", chip=chip)
+        check((words in out) == (chip == "sm_100") and f"({chip}" in out, chip, out)
+        _, err = device("check", "--backend", "cuda", "--function", "l2norm f32 D7", chip=chip,
+                        log="1")
+        check((words in err) == (chip == "sm_100") and chip in err, chip, err)
+
+
+if __name__ == "__main__":
+    DRIVER = os.path.abspath(sys.argv.pop(2))
+    sys.exit(cli.main(globals()))

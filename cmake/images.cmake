@@ -34,14 +34,14 @@ if(problem AND GDN_CUDA STREQUAL ON)
 endif()
 
 if(GDN_IMAGES_FROM AND NOT problem)
-    file(STRINGS src/cuda/kernels.def images REGEX "^GDN_IMAGE\\([a-z0-9_]+, [a-z0-9_]+\\)")
+    file(STRINGS src/cuda/driver/kernels.def images REGEX "^GDN_IMAGE")
     foreach(row ${images})
-        string(REGEX REPLACE "GDN_IMAGE\\((.+), .+\\)" "\\1" image ${row})
+        string(REGEX REPLACE "GDN_IMAGE\\(([a-z0-9_]+),.*" "\\1" image ${row})
         if(NOT EXISTS ${images_folder}/${image}.fatbin)
             message(FATAL_ERROR "No device code: ${images_folder}/${image}.fatbin is missing")
         endif()
     endforeach()
-    set_source_files_properties(src/cuda/images.c PROPERTIES
+    set_source_files_properties(src/cuda/driver/images.c PROPERTIES
         COMPILE_DEFINITIONS "GDN_IMAGES=\"${images_folder}\"")
 elseif(problem)
     message(NOTICE "No device code: ${problem}. The library computes on the CPU alone.")

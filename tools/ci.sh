@@ -48,7 +48,7 @@ run_tests() {
 stage_style() { tools/style.sh; }
 
 stage_headers() {
-    local strict=(-Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only -Iinclude) n=0 cc
+    local strict=(-Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only -Iinclude -Isrc) n=0 cc
     for cc in gcc clang; do
         command -v $cc >/dev/null || continue
         $cc -std=c11 -Wstrict-prototypes -Wmissing-prototypes "${strict[@]}" \

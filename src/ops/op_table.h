@@ -21,10 +21,10 @@ enum {
     GDN_N_OPS
 };
 
-/* An op's name and its struct: n_tensors tensors after struct_size and flags; where its batch is
- * (0: it has none). */
+/* An op's name and its struct: the struct's name; n_tensors tensors after struct_size and flags;
+ * where its batch is (0: it has none). */
 struct gdn_op_shape {
-    const char *name;
+    const char *name, *args;
     size_t      bytes, n_tensors, batch_at;
 };
 extern const struct gdn_op_shape gdn_op_shapes[GDN_N_OPS];

@@ -140,6 +140,12 @@ struct record_call {
     size_t            plan_bytes, bytes;
 };
 
+/* Returns the memory that read_contents() needs. */
+static size_t contents_bytes(const struct record_call *c)
+{
+    return c->plan_bytes + gdn_record_slots_bytes(&c->record);
+}
+
 static gdn_status describe_plan(gdn_ctx *ctx, const gdn_batch *batch, int64_t B,
                                 struct record_call *c)
 {
@@ -162,7 +168,7 @@ static gdn_status describe_plan(gdn_ctx *ctx, const gdn_batch *batch, int64_t B,
     c->plan.batch.write      = GDN_WRITE_NONE;
     c->plan.batch.pad_policy = GDN_PAD_ZERO;
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
-    c->bytes      = c->plan_bytes + gdn_record_slots_bytes(&c->record);
+    c->bytes      = contents_bytes(c);
     return GDN_OK;
 }
 
@@ -330,7 +336,7 @@ static gdn_status check_commit_contents(gdn_ctx *ctx, const struct commit_call *
     gdn_tensor        *arrays[] = { &own.c.plan.batch.read_slots, &own.c.record.count,
                                     &own.args.n_accepted, &own.args.path };
     void              *memory;
-    TRY(gdn_cuda_contents_open(ctx, m->args.stream, arrays, 4, m->c.bytes, &memory));
+    TRY(gdn_cuda_contents_open(ctx, m->args.stream, arrays, 4, contents_bytes(&m->c), &memory));
     if (!memory) return GDN_OK;
     gdn_status status = read_contents(ctx, &own.c, memory);
     if (status == GDN_OK) status = check_accepted(ctx, &own);
@@ -466,7 +472,7 @@ static gdn_status check_fold_contents(gdn_ctx *ctx, const struct fold_call *m)
     struct record_call own      = m->c;
     gdn_tensor        *arrays[] = { &own.plan.batch.read_slots, &own.record.count };
     void              *memory;
-    TRY(gdn_cuda_contents_open(ctx, m->args.stream, arrays, 2, m->c.bytes, &memory));
+    TRY(gdn_cuda_contents_open(ctx, m->args.stream, arrays, 2, contents_bytes(&m->c), &memory));
     if (!memory) return GDN_OK;
     const gdn_status status = read_contents(ctx, &own, memory);
     gdn_cuda_contents_close(ctx, memory);

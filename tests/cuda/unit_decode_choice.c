@@ -125,6 +125,8 @@ static void draw_pools(const struct sizes *s, gdn_rule_args *a, gdn_batch *b)
         a->checkpoints      = pool(s, one_in(3) ? GDN_E4M3 : s->state, 2 * s->N, s->kv);
         if (a->checkpoints.dtype == GDN_E4M3)
             a->checkpoint_scales = tensor(GDN_F32, 3, 2 * s->N, s->H, s->V, 0);
+        if (!b->checkpoint_every) /* a tensor without positions is refused */
+            a->checkpoints = a->checkpoint_scales = (gdn_tensor){ 0 };
     }
 }
 
@@ -173,38 +175,38 @@ enum { N_CALLS = 3060, WIDTH = 90 };
 static const char *const chosen =
     "O vVsQmTSZNtmTT.JNtVOQ5 RWvre]m*NZuJW0mU^tmWMNmNm:OpN `omO: NM@m[rOWmMrmmQN#mpanOmrKTQPQsw"
     "PQTImVTo7R  mO M_RsW_sN vUGs mtO_qi# Wngl4kRNdNmShJrmN VANOTnsMpQdU@<qXVmv QNMObmWNnp#psqZ"
-    " bTopZNm<rrWSRv-SmORsmN6ON]sOnpmPXkm^rlXmY9ja.NsoONmOOfpss!WnlsJvpHWNrZg XGm!iXUrta&Tjsvbs"
+    " bTopZNm<rrWSRv-SmORsmN6ON]sOnpmPXkm^rlXmY9ja.NsoONmOOfpmN!WnlsJvpHWNrZg XGm!iXUrta&Tjsvbs"
     "opNmWM`]E5TaW5MOvrwMROmkMOW^XF+NQ^  OVN.W)XFSVnbfmNVsO`^mWN,vp&vQWrhk/mQmOv QNvNN WptmkNmp"
-    "msphSTOmO)_XOris TfjuusmgNNvfOEgrsNl2W@vm2NVs,TnvnerU>msrFR  m]WN^WgkSsGOgWiTNhN pF.sI@MOq"
+    "msphSTOmO)_XOris TfjuuNmgNNvfOEgrsNl2W@vm2NVs,TnvnerU>msrFR  m]WN^WgkSsGOgWiTNhN pF.sI@MOq"
     "WnjtvsFN=GNX)mRPWjoOnNlmQWmssnmNJcVlpmmSpvM :IN;tQOpN#!m nDOl>O pmZENXWQSXbm&o,tlrbn> Zgpn"
-    "_WoFmfNWv&4 mwurVvUmM=Zk oWm!5r]>om/&>>O MUp pTT usNmGXWG8WNOXB qOXm^gNmNptWN SWmXW Omspmd"
+    "_WoFmfNWv&4 mburVvUmM=Zk oWm!5r]>om/&>>O MUp pTT uNNmGXWG8WNOXB qOXm^gNmNptWN SWmXW Omspmd"
     "spgWiaUp## NmWpMqmmmNsQo!slp.MgNmM_MjW pQE QWZ='v;!N op=VoPQOPmETvvt>m&sN@Nmm ENT-mosm`[ss"
-    "Wmvn#mwbGMim4Ts#OM O^6 N ppPPHNpQ M[uN>X:OW s/mvuWNlsWPQpNlTcMmXONXmmorMptEN6NtvptUO4V^asg"
+    "Wmvn#mwbGMim4 s#OM O^6 N ppPPHNpQ M[cN>X:OW &/mvuWNlsWPQpNlTcMmXONXmmorMptEN6N$vpnUO4V^asg"
     "ioPWmM    WGnTUbfBWgI^bTmNpOBv #X NpZ MYvWNvXXpuYmYY N5pNv_mmNtmQmWpjs#WpMUNagmm^wNSrQ:Ms "
-    "m NO)SNTQlsMNMMmMhSNQZmSgWssNm ^psGT/nPATNs vsss^VhpfmQdMsURmskO_NNpagmVZO);aPXQmbsY QlnR "
-    "UN< Or4RoO 5rRNqpZ^mWppNXmR V'nmNsr^SBiVr#hl&I(G MVNt5mrTVM oONFsQ/sv p r@hM_Tss/ Os sCNsq"
+    "m NO)SNTQlsMNMMmMhSNQZmSgWssNm ^psGT/nPATNs vsss^VhpfmQdMsURmjkO_NNpagmVZO);aPXQmbsY QlnR "
+    "UN< Or4RoO 5rRNqpZ^mWppNXmR V'nmNTr^SBiVr#hl&I(G MVNt5mrTVM oONFsQ/sv p l@hM_Tss/ Os sCNsq"
     "oVNm)lmr!!MQm ==SmvMN_Eg]MptQZpmap[/wprtpmNsNsNd# nWg#M-NuwE]WTv sM Fa& 5N(R TOsMmnZjQmsm<"
     "vvNnMrWs mwr^ TUtd2m^ksm UmpsQmhNMn&mNQ^iZs(iXsFNsMOukmkONAWNvINESX  mTNmbNq  Q&/pQXOssOA "
     "TNENktNZ&WNVW`r[,MMsmmpWbm M]mNnMSmpQ WNS hNsVNTI NEMNj$6oZ#M&r>t X/$TT N[ll>MgNSv[dRN-mlN"
-    "N No]Um N)fsWsvsMmn!(IWop s m5kWsmvmpNQtYsfqlN O7%QsOtNOpw lsPWNVUVYNqf_<_Ni/NlkWsMfCpsNNO"
-    "Xmmsh#sSZQqU!NjPv#TGXQPvq!V neMUNfNMNmX/NpO]utCp-WVm Zmpmo_slM gNtNWOM)KOplmVtQm:Wm^pol Tm"
+    "N No]Um N)fsWsvsMmn!(IWop s m5kWsmvmpNQtYsfqlN O7%QsOtNOpw lsPWNVUVYNqf_<_Ni/NlkWQMfCpmNNO"
+    "Xmmsh#sSZQqU!NjPv#TGXQPvq!V neMUNfNMNmX/NpO]utCp-WVm Zmpmo_NlM gNtNWOM)KOplmVtQm:Wm^pol Tm"
     "sRQmU[P hiQYuNWNsX^uUsNOOrnWNMQuENJfGQW#X5lp  #vIq#wQW#Vr OTmROpm;hDQXs>p&nNm $MXlnTWdVk[Q"
     "eR NNNMWmq)3YZqTVQeXhp NlVT,mVN WosVptXNtsWZN;NmNTE smdn5MXMfN^WO NtvNNsmMRNmXGNtNML)2 NQr"
-    "hVOT/XsMGNMvtrnNjhNMNX/lrWmtqvsjOcupspWEQ`VgOT,usRewmpaP2 mWTWXEWimpNpst#mepUMN;S]wtvsUmTv"
+    "hVOT/XsMGNMvtrnNjhNMNX/lrWmUqvFjOcupspWEQ`VgOT,usRewmpaP2 mWTWXEWimpNpsh#mepUMN;S]wtvsUmTv"
     "5mW_TW<NXdRXuX!HNQ NZuWnpSgrmhZNqpN/miXQs!NW!_NuOlOrpnmNsTsNOZFNRjmQO lOQYvVONUn nZNW/m `o"
     "lUoMshMmtKQlmTNt)gm TVs_W Mi UM/2rV:MlOvmmmesQMNg-XwkE  WrrEinTspsNmOjrt!bpau*lNMAUsOZmLwp"
     "mO/pNNs]uOEhMENnU,VaNpE mtWsQY#QT SmSm VMnN>mPsWuNiWrAQmgMM* dl/mmUl]Om[2^(mvwMvsa^ l#pNMm"
-    "NRWp^s5lS^#> QVOEPN>vM:'mW'pWQliucMN_tNm=FhNlmn&g  QWdmhQssNOGTN*rUsQO4vROt]NjTS Wgm]UR PQ"
+    "NRWp^s5lS^#> QVOEPN>WM:'mW'pWQliucMN_tNm=FhNlmn&g  QWdmhQssNOGTN*rUsQO4vROt]NjTS Wgm]UR PQ"
     "QtVTvmWnqR^`Wm=qSUsamo s NmUFm<mCMmSOrZslNsm]OZpbvpNL2 gUvN_s@NhTenqNS t&p s&qU3ZlZsvnpWpj"
-    "*pPOsrNlMsW^flhMvQaPoCNTEEZQkTuUmTMWZm#N6pYZsNsPsXEsNsEs[O#OdmsNVv#usStMO OgNpss:O*uWU8mm1"
-    ",X^ v2Wts)MENTrmk Q-OpUST#PgW`jmn sNs <sr4ONv XTi`A/T mr^Wev jOlsNueQZGspVKlWNVW)nR;TXfTR_"
-    "WQvsPrNgN#[QNr^QjWO]TvVMnMvHN ^lW'MJiwNqNv^#:XMnsNmtNOstlT bX3`s^Tf_: tFMbWrwmsN$GMlnmrZnB"
-    "8OurmNmXvSG2,MWGrPv&oj sYN=k OTmqr+sTX FQYRhvW@e>PWF>m#EmssgfEW* ] &pnEjsWZDummvr vnn:Pvf$"
-    "mu^oX^ gmqZkmwZNmspMQ_sTMmmMf4rZomZNGNN^ZnjNZWfROrGNN Xn*WNvBOn#N vpNo`mnQHWnk O_NQGaj:mNp"
+    "*pPOsrNlMsW^flhMvQaPoCNTEEZQkTuUmTMWZm#N6pYZsNsPsXEsNsEm[O#OdmsNVv#usStMO OgNpss:O*uWU8mm1"
+    ",X^ v2Wts)MENTrmk Q-OpUST#PgW`jmn sNs <sr4ONv XTi`A/T m!^Wev jOlsNueQZGspVKlWNVW)nR;TXfTR_"
+    "WQvsPrNgN#[QNM^QjWO]TvVMnMvHN ^lW'MJiXNqNv^#:XMnNNmtNOstlT bX3`s^Tf_: tFMbWlwmsN$GMlnmrZnB"
+    "8OurmNmXvSG2,MWGrPv&oj sYN=k OTmqr+sTX FQYRhvW@e>PWF>m#EmssgfEW* ] &pnEjsWZDummvr Wnn:Pvf$"
+    "m`^oX^ gmqZkmwZNmspMQ_sTMmmMf4rZomZNGNN^ZnjNZWfROrGNN Xn*WNvBOn#N vpNo`mnQHWnk O_NQGaj:mNp"
     "SvUQXOmWtYmmGvUQfsm;NW<mWm`<j mwhgqVNpZpXFNIEM N)*OhmjSQNsmhNrPSX:mjsrmHmRT pgROrUevm5mlm["
-    "Ms(0&UjjQOjtv^$qPtV  jbWp .qmqmSmX$WDM `[(RN gWW(MNm mqs VlmQsN%FwsvWfWm Aj sW)Jp mW:tuPg'"
+    "Ms(0&UjjQOjtv^$qPtV  jbWp .qmqmSmX$WDM `[(RN gWW(MNm mqs VlmQsN%FwNvWfWm Aj sW)Jp mW:tVPg'"
     "/5N&jmZCMNOvWOmr&OfT HO8 mN^TjWm[M F(OQd ZtSNMO@N:TmUumpSnpvV*Eg^sEM@$ NvOUoCU2FmppaN=srQR"
-    ".SNsOUmFrUT]k_smqmGvYrNvZXsgs foRMUNsTh W!OgmW@%vpk /^TmWovmVaasUlsNP^Mqpm vw^rQs^m *QiqwY";
+    ".SNsOUmFrUT]k_smqmGvYrNvZXsgs foRMUNsTh W!OgmW@%vpk /^TmWovmVaasUlsNP^Mqpm vw^MQs^m *QiqXY";
 
 static bool is_escaped(char c) { return c == '"' || c == '?' || c == '\\'; }
 

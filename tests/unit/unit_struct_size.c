@@ -32,7 +32,7 @@ static void each_op(void)
         ring2_call_begin();
         for (uint32_t n = 0; n < gdn_op_shapes[op].bytes; n++) {
             c.rule.struct_size = n;
-            refused(ctx, op, &c, gdn_op_shapes[op].name, n);
+            refused(ctx, op, &c, gdn_op_shapes[op].args, n);
         }
         ring2_call_end();
     }

@@ -80,7 +80,7 @@ gdn_status gdn_mirror_open(gdn_ctx *ctx, gdn_op op, const void *args, struct gdn
     bool                       pushed;
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
-    TRY(gdn_copy_args(ctx, &m->args, shape->bytes, args, shape->name));
+    TRY(gdn_copy_args(ctx, &m->args, shape->bytes, args, shape->args));
     gdn_tensor *own = &m->args.rule.q, *lists = &m->batch.cu_seqlens;
     if (shape->batch_at) memcpy(&batch, m->args.bytes + shape->batch_at, sizeof(void *));
     if (batch) TRY(gdn_copy_args(ctx, &m->batch, sizeof m->batch, batch, "batch"));

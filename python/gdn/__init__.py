@@ -39,4 +39,15 @@ def info():
         return dict(version=version(), library=_path, isa=ctx.isa, threads=ctx.n_threads)
 
 
-__all__ = ["Batch", "Context", "Error", "bf16", "info", "version"] + _abi.__all__
+def install(*names):
+    """Puts libgdn into the place of "fla", "causal_conv1d", "transformers": their install()."""
+    from importlib import import_module
+
+    for name in names:
+        if name not in ("causal_conv1d", "fla", "transformers"):
+            raise ValueError(f"install: found {name!r}, wanted causal_conv1d, fla or transformers")
+    for name in names:
+        import_module(f"{__name__}.{name}").install()
+
+
+__all__ = ["Batch", "Context", "Error", "bf16", "info", "install", "version"] + _abi.__all__

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared by the modules that take the place of another package's functions."""
+
+import inspect
+
+import torch
+
+
+def refuse_grad(**tensors):
+    """Raises if gradients are on and a tensor requires one: there is no backward yet."""
+    if torch.is_grad_enabled():
+        for name, tensor in tensors.items():
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                raise NotImplementedError(f"gdn: {name} requires a gradient, and gdn has no "
+                                          "backward yet; call it under torch.no_grad()")
+
+
+def unit_stride(x):
+    """Returns x, or a contiguous copy if the last dimension of x has another stride than 1."""
+    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+
+
+def gate(x, dtype):
+    """Returns x as float32 unless its dtype is float32 or the given one already."""
+    return x if x is None or x.dtype in (dtype, torch.float32) else x.float()
+
+
+def difference(ours, theirs):
+    """Returns one line about how the parameters of two functions differ, or None if they agree."""
+    def described(function):
+        return [(p.name, p.kind) for p in inspect.signature(function).parameters.values()]
+
+    mine, other = described(ours), described(theirs)
+    if mine == other:
+        return None
+    return (f"gdn: {theirs.__module__}.{theirs.__name__} of the installed version takes "
+            f"({', '.join(n for n, _ in other)}), gdn takes ({', '.join(n for n, _ in mine)})")
+
+
+def require_same(ours, theirs):
+    """Raises ImportError with one line if the parameters of two functions differ."""
+    line = difference(ours, theirs)
+    if line:
+        raise ImportError(line)
+
+
+def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, **options):
+    """
+    Runs op (gdn.torch.prefill or decode) on tensors [B][T][H][D] and returns (out, final state).
+
+    With cu_seqlens, B is 1. The initial state is read only. The final state is float32; with
+    cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
+    sequence alone.
+    """
+    import gdn
+
+    g, beta = gate(g, q.dtype), gate(beta, q.dtype)
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    final = None
+    if output_final_state:
+        is_kv = options.get("state_layout") == gdn.STATE_KV
+        count = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        last = (q.shape[-1], v.shape[-1]) if is_kv else (v.shape[-1], q.shape[-1])
+        shape = (count, max(q.shape[-2], v.shape[-2]), *last)
+        final = torch.empty(shape, dtype=torch.float32, device=q.device)
+        if cu_seqlens is not None or q.shape[1] == 0:
+            final.zero_() if initial_state is None else final.copy_(initial_state)
+    elif initial_state is not None:
+        options["write"] = gdn.WRITE_NONE
+    if cu_seqlens is not None:
+        q, k, v = q[0], k[0], v[0]
+        g, beta = (x if x is None else x[0] for x in (g, beta))
+        options["cu_seqlens"] = cu_seqlens
+    out = op(q, k, v, g, beta, state=initial_state, state_out=final, scale=scale, **options)
+    return (out if cu_seqlens is None else out[None]), final

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The convolution under the names and signatures of the package causal_conv1d (1.5 to 1.7).
+
+    from gdn.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+
+Where causal_conv1d is importable, importing this module compares the signatures and raises
+ImportError with one line if they differ. install() puts the functions into its place.
+
+Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
+"""
+
+import importlib.machinery
+import sys
+import types
+
+import torch
+
+import gdn
+import gdn.torch
+
+from . import _drop_in
+
+
+def _activation(activation):
+    if activation not in (None, "silu", "swish"):
+        raise NotImplementedError("activation must be None, silu, or swish")
+    return gdn.ACT_NONE if activation is None else gdn.ACT_SILU
+
+
+def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None,
+                     return_final_states=False, final_states_out=None, activation=None):
+    """
+    Causal depthwise convolution of whole sequences.
+
+    x [B, D, T], weight [D, W], bias [D] of float32, bfloat16 or float16. seq_idx [B, T]: the number
+    of the sequence of each token, for packed rows. initial_states [B, D, W - 1] is read only.
+    final_states_out [B, D, W - 1] is written if return_final_states is true. activation: None,
+    "silu" or "swish".
+
+    Returns out [B, D, T], a view of memory in the order [B, T, D]; with return_final_states, (out,
+    final states) in the dtype of x.
+
+    Copied: x, unless its stride along D is 1. libgdn reads channels last, so an x whose memory is
+    in the order [B, D, T] is converted to [B, T, D]. With seq_idx, x is also copied if its rows do
+    not lie one behind the other, and on a GPU the call waits for the device.
+
+    Raises NotImplementedError for another activation, for seq_idx with initial_states or
+    return_final_states, and for tensors that require a gradient; RuntimeError for other arguments
+    that libgdn refuses.
+    """
+    act = _activation(activation)
+    if seq_idx is not None and (initial_states is not None or return_final_states):
+        raise NotImplementedError("gdn.causal_conv1d: seq_idx with initial_states or "
+                                  "return_final_states is not supported")
+    _drop_in.refuse_grad(x=x, weight=weight, bias=bias, initial_states=initial_states)
+    rows, options = _drop_in.unit_stride(x.transpose(1, 2)), dict(activation=act)
+    final = None
+    if return_final_states:
+        final = final_states_out
+        if final is None:
+            final = x.new_empty(x.shape[0], weight.shape[1] - 1, x.shape[1]).transpose(1, 2)
+        options["state_out"] = final
+    elif initial_states is not None:
+        options["write"] = gdn.WRITE_NONE
+    if seq_idx is None:
+        out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+        gdn.torch.conv1d(rows, weight, bias, state=initial_states, out=out, **options)
+    else:
+        out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+        gdn.torch.conv1d(rows.flatten(0, 1), weight, bias, out=out.flatten(0, 1),
+                         cu_seqlens=gdn.torch.cu_seqlens_of(seq_idx), **options)
+    out = out.transpose(1, 2)
+    return (out, final) if return_final_states else out
+
+
+def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None,
+                         conv_state_indices=None):
+    """
+    The next token, or the next T tokens, of each of B sequences.
+
+    x [B, D] or [B, D, T], weight [D, W], bias [D]. conv_state [P, D, S], S at least W - 1, is
+    updated in place; P is B without conv_state_indices [B], which names the slots.
+
+    Returns out of the shape of x.
+
+    Copied: x [B, D, T] unless its stride along D is 1, as in causal_conv1d_fn(); x [B, D] if its
+    last stride is not 1.
+
+    Raises NotImplementedError for cache_seqlens (a circular state), for another activation and for
+    tensors that require a gradient; RuntimeError for other arguments that libgdn refuses.
+    """
+    act = _activation(activation)
+    if cache_seqlens is not None:
+        raise NotImplementedError("gdn.causal_conv1d: a circular state (cache_seqlens) is not "
+                                  "supported")
+    _drop_in.refuse_grad(x=x, conv_state=conv_state, weight=weight, bias=bias)
+    options = dict(activation=act)
+    if conv_state_indices is not None:
+        options["read_slots"] = conv_state_indices
+    rows = _drop_in.unit_stride(x[:, None] if x.dim() == 2 else x.transpose(1, 2))
+    out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    gdn.torch.conv1d(rows, weight, bias, state=conv_state, out=out, **options)
+    return out[:, 0] if x.dim() == 2 else out.transpose(1, 2)
+
+
+def install():
+    """
+    Makes `import causal_conv1d` find these functions. Call it before the import of the modules that
+    use causal_conv1d. If causal_conv1d is loaded already, its two functions are replaced.
+    """
+    module = sys.modules.get("causal_conv1d")
+    if module is None:
+        module = types.ModuleType("causal_conv1d", "gdn.causal_conv1d under the package's name")
+        module.__spec__ = importlib.machinery.ModuleSpec("causal_conv1d", None, is_package=True)
+        module.__path__, module.__version__ = [], "1.5.0"
+        sys.modules["causal_conv1d"] = module
+    module.causal_conv1d_fn = causal_conv1d_fn
+    module.causal_conv1d_update = causal_conv1d_update
+
+
+def _compare():
+    try:
+        import causal_conv1d as package
+    except Exception:  # the package is absent, or its extension does not load on this machine
+        return
+    _drop_in.require_same(causal_conv1d_fn, package.causal_conv1d_fn)
+    _drop_in.require_same(causal_conv1d_update, package.causal_conv1d_update)
+
+
+_compare()

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The gated delta rule under the names and signatures of flash-linear-attention (FLA) 0.6.
+
+    from gdn.fla import chunk_gated_delta_rule
+
+Where FLA is importable, importing this module compares both signatures with FLA's and raises
+ImportError with one line if they differ. register() makes FLA's own chunk_gated_delta_rule call
+this one; FLA's fused_recurrent_gated_delta_rule does not dispatch, so install() assigns both.
+
+Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
+"""
+
+import sys
+import warnings
+
+import torch
+
+import gdn
+import gdn.torch
+
+from . import _drop_in
+
+
+def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm, sigmoid, neg,
+          v_first, cu_seqlens, raw, A_log, dt_bias, kwargs):
+    if "transpose_state_layout" in kwargs:
+        if v_first:
+            raise ValueError("state_v_first and transpose_state_layout are two names of one option")
+        warnings.warn("transpose_state_layout is now state_v_first", DeprecationWarning,
+                      stacklevel=3)
+        v_first = kwargs["transpose_state_layout"]
+    if kwargs.get("head_first"):
+        raise NotImplementedError("gdn.fla: head_first=True is not supported; wanted [B, T, H, D]")
+    if beta is not None and beta.dim() != 3:
+        raise NotImplementedError("gdn.fla: beta has one value per head, [B, T, HV]")
+    if cu_seqlens is not None and q.shape[0] != 1:
+        raise ValueError(f"the batch size must be 1 with cu_seqlens, found {q.shape[0]}")
+    _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=A_log,
+                         dt_bias=dt_bias)
+    if sigmoid and beta is None:
+        raise ValueError("use_beta_sigmoid_in_kernel needs beta")
+    kind = gdn.BETA_TWICE_SIGMOID if neg else gdn.BETA_SIGMOID
+    options = dict(state_layout=gdn.STATE_VK if v_first else gdn.STATE_KV,
+                   norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE,
+                   beta_kind=kind if sigmoid else gdn.BETA_GIVEN,
+                   gate=gdn.GATE_RAW if raw else gdn.GATE_LOG)
+    if raw:
+        options.update(A_log=A_log, dt_bias=dt_bias)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    return _drop_in.rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens,
+                         **options)
+
+
+def chunk_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: "float | None" = None,
+    initial_state: "torch.Tensor | None" = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: "torch.LongTensor | None" = None,
+    cu_seqlens_cpu: "torch.LongTensor | None" = None,
+    chunk_indices: "torch.LongTensor | None" = None,
+    cp_context=None,
+    **kwargs,
+):
+    """
+    The rule over whole sequences.
+
+    q, k [B, T, H, K], v [B, T, HV, V] of one dtype: float32, bfloat16 or float16. g, beta
+    [B, T, HV]. initial_state [N, HV, K, V], or [N, HV, V, K] with state_v_first. cu_seqlens [N + 1]
+    packs sequences into B = 1. kwargs: use_gate_in_kernel, A_log [HV] and dt_bias [HV] make g the
+    raw gate; transpose_state_layout is the old name of state_v_first; other names are ignored, as
+    by FLA. cu_seqlens_cpu and chunk_indices are ignored.
+
+    Returns o [B, T, HV, V] and the final state in float32, or None. With cu_seqlens the final state
+    begins as a copy of initial_state, because an empty sequence keeps its state.
+
+    Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
+    stride is not 1.
+
+    Raises NotImplementedError for a cp_context and for tensors that require a gradient,
+    ValueError for B other than 1 with cu_seqlens, RuntimeError for other arguments that libgdn
+    refuses.
+    """
+    if cp_context is not None:
+        raise NotImplementedError("gdn.fla: context parallelism (cp_context) is not supported")
+    raw = kwargs.get("use_gate_in_kernel", False)
+    return _call(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state, output_final_state,
+                 use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
+                 state_v_first, cu_seqlens, raw, kwargs.get("A_log"), kwargs.get("dt_bias"), kwargs)
+
+
+def fused_recurrent_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: "torch.Tensor | None" = None,
+    gk: "torch.Tensor | None" = None,
+    gv: "torch.Tensor | None" = None,
+    beta: "torch.Tensor | None" = None,
+    scale: float = None,
+    initial_state: torch.Tensor = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: "torch.Tensor | None" = None,
+    dt_bias: "torch.Tensor | None" = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: "torch.LongTensor | None" = None,
+    **kwargs,
+):
+    """
+    The rule token by token. Shapes, conversions, results and errors are those of
+    chunk_gated_delta_rule(). g None is no decay, beta None is 1.
+
+    Raises NotImplementedError for gk and gv (a decay per channel).
+    """
+    if gk is not None or gv is not None:
+        raise NotImplementedError("gdn.fla: a decay per channel (gk, gv) is not supported")
+    return _call(gdn.torch.decode, q, k, v, g, beta, scale, initial_state, output_final_state,
+                 use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
+                 state_v_first, cu_seqlens, use_gate_in_kernel, A_log, dt_bias, kwargs)
+
+
+chunk_gdn = chunk_gated_delta_rule
+fused_recurrent_gdn = fused_recurrent_gated_delta_rule
+
+
+def register():
+    """
+    Registers libgdn as FLA's backend "gdn" of gated_delta_rule, before FLA's others; FLA_GDN=0 in
+    the environment turns the backend off. FLA's own kernels run where gradients are needed, and for
+    a cp_context. Raises ImportError where FLA 0.6 is not importable. A second call does nothing.
+    """
+    global _backend
+    if _backend is not None:
+        return
+    import fla.ops.gated_delta_rule  # noqa: F401 - FLA's own backends come first
+    from fla.backends import BaseBackend
+    from fla.backends import register as register_backend
+
+    @register_backend("gated_delta_rule")
+    class GdnBackend(BaseBackend):
+        """Forward by libgdn."""
+
+        backend_type = "gdn"
+        package_name = "gdn"
+        env_var = "FLA_GDN"
+        default_enable = True
+        priority = 1
+
+        def chunk_gated_delta_rule_verifier(self, q, k, v, *args, **kwargs):
+            tensors = [x for x in (q, k, v, *args, *kwargs.values())
+                       if isinstance(x, torch.Tensor)]
+            if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+                return False, "gdn has no backward yet"
+            if kwargs.get("cp_context") is not None:
+                return False, "gdn has no context parallelism"
+            return True, None
+
+        def chunk_gated_delta_rule(self, *args, **kwargs):
+            return chunk_gated_delta_rule(*args, **kwargs)
+
+    _backend = GdnBackend
+
+
+def install():
+    """
+    Assigns both functions in fla.ops.gated_delta_rule, and in modules loaded already that imported
+    FLA's functions by name. Raises ImportError where FLA is not importable.
+    """
+    import fla.ops.gated_delta_rule as package
+
+    new = dict(chunk_gated_delta_rule=chunk_gated_delta_rule,
+               fused_recurrent_gated_delta_rule=fused_recurrent_gated_delta_rule)
+    old = {name: getattr(package, name) for name in new}
+    for module in list(sys.modules.values()):
+        for name, function in new.items():
+            if getattr(module, "__dict__", {}).get(name) is old[name]:
+                setattr(module, name, function)
+
+
+def _compare():
+    try:
+        import fla.ops.gated_delta_rule as package
+    except Exception:  # FLA is absent, or its own imports fail on this machine
+        return
+    _drop_in.require_same(chunk_gated_delta_rule, package.chunk_gated_delta_rule)
+    _drop_in.require_same(fused_recurrent_gated_delta_rule,
+                          package.fused_recurrent_gated_delta_rule)
+
+
+_backend = None
+_compare()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The functions of the Gated DeltaNet models of transformers (5.24) by libgdn.
+
+    import gdn
+    gdn.install("transformers")
+
+install() assigns these functions in the modeling modules of qwen3_next, qwen3_5 and qwen3_5_moe:
+models made before and after use them. If a function of the installed version has other parameters,
+install() raises ImportError with one line and assigns nothing.
+
+Forward only. A tensor that requires a gradient raises NotImplementedError, so call models under
+torch.no_grad() or torch.inference_mode(), as generate() does.
+"""
+
+import importlib
+
+import gdn
+import gdn.torch
+
+from . import _drop_in
+from . import causal_conv1d as _conv
+
+MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+
+
+def _rule(op, query, key, value, g, beta, initial_state, output_final_state, l2norm, cu_seqlens):
+    if cu_seqlens is not None and query.shape[0] != 1:
+        raise ValueError(f"the batch size must be 1 with cu_seqlens, found {query.shape[0]}")
+    _drop_in.refuse_grad(query=query, key=key, value=value, g=g, beta=beta,
+                         initial_state=initial_state)
+    return _drop_in.rule(op, query, key, value, g, beta, 0.0, initial_state, output_final_state,
+                         cu_seqlens, state_layout=gdn.STATE_KV,
+                         norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE)
+
+
+def torch_chunk_gated_delta_rule(query, key, value, g, beta, chunk_size=64, initial_state=None,
+                                 output_final_state=False, use_qk_l2norm_in_kernel=False, **kwargs):
+    """
+    The rule over whole sequences.
+
+    query, key [B, T, H, K], value [B, T, HV, V] of one dtype: float32, bfloat16 or float16. g (the
+    logarithm of the decay), beta [B, T, HV]. initial_state [N, HV, K, V] is read only. kwargs:
+    cu_seqlens [N + 1] packs sequences into B = 1; other names are ignored, as by transformers.
+    chunk_size is ignored.
+
+    Returns out [B, T, HV, V] and the final state in float32, or None. With cu_seqlens the final
+    state begins as a copy of initial_state.
+
+    Converted: g and beta to float32 unless they have the dtype of query. Copied: query, key, value
+    if their last stride is not 1.
+
+    Raises NotImplementedError for tensors that require a gradient, ValueError for B other than 1
+    with cu_seqlens, RuntimeError for other arguments that libgdn refuses.
+    """
+    return _rule(gdn.torch.prefill, query, key, value, g, beta, initial_state, output_final_state,
+                 use_qk_l2norm_in_kernel, kwargs.get("cu_seqlens"))
+
+
+def torch_recurrent_gated_delta_rule(query, key, value, g, beta, initial_state=None,
+                                     output_final_state=False, use_qk_l2norm_in_kernel=False,
+                                     **kwargs):
+    """
+    The rule token by token. Shapes, conversions, results and errors are those of
+    torch_chunk_gated_delta_rule().
+    """
+    return _rule(gdn.torch.decode, query, key, value, g, beta, initial_state, output_final_state,
+                 use_qk_l2norm_in_kernel, kwargs.get("cu_seqlens"))
+
+
+def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, **kwargs):
+    """
+    gdn.causal_conv1d.causal_conv1d_fn() with the parameters of transformers. hidden_states
+    [B, D, T] is copied unless its stride along D is 1. kwargs: seq_idx [B, T]; other names are
+    ignored, as by transformers.
+    """
+    return _conv.causal_conv1d_fn(hidden_states, weight, bias, kwargs.get("seq_idx"),
+                                  activation=activation)
+
+
+def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activation=None):
+    """
+    gdn.causal_conv1d.causal_conv1d_update() with the parameters of transformers. hidden_states
+    [B, D, T] is copied unless its stride along D is 1; conv_state [B, D, S] is updated in place.
+    """
+    return _conv.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
+
+
+_FUNCTIONS = (torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule, causal_conv1d_fn,
+              causal_conv1d_update)
+
+
+def install():
+    """
+    Assigns the functions of this module in the modeling modules of MODELS. Raises ImportError where
+    transformers, or a model of MODELS, is absent, or where a function has other parameters. A
+    second call changes nothing.
+    """
+    modules = [importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+               for name in MODELS]
+    for module in modules:
+        for function in _FUNCTIONS:
+            theirs = getattr(module, function.__name__, None)
+            if theirs is None:
+                raise ImportError(f"gdn: {module.__name__} has no {function.__name__}")
+            _drop_in.require_same(function, theirs)
+    for module in modules:
+        for function in _FUNCTIONS:
+            setattr(module, function.__name__, function)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gdn.install("transformers"): functions against transformers' own, and a tiny model."""
+
+import inspect
+
+import pytest
+import torch
+
+import gdn
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+@pytest.fixture
+def modeling(monkeypatch):
+    import gdn.transformers as ours
+
+    try:
+        from transformers.models.qwen3_5 import modeling_qwen3_5 as module
+    except ImportError as error:
+        pytest.skip(str(error))
+    modules = [__import__(f"transformers.models.{n}.modeling_{n}", fromlist=["x"])
+               for n in ours.MODELS]
+    for each in modules:  # undone after the test; unwrapped: torch's code, not an installed FLA's
+        for function in ours._FUNCTIONS:
+            theirs = inspect.unwrap(getattr(each, function.__name__))
+            monkeypatch.setattr(each, function.__name__, theirs)
+    return module
+
+
+def test_model(modeling, monkeypatch):
+    from transformers import Qwen3_5TextConfig
+
+    config = Qwen3_5TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+        layer_types=["linear_attention", "full_attention"])
+    model = modeling.Qwen3_5ForCausalLM(config).eval()
+    tokens = torch.randint(0, 64, (2, 11))
+
+    def logits():
+        first = model(tokens[:, :9], use_cache=True)
+        then = model(tokens[:, 9:10], past_key_values=first.past_key_values, use_cache=True)
+        last = model(tokens[:, 10:], past_key_values=then.past_key_values, use_cache=True)
+        return torch.cat([first.logits, then.logits, last.logits], 1)
+
+    wanted, calls = logits(), []
+    gdn.install("transformers")
+    for name in ("prefill", "decode", "conv1d"):
+        def counted(*args, _name=name, _call=getattr(gdn.torch, name), **kwargs):
+            calls.append(_name)
+            return _call(*args, **kwargs)
+        monkeypatch.setattr(gdn.torch, name, counted)
+    got = logits()
+    assert sorted(calls) == ["conv1d"] * 3 + ["decode"] * 2 + ["prefill"]
+    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    with torch.enable_grad(), pytest.raises(NotImplementedError, match="requires a gradient"):
+        model(tokens)
+
+
+def test_signature(modeling, monkeypatch):
+    monkeypatch.setattr(modeling, "causal_conv1d_fn", lambda x: x)
+    before = modeling.causal_conv1d_update
+    with pytest.raises(ImportError, match="gdn takes"):
+        gdn.install("transformers")
+    assert modeling.causal_conv1d_update is before
+    with pytest.raises(ValueError, match="numpy"):
+        gdn.install("numpy")

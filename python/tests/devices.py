@@ -73,6 +73,7 @@ class FakeCuda(ctypes.Structure):  # struct fake_cuda
                 ("most_shared_bytes", ctypes.c_int), ("looks", ctypes.c_int),
                 ("fails", ctypes.c_char_p),
                 ("missing", ctypes.c_char_p), ("lacks", ctypes.c_char_p),
+                ("captures", ctypes.c_int), ("copies", ctypes.c_int),
                 ("n_calls", ctypes.c_int * 64), ("depth", ctypes.c_int), ("launch", Config),
                 ("kernel", ctypes.c_char_p), ("args", ctypes.c_char * 4096)]
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the modules that take the place of another package's functions."""
 
+import functools
 import inspect
+import sys
 
 import torch
 
@@ -42,6 +44,46 @@ def require_same(ours, theirs):
     line = difference(ours, theirs)
     if line:
         raise ImportError(line)
+
+
+def compare(pairs):
+    """Raises ImportError with one line if ours and theirs of pairs() differ; pairs() may fail."""
+    try:
+        found = list(pairs())
+    except Exception:  # the other package is absent, or its own imports fail on this machine
+        return
+    for ours, theirs in found:
+        require_same(ours, inspect.unwrap(theirs))
+
+
+def or_theirs(ours, theirs):
+    """ours, and theirs for calls where ours raises NotImplementedError, before it has written."""
+    @functools.wraps(theirs)
+    def call(*args, **kwargs):
+        try:
+            return ours(*args, **kwargs)
+        except NotImplementedError:
+            return theirs(*args, **kwargs)
+
+    call.is_gdn = True
+    return call
+
+
+def replace(ours, theirs):
+    """Puts or_theirs(ours, theirs) wherever a loaded module has theirs under its name."""
+    if getattr(theirs, "is_gdn", False):
+        return
+    call = or_theirs(ours, theirs)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(theirs.__name__) is theirs:
+            setattr(module, theirs.__name__, call)
+
+
+def into(out, dtype, call):
+    """What call(out) returns, in out; if out has another dtype, through a copy of it."""
+    if out is None or out.dtype == dtype:
+        return call(out)
+    return out.copy_(call(out.to(dtype)))
 
 
 def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, **options):

@@ -78,3 +78,17 @@ def reference(q, k, v, g, beta, state):
         S = S + u[..., None] * k[:, t, :, None, :]
         out.append(q.shape[-1] ** -0.5 * torch.einsum("bhvk,bhk->bhv", S, q[:, t]))
     return torch.stack(out, 1), S
+
+
+def raw_rule(lead, size=K):
+    """Arguments of a rule with raw gates and its norm inside, and what reference() takes of it."""
+    def n(*shape):
+        return torch.randn(*shape)
+
+    a = dict(q=n(*lead, HK, size), k=n(*lead, HK, size), v=n(*lead, HV, size), A_log=n(HV),
+             a=n(*lead, HV), dt_bias=n(HV), b=n(*lead, HV))
+    g = -a["A_log"].double().exp() * torch.nn.functional.softplus(
+        a["a"].double() + a["dt_bias"].double())
+    unit = {name: x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+            for name, x in a.items() if name in "qk" for x in [x.double()]}
+    return a, dict(unit, v=a["v"], g=g, beta=a["b"].double().sigmoid())

@@ -50,6 +50,17 @@ def of(op, device):
                     in_proj_b=n(HV, HIDDEN), in_proj_a=n(HV, HIDDEN), conv_weight=n(D, 1, W),
                     A_log=n(HV), dt_bias=n(HV), norm_weight=n(V), out_proj=n(HIDDEN, HV * V),
                     conv_state=n(P, D, W - 1), out=n(B, T, HIDDEN), **pools, **SIZES)
+    if op == "chunk_cumsum":
+        return dict(g=n(B, T, HV), out=n(B, T, HV), chunk_size=16)
+    if op.startswith("chunk"):
+        tokens = dict(k=n(B, T, HK, K), g=-torch.rand(B, T, HV, device=device), chunk_size=16)
+        if op == "chunk_uw":
+            return dict(tokens, v=n(B, T, HV, V), beta=n(B, T, HV).sigmoid(), u=n(B, T, HV, V),
+                        w=n(B, T, HV, K), T=n(B, T, HV, 16))
+        tokens.update(u=n(B, T, HV, V), w=n(B, T, HV, K), states=n(B, HV, V, K))
+        if op == "chunk_states":
+            return dict(tokens, state=n(B, HV, V, K))
+        return dict(tokens, q=n(B, T, HK, K), out=n(B, T, HV, V))
     assert op == "state_copy"
     return dict(from_pool=n(P, HV, V, K), to_pool=n(P, HV, V, K), from_slots=slots(device),
                 to_slots=slots(device))

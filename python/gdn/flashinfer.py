@@ -8,8 +8,9 @@ install() puts the functions into FlashInfer's place. A call that raises NotImpl
 then goes to FlashInfer's own function. Where FlashInfer is importable, importing this module
 compares the signatures and raises ImportError with one line if they differ.
 
-FlashInfer's limits of head sizes (at least 128, multiples of tiles) are not kept: libgdn takes K and
-V from 1 to 256. float16 inputs are computed as such; FlashInfer's decode rounds them to bfloat16.
+FlashInfer's limits of head sizes (at least 128, multiples of tiles) are not kept: libgdn takes K
+and V from 1 to 256. float16 inputs are computed as such; FlashInfer's decode rounds them to
+bfloat16.
 
 Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
 """

@@ -70,13 +70,29 @@ def or_theirs(ours, theirs):
 
 
 def replace(ours, theirs):
-    """Puts or_theirs(ours, theirs) wherever a loaded module has theirs under its name."""
+    """Puts or_theirs(ours, theirs) wherever a loaded module has theirs, under any name."""
     if getattr(theirs, "is_gdn", False):
         return
     call = or_theirs(ours, theirs)
     for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(theirs.__name__) is theirs:
-            setattr(module, theirs.__name__, call)
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is theirs:
+                setattr(module, name, call)
+
+
+def slots_of_tokens(value, cu_seqlens):
+    """
+    [S, T]: the number of each token of each sequence among all tokens of value [B, T, ..], or
+    packed [N, ..]; -1 behind the end of a sequence.
+    """
+    def numbers(n):
+        return torch.arange(n, device=value.device)
+
+    if cu_seqlens is None:
+        B, T = value.shape[:2]
+        return numbers(B * T).view(B, T)
+    slots = cu_seqlens[:-1, None] + numbers(value.shape[0])
+    return slots.where(slots < cu_seqlens[1:, None], -1)
 
 
 def into(out, dtype, call):

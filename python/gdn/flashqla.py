@@ -32,7 +32,7 @@ def _check(q, k, v, cu_seqlens, initial_state, cp_context, **tensors):
     if not q.dtype == k.dtype == v.dtype:
         raise AssertionError(f"q, k, v: {q.dtype}, {k.dtype}, {v.dtype}, wanted one dtype")
     if v.shape[2] % k.shape[2]:
-        raise AssertionError(f"v: {v.shape[2]} heads, wanted a multiple of those of k, {k.shape[2]}")
+        raise AssertionError(f"heads of v: {v.shape[2]}, wanted a multiple of {k.shape[2]}")
     if cu_seqlens is None:
         return
     if q.shape[0] != 1:

@@ -78,18 +78,6 @@ def chunked_forward(query, key, value, beta, gate, scale=None, initial_state=Non
                  state_out=final, **_lead(cu_seqlens)), final
 
 
-def _slots_of_tokens(value, cu_seqlens):
-    """[S, T]: the number of each token of each sequence among all tokens; -1 behind its end."""
-    def numbers(n):
-        return torch.arange(n, device=value.device)
-
-    if cu_seqlens is None:
-        B, T = value.shape[:2]
-        return numbers(B * T).view(B, T)
-    slots = cu_seqlens[:-1, None] + numbers(value.shape[0])
-    return slots.where(slots < cu_seqlens[1:, None], -1)
-
-
 def _rule(op, query, key, value, beta, gate, scale, **options):
     query, key, value = (_drop_in.unit_stride(x) for x in (query, key, value))
     gate, beta = (_drop_in.gate(x, query.dtype) for x in (gate, beta))
@@ -121,7 +109,7 @@ def recurrent_forward(query, key, value, initial_state=None, beta=None, gate=Non
     if mode == SpecVerify:
         states = _states(value, key, value.shape[:-2], None, counts)
         options.update(state_out=states.view(-1, *states.shape[-3:]), write=gdn.WRITE_EACH,
-                       write_slots=_slots_of_tokens(value, cu_seqlens))
+                       write_slots=_drop_in.slots_of_tokens(value, cu_seqlens))
     else:
         count = query.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         states = options["state_out"] = _states(value, key, (count,), initial_state, counts)

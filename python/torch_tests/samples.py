@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of every operator, and the rule in float64 by torch's own operators."""
 
+import sys
+import types
+
 import gdn
 import torch
 
@@ -103,3 +106,19 @@ def raw_rule(lead, size=K):
     unit = {name: x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
             for name, x in a.items() if name in "qk" for x in [x.double()]}
     return a, dict(unit, v=a["v"], g=g, beta=a["b"].double().sigmoid())
+
+
+def stand_in(monkeypatch, names):
+    """Empty modules of these dotted names, with the packages above them, until the test ends."""
+    for whole in names:
+        parts = whole.split(".")
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            if name in sys.modules:
+                continue
+            module = types.ModuleType(name)
+            module.__path__ = []
+            monkeypatch.setitem(sys.modules, name, module)
+            if depth > 1:
+                setattr(sys.modules[".".join(parts[:depth - 1])], parts[depth - 1], module)
+    return [sys.modules[name] for name in names]

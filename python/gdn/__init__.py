@@ -39,7 +39,8 @@ def info():
         return dict(version=version(), library=_path, isa=ctx.isa, threads=ctx.n_threads)
 
 
-_INSTALLABLE = ("causal_conv1d", "fla", "flashinfer", "flashqla", "gdn_cuda", "transformers", "vllm")
+_INSTALLABLE = ("causal_conv1d", "fla", "flashinfer", "flashqla", "gdn_cuda", "transformers",
+                "vllm")
 
 
 def install(*names):

@@ -5,7 +5,10 @@ import functools
 import inspect
 import sys
 
+import gdn
 import torch
+
+RAW_GATES = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
 
 def refuse_grad(**tensors):
@@ -102,6 +105,17 @@ def into(out, dtype, call):
     return out.copy_(call(out.to(dtype)))
 
 
+def split(mixed_qkv, pool):
+    """q, k, v of rows [B, 2 H K + HV V] behind a convolution, as views [B, H, .]."""
+    HV, V, K = pool.shape[-3:]
+    keys = mixed_qkv.shape[-1] - HV * V
+    if keys <= 0 or keys % (2 * K):
+        raise ValueError(f"Invalid packed `mixed_qkv` last dim={mixed_qkv.shape[-1]} for HV={HV}, "
+                         f"V={V}, K={K}.")
+    q, k, v = mixed_qkv.split((keys // 2, keys // 2, HV * V), -1)
+    return q.unflatten(-1, (-1, K)), k.unflatten(-1, (-1, K)), v.unflatten(-1, (HV, V))
+
+
 def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, **options):
     """
     Runs op (gdn.torch.prefill or decode) on tensors [B][T][H][D] and returns (out, final state).
@@ -110,8 +124,6 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
     sequence alone.
     """
-    import gdn
-
     g, beta = gate(g, q.dtype), gate(beta, q.dtype)
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     final = None

@@ -245,8 +245,8 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
     a, b = (_drop_in.gate(x, q.dtype) for x in (a, b))
     output = _drop_in.into(output, q.dtype, lambda out: gdn.torch.decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=states(pool), out=out,
-        gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, state_layout=layout,
-        norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE, scale=scale or 0.0, **options))
+        state_layout=layout, norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE, scale=scale or 0.0,
+        **_drop_in.RAW_GATES, **options))
     if not frozen:
         states.back(pool)
     return output, pool

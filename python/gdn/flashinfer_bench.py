@@ -38,8 +38,7 @@ def decode(q, k, v, state, A_log, a, dt_bias, b, scale, use_qk_l2norm, output, n
     _drop_in.into(output, q.dtype, lambda out: gdn.torch.decode(
         q, k, v, _drop_in.gate(a, q.dtype), _drop_in.gate(b, q.dtype), A_log=A_log,
         dt_bias=dt_bias, state=state, state_out=new_state, out=out, scale=scale or 0.0,
-        gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID,
-        norm=gdn.NORM_L2 if use_qk_l2norm else gdn.NORM_NONE))
+        norm=gdn.NORM_L2 if use_qk_l2norm else gdn.NORM_NONE, **_drop_in.RAW_GATES))
 
 
 def solution(kind, definition, hardware=("cpu", "cuda")):

@@ -24,7 +24,6 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
-from . import vllm as _vllm
 
 DISPATCHER = "sglang.srt.layers.attention.linear.gdn_backend.GDNKernelDispatcher.__init__"
 
@@ -45,7 +44,7 @@ def decode(q, k, v, a, b, *, A_log, dt_bias, ssm_states, cache_indices, query_st
     query_start_loc [S + 1]. kwargs are ignored. Returns out [1, N, HV, V].
     """
     return _rule(gdn.torch.decode, q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=ssm_states,
-                 read_slots=cache_indices, cu_seqlens=query_start_loc, **_vllm._RAW)
+                 read_slots=cache_indices, cu_seqlens=query_start_loc, **_drop_in.RAW_GATES)
 
 
 def packed_decode(mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, num_v_heads,
@@ -57,9 +56,9 @@ def packed_decode(mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_i
     """
     if any(kwargs.get(name) is not None for name in ("replayssm_d", "replayssm_k", "replayssm_g")):
         raise NotImplementedError("gdn.sglang: ReplaySSM is not supported")
-    q, k, v = _vllm._split(mixed_qkv, ssm_states)
+    q, k, v = _drop_in.split(mixed_qkv, ssm_states)
     return _rule(gdn.torch.decode, q[None], k[None], v[None], a, b, A_log=A_log, dt_bias=dt_bias,
-                 state=ssm_states, read_slots=cache_indices, scale=scale, **_vllm._RAW)
+                 state=ssm_states, read_slots=cache_indices, scale=scale, **_drop_in.RAW_GATES)
 
 
 def extend(q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, inplace_update=True,
@@ -118,7 +117,7 @@ def target_verify(A_log, dt_bias, q, k, v, a, b, *, ssm_states, cache_indices, q
         options["parents"] = parents
     return _rule(gdn.torch.decode, q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=ssm_states,
                  read_slots=cache_indices[:count], cu_seqlens=query_start_loc,
-                 write=gdn.WRITE_NONE, **_vllm._RAW, **options)
+                 write=gdn.WRITE_NONE, **_drop_in.RAW_GATES, **options)
 
 
 def kernel():

@@ -76,8 +76,7 @@ def _decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted
     if scale is not None and not scale > 0:
         raise AssertionError("scale must be positive")
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    rows = [x if x is None or cu_seqlens is None else x.view(x.shape[-2:]) if x.dim() == 2 else x[0]
-            for x in (q, k, v)]
+    rows = [x if cu_seqlens is None else x[0] for x in (q, k, v)]
     lead = rows[0].shape[:-2]
     g, beta = (x if x is None else _drop_in.gate(x, q.dtype).view(*lead, x.shape[-1])
                for x in (g, beta))
@@ -135,9 +134,6 @@ def fused_recurrent_gated_delta_rule(q, k, v, g, beta=None, scale=None, initial_
                    ssm_state_indices, num_accepted_tokens, use_qk_l2norm_in_kernel)
 
 
-_RAW = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
-
-
 def fused_sigmoid_gating_delta_rule_update(A_log, a, b, dt_bias, q, k, v, beta=1.0, threshold=20.0,
                                            scale=None, initial_state=None,
                                            inplace_final_state=True, cu_seqlens=None,
@@ -156,18 +152,7 @@ def fused_sigmoid_gating_delta_rule_update(A_log, a, b, dt_bias, q, k, v, beta=1
                          initial_state=initial_state)
     return _decode(q, k, v, a, b, scale, initial_state, inplace_final_state, cu_seqlens,
                    ssm_state_indices, num_accepted_tokens, use_qk_l2norm_in_kernel, A_log=A_log,
-                   dt_bias=dt_bias, **_RAW)
-
-
-def _split(mixed_qkv, pool):
-    """q, k, v of rows [B, 2 H K + HV V] as views [B, H, .]."""
-    HV, V, K = pool.shape[-3:]
-    keys = mixed_qkv.shape[-1] - HV * V
-    if keys <= 0 or keys % (2 * K):
-        raise ValueError(f"Invalid packed `mixed_qkv` last dim={mixed_qkv.shape[-1]} for HV={HV}, "
-                         f"V={V}, K={K}.")
-    q, k, v = mixed_qkv.split((keys // 2, keys // 2, HV * V), -1)
-    return q.unflatten(-1, (-1, K)), k.unflatten(-1, (-1, K)), v.unflatten(-1, (HV, V))
+                   dt_bias=dt_bias, **_drop_in.RAW_GATES)
 
 
 def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bias, scale,
@@ -192,12 +177,12 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
         raise ValueError(f"`out` must have shape {(B, 1, HV, V)} (got {tuple(out.shape)}).")
     _drop_in.refuse_grad(mixed_qkv=mixed_qkv, a=a, b=b, A_log=A_log, dt_bias=dt_bias,
                          initial_state=initial_state)
-    q, k, v = _split(mixed_qkv, initial_state)
+    q, k, v = _drop_in.split(mixed_qkv, initial_state)
     a, b = (_drop_in.gate(x, q.dtype) for x in (a, b))
     _drop_in.into(out[:, 0], q.dtype, lambda to: gdn.torch.decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=initial_state, out=to, scale=scale,
         norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE,
-        read_slots=_valid(ssm_state_indices), **_RAW))
+        read_slots=_valid(ssm_state_indices), **_drop_in.RAW_GATES))
     return out, initial_state
 
 

@@ -48,7 +48,8 @@ def test_decode(l2norm):
     a, exact = raw_rule((B, 1))
     if not l2norm:
         exact.update(q=a["q"].double(), k=a["k"].double())
-    state, output, new = torch.randn(B, HV, V, K), torch.empty(B, 1, HV, V), torch.empty(B, HV, V, K)
+    state, new = torch.randn(B, HV, V, K), torch.empty(B, HV, V, K)
+    output = torch.empty(B, 1, HV, V)
     out, final = reference(**exact, state=state)
     call, before = entry("decode"), state.clone()
     order = [n for n in inspect.signature(call).parameters if n in a]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """gdn.vllm against the rule in float64, and in a stand-in for vLLM's registries."""
 
+import importlib
+import pathlib
 import types
 
 import pytest
@@ -214,6 +216,17 @@ def test_registered(engine, monkeypatch):
     close(layer.kv_cache[1], pool)
     layer.activation = "relu"
     assert layer._forward_core_decode_non_spec(row, a["b"], a["a"], got, None) == "theirs"
+
+
+def test_entry_points():
+    """What the wheel says of its plugins is there."""
+    tomllib = pytest.importorskip("tomllib")
+    file = pathlib.Path(__file__).parents[2] / "pyproject.toml"
+    groups = tomllib.loads(file.read_text())["project"]["entry-points"]
+    assert set(groups) == {"vllm.general_plugins", "sglang.srt.plugins"}
+    for group in groups.values():
+        module, _, function = group["gdn"].partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_another_version(engine, monkeypatch, caplog):

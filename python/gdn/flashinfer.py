@@ -9,8 +9,7 @@ then goes to FlashInfer's own function. Where FlashInfer is importable, importin
 compares the signatures and raises ImportError with one line if they differ.
 
 FlashInfer's limits of head sizes (at least 128, multiples of tiles) are not kept: libgdn takes K
-and V from 1 to 256. float16 inputs are computed as such; FlashInfer's decode rounds them to
-bfloat16.
+and V from 1 to 256.
 
 Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
 """
@@ -241,6 +240,9 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
             rows = torch.arange(B, device=q.device) * buffer.shape[1]
             slots = rows[:, None] + torch.arange(T, device=q.device)
             options["checkpoint_slots"] = slots.flatten()
+    wanted = q.dtype if output is None else output.dtype
+    if q.dtype == torch.float16:
+        q, k, v, a, b = (_drop_in.cast(x, torch.bfloat16) for x in (q, k, v, a, b))
     q, k, v = (_drop_in.unit_stride(x) for x in (q, k, v))
     a, b = (_drop_in.gate(x, q.dtype) for x in (a, b))
     output = _drop_in.into(output, q.dtype, lambda out: gdn.torch.decode(
@@ -249,7 +251,7 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
         **_drop_in.RAW_GATES, **options))
     if not frozen:
         states.back(pool)
-    return output, pool
+    return _drop_in.cast(output, wanted), pool
 
 
 def gated_delta_rule_decode_pretranspose(
@@ -287,8 +289,8 @@ def gated_delta_rule_decode_pretranspose(
     Returns (output [B, T, HV, V], state or initial_state).
 
     Copied: q, k, v if their last stride is not 1; states without a stride 1 in their last two
-    dimensions. Converted: a and b to float32 unless they have the dtype of q; an output of another
-    dtype than q.
+    dimensions. Converted: float16 q, k, v, a and b to bfloat16, as in FlashInfer; a and b to
+    float32 unless they have the dtype of q; an output of another dtype than q.
 
     Raises NotImplementedError for backend "cake_gdn" or "rubin", a uGPU pool, a scale of 0 and for
     tensors that require a gradient; ValueError and AssertionError where FlashInfer does;

@@ -72,7 +72,7 @@ class _States:
                 x.copy_(copy)
 
 
-def _check_checkpoints(every, checkpoints, starts, count, last):
+def _check_interval(every, checkpoints, starts):
     if every < 0:
         raise ValueError(f"checkpoint_every_n_tokens must be non-negative, got {every}")
     if every % 64:
@@ -82,10 +82,12 @@ def _check_checkpoints(every, checkpoints, starts, count, last):
         if checkpoints is not None or starts is not None:
             raise ValueError("state_checkpoints and checkpoint_cu_starts must be None "
                              "when checkpoint_every_n_tokens == 0")
-        return
-    if checkpoints is None or starts is None:
+    elif checkpoints is None or starts is None:
         raise ValueError("state_checkpoints and checkpoint_cu_starts must both be provided "
                          "when checkpoint_every_n_tokens > 0")
+
+
+def _check_checkpoints(checkpoints, starts, count, last):
     if checkpoints.dtype not in _STATES:
         raise ValueError("state_checkpoints must have dtype float32, bfloat16, float16, "
                          f"float8_e4m3fn, or float8_e5m2, got {checkpoints.dtype}")
@@ -169,10 +171,12 @@ def chunk_gated_delta_rule(
     _backend(backend, ("auto", "flashinfer"), ("cake_gdn", "cudnn"))
     if use_cp not in ("auto", True, False):
         raise ValueError(f'use_cp must be "auto", True, or False, got {use_cp!r}')
+    every = checkpoint_every_n_tokens
+    _check_interval(every, state_checkpoints, checkpoint_cu_starts)
     count = _check_sequences(cu_seqlens, q.shape[0], max_seqlen, state_indices)
-    heads = max(q.shape[1], v.shape[1])
-    last, every = (heads, v.shape[-1], q.shape[-1]), checkpoint_every_n_tokens
-    _check_checkpoints(every, state_checkpoints, checkpoint_cu_starts, count, last)
+    last = max(q.shape[1], v.shape[1]), v.shape[-1], q.shape[-1]
+    if every:
+        _check_checkpoints(state_checkpoints, checkpoint_cu_starts, count, last)
     if state_indices is not None and output_final_state and output_state is None:
         raise ValueError("state_indices requires an explicit output_state pool sized like the "
                          "state pool ([N_pool, H, V, K])")

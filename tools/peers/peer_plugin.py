@@ -19,9 +19,14 @@ through, outcomes = set(), collections.Counter()
 _running = None
 
 
-def _spoil(result):
-    for x in result if isinstance(result, tuple) else (result,):
-        x.mul_(SPOIL)
+def _spoil(result, fields):
+    """Multiplies what a call returned, and the states that it wrote."""
+    written = [fields.get("checkpoints"), fields.get("state_out")]
+    if written[1] is None and fields.get("write") != gdn.WRITE_NONE:
+        written.append(fields.get("state"))
+    for x in (*(result if isinstance(result, tuple) else (result,)), *written):
+        if x is not None:
+            x.mul_(SPOIL)
 
 
 def _counted(name, function):
@@ -30,7 +35,7 @@ def _counted(name, function):
         calls[name] += 1
         through.add(_running)
         if SPOIL != 1:
-            _spoil(result)
+            _spoil(result, kwargs)
         return result
 
     return call

@@ -331,7 +331,8 @@ typedef enum gdn_op {
     GDN_OP_RECORD_COMMIT   = 15, /* gdn_record_commit_args */
     GDN_OP_RECORD_FOLD     = 16, /* gdn_record_fold_args */
     GDN_OP_STEP            = 17, /* gdn_step_args */
-    GDN_OP_L2NORM_BACKWARD = 18  /* gdn_l2norm_backward_args */
+    GDN_OP_L2NORM_BACKWARD = 18, /* gdn_l2norm_backward_args */
+    GDN_OP_GATES_BACKWARD  = 19  /* gdn_gates_backward_args */
 } gdn_op;
 
 /*
@@ -358,6 +359,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     ... each with checkpoints: + 64 x their number (C, or N / checkpoint_every)
  *     state_copy        P / 8 + 64, P of to_pool
+ *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a device
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply           n_threads x 512 KiB
  *     chunk_cumsum      320 x B
@@ -513,7 +515,7 @@ typedef enum gdn_flag {
     GDN_BF16_PRODUCTS   = 2, /* products of the state in bfloat16; both: see gdn_prefill() */
     GDN_BATCH_INVARIANT = 4, /* the same bits whatever the batch, on a device too; beside either */
     GDN_NO_EARLY_STOP   = 8, /* of segments every token counts; beside any: see gdn_prefill() */
-    GDN_ACCUMULATE      = 16 /* gradients are added to what is there: gdn_l2norm_backward() */
+    GDN_ACCUMULATE      = 16 /* of backward ops: gradients are added to what is there */
 } gdn_flag;
 
 typedef enum gdn_rounding { /* of 8-bit states */
@@ -855,6 +857,45 @@ static inline gdn_gates_args gdn_gates_args_init(void)
 }
 
 GDN_API gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args);
+
+/*
+ * gdn_gates_backward - the gradients of gdn_gates(). For a loss whose gradients are dg of g and
+ * dbeta of beta, computes those of a, b, A_log and dt_bias. What the two calls share is as in the
+ * forward call; its g and beta are not needed.
+ *
+ *     a b da db dg dbeta   [...][H]   f32, bf16 or f16 each, dense; 1 to 5 leading dimensions
+ *     A_log dt_bias        [H]        f32, bf16 or f16; dt_bias absent: 0
+ *     dA_log ddt_bias      [H]        f32; sums over all rows
+ *
+ * Every gradient may be absent, but not all of them. da, dA_log and ddt_bias need a, A_log and dg;
+ * db needs b and dbeta. With GDN_GATE_LINEAR dg is the gradient of exp(g). What is written may
+ * overlap nothing else. GDN_ACCUMULATE in flags: gradients are added to what is there, and each sum
+ * is rounded once to its dtype. All in f32. A gradient of 0 stays 0 where a gate is infinite.
+ * Guarantees: G1, G3, G6, G12, G13, and G2 but for dA_log and ddt_bias, whose bits depend on
+ * neither threads nor time.
+ */
+typedef struct gdn_gates_backward_args {
+    uint32_t   struct_size; /* set by gdn_gates_backward_args_init() */
+    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
+    gdn_tensor a, b, A_log, dt_bias, dg, dbeta, da, db, dA_log, ddt_bias;
+    int32_t    gate;      /* gdn_gate_kind of the output */
+    int32_t    beta_kind; /* gdn_beta_kind */
+    float      gate_lower_bound;
+    int32_t    reserved; /* 0 */
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_gates_backward_args;
+
+static inline gdn_gates_backward_args gdn_gates_backward_args_init(void)
+{
+    gdn_gates_backward_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_args *args);
 
 /* ---- Norms --------------------------------------------------------------------------------- */
 

@@ -102,8 +102,9 @@ struct rows_case {
         gdn_l2norm_args          l2norm;
         gdn_rmsnorm_gated_args   rmsnorm;
         gdn_l2norm_backward_args l2norm_backward;
+        gdn_gates_backward_args  gates_backward;
     } args;
-    gdn_tensor tensors[4]; /* those whose bytes count */
+    gdn_tensor tensors[6]; /* those whose bytes count */
     int        n_tensors;
 };
 int    rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows);

@@ -33,6 +33,24 @@ static void make_gates(struct rows_case *c)
     c->n_tensors      = 4;
 }
 
+static void make_gates_backward(struct rows_case *c)
+{
+    gdn_gates_backward_args *a = &c->args.gates_backward;
+    const int64_t            H = c->dims.Hv;
+    *a            = gdn_gates_backward_args_init();
+    c->tensors[0] = a->a = like(c, c->dims.dtype, H, 0, -1, 1);
+    c->tensors[1] = a->b = like(c, c->dims.dtype, H, 0, -3, 3);
+    c->tensors[2] = a->dg = like(c, GDN_F32, H, 0, -1, 1);
+    c->tensors[3] = a->dbeta = like(c, GDN_F32, H, 0, -1, 1);
+    c->tensors[4] = a->da = like(c, GDN_F32, H, 0, 0, 0);
+    c->tensors[5] = a->db = like(c, GDN_F32, H, 0, 0, 0);
+    c->n_tensors  = 6;
+    a->A_log      = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 2.7);
+    a->dt_bias    = case_tensor(&c->memory, GDN_F32, 1, &H, -7, -2);
+    a->dA_log     = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 0);
+    a->ddt_bias   = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 0);
+}
+
 /* Of l2norm alone x and out. */
 static void make_norm(struct rows_case *c)
 {
@@ -73,6 +91,7 @@ int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op,
     c->n_rows = n_rows;
     switch (op) {
     case GDN_OP_GATES: make_gates(c); break;
+    case GDN_OP_GATES_BACKWARD: make_gates_backward(c); break;
     case GDN_OP_L2NORM_BACKWARD: make_l2norm_backward(c); break;
     default: make_norm(c);
     }
@@ -100,6 +119,26 @@ static int64_t judge_gates(const struct rows_case *c, double *want, double *got)
     }
     load(got, &a->g, n);
     load(got + n, &a->beta, n);
+    return 2 * n;
+}
+
+/* da and db of one token. */
+static int64_t judge_gates_backward(const struct rows_case *c, double *want, double *got)
+{
+    const gdn_gates_backward_args *a = &c->args.gates_backward;
+    const int64_t                  n = c->dims.Hv;
+    for (int64_t h = 0; h < n; h++) {
+        const double b = oracle_load(a->b.data, a->b.dtype, h);
+        double       none;
+        want[h] = oracle_load(a->dg.data, GDN_F32, h) *
+                  oracle_gate_slope(oracle_load(a->a.data, a->a.dtype, h),
+                                    oracle_load(a->A_log.data, GDN_F32, h),
+                                    oracle_load(a->dt_bias.data, GDN_F32, h), 0, &none);
+        want[n + h] = oracle_load(a->dbeta.data, GDN_F32, h) * oracle_sigmoid(b) *
+                      oracle_sigmoid(-b);
+    }
+    load(got, &a->da, n);
+    load(got + n, &a->db, n);
     return 2 * n;
 }
 
@@ -149,6 +188,7 @@ static int64_t judge(const struct rows_case *c, double *want, double *got)
 {
     switch (c->op) {
     case GDN_OP_GATES: return judge_gates(c, want, got);
+    case GDN_OP_GATES_BACKWARD: return judge_gates_backward(c, want, got);
     case GDN_OP_L2NORM_BACKWARD: return judge_l2norm_backward(c, want, got);
     default: return judge_norm(c, want, got);
     }
@@ -160,8 +200,8 @@ int rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found)
     const gdn_status status = cli_call(ctx, c->op, &c->args);
     if (status) return case_failed(ctx, status);
     const int64_t n = judge(c, want, got);
-    *found          = compare_doubles(got, want, n, c->op == GDN_OP_GATES ? GDN_F32
-                                                                          : c->dims.dtype);
+    const bool is_f32 = c->op == GDN_OP_GATES || c->op == GDN_OP_GATES_BACKWARD;
+    *found            = compare_doubles(got, want, n, is_f32 ? GDN_F32 : c->dims.dtype);
     return CLI_OK;
 }
 

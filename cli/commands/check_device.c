@@ -287,6 +287,7 @@ static void check_rows(struct check *k)
         gdn_op      op;
         const char *name;
     } ops[] = { { GDN_OP_GATES, "gates" },
+                { GDN_OP_GATES_BACKWARD, "gates_backward" },
                 { GDN_OP_L2NORM, "l2norm" },
                 { GDN_OP_L2NORM_BACKWARD, "l2norm_backward" },
                 { GDN_OP_RMSNORM_GATED, "rmsnorm" } };

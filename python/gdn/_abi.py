@@ -118,6 +118,14 @@ gdn_gates_args = _struct("gdn_gates_args", """
     int32 reserved
 """, outputs=("g", "beta"))
 
+gdn_gates_backward_args = _struct("gdn_gates_backward_args", """
+    tensor a b A_log dt_bias dg dbeta da db dA_log ddt_bias
+    int32 gate beta_kind
+    float gate_lower_bound
+    int32 reserved
+""", needs="",
+    outputs=("da", "db", "dA_log", "ddt_bias"))
+
 gdn_l2norm_args = _struct("gdn_l2norm_args", """
     tensor x out
     int32 norm
@@ -261,6 +269,7 @@ OPS = {  # in the order of gdn_op
     "record_fold": gdn_record_fold_args,
     "step": gdn_step_args,
     "l2norm_backward": gdn_l2norm_backward_args,
+    "gates_backward": gdn_gates_backward_args,
 }
 
 __all__ = [name for name in list(globals()) if name.isupper() or name.startswith("gdn_")]

@@ -202,6 +202,10 @@ class Context:
         """gdn_gates: g and beta from a and b; fields of gdn_gates_args."""
         self._core.call("gates", **fields)
 
+    def gates_backward(self, **fields):
+        """gdn_gates_backward: gradients of gates; fields of gdn_gates_backward_args."""
+        self._core.call("gates_backward", **fields)
+
     def l2norm(self, **fields):
         """gdn_l2norm: rows of length 1; fields of gdn_l2norm_args."""
         self._core.call("l2norm", **fields)

@@ -42,4 +42,40 @@ static inline void gdn_load_piece(float *dst, const gdn_tensor *vector, int64_t 
     gdn_load_vector(dst, &piece, n, absent);
 }
 
+/* Stores n elements, up to GDN_PIECE, of a row of t; `adds`: added to what is there. Changes x. */
+static inline void gdn_store_gradient(const struct gdn_kernels *kr, const gdn_tensor *t,
+                                      int64_t row, int64_t first, float *x, size_t n, bool adds)
+{
+    void *to = gdn_row_at(t, row, first);
+    float held[GDN_PIECE];
+    if (adds) {
+        kr->load_row[t->dtype](held, to, n);
+        for (size_t i = 0; i < n; i++) x[i] += held[i];
+    }
+    kr->store_row[t->dtype](to, x, n);
+}
+
+/* ---- Sums over rows, the gradients of a vector [n] ----------------------------------------- */
+
+/* Blocks of rows are added up each by itself, then blocks in their order. */
+enum { GDN_MOST_BLOCKS = 512 };
+
+static inline int64_t gdn_rows_per_block(int64_t n_rows, int64_t least)
+{
+    const int64_t rows = (n_rows + GDN_MOST_BLOCKS - 1) / GDN_MOST_BLOCKS;
+    return rows > least ? rows : least;
+}
+
+/* t[i] (+)= the sum over blocks of sums[block * step + i], i < n; t is f32 and may be absent. */
+static inline void gdn_store_sums(const gdn_tensor *t, const float *sums, int64_t n_blocks,
+                                  int64_t step, int64_t n, bool adds)
+{
+    for (int64_t i = 0; t->data && i < n; i++) {
+        float *to  = (float *)t->data + i * t->stride[0];
+        double sum = adds ? (double)*to : 0;
+        for (int64_t block = 0; block < n_blocks; block++) sum += (double)sums[block * step + i];
+        *to = (float)sum;
+    }
+}
+
 #endif

@@ -5,7 +5,7 @@
  */
 #include <math.h>
 
-#include "batch/rowwise.h"
+#include "calls/gates.h"
 #include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
@@ -39,10 +39,11 @@ static gdn_status check_pair(gdn_ctx *ctx, const gdn_tensor *in, const char *in_
     return gdn_check_injective(ctx, out, out_name);
 }
 
-static gdn_status check_decay(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int64_t H)
+gdn_status gdn_gates_check_vector(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
+                                  unsigned dtypes, int64_t H)
 {
     TRY(gdn_check_tensor(ctx, t, name));
-    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
+    TRY(gdn_check_dtype(ctx, t, name, dtypes));
     return gdn_check_shape(ctx, t, name, 1, &H);
 }
 
@@ -63,17 +64,22 @@ static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_gates_args *a, const gd
     return GDN_OK;
 }
 
+gdn_status gdn_gates_check_formula(gdn_ctx *ctx, int32_t gate, int32_t beta_kind, float bound)
+{
+    if (gate != GDN_GATE_LOG && gate != GDN_GATE_LINEAR)
+        return gdn_fail(ctx, GDN_E_ARG, "gate: %d, wanted 0 (log) or 1 (linear)", (int)gate);
+    if (beta_kind < GDN_BETA_GIVEN || beta_kind > GDN_BETA_TWICE_SIGMOID)
+        return gdn_fail(ctx, GDN_E_ARG, "beta_kind: %d, wanted 0 to 2", (int)beta_kind);
+    if (!(bound <= 0) || !isfinite(bound))
+        return gdn_fail(ctx, GDN_E_ARG, "gate_lower_bound: %g, wanted at most 0", (double)bound);
+    return GDN_OK;
+}
+
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_gates_args *a)
 {
     if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
     if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
-    if (a->gate != GDN_GATE_LOG && a->gate != GDN_GATE_LINEAR)
-        return gdn_fail(ctx, GDN_E_ARG, "gate: %d, wanted 0 (log) or 1 (linear)", (int)a->gate);
-    if (a->beta_kind < GDN_BETA_GIVEN || a->beta_kind > GDN_BETA_TWICE_SIGMOID)
-        return gdn_fail(ctx, GDN_E_ARG, "beta_kind: %d, wanted 0 to 2", (int)a->beta_kind);
-    if (!(a->gate_lower_bound <= 0) || !isfinite(a->gate_lower_bound))
-        return gdn_fail(ctx, GDN_E_ARG, "gate_lower_bound: %g, wanted at most 0",
-                        (double)a->gate_lower_bound);
+    TRY(gdn_gates_check_formula(ctx, a->gate, a->beta_kind, a->gate_lower_bound));
     if (!a->a.data && !a->b.data)
         return gdn_fail(ctx, GDN_E_ARG, "a: absent, and b too, wanted at least one");
     return GDN_OK;
@@ -95,8 +101,9 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     s->n_rows              = gdn_n_rows(like);
     s->rows_per_item       = gdn_rows_per_item(s->H);
     if (a->a.data && !a->A_log.data) return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for a");
-    if (a->A_log.data) TRY(check_decay(ctx, &a->A_log, "A_log", s->H));
-    if (a->dt_bias.data) TRY(check_decay(ctx, &a->dt_bias, "dt_bias", s->H));
+    if (a->A_log.data) TRY(gdn_gates_check_vector(ctx, &a->A_log, "A_log", GDN_FLOATS, s->H));
+    if (a->dt_bias.data)
+        TRY(gdn_gates_check_vector(ctx, &a->dt_bias, "dt_bias", GDN_FLOATS, s->H));
     TRY(check_overlaps(ctx, a, &a->g, "g", &a->a));
     return check_overlaps(ctx, a, &a->beta, "beta", &a->b);
 }

@@ -82,7 +82,7 @@ static struct factors find_factors(const gdn_l2norm_backward_args *a, double xx,
 
 /* What is in work of a row. */
 struct piece {
-    float x[GDN_PIECE], dout[GDN_PIECE], dx[GDN_PIECE];
+    float x[GDN_PIECE], dout[GDN_PIECE];
 };
 
 static void load(const struct l2norm_backward *s, float *to, const gdn_tensor *t, int64_t row,
@@ -112,7 +112,6 @@ static struct factors load_sums(const struct l2norm_backward *s, int64_t row, st
 static void write_row(const struct l2norm_backward *s, int64_t row, struct factors f,
                       struct piece *p)
 {
-    const float one = 1;
     for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
         const size_t n  = piece_size(s, first);
         float       *dx = p->dout;
@@ -121,12 +120,7 @@ static void write_row(const struct l2norm_backward *s, int64_t row, struct facto
             load(s, p->dout, &s->args.dout, row, first, n);
         }
         s->kr->add_outer(dx, 1, (int)n, f.of_dout, &f.of_x, p->x);
-        if (s->args.flags & GDN_ACCUMULATE) {
-            load(s, p->dx, &s->args.dx, row, first, n);
-            s->kr->add_outer(p->dx, 1, (int)n, 1, &one, dx);
-            dx = p->dx;
-        }
-        s->kr->store_row[s->args.dx.dtype](gdn_row_at(&s->args.dx, row, first), dx, n);
+        gdn_store_gradient(s->kr, &s->args.dx, row, first, dx, n, s->args.flags & GDN_ACCUMULATE);
     }
 }
 

@@ -311,6 +311,19 @@ double oracle_gate(double a, double A_log, double dt_bias, double lower_bound)
     return -exp(A_log) * oracle_softplus(a + dt_bias);
 }
 
+double oracle_gate_slope(double a, double A_log, double dt_bias, double lower_bound,
+                         double *by_A_log)
+{
+    const double A = exp(A_log), x = a + dt_bias;
+    if (lower_bound < 0) {
+        const double y = oracle_sigmoid(A * x) * oracle_sigmoid(-A * x);
+        *by_A_log      = y > 0 ? lower_bound * y * A * x : 0;
+        return lower_bound * y * A;
+    }
+    *by_A_log = oracle_gate(a, A_log, dt_bias, 0);
+    return -A * oracle_sigmoid(x);
+}
+
 /* ---- Norms ---- */
 
 void oracle_l2norm(double *y, const double *x, int64_t n, int norm, double eps)

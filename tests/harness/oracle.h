@@ -74,6 +74,9 @@ double oracle_silu(double x);
 double oracle_softplus(double x); /* x above 20 */
 /* The log gate of GDN_GATE_RAW; lower_bound 0: none. */
 double oracle_gate(double a, double A_log, double dt_bias, double lower_bound);
+/* dg / da of that gate; dg / dA_log in *by_A_log. dg / ddt_bias is dg / da. */
+double oracle_gate_slope(double a, double A_log, double dt_bias, double lower_bound,
+                         double *by_A_log);
 
 /* ---- Norms ---- */
 

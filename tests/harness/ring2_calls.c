@@ -280,6 +280,19 @@ static void draw_gates(struct ring2_draw *d, union ring2_call *c, const struct s
     a->A_log  = PLACE1(GDN_F32, H), a->dt_bias = PLACE1(GDN_F32, H);
 }
 
+static void draw_gates_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t            H = 1 + below(80);
+    gdn_gates_backward_args *a = &c->gates_backward;
+    *a        = gdn_gates_backward_args_init();
+    a->a      = PLACE2(any_float(d), s->N, H), a->b = PLACE2(any_float(d), s->N, H);
+    a->dg     = PLACE2(GDN_F32, s->N, H), a->dbeta = PLACE2(any_float(d), s->N, H);
+    a->da     = PLACE2(any_float(d), s->N, H), a->db = PLACE2(any_float(d), s->N, H);
+    a->A_log  = PLACE1(GDN_F32, H), a->dt_bias = PLACE1(any_float(d), H);
+    a->dA_log = PLACE1(GDN_F32, H), a->ddt_bias = PLACE1(GDN_F32, H);
+    if (one_in(3)) a->flags = GDN_ACCUMULATE;
+}
+
 static void draw_l2norm(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const int64_t    D = 1 + below(80);

@@ -70,6 +70,21 @@ struct gdn_cu_gates {
     uint32_t            wide, inverse; /* threads of a line, up to 256; 65536 / wide, rounded up */
 };
 
+/* gdn_gates_backward. Blocks of `rows` lines write to sums[block][2][H] what dA_log and ddt_bias
+ * get from them. */
+struct gdn_cu_gates_backward {
+    struct gdn_cu_leads leads;
+    struct gdn_cu_lines a, b, dg, dbeta, da, db;
+    struct gdn_cu_array A_log, dt_bias, dA_log, ddt_bias;
+    float              *sums; /* NULL: neither is wanted */
+    int64_t             n_lines, H, rows, n_blocks;
+    float               bound, factor; /* of beta: 1 or 2 */
+    int32_t             linear;
+    int32_t             adds;    /* to what the gradients hold */
+    int32_t             wants_a; /* da, dA_log or ddt_bias */
+    int32_t             pad;
+};
+
 /* gdn_l2norm, gdn_rmsnorm_gated: z and weight may be absent. */
 struct gdn_cu_norm {
     struct gdn_cu_leads leads;
@@ -383,6 +398,7 @@ GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);
 GDN_CU_SIZE(gdn_cu_lines, 56);
 GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 24);
+GDN_CU_SIZE(gdn_cu_gates_backward, 48 + 6 * 56 + 4 * 32 + 40 + 24);
 GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
 GDN_CU_SIZE(gdn_cu_l2norm_backward, 48 + 3 * 56 + 16 + 16);
 GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);

@@ -88,6 +88,8 @@ gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, vo
 
 gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *move);
 gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream);
+gdn_status gdn_cuda_gates_backward(gdn_ctx *ctx, const struct gdn_cu_gates_backward *args,
+                                   void *stream);
 
 /* The stages of the chunked form and the summaries: what rule and plan say of a call, to which it
  * adds its tensors; and the calls. */

@@ -140,6 +140,51 @@ static void refuse_gates(void)
 }
 #undef REFUSE
 
+static gdn_gates_backward_args gates_backward(void)
+{
+    gdn_gates_backward_args x = gdn_gates_backward_args_init();
+    gdn_tensor *rows[]    = { &x.a, &x.b, &x.dg, &x.dbeta, &x.da, &x.db };
+    gdn_tensor *vectors[] = { &x.A_log, &x.dt_bias, &x.dA_log, &x.ddt_bias };
+    for (int i = 0; i < 6; i++) *rows[i] = ring2_new(GDN_F32, 0, 2, 9, 4, 0, 0);
+    for (int i = 0; i < 4; i++) *vectors[i] = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0);
+    return x;
+}
+
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_GATES_BACKWARD, gates_backward, __VA_ARGS__)
+
+static void refuse_gates_backward(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 3);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = GDN_EXACT);
+    REFUSE("reserved", GDN_E_ARG, "reserved", a->reserved = 1);
+    REFUSE("gate raw", GDN_E_ARG, "gate", a->gate = GDN_GATE_RAW);
+    REFUSE("beta_kind 3", GDN_E_ARG, "beta_kind", a->beta_kind = 3);
+    REFUSE("gate_lower_bound 1", GDN_E_ARG, "gate_lower_bound", a->gate_lower_bound = 1);
+    REFUSE("nothing to do", GDN_E_ARG, "da",
+           a->da.data = a->db.data = a->dA_log.data = a->ddt_bias.data = NULL);
+    REFUSE("a absent", GDN_E_ARG, "a", a->a.data = NULL);
+    REFUSE("A_log absent", GDN_E_ARG, "A_log", a->A_log.data = NULL);
+    REFUSE("dg absent", GDN_E_ARG, "dg", a->dg.data = NULL);
+    REFUSE("b absent", GDN_E_ARG, "b", a->b.data = NULL);
+    REFUSE("dbeta absent", GDN_E_ARG, "dbeta", a->dbeta.data = NULL);
+    REFUSE("dg of I32", GDN_E_DTYPE, "dg", a->dg.dtype = GDN_I32);
+    REFUSE("dA_log of BF16", GDN_E_DTYPE, "dA_log", a->dA_log.dtype = GDN_BF16);
+    REFUSE("ddt_bias of F16", GDN_E_DTYPE, "ddt_bias", a->ddt_bias.dtype = GDN_F16);
+    REFUSE("a of 1 dimension", GDN_E_SHAPE, "a", a->a.ndim = 1);
+    REFUSE("da of another shape", GDN_E_SHAPE, "da", a->da.size[0] = 8);
+    REFUSE("dbeta of another shape", GDN_E_SHAPE, "dbeta", a->dbeta.size[1] = 3);
+    REFUSE("ddt_bias of 3", GDN_E_SHAPE, "ddt_bias", a->ddt_bias.size[0] = 3);
+    REFUSE("db not dense", GDN_E_SHAPE, "db", a->db.stride[1] = 2);
+    REFUSE("da rows share memory", GDN_E_SHAPE, "da", a->da.stride[0] = 0);
+    REFUSE("da on dg", GDN_E_ARG, "da", a->da = a->dg);
+    REFUSE("db on b", GDN_E_ARG, "db", a->db = a->b);
+    REFUSE("dA_log on ddt_bias", GDN_E_ARG, "ddt_bias", a->ddt_bias = a->dA_log);
+    REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_GATES_BACKWARD, gates_backward, "workspace too small",
+                GDN_E_MEMORY, "workspace_bytes", a->workspace = ring2_alloc(64, 64);
+                a->workspace_bytes = 1);
+}
+#undef REFUSE
+
 /* ---- Norms ---- */
 
 static gdn_l2norm_args l2norm(void)
@@ -329,6 +374,7 @@ int main(int argc, char **argv)
     ctx = ring2_ctx(2);
     refuse_conv1d();
     refuse_gates();
+    refuse_gates_backward();
     refuse_l2norm();
     refuse_l2norm_backward();
     refuse_rmsnorm_gated();

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The gradients of gdn_gates, in two kernels that follow each other:
+ *
+ *     rows   a block has some lines of 32 heads: a lane is a head, its eight warps take turns. What
+ *            A_log and dt_bias get is added up over its lines.
+ *     sums   a warp per element of dA_log and ddt_bias adds up the blocks
+ *
+ * A warp adds its lines in order, warps are added in order, blocks by a tree (G3).
+ */
+#include "cuda/device/row_sums.cuh"
+#include "cuda/device/math.cuh"
+
+enum { WARPS = 8 };
+
+/* What a head is made with, and what its A_log and dt_bias get. */
+struct head {
+    float A, dt, dA_log, ddt_bias;
+};
+
+/* A gradient of zero stays zero where its factor is infinite. */
+GDN_DEVICE float times(float gradient, float x)
+{
+    return gradient == 0 && isinf(x) ? 0 : gradient * x;
+}
+
+/* da from dg, the formulas of src/ops/gates_backward.c. */
+GDN_DEVICE float gate_gradient(const struct gdn_cu_gates_backward &a, struct head &h, float x,
+                               float dg)
+{
+    float g, slope;
+    x += h.dt;
+    if (a.bound < 0) {
+        g     = times_sigmoid(a.bound, h.A * x);
+        slope = h.A * (g * sigmoid(-(h.A * x)));
+    } else {
+        g     = -h.A * softplus(x);
+        slope = times_sigmoid(-h.A, x);
+    }
+    if (a.linear) dg *= expf(g);
+    const float da = times(dg, slope);
+    h.dA_log += a.bound < 0 ? times(da, x) : times(dg, g);
+    h.ddt_bias += da;
+    return da;
+}
+
+GDN_DEVICE float load(const struct gdn_cu_gates_backward &a, const struct gdn_cu_lines &l,
+                      struct gdn_line at, int64_t head)
+{
+    return load_float(line_at(a.leads, l, at), head, l.dtype);
+}
+
+GDN_DEVICE void store(const struct gdn_cu_gates_backward &a, const struct gdn_cu_lines &l,
+                      struct gdn_line at, int64_t head, float x)
+{
+    if (a.adds) x += load(a, l, at, head);
+    store_float(line_at(a.leads, l, at), head, l.dtype, x);
+}
+
+/* A head of one line. */
+GDN_DEVICE void write_line(const struct gdn_cu_gates_backward &a, struct head &h, int64_t line,
+                           int64_t head)
+{
+    const struct gdn_line at = find_line(a.leads, line);
+    if (a.wants_a) {
+        const float da = gate_gradient(a, h, load(a, a.a, at, head), load(a, a.dg, at, head));
+        if (a.da.data) store(a, a.da, at, head, da);
+    }
+    if (a.db.data) {
+        const float b = load(a, a.b, at, head);
+        store(a, a.db, at, head,
+              load(a, a.dbeta, at, head) * (times_sigmoid(a.factor, b) * sigmoid(-b)));
+    }
+}
+
+GDN_DEVICE void gates_backward_rows(const struct gdn_cu_gates_backward &a)
+{
+    __shared__ float sums[2][WARPS][32];
+    const int        lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t    head = (int64_t)blockIdx.y * 32 + lane, first = blockIdx.x * a.rows;
+    const int64_t    end = a.n_lines - first < a.rows ? a.n_lines : first + a.rows;
+    struct head      h   = { 0, 0, 0, 0 };
+    if (head < a.H) {
+        if (a.wants_a) {
+            h.A  = expf(load_vector(a.A_log, head, 0));
+            h.dt = load_vector(a.dt_bias, head, 0);
+        }
+        for (int64_t line = first + warp; line < end; line += WARPS) write_line(a, h, line, head);
+    }
+    if (!a.sums) return;
+    sums[0][warp][lane] = h.dA_log;
+    sums[1][warp][lane] = h.ddt_bias;
+    __syncthreads();
+    if (warp < 2 && head < a.H) {
+        float sum = 0;
+        for (int i = 0; i < WARPS; i++) sum += sums[warp][i][lane];
+        a.sums[(blockIdx.x * 2 + warp) * a.H + head] = sum;
+    }
+}
+
+GDN_DEVICE void gates_backward_sums(const struct gdn_cu_gates_backward &a)
+{
+    const int64_t              i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const bool                 is_bias = i >= a.H;
+    const struct gdn_cu_array &to = is_bias ? a.ddt_bias : a.dA_log;
+    if (i < 2 * a.H && to.data)
+        add_blocks(to, is_bias ? i - a.H : i, a.sums + i, a.n_blocks, 2 * a.H, a.adds);
+}
+
+#define GDN_IMAGE_gates_backward GDN_THIS_IMAGE
+#define GDN_KERNEL_gates_backward(threads, shared, form)                                      \
+    extern "C" __global__ void __launch_bounds__(threads)                                     \
+        gdn_gates_backward_##form(const __grid_constant__ struct gdn_cu_gates_backward a)     \
+    {                                                                                         \
+        gates_backward_##form(a);                                                             \
+    }
+#include "cuda/driver/kernels.cuh"

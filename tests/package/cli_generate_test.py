@@ -48,7 +48,7 @@ def generate(path, *args, prompt=PROMPT):
 # ---- Logits and text ----------------------------------------------------------------------
 
 
-def judge(path, config, values, n=24):
+def judge(path, config, values, n=12):
     """Logits within 1e-4 of float64, each token the largest."""
     text, tokens, logits = generate(path, "-n", str(n))
     start = len(PROMPT)
@@ -291,7 +291,7 @@ def test_refused():
     refused("generate", path, names=["-p"])
     refused("generate", path, path, "-p", "a", names=["MODEL"])
     refused("generate", path, "-p", "a", "-t", "-1", names=["-t"])
-    nan = dict(tensors, **{"model.norm.weight": ("F32", [32], array("f", [math.nan] * 32).tobytes())})
+    nan = dict(tensors, **{"model.norm.weight": ("F32", [32], cli.f32([math.nan] * 32))})
     status, text, err = cli.gdn("generate", folder(config, {"model.safetensors": nan}), "-p", "a")
     check(status == BAD and text == "a" and "not finite" in err, status, text, err)
 

@@ -93,7 +93,7 @@ def random_weights(config, seed, dtype="F32"):
     for name, shape in shapes(config).items():
         n, fan = math.prod(shape), shape[-1]
         if name.endswith("A_log"):
-            flat = [math.log(rng.uniform(0.5, 4)) for _ in range(n)]
+            flat = [math.log(rng.uniform(0.02, 0.5)) for _ in range(n)]  # outputs well above eps
         elif len(shape) == 1:
             flat = [rng.gauss(1 if "linear_attn.norm" in name else 0, 0.3) for _ in range(n)]
         else:

@@ -16,7 +16,7 @@ static const char help[] =
     "\n"
     "Continues a text with a dense Qwen3.5 model. MODEL is a folder of Hugging Face (config.json,\n"
     "model.safetensors or shards with their index), or one safetensors file whose metadata has\n"
-    "config.json as \"config\". A token is a byte: the vocabulary has 256. The prompt goes through\n"
+    "config.json as \"config\". A token is a byte, of 256. The prompt goes through\n"
     "each layer in one call, and is part of what is printed (docs/start/generate.md).\n"
     "\n"
     "  -p PROMPT         the text so far; after --load-state, what follows it\n"

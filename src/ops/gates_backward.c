@@ -245,18 +245,12 @@ static void run_item(void *arg, int64_t block, int thread)
     }
 }
 
-static gdn_status get_sums(gdn_ctx *ctx, struct gates_backward *s)
-{
-    void *memory;
-    TRY(gdn_get_workspace(ctx, s->args.workspace, s->args.workspace_bytes, s->bytes, &memory));
-    s->sums = s->bytes ? memory : NULL;
-    return GDN_OK;
-}
-
 static gdn_status run(gdn_ctx *ctx, void *call)
 {
     struct gates_backward *s = call;
-    TRY(get_sums(ctx, s));
+    void                  *memory;
+    TRY(gdn_get_workspace(ctx, s->args.workspace, s->args.workspace_bytes, s->bytes, &memory));
+    s->sums = s->bytes ? memory : NULL;
     gdn_parallel_for(ctx->pool, s->n_blocks, run_item, s);
     gdn_store_sums(&s->args.dA_log, s->sums, s->n_blocks, 2 * s->H, s->H, s->adds);
     gdn_store_sums(&s->args.ddt_bias, s->sums + (s->sums ? s->H : 0), s->n_blocks, 2 * s->H, s->H,
@@ -273,15 +267,16 @@ static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
 
 static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
-    struct gates_backward         *s = call;
+    const struct gates_backward   *s = call;
     const gdn_gates_backward_args *a = &s->args;
-    TRY(get_sums(ctx, s));
+    void                          *memory;
+    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, s->bytes, &memory));
     struct gdn_cu_gates_backward args = {
         .A_log    = gdn_cuda_array(&a->A_log),
         .dt_bias  = gdn_cuda_array(&a->dt_bias),
         .dA_log   = gdn_cuda_array(&a->dA_log),
         .ddt_bias = gdn_cuda_array(&a->ddt_bias),
-        .sums     = s->sums,
+        .sums     = s->bytes ? memory : NULL,
         .n_lines  = s->n_rows,
         .H        = s->H,
         .rows     = s->rows,

@@ -19,6 +19,8 @@ GDN_DEVICE float times_sigmoid(float m, float x)
 
 GDN_DEVICE float sigmoid(float x) { return times_sigmoid(1, x); }
 
+GDN_DEVICE bool is_infinite(float x) { return fabsf(x) > 0x1.fffffep127f; }
+
 /* x sigmoid(x). The bound keeps -inf from outweighing its sigmoid; NaN stays, by the other x. */
 GDN_DEVICE float silu(float x) { return times_sigmoid(fmaxf(x, -1000), x); }
 

@@ -21,7 +21,7 @@ struct head {
 /* A gradient of zero stays zero where its factor is infinite. */
 GDN_DEVICE float times(float gradient, float x)
 {
-    return gradient == 0 && isinf(x) ? 0 : gradient * x;
+    return gradient == 0 && is_infinite(x) ? 0 : gradient * x;
 }
 
 /* da from dg, the formulas of src/ops/gates_backward.c. */

@@ -332,7 +332,8 @@ typedef enum gdn_op {
     GDN_OP_RECORD_FOLD     = 16, /* gdn_record_fold_args */
     GDN_OP_STEP            = 17, /* gdn_step_args */
     GDN_OP_L2NORM_BACKWARD = 18, /* gdn_l2norm_backward_args */
-    GDN_OP_GATES_BACKWARD  = 19  /* gdn_gates_backward_args */
+    GDN_OP_GATES_BACKWARD  = 19, /* gdn_gates_backward_args */
+    GDN_OP_CONV1D_BACKWARD = 20  /* gdn_conv1d_backward_args */
 } gdn_op;
 
 /*
@@ -359,6 +360,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     ... each with checkpoints: + 64 x their number (C, or N / checkpoint_every)
  *     state_copy        P / 8 + 64, P of to_pool
+ *     conv1d_backward   192 x B; on a device 1 KiB x (W + 1) x D: dweight or dbias
  *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a device
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply           n_threads x 512 KiB
@@ -816,6 +818,51 @@ static inline gdn_conv1d_args gdn_conv1d_args_init(void)
 }
 
 GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
+
+/*
+ * gdn_conv1d_backward - the gradients of gdn_conv1d(). For a loss whose gradients are dout of out
+ * and dstate_out of the final states, computes those of x, the weights, the bias and the initial
+ * states. Nothing of the forward call is needed but its inputs.
+ *
+ *     x dout dx         [N][D]       f32, bf16 or f16 each, dense; or [B][T][D]
+ *     weight bias       as in gdn_conv1d()
+ *     state             [B][D][S]    f32, bf16 or f16; S >= W - 1; initial states. Absent: zero.
+ *     dstate_out        likewise     of the states after the last tokens; absent: zero
+ *     dweight           as weight    f32; sums over all tokens
+ *     dbias             [D]          f32; likewise
+ *     dstate            [B][D][S]    f32; may be there without a state
+ *
+ * Every gradient may be absent, but not all of them; so may bias, whose gradient is that at 0.
+ * state, dstate_out and dstate have the same S. Activations: none, SiLU. Sequences: as for
+ * gdn_conv1d(), but of batch only cu_seqlens, token_start and token_count may be there. dx of
+ * tokens that do not count is zero. Where no token of a sequence counts, dstate is dstate_out.
+ *
+ * GDN_ACCUMULATE in flags: gradients are added to what is there, dx of tokens that do not count
+ * stays, and each sum is rounded once to its dtype. All in f32. What is written may overlap nothing
+ * else. Guarantees: G1, G3, G6, G12, G13, and G2 but for dweight and dbias, whose bits depend on
+ * neither threads nor time.
+ */
+typedef struct gdn_conv1d_backward_args {
+    uint32_t         struct_size; /* set by gdn_conv1d_backward_args_init() */
+    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE */
+    gdn_tensor       x, weight, bias, state, dout, dstate_out, dx, dweight, dbias, dstate;
+    const gdn_batch *batch;
+    int32_t          activation; /* gdn_activation: NONE or SILU */
+    int32_t          reserved;   /* 0 */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_conv1d_backward_args;
+
+static inline gdn_conv1d_backward_args gdn_conv1d_backward_args_init(void)
+{
+    gdn_conv1d_backward_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_args *args);
 
 /* ---- Gates --------------------------------------------------------------------------------- */
 

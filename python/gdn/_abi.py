@@ -111,6 +111,13 @@ gdn_conv1d_args = _struct("gdn_conv1d_args", """
 """, needs="x weight",
     outputs=("state", "state_out", "out", "checkpoints"))
 
+gdn_conv1d_backward_args = _struct("gdn_conv1d_backward_args", """
+    tensor x weight bias state dout dstate_out dx dweight dbias dstate
+    batch batch
+    int32 activation reserved
+""", needs="x weight dout",
+    outputs=("dx", "dweight", "dbias", "dstate"))
+
 gdn_gates_args = _struct("gdn_gates_args", """
     tensor a b A_log dt_bias g beta
     int32 gate beta_kind
@@ -270,6 +277,7 @@ OPS = {  # in the order of gdn_op
     "step": gdn_step_args,
     "l2norm_backward": gdn_l2norm_backward_args,
     "gates_backward": gdn_gates_backward_args,
+    "conv1d_backward": gdn_conv1d_backward_args,
 }
 
 __all__ = [name for name in list(globals()) if name.isupper() or name.startswith("gdn_")]

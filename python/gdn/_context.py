@@ -198,6 +198,10 @@ class Context:
         """gdn_conv1d: causal depthwise convolution; fields of gdn_conv1d_args."""
         self._core.call("conv1d", **fields)
 
+    def conv1d_backward(self, **fields):
+        """gdn_conv1d_backward: gradients of conv1d; fields of gdn_conv1d_backward_args."""
+        self._core.call("conv1d_backward", **fields)
+
     def gates(self, **fields):
         """gdn_gates: g and beta from a and b; fields of gdn_gates_args."""
         self._core.call("gates", **fields)

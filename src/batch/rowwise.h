@@ -42,17 +42,23 @@ static inline void gdn_load_piece(float *dst, const gdn_tensor *vector, int64_t 
     gdn_load_vector(dst, &piece, n, absent);
 }
 
-/* Stores n elements, up to GDN_PIECE, of a row of t; `adds`: added to what is there. Changes x. */
+/* Stores n elements, up to GDN_PIECE, at `to`; `adds`: added to what is there. Changes x. */
+static inline void gdn_put_gradient(const struct gdn_kernels *kr, void *to, int32_t dtype, float *x,
+                                    size_t n, bool adds)
+{
+    float held[GDN_PIECE];
+    if (adds) {
+        kr->load_row[dtype](held, to, n);
+        for (size_t i = 0; i < n; i++) x[i] += held[i];
+    }
+    kr->store_row[dtype](to, x, n);
+}
+
+/* The same in a row of t, from element `first` on. */
 static inline void gdn_store_gradient(const struct gdn_kernels *kr, const gdn_tensor *t,
                                       int64_t row, int64_t first, float *x, size_t n, bool adds)
 {
-    void *to = gdn_row_at(t, row, first);
-    float held[GDN_PIECE];
-    if (adds) {
-        kr->load_row[t->dtype](held, to, n);
-        for (size_t i = 0; i < n; i++) x[i] += held[i];
-    }
-    kr->store_row[t->dtype](to, x, n);
+    gdn_put_gradient(kr, gdn_row_at(t, row, first), t->dtype, x, n, adds);
 }
 
 /* ---- Sums over rows, the gradients of a vector [n] ----------------------------------------- */

@@ -269,6 +269,23 @@ static void draw_conv1d(struct ring2_draw *d, union ring2_call *c, const struct 
     a->activation = (int32_t)below(2);
 }
 
+static void draw_conv1d_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t D = 1 + below(40), W = 2 + below(7), S = W - 1 + below(3);
+    gdn_conv1d_backward_args *a = &c->conv1d_backward;
+    *a         = gdn_conv1d_backward_args_init();
+    a->x       = PLACE2(any_float(d), s->N, D);
+    a->dout    = PLACE2(any_float(d), s->N, D);
+    a->dx      = PLACE2(any_float(d), s->N, D);
+    a->weight  = PLACE2(any_float(d), D, W), a->bias = PLACE1(GDN_F32, D);
+    a->dweight = PLACE2(GDN_F32, D, W), a->dbias = PLACE1(GDN_F32, D);
+    a->state   = PLACE3(any_float(d), s->B, D, S);
+    a->dstate  = PLACE3(GDN_F32, s->B, D, S);
+    if (one_in(2)) a->dstate_out = PLACE3(any_float(d), s->B, D, S);
+    if (one_in(3)) a->flags = GDN_ACCUMULATE;
+    a->activation = (int32_t)below(2);
+}
+
 static void draw_gates(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const int64_t   H = 1 + below(80);

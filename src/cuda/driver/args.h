@@ -135,6 +135,18 @@ struct gdn_cu_conv {
     int32_t walk_blocks, plain;
 };
 
+/* gdn_conv1d_backward. Blocks of `rows` tokens, of all N that the tensors hold, write to
+ * sums[block][W + 1][D] what the weights and the bias get from them. */
+struct gdn_cu_conv_backward {
+    struct gdn_cu_batch  batch;
+    struct gdn_rows      x, dout, dx;
+    struct gdn_conv_view weight, bias, dweight, dbias, state, dstate_out, dstate;
+    float               *sums; /* NULL: neither is wanted */
+    int64_t              D, N, rows, n_blocks;
+    int32_t              W, silu;
+    int32_t              adds, pad; /* adds: to what the gradients hold */
+};
+
 /* One side of gdn_state_copy; steps in bytes. */
 struct gdn_cu_copy_side {
     char   *data; /* NULL: absent */
@@ -392,6 +404,7 @@ GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
+GDN_CU_SIZE(gdn_cu_conv_backward, 472 + 3 * 40 + 7 * 48 + 40 + 16);
 GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16 + 8);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);

@@ -85,6 +85,8 @@ struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv 
                                       const struct gdn_plan_pools *pools);
 size_t             gdn_cuda_conv_bytes(const struct gdn_cu_conv *args);
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream);
+gdn_status gdn_cuda_conv_backward(gdn_ctx *ctx, const struct gdn_cu_conv_backward *args,
+                                  void *stream);
 
 gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *move);
 gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream);

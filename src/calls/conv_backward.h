@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gradients of the short convolution as the CPU computes them. */
+#ifndef GDN_CONV_BACKWARD_H
+#define GDN_CONV_BACKWARD_H
+
+#include "batch/plan.h"
+#include "core/ctx.h"
+
+struct gdn_conv_backward {
+    struct gdn_rows        x, dout, dx; /* rows of D channels */
+    struct gdn_conv_view   weight, bias, dweight, dbias;
+    struct gdn_conv_view   state, dstate_out, dstate; /* [sequence][channel][S] */
+    const struct gdn_seq  *seqs;
+    int64_t                n_seqs, D;
+    int                    W;
+    bool                   silu, adds;
+};
+
+void gdn_conv_backward_run(gdn_ctx *ctx, const struct gdn_conv_backward *conv);
+
+#endif

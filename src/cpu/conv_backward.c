@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The gradients of the short convolution. An item is a block of channels; it takes all sequences in
+ * their order, and of each some tokens at a time, from the last to the first. There
+ *
+ *     z  = bias + conv(x)      dz = dout act'(z)
+ *     dx = the convolution of dz in reverse order with the same weights
+ *
+ * and both convolutions are the forward's inner loop; its window carries dz of later tokens over.
+ * Sums over tokens are float32 within such a group of tokens, then double.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "batch/rowwise.h"
+#include "calls/conv_backward.h"
+
+enum { CHANNELS = 64, TOKENS = 32, PAST = GDN_MAX_TAPS - 1 };
+
+typedef float rows_of_channels[CHANNELS];
+
+struct block {
+    const struct gdn_conv_backward *conv;
+    const struct gdn_kernels       *kr;
+    const struct gdn_seq           *seq;
+    int64_t                         channel;
+    int                             n;
+    rows_of_channels                weight[GDN_MAX_TAPS], bias, later[PAST];
+    rows_of_channels                x[PAST + TOKENS], dz[TOKENS], y[TOKENS];
+    double                          sums[GDN_MAX_TAPS + 1][CHANNELS]; /* of weights, of the bias */
+};
+
+/* ---- Views, an entry of a block's channels ------------------------------------------------- */
+
+static void *view_at(const struct gdn_conv_view *v, int64_t slot, int64_t channel, int64_t entry)
+{
+    const int64_t element = slot * v->slot + channel * v->channel + entry * v->entry;
+    return v->data + element * (int64_t)gdn_dtype_bytes(v->dtype);
+}
+
+static void load_entry(const struct block *b, const struct gdn_conv_view *v, int64_t slot,
+                       int64_t entry, float *to)
+{
+    const bool dense = v->channel == 1;
+    for (int c = 0; c < b->n; c += dense ? b->n : 1)
+        b->kr->load_row[v->dtype](to + c, view_at(v, slot, b->channel + c, entry),
+                                  dense ? (size_t)b->n : 1);
+}
+
+static void store_entry(const struct block *b, const struct gdn_conv_view *v, int64_t slot,
+                        int64_t entry, float *x)
+{
+    for (int c = 0; c < b->n; c++)
+        gdn_put_gradient(b->kr, view_at(v, slot, b->channel + c, entry), v->dtype, x + c, 1,
+                         b->conv->adds);
+}
+
+static void *row_at(const struct block *b, const struct gdn_rows *rows, int64_t t)
+{
+    return (char *)gdn_row(rows, b->seq, t, 0) +
+           b->channel * (int64_t)gdn_dtype_bytes(rows->dtype);
+}
+
+/* ---- Some tokens of a sequence ------------------------------------------------------------- */
+
+/* Inputs t - W + 1 to t + n - 1; b->x[0] is the first. */
+static void load_inputs(struct block *b, int64_t t, int n)
+{
+    const struct gdn_conv_backward *c = b->conv;
+    const int                       past = c->W - 1;
+    for (int i = 0; i < past + n; i++) {
+        const int64_t at = t - past + i;
+        if (at >= 0)
+            b->kr->load_row[c->x.dtype](b->x[i], row_at(b, &c->x, at), (size_t)b->n);
+        else if (c->state.data)
+            load_entry(b, &c->state, b->seq->row, c->state.length + at, b->x[i]);
+        else
+            memset(b->x[i], 0, sizeof b->x[i]);
+    }
+}
+
+/* dz of n tokens from t on. The slope of z sigmoid(z) is s (1 + z sigmoid(-z)), s = sigmoid(z). */
+static void find_dz(struct block *b, int64_t t, int n)
+{
+    const struct gdn_conv_backward *c    = b->conv;
+    const int                       past = c->W - 1;
+    rows_of_channels                window[PAST], s, rest;
+    memcpy(window, b->x, (size_t)past * sizeof *window);
+    if (c->silu)
+        b->kr->conv[GDN_F32](b->y, CHANNELS, b->x[past], CHANNELS, window[0], b->weight[0],
+                             c->bias.data ? b->bias : NULL, CHANNELS, c->W, false, n, b->n);
+    for (int i = 0; i < n; i++) {
+        float *dz = b->dz[i], *z = b->y[i];
+        b->kr->load_row[c->dout.dtype](dz, row_at(b, &c->dout, t + i), (size_t)b->n);
+        if (!c->silu) continue;
+        b->kr->sigmoid_row(s, z, 1, (size_t)b->n);
+        for (int j = 0; j < b->n; j++) rest[j] = -z[j];
+        b->kr->sigmoid_row(rest, rest, 1, (size_t)b->n);
+        for (int j = 0; j < b->n; j++)
+            dz[j] *= isinf(z[j]) ? (z[j] > 0) : s[j] * (1 + z[j] * rest[j]);
+    }
+}
+
+static void add_sums(struct block *b, int n)
+{
+    const struct gdn_conv_backward *c = b->conv;
+    rows_of_channels                sum;
+    for (int w = 0; w < c->W && c->dweight.data; w++) {
+        memset(sum, 0, sizeof sum);
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < b->n; j++) sum[j] += b->dz[i][j] * b->x[i + w][j];
+        for (int j = 0; j < b->n; j++) b->sums[w][j] += (double)sum[j];
+    }
+    if (!c->dbias.data) return;
+    memset(sum, 0, sizeof sum);
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < b->n; j++) sum[j] += b->dz[i][j];
+    for (int j = 0; j < b->n; j++) b->sums[GDN_MAX_TAPS][j] += (double)sum[j];
+}
+
+/* From n rows of dz, whose tokens are in their order, to y[i] of token i. */
+static void convolve_back(struct block *b, int n)
+{
+    b->kr->conv[GDN_F32](b->y[n - 1], -CHANNELS, b->dz[n - 1], -CHANNELS, b->later[0],
+                         b->weight[0], NULL, CHANNELS, b->conv->W, false, n, b->n);
+}
+
+/* What the final state's gradient adds to that of the input of token t, t < 0: of the state. */
+static void add_final(const struct block *b, int64_t t, float *y)
+{
+    const struct gdn_conv_view *v     = &b->conv->dstate_out;
+    const int64_t               entry = t - b->seq->n_valid + v->length;
+    rows_of_channels            x;
+    if (!v->data || entry < 0) return;
+    load_entry(b, v, b->seq->row, entry, x);
+    for (int j = 0; j < b->n; j++) y[j] += x[j];
+}
+
+static void write_tokens(struct block *b, int64_t t, int n)
+{
+    const struct gdn_conv_backward *c = b->conv;
+    load_inputs(b, t, n);
+    find_dz(b, t, n);
+    add_sums(b, n);
+    convolve_back(b, n);
+    for (int i = 0; i < n && c->dx.data; i++) {
+        add_final(b, t + i, b->y[i]);
+        gdn_put_gradient(b->kr, row_at(b, &c->dx, t + i), c->dx.dtype, b->y[i], (size_t)b->n,
+                         c->adds);
+    }
+}
+
+/* Entry S + t for t < 0; those before the last W - 1 enter no sum. */
+static void write_dstate(struct block *b)
+{
+    const struct gdn_conv_view *v    = &b->conv->dstate;
+    const int                   past = b->conv->W - 1;
+    memset(b->dz, 0, (size_t)past * sizeof *b->dz);
+    convolve_back(b, past);
+    for (int64_t e = 0; e < v->length; e++) {
+        const int64_t    t = e - v->length;
+        rows_of_channels x = { 0 };
+        if (t >= -past) memcpy(x, b->y[past + t], sizeof x);
+        add_final(b, t, x);
+        store_entry(b, v, b->seq->row, e, x);
+    }
+}
+
+static void run_sequence(struct block *b)
+{
+    const int64_t n_valid = b->seq->n_valid;
+    memset(b->later, 0, sizeof b->later);
+    for (int64_t end = n_valid; end > 0; end -= TOKENS)
+        write_tokens(b, end < TOKENS ? 0 : end - TOKENS, (int)(end < TOKENS ? end : TOKENS));
+    if (b->conv->dstate.data) write_dstate(b);
+}
+
+/* ---- Items --------------------------------------------------------------------------------- */
+
+static void store_sums(struct block *b)
+{
+    const struct gdn_conv_backward *c = b->conv;
+    for (int w = 0; w <= c->W; w++) {
+        const struct gdn_conv_view *v    = w < c->W ? &c->dweight : &c->dbias;
+        const double               *sums = b->sums[w < c->W ? w : GDN_MAX_TAPS];
+        rows_of_channels            x;
+        if (!v->data) continue;
+        for (int j = 0; j < b->n; j++) x[j] = (float)sums[j];
+        store_entry(b, v, 0, w < c->W ? w : 0, x);
+    }
+}
+
+struct run {
+    const struct gdn_conv_backward *conv;
+    const struct gdn_kernels       *kr;
+};
+
+static void run_item(void *arg, int64_t item, int thread)
+{
+    (void)thread;
+    const struct run               *r = arg;
+    const struct gdn_conv_backward *c = r->conv;
+    struct block b = { .conv = c, .kr = r->kr, .channel = item * CHANNELS };
+    b.n            = (int)(c->D - b.channel < CHANNELS ? c->D - b.channel : CHANNELS);
+    for (int w = 0; w < c->W; w++) load_entry(&b, &c->weight, 0, w, b.weight[w]);
+    if (c->bias.data) load_entry(&b, &c->bias, 0, 0, b.bias);
+    for (int64_t i = 0; i < c->n_seqs; i++) {
+        b.seq = &c->seqs[i];
+        run_sequence(&b);
+    }
+    store_sums(&b);
+}
+
+void gdn_conv_backward_run(gdn_ctx *ctx, const struct gdn_conv_backward *conv)
+{
+    struct run r = { conv, ctx->kr };
+    gdn_parallel_for(ctx->pool, (conv->D + CHANNELS - 1) / CHANNELS, run_item, &r);
+}

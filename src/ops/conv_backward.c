@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_conv1d_backward: what its arguments must be. cpu/conv_backward.c computes it. */
+#include "calls/conv_backward.h"
+
+#include "calls/chunk_stage.h"
+#include "calls/conv.h"
+#include "cuda/driver/backend.h"
+#include "ops/entry.h"
+#include "ops/op_table.h"
+
+enum { LEAST_ROWS = 64, MOST_BLOCKS = 256 }; /* of tokens, on a device: each has its sums */
+
+struct conv_backward {
+    gdn_conv1d_backward_args args;
+    struct gdn_tokens        tokens;
+    struct gdn_plan          plan;
+    struct gdn_conv_backward work;
+    int64_t                  rows, n_blocks; /* on a device */
+    size_t                   bytes;
+};
+
+static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
+{
+    if (a->flags & ~(uint32_t)GDN_ACCUMULATE)
+        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ACCUMULATE",
+                        (unsigned)a->flags);
+    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
+    if (a->activation != GDN_ACT_NONE && a->activation != GDN_ACT_SILU)
+        return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 (none) or 1 (SiLU)",
+                        (int)a->activation);
+    if (!a->x.data) return gdn_fail(ctx, GDN_E_ARG, "x: absent");
+    if (!a->dx.data && !a->dweight.data && !a->dbias.data && !a->dstate.data)
+        return gdn_fail(ctx, GDN_E_ARG, "dx: absent, and every other gradient too, wanted one");
+    return GDN_OK;
+}
+
+static gdn_status check_tensors(gdn_ctx *ctx, struct conv_backward *c)
+{
+    const gdn_conv1d_backward_args *a = &c->args;
+    const int64_t                   D = c->work.D, W = c->work.W, B = c->plan.B;
+    const int                       rank  = a->weight.ndim;
+    const int64_t                   taps[2] = { rank == 3 ? 1 : W, W };
+    const struct gdn_stage_tensor   list[] = {
+        { &a->x, "x", true, false, true, 1, { D }, 0 },
+        { &a->weight, "weight", true, false, false, rank, { D, taps[0], taps[1] }, 0 },
+        { &a->bias, "bias", false, false, false, 1, { D }, 0 },
+        { &a->state, "state", false, false, false, 3, { B, D, -1 }, 0 },
+        { &a->dout, "dout", true, false, true, 1, { D }, 0 },
+        { &a->dstate_out, "dstate_out", false, false, false, 3, { B, D, -1 }, 0 },
+        { &a->dx, "dx", false, true, true, 1, { D }, 0 },
+        { &a->dweight, "dweight", false, true, false, rank, { D, taps[0], taps[1] }, 0 },
+        { &a->dbias, "dbias", false, true, false, 1, { D }, 0 },
+        { &a->dstate, "dstate", false, true, false, 3, { B, D, -1 }, 0 },
+    };
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+        bool              is_f32;
+    } others[] = { { &a->x, "x", false },
+                   { &a->dout, "dout", false },
+                   { &a->dx, "dx", false },
+                   { &a->dweight, "dweight", true },
+                   { &a->dbias, "dbias", true },
+                   { &a->dstate, "dstate", true } };
+    TRY(gdn_stage_check(ctx, list, sizeof list / sizeof *list, &c->tokens, &c->plan.batch));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        if (!others[i].t->data) continue;
+        if (others[i].is_f32)
+            TRY(gdn_check_dtype(ctx, others[i].t, others[i].name, 1u << GDN_F32));
+        else
+            TRY(gdn_check_dense(ctx, others[i].t, others[i].name));
+    }
+    return GDN_OK;
+}
+
+/* The states, all of one length. */
+static gdn_status find_states(gdn_ctx *ctx, struct conv_backward *c, const struct gdn_conv *shape)
+{
+    const gdn_conv1d_backward_args *a = &c->args;
+    const struct {
+        const gdn_tensor     *t;
+        const char           *name;
+        struct gdn_conv_view *view;
+    } states[] = { { &a->state, "state", &c->work.state },
+                   { &a->dstate_out, "dstate_out", &c->work.dstate_out },
+                   { &a->dstate, "dstate", &c->work.dstate } };
+    int first = -1;
+    for (int i = 0; i < 3; i++) {
+        TRY(gdn_conv_state_view(ctx, states[i].t, states[i].name, shape, states[i].view));
+        if (!states[i].t->data) continue;
+        if (first >= 0 && states[i].view->length != states[first].view->length)
+            return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld entries per channel, but %s has %lld",
+                            states[i].name, (long long)states[i].view->length, states[first].name,
+                            (long long)states[first].view->length);
+        if (first < 0) first = i;
+    }
+    return GDN_OK;
+}
+
+static struct gdn_conv_view view_of(const gdn_tensor *t, int64_t length)
+{
+    return (struct gdn_conv_view){ .data    = t->data,
+                                   .dtype   = t->dtype,
+                                   .channel = t->data ? t->stride[0] : 0,
+                                   .entry   = t->data && t->ndim > 1 ? t->stride[t->ndim - 1] : 0,
+                                   .length  = length };
+}
+
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+{
+    struct conv_backward           *c = call;
+    const gdn_conv1d_backward_args *a = &c->args;
+    struct gdn_conv_backward       *w = &c->work;
+    struct gdn_conv                 shape = { 0 };
+    *c                                    = (struct conv_backward){ 0 };
+    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_conv1d_backward_args"));
+    TRY(check_fields(ctx, a));
+    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, false, &c->tokens));
+    w->D = shape.D = a->x.size[a->x.ndim - 1];
+    TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, "bias", &shape));
+    w->W = shape.W, w->weight = shape.weight, w->bias = shape.bias;
+    TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan));
+    TRY(check_tensors(ctx, c));
+    TRY(find_states(ctx, c, &shape));
+    w->x       = gdn_rows_of(&a->x, &c->tokens);
+    w->dout    = gdn_rows_of(&a->dout, &c->tokens);
+    w->dx      = gdn_rows_of(&a->dx, &c->tokens);
+    w->dweight = view_of(&a->dweight, w->W);
+    w->dbias   = view_of(&a->dbias, 1);
+    w->n_seqs  = c->plan.B;
+    w->silu    = a->activation == GDN_ACT_SILU;
+    w->adds    = a->flags & GDN_ACCUMULATE;
+    if (!ctx->cuda) {
+        c->bytes = gdn_plan_bytes(&c->plan, &c->tokens);
+        return GDN_OK;
+    }
+    const int64_t N = c->tokens.padded ? c->tokens.B * c->tokens.T : c->tokens.N;
+    c->rows         = (N + MOST_BLOCKS - 1) / MOST_BLOCKS;
+    if (c->rows < LEAST_ROWS) c->rows = LEAST_ROWS;
+    c->n_blocks = (N + c->rows - 1) / c->rows;
+    if (a->dweight.data || a->dbias.data)
+        c->bytes = (size_t)(c->n_blocks * (w->W + 1) * w->D) * sizeof(float);
+    return GDN_OK;
+}
+
+static struct gdn_plan_pools pools_of(const struct conv_backward *c)
+{
+    return (struct gdn_plan_pools){ c->args.state.data ? c->plan.B : -1, -1, -1, false, false };
+}
+
+static gdn_status run(gdn_ctx *ctx, void *call)
+{
+    struct conv_backward           *c = call;
+    const gdn_conv1d_backward_args *a = &c->args;
+    const struct gdn_plan_pools     pools = pools_of(c);
+    void                           *memory;
+    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
+    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
+    c->work.seqs = c->plan.seqs;
+    gdn_conv_backward_run(ctx, &c->work);
+    if (!c->work.adds) gdn_plan_zero_rest(&c->plan, &c->tokens, &c->work.dx, 1, c->work.D);
+    return GDN_OK;
+}
+
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
+{
+    const struct conv_backward     *c = call;
+    const gdn_conv1d_backward_args *a = &c->args;
+    const struct gdn_conv_backward *w = &c->work;
+    const struct gdn_plan_pools     pools = pools_of(c);
+    void                           *memory;
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
+    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
+    const struct gdn_cu_conv_backward args = {
+        .batch      = gdn_cuda_batch(&c->plan, &c->tokens, &pools),
+        .x          = w->x,
+        .dout       = w->dout,
+        .dx         = w->dx,
+        .weight     = w->weight,
+        .bias       = w->bias,
+        .dweight    = w->dweight,
+        .dbias      = w->dbias,
+        .state      = w->state,
+        .dstate_out = w->dstate_out,
+        .dstate     = w->dstate,
+        .sums       = c->bytes ? memory : NULL,
+        .D          = w->D,
+        .N          = c->tokens.padded ? c->tokens.B * c->tokens.T : c->tokens.N,
+        .rows       = c->rows,
+        .n_blocks   = c->n_blocks,
+        .W          = w->W,
+        .silu       = w->silu,
+        .adds       = w->adds,
+    };
+    return gdn_cuda_conv_backward(ctx, &args, a->stream);
+}
+
+static const struct gdn_frame frame = {
+    .describe = describe,
+    .run      = run,
+    .enqueue  = enqueue,
+    .bytes_at = offsetof(struct conv_backward, bytes),
+    .loops    = "conv",
+};
+GDN_OP_ENTRY(conv1d_backward, gdn_conv1d_backward_args, frame, struct conv_backward)

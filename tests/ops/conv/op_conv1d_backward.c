@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_conv1d_backward against float64 sums, which finite differences judge; and its guarantees by
+ * name. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle.h"
+#include "ring2_batch.h"
+
+enum { X, DOUT, DX, TAPS, CHANNELS, LENGTH, ORDER, STATES, PARTS, LAYOUT, SILU, ADDS, N_FACTORS };
+enum { NONE, STATE, BOTH, ONLY_OUT };                 /* STATES */
+enum { ALL, ONLY_DX, ONLY_SUMS, NOT_DSTATE };         /* PARTS */
+enum { PACKED_UNEVEN, ONE, ROWS, MASKED, MASKED_ROWS }; /* LAYOUT */
+
+static const int levels[N_FACTORS] = { 3, 3, 3, 7, 5, 3, 2, 4, 4, 5, 2, 2 };
+static const int channels[5] = { 1, 7, 64, 131, 300 };
+
+static bool allowed(int i, int a, int j, int b)
+{
+    (void)i, (void)a, (void)j, (void)b;
+    return true;
+}
+
+/* ---- The model ---- */
+
+/* One channel of a sequence in float64; x[t] from t = -S on, dz and its limit from 0. */
+struct line {
+    const gdn_conv1d_backward_args *a;
+    int64_t                         n, S;
+    int                             W;
+    double                          w[8], bias, *x, *dz, *limit, *final; /* final: dstate_out */
+};
+
+static double slope(double z, bool silu)
+{
+    return silu ? oracle_sigmoid(z) * (1 + z * oracle_sigmoid(-z)) : 1;
+}
+
+/* The sum z has the limit of gdn_conv1d, and silu'' is at most 1/2; the slope costs two sigmoids
+ * and some roundings of its terms. */
+static void find_dz(struct line *l, const double *dout)
+{
+    const bool silu = l->a->activation == GDN_ACT_SILU;
+    for (int64_t t = 0; t < l->n; t++) {
+        double z = l->bias, size = fabs(z);
+        for (int i = 0; i < l->W; i++) {
+            const double term = l->w[i] * l->x[t - l->W + 1 + i];
+            z += term, size += fabs(term);
+        }
+        const double terms = oracle_sigmoid(z) * (1 + fabs(z) * oracle_sigmoid(-z));
+        l->dz[t]    = dout[t] * slope(z, silu);
+        l->limit[t] = silu ? fabs(dout[t]) * (0.5 * (8 + l->W) * size + 20 * terms) : 0;
+    }
+}
+
+/* The gradient of x[t], t from -S on. */
+static double find_dx(const struct line *l, int64_t t, double *limit)
+{
+    const int64_t entry = t - l->n + l->S;
+    double        dx = 0, size = 0;
+    *limit = 0;
+    for (int i = 0; i < l->W; i++) {
+        const int64_t of = t + l->W - 1 - i;
+        if (of < 0 || of >= l->n) continue;
+        dx += l->w[i] * l->dz[of];
+        size += fabs(l->w[i] * l->dz[of]);
+        *limit += fabs(l->w[i]) * l->limit[of];
+    }
+    if (l->final && entry >= 0) dx += l->final[entry], size += fabs(l->final[entry]);
+    *limit += (10 + l->W) * size;
+    return dx;
+}
+
+/* What a tensor should hold, and how far from that it may be, in units of 2^-24. */
+struct wanted {
+    const gdn_tensor *t;
+    double           *value, *limit;
+};
+
+static struct wanted want(const gdn_tensor *t, bool adds)
+{
+    const size_t  n = t->data ? (size_t)ring2_count(t) : 0;
+    struct wanted w = { t, ring2_heap(n * 8 + 8), ring2_heap(n * 8 + 8) };
+    for (size_t i = 0; i < n; i++) {
+        w.value[i] = adds ? ring2_get(t, (int64_t)i) : 0;
+        w.limit[i] = fabs(w.value[i]);
+    }
+    return w;
+}
+
+static void add(struct wanted *w, int64_t i, double value, double limit)
+{
+    if (!w->t->data) return;
+    w->value[i] += value;
+    w->limit[i] += limit + fabs(value);
+}
+
+static void compare(const char *name, struct wanted *w)
+{
+    if (!w->t->data) return;
+    for (int64_t i = 0; i < ring2_count(w->t); i++)
+        w->limit[i] = w->limit[i] * 0x1p-24 + 0x1p-125;
+    ring2_compare(name, w->t, w->value, w->limit, NULL, NULL);
+}
+
+struct gradients {
+    struct wanted dx, dweight, dbias, dstate;
+};
+
+static void load_line(struct line *l, int64_t D, int64_t d, const struct ring2_sequence *s)
+{
+    const gdn_conv1d_backward_args *a = l->a;
+    l->n     = s->valid;
+    l->x     = (double *)ring2_heap((size_t)(l->S + l->n) * 8) + l->S;
+    l->dz    = ring2_heap((size_t)l->n * 8 + 8);
+    l->limit = ring2_heap((size_t)l->n * 8 + 8);
+    for (int64_t t = -l->S; t < l->n; t++) {
+        if (t >= 0) l->x[t] = ring2_get(&a->x, (s->first + t) * D + d);
+        else l->x[t] = a->state.data ? ring2_get(&a->state, (s->row * D + d) * l->S + l->S + t) : 0;
+    }
+    for (int i = 0; i < l->W; i++) l->w[i] = ring2_get(&a->weight, d * l->W + i);
+    l->bias  = a->bias.data ? ring2_get(&a->bias, d) : 0;
+    l->final = NULL;
+    if (!a->dstate_out.data) return;
+    l->final = ring2_heap((size_t)l->S * 8);
+    for (int64_t e = 0; e < l->S; e++)
+        l->final[e] = ring2_get(&a->dstate_out, (s->row * D + d) * l->S + e);
+}
+
+/* Skips what token_start leaves out. */
+static void skip_start(const gdn_batch *batch, struct ring2_sequence *s)
+{
+    if (!batch || !batch->token_start.data) return;
+    const int64_t n = (int64_t)ring2_get(&batch->token_start, s->row);
+    s->first += n;
+    if (!batch->token_count.data) s->valid -= n;
+}
+
+/* Sums add up their terms one after the other at worst. */
+static void add_line(struct gradients *g, const struct line *l, int64_t D, int64_t d,
+                     const struct ring2_sequence *s, double n_terms)
+{
+    double limit;
+    for (int64_t t = -l->S; t < l->n; t++) {
+        const double dx = find_dx(l, t, &limit);
+        if (t >= 0) add(&g->dx, (s->first + t) * D + d, dx, limit);
+        else add(&g->dstate, (s->row * D + d) * l->S + l->S + t, dx, limit);
+    }
+    for (int64_t t = 0; t < l->n; t++) {
+        for (int i = 0; i < l->W; i++) {
+            const double x = l->x[t - l->W + 1 + i], term = l->dz[t] * x;
+            add(&g->dweight, d * l->W + i, term, fabs(x) * l->limit[t] + n_terms * fabs(term));
+        }
+        add(&g->dbias, d, l->dz[t], l->limit[t] + n_terms * fabs(l->dz[t]));
+    }
+}
+
+static struct gradients make_model(const gdn_conv1d_backward_args *a)
+{
+    const bool       adds = a->flags & GDN_ACCUMULATE;
+    const int64_t    D = a->x.size[a->x.ndim - 1], N = ring2_count(&a->x) / (D ? D : 1);
+    const int        W = (int)a->weight.size[a->weight.ndim - 1];
+    const gdn_tensor *states[] = { &a->state, &a->dstate_out, &a->dstate };
+    struct gradients g = { want(&a->dx, adds), want(&a->dweight, adds), want(&a->dbias, adds),
+                           want(&a->dstate, adds) };
+    struct ring2_sequence *seqs;
+    const int64_t          B = ring2_sequences(a->batch, &a->x, 1, false, false, &seqs);
+    struct line            l = { .a = a, .S = W - 1, .W = W };
+    for (int i = 0; i < 3; i++)
+        if (states[i]->data) l.S = states[i]->size[2];
+    for (int64_t b = 0; b < B; b++) skip_start(a->batch, &seqs[b]);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t d = 0; d < D; d++) {
+            load_line(&l, D, d, &seqs[b]);
+            double *dout = ring2_heap((size_t)l.n * 8 + 8);
+            for (int64_t t = 0; t < l.n; t++)
+                dout[t] = ring2_get(&a->dout, (seqs[b].first + t) * D + d);
+            find_dz(&l, dout);
+            add_line(&g, &l, D, d, &seqs[b], (double)N + 2);
+        }
+    return g;
+}
+
+static void check_call(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
+{
+    struct gradients g = make_model(a);
+    ring2_status(ctx, "gdn_supported", gdn_supported(ctx, GDN_OP_CONV1D_BACKWARD, a), GDN_OK);
+    ring2_call_begin();
+    ring2_may_write(&a->dx);
+    ring2_may_write(&a->dweight);
+    ring2_may_write(&a->dbias);
+    ring2_may_write(&a->dstate);
+    ring2_may_write_bytes(a->workspace, a->workspace_bytes);
+    ring2_status(ctx, "gdn_conv1d_backward", gdn_conv1d_backward(ctx, a), GDN_OK);
+    ring2_call_end();
+    compare("dx", &g.dx);
+    compare("dweight", &g.dweight);
+    compare("dbias", &g.dbias);
+    compare("dstate", &g.dstate);
+}
+
+/* ---- Cases ---- */
+
+static gdn_tensor filled(gdn_tensor t, double size)
+{
+    ring2_fill(&t, -size, size);
+    return t;
+}
+
+static gdn_tensor rows(const int *level, int32_t dtype, int64_t D)
+{
+    const int64_t gap = level[ORDER] ? 3 : 0;
+    const bool    padded = level[LAYOUT] == ROWS || level[LAYOUT] == MASKED_ROWS;
+    return filled(padded ? ring2_new(dtype, gap, 3, 3, 37, D, 0)
+                         : ring2_new(dtype, gap, 2, 90, D, 0, 0), 2);
+}
+
+/* Sequences of 70, 0, 1 and 12 tokens and 7 of none; one of 90; three rows of 37. */
+static int64_t make_batch(gdn_batch *t, const int *level)
+{
+    static const int64_t cu[] = { 0, 70, 70, 71, 83 };
+    const int            layout = level[LAYOUT];
+    const bool           packed = layout == PACKED_UNEVEN || layout == MASKED;
+    const int64_t        B = packed ? 4 : layout == ONE ? 1 : 3;
+    *t = gdn_batch_init();
+    if (packed) t->cu_seqlens = ring2_indices(GDN_I32, 5, cu);
+    if (layout != MASKED && layout != MASKED_ROWS) return B;
+    t->token_start = ring2_indices(GDN_I32, B, (int64_t[]){ 33, 0, packed ? 0 : 1, 2 });
+    t->token_count = ring2_indices(GDN_I32, B, (int64_t[]){ 3, 0, packed ? 1 : 9, 5 });
+    return B;
+}
+
+static gdn_tensor states(const int *level, int32_t dtype, int64_t B, int64_t D, int64_t S)
+{
+    if (!level[ORDER]) return filled(ring2_new(dtype, 0, 3, B, D, S, 0), 1);
+    const gdn_tensor t = filled(ring2_new(dtype, 0, 3, B, S, D, 0), 1);
+    return ring2_swap(&t, 1, 2);
+}
+
+static void give_workspace(gdn_ctx *ctx, gdn_conv1d_backward_args *a)
+{
+    const gdn_op op = GDN_OP_CONV1D_BACKWARD;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, a, &a->workspace_bytes), GDN_OK);
+    a->workspace = ring2_alloc((a->workspace_bytes + 63) / 64 * 64, 64);
+}
+
+static void give_gradients(gdn_conv1d_backward_args *a, const int *level, int64_t B, int64_t S)
+{
+    const int64_t D = channels[level[CHANNELS]], W = 2 + level[TAPS];
+    const int     parts = level[PARTS];
+    if (parts != ONLY_SUMS) a->dx = rows(level, level[DX], D);
+    if (parts == ALL) a->dstate = states(level, GDN_F32, B, D, S);
+    if (parts == ONLY_DX) return;
+    a->dweight = filled(a->weight.ndim == 3 ? ring2_new(GDN_F32, 0, 3, D, 1, W, 0)
+                                            : ring2_new(GDN_F32, 0, 2, D, W, 0, 0), 1);
+    a->dbias   = filled(ring2_new(GDN_F32, 0, 1, D, 0, 0, 0), 1);
+}
+
+static void run_case(const int *level, int number)
+{
+    gdn_ctx                 *ctx = ring2_ctx(1 + number % 3);
+    gdn_conv1d_backward_args a   = gdn_conv1d_backward_args_init();
+    gdn_batch                batch;
+    const int64_t D = channels[level[CHANNELS]], W = 2 + level[TAPS], B = make_batch(&batch, level);
+    const int64_t S = W - 1 + (level[LENGTH] == 2 ? 10 : level[LENGTH]);
+    a.x      = rows(level, level[X], D);
+    a.dout   = rows(level, level[DOUT], D);
+    a.weight = filled(number % 3 ? ring2_new(level[DOUT], 0, 2, D, W, 0, 0)
+                                 : ring2_new(level[DOUT], 0, 3, D, 1, W, 0), 1);
+    if (number % 2) a.bias = filled(ring2_new(level[DX], 0, 1, D, 0, 0, 0), 1);
+    if (level[STATES] == STATE || level[STATES] == BOTH) a.state = states(level, level[X], B, D, S);
+    if (level[STATES] >= BOTH) a.dstate_out = states(level, level[DX], B, D, S);
+    give_gradients(&a, level, B, S);
+    a.activation = level[SILU] ? GDN_ACT_SILU : GDN_ACT_NONE;
+    if (level[ADDS]) a.flags = GDN_ACCUMULATE;
+    if (level[LAYOUT] != ONE && level[LAYOUT] != ROWS) a.batch = &batch;
+    if (number % 2) give_workspace(ctx, &a);
+    check_call(ctx, &a);
+}
+
+/* ---- The oracle ---- */
+
+/* Of a sum over outputs and final states. */
+static double loss(struct line *l, const double *dout)
+{
+    double sum = 0;
+    for (int64_t t = 0; t < l->n; t++) {
+        double z = l->bias;
+        for (int i = 0; i < l->W; i++) z += l->w[i] * l->x[t - l->W + 1 + i];
+        sum += dout[t] * z * oracle_sigmoid(z);
+    }
+    for (int64_t e = 0; e < l->S; e++) sum += l->final[e] * l->x[l->n - l->S + e];
+    return sum;
+}
+
+static void finite_differences(void)
+{
+    enum { S = 4, N = 6 };
+    const gdn_conv1d_backward_args a = { .activation = GDN_ACT_SILU };
+    const double                   h = 1e-5;
+    double      all[S + N], dz[N], limit[N], final[S], dout[N], none;
+    struct line l = { .a = &a, .n = N, .S = S, .W = 4, .bias = 0.3, .x = all + S, .dz = dz,
+                      .limit = limit, .final = final };
+    for (int i = 0; i < S + N; i++) all[i] = ring2_uniform(-2, 2);
+    for (int i = 0; i < 4; i++) l.w[i] = ring2_uniform(-1, 1), final[i] = ring2_uniform(-1, 1);
+    for (int i = 0; i < N; i++) dout[i] = ring2_uniform(-1, 1);
+    find_dz(&l, dout);
+    for (int i = 0; i < S + N; i++) {
+        const double at = all[i];
+        all[i] = at + h;
+        const double above = loss(&l, dout);
+        all[i] = at - h;
+        const double seen = (above - loss(&l, dout)) / (2 * h), dx = find_dx(&l, i - S, &none);
+        all[i] = at;
+        CHECK(fabs(seen - dx) < 1e-8, "dx %g, seen %g", dx, seen);
+    }
+}
+
+/* ---- Guarantees ---- */
+
+enum { N_SEQS = 4, N_TOKENS = 83 };
+
+static gdn_conv1d_backward_args make_call(gdn_batch *batch, int64_t D, int64_t W)
+{
+    static const int level[N_FACTORS] = { [LAYOUT] = PACKED_UNEVEN };
+    gdn_conv1d_backward_args a = gdn_conv1d_backward_args_init();
+    gdn_tensor *of_rows[] = { &a.x, &a.dout, &a.dx };
+    gdn_tensor *pools[]   = { &a.state, &a.dstate_out, &a.dstate };
+    make_batch(batch, level);
+    for (int i = 0; i < 3; i++)
+        *of_rows[i] = filled(ring2_new(GDN_F32, 0, 2, N_TOKENS, D, 0, 0), 2);
+    for (int i = 0; i < 3; i++) *pools[i] = filled(ring2_new(GDN_F32, 0, 3, N_SEQS, D, W, 0), 1);
+    a.weight     = filled(ring2_new(GDN_F32, 0, 2, D, W, 0, 0), 1);
+    a.dweight    = filled(ring2_new(GDN_F32, 0, 2, D, W, 0, 0), 1);
+    a.bias       = filled(ring2_new(GDN_F32, 0, 1, D, 0, 0, 0), 1);
+    a.dbias      = filled(ring2_new(GDN_F32, 0, 1, D, 0, 0, 0), 1);
+    a.batch      = batch;
+    a.activation = GDN_ACT_SILU;
+    return a;
+}
+
+static gdn_conv1d_backward_args clone(const gdn_conv1d_backward_args *a)
+{
+    gdn_conv1d_backward_args b = *a;
+    b.dx      = ring2_clone(&a->dx);
+    b.dweight = ring2_clone(&a->dweight);
+    b.dbias   = ring2_clone(&a->dbias);
+    b.dstate  = ring2_clone(&a->dstate);
+    return b;
+}
+
+struct mode_call {
+    gdn_ctx                 *ctx;
+    gdn_conv1d_backward_args args;
+    gdn_status               status;
+};
+
+static void run_it(void *arg)
+{
+    struct mode_call *c = arg;
+    c->status = gdn_conv1d_backward(c->ctx, &c->args);
+}
+
+static void call(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
+{
+    struct mode_call c = { ctx, *a, 0 };
+    run_it(&c);
+    ring2_status(ctx, "gdn_conv1d_backward", c.status, GDN_OK);
+}
+
+static void expect_same(const char *what, const gdn_conv1d_backward_args *got,
+                        const gdn_conv1d_backward_args *want)
+{
+    ring2_expect_bits(what, &got->dx, &want->dx);
+    ring2_expect_bits(what, &got->dstate, &want->dstate);
+    ring2_expect_bits(what, &got->dweight, &want->dweight);
+    ring2_expect_bits(what, &got->dbias, &want->dbias);
+}
+
+static void G2_threads_and_mates(void)
+{
+    gdn_batch                batch;
+    gdn_conv1d_backward_args all = make_call(&batch, 200, 4), apart = clone(&all);
+    static const int64_t     cu[] = { 0, 70, 70, 71, 83 };
+    call(ring2_ctx(1), &all);
+    for (int n = 2; n <= 4; n++) {
+        gdn_conv1d_backward_args many = clone(&all);
+        call(ring2_ctx(n), &many);
+        expect_same("threads", &many, &all);
+    }
+    for (int b = 0; b < N_SEQS; b++) {
+        gdn_conv1d_backward_args part = apart;
+        gdn_tensor *of_rows[] = { &part.x, &part.dout, &part.dx };
+        gdn_tensor *pools[]   = { &part.state, &part.dstate_out, &part.dstate };
+        part.batch = NULL;
+        for (int i = 0; i < 3; i++)
+            *of_rows[i] = ring2_narrow(of_rows[i], 0, cu[b], cu[b + 1] - cu[b]);
+        for (int i = 0; i < 3; i++) *pools[i] = ring2_narrow(pools[i], 0, b, 1);
+        call(ring2_ctx(2), &part);
+    }
+    ring2_expect_bits("dx", &apart.dx, &all.dx);
+    ring2_expect_bits("dstate", &apart.dstate, &all.dstate);
+}
+
+static void G3_repeat(void)
+{
+    gdn_batch                batch;
+    gdn_conv1d_backward_args a = make_call(&batch, 150, 5);
+    call(ring2_ctx(4), &a);
+    for (int i = 0; i < 4; i++) {
+        gdn_conv1d_backward_args again = clone(&a);
+        ring2_fill_value(&again.dweight, 7);
+        call(ring2_ctx(4), &again);
+        expect_same("again", &again, &a);
+    }
+}
+
+static void G12_float_environment(void)
+{
+    gdn_batch                batch;
+    gdn_conv1d_backward_args a = make_call(&batch, 70, 4), plainly;
+    for (int64_t i = 0; i < 100; i++) ring2_set(&a.dout, i, 1e-39);
+    plainly = clone(&a);
+    call(ring2_ctx(1), &plainly);
+    for (int i = 0;; i++) {
+        struct mode_call c = { ring2_ctx(1 + i % 2 * 2), clone(&a), 0 };
+        if (!ring2_float_mode(i, run_it, &c)) {
+            if (!i) ring2_skip("no MXCSR on this machine");
+            break;
+        }
+        ring2_status(c.ctx, "call", c.status, GDN_OK);
+        expect_same("mode", &c.args, &plainly);
+    }
+}
+
+static void G13_no_allocation(void)
+{
+    int                      n_allocs = 0;
+    gdn_batch                batch;
+    gdn_ctx                 *ctx = ring2_counting_ctx(&n_allocs);
+    gdn_conv1d_backward_args a   = make_call(&batch, 70, 4);
+    const int                before = n_allocs;
+    give_workspace(ctx, &a);
+    call(ctx, &a);
+    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
+    gdn_ctx_destroy(ctx);
+}
+
+/* The gradients of two halves, the state's handed back, are those of the whole. */
+static void halves(void)
+{
+    enum { T = 40, CUT = 17, D = 9, W = 4, S = 5 };
+    gdn_batch                batch;
+    gdn_conv1d_backward_args a = make_call(&batch, D, W), late, early;
+    gdn_tensor *of_rows[] = { &a.x, &a.dout, &a.dx };
+    gdn_tensor *pools[]   = { &a.state, &a.dstate_out, &a.dstate };
+    a.batch = NULL;
+    for (int i = 0; i < 3; i++) *of_rows[i] = ring2_narrow(of_rows[i], 0, 0, T);
+    for (int i = 0; i < 3; i++) *pools[i] = filled(ring2_new(GDN_F32, 0, 3, 1, D, S, 0), 1);
+    call(ring2_ctx(1), &a);
+    late = early = clone(&a);
+    late.state  = ring2_new(GDN_F32, 0, 3, 1, D, S, 0);
+    late.dstate = ring2_new(GDN_F32, 0, 3, 1, D, S, 0);
+    for (int64_t d = 0; d < D; d++)
+        for (int64_t e = 0; e < S; e++)
+            ring2_set(&late.state, d * S + e, ring2_get(&a.x, (CUT - S + e) * D + d));
+    gdn_tensor *of_late[] = { &late.x, &late.dout, &late.dx };
+    gdn_tensor *of_early[] = { &early.x, &early.dout, &early.dx };
+    for (int i = 0; i < 3; i++) *of_late[i] = ring2_narrow(of_late[i], 0, CUT, T - CUT);
+    for (int i = 0; i < 3; i++) *of_early[i] = ring2_narrow(of_early[i], 0, 0, CUT);
+    early.dstate_out = late.dstate;
+    call(ring2_ctx(1), &late);
+    early.flags = GDN_ACCUMULATE; /* of the sums; what else it writes begins at zero */
+    ring2_fill_value(&early.dx, 0);
+    ring2_fill_value(&early.dstate, 0);
+    call(ring2_ctx(1), &early);
+    const struct {
+        const gdn_tensor *got, *want;
+    } pairs[] = { { &early.dstate, &a.dstate }, { &early.dweight, &a.dweight },
+                  { &early.dbias, &a.dbias } };
+    for (int p = 0; p < 3; p++)
+        for (int64_t i = 0; i < ring2_count(pairs[p].want); i++)
+            CHECK(fabs(ring2_get(pairs[p].got, i) - ring2_get(pairs[p].want, i)) < 1e-4,
+                  "pair %d, element %d: %g, of the whole %g", p, (int)i,
+                  ring2_get(pairs[p].got, i), ring2_get(pairs[p].want, i));
+    const gdn_tensor first = ring2_narrow(&a.dx, 0, 0, CUT);
+    const gdn_tensor rest  = ring2_narrow(&a.dx, 0, CUT, T - CUT);
+    for (int64_t i = 0; i < CUT * D; i++)
+        CHECK(fabs(ring2_get(&early.dx, i) - ring2_get(&first, i)) < 1e-5, "dx %d", (int)i);
+    ring2_expect_bits("dx of the second half", &late.dx, &rest);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_test tests[] = {
+        { "finite differences", finite_differences },
+        { "G2 threads and batch mates", G2_threads_and_mates },
+        { "G3 repeat", G3_repeat },
+        { "G12 float environment", G12_float_environment },
+        { "G13 no allocation", G13_no_allocation },
+        { "halves", halves },
+    };
+    static int           cases[200][RING2_MAX_FACTORS];
+    struct ring2_factors f = { N_FACTORS, levels, allowed };
+    const int            n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
+    if (n < 0) {
+        printf("a pair of levels fits no case\n");
+        return 1;
+    }
+    for (int i = 0; i < n; i++) {
+        if (!ring2_begin("conv1d_backward %03d", i)) continue;
+        run_case(cases[i], i);
+        ring2_end();
+    }
+    return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

@@ -331,7 +331,8 @@ typedef enum gdn_op {
     GDN_OP_RECORD_COMMIT   = 15, /* gdn_record_commit_args */
     GDN_OP_RECORD_FOLD     = 16, /* gdn_record_fold_args */
     GDN_OP_STEP            = 17, /* gdn_step_args */
-    GDN_OP_PREFILL_BACKWARD = 18 /* gdn_prefill_backward_args */
+    GDN_OP_L2NORM_BACKWARD = 18, /* gdn_l2norm_backward_args */
+    GDN_OP_PREFILL_BACKWARD = 19 /* gdn_prefill_backward_args */
 } gdn_op;
 
 /*
@@ -515,7 +516,7 @@ typedef enum gdn_flag {
     GDN_BF16_PRODUCTS   = 2, /* products of the state in bfloat16; both: see gdn_prefill() */
     GDN_BATCH_INVARIANT = 4, /* the same bits whatever the batch, on a device too; beside either */
     GDN_NO_EARLY_STOP   = 8, /* of segments every token counts; beside any: see gdn_prefill() */
-    GDN_ACCUMULATE      = 16 /* gradients are added to what is there: gdn_prefill_backward() */
+    GDN_ACCUMULATE      = 16 /* of backward ops: gradients are added to what is there */
 } gdn_flag;
 
 typedef enum gdn_rounding { /* of 8-bit states */
@@ -953,6 +954,38 @@ static inline gdn_l2norm_args gdn_l2norm_args_init(void)
 }
 
 GDN_API gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
+
+/*
+ * gdn_l2norm_backward - the gradients of gdn_l2norm(). For a loss whose gradients are dout of out,
+ * computes dx, those of x. x, norm and eps are as in the forward call; its out is not needed.
+ *
+ *     x dout dx   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536
+ *
+ * dx may overlap nothing else. GDN_ACCUMULATE in flags: dx is added to what is there, and the sum
+ * is rounded once to the dtype of dx. All in f32. A zero row has dx = dout / its divisor; so has
+ * GDN_NORM_L2_MAX where the length is below eps. In f16 such a gradient may be too large, and is
+ * infinite then. Guarantees: G1, G2, G3, G6, G12, G13.
+ */
+typedef struct gdn_l2norm_backward_args {
+    uint32_t   struct_size; /* set by gdn_l2norm_backward_args_init() */
+    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
+    gdn_tensor x, dout, dx;
+    int32_t    norm; /* gdn_norm */
+    float      eps;
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_l2norm_backward_args;
+
+static inline gdn_l2norm_backward_args gdn_l2norm_backward_args_init(void)
+{
+    gdn_l2norm_backward_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_args *args);
 
 /*
  * gdn_rmsnorm_gated - out = x / sqrt(mean x^2 + eps) weight act(z)

@@ -98,9 +98,10 @@ struct rows_case {
     gdn_op           op;
     int64_t          n_rows;
     union {
-        gdn_gates_args         gates;
-        gdn_l2norm_args        l2norm;
-        gdn_rmsnorm_gated_args rmsnorm;
+        gdn_gates_args           gates;
+        gdn_l2norm_args          l2norm;
+        gdn_rmsnorm_gated_args   rmsnorm;
+        gdn_l2norm_backward_args l2norm_backward;
     } args;
     gdn_tensor tensors[4]; /* those whose bytes count */
     int        n_tensors;

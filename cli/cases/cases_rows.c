@@ -54,13 +54,28 @@ static void make_norm(struct rows_case *c)
     r->weight = case_tensor(&c->memory, GDN_F32, 1, &D, 0.5, 1.5);
 }
 
+static void make_l2norm_backward(struct rows_case *c)
+{
+    const int64_t             H = c->dims.Hq, D = c->dims.K;
+    gdn_l2norm_backward_args *a = &c->args.l2norm_backward;
+    *a            = gdn_l2norm_backward_args_init();
+    c->tensors[0] = a->x = like(c, c->dims.dtype, H, D, -1, 1);
+    c->tensors[1] = a->dout = like(c, c->dims.dtype, H, D, -1, 1);
+    c->tensors[2] = a->dx = like(c, c->dims.dtype, H, D, 0, 0);
+    c->n_tensors  = 3;
+}
+
 int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows)
 {
     memset(c, 0, sizeof *c);
     c->dims   = *dims;
     c->op     = op;
     c->n_rows = n_rows;
-    (op == GDN_OP_GATES ? make_gates : make_norm)(c);
+    switch (op) {
+    case GDN_OP_GATES: make_gates(c); break;
+    case GDN_OP_L2NORM_BACKWARD: make_l2norm_backward(c); break;
+    default: make_norm(c);
+    }
     for (int i = 0; i < c->n_tensors; i++)
         if (!c->tensors[i].data) return cli_bad("no memory for %lld rows", (long long)n_rows);
     return CLI_OK;
@@ -113,12 +128,38 @@ static int64_t judge_norm(const struct rows_case *c, double *want, double *got)
     return rows * D;
 }
 
+static int64_t judge_l2norm_backward(const struct rows_case *c, double *want, double *got)
+{
+    const gdn_l2norm_backward_args *a = &c->args.l2norm_backward;
+    const int64_t D = c->dims.K, most = CHECKED / D, all = c->n_rows * c->dims.Hq;
+    const int64_t rows = all < most ? all : most;
+    static double x[WIDEST], dout[WIDEST];
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t i = 0; i < D; i++) {
+            x[i]    = oracle_load(a->x.data, a->x.dtype, row * D + i);
+            dout[i] = oracle_load(a->dout.data, a->dout.dtype, row * D + i);
+        }
+        oracle_l2norm_backward(want + row * D, x, dout, D, GDN_NORM_L2, 1e-6);
+    }
+    load(got, &a->dx, rows * D);
+    return rows * D;
+}
+
+static int64_t judge(const struct rows_case *c, double *want, double *got)
+{
+    switch (c->op) {
+    case GDN_OP_GATES: return judge_gates(c, want, got);
+    case GDN_OP_L2NORM_BACKWARD: return judge_l2norm_backward(c, want, got);
+    default: return judge_norm(c, want, got);
+    }
+}
+
 int rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     static double    want[CHECKED + 2048], got[CHECKED + 2048];
     const gdn_status status = cli_call(ctx, c->op, &c->args);
     if (status) return case_failed(ctx, status);
-    const int64_t n = (c->op == GDN_OP_GATES ? judge_gates : judge_norm)(c, want, got);
+    const int64_t n = judge(c, want, got);
     *found          = compare_doubles(got, want, n, c->op == GDN_OP_GATES ? GDN_F32
                                                                           : c->dims.dtype);
     return CLI_OK;

@@ -288,6 +288,7 @@ static void check_rows(struct check *k)
         const char *name;
     } ops[] = { { GDN_OP_GATES, "gates" },
                 { GDN_OP_L2NORM, "l2norm" },
+                { GDN_OP_L2NORM_BACKWARD, "l2norm_backward" },
                 { GDN_OP_RMSNORM_GATED, "rmsnorm" } };
     static const int64_t sizes[] = { 7, 128, 256, 1000, 3000 };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)

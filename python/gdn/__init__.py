@@ -39,13 +39,17 @@ def info():
         return dict(version=version(), library=_path, isa=ctx.isa, threads=ctx.n_threads)
 
 
+_INSTALLABLE = ("causal_conv1d", "fla", "flashinfer", "flashqla", "gdn_cuda", "transformers",
+                "vllm")
+
+
 def install(*names):
-    """Puts libgdn into the place of "fla", "causal_conv1d", "transformers": their install()."""
+    """Puts libgdn into the place of the packages that docs/start/drop-ins.md names."""
     from importlib import import_module
 
     for name in names:
-        if name not in ("causal_conv1d", "fla", "transformers"):
-            raise ValueError(f"install: found {name!r}, wanted causal_conv1d, fla or transformers")
+        if name not in _INSTALLABLE:
+            raise ValueError(f"install: found {name!r}, wanted one of {', '.join(_INSTALLABLE)}")
     for name in names:
         import_module(f"{__name__}.{name}").install()
 

@@ -17,7 +17,7 @@ GATE_LOG, GATE_LINEAR, GATE_RAW = range(3)
 BETA_GIVEN, BETA_SIGMOID, BETA_TWICE_SIGMOID = range(3)
 HEADS_GROUPED, HEADS_INTERLEAVED = range(2)
 STATE_VK, STATE_KV = range(2)
-EXACT, BF16_PRODUCTS, BATCH_INVARIANT, NO_EARLY_STOP = 1, 2, 4, 8
+EXACT, BF16_PRODUCTS, BATCH_INVARIANT, NO_EARLY_STOP, ACCUMULATE = 1, 2, 4, 8, 16
 ROUND_NEAREST, ROUND_STOCHASTIC = range(2)
 NORM_NONE, NORM_L2, NORM_L2_ADD, NORM_L2_MAX = range(4)
 ACT_NONE, ACT_SILU, ACT_SIGMOID = range(3)
@@ -124,6 +124,13 @@ gdn_l2norm_args = _struct("gdn_l2norm_args", """
     float eps
 """, needs="x out",
     outputs=("out",))
+
+gdn_l2norm_backward_args = _struct("gdn_l2norm_backward_args", """
+    tensor x dout dx
+    int32 norm
+    float eps
+""", needs="x dout dx",
+    outputs=("dx",))
 
 gdn_rmsnorm_gated_args = _struct("gdn_rmsnorm_gated_args", """
     tensor x z weight out
@@ -262,6 +269,7 @@ OPS = {  # in the order of gdn_op
     "record_commit": gdn_record_commit_args,
     "record_fold": gdn_record_fold_args,
     "step": gdn_step_args,
+    "l2norm_backward": gdn_l2norm_backward_args,
     "prefill_backward": gdn_prefill_backward_args,
 }
 

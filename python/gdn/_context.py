@@ -206,6 +206,10 @@ class Context:
         """gdn_l2norm: rows of length 1; fields of gdn_l2norm_args."""
         self._core.call("l2norm", **fields)
 
+    def l2norm_backward(self, **fields):
+        """gdn_l2norm_backward: gradients of l2norm; fields of gdn_l2norm_backward_args."""
+        self._core.call("l2norm_backward", **fields)
+
     def rmsnorm_gated(self, **fields):
         """gdn_rmsnorm_gated: RMSNorm, weight and gate; fields of gdn_rmsnorm_gated_args."""
         self._core.call("rmsnorm_gated", **fields)

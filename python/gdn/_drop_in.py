@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the modules that take the place of another package's functions."""
 
+import functools
 import inspect
+import sys
 
+import gdn
 import torch
+
+RAW_GATES = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
 
 def refuse_grad(**tensors):
@@ -44,6 +49,73 @@ def require_same(ours, theirs):
         raise ImportError(line)
 
 
+def compare(pairs):
+    """Raises ImportError with one line if ours and theirs of pairs() differ; pairs() may fail."""
+    try:
+        found = list(pairs())
+    except Exception:  # the other package is absent, or its own imports fail on this machine
+        return
+    for ours, theirs in found:
+        require_same(ours, inspect.unwrap(theirs))
+
+
+def or_theirs(ours, theirs):
+    """ours, and theirs for calls where ours raises NotImplementedError, before it has written."""
+    @functools.wraps(theirs)
+    def call(*args, **kwargs):
+        try:
+            return ours(*args, **kwargs)
+        except NotImplementedError:
+            return theirs(*args, **kwargs)
+
+    call.is_gdn = True
+    return call
+
+
+def replace(ours, theirs):
+    """Puts or_theirs(ours, theirs) wherever a loaded module has theirs, under any name."""
+    if getattr(theirs, "is_gdn", False):
+        return
+    call = or_theirs(ours, theirs)
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is theirs:
+                setattr(module, name, call)
+
+
+def slots_of_tokens(value, cu_seqlens):
+    """
+    [S, T]: the number of each token of each sequence among all tokens of value [B, T, ..], or
+    packed [N, ..]; -1 behind the end of a sequence.
+    """
+    def numbers(n):
+        return torch.arange(n, device=value.device)
+
+    if cu_seqlens is None:
+        B, T = value.shape[:2]
+        return numbers(B * T).view(B, T)
+    slots = cu_seqlens[:-1, None] + numbers(value.shape[0])
+    return slots.where(slots < cu_seqlens[1:, None], -1)
+
+
+def into(out, dtype, call):
+    """What call(out) returns, in out; if out has another dtype, through a copy of it."""
+    if out is None or out.dtype == dtype:
+        return call(out)
+    return out.copy_(call(out.to(dtype)))
+
+
+def split(mixed_qkv, pool):
+    """q, k, v of rows [B, 2 H K + HV V] behind a convolution, as views [B, H, .]."""
+    HV, V, K = pool.shape[-3:]
+    keys = mixed_qkv.shape[-1] - HV * V
+    if keys <= 0 or keys % (2 * K):
+        raise ValueError(f"Invalid packed `mixed_qkv` last dim={mixed_qkv.shape[-1]} for HV={HV}, "
+                         f"V={V}, K={K}.")
+    q, k, v = mixed_qkv.split((keys // 2, keys // 2, HV * V), -1)
+    return q.unflatten(-1, (-1, K)), k.unflatten(-1, (-1, K)), v.unflatten(-1, (HV, V))
+
+
 def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, **options):
     """
     Runs op (gdn.torch.prefill or decode) on tensors [B][T][H][D] and returns (out, final state).
@@ -52,8 +124,6 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
     sequence alone.
     """
-    import gdn
-
     g, beta = gate(g, q.dtype), gate(beta, q.dtype)
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     final = None

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of every operator, and the rule in float64 by torch's own operators."""
 
+import sys
+import types
+
 import gdn
 import torch
 
@@ -50,6 +53,17 @@ def of(op, device):
                     in_proj_b=n(HV, HIDDEN), in_proj_a=n(HV, HIDDEN), conv_weight=n(D, 1, W),
                     A_log=n(HV), dt_bias=n(HV), norm_weight=n(V), out_proj=n(HIDDEN, HV * V),
                     conv_state=n(P, D, W - 1), out=n(B, T, HIDDEN), **pools, **SIZES)
+    if op == "chunk_cumsum":
+        return dict(g=n(B, T, HV), out=n(B, T, HV), chunk_size=16)
+    if op.startswith("chunk"):
+        tokens = dict(k=n(B, T, HK, K), g=-torch.rand(B, T, HV, device=device), chunk_size=16)
+        if op == "chunk_uw":
+            return dict(tokens, v=n(B, T, HV, V), beta=n(B, T, HV).sigmoid(), u=n(B, T, HV, V),
+                        w=n(B, T, HV, K), T=n(B, T, HV, 16))
+        tokens.update(u=n(B, T, HV, V), w=n(B, T, HV, K), states=n(B, HV, V, K))
+        if op == "chunk_states":
+            return dict(tokens, state=n(B, HV, V, K))
+        return dict(tokens, q=n(B, T, HK, K), out=n(B, T, HV, V))
     assert op == "state_copy"
     return dict(from_pool=n(P, HV, V, K), to_pool=n(P, HV, V, K), from_slots=slots(device),
                 to_slots=slots(device))
@@ -78,3 +92,33 @@ def reference(q, k, v, g, beta, state):
         S = S + u[..., None] * k[:, t, :, None, :]
         out.append(q.shape[-1] ** -0.5 * torch.einsum("bhvk,bhk->bhv", S, q[:, t]))
     return torch.stack(out, 1), S
+
+
+def raw_rule(lead, size=K):
+    """Arguments of a rule with raw gates and its norm inside, and what reference() takes of it."""
+    def n(*shape):
+        return torch.randn(*shape)
+
+    a = dict(q=n(*lead, HK, size), k=n(*lead, HK, size), v=n(*lead, HV, size), A_log=n(HV),
+             a=n(*lead, HV), dt_bias=n(HV), b=n(*lead, HV))
+    g = -a["A_log"].double().exp() * torch.nn.functional.softplus(
+        a["a"].double() + a["dt_bias"].double())
+    unit = {name: x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+            for name, x in a.items() if name in "qk" for x in [x.double()]}
+    return a, dict(unit, v=a["v"], g=g, beta=a["b"].double().sigmoid())
+
+
+def stand_in(monkeypatch, names):
+    """Empty modules of these dotted names, with the packages above them, until the test ends."""
+    for whole in names:
+        parts = whole.split(".")
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            if name in sys.modules:
+                continue
+            module = types.ModuleType(name)
+            module.__path__ = []
+            monkeypatch.setitem(sys.modules, name, module)
+            if depth > 1:
+                setattr(sys.modules[".".join(parts[:depth - 1])], parts[depth - 1], module)
+    return [sys.modules[name] for name in names]

@@ -208,10 +208,11 @@ def test_functions(device):
         operator(op)(**written)
         sizes = dict(n_key_heads="key_heads", n_value_heads="value_heads", key_head_dim="key_dim",
                      value_head_dim="value_dim")
-        given = {sizes.get(n, n): x for n, x in args.items() if n not in ("out", "g", "beta")
-                 or op in ("prefill", "decode") and n != "out"}
+        names = dict(gates=("g", "beta"), state_copy=("to_pool",), chunk_uw=("u", "w", "T"),
+                     chunk_states=("states",)).get(op, ("out",))
+        given = {sizes.get(n, n): x for n, x in args.items()
+                 if n not in names or op == "state_copy"}
         result = getattr(gdn.torch, op)(**given)
-        names = {"gates": ("g", "beta"), "state_copy": ("to_pool",)}.get(op, ("out",))
         for got, name in zip(result if isinstance(result, tuple) else (result,), names):
             assert torch.equal(got, written[name]), op
 

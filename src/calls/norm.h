@@ -18,6 +18,14 @@ struct gdn_norm_job {
 /* Rows [first, end). */
 void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end);
 
+/* What the norms and their gradients check alike: x, of which D follows; a tensor of the shape of
+ * x, absent ones pass; eps; and the formula of an L2 norm. */
+gdn_status gdn_norm_check_rows(gdn_ctx *ctx, const gdn_tensor *x);
+gdn_status gdn_norm_check_like(gdn_ctx *ctx, const gdn_tensor *x, const gdn_tensor *t,
+                               const char *name);
+gdn_status gdn_norm_check_eps(gdn_ctx *ctx, float eps);
+gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm);
+
 /* All of them on a device. */
 struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s);
 

@@ -15,30 +15,50 @@ enum { MAX_D = 65536 };
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
-/* A tensor of the shape of x. */
-static gdn_status check_like(gdn_ctx *ctx, const struct gdn_norm_job *s, const gdn_tensor *t,
-                             const char *name)
+gdn_status gdn_norm_check_rows(gdn_ctx *ctx, const gdn_tensor *x)
+{
+    if (!x->data) return gdn_fail(ctx, GDN_E_ARG, "x: absent");
+    TRY(gdn_norm_check_like(ctx, x, x, "x"));
+    const int64_t D = x->size[x->ndim - 1];
+    if (D < 1 || D > MAX_D)
+        return gdn_fail(ctx, D < 1 ? GDN_E_SHAPE : GDN_E_UNSUPPORTED,
+                        "x: rows of %lld, wanted 1 to %d", (long long)D, MAX_D);
+    return GDN_OK;
+}
+
+gdn_status gdn_norm_check_like(gdn_ctx *ctx, const gdn_tensor *x, const gdn_tensor *t,
+                               const char *name)
 {
     if (!t->data) return GDN_OK;
     TRY(gdn_check_tensor(ctx, t, name));
     TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
-    TRY(gdn_check_shape(ctx, t, name, s->x.ndim, s->x.size));
+    TRY(gdn_check_shape(ctx, t, name, x->ndim, x->size));
     return gdn_check_dense(ctx, t, name);
+}
+
+gdn_status gdn_norm_check_eps(gdn_ctx *ctx, float eps)
+{
+    if (!(eps >= 0) || !isfinite(eps))
+        return gdn_fail(ctx, GDN_E_ARG, "eps: %g, wanted at least 0", (double)eps);
+    return GDN_OK;
+}
+
+gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm)
+{
+    if (norm < GDN_NORM_NONE || norm > GDN_NORM_L2_MAX)
+        return gdn_fail(ctx, GDN_E_ARG, "norm: %d, wanted 0 to 3", (int)norm);
+    return GDN_OK;
 }
 
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_norm_job *s)
 {
-    if (!s->x.data) return gdn_fail(ctx, GDN_E_ARG, "x: absent");
+    TRY(gdn_norm_check_rows(ctx, &s->x));
     if (!s->out.data) return gdn_fail(ctx, GDN_E_ARG, "out: absent");
-    TRY(check_like(ctx, s, &s->x, "x"));
-    TRY(check_like(ctx, s, &s->z, "z"));
-    TRY(check_like(ctx, s, &s->out, "out"));
+    TRY(gdn_norm_check_like(ctx, &s->x, &s->z, "z"));
+    TRY(gdn_norm_check_like(ctx, &s->x, &s->out, "out"));
     s->D             = s->x.size[s->x.ndim - 1];
     s->n_rows        = gdn_n_rows(&s->x);
     s->rows_per_item = gdn_rows_per_item(s->D);
-    if (s->D < 1 || s->D > MAX_D)
-        return gdn_fail(ctx, s->D < 1 ? GDN_E_SHAPE : GDN_E_UNSUPPORTED,
-                        "x: rows of %lld, wanted 1 to %d", (long long)s->D, MAX_D);
     if (s->weight.data) {
         TRY(gdn_check_tensor(ctx, &s->weight, "weight"));
         TRY(gdn_check_dtype(ctx, &s->weight, "weight", GDN_FLOATS));
@@ -53,9 +73,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_norm_job *s)
 static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, float eps)
 {
     if (flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)flags);
-    if (!(eps >= 0) || !isfinite(eps))
-        return gdn_fail(ctx, GDN_E_ARG, "eps: %g, wanted at least 0", (double)eps);
-    return GDN_OK;
+    return gdn_norm_check_eps(ctx, eps);
 }
 
 /* ---- Running ----------------------------------------------------------------------------- */
@@ -176,8 +194,7 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
     gdn_l2norm_args      own, *a = &own;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_l2norm_args"));
     TRY(check_fields(ctx, a->flags, a->eps));
-    if (a->norm < GDN_NORM_NONE || a->norm > GDN_NORM_L2_MAX)
-        return gdn_fail(ctx, GDN_E_ARG, "norm: %d, wanted 0 to 3", (int)a->norm);
+    TRY(gdn_norm_check_formula(ctx, a->norm));
     *c = (struct call){ .op = "l2norm", .workspace = a->workspace, .stream = a->stream,
                         .workspace_bytes = a->workspace_bytes };
     *s = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };

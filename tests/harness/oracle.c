@@ -323,6 +323,20 @@ void oracle_l2norm(double *y, const double *x, int64_t n, int norm, double eps)
     for (int64_t i = 0; i < n; i++) y[i] = x[i] / divisor;
 }
 
+/* y_i = x_i / divisor, and divisor has the gradient slope x. */
+void oracle_l2norm_backward(double *dx, const double *x, const double *dout, int64_t n, int norm,
+                            double eps)
+{
+    double sum = 0, inner = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i], inner += x[i] * dout[i];
+    const double length = sqrt(sum);
+    double       divisor = sqrt(sum + eps), slope = 1 / divisor;
+    if (norm == GDN_NORM_L2_ADD) divisor = length + eps, slope = length > 0 ? 1 / length : 0;
+    if (norm == GDN_NORM_L2_MAX) divisor = fmax(length, eps), slope = length < eps ? 0 : 1 / length;
+    for (int64_t i = 0; i < n; i++)
+        dx[i] = dout[i] / divisor - x[i] * inner * slope / (divisor * divisor);
+}
+
 void oracle_rmsnorm_gated(double *y, const double *x, const double *w, const double *z,
                           bool sigmoid, double eps, int64_t n)
 {

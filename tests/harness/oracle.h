@@ -79,6 +79,9 @@ double oracle_gate(double a, double A_log, double dt_bias, double lower_bound);
 
 /* y = x / its length, in the formula `norm` (gdn_norm; NONE copies). y may be x. */
 void oracle_l2norm(double *y, const double *x, int64_t n, int norm, double eps);
+/* dx from dout of y above, by the Jacobian; dx may be neither x nor dout. */
+void oracle_l2norm_backward(double *dx, const double *x, const double *dout, int64_t n, int norm,
+                            double eps);
 /* y = x / sqrt(mean x^2 + eps) w act(z). w NULL: 1; z NULL: no gate. y may be x. */
 void oracle_rmsnorm_gated(double *y, const double *x, const double *w, const double *z,
                           bool sigmoid, double eps, int64_t n);

@@ -289,6 +289,18 @@ static void draw_l2norm(struct ring2_draw *d, union ring2_call *c, const struct 
     a->out = one_in(3) ? a->x : PLACE2(any_float(d), s->N, D);
 }
 
+static void draw_l2norm_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t             D = 1 + below(80);
+    gdn_l2norm_backward_args *a = &c->l2norm_backward;
+    *a      = gdn_l2norm_backward_args_init();
+    a->x    = PLACE2(any_float(d), s->N, D);
+    a->dout = PLACE2(any_float(d), s->N, D);
+    a->dx   = PLACE2(any_float(d), s->N, D);
+    a->norm = (int32_t)below(4);
+    if (one_in(3)) a->flags = GDN_ACCUMULATE;
+}
+
 static void draw_rmsnorm_gated(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const int64_t           D = 1 + below(80);

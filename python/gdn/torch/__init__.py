@@ -4,11 +4,11 @@ Gated DeltaNet for torch (2.5 and newer), on CPU and CUDA tensors.
 
     out = gdn.torch.prefill(q, k, v, g, beta, state=pool, cu_seqlens=cu, read_slots=slots)
 
-decode, prefill, conv1d, conv1d_update, gates, l2norm, rmsnorm_gated, step, block and state_copy are
-functions over the operators torch.ops.gdn.*, which torch.compile, torch.export and CUDA graphs take
-as they are. GatedDeltaNet is the layer of Qwen3-Next and Qwen3.5 as a module. These are for
-inference: nothing here has a backward yet, and a tensor that requires a gradient is refused unless
-gradients are off.
+decode, prefill, conv1d, conv1d_update, gates, l2norm, rmsnorm_gated, step, block, state_copy and
+the stages chunk_cumsum, chunk_uw, chunk_states and chunk_output are functions over the operators
+torch.ops.gdn.*, which torch.compile, torch.export and CUDA graphs take as they are. GatedDeltaNet
+is the layer of Qwen3-Next and Qwen3.5 as a module. These are for inference: nothing here has a
+backward yet, and a tensor that requires a gradient is refused unless gradients are off.
 
 Kernels run on the current stream of the tensors' device, and take scratch memory from torch's
 allocator. On a CPU they run on torch's threads (before torch 2.10, on as many of their own), and
@@ -27,6 +27,7 @@ from ._functions import (block, conv1d, conv1d_update, decode, gates, l2norm, pr
 from ._layer import Cache, GatedDeltaNet
 from ._operators import NUMBERS, OPERATORS, arguments, kernels, schema
 from ._packing import cu_seqlens_of
+from ._stages import chunk_cumsum, chunk_output, chunk_states, chunk_uw
 from ._warm_up import warm_up
 
 __all__ = ["Cache", "GatedDeltaNet", "NUMBERS", "OPERATORS", "arguments", "block", "conv1d",

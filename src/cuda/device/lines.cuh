@@ -159,4 +159,23 @@ GDN_DEVICE void pack(struct gdn_pack &x, const float (&y)[8], int32_t dtype)
     }
 }
 
+/* ---- Sums over threads, by a tree ---------------------------------------------------------- */
+
+/* The sum from `step` lanes that have it to `lanes`, in all of them. */
+GDN_DEVICE float sum_lanes(float x, int lanes, int step = 1)
+{
+    for (; step < lanes; step *= 2) x += __shfl_xor_sync(0xffffffff, x, step);
+    return x;
+}
+
+/* That of a block, in all of its threads. sums: one for each warp, in shared memory. */
+GDN_DEVICE float sum_block(float x, float *sums)
+{
+    const int lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
+    x = sum_lanes(x, 32);
+    if (lane == 0) sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    return sum_lanes(lane < n_warps ? sums[lane] : 0, 32);
+}
+
 #endif

@@ -84,6 +84,17 @@ struct gdn_cu_norm {
     int32_t             pad;
 };
 
+/* gdn_l2norm_backward. */
+struct gdn_cu_l2norm_backward {
+    struct gdn_cu_leads leads;
+    struct gdn_cu_lines x, dout, dx;
+    int64_t             n_lines, D;
+    int32_t             formula; /* gdn_norm, not GDN_NORM_NONE */
+    float               eps;
+    int32_t             lanes; /* that share a line, a power of two; in form `row` */
+    int32_t             adds;  /* to what dx holds */
+};
+
 /* gdn_conv1d. An item is a warp's: some channels of a sequence, a tile or an edge. */
 struct gdn_cu_conv {
     struct gdn_cu_batch  batch;
@@ -373,6 +384,7 @@ GDN_CU_SIZE(gdn_cu_leads, 48);
 GDN_CU_SIZE(gdn_cu_lines, 56);
 GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 24);
 GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
+GDN_CU_SIZE(gdn_cu_l2norm_backward, 48 + 3 * 56 + 16 + 16);
 GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);
 GDN_CU_SIZE(gdn_cu_block_split, 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 24);

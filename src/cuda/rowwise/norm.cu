@@ -156,13 +156,6 @@ GDN_DEVICE void store_scaled(const struct gdn_cu_norm &a, const struct piece &p,
 
 /* ---- Sums over lanes that follow each other, a tree ----------------------------------------- */
 
-/* The sum from `step` lanes that have it to `lanes`, in all of them. */
-GDN_DEVICE float sum_lanes(float x, int lanes, int step = 1)
-{
-    for (; step < lanes; step *= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-    return x;
-}
-
 /* That of line l in lanes of which the number ends in l: each step halves the lines of a lane.
  * There are LINES lanes at least. */
 template <int LINES> GDN_DEVICE float sum_lines(float (&x)[LINES], int lanes)
@@ -241,7 +234,6 @@ GDN_DEVICE void norm_long(const struct gdn_cu_norm &a) { norm_lines<floats, 1, 4
 GDN_DEVICE void norm_wide(const struct gdn_cu_norm &a)
 {
     __shared__ float sums[32];
-    const int        warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     struct piece     p;
     struct gdn_pack  ws;
     float            sum = 0, w[8];
@@ -251,10 +243,7 @@ GDN_DEVICE void norm_wide(const struct gdn_cu_norm &a)
         load_x<floats>(a, p);
         sum = add_squares<floats>(a, p, sum);
     }
-    sum = sum_lanes(sum, 32);
-    if (threadIdx.x % 32 == 0) sums[warp] = sum;
-    __syncthreads();
-    sum = line_scale(a, sum_lanes(threadIdx.x % 32 < n_warps ? sums[threadIdx.x % 32] : 0, 32));
+    sum = line_scale(a, sum_block(sum, sums));
     for (p.first = threadIdx.x * GDN_PACK; p.first < a.D; p.first += blockDim.x * GDN_PACK) {
         p.n = a.D - p.first;
         load_x<floats>(a, p);

@@ -150,6 +150,15 @@ static gdn_l2norm_args l2norm(void)
     return a;
 }
 
+static gdn_l2norm_backward_args l2norm_backward(void)
+{
+    gdn_l2norm_backward_args a = gdn_l2norm_backward_args_init();
+    a.x    = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.dout = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.dx   = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    return a;
+}
+
 static gdn_rmsnorm_gated_args rmsnorm_gated(void)
 {
     gdn_rmsnorm_gated_args a = gdn_rmsnorm_gated_args_init();
@@ -179,6 +188,29 @@ static void refuse_l2norm(void)
     REFUSE("out on x, one element on", GDN_E_ARG, "out", a->out.data = (char *)a->x.data + 4);
     REFUSE("out on x of another dtype", GDN_E_ARG, "out", a->out = a->x; a->out.dtype = GDN_BF16);
     REFUSE("out rows share memory", GDN_E_SHAPE, "out", a->out.stride[0] = 9);
+}
+#undef REFUSE
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_L2NORM_BACKWARD, l2norm_backward, __VA_ARGS__)
+
+static void refuse_l2norm_backward(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = GDN_EXACT);
+    REFUSE("norm 4", GDN_E_ARG, "norm", a->norm = 4);
+    REFUSE("eps infinite", GDN_E_ARG, "eps", a->eps = INFINITY);
+    REFUSE("x absent", GDN_E_ARG, "x", a->x.data = NULL);
+    REFUSE("dout absent", GDN_E_ARG, "dout", a->dout.data = NULL);
+    REFUSE("dx absent", GDN_E_ARG, "dx", a->dx.data = NULL);
+    REFUSE("dout of I32", GDN_E_DTYPE, "dout", a->dout.dtype = GDN_I32);
+    REFUSE("dout of another shape", GDN_E_SHAPE, "dout", a->dout.size[0] = 2);
+    REFUSE("dx of another shape", GDN_E_SHAPE, "dx", a->dx.size[1] = 9);
+    REFUSE("dx not dense", GDN_E_SHAPE, "dx", a->dx.stride[1] = 2);
+    REFUSE("dx rows share memory", GDN_E_SHAPE, "dx", a->dx.stride[0] = 9);
+    REFUSE("D 0", GDN_E_SHAPE, "x", a->x.size[1] = a->dout.size[1] = a->dx.size[1] = 0);
+    REFUSE("D 65537", GDN_E_UNSUPPORTED, "x", a->x = ring2_new(GDN_F32, 0, 1, 65537, 0, 0, 0);
+           a->dout = a->dx = a->x);
+    REFUSE("dx on x", GDN_E_ARG, "dx", a->dx = a->x);
+    REFUSE("dx on dout", GDN_E_ARG, "dx", a->dx = a->dout);
 }
 #undef REFUSE
 #define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_RMSNORM_GATED, rmsnorm_gated, __VA_ARGS__)
@@ -298,6 +330,7 @@ int main(int argc, char **argv)
     refuse_conv1d();
     refuse_gates();
     refuse_l2norm();
+    refuse_l2norm_backward();
     refuse_rmsnorm_gated();
     refuse_block_fields();
     refuse_block_tensors();

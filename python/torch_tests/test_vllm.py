@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gdn.vllm against the rule in float64, and in a stand-in for vLLM's registries."""
+
+import importlib
+import pathlib
+import types
+
+import pytest
+import torch
+from samples import B, HK, HV, K, P, T, V, raw_rule, reference, rule, stand_in
+
+import gdn.vllm as ours
+
+CU = torch.arange(B + 1, dtype=torch.int32) * T
+
+
+def close(got, wanted, limit=2e-5):
+    torch.testing.assert_close(got.double(), wanted.double(), atol=limit, rtol=limit)
+
+
+def packed(a):
+    """Of tensors [B, T, ..], those as [1, B T, ..]."""
+    return {n: x.flatten(0, 1)[None] if x.dim() > 2 else x for n, x in a.items()}
+
+
+def after_each(a, state):
+    """out, and the states after every token [B, T, HV, V, K]."""
+    outs, states = [], []
+    for t in range(T):
+        out, state = reference(**{n: x[:, t:t + 1] for n, x in a.items()}, state=state)
+        outs.append(out)
+        states.append(state)
+    return torch.cat(outs, 1), torch.stack(states, 1)
+
+
+def test_chunk():
+    a, state = rule("cpu"), torch.randn(B, HV, V, K)
+    del a["out"]
+    out, final = reference(**a, state=state)
+    target = torch.full((B * T + 2, HV, V), 7.0)
+    o, h = ours.chunk_gated_delta_rule(**packed(a), initial_state=state, output_final_state=True,
+                                       cu_seqlens=CU, core_attn_out=target)
+    close(o[0], out.flatten(0, 1))
+    close(h, final)
+    assert torch.equal(o[0], target[:B * T]) and (target[B * T:] == 7).all()
+    with pytest.raises(ValueError, match="initial states"):
+        ours.chunk_gated_delta_rule(**packed(a), initial_state=state[:1], cu_seqlens=CU)
+
+
+SLOTS = torch.tensor([[3, 4, 5, 6, 7], [0, 0, 0, 0, 0], [8, 9, 0, 1, 2]], dtype=torch.int32)
+POOL, LIVE = 10, [0, 2]
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+@pytest.mark.parametrize("accepted", [None, torch.tensor([2, 1, 1, 1], dtype=torch.int32)])
+def test_drafts(is_raw, accepted):
+    """Block 0 is padding as a slot to start from, and drops a state as one to go to."""
+    if is_raw:
+        a, exact = raw_rule((B, T))
+        call, a = ours.fused_sigmoid_gating_delta_rule_update, packed(a)
+        a.update(a=a["a"][0], b=a["b"][0], use_qk_l2norm_in_kernel=True)
+    else:
+        exact = rule("cpu")
+        del exact["out"]
+        call, a = ours.fused_recurrent_gated_delta_rule, packed(exact)
+    pool = torch.randn(POOL, HV, V, K)
+    first = SLOTS[range(B), 0 if accepted is None else accepted[:B].long() - 1].long()
+    before, (out, states) = pool.clone(), after_each(exact, pool[first])
+    more = dict(cu_seqlens=CU, num_accepted_tokens=accepted, ssm_state_indices=torch.cat(
+        [SLOTS, SLOTS[:1]]))  # a row more than there are sequences
+    o, h = call(**a, initial_state=pool, inplace_final_state=False, **more)
+    close(o[0].unflatten(0, (B, T))[LIVE], out[LIVE])
+    close(h.unflatten(0, (B, T))[LIVE], states[LIVE])
+    assert torch.equal(pool, before)
+    o, h = call(**a, initial_state=pool, **more)
+    assert h is pool and not o[0].unflatten(0, (B, T))[1].any()
+    close(o[0].unflatten(0, (B, T))[LIVE], out[LIVE])
+    for row in LIVE:
+        for t in range(T):
+            if SLOTS[row, t] > 0:
+                before[SLOTS[row, t]] = states[row, t].float()
+    close(pool, before)
+
+
+def test_packed_decode():
+    a, exact = raw_rule((B,))
+    row = torch.cat([a[n].flatten(1) for n in "qkv"], 1)
+    pool, slots = torch.randn(P, HV, V, K), torch.tensor([5, 0, 2], dtype=torch.int32)
+    out, state = reference(**{n: x[:, None] for n, x in exact.items()}, state=pool[slots.long()])
+    before, target = pool.clone(), torch.full((B, 1, HV, V), 7.0)
+    o, h = ours.fused_recurrent_gated_delta_rule_packed_decode(
+        row, a["a"], a["b"], a["A_log"], a["dt_bias"], K ** -0.5, pool, target, slots, True)
+    assert o is target and h is pool and not o[1].any()
+    close(o[LIVE], out[LIVE])
+    before[slots[LIVE].long()] = state[LIVE].float()
+    close(pool, before)
+    with pytest.raises(ValueError, match="Invalid packed"):
+        ours.fused_recurrent_gated_delta_rule_packed_decode(
+            row[:, :-1], a["a"], a["b"], a["A_log"], a["dt_bias"], 1.0, pool, target, slots)
+
+
+def convolved(x, weight, bias, past):
+    """SiLU of the convolution of x [D, T] behind past [D, W - 1], and the next past."""
+    whole = torch.cat([past, x], 1).double()
+    y = torch.nn.functional.conv1d(whole[None], weight[:, None].double(), bias.double(),
+                                   groups=len(x))[0]
+    return torch.nn.functional.silu(y), whole[:, 1 - weight.shape[1]:]
+
+
+def test_convolution():
+    """Pools with more columns than the state needs, as with drafts; block 0 is padding."""
+    D, W = 6, 4
+    weight, bias, x = torch.randn(D, W), torch.randn(D), torch.randn(D, B * T)
+    pool, slots = torch.randn(P, D, W + 1), torch.tensor([4, 0, 2], dtype=torch.int32)
+    before, has = pool.clone(), torch.tensor([True, True, False])
+    o = ours.causal_conv1d_fn(x, weight, bias, pool, CU, slots, has)
+    for row in LIVE:
+        past = before[slots[row], :, :W - 1] * has[row]
+        out, last = convolved(x[:, row * T:row * T + T], weight, bias, past)
+        close(o[:, row * T:row * T + T], out)
+        before[slots[row], :, :W - 1] = last.float()
+    assert torch.equal(pool, before)
+    for rows, more in ((torch.randn(B, D), {}), (torch.randn(B, D, T), {}),
+                       (torch.randn(B * T, D), dict(query_start_loc=CU))):
+        given = rows.clone()
+        o = ours.causal_conv1d_update(rows, pool, weight, bias, "silu", slots, **more)
+        assert o is rows
+        split = [y.reshape(B, -1, D).transpose(1, 2) if more else y.reshape(B, D, -1)
+                 for y in (given, o)]
+        for row in LIVE:
+            out, last = convolved(split[0][row], weight, bias, before[slots[row], :, :W - 1])
+            close(split[1][row], out)
+            before[slots[row], :, :W - 1] = last.float()
+        assert torch.equal(split[1][1], split[0][1]) and torch.equal(pool, before)
+    with pytest.raises(NotImplementedError, match="num_accepted_tokens"):
+        ours.causal_conv1d_update(rows, pool, weight, num_accepted_tokens=slots)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """vLLM's registries and two classes, as far as register() needs them."""
+    op, qwen, layer_names = stand_in(monkeypatch, [
+        "vllm.model_executor.custom_op", "vllm.model_executor.layers.mamba.gdn."
+        "qwen_gdn_linear_attn", "vllm.model_executor.layers.mamba.mamba_utils"])
+    layer_names.is_conv_state_dim_first = lambda: False
+    registered = {}
+
+    class Base:
+        def __new__(cls, *args, **kwargs):
+            return super().__new__(registered.get(cls.__name__, cls))
+
+        @classmethod
+        def register_oot(cls, layer, name):
+            assert name not in registered
+            registered[name] = layer
+
+    class ChunkGatedDeltaRule(Base):
+        def __init__(self):
+            self._forward_method = self.forward_native
+
+        def forward_native(self, q, k, v, g, beta, initial_state, output_final_state,
+                           cu_seqlens=None, chunk_indices=None, chunk_offsets=None,
+                           use_qk_l2norm_in_kernel=True, core_attn_out=None,
+                           aiter_prefill_metadata=None):
+            return "theirs"
+
+    class QwenGatedDeltaNetAttention(Base):
+        def _forward_core_decode_non_spec(self, mixed_qkv, b, a, core_attn_out, attn_metadata):
+            return "theirs"
+
+    op.CustomOp = op.PluggableLayer = Base
+    qwen.ChunkGatedDeltaRule = ChunkGatedDeltaRule
+    qwen.QwenGatedDeltaNetAttention = QwenGatedDeltaNetAttention
+    monkeypatch.setattr(ours, "_classes", None)
+    return qwen
+
+
+def test_registered(engine, monkeypatch):
+    from gdn import _plugins
+
+    _plugins.vllm()
+    assert ours._classes is None
+    monkeypatch.setenv("GDN_VLLM", "1")
+    _plugins.vllm()
+    _plugins.vllm()
+    a, state = rule("cpu"), torch.randn(B, HV, V, K)
+    del a["out"]
+    chunk = engine.ChunkGatedDeltaRule()
+    o, h = chunk._forward_method(**a, initial_state=state, output_final_state=True,
+                                 use_qk_l2norm_in_kernel=False)
+    out, final = reference(**a, state=state)
+    close(o, out)
+    close(h, final)
+
+    a, D, W, n = raw_rule((B,))[0], 2 * HK * K + HV * V, 4, 2
+    layer = engine.QwenGatedDeltaNetAttention()
+    vars(layer).update(activation="silu", num_k_heads=2 * HK, num_v_heads=2 * HV, tp_size=2,
+                       head_k_dim=K, head_v_dim=V, A_log=a["A_log"], dt_bias=a["dt_bias"],
+                       conv1d=types.SimpleNamespace(weight=torch.randn(D, 1, W),
+                                                    bias=torch.randn(D)),
+                       kv_cache=(torch.randn(P, W, D), torch.randn(P, HV, V, K)))
+    row, slots = torch.cat([a[m].flatten(1) for m in "qkv"], 1), torch.tensor([3, 1, 9])
+    conv, pool = (x.clone() for x in layer.kv_cache)
+    wanted, got = torch.zeros(n, 1, HV, V), torch.zeros(B, HV, V)
+    mixed = ours.causal_conv1d_update(row[:n].clone(), conv.transpose(1, 2),
+                                      layer.conv1d.weight[:, 0], layer.conv1d.bias, "silu",
+                                      slots[:n])
+    ours.fused_recurrent_gated_delta_rule_packed_decode(
+        mixed, a["a"][:n], a["b"][:n], a["A_log"], a["dt_bias"], K ** -0.5, pool, wanted,
+        slots[:n], True)
+    layer._forward_core_decode_non_spec(
+        row, a["b"], a["a"], got, types.SimpleNamespace(num_actual_tokens=n,
+                                                        non_spec_state_indices_tensor=slots))
+    close(got[:n], wanted[:, 0])
+    close(layer.kv_cache[0], conv)
+    close(layer.kv_cache[1], pool)
+    layer.activation = "relu"
+    assert layer._forward_core_decode_non_spec(row, a["b"], a["a"], got, None) == "theirs"
+
+
+def test_entry_points():
+    """What the wheel says of its plugins is there."""
+    tomllib = pytest.importorskip("tomllib")
+    file = pathlib.Path(__file__).parents[2] / "pyproject.toml"
+    groups = tomllib.loads(file.read_text())["project"]["entry-points"]
+    assert set(groups) == {"vllm.general_plugins", "sglang.srt.plugins"}
+    for group in groups.values():
+        module, _, function = group["gdn"].partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_another_version(engine, monkeypatch, caplog):
+    from gdn import _plugins
+
+    monkeypatch.setattr(engine.ChunkGatedDeltaRule, "forward_native", lambda self, q: q)
+    monkeypatch.setenv("GDN_VLLM", "1")
+    _plugins.vllm()
+    assert ours._classes is None and "gdn takes" in caplog.text

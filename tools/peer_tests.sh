@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# peer_tests.sh PEER PATH [--device cuda] [pytest arguments] - a peer's own tests, from its checkout
+# at PATH, which is only read, through gdn's drop-in. PEER: flashinfer, flashqla, fla, gdn_cuda.
+# Prints passed, failed, skipped, how many went through libgdn, and what was converted or copied.
+#
+# The Python of PYTHON (python3) has torch, pytest, einops and gdn (installed, or by PYTHONPATH,
+# GDN_LIBRARY and GDN_NATIVE); for fla and gdn_cuda also FLA. GDN_PEER_SPOIL=1.05 multiplies
+# every result: tests that still pass look at something else.
+set -euo pipefail
+usage() { sed -n '4,6s/^# //p' "$0"; exit 2; }
+[ $# -ge 2 ] || usage
+peer=$1 checkout=$(realpath "$2")
+shift 2
+export GDN_PEER=$peer GDN_PEER_PATH=$checkout GDN_PEER_DEVICE=cpu
+if [ "${1:-}" = --device ]; then
+    [ $# -ge 2 ] || usage
+    GDN_PEER_DEVICE=$2
+    shift 2
+fi
+case $peer in
+# Private kernels, which other files name, have no drop-in.
+flashinfer) tests="tests/gdn/test_prefill_delta_rule.py tests/gdn/test_prefill_state_indices.py
+    tests/gdn/test_decode_delta_rule.py tests/gdn/test_decode_pretranspose_bf16_padded_pool.py
+    tests/gdn/test_decode_pretranspose_noncontiguous_pool.py" ;;
+flashqla) tests=tests/test_gdr_unit.py ;;
+fla) tests=tests/ops/test_gdn.py ;;
+gdn_cuda) tests="test/test_py/fla_comparison.py test/test_py/test_fla_recurrent_comparison.py" ;;
+*) usage ;;
+esac
+here=$(cd "$(dirname "$0")" && pwd)
+files=()
+for test in $tests; do files+=("$checkout/$test"); done
+cd "$here/peers" # python -m puts the current folder before an installed FLA
+export PYTHONPATH=$here/peers${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
+exec "${PYTHON:-python3}" -m pytest -p peer_plugin -c /dev/null --rootdir="$checkout" \
+    --import-mode=importlib -p no:cacheprovider -q "${files[@]}" "$@"

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pytest -p peer_plugin: a peer's tests through gdn's drop-in; see tools/peer_tests.sh."""
+
+import collections
+import os
+
+import gdn
+import gdn.torch
+import on_cpu
+import peers
+import pytest
+import torch
+from gdn import _drop_in, flashinfer
+
+PEER, DEVICE = os.environ["GDN_PEER"], os.environ["GDN_PEER_DEVICE"]
+SPOIL = float(os.environ.get("GDN_PEER_SPOIL", "1"))
+calls, changes = collections.Counter(), collections.Counter()
+through, outcomes = set(), collections.Counter()
+_running = None
+
+
+def _spoil(result):
+    for x in result if isinstance(result, tuple) else (result,):
+        x.mul_(SPOIL)
+
+
+def _counted(name, function):
+    def call(*args, **kwargs):
+        result = function(*args, **kwargs)
+        calls[name] += 1
+        through.add(_running)
+        if SPOIL != 1:
+            _spoil(result)
+        return result
+
+    return call
+
+
+def _watched(what, function):
+    """A helper of the drop-ins that returns its first argument, or a changed one."""
+    def call(x, *args):
+        result = function(x, *args)
+        if result is not x:
+            changes[what(x, result)] += 1
+        return result
+
+    return call
+
+
+def _dtypes(x, y):
+    return f"{str(x.dtype)[6:]} to {str(y.dtype)[6:]}"
+
+
+def _watch():
+    for name in gdn.torch.OPERATORS:
+        setattr(gdn.torch, name, _counted(name, getattr(gdn.torch, name)))
+    _drop_in.unit_stride = _watched(lambda x, _: f"copied: last stride {x.stride(-1)}",
+                                    _drop_in.unit_stride)
+    _drop_in.gate = _watched(lambda x, y: f"converted: gate {_dtypes(x, y)}", _drop_in.gate)
+    into = _drop_in.into
+
+    def watched_into(out, dtype, call):
+        if out is not None and out.dtype != dtype:
+            changes[f"converted: output to {str(out.dtype)[6:]}"] += 1
+        return into(out, dtype, call)
+
+    _drop_in.into = watched_into
+    states = flashinfer._States
+    states.__call__ = _watched_states(states.__call__)
+
+
+def _watched_states(function):
+    def call(self, x):
+        result = function(self, x)
+        if result is not x:
+            changes[f"copied: state {_dtypes(x, result)}"] += 1
+        return result
+
+    return call
+
+
+_watch()
+getattr(peers, PEER)(DEVICE)
+
+
+def _why_skipped(error):
+    """Why a test that ended so says nothing about the forward of the drop-in; or None."""
+    text = str(error)
+    if isinstance(error, NotImplementedError) and "backward" in text:
+        return "needs gradients"
+    if isinstance(error, ImportError) and any(name in text for name in peers.PRIVATE):
+        return "names private kernels"
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    global _running
+    _running = item.nodeid
+    try:
+        if DEVICE == "cpu":
+            with on_cpu.Mode():
+                return (yield)
+        return (yield)
+    except (NotImplementedError, ImportError) as error:
+        why = _why_skipped(error)
+        if why is None:
+            raise
+        through.discard(item.nodeid)
+        pytest.skip(why)
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        outcomes[report.outcome] += 1
+
+
+def pytest_terminal_summary(terminalreporter):
+    say = terminalreporter.write_line
+    say("")
+    say(f"{PEER} on {DEVICE}, libgdn {gdn.version()}: "
+        + ", ".join(f"{outcomes[x]} {x}" for x in ("passed", "failed", "skipped")))
+    say(f"  went through libgdn: {len(through)} tests ("
+        + ", ".join(f"{name} {n}" for name, n in calls.most_common()) + ")")
+    why = collections.Counter(
+        (r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr)).removeprefix(
+            "Skipped: ") for r in terminalreporter.stats.get("skipped", []))
+    for text, n in why.most_common(8):
+        say(f"  skipped: {text[:70]} x{n}")
+    for text, n in sorted(changes.items()) or [("converted or copied: nothing", 0)]:
+        say(f"  {text}" + (f" x{n}" if n else ""))

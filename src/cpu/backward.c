@@ -271,6 +271,16 @@ static void step_j(struct sweep *s, float *J, const float *dR)
     }
 }
 
+/* Of two states; in float64 but for short runs. */
+static double inner(const struct sweep *s, const float *a, const float *b)
+{
+    const size_t run = 8 * (size_t)s->kr->strip;
+    double       sum = 0;
+    size_t       at  = 0;
+    for (; at + run <= s->state; at += run) sum += (double)s->kr->dot(a + at, b + at, run);
+    return sum + (double)s->kr->dot(a + at, b + at, s->state - at);
+}
+
 /* Gradients of a piece; J becomes that of the state before it. S NULL: it was zero. */
 static void backward(struct sweep *s, const float *S, float *J, const float *R, const float *U,
                      int head, int64_t t, int n, float *dq, float *dk, float *dv, float *dg,
@@ -311,9 +321,8 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
     kr->strip_mul(s->by_j, C, s->flat, W, s->ut, K, W, C);
     double carried = 0;
     if (S) {
-        memcpy(s->S, s->flat, s->state * sizeof *S);
+        carried = (double)s->start[C - 1] * inner(s, S, J);
         flatten(s, S);
-        carried = (double)s->start[C - 1] * (double)kr->dot(s->S, s->flat, s->state);
         kr->strip_mul(s->by_q, C, s->flat, W, s->dot, K, W, C);
         kr->strip_mul(s->by_k, C, s->flat, W, s->drt, K, W, C);
     } else {

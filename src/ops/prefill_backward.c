@@ -229,8 +229,9 @@ static gdn_status enqueue(gdn_ctx *ctx, void *call)
 {
     struct call *c = call;
     void        *memory;
-    TRY(gdn_get_workspace(ctx, c->args.workspace, c->args.workspace_bytes, c->bytes, &memory));
     TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
+    TRY(gdn_cuda_get_workspace(ctx, c->args.workspace, c->args.workspace_bytes, c->bytes,
+                               &memory));
     return gdn_cuda_backward(ctx, &c->cuda, memory, c->args.stream);
 }
 

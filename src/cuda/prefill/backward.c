@@ -96,7 +96,9 @@ static size_t lay_out(struct gdn_cu_backward *a, char *memory)
         { &a->carry.data, between },           { &a->starts.data, (size_t)a->n_windows * between },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
-    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+    const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+    if (!has_sums(a)) a->sums = NULL;
+    return bytes;
 }
 
 size_t gdn_cuda_backward_bytes(const struct gdn_cu_backward *args)

@@ -372,7 +372,7 @@ struct gdn_cu_product {
  * gdn_prefill_backward: prefill/backward.h. It works on a window at a time: the same few chunks of
  * every sequence, numbered through the batch, of which memory has what the kernels hand on.
  */
-enum { GDN_CU_BACKWARD_CHUNK = 64, GDN_CU_REVERSE_BYTES = 91184, GDN_CU_GRADIENTS_BYTES = 81032 };
+enum { GDN_CU_BACKWARD_CHUNK = 64, GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
 struct gdn_cu_backward {
     struct gdn_cu_rule   rule; /* q, k: of chunks, normalised and scaled; to: dstate */
     struct gdn_rows      q, k; /* as they were given */

@@ -81,6 +81,13 @@ GDN_DEVICE float *row_in(const struct gdn_rows &rows, const struct backward_chun
     return (float *)row_at(rows, c.own.seq, t, head);
 }
 
+template <class T> GDN_DEVICE T sum_warp(T x)
+{
+#pragma unroll
+    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
+    return x;
+}
+
 /* Heads of a tensor with n_heads: the first state head that reads one, and from that to the next;
  * each is read by H / n_heads. */
 GDN_DEVICE int first_reader(const struct gdn_cu_rule &r, int head, int n_heads)

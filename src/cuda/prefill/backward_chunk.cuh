@@ -21,6 +21,7 @@ typedef float thread_tile[ROWS][ROWS];
 
 struct gradients_shared {
     struct chunk_gates gates;
+    float              dbeta[CHUNK]; /* Z . v at first */
     float              X[CHUNK][CHUNK + 1], Y[CHUNK][CHUNK + 1];
     union {
         struct {
@@ -31,7 +32,7 @@ struct gradients_shared {
         } keys;
         struct {
             double sums[CHUNK][2], inner[THREADS / 32];
-            float  dG[CHUNK], dbeta[CHUNK], ends[CHUNK];
+            float  dG[CHUNK], ends[CHUNK];
         } rows;
     };
 };
@@ -56,18 +57,23 @@ GDN_DEVICE void sum_rows(float (&x)[ROWS])
         for (int step = 8; step; step /= 2) x[a] += __shfl_xor_sync(0xffffffff, x[a], step);
 }
 
-/* sum += left right^T of one slice. */
+/* sum += left right^T of one slice, which is added up by itself: short sums round less. */
 GDN_DEVICE void multiply_slice(thread_tile &sum, const slice_tile &left, const slice_tile &right,
                                int depth)
 {
+    thread_tile part = {};
 #pragma unroll 2
     for (int d = 0; d < depth; d++)
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
 #pragma unroll
             for (int j = 0; j < ROWS; j++)
-                sum[i][j] = fmaf(left[first_row() + 16 * i][d], right[first_column() + 16 * j][d],
-                                 sum[i][j]);
+                part[i][j] = fmaf(left[first_row() + 16 * i][d], right[first_column() + 16 * j][d],
+                                  part[i][j]);
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < ROWS; j++) sum[i][j] += part[i][j];
 }
 
 GDN_DEVICE void load_slices(struct gradients_shared &sh, const struct gdn_cu_backward &a,
@@ -98,13 +104,13 @@ GDN_DEVICE void add_values(float (&sum)[8], const struct gradients_shared &sh,
     }
 }
 
-/* X, Y, and Z . v of the rows of this warp, in all of its lanes. */
-GDN_DEVICE void make_products(struct gradients_shared &sh, float (&values)[8],
-                              const struct gdn_cu_backward &a, const struct backward_chunk &c,
-                              int head)
+/* X, Y and Z . v. */
+GDN_DEVICE void make_products(struct gradients_shared &sh, const struct gdn_cu_backward &a,
+                              const struct backward_chunk &c, int head)
 {
     const struct chunk_gates &g = sh.gates;
     thread_tile               x = {}, y = {};
+    float                     values[8] = {};
     for (int v0 = 0; v0 < a.rule.V; v0 += SLICE) {
         __syncthreads();
         load_slices(sh, a, c, head, v0);
@@ -114,10 +120,10 @@ GDN_DEVICE void make_products(struct gradients_shared &sh, float (&values)[8],
         multiply_slice(x, sh.slices.z, sh.slices.u, depth_of(a.rule.V, v0));
     }
 #pragma unroll
-    for (int m = 0; m < 8; m++)
-#pragma unroll
-        for (int step = 16; step; step /= 2)
-            values[m] += __shfl_xor_sync(0xffffffff, values[m], step);
+    for (int m = 0; m < 8; m++) {
+        const float sum = sum_warp(values[m]);
+        if (threadIdx.x % 32 == 0) sh.dbeta[threadIdx.x / 32 + 8 * m] = sum;
+    }
 #pragma unroll
     for (int n = 0; n < ROWS; n++)
 #pragma unroll
@@ -270,27 +276,20 @@ GDN_DEVICE void store_gradients(const struct chunk_gradients &d, const struct gr
 
 /* ---- Gates --------------------------------------------------------------------------------- */
 
-/* Sums of this block's threads to shared memory; Z . v is added to dbeta. */
-GDN_DEVICE void share_sums(struct gradients_shared &sh, struct row_sums &sums,
-                           const float (&values)[8])
+/* Sums of this block's threads to shared memory. */
+GDN_DEVICE void share_sums(struct gradients_shared &sh, struct row_sums &sums)
 {
     sum_rows(sums.dG), sum_rows(sums.kD), sum_rows(sums.ends);
-#pragma unroll
-    for (int step = 16; step; step /= 2)
-        sums.inner += __shfl_xor_sync(0xffffffff, sums.inner, step);
+    sums.inner = sum_warp(sums.inner);
     __syncthreads();
-    if (threadIdx.x % 32 == 0) {
-        sh.rows.inner[threadIdx.x / 32] = sums.inner;
-        for (int m = 0; m < 8; m++) sh.rows.dbeta[threadIdx.x / 32 + 8 * m] = values[m];
-    }
-    __syncthreads();
+    if (threadIdx.x % 32 == 0) sh.rows.inner[threadIdx.x / 32] = sums.inner;
     if (first_column() == 0)
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const int t = first_row() + 16 * i;
             sh.rows.dG[t]   = sums.dG[i];
             sh.rows.ends[t] = sums.ends[i];
-            sh.rows.dbeta[t] += sums.kD[i];
+            sh.dbeta[t] += sums.kD[i];
         }
     __syncthreads();
 }
@@ -321,7 +320,7 @@ GDN_DEVICE void store_gates(struct gradients_shared &sh, const struct gdn_cu_bac
             through_gate(a.rule, c.in, t, head, gradient_of_gate(sh, t, n));
         store_gradient_of(a.dg, c.in, t, head, d.g, a.adds);
         store_gradient_of(a.dbeta, c.in, t, head,
-                          through_beta(a.rule, c.in, t, head, sh.rows.dbeta[t]), a.adds);
+                          through_beta(a.rule, c.in, t, head, sh.dbeta[t]), a.adds);
         sh.rows.sums[t][0] = d.A_log;
         sh.rows.sums[t][1] = d.dt_bias;
     }
@@ -337,13 +336,12 @@ GDN_DEVICE void backward_chunk(const struct gdn_cu_backward &a)
     const int64_t             number = blockIdx.x / r.H;
     const struct backward_chunk c = find_backward_chunk(a, number);
     struct row_sums             sums = {};
-    float                       values[8] = {};
     if (c.in.n == 0) {
         if (threadIdx.x == 0) keep_sums(a, number, head, sh.rows.sums, 0);
         return;
     }
     load_gates(sh.gates, r, c.in, head);
-    make_products(sh, values, a, c, head);
+    make_products(sh, a, c, head);
     for (int x0 = 0; x0 < r.K; x0 += DEPTH) {
         struct chunk_gradients d = {};
         through_states(d, sh, a, c, head, x0, sums.inner);
@@ -356,7 +354,7 @@ GDN_DEVICE void backward_chunk(const struct gdn_cu_backward &a)
         add_sums(sums, d, sh);
         store_gradients(d, sh, a, c, head, x0);
     }
-    share_sums(sh, sums, values);
+    share_sums(sh, sums);
     store_gates(sh, a, c, head);
 }
 

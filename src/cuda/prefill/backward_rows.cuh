@@ -14,13 +14,6 @@
 
 enum { ROW_WARPS = THREADS / 32, ROW_PARTS = 8 }; /* of a row: lane, lane + 32, ... */
 
-GDN_DEVICE float sum_warp(float x)
-{
-#pragma unroll
-    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-    return x;
-}
-
 GDN_DEVICE void load_row(float (&x)[ROW_PARTS], const char *row, int dtype, int n)
 {
 #pragma unroll

@@ -89,11 +89,16 @@ static size_t lay_out(struct gdn_cu_backward *a, char *memory)
     const size_t rows = 4 * chunks * GDN_CU_BACKWARD_CHUNK, state = 4 * (size_t)a->S.slot;
     const size_t K = (size_t)r->K, V = (size_t)r->V, between = a->n_windows > 1 ? B * state : 0;
     const struct gdn_room rooms[] = {
-        { &a->rule.q.data, rows * (size_t)r->Hq * K }, { &a->rule.k.data, rows * (size_t)r->Hk * K },
-        { &a->u.data, rows * H * V },          { &a->z.data, rows * H * V },
-        { &a->head_dq.data, rows * H * K },    { &a->head_dk.data, rows * H * K },
-        { &a->S.data, chunks * state },        { &a->J.data, chunks * state },
-        { &a->carry.data, between },           { &a->starts.data, (size_t)a->n_windows * between },
+        { &a->rule.q.data, rows * (size_t)r->Hq * K },
+        { &a->rule.k.data, rows * (size_t)r->Hk * K },
+        { &a->u.data, rows * H * V },
+        { &a->z.data, rows * H * V },
+        { &a->head_dq.data, rows * H * K },
+        { &a->head_dk.data, rows * H * K },
+        { &a->S.data, chunks * state },
+        { &a->J.data, chunks * state },
+        { &a->carry.data, between },
+        { &a->starts.data, (size_t)a->n_windows * between },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);

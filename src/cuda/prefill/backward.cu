@@ -14,8 +14,8 @@
  *     rest       zeros for tokens that do not count    backward_rows.cuh
  *     sums       dA_log and ddt_bias                   backward_gates.cuh
  *
- * Chunks begin at the first token of a sequence and windows at a chunk, so what a sequence gets does
- * not depend on others. No sum depends on the order in which blocks run.
+ * Chunks begin at the first token of a sequence and windows at a chunk, so what a sequence gets
+ * does not depend on others. No sum depends on the order in which blocks run.
  */
 #include "cuda/prefill/backward_chunk.cuh"
 #include "cuda/prefill/backward_rows.cuh"

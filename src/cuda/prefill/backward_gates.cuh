@@ -14,7 +14,8 @@ struct gate_gradient {
 GDN_DEVICE struct gate_gradient through_raw(const struct gdn_cu_rule &r, int head, float given,
                                             float dg)
 {
-    const float x = given + load_vector(r.dt_bias, head, 0), A = expf(load_vector(r.A_log, head, 0));
+    const float x = given + load_vector(r.dt_bias, head, 0);
+    const float A = expf(load_vector(r.A_log, head, 0));
     float       slope = -A * sigmoid(x), by_A = -A * softplus(x);
     if (r.bound < 0) {
         slope = r.bound * sigmoid(A * x) * sigmoid(-A * x) * A;

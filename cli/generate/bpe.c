@@ -89,7 +89,7 @@ static int byte_of(uint32_t code)
     return -1;
 }
 
-/* The bytes that a word of these characters (up to U+07FF) stands for, in b->text; *good false: it does not. */
+/* The bytes that a word of these characters stands for, in b->text. *good false: it has others. */
 static struct piece bytes_of(struct bpe *b, const char *word, size_t n, bool *good)
 {
     struct piece piece = { b->text, 0 };

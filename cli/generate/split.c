@@ -80,7 +80,7 @@ static void skip(struct cursor *c, enum kind kind)
     while (peek(c, &bytes) == kind) c->at += bytes;
 }
 
-/* ---- The alternatives, in order: true if one matched, c behind it ----------------------------- */
+/* ---- The alternatives, in order: true if one matched, c behind it ---------------------------- */
 
 static bool contraction(struct cursor *c)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Text to tokens and back: byte-level BPE where the checkpoint is a folder with tokenizer.json, else
- * a token is a byte. */
+/* Text to tokens and back: byte-level BPE where the checkpoint is a folder with tokenizer.json,
+ * else a token is a byte. */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
 

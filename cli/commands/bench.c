@@ -56,7 +56,7 @@ static const char *const help[] = {
     "for prefill and block, that of the measured in-place bandwidth on the same footprint (the\n"
     "states of decode, all tensors of conv, at most 256 MiB) for the others, with the same\n"
     "instruction set and threads.\n"
-    "For prefill_backward, which counts 16 K V with what is computed again, prefill is also timed.\n"
+    "For prefill_backward, which counts 16 K V with what is computed again, prefill is timed too.\n"
     "For step, its convolution and its rule are also timed as calls of their own.\n"
     "For block, its rule and its convolution are also timed apart; what is left of its time is\n"
     "given as that of its projections.\n"
@@ -67,8 +67,8 @@ static const char *const help[] = {
 enum bench_op {
     PREFILL, DECODE, CONV, BLOCK, GATES, L2NORM, RMSNORM, STEP, BACKWARD, N_BENCH_OPS
 };
-static const char *const op_names[] = { "prefill", "decode",  "conv",   "block",
-                                        "gates",   "l2norm", "rmsnorm", "step", "prefill_backward" };
+static const char *const op_names[] = { "prefill", "decode",  "conv", "block",           "gates",
+                                        "l2norm",  "rmsnorm", "step", "prefill_backward" };
 
 struct bench_options {
     struct cli_device device;

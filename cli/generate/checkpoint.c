@@ -18,9 +18,10 @@ const char *checkpoint_path(struct checkpoint *c, const char *name)
     return path;
 }
 
-static bool has_file(struct checkpoint *c, const char *name)
+bool checkpoint_has(struct checkpoint *c, const char *name)
 {
     struct stat info;
+    if (!c->is_folder) return false;
     const char *path = checkpoint_path(c, name);
     return path && !stat(path, &info);
 }
@@ -96,8 +97,8 @@ static int open_folder(struct checkpoint *c)
     static const char index_name[] = "model.safetensors.index.json";
     cJSON            *index        = NULL;
     if (read_json(c, "config.json", &c->config)) return CLI_BAD;
-    if (has_file(c, "model.safetensors")) return open_named(c, "model.safetensors");
-    if (!has_file(c, index_name))
+    if (checkpoint_has(c, "model.safetensors")) return open_named(c, "model.safetensors");
+    if (!checkpoint_has(c, index_name))
         return cli_bad("%s: neither model.safetensors nor %s is there", c->path, index_name);
     int code = read_json(c, index_name, &index);
     if (!code) code = open_shards(c, index, checkpoint_path(c, index_name));

@@ -25,6 +25,8 @@ void checkpoint_close(struct checkpoint *c); /* of a zeroed one too */
 /* NULL: in none of the files. */
 const struct st_tensor *checkpoint_find(const struct checkpoint *c, const char *name);
 
+/* A folder with a file of this name. */
+bool checkpoint_has(struct checkpoint *c, const char *name);
 /* "folder/name" in the checkpoint's memory; NULL: none left. */
 const char *checkpoint_path(struct checkpoint *c, const char *name);
 

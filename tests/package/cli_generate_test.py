@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+import unicodedata
 from array import array
 
 import cli_test as cli
@@ -118,6 +119,14 @@ def random_number(seed, position):
     z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
     return ((z ^ z >> 31) >> 11) * 2.0**-53
+
+
+def test_help_and_speed():
+    status, text, err = cli.gdn("generate", "--help")
+    check(status == OK and not err and "--load-state" in text, text, err)
+    check("gdn generate" in cli.gdn("--help")[1], "not in gdn --help")
+    status, text, err = cli.gdn("generate", model()[0], "-p", "ab", "-n", "0", "--speed")
+    check(status == OK and text == "ab" and "prompt 2 tokens" in err, status, text, err)
 
 
 def test_temperature():
@@ -279,7 +288,7 @@ def test_refused():
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"intermediate_size": 45}, "mlp.gate_proj.weight"),
         ({"tie_word_embeddings": False}, "lm_head.weight"),
-        ({"vocab_size": 255}, "embed_tokens"),
+        ({"vocab_size": 257}, "embed_tokens"),
         ({"text_config": 3}, "text_config"),
         ({"eos_token_id": "<|end|>"}, "eos_token_id"),
     ):
@@ -324,6 +333,144 @@ def test_damaged_index():
     whole = open(out("damaged/" + files[1]), "rb").read()
     write("damaged/" + files[1], whole[: len(whole) // 2])
     refused("generate", where, "-p", "a", "-n", "1", names=[files[1]])
+
+
+# ---- Tokenizer ----------------------------------------------------------------------------
+
+QWEN35 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
+          r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN2 = QWEN35.replace(r"[\p{L}\p{M}]+", r"\p{L}+").replace(r"\p{M}", "")
+# Texts in pieces, by the first expression and, where it differs, by the second.
+PIECES = [
+    ["The", " delta", " rule", "'s", " keys", ",", "  ", " don", "'T", " ", " ", "1", "2", "."],
+    ["a", " \n\n", "  ", " b", "\t", "\t", "c", "?!\r\n", "\r\n", "x", "  "],
+    ["na\u00efve", " \u65e5\u672c", "\u3002", "\u00bd", " \u20ac", "5", "\u00a0x", "\u2003",
+     " y"],
+    [["e\u0301t\u00e9", "-\u0301a"], ["e", "\u0301t\u00e9", "-\u0301", "a"]],
+    ["<|go|>", "it", "<|go|>", "<|", "go"],
+]
+MERGES = ["T h", "Th e", "\u0120 d", "e l", "\u0120d el", "t a", "\u0120del ta", "l e", "r u",
+          "\u0120 \u0120", "\u010a \u010a", "\u00c3 \u00af", "d o", "\u0120 k"]
+
+
+def letters():
+    """The character that stands for each byte."""
+    shown = [b for b in range(256) if 33 <= b <= 126 or (b >= 161 and b != 173)]
+    rest = [b for b in range(256) if b not in shown]
+    return {**{b: chr(b) for b in shown}, **{b: chr(256 + i) for i, b in enumerate(rest)}}
+
+
+def tokenizer(pattern=QWEN35, **changes):
+    words = sorted(letters().values()) + [m.replace(" ", "") for m in MERGES]
+    model = {"type": "BPE", "vocab": {w: i for i, w in enumerate(words)}, "merges": MERGES}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    whole = {"normalizer": {"type": "NFC"}, "model": model, "pre_tokenizer": {
+        "type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"}]},
+        "added_tokens": [{"id": len(words), "content": "<|go|>", "special": True}]}
+    return {**whole, **changes}
+
+
+def merged(piece, vocab):
+    """Tokens of one piece: of all pairs the first in MERGES, until there is none."""
+    if piece == "<|go|>":
+        return [len(vocab)]
+    parts, of = [letters()[b] for b in piece.encode()], {m: i for i, m in enumerate(MERGES)}
+    while True:
+        pairs = [(of.get(f"{a} {b}", len(of)), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))]
+        rank, i = min(pairs, default=(len(of), 0))
+        if rank == len(of):
+            return [vocab[p] for p in parts]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def with_tokenizer(text, name="bpe", vocab=300):
+    """A folder with a model of so many tokens and this tokenizer.json."""
+    config = dict(qwen35.CONFIG, vocab_size=vocab)
+    tensors, _ = qwen35.random_weights(config, 8)
+    where = folder(config, {"model.safetensors": tensors}, name=name)
+    write(name + "/tokenizer.json", text if isinstance(text, bytes) else json.dumps(text).encode())
+    return where
+
+
+def test_bpe():
+    """Tokens of a prompt, and their bytes back."""
+    for pattern in (QWEN35, QWEN2):
+        where = with_tokenizer(tokenizer(pattern))
+        words = tokenizer()["model"]["vocab"]
+        back = {i: bytes({c: b for b, c in letters().items()}[c] for c in w)
+                for w, i in words.items()}
+        back[len(words)] = b"<|go|>"
+        for pieces in PIECES:
+            if isinstance(pieces[0], list):
+                pieces = pieces[pattern == QWEN2]
+            prompt = "".join(pieces)
+            text, tokens, _ = generate(where, "-n", "4", prompt=prompt)
+            want = sum((merged(piece, words) for piece in pieces), [])
+            check(tokens[:-4] == want, repr(prompt), tokens[:-4], "wanted", want)
+            added = b"".join(back.get(t, b"") for t in tokens[-4:])
+            check(text == prompt.encode() + added, text, added)
+
+
+def test_bpe_tokenizers():
+    """Random Unicode, beside Hugging Face's own."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as missing:
+        raise Skip(str(missing))
+    rng = random.Random(11)
+    some = list("aZ's  \n\r\t09.,!-") + ["'LL", " \n ", "<|go|>", "<|", "The delta"]
+    known = [chr(c) for c in range(0x80, 0x3000) if unicodedata.category(chr(c)) != "Cn"]
+    some += rng.sample(known, 60) + ["\U0001f600", "\u0301"]
+    for pattern in (QWEN35, QWEN2):
+        theirs = tokenizer(pattern, version="1.0", truncation=None, padding=None,
+                           post_processor=None, decoder=None)
+        theirs["added_tokens"][0].update(single_word=False, lstrip=False, rstrip=False,
+                                         normalized=False)
+        bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False,
+                    "use_regex": False}
+        theirs["pre_tokenizer"]["pretokenizers"][0]["invert"] = False
+        theirs["pre_tokenizer"]["pretokenizers"][1] = bytewise
+        where, judge_of = with_tokenizer(theirs), Tokenizer.from_str(json.dumps(theirs))
+        for _ in range(20):
+            prompt = unicodedata.normalize("NFC", "".join(rng.choices(some, k=40)))
+            _, tokens, _ = generate(where, "-n", "0", prompt=prompt)
+            want = judge_of.encode(prompt).ids
+            check(tokens == want, repr(prompt), tokens, "wanted", want)
+
+
+def test_bpe_refused():
+    def bad(text, *names, vocab=300):
+        refused("generate", with_tokenizer(text, vocab=vocab), "-p", "abc", names=names)
+
+    good = tokenizer()
+    model = good["model"]
+    bad(b"{", "tokenizer.json", "not JSON")
+    bad({}, "model.type")
+    bad(tokenizer(r"\s+"), "pre_tokenizer")
+    bad(tokenizer(normalizer={"type": "Lowercase"}), "Lowercase")
+    bad(tokenizer(model=dict(model, type="Unigram")), "Unigram")
+    bad(tokenizer(model=dict(model, vocab=[])), "vocab")
+    bad(tokenizer(model=dict(model, merges={})), "merges")
+    bad(tokenizer(model=dict(model, merges=["a b"])), "merge 0")
+    bad(tokenizer(model=dict(model, merges=["ab"])), "merge 0")
+    bad(tokenizer(model=dict(model, vocab=dict(model["vocab"], a="b"))), "'a'")
+    bad(tokenizer(model=dict(model, vocab=dict(model["vocab"], a=-1))), "'a'")
+    bad(tokenizer(model=dict(model, vocab=dict(model["vocab"], a=0))), "'a'", "number, 0")
+    bad(tokenizer(model=dict(model, vocab=dict(model["vocab"], a=1.5))), "'a'")
+    bad(good, "from 0 to 255", vocab=256)
+    few = {w: i for w, i in model["vocab"].items() if w != "c"}
+    bad(tokenizer(model=dict(model, vocab=few)), "byte 99")
+    bad(tokenizer(added_tokens=[{"id": 3}]), "added_tokens")
+    bad(tokenizer(added_tokens=[{"id": 300, "content": "x"}]), "'x'")
+    text, rng = json.dumps(good).encode(), random.Random(4)
+    where = with_tokenizer(good)
+    for i in range(60):
+        at = rng.randrange(len(text))
+        changed = text[:at] + rng.randbytes(1) + text[at + 1 :] if i % 6 else text[:at]
+        write("bpe/tokenizer.json", changed)
+        p = subprocess.run([cli.GDN, "generate", where, "-p", "The end", "-n", "1"],
+                           capture_output=True, timeout=300)
+        check(p.returncode == OK or (p.returncode == BAD and p.stderr.count(b"\n") == 1), p)
 
 
 if __name__ == "__main__":

@@ -56,17 +56,17 @@ struct alignas(16) hopper_gates : chunk_gates<64> {
     alignas(16) float k_scale[64]; /* 1 / length of k */
     float    v_scale[64];          /* of v in R: 1 / (exp(near) k_scale) */
     float    o_scale[64];          /* of U in the output: shift exp(near) scale / length of q */
-    float    q_start[64];          /* of S q there, the same: lengths that others have made are in it */
-    float    from_start[64];       /* of S k in R and S q: exp(rest); 0 behind a token that forgets */
-    float    to_end[64];           /* uneven: of u in S, exp(G_end - rest); 0 before a token that forgets */
+    float    q_start[64];          /* of S q there: shift exp(G) scale / length; 0 behind a token that
+                                    * forgets */
+    float    from_start[64];       /* of S k in R: exp(rest); likewise */
+    float    to_end[64];           /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
     float    rest[64];             /* in units of log 2 */
     float    weight[64];           /* beta / the square of the key's length, for who makes T */
     float    start;                /* what rest is where near is in reach (start_of()) */
-    float    shift;                /* of S before U is added: exp(start), in chunks that are not plain 1 */
     uint32_t rare;                 /* HOPPER_RARE, ... */
 };
-/* A token forgets, or every bit of S stays; rest is not the same for all tokens. */
-enum { HOPPER_RARE = 1, HOPPER_UNEVEN = 2 };
+/* A token forgets, or every bit of S stays; rest is not zero; it is not the same for all tokens. */
+enum { HOPPER_RARE = 1, HOPPER_GATED = 2, HOPPER_UNEVEN = 4 };
 
 /* The sequence, or what of it is this block's, and where its next checkpoint is, for each warp of
  * the state. */
@@ -340,7 +340,7 @@ GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
 /* Every bit of S stays (G9). */
 GDN_DEVICE bool is_idle(const hopper_gates &g)
 {
-    return (g.decay == 1) & (g.start == 0) & (tokens_of(g.writers) == 0);
+    return (g.decay == 1) & (tokens_of(g.writers) == 0);
 }
 
 /* Where an element is in a tile. */

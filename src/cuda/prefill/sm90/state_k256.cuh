@@ -83,16 +83,16 @@ GDN_DEVICE void sum_halves(const struct hopper_state &w, float (&x)[32])
 }
 
 /* The half's parts of S^T K^T and S^T Q^T, a group each, under way; is the chunk plain? */
-template <int io, bool uneven>
+template <int io, bool gated>
 GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_STATE / 2],
                             float (&x)[32], float (&o)[32], const hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
     const hopper_gates        &g = b.gates(c);
-    if (uneven) b.wait(HOPPER_FULL, c);
+    b.wait(HOPPER_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(x, a, w.k(c));
-    if (is_other<uneven>(g.rare)) {
+    if (is_other<gated>(g.rare)) {
         wgmma_wait<0>();
         return false;
     }
@@ -103,19 +103,17 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
 
 /* As pass_plain(). Both halves look at the same gates and the same U. What both do is the same code: they
  * share a cache of it. */
-template <int io, bool uneven>
+template <int io, bool gated>
 GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
     const struct hopper_block &b     = w.b;
     const bool                 first = in_warp(w.half() == 0);
-    bool                       more  = in_warp(c < mark);
-    if (!uneven) decay_state(S, shift_of(w, c, more));
 #pragma unroll 1
-    for (; more; c++) {
+    for (bool more = in_warp(c < mark); more; c++) {
         const hopper_gates &g = b.gates(c);
         uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
         float               o[32], u[32];
-        if (!start_plain<io, uneven>(w, a, u, o, S, c)) return c;
+        if (!start_plain<io, gated>(w, a, u, o, S, c)) return c;
         more = in_warp(c + 1 < mark);
         if (first) {
             b.wait(HOPPER_V_FULL, c);
@@ -123,7 +121,7 @@ GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, in
             wgmma_wait<1>();
             wait_for_other(HOPPER_MAIL_K);
             take_mail<true>(w, u);
-            if (uneven) scale_tokens(u, factors_of(g.from_start, w.lane));
+            if (gated) scale_tokens(u, factors_of(g.from_start, w.lane));
             make_rows<io>(r, u, row_terms_of(b.v(c) + w.v_lane(), g, w.lane));
             b.wait(HOPPER_T_FULL, c);
             wgmma_wait<0>();
@@ -131,10 +129,10 @@ GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, in
             put_mail(w, o);
             tell_other(HOPPER_MAIL_Q);
             wgmma_wait<0>();
-            make_factors<io, uneven>(y, r, u, g, w.lane);
+            make_factors<io, gated>(y, r, u, g, w.lane);
             wait_for_other(HOPPER_MAIL_READ);
             put_factor<0>(w, y);
-            if (uneven) put_factor<16>(w, r);
+            if (gated) put_factor<16>(w, r);
             tell_other(HOPPER_MAIL_U);
         } else {
             wgmma_wait<1>();
@@ -144,19 +142,16 @@ GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, in
             wait_for_other(HOPPER_MAIL_Q);
             take_mail<true>(w, o);
             tell_other(HOPPER_MAIL_READ);
-            scale_output<uneven>(w, o, c);
+            scale_output(w, o, c);
             wait_for_other(HOPPER_MAIL_U);
             take_factor<0>(w, y);
-            if (uneven) take_factor<16>(w, r);
+            if (gated) take_factor<16>(w, r);
         }
-        float               decay = g.decay;
-        if (is_any_far<io>(w, y)) {
-            if (!uneven) leave_start(S, g.start);
-            return c;
-        }
+        const float decay = g.decay;
+        if (is_any_far<io>(w, y)) return c;
         release_queries(w, c);
-        if (uneven) decay_state(S, decay);
-        add_tokens<io>(S, uneven ? r : y, w.k(c));
+        if (gated) decay_state(S, decay);
+        add_tokens<io>(S, gated ? r : y, w.k(c));
         if (first) {
             release_made(w, HOPPER_T_FREE, c);
         } else {
@@ -165,10 +160,9 @@ GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, in
             wgmma_wait<0>();
             hand_out<io>(w, o, c, b.v(c) + w.v_lane());
         }
-        if (!uneven) decay *= shift_of(w, c + 1, more);
         wgmma_wait<0>();
         release(w, HOPPER_DONE, c);
-        if (!uneven) decay_state(S, decay);
+        if (!gated) decay_state(S, decay);
     }
     return c;
 }

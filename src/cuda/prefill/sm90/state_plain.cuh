@@ -11,33 +11,36 @@
 
 /* S^T times keys of chunk c, and queries behind them if x has room, under way; a: S as a factor. Is the chunk
  * for another loop? */
-template <int io, bool uneven, int n>
+template <int io, bool gated, int n>
 GDN_DEVICE bool multiply_state(const struct hopper_state &w, float (&x)[n],
                                uint32_t (&a)[HOPPER_STATE / 2], const hopper_share &S, int c)
 {
     const uint32_t rare = w.b.gates(c).rare;
     pack<io>(a, S);
     multiply_turned<io, false>(x, a, w.k(c));
-    return is_other<uneven>(rare);
+    return is_other<gated>(rare);
 }
 
-/* The rest of a plain chunk, whose output's product with P is under way (o), from U as a factor of keys. */
-template <int io, bool uneven>
-GDN_DEVICE void end_plain(const struct hopper_state &w, hopper_share &S, const float (&o)[32],
-                          const uint32_t (&u)[16], int c, uint32_t v, bool more)
+/* The rest of a plain chunk, whose output's product with P is under way (o), from U as a factor of keys. In a
+ * wide block: are the next chunk's keys there? Where that is asked late it is waited for on the chain. */
+template <int io, bool gated>
+GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, const float (&o)[32],
+                          const uint32_t (&u)[16], int c, uint32_t v)
 {
-    const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
-    if (uneven) decay_state(S, g.decay);
+    const struct hopper_block &b    = w.b;
+    const hopper_gates        &g    = b.gates(c);
+    bool                       next = false;
+    if (gated) decay_state(S, g.decay);
     add_tokens<io>(S, u, b.k(c));
     release_queries(w, c);
-    float decay = g.decay;
+    const float decay = g.decay;
     wgmma_wait<1>();
     hand_out<io>(w, o, c, v);
-    if (!uneven) decay *= shift_of(w, c + 1, more);
+    if (HOPPER_STACKED) next = b.is_there(HOPPER_FULL, c + 1);
     wgmma_wait<0>();
     release(w, HOPPER_DONE, c);
-    if (!uneven) decay_state(S, decay);
+    if (!gated) decay_state(S, decay);
+    return next;
 }
 
 /*
@@ -48,20 +51,18 @@ GDN_DEVICE void end_plain(const struct hopper_state &w, hopper_share &S, const f
  * enough. Whether one more chunk follows is asked in time: at the end, the next would wait for it. Each form has
  * the loop in itself: around a function of one chunk the compiler keeps what that returns as a flag.
  */
-template <int io, bool uneven>
+template <int io, bool gated>
 GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
-    const struct hopper_block &b     = w.b;
-    bool                       more  = in_warp(c < mark);
-    if (!uneven) decay_state(S, shift_of(w, c, more));
+    const struct hopper_block &b = w.b;
 #pragma unroll 1
-    for (; more; c++) {
+    for (bool more = in_warp(c < mark); more; c++) {
         const hopper_gates &g = b.gates(c);
         uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
         float               o[32], u[32];
         struct row_terms    with;
-        if (uneven) b.wait(HOPPER_FULL, c);
-        const bool     other = multiply_state<io, uneven>(w, o, a, S, c);
+        b.wait(HOPPER_FULL, c);
+        const bool     other = multiply_state<io, gated>(w, o, a, S, c);
         const uint32_t v     = b.v(c) + w.v_lane();
         more                 = in_warp(c + 1 < mark);
         b.wait(HOPPER_V_FULL, c);
@@ -70,22 +71,19 @@ GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, 
         with.f = factors_of(g.v_scale, w.lane);
         wgmma_wait<0>();
         if (other) return c;
-        if (uneven) scale_tokens(o, factors_of(g.from_start, w.lane));
+        if (gated) scale_tokens(o, factors_of(g.from_start, w.lane));
         make_rows<io>(r, o, with);
         multiply_turned<io, false>(u, r, b.t(c));
         b.wait(HOPPER_Q_FULL, c);
         multiply_turned<io, false, true>(o, a, b.q(c));
         wgmma_wait<1>();
-        make_factors<io, uneven>(y, r, u, g, w.lane);
+        make_factors<io, gated>(y, r, u, g, w.lane);
         wgmma_wait<0>();
-        scale_output<uneven>(w, o, c);
+        scale_output(w, o, c);
         if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* it is: without a branch U is copied */
-        if (is_any_far<io>(w, y)) {
-            if (!uneven) leave_start(S, g.start);
-            return c;
-        }
+        if (is_any_far<io>(w, y)) return c;
         multiply_turned<io, true>(o, y, b.p(c));
-        end_plain<io, uneven>(w, S, o, uneven ? r : y, c, v, more);
+        end_plain<io, gated>(w, S, o, gated ? r : y, c, v);
     }
     return c;
 }
@@ -93,21 +91,20 @@ GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, 
 /* The same where K and Q are one factor of 128 rows: fewer instructions, and a product of 128 columns leaves
  * others more of the registers' time. There are no registers for more; the other warpgroup fills the
  * time. U is looked at while P is multiplied; without a branch before that, the assembler serialises it. */
-template <int io, bool uneven>
+template <int io, bool gated>
 GDN_DEVICE int pass_stacked(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
     const struct hopper_block &b     = w.b;
-    bool                       more  = in_warp(c < mark);
-    if (!uneven) decay_state(S, shift_of(w, c, more));
+    bool                       there = false;
 #pragma unroll 1
-    for (; more; c++) {
+    for (bool more = in_warp(c < mark); more; c++) {
         const hopper_gates &g = b.gates(c);
         uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
         float               xo[64], u[32];
         float (&x)[32] = *(float (*)[32])xo;
         float (&o)[32] = *(float (*)[32])(xo + 32);
-        if (uneven) b.wait(HOPPER_FULL, c);
-        const bool     other = multiply_state<io, uneven>(w, xo, a, S, c);
+        if (!there) b.wait(HOPPER_FULL, c);
+        const bool     other = multiply_state<io, gated>(w, xo, a, S, c);
         const uint32_t v     = b.v(c) + w.v_lane();
         more                 = in_warp(c + 1 < mark);
         b.wait(HOPPER_V_FULL, c);
@@ -115,35 +112,34 @@ GDN_DEVICE int pass_stacked(const struct hopper_state &w, hopper_share &S, int c
         const uint32_t lane = opaque(w.lane);                    /* found here: later is on the chain */
         wgmma_wait<0>();
         if (other) return c;
-        if (uneven) scale_tokens(x, factors_of(g.from_start, lane));
+        if (gated) scale_tokens(x, factors_of(g.from_start, lane));
         make_rows<io>(r, x, row_terms_of(v, g, lane));
         b.wait(HOPPER_T_FULL, c);
         multiply_turned<io, false>(u, r, b.t(c));
-        scale_output<uneven>(w, o, c);
+        scale_output(w, o, c);
         wgmma_wait<0>();
-        make_factors<io, uneven>(y, r, u, g, w.lane);
+        make_factors<io, gated>(y, r, u, g, w.lane);
         if (in_warp(opaque(0u) != 0)) return c;
         multiply_turned<io, true>(o, y, b.p(c));
         if (is_any_far<io>(w, y)) {
             wgmma_wait<0>();
-            if (!uneven) leave_start(S, g.start);
             return c;
         }
-        end_plain<io, uneven>(w, S, o, uneven ? r : y, c, v, more);
+        there = end_plain<io, gated>(w, S, o, gated ? r : y, c, v);
     }
     return c;
 }
 
 /* As pass_plain(), in the form of this kernel. */
-template <int io, bool uneven>
+template <int io, bool gated>
 GDN_DEVICE int pass(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
     if constexpr (HOPPER_DEPTH == 2)
-        return pass_plain_half<io, uneven>(w, S, c, mark);
+        return pass_plain_half<io, gated>(w, S, c, mark);
     else if constexpr (HOPPER_STACKED)
-        return pass_stacked<io, uneven>(w, S, c, mark);
+        return pass_stacked<io, gated>(w, S, c, mark);
     else
-        return pass_plain<io, uneven>(w, S, c, mark);
+        return pass_plain<io, gated>(w, S, c, mark);
 }
 
 /* The chunk that the next checkpoint is in or at the start of; at most n_chunks. */

@@ -173,7 +173,7 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     multiply_turned<io, false>(o, a, w.q(c));
     wgmma_wait<0>();
     if (HOPPER_DEPTH == 2) sum_halves(w, o);
-    scale_output<true>(w, o, c);
+    scale_output(w, o, c);
     if (slow) clear_parted(o, g);
     weigh_some<io>(a, u, end);
     pack<io>(r, u);

@@ -210,15 +210,15 @@ GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask r
         if (k) g.v_scale[t] = ex2_from<io>(-near, up);
         if (!q) continue;
         g.o_scale[t] = o;
-        g.q_start[t] = o;
+        g.q_start[t] = o * from;
     }
     uneven = in_warp(uneven);
     if (lane != 0) return;
     g.n     = n;
     g.start = start;
-    g.shift = resets || uneven ? 1 : up;
-    g.decay = resets ? 0 : ex2_approx(uneven ? end : end - start);
-    g.rare  = ((resets != 0) | is_idle(g) ? HOPPER_RARE : 0) | (uneven ? HOPPER_UNEVEN : 0);
+    g.decay = resets ? 0 : ex2_approx(end);
+    g.rare  = ((resets != 0) | is_idle(g) ? HOPPER_RARE : 0) |
+             (uneven || start != 0 ? HOPPER_GATED : 0) | (uneven ? HOPPER_UNEVEN : 0);
 }
 
 /* Until lengths of keys and queries of chunk c, which are among its gates, have been copied to the other block:
@@ -254,7 +254,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
         __syncwarp();
         if (!HOPPER_OUTPUTS) {
             idle &= is_idle(b.gates(c));
-            forgets |= b.gates(c).decay * b.gates(c).shift == 0;
+            forgets |= b.gates(c).decay == 0;
         }
         if (lane == 0) mbarrier_arrive(b.of(HOPPER_FULL, c));
         if (io == GDN_F16 && norm && lane == 0) mbarrier_arrive(b.of(HOPPER_FULL, c)); /* with K */

@@ -158,34 +158,34 @@ GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select = false)
     for (int i = 0; i < n; i++) S[i] = 0;
 }
 
-/* How the first n tokens of a chunk end, which has a start and is uneven or not as if there were no others: S is
+/* How the first n tokens of a chunk end, which has a start and is gated or not as if there were no others: S is
  * multiplied by `before`, then U is added, token t times of(), and then it is multiplied by `after`. By a warp. */
 template <int io> struct hopper_end {
     const hopper_gates &g;
     int                 n;
-    bool                uneven;
+    bool                gated;
     float               before, after;
     float               moved; /* its start, from the chunk's */
 
     __device__ __forceinline__ hopper_end(const hopper_gates &gates, int tokens)
-        : g(gates), n(tokens), uneven(false)
+        : g(gates), n(tokens), gated(false)
     {
         const int   lane  = rare_lane();
         const float G[2]  = { g.G[lane], g.G[lane + 32] };
         const float decay = ex2_approx(g.G[n - 1]);
         const float start = start_of<io>(G, n, lane);
         moved             = hopper_format<io>::start == 0 ? 0 : start - g.start;
-        for (int t = lane; t < n; t += 32) uneven |= !(g.rest[t] == g.start);
-        uneven = in_warp(uneven);
-        before = are_parted(tokens_of(g.resets), -1, n - 1) ? 0 : uneven ? decay : power_of_two(start);
-        after  = uneven ? 1 : ex2_approx(g.G[n - 1] - start);
+        for (int t = lane; t < n; t += 32) gated |= !(g.rest[t] == g.start);
+        gated  = in_warp(gated) || start != 0;
+        before = are_parted(tokens_of(g.resets), -1, n - 1) ? 0 : gated ? decay : 1;
+        after  = gated ? 1 : decay;
     }
     /* Its U is of the chunk's start: to that of the n tokens no bit changes. */
     __device__ __forceinline__ float of(int t) const
     {
         const float shift = hopper_format<io>::start == 0 ? 1 : power_of_two(moved);
         if (t >= n || are_parted(tokens_of(g.resets), t, n - 1)) return 0;
-        return uneven ? ex2_approx(g.G[n - 1] - (g.rest[t] + moved)) * shift : shift;
+        return gated ? ex2_approx(g.G[n - 1] - (g.rest[t] + moved)) * shift : shift;
     }
     /* Every bit of S stays (G9). */
     __device__ __forceinline__ bool is_idle() const
@@ -386,13 +386,13 @@ template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float 
     for (int i = 0; i < n / 2; i++) y[i] = hopper_format<io>::pair(x[2 * i], x[2 * i + 1]);
 }
 
-/* U as a factor of P (y), and of keys where that is another: in an uneven chunk it is weighed (r). */
-template <int io, bool uneven>
+/* U as a factor of P (y), and of keys where that is another: in a gated chunk it is weighed (r). */
+template <int io, bool gated>
 GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (&u)[32],
                              const hopper_gates &g, uint32_t lane)
 {
     pack<io>(y, u);
-    if (uneven) weigh<io>(r, u, factors_of(g.to_end, lane));
+    if (gated) weigh<io>(r, u, factors_of(g.to_end, lane));
 }
 
 /* The output of a chunk, whose product with P has ended, to where V was, for who stores it. */
@@ -412,35 +412,16 @@ template <int io> GDN_DEVICE bool is_any_far(const struct hopper_state &w, const
 }
 
 /* A chunk for another loop. */
-template <bool uneven> GDN_DEVICE bool is_other(uint32_t rare)
+template <bool gated> GDN_DEVICE bool is_other(uint32_t rare)
 {
-    return in_warp(rare != (uneven ? HOPPER_UNEVEN : 0));
-}
-
-/* What S is multiplied by before chunk c, a plain one, once its keys and gates are there: its sums are counted
- * from its start, and S with them. Chunks that are not plain have none. `more`: there is such a chunk. */
-GDN_DEVICE float shift_of(const struct hopper_state &w, int c, bool more)
-{
-    if (!more) return 1;
-    w.b.wait(HOPPER_FULL, c);
-    return w.b.gates(c).shift;
-}
-/* S as it is without a start, where chunk c has not been plain. */
-GDN_DEVICE void leave_start(hopper_share &S, float start)
-{
-    decay_state(S, power_of_two(-start));
+    return in_warp(gated ? (rare & ~HOPPER_UNEVEN) != HOPPER_GATED : rare != 0);
 }
 
 /* What the queries see of S; with a norm their lengths come with P. */
-template <bool from_start>
 GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c)
 {
-    const hopper_gates  &g = w.b.gates(c);
-    struct token_factors f;
     if (w.b.r.norm != GDN_NORM_NONE) w.b.wait_p(c);
-    if (from_start) scale_tokens(o, factors_of(g.from_start, opaque(w.lane)));
-    f = factors_of(g.q_start, from_start ? opaque(w.lane) : w.lane);
-    scale_tokens(o, f);
+    scale_tokens(o, factors_of(w.b.gates(c).q_start, w.lane));
 }
 
 #endif

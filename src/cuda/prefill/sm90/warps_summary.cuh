@@ -13,45 +13,39 @@
 #include "cuda/prefill/sm90/state_repair.cuh"
 
 /* As pass_plain(), to the last chunk. */
-template <int io, bool uneven>
+template <int io, bool gated>
 GDN_DEVICE int pass_plain_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
-    const struct hopper_block &b     = w.b;
-    bool                       more  = in_warp(c < b.n_chunks);
-    if (!uneven) decay_state(S, shift_of(w, c, more));
+    const struct hopper_block &b = w.b;
 #pragma unroll 1
-    for (; more; c++) {
+    for (bool more = in_warp(c < b.n_chunks); more; c++) {
         const hopper_gates &g = b.gates(c);
         uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
         float               x[32];
-        if (uneven) b.wait(HOPPER_FULL, c);
+        b.wait(HOPPER_FULL, c);
         pack<io>(a, S);
         multiply_turned<io, false>(x, a, b.k(c));
-        float               decay = g.decay;
-        const bool  other = is_other<uneven>(g.rare);
+        const float decay = g.decay;
+        const bool  other = is_other<gated>(g.rare);
         more              = in_warp(c + 1 < b.n_chunks);
         b.wait(HOPPER_V_FULL, c);
         b.wait(HOPPER_T_FULL, c);
         const struct row_terms with = row_terms_of(b.v(c) + w.v_lane(), g, w.lane);
         wgmma_wait<0>();
         if (other) return c;
-        if (uneven) scale_tokens(x, factors_of(g.from_start, w.lane));
+        if (gated) scale_tokens(x, factors_of(g.from_start, w.lane));
         make_rows<io>(r, x, with);
         multiply_turned<io, false>(x, r, b.t(c));
         wgmma_wait<0>();
-        make_factors<io, uneven>(y, r, x, g, w.lane);
-        if (is_any_far<io>(w, y)) {
-            if (!uneven) leave_start(S, g.start);
-            return c;
-        }
-        if (uneven) decay_state(S, decay);
-        add_tokens<io>(S, uneven ? r : y, b.k(c));
+        make_factors<io, gated>(y, r, x, g, w.lane);
+        if (is_any_far<io>(w, y)) return c;
+        if (gated) decay_state(S, decay);
+        add_tokens<io>(S, gated ? r : y, b.k(c));
         release_made(w, HOPPER_T_FREE, c);
         release(w, HOPPER_V_FREE, c);
-        if (!uneven) decay *= shift_of(w, c + 1, more);
         wgmma_wait<0>();
         release(w, HOPPER_DONE, c);
-        if (!uneven) decay_state(S, decay);
+        if (!gated) decay_state(S, decay);
     }
     return c;
 }

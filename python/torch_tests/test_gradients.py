@@ -171,26 +171,24 @@ def test_compile(backend):
 
 def test_activation_checkpointing():
     a, w = raw(), weights()
-    for reentrant in (True, False):
-        got = grads(lambda: checkpoint(lambda *x: layer(**dict(zip(a, x))), *a.values(),
-                                       use_reentrant=False), a, w)
-        assert all(map(torch.equal, got, grads(lambda: layer(**a), a, w)))
+    got = grads(lambda: checkpoint(lambda *x: layer(**dict(zip(a, x))), *a.values(),
+                                   use_reentrant=False), a, w)
+    assert all(map(torch.equal, got, grads(lambda: layer(**a), a, w)))
 
 
 def test_autocast():
     """Tensors keep their dtypes: bfloat16 from a projection, float32 gates."""
     x, weight = torch.randn(B, T, 8), torch.randn(HK * K * 2 + HV * V, 8, requires_grad=True)
     a = {n: x for n, x in raw().items() if n not in "qkv"}
-    a["g"].data.sub_(2)
 
     def call(rule):
-        q, k, v = (x @ weight.to(x.dtype).T).split((HK * K, HK * K, HV * V), -1)
-        return rule(q=q.unflatten(-1, (HK, K)), k=k.unflatten(-1, (HK, K)),
-                    v=v.unflatten(-1, (HV, V)), **a)
+        q, k, v = torch.nn.functional.linear(x, weight).split((HK * K, HK * K, HV * V), -1)
+        return rule(dict(q=q.unflatten(-1, (HK, K)), k=k.unflatten(-1, (HK, K)),
+                         v=v.unflatten(-1, (HV, V)), **a))
 
     w = weights()
     with torch.autocast("cpu", torch.bfloat16):
-        got = grads(lambda: call(lambda **b: gdn.torch.prefill(**b, return_state=True, **RAW)),
+        got = grads(lambda: call(lambda b: gdn.torch.prefill(**b, return_state=True, **RAW)),
                     {"weight": weight}, w)
     agree(got, grads(lambda: call(rule64), {"weight": weight}, w), ["weight"], 2e-2)
 
@@ -206,9 +204,8 @@ def test_what_has_no_gradient_is_named():
     with pytest.raises(RuntimeError, match="x: .*conv1d.* no backward"):
         gdn.torch.conv1d(torch.randn(2, 5, 8).requires_grad_(), torch.randn(8, 4))
     out, _ = gdn.torch.prefill(**a, **RAW, return_state=True)
-    first, = torch.autograd.grad(out.sum(), a["v"], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad(out.sum(), a["v"], create_graph=True)
 
 
 # ---- Drop-ins ------------------------------------------------------------------------------------

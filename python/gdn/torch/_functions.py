@@ -150,9 +150,10 @@ def l2norm(x, *, out=None, **options):
     """
     Rows of length 1: x / sqrt(sum x^2 + eps), eps 0 being 1e-6; norm= chooses another formula.
 
-    x [...][D], D from 1 to 65536. Returns out, of the shape and dtype of x.
+    x [...][D], D from 1 to 65536. Returns out, of the shape and dtype of x. A gradient flows to x.
     """
-    _refuse_grad(x=x)
+    if needs_grad((x,)):
+        return _gradients.l2norm(x, out, options)
     if out is None:
         out = torch.empty_like(x)
     overload("l2norm", options)(x, out, **options)

@@ -6,7 +6,6 @@ operators allocate nothing, so the functions here make the gradients that are ne
 
 import gdn
 import torch
-from torch.autograd.function import once_differentiable
 
 from ._operators import overload
 
@@ -48,6 +47,14 @@ def _gradient(x, is_needed, dtype=torch.float32):
     return torch.empty(x.shape, dtype=dtype, device=x.device) if is_needed else None
 
 
+def _refuse_second(op):
+    """torch's once_differentiable lets a second derivative pass that goes through inputs alone. In
+    compiled code torch itself refuses it."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(f"gdn.torch.{op}(): its gradients have none themselves; call backward "
+                           "without create_graph")
+
+
 class _Rule(torch.autograd.Function):
     @staticmethod
     def forward(op, return_state, forward_numbers, numbers, cu_seqlens, token_start, token_count,
@@ -71,8 +78,8 @@ class _Rule(torch.autograd.Function):
         ctx.save_for_backward(*inputs[4:])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout, dstate_out=None):
+        _refuse_second("prefill")
         cu_seqlens, token_start, token_count, *inputs = ctx.saved_tensors
         options = _given(_BATCH, (cu_seqlens, token_start, token_count))
         options.update(zip(_NUMBERS, ctx.numbers))
@@ -131,8 +138,8 @@ class _L2norm(torch.autograd.Function):
         ctx.save_for_backward(x)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout):
+        _refuse_second("l2norm")
         x, = ctx.saved_tensors
         dx = _gradient(x, True, x.dtype)
         torch.ops.gdn.l2norm_backward.default(x, dout.contiguous(), dx, norm=ctx.norm, eps=ctx.eps)

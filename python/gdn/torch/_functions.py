@@ -189,8 +189,8 @@ def step(x, a, b, conv_weight, A_log, *, key_heads, value_heads, key_dim, value_
 
     Returns out [N][Hv][V] of dtype A.
     """
-    _refuse_grad("step", x=x, a=a, b=b, conv_weight=conv_weight, A_log=A_log, z=z, conv_bias=conv_bias,
-                 dt_bias=dt_bias, norm_weight=norm_weight)
+    _refuse_grad("step", x=x, a=a, b=b, conv_weight=conv_weight, A_log=A_log, z=z,
+                 conv_bias=conv_bias, dt_bias=dt_bias, norm_weight=norm_weight)
     if out is None:
         out = x.new_empty(*x.shape[:-1], value_heads, value_dim)
     overload("step", options)(

@@ -142,9 +142,9 @@ fused_recurrent_gdn = fused_recurrent_gated_delta_rule
 def register():
     """
     Registers libgdn as FLA's backend "gdn" of gated_delta_rule, before FLA's others; FLA_GDN=0 in
-    the environment turns the backend off. FLA's own kernels run on a GPU where gradients are needed,
-    and for a cp_context. Raises ImportError where FLA 0.6 is not importable. A second call does
-    nothing.
+    the environment turns the backend off. FLA's own kernels run on a GPU where gradients are
+    needed, and for a cp_context. Raises ImportError where FLA 0.6 is not importable. A second call
+    does nothing.
     """
     global _backend
     if _backend is not None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of one layer, trained by gdn.torch or by torch. Processes of a test import it quickly."""
 
+import datetime
+
 import gdn
 import gdn.torch
 import samples
@@ -64,9 +66,8 @@ def text():
 
 def replica(rank, folder):
     """Process `rank` of two: saves the gradients of its half of the batch, averaged over both."""
-    torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
-                                         world_size=2)
+                                         world_size=2, timeout=datetime.timedelta(minutes=2))
     model = torch.nn.parallel.DistributedDataParallel(Tiny(by_gdn))
     loss_of(model, torch.load(f"{folder}/tokens").chunk(2)[rank]).backward()
     torch.save([x.grad for x in model.module.parameters()], f"{folder}/{rank}")

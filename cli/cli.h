@@ -66,6 +66,7 @@ int run_main(int argc, char **argv);
 int bench_main(int argc, char **argv);
 int info_main(int argc, char **argv);
 int state_main(int argc, char **argv);
+int generate_main(int argc, char **argv);
 int accuracy_main(int argc, char **argv);
 int check_device(int argc, char **argv); /* gdn check --backend cuda */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command: gdn run | bench | state | accuracy | check | info. */
+/* The command: gdn run | generate | bench | state | accuracy | check | info. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +12,7 @@ static const char usage[] =
     "\n"
     "  gdn run FILE.safetensors...   run the op a file describes, compare with its expected.*\n"
     "  gdn run --all                 all test vectors, then a rule of Qwen3-Next's size\n"
+    "  gdn generate MODEL            continue a text with a language model\n"
     "  gdn bench OP                  time an op beside the machine's limits\n"
     "  gdn state ACTION FILE...      inspect, convert, slice, merge or diff state blobs\n"
     "  gdn accuracy                  errors of long sequences, by the dtype of their states\n"
@@ -59,6 +60,7 @@ static const struct {
     int (*main)(int argc, char **argv);
 } commands[] = {
     { "run", run_main },
+    { "generate", generate_main },
     { "bench", bench_main },
     { "state", state_main },
     { "accuracy", accuracy_main },

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -237,23 +238,46 @@ static int parse_tensors(const struct reader *r, struct st_file *file, struct sp
     return CLI_OK;
 }
 
+/* The data as it lies in the mapped file; NULL: it has to be copied. */
+static void *mapped(const struct reader *r, const struct st_file *file, const struct span *span,
+                    int32_t dtype)
+{
+    const int64_t offset = r->data + span->begin;
+    return file->map && offset % (int64_t)gdn_dtype_bytes(dtype) == 0 ? (char *)file->map + offset
+                                                                      : NULL;
+}
+
 static int read_tensors(const struct reader *r, struct st_file *file, const struct span *spans)
 {
     for (int i = 0; i < file->n_tensors; i++) {
         const int64_t bytes = spans[i].end - spans[i].begin;
-        void         *data  = memory_get(&file->memory, (size_t)bytes);
+        gdn_tensor   *view  = &file->tensors[i].view;
+        view->data          = mapped(r, file, &spans[i], view->dtype);
+        if (view->data) continue;
+        void *data = memory_get(&file->memory, (size_t)bytes);
         if (!data)
             return cli_bad("%s: tensor '%s': no memory for %lld bytes", r->path, spans[i].name,
                            (long long)bytes);
         if (read_at(r, data, bytes, r->data + spans[i].begin)) return CLI_BAD;
-        file->tensors[i].view.data = data;
+        view->data = data;
     }
     return CLI_OK;
 }
 
-static int read_file(struct reader *r, struct st_file *file)
+static int map_file(const struct reader *r, struct st_file *file)
+{
+    const size_t bytes = (size_t)(r->data + r->bytes);
+    void        *map   = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
+    if (map == MAP_FAILED) return cli_bad("%s: cannot be mapped: %s", r->path, strerror(errno));
+    file->map       = map;
+    file->map_bytes = bytes;
+    return CLI_OK;
+}
+
+static int read_file(struct reader *r, struct st_file *file, bool by_map)
 {
     if (read_header(r, file)) return CLI_BAD;
+    if (by_map && map_file(r, file)) return CLI_BAD;
     const size_t n  = (size_t)cJSON_GetArraySize(file->header);
     file->tensors   = memory_get(&file->memory, n * sizeof *file->tensors);
     struct span *at = memory_get(&file->memory, n * sizeof *at);
@@ -266,20 +290,25 @@ static int read_file(struct reader *r, struct st_file *file)
     return read_tensors(r, file, at);
 }
 
-int st_open(struct st_file *file, const char *path)
+static int open_file(struct st_file *file, const char *path, bool by_map)
 {
     memset(file, 0, sizeof *file);
     file->path      = path;
     struct reader r = { .path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) };
     if (r.fd < 0) return cli_bad("%s: %s", path, strerror(errno));
-    const int code = read_file(&r, file);
+    const int code = read_file(&r, file, by_map);
     close(r.fd);
     if (code) st_close(file);
     return code;
 }
 
+int st_open(struct st_file *file, const char *path) { return open_file(file, path, false); }
+
+int st_map(struct st_file *file, const char *path) { return open_file(file, path, true); }
+
 void st_close(struct st_file *file)
 {
+    if (file->map) munmap(file->map, file->map_bytes);
     cJSON_Delete(file->header);
     memory_free(&file->memory);
     memset(file, 0, sizeof *file);

@@ -14,7 +14,7 @@
 
 struct st_tensor {
     const char *name;
-    gdn_tensor  view; /* dense, 64-byte aligned; data is never NULL */
+    gdn_tensor  view; /* dense; data is never NULL. st_open(): 64-byte aligned */
 };
 
 struct st_file {
@@ -24,10 +24,15 @@ struct st_file {
     struct st_tensor *tensors;
     int               n_tensors;
     struct memory     memory;
+    void             *map; /* the whole file; NULL: not mapped */
+    size_t            map_bytes;
 };
 
 /* CLI_OK, or CLI_BAD after one line that names the file and the tensor. */
 int  st_open(struct st_file *file, const char *path);
+/* The same without reading the data: it is mapped, read-only, and copied only where the file does
+ * not align it to its dtype. The file must not become shorter before st_close(). */
+int  st_map(struct st_file *file, const char *path);
 void st_close(struct st_file *file); /* of a zeroed one too */
 
 const struct st_tensor *st_find(const struct st_file *file, const char *name);

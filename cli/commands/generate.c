@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn generate: a language model continues a text. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "cli.h"
+#include "generate/forward.h"
+#include "generate/past_file.h"
+#include "generate/tokenizer.h"
+#include "measure.h"
+
+static const char help[] =
+    "gdn generate MODEL -p PROMPT [-n N] [options]\n"
+    "gdn generate MODEL --load-state F [-p PROMPT] [-n N] [options]\n"
+    "\n"
+    "Continues a text with a dense Qwen3.5 model. MODEL is a folder of Hugging Face (config.json,\n"
+    "tokenizer.json, model.safetensors or shards with their index), or one safetensors file whose\n"
+    "metadata has config.json as \"config\". Without a tokenizer.json a token is a byte, of 256.\n"
+    "The prompt goes through each layer in one call, and is part of what is printed\n"
+    "(docs/start/generate.md).\n"
+    "\n"
+    "  -p PROMPT         the text so far; after --load-state, what follows it\n"
+    "  -n N              tokens to add (default 100); fewer where the model ends the text\n"
+    "  -t T              temperature; 0 (default): always the most likely token\n"
+    "  --seed S          other random numbers (default 0)\n"
+    "  --save-state F    write the state after the last token, whole or not at all\n"
+    "  --load-state F    continue that text; -t and --seed as saved, if not given\n"
+    "  --exact           any split of a text over prompts, tokens and states gives the same bits\n"
+    "  --logits F        write tokens and the logits after each to a safetensors file\n"
+    "  --speed           times on stderr, in one line\n"
+    "  --threads N, --isa NAME\n"
+    "\n"
+    "Exit status: 0 good, 2 a bad file or bad arguments.\n";
+
+struct generate_options {
+    struct cli_device device;
+    const char       *prompt, *save, *load, *logits;
+    double            temperature; /* below 0: not given */
+    int64_t           seed, n;     /* seed likewise */
+    bool              exact, speed, help;
+};
+
+/* Tokens and logits for --logits. */
+struct recording {
+    int32_t *tokens;
+    float   *logits; /* [n][vocab], of the tokens that went through the model */
+    int64_t  n_tokens, n;
+};
+
+struct generation {
+    const struct generate_options *o;
+    struct model                   model;
+    struct tokenizer               tokenizer;
+    struct sampler                 sampler;
+    struct past                    past;
+    struct forward                 forward;
+    int32_t                       *prompt;
+    int64_t                        n_prompt, n_added;
+    float                         *logits; /* for the next token */
+    struct recording               recording;
+    double                         prompt_seconds, text_seconds;
+    struct memory                  memory;
+};
+
+/* ---- Recording ------------------------------------------------------------------------------- */
+
+static int make_recording(struct generation *g)
+{
+    const int64_t n = g->n_prompt + g->o->n, vocab = g->model.config.vocab;
+    if (!g->o->logits) return CLI_OK;
+    const int64_t size[]  = { n, vocab };
+    g->recording.tokens   = memory_tensor(&g->memory, GDN_I32, 1, size).data;
+    g->recording.logits   = memory_tensor(&g->memory, GDN_F32, 2, size).data;
+    return g->recording.tokens && g->recording.logits ? CLI_OK
+                                                      : cli_bad("--logits: no memory for them");
+}
+
+static void record_tokens(struct generation *g, const int32_t *tokens, int64_t n)
+{
+    struct recording *r = &g->recording;
+    if (!g->o->logits) return;
+    memcpy(r->tokens + r->n_tokens, tokens, (size_t)n * sizeof *tokens);
+    r->n_tokens += n;
+}
+
+static void record_logits(struct generation *g, int64_t n)
+{
+    struct recording *r = &g->recording;
+    if (!g->o->logits) return;
+    forward_logits(&g->forward, 0, n, r->logits + r->n * g->model.config.vocab);
+    r->n += n;
+}
+
+static int write_recording(const struct generation *g)
+{
+    const struct recording *r         = &g->recording;
+    const struct st_tensor  tensors[] = {
+        { "tokens", gdn_dense(r->tokens, GDN_I32, 1, r->n_tokens, 0, 0, 0) },
+        { "logits", gdn_dense(r->logits, GDN_F32, 2, r->n, g->model.config.vocab, 0, 0) },
+    };
+    return g->o->logits ? st_write(g->o->logits, tensors, 2, NULL) : CLI_OK;
+}
+
+/* ---- The text -------------------------------------------------------------------------------- */
+
+/* Tokens through the model; then g->logits are those of the next one. */
+static int take(struct generation *g, const int32_t *tokens, int64_t n)
+{
+    if (forward_run(&g->forward, tokens, n)) return CLI_BAD;
+    forward_logits(&g->forward, n - 1, 1, g->logits);
+    record_logits(g, n);
+    return CLI_OK;
+}
+
+static int take_prompt(struct generation *g)
+{
+    const double start = measure_clock();
+    record_tokens(g, g->prompt, g->n_prompt);
+    if (g->n_prompt && take(g, g->prompt, g->n_prompt)) return CLI_BAD;
+    g->prompt_seconds = measure_clock() - start;
+    if (g->o->prompt) fputs(g->o->prompt, stdout);
+    fflush(stdout);
+    return CLI_OK;
+}
+
+static bool is_end(const struct config *c, int32_t token)
+{
+    for (int i = 0; i < c->n_ends; i++)
+        if (c->ends[i] == token) return true;
+    return false;
+}
+
+/* The last token goes through the model only where a state is saved. */
+static int add_tokens(struct generation *g)
+{
+    const double start = measure_clock();
+    while (g->n_added < g->o->n) {
+        const int32_t token =
+            sampler_next(&g->sampler, g->logits, g->model.config.vocab, g->past.n);
+        if (token < 0)
+            return cli_bad("token %lld: the model's logits are not finite",
+                           (long long)g->past.n);
+        if (is_end(&g->model.config, token)) break;
+        tokenizer_write(&g->tokenizer, token, stdout);
+        fflush(stdout);
+        record_tokens(g, &token, 1);
+        g->n_added++;
+        if ((g->n_added < g->o->n || g->o->save) && take(g, &token, 1)) return CLI_BAD;
+    }
+    g->text_seconds = measure_clock() - start;
+    if (isatty(STDOUT_FILENO)) putchar('\n');
+    return CLI_OK;
+}
+
+static void print_speed(const struct generation *g)
+{
+    fprintf(stderr, "gdn: prompt %lld tokens, %.3g s, %.4g tokens/s; text %lld tokens, %.3g s, "
+            "%.4g tokens/s\n", (long long)g->n_prompt, g->prompt_seconds,
+            (double)g->n_prompt / g->prompt_seconds, (long long)g->n_added, g->text_seconds,
+            (double)g->n_added / g->text_seconds);
+}
+
+/* ---- From the options to a text -------------------------------------------------------------- */
+
+/* An empty past, or the file's. */
+static int begin(struct generation *g)
+{
+    const struct generate_options *o    = g->o;
+    const int64_t                  more = g->n_prompt + o->n;
+    g->logits = memory_get(&g->memory, (size_t)g->model.config.vocab * sizeof *g->logits);
+    if (!g->logits) return cli_bad("no memory for the logits");
+    if (o->load ? past_load(&g->past, &g->model, &g->sampler, g->logits, o->load, more)
+                : past_make(&g->past, &g->model, more))
+        return CLI_BAD;
+    if (o->temperature >= 0) g->sampler.temperature = o->temperature;
+    if (o->seed >= 0) g->sampler.seed = (uint64_t)o->seed;
+    if (forward_make(&g->forward, &g->model, &g->past, g->n_prompt > 1 ? g->n_prompt : 1))
+        return CLI_BAD;
+    if (o->exact) g->forward.flags = GDN_EXACT;
+    return make_recording(g);
+}
+
+static int generate(struct generation *g, gdn_ctx *ctx, const char *path)
+{
+    const char *prompt = g->o->prompt ? g->o->prompt : "";
+    if (model_open(&g->model, ctx, path) ||
+        tokenizer_open(&g->tokenizer, &g->model.checkpoint, g->model.config.vocab) ||
+        tokenizer_encode(&g->tokenizer, prompt, &g->memory, &g->prompt, &g->n_prompt) || begin(g) ||
+        take_prompt(g) || add_tokens(g) || write_recording(g))
+        return CLI_BAD;
+    if (g->o->speed) print_speed(g);
+    return g->o->save ? past_save(&g->past, &g->model, &g->sampler, g->logits, g->o->save)
+                      : CLI_OK;
+}
+
+static int run(const struct generate_options *o, const char *path)
+{
+    struct generation g = { .o = o };
+    gdn_ctx          *ctx;
+    if (cli_open(&o->device, &ctx)) return CLI_BAD;
+    const int code = generate(&g, ctx, path);
+    forward_free(&g.forward);
+    past_free(&g.past);
+    memory_free(&g.memory);
+    model_close(&g.model);
+    gdn_ctx_destroy(ctx);
+    return code;
+}
+
+int generate_main(int argc, char **argv)
+{
+    struct generate_options o         = { .temperature = -1, .seed = -1, .n = 100 };
+    const struct cli_option options[] = {
+        { "-p", CLI_TEXT, &o.prompt, 0, 0 },
+        { "-n", CLI_INT, &o.n, 0, 1 << 30 },
+        { "-t", CLI_REAL, &o.temperature, 0, 1000 },
+        { "--seed", CLI_INT, &o.seed, 0, 0x1p53 },
+        { "--save-state", CLI_TEXT, &o.save, 0, 0 },
+        { "--load-state", CLI_TEXT, &o.load, 0, 0 },
+        { "--exact", CLI_FLAG, &o.exact, 0, 0 },
+        { "--logits", CLI_TEXT, &o.logits, 0, 0 },
+        { "--speed", CLI_FLAG, &o.speed, 0, 0 },
+        { "--threads", CLI_INT, &o.device.threads, 0, 1024 },
+        { "--isa", CLI_TEXT, &o.device.isa, 0, 0 },
+        { "--help", CLI_FLAG, &o.help, 0, 0 },
+        { "-h", CLI_FLAG, &o.help, 0, 0 },
+        { NULL, CLI_FLAG, NULL, 0, 0 },
+    };
+    const char **models = calloc((size_t)argc, sizeof *models);
+    int          n, code;
+    if (!models) return cli_bad("no memory");
+    code             = cli_parse(argc, argv, options, models, &n);
+    const char *path = models[0];
+    free(models);
+    if (code) return code;
+    if (o.help) {
+        fputs(help, stdout);
+        return CLI_OK;
+    }
+    if (n != 1) return cli_bad("generate: one MODEL wanted, found %d (gdn generate --help)", n);
+    if (!o.load && (!o.prompt || !*o.prompt)) return cli_bad("-p: wanted a prompt");
+    return run(&o, path);
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "generate/checkpoint.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include "cli.h"
+#include "files/whole_file.h"
+
+enum { MAX_SHARDS = 4096 };
+
+const char *checkpoint_path(struct checkpoint *c, const char *name)
+{
+    const size_t bytes = strlen(c->path) + strlen(name) + 2;
+    char        *path  = memory_get(&c->memory, bytes);
+    if (path) snprintf(path, bytes, "%s/%s", c->path, name);
+    return path;
+}
+
+bool checkpoint_has(struct checkpoint *c, const char *name)
+{
+    struct stat info;
+    if (!c->is_folder) return false;
+    const char *path = checkpoint_path(c, name);
+    return path && !stat(path, &info);
+}
+
+/* *json NULL before; one line if the file is not JSON. */
+static int read_json(struct checkpoint *c, const char *name, cJSON **json)
+{
+    const char *path = checkpoint_path(c, name);
+    void       *text;
+    size_t      bytes;
+    if (!path) return cli_bad("%s: no memory", c->path);
+    if (whole_file_read(path, &c->memory, &text, &bytes)) return CLI_BAD;
+    *json = cJSON_ParseWithLength(text, bytes);
+    return *json ? CLI_OK : cli_bad("%s: not JSON", path);
+}
+
+/* ---- Files of weights ------------------------------------------------------------------------ */
+
+static int open_file(struct checkpoint *c, const char *path)
+{
+    if (st_map(&c->files[c->n_files], path)) return CLI_BAD;
+    c->n_files++;
+    return CLI_OK;
+}
+
+static int open_named(struct checkpoint *c, const char *name)
+{
+    const char *path = checkpoint_path(c, name);
+    return path ? open_file(c, path) : cli_bad("%s: no memory", c->path);
+}
+
+/* A shard's name comes from a file: it stays in the folder. */
+static int check_name(const char *index, const cJSON *item)
+{
+    const char *name = cJSON_GetStringValue(item);
+    if (!name || !*name || strchr(name, '/'))
+        return cli_bad("%s: tensor '%s': '%.100s' is not the name of a file in this folder", index,
+                       item->string, name ? name : "no text");
+    return CLI_OK;
+}
+
+static struct st_file *find_file(struct checkpoint *c, const char *name)
+{
+    const size_t folder = strlen(c->path) + 1;
+    for (int i = 0; i < c->n_files; i++)
+        if (!strcmp(c->files[i].path + folder, name)) return &c->files[i];
+    return NULL;
+}
+
+/* Every tensor of the map is in the file that the map says. */
+static int open_shards(struct checkpoint *c, const cJSON *index, const char *path)
+{
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map"), *item;
+    if (!cJSON_IsObject(map)) return cli_bad("%s: no object 'weight_map'", path);
+    cJSON_ArrayForEach(item, map)
+    {
+        if (check_name(path, item)) return CLI_BAD;
+        struct st_file *file = find_file(c, item->valuestring);
+        if (!file) {
+            if (c->n_files == MAX_SHARDS)
+                return cli_bad("%s: more than %d files", path, MAX_SHARDS);
+            if (open_named(c, item->valuestring)) return CLI_BAD;
+            file = &c->files[c->n_files - 1];
+        }
+        if (!st_find(file, item->string))
+            return cli_bad("%s: tensor '%s' is not in %s", path, item->string, file->path);
+    }
+    return CLI_OK;
+}
+
+static int open_folder(struct checkpoint *c)
+{
+    static const char index_name[] = "model.safetensors.index.json";
+    cJSON            *index        = NULL;
+    if (read_json(c, "config.json", &c->config)) return CLI_BAD;
+    if (checkpoint_has(c, "model.safetensors")) return open_named(c, "model.safetensors");
+    if (!checkpoint_has(c, index_name))
+        return cli_bad("%s: neither model.safetensors nor %s is there", c->path, index_name);
+    int code = read_json(c, index_name, &index);
+    if (!code) code = open_shards(c, index, checkpoint_path(c, index_name));
+    cJSON_Delete(index);
+    return code;
+}
+
+static int open_single(struct checkpoint *c)
+{
+    if (open_file(c, c->path)) return CLI_BAD;
+    const char *text = st_metadata(&c->files[0], "config");
+    if (!text) return cli_bad("%s: no metadata 'config' (the text of config.json)", c->path);
+    c->config = cJSON_Parse(text);
+    return c->config ? CLI_OK : cli_bad("%s: metadata 'config': not JSON", c->path);
+}
+
+int checkpoint_open(struct checkpoint *c, const char *path)
+{
+    struct stat info;
+    memset(c, 0, sizeof *c);
+    c->path = path;
+    if (stat(path, &info)) return cli_bad("%s: %s", path, strerror(errno));
+    c->is_folder = S_ISDIR(info.st_mode);
+    c->files     = memory_get(&c->memory, MAX_SHARDS * sizeof *c->files);
+    if (!c->files) return cli_bad("%s: no memory", path);
+    return c->is_folder ? open_folder(c) : open_single(c);
+}
+
+void checkpoint_close(struct checkpoint *c)
+{
+    for (int i = 0; i < c->n_files; i++) st_close(&c->files[i]);
+    cJSON_Delete(c->config);
+    memory_free(&c->memory);
+    memset(c, 0, sizeof *c);
+}
+
+const struct st_tensor *checkpoint_find(const struct checkpoint *c, const char *name)
+{
+    for (int i = 0; i < c->n_files; i++) {
+        const struct st_tensor *t = st_find(&c->files[i], name);
+        if (t) return t;
+    }
+    return NULL;
+}

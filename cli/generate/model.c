@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "generate/model.h"
+
+#include <stdio.h>
+
+#include "cli.h"
+#include "oracle.h"
+
+/* ---- One tensor ------------------------------------------------------------------------------ */
+
+/* Where names are looked up: "model." or "model.language_model.", and a layer. */
+struct place {
+    struct model *m;
+    const char   *prefix;
+    int           layer; /* -1: none */
+};
+
+static void full_name(const struct place *at, const char *name, char *to, size_t bytes)
+{
+    if (at->layer < 0) snprintf(to, bytes, "%s%s", at->prefix, name);
+    else snprintf(to, bytes, "%slayers.%d.%s", at->prefix, at->layer, name);
+}
+
+/* Sizes are those wanted; [D][1][W] is [D][W]. */
+static bool has_sizes(gdn_tensor *t, int ndim, const int64_t *size)
+{
+    if (t->ndim == 3 && ndim == 2 && t->size[1] == 1) {
+        t->size[1]   = t->size[2];
+        t->stride[1] = t->stride[2];
+        t->ndim      = 2;
+    }
+    return t->ndim == ndim && t->size[0] == size[0] && (ndim == 1 || t->size[1] == size[1]);
+}
+
+static int find(const struct place *at, const char *name, int64_t rows, int64_t columns,
+                gdn_tensor *to)
+{
+    char          full[256];
+    const int64_t size[] = { rows, columns };
+    const int     ndim   = columns ? 2 : 1;
+    full_name(at, name, full, sizeof full);
+    const char             *path  = at->m->checkpoint.path;
+    const struct st_tensor *found = checkpoint_find(&at->m->checkpoint, full);
+    if (!found) return cli_bad("%s: no tensor '%s'", path, full);
+    *to = found->view;
+    if (to->dtype > GDN_F16)
+        return cli_bad("%s: tensor '%s': dtype %s, wanted F32, BF16 or F16", path, full,
+                       st_dtype_name(to->dtype));
+    if (!has_sizes(to, ndim, size))
+        return cli_bad("%s: tensor '%s': the config wants [%lld]%s%.0lld%s", path, full,
+                       (long long)rows, columns ? "[" : "", (long long)columns,
+                       columns ? "]" : "");
+    return CLI_OK;
+}
+
+/* A copy in f32, of 16 bits or not. */
+static int widen(struct model *m, gdn_tensor *t)
+{
+    gdn_tensor    wide = memory_tensor(&m->memory, GDN_F32, t->ndim, t->size);
+    const int64_t n    = t->size[0] * (t->ndim == 2 ? t->size[1] : 1);
+    if (!wide.data) return cli_bad("%s: no memory for the weights", m->checkpoint.path);
+    for (int64_t i = 0; i < n; i++)
+        ((float *)wide.data)[i] = (float)oracle_load(t->data, t->dtype, i);
+    *t = wide;
+    return CLI_OK;
+}
+
+static int find_vector(const struct place *at, const char *name, int64_t n, const float **to)
+{
+    gdn_tensor t;
+    if (find(at, name, n, 0, &t) || widen(at->m, &t)) return CLI_BAD;
+    *to = t.data;
+    return CLI_OK;
+}
+
+static int find_matrix(const struct place *at, const char *name, int64_t rows, int64_t columns,
+                       gdn_tensor *to)
+{
+    if (find(at, name, rows, columns, to)) return CLI_BAD;
+    return to->dtype == GDN_F16 ? widen(at->m, to) : CLI_OK;
+}
+
+/* ---- Layers ---------------------------------------------------------------------------------- */
+
+static int find_gdn(const struct place *at, gdn_block_args *a)
+{
+    const struct config *c  = &at->m->config;
+    const int64_t        Hv = c->linear_value_heads, hidden = c->hidden;
+    const int64_t        keys   = (int64_t)c->linear_key_heads * c->linear_key_dim;
+    const int64_t        values = Hv * c->linear_value_dim;
+    *a                          = gdn_block_args_init();
+    a->n_key_heads              = c->linear_key_heads;
+    a->n_value_heads            = c->linear_value_heads;
+    a->key_head_dim             = c->linear_key_dim;
+    a->value_head_dim           = c->linear_value_dim;
+    a->rms_eps                  = c->eps;
+    return find(at, "linear_attn.in_proj_qkv.weight", 2 * keys + values, hidden, &a->in_proj_qkv) ||
+                   find(at, "linear_attn.in_proj_z.weight", values, hidden, &a->in_proj_z) ||
+                   find(at, "linear_attn.in_proj_b.weight", Hv, hidden, &a->in_proj_b) ||
+                   find(at, "linear_attn.in_proj_a.weight", Hv, hidden, &a->in_proj_a) ||
+                   find(at, "linear_attn.conv1d.weight", 2 * keys + values, c->taps,
+                        &a->conv_weight) ||
+                   find(at, "linear_attn.A_log", Hv, 0, &a->A_log) ||
+                   find(at, "linear_attn.dt_bias", Hv, 0, &a->dt_bias) ||
+                   find(at, "linear_attn.norm.weight", c->linear_value_dim, 0, &a->norm_weight) ||
+                   find(at, "linear_attn.out_proj.weight", hidden, values, &a->out_proj)
+               ? CLI_BAD
+               : CLI_OK;
+}
+
+static int find_full(const struct place *at, struct attention_weights *w)
+{
+    const struct config *c = &at->m->config;
+    const int64_t        D = c->head_dim, q = c->n_heads * D, kv = c->n_kv_heads * D;
+    return find_matrix(at, "self_attn.q_proj.weight", 2 * q, c->hidden, &w->q_proj) ||
+                   find_matrix(at, "self_attn.k_proj.weight", kv, c->hidden, &w->k_proj) ||
+                   find_matrix(at, "self_attn.v_proj.weight", kv, c->hidden, &w->v_proj) ||
+                   find_matrix(at, "self_attn.o_proj.weight", c->hidden, q, &w->o_proj) ||
+                   find_vector(at, "self_attn.q_norm.weight", D, &w->q_norm) ||
+                   find_vector(at, "self_attn.k_norm.weight", D, &w->k_norm)
+               ? CLI_BAD
+               : CLI_OK;
+}
+
+static int find_layer(const struct place *at, struct layer *l)
+{
+    const struct config *c = &at->m->config;
+    l->is_full             = c->is_full[at->layer];
+    if (find_vector(at, "input_layernorm.weight", c->hidden, &l->input_norm) ||
+        find_vector(at, "post_attention_layernorm.weight", c->hidden, &l->post_norm) ||
+        find_matrix(at, "mlp.gate_proj.weight", c->intermediate, c->hidden, &l->gate_proj) ||
+        find_matrix(at, "mlp.up_proj.weight", c->intermediate, c->hidden, &l->up_proj) ||
+        find_matrix(at, "mlp.down_proj.weight", c->hidden, c->intermediate, &l->down_proj))
+        return CLI_BAD;
+    return l->is_full ? find_full(at, &l->mixer.full) : find_gdn(at, &l->mixer.gdn);
+}
+
+/* ---- The model ------------------------------------------------------------------------------- */
+
+static int find_weights(struct model *m)
+{
+    const struct config *c      = &m->config;
+    const bool           nested = checkpoint_find(&m->checkpoint,
+                                                  "model.language_model.embed_tokens.weight");
+    struct place at   = { m, nested ? "model.language_model." : "model.", -1 };
+    struct place root = { m, "", -1 };
+    m->layers         = memory_get(&m->memory, (size_t)c->n_layers * sizeof *m->layers);
+    if (!m->layers) return cli_bad("%s: no memory", m->checkpoint.path);
+    if (find_matrix(&at, "embed_tokens.weight", c->vocab, c->hidden, &m->embedding) ||
+        find_vector(&at, "norm.weight", c->hidden, &m->norm))
+        return CLI_BAD;
+    m->head = m->embedding;
+    if (!c->tied && find_matrix(&root, "lm_head.weight", c->vocab, c->hidden, &m->head))
+        return CLI_BAD;
+    for (at.layer = 0; at.layer < c->n_layers; at.layer++)
+        if (find_layer(&at, &m->layers[at.layer])) return CLI_BAD;
+    return CLI_OK;
+}
+
+int model_open(struct model *m, gdn_ctx *ctx, const char *path)
+{
+    char name[512];
+    memset(m, 0, sizeof *m);
+    m->ctx  = ctx;
+    m->loop = product_select(ctx);
+    if (checkpoint_open(&m->checkpoint, path)) return CLI_BAD;
+    snprintf(name, sizeof name, m->checkpoint.is_folder ? "%s/config.json" : "%s: config", path);
+    if (config_read(&m->config, m->checkpoint.config, name)) return CLI_BAD;
+    return find_weights(m);
+}
+
+void model_close(struct model *m)
+{
+    checkpoint_close(&m->checkpoint);
+    memory_free(&m->memory);
+    memset(m, 0, sizeof *m);
+}
+
+/* FNV-1a. */
+static uint64_t hash(uint64_t h, const void *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++) h = (h ^ ((const unsigned char *)data)[i]) * 0x100000001b3;
+    return h;
+}
+
+uint64_t model_fingerprint(const struct model *m)
+{
+    const size_t hidden = (size_t)m->config.hidden;
+    uint64_t     h      = 0xcbf29ce484222325;
+    h                   = hash(h, m->norm, hidden * sizeof *m->norm);
+    for (int i = 0; i < m->config.n_layers; i++) {
+        const gdn_tensor *w = &m->layers[i].down_proj;
+        h = hash(h, w->data, (size_t)w->size[1] * gdn_dtype_bytes(w->dtype));
+    }
+    return h;
+}
+
+void model_product(const struct model *m, const gdn_tensor *w, const float *x, float *y,
+                   int64_t tokens)
+{
+    const struct product p = { .w = w->data, .x = x, .y = y, .dtype = w->dtype,
+                               .w_stride = w->size[1], .x_stride = w->size[1],
+                               .y_stride = w->size[0], .width = w->size[1],
+                               .rows = w->size[0], .tokens = tokens };
+    product_on_threads(m->ctx, m->loop, &p);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A dense Qwen3.5 text model: the weights of a checkpoint by their names in Hugging Face's files.
+ * Weights stay where the checkpoint has them, f32 or bf16; f16 is widened to f32 for products.
+ */
+#ifndef MODEL_H
+#define MODEL_H
+
+#include "generate/checkpoint.h"
+#include "generate/config.h"
+#include "generate/product.h"
+
+/* Attention over all tokens. Rows of q_proj, per head: head_dim of q, then head_dim of a gate. */
+struct attention_weights {
+    gdn_tensor   q_proj, k_proj, v_proj, o_proj;
+    const float *q_norm, *k_norm;
+};
+
+struct layer {
+    const float *input_norm, *post_norm;
+    gdn_tensor   gate_proj, up_proj, down_proj; /* SwiGLU */
+    bool         is_full;
+    union {
+        gdn_block_args           gdn; /* weights and sizes alone */
+        struct attention_weights full;
+    } mixer;
+};
+
+struct model {
+    struct checkpoint checkpoint;
+    struct config     config;
+    gdn_ctx          *ctx;
+    product_loop     *loop;
+    gdn_tensor        embedding, head;
+    const float      *norm;
+    struct layer     *layers;
+    struct memory     memory;
+};
+
+/* CLI_OK, or CLI_BAD after one line. ctx outlives the model. */
+int  model_open(struct model *m, gdn_ctx *ctx, const char *path);
+void model_close(struct model *m); /* of a zeroed one too */
+
+/* A number that differs between models: a hash of some of the weights. */
+uint64_t model_fingerprint(const struct model *m);
+
+/* y = w x for rows of tokens, on the context's threads. */
+void model_product(const struct model *m, const gdn_tensor *w, const float *x, float *y,
+                   int64_t tokens);
+
+#endif

@@ -1,0 +1,469 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`gdn generate`, from outside: cli_generate_test.py GDN [--filter WORD]
+
+Models are random and small; qwen35.py computes their logits in float64. Where transformers is
+installed, it judges too.
+"""
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import unicodedata
+from array import array
+
+import cli_test as cli
+import qwen35
+from cli_test import BAD, OK, Skip, build, check, load, pack, refused, save, write
+
+PROMPT = "The delta rule writes what the state does not know."
+
+
+def out(name="out"):
+    return os.path.join(cli.FOLDER, name)
+
+
+def model(seed=1, dtype="F32", name="model.safetensors", **changes):
+    """A file with everything in it; its config, tensors and values."""
+    config = dict(qwen35.CONFIG, **changes)
+    tensors, values = qwen35.random_weights(config, seed, dtype)
+    return save(name, qwen35.metadata(config), tensors), config, tensors, values
+
+
+def generate(path, *args, prompt=PROMPT):
+    """The bytes of the text, the tokens and the logits (rows of floats) of --logits."""
+    args = [*args, "--logits", out("logits")]
+    if prompt:
+        args += ["-p", prompt]
+    p = subprocess.run([cli.GDN, "generate", path, *args], capture_output=True, timeout=300)
+    check(p.returncode == OK and not p.stderr, p.returncode, p.stderr, args)
+    _, tensors = load(out("logits"))
+    tokens = list(array("i", tensors["tokens"][2]))
+    rows, vocab = tensors["logits"][1]
+    flat = array("f", tensors["logits"][2])
+    return p.stdout, tokens, [flat[i * vocab : (i + 1) * vocab] for i in range(rows)]
+
+
+# ---- Logits and text ----------------------------------------------------------------------
+
+
+def judge(path, config, values, n=12):
+    """Logits within 1e-4 of float64, each token the largest."""
+    text, tokens, logits = generate(path, "-n", str(n))
+    start = len(PROMPT)
+    check(bytes(tokens) == text and text.startswith(PROMPT.encode()), text, tokens)
+    check(len(tokens) == start + n and len(logits) == start + n - 1, len(tokens), len(logits))
+    reference, worst, size = qwen35.Model(config, values), 0, 0
+    for i, row in enumerate(logits):
+        want = reference.logits(tokens[i])
+        worst = max(worst, *(abs(a - b) for a, b in zip(row, want)))
+        size = max(size, cli.rms(want))
+        if i + 1 >= start:
+            check(want.index(max(want)) == tokens[i + 1], "token", i + 1, tokens[i + 1])
+    check(worst < 1e-4 and size > 0.3, "logits are off by", worst, "of", size)
+
+
+def test_logits():
+    path, config, _, values = model()
+    judge(path, config, values)
+
+
+def test_logits_bf16_own_head():
+    path, config, _, values = model(2, "BF16", tie_word_embeddings=False)
+    judge(path, config, values)
+
+
+def test_logits_f16():
+    path, config, _, values = model(3, "F16")
+    judge(path, config, values, 4)
+
+
+def test_transformers():
+    sys.modules.setdefault("fla", None)  # its kernels need a GPU
+    try:
+        import torch
+        from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+    except ImportError as missing:
+        raise Skip(str(missing))
+    path, config, tensors, values = model(5, tie_word_embeddings=False)
+    theirs = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**config)).eval()
+    weights = {name: torch.tensor(values[name]).reshape(shape)
+               for name, (_, shape, _) in tensors.items()}
+    theirs.load_state_dict(weights, strict=True)
+    text, tokens, logits = generate(path, "-n", "24")
+    with torch.no_grad():
+        want = theirs(torch.tensor([tokens])).logits[0, : len(logits)]
+        greedy = theirs.generate(torch.tensor([list(PROMPT.encode())]), max_new_tokens=24,
+                                 do_sample=False, pad_token_id=0)
+    error = (torch.tensor([list(row) for row in logits]) - want).abs().max().item()
+    check(error < 1e-4, "logits are off by", error)
+    check(bytes(greedy[0].tolist()) == text, text, greedy)
+
+
+def test_threads():
+    """No bit depends on threads; a long prompt has several windows."""
+    path, *_ = model()
+    prompt = PROMPT * 6
+    one = generate(path, "-n", "6", "--threads", "1", prompt=prompt)
+    check(one == generate(path, "-n", "6", "--threads", "3", prompt=prompt), "threads change bits")
+
+
+# ---- Sampling -----------------------------------------------------------------------------
+
+
+def random_number(seed, position):
+    mask = (1 << 64) - 1
+    z = (seed * 0xD1342543DE82EF95 + position * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
+    return ((z ^ z >> 31) >> 11) * 2.0**-53
+
+
+def test_temperature():
+    """Tokens are those that the logits, the temperature and the seed say."""
+    path, *_ = model()
+    texts = set()
+    for temperature, seed in ((0.8, 0), (0.8, 7), (2.5, 7)):
+        text, tokens, logits = generate(path, "-n", "40", f"-t={temperature}", f"--seed={seed}")
+        for i in range(len(PROMPT), len(tokens)):
+            row = logits[i - 1]
+            p = [math.exp((x - max(row)) / temperature) for x in row]
+            at, token = math.fsum(p) * random_number(seed, i), 0
+            while at >= p[token]:
+                at -= p[token]
+                token += 1
+            check(token == tokens[i], "token", i, "is", tokens[i], "wanted", token)
+        texts.add(text)
+    check(len(texts) == 3, "equal texts")
+
+
+def test_end():
+    """The text ends before a token of eos_token_id."""
+    _, tokens, _ = generate(model()[0], "-n", "12")
+    end = tokens[len(PROMPT) + 5]
+    want = tokens[: tokens.index(end, len(PROMPT))]
+    for ends in (end, [300, end]):
+        _, stopped, _ = generate(model(eos_token_id=ends)[0], "-n", "12")
+        check(stopped == want, stopped, want)
+
+
+# ---- States -------------------------------------------------------------------------------
+
+
+def test_state():
+    """A text that is saved twice and continued: the same bytes, tokens and logits."""
+    path, *_ = model()
+    for options in ([], ["-t", "0.9", "--seed", "3"]):
+        text, tokens, logits = generate(path, "-n", "30", *options)
+        parts = [generate(path, "-n", "11", "--save-state", out("s"), *options)]
+        parts += [generate(path, "-n", "9", "--load-state", out("s"), "--save-state", out("s"),
+                           prompt=None)]
+        parts += [generate(path, "-n", "10", "--load-state", out("s"), prompt=None)]
+        check(b"".join(p[0] for p in parts) == text, parts, text)
+        check(sum((p[1] for p in parts), []) == tokens, "tokens differ")
+        check(sum((p[2] for p in parts), []) == logits, "logits differ")
+
+
+def test_state_and_prompt():
+    """--exact: a prompt in two parts is the prompt."""
+    path, *_ = model()
+    whole = generate(path, "-n", "10", "--exact")
+    generate(path, "-n", "0", "--exact", "--save-state", out("s"), prompt=PROMPT[:17])
+    rest = generate(path, "-n", "10", "--exact", "--load-state", out("s"), prompt=PROMPT[17:])
+    check(PROMPT[:17].encode() + rest[0] == whole[0], rest[0], whole[0])
+    check(rest[2] == whole[2][17:], "logits differ")
+
+
+def test_state_refused():
+    path, *_ = model()
+    generate(path, "-n", "3", "--save-state", out("s"))
+    metadata, tensors = load(out("s"))
+
+    def bad(*names, model=path):
+        refused("generate", model, "--load-state", out("bad"), names=names)
+
+    def changed(metadata=metadata, **changes):
+        names = {n.replace(".", "_"): n for n in tensors}
+        new = dict(tensors, **{names[n]: t for n, t in changes.items()})
+        save("bad", metadata, {n: t for n, t in new.items() if t})
+
+    changed()
+    bad("another model", model=model(9, name="other")[0])
+    changed(dict(metadata, tokens="0"))
+    bad("bad", "tokens")
+    changed(dict(metadata, tokens="9"))
+    bad("layers.3.keys")
+    changed({"op": "prefill"})
+    bad("not a state")
+    changed(layers_1_state=None)
+    bad("layers.1.state", "absent")
+    changed(logits=("F16", [256], bytes(512)))
+    bad("logits")
+    write("bad", open(out("s"), "rb").read()[:-5])
+    bad("bad")
+
+
+# ---- Folders ------------------------------------------------------------------------------
+
+
+def folder(config, shards, index=None, name="folder"):
+    """config.json, shards {file: tensors}, and their index unless there is one file."""
+    os.makedirs(out(name), exist_ok=True)
+    write(name + "/config.json", json.dumps(config).encode())
+    for file, tensors in shards.items():
+        write(f"{name}/{file}", pack(*build({"format": "pt"}, tensors)))
+    if index is None and len(shards) > 1:
+        index = {"weight_map": {n: file for file, tensors in shards.items() for n in tensors}}
+    if index is not None:
+        text = index if isinstance(index, bytes) else json.dumps(index).encode()
+        write(name + "/model.safetensors.index.json", text)
+    return out(name)
+
+
+def halves(tensors):
+    names = sorted(tensors)
+    return {f"model-0000{i + 1}-of-00002.safetensors": {n: tensors[n] for n in names[i::2]}
+            for i in range(2)}
+
+
+def test_folders():
+    """One file, a folder, shards, and the text model of a larger one: the same text."""
+    path, config, tensors, _ = model(4, "BF16", tie_word_embeddings=False)
+    want = generate(path, "-n", "8")
+    one = folder(config, {"model.safetensors": tensors}, name="one")
+    check(generate(one, "-n", "8") == want, "a folder differs")
+    check(generate(folder(config, halves(tensors)), "-n", "8") == want, "shards differ")
+    inner = {n.replace("model.", "model.language_model.", 1): t for n, t in tensors.items()}
+    inner["model.visual.patch_embed.proj.bias"] = ("BF16", [2], bytes(4))
+    outer = {"model_type": "qwen3_5", "vision_config": {}, "tie_word_embeddings": False,
+             "text_config": dict(config)}
+    check(generate(folder(outer, halves(inner), name="vl"), "-n", "8") == want, "nested differs")
+
+
+def test_unaligned_data():
+    """A header whose length is odd: the data is not aligned, and is copied."""
+    path, config, tensors, _ = model()
+    want = generate(path, "-n", "4")
+    header = json.dumps(build(qwen35.metadata(config), tensors)[0]).encode()
+    header += b" " * (1 - len(header) % 2)
+    odd = write("odd", pack(header, build(None, tensors)[1], pad=False))
+    check(generate(odd, "-n", "4") == want, "unaligned data differs")
+
+
+def test_refused():
+    path, config, tensors, _ = model()
+    one = {"model.safetensors": tensors}
+
+    def bad(path, *names):
+        refused("generate", path, "-p", "a", "-n", "1", names=names)
+
+    bad(out("none"), "none")
+    bad(cli.FOLDER, "config.json")
+    bad(save("x", {"op": "prefill"}, tensors), "config")
+    bad(save("x", {"config": "{"}, tensors), "not JSON")
+    for change, word in (
+        ({"model_type": "qwen3_5_moe_text", "num_experts": 8}, "mixture of experts"),
+        ({"model_type": "llama"}, "llama"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"num_hidden_layers": 1e9}, "num_hidden_layers"),
+        ({"num_hidden_layers": 5}, "layers.4."),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"head_dim": "many"}, "head_dim"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention"] * 3 + ["mamba"]}, "mamba"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps"),
+        ({"intermediate_size": 45}, "mlp.gate_proj.weight"),
+        ({"tie_word_embeddings": False}, "lm_head.weight"),
+        ({"vocab_size": 257}, "embed_tokens"),
+        ({"text_config": 3}, "text_config"),
+        ({"eos_token_id": "<|end|>"}, "eos_token_id"),
+    ):
+        bad(folder(dict(config, **change), one), word)
+    lost = {n: t for n, t in tensors.items() if n != "model.layers.2.linear_attn.A_log"}
+    bad(folder(config, {"model.safetensors": lost}), "layers.2.linear_attn.A_log")
+    ints = dict(tensors, **{"model.norm.weight": ("I32", [32], bytes(128))})
+    bad(folder(config, {"model.safetensors": ints}), "model.norm.weight", "I32")
+    refused("generate", path, names=["-p"])
+    refused("generate", path, path, "-p", "a", names=["MODEL"])
+    refused("generate", path, "-p", "a", "-t", "-1", names=["-t"])
+    nan = dict(tensors, **{"model.norm.weight": ("F32", [32], cli.f32([math.nan] * 32))})
+    status, text, err = cli.gdn("generate", folder(config, {"model.safetensors": nan}), "-p", "a")
+    check(status == BAD and text == "a" and "not finite" in err, status, text, err)
+
+
+def test_damaged_index():
+    _, config, tensors, _ = model()
+    shards, rng = halves(tensors), random.Random(3)
+    files, name = list(shards), next(iter(tensors))
+    good = {"weight_map": {n: file for file in files for n in shards[file]}}
+    where = folder(config, shards, name="damaged")
+
+    def bad(index, *names):
+        folder(config, {}, index, name="damaged")
+        refused("generate", where, "-p", "a", "-n", "1", names=names)
+
+    bad(b"", "not JSON")
+    bad({}, "weight_map")
+    for value in (3, "", "../x", "/etc/passwd", None, []):
+        bad({"weight_map": dict(good["weight_map"], **{name: value})}, name, "name of a file")
+    bad({"weight_map": dict(good["weight_map"], **{name: "none"})}, "none")
+    bad({"weight_map": dict(good["weight_map"], extra=files[0])}, "extra", files[0])
+    bad({"weight_map": {n: files[0] for n in shards[files[0]]}}, "no tensor")
+    text = json.dumps(good).encode()
+    for _ in range(40):
+        at = rng.randrange(len(text))
+        folder(config, {}, text[:at] + rng.randbytes(1) + text[at + 1 :], name="damaged")
+        status, _, err = cli.gdn("generate", where, "-p", "a", "-n", "1")
+        check(status == OK or err.count("\n") == 1, status, err)
+    folder(config, {}, good, name="damaged")
+    whole = open(out("damaged/" + files[1]), "rb").read()
+    write("damaged/" + files[1], whole[: len(whole) // 2])
+    refused("generate", where, "-p", "a", "-n", "1", names=[files[1]])
+
+
+# ---- Tokenizer ----------------------------------------------------------------------------
+
+QWEN35 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
+          r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN2 = QWEN35.replace(r"[\p{L}\p{M}]+", r"\p{L}+").replace(r"\p{M}", "")
+# Texts in pieces, by the first expression and, where it differs, by the second.
+PIECES = [
+    ["The", " delta", " rule", "'s", " keys", ",", "  ", " don", "'T", " ", " ", "1", "2", "."],
+    ["a", " \n\n", "  ", " b", "\t", "\t", "c", "?!\r\n", "\r\n", "x", "  "],
+    ["na\u00efve", " \u65e5\u672c", "\u3002", "\u00bd", " \u20ac", "5", "\u00a0x", "\u2003",
+     " y"],
+    [["e\u0301t\u00e9", "-\u0301a"], ["e", "\u0301t\u00e9", "-\u0301", "a"]],
+    ["<|go|>", "it", "<|go|>", "<|", "go"],
+]
+MERGES = ["T h", "Th e", "\u0120 d", "e l", "\u0120d el", "t a", "\u0120del ta", "l e", "r u",
+          "\u0120 \u0120", "\u010a \u010a", "\u00c3 \u00af", "d o", "\u0120 k"]
+
+
+def letters():
+    """The character that stands for each byte."""
+    shown = [b for b in range(256) if 33 <= b <= 126 or (b >= 161 and b != 173)]
+    rest = [b for b in range(256) if b not in shown]
+    return {**{b: chr(b) for b in shown}, **{b: chr(256 + i) for i, b in enumerate(rest)}}
+
+
+def tokenizer(pattern=QWEN35, **changes):
+    words = sorted(letters().values()) + [m.replace(" ", "") for m in MERGES]
+    model = {"type": "BPE", "vocab": {w: i for i, w in enumerate(words)}, "merges": MERGES}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    whole = {"normalizer": {"type": "NFC"}, "model": model, "pre_tokenizer": {
+        "type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"}]},
+        "added_tokens": [{"id": len(words), "content": "<|go|>", "special": True}]}
+    return {**whole, **changes}
+
+
+def merged(piece, vocab):
+    """Tokens of one piece: of all pairs the first in MERGES, until there is none."""
+    if piece == "<|go|>":
+        return [len(vocab)]
+    parts, of = [letters()[b] for b in piece.encode()], {m: i for i, m in enumerate(MERGES)}
+    while True:
+        pairs = [(of.get(f"{a} {b}", len(of)), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))]
+        rank, i = min(pairs, default=(len(of), 0))
+        if rank == len(of):
+            return [vocab[p] for p in parts]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def with_tokenizer(text, name="bpe", vocab=300):
+    """A folder with a model of so many tokens and this tokenizer.json."""
+    config = dict(qwen35.CONFIG, vocab_size=vocab)
+    tensors, _ = qwen35.random_weights(config, 8)
+    where = folder(config, {"model.safetensors": tensors}, name=name)
+    write(name + "/tokenizer.json", text if isinstance(text, bytes) else json.dumps(text).encode())
+    return where
+
+
+def test_bpe():
+    """Tokens of a prompt, and their bytes back."""
+    for pattern in (QWEN35, QWEN2):
+        where = with_tokenizer(tokenizer(pattern))
+        words = tokenizer()["model"]["vocab"]
+        back = {i: bytes({c: b for b, c in letters().items()}[c] for c in w)
+                for w, i in words.items()}
+        back[len(words)] = b"<|go|>"
+        for pieces in PIECES:
+            if isinstance(pieces[0], list):
+                pieces = pieces[pattern == QWEN2]
+            prompt = "".join(pieces)
+            text, tokens, _ = generate(where, "-n", "4", prompt=prompt)
+            want = sum((merged(piece, words) for piece in pieces), [])
+            check(tokens[:-4] == want, repr(prompt), tokens[:-4], "wanted", want)
+            added = b"".join(back.get(t, b"") for t in tokens[-4:])
+            check(text == prompt.encode() + added, text, added)
+
+
+def test_bpe_tokenizers():
+    """Random Unicode, beside Hugging Face's own."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as missing:
+        raise Skip(str(missing))
+    rng = random.Random(11)
+    some = list("aZ's  \n\r\t09.,!-") + ["'LL", " \n ", "<|go|>", "<|", "The delta"]
+    known = [chr(c) for c in range(0x80, 0x3000) if unicodedata.category(chr(c)) != "Cn"]
+    some += rng.sample(known, 60) + ["\U0001f600", "\u0301"]
+    for pattern in (QWEN35, QWEN2):
+        theirs = tokenizer(pattern, version="1.0", truncation=None, padding=None,
+                           post_processor=None, decoder=None)
+        theirs["added_tokens"][0].update(single_word=False, lstrip=False, rstrip=False,
+                                         normalized=False)
+        bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False,
+                    "use_regex": False}
+        theirs["pre_tokenizer"]["pretokenizers"][0]["invert"] = False
+        theirs["pre_tokenizer"]["pretokenizers"][1] = bytewise
+        where, judge_of = with_tokenizer(theirs), Tokenizer.from_str(json.dumps(theirs))
+        for _ in range(20):
+            prompt = unicodedata.normalize("NFC", "".join(rng.choices(some, k=40)))
+            _, tokens, _ = generate(where, "-n", "0", prompt=prompt)
+            want = judge_of.encode(prompt).ids
+            check(tokens == want, repr(prompt), tokens, "wanted", want)
+
+
+def test_bpe_refused():
+    def bad(text, *names, vocab=300):
+        refused("generate", with_tokenizer(text, vocab=vocab), "-p", "abc", names=names)
+
+    good = tokenizer()
+    model = good["model"]
+    bad(b"{", "tokenizer.json", "not JSON")
+    bad({}, "model.type")
+    bad(tokenizer(r"\s+"), "pre_tokenizer")
+    bad(tokenizer(normalizer={"type": "Lowercase"}), "Lowercase")
+    bad(tokenizer(model=dict(model, type="Unigram")), "Unigram")
+    bad(tokenizer(model=dict(model, vocab=[])), "vocab")
+    bad(tokenizer(model=dict(model, merges={})), "merges")
+    bad(tokenizer(model=dict(model, merges=["a b"])), "merge 0")
+    bad(tokenizer(model=dict(model, merges=["ab"])), "merge 0")
+    bad(tokenizer(model=dict(model, vocab=dict(model["vocab"], a="b"))), "'a'")
+    bad(tokenizer(model=dict(model, vocab=dict(model["vocab"], a=-1))), "'a'")
+    bad(tokenizer(model=dict(model, vocab=dict(model["vocab"], a=0))), "'a'", "number, 0")
+    bad(tokenizer(model=dict(model, vocab=dict(model["vocab"], a=1.5))), "'a'")
+    bad(good, "from 0 to 255", vocab=256)
+    few = {w: i for w, i in model["vocab"].items() if w != "c"}
+    bad(tokenizer(model=dict(model, vocab=few)), "byte 99")
+    bad(tokenizer(added_tokens=[{"id": 3}]), "added_tokens")
+    bad(tokenizer(added_tokens=[{"id": 300, "content": "x"}]), "'x'")
+    text, rng = json.dumps(good).encode(), random.Random(4)
+    where = with_tokenizer(good)
+    for i in range(60):
+        at = rng.randrange(len(text))
+        changed = text[:at] + rng.randbytes(1) + text[at + 1 :] if i % 6 else text[:at]
+        write("bpe/tokenizer.json", changed)
+        p = subprocess.run([cli.GDN, "generate", where, "-p", "The end", "-n", "1"],
+                           capture_output=True, timeout=300)
+        check(p.returncode == OK or (p.returncode == BAD and p.stderr.count(b"\n") == 1), p)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(globals()))

@@ -39,7 +39,10 @@ struct comparison compare(const gdn_tensor *got, const gdn_tensor *want, int32_t
 struct comparison compare_gradient(const gdn_tensor *got, const gdn_tensor *want, int32_t dtype,
                                    bool of_gate);
 
-/* The same for values in float64. */
+struct comparison compare_gradient_doubles(const double *got, const double *want, int64_t n,
+                                           int32_t dtype, bool of_gate);
+
+/* The same for results in float64. */
 struct comparison compare_doubles(const double *got, const double *want, int64_t n,
                                   int32_t precision);
 

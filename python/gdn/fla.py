@@ -167,7 +167,7 @@ def register():
             tensors = [x for x in (q, k, v, *args, *kwargs.values())
                        if isinstance(x, torch.Tensor)]
             if needs_grad(tensors) and q.device.type != "cpu":
-                return False, "gdn has no backward on a GPU yet"
+                return False, "the gradients of gdn.torch are not tested on a GPU yet"
             if kwargs.get("cp_context") is not None:
                 return False, "gdn has no context parallelism"
             return True, None

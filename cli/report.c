@@ -99,10 +99,10 @@ static void print_output(const struct job_output *o)
     char                     a[24], b[24], c[24], d[24];
     const struct comparison *j = &o->judged;
     if (!o->want) {
-        printf("  %-12s no expected.%s in the file: not compared\n", o->name, o->name);
+        printf("  %-14s no expected.%s in the file: not compared\n", o->name, o->name);
         return;
     }
-    printf("  %-12s max error %s (limit %s), %s of RMS", o->name, table_number(a, j->max_error),
+    printf("  %-14s max error %s (limit %s), %s of RMS", o->name, table_number(a, j->max_error),
            table_number(b, j->max_limit), table_number(c, compare_relative(j->max_error, j->rms)));
     if (isfinite(j->rms_limit))
         printf("; RMS error %s of RMS (limit %s)",
@@ -124,10 +124,10 @@ void report_text(const struct job *job, gdn_ctx *ctx)
     char a[24], b[24];
     printf("%s: %s, %s, %d thread%s\n", job->file.path, job->kind->name, gdn_isa(ctx),
            (int)gdn_n_threads(ctx), gdn_n_threads(ctx) == 1 ? "" : "s");
-    if (job->prompt[0]) printf("  %-12s \"%s\"\n", "prompt", job->prompt);
+    if (job->prompt[0]) printf("  %-14s \"%s\"\n", "prompt", job->prompt);
     for (int i = 0; i < job->n_phases; i++) {
         const struct job_phase *p = &job->phases[i];
-        printf("  %-12s %lld tokens in %s ms, %s tokens/s   [%s]\n", p->name,
+        printf("  %-14s %lld tokens in %s ms, %s tokens/s   [%s]\n", p->name,
                (long long)p->tokens, table_number(a, 1e3 * p->seconds),
                table_number(b, (double)p->tokens / p->seconds), p->kernel);
     }
@@ -138,7 +138,7 @@ void report_text(const struct job *job, gdn_ctx *ctx)
 
 int report_write(const struct job *job, const char *path)
 {
-    struct st_tensor tensors[2];
+    struct st_tensor tensors[JOB_OUTPUTS];
     char             producer[32];
     cJSON           *metadata = cJSON_CreateObject();
     snprintf(producer, sizeof producer, "gdn %s", cli_version());

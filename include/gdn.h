@@ -331,7 +331,8 @@ typedef enum gdn_op {
     GDN_OP_RECORD_COMMIT   = 15, /* gdn_record_commit_args */
     GDN_OP_RECORD_FOLD     = 16, /* gdn_record_fold_args */
     GDN_OP_STEP            = 17, /* gdn_step_args */
-    GDN_OP_L2NORM_BACKWARD = 18  /* gdn_l2norm_backward_args */
+    GDN_OP_L2NORM_BACKWARD = 18, /* gdn_l2norm_backward_args */
+    GDN_OP_PREFILL_BACKWARD = 19 /* gdn_prefill_backward_args */
 } gdn_op;
 
 /*
@@ -358,6 +359,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     ... each with checkpoints: + 64 x their number (C, or N / checkpoint_every)
  *     state_copy        P / 8 + 64, P of to_pool
+ *     prefill_backward  24 x H + 208 x B x H + n_threads x H' x (4 K V (18 + T / 256) + 1 MiB), T
+ *                       being N or T, and H' = H / gcd(Hq, Hk, Hv)
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply           n_threads x 512 KiB
  *     chunk_cumsum      320 x B
@@ -371,6 +374,9 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       128), K' being K rounded up to 64, 128 or 256; less for fewer than 4 m
  *                       parts of states
  *     conv1d            out being x: 4 (W - 1) D (N / 32 + 2 B + 1) + 64
+ *     prefill_backward  n (256 ((Hq + Hk) K + 2 H (K + V)) + 8 H K V + 16 H) + 704, n being
+ *                       N / 64 + B or, if less, B max(8, T / 2048 + 1), T as above
+ *                       (+ 132 B H K V: T above 512)
  *     step              a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
  *                       (+ that of decode: parents) + 192
  *     block             a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB
@@ -513,7 +519,7 @@ typedef enum gdn_flag {
     GDN_BF16_PRODUCTS   = 2, /* products of the state in bfloat16; both: see gdn_prefill() */
     GDN_BATCH_INVARIANT = 4, /* the same bits whatever the batch, on a device too; beside either */
     GDN_NO_EARLY_STOP   = 8, /* of segments every token counts; beside any: see gdn_prefill() */
-    GDN_ACCUMULATE      = 16 /* gradients are added to what is there: gdn_l2norm_backward() */
+    GDN_ACCUMULATE      = 16 /* of backward ops: gradients are added to what is there */
 } gdn_flag;
 
 typedef enum gdn_rounding { /* of 8-bit states */
@@ -657,6 +663,71 @@ static inline gdn_rule_args gdn_rule_args_init(void)
 
 GDN_API gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args);
 GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
+
+/* ---- Gradients ------------------------------------------------------------------------------- */
+
+/*
+ * gdn_prefill_backward - the gradients of gdn_prefill(). For a loss whose gradients are dout of
+ * out and dstate_out of the final states, computes those of every input. States are computed again
+ * from the inputs, so nothing of the forward call is needed. docs/design/math.md derives it.
+ *
+ *     q k v g beta A_log dt_bias   as in gdn_prefill(), with gate, beta_kind, head_map, norm,
+ *                                  norm_eps, scale and gate_lower_bound
+ *     state         [B][H][V][K]   f32, bf16, f16; initial states. Absent: zero.
+ *     dout          [N][H][V]      f32 or A; dense
+ *     dstate_out    [B][H][V][K]   f32, bf16, f16; absent: zero
+ *     dq dk dv      as q, k, v     f32 or A; dense; of q and k as given, before their norm
+ *     dg            [N][H]         f32; of g as given: of log alpha, alpha or a
+ *     dbeta         [N][H]         f32; of beta as given: of beta or b
+ *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences
+ *     dstate        [B][H][V][K]   f32
+ *
+ * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. state_layout is
+ * that of state, dstate_out and dstate; one of their last two strides is 1. Where several state
+ * heads read one head of q, k or v its gradient is their sum, in the order of the state heads.
+ * [B][T] instead of [N], and sequences, as for gdn_prefill(), but of batch only cu_seqlens,
+ * token_start and token_count may be there. Gradients of tokens that do not count are zero. Where
+ * no token of a sequence counts, dstate is dstate_out.
+ *
+ * A gate of -inf (alpha = 0) has dg = 0, and nothing behind it reaches the tokens before or the
+ * initial state. So has any gate below -104, whose exp() is 0 in float32.
+ *
+ * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and those of tokens that
+ * do not count stay as they are. Each sum is rounded once, to the dtype of the tensor. Other flags
+ * that may be there, GDN_BATCH_INVARIANT and GDN_NO_EARLY_STOP, change nothing.
+ *
+ * All is computed in float32, in chunks of 16 tokens, on a device of 64. Nothing that is written
+ * may overlap anything else. Guarantees, on a device too: G1, G3, G12 and G13, and G2 but for
+ * dA_log and ddt_bias. Errors: as for gdn_prefill().
+ */
+typedef struct gdn_prefill_backward_args {
+    uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */
+    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE */
+    gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, dout, dstate_out;
+    gdn_tensor       dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
+    const gdn_batch *batch;
+    int32_t          gate;             /* gdn_gate_kind */
+    int32_t          beta_kind;        /* gdn_beta_kind */
+    int32_t          head_map;         /* gdn_head_map */
+    int32_t          state_layout;     /* gdn_state_layout */
+    int32_t          norm;             /* gdn_norm, of q and k, inside the call */
+    float            norm_eps;         /* 0: 1e-6 */
+    float            scale;            /* 0: 1 / sqrt(K) */
+    float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_prefill_backward_args;
+
+static inline gdn_prefill_backward_args gdn_prefill_backward_args_init(void)
+{
+    gdn_prefill_backward_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward_args *args);
 
 /* ---- Records of drafted tokens --------------------------------------------------------------- */
 

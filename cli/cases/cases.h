@@ -110,6 +110,18 @@ int    rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op 
 int    rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found);
 double rows_case_bytes(const struct rows_case *c);
 
+/* The gradients of a rule; the case's own gates, no pool. */
+struct gradient_case {
+    struct rule_case          rule;
+    gdn_tensor                counts; /* for the check */
+    gdn_prefill_backward_args args;
+};
+int    gradient_case_make(struct gradient_case *c, const struct case_dims *dims,
+                          const int64_t *lengths, int64_t B);
+int    gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison *found);
+double gradient_case_flops(const struct gradient_case *c); /* 16 K V per token and head */
+double gradient_case_bytes(const struct gradient_case *c);
+
 /* All take B lengths of sequences; CLI_BAD after a line if there is no memory. States are
  * random for the rule and the convolution, zero for the layer. */
 int  rule_case_make(struct rule_case *c, const struct case_dims *dims, const int64_t *lengths,

@@ -13,7 +13,7 @@
 #include "table.h"
 
 static const char *const help[] = {
-    "gdn bench prefill|decode|conv|block|gates|l2norm|rmsnorm|step [options]\n"
+    "gdn bench prefill|decode|conv|block|gates|l2norm|rmsnorm|step|prefill_backward [options]\n"
     "\n"
     "First a part of the result is compared with float64 (exit 1, and no times, if it is\n"
     "outside the limits of gdn run); then rounds of the op and of a yardstick follow each other,\n"
@@ -56,6 +56,7 @@ static const char *const help[] = {
     "for prefill and block, that of the measured in-place bandwidth on the same footprint (the\n"
     "states of decode, all tensors of conv, at most 256 MiB) for the others, with the same\n"
     "instruction set and threads.\n"
+    "For prefill_backward, which counts 16 K V with what is computed again, prefill is timed too.\n"
     "For step, its convolution and its rule are also timed as calls of their own.\n"
     "For block, its rule and its convolution are also timed apart; what is left of its time is\n"
     "given as that of its projections.\n"
@@ -63,9 +64,11 @@ static const char *const help[] = {
     "the limits are scaling in place and a bf16 matrix product (cuBLAS).\n",
 };
 
-enum bench_op { PREFILL, DECODE, CONV, BLOCK, GATES, L2NORM, RMSNORM, STEP, N_BENCH_OPS };
-static const char *const op_names[] = { "prefill", "decode",  "conv",   "block",
-                                        "gates",   "l2norm", "rmsnorm", "step" };
+enum bench_op {
+    PREFILL, DECODE, CONV, BLOCK, GATES, L2NORM, RMSNORM, STEP, BACKWARD, N_BENCH_OPS
+};
+static const char *const op_names[] = { "prefill", "decode",  "conv", "block",           "gates",
+                                        "l2norm",  "rmsnorm", "step", "prefill_backward" };
 
 struct bench_options {
     struct cli_device device;
@@ -147,7 +150,8 @@ static int parse_dtype(const char *option, const char *text, int n, int32_t *dty
 
 static bool has_gates(const struct bench_options *o)
 {
-    return o->op == PREFILL || o->op == DECODE || o->op == BLOCK || o->op == STEP;
+    return o->op == PREFILL || o->op == DECODE || o->op == BLOCK || o->op == STEP ||
+           o->op == BACKWARD;
 }
 
 /* The kinds to run, from *first to *last. */
@@ -195,8 +199,8 @@ static int parse_dims(struct bench_options *o)
 /* Refuses what would be ignored, then fills the defaults that depend on the op. */
 static int settle(struct bench_options *o)
 {
-    if (o->op == PREFILL && (o->batch || o->tokens))
-        return cli_bad("--batch, --tokens: not for prefill (--seqlens)");
+    if ((o->op == PREFILL || o->op == BACKWARD) && (o->batch || o->tokens))
+        return cli_bad("--batch, --tokens: not for %s (--seqlens)", op_names[o->op]);
     const bool rule = o->op == PREFILL || o->op == DECODE;
     if (o->dims.exact && !rule && o->op != BLOCK && o->op != STEP)
         return cli_bad("--exact: not for %s", op_names[o->op]);
@@ -299,6 +303,7 @@ static void print_json(const struct bench_options *o, const struct bench *b,
         cJSON_AddNumberToObject(line, "conv_ms", b->calls[1].ms.median);
         cJSON_AddNumberToObject(line, "decode_ms", b->calls[2].ms.median);
     }
+    if (o->op == BACKWARD) cJSON_AddNumberToObject(line, "forward_ms", b->calls[1].ms.median);
     if (p) {
         cJSON *item = cJSON_AddObjectToObject(line, "projections");
         cJSON_AddNumberToObject(item, "part", p->part);
@@ -348,6 +353,10 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     if (o->op == STEP)
         printf("  apart     convolution %s ms, rule %s ms\n",
                table_number(a, b->calls[1].ms.median), table_number(c, b->calls[2].ms.median));
+    if (o->op == BACKWARD)
+        printf("  forward   %s ms, of which this is %s times\n",
+               table_number(a, b->calls[1].ms.median),
+               table_number(c, ms->median / b->calls[1].ms.median));
     if (p)
         printf("  inside    rule %s ms, convolution %s ms, the rest %.0f %%: projections at %s "
                "GFLOP/s, %.1f %%\n", table_number(a, b->calls[1].ms.median),
@@ -394,6 +403,24 @@ static int bench_rule(const struct bench_options *o, struct bench *b)
         code         = time_and_print(o, b, 0);
     }
     memory_free(&c.memory);
+    return code;
+}
+
+/* The gradients; prefill beside them. */
+static int bench_backward(const struct bench_options *o, struct bench *b)
+{
+    struct gradient_case c;
+    int                  code = gradient_case_make(&c, &o->dims, o->lengths, o->B);
+    if (!code) code = gradient_case_check(&c, b->ctx, &b->judged);
+    if (!code) {
+        b->calls[0] = (struct bench_call){ .op = GDN_OP_PREFILL_BACKWARD, .args = &c.args };
+        b->calls[1] = (struct bench_call){ .op = GDN_OP_PREFILL, .args = &c.rule.call };
+        b->n_calls  = 2;
+        b->flops    = gradient_case_flops(&c);
+        b->bytes    = gradient_case_bytes(&c);
+        code        = time_and_print(o, b, 0);
+    }
+    memory_free(&c.rule.memory);
     return code;
 }
 
@@ -503,11 +530,12 @@ static int run_one(struct bench_options *o)
 {
     struct bench b = { .seconds = o->seconds };
     if (cli_open(&o->device, &b.ctx)) return CLI_BAD;
-    const int code = o->op == CONV    ? bench_conv(o, &b)
-                     : o->op == BLOCK ? bench_block(o, &b)
-                     : o->op == STEP  ? bench_step(o, &b)
-                     : o->op >= GATES ? bench_rows(o, &b)
-                                      : bench_rule(o, &b);
+    const int code = o->op == CONV       ? bench_conv(o, &b)
+                     : o->op == BLOCK    ? bench_block(o, &b)
+                     : o->op == STEP     ? bench_step(o, &b)
+                     : o->op == BACKWARD ? bench_backward(o, &b)
+                     : o->op >= GATES    ? bench_rows(o, &b)
+                                         : bench_rule(o, &b);
     gdn_ctx_destroy(b.ctx);
     return code;
 }

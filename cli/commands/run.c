@@ -37,6 +37,9 @@ static const char *const help[] = {
     "  gates             a b A_log dt_bias             expected.g expected.beta (f32)\n"
     "  l2norm            x                             expected.output\n"
     "  rmsnorm_gated     x z weight                    expected.output\n"
+    "  prefill_backward  as prefill; grad_output grad_final_state\n"
+    "      expected.     as prefill; dq dk dv; dg or da; dbeta or db; dA_log ddt_bias;\n"
+    "                    dinitial_state\n"
     "  layer             hidden_states [B,T,hidden], layer.<Hugging Face name>; token_ids and\n"
     "                    embedding: hidden_states must be their rows\n"
     "      expected.     output\n"
@@ -45,8 +48,9 @@ static const char *const help[] = {
 
     "\nMetadata, all of it optional. Unknown keys and unknown tensors are errors.\n"
     "\n"
-    "  op                prefill, decode, layer, conv1d, gates, l2norm, rmsnorm_gated. Absent:\n"
-    "                    layer with hidden_states; with q, k and v decode if there is state, a\n"
+    "  op                prefill, decode, layer, conv1d, gates, l2norm, rmsnorm_gated,\n"
+    "                    prefill_backward. Absent: layer with hidden_states; prefill_backward\n"
+    "                    with grad_output; with q, k and v decode if there is state, a\n"
     "                    or b, else prefill (so traces of FlashInfer run as they are); with x\n"
     "                    conv1d if weight has 2 or more dimensions, rmsnorm_gated if there is z\n"
     "                    or weight, else l2norm; with a or b alone gates\n"
@@ -75,7 +79,9 @@ static const char *const help[] = {
     "\n"
     "  all f32           largest error 2e-5 RMS + 1e-6\n"
     "  any f16, no bf16  RMS error 8e-4 RMS, largest 3 units of 2^-11 of the largest value\n"
-    "  any bf16          RMS error 6e-3 RMS, largest 3 units of 2^-8 of the largest value\n",
+    "  any bf16          RMS error 6e-3 RMS, largest 3 units of 2^-8 of the largest value\n"
+    "  gradients         f32: 5e-5 RMS + 1e-6; f16: 2e-3 RMS, 6 units; bf16: 8e-3 RMS (gates and\n"
+    "                    betas 1.5e-2), 6 units\n",
 };
 
 struct run_options {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <dirent.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,7 +10,7 @@
 #include "report.h"
 #include "table.h"
 
-static const char suffix[] = ".safetensors", layer_prefix[] = "layer_";
+static const char suffix[] = ".safetensors";
 
 static int is_vector(const struct dirent *e)
 {
@@ -17,9 +18,17 @@ static int is_vector(const struct dirent *e)
     return n > end && !strcmp(e->d_name + n - end, suffix);
 }
 
-static bool is_layer(const struct dirent *e)
+/* The table that a file belongs to. */
+enum group { LAYERS, RULES, GRADIENTS, N_GROUPS };
+
+static bool begins(const struct dirent *e, const char *prefix)
 {
-    return !strncmp(e->d_name, layer_prefix, sizeof layer_prefix - 1);
+    return !strncmp(e->d_name, prefix, strlen(prefix));
+}
+
+static enum group group_of(const struct dirent *e)
+{
+    return begins(e, "layer_") ? LAYERS : begins(e, "backward_") ? GRADIENTS : RULES;
 }
 
 /* The largest error of an output, its share of the RMS, and its limit. */
@@ -67,6 +76,33 @@ static void add_rule(struct table *t, const char *name, const struct job *job, i
     table_cell(t, "%s", job->phases[0].kernel);
 }
 
+/* The nearest to its limit. */
+static const struct job_output *worst_output(const struct job *job)
+{
+    const struct job_output *worst = &job->outputs[0];
+    double                   most  = -1;
+    for (int i = 0; i < job->n_outputs; i++) {
+        const struct job_output *o = &job->outputs[i];
+        const double share = fmax(o->judged.max_error / o->judged.max_limit,
+                                  o->judged.rms_error / o->judged.rms_limit);
+        if (o->want && share > most) most = share, worst = o;
+    }
+    return worst;
+}
+
+static void add_gradients(struct table *t, const char *name, const struct job *job, int code)
+{
+    char                     a[24];
+    const struct job_output *worst = worst_output(job);
+    add_name(t, name);
+    table_cell(t, "%lld", (long long)job->phases[0].tokens);
+    for (int i = 0; i < 2; i++) table_cell(t, "%s", table_number(a, 1e3 * job->phases[i].seconds));
+    table_cell(t, "%s", worst->name);
+    add_comparison(t, worst);
+    table_cell(t, "%s", code ? "FAIL" : "ok");
+    table_cell(t, "%s", job->phases[1].kernel);
+}
+
 static const char *const layer_titles[] = {
     "<layer", "prefill tokens", "ms", "tokens/s", "decode tokens", "ms", "tokens/s",
     "max error", "of RMS", "limit", "<", NULL
@@ -75,17 +111,30 @@ static const char *const rule_titles[] = {
     "<op", "tokens", "ms", "output error", "of RMS", "limit", "state error", "of RMS", "limit",
     "<", "<kernel", NULL
 };
+static const char *const gradient_titles[] = {
+    "<op", "tokens", "forward ms", "backward ms", "<worst", "error", "of RMS", "limit", "<",
+    "<kernel", NULL
+};
+static const struct {
+    const char *heading; /* with the folder */
+    const char *const *titles;
+    void (*add)(struct table *t, const char *name, const struct job *job, int code);
+} groups[N_GROUPS] = {
+    { "Whole layers, prefill then token by token, beside Hugging Face", layer_titles, add_layer },
+    { "The rule, beside float64", rule_titles, add_rule },
+    { "The rule's gradients, beside float64", gradient_titles, add_gradients },
+};
 
 /* One group of files as a table. */
-static int run_group(gdn_ctx *ctx, const char *folder, struct dirent **entries, int n, bool layers,
-                     bool json)
+static int run_group(gdn_ctx *ctx, const char *folder, struct dirent **entries, int n,
+                     enum group group, bool json)
 {
     struct table t;
     char         path[4096], prompt[80] = "";
     int          worst = CLI_OK;
-    table_start(&t, layers ? layer_titles : rule_titles);
+    table_start(&t, groups[group].titles);
     for (int i = 0; i < n; i++) {
-        if (is_layer(entries[i]) != layers) continue;
+        if (group_of(entries[i]) != group) continue;
         struct job job;
         snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
         if (!json) progress(entries[i]->d_name, (double)i / n);
@@ -93,7 +142,7 @@ static int run_group(gdn_ctx *ctx, const char *folder, struct dirent **entries, 
         if (code > worst) worst = code;
         if (code != CLI_BAD && json) report_json(&job, ctx);
         else if (code != CLI_BAD)
-            (layers ? add_layer : add_rule)(&t, entries[i]->d_name, &job, code);
+            groups[group].add(&t, entries[i]->d_name, &job, code);
         if (code != CLI_BAD && job.prompt[0]) snprintf(prompt, sizeof prompt, "%s", job.prompt);
         job_close(&job);
     }
@@ -107,20 +156,17 @@ static int run_group(gdn_ctx *ctx, const char *folder, struct dirent **entries, 
 int run_vectors(gdn_ctx *ctx, const char *folder, bool json)
 {
     struct dirent **entries;
-    int             layers = 0;
+    int             members[N_GROUPS] = { 0 };
     const int       n      = scandir(folder, &entries, is_vector, alphasort);
     if (n < 0) return cli_bad("%s: %s (--vectors DIR names another folder)", folder,
                               strerror(errno));
-    for (int i = 0; i < n; i++) layers += is_layer(entries[i]);
+    for (int i = 0; i < n; i++) members[group_of(entries[i])]++;
     int code = n ? CLI_OK : cli_bad("%s: no *.safetensors in it", folder);
     if (n && !json) report_heading(ctx);
-    for (int part = 0; part < 2 && code != CLI_BAD; part++) {
-        if (part ? n == layers : !layers) continue;
-        if (!json)
-            printf(part ? "\nThe rule, beside float64 (%s)\n"
-                        : "\nWhole layers, prefill then token by token, beside Hugging Face (%s)\n",
-                   folder);
-        const int found = run_group(ctx, folder, entries, n, !part, json);
+    for (enum group g = 0; g < N_GROUPS && code != CLI_BAD; g++) {
+        if (!members[g]) continue;
+        if (!json) printf("\n%s (%s)\n", groups[g].heading, folder);
+        const int found = run_group(ctx, folder, entries, n, g, json);
         if (found > code) code = found;
     }
     for (int i = 0; i < n; i++) free(entries[i]);

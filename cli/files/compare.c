@@ -25,7 +25,15 @@ static void add(struct sums *s, double got, double want)
     s->n++;
 }
 
-static struct comparison judge(const struct sums *s, int32_t precision)
+/* Shares of the expected RMS, and units of the largest value. */
+struct limits {
+    double largest_f32, rms_f16, rms_bf16, units;
+};
+static const struct limits of_results = { 2e-5, 8e-4, 6e-3, 3 };
+static const struct limits of_gradients = { 5e-5, 2e-3, 8e-3, 6 };
+static const struct limits of_gates     = { 5e-5, 2e-3, 1.5e-2, 6 };
+
+static struct comparison judge_by(const struct sums *s, int32_t precision, const struct limits *l)
 {
     const double      n = s->n ? (double)s->n : 1;
     struct comparison c = { .rms       = sqrt(s->want2 / n),
@@ -33,24 +41,50 @@ static struct comparison judge(const struct sums *s, int32_t precision)
                             .rms_error = sqrt(s->error2 / n),
                             .rms_limit = INFINITY };
     if (precision == GDN_F32) {
-        c.max_limit = 2e-5 * c.rms + 1e-6;
+        c.max_limit = l->largest_f32 * c.rms + 1e-6;
     } else {
         const bool bf16 = precision == GDN_BF16;
-        c.rms_limit     = (bf16 ? 6e-3 : 8e-4) * c.rms;
-        c.max_limit     = 3 * s->largest * (bf16 ? 0x1p-8 : 0x1p-11);
+        c.rms_limit     = (bf16 ? l->rms_bf16 : l->rms_f16) * c.rms;
+        c.max_limit     = l->units * s->largest * (bf16 ? 0x1p-8 : 0x1p-11);
     }
     c.ok = c.max_error <= c.max_limit && c.rms_error <= c.rms_limit;
     return c;
 }
 
-struct comparison compare(const gdn_tensor *got, const gdn_tensor *want, int32_t precision)
+static struct comparison judge(const struct sums *s, int32_t precision)
+{
+    return judge_by(s, precision, &of_results);
+}
+
+static struct sums sums_of(const gdn_tensor *got, const gdn_tensor *want)
 {
     struct sums s = { 0 };
     int64_t     n = 1;
     for (int i = 0; i < want->ndim; i++) n *= want->size[i];
     for (int64_t i = 0; i < n; i++)
         add(&s, oracle_load(got->data, got->dtype, i), oracle_load(want->data, want->dtype, i));
+    return s;
+}
+
+struct comparison compare(const gdn_tensor *got, const gdn_tensor *want, int32_t precision)
+{
+    const struct sums s = sums_of(got, want);
     return judge(&s, precision);
+}
+
+struct comparison compare_gradient(const gdn_tensor *got, const gdn_tensor *want, int32_t dtype,
+                                   bool of_gate)
+{
+    const struct sums s = sums_of(got, want);
+    return judge_by(&s, dtype, of_gate ? &of_gates : &of_gradients);
+}
+
+struct comparison compare_gradient_doubles(const double *got, const double *want, int64_t n,
+                                           int32_t dtype, bool of_gate)
+{
+    struct sums s = { 0 };
+    for (int64_t i = 0; i < n; i++) add(&s, got[i], want[i]);
+    return judge_by(&s, dtype, of_gate ? &of_gates : &of_gradients);
 }
 
 struct comparison compare_doubles(const double *got, const double *want, int64_t n,

@@ -29,7 +29,20 @@ struct comparison {
 /* The two tensors have the same sizes. precision: the least exact float dtype involved. */
 struct comparison compare(const gdn_tensor *got, const gdn_tensor *want, int32_t precision);
 
-/* The same for values in float64. */
+/*
+ * The same for a gradient, of activations of that dtype; of_gate: it is of a gate or of a beta.
+ *
+ *     f32    largest error  5e-5 RMS + 1e-6
+ *     f16    RMS error 2e-3 RMS, largest 6 units of 2^-11 of the largest value
+ *     bf16   RMS error 8e-3 RMS, of gates and betas 1.5e-2, largest 6 units of 2^-8
+ */
+struct comparison compare_gradient(const gdn_tensor *got, const gdn_tensor *want, int32_t dtype,
+                                   bool of_gate);
+
+struct comparison compare_gradient_doubles(const double *got, const double *want, int64_t n,
+                                           int32_t dtype, bool of_gate);
+
+/* The same for results in float64. */
 struct comparison compare_doubles(const double *got, const double *want, int64_t n,
                                   int32_t precision);
 

@@ -16,6 +16,8 @@ static const struct {
     { "beta", "b" },
     { "state", "initial_state" },
     { "hidden", "hidden_states" },
+    { "dout", "grad_output" },
+    { "dstate_out", "grad_final_state" },
     { "conv_weight", "layer.conv1d.weight" },
     { "norm_weight", "layer.norm.weight" },
 };
@@ -24,7 +26,7 @@ static const struct {
 
 static const struct job_kind *const kinds[] = {
     &job_prefill, &job_decode, &job_layer, &job_conv1d, &job_gates,
-    &job_l2norm,  &job_rmsnorm_gated,
+    &job_l2norm,  &job_rmsnorm_gated, &job_prefill_backward,
 };
 
 static bool has(const struct st_file *file, const char *name) { return st_find(file, name); }
@@ -33,6 +35,7 @@ static bool has(const struct st_file *file, const char *name) { return st_find(f
 static const struct job_kind *infer(const struct st_file *f)
 {
     if (has(f, "hidden_states")) return &job_layer;
+    if (has(f, "grad_output")) return &job_prefill_backward;
     if (has(f, "q") && has(f, "k") && has(f, "v"))
         return has(f, "state") || has(f, "a") || has(f, "b") ? &job_decode : &job_prefill;
     if (has(f, "x")) {
@@ -56,7 +59,8 @@ static int choose_kind(struct job *job)
         if (!strcmp(name, kinds[i]->name)) job->kind = kinds[i];
     return job->kind ? CLI_OK
                      : cli_bad("%s: metadata 'op': '%.40s', wanted prefill, decode, layer, conv1d, "
-                               "gates, l2norm or rmsnorm_gated", job->file.path, name);
+                               "gates, l2norm, rmsnorm_gated or prefill_backward",
+                               job->file.path, name);
 }
 
 static bool listed(const char *const *names, const char *name)
@@ -248,8 +252,14 @@ static int refused(const struct job *job, gdn_ctx *ctx, gdn_status status)
 int job_call(struct job *job, gdn_ctx *ctx, struct job_phase *phase, const char *name,
              int64_t tokens)
 {
+    return job_call_op(job, ctx, job->kind->op, &job->args, phase, name, tokens);
+}
+
+int job_call_op(struct job *job, gdn_ctx *ctx, gdn_op op, const void *args,
+                struct job_phase *phase, const char *name, int64_t tokens)
+{
     double           seconds;
-    const gdn_status status = cli_timed_call(ctx, job->kind->op, &job->args, &seconds);
+    const gdn_status status = cli_timed_call(ctx, op, args, &seconds);
     if (status) return refused(job, ctx, status);
     phase->name   = name;
     phase->tokens = tokens;
@@ -300,7 +310,10 @@ int job_run(struct job *job, gdn_ctx *ctx, const char *path)
         return CLI_BAD;
     for (int i = 0; i < job->n_outputs; i++) {
         struct job_output *o = &job->outputs[i];
-        if (o->want) o->judged = compare(&o->got, o->want, job->precision);
+        if (o->want && o->gradient)
+            o->judged = compare_gradient(&o->got, o->want, job->args.rule.q.dtype,
+                                         o->got.ndim == job->args.rule.q.ndim - 1);
+        else if (o->want) o->judged = compare(&o->got, o->want, job->precision);
         ok = ok && (!o->want || o->judged.ok);
     }
     return ok ? CLI_OK : CLI_OUTSIDE;

@@ -14,6 +14,7 @@ struct job_output {
     const char        *name; /* "output", "final_state", ... */
     gdn_tensor         got;
     const gdn_tensor  *want; /* NULL: the file does not say */
+    bool               gradient;
     struct comparison  judged;
 };
 
@@ -24,6 +25,8 @@ struct job_phase {
     double      seconds;
     char        kernel[160]; /* what ran */
 };
+
+enum { JOB_OUTPUTS = 10 }; /* at most */
 
 struct job {
     struct st_file         file;
@@ -39,9 +42,10 @@ struct job {
         gdn_rmsnorm_gated_args rmsnorm_gated;
         gdn_block_args         block;
     } args;
-    gdn_batch batch;
+    gdn_prefill_backward_args gradients; /* of args.rule */
+    gdn_batch                 batch;
 
-    struct job_output outputs[2];
+    struct job_output outputs[JOB_OUTPUTS];
     int               n_outputs;
     gdn_tensor        pool;      /* dense; updated in place by the call: an output */
     const void       *pool_from; /* what it holds before; NULL: zero */
@@ -66,7 +70,7 @@ struct job_kind {
 };
 
 extern const struct job_kind job_prefill, job_decode, job_layer, job_conv1d, job_gates,
-    job_l2norm, job_rmsnorm_gated;
+    job_l2norm, job_rmsnorm_gated, job_prefill_backward;
 
 /* Reads the file, computes, compares. CLI_OK, CLI_OUTSIDE, or CLI_BAD after its line. */
 int  job_run(struct job *job, gdn_ctx *ctx, const char *path);
@@ -102,6 +106,9 @@ int job_pool(struct job *job, const char *name, const char *alias, const gdn_ten
 /* One call of the op, as the phase `name`. */
 int job_call(struct job *job, gdn_ctx *ctx, struct job_phase *phase, const char *name,
              int64_t tokens);
+/* The same of another op. */
+int job_call_op(struct job *job, gdn_ctx *ctx, gdn_op op, const void *args,
+                struct job_phase *phase, const char *name, int64_t tokens);
 
 
 #endif

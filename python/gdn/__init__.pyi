@@ -378,6 +378,37 @@ class _l2norm_backward_args(TypedDict, total=False):
     eps: float
     stream: Stream | None
 
+class _prefill_backward_args(_batch_fields, total=False):
+    flags: int
+    q: Array | None
+    k: Array | None
+    v: Array | None
+    g: Array | None
+    beta: Array | None
+    A_log: Array | None
+    dt_bias: Array | None
+    state: Array | None
+    dout: Array | None
+    dstate_out: Array | None
+    dq: Array | None
+    dk: Array | None
+    dv: Array | None
+    dg: Array | None
+    dbeta: Array | None
+    dA_log: Array | None
+    ddt_bias: Array | None
+    dstate: Array | None
+    batch: Batch | None
+    gate: int
+    beta_kind: int
+    head_map: int
+    state_layout: int
+    norm: int
+    norm_eps: float
+    scale: float
+    gate_lower_bound: float
+    stream: Stream | None
+
 class Context:
     def __init__(self, threads: int = 0, isa: str | None = None, backend: str = "cpu",
                  device: int = 0, check_contents: bool = False,
@@ -415,6 +446,7 @@ class Context:
     def record_fold(self, **fields: Unpack[_record_fold_args]) -> None: ...
     def step(self, **fields: Unpack[_step_args]) -> None: ...
     def l2norm_backward(self, **fields: Unpack[_l2norm_backward_args]) -> None: ...
+    def prefill_backward(self, **fields: Unpack[_prefill_backward_args]) -> None: ...
 
 class gdn_tensor(ctypes.Structure): ...
 class gdn_options(ctypes.Structure): ...
@@ -439,3 +471,4 @@ class gdn_chunk_cumsum_args(ctypes.Structure): ...
 class gdn_chunk_uw_args(ctypes.Structure): ...
 class gdn_chunk_states_args(ctypes.Structure): ...
 class gdn_chunk_output_args(ctypes.Structure): ...
+class gdn_prefill_backward_args(ctypes.Structure): ...

@@ -241,6 +241,15 @@ gdn_chunk_output_args = _struct("gdn_chunk_output_args", """
 """, needs="q k u w states out",
     outputs=("out",))
 
+gdn_prefill_backward_args = _struct("gdn_prefill_backward_args", """
+    tensor q k v g beta A_log dt_bias state dout dstate_out
+    tensor dq dk dv dg dbeta dA_log ddt_bias dstate
+    batch batch
+    int32 gate beta_kind head_map state_layout norm
+    float norm_eps scale gate_lower_bound
+""", needs="q k v dout",
+    outputs=("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dstate"))
+
 OPS = {  # in the order of gdn_op
     "prefill": gdn_rule_args,
     "decode": gdn_rule_args,
@@ -261,6 +270,7 @@ OPS = {  # in the order of gdn_op
     "record_fold": gdn_record_fold_args,
     "step": gdn_step_args,
     "l2norm_backward": gdn_l2norm_backward_args,
+    "prefill_backward": gdn_prefill_backward_args,
 }
 
 __all__ = [name for name in list(globals()) if name.isupper() or name.startswith("gdn_")]

@@ -226,6 +226,10 @@ class Context:
         """gdn_state_copy: pool slots to pool slots; fields of gdn_state_copy_args."""
         self._core.call("state_copy", **fields)
 
+    def prefill_backward(self, **fields):
+        """gdn_prefill_backward: gradients of prefill; fields of gdn_prefill_backward_args."""
+        self._core.call("prefill_backward", **fields)
+
     def summary(self, **fields):
         """gdn_summary: what ranges of tokens do to a state; fields of gdn_summary_args."""
         self._core.call("summary", **fields)

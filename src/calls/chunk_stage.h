@@ -26,9 +26,12 @@ struct gdn_stage_tensor {
 gdn_status gdn_stage_check(gdn_ctx *ctx, const struct gdn_stage_tensor *list, int n,
                            const struct gdn_tokens *tokens, const gdn_batch *batch);
 
-/* gdn_plan_describe() for a batch that may have cu_seqlens and token_count alone. */
+/* gdn_plan_describe() for a batch that may have cu_seqlens and token_count alone; and, the second
+ * one, token_start. */
 gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
                           struct gdn_plan *plan);
+gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
+                                 const struct gdn_tokens *tokens, struct gdn_plan *plan);
 
 /* A head size, 1 to 256, from dimension `dim` from the end; heads, which must divide H. */
 gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int *size);

@@ -95,6 +95,9 @@ struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first
  * which each item makes for itself, are 16 more. */
 int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips);
 
+/* 1 / the length of a row in the formula of `norm`. */
+float gdn_rule_inverse_length(float sum_of_squares, int norm, float eps);
+
 /* Rows of n tokens of q and k from token t0, normalised and scaled, into kq: k_t at row t,
  * q_t at row q_row + t, ld floats apart. */
 void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,

@@ -9,8 +9,7 @@
 #include "core/tensor_check.h"
 #include "state/strip.h"
 
-/* 1 / the length of x in the formula of `norm`. */
-static float inverse_length(float sum_of_squares, int norm, float eps)
+float gdn_rule_inverse_length(float sum_of_squares, int norm, float eps)
 {
     switch (norm) {
     case GDN_NORM_L2: return 1.0f / sqrtf(sum_of_squares + eps);
@@ -32,12 +31,14 @@ void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
         kr->load_row[r->k.dtype](k, gdn_row(&r->k, item->seq, t0 + t, hk), K);
         kr->load_row[r->q.dtype](q, gdn_row(&r->q, item->seq, t0 + t, hq), K);
         if (r->norm != GDN_NORM_NONE) {
-            const float length = inverse_length(kr->dot(k, k, K), r->norm, r->norm_eps);
+            const float length =
+                gdn_rule_inverse_length(kr->dot(k, k, K), r->norm, r->norm_eps);
             kr->norm_row(k, k, length, NULL, NULL, false, K);
         }
         const float length = r->norm == GDN_NORM_NONE
                                  ? 1.0f
-                                 : inverse_length(kr->dot(q, q, K), r->norm, r->norm_eps);
+                                 : gdn_rule_inverse_length(kr->dot(q, q, K), r->norm,
+                                                           r->norm_eps);
         kr->norm_row(q, q, length * r->scale, NULL, NULL, false, K);
     }
 }

@@ -39,8 +39,8 @@ gdn_status gdn_stage_check(gdn_ctx *ctx, const struct gdn_stage_tensor *list, in
     return GDN_OK;
 }
 
-gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
-                          struct gdn_plan *plan)
+gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
+                                 const struct gdn_tokens *tokens, struct gdn_plan *plan)
 {
     TRY(gdn_plan_describe(ctx, batch, tokens, 0, plan));
     const gdn_batch *b = &plan->batch;
@@ -50,14 +50,22 @@ gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn
     } others[] = { { &b->read_slots, "read_slots" },
                    { &b->write_slots, "write_slots" },
                    { &b->has_initial_state, "has_initial_state" },
-                   { &b->num_accepted_tokens, "num_accepted_tokens" },
-                   { &b->token_start, "token_start" } };
+                   { &b->num_accepted_tokens, "num_accepted_tokens" } };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (others[i].t->data)
             return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none: this op takes sequences alone",
                             others[i].name);
     if (b->write != GDN_WRITE_FINAL)
         return gdn_fail(ctx, GDN_E_ARG, "write: %d, wanted 0", (int)b->write);
+    return GDN_OK;
+}
+
+gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
+                          struct gdn_plan *plan)
+{
+    TRY(gdn_stage_plan_padded(ctx, batch, tokens, plan));
+    if (plan->batch.token_start.data)
+        return gdn_fail(ctx, GDN_E_ARG, "token_start: given, wanted none: this op takes none");
     return GDN_OK;
 }
 

@@ -67,6 +67,25 @@ void   oracle_move_all(struct oracle_noise *n, double *x, int64_t count);
  */
 void oracle_rule_chunks(const struct oracle_rule *r, int C, struct oracle_noise *n);
 
+/*
+ * Gradients of one sequence of one state head, by the recurrence in reverse: of a loss whose
+ * gradients are dout of o and dstate_out of the final state. dgate is of log alpha; it is 0 where
+ * alpha is. `single`: every intermediate result is rounded to float32, as a plain loop in float32
+ * would; what that does to a gradient is a measure of how well it can be computed.
+ */
+struct oracle_backward {
+    int64_t       T;
+    int           K, V;
+    bool          single;
+    double        scale;
+    const double *q, *k, *v, *alpha, *beta;   /* as in oracle_rule */
+    const double *state, *dstate_out;         /* [V][K]; NULL: zero */
+    const double *dout;                       /* [T][V] */
+    double       *dq, *dk;                    /* [T][K] */
+    double       *dv, *dgate, *dbeta, *dstate; /* [T][V], [T], [T], [V][K] */
+};
+void oracle_rule_backward(const struct oracle_backward *r);
+
 /* ---- Gates ---- */
 
 double oracle_sigmoid(double x);

@@ -508,6 +508,32 @@ static void draw_chunk_output(struct ring2_draw *d, union ring2_call *c, const s
     a->out    = PLACE3(any_float(d), s->N, h.H, h.V);
 }
 
+static void draw_prefill_backward(struct ring2_draw *d, union ring2_call *c,
+                                  const struct sizes *s)
+{
+    const struct heads         h  = draw_heads(d);
+    const int32_t              A  = any_float(d);
+    const bool                 kv = one_in(2);
+    gdn_prefill_backward_args *a  = &c->prefill_backward;
+    *a   = gdn_prefill_backward_args_init();
+    a->q = PLACE3(A, s->N, h.q, h.K), a->k = PLACE3(A, s->N, h.k, h.K);
+    a->v = PLACE3(A, s->N, h.v, h.V), a->dout = PLACE3(A, s->N, h.H, h.V);
+    a->g = PLACE2(GDN_F32, s->N, h.H), a->beta = PLACE2(A, s->N, h.H);
+    a->dq = PLACE3(A, s->N, h.q, h.K), a->dk = PLACE3(GDN_F32, s->N, h.k, h.K);
+    a->dv = PLACE3(A, s->N, h.v, h.V);
+    a->dg = PLACE2(GDN_F32, s->N, h.H), a->dbeta = PLACE2(GDN_F32, s->N, h.H);
+    if (one_in(2)) a->state = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+    if (one_in(2)) a->dstate_out = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+    if (one_in(2)) a->dstate = draw_pool(d, &h, s->B, GDN_F32, kv, NULL);
+    if (one_in(3)) {
+        a->gate   = GDN_GATE_RAW;
+        a->A_log  = PLACE1(GDN_F32, h.H), a->dt_bias = PLACE1(GDN_BF16, h.H);
+        a->dA_log = PLACE1(GDN_F32, h.H), a->ddt_bias = PLACE1(GDN_F32, h.H);
+    }
+    if (one_in(3)) a->flags = GDN_ACCUMULATE;
+    a->state_layout = kv, a->norm = (int32_t)below(4), a->head_map = (int32_t)below(2);
+}
+
 /* ---- All of them ---- */
 
 static void (*const draws[RING2_N_OPS])(struct ring2_draw *, union ring2_call *,

@@ -159,6 +159,18 @@ static gdn_l2norm_backward_args l2norm_backward(void)
     return a;
 }
 
+static gdn_prefill_backward_args prefill_backward(void)
+{
+    gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
+    a.q = ring2_new(GDN_F32, 0, 3, 5, 2, 8, 0), a.k = ring2_new(GDN_F32, 0, 3, 5, 2, 8, 0);
+    a.v = ring2_new(GDN_F32, 0, 3, 5, 4, 6, 0), a.dout = ring2_new(GDN_F32, 0, 3, 5, 4, 6, 0);
+    a.g = ring2_new(GDN_F32, 0, 2, 5, 4, 0, 0), a.beta = ring2_new(GDN_F32, 0, 2, 5, 4, 0, 0);
+    a.dq = ring2_new(GDN_F32, 0, 3, 5, 2, 8, 0), a.dv = ring2_new(GDN_F32, 0, 3, 5, 4, 6, 0);
+    a.dg = ring2_new(GDN_F32, 0, 2, 5, 4, 0, 0);
+    a.state = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 8), a.dstate = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 8);
+    return a;
+}
+
 static gdn_rmsnorm_gated_args rmsnorm_gated(void)
 {
     gdn_rmsnorm_gated_args a = gdn_rmsnorm_gated_args_init();
@@ -211,6 +223,43 @@ static void refuse_l2norm_backward(void)
            a->dout = a->dx = a->x);
     REFUSE("dx on x", GDN_E_ARG, "dx", a->dx = a->x);
     REFUSE("dx on dout", GDN_E_ARG, "dx", a->dx = a->dout);
+}
+#undef REFUSE
+#define REFUSE(...) \
+    REFUSE_SEEN(RING2_STRUCT, GDN_OP_PREFILL_BACKWARD, prefill_backward, __VA_ARGS__)
+
+static void refuse_prefill_backward(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = GDN_EXACT);
+    REFUSE("gate 3", GDN_E_ARG, "gate", a->gate = 3);
+    REFUSE("norm 4", GDN_E_ARG, "norm", a->norm = 4);
+    REFUSE("scale NaN", GDN_E_ARG, "scale", a->scale = NAN);
+    REFUSE("norm_eps below 0", GDN_E_ARG, "norm_eps", a->norm_eps = -1);
+    REFUSE("gate_lower_bound above 0", GDN_E_ARG, "gate_lower_bound", a->gate_lower_bound = 1);
+    REFUSE("no gradient", GDN_E_ARG, "dq",
+           a->dq.data = a->dv.data = a->dg.data = a->dstate.data = NULL);
+    REFUSE("q absent", GDN_E_ARG, "q", a->q.data = NULL);
+    REFUSE("dout absent", GDN_E_ARG, "dout", a->dout.data = NULL);
+    REFUSE("raw without A_log", GDN_E_ARG, "A_log", a->gate = GDN_GATE_RAW);
+    REFUSE("raw without a", GDN_E_ARG, "g", a->gate = GDN_GATE_RAW; a->g.data = NULL);
+    REFUSE("A_log of log gates", GDN_E_ARG, "A_log",
+           a->A_log = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0));
+    REFUSE("dA_log of log gates", GDN_E_ARG, "dA_log",
+           a->dA_log = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0));
+    REFUSE("sigmoid of nothing", GDN_E_ARG, "beta",
+           a->beta_kind = GDN_BETA_SIGMOID; a->beta.data = NULL);
+    REFUSE("k of another dtype", GDN_E_DTYPE, "k", a->k.dtype = GDN_BF16);
+    REFUSE("dg of bf16", GDN_E_DTYPE, "dg", a->dg.dtype = GDN_BF16);
+    REFUSE("dq of a dtype that is not q's", GDN_E_DTYPE, "dq", a->dq.dtype = GDN_F16);
+    REFUSE("state of 8 bits", GDN_E_DTYPE, "state", a->state.dtype = GDN_I8);
+    REFUSE("dstate of bf16", GDN_E_DTYPE, "dstate", a->dstate.dtype = GDN_BF16);
+    REFUSE("dq of another shape", GDN_E_SHAPE, "dq", a->dq.size[1] = 1);
+    REFUSE("dout of fewer heads", GDN_E_SHAPE, "dout", a->dout.size[1] = 2);
+    REFUSE("state of the other layout", GDN_E_SHAPE, "state", a->state_layout = GDN_STATE_KV);
+    REFUSE("dv rows share memory", GDN_E_SHAPE, "dv", a->dv.stride[0] = 0);
+    REFUSE("dv on v", GDN_E_ARG, "dv", a->dv.data = a->v.data);
+    REFUSE("dstate on state", GDN_E_ARG, "dstate", a->dstate.data = a->state.data);
 }
 #undef REFUSE
 #define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_RMSNORM_GATED, rmsnorm_gated, __VA_ARGS__)
@@ -331,6 +380,7 @@ int main(int argc, char **argv)
     refuse_gates();
     refuse_l2norm();
     refuse_l2norm_backward();
+    refuse_prefill_backward();
     refuse_rmsnorm_gated();
     refuse_block_fields();
     refuse_block_tensors();

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The gradients of the rule as the CPU computes them: arguments resolved to rows, sequences and
+ * pools. gdn_prefill_backward() fills one; gdn_backward_run() computes it.
+ */
+#ifndef GDN_BACKWARD_H
+#define GDN_BACKWARD_H
+
+#include "calls/rule.h"
+
+struct gdn_backward {
+    struct gdn_rule      rule; /* the forward call; each head is a group of its own */
+    struct gdn_rows      dout, dq, dk, dv, dg, dbeta;
+    struct gdn_pool_view dstate_out, dstate;
+    double              *sums; /* [B][H][2], of dA_log and ddt_bias; NULL: not wanted */
+    int64_t              longest; /* tokens of a sequence, at most */
+    bool                 adds;    /* to what the gradients hold */
+
+    /* Families: the heads that share a head of q, k or v, directly or by others. */
+    int n_families, family_heads;
+};
+
+void   gdn_backward_families(struct gdn_backward *w);
+size_t gdn_backward_scratch(const struct gdn_backward *w, const struct gdn_kernels *kr);
+void   gdn_backward_run(gdn_ctx *ctx, const struct gdn_backward *w, void *scratch);
+
+/* ---- Rows: backward_rows.c ----------------------------------------------------------------- */
+
+/* Stores n floats in a row of the dtype, or adds them to what is there. x is changed. */
+void gdn_backward_store(const struct gdn_kernels *kr, void *row, int32_t dtype, bool adds, float *x,
+                        int n);
+
+/* dy, the gradient of y = x / the length of x, becomes that of x, which is a row of the dtype.
+ * y: K floats of scratch. */
+void gdn_backward_norm(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *x,
+                       int32_t dtype, float *dy, float *y);
+
+/* Of n tokens of one head: dg and dbeta, the gradients of log alpha and beta, become those of what
+ * was given. sums (NULL: not wanted) gets what A_log and dt_bias have of it. */
+void gdn_backward_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                        const struct gdn_seq *seq, int head, int64_t t0, int n, float *dg,
+                        float *dbeta, double *sums);
+
+#endif

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_prefill_backward: the gradients of gdn_prefill. */
+#include <math.h>
+#include <string.h>
+
+#include "calls/backward.h"
+#include "calls/chunk_stage.h"
+#include "core/tensor_check.h"
+#include "cuda/driver/backend.h"
+#include "ops/entry.h"
+#include "ops/op_table.h"
+
+/* A checked call. */
+struct call {
+    gdn_prefill_backward_args args;
+    struct gdn_tokens         tokens;
+    struct gdn_plan           plan;
+    struct gdn_backward       work;
+    struct gdn_cu_backward    cuda;
+    size_t                    plan_bytes, gate_bytes, sum_bytes, bytes;
+};
+
+static gdn_status check_numbers(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
+{
+    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP))
+        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ACCUMULATE",
+                        (unsigned)a->flags);
+    TRY(gdn_stage_enum(ctx, "gate", a->gate, GDN_GATE_RAW));
+    TRY(gdn_stage_enum(ctx, "beta_kind", a->beta_kind, GDN_BETA_TWICE_SIGMOID));
+    TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
+    TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
+    TRY(gdn_stage_enum(ctx, "norm", a->norm, GDN_NORM_L2_MAX));
+    if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
+    if (!(a->norm_eps >= 0) || !isfinite(a->norm_eps))
+        return gdn_fail(ctx, GDN_E_ARG, "norm_eps: %g, wanted at least 0", (double)a->norm_eps);
+    if (!(a->gate_lower_bound <= 0) || !isfinite(a->gate_lower_bound))
+        return gdn_fail(ctx, GDN_E_ARG, "gate_lower_bound: %g, wanted at most 0",
+                        (double)a->gate_lower_bound);
+    return GDN_OK;
+}
+
+/* What must be there with what. */
+static gdn_status check_presence(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
+{
+    const bool raw = a->gate == GDN_GATE_RAW;
+    if (!a->dq.data && !a->dk.data && !a->dv.data && !a->dg.data && !a->dbeta.data &&
+        !a->dA_log.data && !a->ddt_bias.data && !a->dstate.data)
+        return gdn_fail(ctx, GDN_E_ARG, "dq: absent, and every other gradient too");
+    if (raw && !a->g.data) return gdn_fail(ctx, GDN_E_ARG, "g: absent, wanted a for GDN_GATE_RAW");
+    if (raw && !a->A_log.data)
+        return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for GDN_GATE_RAW");
+    if (a->beta_kind != GDN_BETA_GIVEN && !a->beta.data)
+        return gdn_fail(ctx, GDN_E_ARG, "beta: absent, wanted its raw values for beta_kind %d",
+                        (int)a->beta_kind);
+    if (!raw && (a->A_log.data || a->dt_bias.data || a->dA_log.data || a->ddt_bias.data ||
+                 a->gate_lower_bound != 0))
+        return gdn_fail(ctx, GDN_E_ARG, "%s: given, but gate is %d, not GDN_GATE_RAW",
+                        a->A_log.data      ? "A_log"
+                        : a->dt_bias.data  ? "dt_bias"
+                        : a->dA_log.data   ? "dA_log"
+                        : a->ddt_bias.data ? "ddt_bias"
+                                           : "gate_lower_bound",
+                        (int)a->gate);
+    return GDN_OK;
+}
+
+static gdn_status check_tensors(gdn_ctx *ctx, struct call *c)
+{
+    const gdn_prefill_backward_args *a = &c->args;
+    struct gdn_rule                 *r = &c->work.rule;
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+    } rows[] = { { &a->q, "q" }, { &a->k, "k" }, { &a->v, "v" } };
+    for (int i = 0; i < 3; i++) {
+        if (!rows[i].t->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", rows[i].name);
+        TRY(gdn_check_tensor(ctx, rows[i].t, rows[i].name));
+        TRY(gdn_check_dtype(ctx, rows[i].t, rows[i].name,
+                            i ? 1u << a->q.dtype : (unsigned)GDN_FLOATS));
+    }
+    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, false, &c->tokens));
+    TRY(gdn_stage_head_size(ctx, &a->q, "q", &r->K));
+    for (int i = 1; i < 3; i++)
+        TRY(gdn_plan_check(ctx, &c->tokens, rows[i].t, rows[i].name, 2, (int64_t[]){ -1, -1 }));
+    TRY(gdn_stage_head_size(ctx, &a->v, "v", &r->V));
+    TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan));
+    const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
+    const int64_t Hv = a->v.size[a->v.ndim - 2], H = Hq > Hv ? Hq : Hv, K = r->K, V = r->V;
+    if (H > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_SHAPE, "q: %lld heads, wanted fewer", (long long)H);
+    r->H = (int)H;
+    TRY(gdn_stage_heads(ctx, &a->q, "q", H, &r->Hq));
+    TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
+    TRY(gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv));
+    const bool    kv = a->state_layout == GDN_STATE_KV;
+    const int64_t B = c->plan.B, X = kv ? K : V, Y = kv ? V : K;
+    const struct gdn_stage_tensor list[] = {
+        { &a->q, "q", true, false, true, 2, { Hq, K }, 0 },
+        { &a->k, "k", true, false, true, 2, { Hk, K }, 0 },
+        { &a->v, "v", true, false, true, 2, { Hv, V }, 0 },
+        { &a->g, "g", false, false, true, 1, { H }, 0 },
+        { &a->beta, "beta", false, false, true, 1, { H }, 0 },
+        { &a->A_log, "A_log", false, false, false, 1, { H }, 0 },
+        { &a->dt_bias, "dt_bias", false, false, false, 1, { H }, 0 },
+        { &a->state, "state", false, false, false, 4, { B, H, X, Y }, 0 },
+        { &a->dout, "dout", true, false, true, 2, { H, V }, 0 },
+        { &a->dstate_out, "dstate_out", false, false, false, 4, { B, H, X, Y }, 0 },
+        { &a->dq, "dq", false, true, true, 2, { Hq, K }, 0 },
+        { &a->dk, "dk", false, true, true, 2, { Hk, K }, 0 },
+        { &a->dv, "dv", false, true, true, 2, { Hv, V }, 0 },
+        { &a->dg, "dg", false, true, true, 1, { H }, 0 },
+        { &a->dbeta, "dbeta", false, true, true, 1, { H }, 0 },
+        { &a->dA_log, "dA_log", false, true, false, 1, { H }, 0 },
+        { &a->ddt_bias, "ddt_bias", false, true, false, 1, { H }, 0 },
+        { &a->dstate, "dstate", false, true, false, 4, { B, H, X, Y }, 0 },
+    };
+    const int n = sizeof list / sizeof *list;
+    TRY(gdn_stage_check(ctx, list, n, &c->tokens, &c->plan.batch));
+    const unsigned f32 = 1u << GDN_F32, both = f32 | 1u << a->q.dtype;
+    for (int i = 3; i < n; i++) {
+        const gdn_tensor *t = list[i].t;
+        if (t->data && (list[i].tokens || list[i].written))
+            TRY(gdn_check_dtype(ctx, t, list[i].name, i < 13 ? both : f32));
+    }
+    TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, H, K, V, &r->from));
+    TRY(gdn_state_view(ctx, &a->dstate_out, "dstate_out", a->state_layout, H, K, V,
+                       &c->work.dstate_out));
+    return gdn_state_view(ctx, &a->dstate, "dstate", a->state_layout, H, K, V, &c->work.dstate);
+}
+
+static void fill(struct call *c)
+{
+    const gdn_prefill_backward_args *a = &c->args;
+    struct gdn_backward             *w = &c->work;
+    struct gdn_rule                 *r = &w->rule;
+    r->q = gdn_rows_of(&a->q, &c->tokens), r->k = gdn_rows_of(&a->k, &c->tokens);
+    r->v = gdn_rows_of(&a->v, &c->tokens), r->g = gdn_rows_of(&a->g, &c->tokens);
+    r->beta = gdn_rows_of(&a->beta, &c->tokens), w->dout = gdn_rows_of(&a->dout, &c->tokens);
+    w->dq = gdn_rows_of(&a->dq, &c->tokens), w->dk = gdn_rows_of(&a->dk, &c->tokens);
+    w->dv = gdn_rows_of(&a->dv, &c->tokens), w->dg = gdn_rows_of(&a->dg, &c->tokens);
+    w->dbeta = gdn_rows_of(&a->dbeta, &c->tokens);
+    r->head_map = a->head_map, r->gate = a->gate, r->beta_kind = a->beta_kind, r->norm = a->norm;
+    r->norm_eps = a->norm_eps > 0 ? a->norm_eps : 1e-6f;
+    r->scale    = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
+    r->bound    = a->gate_lower_bound;
+    r->n_seqs   = c->plan.B;
+    r->n_groups = r->H, r->group_heads = 1;
+    w->longest  = c->tokens.padded ? c->tokens.T : c->tokens.N;
+    w->adds     = a->flags & GDN_ACCUMULATE;
+    gdn_backward_families(w);
+}
+
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+{
+    struct call *c = call;
+    *c             = (struct call){ 0 };
+    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_prefill_backward_args"));
+    TRY(check_numbers(ctx, &c->args));
+    TRY(check_presence(ctx, &c->args));
+    TRY(check_tensors(ctx, c));
+    fill(c);
+    if (ctx->cuda) {
+        c->cuda  = gdn_cuda_backward_args(&c->work, &c->args, &c->plan, &c->tokens);
+        c->bytes = gdn_cuda_backward_bytes(&c->cuda);
+        return GDN_OK;
+    }
+    const size_t H = (size_t)c->work.rule.H;
+    const bool   sums = c->args.dA_log.data || c->args.ddt_bias.data;
+    c->plan_bytes     = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
+    c->gate_bytes     = gdn_align64(2 * sizeof(float) * H);
+    c->sum_bytes      = sums ? gdn_align64(2 * sizeof(double) * H * (size_t)c->plan.B) : 0;
+    c->bytes          = c->plan_bytes + c->gate_bytes + c->sum_bytes +
+               gdn_backward_scratch(&c->work, ctx->kr) * (size_t)gdn_pool_threads(ctx->pool);
+    return GDN_OK;
+}
+
+/* One of the two sums over sequences, in their order. */
+static void store_sums(const struct call *c, const gdn_tensor *t, int which)
+{
+    const struct gdn_rule *r = &c->work.rule;
+    for (int64_t h = 0; t->data && h < r->H; h++) {
+        float *to = (float *)(void *)((char *)t->data + h * gdn_step_bytes(t, 0));
+        double sum = c->work.adds ? (double)*to : 0;
+        for (int64_t b = 0; b < r->n_seqs; b++) sum += c->work.sums[2 * (b * r->H + h) + which];
+        *to = (float)sum;
+    }
+}
+
+static void zero_rest(const struct call *c)
+{
+    const struct gdn_backward *w = &c->work;
+    const struct gdn_rule     *r = &w->rule;
+    if (w->adds) return;
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dq, r->Hq, r->K);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dk, r->Hk, r->K);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dv, r->Hv, r->V);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dg, r->H, 1);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dbeta, r->H, 1);
+}
+
+static gdn_status run(gdn_ctx *ctx, void *call)
+{
+    struct call                     *c = call;
+    const gdn_prefill_backward_args *a = &c->args;
+    struct gdn_rule                 *r = &c->work.rule;
+    void                            *memory;
+    const struct gdn_plan_pools pools = { a->state.data ? c->plan.B : -1, -1, -1, false, false };
+    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
+    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
+    char *at = (char *)memory + c->plan_bytes;
+    if (a->gate == GDN_GATE_RAW) {
+        float *A = (float *)(void *)at, *dt = A + r->H;
+        gdn_rule_load_decay(A, dt, &a->A_log, &a->dt_bias, r->H, r->bound);
+        r->A = A, r->dt = dt;
+    }
+    at += c->gate_bytes;
+    if (c->sum_bytes) c->work.sums = memset(at, 0, c->sum_bytes);
+    at += c->sum_bytes;
+    r->plan = &c->plan;
+    r->seqs = c->plan.seqs;
+    gdn_backward_run(ctx, &c->work, at);
+    store_sums(c, &a->dA_log, 0);
+    store_sums(c, &a->ddt_bias, 1);
+    zero_rest(c);
+    return GDN_OK;
+}
+
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
+{
+    struct call *c = call;
+    void        *memory;
+    TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
+    TRY(gdn_cuda_get_workspace(ctx, c->args.workspace, c->args.workspace_bytes, c->bytes,
+                               &memory));
+    return gdn_cuda_backward(ctx, &c->cuda, memory, c->args.stream);
+}
+
+static const struct gdn_frame frame = {
+    .describe = describe,
+    .run      = run,
+    .enqueue  = enqueue,
+    .bytes_at = offsetof(struct call, bytes),
+    .loops    = "chunk_solve",
+};
+GDN_OP_ENTRY(prefill_backward, gdn_prefill_backward_args, frame, struct call)

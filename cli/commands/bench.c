@@ -53,10 +53,11 @@ static const char *const help[] = {
     "GFLOP/s counts 6 K V per token and state head, 2 W per channel and token of a convolution,\n"
     "2 per weight and token of a projection; it is not given for gates and norms. GB/s counts\n"
     "every tensor once, states twice. The share is that of the measured float32 multiply-add rate\n"
-    "for prefill and block, that of the measured in-place bandwidth on the same footprint (the\n"
-    "states of decode, all tensors of conv, at most 256 MiB) for the others, with the same\n"
-    "instruction set and threads.\n"
-    "For prefill_backward, which counts 16 K V with what is computed again, prefill is also timed.\n"
+    "for prefill, prefill_backward and block, that of the measured in-place bandwidth on the same\n"
+    "footprint (the states of decode, all tensors of conv, at most 256 MiB) for the others, with\n"
+    "the same instruction set and threads.\n"
+    "For prefill_backward, which counts 16 K V with what is computed again, prefill is timed\n"
+    "beside it.\n"
     "For step, its convolution and its rule are also timed as calls of their own.\n"
     "For block, its rule and its convolution are also timed apart; what is left of its time is\n"
     "given as that of its projections.\n"
@@ -67,8 +68,8 @@ static const char *const help[] = {
 enum bench_op {
     PREFILL, DECODE, CONV, BLOCK, GATES, L2NORM, RMSNORM, STEP, BACKWARD, N_BENCH_OPS
 };
-static const char *const op_names[] = { "prefill", "decode",  "conv",   "block",
-                                        "gates",   "l2norm", "rmsnorm", "step", "prefill_backward" };
+static const char *const op_names[] = { "prefill", "decode",  "conv", "block",           "gates",
+                                        "l2norm",  "rmsnorm", "step", "prefill_backward" };
 
 struct bench_options {
     struct cli_device device;

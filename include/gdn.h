@@ -374,6 +374,9 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       128), K' being K rounded up to 64, 128 or 256; less for fewer than 4 m
  *                       parts of states
  *     conv1d            out being x: 4 (W - 1) D (N / 32 + 2 B + 1) + 64
+ *     prefill_backward  n (256 ((Hq + Hk) K + 2 H (K + V)) + 8 H K V + 16 H) + 704, n being
+ *                       N / 64 + B or, if less, B max(8, T / 2048 + 1), T as above
+ *                       (+ 132 B H K V: T above 512)
  *     step              a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
  *                       (+ that of decode: parents) + 192
  *     block             a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB
@@ -693,9 +696,9 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * do not count stay as they are. Each sum is rounded once, to the dtype of the tensor. Other flags
  * that may be there, GDN_BATCH_INVARIANT and GDN_NO_EARLY_STOP, change nothing.
  *
- * All is computed in float32, in chunks of 16 tokens. Nothing that is written may overlap anything
- * else. Guarantees: G1, G3, G12 and G13, and G2 but for dA_log and ddt_bias. Errors: as for
- * gdn_prefill(), and GDN_E_UNSUPPORTED on a device.
+ * All is computed in float32, in chunks of 16 tokens, on a device of 64. Nothing that is written
+ * may overlap anything else. Guarantees, on a device too: G1, G3, G12 and G13, and G2 but for
+ * dA_log and ddt_bias. Errors: as for gdn_prefill().
  */
 typedef struct gdn_prefill_backward_args {
     uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */

@@ -33,8 +33,8 @@ build_gcc() {
 # run_tests FOLDER [CTEST ARGUMENT...]: under $launcher; keeps each test's line for the count.
 launcher=
 #
-# Where a test takes many times as long as elsewhere, tables of cases are gone through by twos
-# (GDN_TEST_EVERY, tests/harness/ring2.c).
+# Where a test takes many times as long as elsewhere, it takes each third or fourth case of a table
+# alone (GDN_TEST_EVERY, tests/harness/ring2.c).
 run_tests() {
     local folder=build/$1 status=0
     shift
@@ -167,6 +167,7 @@ stage_arm() {
 stage_clang() {
     need clang
     build clang clang -DGDN_EMULATED=OFF
+    export GDN_TEST_EVERY=3
     run_tests clang -L 'ring1|ring2'
 }
 
@@ -174,7 +175,7 @@ stage_asan() {
     build asan asan
     # Failing allocations are part of the tests.
     export ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-    export GDN_TEST_EVERY=2
+    export GDN_TEST_EVERY=4
     # Ops on AVX2 are AVX-512's loops at another width, whose own tests run here; the longest ones
     # with the best instruction set alone.
     local long='checkpoints|stages|tree|exact|rule.*|mixed|block.*|step.*|summary.*|decode|eight'
@@ -189,7 +190,7 @@ stage_tsan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
     build tsan tsan
-    export GDN_TEST_EVERY=2
+    export GDN_TEST_EVERY=4
     run_tests tsan -L ring2 \
         -E '[.](scalar|avx2)$|^op_(checkpoints|exact|stages|tree|rule_properties)$|^unit_fuzz'
 }
@@ -202,7 +203,7 @@ stage_msan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "MSan does not start here, see vm.mmap_rnd_bits"
     build clang msan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=memory
-    export GDN_TEST_EVERY=2
+    export GDN_TEST_EVERY=4
     run_tests msan -L ring2 -R '[.]scalar$' \
         -E '^op_(checkpoints|stages|exact|mixed|rule_properties|block_checkpoints)[.]'
 }

@@ -361,6 +361,52 @@ static void check_stages(struct check *k)
     }
 }
 
+/* Is ddt_bias the sum of dg, as it is where dg is that of a raw gate? */
+static int check_gate_sums(struct check *k, struct gradient_case *c, struct comparison *found)
+{
+    gdn_prefill_backward_args a = c->args;
+    const int64_t             H = a.dg.size[1];
+    struct memory            *m = &c->rule.memory;
+    a.gate  = GDN_GATE_RAW;
+    a.A_log = case_tensor(m, GDN_F32, 1, &H, -1, 1);
+    a.dA_log = memory_tensor(m, GDN_F32, 1, &H), a.ddt_bias = memory_tensor(m, GDN_F32, 1, &H);
+    if (!a.A_log.data || !a.dA_log.data || !a.ddt_bias.data) return cli_bad("no memory for sums");
+    const gdn_status status = cli_call(k->ctx, GDN_OP_PREFILL_BACKWARD, &a);
+    if (status) return case_failed(k->ctx, status);
+    for (int64_t h = 0; h < H; h++) {
+        double sum = 0, size = 0;
+        for (int64_t t = 0; t < a.dg.size[0]; t++) {
+            const double dg = oracle_load(a.dg.data, GDN_F32, t * H + h);
+            sum += dg, size += fabs(dg);
+        }
+        found->ok &= fabs(oracle_load(a.ddt_bias.data, GDN_F32, h) - sum) <= 1e-6 * size;
+    }
+    return CLI_OK;
+}
+
+static void check_gradients(struct check *k)
+{
+    static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 } };
+    static const int64_t lengths[]  = { 131, 1, 0, 64 };
+    for (int i = 0; i < 9; i++) {
+        const struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i % 3][0], .V = sizes[i % 3][1],
+                                     .dtype = i / 3, .state_layout = i % 2 };
+        struct gradient_case   c;
+        struct comparison      found = { 0 };
+        char                   name[64];
+        snprintf(name, sizeof name, "prefill_backward %s state %s %lldx%lld",
+                 dtype_names[d.dtype], d.state_layout == GDN_STATE_KV ? "k_first" : "k_last",
+                 (long long)d.K, (long long)d.V);
+        if (!wanted(k, name)) continue;
+        int code = gradient_case_make(&c, &d, lengths, 4);
+        if (!code) code = gradient_case_check(&c, k->ctx, &found);
+        mark(k);
+        if (!code) code = check_gate_sums(k, &c, &found);
+        memory_free(&c.rule.memory);
+        judge(k, name, code, &found);
+    }
+}
+
 /* Drafted tokens by a record. */
 static void check_records(struct check *k)
 {
@@ -424,6 +470,7 @@ int check_device(int argc, char **argv)
     check_segments(&k);
     check_decode_rows(&k);
     check_stages(&k);
+    check_gradients(&k);
     check_records(&k);
     check_blocks(&k);
     report_unseen(&k);

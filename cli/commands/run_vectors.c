@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "cli.h"
-#include "core/ctx.h"
 #include "commands/run.h"
 #include "report.h"
 #include "table.h"
@@ -165,7 +164,7 @@ int run_vectors(gdn_ctx *ctx, const char *folder, bool json)
     int code = n ? CLI_OK : cli_bad("%s: no *.safetensors in it", folder);
     if (n && !json) report_heading(ctx);
     for (enum group g = 0; g < N_GROUPS && code != CLI_BAD; g++) {
-        if (!members[g] || (g == GRADIENTS && ctx->cuda)) continue; /* gradients: CPUs alone */
+        if (!members[g]) continue;
         if (!json) printf("\n%s (%s)\n", groups[g].heading, folder);
         const int found = run_group(ctx, folder, entries, n, g, json);
         if (found > code) code = found;

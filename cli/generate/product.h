@@ -2,9 +2,9 @@
 /*
  * Products of rows: y[t][r] = sum over i of w[r][i] x[t][i], in float32.
  *
- * A sum has 16 partial sums, added in a fixed order; it depends on the two rows and their width
- * alone. So a token has the same bits in a prompt, alone, and on any number of threads. Products
- * and sums are rounded apart, so that all instruction sets give the same bits too.
+ * A sum has as many partial sums as a register of the instruction set has floats, added in a fixed
+ * order; it depends on the two rows and their width alone. So a token has the same bits in a
+ * prompt, alone, and on any number of threads, per instruction set.
  */
 #ifndef PRODUCT_H
 #define PRODUCT_H

@@ -124,6 +124,7 @@ def split(mixed_qkv, pool):
 def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, **options):
     """
     Runs op (gdn.torch.prefill or decode) on tensors [B][T][H][D] and returns (out, final state).
+    Gradients flow.
 
     With cu_seqlens, B is 1. The initial state is read only. The final state is float32; with
     cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
@@ -131,20 +132,13 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     """
     g, beta = gate(g, q.dtype), gate(beta, q.dtype)
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-    final = None
-    if output_final_state:
-        is_kv = options.get("state_layout") == gdn.STATE_KV
-        count = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-        last = (q.shape[-1], v.shape[-1]) if is_kv else (v.shape[-1], q.shape[-1])
-        shape = (count, max(q.shape[-2], v.shape[-2]), *last)
-        final = torch.empty(shape, dtype=torch.float32, device=q.device)
-        if cu_seqlens is not None or q.shape[1] == 0:
-            final.zero_() if initial_state is None else final.copy_(initial_state)
-    elif initial_state is not None:
-        options["write"] = gdn.WRITE_NONE
     if cu_seqlens is not None:
         q, k, v = q[0], k[0], v[0]
         g, beta = (x if x is None else x[0] for x in (g, beta))
         options["cu_seqlens"] = cu_seqlens
-    out = op(q, k, v, g, beta, state=initial_state, state_out=final, scale=scale, **options)
+    if initial_state is not None and not output_final_state:
+        options["write"] = gdn.WRITE_NONE
+    found = op(q, k, v, g, beta, state=initial_state, return_state=output_final_state, scale=scale,
+               **options)
+    out, final = found if output_final_state else (found, None)
     return (out if cu_seqlens is None else out[None]), final

@@ -8,7 +8,8 @@ Where FLA is importable, importing this module compares both signatures with FLA
 ImportError with one line if they differ. register() makes FLA's own chunk_gated_delta_rule call
 this one; FLA's fused_recurrent_gated_delta_rule does not dispatch, so install() assigns both.
 
-Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
+Gradients flow to every tensor, on the CPU so far; those of fused_recurrent_gated_delta_rule, which
+FLA does not have, are computed in chunks.
 """
 
 import sys
@@ -20,6 +21,7 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
+from .torch._gradients import needs_grad
 
 
 def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm, sigmoid, neg,
@@ -36,8 +38,9 @@ def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm
         raise NotImplementedError("gdn.fla: beta has one value per head, [B, T, HV]")
     if cu_seqlens is not None and q.shape[0] != 1:
         raise ValueError(f"the batch size must be 1 with cu_seqlens, found {q.shape[0]}")
-    _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=A_log,
-                         dt_bias=dt_bias)
+    if q.device.type != "cpu":
+        _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state,
+                             A_log=A_log, dt_bias=dt_bias)
     if sigmoid and beta is None:
         raise ValueError("use_beta_sigmoid_in_kernel needs beta")
     kind = gdn.BETA_TWICE_SIGMOID if neg else gdn.BETA_SIGMOID
@@ -86,8 +89,8 @@ def chunk_gated_delta_rule(
     Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
     stride is not 1.
 
-    Raises NotImplementedError for a cp_context and for tensors that require a gradient,
-    ValueError for B other than 1 with cu_seqlens, RuntimeError for other arguments that libgdn
+    Raises NotImplementedError for a cp_context, and for tensors on a GPU that require a gradient;
+    ValueError for B other than 1 with cu_seqlens; RuntimeError for other arguments that libgdn
     refuses.
     """
     if cp_context is not None:
@@ -139,8 +142,9 @@ fused_recurrent_gdn = fused_recurrent_gated_delta_rule
 def register():
     """
     Registers libgdn as FLA's backend "gdn" of gated_delta_rule, before FLA's others; FLA_GDN=0 in
-    the environment turns the backend off. FLA's own kernels run where gradients are needed, and for
-    a cp_context. Raises ImportError where FLA 0.6 is not importable. A second call does nothing.
+    the environment turns the backend off. FLA's own kernels run on a GPU where gradients are
+    needed, and for a cp_context. Raises ImportError where FLA 0.6 is not importable. A second call
+    does nothing.
     """
     global _backend
     if _backend is not None:
@@ -151,7 +155,7 @@ def register():
 
     @register_backend("gated_delta_rule")
     class GdnBackend(BaseBackend):
-        """Forward by libgdn."""
+        """By libgdn."""
 
         backend_type = "gdn"
         package_name = "gdn"
@@ -162,8 +166,8 @@ def register():
         def chunk_gated_delta_rule_verifier(self, q, k, v, *args, **kwargs):
             tensors = [x for x in (q, k, v, *args, *kwargs.values())
                        if isinstance(x, torch.Tensor)]
-            if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-                return False, "gdn has no backward yet"
+            if needs_grad(tensors) and q.device.type != "cpu":
+                return False, "the gradients of gdn.torch are not tested on a GPU yet"
             if kwargs.get("cp_context") is not None:
                 return False, "gdn has no context parallelism"
             return True, None

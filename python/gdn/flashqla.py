@@ -11,7 +11,8 @@ they differ.
 
 FlashQLA's limits (bfloat16 and float16 alone, K = V = 128) are not kept.
 
-Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
+Gradients flow through chunk_gated_delta_rule to every tensor, on the CPU so far. On a GPU a tensor
+that requires a gradient raises NotImplementedError unless gradients are off.
 """
 
 import torch
@@ -25,10 +26,9 @@ from .torch._operators import overload
 CHUNK_SIZE = 64
 
 
-def _check(q, k, v, cu_seqlens, initial_state, cp_context, **tensors):
+def _check(q, k, v, cu_seqlens, initial_state, cp_context):
     if cp_context is not None:
         raise NotImplementedError("gdn.flashqla: context parallelism (cp_context) is not supported")
-    _drop_in.refuse_grad(q=q, k=k, v=v, initial_state=initial_state, **tensors)
     if not q.dtype == k.dtype == v.dtype:
         raise AssertionError(f"q, k, v: {q.dtype}, {k.dtype}, {v.dtype}, wanted one dtype")
     if v.shape[2] % k.shape[2]:
@@ -66,13 +66,15 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
     stride is not 1.
 
-    Raises NotImplementedError for a cp_context and for tensors that require a gradient;
+    Raises NotImplementedError for a cp_context and for tensors on a GPU that require a gradient;
     AssertionError and ValueError where FlashQLA does; RuntimeError for other arguments that libgdn
     refuses.
     """
     if head_first:
         raise AssertionError("head_first=True is not supported.")
-    _check(q, k, v, cu_seqlens, initial_state, cp_context, g=g, beta=beta)
+    _check(q, k, v, cu_seqlens, initial_state, cp_context)
+    if q.device.type != "cpu":
+        _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale or 0.0, initial_state,
                          output_final_state, cu_seqlens, state_layout=_layout(state_v_first),
                          norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE)
@@ -92,7 +94,8 @@ def chunk_gated_delta_rule_fwd(q, k, v, g, beta, scale=None, initial_state=None,
     states at the starts of chunks; None unless output_h. With output_h and cu_seqlens the call
     waits for the device.
     """
-    _check(q, k, v, cu_seqlens, initial_state, cp_context, g=g, beta=beta)
+    _check(q, k, v, cu_seqlens, initial_state, cp_context)
+    _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     layout = _layout(state_v_first)
     o, final = _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale or 0.0, initial_state,
                              output_final_state, cu_seqlens, state_layout=layout)

@@ -34,6 +34,14 @@ def of(op, device):
     pools = dict(state=n(P, HV, V, K), read_slots=slots(device))
     if op in ("prefill", "decode"):
         return {**rule(device), **pools}
+    if op == "prefill_backward":
+        a = rule(device)
+        dout = a.pop("out").normal_()
+        given = dict(a, dout=dout, state=n(B, HV, V, K))
+        return {**given, **{f"d{name}": torch.empty_like(x) for name, x in a.items()},
+                "dstate": n(B, HV, V, K)}
+    if op == "l2norm_backward":
+        return dict(x=n(B, T, K), dout=n(B, T, K), dx=n(B, T, K))
     if op == "conv1d":
         return dict(x=n(B, T, D), weight=n(D, W), bias=n(D), state=n(P, D, W - 1),
                     out=n(B, T, D), activation=gdn.ACT_SILU, read_slots=slots(device))
@@ -74,7 +82,7 @@ def more(op, device):
     if op == "state_copy":
         to = torch.zeros(P, HV, V, K, device=device, dtype=torch.int8)
         return dict(to_pool=to, to_scales=torch.zeros(P, HV, V, device=device))
-    if op in ("l2norm", "rmsnorm_gated"):
+    if op in ("l2norm", "rmsnorm_gated", "l2norm_backward"):
         return dict(flags=0)
     if op == "gates":
         return dict(gate_lower_bound=-5.0)

@@ -53,7 +53,7 @@ def test_values(v_first, is_packed):
 def test_refusals():
     a = arguments()
     with torch.enable_grad(), pytest.raises(NotImplementedError, match="beta requires a gradient"):
-        qla.chunk_gated_delta_rule(**{**a, "beta": a["beta"].clone().requires_grad_()})
+        qla.chunk_gated_delta_rule_fwd(**{**a, "beta": a["beta"].clone().requires_grad_()})
     with pytest.raises(NotImplementedError, match="cp_context"):
         qla.chunk_gated_delta_rule_fwd(**a, cp_context=1)
     with pytest.raises(NotImplementedError, match="backward"):

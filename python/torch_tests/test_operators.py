@@ -164,8 +164,9 @@ def test_parameters_and_gradients(device):
     want = gdn.torch.decode(args["q"], args["k"], args["v"])
     q = torch.nn.Parameter(args["q"])
     assert torch.equal(gdn.torch.decode(q, args["k"], args["v"]), want)
-    with torch.enable_grad(), pytest.raises(RuntimeError, match="q: requires a gradient"):
-        gdn.torch.decode(q, args["k"], args["v"])
+    x = torch.nn.Parameter(torch.ones(2, 4, device=device))
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="x: requires a gradient"):
+        gdn.torch.rmsnorm_gated(x)
     with torch.inference_mode():
         assert torch.equal(gdn.torch.decode(q, args["k"], args["v"]), want)
 
@@ -203,6 +204,8 @@ def test_strides_and_no_elements(device):
 def test_functions(device):
     """Every function returns what its operator writes."""
     for op in gdn.torch.OPERATORS:
+        if op.endswith("_backward"):  # autograd calls these, no function does
+            continue
         args = of(op, device)
         written = {n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in args.items()}
         operator(op)(**written)

@@ -6,6 +6,7 @@
 #include "calls/backward.h"
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
+#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
 
@@ -15,6 +16,7 @@ struct call {
     struct gdn_tokens         tokens;
     struct gdn_plan           plan;
     struct gdn_backward       work;
+    struct gdn_cu_backward    cuda;
     size_t                    plan_bytes, gate_bytes, sum_bytes, bytes;
 };
 
@@ -157,9 +159,11 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_presence(ctx, &c->args));
     TRY(check_tensors(ctx, c));
     fill(c);
-    if (ctx->cuda)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                        "gdn_prefill_backward: computes on the CPU alone, not on a device");
+    if (ctx->cuda) {
+        c->cuda  = gdn_cuda_backward_args(&c->work, &c->args, &c->plan, &c->tokens);
+        c->bytes = gdn_cuda_backward_bytes(&c->cuda);
+        return GDN_OK;
+    }
     const size_t H = (size_t)c->work.rule.H;
     const bool   sums = c->args.dA_log.data || c->args.ddt_bias.data;
     c->plan_bytes     = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
@@ -221,9 +225,20 @@ static gdn_status run(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
+static gdn_status enqueue(gdn_ctx *ctx, void *call)
+{
+    struct call *c = call;
+    void        *memory;
+    TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
+    TRY(gdn_cuda_get_workspace(ctx, c->args.workspace, c->args.workspace_bytes, c->bytes,
+                               &memory));
+    return gdn_cuda_backward(ctx, &c->cuda, memory, c->args.stream);
+}
+
 static const struct gdn_frame frame = {
     .describe = describe,
     .run      = run,
+    .enqueue  = enqueue,
     .bytes_at = offsetof(struct call, bytes),
     .loops    = "chunk_solve",
 };

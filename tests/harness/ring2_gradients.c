@@ -229,6 +229,20 @@ static double terms_of_dg(const struct part *p)
     return most;
 }
 
+/* dbeta is one too, of (v . dv) / beta and what is found under the key. */
+static void limit_betas(const struct part *p)
+{
+    const struct oracle_backward *r = &p->rule;
+    for (int64_t t = 0; p->m->want[DBETA] && t < r->T; t++) {
+        double sum = 0, slope;
+        beta_of(p, t, &slope);
+        for (int64_t j = t * r->V; j < (t + 1) * r->V; j++) sum += fabs(r->v[j] * r->dv[j]);
+        if (r->beta[t] != 0)
+            p->m->limit[DBETA][(p->first + t) * p->H + p->h] =
+                8 * 0x1p-24 * fabs(slope) * sum / r->beta[t];
+    }
+}
+
 /* What that does to dg and, added up, to dA_log and ddt_bias. A dg adds up to 16 such differences,
  * whose errors have nothing to do with each other: 4 times that of one. */
 static void limit_gates(const struct part *p)
@@ -283,6 +297,7 @@ static void run_part(struct part *p)
     p->rule.single = false;
     add_part(p, p->m->want, q, k);
     limit_gates(p);
+    limit_betas(p);
     if (p->a->norm == GDN_NORM_NONE) return;
     limit_norms(p, DQ, &p->a->q, p->rule.dq, q, p->rule.q);
     limit_norms(p, DK, &p->a->k, p->rule.dk, k, p->rule.k);

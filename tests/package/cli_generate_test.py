@@ -121,6 +121,14 @@ def random_number(seed, position):
     return ((z ^ z >> 31) >> 11) * 2.0**-53
 
 
+def test_help_and_speed():
+    status, text, err = cli.gdn("generate", "--help")
+    check(status == OK and not err and "--load-state" in text, text, err)
+    check("gdn generate" in cli.gdn("--help")[1], "not in gdn --help")
+    status, text, err = cli.gdn("generate", model()[0], "-p", "ab", "-n", "0", "--speed")
+    check(status == OK and text == "ab" and "prompt 2 tokens" in err, status, text, err)
+
+
 def test_temperature():
     """Tokens are those that the logits, the temperature and the seed say."""
     path, *_ = model()

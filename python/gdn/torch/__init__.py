@@ -7,8 +7,9 @@ Gated DeltaNet for torch (2.5 and newer), on CPU and CUDA tensors.
 decode, prefill, conv1d, conv1d_update, gates, l2norm, rmsnorm_gated, step, block, state_copy and
 the stages chunk_cumsum, chunk_uw, chunk_states and chunk_output are functions over the operators
 torch.ops.gdn.*, which torch.compile, torch.export and CUDA graphs take as they are. GatedDeltaNet
-is the layer of Qwen3-Next and Qwen3.5 as a module. These are for inference: nothing here has a
-backward yet, and a tensor that requires a gradient is refused unless gradients are off.
+is the layer of Qwen3-Next and Qwen3.5 as a module. prefill, decode and l2norm have gradients (on
+a GPU not tested yet). The others have none yet: there a tensor that requires a
+gradient is refused unless gradients are off.
 
 Kernels run on the current stream of the tensors' device, and take scratch memory from torch's
 allocator. On a CPU they run on torch's threads (before torch 2.10, on as many of their own), and

@@ -17,16 +17,20 @@ and what was wanted. Source: gdn.h of this version, gdn_prefill() and the others
 
 import torch
 
+from . import _gradients
+from ._gradients import final_state, needs_grad
 from ._operators import overload
 
+_POOL = "read_slots", "write_slots", "has_initial_state", "state_scales", "state_out_scales"
 
-def _refuse_grad(**tensors):
-    """No silent zero: an operator here has no backward."""
+
+def _refuse_grad(op, **tensors):
+    """No silent zero: the operator has no backward."""
     if torch.is_grad_enabled():
         for name, tensor in tensors.items():
             if tensor is not None and tensor.requires_grad:
-                raise RuntimeError(f"{name}: requires a gradient, and gdn.torch has no backward "
-                                   "yet; call it under torch.no_grad()")
+                raise RuntimeError(f"{name}: requires a gradient, and gdn.torch.{op}() has no "
+                                   "backward yet; call it under torch.no_grad()")
 
 
 def _like(x, *last):
@@ -34,14 +38,30 @@ def _like(x, *last):
     return x.new_empty(*x.shape[:-len(last)], *last)
 
 
-def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, out, options):
+def _refuse_pool(state_out, options):
+    """return_state makes one state for each sequence, not slots of a pool."""
+    for name in ("state_out", *_POOL):
+        if (state_out if name == "state_out" else options.get(name)) is not None:
+            raise RuntimeError(f"{name}: given, and return_state=True has no place for it")
+
+
+def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, out, options):
+    inputs = q, k, v, g, beta, A_log, dt_bias, state
+    if needs_grad(inputs):
+        return _gradients.rule(op, inputs, state_out, return_state, out, options)
+    if return_state:
+        _refuse_pool(state_out, options)
+        state_out = final_state(op, q, v, state, options)
     if state_out is not None:
         options["state_out"] = state_out
+    if out is None:
+        out = _like(q, max(q.shape[-2], v.shape[-2]), v.shape[-1])
     overload(op, options)(q, k, v, g, beta, A_log, dt_bias, state, out=out, **options)
+    return (out, state_out) if return_state else out
 
 
 def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
-            out=None, **options):
+            return_state=False, out=None, **options):
     """
     The gated delta rule over whole sequences, in chunks.
 
@@ -51,26 +71,26 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
     [K][V]), or written to state_out. q and k are normalised with norm=gdn.NORM_L2. scale 0 is
     1 / sqrt(K). [N] without cu_seqlens is one sequence.
 
-    Returns out [N][H][V] of dtype A.
+    Gradients flow to every tensor. Where one is needed, state [B][H][V][K] is read alone: pass
+    write=gdn.WRITE_NONE, or return_state=True. Slots, checkpoints, out and state_out are then
+    refused. The gradients are those of the rule in chunks whatever flags say. There is no second
+    derivative.
+
+    Returns out [N][H][V] of dtype A; with return_state=True (out, final states [B][H][V][K]
+    float32), which leaves state as it is.
     """
-    _refuse_grad(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, state=state)
-    if out is None:
-        out = _like(q, max(q.shape[-2], v.shape[-2]), v.shape[-1])
-    _rule("prefill", q, k, v, g, beta, A_log, dt_bias, state, state_out, out, options)
-    return out
+    return _rule("prefill", q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, out,
+                 options)
 
 
 def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
-           out=None, **options):
+           return_state=False, out=None, **options):
     """
-    The next tokens of each sequence, one after the other. Arguments and result are those of
-    prefill(); [N] without cu_seqlens is N sequences of one token.
+    The next tokens of each sequence, one after the other. Arguments, result and gradients are those
+    of prefill(); [N] without cu_seqlens is N sequences of one token.
     """
-    _refuse_grad(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, state=state)
-    if out is None:
-        out = _like(q, max(q.shape[-2], v.shape[-2]), v.shape[-1])
-    _rule("decode", q, k, v, g, beta, A_log, dt_bias, state, state_out, out, options)
-    return out
+    return _rule("decode", q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, out,
+                 options)
 
 
 def conv1d(x, weight, bias=None, *, state=None, state_out=None, out=None, **options):
@@ -83,7 +103,7 @@ def conv1d(x, weight, bias=None, *, state=None, state_out=None, out=None, **opti
 
     Returns out [N][D] of dtype A.
     """
-    _refuse_grad(x=x, weight=weight, bias=bias, state=state)
+    _refuse_grad("conv1d", x=x, weight=weight, bias=bias, state=state)
     if out is None:
         out = torch.empty_like(x)
     if state_out is not None:
@@ -117,7 +137,7 @@ def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
 
     Returns g and beta, both [...][H] float32.
     """
-    _refuse_grad(a=a, b=b, A_log=A_log, dt_bias=dt_bias)
+    _refuse_grad("gates", a=a, b=b, A_log=A_log, dt_bias=dt_bias)
     if g is None:
         g = torch.empty(a.shape, dtype=torch.float32, device=a.device)
     if beta is None:
@@ -130,9 +150,10 @@ def l2norm(x, *, out=None, **options):
     """
     Rows of length 1: x / sqrt(sum x^2 + eps), eps 0 being 1e-6; norm= chooses another formula.
 
-    x [...][D], D from 1 to 65536. Returns out, of the shape and dtype of x.
+    x [...][D], D from 1 to 65536. Returns out, of the shape and dtype of x. A gradient flows to x.
     """
-    _refuse_grad(x=x)
+    if needs_grad((x,)):
+        return _gradients.l2norm(x, out, options)
     if out is None:
         out = torch.empty_like(x)
     overload("l2norm", options)(x, out, **options)
@@ -147,7 +168,7 @@ def rmsnorm_gated(x, z=None, weight=None, *, out=None, **options):
     x, z [...][D], weight [D]; z None: no gate; weight None: 1. Returns out, of the shape and dtype
     of x.
     """
-    _refuse_grad(x=x, z=z, weight=weight)
+    _refuse_grad("rmsnorm_gated", x=x, z=z, weight=weight)
     if out is None:
         out = torch.empty_like(x)
     overload("rmsnorm_gated", options)(x, out, z, weight, **options)
@@ -168,8 +189,8 @@ def step(x, a, b, conv_weight, A_log, *, key_heads, value_heads, key_dim, value_
 
     Returns out [N][Hv][V] of dtype A.
     """
-    _refuse_grad(x=x, a=a, b=b, conv_weight=conv_weight, A_log=A_log, z=z, conv_bias=conv_bias,
-                 dt_bias=dt_bias, norm_weight=norm_weight)
+    _refuse_grad("step", x=x, a=a, b=b, conv_weight=conv_weight, A_log=A_log, z=z,
+                 conv_bias=conv_bias, dt_bias=dt_bias, norm_weight=norm_weight)
     if out is None:
         out = x.new_empty(*x.shape[:-1], value_heads, value_dim)
     overload("step", options)(
@@ -193,7 +214,7 @@ def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_hea
 
     Returns out, of the shape and dtype of hidden.
     """
-    _refuse_grad(hidden=hidden, conv_weight=conv_weight, A_log=A_log, dt_bias=dt_bias,
+    _refuse_grad("block", hidden=hidden, conv_weight=conv_weight, A_log=A_log, dt_bias=dt_bias,
                  norm_weight=norm_weight, out_proj=out_proj)
     if out is None:
         out = torch.empty_like(hidden)

@@ -24,7 +24,7 @@ def chunk_cumsum(g, *, out=None, chunk_size=64, **options):
     Inclusive sums of g [N][H] (float32, bfloat16 or float16) inside chunks. Returns out [N][H],
     float32 unless given.
     """
-    _refuse_grad(g=g)
+    _refuse_grad("chunk_cumsum", g=g)
     if out is None:
         out = torch.empty(g.shape, dtype=torch.float32, device=g.device)
     overload("chunk_cumsum", options)(g, out, chunk_size=chunk_size, **options)
@@ -38,7 +38,7 @@ def chunk_uw(k, v, g=None, beta=None, *, u=None, w=None, T=None, chunk_size=64, 
     k [N][Hk][K], v [N][Hv][V]; g, beta [N][H]. Returns u [N][Hv][V] and w [N][Hv][K] in the dtype
     of k unless given, and T [N][Hv][C] in float32 unless given.
     """
-    _refuse_grad(k=k, v=v, g=g, beta=beta)
+    _refuse_grad("chunk_uw", k=k, v=v, g=g, beta=beta)
     if u is None:
         u = torch.empty(v.shape, dtype=k.dtype, device=k.device)
     if w is None:
@@ -58,7 +58,7 @@ def chunk_states(k, u, w, g=None, *, state=None, states=None, chunk_size=64, **o
     is where sequences start. state_out [B][H][V][K] takes the final states. Returns states
     [NC][H][V][K], float32 unless given; with cu_seqlens it may have more chunks than there are.
     """
-    _refuse_grad(k=k, u=u, w=w, g=g, state=state)
+    _refuse_grad("chunk_states", k=k, u=u, w=w, g=g, state=state)
     if states is None:
         count = _chunks(u.shape[:-2], chunk_size, options.get("cu_seqlens"))
         states = torch.empty(count, u.shape[-2], u.shape[-1], k.shape[-1], dtype=torch.float32,
@@ -75,7 +75,7 @@ def chunk_output(q, k, u, w, states, g=None, *, out=None, chunk_size=64, **optio
     q [N][Hq][K]; k, u, w, g as for chunk_states(), states as it gives them. scale 0 is 1 / sqrt(K).
     Returns out [N][H][V] in the dtype of q unless given.
     """
-    _refuse_grad(q=q, k=k, u=u, w=w, states=states, g=g)
+    _refuse_grad("chunk_output", q=q, k=k, u=u, w=w, states=states, g=g)
     if out is None:
         out = torch.empty(u.shape, dtype=q.dtype, device=q.device)
     overload("chunk_output", options)(q=q, k=k, u=u, w=w, g=g, states=states, out=out,

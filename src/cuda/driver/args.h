@@ -368,6 +368,30 @@ struct gdn_cu_product {
     int32_t              H, K, V, n_strips;
 };
 
+/*
+ * gdn_prefill_backward: prefill/backward.h. It works on a window at a time: the same few chunks of
+ * every sequence, numbered through the batch, of which memory has what the kernels hand on.
+ */
+enum { GDN_CU_BACKWARD_CHUNK = 64, GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
+struct gdn_cu_backward {
+    struct gdn_cu_rule   rule; /* q, k: of chunks, normalised and scaled; to: dstate */
+    struct gdn_rows      q, k; /* as they were given */
+    struct gdn_rows      dout, dq, dk, dv, dg, dbeta;
+    struct gdn_cu_array  dA_log, ddt_bias;
+    struct gdn_pool_view dstate_out;
+    struct gdn_pool_view starts; /* [sequence and window]: states before a window */
+    struct gdn_pool_view carry;  /* [sequence]: the gradient of the state before the last window */
+    struct gdn_pool_view S, J;   /* [chunk]: states before it, gradients of those after it */
+    struct gdn_rows      u, z, head_dq, head_dk; /* of chunks and state heads */
+    double              *sums;     /* [chunk][H][2], of dA_log and ddt_bias */
+    int64_t              n_chunks; /* of a window, at most; */
+    int64_t              window_chunks; /* and of one sequence */
+    int64_t              window, n_windows;
+    int64_t              n_tokens; /* of the tensors */
+    int32_t              n_strips; /* of a state's columns */
+    int32_t              adds;     /* to what the gradients hold */
+};
+
 #ifdef __cplusplus
 #define GDN_CU_SIZE(type, bytes) static_assert(sizeof(struct type) == (bytes), #type)
 #else
@@ -403,5 +427,6 @@ GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_backward, 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 8 + 5 * 8 + 2 * 4);
 
 #endif

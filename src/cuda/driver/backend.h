@@ -3,6 +3,7 @@
 #ifndef GDN_CUDA_OPS_H
 #define GDN_CUDA_OPS_H
 
+#include "calls/backward.h"
 #include "calls/layer.h"
 #include "calls/layer_step.h"
 #include "calls/state_copy.h"
@@ -100,6 +101,15 @@ gdn_status gdn_cuda_chunk_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, 
 gdn_status gdn_cuda_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream);
 gdn_status gdn_cuda_product(gdn_ctx *ctx, const char *op, struct gdn_cu_product *args, int64_t B,
                             void *stream);
+
+/* gdn_prefill_backward: its arguments, the bytes of memory that it needs, and the call. */
+struct gdn_cu_backward gdn_cuda_backward_args(const struct gdn_backward *w,
+                                              const gdn_prefill_backward_args *args,
+                                              const struct gdn_plan           *plan,
+                                              const struct gdn_tokens         *tokens);
+size_t     gdn_cuda_backward_bytes(const struct gdn_cu_backward *args);
+gdn_status gdn_cuda_backward(gdn_ctx *ctx, struct gdn_cu_backward *args, void *memory,
+                             void *stream);
 
 /* gdn_step: what it needs, and a checked call. */
 gdn_status gdn_cuda_step_check(gdn_ctx *ctx, const struct gdn_mixer *mixer, size_t *bytes);

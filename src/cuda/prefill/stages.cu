@@ -91,7 +91,7 @@ GDN_DEVICE void stage_uw(const struct gdn_cu_stage &a)
     zero_rest(a.u, c, head, r.V), zero_rest(a.w, c, head, r.K), zero_rest(a.T, c, head, (int)a.C);
     if (c.n == 0) return;
     load_gates(sh.chunk.gates, r, c, head);
-    multiply_keys(sh.chunk, r, c, head, NULL);
+    multiply_keys(sh.chunk, r, c, head, false);
     for (int i = threadIdx.x; i < n; i += THREADS) {
         const struct uw_column to = column_at(a, i);
         for (int first = 0; first < c.n; first += STEP) {
@@ -130,54 +130,6 @@ GDN_DEVICE void subtract_state(struct strip_shared &sh, const struct gdn_cu_stag
     __syncthreads();
 }
 
-/* x = u of the strip, of M with v = 0. */
-GDN_DEVICE void solve_strip(struct strip_shared &sh, const struct gdn_cu_stage &a,
-                            const struct stage_chunk &c, int head, const struct stage_strip &s,
-                            bool transition)
-{
-    const struct gdn_cu_rule &r = a.rule;
-    const struct chunk_gates &g = sh.chunk.gates;
-    float                     p[2][4];
-    multiply_keys(sh.chunk, r, c, head, NULL);
-    multiply_state(p, sh, r.k, c, source_head(r, head, r.Hk), r.K);
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int  t = own_row(i), col = own_column() + e;
-            const bool writes = t < c.n && g.beta[t] != 0; /* or else v may be NaN (G8) */
-            float      v = 0;
-            if (writes && !transition && col < s.n)
-                v = load_float(row_at(r.v, c.seq, c.t0 + t, source_head(r, head, r.Hv)),
-                               s.col + col, r.v.dtype);
-            if (writes && sees(g, t)) v = fmaf(-g.from_start[t], p[i][e], v);
-            sh.x[t][col] = writes ? g.beta[t] * v : 0;
-        }
-    __syncthreads();
-    for (int first = 0; first < c.n && threadIdx.x < STRIP; first += STEP) {
-        float x[STEP];
-#pragma unroll
-        for (int t = 0; t < STEP; t++) x[t] = sh.x[first + t][threadIdx.x];
-        solve(x, sh.chunk, sh.x, threadIdx.x, first, (int)c.n);
-#pragma unroll
-        for (int t = 0; t < STEP; t++) sh.x[first + t][threadIdx.x] = x[t];
-    }
-    __syncthreads();
-}
-
-/* Rows of x as the end of the chunk sees them; none of those that it does not. */
-GDN_DEVICE void decay_rows(struct strip_shared &sh, const struct stage_chunk &c)
-{
-    const struct chunk_gates &g = sh.chunk.gates;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int t = own_row(i);
-            if (t < c.n) sh.x[t][own_column() + e] *= g.to_end[t];
-        }
-}
-
 template <bool summary> GDN_DEVICE void walk_chunks(const struct gdn_cu_stage &a)
 {
     struct strip_shared      &sh = *(struct strip_shared *)gdn_stage_shared;
@@ -200,10 +152,9 @@ template <bool summary> GDN_DEVICE void walk_chunks(const struct gdn_cu_stage &a
         cut_chunk(c, i, a.C);
         if (c.n == 0) continue;
         load_gates(sh.chunk.gates, r, c, head);
-        if (summary) solve_strip(sh, a, c, head, to, transition);
+        if (summary) solve_strip(sh, r, c, c, head, to, transition);
         else subtract_state(sh, a, c, head, to);
-        decay_rows(sh, c);
-        update_state(sh, r, c, head);
+        pass_chunk(sh, r, c, head);
     }
     const bool is_left = !summary && c.seq.n_tokens <= 0; /* an empty sequence's states */
     if (last.data && !is_left) store_strip(to, sh.S);
@@ -246,7 +197,7 @@ GDN_DEVICE void stage_output(const struct gdn_cu_stage &a)
     zero_rest(r.out, c, head, r.V);
     if (c.n == 0 || c.number >= a.n_states) return;
     load_gates(sh.chunk.gates, r, c, head);
-    multiply_keys(sh.chunk, r, c, head, (float (*)[DEPTH + 1])sh.S);
+    multiply_keys(sh.chunk, r, c, head, true);
     for (int col = 0; col < r.V; col += STRIP) {
         const int                n = r.V - col < STRIP ? r.V - col : STRIP;
         const struct stage_strip s = { a.states, pool_at(a.states, c.number, head), col, n, r.K };

@@ -25,6 +25,7 @@ struct chunk_gates {
     float  g[CHUNK], beta[CHUNK];
     float  from_start[CHUNK], to_end[CHUNK], decay; /* exp of sums; see sees(), reaches() */
     int    start[CHUNK]; /* the last token up to this one whose gate forgets; -1: none */
+    int    n_seeing;     /* tokens before the first such one */
 };
 
 struct chunk_shared {
@@ -142,14 +143,16 @@ GDN_DEVICE void load_gates(struct chunk_gates &g, const struct gdn_cu_rule &r,
     __syncthreads();
     if (i < CHUNK) {
         double sum   = 0;
-        int    start = -1;
+        int    start = -1, seeing = 0;
         for (int j = 0; j <= i; j++) {
             const float gate = g.g[j];
             start            = gate_forgets(gate) ? j : start;
             sum              = gate_forgets(gate) ? 0 : sum + gate;
+            seeing += start < 0;
         }
         g.sum[i]   = sum;
         g.start[i] = start;
+        if (i == n - 1) g.n_seeing = seeing;
     }
     __syncthreads();
     if (i < n) {
@@ -162,32 +165,36 @@ GDN_DEVICE void load_gates(struct chunk_gates &g, const struct gdn_cu_rule &r,
 
 /* ---- Products ------------------------------------------------------------------------------ */
 
-/* Columns [x0, x0 + DEPTH) of the rows of a chunk, zeros beyond n rows and K. */
-GDN_DEVICE void load_tile(float (*tile)[DEPTH + 1], const struct gdn_rows &rows,
+/* Columns of the rows of a chunk, as many as a row of the tile less its padding, from x0 on; zeros
+ * beyond n rows and K. */
+template <int LD>
+GDN_DEVICE void load_tile(float (*tile)[LD], const struct gdn_rows &rows,
                           const struct stage_chunk &c, int head, int x0, int K)
 {
+    enum { WIDE = LD - 1 };
 #pragma unroll 2
-    for (int i = threadIdx.x; i < CHUNK * DEPTH; i += THREADS) {
-        const int t = i / DEPTH, x = x0 + i % DEPTH;
-        tile[t][i % DEPTH] =
+    for (int i = threadIdx.x; i < CHUNK * WIDE; i += THREADS) {
+        const int t = i / WIDE, x = x0 + i % WIDE;
+        tile[t][i % WIDE] =
             t < c.n && x < K ? load_float(row_at(rows, c.seq, c.t0 + t, head), x, rows.dtype) : 0;
     }
 }
 
 /* A[j][i] = exp(sum of g after j up to i) left_i . k_j where row i looks back to j, else 0. It
- * looks back to itself with left = q; with left = k it does not and beta_i comes before. `more` is
- * a second tile, for q. */
+ * looks back to itself with left = q; with left = k it does not and beta_i comes before. Until A is
+ * there, its memory is a second tile, for q. */
 GDN_DEVICE void multiply_keys(struct chunk_shared &sh, const struct gdn_cu_rule &r,
-                              const struct stage_chunk &c, int head, float (*more)[DEPTH + 1])
+                              const struct stage_chunk &c, int head, bool queries)
 {
     const int row = threadIdx.x / 16, col = threadIdx.x % 16;
     const struct chunk_gates &g = sh.gates;
-    float (*left)[DEPTH + 1]    = more ? more : sh.tile;
+    float (*more)[DEPTH + 1]    = (float (*)[DEPTH + 1])&sh.A;
+    float (*left)[DEPTH + 1]    = queries ? more : sh.tile;
     float sum[4][4]             = {};
     for (int x0 = 0; x0 < r.K; x0 += DEPTH) {
         __syncthreads();
         load_tile(sh.tile, r.k, c, source_head(r, head, r.Hk), x0, r.K);
-        if (more) load_tile(more, r.q, c, source_head(r, head, r.Hq), x0, r.K);
+        if (queries) load_tile(more, r.q, c, source_head(r, head, r.Hq), x0, r.K);
         __syncthreads();
 #pragma unroll 2
         for (int x = 0; x < DEPTH && x0 + x < r.K; x++)
@@ -197,14 +204,15 @@ GDN_DEVICE void multiply_keys(struct chunk_shared &sh, const struct gdn_cu_rule 
                 for (int j = 0; j < 4; j++)
                     sum[i][j] = fmaf(left[row + 16 * i][x], sh.tile[col + 16 * j][x], sum[i][j]);
     }
+    __syncthreads();
 #pragma unroll
     for (int a = 0; a < 4; a++)
 #pragma unroll
         for (int b = 0; b < 4; b++) {
             const int  i = row + 16 * a, j = col + 16 * b;
-            const bool looks = i < c.n && j >= g.start[i] && (more ? j <= i : j < i);
+            const bool looks = i < c.n && j >= g.start[i] && (queries ? j <= i : j < i);
             const float e = looks ? expf((float)(g.sum[i] - g.sum[j])) * sum[a][b] : 0;
-            sh.A[j][i]    = more ? e : looks ? g.beta[i] * e : 0;
+            sh.A[j][i]    = queries ? e : looks ? g.beta[i] * e : 0;
         }
     __syncthreads();
 }
@@ -241,30 +249,52 @@ GDN_DEVICE void multiply_state(float (&sum)[2][4], struct strip_shared &sh,
     }
 }
 
-/* S = decay S + k^T x, of rows that reach the end. */
-GDN_DEVICE void update_state(struct strip_shared &sh, const struct gdn_cu_rule &r,
-                             const struct stage_chunk &c, int head)
+/* What a chunk does to a state: S = decay S + rows^T x of tokens [first, end). */
+struct stage_update {
+    int   first, end;
+    float decay;
+    bool  keeps; /* or else S is forgotten, not multiplied by 0 (G7) */
+};
+
+GDN_DEVICE void update_state(struct strip_shared &sh, const struct gdn_rows &rows,
+                             const struct stage_chunk &c, int head, int K,
+                             const struct stage_update &how)
 {
-    const struct chunk_gates &g = sh.chunk.gates;
-    const int  n = (int)c.n, first = g.start[n - 1] < 0 ? 0 : g.start[n - 1];
-    const bool keeps = sees(g, n - 1);
-    for (int x0 = 0; x0 < r.K; x0 += DEPTH) {
+    for (int x0 = 0; x0 < K; x0 += DEPTH) {
         __syncthreads();
-        load_tile(sh.chunk.tile, r.k, c, source_head(r, head, r.Hk), x0, r.K);
+        load_tile(sh.chunk.tile, rows, c, head, x0, K);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int x = own_row(i);
             float    *S = &sh.S[x0 + x][own_column()], sum[4];
-            if (x0 + x >= r.K) break;
+            if (x0 + x >= K) break;
 #pragma unroll
-            for (int e = 0; e < 4; e++) sum[e] = keeps ? g.decay * S[e] : 0;
-            for (int t = first; t < n; t++)
+            for (int e = 0; e < 4; e++) sum[e] = how.keeps ? how.decay * S[e] : 0;
+            for (int t = how.first; t < how.end; t++)
                 add_four(sum, sh.chunk.tile[t][x], &sh.x[t][own_column()]);
             *(float4 *)S = make_float4(sum[0], sum[1], sum[2], sum[3]);
         }
     }
     __syncthreads();
+}
+
+/* The state after a chunk, from x = u. keys: the chunk as the rows of k have it. */
+GDN_DEVICE void pass_chunk(struct strip_shared &sh, const struct gdn_cu_rule &r,
+                           const struct stage_chunk &keys, int head)
+{
+    const struct chunk_gates &g = sh.chunk.gates;
+    const int                 n = (int)keys.n;
+    const struct stage_update how = { g.start[n - 1] < 0 ? 0 : g.start[n - 1], n, g.decay,
+                                      sees(g, n - 1) };
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int t = own_row(i);
+            if (t < n) sh.x[t][own_column() + e] *= g.to_end[t];
+        }
+    update_state(sh, r.k, keys, source_head(r, head, r.Hk), r.K, how);
 }
 
 /* ---- Solving ------------------------------------------------------------------------------- */
@@ -342,6 +372,42 @@ GDN_DEVICE void store_strip(const struct stage_strip &s, const float (*S)[STRIP 
         const struct strip_place p = place_of(s, i);
         if (p.col < s.n) store_float(s.view.data, p.at, s.view.dtype, S[p.x][p.col]);
     }
+}
+
+/* ---- Strips of u ----------------------------------------------------------------------------- */
+
+/* x = u of the strip, of M (`transition`) with v = 0. keys: the chunk as the rows of k have it. */
+GDN_DEVICE void solve_strip(struct strip_shared &sh, const struct gdn_cu_rule &r,
+                            const struct stage_chunk &c, const struct stage_chunk &keys, int head,
+                            const struct stage_strip &s, bool transition)
+{
+    const struct chunk_gates &g = sh.chunk.gates;
+    float                     p[2][4];
+    multiply_keys(sh.chunk, r, keys, head, false);
+    multiply_state(p, sh, r.k, keys, source_head(r, head, r.Hk), r.K);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int  t = own_row(i), col = own_column() + e;
+            const bool writes = t < c.n && g.beta[t] != 0; /* or else v may be NaN (G8) */
+            float      v = 0;
+            if (writes && !transition && col < s.n)
+                v = load_float(row_at(r.v, c.seq, c.t0 + t, source_head(r, head, r.Hv)),
+                               s.col + col, r.v.dtype);
+            if (writes && sees(g, t)) v = fmaf(-g.from_start[t], p[i][e], v);
+            sh.x[t][col] = writes ? g.beta[t] * v : 0;
+        }
+    __syncthreads();
+    for (int first = 0; first < c.n && threadIdx.x < STRIP; first += STEP) {
+        float x[STEP];
+#pragma unroll
+        for (int t = 0; t < STEP; t++) x[t] = sh.x[first + t][threadIdx.x];
+        solve(x, sh.chunk, sh.x, threadIdx.x, first, (int)c.n);
+#pragma unroll
+        for (int t = 0; t < STEP; t++) sh.x[first + t][threadIdx.x] = x[t];
+    }
+    __syncthreads();
 }
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_prefill on Hopper by each of its forms, with gates that change from chunk to chunk: plain
- * ones, whose sums stay small; a strong first gate, which has a way of its own; uneven ones, whose
- * sums go beyond what V can be divided by; and some that forget. Every order of these is held to
- * float64, and to the guarantees that name bits.
+ * ones, whose sums stay small; gated ones, whose sums are in reach of a start below zero; uneven
+ * ones, whose sums go beyond what V can be divided by; and some that forget or grow. Every order
+ * of these is held to float64, and to the guarantees that name bits.
  */
 #include <math.h>
 #include <string.h>
@@ -18,17 +18,19 @@ static const int heads[3] = { 1, 1, H };
 
 /* ---- Gates ---- */
 
-enum class { PLAIN, FIRST, UNEVEN, DEAD, LATE_DEAD, ALL_DEAD, N_CLASSES };
+enum class { PLAIN, GATED, UNEVEN, DEAD, LATE_DEAD, ALL_DEAD, RISES, FALLS, N_CLASSES };
 
 /* The gate of the token at `at` in a chunk of a class. */
 static double of_class(int class, int64_t at)
 {
     switch (class) {
-    case FIRST: return at ? -0.2 : -0.5;
+    case GATED: return -2;
     case UNEVEN: return -3;
     case DEAD: return at ? -0.2 : -(double)INFINITY;
     case LATE_DEAD: return at == 37 ? -(double)INFINITY : -0.2;
     case ALL_DEAD: return -(double)INFINITY;
+    case RISES: return at < 40 ? -4 : 0.5;
+    case FALLS: return at < 8 ? 0.25 : -3;
     default: return -0.2;
     }
 }
@@ -59,24 +61,24 @@ static const struct pattern {
 } patterns[] = {
     { "none", PLAIN, PLAIN, 1, 1, OF_CLASSES, 0, 0, 0 },
     { "all plain", PLAIN, PLAIN, 1, 1, OF_CLASSES, 1, 0, 0 },
-    { "all gated", FIRST, FIRST, 1, 1, OF_CLASSES, 1, 0, 0 },
+    { "all gated", GATED, GATED, 1, 1, OF_CLASSES, 1, 0, 0 },
     { "all uneven", UNEVEN, UNEVEN, 1, 1, OF_CLASSES, 1, 0, 0 },
     { "all dead", ALL_DEAD, ALL_DEAD, 1, 1, OF_CLASSES, 1, 0, 0 },
-    { "gated every 2nd", PLAIN, FIRST, 2, 1, OF_CLASSES, 1, 0, 0 },
-    { "gated 2 of 4", PLAIN, FIRST, 4, 2, OF_CLASSES, 1, 0, 0 },
-    { "gated 8 of 16", PLAIN, FIRST, 16, 8, OF_CLASSES, 1, 0, 0 },
-    { "gated every 10th", PLAIN, FIRST, 10, 9, OF_CLASSES, 1, 0, 0 },
+    { "gated every 2nd", PLAIN, GATED, 2, 1, OF_CLASSES, 1, 0, 0 },
+    { "gated 2 of 4", PLAIN, GATED, 4, 2, OF_CLASSES, 1, 0, 0 },
+    { "gated 8 of 16", PLAIN, GATED, 16, 8, OF_CLASSES, 1, 0, 0 },
+    { "gated every 10th", PLAIN, GATED, 10, 9, OF_CLASSES, 1, 0, 0 },
     { "uneven every 2nd", PLAIN, UNEVEN, 2, 1, OF_CLASSES, 1, 0, 0 },
     { "uneven every 10th", PLAIN, UNEVEN, 10, 9, OF_CLASSES, 1, 0, 0 },
-    { "uneven and gated", FIRST, UNEVEN, 2, 1, OF_CLASSES, 1, 0, 0 },
+    { "uneven and gated", GATED, UNEVEN, 2, 1, OF_CLASSES, 1, 0, 0 },
     { "dead every 2nd", PLAIN, DEAD, 2, 1, OF_CLASSES, 1, 0, 0 },
-    { "dead every 10th", FIRST, DEAD, 10, 9, OF_CLASSES, 1, 0, 0 },
+    { "dead every 10th", GATED, DEAD, 10, 9, OF_CLASSES, 1, 0, 0 },
     { "dead in the middle", PLAIN, LATE_DEAD, 3, 2, OF_CLASSES, 1, 0, 0 },
     { "dead throughout", UNEVEN, ALL_DEAD, 3, 2, OF_CLASSES, 1, 0, 0 },
-    { "random half gated", PLAIN, FIRST, 2, 1, RANDOM, 1, 0, 0 },
+    { "random half gated", PLAIN, GATED, 2, 1, RANDOM, 1, 0, 0 },
     { "any class", PLAIN, PLAIN, N_CLASSES, 0, RANDOM, 1, 0, 0 },
-    { "odd heads all gated", PLAIN, FIRST, 1, 0, ODD_HEADS, 1, 0, 0 },
-    { "odd heads gated every 2nd", PLAIN, FIRST, 2, 1, ODD_HEADS, 1, 0, 0 },
+    { "odd heads all gated", PLAIN, GATED, 1, 0, ODD_HEADS, 1, 0, 0 },
+    { "odd heads gated every 2nd", PLAIN, GATED, 2, 1, ODD_HEADS, 1, 0, 0 },
     { "model", 0, 0, 1, 0, MODEL, 1, -INFINITY, 0 },
     { "model, firsts weak", 0, 0, 1, 0, MODEL, 1, -0.2, 0 },
     { "model, firsts strong", 0, 0, 1, 0, MODEL, 1, -INFINITY, -0.5 },

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "oracle.h"
+#include "ring2_device.h"
 #include "ring2_gradients.h"
 #include "ring2_rule.h"
 
@@ -458,11 +459,30 @@ static void G2_mates(void)
     }
 }
 
+/* Likewise, but for 256 units of the largest. */
+static void expect_near(const gdn_prefill_backward_args *part, const gdn_prefill_backward_args *all,
+                        int64_t first, int64_t n)
+{
+    for (int i = DQ; i <= DBETA; i++) {
+        const gdn_tensor t = ring2_narrow(ring2_gradient(all, i), 0, first, n);
+        const int64_t    count = ring2_count(&t);
+        double *want = ring2_heap((size_t)count * sizeof *want), most = 0;
+        double *limit = ring2_heap((size_t)count * sizeof *limit);
+        for (int64_t j = 0; j < count; j++) {
+            want[j] = ring2_get(&t, j);
+            most    = fmax(most, fabs(want[j]));
+        }
+        for (int64_t j = 0; j < count; j++) limit[j] = 256 * 0x1p-24 * most;
+        ring2_compare(ring2_gradient_names[i], ring2_gradient(part, i), want, limit, NULL, NULL);
+    }
+}
+
 /* A segment's gradients follow from the state before it and the gradient of that after it: a
- * sequence in two calls, cut at a multiple of 16, has the bits of one. */
+ * sequence in two calls, cut at a multiple of 64, has the bits of one. On a device gdn_prefill
+ * gives that state in other bits. */
 static void split_sequence(void)
 {
-    static const int64_t      T = 300, cut = 176;
+    static const int64_t      T = 300, cut = 192;
     gdn_prefill_backward_args all = make_call(1, &T, 40, 24), left, right;
     new_gradients(&all);
     run(ring2_ctx(1), &all);
@@ -481,6 +501,11 @@ static void split_sequence(void)
     left.dstate_out = right.dstate;
     new_gradients(&left);
     run(ring2_ctx(1), &left);
+    if (ring2_on_device()) {
+        expect_near(&right, &all, cut, T - cut);
+        expect_near(&left, &all, 0, cut);
+        return;
+    }
     expect_rows(&right, &all, cut, T - cut);
     expect_rows(&left, &all, 0, cut);
     ring2_expect_bits("dstate", &left.dstate, &all.dstate);
@@ -533,8 +558,11 @@ static void workspace(void)
         new_gradients(&a);
         ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL_BACKWARD, &a, &bytes),
                      GDN_OK);
-        const int64_t family = 2, most = 24 * 4 + 208 * 4 +
-                                         2 * family * (4 * K * V * (18 + T / 256) + (1 << 20));
+        const int64_t chunk = 256 * (4 * K + 8 * (K + V)) + 32 * K * V + 64;
+        const int64_t n = T / 64 + 1 < 8 ? T / 64 + 1 : 8;
+        const int64_t most = ring2_on_device()
+                                 ? n * chunk + 704 + (T > 512 ? 132 * 4 * K * V : 0)
+                                 : 24 * 4 + 208 * 4 + 4 * (4 * K * V * (18 + T / 256) + (1 << 20));
         CHECK((int64_t)bytes <= most, "T %d, K %d, V %d: %zu bytes, %d at most", (int)T, (int)K,
               (int)V, bytes, (int)most);
     }
@@ -569,13 +597,15 @@ static void linear_in_dout(void)
                   ring2_gradient_names[i], ring2_get(ring2_gradient(&b, i), j));
 }
 
-/* Long enough for three segments, against the oracle. */
+/* Long enough for three segments on a CPU, for three windows on a device, against the oracle. */
 static void long_sequence(void)
 {
-    static const int64_t      T[] = { 700, 3 };
-    gdn_prefill_backward_args a = make_call(2, T, 16, 24);
-    new_gradients(&a);
-    ring2_gradients_check(ring2_ctx(1), &a);
+    static const int64_t T[][2] = { { 700, 3 }, { 1100, 40 } };
+    for (int i = 0; i < 2; i++) {
+        gdn_prefill_backward_args a = make_call(2, T[i], 16, 24);
+        new_gradients(&a);
+        ring2_gradients_check(ring2_ctx(1), &a);
+    }
 }
 
 /* A NaN in dout of one token reaches no later chunk, no other sequence, and nothing before a gate

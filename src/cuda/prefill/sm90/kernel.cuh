@@ -30,10 +30,10 @@
  *
  * with L_ij = beta_i l_i^2 exp(rest_i - rest_j) k_i . k_j and P_ij = o_scale_i exp(rest_i - rest_j)
  * q_i . k_j. All is divided by what it would be a factor of anyway, so roundings are the same, relatively.
- * But rest (rest_of()) is zero for most chunks: then the U that outputs are of is that which is added to S.
- * In others, which are `gated`, S <- exp(G_end) S + exp(G_end - rest) U k. And it is the same for all tokens
- * nearly everywhere: then L and P need no exp. Where it is not, a chunk is `uneven`. What a token gives
- * depends on those before it alone, in any case.
+ * But rest is zero for most chunks: then the U that outputs are of is that which is added to S. In others, which
+ * are `gated`, S <- exp(G_end) S + exp(G_end - rest) U k. And it is the same for all tokens, the chunk's start
+ * (start_of()), nearly everywhere: then L and P need no exp. Where it is not, a chunk is `uneven`. What a token
+ * gives depends on those before it alone: the start is a power of two, which changes no bit.
  *
  * A chunk is handed on by barriers in memory; its number c says where in a ring of places its tiles
  * are and which phase of the barriers is its own. The state's warps alone free K, Q and gates: they
@@ -62,6 +62,7 @@ struct alignas(16) hopper_gates : chunk_gates<64> {
     float    to_end[64];           /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
     float    rest[64];             /* in units of log 2 */
     float    weight[64];           /* beta / the square of the key's length, for who makes T */
+    float    start;                /* what rest is where near is in reach (start_of()) */
     uint32_t rare;                 /* HOPPER_RARE, ... */
 };
 /* A token forgets, or every bit of S stays; rest is not zero; it is not the same for all tokens. */
@@ -267,12 +268,12 @@ GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)
     return HOPPER_DEPTH == 1 ? 1 : (r.V + columns - 1) / columns;
 }
 
-/* reach: what V may be divided by, as a power of two; start: where that begins for strong gates. most: what
+/* reach: what V may be divided by, as a power of two; start: how far below zero that may begin. most: what
  * neither R nor U should get to by it, as sums of products with them need room; far: what makes it an
  * infinity, or less. shift: outputs are times that until they are rounded, so that P is not below f16. */
 template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {
-    static constexpr float    reach = 96, start = 48, most = 0x1p120f, shift = 1;
+    static constexpr float    reach = 96, start = 96, most = 0x1p120f, shift = 1;
     static constexpr uint32_t far = 0x43804380; /* 2^8 */
 };
 template <> struct hopper_format<GDN_F16> : mma_format_f16 {
@@ -298,20 +299,38 @@ template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
     return !__any_sync(0xffffffff, ((taint[0] | taint[1]) & 0x7fff7fffu) != 0);
 }
 
-/* What of a sum of gates is near, and rest, which is what near may not be; and where the chunk's first gate is
- * so strong that there would be much of that, rest is from the start what leaves near more room. */
-template <int io> GDN_DEVICE float start_of(float first)
+/* 2^n, of an integer that float32 has a number for. */
+GDN_DEVICE float power_of_two(float n) { return __int_as_float(((int)n + 127) << 23); }
+
+/* Where a chunk's sums of gates G are counted from: an integer, zero for most chunks. A chunk whose lowest sum is
+ * out of reach starts where that sum is in reach, but not below -start. By a warp: a lane has the sums of tokens
+ * `lane` and `lane + 32`, of n. A power of two changes no bit. So later tokens may choose the start of earlier
+ * ones. Behind a positive sum no token has a say: a start below it may put such a sum out of reach. */
+template <int io> GDN_DEVICE float start_of(const float (&G)[2], int n, int lane)
 {
-    return fabsf(first) > 0.5f ? copysignf(hopper_format<io>::start, first) : 0;
+    typedef hopper_format<io> format;
+    if (format::start == 0) return 0;
+    const uint32_t first  = __ballot_sync(0xffffffff, lane < n && G[0] > 0);
+    const uint32_t second = __ballot_sync(0xffffffff, lane + 32 < n && G[1] > 0);
+    const int      end    = first ? __ffs((int)first) - 1 : second ? __ffs((int)second) + 31 : n;
+    const float    a      = lane < end && G[0] < 0 ? -G[0] : 0;
+    const float    b      = lane + 32 < end && G[1] < 0 ? -G[1] : 0;
+    const uint32_t most   = __reduce_max_sync(0xffffffff, __float_as_uint(fmaxf(a, b)));
+    return fminf(fmaxf(floorf(format::reach - __uint_as_float(most)), -format::start), 0);
 }
-template <int io> GDN_DEVICE float near_of(float G, float first)
+
+/* G, as far as near may be from the start; the rest is what near leaves of G. */
+template <int io> GDN_DEVICE float reached(float G, float start)
 {
-    return fminf(fmaxf(G - start_of<io>(first), -hopper_format<io>::reach), hopper_format<io>::reach);
+    return fminf(fmaxf(G, start - hopper_format<io>::reach), start + hopper_format<io>::reach);
 }
-template <int io> GDN_DEVICE float rest_of(float G, float first)
+
+/* 2^G times a power of two, where 2^G alone may be out of float32's range. */
+template <int io> GDN_DEVICE float ex2_from(float G, float power)
 {
-    const float start = start_of<io>(first);
-    return fabsf(G - start) <= hopper_format<io>::reach ? start : G - near_of<io>(G, first);
+    if (hopper_format<io>::start == 0) return ex2_approx(G);
+    const float half = ex2_approx(0.5f * G);
+    return half * power * half;
 }
 
 /* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part

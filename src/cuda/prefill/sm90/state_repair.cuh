@@ -162,7 +162,7 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     const struct hopper_block &b      = w.b;
     const hopper_gates        &g      = b.gates(c);
     const token_mask           resets = tokens_of(g.resets);
-    const struct hopper_end    end(g, g.n);
+    const hopper_end<io>    end(g, g.n);
     float                      o[32];
     uint32_t                   a[HOPPER_STATE / 2], r[16];
     if (slow) spoil_tokens(u, spoilt, resets);

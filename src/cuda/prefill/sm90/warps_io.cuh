@@ -191,32 +191,34 @@ template <int io>
 GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask resets, float scale,
                               int n, bool k, bool q, uint32_t lane)
 {
-    const float first = __shfl_sync(0xffffffff, G[0], 0), most = start_of<io>(first);
+    const float start = start_of<io>(G, n, (int)lane), up = power_of_two(start), down = power_of_two(-start);
     const float end = __shfl_sync(0xffffffff, n > 32 ? G[1] : G[0], (n - 1) % 32);
     bool        uneven = false;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int   t    = lane + 32 * i;
-        const float near = near_of<io>(G[i], first), rest = rest_of<io>(G[i], first);
-        const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(rest);
-        const float o = ex2_approx(near) * (scale * hopper_format<io>::shift);
-        uneven |= t < n && !(rest == most);
+        const float near = reached<io>(G[i], start); /* from zero */
+        const float rest = near == G[i] ? start : start + (G[i] - near);
+        const float from = are_parted(resets, -1, t) ? 0 : near == G[i] ? up : ex2_approx(rest);
+        const float o = ex2_from<io>(near, down) * (scale * hopper_format<io>::shift);
+        uneven |= t < n && near != G[i];
         g.G[t]          = G[i];
         g.rest[t]       = rest;
         g.weight[t]     = g.beta[t];
-        g.from_start[t] = start;
+        g.from_start[t] = from;
         g.to_end[t]     = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - rest);
-        if (k) g.v_scale[t] = ex2_approx(-near);
+        if (k) g.v_scale[t] = ex2_from<io>(-near, up);
         if (!q) continue;
         g.o_scale[t] = o;
-        g.q_start[t] = o * start;
+        g.q_start[t] = o * from;
     }
     uneven = in_warp(uneven);
     if (lane != 0) return;
     g.n     = n;
+    g.start = start;
     g.decay = resets ? 0 : ex2_approx(end);
     g.rare  = ((resets != 0) | is_idle(g) ? HOPPER_RARE : 0) |
-             (uneven || most != 0 ? HOPPER_GATED : 0) | (uneven ? HOPPER_UNEVEN : 0);
+             (uneven || start != 0 ? HOPPER_GATED : 0) | (uneven ? HOPPER_UNEVEN : 0);
 }
 
 /* Until lengths of keys and queries of chunk c, which are among its gates, have been copied to the other block:

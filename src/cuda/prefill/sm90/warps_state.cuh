@@ -158,27 +158,34 @@ GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select = false)
     for (int i = 0; i < n; i++) S[i] = 0;
 }
 
-/* How the first n tokens of a chunk end, which is gated or not as if there were no others: S is multiplied
- * by `before`, then U is added, token t times of(), and then it is multiplied by `after`. By a warp. */
-struct hopper_end {
+/* How the first n tokens of a chunk end, which has a start and is gated or not as if there were no others: S is
+ * multiplied by `before`, then U is added, token t times of(), and then it is multiplied by `after`. By a warp. */
+template <int io> struct hopper_end {
     const hopper_gates &g;
     int                 n;
     bool                gated;
     float               before, after;
+    float               moved; /* its start, from the chunk's */
 
     __device__ __forceinline__ hopper_end(const hopper_gates &gates, int tokens)
         : g(gates), n(tokens), gated(false)
     {
+        const int   lane  = rare_lane();
+        const float G[2]  = { g.G[lane], g.G[lane + 32] };
         const float decay = ex2_approx(g.G[n - 1]);
-        for (int t = rare_lane(); t < n; t += 32) gated |= !(g.rest[t] == 0);
-        gated  = in_warp(gated);
+        const float start = start_of<io>(G, n, lane);
+        moved             = hopper_format<io>::start == 0 ? 0 : start - g.start;
+        for (int t = lane; t < n; t += 32) gated |= !(g.rest[t] == g.start);
+        gated  = in_warp(gated) || start != 0;
         before = are_parted(tokens_of(g.resets), -1, n - 1) ? 0 : gated ? decay : 1;
         after  = gated ? 1 : decay;
     }
+    /* Its U is of the chunk's start: to that of the n tokens no bit changes. */
     __device__ __forceinline__ float of(int t) const
     {
+        const float shift = hopper_format<io>::start == 0 ? 1 : power_of_two(moved);
         if (t >= n || are_parted(tokens_of(g.resets), t, n - 1)) return 0;
-        return gated ? ex2_approx(g.G[n - 1] - g.rest[t]) : 1;
+        return gated ? ex2_approx(g.G[n - 1] - (g.rest[t] + moved)) * shift : shift;
     }
     /* Every bit of S stays (G9). */
     __device__ __forceinline__ bool is_idle() const
@@ -200,7 +207,7 @@ GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const struct toke
 
 /* The same for another end, zero by selection. */
 template <int io, int m>
-GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const struct hopper_end &end)
+GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const hopper_end<io> &end)
 {
     const uint32_t lane = rare_lane();
 #pragma unroll
@@ -252,7 +259,7 @@ template <int io>
 GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
                             int c, int n, const struct state_place &to)
 {
-    const struct hopper_end end(w.b.gates(c), n);
+    const hopper_end<io> end(w.b.gates(c), n);
     uint32_t                    a[16];
     weigh_some<io>(a, u, end);
 #pragma unroll 1

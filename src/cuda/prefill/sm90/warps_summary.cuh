@@ -56,7 +56,7 @@ GDN_DEVICE void end_mended_keys(const struct hopper_state &w, hopper_share &S, f
                                 int c, const struct spoilt_rows &spoilt, bool slow)
 {
     const hopper_gates     &g = w.b.gates(c);
-    const struct hopper_end end(g, g.n);
+    const hopper_end<io> end(g, g.n);
     uint32_t                a[16], r[16];
     if (slow) spoil_tokens(u, spoilt, tokens_of(g.resets));
     weigh_some<io>(a, u, end);

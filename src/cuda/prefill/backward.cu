@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_prefill_backward, in float32 (formulas: docs/design/math.md, section 13). A sequence is cut
+ * into windows of a few chunks of 64 tokens. Of each window, from the last to the first:
+ *
+ *     load       q and k, normalised                   backward_rows.cuh
+ *     forward    states and u of its chunks            backward_walk.cuh
+ *     reverse    gradients of states, and Z            backward_walk.cuh
+ *     chunk      gradients of each state head          backward_chunk.cuh
+ *     store      sums over heads that share a row      backward_rows.cuh
+ *
+ * load and forward go through all windows first, for the states between them. In the end
+ *
+ *     rest       zeros for tokens that do not count    backward_rows.cuh
+ *     sums       dA_log and ddt_bias                   backward_gates.cuh
+ *
+ * Chunks begin at the first token of a sequence and windows at a chunk, so what a sequence gets
+ * does not depend on others. No sum depends on the order in which blocks run.
+ */
+#include "cuda/prefill/backward_chunk.cuh"
+#include "cuda/prefill/backward_rows.cuh"
+#include "cuda/prefill/backward_walk.cuh"
+
+#define GDN_IMAGE_backward GDN_THIS_IMAGE
+#define GDN_KERNEL_backward(threads, shared, what)                                            \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
+        gdn_backward_##what(const __grid_constant__ struct gdn_cu_backward a)                 \
+    {                                                                                         \
+        backward_##what(a);                                                                   \
+    }
+#include "cuda/driver/kernels.cuh"

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What stands between the tensors and the chunks, a warp for a row:
+ *
+ *     load     rows of q and k, normalised, q with the scale; a block for a chunk and a head
+ *     store    dq, dk and dv: sums over the state heads that read a row, in their order, and the
+ *              gradient of the norm
+ *     rest     zeros for tokens that do not count, in every gradient; a warp for a token
+ */
+#ifndef GDN_CUDA_BACKWARD_ROWS_CUH
+#define GDN_CUDA_BACKWARD_ROWS_CUH
+
+#include "cuda/prefill/backward.cuh"
+
+enum { ROW_WARPS = THREADS / 32, ROW_PARTS = 8 }; /* of a row: lane, lane + 32, ... */
+
+GDN_DEVICE void load_row(float (&x)[ROW_PARTS], const char *row, int dtype, int n)
+{
+#pragma unroll
+    for (int i = 0; i < ROW_PARTS; i++) {
+        const int at = threadIdx.x % 32 + 32 * i;
+        x[i]         = at < n ? load_float(row, at, dtype) : 0;
+    }
+}
+
+GDN_DEVICE float dot_rows(const float (&x)[ROW_PARTS], const float (&y)[ROW_PARTS])
+{
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < ROW_PARTS; i++) sum = fmaf(x[i], y[i], sum);
+    return sum_warp(sum);
+}
+
+/* ---- Load ---------------------------------------------------------------------------------- */
+
+GDN_DEVICE void backward_load(const struct gdn_cu_backward &a)
+{
+    const struct gdn_cu_rule   &r = a.rule;
+    const int                   item = (int)(blockIdx.x % (r.Hq + r.Hk));
+    const bool                  is_q = item < r.Hq;
+    const int                   head = is_q ? item : item - r.Hq;
+    const struct gdn_rows      &from = is_q ? a.q : a.k, &to = is_q ? r.q : r.k;
+    const struct backward_chunk c = find_backward_chunk(a, blockIdx.x / (r.Hq + r.Hk));
+    for (int t = threadIdx.x / 32; t < c.in.n; t += ROW_WARPS) {
+        float x[ROW_PARTS];
+        load_row(x, row_at(from, c.in.seq, c.in.t0 + t, head), from.dtype, r.K);
+        const float scale = inverse_length(dot_rows(x, x), r.norm, r.norm_eps) *
+                            (is_q ? r.scale : 1);
+#pragma unroll
+        for (int i = 0; i < ROW_PARTS; i++) {
+            const int at = threadIdx.x % 32 + 32 * i;
+            if (at < r.K) row_in(to, c, t, head)[at] = scale * x[i];
+        }
+    }
+}
+
+/* ---- Store --------------------------------------------------------------------------------- */
+
+/* dy, the gradient of y = x / the length of x, becomes that of x: dx = f (dy - slope y (y . dy)),
+ * f = 1 / the length of the formula, slope that by which the divisor grows, as numbers of |x|. */
+GDN_DEVICE void through_norm(float (&dy)[ROW_PARTS], float (&x)[ROW_PARTS],
+                             const struct gdn_cu_rule &r)
+{
+    const float squares = dot_rows(x, x), length = sqrtf(squares);
+    const float f = inverse_length(squares, r.norm, r.norm_eps);
+    float       slope = 1;
+    if (r.norm == GDN_NORM_L2_ADD) slope = length > 0 ? (length + r.norm_eps) / length : 0;
+    if (r.norm == GDN_NORM_L2_MAX) slope = length > r.norm_eps ? 1 : 0;
+#pragma unroll
+    for (int i = 0; i < ROW_PARTS; i++) x[i] *= f;
+    const float along = slope * dot_rows(x, dy);
+#pragma unroll
+    for (int i = 0; i < ROW_PARTS; i++) dy[i] = f * (dy[i] - along * x[i]);
+}
+
+/* Of a tensor: its rows, their gradient, that of state heads in memory, its heads and sizes. */
+struct backward_tensor {
+    const struct gdn_rows *given, *to, *parts;
+    int                    head, n_heads, D;
+};
+GDN_DEVICE struct backward_tensor find_tensor(const struct gdn_cu_backward &a, int item)
+{
+    const struct gdn_cu_rule &r = a.rule;
+    if (item < r.Hq) return { &a.q, &a.dq, &a.head_dq, item, r.Hq, r.K };
+    if (item < r.Hq + r.Hk) return { &a.k, &a.dk, &a.head_dk, item - r.Hq, r.Hk, r.K };
+    return { &r.v, &a.dv, &a.z, item - r.Hq - r.Hk, r.Hv, r.V };
+}
+
+GDN_DEVICE void backward_store(const struct gdn_cu_backward &a)
+{
+    const struct gdn_cu_rule    &r = a.rule;
+    const int                    n_items = r.Hq + r.Hk + r.Hv;
+    const struct backward_tensor x = find_tensor(a, (int)(blockIdx.x % n_items));
+    const struct backward_chunk  c = find_backward_chunk(a, blockIdx.x / n_items);
+    const bool                   is_v = x.parts == &a.z;
+    if (!x.to->data) return;
+    for (int t = threadIdx.x / 32; t < c.in.n; t += ROW_WARPS) {
+        float sum[ROW_PARTS] = {}, part[ROW_PARTS];
+        int   reader = first_reader(r, x.head, x.n_heads);
+        for (int i = 0; i < r.H / x.n_heads; i++, reader += reader_step(r, x.n_heads)) {
+            const float scale = is_v ? load_beta(r, c.in.seq, c.in.t0 + t, reader) : 1;
+            load_row(part, (const char *)row_in(*x.parts, c, t, reader), GDN_F32, x.D);
+#pragma unroll
+            for (int j = 0; j < ROW_PARTS; j++) sum[j] += scale * part[j];
+        }
+        if (x.to == &a.dq)
+#pragma unroll
+            for (int j = 0; j < ROW_PARTS; j++) sum[j] *= r.scale;
+        if (!is_v && r.norm != GDN_NORM_NONE) {
+            load_row(part, row_at(*x.given, c.in.seq, c.in.t0 + t, x.head), x.given->dtype, x.D);
+            through_norm(sum, part, r);
+        }
+        char *row = row_at(*x.to, c.in.seq, c.in.t0 + t, x.head);
+#pragma unroll
+        for (int j = 0; j < ROW_PARTS; j++) {
+            const int at = threadIdx.x % 32 + 32 * j;
+            if (at >= x.D) continue;
+            if (a.adds) sum[j] += load_float(row, at, x.to->dtype);
+            store_float(row, at, x.to->dtype, sum[j]);
+        }
+    }
+}
+
+/* ---- Rest ---------------------------------------------------------------------------------- */
+
+GDN_DEVICE void zero_row(const struct gdn_rows &rows, const struct gdn_cu_seq &token, int n_heads,
+                         int D)
+{
+    if (!rows.data) return;
+    for (int i = threadIdx.x % 32; i < n_heads * D; i += 32)
+        store_float(row_at(rows, token, 0, i / D), i % D, rows.dtype, 0);
+}
+
+GDN_DEVICE void backward_rest(const struct gdn_cu_backward &a)
+{
+    const struct gdn_cu_rule  &r = a.rule;
+    const struct gdn_cu_batch &b = r.batch;
+    const int64_t              number = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / 32;
+    struct gdn_cu_seq          token = {};
+    if (number >= a.n_tokens) return;
+    token.batch = b.padded ? number / b.T : 0;
+    token.first = b.padded ? number % b.T : number;
+    const int64_t row = b.padded ? token.batch : find_sequence(b, number);
+    if (row >= 0) {
+        const struct gdn_cu_seq s = range_of(b, row);
+        if (token.first >= s.first && token.first < s.first + s.n_valid) return;
+    }
+    zero_row(a.dq, token, r.Hq, r.K), zero_row(a.dk, token, r.Hk, r.K);
+    zero_row(a.dv, token, r.Hv, r.V);
+    zero_row(a.dg, token, r.H, 1), zero_row(a.dbeta, token, r.H, 1);
+}
+
+#endif

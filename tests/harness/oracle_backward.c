@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See oracle.h. The letters are those of gdn.h. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,11 +55,12 @@ static void token(const struct oracle_backward *r, int64_t t, int j, double *J,
     double       *dq = r->dq + t * K, *dk = r->dk + t * K;
     const double  beta = r->beta[t], dout = rounded(r, r->scale * r->dout[t * r->V + j]);
     const double  u = written(r, t, j, before);
-    double        du = 0;
+    double        du = 0, most = r->carried[j];
     for (int x = 0; x < K; x++) {
         dq[x] = add(r, dq[x], dout, after[x]);
         J[x]  = add(r, J[x], dout, q[x]);
         du    = add(r, du, J[x], k[x]);
+        most  = fmax(most, fabs(J[x]));
     }
     const double missed = rounded(r, r->v[t * r->V + j] - found(r, t, before));
     const double back = rounded(r, beta * du);
@@ -70,6 +72,7 @@ static void token(const struct oracle_backward *r, int64_t t, int j, double *J,
         r->dgate[t] = add(r, r->dgate[t], J[x], before[x]);
         J[x]        = r->alpha[t] == 0 ? 0 : rounded(r, r->alpha[t] * J[x]);
     }
+    r->carried[j] = r->alpha[t] * most;
 }
 
 void oracle_rule_backward(const struct oracle_backward *r)
@@ -81,6 +84,7 @@ void oracle_rule_backward(const struct oracle_backward *r)
     memset(r->dk, 0, T * K * sizeof *r->dk);
     memset(r->dgate, 0, T * sizeof *r->dgate);
     memset(r->dbeta, 0, T * sizeof *r->dbeta);
+    memset(r->carried, 0, (size_t)r->V * sizeof *r->carried);
     for (int j = 0; j < r->V; j++) {
         double *J = r->dstate + (size_t)j * K;
         memset(J, 0, K * sizeof *J);

@@ -151,6 +151,7 @@ static void read_part(struct part *p)
     r->dout = dout;
     r->dq = numbers(p->T * r->K), r->dk = numbers(p->T * r->K), r->dv = numbers(p->T * r->V);
     r->dgate = numbers(p->T), r->dbeta = numbers(p->T), r->dstate = numbers(r->K * r->V);
+    r->carried = numbers(r->V);
 }
 
 /* Adds rows of a head to those of the head that it reads; x: the rows of q or k before their norm,
@@ -258,6 +259,18 @@ static void limit_gates(const struct part *p)
     }
 }
 
+/* dstate is what tokens leave of gradients on their way to it, which round as large as they are. */
+static void limit_states(const struct part *p)
+{
+    const struct oracle_backward *r  = &p->rule;
+    const bool                    kv = p->a->state_layout == GDN_STATE_KV;
+    for (int i = 0; p->m->want[DSTATE] && i < r->K * r->V; i++) {
+        const int v = i / r->K, k = i % r->K;
+        p->m->limit[DSTATE][(p->b * p->H + p->h) * r->K * r->V + (kv ? k * r->V + v : i)] =
+            32 * 0x1p-24 * r->carried[v];
+    }
+}
+
 /* The gradient of a norm is a difference too, of terms as large as dy over the length. */
 static void limit_norms(const struct part *p, int which, const gdn_tensor *t, const double *dy,
                         const double *x, const double *y)
@@ -298,6 +311,7 @@ static void run_part(struct part *p)
     add_part(p, p->m->want, q, k);
     limit_gates(p);
     limit_betas(p);
+    limit_states(p);
     if (p->a->norm == GDN_NORM_NONE) return;
     limit_norms(p, DQ, &p->a->q, p->rule.dq, q, p->rule.q);
     limit_norms(p, DK, &p->a->k, p->rule.dk, k, p->rule.k);

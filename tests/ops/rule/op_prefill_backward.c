@@ -275,7 +275,8 @@ static void finite_differences(void)
 {
     const double h = 1e-6;
     for (int round = 0; round < 3; round++) {
-        double x[N_FD], got[N_FD], dout[T_FD * V_FD], ends[K_FD * V_FD], alpha[T_FD];
+        double x[N_FD], got[N_FD], dout[T_FD * V_FD], ends[K_FD * V_FD], alpha[T_FD],
+            carried[V_FD];
         struct oracle_backward r = { .T = T_FD, .K = K_FD, .V = V_FD, .scale = 0.7 };
         double *const          gates = x + T_FD * (2 * K_FD + V_FD), *at = got;
         for (int i = 0; i < N_FD; i++) x[i] = ring2_uniform(-1, 1);
@@ -286,7 +287,7 @@ static void finite_differences(void)
         spread(x, &r, alpha);
         r.dout = dout, r.dstate_out = ends;
         r.dq = at, r.dk = at += T_FD * K_FD, r.dv = at += T_FD * K_FD, r.dgate = at += T_FD * V_FD;
-        r.dbeta = at += T_FD, r.dstate = at + T_FD;
+        r.dbeta = at += T_FD, r.dstate = at + T_FD, r.carried = carried;
         oracle_rule_backward(&r);
         for (int i = 0; i < N_FD; i++) {
             const double here = x[i];

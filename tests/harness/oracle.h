@@ -83,7 +83,7 @@ struct oracle_backward {
     const double *dout;                       /* [T][V] */
     double       *dq, *dk;                    /* [T][K] */
     double       *dv, *dgate, *dbeta, *dstate; /* [T][V], [T], [T], [V][K] */
-    double       *carried; /* [V]: the largest gradient of S on its way to dstate, times alphas */
+    double       *carried; /* [V] or NULL: the largest gradient of S on its way, times alphas */
 };
 void oracle_rule_backward(const struct oracle_backward *r);
 

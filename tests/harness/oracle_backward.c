@@ -55,7 +55,7 @@ static void token(const struct oracle_backward *r, int64_t t, int j, double *J,
     double       *dq = r->dq + t * K, *dk = r->dk + t * K;
     const double  beta = r->beta[t], dout = rounded(r, r->scale * r->dout[t * r->V + j]);
     const double  u = written(r, t, j, before);
-    double        du = 0, most = r->carried[j];
+    double        du = 0, most = r->carried ? r->carried[j] : 0;
     for (int x = 0; x < K; x++) {
         dq[x] = add(r, dq[x], dout, after[x]);
         J[x]  = add(r, J[x], dout, q[x]);
@@ -72,7 +72,7 @@ static void token(const struct oracle_backward *r, int64_t t, int j, double *J,
         r->dgate[t] = add(r, r->dgate[t], J[x], before[x]);
         J[x]        = r->alpha[t] == 0 ? 0 : rounded(r, r->alpha[t] * J[x]);
     }
-    r->carried[j] = r->alpha[t] * most;
+    if (r->carried) r->carried[j] = r->alpha[t] * most;
 }
 
 void oracle_rule_backward(const struct oracle_backward *r)
@@ -84,7 +84,7 @@ void oracle_rule_backward(const struct oracle_backward *r)
     memset(r->dk, 0, T * K * sizeof *r->dk);
     memset(r->dgate, 0, T * sizeof *r->dgate);
     memset(r->dbeta, 0, T * sizeof *r->dbeta);
-    memset(r->carried, 0, (size_t)r->V * sizeof *r->carried);
+    if (r->carried) memset(r->carried, 0, (size_t)r->V * sizeof *r->carried);
     for (int j = 0; j < r->V; j++) {
         double *J = r->dstate + (size_t)j * K;
         memset(J, 0, K * sizeof *J);

@@ -345,7 +345,7 @@ typedef enum gdn_backend { GDN_BACKEND_CPU = 0, GDN_BACKEND_CUDA = 1 } gdn_backe
 typedef void (*gdn_work)(void *arg, int64_t item, int32_t thread);
 
 typedef enum gdn_ctx_flag {
-    GDN_CTX_CHECK_CONTENTS = 1 /* for debugging, on a device: see gdn_ctx_create() */
+    GDN_CTX_CHECK_CONTENTS = 1 /* for debugging, on a GPU: see gdn_ctx_create() */
 } gdn_ctx_flag;
 
 /*
@@ -520,12 +520,12 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
- *     ... each with checkpoints: + 64 x their number (C, or N / checkpoint_every)
+ *     all of these with checkpoints: + 64 x their number (C, or N / checkpoint_every)
  *     state_copy        P / 8 + 64, P of to_pool
  *     prefill_backward  24 x H + 208 x B x H + n_threads x H' x (4 K V (18 + T / 256) + 1 MiB);
  *                       T is N or T, and H' = H / gcd(Hq, Hk, Hv)
- *     conv1d_backward   192 x B; on a device 1 KiB x (W + 1) x D: dweight or dbias
- *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a device
+ *     conv1d_backward   192 x B; on a GPU 1 KiB x (W + 1) x D: dweight or dbias
+ *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a GPU
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply           n_threads x 512 KiB
  *     chunk_cumsum      320 x B
@@ -700,8 +700,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * gdn_decode  - computes the next tokens of each sequence, one after the other.
  *
  * Both compute the rule at the head of this file, from the same struct. They round differently.
- * gdn_prefill is faster from about 9 tokens per sequence on. On a CPU it computes sequences of up to
- * 8 tokens token by token, as gdn_decode does.
+ * gdn_prefill is faster from about 9 tokens per sequence on. On a CPU it computes sequences of up
+ * to 8 tokens token by token, as gdn_decode does.
  *
  *     q             [N][Hq][K]     A    dense
  *     k             [N][Hk][K]     A    dense
@@ -822,7 +822,8 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *             448 times 2^-126 keeps an absolute precision.
  *   NaN       A column with a NaN or an infinity becomes NaN as a whole, by its scale. So no value
  *             that is not finite is lost, and a gate of -inf forgets it as usual (G7).
- *   cost      Decode reads and writes a quarter of the bytes. Errors: docs/design/state-dtypes.md.
+ *   cost      Decode reads and writes about a quarter of the bytes of float32. Errors:
+ *             docs/design/state-dtypes.md.
  *
  * GDN_ROUND_STOCHASTIC rounds an element up or down. The probability keeps its mean, to 2^-24 of a
  * step with GDN_I8 and to 2^-20 with GDN_E4M3. The random number depends on four things only:
@@ -842,10 +843,10 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * Splitting, and early stop (GPU). If sequences are too few and long to fill a GPU, gdn_prefill
  * splits them into segments and computes these at the same time, up to four times as fast.
  *
- *   when      compute capability 9.0, q of 16 bits, K up to 128, K and V multiples of 8, and neither
- *             GDN_BATCH_INVARIANT nor GDN_EXACT.
- *   where     Cuts are at multiples of 64 tokens. They depend on B, N or T, max_seqlen, H, K, V, the
- *             device, and GDN_NO_EARLY_STOP with norm.
+ *   when      compute capability 9.0, q of 16 bits, K up to 128, K and V multiples of 8, and
+ *             neither GDN_BATCH_INVARIANT nor GDN_EXACT.
+ *   where     Cuts are at multiples of 64 tokens. They depend on B, N or T, max_seqlen, H, K, V,
+ *             the device, and GDN_NO_EARLY_STOP with norm.
  *   bits      Each cut rounds once more. The same call gives the same bits (G3). A sequence of
  *             another batch may be cut elsewhere. If gdn_last_kernel() names no summaries, nothing
  *             was cut, and the bits do not depend on the batch.
@@ -869,38 +870,40 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 /* ---- Gradients ------------------------------------------------------------------------------- */
 
 /*
- * gdn_prefill_backward - the gradients of gdn_prefill(). For a loss whose gradients are dout of
- * out and dstate_out of the final states, computes those of every input. States are computed again
- * from the inputs, so nothing of the forward call is needed. docs/design/math.md derives it.
+ * gdn_prefill_backward - computes the gradients of gdn_prefill(). Given dout, the gradient of out,
+ * and dstate_out, the gradient of the final states, it computes the gradient of every input. It
+ * computes the states again from the inputs, so it needs no result of the forward call.
+ * docs/design/math.md derives the formulas.
  *
  *     q k v g beta A_log dt_bias   as in gdn_prefill(), with gate, beta_kind, head_map, norm,
  *                                  norm_eps, scale and gate_lower_bound
  *     state         [B][H][V][K]   f32, bf16, f16; initial states. Absent: zero.
  *     dout          [N][H][V]      f32 or A; dense
  *     dstate_out    [B][H][V][K]   f32, bf16, f16; absent: zero
- *     dq dk dv      as q, k, v     f32 or A; dense; of q and k as given, before their norm
- *     dg            [N][H]         f32; of g as given: of log alpha, alpha or a
- *     dbeta         [N][H]         f32; of beta as given: of beta or b
+ *     dq dk dv      as q, k, v     f32 or A; dense; dq and dk are with respect to q and k before
+ *                                  their norm
+ *     dg            [N][H]         f32; with respect to g as given: log alpha, alpha or a
+ *     dbeta         [N][H]         f32; with respect to beta as given: beta or b
  *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences
  *     dstate        [B][H][V][K]   f32
  *
- * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. state_layout is
- * that of state, dstate_out and dstate; one of their last two strides is 1. Where several state
- * heads read one head of q, k or v its gradient is their sum, in the order of the state heads.
- * [B][T] instead of [N], and sequences, as for gdn_prefill(), but of batch only cu_seqlens,
- * token_start and token_count may be there. Gradients of tokens that do not count are zero. Where
- * no token of a sequence counts, dstate is dstate_out.
+ * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. state,
+ * dstate_out and dstate have the layout state_layout; one of their last two strides is 1. If
+ * several state heads read one head of q, k or v, the gradient of that head is their sum, in the
+ * order of the state heads. Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of
+ * batch, only cu_seqlens, token_start and token_count may be set. Masked tokens have the gradient
+ * zero. If all tokens of a sequence are masked, dstate is dstate_out.
  *
- * A gate of -inf (alpha = 0) has dg = 0, and nothing behind it reaches the tokens before or the
- * initial state. So has any gate below -104, whose exp() is 0 in float32.
+ * If a gate is -inf (alpha = 0), its dg is 0, and later tokens give no gradient to earlier tokens
+ * and to the initial state. The same holds for a gate below -104, whose exp() is 0 in float32.
  *
- * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and those of tokens that
- * do not count stay as they are. Each sum is rounded once, to the dtype of the tensor. Other flags
- * that may be there, GDN_BATCH_INVARIANT and GDN_NO_EARLY_STOP, change nothing.
+ * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and the gradients of
+ * masked tokens stay as they are. Each sum is rounded once, to the dtype of the tensor.
+ * GDN_BATCH_INVARIANT and GDN_NO_EARLY_STOP are accepted and change nothing.
  *
- * All is computed in float32, in chunks of 16 tokens, on a device of 64. Nothing that is written
- * may overlap anything else. Guarantees, on a device too: G1, G3, G12 and G13, and G2 but for
- * dA_log and ddt_bias. Errors: as for gdn_prefill().
+ * Arithmetic is float32, in chunks of 16 tokens (GPU: 64). No tensor that is written may overlap
+ * another one. Guarantees, on a GPU too: G1, G3, G12 and G13; G2 for all gradients except dA_log
+ * and ddt_bias. Errors: as for gdn_prefill().
  */
 typedef struct gdn_prefill_backward_args {
     uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */
@@ -934,26 +937,26 @@ GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward
 /* ---- Records of drafted tokens --------------------------------------------------------------- */
 
 /*
- * Rolling back. Of T drafted tokens n are accepted; the states must become those after the
- * n-th. Three ways, for chains and trees, the convolution included; docs/start/speculation.md shows
- * each. Memory beside the state itself, of one sequence and layer, with float32 states and
- * without those of the convolution:
+ * Rolling back. T tokens were drafted and n of them are accepted, so the states must become the
+ * states after the n-th token. There are three ways, for chains and trees, the convolution
+ * included. docs/start/speculation.md shows each. Memory beside the state, for one sequence and
+ * layer, with float32 states and without the states of the convolution:
  *
- *   slots     GDN_WRITE_EACH leaves the state after every token in a slot of its own, and the
- *             next call starts from that of the last accepted one (num_accepted_tokens). Of
- *             the last few tokens alone: the other slots are -1. Where none may be accepted,
- *             the slot that the sequence started from must not be one of them.
- *                                                                       4 T H V K bytes
- *   again     GDN_WRITE_NONE, then the accepted tokens once more with out absent
- *             (token_count; of a tree those tokens moved together). The rule is computed
- *             twice.                                                            0 bytes
- *   record    GDN_WRITE_NONE with record_k, record_u, record_g: what each token adds to the
- *             state. Accepting is a counter, and the state is written once in a while.
- *                                                  4 R (Hk K + H V + H) + 8 bytes
+ *   slots     4 T H V K bytes. GDN_WRITE_EACH writes the state after every token to a slot of its
+ *             own. The next call starts from the slot of the last accepted token
+ *             (num_accepted_tokens). To keep the states of the last few tokens only, pass -1 for
+ *             the others. If all drafts may be rejected, the slot that the sequence started from
+ *             must not be one of the written ones.
+ *   again     0 bytes. GDN_WRITE_NONE, then the accepted tokens once more with out absent
+ *             (token_count; for a tree, move the accepted tokens together). The rule is computed
+ *             twice.
+ *   record    4 R (Hk K + H V + H) + 8 bytes. GDN_WRITE_NONE with record_k, record_u, record_g:
+ *             what each token adds to the state. Accepting is a counter. The state is written when
+ *             the record is folded.
  *
- * (T = R = 8, 16 key and 32 state heads of 128: 16 MiB by slots, 193 KiB by a record.)
+ * (T = R = 8, 16 key and 32 state heads of 128: 16 MiB for slots, 193 KiB for a record.)
  *
- * A record of R rows lies beside each slot of the state:
+ * A record has R rows for each slot of the state:
  *
  *     record_k      [P][R][Hk][K]  f32, bf16 or f16, dense   k as the rule uses it: normalised
  *     record_u      [P][R][H][V]   f32, bf16 or f16, dense   u = beta (v - S^T k)
@@ -963,27 +966,27 @@ GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward
  *
  * gdn_decode with a record starts from the state S of its slot with those c rows applied,
  *
- *     S <- |alpha| S + k u^T    row by row; a row with the sign only scales, whatever its k
+ *     S <- |alpha| S + k u^T    row by row; a row with the sign set only scales, whatever its k
  *
- * and writes what token t adds to row c + t (c + T is at most R); c stays. Of a tree, tokens
- * whose parent is -1 follow the c rows. All four tensors and a state are needed, and of the
- * batch GDN_WRITE_NONE, neither has_initial_state nor num_accepted_tokens, and no slot twice.
- * out may be absent. Padding rows have no record. GDN_EXACT needs float32 states. Then
+ * and writes what token t adds to row c + t (c + T is at most R); c does not change. In a tree,
+ * tokens whose parent is -1 follow the c rows. The call needs all four tensors and a state. The
+ * batch has GDN_WRITE_NONE, no has_initial_state, no num_accepted_tokens, and no slot twice. out
+ * may be absent. Padding rows have no record. GDN_EXACT needs float32 states.
  *
- * gdn_record_commit  accepts n_accepted[b] of them: those of a path (absent: the first) move to
- *                    the rows from c on, and c grows by n.
- * gdn_record_fold    writes S with the c rows applied to the slot; c becomes 0. To be called
- *                    when rows run out, and before another op reads the state.
+ * gdn_record_commit  accepts n_accepted[b] tokens. The rows of a path (absent: the first n rows)
+ *                    move to the rows from c on, and c grows by n.
+ * gdn_record_fold    writes S with the c rows applied to the slot, and sets c to 0. Call it when
+ *                    rows run out, and before another op reads the state.
  *
- * A new sequence in a slot begins with c = 0. The slot of sequence b is that of batch,
- * read_slots[b]; without slots, slot b. A batch here has read_slots alone (pad_policy and write
- * have no effect); negative slots are left out, and no slot is named twice. The convolution
- * commits by gdn_conv1d() with out absent, token_count and path.
+ * A new sequence in a slot starts with c = 0. Sequence b has the slot read_slots[b]; without
+ * read_slots, slot b. In these two ops a batch has only read_slots (pad_policy and write have no
+ * effect). Negative slots are skipped, and no slot is named twice. For the convolution, call
+ * gdn_conv1d() with out absent, token_count and path.
  *
  *     n_accepted    [B]     0 to R - c
  *     path          [B][T'] rows counted from c; ascending; T' at least n
  *
- * Nothing that is written may overlap anything else. Guarantees: G1 to G3, G6, G7, G12, G13,
+ * No tensor that is written may overlap another one. Guarantees: G1 to G3, G6, G7, G12, G13,
  * G20. Errors: as for gdn_decode().
  */
 typedef struct gdn_record_commit_args {
@@ -1040,29 +1043,29 @@ typedef enum gdn_activation {
 } gdn_activation;
 
 /*
- * gdn_conv1d - causal depthwise convolution over the tokens of each sequence:
+ * gdn_conv1d - computes a causal depthwise convolution over the tokens of each sequence:
  *
  *     out[t][d] = act(bias[d] + sum_w weight[d][w] x[t - W + 1 + w][d])
  *
- * where x at t < 0 comes from the state, or is zero. Whole sequences and the one- or
- * many-token update of a pool are the same call.
+ * where x at t < 0 comes from the state, or is zero. One call serves whole sequences, and the
+ * update of a pool by one or several tokens.
  *
  *     x         [N][D]       A        dense; or [B][T][D]
  *     weight    [D][W]       f32, bf16 or f16; W from 2 to 8; or [D][1][W]
- *     bias      [D]          likewise; absent: 0
+ *     bias      [D]          f32, bf16 or f16; absent: 0
  *     state     [P][D][S]    f32, bf16 or f16; S >= W - 1; any strides (channels first or
  *                            last). The newest input comes last; the last W - 1 enter
  *                            the sums. Afterwards it holds the last S of its old content
  *                            followed by x. Absent: zero.
- *     state_out likewise     the same S; absent: in place in state
- *     checkpoints [P][D][S]  likewise, dtype and strides of its own, S as there (without a
- *                            state: at least W - 1); as for gdn_prefill()
+ *     state_out [P][D][S]    as state, with the same S; absent: in place in state
+ *     checkpoints [P][D][S]  as state, with its own dtype and strides and the same S (without a
+ *                            state: S at least W - 1); as for gdn_prefill()
  *     out       [N][D]       A        dense; may be the very view x; absent: only states move
  *
- * A is f32, bf16 or f16. Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH
- * included; [N] without cu_seqlens is one sequence. In a tree the inputs before a token are
- * those of the tokens that it follows, then the state's; they give the bits that they give as a
- * sequence of their own. Guarantees: G1, G2, G3, G6, G10 to G13, G18, and: T tokens in one call
+ * Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH included. [N] without cu_seqlens
+ * is one sequence. In a tree, the inputs before a token are the inputs of its ancestors, then the
+ * state's. The result has the bits that this chain of tokens has as a sequence of its own.
+ * Guarantees: G1, G2, G3, G6, G10 to G13, G18, and: T tokens in one call
  * and in T calls give the same bits if the state's dtype holds x exactly. Errors: as for
  * gdn_prefill().
  */
@@ -1089,27 +1092,27 @@ static inline gdn_conv1d_args gdn_conv1d_args_init(void)
 GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
 
 /*
- * gdn_conv1d_backward - the gradients of gdn_conv1d(). For a loss whose gradients are dout of out
- * and dstate_out of the final states, computes those of x, the weights, the bias and the initial
- * states. Nothing of the forward call is needed but its inputs.
+ * gdn_conv1d_backward - computes the gradients of gdn_conv1d(). Given dout, the gradient of out,
+ * and dstate_out, the gradient of the final states, it computes the gradients of x, the weights,
+ * the bias and the initial states. It needs the inputs of the forward call, and no result.
  *
  *     x dout dx         [N][D]       f32, bf16 or f16 each, dense; or [B][T][D]
  *     weight bias       as in gdn_conv1d()
  *     state             [B][D][S]    f32, bf16 or f16; S >= W - 1; initial states. Absent: zero.
- *     dstate_out        likewise     of the states after the last tokens; absent: zero
+ *     dstate_out        as state     gradient of the states after the last tokens; absent: zero
  *     dweight           as weight    f32; sums over all tokens
- *     dbias             [D]          f32; likewise
- *     dstate            [B][D][S]    f32; may be there without a state
+ *     dbias             [D]          f32; sums over all tokens
+ *     dstate            [B][D][S]    f32; allowed without a state
  *
- * Every gradient may be absent, but not all of them; so may bias, whose gradient is that at 0.
- * state, dstate_out and dstate have the same S. Activations: none, SiLU. Sequences: as for
- * gdn_conv1d(), but of batch only cu_seqlens, token_start and token_count may be there. dx of
- * tokens that do not count is zero. Where no token of a sequence counts, dstate is dstate_out.
+ * Every gradient may be absent, but not all of them. If bias is absent, dbias is the gradient at
+ * bias = 0. state, dstate_out and dstate have the same S. Activations: none, SiLU. Sequences are as
+ * for gdn_conv1d(). Of batch, only cu_seqlens, token_start and token_count may be set. dx of masked
+ * tokens is zero. If all tokens of a sequence are masked, dstate is dstate_out.
  *
- * GDN_ACCUMULATE in flags: gradients are added to what is there, dx of tokens that do not count
- * stays, and each sum is rounded once to its dtype. All in f32. What is written may overlap nothing
- * else. Guarantees: G1, G3, G6, G12, G13, and G2 but for dweight and dbias, whose bits depend on
- * neither threads nor time.
+ * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and dx of masked tokens
+ * stays as it is. Each sum is rounded once to its dtype. Arithmetic is float32. No tensor that is
+ * written may overlap another one. Guarantees: G1, G3, G6, G12, G13; G2 for all gradients except
+ * dweight and dbias, whose bits depend on neither threads nor time.
  */
 typedef struct gdn_conv1d_backward_args {
     uint32_t         struct_size; /* set by gdn_conv1d_backward_args_init() */
@@ -1136,15 +1139,15 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
 /* ---- Gates --------------------------------------------------------------------------------- */
 
 /*
- * gdn_gates - the gates of the rule from their raw inputs, per token and head:
+ * gdn_gates - computes the gates of the rule from their raw inputs, per token and head:
  *
  *     g    = -exp(A_log) softplus(a + dt_bias)      softplus(x) = log(1 + exp(x)), x above 20
  *     beta = sigmoid(b) or 2 sigmoid(b)
  *
  * With gate_lower_bound < 0: g = bound sigmoid(exp(A_log) (a + dt_bias)) (Kimi Linear).
  *
- *     a b           [...][H]    f32, bf16 or f16, dense; 1 to 5 leading dimensions; either
- *                               may be absent with its output
+ *     a b           [...][H]    f32, bf16 or f16, dense; 1 to 5 leading dimensions. a and g may
+ *                               be absent together, and so may b and beta
  *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0
  *     g beta        as a, b     f32, bf16 or f16, dense; may be the very view a, b
  *
@@ -1175,20 +1178,20 @@ static inline gdn_gates_args gdn_gates_args_init(void)
 GDN_API gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args);
 
 /*
- * gdn_gates_backward - the gradients of gdn_gates(). For a loss whose gradients are dg of g and
- * dbeta of beta, computes those of a, b, A_log and dt_bias. What the two calls share is as in the
- * forward call; its g and beta are not needed.
+ * gdn_gates_backward - computes the gradients of gdn_gates(). Given dg, the gradient of g, and
+ * dbeta, the gradient of beta, it computes the gradients of a, b, A_log and dt_bias. Fields that
+ * both calls have are as in the forward call. g and beta of the forward call are not needed.
  *
  *     a b da db dg dbeta   [...][H]   f32, bf16 or f16 each, dense; 1 to 5 leading dimensions
  *     A_log dt_bias        [H]        f32, bf16 or f16; dt_bias absent: 0
  *     dA_log ddt_bias      [H]        f32; sums over all rows
  *
  * Every gradient may be absent, but not all of them. da, dA_log and ddt_bias need a, A_log and dg;
- * db needs b and dbeta. With GDN_GATE_LINEAR dg is the gradient of exp(g). What is written may
- * overlap nothing else. GDN_ACCUMULATE in flags: gradients are added to what is there, and each sum
- * is rounded once to its dtype. All in f32. A gradient of 0 stays 0 where a gate is infinite.
- * Guarantees: G1, G3, G6, G12, G13, and G2 but for dA_log and ddt_bias, whose bits depend on
- * neither threads nor time.
+ * db needs b and dbeta. With GDN_GATE_LINEAR dg is the gradient of exp(g). No tensor that is
+ * written may overlap another one. GDN_ACCUMULATE in flags: gradients are added to what the tensors
+ * hold, and each sum is rounded once to its dtype. Arithmetic is float32. If a gate is infinite, a
+ * gradient of 0 stays 0. Guarantees: G1, G3, G6, G12, G13; G2 for all gradients except dA_log and
+ * ddt_bias, whose bits depend on neither threads nor time.
  */
 typedef struct gdn_gates_backward_args {
     uint32_t   struct_size; /* set by gdn_gates_backward_args_init() */
@@ -1216,7 +1219,7 @@ GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_arg
 /* ---- Norms --------------------------------------------------------------------------------- */
 
 /*
- * gdn_l2norm - rows of length 1, in the formula that norm names (0 means GDN_NORM_L2).
+ * gdn_l2norm - scales rows to length 1, by the formula that norm names (0 means GDN_NORM_L2).
  *
  *     x out   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; out may be the very
  *                        view x
@@ -1245,15 +1248,15 @@ static inline gdn_l2norm_args gdn_l2norm_args_init(void)
 GDN_API gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
 
 /*
- * gdn_l2norm_backward - the gradients of gdn_l2norm(). For a loss whose gradients are dout of out,
- * computes dx, those of x. x, norm and eps are as in the forward call; its out is not needed.
+ * gdn_l2norm_backward - computes dx, the gradient of x in gdn_l2norm(), from dout, the gradient of
+ * out. x, norm and eps are as in the forward call. out of the forward call is not needed.
  *
  *     x dout dx   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536
  *
- * dx may overlap nothing else. GDN_ACCUMULATE in flags: dx is added to what is there, and the sum
- * is rounded once to the dtype of dx. All in f32. A zero row has dx = dout / its divisor; so has
- * GDN_NORM_L2_MAX where the length is below eps. In f16 such a gradient may be too large, and is
- * infinite then. Guarantees: G1, G2, G3, G6, G12, G13.
+ * dx may overlap no other tensor. GDN_ACCUMULATE in flags: the gradient is added to what dx holds,
+ * and the sum is rounded once to the dtype of dx. Arithmetic is float32. A zero row has dx = dout /
+ * its divisor. With GDN_NORM_L2_MAX the same holds for a row shorter than eps. Such a gradient may
+ * be too large for f16, and is infinite then. Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_l2norm_backward_args {
     uint32_t   struct_size; /* set by gdn_l2norm_backward_args_init() */
@@ -1277,15 +1280,15 @@ static inline gdn_l2norm_backward_args gdn_l2norm_backward_args_init(void)
 GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_args *args);
 
 /*
- * gdn_rmsnorm_gated - out = x / sqrt(mean x^2 + eps) weight act(z)
+ * gdn_rmsnorm_gated - computes out = x / sqrt(mean x^2 + eps) weight act(z)
  *
  *     x z out   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; out may be the
  *                          very view x or z; z absent: no gate
  *     weight    [D]        f32, bf16 or f16; absent: 1
  *
- * eps 0 means 1e-6. activation: GDN_ACT_SILU or GDN_ACT_SIGMOID; 0 means GDN_ACT_SILU. All
- * in f32, one rounding (Hugging Face rounds x to its dtype before the weight; FLA does not).
- * Guarantees: G1, G2, G3, G6, G12, G13.
+ * eps 0 means 1e-6. activation: GDN_ACT_SILU or GDN_ACT_SIGMOID; 0 means GDN_ACT_SILU. Arithmetic
+ * is float32, with one rounding (Hugging Face rounds x to its dtype before the weight; FLA does
+ * not). Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_rmsnorm_gated_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_args_init() */
@@ -1311,7 +1314,7 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
 /* ---- A step of an engine --------------------------------------------------------------------- */
 
 /*
- * gdn_step - the next tokens of each sequence through all of a layer between its projections:
+ * gdn_step - computes the next tokens of each sequence: all of a layer between its projections.
  *
  *     gdn_conv1d() with SiLU -> gdn_gates() and gdn_l2norm() of q and k -> gdn_decode()
  *                            -> gdn_rmsnorm_gated(), if there is a z or a norm_weight
@@ -1321,22 +1324,22 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     a b           [N][Hv]                  f32 or A
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
  *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]
- *     conv_bias     [2 Hk K + Hv V]          likewise; absent: 0
- *     A_log dt_bias [Hv]                     likewise; dt_bias absent: 0
- *     norm_weight   [V]                      likewise; absent: 1
+ *     conv_bias     [2 Hk K + Hv V]          f32, bf16 or f16; absent: 0
+ *     A_log dt_bias [Hv]                     f32, bf16 or f16; dt_bias absent: 0
+ *     norm_weight   [V]                      f32, bf16 or f16; absent: 1
  *     conv_state    [P][2 Hk K + Hv V][S]    as in gdn_conv1d()
  *     state         [P][Hv][V][K]            as in gdn_decode(), state_layout as there
- *     state_scales  [P][Hv][V]               beside a state of 8 bits, as there
- *     out           [N][Hv][V]               A      dense; absent: only states move
+ *     state_scales  [P][Hv][V]               for a state of 8 bits, as in gdn_decode()
+ *     out           [N][Hv][V]               A      dense; absent: only states change
  *
- * A is f32, bf16 or f16. States are updated in place; an absent one starts from zero and is
- * dropped. Batch: as for gdn_decode(), GDN_WRITE_EACH and parents included, and the same slots for
- * both pools; [N] without cu_seqlens is N sequences of one token. Nothing that is written may
- * overlap anything else.
+ * States are updated in place. If a state is absent, it starts from zero and is dropped. Batch: as
+ * for gdn_decode(), GDN_WRITE_EACH and parents included, with the same slots in both pools. [N]
+ * without cu_seqlens is N sequences of one token. No tensor that is written may overlap another
+ * one.
  *
- * On a CPU the result has the bits that the separate calls give: q, k and v are rounded to A after
- * the convolution, and o is before its norm; the gates and the normalised q and k stay float32,
- * as with GDN_GATE_RAW and norm in gdn_decode(). On a device sums may have another order.
+ * On a CPU the result has the bits that the separate calls give. q, k and v are rounded to A after
+ * the convolution, and o is rounded to A before its norm. The gates and the normalised q and k stay
+ * float32, as with GDN_GATE_RAW and norm in gdn_decode(). On a GPU sums may have another order.
  *
  * 0 means, for beta_kind: GDN_BETA_SIGMOID, norm: GDN_NORM_L2, norm_eps and rms_eps: 1e-6, scale:
  * 1 / sqrt(K). Guarantees: G1, G2, G3, G4 (if conv_state holds x exactly), G6 to G8, G10 to G13,
@@ -1378,13 +1381,13 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
 /* ---- The whole layer ------------------------------------------------------------------------ */
 
 /*
- * gdn_block - one Gated DeltaNet layer as Hugging Face saves it: projections, convolution
+ * gdn_block - computes one Gated DeltaNet layer as Hugging Face saves it: projections, convolution
  * with SiLU, q/k L2 norm (eps 1e-6), gates, rule (scale 1 / sqrt(K)), gated RMSNorm (SiLU),
  * output projection. Prefill and decode are the same call: states are carried in the pools.
  *
  *     hidden        [N][hidden]              A      dense; or [B][T][hidden]
  *     out           [N][hidden]              A      dense
- * either (Qwen3-Next: rows grouped by key head as q, k, v, z; b, a)
+ * either (Qwen3-Next: rows grouped by key head, see "Which layout is mine")
  *     in_proj_qkvz  [2 Hk K + 2 Hv V][hidden]
  *     in_proj_ba    [2 Hv][hidden]
  * or (Qwen3.5)
@@ -1402,28 +1405,35 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  *     state         [P][Hv][V][K]            as in gdn_prefill(), state_layout as there
  *     checkpoints   [P'][Hv][V][K]           as there
  *     conv_checkpoints [P'][2 Hk K + Hv V][S]  as in gdn_conv1d(); the slots of checkpoints.
- *                                            Each may be the very view state, conv_state
- *     state_scales  [P][Hv][V]               beside state and checkpoints of 8 bits, as in
+ *                                            Each may be the very view state or conv_state
+ *     state_scales  [P][Hv][V]               for state and checkpoints of 8 bits, as in
  *     checkpoint_scales [P'][Hv][V]          gdn_prefill()
  *
- * A and the weights are f32, bf16 or f16; weights are dense. A state is updated in place; an
- * absent one starts from zero and is dropped. GDN_WRITE_EACH is not supported here. [N]
- * without cu_seqlens is one sequence. Between the steps values stay f32. The projections sum
- * over hidden in an order that depends on hidden alone, so G2 and G3 hold for the whole layer.
- * Tokens pass through in windows of at most 256, which changes no bit. With GDN_EXACT and a
- * float32 conv_state any split of the tokens over calls gives the same bits, per instruction
- * set. Guarantees: G1, G2, G3, G5, G6, G10 to G13, G18.
+ * Weights are f32, bf16 or f16, and dense. States are updated in place. If a state is absent, it
+ * starts from zero and is dropped. GDN_WRITE_EACH is not supported. [N] without cu_seqlens is one
+ * sequence. Guarantees: G1, G2, G3, G5, G6, G10 to G13, G18.
  *
- * On a device all tokens pass at once, and what goes from one step to the next is rounded to A
- * (b and a of the gates are not). The projections are cuBLAS's, which is opened when a call or
- * gdn_workspace_bytes() first needs it (GDN_E_UNSUPPORTED where it is not found): sums in float32,
- * in an order that may depend on N, so that there G2, G11 and G18 hold to rounding. With GDN_EXACT
- * they are the library's own, in the order of hidden, slower, and G2, G11, G17 and G18 hold to the
- * bit. Products of a weight whose dtype is not A, or of rows 2^31 elements apart, are its own too:
- * where all are, GDN_BATCH_INVARIANT is enough for G2, G11 and G18. Tokens go one by one through
- * the rule where T is at most 8 or N at most B, but not with that flag; else in chunks: lengths are
- * not read on the host. A call may be captured into a graph if one of these sizes has run before,
- * and the graph replayed with other contents.
+ * On a CPU values between the steps stay float32. The projections sum over hidden in an order that
+ * depends on hidden alone, so G2 and G3 hold for the whole layer. Tokens are computed in windows of
+ * at most 256, which changes no bit. With GDN_EXACT and a float32 conv_state, any split of the
+ * tokens over calls gives the same bits, per instruction set.
+ *
+ * On a GPU all tokens are computed at once. Values between the steps are rounded to A, except b and
+ * a of the gates.
+ *
+ *   projections   cuBLAS computes them, with sums in float32 whose order may depend on N. So G2,
+ *                 G11 and G18 hold to rounding. The library opens cuBLAS when a call or
+ *                 gdn_workspace_bytes() first needs it; if it is missing, GDN_E_UNSUPPORTED.
+ *   GDN_EXACT     The library's own kernels compute the projections, in the order of hidden. They
+ *                 are slower, and G2, G11, G17 and G18 hold to the bit.
+ *   own products  The library's own kernels also multiply a weight whose dtype is not A, or whose
+ *                 rows are 2^31 elements apart. If they compute all projections,
+ *                 GDN_BATCH_INVARIANT is enough for G2, G11 and G18.
+ *   the rule      runs token by token if T <= 8 or N <= B, otherwise in chunks.
+ *                 GDN_BATCH_INVARIANT always uses chunks. Only tensor sizes decide, because lengths
+ *                 stay on the device.
+ *   graphs        A call may be captured if a call of these sizes has run before. A replay may have
+ *                 other contents.
  */
 typedef struct gdn_block_args {
     uint32_t   struct_size; /* set by gdn_block_args_init() */
@@ -1457,34 +1467,36 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
 /* ---- States: copy and convert --------------------------------------------------------------- */
 
 /*
- * gdn_state_copy - pool slots to pool slots: copy, fork, zero, gather; and convert, for either
- * pool has its own dtype, layout and strides.
+ * gdn_state_copy - copies slots of a pool to slots of a pool. It also forks, zeroes, gathers and
+ * converts states: each pool has its own dtype, layout and strides.
  *
  *     from_pool   [P][H][V][K]    f32, bf16, f16, i8 or e4m3; from_layout says which of V and
  *                                 K is last. Absent: every target becomes zero.
- *     to_pool     [P'][H][V][K]   likewise, with to_layout
- * or, for states of gdn_conv1d, known by their three dimensions (layouts are 0),
+ *     to_pool     [P'][H][V][K]   one of these dtypes, with to_layout
+ * or, for states of gdn_conv1d, which have three dimensions (layouts are 0),
  *     from_pool   [P][D][S]       f32, bf16 or f16
  *     to_pool     [P'][D][S']     the newest inputs are kept; if S' > S, the oldest are zero
- *     from_slots  [M]             pair m reads this slot; many may read one (fork). Negative:
- *                                 its target becomes zero. Absent: slot m.
- *     to_slots    [M]             ... and writes this one. Negative: the pair is left out, its
- *                                 from-slot not looked at. Absent: slot m.
+ *     from_slots  [M]             pair m reads this slot; many pairs may read one slot (fork).
+ *                                 Negative: its target becomes zero. Absent: slot m.
+ *     to_slots    [M]             pair m writes this slot. Negative: the pair is skipped, and its
+ *                                 from-slot is not read. Absent: slot m.
  *
- * Both slots absent: all slots, of which the pools have equally many. No slot is written twice.
+ * If both slots are absent, all slots are copied, and both pools have the same number of slots. No
+ * slot is written twice.
  *
  * Aliasing. to_pool may be the very view from_pool with the same layout; then no slot is
  * written by one pair and read by another. No other overlap.
  *
  * States of the rule may have 8 bits, with scales and rounded as for gdn_prefill():
  *
- *     from_scales [P][H][V]       f32, dense; beside a pool of 8 bits, and with no other
- *     to_scales   [P'][H][V]      likewise. The very view from_scales where the pools are one.
+ *     from_scales [P][H][V]       f32, dense; for a pool of 8 bits, otherwise absent
+ *     to_scales   [P'][H][V]      f32, dense; for a pool of 8 bits, otherwise absent. If to_pool is
+ *                                 from_pool, the very view from_scales.
  *
- * Scales move with the values; K is then at most 256.
+ * Scales are copied with the values. K is then at most 256.
  *
- * Precision: a value is rounded once, to nearest even (8 bits: as `rounding` says, for n = 0),
- * where the dtype of to_pool is another. Guarantees: G1, G2, G3, G6, G12 to G14, G21. Errors:
+ * Precision: if the dtype changes, a value is rounded once, to nearest even (8 bits: as `rounding`
+ * says, for n = 0). Guarantees: G1, G2, G3, G6, G12 to G14, G21. Errors:
  * GDN_E_ARG (fields, slots, overlaps), GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED (above 2^31
  * pairs; K above 256 with 8 bits), GDN_E_MEMORY.
  */
@@ -1515,11 +1527,11 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
 /* ---- State blobs ---------------------------------------------------------------------------- */
 
 /*
- * A blob holds the states of some sequences in one layer, and says itself what it holds: heads
- * and their map, dtypes, layout, positions, which part of a layer, a checksum. It is a piece
- * of memory; files are the caller's (`gdn state` has them). docs/start/state-blob.md is the format.
- * It is little-endian, and so must be the machine (GDN_E_UNSUPPORTED). A blob in memory is
- * aligned to 8 bytes, else GDN_E_ARG.
+ * A blob holds the states of some sequences in one layer, and describes itself: heads and their
+ * map, dtypes, layout, positions, the part of the layer, a checksum. It is a piece of host memory.
+ * The caller writes files (`gdn state` does so). docs/start/state-blob.md is the format. Blobs and
+ * the machine are little-endian (else GDN_E_UNSUPPORTED). A blob in memory is aligned to 8 bytes
+ * (else GDN_E_ARG).
  *
  * The format has one version number. A library reads the versions it knows and refuses a newer
  * one with GDN_E_UNSUPPORTED. It writes the lowest version that can hold the content: 2 for states
@@ -1527,30 +1539,30 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  *
  *     state       [P][H][V][K]   f32, bf16, f16, i8 or e4m3 in state_layout, H = max(Hq, Hv); any
  *                                strides; or absent
- *     state_scales [P][H][V]     f32, dense; beside a state of 8 bits, and with no other
+ *     state_scales [P][H][V]     f32, dense; for a state of 8 bits, otherwise absent
  *     conv_state  [P][D][S]      channels in the order q, k, v, D = Hq K + Hk K + Hv V; any
  *                                strides; or absent
- *     slots       [B]            the slot of sequence b. Absent: slot b, B being P.
+ *     slots       [B]            the slot of sequence b. Absent: slot b, and B is P.
  *     position    [B]            I32 or I64: how many tokens sequence b has seen. Absent: 0.
  *
- * gdn_blob_bytes    the size of the blob that gdn_blob_save would write; blob is not looked at.
- * gdn_blob_save     writes it, in the dtypes and the layout of state and conv_state, to the
- *                   blob_bytes or fewer at blob. Slots are not negative. Equal content gives
- *                   equal bytes.
+ * gdn_blob_bytes    sets *bytes to the size of the blob that gdn_blob_save would write. It ignores
+ *                   blob.
+ * gdn_blob_save     writes a blob of at most blob_bytes to blob, in the dtypes and the layout of
+ *                   state and conv_state. Slots are not negative. Equal content gives equal bytes.
  * gdn_blob_inspect  checks all of a blob and describes it. The tensors are dense views of the
  *                   blob itself, to be read only, data NULL where it has none; position.size[0]
  *                   is B.
- * gdn_blob_load     checks all of a blob, then writes state, conv_state and position, of which
- *                   any may be absent, converting to their dtypes, layout and S as
- *                   gdn_state_copy() does. Heads, map, rank and n_ranks must be the blob's. A
- *                   sequence whose slot is negative is left out; its position is written.
+ * gdn_blob_load     checks all of a blob, then writes state, conv_state and position. Any of these
+ *                   may be absent. It converts to their dtypes, layout and S as gdn_state_copy()
+ *                   does. Heads, map, rank and n_ranks must equal the blob's. If the slot of a
+ *                   sequence is negative, only its position is written.
  *
  * Tensor parallelism. Rank r of n has the r-th of n equal parts of the heads of q, of k and of
  * v (and of the channels that belong to them), and the state heads that read them:
  *
  *     GDN_HEADS_GROUPED      heads that follow each other; n divides Hq, Hk and Hv
- *     GDN_HEADS_INTERLEAVED  G being the least of Hq, Hk and Hv: the heads whose number modulo
- *                            G is in the r-th part of 0..G-1; n divides G, G the other two.
+ *     GDN_HEADS_INTERLEAVED  with G, the least of Hq, Hk and Hv: the heads whose number modulo G
+ *                            is in the r-th part of 0..G-1. n divides G, and G divides the others.
  *
  * There may be more ranks than heads of q, k or v, if n divides H. If n is c times the heads of a
  * tensor, then c ranks that follow each other have a copy of the same head. A part says so in its
@@ -1558,16 +1570,17 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  * are divided among the c ranks. If the map is GDN_HEADS_INTERLEAVED and n is above G, then each
  * of Hq, Hk and Hv is G or H. A rank that saves its own part sets the fields in its gdn_blob_args.
  *
- * All else is GDN_E_UNSUPPORTED. In a part the same map holds between its own heads.
+ * Any other division is GDN_E_UNSUPPORTED. Inside a part, the same map holds between its heads.
  *
- * gdn_blob_slice    the part of rank `rank` of `n_ranks` of a whole (n_ranks 1) blob
- * gdn_blob_merge    the whole, from all n parts in any order; their positions agree, and so do
- *                   the copies of a head
+ * gdn_blob_slice    writes the part of rank `rank` of `n_ranks` of a whole (n_ranks 1) blob
+ * gdn_blob_merge    writes the whole, from all n parts in any order. Their positions must agree,
+ * and
+ *                   so must the copies of a head
  *
- * Both set *needed to the size of the result; out NULL asks for that alone.
+ * Both set *needed to the size of the result. If out is NULL, they do nothing else.
  *
- * Guarantees: G1, G3, G6, G12, G14 to G16. Errors: as for gdn_state_copy(); a blob that is no
- * blob, or damaged, is GDN_E_ARG; an out that is too small GDN_E_MEMORY.
+ * Guarantees: G1, G3, G6, G12, G14 to G16. Errors: as for gdn_state_copy(). Memory that is no blob,
+ * or a damaged one, is GDN_E_ARG. If out is too small, GDN_E_MEMORY.
  */
 typedef struct gdn_blob_args {
     uint32_t   struct_size; /* set by gdn_blob_args_init() */
@@ -1631,29 +1644,29 @@ GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const 
 /* ---- Summaries of ranges of tokens --------------------------------------------------------- */
 
 /*
- * What a range of tokens does to a state is an affine map, S_out = M S_in + U, and maps
- * compose: (M2, U2) after (M1, U1) is (M2 M1, M2 U1 + U2). So ranges can be worked on apart
- * (context parallelism) or kept and merged.
+ * A range of tokens changes a state by an affine map, S_out = M S_in + U. Maps compose: (M2, U2)
+ * after (M1, U1) is (M2 M1, M2 U1 + U2). So ranges can be computed apart (context parallelism), or
+ * kept and merged.
  *
- * gdn_summary - M and U of every sequence and head, by the chunks of gdn_prefill(): U is the
- * state it ends in from zero, to the bit (on a device to rounding: float32 throughout, in chunks
- * of 64 tokens); M is where it ends from the identity with v = 0.
+ * gdn_summary - computes M and U of every sequence and head, by the chunks of gdn_prefill(). U is
+ * the final state from a start of zero, to the bit. (On a GPU to rounding: float32 throughout, in
+ * chunks of 64 tokens.) M is the final state from the identity with v = 0.
  *
  *     k             [N][Hk][K]      f32, bf16 or f16, dense
- *     v             [N][Hv][V]      likewise; absent with U
- *     g beta        [N][H]          likewise; log gates; absent: 0 and 1
- *     M             [B][H][K][K]    likewise; M[x][y] takes S_in[y] to S_out[x]. One of its last
- *                                   two strides is 1. Absent: not wanted.
- *     U             [B][H][V][K]    likewise, or [B][H][K][V] as state_layout says. Absent: not
- *                                   wanted.
+ *     v             [N][Hv][V]      f32, bf16 or f16, dense; absent with U
+ *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1
+ *     M             [B][H][K][K]    f32, bf16 or f16; M[x][y] takes S_in[y] to S_out[x]. One of its
+ *                                   last two strides is 1. Absent: not wanted.
+ *     U             [B][H][V][K]    f32, bf16 or f16, or [B][H][K][V] as state_layout says. One of
+ *                                   its last two strides is 1. Absent: not wanted.
  *
- * H is that of M and U; Hk and Hv divide it, and head_map says which heads are read. [B][T]
- * instead of [N], and sequences, as for gdn_prefill(), but of batch only cu_seqlens and
- * token_count may be there. K and V are 1 to 256. Keys are taken as they are and gates as
- * logarithms: gdn_l2norm() and gdn_gates() make them, in float32 if so wanted. The range of
- * an empty sequence is the identity: M = I, U = 0. After a gate of -inf M is 0.
+ * H is the number of heads of M and U. Hk and Hv divide H, and head_map says which heads are read.
+ * Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of batch, only cu_seqlens and
+ * token_count may be set. K and V are 1 to 256. Keys are used as given, and gates are logarithms:
+ * gdn_l2norm() and gdn_gates() prepare them. The range of an empty sequence is the identity: M = I,
+ * U = 0. After a gate of -inf M is 0.
  *
- * Nothing that is written may overlap anything else. Guarantees: G1, G2, G3, G6, G7, G8, G12,
+ * No tensor that is written may overlap another one. Guarantees: G1, G2, G3, G6, G7, G8, G12,
  * G13, and G9 (M = I exactly, U = 0). Errors: as for gdn_prefill().
  */
 typedef struct gdn_summary_args {
@@ -1679,20 +1692,20 @@ static inline gdn_summary_args gdn_summary_args_init(void)
 GDN_API gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args);
 
 /*
- * gdn_summary_compose - range 2 after range 1:  M = M2 M1,  U = M2 U1 + U2
+ * gdn_summary_compose - computes range 2 after range 1:  M = M2 M1,  U = M2 U1 + U2
  *
  *     M1 M2 M       [B][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
- *     U1 U2 U       [B][H][V][K]    likewise, or [B][H][K][V]
+ *     U1 U2 U       [B][H][V][K]    f32, bf16 or f16 each, or [B][H][K][V]
  *
  * M1 and M may be absent together, and so may U1, U2 and U. M may be the very view M1, and U
- * the very view U1 or U2; nothing else that is written may overlap anything.
+ * the very view U1 or U2. No other tensor that is written may overlap another one.
  *
  * Precision. Each element is off by at most (K + 2) 2^-24 of the same sum of absolute values,
  * and is rounded once to its dtype. For keys of length 1, 0 <= beta <= 2 and g <= 0 the 2-norm
  * of M is at most exp(sum of g) <= 1, so the errors of composed parts add and do not grow:
  * |M2 M1 - M| <= exp(sum g of 2) |error of M1| + exp(sum g of 1) |error of M2| + the above.
  *
- * An M2 of zeros forgets by selection: U = U2 whatever U1 holds. Guarantees: G1, G2, G3, G6,
+ * If M2 is zero, it forgets by selection: U = U2 whatever U1 holds. Guarantees: G1, G2, G3, G6,
  * G7, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED, GDN_E_MEMORY.
  */
 typedef struct gdn_summary_compose_args {
@@ -1717,10 +1730,10 @@ static inline gdn_summary_compose_args gdn_summary_compose_args_init(void)
 GDN_API gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *args);
 
 /*
- * gdn_summary_apply - S_out = M S_in + U
+ * gdn_summary_apply - computes S_out = M S_in + U
  *
  *     M             [B][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
- *     U             [B][H][V][K]    likewise, or [B][H][K][V]; absent: 0
+ *     U             [B][H][V][K]    f32, bf16 or f16, or [B][H][K][V]; absent: 0
  *     state         as U            absent: 0
  *     state_out     as U            may be the very view state or U
  *
@@ -1750,9 +1763,9 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
 /* ---- Stages of the chunked form ------------------------------------------------------------ */
 
 /*
- * The chunked form in parts, for those who keep or exchange what lies between them. Per chunk
- * of C tokens and head, with G the inclusive sums of its log gates, gamma = exp(G), rows of K,
- * V, Q the tokens, and S the state at its start,
+ * The chunked form in parts, for research code that keeps or exchanges intermediate values. For
+ * each chunk of C tokens and head: G are the inclusive sums of its log gates, gamma = exp(G), the
+ * rows of K, V and Q are the tokens, and S is the state at the start of the chunk.
  *
  *     A_ij = beta_i exp(G_i - G_j) k_i . k_j   for j < i, else 0        T = (I + A)^-1
  *     u = T diag(beta) V        w = T diag(beta gamma) K        d = u - w S
@@ -1760,34 +1773,34 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
  *     o_i = scale (gamma_i S^T q_i + sum_{j<=i} exp(G_i - G_j) (q_i . k_j) d_j)
  *
  * Gates enter once, inside T and in gamma. gdn_chunk_uw(), gdn_chunk_states() and
- * gdn_chunk_output() one after the other give, to rounding, what gdn_prefill() gives; all run
- * on its inner loops.
+ * gdn_chunk_output(), one after the other, equal gdn_prefill() to rounding. They run on its inner
+ * loops.
  *
  *     q k u v w T   [N][heads][..]  f32, bf16 or f16 each, dense
- *     g beta        [N][H]          likewise; log gates; absent: 0 and 1
- *     states        [NC][H][V][K]   likewise, or [NC][H][K][V] as state_layout says; one of the
- *                                   last two strides is 1
+ *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1
+ *     states        [NC][H][V][K]   f32, bf16 or f16, or [NC][H][K][V] as state_layout says. One of
+ *                                   its last two strides is 1
  *
- * Tensors of tokens, sequences and the head map: as for gdn_prefill(), but H is that of u (w,
- * T), and of batch only cu_seqlens and token_count may be there. [N] without cu_seqlens is one
- * sequence. Keys are taken as they are and gates as logarithms: gdn_l2norm() and gdn_gates()
- * make them. chunk_size C is 16, 32 or 64 and the same in all calls. Chunks start at the first
- * token of a sequence and every C tokens after; they are numbered through the sequences, so
- * that sequence b with T tokens has ceil(T / C) of them after those before it, NC in all. What
- * belongs to masked tokens and past the last sequence is zero.
+ * Tensors of tokens, sequences and the head map are as for gdn_prefill(). H is the number of heads
+ * of u (w, T). Of batch, only cu_seqlens and token_count may be set. [N] without cu_seqlens is one
+ * sequence. Keys are used as given, and gates are logarithms: gdn_l2norm() and gdn_gates() prepare
+ * them. chunk_size C is 16, 32 or 64, and the same in all calls. Chunks start at the first token of
+ * a sequence, and every C tokens after it. They are numbered through the sequences: a sequence of T
+ * tokens has ceil(T / C) chunks, and there are NC in all. Values of masked tokens, and values past
+ * the last sequence, are zero.
  *
  * A gate of -inf (or below -104) forgets by selection: A, gamma and the decays are 0 across it.
- * K and V are 1 to 256. Nothing that is written may overlap anything else, but for what is said
- * below. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG,
+ * K and V are 1 to 256. No tensor that is written may overlap another one, except where an op says
+ * so. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG,
  * GDN_E_SHAPE (also for too few states), GDN_E_DTYPE, GDN_E_UNSUPPORTED (K, V, chunk_size),
  * GDN_E_MEMORY.
  *
- * gdn_chunk_cumsum - scale times the inclusive sums of g inside chunks of any size from 1 on.
+ * gdn_chunk_cumsum - computes scale times the inclusive sums of g inside chunks of any size from 1.
  *
  *     g out         [N][H]          out may be the very view g
  *
- * scale 0 means 1. Sums are float64, rounded once. After -inf all sums of the chunk are -inf;
- * the other stages take g itself.
+ * scale 0 means 1. Sums are float64, rounded once. After -inf all sums of the chunk are -inf. The
+ * other stages take g, not these sums.
  */
 typedef struct gdn_chunk_cumsum_args {
     uint32_t         struct_size; /* set by gdn_chunk_cumsum_args_init() */
@@ -1812,13 +1825,13 @@ static inline gdn_chunk_cumsum_args gdn_chunk_cumsum_args_init(void)
 GDN_API gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args);
 
 /*
- * gdn_chunk_uw - u, w and T of every chunk, by forward substitution.
+ * gdn_chunk_uw - computes u, w and T of every chunk, by forward substitution.
  *
  *     k v           [N][Hk][K] [N][Hv][V]      v absent with u
  *     u w T         [N][H][V] [N][H][K] [N][H][C]   each may be absent, not all
  *
- * Row i of a chunk's T lies with its token i; columns of tokens that are not there are zero.
- * Where beta is 0 v may be NaN (G8).
+ * Row i of a chunk's T is stored with its token i. In a chunk that is not full, the other columns
+ * are zero. If beta is 0, v may be NaN (G8).
  */
 typedef struct gdn_chunk_uw_args {
     uint32_t         struct_size; /* set by gdn_chunk_uw_args_init() */
@@ -1843,7 +1856,7 @@ static inline gdn_chunk_uw_args gdn_chunk_uw_args_init(void)
 GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
 
 /*
- * gdn_chunk_states - the state at the start of every chunk, and the final ones.
+ * gdn_chunk_states - computes the state at the start of every chunk, and the final states.
  *
  *     k u w         [N][Hk][K] [N][H][V] [N][H][K]
  *     state         [B][H][V][K]    where sequences start; absent: zero
@@ -1876,10 +1889,10 @@ static inline gdn_chunk_states_args gdn_chunk_states_args_init(void)
 GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *args);
 
 /*
- * gdn_chunk_output - o of every token, from the state at the start of its chunk.
+ * gdn_chunk_output - computes o of every token, from the state at the start of its chunk.
  *
  *     q k u w       [N][Hq][K] [N][Hk][K] [N][H][V] [N][H][K]
- *     states        [NC][H][V][K]   as gdn_chunk_states() gives them; may be longer
+ *     states        [NC][H][V][K]   as gdn_chunk_states() writes them; may be longer
  *     out           [N][H][V]       f32, bf16 or f16
  */
 typedef struct gdn_chunk_output_args {

@@ -28,8 +28,8 @@ struct scratch {
     struct gdn_chunk_gates gates;
 };
 
-static size_t lay_out(struct scratch *s, const struct gdn_output_call *c, const struct gdn_kernels *kr,
-                      char *memory)
+static size_t lay_out(struct scratch *s, const struct gdn_output_call *c,
+                      const struct gdn_kernels *kr, char *memory)
 {
     const size_t K = (size_t)c->rule.K, strip = (size_t)kr->strip;
     const size_t wide = strip * (size_t)c->n_strips;

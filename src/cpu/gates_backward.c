@@ -31,8 +31,8 @@ static float times(float gradient, float x)
     return gradient == 0 && isinf(x) ? 0 : gradient * x;
 }
 
-static void find_slope(const struct gdn_gates_backward_call *s, const struct decay *d, struct row *r,
-                       size_t n)
+static void find_slope(const struct gdn_gates_backward_call *s, const struct decay *d,
+                       struct row *r, size_t n)
 {
     const float bound = s->args.gate_lower_bound;
     if (bound < 0) { /* g = bound sigmoid(A x), of which the slope is A g sigmoid(-A x) */
@@ -51,7 +51,8 @@ static void find_slope(const struct gdn_gates_backward_call *s, const struct dec
     }
 }
 
-static void gate_row(const struct gdn_gates_backward_call *s, struct decay *d, struct row *r, size_t n)
+static void gate_row(const struct gdn_gates_backward_call *s, struct decay *d, struct row *r,
+                     size_t n)
 {
     const bool is_bounded = s->args.gate_lower_bound < 0;
     find_slope(s, d, r, n);

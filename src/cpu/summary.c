@@ -25,8 +25,8 @@ static void write_empty(const struct gdn_rule *r, const struct gdn_kernels *kr, 
         }
 }
 
-static void run_rule(gdn_ctx *ctx, const struct gdn_summary_call *c, struct gdn_rule *r, const float *start,
-                     void *scratch)
+static void run_rule(gdn_ctx *ctx, const struct gdn_summary_call *c, struct gdn_rule *r,
+                     const float *start, void *scratch)
 {
     if (!r->to.data) return;
     r->plan = &c->plan;

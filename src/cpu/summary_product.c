@@ -29,8 +29,8 @@ static size_t lay_out(struct scratch *c, const struct gdn_product *a, const stru
 }
 
 /* Rows x of M, dense in y. */
-static void load_transition(struct scratch *c, const struct gdn_product *a, const struct gdn_kernels *kr,
-                            const char *from)
+static void load_transition(struct scratch *c, const struct gdn_product *a,
+                            const struct gdn_kernels *kr, const char *from)
 {
     const struct gdn_pool_view *view = &a->M;
     const int64_t   row = view->ld * (int64_t)gdn_dtype_bytes(view->dtype);

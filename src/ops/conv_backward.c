@@ -63,7 +63,8 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_conv_backward_call *c)
 }
 
 /* The states, all of one length. */
-static gdn_status find_states(gdn_ctx *ctx, struct gdn_conv_backward_call *c, const struct gdn_conv *shape)
+static gdn_status find_states(gdn_ctx *ctx, struct gdn_conv_backward_call *c,
+                              const struct gdn_conv *shape)
 {
     const gdn_conv1d_backward_args *a = &c->args;
     const struct {

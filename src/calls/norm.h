@@ -4,6 +4,7 @@
 #define GDN_NORM_H
 
 #include "batch/rowwise.h"
+#include "core/backend.h"
 
 /* weight and z may be absent. */
 struct gdn_norm_job {
@@ -12,6 +13,18 @@ struct gdn_norm_job {
     int                       formula; /* gdn_norm; GDN_NORM_NONE: root mean square */
     bool                      sigmoid;
     float                     eps;
+    int64_t                   n_rows, D, rows_per_item;
+};
+
+/* A checked call of gdn_l2norm or gdn_rmsnorm_gated; of gdn_l2norm_backward. */
+struct gdn_norm_call {
+    struct gdn_call     base;
+    struct gdn_norm_job job;
+};
+struct gdn_l2norm_backward {
+    struct gdn_call           base;
+    gdn_l2norm_backward_args  args;
+    const struct gdn_kernels *kr;
     int64_t                   n_rows, D, rows_per_item;
 };
 
@@ -25,8 +38,5 @@ gdn_status gdn_norm_check_like(gdn_ctx *ctx, const gdn_tensor *x, const gdn_tens
                                const char *name);
 gdn_status gdn_norm_check_eps(gdn_ctx *ctx, float eps);
 gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm);
-
-/* All of them on a device. */
-struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s);
 
 #endif

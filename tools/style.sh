@@ -3,7 +3,7 @@
 #
 # style.sh - what can be said about the text of the repository by grep: tabs, trailing blanks,
 # final newline, ASCII, length of lines, the licence line, paths of somebody's machine, links
-# between pages, and who includes whom (includes.sh).
+# between pages, who includes whom (includes.sh), and public functions without a comment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -64,5 +64,10 @@ for page in $(printf '%s\n' "${text[@]}" | grep '\.md$'); do
 done
 
 tools/includes.sh || bad=1
+
+# Public functions, of the header and of the Python package, have a comment.
+if command -v python3 >/dev/null; then
+    python3 tools/header_doc.py || bad=1
+fi
 echo "${#text[@]} files"
 exit $bad

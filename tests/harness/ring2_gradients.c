@@ -203,8 +203,8 @@ static void add_part(struct part *p, double *const *to, const double *q, const d
 static bool is_rounded(const gdn_prefill_backward_args *a)
 {
     return ring2_on_device() && a->q.dtype == GDN_BF16 && a->dout.dtype == GDN_BF16 &&
-           last_size(&a->q) == 128 && last_size(&a->v) == 128 && heads_of(&a->q) == heads_of(&a->k) &&
-           heads_of(&a->v) == heads_of(&a->dout);
+           last_size(&a->q) == 128 && last_size(&a->v) == 128 &&
+           heads_of(&a->q) == heads_of(&a->k) && heads_of(&a->v) == heads_of(&a->dout);
 }
 
 /* What limits count 32 of: a rounding of float32; or an eighth of one of bf16, of which there are

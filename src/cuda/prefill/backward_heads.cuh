@@ -185,7 +185,8 @@ GDN_DEVICE int store_form(const struct gdn_rows &to, bool adds)
     if (adds || all % 8 || to.dtype == GDN_F16) return STORE_ANY;
     return to.dtype == GDN_BF16 ? STORE_BF16 : STORE_F32;
 }
-__device__ __noinline__ void store_any(char *row, int column, int dtype, bool adds, float x, float y)
+__device__ __noinline__ void store_any(char *row, int column, int dtype, bool adds, float x,
+                                       float y)
 {
     if (adds) {
         x += load_float(row, column, dtype);
@@ -486,9 +487,8 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, const vectors &g
         const struct gate_gradient d =
             through_gate(a.rule, c, t, head, resets >> t & 1 ? 0 : dg[i] + spoil);
         store_gradient_of(a.dg, c, t, head, d.g, a.adds);
-        store_gradient_of(a.dbeta, c, t, head,
-                          through_beta(a.rule, c, t, head, sh.zv[t] + all_parts(sh, t, 1) / beta + spoil),
-                          a.adds);
+        const float dbeta = sh.zv[t] + all_parts(sh, t, 1) / beta + spoil;
+        store_gradient_of(a.dbeta, c, t, head, through_beta(a.rule, c, t, head, dbeta), a.adds);
         sums[0] += d.A_log;
         sums[1] += d.dt_bias;
     }

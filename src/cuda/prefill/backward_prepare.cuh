@@ -114,7 +114,8 @@ GDN_DEVICE void store_p(struct chunk_record &to, const struct prepare_shared &sh
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 8; i += blockDim.x) {
         const int   row = i / (CHUNK / 8), column = i % (CHUNK / 8) * 8;
         const uint4 x = *(const uint4 *)(sh.P + row * CHUNK_ROW + 2 * column);
-        *(uint4 *)(to.P + row * CHUNK_ROW + 2 * column) = column / 16 > row / 16 ? make_uint4(0, 0, 0, 0) : x;
+        *(uint4 *)(to.P + row * CHUNK_ROW + 2 * column) =
+            column / 16 > row / 16 ? make_uint4(0, 0, 0, 0) : x;
     }
 }
 
@@ -138,8 +139,9 @@ GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
     first.t0 = 0;
     load_keys(sh, a, first, number, key);
     mma_block keys[CHUNK / 16], queries[CHUNK / 16];
-    multiply_rows<GDN_BF16, DEEP>(keys, shared_address(sh.keys.k), shared_address(sh.keys.k), warp);
-    multiply_rows<GDN_BF16, DEEP>(queries, shared_address(sh.keys.q), shared_address(sh.keys.k), warp);
+    const uint32_t k = shared_address(sh.keys.k), q = shared_address(sh.keys.q);
+    multiply_rows<GDN_BF16, DEEP>(keys, k, k, warp);
+    multiply_rows<GDN_BF16, DEEP>(queries, q, k, warp);
     if (r.norm != GDN_NORM_NONE) make_lengths(sh, r, (int)c.n);
     __syncthreads(); /* keys and queries are done with */
     int head = first_reader(r, key, r.Hk);

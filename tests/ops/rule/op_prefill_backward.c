@@ -743,8 +743,8 @@ static const struct wide_call wide_calls[] = {
     { "model", { 1, 127 }, 2, 2, LOG_G, L2, 0, 0, 1.6, true, true, false },
 };
 
-/* As nan_stays() and nan_is_skipped(), where sums over tokens take all of a chunk: token 18 forgets,
- * a token behind it and the state before have NaN. */
+/* As nan_stays() and nan_is_skipped(), where sums over tokens take all of a chunk: token 18
+ * forgets; a token behind it, and then the state before, have NaN. */
 static void wide_nan(void)
 {
     static const struct wide_call w = { "", { 40, 40 }, 2, 4, LOG_G, 0, 0, 0, 0.1, true, false,

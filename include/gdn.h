@@ -409,7 +409,7 @@ static inline gdn_options gdn_options_init(void)
  *
  * Threads. The context's threads wait 30 microseconds for the next call, then sleep. They block
  * every signal, so signals reach the program's own threads. A signal handler may not call this
- * library. If the CPU has AMX, the library asks Linux to let the process use it.
+ * library. If the CPU has AMX, the library requests it from Linux for the process.
  *
  * fork(). A child makes contexts of its own. The child may destroy the contexts of its parent, and
  * may use those that have no threads (n_threads 1, or parallel_for).
@@ -1387,14 +1387,17 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  *
  *     hidden        [N][hidden]              A      dense; or [B][T][hidden]
  *     out           [N][hidden]              A      dense
+ *
  * either (Qwen3-Next: rows grouped by key head, see "Which layout is mine")
  *     in_proj_qkvz  [2 Hk K + 2 Hv V][hidden]
  *     in_proj_ba    [2 Hv][hidden]
+ *
  * or (Qwen3.5)
  *     in_proj_qkv   [2 Hk K + Hv V][hidden]
  *     in_proj_z     [Hv V][hidden]
  *     in_proj_b     [Hv][hidden]
  *     in_proj_a     [Hv][hidden]
+ *
  * and
  *     conv_weight   [2 Hk K + Hv V][W]       or [..][1][W]
  *     conv_bias     [2 Hk K + Hv V]          absent: 0
@@ -1557,8 +1560,8 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  *                   does. Heads, map, rank and n_ranks must equal the blob's. If the slot of a
  *                   sequence is negative, only its position is written.
  *
- * Tensor parallelism. Rank r of n has the r-th of n equal parts of the heads of q, of k and of
- * v (and of the channels that belong to them), and the state heads that read them:
+ * Tensor parallelism. The heads of q, k and v are cut into n equal parts. Rank r of n has the r-th
+ * part, its channels, and the state heads that read it:
  *
  *     GDN_HEADS_GROUPED      heads that follow each other; n divides Hq, Hk and Hv
  *     GDN_HEADS_INTERLEAVED  with G, the least of Hq, Hk and Hv: the heads whose number modulo G
@@ -1764,8 +1767,8 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
 
 /*
  * The chunked form in parts, for research code that keeps or exchanges intermediate values. For
- * each chunk of C tokens and head: G are the inclusive sums of its log gates, gamma = exp(G), the
- * rows of K, V and Q are the tokens, and S is the state at the start of the chunk.
+ * each chunk of C tokens and head, G are the inclusive sums of its log gates, and gamma = exp(G).
+ * The rows of K, V and Q are the tokens. S is the state at the start of the chunk.
  *
  *     A_ij = beta_i exp(G_i - G_j) k_i . k_j   for j < i, else 0        T = (I + A)^-1
  *     u = T diag(beta) V        w = T diag(beta gamma) K        d = u - w S

@@ -83,8 +83,8 @@ def header_pages(folder):
 
 def python_page(path):
     lines = [*heading("Python", "="),
-             *prose("Arguments, constants and guarantees of the ops are those of the header, under the "
-                    "same names without their prefix.")]
+             *prose("Arguments, constants and guarantees of the ops are those of the header, under "
+                    "the same names without their prefix.")]
     for package in ("gdn", "gdn/torch"):
         module = package.replace("/", ".")
         lines += [*heading(module, "-"), f".. py:module:: {module}", ""]
@@ -101,7 +101,7 @@ def stage(source):
                                       "bench/peers/gpu/README.md", "tests/vectors/README.md")]
     pages += [path for folder in ("start", "design", "gpu", "log") for path
               in sorted((ROOT / "docs" / folder).glob("*.md"))]
-    pages.append(ROOT / "docs/compare.md")
+    pages += [ROOT / "docs" / name for name in ("index.md", "plots.md", "compare.md")]
     for page in pages:
         text = page.read_text()
         for match in LINK.finditer(text):
@@ -112,7 +112,7 @@ def stage(source):
         text = re.sub(r"\]\([^)]*include/gdn\.h\)", f"]({up}reference/index.rst)", text)
         text = re.sub(r"\]\([^)]*LICENSE\)", "](https://www.apache.org/licenses/LICENSE-2.0)", text)
         copy(page, source).write_text(text)
-    for name in ("index.md", "plots.md", "conf.py", "site.css"):
+    for name in ("conf.py", "site.css"):
         shutil.copy(ROOT / "docs/site" / name, source / name)
     shutil.copytree(ROOT / "docs/plots", source / "docs/plots", dirs_exist_ok=True)
 
@@ -132,8 +132,11 @@ def main():
     stage(source)
     header_pages(source / "reference")
     python_page(source / "reference/python.rst")
-    sys.exit(subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html",
-                             source, out / "html"]).returncode)
+    status = subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going",
+                             "-b", "html", source, out / "html"]).returncode
+    (out / "html/index.html").write_text(
+        '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html">\n')
+    sys.exit(status)
 
 
 if __name__ == "__main__":

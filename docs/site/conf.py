@@ -2,6 +2,7 @@
 """Sphinx's settings of the site that build.py makes."""
 
 project = "libgdn"
+root_doc = "docs/index"
 author = "the authors of libgdn"
 extensions = ["myst_parser", "sphinxcontrib.mermaid"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}

@@ -141,7 +141,7 @@ static const gdn_tensor *final_pool(const gdn_rule_args *a)
     return a->state_out.data ? &a->state_out : &a->state;
 }
 
-/* Whose scales these are; NULL: they are no scales. */
+/* Returns the pool tensor that these scales belong to, or NULL. */
 static const gdn_tensor *pool_of(const gdn_rule_args *a, const gdn_tensor *scales)
 {
     return scales == &a->state_scales        ? &a->state

@@ -124,7 +124,7 @@ static void judge_key(const struct gradient_case *c, int64_t key, double *x, str
     if (!own_v) judge(found, &a->dv, n, key, dv);
 }
 
-/* Of a call in which no more tokens count than are followed. */
+/* Checks a call in which all tokens that count are followed by the judge. */
 int gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     const int64_t *cu = c->rule.tokens.cu_seqlens, K = c->rule.dims.K, V = c->rule.dims.V;

@@ -98,8 +98,9 @@ static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_wish wish)
     return r->norm != GDN_NORM_NONE && !wish.every_token;
 }
 
-/* Of the whole call. Planned where it is not the shape of before: that takes up to 5 us, and a call
- * asks twice, for its workspace and to launch. Larger heads have no segments. */
+/* Returns the cut of the whole call. Planning takes up to 5 us, and a call needs the cut twice, for
+ * its workspace and to launch. So the cut of the last shape is kept. Larger heads have no
+ * segments. */
 static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                     struct gdn_cuda_wish wish)
 {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-sentences.py FILE... - fails if a sentence has more than 30 words: of Markdown, or of the comments of
-a header. Code, tables and formulas are left out.
+sentences.py FILE... - fails if a sentence has more than 30 words: of Markdown, or of the comments
+of a header. Code, tables and formulas are left out.
 """
 
 import pathlib

@@ -7,10 +7,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "calls/rule.h"
 #include "cases/cases.h"
 #include "cli.h"
-#include "core/ctx.h"
+#include "internal.h"
 #include "oracle.h"
 
 enum { CHECKED_CHANNELS = 16, CHECKED_CONV_TOKENS = 512, CHECKED_BLOCK_TOKENS = 4, RUNS = 32 };

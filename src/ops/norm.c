@@ -5,6 +5,7 @@
 #include "calls/norm.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 enum { MAX_D = 65536 };
 
@@ -59,10 +60,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_norm_job *s)
         TRY(gdn_check_dtype(ctx, &s->weight, "weight", GDN_FLOATS));
         TRY(gdn_check_shape(ctx, &s->weight, "weight", 1, &s->D));
     }
-    TRY(gdn_check_injective(ctx, &s->out, "out"));
-    TRY(gdn_check_no_overlap(ctx, &s->out, "out", &s->x, "x", true));
-    TRY(gdn_check_no_overlap(ctx, &s->out, "out", &s->z, "z", true));
-    return gdn_check_no_overlap(ctx, &s->out, "out", &s->weight, "weight", false);
+    return GDN_OK;
 }
 
 static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, float eps)
@@ -85,7 +83,8 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
     *s = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
     s->formula = a->norm == GDN_NORM_NONE ? GDN_NORM_L2 : a->norm;
     s->eps     = a->eps > 0 ? a->eps : 1e-6f;
-    return check_tensors(ctx, s);
+    TRY(check_tensors(ctx, s));
+    return gdn_check_written(ctx, GDN_OP_L2NORM, a, NULL);
 }
 
 GDN_OP_ENTRY(L2NORM, l2norm, gdn_l2norm_args, describe_l2norm, struct gdn_norm_call)
@@ -107,7 +106,8 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
     s->formula = GDN_NORM_NONE;
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;
     s->eps     = a->eps > 0 ? a->eps : 1e-6f;
-    return check_tensors(ctx, s);
+    TRY(check_tensors(ctx, s));
+    return gdn_check_written(ctx, GDN_OP_RMSNORM_GATED, a, NULL);
 }
 
 GDN_OP_ENTRY(RMSNORM_GATED, rmsnorm_gated, gdn_rmsnorm_gated_args, describe_rmsnorm,

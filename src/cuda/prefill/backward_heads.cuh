@@ -17,7 +17,6 @@
 #include "cuda/prefill/backward_gates.cuh"
 #include "cuda/prefill/backward_mma.cuh"
 #include "cuda/prefill/backward_rows.cuh"
-#include "cuda/prefill/backward_scan.cuh"
 
 #define LEAST_BETA 0x1p-60f
 

@@ -96,6 +96,16 @@ GDN_DEVICE void copy_rows(char *to, int to_row, const struct row_source &from, i
     }
 }
 
+/* Barriers at which copies are awaited, n of them. By the whole block. */
+GDN_DEVICE void start_barriers(uint64_t *barriers, int n)
+{
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < n; i++) mbarrier_init(shared_address(barriers + i), 1);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+}
+
 /* So many bytes are to come at the barrier. By a warp. */
 GDN_DEVICE void copy_begin(uint64_t &barrier, int bytes)
 {

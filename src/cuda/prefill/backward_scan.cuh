@@ -235,16 +235,6 @@ GDN_DEVICE void load_forward(struct forward_stage &to, struct forward_source &fr
     copy_commit();
 }
 
-/* One for each stage. By the whole block. */
-GDN_DEVICE void start_barriers(uint64_t *barriers, int n)
-{
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < n; i++) mbarrier_init(shared_address(barriers + i), 1);
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-}
-
 /* The stage of a chunk, and how often the ring has been gone around. */
 struct scan_ring {
     int now, next, round;

@@ -6,6 +6,7 @@
 #include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
@@ -252,3 +253,4 @@ static const struct gdn_frame frame = {
     .loops    = "conv",
 };
 GDN_OP_ENTRY(conv1d, gdn_conv1d_args, frame, struct conv_call)
+GDN_OP_PART(conv1d, gdn_conv1d_args, frame, struct conv_call)

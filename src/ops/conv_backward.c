@@ -7,6 +7,7 @@
 #include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 
 enum { LEAST_ROWS = 64, MOST_BLOCKS = 256 }; /* of tokens, on a device: each has its sums */
 
@@ -203,3 +204,4 @@ static const struct gdn_frame frame = {
     .loops    = "conv",
 };
 GDN_OP_ENTRY(conv1d_backward, gdn_conv1d_backward_args, frame, struct conv_backward)
+GDN_OP_PART(conv1d_backward, gdn_conv1d_backward_args, frame, struct conv_backward)

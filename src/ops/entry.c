@@ -28,3 +28,9 @@ gdn_status gdn_frame_check(gdn_ctx *ctx, const struct gdn_frame *frame, const vo
     *bytes = *(const size_t *)(const void *)((const char *)call + frame->bytes_at);
     return GDN_OK;
 }
+
+gdn_status gdn_frame_part(gdn_ctx *ctx, const struct gdn_frame *frame, const void *args, void *call)
+{
+    TRY(frame->describe(ctx, args, call));
+    return ctx->cuda ? frame->enqueue(ctx, call) : frame->run(ctx, call);
+}

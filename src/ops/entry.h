@@ -43,4 +43,16 @@ gdn_status gdn_frame_check(gdn_ctx *ctx, const struct gdn_frame *frame, const vo
         return gdn_frame_check(ctx, &frame, args, &call, bytes);                          \
     }
 
+/* As a part of another op's call: checks and runs without the frame of a call of its own. */
+gdn_status gdn_frame_part(gdn_ctx *ctx, const struct gdn_frame *frame, const void *args,
+                          void *call);
+
+/* Defines gdn_<name>_part() of ops/parts.h. */
+#define GDN_OP_PART(name, type, frame, call_type)                                         \
+    gdn_status gdn_##name##_part(gdn_ctx *ctx, const type *args)                          \
+    {                                                                                     \
+        call_type call;                                                                   \
+        return gdn_frame_part(ctx, &frame, args, &call);                                  \
+    }
+
 #endif

@@ -10,6 +10,7 @@
 #include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 
 enum { MAX_D = 65536 };
 
@@ -252,3 +253,4 @@ static const struct gdn_frame rmsnorm_gated = {
     .loops    = "dot norm_row",
 };
 GDN_OP_ENTRY(rmsnorm_gated, gdn_rmsnorm_gated_args, rmsnorm_gated, struct call)
+GDN_OP_PART(rmsnorm_gated, gdn_rmsnorm_gated_args, rmsnorm_gated, struct call)

@@ -9,6 +9,7 @@
 #include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 
 /* A checked call. */
 struct call {
@@ -243,3 +244,4 @@ static const struct gdn_frame frame = {
     .loops    = "chunk_solve",
 };
 GDN_OP_ENTRY(prefill_backward, gdn_prefill_backward_args, frame, struct call)
+GDN_OP_PART(prefill_backward, gdn_prefill_backward_args, frame, struct call)

@@ -15,6 +15,7 @@
 #include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 
 enum { DEVICE_ROWS = 64 }; /* of a block, at least; on a CPU gdn_rows_per_item() */
 
@@ -249,3 +250,5 @@ static const struct gdn_frame frame = {
 };
 GDN_OP_ENTRY(rmsnorm_gated_backward, gdn_rmsnorm_gated_backward_args, frame,
              struct rmsnorm_backward)
+GDN_OP_PART(rmsnorm_gated_backward, gdn_rmsnorm_gated_backward_args, frame,
+            struct rmsnorm_backward)

@@ -14,6 +14,7 @@
 #include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
 {
@@ -448,3 +449,4 @@ static const struct gdn_frame decode = {
 };
 GDN_OP_ENTRY(prefill, gdn_rule_args, prefill, struct rule_call)
 GDN_OP_ENTRY(decode, gdn_rule_args, decode, struct rule_call)
+GDN_OP_PART(prefill, gdn_rule_args, prefill, struct rule_call)

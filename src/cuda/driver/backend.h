@@ -125,6 +125,10 @@ gdn_status gdn_cuda_step(gdn_ctx *ctx, const struct gdn_mixer *mixer, char *memo
 gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *block, size_t *bytes);
 gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *block, void *memory);
 
+/* Runs a call of several parts, all of which go by the call's name. */
+gdn_status gdn_cuda_layer_call(gdn_ctx *ctx, const char *op, gdn_status (*run)(const void *call),
+                               const void *call);
+
 /* gdn_record_commit; gdn_record_fold is the first of these, with the rule's sizes, pool and
  * record, then the second without n_accepted. */
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);

@@ -176,13 +176,11 @@ GDN_DEVICE void block_load(const struct gdn_cu_block_rows &a)
 {
     const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (t >= a.batch.N) return;
-    const int64_t seq    = sequence_of(a.batch, t);
-    bool          counts = false;
-    if (seq >= 0) {
-        const struct gdn_cu_seq s = read_sequence(a.batch, seq);
-        const int64_t           i = t - s.batch * a.batch.T - s.first;
-        counts                    = i >= 0 && i < s.n_valid;
-    }
+    struct gdn_cu_seq s = {};
+    s.row = sequence_of(a.batch, t);
+    if (s.row >= 0) read_range(a.batch, s);
+    const int64_t own    = t - s.batch * a.batch.T - s.first;
+    const bool    counts = own >= 0 && own < s.n_valid;
     const char *from = a.rows.data + t / a.batch.T * a.rows.batch + t % a.batch.T * a.rows.token;
     char       *to   = a.dense.data + t * a.dense.token;
     for (int64_t i = threadIdx.x % 32; i < a.n; i += 32)

@@ -5,8 +5,8 @@
  *
  *     out = a b^T       b as the forward's weights (cpu/project.c)
  *     out = a b         an item is a panel of b's columns
- *     out = a^T b       tokens are summed a block at a time: rows of b are turned once, then an item
- *                       is a panel of a's columns
+ *     out = a^T b       tokens are summed a block at a time: rows of b are turned once, then an
+ *                       item is a panel of a's columns
  *
  * Sums are in the order of blocks and pieces, whoever computes them.
  */

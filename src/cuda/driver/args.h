@@ -360,9 +360,9 @@ struct gdn_cu_record {
     int32_t                Hk, H, K, V;
 };
 
-/* gdn_block, layer/layer.cu: out (+)= x weight^T. Rows of n_in and n_out elements, and T of them are
- * a row of the batch; weight.token: from one output to the next; ..._step: in elements, from one of
- * the summed to the next. */
+/* gdn_block, layer/layer.cu: out (+)= x weight^T. Rows of n_in and n_out elements, and T of them
+ * are a row of the batch; weight.token: from one output to the next; ..._step: in elements, from
+ * one of the summed to the next. */
 struct gdn_cu_block_project {
     struct gdn_rows x, weight, out;
     int64_t         T, n_rows, n_out, n_in, x_step, weight_step;

@@ -77,7 +77,8 @@ static double *numbers(int64_t n) { return ring2_heap((size_t)n * 8 + 8); }
 /* The weight, and its row, of a column. */
 static int weight_of(const struct sequence *s, int column, int64_t *row)
 {
-    const int per_head = 2 * K + 2 * R * V, k = HK * K, v = 2 * k, z = D, b = D + HV * V, a = b + HV;
+    const int per_head = 2 * K + 2 * R * V, k = HK * K, v = 2 * k;
+    const int z = D, b = D + HV * V, a = b + HV;
     if (!s->a->in_proj_qkvz.data) {
         const int first = column < z ? 0 : column < b ? z : column < a ? b : a;
         *row = column - first;
@@ -288,7 +289,10 @@ static void add_sequence(args *a, const struct ring2_sequence *from, struct orac
 static int64_t count_of(args *a, int i)
 {
     const gdn_tensor *t = gradient_of(a, i)->data ? gradient_of(a, i) : source_of(a, i);
-    return t->data ? ring2_count(t) : i == GBIAS ? D : i == GSTATE || i == GCONV_STATE ? 4096 * 8 : 0;
+    const int64_t     B = a->batch && a->batch->cu_seqlens.data ? ring2_count(&a->batch->cu_seqlens)
+                                                                : a->hidden.size[0];
+    if (t->data) return ring2_count(t);
+    return i == GBIAS ? D : i == GSTATE ? B * HV * V * K : i == GCONV_STATE ? B * D * (W - 1) : 0;
 }
 
 /* noise: of what a device rounds; NULL: nothing is. */
@@ -541,15 +545,18 @@ static double loss(const args *a)
     run_model(&f, NULL, &m);
     for (int64_t i = 0; i < m.out.n; i++) sum += m.out.want[i] * ring2_get(&a->dout, i);
     for (int64_t i = 0; i < m.state.n; i++) sum += m.state.want[i] * ring2_get(&a->dstate_out, i);
-    for (int64_t i = 0; i < m.conv.n; i++) sum += m.conv.want[i] * ring2_get(&a->dconv_state_out, i);
+    for (int64_t i = 0; i < m.conv.n; i++)
+        sum += m.conv.want[i] * ring2_get(&a->dconv_state_out, i);
     return sum;
 }
 
 /* Along a direction of ones and minus ones, whose bits are drawn again from the seed. */
 static void step_along(const gdn_tensor *t, uint64_t seed, double by)
 {
-    for (int64_t i = 0; i < ring2_count(t); i++, seed = seed * 6364136223846793005u + 1442695040888963407u)
+    for (int64_t i = 0; i < ring2_count(t); i++) {
         ring2_set(t, i, ring2_get(t, i) + (seed >> 63 ? by : -by));
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+    }
 }
 
 static double difference(const args *a, const gdn_tensor *t, uint64_t seed, double h)

@@ -52,8 +52,8 @@ struct gdn_token_rows {
 };
 
 struct gdn_layer_steps {
-    /* Bytes of scratch of products that turn matrices of so many columns at most. */
-    gdn_status (*scratch)(gdn_ctx *ctx, int64_t most_columns, bool exact, size_t *bytes);
+    /* Bytes of scratch of products whose out has so many rows at most where a lies in columns. */
+    gdn_status (*scratch)(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes);
     gdn_status (*begin)(const struct gdn_layer_run *run);
     gdn_status (*multiply)(const struct gdn_layer_run *run, const struct gdn_product *p);
     gdn_status (*weave)(const struct gdn_layer_run *run, const struct gdn_weave *w);

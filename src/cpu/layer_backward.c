@@ -5,8 +5,8 @@
  *
  *     out = a b^T       b as the forward's weights (cpu/project.c)
  *     out = a b         an item is a panel of b's columns
- *     out = a^T b       tokens are summed a block at a time: rows of b are turned once, then an
- *                       item is a panel of a's columns
+ *     out = a^T b       tokens are summed a block at a time: rows of a are turned once, then an
+ *                       item is a panel of b's columns
  *
  * Sums are in the order of blocks and pieces, whoever computes them.
  */
@@ -17,7 +17,7 @@
 #include "batch/rowwise.h"
 #include "calls/project.h"
 
-enum { PANEL = 48, DEPTH = 256, TILE = 64 }; /* PANEL: a multiple of the register tiles, 6 and 3 */
+enum { PANEL = 48, DEPTH = 256, TILE = 64, WINDOW = 256 }; /* PANEL: a multiple of the register tiles, 6 and 3 */
 
 typedef float panel[PANEL * DEPTH];
 
@@ -30,7 +30,7 @@ struct product {
     const struct gdn_kernels *kr;
     const struct gdn_product *p;
     struct panels            *panels; /* of threads */
-    float                    *turned; /* [n][DEPTH], rows [first, first + depth) of b */
+    float                    *turned; /* [m][DEPTH], rows [first, first + depth) of a */
     int64_t                   first;
     int                       depth;
 };
@@ -48,16 +48,27 @@ static size_t threads_bytes(const gdn_ctx *ctx)
     return (size_t)gdn_pool_threads(ctx->pool) * thread_bytes();
 }
 
-static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_columns, bool exact, size_t *bytes)
+static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes)
 {
     (void)exact;
-    *bytes = threads_bytes(ctx) + (size_t)most_columns * DEPTH * sizeof(float);
+    *bytes = threads_bytes(ctx) + (size_t)most_rows * DEPTH * sizeof(float);
     return GDN_OK;
 }
 
 static float *at(const struct gdn_matrix *m, int64_t row, int64_t column)
 {
     return (float *)m->data + row * m->row + column * m->column;
+}
+
+/* Some rows of a at a time: the inner loop passes over them for every few rows of b, and finds them
+ * in a cache. */
+static void multiply_tiles(const struct product *x, int64_t column, const float *a, int64_t lda,
+                           const float *b, int n, int depth, bool adds)
+{
+    const struct gdn_product *p = x->p;
+    for (int64_t i = 0; i < p->m; i += TILE)
+        x->kr->gemm_nt(at(&p->out, i, column), p->out.row, a + i * lda, lda, b, DEPTH,
+                       (int)least(p->m - i, TILE), n, depth, adds);
 }
 
 /* ---- out = a b ----------------------------------------------------------------------------- */
@@ -86,8 +97,7 @@ static void multiply_panel(void *arg, int64_t item, int thread)
     for (int64_t k = 0; k < p->depth; k += DEPTH) {
         const int depth = (int)least(p->depth - k, DEPTH);
         turn_weight(x, s, first, n, k, depth);
-        x->kr->gemm_nt(at(&p->out, 0, first), p->out.row, at(&p->a, 0, k), p->a.row, s->turned,
-                       DEPTH, (int)p->m, n, depth, p->adds || k > 0);
+        multiply_tiles(x, first, at(&p->a, 0, k), p->a.row, s->turned, n, depth, p->adds || k > 0);
     }
 }
 
@@ -97,23 +107,22 @@ static void turn_rows(void *arg, int64_t item, int thread)
 {
     (void)thread;
     const struct product     *x = arg;
-    const struct gdn_matrix  *b = &x->p->b;
+    const struct gdn_matrix  *a = &x->p->a;
     const int64_t             first = item * TILE;
-    const int                 n = (int)least(x->p->n - first, TILE);
-    x->kr->transpose(x->turned + first * DEPTH, DEPTH, at(b, first, x->first), b->column, x->depth,
-                     n);
+    const int                 m = (int)least(x->p->m - first, TILE);
+    x->kr->transpose(x->turned + first * DEPTH, DEPTH, at(a, first, x->first), a->column, x->depth,
+                     m);
 }
 
 static void add_panel(void *arg, int64_t item, int thread)
 {
     const struct product     *x = arg;
     const struct gdn_product *p = x->p;
-    float                    *a = x->panels[thread].turned;
+    float                    *b = x->panels[thread].turned;
     const int64_t             first = item * PANEL;
-    const int                 m = (int)least(p->m - first, PANEL);
-    x->kr->transpose(a, DEPTH, at(&p->a, first, x->first), p->a.column, x->depth, m);
-    x->kr->gemm_nt(at(&p->out, first, 0), p->out.row, a, DEPTH, x->turned, DEPTH, m, (int)p->n,
-                   x->depth, p->adds || x->first > 0);
+    const int                 n = (int)least(p->n - first, PANEL);
+    x->kr->transpose(b, DEPTH, at(&p->b, first, x->first), p->b.column, x->depth, n);
+    multiply_tiles(x, first, x->turned, DEPTH, b, n, x->depth, p->adds || x->first > 0);
 }
 
 static void clear_rows(const struct gdn_product *p)
@@ -132,7 +141,9 @@ static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_pro
         const gdn_tensor         b = { .data = p->b.data, .dtype = p->b.dtype,
                                        .stride = { p->b.row, 1 } };
         const struct gdn_segment all = { &b, 0, p->n, 0 };
-        gdn_project(ctx, p->out.data, p->out.row, p->a.data, p->m, p->depth, &all, 1, run->scratch);
+        for (int64_t i = 0; i < p->m; i += WINDOW)
+            gdn_project(ctx, at(&p->out, i, 0), p->out.row, at(&p->a, i, 0),
+                        least(p->m - i, WINDOW), p->depth, &all, 1, run->scratch);
         return GDN_OK;
     }
     if (p->a.column == 1) {
@@ -141,8 +152,8 @@ static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_pro
     }
     for (; x.first < p->depth; x.first += DEPTH) {
         x.depth = (int)least(p->depth - x.first, DEPTH);
-        gdn_parallel_for(ctx->pool, (p->n + TILE - 1) / TILE, turn_rows, &x);
-        gdn_parallel_for(ctx->pool, (p->m + PANEL - 1) / PANEL, add_panel, &x);
+        gdn_parallel_for(ctx->pool, (p->m + TILE - 1) / TILE, turn_rows, &x);
+        gdn_parallel_for(ctx->pool, (p->n + PANEL - 1) / PANEL, add_panel, &x);
     }
     return GDN_OK;
 }

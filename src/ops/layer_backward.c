@@ -584,7 +584,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     c->batch.write       = GDN_WRITE_NONE;
     c->steps       = ctx->cuda ? &gdn_cuda_layer_steps : &gdn_cpu_layer_steps;
     TRY(check_parts(ctx, c));
-    const int64_t most = c->hidden > c->VV ? c->hidden : c->VV;
+    const int64_t most = c->hidden > c->qkvz ? c->hidden : c->qkvz;
     TRY(c->steps->scratch(ctx, most, c->args.flags & GDN_EXACT, &c->product_bytes));
     c->bytes = lay_out(c, NULL);
     return GDN_OK;

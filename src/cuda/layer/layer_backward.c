@@ -8,9 +8,9 @@
 
 enum { TILE = 64, THREADS = 256, WARPS = THREADS / 32 }; /* of layer.cu */
 
-static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_columns, bool exact, size_t *bytes)
+static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes)
 {
-    (void)most_columns;
+    (void)most_rows;
     *bytes = exact ? 0 : gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN; /* with room to align it */
     return exact ? GDN_OK : gdn_blas_open(ctx);
 }

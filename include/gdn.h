@@ -368,6 +368,10 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     conv1d_backward   192 x B; on a device 1 KiB x (W + 1) x D: dweight or dbias
  *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a device
  *     rmsnorm_gated_backward   2 KiB x D: dweight; the same on a device
+ *     block_backward    N x (a (2 hidden + 8 Hk K + 9 Hv V) + 4 hidden + 24 Hv), a = 4
+ *                       (+ N x a x 2 (Hk K + Hv V): in_proj_qkvz), + 1 KiB x (hidden + 2 Hk K +
+ *                       2 Hv V) + n_threads x 192 KiB + 192 x B + 2 KiB, and that of its part
+ *                       which needs most: prefill, or one of the gradients'
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply           n_threads x 512 KiB
  *     chunk_cumsum      320 x B
@@ -388,6 +392,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       (+ that of decode: parents) + 192
  *     block             a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB
  *                       (+ a x N x hidden: GDN_PAD_KEEP) (+ that of prefill)
+ *     block_backward    as on a CPU without the second and third line; + 32 MiB + 256
  *
  * The same as for gdn_supported() holds for pointers. Every args struct has workspace and
  * workspace_bytes; NULL lets the context keep a buffer that grows on demand and is freed with
@@ -1323,10 +1328,10 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
  *
  * GDN_ACCUMULATE in flags: gradients are added to what is there, and each sum is rounded once to
  * its dtype. GDN_EXACT: on a device the matrix products are the library's own, not cuBLAS's. What
- * is written may overlap nothing else. Between the steps values are f32, on a device A, gates f32;
- * matrix products sum in f32. Workspace, bytes per token: 8 (hidden + 3 Hk K + 4 Hv V + 3 Hv)
- * to twice that, on a device half of it where A has 16 bits, and what gdn_prefill_backward() needs.
- * Guarantees: G1, G3, G6, G12, G13. Errors: as for gdn_block().
+ * is written may overlap nothing else. Between the steps values are f32, on a device A, gates f32
+ * but for their gradients; matrix products sum in f32. All tokens pass at once, and what goes from
+ * one step to the next is in the workspace. Guarantees: G1, G3, G6, G12, G13. Errors: as for
+ * gdn_block().
  */
 typedef struct gdn_block_backward_args {
     uint32_t   struct_size; /* set by gdn_block_backward_args_init() */

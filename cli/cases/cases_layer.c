@@ -447,6 +447,7 @@ int layer_gradient_case_make(struct layer_gradient_case *c, const struct case_di
     a->hidden = f->hidden, a->batch = f->batch, a->out_proj = f->out_proj;
     a->in_proj_qkv = f->in_proj_qkv, a->in_proj_z = f->in_proj_z;
     a->in_proj_b = f->in_proj_b, a->in_proj_a = f->in_proj_a;
+    a->in_proj_qkvz = f->in_proj_qkvz, a->in_proj_ba = f->in_proj_ba;
     a->conv_weight = f->conv_weight, a->A_log = f->A_log, a->dt_bias = f->dt_bias;
     a->norm_weight = f->norm_weight, a->n_key_heads = f->n_key_heads;
     a->n_value_heads = f->n_value_heads, a->key_head_dim = f->key_head_dim;
@@ -458,11 +459,13 @@ int layer_gradient_case_make(struct layer_gradient_case *c, const struct case_di
         const gdn_tensor *from;
     } weights[] = { { &a->din_proj_qkv, &f->in_proj_qkv }, { &a->din_proj_z, &f->in_proj_z },
                     { &a->din_proj_b, &f->in_proj_b },     { &a->din_proj_a, &f->in_proj_a },
+                    { &a->din_proj_qkvz, &f->in_proj_qkvz }, { &a->din_proj_ba, &f->in_proj_ba },
                     { &a->dconv_weight, &f->conv_weight }, { &a->dA_log, &f->A_log },
                     { &a->ddt_bias, &f->dt_bias },         { &a->dnorm_weight, &f->norm_weight },
                     { &a->dout_proj, &f->out_proj } };
     bool there = a->dout.data && a->dhidden.data;
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
+        if (!weights[i].from->data) continue; /* of the other kind */
         *weights[i].to = like(c, weights[i].from, GDN_F32);
         there          = there && weights[i].to->data;
     }
@@ -558,7 +561,8 @@ double layer_gradient_case_flops(const struct layer_gradient_case *c)
 {
     const struct case_dims *d = &c->block.dims;
     const double            N = (double)c->block.tokens.N, hidden = (double)d->hidden;
-    const double in = (double)(channels(d) + d->Hv * d->V + 2 * d->Hv), out = (double)(d->Hv * d->V);
+    const double            in = (double)(channels(d) + d->Hv * d->V + 2 * d->Hv);
+    const double            out = (double)(d->Hv * d->V);
     return N * (hidden * (6 * in + 4 * out) +
                 (double)(16 * d->Hv * d->K * d->V + 6 * channels(d) * d->W));
 }

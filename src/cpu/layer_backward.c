@@ -17,7 +17,8 @@
 #include "batch/rowwise.h"
 #include "calls/project.h"
 
-enum { PANEL = 48, DEPTH = 256, TILE = 64, WINDOW = 256 }; /* PANEL: a multiple of the register tiles, 6 and 3 */
+/* PANEL: a multiple of the register tiles, 6 and 3. */
+enum { PANEL = 48, DEPTH = 256, TILE = 64, WINDOW = 256 };
 
 typedef float panel[PANEL * DEPTH];
 

@@ -8,6 +8,7 @@
 #define GDN_LAYER_BACKWARD_H
 
 #include "batch/plan.h"
+#include "core/backend.h"
 #include "core/ctx.h"
 
 /* Steps in elements from one row, one column to the next. */
@@ -19,7 +20,7 @@ struct gdn_matrix {
 
 /* out[i][j] (+)= sum_k a[i][k] b[j][k], i < m, j < n, k < depth; adds: to what out holds. Columns
  * of out are 1 apart, as are rows or columns of a, and of b. */
-struct gdn_product {
+struct gdn_matrix_product {
     struct gdn_matrix out, a, b;
     int64_t           m, n, depth;
     bool              adds;
@@ -36,8 +37,10 @@ struct gdn_weave {
 /* What the steps of a call share. */
 struct gdn_layer_run {
     gdn_ctx                 *ctx;
-    const struct gdn_plan   *plan;
+    struct gdn_plan         *plan;
     const struct gdn_tokens *tokens;
+    void                    *plan_memory; /* of gdn_plan_bytes() */
+    bool                     reads_states;
     bool                     exact;   /* products in an order of the library's own */
     void                    *scratch; /* of products */
     void                    *stream;
@@ -52,16 +55,21 @@ struct gdn_token_rows {
 };
 
 struct gdn_layer_steps {
+    bool is_f32; /* what goes from one step to the next, else it has the dtype of hidden */
     /* Bytes of scratch of products whose out has so many rows at most where a lies in columns. */
     gdn_status (*scratch)(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes);
+    /* Reads or checks the contents of the batch, before anything is written. */
     gdn_status (*begin)(const struct gdn_layer_run *run);
-    gdn_status (*multiply)(const struct gdn_layer_run *run, const struct gdn_product *p);
+    gdn_status (*multiply)(const struct gdn_layer_run *run, const struct gdn_matrix_product *p);
     gdn_status (*weave)(const struct gdn_layer_run *run, const struct gdn_weave *w);
     /* dense = the rows of tokens that count, else zero; and the rows = dense, of all tokens. */
     gdn_status (*load)(const struct gdn_layer_run *run, const struct gdn_token_rows *t);
     gdn_status (*store)(const struct gdn_layer_run *run, const struct gdn_token_rows *t);
     gdn_status (*clear)(const struct gdn_layer_run *run, void *memory, size_t bytes);
 };
-extern const struct gdn_layer_steps gdn_cpu_layer_steps, gdn_cuda_layer_steps;
+
+/* What the backends' rows of gdn_block_backward do with their steps: ops/layer_backward.c. */
+gdn_status gdn_layer_backward_plan(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps);
+gdn_status gdn_layer_backward_run(gdn_ctx *ctx, void *call, void *memory);
 
 #endif

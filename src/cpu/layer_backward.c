@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "batch/rowwise.h"
+#include "calls/op_backends.h"
 #include "calls/project.h"
 
 /* PANEL: a multiple of the register tiles, 6 and 3. */
@@ -29,7 +30,7 @@ struct panels {
 
 struct product {
     const struct gdn_kernels *kr;
-    const struct gdn_product *p;
+    const struct gdn_matrix_product *p;
     struct panels            *panels; /* of threads */
     float                    *turned; /* [m][DEPTH], rows [first, first + depth) of a */
     int64_t                   first;
@@ -66,7 +67,7 @@ static float *at(const struct gdn_matrix *m, int64_t row, int64_t column)
 static void multiply_tiles(const struct product *x, int64_t column, const float *a, int64_t lda,
                            const float *b, int n, int depth, bool adds)
 {
-    const struct gdn_product *p = x->p;
+    const struct gdn_matrix_product *p = x->p;
     for (int64_t i = 0; i < p->m; i += TILE)
         x->kr->gemm_nt(at(&p->out, i, column), p->out.row, a + i * lda, lda, b, DEPTH,
                        (int)least(p->m - i, TILE), n, depth, adds);
@@ -91,7 +92,7 @@ static void turn_weight(const struct product *x, struct panels *s, int64_t first
 static void multiply_panel(void *arg, int64_t item, int thread)
 {
     const struct product     *x = arg;
-    const struct gdn_product *p = x->p;
+    const struct gdn_matrix_product *p = x->p;
     struct panels            *s = &x->panels[thread];
     const int64_t             first = item * PANEL;
     const int                 n = (int)least(p->n - first, PANEL);
@@ -118,7 +119,7 @@ static void turn_rows(void *arg, int64_t item, int thread)
 static void add_panel(void *arg, int64_t item, int thread)
 {
     const struct product     *x = arg;
-    const struct gdn_product *p = x->p;
+    const struct gdn_matrix_product *p = x->p;
     float                    *b = x->panels[thread].turned;
     const int64_t             first = item * PANEL;
     const int                 n = (int)least(p->n - first, PANEL);
@@ -126,13 +127,13 @@ static void add_panel(void *arg, int64_t item, int thread)
     multiply_tiles(x, first, x->turned, DEPTH, b, n, x->depth, p->adds || x->first > 0);
 }
 
-static void clear_rows(const struct gdn_product *p)
+static void clear_rows(const struct gdn_matrix_product *p)
 {
     for (int64_t i = 0; i < p->m; i++)
         memset(at(&p->out, i, 0), 0, (size_t)p->n * sizeof(float));
 }
 
-static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_product *p)
+static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_matrix_product *p)
 {
     gdn_ctx     *ctx = run->ctx;
     char          *turned = (char *)run->scratch + threads_bytes(ctx);
@@ -244,11 +245,13 @@ static gdn_status clear(const struct gdn_layer_run *run, void *memory, size_t by
 
 static gdn_status begin(const struct gdn_layer_run *run)
 {
-    (void)run;
-    return GDN_OK;
+    const struct gdn_plan_pools pools = { run->reads_states ? run->plan->B : -1, -1, -1, false,
+                                          false };
+    return gdn_plan_batch(run->ctx, run->tokens, &pools, run->plan_memory, run->plan);
 }
 
-const struct gdn_layer_steps gdn_cpu_layer_steps = {
+static const struct gdn_layer_steps steps = {
+    .is_f32   = true,
     .scratch  = scratch_bytes,
     .begin    = begin,
     .multiply = multiply,
@@ -257,3 +260,19 @@ const struct gdn_layer_steps gdn_cpu_layer_steps = {
     .store    = store,
     .clear    = clear,
 };
+
+/* ---- gdn_block_backward -------------------------------------------------------------------- */
+
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    return gdn_layer_backward_plan(ctx, call, &steps);
+}
+
+static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_call *base = call;
+    TRY(gdn_layer_backward_run(ctx, call, memory));
+    return gdn_note_kernel(ctx, base->op, "gemm_nt transpose conv chunk_solve norm_row");
+}
+
+const struct gdn_op_backend gdn_cpu_op_block_backward = { plan_call, run_call };

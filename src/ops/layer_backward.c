@@ -16,7 +16,6 @@
 #include "calls/layer.h"
 #include "calls/layer_backward.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
@@ -35,6 +34,7 @@ struct buffers {
 };
 
 struct layer_backward {
+    struct gdn_call               base;
     gdn_block_backward_args       args;
     struct gdn_tokens             tokens;
     struct gdn_plan               plan;
@@ -46,7 +46,7 @@ struct layer_backward {
     int64_t                       N;
     int32_t                       dtype; /* of what goes from one step to the next */
     bool                          fused, adds;
-    size_t                        part_bytes, product_bytes, bytes;
+    size_t                        part_bytes, product_bytes;
 };
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
@@ -79,8 +79,7 @@ static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
     if (c->hidden < 1 || c->hidden > 1 << 20)
         return gdn_fail(ctx, GDN_E_SHAPE, "hidden: %lld columns, wanted 1 to 2^20",
                         (long long)c->hidden);
-    c->N     = c->tokens.padded ? c->tokens.B * c->tokens.T : c->tokens.N;
-    c->dtype = ctx->cuda ? a->hidden.dtype : GDN_F32;
+    c->N = c->tokens.padded ? c->tokens.B * c->tokens.T : c->tokens.N;
     if (c->N > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, at most 2^31 - 1",
                         (long long)c->N);
@@ -452,7 +451,7 @@ static gdn_status multiply(const struct layer_backward *c, struct gdn_matrix out
                            struct gdn_matrix a, struct gdn_matrix b, const int64_t size[3],
                            bool adds)
 {
-    const struct gdn_product p = { out, a, b, size[0], size[1], size[2], adds };
+    const struct gdn_matrix_product p = { out, a, b, size[0], size[1], size[2], adds };
     return c->steps->multiply(&c->run, &p);
 }
 
@@ -555,9 +554,8 @@ static gdn_status load(const struct layer_backward *c, const gdn_tensor *from, c
     return c->steps->load(&c->run, &rows);
 }
 
-static gdn_status run_steps(const void *call)
+static gdn_status run_steps(const struct layer_backward *c)
 {
-    const struct layer_backward *c = call;
     TRY(c->steps->begin(&c->run));
     TRY(load(c, &c->args.hidden, c->m.x));
     TRY(load(c, &c->args.dout, c->m.dout));
@@ -576,55 +574,46 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     struct layer_backward *c = call;
     *c                       = (struct layer_backward){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_backward_args"));
+    c->base = GDN_CALL_OF(&c->args);
     TRY(check_fields(ctx, c));
     TRY(check_hidden(ctx, c));
     TRY(check_tensors(ctx, c));
     c->batch             = c->plan.batch;
     c->batch.struct_size = sizeof c->batch;
     c->batch.write       = GDN_WRITE_NONE;
-    c->steps       = ctx->cuda ? &gdn_cuda_layer_steps : &gdn_cpu_layer_steps;
-    TRY(check_parts(ctx, c));
-    const int64_t most = c->hidden > c->qkvz ? c->hidden : c->qkvz;
-    TRY(c->steps->scratch(ctx, most, c->args.flags & GDN_EXACT, &c->product_bytes));
-    c->bytes = lay_out(c, NULL);
     return GDN_OK;
 }
 
-static void begin(gdn_ctx *ctx, struct layer_backward *c, char *memory)
+/* ---- For the backends ---------------------------------------------------------------------- */
+
+gdn_status gdn_layer_backward_plan(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps)
 {
-    lay_out(c, memory);
-    c->run = (struct gdn_layer_run){ ctx, &c->plan, &c->tokens, c->args.flags & GDN_EXACT,
-                                     c->m.products, c->args.stream };
+    struct layer_backward *c    = call;
+    const int64_t          most = c->hidden > c->qkvz ? c->hidden : c->qkvz;
+    c->steps                    = steps;
+    c->dtype                    = steps->is_f32 ? GDN_F32 : c->args.hidden.dtype;
+    TRY(check_parts(ctx, c));
+    TRY(steps->scratch(ctx, most, c->args.flags & GDN_EXACT, &c->product_bytes));
+    c->base.bytes = lay_out(c, NULL);
+    return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call)
+gdn_status gdn_layer_backward_run(gdn_ctx *ctx, void *call, void *memory)
 {
-    struct layer_backward      *c = call;
-    const bool                  reads = c->args.state.data || c->args.conv_state.data;
-    const struct gdn_plan_pools pools = { reads ? c->plan.B : -1, -1, -1, false, false };
-    void                       *memory;
-    TRY(gdn_get_workspace(ctx, c->args.workspace, c->args.workspace_bytes, c->bytes, &memory));
-    begin(ctx, c, memory);
-    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, c->m.plan, &c->plan));
+    struct layer_backward *c = call;
+    lay_out(c, memory);
+    c->run = (struct gdn_layer_run){
+        .ctx          = ctx,
+        .plan         = &c->plan,
+        .tokens       = &c->tokens,
+        .plan_memory  = c->m.plan,
+        .reads_states = c->args.state.data || c->args.conv_state.data,
+        .exact        = c->args.flags & GDN_EXACT,
+        .scratch      = c->m.products,
+        .stream       = c->base.stream,
+    };
     return run_steps(c);
 }
 
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    struct layer_backward *c = call;
-    void                  *memory;
-    TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
-    TRY(gdn_cuda_get_workspace(ctx, c->args.workspace, c->args.workspace_bytes, c->bytes,
-                               &memory));
-    begin(ctx, c, memory);
-    return gdn_cuda_layer_call(ctx, "block_backward", run_steps, c);
-}
-
-static const struct gdn_frame frame = {
-    .describe = describe,
-    .run      = run,
-    .enqueue  = enqueue,
-    .bytes_at = offsetof(struct layer_backward, bytes),
-    .loops    = "gemm_nt transpose conv chunk_solve norm_row",
-};
-GDN_OP_ENTRY(block_backward, gdn_block_backward_args, frame, struct layer_backward)
+GDN_OP_ENTRY(BLOCK_BACKWARD, block_backward, gdn_block_backward_args, describe,
+             struct layer_backward)

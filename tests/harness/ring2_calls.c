@@ -618,7 +618,7 @@ static void draw_prefill_backward(struct ring2_draw *d, union ring2_call *c,
 static void (*const draws[RING2_N_OPS])(struct ring2_draw *, union ring2_call *,
                                         const struct sizes *) = {
 #define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = draw_##args,
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 
 /* A call has both a tensor for checkpoints and a list of them, or neither; one call of 16 may have
@@ -667,11 +667,11 @@ bool ring2_has_op(gdn_ctx *ctx, gdn_op op)
 
 enum {
 #define GDN_ARGS_ROW(args, last, batch) ARGS_##args,
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 static const int args_of[RING2_N_OPS] = {
 #define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = ARGS_##args,
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 
 /* Written unless the tensor at `unless` is given; 0: always. */
@@ -685,7 +685,7 @@ static const struct {
 #define GDN_WRITES_FINAL(args, tensor) { ARGS_##args, true, AT(args, tensor), 0 },
 #define GDN_WRITES_FINAL_UNLESS(args, tensor, other) \
     { ARGS_##args, true, AT(args, tensor), AT(args, other) },
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 enum { N_WRITTEN = sizeof written / sizeof *written };
 
@@ -694,7 +694,7 @@ static const struct {
     size_t written, other;
 } pairs[RING2_N_PAIRS] = {
 #define GDN_MAY_BE_SAME(args, written, other) { ARGS_##args, AT(args, written), AT(args, other) },
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 
 static const gdn_tensor *tensor_at(const union ring2_call *c, size_t at)

@@ -165,7 +165,7 @@ static bool is_counted(const struct gdn_matrix *m, int64_t rows, int64_t columns
            ld_of(m) <= INT32_MAX;
 }
 
-bool gdn_blas_multiplies(const struct gdn_product *p)
+bool gdn_blas_multiplies(const struct gdn_matrix_product *p)
 {
     const bool some = p->m > 0 && p->n > 0 && p->depth > 0;
     return some && p->m <= INT32_MAX && p->n <= INT32_MAX && p->depth <= INT32_MAX &&
@@ -176,7 +176,7 @@ bool gdn_blas_multiplies(const struct gdn_product *p)
 }
 
 /* out^T = b a^T, columns first. */
-gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_product *p)
+gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_matrix_product *p)
 {
     const struct gdn_blas *b = ctx->cuda->blas;
     const float            one = 1, old = p->adds ? 1 : 0;

@@ -30,7 +30,7 @@ bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_ma
                      int64_t n_out, int64_t n_in);
 
 /* Is a product one for cuBLAS? a and b have one dtype, and out has it or is float32. */
-bool gdn_blas_multiplies(const struct gdn_product *p);
+bool gdn_blas_multiplies(const struct gdn_matrix_product *p);
 
 /* All of these between gdn_cuda_enter() and gdn_cuda_leave(). */
 
@@ -45,6 +45,6 @@ gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
                             const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
                             int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in);
 
-gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_product *p);
+gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_matrix_product *p);
 
 #endif

@@ -369,18 +369,7 @@ static size_t blas_bytes(gdn_ctx *ctx, const struct gdn_block *b)
     return needs_blas(b) ? gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN : 0;
 }
 
-gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *b, size_t *bytes)
-{
-    struct buffers m;
-    if (b->n_tokens > INT32_MAX)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
-                        (long long)b->n_tokens);
-    const size_t blas = blas_bytes(ctx, b);
-    *bytes            = lay_out(ctx, &m, b, blas, NULL);
-    return blas ? gdn_blas_open(ctx) : GDN_OK;
-}
-
-gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
+static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
 {
     struct layer        l    = { .ctx = ctx, .b = b, .stream = b->args->stream };
     struct gdn_cuda_ran ran  = { .n = 0 };
@@ -401,3 +390,26 @@ gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
     gdn_cuda_leave(ctx, pushed);
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "block", ran.kernels, ran.n) : status;
 }
+
+/* cuBLAS is opened here, if the layer needs it. */
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    struct gdn_block_call  *c = call;
+    const struct gdn_block *b = &c->block;
+    struct buffers          m;
+    if (b->n_tokens > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
+                        (long long)b->n_tokens);
+    const size_t blas = blas_bytes(ctx, b);
+    c->base.bytes     = lay_out(ctx, &m, b, blas, NULL);
+    return blas ? gdn_blas_open(ctx) : GDN_OK;
+}
+
+static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_block_call *c = call;
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream));
+    return launch_all(ctx, &c->block, memory);
+}
+
+const struct gdn_op_backend gdn_cuda_op_block = { plan_call, run_call };

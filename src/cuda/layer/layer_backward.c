@@ -17,7 +17,9 @@ static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_rows, bool exact, siz
 
 static gdn_status begin(const struct gdn_layer_run *run)
 {
-    const uintptr_t beyond = (uintptr_t)run->scratch % GDN_BLAS_ALIGN;
+    const struct gdn_plan_pools none   = { -1, -1, -1, false, false };
+    const uintptr_t             beyond = (uintptr_t)run->scratch % GDN_BLAS_ALIGN;
+    TRY(gdn_cuda_check_batch(run->ctx, run->plan, run->tokens, &none, run->stream));
     if (run->exact) return GDN_OK;
     return gdn_blas_begin(run->ctx, run->stream,
                           (char *)run->scratch + (beyond ? GDN_BLAS_ALIGN - beyond : 0),
@@ -45,7 +47,7 @@ static struct gdn_rows rows_of(const struct gdn_matrix *m)
                               .token = m->row * (int64_t)gdn_dtype_bytes(m->dtype) };
 }
 
-static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_product *p)
+static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_matrix_product *p)
 {
     if (!run->exact && gdn_blas_multiplies(p)) {
         TRY(gdn_blas_multiply(run->ctx, p));
@@ -112,7 +114,7 @@ static gdn_status clear(const struct gdn_layer_run *run, void *memory, size_t by
     return GDN_OK;
 }
 
-const struct gdn_layer_steps gdn_cuda_layer_steps = {
+static const struct gdn_layer_steps steps = {
     .scratch  = scratch_bytes,
     .begin    = begin,
     .multiply = multiply,
@@ -124,15 +126,23 @@ const struct gdn_layer_steps gdn_cuda_layer_steps = {
 
 /* ---- The call ------------------------------------------------------------------------------ */
 
-gdn_status gdn_cuda_layer_call(gdn_ctx *ctx, const char *op, gdn_status (*run)(const void *call),
-                               const void *call)
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
-    struct gdn_cuda_ran ran = { .n = 0 };
-    bool                pushed;
+    return gdn_layer_backward_plan(ctx, call, &steps);
+}
+
+/* The kernels of all parts go by the call's name. */
+static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_call *base = call;
+    struct gdn_cuda_ran    ran  = { .n = 0 };
+    bool                   pushed;
     TRY(gdn_cuda_enter(ctx, &pushed));
     ctx->cuda->layer        = &ran;
-    const gdn_status status = run(call);
+    const gdn_status status = gdn_layer_backward_run(ctx, call, memory);
     ctx->cuda->layer        = NULL;
     gdn_cuda_leave(ctx, pushed);
-    return status == GDN_OK ? gdn_cuda_note_all(ctx, op, ran.kernels, ran.n) : status;
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, base->op, ran.kernels, ran.n) : status;
 }
+
+const struct gdn_op_backend gdn_cuda_op_block_backward = { plan_call, run_call };

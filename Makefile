@@ -6,6 +6,8 @@
 #   make run     the same, then run every file of tests/vectors and a large synthetic case
 #   make check   build the tests too, and run them
 #   make test    every stage of tools/ci.sh: compilers, sanitizers, emulated CPUs, install, ...
+#   make plots   draw docs/plots from bench/results; needs matplotlib
+#   make docs    build the site in build/site; needs the packages of docs/site/requirements.txt
 
 MAKEFLAGS += --no-print-directory
 build = . ./tools/env.sh && cmake --preset release --log-level=NOTICE && cmake --build build/release
@@ -14,7 +16,7 @@ build = . ./tools/env.sh && cmake --preset release --log-level=NOTICE && cmake -
 product = start=$$(date +%s) && $(build) --target product && \
     echo "Built the library and the command in $$(($$(date +%s) - start)) s."
 
-.PHONY: all run check test clean
+.PHONY: all run check test plots docs clean
 
 all:
 	@tools/bootstrap.sh build
@@ -31,6 +33,14 @@ check:
 test:
 	@tools/bootstrap.sh test
 	@tools/ci.sh
+
+PYTHON ?= python3
+
+plots:
+	@$(PYTHON) bench/plots.py
+
+docs:
+	@$(PYTHON) docs/site/build.py build/site
 
 clean:
 	rm -rf build

@@ -2,18 +2,19 @@
 """Prefill over the length of one sequence, and over the number of sequences of one length. Where
 another form of the kernel takes over, a larger call must not be the faster one."""
 import json
-import math
 
 LENGTHS = (1, 16, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576,
            32768, 49152, 65536, 98304, 131072)
 BATCHES = (("16/32", 2048, 32), ("2/8", 1024, 16))  # of up to so many sequences
 GATES = ("recipe", "none", "model", "strong")  # of a line that names none: the first
 FALL = 0.05  # what counts as one
-WIDTH, WIDEST = 66, 8  # columns of a plot; how many times the least time per token they reach
-FORMS = {"summary": "s", "wide": "w", "hopper": "c"}  # the first that a kernel's name has
-ABOUT = """Prefill of bf16, d = 128, over the length of one sequence and over the number of them.
-The further right a mark, the longer a token takes, on a logarithmic axis (`>`: longer than it
-reaches): `c` clusters, `w` wide blocks, `s` segments, `g` the kernels of other chips."""
+# By a part of the kernel's name.
+FORMS = {"summary": "segments", "wide": "wide", "hopper": "clusters"}
+ABOUT = """Prefill of bf16, d = 128, over the length of one sequence and the number of sequences.
+
+![Time over the length of one sequence](../docs/plots/prefill-length.svg)
+
+![Time per token over the number of sequences](../docs/plots/prefill-batch.svg)"""
 
 
 def commands():
@@ -34,7 +35,7 @@ def gates_of(run):
 
 
 def form(run):
-    return next((mark for name, mark in FORMS.items() if name in run["kernel"]), "g")
+    return next((mark for name, mark in FORMS.items() if name in run["kernel"]), "general")
 
 
 def curves(runs, gates):
@@ -61,12 +62,10 @@ def falls(points):
             slowest = point
 
 
-def plot(points):
-    least = min(cost for _, cost, _, _ in points)
-    yield f"{'size':>7} {'us':>8} {'ns/token':>9}"
-    for size, cost, us, mark in points:
-        at = round(WIDTH * math.log(cost / least, WIDEST))
-        yield f"{size:7} {us:8.1f} {cost:9.1f} |{' ' * min(at, WIDTH)}{mark}{'>' * (at > WIDTH)}"
+def numbers(points):
+    yield f"{'size':>7} {'us':>8} {'ns/token':>9}  kernels"
+    for size, cost, us, form in points:
+        yield f"{size:7} {us:8.1f} {cost:9.1f}  {form}"
 
 
 def beside(name, by_gates):
@@ -87,14 +86,14 @@ def beside(name, by_gates):
 
 
 def section(path):
-    """Part of README.md: plots of the recipe's gates, tables by gates, and where time falls."""
+    """Part of README.md: numbers of the recipe's gates, tables by gates, and where time falls."""
     runs = [json.loads(text) for text in path.read_text().splitlines()]
     seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
     lines = [f"### Sweep, {path.stem}", "", *seen, "", ABOUT, ""]
     found = []
     by_gates = {kind: curves(runs, kind) for kind in GATES}
     for name, points in by_gates[GATES[0]].items():
-        lines += [f"{name}:", "", "```", *plot(points), "```", ""]
+        lines += [f"{name}:", "", "```", *numbers(points), "```", ""]
         kinds = {kind: by_gates[kind][name] for kind in GATES if name in by_gates[kind]}
         lines += beside(name, kinds)
         for kind, curve in kinds.items():

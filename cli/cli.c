@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
-#include "ops/mirror.h"
 #include "device.h"
+#include "internal.h"
 
 #include <errno.h>
 #include <math.h>

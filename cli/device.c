@@ -4,9 +4,7 @@
 #include <string.h>
 
 #include "cli.h"
-#include "cuda/driver/blas.h"
-#include "ops/mirror.h"
-#include "ops/op_table.h"
+#include "internal.h"
 
 enum {
     MIN_ROUNDS    = 13,

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "cli.h"
-#include "cuda/driver/launch.h"
+#include "internal.h"
 #include "measure.h"
 #include "table.h"
 

@@ -2,9 +2,33 @@
 /*
  * gdn.h - Gated DeltaNet: the gated delta rule and the operators around it.
  *
- * This header is the manual. What is not said here is not promised.
+ * This header is the manual. The library promises what is written here, and nothing else.
  *
- * The rule. Per sequence and head, a state S of K x V, tokens in order, alpha = exp(g):
+ *
+ * QUICK START
+ *
+ * One step of an engine: the next token of B sequences, whose states are in slots of a pool.
+ *
+ *     gdn_ctx      *ctx;
+ *     gdn_status    status = gdn_ctx_create(NULL, &ctx); // once for each thread that calls
+ *     gdn_batch     batch = gdn_batch_init();
+ *     gdn_rule_args a = gdn_rule_args_init();            // every field has its default
+ *     batch.read_slots = gdn_dense(slots, GDN_I32, 1, B, 0, 0, 0);
+ *     a.batch = &batch;
+ *     a.q     = gdn_dense(q, GDN_F32, 3, B, Hk, K, 0);   // views: nothing is copied
+ *     a.k     = gdn_dense(k, GDN_F32, 3, B, Hk, K, 0);
+ *     a.v     = gdn_dense(v, GDN_F32, 3, B, Hv, V, 0);
+ *     a.g     = gdn_dense(g, GDN_F32, 2, B, Hv, 0, 0);   // log alpha
+ *     a.beta  = gdn_dense(beta, GDN_F32, 2, B, Hv, 0, 0);
+ *     a.state = gdn_dense(pool, GDN_F32, 4, P, Hv, V, K);
+ *     a.out   = gdn_dense(out, GDN_F32, 3, B, Hv, V, 0);
+ *     if (status == GDN_OK) status = gdn_decode(ctx, &a); // prompts: batch.cu_seqlens, gdn_prefill
+ *     if (status != GDN_OK) puts(ctx ? gdn_last_error(ctx) : gdn_status_name(status));
+ *
+ *
+ * THE RULE
+ *
+ * Each sequence and head has a state S of K x V. For its tokens in order, with alpha = exp(g):
  *
  *     S <- alpha S;    u = beta (v - S^T k);    S <- S + k u^T;    o = scale S^T q
  *
@@ -13,95 +37,192 @@
  *     B  sequences            N  tokens in all       T  tokens of one sequence
  *     Hq Hk Hv  heads of q, k, v                     H  state heads, max(Hq, Hv)
  *     K V  head sizes         P  slots of a pool     D  channels    W  taps
+ *     A  the dtype of the activations: f32, bf16 or f16
  *
- * Conventions.
  *
- *   Calls       return GDN_OK or an error whose text gdn_last_error() holds: the argument,
- *               what was found, what was wanted.
+ * WHICH OP
+ *
+ * All ops run on CPUs and on GPUs, except blobs, which are in host memory.
+ *
+ *     core           use it when
+ *     gdn_prefill    a sequence has many new tokens: a prompt
+ *     gdn_decode     each sequence has one or a few new tokens, drafts included
+ *     gdn_step       the same, and you want convolution, gates, norms and rule in one call
+ *     gdn_block      you want the whole layer from Hugging Face weights
+ *     gdn_conv1d     you need the short convolution before the rule
+ *     gdn_gates      you need gates as numbers; gdn_prefill and gdn_decode can also take raw ones
+ *     gdn_l2norm     you need normalised rows; the rule can also normalise q and k itself
+ *     gdn_rmsnorm_gated   you need the norm after the rule
+ *
+ *     gradients      use it when
+ *     gdn_<op>_backward   you train. Each op names its gradients
+ *
+ *     speculation    use it when
+ *     gdn_record_commit   drafts were recorded by gdn_decode, and some are accepted
+ *     gdn_record_fold     a record is full, or another op will read the state
+ *
+ *     state tools    use it when
+ *     gdn_state_copy      slots are copied, forked, zeroed or converted
+ *     gdn_blob_...        states go to a file or to another machine, whole or by rank
+ *
+ *     research       use it when
+ *     gdn_summary, _compose, _apply   ranges of tokens are computed apart and joined
+ *     gdn_chunk_...       you need u, w, T or the states inside the chunked form
+ *
+ *
+ * WHICH LAYOUT IS MINE
+ *
+ *     engine             states of the rule           head map       gates
+ *     vLLM 0.33          GDN_STATE_VK                 GROUPED        LOG; RAW in decode
+ *     SGLang 0.5.23      GDN_STATE_VK                 GROUPED        LOG; RAW in decode
+ *     FlashInfer 0.7     GDN_STATE_VK; GDN_STATE_KV   GROUPED        LINEAR; RAW in decode
+ *                        in gated_delta_rule_decode
+ *     Hugging Face, FLA  GDN_STATE_KV                 GROUPED        LOG
+ *     ggml               GDN_STATE_VK                 INTERLEAVED    LOG
+ *
+ * Fused projections: Qwen3-Next groups the rows of in_proj_qkvz by key head. With r = Hv / Hk, the
+ * rows of one key head are K of q, K of k, r V of v, r V of z. The rows of in_proj_ba are r of b,
+ * r of a. Qwen3.5 has one tensor for q, k, v, which are not grouped: all q, then all k, then all v.
+ *
+ *
+ * CONVENTIONS
+ *
+ *   Calls       return GDN_OK or an error. gdn_last_error() then names the argument, what was
+ *               found and what was wanted.
  *   Structs     begin with struct_size and are made by their gdn_..._init(): all zero, and
  *               zero is the default of every field. They grow at the end only, so a program
- *               compiled against an older header runs with a newer library. The library takes
+ *               compiled with an older header runs with a newer library. The library takes
  *               the sizes that a published header had. It takes a larger struct if the bytes
  *               that it does not know are zero. Any other struct_size is GDN_E_ARG.
  *   Tensors     are views (data, dtype, sizes, strides in elements). data NULL means absent.
- *               Strides are free, negative and (for inputs) zero ones included, but where a
- *               comment says "dense" the last dimension has stride 1. No alignment beyond
- *               that of one element is needed; 64 bytes is faster.
+ *               Strides are free: they may be negative and, for inputs, zero. Where a comment
+ *               says "dense", the last dimension has stride 1. The alignment of one element is
+ *               enough; 64 bytes is faster.
  *   Indices     (cu_seqlens, slots, counts) are GDN_I32 or GDN_I64.
  *   Threads     A context serves one call at a time. If a second call comes while one runs in
- *               the same context, the second call returns GDN_E_ARG at once and touches nothing.
+ *               the same context, the second call returns GDN_E_ARG at once and changes nothing.
  *               This holds for a call from the caller's parallel_for too. Different contexts are
  *               independent.
- *   Streams     On a device a call puts its work on `stream` (a CUstream; NULL: the default one)
- *               and returns; it waits for nothing, and args and batch may go. Tensors, index
- *               arrays and workspace are device memory. Calls on two streams at once need a
- *               workspace each. Contents are read there and then: what a host would refuse
- *               (slots, lengths) is undefined but within the tensors.
+ *   Streams     On a GPU a call enqueues on `stream` (a CUstream; NULL: the default one) and
+ *               returns without waiting. The caller may then free args and batch. Tensors, index
+ *               arrays and workspace are in device memory. If two streams run calls at the same
+ *               time, give each call its own workspace. Kernels read the values in index arrays
+ *               and do not check them. A bad value gives undefined results for its sequence, but
+ *               never an access outside the tensors.
+ *   Policies    g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
+ *               k, v, g or beta reaches only later tokens of the same sequence and head.
+ *   Precision   Every stored value is rounded once, to nearest even. Arithmetic is float32 whatever
+ *               the dtypes, with two exceptions: GDN_BF16_PRODUCTS on a CPU, and tensor cores on a
+ *               GPU. On tensor cores, gdn_prefill and gdn_block round factors of 16-bit inputs to
+ *               that dtype. Other products take float32 factors as two TF32 terms, 22 bits.
+ *               docs/design/numerics.md derives the error bounds and says how each is tested.
  *
- * Precision. On a CPU, without GDN_BF16_PRODUCTS, arithmetic is float32 whatever the dtypes. On a
- * device too, but for products on tensor cores: those of gdn_prefill and gdn_block with inputs of
- * 16 bits round their factors to that dtype (see gdn_prefill()), others take factors of float32 as
- * two TF32 terms, 22 bits. Every stored value is rounded once, to nearest even.
- * docs/design/numerics.md derives the error bounds and says how each is tested.
  *
- * Guarantees. Each is held by the test of that name (tools/guarantees.py lists them).
+ * GLOSSARY
+ *
+ *     batch       the sequences of a call: which tokens, which slots. struct gdn_batch
+ *     slot        one entry of a pool: the states of all heads of one sequence
+ *     pool        a tensor of slots
+ *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where
+ *     padded      tensors [B][T]...
+ *     chunk       tokens that prefill computes together: 16 on a CPU, up to 64 on a GPU
+ *     segment     a part of a long sequence, computed at the same time as the other parts (GPU)
+ *     checkpoint  a copy of the state after a given token
+ *     draft       tokens that may be rejected later; a tree if they have several continuations
+ *     record      what each drafted token adds to a state, kept beside the state
+ *     blob        states of one layer as one piece of memory that describes itself
+ *     summary     (M, U) of a range of tokens: S_out = M S_in + U
+ *     fold        to apply a record to its state
+ *     bits        "the same bits": equal, bit for bit. "To rounding": equal within the error bounds
+ *
+ *
+ * GUARANTEES
+ *
+ * Each one is held by the test of that name (tools/guarantees.py lists them). The table below says
+ * where a backend gives less.
  *
  *   G1   A refused call leaves every output and every state untouched.
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
- *        order, and however many threads run. (On a device kernels may be chosen by alignment,
- *        by the form of the batch, of which as many tokens as sequences is one, and above 65535
- *        sequences by their number. gdn_prefill there holds G2, G4, G11 and G18 to the bit with
- *        GDN_BATCH_INVARIANT, without it to rounding; so does gdn_block, if no projection is
- *        cuBLAS's.)
+ *        order, and however many threads run.
  *   G3   The same call on the same inputs gives the same bits, run after run, with the same
- *        instruction set.
- *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits; on
- *        a device, where one token has a kernel of its own and a few are one product, to
- *        rounding.
- *        gdn_prefill with f32 state: cutting a sequence at multiples of 16 tokens gives the
- *        same bits, if every part has more than 8 tokens; on a device at multiples of 64,
- *        whatever the parts. With GDN_EXACT: see G17.
- *   G5   gdn_prefill of some tokens then gdn_decode of the rest agrees with one gdn_prefill
- *        of all to rounding.
+ *        instruction set or device.
+ *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits.
+ *        gdn_prefill with f32 state: a sequence may be cut at multiples of 16 tokens (GPU: 64)
+ *        without changing a bit. On a CPU every part then has more than 8 tokens.
+ *   G5   gdn_prefill of some tokens, then gdn_decode of the rest, equals one gdn_prefill of all
+ *        tokens to rounding.
  *   G6   Nothing outside the described elements is read or written.
  *   G7   alpha = 0 (g = -inf) forgets by selection: a NaN or 1e30 in the old state is gone.
  *   G8   beta = 0 writes nothing by selection: v may then be NaN.
- *   G9   Where all tokens of a call have g = 0 and beta = 0, every state bit stays.
- *   G10  An empty sequence, or one whose slot is padding, reads and writes no state.
+ *   G9   If all tokens of a call have g = 0 and beta = 0, every state bit stays.
+ *   G10  An empty sequence, or a sequence whose slot is padding, reads and writes no state.
  *   G11  A token before token_start or past token_count neither decays nor writes, whatever it
- *        holds, and its output is zero. The others have the bits that they have without it.
- *   G12  The caller's rounding, flush-to-zero and exception modes change no result and are
- *        what they were when the call returns.
+ *        holds, and its output is zero. The other tokens have the bits that they have without it.
+ *   G12  The caller's rounding, flush-to-zero and exception modes change no result. When the call
+ *        returns they are as before.
  *   G13  With the caller's workspace (gdn_workspace_bytes()) a call allocates nothing.
  *   G14  gdn_state_copy between pools of one dtype moves every bit, NaN and scales included,
- *        whatever the layouts. Into float32 every value stays exactly what it was (8 bits: what
- *        the rule reads there).
+ *        whatever the layouts. Into float32 every value is exact (8 bits: the value that the rule
+ *        reads there).
  *   G15  A blob that was cut, lengthened, or changed in up to 32 bits that follow each other is
  *        refused whole. Other damage passes with a probability of 2^-32.
  *   G16  gdn_blob_merge of all slices of a blob gives that blob, bit for bit.
- *   G17  With GDN_EXACT a sequence gets the same bits from gdn_prefill and from gdn_decode, in
- *        one call or in any split over calls of either (several tokens in one gdn_decode and
- *        GDN_WRITE_EACH included), whatever the batch, the threads and the layout of the state;
- *        for states of any dtype, if all these calls write one dtype. "avx2", "avx512" and
- *        "neon" give the same bits, "scalar" has its own. (One NaN stands for any other.)
- *   G18  Checkpoints change no other bit of a call. One after n tokens has, in its own dtype, the
- *        bits of the final state of that call on the first n tokens alone (in gdn_prefill and
- *        the rule of gdn_block: where both calls, or neither, have more than 8 tokens; on Hopper
- *        to rounding, where one of the next 63 tokens has a key, g or beta that is not finite,
- *        keys whose products are beyond f16 or, under a norm, one 2^12 times as long as another,
- *        or a u too large to be divided by its gates: docs/design/numerics.md, section 12).
+ *   G17  With GDN_EXACT a sequence gets the same bits from gdn_prefill and from gdn_decode, for any
+ *        split of its tokens over calls of either, GDN_WRITE_EACH included. Batch, threads and
+ *        the layout of the state change nothing. States may have any dtype, if all these calls
+ *        write one dtype. "avx2", "avx512" and "neon" give the same bits, "scalar" has its own.
+ *        (All NaNs count as equal.)
+ *   G18  Checkpoints change no other bit of a call. A checkpoint after n tokens has, in its own
+ *        dtype, the bits of the final state of that call on the first n tokens alone. In
+ *        gdn_prefill and the rule of gdn_block, both calls or neither then have more than 8 tokens.
  *   G19  gdn_decode of a tree: a token has the bits, of its output and of the state after it,
  *        that it has at the end of the chain of its ancestors in one call.
  *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives
- *        the bits that gdn_decode of the accepted tokens gives, whatever was drafted beside them;
- *        on a device, with q and k of 16 bits, to rounding, as G4.
- *   G21  States of 8 bits: what is stored for a given float32 state, random rounding included,
- *        has the same bits with every instruction set, whatever the layout, the threads, the
- *        batch, and how heads are dealt to items of work.
+ *        the bits that one gdn_decode of the accepted tokens gives, whatever was drafted beside
+ *        them. With states of 16 bits this is one call: several calls would round the state
+ *        between them, unless GDN_EXACT rounds it after every token.
+ *   G21  States of 8 bits: the value stored for a given float32 state, random rounding included,
+ *        has the same bits with every instruction set, layout, number of threads and batch.
  *   G22  The caller's parallel_for gives the bits that the context's own threads give.
  *
- * Policies. g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
- * k, v, g or beta reaches only later tokens of the same sequence and head.
+ * Where a backend gives less ("bits": as stated above):
+ *
+ *              CPU     GPU: decode, others      GPU: gdn_prefill           GPU: gdn_block
+ *     G1       bits    descriptors only         descriptors only           descriptors only
+ *     G2 G11   bits    bits, same kernel (a)    bits with (b), else        bits with (c), else
+ *                                               to rounding                to rounding
+ *     G4       bits    to rounding              bits with (b), else        not promised
+ *                                               to rounding
+ *     G18      bits    bits                     bits with (b), else        bits with (c), else
+ *                                               to rounding (d)            to rounding (d)
+ *     G20      bits    bits for q, k of f32,    -                          -
+ *                      else to rounding
+ *
+ *   (a) The kernel depends on the alignment of pointers, on the form of the batch (N = B is a form
+ *       of its own), and on B > 65535.
+ *   (b) GDN_BATCH_INVARIANT.
+ *   (c) GDN_EXACT; or GDN_BATCH_INVARIANT if cuBLAS computes no projection. See gdn_block().
+ *   (d) On Hopper always to rounding if one of the 63 tokens after the checkpoint has one of these:
+ *       a key, g or beta that is not finite; keys whose products are beyond f16; under a norm, a
+ *       key 2^12 times as long as another one; a u too large to be divided by its gates. See
+ *       docs/design/numerics.md, section 12.
+ *
+ *
+ * WHAT ONE STUMBLES OVER
+ *
+ *   - Zero means the default of each op, so one enumerator may differ: beta_kind 0 is GIVEN in the
+ *     rule and SIGMOID in gdn_gates and gdn_step; norm 0 is none in the rule and L2 in gdn_l2norm
+ *     and gdn_step; activation 0 is none in gdn_conv1d and SiLU in gdn_rmsnorm_gated; scale 0 is
+ *     1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum.
+ *   - [N] without cu_seqlens is one sequence in gdn_prefill, gdn_conv1d, gdn_block and the stages,
+ *     but N sequences of one token in gdn_decode and gdn_step.
+ *   - num_accepted_tokens starts at 1. For "0 accepted", put the slot where the last call started
+ *     first in read_slots, and pass the number of accepted tokens plus 1.
+ *   - After a tree, the last accepted token t of the tree, not the number of accepted tokens, says
+ *     where the state is: the slot that write_slots[b][t] named.
+ *   - No slot is written twice in a call. An empty sequence (no tokens) writes nothing, so its slot
+ *     may be named again. A sequence whose token_count is 0 does write its slot.
+ *   - A checkpoints tensor without positions, or positions without a tensor, is GDN_E_ARG.
  */
 #ifndef GDN_H
 #define GDN_H
@@ -127,11 +248,30 @@ extern "C" {
 #define GDN_API __attribute__((visibility("default")))
 #endif
 
-/* GDN_VERSION of the library that runs, which may be newer than this header. */
+/* Returns GDN_VERSION of the library that runs, which may be newer than this header. */
 GDN_API uint32_t gdn_version(void);
 
 /* ---- Status -------------------------------------------------------------------------- */
 
+/*
+ * gdn_status - the result of a call. gdn_last_error() has the text.
+ *
+ *     status              means                                what to do
+ *     GDN_E_ARG           a bad value, pointer, overlap,       correct the call. If the text says
+ *                         flag, slot; or a busy context        "busy", use one context per thread
+ *     GDN_E_SHAPE         a bad rank, size or stride           compare with the op's shape table
+ *     GDN_E_DTYPE         a dtype that the op does not take    convert, or choose another op
+ *     GDN_E_UNSUPPORTED   the call is well formed, but no      ask gdn_supported() first; fall back
+ *                         kernel here computes it
+ *     GDN_E_MEMORY        an allocation failed, or the         free memory, or pass the bytes that
+ *                         workspace is too small               gdn_workspace_bytes() returns
+ *     GDN_E_CUDA          the driver returned an error         read the text. Errors of earlier
+ *                                                              kernels appear in later calls
+ *     GDN_E_SELF_TEST     this machine computes something      do not use this machine, or lower
+ *                         else than it should                  GDN_CPU; report it
+ *
+ * After an error the context stays usable, and a refused call has changed nothing (G1).
+ */
 typedef enum gdn_status {
     GDN_OK            = 0,
     GDN_E_ARG         = 1, /* a value, a pointer, an overlap, a flag */
@@ -143,7 +283,7 @@ typedef enum gdn_status {
     GDN_E_SELF_TEST   = 7 /* gdn_self_test(): this machine computes something else */
 } gdn_status;
 
-/* "GDN_OK", "GDN_E_ARG", ...; "GDN_E_?" for a value that is none of them. */
+/* Returns "GDN_OK", "GDN_E_ARG", ...; "GDN_E_?" for a value that is no status. */
 GDN_API const char *gdn_status_name(gdn_status status);
 
 /* ---- Tensor views -------------------------------------------------------------------- */
@@ -152,14 +292,14 @@ typedef enum gdn_dtype { /* numbers below 16 are kept for values, from 16 on for
     GDN_F32  = 0,
     GDN_BF16 = 1,
     GDN_F16  = 2,
-    GDN_I8   = 3, /* states alone, with scales: see gdn_rule_args */
-    GDN_E4M3 = 4, /* likewise: 8-bit floats of 4 exponent and 3 mantissa bits, no infinity */
+    GDN_I8   = 3, /* for states only, with scales: see "States of 8 bits" */
+    GDN_E4M3 = 4, /* the same: 8-bit floats of 4 exponent and 3 mantissa bits, no infinity */
     GDN_I32  = 16,
     GDN_I64  = 17,
     GDN_U8   = 18
 } gdn_dtype;
 
-/* Bytes of one element; 0 for a value that is no dtype. */
+/* Returns the bytes of one element; 0 for a value that is no dtype. */
 GDN_API size_t gdn_dtype_bytes(int32_t dtype);
 
 #define GDN_MAX_DIMS 6
@@ -172,7 +312,7 @@ typedef struct gdn_tensor {
     int64_t stride[GDN_MAX_DIMS]; /* in elements */
 } gdn_tensor;
 
-/* A dense row-major view of ndim (1 to 4) dimensions; unused sizes are ignored. */
+/* Returns a dense row-major view of ndim (1 to 4) dimensions; unused sizes are ignored. */
 static inline gdn_tensor gdn_dense(void *data, int32_t dtype, int32_t ndim, int64_t s0, int64_t s1,
                                    int64_t s2, int64_t s3)
 {
@@ -205,34 +345,47 @@ typedef enum gdn_backend { GDN_BACKEND_CPU = 0, GDN_BACKEND_CUDA = 1 } gdn_backe
 typedef void (*gdn_work)(void *arg, int64_t item, int32_t thread);
 
 typedef enum gdn_ctx_flag {
-    GDN_CTX_CHECK_CONTENTS = 1 /* for debugging, on a device: see gdn_ctx_create() */
+    GDN_CTX_CHECK_CONTENTS = 1 /* for debugging, on a GPU: see gdn_ctx_create() */
 } gdn_ctx_flag;
 
+/*
+ * gdn_options - how a context computes. Zero is the default of every field.
+ *
+ *     field          default                    on a GPU
+ *     backend        GDN_BACKEND_CPU            GDN_BACKEND_CUDA
+ *     n_threads      one thread per processor that the process may use       no effect
+ *     isa            the best that the machine has                           no effect
+ *     alloc release  the C library's            host memory only
+ *     log            silence                    also says why decode did not choose a faster kernel
+ *     parallel_for   the context's own threads  no effect
+ *     device         no effect on a CPU         the number of the device, as the driver counts
+ *     flags          0                          GDN_CTX_CHECK_CONTENTS: see gdn_ctx_create()
+ */
 typedef struct gdn_options {
     uint32_t    struct_size; /* set by gdn_options_init() */
     int32_t     backend;     /* gdn_backend */
     int32_t     n_threads;   /* threads that compute, the caller's included; 0: one per
                                 processor this process may use */
-    const char *isa;         /* "scalar", "avx2", "avx512" or "scalar", "neon": use no more than
-                                that; NULL: the best there is. The environment's GDN_CPU lowers
-                                either */
+    const char *isa;         /* upper limit: "scalar", "avx2", "avx512", "neon"; NULL: the best of
+                                this machine. GDN_CPU in the environment lowers both */
     /* Allocation; NULL: the C library's. align is a power of two. */
     void *(*alloc)(void *user, size_t bytes, size_t align);
     void (*release)(void *user, void *memory);
     void *alloc_user;
-    /* One line without newline per event (kernel chosen, and on a GPU why gdn_decode() did not
-     * choose a faster one; sequences cut into segments; buffer grown); NULL: silence. */
+    /* Takes one line without newline per event; NULL: silence. Events: a kernel is chosen, a
+     * sequence is cut into segments, a buffer grows. On a GPU a line also says why gdn_decode()
+     * did not choose a faster kernel. */
     void (*log)(void *user, const char *line);
     void  *log_user;
     char  *error_text; /* where gdn_ctx_create() explains a failure; may be NULL */
     size_t error_text_bytes;
-    /* The caller's threads in place of the context's: calls work(arg, item, thread) once for
-     * every item from 0 to n - 1, on any threads in any order, and returns when all are done.
-     * thread is from 0 to n_threads - 1 and never the same in two calls of work at a time.
-     * NULL: the context makes n_threads - 1 threads. No result depends on the choice. It is not
-     * called for what one thread does alone. An item or thread number that cannot be is not
-     * run; a call that saw one, or not every item, ends with GDN_E_ARG, and what it writes is
-     * then undefined. */
+    /* The caller's threads in place of the context's threads; NULL: the context makes
+     * n_threads - 1 threads. parallel_for calls work(arg, item, thread) once for every item from
+     * 0 to n - 1, on any threads in any order, and returns when all calls are done. thread is from
+     * 0 to n_threads - 1, and no two calls of work have the same thread at one time. The choice
+     * changes no result. Work for one thread is done without parallel_for. If parallel_for gives a
+     * bad item or thread, or leaves an item out, the call ends with GDN_E_ARG, and its outputs are
+     * undefined. */
     void (*parallel_for)(void *user, int64_t n, gdn_work work, void *arg);
     void *parallel_user;
     int32_t  device; /* GDN_BACKEND_CUDA: which device, as the driver counts them */
@@ -248,36 +401,35 @@ static inline gdn_options gdn_options_init(void)
 }
 
 /*
- * gdn_ctx_create - make a context: device, instruction set, threads, memory.
+ * gdn_ctx_create - makes a context: device, instruction set, threads, memory.
  *
- * options may be NULL for the defaults. *ctx is NULL after an error. GDN_E_ARG: an unknown
- * isa (or GDN_CPU), or one that this machine lacks; GDN_E_UNSUPPORTED: backend;
- * GDN_E_MEMORY: allocation or thread creation failed.
+ * options may be NULL for the defaults. *ctx is NULL after an error. Errors: GDN_E_ARG (an isa or
+ * GDN_CPU that is unknown, or that this machine lacks), GDN_E_UNSUPPORTED (backend), GDN_E_MEMORY
+ * (an allocation or a thread).
  *
- * The context's threads wait 30 microseconds for the next call, then sleep. They block every
- * signal, so signals reach the program's own threads; a signal handler may call nothing of this
- * library. After fork() the child makes contexts of its own: those of the parent it may destroy,
- * and use if they have no threads (n_threads 1, or parallel_for). Where the CPU has AMX, Linux
- * is asked to let the process use it.
+ * Threads. The context's threads wait 30 microseconds for the next call, then sleep. They block
+ * every signal, so signals reach the program's own threads. A signal handler may not call this
+ * library. If the CPU has AMX, the library requests it from Linux for the process.
  *
- * CUDA. A context of GDN_BACKEND_CUDA computes on one device, in its primary context. n_threads,
- * isa and parallel_for have no meaning there; guarantees about bits hold between calls on devices
- * of one kind. For each call:
+ * fork(). A child makes contexts of its own. The child may destroy the contexts of its parent, and
+ * may use those that have no threads (n_threads 1, or parallel_for).
  *
- *   memory    All that tensors point to, arrays of indices too, and the caller's workspace is
- *             memory that the device can address. The structs are the host's.
- *   stream    A CUstream (cudaStream_t); NULL is the default one. The call checks descriptors,
- *             enqueues kernels and returns: nothing waits, nothing is copied, and with the caller's
- *             workspace nothing is allocated. The context's own belongs to one stream at a time.
- *   contents  are read where the kernels run and not judged, so G1 is about descriptors. Lengths
- *             are cut to the tensors, a sequence whose slot does not exist is skipped like
- *             padding, and what two of them write to one slot is undefined; nothing outside the
- *             tensors is touched, whatever they are.
- *   graphs    A call may be captured. Launches follow from descriptors alone, so a replay may find
- *             other lengths and slots in the same arrays. A graph with the context's own workspace
- *             is good until a later call needs more, which frees that, or the context is destroyed:
- *             give one of your own to a graph that is to live longer.
+ * CUDA. A context of GDN_BACKEND_CUDA computes on one device, in its primary context. Guarantees
+ * about bits hold between calls on devices of one kind. For each call:
  *
+ *   memory    Tensors, index arrays and the caller's workspace are memory that the device can
+ *             address. Structs are in host memory.
+ *   stream    The call checks descriptors, enqueues kernels and returns. It does not wait and does
+ *             not copy. With the caller's workspace it does not allocate. Use the context's own
+ *             workspace from one stream at a time.
+ *   contents  Kernels read index arrays and do not check them, so G1 covers descriptors only.
+ *             Lengths are cut to the tensors. A sequence whose slot does not exist is skipped like
+ *             padding. If two sequences write one slot, its content is undefined. Nothing outside
+ *             the tensors is touched.
+ *   graphs    A call may be captured. Launches depend on descriptors alone, so a replay may find
+ *             other lengths and slots in the same arrays. A captured graph keeps a pointer to its
+ *             workspace. A later, larger call frees the context's own workspace, and so does
+ *             gdn_ctx_destroy(). So pass your own workspace to a graph that is to live longer.
  *   checking  If the context has the flag GDN_CTX_CHECK_CONTENTS, then each call copies its index
  *             arrays (cu_seqlens, slots, counts) to the host and checks them as a call on a CPU
  *             does. A wrong entry is GDN_E_ARG or GDN_E_SHAPE, the text names the array and the
@@ -285,28 +437,31 @@ static inline gdn_options gdn_options_init(void)
  *             If a graph is being captured from the stream, then the call checks nothing and says
  *             so in the log. A context of a CPU always checks; the flag changes nothing there.
  *
- * Blobs are of host memory: gdn_blob_bytes(), _save() and _load() are GDN_E_UNSUPPORTED there.
+ * Blobs are in host memory: gdn_blob_bytes(), gdn_blob_save() and gdn_blob_load() return
+ * GDN_E_UNSUPPORTED in a context of a GPU.
  */
 GDN_API gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx);
 GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
 
-/* The text of the last error of this context; "" if there was none. Never NULL. After a call that
- * the context refused because it was busy, the thread of that call gets that text. */
+/* Returns the text of the last error of this context; "" if there was none; never NULL. If a busy
+ * context refused a call, the thread of that call gets the text of that refusal. */
 GDN_API const char *gdn_last_error(const gdn_ctx *ctx);
-/* The inner loops that the last successful call ran, as "op: loop.isa loop.isa"; of a device its
- * kernels, "op: kernel kernel". */
+/* Returns what the last successful call ran, as "op: loop.isa loop.isa"; on a GPU its kernels, as
+ * "op: kernel kernel". */
 GDN_API const char *gdn_last_kernel(const gdn_ctx *ctx);
-/* "scalar", "avx2", "avx512" or "neon"; of a device "sm_90", say. */
+/* Returns "scalar", "avx2", "avx512" or "neon"; on a GPU for instance "sm_90". */
 GDN_API const char *gdn_isa(const gdn_ctx *ctx);
+/* Returns how many threads compute, the caller included. */
 GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 
 /*
- * gdn_self_test - does this machine, with this context and its threads, compute what it should?
- * Runs small cases of the rule, the convolution, the gates and the norms through the context,
- * in every dtype, and compares them with plain C in float64. Takes some milliseconds and, of the
- * context's memory, 270 KB, and 225 KB for each thread that stay as its workspace. GDN_E_SELF_TEST:
- * the text names the op, the element, what was found and wanted. Nothing of the caller's is
- * touched.
+ * gdn_self_test - checks that this machine, with this context and its threads, computes correctly.
+ *
+ * It runs small cases of the rule, the convolution, the gates and the norms through the context, in
+ * every dtype, and compares them with plain C in float64. It takes some milliseconds. It allocates
+ * 270 KB of the context's memory, and 225 KB for each thread that stay as the context's workspace.
+ * GDN_E_SELF_TEST: the text names the op, the element, what was found and what was wanted. The call
+ * changes nothing of the caller's.
  */
 GDN_API gdn_status gdn_self_test(gdn_ctx *ctx);
 
@@ -340,18 +495,24 @@ typedef enum gdn_op {
 } gdn_op;
 
 /*
- * gdn_supported - would this call be accepted? Looks at the struct alone: descriptors,
- * flags, alignment, overlaps. Nothing that data points to is read (so cu_seqlens, slots and
- * counts are not judged, nor is the workspace). Returns what the op would.
+ * gdn_supported - returns what the op would return, without computing. It checks the struct:
+ * descriptors, flags, alignment, overlaps. It does not read what data points to, so it does not
+ * check cu_seqlens, slots and counts, nor the workspace.
  */
 GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
 
 /*
- * gdn_workspace_bytes - memory that the call needs beside its tensors. Depends on sizes and on the
- * context's threads, not on contents; on a device on its multiprocessors and, as kernels are chosen
- * by it, on the alignment of pointers and strides: ask with the tensors of the call. It grows with
- * B, heads and head sizes, and with the number of tokens only where N or T stands here (and of a
- * block on a CPU up to a window of 256). At most, in bytes, on a CPU:
+ * gdn_workspace_bytes - sets *bytes to the memory that the call needs beside its tensors.
+ *
+ * Every args struct has workspace and workspace_bytes. If workspace is NULL, the context keeps a
+ * buffer that grows on demand and is freed with it. A caller's workspace is aligned to 64 bytes and
+ * is scratch: nothing lives in it between calls. As in gdn_supported(), contents are not read.
+ *
+ * On a CPU the result depends on sizes and on the number of threads. On a GPU it depends on sizes,
+ * on the number of multiprocessors, and on the alignment of pointers and strides, which select
+ * kernels: ask with the tensors of the call. The result grows with B, heads and head sizes. It
+ * grows with the number of tokens only where N or T stands here. (A block on a CPU also grows up
+ * to a window of 256 tokens.) At most, in bytes, on a CPU:
  *
  *     prefill, decode   n_threads x 640 KiB + 16 x H + 192 x B (+ 64 x N: GDN_WRITE_EACH)
  *                       (+ 64 x N: parents) (+ P / 8 + 64: a record)
@@ -361,12 +522,12 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
- *     ... each with checkpoints: + 64 x their number (C, or N / checkpoint_every)
+ *     all of these with checkpoints: + 64 x their number (C, or N / checkpoint_every)
  *     state_copy        P / 8 + 64, P of to_pool
- *     prefill_backward  24 x H + 208 x B x H + n_threads x H' x (4 K V (18 + T / 256) + 1 MiB), T
- *                       being N or T, and H' = H / gcd(Hq, Hk, Hv)
- *     conv1d_backward   192 x B; on a device 1 KiB x (W + 1) x D: dweight or dbias
- *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a device
+ *     prefill_backward  24 x H + 208 x B x H + n_threads x H' x (4 K V (18 + T / 256) + 1 MiB);
+ *                       T is N or T, and H' = H / gcd(Hq, Hk, Hv)
+ *     conv1d_backward   192 x B; on a GPU 1 KiB x (W + 1) x D: dweight or dbias
+ *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a GPU
  *     rmsnorm_gated_backward   2 KiB x D: dweight; the same on a device
  *     block_backward    N x (a (2 hidden + 8 Hk K + 9 Hv V) + 4 hidden + 24 Hv), a = 4
  *                       (+ N x a x 2 (Hk K + Hv V): in_proj_qkvz), + 1 KiB x (hidden + 2 Hk K +
@@ -377,27 +538,25 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     chunk_cumsum      320 x B
  *     chunk_uw, chunk_states, chunk_output     n_threads x 512 KiB + 320 x B
  *
- * On a device of m multiprocessors none, but for
+ * On a GPU with m multiprocessors only these ops need memory:
  *
  *     prefill           in segments 5 m (4 K (K + V) + 8) + 192, see GDN_BATCH_INVARIANT
  *                       (+ 4 H K V x (B + checkpoints) + 128: states of 8 bits); GDN_EXACT: none
  *     decode            of a tree of T tokens (N of packed ones) 4 m (128 K' log2(T + 2) + 32 T +
- *                       128), K' being K rounded up to 64, 128 or 256; less for fewer than 4 m
+ *                       128); K' is K rounded up to 64, 128 or 256; less for fewer than 4 m
  *                       parts of states
- *     conv1d            out being x: 4 (W - 1) D (N / 32 + 2 B + 1) + 64
- *     prefill_backward  n (256 ((Hq + Hk) K + 2 H (K + V)) + 8 H K V + 16 H) + 704, n being
+ *     conv1d            if out is x: 4 (W - 1) D (N / 32 + 2 B + 1) + 64
+ *     prefill_backward  n (256 ((Hq + Hk) K + 2 H (K + V)) + 8 H K V + 16 H) + 704; n is
  *                       N / 64 + B or, if less, B max(8, T / 2048 + 1), T as above
- *                       (+ 132 B H K V: T above 512)
+ *                       (+ 132 B H K V: T above 512). On tensor cores (docs/gpu/backward.md)
+ *                       n (124704 H + 34816 Hk + 24 + 16 H) + 704, n being N / 64 + B or, if
+ *                       less, B max(8, 640 MiB / that of B chunks)
+ *                       (+ 4 B H K V (T / 64 / that + 1): more than one such window)
  *     step              a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
  *                       (+ that of decode: parents) + 192
  *     block             a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB
  *                       (+ a x N x hidden: GDN_PAD_KEEP) (+ that of prefill)
  *     block_backward    as on a CPU without the second and third line; + 32 MiB + 256
- *
- * The same as for gdn_supported() holds for pointers. Every args struct has workspace and
- * workspace_bytes; NULL lets the context keep a buffer that grows on demand and is freed with
- * it. A caller's workspace must be aligned to 64 bytes and is scratch: nothing lives in it
- * between calls.
  */
 GDN_API gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes);
 
@@ -405,9 +564,9 @@ GDN_API gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args
 
 typedef enum gdn_pad_policy {
     GDN_PAD_ZERO = 0, /* a negative slot: the sequence is skipped, its output is zero */
-    GDN_PAD_KEEP = 1, /* ... its output stays as it was */
-    GDN_PAD_SINK = 2  /* ... its state goes to and comes from slot sink_slot; only the first such
-                         row with tokens, further ones are skipped as with GDN_PAD_ZERO */
+    GDN_PAD_KEEP = 1, /* the sequence is skipped, its output stays as it was */
+    GDN_PAD_SINK = 2  /* the first such sequence with tokens reads and writes slot sink_slot;
+                         later ones are skipped as with GDN_PAD_ZERO */
 } gdn_pad_policy;
 
 typedef enum gdn_write {
@@ -418,32 +577,37 @@ typedef enum gdn_write {
 
 /*
  * gdn_batch - which tokens form which sequence, and where its states are. One batch serves
- * every op and every layer of a step. Absent (NULL): plain sequences, slot b for sequence b.
+ * every op and every layer of a step. If args.batch is NULL, sequence b has slot b.
  *
  *   cu_seqlens           [B+1]   for packed tensors [N]...: sequence b has the tokens from
  *                                cu_seqlens[b] to cu_seqlens[b+1]. Starts at 0, does not
  *                                decrease, ends at N or below; output past its end is zero.
  *                                Absent: see the op. Padded tensors [B][T]... take none.
- *   max_seqlen                   tokens of the longest of these sequences or somewhat more, 0:
- *                                unknown. What lies in a GPU's memory is not read before kernels
- *                                run, so gdn_prefill knows by this alone that some sequences are
- *                                far longer than others, and spreads them over the device. A wrong
- *                                one costs time and nothing else; on a CPU it has no meaning. Rows
- *                                of one token are faster by gdn_decode than beside such ones.
+ *   max_seqlen                   upper bound on the longest sequence, in tokens. 0: unknown. A
+ *                                hint for prefill on a GPU: lengths are in device memory, so
+ *                                without it the library cannot know that some sequences are much
+ *                                longer, and cannot split them. A wrong value affects speed only.
+ *                                No effect on a CPU. On a GPU, one-token sequences are faster in
+ *                                a gdn_decode() of their own.
  *   read_slots           [B]     the slot that sequence b starts from, below P. Many
- *                                sequences may read one slot that none writes. Negative:
+ *                                sequences may read one slot if none writes it. Negative:
  *                                padding, see pad_policy. With num_accepted_tokens: [B][T'].
- *   write_slots          [B]     the slot that its final state goes to; absent: the slot it
- *                                started from. No slot is written twice, nor written by one
- *                                sequence and read by another; none is negative unless its
- *                                sequence is padding. GDN_WRITE_EACH: [B][T''] with
- *                                T'' at least the longest sequence, slot of token t; there a
- *                                negative slot drops that token's state.
+ *   write_slots          [B]     the slot for its final state. Absent: the slot it started from.
+ *                                No slot is written twice, and no slot is written by one
+ *                                sequence and read by another. A slot is negative only if its
+ *                                sequence is padding. Empty sequences write nothing; their
+ *                                slots are not looked at. GDN_WRITE_EACH: [B][T''], T'' at
+ *                                least the longest sequence: the slot for the state after
+ *                                token t. A negative slot there drops that state.
  *   has_initial_state    [B]     0: start from zero, read nothing. GDN_U8, I32 or I64.
- *   num_accepted_tokens  [B]     n from 1 to T': start from read_slots[b][n - 1], the state
- *                                after the last draft token that was accepted.
+ *   num_accepted_tokens  [B]     n from 1 to T': start from read_slots[b][n - 1]. If
+ *                                read_slots holds the write_slots of the last call, then n is
+ *                                the number of accepted tokens, at least 1; after a tree, n is
+ *                                1 + the last accepted token. To allow 0 accepted tokens, put
+ *                                the slot where the last call started first, and add 1 to n.
  *   token_start          [B]     n from 0 to T: the first n tokens of sequence b do not count
- *                                (left padding). All that follows counts tokens from there.
+ *                                (left padding). token_count, parents, path and checkpoints
+ *                                count tokens from there.
  *   token_count          [B]     n from 0 to the rest of T: only n tokens of sequence b count.
  *                                With out absent this is "commit n drafted tokens".
  *
@@ -453,32 +617,35 @@ typedef enum gdn_write {
  *                                below t; -1: it follows the initial state. The final state is
  *                                that after the last token.
  *   path                 [B][T'] gdn_conv1d with out absent: commit the tokens path[b][0],
- *                                path[b][1], ..., token_count[b] of them; they ascend. All is as
- *                                if these inputs alone were there; parents are not looked at.
+ *                                path[b][1], ..., token_count[b] of them; they ascend. The
+ *                                result is as if only these inputs were there. parents have no
+ *                                effect.
  *
- * Checkpoints: states that a call leaves on its way, in slots of the tensor `checkpoints` of
- * its arguments (for prefix caches; the last K states of a call are K positions). Numbered
- * through the sequences; checkpoint c of sequence b is the state after its first n tokens,
+ * Checkpoints: copies of the state inside a call, written to slots of the tensor `checkpoints` of
+ * its arguments. They serve prefix caches; for the last states of a call, list their positions.
+ * Checkpoints are numbered through the sequences. Checkpoint c of sequence b is the state after its
+ * first n tokens:
  *
  *   checkpoint_every             n = every, 2 every, ..., up to its length; or
  *   checkpoint_positions [C]     n = checkpoint_positions[c], from 1 to its length, not
- *                                decreasing, c from checkpoint_starts[b] to ..[b+1] - 1;
- *   checkpoint_starts    [B+1]   starts at 0, does not decrease, ends at C or below;
- *   checkpoint_slots     [C]     and goes to this slot. Negative: not wanted. Absent: slot c.
- *                                No slot twice, nor one that a sequence starts from or ends in.
+ *                                decreasing, c from checkpoint_starts[b] to ..[b+1] - 1
+ *   checkpoint_starts    [B+1]   starts at 0, does not decrease, ends at C or below
+ *   checkpoint_slots     [C]     the slot for checkpoint c. Negative: not wanted. Absent: slot c.
+ *                                No slot is named twice, and none is one that a sequence starts
+ *                                from or ends in.
  *
- * Padding rows leave none, but keep their numbers. In a tree the state after n tokens is that
- * after token n - 1 and those it follows. Ops whose arguments have no checkpoints field take no
- * notice. In the other ops a checkpoints tensor needs one of the two lists, and a list needs a
- * checkpoints tensor: GDN_E_ARG (gdn_block: one of its two tensors). gdn_prefill writes a
- * checkpoint at a multiple of 16 as it passes; one elsewhere also costs about a third of the work
- * of 16 tokens.
+ * Padding rows write no checkpoints, but keep their numbers. In a tree the state after n tokens is
+ * the state after token n - 1 and its ancestors. Ops whose arguments have no checkpoints field
+ * ignore these lists. Other ops return GDN_E_ARG for a checkpoints tensor without one of the two
+ * lists, or a list without a checkpoints tensor (gdn_block: one of its two tensors). Cost: on a CPU
+ * gdn_prefill has the state at multiples of 16 at hand. Another position costs about a third of the
+ * work of 16 tokens.
  */
 typedef struct gdn_batch {
     uint32_t   struct_size; /* set by gdn_batch_init() */
     int32_t    pad_policy;  /* gdn_pad_policy */
     int32_t    write;       /* gdn_write */
-    int32_t    max_seqlen;  /* 0: not said */
+    int32_t    max_seqlen;  /* 0: unknown */
     int64_t    sink_slot;   /* for GDN_PAD_SINK */
     int64_t    checkpoint_every;
     gdn_tensor cu_seqlens, read_slots, write_slots, has_initial_state, num_accepted_tokens,
@@ -511,7 +678,7 @@ typedef enum gdn_beta_kind {
 
 typedef enum gdn_head_map {
     GDN_HEADS_GROUPED     = 0, /* state head h reads head h / (H / n) of a tensor with n heads */
-    GDN_HEADS_INTERLEAVED = 1  /* ... head h mod n (ggml) */
+    GDN_HEADS_INTERLEAVED = 1  /* state head h reads head h mod n (ggml) */
 } gdn_head_map;
 
 typedef enum gdn_state_layout {
@@ -527,24 +694,25 @@ typedef enum gdn_norm {
 } gdn_norm;
 
 typedef enum gdn_flag {
-    GDN_EXACT           = 1, /* the same bits however tokens are dealt to calls */
-    GDN_BF16_PRODUCTS   = 2, /* products of the state in bfloat16; both: see gdn_prefill() */
-    GDN_BATCH_INVARIANT = 4, /* the same bits whatever the batch, on a device too; beside either */
-    GDN_NO_EARLY_STOP   = 8, /* of segments every token counts; beside any: see gdn_prefill() */
-    GDN_ACCUMULATE      = 16 /* of backward ops: gradients are added to what is there */
+    GDN_EXACT           = 1, /* the same bits for any split of the tokens over calls */
+    GDN_BF16_PRODUCTS   = 2, /* products with the state in bfloat16; not together with GDN_EXACT */
+    GDN_BATCH_INVARIANT = 4, /* the same bits for any batch, on a GPU too */
+    GDN_NO_EARLY_STOP   = 8, /* every token of a segment counts: see "Splitting" */
+    GDN_ACCUMULATE      = 16 /* backward ops: gradients are added to what the tensors hold */
 } gdn_flag;
 
 typedef enum gdn_rounding { /* of 8-bit states */
     GDN_ROUND_NEAREST    = 0,
-    GDN_ROUND_STOCHASTIC = 1 /* up or down, by a random number from seed, token, head and place */
+    GDN_ROUND_STOCHASTIC = 1 /* up or down at random, from seed, token, head and element */
 } gdn_rounding;
 
 /*
- * gdn_prefill - whole sequences, in chunks of 16 tokens (the WY form, docs/design/math.md).
- * gdn_decode  - the next tokens of each sequence, one after the other.
+ * gdn_prefill - computes whole sequences, in chunks (the WY form, docs/design/math.md).
+ * gdn_decode  - computes the next tokens of each sequence, one after the other.
  *
- * Both compute the rule at the head of this file, from the same struct. They round
- * differently. Prefill wins from about 9 tokens per sequence on (and is decode below).
+ * Both compute the rule at the head of this file, from the same struct. They round differently.
+ * gdn_prefill is faster from about 9 tokens per sequence on. On a CPU it computes sequences of up
+ * to 8 tokens token by token, as gdn_decode does.
  *
  *     q             [N][Hq][K]     A    dense
  *     k             [N][Hk][K]     A    dense
@@ -554,90 +722,64 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW alone; dt_bias absent: 0
  *     state         [P][H][V][K]   f32, bf16, f16, i8, e4m3; one of its last two strides is 1.
  *                                  Absent: every sequence starts from zero.
- *     state_out     likewise       where states are written; absent: in state, in place.
+ *     state_out     [P][H][V][K]   as state; where states are written. Absent: in state, in place.
  *                                  Both absent: final states are dropped.
  *     out           [N][H][V]      A    dense; absent: no output
- *     checkpoints   [P][H][V][K]   as state, dtype and strides of its own; see gdn_batch. May
- *                                  be the very view that final states are written to.
+ *     checkpoints   [P][H][V][K]   as state, with its own dtype and strides; see gdn_batch. May be
+ *                                  the very view that final states are written to.
  *                                  Absent: none are written.
  *
- * A is f32, bf16 or f16. Instead of [N] all of q k v g beta out may begin with [B][T], a
- * padded batch. [N] without cu_seqlens is one sequence for gdn_prefill and N sequences of one
- * token for gdn_decode. K and V are 1 to 256 and need not be equal. H = max(Hq, Hv); Hq, Hk
- * and Hv divide H, and state head h reads of each the head that head_map says (GVA: Hv >
- * Hq = Hk; GQA: Hq > Hk = Hv).
+ * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. [N] without
+ * cu_seqlens is one sequence for gdn_prefill and N sequences of one token for gdn_decode. K and V
+ * are 1 to 256 and need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says
+ * which head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
  *
- * An empty sequence leaves its states alone (state_out too). One whose token_count is 0 has
- * the final state that it started from.
+ * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
+ * token_count is 0 is the state that it started from.
  *
- * Aliasing. out may be the very view v (if Hv = H). state_out may be the very view state.
- * Nothing else that is written may overlap anything else.
+ * Aliasing. out may be the very view v (if Hv = H). state_out may be the very view state. No other
+ * tensor that is written may overlap another tensor.
  *
- * GDN_EXACT in flags: every token is computed alone, in one order of summation whatever the
- * call and the layout, and a state of less than float32 is rounded after each, to the dtype of
- * the pool that final states go to (without one, of that they come from). See G17. gdn_prefill
- * then takes about a third more time, gdn_decode at most a fifth.
+ * Options:
  *
- * GDN_BATCH_INVARIANT in flags: where sequences are too few and long to fill a device, gdn_prefill
- * may cut them into segments that are done at once (compute capability 9.0, q of 16 bits, K up to
- * 128, K and V multiples of 8), up to four times as fast. Cuts are at multiples of 64 tokens that
- * follow from B, N or T, max_seqlen, H, K and V, the device and whether there may be an early
- * stop (below); each rounds once more. With this flag nothing is cut: a sequence has the same bits
- * in any batch. So it has where gdn_last_kernel() names no summaries. Without it too the same call
- * gives the same bits (G3). What lies between segments is in the workspace, so a call that cuts may
- * be captured into a graph with the caller's workspace, or if one that needs as much has run
- * before. A CPU takes no notice of the flag, nor does gdn_decode.
+ *     option               default  CPU                        GPU
+ *     GDN_EXACT            off      G17. gdn_prefill takes     G17. gdn_prefill runs the kernels
+ *                                   about a third more time,   of gdn_decode
+ *                                   gdn_decode a fifth at most
+ *     GDN_BF16_PRODUCTS    off      faster with AMX or         no effect
+ *                                   AVX512-BF16; less exact
+ *     GDN_BATCH_INVARIANT  off      no effect                  gdn_prefill does not split
+ *                                                              sequences: up to four times slower
+ *     GDN_NO_EARLY_STOP    off      no effect                  gdn_prefill reads every token of a
+ *                                                              segment: see "Splitting"
+ *     norm                 none     q and k are normalised     the same
+ *                                   inside the call
+ *     gate, beta_kind      log,     raw gates cost one exp and softplus per token and head
+ *                          given
+ *     rounding, seed       nearest  for states of 8 bits: see "States of 8 bits"
  *
- * GDN_NO_EARLY_STOP in flags: what a segment that is neither first nor last does to a state is
- * found before it has that state. Where a head forgets, and norm is not GDN_NORM_NONE, so that no
- * key is longer than 1 + 2^-8, the last tokens of it alone may be looked at, from one on that
- * follows a multiple of 64: if the product of alpha max(1, |1 - beta c|) over them,
- * c = (1 + 2^-8)^2, is at most 2^-24. Then each value column of the state at the segment's end is
- * off by at most 2^-24 of the length (2-norm) that it had before these tokens, as I - beta k k^T
- * makes it no longer than the maximum says. (For g <= 0 and beta from 0 to 1.98 the product is exp
- * of the sum of g.) Nor is anything left of what was not finite there. With this flag every token
- * counts, and results are exact to rounding. Without effect where nothing is cut or keys are as
- * they are given.
+ * GDN_EXACT. Every token is computed alone, in one order of summation whatever the call and the
+ * layout. A state of less than float32 is rounded after each token, to the dtype of the pool for
+ * final states. (If there is none, to the dtype of the pool where states start.)
  *
- * GDN_BF16_PRODUCTS in flags, of gdn_prefill with bf16 q: where the machine has AMX or
- * AVX512-BF16, keys, queries and the state are rounded to bfloat16 in the products k . S and
- * q . S of a chunk, which are then faster; the state itself and all else stay float32. Each
- * product is off by up to 2^-8 of its absolute value. Elsewhere the flag changes nothing;
- * gdn_last_kernel() tells. gdn_prefill (gdn_block: hidden) of another dtype refuses it with
- * GDN_E_DTYPE; gdn_decode and gdn_step take no notice of it, whatever their dtype.
+ * GDN_BF16_PRODUCTS, for gdn_prefill with bf16 q. If the machine has AMX or AVX512-BF16, keys,
+ * queries and the state are rounded to bfloat16 in the products k . S and q . S of a chunk. The
+ * state itself and all else stay float32. Each product is off by up to 2^-8 of its absolute value.
+ * On other machines the flag changes nothing. gdn_last_kernel() names the loop. gdn_prefill
+ * (gdn_block: hidden) of another dtype refuses the flag with GDN_E_DTYPE. gdn_decode and gdn_step
+ * ignore it.
  *
- * States of 8 bits: state, state_out or checkpoints are GDN_I8 or GDN_E4M3 with
+ * On a GPU gdn_prefill computes chunks of 64 tokens (32 if K is above 128, 16 for float32). It
+ * multiplies bfloat16 and float16 inputs on tensor cores: keys, queries, the state and intermediate
+ * values are rounded to that dtype as factors, and summed in float32 (docs/design/numerics.md).
+ * States of 8 bits are converted to float32 in the workspace, one for each sequence and each
+ * checkpoint.
  *
- *     .._scales     [P][H][V]      f32, dense: element = stored value x scale
+ * record_k record_u record_g record_count: for gdn_decode, see "Records of drafted tokens".
  *
- * beside them; whatever the layout, there is one scale for the K elements of a value column.
- * They are read as float32, each product rounded once, and computed with as float32. Storing
- * sets the scale to the largest magnitude m of the column / 127 or / 448 and each stored value
- * to element (1 / scale), rounded to the nearest one, ties to even. A column of zeros has the
- * scale 0. A scale is at least 2^-126, so that a column below 127 or 448 times that keeps an
- * absolute precision. A column with a NaN or an infinity becomes NaN as a whole, by its scale:
- * nothing that is not finite is lost, and a gate of -inf forgets it like any other (G7).
- *
- * rounding GDN_ROUND_STOCHASTIC: of the two values beside it an element goes to the one above
- * with the probability that leaves the mean where it is (to 2^-24 of a step with GDN_I8, 2^-20
- * with GDN_E4M3). What is drawn follows from seed + n, n being the tokens of the sequence in
- * this call when the state is stored, from the state head and from the element's v and k
- * (docs/design/numerics.md has the formula), and from nothing else. So calls of one token with the
- * seeds s, s + 1, ... draw what one call with the seed s draws that stores after each token,
- * and with GDN_EXACT leave the same bits. GDN_EXACT with such a state takes no parents
- * (GDN_E_UNSUPPORTED). Other dtypes round to nearest even whatever `rounding` says.
- *
- * On a device gdn_prefill works in chunks of 64 tokens (32 where K is above 128, 16 for float32),
- * and multiplies bfloat16 and float16 inputs on tensor cores: keys, queries, the state and what
- * lies between are rounded to that dtype as factors, and summed in float32
- * (docs/design/numerics.md). For states of 8 bits it has float32 ones in the workspace, one for
- * each sequence and each checkpoint.
- *
- * record_k record_u record_g record_count: see "Records of drafted tokens"; gdn_decode alone.
- *
- * Precision: see the head of this file; GDN_GATE_LINEAR goes through its logarithm in
- * gdn_prefill (but not with GDN_EXACT). Guarantees: G1 to G13, G17 to G20. A host call returns
- * when it is done.
+ * Precision: see the head of this file. In gdn_prefill without GDN_EXACT, GDN_GATE_LINEAR is
+ * computed through its logarithm. Guarantees: G1 to G13, G17 to G20. A call on a CPU returns when
+ * it is done.
  *
  * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
  * GDN_E_UNSUPPORTED (K or V above 256; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
@@ -676,41 +818,103 @@ static inline gdn_rule_args gdn_rule_args_init(void)
 GDN_API gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args);
 GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 
+/*
+ * States of 8 bits. state, state_out or checkpoints are GDN_I8 or GDN_E4M3, with a tensor of scales
+ * for each:
+ *
+ *     .._scales     [P][H][V]      f32, dense: element = stored value x scale
+ *
+ * The K elements of a value column share one scale, in both layouts.
+ *
+ *   reading   An element is read as float32: one product, rounded once.
+ *   storing   The scale is m / 127 (GDN_I8) or m / 448 (GDN_E4M3), where m is the largest magnitude
+ *             of the column. A stored value is element (1 / scale), rounded to nearest even. A
+ *             column of zeros has the scale 0. A scale is at least 2^-126, so a column below 127 or
+ *             448 times 2^-126 keeps an absolute precision.
+ *   NaN       A column with a NaN or an infinity becomes NaN as a whole, by its scale. So no value
+ *             that is not finite is lost, and a gate of -inf forgets it as usual (G7).
+ *   cost      Decode reads and writes about a quarter of the bytes of float32. Errors:
+ *             docs/design/state-dtypes.md.
+ *
+ * GDN_ROUND_STOCHASTIC rounds an element up or down. The probability keeps its mean, to 2^-24 of a
+ * step with GDN_I8 and to 2^-20 with GDN_E4M3. The random number depends on four things only:
+ *
+ *   - seed + n; n is the number of tokens of the sequence in this call when the state is stored,
+ *   - the state head,
+ *   - the element's v,
+ *   - the element's k.
+ *
+ * docs/design/numerics.md has the formula. So calls of one token with the seeds s, s + 1, ... draw
+ * the same numbers as one call with the seed s that stores after each token. With GDN_EXACT they
+ * also leave the same bits. GDN_EXACT with such a state takes no parents (GDN_E_UNSUPPORTED).
+ * Dtypes other than 8 bits ignore `rounding`: they round to nearest even.
+ */
+
+/*
+ * Splitting, and early stop (GPU). If sequences are too few and long to fill a GPU, gdn_prefill
+ * splits them into segments and computes these at the same time, up to four times as fast.
+ *
+ *   when      compute capability 9.0, q of 16 bits, K up to 128, K and V multiples of 8, and
+ *             neither GDN_BATCH_INVARIANT nor GDN_EXACT.
+ *   where     Cuts are at multiples of 64 tokens. They depend on B, N or T, max_seqlen, H, K, V,
+ *             the device, and GDN_NO_EARLY_STOP with norm.
+ *   bits      Each cut rounds once more. The same call gives the same bits (G3). A sequence of
+ *             another batch may be cut elsewhere. If gdn_last_kernel() names no summaries, nothing
+ *             was cut, and the bits do not depend on the batch.
+ *   memory    Values between segments are in the workspace. To capture such a call into a graph,
+ *             pass a workspace, or first run a call that needs as much.
+ *
+ * Early stop. The library computes what a middle segment does to any state, before that state is
+ * known. Without GDN_NO_EARLY_STOP it may skip the first tokens of that segment, when they can no
+ * longer matter: from a multiple of 64 on, the product of alpha max(1, |1 - beta c|) over the
+ * remaining tokens is at most 2^-24, with c = (1 + 2^-8)^2.
+ *
+ *   when      a sequence is split, and norm is not GDN_NORM_NONE, so that no key is longer
+ *             than 1 + 2^-8.
+ *   error     Each value column of the state at the segment's end is off by at most 2^-24 of the
+ *             length (2-norm) that it had before these tokens, because I - beta k k^T lengthens it
+ *             by no more than the maximum says. (For g <= 0 and beta from 0 to 1.98 the product is
+ *             exp of the sum of g.) Values there that are not finite are forgotten too.
+ *   off       With GDN_NO_EARLY_STOP every token counts, and results are exact to rounding.
+ */
+
 /* ---- Gradients ------------------------------------------------------------------------------- */
 
 /*
- * gdn_prefill_backward - the gradients of gdn_prefill(). For a loss whose gradients are dout of
- * out and dstate_out of the final states, computes those of every input. States are computed again
- * from the inputs, so nothing of the forward call is needed. docs/design/math.md derives it.
+ * gdn_prefill_backward - computes the gradients of gdn_prefill(). Given dout, the gradient of out,
+ * and dstate_out, the gradient of the final states, it computes the gradient of every input. It
+ * computes the states again from the inputs, so it needs no result of the forward call.
+ * docs/design/math.md derives the formulas.
  *
  *     q k v g beta A_log dt_bias   as in gdn_prefill(), with gate, beta_kind, head_map, norm,
  *                                  norm_eps, scale and gate_lower_bound
  *     state         [B][H][V][K]   f32, bf16, f16; initial states. Absent: zero.
  *     dout          [N][H][V]      f32 or A; dense
  *     dstate_out    [B][H][V][K]   f32, bf16, f16; absent: zero
- *     dq dk dv      as q, k, v     f32 or A; dense; of q and k as given, before their norm
- *     dg            [N][H]         f32; of g as given: of log alpha, alpha or a
- *     dbeta         [N][H]         f32; of beta as given: of beta or b
+ *     dq dk dv      as q, k, v     f32 or A; dense; dq and dk are with respect to q and k before
+ *                                  their norm
+ *     dg            [N][H]         f32; with respect to g as given: log alpha, alpha or a
+ *     dbeta         [N][H]         f32; with respect to beta as given: beta or b
  *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences
  *     dstate        [B][H][V][K]   f32
  *
- * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. state_layout is
- * that of state, dstate_out and dstate; one of their last two strides is 1. Where several state
- * heads read one head of q, k or v its gradient is their sum, in the order of the state heads.
- * [B][T] instead of [N], and sequences, as for gdn_prefill(), but of batch only cu_seqlens,
- * token_start and token_count may be there. Gradients of tokens that do not count are zero. Where
- * no token of a sequence counts, dstate is dstate_out.
+ * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. state,
+ * dstate_out and dstate have the layout state_layout; one of their last two strides is 1. If
+ * several state heads read one head of q, k or v, the gradient of that head is their sum, in the
+ * order of the state heads. Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of
+ * batch, only cu_seqlens, token_start and token_count may be set. Masked tokens have the gradient
+ * zero. If all tokens of a sequence are masked, dstate is dstate_out.
  *
- * A gate of -inf (alpha = 0) has dg = 0, and nothing behind it reaches the tokens before or the
- * initial state. So has any gate below -104, whose exp() is 0 in float32.
+ * If a gate is -inf (alpha = 0), its dg is 0, and later tokens give no gradient to earlier tokens
+ * and to the initial state. The same holds for a gate below -104, whose exp() is 0 in float32.
  *
- * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and those of tokens that
- * do not count stay as they are. Each sum is rounded once, to the dtype of the tensor. Other flags
- * that may be there, GDN_BATCH_INVARIANT and GDN_NO_EARLY_STOP, change nothing.
+ * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and the gradients of
+ * masked tokens stay as they are. Each sum is rounded once, to the dtype of the tensor.
+ * GDN_BATCH_INVARIANT and GDN_NO_EARLY_STOP are accepted and change nothing.
  *
- * All is computed in float32, in chunks of 16 tokens, on a device of 64. Nothing that is written
- * may overlap anything else. Guarantees, on a device too: G1, G3, G12 and G13, and G2 but for
- * dA_log and ddt_bias. Errors: as for gdn_prefill().
+ * Arithmetic is float32, in chunks of 16 tokens (GPU: 64). No tensor that is written may overlap
+ * another one. Guarantees, on a GPU too: G1, G3, G12 and G13; G2 for all gradients except dA_log
+ * and ddt_bias. Errors: as for gdn_prefill().
  */
 typedef struct gdn_prefill_backward_args {
     uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */
@@ -744,26 +948,26 @@ GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward
 /* ---- Records of drafted tokens --------------------------------------------------------------- */
 
 /*
- * Rolling back. Of T drafted tokens n are accepted; the states must become those after the
- * n-th. Three ways, for chains and trees, the convolution included; docs/start/speculation.md shows
- * each. Memory beside the state itself, of one sequence and layer, with float32 states and
- * without those of the convolution:
+ * Rolling back. T tokens were drafted and n of them are accepted, so the states must become the
+ * states after the n-th token. There are three ways, for chains and trees, the convolution
+ * included. docs/start/speculation.md shows each. Memory beside the state, for one sequence and
+ * layer, with float32 states and without the states of the convolution:
  *
- *   slots     GDN_WRITE_EACH leaves the state after every token in a slot of its own, and the
- *             next call starts from that of the last accepted one (num_accepted_tokens). Of
- *             the last few tokens alone: the other slots are -1. Where none may be accepted,
- *             the slot that the sequence started from must not be one of them.
- *                                                                       4 T H V K bytes
- *   again     GDN_WRITE_NONE, then the accepted tokens once more with out absent
- *             (token_count; of a tree those tokens moved together). The rule is computed
- *             twice.                                                            0 bytes
- *   record    GDN_WRITE_NONE with record_k, record_u, record_g: what each token adds to the
- *             state. Accepting is a counter, and the state is written once in a while.
- *                                                  4 R (Hk K + H V + H) + 8 bytes
+ *   slots     4 T H V K bytes. GDN_WRITE_EACH writes the state after every token to a slot of its
+ *             own. The next call starts from the slot of the last accepted token
+ *             (num_accepted_tokens). To keep the states of the last few tokens only, pass -1 for
+ *             the others. If all drafts may be rejected, the slot that the sequence started from
+ *             must not be one of the written ones.
+ *   again     0 bytes. GDN_WRITE_NONE, then the accepted tokens once more with out absent
+ *             (token_count; for a tree, move the accepted tokens together). The rule is computed
+ *             twice.
+ *   record    4 R (Hk K + H V + H) + 8 bytes. GDN_WRITE_NONE with record_k, record_u, record_g:
+ *             what each token adds to the state. Accepting is a counter. The state is written when
+ *             the record is folded.
  *
- * (T = R = 8, 16 key and 32 state heads of 128: 16 MiB by slots, 193 KiB by a record.)
+ * (T = R = 8, 16 key and 32 state heads of 128: 16 MiB for slots, 193 KiB for a record.)
  *
- * A record of R rows lies beside each slot of the state:
+ * A record has R rows for each slot of the state:
  *
  *     record_k      [P][R][Hk][K]  f32, bf16 or f16, dense   k as the rule uses it: normalised
  *     record_u      [P][R][H][V]   f32, bf16 or f16, dense   u = beta (v - S^T k)
@@ -773,27 +977,27 @@ GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward
  *
  * gdn_decode with a record starts from the state S of its slot with those c rows applied,
  *
- *     S <- |alpha| S + k u^T    row by row; a row with the sign only scales, whatever its k
+ *     S <- |alpha| S + k u^T    row by row; a row with the sign set only scales, whatever its k
  *
- * and writes what token t adds to row c + t (c + T is at most R); c stays. Of a tree, tokens
- * whose parent is -1 follow the c rows. All four tensors and a state are needed, and of the
- * batch GDN_WRITE_NONE, neither has_initial_state nor num_accepted_tokens, and no slot twice.
- * out may be absent. Padding rows have no record. GDN_EXACT needs float32 states. Then
+ * and writes what token t adds to row c + t (c + T is at most R); c does not change. In a tree,
+ * tokens whose parent is -1 follow the c rows. The call needs all four tensors and a state. The
+ * batch has GDN_WRITE_NONE, no has_initial_state, no num_accepted_tokens, and no slot twice. out
+ * may be absent. Padding rows have no record. GDN_EXACT needs float32 states.
  *
- * gdn_record_commit  accepts n_accepted[b] of them: those of a path (absent: the first) move to
- *                    the rows from c on, and c grows by n.
- * gdn_record_fold    writes S with the c rows applied to the slot; c becomes 0. To be called
- *                    when rows run out, and before another op reads the state.
+ * gdn_record_commit  accepts n_accepted[b] tokens. The rows of a path (absent: the first n rows)
+ *                    move to the rows from c on, and c grows by n.
+ * gdn_record_fold    writes S with the c rows applied to the slot, and sets c to 0. Call it when
+ *                    rows run out, and before another op reads the state.
  *
- * A new sequence in a slot begins with c = 0. The slot of sequence b is that of batch,
- * read_slots[b]; without slots, slot b. A batch here has read_slots alone (pad_policy and write
- * have no effect); negative slots are left out, and no slot is named twice. The convolution
- * commits by gdn_conv1d() with out absent, token_count and path.
+ * A new sequence in a slot starts with c = 0. Sequence b has the slot read_slots[b]; without
+ * read_slots, slot b. In these two ops a batch has only read_slots (pad_policy and write have no
+ * effect). Negative slots are skipped, and no slot is named twice. For the convolution, call
+ * gdn_conv1d() with out absent, token_count and path.
  *
  *     n_accepted    [B]     0 to R - c
  *     path          [B][T'] rows counted from c; ascending; T' at least n
  *
- * Nothing that is written may overlap anything else. Guarantees: G1 to G3, G6, G7, G12, G13,
+ * No tensor that is written may overlap another one. Guarantees: G1 to G3, G6, G7, G12, G13,
  * G20. Errors: as for gdn_decode().
  */
 typedef struct gdn_record_commit_args {
@@ -850,29 +1054,29 @@ typedef enum gdn_activation {
 } gdn_activation;
 
 /*
- * gdn_conv1d - causal depthwise convolution over the tokens of each sequence:
+ * gdn_conv1d - computes a causal depthwise convolution over the tokens of each sequence:
  *
  *     out[t][d] = act(bias[d] + sum_w weight[d][w] x[t - W + 1 + w][d])
  *
- * where x at t < 0 comes from the state, or is zero. Whole sequences and the one- or
- * many-token update of a pool are the same call.
+ * where x at t < 0 comes from the state, or is zero. One call serves whole sequences, and the
+ * update of a pool by one or several tokens.
  *
  *     x         [N][D]       A        dense; or [B][T][D]
  *     weight    [D][W]       f32, bf16 or f16; W from 2 to 8; or [D][1][W]
- *     bias      [D]          likewise; absent: 0
+ *     bias      [D]          f32, bf16 or f16; absent: 0
  *     state     [P][D][S]    f32, bf16 or f16; S >= W - 1; any strides (channels first or
  *                            last). The newest input comes last; the last W - 1 enter
  *                            the sums. Afterwards it holds the last S of its old content
  *                            followed by x. Absent: zero.
- *     state_out likewise     the same S; absent: in place in state
- *     checkpoints [P][D][S]  likewise, dtype and strides of its own, S as there (without a
- *                            state: at least W - 1); as for gdn_prefill()
+ *     state_out [P][D][S]    as state, with the same S; absent: in place in state
+ *     checkpoints [P][D][S]  as state, with its own dtype and strides and the same S (without a
+ *                            state: S at least W - 1); as for gdn_prefill()
  *     out       [N][D]       A        dense; may be the very view x; absent: only states move
  *
- * A is f32, bf16 or f16. Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH
- * included; [N] without cu_seqlens is one sequence. In a tree the inputs before a token are
- * those of the tokens that it follows, then the state's; they give the bits that they give as a
- * sequence of their own. Guarantees: G1, G2, G3, G6, G10 to G13, G18, and: T tokens in one call
+ * Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH included. [N] without cu_seqlens
+ * is one sequence. In a tree, the inputs before a token are the inputs of its ancestors, then the
+ * state's. The result has the bits that this chain of tokens has as a sequence of its own.
+ * Guarantees: G1, G2, G3, G6, G10 to G13, G18, and: T tokens in one call
  * and in T calls give the same bits if the state's dtype holds x exactly. Errors: as for
  * gdn_prefill().
  */
@@ -899,27 +1103,27 @@ static inline gdn_conv1d_args gdn_conv1d_args_init(void)
 GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
 
 /*
- * gdn_conv1d_backward - the gradients of gdn_conv1d(). For a loss whose gradients are dout of out
- * and dstate_out of the final states, computes those of x, the weights, the bias and the initial
- * states. Nothing of the forward call is needed but its inputs.
+ * gdn_conv1d_backward - computes the gradients of gdn_conv1d(). Given dout, the gradient of out,
+ * and dstate_out, the gradient of the final states, it computes the gradients of x, the weights,
+ * the bias and the initial states. It needs the inputs of the forward call, and no result.
  *
  *     x dout dx         [N][D]       f32, bf16 or f16 each, dense; or [B][T][D]
  *     weight bias       as in gdn_conv1d()
  *     state             [B][D][S]    f32, bf16 or f16; S >= W - 1; initial states. Absent: zero.
- *     dstate_out        likewise     of the states after the last tokens; absent: zero
+ *     dstate_out        as state     gradient of the states after the last tokens; absent: zero
  *     dweight           as weight    f32; sums over all tokens
- *     dbias             [D]          f32; likewise
- *     dstate            [B][D][S]    f32; may be there without a state
+ *     dbias             [D]          f32; sums over all tokens
+ *     dstate            [B][D][S]    f32; allowed without a state
  *
- * Every gradient may be absent, but not all of them; so may bias, whose gradient is that at 0.
- * state, dstate_out and dstate have the same S. Activations: none, SiLU. Sequences: as for
- * gdn_conv1d(), but of batch only cu_seqlens, token_start and token_count may be there. dx of
- * tokens that do not count is zero. Where no token of a sequence counts, dstate is dstate_out.
+ * Every gradient may be absent, but not all of them. If bias is absent, dbias is the gradient at
+ * bias = 0. state, dstate_out and dstate have the same S. Activations: none, SiLU. Sequences are as
+ * for gdn_conv1d(). Of batch, only cu_seqlens, token_start and token_count may be set. dx of masked
+ * tokens is zero. If all tokens of a sequence are masked, dstate is dstate_out.
  *
- * GDN_ACCUMULATE in flags: gradients are added to what is there, dx of tokens that do not count
- * stays, and each sum is rounded once to its dtype. All in f32. What is written may overlap nothing
- * else. Guarantees: G1, G3, G6, G12, G13, and G2 but for dweight and dbias, whose bits depend on
- * neither threads nor time.
+ * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and dx of masked tokens
+ * stays as it is. Each sum is rounded once to its dtype. Arithmetic is float32. No tensor that is
+ * written may overlap another one. Guarantees: G1, G3, G6, G12, G13; G2 for all gradients except
+ * dweight and dbias, whose bits depend on neither threads nor time.
  */
 typedef struct gdn_conv1d_backward_args {
     uint32_t         struct_size; /* set by gdn_conv1d_backward_args_init() */
@@ -946,15 +1150,15 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
 /* ---- Gates --------------------------------------------------------------------------------- */
 
 /*
- * gdn_gates - the gates of the rule from their raw inputs, per token and head:
+ * gdn_gates - computes the gates of the rule from their raw inputs, per token and head:
  *
  *     g    = -exp(A_log) softplus(a + dt_bias)      softplus(x) = log(1 + exp(x)), x above 20
  *     beta = sigmoid(b) or 2 sigmoid(b)
  *
  * With gate_lower_bound < 0: g = bound sigmoid(exp(A_log) (a + dt_bias)) (Kimi Linear).
  *
- *     a b           [...][H]    f32, bf16 or f16, dense; 1 to 5 leading dimensions; either
- *                               may be absent with its output
+ *     a b           [...][H]    f32, bf16 or f16, dense; 1 to 5 leading dimensions. a and g may
+ *                               be absent together, and so may b and beta
  *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0
  *     g beta        as a, b     f32, bf16 or f16, dense; may be the very view a, b
  *
@@ -985,20 +1189,20 @@ static inline gdn_gates_args gdn_gates_args_init(void)
 GDN_API gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args);
 
 /*
- * gdn_gates_backward - the gradients of gdn_gates(). For a loss whose gradients are dg of g and
- * dbeta of beta, computes those of a, b, A_log and dt_bias. What the two calls share is as in the
- * forward call; its g and beta are not needed.
+ * gdn_gates_backward - computes the gradients of gdn_gates(). Given dg, the gradient of g, and
+ * dbeta, the gradient of beta, it computes the gradients of a, b, A_log and dt_bias. Fields that
+ * both calls have are as in the forward call. g and beta of the forward call are not needed.
  *
  *     a b da db dg dbeta   [...][H]   f32, bf16 or f16 each, dense; 1 to 5 leading dimensions
  *     A_log dt_bias        [H]        f32, bf16 or f16; dt_bias absent: 0
  *     dA_log ddt_bias      [H]        f32; sums over all rows
  *
  * Every gradient may be absent, but not all of them. da, dA_log and ddt_bias need a, A_log and dg;
- * db needs b and dbeta. With GDN_GATE_LINEAR dg is the gradient of exp(g). What is written may
- * overlap nothing else. GDN_ACCUMULATE in flags: gradients are added to what is there, and each sum
- * is rounded once to its dtype. All in f32. A gradient of 0 stays 0 where a gate is infinite.
- * Guarantees: G1, G3, G6, G12, G13, and G2 but for dA_log and ddt_bias, whose bits depend on
- * neither threads nor time.
+ * db needs b and dbeta. With GDN_GATE_LINEAR dg is the gradient of exp(g). No tensor that is
+ * written may overlap another one. GDN_ACCUMULATE in flags: gradients are added to what the tensors
+ * hold, and each sum is rounded once to its dtype. Arithmetic is float32. If a gate is infinite, a
+ * gradient of 0 stays 0. Guarantees: G1, G3, G6, G12, G13; G2 for all gradients except dA_log and
+ * ddt_bias, whose bits depend on neither threads nor time.
  */
 typedef struct gdn_gates_backward_args {
     uint32_t   struct_size; /* set by gdn_gates_backward_args_init() */
@@ -1026,7 +1230,7 @@ GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_arg
 /* ---- Norms --------------------------------------------------------------------------------- */
 
 /*
- * gdn_l2norm - rows of length 1, in the formula that norm names (0 means GDN_NORM_L2).
+ * gdn_l2norm - scales rows to length 1, by the formula that norm names (0 means GDN_NORM_L2).
  *
  *     x out   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; out may be the very
  *                        view x
@@ -1055,15 +1259,15 @@ static inline gdn_l2norm_args gdn_l2norm_args_init(void)
 GDN_API gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
 
 /*
- * gdn_l2norm_backward - the gradients of gdn_l2norm(). For a loss whose gradients are dout of out,
- * computes dx, those of x. x, norm and eps are as in the forward call; its out is not needed.
+ * gdn_l2norm_backward - computes dx, the gradient of x in gdn_l2norm(), from dout, the gradient of
+ * out. x, norm and eps are as in the forward call. out of the forward call is not needed.
  *
  *     x dout dx   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536
  *
- * dx may overlap nothing else. GDN_ACCUMULATE in flags: dx is added to what is there, and the sum
- * is rounded once to the dtype of dx. All in f32. A zero row has dx = dout / its divisor; so has
- * GDN_NORM_L2_MAX where the length is below eps. In f16 such a gradient may be too large, and is
- * infinite then. Guarantees: G1, G2, G3, G6, G12, G13.
+ * dx may overlap no other tensor. GDN_ACCUMULATE in flags: the gradient is added to what dx holds,
+ * and the sum is rounded once to the dtype of dx. Arithmetic is float32. A zero row has dx = dout /
+ * its divisor. With GDN_NORM_L2_MAX the same holds for a row shorter than eps. Such a gradient may
+ * be too large for f16, and is infinite then. Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_l2norm_backward_args {
     uint32_t   struct_size; /* set by gdn_l2norm_backward_args_init() */
@@ -1087,15 +1291,15 @@ static inline gdn_l2norm_backward_args gdn_l2norm_backward_args_init(void)
 GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_args *args);
 
 /*
- * gdn_rmsnorm_gated - out = x / sqrt(mean x^2 + eps) weight act(z)
+ * gdn_rmsnorm_gated - computes out = x / sqrt(mean x^2 + eps) weight act(z)
  *
  *     x z out   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; out may be the
  *                          very view x or z; z absent: no gate
  *     weight    [D]        f32, bf16 or f16; absent: 1
  *
- * eps 0 means 1e-6. activation: GDN_ACT_SILU or GDN_ACT_SIGMOID; 0 means GDN_ACT_SILU. All
- * in f32, one rounding (Hugging Face rounds x to its dtype before the weight; FLA does not).
- * Guarantees: G1, G2, G3, G6, G12, G13.
+ * eps 0 means 1e-6. activation: GDN_ACT_SILU or GDN_ACT_SIGMOID; 0 means GDN_ACT_SILU. Arithmetic
+ * is float32, with one rounding (Hugging Face rounds x to its dtype before the weight; FLA does
+ * not). Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_rmsnorm_gated_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_args_init() */
@@ -1130,8 +1334,8 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *
  * Every gradient may be absent, but not all of them; dz needs z. What is written may overlap
  * nothing else. GDN_ACCUMULATE in flags: gradients are added to what is there, and each sum is
- * rounded once to its dtype. All in f32. Guarantees: G1, G3, G6, G12, G13, and G2 but for dweight,
- * whose bits depend on neither threads nor time.
+ * rounded once to its dtype. All in f32. Guarantees: G1, G3, G6, G12, G13. G2
+ * holds for dx and dz; the bits of dweight depend on neither threads nor time.
  */
 typedef struct gdn_rmsnorm_gated_backward_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_backward_args_init() */
@@ -1158,7 +1362,7 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
 /* ---- A step of an engine --------------------------------------------------------------------- */
 
 /*
- * gdn_step - the next tokens of each sequence through all of a layer between its projections:
+ * gdn_step - computes the next tokens of each sequence: all of a layer between its projections.
  *
  *     gdn_conv1d() with SiLU -> gdn_gates() and gdn_l2norm() of q and k -> gdn_decode()
  *                            -> gdn_rmsnorm_gated(), if there is a z or a norm_weight
@@ -1168,22 +1372,22 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  *     a b           [N][Hv]                  f32 or A
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
  *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]
- *     conv_bias     [2 Hk K + Hv V]          likewise; absent: 0
- *     A_log dt_bias [Hv]                     likewise; dt_bias absent: 0
- *     norm_weight   [V]                      likewise; absent: 1
+ *     conv_bias     [2 Hk K + Hv V]          f32, bf16 or f16; absent: 0
+ *     A_log dt_bias [Hv]                     f32, bf16 or f16; dt_bias absent: 0
+ *     norm_weight   [V]                      f32, bf16 or f16; absent: 1
  *     conv_state    [P][2 Hk K + Hv V][S]    as in gdn_conv1d()
  *     state         [P][Hv][V][K]            as in gdn_decode(), state_layout as there
- *     state_scales  [P][Hv][V]               beside a state of 8 bits, as there
- *     out           [N][Hv][V]               A      dense; absent: only states move
+ *     state_scales  [P][Hv][V]               for a state of 8 bits, as in gdn_decode()
+ *     out           [N][Hv][V]               A      dense; absent: only states change
  *
- * A is f32, bf16 or f16. States are updated in place; an absent one starts from zero and is
- * dropped. Batch: as for gdn_decode(), GDN_WRITE_EACH and parents included, and the same slots for
- * both pools; [N] without cu_seqlens is N sequences of one token. Nothing that is written may
- * overlap anything else.
+ * States are updated in place. If a state is absent, it starts from zero and is dropped. Batch: as
+ * for gdn_decode(), GDN_WRITE_EACH and parents included, with the same slots in both pools. [N]
+ * without cu_seqlens is N sequences of one token. No tensor that is written may overlap another
+ * one.
  *
- * On a CPU the result has the bits that the separate calls give: q, k and v are rounded to A after
- * the convolution, and o is before its norm; the gates and the normalised q and k stay float32,
- * as with GDN_GATE_RAW and norm in gdn_decode(). On a device sums may have another order.
+ * On a CPU the result has the bits that the separate calls give. q, k and v are rounded to A after
+ * the convolution, and o is rounded to A before its norm. The gates and the normalised q and k stay
+ * float32, as with GDN_GATE_RAW and norm in gdn_decode(). On a GPU sums may have another order.
  *
  * 0 means, for beta_kind: GDN_BETA_SIGMOID, norm: GDN_NORM_L2, norm_eps and rms_eps: 1e-6, scale:
  * 1 / sqrt(K). Guarantees: G1, G2, G3, G4 (if conv_state holds x exactly), G6 to G8, G10 to G13,
@@ -1225,20 +1429,23 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
 /* ---- The whole layer ------------------------------------------------------------------------ */
 
 /*
- * gdn_block - one Gated DeltaNet layer as Hugging Face saves it: projections, convolution
+ * gdn_block - computes one Gated DeltaNet layer as Hugging Face saves it: projections, convolution
  * with SiLU, q/k L2 norm (eps 1e-6), gates, rule (scale 1 / sqrt(K)), gated RMSNorm (SiLU),
  * output projection. Prefill and decode are the same call: states are carried in the pools.
  *
  *     hidden        [N][hidden]              A      dense; or [B][T][hidden]
  *     out           [N][hidden]              A      dense
- * either (Qwen3-Next: rows grouped by key head as q, k, v, z; b, a)
+ *
+ * either (Qwen3-Next: rows grouped by key head, see "Which layout is mine")
  *     in_proj_qkvz  [2 Hk K + 2 Hv V][hidden]
  *     in_proj_ba    [2 Hv][hidden]
+ *
  * or (Qwen3.5)
  *     in_proj_qkv   [2 Hk K + Hv V][hidden]
  *     in_proj_z     [Hv V][hidden]
  *     in_proj_b     [Hv][hidden]
  *     in_proj_a     [Hv][hidden]
+ *
  * and
  *     conv_weight   [2 Hk K + Hv V][W]       or [..][1][W]
  *     conv_bias     [2 Hk K + Hv V]          absent: 0
@@ -1249,28 +1456,35 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  *     state         [P][Hv][V][K]            as in gdn_prefill(), state_layout as there
  *     checkpoints   [P'][Hv][V][K]           as there
  *     conv_checkpoints [P'][2 Hk K + Hv V][S]  as in gdn_conv1d(); the slots of checkpoints.
- *                                            Each may be the very view state, conv_state
- *     state_scales  [P][Hv][V]               beside state and checkpoints of 8 bits, as in
+ *                                            Each may be the very view state or conv_state
+ *     state_scales  [P][Hv][V]               for state and checkpoints of 8 bits, as in
  *     checkpoint_scales [P'][Hv][V]          gdn_prefill()
  *
- * A and the weights are f32, bf16 or f16; weights are dense. A state is updated in place; an
- * absent one starts from zero and is dropped. GDN_WRITE_EACH is not supported here. [N]
- * without cu_seqlens is one sequence. Between the steps values stay f32. The projections sum
- * over hidden in an order that depends on hidden alone, so G2 and G3 hold for the whole layer.
- * Tokens pass through in windows of at most 256, which changes no bit. With GDN_EXACT and a
- * float32 conv_state any split of the tokens over calls gives the same bits, per instruction
- * set. Guarantees: G1, G2, G3, G5, G6, G10 to G13, G18.
+ * Weights are f32, bf16 or f16, and dense. States are updated in place. If a state is absent, it
+ * starts from zero and is dropped. GDN_WRITE_EACH is not supported. [N] without cu_seqlens is one
+ * sequence. Guarantees: G1, G2, G3, G5, G6, G10 to G13, G18.
  *
- * On a device all tokens pass at once, and what goes from one step to the next is rounded to A
- * (b and a of the gates are not). The projections are cuBLAS's, which is opened when a call or
- * gdn_workspace_bytes() first needs it (GDN_E_UNSUPPORTED where it is not found): sums in float32,
- * in an order that may depend on N, so that there G2, G11 and G18 hold to rounding. With GDN_EXACT
- * they are the library's own, in the order of hidden, slower, and G2, G11, G17 and G18 hold to the
- * bit. Products of a weight whose dtype is not A, or of rows 2^31 elements apart, are its own too:
- * where all are, GDN_BATCH_INVARIANT is enough for G2, G11 and G18. Tokens go one by one through
- * the rule where T is at most 8 or N at most B, but not with that flag; else in chunks: lengths are
- * not read on the host. A call may be captured into a graph if one of these sizes has run before,
- * and the graph replayed with other contents.
+ * On a CPU values between the steps stay float32. The projections sum over hidden in an order that
+ * depends on hidden alone, so G2 and G3 hold for the whole layer. Tokens are computed in windows of
+ * at most 256, which changes no bit. With GDN_EXACT and a float32 conv_state, any split of the
+ * tokens over calls gives the same bits, per instruction set.
+ *
+ * On a GPU all tokens are computed at once. Values between the steps are rounded to A, except b and
+ * a of the gates.
+ *
+ *   projections   cuBLAS computes them, with sums in float32 whose order may depend on N. So G2,
+ *                 G11 and G18 hold to rounding. The library opens cuBLAS when a call or
+ *                 gdn_workspace_bytes() first needs it; if it is missing, GDN_E_UNSUPPORTED.
+ *   GDN_EXACT     The library's own kernels compute the projections, in the order of hidden. They
+ *                 are slower, and G2, G11, G17 and G18 hold to the bit.
+ *   own products  The library's own kernels also multiply a weight whose dtype is not A, or whose
+ *                 rows are 2^31 elements apart. If they compute all projections,
+ *                 GDN_BATCH_INVARIANT is enough for G2, G11 and G18.
+ *   the rule      runs token by token if T <= 8 or N <= B, otherwise in chunks.
+ *                 GDN_BATCH_INVARIANT always uses chunks. Only tensor sizes decide, because lengths
+ *                 stay on the device.
+ *   graphs        A call may be captured if a call of these sizes has run before. A replay may have
+ *                 other contents.
  */
 typedef struct gdn_block_args {
     uint32_t   struct_size; /* set by gdn_block_args_init() */
@@ -1310,16 +1524,16 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
  *     hidden, the weights   as in gdn_block(), of which head counts, head sizes, state_layout and
  *                           rms_eps are too
  *     conv_state            [B][2 Hk K + Hv V][S]  f32, bf16, f16; initial states. Absent: zero.
- *     state                 [B][Hv][V][K]          likewise
+ *     state                 [B][Hv][V][K]          f32, bf16, f16; initial states. Absent: zero.
  *     dout                  as out in gdn_block()  f32 or A
  *     dconv_state_out       as conv_state          f32, bf16, f16; absent: zero
- *     dstate_out            as state               likewise
+ *     dstate_out            as state               f32, bf16, f16; absent: zero
  *     dhidden               as hidden              f32 or A
  *     din_proj_... dconv_weight dconv_bias dA_log ddt_bias dnorm_weight dout_proj
  *                           as their weights       f32; those of matrices have rows one after the
  *                                                  other, apart or not; sums over all tokens
  *     dconv_state           as conv_state          f32; may be there without one
- *     dstate                as state               likewise
+ *     dstate                as state               f32; may be there without one
  *
  * Every gradient may be absent, but not all of them. Those of projections are of the kind that the
  * call has. Sequences: as for gdn_block(), but of batch only cu_seqlens, token_start and
@@ -1328,10 +1542,10 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
  *
  * GDN_ACCUMULATE in flags: gradients are added to what is there, and each sum is rounded once to
  * its dtype. GDN_EXACT: on a device the matrix products are the library's own, not cuBLAS's. What
- * is written may overlap nothing else. Between the steps values are f32, on a device A, gates f32
- * but for their gradients; matrix products sum in f32. All tokens pass at once, and what goes from
- * one step to the next is in the workspace. Guarantees: G1, G3, G6, G12, G13. Errors: as for
- * gdn_block().
+ * is written may overlap nothing else. Between the steps values are f32, on a GPU A; gates
+ * are f32, and their gradients A. Matrix products sum in f32. All tokens pass at once, and
+ * what goes from one step to the next is in the workspace. Guarantees: G1, G3, G6, G12, G13.
+ * Errors: as for gdn_block().
  */
 typedef struct gdn_block_backward_args {
     uint32_t   struct_size; /* set by gdn_block_backward_args_init() */
@@ -1365,34 +1579,36 @@ GDN_API gdn_status gdn_block_backward(gdn_ctx *ctx, const gdn_block_backward_arg
 /* ---- States: copy and convert --------------------------------------------------------------- */
 
 /*
- * gdn_state_copy - pool slots to pool slots: copy, fork, zero, gather; and convert, for either
- * pool has its own dtype, layout and strides.
+ * gdn_state_copy - copies slots of a pool to slots of a pool. It also forks, zeroes, gathers and
+ * converts states: each pool has its own dtype, layout and strides.
  *
  *     from_pool   [P][H][V][K]    f32, bf16, f16, i8 or e4m3; from_layout says which of V and
  *                                 K is last. Absent: every target becomes zero.
- *     to_pool     [P'][H][V][K]   likewise, with to_layout
- * or, for states of gdn_conv1d, known by their three dimensions (layouts are 0),
+ *     to_pool     [P'][H][V][K]   one of these dtypes, with to_layout
+ * or, for states of gdn_conv1d, which have three dimensions (layouts are 0),
  *     from_pool   [P][D][S]       f32, bf16 or f16
  *     to_pool     [P'][D][S']     the newest inputs are kept; if S' > S, the oldest are zero
- *     from_slots  [M]             pair m reads this slot; many may read one (fork). Negative:
- *                                 its target becomes zero. Absent: slot m.
- *     to_slots    [M]             ... and writes this one. Negative: the pair is left out, its
- *                                 from-slot not looked at. Absent: slot m.
+ *     from_slots  [M]             pair m reads this slot; many pairs may read one slot (fork).
+ *                                 Negative: its target becomes zero. Absent: slot m.
+ *     to_slots    [M]             pair m writes this slot. Negative: the pair is skipped, and its
+ *                                 from-slot is not read. Absent: slot m.
  *
- * Both slots absent: all slots, of which the pools have equally many. No slot is written twice.
+ * If both slots are absent, all slots are copied, and both pools have the same number of slots. No
+ * slot is written twice.
  *
  * Aliasing. to_pool may be the very view from_pool with the same layout; then no slot is
  * written by one pair and read by another. No other overlap.
  *
  * States of the rule may have 8 bits, with scales and rounded as for gdn_prefill():
  *
- *     from_scales [P][H][V]       f32, dense; beside a pool of 8 bits, and with no other
- *     to_scales   [P'][H][V]      likewise. The very view from_scales where the pools are one.
+ *     from_scales [P][H][V]       f32, dense; for a pool of 8 bits, otherwise absent
+ *     to_scales   [P'][H][V]      f32, dense; for a pool of 8 bits, otherwise absent. If to_pool is
+ *                                 from_pool, the very view from_scales.
  *
- * Scales move with the values; K is then at most 256.
+ * Scales are copied with the values. K is then at most 256.
  *
- * Precision: a value is rounded once, to nearest even (8 bits: as `rounding` says, for n = 0),
- * where the dtype of to_pool is another. Guarantees: G1, G2, G3, G6, G12 to G14, G21. Errors:
+ * Precision: if the dtype changes, a value is rounded once, to nearest even (8 bits: as `rounding`
+ * says, for n = 0). Guarantees: G1, G2, G3, G6, G12 to G14, G21. Errors:
  * GDN_E_ARG (fields, slots, overlaps), GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED (above 2^31
  * pairs; K above 256 with 8 bits), GDN_E_MEMORY.
  */
@@ -1423,11 +1639,11 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
 /* ---- State blobs ---------------------------------------------------------------------------- */
 
 /*
- * A blob holds the states of some sequences in one layer, and says itself what it holds: heads
- * and their map, dtypes, layout, positions, which part of a layer, a checksum. It is a piece
- * of memory; files are the caller's (`gdn state` has them). docs/start/state-blob.md is the format.
- * It is little-endian, and so must be the machine (GDN_E_UNSUPPORTED). A blob in memory is
- * aligned to 8 bytes, else GDN_E_ARG.
+ * A blob holds the states of some sequences in one layer, and describes itself: heads and their
+ * map, dtypes, layout, positions, the part of the layer, a checksum. It is a piece of host memory.
+ * The caller writes files (`gdn state` does so). docs/start/state-blob.md is the format. Blobs and
+ * the machine are little-endian (else GDN_E_UNSUPPORTED). A blob in memory is aligned to 8 bytes
+ * (else GDN_E_ARG).
  *
  * The format has one version number. A library reads the versions it knows and refuses a newer
  * one with GDN_E_UNSUPPORTED. It writes the lowest version that can hold the content: 2 for states
@@ -1435,30 +1651,30 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  *
  *     state       [P][H][V][K]   f32, bf16, f16, i8 or e4m3 in state_layout, H = max(Hq, Hv); any
  *                                strides; or absent
- *     state_scales [P][H][V]     f32, dense; beside a state of 8 bits, and with no other
+ *     state_scales [P][H][V]     f32, dense; for a state of 8 bits, otherwise absent
  *     conv_state  [P][D][S]      channels in the order q, k, v, D = Hq K + Hk K + Hv V; any
  *                                strides; or absent
- *     slots       [B]            the slot of sequence b. Absent: slot b, B being P.
+ *     slots       [B]            the slot of sequence b. Absent: slot b, and B is P.
  *     position    [B]            I32 or I64: how many tokens sequence b has seen. Absent: 0.
  *
- * gdn_blob_bytes    the size of the blob that gdn_blob_save would write; blob is not looked at.
- * gdn_blob_save     writes it, in the dtypes and the layout of state and conv_state, to the
- *                   blob_bytes or fewer at blob. Slots are not negative. Equal content gives
- *                   equal bytes.
+ * gdn_blob_bytes    sets *bytes to the size of the blob that gdn_blob_save would write. It ignores
+ *                   blob.
+ * gdn_blob_save     writes a blob of at most blob_bytes to blob, in the dtypes and the layout of
+ *                   state and conv_state. Slots are not negative. Equal content gives equal bytes.
  * gdn_blob_inspect  checks all of a blob and describes it. The tensors are dense views of the
  *                   blob itself, to be read only, data NULL where it has none; position.size[0]
  *                   is B.
- * gdn_blob_load     checks all of a blob, then writes state, conv_state and position, of which
- *                   any may be absent, converting to their dtypes, layout and S as
- *                   gdn_state_copy() does. Heads, map, rank and n_ranks must be the blob's. A
- *                   sequence whose slot is negative is left out; its position is written.
+ * gdn_blob_load     checks all of a blob, then writes state, conv_state and position. Any of these
+ *                   may be absent. It converts to their dtypes, layout and S as gdn_state_copy()
+ *                   does. Heads, map, rank and n_ranks must equal the blob's. If the slot of a
+ *                   sequence is negative, only its position is written.
  *
- * Tensor parallelism. Rank r of n has the r-th of n equal parts of the heads of q, of k and of
- * v (and of the channels that belong to them), and the state heads that read them:
+ * Tensor parallelism. The heads of q, k and v are cut into n equal parts. Rank r of n has the r-th
+ * part, its channels, and the state heads that read it:
  *
  *     GDN_HEADS_GROUPED      heads that follow each other; n divides Hq, Hk and Hv
- *     GDN_HEADS_INTERLEAVED  G being the least of Hq, Hk and Hv: the heads whose number modulo
- *                            G is in the r-th part of 0..G-1; n divides G, G the other two.
+ *     GDN_HEADS_INTERLEAVED  with G, the least of Hq, Hk and Hv: the heads whose number modulo G
+ *                            is in the r-th part of 0..G-1. n divides G, and G divides the others.
  *
  * There may be more ranks than heads of q, k or v, if n divides H. If n is c times the heads of a
  * tensor, then c ranks that follow each other have a copy of the same head. A part says so in its
@@ -1466,16 +1682,17 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  * are divided among the c ranks. If the map is GDN_HEADS_INTERLEAVED and n is above G, then each
  * of Hq, Hk and Hv is G or H. A rank that saves its own part sets the fields in its gdn_blob_args.
  *
- * All else is GDN_E_UNSUPPORTED. In a part the same map holds between its own heads.
+ * Any other division is GDN_E_UNSUPPORTED. Inside a part, the same map holds between its heads.
  *
- * gdn_blob_slice    the part of rank `rank` of `n_ranks` of a whole (n_ranks 1) blob
- * gdn_blob_merge    the whole, from all n parts in any order; their positions agree, and so do
- *                   the copies of a head
+ * gdn_blob_slice    writes the part of rank `rank` of `n_ranks` of a whole (n_ranks 1) blob
+ * gdn_blob_merge    writes the whole, from all n parts in any order. Their positions must agree,
+ * and
+ *                   so must the copies of a head
  *
- * Both set *needed to the size of the result; out NULL asks for that alone.
+ * Both set *needed to the size of the result. If out is NULL, they do nothing else.
  *
- * Guarantees: G1, G3, G6, G12, G14 to G16. Errors: as for gdn_state_copy(); a blob that is no
- * blob, or damaged, is GDN_E_ARG; an out that is too small GDN_E_MEMORY.
+ * Guarantees: G1, G3, G6, G12, G14 to G16. Errors: as for gdn_state_copy(). Memory that is no blob,
+ * or a damaged one, is GDN_E_ARG. If out is too small, GDN_E_MEMORY.
  */
 typedef struct gdn_blob_args {
     uint32_t   struct_size; /* set by gdn_blob_args_init() */
@@ -1539,29 +1756,29 @@ GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const 
 /* ---- Summaries of ranges of tokens --------------------------------------------------------- */
 
 /*
- * What a range of tokens does to a state is an affine map, S_out = M S_in + U, and maps
- * compose: (M2, U2) after (M1, U1) is (M2 M1, M2 U1 + U2). So ranges can be worked on apart
- * (context parallelism) or kept and merged.
+ * A range of tokens changes a state by an affine map, S_out = M S_in + U. Maps compose: (M2, U2)
+ * after (M1, U1) is (M2 M1, M2 U1 + U2). So ranges can be computed apart (context parallelism), or
+ * kept and merged.
  *
- * gdn_summary - M and U of every sequence and head, by the chunks of gdn_prefill(): U is the
- * state it ends in from zero, to the bit (on a device to rounding: float32 throughout, in chunks
- * of 64 tokens); M is where it ends from the identity with v = 0.
+ * gdn_summary - computes M and U of every sequence and head, by the chunks of gdn_prefill(). U is
+ * the final state from a start of zero, to the bit. (On a GPU to rounding: float32 throughout, in
+ * chunks of 64 tokens.) M is the final state from the identity with v = 0.
  *
  *     k             [N][Hk][K]      f32, bf16 or f16, dense
- *     v             [N][Hv][V]      likewise; absent with U
- *     g beta        [N][H]          likewise; log gates; absent: 0 and 1
- *     M             [B][H][K][K]    likewise; M[x][y] takes S_in[y] to S_out[x]. One of its last
- *                                   two strides is 1. Absent: not wanted.
- *     U             [B][H][V][K]    likewise, or [B][H][K][V] as state_layout says. Absent: not
- *                                   wanted.
+ *     v             [N][Hv][V]      f32, bf16 or f16, dense; absent with U
+ *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1
+ *     M             [B][H][K][K]    f32, bf16 or f16; M[x][y] takes S_in[y] to S_out[x]. One of its
+ *                                   last two strides is 1. Absent: not wanted.
+ *     U             [B][H][V][K]    f32, bf16 or f16, or [B][H][K][V] as state_layout says. One of
+ *                                   its last two strides is 1. Absent: not wanted.
  *
- * H is that of M and U; Hk and Hv divide it, and head_map says which heads are read. [B][T]
- * instead of [N], and sequences, as for gdn_prefill(), but of batch only cu_seqlens and
- * token_count may be there. K and V are 1 to 256. Keys are taken as they are and gates as
- * logarithms: gdn_l2norm() and gdn_gates() make them, in float32 if so wanted. The range of
- * an empty sequence is the identity: M = I, U = 0. After a gate of -inf M is 0.
+ * H is the number of heads of M and U. Hk and Hv divide H, and head_map says which heads are read.
+ * Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of batch, only cu_seqlens and
+ * token_count may be set. K and V are 1 to 256. Keys are used as given, and gates are logarithms:
+ * gdn_l2norm() and gdn_gates() prepare them. The range of an empty sequence is the identity: M = I,
+ * U = 0. After a gate of -inf M is 0.
  *
- * Nothing that is written may overlap anything else. Guarantees: G1, G2, G3, G6, G7, G8, G12,
+ * No tensor that is written may overlap another one. Guarantees: G1, G2, G3, G6, G7, G8, G12,
  * G13, and G9 (M = I exactly, U = 0). Errors: as for gdn_prefill().
  */
 typedef struct gdn_summary_args {
@@ -1587,20 +1804,20 @@ static inline gdn_summary_args gdn_summary_args_init(void)
 GDN_API gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args);
 
 /*
- * gdn_summary_compose - range 2 after range 1:  M = M2 M1,  U = M2 U1 + U2
+ * gdn_summary_compose - computes range 2 after range 1:  M = M2 M1,  U = M2 U1 + U2
  *
  *     M1 M2 M       [B][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
- *     U1 U2 U       [B][H][V][K]    likewise, or [B][H][K][V]
+ *     U1 U2 U       [B][H][V][K]    f32, bf16 or f16 each, or [B][H][K][V]
  *
  * M1 and M may be absent together, and so may U1, U2 and U. M may be the very view M1, and U
- * the very view U1 or U2; nothing else that is written may overlap anything.
+ * the very view U1 or U2. No other tensor that is written may overlap another one.
  *
  * Precision. Each element is off by at most (K + 2) 2^-24 of the same sum of absolute values,
  * and is rounded once to its dtype. For keys of length 1, 0 <= beta <= 2 and g <= 0 the 2-norm
  * of M is at most exp(sum of g) <= 1, so the errors of composed parts add and do not grow:
  * |M2 M1 - M| <= exp(sum g of 2) |error of M1| + exp(sum g of 1) |error of M2| + the above.
  *
- * An M2 of zeros forgets by selection: U = U2 whatever U1 holds. Guarantees: G1, G2, G3, G6,
+ * If M2 is zero, it forgets by selection: U = U2 whatever U1 holds. Guarantees: G1, G2, G3, G6,
  * G7, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED, GDN_E_MEMORY.
  */
 typedef struct gdn_summary_compose_args {
@@ -1625,10 +1842,10 @@ static inline gdn_summary_compose_args gdn_summary_compose_args_init(void)
 GDN_API gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *args);
 
 /*
- * gdn_summary_apply - S_out = M S_in + U
+ * gdn_summary_apply - computes S_out = M S_in + U
  *
  *     M             [B][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
- *     U             [B][H][V][K]    likewise, or [B][H][K][V]; absent: 0
+ *     U             [B][H][V][K]    f32, bf16 or f16, or [B][H][K][V]; absent: 0
  *     state         as U            absent: 0
  *     state_out     as U            may be the very view state or U
  *
@@ -1658,9 +1875,9 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
 /* ---- Stages of the chunked form ------------------------------------------------------------ */
 
 /*
- * The chunked form in parts, for those who keep or exchange what lies between them. Per chunk
- * of C tokens and head, with G the inclusive sums of its log gates, gamma = exp(G), rows of K,
- * V, Q the tokens, and S the state at its start,
+ * The chunked form in parts, for research code that keeps or exchanges intermediate values. For
+ * each chunk of C tokens and head, G are the inclusive sums of its log gates, and gamma = exp(G).
+ * The rows of K, V and Q are the tokens. S is the state at the start of the chunk.
  *
  *     A_ij = beta_i exp(G_i - G_j) k_i . k_j   for j < i, else 0        T = (I + A)^-1
  *     u = T diag(beta) V        w = T diag(beta gamma) K        d = u - w S
@@ -1668,34 +1885,34 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
  *     o_i = scale (gamma_i S^T q_i + sum_{j<=i} exp(G_i - G_j) (q_i . k_j) d_j)
  *
  * Gates enter once, inside T and in gamma. gdn_chunk_uw(), gdn_chunk_states() and
- * gdn_chunk_output() one after the other give, to rounding, what gdn_prefill() gives; all run
- * on its inner loops.
+ * gdn_chunk_output(), one after the other, equal gdn_prefill() to rounding. They run on its inner
+ * loops.
  *
  *     q k u v w T   [N][heads][..]  f32, bf16 or f16 each, dense
- *     g beta        [N][H]          likewise; log gates; absent: 0 and 1
- *     states        [NC][H][V][K]   likewise, or [NC][H][K][V] as state_layout says; one of the
- *                                   last two strides is 1
+ *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1
+ *     states        [NC][H][V][K]   f32, bf16 or f16, or [NC][H][K][V] as state_layout says. One of
+ *                                   its last two strides is 1
  *
- * Tensors of tokens, sequences and the head map: as for gdn_prefill(), but H is that of u (w,
- * T), and of batch only cu_seqlens and token_count may be there. [N] without cu_seqlens is one
- * sequence. Keys are taken as they are and gates as logarithms: gdn_l2norm() and gdn_gates()
- * make them. chunk_size C is 16, 32 or 64 and the same in all calls. Chunks start at the first
- * token of a sequence and every C tokens after; they are numbered through the sequences, so
- * that sequence b with T tokens has ceil(T / C) of them after those before it, NC in all. What
- * belongs to masked tokens and past the last sequence is zero.
+ * Tensors of tokens, sequences and the head map are as for gdn_prefill(). H is the number of heads
+ * of u (w, T). Of batch, only cu_seqlens and token_count may be set. [N] without cu_seqlens is one
+ * sequence. Keys are used as given, and gates are logarithms: gdn_l2norm() and gdn_gates() prepare
+ * them. chunk_size C is 16, 32 or 64, and the same in all calls. Chunks start at the first token of
+ * a sequence, and every C tokens after it. They are numbered through the sequences: a sequence of T
+ * tokens has ceil(T / C) chunks, and there are NC in all. Values of masked tokens, and values past
+ * the last sequence, are zero.
  *
  * A gate of -inf (or below -104) forgets by selection: A, gamma and the decays are 0 across it.
- * K and V are 1 to 256. Nothing that is written may overlap anything else, but for what is said
- * below. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG,
+ * K and V are 1 to 256. No tensor that is written may overlap another one, except where an op says
+ * so. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG,
  * GDN_E_SHAPE (also for too few states), GDN_E_DTYPE, GDN_E_UNSUPPORTED (K, V, chunk_size),
  * GDN_E_MEMORY.
  *
- * gdn_chunk_cumsum - scale times the inclusive sums of g inside chunks of any size from 1 on.
+ * gdn_chunk_cumsum - computes scale times the inclusive sums of g inside chunks of any size from 1.
  *
  *     g out         [N][H]          out may be the very view g
  *
- * scale 0 means 1. Sums are float64, rounded once. After -inf all sums of the chunk are -inf;
- * the other stages take g itself.
+ * scale 0 means 1. Sums are float64, rounded once. After -inf all sums of the chunk are -inf. The
+ * other stages take g, not these sums.
  */
 typedef struct gdn_chunk_cumsum_args {
     uint32_t         struct_size; /* set by gdn_chunk_cumsum_args_init() */
@@ -1720,13 +1937,13 @@ static inline gdn_chunk_cumsum_args gdn_chunk_cumsum_args_init(void)
 GDN_API gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args);
 
 /*
- * gdn_chunk_uw - u, w and T of every chunk, by forward substitution.
+ * gdn_chunk_uw - computes u, w and T of every chunk, by forward substitution.
  *
  *     k v           [N][Hk][K] [N][Hv][V]      v absent with u
  *     u w T         [N][H][V] [N][H][K] [N][H][C]   each may be absent, not all
  *
- * Row i of a chunk's T lies with its token i; columns of tokens that are not there are zero.
- * Where beta is 0 v may be NaN (G8).
+ * Row i of a chunk's T is stored with its token i. In a chunk that is not full, the other columns
+ * are zero. If beta is 0, v may be NaN (G8).
  */
 typedef struct gdn_chunk_uw_args {
     uint32_t         struct_size; /* set by gdn_chunk_uw_args_init() */
@@ -1751,7 +1968,7 @@ static inline gdn_chunk_uw_args gdn_chunk_uw_args_init(void)
 GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
 
 /*
- * gdn_chunk_states - the state at the start of every chunk, and the final ones.
+ * gdn_chunk_states - computes the state at the start of every chunk, and the final states.
  *
  *     k u w         [N][Hk][K] [N][H][V] [N][H][K]
  *     state         [B][H][V][K]    where sequences start; absent: zero
@@ -1784,10 +2001,10 @@ static inline gdn_chunk_states_args gdn_chunk_states_args_init(void)
 GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *args);
 
 /*
- * gdn_chunk_output - o of every token, from the state at the start of its chunk.
+ * gdn_chunk_output - computes o of every token, from the state at the start of its chunk.
  *
  *     q k u w       [N][Hq][K] [N][Hk][K] [N][H][V] [N][H][K]
- *     states        [NC][H][V][K]   as gdn_chunk_states() gives them; may be longer
+ *     states        [NC][H][V][K]   as gdn_chunk_states() writes them; may be longer
  *     out           [N][H][V]       f32, bf16 or f16
  */
 typedef struct gdn_chunk_output_args {

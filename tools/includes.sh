@@ -8,28 +8,17 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C
 
 # Rooms and their floors. The folders of src/cuda that are not listed are families of kernels, on
-# floor 8. ops, cpu and cuda/* are wings: one never includes another.
+# floor 8. ops, cpu and cuda/* are wings: one never includes another. src/internal.h is what the
+# command may include beside gdn.h.
 floors='include 0 cpu/loops 1 core 2 batch 3 state 4 calls 5 ops 6 cpu 6
-cuda/driver 6 cuda/device 7 cuda/layer 9 cli 10 tests 11'
-
-# FILE INCLUDE REASON. The list shrinks to nothing: src/internal.h will declare what the command and
-# tests need of the library.
-exceptions='
-src/cuda/driver/launch.h cuda/prefill/sm90/*  struct gdn_cuda holds caches of one family
-cli/*.c core/ctx.h                            reads fields of a context: src/internal.h
-cli/*.c calls/rule.h                          reads a limit of the rule: src/internal.h
-cli/*.c cpu/loops/kernels.h                   lists tables and loops: src/internal.h
-cli/*.c ops/op_table.h                        calls an op by its number: src/internal.h
-cli/*.c ops/mirror.h                          calls an op on copies of host memory: src/internal.h
-cli/*.c cuda/driver/*.h                       lists images, times kernels: src/internal.h
-'
+cuda/driver 6 cuda/device 7 cuda/layer 9 internal.h 10 cli 11 tests 12'
 
 mapfile -t files < <(find include src cli tests -type f |
     grep -E '\.(c|h|inc|cpp|cu|cuh|def)$' | sort)
 {
     printf '%s\n' "${files[@]}"
     grep -oE '^ *# *include +"[^"]+"' "${files[@]}" | sed -E 's/: *# *include +"/ /; s/"$//'
-} | awk -v floors="$floors" -v exceptions="$exceptions" '
+} | awk -v floors="$floors" '
     function room_of(path,    part) {
         split(path, part, "/")
         if (part[1] != "src") return part[1]
@@ -46,22 +35,10 @@ mapfile -t files < <(find include src cli tests -type f |
         }
         return ""
     }
-    function pattern(glob) { gsub(/\./, "\\.", glob); gsub(/\*/, ".*", glob); return "^" glob "$" }
-    function is_exception(file, name,    i, found) {
-        for (i = 1; i <= n; i++) if (file ~ from[i] && name ~ to[i]) found = used[i] = 1
-        return found
-    }
     BEGIN {
         count = split(floors, word)
         for (i = 1; i < count; i += 2) floor[word[i]] = word[i + 1]
         n_folders = split("itself src/ include/ cli/ tests/harness/", folders, " ")
-        count = split(exceptions, line, "\n")
-        for (i = 1; i <= count; i++)
-            if (split(line[i], word) > 2) {
-                text[++n] = line[i]
-                from[n] = pattern(word[1])
-                to[n] = pattern(word[2])
-            }
     }
     NF == 1 { is_file[$1]; next }
     {
@@ -70,15 +47,12 @@ mapfile -t files < <(find include src cli tests -type f |
         b = room_of(target)
         if (target == "") why = "is in no folder of the search path"
         else if (a == b || a == "tests" || (a == "cli" && target ~ /^tests\/harness\//)) next
-        else if (a == "cli" && b != "include") why = "belongs to the library, not to its interface"
+        else if (a == "cli" && b !~ /^(include|internal\.h)$/)
+            why = "belongs to the library, not to its interface"
         else if (wing(a) && wing(b) && wing(a) != wing(b)) why = "is of another wing"
         else if (floor_of(b) >= floor_of(a)) why = "is not below " a
         else next
-        if (is_exception($1, $2)) next
         print $1 ": " $2 " " why
         bad = 1
     }
-    END {
-        for (i = 1; i <= n; i++) if (!used[i]) { print "needless exception: " text[i]; bad = 1 }
-        exit bad
-    }'
+    END { exit bad }'

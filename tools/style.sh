@@ -3,7 +3,8 @@
 #
 # style.sh - what can be said about the text of the repository by grep: tabs, trailing blanks,
 # final newline, ASCII, length of lines, the licence line, paths of somebody's machine, links
-# between pages, and who includes whom (includes.sh).
+# between pages, who includes whom (includes.sh), prose (sentences.py), and public functions
+# without a comment (header_doc.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -40,6 +41,19 @@ refuse "line over 100 columns" '^.{101}' "${narrow[@]}"
 [ ${#wide[@]} = 0 ] || refuse "line over 120 columns" '^.{121}' "${wide[@]}"
 refuse "a path of one machine" '(^|[^\w.])/(work|root|home|tmp)/' "${text[@]}"
 
+# Prose. A comment begins with a verb or a noun, and names who acts. Device code and tests follow.
+mapfile -t manuals < <(printf '%s\n' "${text[@]}" |
+    grep -E '^(README|bench/README|docs/(start|design|gpu)/.*|docs/[^/]*)\.md$|^include/gdn\.h$')
+mapfile -t spoken < <(choose -E '^(src|cli|include)/.*\.(c|h|inc)$' |
+    grep -vE '^src/cuda/driver/(args|images)\.h$|^src/core/views\.h$')
+refuse "a comment that opens with Whose, Of or a question" \
+    '^ *(/\*|\*|//) (Whose|Whom|Of (a|an|the|all|one|some|each|every|n)\b|Has it)' "${spoken[@]}"
+words='\b([Ll]ikewise|[Nn]obody|[Bb]ut for)\b'
+alive='\b([Kk]ernels?|[Ll]oops?|[Hh]osts?|[Ll]ibrary) (sees?|asks?|tells?|knows?)\b'
+refuse "likewise, nobody or but for: repeat the noun, or say if and then" "$words" \
+    "${manuals[@]}" "${spoken[@]}"
+refuse "kernels do not see, ask, tell or know" "$alive" "${manuals[@]}"
+
 for file in "${text[@]}"; do
     if [ -s "$file" ] && [ -n "$(tail -c 1 "$file")" ]; then
         echo "$file: no newline at the end"
@@ -64,5 +78,13 @@ for page in $(printf '%s\n' "${text[@]}" | grep '\.md$'); do
 done
 
 tools/includes.sh || bad=1
+
+# Sentences of what newcomers read first are short. Public functions have a comment.
+if command -v python3 >/dev/null; then
+    mapfile -t first < <(printf '%s\n' "${manuals[@]}" | grep -vE \
+        '^bench/|^docs/design/(adding-a-kernel|math|numerics)|^docs/gpu/hopper-prefill')
+    python3 tools/sentences.py "${first[@]}" || bad=1
+    python3 tools/header_doc.py || bad=1
+fi
 echo "${#text[@]} files"
 exit $bad

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "cli.h"
-#include "cpu/loops/kernels.h"
+#include "internal.h"
 #include "oracle.h"
 
 /* ---- Random tensors ---------------------------------------------------------------------- */

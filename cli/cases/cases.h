@@ -40,9 +40,9 @@ struct case_dims {
     int32_t dtype, state_dtype, state_layout;
     int     gates;           /* enum case_gates */
     bool    exact;           /* GDN_EXACT: the rule and the layer */
-    bool    bf16_products;   /* GDN_BF16_PRODUCTS: likewise */
-    bool    batch_invariant; /* GDN_BATCH_INVARIANT: likewise */
-    bool    no_early_stop;   /* GDN_NO_EARLY_STOP: likewise */
+    bool    bf16_products;   /* GDN_BF16_PRODUCTS: the rule and the layer */
+    bool    batch_invariant; /* GDN_BATCH_INVARIANT: the rule and the layer */
+    bool    no_early_stop;   /* GDN_NO_EARLY_STOP: the rule and the layer */
     bool    raw;    /* gates and norms inside the call */
     bool    pooled; /* states in every other slot of a pool, backwards */
     bool    each;   /* GDN_WRITE_EACH */
@@ -160,7 +160,7 @@ int64_t rule_case_end(const struct rule_case *c, int64_t b);
 bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n, double *state,
                       double *want, double *got);
 
-/* Of sequence 0, as far as float64 follows it: so many tokens, and which heads. */
+/* The judge in float64 follows so many tokens and heads of sequence 0. */
 enum { RULE_TOKENS = 512, RULE_HEADS = 3 };
 static inline int64_t rule_case_head(int i, int64_t H) { return i * (H - 1) / (RULE_HEADS - 1); }
 

@@ -50,7 +50,8 @@ static void load(double *to, const gdn_tensor *t, int64_t n, int64_t h)
 /* What a check has found so far: the worst of all. */
 struct verdict {
     struct comparison worst;
-    double           *got; /* of one head, scratch */
+    double           *got;   /* of one head, scratch */
+    int32_t           dtype; /* of activations */
 };
 
 /* One head of a gradient beside what is wanted. */
@@ -59,7 +60,7 @@ static void judge(struct verdict *v, const gdn_tensor *t, int64_t n, int64_t h, 
     const bool of_gate = t->ndim == 2;
     load(v->got, t, n, h);
     const struct comparison c = compare_gradient_doubles(
-        v->got, want, of_gate ? n : n * t->size[2], t->dtype, of_gate);
+        v->got, want, of_gate ? n : n * t->size[2], v->dtype, of_gate);
     if (v->worst.ok && (!c.ok || c.max_error * v->worst.max_limit >=
                                      v->worst.max_error * c.max_limit))
         v->worst = c;
@@ -123,7 +124,7 @@ static void judge_key(const struct gradient_case *c, int64_t key, double *x, str
     if (!own_v) judge(found, &a->dv, n, key, dv);
 }
 
-/* Of a call in which no more tokens count than are followed. */
+/* Checks a call in which all tokens that count are followed by the judge. */
 int gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     const int64_t *cu = c->rule.tokens.cu_seqlens, K = c->rule.dims.K, V = c->rule.dims.V;
@@ -141,7 +142,7 @@ int gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison
     const size_t n = doubles_of(count[0], K, V) + (size_t)(count[0] * 4 * (K > V ? K : V));
     double      *x = malloc((n + 1) * sizeof *x);
     if (!x) return cli_bad("no memory for the check");
-    struct verdict v = { .worst = { .ok = true, .max_limit = 1 } };
+    struct verdict v = { .worst = { .ok = true, .max_limit = 1 }, .dtype = c->args.q.dtype };
     judge_key(c, 0, x, &v, count[0]);
     if (c->args.k.size[1] > 1) judge_key(c, c->args.k.size[1] - 1, x, &v, count[0]);
     *found = v.worst;

@@ -7,10 +7,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "calls/rule.h"
 #include "cases/cases.h"
 #include "cli.h"
-#include "core/ctx.h"
+#include "internal.h"
 #include "oracle.h"
 
 enum { CHECKED_CHANNELS = 16, CHECKED_CONV_TOKENS = 512, CHECKED_BLOCK_TOKENS = 4, RUNS = 32 };
@@ -523,7 +522,7 @@ static bool judge_direction(const struct layer_gradient_case *c, const struct pr
     return there && !isnan(*want);
 }
 
-/* Of a call in which no more tokens count than are followed. Where a device rounds, a dozen
+/* Checks a call in which no more tokens count than are followed. Where a GPU rounds, a dozen
  * roundings follow each other, and what they do to a sum along a direction is to that sum's usual
  * size, the length of dhidden, as it is to an element. */
 int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,

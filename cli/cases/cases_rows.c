@@ -51,7 +51,7 @@ static void make_gates_backward(struct rows_case *c)
     a->ddt_bias   = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 0);
 }
 
-/* Of l2norm alone x and out. */
+/* l2norm has only x and out. */
 static void make_norm(struct rows_case *c)
 {
     const bool              l2 = c->op == GDN_OP_L2NORM;

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 #include "cli.h"
-#include "core/ctx.h"
 #include "device.h"
+#include "internal.h"
 #include "report.h"
 #include "table.h"
 

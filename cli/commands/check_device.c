@@ -11,7 +11,7 @@
 
 #include "cases/cases.h"
 #include "cli.h"
-#include "cuda/driver/launch.h"
+#include "internal.h"
 #include "oracle.h"
 
 struct check {
@@ -116,7 +116,7 @@ static void check_many_heads(struct check *k)
 static void check_segments(struct check *k)
 {
     static const int64_t sizes[][2] = { { 72, 64 }, { 128, 128 }, { 72, 200 }, { 64, 48 } };
-    struct gdn_cuda_cut *cut = &k->ctx->cuda->cut;
+    struct gdn_cuda_cut *cut = &k->ctx->cuda->sm90->cut;
     for (int i = 0; i < 16; i++) {
         const struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i / 4][0], .V = sizes[i / 4][1],
                                      .dtype = i % 2 ? GDN_F16 : GDN_BF16, .raw = i / 2 % 2 };

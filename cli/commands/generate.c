@@ -37,7 +37,7 @@ struct generate_options {
     struct cli_device device;
     const char       *prompt, *save, *load, *logits;
     double            temperature; /* below 0: not given */
-    int64_t           seed, n;     /* seed likewise */
+    int64_t           seed, n;     /* seed below 0: not given */
     bool              exact, speed, help;
 };
 

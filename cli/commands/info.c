@@ -4,11 +4,8 @@
 #include <time.h>
 
 #include "cli.h"
-#include "cpu/loops/kernels.h"
-#include "cuda/driver/images.h"
-#include "cuda/driver/launch.h"
+#include "internal.h"
 #include "measure.h"
-#include "ops/op_table.h"
 #include "report.h"
 
 static const char help[] =

@@ -51,7 +51,7 @@ static const char *const help[] = {
     "  op                prefill, decode, layer, conv1d, gates, l2norm, rmsnorm_gated,\n"
     "                    prefill_backward. Absent: layer with hidden_states; prefill_backward\n"
     "                    with grad_output; with q, k and v decode if there is state, a\n"
-    "                    or b, else prefill (so traces of FlashInfer run as they are); with x\n"
+    "                    or b, else prefill (traces of FlashInfer have these names); with x\n"
     "                    conv1d if weight has 2 or more dimensions, rmsnorm_gated if there is z\n"
     "                    or weight, else l2norm; with a or b alone gates\n"
     "  gate              log, linear, raw. Default: by the tensor's name. For gates: log, linear\n"

@@ -31,7 +31,7 @@ static const struct job_kind *const kinds[] = {
 
 static bool has(const struct st_file *file, const char *name) { return st_find(file, name); }
 
-/* Of a file without the metadata `op`, from the tensors that are there. */
+/* Returns the kind of a file without the metadata `op`, from its tensors. */
 static const struct job_kind *infer(const struct st_file *f)
 {
     if (has(f, "hidden_states")) return &job_layer;

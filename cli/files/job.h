@@ -62,7 +62,7 @@ struct job_kind {
     const char        *name;
     gdn_op             op;
     const char *const *tensors;  /* that a file may hold, NULL at the end */
-    const char *const *metadata; /* likewise; "op" is always allowed */
+    const char *const *metadata; /* that a file may hold; "op" is always allowed */
     /* Fills args, outputs and pool. */
     int (*prepare)(struct job *job);
     /* Runs once, fills phases. */

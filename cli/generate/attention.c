@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-#include "core/ctx.h"
 #include "generate/rmsnorm.h"
+#include "internal.h"
 
 bool attention_make_room(struct attention_room *r, struct memory *memory, const struct model *m,
                          int64_t window, int64_t capacity)

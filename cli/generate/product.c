@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "generate/product.h"
 
-#include "core/ctx.h"
+#include "internal.h"
 
 enum { ROWS_PER_ITEM = 32 };
 

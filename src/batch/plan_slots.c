@@ -77,7 +77,7 @@ static gdn_status add_each(const struct writer *w, const struct gdn_plan *plan,
     return GDN_OK;
 }
 
-/* Of a checkpoint, by its number. */
+/* Checks the slot of the checkpoint with this number. */
 static gdn_status check_slot(const struct writer *w, const gdn_tensor *slots, int64_t number,
                              int64_t slot, int64_t end)
 {

@@ -47,8 +47,8 @@ void gdn_backward_store(const struct gdn_kernels *kr, void *row, int32_t dtype, 
 void gdn_backward_norm(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *x,
                        int32_t dtype, float *dy, float *y);
 
-/* Of n tokens of one head: dg and dbeta, the gradients of log alpha and beta, become those of what
- * was given. sums (NULL: not wanted) gets what A_log and dt_bias have of it. */
+/* Changes dg and dbeta of n tokens of one head: from the gradients of log alpha and beta to the
+ * gradients of the given gates. sums (NULL: not wanted) gets the parts of A_log and dt_bias. */
 void gdn_backward_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                         const struct gdn_seq *seq, int head, int64_t t0, int n, float *dg,
                         float *dbeta, double *sums);

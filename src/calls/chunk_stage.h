@@ -15,17 +15,15 @@
 struct gdn_stage_tensor {
     const gdn_tensor *t;
     const char       *name;
-    bool              needed, written;
+    bool              needed;
     bool              tokens; /* [tokens] comes before size */
     int               n;      /* sizes; rows of two and more are dense where tokens lead */
     int64_t           size[4]; /* -1: any */
-    unsigned          same;    /* written: bits of the tensors of the list it may be */
 };
 
-/* Presence, form, dtype (a float), shape; written ones have no element twice and overlap
- * neither another tensor of the list nor an array of the batch (NULL: none). */
+/* Presence, form, dtype (a float) and shape; what is written is checked by gdn_check_written(). */
 gdn_status gdn_stage_check(gdn_ctx *ctx, const struct gdn_stage_tensor *list, int n,
-                           const struct gdn_tokens *tokens, const gdn_batch *batch);
+                           const struct gdn_tokens *tokens);
 
 /* gdn_plan_describe() for a batch that may have cu_seqlens and token_count alone; and, the second
  * one, token_start. */

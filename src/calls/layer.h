@@ -24,7 +24,7 @@ struct gdn_block {
     const struct gdn_plan   *plan;
     struct gdn_rows          in, out;
     struct gdn_conv          conv; /* all but rows, sequences and carry data */
-    struct gdn_rule          rule; /* likewise */
+    struct gdn_rule          rule; /* all but rows, sequences and carry data */
     struct gdn_block_columns columns;
     int64_t                  hidden, Hk, Hv, K, V;
     int64_t                  n_tokens, window; /* tokens in all, and of a window at most */

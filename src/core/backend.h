@@ -28,7 +28,7 @@ struct gdn_plan_room {
 /* What every checked call begins with. */
 struct gdn_call {
     void                 *workspace, *stream; /* the caller's */
-    size_t                workspace_bytes;    /* likewise */
+    size_t                workspace_bytes;    /* its bytes */
     const char           *op;                 /* its name */
     struct gdn_plan_room *room;
     size_t                bytes; /* of workspace that the call needs: set by plan() */

@@ -231,7 +231,7 @@ static bool are_interleaved(const gdn_tensor *a, const gdn_tensor *b)
     return false;
 }
 
-/* Of a tensor that passed gdn_check_tensor(). */
+/* Returns the extent of a tensor that passed gdn_check_tensor(). */
 static struct gdn_extent extent_of(const gdn_tensor *t, const char *name)
 {
     int64_t low = 0, high = 1;

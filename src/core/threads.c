@@ -5,7 +5,7 @@
  * the caller works too, closes the job when no item is left, and waits for those inside. A
  * worker that woke up late finds the job closed and is not waited for.
  *
- * task, arg and n_items are plain: the caller writes them while nobody is inside.
+ * task, arg and n_items are plain: the caller writes them while no thread is inside.
  *
  * No wake-up is lost: who sleeps first announces it and then looks at the word again; who
  * changes the word looks for sleepers afterwards. Both in sequentially consistent order, so
@@ -54,7 +54,7 @@ struct seat {
 
 struct gdn_pool {
     alignas(64) _Atomic uint64_t word;
-    alignas(64) _Atomic int64_t next; /* the first item that nobody took */
+    alignas(64) _Atomic int64_t next; /* the first item that no thread took */
 
     alignas(64) gdn_task *task;
     void   *arg;

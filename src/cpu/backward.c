@@ -271,7 +271,7 @@ static void step_j(struct sweep *s, float *J, const float *dR)
     }
 }
 
-/* Of two states; in float64 but for short runs. */
+/* Returns the inner product of two states: short runs in float32, their sum in float64. */
 static double inner(const struct sweep *s, const float *a, const float *b)
 {
     const size_t run = 8 * (size_t)s->kr->strip;

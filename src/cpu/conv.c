@@ -244,7 +244,7 @@ static bool is_start(const struct block *b, const struct gdn_conv_view *to, int6
     return b->from && b->from->data == to->data && b->from_slot == slot;
 }
 
-/* GDN_WRITE_EACH. The slot that the sequence starts from is written when nobody needs it. */
+/* GDN_WRITE_EACH. The slot that the sequence starts from is written when it is no longer needed. */
 static void store_each(const struct block *b)
 {
     const struct gdn_conv *c    = b->conv;

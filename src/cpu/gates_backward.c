@@ -14,13 +14,14 @@ struct piece {
     size_t  n;
 };
 
-/* Of some heads; A: exp(A_log). */
+/* The vectors of some heads; A: exp(A_log). */
 struct decay {
     float A[GDN_PIECE], minus_A[GDN_PIECE], dt[GDN_PIECE];
     float dA_log[GDN_PIECE], ddt_bias[GDN_PIECE];
 };
 
-/* Of some heads in one row: x = a + dt_bias; slope: dg / da of the log gate g; dg becomes da. */
+/* Values of some heads in one row: x = a + dt_bias; slope: dg / da of the log gate g; dg becomes
+ * da. */
 struct row {
     float x[GDN_PIECE], g[GDN_PIECE], slope[GDN_PIECE], dg[GDN_PIECE];
 };

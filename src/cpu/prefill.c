@@ -37,7 +37,7 @@ struct chunk {
     int64_t   first, last;              /* checkpoints of the chunk */
 };
 
-/* Of one strip. */
+/* Returns the floats of one strip. */
 static size_t pair_floats(const struct gdn_rule *r) { return ((size_t)r->K + 31) / 32 * 32 * 16; }
 
 static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
@@ -251,7 +251,7 @@ static void finish_range(struct chunk *c, const struct gdn_rule *r, const struct
         kr->chunk_update(S, x->decay, k, c->ld, c->w, r->K);
 }
 
-/* The ranges from a to checkpoints within [a, b], but for the end of the chunk's n tokens. */
+/* The ranges from a to checkpoints within [a, b], except the end of the chunk's n tokens. */
 static int find_inside(const struct chunk *c, const struct gdn_rule *r, const struct gdn_seq *seq,
                        int64_t t0, int a, int b, int n, struct range *inside)
 {

@@ -5,6 +5,7 @@
 #include "calls/chunk_stage.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
@@ -21,10 +22,11 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     c->H = a->g.size[a->g.ndim - 1];
     const struct gdn_stage_tensor list[] = {
-        { &a->g, "g", true, false, true, 1, { c->H }, 0 },
-        { &a->out, "out", true, true, true, 1, { c->H }, 1 },
+        { &a->g, "g", true, true, 1, { c->H } },
+        { &a->out, "out", true, true, 1, { c->H } },
     };
-    TRY(gdn_stage_check(ctx, list, 2, &c->tokens, &c->plan.batch));
+    TRY(gdn_stage_check(ctx, list, 2, &c->tokens));
+    TRY(gdn_check_written(ctx, GDN_OP_CHUNK_CUMSUM, a, &c->plan.batch));
     c->g     = gdn_rows_of(&a->g, &c->tokens);
     c->out   = gdn_rows_of(&a->out, &c->tokens);
     c->scale = a->scale != 0 ? (double)a->scale : 1;

@@ -4,6 +4,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_states_call *c)
 {
@@ -24,15 +25,16 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_states_call *c)
     const bool    kv = a->state_layout == GDN_STATE_KV;
     const int64_t x = kv ? r->K : r->V, y = kv ? r->V : r->K;
     const struct gdn_stage_tensor list[] = {
-        { &a->k, "k", true, false, true, 2, { -1, r->K }, 0 },
-        { &a->u, "u", true, false, true, 2, { H, r->V }, 0 },
-        { &a->w, "w", true, false, true, 2, { H, r->K }, 0 },
-        { &a->g, "g", false, false, true, 1, { H }, 0 },
-        { &a->state, "state", false, false, false, 4, { B, H, x, y }, 0 },
-        { &a->states, "states", false, true, false, 4, { -1, H, x, y }, 0 },
-        { &a->state_out, "state_out", false, true, false, 4, { B, H, x, y }, 1u << 4 },
+        { &a->k, "k", true, true, 2, { -1, r->K } },
+        { &a->u, "u", true, true, 2, { H, r->V } },
+        { &a->w, "w", true, true, 2, { H, r->K } },
+        { &a->g, "g", false, true, 1, { H } },
+        { &a->state, "state", false, false, 4, { B, H, x, y } },
+        { &a->states, "states", false, false, 4, { -1, H, x, y } },
+        { &a->state_out, "state_out", false, false, 4, { B, H, x, y } },
     };
-    TRY(gdn_stage_check(ctx, list, 7, &c->tokens, &c->plan.batch));
+    TRY(gdn_stage_check(ctx, list, 7, &c->tokens));
+    TRY(gdn_check_written(ctx, GDN_OP_CHUNK_STATES, a, &c->plan.batch));
     r->H = (int)H;
     return gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk);
 }

@@ -4,6 +4,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 enum { U = GDN_UW_U, W = GDN_UW_W, T = GDN_UW_T };
 
@@ -31,15 +32,16 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
     if (H < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads, wanted at least 1", name, (long long)H);
     const struct gdn_stage_tensor list[] = {
-        { &a->k, "k", true, false, true, 2, { -1, r->K }, 0 },
-        { &a->v, "v", false, false, true, 2, { -1, r->V }, 0 },
-        { &a->g, "g", false, false, true, 1, { H }, 0 },
-        { &a->beta, "beta", false, false, true, 1, { H }, 0 },
-        { &a->u, "u", false, true, true, 2, { H, r->V }, 0 },
-        { &a->w, "w", false, true, true, 2, { H, r->K }, 0 },
-        { &a->T, "T", false, true, true, 2, { H, c->C }, 0 },
+        { &a->k, "k", true, true, 2, { -1, r->K } },
+        { &a->v, "v", false, true, 2, { -1, r->V } },
+        { &a->g, "g", false, true, 1, { H } },
+        { &a->beta, "beta", false, true, 1, { H } },
+        { &a->u, "u", false, true, 2, { H, r->V } },
+        { &a->w, "w", false, true, 2, { H, r->K } },
+        { &a->T, "T", false, true, 2, { H, c->C } },
     };
-    TRY(gdn_stage_check(ctx, list, 7, &c->tokens, &c->plan.batch));
+    TRY(gdn_stage_check(ctx, list, 7, &c->tokens));
+    TRY(gdn_check_written(ctx, GDN_OP_CHUNK_UW, a, &c->plan.batch));
     r->H = (int)H;
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
     return a->v.data ? gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv) : GDN_OK;

@@ -6,6 +6,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
+#include "ops/written.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
@@ -87,34 +88,6 @@ static const gdn_tensor *final_pool(const gdn_conv1d_args *a)
     return a->state_out.data ? &a->state_out : &a->state;
 }
 
-/* May what is written be the very view `other`? */
-static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_tensor *other)
-{
-    const gdn_conv1d_args *a     = args;
-    const gdn_tensor      *final = final_pool(a);
-    const bool             left  = written == &a->checkpoints;
-    if (other == &a->x) return written == &a->out;
-    if (other == &a->state)
-        return written == &a->state_out || (left && final->data == a->state.data);
-    if (other == &a->state_out) return left;
-    return other == &a->checkpoints && written == final;
-}
-
-/* The tensors of a call, all checked. */
-static void find_extents(const struct gdn_conv_call *c, struct gdn_extents *all)
-{
-    const gdn_conv1d_args *a = &c->args;
-    all->n                   = 0;
-    gdn_add_extent(all, &a->x, "x");
-    gdn_add_extent(all, &a->weight, "weight");
-    gdn_add_extent(all, &a->bias, "bias");
-    gdn_add_extent(all, &a->state, "state");
-    gdn_add_extent(all, &a->state_out, "state_out");
-    gdn_add_extent(all, &a->checkpoints, "checkpoints");
-    gdn_add_extent(all, &a->out, "out");
-    gdn_plan_add_extents(&c->plan.batch, all);
-}
-
 static gdn_status check_states(gdn_ctx *ctx, struct gdn_conv_call *c)
 {
     const gdn_conv1d_args *a = &c->args;
@@ -140,25 +113,14 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_conv_call *c)
     if (!r->to.data) r->to = r->from;
 
     const bool writes = final->data && c->plan.batch.write != GDN_WRITE_NONE;
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-        bool              is_written;
-    } written[] = { { &a->out, "out", a->out.data },
-                    { final, a->state_out.data ? "state_out" : "state", writes },
-                    { &a->checkpoints, "checkpoints", a->checkpoints.data } };
     if (!a->out.data && !writes && !a->checkpoints.data)
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
     if (a->out.data && c->plan.batch.path.data)
         return gdn_fail(ctx, GDN_E_ARG, "out: given, wanted none with path");
-    struct gdn_extents all;
-    find_extents(c, &all);
-    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
-        if (!written[i].is_written) continue;
-        TRY(gdn_check_injective(ctx, written[i].t, written[i].name));
-        TRY(gdn_check_apart(ctx, &all, written[i].t, written[i].name, may_be_same, a));
-    }
-    return GDN_OK;
+    /* Checkpoints may be in the pool of final states alone. */
+    if (a->state_out.data && a->state_out.data != a->state.data)
+        TRY(gdn_check_no_overlap(ctx, &a->checkpoints, "checkpoints", &a->state, "state", false));
+    return gdn_check_written(ctx, GDN_OP_CONV1D, a, &c->plan.batch);
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)

@@ -8,6 +8,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
+#include "ops/written.h"
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
 {
@@ -31,16 +32,16 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_conv_backward_call *c)
     const int                       rank  = a->weight.ndim;
     const int64_t                   taps[2] = { rank == 3 ? 1 : W, W };
     const struct gdn_stage_tensor   list[] = {
-        { &a->x, "x", true, false, true, 1, { D }, 0 },
-        { &a->weight, "weight", true, false, false, rank, { D, taps[0], taps[1] }, 0 },
-        { &a->bias, "bias", false, false, false, 1, { D }, 0 },
-        { &a->state, "state", false, false, false, 3, { B, D, -1 }, 0 },
-        { &a->dout, "dout", true, false, true, 1, { D }, 0 },
-        { &a->dstate_out, "dstate_out", false, false, false, 3, { B, D, -1 }, 0 },
-        { &a->dx, "dx", false, true, true, 1, { D }, 0 },
-        { &a->dweight, "dweight", false, true, false, rank, { D, taps[0], taps[1] }, 0 },
-        { &a->dbias, "dbias", false, true, false, 1, { D }, 0 },
-        { &a->dstate, "dstate", false, true, false, 3, { B, D, -1 }, 0 },
+        { &a->x, "x", true, true, 1, { D } },
+        { &a->weight, "weight", true, false, rank, { D, taps[0], taps[1] } },
+        { &a->bias, "bias", false, false, 1, { D } },
+        { &a->state, "state", false, false, 3, { B, D, -1 } },
+        { &a->dout, "dout", true, true, 1, { D } },
+        { &a->dstate_out, "dstate_out", false, false, 3, { B, D, -1 } },
+        { &a->dx, "dx", false, true, 1, { D } },
+        { &a->dweight, "dweight", false, false, rank, { D, taps[0], taps[1] } },
+        { &a->dbias, "dbias", false, false, 1, { D } },
+        { &a->dstate, "dstate", false, false, 3, { B, D, -1 } },
     };
     const struct {
         const gdn_tensor *t;
@@ -52,7 +53,8 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_conv_backward_call *c)
                    { &a->dweight, "dweight", true },
                    { &a->dbias, "dbias", true },
                    { &a->dstate, "dstate", true } };
-    TRY(gdn_stage_check(ctx, list, sizeof list / sizeof *list, &c->tokens, &c->plan.batch));
+    TRY(gdn_stage_check(ctx, list, sizeof list / sizeof *list, &c->tokens));
+    TRY(gdn_check_written(ctx, GDN_OP_CONV1D_BACKWARD, a, &c->plan.batch));
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         if (!others[i].t->data) continue;
         if (others[i].is_f32)

@@ -5,6 +5,7 @@
 #include "calls/gates.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 /* An input and its output: both or neither, of one shape [...][H]. */
 static gdn_status check_pair(gdn_ctx *ctx, const gdn_tensor *in, const char *in_name,
@@ -23,7 +24,7 @@ static gdn_status check_pair(gdn_ctx *ctx, const gdn_tensor *in, const char *in_
     TRY(gdn_check_shape(ctx, out, out_name, in->ndim, in->size));
     TRY(gdn_check_dense(ctx, in, in_name));
     TRY(gdn_check_dense(ctx, out, out_name));
-    return gdn_check_injective(ctx, out, out_name);
+    return GDN_OK;
 }
 
 gdn_status gdn_gates_check_vector(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
@@ -32,23 +33,6 @@ gdn_status gdn_gates_check_vector(gdn_ctx *ctx, const gdn_tensor *t, const char 
     TRY(gdn_check_tensor(ctx, t, name));
     TRY(gdn_check_dtype(ctx, t, name, dtypes));
     return gdn_check_shape(ctx, t, name, 1, &H);
-}
-
-/* What is written overlaps nothing but its own input. */
-static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_gates_args *a, const gdn_tensor *out,
-                                 const char *name, const gdn_tensor *own)
-{
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-    } others[] = { { &a->a, "a" },         { &a->b, "b" },
-                   { &a->A_log, "A_log" }, { &a->dt_bias, "dt_bias" },
-                   { &a->g, "g" },         { &a->beta, "beta" } };
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (others[i].t != out)
-            TRY(gdn_check_no_overlap(ctx, out, name, others[i].t, others[i].name,
-                                     others[i].t == own));
-    return GDN_OK;
 }
 
 gdn_status gdn_gates_check_formula(gdn_ctx *ctx, int32_t gate, int32_t beta_kind, float bound)
@@ -92,8 +76,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     if (a->A_log.data) TRY(gdn_gates_check_vector(ctx, &a->A_log, "A_log", GDN_FLOATS, s->H));
     if (a->dt_bias.data)
         TRY(gdn_gates_check_vector(ctx, &a->dt_bias, "dt_bias", GDN_FLOATS, s->H));
-    TRY(check_overlaps(ctx, a, &a->g, "g", &a->a));
-    return check_overlaps(ctx, a, &a->beta, "beta", &a->b);
+    return gdn_check_written(ctx, GDN_OP_GATES, a, NULL);
 }
 
 GDN_OP_ENTRY(GATES, gates, gdn_gates_args, describe, struct gdn_gates_call)

@@ -3,6 +3,7 @@
 #include "calls/gates.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 static bool wants_a(const gdn_gates_backward_args *a)
 {
@@ -58,26 +59,6 @@ static gdn_status check_vector(gdn_ctx *ctx, const gdn_tensor *t, const char *na
     return t->data ? gdn_gates_check_vector(ctx, t, name, dtypes, H) : GDN_OK;
 }
 
-/* What is written overlaps nothing else, nor itself. */
-static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_gates_backward_args *a)
-{
-    enum { N = 10, FIRST = 6 }; /* the first that is written */
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-    } all[N] = { { &a->a, "a" },           { &a->b, "b" },   { &a->A_log, "A_log" },
-                 { &a->dt_bias, "dt_bias" }, { &a->dg, "dg" }, { &a->dbeta, "dbeta" },
-                 { &a->da, "da" },         { &a->db, "db" }, { &a->dA_log, "dA_log" },
-                 { &a->ddt_bias, "ddt_bias" } };
-    for (int i = FIRST; i < N; i++) {
-        if (!all[i].t->data) continue;
-        TRY(gdn_check_injective(ctx, all[i].t, all[i].name));
-        for (int j = 0; j < i; j++)
-            TRY(gdn_check_no_overlap(ctx, all[i].t, all[i].name, all[j].t, all[j].name, false));
-    }
-    return GDN_OK;
-}
-
 static gdn_status check_tensors(gdn_ctx *ctx, const gdn_gates_backward_args *a,
                                 const gdn_tensor *like)
 {
@@ -91,7 +72,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, const gdn_gates_backward_args *a,
     TRY(check_vector(ctx, &a->dt_bias, "dt_bias", GDN_FLOATS, H));
     TRY(check_vector(ctx, &a->dA_log, "dA_log", 1 << GDN_F32, H));
     TRY(check_vector(ctx, &a->ddt_bias, "ddt_bias", 1 << GDN_F32, H));
-    return check_overlaps(ctx, a);
+    return gdn_check_written(ctx, GDN_OP_GATES_BACKWARD, a, NULL);
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)

@@ -3,6 +3,7 @@
 #include "calls/norm.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_l2norm_backward_args *a)
 {
@@ -20,9 +21,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, const gdn_l2norm_backward_args *a)
     if (!a->dx.data) return gdn_fail(ctx, GDN_E_ARG, "dx: absent");
     TRY(gdn_norm_check_like(ctx, &a->x, &a->dout, "dout"));
     TRY(gdn_norm_check_like(ctx, &a->x, &a->dx, "dx"));
-    TRY(gdn_check_injective(ctx, &a->dx, "dx"));
-    TRY(gdn_check_no_overlap(ctx, &a->dx, "dx", &a->x, "x", false));
-    return gdn_check_no_overlap(ctx, &a->dx, "dx", &a->dout, "dout", false);
+    return gdn_check_written(ctx, GDN_OP_L2NORM_BACKWARD, a, NULL);
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)

@@ -6,6 +6,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int32_t V)
 {
@@ -98,47 +99,6 @@ static gdn_status check_weights(gdn_ctx *ctx, const struct gdn_block_call *c)
     return GDN_OK;
 }
 
-/* May what is written be the very view `other`? */
-static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_tensor *other)
-{
-    const gdn_block_args *a   = args;
-    const bool            one = a->state.data == a->checkpoints.data;
-    const gdn_tensor *twin = written == &a->state                      ? &a->checkpoints
-                             : written == &a->checkpoints              ? &a->state
-                             : written == &a->conv_state               ? &a->conv_checkpoints
-                             : written == &a->conv_checkpoints         ? &a->conv_state
-                             : one && written == &a->state_scales      ? &a->checkpoint_scales
-                             : one && written == &a->checkpoint_scales ? &a->state_scales
-                                                                       : NULL;
-    return other == twin;
-}
-
-/* The tensors of a call, all checked. */
-static void find_extents(const struct gdn_block_call *c, struct gdn_extents *all)
-{
-    const gdn_block_args *a = &c->args;
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-    } tensors[] = {
-        { &a->hidden, "hidden" },           { &a->in_proj_qkvz, "in_proj_qkvz" },
-        { &a->in_proj_ba, "in_proj_ba" },   { &a->in_proj_qkv, "in_proj_qkv" },
-        { &a->in_proj_z, "in_proj_z" },     { &a->in_proj_b, "in_proj_b" },
-        { &a->in_proj_a, "in_proj_a" },     { &a->conv_weight, "conv_weight" },
-        { &a->conv_bias, "conv_bias" },     { &a->A_log, "A_log" },
-        { &a->dt_bias, "dt_bias" },         { &a->norm_weight, "norm_weight" },
-        { &a->out_proj, "out_proj" },       { &a->conv_state, "conv_state" },
-        { &a->state, "state" },             { &a->out, "out" },
-        { &a->checkpoints, "checkpoints" }, { &a->conv_checkpoints, "conv_checkpoints" },
-        { &a->state_scales, "state_scales" },
-        { &a->checkpoint_scales, "checkpoint_scales" },
-    };
-    all->n = 0;
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-        gdn_add_extent(all, tensors[i].t, tensors[i].name);
-    gdn_plan_add_extents(&c->plan.batch, all);
-}
-
 static gdn_status check_tokens(gdn_ctx *ctx, struct gdn_block_call *c)
 {
     const gdn_block_args *a = &c->args;
@@ -216,26 +176,8 @@ gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
 
 static gdn_status check_states(gdn_ctx *ctx, const struct gdn_block_call *c)
 {
-    const gdn_block_args *a      = &c->args;
-    const bool            writes = c->plan.batch.write != GDN_WRITE_NONE;
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-        bool              is_written;
-    } states[] = { { &a->out, "out", true },
-                   { &a->conv_state, "conv_state", writes },
-                   { &a->state, "state", writes },
-                   { &a->state_scales, "state_scales", writes },
-                   { &a->conv_checkpoints, "conv_checkpoints", true },
-                   { &a->checkpoints, "checkpoints", true },
-                   { &a->checkpoint_scales, "checkpoint_scales", true } };
-    struct gdn_extents all;
-    find_extents(c, &all);
-    for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
-        if (!states[i].t->data || !states[i].is_written) continue;
-        TRY(gdn_check_injective(ctx, states[i].t, states[i].name));
-        TRY(gdn_check_apart(ctx, &all, states[i].t, states[i].name, may_be_same, a));
-    }
+    const gdn_block_args *a = &c->args;
+    TRY(gdn_check_written(ctx, GDN_OP_BLOCK, a, &c->plan.batch));
     TRY(gdn_check_pair(ctx, &a->state, "state", &a->conv_state, "conv_state"));
     return gdn_check_pair(ctx, &a->checkpoints, "checkpoints", &a->conv_checkpoints,
                           "conv_checkpoints");

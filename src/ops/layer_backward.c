@@ -19,6 +19,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
+#include "ops/written.h"
 
 /* What a call keeps in the workspace, rows of all tokens. Of dtype, the gates and dx float32. */
 struct buffers {
@@ -97,41 +98,40 @@ static void list_tensors(const struct layer_backward *c, struct gdn_stage_tensor
     const int64_t                  h    = c->hidden, X = kv ? K : V, Y = kv ? V : K;
     const int                      rank = a->conv_weight.ndim;
     const struct gdn_stage_tensor  all[N_TENSORS] = {
-        { &a->in_proj_qkvz, "in_proj_qkvz", fused, false, false, 2, { c->qkvz, h }, 0 },
-        { &a->in_proj_ba, "in_proj_ba", fused, false, false, 2, { 2 * H, h }, 0 },
-        { &a->in_proj_qkv, "in_proj_qkv", !fused, false, false, 2, { D, h }, 0 },
-        { &a->in_proj_z, "in_proj_z", !fused, false, false, 2, { c->VV, h }, 0 },
-        { &a->in_proj_b, "in_proj_b", !fused, false, false, 2, { H, h }, 0 },
-        { &a->in_proj_a, "in_proj_a", !fused, false, false, 2, { H, h }, 0 },
-        { &a->out_proj, "out_proj", true, false, false, 2, { h, c->VV }, 0 },
-        { &a->conv_weight, "conv_weight", true, false, false, rank, { D, rank == 3 ? 1 : -1, -1 },
-          0 },
-        { &a->conv_bias, "conv_bias", false, false, false, 1, { D }, 0 },
-        { &a->A_log, "A_log", true, false, false, 1, { H }, 0 },
-        { &a->dt_bias, "dt_bias", true, false, false, 1, { H }, 0 },
-        { &a->norm_weight, "norm_weight", true, false, false, 1, { V }, 0 },
-        { &a->hidden, "hidden", true, false, true, 1, { h }, 0 },
-        { &a->conv_state, "conv_state", false, false, false, 3, { B, D, -1 }, 0 },
-        { &a->state, "state", false, false, false, 4, { B, H, X, Y }, 0 },
-        { &a->dout, "dout", true, false, true, 1, { h }, 0 },
-        { &a->dconv_state_out, "dconv_state_out", false, false, false, 3, { B, D, -1 }, 0 },
-        { &a->dstate_out, "dstate_out", false, false, false, 4, { B, H, X, Y }, 0 },
-        { &a->din_proj_qkvz, "din_proj_qkvz", false, true, false, 2, { c->qkvz, h }, 0 },
-        { &a->din_proj_ba, "din_proj_ba", false, true, false, 2, { 2 * H, h }, 0 },
-        { &a->din_proj_qkv, "din_proj_qkv", false, true, false, 2, { D, h }, 0 },
-        { &a->din_proj_z, "din_proj_z", false, true, false, 2, { c->VV, h }, 0 },
-        { &a->din_proj_b, "din_proj_b", false, true, false, 2, { H, h }, 0 },
-        { &a->din_proj_a, "din_proj_a", false, true, false, 2, { H, h }, 0 },
-        { &a->dout_proj, "dout_proj", false, true, false, 2, { h, c->VV }, 0 },
-        { &a->dconv_weight, "dconv_weight", false, true, false, rank,
-          { D, a->conv_weight.size[1], a->conv_weight.size[2] }, 0 },
-        { &a->dconv_bias, "dconv_bias", false, true, false, 1, { D }, 0 },
-        { &a->dA_log, "dA_log", false, true, false, 1, { H }, 0 },
-        { &a->ddt_bias, "ddt_bias", false, true, false, 1, { H }, 0 },
-        { &a->dnorm_weight, "dnorm_weight", false, true, false, 1, { V }, 0 },
-        { &a->dhidden, "dhidden", false, true, true, 1, { h }, 0 },
-        { &a->dconv_state, "dconv_state", false, true, false, 3, { B, D, -1 }, 0 },
-        { &a->dstate, "dstate", false, true, false, 4, { B, H, X, Y }, 0 },
+        { &a->in_proj_qkvz, "in_proj_qkvz", fused, false, 2, { c->qkvz, h } },
+        { &a->in_proj_ba, "in_proj_ba", fused, false, 2, { 2 * H, h } },
+        { &a->in_proj_qkv, "in_proj_qkv", !fused, false, 2, { D, h } },
+        { &a->in_proj_z, "in_proj_z", !fused, false, 2, { c->VV, h } },
+        { &a->in_proj_b, "in_proj_b", !fused, false, 2, { H, h } },
+        { &a->in_proj_a, "in_proj_a", !fused, false, 2, { H, h } },
+        { &a->out_proj, "out_proj", true, false, 2, { h, c->VV } },
+        { &a->conv_weight, "conv_weight", true, false, rank, { D, rank == 3 ? 1 : -1, -1 } },
+        { &a->conv_bias, "conv_bias", false, false, 1, { D } },
+        { &a->A_log, "A_log", true, false, 1, { H } },
+        { &a->dt_bias, "dt_bias", true, false, 1, { H } },
+        { &a->norm_weight, "norm_weight", true, false, 1, { V } },
+        { &a->hidden, "hidden", true, true, 1, { h } },
+        { &a->conv_state, "conv_state", false, false, 3, { B, D, -1 } },
+        { &a->state, "state", false, false, 4, { B, H, X, Y } },
+        { &a->dout, "dout", true, true, 1, { h } },
+        { &a->dconv_state_out, "dconv_state_out", false, false, 3, { B, D, -1 } },
+        { &a->dstate_out, "dstate_out", false, false, 4, { B, H, X, Y } },
+        { &a->din_proj_qkvz, "din_proj_qkvz", false, false, 2, { c->qkvz, h } },
+        { &a->din_proj_ba, "din_proj_ba", false, false, 2, { 2 * H, h } },
+        { &a->din_proj_qkv, "din_proj_qkv", false, false, 2, { D, h } },
+        { &a->din_proj_z, "din_proj_z", false, false, 2, { c->VV, h } },
+        { &a->din_proj_b, "din_proj_b", false, false, 2, { H, h } },
+        { &a->din_proj_a, "din_proj_a", false, false, 2, { H, h } },
+        { &a->dout_proj, "dout_proj", false, false, 2, { h, c->VV } },
+        { &a->dconv_weight, "dconv_weight", false, false, rank,
+          { D, a->conv_weight.size[1], a->conv_weight.size[2] } },
+        { &a->dconv_bias, "dconv_bias", false, false, 1, { D } },
+        { &a->dA_log, "dA_log", false, false, 1, { H } },
+        { &a->ddt_bias, "ddt_bias", false, false, 1, { H } },
+        { &a->dnorm_weight, "dnorm_weight", false, false, 1, { V } },
+        { &a->dhidden, "dhidden", false, true, 1, { h } },
+        { &a->dconv_state, "dconv_state", false, false, 3, { B, D, -1 } },
+        { &a->dstate, "dstate", false, false, 4, { B, H, X, Y } },
     };
     memcpy(list, all, sizeof all);
 }
@@ -187,20 +187,21 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct layer_backward *c)
     TRY(check_kind(ctx, c, list));
     TRY(gdn_conv_weights(ctx, &c->args.conv_weight, "conv_weight", &c->args.conv_bias, "conv_bias",
                          &conv));
-    TRY(gdn_stage_check(ctx, list, N_TENSORS, &c->tokens, &c->plan.batch));
+    TRY(gdn_stage_check(ctx, list, N_TENSORS, &c->tokens));
     TRY(check_states(ctx, c, &conv));
     for (int i = 0; i < N_TENSORS; i++) {
         const struct gdn_stage_tensor *x = &list[i];
         if (!x->t->data) continue;
         const bool is_rows = x->tokens || (x->n == 2 && x->t->ndim == 2 && i != 7 && i != 25);
         if (is_rows) TRY(gdn_check_dense(ctx, x->t, x->name));
-        if (x->written || x->t == &c->args.dout)
+        if (i >= FIRST_GRADIENT || x->t == &c->args.dout)
             TRY(gdn_check_dtype(ctx, x->t, x->name, x->tokens ? both : f32));
-        any |= x->written;
+        any |= i >= FIRST_GRADIENT;
     }
-    return any ? GDN_OK
-               : gdn_fail(ctx, GDN_E_ARG,
-                          "dhidden: absent, and every other gradient too, wanted one");
+    if (!any)
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "dhidden: absent, and every other gradient too, wanted one");
+    return gdn_check_written(ctx, GDN_OP_BLOCK_BACKWARD, &c->args, &c->plan.batch);
 }
 
 /* ---- Memory -------------------------------------------------------------------------------- */

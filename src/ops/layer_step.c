@@ -13,6 +13,7 @@
 #include "calls/layer.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
@@ -111,34 +112,6 @@ static gdn_status check_vectors(gdn_ctx *ctx, const gdn_step_args *a)
     return GDN_OK;
 }
 
-/* The tensors of a call, all checked. */
-static void find_extents(const struct gdn_mixer *m, struct gdn_extents *all)
-{
-    const gdn_step_args *a = &m->args;
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-    } tensors[] = {
-        { &a->x, "x" },
-        { &a->a, "a" },
-        { &a->b, "b" },
-        { &a->z, "z" },
-        { &a->conv_weight, "conv_weight" },
-        { &a->conv_bias, "conv_bias" },
-        { &a->A_log, "A_log" },
-        { &a->dt_bias, "dt_bias" },
-        { &a->norm_weight, "norm_weight" },
-        { &a->conv_state, "conv_state" },
-        { &a->state, "state" },
-        { &a->state_scales, "state_scales" },
-        { &a->out, "out" },
-    };
-    all->n = 0;
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-        gdn_add_extent(all, tensors[i].t, tensors[i].name);
-    gdn_plan_add_extents(&m->plan.batch, all);
-}
-
 static gdn_status check_states(gdn_ctx *ctx, struct gdn_mixer *m)
 {
     const gdn_step_args    *a      = &m->args;
@@ -152,21 +125,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_mixer *m)
     TRY(gdn_check_pair(ctx, &a->state, "state", &a->conv_state, "conv_state"));
     if (!a->out.data && !(writes && (a->state.data || a->conv_state.data)))
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-        bool              is_written;
-    } written[] = { { &a->out, "out", true },
-                    { &a->conv_state, "conv_state", writes },
-                    { &a->state, "state", writes },
-                    { &a->state_scales, "state_scales", writes } };
-    struct gdn_extents all;
-    find_extents(m, &all);
-    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
-        if (!written[i].t->data || !written[i].is_written) continue;
-        TRY(gdn_check_injective(ctx, written[i].t, written[i].name));
-        TRY(gdn_check_apart(ctx, &all, written[i].t, written[i].name, NULL, NULL));
-    }
+    TRY(gdn_check_written(ctx, GDN_OP_STEP, a, &m->plan.batch));
     r->from.random = a->rounding == GDN_ROUND_STOCHASTIC;
     r->from.seed   = a->seed;
     r->to          = r->from;

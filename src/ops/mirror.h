@@ -17,7 +17,7 @@ struct gdn_mirror {
         gdn_rule_args rule; /* the first fields of all: struct_size, flags, tensors */
         char          bytes[4096];
     } args;          /* as the caller's, data being on the device */
-    gdn_batch batch; /* likewise */
+    gdn_batch batch; /* as the caller's, data being on the device */
     struct gdn_mirror_block {
         char  *host;
         size_t bytes;

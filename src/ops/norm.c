@@ -6,6 +6,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
+#include "ops/written.h"
 
 enum { MAX_D = 65536 };
 
@@ -71,11 +72,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_norm_job *s)
     s->D             = s->x.size[s->x.ndim - 1];
     s->n_rows        = gdn_n_rows(&s->x);
     s->rows_per_item = gdn_rows_per_item(s->D);
-    TRY(gdn_norm_check_weight(ctx, &s->weight, "weight", GDN_FLOATS, s->D));
-    TRY(gdn_check_injective(ctx, &s->out, "out"));
-    TRY(gdn_check_no_overlap(ctx, &s->out, "out", &s->x, "x", true));
-    TRY(gdn_check_no_overlap(ctx, &s->out, "out", &s->z, "z", true));
-    return gdn_check_no_overlap(ctx, &s->out, "out", &s->weight, "weight", false);
+    return gdn_norm_check_weight(ctx, &s->weight, "weight", GDN_FLOATS, s->D);
 }
 
 static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, float eps)
@@ -98,7 +95,8 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
     *s = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
     s->formula = a->norm == GDN_NORM_NONE ? GDN_NORM_L2 : a->norm;
     s->eps     = a->eps > 0 ? a->eps : 1e-6f;
-    return check_tensors(ctx, s);
+    TRY(check_tensors(ctx, s));
+    return gdn_check_written(ctx, GDN_OP_L2NORM, a, NULL);
 }
 
 GDN_OP_ENTRY(L2NORM, l2norm, gdn_l2norm_args, describe_l2norm, struct gdn_norm_call)
@@ -119,7 +117,8 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
     s->formula = GDN_NORM_NONE;
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;
     s->eps     = a->eps > 0 ? a->eps : 1e-6f;
-    return check_tensors(ctx, s);
+    TRY(check_tensors(ctx, s));
+    return gdn_check_written(ctx, GDN_OP_RMSNORM_GATED, a, NULL);
 }
 
 GDN_OP_ENTRY(RMSNORM_GATED, rmsnorm_gated, gdn_rmsnorm_gated_args, describe_rmsnorm,

@@ -39,7 +39,7 @@ gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args)
 
 /* ---- Calls --------------------------------------------------------------------------------- */
 
-/* Of each struct: its tensors, and where its batch is. */
+/* For each struct: its tensors, and the place of its batch. */
 #define PLACE_OF_batch(type) offsetof(type, batch)
 #define PLACE_OF_none(type)  0
 enum {

@@ -8,6 +8,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
+#include "ops/written.h"
 
 static gdn_status check_numbers(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
 {
@@ -84,31 +85,32 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     const bool    kv = a->state_layout == GDN_STATE_KV;
     const int64_t B = c->plan.B, X = kv ? K : V, Y = kv ? V : K;
     const struct gdn_stage_tensor list[] = {
-        { &a->q, "q", true, false, true, 2, { Hq, K }, 0 },
-        { &a->k, "k", true, false, true, 2, { Hk, K }, 0 },
-        { &a->v, "v", true, false, true, 2, { Hv, V }, 0 },
-        { &a->g, "g", false, false, true, 1, { H }, 0 },
-        { &a->beta, "beta", false, false, true, 1, { H }, 0 },
-        { &a->A_log, "A_log", false, false, false, 1, { H }, 0 },
-        { &a->dt_bias, "dt_bias", false, false, false, 1, { H }, 0 },
-        { &a->state, "state", false, false, false, 4, { B, H, X, Y }, 0 },
-        { &a->dout, "dout", true, false, true, 2, { H, V }, 0 },
-        { &a->dstate_out, "dstate_out", false, false, false, 4, { B, H, X, Y }, 0 },
-        { &a->dq, "dq", false, true, true, 2, { Hq, K }, 0 },
-        { &a->dk, "dk", false, true, true, 2, { Hk, K }, 0 },
-        { &a->dv, "dv", false, true, true, 2, { Hv, V }, 0 },
-        { &a->dg, "dg", false, true, true, 1, { H }, 0 },
-        { &a->dbeta, "dbeta", false, true, true, 1, { H }, 0 },
-        { &a->dA_log, "dA_log", false, true, false, 1, { H }, 0 },
-        { &a->ddt_bias, "ddt_bias", false, true, false, 1, { H }, 0 },
-        { &a->dstate, "dstate", false, true, false, 4, { B, H, X, Y }, 0 },
+        { &a->q, "q", true, true, 2, { Hq, K } },
+        { &a->k, "k", true, true, 2, { Hk, K } },
+        { &a->v, "v", true, true, 2, { Hv, V } },
+        { &a->g, "g", false, true, 1, { H } },
+        { &a->beta, "beta", false, true, 1, { H } },
+        { &a->A_log, "A_log", false, false, 1, { H } },
+        { &a->dt_bias, "dt_bias", false, false, 1, { H } },
+        { &a->state, "state", false, false, 4, { B, H, X, Y } },
+        { &a->dout, "dout", true, true, 2, { H, V } },
+        { &a->dstate_out, "dstate_out", false, false, 4, { B, H, X, Y } },
+        { &a->dq, "dq", false, true, 2, { Hq, K } },
+        { &a->dk, "dk", false, true, 2, { Hk, K } },
+        { &a->dv, "dv", false, true, 2, { Hv, V } },
+        { &a->dg, "dg", false, true, 1, { H } },
+        { &a->dbeta, "dbeta", false, true, 1, { H } },
+        { &a->dA_log, "dA_log", false, false, 1, { H } },
+        { &a->ddt_bias, "ddt_bias", false, false, 1, { H } },
+        { &a->dstate, "dstate", false, false, 4, { B, H, X, Y } },
     };
     const int n = sizeof list / sizeof *list;
-    TRY(gdn_stage_check(ctx, list, n, &c->tokens, &c->plan.batch));
+    TRY(gdn_stage_check(ctx, list, n, &c->tokens));
+    TRY(gdn_check_written(ctx, GDN_OP_PREFILL_BACKWARD, a, &c->plan.batch));
     const unsigned f32 = 1u << GDN_F32, both = f32 | 1u << a->q.dtype;
     for (int i = 3; i < n; i++) {
         const gdn_tensor *t = list[i].t;
-        if (t->data && (list[i].tokens || list[i].written))
+        if (t->data && (list[i].tokens || i >= 10)) /* gradients */
             TRY(gdn_check_dtype(ctx, t, list[i].name, i < 13 ? both : f32));
     }
     TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, H, K, V, &r->from));

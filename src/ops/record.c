@@ -11,6 +11,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 /* ---- Views --------------------------------------------------------------------------------- */
 
@@ -82,19 +83,6 @@ static gdn_status describe_plan(gdn_ctx *ctx, const gdn_batch *batch, int64_t B,
     return GDN_OK;
 }
 
-/* No tensor that is written (bits of `written`) overlaps another or an array of the batch. */
-static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_tensor *const *t, const char *const *names,
-                                 int n, unsigned written, const gdn_batch *batch)
-{
-    for (int i = 0; i < n; i++) {
-        if (!(written >> i & 1)) continue;
-        for (int j = 0; j < n; j++)
-            if (j != i) TRY(gdn_check_no_overlap(ctx, t[i], names[i], t[j], names[j], false));
-        TRY(gdn_plan_check_overlaps(ctx, batch, t[i], names[i]));
-    }
-    return GDN_OK;
-}
-
 /* ---- Commit -------------------------------------------------------------------------------- */
 
 static gdn_status describe_commit(gdn_ctx *ctx, const void *args, void *call)
@@ -122,11 +110,7 @@ static gdn_status describe_commit(gdn_ctx *ctx, const void *args, void *call)
         TRY(gdn_check_shape(ctx, &a->path, "path", 2, (int64_t[]){ a->n_accepted.size[0], -1 }));
     }
     TRY(describe_plan(ctx, a->batch, a->n_accepted.size[0], &m->c));
-    const gdn_tensor *const all[]   = { &a->record_k,     &a->record_u,   &a->record_g,
-                                        &a->record_count, &a->n_accepted, &a->path };
-    static const char *const names[] = { "record_k",     "record_u",   "record_g",
-                                         "record_count", "n_accepted", "path" };
-    TRY(check_overlaps(ctx, all, names, 6, 0xf, &m->c.plan.batch));
+    TRY(gdn_check_written(ctx, GDN_OP_RECORD_COMMIT, a, &m->c.plan.batch));
     return GDN_OK;
 }
 
@@ -165,19 +149,13 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_scaled_view(ctx, &state, a->state_layout, H, r->K, r->V, &r->to));
     r->to.random = a->rounding == GDN_ROUND_STOCHASTIC;
     r->to.seed   = a->seed;
-    TRY(gdn_check_injective(ctx, &a->state, "state"));
-    TRY(gdn_check_injective(ctx, &a->state_scales, "state_scales"));
     TRY(gdn_record_view(ctx, &t, a->state.size[0], r->Hk, H, r->K, r->V, &m->c.record));
 
     gdn_batch batch = { 0 };
     if (a->batch) TRY(gdn_copy_args(ctx, &batch, sizeof batch, a->batch, "batch"));
     const gdn_tensor *slots = &batch.read_slots;
     TRY(describe_plan(ctx, a->batch, slots->data ? slots->size[0] : m->c.record.P, &m->c));
-    const gdn_tensor *const  all[]   = { &a->state, &a->state_scales, &a->record_count,
-                                         &a->record_k, &a->record_u, &a->record_g };
-    static const char *const names[] = { "state", "state_scales", "record_count", "record_k",
-                                         "record_u", "record_g" };
-    TRY(check_overlaps(ctx, all, names, 6, 7, &m->c.plan.batch));
+    TRY(gdn_check_written(ctx, GDN_OP_RECORD_FOLD, a, &m->c.plan.batch));
     r->head_map = a->head_map;
     r->record   = &m->c.record;
     return GDN_OK;

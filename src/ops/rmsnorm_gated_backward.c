@@ -4,6 +4,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
+#include "ops/written.h"
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_args *a)
 {
@@ -23,24 +24,6 @@ static gdn_status check_present(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_a
     return GDN_OK;
 }
 
-/* What is written overlaps nothing else, nor itself. */
-static gdn_status check_overlaps(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_args *a)
-{
-    enum { N = 7, FIRST = 4 }; /* the first that is written */
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-    } all[N] = { { &a->x, "x" },   { &a->z, "z" },   { &a->weight, "weight" }, { &a->dout, "dout" },
-                 { &a->dx, "dx" }, { &a->dz, "dz" }, { &a->dweight, "dweight" } };
-    for (int i = FIRST; i < N; i++) {
-        if (!all[i].t->data) continue;
-        TRY(gdn_check_injective(ctx, all[i].t, all[i].name));
-        for (int j = 0; j < i; j++)
-            TRY(gdn_check_no_overlap(ctx, all[i].t, all[i].name, all[j].t, all[j].name, false));
-    }
-    return GDN_OK;
-}
-
 static gdn_status check_tensors(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_args *a)
 {
     const int64_t D = a->x.size[a->x.ndim - 1];
@@ -50,7 +33,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_a
     TRY(gdn_norm_check_like(ctx, &a->x, &a->dz, "dz"));
     TRY(gdn_norm_check_weight(ctx, &a->weight, "weight", GDN_FLOATS, D));
     TRY(gdn_norm_check_weight(ctx, &a->dweight, "dweight", 1 << GDN_F32, D));
-    return check_overlaps(ctx, a);
+    return gdn_check_written(ctx, GDN_OP_RMSNORM_GATED_BACKWARD, a, NULL);
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)

@@ -13,6 +13,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
+#include "ops/written.h"
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
 {
@@ -142,62 +143,6 @@ static const gdn_tensor *final_pool(const gdn_rule_args *a)
     return a->state_out.data ? &a->state_out : &a->state;
 }
 
-/* Whose scales these are; NULL: they are no scales. */
-static const gdn_tensor *pool_of(const gdn_rule_args *a, const gdn_tensor *scales)
-{
-    return scales == &a->state_scales        ? &a->state
-           : scales == &a->state_out_scales  ? &a->state_out
-           : scales == &a->checkpoint_scales ? &a->checkpoints
-                                             : NULL;
-}
-
-/* May what is written be the very view `other`? */
-static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_tensor *other)
-{
-    const gdn_rule_args *a     = args;
-    const gdn_tensor    *final = final_pool(a), *pool = pool_of(a, written);
-    const bool           left  = written == &a->checkpoints;
-    if (pool) return pool_of(a, other) && pool->data == pool_of(a, other)->data;
-    if (other == &a->v) return written == &a->out;
-    if (other == &a->state)
-        return written == &a->state_out || (left && final->data == a->state.data);
-    if (other == &a->state_out) return left;
-    return other == &a->checkpoints && written == final;
-}
-
-/* The tensors of a call, all checked. */
-static void find_extents(const struct gdn_rule_call *c, struct gdn_extents *all)
-{
-    const gdn_rule_args *a = &c->args;
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-    } tensors[] = {
-        { &a->q, "q" },
-        { &a->k, "k" },
-        { &a->v, "v" },
-        { &a->g, "g" },
-        { &a->beta, "beta" },
-        { &a->A_log, "A_log" },
-        { &a->dt_bias, "dt_bias" },
-        { &a->state, "state" },
-        { &a->state_out, "state_out" },
-        { &a->checkpoints, "checkpoints" },
-        { &a->record_k, "record_k" },
-        { &a->record_u, "record_u" },
-        { &a->record_g, "record_g" },
-        { &a->record_count, "record_count" },
-        { &a->out, "out" },
-        { &a->state_scales, "state_scales" },
-        { &a->state_out_scales, "state_out_scales" },
-        { &a->checkpoint_scales, "checkpoint_scales" },
-    };
-    all->n = 0;
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-        gdn_add_extent(all, tensors[i].t, tensors[i].name);
-    gdn_plan_add_extents(&c->plan.batch, all);
-}
-
 /* The record, if one of its tensors is there. */
 static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
@@ -245,28 +190,12 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_rule_call *c)
 
     TRY(gdn_check_tree(ctx, &c->plan.batch, a->flags & GDN_EXACT, to->t->dtype));
     const bool final = to->t->data && c->plan.batch.write != GDN_WRITE_NONE;
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-        bool              is_written;
-    } written[] = { { &a->out, "out", true },
-                    { to->t, to->name, final },
-                    { to->scales, to->scales_name, final },
-                    { left->t, left->name, true },
-                    { left->scales, left->scales_name, true },
-                    { &a->record_k, "record_k", r->record },
-                    { &a->record_u, "record_u", r->record },
-                    { &a->record_g, "record_g", r->record } };
     if (!a->out.data && !final && !a->checkpoints.data && !r->record)
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
-    struct gdn_extents all;
-    find_extents(c, &all);
-    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
-        if (!written[i].is_written || !written[i].t->data) continue;
-        TRY(gdn_check_injective(ctx, written[i].t, written[i].name));
-        TRY(gdn_check_apart(ctx, &all, written[i].t, written[i].name, may_be_same, a));
-    }
-    return GDN_OK;
+    /* Checkpoints may be in the pool of final states alone. */
+    if (a->state_out.data && a->state_out.data != a->state.data)
+        TRY(gdn_check_no_overlap(ctx, left->t, left->name, &a->state, "state", false));
+    return gdn_check_written(ctx, GDN_OP_PREFILL, a, &c->plan.batch);
 }
 
 static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,

@@ -4,6 +4,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 enum { K_, V_, G_, BETA_, M_, U_, N_TENSORS };
 
@@ -35,14 +36,15 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
     const bool    kv = a->state_layout == GDN_STATE_KV;
     const int64_t B  = c->plan.B;
     const struct gdn_stage_tensor list[N_TENSORS] = {
-        [K_]    = { &a->k, "k", true, false, true, 2, { -1, K }, 0 },
-        [V_]    = { &a->v, "v", false, false, true, 2, { -1, V }, 0 },
-        [G_]    = { &a->g, "g", false, false, true, 1, { H }, 0 },
-        [BETA_] = { &a->beta, "beta", false, false, true, 1, { H }, 0 },
-        [M_]    = { &a->M, "M", false, true, false, 4, { B, H, K, K }, 0 },
-        [U_]    = { &a->U, "U", false, true, false, 4, { B, H, kv ? K : V, kv ? V : K }, 0 },
+        [K_]    = { &a->k, "k", true, true, 2, { -1, K } },
+        [V_]    = { &a->v, "v", false, true, 2, { -1, V } },
+        [G_]    = { &a->g, "g", false, true, 1, { H } },
+        [BETA_] = { &a->beta, "beta", false, true, 1, { H } },
+        [M_]    = { &a->M, "M", false, false, 4, { B, H, K, K } },
+        [U_]    = { &a->U, "U", false, false, 4, { B, H, kv ? K : V, kv ? V : K } },
     };
-    TRY(gdn_stage_check(ctx, list, N_TENSORS, &c->tokens, &c->plan.batch));
+    TRY(gdn_stage_check(ctx, list, N_TENSORS, &c->tokens));
+    TRY(gdn_check_written(ctx, GDN_OP_SUMMARY, a, &c->plan.batch));
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
     r->Hq = r->Hv = r->Hk;
     return a->v.data ? gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv) : GDN_OK;

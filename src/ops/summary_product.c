@@ -5,6 +5,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/written.h"
 
 /* B, H, K of a transition; V of a state `like` (data NULL: none). */
 static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name,
@@ -75,14 +76,15 @@ static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
     const bool    kv = a->state_layout == GDN_STATE_KV;
     const int64_t H = x.H, K = x.K, r = kv ? x.K : x.V, s = kv ? x.V : x.K;
     const struct gdn_stage_tensor list[N_COMPOSE] = {
-        [M1] = { &a->M1, "M1", false, false, false, 4, { x.B, H, K, K }, 0 },
-        [U1] = { &a->U1, "U1", false, false, false, 4, { x.B, H, r, s }, 0 },
-        [M2] = { &a->M2, "M2", true, false, false, 4, { x.B, H, K, K }, 0 },
-        [U2] = { &a->U2, "U2", false, false, false, 4, { x.B, H, r, s }, 0 },
-        [M]  = { &a->M, "M", false, true, false, 4, { x.B, H, K, K }, 1u << M1 },
-        [U]  = { &a->U, "U", false, true, false, 4, { x.B, H, r, s }, 1u << U1 | 1u << U2 },
+        [M1] = { &a->M1, "M1", false, false, 4, { x.B, H, K, K } },
+        [U1] = { &a->U1, "U1", false, false, 4, { x.B, H, r, s } },
+        [M2] = { &a->M2, "M2", true, false, 4, { x.B, H, K, K } },
+        [U2] = { &a->U2, "U2", false, false, 4, { x.B, H, r, s } },
+        [M]  = { &a->M, "M", false, false, 4, { x.B, H, K, K } },
+        [U]  = { &a->U, "U", false, false, 4, { x.B, H, r, s } },
     };
-    TRY(gdn_stage_check(ctx, list, N_COMPOSE, NULL, NULL));
+    TRY(gdn_stage_check(ctx, list, N_COMPOSE, NULL));
+    TRY(gdn_check_written(ctx, GDN_OP_SUMMARY_COMPOSE, a, NULL));
     TRY(view_transition(ctx, &a->M2, "M2", &x, &x.M));
     y = x;
     TRY(view_state(ctx, &a->U1, "U1", a->state_layout, &x, &x.S));
@@ -112,13 +114,13 @@ static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
     const bool    kv = a->state_layout == GDN_STATE_KV;
     const int64_t H = x.H, K = x.K, r = kv ? x.K : x.V, s = kv ? x.V : x.K;
     const struct gdn_stage_tensor list[N_APPLY] = {
-        [APPLY_M]   = { &a->M, "M", true, false, false, 4, { x.B, H, K, K }, 0 },
-        [APPLY_U]   = { &a->U, "U", false, false, false, 4, { x.B, H, r, s }, 0 },
-        [STATE]     = { &a->state, "state", false, false, false, 4, { x.B, H, r, s }, 0 },
-        [STATE_OUT] = { &a->state_out, "state_out", true, true, false, 4, { x.B, H, r, s },
-                        1u << STATE | 1u << APPLY_U },
+        [APPLY_M]   = { &a->M, "M", true, false, 4, { x.B, H, K, K } },
+        [APPLY_U]   = { &a->U, "U", false, false, 4, { x.B, H, r, s } },
+        [STATE]     = { &a->state, "state", false, false, 4, { x.B, H, r, s } },
+        [STATE_OUT] = { &a->state_out, "state_out", true, false, 4, { x.B, H, r, s } },
     };
-    TRY(gdn_stage_check(ctx, list, N_APPLY, NULL, NULL));
+    TRY(gdn_stage_check(ctx, list, N_APPLY, NULL));
+    TRY(gdn_check_written(ctx, GDN_OP_SUMMARY_APPLY, a, NULL));
     TRY(view_transition(ctx, &a->M, "M", &x, &x.M));
     TRY(view_state(ctx, &a->U, "U", a->state_layout, &x, &x.U));
     TRY(view_state(ctx, &a->state, "state", a->state_layout, &x, &x.S));

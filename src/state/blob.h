@@ -16,7 +16,7 @@ struct gdn_blob_header {
     int64_t  n_sequences;
     int32_t  head_map, n_query_heads, n_key_heads, n_value_heads, key_head_dim, value_head_dim;
     int32_t  state_dtype, state_layout; /* GDN_BLOB_NO_DTYPE: there is none; layout 0 */
-    int32_t  conv_dtype, conv_length;   /* likewise; length 0 */
+    int32_t  conv_dtype, conv_length;   /* GDN_BLOB_NO_DTYPE: there is none; length 0 */
     int32_t  rank, n_ranks;
     int32_t  copies[3];    /* of version 2: ranks that have each head of q, of k, of v; else 0 */
     uint8_t  reserved[28]; /* 0 */
@@ -61,7 +61,7 @@ gdn_status gdn_blob_open(gdn_ctx *ctx, const void *blob, size_t bytes, const cha
 /* Zeros where a blob will have its header and positions, and between and behind its parts. */
 void gdn_blob_clear(char *blob, const struct gdn_blob_header *h, const struct gdn_blob_places *p);
 
-/* Writes header and checksum over content that is complete but for them. */
+/* Writes header and checksum over content that is otherwise complete. */
 void gdn_blob_seal(void *blob, const struct gdn_blob_header *h);
 
 /* Dense views of the parts of a blob; data NULL where it has none, or where blob is NULL. */

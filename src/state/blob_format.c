@@ -45,7 +45,7 @@ static uint32_t crc_add(const struct crc *crc, uint32_t sum, const void *bytes, 
     return sum;
 }
 
-/* Of the whole blob with these first bytes, their field of the checksum being zero. */
+/* Returns the checksum of the blob with this header, whose field of the checksum counts as zero. */
 static uint32_t checksum(const void *blob, const struct gdn_blob_header *header)
 {
     struct gdn_blob_header h = *header;
@@ -114,7 +114,7 @@ void gdn_blob_set_version(struct gdn_blob_header *h)
     for (int i = 0; i < 3; i++) h->copies[i] = !is_2 ? 0 : h->copies[i] ? h->copies[i] : 1;
 }
 
-/* Of version 2: a head that several ranks have is alone in its part. */
+/* Checks, for version 2, that a head that several ranks have is alone in its part. */
 static gdn_status check_copies(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name)
 {
     const int32_t            heads[]  = { h->n_query_heads, h->n_key_heads, h->n_value_heads };

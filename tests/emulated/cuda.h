@@ -87,6 +87,11 @@ template <class T> static inline T __shfl_up_sync(unsigned, T x, int n)
     const int lane = threadIdx.x % 32;
     return emulated_shuffle(x, lane < n ? lane : lane - n);
 }
+template <class T> static inline T __shfl_down_sync(unsigned, T x, int n)
+{
+    const int lane = threadIdx.x % 32;
+    return emulated_shuffle(x, lane + n < 32 ? lane + n : lane);
+}
 static inline unsigned __ballot_sync(unsigned, int x)
 {
     const uint64_t *all = emulated_exchange(x != 0);

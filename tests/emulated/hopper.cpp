@@ -162,6 +162,18 @@ void emulated_copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barr
     });
 }
 
+void emulated_copy_in(uint32_t to, const void *from, int bytes, uint32_t barrier)
+{
+    char      *target = emulated_place(to);
+    const int  rank   = rank_of(to);
+    if (to % 16 || (uintptr_t)from % 16 || bytes % 16) emulated_give_up("a copy is not aligned");
+    if (rank_of(barrier) != rank) emulated_give_up("a copy and its barrier are of two blocks");
+    emulated_later([=] {
+        memcpy(target, from, (size_t)bytes);
+        come(barrier, rank, bytes);
+    });
+}
+
 /* Calls with each element of a box that is in the tensor, or NULL, and its place in the tile. */
 template <class Each>
 static void walk(const emulated_map &m, const int (&at)[4], uint32_t tile, Each each)

@@ -8,6 +8,7 @@
 
 #include "core/ctx.h"
 #include "cuda/driver/launch.h"
+#include "cuda/prefill/sm90/cache.h"
 #include "ring2.h"
 
 static struct {
@@ -72,8 +73,8 @@ gdn_ctx *ring2_hopper(int64_t first, int64_t each)
         ring2_skip("on Hopper");
         return NULL;
     }
-    ctx->cuda->cut.first = first;
-    ctx->cuda->cut.each  = each;
+    ctx->cuda->sm90->cut.first = first;
+    ctx->cuda->sm90->cut.each  = each;
     return ctx;
 }
 

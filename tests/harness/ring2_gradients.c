@@ -7,6 +7,7 @@
 
 #include "oracle.h"
 #include "ring2_batch.h"
+#include "ring2_device.h"
 
 const char *const ring2_gradient_names[N_GRADIENTS] = { "dq", "dk", "dv", "dg", "dbeta", "dA_log",
                                                         "ddt_bias", "dstate" };
@@ -197,10 +198,26 @@ static void add_part(struct part *p, double *const *to, const double *q, const d
 
 /* ---- Limits -------------------------------------------------------------------------------- */
 
+/* Tensor cores of a device take bf16 with K = V = 128, of these heads, and round what is between
+ * two products to bf16. */
+static bool is_rounded(const gdn_prefill_backward_args *a)
+{
+    return ring2_on_device() && a->q.dtype == GDN_BF16 && a->dout.dtype == GDN_BF16 &&
+           last_size(&a->q) == 128 && last_size(&a->v) == 128 &&
+           heads_of(&a->q) == heads_of(&a->k) && heads_of(&a->v) == heads_of(&a->dout);
+}
+
+/* What limits count 32 of: a rounding of float32; or an eighth of one of bf16, of which there are
+ * a few and those of different tokens are independent. */
+static double unit_of(const gdn_prefill_backward_args *a)
+{
+    return is_rounded(a) ? 0x1p-12 : 0x1p-24;
+}
+
 /* Elements at, at + step, ... of a gradient, n runs of D: the limit is 8 times what a plain loop
  * errs there at most, and 32 units of the largest value. */
 static void limit_group(const struct ring2_gradients *m, int which, int64_t at, int64_t step,
-                        int64_t n, int64_t D)
+                        int64_t n, int64_t D, double unit)
 {
     const double *want = m->want[which], *plain = m->plain[which];
     double        error = 0, size = 0;
@@ -209,7 +226,7 @@ static void limit_group(const struct ring2_gradients *m, int which, int64_t at, 
         error = fmax(error, fabs(plain[j] - want[j]));
         size  = fmax(size, fabs(want[j]));
     }
-    const double limit = 8 * error + 32 * 0x1p-24 * size + 0x1p-120; /* subnormal numbers */
+    const double limit = 8 * error + 32 * unit * size + 0x1p-120; /* subnormal numbers */
     for (int64_t i = 0; want && i < n * D; i++) {
         const int64_t j = at + i / D * step + i % D;
         m->limit[which][j] = fmax(m->limit[which][j], limit);
@@ -240,7 +257,7 @@ static void limit_betas(const struct part *p)
         for (int64_t j = t * r->V; j < (t + 1) * r->V; j++) sum += fabs(r->v[j] * r->dv[j]);
         if (r->beta[t] != 0)
             p->m->limit[DBETA][(p->first + t) * p->H + p->h] =
-                8 * 0x1p-24 * fabs(slope) * sum / r->beta[t];
+                8 * unit_of(p->a) * fabs(slope) * sum / r->beta[t];
     }
 }
 
@@ -248,7 +265,7 @@ static void limit_betas(const struct part *p)
  * whose errors have nothing to do with each other: 4 times that of one. */
 static void limit_gates(const struct part *p)
 {
-    const double unit = 4 * 32 * 0x1p-24 * terms_of_dg(p);
+    const double unit = 4 * 32 * unit_of(p->a) * terms_of_dg(p);
     for (int64_t i = 0; i < p->T; i++) {
         double dg, dA_log, ddt_bias;
         through_gate(p, i, unit, &dg, &dA_log, &ddt_bias);
@@ -267,7 +284,7 @@ static void limit_states(const struct part *p)
     for (int i = 0; p->m->want[DSTATE] && i < r->K * r->V; i++) {
         const int v = i / r->K, k = i % r->K;
         p->m->limit[DSTATE][(p->b * p->H + p->h) * r->K * r->V + (kv ? k * r->V + v : i)] =
-            32 * 0x1p-24 * r->carried[v];
+            32 * unit_of(p->a) * r->carried[v];
     }
 }
 
@@ -280,7 +297,7 @@ static void limit_norms(const struct part *p, int which, const gdn_tensor *t, co
     for (int64_t i = 0; i < p->T * D; i++)
         if (x[i] != 0) most = fmax(most, fabs(dy[i] * y[i] / x[i]));
     for (int64_t i = 0; p->m->want[which] && i < p->T * D; i++)
-        p->m->limit[which][row_at(p, t, i / D, source(p, t)) + i % D] += 32 * 0x1p-24 * most;
+        p->m->limit[which][row_at(p, t, i / D, source(p, t)) + i % D] += 32 * unit_of(p->a) * most;
 }
 
 static void limit_part(struct part *p)
@@ -289,14 +306,15 @@ static void limit_part(struct part *p)
     const gdn_prefill_backward_args *a = p->a;
     const gdn_tensor                *rows[] = { &a->q, &a->k, &a->v };
     const int64_t H = p->H, KV = last_size(&a->q) * last_size(&a->v);
+    const double  unit = unit_of(a);
     for (int i = DQ; i <= DV; i++)
         limit_group(m, i, row_at(p, rows[i], 0, source(p, rows[i])),
-                    heads_of(rows[i]) * last_size(rows[i]), p->T, last_size(rows[i]));
-    limit_group(m, DG, p->first * H + p->h, H, p->T, 1);
-    limit_group(m, DBETA, p->first * H + p->h, H, p->T, 1);
-    limit_group(m, DA_LOG, p->h, 1, 1, 1);
-    limit_group(m, DDT_BIAS, p->h, 1, 1, 1);
-    limit_group(m, DSTATE, (p->b * H + p->h) * KV, 1, 1, KV);
+                    heads_of(rows[i]) * last_size(rows[i]), p->T, last_size(rows[i]), unit);
+    limit_group(m, DG, p->first * H + p->h, H, p->T, 1, unit);
+    limit_group(m, DBETA, p->first * H + p->h, H, p->T, 1, unit);
+    limit_group(m, DA_LOG, p->h, 1, 1, 1, unit);
+    limit_group(m, DDT_BIAS, p->h, 1, 1, 1, unit);
+    limit_group(m, DSTATE, (p->b * H + p->h) * KV, 1, 1, KV, unit);
 }
 
 /* ---- All ----------------------------------------------------------------------------------- */
@@ -361,12 +379,13 @@ void ring2_gradients_model(const gdn_prefill_backward_args *a, struct ring2_grad
 }
 
 /* The root mean square error may be 8 times a plain loop's, as that of gdn_prefill, and one unit of
- * what the limits count 32 of. */
-static double *noise_of(const struct ring2_gradients *m, int which, int64_t n)
+ * what the limits count 32 of; on tensor cores one rounding of bf16. */
+static double *noise_of(const struct ring2_gradients *m, int which, int64_t n, bool rounded)
 {
+    const double part = rounded ? 4 : 32;
     double *noise = numbers(n);
     for (int64_t i = 0; i < n; i++)
-        noise[i] = 8 * fabs(m->plain[which][i] - m->want[which][i]) + m->limit[which][i] / 32;
+        noise[i] = 8 * fabs(m->plain[which][i] - m->want[which][i]) + m->limit[which][i] / part;
     return noise;
 }
 
@@ -383,6 +402,6 @@ void ring2_gradients_check(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
         const gdn_tensor *t = ring2_gradient(a, i);
         if (!t->data) continue;
         ring2_compare(ring2_gradient_names[i], t, m.want[i], m.limit[i],
-                      noise_of(&m, i, ring2_count(t)), NULL);
+                      noise_of(&m, i, ring2_count(t), is_rounded(a)), NULL);
     }
 }

@@ -115,7 +115,7 @@ static inline vf vf_load_i8(const uint8_t *p)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
-/* As f16, which has a larger bias: 2^-8 of the value, but for the only NaN. */
+/* As f16, which has a larger bias: 2^-8 of the value, except for the only NaN. */
 static inline vf vf_load_e4m3(const uint8_t *p)
 {
     const __m128i x = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);

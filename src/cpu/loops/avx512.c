@@ -94,7 +94,7 @@ static inline vf vf_load_i8(const uint8_t *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
-/* As f16, which has a larger bias: 2^-8 of the value, but for the only NaN. */
+/* As f16, which has a larger bias: 2^-8 of the value, except for the only NaN. */
 static inline vf vf_load_e4m3(const uint8_t *p)
 {
     const __m256i x = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);

@@ -168,9 +168,9 @@ struct gdn_kernels {
 
     /*
      * n value columns of K elements of an 8-bit state: codes, ld bytes apart, and a scale per
-     * column; the floats likewise. _vk: [n][K], a row is a column; _kv: [K][n]. Loading gives
-     * code x scale. Storing, m being the largest magnitude of a column and each operation
-     * rounded to float32:
+     * column. The floats are ld_dst or ld_src apart. _vk: [n][K], a row is a column; _kv:
+     * [K][n]. Loading gives code x scale. Storing, m being the largest magnitude of a column and
+     * each operation rounded to float32:
      *
      *     scale = max(m / 127 or 448, 2^-126), but 0 where m = 0, NaN where an element is not
      *             finite; the codes of such columns are 0

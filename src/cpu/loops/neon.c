@@ -126,7 +126,7 @@ static inline int16x4_t load_8bit(const uint8_t *p)
     return vget_low_s16(vmovl_s8(x));
 }
 static inline vf vf_load_i8(const uint8_t *p) { return vcvtq_f32_s32(vmovl_s16(load_8bit(p))); }
-/* As f16, which has a larger bias: 2^-8 of the value, but for the only NaN. */
+/* As f16, which has a larger bias: 2^-8 of the value, except for the only NaN. */
 static inline vf vf_load_e4m3(const uint8_t *p)
 {
     const uint16x4_t x = vreinterpret_u16_s16(vshl_n_s16(load_8bit(p), 7));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows that nobody reads soon, past the caches: a plain store fetches the lines that it then
+ * Stores rows that are not read soon, past the caches: a plain store fetches the lines that it then
  * overwrites, which doubles the time of a checkpoint.
  */
 #ifndef GDN_STREAM_H

@@ -30,7 +30,7 @@ static int64_t wide_chunks_of(const struct gdn_cu_conv *c, int32_t dtype)
     return divide_up(c->D, dtype == GDN_F32 ? CHANNELS : 2 * CHANNELS);
 }
 
-/* Of the states of steps: that of x, if there are none. */
+/* Returns the dtype of the states; the dtype of x if there are none. */
 static int32_t state_dtype(const struct gdn_cu_conv *c)
 {
     return c->from.data ? c->from.dtype : c->to.data ? c->to.dtype : c->x.dtype;

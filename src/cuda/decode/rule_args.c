@@ -79,7 +79,7 @@ gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *b, const struct gd
 
 _Static_assert(sizeof(struct gdn_cu_rule) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* Kernels keep all they need on the chip, but for trees. */
+/* Only trees need workspace: other kernels keep everything on the chip. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c    = call;

@@ -110,6 +110,14 @@ GDN_DEVICE void copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t ba
                  "[%0], [%1], %2, [%3];"
                  : : "r"(to), "r"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+/* From memory: multiples of 16 bytes. */
+GDN_DEVICE void copy_in(uint32_t to, const void *from, int bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];"
+                 : : "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
 /* Brings a map to where copies look for it. */
 GDN_DEVICE void prefetch_map(const void *map)
 {

@@ -424,6 +424,21 @@ struct gdn_cu_product {
  * every sequence, numbered through the batch, of which memory has what the kernels hand on.
  */
 enum { GDN_CU_BACKWARD_CHUNK = 64, GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
+/* On tensor cores: bytes of a chunk and a state head in memory, and of the kernels' blocks. */
+enum {
+    GDN_CU_BACKWARD_RECORD    = 124704,
+    GDN_CU_BACKWARD_KEYS      = 34816, /* of a key head */
+    GDN_CU_PREPARE_BYTES      = 37168,
+    GDN_CU_SCAN_FORWARD_BYTES = 118656,
+    GDN_CU_SCAN_REVERSE_BYTES = 203136,
+    GDN_CU_HEADS_BYTES        = 231376
+};
+
+/* Where the tokens of a chunk are in the tensors. */
+struct gdn_cu_place {
+    int64_t batch, first;
+    int32_t n, pad;
+};
 struct gdn_cu_backward {
     struct gdn_cu_rule   rule; /* q, k: of chunks, normalised and scaled; to: dstate */
     struct gdn_rows      q, k; /* as they were given */
@@ -435,12 +450,16 @@ struct gdn_cu_backward {
     struct gdn_pool_view S, J;   /* [chunk]: states before it, gradients of those after it */
     struct gdn_rows      u, z, head_dq, head_dk; /* of chunks and state heads */
     double              *sums;     /* [chunk][H][2], of dA_log and ddt_bias */
+    char                *records;  /* [chunk][H], on tensor cores; else NULL, as are */
+    char                *keys;     /* [chunk][Hk], and */
+    struct gdn_cu_place *places;   /* [chunk] */
     int64_t              n_chunks; /* of a window, at most; */
     int64_t              window_chunks; /* and of one sequence */
     int64_t              window, n_windows;
     int64_t              n_tokens; /* of the tensors */
     int32_t              n_strips; /* of a state's columns */
     int32_t              adds;     /* to what the gradients hold */
+    int32_t              n_blocks, pad; /* not 0: on tensor cores, by so many blocks at once */
 };
 
 #ifdef __cplusplus
@@ -482,6 +501,6 @@ GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 4 * 4);
-GDN_CU_SIZE(gdn_cu_backward, 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 8 + 5 * 8 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_backward, 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 4 * 8 + 5 * 8 + 4 * 4);
 
 #endif

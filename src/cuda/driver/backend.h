@@ -18,8 +18,8 @@ struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rul
                                       const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                                       const struct gdn_plan_pools *pools);
 
-/* Of a checked call: its arguments; what the context checks of its contents; and that a tree has no
- * more tokens than kernels count. */
+/* For a checked call: returns the kernels' arguments; checks the contents that the context has to
+ * check; checks that a tree has no more tokens than kernels count. */
 struct gdn_rule_call;
 struct gdn_cu_rule gdn_cuda_call_args(const struct gdn_rule_call *call);
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *call);
@@ -39,7 +39,7 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
  * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And what they take. */
 bool               gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
 struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *args);
-/* One token of each sequence, as rows that all have a state (decode/token.cuh), likewise. */
+/* One token of each sequence, as rows that all have a state (decode/token.cuh). */
 bool               gdn_cuda_takes_one(const struct gdn_cu_rule *args,
                                       const struct gdn_cu_warp *warp);
 struct gdn_cu_one  gdn_cuda_one_args(const struct gdn_cu_rule *args,

@@ -172,7 +172,7 @@ void gdn_cuda_leave(gdn_ctx *ctx, bool pushed)
     if (pushed) ctx->cuda->api.cuCtxPopCurrent(&popped);
 }
 
-/* A larger buffer in place of the old one, which nobody reads any more once it can be freed:
+/* A larger buffer in place of the old one, which no kernel reads any more once it can be freed:
  * the driver waits for the device. */
 static gdn_status grow(gdn_ctx *ctx, size_t needed)
 {

@@ -11,8 +11,6 @@
 #include "cuda/driver/api.h"
 #include "cuda/driver/args.h"
 #include "cuda/driver/images.h"
-#include "cuda/prefill/sm90/args.h"
-#include "cuda/prefill/sm90/plan_segments.h"
 
 /* The parts of a kernel's name, joined. */
 #define GDN_CU_JOIN(...)                                                                      \
@@ -38,12 +36,6 @@ struct gdn_cuda_ran {
     enum gdn_kernel_id kernels[12];
 };
 
-/* A map of a tensor, and what it is of: address, dtype, four sizes, three steps. */
-struct gdn_cuda_map {
-    struct gdn_cu_map map;
-    uint64_t          of[9];
-};
-
 enum { GDN_CUDA_CHOICE = 512 }; /* characters of a line about a choice of kernels */
 
 struct gdn_cuda {
@@ -61,15 +53,8 @@ struct gdn_cuda {
     struct gdn_cuda_ran *layer; /* of gdn_block, gdn_step: takes what parts note; else NULL */
     gdn_cu_memory     workspace;
     size_t            workspace_bytes;
-    struct gdn_cuda_map maps[6]; /* of q, k, v, out in the last call of prefill/sm90/launch.c, and
-                                    of v, out from column 128 on */
-    struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
-    struct gdn_cuda_cut told;    /* the one that the log was told of last */
+    struct gdn_cuda_sm90 *sm90; /* caches of prefill/sm90 (cache.h), of the table of backends */
     char choice[GDN_CUDA_CHOICE]; /* the last line of gdn_cuda_log_choice() */
-    struct {
-        int64_t             of[8]; /* what was planned for last; zeros: nothing yet */
-        struct gdn_cuda_cut cut;
-    } planned;
 };
 
 /* Opens ctx->options.device and loads the images. */

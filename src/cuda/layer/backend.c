@@ -1,13 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* CUDA as a backend: one row per op, gdn_cuda_op_<name> of the family's host code. */
+#include <string.h>
+
 #include "calls/op_backends.h"
 #include "core/ctx.h"
 #include "cuda/driver/launch.h"
+#include "cuda/prefill/sm90/cache.h"
 
 static const struct gdn_op_backend *const ops[] = {
 #define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = &gdn_cuda_op_##name,
 #include "calls/ops.def"
 };
+
+/* The device, and what families keep. */
+static void close(gdn_ctx *ctx)
+{
+    struct gdn_cuda_sm90 *sm90 = ctx->cuda->sm90;
+    gdn_cuda_destroy(ctx);
+    if (sm90) ctx->options.release(ctx->options.alloc_user, sm90);
+}
+
+static gdn_status open(gdn_ctx *ctx)
+{
+    struct gdn_cuda_sm90 *sm90;
+    TRY(gdn_cuda_create(ctx));
+    sm90 = ctx->options.alloc(ctx->options.alloc_user, sizeof *sm90, 64);
+    if (!sm90) {
+        close(ctx);
+        return gdn_fail(ctx, GDN_E_MEMORY, "context: no memory for %zu bytes", sizeof *sm90);
+    }
+    memset(sm90, 0, sizeof *sm90);
+    ctx->cuda->sm90 = sm90;
+    return GDN_OK;
+}
 
 static const char *isa(const gdn_ctx *ctx) { return ctx->cuda->isa; }
 
@@ -58,8 +83,8 @@ static void release(gdn_ctx *ctx, void *device)
 
 const struct gdn_backend_table gdn_cuda_backend = {
     .name          = "cuda",
-    .open          = gdn_cuda_create,
-    .close         = gdn_cuda_destroy,
+    .open          = open,
+    .close         = close,
     .isa           = isa,
     .get_workspace = gdn_cuda_get_workspace,
     .upload        = upload,

@@ -70,7 +70,7 @@ static bool writes_conv(const struct gdn_mixer *m)
 }
 
 /* Into how many parts the columns of a state go, as log2: few blocks are spread over the device,
- * but for the norm, which needs all of a head. */
+ * except the norm, which needs all of a head. */
 static int part_bits(const gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r)
 {
     const int group = r->H / r->Hk;

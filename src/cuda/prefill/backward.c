@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill_backward: windows, memory and launches; see backward.cu. */
+/* gdn_prefill_backward: windows, memory and launches; see backward.cu and backward_mma.cu. */
 #include "cuda/driver/backend.h"
 
 /* Columns of a state that a block has (stages.cuh); chunks of a window, at least; windows, at
- * most: each is several launches. */
-enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32 };
+ * most: each is several launches. On tensor cores: K and V, and bytes of a window. */
+enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES = 640 << 20 };
 
 static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 
@@ -12,12 +12,15 @@ static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
  * Chunks are numbered by sequence, window_chunks for each; or, where that would be more than the
  * tensors have, by where a sequence begins (backward.cuh), and the only window is everything.
  */
-static void cut_windows(struct gdn_cu_backward *a)
+static void cut_windows(struct gdn_cu_backward *a, bool mma)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
     const bool    packed = b->cu_seqlens.data != NULL;
     const int64_t most   = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
-    const int64_t wanted = ceil_of(most, MOST_WINDOWS);
+    const int64_t record = (int64_t)a->rule.H * GDN_CU_BACKWARD_RECORD +
+                           (int64_t)a->rule.Hk * GDN_CU_BACKWARD_KEYS;
+    const int64_t wanted = mma ? WINDOW_BYTES / record / (b->B > 0 ? b->B : 1)
+                               : ceil_of(most, MOST_WINDOWS);
     a->window_chunks     = wanted > LEAST_CHUNKS ? wanted : LEAST_CHUNKS;
     if (a->window_chunks > most) a->window_chunks = most > 1 ? most : 1;
     a->n_chunks  = b->B * a->window_chunks;
@@ -42,7 +45,24 @@ static struct gdn_pool_view states(const struct gdn_cu_rule *r)
     };
 }
 
-static struct gdn_cu_backward args_of(const struct gdn_backward_call *c)
+/* Do rows consist of whole 16 bytes of bf16? */
+static bool are_whole(const struct gdn_rows *r)
+{
+    const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
+                         (uint64_t)r->head;
+    return r->dtype == GDN_BF16 && all % 16 == 0;
+}
+
+/* Do the kernels for tensor cores take the call? */
+static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    const struct gdn_cu_rule *r = &a->rule;
+    return gdn_cuda_runs_sm_90a(ctx->cuda) && r->K == DEEP && r->V == DEEP &&
+           r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q) && are_whole(&a->k) &&
+           are_whole(&r->v) && are_whole(&a->dout);
+}
+
+static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c)
 {
     const struct gdn_backward       *w     = &c->work;
     const gdn_prefill_backward_args *args  = &c->args;
@@ -70,7 +90,8 @@ static struct gdn_cu_backward args_of(const struct gdn_backward_call *c)
     a.u = a.z = chunk_rows(r->H, r->V);
     a.head_dq = a.head_dk = chunk_rows(r->H, r->K);
     a.starts = a.carry = a.S = a.J = states(&a.rule);
-    cut_windows(&a);
+    a.n_blocks = takes_mma(ctx, &a) ? ctx->cuda->sm_count : 0;
+    cut_windows(&a, a.n_blocks > 0);
     return a;
 }
 
@@ -98,7 +119,17 @@ static size_t lay_out(struct gdn_cu_backward *a, char *memory)
         { &a->starts.data, (size_t)a->n_windows * between },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
-    const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+    const struct gdn_room mma_rooms[] = {
+        { &a->records, chunks * H * GDN_CU_BACKWARD_RECORD },
+        { &a->keys, chunks * (size_t)r->Hk * GDN_CU_BACKWARD_KEYS },
+        { &a->places, chunks * sizeof *a->places },
+        { &a->carry.data, between },
+        { &a->starts.data, (size_t)a->n_windows * between },
+        { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
+    };
+    const size_t bytes =
+        a->n_blocks ? gdn_lay_out_rooms(mma_rooms, sizeof mma_rooms / sizeof *mma_rooms, memory)
+                    : gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!has_sums(a)) a->sums = NULL;
     return bytes;
 }
@@ -120,17 +151,30 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_backward *a, enum gdn
 static gdn_status forward(gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t window, void *stream)
 {
     const struct gdn_cu_rule *r = &a->rule;
+    const int64_t             n_walks = r->batch.B * r->H * a->n_strips;
     a->window = window;
+    if (a->n_blocks) {
+        TRY(launch(ctx, a, GDN_CU_backward_mma_prepare, a->n_chunks * r->Hk, GDN_CU_PREPARE_BYTES,
+                   stream));
+        return launch(ctx, a, GDN_CU_backward_mma_forward, n_walks, GDN_CU_SCAN_FORWARD_BYTES,
+                      stream);
+    }
     TRY(launch(ctx, a, GDN_CU_backward_load, a->n_chunks * (r->Hq + r->Hk), 0, stream));
-    return launch(ctx, a, GDN_CU_backward_forward, r->batch.B * r->H * a->n_strips,
-                  GDN_CU_STRIP_BYTES, stream);
+    return launch(ctx, a, GDN_CU_backward_forward, n_walks, GDN_CU_STRIP_BYTES, stream);
 }
 
 static gdn_status backward(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    TRY(launch(ctx, a, GDN_CU_backward_reverse, r->batch.B * r->H * a->n_strips,
-               GDN_CU_REVERSE_BYTES, stream));
+    const int64_t             n_walks = r->batch.B * r->H * a->n_strips;
+    if (a->n_blocks) {
+        const int64_t n_items = a->n_chunks * r->Hk;
+        TRY(launch(ctx, a, GDN_CU_backward_mma_reverse, n_walks, GDN_CU_SCAN_REVERSE_BYTES,
+                   stream));
+        return launch(ctx, a, GDN_CU_backward_mma_heads,
+                      n_items < a->n_blocks ? n_items : a->n_blocks, GDN_CU_HEADS_BYTES, stream);
+    }
+    TRY(launch(ctx, a, GDN_CU_backward_reverse, n_walks, GDN_CU_REVERSE_BYTES, stream));
     TRY(launch(ctx, a, GDN_CU_backward_chunk, a->n_chunks * r->H, GDN_CU_GRADIENTS_BYTES, stream));
     return launch(ctx, a, GDN_CU_backward_store, a->n_chunks * (r->Hq + r->Hk + r->Hv), 0, stream);
 }
@@ -148,6 +192,10 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stre
     struct gdn_cuda_ran ran = { 5, { GDN_CU_backward_load, GDN_CU_backward_forward,
                                      GDN_CU_backward_reverse, GDN_CU_backward_chunk,
                                      GDN_CU_backward_store } };
+    if (a->n_blocks)
+        ran = (struct gdn_cuda_ran){ 4, { GDN_CU_backward_mma_prepare, GDN_CU_backward_mma_forward,
+                                          GDN_CU_backward_mma_reverse,
+                                          GDN_CU_backward_mma_heads } };
     for (int64_t i = 0; i + 1 < a->n_windows; i++) TRY(forward(ctx, a, i, stream));
     for (int64_t i = a->n_windows - 1; i >= 0; i--) {
         TRY(forward(ctx, a, i, stream));
@@ -170,8 +218,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_backward_call *c    = call;
     struct gdn_cu_backward   *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
-    (void)ctx;
-    *args                       = args_of(c);
+    *args                       = args_of(ctx, c);
     struct gdn_cu_backward copy = *args;
     c->base.bytes               = lay_out(&copy, NULL);
     return GDN_OK;

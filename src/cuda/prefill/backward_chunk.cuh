@@ -20,7 +20,7 @@ typedef float slice_tile[CHUNK][SLICE + 1];
 typedef float thread_tile[ROWS][ROWS];
 
 struct gradients_shared {
-    struct chunk_gates gates;
+    struct stage_gates gates;
     float              dbeta[CHUNK]; /* Z . v at first */
     float              X[CHUNK][CHUNK + 1], Y[CHUNK][CHUNK + 1];
     union {
@@ -43,7 +43,7 @@ GDN_DEVICE int first_row(void) { return threadIdx.x / 16; }
 GDN_DEVICE int first_column(void) { return threadIdx.x % 16; }
 
 /* Does row i look back to j, or is it j? */
-GDN_DEVICE bool looks_back(const struct chunk_gates &g, int i, int j)
+GDN_DEVICE bool looks_back(const struct stage_gates &g, int i, int j)
 {
     return j <= i && j >= g.start[i];
 }
@@ -108,7 +108,7 @@ GDN_DEVICE void add_values(float (&sum)[8], const struct gradients_shared &sh,
 GDN_DEVICE void make_products(struct gradients_shared &sh, const struct gdn_cu_backward &a,
                               const struct backward_chunk &c, int head)
 {
-    const struct chunk_gates &g = sh.gates;
+    const struct stage_gates &g = sh.gates;
     thread_tile               x = {}, y = {};
     float                     values[8] = {};
     for (int v0 = 0; v0 < a.rule.V; v0 += SLICE) {
@@ -172,7 +172,7 @@ GDN_DEVICE void through_states(struct chunk_gradients &d, struct gradients_share
                                const struct gdn_cu_backward &a, const struct backward_chunk &c,
                                int head, int x0, double &inner)
 {
-    const struct chunk_gates &g = sh.gates;
+    const struct stage_gates &g = sh.gates;
     const int                 n = (int)c.in.n;
     for (int v0 = 0; v0 < a.rule.V; v0 += SLICE) {
         const int depth = depth_of(a.rule.V, v0);
@@ -199,7 +199,7 @@ GDN_DEVICE void through_states(struct chunk_gradients &d, struct gradients_share
 /* What the chunk's other tokens have: Y K, X K, and Y^T Q + X^T diag(beta) K. */
 GDN_DEVICE void through_tokens(struct chunk_gradients &d, const struct gradients_shared &sh, int n)
 {
-    const struct chunk_gates &g = sh.gates;
+    const struct stage_gates &g = sh.gates;
     for (int t = 0; t < n; t++) {
         float q[ROWS], k[ROWS];
 #pragma unroll
@@ -298,7 +298,7 @@ GDN_DEVICE void share_sums(struct gradients_shared &sh, struct row_sums &sums)
  * reaches that. */
 GDN_DEVICE float gradient_of_gate(const struct gradients_shared &sh, int t, int n)
 {
-    const struct chunk_gates &g = sh.gates;
+    const struct stage_gates &g = sh.gates;
     double                    sum = 0;
     if (g.start[t] == t) return 0;
     if (g.start[t] == g.start[n - 1]) {

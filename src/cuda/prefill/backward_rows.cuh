@@ -56,19 +56,25 @@ GDN_DEVICE void backward_load(const struct gdn_cu_backward &a)
 
 /* ---- Store --------------------------------------------------------------------------------- */
 
+/* By what the divisor of a norm grows with |x|. */
+GDN_DEVICE float norm_slope(float squares, const struct gdn_cu_rule &r)
+{
+    const float length = sqrtf(squares);
+    if (r.norm == GDN_NORM_L2_ADD) return length > 0 ? (length + r.norm_eps) / length : 0;
+    if (r.norm == GDN_NORM_L2_MAX) return length > r.norm_eps ? 1 : 0;
+    return 1;
+}
+
 /* dy, the gradient of y = x / the length of x, becomes that of x: dx = f (dy - slope y (y . dy)),
- * f = 1 / the length of the formula, slope that by which the divisor grows, as numbers of |x|. */
+ * f = 1 / the length of the formula. */
 GDN_DEVICE void through_norm(float (&dy)[ROW_PARTS], float (&x)[ROW_PARTS],
                              const struct gdn_cu_rule &r)
 {
-    const float squares = dot_rows(x, x), length = sqrtf(squares);
+    const float squares = dot_rows(x, x);
     const float f = inverse_length(squares, r.norm, r.norm_eps);
-    float       slope = 1;
-    if (r.norm == GDN_NORM_L2_ADD) slope = length > 0 ? (length + r.norm_eps) / length : 0;
-    if (r.norm == GDN_NORM_L2_MAX) slope = length > r.norm_eps ? 1 : 0;
 #pragma unroll
     for (int i = 0; i < ROW_PARTS; i++) x[i] *= f;
-    const float along = slope * dot_rows(x, dy);
+    const float along = norm_slope(squares, r) * dot_rows(x, dy);
 #pragma unroll
     for (int i = 0; i < ROW_PARTS; i++) dy[i] = f * (dy[i] - along * x[i]);
 }

@@ -91,7 +91,7 @@ GDN_DEVICE void gradient_of_u(struct reverse_shared &sh, const struct gdn_cu_rul
                               const struct backward_chunk &c, int head)
 {
     struct strip_shared      &s = sh.strip;
-    const struct chunk_gates &g = s.chunk.gates;
+    const struct stage_gates &g = s.chunk.gates;
     const int                 n = (int)c.in.n;
     float                     p[2][4];
     multiply_state(p, s, r.k, c.own, source_head(r, head, r.Hk), r.K);
@@ -145,7 +145,7 @@ GDN_DEVICE void step_back(struct reverse_shared &sh, const struct gdn_cu_rule &r
                           const struct backward_chunk &c, int head)
 {
     struct strip_shared      &s = sh.strip;
-    const struct chunk_gates &g = s.chunk.gates;
+    const struct stage_gates &g = s.chunk.gates;
     const int                 n = (int)c.in.n;
     const struct stage_update read = { 0, g.n_seeing, g.decay, sees(g, n - 1) };
     const struct stage_update keys = { 0, g.n_seeing, 1, true };

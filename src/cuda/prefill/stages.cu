@@ -66,7 +66,7 @@ GDN_DEVICE struct uw_column column_at(const struct gdn_cu_stage &a, int i)
 }
 
 /* Row t of its right side, zero where beta is 0 (G8). */
-GDN_DEVICE float right_side(const struct gdn_cu_stage &a, const struct chunk_gates &g,
+GDN_DEVICE float right_side(const struct gdn_cu_stage &a, const struct stage_gates &g,
                             const struct stage_chunk &c, int head, const struct uw_column &to,
                             int t)
 {
@@ -168,7 +168,7 @@ GDN_DEVICE void write_output(struct strip_shared &sh, const struct gdn_cu_stage 
                              const struct stage_chunk &c, int head, const struct stage_strip &s)
 {
     const struct gdn_cu_rule &r = a.rule;
-    const struct chunk_gates &g = sh.chunk.gates;
+    const struct stage_gates &g = sh.chunk.gates;
     float                     o[2][4];
     multiply_state(o, sh, r.q, c, source_head(r, head, r.Hq), r.K);
 #pragma unroll

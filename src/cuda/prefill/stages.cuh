@@ -20,7 +20,7 @@ enum {
     PAD     = 4 /* floats: rows stay aligned to 16 bytes */
 };
 
-struct chunk_gates {
+struct stage_gates {
     double sum[CHUNK]; /* of g since the last gate that forgets */
     float  g[CHUNK], beta[CHUNK];
     float  from_start[CHUNK], to_end[CHUNK], decay; /* exp of sums; see sees(), reaches() */
@@ -29,7 +29,7 @@ struct chunk_gates {
 };
 
 struct chunk_shared {
-    struct chunk_gates gates;
+    struct stage_gates gates;
     alignas(16) float A[CHUNK][CHUNK + PAD]; /* [j][i]: what row i takes of row j */
     float tile[CHUNK][DEPTH + 1];
 };
@@ -127,11 +127,11 @@ GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t n
 }
 
 /* Does row i see the state at the start of the chunk, and does its end see what row i writes? */
-GDN_DEVICE bool sees(const struct chunk_gates &g, int i) { return g.start[i] < 0; }
-GDN_DEVICE bool reaches(const struct chunk_gates &g, int i, int n) { return i >= g.start[n - 1]; }
+GDN_DEVICE bool sees(const struct stage_gates &g, int i) { return g.start[i] < 0; }
+GDN_DEVICE bool reaches(const struct stage_gates &g, int i, int n) { return i >= g.start[n - 1]; }
 
 /* Gates of n > 0 tokens; 0 and beta 0 beyond. Sums are float64. By the whole block. */
-GDN_DEVICE void load_gates(struct chunk_gates &g, const struct gdn_cu_rule &r,
+GDN_DEVICE void load_gates(struct stage_gates &g, const struct gdn_cu_rule &r,
                            const struct stage_chunk &c, int head)
 {
     const int i = threadIdx.x, n = (int)c.n;
@@ -187,7 +187,7 @@ GDN_DEVICE void multiply_keys(struct chunk_shared &sh, const struct gdn_cu_rule 
                               const struct stage_chunk &c, int head, bool queries)
 {
     const int row = threadIdx.x / 16, col = threadIdx.x % 16;
-    const struct chunk_gates &g = sh.gates;
+    const struct stage_gates &g = sh.gates;
     float (*more)[DEPTH + 1]    = (float (*)[DEPTH + 1])&sh.A;
     float (*left)[DEPTH + 1]    = queries ? more : sh.tile;
     float sum[4][4]             = {};
@@ -283,7 +283,7 @@ GDN_DEVICE void update_state(struct strip_shared &sh, const struct gdn_rows &row
 GDN_DEVICE void pass_chunk(struct strip_shared &sh, const struct gdn_cu_rule &r,
                            const struct stage_chunk &keys, int head)
 {
-    const struct chunk_gates &g = sh.chunk.gates;
+    const struct stage_gates &g = sh.chunk.gates;
     const int                 n = (int)keys.n;
     const struct stage_update how = { g.start[n - 1] < 0 ? 0 : g.start[n - 1], n, g.decay,
                                       sees(g, n - 1) };
@@ -381,7 +381,7 @@ GDN_DEVICE void solve_strip(struct strip_shared &sh, const struct gdn_cu_rule &r
                             const struct stage_chunk &c, const struct stage_chunk &keys, int head,
                             const struct stage_strip &s, bool transition)
 {
-    const struct chunk_gates &g = sh.chunk.gates;
+    const struct stage_gates &g = sh.chunk.gates;
     float                     p[2][4];
     multiply_keys(sh.chunk, r, keys, head, false);
     multiply_state(p, sh, r.k, keys, source_head(r, head, r.Hk), r.K);

@@ -672,6 +672,127 @@ static void nan_is_skipped(void)
     }
 }
 
+/* ---- Tensor cores -------------------------------------------------------------------------- */
+
+/* What the calls in bf16 with K = V = 128 differ in, which a device with tensor cores and enough
+ * shared memory takes there. */
+struct wide_call {
+    const char *name;
+    int64_t     T[4];
+    int         Hk, H, gate, norm, map, beta;
+    double      strength; /* of log gates: from -strength to 0; below 0: some forget */
+    bool        states, adds, f32; /* f32: gradients */
+};
+
+static gdn_prefill_backward_args make_wide(const struct wide_call *w)
+{
+    enum { D = 128 };
+    gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
+    gdn_batch                *t = ring2_heap(sizeof *t);
+    int64_t                   cu[5] = { 0 }, n = 0;
+    for (; n < 4 && w->T[n]; n++) cu[n + 1] = cu[n] + w->T[n];
+    const int64_t N = cu[n], H = w->H;
+    const int32_t out = w->f32 ? GDN_F32 : GDN_BF16;
+    *t = gdn_batch_init(), t->cu_seqlens = ring2_indices(GDN_I32, n + 1, cu), a.batch = t;
+    a.q = ring2_new(GDN_BF16, 0, 3, N, w->Hk, D, 0), a.dq = ring2_new(out, 0, 3, N, w->Hk, D, 0);
+    a.k = ring2_new(GDN_BF16, 0, 3, N, w->Hk, D, 0), a.dk = ring2_new(out, 0, 3, N, w->Hk, D, 0);
+    a.v = ring2_new(GDN_BF16, 0, 3, N, H, D, 0), a.dv = ring2_new(out, 0, 3, N, H, D, 0);
+    a.dout = ring2_new(GDN_BF16, 0, 3, N, H, D, 0);
+    a.g = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), a.dg = ring2_new(GDN_F32, 0, 2, N, H, 0, 0);
+    a.beta = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), a.dbeta = ring2_clone(&a.dg);
+    a.dstate = ring2_new(GDN_F32, 0, 4, n, H, D, D);
+    if (w->states) {
+        a.state = ring2_clone(&a.dstate), a.dstate_out = ring2_clone(&a.dstate);
+        ring2_fill(&a.state, -1, 1);
+        ring2_fill(&a.dstate_out, -1, 1);
+    }
+    fill_keys(&a.q, w->norm == GDN_NORM_NONE, false);
+    fill_keys(&a.k, w->norm == GDN_NORM_NONE, false);
+    ring2_fill(&a.v, -1, 1);
+    ring2_fill(&a.dout, -1, 1);
+    a.gate = w->gate, a.norm = w->norm, a.head_map = w->map, a.beta_kind = w->beta;
+    if (w->gate == GDN_GATE_RAW) {
+        a.A_log = ring2_new(GDN_F32, 0, 1, H, 0, 0, 0), a.dA_log = ring2_clone(&a.A_log);
+        a.dt_bias = ring2_new(GDN_F32, 0, 1, H, 0, 0, 0), a.ddt_bias = ring2_clone(&a.dt_bias);
+        ring2_fill(&a.A_log, -1, 1);
+        ring2_fill(&a.dt_bias, -1, 1);
+        ring2_fill(&a.g, -4, 1);
+    } else {
+        ring2_fill(&a.g, -fabs(w->strength), 0);
+    }
+    for (int64_t i = 0; w->strength < 0 && i < ring2_count(&a.g); i++)
+        if (ring2_below(20) == 0) ring2_set(&a.g, i, -INFINITY);
+    if (w->beta == GDN_BETA_GIVEN)
+        for (int64_t i = 0; i < ring2_count(&a.beta); i++)
+            ring2_set(&a.beta, i, ring2_below(8) ? ring2_uniform(0, 1) : 0);
+    else
+        ring2_fill(&a.beta, -3, 3);
+    if (w->adds) a.flags = GDN_ACCUMULATE;
+    for (int i = 0; i < N_GRADIENTS; i++)
+        if (ring2_gradient(&a, i)->data) ring2_fill(ring2_gradient(&a, i), -1, 1);
+    return a;
+}
+
+enum { RAW_G = GDN_GATE_RAW, LOG_G = GDN_GATE_LOG, L2 = GDN_NORM_L2 };
+static const struct wide_call wide_calls[] = {
+    { "one chunk", { 64 }, 1, 1, LOG_G, 0, 0, 0, 0.1, false, false, true },
+    { "raw", { 200, 3, 64 }, 2, 4, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false },
+    { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true },
+    { "some forget", { 150, 70 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, GDN_BETA_TWICE_SIGMOID, -1,
+      true, false, true },
+    { "model", { 1, 127 }, 2, 2, LOG_G, L2, 0, 0, 1.6, true, true, false },
+};
+
+/* As nan_stays() and nan_is_skipped(), where sums over tokens take all of a chunk: token 18
+ * forgets; a token behind it, and then the state before, have NaN. */
+static void wide_nan(void)
+{
+    static const struct wide_call w = { "", { 40, 40 }, 2, 4, LOG_G, 0, 0, 0, 0.1, true, false,
+                                        true };
+    gdn_prefill_backward_args a = make_wide(&w), b;
+    for (int h = 0; h < 4; h++) ring2_set(&a.g, 18 * 4 + h, -INFINITY);
+    b = a;
+    for (int i = 0; i < N_GRADIENTS; i++)
+        if (ring2_gradient(&a, i)->data)
+            *(gdn_tensor *)ring2_gradient(&b, i) = ring2_clone(ring2_gradient(&a, i));
+    run(ring2_ctx(1), &a);
+    b.dout = ring2_clone(&a.dout);
+    ring2_set(&b.dout, (25 * 4 + 1) * 128 + 3, NAN);
+    run(ring2_ctx(1), &b);
+    for (int i = DQ; i <= DBETA; i++) {
+        const gdn_tensor *all = ring2_gradient(&b, i), *clean = ring2_gradient(&a, i);
+        const gdn_tensor  reached = ring2_narrow(all, 0, 25, 1);
+        bool              any = false;
+        for (int64_t j = 0; j < ring2_count(&reached); j++) any |= isnan(ring2_get(&reached, j));
+        CHECK(any, "%s: no NaN", ring2_gradient_names[i]);
+        for (int side = 0; side < 2; side++) {
+            const gdn_tensor got  = ring2_narrow(all, 0, side ? 40 : 0, side ? 40 : 18);
+            const gdn_tensor want = ring2_narrow(clean, 0, side ? 40 : 0, side ? 40 : 18);
+            ring2_expect_bits(ring2_gradient_names[i], &got, &want);
+        }
+    }
+    ring2_expect_bits("dstate", &b.dstate, &a.dstate);
+
+    ring2_fill_value(&a.state, NAN);
+    run(ring2_ctx(1), &a);
+    for (int i = DQ; i <= DBETA; i++) {
+        const gdn_tensor behind = ring2_narrow(ring2_gradient(&a, i), 0, 18, 22);
+        for (int64_t j = 0; j < ring2_count(&behind); j++)
+            CHECK(isfinite(ring2_get(&behind, j)), "%s: %g", ring2_gradient_names[i],
+                  ring2_get(&behind, j));
+    }
+}
+
+static void run_wide_calls(void)
+{
+    for (size_t i = 0; i < sizeof wide_calls / sizeof *wide_calls; i++) {
+        if (!ring2_begin("tensor cores: %s", wide_calls[i].name)) continue;
+        gdn_prefill_backward_args a = make_wide(&wide_calls[i]);
+        ring2_gradients_check(ring2_ctx(1), &a);
+        ring2_end();
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -687,6 +808,7 @@ int main(int argc, char **argv)
         { "long sequence", long_sequence },
         { "NaN stays with what it reaches", nan_stays },
         { "NaN of what does not count", nan_is_skipped },
+        { "tensor cores: NaN", wide_nan },
     };
     static int           cases[300][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
@@ -704,5 +826,6 @@ int main(int argc, char **argv)
         run_case(cases[i], i);
         ring2_end();
     }
+    run_wide_calls();
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

@@ -8,8 +8,7 @@
 #include <string.h>
 
 #include "cuda/driver/backend.h"
-#include "cuda/prefill/sm90/args.h"
-#include "cuda/prefill/sm90/plan_segments.h"
+#include "cuda/prefill/sm90/cache.h"
 #include "core/tensor_check.h"
 
 enum { SHARED = 232448, TILE = 64, COLUMNS = 2 * TILE };
@@ -68,7 +67,7 @@ static gdn_status find_map(gdn_ctx *ctx, const char *name, int i, const struct g
                            const struct gdn_cu_batch *b, int64_t n_heads, int64_t n_columns,
                            struct gdn_cu_map *map)
 {
-    struct gdn_cuda_map *known = &ctx->cuda->maps[i];
+    struct gdn_cuda_map *known = &ctx->cuda->sm90->maps[i];
     const int64_t        rows = b->padded ? b->B : 1, tokens = b->padded ? b->T : b->N;
     const uint64_t       of[] = { (uintptr_t)r->data,        (uint64_t)r->dtype,
                                   (uint64_t)n_columns,       (uint64_t)n_heads,
@@ -99,15 +98,16 @@ static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_wish wish)
     return r->norm != GDN_NORM_NONE && !wish.every_token;
 }
 
-/* Of the whole call. Planned where it is not the shape of before: that takes up to 5 us, and a call
- * asks twice, for its workspace and to launch. Larger heads have no segments. */
+/* Returns the cut of the whole call. Planning takes up to 5 us, and a call needs the cut twice, for
+ * its workspace and to launch. So the cut of the last shape is kept. Larger heads have no
+ * segments. */
 static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                     struct gdn_cuda_wish wish)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    struct gdn_cuda           *c = ctx->cuda;
+    struct gdn_cuda_sm90      *c = ctx->cuda->sm90;
     const struct gdn_cuda_shape s = { b, r->H, wish.longest, is_small(r), may_stop(r, wish),
-                                      c->sm_count };
+                                      ctx->cuda->sm_count };
     const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, wish.longest, s.small, s.stops };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
     if (wish.whole || is_deep(r)) return gdn_cuda_no_cut(&s);
@@ -163,7 +163,7 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
 /* Tells the log of segments, where they are not those of the call before. */
 static void tell_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
 {
-    struct gdn_cuda_cut *told = &ctx->cuda->told;
+    struct gdn_cuda_cut *told = &ctx->cuda->sm90->told;
     char                 line[120];
     if (c->first == told->first && c->each == told->each && c->units == told->units) return;
     snprintf(line, sizeof line, "prefill: segments of %lld tokens, then of %lld, at most %lld",

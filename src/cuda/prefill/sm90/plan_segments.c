@@ -12,7 +12,7 @@
  * for all segments.
  *
  * Most summaries may be brief (early_stop.cuh), but whether they are follows from gates,
- * which nobody reads here. So where they may be, that counts as twice as likely as not.
+ * which are not read here. So where they may be, that counts as twice as likely as not.
  */
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/sm90/plan_segments.h"
@@ -117,7 +117,7 @@ static int64_t time_of_round(bool wide, const struct trial *t, int64_t n, int64_
     return n ? c.start + chunks * c.chunk : 0;
 }
 
-/* Of n sequences or segments of so many chunks. */
+/* Returns the time of n sequences or segments of so many chunks each. */
 static int64_t time_of_rounds(bool wide, const struct trial *t, int64_t n, int64_t chunks)
 {
     const int64_t room = room_of(wide, t);
@@ -125,7 +125,7 @@ static int64_t time_of_rounds(bool wide, const struct trial *t, int64_t n, int64
            time_of_round(wide, t, n % room, chunks);
 }
 
-/* Of the others, where all multiprocessors work on them. */
+/* Returns the time of the other sequences, when all multiprocessors compute them. */
 static int64_t time_of_rest(bool wide, const struct trial *t)
 {
     const int64_t      room = room_of(wide, t);
@@ -188,7 +188,7 @@ static struct gdn_cuda_cut make_cut(const struct trial *t, bool wide)
     return c;
 }
 
-/* Of first segments, beside summaries. */
+/* Returns the time of the first segments, which run beside the summaries. */
 static int64_t time_of_first(const struct trial *t, int64_t chunks)
 {
     const int64_t room  = count_room(false, t->sm_count);

@@ -1,0 +1,302 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""plots.py [FOLDER] - draws the plots of the documents from bench/results, as SVG.
+
+`make plots` runs it. FOLDER is docs/plots unless another is given. The same results, and the same
+version of matplotlib, give the same bytes. A plot shows the newest line of each case; no number is
+typed in here.
+"""
+import io
+import json
+import pathlib
+import re
+import sys
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+import sweep  # noqa: E402
+
+HERE = pathlib.Path(__file__).resolve().parent
+OURS, THEIRS, OTHER, LIMIT = "#1f6f8b", "#b8bfc6", "#e0a030", "#888888"
+STATES = {"f32": OURS, "bf16": OTHER, "f16": "#7a5195"}
+SETTINGS = {
+    "svg.hashsalt": "gdn", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10,
+    "axes.titlelocation": "left", "legend.frameon": False, "figure.constrained_layout.use": True,
+    "figure.facecolor": "white", "lines.linewidth": 1.6, "lines.markersize": 4,
+}
+
+
+def lines_of(name):
+    return [json.loads(text) for text in (HERE / "results" / name).read_text().splitlines()]
+
+
+def newest(name, key, **fields):
+    """{key(line): line} of the newest lines that have these fields (None: have them not)."""
+    found = {}
+    for r in lines_of(name):
+        if all(r.get(field) == value for field, value in fields.items()):
+            found[key(r)] = r
+    return found
+
+
+def total_tokens(seqs):
+    """"8192x4" is four sequences of 8192 tokens: (tokens of one, sequences)."""
+    tokens, _, count = seqs.partition("x")
+    return int(tokens), int(count or 1)
+
+
+def save(figure, folder, name):
+    """Writes FOLDER/NAME.svg in ASCII, without a date and blanks at the ends of lines."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+    clean = re.sub(r"[ \t]+$", "", text.getvalue(), flags=re.M)
+    (folder / f"{name}.svg").write_text(clean, "ascii", "xmlcharrefreplace")
+
+
+def pairs(axis, labels, ours, theirs, names):
+    """Two horizontal bars a row, and how many times faster the first is."""
+    places = range(len(labels))
+    axis.barh([p - 0.2 for p in places], theirs, 0.38, color=THEIRS, label=names[1])
+    axis.barh([p + 0.2 for p in places], ours, 0.38, color=OURS, label=names[0])
+    for p, a, b in zip(places, ours, theirs):
+        axis.text(max(a, b), p, f" {b / a:.2f}x", va="center", fontsize=8)
+    axis.set_yticks(list(places), labels)
+    axis.invert_yaxis()
+    axis.set_xlim(right=1.15 * max([*ours, *theirs]))
+    axis.legend(loc="upper right")
+
+
+def flashinfer_prefill(commit="e729197"):
+    """The rows of the newest commit that raced every row beside FlashInfer."""
+    return newest("peers/gpu-h200.jsonl", lambda r: (r["heads"], r["seqs"]), op="prefill",
+                  peer="flashinfer", commit=commit, gates=None)
+
+
+def ggml(threads):
+    return newest("peers/ggml-emerald-rapids.jsonl", lambda r: (r["op"], r["T"], r["B"]),
+                  threads=threads, heads="16/32", dtype="f32", bf16_products=None)
+
+
+def draw_prefill_bars(axis):
+    rows = flashinfer_prefill()
+    wanted = ["2048x1", "8192x1", "32768x1", "1024x8", "2048x4", "8192x4"]
+    runs = [rows["16/32", seqs] for seqs in wanted]
+    pairs(axis, ["{} x {}".format(*total_tokens(seqs)[::-1]) for seqs in wanted],
+          [r["us"] for r in runs], [r["peer_us"] for r in runs], ("libgdn", "FlashInfer 0.7.2"))
+    axis.set_title("Prefill, H200: time")
+    axis.set_xlabel("microseconds (bf16, weak gates)")
+    axis.set_ylabel("sequences x tokens")
+
+
+def draw_decode_share(axis):
+    """Bandwidth of decode over that of scaling the same bytes in place."""
+    for state, color in STATES.items():
+        rows = newest("cuda-h200.jsonl", lambda r: r["batch"], op="decode", heads="16/32", dim=128,
+                      layout="k_last", dtype="bf16", state=state, tokens=1, raw=True, pool=None,
+                      each=None)
+        if rows:
+            batches = sorted(rows)
+            axis.plot(batches, [100 * rows[b]["share"] for b in batches], "o-", color=color,
+                      label=f"{state} states")
+    axis.axhline(100, color=LIMIT, linewidth=0.8, linestyle=":")
+    axis.set_xscale("log")
+    axis.set_xticks([1, 8, 32, 128, 512], ["1", "8", "32", "128", "512"])
+    axis.minorticks_off()
+    axis.set_ylim(0, 115)
+    axis.set_xlabel("sequences of one token")
+    axis.set_title("Decode, H200: % of measured bandwidth")
+    axis.legend(loc="lower right")
+
+
+def draw_ggml_bars(axis, threads=1):
+    rows = ggml(threads)
+    cases = [key for key in sorted(rows, reverse=True) if key[0] != "conv"]
+    pairs(axis, [f"prefill, {T} tokens" if op == "prefill" else f"decode, {B} seq." for op, T, B
+                 in cases],
+          [1000 * rows[c]["ms"] / (rows[c]["T"] * rows[c]["B"]) for c in cases],
+          [1000 * rows[c]["peer_ms"] / (rows[c]["T"] * rows[c]["B"]) for c in cases],
+          ("libgdn", "ggml"))
+    axis.set_title(f"CPU, {threads} thread{'s' * (threads > 1)} of a Xeon (AVX-512): time")
+    axis.set_xlabel("microseconds per token (f32)")
+
+
+def summary(folder):
+    """The chart of the README."""
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), width_ratios=(1.1, 0.9, 1.1))
+    figure.suptitle("16 query and key heads, 32 value heads, of 128", x=0.005, ha="left",
+                    fontsize=9, color="#555555")
+    draw_prefill_bars(axes[0])
+    draw_decode_share(axes[1])
+    draw_ggml_bars(axes[2])
+    save(figure, folder, "summary")
+
+
+def prefill_length(folder):
+    """Time over the length of one sequence, per number of heads; FlashInfer where it was raced."""
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    rows = flashinfer_prefill()
+    for heads, color in (("16/32", OURS), ("2/8", OTHER)):
+        runs = newest("sweep/h200.jsonl", lambda r: total_tokens(r["seqlens"]), op="prefill",
+                      heads=heads)
+        lengths = sorted(T for T, B in runs if B == 1)
+        axis.plot(lengths, [1000 * runs[T, 1]["ms"] for T in lengths], "o-", color=color,
+                  label=f"libgdn, {heads} heads")
+        raced = sorted((total_tokens(seqs)[0], r["peer_us"]) for (h, seqs), r in rows.items()
+                       if h == heads and seqs.endswith("x1"))
+        axis.plot(*zip(*raced), "s--", color=color, alpha=0.55,
+                  label=f"FlashInfer 0.7.2, {heads} heads")
+    axis.set(xscale="log", yscale="log", xlabel="tokens of one sequence", ylabel="microseconds",
+             title="Prefill of one sequence, H200, bf16, d = 128, weak gates")
+    axis.legend()
+    save(figure, folder, "prefill-length")
+
+
+def prefill_batch(folder):
+    """Time per token over the number of sequences."""
+    figure, axis = plt.subplots(figsize=(7, 3.2))
+    for (heads, tokens, _), color in zip(sweep.BATCHES, (OURS, OTHER)):
+        runs = newest("sweep/h200.jsonl", lambda r: total_tokens(r["seqlens"]), op="prefill",
+                      heads=heads)
+        counts = sorted(B for T, B in runs if T == tokens)
+        axis.plot(counts, [1e6 * runs[tokens, B]["ms"] / (tokens * B) for B in counts], "o-",
+                  color=color, label=f"{heads} heads, sequences of {tokens}")
+    axis.set(xlabel="sequences", ylabel="nanoseconds per token",
+             title="Prefill of several sequences, H200, bf16, d = 128")
+    axis.set_ylim(bottom=0)
+    axis.legend()
+    save(figure, folder, "prefill-batch")
+
+
+def prefill_peers(folder):
+    """How many times as long FlashInfer takes, in every row that was raced."""
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    rows = flashinfer_prefill()
+    heads = sorted({h for h, _ in rows}, key=lambda h: [int(n) for n in h.split("/")])
+    cases = sorted({seqs for _, seqs in rows}, key=lambda s: total_tokens(s)[::-1])
+    for i, h in enumerate(heads):
+        axis.plot(range(len(cases)), [rows[h, c]["speedup"] for c in cases], "o", label=h,
+                  color=plt.cm.viridis(i / len(heads)))
+    axis.axhline(1, color=LIMIT, linewidth=0.8)
+    axis.set_xticks(range(len(cases)),
+                    ["{} x {}".format(*total_tokens(c)[::-1]) for c in cases])
+    axis.set(xlabel="sequences x tokens", ylabel="times", yscale="log",
+             title="Prefill, H200, weak gates: FlashInfer's time over libgdn's")
+    axis.set_yticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
+    axis.minorticks_off()
+    axis.legend(title="heads", ncols=2)
+    save(figure, folder, "prefill-peers")
+
+
+def prefill_gates(folder):
+    """What gates cost, and the same ratio with them."""
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    kinds = ["none", "recipe", "model", "strong"]
+    runs = newest("peers/gpu-h100-gates.jsonl", lambda r: (r["heads"], r["seqs"], r["gates"]),
+                  peer="flashinfer", inside=None)
+    for heads, seqs in sorted({key[:2] for key in runs}):
+        found = [(i, runs[heads, seqs, kind]["speedup"]) for i, kind in enumerate(kinds)
+                 if (heads, seqs, kind) in runs]
+        axis.plot(*zip(*found), "o-", alpha=0.8, label=f"{heads}, {seqs}")
+    axis.axhline(1, color=LIMIT, linewidth=0.8)
+    axis.set_xticks(range(len(kinds)), kinds)
+    axis.set(ylim=(0.9, None), xlabel="gates", ylabel="times",
+             title="Prefill, H100: FlashInfer's time over libgdn's, by gates")
+    axis.legend(title="heads, tokens x sequences", fontsize=7, loc="upper left",
+                bbox_to_anchor=(1, 1))
+    save(figure, folder, "prefill-gates")
+
+
+def decode_share(folder):
+    figure, axis = plt.subplots(figsize=(6, 3.2))
+    draw_decode_share(axis)
+    save(figure, folder, "decode-share")
+
+
+def decode_peers(folder):
+    """Decode of one token beside FlashInfer, over the batch."""
+    figure, axis = plt.subplots(figsize=(6, 3.4))
+    for state, color in STATES.items():
+        rows = newest("peers/gpu-h200.jsonl", lambda r: r["B"], op="decode", peer="flashinfer",
+                      T=1, heads="16/32", state=state, layout="k_last", pool=None, each=None,
+                      gates=None)
+        rows = {B: r for B, r in rows.items() if "peer_us" in r}
+        if rows:
+            axis.plot(sorted(rows), [rows[B]["us"] for B in sorted(rows)], "o-", color=color,
+                      label=f"libgdn, {state} states")
+            axis.plot(sorted(rows), [rows[B]["peer_us"] for B in sorted(rows)], "s--", alpha=0.55,
+                      color=color, label=f"FlashInfer 0.7.2, {state} states")
+    axis.set(xscale="log", yscale="log", xlabel="sequences of one token", ylabel="microseconds",
+             title="Decode, H200, 16/32 heads of 128")
+    axis.legend()
+    save(figure, folder, "decode-peers")
+
+
+def cpu_peers(folder):
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.2))
+    for axis, threads in zip(axes, (1, 2)):
+        draw_ggml_bars(axis, threads)
+    save(figure, folder, "cpu-peers")
+
+
+def cpu_scaling(folder):
+    """Share of the machine's limit over threads."""
+    figure, axis = plt.subplots(figsize=(6, 3.2))
+    cases = (("prefill", {"dtype": "bf16", "bf16_products": True}, "prefill, bf16 products"),
+             ("prefill", {"dtype": "f32", "bf16_products": None}, "prefill, f32"),
+             ("decode", {"dtype": "f32", "batch": 32, "layout": "k_last"}, "decode, f32, B = 32"))
+    for (op, fields, label), color in zip(cases, (OTHER, OURS, "#7a5195")):
+        runs = newest("cpu-emerald-rapids.jsonl", lambda r: (r["threads"], r["seqlens"])
+                      if op == "prefill" else (r["threads"], "2048"), op=op, heads="16/32",
+                      exact=None, gates=None, **fields)
+        times = {threads: r["ms"] for (threads, seqlens), r in runs.items() if seqlens == "2048"}
+        if 1 in times:
+            axis.plot(sorted(times), [times[1] / times[t] for t in sorted(times)], "o-",
+                      color=color, label=label)
+    axis.plot([1, 16], [1, 16], color=LIMIT, linewidth=0.8, linestyle=":")
+    axis.set(xscale="log", yscale="log", xlabel="threads", ylabel="times one thread's speed",
+             title="A CPU with more threads: Xeon, 16/32 heads of 128")
+    axis.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+    axis.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+    axis.minorticks_off()
+    axis.legend()
+    save(figure, folder, "cpu-scaling")
+
+
+def accuracy(folder):
+    """Errors of outputs by the dtype of states, stored after every token and after 64."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
+    for axis, call in zip(axes, (1, 64)):
+        runs = newest("accuracy/states.jsonl",
+                      lambda r: (r["gates"], r["state"], r["rounding"]), tokens_per_call=call)
+        for kind, color in (("strong", "#7a5195"), ("mild", OURS), ("none", OTHER)):
+            cases = [key[1:] for key in runs if key[0] == kind]
+            labels = [state + " ~" * (rounding == "stochastic") for state, rounding in cases]
+            axis.plot(labels, [runs[(kind, *case)]["out_rms_error"] for case in cases], "o",
+                      color=color, label=f"gates {kind}")
+        axis.set(yscale="log", xlabel="dtype of states, ~ rounded at random",
+                 title=f"Stored after {call} token{'s' * (call > 1)}")
+    axes[0].set_ylabel("RMS error of outputs / RMS")
+    axes[0].legend()
+    save(figure, folder, "accuracy")
+
+
+PLOTS = (summary, prefill_length, prefill_batch, prefill_peers, prefill_gates, decode_share,
+         decode_peers, cpu_peers, cpu_scaling, accuracy)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parent / "docs" / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(SETTINGS):
+        for plot in PLOTS:
+            plot(folder)
+    print(f"{len(PLOTS)} plots in {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Vectors, T and P of a chunk's state heads, by a block of four warps for a chunk and a key head.
+ * The products of keys and queries are made once for all state heads that read them.
+ */
+#ifndef GDN_CUDA_BACKWARD_PREPARE_CUH
+#define GDN_CUDA_BACKWARD_PREPARE_CUH
+
+#include "cuda/prefill/backward_gates.cuh"
+#include "cuda/prefill/backward_mma.cuh"
+
+struct prepare_shared {
+    union {
+        struct key_record keys;
+        struct {
+            alignas(16) float square[CHUNK * GDN_PREFILL_LD(CHUNK)];
+            alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
+            alignas(16) char  P[CHUNK * CHUNK_ROW];
+        };
+    };
+    float               lengths[2][CHUNK]; /* 1 / length of k and q */
+    alignas(16) vectors v;
+};
+static_assert(sizeof(struct prepare_shared) <= GDN_CU_PREPARE_BYTES, "prepare_shared");
+
+/* Keys and queries to tiles, here and in memory. */
+GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backward &a,
+                          const struct stage_chunk &c, int64_t number, int key)
+{
+    enum { THREADS_HERE = 128 };
+    copy_rows<2 * DEEP, THREADS_HERE>(sh.keys.k, DEEP_ROW, source_of<2 * DEEP>(a.k, c, key),
+                                      (int)c.n);
+    copy_rows<2 * DEEP, THREADS_HERE>(sh.keys.q, DEEP_ROW, source_of<2 * DEEP>(a.q, c, key),
+                                      (int)c.n);
+    copy_commit();
+    copy_wait<0>();
+    __syncthreads();
+    uint4 *to = (uint4 *)&keys_of(a, number, key), *from = (uint4 *)&sh.keys;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < (int)sizeof sh.keys / 16; i += THREADS_HERE) to[i] = from[i];
+}
+
+/* By the first warp. */
+GDN_DEVICE void prepare_gates(struct prepare_shared &sh, const struct gdn_cu_rule &r,
+                              const struct stage_chunk &c, int head)
+{
+    raw_gates<CHUNK>  raw;
+    float             G[raw_gates<CHUNK>::each] = {};
+    struct gdn_cu_seq s = c.seq;
+    s.n_valid           = c.n;
+    start_gates(raw, r, s, head, 0);
+    fetch_gates<1>(raw, r);
+    expand_gates<CHUNK>(G, sh.v, raw, r, (int)c.n);
+    write_gates<CHUNK>(sh.v, G, r, (int)c.n);
+    fill_tokens(sh.v.k_scale, 1);
+    fill_tokens(sh.v.q_scale, r.scale);
+}
+
+GDN_DEVICE void make_lengths(struct prepare_shared &sh, const struct gdn_cu_rule &r, int n)
+{
+    const int   t = threadIdx.x % CHUNK, i = threadIdx.x / CHUNK;
+    const char *row = (i ? sh.keys.q : sh.keys.k) + t * DEEP_ROW;
+    sh.lengths[i][t] = t < n ? row_inverse_length<GDN_BF16, DEEP>(row, r) : 1;
+}
+/* Lengths into the vectors, as write_lengths() does. */
+GDN_DEVICE void apply_lengths(struct prepare_shared &sh)
+{
+    const int   t = threadIdx.x % CHUNK;
+    const float length = sh.lengths[threadIdx.x / CHUNK][t];
+    if (threadIdx.x >= CHUNK) {
+        sh.v.q_scale[t] *= length;
+        sh.v.q_start[t] *= length;
+    } else {
+        sh.v.k_scale[t] = length;
+        sh.v.from_start[t] *= length;
+        if (sh.v.to_end[t] != 0) sh.v.to_end[t] *= length; /* forgotten, were the length NaN */
+    }
+}
+
+/* Tokens whose q or k is not finite, by the products of a token's own rows. */
+GDN_DEVICE void note_dead(vectors &v, const mma_block (&keys)[CHUNK / 16],
+                          const mma_block (&queries)[CHUNK / 16], int warp)
+{
+#pragma unroll
+    for (int b = 0; b < CHUNK / 16; b++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int row = block_row(i % 4);
+            if (b != warp || row != block_column(i / 4, i)) continue;
+            if (is_finite(keys[b][i / 4][i % 4]) && is_finite(queries[b][i / 4][i % 4])) continue;
+            atomicOr(&v.dead[(16 * b + row) / 32], 1u << (16 * b + row) % 32);
+        }
+}
+
+/* Rows of T from the square, zero where a gate parts them. */
+GDN_DEVICE void store_t(struct chunk_record &to, const struct prepare_shared &sh)
+{
+    const token_mask resets = tokens_of(sh.v.resets);
+    for (int i = threadIdx.x; i < CHUNK * CHUNK / 2; i += blockDim.x) {
+        const int row = i / (CHUNK / 2), column = i % (CHUNK / 2) * 2;
+        float     x[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            x[e] = column + e > row || are_parted(resets, column + e, row)
+                       ? 0
+                       : sh.square[(column + e) * GDN_PREFILL_LD(CHUNK) + row];
+        tiles::store_pair(to.T + row * CHUNK_ROW + 2 * column, x[0], x[1]);
+    }
+}
+
+/* P from its tile, whose blocks above the diagonal were not written. */
+GDN_DEVICE void store_p(struct chunk_record &to, const struct prepare_shared &sh)
+{
+    for (int i = threadIdx.x; i < CHUNK * CHUNK / 8; i += blockDim.x) {
+        const int   row = i / (CHUNK / 8), column = i % (CHUNK / 8) * 8;
+        const uint4 x = *(const uint4 *)(sh.P + row * CHUNK_ROW + 2 * column);
+        *(uint4 *)(to.P + row * CHUNK_ROW + 2 * column) =
+            column / 16 > row / 16 ? make_uint4(0, 0, 0, 0) : x;
+    }
+}
+
+GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
+{
+    struct prepare_shared    &sh = *(struct prepare_shared *)gdn_shared;
+    const struct gdn_cu_rule &r = a.rule;
+    const int                 key = (int)(blockIdx.x % r.Hk), warp = threadIdx.x / 32;
+    const int64_t             number = blockIdx.x / r.Hk;
+    const struct stage_chunk  c = find_backward_chunk(a, number).in;
+    if (threadIdx.x == 0 && key == 0)
+        a.places[number] = { c.seq.batch, c.seq.first + c.t0, (int32_t)c.n, 0 };
+    if (c.n == 0) {
+        int head = first_reader(r, key, r.Hk);
+        for (int i = 0; i < r.H / r.Hk && threadIdx.x == 0; i++, head += reader_step(r, r.Hk))
+            keep_sums(a, number, head, (const double (*)[2]) nullptr, 0);
+        return;
+    }
+    struct stage_chunk first = c;
+    first.seq.first += c.t0;
+    first.t0 = 0;
+    load_keys(sh, a, first, number, key);
+    mma_block keys[CHUNK / 16], queries[CHUNK / 16];
+    const uint32_t k = shared_address(sh.keys.k), q = shared_address(sh.keys.q);
+    multiply_rows<GDN_BF16, DEEP>(keys, k, k, warp);
+    multiply_rows<GDN_BF16, DEEP>(queries, q, k, warp);
+    if (r.norm != GDN_NORM_NONE) make_lengths(sh, r, (int)c.n);
+    __syncthreads(); /* keys and queries are done with */
+    int head = first_reader(r, key, r.Hk);
+    for (int i = 0; i < r.H / r.Hk; i++, head += reader_step(r, r.Hk)) {
+        struct chunk_record &to = record_of(a, number, head);
+        if (warp == 0) prepare_gates(sh, r, first, head);
+        __syncthreads();
+        if (r.norm != GDN_NORM_NONE) apply_lengths(sh);
+        __syncthreads();
+        note_dead(sh.v, keys, queries, warp);
+        write_l<CHUNK>(sh.square, sh.v, keys, warp);
+        write_p<GDN_BF16, CHUNK>(sh.P, sh.v, queries, warp);
+        __syncwarp();
+        invert_diagonal<CHUNK>(sh.square, sh.diagonal, warp);
+        __syncthreads();
+        invert_below<CHUNK>(sh.square, sh.diagonal, warp);
+        __syncthreads();
+        store_t(to, sh);
+        store_p(to, sh);
+        for (int x = threadIdx.x; x < (int)sizeof(vectors) / 4; x += blockDim.x)
+            ((uint32_t *)&to.v)[x] = ((const uint32_t *)&sh.v)[x];
+        __syncthreads();
+    }
+}
+
+#endif

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a context keeps from call to call for the prefill on Hopper. */
+#ifndef GDN_CUDA_PREFILL_CACHE_H
+#define GDN_CUDA_PREFILL_CACHE_H
+
+#include "cuda/prefill/sm90/args.h"
+#include "cuda/prefill/sm90/plan_segments.h"
+
+/* A map of a tensor, and what it is of: address, dtype, four sizes, three steps. */
+struct gdn_cuda_map {
+    struct gdn_cu_map map;
+    uint64_t          of[9];
+};
+
+struct gdn_cuda_sm90 {
+    struct gdn_cuda_map maps[6]; /* of q, k, v, out in the last call of launch.c, and of v, out from
+                                    column 128 on */
+    struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
+    struct gdn_cuda_cut told;    /* the one that the log was told of last */
+    struct {
+        int64_t             of[8]; /* what was planned for last; zeros: nothing yet */
+        struct gdn_cuda_cut cut;
+    } planned;
+};
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the command needs of the library beside gdn.h: contexts, loops, kernels, calls by number. */
+#ifndef GDN_INTERNAL_H
+#define GDN_INTERNAL_H
+
+#include "calls/rule.h"
+#include "core/ctx.h"
+#include "cpu/loops/kernels.h"
+#include "cuda/driver/blas.h"
+#include "cuda/driver/images.h"
+#include "cuda/driver/launch.h"
+#include "cuda/prefill/sm90/cache.h"
+#include "ops/mirror.h"
+#include "ops/op_table.h"
+
+#endif

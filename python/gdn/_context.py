@@ -222,6 +222,10 @@ class Context:
         """gdn_rmsnorm_gated: RMSNorm, weight and gate; fields of gdn_rmsnorm_gated_args."""
         self._core.call("rmsnorm_gated", **fields)
 
+    def rmsnorm_gated_backward(self, **fields):
+        """gdn_rmsnorm_gated_backward: its gradients; fields of gdn_rmsnorm_gated_backward_args."""
+        self._core.call("rmsnorm_gated_backward", **fields)
+
     def step(self, **fields):
         """gdn_step: next tokens through convolution, gates, rule, norm; fields of gdn_step_args."""
         self._core.call("step", **fields)
@@ -229,6 +233,10 @@ class Context:
     def block(self, **fields):
         """gdn_block: one whole layer; fields of gdn_block_args."""
         self._core.call("block", **fields)
+
+    def block_backward(self, **fields):
+        """gdn_block_backward: gradients of a layer; fields of gdn_block_backward_args."""
+        self._core.call("block_backward", **fields)
 
     def state_copy(self, **fields):
         """gdn_state_copy: pool slots to pool slots; fields of gdn_state_copy_args."""

@@ -16,7 +16,7 @@ struct gdn_norm_job {
     int64_t                   n_rows, D, rows_per_item;
 };
 
-/* A checked call of gdn_l2norm or gdn_rmsnorm_gated; of gdn_l2norm_backward. */
+/* A checked call of gdn_l2norm or gdn_rmsnorm_gated; of their gradients. */
 struct gdn_norm_call {
     struct gdn_call     base;
     struct gdn_norm_job job;
@@ -28,6 +28,24 @@ struct gdn_l2norm_backward {
     int64_t                   n_rows, D, rows_per_item;
 };
 
+struct gdn_rmsnorm_backward {
+    struct gdn_call                 base;
+    gdn_rmsnorm_gated_backward_args args;
+    const struct gdn_kernels       *kr;
+    int64_t                         n_rows, D, rows, n_blocks; /* rows of a block */
+    float                          *sums; /* [block][D], or NULL */
+    bool                            sigmoid, adds;
+};
+
+/* Cuts the rows of a gradient into blocks of at least so many. */
+static inline void gdn_rmsnorm_backward_cut(struct gdn_rmsnorm_backward *call, int64_t least_rows)
+{
+    call->rows     = gdn_rows_per_block(call->n_rows, least_rows);
+    call->n_blocks = (call->n_rows + call->rows - 1) / call->rows;
+    if (call->args.dweight.data)
+        call->base.bytes = (size_t)(call->n_blocks * call->D) * sizeof(float);
+}
+
 /* Rows [first, end). */
 void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end);
 
@@ -38,5 +56,9 @@ gdn_status gdn_norm_check_like(gdn_ctx *ctx, const gdn_tensor *x, const gdn_tens
                                const char *name);
 gdn_status gdn_norm_check_eps(gdn_ctx *ctx, float eps);
 gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm);
+/* The gate of a gated RMSNorm; its weights [D] or their gradient, absent ones pass. */
+gdn_status gdn_norm_check_activation(gdn_ctx *ctx, int32_t activation);
+gdn_status gdn_norm_check_weight(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
+                                 unsigned dtypes, int64_t D);
 
 #endif

@@ -5,6 +5,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 #include "ops/written.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
@@ -151,3 +152,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 }
 
 GDN_OP_ENTRY(CONV1D, conv1d, gdn_conv1d_args, describe, struct gdn_conv_call)
+GDN_OP_PART(conv1d, gdn_conv1d_args, struct gdn_conv_call)

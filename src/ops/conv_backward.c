@@ -7,6 +7,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 #include "ops/written.h"
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
@@ -129,3 +130,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 
 GDN_OP_ENTRY(CONV1D_BACKWARD, conv1d_backward, gdn_conv1d_backward_args, describe,
              struct gdn_conv_backward_call)
+GDN_OP_PART(conv1d_backward, gdn_conv1d_backward_args, struct gdn_conv_backward_call)

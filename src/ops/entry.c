@@ -43,3 +43,10 @@ gdn_status gdn_entry_check(gdn_ctx *ctx, const struct gdn_entry *entry, const vo
     *bytes = ((const struct gdn_call *)call)->bytes;
     return GDN_OK;
 }
+
+gdn_status gdn_entry_part(gdn_ctx *ctx, const struct gdn_entry *entry, const void *args, void *call)
+{
+    struct gdn_plan_room room;
+    TRY(plan(ctx, entry, args, &room, call));
+    return run(ctx, entry, call);
+}

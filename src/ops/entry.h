@@ -40,4 +40,16 @@ gdn_status gdn_entry_check(gdn_ctx *ctx, const struct gdn_entry *entry, const vo
         return gdn_entry_check(ctx, &entry_##name, args, &call, bytes);                   \
     }
 
+/* As a part of another op's call: describes, plans and runs without the frame of its own. */
+gdn_status gdn_entry_part(gdn_ctx *ctx, const struct gdn_entry *entry, const void *args,
+                          void *call);
+
+/* Defines gdn_<name>_part() of ops/parts.h, after GDN_OP_ENTRY. */
+#define GDN_OP_PART(name, type, call_type)                                                \
+    gdn_status gdn_##name##_part(gdn_ctx *ctx, const type *args)                          \
+    {                                                                                     \
+        call_type call;                                                                   \
+        return gdn_entry_part(ctx, &entry_##name, args, &call);                           \
+    }
+
 #endif

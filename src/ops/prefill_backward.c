@@ -7,6 +7,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 #include "ops/written.h"
 
 static gdn_status check_numbers(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
@@ -155,3 +156,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 
 GDN_OP_ENTRY(PREFILL_BACKWARD, prefill_backward, gdn_prefill_backward_args, describe,
              struct gdn_backward_call)
+GDN_OP_PART(prefill_backward, gdn_prefill_backward_args, struct gdn_backward_call)

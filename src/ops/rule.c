@@ -12,6 +12,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 #include "ops/written.h"
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
@@ -260,3 +261,4 @@ static gdn_status describe_decode(gdn_ctx *ctx, const void *args, void *call)
 
 GDN_OP_ENTRY(PREFILL, prefill, gdn_rule_args, describe_prefill, struct gdn_rule_call)
 GDN_OP_ENTRY(DECODE, decode, gdn_rule_args, describe_decode, struct gdn_rule_call)
+GDN_OP_PART(prefill, gdn_rule_args, struct gdn_rule_call)

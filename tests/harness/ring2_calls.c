@@ -341,6 +341,19 @@ static void draw_rmsnorm_gated(struct ring2_draw *d, union ring2_call *c, const 
     a->out    = one_in(3) ? a->z : PLACE2(any_float(d), s->N, D);
 }
 
+static void draw_rmsnorm_gated_backward(struct ring2_draw *d, union ring2_call *c,
+                                        const struct sizes *s)
+{
+    const int64_t                    D = 1 + below(80);
+    gdn_rmsnorm_gated_backward_args *a = &c->rmsnorm_gated_backward;
+    *a         = gdn_rmsnorm_gated_backward_args_init();
+    a->x       = PLACE2(any_float(d), s->N, D), a->z = PLACE2(any_float(d), s->N, D);
+    a->weight  = PLACE1(any_float(d), D), a->dout = PLACE2(any_float(d), s->N, D);
+    a->dx      = PLACE2(any_float(d), s->N, D), a->dz = PLACE2(any_float(d), s->N, D);
+    a->dweight = PLACE1(GDN_F32, D);
+    if (one_in(3)) a->flags = GDN_ACCUMULATE;
+}
+
 static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = 1 + below(8), V = 1 + below(8);
@@ -372,6 +385,42 @@ static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct s
                                         &a->checkpoint_scales);
         a->conv_checkpoints = PLACE3(GDN_F16, CHECKPOINTS * s->B, D, a->conv_state.size[2]);
     }
+    a->n_key_heads = (int32_t)Hk, a->n_value_heads = (int32_t)Hv;
+    a->key_head_dim = (int32_t)K, a->value_head_dim = (int32_t)V;
+}
+
+static void draw_block_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = 1 + below(8), V = 1 + below(8);
+    const int64_t D = 2 * Hk * K + Hv * V, hidden = 1 + below(20), W = 2 + below(7), S = W - 1;
+    const bool    kv = one_in(2);
+    const int32_t A  = any_float(d);
+    gdn_block_backward_args *a = &c->block_backward;
+    *a              = gdn_block_backward_args_init();
+    a->state_layout = kv;
+    a->hidden = PLACE2(A, s->N, hidden), a->dout = PLACE2(A, s->N, hidden);
+    a->dhidden = PLACE2(GDN_F32, s->N, hidden);
+    if (one_in(2)) {
+        a->in_proj_qkvz  = PLACE2(GDN_BF16, D + Hv * V, hidden);
+        a->in_proj_ba    = PLACE2(GDN_F32, 2 * Hv, hidden);
+        a->din_proj_qkvz = PLACE2(GDN_F32, D + Hv * V, hidden);
+    } else {
+        a->in_proj_qkv = PLACE2(GDN_F32, D, hidden);
+        a->in_proj_z   = PLACE2(GDN_F16, Hv * V, hidden);
+        a->in_proj_b   = PLACE2(GDN_F32, Hv, hidden);
+        a->in_proj_a   = PLACE2(GDN_F32, Hv, hidden);
+        a->din_proj_z  = PLACE2(GDN_F32, Hv * V, hidden);
+    }
+    a->conv_weight = PLACE2(GDN_F32, D, W), a->dconv_weight = PLACE2(GDN_F32, D, W);
+    a->A_log       = PLACE1(GDN_F32, Hv), a->dt_bias = PLACE1(GDN_F32, Hv);
+    a->dA_log      = PLACE1(GDN_F32, Hv), a->ddt_bias = PLACE1(GDN_F32, Hv);
+    a->norm_weight = PLACE1(GDN_F32, V), a->dnorm_weight = PLACE1(GDN_F32, V);
+    a->out_proj    = PLACE2(GDN_F32, hidden, Hv * V);
+    a->dout_proj   = PLACE2(GDN_F32, hidden, Hv * V);
+    a->conv_state  = PLACE3(GDN_F32, s->B, D, S), a->dconv_state = PLACE3(GDN_F32, s->B, D, S);
+    a->state       = PLACE4(GDN_F16, s->B, Hv, kv ? K : V, kv ? V : K);
+    a->dstate      = PLACE4(GDN_F32, s->B, Hv, kv ? K : V, kv ? V : K);
+    if (one_in(3)) a->flags = GDN_ACCUMULATE;
     a->n_key_heads = (int32_t)Hk, a->n_value_heads = (int32_t)Hv;
     a->key_head_dim = (int32_t)K, a->value_head_dim = (int32_t)V;
 }

@@ -9,7 +9,7 @@
 
 #include "ring2.h"
 
-enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 12 };
+enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 16 };
 
 /* A member of the struct's name for each struct of ops.def. */
 union ring2_call {

@@ -239,6 +239,7 @@ static gdn_status project(struct layer *l, int i)
         .n_rows = b->n_tokens,
         .n_out  = p.n,
         .n_in   = p.weight->size[1],
+        .x_step = 1, .weight_step = 1,
     };
     const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE, out_tiles = (p.n + TILE - 1) / TILE;
     return launch(l, GDN_CU_block_project, row_tiles * out_tiles, &a);
@@ -247,13 +248,15 @@ static gdn_status project(struct layer *l, int i)
 /* b and a of each key head to those of all. */
 static gdn_status split(struct layer *l)
 {
-    const struct gdn_block *b = l->b;
-    const struct gdn_cu_block_split a = { .from  = l->m.woven,
-                                          .to    = l->m.gates,
+    const struct gdn_block *b     = l->b;
+    const int32_t           group = (int32_t)(b->Hv / b->Hk);
+    const int64_t           row   = 2 * b->Hv * (int64_t)sizeof(float);
+    const struct gdn_cu_block_weave a = { .from  = { .data = (char *)l->m.woven, .token = row },
+                                          .to    = { .data = (char *)l->m.gates, .token = row },
                                           .n     = b->n_tokens * 2 * b->Hv,
-                                          .Hk    = (int32_t)b->Hk,
-                                          .group = (int32_t)(b->Hv / b->Hk) };
-    return launch(l, GDN_CU_block_split, (a.n + THREADS - 1) / THREADS, &a);
+                                          .heads = (int32_t)b->Hk,
+                                          .part  = { group, group, 0, 0 } };
+    return launch(l, GDN_CU_block_weave, (a.n + THREADS - 1) / THREADS, &a);
 }
 
 /* What comes before the output has no padding rows to keep: they are zero there. */

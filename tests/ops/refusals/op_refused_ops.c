@@ -324,6 +324,44 @@ static void refuse_rmsnorm_gated(void)
 }
 #undef REFUSE
 
+static gdn_rmsnorm_gated_backward_args rmsnorm_gated_backward(void)
+{
+    gdn_rmsnorm_gated_backward_args a = gdn_rmsnorm_gated_backward_args_init();
+    gdn_tensor *rows[] = { &a.x, &a.z, &a.dout, &a.dx, &a.dz };
+    for (int i = 0; i < 5; i++) *rows[i] = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.weight  = ring2_new(GDN_F32, 0, 1, 10, 0, 0, 0);
+    a.dweight = ring2_new(GDN_F32, 0, 1, 10, 0, 0, 0);
+    return a;
+}
+
+#define REFUSE(...) \
+    REFUSE_SEEN(RING2_STRUCT, GDN_OP_RMSNORM_GATED_BACKWARD, rmsnorm_gated_backward, __VA_ARGS__)
+
+static void refuse_rmsnorm_gated_backward(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = GDN_EXACT);
+    REFUSE("activation 3", GDN_E_ARG, "activation", a->activation = 3);
+    REFUSE("eps below 0", GDN_E_ARG, "eps", a->eps = -1);
+    REFUSE("nothing to do", GDN_E_ARG, "dx", a->dx.data = a->dz.data = a->dweight.data = NULL);
+    REFUSE("x absent", GDN_E_ARG, "x", a->x.data = NULL);
+    REFUSE("dout absent", GDN_E_ARG, "dout", a->dout.data = NULL);
+    REFUSE("z absent", GDN_E_ARG, "z", a->z.data = NULL);
+    REFUSE("dz of I32", GDN_E_DTYPE, "dz", a->dz.dtype = GDN_I32);
+    REFUSE("dweight of BF16", GDN_E_DTYPE, "dweight", a->dweight.dtype = GDN_BF16);
+    REFUSE("z of another shape", GDN_E_SHAPE, "z", a->z.size[0] = 2);
+    REFUSE("weight of 9", GDN_E_SHAPE, "weight", a->weight.size[0] = 9);
+    REFUSE("dx not dense", GDN_E_SHAPE, "dx", a->dx.stride[1] = 2);
+    REFUSE("dz rows share memory", GDN_E_SHAPE, "dz", a->dz.stride[0] = 9);
+    REFUSE("dx on x", GDN_E_ARG, "dx", a->dx = a->x);
+    REFUSE("dz on dx", GDN_E_ARG, "dz", a->dz = a->dx);
+    REFUSE("dweight on weight", GDN_E_ARG, "dweight", a->dweight = a->weight);
+    REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_RMSNORM_GATED_BACKWARD, rmsnorm_gated_backward,
+                "workspace too small", GDN_E_MEMORY, "workspace_bytes",
+                a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 1);
+}
+#undef REFUSE
+
 /* ---- gdn_block ---- */
 
 enum { HIDDEN = 10, HK = 1, HV = 2, K = 4, V = 3, D = 2 * HK * K + HV * V };
@@ -417,6 +455,60 @@ static void refuse_block_tensors(void)
     REFUSE("other numbers of slots", GDN_E_SHAPE, "slots", a->state.size[0] = 3);
 }
 
+#undef REFUSE
+
+/* ---- gdn_block_backward ---- */
+
+static gdn_block_backward_args block_backward(void)
+{
+    const gdn_block_args    f = block();
+    gdn_block_backward_args a = gdn_block_backward_args_init();
+    a.hidden = f.hidden, a.in_proj_qkvz = f.in_proj_qkvz, a.in_proj_ba = f.in_proj_ba;
+    a.conv_weight = f.conv_weight, a.A_log = f.A_log, a.dt_bias = f.dt_bias;
+    a.norm_weight = f.norm_weight, a.out_proj = f.out_proj;
+    a.n_key_heads = f.n_key_heads, a.n_value_heads = f.n_value_heads;
+    a.key_head_dim = f.key_head_dim, a.value_head_dim = f.value_head_dim;
+    a.dout = f.out, a.dhidden = ring2_clone(&f.hidden);
+    a.dout_proj = ring2_clone(&f.out_proj);
+    return a;
+}
+
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_BLOCK_BACKWARD, block_backward, __VA_ARGS__)
+
+static void refuse_block_backward(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = GDN_BATCH_INVARIANT);
+    REFUSE("no heads", GDN_E_ARG, "n_key_heads", a->n_key_heads = 0);
+    REFUSE("state_layout 2", GDN_E_ARG, "state_layout", a->state_layout = 2);
+    REFUSE("rms_eps below 0", GDN_E_ARG, "rms_eps", a->rms_eps = -1);
+    REFUSE("nothing to do", GDN_E_ARG, "dhidden", a->dhidden.data = a->dout_proj.data = NULL);
+    REFUSE("hidden absent", GDN_E_ARG, "hidden", a->hidden.data = NULL);
+    REFUSE("dout absent", GDN_E_ARG, "dout", a->dout.data = NULL);
+    REFUSE("in_proj_ba absent", GDN_E_ARG, "in_proj_ba", a->in_proj_ba.data = NULL);
+    REFUSE("in_proj_z beside in_proj_qkvz", GDN_E_ARG, "in_proj_z",
+           a->in_proj_z = ring2_clone(&a->in_proj_ba));
+    REFUSE("din_proj_z beside in_proj_qkvz", GDN_E_ARG, "din_proj_z",
+           a->din_proj_z = ring2_clone(&a->in_proj_ba));
+    REFUSE("dout of I32", GDN_E_DTYPE, "dout", a->dout.dtype = GDN_I32);
+    REFUSE("dout_proj of BF16", GDN_E_DTYPE, "dout_proj", a->dout_proj.dtype = GDN_BF16);
+    REFUSE("dout of another shape", GDN_E_SHAPE, "dout", a->dout.size[0]--);
+    REFUSE("dhidden not dense", GDN_E_SHAPE, "dhidden", a->dhidden.stride[1] = 2);
+    REFUSE("dhidden rows share memory", GDN_E_SHAPE, "dhidden", a->dhidden.stride[0] = 1);
+    REFUSE("conv_weight absent", GDN_E_ARG, "conv_weight", a->conv_weight.data = NULL);
+    REFUSE("conv states of two lengths", GDN_E_SHAPE, "dconv_state",
+           a->conv_state = ring2_new(GDN_F32, 0, 3, 1, a->conv_weight.size[0], 3, 0);
+           a->dconv_state = ring2_new(GDN_F32, 0, 3, 1, a->conv_weight.size[0], 4, 0));
+    REFUSE("state of 8 bits", GDN_E_DTYPE, "state",
+           a->state = ring2_new(GDN_I8, 0, 4, 1, HV, V, K));
+    REFUSE("dhidden on hidden", GDN_E_ARG, "dhidden", a->dhidden = a->hidden);
+    REFUSE("dout_proj on out_proj", GDN_E_ARG, "dout_proj",
+           a->dout_proj.data = a->out_proj.data);
+    REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_BLOCK_BACKWARD, block_backward, "workspace too small",
+                GDN_E_MEMORY, "workspace_bytes", a->workspace = ring2_alloc(64, 64);
+                a->workspace_bytes = 64);
+}
+
 int main(int argc, char **argv)
 {
     ring2_options(argc, argv);
@@ -428,7 +520,9 @@ int main(int argc, char **argv)
     refuse_l2norm_backward();
     refuse_prefill_backward();
     refuse_rmsnorm_gated();
+    refuse_rmsnorm_gated_backward();
     refuse_block_fields();
     refuse_block_tensors();
+    refuse_block_backward();
     return ring2_summary();
 }

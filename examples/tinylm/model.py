@@ -41,7 +41,7 @@ def rotate(x, base, size):
 
 
 class Attention(nn.Module):
-    """Attention whose output is multiplied by the sigmoid of a gate; q_proj gives both of a head."""
+    """Attention; the sigmoid of a gate multiplies its output. q_proj gives q and gate of a head."""
 
     def __init__(self, config):
         super().__init__()

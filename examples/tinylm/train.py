@@ -120,9 +120,10 @@ def write_safetensors(path, tensors, metadata):
     """The tensors in bfloat16."""
     header, rows, at = {"__metadata__": metadata}, [], 0
     for name, x in sorted(tensors.items()):
-        rows.append(x.bfloat16().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        header[name] = dict(dtype="BF16", shape=list(x.shape), data_offsets=[at, at + len(rows[-1])])
-        at += len(rows[-1])
+        rows.append(x.detach().cpu().bfloat16().flatten().view(torch.uint8).numpy().tobytes())
+        end = at + len(rows[-1])
+        header[name] = dict(dtype="BF16", shape=list(x.shape), data_offsets=[at, end])
+        at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(rows))

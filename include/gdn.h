@@ -1117,7 +1117,8 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  * dout of out, computes those of x, z and weight. What the two calls share is as in the forward
  * call; its out is not needed.
  *
- *     x z dout dx dz   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; z absent: no gate
+ *     x z dout dx dz   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; z absent: no
+ *                                 gate
  *     weight           [D]        f32, bf16 or f16; absent: 1
  *     dweight          [D]        f32; sums over all rows
  *

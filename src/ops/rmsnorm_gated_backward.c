@@ -5,8 +5,8 @@
  *
  *     dx = r e - r^3 x mean(e x)     dz = dout x r weight act'(z)     dweight += dout x r act(z)
  *
- * Long rows pass through in pieces, as in ops/norm.c. An item is a block of rows, over which it adds
- * up dweight; blocks are then added in their order.
+ * Long rows pass through in pieces, as in ops/norm.c. An item is a block of rows, over which it
+ * adds up dweight; blocks are then added in their order.
  */
 #include <math.h>
 #include <string.h>

@@ -237,9 +237,12 @@ GDN_DEVICE void rmsnorm_backward_sums(const struct gdn_cu_rmsnorm_backward &a)
     if (i < a.D) add_blocks(a.dweight, i, a.sums + i, a.n_blocks, a.D, a.adds);
 }
 
+/* Blocks that a multiprocessor has at once, by their registers. */
+enum { BUSY_row = 2, BUSY_long = 1, BUSY_wide = 2, BUSY_sums = 4 };
+
 #define GDN_IMAGE_rmsnorm_backward GDN_THIS_IMAGE
 #define GDN_KERNEL_rmsnorm_backward(threads, shared, form)                                    \
-    extern "C" __global__ void __launch_bounds__(threads)                                     \
+    extern "C" __global__ void __launch_bounds__(threads, BUSY_##form)                        \
         gdn_rmsnorm_backward_##form(const __grid_constant__ struct gdn_cu_rmsnorm_backward a) \
     {                                                                                         \
         rmsnorm_backward_##form(a);                                                           \

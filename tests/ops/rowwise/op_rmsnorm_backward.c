@@ -59,11 +59,12 @@ static struct wanted want(const gdn_tensor *t, int64_t n)
  * of squares and 4; a product with act(z) has 8, its slope 12 of what it is the sum of. Of
  * dx = r e - r^3 x mean(e x) the second term has r's thrice and that of its own sum.
  */
-static void find_limits(const struct call *c, const struct oracle_rmsnorm *o, double *dx, double *dz,
-                        double *dweight)
+static void find_limits(const struct call *c, const struct oracle_rmsnorm *o, double *dx,
+                        double *dz, double *dweight)
 {
     const int64_t n = o->n;
-    const double  sum = strcmp(gdn_isa(c->ctx), "scalar") ? 4 : 8 + (double)(n < 256 ? n : 256) / 16;
+    const bool    is_scalar = !strcmp(gdn_isa(c->ctx), "scalar");
+    const double  sum = is_scalar ? 8 + (double)(n < 256 ? n : 256) / 16 : 4;
     double        squares = 0, inner = 0;
     for (int64_t i = 0; i < n; i++) squares += o->x[i] * o->x[i];
     const double r = 1 / sqrt(squares / (double)n + o->eps), of_r = sum / 2 + 4;

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss curves as SVG."""
+"""
+Loss curves as SVG. As a command, those of several folders that train.py wrote:
+
+    python3 examples/tinylm/curve.py OUT.svg libgdn=FOLDER torch=FOLDER
+"""
+
+import pathlib
+import sys
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 360, 56, 40, 20
 COLOURS = "#1f6f8b", "#d1495b", "#66a182"
@@ -42,3 +49,17 @@ def plot(curves):
                   'stroke-width="2"/>',
                   f'<g fill="{COLOURS[i]}">{_text(WIDTH - 28, TOP + 16 * i + 12, name, "end")}</g>']
     return "\n".join([*parts, "</svg>", ""])
+
+
+def main():
+    import torch
+
+    target, *folders = sys.argv[1:]
+    files = {name: pathlib.Path(folder) / "checkpoint.pt"
+             for name, folder in (word.split("=", 1) for word in folders)}
+    pathlib.Path(target).write_text(plot({name: torch.load(file, weights_only=True)["losses"]
+                                          for name, file in files.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -132,12 +132,11 @@ class LanguageModel(nn.Module):
         return functional.linear(self.model(tokens), self.model.embed_tokens.weight)
 
 
-def theirs(config=CONFIG):
+def by_transformers(config=CONFIG):
     """The same model of transformers, whose layers run by torch's own operators."""
     import sys
 
     sys.modules.setdefault("fla", None)  # transformers would take kernels that need a GPU
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**config))
-    return model
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**config))

@@ -4,11 +4,12 @@
 train.py - trains the model of model.py on bytes, on a CPU or a GPU, and writes it as a folder that
 transformers and `gdn generate` load.
 
-    python3 examples/tinylm/train.py OUT --steps 600
+    python3 examples/tinylm/train.py OUT
     gdn generate OUT -p "The "
 
-OUT also gets checkpoint.pt, from which the next call continues, and loss.svg. The text is a file,
-or else the reference of the Python language that lies in every installation of CPython.
+OUT also gets loss.svg, and checkpoint.pt, from which the same command continues after an
+interruption. The text is a file, or else the reference of the Python language, which every
+installation of CPython holds.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import time
 
 import torch
 from curve import plot
-from model import CONFIG, LanguageModel, theirs
+from model import CONFIG, LanguageModel, by_transformers
 from torch.nn.functional import cross_entropy
 
 
@@ -30,7 +31,8 @@ def read_text(path):
         return pathlib.Path(path).read_bytes()
     from pydoc_data.topics import topics
 
-    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    paragraphs = "\n\n".join(topics[name] for name in sorted(topics)).split("\n\n")
+    return "\n\n".join(dict.fromkeys(paragraphs)).encode()  # topics repeat each other
 
 
 def batch(data, args, generator):
@@ -63,9 +65,8 @@ class Training:
         self.args, self.step, self.seconds, self.losses = args, 0, 0.0, []
         self.model = LanguageModel()
         if args.torch:
-            other = theirs()
-            other.load_state_dict(self.model.state_dict(), strict=False)
-            self.model = other
+            start, self.model = self.model.state_dict(), by_transformers()
+            self.model.load_state_dict(start, strict=False)  # their head is tied
         self.model.to(args.device)
         self.adam = torch.optim.AdamW(self.model.parameters(), args.rate, betas=(0.9, 0.95),
                                       weight_decay=0.1)
@@ -102,9 +103,10 @@ class Training:
         done = self.step / self.args.steps
         speed = self.step * self.args.batch * self.args.tokens / self.seconds
         recent = self.losses[-20:]
-        print(f"\r[{'#' * int(30 * done):30}] {self.step}/{self.args.steps}  loss "
-              f"{sum(recent) / len(recent):.3f}  {speed:.0f} tokens/s  {self.seconds:.0f} s",
-              end="" if sys.stdout.isatty() else "\n", flush=True)
+        line = (f"[{'#' * int(30 * done):30}] {self.step}/{self.args.steps}  loss "
+              f"{sum(recent) / len(recent):.3f}  {speed:.0f} tokens/s  {self.seconds:.0f} s")
+        print(f"\r{line}" if sys.stdout.isatty() else line,
+              end="" if sys.stdout.isatty() and done < 1 else "\n", flush=True)
 
 
 @torch.no_grad()
@@ -120,7 +122,7 @@ def write_safetensors(path, tensors, metadata):
     """The tensors in bfloat16."""
     header, rows, at = {"__metadata__": metadata}, [], 0
     for name, x in sorted(tensors.items()):
-        rows.append(x.detach().cpu().bfloat16().flatten().view(torch.uint8).numpy().tobytes())
+        rows.append(bytes(x.detach().cpu().bfloat16().flatten().view(torch.uint8).tolist()))
         end = at + len(rows[-1])
         header[name] = dict(dtype="BF16", shape=list(x.shape), data_offsets=[at, end])
         at = end
@@ -131,11 +133,11 @@ def write_safetensors(path, tensors, metadata):
 
 def export(training, note):
     out, tensors = training.args.out, dict(training.model.named_parameters())  # no tied head
+    name = "torch" if training.args.torch else "libgdn"
     write_safetensors(out / "model.safetensors", tensors,
                       {"format": "pt", "config": json.dumps(CONFIG), "training": note})
     (out / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
-    (out / "loss.svg").write_text(plot({"libgdn" if not training.args.torch else "torch":
-                                        training.losses}))
+    (out / "loss.svg").write_text(plot({name: training.losses}))
 
 
 def arguments():
@@ -143,7 +145,7 @@ def arguments():
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("out", type=pathlib.Path, metavar="OUT", help="the folder to write")
     p.add_argument("--text", metavar="FILE", help="what to learn; default: Python's reference")
-    p.add_argument("--steps", type=int, default=600)
+    p.add_argument("--steps", type=int, default=1500, help="steps in all (1500)")
     p.add_argument("--batch", type=int, default=8, help="rows of a step (8)")
     p.add_argument("--tokens", type=int, default=256, help="bytes of a row (256)")
     p.add_argument("--rate", type=float, default=4e-3, help="largest learning rate (0.004)")
@@ -164,13 +166,13 @@ def main():
         training.advance(text[:cut])
         if training.step % 20 == 0 or training.step == args.steps:
             training.show()
-        if training.step % 200 == 0 or training.step == args.steps:
+        if training.step % 100 == 0 or training.step == args.steps:
             training.save()
     loss = held_out(training.model, text[cut:], args)
     tokens = args.steps * args.batch * args.tokens
     note = (f"{tokens} bytes in {training.seconds:.0f} s on {args.device}; held out: "
             f"{loss:.3f} nats a byte")
-    print("\n" + note)
+    print(note)
     export(training, note)
 
 

@@ -9,7 +9,8 @@ import pytest
 import samples
 import torch
 from samples import B, HK, HV, K, V
-from tiny import RAW, Tiny, by_gdn, by_torch, loss_of, replica, rule64, text, unit
+from tiny import (RAW, Layered, Tiny, by_gdn, by_torch, loss_of, replica, rule64, text,
+                  unit)
 from torch.nn.functional import normalize
 from torch.utils.checkpoint import checkpoint
 
@@ -212,7 +213,7 @@ def test_training():
 
 def test_two_processes(tmp_path):
     """DistributedDataParallel has the gradients of the whole batch in one process."""
-    tokens, model = text(), Tiny(by_gdn)
+    tokens, model = text(), Layered()
     torch.save(tokens, tmp_path / "tokens")
     other = torch.multiprocessing.spawn(replica, (str(tmp_path),), nprocs=1, join=False)
     replica(1, str(tmp_path))

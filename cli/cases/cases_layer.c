@@ -523,8 +523,9 @@ static bool judge_direction(const struct layer_gradient_case *c, const struct pr
     return there && !isnan(*want);
 }
 
-/* Of a call in which no more tokens count than are followed. Where a device rounds, a sum over all
- * of hidden errs about as one of the roundings does, of which a dozen follow each other. */
+/* Of a call in which no more tokens count than are followed. Where a device rounds, a dozen
+ * roundings follow each other, and what they do to a sum along a direction is to that sum's usual
+ * size, the length of dhidden, as it is to an element. */
 int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,
                               struct comparison *found)
 {
@@ -543,10 +544,10 @@ int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,
     if (status) return case_failed(ctx, status);
     struct projected p    = { NULL, NULL, NULL, NULL };
     bool             done = project_all(&c->block, T, &p);
-    for (int i = 0; i < DIRECTIONS && done; i++) {
+    for (int i = 0; i < DIRECTIONS && done; i++)
         done = judge_direction(c, &p, T, &seed, &want[i], &got[i]);
-        size = hypot(size, want[i] / sqrt(DIRECTIONS));
-    }
+    for (int64_t i = 0; i < T * c->block.dims.hidden; i++)
+        size = hypot(size, oracle_load(c->args.dhidden.data, c->args.dhidden.dtype, i));
     free_projected(&p);
     if (!done) return cli_bad("no memory for the check");
     for (int i = 0; i < DIRECTIONS; i++)

@@ -139,7 +139,7 @@ static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_mat
     char          *turned = (char *)run->scratch + threads_bytes(ctx);
     struct product x      = { ctx->kr, p, run->scratch, (float *)(void *)turned, 0, 0 };
     if (p->depth == 0 && !p->adds) clear_rows(p);
-    if (p->a.column == 1 && p->b.column == 1) {
+    if (p->a.column == 1 && p->a.row == p->depth && p->b.column == 1 && !p->adds) {
         const gdn_tensor         b = { .data = p->b.data, .dtype = p->b.dtype,
                                        .stride = { p->b.row, 1 } };
         const struct gdn_segment all = { &b, 0, p->n, 0 };

@@ -150,6 +150,33 @@ static gdn_status check_kind(gdn_ctx *ctx, const struct layer_backward *c,
     return GDN_OK;
 }
 
+/* States and their gradients: those of the convolution have one length. */
+static gdn_status check_states(gdn_ctx *ctx, const struct layer_backward *c,
+                               const struct gdn_conv *conv)
+{
+    const gdn_block_backward_args *a = &c->args;
+    const struct {
+        const gdn_tensor *conv, *rule;
+        const char       *conv_name, *rule_name;
+    } all[] = { { &a->conv_state, &a->state, "conv_state", "state" },
+                { &a->dconv_state_out, &a->dstate_out, "dconv_state_out", "dstate_out" },
+                { &a->dconv_state, &a->dstate, "dconv_state", "dstate" } };
+    int64_t length = 0;
+    for (int i = 0; i < 3; i++) {
+        struct gdn_conv_view entries;
+        struct gdn_pool_view states;
+        TRY(gdn_conv_state_view(ctx, all[i].conv, all[i].conv_name, conv, &entries));
+        TRY(gdn_state_view(ctx, all[i].rule, all[i].rule_name, a->state_layout, c->Hv, c->K, c->V,
+                           &states));
+        if (!all[i].conv->data) continue;
+        if (length && entries.length != length)
+            return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld entries per channel, wanted %lld as before",
+                            all[i].conv_name, (long long)entries.length, (long long)length);
+        length = entries.length;
+    }
+    return GDN_OK;
+}
+
 static gdn_status check_tensors(gdn_ctx *ctx, struct layer_backward *c)
 {
     const unsigned          f32 = 1u << GDN_F32, both = f32 | 1u << c->args.hidden.dtype;
@@ -161,6 +188,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct layer_backward *c)
     TRY(gdn_conv_weights(ctx, &c->args.conv_weight, "conv_weight", &c->args.conv_bias, "conv_bias",
                          &conv));
     TRY(gdn_stage_check(ctx, list, N_TENSORS, &c->tokens, &c->plan.batch));
+    TRY(check_states(ctx, c, &conv));
     for (int i = 0; i < N_TENSORS; i++) {
         const struct gdn_stage_tensor *x = &list[i];
         if (!x->t->data) continue;

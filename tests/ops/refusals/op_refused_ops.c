@@ -496,6 +496,11 @@ static void refuse_block_backward(void)
     REFUSE("dhidden not dense", GDN_E_SHAPE, "dhidden", a->dhidden.stride[1] = 2);
     REFUSE("dhidden rows share memory", GDN_E_SHAPE, "dhidden", a->dhidden.stride[0] = 1);
     REFUSE("conv_weight absent", GDN_E_ARG, "conv_weight", a->conv_weight.data = NULL);
+    REFUSE("conv states of two lengths", GDN_E_SHAPE, "dconv_state",
+           a->conv_state = ring2_new(GDN_F32, 0, 3, 1, a->conv_weight.size[0], 3, 0);
+           a->dconv_state = ring2_new(GDN_F32, 0, 3, 1, a->conv_weight.size[0], 4, 0));
+    REFUSE("state of 8 bits", GDN_E_DTYPE, "state",
+           a->state = ring2_new(GDN_I8, 0, 4, 1, HV, V, K));
     REFUSE("dhidden on hidden", GDN_E_ARG, "dhidden", a->dhidden = a->hidden);
     REFUSE("dout_proj on out_proj", GDN_E_ARG, "dout_proj",
            a->dout_proj.data = a->out_proj.data);

@@ -16,8 +16,7 @@ EXAMPLE = pathlib.Path(__file__).parents[2] / "examples/tinylm"
 @pytest.fixture
 def train(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    if "fla" not in sys.modules:
-        monkeypatch.setitem(sys.modules, "fla", None)  # its kernels need a GPU
+    monkeypatch.setitem(sys.modules, "fla", sys.modules.get("fla"))  # hidden until the test ends
     import train as module
 
     threads = torch.get_num_threads()
@@ -62,9 +61,8 @@ def test_resume(train, tmp_path):
     assert (tmp_path / "loss.svg").read_text().count("<polyline") == 1
 
 
-def test_torch_has_the_same_losses(train, tmp_path):
+def test_torch_has_the_same_losses(train, modeling, tmp_path):
     """From the same start, ours and transformers' model by torch's operators learn alike."""
-    pytest.importorskip("transformers", reason="transformers is not installed")
     runs = [train.Training(options(tmp_path, torch=by_torch)) for by_torch in (False, True)]
     for _ in range(4):
         for run in runs:
@@ -74,11 +72,9 @@ def test_torch_has_the_same_losses(train, tmp_path):
     assert ours[-1] < ours[0] - 0.1
 
 
-def test_the_model_in_transformers(train):
+def test_the_model_in_transformers(train, modeling):
     """The committed folder loads, and has the logits of model.py."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(EXAMPLE / "model",
-                                                               dtype=torch.float32)
+    theirs = modeling.Qwen3_5ForCausalLM.from_pretrained(EXAMPLE / "model", dtype=torch.float32)
     ours, tensors = train.LanguageModel(), read(EXAMPLE / "model/model")[0]
     ours.load_state_dict(tensors)
     tokens = torch.tensor([list(b"The standard library contains a mutable object. ")])

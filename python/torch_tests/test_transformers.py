@@ -2,7 +2,6 @@
 """gdn.install("transformers"): functions against transformers' own, and a tiny model."""
 
 import copy
-import inspect
 
 import pytest
 import torch
@@ -10,23 +9,6 @@ import torch
 import gdn
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-
-
-@pytest.fixture
-def modeling(monkeypatch):
-    import gdn.transformers as ours
-
-    try:
-        from transformers.models.qwen3_5 import modeling_qwen3_5 as module
-    except ImportError as error:
-        pytest.skip(str(error))
-    modules = [__import__(f"transformers.models.{n}.modeling_{n}", fromlist=["x"])
-               for n in ours.MODELS]
-    for each in modules:  # undone after the test; unwrapped: torch's code, not an installed FLA's
-        for function in ours._FUNCTIONS:
-            theirs = inspect.unwrap(getattr(each, function.__name__))
-            monkeypatch.setattr(each, function.__name__, theirs)
-    return module
 
 
 def tiny(modeling):

@@ -3,7 +3,8 @@
 #
 #   make         build the library and the command in build/release, no tests; device code where
 #                nvcc is
-#   make run     the same, then run every file of tests/vectors and a large synthetic case
+#   make run     the same, then run every file of tests/vectors and a large synthetic case, and let
+#                a small language model write a sentence
 #   make check   build the tests too, and run them
 #   make test    every stage of tools/ci.sh: compilers, sanitizers, emulated CPUs, install, ...
 #   make plots   draw docs/plots from bench/results; needs matplotlib
@@ -24,6 +25,8 @@ all:
 
 run: all
 	./build/release/gdn run --all
+	./build/release/gdn generate examples/tinylm/model -p "The value of " -n 82 -t 0.4 --seed 1
+	@echo
 
 check:
 	@tools/bootstrap.sh check

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices that torch computes on: the CPU, and a GPU where there is one."""
 
+import inspect
 import os
 
 import pytest
@@ -50,3 +51,22 @@ def clean():
     torch._dynamo.reset()
     with torch.no_grad():
         yield
+
+
+@pytest.fixture
+def modeling(monkeypatch):
+    """The models of transformers, by torch's own operators until a test installs others."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    import gdn.transformers as ours
+
+    try:
+        from transformers.models.qwen3_5 import modeling_qwen3_5 as module
+    except ImportError as error:
+        pytest.skip(str(error))
+    modules = [__import__(f"transformers.models.{n}.modeling_{n}", fromlist=["x"])
+               for n in ours.MODELS]
+    for each in modules:  # undone after the test; unwrapped: torch's code, not an installed FLA's
+        for function in ours._FUNCTIONS:
+            theirs = inspect.unwrap(getattr(each, function.__name__))
+            monkeypatch.setattr(each, function.__name__, theirs)
+    return module

@@ -40,8 +40,19 @@ def of(op, device):
         given = dict(a, dout=dout, state=n(B, HV, V, K))
         return {**given, **{f"d{name}": torch.empty_like(x) for name, x in a.items()},
                 "dstate": n(B, HV, V, K)}
+    if op == "conv1d_backward":
+        return dict(x=n(B, T, D), weight=n(D, W), bias=n(D), state=n(B, D, W - 1),
+                    dout=n(B, T, D), dstate_out=n(B, D, W - 1), dx=n(B, T, D), dweight=n(D, W),
+                    dbias=n(D), dstate=n(B, D, W - 1), activation=gdn.ACT_SILU)
+    if op == "gates_backward":
+        return dict(a=n(B, T, HV), b=n(B, T, HV), A_log=n(HV), dt_bias=n(HV), dg=n(B, T, HV),
+                    dbeta=n(B, T, HV), da=n(B, T, HV), db=n(B, T, HV), dA_log=n(HV),
+                    ddt_bias=n(HV))
     if op == "l2norm_backward":
         return dict(x=n(B, T, K), dout=n(B, T, K), dx=n(B, T, K))
+    if op == "rmsnorm_gated_backward":
+        return dict(x=n(B, T, V), z=n(B, T, V), weight=n(V), dout=n(B, T, V), dx=n(B, T, V),
+                    dz=n(B, T, V), dweight=n(V))
     if op == "conv1d":
         return dict(x=n(B, T, D), weight=n(D, W), bias=n(D), state=n(P, D, W - 1),
                     out=n(B, T, D), activation=gdn.ACT_SILU, read_slots=slots(device))
@@ -82,9 +93,9 @@ def more(op, device):
     if op == "state_copy":
         to = torch.zeros(P, HV, V, K, device=device, dtype=torch.int8)
         return dict(to_pool=to, to_scales=torch.zeros(P, HV, V, device=device))
-    if op in ("l2norm", "rmsnorm_gated", "l2norm_backward"):
+    if op in ("l2norm", "rmsnorm_gated", "l2norm_backward", "rmsnorm_gated_backward"):
         return dict(flags=0)
-    if op == "gates":
+    if op in ("gates", "gates_backward"):
         return dict(gate_lower_bound=-5.0)
     return dict(token_count=torch.full((B,), T - 1, device=device))
 

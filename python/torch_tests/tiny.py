@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of one layer, trained by gdn.torch or by torch. Processes of a test import it quickly."""
+"""Models of one layer, trained by gdn.torch or torch. Processes of a test import them quickly."""
 
 import datetime
 
@@ -46,6 +46,19 @@ class Tiny(torch.nn.Module):
         return self.head(out.flatten(-2).to(self.head.weight.dtype))
 
 
+class Layered(torch.nn.Module):
+    """A whole layer between an embedding and a head."""
+
+    def __init__(self, seed=3):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed, self.head = torch.nn.Embedding(16, 32), torch.nn.Linear(32, 16)
+        self.layer = gdn.torch.GatedDeltaNet(32, HK, HV, K, V)
+
+    def forward(self, tokens):
+        return self.head(self.layer(self.embed(tokens)))
+
+
 def by_gdn(a):
     return gdn.torch.prefill(**a, **RAW, write=gdn.WRITE_NONE)
 
@@ -68,7 +81,7 @@ def replica(rank, folder):
     """Process `rank` of two: saves the gradients of its half of the batch, averaged over both."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
                                          world_size=2, timeout=datetime.timedelta(minutes=2))
-    model = torch.nn.parallel.DistributedDataParallel(Tiny(by_gdn))
+    model = torch.nn.parallel.DistributedDataParallel(Layered())
     loss_of(model, torch.load(f"{folder}/tokens").chunk(2)[rank]).backward()
     torch.save([x.grad for x in model.module.parameters()], f"{folder}/{rank}")
     torch.distributed.destroy_process_group()

@@ -9,6 +9,8 @@ import json
 import math
 import os
 import random
+import re
+import shlex
 import subprocess
 import sys
 import unicodedata
@@ -108,6 +110,16 @@ def test_threads():
     prompt = PROMPT * 6
     one = generate(path, "-n", "6", "--threads", "1", prompt=prompt)
     check(one == generate(path, "-n", "6", "--threads", "3", prompt=prompt), "threads change bits")
+
+
+def test_tinylm():
+    """The last command of `make run` writes the text of its page, whatever computes it."""
+    command, = re.findall(r"gdn (generate examples/tinylm/.*)", open("Makefile").read())
+    page = open("examples/tinylm/README.md").read()
+    for more in ([], ["--threads", "1"], ["--isa", "scalar"]):
+        p = subprocess.run([cli.GDN, *shlex.split(command), *more], capture_output=True, timeout=60)
+        check(p.returncode == OK, p.stderr)
+        check(f"{command}\n{p.stdout.decode()}\n```" in page, p.stdout, more)
 
 
 # ---- Sampling -----------------------------------------------------------------------------

@@ -94,26 +94,12 @@ def flashqla(device):
 
 
 def fla(device):
-    """
-    The installed FLA, with both functions assigned. Its tests compare gradients behind values: they
-    run without gradients, and comparisons of gradients are left out.
-    """
-    import fla.utils
+    """The installed FLA, with both functions assigned."""
     import gdn.fla
 
     gdn.fla.install()
     if device == "cpu":  # behind FLA, which looks for a GPU when it is imported
         on_cpu.pretend()
-    torch.Tensor.requires_grad_ = lambda x, *_: x
-    torch.Tensor.backward = lambda *_, **__: None
-    compare = fla.utils.assert_close
-
-    def assert_close(name, wanted, got, *args, **kwargs):
-        if wanted is not None or got is not None:
-            compare(name, wanted, got, *args, **kwargs)
-
-    fla.utils.assert_close = assert_close
-    notes.append("without gradients; their comparisons are left out")
 
 
 def _reference(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,

@@ -226,6 +226,12 @@ gdn_summary_apply_args = _struct("gdn_summary_apply_args", """
 """, needs="M state_out",
     outputs=("state_out",))
 
+gdn_summary_fold_args = _struct("gdn_summary_fold_args", """
+    tensor M U order state state_out
+    int32 state_layout reserved
+""", needs="M U order state_out",
+    outputs=("state_out",))
+
 gdn_chunk_cumsum_args = _struct("gdn_chunk_cumsum_args", """
     tensor g out
     batch batch
@@ -288,6 +294,7 @@ OPS = {  # in the order of gdn_op
     "prefill_backward": gdn_prefill_backward_args,
     "gates_backward": gdn_gates_backward_args,
     "conv1d_backward": gdn_conv1d_backward_args,
+    "summary_fold": gdn_summary_fold_args,
 }
 
 __all__ = [name for name in list(globals()) if name.isupper() or name.startswith("gdn_")]

@@ -12,12 +12,12 @@ RAW_GATES = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
 
 def refuse_grad(**tensors):
-    """Raises if gradients are on and a tensor requires one: there is no backward yet."""
+    """Raises if gradients are on and a tensor requires one, which the function does not have."""
     if torch.is_grad_enabled():
         for name, tensor in tensors.items():
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                raise NotImplementedError(f"gdn: {name} requires a gradient, and gdn has no "
-                                          "backward yet; call it under torch.no_grad()")
+                raise NotImplementedError(f"gdn: {name} requires a gradient, which this function "
+                                          "does not have; call it under torch.no_grad()")
 
 
 def unit_stride(x):

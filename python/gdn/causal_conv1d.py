@@ -7,7 +7,8 @@ The convolution under the names and signatures of the package causal_conv1d (1.5
 Where causal_conv1d is importable, importing this module compares the signatures and raises
 ImportError with one line if they differ. install() puts the functions into its place.
 
-Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
+Gradients flow through causal_conv1d_fn() to every tensor. causal_conv1d_update(), which writes its
+state in place, raises NotImplementedError for a tensor that requires one, unless gradients are off.
 """
 
 import importlib.machinery
@@ -46,32 +47,26 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None,
     not lie one behind the other, and on a GPU the call waits for the device.
 
     Raises NotImplementedError for another activation, for seq_idx with initial_states or
-    return_final_states, and for tensors that require a gradient; RuntimeError for other arguments
-    that libgdn refuses.
+    return_final_states; RuntimeError for other arguments that libgdn refuses.
     """
     act = _activation(activation)
     if seq_idx is not None and (initial_states is not None or return_final_states):
         raise NotImplementedError("gdn.causal_conv1d: seq_idx with initial_states or "
                                   "return_final_states is not supported")
-    _drop_in.refuse_grad(x=x, weight=weight, bias=bias, initial_states=initial_states)
     rows, options = _drop_in.unit_stride(x.transpose(1, 2)), dict(activation=act)
-    final = None
-    if return_final_states:
-        final = final_states_out
-        if final is None:
-            final = x.new_empty(x.shape[0], weight.shape[1] - 1, x.shape[1]).transpose(1, 2)
-        options["state_out"] = final
-    elif initial_states is not None:
+    if initial_states is not None and not return_final_states:
         options["write"] = gdn.WRITE_NONE
-    if seq_idx is None:
-        out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-        gdn.torch.conv1d(rows, weight, bias, state=initial_states, out=out, **options)
-    else:
-        out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-        gdn.torch.conv1d(rows.flatten(0, 1), weight, bias, out=out.flatten(0, 1),
-                         cu_seqlens=gdn.torch.cu_seqlens_of(seq_idx), **options)
-    out = out.transpose(1, 2)
-    return (out, final) if return_final_states else out
+    if seq_idx is not None:
+        out = gdn.torch.conv1d(rows.flatten(0, 1), weight, bias,
+                               cu_seqlens=gdn.torch.cu_seqlens_of(seq_idx), **options)
+        return out.view(rows.shape).transpose(1, 2)
+    found = gdn.torch.conv1d(rows, weight, bias, state=initial_states,
+                             return_state=return_final_states, **options)
+    if not return_final_states:
+        return found.transpose(1, 2)
+    out, final = found
+    final = final.to(x.dtype) if final_states_out is None else final_states_out.copy_(final)
+    return out.transpose(1, 2), final
 
 
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None,

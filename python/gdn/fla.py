@@ -8,8 +8,8 @@ Where FLA is importable, importing this module compares both signatures with FLA
 ImportError with one line if they differ. register() makes FLA's own chunk_gated_delta_rule call
 this one; FLA's fused_recurrent_gated_delta_rule does not dispatch, so install() assigns both.
 
-Gradients flow to every tensor, on the CPU so far; those of fused_recurrent_gated_delta_rule, which
-FLA does not have, are computed in chunks.
+Gradients flow to every tensor; those of fused_recurrent_gated_delta_rule, which FLA does not have,
+are computed in chunks.
 """
 
 import sys
@@ -21,7 +21,6 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
-from .torch._gradients import needs_grad
 
 
 def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm, sigmoid, neg,
@@ -38,9 +37,6 @@ def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm
         raise NotImplementedError("gdn.fla: beta has one value per head, [B, T, HV]")
     if cu_seqlens is not None and q.shape[0] != 1:
         raise ValueError(f"the batch size must be 1 with cu_seqlens, found {q.shape[0]}")
-    if q.device.type != "cpu":
-        _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state,
-                             A_log=A_log, dt_bias=dt_bias)
     if sigmoid and beta is None:
         raise ValueError("use_beta_sigmoid_in_kernel needs beta")
     kind = gdn.BETA_TWICE_SIGMOID if neg else gdn.BETA_SIGMOID
@@ -89,9 +85,8 @@ def chunk_gated_delta_rule(
     Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
     stride is not 1.
 
-    Raises NotImplementedError for a cp_context, and for tensors on a GPU that require a gradient;
-    ValueError for B other than 1 with cu_seqlens; RuntimeError for other arguments that libgdn
-    refuses.
+    Raises NotImplementedError for a cp_context, ValueError for B other than 1 with cu_seqlens,
+    RuntimeError for other arguments that libgdn refuses.
     """
     if cp_context is not None:
         raise NotImplementedError("gdn.fla: context parallelism (cp_context) is not supported")
@@ -142,9 +137,8 @@ fused_recurrent_gdn = fused_recurrent_gated_delta_rule
 def register():
     """
     Registers libgdn as FLA's backend "gdn" of gated_delta_rule, before FLA's others; FLA_GDN=0 in
-    the environment turns the backend off. FLA's own kernels run on a GPU where gradients are
-    needed, and for a cp_context. Raises ImportError where FLA 0.6 is not importable. A second call
-    does nothing.
+    the environment turns the backend off. FLA's own kernels run for a cp_context. Raises
+    ImportError where FLA 0.6 is not importable. A second call does nothing.
     """
     global _backend
     if _backend is not None:
@@ -164,10 +158,6 @@ def register():
         priority = 1
 
         def chunk_gated_delta_rule_verifier(self, q, k, v, *args, **kwargs):
-            tensors = [x for x in (q, k, v, *args, *kwargs.values())
-                       if isinstance(x, torch.Tensor)]
-            if needs_grad(tensors) and q.device.type != "cpu":
-                return False, "the gradients of gdn.torch are not tested on a GPU yet"
             if kwargs.get("cp_context") is not None:
                 return False, "gdn has no context parallelism"
             return True, None

@@ -4,23 +4,24 @@ The gated delta rule under the names and signatures of FlashQLA 0.1.3.
 
     from gdn.flashqla import chunk_gated_delta_rule
 
-install() puts the functions into FlashQLA's place. A call that raises NotImplementedError here,
-one that needs gradients among them, then goes to FlashQLA's own function. Where FlashQLA is
-importable, importing this module compares the signatures and raises ImportError with one line if
-they differ.
+install() puts the functions into FlashQLA's place. A call that raises NotImplementedError here then
+goes to FlashQLA's own function. Where FlashQLA is importable, importing this module compares the
+signatures and raises ImportError with one line if they differ.
 
 FlashQLA's limits (bfloat16 and float16 alone, K = V = 128) are not kept.
 
-Gradients flow through chunk_gated_delta_rule to every tensor, on the CPU so far. On a GPU a tensor
-that requires a gradient raises NotImplementedError unless gradients are off.
+Gradients flow through chunk_gated_delta_rule to every tensor; chunk_gated_delta_rule_bwd computes
+them alone.
 """
 
 import torch
+from torch.nn import functional
 
 import gdn
 import gdn.torch
 
 from . import _drop_in
+from .torch._gradients import rule_gradients
 from .torch._operators import overload
 
 CHUNK_SIZE = 64
@@ -66,15 +67,12 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
     stride is not 1.
 
-    Raises NotImplementedError for a cp_context and for tensors on a GPU that require a gradient;
-    AssertionError and ValueError where FlashQLA does; RuntimeError for other arguments that libgdn
-    refuses.
+    Raises NotImplementedError for a cp_context; AssertionError and ValueError where FlashQLA does;
+    RuntimeError for other arguments that libgdn refuses.
     """
     if head_first:
         raise AssertionError("head_first=True is not supported.")
     _check(q, k, v, cu_seqlens, initial_state, cp_context)
-    if q.device.type != "cpu":
-        _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale or 0.0, initial_state,
                          output_final_state, cu_seqlens, state_layout=_layout(state_v_first),
                          norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE)
@@ -137,8 +135,38 @@ def _states(k, v, g, beta, initial_state, layout, options):
 def chunk_gated_delta_rule_bwd(q, k, v, g, beta, A, do, dht=None, scale=None, initial_state=None,
                                cu_seqlens=None, state_v_first=False, auto_cp=True, cp_cache=None,
                                cp_context=None):
-    """Raises NotImplementedError: gdn has no backward yet. After install() FlashQLA's own runs."""
-    raise NotImplementedError("gdn.flashqla: gdn has no backward yet")
+    """
+    The gradients of chunk_gated_delta_rule(). g and A are the sums and the matrices that
+    chunk_gated_delta_rule_fwd() returns; A is ignored, and so are auto_cp and cp_cache. do
+    [B, T, HV, V] and dht, like the final state, are the gradients of the results; dht None is zero.
+    Other arguments are those of the forward call. A gate of -inf has no difference of sums, so its
+    chunk has gradients of NaN here.
+
+    Returns dq, dk, dv, dbeta, dg and the gradient of initial_state (None without one). dg is that
+    of g before it was summed. Each has the dtype of its input.
+
+    Raises NotImplementedError for a cp_context, RuntimeError for what libgdn refuses.
+    """
+    _check(q, k, v, cu_seqlens, initial_state, cp_context)
+    options = dict(scale=scale or 0.0, state_layout=_layout(state_v_first))
+    inputs = [_drop_in.unit_stride(x) for x in (q, k, v)] + [_gates(g, cu_seqlens), beta]
+    if cu_seqlens is not None:
+        inputs, do = [x[0] for x in inputs], do[0]
+        options["cu_seqlens"] = cu_seqlens
+    inputs += [None, None, initial_state]
+    dq, dk, dv, dg, dbeta, _, _, dstate = rule_gradients(
+        inputs, [x is not None for x in inputs], do, dht, options)
+    found = (x if cu_seqlens is None else x[None] for x in (dq, dk, dv, dbeta, dg.to(g.dtype)))
+    return *found, dstate
+
+
+def _gates(sums, cu_seqlens):
+    """The gates whose sums inside chunks are given, in float32."""
+    place = torch.arange(sums.shape[1], device=sums.device)
+    if cu_seqlens is not None:
+        place = place - cu_seqlens[torch.searchsorted(cu_seqlens[1:], place, right=True)]
+    before = functional.pad(sums.float()[:, :-1], (0, 0, 1, 0))
+    return sums - before.masked_fill((place % CHUNK_SIZE == 0)[:, None], 0)
 
 
 def _pairs():

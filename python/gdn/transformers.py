@@ -9,8 +9,8 @@ install() assigns these functions in the modeling modules of qwen3_next, qwen3_5
 models made before and after use them. If a function of the installed version has other parameters,
 install() raises ImportError with one line and assigns nothing.
 
-Forward only. A tensor that requires a gradient raises NotImplementedError, so call models under
-torch.no_grad() or torch.inference_mode(), as generate() does.
+Gradients flow to every tensor, so models train; causal_conv1d_update(), which writes its state in
+place, is forward only. The gated RMSNorm of the models stays transformers' own.
 """
 
 import importlib
@@ -27,8 +27,6 @@ MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 def _rule(op, query, key, value, g, beta, initial_state, output_final_state, l2norm, cu_seqlens):
     if cu_seqlens is not None and query.shape[0] != 1:
         raise ValueError(f"the batch size must be 1 with cu_seqlens, found {query.shape[0]}")
-    _drop_in.refuse_grad(query=query, key=key, value=value, g=g, beta=beta,
-                         initial_state=initial_state)
     return _drop_in.rule(op, query, key, value, g, beta, 0.0, initial_state, output_final_state,
                          cu_seqlens, state_layout=gdn.STATE_KV,
                          norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE)
@@ -50,8 +48,8 @@ def torch_chunk_gated_delta_rule(query, key, value, g, beta, chunk_size=64, init
     Converted: g and beta to float32 unless they have the dtype of query. Copied: query, key, value
     if their last stride is not 1.
 
-    Raises NotImplementedError for tensors that require a gradient, ValueError for B other than 1
-    with cu_seqlens, RuntimeError for other arguments that libgdn refuses.
+    Raises ValueError for B other than 1 with cu_seqlens, RuntimeError for other arguments that
+    libgdn refuses.
     """
     return _rule(gdn.torch.prefill, query, key, value, g, beta, initial_state, output_final_state,
                  use_qk_l2norm_in_kernel, kwargs.get("cu_seqlens"))

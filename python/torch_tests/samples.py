@@ -40,6 +40,14 @@ def of(op, device):
         given = dict(a, dout=dout, state=n(B, HV, V, K))
         return {**given, **{f"d{name}": torch.empty_like(x) for name, x in a.items()},
                 "dstate": n(B, HV, V, K)}
+    if op == "conv1d_backward":
+        return dict(x=n(B, T, D), weight=n(D, W), bias=n(D), state=n(B, D, W - 1),
+                    dout=n(B, T, D), dstate_out=n(B, D, W - 1), dx=n(B, T, D), dweight=n(D, W),
+                    dbias=n(D), dstate=n(B, D, W - 1), activation=gdn.ACT_SILU)
+    if op == "gates_backward":
+        return dict(a=n(B, T, HV), b=n(B, T, HV), A_log=n(HV), dt_bias=n(HV), dg=n(B, T, HV),
+                    dbeta=n(B, T, HV), da=n(B, T, HV), db=n(B, T, HV), dA_log=n(HV),
+                    ddt_bias=n(HV))
     if op == "l2norm_backward":
         return dict(x=n(B, T, K), dout=n(B, T, K), dx=n(B, T, K))
     if op == "conv1d":
@@ -84,7 +92,7 @@ def more(op, device):
         return dict(to_pool=to, to_scales=torch.zeros(P, HV, V, device=device))
     if op in ("l2norm", "rmsnorm_gated", "l2norm_backward"):
         return dict(flags=0)
-    if op == "gates":
+    if op in ("gates", "gates_backward"):
         return dict(gate_lower_bound=-5.0)
     return dict(token_count=torch.full((B,), T - 1, device=device))
 

@@ -77,4 +77,4 @@ def test_refusals():
     with pytest.raises(NotImplementedError, match="seq_idx"):
         causal_conv1d_fn(x, weight, None, torch.zeros(B, T, dtype=torch.int32), state)
     with torch.enable_grad(), pytest.raises(NotImplementedError, match="weight requires"):
-        causal_conv1d_fn(x, weight.requires_grad_())
+        causal_conv1d_update(x, state, weight.requires_grad_())

@@ -183,8 +183,8 @@ def test_what_has_no_gradient_is_named():
         gdn.torch.prefill(**a, **RAW, return_state=True, read_slots=torch.arange(B))
     with pytest.raises(RuntimeError, match="out: .*decode"):
         gdn.torch.decode(**a, **RAW, return_state=True, out=torch.empty(B, T, HV, V))
-    with pytest.raises(RuntimeError, match="x: .*conv1d.* no backward"):
-        gdn.torch.conv1d(torch.randn(2, 5, 8).requires_grad_(), torch.randn(8, 4))
+    with pytest.raises(RuntimeError, match="k: .*chunk_uw.* no backward"):
+        gdn.torch.chunk_uw(*(a[n] for n in ("k", "v", "g", "beta")))
     out, _ = gdn.torch.prefill(**a, **RAW, return_state=True)
     with pytest.raises(RuntimeError, match="create_graph"):
         torch.autograd.grad(out.sum(), a["v"], create_graph=True)
@@ -250,3 +250,22 @@ def test_flashqla(is_packed):
         return o.reshape(B, T, HV, V), last.transpose(-1, -2)
 
     agree(grads(call, a, w), grads(lambda: rule64(a, False), a, w), a)
+
+
+@pytest.mark.parametrize("cuts", [None, (0, 64, 64, 100)])
+def test_flashqla_bwd(cuts):
+    """The backward of its own has the gradients that flow through the forward."""
+    a = raw((1, 100), is_raw=False)
+    rows = {n: x.detach() for n, x in a.items() if n != "state"}
+    start = torch.randn(1 if cuts is None else 3, HV, V, K).requires_grad_()
+    more = dict(cu_seqlens=None if cuts is None else torch.tensor(cuts), state_v_first=True)
+    do, dht = torch.randn(1, 100, HV, V), torch.randn_like(start)
+    want = torch.autograd.grad(gdn.flashqla.chunk_gated_delta_rule(
+        **{n: a[n] for n in rows}, initial_state=start, output_final_state=True, **more),
+        [a[n] for n in ("q", "k", "v", "beta", "g")] + [start], (do, dht))
+    with torch.no_grad():
+        more.update(initial_state=start)
+        sums, A, *_ = gdn.flashqla.chunk_gated_delta_rule_fwd(**rows, **more)
+        got = gdn.flashqla.chunk_gated_delta_rule_bwd(**{**rows, "g": sums}, A=A, do=do, dht=dht,
+                                                      **more)
+    agree(got, want, ("q", "k", "v", "beta", "g", "state"), 1e-5)

@@ -165,8 +165,8 @@ def test_parameters_and_gradients(device):
     q = torch.nn.Parameter(args["q"])
     assert torch.equal(gdn.torch.decode(q, args["k"], args["v"]), want)
     x = torch.nn.Parameter(torch.ones(2, 4, device=device))
-    with torch.enable_grad(), pytest.raises(RuntimeError, match="x: requires a gradient"):
-        gdn.torch.rmsnorm_gated(x)
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="g: requires a gradient"):
+        gdn.torch.chunk_cumsum(x)
     with torch.inference_mode():
         assert torch.equal(gdn.torch.decode(q, args["k"], args["v"]), want)
 

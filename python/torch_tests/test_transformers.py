@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """gdn.install("transformers"): functions against transformers' own, and a tiny model."""
 
+import copy
 import inspect
 
 import pytest
@@ -28,7 +29,7 @@ def modeling(monkeypatch):
     return module
 
 
-def test_model(modeling, monkeypatch):
+def tiny(modeling):
     from transformers import Qwen3_5TextConfig
 
     config = Qwen3_5TextConfig(
@@ -36,7 +37,11 @@ def test_model(modeling, monkeypatch):
         num_attention_heads=2, num_key_value_heads=1, head_dim=16, linear_num_key_heads=2,
         linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
         layer_types=["linear_attention", "full_attention"])
-    model = modeling.Qwen3_5ForCausalLM(config).eval()
+    return modeling.Qwen3_5ForCausalLM(config)
+
+
+def test_model(modeling, monkeypatch):
+    model = tiny(modeling).eval()
     tokens = torch.randint(0, 64, (2, 11))
 
     def logits():
@@ -55,8 +60,27 @@ def test_model(modeling, monkeypatch):
     got = logits()
     assert sorted(calls) == ["conv1d"] * 3 + ["decode"] * 2 + ["prefill"]
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
-    with torch.enable_grad(), pytest.raises(NotImplementedError, match="requires a gradient"):
-        model(tokens)
+
+
+def test_training(modeling):
+    """Ten steps from one start have the losses of transformers' own functions to rounding."""
+    torch.manual_seed(1)
+    tokens, curves, start = torch.randint(0, 64, (2, 24)), [], tiny(modeling)
+    for installs in (False, True):
+        if installs:
+            gdn.install("transformers")
+        model, curve = copy.deepcopy(start), []
+        adam = torch.optim.Adam(model.parameters(), 3e-3)
+        for _ in range(10):
+            with torch.enable_grad():
+                loss = model(tokens, labels=tokens, use_cache=False).loss
+                adam.zero_grad()
+                loss.backward()
+            adam.step()
+            curve.append(loss.item())
+        curves.append(torch.tensor(curve))
+    torch.testing.assert_close(*curves, atol=1e-4, rtol=0)
+    assert curves[1][-1] < curves[1][0] - 0.5
 
 
 def test_signature(modeling, monkeypatch):

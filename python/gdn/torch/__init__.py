@@ -23,7 +23,8 @@ except ImportError as error:
     raise ImportError("gdn.torch needs torch 2.5 or newer, which this Python cannot import "
                       f"({error}); gdn.Context works without it") from None
 
-from ._functions import (block, conv1d, conv1d_update, decode, gates, l2norm, prefill,
+from ._block import block
+from ._functions import (conv1d, conv1d_update, decode, gates, l2norm, prefill,
                          rmsnorm_gated, state_copy, step)
 from ._layer import Cache, GatedDeltaNet
 from ._operators import NUMBERS, OPERATORS, arguments, kernels, schema

@@ -17,8 +17,8 @@ and what was wanted. Source: gdn.h of this version, gdn_prefill() and the others
 
 import torch
 
-from . import _gradients
-from ._gradients import final_state, needs_grad
+from . import _conv_gradients, _gradients, _row_gradients
+from ._autograd import needs_grad
 from ._operators import overload
 
 _POOL = "read_slots", "write_slots", "has_initial_state", "state_scales", "state_out_scales"
@@ -51,7 +51,7 @@ def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, 
         return _gradients.rule(op, inputs, state_out, return_state, out, options)
     if return_state:
         _refuse_pool(state_out, options)
-        state_out = final_state(op, q, v, state, options)
+        state_out = _gradients.final_state(op, q, v, state, options)
     if state_out is not None:
         options["state_out"] = state_out
     if out is None:
@@ -93,7 +93,8 @@ def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, 
                  options)
 
 
-def conv1d(x, weight, bias=None, *, state=None, state_out=None, out=None, **options):
+def conv1d(x, weight, bias=None, *, state=None, state_out=None, return_state=False, out=None,
+           **options):
     """
     Causal depthwise convolution over the tokens of each sequence.
 
@@ -101,15 +102,23 @@ def conv1d(x, weight, bias=None, *, state=None, state_out=None, out=None, **opti
     state [P][D][S], S at least W - 1, any strides: the inputs before the first token, and after the
     call the last S; written in place or to state_out. activation=gdn.ACT_SILU applies SiLU.
 
-    Returns out [N][D] of dtype A.
+    Gradients flow to every tensor, under the conditions of prefill().
+
+    Returns out [N][D] of dtype A; with return_state=True (out, final states [B][D][S] in the dtype
+    of state), which leaves state as it is. Without a state S is W - 1 and the dtype is A.
     """
-    _refuse_grad("conv1d", x=x, weight=weight, bias=bias, state=state)
+    inputs = x, weight, bias, state
+    if needs_grad(inputs):
+        return _conv_gradients.conv1d(inputs, state_out, return_state, out, options)
+    if return_state:
+        _refuse_pool(state_out, options)
+        state_out = _conv_gradients.final_window(x, weight, state, options)
     if out is None:
         out = torch.empty_like(x)
     if state_out is not None:
         options["state_out"] = state_out
     overload("conv1d", options)(x, weight, bias, state, out=out, **options)
-    return out
+    return (out, state_out) if return_state else out
 
 
 def conv1d_update(x, weight, bias=None, *, state, out=None, **options):
@@ -135,9 +144,10 @@ def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
     a, b [...][H] float32, bfloat16 or float16; A_log, dt_bias [H]. gate=gdn.GATE_LINEAR gives
     exp(g), beta_kind=gdn.BETA_TWICE_SIGMOID twice the sigmoid.
 
-    Returns g and beta, both [...][H] float32.
+    Returns g and beta, both [...][H] float32. Gradients flow to every tensor.
     """
-    _refuse_grad("gates", a=a, b=b, A_log=A_log, dt_bias=dt_bias)
+    if needs_grad((a, b, A_log, dt_bias)):
+        return _row_gradients.gates(a, b, A_log, dt_bias, g, beta, options)
     if g is None:
         g = torch.empty(a.shape, dtype=torch.float32, device=a.device)
     if beta is None:
@@ -153,7 +163,7 @@ def l2norm(x, *, out=None, **options):
     x [...][D], D from 1 to 65536. Returns out, of the shape and dtype of x. A gradient flows to x.
     """
     if needs_grad((x,)):
-        return _gradients.l2norm(x, out, options)
+        return _row_gradients.l2norm(x, out, options)
     if out is None:
         out = torch.empty_like(x)
     overload("l2norm", options)(x, out, **options)
@@ -166,9 +176,10 @@ def rmsnorm_gated(x, z=None, weight=None, *, out=None, **options):
     sigmoid of z. All in float32, rounded once.
 
     x, z [...][D], weight [D]; z None: no gate; weight None: 1. Returns out, of the shape and dtype
-    of x.
+    of x. Gradients flow to every tensor.
     """
-    _refuse_grad("rmsnorm_gated", x=x, z=z, weight=weight)
+    if needs_grad((x, z, weight)):
+        return _row_gradients.rmsnorm_gated(x, z, weight, out, options)
     if out is None:
         out = torch.empty_like(x)
     overload("rmsnorm_gated", options)(x, out, z, weight, **options)
@@ -195,32 +206,6 @@ def step(x, a, b, conv_weight, A_log, *, key_heads, value_heads, key_dim, value_
         out = x.new_empty(*x.shape[:-1], value_heads, value_dim)
     overload("step", options)(
         x, a, b, conv_weight, A_log, z, conv_bias, dt_bias, norm_weight, conv_state, state, out=out,
-        n_key_heads=key_heads, n_value_heads=value_heads, key_head_dim=key_dim,
-        value_head_dim=value_dim, **options)
-    return out
-
-
-def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_heads, value_heads,
-          key_dim, value_dim, in_proj_qkvz=None, in_proj_ba=None, in_proj_qkv=None, in_proj_z=None,
-          in_proj_b=None, in_proj_a=None, conv_bias=None, conv_state=None, state=None, out=None,
-          **options):
-    """
-    A whole layer: projections, convolution, rule, gated norm, output projection. GatedDeltaNet is
-    this function with its weights and its cache.
-
-    hidden [N][hidden size] of dtype A. Weights as Hugging Face saves them: in_proj_qkvz and
-    in_proj_ba (Qwen3-Next), or in_proj_qkv, in_proj_z, in_proj_b and in_proj_a (Qwen3.5). States as
-    for step(). [N] without cu_seqlens is one sequence.
-
-    Returns out, of the shape and dtype of hidden.
-    """
-    _refuse_grad("block", hidden=hidden, conv_weight=conv_weight, A_log=A_log, dt_bias=dt_bias,
-                 norm_weight=norm_weight, out_proj=out_proj)
-    if out is None:
-        out = torch.empty_like(hidden)
-    overload("block", options)(
-        hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, out, in_proj_qkvz, in_proj_ba,
-        in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, conv_bias, conv_state, state,
         n_key_heads=key_heads, n_value_heads=value_heads, key_head_dim=key_dim,
         value_head_dim=value_dim, **options)
     return out

@@ -4,7 +4,7 @@
 import torch
 from torch import nn
 
-from ._functions import block
+from ._block import block
 from ._packing import cu_seqlens_of
 
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared by the functions of autograd: room for gradients and for final states, and refusals."""
+
+import gdn
+import torch
+
+BATCH = "cu_seqlens", "token_start", "token_count"
+
+
+def needs_grad(tensors):
+    """Whether gradients are on and one of the tensors (or None) requires one."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def given(names, values):
+    """Returns {name: value} without values that are None."""
+    return {name: x for name, x in zip(names, values) if x is not None}
+
+
+def numbers(names, options):
+    """Returns the options of these names as a tuple, which autograd.Function can keep."""
+    return tuple(options.get(name) or 0 for name in names)
+
+
+def gradient(x, is_needed, dtype=torch.float32):
+    """Returns room for the gradient of x, or None."""
+    return torch.empty(x.shape, dtype=dtype, device=x.device) if is_needed else None
+
+
+def in_dtypes(gradients, inputs):
+    """Returns each gradient (or None) in the dtype of its input."""
+    return tuple(None if d is None else d.to(x.dtype) for d, x in zip(gradients, inputs))
+
+
+def n_sequences(lead, cu_seqlens):
+    """How many sequences a batch has whose tokens have these leading dimensions."""
+    if cu_seqlens is not None:
+        return cu_seqlens.shape[0] - 1
+    return lead[0] if len(lead) > 1 else 1
+
+
+def begin(final, state, options, n_tokens):
+    """Writes the initial states to final if a sequence may be empty, because an operator leaves the
+    state of an empty sequence alone."""
+    if n_tokens == 0 or any(options.get(name) is not None for name in BATCH):
+        final.zero_() if state is None else final.copy_(state)
+    return final
+
+
+def refuse_second(op):
+    """torch's once_differentiable lets a second derivative pass that goes through inputs alone. In
+    compiled code torch itself refuses it."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(f"gdn.torch.{op}(): its gradients have none themselves; call backward "
+                           "without create_graph")
+
+
+def refuse_others(op, known, options):
+    """Refuses options (name -> value or None) whose names are not among the known ones."""
+    for name, x in options.items():
+        if name not in known and x is not None:
+            raise RuntimeError(f"{name}: given to gdn.torch.{op}(), whose gradients do not go "
+                               "through it; call it under torch.no_grad(), or without it")
+
+
+def refuse_in_place(is_written, options):
+    """Refuses a state that the operator would write in place; is_written: there is such a state."""
+    if is_written and options.get("write", 0) != gdn.WRITE_NONE:
+        raise RuntimeError("state: would be written in place, where gradients are needed; pass "
+                           "return_state=True or write=gdn.WRITE_NONE")

@@ -2,6 +2,8 @@
 """What gdn.torch.distributed computes on the ranks of a group, against one device. Processes of a
 test import it quickly."""
 
+import datetime
+
 import gdn
 import gdn.torch
 import torch
@@ -78,3 +80,37 @@ def compare(case, group, **split):
             whole = whole[layout.ends] if name == "last" else _local(layout, name, whole)
         error = (x - whole).abs().max() if x.numel() else torch.tensor(0.0)
         assert error <= LIMIT * want[name].abs().max(), f"{name}: {error}"
+
+
+def _failing(rank, group):
+    """What becomes of the other ranks when one fails between two all-gathers; None: no error."""
+    layout = distributed.Layout(CU, group)
+    try:
+        if rank == 0:
+            raise RuntimeError("rank 0 fails")
+        distributed.conv1d(torch.randn(layout.n_tokens, D), torch.randn(D, W), layout=layout)
+    except RuntimeError as error:
+        return str(error)
+
+
+def process(rank, folder):
+    """Process `rank` of three: the cases of test_processes, and then a rank that fails. Saves the
+    texts of what went wrong, "" where nothing did."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3,
+                            timeout=datetime.timedelta(minutes=2))
+    pair = dist.new_group([0, 1])
+    hasty = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    texts = {}
+    for name, (case, is_pair, split) in torch.load(f"{folder}/cases").items():
+        if is_pair and rank == 2:
+            continue
+        try:
+            compare(case, pair if is_pair else None, **split)
+            texts[name] = ""
+        except (AssertionError, RuntimeError, ValueError) as error:
+            texts[name] = str(error)
+    texts["failing"] = _failing(rank, hasty)
+    torch.save(texts, f"{folder}/{rank}")
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """gdn.torch.distributed: layouts, and every rank's part against one device."""
 
-import datetime
-
+import gdn
+import gdn.torch
 import parallel
 import pytest
 import ranks
@@ -64,3 +64,76 @@ def test_prefill(size, split, gates):
 def test_conv1d(size, split, length):
     case = conv_case(length)
     ranks.run(size, lambda group: compare(case, group, **split))
+
+
+def test_options():
+    """Rows [1][N] of bfloat16, states [K][V], heads that alternate, no initial states: the values of
+    one device to the rounding of bfloat16."""
+    a = {name: torch.randn(1, 47, heads, 16).bfloat16() for name, heads in zip("qkv", (2, 2, 4))}
+    options = dict(g=-torch.rand(1, 47, 4), beta=torch.rand(1, 47, 4), norm=gdn.NORM_L2,
+                   state_layout=gdn.STATE_KV, head_map=gdn.HEADS_INTERLEAVED)
+    want, last = gdn.torch.prefill(**{n: x[0] for n, x in {**a, **options}.items()
+                                      if torch.is_tensor(x)},
+                                   **{n: x for n, x in options.items() if n not in ("g", "beta")},
+                                   cu_seqlens=torch.tensor(CU), return_state=True)
+
+    def call(group):
+        layout = distributed.Layout(CU, group)
+        mine = {n: layout.local(x, 1) if torch.is_tensor(x) else x
+                for n, x in {**a, **options}.items()}
+        got, final = distributed.prefill(**mine, layout=layout, return_state=True)
+        assert torch.equal(distributed.prefill(**mine, layout=layout), got)
+        assert got.dtype == torch.bfloat16 and got.shape[0] == 1
+        assert len(group.bytes) == 3 and group.bytes[1] == 4 * 4 * 16 * (16 + 16)
+        torch.testing.assert_close(got[0], layout.local(want), atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(final, last[layout.ends], atol=1e-5, rtol=1e-5)
+
+    ranks.run(3, call)
+
+
+def test_mistakes():
+    layout = ranks.run(1, lambda group: distributed.Layout((0, 4), group))[0]
+    x, state = torch.randn(4, 2, 16), torch.zeros(2, 2, 16, 16)
+    with pytest.raises(ValueError, match="q: 3 tokens, but the layout has 4"):
+        distributed.prefill(x[:3], x[:3], x[:3], layout=layout)
+    with pytest.raises(ValueError, match="state: of 2 sequences, but 1 begin"):
+        distributed.prefill(x, x, x, layout=layout, state=state)
+    with pytest.raises(RuntimeError, match="token_count: .*distributed.prefill"):
+        distributed.prefill(x, x, x, layout=layout, token_count=torch.tensor([3]))
+    with pytest.raises(ValueError, match="x: 3 tokens, but the layout has 4"):
+        distributed.conv1d(torch.randn(3, 6), torch.randn(6, 4), layout=layout)
+
+
+# ---- Processes -----------------------------------------------------------------------------------
+
+CASES = ["prefill of 2", "prefill of 3", "zigzag of 2", "conv1d of 3"]
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """What three processes of gloo say, of which this one is the first."""
+    folder = tmp_path_factory.mktemp("processes")
+    torch.manual_seed(0)
+    cases = dict(zip(CASES, [
+        (rule_case("raw"), True, {}), (rule_case("-inf"), False, dict(lengths=[20, 1, 26])),
+        (rule_case("strong"), True, dict(split="zigzag")),
+        (conv_case(3), False, dict(lengths=[6, 2, 39]))]))
+    torch.save(cases, folder / "cases")
+    others = [torch.multiprocessing.get_context("spawn").Process(
+        target=parallel.process, args=(rank, str(folder))) for rank in (1, 2)]
+    for other in others:
+        other.start()
+    parallel.process(0, str(folder))
+    for other in others:
+        other.join()
+    return [torch.load(folder / str(rank)) for rank in range(3)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_processes(processes, case):
+    assert [texts.get(case, "") for texts in processes] == ["", "", ""]
+
+
+def test_a_rank_that_fails(processes):
+    """The others have an error, too, and do not hang."""
+    assert all(texts["failing"] for texts in processes)

@@ -66,6 +66,34 @@ def test_conv1d(size, split, length):
     ranks.run(size, lambda group: compare(case, group, **split))
 
 
+@pytest.mark.parametrize("layout", ["qwen3_5", "qwen3_next"])
+def test_layer(layout):
+    """A whole layer has the outputs and gradients of one device, those of weights as sums."""
+    torch.manual_seed(1)
+    layer = gdn.torch.GatedDeltaNet(16, 2, 4, 16, 8, layout=layout)
+    x, weight = torch.randn(2, 47, 16)
+
+    def call(x, weight, **batch):
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            out = layer(x[None], **batch)
+            return out.detach()[0], *torch.autograd.grad((out * weight).sum(),
+                                                         [x, *layer.parameters()])
+
+    def on_rank(group):
+        layout = distributed.Layout(CU, group, split="zigzag")
+        return layout, call(layout.local(x), layout.local(weight), token_layout=layout)
+
+    want = call(x, weight, cu_seqlens=torch.tensor(CU))
+    parts = ranks.run(3, on_rank)
+    for layout, (out, dx, *_) in parts:
+        torch.testing.assert_close(out, layout.local(want[0]), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(dx, layout.local(want[1]), atol=1e-6, rtol=1e-5)
+    for i, whole in enumerate(want[2:], 2):
+        total = sum(results[i] for _, results in parts)
+        assert (total - whole).abs().max() <= 1e-5 * whole.abs().max()
+
+
 def test_options():
     """Rows [1][N] of bfloat16, states [K][V], heads that alternate, no initial states: the values of
     one device to the rounding of bfloat16."""

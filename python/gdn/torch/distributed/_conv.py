@@ -87,7 +87,7 @@ def conv1d(x, weight, bias=None, *, layout, state=None, return_state=False, **op
     Returns out, of the shape of x; with return_state=True (out, the last S inputs
     [len(layout.ends)][D][S] of the sequences that end on this rank).
     """
-    refuse_others("distributed.conv1d", {"activation", "max_seqlen"}, options)
+    refuse_others("distributed.conv1d", {"activation", "max_seqlen", "write"}, options)
     rows = x.flatten(0, -2)
     if rows.shape[0] != layout.n_tokens:
         raise ValueError(f"x: {rows.shape[0]} tokens, but the layout has {layout.n_tokens} for rank "
@@ -104,8 +104,7 @@ def conv1d(x, weight, bias=None, *, layout, state=None, return_state=False, **op
     if layout.crosses:
         halos = _Halo.apply(layout, _tails(layout, rows, state, size), x, state)
         starts = starts.index_copy(0, layout.tensor("receives", x.device).long(), halos.to(dtype))
-    if not return_state:
-        options["write"] = gdn.WRITE_NONE
+    options["write"] = gdn.WRITE_FINAL if return_state else gdn.WRITE_NONE
     result = local_conv1d(rows, weight, bias, state=starts.transpose(1, 2),
                           return_state=return_state, cu_seqlens=layout.cu_seqlens(x.device),
                           **options)

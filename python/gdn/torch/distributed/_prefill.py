@@ -210,7 +210,7 @@ def prefill(q, k, v, g=None, beta=None, *, layout, A_log=None, dt_bias=None, sta
     Returns out [N][H][V]; with return_state=True (out, final states [len(layout.ends)][H][V][K] of
     the sequences that end on this rank).
     """
-    refuse_others("distributed.prefill", {*_NUMBERS, *_FORWARD}, options)
+    refuse_others("distributed.prefill", {*_NUMBERS, *_FORWARD, "write"}, options)
     rows = [q, k, v, g, beta]
     is_padded = q.dim() == 4
     if is_padded:

@@ -26,7 +26,7 @@ class _Rank:
 
 
 def run(size, function):
-    """[function(group) of every rank]; the error of the first rank that has one, where one fails."""
+    """Returns [function(group) of every rank], or raises the error of a rank that failed."""
     shared, barrier = [None] * size, threading.Barrier(size, timeout=60)
     results, errors = [None] * size, {}
 

@@ -95,8 +95,8 @@ def test_layer(layout):
 
 
 def test_options():
-    """Rows [1][N] of bfloat16, states [K][V], heads that alternate, no initial states: the values of
-    one device to the rounding of bfloat16."""
+    """Rows [1][N] of bfloat16, states [K][V], heads that alternate, no initial states: the values
+    of one device to the rounding of bfloat16."""
     a = {name: torch.randn(1, 47, heads, 16).bfloat16() for name, heads in zip("qkv", (2, 2, 4))}
     options = dict(g=-torch.rand(1, 47, 4), beta=torch.rand(1, 47, 4), norm=gdn.NORM_L2,
                    state_layout=gdn.STATE_KV, head_map=gdn.HEADS_INTERLEAVED)

@@ -68,8 +68,8 @@ def _ranges_of(n_tokens, size, split, lengths, ranges):
 def _check(cu_seqlens, ranges, size):
     """Ends do not fall, and the ranges hold every token once."""
     if len(cu_seqlens) < 2 or cu_seqlens[0] != 0 or cu_seqlens != sorted(cu_seqlens):
-        raise ValueError(f"cu_seqlens: begins with {cu_seqlens[:4]}, wanted 0 and then at least one "
-                         "end, none below the one before")
+        raise ValueError(f"cu_seqlens: begins with {cu_seqlens[:4]}, wanted 0 and then at least "
+                         "one end, none below the one before")
     if len(ranges) != size:
         raise ValueError(f"ranges: those of {len(ranges)} ranks, wanted {size}")
     end = 0
@@ -186,8 +186,8 @@ class Layout:
             if other == 0:
                 raise ValueError(f"layout: rank {rank} could not make it")
             if other != key:
-                raise ValueError(f"layout: cu_seqlens or ranges of rank {rank} differ from those of "
-                                 f"rank {self.group.rank}")
+                raise ValueError(f"layout: cu_seqlens or ranges of rank {rank} differ from those "
+                                 f"of rank {self.group.rank}")
 
     def path_to(self, part):
         """The parts whose tokens come before the first piece of a part that receives, in the same

@@ -89,12 +89,8 @@ def conv1d(x, weight, bias=None, *, layout, state=None, return_state=False, **op
     """
     refuse_others("distributed.conv1d", {"activation", "max_seqlen", "write"}, options)
     rows = x.flatten(0, -2)
-    if rows.shape[0] != layout.n_tokens:
-        raise ValueError(f"x: {rows.shape[0]} tokens, but the layout has {layout.n_tokens} for rank "
-                         f"{layout.group.rank}")
-    if state is not None and state.shape[0] != len(layout.begins):
-        raise ValueError(f"state: of {state.shape[0]} sequences, but {len(layout.begins)} begin on "
-                         f"rank {layout.group.rank}")
+    layout.check_tokens("x", rows)
+    layout.check_state(state)
     size = weight.shape[-1] - 1 if state is None else state.shape[-1]
     dtype = x.dtype if state is None else state.dtype
     starts = torch.zeros(layout.n_pieces, size, x.shape[-1], dtype=dtype, device=x.device)

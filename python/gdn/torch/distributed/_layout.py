@@ -189,6 +189,18 @@ class Layout:
                 raise ValueError(f"layout: cu_seqlens or ranges of rank {rank} differ from those "
                                  f"of rank {self.group.rank}")
 
+    def check_tokens(self, name, x):
+        """Raises ValueError if x [N][...] does not hold this rank's tokens."""
+        if x.shape[0] != self.n_tokens:
+            raise ValueError(f"{name}: {x.shape[0]} tokens, but the layout has {self.n_tokens} for "
+                             f"rank {self.group.rank}")
+
+    def check_state(self, state):
+        """Raises ValueError if there is a state, and not one for each sequence that begins here."""
+        if state is not None and state.shape[0] != len(self.begins):
+            raise ValueError(f"state: of {state.shape[0]} sequences, but {len(self.begins)} begin "
+                             f"on rank {self.group.rank}")
+
     def path_to(self, part):
         """The parts whose tokens come before the first piece of a part that receives, in the same
         sequence, the nearest one first."""

@@ -215,12 +215,8 @@ def prefill(q, k, v, g=None, beta=None, *, layout, A_log=None, dt_bias=None, sta
     is_padded = q.dim() == 4
     if is_padded:
         rows = [x if x is None else x.squeeze(0) for x in rows]
-    if rows[0].shape[0] != layout.n_tokens:
-        raise ValueError(f"q: {rows[0].shape[0]} tokens, but the layout has {layout.n_tokens} for "
-                         f"rank {layout.group.rank}")
-    if state is not None and state.shape[0] != len(layout.begins):
-        raise ValueError(f"state: of {state.shape[0]} sequences, but {len(layout.begins)} begin on "
-                         f"rank {layout.group.rank}")
+    layout.check_tokens("q", rows[0])
+    layout.check_state(state)
     result = _Prefill.apply(layout, return_state, numbers(_FORWARD, options),
                             numbers(_NUMBERS, options), *rows, A_log, dt_bias, state)
     if not is_padded:

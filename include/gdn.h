@@ -335,7 +335,8 @@ typedef enum gdn_op {
     GDN_OP_PREFILL_BACKWARD = 19, /* gdn_prefill_backward_args */
     GDN_OP_GATES_BACKWARD  = 20, /* gdn_gates_backward_args */
     GDN_OP_CONV1D_BACKWARD = 21, /* gdn_conv1d_backward_args */
-    GDN_OP_SUMMARY_FOLD    = 22  /* gdn_summary_fold_args */
+    GDN_OP_RMSNORM_GATED_BACKWARD = 22, /* gdn_rmsnorm_gated_backward_args */
+    GDN_OP_SUMMARY_FOLD    = 23  /* gdn_summary_fold_args */
 } gdn_op;
 
 /*
@@ -366,6 +367,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       being N or T, and H' = H / gcd(Hq, Hk, Hv)
  *     conv1d_backward   192 x B; on a device 1 KiB x (W + 1) x D: dweight or dbias
  *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a device
+ *     rmsnorm_gated_backward   2 KiB x D: dweight; the same on a device
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply, summary_fold      n_threads x 512 KiB
  *     chunk_cumsum      320 x B
@@ -1110,6 +1112,43 @@ static inline gdn_rmsnorm_gated_args gdn_rmsnorm_gated_args_init(void)
 }
 
 GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args);
+
+/*
+ * gdn_rmsnorm_gated_backward - the gradients of gdn_rmsnorm_gated(). For a loss whose gradients are
+ * dout of out, computes those of x, z and weight. What the two calls share is as in the forward
+ * call; its out is not needed.
+ *
+ *     x z dout dx dz   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; z absent: no
+ *                                 gate
+ *     weight           [D]        f32, bf16 or f16; absent: 1
+ *     dweight          [D]        f32; sums over all rows
+ *
+ * Every gradient may be absent, but not all of them; dz needs z. What is written may overlap
+ * nothing else. GDN_ACCUMULATE in flags: gradients are added to what is there, and each sum is
+ * rounded once to its dtype. All in f32. Guarantees: G1, G3, G6, G12, G13, and G2 but for dweight,
+ * whose bits depend on neither threads nor time.
+ */
+typedef struct gdn_rmsnorm_gated_backward_args {
+    uint32_t   struct_size; /* set by gdn_rmsnorm_gated_backward_args_init() */
+    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
+    gdn_tensor x, z, weight, dout, dx, dz, dweight;
+    int32_t    activation; /* gdn_activation */
+    float      eps;
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_rmsnorm_gated_backward_args;
+
+static inline gdn_rmsnorm_gated_backward_args gdn_rmsnorm_gated_backward_args_init(void)
+{
+    gdn_rmsnorm_gated_backward_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
+                                              const gdn_rmsnorm_gated_backward_args *args);
 
 /* ---- A step of an engine --------------------------------------------------------------------- */
 

@@ -103,6 +103,7 @@ struct rows_case {
         gdn_rmsnorm_gated_args   rmsnorm;
         gdn_l2norm_backward_args l2norm_backward;
         gdn_gates_backward_args  gates_backward;
+        gdn_rmsnorm_gated_backward_args rmsnorm_backward;
     } args;
     gdn_tensor tensors[6]; /* those whose bytes count */
     int        n_tensors;

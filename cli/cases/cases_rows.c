@@ -83,6 +83,21 @@ static void make_l2norm_backward(struct rows_case *c)
     c->n_tensors  = 3;
 }
 
+static void make_rmsnorm_backward(struct rows_case *c)
+{
+    const int64_t                    H = c->dims.Hv, D = c->dims.V;
+    gdn_rmsnorm_gated_backward_args *a = &c->args.rmsnorm_backward;
+    *a            = gdn_rmsnorm_gated_backward_args_init();
+    c->tensors[0] = a->x = like(c, c->dims.dtype, H, D, -1, 1);
+    c->tensors[1] = a->z = like(c, c->dims.dtype, H, D, -2, 2);
+    c->tensors[2] = a->dout = like(c, c->dims.dtype, H, D, -1, 1);
+    c->tensors[3] = a->dx = like(c, c->dims.dtype, H, D, 0, 0);
+    c->tensors[4] = a->dz = like(c, c->dims.dtype, H, D, 0, 0);
+    c->n_tensors  = 5;
+    a->weight     = case_tensor(&c->memory, GDN_F32, 1, &D, 0.5, 1.5);
+    a->dweight    = case_tensor(&c->memory, GDN_F32, 1, &D, 0, 0);
+}
+
 int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows)
 {
     memset(c, 0, sizeof *c);
@@ -93,6 +108,7 @@ int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op,
     case GDN_OP_GATES: make_gates(c); break;
     case GDN_OP_GATES_BACKWARD: make_gates_backward(c); break;
     case GDN_OP_L2NORM_BACKWARD: make_l2norm_backward(c); break;
+    case GDN_OP_RMSNORM_GATED_BACKWARD: make_rmsnorm_backward(c); break;
     default: make_norm(c);
     }
     for (int i = 0; i < c->n_tensors; i++)
@@ -184,12 +200,34 @@ static int64_t judge_l2norm_backward(const struct rows_case *c, double *want, do
     return rows * D;
 }
 
+/* dx, then dz, of the first rows. */
+static int64_t judge_rmsnorm_backward(const struct rows_case *c, double *want, double *got)
+{
+    const gdn_rmsnorm_gated_backward_args *a = &c->args.rmsnorm_backward;
+    const int64_t D = c->dims.V, most = CHECKED / 2 / D, all = c->n_rows * c->dims.Hv;
+    const int64_t rows = all < most ? all : most;
+    static double row_of[3][WIDEST], weight[WIDEST], dweight[WIDEST];
+    const gdn_tensor *tensors[] = { &a->x, &a->z, &a->dout };
+    load(weight, &a->weight, D);
+    for (int64_t row = 0; row < rows; row++) {
+        for (int t = 0; t < 3; t++)
+            for (int64_t i = 0; i < D; i++)
+                row_of[t][i] = oracle_load(tensors[t]->data, tensors[t]->dtype, row * D + i);
+        const struct oracle_rmsnorm o = { row_of[0], weight, row_of[1], row_of[2], false, 1e-6, D };
+        oracle_rmsnorm_backward(&o, want + row * D, want + (rows + row) * D, dweight);
+    }
+    load(got, &a->dx, rows * D);
+    load(got + rows * D, &a->dz, rows * D);
+    return 2 * rows * D;
+}
+
 static int64_t judge(const struct rows_case *c, double *want, double *got)
 {
     switch (c->op) {
     case GDN_OP_GATES: return judge_gates(c, want, got);
     case GDN_OP_GATES_BACKWARD: return judge_gates_backward(c, want, got);
     case GDN_OP_L2NORM_BACKWARD: return judge_l2norm_backward(c, want, got);
+    case GDN_OP_RMSNORM_GATED_BACKWARD: return judge_rmsnorm_backward(c, want, got);
     default: return judge_norm(c, want, got);
     }
 }

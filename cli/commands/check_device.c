@@ -290,7 +290,8 @@ static void check_rows(struct check *k)
                 { GDN_OP_GATES_BACKWARD, "gates_backward" },
                 { GDN_OP_L2NORM, "l2norm" },
                 { GDN_OP_L2NORM_BACKWARD, "l2norm_backward" },
-                { GDN_OP_RMSNORM_GATED, "rmsnorm" } };
+                { GDN_OP_RMSNORM_GATED, "rmsnorm" },
+                { GDN_OP_RMSNORM_GATED_BACKWARD, "rmsnorm_backward" } };
     static const int64_t sizes[] = { 7, 128, 256, 1000, 3000 };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)

@@ -154,6 +154,13 @@ gdn_rmsnorm_gated_args = _struct("gdn_rmsnorm_gated_args", """
 """, needs="x out",
     outputs=("out",))
 
+gdn_rmsnorm_gated_backward_args = _struct("gdn_rmsnorm_gated_backward_args", """
+    tensor x z weight dout dx dz dweight
+    int32 activation
+    float eps
+""", needs="x dout",
+    outputs=("dx", "dz", "dweight"))
+
 gdn_step_args = _struct("gdn_step_args", """
     tensor x a b z conv_weight conv_bias A_log dt_bias norm_weight conv_state state
     tensor state_scales out
@@ -294,6 +301,7 @@ OPS = {  # in the order of gdn_op
     "prefill_backward": gdn_prefill_backward_args,
     "gates_backward": gdn_gates_backward_args,
     "conv1d_backward": gdn_conv1d_backward_args,
+    "rmsnorm_gated_backward": gdn_rmsnorm_gated_backward_args,
     "summary_fold": gdn_summary_fold_args,
 }
 

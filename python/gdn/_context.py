@@ -222,6 +222,10 @@ class Context:
         """gdn_rmsnorm_gated: RMSNorm, weight and gate; fields of gdn_rmsnorm_gated_args."""
         self._core.call("rmsnorm_gated", **fields)
 
+    def rmsnorm_gated_backward(self, **fields):
+        """gdn_rmsnorm_gated_backward: its gradients; fields of gdn_rmsnorm_gated_backward_args."""
+        self._core.call("rmsnorm_gated_backward", **fields)
+
     def step(self, **fields):
         """gdn_step: next tokens through convolution, gates, rule, norm; fields of gdn_step_args."""
         self._core.call("step", **fields)

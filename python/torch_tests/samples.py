@@ -50,6 +50,9 @@ def of(op, device):
                     ddt_bias=n(HV))
     if op == "l2norm_backward":
         return dict(x=n(B, T, K), dout=n(B, T, K), dx=n(B, T, K))
+    if op == "rmsnorm_gated_backward":
+        return dict(x=n(B, T, V), z=n(B, T, V), weight=n(V), dout=n(B, T, V), dx=n(B, T, V),
+                    dz=n(B, T, V), dweight=n(V))
     if op == "conv1d":
         return dict(x=n(B, T, D), weight=n(D, W), bias=n(D), state=n(P, D, W - 1),
                     out=n(B, T, D), activation=gdn.ACT_SILU, read_slots=slots(device))
@@ -97,7 +100,8 @@ def more(op, device):
     if op == "state_copy":
         to = torch.zeros(P, HV, V, K, device=device, dtype=torch.int8)
         return dict(to_pool=to, to_scales=torch.zeros(P, HV, V, device=device))
-    if op in ("l2norm", "rmsnorm_gated", "summary_fold", "l2norm_backward"):
+    if op in ("l2norm", "rmsnorm_gated", "summary_fold", "l2norm_backward",
+              "rmsnorm_gated_backward"):
         return dict(flags=0)
     if op in ("gates", "gates_backward"):
         return dict(gate_lower_bound=-5.0)

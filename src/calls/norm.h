@@ -25,6 +25,10 @@ gdn_status gdn_norm_check_like(gdn_ctx *ctx, const gdn_tensor *x, const gdn_tens
                                const char *name);
 gdn_status gdn_norm_check_eps(gdn_ctx *ctx, float eps);
 gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm);
+/* Of a gated RMSNorm: the gate; weights [D] or their gradient, absent ones pass. */
+gdn_status gdn_norm_check_activation(gdn_ctx *ctx, int32_t activation);
+gdn_status gdn_norm_check_weight(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
+                                 unsigned dtypes, int64_t D);
 
 /* All of them on a device. */
 struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s);

@@ -50,6 +50,22 @@ gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm)
     return GDN_OK;
 }
 
+gdn_status gdn_norm_check_activation(gdn_ctx *ctx, int32_t activation)
+{
+    if (activation < GDN_ACT_NONE || activation > GDN_ACT_SIGMOID)
+        return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 to 2", (int)activation);
+    return GDN_OK;
+}
+
+gdn_status gdn_norm_check_weight(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
+                                 unsigned dtypes, int64_t D)
+{
+    if (!t->data) return GDN_OK;
+    TRY(gdn_check_tensor(ctx, t, name));
+    TRY(gdn_check_dtype(ctx, t, name, dtypes));
+    return gdn_check_shape(ctx, t, name, 1, &D);
+}
+
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_norm_job *s)
 {
     TRY(gdn_norm_check_rows(ctx, &s->x));
@@ -59,11 +75,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_norm_job *s)
     s->D             = s->x.size[s->x.ndim - 1];
     s->n_rows        = gdn_n_rows(&s->x);
     s->rows_per_item = gdn_rows_per_item(s->D);
-    if (s->weight.data) {
-        TRY(gdn_check_tensor(ctx, &s->weight, "weight"));
-        TRY(gdn_check_dtype(ctx, &s->weight, "weight", GDN_FLOATS));
-        TRY(gdn_check_shape(ctx, &s->weight, "weight", 1, &s->D));
-    }
+    TRY(gdn_norm_check_weight(ctx, &s->weight, "weight", GDN_FLOATS, s->D));
     TRY(gdn_check_injective(ctx, &s->out, "out"));
     TRY(gdn_check_no_overlap(ctx, &s->out, "out", &s->x, "x", true));
     TRY(gdn_check_no_overlap(ctx, &s->out, "out", &s->z, "z", true));
@@ -221,8 +233,7 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
     gdn_rmsnorm_gated_args own, *a = &own;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_rmsnorm_gated_args"));
     TRY(check_fields(ctx, a->flags, a->eps));
-    if (a->activation < GDN_ACT_NONE || a->activation > GDN_ACT_SIGMOID)
-        return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 to 2", (int)a->activation);
+    TRY(gdn_norm_check_activation(ctx, a->activation));
     *c = (struct call){ .op = "rmsnorm_gated", .workspace = a->workspace, .stream = a->stream,
                         .workspace_bytes = a->workspace_bytes };
     *s = (struct gdn_norm_job){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out,

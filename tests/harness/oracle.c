@@ -362,6 +362,31 @@ void oracle_rmsnorm_gated(double *y, const double *x, const double *w, const dou
     }
 }
 
+/* The slope of z sigmoid(z), or of sigmoid(z). */
+static double gate_slope(double z, bool sigmoid)
+{
+    const double slope = oracle_sigmoid(z) * oracle_sigmoid(-z);
+    return sigmoid ? slope : oracle_sigmoid(z) + z * slope;
+}
+
+void oracle_rmsnorm_backward(const struct oracle_rmsnorm *a, double *dx, double *dz,
+                             double *dweight)
+{
+    const int64_t n = a->n;
+    double        sum = 0, inner = 0;
+    for (int64_t i = 0; i < n; i++) sum += a->x[i] * a->x[i];
+    const double r = 1 / sqrt(sum / (double)n + a->eps);
+    for (int64_t i = 0; i < n; i++) {
+        const double z = a->z ? a->z[i] : 0, w = a->w ? a->w[i] : 1, y = a->x[i] * r;
+        const double act = !a->z ? 1 : a->sigmoid ? oracle_sigmoid(z) : oracle_silu(z);
+        dx[i] = a->dout[i] * w * act;
+        inner += dx[i] * y / (double)n;
+        dweight[i] = a->dout[i] * y * act;
+        if (dz) dz[i] = a->dout[i] * y * w * gate_slope(z, a->sigmoid);
+    }
+    for (int64_t i = 0; i < n; i++) dx[i] = r * (dx[i] - a->x[i] * r * inner);
+}
+
 /* ---- Convolution, projections ---- */
 
 /* silu'(x) = s + x s (1 - s): how an error in x passes through. */

@@ -108,6 +108,15 @@ void oracle_l2norm_backward(double *dx, const double *x, const double *dout, int
 /* y = x / sqrt(mean x^2 + eps) w act(z). w NULL: 1; z NULL: no gate. y may be x. */
 void oracle_rmsnorm_gated(double *y, const double *x, const double *w, const double *z,
                           bool sigmoid, double eps, int64_t n);
+/* Its gradients from dout: dx, dz (NULL: not wanted) and what w gets from this row. */
+struct oracle_rmsnorm {
+    const double *x, *w, *z, *dout; /* w NULL: 1; z NULL: no gate */
+    bool          sigmoid;
+    double        eps;
+    int64_t       n;
+};
+void oracle_rmsnorm_backward(const struct oracle_rmsnorm *a, double *dx, double *dz,
+                             double *dweight);
 
 /* ---- Convolution, projections ---- */
 

@@ -341,6 +341,19 @@ static void draw_rmsnorm_gated(struct ring2_draw *d, union ring2_call *c, const 
     a->out    = one_in(3) ? a->z : PLACE2(any_float(d), s->N, D);
 }
 
+static void draw_rmsnorm_gated_backward(struct ring2_draw *d, union ring2_call *c,
+                                        const struct sizes *s)
+{
+    const int64_t                    D = 1 + below(80);
+    gdn_rmsnorm_gated_backward_args *a = &c->rmsnorm_gated_backward;
+    *a         = gdn_rmsnorm_gated_backward_args_init();
+    a->x       = PLACE2(any_float(d), s->N, D), a->z = PLACE2(any_float(d), s->N, D);
+    a->weight  = PLACE1(any_float(d), D), a->dout = PLACE2(any_float(d), s->N, D);
+    a->dx      = PLACE2(any_float(d), s->N, D), a->dz = PLACE2(any_float(d), s->N, D);
+    a->dweight = PLACE1(GDN_F32, D);
+    if (one_in(3)) a->flags = GDN_ACCUMULATE;
+}
+
 static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = 1 + below(8), V = 1 + below(8);

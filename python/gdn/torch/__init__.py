@@ -7,9 +7,8 @@ Gated DeltaNet for torch (2.5 and newer), on CPU and CUDA tensors.
 decode, prefill, conv1d, conv1d_update, gates, l2norm, rmsnorm_gated, step, block, state_copy and
 the stages chunk_cumsum, chunk_uw, chunk_states and chunk_output are functions over the operators
 torch.ops.gdn.*, which torch.compile, torch.export and CUDA graphs take as they are. GatedDeltaNet
-is the layer of Qwen3-Next and Qwen3.5 as a module. prefill, decode and l2norm have gradients (on
-a GPU not tested yet). The others have none yet: there a tensor that requires a
-gradient is refused unless gradients are off.
+is the layer of Qwen3-Next and Qwen3.5 as a module. Gradients flow through all but step and the
+stages: there a tensor that requires a gradient is refused unless gradients are off.
 
 Kernels run on the current stream of the tensors' device, and take scratch memory from torch's
 allocator. On a CPU they run on torch's threads (before torch 2.10, on as many of their own), and
@@ -24,8 +23,8 @@ except ImportError as error:
                       f"({error}); gdn.Context works without it") from None
 
 from ._block import block
-from ._functions import (conv1d, conv1d_update, decode, gates, l2norm, prefill,
-                         rmsnorm_gated, state_copy, step)
+from ._functions import (conv1d, conv1d_update, decode, gates, l2norm, prefill, rmsnorm_gated,
+                         state_copy, step)
 from ._layer import Cache, GatedDeltaNet
 from ._operators import NUMBERS, OPERATORS, arguments, kernels, schema
 from ._packing import cu_seqlens_of

@@ -46,7 +46,7 @@ class GatedDeltaNet(nn.Module):
             y = layer(prompt, cache)            # [B][T][hidden], any T
             y = layer(next_token, cache)        # [B][1][hidden]
 
-    Inference alone: parameters that require gradients are refused unless gradients are off.
+    Gradients flow to the hidden states and to every parameter, but not through a cache.
     Source: transformers' Qwen3NextGatedDeltaNet and Qwen3_5GatedDeltaNet.
     """
 

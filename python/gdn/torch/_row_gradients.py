@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of the operators that treat each row of a tensor alone: norms and gates."""
 
-import gdn
 import torch
-from torch.nn.functional import silu
 
 from ._autograd import given, gradient, in_dtypes, numbers, refuse_others, refuse_second
 from ._operators import overload
@@ -72,14 +70,32 @@ def gates(a, b, A_log, dt_bias, g, beta, options):
     return _Gates.apply(numbers(_GATE_NUMBERS, options), a, b, A_log, dt_bias)
 
 
+class _RmsnormGated(torch.autograd.Function):
+    @staticmethod
+    def forward(activation, eps, x, z, weight):
+        out = torch.empty_like(x)
+        torch.ops.gdn.rmsnorm_gated.default(x, out, z, weight, activation=activation, eps=eps)
+        return out
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.activation, ctx.eps, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, dout):
+        refuse_second("rmsnorm_gated")
+        x, z, weight = inputs = ctx.saved_tensors
+        gradients = [gradient(t, needed, torch.float32 if t is weight else t.dtype)
+                     if t is not None else None
+                     for t, needed in zip(inputs, ctx.needs_input_grad[2:])]
+        torch.ops.gdn.rmsnorm_gated_backward.default(
+            x=x, z=z, weight=weight, dout=dout.contiguous(), activation=ctx.activation,
+            eps=ctx.eps, **given(("dx", "dz", "dweight"), gradients))
+        return None, None, *in_dtypes(gradients, inputs)
+
+
 def rmsnorm_gated(x, z, weight, out, options):
     """gdn.torch.rmsnorm_gated() where one of its inputs requires a gradient."""
     refuse_others("rmsnorm_gated", {"activation", "eps"}, dict(out=out, **options))
-    rows = x.float()
-    rows = rows * (rows.square().mean(-1, keepdim=True) + (options.get("eps") or 1e-6)).rsqrt()
-    if weight is not None:
-        rows = rows * weight
-    if z is not None:
-        is_sigmoid = options.get("activation", 0) == gdn.ACT_SIGMOID
-        rows = rows * (torch.sigmoid if is_sigmoid else silu)(z.float())
-    return rows.to(x.dtype)
+    return _RmsnormGated.apply(*numbers(("activation", "eps"), options), x, z, weight)

@@ -110,6 +110,20 @@ struct gdn_cu_l2norm_backward {
     int32_t             adds;  /* to what dx holds */
 };
 
+/* gdn_rmsnorm_gated_backward. Blocks of `rows` lines write to sums[block][D] what dweight gets from
+ * them. */
+struct gdn_cu_rmsnorm_backward {
+    struct gdn_cu_leads leads;
+    struct gdn_cu_lines x, z, dout, dx, dz;
+    struct gdn_cu_array weight, dweight;
+    float              *sums; /* NULL: dweight is not wanted */
+    int64_t             n_lines, D, rows, n_blocks;
+    float               eps;
+    int32_t             sigmoid;
+    int32_t             lanes; /* that share a line, a power of two; in the forms that do */
+    int32_t             adds;  /* to what the gradients hold */
+};
+
 /* gdn_conv1d. An item is a warp's: some channels of a sequence, a tile or an edge. */
 struct gdn_cu_conv {
     struct gdn_cu_batch  batch;
@@ -440,6 +454,7 @@ GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 24);
 GDN_CU_SIZE(gdn_cu_gates_backward, 48 + 6 * 56 + 4 * 32 + 40 + 24);
 GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
 GDN_CU_SIZE(gdn_cu_l2norm_backward, 48 + 3 * 56 + 16 + 16);
+GDN_CU_SIZE(gdn_cu_rmsnorm_backward, 48 + 5 * 56 + 2 * 32 + 40 + 16);
 GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);
 GDN_CU_SIZE(gdn_cu_block_split, 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 24);

@@ -79,6 +79,8 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream);
 gdn_status gdn_cuda_l2norm_backward(gdn_ctx *ctx, struct gdn_cu_l2norm_backward *args,
                                     void *stream);
+gdn_status gdn_cuda_rmsnorm_backward(gdn_ctx *ctx, struct gdn_cu_rmsnorm_backward *args,
+                                     void *stream);
 
 /* The convolution: its arguments, the bytes of `edges` that it needs, and the call. */
 struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,

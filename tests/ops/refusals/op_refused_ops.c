@@ -324,6 +324,44 @@ static void refuse_rmsnorm_gated(void)
 }
 #undef REFUSE
 
+static gdn_rmsnorm_gated_backward_args rmsnorm_gated_backward(void)
+{
+    gdn_rmsnorm_gated_backward_args a = gdn_rmsnorm_gated_backward_args_init();
+    gdn_tensor *rows[] = { &a.x, &a.z, &a.dout, &a.dx, &a.dz };
+    for (int i = 0; i < 5; i++) *rows[i] = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.weight  = ring2_new(GDN_F32, 0, 1, 10, 0, 0, 0);
+    a.dweight = ring2_new(GDN_F32, 0, 1, 10, 0, 0, 0);
+    return a;
+}
+
+#define REFUSE(...) \
+    REFUSE_SEEN(RING2_STRUCT, GDN_OP_RMSNORM_GATED_BACKWARD, rmsnorm_gated_backward, __VA_ARGS__)
+
+static void refuse_rmsnorm_gated_backward(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = GDN_EXACT);
+    REFUSE("activation 3", GDN_E_ARG, "activation", a->activation = 3);
+    REFUSE("eps below 0", GDN_E_ARG, "eps", a->eps = -1);
+    REFUSE("nothing to do", GDN_E_ARG, "dx", a->dx.data = a->dz.data = a->dweight.data = NULL);
+    REFUSE("x absent", GDN_E_ARG, "x", a->x.data = NULL);
+    REFUSE("dout absent", GDN_E_ARG, "dout", a->dout.data = NULL);
+    REFUSE("z absent", GDN_E_ARG, "z", a->z.data = NULL);
+    REFUSE("dz of I32", GDN_E_DTYPE, "dz", a->dz.dtype = GDN_I32);
+    REFUSE("dweight of BF16", GDN_E_DTYPE, "dweight", a->dweight.dtype = GDN_BF16);
+    REFUSE("z of another shape", GDN_E_SHAPE, "z", a->z.size[0] = 2);
+    REFUSE("weight of 9", GDN_E_SHAPE, "weight", a->weight.size[0] = 9);
+    REFUSE("dx not dense", GDN_E_SHAPE, "dx", a->dx.stride[1] = 2);
+    REFUSE("dz rows share memory", GDN_E_SHAPE, "dz", a->dz.stride[0] = 9);
+    REFUSE("dx on x", GDN_E_ARG, "dx", a->dx = a->x);
+    REFUSE("dz on dx", GDN_E_ARG, "dz", a->dz = a->dx);
+    REFUSE("dweight on weight", GDN_E_ARG, "dweight", a->dweight = a->weight);
+    REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_RMSNORM_GATED_BACKWARD, rmsnorm_gated_backward,
+                "workspace too small", GDN_E_MEMORY, "workspace_bytes",
+                a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 1);
+}
+#undef REFUSE
+
 /* ---- gdn_block ---- */
 
 enum { HIDDEN = 10, HK = 1, HV = 2, K = 4, V = 3, D = 2 * HK * K + HV * V };
@@ -428,6 +466,7 @@ int main(int argc, char **argv)
     refuse_l2norm_backward();
     refuse_prefill_backward();
     refuse_rmsnorm_gated();
+    refuse_rmsnorm_gated_backward();
     refuse_block_fields();
     refuse_block_tensors();
     return ring2_summary();

@@ -60,8 +60,8 @@ class _Halo(torch.autograd.Function):
 
 
 def _tails(layout, x, first_state, size):
-    """The last inputs of each of this rank's ranges [ranges][S][D]; older ones than the range's last
-    piece has are zero, and not read."""
+    """The last inputs of each of this rank's ranges [ranges][S][D]. Those that come before the
+    range's last piece are zero, and are not read."""
     tails = [x.new_zeros(size, x.shape[-1])] * layout.per_rank
     for part in layout.senders:
         piece = part.pieces[-1]

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
-#include "cuda/driver/mirror.h"
+#include "ops/mirror.h"
 #include "device.h"
 
 #include <errno.h>

@@ -5,7 +5,7 @@
 
 #include "cli.h"
 #include "cuda/driver/blas.h"
-#include "cuda/driver/mirror.h"
+#include "ops/mirror.h"
 #include "ops/op_table.h"
 
 enum {

@@ -336,7 +336,8 @@ typedef enum gdn_op {
     GDN_OP_GATES_BACKWARD  = 20, /* gdn_gates_backward_args */
     GDN_OP_CONV1D_BACKWARD = 21, /* gdn_conv1d_backward_args */
     GDN_OP_RMSNORM_GATED_BACKWARD = 22, /* gdn_rmsnorm_gated_backward_args */
-    GDN_OP_SUMMARY_FOLD    = 23  /* gdn_summary_fold_args */
+    GDN_OP_BLOCK_BACKWARD  = 23, /* gdn_block_backward_args */
+    GDN_OP_SUMMARY_FOLD    = 24  /* gdn_summary_fold_args */
 } gdn_op;
 
 /*
@@ -368,6 +369,10 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     conv1d_backward   192 x B; on a device 1 KiB x (W + 1) x D: dweight or dbias
  *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a device
  *     rmsnorm_gated_backward   2 KiB x D: dweight; the same on a device
+ *     block_backward    N x (a (2 hidden + 8 Hk K + 9 Hv V) + 4 hidden + 24 Hv), a = 4
+ *                       (+ N x a x 2 (Hk K + Hv V): in_proj_qkvz), + 1 KiB x (hidden + 2 Hk K +
+ *                       2 Hv V) + n_threads x 192 KiB + 192 x B + 2 KiB, and that of its part
+ *                       which needs most: prefill, or one of the gradients'
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
  *     summary_compose, summary_apply, summary_fold      n_threads x 512 KiB
  *     chunk_cumsum      320 x B
@@ -388,6 +393,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       (+ that of decode: parents) + 192
  *     block             a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB
  *                       (+ a x N x hidden: GDN_PAD_KEEP) (+ that of prefill)
+ *     block_backward    as on a CPU without the second and third line; + 32 MiB + 256
  *
  * The same as for gdn_supported() holds for pointers. Every args struct has workspace and
  * workspace_bytes; NULL lets the context keep a buffer that grows on demand and is freed with
@@ -1295,6 +1301,67 @@ static inline gdn_block_args gdn_block_args_init(void)
 }
 
 GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
+
+/*
+ * gdn_block_backward - the gradients of gdn_block(). For a loss whose gradients are dout of out,
+ * dstate_out and dconv_state_out of the final states, computes those of hidden, of every parameter
+ * and of the initial states. All is computed again from hidden: nothing of the forward call is
+ * needed.
+ *
+ *     hidden, the weights   as in gdn_block(), of which head counts, head sizes, state_layout and
+ *                           rms_eps are too
+ *     conv_state            [B][2 Hk K + Hv V][S]  f32, bf16, f16; initial states. Absent: zero.
+ *     state                 [B][Hv][V][K]          likewise
+ *     dout                  as out in gdn_block()  f32 or A
+ *     dconv_state_out       as conv_state          f32, bf16, f16; absent: zero
+ *     dstate_out            as state               likewise
+ *     dhidden               as hidden              f32 or A
+ *     din_proj_... dconv_weight dconv_bias dA_log ddt_bias dnorm_weight dout_proj
+ *                           as their weights       f32; those of matrices have rows one after the
+ *                                                  other, apart or not; sums over all tokens
+ *     dconv_state           as conv_state          f32; may be there without one
+ *     dstate                as state               likewise
+ *
+ * Every gradient may be absent, but not all of them. Those of projections are of the kind that the
+ * call has. Sequences: as for gdn_block(), but of batch only cu_seqlens, token_start and
+ * token_count may be there. Tokens that do not count have gradients of zero and give nothing to any
+ * other.
+ *
+ * GDN_ACCUMULATE in flags: gradients are added to what is there, and each sum is rounded once to
+ * its dtype. GDN_EXACT: on a device the matrix products are the library's own, not cuBLAS's. What
+ * is written may overlap nothing else. Between the steps values are f32, on a device A, gates f32
+ * but for their gradients; matrix products sum in f32. All tokens pass at once, and what goes from
+ * one step to the next is in the workspace. Guarantees: G1, G3, G6, G12, G13. Errors: as for
+ * gdn_block().
+ */
+typedef struct gdn_block_backward_args {
+    uint32_t   struct_size; /* set by gdn_block_backward_args_init() */
+    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_EXACT */
+    gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
+        conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, dout,
+        dconv_state_out, dstate_out;
+    gdn_tensor dhidden, din_proj_qkvz, din_proj_ba, din_proj_qkv, din_proj_z, din_proj_b,
+        din_proj_a, dconv_weight, dconv_bias, dA_log, ddt_bias, dnorm_weight, dout_proj,
+        dconv_state, dstate;
+    const gdn_batch *batch;
+    int32_t          n_key_heads, n_value_heads; /* Hk, Hv */
+    int32_t          key_head_dim, value_head_dim; /* K, V */
+    int32_t          state_layout;
+    float            rms_eps;  /* of the gated RMSNorm; 0: 1e-6 */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_block_backward_args;
+
+static inline gdn_block_backward_args gdn_block_backward_args_init(void)
+{
+    gdn_block_backward_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_block_backward(gdn_ctx *ctx, const gdn_block_backward_args *args);
 
 /* ---- States: copy and convert --------------------------------------------------------------- */
 

@@ -12,18 +12,15 @@ export LC_ALL=C
 floors='include 0 cpu/loops 1 core 2 batch 3 state 4 calls 5 ops 6 cpu 6
 cuda/driver 6 cuda/device 7 cuda/layer 9 cli 10 tests 11'
 
-# FILE INCLUDE REASON. The list shrinks to nothing: backends will be reached by a table, and
-# src/internal.h will declare what the command and tests need of the library.
+# FILE INCLUDE REASON. The list shrinks to nothing: src/internal.h will declare what the command and
+# tests need of the library.
 exceptions='
-src/core/ctx.c cuda/driver/launch.h           a context opens its device: backend table
-src/ops/*.c cuda/driver/backend.h             ops call a device by name: backend table
-src/ops/self_test.c cuda/driver/mirror.h      copies host memory to a device: backend table
-src/cuda/driver/mirror.c ops/op_table.h       calls an op on those copies: backend table
 src/cuda/driver/launch.h cuda/prefill/sm90/*  struct gdn_cuda holds caches of one family
 cli/*.c core/ctx.h                            reads fields of a context: src/internal.h
 cli/*.c calls/rule.h                          reads a limit of the rule: src/internal.h
 cli/*.c cpu/loops/kernels.h                   lists tables and loops: src/internal.h
 cli/*.c ops/op_table.h                        calls an op by its number: src/internal.h
+cli/*.c ops/mirror.h                          calls an op on copies of host memory: src/internal.h
 cli/*.c cuda/driver/*.h                       lists images, times kernels: src/internal.h
 '
 

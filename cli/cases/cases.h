@@ -79,6 +79,19 @@ struct block_case {
     gdn_block_args    args;
 };
 
+/* The gradients of a layer that starts from zero: of all parameters and of hidden. */
+struct layer_gradient_case {
+    struct block_case       block;
+    gdn_tensor              counts; /* for the check */
+    gdn_block_backward_args args;
+};
+int    layer_gradient_case_make(struct layer_gradient_case *c, const struct case_dims *dims,
+                                const int64_t *lengths, int64_t B);
+int    layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,
+                                 struct comparison *found);
+double layer_gradient_case_flops(const struct layer_gradient_case *c);
+double layer_gradient_case_bytes(const struct layer_gradient_case *c);
+
 /* B sequences of T tokens, in slots of their own; convolution states are of the dtype of x. */
 struct step_case {
     struct memory    memory;

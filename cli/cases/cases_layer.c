@@ -309,20 +309,34 @@ static void run_head(const struct block_case *c, const struct projected *p, int6
                              false, 1e-6, V);
 }
 
+/* Of x [T][hidden]. */
+static bool project_rows(const struct block_case *c, const double *x, int64_t T,
+                         struct projected *p)
+{
+    p->mixed = project(x, &c->qkv, T);
+    p->z     = project(x, &c->z, T);
+    p->b     = project(x, &c->b, T);
+    p->a     = project(x, &c->a, T);
+    return p->mixed && p->z && p->b && p->a;
+}
+
 static bool project_all(const struct block_case *c, int64_t T, struct projected *p)
 {
     const int64_t n = T * c->dims.hidden;
     double       *x = malloc((size_t)n * sizeof *x);
     for (int64_t i = 0; i < n && x; i++)
         x[i] = oracle_load(c->args.hidden.data, c->dims.dtype, i);
-    if (x) {
-        p->mixed = project(x, &c->qkv, T);
-        p->z     = project(x, &c->z, T);
-        p->b     = project(x, &c->b, T);
-        p->a     = project(x, &c->a, T);
-    }
+    const bool done = x && project_rows(c, x, T, p);
     free(x);
-    return p->mixed && p->z && p->b && p->a;
+    return done;
+}
+
+static void free_projected(struct projected *p)
+{
+    free(p->mixed);
+    free(p->z);
+    free(p->b);
+    free(p->a);
 }
 
 /* The layer over the first T tokens from what was projected, with noise where a device rounds, or
@@ -392,10 +406,7 @@ int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *foun
     const bool       judged = got && project_all(c, T, &p) &&
                         judge_block(c, &p, T, rounds, got, got + T * c->dims.hidden, found);
     free(got);
-    free(p.mixed);
-    free(p.z);
-    free(p.b);
-    free(p.a);
+    free_projected(&p);
     return judged ? CLI_OK : cli_bad("no memory for the check");
 }
 
@@ -415,4 +426,155 @@ double block_case_bytes(const struct block_case *c)
            case_bytes(&a->out_proj) + case_bytes(&a->conv_weight) +
            case_bytes(&a->hidden) + case_bytes(&a->out) +
            2 * (case_bytes(&a->conv_state) + case_bytes(&a->state));
+}
+
+/* ---- Its gradients ------------------------------------------------------------------------- */
+
+/* Like a weight or an activation, of so many dimensions as that. */
+static gdn_tensor like(struct layer_gradient_case *c, const gdn_tensor *t, int32_t dtype)
+{
+    return memory_tensor(&c->block.memory, dtype, t->ndim, t->size);
+}
+
+int layer_gradient_case_make(struct layer_gradient_case *c, const struct case_dims *dims,
+                             const int64_t *lengths, int64_t B)
+{
+    memset(c, 0, sizeof *c);
+    if (block_case_make(&c->block, dims, lengths, B)) return CLI_BAD;
+    const gdn_block_args    *f = &c->block.args;
+    gdn_block_backward_args *a = &c->args;
+    *a = gdn_block_backward_args_init();
+    a->hidden = f->hidden, a->batch = f->batch, a->out_proj = f->out_proj;
+    a->in_proj_qkv = f->in_proj_qkv, a->in_proj_z = f->in_proj_z;
+    a->in_proj_b = f->in_proj_b, a->in_proj_a = f->in_proj_a;
+    a->in_proj_qkvz = f->in_proj_qkvz, a->in_proj_ba = f->in_proj_ba;
+    a->conv_weight = f->conv_weight, a->A_log = f->A_log, a->dt_bias = f->dt_bias;
+    a->norm_weight = f->norm_weight, a->n_key_heads = f->n_key_heads;
+    a->n_value_heads = f->n_value_heads, a->key_head_dim = f->key_head_dim;
+    a->value_head_dim = f->value_head_dim;
+    a->dout    = case_tensor(&c->block.memory, dims->dtype, 2, f->out.size, -1, 1);
+    a->dhidden = like(c, &f->hidden, dims->dtype);
+    const struct {
+        gdn_tensor       *to;
+        const gdn_tensor *from;
+    } weights[] = { { &a->din_proj_qkv, &f->in_proj_qkv }, { &a->din_proj_z, &f->in_proj_z },
+                    { &a->din_proj_b, &f->in_proj_b },     { &a->din_proj_a, &f->in_proj_a },
+                    { &a->din_proj_qkvz, &f->in_proj_qkvz }, { &a->din_proj_ba, &f->in_proj_ba },
+                    { &a->dconv_weight, &f->conv_weight }, { &a->dA_log, &f->A_log },
+                    { &a->ddt_bias, &f->dt_bias },         { &a->dnorm_weight, &f->norm_weight },
+                    { &a->dout_proj, &f->out_proj } };
+    bool there = a->dout.data && a->dhidden.data;
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
+        if (!weights[i].from->data) continue; /* of the other kind */
+        *weights[i].to = like(c, weights[i].from, GDN_F32);
+        there          = there && weights[i].to->data;
+    }
+    c->counts = memory_tensor(&c->block.memory, GDN_I64, 1, &B);
+    if (there && c->counts.data) return CLI_OK;
+    return cli_bad("no memory for the gradients of %lld tokens", (long long)c->block.tokens.N);
+}
+
+/* The loss of the first T tokens where what is projected moves by h times `step`; NAN without
+ * memory. */
+static double loss_beside(const struct layer_gradient_case *c, const struct projected *p,
+                          const struct projected *step, int64_t T, double h)
+{
+    const struct case_dims *d = &c->block.dims;
+    const int64_t           sizes[] = { T * channels(d), T * d->Hv * d->V, T * d->Hv, T * d->Hv };
+    const double *from[] = { p->mixed, p->z, p->b, p->a };
+    const double *by[]   = { step->mixed, step->z, step->b, step->a };
+    double       *x[4], sum = NAN;
+    bool          there = true;
+    for (int i = 0; i < 4; i++) {
+        x[i]  = malloc((size_t)sizes[i] * sizeof *x[i]);
+        there = there && x[i];
+        for (int64_t j = 0; x[i] && j < sizes[i]; j++) x[i][j] = from[i][j] + h * by[i][j];
+    }
+    struct projected moved = { x[0], x[1], x[2], x[3] };
+    double          *out   = there ? run_layer(&c->block, &moved, T, NULL) : NULL;
+    if (out) sum = 0;
+    for (int64_t i = 0; out && i < T * d->hidden; i++)
+        sum += out[i] * oracle_load(c->args.dout.data, c->args.dout.dtype, i);
+    free(out);
+    free_projected(&moved);
+    return sum;
+}
+
+enum { DIRECTIONS = 3 };
+
+/* Along one direction of ones and minus ones: what the differences of the loss say, and dhidden. */
+static bool judge_direction(const struct layer_gradient_case *c, const struct projected *p,
+                            int64_t T, uint64_t *seed, double *want, double *got)
+{
+    const double     h    = 1e-4;
+    const int64_t    n    = T * c->block.dims.hidden;
+    double          *x    = malloc((size_t)n * sizeof *x);
+    struct projected step = { NULL, NULL, NULL, NULL };
+    *got = 0;
+    for (int64_t i = 0; x && i < n; i++) {
+        x[i] = case_random(seed) < 0.5 ? -1 : 1;
+        *got += x[i] * oracle_load(c->args.dhidden.data, c->args.dhidden.dtype, i);
+    }
+    const bool there = x && project_rows(&c->block, x, T, &step);
+    if (there)
+        *want = (loss_beside(c, p, &step, T, h) - loss_beside(c, p, &step, T, -h)) / (2 * h);
+    free(x);
+    free_projected(&step);
+    return there && !isnan(*want);
+}
+
+/* Of a call in which no more tokens count than are followed. Where a device rounds, a sum over all
+ * of hidden errs about as one of the roundings does, of which a dozen follow each other. */
+int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,
+                              struct comparison *found)
+{
+    const int64_t          *cu = c->block.tokens.cu_seqlens, B = c->block.tokens.B;
+    const int64_t           T = smaller(cu[1], CHECKED_BLOCK_TOKENS);
+    const int32_t           dtype = c->block.dims.dtype;
+    gdn_block_backward_args cut   = c->args;
+    gdn_batch               batch = *c->args.batch;
+    int64_t                *count = c->counts.data;
+    double   want[DIRECTIONS], got[DIRECTIONS], noise[DIRECTIONS], size = 0;
+    uint64_t seed = 35;
+    for (int64_t b = 0; b < B; b++) count[b] = smaller(cu[b + 1] - cu[b], CHECKED_BLOCK_TOKENS);
+    batch.token_count = c->counts;
+    cut.batch         = &batch;
+    const gdn_status status = cli_call(ctx, GDN_OP_BLOCK_BACKWARD, &cut);
+    if (status) return case_failed(ctx, status);
+    struct projected p    = { NULL, NULL, NULL, NULL };
+    bool             done = project_all(&c->block, T, &p);
+    for (int i = 0; i < DIRECTIONS && done; i++) {
+        done = judge_direction(c, &p, T, &seed, &want[i], &got[i]);
+        size = hypot(size, want[i] / sqrt(DIRECTIONS));
+    }
+    free_projected(&p);
+    if (!done) return cli_bad("no memory for the check");
+    for (int i = 0; i < DIRECTIONS; i++)
+        noise[i] = size * sqrt(12) * (dtype == GDN_BF16 ? 0x1p-9 : 0x1p-12);
+    *found = ctx->cuda && dtype != GDN_F32 ? compare_noisy(got, want, noise, DIRECTIONS)
+                                           : compare_doubles(got, want, DIRECTIONS, dtype);
+    return CLI_OK;
+}
+
+/* The input projections thrice, that of the output twice; 16 K V and two convolutions. */
+double layer_gradient_case_flops(const struct layer_gradient_case *c)
+{
+    const struct case_dims *d = &c->block.dims;
+    const double            N = (double)c->block.tokens.N, hidden = (double)d->hidden;
+    const double            in = (double)(channels(d) + d->Hv * d->V + 2 * d->Hv);
+    const double            out = (double)(d->Hv * d->V);
+    return N * (hidden * (6 * in + 4 * out) +
+                (double)(16 * d->Hv * d->K * d->V + 6 * channels(d) * d->W));
+}
+
+double layer_gradient_case_bytes(const struct layer_gradient_case *c)
+{
+    const gdn_block_backward_args *a = &c->args;
+    const gdn_tensor *const        all[] = { &a->hidden,        &a->dout,          &a->dhidden,
+                                             &a->in_proj_qkv,   &a->in_proj_z,     &a->out_proj,
+                                             &a->conv_weight,   &a->din_proj_qkv,  &a->din_proj_z,
+                                             &a->dout_proj,     &a->dconv_weight };
+    double bytes = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) bytes += case_bytes(all[i]);
+    return bytes;
 }

@@ -13,7 +13,8 @@
 #include "table.h"
 
 static const char *const help[] = {
-    "gdn bench prefill|decode|conv|block|gates|l2norm|rmsnorm|step|prefill_backward [options]\n"
+    "gdn bench prefill|decode|conv|block|gates|l2norm|rmsnorm|step|prefill_backward|\n"
+    "          layer_backward [options]\n"
     "\n"
     "First a part of the result is compared with float64 (exit 1, and no times, if it is\n"
     "outside the limits of gdn run); then rounds of the op and of a yardstick follow each other,\n"
@@ -44,7 +45,7 @@ static const char *const help[] = {
     "  --each           decode: the state after every token, in a slot of its own\n"
     "  --gated          step: the gated norm too\n"
     "  --channels N     conv (default 8192); 4 taps, SiLU\n"
-    "  --hidden N       block (default 2048)\n",
+    "  --hidden N       block, layer_backward (default 2048)\n",
 
     "  --threads N --isa NAME --backend cpu|cuda    as for gdn run\n"
     "  --seconds S      about how long (default 2)\n"
@@ -53,10 +54,11 @@ static const char *const help[] = {
     "GFLOP/s counts 6 K V per token and state head, 2 W per channel and token of a convolution,\n"
     "2 per weight and token of a projection; it is not given for gates and norms. GB/s counts\n"
     "every tensor once, states twice. The share is that of the measured float32 multiply-add rate\n"
-    "for prefill, prefill_backward and block, that of the measured in-place bandwidth on the same\n"
-    "footprint (the states of decode, all tensors of conv, at most 256 MiB) for the others, with\n"
-    "the same instruction set and threads.\n"
-    "For prefill_backward, which counts 16 K V with what is computed again, prefill is timed too.\n"
+    "for prefill, block and the two of gradients, that of the measured in-place bandwidth on the\n"
+    "same footprint (the states of decode, all tensors of conv, at most 256 MiB) for the others,\n"
+    "with the same instruction set and threads.\n"
+    "For prefill_backward, which counts 16 K V with what is computed again, prefill is timed too;\n"
+    "for layer_backward, which counts projections of the input thrice, block is.\n"
     "For step, its convolution and its rule are also timed as calls of their own.\n"
     "For block, its rule and its convolution are also timed apart; what is left of its time is\n"
     "given as that of its projections.\n"
@@ -65,10 +67,12 @@ static const char *const help[] = {
 };
 
 enum bench_op {
-    PREFILL, DECODE, CONV, BLOCK, GATES, L2NORM, RMSNORM, STEP, BACKWARD, N_BENCH_OPS
+    PREFILL, DECODE, CONV, BLOCK, GATES, L2NORM, RMSNORM, STEP, BACKWARD, LAYER_BACKWARD,
+    N_BENCH_OPS
 };
-static const char *const op_names[] = { "prefill", "decode",  "conv", "block",           "gates",
-                                        "l2norm",  "rmsnorm", "step", "prefill_backward" };
+static const char *const op_names[] = { "prefill", "decode",  "conv", "block",
+                                        "gates",   "l2norm",  "rmsnorm", "step",
+                                        "prefill_backward", "layer_backward" };
 
 struct bench_options {
     struct cli_device device;
@@ -148,10 +152,15 @@ static int parse_dtype(const char *option, const char *text, int n, int32_t *dty
                    n > 3 ? "f32, bf16, f16, i8 or e4m3" : "f32, bf16 or f16");
 }
 
+static bool is_backward(const struct bench_options *o)
+{
+    return o->op == BACKWARD || o->op == LAYER_BACKWARD;
+}
+
 static bool has_gates(const struct bench_options *o)
 {
     return o->op == PREFILL || o->op == DECODE || o->op == BLOCK || o->op == STEP ||
-           o->op == BACKWARD;
+           is_backward(o);
 }
 
 /* The kinds to run, from *first to *last. */
@@ -177,7 +186,8 @@ static int parse_dims(struct bench_options *o)
     struct case_dims *d = &o->dims;
     if (!parse_pair(o->heads, '/', 1024, &d->Hq, &d->Hv) || !d->Hv)
         return cli_bad("--heads: '%s', wanted two numbers from 1 to 1024, Q/V", o->heads);
-    const bool layer = o->op == BLOCK || o->op == STEP; /* fewer heads of keys */
+    const bool layer = o->op == BLOCK || o->op == STEP || o->op == LAYER_BACKWARD;
+    /* which has fewer heads of keys */
     if ((d->Hq > d->Hv ? d->Hq % d->Hv : d->Hv % d->Hq) || (layer && d->Hq > d->Hv))
         return cli_bad("--heads: '%s', wanted %s", o->heads,
                        layer ? "the second a multiple of the first"
@@ -199,7 +209,7 @@ static int parse_dims(struct bench_options *o)
 /* Refuses what would be ignored, then fills the defaults that depend on the op. */
 static int settle(struct bench_options *o)
 {
-    if ((o->op == PREFILL || o->op == BACKWARD) && (o->batch || o->tokens))
+    if ((o->op == PREFILL || is_backward(o)) && (o->batch || o->tokens))
         return cli_bad("--batch, --tokens: not for %s (--seqlens)", op_names[o->op]);
     const bool rule = o->op == PREFILL || o->op == DECODE;
     if (o->dims.exact && !rule && o->op != BLOCK && o->op != STEP)
@@ -220,7 +230,8 @@ static int settle(struct bench_options *o)
     if (o->seqlens && (o->batch || o->tokens))
         return cli_bad("--seqlens and --batch or --tokens: wanted one of them");
     if ((o->op == DECODE || o->op == STEP || o->tokens) && !o->batch) o->batch = 32;
-    if (!o->seqlens) o->seqlens = o->op == BLOCK ? "512" : "2048";
+    if (!o->seqlens)
+        o->seqlens = o->op == BLOCK || o->op == LAYER_BACKWARD ? "512" : "2048";
     return parse_dims(o) || parse_lengths(o);
 }
 
@@ -255,7 +266,8 @@ static void add_case(cJSON *line, const struct bench_options *o)
         cJSON_AddNumberToObject(line, "value_dim", (double)o->dims.V);
         cJSON_AddStringToObject(line, "layout", o->layout);
     }
-    if (o->op == BLOCK) cJSON_AddNumberToObject(line, "hidden", (double)o->dims.hidden);
+    if (o->op == BLOCK || o->op == LAYER_BACKWARD)
+        cJSON_AddNumberToObject(line, "hidden", (double)o->dims.hidden);
     if (o->batch) {
         cJSON_AddNumberToObject(line, "batch", (double)o->batch);
         cJSON_AddNumberToObject(line, "tokens", (double)o->lengths[0]);
@@ -303,7 +315,7 @@ static void print_json(const struct bench_options *o, const struct bench *b,
         cJSON_AddNumberToObject(line, "conv_ms", b->calls[1].ms.median);
         cJSON_AddNumberToObject(line, "decode_ms", b->calls[2].ms.median);
     }
-    if (o->op == BACKWARD) cJSON_AddNumberToObject(line, "forward_ms", b->calls[1].ms.median);
+    if (is_backward(o)) cJSON_AddNumberToObject(line, "forward_ms", b->calls[1].ms.median);
     if (p) {
         cJSON *item = cJSON_AddObjectToObject(line, "projections");
         cJSON_AddNumberToObject(item, "part", p->part);
@@ -322,7 +334,8 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     printf("  case      %s, ", op_names[o->op]);
     if (o->op == CONV) printf("%lld channels, ", (long long)o->dims.D);
     else printf("heads %s, dim %s, %s, ", o->heads, o->dim, o->layout);
-    if (o->op == BLOCK) printf("hidden %lld, ", (long long)o->dims.hidden);
+    if (o->op == BLOCK || o->op == LAYER_BACKWARD)
+        printf("hidden %lld, ", (long long)o->dims.hidden);
     if (o->batch) printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
     else printf("sequences %s, ", o->seqlens);
     if (has_gates(o)) printf("gates %s, ", case_gates_names[o->dims.gates]);
@@ -353,7 +366,7 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     if (o->op == STEP)
         printf("  apart     convolution %s ms, rule %s ms\n",
                table_number(a, b->calls[1].ms.median), table_number(c, b->calls[2].ms.median));
-    if (o->op == BACKWARD)
+    if (is_backward(o))
         printf("  forward   %s ms, of which this is %s times\n",
                table_number(a, b->calls[1].ms.median),
                table_number(c, ms->median / b->calls[1].ms.median));
@@ -421,6 +434,24 @@ static int bench_backward(const struct bench_options *o, struct bench *b)
         code        = time_and_print(o, b, 0);
     }
     memory_free(&c.rule.memory);
+    return code;
+}
+
+/* The gradients of a layer; block beside them. */
+static int bench_layer_backward(const struct bench_options *o, struct bench *b)
+{
+    struct layer_gradient_case c;
+    int code = layer_gradient_case_make(&c, &o->dims, o->lengths, o->B);
+    if (!code) code = layer_gradient_case_check(&c, b->ctx, &b->judged);
+    if (!code) {
+        b->calls[0] = (struct bench_call){ .op = GDN_OP_BLOCK_BACKWARD, .args = &c.args };
+        b->calls[1] = (struct bench_call){ .op = GDN_OP_BLOCK, .args = &c.block.args };
+        b->n_calls  = 2;
+        b->flops    = layer_gradient_case_flops(&c);
+        b->bytes    = layer_gradient_case_bytes(&c);
+        code        = time_and_print(o, b, 0);
+    }
+    memory_free(&c.block.memory);
     return code;
 }
 
@@ -534,6 +565,7 @@ static int run_one(struct bench_options *o)
                      : o->op == BLOCK    ? bench_block(o, &b)
                      : o->op == STEP     ? bench_step(o, &b)
                      : o->op == BACKWARD ? bench_backward(o, &b)
+                     : o->op == LAYER_BACKWARD ? bench_layer_backward(o, &b)
                      : o->op >= GATES    ? bench_rows(o, &b)
                                          : bench_rule(o, &b);
     gdn_ctx_destroy(b.ctx);

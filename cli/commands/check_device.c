@@ -335,6 +335,26 @@ static void check_blocks(struct check *k)
         }
 }
 
+/* The layer's, along a few directions of hidden. */
+static void check_layer_gradients(struct check *k)
+{
+    static const int64_t lengths[] = { 130, 1, 40 };
+    for (int i = 0; i < 6; i++) {
+        const struct case_dims     d = { .Hq = 2, .Hv = 4, .K = 64, .V = i % 2 ? 51 : 64, .W = 4,
+                                         .hidden = 256, .dtype = i % 3, .fused = i % 2 };
+        struct layer_gradient_case c;
+        struct comparison          found = { 0 };
+        char                       name[64];
+        snprintf(name, sizeof name, "layer_backward %s%s V%lld", dtype_names[d.dtype],
+                 d.fused ? " fused" : "", (long long)d.V);
+        if (!wanted(k, name)) continue;
+        int code = layer_gradient_case_make(&c, &d, lengths, 3);
+        if (!code) code = layer_gradient_case_check(&c, k->ctx, &found);
+        memory_free(&c.block.memory);
+        judge(k, name, code, &found);
+    }
+}
+
 static void mark_call(void *check)
 {
     mark(check);
@@ -475,6 +495,7 @@ int check_device(int argc, char **argv)
     check_gradients(&k);
     check_records(&k);
     check_blocks(&k);
+    check_layer_gradients(&k);
     report_unseen(&k);
     gdn_ctx_destroy(k.ctx);
     if (!k.n_cases && !k.n_refused)

@@ -455,6 +455,50 @@ class _rmsnorm_gated_backward_args(TypedDict, total=False):
     eps: float
     stream: Stream | None
 
+class _block_backward_args(_batch_fields, total=False):
+    flags: int
+    hidden: Array | None
+    in_proj_qkvz: Array | None
+    in_proj_ba: Array | None
+    in_proj_qkv: Array | None
+    in_proj_z: Array | None
+    in_proj_b: Array | None
+    in_proj_a: Array | None
+    conv_weight: Array | None
+    conv_bias: Array | None
+    A_log: Array | None
+    dt_bias: Array | None
+    norm_weight: Array | None
+    out_proj: Array | None
+    conv_state: Array | None
+    state: Array | None
+    dout: Array | None
+    dconv_state_out: Array | None
+    dstate_out: Array | None
+    dhidden: Array | None
+    din_proj_qkvz: Array | None
+    din_proj_ba: Array | None
+    din_proj_qkv: Array | None
+    din_proj_z: Array | None
+    din_proj_b: Array | None
+    din_proj_a: Array | None
+    dconv_weight: Array | None
+    dconv_bias: Array | None
+    dA_log: Array | None
+    ddt_bias: Array | None
+    dnorm_weight: Array | None
+    dout_proj: Array | None
+    dconv_state: Array | None
+    dstate: Array | None
+    batch: Batch | None
+    n_key_heads: int
+    n_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    state_layout: int
+    rms_eps: float
+    stream: Stream | None
+
 class _summary_fold_args(TypedDict, total=False):
     flags: int
     M: Array | None
@@ -506,6 +550,7 @@ class Context:
     def gates_backward(self, **fields: Unpack[_gates_backward_args]) -> None: ...
     def conv1d_backward(self, **fields: Unpack[_conv1d_backward_args]) -> None: ...
     def rmsnorm_gated_backward(self, **fields: Unpack[_rmsnorm_gated_backward_args]) -> None: ...
+    def block_backward(self, **fields: Unpack[_block_backward_args]) -> None: ...
     def summary_fold(self, **fields: Unpack[_summary_fold_args]) -> None: ...
 
 class gdn_tensor(ctypes.Structure): ...
@@ -536,3 +581,4 @@ class gdn_chunk_uw_args(ctypes.Structure): ...
 class gdn_chunk_states_args(ctypes.Structure): ...
 class gdn_chunk_output_args(ctypes.Structure): ...
 class gdn_prefill_backward_args(ctypes.Structure): ...
+class gdn_block_backward_args(ctypes.Structure): ...

@@ -278,6 +278,22 @@ gdn_prefill_backward_args = _struct("gdn_prefill_backward_args", """
 """, needs="q k v dout",
     outputs=("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dstate"))
 
+gdn_block_backward_args = _struct("gdn_block_backward_args", """
+    tensor hidden in_proj_qkvz in_proj_ba in_proj_qkv in_proj_z in_proj_b in_proj_a
+    tensor conv_weight conv_bias A_log dt_bias norm_weight out_proj conv_state state dout
+    tensor dconv_state_out dstate_out
+    tensor dhidden din_proj_qkvz din_proj_ba din_proj_qkv din_proj_z din_proj_b
+    tensor din_proj_a dconv_weight dconv_bias dA_log ddt_bias dnorm_weight dout_proj
+    tensor dconv_state dstate
+    batch batch
+    int32 n_key_heads n_value_heads key_head_dim value_head_dim
+    int32 state_layout
+    float rms_eps
+""", needs="hidden conv_weight A_log dt_bias norm_weight out_proj dout",
+    outputs=("dhidden", "din_proj_qkvz", "din_proj_ba", "din_proj_qkv", "din_proj_z",
+             "din_proj_b", "din_proj_a", "dconv_weight", "dconv_bias", "dA_log", "ddt_bias",
+             "dnorm_weight", "dout_proj", "dconv_state", "dstate"))
+
 OPS = {  # in the order of gdn_op
     "prefill": gdn_rule_args,
     "decode": gdn_rule_args,
@@ -302,6 +318,7 @@ OPS = {  # in the order of gdn_op
     "gates_backward": gdn_gates_backward_args,
     "conv1d_backward": gdn_conv1d_backward_args,
     "rmsnorm_gated_backward": gdn_rmsnorm_gated_backward_args,
+    "block_backward": gdn_block_backward_args,
     "summary_fold": gdn_summary_fold_args,
 }
 

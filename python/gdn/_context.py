@@ -234,6 +234,10 @@ class Context:
         """gdn_block: one whole layer; fields of gdn_block_args."""
         self._core.call("block", **fields)
 
+    def block_backward(self, **fields):
+        """gdn_block_backward: gradients of a layer; fields of gdn_block_backward_args."""
+        self._core.call("block_backward", **fields)
+
     def state_copy(self, **fields):
         """gdn_state_copy: pool slots to pool slots; fields of gdn_state_copy_args."""
         self._core.call("state_copy", **fields)

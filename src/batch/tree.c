@@ -6,16 +6,12 @@
 #include "core/ctx.h"
 #include "core/tensor_check.h"
 
-gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *b, const struct gdn_tokens *tokens,
-                          bool exact, int32_t dtype)
+gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *b, bool exact, int32_t dtype)
 {
     if (!b->parents.data) return GDN_OK;
     if (exact && gdn_is_eight(dtype))
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: given, wanted none with GDN_EXACT and "
                         "a state of 8 bits");
-    if (ctx->cuda && tokens->N > INT32_MAX - 1)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: %lld tokens, at most 2^31 - 2",
-                        (long long)tokens->N);
     return GDN_OK;
 }
 

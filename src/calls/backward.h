@@ -7,6 +7,7 @@
 #define GDN_BACKWARD_H
 
 #include "calls/rule.h"
+#include "core/backend.h"
 
 struct gdn_backward {
     struct gdn_rule      rule; /* the forward call; each head is a group of its own */
@@ -18,6 +19,17 @@ struct gdn_backward {
 
     /* Families: the heads that share a head of q, k or v, directly or by others. */
     int n_families, family_heads;
+};
+
+/* A checked call. */
+struct gdn_backward_call {
+    struct gdn_call           base;
+    gdn_prefill_backward_args args;
+    struct gdn_tokens         tokens;
+    struct gdn_plan           plan;
+    struct gdn_plan_pools     pools;
+    struct gdn_backward       work;
+    size_t                    plan_bytes, gate_bytes, sum_bytes;
 };
 
 void   gdn_backward_families(struct gdn_backward *w);

@@ -8,6 +8,7 @@
 
 #include "batch/plan.h"
 #include "calls/rule.h"
+#include "core/backend.h"
 #include "core/ctx.h"
 
 /* One tensor of a call and what it must be. */
@@ -54,10 +55,6 @@ struct gdn_chunk {
     int64_t               n; /* tokens of it that count, 0 to C */
 };
 
-/* cu_seqlens of a call on a device, if the context checks contents. */
-gdn_status gdn_stage_check_contents(gdn_ctx *ctx, const struct gdn_plan *plan,
-                                    const struct gdn_tokens *tokens, void *stream);
-
 /* Bytes of memory for the plan and its chunks; and the plan with its chunks, made there. */
 size_t gdn_stage_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *tokens);
 gdn_status gdn_stage_chunks(gdn_ctx *ctx, const struct gdn_tokens *tokens, int64_t C, void *memory,
@@ -91,6 +88,95 @@ void gdn_load_chunk_rows(float *to, ptrdiff_t ld, const struct gdn_kernels *kr,
 gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C);
 
 /* A state for every chunk. */
-gdn_status gdn_stage_check_states(gdn_ctx *ctx, const gdn_tensor *states, int64_t n_chunks);
+static inline gdn_status gdn_stage_check_states(gdn_ctx *ctx, const gdn_tensor *states,
+                                                int64_t n_chunks)
+{
+    if (states->size[0] >= n_chunks) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_SHAPE, "states: %lld chunks, wanted %lld at least",
+                    (long long)states->size[0], (long long)n_chunks);
+}
+
+/* ---- Checked calls ------------------------------------------------------------------------- */
+
+struct gdn_cumsum_call {
+    struct gdn_call       base;
+    gdn_chunk_cumsum_args args;
+    struct gdn_tokens     tokens;
+    struct gdn_plan       plan;
+    struct gdn_chunk_list list;
+    struct gdn_rows       g, out;
+    double                scale;
+    int64_t               H;
+};
+
+enum { GDN_UW_U, GDN_UW_W, GDN_UW_T, GDN_N_UW };
+struct gdn_uw_call {
+    struct gdn_call       base;
+    gdn_chunk_uw_args     args;
+    struct gdn_tokens     tokens;
+    struct gdn_plan       plan;
+    struct gdn_chunk_list list;
+    struct gdn_rule       rule;
+    struct gdn_rows       to[GDN_N_UW];
+    int                   columns[GDN_N_UW]; /* V, K, C; 0: not wanted */
+    int                   C, n_strips;
+    size_t                plan_bytes, thread_bytes;
+};
+
+struct gdn_states_call {
+    struct gdn_call       base;
+    gdn_chunk_states_args args;
+    struct gdn_tokens     tokens;
+    struct gdn_plan       plan;
+    struct gdn_chunk_list list;
+    struct gdn_rule       rule;
+    struct gdn_rows       u, w;
+    struct gdn_pool_view  state, states, state_out;
+    int                   C;
+    size_t                plan_bytes, thread_bytes;
+};
+
+struct gdn_output_call {
+    struct gdn_call       base;
+    gdn_chunk_output_args args;
+    struct gdn_tokens     tokens;
+    struct gdn_plan       plan;
+    struct gdn_chunk_list list;
+    struct gdn_rule       rule;
+    struct gdn_rows       u, w;
+    struct gdn_pool_view  states;
+    int                   C, n_strips;
+    size_t                plan_bytes, thread_bytes;
+};
+
+struct gdn_summary_call {
+    struct gdn_call   base;
+    gdn_summary_args  args;
+    struct gdn_tokens tokens;
+    struct gdn_plan   plan;
+    struct gdn_rule   offset, transition; /* the runs that make U and M */
+    size_t            plan_bytes, identity_bytes, scratch_bytes;
+};
+
+/* S = M S + U of ranges in their order, for every slot and head. */
+struct gdn_product {
+    struct gdn_pool_view M, S, U, out; /* S and U: data NULL for zero */
+    gdn_tensor           order;        /* [B][n] ranges; data NULL: range b alone */
+    int64_t              B, P;         /* slots, ranges */
+    int                  H, K, V, n_strips;
+};
+struct gdn_product_call {
+    struct gdn_call    base;
+    struct gdn_product product[2];
+    int                n;
+};
+
+/* How many ranges a slot passes, and the i-th of slot b, which is none if it is negative. order is
+ * in host memory. */
+int64_t gdn_product_n_ranges(const struct gdn_product *a);
+int64_t gdn_product_range(const struct gdn_product *a, int64_t b, int64_t i);
+
+/* Every range of the order is there. */
+gdn_status gdn_product_check_order(gdn_ctx *ctx, const struct gdn_product *a);
 
 #endif

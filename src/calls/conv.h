@@ -7,6 +7,7 @@
 #define GDN_CONV_H
 
 #include "batch/plan.h"
+#include "core/backend.h"
 #include "core/ctx.h"
 
 struct gdn_conv {
@@ -19,6 +20,17 @@ struct gdn_conv {
     int64_t                n_seqs, D;
     int                    W;
     bool                   silu;
+};
+
+/* A checked call of gdn_conv1d. */
+struct gdn_conv_call {
+    struct gdn_call       base;
+    gdn_conv1d_args       args;
+    struct gdn_tokens     tokens;
+    struct gdn_plan       plan;
+    struct gdn_plan_pools pools;
+    struct gdn_conv       conv;
+    size_t                plan_bytes;
 };
 
 /* Checks weight and bias (either may have its own name in the op) and fills W, weight, bias.

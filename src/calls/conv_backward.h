@@ -4,6 +4,7 @@
 #define GDN_CONV_BACKWARD_H
 
 #include "batch/plan.h"
+#include "core/backend.h"
 #include "core/ctx.h"
 
 struct gdn_conv_backward {
@@ -14,6 +15,16 @@ struct gdn_conv_backward {
     int64_t                n_seqs, D;
     int                    W;
     bool                   silu, adds;
+};
+
+/* A checked call. */
+struct gdn_conv_backward_call {
+    struct gdn_call          base;
+    gdn_conv1d_backward_args args;
+    struct gdn_tokens        tokens;
+    struct gdn_plan          plan;
+    struct gdn_plan_pools    pools;
+    struct gdn_conv_backward work;
 };
 
 void gdn_conv_backward_run(gdn_ctx *ctx, const struct gdn_conv_backward *conv);

@@ -1,12 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What gdn_gates and its gradients check alike. */
+/* gdn_gates and its gradients as they are once checked. */
 #ifndef GDN_GATES_H
 #define GDN_GATES_H
 
 #include "batch/rowwise.h"
+#include "core/backend.h"
+
+/* Checked calls. */
+struct gdn_gates_call {
+    struct gdn_call           base;
+    gdn_gates_args            args;
+    const struct gdn_kernels *kr;
+    int64_t                   n_rows, H, rows_per_item;
+};
+struct gdn_gates_backward_call {
+    struct gdn_call           base;
+    gdn_gates_backward_args   args;
+    const struct gdn_kernels *kr;
+    int64_t                   n_rows, H;
+    int64_t                   rows, n_blocks; /* rows of a block: the backend's choice */
+    float                    *sums; /* [block][2][H]: dA_log, ddt_bias; or NULL */
+    bool                      adds, wants_a;
+};
 
 /* A formula of the gates: what is written as g, how beta is made, the bound of g. */
 gdn_status gdn_gates_check_formula(gdn_ctx *ctx, int32_t gate, int32_t beta_kind, float bound);
+
+/* Cuts the rows of a gradient into blocks of at least so many. */
+static inline void gdn_gates_cut(struct gdn_gates_backward_call *call, int64_t least_rows)
+{
+    call->rows     = gdn_rows_per_block(call->n_rows, least_rows);
+    call->n_blocks = (call->n_rows + call->rows - 1) / call->rows;
+    if (call->args.dA_log.data || call->args.ddt_bias.data)
+        call->base.bytes = (size_t)(call->n_blocks * 2 * call->H) * sizeof(float);
+}
 
 /* A vector [H] of parameters. */
 gdn_status gdn_gates_check_vector(gdn_ctx *ctx, const gdn_tensor *t, const char *name,

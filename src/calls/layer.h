@@ -6,6 +6,7 @@
 #include "calls/conv.h"
 #include "calls/project.h"
 #include "calls/rule.h"
+#include "core/backend.h"
 
 enum {
     GDN_BLOCK_WINDOW = 256, /* tokens: enough for the projections to reach the FMA rate */
@@ -29,6 +30,17 @@ struct gdn_block {
     int64_t                  n_tokens, window; /* tokens in all, and of a window at most */
     float                    rms_eps;
     bool                     fused;
+};
+
+/* A checked call of gdn_block. */
+struct gdn_block_call {
+    struct gdn_call       base;
+    gdn_block_args        args;
+    struct gdn_tokens     tokens;
+    struct gdn_plan       plan;
+    struct gdn_plan_pools pools;
+    struct gdn_block      block;
+    size_t                plan_bytes; /* of a CPU */
 };
 
 /* Heads and head sizes of a layer; two of its pools, which the same slots are of. */

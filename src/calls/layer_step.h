@@ -8,6 +8,7 @@
 #include "calls/rule.h"
 
 struct gdn_mixer {
+    struct gdn_call   base;
     gdn_step_args     args;
     struct gdn_tokens tokens;
     struct gdn_plan   plan;
@@ -15,7 +16,7 @@ struct gdn_mixer {
     struct gdn_rule   rule;  /* all but q, k, v */
     struct gdn_norm_job norm; /* in place, of all rows of out */
     bool              normed;
-    size_t            bytes; /* of workspace */
+    struct gdn_plan_pools pools;
 };
 
 /* Rows of the convolution's output, [tokens][2 Hk K + Hv V], from a channel on; `head` channels to

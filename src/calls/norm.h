@@ -4,6 +4,7 @@
 #define GDN_NORM_H
 
 #include "batch/rowwise.h"
+#include "core/backend.h"
 
 /* weight and z may be absent. */
 struct gdn_norm_job {
@@ -14,6 +15,36 @@ struct gdn_norm_job {
     float                     eps;
     int64_t                   n_rows, D, rows_per_item;
 };
+
+/* A checked call of gdn_l2norm or gdn_rmsnorm_gated; of their gradients. */
+struct gdn_norm_call {
+    struct gdn_call     base;
+    struct gdn_norm_job job;
+};
+struct gdn_l2norm_backward {
+    struct gdn_call           base;
+    gdn_l2norm_backward_args  args;
+    const struct gdn_kernels *kr;
+    int64_t                   n_rows, D, rows_per_item;
+};
+
+struct gdn_rmsnorm_backward {
+    struct gdn_call                 base;
+    gdn_rmsnorm_gated_backward_args args;
+    const struct gdn_kernels       *kr;
+    int64_t                         n_rows, D, rows, n_blocks; /* rows of a block */
+    float                          *sums; /* [block][D], or NULL */
+    bool                            sigmoid, adds;
+};
+
+/* Cuts the rows of a gradient into blocks of at least so many. */
+static inline void gdn_rmsnorm_backward_cut(struct gdn_rmsnorm_backward *call, int64_t least_rows)
+{
+    call->rows     = gdn_rows_per_block(call->n_rows, least_rows);
+    call->n_blocks = (call->n_rows + call->rows - 1) / call->rows;
+    if (call->args.dweight.data)
+        call->base.bytes = (size_t)(call->n_blocks * call->D) * sizeof(float);
+}
 
 /* Rows [first, end). */
 void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end);
@@ -29,8 +60,5 @@ gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm);
 gdn_status gdn_norm_check_activation(gdn_ctx *ctx, int32_t activation);
 gdn_status gdn_norm_check_weight(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
                                  unsigned dtypes, int64_t D);
-
-/* All of them on a device. */
-struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s);
 
 #endif

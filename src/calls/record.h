@@ -8,9 +8,10 @@
 #define GDN_RECORD_H
 
 #include "batch/plan.h"
+#include "calls/rule.h"
+#include "core/backend.h"
+#include "core/tensor_check.h"
 #include "cpu/loops/kernels.h"
-
-struct gdn_rule;
 
 static inline void *gdn_record_at(const struct gdn_record_rows *r, int64_t slot, int64_t row,
                                   int64_t head)
@@ -38,16 +39,51 @@ gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t, int
 size_t     gdn_record_slots_bytes(const struct gdn_record *record);
 gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
                                   const struct gdn_plan *plan, bool append, void *memory);
-/* Those of a gdn_decode with a record on a device, if the context checks contents. */
-gdn_status gdn_record_check_contents(gdn_ctx *ctx, const struct gdn_plan *plan,
-                                     const struct gdn_tokens *tokens,
-                                     const struct gdn_record *record, void *stream);
 
-/* Rows in use of a slot. */
+/* Rows in use of a slot; and sets their number. */
 int64_t gdn_record_count(const struct gdn_record *record, int64_t slot);
+void    gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t count);
 
 /* Applies them to columns [col, col + n) of a head's state, which lie in S as float32. */
 void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t slot,
                       int head, int col, int n, bool k_first, float *S);
+
+/* ---- Checked calls ------------------------------------------------------------------------- */
+
+/* What both ops have: a record and slots. */
+struct gdn_record_call {
+    struct gdn_tokens tokens; /* one for each sequence: there are none, but plans have some */
+    struct gdn_plan   plan;
+    struct gdn_record record;
+    size_t            plan_bytes;
+};
+
+struct gdn_commit_call {
+    struct gdn_call        base;
+    gdn_record_commit_args args;
+    struct gdn_record_call c;
+    int64_t                K, V, Hk, H;
+};
+
+struct gdn_fold_call {
+    struct gdn_call           base;
+    gdn_record_fold_args      args;
+    struct gdn_record_call    c;
+    struct gdn_rule           rule; /* sizes, heads, the pool and the record */
+    const struct gdn_kernels *kr;
+    char                     *scratch; /* of each thread: the columns of a block */
+    size_t                    thread_bytes;
+};
+
+/* The contents of either, and memory for them; and what n_accepted and path hold. */
+size_t     gdn_record_contents_bytes(const struct gdn_record_call *call);
+gdn_status gdn_record_read_contents(gdn_ctx *ctx, struct gdn_record_call *call, void *memory);
+gdn_status gdn_record_check_accepted(gdn_ctx *ctx, const struct gdn_commit_call *call);
+
+/* The row of a sequence's accepted token i. */
+static inline int64_t gdn_record_row(const gdn_record_commit_args *a, int64_t b, int64_t i)
+{
+    return a->path.data ? gdn_index2(&a->path, b, i) : i;
+}
 
 #endif

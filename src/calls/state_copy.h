@@ -6,7 +6,10 @@
 
 #include <stdbool.h>
 
+#include "core/backend.h"
 #include "core/ctx.h"
+
+enum { GDN_STATE_CHANNELS = 1024 }; /* of a convolution's state in one part */
 
 /* A pool as matrices: [slot][head] of rows (v, or a channel) x columns (k, or an entry).
  * Strides in elements. */
@@ -28,6 +31,12 @@ struct gdn_state_move {
     bool                      same_pool;
     /* The arguments in errors. */
     const char *from_name, *to_name, *from_slots_name, *to_slots_name;
+};
+
+/* A checked call of gdn_state_copy. */
+struct gdn_state_call {
+    struct gdn_call       base;
+    struct gdn_state_move move;
 };
 
 /* What descriptors tell. The names in `m` are set. */

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "cuda/driver/launch.h"
+#include "core/backend.h"
 
 enum {
     MAX_THREADS    = 1024,
@@ -164,13 +164,12 @@ static gdn_status create(gdn_ctx *draft, const gdn_options *given, gdn_ctx **ctx
         return gdn_fail(draft, GDN_E_MEMORY, "n_threads: no memory or no threads for %d",
                         (int)o->n_threads);
     }
-    if (o->backend == GDN_BACKEND_CUDA) {
-        const gdn_status status = gdn_cuda_create(draft);
-        if (status != GDN_OK) {
-            gdn_pool_destroy(draft->pool);
-            o->release(o->alloc_user, made);
-            return status;
-        }
+    draft->backend = o->backend == GDN_BACKEND_CUDA ? &gdn_cuda_backend : &gdn_cpu_backend;
+    const gdn_status status = draft->backend->open(draft);
+    if (status != GDN_OK) {
+        gdn_pool_destroy(draft->pool);
+        o->release(o->alloc_user, made);
+        return status;
     }
     *made                          = *draft;
     made->options.error_text       = NULL; /* was for this call alone */
@@ -202,7 +201,7 @@ void gdn_ctx_destroy(gdn_ctx *ctx)
 {
     if (!ctx) return;
     const gdn_options o = ctx->options;
-    gdn_cuda_destroy(ctx);
+    ctx->backend->close(ctx);
     gdn_pool_destroy(ctx->pool);
     if (ctx->workspace) o.release(o.alloc_user, ctx->workspace);
     o.release(o.alloc_user, ctx);
@@ -237,8 +236,7 @@ const char *gdn_last_error(const gdn_ctx *ctx)
 const char *gdn_last_kernel(const gdn_ctx *ctx) { return ctx ? ctx->kernel : ""; }
 const char *gdn_isa(const gdn_ctx *ctx)
 {
-    if (!ctx) return "";
-    return ctx->cuda ? ctx->cuda->isa : ctx->kr->name;
+    return ctx ? ctx->backend->isa(ctx) : "";
 }
 int32_t     gdn_n_threads(const gdn_ctx *ctx) { return ctx ? gdn_pool_threads(ctx->pool) : 0; }
 

@@ -16,7 +16,8 @@ struct gdn_ctx {
     const struct gdn_kernels *kr;      /* the inner loops, chosen once */
     const struct gdn_bf16_products *products; /* those in bfloat16 beside them; NULL: none */
     struct gdn_pool          *pool;
-    struct gdn_cuda          *cuda; /* cuda/driver/launch.h; NULL: the CPU computes */
+    const struct gdn_backend_table *backend; /* who computes: core/backend.h */
+    struct gdn_cuda          *cuda;    /* what CUDA keeps, cuda/driver/launch.h; else NULL */
     void                     *workspace; /* the context's own, grown on demand */
     size_t                    workspace_bytes;
     atomic_bool               is_busy; /* a call is using all of this: gdn_enter() */

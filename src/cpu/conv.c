@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "calls/conv.h"
+#include "calls/op_backends.h"
 
 enum {
     CHANNELS = 1024, /* of an item at most: 2 W rows of them are the scratch of a thread. With a
@@ -375,3 +376,27 @@ void gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch)
     if (r.n_parts > conv->n_seqs) r.n_parts = conv->n_seqs;
     gdn_parallel_for(ctx->pool, r.n_blocks * r.n_parts, run_item, &r);
 }
+
+/* ---- gdn_conv1d ---------------------------------------------------------------------------- */
+
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    struct gdn_conv_call *c       = call;
+    const size_t          threads = (size_t)gdn_pool_threads(ctx->pool);
+    c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
+    c->base.bytes = c->plan_bytes + gdn_conv_scratch(&c->conv) * threads;
+    return GDN_OK;
+}
+
+static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+{
+    struct gdn_conv_call *c = call;
+    TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
+    c->conv.plan = &c->plan;
+    c->conv.seqs = c->plan.seqs;
+    gdn_conv_run(ctx, &c->conv, (char *)memory + c->plan_bytes);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &c->conv.out, 1, c->conv.D);
+    return gdn_note_kernel(ctx, c->base.op, "conv");
+}
+
+const struct gdn_op_backend gdn_cpu_op_conv1d = { plan_call, run_call };

@@ -14,6 +14,7 @@
 
 #include "batch/rowwise.h"
 #include "calls/conv_backward.h"
+#include "calls/op_backends.h"
 
 enum { CHANNELS = 64, TOKENS = 32, PAST = GDN_MAX_TAPS - 1 };
 
@@ -216,3 +217,25 @@ void gdn_conv_backward_run(gdn_ctx *ctx, const struct gdn_conv_backward *conv)
     struct run r = { conv, ctx->kr };
     gdn_parallel_for(ctx->pool, (conv->D + CHANNELS - 1) / CHANNELS, run_item, &r);
 }
+
+/* ---- gdn_conv1d_backward ------------------------------------------------------------------- */
+
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    struct gdn_conv_backward_call *c = call;
+    (void)ctx;
+    c->base.bytes = gdn_plan_bytes(&c->plan, &c->tokens);
+    return GDN_OK;
+}
+
+static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+{
+    struct gdn_conv_backward_call *c = call;
+    TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
+    c->work.seqs = c->plan.seqs;
+    gdn_conv_backward_run(ctx, &c->work);
+    if (!c->work.adds) gdn_plan_zero_rest(&c->plan, &c->tokens, &c->work.dx, 1, c->work.D);
+    return gdn_note_kernel(ctx, c->base.op, "conv");
+}
+
+const struct gdn_op_backend gdn_cpu_op_conv1d_backward = { plan_call, run_call };

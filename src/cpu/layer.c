@@ -8,8 +8,10 @@
  * its states travel in a carry, so windows change no bit: chunks stay where they were.
  */
 #include <math.h>
+#include <stdio.h>
 
 #include "calls/layer.h"
+#include "calls/op_backends.h"
 #include "core/tensor_check.h"
 
 /* ---- Memory -------------------------------------------------------------------------------- */
@@ -55,37 +57,6 @@ size_t gdn_block_bytes(const struct gdn_block *b)
 {
     struct buffers m;
     return lay_out(&m, b, NULL);
-}
-
-/* ---- Projections --------------------------------------------------------------------------- */
-
-/* Qwen3-Next keeps, per key head, the rows of its q, k, v, z together, and of its b, a. */
-static struct gdn_segment fused_segment(const struct gdn_block *b, int64_t head, int part)
-{
-    const gdn_tensor *qkvz = &b->args->in_proj_qkvz, *ba = &b->args->in_proj_ba;
-    const struct gdn_block_columns *to = &b->columns;
-    const int64_t K = b->K, r = b->Hv / b->Hk, rV = r * b->V, row = head * (2 * K + 2 * rV);
-    switch (part) {
-    case 0: return (struct gdn_segment){ qkvz, row, K, head * K };
-    case 1: return (struct gdn_segment){ qkvz, row + K, K, to->k + head * K };
-    case 2: return (struct gdn_segment){ qkvz, row + 2 * K, rV, to->v + head * rV };
-    case 3: return (struct gdn_segment){ qkvz, row + 2 * K + rV, rV, to->z + head * rV };
-    case 4: return (struct gdn_segment){ ba, head * 2 * r, r, to->b + head * r };
-    default: return (struct gdn_segment){ ba, head * 2 * r + r, r, to->a + head * r };
-    }
-}
-
-int gdn_block_n_segments(const struct gdn_block *b) { return b->fused ? 6 * (int)b->Hk : 4; }
-
-/* Qwen3.5 keeps each apart in the order of the columns. */
-struct gdn_segment gdn_block_segment(const struct gdn_block *b, int i)
-{
-    const struct gdn_block_columns *to = &b->columns;
-    const struct gdn_segment apart[] = { { &b->args->in_proj_qkv, 0, to->z, 0 },
-                                         { &b->args->in_proj_z, 0, to->b - to->z, to->z },
-                                         { &b->args->in_proj_b, 0, b->Hv, to->b },
-                                         { &b->args->in_proj_a, 0, b->Hv, to->a } };
-    return b->fused ? fused_segment(b, i / 6, i % 6) : apart[i];
 }
 
 /* ---- One window ---------------------------------------------------------------------------- */
@@ -235,3 +206,40 @@ void gdn_block_run(gdn_ctx *ctx, struct gdn_block *b, char *memory)
         run_window(&w, carry);
     }
 }
+
+/* ---- gdn_block ----------------------------------------------------------------------------- */
+
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    struct gdn_block_call *c = call;
+    struct gdn_block      *b = &c->block;
+    gdn_rule_cut(&b->rule, ctx->kr, gdn_pool_threads(ctx->pool));
+    size_t thread = gdn_rule_scratch(&b->rule, ctx->kr), conv = gdn_conv_scratch(&b->conv);
+    thread        = thread > conv ? thread : conv;
+    thread        = thread > gdn_project_scratch() ? thread : gdn_project_scratch();
+    c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
+    thread *= (size_t)gdn_pool_threads(ctx->pool);
+    c->base.bytes = c->plan_bytes + gdn_block_bytes(b) + thread;
+    return GDN_OK;
+}
+
+static gdn_status note(gdn_ctx *ctx, struct gdn_block_call *c)
+{
+    struct gdn_rule *r = &c->block.rule;
+    char             text[sizeof ctx->kernel];
+    r->seqs   = c->plan.seqs;
+    r->n_seqs = c->plan.B;
+    snprintf(text, sizeof text, "gemm_nt conv %s norm_row", gdn_rule_loops(r));
+    return gdn_note_kernel(ctx, c->base.op, text);
+}
+
+static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+{
+    struct gdn_block_call *c = call;
+    TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
+    gdn_block_run(ctx, &c->block, (char *)memory + c->plan_bytes);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &c->block.out, 1, c->block.hidden);
+    return note(ctx, c);
+}
+
+const struct gdn_op_backend gdn_cpu_op_block = { plan_call, run_call };

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "calls/state_copy.h"
+#include "core/backend.h"
 #include "core/tensor_check.h"
 #include "state/pool_view.h"
 
@@ -44,7 +45,7 @@ static gdn_status check_args(gdn_ctx *ctx, const gdn_blob_args *args, gdn_blob_a
     if (a->n_query_heads == 0) a->n_query_heads = a->n_key_heads;
     if (a->n_ranks == 0) a->n_ranks = 1;
     TRY(check_tensors(ctx, a));
-    if (ctx->cuda)
+    if (ctx->backend->upload)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "state: in device memory, wanted a context of the "
                         "CPU and copies of the slots in its memory");
     return GDN_OK;

@@ -1,177 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gdn_chunk_states: the state at the start of every chunk from u and w. An item is a strip of
- * columns of one sequence and head; it walks the chunks:
- *
- *     d = u - w S        S <- gamma S + K^T (diag(to_end) d)
- */
-#include <string.h>
-
+/* gdn_chunk_states: what its arguments must be. cpu/chunk_states.c computes it. */
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "state/strip.h"
 
-enum { B16 = GDN_CHUNK };
-
-struct call {
-    gdn_chunk_states_args args;
-    struct gdn_tokens     tokens;
-    struct gdn_plan       plan;
-    struct gdn_chunk_list list;
-    struct gdn_rule       rule;
-    struct gdn_rows       u, w;
-    struct gdn_pool_view  state, states, state_out;
-    int                   C;
-    size_t                plan_bytes, thread_bytes, bytes;
-};
-
-/* Scratch of one thread; all 64-byte aligned. */
-struct scratch {
-    float *rows; /* [16][ld] of k or w */
-    float *d;    /* [C][strip] */
-    float *u;    /* [16][strip] */
-    float *S;    /* [K][strip] */
-    float *turn; /* [strip][ld]: state rows on their way */
-    struct gdn_chunk_gates gates;
-};
-
-static size_t lay_out(struct scratch *s, const struct call *c, const struct gdn_kernels *kr,
-                      char *memory)
-{
-    const size_t K = (size_t)c->rule.K, strip = (size_t)kr->strip;
-    const size_t ld = (size_t)gdn_strip_ld(c->rule.K);
-    const struct gdn_part parts[] = { { &s->rows, B16 * ld },
-                  { &s->d, (size_t)c->C * strip },
-                  { &s->u, B16 * strip },
-                  { &s->S, K * strip },
-                  { &s->turn, strip * ld } };
-    return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
-}
-
-/* ---- Running ------------------------------------------------------------------------------ */
-
-struct run_arg {
-    const struct call        *call;
-    const struct gdn_kernels *kr;
-    char                     *scratch;
-};
-
-/* A strip of columns of one head. */
-struct strip {
-    const struct call        *c;
-    const struct gdn_kernels *kr;
-    struct scratch           *s;
-    int                       head, col, n;
-};
-
-/* Rows of d for one block; those that a gate parts from the start do not look at S (G7), those
- * that one parts from the end stay 0. */
-static void load_d(const struct strip *p, const struct gdn_chunk *chunk, int first)
-{
-    const struct call            *c = p->c;
-    struct scratch               *s = p->s;
-    const struct gdn_chunk_gates *g = &s->gates;
-    const int                     strip = p->kr->strip, K = c->rule.K;
-    float                        *d = s->d + first * strip;
-    gdn_load_chunk_rows(s->rows, gdn_strip_ld(K), p->kr, &c->w, chunk, first, p->head, 0, K);
-    p->kr->strip_mul(d, strip, s->rows, gdn_strip_ld(K), s->S, B16, K, strip);
-    gdn_load_chunk_rows(s->u, strip, p->kr, &c->u, chunk, first, p->head, p->col, p->n);
-    for (int t = 0; t < B16; t++) {
-        const bool sees = first + t < g->first, reaches = first + t >= g->last;
-        for (int j = 0; j < strip; j++) {
-            const float u = s->u[t * strip + j], seen = sees ? d[t * strip + j] : 0;
-            d[t * strip + j] = reaches ? g->to_end[first + t] * (u - seen) : 0;
-        }
-    }
-}
-
-/* k of one block; zeros where a gate parts it from the end, as 0 x NaN would reach the state. */
-static void load_k(const struct strip *p, const struct gdn_chunk *chunk, int first)
-{
-    const struct gdn_rule *r      = &p->c->rule;
-    struct scratch        *s      = p->s;
-    const ptrdiff_t        ld     = gdn_strip_ld(r->K);
-    const int              parted = s->gates.last - first;
-    gdn_load_chunk_rows(s->rows, ld, p->kr, &r->k, chunk, first,
-                        gdn_rule_source(r, p->head, r->Hk), 0, r->K);
-    if (parted > 0)
-        memset(s->rows, 0, (size_t)((parted < B16 ? parted : B16) * ld) * sizeof *s->rows);
-}
-
-static void run_chunk(const struct strip *p, const struct gdn_chunk *chunk)
-{
-    const struct call *c     = p->c;
-    struct scratch    *s     = p->s;
-    const int          strip = p->kr->strip, K = c->rule.K;
-    gdn_load_chunk_gates(&s->gates, &c->rule, p->kr, chunk, p->head);
-    for (int first = 0; first < chunk->n; first += B16) load_d(p, chunk, first);
-    if (s->gates.first < chunk->n) memset(s->S, 0, (size_t)(K * strip) * sizeof *s->S);
-    for (int first = 0; first < chunk->n; first += B16) {
-        load_k(p, chunk, first);
-        p->kr->chunk_update(s->S, first ? 1 : s->gates.decay, s->rows, gdn_strip_ld(K),
-                            s->d + first * strip, K);
-    }
-}
-
-static void run_item(void *arg, int64_t item, int thread)
-{
-    const struct run_arg     *a  = arg;
-    const struct call        *c  = a->call;
-    const struct gdn_kernels *kr = a->kr;
-    const int      K = c->rule.K, V = c->rule.V, n_strips = (V + kr->strip - 1) / kr->strip;
-    const int64_t  b = item / n_strips / c->rule.H;
-    if (!c->plan.seqs[b].n_tokens) return; /* an empty sequence leaves its states alone */
-    struct scratch s;
-    struct strip   p = { c, kr, &s, (int)(item / n_strips % c->rule.H),
-                         (int)(item % n_strips) * kr->strip, 0 };
-    p.n = V - p.col < kr->strip ? V - p.col : kr->strip;
-    lay_out(&s, c, kr, a->scratch + (size_t)thread * c->thread_bytes);
-    gdn_load_strip(s.S, kr, gdn_place_of(&c->state, b, p.head, 0), K, p.col, p.n, s.turn);
-    for (int64_t i = c->list.first[b]; i < c->list.first[b + 1]; i++) {
-        const struct gdn_chunk chunk = gdn_chunk_of(&c->list, &c->plan.seqs[b], i);
-        const struct gdn_place to    = gdn_place_of(&c->states, i, p.head, 0);
-        if (to.data) gdn_store_strip(s.S, kr, to, K, p.col, p.n, s.turn);
-        run_chunk(&p, &chunk);
-    }
-    const struct gdn_place to = gdn_place_of(&c->state_out, b, p.head, 0);
-    if (to.data) gdn_store_strip(s.S, kr, to, K, p.col, p.n, s.turn);
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call)
-{
-    struct call *c = call;
-    const gdn_chunk_states_args *a = &c->args;
-    void                        *memory;
-    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
-    TRY(gdn_stage_chunks(ctx, &c->tokens, c->C, memory, &c->plan, &c->list));
-    if (a->states.data)
-        TRY(gdn_stage_check_states(ctx, &a->states, gdn_chunk_total(&c->list)));
-    struct run_arg arg      = { c, ctx->kr, (char *)memory + c->plan_bytes };
-    const int64_t  n_strips = (c->rule.V + ctx->kr->strip - 1) / ctx->kr->strip;
-    gdn_parallel_for(ctx->pool, c->plan.B * c->rule.H * n_strips, run_item, &arg);
-    return GDN_OK;
-}
-
-/* The same on a device. */
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    const struct call *c = call;
-    struct gdn_cu_stage a = gdn_cuda_stage_args(&c->rule, &c->plan, &c->tokens, c->C);
-    a.u = c->u, a.w = c->w, a.states = c->states;
-    a.rule.from = c->state, a.rule.to = c->state_out;
-    a.n_states = c->args.states.size[0];
-    if (c->states.data && !c->plan.batch.cu_seqlens.data)
-        TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
-    TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
-    return gdn_cuda_chunk_states(ctx, &a, c->args.stream);
-}
-
-/* ---- Descriptors -------------------------------------------------------------------------- */
-
-static gdn_status check_tensors(gdn_ctx *ctx, struct call *c)
+static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_states_call *c)
 {
     const gdn_chunk_states_args *a = &c->args;
     struct gdn_rule             *r = &c->rule;
@@ -205,11 +39,12 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct call *c)
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct call *c = call;
-    *c                             = (struct call){ 0 };
+    struct gdn_states_call *c = call;
+    *c                             = (struct gdn_states_call){ 0 };
     const gdn_chunk_states_args *a = &c->args;
     struct gdn_rule             *r = &c->rule;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_states_args"));
+    c->base = GDN_CALL_OF(a);
     if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
     if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
     TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
@@ -224,20 +59,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     r->k = gdn_rows_of(&a->k, &c->tokens), r->g = gdn_rows_of(&a->g, &c->tokens);
     c->u = gdn_rows_of(&a->u, &c->tokens), c->w = gdn_rows_of(&a->w, &c->tokens);
     r->head_map = a->head_map;
-
-    if (ctx->cuda) return GDN_OK; /* what kernels need is on the chip */
-    struct scratch none;
-    c->plan_bytes   = gdn_stage_plan_bytes(&c->plan, &c->tokens);
-    c->thread_bytes = lay_out(&none, c, ctx->kr, NULL);
-    c->bytes        = c->plan_bytes + c->thread_bytes * (size_t)gdn_pool_threads(ctx->pool);
     return GDN_OK;
 }
 
-static const struct gdn_frame frame = {
-    .describe = describe,
-    .run      = run,
-    .enqueue  = enqueue,
-    .bytes_at = offsetof(struct call, bytes),
-    .loops    = "strip_mul chunk_update",
-};
-GDN_OP_ENTRY(chunk_states, gdn_chunk_states_args, frame, struct call)
+GDN_OP_ENTRY(CHUNK_STATES, chunk_states, gdn_chunk_states_args, describe, struct gdn_states_call)

@@ -3,9 +3,9 @@
 #include "calls/conv.h"
 
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
@@ -66,15 +66,7 @@ gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *na
 
 /* ---- The call ------------------------------------------------------------------------------ */
 
-struct conv_call {
-    gdn_conv1d_args   args;
-    struct gdn_tokens tokens;
-    struct gdn_plan   plan;
-    struct gdn_conv   conv;
-    size_t            plan_bytes, bytes;
-};
-
-static gdn_status check_rows(gdn_ctx *ctx, struct conv_call *c)
+static gdn_status check_rows(gdn_ctx *ctx, struct gdn_conv_call *c)
 {
     const gdn_conv1d_args *a = &c->args;
     TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, false, &c->tokens));
@@ -109,7 +101,7 @@ static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_t
 }
 
 /* The tensors of a call, all checked. */
-static void find_extents(const struct conv_call *c, struct gdn_extents *all)
+static void find_extents(const struct gdn_conv_call *c, struct gdn_extents *all)
 {
     const gdn_conv1d_args *a = &c->args;
     all->n                   = 0;
@@ -123,7 +115,7 @@ static void find_extents(const struct conv_call *c, struct gdn_extents *all)
     gdn_plan_add_extents(&c->plan.batch, all);
 }
 
-static gdn_status check_states(gdn_ctx *ctx, struct conv_call *c)
+static gdn_status check_states(gdn_ctx *ctx, struct gdn_conv_call *c)
 {
     const gdn_conv1d_args *a = &c->args;
     struct gdn_conv       *r = &c->conv;
@@ -169,24 +161,13 @@ static gdn_status check_states(gdn_ctx *ctx, struct conv_call *c)
     return GDN_OK;
 }
 
-static struct gdn_plan_pools pools_of(const gdn_conv1d_args *a)
-{
-    return gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
-}
-
-static struct gdn_cu_conv device_args(const gdn_ctx *ctx, const struct conv_call *c)
-{
-    const struct gdn_plan_pools pools = pools_of(&c->args);
-    return gdn_cuda_conv_args(ctx, &c->conv, &c->plan, &c->tokens, &pools);
-}
-
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct conv_call *c = call;
+    struct gdn_conv_call *c = call;
     const gdn_conv1d_args *a = &c->args;
     c->conv                  = (struct gdn_conv){ 0 };
-    c->plan_bytes = c->bytes = 0;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_conv1d_args"));
+    c->base = GDN_CALL_OF(a);
     if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
     if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
     if (a->activation != GDN_ACT_NONE && a->activation != GDN_ACT_SILU)
@@ -204,51 +185,9 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     r->out             = gdn_rows_of(&a->out, &c->tokens);
     r->silu            = a->activation == GDN_ACT_SILU;
     r->n_seqs          = c->plan.B;
-    if (ctx->cuda) {
-        const struct gdn_cu_conv on_device = device_args(ctx, c);
-        c->bytes                           = gdn_cuda_conv_bytes(&on_device);
-        return GDN_OK;
-    }
-    c->plan_bytes      = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
-    c->bytes           = c->plan_bytes + gdn_conv_scratch(r) * (size_t)gdn_pool_threads(ctx->pool);
+    c->pools           = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
     return GDN_OK;
 }
 
-/* On a device contents are read there, where it runs. */
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    const struct conv_call *c = call;
-    const gdn_conv1d_args *a    = &c->args;
-    struct gdn_cu_conv     args = device_args(ctx, c);
-    void                  *workspace;
-    const struct gdn_plan_pools pools = pools_of(a);
-    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
-    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &workspace));
-    return gdn_cuda_conv(ctx, &args, workspace, a->stream);
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call)
-{
-    struct conv_call *c = call;
-    const gdn_conv1d_args      *a     = &c->args;
-    const struct gdn_plan_pools pools = pools_of(a);
-    char                       *memory;
-    void                       *workspace;
-    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &workspace));
-    memory = workspace;
-    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
-    c->conv.plan = &c->plan;
-    c->conv.seqs = c->plan.seqs;
-    gdn_conv_run(ctx, &c->conv, memory + c->plan_bytes);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &c->conv.out, 1, c->conv.D);
-    return GDN_OK;
-}
-
-static const struct gdn_frame frame = {
-    .describe = describe,
-    .run      = run,
-    .enqueue  = enqueue,
-    .bytes_at = offsetof(struct conv_call, bytes),
-    .loops    = "conv",
-};
-GDN_OP_ENTRY(conv1d, gdn_conv1d_args, frame, struct conv_call)
+GDN_OP_ENTRY(CONV1D, conv1d, gdn_conv1d_args, describe, struct gdn_conv_call)
+GDN_OP_PART(conv1d, gdn_conv1d_args, struct gdn_conv_call)

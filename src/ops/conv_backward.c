@@ -4,20 +4,10 @@
 
 #include "calls/chunk_stage.h"
 #include "calls/conv.h"
-#include "cuda/driver/backend.h"
+#include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-
-enum { LEAST_ROWS = 64, MOST_BLOCKS = 256 }; /* of tokens, on a device: each has its sums */
-
-struct conv_backward {
-    gdn_conv1d_backward_args args;
-    struct gdn_tokens        tokens;
-    struct gdn_plan          plan;
-    struct gdn_conv_backward work;
-    int64_t                  rows, n_blocks; /* on a device */
-    size_t                   bytes;
-};
+#include "ops/parts.h"
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
 {
@@ -34,7 +24,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
     return GDN_OK;
 }
 
-static gdn_status check_tensors(gdn_ctx *ctx, struct conv_backward *c)
+static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_conv_backward_call *c)
 {
     const gdn_conv1d_backward_args *a = &c->args;
     const int64_t                   D = c->work.D, W = c->work.W, B = c->plan.B;
@@ -74,7 +64,8 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct conv_backward *c)
 }
 
 /* The states, all of one length. */
-static gdn_status find_states(gdn_ctx *ctx, struct conv_backward *c, const struct gdn_conv *shape)
+static gdn_status find_states(gdn_ctx *ctx, struct gdn_conv_backward_call *c,
+                              const struct gdn_conv *shape)
 {
     const gdn_conv1d_backward_args *a = &c->args;
     const struct {
@@ -108,12 +99,13 @@ static struct gdn_conv_view view_of(const gdn_tensor *t, int64_t length)
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct conv_backward           *c = call;
+    struct gdn_conv_backward_call           *c = call;
     const gdn_conv1d_backward_args *a = &c->args;
     struct gdn_conv_backward       *w = &c->work;
     struct gdn_conv                 shape = { 0 };
-    *c                                    = (struct conv_backward){ 0 };
+    *c                                    = (struct gdn_conv_backward_call){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_conv1d_backward_args"));
+    c->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, false, &c->tokens));
     w->D = shape.D = a->x.size[a->x.ndim - 1];
@@ -130,76 +122,10 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     w->n_seqs  = c->plan.B;
     w->silu    = a->activation == GDN_ACT_SILU;
     w->adds    = a->flags & GDN_ACCUMULATE;
-    if (!ctx->cuda) {
-        c->bytes = gdn_plan_bytes(&c->plan, &c->tokens);
-        return GDN_OK;
-    }
-    const int64_t N = c->tokens.padded ? c->tokens.B * c->tokens.T : c->tokens.N;
-    c->rows         = (N + MOST_BLOCKS - 1) / MOST_BLOCKS;
-    if (c->rows < LEAST_ROWS) c->rows = LEAST_ROWS;
-    c->n_blocks = (N + c->rows - 1) / c->rows;
-    if (a->dweight.data || a->dbias.data)
-        c->bytes = (size_t)(c->n_blocks * (w->W + 1) * w->D) * sizeof(float);
+    c->pools   = (struct gdn_plan_pools){ a->state.data ? c->plan.B : -1, -1, -1, false, false };
     return GDN_OK;
 }
 
-static struct gdn_plan_pools pools_of(const struct conv_backward *c)
-{
-    return (struct gdn_plan_pools){ c->args.state.data ? c->plan.B : -1, -1, -1, false, false };
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call)
-{
-    struct conv_backward           *c = call;
-    const gdn_conv1d_backward_args *a = &c->args;
-    const struct gdn_plan_pools     pools = pools_of(c);
-    void                           *memory;
-    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
-    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
-    c->work.seqs = c->plan.seqs;
-    gdn_conv_backward_run(ctx, &c->work);
-    if (!c->work.adds) gdn_plan_zero_rest(&c->plan, &c->tokens, &c->work.dx, 1, c->work.D);
-    return GDN_OK;
-}
-
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    const struct conv_backward     *c = call;
-    const gdn_conv1d_backward_args *a = &c->args;
-    const struct gdn_conv_backward *w = &c->work;
-    const struct gdn_plan_pools     pools = pools_of(c);
-    void                           *memory;
-    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
-    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
-    const struct gdn_cu_conv_backward args = {
-        .batch      = gdn_cuda_batch(&c->plan, &c->tokens, &pools),
-        .x          = w->x,
-        .dout       = w->dout,
-        .dx         = w->dx,
-        .weight     = w->weight,
-        .bias       = w->bias,
-        .dweight    = w->dweight,
-        .dbias      = w->dbias,
-        .state      = w->state,
-        .dstate_out = w->dstate_out,
-        .dstate     = w->dstate,
-        .sums       = c->bytes ? memory : NULL,
-        .D          = w->D,
-        .N          = c->tokens.padded ? c->tokens.B * c->tokens.T : c->tokens.N,
-        .rows       = c->rows,
-        .n_blocks   = c->n_blocks,
-        .W          = w->W,
-        .silu       = w->silu,
-        .adds       = w->adds,
-    };
-    return gdn_cuda_conv_backward(ctx, &args, a->stream);
-}
-
-static const struct gdn_frame frame = {
-    .describe = describe,
-    .run      = run,
-    .enqueue  = enqueue,
-    .bytes_at = offsetof(struct conv_backward, bytes),
-    .loops    = "conv",
-};
-GDN_OP_ENTRY(conv1d_backward, gdn_conv1d_backward_args, frame, struct conv_backward)
+GDN_OP_ENTRY(CONV1D_BACKWARD, conv1d_backward, gdn_conv1d_backward_args, describe,
+             struct gdn_conv_backward_call)
+GDN_OP_PART(conv1d_backward, gdn_conv1d_backward_args, struct gdn_conv_backward_call)

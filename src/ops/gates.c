@@ -1,23 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gdn_gates: rows of H heads. An item takes some rows, GDN_PIECE heads at a time, so that the
- * decays of these heads are computed once.
- */
+/* gdn_gates: what its arguments must be. cpu/gates.c computes it. */
 #include <math.h>
 
 #include "calls/gates.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-
-struct gates {
-    gdn_gates_args            args;
-    const struct gdn_kernels *kr;
-    int64_t                   n_rows, H, rows_per_item;
-    size_t                    bytes; /* 0: no workspace */
-};
-
-/* ---- Descriptors ------------------------------------------------------------------------- */
 
 /* An input and its output: both or neither, of one shape [...][H]. */
 static gdn_status check_pair(gdn_ctx *ctx, const gdn_tensor *in, const char *in_name,
@@ -87,10 +74,11 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_gates_args *a)
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gates *s = call;
+    struct gdn_gates_call *s = call;
     const gdn_gates_args *a = &s->args;
-    *s                      = (struct gates){ .kr = ctx->kr };
+    *s                      = (struct gdn_gates_call){ .kr = ctx->kr };
     TRY(gdn_copy_args(ctx, &s->args, sizeof s->args, args, "gdn_gates_args"));
+    s->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     TRY(check_pair(ctx, &a->a, "a", &a->g, "g"));
     TRY(check_pair(ctx, &a->b, "b", &a->beta, "beta"));
@@ -108,107 +96,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return check_overlaps(ctx, a, &a->beta, "beta", &a->b);
 }
 
-/* ---- Running ----------------------------------------------------------------------------- */
-
-/* Some heads of some rows. */
-struct piece {
-    int64_t row, end, first; /* rows row..end-1, heads from first on */
-    size_t  n;
-};
-
-static void write_g(const struct gates *s, const struct piece *p)
-{
-    const gdn_gates_args *a     = &s->args;
-    const float           bound = a->gate_lower_bound;
-    float                 A[GDN_PIECE], dt[GDN_PIECE], g[GDN_PIECE];
-    gdn_load_piece(A, &a->A_log, p->first, (int64_t)p->n, 0);
-    gdn_load_piece(dt, &a->dt_bias, p->first, (int64_t)p->n, 0);
-    for (size_t h = 0; h < p->n; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
-
-    for (int64_t row = p->row; row < p->end; row++) {
-        s->kr->load_row[a->a.dtype](g, gdn_row_at(&a->a, row, p->first), p->n);
-        if (bound < 0) {
-            for (size_t h = 0; h < p->n; h++) g[h] = A[h] * (g[h] + dt[h]);
-            s->kr->sigmoid_row(g, g, bound, p->n);
-        } else {
-            s->kr->gate_row(g, g, A, dt, p->n);
-        }
-        if (a->gate == GDN_GATE_LINEAR) s->kr->exp_row(g, g, p->n);
-        s->kr->store_row[a->g.dtype](gdn_row_at(&a->g, row, p->first), g, p->n);
-    }
-}
-
-static void write_beta(const struct gates *s, const struct piece *p)
-{
-    const gdn_gates_args *a      = &s->args;
-    const float           factor = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f;
-    float                 beta[GDN_PIECE];
-    for (int64_t row = p->row; row < p->end; row++) {
-        s->kr->load_row[a->b.dtype](beta, gdn_row_at(&a->b, row, p->first), p->n);
-        s->kr->sigmoid_row(beta, beta, factor, p->n);
-        s->kr->store_row[a->beta.dtype](gdn_row_at(&a->beta, row, p->first), beta, p->n);
-    }
-}
-
-static void run_item(void *arg, int64_t item, int thread)
-{
-    (void)thread;
-    const struct gates *s = arg;
-    struct piece        p = { .row = item * s->rows_per_item };
-    p.end = s->n_rows - p.row < s->rows_per_item ? s->n_rows : p.row + s->rows_per_item;
-    for (p.first = 0; p.first < s->H; p.first += GDN_PIECE) {
-        p.n = (size_t)(s->H - p.first < GDN_PIECE ? s->H - p.first : GDN_PIECE);
-        if (s->args.g.data) write_g(s, &p);
-        if (s->args.beta.data) write_beta(s, &p);
-    }
-}
-
-static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
-{
-    (void)text;
-    const gdn_gates_args *a = &((const struct gates *)call)->args;
-    const bool sigmoid = a->gate_lower_bound < 0;
-    if (!a->g.data) return "sigmoid_row";
-    if (!a->beta.data) return sigmoid ? "sigmoid_row" : "gate_row";
-    return sigmoid ? "sigmoid_row" : "gate_row sigmoid_row";
-}
-
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    const struct gates   *s    = call;
-    const gdn_gates_args *a    = &s->args;
-    struct gdn_cu_gates   args = {
-          .A_log   = gdn_cuda_array(&a->A_log),
-          .dt_bias = gdn_cuda_array(&a->dt_bias),
-          .n_lines = s->n_rows,
-          .H       = s->H,
-          .bound   = a->gate_lower_bound,
-          .factor  = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f,
-          .linear  = a->gate == GDN_GATE_LINEAR,
-    };
-    void                *none;
-    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, 0, &none));
-    const gdn_tensor    *tensors[] = { &a->a, &a->b, &a->g, &a->beta };
-    struct gdn_cu_lines *lines[]   = { &args.a, &args.b, &args.g, &args.beta };
-    const int            first     = a->a.data ? 0 : 1; /* one that is there */
-    gdn_cuda_lines(tensors + first, 4 - first, &args.leads, lines + first);
-    return gdn_cuda_gates(ctx, &args, a->stream);
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call)
-{
-    struct gates *s = call;
-    void         *none;
-    TRY(gdn_get_workspace(ctx, s->args.workspace, s->args.workspace_bytes, 0, &none));
-    gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
-    return GDN_OK;
-}
-
-static const struct gdn_frame frame = {
-    .describe   = describe,
-    .run        = run,
-    .enqueue    = enqueue,
-    .bytes_at   = offsetof(struct gates, bytes),
-    .find_loops = find_loops,
-};
-GDN_OP_ENTRY(gates, gdn_gates_args, frame, struct gates)
+GDN_OP_ENTRY(GATES, gates, gdn_gates_args, describe, struct gdn_gates_call)

@@ -1,22 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_block: what the layer's arguments must be. cpu/layer.c computes it. */
 #include <math.h>
-#include <stdio.h>
 
 #include "calls/layer.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-
-/* A checked call. */
-struct block_call {
-    gdn_block_args    args;
-    struct gdn_tokens tokens;
-    struct gdn_plan   plan;
-    struct gdn_block  block;
-    size_t            plan_bytes, bytes;
-};
 
 gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int32_t V)
 {
@@ -40,7 +29,7 @@ gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int3
     return GDN_OK;
 }
 
-static gdn_status check_sizes(gdn_ctx *ctx, struct block_call *c)
+static gdn_status check_sizes(gdn_ctx *ctx, struct gdn_block_call *c)
 {
     const gdn_block_args *a = &c->args;
     struct gdn_block     *b = &c->block;
@@ -81,7 +70,7 @@ static gdn_status check_weight(gdn_ctx *ctx, const struct wanted *w)
     return gdn_check_dense(ctx, w->t, w->name);
 }
 
-static gdn_status check_weights(gdn_ctx *ctx, const struct block_call *c)
+static gdn_status check_weights(gdn_ctx *ctx, const struct gdn_block_call *c)
 {
     const gdn_block_args   *a     = &c->args;
     const struct gdn_block *b     = &c->block;
@@ -125,7 +114,7 @@ static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_t
 }
 
 /* The tensors of a call, all checked. */
-static void find_extents(const struct block_call *c, struct gdn_extents *all)
+static void find_extents(const struct gdn_block_call *c, struct gdn_extents *all)
 {
     const gdn_block_args *a = &c->args;
     const struct {
@@ -150,7 +139,7 @@ static void find_extents(const struct block_call *c, struct gdn_extents *all)
     gdn_plan_add_extents(&c->plan.batch, all);
 }
 
-static gdn_status check_tokens(gdn_ctx *ctx, struct block_call *c)
+static gdn_status check_tokens(gdn_ctx *ctx, struct gdn_block_call *c)
 {
     const gdn_block_args *a = &c->args;
     TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, false, &c->tokens));
@@ -172,7 +161,7 @@ static gdn_status check_tokens(gdn_ctx *ctx, struct block_call *c)
 }
 
 /* The parts that the ops of their own check too, on views of the projected row. */
-static gdn_status describe_parts(gdn_ctx *ctx, struct block_call *c)
+static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
 {
     const gdn_block_args *a = &c->args;
     struct gdn_block     *b = &c->block;
@@ -212,7 +201,6 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct block_call *c)
     r->norm_eps = 1e-6f;
     r->scale    = 1.0f / sqrtf((float)b->K);
     r->n_seqs   = 1;
-    if (!ctx->cuda) gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
     r->carry_from = r->carry_to = (struct gdn_pool_view){
         .dtype = GDN_F32, .head = b->K * b->V, .ld = b->K };
     return GDN_OK;
@@ -226,7 +214,7 @@ gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
                     (long long)b->size[0], a_name, (long long)a->size[0]);
 }
 
-static gdn_status check_states(gdn_ctx *ctx, const struct block_call *c)
+static gdn_status check_states(gdn_ctx *ctx, const struct gdn_block_call *c)
 {
     const gdn_block_args *a      = &c->args;
     const bool            writes = c->plan.batch.write != GDN_WRITE_NONE;
@@ -253,42 +241,6 @@ static gdn_status check_states(gdn_ctx *ctx, const struct block_call *c)
                           "conv_checkpoints");
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
-{
-    struct block_call *c = call;
-    const gdn_block_args *a = &c->args;
-    struct gdn_block     *b = &c->block;
-    *b                      = (struct gdn_block){ 0 };
-    c->plan_bytes = c->bytes = 0;
-    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_args"));
-    TRY(check_sizes(ctx, c));
-    b->fused = a->in_proj_qkvz.data || a->in_proj_ba.data;
-    TRY(check_tokens(ctx, c));
-    TRY(check_weights(ctx, c));
-    TRY(gdn_check_tensor(ctx, &a->state, "state"));
-    TRY(gdn_check_tensor(ctx, &a->checkpoints, "checkpoints"));
-    TRY(describe_parts(ctx, c));
-    TRY(check_states(ctx, c));
-
-    b->in       = gdn_rows_of(&a->hidden, &c->tokens);
-    b->out      = gdn_rows_of(&a->out, &c->tokens);
-    b->rms_eps  = a->rms_eps > 0 ? a->rms_eps : 1e-6f;
-    b->args     = a;
-    b->tokens   = &c->tokens;
-    b->plan     = &c->plan;
-    b->n_tokens = c->tokens.N;
-    b->window   = c->tokens.N < GDN_BLOCK_WINDOW ? c->tokens.N : GDN_BLOCK_WINDOW;
-    if (ctx->cuda) return gdn_cuda_block_check(ctx, b, &c->bytes);
-
-    size_t thread = gdn_rule_scratch(&b->rule, ctx->kr), conv = gdn_conv_scratch(&b->conv);
-    thread        = thread > conv ? thread : conv;
-    thread        = thread > gdn_project_scratch() ? thread : gdn_project_scratch();
-    c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
-    thread *= (size_t)gdn_pool_threads(ctx->pool);
-    c->bytes = c->plan_bytes + gdn_block_bytes(b) + thread;
-    return GDN_OK;
-}
-
 static bool is_same(const gdn_tensor *a, const gdn_tensor *b)
 {
     return a->data && a->data == b->data;
@@ -309,46 +261,33 @@ static struct gdn_plan_pools pools_of(const gdn_block_args *a)
     };
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call)
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct block_call          *c     = call;
-    const gdn_block_args       *a     = &c->args;
-    const struct gdn_plan_pools pools = pools_of(a);
-    void                       *memory;
-    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
-    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
-    gdn_block_run(ctx, &c->block, (char *)memory + c->plan_bytes);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &c->block.out, 1, c->block.hidden);
+    struct gdn_block_call *c = call;
+    const gdn_block_args *a = &c->args;
+    struct gdn_block     *b = &c->block;
+    *b                      = (struct gdn_block){ 0 };
+    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_args"));
+    c->base = GDN_CALL_OF(a);
+    TRY(check_sizes(ctx, c));
+    b->fused = a->in_proj_qkvz.data || a->in_proj_ba.data;
+    TRY(check_tokens(ctx, c));
+    TRY(check_weights(ctx, c));
+    TRY(gdn_check_tensor(ctx, &a->state, "state"));
+    TRY(gdn_check_tensor(ctx, &a->checkpoints, "checkpoints"));
+    TRY(describe_parts(ctx, c));
+    TRY(check_states(ctx, c));
+
+    b->in       = gdn_rows_of(&a->hidden, &c->tokens);
+    b->out      = gdn_rows_of(&a->out, &c->tokens);
+    b->rms_eps  = a->rms_eps > 0 ? a->rms_eps : 1e-6f;
+    b->args     = a;
+    b->tokens   = &c->tokens;
+    b->plan     = &c->plan;
+    b->n_tokens = c->tokens.N;
+    b->window   = c->tokens.N < GDN_BLOCK_WINDOW ? c->tokens.N : GDN_BLOCK_WINDOW;
+    c->pools    = pools_of(a);
     return GDN_OK;
 }
 
-/* The same on a device: contents are read there, where it runs. */
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    const struct block_call    *c     = call;
-    const gdn_block_args       *a     = &c->args;
-    const struct gdn_plan_pools pools = pools_of(a);
-    void                       *memory;
-    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
-    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
-    return gdn_cuda_block(ctx, &c->block, memory);
-}
-
-static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
-{
-    struct block_call *c = call;
-    struct gdn_rule   *r = &c->block.rule;
-    r->seqs              = c->plan.seqs;
-    r->n_seqs            = c->plan.B;
-    snprintf(text, GDN_LOOPS_BYTES, "gemm_nt conv %s norm_row", gdn_rule_loops(r));
-    return text;
-}
-
-static const struct gdn_frame frame = {
-    .describe   = describe,
-    .run        = run,
-    .enqueue    = enqueue,
-    .bytes_at   = offsetof(struct block_call, bytes),
-    .find_loops = find_loops,
-};
-GDN_OP_ENTRY(block, gdn_block_args, frame, struct block_call)
+GDN_OP_ENTRY(BLOCK, block, gdn_block_args, describe, struct gdn_block_call)

@@ -11,7 +11,6 @@
 
 #include "batch/tree.h"
 #include "calls/layer.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
 
@@ -149,7 +148,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_mixer *m)
     TRY(gdn_check_tensor(ctx, &a->state, "state"));
     TRY(gdn_conv_state_view(ctx, &a->conv_state, "conv_state", &m->conv, &m->conv.from));
     TRY(gdn_scaled_view(ctx, &state, a->state_layout, r->H, r->K, r->V, &r->from));
-    TRY(gdn_check_tree(ctx, &m->plan.batch, &m->tokens, r->exact, a->state.dtype));
+    TRY(gdn_check_tree(ctx, &m->plan.batch, r->exact, a->state.dtype));
     TRY(gdn_check_pair(ctx, &a->state, "state", &a->conv_state, "conv_state"));
     if (!a->out.data && !(writes && (a->state.data || a->conv_state.data)))
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
@@ -176,7 +175,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_mixer *m)
 }
 
 /* The rule's sizes and formulas; its rows but those of the convolution. */
-static void describe_rule(gdn_ctx *ctx, struct gdn_mixer *m)
+static void describe_rule(struct gdn_mixer *m)
 {
     const gdn_step_args *a = &m->args;
     struct gdn_rule     *r = &m->rule;
@@ -195,7 +194,12 @@ static void describe_rule(gdn_ctx *ctx, struct gdn_mixer *m)
     r->tree      = m->plan.batch.parents.data;
     r->exact     = a->flags & GDN_EXACT;
     r->n_seqs    = m->plan.B;
-    gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
+}
+
+static struct gdn_plan_pools pools_of(const gdn_step_args *a)
+{
+    const gdn_tensor *pool = a->state.data ? &a->state : &a->conv_state;
+    return gdn_plan_pools_of(pool, pool, &(gdn_tensor){ 0 });
 }
 
 static void describe_norm(gdn_ctx *ctx, struct gdn_mixer *m)
@@ -209,11 +213,13 @@ static void describe_norm(gdn_ctx *ctx, struct gdn_mixer *m)
     m->norm.n_rows = m->tokens.N * m->rule.H;
 }
 
-static gdn_status describe_parts(gdn_ctx *ctx, const gdn_step_args *args, struct gdn_mixer *m)
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
+    struct gdn_mixer *m    = call;
     *m                     = (struct gdn_mixer){ 0 };
     const gdn_step_args *a = &m->args;
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_step_args"));
+    m->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     m->conv.D = 2 * (int64_t)a->n_key_heads * a->key_head_dim +
                 (int64_t)a->n_value_heads * a->value_head_dim;
@@ -224,140 +230,11 @@ static gdn_status describe_parts(gdn_ctx *ctx, const gdn_step_args *args, struct
     m->conv.x      = gdn_rows_of(&a->x, &m->tokens);
     m->conv.silu   = true;
     m->conv.n_seqs = m->plan.B;
-    describe_rule(ctx, m);
+    describe_rule(m);
     TRY(check_states(ctx, m));
     describe_norm(ctx, m);
+    m->pools = pools_of(a);
     return GDN_OK;
 }
 
-/* ---- From the convolution to the rule ------------------------------------------------------ */
-
-struct gdn_rows gdn_mixer_rows(const struct gdn_mixer *m, char *memory, int64_t channel,
-                               int64_t head)
-{
-    const int64_t unit = (int64_t)gdn_dtype_bytes(m->conv.x.dtype), token = m->conv.D * unit;
-    return (struct gdn_rows){ .data  = memory + channel * unit,
-                              .dtype = m->conv.x.dtype,
-                              .batch = m->tokens.padded ? m->tokens.T * token : 0,
-                              .token = token,
-                              .head  = head * unit };
-}
-
-size_t gdn_mixer_bytes(const struct gdn_mixer *m)
-{
-    return gdn_align64((size_t)(m->tokens.N * m->conv.D) * gdn_dtype_bytes(m->conv.x.dtype));
-}
-
-void gdn_mixer_connect(const struct gdn_mixer *m, char *memory, struct gdn_rule *rule)
-{
-    const int64_t K = rule->K, keys = rule->Hk * K;
-    rule->q = gdn_mixer_rows(m, memory, 0, K);
-    rule->k = gdn_mixer_rows(m, memory, keys, K);
-    rule->v = gdn_mixer_rows(m, memory, 2 * keys, rule->V);
-}
-
-/* ---- The call ------------------------------------------------------------------------------ */
-
-/* What a run keeps in the workspace. */
-struct buffers {
-    char  *plan, *tree, *convolved, *threads;
-    float *A, *dt;
-};
-
-static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b, char *memory)
-{
-    const size_t rule   = gdn_rule_scratch(&m->rule, ctx->kr), conv = gdn_conv_scratch(&m->conv);
-    const size_t thread = rule > conv ? rule : conv, gates = (size_t)m->rule.H * sizeof(float);
-    const struct gdn_room rooms[] = {
-        { &b->plan, gdn_plan_bytes(&m->plan, &m->tokens) },
-        { &b->tree, m->rule.tree ? gdn_tree_bytes(&m->tokens) : 0 },
-        { &b->convolved, gdn_mixer_bytes(m) },
-        { &b->A, gates },
-        { &b->dt, gates },
-        { &b->threads, thread * (size_t)gdn_pool_threads(ctx->pool) },
-    };
-    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
-}
-
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
-{
-    struct gdn_mixer *m = call;
-    struct buffers    b;
-    TRY(describe_parts(ctx, args, m));
-    if (ctx->cuda) return gdn_cuda_step_check(ctx, m, &m->bytes);
-    m->bytes = lay_out(ctx, m, &b, NULL);
-    return GDN_OK;
-}
-
-/* The norm of one sequence's rows of out. */
-static void norm_item(void *arg, int64_t item, int thread)
-{
-    (void)thread;
-    const struct gdn_mixer *m = arg;
-    const struct gdn_seq   *s = &m->plan.seqs[item];
-    const int64_t first = (s->batch * m->tokens.T + s->first) * m->rule.H;
-    gdn_norm_rows(&m->norm, first, first + s->n_valid * m->rule.H);
-}
-
-static struct gdn_plan_pools pools_of(const gdn_step_args *a)
-{
-    const gdn_tensor *pool = a->state.data ? &a->state : &a->conv_state;
-    return gdn_plan_pools_of(pool, pool, &(gdn_tensor){ 0 });
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call)
-{
-    struct gdn_mixer           *m     = call;
-    const gdn_step_args        *a     = &m->args;
-    const struct gdn_plan_pools pools = pools_of(a);
-    struct gdn_rule            *r = &m->rule;
-    struct buffers              b;
-    void                       *memory;
-    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, m->bytes, &memory));
-    lay_out(ctx, m, &b, memory);
-    TRY(gdn_plan_batch(ctx, &m->tokens, &pools, b.plan, &m->plan));
-    if (r->tree) {
-        gdn_tree_order(&m->plan, &m->tokens, b.tree);
-        r->tokens = &m->tokens;
-        r->visits = (const struct gdn_visit *)(const void *)b.tree;
-    }
-    gdn_rule_load_decay(b.A, b.dt, &a->A_log, &a->dt_bias, r->H, r->bound);
-    gdn_mixer_connect(m, b.convolved, r);
-    r->A = b.A, r->dt = b.dt;
-    r->plan = m->conv.plan = &m->plan;
-    r->seqs = m->conv.seqs = m->plan.seqs;
-    m->conv.out            = gdn_mixer_rows(m, b.convolved, 0, 0);
-    gdn_conv_run(ctx, &m->conv, b.threads);
-    gdn_rule_run(ctx, r, b.threads);
-    if (m->normed) gdn_parallel_for(ctx->pool, m->plan.B, norm_item, m);
-    gdn_plan_zero_rest(&m->plan, &m->tokens, &r->out, r->H, r->V);
-    return GDN_OK;
-}
-
-static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
-{
-    const struct gdn_mixer *m = call;
-    snprintf(text, GDN_LOOPS_BYTES, "conv %s%s", gdn_rule_loops(&m->rule),
-             m->normed ? " norm_row" : "");
-    return text;
-}
-
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    const struct gdn_mixer     *m     = call;
-    const gdn_step_args        *a     = &m->args;
-    const struct gdn_plan_pools pools = pools_of(a);
-    void                       *memory;
-    TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &pools, a->stream));
-    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, m->bytes, &memory));
-    return gdn_cuda_step(ctx, m, memory);
-}
-
-static const struct gdn_frame frame = {
-    .describe   = describe,
-    .run        = run,
-    .enqueue    = enqueue,
-    .bytes_at   = offsetof(struct gdn_mixer, bytes),
-    .find_loops = find_loops,
-};
-GDN_OP_ENTRY(step, gdn_step_args, frame, struct gdn_mixer)
+GDN_OP_ENTRY(STEP, step, gdn_step_args, describe, struct gdn_mixer)

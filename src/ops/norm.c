@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gdn_l2norm and gdn_rmsnorm_gated: both scale a row by a number made of its sum of squares
- * and multiply it by what they have of weight and gate. Long rows pass through in pieces; the
- * sums of the pieces are added in float64, in an order that depends on D alone.
- */
+/* gdn_l2norm and gdn_rmsnorm_gated: what their arguments must be. cpu/norm.c computes them. */
 #include <math.h>
 
 #include "calls/norm.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 
 enum { MAX_D = 65536 };
 
@@ -88,154 +84,36 @@ static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, float eps)
     return gdn_norm_check_eps(ctx, eps);
 }
 
-/* ---- Running ----------------------------------------------------------------------------- */
-
-static size_t piece_size(const struct gdn_norm_job *s, int64_t first)
-{
-    return (size_t)(s->D - first < GDN_PIECE ? s->D - first : GDN_PIECE);
-}
-
-/* Leaves the last piece in x: the whole row if D is at most GDN_PIECE. */
-static double sum_of_squares(const struct gdn_norm_job *s, int64_t row, float *x)
-{
-    double sum = 0;
-    for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
-        const size_t n = piece_size(s, first);
-        s->kr->load_row[s->x.dtype](x, gdn_row_at(&s->x, row, first), n);
-        sum += (double)s->kr->dot(x, x, n);
-    }
-    return sum;
-}
-
-static float row_scale(const struct gdn_norm_job *s, double sum)
-{
-    const double eps = (double)s->eps;
-    switch (s->formula) {
-    case GDN_NORM_L2: return (float)(1 / sqrt(sum + eps));
-    case GDN_NORM_L2_ADD: return (float)(1 / (sqrt(sum) + eps));
-    case GDN_NORM_L2_MAX: return (float)(1 / fmax(sqrt(sum), eps));
-    default: return (float)(1 / sqrt(sum / (double)s->D + eps));
-    }
-}
-
-static void scale_row(const struct gdn_norm_job *s, int64_t row, float scale, float *x,
-                      float *weight)
-{
-    float z[GDN_PIECE];
-    for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
-        const size_t n = piece_size(s, first);
-        if (s->D > GDN_PIECE) {
-            s->kr->load_row[s->x.dtype](x, gdn_row_at(&s->x, row, first), n);
-            if (s->weight.data) gdn_load_piece(weight, &s->weight, first, (int64_t)n, 1);
-        }
-        if (s->z.data) s->kr->load_row[s->z.dtype](z, gdn_row_at(&s->z, row, first), n);
-        s->kr->norm_row(x, x, scale, s->weight.data ? weight : NULL, s->z.data ? z : NULL,
-                        s->sigmoid, n);
-        s->kr->store_row[s->out.dtype](gdn_row_at(&s->out, row, first), x, n);
-    }
-}
-
-void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end)
-{
-    float x[GDN_PIECE], weight[GDN_PIECE];
-    if (s->weight.data && s->D <= GDN_PIECE) gdn_load_piece(weight, &s->weight, 0, s->D, 1);
-    for (int64_t row = first; row < end; row++) {
-        const float scale = row_scale(s, sum_of_squares(s, row, x));
-        scale_row(s, row, scale, x, weight);
-    }
-}
-
-static void run_item(void *arg, int64_t item, int thread)
-{
-    (void)thread;
-    const struct gdn_norm_job *s     = arg;
-    const int64_t          first = item * s->rows_per_item, end = first + s->rows_per_item;
-    gdn_norm_rows(s, first, end < s->n_rows ? end : s->n_rows);
-}
-
-/* A checked call of either op. */
-struct call {
-    struct gdn_norm_job job;
-    const char         *op;
-    void               *workspace, *stream;
-    size_t              workspace_bytes, bytes; /* bytes: 0, no workspace */
-};
-
-struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s)
-{
-    struct gdn_cu_norm args = {
-        .weight      = gdn_cuda_line(&s->weight),
-        .weight_step = s->D > 1 ? s->weight.stride[0] : 1,
-        .n_lines     = s->n_rows,
-        .D           = s->D,
-        .formula     = s->formula,
-        .sigmoid     = s->sigmoid,
-        .eps         = s->eps,
-    };
-    gdn_cuda_lines((const gdn_tensor *const[]){ &s->x, &s->z, &s->out }, 3, &args.leads,
-                   (struct gdn_cu_lines *const[]){ &args.x, &args.z, &args.out });
-    return args;
-}
-
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    const struct call *c = call;
-    struct gdn_cu_norm args;
-    void              *none;
-    TRY(gdn_get_workspace(ctx, c->workspace, c->workspace_bytes, 0, &none));
-    args = gdn_cuda_norm_args(&c->job);
-    return gdn_cuda_norm(ctx, c->op, &args, c->stream);
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call)
-{
-    struct call         *c = call;
-    struct gdn_norm_job *s = &c->job;
-    void                *none;
-    TRY(gdn_get_workspace(ctx, c->workspace, c->workspace_bytes, 0, &none));
-    gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
-    return GDN_OK;
-}
-
 /* ---- L2 norm ----------------------------------------------------------------------------- */
 
 static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct call         *c = call;
+    struct gdn_norm_call         *c = call;
     struct gdn_norm_job *s = &c->job;
     gdn_l2norm_args      own, *a = &own;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_l2norm_args"));
     TRY(check_fields(ctx, a->flags, a->eps));
     TRY(gdn_norm_check_formula(ctx, a->norm));
-    *c = (struct call){ .op = "l2norm", .workspace = a->workspace, .stream = a->stream,
-                        .workspace_bytes = a->workspace_bytes };
+    *c = (struct gdn_norm_call){ .base = GDN_CALL_OF(a) };
     *s = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
     s->formula = a->norm == GDN_NORM_NONE ? GDN_NORM_L2 : a->norm;
     s->eps     = a->eps > 0 ? a->eps : 1e-6f;
     return check_tensors(ctx, s);
 }
 
-static const struct gdn_frame l2norm = {
-    .describe = describe_l2norm,
-    .run      = run,
-    .enqueue  = enqueue,
-    .bytes_at = offsetof(struct call, bytes),
-    .loops    = "dot norm_row",
-};
-GDN_OP_ENTRY(l2norm, gdn_l2norm_args, l2norm, struct call)
+GDN_OP_ENTRY(L2NORM, l2norm, gdn_l2norm_args, describe_l2norm, struct gdn_norm_call)
 
 /* ---- Gated RMSNorm ------------------------------------------------------------------------- */
 
 static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct call           *c = call;
+    struct gdn_norm_call           *c = call;
     struct gdn_norm_job   *s = &c->job;
     gdn_rmsnorm_gated_args own, *a = &own;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_rmsnorm_gated_args"));
     TRY(check_fields(ctx, a->flags, a->eps));
     TRY(gdn_norm_check_activation(ctx, a->activation));
-    *c = (struct call){ .op = "rmsnorm_gated", .workspace = a->workspace, .stream = a->stream,
-                        .workspace_bytes = a->workspace_bytes };
+    *c = (struct gdn_norm_call){ .base = GDN_CALL_OF(a) };
     *s = (struct gdn_norm_job){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out,
                                 .kr = ctx->kr };
     s->formula = GDN_NORM_NONE;
@@ -244,11 +122,6 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
     return check_tensors(ctx, s);
 }
 
-static const struct gdn_frame rmsnorm_gated = {
-    .describe = describe_rmsnorm,
-    .run      = run,
-    .enqueue  = enqueue,
-    .bytes_at = offsetof(struct call, bytes),
-    .loops    = "dot norm_row",
-};
-GDN_OP_ENTRY(rmsnorm_gated, gdn_rmsnorm_gated_args, rmsnorm_gated, struct call)
+GDN_OP_ENTRY(RMSNORM_GATED, rmsnorm_gated, gdn_rmsnorm_gated_args, describe_rmsnorm,
+             struct gdn_norm_call)
+GDN_OP_PART(rmsnorm_gated, gdn_rmsnorm_gated_args, struct gdn_norm_call)

@@ -8,14 +8,14 @@
 /* The rows of ops.def are in the order of gdn_op. */
 #define GDN_OP_ROW(NUMBER, name, args) \
     _Static_assert((int)GDN_OP_##NUMBER == (int)GDN_PLACE_OF_##NUMBER, "ops.def: " #name);
-#include "ops/ops.def"
+#include "calls/ops.def"
 
 static gdn_status check(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes)
 {
     switch (op) {
 #define GDN_OP_ROW(NUMBER, name, type) \
     case GDN_OP_##NUMBER: return gdn_##name##_check(ctx, args, bytes);
-#include "ops/ops.def"
+#include "calls/ops.def"
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }
@@ -47,14 +47,14 @@ enum {
     N_TENSORS_##args = (offsetof(gdn_##args##_args, last) - offsetof(gdn_rule_args, q)) /   \
                            sizeof(gdn_tensor) + 1,                                          \
     BATCH_AT_##args  = PLACE_OF_##batch(gdn_##args##_args),
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 
 const struct gdn_op_shape gdn_op_shapes[GDN_N_OPS] = {
 #define GDN_OP_ROW(NUMBER, name, args)                                                      \
     [GDN_OP_##NUMBER] = { #name, "gdn_" #args "_args", sizeof(gdn_##args##_args),           \
                           N_TENSORS_##args, BATCH_AT_##args },
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 
 gdn_status gdn_run_op(gdn_ctx *ctx, gdn_op op, const void *args)
@@ -62,7 +62,7 @@ gdn_status gdn_run_op(gdn_ctx *ctx, gdn_op op, const void *args)
     switch (op) {
 #define GDN_OP_ROW(NUMBER, name, type) \
     case GDN_OP_##NUMBER: return gdn_##name(ctx, args);
-#include "ops/ops.def"
+#include "calls/ops.def"
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }

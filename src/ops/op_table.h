@@ -13,11 +13,11 @@
  * workspace that the call needs. */
 #define GDN_OP_ROW(NUMBER, name, args) \
     gdn_status gdn_##name##_check(gdn_ctx *ctx, const gdn_##args##_args *a, size_t *bytes);
-#include "ops/ops.def"
+#include "calls/ops.def"
 
 enum {
 #define GDN_OP_ROW(NUMBER, name, args) GDN_PLACE_OF_##NUMBER,
-#include "ops/ops.def"
+#include "calls/ops.def"
     GDN_N_OPS
 };
 

@@ -1,24 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill_backward: the gradients of gdn_prefill. */
+/* gdn_prefill_backward: what its arguments must be. cpu/prefill_backward.c computes it. */
 #include <math.h>
-#include <string.h>
 
 #include "calls/backward.h"
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-
-/* A checked call. */
-struct call {
-    gdn_prefill_backward_args args;
-    struct gdn_tokens         tokens;
-    struct gdn_plan           plan;
-    struct gdn_backward       work;
-    struct gdn_cu_backward    cuda;
-    size_t                    plan_bytes, gate_bytes, sum_bytes, bytes;
-};
+#include "ops/parts.h"
 
 static gdn_status check_numbers(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
 {
@@ -64,7 +53,7 @@ static gdn_status check_presence(gdn_ctx *ctx, const gdn_prefill_backward_args *
     return GDN_OK;
 }
 
-static gdn_status check_tensors(gdn_ctx *ctx, struct call *c)
+static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
 {
     const gdn_prefill_backward_args *a = &c->args;
     struct gdn_rule                 *r = &c->work.rule;
@@ -128,7 +117,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct call *c)
     return gdn_state_view(ctx, &a->dstate, "dstate", a->state_layout, H, K, V, &c->work.dstate);
 }
 
-static void fill(struct call *c)
+static void fill(struct gdn_backward_call *c)
 {
     const gdn_prefill_backward_args *a = &c->args;
     struct gdn_backward             *w = &c->work;
@@ -147,99 +136,22 @@ static void fill(struct call *c)
     r->n_groups = r->H, r->group_heads = 1;
     w->longest  = c->tokens.padded ? c->tokens.T : c->tokens.N;
     w->adds     = a->flags & GDN_ACCUMULATE;
-    gdn_backward_families(w);
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct call *c = call;
-    *c             = (struct call){ 0 };
+    struct gdn_backward_call *c = call;
+    *c             = (struct gdn_backward_call){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_prefill_backward_args"));
+    c->base = GDN_CALL_OF(&c->args);
     TRY(check_numbers(ctx, &c->args));
     TRY(check_presence(ctx, &c->args));
     TRY(check_tensors(ctx, c));
     fill(c);
-    if (ctx->cuda) {
-        c->cuda  = gdn_cuda_backward_args(&c->work, &c->args, &c->plan, &c->tokens);
-        c->bytes = gdn_cuda_backward_bytes(&c->cuda);
-        return GDN_OK;
-    }
-    const size_t H = (size_t)c->work.rule.H;
-    const bool   sums = c->args.dA_log.data || c->args.ddt_bias.data;
-    c->plan_bytes     = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
-    c->gate_bytes     = gdn_align64(2 * sizeof(float) * H);
-    c->sum_bytes      = sums ? gdn_align64(2 * sizeof(double) * H * (size_t)c->plan.B) : 0;
-    c->bytes          = c->plan_bytes + c->gate_bytes + c->sum_bytes +
-               gdn_backward_scratch(&c->work, ctx->kr) * (size_t)gdn_pool_threads(ctx->pool);
+    c->pools = (struct gdn_plan_pools){ c->args.state.data ? c->plan.B : -1, -1, -1, false, false };
     return GDN_OK;
 }
 
-/* One of the two sums over sequences, in their order. */
-static void store_sums(const struct call *c, const gdn_tensor *t, int which)
-{
-    const struct gdn_rule *r = &c->work.rule;
-    for (int64_t h = 0; t->data && h < r->H; h++) {
-        float *to = (float *)(void *)((char *)t->data + h * gdn_step_bytes(t, 0));
-        double sum = c->work.adds ? (double)*to : 0;
-        for (int64_t b = 0; b < r->n_seqs; b++) sum += c->work.sums[2 * (b * r->H + h) + which];
-        *to = (float)sum;
-    }
-}
-
-static void zero_rest(const struct call *c)
-{
-    const struct gdn_backward *w = &c->work;
-    const struct gdn_rule     *r = &w->rule;
-    if (w->adds) return;
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dq, r->Hq, r->K);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dk, r->Hk, r->K);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dv, r->Hv, r->V);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dg, r->H, 1);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dbeta, r->H, 1);
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call)
-{
-    struct call                     *c = call;
-    const gdn_prefill_backward_args *a = &c->args;
-    struct gdn_rule                 *r = &c->work.rule;
-    void                            *memory;
-    const struct gdn_plan_pools pools = { a->state.data ? c->plan.B : -1, -1, -1, false, false };
-    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
-    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
-    char *at = (char *)memory + c->plan_bytes;
-    if (a->gate == GDN_GATE_RAW) {
-        float *A = (float *)(void *)at, *dt = A + r->H;
-        gdn_rule_load_decay(A, dt, &a->A_log, &a->dt_bias, r->H, r->bound);
-        r->A = A, r->dt = dt;
-    }
-    at += c->gate_bytes;
-    if (c->sum_bytes) c->work.sums = memset(at, 0, c->sum_bytes);
-    at += c->sum_bytes;
-    r->plan = &c->plan;
-    r->seqs = c->plan.seqs;
-    gdn_backward_run(ctx, &c->work, at);
-    store_sums(c, &a->dA_log, 0);
-    store_sums(c, &a->ddt_bias, 1);
-    zero_rest(c);
-    return GDN_OK;
-}
-
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    struct call *c = call;
-    void        *memory;
-    TRY(gdn_stage_check_contents(ctx, &c->plan, &c->tokens, c->args.stream));
-    TRY(gdn_cuda_get_workspace(ctx, c->args.workspace, c->args.workspace_bytes, c->bytes,
-                               &memory));
-    return gdn_cuda_backward(ctx, &c->cuda, memory, c->args.stream);
-}
-
-static const struct gdn_frame frame = {
-    .describe = describe,
-    .run      = run,
-    .enqueue  = enqueue,
-    .bytes_at = offsetof(struct call, bytes),
-    .loops    = "chunk_solve",
-};
-GDN_OP_ENTRY(prefill_backward, gdn_prefill_backward_args, frame, struct call)
+GDN_OP_ENTRY(PREFILL_BACKWARD, prefill_backward, gdn_prefill_backward_args, describe,
+             struct gdn_backward_call)
+GDN_OP_PART(prefill_backward, gdn_prefill_backward_args, struct gdn_backward_call)

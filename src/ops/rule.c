@@ -8,12 +8,11 @@
 #include <math.h>
 
 #include "batch/tree.h"
-#include "calls/record.h"
-#include "calls/rule.h"
+#include "calls/rule_call.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
 {
@@ -31,16 +30,6 @@ gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
         return gdn_fail(ctx, GDN_E_DTYPE, "flags: GDN_BF16_PRODUCTS, wanted for bf16 inputs alone");
     return GDN_OK;
 }
-
-/* A checked call: everything that follows from descriptors alone. */
-struct rule_call {
-    gdn_rule_args     args;
-    struct gdn_tokens tokens;
-    struct gdn_plan   plan;
-    struct gdn_rule   rule;
-    struct gdn_record record;
-    size_t            plan_bytes, gate_bytes, tree_bytes, record_bytes, bytes;
-};
 
 static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
 {
@@ -71,7 +60,7 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
 }
 
 /* q k v out: shapes, heads, dtypes. */
-static gdn_status check_rows(gdn_ctx *ctx, struct rule_call *c, bool decode)
+static gdn_status check_rows(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
     const gdn_rule_args *a = &c->args;
     struct gdn_rule     *r = &c->rule;
@@ -112,7 +101,7 @@ static gdn_status check_rows(gdn_ctx *ctx, struct rule_call *c, bool decode)
 }
 
 /* One of g and beta, per token and head. */
-static gdn_status check_gate(gdn_ctx *ctx, const struct rule_call *c, const gdn_tensor *t,
+static gdn_status check_gate(gdn_ctx *ctx, const struct gdn_rule_call *c, const gdn_tensor *t,
                              const char *name)
 {
     if (!t->data) return GDN_OK;
@@ -120,7 +109,7 @@ static gdn_status check_gate(gdn_ctx *ctx, const struct rule_call *c, const gdn_
     return gdn_plan_check(ctx, &c->tokens, t, name, 1, (int64_t[]){ c->rule.H });
 }
 
-static gdn_status check_gates(gdn_ctx *ctx, const struct rule_call *c)
+static gdn_status check_gates(gdn_ctx *ctx, const struct gdn_rule_call *c)
 {
     const gdn_rule_args *a    = &c->args;
     const int64_t        H[1] = { c->rule.H };
@@ -177,7 +166,7 @@ static bool may_be_same(const void *args, const gdn_tensor *written, const gdn_t
 }
 
 /* The tensors of a call, all checked. */
-static void find_extents(const struct rule_call *c, struct gdn_extents *all)
+static void find_extents(const struct gdn_rule_call *c, struct gdn_extents *all)
 {
     const gdn_rule_args *a = &c->args;
     const struct {
@@ -210,7 +199,7 @@ static void find_extents(const struct rule_call *c, struct gdn_extents *all)
 }
 
 /* The record, if one of its tensors is there. */
-static gdn_status check_record(gdn_ctx *ctx, struct rule_call *c, bool decode)
+static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
     const gdn_rule_args            *a = &c->args;
     const gdn_batch                *b = &c->plan.batch;
@@ -231,12 +220,11 @@ static gdn_status check_record(gdn_ctx *ctx, struct rule_call *c, bool decode)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "flags: GDN_EXACT, wanted a float32 state with a record");
     TRY(gdn_record_view(ctx, &t, a->state.size[0], r->Hk, r->H, r->K, r->V, &c->record));
-    r->record       = &c->record;
-    c->record_bytes = gdn_record_slots_bytes(&c->record);
+    r->record = &c->record;
     return GDN_OK;
 }
 
-static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
+static gdn_status check_states(gdn_ctx *ctx, struct gdn_rule_call *c)
 {
     const gdn_rule_args *a = &c->args;
     struct gdn_rule     *r = &c->rule;
@@ -255,7 +243,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
     if (!a->state_out.data) r->to = r->from;
     r->checkpoints.streamed = a->checkpoints.data;
 
-    TRY(gdn_check_tree(ctx, &c->plan.batch, &c->tokens, a->flags & GDN_EXACT, to->t->dtype));
+    TRY(gdn_check_tree(ctx, &c->plan.batch, a->flags & GDN_EXACT, to->t->dtype));
     const bool final = to->t->data && c->plan.batch.write != GDN_WRITE_NONE;
     const struct {
         const gdn_tensor *t;
@@ -281,41 +269,13 @@ static gdn_status check_states(gdn_ctx *ctx, struct rule_call *c)
     return GDN_OK;
 }
 
-static struct gdn_plan_pools pools_of(const gdn_rule_args *a)
-{
-    return gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
-}
-
-static struct gdn_cu_rule device_args(const struct rule_call *c)
-{
-    const struct gdn_plan_pools pools = pools_of(&c->args);
-    return gdn_cuda_rule_args(&c->rule, &c->args, &c->plan, &c->tokens, &pools);
-}
-
-static struct gdn_cuda_wish wish_of(const struct rule_call *c)
-{
-    return gdn_cuda_wish_of(c->args.flags, &c->plan.batch);
-}
-
-/* Kernels keep all they need on the chip, but for trees, and chunks with segments or with states of
- * 8 bits. */
-static gdn_status describe_device(gdn_ctx *ctx, struct rule_call *c)
-{
-    const bool in_chunks = !c->rule.decode && !c->rule.exact;
-    if (!c->rule.tree && !in_chunks) return GDN_OK;
-    const struct gdn_cu_rule args = device_args(c);
-    c->bytes = in_chunks ? gdn_cuda_prefill_bytes(ctx, &args, wish_of(c))
-                         : gdn_cuda_decode_bytes(ctx, &args);
-    return GDN_OK;
-}
-
 static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
-                           struct rule_call *c)
+                           struct gdn_rule_call *c)
 {
     const gdn_rule_args *a = &c->args;
     c->rule                = (struct gdn_rule){ 0 };
-    c->record_bytes = c->bytes = 0;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_rule_args"));
+    c->base = GDN_CALL_OF(a);
     TRY(check_enums(ctx, a));
     if (!decode) TRY(gdn_check_products(ctx, a->flags, a->q.dtype));
     const struct {
@@ -356,63 +316,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->exact    = a->flags & GDN_EXACT;
     r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
     r->n_seqs   = c->plan.B;
-    if (ctx->cuda) return describe_device(ctx, c);
-
-    gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
-    c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
-    c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
-    c->tree_bytes   = r->tree ? gdn_tree_bytes(&c->tokens) : 0;
-    c->bytes        = c->plan_bytes + c->gate_bytes + c->tree_bytes + c->record_bytes +
-               gdn_rule_scratch(r, ctx->kr) * (size_t)gdn_pool_threads(ctx->pool);
-    return GDN_OK;
-}
-
-/* The same on a device: contents are read there, where it runs. */
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    const struct rule_call  *c    = call;
-    const gdn_rule_args     *a    = &c->args;
-    const struct gdn_cu_rule args = device_args(c);
-    void                    *memory;
-    const struct gdn_plan_pools pools = pools_of(a);
-    TRY(c->rule.record
-            ? gdn_record_check_contents(ctx, &c->plan, &c->tokens, &c->record, a->stream)
-            : gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, a->stream));
-    TRY(gdn_cuda_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
-    if (c->rule.decode) return gdn_cuda_decode(ctx, "decode", &args, memory, a->stream);
-    if (c->rule.exact) return gdn_cuda_decode(ctx, "prefill", &args, memory, a->stream);
-    return gdn_cuda_prefill(ctx, &args, wish_of(c), memory, a->stream);
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call)
-{
-    struct rule_call *c = call;
-    struct gdn_rule     *r = &c->rule;
-    const gdn_rule_args *a = &c->args;
-    void                *memory;
-    TRY(gdn_get_workspace(ctx, a->workspace, a->workspace_bytes, c->bytes, &memory));
-    char *at = memory;
-    const struct gdn_plan_pools pools = pools_of(a);
-    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, at, &c->plan));
-    at += c->plan_bytes;
-    if (r->record) TRY(gdn_record_check_slots(ctx, r->record, &c->plan, true, at));
-    at += c->record_bytes;
-    if (r->tree) {
-        gdn_tree_order(&c->plan, &c->tokens, at);
-        r->tokens = &c->tokens;
-        r->visits = (const struct gdn_visit *)(const void *)at;
-    }
-    at += c->tree_bytes;
-    if (a->gate == GDN_GATE_RAW) {
-        float *A = (float *)at, *dt = A + r->H;
-        gdn_rule_load_decay(A, dt, &a->A_log, &a->dt_bias, r->H, r->bound);
-        r->A = A, r->dt = dt;
-    }
-    at += c->gate_bytes;
-    r->plan = &c->plan;
-    r->seqs = c->plan.seqs;
-    gdn_rule_run(ctx, r, at);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &r->out, r->H, r->V);
+    c->pools    = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
     return GDN_OK;
 }
 
@@ -426,25 +330,6 @@ static gdn_status describe_decode(gdn_ctx *ctx, const void *args, void *call)
     return describe(ctx, args, true, call);
 }
 
-static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
-{
-    (void)text;
-    return gdn_rule_loops(&((const struct rule_call *)call)->rule);
-}
-
-static const struct gdn_frame prefill = {
-    .describe   = describe_prefill,
-    .run        = run,
-    .enqueue    = enqueue,
-    .bytes_at   = offsetof(struct rule_call, bytes),
-    .find_loops = find_loops,
-};
-static const struct gdn_frame decode = {
-    .describe   = describe_decode,
-    .run        = run,
-    .enqueue    = enqueue,
-    .bytes_at   = offsetof(struct rule_call, bytes),
-    .find_loops = find_loops,
-};
-GDN_OP_ENTRY(prefill, gdn_rule_args, prefill, struct rule_call)
-GDN_OP_ENTRY(decode, gdn_rule_args, decode, struct rule_call)
+GDN_OP_ENTRY(PREFILL, prefill, gdn_rule_args, describe_prefill, struct gdn_rule_call)
+GDN_OP_ENTRY(DECODE, decode, gdn_rule_args, describe_decode, struct gdn_rule_call)
+GDN_OP_PART(prefill, gdn_rule_args, struct gdn_rule_call)

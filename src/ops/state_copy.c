@@ -1,22 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gdn_state_copy: a slot is a list of matrices, and every case (dtype, layout, channels first or
- * last) is the copy of one matrix with two strides to another. States of 8 bits go through
- * float32, some columns at a time, unless they keep their dtype.
- */
+/* gdn_state_copy: what its arguments must be. cpu/state_copy.c computes it. */
 #include "calls/state_copy.h"
 
 #include "calls/rule.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "state/matrix.h"
-
-enum {
-    COLUMNS  = 8,   /* of an 8-bit state that are converted at a time */
-    CHANNELS = 1024 /* of a convolution's state in one item */
-};
 
 /* As many pairs as a call may have. */
 #define MAX_PAIRS ((int64_t)1 << 31)
@@ -184,7 +173,7 @@ static void find_matrices(struct gdn_state_move *m)
     } else {
         const int64_t S = t->size[2], from_S = m->from.data ? a->from_pool.size[2] : S;
         m->rows         = t->size[1];
-        m->n_parts      = m->rows / CHANNELS + (m->rows % CHANNELS != 0);
+        m->n_parts      = m->rows / GDN_STATE_CHANNELS + (m->rows % GDN_STATE_CHANNELS != 0);
         m->columns      = S < from_S ? S : from_S;
         m->n_old        = S - m->columns;
         m->n_skipped    = from_S - m->columns;
@@ -212,177 +201,6 @@ gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
     return GDN_OK;
 }
 
-/* ---- Slots --------------------------------------------------------------------------------- */
-
-static int64_t slot_of(const gdn_tensor *slots, int64_t pair)
-{
-    return slots->data ? gdn_index(slots, pair) : pair;
-}
-
-size_t gdn_state_bytes(const struct gdn_state_move *m)
-{
-    return gdn_align64((size_t)m->args.to_pool.size[0] / 8 + 1);
-}
-
-static gdn_status check_below(gdn_ctx *ctx, const char *name, int64_t pair, int64_t slot,
-                              int64_t end)
-{
-    if (slot < end) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_ARG, "%s[%lld]: slot %lld, wanted below %lld", name, (long long)pair,
-                    (long long)slot, (long long)end);
-}
-
-/* One bit per slot of the target: is it written? */
-static bool is_written(const unsigned char *bits, int64_t slot)
-{
-    return bits[slot / 8] >> slot % 8 & 1;
-}
-
-gdn_status gdn_state_check_slots(gdn_ctx *ctx, const struct gdn_state_move *m, void *memory)
-{
-    const gdn_state_copy_args *a    = &m->args;
-    unsigned char             *bits = memory;
-    memset(bits, 0, gdn_state_bytes(m));
-    for (int64_t i = 0; i < m->n_pairs; i++) {
-        const int64_t from = slot_of(&a->from_slots, i), to = slot_of(&a->to_slots, i);
-        if (to < 0) continue;
-        TRY(check_below(ctx, m->to_slots_name, i, to, a->to_pool.size[0]));
-        if (m->from.data)
-            TRY(check_below(ctx, m->from_slots_name, i, from, a->from_pool.size[0]));
-        if (is_written(bits, to))
-            return gdn_fail(ctx, GDN_E_ARG, "%s[%lld]: slot %lld, which an earlier pair writes",
-                            m->to_slots_name, (long long)i, (long long)to);
-        bits[to / 8] |= (unsigned char)(1 << to % 8);
-    }
-    for (int64_t i = 0; i < m->n_pairs && m->same_pool; i++) {
-        const int64_t from = slot_of(&a->from_slots, i), to = slot_of(&a->to_slots, i);
-        if (to >= 0 && from >= 0 && from != to && is_written(bits, from))
-            return gdn_fail(ctx, GDN_E_ARG, "%s[%lld]: slot %lld, which another pair writes",
-                            m->from_slots_name, (long long)i, (long long)from);
-    }
-    return GDN_OK;
-}
-
-/* ---- Running ------------------------------------------------------------------------------- */
-
-/* Rows and columns from (row, column) on of one head. */
-static struct gdn_matrix matrix_of(const struct gdn_state_side *s, int64_t slot, int64_t head,
-                               int64_t row, int64_t column)
-{
-    const int64_t unit = (int64_t)gdn_dtype_bytes(s->dtype);
-    const int64_t first = slot * s->slot + head * s->head + row * s->row + column * s->column;
-    return (struct gdn_matrix){ .data   = s->data + first * unit,
-                            .dtype  = s->dtype,
-                            .unit   = unit,
-                            .row    = s->row * unit,
-                            .column = s->column * unit };
-}
-
-static float *scales_of(const struct gdn_state_side *s, int64_t slot, int64_t head, int64_t row)
-{
-    return s->scales ? s->scales + slot * s->scales_slot + head * s->scales_head + row : NULL;
-}
-
-/* Rows of float32 or of codes, side by side. */
-static struct gdn_matrix dense(void *data, int32_t dtype, int64_t columns)
-{
-    const int64_t unit = (int64_t)gdn_dtype_bytes(dtype);
-    return (struct gdn_matrix){ data, dtype, unit, columns * unit, unit };
-}
-
-/* n rows of float32 from or to a matrix of any dtype; scales: of 8-bit ones. */
-static void load_rows(float *S, const struct gdn_kernels *kr, const struct gdn_matrix *from,
-                      const float *scales, int n, int columns)
-{
-    uint8_t                 codes[COLUMNS * GDN_MAX_HEAD];
-    const struct gdn_matrix to = scales ? dense(codes, from->dtype, columns)
-                                        : dense(S, GDN_F32, columns);
-    gdn_matrix_copy(kr, &to, from, n, columns);
-    if (scales)
-        kr->load8_vk[from->dtype - GDN_I8](S, columns, codes, columns, scales, columns, n);
-}
-
-static void store_rows(float *S, const struct gdn_kernels *kr, const struct gdn_matrix *to,
-                       float *scales, const uint32_t *keys, int n, int columns)
-{
-    uint8_t                 codes[COLUMNS * GDN_MAX_HEAD];
-    const struct gdn_matrix from = scales ? dense(codes, to->dtype, columns)
-                                          : dense(S, GDN_F32, columns);
-    if (scales)
-        kr->store8_vk[to->dtype - GDN_I8](codes, columns, scales, S, columns, keys, columns, n);
-    gdn_matrix_copy(kr, to, &from, n, columns);
-}
-
-/* One head, of which one side is of 8 bits. */
-static void convert_head(const struct gdn_state_move *m, int64_t from, int64_t to, int64_t head)
-{
-    const gdn_state_copy_args *a = &m->args;
-    const uint64_t noise = gdn_noise(a->seed, 0, head);
-    const int      K     = (int)m->columns;
-    float          S[COLUMNS * GDN_MAX_HEAD];
-    uint32_t       keys[COLUMNS];
-    for (int64_t v = 0; v < m->rows; v += COLUMNS) {
-        const int n = m->rows - v < COLUMNS ? (int)(m->rows - v) : COLUMNS;
-        const struct gdn_matrix source = matrix_of(&m->from, from, head, v, 0);
-        const struct gdn_matrix target = matrix_of(&m->to, to, head, v, 0);
-        gdn_noise_keys(keys, noise, v, n);
-        load_rows(S, m->kr, &source, scales_of(&m->from, from, head, v), n, K);
-        store_rows(S, m->kr, &target, scales_of(&m->to, to, head, v),
-                   a->rounding == GDN_ROUND_STOCHASTIC ? keys : NULL, n, K);
-    }
-}
-
-/* The scales of a head whose codes are copied, or zeroed (from below 0). */
-static void copy_scales(const struct gdn_state_move *m, int64_t from, int64_t to, int64_t head)
-{
-    const size_t bytes = (size_t)m->rows * sizeof(float);
-    float       *t     = scales_of(&m->to, to, head, 0);
-    if (!t) return;
-    if (from < 0)
-        memset(t, 0, bytes);
-    else
-        memcpy(t, scales_of(&m->from, from, head, 0), bytes);
-}
-
-static bool converts(const struct gdn_state_move *m)
-{
-    return m->from.dtype != m->to.dtype && (m->from.scales || m->to.scales);
-}
-
-/* A part is one head, or CHANNELS channels. */
-static void run_item(void *arg, int64_t item, int thread)
-{
-    (void)thread;
-    const struct gdn_state_move *m    = arg;
-    const int64_t                pair = item / m->n_parts, part = item % m->n_parts;
-    const int64_t from = slot_of(&m->args.from_slots, pair), to = slot_of(&m->args.to_slots, pair);
-    const bool    is_conv = m->args.to_pool.ndim == 3, is_zero = !m->from.data || from < 0;
-    const int64_t head = is_conv ? 0 : part, row = is_conv ? part * CHANNELS : 0;
-    const int64_t n_zero = is_zero ? m->n_old + m->columns : m->n_old;
-    int64_t       rows   = m->rows - row;
-    if (to < 0 || (m->same_pool && from == to)) return;
-    if (is_conv && rows > CHANNELS) rows = CHANNELS;
-
-    if (n_zero > 0) {
-        const struct gdn_matrix old = matrix_of(&m->to, to, head, row, 0);
-        gdn_matrix_zero(&old, rows, n_zero);
-    }
-    if (!is_zero && converts(m)) {
-        convert_head(m, from, to, head);
-        return;
-    }
-    copy_scales(m, is_zero ? -1 : from, to, head);
-    if (is_zero || m->columns == 0) return;
-    const struct gdn_matrix target = matrix_of(&m->to, to, head, row, m->n_old);
-    const struct gdn_matrix source = matrix_of(&m->from, from, head, row, m->n_skipped);
-    gdn_matrix_copy(m->kr, &target, &source, rows, m->columns);
-}
-
-void gdn_state_run(gdn_ctx *ctx, struct gdn_state_move *m)
-{
-    gdn_parallel_for(ctx->pool, m->n_pairs * m->n_parts, run_item, m);
-}
-
 /* ---- The call ------------------------------------------------------------------------------ */
 
 static struct gdn_state_move named(void)
@@ -393,84 +211,13 @@ static struct gdn_state_move named(void)
                                     .to_slots_name   = "to_slots" };
 }
 
-static const char *loops_of(const struct gdn_state_move *m)
-{
-    static const char *const names[2][4] = {
-        { "", "load_row", "store_row", "load_row store_row" },
-        { "transpose", "load_row transpose", "transpose store_row",
-          "load_row transpose store_row" },
-    };
-    if (!m->from.data || m->n_pairs * m->n_parts == 0 || m->columns == 0) return "";
-    if (converts(m))
-        return !m->to.scales     ? "load8_vk"
-               : !m->from.scales ? "store8_vk"
-                                 : "load8_vk store8_vk";
-    const struct gdn_matrix to   = matrix_of(&m->to, 0, 0, 0, 0);
-    const struct gdn_matrix from = matrix_of(&m->from, 0, 0, 0, 0);
-    const bool              tiled = gdn_matrix_is_tiled(&to, &from, m->rows, m->columns);
-    const bool              other = to.dtype != from.dtype;
-    return names[tiled][(other && from.dtype != GDN_F32) + 2 * (other && to.dtype != GDN_F32)];
-}
-
-/* A checked call. */
-struct call {
-    struct gdn_state_move move;
-    size_t                bytes;
-};
-
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct call *c = call;
+    struct gdn_state_call *c = call;
     c->move        = named();
     TRY(gdn_state_describe(ctx, args, &c->move));
-    c->bytes = ctx->cuda ? 0 : gdn_state_bytes(&c->move);
+    c->base = GDN_CALL_OF(&c->move.args);
     return GDN_OK;
 }
 
-/* Of a call on a device, if the context does that. */
-static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_state_move *m)
-{
-    struct gdn_state_move own      = *m;
-    gdn_tensor           *arrays[] = { &own.args.from_slots, &own.args.to_slots };
-    void                 *memory;
-    TRY(gdn_cuda_contents_open(ctx, m->args.stream, arrays, 2, gdn_state_bytes(m), &memory));
-    if (!memory) return GDN_OK;
-    const gdn_status status = gdn_state_check_slots(ctx, &own, memory);
-    gdn_cuda_contents_close(ctx, memory);
-    return status;
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call)
-{
-    struct call           *c = call;
-    struct gdn_state_move *m = &c->move;
-    void                  *memory;
-    TRY(gdn_get_workspace(ctx, m->args.workspace, m->args.workspace_bytes, c->bytes, &memory));
-    TRY(gdn_state_check_slots(ctx, m, memory));
-    gdn_state_run(ctx, m);
-    return GDN_OK;
-}
-
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    struct gdn_state_move *m = &((struct call *)call)->move;
-    void                  *none;
-    TRY(gdn_get_workspace(ctx, m->args.workspace, m->args.workspace_bytes, 0, &none));
-    TRY(check_contents(ctx, m));
-    return gdn_cuda_state_copy(ctx, m);
-}
-
-static const char *find_loops(void *call, char text[GDN_LOOPS_BYTES])
-{
-    (void)text;
-    return loops_of(&((const struct call *)call)->move);
-}
-
-static const struct gdn_frame frame = {
-    .describe   = describe,
-    .run        = run,
-    .enqueue    = enqueue,
-    .bytes_at   = offsetof(struct call, bytes),
-    .find_loops = find_loops,
-};
-GDN_OP_ENTRY(state_copy, gdn_state_copy_args, frame, struct call)
+GDN_OP_ENTRY(STATE_COPY, state_copy, gdn_state_copy_args, describe, struct gdn_state_call)

@@ -1,195 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gdn_summary_compose, gdn_summary_apply and gdn_summary_fold: S = M S + U, a strip of columns at a
- * time, for one range or for several in a given order. The transition of a composition is the same
- * with M1 for S and no U.
- */
-#include <string.h>
-
+/* gdn_summary_compose, gdn_summary_apply and gdn_summary_fold: what their arguments must be.
+ * cpu/summary_product.c computes them. */
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "state/strip.h"
-
-/* S through ranges, for every slot and head. */
-struct affine {
-    struct gdn_pool_view M, S, U, out; /* S and U: data NULL for zero */
-    gdn_tensor           order;        /* [B][n] ranges; data NULL: range b alone */
-    int64_t              B, P;         /* slots, ranges */
-    int                  H, K, V, n_strips;
-};
-
-/* A checked call. */
-struct call {
-    const char   *op;
-    void         *workspace, *stream;
-    size_t        workspace_bytes, bytes;
-    struct affine product[2];
-    int           n;
-};
-
-/* ---- Running ------------------------------------------------------------------------------ */
-
-/* Scratch of one thread; all 64-byte aligned. */
-struct scratch {
-    float *M;          /* [K][ld] */
-    float *S, *U, *P;  /* strips */
-    float *rows;       /* [strip][ld] */
-    bool   is_zero;    /* M */
-};
-
-static size_t lay_out(struct scratch *c, const struct affine *a, const struct gdn_kernels *kr,
-                      char *memory)
-{
-    const size_t K = (size_t)a->K, strip = (size_t)kr->strip, ld = (size_t)gdn_strip_ld(a->K);
-    const struct gdn_part parts[] = { { &c->M, K * ld },
-                  { &c->S, K * strip },
-                  { &c->U, K * strip },
-                  { &c->P, K * strip },
-                  { &c->rows, strip * ld } };
-    return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
-}
-
-/* Rows x of M, dense in y. */
-static void load_transition(struct scratch *c, const struct affine *a, const struct gdn_kernels *kr,
-                            const char *from)
-{
-    const struct gdn_pool_view *view = &a->M;
-    const int64_t   row = view->ld * (int64_t)gdn_dtype_bytes(view->dtype);
-    const ptrdiff_t ld  = gdn_strip_ld(a->K);
-    for (int y = 0; y < a->K; y += kr->strip) {
-        const int n = a->K - y < kr->strip ? a->K - y : kr->strip;
-        for (int i = y; i < y + n; i++) {
-            float *to = view->k_first ? c->M + i * ld : c->rows + (i - y) * ld;
-            kr->load_row[view->dtype](to, from + i * row, (size_t)a->K);
-        }
-        if (!view->k_first) kr->transpose(c->M + y, ld, c->rows, ld, n, a->K);
-    }
-    c->is_zero = true;
-    for (int x = 0; x < a->K; x++)
-        for (int y = 0; y < a->K; y++) c->is_zero &= c->M[x * ld + y] == 0;
-}
-
-struct run_arg {
-    const struct affine      *product;
-    const struct gdn_kernels *kr;
-    char                     *scratch;
-    size_t                    thread_bytes;
-};
-
-/* The range that slot b passes as the i-th; negative: none. */
-static int64_t range_at(const struct affine *a, int64_t b, int64_t i)
-{
-    return a->order.data ? gdn_index2(&a->order, b, i) : b;
-}
-
-static int64_t n_ranges(const struct affine *a) { return a->order.data ? a->order.size[1] : 1; }
-
-static void run_item(void *arg, int64_t item, int thread)
-{
-    const struct run_arg     *r  = arg;
-    const struct affine      *a  = r->product;
-    const struct gdn_kernels *kr = r->kr;
-    const int64_t b = item / a->n_strips / a->H, h = item / a->n_strips % a->H;
-    const int     col = (int)(item % a->n_strips) * kr->strip;
-    const int     n   = a->V - col < kr->strip ? a->V - col : kr->strip;
-    bool          is_known_zero = !a->S.data;
-    struct scratch c;
-    lay_out(&c, a, kr, r->scratch + (size_t)thread * r->thread_bytes);
-
-    gdn_load_strip(c.S, kr, gdn_place_of(&a->S, b, h, 0), a->K, col, n, c.rows);
-    for (int64_t i = 0; i < n_ranges(a); i++) {
-        const int64_t range = range_at(a, b, i);
-        if (range < 0) continue;
-        gdn_load_strip(c.U, kr, gdn_place_of(&a->U, range, h, 0), a->K, col, n, c.rows);
-        if (!is_known_zero) load_transition(&c, a, kr, gdn_place_of(&a->M, range, h, 0).data);
-        if (!is_known_zero && !c.is_zero) { /* what is forgotten may be NaN (G7) */
-            kr->strip_mul(c.P, kr->strip, c.M, gdn_strip_ld(a->K), c.S, a->K, a->K, kr->strip);
-            for (int x = 0; x < a->K * kr->strip; x++) c.U[x] += c.P[x];
-        }
-        float *before = c.S;
-        c.S = c.U, c.U = before;
-        is_known_zero = false;
-    }
-    gdn_store_strip(c.S, kr, gdn_place_of(&a->out, b, h, 0), a->K, col, n, c.rows);
-}
-
-/* Every range of the order is there. */
-static gdn_status check_order(gdn_ctx *ctx, const struct affine *a)
-{
-    for (int64_t b = 0; b < a->B; b++)
-        for (int64_t i = 0; i < n_ranges(a); i++)
-            if (range_at(a, b, i) >= a->P)
-                return gdn_fail(ctx, GDN_E_ARG, "order[%lld][%lld]: range %lld, wanted below %lld",
-                                (long long)b, (long long)i, (long long)range_at(a, b, i),
-                                (long long)a->P);
-    return GDN_OK;
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call)
-{
-    struct call *c = call;
-    void *memory;
-    for (int i = 0; i < c->n; i++) TRY(check_order(ctx, &c->product[i]));
-    TRY(gdn_get_workspace(ctx, c->workspace, c->workspace_bytes, c->bytes, &memory));
-    for (int i = 0; i < c->n; i++) {
-        const struct affine *a   = &c->product[i];
-        struct run_arg       arg = { a, ctx->kr, memory,
-                                     c->bytes / (size_t)gdn_pool_threads(ctx->pool) };
-        gdn_parallel_for(ctx->pool, a->B * a->H * a->n_strips, run_item, &arg);
-    }
-    return GDN_OK;
-}
-
-/* check_order() of a call on a device, if the context checks contents. */
-static gdn_status check_contents(gdn_ctx *ctx, const struct affine *a, void *stream)
-{
-    struct affine own   = *a;
-    gdn_tensor   *order = &own.order;
-    void         *memory;
-    TRY(gdn_cuda_contents_open(ctx, stream, &order, 1, 0, &memory));
-    if (!memory) return GDN_OK;
-    const gdn_status status = check_order(ctx, &own);
-    gdn_cuda_contents_close(ctx, memory);
-    return status;
-}
-
-/* The same on a device. */
-static gdn_status enqueue(gdn_ctx *ctx, void *call)
-{
-    const struct call *c = call;
-    for (int i = 0; i < c->n; i++)
-        if (c->product[i].order.data) TRY(check_contents(ctx, &c->product[i], c->stream));
-    for (int i = 0; i < c->n; i++) {
-        const struct affine  *x = &c->product[i];
-        struct gdn_cu_product a = { .M = x->M, .S = x->S, .U = x->U, .out = x->out,
-                                    .order = gdn_cuda_array(&x->order), .P = x->P,
-                                    .H = x->H, .K = x->K, .V = x->V };
-        TRY(gdn_cuda_product(ctx, c->op, &a, x->B, c->stream));
-    }
-    return GDN_OK;
-}
-
-/* ---- Descriptors -------------------------------------------------------------------------- */
-
-/* A product whose views and sizes are set joins the call. */
-static void add_product(gdn_ctx *ctx, struct call *c, const struct affine *a)
-{
-    struct scratch none;
-    const size_t   threads = (size_t)gdn_pool_threads(ctx->pool);
-    const size_t   bytes   = lay_out(&none, a, ctx->kr, NULL) * threads;
-    c->product[c->n]          = *a;
-    c->product[c->n].n_strips = (a->V + ctx->kr->strip - 1) / ctx->kr->strip;
-    c->n++;
-    if (bytes > c->bytes && !ctx->cuda) c->bytes = bytes; /* a device keeps it on the chip */
-}
 
 /* B, H, K of a transition; V of a state `like` (data NULL: none). */
 static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name,
                              const gdn_tensor *like, const char *like_name, int32_t layout,
-                             struct affine *a)
+                             struct gdn_product *a)
 {
     static const int64_t any[] = { -1, -1, -1, -1 };
     if (!M->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", name);
@@ -217,13 +37,13 @@ static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, int32_t layout, int
 }
 
 static gdn_status view_state(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
-                             const struct affine *a, struct gdn_pool_view *view)
+                             const struct gdn_product *a, struct gdn_pool_view *view)
 {
     return gdn_state_view(ctx, t, name, layout, a->H, a->K, a->V, view);
 }
 
 static gdn_status view_transition(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
-                                  const struct affine *a, struct gdn_pool_view *view)
+                                  const struct gdn_product *a, struct gdn_pool_view *view)
 {
     return gdn_state_view(ctx, t, name, GDN_STATE_KV, a->H, a->K, a->K, view);
 }
@@ -244,10 +64,10 @@ static gdn_status check_presence(gdn_ctx *ctx, const gdn_summary_compose_args *a
 
 static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct call             *c = call;
+    struct gdn_product_call             *c = call;
     gdn_summary_compose_args own, *a = &own;
-    struct affine            x = { 0 }, y;
-    *c = (struct call){ .op = "summary_compose" };
+    struct gdn_product            x = { 0 }, y;
+    *c = (struct gdn_product_call){ .n = 0 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_compose_args"));
     TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
     TRY(check_presence(ctx, a));
@@ -268,12 +88,12 @@ static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
     TRY(view_state(ctx, &a->U1, "U1", a->state_layout, &x, &x.S));
     TRY(view_state(ctx, &a->U2, "U2", a->state_layout, &x, &x.U));
     TRY(view_state(ctx, &a->U, "U", a->state_layout, &x, &x.out));
-    if (a->U.data) add_product(ctx, c, &x);
+    if (a->U.data) c->product[c->n++] = x;
     y.V = y.K;
     TRY(view_transition(ctx, &a->M1, "M1", &y, &y.S));
     TRY(view_transition(ctx, &a->M, "M", &y, &y.out));
-    if (a->M.data) add_product(ctx, c, &y);
-    c->workspace = a->workspace, c->workspace_bytes = a->workspace_bytes, c->stream = a->stream;
+    if (a->M.data) c->product[c->n++] = y;
+    c->base = GDN_CALL_OF(a);
     return GDN_OK;
 }
 
@@ -281,10 +101,10 @@ enum { APPLY_M, APPLY_U, STATE, STATE_OUT, N_APPLY };
 
 static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct call           *c = call;
+    struct gdn_product_call           *c = call;
     gdn_summary_apply_args own, *a = &own;
-    struct affine          x = { 0 };
-    *c = (struct call){ .op = "summary_apply" };
+    struct gdn_product          x = { 0 };
+    *c = (struct gdn_product_call){ .n = 1 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_apply_args"));
     TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
     if (!a->state_out.data) return gdn_fail(ctx, GDN_E_ARG, "state_out: absent");
@@ -303,13 +123,35 @@ static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
     TRY(view_state(ctx, &a->U, "U", a->state_layout, &x, &x.U));
     TRY(view_state(ctx, &a->state, "state", a->state_layout, &x, &x.S));
     TRY(view_state(ctx, &a->state_out, "state_out", a->state_layout, &x, &x.out));
-    add_product(ctx, c, &x);
-    c->workspace = a->workspace, c->workspace_bytes = a->workspace_bytes, c->stream = a->stream;
+    c->product[0] = x;
+    c->base = GDN_CALL_OF(a);
+    return GDN_OK;
+}
+
+int64_t gdn_product_n_ranges(const struct gdn_product *a)
+{
+    return a->order.data ? a->order.size[1] : 1;
+}
+
+int64_t gdn_product_range(const struct gdn_product *a, int64_t b, int64_t i)
+{
+    return a->order.data ? gdn_index2(&a->order, b, i) : b;
+}
+
+gdn_status gdn_product_check_order(gdn_ctx *ctx, const struct gdn_product *a)
+{
+    for (int64_t b = 0; b < a->B; b++)
+        for (int64_t i = 0; i < gdn_product_n_ranges(a); i++)
+            if (gdn_product_range(a, b, i) >= a->P)
+                return gdn_fail(ctx, GDN_E_ARG, "order[%lld][%lld]: range %lld, wanted below %lld",
+                                (long long)b, (long long)i, (long long)gdn_product_range(a, b, i),
+                                (long long)a->P);
     return GDN_OK;
 }
 
 /* order, [B][n], which sets B. */
-static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a, struct affine *x)
+static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
+                                 struct gdn_product *x)
 {
     static const int64_t any[] = { -1, -1 };
     x->order = a->order;
@@ -329,10 +171,10 @@ enum { FOLD_M, FOLD_U, FOLD_STATE, FOLD_STATE_OUT, N_FOLD };
 
 static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct call          *c = call;
-    gdn_summary_fold_args own, *a = &own;
-    struct affine         x = { 0 };
-    *c = (struct call){ .op = "summary_fold" };
+    struct gdn_product_call *c = call;
+    gdn_summary_fold_args    own, *a = &own;
+    struct gdn_product       x = { 0 };
+    *c = (struct gdn_product_call){ .n = 1 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_fold_args"));
     TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
     if (!a->state_out.data) return gdn_fail(ctx, GDN_E_ARG, "state_out: absent");
@@ -352,32 +194,14 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     TRY(view_state(ctx, &a->U, "U", a->state_layout, &x, &x.U));
     TRY(view_state(ctx, &a->state, "state", a->state_layout, &x, &x.S));
     TRY(view_state(ctx, &a->state_out, "state_out", a->state_layout, &x, &x.out));
-    add_product(ctx, c, &x);
-    c->workspace = a->workspace, c->workspace_bytes = a->workspace_bytes, c->stream = a->stream;
+    c->product[0] = x;
+    c->base = GDN_CALL_OF(a);
     return GDN_OK;
 }
 
-static const struct gdn_frame compose = {
-    .describe = describe_compose,
-    .run      = run,
-    .enqueue  = enqueue,
-    .bytes_at = offsetof(struct call, bytes),
-    .loops    = "strip_mul",
-};
-static const struct gdn_frame apply = {
-    .describe = describe_apply,
-    .run      = run,
-    .enqueue  = enqueue,
-    .bytes_at = offsetof(struct call, bytes),
-    .loops    = "strip_mul",
-};
-static const struct gdn_frame fold = {
-    .describe = describe_fold,
-    .run      = run,
-    .enqueue  = enqueue,
-    .bytes_at = offsetof(struct call, bytes),
-    .loops    = "strip_mul",
-};
-GDN_OP_ENTRY(summary_compose, gdn_summary_compose_args, compose, struct call)
-GDN_OP_ENTRY(summary_apply, gdn_summary_apply_args, apply, struct call)
-GDN_OP_ENTRY(summary_fold, gdn_summary_fold_args, fold, struct call)
+GDN_OP_ENTRY(SUMMARY_COMPOSE, summary_compose, gdn_summary_compose_args, describe_compose,
+             struct gdn_product_call)
+GDN_OP_ENTRY(SUMMARY_APPLY, summary_apply, gdn_summary_apply_args, describe_apply,
+             struct gdn_product_call)
+GDN_OP_ENTRY(SUMMARY_FOLD, summary_fold, gdn_summary_fold_args, describe_fold,
+             struct gdn_product_call)

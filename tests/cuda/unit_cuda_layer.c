@@ -66,7 +66,7 @@ static void test_layer(void)
               fake->n_calls[i], want);
     }
     CHECK(!strcmp(fake->kernel, "gdn_block_project"), "the last kernel is %s", fake->kernel);
-    CHECK(!strncmp(gdn_last_kernel(ctx), "block: gdn_block_project gdn_block_split gdn_conv", 48),
+    CHECK(!strncmp(gdn_last_kernel(ctx), "block: gdn_block_project gdn_block_weave gdn_conv", 48),
           "%s", gdn_last_kernel(ctx));
     b.pad_policy = GDN_PAD_KEEP;
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_BLOCK, &a, &keeping), GDN_OK);

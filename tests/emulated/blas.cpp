@@ -16,29 +16,44 @@ EXPORT cublasSetStream_v2(void *, void *) { return 0; }
 EXPORT cublasSetWorkspace_v2(void *, void *, size_t) { return 0; }
 EXPORT cublasSetMathMode(void *, int) { return 0; }
 
-EXPORT cublasGemmStridedBatchedEx(void *, int, int, int columns, int rows, int depth, const void *,
-                                  const void *weight, int w_type, int w_ld, long long w_step,
-                                  const void *x, int x_type, int x_ld, long long x_step,
-                                  const void *, void *out, int type, int ld, long long step,
-                                  int n, int, int)
+/* Element i of row r, which lies side by side or across. */
+static double element(const void *data, int type, int64_t ld, int64_t r, int64_t i, bool across)
 {
-    for (int64_t b = 0; b < n; b++)
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t c = 0; c < columns; c++) {
-                double sum = 0;
-                for (int64_t i = 0; i < depth; i++)
-                    sum += oracle_load(weight, dtype_of(w_type), b * w_step + c * w_ld + i) *
-                           oracle_load(x, dtype_of(x_type), b * x_step + r * x_ld + i);
-                oracle_store(out, dtype_of(type), b * step + r * ld + c, sum);
-            }
+    return oracle_load(data, dtype_of(type), across ? i * ld + r : r * ld + i);
+}
+
+static void *add(void *data, int type, long long elements)
+{
+    return (char *)data + elements * (type == 0 ? 4 : 2);
+}
+
+/* 1: a transposed matrix; columns first, rows of the weight lie side by side if it is. */
+EXPORT cublasGemmEx(void *, int a, int b, int columns, int rows, int depth, const void *,
+                    const void *weight, int w_type, int w_ld, const void *x, int x_type, int x_ld,
+                    const void *beta, void *out, int type, int ld, int, int)
+{
+    const double old = *(const float *)beta;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++) {
+            double sum = old != 0 ? old * oracle_load(out, dtype_of(type), r * ld + c) : 0;
+            for (int64_t i = 0; i < depth; i++)
+                sum += element(weight, w_type, w_ld, c, i, a == 0) *
+                       element(x, x_type, x_ld, r, i, b == 1);
+            oracle_store(out, dtype_of(type), r * ld + c, sum);
+        }
     return 0;
 }
 
-EXPORT cublasGemmEx(void *handle, int a, int b, int columns, int rows, int depth, const void *one,
-                    const void *weight, int w_type, int w_ld, const void *x, int x_type, int x_ld,
-                    const void *zero, void *out, int type, int ld, int compute, int algorithm)
+EXPORT cublasGemmStridedBatchedEx(void *handle, int a, int b, int columns, int rows, int depth,
+                                  const void *one, const void *weight, int w_type, int w_ld,
+                                  long long w_step, const void *x, int x_type, int x_ld,
+                                  long long x_step, const void *beta, void *out, int type, int ld,
+                                  long long step, int n, int compute, int algorithm)
 {
-    return cublasGemmStridedBatchedEx(handle, a, b, columns, rows, depth, one, weight, w_type, w_ld,
-                                      0, x, x_type, x_ld, 0, zero, out, type, ld, 0, 1, compute,
-                                      algorithm);
+    for (int i = 0; i < n; i++)
+        cublasGemmEx(handle, a, b, columns, rows, depth, one,
+                     add(const_cast<void *>(weight), w_type, i * w_step), w_type, w_ld,
+                     add(const_cast<void *>(x), x_type, i * x_step), x_type, x_ld, beta,
+                     add(out, type, i * step), type, ld, compute, algorithm);
+    return 0;
 }

@@ -93,6 +93,10 @@ static int copy_from(void *to, gdn_cu_memory m, size_t n)
 {
     return memcpy(to, (const void *)(uintptr_t)m, n), 0;
 }
+static int set(gdn_cu_memory m, unsigned char c, size_t n, void *)
+{
+    return memset((void *)(uintptr_t)m, c, n), 0;
+}
 
 #define EXPORT extern "C" __attribute__((visibility("default"))) int
 EXPORT cuInit(unsigned) { return 0; }
@@ -125,6 +129,7 @@ EXPORT cuGetProcAddress_v2(const char *name, void **found, int, uint64_t, int *)
         { "cuMemFree", (void *)release },
         { "cuMemcpyHtoD", (void *)copy_to },
         { "cuMemcpyDtoH", (void *)copy_from },
+        { "cuMemsetD8Async", (void *)set },
     };
     *found = (void *)nothing;
     for (const auto &c : calls)

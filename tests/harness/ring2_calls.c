@@ -389,6 +389,42 @@ static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct s
     a->key_head_dim = (int32_t)K, a->value_head_dim = (int32_t)V;
 }
 
+static void draw_block_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = 1 + below(8), V = 1 + below(8);
+    const int64_t D = 2 * Hk * K + Hv * V, hidden = 1 + below(20), W = 2 + below(7), S = W - 1;
+    const bool    kv = one_in(2);
+    const int32_t A  = any_float(d);
+    gdn_block_backward_args *a = &c->block_backward;
+    *a              = gdn_block_backward_args_init();
+    a->state_layout = kv;
+    a->hidden = PLACE2(A, s->N, hidden), a->dout = PLACE2(A, s->N, hidden);
+    a->dhidden = PLACE2(GDN_F32, s->N, hidden);
+    if (one_in(2)) {
+        a->in_proj_qkvz  = PLACE2(GDN_BF16, D + Hv * V, hidden);
+        a->in_proj_ba    = PLACE2(GDN_F32, 2 * Hv, hidden);
+        a->din_proj_qkvz = PLACE2(GDN_F32, D + Hv * V, hidden);
+    } else {
+        a->in_proj_qkv = PLACE2(GDN_F32, D, hidden);
+        a->in_proj_z   = PLACE2(GDN_F16, Hv * V, hidden);
+        a->in_proj_b   = PLACE2(GDN_F32, Hv, hidden);
+        a->in_proj_a   = PLACE2(GDN_F32, Hv, hidden);
+        a->din_proj_z  = PLACE2(GDN_F32, Hv * V, hidden);
+    }
+    a->conv_weight = PLACE2(GDN_F32, D, W), a->dconv_weight = PLACE2(GDN_F32, D, W);
+    a->A_log       = PLACE1(GDN_F32, Hv), a->dt_bias = PLACE1(GDN_F32, Hv);
+    a->dA_log      = PLACE1(GDN_F32, Hv), a->ddt_bias = PLACE1(GDN_F32, Hv);
+    a->norm_weight = PLACE1(GDN_F32, V), a->dnorm_weight = PLACE1(GDN_F32, V);
+    a->out_proj    = PLACE2(GDN_F32, hidden, Hv * V);
+    a->dout_proj   = PLACE2(GDN_F32, hidden, Hv * V);
+    a->conv_state  = PLACE3(GDN_F32, s->B, D, S), a->dconv_state = PLACE3(GDN_F32, s->B, D, S);
+    a->state       = PLACE4(GDN_F16, s->B, Hv, kv ? K : V, kv ? V : K);
+    a->dstate      = PLACE4(GDN_F32, s->B, Hv, kv ? K : V, kv ? V : K);
+    if (one_in(3)) a->flags = GDN_ACCUMULATE;
+    a->n_key_heads = (int32_t)Hk, a->n_value_heads = (int32_t)Hv;
+    a->key_head_dim = (int32_t)K, a->value_head_dim = (int32_t)V;
+}
+
 static void draw_step(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     struct heads   h  = draw_heads(d);
@@ -599,7 +635,7 @@ static void draw_prefill_backward(struct ring2_draw *d, union ring2_call *c,
 static void (*const draws[RING2_N_OPS])(struct ring2_draw *, union ring2_call *,
                                         const struct sizes *) = {
 #define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = draw_##args,
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 
 /* A call has both a tensor for checkpoints and a list of them, or neither; one call of 16 may have
@@ -648,11 +684,11 @@ bool ring2_has_op(gdn_ctx *ctx, gdn_op op)
 
 enum {
 #define GDN_ARGS_ROW(args, last, batch) ARGS_##args,
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 static const int args_of[RING2_N_OPS] = {
 #define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = ARGS_##args,
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 
 /* Written unless the tensor at `unless` is given; 0: always. */
@@ -666,7 +702,7 @@ static const struct {
 #define GDN_WRITES_FINAL(args, tensor) { ARGS_##args, true, AT(args, tensor), 0 },
 #define GDN_WRITES_FINAL_UNLESS(args, tensor, other) \
     { ARGS_##args, true, AT(args, tensor), AT(args, other) },
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 enum { N_WRITTEN = sizeof written / sizeof *written };
 
@@ -675,7 +711,7 @@ static const struct {
     size_t written, other;
 } pairs[RING2_N_PAIRS] = {
 #define GDN_MAY_BE_SAME(args, written, other) { ARGS_##args, AT(args, written), AT(args, other) },
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 
 static const gdn_tensor *tensor_at(const union ring2_call *c, size_t at)

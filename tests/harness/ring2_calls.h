@@ -9,12 +9,12 @@
 
 #include "ring2.h"
 
-enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 12 };
+enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 16 };
 
 /* A member of the struct's name for each struct of ops.def. */
 union ring2_call {
 #define GDN_ARGS_ROW(args, last, batch) gdn_##args##_args args;
-#include "ops/ops.def"
+#include "calls/ops.def"
     char bytes[1];
 };
 
@@ -55,7 +55,7 @@ int ring2_find_pair(gdn_op op, size_t written, size_t other);
 bool ring2_has_pair(gdn_op op, int pair);
 enum {
 #define GDN_MAY_BE_SAME(args, written, other) RING2_PAIR_##args##_##written##_##other,
-#include "ops/ops.def"
+#include "calls/ops.def"
     RING2_N_PAIRS
 };
 

@@ -14,6 +14,6 @@ int main(void)
     SIZE(gdn_blob_args);
     SIZE(gdn_blob_info);
 #define GDN_ARGS_ROW(args, last, batch) SIZE(gdn_##args##_args);
-#include "ops/ops.def"
+#include "calls/ops.def"
     return 0;
 }

@@ -11,7 +11,7 @@ struct every_struct {
     gdn_blob_args blob;
     gdn_blob_info info;
 #define GDN_ARGS_ROW(args, last, batch) gdn_##args##_args args;
-#include "ops/ops.def"
+#include "calls/ops.def"
 };
 
 struct every_struct make_every_struct(void *data);
@@ -25,6 +25,6 @@ struct every_struct make_every_struct(void *data)
     all.blob    = gdn_blob_args_init();
     all.info    = gdn_blob_info_init();
 #define GDN_ARGS_ROW(args, last, batch) all.args = gdn_##args##_args_init();
-#include "ops/ops.def"
+#include "calls/ops.def"
     return all;
 }

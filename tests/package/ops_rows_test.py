@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Compares src/ops/ops.def with what cannot include it: the ops and outputs of python/gdn, and the
+Compares src/calls/ops.def with what cannot include it: the ops and outputs of python/gdn, and the
 functions of src/core/gdn.map and tests/package/abi.txt. Reads text alone and imports nothing.
 
     ops_rows_test.py ROOT
@@ -14,7 +14,7 @@ def main(root):
     def text(path):
         return (root / path).read_text()
 
-    table = text("src/ops/ops.def")
+    table = text("src/calls/ops.def")
     python = "\n".join(path.read_text() for path in sorted(root.glob("python/gdn/*.py")))
     rows = re.findall(r"^GDN_OP_ROW\(\w+, +(\w+), +(\w+)\)", table, re.M)
     written = {args: set() for _, args in rows}

@@ -194,6 +194,43 @@ static void block_is_bounded(void)
 }
 
 /* 64 bytes for each checkpoint that there may be, beside what the call needs without. */
+/* Beside its own buffers it has room for the part that needs most, by the bounds of those. */
+static void block_backward_is_bounded(void)
+{
+    enum { H = 4, G = 2, K = 16, V = 24, VV = H * V, D = 2 * G * K + VV, HIDDEN = 40 };
+    static const int64_t lengths[] = { 9, 300, 5000 };
+    for (int i = 0; i < 6; i++) {
+        const int64_t           N = lengths[i / 2];
+        const bool              fused = i % 2;
+        gdn_block_backward_args a = gdn_block_backward_args_init();
+        a.hidden = fake(0, 2, N, HIDDEN, 0, 0), a.dout = fake(1, 2, N, HIDDEN, 0, 0);
+        a.dhidden = fake(2, 2, N, HIDDEN, 0, 0), a.dnorm_weight = fake(3, 1, V, 0, 0, 0);
+        if (fused) {
+            a.in_proj_qkvz = fake(4, 2, D + VV, HIDDEN, 0, 0);
+            a.in_proj_ba   = fake(5, 2, 2 * H, HIDDEN, 0, 0);
+        } else {
+            a.in_proj_qkv = fake(4, 2, D, HIDDEN, 0, 0);
+            a.in_proj_z   = fake(5, 2, VV, HIDDEN, 0, 0);
+            a.in_proj_b = fake(6, 2, H, HIDDEN, 0, 0), a.in_proj_a = fake(7, 2, H, HIDDEN, 0, 0);
+        }
+        a.conv_weight = fake(8, 2, D, 4, 0, 0), a.norm_weight = fake(9, 1, V, 0, 0, 0);
+        a.A_log = fake(10, 1, H, 0, 0, 0), a.dt_bias = fake(11, 1, H, 0, 0, 0);
+        a.dA_log = fake(12, 1, H, 0, 0, 0), a.out_proj = fake(13, 2, HIDDEN, VV, 0, 0);
+        a.n_key_heads = G, a.n_value_heads = H, a.key_head_dim = K, a.value_head_dim = V;
+        const int64_t rows = 4 * (2 * HIDDEN + 8 * G * K + 9 * VV) + 4 * HIDDEN + 24 * H +
+                             (fused ? 8 * (G * K + VV) : 0);
+        const int64_t own  = N * rows + KIB * (HIDDEN + 2 * G * K + 2 * VV) + THREADS * 192 * KIB +
+                            192 + 2 * KIB;
+        const int64_t prefill = THREADS * 640 * KIB + 16 * H + 192;
+        const int64_t back =
+            24 * H + 208 * H + THREADS * (H / G) * (4 * K * V * (18 + N / 256) + KIB * KIB);
+        const int64_t most  = back > prefill ? back : prefill;
+        const size_t  bytes = bytes_of(GDN_OP_BLOCK_BACKWARD, &a);
+        CHECK(bytes <= (size_t)(own + most), "case %d: %zu bytes, at most %lld", i, bytes,
+              (long long)(own + most));
+    }
+}
+
 static void expect_more(const char *what, size_t with, size_t without, int64_t n)
 {
     CHECK(with >= without && with <= without + 64 * (size_t)n,
@@ -235,6 +272,7 @@ int main(int argc, char **argv)
         { "conv1d", conv_is_bounded },
         { "step", step_is_bounded },
         { "block", block_is_bounded },
+        { "block_backward", block_backward_is_bounded },
         { "checkpoints", checkpoints_are_bounded },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -188,8 +188,6 @@ static size_t edge_bytes(const struct gdn_cu_conv *c)
     return gdn_align64((size_t)((c->n_tiles + c->batch.B) * (c->W - 1) * c->D) * sizeof(float));
 }
 
-size_t gdn_cuda_conv_bytes(const struct gdn_cu_conv *args) { return edge_bytes(args); }
-
 static enum gdn_kernel_id tile_kernel(const struct gdn_cu_conv *c)
 {
     static const enum gdn_kernel_id kernels[2][3] = {
@@ -311,3 +309,25 @@ gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, vo
     args->edges = edges;
     return tiles_in_place(ctx, args, stream);
 }
+
+/* ---- gdn_conv1d ---------------------------------------------------------------------------- */
+
+_Static_assert(sizeof(struct gdn_cu_conv) <= GDN_PLAN_ROOM, "a plan has room");
+
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    struct gdn_conv_call *c    = call;
+    struct gdn_cu_conv   *args = GDN_PLANNED(struct gdn_cu_conv, &c->base);
+    *args         = gdn_cuda_conv_args(ctx, &c->conv, &c->plan, &c->tokens, &c->pools);
+    c->base.bytes = edge_bytes(args);
+    return GDN_OK;
+}
+
+static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_conv_call *c = call;
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream));
+    return gdn_cuda_conv(ctx, GDN_PLANNED(struct gdn_cu_conv, &c->base), memory, c->base.stream);
+}
+
+const struct gdn_op_backend gdn_cuda_op_conv1d = { plan_call, run_call };

@@ -1,12 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "calls/conv_backward.h"
 #include "cuda/driver/backend.h"
 
 enum { WIDE = 128, FEW_TAPS = 4 }; /* channels of a block; as in conv_backward.cu */
+enum { LEAST_ROWS = 64, MOST_BLOCKS = 256 }; /* of tokens: each block has its sums */
 
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-gdn_status gdn_cuda_conv_backward(gdn_ctx *ctx, const struct gdn_cu_conv_backward *args,
-                                  void *stream)
+_Static_assert(sizeof(struct gdn_cu_conv_backward) <= GDN_PLAN_ROOM, "a plan has room");
+
+static gdn_status plan(gdn_ctx *ctx, void *call)
+{
+    struct gdn_conv_backward_call  *c = call;
+    const struct gdn_conv_backward *w = &c->work;
+    const int64_t N = c->tokens.padded ? c->tokens.B * c->tokens.T : c->tokens.N;
+    const int64_t rows = divide_up(N, MOST_BLOCKS) < LEAST_ROWS ? LEAST_ROWS
+                                                                : divide_up(N, MOST_BLOCKS);
+    struct gdn_cu_conv_backward *args = GDN_PLANNED(struct gdn_cu_conv_backward, &c->base);
+    (void)ctx;
+    *args = (struct gdn_cu_conv_backward){
+        .batch      = gdn_cuda_batch(&c->plan, &c->tokens, &c->pools),
+        .x          = w->x,
+        .dout       = w->dout,
+        .dx         = w->dx,
+        .weight     = w->weight,
+        .bias       = w->bias,
+        .dweight    = w->dweight,
+        .dbias      = w->dbias,
+        .state      = w->state,
+        .dstate_out = w->dstate_out,
+        .dstate     = w->dstate,
+        .D          = w->D,
+        .N          = N,
+        .rows       = rows,
+        .n_blocks   = divide_up(N, rows),
+        .W          = w->W,
+        .silu       = w->silu,
+        .adds       = w->adds,
+    };
+    if (w->dweight.data || w->dbias.data)
+        c->base.bytes = (size_t)(args->n_blocks * (w->W + 1) * w->D) * sizeof(float);
+    return GDN_OK;
+}
+
+static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv_backward *args, void *stream)
 {
     const bool                 few = args->W <= FEW_TAPS;
     const struct gdn_cuda_call tokens = {
@@ -32,3 +69,14 @@ gdn_status gdn_cuda_conv_backward(gdn_ctx *ctx, const struct gdn_cu_conv_backwar
     if (args->dweight.data || args->dbias.data) TRY(gdn_cuda_launch(ctx, &sums));
     return gdn_cuda_note(ctx, "conv1d_backward", tokens.kernel);
 }
+
+static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_conv_backward_call *c    = call;
+    struct gdn_cu_conv_backward         *args = GDN_PLANNED(struct gdn_cu_conv_backward, &c->base);
+    args->sums = c->base.bytes ? memory : NULL;
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream));
+    return launch(ctx, args, c->base.stream);
+}
+
+const struct gdn_op_backend gdn_cuda_op_conv1d_backward = { plan, run };

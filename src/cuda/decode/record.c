@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* gdn_record_commit, gdn_record_fold, and the contents of a gdn_decode with a record. */
+#include "calls/record.h"
+
 #include "cuda/driver/backend.h"
 
 enum { THREADS = 128 }; /* of a block (kernels.def) */
 
-gdn_status gdn_cuda_record(gdn_ctx *ctx, const char *op, const struct gdn_cu_record *args,
-                           void *stream)
+static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_record *args,
+                         void *stream)
 {
     const int64_t              B = args->batch.B, most = args->H > args->Hk ? args->H : args->Hk;
     const struct gdn_cuda_call move = {
@@ -20,3 +23,117 @@ gdn_status gdn_cuda_record(gdn_ctx *ctx, const char *op, const struct gdn_cu_rec
     TRY(gdn_cuda_launch(ctx, &count));
     return gdn_cuda_note_all(ctx, op, kernels + !moves, 1 + moves);
 }
+
+/* A call but for what the ops have of their own. */
+static struct gdn_cu_record args_of(const struct gdn_record_call *c, int Hk, int H)
+{
+    const struct gdn_plan_pools pools = { .read = c->record.P, .write = -1, .checkpoint = -1 };
+    return (struct gdn_cu_record){
+        .batch  = gdn_cuda_batch(&c->plan, &c->tokens, &pools),
+        .k      = c->record.k,
+        .u      = c->record.u,
+        .g      = c->record.g,
+        .count  = gdn_cuda_array(&c->record.count),
+        .n_rows = c->record.R,
+        .Hk     = Hk,
+        .H      = H,
+    };
+}
+
+/* ---- Contents, if the context checks them -------------------------------------------------- */
+
+gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                 const struct gdn_tokens *tokens, const struct gdn_record *record,
+                                 void *stream)
+{
+    const struct gdn_plan_pools pools = { .read = record->P, .write = -1, .checkpoint = -1 };
+    const size_t      plan_bytes = gdn_align64(gdn_plan_bytes(plan, tokens));
+    struct gdn_plan   own        = *plan;
+    struct gdn_record its        = *record;
+    gdn_tensor       *arrays[GDN_BATCH_ARRAYS + 1];
+    void             *memory;
+    for (int i = 0; i < GDN_BATCH_ARRAYS; i++) arrays[i] = &own.batch.cu_seqlens + i;
+    arrays[GDN_BATCH_ARRAYS] = &its.count;
+    TRY(gdn_cuda_contents_open(ctx, stream, arrays, GDN_BATCH_ARRAYS + 1,
+                               plan_bytes + gdn_record_slots_bytes(record), &memory));
+    if (!memory) return GDN_OK;
+    gdn_status status = gdn_plan_batch(ctx, tokens, &pools, memory, &own);
+    if (status == GDN_OK)
+        status = gdn_record_check_slots(ctx, &its, &own, true, (char *)memory + plan_bytes);
+    gdn_cuda_contents_close(ctx, memory);
+    return status;
+}
+
+static gdn_status check_commit(gdn_ctx *ctx, const struct gdn_commit_call *m)
+{
+    struct gdn_commit_call own      = *m;
+    gdn_tensor            *arrays[] = { &own.c.plan.batch.read_slots, &own.c.record.count,
+                                        &own.args.n_accepted, &own.args.path };
+    void                  *memory;
+    TRY(gdn_cuda_contents_open(ctx, m->base.stream, arrays, 4, gdn_record_contents_bytes(&m->c),
+                               &memory));
+    if (!memory) return GDN_OK;
+    gdn_status status = gdn_record_read_contents(ctx, &own.c, memory);
+    if (status == GDN_OK) status = gdn_record_check_accepted(ctx, &own);
+    gdn_cuda_contents_close(ctx, memory);
+    return status;
+}
+
+static gdn_status check_fold(gdn_ctx *ctx, const struct gdn_fold_call *m)
+{
+    struct gdn_record_call own      = m->c;
+    gdn_tensor            *arrays[] = { &own.plan.batch.read_slots, &own.record.count };
+    void                  *memory;
+    TRY(gdn_cuda_contents_open(ctx, m->base.stream, arrays, 2, gdn_record_contents_bytes(&m->c),
+                               &memory));
+    if (!memory) return GDN_OK;
+    const gdn_status status = gdn_record_read_contents(ctx, &own, memory);
+    gdn_cuda_contents_close(ctx, memory);
+    return status;
+}
+
+/* ---- Calls --------------------------------------------------------------------------------- */
+
+static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_commit_call *m    = call;
+    struct gdn_cu_record          args = args_of(&m->c, (int)m->Hk, (int)m->H);
+    (void)memory;
+    args.K          = (int32_t)m->K;
+    args.V          = (int32_t)m->V;
+    args.n_accepted = gdn_cuda_array(&m->args.n_accepted);
+    args.path       = gdn_cuda_array(&m->args.path);
+    TRY(check_commit(ctx, m));
+    return launch(ctx, m->base.op, &args, m->base.stream);
+}
+
+static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_fold_call *m      = call;
+    const struct gdn_rule      *r      = &m->rule;
+    const struct gdn_cu_record  record = args_of(&m->c, r->Hk, r->H);
+    const struct gdn_cu_rule    rule   = {
+        .batch        = record.batch,
+        .from         = r->to,
+        .to           = r->to,
+        .record_k     = record.k,
+        .record_u     = record.u,
+        .record_g     = record.g,
+        .record_count = record.count,
+        .record_rows  = record.n_rows,
+        .Hq           = r->H,
+        .Hk           = r->Hk,
+        .Hv           = r->H,
+        .H            = r->H,
+        .K            = r->K,
+        .V            = r->V,
+        .head_map     = r->head_map,
+    };
+    (void)memory;
+    TRY(check_fold(ctx, m));
+    TRY(gdn_cuda_fold(ctx, &rule, m->base.stream));
+    return launch(ctx, m->base.op, &record, m->base.stream);
+}
+
+const struct gdn_op_backend gdn_cuda_op_record_commit = { .run = run_commit };
+const struct gdn_op_backend gdn_cuda_op_record_fold   = { .run = run_fold };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "calls/record.h"
+#include "calls/rule_call.h"
 #include "cuda/driver/backend.h"
 
 /* Returns the map by which kernels find a state head's q, k and v. Grouped and interleaved are the
@@ -54,3 +54,48 @@ struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *r, const gdn_rule_a
     }
     return c;
 }
+
+struct gdn_cu_rule gdn_cuda_call_args(const struct gdn_rule_call *c)
+{
+    return gdn_cuda_rule_args(&c->rule, &c->args, &c->plan, &c->tokens, &c->pools);
+}
+
+gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *c)
+{
+    return c->rule.record ? gdn_cuda_check_record(ctx, &c->plan, &c->tokens, &c->record,
+                                                  c->base.stream)
+                          : gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools,
+                                                 c->base.stream);
+}
+
+gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *b, const struct gdn_tokens *tokens)
+{
+    if (!b->parents.data || tokens->N <= INT32_MAX - 1) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: %lld tokens, at most 2^31 - 2",
+                    (long long)tokens->N);
+}
+
+/* ---- gdn_decode ---------------------------------------------------------------------------- */
+
+_Static_assert(sizeof(struct gdn_cu_rule) <= GDN_PLAN_ROOM, "a plan has room");
+
+/* Kernels keep all they need on the chip, but for trees. */
+static gdn_status plan(gdn_ctx *ctx, void *call)
+{
+    struct gdn_rule_call *c    = call;
+    struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
+    *args = gdn_cuda_call_args(c);
+    if (c->rule.tree) c->base.bytes = gdn_cuda_decode_bytes(ctx, args);
+    return GDN_OK;
+}
+
+static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_rule_call *c = call;
+    TRY(gdn_cuda_check_rule(ctx, c));
+    return gdn_cuda_decode(ctx, c->base.op, GDN_PLANNED(struct gdn_cu_rule, &c->base), memory,
+                           c->base.stream);
+}
+
+const struct gdn_op_backend gdn_cuda_op_decode = { plan, run };

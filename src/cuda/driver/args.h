@@ -360,19 +360,29 @@ struct gdn_cu_record {
     int32_t                Hk, H, K, V;
 };
 
-/* gdn_block, layer/layer.cu: out = x weight^T. Rows of n_in and n_out elements, and T of them are a
- * row of the batch; weight.token: from one output to the next. */
+/* gdn_block, layer/layer.cu: out (+)= x weight^T. Rows of n_in and n_out elements, and T of them
+ * are a row of the batch; weight.token: from one output to the next; ..._step: in elements, from
+ * one of the summed to the next. */
 struct gdn_cu_block_project {
     struct gdn_rows x, weight, out;
-    int64_t         T, n_rows, n_out, n_in;
+    int64_t         T, n_rows, n_out, n_in, x_step, weight_step;
+    int32_t         adds, pad;
 };
 
-/* Tokens' b, a of each key head to b of all and a of all. */
-struct gdn_cu_block_split {
-    const float *from; /* [tokens][Hk][group, group] */
-    float       *to;   /* [tokens][Hk group, Hk group] */
-    int64_t      n;    /* elements */
-    int32_t      Hk, group;
+/* Rows in another order of columns, see calls/layer_backward.h. */
+struct gdn_cu_block_weave {
+    struct gdn_rows from, to;
+    int64_t         n; /* elements of all rows */
+    int32_t         heads, part[4], weaves;
+};
+
+/* Rows of n elements of tokens, and those of a dense buffer; adds: what is stored, to what is
+ * there. */
+struct gdn_cu_block_rows {
+    struct gdn_cu_batch batch;
+    struct gdn_rows     rows, dense;
+    int64_t             n;
+    int32_t             adds, pad;
 };
 
 /* Rows of n elements, `head` of them to a head of out, but for those of padding that keeps its
@@ -455,8 +465,9 @@ GDN_CU_SIZE(gdn_cu_gates_backward, 48 + 6 * 56 + 4 * 32 + 40 + 24);
 GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
 GDN_CU_SIZE(gdn_cu_l2norm_backward, 48 + 3 * 56 + 16 + 16);
 GDN_CU_SIZE(gdn_cu_rmsnorm_backward, 48 + 5 * 56 + 2 * 32 + 40 + 16);
-GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 32);
-GDN_CU_SIZE(gdn_cu_block_split, 3 * 8 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 48 + 8);
+GDN_CU_SIZE(gdn_cu_block_weave, 2 * 40 + 8 + 6 * 4);
+GDN_CU_SIZE(gdn_cu_block_rows, 472 + 2 * 40 + 16);
 GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 24);
 GDN_CU_SIZE(gdn_cu_decode, 1232 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_near, 24);

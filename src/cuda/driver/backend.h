@@ -4,6 +4,8 @@
 #define GDN_CUDA_OPS_H
 
 #include "calls/backward.h"
+#include "calls/op_backends.h"
+#include "calls/gates.h"
 #include "calls/layer.h"
 #include "calls/layer_step.h"
 #include "calls/state_copy.h"
@@ -15,6 +17,18 @@
 struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rule_args *args,
                                       const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                                       const struct gdn_plan_pools *pools);
+
+/* Of a checked call: its arguments; what the context checks of its contents; and that a tree has no
+ * more tokens than kernels count. */
+struct gdn_rule_call;
+struct gdn_cu_rule gdn_cuda_call_args(const struct gdn_rule_call *call);
+gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *call);
+gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *batch,
+                               const struct gdn_tokens *tokens);
+/* Contents of a gdn_decode with a record, if the context checks them. */
+gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                 const struct gdn_tokens *tokens, const struct gdn_record *record,
+                                 void *stream);
 
 /* Token by token (gdn_decode; gdn_prefill with GDN_EXACT), and in chunks. memory, of
  * gdn_cuda_decode_bytes(): for the states of trees. */
@@ -75,60 +89,17 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream);
 
-/* Fills in what depends on the kernel chosen. */
+/* Rows of a norm as kernels take them; the call fills in what depends on the kernel chosen. */
+struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s);
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream);
-gdn_status gdn_cuda_l2norm_backward(gdn_ctx *ctx, struct gdn_cu_l2norm_backward *args,
-                                    void *stream);
-gdn_status gdn_cuda_rmsnorm_backward(gdn_ctx *ctx, struct gdn_cu_rmsnorm_backward *args,
-                                     void *stream);
 
-/* The convolution: its arguments, the bytes of `edges` that it needs, and the call. */
+/* The convolution: its arguments, and the call; edges: workspace of gdn_conv1d. */
 struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,
                                       const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                                       const struct gdn_plan_pools *pools);
-size_t             gdn_cuda_conv_bytes(const struct gdn_cu_conv *args);
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream);
-gdn_status gdn_cuda_conv_backward(gdn_ctx *ctx, const struct gdn_cu_conv_backward *args,
-                                  void *stream);
 
-gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *move);
-gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream);
-gdn_status gdn_cuda_gates_backward(gdn_ctx *ctx, const struct gdn_cu_gates_backward *args,
-                                   void *stream);
-
-/* The stages of the chunked form and the summaries: what rule and plan say of a call, to which it
- * adds its tensors; and the calls. */
-struct gdn_cu_stage gdn_cuda_stage_args(const struct gdn_rule *rule, const struct gdn_plan *plan,
-                                        const struct gdn_tokens *tokens, int64_t C);
-gdn_status gdn_cuda_chunk_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream);
-gdn_status gdn_cuda_chunk_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream);
-gdn_status gdn_cuda_chunk_states(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream);
-gdn_status gdn_cuda_chunk_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream);
-gdn_status gdn_cuda_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream);
-gdn_status gdn_cuda_product(gdn_ctx *ctx, const char *op, struct gdn_cu_product *args, int64_t B,
-                            void *stream);
-
-/* gdn_prefill_backward: its arguments, the bytes of memory that it needs, and the call. */
-struct gdn_cu_backward gdn_cuda_backward_args(const struct gdn_backward *w,
-                                              const gdn_prefill_backward_args *args,
-                                              const struct gdn_plan           *plan,
-                                              const struct gdn_tokens         *tokens);
-size_t     gdn_cuda_backward_bytes(const struct gdn_cu_backward *args);
-gdn_status gdn_cuda_backward(gdn_ctx *ctx, struct gdn_cu_backward *args, void *memory,
-                             void *stream);
-
-/* gdn_step: what it needs, and a checked call. */
-gdn_status gdn_cuda_step_check(gdn_ctx *ctx, const struct gdn_mixer *mixer, size_t *bytes);
-gdn_status gdn_cuda_step(gdn_ctx *ctx, const struct gdn_mixer *mixer, char *memory);
-
-/* The layer: what it needs (cuBLAS is opened then), and a checked call of it. */
-gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *block, size_t *bytes);
-gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *block, void *memory);
-
-/* gdn_record_commit; gdn_record_fold is the first of these, with the rule's sizes, pool and
- * record, then the second without n_accepted. */
+/* Applies records to the states that they are of: the rule's sizes, pool and record count. */
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
-gdn_status gdn_cuda_record(gdn_ctx *ctx, const char *op, const struct gdn_cu_record *args,
-                           void *stream);
 
 #endif

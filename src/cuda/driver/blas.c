@@ -153,3 +153,38 @@ gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
                           to.out, out_type, out_ld, out->batch, (int)n, COMPUTE_F32, ALGO_DEFAULT);
     return r ? gdn_fail(ctx, GDN_E_CUDA, "cublasGemmEx: error %d", r) : GDN_OK;
 }
+
+/* ---- Products of matrices in either order -------------------------------------------------- */
+
+/* Elements from one row, or column, that lies side by side to the next. */
+static int64_t ld_of(const struct gdn_matrix *m) { return m->column == 1 ? m->row : m->column; }
+
+static bool is_counted(const struct gdn_matrix *m, int64_t rows, int64_t columns)
+{
+    return (m->column == 1 ? m->row >= columns : m->row == 1 && m->column >= rows) &&
+           ld_of(m) <= INT32_MAX;
+}
+
+bool gdn_blas_multiplies(const struct gdn_matrix_product *p)
+{
+    const bool some = p->m > 0 && p->n > 0 && p->depth > 0;
+    return some && p->m <= INT32_MAX && p->n <= INT32_MAX && p->depth <= INT32_MAX &&
+           p->a.dtype == p->b.dtype && p->out.column == 1 &&
+           (p->out.dtype == GDN_F32 || p->out.dtype == p->a.dtype) &&
+           is_counted(&p->out, p->m, p->n) && is_counted(&p->a, p->m, p->depth) &&
+           is_counted(&p->b, p->n, p->depth);
+}
+
+/* out^T = b a^T, columns first. */
+gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_matrix_product *p)
+{
+    const struct gdn_blas *b = ctx->cuda->blas;
+    const float            one = 1, old = p->adds ? 1 : 0;
+    const int              r = b->gemm(
+        b->handle, p->b.column == 1 ? TRANSPOSED : AS_IT_IS,
+        p->a.column == 1 ? AS_IT_IS : TRANSPOSED, (int)p->n, (int)p->m, (int)p->depth, &one,
+        p->b.data, data_types[p->b.dtype], (int)ld_of(&p->b), p->a.data, data_types[p->a.dtype],
+        (int)ld_of(&p->a), &old, p->out.data, data_types[p->out.dtype], (int)p->out.row,
+        COMPUTE_F32, ALGO_DEFAULT);
+    return r ? gdn_fail(ctx, GDN_E_CUDA, "cublasGemmEx: error %d", r) : GDN_OK;
+}

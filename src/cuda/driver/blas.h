@@ -6,6 +6,7 @@
 #ifndef GDN_CUDA_BLAS_H
 #define GDN_CUDA_BLAS_H
 
+#include "calls/layer_backward.h"
 #include "cuda/driver/launch.h"
 
 /* Opens cuBLAS and makes its handle; does nothing if that was done. */
@@ -28,7 +29,10 @@ bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_ma
                      const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows,
                      int64_t n_out, int64_t n_in);
 
-/* Both of these between gdn_cuda_enter() and gdn_cuda_leave(). */
+/* Is a product one for cuBLAS? a and b have one dtype, and out has it or is float32. */
+bool gdn_blas_multiplies(const struct gdn_matrix_product *p);
+
+/* All of these between gdn_cuda_enter() and gdn_cuda_leave(). */
 
 /* The stream and the scratch of the products that follow; scratch NULL: cuBLAS has its own. With
  * it products allocate nothing, and contexts on two streams share nothing. */
@@ -40,5 +44,7 @@ gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t byte
 gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
                             const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
                             int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in);
+
+gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_matrix_product *p);
 
 #endif

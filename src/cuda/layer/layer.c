@@ -239,6 +239,7 @@ static gdn_status project(struct layer *l, int i)
         .n_rows = b->n_tokens,
         .n_out  = p.n,
         .n_in   = p.weight->size[1],
+        .x_step = 1, .weight_step = 1,
     };
     const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE, out_tiles = (p.n + TILE - 1) / TILE;
     return launch(l, GDN_CU_block_project, row_tiles * out_tiles, &a);
@@ -247,13 +248,15 @@ static gdn_status project(struct layer *l, int i)
 /* b and a of each key head to those of all. */
 static gdn_status split(struct layer *l)
 {
-    const struct gdn_block *b = l->b;
-    const struct gdn_cu_block_split a = { .from  = l->m.woven,
-                                          .to    = l->m.gates,
+    const struct gdn_block *b     = l->b;
+    const int32_t           group = (int32_t)(b->Hv / b->Hk);
+    const int64_t           row   = 2 * b->Hv * (int64_t)sizeof(float);
+    const struct gdn_cu_block_weave a = { .from  = { .data = (char *)l->m.woven, .token = row },
+                                          .to    = { .data = (char *)l->m.gates, .token = row },
                                           .n     = b->n_tokens * 2 * b->Hv,
-                                          .Hk    = (int32_t)b->Hk,
-                                          .group = (int32_t)(b->Hv / b->Hk) };
-    return launch(l, GDN_CU_block_split, (a.n + THREADS - 1) / THREADS, &a);
+                                          .heads = (int32_t)b->Hk,
+                                          .part  = { group, group, 0, 0 } };
+    return launch(l, GDN_CU_block_weave, (a.n + THREADS - 1) / THREADS, &a);
 }
 
 /* What comes before the output has no padding rows to keep: they are zero there. */
@@ -366,18 +369,7 @@ static size_t blas_bytes(gdn_ctx *ctx, const struct gdn_block *b)
     return needs_blas(b) ? gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN : 0;
 }
 
-gdn_status gdn_cuda_block_check(gdn_ctx *ctx, const struct gdn_block *b, size_t *bytes)
-{
-    struct buffers m;
-    if (b->n_tokens > INT32_MAX)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
-                        (long long)b->n_tokens);
-    const size_t blas = blas_bytes(ctx, b);
-    *bytes            = lay_out(ctx, &m, b, blas, NULL);
-    return blas ? gdn_blas_open(ctx) : GDN_OK;
-}
-
-gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
+static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
 {
     struct layer        l    = { .ctx = ctx, .b = b, .stream = b->args->stream };
     struct gdn_cuda_ran ran  = { .n = 0 };
@@ -398,3 +390,26 @@ gdn_status gdn_cuda_block(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
     gdn_cuda_leave(ctx, pushed);
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "block", ran.kernels, ran.n) : status;
 }
+
+/* cuBLAS is opened here, if the layer needs it. */
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    struct gdn_block_call  *c = call;
+    const struct gdn_block *b = &c->block;
+    struct buffers          m;
+    if (b->n_tokens > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
+                        (long long)b->n_tokens);
+    const size_t blas = blas_bytes(ctx, b);
+    c->base.bytes     = lay_out(ctx, &m, b, blas, NULL);
+    return blas ? gdn_blas_open(ctx) : GDN_OK;
+}
+
+static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_block_call *c = call;
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream));
+    return launch_all(ctx, &c->block, memory);
+}
+
+const struct gdn_op_backend gdn_cuda_op_block = { plan_call, run_call };

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a layer needs between cuBLAS and the kernels of its parts: Qwen3-Next's gates in the order
- * of heads, an output that spares padding rows, and a projection of our own for what cuBLAS does
- * not promise: the same bits for a token whatever the number of tokens (GDN_EXACT), and weights of
- * another dtype than the activations.
+ * What a layer and its gradients need between cuBLAS and the kernels of their parts: Qwen3-Next's
+ * rows in the order of heads and back, rows of the tokens that count, an output that spares padding
+ * rows, and a product of our own for what cuBLAS does not promise: the same bits for a token
+ * whatever the number of tokens (GDN_EXACT), and weights of another dtype than the activations.
  */
 #include "cuda/device/batch.cuh"
 
 /* ---- A projection -------------------------------------------------------------------------- */
 
 /*
- * out[t][o] = sum_i x[t][i] weight[o][i], each sum a chain of multiply-adds in the order of i. A
+ * out[t][o] (+)= sum_i x[t][i] weight[o][i], each sum a chain of multiply-adds in the order of i. A
  * block has TILE tokens and TILE outputs, a thread 4 x 4 of them; while pieces of DEPTH of the
- * rows are multiplied, the next ones are on their way into registers.
+ * rows are multiplied, the next ones are on their way into registers. Where the summed elements of
+ * a row lie apart, those of neighbouring rows lie side by side.
  */
 enum { TILE = 64, DEPTH = 32, PART = 4, LOADS = TILE * DEPTH / 256 };
 
@@ -33,23 +34,37 @@ GDN_DEVICE void find_rows(struct project_tile &tile, const struct gdn_cu_block_p
     }
 }
 
-/* Elements [from, from + DEPTH) of the rows, a warp per row: zero where there are none. */
-GDN_DEVICE void load_piece(float (&to)[LOADS], const char *const *rows, int64_t from, int64_t n,
-                           int dtype)
+/* The place of load j in a piece: the row, and which of its elements; a warp has neighbours in
+ * memory. */
+struct place {
+    int row, i;
+};
+GDN_DEVICE struct place place_of(int j, bool apart)
 {
-    const int64_t i = from + threadIdx.x % 32;
+    const int at = threadIdx.x;
+    if (apart) return { at % TILE, at / TILE + j * (DEPTH / LOADS) };
+    return { at / DEPTH + j * (TILE / LOADS), at % DEPTH };
+}
+
+/* Elements [from, from + DEPTH) of the rows: zero where there are none. */
+GDN_DEVICE void load_piece(float (&to)[LOADS], const char *const *rows, int64_t from, int64_t n,
+                           int64_t step, int dtype)
+{
 #pragma unroll
     for (int j = 0; j < LOADS; j++) {
-        const char *row = rows[threadIdx.x / 32 + j * (TILE / LOADS)];
-        to[j]           = row && i < n ? load_float(row, i, dtype) : 0;
+        const struct place p   = place_of(j, step != 1);
+        const char        *row = rows[p.row];
+        to[j] = row && from + p.i < n ? load_float(row, (from + p.i) * step, dtype) : 0;
     }
 }
 
-GDN_DEVICE void store_piece(float (*to)[TILE + PART], const float (&from)[LOADS])
+GDN_DEVICE void store_piece(float (*to)[TILE + PART], const float (&from)[LOADS], int64_t step)
 {
 #pragma unroll
-    for (int j = 0; j < LOADS; j++)
-        to[threadIdx.x % 32][threadIdx.x / 32 + j * (TILE / LOADS)] = from[j];
+    for (int j = 0; j < LOADS; j++) {
+        const struct place p = place_of(j, step != 1);
+        to[p.i][p.row]       = from[j];
+    }
 }
 
 GDN_DEVICE void multiply_piece(float (&sum)[PART][PART], const struct project_tile &tile)
@@ -75,15 +90,15 @@ GDN_DEVICE void block_project(const struct gdn_cu_block_project &a)
     float         sum[PART][PART] = {}, x[LOADS], weight[LOADS];
     find_rows(tile, a, first, first_out);
     __syncthreads();
-    load_piece(x, tile.x_rows, 0, a.n_in, a.x.dtype);
-    load_piece(weight, tile.weight_rows, 0, a.n_in, a.weight.dtype);
+    load_piece(x, tile.x_rows, 0, a.n_in, a.x_step, a.x.dtype);
+    load_piece(weight, tile.weight_rows, 0, a.n_in, a.weight_step, a.weight.dtype);
     for (int64_t i = 0; i < a.n_in; i += DEPTH) {
         __syncthreads(); /* the piece before is done with */
-        store_piece(tile.x, x);
-        store_piece(tile.weight, weight);
+        store_piece(tile.x, x, a.x_step);
+        store_piece(tile.weight, weight, a.weight_step);
         __syncthreads();
-        load_piece(x, tile.x_rows, i + DEPTH, a.n_in, a.x.dtype);
-        load_piece(weight, tile.weight_rows, i + DEPTH, a.n_in, a.weight.dtype);
+        load_piece(x, tile.x_rows, i + DEPTH, a.n_in, a.x_step, a.x.dtype);
+        load_piece(weight, tile.weight_rows, i + DEPTH, a.n_in, a.weight_step, a.weight.dtype);
         multiply_piece(sum, tile);
     }
     const int64_t row = first + threadIdx.x / 16 * PART, out = first_out + threadIdx.x % 16 * PART;
@@ -92,21 +107,33 @@ GDN_DEVICE void block_project(const struct gdn_cu_block_project &a)
         char *to = a.out.data + (row + r) / a.T * a.out.batch + (row + r) % a.T * a.out.token;
 #pragma unroll
         for (int c = 0; c < PART; c++)
-            if (row + r < a.n_rows && out + c < a.n_out)
+            if (row + r < a.n_rows && out + c < a.n_out) {
+                if (a.adds) sum[r][c] += load_float(to, out + c, a.out.dtype);
                 store_float(to, out + c, a.out.dtype, sum[r][c]);
+            }
     }
 }
 
-/* ---- Qwen3-Next's gates, apart ------------------------------------------------------------- */
+/* ---- Columns in another order -------------------------------------------------------------- */
 
 /* A thread per element. */
-GDN_DEVICE void block_split(const struct gdn_cu_block_split &a)
+GDN_DEVICE void block_weave(const struct gdn_cu_block_weave &a)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const int     heads = a.Hk * a.group;
     if (i >= a.n) return;
-    const int c = (int)(i % (2 * heads)), h = c % heads; /* b of head h, or its a */
-    a.to[i]     = a.from[i - c + h / a.group * 2 * a.group + h % a.group + c / heads * a.group];
+    const int     all = a.part[0] + a.part[1] + a.part[2] + a.part[3], columns = a.heads * all;
+    const int64_t row = i / columns;
+    const int     ordered = (int)(i - row * columns);
+    int           rest = ordered, before = 0, part = 0; /* before: of one head */
+    while (rest >= a.heads * a.part[part]) {
+        rest -= a.heads * a.part[part];
+        before += a.part[part++];
+    }
+    const int   woven = rest / a.part[part] * all + before + rest % a.part[part];
+    const char *from  = a.from.data + row * a.from.token;
+    char       *to    = a.to.data + row * a.to.token;
+    store_float(to, a.weaves ? woven : ordered, a.to.dtype,
+                load_float(from, a.weaves ? ordered : woven, a.from.dtype));
 }
 
 /* ---- An output that spares padding rows ---------------------------------------------------- */
@@ -142,10 +169,44 @@ GDN_DEVICE void block_store(const struct gdn_cu_block_store &a)
     }
 }
 
+/* ---- Rows of tokens, dense ----------------------------------------------------------------- */
+
+/* A warp per token; zeros where one does not count. */
+GDN_DEVICE void block_load(const struct gdn_cu_block_rows &a)
+{
+    const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (t >= a.batch.N) return;
+    struct gdn_cu_seq s = {};
+    s.row = sequence_of(a.batch, t);
+    if (s.row >= 0) read_range(a.batch, s);
+    const int64_t own    = t - s.batch * a.batch.T - s.first;
+    const bool    counts = own >= 0 && own < s.n_valid;
+    const char *from = a.rows.data + t / a.batch.T * a.rows.batch + t % a.batch.T * a.rows.token;
+    char       *to   = a.dense.data + t * a.dense.token;
+    for (int64_t i = threadIdx.x % 32; i < a.n; i += 32)
+        store_float(to, i, a.dense.dtype, counts ? load_float(from, i, a.rows.dtype) : 0);
+}
+
+/* Back, all tokens. */
+GDN_DEVICE void block_add(const struct gdn_cu_block_rows &a)
+{
+    const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (t >= a.batch.N) return;
+    const char *from = a.dense.data + t * a.dense.token;
+    char       *to   = a.rows.data + t / a.batch.T * a.rows.batch + t % a.batch.T * a.rows.token;
+    for (int64_t i = threadIdx.x % 32; i < a.n; i += 32) {
+        const float old = a.adds ? load_float(to, i, a.rows.dtype) : 0;
+        store_float(to, i, a.rows.dtype, old + load_float(from, i, a.dense.dtype));
+    }
+}
+
+using gdn_cu_block_load = gdn_cu_block_rows;
+using gdn_cu_block_add  = gdn_cu_block_rows;
+
 #define GDN_IMAGE_block GDN_THIS_IMAGE
 #define GDN_KERNEL_block(threads, shared, what)                                               \
     extern "C" __global__ void __launch_bounds__(threads)                                     \
-        gdn_block_##what(const __grid_constant__ struct gdn_cu_block_##what a)                \
+        gdn_block_##what(const __grid_constant__ gdn_cu_block_##what a)                       \
     {                                                                                         \
         block_##what(a);                                                                      \
     }

@@ -280,14 +280,6 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-gdn_status gdn_cuda_step_check(gdn_ctx *ctx, const struct gdn_mixer *m, size_t *bytes)
-{
-    const struct gdn_cu_rule whole = whole_rule(m);
-    struct buffers           b;
-    *bytes = is_one_launch(m, &whole) ? 0 : lay_out(ctx, m, &b, NULL);
-    return GDN_OK;
-}
-
 /* ---- The call ------------------------------------------------------------------------------ */
 
 struct step {
@@ -389,7 +381,7 @@ static gdn_status run_several(struct step *s, char *memory)
     return status;
 }
 
-gdn_status gdn_cuda_step(gdn_ctx *ctx, const struct gdn_mixer *m, char *memory)
+static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_mixer *m, char *memory)
 {
     struct step         s   = { .ctx = ctx, .m = m };
     struct gdn_cuda_ran ran = { .n = 0 };
@@ -401,3 +393,22 @@ gdn_status gdn_cuda_step(gdn_ctx *ctx, const struct gdn_mixer *m, char *memory)
     ctx->cuda->layer = NULL;
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
 }
+
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    struct gdn_mixer *m = call;
+    struct buffers    b;
+    TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
+    const struct gdn_cu_rule whole = whole_rule(m);
+    m->base.bytes = is_one_launch(m, &whole) ? 0 : lay_out(ctx, m, &b, NULL);
+    return GDN_OK;
+}
+
+static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_mixer *m = call;
+    TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream));
+    return launch_all(ctx, m, memory);
+}
+
+const struct gdn_op_backend gdn_cuda_op_step = { plan_call, run_call };

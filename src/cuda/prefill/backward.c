@@ -42,17 +42,14 @@ static struct gdn_pool_view states(const struct gdn_cu_rule *r)
     };
 }
 
-struct gdn_cu_backward gdn_cuda_backward_args(const struct gdn_backward       *w,
-                                              const gdn_prefill_backward_args *args,
-                                              const struct gdn_plan           *plan,
-                                              const struct gdn_tokens         *tokens)
+static struct gdn_cu_backward args_of(const struct gdn_backward_call *c)
 {
-    const int64_t         B = args->state.data ? plan->B : -1;
-    struct gdn_plan_pools pools = { B, -1, -1, false, false };
-    const gdn_rule_args   gates = { .A_log = args->A_log, .dt_bias = args->dt_bias };
-    const struct gdn_rule *r = &w->rule;
+    const struct gdn_backward       *w     = &c->work;
+    const gdn_prefill_backward_args *args  = &c->args;
+    const gdn_rule_args              gates = { .A_log = args->A_log, .dt_bias = args->dt_bias };
+    const struct gdn_rule           *r     = &w->rule;
     struct gdn_cu_backward a = {
-        .rule       = gdn_cuda_rule_args(r, &gates, plan, tokens, &pools),
+        .rule       = gdn_cuda_rule_args(r, &gates, &c->plan, &c->tokens, &c->pools),
         .q          = r->q,
         .k          = r->k,
         .dout       = w->dout,
@@ -65,7 +62,7 @@ struct gdn_cu_backward gdn_cuda_backward_args(const struct gdn_backward       *w
         .ddt_bias   = gdn_cuda_array(&args->ddt_bias),
         .dstate_out = w->dstate_out,
         .n_strips   = (r->V + STRIP - 1) / STRIP,
-        .n_tokens   = tokens->padded ? plan->B * tokens->T : tokens->N,
+        .n_tokens   = c->tokens.padded ? c->plan.B * c->tokens.T : c->tokens.N,
         .adds       = w->adds,
     };
     a.rule.to = w->dstate;
@@ -104,12 +101,6 @@ static size_t lay_out(struct gdn_cu_backward *a, char *memory)
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!has_sums(a)) a->sums = NULL;
     return bytes;
-}
-
-size_t gdn_cuda_backward_bytes(const struct gdn_cu_backward *args)
-{
-    struct gdn_cu_backward a = *args;
-    return lay_out(&a, NULL);
 }
 
 static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_backward *a, enum gdn_kernel_id kernel,
@@ -151,13 +142,12 @@ static bool has_rest(const struct gdn_cu_backward *a)
     return !a->adds && (b->cu_seqlens.data || b->token_start.data || b->token_count.data);
 }
 
-gdn_status gdn_cuda_backward(gdn_ctx *ctx, struct gdn_cu_backward *a, void *memory, void *stream)
+static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stream)
 {
     enum { WARPS = 8 };
     struct gdn_cuda_ran ran = { 5, { GDN_CU_backward_load, GDN_CU_backward_forward,
                                      GDN_CU_backward_reverse, GDN_CU_backward_chunk,
                                      GDN_CU_backward_store } };
-    lay_out(a, memory);
     for (int64_t i = 0; i + 1 < a->n_windows; i++) TRY(forward(ctx, a, i, stream));
     for (int64_t i = a->n_windows - 1; i >= 0; i--) {
         TRY(forward(ctx, a, i, stream));
@@ -173,3 +163,28 @@ gdn_status gdn_cuda_backward(gdn_ctx *ctx, struct gdn_cu_backward *a, void *memo
     }
     return gdn_cuda_note_all(ctx, "prefill_backward", ran.kernels, ran.n);
 }
+
+_Static_assert(sizeof(struct gdn_cu_backward) <= GDN_PLAN_ROOM, "a plan has room");
+
+static gdn_status plan(gdn_ctx *ctx, void *call)
+{
+    struct gdn_backward_call *c    = call;
+    struct gdn_cu_backward   *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
+    (void)ctx;
+    *args                       = args_of(c);
+    struct gdn_cu_backward copy = *args;
+    c->base.bytes               = lay_out(&copy, NULL);
+    return GDN_OK;
+}
+
+static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_backward_call *c    = call;
+    struct gdn_cu_backward         *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
+    static const struct gdn_plan_pools none = { -1, -1, -1, false, false };
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &none, c->base.stream));
+    lay_out(args, memory);
+    return launch_all(ctx, args, c->base.stream);
+}
+
+const struct gdn_op_backend gdn_cuda_op_prefill_backward = { plan, run };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a call of gdn_prefill is cut into blocks of threads; see general.cuh. */
+#include "calls/rule_call.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
 #include "cuda/prefill/general.h"
@@ -125,3 +126,33 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
+
+/* ---- gdn_prefill --------------------------------------------------------------------------- */
+
+_Static_assert(sizeof(struct gdn_cu_rule) <= GDN_PLAN_ROOM, "a plan has room");
+
+static struct gdn_cuda_wish wish_of(const struct gdn_rule_call *c)
+{
+    return gdn_cuda_wish_of(c->args.flags, &c->plan.batch);
+}
+
+/* Workspace is for segments and for states of 8 bits. GDN_EXACT goes token by token, as decode. */
+static gdn_status plan(gdn_ctx *ctx, void *call)
+{
+    struct gdn_rule_call *c    = call;
+    struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    *args = gdn_cuda_call_args(c);
+    if (!c->rule.exact) c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, wish_of(c));
+    return GDN_OK;
+}
+
+static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_rule_call *c    = call;
+    const struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    TRY(gdn_cuda_check_rule(ctx, c));
+    if (c->rule.exact) return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);
+    return gdn_cuda_prefill(ctx, args, wish_of(c), memory, c->base.stream);
+}
+
+const struct gdn_op_backend gdn_cuda_op_prefill = { plan, run };

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "calls/chunk_stage.h"
 #include "cuda/driver/backend.h"
 
 enum { STRIP = 32 }; /* columns of a state that a block has (stages.cu) */
 
 static int strips_of(int64_t columns) { return (int)((columns + STRIP - 1) / STRIP); }
 
-struct gdn_cu_stage gdn_cuda_stage_args(const struct gdn_rule *rule, const struct gdn_plan *plan,
-                                        const struct gdn_tokens *tokens, int64_t C)
+static struct gdn_cu_stage stage_args(const struct gdn_rule *rule, const struct gdn_plan *plan,
+                                      const struct gdn_tokens *tokens, int64_t C)
 {
     static const struct gdn_plan_pools none = { -1, -1, -1, false, false };
     const gdn_rule_args                args = { 0 };
@@ -24,7 +25,7 @@ static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cuda_cal
     return gdn_cuda_note(ctx, op, call->kernel);
 }
 
-gdn_status gdn_cuda_chunk_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
+static gdn_status launch_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
 {
     enum { WARPS = 8 };
     const int64_t items = args->n_chunks * ((args->rule.H + 31) / 32);
@@ -37,7 +38,7 @@ gdn_status gdn_cuda_chunk_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, 
     return launch(ctx, "chunk_cumsum", &call);
 }
 
-gdn_status gdn_cuda_chunk_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
+static gdn_status launch_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
 {
     const struct gdn_cuda_call call = {
         .kernel       = GDN_CU_stage_uw,
@@ -49,7 +50,7 @@ gdn_status gdn_cuda_chunk_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void
     return launch(ctx, "chunk_uw", &call);
 }
 
-gdn_status gdn_cuda_chunk_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
+static gdn_status launch_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
 {
     const struct gdn_cuda_call call = {
         .kernel       = GDN_CU_stage_output,
@@ -61,7 +62,7 @@ gdn_status gdn_cuda_chunk_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, 
     return launch(ctx, "chunk_output", &call);
 }
 
-gdn_status gdn_cuda_chunk_states(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream)
+static gdn_status launch_states(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream)
 {
     args->n_strips = args->n_before = strips_of(args->rule.V);
     const struct gdn_cuda_call call = {
@@ -74,7 +75,7 @@ gdn_status gdn_cuda_chunk_states(gdn_ctx *ctx, struct gdn_cu_stage *args, void *
     return launch(ctx, "chunk_states", &call);
 }
 
-gdn_status gdn_cuda_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream)
+static gdn_status launch_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream)
 {
     args->n_before = args->rule.to.data ? strips_of(args->rule.V) : 0;
     args->n_strips = args->n_before + (args->M.data ? strips_of(args->rule.K) : 0);
@@ -88,16 +89,122 @@ gdn_status gdn_cuda_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *strea
     return launch(ctx, "summary", &call);
 }
 
-gdn_status gdn_cuda_product(gdn_ctx *ctx, const char *op, struct gdn_cu_product *args, int64_t B,
-                            void *stream)
+/* ---- Calls --------------------------------------------------------------------------------- */
+
+/* cu_seqlens, if the context checks contents. */
+static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                 const struct gdn_tokens *tokens, void *stream)
 {
-    args->n_strips = strips_of(args->V);
-    const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_product_strip,
-        .grid         = { B * args->H * args->n_strips, 1, 1 },
-        .shared_bytes = GDN_CU_STRIP_BYTES,
-        .stream       = stream,
-        .args         = args,
-    };
-    return launch(ctx, op, &call);
+    return gdn_cuda_check_batch(ctx, plan, tokens,
+                                &(struct gdn_plan_pools){ -1, -1, -1, false, false }, stream);
 }
+
+static gdn_status plan_cumsum(gdn_ctx *ctx, void *call)
+{
+    const struct gdn_cumsum_call *c = call;
+    if (c->H <= INT32_MAX) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "g: %lld heads, on a device at most 2^31 - 1",
+                    (long long)c->H);
+}
+
+static gdn_status run_cumsum(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_cumsum_call *c = call;
+    const struct gdn_rule rule = { .g = c->g, .out = c->out, .scale = (float)c->scale,
+                                   .H = (int)c->H };
+    const struct gdn_cu_stage a = stage_args(&rule, &c->plan, &c->tokens, c->args.chunk_size);
+    (void)memory;
+    TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
+    return launch_cumsum(ctx, &a, c->base.stream);
+}
+
+static gdn_status run_uw(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_uw_call *c = call;
+    struct gdn_cu_stage       a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
+    (void)memory;
+    a.u = c->to[GDN_UW_U], a.w = c->to[GDN_UW_W], a.T = c->to[GDN_UW_T];
+    TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
+    return launch_uw(ctx, &a, c->base.stream);
+}
+
+static gdn_status run_states(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_states_call *c = call;
+    struct gdn_cu_stage           a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
+    (void)memory;
+    a.u = c->u, a.w = c->w, a.states = c->states;
+    a.rule.from = c->state, a.rule.to = c->state_out;
+    a.n_states = c->args.states.size[0];
+    if (c->states.data && !c->plan.batch.cu_seqlens.data)
+        TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
+    TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
+    return launch_states(ctx, &a, c->base.stream);
+}
+
+static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_output_call *c = call;
+    struct gdn_cu_stage           a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
+    (void)memory;
+    a.u = c->u, a.w = c->w, a.states = c->states, a.n_states = c->args.states.size[0];
+    if (!c->plan.batch.cu_seqlens.data)
+        TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
+    TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
+    return launch_output(ctx, &a, c->base.stream);
+}
+
+/* By a kernel that has the identity built in. */
+static gdn_status run_summary(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_summary_call *c = call;
+    struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
+    (void)memory;
+    a.M = c->transition.to;
+    TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
+    return launch_summary(ctx, &a, c->base.stream);
+}
+
+static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_product_call *c = call;
+    (void)memory;
+    for (int i = 0; i < c->n; i++) {
+        const struct gdn_product *x = &c->product[i];
+        struct gdn_cu_product     a = { .M = x->M, .S = x->S, .U = x->U, .out = x->out,
+                                        .order = gdn_cuda_array(&x->order), .P = x->P,
+                                        .H = x->H, .K = x->K, .V = x->V };
+        a.n_strips = strips_of(a.V);
+        const struct gdn_cuda_call strips = {
+            .kernel       = GDN_CU_product_strip,
+            .grid         = { x->B * a.H * a.n_strips, 1, 1 },
+            .shared_bytes = GDN_CU_STRIP_BYTES,
+            .stream       = c->base.stream,
+            .args         = &a,
+        };
+        TRY(launch(ctx, c->base.op, &strips));
+    }
+    return GDN_OK;
+}
+
+static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_product_call *c   = call;
+    struct gdn_product             own = c->product[0];
+    gdn_tensor                    *order = &own.order;
+    void                          *copy;
+    TRY(gdn_cuda_contents_open(ctx, c->base.stream, &order, 1, 0, &copy));
+    const gdn_status status = copy ? gdn_product_check_order(ctx, &own) : GDN_OK;
+    gdn_cuda_contents_close(ctx, copy);
+    TRY(status);
+    return run_product(ctx, call, memory);
+}
+
+const struct gdn_op_backend gdn_cuda_op_chunk_cumsum    = { plan_cumsum, run_cumsum };
+const struct gdn_op_backend gdn_cuda_op_chunk_uw        = { .run = run_uw };
+const struct gdn_op_backend gdn_cuda_op_chunk_states    = { .run = run_states };
+const struct gdn_op_backend gdn_cuda_op_chunk_output    = { .run = run_output };
+const struct gdn_op_backend gdn_cuda_op_summary         = { .run = run_summary };
+const struct gdn_op_backend gdn_cuda_op_summary_compose = { .run = run_product };
+const struct gdn_op_backend gdn_cuda_op_summary_apply   = { .run = run_product };
+const struct gdn_op_backend gdn_cuda_op_summary_fold    = { .run = run_fold };

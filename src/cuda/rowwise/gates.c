@@ -47,19 +47,42 @@ static int64_t spread(struct gdn_cu_gates *a, int64_t places, int most, int sm_c
     return (a->n_lines + a->each * lines - 1) / (a->each * lines);
 }
 
-gdn_status gdn_cuda_gates(gdn_ctx *ctx, const struct gdn_cu_gates *args, void *stream)
+static struct gdn_cu_gates args_of(const struct gdn_gates_call *s)
 {
-    struct gdn_cu_gates        a      = *args;
-    const enum gdn_kernel_id   kernel = choose(&a);
-    const bool                 ones   = kernel == GDN_CU_gates_heads;
-    const int64_t              places = ones ? a.H : a.H / HEADS;
-    const int                  most   = ones ? ONES : LINES;
-    const struct gdn_cuda_call call   = {
-        .kernel = kernel,
-        .grid   = { places ? spread(&a, places, most, ctx->cuda->sm_count) : 0, 1, 1 },
-        .stream = stream,
-        .args   = &a,
+    const gdn_gates_args *a    = &s->args;
+    struct gdn_cu_gates   args = {
+          .A_log   = gdn_cuda_array(&a->A_log),
+          .dt_bias = gdn_cuda_array(&a->dt_bias),
+          .n_lines = s->n_rows,
+          .H       = s->H,
+          .bound   = a->gate_lower_bound,
+          .factor  = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f,
+          .linear  = a->gate == GDN_GATE_LINEAR,
     };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, "gates", call.kernel);
+    const gdn_tensor    *tensors[] = { &a->a, &a->b, &a->g, &a->beta };
+    struct gdn_cu_lines *lines[]   = { &args.a, &args.b, &args.g, &args.beta };
+    const int            first     = a->a.data ? 0 : 1; /* one that is there */
+    gdn_cuda_lines(tensors + first, 4 - first, &args.leads, lines + first);
+    return args;
 }
+
+static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_gates_call *s      = call;
+    struct gdn_cu_gates          a      = args_of(s);
+    const enum gdn_kernel_id     kernel = choose(&a);
+    const bool                   ones   = kernel == GDN_CU_gates_heads;
+    const int64_t                places = ones ? a.H : a.H / HEADS;
+    const int                    most   = ones ? ONES : LINES;
+    const struct gdn_cuda_call   launch = {
+          .kernel = kernel,
+          .grid   = { places ? spread(&a, places, most, ctx->cuda->sm_count) : 0, 1, 1 },
+          .stream = s->base.stream,
+          .args   = &a,
+    };
+    (void)memory;
+    TRY(gdn_cuda_launch(ctx, &launch));
+    return gdn_cuda_note(ctx, s->base.op, launch.kernel);
+}
+
+const struct gdn_op_backend gdn_cuda_op_gates = { .run = run };

@@ -46,3 +46,30 @@ gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args,
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, op, call.kernel);
 }
+
+struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s)
+{
+    struct gdn_cu_norm args = {
+        .weight      = gdn_cuda_line(&s->weight),
+        .weight_step = s->D > 1 ? s->weight.stride[0] : 1,
+        .n_lines     = s->n_rows,
+        .D           = s->D,
+        .formula     = s->formula,
+        .sigmoid     = s->sigmoid,
+        .eps         = s->eps,
+    };
+    gdn_cuda_lines((const gdn_tensor *const[]){ &s->x, &s->z, &s->out }, 3, &args.leads,
+                   (struct gdn_cu_lines *const[]){ &args.x, &args.z, &args.out });
+    return args;
+}
+
+static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_norm_call *c    = call;
+    struct gdn_cu_norm          args = gdn_cuda_norm_args(&c->job);
+    (void)memory;
+    return gdn_cuda_norm(ctx, c->base.op, &args, c->base.stream);
+}
+
+const struct gdn_op_backend gdn_cuda_op_l2norm        = { .run = run };
+const struct gdn_op_backend gdn_cuda_op_rmsnorm_gated = { .run = run };

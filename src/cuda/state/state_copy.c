@@ -188,7 +188,7 @@ static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
     return s;
 }
 
-gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *m)
+static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_state_move *m)
 {
     struct gdn_cu_copy c          = box_of(m);
     enum gdn_kernel_id kernels[2] = { GDN_CU_state_copy_eight };
@@ -206,3 +206,26 @@ gdn_status gdn_cuda_state_copy(gdn_ctx *ctx, const struct gdn_state_move *m)
     TRY(copy(ctx, &c, m->args.stream, &kernels[0]));
     return gdn_cuda_note_all(ctx, "state_copy", kernels, 1 + is_eight);
 }
+
+/* The slots, if the context checks contents. */
+static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_state_move *m)
+{
+    struct gdn_state_move own      = *m;
+    gdn_tensor           *arrays[] = { &own.args.from_slots, &own.args.to_slots };
+    void                 *memory;
+    TRY(gdn_cuda_contents_open(ctx, m->args.stream, arrays, 2, gdn_state_bytes(m), &memory));
+    if (!memory) return GDN_OK;
+    const gdn_status status = gdn_state_check_slots(ctx, &own, memory);
+    gdn_cuda_contents_close(ctx, memory);
+    return status;
+}
+
+static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_state_move *m = &((const struct gdn_state_call *)call)->move;
+    (void)memory;
+    TRY(check_contents(ctx, m));
+    return launch_all(ctx, m);
+}
+
+const struct gdn_op_backend gdn_cuda_op_state_copy = { .run = run };

@@ -455,6 +455,55 @@ static void refuse_block_tensors(void)
     REFUSE("other numbers of slots", GDN_E_SHAPE, "slots", a->state.size[0] = 3);
 }
 
+#undef REFUSE
+
+/* ---- gdn_block_backward ---- */
+
+static gdn_block_backward_args block_backward(void)
+{
+    const gdn_block_args    f = block();
+    gdn_block_backward_args a = gdn_block_backward_args_init();
+    a.hidden = f.hidden, a.in_proj_qkvz = f.in_proj_qkvz, a.in_proj_ba = f.in_proj_ba;
+    a.conv_weight = f.conv_weight, a.A_log = f.A_log, a.dt_bias = f.dt_bias;
+    a.norm_weight = f.norm_weight, a.out_proj = f.out_proj;
+    a.n_key_heads = f.n_key_heads, a.n_value_heads = f.n_value_heads;
+    a.key_head_dim = f.key_head_dim, a.value_head_dim = f.value_head_dim;
+    a.dout = f.out, a.dhidden = ring2_clone(&f.hidden);
+    a.dout_proj = ring2_clone(&f.out_proj);
+    return a;
+}
+
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_BLOCK_BACKWARD, block_backward, __VA_ARGS__)
+
+static void refuse_block_backward(void)
+{
+    REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
+    REFUSE("flags", GDN_E_ARG, "flags", a->flags = GDN_BATCH_INVARIANT);
+    REFUSE("no heads", GDN_E_ARG, "n_key_heads", a->n_key_heads = 0);
+    REFUSE("state_layout 2", GDN_E_ARG, "state_layout", a->state_layout = 2);
+    REFUSE("rms_eps below 0", GDN_E_ARG, "rms_eps", a->rms_eps = -1);
+    REFUSE("nothing to do", GDN_E_ARG, "dhidden", a->dhidden.data = a->dout_proj.data = NULL);
+    REFUSE("hidden absent", GDN_E_ARG, "hidden", a->hidden.data = NULL);
+    REFUSE("dout absent", GDN_E_ARG, "dout", a->dout.data = NULL);
+    REFUSE("in_proj_ba absent", GDN_E_ARG, "in_proj_ba", a->in_proj_ba.data = NULL);
+    REFUSE("in_proj_z beside in_proj_qkvz", GDN_E_ARG, "in_proj_z",
+           a->in_proj_z = ring2_clone(&a->in_proj_ba));
+    REFUSE("din_proj_z beside in_proj_qkvz", GDN_E_ARG, "din_proj_z",
+           a->din_proj_z = ring2_clone(&a->in_proj_ba));
+    REFUSE("dout of I32", GDN_E_DTYPE, "dout", a->dout.dtype = GDN_I32);
+    REFUSE("dout_proj of BF16", GDN_E_DTYPE, "dout_proj", a->dout_proj.dtype = GDN_BF16);
+    REFUSE("dout of another shape", GDN_E_SHAPE, "dout", a->dout.size[0]--);
+    REFUSE("dhidden not dense", GDN_E_SHAPE, "dhidden", a->dhidden.stride[1] = 2);
+    REFUSE("dhidden rows share memory", GDN_E_SHAPE, "dhidden", a->dhidden.stride[0] = 1);
+    REFUSE("conv_weight absent", GDN_E_ARG, "conv_weight", a->conv_weight.data = NULL);
+    REFUSE("dhidden on hidden", GDN_E_ARG, "dhidden", a->dhidden = a->hidden);
+    REFUSE("dout_proj on out_proj", GDN_E_ARG, "dout_proj",
+           a->dout_proj.data = a->out_proj.data);
+    REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_BLOCK_BACKWARD, block_backward, "workspace too small",
+                GDN_E_MEMORY, "workspace_bytes", a->workspace = ring2_alloc(64, 64);
+                a->workspace_bytes = 64);
+}
+
 int main(int argc, char **argv)
 {
     ring2_options(argc, argv);
@@ -469,5 +518,6 @@ int main(int argc, char **argv)
     refuse_rmsnorm_gated_backward();
     refuse_block_fields();
     refuse_block_tensors();
+    refuse_block_backward();
     return ring2_summary();
 }

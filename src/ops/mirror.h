@@ -3,10 +3,10 @@
  * A call on a device whose tensors are in host memory: copies of them there, and back. For the
  * self-test and the command; ops themselves never copy.
  */
-#ifndef GDN_CUDA_MIRROR_H
-#define GDN_CUDA_MIRROR_H
+#ifndef GDN_MIRROR_H
+#define GDN_MIRROR_H
 
-#include "cuda/driver/launch.h"
+#include "core/ctx.h"
 
 enum { GDN_MIRROR_BLOCKS = 40 };
 
@@ -19,9 +19,9 @@ struct gdn_mirror {
     } args;          /* as the caller's, data being on the device */
     gdn_batch batch; /* likewise */
     struct gdn_mirror_block {
-        char         *host;
-        size_t        bytes;
-        gdn_cu_memory device;
+        char  *host;
+        size_t bytes;
+        void  *device;
     } blocks[GDN_MIRROR_BLOCKS];
     int n_blocks;
 };

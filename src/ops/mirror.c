@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/driver/mirror.h"
+#include "ops/mirror.h"
 
+#include "core/backend.h"
 #include "core/tensor_check.h"
 #include "ops/op_table.h"
 
@@ -49,7 +50,7 @@ static void move(const struct gdn_mirror *m, gdn_tensor *t)
         const struct gdn_mirror_block *b  = &m->blocks[i];
         const char                    *at = t->data;
         if (at < b->host || at > b->host + b->bytes) continue;
-        t->data = (void *)(uintptr_t)(b->device + (uint64_t)(at - b->host));
+        t->data = (char *)b->device + (at - b->host);
         return;
     }
 }
@@ -58,18 +59,8 @@ static gdn_status upload(struct gdn_mirror *m)
 {
     for (int i = 0; i < m->n_blocks; i++) {
         struct gdn_mirror_block *b = &m->blocks[i];
-        GDN_CU(m->ctx, "a copy of the tensors", cuMemAlloc, (&b->device, b->bytes ? b->bytes : 1));
-        GDN_CU(m->ctx, "a copy of the tensors", cuMemcpyHtoD, (b->device, b->host, b->bytes));
+        TRY(m->ctx->backend->upload(m->ctx, b->host, b->bytes, &b->device));
     }
-    return GDN_OK;
-}
-
-static gdn_status download(struct gdn_mirror *m)
-{
-    GDN_CU(m->ctx, "after the call", cuCtxSynchronize, ());
-    for (int i = 0; i < m->n_blocks; i++)
-        GDN_CU(m->ctx, "the results", cuMemcpyDtoH, (m->blocks[i].host, m->blocks[i].device,
-               m->blocks[i].bytes));
     return GDN_OK;
 }
 
@@ -77,7 +68,6 @@ gdn_status gdn_mirror_open(gdn_ctx *ctx, gdn_op op, const void *args, struct gdn
 {
     const struct gdn_op_shape *shape = &gdn_op_shapes[op];
     const gdn_batch           *batch = NULL;
-    bool                       pushed;
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
     TRY(gdn_copy_args(ctx, &m->args, shape->bytes, args, shape->args));
@@ -87,9 +77,7 @@ gdn_status gdn_mirror_open(gdn_ctx *ctx, gdn_op op, const void *args, struct gdn
 
     for (size_t i = 0; i < shape->n_tensors; i++) add_span(m, own + i);
     for (int i = 0; batch && i < N_BATCH_TENSORS; i++) add_span(m, lists + i);
-    TRY(gdn_cuda_enter(ctx, &pushed));
     const gdn_status status = upload(m);
-    gdn_cuda_leave(ctx, pushed);
     if (status != GDN_OK) {
         gdn_mirror_close(m);
         return status;
@@ -104,27 +92,23 @@ gdn_status gdn_mirror_open(gdn_ctx *ctx, gdn_op op, const void *args, struct gdn
 
 gdn_status gdn_mirror_back(struct gdn_mirror *m)
 {
-    bool pushed;
-    TRY(gdn_cuda_enter(m->ctx, &pushed));
-    const gdn_status status = download(m);
-    gdn_cuda_leave(m->ctx, pushed);
-    return status;
+    for (int i = 0; i < m->n_blocks; i++) {
+        const struct gdn_mirror_block *b = &m->blocks[i];
+        TRY(m->ctx->backend->download(m->ctx, b->host, b->device, b->bytes));
+    }
+    return GDN_OK;
 }
 
 void gdn_mirror_close(struct gdn_mirror *m)
 {
-    bool pushed;
-    if (gdn_cuda_enter(m->ctx, &pushed) != GDN_OK) return;
-    for (int i = 0; i < m->n_blocks; i++)
-        if (m->blocks[i].device) m->ctx->cuda->api.cuMemFree(m->blocks[i].device);
-    gdn_cuda_leave(m->ctx, pushed);
+    for (int i = 0; i < m->n_blocks; i++) m->ctx->backend->release(m->ctx, m->blocks[i].device);
     m->n_blocks = 0;
 }
 
 gdn_status gdn_call_op(gdn_ctx *ctx, gdn_op op, const void *args)
 {
     struct gdn_mirror m;
-    if (!ctx->cuda) return gdn_run_op(ctx, op, args);
+    if (!ctx->backend->upload) return gdn_run_op(ctx, op, args);
     TRY(gdn_mirror_open(ctx, op, args, &m));
     gdn_status status = gdn_run_op(ctx, op, &m.args);
     if (status == GDN_OK) status = gdn_mirror_back(&m);

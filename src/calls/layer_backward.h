@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The gradients of a layer (ops/layer_backward.c) are steps that are ops of their own, and those
+ * below, which each backend has: matrix products, tokens' rows in and out, columns in another
+ * order.
+ */
+#ifndef GDN_LAYER_BACKWARD_H
+#define GDN_LAYER_BACKWARD_H
+
+#include "batch/plan.h"
+#include "core/backend.h"
+#include "core/ctx.h"
+
+/* Steps in elements from one row, one column to the next. */
+struct gdn_matrix {
+    void   *data;
+    int32_t dtype;
+    int64_t row, column;
+};
+
+/* out[i][j] (+)= sum_k a[i][k] b[j][k], i < m, j < n, k < depth; adds: to what out holds. Columns
+ * of out are 1 apart, as are rows or columns of a, and of b. */
+struct gdn_matrix_product {
+    struct gdn_matrix out, a, b;
+    int64_t           m, n, depth;
+    bool              adds;
+};
+
+/* Rows of columns in two orders, each with `heads` times all parts: ordered, all heads of part 0,
+ * then all of part 1 and so on; woven, all parts of head 0, then those of head 1. */
+struct gdn_weave {
+    struct gdn_matrix from, to; /* columns 1 apart */
+    int64_t           n_rows, heads, part[4];
+    bool              weaves; /* from ordered to woven; else back */
+};
+
+/* What the steps of a call share. */
+struct gdn_layer_run {
+    gdn_ctx                 *ctx;
+    struct gdn_plan         *plan;
+    const struct gdn_tokens *tokens;
+    void                    *plan_memory; /* of gdn_plan_bytes() */
+    bool                     reads_states;
+    bool                     exact;   /* products in an order of the library's own */
+    void                    *scratch; /* of products */
+    void                    *stream;
+};
+
+/* Tokens of a tensor beside dense rows of n columns. */
+struct gdn_token_rows {
+    struct gdn_rows   rows;
+    struct gdn_matrix dense;
+    int64_t           n;
+    bool              adds; /* stored: to what the tensor holds */
+};
+
+struct gdn_layer_steps {
+    bool is_f32; /* what goes from one step to the next, else it has the dtype of hidden */
+    /* Bytes of scratch of products whose out has so many rows at most where a lies in columns. */
+    gdn_status (*scratch)(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes);
+    /* Reads or checks the contents of the batch, before anything is written. */
+    gdn_status (*begin)(const struct gdn_layer_run *run);
+    gdn_status (*multiply)(const struct gdn_layer_run *run, const struct gdn_matrix_product *p);
+    gdn_status (*weave)(const struct gdn_layer_run *run, const struct gdn_weave *w);
+    /* dense = the rows of tokens that count, else zero; and the rows = dense, of all tokens. */
+    gdn_status (*load)(const struct gdn_layer_run *run, const struct gdn_token_rows *t);
+    gdn_status (*store)(const struct gdn_layer_run *run, const struct gdn_token_rows *t);
+    gdn_status (*clear)(const struct gdn_layer_run *run, void *memory, size_t bytes);
+};
+
+/* What the backends' rows of gdn_block_backward do with their steps: ops/layer_backward.c. */
+gdn_status gdn_layer_backward_plan(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps);
+gdn_status gdn_layer_backward_run(gdn_ctx *ctx, void *call, void *memory);
+
+#endif

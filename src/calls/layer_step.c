@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From the convolution of gdn_step to its rule; see layer_step.h. */
+#include "calls/layer_step.h"
+
+#include "core/tensor_check.h"
+
+struct gdn_rows gdn_mixer_rows(const struct gdn_mixer *m, char *memory, int64_t channel,
+                               int64_t head)
+{
+    const int64_t unit = (int64_t)gdn_dtype_bytes(m->conv.x.dtype), token = m->conv.D * unit;
+    return (struct gdn_rows){ .data  = memory + channel * unit,
+                              .dtype = m->conv.x.dtype,
+                              .batch = m->tokens.padded ? m->tokens.T * token : 0,
+                              .token = token,
+                              .head  = head * unit };
+}
+
+size_t gdn_mixer_bytes(const struct gdn_mixer *m)
+{
+    return gdn_align64((size_t)(m->tokens.N * m->conv.D) * gdn_dtype_bytes(m->conv.x.dtype));
+}
+
+void gdn_mixer_connect(const struct gdn_mixer *m, char *memory, struct gdn_rule *rule)
+{
+    const int64_t K = rule->K, keys = rule->Hk * K;
+    rule->q = gdn_mixer_rows(m, memory, 0, K);
+    rule->k = gdn_mixer_rows(m, memory, keys, K);
+    rule->v = gdn_mixer_rows(m, memory, 2 * keys, rule->V);
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contents of records: see record.h. */
+#include "calls/record.h"
+
+#include <string.h>
+
+int64_t gdn_record_count(const struct gdn_record *record, int64_t slot)
+{
+    return gdn_index(&record->count, slot);
+}
+
+void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t count)
+{
+    const gdn_tensor *t  = &record->count;
+    void             *at = gdn_at(t, slot * t->stride[0]);
+    if (t->dtype == GDN_I32)
+        *(int32_t *)at = (int32_t)count;
+    else
+        *(int64_t *)at = count;
+}
+
+size_t gdn_record_slots_bytes(const struct gdn_record *record)
+{
+    return gdn_align64((size_t)(record->P / 8 + 1));
+}
+
+gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
+                                  const struct gdn_plan *plan, bool append, void *memory)
+{
+    unsigned char *seen = memory;
+    memset(seen, 0, gdn_record_slots_bytes(record));
+    for (int64_t b = 0; b < plan->B; b++) {
+        const struct gdn_seq *s    = &plan->seqs[b];
+        const int64_t         slot = s->slot;
+        if (slot < 0) continue;
+        if (seen[slot / 8] >> slot % 8 & 1)
+            return gdn_fail(ctx, GDN_E_ARG,
+                            "read_slots[%lld]: slot %lld a second time, wanted once", (long long)b,
+                            (long long)slot);
+        seen[slot / 8] |= (unsigned char)(1 << slot % 8);
+        const int64_t c = gdn_record_count(record, slot), added = append ? s->n_valid : 0;
+        if (c < 0 || c > record->R - added)
+            return gdn_fail(ctx, GDN_E_ARG, "record_count[%lld]: %lld, wanted 0 to %lld%s",
+                            (long long)slot, (long long)c, (long long)record->R,
+                            append ? " with the tokens of the sequence" : "");
+    }
+    return GDN_OK;
+}
+
+size_t gdn_record_contents_bytes(const struct gdn_record_call *c)
+{
+    return c->plan_bytes + gdn_record_slots_bytes(&c->record);
+}
+
+gdn_status gdn_record_read_contents(gdn_ctx *ctx, struct gdn_record_call *c, void *memory)
+{
+    const struct gdn_plan_pools pools = { .read = c->record.P, .write = -1, .checkpoint = -1 };
+    TRY(gdn_plan_batch(ctx, &c->tokens, &pools, memory, &c->plan));
+    return gdn_record_check_slots(ctx, &c->record, &c->plan, false, (char *)memory + c->plan_bytes);
+}
+
+gdn_status gdn_record_check_accepted(gdn_ctx *ctx, const struct gdn_commit_call *m)
+{
+    const gdn_record_commit_args *a = &m->args;
+    for (int64_t b = 0; b < m->c.plan.B; b++) {
+        const int64_t slot = m->c.plan.seqs[b].slot;
+        if (slot < 0) continue;
+        const int64_t n    = gdn_index(&a->n_accepted, b);
+        const int64_t rest = m->c.record.R - gdn_record_count(&m->c.record, slot);
+        if (n < 0 || n > rest)
+            return gdn_fail(ctx, GDN_E_ARG, "n_accepted[%lld]: %lld, wanted 0 to %lld",
+                            (long long)b, (long long)n, (long long)rest);
+        if (!a->path.data) continue;
+        if (n > a->path.size[1])
+            return gdn_fail(ctx, GDN_E_SHAPE, "path: %lld columns, wanted %lld for sequence %lld",
+                            (long long)a->path.size[1], (long long)n, (long long)b);
+        for (int64_t i = 0, least = 0; i < n; i++) {
+            const int64_t row = gdn_record_row(a, b, i);
+            if (row < least || row >= rest)
+                return gdn_fail(ctx, GDN_E_ARG, "path[%lld][%lld]: %lld, wanted %lld to %lld",
+                                (long long)b, (long long)i, (long long)row, (long long)least,
+                                (long long)rest - 1);
+            least = row + 1;
+        }
+    }
+    return GDN_OK;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_gates: rows of H heads. An item takes some rows, GDN_PIECE heads at a time, so that the
+ * decays of these heads are computed once.
+ */
+#include <math.h>
+
+#include "calls/gates.h"
+#include "calls/op_backends.h"
+
+/* Some heads of some rows. */
+struct piece {
+    int64_t row, end, first; /* rows row..end-1, heads from first on */
+    size_t  n;
+};
+
+static void write_g(const struct gdn_gates_call *s, const struct piece *p)
+{
+    const gdn_gates_args *a     = &s->args;
+    const float           bound = a->gate_lower_bound;
+    float                 A[GDN_PIECE], dt[GDN_PIECE], g[GDN_PIECE];
+    gdn_load_piece(A, &a->A_log, p->first, (int64_t)p->n, 0);
+    gdn_load_piece(dt, &a->dt_bias, p->first, (int64_t)p->n, 0);
+    for (size_t h = 0; h < p->n; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
+
+    for (int64_t row = p->row; row < p->end; row++) {
+        s->kr->load_row[a->a.dtype](g, gdn_row_at(&a->a, row, p->first), p->n);
+        if (bound < 0) {
+            for (size_t h = 0; h < p->n; h++) g[h] = A[h] * (g[h] + dt[h]);
+            s->kr->sigmoid_row(g, g, bound, p->n);
+        } else {
+            s->kr->gate_row(g, g, A, dt, p->n);
+        }
+        if (a->gate == GDN_GATE_LINEAR) s->kr->exp_row(g, g, p->n);
+        s->kr->store_row[a->g.dtype](gdn_row_at(&a->g, row, p->first), g, p->n);
+    }
+}
+
+static void write_beta(const struct gdn_gates_call *s, const struct piece *p)
+{
+    const gdn_gates_args *a      = &s->args;
+    const float           factor = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f;
+    float                 beta[GDN_PIECE];
+    for (int64_t row = p->row; row < p->end; row++) {
+        s->kr->load_row[a->b.dtype](beta, gdn_row_at(&a->b, row, p->first), p->n);
+        s->kr->sigmoid_row(beta, beta, factor, p->n);
+        s->kr->store_row[a->beta.dtype](gdn_row_at(&a->beta, row, p->first), beta, p->n);
+    }
+}
+
+static void run_item(void *arg, int64_t item, int thread)
+{
+    (void)thread;
+    const struct gdn_gates_call *s = arg;
+    struct piece        p = { .row = item * s->rows_per_item };
+    p.end = s->n_rows - p.row < s->rows_per_item ? s->n_rows : p.row + s->rows_per_item;
+    for (p.first = 0; p.first < s->H; p.first += GDN_PIECE) {
+        p.n = (size_t)(s->H - p.first < GDN_PIECE ? s->H - p.first : GDN_PIECE);
+        if (s->args.g.data) write_g(s, &p);
+        if (s->args.beta.data) write_beta(s, &p);
+    }
+}
+
+static const char *loops_of(const gdn_gates_args *a)
+{
+    const bool sigmoid = a->gate_lower_bound < 0;
+    if (!a->g.data) return "sigmoid_row";
+    if (!a->beta.data) return sigmoid ? "sigmoid_row" : "gate_row";
+    return sigmoid ? "sigmoid_row" : "gate_row sigmoid_row";
+}
+
+static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+{
+    struct gdn_gates_call *s = call;
+    (void)memory;
+    gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
+    return gdn_note_kernel(ctx, s->base.op, loops_of(&s->args));
+}
+
+const struct gdn_op_backend gdn_cpu_op_gates = { .run = run };

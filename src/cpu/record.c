@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_record_commit, gdn_record_fold, and what gdn_decode needs of records. Accepting moves
+ * rows, if any; the state itself is written by the fold alone.
+ */
+#include "calls/record.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "calls/op_backends.h"
+#include "state/strip.h"
+
+enum { COLUMNS = GDN_STEP_COLUMNS };
+
+void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t slot,
+                      int head, int col, int n, bool k_first, float *S)
+{
+    const struct gdn_record *rec     = r->record;
+    const int64_t            n_rows  = gdn_record_count(rec, slot);
+    const int64_t            u_bytes = col * (int64_t)gdn_dtype_bytes(rec->u.dtype);
+    const int                hk      = gdn_rule_source(r, head, r->Hk);
+    float                    k[GDN_MAX_HEAD], u[GDN_STEP_COLUMNS];
+    for (int64_t row = 0; row < n_rows; row++) {
+        const float g = *(const float *)gdn_record_at(&rec->g, slot, row, head), alpha = fabsf(g);
+        const bool  writes = !signbit(g);
+        kr->load_row[rec->k.dtype](k, gdn_record_at(&rec->k, slot, row, hk), (size_t)r->K);
+        kr->load_row[rec->u.dtype](u, (char *)gdn_record_at(&rec->u, slot, row, head) + u_bytes,
+                                   (size_t)n);
+        if (alpha == 0) memset(S, 0, (size_t)(r->K * n) * sizeof *S);
+        if (k_first)
+            kr->add_outer(S, r->K, n, alpha, k, writes ? u : NULL);
+        else
+            kr->add_outer(S, n, r->K, alpha, u, writes ? k : NULL);
+    }
+}
+
+static void move_head(const struct gdn_record_rows *r, int64_t slot, int64_t to, int64_t from,
+                      int64_t head, int64_t n)
+{
+    memcpy(gdn_record_at(r, slot, to, head), gdn_record_at(r, slot, from, head),
+           (size_t)n * gdn_dtype_bytes(r->dtype));
+}
+
+/* What belongs to one state head of one sequence, and a key head with it. Rows only move up. */
+static void commit_item(void *arg, int64_t item, int thread)
+{
+    (void)thread;
+    const struct gdn_commit_call *m    = arg;
+    const struct gdn_record  *rec  = &m->c.record;
+    const int64_t             most = m->H > m->Hk ? m->H : m->Hk, b = item / most, h = item % most;
+    const int64_t             slot = m->c.plan.seqs[b].slot;
+    if (slot < 0) return;
+    const int64_t c = gdn_record_count(rec, slot), n = gdn_index(&m->args.n_accepted, b);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t from = c + gdn_record_row(&m->args, b, i);
+        if (from == c + i) continue;
+        if (h < m->Hk) move_head(&rec->k, slot, c + i, from, h, m->K);
+        if (h < m->H) move_head(&rec->u, slot, c + i, from, h, m->V);
+        if (h < m->H) move_head(&rec->g, slot, c + i, from, h, 1);
+    }
+}
+
+static gdn_status plan_commit(gdn_ctx *ctx, void *call)
+{
+    struct gdn_commit_call *m = call;
+    (void)ctx;
+    m->base.bytes = gdn_record_contents_bytes(&m->c);
+    return GDN_OK;
+}
+
+static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
+{
+    struct gdn_commit_call       *m    = call;
+    const gdn_record_commit_args *a    = &m->args;
+    const int64_t                 most = m->H > m->Hk ? m->H : m->Hk;
+    TRY(gdn_record_read_contents(ctx, &m->c, memory));
+    TRY(gdn_record_check_accepted(ctx, m));
+    if (a->path.data) gdn_parallel_for(ctx->pool, m->c.plan.B * most, commit_item, m);
+    for (int64_t b = 0; b < m->c.plan.B; b++) {
+        const int64_t slot = m->c.plan.seqs[b].slot;
+        if (slot >= 0)
+            gdn_record_set_count(&m->c.record, slot,
+                                 gdn_record_count(&m->c.record, slot) +
+                                     gdn_index(&a->n_accepted, b));
+    }
+    return gdn_note_kernel(ctx, m->base.op, "");
+}
+
+const struct gdn_op_backend gdn_cpu_op_record_commit = { plan_commit, run_commit };
+
+/* ---- Fold ---------------------------------------------------------------------------------- */
+
+static int n_blocks(const struct gdn_rule *r) { return (r->V + COLUMNS - 1) / COLUMNS; }
+
+/* A block of columns of one head of one sequence. */
+static void fold_item(void *arg, int64_t item, int thread)
+{
+    const struct gdn_fold_call     *m    = arg;
+    const struct gdn_rule      *r    = &m->rule;
+    const struct gdn_pool_view *view = &r->to;
+    const int     col  = (int)(item % n_blocks(r)) * COLUMNS, rest = r->V - col;
+    const int     n    = rest < COLUMNS ? rest : COLUMNS;
+    const int     head = (int)(item / n_blocks(r) % r->H);
+    const int64_t slot = m->c.plan.seqs[item / n_blocks(r) / r->H].slot;
+    if (slot < 0 || gdn_record_count(r->record, slot) == 0) return;
+    const struct gdn_place at =
+        gdn_place_of(view, slot, head, gdn_record_count(r->record, slot));
+    float *S = (float *)(void *)(m->scratch + (size_t)thread * m->thread_bytes);
+    gdn_load_columns(S, view->k_first, m->kr, at, r->K, col, n);
+    gdn_record_apply(r, m->kr, slot, head, col, n, view->k_first, S);
+    gdn_store_columns(S, view->k_first, m->kr, at, r->K, col, n);
+}
+
+static gdn_status plan_fold(gdn_ctx *ctx, void *call)
+{
+    struct gdn_fold_call *m = call;
+    m->thread_bytes = gdn_align64((size_t)m->rule.K * COLUMNS * sizeof(float));
+    m->base.bytes   = gdn_record_contents_bytes(&m->c) +
+                    m->thread_bytes * (size_t)gdn_pool_threads(ctx->pool);
+    return GDN_OK;
+}
+
+static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+{
+    struct gdn_fold_call *m = call;
+    TRY(gdn_record_read_contents(ctx, &m->c, memory));
+    m->scratch = (char *)memory + gdn_record_contents_bytes(&m->c);
+    gdn_parallel_for(ctx->pool, m->c.plan.B * m->rule.H * n_blocks(&m->rule), fold_item, m);
+    for (int64_t b = 0; b < m->c.plan.B; b++) {
+        const int64_t slot = m->c.plan.seqs[b].slot;
+        if (slot >= 0) gdn_record_set_count(&m->c.record, slot, 0);
+    }
+    return gdn_note_kernel(ctx, m->base.op, "add_outer");
+}
+
+const struct gdn_op_backend gdn_cpu_op_record_fold = { plan_fold, run_fold };

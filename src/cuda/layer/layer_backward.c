@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The steps of a layer's gradients on a device: cuBLAS, or a product of our own, and the kernels of
+ * layer.cu. */
+#include "calls/layer_backward.h"
+
+#include "cuda/driver/backend.h"
+#include "cuda/driver/blas.h"
+
+enum { TILE = 64, THREADS = 256, WARPS = THREADS / 32 }; /* of layer.cu */
+
+static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes)
+{
+    (void)most_rows;
+    *bytes = exact ? 0 : gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN; /* with room to align it */
+    return exact ? GDN_OK : gdn_blas_open(ctx);
+}
+
+static gdn_status begin(const struct gdn_layer_run *run)
+{
+    const struct gdn_plan_pools none   = { -1, -1, -1, false, false };
+    const uintptr_t             beyond = (uintptr_t)run->scratch % GDN_BLAS_ALIGN;
+    TRY(gdn_cuda_check_batch(run->ctx, run->plan, run->tokens, &none, run->stream));
+    if (run->exact) return GDN_OK;
+    return gdn_blas_begin(run->ctx, run->stream,
+                          (char *)run->scratch + (beyond ? GDN_BLAS_ALIGN - beyond : 0),
+                          gdn_blas_scratch(run->ctx));
+}
+
+static gdn_status launch(const struct gdn_layer_run *run, enum gdn_kernel_id kernel,
+                         int64_t n_blocks, const void *args)
+{
+    const struct gdn_cuda_call call = {
+        .kernel = kernel, .grid = { n_blocks, 1, 1 }, .stream = run->stream, .args = args
+    };
+    TRY(gdn_cuda_launch(run->ctx, &call));
+    return gdn_cuda_note(run->ctx, "block_backward", kernel);
+}
+
+static int64_t blocks(int64_t n, int64_t of_block) { return (n + of_block - 1) / of_block; }
+
+/* ---- Products ------------------------------------------------------------------------------ */
+
+static struct gdn_rows rows_of(const struct gdn_matrix *m)
+{
+    return (struct gdn_rows){ .data  = m->data,
+                              .dtype = m->dtype,
+                              .token = m->row * (int64_t)gdn_dtype_bytes(m->dtype) };
+}
+
+static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_matrix_product *p)
+{
+    if (!run->exact && gdn_blas_multiplies(p)) {
+        TRY(gdn_blas_multiply(run->ctx, p));
+        return gdn_cuda_note(run->ctx, "block_backward", GDN_CU_cublas);
+    }
+    const struct gdn_cu_block_project a = {
+        .x           = rows_of(&p->a),
+        .weight      = rows_of(&p->b),
+        .out         = rows_of(&p->out),
+        .T           = p->m,
+        .n_rows      = p->m,
+        .n_out       = p->n,
+        .n_in        = p->depth,
+        .x_step      = p->a.column,
+        .weight_step = p->b.column,
+        .adds        = p->adds,
+    };
+    return launch(run, GDN_CU_block_project, blocks(p->m, TILE) * blocks(p->n, TILE), &a);
+}
+
+/* ---- Rows ---------------------------------------------------------------------------------- */
+
+static gdn_status weave(const struct gdn_layer_run *run, const struct gdn_weave *w)
+{
+    struct gdn_cu_block_weave a = {
+        .from   = rows_of(&w->from),
+        .to     = rows_of(&w->to),
+        .n      = w->n_rows * w->heads * (w->part[0] + w->part[1] + w->part[2] + w->part[3]),
+        .heads  = (int32_t)w->heads,
+        .weaves = w->weaves,
+    };
+    for (int i = 0; i < 4; i++) a.part[i] = (int32_t)w->part[i];
+    return launch(run, GDN_CU_block_weave, blocks(a.n, THREADS), &a);
+}
+
+static struct gdn_cu_block_rows args_of(const struct gdn_layer_run  *run,
+                                        const struct gdn_token_rows *t)
+{
+    const struct gdn_plan_pools none = { -1, -1, -1, false, false };
+    return (struct gdn_cu_block_rows){ .batch = gdn_cuda_batch(run->plan, run->tokens, &none),
+                                       .rows  = t->rows,
+                                       .dense = rows_of(&t->dense),
+                                       .n     = t->n,
+                                       .adds  = t->adds };
+}
+
+static gdn_status load(const struct gdn_layer_run *run, const struct gdn_token_rows *t)
+{
+    const struct gdn_cu_block_rows a = args_of(run, t);
+    return launch(run, GDN_CU_block_load, blocks(a.batch.N, WARPS), &a);
+}
+
+static gdn_status store(const struct gdn_layer_run *run, const struct gdn_token_rows *t)
+{
+    const struct gdn_cu_block_rows a = args_of(run, t);
+    return launch(run, GDN_CU_block_add, blocks(a.batch.N, WARPS), &a);
+}
+
+static gdn_status clear(const struct gdn_layer_run *run, void *memory, size_t bytes)
+{
+    if (bytes)
+        GDN_CU(run->ctx, "zeros", cuMemsetD8Async,
+               ((gdn_cu_memory)(uintptr_t)memory, 0, bytes, run->stream));
+    return GDN_OK;
+}
+
+static const struct gdn_layer_steps steps = {
+    .scratch  = scratch_bytes,
+    .begin    = begin,
+    .multiply = multiply,
+    .weave    = weave,
+    .load     = load,
+    .store    = store,
+    .clear    = clear,
+};
+
+/* ---- The call ------------------------------------------------------------------------------ */
+
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    return gdn_layer_backward_plan(ctx, call, &steps);
+}
+
+/* The kernels of all parts go by the call's name. */
+static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_call *base = call;
+    struct gdn_cuda_ran    ran  = { .n = 0 };
+    bool                   pushed;
+    TRY(gdn_cuda_enter(ctx, &pushed));
+    ctx->cuda->layer        = &ran;
+    const gdn_status status = gdn_layer_backward_run(ctx, call, memory);
+    ctx->cuda->layer        = NULL;
+    gdn_cuda_leave(ctx, pushed);
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, base->op, ran.kernels, ran.n) : status;
+}
+
+const struct gdn_op_backend gdn_cuda_op_block_backward = { plan_call, run_call };

@@ -1,0 +1,619 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_block_backward: the layer forward again, then backward, all tokens at once:
+ *
+ *     x -> project y, gates -> conv c -> rule o -> norm n                    (n projects to out)
+ *     dout -> dn -> norm do, dz -> rule dc, dgates -> conv dy -> dx
+ *
+ * Each arrow is an op or a matrix product; matrix gradients are products of what both lines have.
+ * Qwen3-Next's weights keep rows of a key head together, so what is projected by them is woven in
+ * that order, and what goes back to them is.
+ */
+#include <math.h>
+
+#include "calls/chunk_stage.h"
+#include "calls/conv.h"
+#include "calls/layer.h"
+#include "calls/layer_backward.h"
+#include "core/tensor_check.h"
+#include "ops/entry.h"
+#include "ops/op_table.h"
+#include "ops/parts.h"
+
+/* What a call keeps in the workspace, rows of all tokens. Of dtype, the gates and dx float32. */
+struct buffers {
+    char  *plan;
+    char  *x, *dout;            /* [N][hidden], zero where tokens do not count */
+    char  *y, *dy, *woven;      /* [N] q, k, v, z */
+    float *gates, *dgates;      /* [N] b, a */
+    char  *woven_gates;         /* woven, and what goes back to the weights in dtype */
+    char  *c, *dc;              /* [N] q, k, v */
+    char  *o, *n, *dn;          /* [N][Hv V]; do in place of n */
+    float *dx;                  /* [N][hidden] */
+    char  *part, *products;     /* workspace of the ops; scratch of products */
+};
+
+struct layer_backward {
+    struct gdn_call               base;
+    gdn_block_backward_args       args;
+    struct gdn_tokens             tokens;
+    struct gdn_plan               plan;
+    struct gdn_layer_run          run;
+    const struct gdn_layer_steps *steps;
+    gdn_batch                     batch; /* of the forward: final states are not written */
+    struct buffers                m;
+    int64_t                       hidden, Hk, Hv, K, V, D, VV, qkvz; /* D, VV, qkvz: columns */
+    int64_t                       N;
+    int32_t                       dtype; /* of what goes from one step to the next */
+    bool                          fused, adds;
+    size_t                        part_bytes, product_bytes;
+};
+
+/* ---- Descriptors ------------------------------------------------------------------------- */
+
+static gdn_status check_fields(gdn_ctx *ctx, struct layer_backward *c)
+{
+    const gdn_block_backward_args *a = &c->args;
+    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_EXACT))
+        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted GDN_ACCUMULATE, GDN_EXACT, both or 0",
+                        (unsigned)a->flags);
+    TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
+                        a->value_head_dim));
+    TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
+    if (!(a->rms_eps >= 0) || !isfinite(a->rms_eps))
+        return gdn_fail(ctx, GDN_E_ARG, "rms_eps: %g, wanted at least 0", (double)a->rms_eps);
+    c->Hk = a->n_key_heads, c->Hv = a->n_value_heads;
+    c->K = a->key_head_dim, c->V = a->value_head_dim;
+    c->VV = c->Hv * c->V, c->D = 2 * c->Hk * c->K + c->VV, c->qkvz = c->D + c->VV;
+    c->fused = a->in_proj_qkvz.data || a->in_proj_ba.data;
+    c->adds  = a->flags & GDN_ACCUMULATE;
+    return GDN_OK;
+}
+
+static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
+{
+    const gdn_block_backward_args *a = &c->args;
+    TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, false, &c->tokens));
+    TRY(gdn_check_dtype(ctx, &a->hidden, "hidden", GDN_FLOATS));
+    c->hidden = a->hidden.size[a->hidden.ndim - 1];
+    if (c->hidden < 1 || c->hidden > 1 << 20)
+        return gdn_fail(ctx, GDN_E_SHAPE, "hidden: %lld columns, wanted 1 to 2^20",
+                        (long long)c->hidden);
+    c->N = c->tokens.padded ? c->tokens.B * c->tokens.T : c->tokens.N;
+    if (c->N > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, at most 2^31 - 1",
+                        (long long)c->N);
+    return gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan);
+}
+
+enum { N_TENSORS = 33, FIRST_GRADIENT = 18 }; /* of list_tensors() */
+
+/* The tensors of a call: inputs, then gradients. */
+static void list_tensors(const struct layer_backward *c, struct gdn_stage_tensor *list)
+{
+    const gdn_block_backward_args *a    = &c->args;
+    const bool                     kv   = a->state_layout == GDN_STATE_KV, fused = c->fused;
+    const int64_t                  B    = c->plan.B, H = c->Hv, D = c->D, K = c->K, V = c->V;
+    const int64_t                  h    = c->hidden, X = kv ? K : V, Y = kv ? V : K;
+    const int                      rank = a->conv_weight.ndim;
+    const struct gdn_stage_tensor  all[N_TENSORS] = {
+        { &a->in_proj_qkvz, "in_proj_qkvz", fused, false, false, 2, { c->qkvz, h }, 0 },
+        { &a->in_proj_ba, "in_proj_ba", fused, false, false, 2, { 2 * H, h }, 0 },
+        { &a->in_proj_qkv, "in_proj_qkv", !fused, false, false, 2, { D, h }, 0 },
+        { &a->in_proj_z, "in_proj_z", !fused, false, false, 2, { c->VV, h }, 0 },
+        { &a->in_proj_b, "in_proj_b", !fused, false, false, 2, { H, h }, 0 },
+        { &a->in_proj_a, "in_proj_a", !fused, false, false, 2, { H, h }, 0 },
+        { &a->out_proj, "out_proj", true, false, false, 2, { h, c->VV }, 0 },
+        { &a->conv_weight, "conv_weight", true, false, false, rank, { D, rank == 3 ? 1 : -1, -1 },
+          0 },
+        { &a->conv_bias, "conv_bias", false, false, false, 1, { D }, 0 },
+        { &a->A_log, "A_log", true, false, false, 1, { H }, 0 },
+        { &a->dt_bias, "dt_bias", true, false, false, 1, { H }, 0 },
+        { &a->norm_weight, "norm_weight", true, false, false, 1, { V }, 0 },
+        { &a->hidden, "hidden", true, false, true, 1, { h }, 0 },
+        { &a->conv_state, "conv_state", false, false, false, 3, { B, D, -1 }, 0 },
+        { &a->state, "state", false, false, false, 4, { B, H, X, Y }, 0 },
+        { &a->dout, "dout", true, false, true, 1, { h }, 0 },
+        { &a->dconv_state_out, "dconv_state_out", false, false, false, 3, { B, D, -1 }, 0 },
+        { &a->dstate_out, "dstate_out", false, false, false, 4, { B, H, X, Y }, 0 },
+        { &a->din_proj_qkvz, "din_proj_qkvz", false, true, false, 2, { c->qkvz, h }, 0 },
+        { &a->din_proj_ba, "din_proj_ba", false, true, false, 2, { 2 * H, h }, 0 },
+        { &a->din_proj_qkv, "din_proj_qkv", false, true, false, 2, { D, h }, 0 },
+        { &a->din_proj_z, "din_proj_z", false, true, false, 2, { c->VV, h }, 0 },
+        { &a->din_proj_b, "din_proj_b", false, true, false, 2, { H, h }, 0 },
+        { &a->din_proj_a, "din_proj_a", false, true, false, 2, { H, h }, 0 },
+        { &a->dout_proj, "dout_proj", false, true, false, 2, { h, c->VV }, 0 },
+        { &a->dconv_weight, "dconv_weight", false, true, false, rank,
+          { D, a->conv_weight.size[1], a->conv_weight.size[2] }, 0 },
+        { &a->dconv_bias, "dconv_bias", false, true, false, 1, { D }, 0 },
+        { &a->dA_log, "dA_log", false, true, false, 1, { H }, 0 },
+        { &a->ddt_bias, "ddt_bias", false, true, false, 1, { H }, 0 },
+        { &a->dnorm_weight, "dnorm_weight", false, true, false, 1, { V }, 0 },
+        { &a->dhidden, "dhidden", false, true, true, 1, { h }, 0 },
+        { &a->dconv_state, "dconv_state", false, true, false, 3, { B, D, -1 }, 0 },
+        { &a->dstate, "dstate", false, true, false, 4, { B, H, X, Y }, 0 },
+    };
+    memcpy(list, all, sizeof all);
+}
+
+/* Projections are of one kind, and so are their gradients. */
+static gdn_status check_kind(gdn_ctx *ctx, const struct layer_backward *c,
+                             const struct gdn_stage_tensor *list)
+{
+    static const int first[] = { 0, FIRST_GRADIENT };
+    for (int i = 0; i < 12; i++) {
+        const struct gdn_stage_tensor *t = &list[first[i / 6] + i % 6];
+        if (t->t->data && (i % 6 < 2) != c->fused)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: given beside %s, wanted one kind of projections",
+                            t->name, c->fused ? "in_proj_qkvz" : "in_proj_qkv");
+    }
+    return GDN_OK;
+}
+
+static gdn_status check_tensors(gdn_ctx *ctx, struct layer_backward *c)
+{
+    const unsigned          f32 = 1u << GDN_F32, both = f32 | 1u << c->args.hidden.dtype;
+    struct gdn_stage_tensor list[N_TENSORS];
+    struct gdn_conv         conv = { .D = c->D };
+    bool                    any  = false;
+    list_tensors(c, list);
+    TRY(check_kind(ctx, c, list));
+    TRY(gdn_conv_weights(ctx, &c->args.conv_weight, "conv_weight", &c->args.conv_bias, "conv_bias",
+                         &conv));
+    TRY(gdn_stage_check(ctx, list, N_TENSORS, &c->tokens, &c->plan.batch));
+    for (int i = 0; i < N_TENSORS; i++) {
+        const struct gdn_stage_tensor *x = &list[i];
+        if (!x->t->data) continue;
+        const bool is_rows = x->tokens || (x->n == 2 && x->t->ndim == 2 && i != 7 && i != 25);
+        if (is_rows) TRY(gdn_check_dense(ctx, x->t, x->name));
+        if (x->written || x->t == &c->args.dout)
+            TRY(gdn_check_dtype(ctx, x->t, x->name, x->tokens ? both : f32));
+        any |= x->written;
+    }
+    return any ? GDN_OK
+               : gdn_fail(ctx, GDN_E_ARG,
+                          "dhidden: absent, and every other gradient too, wanted one");
+}
+
+/* ---- Memory -------------------------------------------------------------------------------- */
+
+static size_t lay_out(struct layer_backward *c, char *memory)
+{
+    struct buffers *m    = &c->m;
+    const size_t    N    = (size_t)c->N, unit = gdn_dtype_bytes(c->dtype);
+    const size_t    rows = N * (size_t)c->hidden, qkvz = N * (size_t)c->qkvz * unit;
+    const size_t    gates = N * 2 * (size_t)c->Hv * sizeof(float), VV = N * (size_t)c->VV * unit;
+    const bool      moved = c->fused || c->dtype != GDN_F32;
+    const struct gdn_room rooms[] = {
+        { &m->plan, gdn_plan_bytes(&c->plan, &c->tokens) },
+        { &m->x, rows * unit },
+        { &m->dout, rows * unit },
+        { &m->y, qkvz },
+        { &m->dy, qkvz },
+        { &m->woven, c->fused ? qkvz : 0 },
+        { &m->gates, gates },
+        { &m->dgates, gates },
+        { &m->woven_gates, moved ? gates : 0 },
+        { &m->c, N * (size_t)c->D * unit },
+        { &m->dc, N * (size_t)c->D * unit },
+        { &m->o, VV },
+        { &m->n, VV },
+        { &m->dn, VV },
+        { &m->dx, rows * sizeof(float) },
+        { &m->part, c->part_bytes },
+        { &m->products, c->product_bytes },
+    };
+    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+}
+
+/* Columns from `first` on of a buffer that has so many: tokens as hidden has them, then heads (0:
+ * none) of `size`. */
+static gdn_tensor view(const struct layer_backward *c, const void *buffer, int32_t dtype,
+                       int64_t columns, int64_t first, int64_t heads, int64_t size)
+{
+    union {
+        const void *in;
+        char       *out;
+    } at = { .in = buffer };
+    gdn_tensor t = { .data = at.out + first * (int64_t)gdn_dtype_bytes(dtype), .dtype = dtype };
+    if (c->tokens.padded) {
+        t.size[t.ndim]     = c->tokens.B;
+        t.stride[t.ndim++] = c->tokens.T * columns;
+    }
+    t.size[t.ndim]     = c->tokens.padded ? c->tokens.T : c->tokens.N;
+    t.stride[t.ndim++] = columns;
+    if (heads) {
+        t.size[t.ndim]     = heads;
+        t.stride[t.ndim++] = size;
+    }
+    t.size[t.ndim]     = size;
+    t.stride[t.ndim++] = 1;
+    return t;
+}
+
+static gdn_tensor values(const struct layer_backward *c, const void *buffer)
+{
+    return view(c, buffer, c->dtype, c->VV, 0, c->Hv, c->V);
+}
+
+/* q, k and v, from column `first` of q, k, v. */
+static gdn_tensor keys(const struct layer_backward *c, const void *buffer, int64_t first)
+{
+    return view(c, buffer, c->dtype, c->D, first, c->Hk, c->K);
+}
+
+static gdn_tensor of_conv(const struct layer_backward *c, const void *buffer, int64_t columns)
+{
+    return view(c, buffer, c->dtype, columns, 0, 0, c->D);
+}
+
+static gdn_tensor of_gates(const struct layer_backward *c, const float *gates, bool is_a)
+{
+    return view(c, gates, GDN_F32, 2 * c->Hv, is_a ? c->Hv : 0, 0, c->Hv);
+}
+
+static gdn_tensor of_z(const struct layer_backward *c, const void *buffer)
+{
+    return view(c, buffer, c->dtype, c->qkvz, c->D, c->Hv, c->V);
+}
+
+static gdn_tensor of_v(const struct layer_backward *c, const void *buffer)
+{
+    return view(c, buffer, c->dtype, c->D, c->D - c->VV, c->Hv, c->V);
+}
+
+/* ---- The ops ------------------------------------------------------------------------------- */
+
+/* Every op has the same workspace, and the stream of the call. */
+#define IN_PART(a, c)                                                                         \
+    ((a).workspace = (c)->m.part, (a).workspace_bytes = (c)->part_bytes,                      \
+     (a).stream = (c)->args.stream)
+
+static gdn_conv1d_args conv(const struct layer_backward *c)
+{
+    gdn_conv1d_args a = gdn_conv1d_args_init();
+    a.x = of_conv(c, c->m.y, c->qkvz), a.out = of_conv(c, c->m.c, c->D);
+    a.weight = c->args.conv_weight, a.bias = c->args.conv_bias, a.state = c->args.conv_state;
+    a.activation = GDN_ACT_SILU;
+    a.batch      = &c->batch;
+    IN_PART(a, c);
+    return a;
+}
+
+static gdn_rule_args rule(const struct layer_backward *c)
+{
+    gdn_rule_args a = gdn_rule_args_init();
+    a.q = keys(c, c->m.c, 0), a.k = keys(c, c->m.c, c->Hk * c->K), a.v = of_v(c, c->m.c);
+    a.beta = of_gates(c, c->m.gates, false), a.g = of_gates(c, c->m.gates, true);
+    a.A_log = c->args.A_log, a.dt_bias = c->args.dt_bias, a.state = c->args.state;
+    a.out  = values(c, c->m.o);
+    a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID, a.norm = GDN_NORM_L2;
+    a.state_layout = c->args.state_layout;
+    a.batch        = &c->batch;
+    IN_PART(a, c);
+    return a;
+}
+
+static gdn_rmsnorm_gated_args norm(const struct layer_backward *c)
+{
+    gdn_rmsnorm_gated_args a = gdn_rmsnorm_gated_args_init();
+    a.x = values(c, c->m.o), a.z = of_z(c, c->m.y), a.out = values(c, c->m.n);
+    a.weight = c->args.norm_weight;
+    a.eps    = c->args.rms_eps;
+    IN_PART(a, c);
+    return a;
+}
+
+static gdn_rmsnorm_gated_backward_args norm_backward(const struct layer_backward *c)
+{
+    gdn_rmsnorm_gated_backward_args a = gdn_rmsnorm_gated_backward_args_init();
+    a.x = values(c, c->m.o), a.z = of_z(c, c->m.y), a.dout = values(c, c->m.dn);
+    a.dx = values(c, c->m.n), a.dz = of_z(c, c->m.dy);
+    a.weight = c->args.norm_weight, a.dweight = c->args.dnorm_weight;
+    a.eps   = c->args.rms_eps;
+    a.flags = c->args.flags & GDN_ACCUMULATE;
+    IN_PART(a, c);
+    return a;
+}
+
+static gdn_prefill_backward_args rule_backward(const struct layer_backward *c)
+{
+    gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
+    a.q = keys(c, c->m.c, 0), a.k = keys(c, c->m.c, c->Hk * c->K), a.v = of_v(c, c->m.c);
+    a.beta = of_gates(c, c->m.gates, false), a.g = of_gates(c, c->m.gates, true);
+    a.A_log = c->args.A_log, a.dt_bias = c->args.dt_bias, a.state = c->args.state;
+    a.dout = values(c, c->m.n), a.dstate_out = c->args.dstate_out;
+    a.dq = keys(c, c->m.dc, 0), a.dk = keys(c, c->m.dc, c->Hk * c->K), a.dv = of_v(c, c->m.dc);
+    a.dbeta = of_gates(c, c->m.dgates, false), a.dg = of_gates(c, c->m.dgates, true);
+    a.dA_log = c->args.dA_log, a.ddt_bias = c->args.ddt_bias, a.dstate = c->args.dstate;
+    a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID, a.norm = GDN_NORM_L2;
+    a.state_layout = c->args.state_layout;
+    a.batch        = c->args.batch;
+    a.flags        = c->args.flags & GDN_ACCUMULATE;
+    IN_PART(a, c);
+    return a;
+}
+
+static gdn_conv1d_backward_args conv_backward(const struct layer_backward *c)
+{
+    gdn_conv1d_backward_args a = gdn_conv1d_backward_args_init();
+    a.x = of_conv(c, c->m.y, c->qkvz), a.dout = of_conv(c, c->m.dc, c->D);
+    a.dx = of_conv(c, c->m.dy, c->qkvz);
+    a.weight = c->args.conv_weight, a.bias = c->args.conv_bias, a.state = c->args.conv_state;
+    a.dstate_out = c->args.dconv_state_out, a.dstate = c->args.dconv_state;
+    a.dweight = c->args.dconv_weight, a.dbias = c->args.dconv_bias;
+    a.activation = GDN_ACT_SILU;
+    a.batch      = c->args.batch;
+    a.flags      = c->args.flags & GDN_ACCUMULATE;
+    IN_PART(a, c);
+    return a;
+}
+
+/* The most that an op needs. Descriptors are looked at alone, so that buffers may be anywhere. */
+static gdn_status check_parts(gdn_ctx *ctx, struct layer_backward *c)
+{
+    size_t bytes[6];
+    lay_out(c, (char *)((uintptr_t)1 << 60));
+    const gdn_conv1d_args                 conv_args = conv(c);
+    const gdn_rule_args                   rule_args = rule(c);
+    const gdn_rmsnorm_gated_args          norm_args = norm(c);
+    const gdn_rmsnorm_gated_backward_args norm_back = norm_backward(c);
+    const gdn_prefill_backward_args       rule_back = rule_backward(c);
+    const gdn_conv1d_backward_args        conv_back = conv_backward(c);
+    TRY(gdn_conv1d_check(ctx, &conv_args, &bytes[0]));
+    TRY(gdn_prefill_check(ctx, &rule_args, &bytes[1]));
+    TRY(gdn_rmsnorm_gated_check(ctx, &norm_args, &bytes[2]));
+    TRY(gdn_rmsnorm_gated_backward_check(ctx, &norm_back, &bytes[3]));
+    TRY(gdn_prefill_backward_check(ctx, &rule_back, &bytes[4]));
+    TRY(gdn_conv1d_backward_check(ctx, &conv_back, &bytes[5]));
+    for (int i = 0; i < 6; i++)
+        if (bytes[i] > c->part_bytes) c->part_bytes = bytes[i];
+    return GDN_OK;
+}
+
+/* ---- Weights ------------------------------------------------------------------------------- */
+
+/* A weight of the projections: its columns of q, k, v, z or of b, a, in its order. */
+struct projection {
+    const gdn_tensor *weight, *gradient;
+    bool              of_gates;
+    int64_t           first;
+};
+
+static int n_projections(const struct layer_backward *c) { return c->fused ? 2 : 4; }
+
+static struct projection projection_of(const struct layer_backward *c, int i)
+{
+    const gdn_block_backward_args *a = &c->args;
+    const struct projection        all[] = {
+        { &a->in_proj_qkvz, &a->din_proj_qkvz, false, 0 },
+        { &a->in_proj_ba, &a->din_proj_ba, true, 0 },
+        { &a->in_proj_qkv, &a->din_proj_qkv, false, 0 },
+        { &a->in_proj_z, &a->din_proj_z, false, c->D },
+        { &a->in_proj_b, &a->din_proj_b, true, 0 },
+        { &a->in_proj_a, &a->din_proj_a, true, c->Hv },
+    };
+    return all[c->fused ? i : 2 + i];
+}
+
+static struct gdn_matrix matrix(void *buffer, int32_t dtype, int64_t columns, int64_t first)
+{
+    return (struct gdn_matrix){ (char *)buffer + first * (int64_t)gdn_dtype_bytes(dtype), dtype,
+                                columns, 1 };
+}
+
+static struct gdn_matrix matrix_of(const gdn_tensor *t)
+{
+    return (struct gdn_matrix){ t->data, t->dtype, t->size[0] > 1 ? t->stride[0] : t->size[1], 1 };
+}
+
+static struct gdn_matrix turned(struct gdn_matrix m)
+{
+    const int64_t row = m.row;
+    m.row = m.column, m.column = row;
+    return m;
+}
+
+/* What a projection makes, before it is in the order of heads. */
+static struct gdn_matrix projected(const struct layer_backward *c, const struct projection *p)
+{
+    if (p->of_gates)
+        return matrix(c->fused ? (void *)c->m.woven_gates : c->m.gates, GDN_F32, 2 * c->Hv,
+                      p->first);
+    return matrix(c->fused ? c->m.woven : c->m.y, c->dtype, c->qkvz, p->first);
+}
+
+/* Its gradient, in the order of the weight's rows. */
+static struct gdn_matrix projected_gradient(const struct layer_backward *c,
+                                            const struct projection     *p)
+{
+    const bool moved = c->fused || c->dtype != GDN_F32;
+    if (p->of_gates)
+        return matrix(moved ? (void *)c->m.woven_gates : c->m.dgates, c->dtype, 2 * c->Hv,
+                      p->first);
+    return matrix(c->fused ? c->m.woven : c->m.dy, c->dtype, c->qkvz, p->first);
+}
+
+static gdn_status weave(const struct layer_backward *c, struct gdn_matrix from,
+                        struct gdn_matrix to, bool of_gates, bool weaves)
+{
+    const int64_t    group = c->Hv / c->Hk, rV = group * c->V;
+    struct gdn_weave w = { from, to, c->N, c->Hk, { c->K, c->K, rV, rV }, weaves };
+    if (of_gates)
+        w = (struct gdn_weave){ from, to, c->N, c->Hk, { group, group, 0, 0 }, weaves };
+    if (!c->fused) w.heads = 1, w.part[0] = 2 * c->Hv, w.part[1] = 0; /* only another dtype */
+    return c->steps->weave(&c->run, &w);
+}
+
+/* ---- Running ----------------------------------------------------------------------------- */
+
+static gdn_status multiply(const struct layer_backward *c, struct gdn_matrix out,
+                           struct gdn_matrix a, struct gdn_matrix b, const int64_t size[3],
+                           bool adds)
+{
+    const struct gdn_matrix_product p = { out, a, b, size[0], size[1], size[2], adds };
+    return c->steps->multiply(&c->run, &p);
+}
+
+static gdn_status project(const struct layer_backward *c)
+{
+    const struct gdn_matrix x = matrix(c->m.x, c->dtype, c->hidden, 0);
+    for (int i = 0; i < n_projections(c); i++) {
+        const struct projection p = projection_of(c, i);
+        const int64_t           size[] = { c->N, p.weight->size[0], c->hidden };
+        TRY(multiply(c, projected(c, &p), x, matrix_of(p.weight), size, false));
+    }
+    if (!c->fused) return GDN_OK;
+    TRY(weave(c, matrix(c->m.woven, c->dtype, c->qkvz, 0), matrix(c->m.y, c->dtype, c->qkvz, 0),
+              false, false));
+    return weave(c, matrix(c->m.woven_gates, GDN_F32, 2 * c->Hv, 0),
+                 matrix(c->m.gates, GDN_F32, 2 * c->Hv, 0), true, false);
+}
+
+static gdn_status run_forward(const struct layer_backward *c)
+{
+    gdn_ctx                     *ctx = c->run.ctx;
+    const gdn_conv1d_args        conv_args = conv(c);
+    const gdn_rule_args          rule_args = rule(c);
+    const gdn_rmsnorm_gated_args norm_args = norm(c);
+    TRY(project(c));
+    TRY(gdn_conv1d_part(ctx, &conv_args));
+    TRY(gdn_prefill_part(ctx, &rule_args));
+    return gdn_rmsnorm_gated_part(ctx, &norm_args);
+}
+
+/* dn = dout out_proj, dout_proj = dout^T n. */
+static gdn_status run_output(const struct layer_backward *c)
+{
+    const gdn_tensor       *w = &c->args.out_proj, *dw = &c->args.dout_proj;
+    const struct gdn_matrix dout = matrix(c->m.dout, c->dtype, c->hidden, 0);
+    const struct gdn_matrix n = matrix(c->m.n, c->dtype, c->VV, 0);
+    const int64_t           back[] = { c->N, c->VV, c->hidden }, sum[] = { c->hidden, c->VV, c->N };
+    TRY(multiply(c, matrix(c->m.dn, c->dtype, c->VV, 0), dout, turned(matrix_of(w)), back, false));
+    if (!dw->data) return GDN_OK;
+    return multiply(c, matrix_of(dw), turned(dout), turned(n), sum, c->adds);
+}
+
+/* Where the ops add to what is there, their gradients within the layer begin with zero. */
+static gdn_status clear(const struct layer_backward *c)
+{
+    const size_t N = (size_t)c->N, unit = gdn_dtype_bytes(c->dtype);
+    if (!c->adds) return GDN_OK;
+    TRY(c->steps->clear(&c->run, c->m.n, N * (size_t)c->VV * unit));
+    TRY(c->steps->clear(&c->run, c->m.dy, N * (size_t)c->qkvz * unit));
+    TRY(c->steps->clear(&c->run, c->m.dgates, N * 2 * (size_t)c->Hv * sizeof(float)));
+    return c->steps->clear(&c->run, c->m.dc, N * (size_t)c->D * unit);
+}
+
+static gdn_status run_backward(const struct layer_backward *c)
+{
+    gdn_ctx                              *ctx = c->run.ctx;
+    const gdn_rmsnorm_gated_backward_args norm_args = norm_backward(c);
+    const gdn_prefill_backward_args       rule_args = rule_backward(c);
+    const gdn_conv1d_backward_args        conv_args = conv_backward(c);
+    TRY(run_output(c));
+    TRY(clear(c));
+    TRY(gdn_rmsnorm_gated_backward_part(ctx, &norm_args));
+    TRY(gdn_prefill_backward_part(ctx, &rule_args));
+    return gdn_conv1d_backward_part(ctx, &conv_args);
+}
+
+/* To the order of the weights' rows. */
+static gdn_status weave_gradients(const struct layer_backward *c)
+{
+    if (c->fused)
+        TRY(weave(c, matrix(c->m.dy, c->dtype, c->qkvz, 0),
+                  matrix(c->m.woven, c->dtype, c->qkvz, 0), false, true));
+    if (!c->fused && c->dtype == GDN_F32) return GDN_OK;
+    return weave(c, matrix(c->m.dgates, GDN_F32, 2 * c->Hv, 0),
+                 matrix(c->m.woven_gates, c->dtype, 2 * c->Hv, 0), true, true);
+}
+
+static gdn_status run_projections(const struct layer_backward *c)
+{
+    const struct gdn_matrix x  = matrix(c->m.x, c->dtype, c->hidden, 0);
+    const struct gdn_matrix dx = matrix(c->m.dx, GDN_F32, c->hidden, 0);
+    TRY(weave_gradients(c));
+    for (int i = 0; i < n_projections(c); i++) {
+        const struct projection p = projection_of(c, i);
+        const struct gdn_matrix dy = projected_gradient(c, &p);
+        const int64_t           n = p.weight->size[0];
+        const int64_t           back[] = { c->N, c->hidden, n }, sum[] = { n, c->hidden, c->N };
+        if (c->args.dhidden.data)
+            TRY(multiply(c, dx, dy, turned(matrix_of(p.weight)), back, i > 0));
+        if (p.gradient->data)
+            TRY(multiply(c, matrix_of(p.gradient), turned(dy), turned(x), sum, c->adds));
+    }
+    return GDN_OK;
+}
+
+static gdn_status load(const struct layer_backward *c, const gdn_tensor *from, char *to)
+{
+    const struct gdn_token_rows rows = { gdn_rows_of(from, &c->tokens),
+                                         matrix(to, c->dtype, c->hidden, 0), c->hidden, false };
+    return c->steps->load(&c->run, &rows);
+}
+
+static gdn_status run_steps(const struct layer_backward *c)
+{
+    TRY(c->steps->begin(&c->run));
+    TRY(load(c, &c->args.hidden, c->m.x));
+    TRY(load(c, &c->args.dout, c->m.dout));
+    TRY(run_forward(c));
+    TRY(run_backward(c));
+    TRY(run_projections(c));
+    if (!c->args.dhidden.data) return GDN_OK;
+    const struct gdn_token_rows dx = { gdn_rows_of(&c->args.dhidden, &c->tokens),
+                                       matrix(c->m.dx, GDN_F32, c->hidden, 0), c->hidden,
+                                       c->adds };
+    return c->steps->store(&c->run, &dx);
+}
+
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+{
+    struct layer_backward *c = call;
+    *c                       = (struct layer_backward){ 0 };
+    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_backward_args"));
+    c->base = GDN_CALL_OF(&c->args);
+    TRY(check_fields(ctx, c));
+    TRY(check_hidden(ctx, c));
+    TRY(check_tensors(ctx, c));
+    c->batch             = c->plan.batch;
+    c->batch.struct_size = sizeof c->batch;
+    c->batch.write       = GDN_WRITE_NONE;
+    return GDN_OK;
+}
+
+/* ---- For the backends ---------------------------------------------------------------------- */
+
+gdn_status gdn_layer_backward_plan(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps)
+{
+    struct layer_backward *c    = call;
+    const int64_t          most = c->hidden > c->qkvz ? c->hidden : c->qkvz;
+    c->steps                    = steps;
+    c->dtype                    = steps->is_f32 ? GDN_F32 : c->args.hidden.dtype;
+    TRY(check_parts(ctx, c));
+    TRY(steps->scratch(ctx, most, c->args.flags & GDN_EXACT, &c->product_bytes));
+    c->base.bytes = lay_out(c, NULL);
+    return GDN_OK;
+}
+
+gdn_status gdn_layer_backward_run(gdn_ctx *ctx, void *call, void *memory)
+{
+    struct layer_backward *c = call;
+    lay_out(c, memory);
+    c->run = (struct gdn_layer_run){
+        .ctx          = ctx,
+        .plan         = &c->plan,
+        .tokens       = &c->tokens,
+        .plan_memory  = c->m.plan,
+        .reads_states = c->args.state.data || c->args.conv_state.data,
+        .exact        = c->args.flags & GDN_EXACT,
+        .scratch      = c->m.products,
+        .stream       = c->base.stream,
+    };
+    return run_steps(c);
+}
+
+GDN_OP_ENTRY(BLOCK_BACKWARD, block_backward, gdn_block_backward_args, describe,
+             struct layer_backward)

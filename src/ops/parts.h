@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ops that others are composed of. Each checks and runs a call that the other op made: within its
+ * frame, in its workspace, on its stream. */
+#ifndef GDN_PARTS_H
+#define GDN_PARTS_H
+
+#include "gdn.h"
+
+gdn_status gdn_conv1d_part(gdn_ctx *ctx, const gdn_conv1d_args *args);
+gdn_status gdn_conv1d_backward_part(gdn_ctx *ctx, const gdn_conv1d_backward_args *args);
+gdn_status gdn_prefill_part(gdn_ctx *ctx, const gdn_rule_args *args);
+gdn_status gdn_prefill_backward_part(gdn_ctx *ctx, const gdn_prefill_backward_args *args);
+gdn_status gdn_rmsnorm_gated_part(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args);
+gdn_status gdn_rmsnorm_gated_backward_part(gdn_ctx *ctx,
+                                           const gdn_rmsnorm_gated_backward_args *args);
+
+#endif

@@ -132,6 +132,51 @@ def test_mistakes():
         distributed.conv1d(torch.randn(3, 6), torch.randn(6, 4), layout=layout)
 
 
+# ---- Heads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size, heads, layout", [
+    (2, (2, 4), "qwen3_next"), (3, (2, 4), "qwen3_5"), (4, (2, 4), "qwen3_5"),
+    (2, (3, 9), "qwen3_next"), (8, (1, 8), "qwen3_5")])
+def test_heads(size, heads, layout):
+    """Shares have the outputs and gradients of the whole layer, and its inference."""
+    torch.manual_seed(1)
+    layer, like = (gdn.torch.GatedDeltaNet(16, *heads, 8, 16, layout=layout) for _ in range(2))
+    x, weight = torch.randn(2, 2, 9, 16)
+
+    def call(layer):
+        with torch.enable_grad():
+            y = x.clone().requires_grad_()
+            out = layer(y)
+            found = torch.autograd.grad((out * weight).sum(), [y, *layer.parameters()])
+        return [out.detach(), *found]
+
+    want = call(layer)
+    for p, gradient in zip(like.parameters(), want[2:]):
+        p.copy_(gradient)
+    whole = dict(like.named_parameters())
+
+    def on_rank(group):
+        share = gdn.torch.HeadShare(layer, group)
+        got = call(share)
+        assert all(map(torch.equal, got, call(share)))
+        expected = dict(out=want[0], x=want[1],
+                        **dict(gdn.torch.HeadShare(like, group).named_parameters()))
+        for y, (name, z) in zip(got, expected.items()):
+            largest = whole.get(name, z).abs().max()  # of all heads, where they have one layout
+            assert (y - z).abs().max() <= 1e-5 * largest, name
+        with torch.no_grad():
+            torch.testing.assert_close(share(x), want[0], atol=1e-5, rtol=1e-5)
+
+    ranks.run(size, on_rank)
+
+
+def test_more_ranks_than_value_heads():
+    layer = gdn.torch.GatedDeltaNet(16, 1, 2, 8, 8)
+    with pytest.raises(ValueError, match="3 ranks, but the layer has 2 value heads"):
+        ranks.run(3, lambda group: gdn.torch.HeadShare(layer, group))
+
+
 # ---- Processes -----------------------------------------------------------------------------------
 
 CASES = ["prefill of 2", "prefill of 3", "zigzag of 2", "conv1d of 3"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What context parallelism needs of a process group: rank, size and one all-gather."""
+"""What is needed of a process group: rank, size, an all-gather and a sum."""
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,19 @@ class _Processes:
         else:  # older versions of gloo have no all_gather_into_tensor
             dist.all_gather(list(out), x, group=self.group)
         return out
+
+    def all_reduce(self, x):
+        """Returns the sum of x over ranks."""
+        out = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(out, group=self.group)
+        return out
+
+
+def total(group, x):
+    """The sum of x over the ranks of group_of(); in their order, if it has an all-gather alone."""
+    if hasattr(group, "all_reduce"):
+        return group.all_reduce(x)
+    return group.all_gather(x.contiguous()).sum(0)
 
 
 def group_of(group):

@@ -32,6 +32,6 @@ from ._packing import cu_seqlens_of
 from ._stages import chunk_cumsum, chunk_output, chunk_states, chunk_uw
 from ._warm_up import warm_up
 
-__all__ = ["Cache", "GatedDeltaNet", "HeadShare", "NUMBERS", "OPERATORS", "arguments", "block", "conv1d",
-           "conv1d_update", "cu_seqlens_of", "decode", "gates", "kernels", "l2norm", "prefill",
-           "rmsnorm_gated", "schema", "state_copy", "step", "warm_up"]
+__all__ = ["Cache", "GatedDeltaNet", "HeadShare", "NUMBERS", "OPERATORS", "arguments", "block",
+           "conv1d", "conv1d_update", "cu_seqlens_of", "decode", "gates", "kernels", "l2norm",
+           "prefill", "rmsnorm_gated", "schema", "state_copy", "step", "warm_up"]

@@ -491,7 +491,8 @@ typedef enum gdn_op {
     GDN_OP_GATES_BACKWARD  = 20, /* gdn_gates_backward_args */
     GDN_OP_CONV1D_BACKWARD = 21, /* gdn_conv1d_backward_args */
     GDN_OP_RMSNORM_GATED_BACKWARD = 22, /* gdn_rmsnorm_gated_backward_args */
-    GDN_OP_BLOCK_BACKWARD  = 23  /* gdn_block_backward_args */
+    GDN_OP_BLOCK_BACKWARD  = 23, /* gdn_block_backward_args */
+    GDN_OP_SUMMARY_FOLD    = 24  /* gdn_summary_fold_args */
 } gdn_op;
 
 /*
@@ -534,7 +535,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       2 Hv V) + n_threads x 192 KiB + 192 x B + 2 KiB, and that of its part
  *                       which needs most: prefill, or one of the gradients'
  *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
- *     summary_compose, summary_apply           n_threads x 512 KiB
+ *     summary_compose, summary_apply, summary_fold      n_threads x 512 KiB
  *     chunk_cumsum      320 x B
  *     chunk_uw, chunk_states, chunk_output     n_threads x 512 KiB + 320 x B
  *
@@ -1871,6 +1872,48 @@ static inline gdn_summary_apply_args gdn_summary_apply_args_init(void)
 }
 
 GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args);
+
+/*
+ * gdn_summary_fold - states through several ranges, in one launch on a device:
+ *
+ *     S = state[b];   for i in order[b]:  S = M[i] S + U[i];   state_out[b] = S
+ *
+ *     M             [P][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
+ *     U             [P][H][V][K]    likewise, or [P][H][K][V]
+ *     order         [B][n]          indices of ranges, in the order of their tokens; a negative
+ *                                   one is left out. On a device one of P or more is left out too.
+ *     state         [B][H][V][K]    as U; absent: 0
+ *     state_out     as state        may be the very view state
+ *
+ * Where state is absent, M of the first range that a slot passes is not read: that range knows the
+ * state that it starts from. The gradient of a state passes the ranges from the last to the first,
+ * by the transposed maps: exchange the last two strides of M, and let U be the gradient of the
+ * state before each range where that of the state after it is zero (dstate of
+ * gdn_prefill_backward() without dstate_out).
+ *
+ * Precision. S is float32 from range to range. Each of them is one gdn_summary_apply(). Selection,
+ * guarantees, errors: as for gdn_summary_compose().
+ */
+typedef struct gdn_summary_fold_args {
+    uint32_t   struct_size; /* set by gdn_summary_fold_args_init() */
+    uint32_t   flags;       /* 0 */
+    gdn_tensor M, U, order, state, state_out;
+    int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
+    int32_t    reserved;     /* 0 */
+    void      *workspace;
+    size_t     workspace_bytes;
+    void      *stream;
+} gdn_summary_fold_args;
+
+static inline gdn_summary_fold_args gdn_summary_fold_args_init(void)
+{
+    gdn_summary_fold_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_summary_fold(gdn_ctx *ctx, const gdn_summary_fold_args *args);
 
 /* ---- Stages of the chunked form ------------------------------------------------------------ */
 

@@ -233,6 +233,12 @@ gdn_summary_apply_args = _struct("gdn_summary_apply_args", """
 """, needs="M state_out",
     outputs=("state_out",))
 
+gdn_summary_fold_args = _struct("gdn_summary_fold_args", """
+    tensor M U order state state_out
+    int32 state_layout reserved
+""", needs="M U order state_out",
+    outputs=("state_out",))
+
 gdn_chunk_cumsum_args = _struct("gdn_chunk_cumsum_args", """
     tensor g out
     batch batch
@@ -313,6 +319,7 @@ OPS = {  # in the order of gdn_op
     "conv1d_backward": gdn_conv1d_backward_args,
     "rmsnorm_gated_backward": gdn_rmsnorm_gated_backward_args,
     "block_backward": gdn_block_backward_args,
+    "summary_fold": gdn_summary_fold_args,
 }
 
 __all__ = [name for name in list(globals()) if name.isupper() or name.startswith("gdn_")]

@@ -258,6 +258,10 @@ class Context:
         """gdn_summary_apply: S_out = M S_in + U; fields of gdn_summary_apply_args."""
         self._core.call("summary_apply", **fields)
 
+    def summary_fold(self, **fields):
+        """gdn_summary_fold: states through several ranges; fields of gdn_summary_fold_args."""
+        self._core.call("summary_fold", **fields)
+
     def chunk_cumsum(self, **fields):
         """gdn_chunk_cumsum: sums of gates inside chunks; fields of gdn_chunk_cumsum_args."""
         self._core.call("chunk_cumsum", **fields)

@@ -72,6 +72,13 @@ def of(op, device):
                     in_proj_b=n(HV, HIDDEN), in_proj_a=n(HV, HIDDEN), conv_weight=n(D, 1, W),
                     A_log=n(HV), dt_bias=n(HV), norm_weight=n(V), out_proj=n(HIDDEN, HV * V),
                     conv_state=n(P, D, W - 1), out=n(B, T, HIDDEN), **pools, **SIZES)
+    if op == "summary":
+        return dict(k=n(B, T, HK, K), v=n(B, T, HV, V), g=-torch.rand(B, T, HV, device=device),
+                    beta=n(B, T, HV).sigmoid(), M=n(B, HV, K, K), U=n(B, HV, V, K))
+    if op == "summary_fold":
+        order = torch.randint(-1, P, (B, 2), dtype=torch.int32, device=device)
+        return dict(M=n(P, HV, K, K), U=n(P, HV, V, K), order=order, state=n(B, HV, V, K),
+                    state_out=n(B, HV, V, K))
     if op == "chunk_cumsum":
         return dict(g=n(B, T, HV), out=n(B, T, HV), chunk_size=16)
     if op.startswith("chunk"):
@@ -93,7 +100,8 @@ def more(op, device):
     if op == "state_copy":
         to = torch.zeros(P, HV, V, K, device=device, dtype=torch.int8)
         return dict(to_pool=to, to_scales=torch.zeros(P, HV, V, device=device))
-    if op in ("l2norm", "rmsnorm_gated", "l2norm_backward", "rmsnorm_gated_backward"):
+    if op in ("l2norm", "rmsnorm_gated", "summary_fold", "l2norm_backward",
+              "rmsnorm_gated_backward"):
         return dict(flags=0)
     if op in ("gates", "gates_backward"):
         return dict(gate_lower_bound=-5.0)

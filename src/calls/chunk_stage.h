@@ -156,10 +156,11 @@ struct gdn_summary_call {
     size_t            plan_bytes, identity_bytes, scratch_bytes;
 };
 
-/* out = M S + U for every slot and head. */
+/* S = M S + U of ranges in their order, for every slot and head. */
 struct gdn_product {
     struct gdn_pool_view M, S, U, out; /* S and U: data NULL for zero */
-    int64_t              B;
+    gdn_tensor           order;        /* [B][n] ranges; data NULL: range b alone */
+    int64_t              B, P;         /* slots, ranges */
     int                  H, K, V, n_strips;
 };
 struct gdn_product_call {
@@ -167,5 +168,13 @@ struct gdn_product_call {
     struct gdn_product product[2];
     int                n;
 };
+
+/* How many ranges a slot passes, and the i-th of slot b, which is none if it is negative. order is
+ * in host memory. */
+int64_t gdn_product_n_ranges(const struct gdn_product *a);
+int64_t gdn_product_range(const struct gdn_product *a, int64_t b, int64_t i);
+
+/* Every range of the order is there. */
+gdn_status gdn_product_check_order(gdn_ctx *ctx, const struct gdn_product *a);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_summary_compose and gdn_summary_apply: out = M S + U, a strip of columns at a time. The
- * transition of a composition is the same with M1 for S and no U.
+ * gdn_summary_compose, gdn_summary_apply and gdn_summary_fold: S = M S + U, a strip of columns at a
+ * time, for one range or for several in a given order. The transition of a composition is the same
+ * with M1 for S and no U.
  */
 #include "calls/chunk_stage.h"
 #include "calls/op_backends.h"
@@ -63,18 +64,25 @@ static void run_item(void *arg, int64_t item, int thread)
     const int64_t b = item / a->n_strips / a->H, h = item / a->n_strips % a->H;
     const int     col = (int)(item % a->n_strips) * kr->strip;
     const int     n   = a->V - col < kr->strip ? a->V - col : kr->strip;
+    bool          is_known_zero = !a->S.data;
     struct scratch c;
     lay_out(&c, a, kr, r->scratch + (size_t)thread * r->thread_bytes);
 
-    load_transition(&c, a, kr, gdn_pool_at(&a->M, b, h));
-    const bool  sees = a->S.data && !c.is_zero; /* what is forgotten may be NaN (G7) */
-    gdn_load_strip(c.U, kr, gdn_place_of(&a->U, b, h, 0), a->K, col, n, c.rows);
-    if (sees) {
-        gdn_load_strip(c.S, kr, gdn_place_of(&a->S, b, h, 0), a->K, col, n, c.rows);
-        kr->strip_mul(c.P, kr->strip, c.M, gdn_strip_ld(a->K), c.S, a->K, a->K, kr->strip);
-        for (int i = 0; i < a->K * kr->strip; i++) c.U[i] += c.P[i];
+    gdn_load_strip(c.S, kr, gdn_place_of(&a->S, b, h, 0), a->K, col, n, c.rows);
+    for (int64_t i = 0; i < gdn_product_n_ranges(a); i++) {
+        const int64_t range = gdn_product_range(a, b, i);
+        if (range < 0) continue;
+        gdn_load_strip(c.U, kr, gdn_place_of(&a->U, range, h, 0), a->K, col, n, c.rows);
+        if (!is_known_zero) load_transition(&c, a, kr, gdn_place_of(&a->M, range, h, 0).data);
+        if (!is_known_zero && !c.is_zero) { /* what is forgotten may be NaN (G7) */
+            kr->strip_mul(c.P, kr->strip, c.M, gdn_strip_ld(a->K), c.S, a->K, a->K, kr->strip);
+            for (int x = 0; x < a->K * kr->strip; x++) c.U[x] += c.P[x];
+        }
+        float *before = c.S;
+        c.S = c.U, c.U = before;
+        is_known_zero = false;
     }
-    gdn_store_strip(c.U, kr, gdn_place_of(&a->out, b, h, 0), a->K, col, n, c.rows);
+    gdn_store_strip(c.S, kr, gdn_place_of(&a->out, b, h, 0), a->K, col, n, c.rows);
 }
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
@@ -103,5 +111,13 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_note_kernel(ctx, c->base.op, "strip_mul");
 }
 
+static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_product_call *c = call;
+    TRY(gdn_product_check_order(ctx, &c->product[0]));
+    return run(ctx, call, memory);
+}
+
 const struct gdn_op_backend gdn_cpu_op_summary_compose = { plan, run };
 const struct gdn_op_backend gdn_cpu_op_summary_apply   = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_summary_fold    = { plan, run_fold };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_summary_compose and gdn_summary_apply: what their arguments must be. cpu/summary_product.c
- * computes them. */
+/* gdn_summary_compose, gdn_summary_apply and gdn_summary_fold: what their arguments must be.
+ * cpu/summary_product.c computes them. */
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
@@ -17,7 +17,7 @@ static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name
     TRY(gdn_check_tensor(ctx, M, name));
     TRY(gdn_check_shape(ctx, M, name, 4, any));
     TRY(gdn_stage_head_size(ctx, M, name, &a->K));
-    a->B = M->size[0];
+    a->B = a->P = M->size[0];
     if (M->size[1] > INT32_MAX || M->size[1] > (INT64_MAX >> 8) / (a->B > 0 ? a->B : 1))
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads of %lld slots, too many", name,
                         (long long)M->size[1], (long long)a->B);
@@ -130,7 +130,80 @@ static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
+int64_t gdn_product_n_ranges(const struct gdn_product *a)
+{
+    return a->order.data ? a->order.size[1] : 1;
+}
+
+int64_t gdn_product_range(const struct gdn_product *a, int64_t b, int64_t i)
+{
+    return a->order.data ? gdn_index2(&a->order, b, i) : b;
+}
+
+gdn_status gdn_product_check_order(gdn_ctx *ctx, const struct gdn_product *a)
+{
+    for (int64_t b = 0; b < a->B; b++)
+        for (int64_t i = 0; i < gdn_product_n_ranges(a); i++)
+            if (gdn_product_range(a, b, i) >= a->P)
+                return gdn_fail(ctx, GDN_E_ARG, "order[%lld][%lld]: range %lld, wanted below %lld",
+                                (long long)b, (long long)i, (long long)gdn_product_range(a, b, i),
+                                (long long)a->P);
+    return GDN_OK;
+}
+
+/* order, [B][n], which sets B. */
+static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
+                                 struct gdn_product *x)
+{
+    static const int64_t any[] = { -1, -1 };
+    x->order = a->order;
+    if (!a->order.data) return gdn_fail(ctx, GDN_E_ARG, "order: absent");
+    TRY(gdn_check_tensor(ctx, &a->order, "order"));
+    TRY(gdn_check_dtype(ctx, &a->order, "order", GDN_INDICES));
+    TRY(gdn_check_shape(ctx, &a->order, "order", 2, any));
+    TRY(gdn_check_no_overlap(ctx, &a->state_out, "state_out", &a->order, "order", false));
+    x->B = a->order.size[0];
+    if (x->H > (INT64_MAX >> 8) / (x->B > 0 ? x->B : 1) || a->order.size[1] > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_SHAPE, "order: %lld x %lld, too many", (long long)x->B,
+                        (long long)a->order.size[1]);
+    return GDN_OK;
+}
+
+enum { FOLD_M, FOLD_U, FOLD_STATE, FOLD_STATE_OUT, N_FOLD };
+
+static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
+{
+    struct gdn_product_call *c = call;
+    gdn_summary_fold_args    own, *a = &own;
+    struct gdn_product       x = { 0 };
+    *c = (struct gdn_product_call){ .n = 1 };
+    TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_fold_args"));
+    TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
+    if (!a->state_out.data) return gdn_fail(ctx, GDN_E_ARG, "state_out: absent");
+    TRY(read_sizes(ctx, &a->M, "M", &a->state_out, "state_out", a->state_layout, &x));
+    TRY(describe_order(ctx, a, &x));
+    const bool    kv = a->state_layout == GDN_STATE_KV;
+    const int64_t H = x.H, K = x.K, r = kv ? x.K : x.V, s = kv ? x.V : x.K;
+    const struct gdn_stage_tensor list[N_FOLD] = {
+        [FOLD_M]         = { &a->M, "M", true, false, false, 4, { x.P, H, K, K }, 0 },
+        [FOLD_U]         = { &a->U, "U", true, false, false, 4, { x.P, H, r, s }, 0 },
+        [FOLD_STATE]     = { &a->state, "state", false, false, false, 4, { x.B, H, r, s }, 0 },
+        [FOLD_STATE_OUT] = { &a->state_out, "state_out", true, true, false, 4, { x.B, H, r, s },
+                             1u << FOLD_STATE },
+    };
+    TRY(gdn_stage_check(ctx, list, N_FOLD, NULL, NULL));
+    TRY(view_transition(ctx, &a->M, "M", &x, &x.M));
+    TRY(view_state(ctx, &a->U, "U", a->state_layout, &x, &x.U));
+    TRY(view_state(ctx, &a->state, "state", a->state_layout, &x, &x.S));
+    TRY(view_state(ctx, &a->state_out, "state_out", a->state_layout, &x, &x.out));
+    c->product[0] = x;
+    c->base = GDN_CALL_OF(a);
+    return GDN_OK;
+}
+
 GDN_OP_ENTRY(SUMMARY_COMPOSE, summary_compose, gdn_summary_compose_args, describe_compose,
              struct gdn_product_call)
 GDN_OP_ENTRY(SUMMARY_APPLY, summary_apply, gdn_summary_apply_args, describe_apply,
+             struct gdn_product_call)
+GDN_OP_ENTRY(SUMMARY_FOLD, summary_fold, gdn_summary_fold_args, describe_fold,
              struct gdn_product_call)

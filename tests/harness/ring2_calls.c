@@ -527,6 +527,23 @@ static void draw_summary_apply(struct ring2_draw *d, union ring2_call *c, const 
     if (one_in(3) && a->state.data) a->state_out = a->state;
 }
 
+static void draw_summary_fold(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
+{
+    const struct heads     h  = draw_heads(d);
+    gdn_summary_fold_args *a  = &c->summary_fold;
+    const bool             kv = one_in(2);
+    *a              = gdn_summary_fold_args_init();
+    a->state_layout = kv;
+    a->M            = draw_map(d, s, &h);
+    a->U            = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
+    a->order        = PLACE2(one_in(2) ? GDN_I32 : GDN_I64, s->P, 1 + below(3));
+    for (int64_t i = 0; i < ring2_count(&a->order); i++)
+        ring2_set(&a->order, i, (double)below(s->B + 1) - 1);
+    if (!one_in(3)) a->state = draw_pool(d, &h, s->P, any_float(d), kv, NULL);
+    a->state_out = draw_pool(d, &h, s->P, any_float(d), kv, NULL);
+    if (one_in(3) && a->state.data) a->state_out = a->state;
+}
+
 static void draw_chunk_cumsum(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const int64_t          H = 1 + below(40);

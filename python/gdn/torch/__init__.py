@@ -25,12 +25,13 @@ except ImportError as error:
 from ._block import block
 from ._functions import (conv1d, conv1d_update, decode, gates, l2norm, prefill, rmsnorm_gated,
                          state_copy, step)
+from ._heads import HeadShare
 from ._layer import Cache, GatedDeltaNet
 from ._operators import NUMBERS, OPERATORS, arguments, kernels, schema
 from ._packing import cu_seqlens_of
 from ._stages import chunk_cumsum, chunk_output, chunk_states, chunk_uw
 from ._warm_up import warm_up
 
-__all__ = ["Cache", "GatedDeltaNet", "NUMBERS", "OPERATORS", "arguments", "block", "conv1d",
-           "conv1d_update", "cu_seqlens_of", "decode", "gates", "kernels", "l2norm", "prefill",
-           "rmsnorm_gated", "schema", "state_copy", "step", "warm_up"]
+__all__ = ["Cache", "GatedDeltaNet", "HeadShare", "NUMBERS", "OPERATORS", "arguments", "block",
+           "conv1d", "conv1d_update", "cu_seqlens_of", "decode", "gates", "kernels", "l2norm",
+           "prefill", "rmsnorm_gated", "schema", "state_copy", "step", "warm_up"]

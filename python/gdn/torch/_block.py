@@ -8,8 +8,9 @@ import gdn
 import torch
 from torch.nn.functional import linear
 
+from . import _functions, distributed
 from ._autograd import BATCH, needs_grad, refuse_in_place, refuse_others
-from ._functions import conv1d, prefill, rmsnorm_gated
+from ._functions import rmsnorm_gated
 from ._operators import overload
 
 _RULE = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, norm=gdn.NORM_L2,
@@ -29,21 +30,25 @@ def _by_key_head(x, qkvz, ba, heads, dims):
 
 
 def _composed(hidden, in_proj, conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj,
-              conv_state, state, heads, dims, options):
-    """block() by operators that have gradients."""
-    batch = {name: x for name, x in options.items() if name in (*BATCH, "max_seqlen")}
+              conv_state, state, heads, dims, token_layout, options):
+    """block() by operators that have gradients, or on a rank's part of the tokens."""
+    ops = _functions if token_layout is None else distributed
+    batch = {name: x for name, x in options.items()
+             if name in (*BATCH, "max_seqlen") and x is not None}
+    if token_layout is not None:
+        batch["layout"] = token_layout
     if in_proj[0] is not None:
         mixed, z, b, a = _by_key_head(hidden, *in_proj[:2], heads, dims)
     else:
         mixed, z, b, a = (linear(hidden, weight) for weight in in_proj[2:])
-    mixed = conv1d(mixed, conv_weight, conv_bias, state=conv_state, activation=gdn.ACT_SILU,
-                   write=gdn.WRITE_NONE, **batch)
+    mixed = ops.conv1d(mixed, conv_weight, conv_bias, state=conv_state, activation=gdn.ACT_SILU,
+                       write=gdn.WRITE_NONE, **batch)
     keys = heads[0] * dims[0]
     q, k, v = (x.unflatten(-1, (-1, dim)) for x, dim in zip(
         mixed.split((keys, keys, heads[1] * dims[1]), -1), (dims[0], dims[0], dims[1])))
-    out = prefill(q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=state,
-                  state_layout=options.get("state_layout", 0), flags=options.get("flags", 0),
-                  **_RULE, **batch)
+    out = ops.prefill(q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=state,
+                      state_layout=options.get("state_layout", 0), flags=options.get("flags", 0),
+                      **_RULE, **batch)
     out = rmsnorm_gated(out, z.unflatten(-1, (-1, dims[1])), norm_weight,
                         eps=options.get("rms_eps", 0.0))
     return linear(out.flatten(-2), out_proj)
@@ -52,7 +57,7 @@ def _composed(hidden, in_proj, conv_weight, conv_bias, A_log, dt_bias, norm_weig
 def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_heads, value_heads,
           key_dim, value_dim, in_proj_qkvz=None, in_proj_ba=None, in_proj_qkv=None, in_proj_z=None,
           in_proj_b=None, in_proj_a=None, conv_bias=None, conv_state=None, state=None, out=None,
-          **options):
+          token_layout=None, **options):
     """
     A whole layer: projections, convolution, rule, gated norm, output projection. GatedDeltaNet is
     this function with its weights and its cache.
@@ -63,17 +68,20 @@ def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_hea
 
     Gradients flow to every tensor. Where one is needed, the layer runs as torch's projections and
     the operators between them, and keeps what these keep. Initial states [B] are read alone then:
-    pass write=gdn.WRITE_NONE. Slots, checkpoints and out are refused.
+    pass write=gdn.WRITE_NONE. Slots, checkpoints and out are refused. token_layout: hidden holds
+    this rank's tokens, as a distributed.Layout says, and initial states are of the sequences that
+    begin on it; the same holds for the call then.
 
     Returns out, of the shape and dtype of hidden.
     """
     in_proj = in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a
     weights = conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj
-    if needs_grad((hidden, *in_proj, *weights, conv_state, state)):
-        refuse_others("block", _KNOWN, dict(out=out, **options))
+    if token_layout is not None or needs_grad((hidden, *in_proj, *weights, conv_state, state)):
+        known = _KNOWN if token_layout is None else _KNOWN - set(BATCH)
+        refuse_others("block", known, dict(out=out, **options))
         refuse_in_place(state is not None or conv_state is not None, options)
         return _composed(hidden, in_proj, *weights, conv_state, state, (key_heads, value_heads),
-                         (key_dim, value_dim), options)
+                         (key_dim, value_dim), token_layout, options)
     if out is None:
         out = torch.empty_like(hidden)
     overload("block", options)(

@@ -104,33 +104,41 @@ class GatedDeltaNet(nn.Module):
                      like.new_zeros(slots, heads["value_heads"], heads["value_dim"],
                                     heads["key_dim"], dtype=state_dtype))
 
+    def _weights(self):
+        """The weights as block() takes them."""
+        weights = {name: module.weight for name, module in self.named_children()
+                   if name.startswith("in_proj")}
+        return dict(weights, conv_weight=self.conv1d.weight, A_log=self.A_log,
+                    dt_bias=self.dt_bias, norm_weight=self.norm.weight,
+                    out_proj=self.out_proj.weight)
+
     def forward(self, hidden_states, cache=None, *, slots=None, cu_seqlens=None, seq_idx=None,
-                position_ids=None, attention_mask=None):
+                position_ids=None, attention_mask=None, token_layout=None):
         """
         hidden_states [B][T][hidden], or packed [1][N][hidden] with one of cu_seqlens [B+1],
         seq_idx [1][N], position_ids [1][N], as transformers packs. position_ids has an effect only
         on one row without a cache. slots [B]: the slots of the cache; absent: slot b for
         sequence b. attention_mask [B][T], 0 for padding on either side: such tokens change no
-        state, and their outputs are 0. If T is 1, the mask has no effect.
+        state, and their outputs are 0. If T is 1, the mask has no effect. token_layout: a
+        distributed.Layout, of which [1][N][hidden] are this rank's tokens; there is no cache then.
 
         Returns [B][T][hidden].
         """
-        batch = dict(read_slots=slots)
+        batch = dict(read_slots=slots, token_layout=token_layout)
+        if token_layout is not None:
+            position_ids = None  # the layout says where sequences begin
         if cu_seqlens is None and seq_idx is not None:
             cu_seqlens = cu_seqlens_of(seq_idx)
         elif (cu_seqlens is None and position_ids is not None and cache is None
               and len(hidden_states) == 1):
             cu_seqlens = cu_seqlens_of(position_ids=position_ids[-1:])
         x = hidden_states
-        if cu_seqlens is not None:
+        if cu_seqlens is not None or token_layout is not None:
             batch["cu_seqlens"], x = cu_seqlens, x.flatten(0, -2)
         elif attention_mask is not None and x.shape[1] > 1:
             mask = attention_mask[:, -x.shape[1]:].to(torch.int32)
             batch.update(token_start=mask.argmax(1), token_count=mask.sum(1))
-        weights = {name: module.weight for name, module in self.named_children()
-                   if name.startswith("in_proj")}
-        out = block(x, self.conv1d.weight, self.A_log, self.dt_bias, self.norm.weight,
-                    self.out_proj.weight, **weights, **self.sizes, rms_eps=self.rms_eps,
+        out = block(x, **self._weights(), **self.sizes, rms_eps=self.rms_eps,
                     conv_state=None if cache is None else cache.conv_state,
                     state=None if cache is None else cache.state, **batch)
         return out.view_as(hidden_states)

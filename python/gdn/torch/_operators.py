@@ -22,9 +22,9 @@ if _fast.native is None:
                       "CPython from 3.9 on with the GIL); gdn.Context works without it")
 
 OPERATORS = ("prefill", "decode", "conv1d", "gates", "l2norm", "rmsnorm_gated", "step", "block",
-             "state_copy", "chunk_cumsum", "chunk_uw", "chunk_states", "chunk_output",
-             "prefill_backward", "conv1d_backward", "gates_backward", "l2norm_backward",
-             "rmsnorm_gated_backward")
+             "state_copy", "summary", "summary_fold", "chunk_cumsum", "chunk_uw", "chunk_states",
+             "chunk_output", "prefill_backward", "conv1d_backward", "gates_backward",
+             "l2norm_backward", "rmsnorm_gated_backward")
 
 # Not in the overload `default`: torch spends up to 0.1 us on every argument of a schema, given or
 # not, so that one has what the steps of an engine need. torch.ops.gdn.decode finds the overload by
@@ -44,7 +44,7 @@ def _is(name, patterns):
 def _fields(op, is_full):
     """The fields of the operator in the order of its arguments, as _fast.fields_of gives them."""
     left = _NEVER if is_full else _NEVER + _RARE
-    fields = [f for f in _fast.fields_of(op) if not _is(f[0], left)]
+    fields = [f for f in _fast.fields_of(op) if f[4] or not _is(f[0], left)]
     needed = [f for f in fields if f[4]]
     tensors = [f for f in fields if f[1] == _TENSOR and not f[4]]
     return needed + tensors + [f for f in fields if f[1] != _TENSOR]

@@ -172,6 +172,7 @@ static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
     for (int i = 0; i < c->n; i++) {
         const struct gdn_product *x = &c->product[i];
         struct gdn_cu_product     a = { .M = x->M, .S = x->S, .U = x->U, .out = x->out,
+                                        .order = gdn_cuda_array(&x->order), .P = x->P,
                                         .H = x->H, .K = x->K, .V = x->V };
         a.n_strips = strips_of(a.V);
         const struct gdn_cuda_call strips = {
@@ -186,6 +187,19 @@ static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
     return GDN_OK;
 }
 
+static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_product_call *c   = call;
+    struct gdn_product             own = c->product[0];
+    gdn_tensor                    *order = &own.order;
+    void                          *copy;
+    TRY(gdn_cuda_contents_open(ctx, c->base.stream, &order, 1, 0, &copy));
+    const gdn_status status = copy ? gdn_product_check_order(ctx, &own) : GDN_OK;
+    gdn_cuda_contents_close(ctx, copy);
+    TRY(status);
+    return run_product(ctx, call, memory);
+}
+
 const struct gdn_op_backend gdn_cuda_op_chunk_cumsum    = { plan_cumsum, run_cumsum };
 const struct gdn_op_backend gdn_cuda_op_chunk_uw        = { .run = run_uw };
 const struct gdn_op_backend gdn_cuda_op_chunk_states    = { .run = run_states };
@@ -193,3 +207,4 @@ const struct gdn_op_backend gdn_cuda_op_chunk_output    = { .run = run_output };
 const struct gdn_op_backend gdn_cuda_op_summary         = { .run = run_summary };
 const struct gdn_op_backend gdn_cuda_op_summary_compose = { .run = run_product };
 const struct gdn_op_backend gdn_cuda_op_summary_apply   = { .run = run_product };
+const struct gdn_op_backend gdn_cuda_op_summary_fold    = { .run = run_fold };

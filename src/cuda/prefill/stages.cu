@@ -8,7 +8,7 @@
  *     output    a chunk and head, strips of 32 columns one after the other
  *     states    a sequence, a head and a strip of its state, which walks the chunks
  *     summary   the same with u solved for on the way; columns of U, then those of M
- *     product   a slot, a head and a strip: M S + U
+ *     product   a slot, a head and a strip: M S + U, of one range after the other
  */
 #include "cuda/prefill/stages.cuh"
 
@@ -231,20 +231,47 @@ GDN_DEVICE bool is_zero(const struct gdn_cu_product &a, int64_t from)
     return !__syncthreads_or(!zero);
 }
 
-/* Four elements of a row of out. */
-GDN_DEVICE void write_product(const struct gdn_cu_product &a, int64_t b, int head, int x, int col,
-                              const float (&sum)[4])
+/* S = M S of a strip. The products stay in registers until no thread reads S any more. */
+GDN_DEVICE void multiply_strip(struct strip_shared &sh, const struct gdn_cu_product &a, int64_t M)
 {
+    enum { PARTS = MOST_K / CHUNK };
+    float sum[PARTS][2][4] = {};
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-        const int64_t j = col + e;
-        const int64_t u = pool_at(a.U, b, head) + (a.U.k_first ? x * a.U.ld + j : j * a.U.ld + x);
-        const int64_t o =
-            pool_at(a.out, b, head) + (a.out.k_first ? x * a.out.ld + j : j * a.out.ld + x);
-        if (j >= a.V) break;
-        store_float(a.out.data, o, a.out.dtype,
-                    a.U.data ? load_float(a.U.data, u, a.U.dtype) + sum[e] : sum[e]);
+    for (int part = 0; part < PARTS; part++) {
+        for (int y0 = 0; y0 < a.K && part * CHUNK < a.K; y0 += DEPTH) {
+            __syncthreads();
+            load_transition(sh.chunk.tile, a, M, part * CHUNK, y0);
+            __syncthreads();
+#pragma unroll 4
+            for (int y = 0; y < DEPTH && y0 + y < a.K; y++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    add_four(sum[part][i], sh.chunk.tile[own_row(i)][y],
+                             &sh.S[y0 + y][own_column()]);
+        }
     }
+    __syncthreads();
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (part * CHUNK + own_row(i) < a.K)
+                    sh.S[part * CHUNK + own_row(i)][own_column() + e] = sum[part][i][e];
+    __syncthreads();
+}
+
+/* S += U, or S = U. */
+GDN_DEVICE void add_strip(float (*S)[STRIP + PAD], const struct stage_strip &U, bool is_zero)
+{
+    for (int i = threadIdx.x; i < U.K * STRIP; i += THREADS) {
+        const struct strip_place p = place_of(U, i);
+        const bool  is_there = U.view.data && p.col < U.n;
+        const float u = is_there ? load_float(U.view.data, p.at, U.view.dtype) : 0;
+        S[p.x][p.col] = is_zero ? u : u + S[p.x][p.col];
+    }
+    __syncthreads();
 }
 
 GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
@@ -254,27 +281,19 @@ GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
     const int     head = (int)(blockIdx.x / a.n_strips % a.H);
     const int     col = (int)(blockIdx.x % a.n_strips) * STRIP;
     const int     n = a.V - col < STRIP ? a.V - col : STRIP;
-    const struct stage_strip from = { a.S, pool_at(a.S, b, head), col, n, a.K };
-    const int64_t            M = pool_at(a.M, b, head);
-    const bool               looks = a.S.data && !is_zero(a, M);
-    load_strip(sh.S, from, false); /* all of it, before out, which may be S, is written */
-    for (int x0 = 0; x0 < a.K; x0 += CHUNK) {
-        float sum[2][4] = {};
-        for (int y0 = 0; y0 < a.K && looks; y0 += DEPTH) {
-            __syncthreads();
-            load_transition(sh.chunk.tile, a, M, x0, y0);
-            __syncthreads();
-#pragma unroll 4
-            for (int y = 0; y < DEPTH && y0 + y < a.K; y++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    add_four(sum[i], sh.chunk.tile[own_row(i)][y], &sh.S[y0 + y][own_column()]);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (x0 + own_row(i) < a.K)
-                write_product(a, b, head, x0 + own_row(i), col + own_column(), sum[i]);
+    const int     n_ranges = a.order.data ? a.order.n_columns : 1;
+    bool          is_known_zero = !a.S.data;
+    load_strip(sh.S, { a.S, pool_at(a.S, b, head), col, n, a.K }, false);
+    for (int i = 0; i < n_ranges; i++) {
+        const int64_t range = load_index(a.order, b, i, b);
+        if (range < 0 || range >= a.P) continue;
+        const int64_t M = pool_at(a.M, range, head);
+        const bool    forgets = is_known_zero || is_zero(a, M);
+        if (!forgets) multiply_strip(sh, a, M);
+        add_strip(sh.S, { a.U, pool_at(a.U, range, head), col, n, a.K }, forgets);
+        is_known_zero = false;
     }
+    store_strip({ a.out, pool_at(a.out, b, head), col, n, a.K }, sh.S);
 }
 
 #define GDN_IMAGE_stages GDN_THIS_IMAGE

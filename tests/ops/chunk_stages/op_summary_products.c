@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_summary_compose and gdn_summary_apply: products judged in float64 by the bounds that gdn.h
- * states, and what they are for: parts that compose to the whole.
+ * gdn_summary_compose, gdn_summary_apply and gdn_summary_fold: products judged in float64 by the
+ * bounds that gdn.h states, and what they are for: parts that compose to the whole.
  */
 #include <math.h>
 #include <string.h>
@@ -109,6 +109,102 @@ static void apply_case(int number)
     ring2_call_end();
     ring2_compare("state_out", &a.state_out, want, limit, NULL, NULL);
     ring2_expect_bits("G2 G3 threads", &again.state_out, &a.state_out);
+}
+
+/* ---- Folds ---- */
+
+enum { RANGES = 4, SLOTS = 3, STEPS = 3 };
+
+/* A range for every slot and step; -1 leaves a step out. */
+static gdn_tensor drawn_order(int number)
+{
+    gdn_tensor order = ring2_new(number & 1 ? GDN_I64 : GDN_I32, 0, 2, SLOTS, STEPS, 0, 0);
+    for (int i = 0; i < SLOTS * STEPS; i++)
+        ring2_set(&order, i, (i * 5 + number) % (RANGES + 1) - 1);
+    return order;
+}
+
+static gdn_tensor slots_of(int32_t dtype, int64_t n, int64_t H, int64_t r, int64_t s)
+{
+    gdn_tensor t = pool(dtype, false, n, H, r, s);
+    ring2_fill(&t, -1, 1);
+    return t;
+}
+
+/* A fold has the bits of one gdn_summary_apply() after the other, in float32. */
+static void expect_steps(gdn_ctx *ctx, const gdn_summary_fold_args *a, const gdn_tensor *got)
+{
+    const int64_t H = a->M.size[1];
+    for (int64_t b = 0; b < SLOTS; b++) {
+        gdn_tensor now = ring2_new(GDN_F32, 0, 4, 1, H, a->U.size[2], a->U.size[3]);
+        bool       is_zero = !a->state.data;
+        gdn_tensor start   = is_zero ? now : ring2_narrow(&a->state, 0, b, 1);
+        for (int64_t i = 0; i < ring2_count(&now); i++)
+            ring2_set(&now, i, is_zero ? 0 : ring2_get(&start, i));
+        for (int64_t i = 0; i < STEPS; i++) {
+            const int64_t range = (int64_t)ring2_get(&a->order, b * STEPS + i);
+            if (range < 0) continue;
+            gdn_summary_apply_args one = gdn_summary_apply_args_init();
+            one.state_layout = a->state_layout;
+            one.M = ring2_narrow(&a->M, 0, range, 1), one.U = ring2_narrow(&a->U, 0, range, 1);
+            if (!is_zero) one.state = now;
+            one.state_out = now;
+            ring2_status(ctx, "apply", gdn_summary_apply(ctx, &one), GDN_OK);
+            is_zero = false;
+        }
+        gdn_tensor mine = ring2_narrow(got, 0, b, 1), want = ring2_clone(&mine);
+        for (int64_t i = 0; i < ring2_count(&now); i++) ring2_set(&want, i, ring2_get(&now, i));
+        ring2_expect_bits("a fold is its steps", &mine, &want);
+    }
+}
+
+static void fold_case(int number)
+{
+    const int64_t K = dims[number % 6][0], V = dims[number % 6][1], H = 1 + number % 2;
+    const int     layout = number / 6 % 2;
+    const int64_t r = layout ? K : V, s = layout ? V : K;
+    const int32_t type = number % 3;
+    gdn_ctx      *ctx = ring2_ctx(1 + number % 3);
+    gdn_summary_fold_args a = gdn_summary_fold_args_init(), again;
+    a.state_layout = layout;
+    a.M = slots_of(type, RANGES, H, K, K), a.U = slots_of(type, RANGES, H, r, s);
+    if (number & 2) a.M = ring2_swap(&a.M, 2, 3); /* transposed, for gradients */
+    a.order = drawn_order(number);
+    if (number % 4) a.state = slots_of(number % 4 == 1 ? GDN_F32 : type, SLOTS, H, r, s);
+    a.state_out     = number % 4 == 1 ? a.state : pool(type, false, SLOTS, H, r, s);
+    again           = a;
+    again.state     = a.state.data ? ring2_clone(&a.state) : a.state;
+    again.state_out = ring2_clone(&a.state_out);
+    ring2_status(ring2_ctx(4), "G2", gdn_summary_fold(ring2_ctx(4), &again), GDN_OK);
+    expect_steps(ctx, &a, &again.state_out);
+    ring2_call_begin();
+    ring2_may_write(&a.state_out);
+    ring2_status(ctx, "fold", gdn_summary_fold(ctx, &a), GDN_OK);
+    ring2_call_end();
+    ring2_expect_bits("G2 G3 threads", &again.state_out, &a.state_out);
+}
+
+/* Without a state, M of the first range may hold anything; a range of zeros forgets (G7). */
+static void fold_reads_no_first_map(void)
+{
+    gdn_summary_fold_args a = gdn_summary_fold_args_init();
+    gdn_tensor            zero, last;
+    a.M         = ring2_new(GDN_F32, 0, 4, 2, 2, 20, 20); /* is NaN */
+    a.U         = ring2_new(GDN_F32, 0, 4, 2, 2, 7, 20);
+    a.order     = ring2_new(GDN_I32, 0, 2, 1, 2, 0, 0);
+    a.state_out = ring2_new(GDN_F32, 0, 4, 1, 2, 7, 20);
+    zero = ring2_narrow(&a.M, 0, 1, 1), last = ring2_narrow(&a.U, 0, 1, 1);
+    ring2_fill_value(&zero, 0);
+    ring2_fill(&last, -1, 1); /* U of the first range is NaN too */
+    for (int i = 0; i < 2; i++) ring2_set(&a.order, i, i);
+    ring2_status(ring2_ctx(1), "fold", gdn_summary_fold(ring2_ctx(1), &a), GDN_OK);
+    ring2_expect_bits("G7", &a.state_out, &last);
+    ring2_set(&a.order, 1, -1);
+    a.U = ring2_new(GDN_F32, 0, 4, 2, 2, 7, 20);
+    ring2_fill(&a.U, -1, 1);
+    gdn_tensor first = ring2_narrow(&a.U, 0, 0, 1);
+    ring2_status(ring2_ctx(1), "fold", gdn_summary_fold(ring2_ctx(1), &a), GDN_OK);
+    ring2_expect_bits("the first range", &a.state_out, &first);
 }
 
 /* ---- Composition ---- */
@@ -227,6 +323,35 @@ static void apply_is_prefill(void)
     ring2_compare("state", &r.state_out, m.state, m.state_limit, NULL, NULL);
 }
 
+/* Three parts folded, against a prefill of all: by the bound of composition, in any case 1e-5. */
+static void fold_is_prefill(void)
+{
+    gdn_ctx               *ctx = ring2_ctx(2);
+    gdn_summary_args       a   = plain_call(3 * PART, 1, K, V, 2);
+    gdn_summary_fold_args  f   = gdn_summary_fold_args_init();
+    struct map             all = exact(&a, 0, 3 * PART);
+    double                 want[K * V], limit[K * V];
+    f.M = ring2_new(GDN_F32, 0, 4, 3, 1, K, K), f.U = ring2_new(GDN_F32, 0, 4, 3, 1, V, K);
+    f.order = ring2_new(GDN_I32, 0, 2, 1, 3, 0, 0);
+    for (int i = 0; i < 3; i++) {
+        gdn_summary_args part = part_of(&a, i * PART, PART);
+        part.M = ring2_narrow(&f.M, 0, 2 - i, 1), part.U = ring2_narrow(&f.U, 0, 2 - i, 1);
+        call(ctx, &part);
+        ring2_set(&f.order, i, 2 - i);
+    }
+    f.state     = ring2_new(GDN_F32, 0, 4, 1, 1, V, K);
+    f.state_out = ring2_new(GDN_F32, 0, 4, 1, 1, V, K);
+    ring2_fill(&f.state, -1, 1);
+    ring2_status(ctx, "fold", gdn_summary_fold(ctx, &f), GDN_OK);
+    for (int i = 0; i < K * V; i++) {
+        want[i] = all.U[i % K * V + i / K];
+        for (int y = 0; y < K; y++)
+            want[i] += all.M[i % K * K + y] * ring2_get(&f.state, i / K * K + y);
+        limit[i] = 1e-5;
+    }
+    ring2_compare("state", &f.state_out, want, limit, NULL, NULL);
+}
+
 /* G7 of products: what a range forgets may be NaN. */
 static void product_forgets(void)
 {
@@ -256,6 +381,15 @@ static gdn_summary_apply_args summary_apply(void)
     gdn_summary_apply_args a = gdn_summary_apply_args_init();
     a.M = filled(0, 0, 2, 8, 8), a.U = filled(0, 0, 2, 6, 8), a.state = filled(0, 0, 2, 6, 8);
     a.state_out = filled(0, 0, 2, 6, 8);
+    return a;
+}
+
+static gdn_summary_fold_args summary_fold(void)
+{
+    gdn_summary_fold_args a = gdn_summary_fold_args_init();
+    a.M = slots_of(0, RANGES, 2, 8, 8), a.U = slots_of(0, RANGES, 2, 6, 8);
+    a.state = slots_of(0, SLOTS, 2, 6, 8), a.state_out = slots_of(0, SLOTS, 2, 6, 8);
+    a.order = drawn_order(0);
     return a;
 }
 
@@ -303,19 +437,40 @@ static void refuse_apply(void)
 }
 #undef REFUSE
 
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_SUMMARY_FOLD, summary_fold, __VA_ARGS__)
+static void refuse_fold(void)
+{
+    REFUSE("M absent", GDN_E_ARG, "M", a->M.data = NULL);
+    REFUSE("U absent", GDN_E_ARG, "U", a->U.data = NULL);
+    REFUSE("order absent", GDN_E_ARG, "order", a->order.data = NULL);
+    REFUSE("order of floats", GDN_E_DTYPE, "order", a->order.dtype = GDN_F32);
+    REFUSE("order of one dimension", GDN_E_SHAPE, "order", a->order.ndim = 1);
+    REFUSE("fewer states", GDN_E_SHAPE, "state_out", a->state_out.size[0] = SLOTS - 1);
+    REFUSE("fewer U", GDN_E_SHAPE, "U", a->U.size[0] = RANGES - 1);
+    REFUSE("state_out on U", GDN_E_ARG, "overlaps", a->state_out.data = a->U.data);
+    REFUSE("state_out on order", GDN_E_ARG, "overlaps", a->order.data = a->state_out.data);
+    REFUSE_SEEN(RING2_CONTENTS, GDN_OP_SUMMARY_FOLD, summary_fold, "no such range", GDN_E_ARG,
+                "order[1][2]", ring2_set(&a->order, STEPS + 2, RANGES));
+}
+#undef REFUSE
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "G7 products forget", product_forgets },
         { "parts compose to the whole", composition },
         { "applied, a prefill", apply_is_prefill },
+        { "folded, a prefill", fold_is_prefill },
+        { "G7 folds", fold_reads_no_first_map },
     };
     ring2_options(argc, argv);
     for (int i = 0; i < 24; i++) {
         if (ring2_begin("compose %02d", i)) compose_case(i), ring2_end();
         if (ring2_begin("apply %02d", i)) apply_case(i), ring2_end();
+        if (ring2_begin("fold %02d", i)) fold_case(i), ring2_end();
     }
     refuse_compose();
     refuse_apply();
+    refuse_fold();
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

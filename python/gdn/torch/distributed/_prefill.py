@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+The rule on a rank's tokens. A sequence that comes from another rank starts from the state that its
+earlier ranges end in, which their maps (M, U) give: S_out = M S_in + U. Each rank sends the maps of
+its own ranges and folds those that it needs. The gradients of states go the other way, by the
+transposed maps (docs/design/math.md, sections 12 and 13).
+"""
+
+import gdn
+import torch
+
+from .._autograd import numbers, refuse_others, refuse_second
+from .._gradients import _FORWARD, _INPUTS, _NUMBERS, rule_gradients
+from .._operators import overload
+
+
+class _Sizes:
+    """Head sizes, and the maps of ranges in one tensor [ranges][H][V K + K K]: U, then M."""
+
+    def __init__(self, q, v, is_kv):
+        self.H, self.K, self.V = max(q.shape[-2], v.shape[-2]), q.shape[-1], v.shape[-1]
+        self.state = (self.K, self.V) if is_kv else (self.V, self.K)
+
+    def states(self, like, count):
+        return torch.zeros(count, self.H, *self.state, dtype=torch.float32, device=like.device)
+
+    def maps(self, like, count):
+        """Zeros for that many ranges."""
+        return torch.zeros(count, self.H, self.K * (self.V + self.K), dtype=torch.float32,
+                           device=like.device)
+
+    def split(self, maps):
+        """U [ranges][H][V][K] and M [ranges][H][K][K], as views."""
+        U, M = maps.flatten(0, -3).split((self.K * self.V, self.K * self.K), -1)
+        return U.unflatten(-1, self.state), M.unflatten(-1, (self.K, self.K))
+
+
+def _fold(M, U, order, sizes, state_layout, state=None):
+    """The states that ranges in these orders end in."""
+    out = sizes.states(U, order.shape[0])
+    torch.ops.gdn.summary_fold.default(M=M, U=U, order=order, state=state, state_out=out,
+                                       state_layout=state_layout)
+    return out
+
+
+# ---- Forward -------------------------------------------------------------------------------------
+
+
+def _log_gates(g, A_log, dt_bias, options):
+    """Logarithms of the decay, float32 or as they are given."""
+    gate = options["gate"]
+    if g is None or gate == gdn.GATE_LOG:
+        return g
+    if gate == gdn.GATE_LINEAR:
+        return g.float().log()
+    out = torch.empty(g.shape, dtype=torch.float32, device=g.device)
+    torch.ops.gdn.gates.full(a=g, A_log=A_log, dt_bias=dt_bias, g=out,
+                             gate_lower_bound=options["gate_lower_bound"])
+    return out
+
+
+def _strengths(beta, options):
+    kind = options["beta_kind"]
+    if beta is None or kind == gdn.BETA_GIVEN:
+        return beta
+    return beta.float().sigmoid() * (2 if kind == gdn.BETA_TWICE_SIGMOID else 1)
+
+
+def _keys(k, options):
+    """Keys of length 1 in float32, or as they are."""
+    if options["norm"] == gdn.NORM_NONE:
+        return k
+    out = torch.empty(k.shape, dtype=torch.float32, device=k.device)
+    torch.ops.gdn.l2norm.default(k, out, norm=options["norm"], eps=options["norm_eps"])
+    return out
+
+
+def _write_map(M, U, piece, inputs, options):
+    """M and U of a piece; M None: not wanted."""
+    _, k, v, g, beta, A_log, dt_bias, _ = inputs
+    k, v, g, beta = (None if x is None else x[piece.tokens] for x in (k, v, g, beta))
+    torch.ops.gdn.summary.full(
+        k=_keys(k, options), v=v, g=_log_gates(g, A_log, dt_bias, options),
+        beta=_strengths(beta, options), M=M, U=U, head_map=options["head_map"],
+        state_layout=options["state_layout"])
+
+
+def _own_maps(layout, sizes, inputs, options):
+    """The maps of this rank's ranges. That of a range in which its last sequence begins is the
+    state that this ends in; M is then not read."""
+    state, kind = inputs[7], options["state_layout"]
+    maps = sizes.maps(inputs[0], layout.per_rank)
+    U, M = sizes.split(maps)
+    for part in layout.senders:
+        piece, own = part.pieces[-1], slice(part.number, part.number + 1)
+        starts = piece.begins and state is not None
+        _write_map(None if piece.begins and not starts else M[own], U[own], piece, inputs, options)
+        if starts:
+            first = layout.begins.index(piece.sequence)
+            U[own] = _fold(M[own], U[own], layout.tensor("one", U.device, lambda: [[0]]), sizes,
+                           kind, state[first:first + 1])
+    return maps
+
+
+def _starts(layout, sizes, inputs, options):
+    """The states that this rank's pieces start from (None: all zero), and its maps."""
+    state, kind = inputs[7], options["state_layout"]
+    if not layout.crosses and state is None:
+        return None, None
+    starts, maps = sizes.states(inputs[0], layout.n_pieces), None
+    if state is not None:
+        starts[layout.tensor("begins", starts.device)] = state.float()
+    if layout.crosses:
+        maps = _own_maps(layout, sizes, inputs, options)
+        U, M = sizes.split(layout.group.all_gather(maps))
+        if layout.receivers:
+            starts[layout.tensor("receives", starts.device)] = _fold(
+                M, U, layout.tensor("forward", U.device), sizes, kind)
+    return starts, maps
+
+
+# ---- Backward ------------------------------------------------------------------------------------
+
+
+def _own_gradient_maps(layout, sizes, inputs, maps, dout, dlast, options):
+    """The same of gradients: U is the gradient of a range's first state where that of its last one
+    is zero, or known because the sequence ends there; M is that of the forward pass."""
+    back = sizes.maps(inputs[0], layout.per_rank)
+    U, M = sizes.split(back)
+    for part in layout.receivers:
+        piece, own = part.pieces[0], slice(part.number, part.number + 1)
+        rows = [x if x is None or i > 4 else x[piece.tokens] for i, x in enumerate(inputs)]
+        known = dict(zip(_INPUTS[:7], rows), dout=dout[piece.tokens], dstate=U[own])
+        if piece.ends and dlast is not None:
+            known["dstate_out"] = dlast[piece.row:piece.row + 1]
+        torch.ops.gdn.prefill_backward.full(**known, **options)
+        if not piece.ends:
+            M[own] = sizes.split(maps)[1][own]
+    return back
+
+
+def _last_gradients(layout, sizes, inputs, maps, dout, dfinal, options):
+    """The gradients of the states that this rank's pieces end in; None: all zero."""
+    if not layout.crosses and dfinal is None:
+        return None
+    dlast = sizes.states(inputs[0], layout.n_pieces)
+    if dfinal is not None:
+        dlast[layout.tensor("ends", dlast.device)] = dfinal
+    if layout.crosses:
+        back = _own_gradient_maps(layout, sizes, inputs, maps, dout, dlast, options)
+        U, M = sizes.split(layout.group.all_gather(back))
+        if layout.senders:
+            dlast[layout.tensor("sends", dlast.device)] = _fold(
+                M.transpose(-1, -2), U, layout.tensor("backward", U.device), sizes,
+                options["state_layout"])
+    return dlast
+
+
+class _Prefill(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, layout, return_state, forward_numbers, rule_numbers, *inputs):
+        options = dict(zip(_NUMBERS, rule_numbers))
+        q, v = inputs[0], inputs[2]
+        sizes = _Sizes(q, v, options["state_layout"] == gdn.STATE_KV)
+        starts, maps = _starts(layout, sizes, inputs, options)
+        ctx.layout, ctx.sizes, ctx.numbers = layout, sizes, rule_numbers
+        ctx.flags = forward_numbers[0] & gdn.BATCH_INVARIANT
+        ctx.save_for_backward(*inputs[:7], starts, maps)
+        ctx.has_state = inputs[7] is not None
+        cu_seqlens = layout.cu_seqlens(q.device)
+        more = dict(zip(_FORWARD, forward_numbers), cu_seqlens=cu_seqlens)
+        if return_state:
+            more["state_out"] = final = sizes.states(q, layout.n_pieces)
+            if starts is not None:
+                final.copy_(starts)  # of empty sequences
+        elif starts is not None:
+            more["write"] = gdn.WRITE_NONE
+        out = q.new_empty(q.shape[0], sizes.H, sizes.V)
+        overload("prefill", {**options, **more})(*inputs[:7], starts, out=out, **options, **more)
+        return (out, final[layout.tensor("ends", out.device)]) if return_state else out
+
+    @staticmethod
+    def backward(ctx, dout, dfinal=None):
+        refuse_second("distributed.prefill")
+        *inputs, starts, maps = ctx.saved_tensors
+        layout, options = ctx.layout, dict(zip(_NUMBERS, ctx.numbers), flags=ctx.flags)
+        dout = dout.contiguous()
+        dlast = _last_gradients(layout, ctx.sizes, [*inputs, None], maps, dout, dfinal, options)
+        is_needed = ctx.needs_input_grad[4:]
+        *found, dstarts = rule_gradients((*inputs, starts), is_needed, dout, dlast,
+                                         dict(options, cu_seqlens=layout.cu_seqlens(dout.device)))
+        if dstarts is not None:
+            dstarts = dstarts[layout.tensor("begins", dstarts.device)]
+        return None, None, None, None, *found, dstarts
+
+
+def prefill(q, k, v, g=None, beta=None, *, layout, A_log=None, dt_bias=None, state=None,
+            return_state=False, **options):
+    """
+    gdn.torch.prefill() of a batch whose tokens lie on several ranks, as a Layout says. Every rank
+    calls it with its own tokens, and, where gradients are needed, every rank runs the backward
+    pass: each of the two holds one all-gather, of H K (V + K) float32 numbers for each range.
+
+    q [N][Hq][K], k [N][Hk][K], v [N][Hv][V], g, beta [N][H]: this rank's N tokens, or [1][N].
+    state [len(layout.begins)][H][V][K] float32: initial states of the sequences that begin on this
+    rank. Options are those of gdn.torch.prefill() that have gradients, without masks of tokens.
+    Gradients flow to every tensor. Those of A_log and dt_bias are of this rank's tokens alone; add
+    them up over ranks, as those of other weights.
+
+    Returns out [N][H][V]; with return_state=True (out, final states [len(layout.ends)][H][V][K] of
+    the sequences that end on this rank).
+    """
+    refuse_others("distributed.prefill", {*_NUMBERS, *_FORWARD, "write"}, options)
+    rows = [q, k, v, g, beta]
+    is_padded = q.dim() == 4
+    if is_padded:
+        rows = [x if x is None else x.squeeze(0) for x in rows]
+    layout.check_tokens("q", rows[0])
+    layout.check_state(state)
+    result = _Prefill.apply(layout, return_state, numbers(_FORWARD, options),
+                            numbers(_NUMBERS, options), *rows, A_log, dt_bias, state)
+    if not is_padded:
+        return result
+    return (result[0][None], result[1]) if return_state else result[None]

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gdn.torch.distributed computes on the ranks of a group, against one device. Processes of a
+test import it quickly."""
+
+import datetime
+
+import gdn
+import gdn.torch
+import torch
+from gdn.torch import distributed
+from samples import HK, HV, K, V
+from tiny import RAW, unit
+
+CU = 0, 5, 5, 40, 47, 47  # an empty sequence in the middle, and one at the end
+N, B, D, W = CU[-1], len(CU) - 1, 6, 4
+OF_STATES, OF_RANKS = "state", ("A_log", "dt_bias", "weight", "bias")
+LIMIT = 4e-6  # of the largest element; sums over ranks are rounded once more for each rank
+
+
+def rule_case(gates):
+    """prefill() for all tokens: its op, arguments, options, and weights of its results. raw gates;
+    strong ones, which forget within a few tokens; or some of -inf, the first and last tokens of
+    ranges among them."""
+    def n(*shape):
+        return torch.randn(*shape)
+
+    a = dict(q=n(N, HK, K), k=n(N, HK, K), v=n(N, HV, V), g=n(N, HV), beta=n(N, HV),
+             state=n(B, HV, V, K))
+    weights = n(N, HV, V), n(B, HV, V, K)
+    if gates == "raw":
+        return "prefill", dict(a, A_log=n(HV), dt_bias=n(HV)), RAW, weights
+    a.update(q=unit(a["q"]), k=unit(a["k"]), beta=2 * a["beta"].sigmoid(),
+             g=a["g"].abs() * (-20 if gates == "strong" else -0.1))
+    if gates == "-inf":
+        a["g"][::5, ::2] = a["g"][15:17] = a["g"][31] = -torch.inf
+    return "prefill", a, {}, weights
+
+
+def conv_case(size):
+    """The same for conv1d() with states of that length."""
+    leaves = dict(x=torch.randn(N, D), weight=torch.randn(D, W), bias=torch.randn(D),
+                  state=torch.randn(B, D, size))
+    return ("conv1d", leaves, dict(activation=gdn.ACT_SILU),
+            (torch.randn(N, D), torch.randn(B, D, size)))
+
+
+def _run(call, leaves, options, weights):
+    """Outputs, final states and gradients of a weighted sum of both."""
+    leaves = {name: x.clone().requires_grad_() for name, x in leaves.items()}
+    out, last = call(**leaves, **options, return_state=True)
+    loss = (out * weights[0]).sum() + (last * weights[1]).sum()
+    grads = torch.autograd.grad(loss, list(leaves.values()))
+    return dict(zip(leaves, grads), out=out.detach(), last=last.detach())
+
+
+def _local(layout, name, x):
+    if name in OF_RANKS:
+        return x
+    return x[layout.begins] if name == OF_STATES else layout.local(x)
+
+
+def compare(case, group, **split):
+    """Raises AssertionError where a rank's part is not that of one device, or not the same bits
+    when it is computed again."""
+    op, leaves, options, weights = case
+    with torch.enable_grad():
+        layout = distributed.Layout(CU, group, **split)
+        want = _run(getattr(gdn.torch, op), leaves, dict(options, cu_seqlens=torch.tensor(CU)),
+                    weights)
+        mine = {name: _local(layout, name, x) for name, x in leaves.items()}
+        own = layout.local(weights[0]), weights[1][layout.ends]
+        call = getattr(distributed, op)
+        got, again = (_run(call, mine, dict(options, layout=layout), own) for _ in range(2))
+    for name, x in got.items():
+        assert torch.equal(x, again[name]), f"{name}: other bits"
+        whole = want[name]
+        if name in OF_RANKS:
+            x = layout.group.all_gather(x).sum(0)
+        else:
+            whole = whole[layout.ends] if name == "last" else _local(layout, name, whole)
+        error = (x - whole).abs().max() if x.numel() else torch.tensor(0.0)
+        assert error <= LIMIT * want[name].abs().max(), f"{name}: {error}"
+
+
+def _failing(rank, group):
+    """What becomes of the other ranks when one fails between two all-gathers; None: no error."""
+    layout = distributed.Layout(CU, group)
+    try:
+        if rank == 0:
+            raise RuntimeError("rank 0 fails")
+        distributed.conv1d(torch.randn(layout.n_tokens, D), torch.randn(D, W), layout=layout)
+    except RuntimeError as error:
+        return str(error)
+
+
+def process(rank, folder):
+    """Process `rank` of three: the cases of test_processes, and then a rank that fails. Saves the
+    texts of what went wrong, "" where nothing did."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3,
+                            timeout=datetime.timedelta(minutes=2))
+    pair = dist.new_group([0, 1])
+    hasty = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    texts = {}
+    for name, (case, is_pair, split) in torch.load(f"{folder}/cases").items():
+        if is_pair and rank == 2:
+            continue
+        try:
+            compare(case, pair if is_pair else None, **split)
+            texts[name] = ""
+        except (AssertionError, RuntimeError, ValueError) as error:
+            texts[name] = str(error)
+    texts["failing"] = _failing(rank, hasty)
+    torch.save(texts, f"{folder}/{rank}")
+    dist.barrier()
+    dist.destroy_process_group()

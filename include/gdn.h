@@ -1879,7 +1879,7 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
  *     S = state[b];   for i in order[b]:  S = M[i] S + U[i];   state_out[b] = S
  *
  *     M             [P][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
- *     U             [P][H][V][K]    likewise, or [P][H][K][V]
+ *     U             [P][H][V][K]    as M; or [P][H][K][V]
  *     order         [B][n]          indices of ranges, in the order of their tokens; a negative
  *                                   one is left out. On a device one of P or more is left out too.
  *     state         [B][H][V][K]    as U; absent: 0
@@ -1887,9 +1887,8 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
  *
  * Where state is absent, M of the first range that a slot passes is not read: that range knows the
  * state that it starts from. The gradient of a state passes the ranges from the last to the first,
- * by the transposed maps: exchange the last two strides of M, and let U be the gradient of the
- * state before each range where that of the state after it is zero (dstate of
- * gdn_prefill_backward() without dstate_out).
+ * by the transposed maps. For these, exchange the last two strides of M. U then is dstate of
+ * gdn_prefill_backward() for each range, without dstate_out.
  *
  * Precision. S is float32 from range to range. Each of them is one gdn_summary_apply(). Selection,
  * guarantees, errors: as for gdn_summary_compose().

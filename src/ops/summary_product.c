@@ -161,7 +161,6 @@ static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
     TRY(gdn_check_tensor(ctx, &a->order, "order"));
     TRY(gdn_check_dtype(ctx, &a->order, "order", GDN_INDICES));
     TRY(gdn_check_shape(ctx, &a->order, "order", 2, any));
-    TRY(gdn_check_no_overlap(ctx, &a->state_out, "state_out", &a->order, "order", false));
     x->B = a->order.size[0];
     if (x->H > (INT64_MAX >> 8) / (x->B > 0 ? x->B : 1) || a->order.size[1] > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "order: %lld x %lld, too many", (long long)x->B,
@@ -185,13 +184,13 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     const bool    kv = a->state_layout == GDN_STATE_KV;
     const int64_t H = x.H, K = x.K, r = kv ? x.K : x.V, s = kv ? x.V : x.K;
     const struct gdn_stage_tensor list[N_FOLD] = {
-        [FOLD_M]         = { &a->M, "M", true, false, false, 4, { x.P, H, K, K }, 0 },
-        [FOLD_U]         = { &a->U, "U", true, false, false, 4, { x.P, H, r, s }, 0 },
-        [FOLD_STATE]     = { &a->state, "state", false, false, false, 4, { x.B, H, r, s }, 0 },
-        [FOLD_STATE_OUT] = { &a->state_out, "state_out", true, true, false, 4, { x.B, H, r, s },
-                             1u << FOLD_STATE },
+        [FOLD_M]         = { &a->M, "M", true, false, 4, { x.P, H, K, K } },
+        [FOLD_U]         = { &a->U, "U", true, false, 4, { x.P, H, r, s } },
+        [FOLD_STATE]     = { &a->state, "state", false, false, 4, { x.B, H, r, s } },
+        [FOLD_STATE_OUT] = { &a->state_out, "state_out", true, false, 4, { x.B, H, r, s } },
     };
-    TRY(gdn_stage_check(ctx, list, N_FOLD, NULL, NULL));
+    TRY(gdn_stage_check(ctx, list, N_FOLD, NULL));
+    TRY(gdn_check_written(ctx, GDN_OP_SUMMARY_FOLD, a, NULL));
     TRY(view_transition(ctx, &a->M, "M", &x, &x.M));
     TRY(view_state(ctx, &a->U, "U", a->state_layout, &x, &x.U));
     TRY(view_state(ctx, &a->state, "state", a->state_layout, &x, &x.S));

@@ -79,9 +79,11 @@ static gdn_tensor spread(const gdn_tensor *t)
     return s;
 }
 
-/* Weights of a layer are dense and stay where they are. */
+/* Weights of a layer are dense and stay where they are. So does a list of ranges, of whose indices
+ * the room holds too few. */
 static bool stays(gdn_op op, const union ring2_call *c, const gdn_tensor *t)
 {
+    if (op == GDN_OP_SUMMARY_FOLD) return t == &c->summary_fold.order;
     return op == GDN_OP_BLOCK && t > &c->block.hidden && t < &c->block.conv_state;
 }
 

@@ -24,7 +24,7 @@ struct bench {
     size_t            footprint; /* bytes that the bandwidth is measured on */
     double            flops, bytes; /* of calls[0] */
     struct comparison judged;    /* of calls[0], by the float64 judge */
-    char              kernel[160];
+    char              kernel[640];
     double            peak; /* found: flop/s or byte/s */
     double            copy, product; /* of a device: byte/s copied, flop/s of a bf16 product */
     int               n_rounds;

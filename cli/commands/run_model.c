@@ -27,7 +27,7 @@ struct phase {
     const char       *name;
     double            seconds;
     int64_t           tokens;
-    char              kernel[160];
+    char              kernel[640];
     struct comparison judged;
 };
 

@@ -23,7 +23,7 @@ struct job_phase {
     const char *name;
     int64_t     tokens;
     double      seconds;
-    char        kernel[160]; /* what ran */
+    char        kernel[640]; /* what ran */
 };
 
 enum { JOB_OUTPUTS = 10 }; /* at most */

@@ -296,7 +296,7 @@ static void test_log(void)
     gdn_options    o = gdn_options_init();
     gdn_ctx       *ctx;
     char           isa[] = "scalar";
-    char           long_[400];
+    char           long_[1000];
     void          *memory;
     o.isa       = isa;
     o.n_threads = 2;
@@ -318,7 +318,7 @@ static void test_log(void)
     CHECK(j.n == 3 && strstr(j.last, "12345"), "line \"%s\"", j.last);
 
     memset(long_, 'k', sizeof long_);
-    long_[399] = 0;
+    long_[999] = 0;
     ring2_status(ctx, "note", gdn_note_kernel(ctx, "op", long_), GDN_OK);
     CHECK(strlen(gdn_last_kernel(ctx)) == sizeof ctx->kernel - 1, "a long name was not cut");
     gdn_ctx_destroy(ctx);

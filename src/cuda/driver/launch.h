@@ -33,7 +33,7 @@ enum gdn_kernel_id {
 /* Kernels of a call, each once. */
 struct gdn_cuda_ran {
     int                n;
-    enum gdn_kernel_id kernels[12];
+    enum gdn_kernel_id kernels[24];
 };
 
 enum { GDN_CUDA_CHOICE = 512 }; /* characters of a line about a choice of kernels */

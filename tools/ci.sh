@@ -33,7 +33,7 @@ build_gcc() {
 # run_tests FOLDER [CTEST ARGUMENT...]: under $launcher; keeps each test's line for the count.
 launcher=
 #
-# Where a test takes many times as long as elsewhere, it takes each third or fourth case of a table
+# Where a test takes many times as long as elsewhere, it takes each third to fifth case of a table
 # alone (GDN_TEST_EVERY, tests/harness/ring2.c).
 run_tests() {
     local folder=build/$1 status=0
@@ -190,7 +190,7 @@ stage_tsan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
     build tsan tsan
-    export GDN_TEST_EVERY=4
+    export GDN_TEST_EVERY=5
     run_tests tsan -L ring2 \
         -E '[.](scalar|avx2)$|^op_(checkpoints|exact|stages|tree|rule_properties)$|^unit_fuzz'
 }
@@ -203,7 +203,7 @@ stage_msan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "MSan does not start here, see vm.mmap_rnd_bits"
     build clang msan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=memory
-    export GDN_TEST_EVERY=4
+    export GDN_TEST_EVERY=5
     run_tests msan -L ring2 -R '[.]scalar$' \
         -E '^op_(checkpoints|stages|exact|mixed|rule_properties|block_checkpoints)[.]'
 }

@@ -26,11 +26,11 @@ ops() { # ops TABLE: the loops and what is made of little else
 on "" "$arm/unit_detect"
 {
     ops scalar
-    on neon "$arm/op_exact" --every=3
+    on neon "$arm/op_exact" --every=5
 } &
 other=$!
 ops neon
-on neon "$arm/op_rule" --every=3
+on neon "$arm/op_rule" --every=5
 wait $other
 
 sums=$arm/exact_sums

@@ -458,15 +458,17 @@ static void run_item(struct sweep *s)
 {
     const struct gdn_backward *w = s->w;
     const int64_t              n_chunks = (s->seq->n_valid + C - 1) / C;
+    const int64_t              last = n_chunks ? (n_chunks - 1) / SEGMENT * SEGMENT : 0;
     for (int h = 0; h < w->family_heads; h++) {
+        const int64_t    place = last / SEGMENT * w->family_heads + h;
         struct gdn_place end = { .view = &w->dstate_out };
         if (w->dstate_out.data) end = gdn_place_of(&w->dstate_out, s->seq->row, head_at(s, h), 0);
         load_state(s, of_head(s->J, s->state, h), end);
         load_state(s, s->S, gdn_rule_from(&w->rule, s->seq, head_at(s, h)));
-        walk(s, h, 0, n_chunks, true);
+        walk(s, h, 0, last, true);
+        memcpy(of_head(s->first, s->state, (int)place), s->S, s->state * sizeof *s->S);
     }
-    for (int64_t first = (n_chunks - 1) / SEGMENT * SEGMENT; n_chunks && first >= 0;
-         first -= SEGMENT) {
+    for (int64_t first = last; n_chunks && first >= 0; first -= SEGMENT) {
         const int64_t end = first + SEGMENT < n_chunks ? first + SEGMENT : n_chunks;
         for (int h = 0; h < w->family_heads; h++) {
             const int64_t place = first / SEGMENT * w->family_heads + h;

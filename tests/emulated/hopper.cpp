@@ -231,13 +231,35 @@ void emulated_store_tile(const void *map, const int (&at)[4], uint32_t from)
     });
 }
 
+void emulated_copy_out(void *to, uint32_t from, int bytes)
+{
+    const char *source = emulated_place(from);
+    const int   thread = emulated_thread();
+    if ((uintptr_t)to % 16 || from % 16 || bytes % 16) emulated_give_up("a copy is not aligned");
+    self().n_stores++;
+    emulated_later([=] {
+        memcpy(to, source, (size_t)bytes);
+        threads[(size_t)thread].n_stored++;
+    });
+}
+
 void emulated_wait_for_stores(void)
 {
     hopper_thread &t = self();
     while (t.n_stored != t.n_stores) emulated_wait_while(&t.n_stored, ~0ull, t.n_stored);
 }
 
-/* Lanes 8 i to 8 i + 7 give the rows of matrix i; lane l has two elements of column l / 4. */
+/* Lanes 8 i to 8 i + 7 give the rows of matrix i; lane l has two elements of row l / 4. */
+void emulated_store_matrices(uint32_t row, const uint32_t (&x)[4])
+{
+    const uint64_t *rows = emulated_exchange(row);
+    const unsigned  lane = threadIdx.x % LANES;
+    if (row % 16) emulated_give_up("a matrix is not aligned");
+    for (unsigned m = 0; m < 4; m++)
+        memcpy(emulated_place((uint32_t)rows[8 * m + lane / 4] + lane % 4 * 4), &x[m], 4);
+}
+
+/* The same turned: lane l has two elements of column l / 4. */
 void emulated_store_turned(uint32_t row, const uint32_t (&x)[4])
 {
     const uint64_t *rows = emulated_exchange(row);
@@ -301,8 +323,11 @@ static void multiply(kept_product &m)
     const emulated_product &p    = m.p;
     const unsigned          lane = threadIdx.x % LANES, warp = threadIdx.x / LANES % 4;
     const second_factor    &f    = factor_of(m);
-    for (unsigned i = 0; i < 2 && !p.a; i++)
-        read(m.a[i], begin_of(p.a_tile) + (16 * warp + lane / 4 + 8 * i) * 128, 2, p.dtype);
+    for (unsigned i = 0; i < 2 && !p.a; i++) {
+        const unsigned row = 16 * warp + lane / 4 + 8 * i;
+        read(m.a[i], begin_of(p.a_tile) + row * (p.a_turned ? 2 : 128), p.a_turned ? 128 : 2,
+             p.dtype);
+    }
     for (int j = 0; j < p.n; j++) {
         const unsigned column = (unsigned)(j / 4 * 8 + j % 2) + lane % 4 * 2;
         const double   before = p.adds ? (double)p.d[j] : 0;

@@ -17,7 +17,9 @@ void     emulated_copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t 
 void     emulated_copy_in(uint32_t to, const void *from, int bytes, uint32_t barrier);
 void     emulated_load_tile(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier);
 void     emulated_store_tile(const void *map, const int (&at)[4], uint32_t from);
+void     emulated_copy_out(void *to, uint32_t from, int bytes);
 void     emulated_wait_for_stores(void);
+void     emulated_store_matrices(uint32_t row, const uint32_t (&x)[4]);
 void     emulated_store_turned(uint32_t row, const uint32_t (&x)[4]);
 
 #define gdn_shared emulated_shared()
@@ -66,6 +68,7 @@ GDN_DEVICE void copy_tile_out(const void *map, const int (&at)[4], uint32_t from
 {
     emulated_store_tile(map, at, from);
 }
+GDN_DEVICE void copy_out(void *to, uint32_t from, int bytes) { emulated_copy_out(to, from, bytes); }
 GDN_DEVICE void copy_out_commit(void) {}
 GDN_DEVICE void copy_out_wait_read(void) { emulated_wait_for_stores(); }
 GDN_DEVICE void copy_out_wait(void) { emulated_wait_for_stores(); }
@@ -82,6 +85,10 @@ GDN_DEVICE void store_shared(uint32_t at, uint32_t a, uint32_t b, uint32_t c, ui
     emulated_store(emulated_place(at), x, 16, true);
 }
 GDN_DEVICE void store_shared_u16(uint32_t at, uint16_t x) { memcpy(emulated_place(at), &x, 2); }
+GDN_DEVICE void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    emulated_store_matrices(row, { a, b, c, d });
+}
 GDN_DEVICE void store_matrices_turned(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     emulated_store_turned(row, { a, b, c, d });
@@ -97,6 +104,7 @@ struct emulated_product {
     uint64_t        a_tile, b;
     bool            adds, turned; /* turned: rows of b are summed over */
     int             dtype;
+    bool            a_turned; /* and rows of a */
 };
 void emulated_multiply(const emulated_product &p);
 void emulated_commit_products(void);
@@ -128,6 +136,26 @@ template <int dtype> struct wgmma {
     template <int n> static void add_columns(float (&d)[n], const uint32_t *a, uint64_t b)
     {
         emulated_multiply({ d, n, a, 0, b, true, true, dtype });
+    }
+    template <int n> static void columns(float (&d)[n], const uint32_t *a, uint64_t b)
+    {
+        emulated_multiply({ d, n, a, 0, b, false, true, dtype });
+    }
+    template <int n> static void tile_columns(float (&d)[n], uint64_t a, uint64_t b)
+    {
+        emulated_multiply({ d, n, nullptr, a, b, false, true, dtype });
+    }
+    template <int n> static void add_tile_columns(float (&d)[n], uint64_t a, uint64_t b)
+    {
+        emulated_multiply({ d, n, nullptr, a, b, true, true, dtype });
+    }
+    template <int n> static void both_columns(float (&d)[n], uint64_t a, uint64_t b)
+    {
+        emulated_multiply({ d, n, nullptr, a, b, false, true, dtype, true });
+    }
+    template <int n> static void add_both_columns(float (&d)[n], uint64_t a, uint64_t b)
+    {
+        emulated_multiply({ d, n, nullptr, a, b, true, true, dtype, true });
     }
     template <int n> static void tiles(float (&d)[n], uint64_t a, uint64_t b)
     {

@@ -17,11 +17,22 @@
 
 #include "cuda/device/ptx_mma.cuh"
 
+/* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part
+ * lanes it does nothing once per warp. */
+GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
+
 typedef float mma_block[2][4];
 
 /* Row and column of element e of accumulator h, in a block. */
 GDN_DEVICE int block_row(int e) { return (int)(threadIdx.x % 32 / 4) + 8 * (e / 2); }
 GDN_DEVICE int block_column(int h, int e) { return 8 * h + (int)(threadIdx.x % 4) * 2 + e % 2; }
+
+/* Where an element is in a tile as products of warpgroups want it: rows of 128 bytes, 64 elements of
+ * 16 bits, in the 128-byte swizzle (ptx_wgmma.cuh). */
+GDN_DEVICE uint32_t tile_place(uint32_t row, uint32_t column)
+{
+    return row * 128 + ((column / 8 ^ row % 8) << 4) + column % 8 * 2;
+}
 
 /* ---- 16 bits ------------------------------------------------------------------------------- */
 

@@ -138,6 +138,12 @@ GDN_DEVICE void copy_tile_out(const void *map, const int (&at)[4], uint32_t from
                  : : "l"(map), "r"(from), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
                  : "memory");
 }
+/* Bytes to memory, multiples of 16. */
+GDN_DEVICE void copy_out(void *to, uint32_t from, int bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 : : "l"(__cvta_generic_to_global(to)), "r"(from), "r"(bytes) : "memory");
+}
 GDN_DEVICE void copy_out_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /* Until what was copied out has been read; until it is there. */
 GDN_DEVICE void copy_out_wait_read(void)
@@ -185,7 +191,12 @@ GDN_DEVICE void store_shared_u16(uint32_t at, uint16_t x)
 {
     asm volatile("st.shared.b16 [%0], %1;" : : "r"(at), "h"(x) : "memory");
 }
-/* Four matrices of 8 x 8, turned, as load_matrices() reads them. */
+/* Four matrices of 8 x 8, as load_matrices() reads them; and turned. */
+GDN_DEVICE void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
+                 : : "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 GDN_DEVICE void store_matrices_turned(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
@@ -257,10 +268,10 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
                      : GDN_D##n(how)                                                             \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }
-#define GDN_WGMMA_TILES(name, type, n, columns, is, how)                                         \
+#define GDN_WGMMA_TILES(name, type, n, columns, is, how, turned)                                 \
     GDN_DEVICE void name(float (&d)[n], uint64_t a, uint64_t b)                                  \
     {                                                                                            \
-        asm volatile(GDN_WGMMA(is, n, columns, type, GDN_TILES##n, "0, 0")                       \
+        asm volatile(GDN_WGMMA(is, n, columns, type, GDN_TILES##n, turned)                       \
                      : GDN_D##n(how) : "l"(a), "l"(b));                                          \
     }
 #define GDN_WGMMA_KINDS(type)                                                                    \
@@ -274,11 +285,17 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
     GDN_WGMMA_ROWS(add_columns, type, 16, "32", "eq", "+f", "1")                                 \
     GDN_WGMMA_ROWS(add_columns, type, 32, "64", "eq", "+f", "1")                                 \
     GDN_WGMMA_ROWS(add_columns, type, 64, "128", "eq", "+f", "1")                                \
+    GDN_WGMMA_ROWS(columns, type, 32, "64", "ne", "=f", "1")                                     \
     /* both in shared memory, 64 rows of a, 64 or 128 of b, 16 columns of them */                \
-    GDN_WGMMA_TILES(tiles, type, 32, "64", "ne", "=f")                                           \
-    GDN_WGMMA_TILES(add_tiles, type, 32, "64", "eq", "+f")                                       \
-    GDN_WGMMA_TILES(tiles, type, 64, "128", "ne", "=f")                                          \
-    GDN_WGMMA_TILES(add_tiles, type, 64, "128", "eq", "+f")
+    GDN_WGMMA_TILES(tiles, type, 32, "64", "ne", "=f", "0, 0")                                   \
+    GDN_WGMMA_TILES(add_tiles, type, 32, "64", "eq", "+f", "0, 0")                               \
+    GDN_WGMMA_TILES(tiles, type, 64, "128", "ne", "=f", "0, 0")                                  \
+    GDN_WGMMA_TILES(add_tiles, type, 64, "128", "eq", "+f", "0, 0")                              \
+    /* 16 rows of b, 64 columns; and 16 rows of a too, 64 columns: those are rows of d */        \
+    GDN_WGMMA_TILES(tile_columns, type, 32, "64", "ne", "=f", "0, 1")                            \
+    GDN_WGMMA_TILES(add_tile_columns, type, 32, "64", "eq", "+f", "0, 1")                        \
+    GDN_WGMMA_TILES(both_columns, type, 32, "64", "ne", "=f", "1, 1")                            \
+    GDN_WGMMA_TILES(add_both_columns, type, 32, "64", "eq", "+f", "1, 1")
 
 template <int dtype> struct wgmma;
 template <> struct wgmma<GDN_BF16> { GDN_WGMMA_KINDS("bf16") };

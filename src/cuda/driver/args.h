@@ -421,6 +421,17 @@ struct gdn_cu_product {
     int32_t              H, K, V, n_strips;
 };
 
+#ifdef __cplusplus
+#define GDN_CU_ALIGNED(bytes) alignas(bytes)
+#else
+#define GDN_CU_ALIGNED(bytes) _Alignas(bytes)
+#endif
+
+/* CUtensorMap */
+struct gdn_cu_map {
+    GDN_CU_ALIGNED(64) uint64_t words[16];
+};
+
 /*
  * gdn_prefill_backward: prefill/backward.h. It works on a window at a time: the same few chunks of
  * every sequence, numbered through the batch, of which memory has what the kernels hand on.
@@ -428,12 +439,11 @@ struct gdn_cu_product {
 enum { GDN_CU_BACKWARD_CHUNK = 64, GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
 /* On tensor cores: bytes of a chunk and a state head in memory, and of the kernels' blocks. */
 enum {
-    GDN_CU_BACKWARD_RECORD    = 124704,
-    GDN_CU_BACKWARD_KEYS      = 34816, /* of a key head */
-    GDN_CU_PREPARE_BYTES      = 37168,
-    GDN_CU_SCAN_FORWARD_BYTES = 118656,
-    GDN_CU_SCAN_REVERSE_BYTES = 203136,
-    GDN_CU_HEADS_BYTES        = 231376
+    GDN_CU_BACKWARD_RECORD = 116512,
+    GDN_CU_BACKWARD_KEYS   = 32768, /* of a key head */
+    GDN_CU_PREPARE_BYTES   = 37168,
+    GDN_CU_WALK_BYTES      = 221184,
+    GDN_CU_HEADS_BYTES     = 221184
 };
 
 /* Where the tokens of a chunk are in the tensors. */
@@ -442,6 +452,7 @@ struct gdn_cu_place {
     int32_t n, pad;
 };
 struct gdn_cu_backward {
+    struct gdn_cu_map    v_map, dout_map; /* on tensor cores */
     struct gdn_cu_rule   rule; /* q, k: of chunks, normalised and scaled; to: dstate */
     struct gdn_rows      q, k; /* as they were given */
     struct gdn_rows      dout, dq, dk, dv, dg, dbeta;
@@ -461,7 +472,9 @@ struct gdn_cu_backward {
     int64_t              n_tokens; /* of the tensors */
     int32_t              n_strips; /* of a state's columns */
     int32_t              adds;     /* to what the gradients hold */
-    int32_t              n_blocks, pad; /* not 0: on tensor cores, by so many blocks at once */
+    int32_t              n_blocks; /* not 0: on tensor cores, by so many blocks at once */
+    int32_t              walks;    /* of those, in this launch: 1: forward, 2: reverse too */
+    int32_t              pad[10];
 };
 
 #ifdef __cplusplus
@@ -469,6 +482,7 @@ struct gdn_cu_backward {
 #else
 #define GDN_CU_SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), #type)
 #endif
+GDN_CU_SIZE(gdn_cu_map, 128);
 GDN_CU_SIZE(gdn_cu_array, 32);
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
@@ -503,6 +517,6 @@ GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 32 + 8 + 4 * 4);
-GDN_CU_SIZE(gdn_cu_backward, 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 4 * 8 + 5 * 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_backward, 2 * 128 + 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 4 * 8 + 5 * 8 + (4 + 10) * 4);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_prefill_backward: windows, memory and launches; see backward.cu and backward_mma.cu. */
 #include "cuda/driver/backend.h"
+#include "cuda/prefill/sm90/cache.h"
 
 /* Columns of a state that a block has (stages.cuh); chunks of a window, at least; windows, at
  * most: each is several launches. On tensor cores: K and V, and bytes of a window. */
@@ -59,7 +60,10 @@ static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
     const struct gdn_cu_rule *r = &a->rule;
     return gdn_cuda_runs_sm_90a(ctx->cuda) && r->K == DEEP && r->V == DEEP &&
            r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q) && are_whole(&a->k) &&
-           are_whole(&r->v) && are_whole(&a->dout);
+           are_whole(&r->v) && are_whole(&a->dout) && r->batch.N > 0 &&
+           r->batch.N <= INT32_MAX - GDN_CU_BACKWARD_CHUNK &&
+           gdn_cuda_is_mapped(&r->v, &r->batch, r->H) &&
+           gdn_cuda_is_mapped(&a->dout, &r->batch, r->H);
 }
 
 static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c)
@@ -90,7 +94,10 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     a.u = a.z = chunk_rows(r->H, r->V);
     a.head_dq = a.head_dk = chunk_rows(r->H, r->K);
     a.starts = a.carry = a.S = a.J = states(&a.rule);
-    a.n_blocks = takes_mma(ctx, &a) ? ctx->cuda->sm_count : 0;
+    if (takes_mma(ctx, &a)) {
+        a.n_blocks = ctx->cuda->sm_count;
+        a.n_strips = 4 * a.rule.batch.B * a.rule.H <= a.n_blocks ? 2 : 1;
+    }
     cut_windows(&a, a.n_blocks > 0);
     return a;
 }
@@ -147,33 +154,34 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_backward *a, enum gdn
     return gdn_cuda_launch(ctx, &call);
 }
 
-/* Chunks of a window: their rows of q and k, states and u; and the state after the window. */
-static gdn_status forward(gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t window, void *stream)
+/* A window on tensor cores: `reverse`: the walk that gives J, and the gradients, too. */
+static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool reverse, void *stream)
+{
+    const struct gdn_cu_rule *r = &a->rule;
+    const int64_t             n_walks = r->batch.B * r->H * a->n_strips;
+    const int64_t             n_items = a->n_chunks * r->Hk;
+    const enum gdn_kernel_id  walks =
+        a->n_strips == 2 ? GDN_CU_backward_mma_half : GDN_CU_backward_mma_whole;
+    a->walks = reverse ? 2 : 1;
+    TRY(launch(ctx, a, GDN_CU_backward_mma_prepare, n_items, GDN_CU_PREPARE_BYTES, stream));
+    TRY(launch(ctx, a, walks, a->walks * n_walks, GDN_CU_WALK_BYTES, stream));
+    if (!reverse) return GDN_OK;
+    return launch(ctx, a, GDN_CU_backward_mma_heads, n_items < a->n_blocks ? n_items : a->n_blocks,
+                  GDN_CU_HEADS_BYTES, stream);
+}
+
+/* Chunks of a window: their rows of q and k, states and u, and the state after the window; and
+ * `reverse`: their gradients. */
+static gdn_status launch_window(gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t window,
+                                bool reverse, void *stream)
 {
     const struct gdn_cu_rule *r = &a->rule;
     const int64_t             n_walks = r->batch.B * r->H * a->n_strips;
     a->window = window;
-    if (a->n_blocks) {
-        TRY(launch(ctx, a, GDN_CU_backward_mma_prepare, a->n_chunks * r->Hk, GDN_CU_PREPARE_BYTES,
-                   stream));
-        return launch(ctx, a, GDN_CU_backward_mma_forward, n_walks, GDN_CU_SCAN_FORWARD_BYTES,
-                      stream);
-    }
+    if (a->n_blocks) return launch_mma(ctx, a, reverse, stream);
     TRY(launch(ctx, a, GDN_CU_backward_load, a->n_chunks * (r->Hq + r->Hk), 0, stream));
-    return launch(ctx, a, GDN_CU_backward_forward, n_walks, GDN_CU_STRIP_BYTES, stream);
-}
-
-static gdn_status backward(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
-{
-    const struct gdn_cu_rule *r = &a->rule;
-    const int64_t             n_walks = r->batch.B * r->H * a->n_strips;
-    if (a->n_blocks) {
-        const int64_t n_items = a->n_chunks * r->Hk;
-        TRY(launch(ctx, a, GDN_CU_backward_mma_reverse, n_walks, GDN_CU_SCAN_REVERSE_BYTES,
-                   stream));
-        return launch(ctx, a, GDN_CU_backward_mma_heads,
-                      n_items < a->n_blocks ? n_items : a->n_blocks, GDN_CU_HEADS_BYTES, stream);
-    }
+    TRY(launch(ctx, a, GDN_CU_backward_forward, n_walks, GDN_CU_STRIP_BYTES, stream));
+    if (!reverse) return GDN_OK;
     TRY(launch(ctx, a, GDN_CU_backward_reverse, n_walks, GDN_CU_REVERSE_BYTES, stream));
     TRY(launch(ctx, a, GDN_CU_backward_chunk, a->n_chunks * r->H, GDN_CU_GRADIENTS_BYTES, stream));
     return launch(ctx, a, GDN_CU_backward_store, a->n_chunks * (r->Hq + r->Hk + r->Hv), 0, stream);
@@ -193,14 +201,13 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stre
                                      GDN_CU_backward_reverse, GDN_CU_backward_chunk,
                                      GDN_CU_backward_store } };
     if (a->n_blocks)
-        ran = (struct gdn_cuda_ran){ 4, { GDN_CU_backward_mma_prepare, GDN_CU_backward_mma_forward,
-                                          GDN_CU_backward_mma_reverse,
+        ran = (struct gdn_cuda_ran){ 3, { GDN_CU_backward_mma_prepare,
+                                          a->n_strips == 2 ? GDN_CU_backward_mma_half
+                                                           : GDN_CU_backward_mma_whole,
                                           GDN_CU_backward_mma_heads } };
-    for (int64_t i = 0; i + 1 < a->n_windows; i++) TRY(forward(ctx, a, i, stream));
-    for (int64_t i = a->n_windows - 1; i >= 0; i--) {
-        TRY(forward(ctx, a, i, stream));
-        TRY(backward(ctx, a, stream));
-    }
+    for (int64_t i = 0; i + 1 < a->n_windows; i++) TRY(launch_window(ctx, a, i, false, stream));
+    for (int64_t i = a->n_windows - 1; i >= 0; i--)
+        TRY(launch_window(ctx, a, i, true, stream));
     if (has_rest(a)) {
         ran.kernels[ran.n++] = GDN_CU_backward_rest;
         TRY(launch(ctx, a, GDN_CU_backward_rest, ceil_of(a->n_tokens, WARPS), 0, stream));
@@ -231,6 +238,12 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     static const struct gdn_plan_pools none = { -1, -1, -1, false, false };
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &none, c->base.stream));
     lay_out(args, memory);
+    if (args->n_blocks) {
+        const struct gdn_cu_rule *r = &args->rule;
+        TRY(gdn_cuda_find_map(ctx, "v", 6, &r->v, &r->batch, r->H, r->V, &args->v_map));
+        TRY(gdn_cuda_find_map(ctx, "dout", 7, &args->dout, &r->batch, r->H, r->V,
+                              &args->dout_map));
+    }
     return launch_all(ctx, args, c->base.stream);
 }
 

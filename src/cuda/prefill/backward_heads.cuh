@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gradients of chunks on tensor cores. A block goes through pairs of a chunk and a key head;
- * of each, through the state heads that read it, and adds up dq and dk of these in registers:
+ * The gradients of chunks by products of warpgroups. A block goes through pairs of a chunk and a key
+ * head; of each, through the state heads that read it, and adds up dq and dk of these in registers:
  *
- *     X, Y    -beta (Z U^T) and dO U^T, with the gates between two tokens
+ *     X, Y    -beta (Z U^T) and dO U^T, with the gates between two tokens; a warpgroup makes X, the
+ *             other one Y
  *     states  dO S^T, Z S^T and U J^T, with the gates of one token
  *     tokens  dq += Y K      D += X K      dw += Y^T Q + X^T K         dk = D + dw
  *
- * Tiles of the next state head are on their way meanwhile. D has beta in it. Where beta is 0,
- * LEAST_BETA stands for it in X and D, so that dbeta = Z . v + k . D / beta holds for every beta.
- * Letters: docs/design/math.md, section 13.
+ * Each warpgroup has all tokens and 64 columns of dq, D and dw. One more warp loads what the next
+ * state head needs. D has beta in it. Where beta is 0, LEAST_BETA stands for it in X and D, so that
+ * dbeta = Z . v + k . D / beta holds for every beta. Letters: docs/design/math.md, section 13.
  */
 #ifndef GDN_CUDA_BACKWARD_HEADS_CUH
 #define GDN_CUDA_BACKWARD_HEADS_CUH
@@ -20,69 +21,44 @@
 
 #define LEAST_BETA 0x1p-60f
 
-enum { HEADS_THREADS = 512, HEADS_WARPS = HEADS_THREADS / 32 };
+/* Threads that multiply; those that arrive when a place is free, one of each warp. */
+enum { HEADS_GROUPS = 2, HEADS_WORKERS = HEADS_GROUPS * GROUP, HEADS_WARPS = HEADS_WORKERS / 32 };
 
 struct head_rows {
-    alignas(16) char    dout[CHUNK * DEEP_ROW], u[CHUNK * DEEP_ROW], z[CHUNK * DEEP_ROW];
-    alignas(16) vectors g;
+    char dout[2][TILE], u[2][TILE], z[2][TILE]; /* [v / 64]; u and z are turned */
 };
 struct heads_shared {
-    struct head_rows rows[2]; /* of this state head and the next */
-    alignas(16) char S[DEEP * DEEP_ROW], J[DEEP * DEEP_ROW];
+    struct head_rows  rows[2]; /* of this state head and the next */
+    char              S[2][2][TILE], J[2][2][TILE];
     struct key_record keys;
-    union {
-        struct {
-            alignas(16) char X[CHUNK * CHUNK_ROW], Y[CHUNK * CHUNK_ROW];
-        };
-        float parts[DEEP / 16][CHUNK][2]; /* sums of a row by warps of columns */
-    };
-    float zv[CHUNK];         /* Z . v */
-    float ends[HEADS_WARPS]; /* what reaches the end, of a warp: dG of the last token */
-    struct gdn_cu_place places[2]; /* of the chunks of rows[] */
-    uint64_t rows_loaded[2], states_loaded, keys_loaded; /* barriers */
+    char              X[TILE], Y[TILE];
+    alignas(16) vectors g[2];
+    float parts[HEADS_GROUPS][CHUNK][2]; /* sums of a row, of 64 columns each */
+    float norms[HEADS_GROUPS][CHUNK][2];
+    float zv[2][HEADS_GROUPS][CHUNK]; /* Z . v, of this state head and the next */
+    float ends[HEADS_WARPS];       /* what reaches the end, of a warp: dG of the last token */
+    uint64_t rows_full[2], rows_free[2], states_full, states_free, keys_full, keys_free;
 };
 static_assert(sizeof(struct heads_shared) <= GDN_CU_HEADS_BYTES, "heads_shared");
 
-/* A warp has 32 rows, tokens, from 32 m on, and 16 columns of k, from 16 n on. */
-struct heads_warp {
-    int m, n;
-};
-GDN_DEVICE struct heads_warp heads_warp_of(void)
-{
-    return { (int)(threadIdx.x / 32 % 2), (int)(threadIdx.x / 64) };
-}
-typedef mma_block warp_tile[2];
-GDN_DEVICE int tile_row(const struct heads_warp &w, int i, int e)
-{
-    return 32 * w.m + 16 * i + block_row(e);
-}
-GDN_DEVICE int tile_column(const struct heads_warp &w, int h, int e)
-{
-    return 16 * w.n + block_column(h, e);
-}
+GDN_DEVICE int  heads_group(void) { return (int)threadIdx.x / GROUP; }
+GDN_DEVICE void meet_workers(void) { barrier_wait(1, HEADS_WORKERS); }
 
-GDN_DEVICE void clear_tile(warp_tile &x)
-{
-    clear_block(x[0]), clear_block(x[1]);
-}
-GDN_DEVICE void multiply_tile(warp_tile &d, const tiles::operand (&a)[2],
-                              const right_operand &b)
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++) multiply(d[i], a[i], b);
-}
+/* Row and column of a tensor that element e of a thread's sums is of. */
+GDN_DEVICE int head_column(int e) { return 64 * heads_group() + sum_column(e); }
+
+typedef float head_sums[32];
+
 /* Rows get factors; zero where one is. */
-GDN_DEVICE void weigh_rows(warp_tile &x, const struct heads_warp &w, const float *factors)
+GDN_DEVICE void weigh_rows(head_sums &x, const float (&factors)[2])
 {
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float f = factors[tile_row(w, i, e)];
-#pragma unroll
-            for (int h = 0; h < 2; h++) x[i][h][e] = f == 0 ? 0 : f * x[i][h][e];
-        }
+    for (int e = 0; e < 32; e++) {
+        const float f = factors[e / 2 % 2];
+        x[e] = f == 0 ? 0 : f * x[e];
+    }
 }
+GDN_DEVICE float beta_or_least(float beta) { return beta == 0 ? LEAST_BETA : beta; }
 
 /* ---- The way through the work -------------------------------------------------------------- */
 
@@ -114,67 +90,56 @@ GDN_DEVICE struct heads_step next_step(const struct gdn_cu_backward &a, struct h
 }
 GDN_DEVICE bool is_step(const struct heads_step &s) { return s.number >= 0; }
 
-GDN_DEVICE void load_head_rows(struct head_rows &to, const struct gdn_cu_backward &a,
-                               const struct heads_step &s, uint64_t &barrier)
+/* ---- The warp that loads: one thread --------------------------------------------------------- */
+
+/* Steps and items that a block has done, which say whose turn at a barrier it is. */
+struct heads_count {
+    uint32_t step, item;
+};
+
+GDN_DEVICE void load_step(struct heads_shared &sh, const struct gdn_cu_backward &a,
+                          const struct heads_step &s, const struct heads_count &n)
 {
-    if (is_step(s)) {
-        const struct chunk_record &from = record_of(a, s.number, s.head);
-        const struct stage_chunk   c = chunk_at(a.places[s.number], s.number);
-        copy_rows<2 * DEEP, HEADS_THREADS>(to.dout, DEEP_ROW,
-                                           source_of<2 * DEEP>(a.dout, c, s.head), (int)c.n);
-        if (threadIdx.x < 32) {
-            copy_begin(barrier, sizeof to.u + sizeof to.z + sizeof to.g);
-            copy_part(to.u, from.u, barrier, 0);
-            copy_part(to.z, from.z, barrier, 1);
-            copy_part(to.g, from.v, barrier, 2);
-        }
-    }
-    copy_commit();
-}
-/* By the first warp, as that which follows. */
-GDN_DEVICE void load_head_states(struct heads_shared &sh, const struct gdn_cu_backward &a,
-                                 const struct heads_step &s)
-{
-    if (threadIdx.x >= 32 || !is_step(s)) return;
     const struct chunk_record &from = record_of(a, s.number, s.head);
-    copy_begin(sh.states_loaded, sizeof sh.S + sizeof sh.J);
-    copy_part(sh.S, from.S, sh.states_loaded, 0);
-    copy_part(sh.J, from.J, sh.states_loaded, 1);
-}
-GDN_DEVICE void load_head_keys(struct heads_shared &sh, const struct gdn_cu_backward &a,
-                               const struct heads_step &s)
-{
-    if (threadIdx.x >= 32) return;
-    copy_begin(sh.keys_loaded, sizeof sh.keys);
-    copy_part(sh.keys, keys_of(a, s.number, s.key), sh.keys_loaded, 0);
+    const struct gdn_cu_place  place = a.places[s.number];
+    const int                  now = n.step % 2;
+    struct head_rows          &to = sh.rows[now];
+    uint64_t                  &full = sh.rows_full[now];
+    mbarrier_wait(shared_address(&sh.rows_free[now]), n.step / 2 % 2 ^ 1);
+    mbarrier_expect(shared_address(&full), (int)(sizeof to + sizeof(vectors)));
+    for (int i = 0; i < 2; i++) load_tile(to.dout[i], a.dout_map, 64 * i, s.head, place, full);
+    load_bytes(to.u, from.u, sizeof to.u + sizeof to.z, full);
+    load_bytes(&sh.g[now], &from.v, sizeof(vectors), full);
+    if (s.i == 0) {
+        mbarrier_wait(shared_address(&sh.keys_free), n.item % 2 ^ 1);
+        mbarrier_expect(shared_address(&sh.keys_full), sizeof sh.keys);
+        load_bytes(&sh.keys, &keys_of(a, s.number, s.key), sizeof sh.keys, sh.keys_full);
+    }
+    mbarrier_wait(shared_address(&sh.states_free), n.step % 2 ^ 1);
+    mbarrier_expect(shared_address(&sh.states_full), sizeof sh.S + sizeof sh.J);
+    load_bytes(sh.S, from.S, sizeof sh.S + sizeof sh.J, sh.states_full);
 }
 
 /* ---- Values: dv and Z . v ------------------------------------------------------------------ */
 
-/* A thread has an eighth of a row: 8 of every 64 columns. */
+/* A thread's elements of V: two rows, of which it has pairs of 64 columns as its sums have. */
 struct value_rows {
-    uint4 v[2];
+    uint32_t v[16];
 };
 GDN_DEVICE void fetch_values(struct value_rows &to, const struct gdn_cu_backward &a,
                              const struct stage_chunk &c, int head)
 {
-    const int   t = threadIdx.x / 8;
-    const char *row = row_at(a.rule.v, c.seq, t, head) + threadIdx.x % 8 * 16;
+    const char *at[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        to.v[i] = t < c.n ? *(const uint4 *)(row + 128 * i) : make_uint4(0, 0, 0, 0);
-}
-
-/* Eight numbers of 16 bits. */
-GDN_DEVICE void unpack_eight(float (&x)[8], const uint4 &from)
-{
-    const uint32_t words[4] = { from.x, from.y, from.z, from.w };
+    for (int r = 0; r < 2; r++) at[r] = row_at(a.rule.v, c.seq, sum_row(2 * r), head);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[2 * i]     = mma_format_bf16::low(words[i]);
-        x[2 * i + 1] = mma_format_bf16::high(words[i]);
+    for (int i = 0; i < 16; i++) {
+        to.v[i] = 0;
+        if (sum_row(2 * i) < c.n)
+            to.v[i] = *(const uint32_t *)(at[i % 2] + 2 * head_column(2 * i));
     }
 }
+
 /* How a gradient is stored: two numbers at once, of bf16 or float32, or one at a time. */
 enum { STORE_BF16, STORE_F32, STORE_ANY };
 GDN_DEVICE int store_form(const struct gdn_rows &to, bool adds)
@@ -203,244 +168,200 @@ GDN_DEVICE void store_two(char *row, int column, const struct gdn_rows &to, bool
     else store_any(row, column, to.dtype, adds, x, y);
 }
 
-/* A thread's part of Z . v; dv = beta Z. */
+/* Z . v of a thread's rows, of its columns; dv = beta Z. */
 template <int form>
-GDN_DEVICE float store_values(const struct head_rows &in, const struct value_rows &values,
-                              const struct gdn_cu_backward &a, const struct stage_chunk &c,
-                              int head)
+GDN_DEVICE void store_values(float (&sum)[2], const uint32_t (&z)[16],
+                             const struct value_rows &values, const vectors &g,
+                             const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
-    const int   t = threadIdx.x / 8;
-    const float beta = in.g.beta[t], spoil = spoil_with(in.g, t);
-    const bool  stores = t < c.n && a.dv.data;
-    float       sum = 0;
-    char       *row = row_at(a.dv, c.seq, t, head);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int column = 64 * i + threadIdx.x % 8 * 8;
-        float     z[8], v[8];
-        unpack_eight(z, *(const uint4 *)(in.z + t * DEEP_ROW + 2 * column));
-        unpack_eight(v, values.v[i]);
+    for (int r = 0; r < 2; r++) {
+        const int   t = sum_row(2 * r);
+        const float beta = g.beta[t], spoil = spoil_with(g, t);
+        const bool  stores = t < c.n && a.dv.data;
+        char       *row = row_at(a.dv, c.seq, t, head);
+        sum[r] = 0;
 #pragma unroll
-        for (int e = 0; e < 8; e++) {
-            sum  = fmaf(z[e], v[e], sum);
-            z[e] = fmaf(beta, z[e], spoil);
+        for (int i = r; i < 16; i += 2) {
+            const float x[2] = { mma_format_bf16::low(z[i]), mma_format_bf16::high(z[i]) };
+            sum[r] = fmaf(x[0], mma_format_bf16::low(values.v[i]), sum[r]);
+            sum[r] = fmaf(x[1], mma_format_bf16::high(values.v[i]), sum[r]);
+            if (stores)
+                store_two<form>(row, head_column(2 * i), a.dv, a.adds, fmaf(beta, x[0], spoil),
+                                fmaf(beta, x[1], spoil));
         }
-        for (int e = 0; e < 8 && stores; e += 2)
-            store_two<form>(row, column + e, a.dv, a.adds, z[e], z[e + 1]);
     }
-    return sum;
 }
-GDN_DEVICE void store_values(struct heads_shared &sh, const struct head_rows &in,
-                             const struct value_rows &values, const struct gdn_cu_backward &a,
-                             const struct stage_chunk &c, int head)
+/* The sum of the four threads that have a row. */
+GDN_DEVICE float sum_quad(float x)
 {
-    const int form = store_form(a.dv, a.adds);
-    float     sum = form == STORE_BF16  ? store_values<STORE_BF16>(in, values, a, c, head)
-                    : form == STORE_F32 ? store_values<STORE_F32>(in, values, a, c, head)
-                                        : store_values<STORE_ANY>(in, values, a, c, head);
-    for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
-    if (threadIdx.x % 8 == 0) sh.zv[threadIdx.x / 8] = sum;
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+GDN_DEVICE void share_values(struct heads_shared &sh, int now, const struct value_rows &values,
+                             const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
+{
+    const int group = heads_group(), form = store_form(a.dv, a.adds);
+    uint32_t  z[16];
+    float     sum[2];
+    load_turned(z, sh.rows[now].z[group]);
+    if (form == STORE_BF16) store_values<STORE_BF16>(sum, z, values, sh.g[now], a, c, head);
+    else if (form == STORE_F32) store_values<STORE_F32>(sum, z, values, sh.g[now], a, c, head);
+    else store_values<STORE_ANY>(sum, z, values, sh.g[now], a, c, head);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        sum[r] = sum_quad(sum[r]);
+        if (threadIdx.x % 4 == 0) sh.zv[now][group][sum_row(2 * r)] = sum[r];
+    }
 }
 
 /* ---- X and Y ------------------------------------------------------------------------------- */
 
-GDN_DEVICE float beta_or_least(float beta) { return beta == 0 ? LEAST_BETA : beta; }
-
-/* Of a thread's rows and columns in a block. */
-struct xy_factors {
-    float G_row[2], x[2], y[2];           /* rows 8 r */
-    float G_column[4], k_scale_column[4]; /* columns 8 h + e, at 2 h + e */
-};
-GDN_DEVICE struct xy_factors xy_factors_of(const vectors &g, int row, int column)
+/* d = a b over the 128 columns of V: b is turned, and a if so. Ends its group. */
+template <bool turned>
+GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const char (&b)[2][TILE])
 {
-    struct xy_factors f;
+    const uint32_t from = wgmma_place(shared_address(a)), with = wgmma_place(shared_address(b));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint32_t rows = i / 4 * (TILE / 16) + i % 4 * (16 * 128 / 16);
+        const uint32_t at = turned ? rows : i / 4 * (TILE / 16) + i % 4 * 2;
+        const uint64_t x = wgmma_factor(from + at), y = wgmma_factor(with + rows);
+        if (turned) i ? product::add_both_columns(d, x, y) : product::both_columns(d, x, y);
+        else i ? product::add_tile_columns(d, x, y) : product::tile_columns(d, x, y);
+    }
+    wgmma_commit();
+}
+
+/* Products become X, or Y, with their factors, zero where no token looks. */
+GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y)
+{
+    const token_mask         resets = tokens_of(g.resets);
+    const struct token_pairs G = pairs_of(g.G), k_scale = pairs_of(g.k_scale);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int t = row + block_row(2 * r);
-        f.G_row[r]  = g.G[t];
-        f.x[r]      = -beta_or_least(g.beta[t]) * g.k_scale[t];
-        f.y[r]      = g.q_scale[t];
-    }
+        const int   t = sum_row(2 * r);
+        const float G_row = g.G[t];
+        const float f = is_y ? g.q_scale[t] : -beta_or_least(g.beta[t]) * g.k_scale[t];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int t         = column + block_column(i / 2, i % 2);
-        f.G_column[i]       = g.G[t];
-        f.k_scale_column[i] = g.k_scale[t];
-    }
-    return f;
-}
-
-/* Products become X and Y, with their factors, zero where no token looks. */
-GDN_DEVICE void weigh_xy(mma_block &x, mma_block &y, const vectors &g, int row, int column)
-{
-    const token_mask        resets = tokens_of(g.resets);
-    const struct xy_factors f = xy_factors_of(g, row, column);
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        const int   i = row + block_row(e % 4), j = column + block_column(e / 4, e);
-        const int   of_row = e % 4 / 2, of_column = 2 * (e / 4) + e % 2;
-        const float decay = ex2_approx(f.G_row[of_row] - f.G_column[of_column]) *
-                            f.k_scale_column[of_column];
-        bool        looks = j <= i;
-        if (resets) looks = looks && !are_parted(resets, j, i);
-        float &one = x[e / 4][e % 4], &two = y[e / 4][e % 4];
-        one = looks && j < i ? one * f.x[of_row] * decay : 0;
-        two = looks ? two * f.y[of_row] * decay : 0;
-    }
-}
-
-/* A warp has a block of 16 x 16 of both; those above the diagonal are zero. */
-GDN_DEVICE void make_xy(struct heads_shared &sh, const struct head_rows &in)
-{
-    const int      m = threadIdx.x / 32 % 4, n = threadIdx.x / 128;
-    const int      at = 16 * m * CHUNK_ROW + 32 * n;
-    mma_block      x, y;
-    tiles::operand o;
-    clear_block(x), clear_block(y);
-    if (n <= m) {
-#pragma unroll
-        for (int d = 0; d < DEEP / 16; d++) {
-            right_operand u;
-            load_right(u, in.u, DEEP_ROW, n, d);
-            load_part(o, in.z, DEEP_ROW, m, d);
-            multiply(x, o, u);
-            load_part(o, in.dout, DEEP_ROW, m, d);
-            multiply(y, o, u);
+        for (int i = 0; i < 16; i++) {
+            const int   e = i / 2 * 4 + 2 * r + i % 2, j = sum_column(e);
+            const float decay = ex2_approx(G_row - G.at(e)) * k_scale.at(e);
+            bool        looks = j < t + is_y;
+            if (resets) looks = looks && !are_parted(resets, j, t);
+            x[e] = looks ? x[e] * f * decay : 0;
         }
-        weigh_xy(x, y, in.g, 16 * m, 16 * n);
     }
-    tiles::pack(o, x);
-    store_part(sh.X + at, CHUNK_ROW, o);
-    tiles::pack(o, y);
-    store_part(sh.Y + at, CHUNK_ROW, o);
 }
 
 /* ---- Gradients of a state head ------------------------------------------------------------- */
 
 struct head_gradients {
-    warp_tile dq, D, dw;
+    head_sums dq, D, dw;
 };
 
-/* Returns the warp's part of the sum of S J: the diagonal of its blocks of S^T J, of every other
- * block of v, which the warps of other rows have. */
-GDN_DEVICE float add_states(struct head_gradients &d, const struct heads_shared &sh,
-                            const struct head_rows &in, const struct heads_warp &w)
+/* d = a times S, or J, of which the group has a half of the columns. */
+template <bool turned>
+GDN_DEVICE void multiply_state(head_sums &d, const char (&a)[2][TILE], const char (&S)[2][2][TILE])
 {
-    mma_block inner;
-    float     sum = 0;
-    clear_block(inner);
-#pragma unroll 2
-    for (int v = 0; v < DEEP / 16; v++) {
-        tiles::operand rows[2];
-        right_operand  S, J;
-        load_right_turned(S, sh.S, DEEP_ROW, w.n, v);
-        load_right_turned(J, sh.J, DEEP_ROW, w.n, v);
+    const uint32_t from = wgmma_place(shared_address(a));
+    const uint32_t with = wgmma_place(shared_address(S[0][heads_group()]));
 #pragma unroll
-        for (int i = 0; i < 2; i++) load_part(rows[i], in.dout, DEEP_ROW, 2 * w.m + i, v);
-        multiply_tile(d.dq, rows, S);
-#pragma unroll
-        for (int i = 0; i < 2; i++) load_part(rows[i], in.z, DEEP_ROW, 2 * w.m + i, v);
-        multiply_tile(d.D, rows, S);
-#pragma unroll
-        for (int i = 0; i < 2; i++) load_part(rows[i], in.u, DEEP_ROW, 2 * w.m + i, v);
-        multiply_tile(d.dw, rows, J);
-        if (v % 2 == w.m) multiply(inner, { S.x[0], S.x[2], S.x[1], S.x[3] }, J);
+    for (int i = 0; i < 8; i++) {
+        const uint32_t rows = i % 4 * (16 * 128 / 16);
+        const uint32_t at = i / 4 * (TILE / 16) + (turned ? rows : i % 4 * 2);
+        const uint64_t x = wgmma_factor(from + at);
+        const uint64_t y = wgmma_factor(with + i / 4 * (2 * TILE / 16) + rows);
+        if (turned) i ? product::add_both_columns(d, x, y) : product::both_columns(d, x, y);
+        else i ? product::add_tile_columns(d, x, y) : product::tile_columns(d, x, y);
     }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (block_row(i % 4) == block_column(i / 4, i)) sum += inner[i / 4][i % 4];
-    weigh_rows(d.dq, w, in.g.q_start);
-    weigh_rows(d.dw, w, in.g.to_end);
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int   t = tile_row(w, i, e);
-            const float f = -beta_or_least(in.g.beta[t]) * in.g.from_start[t];
-#pragma unroll
-            for (int h = 0; h < 2; h++) d.D[i][h][e] = f == 0 ? 0 : f * d.D[i][h][e];
-        }
-    return sum;
+}
+/* One group of products. */
+GDN_DEVICE void multiply_states(struct head_gradients &d, const struct heads_shared &sh, int now)
+{
+    const struct head_rows &in = sh.rows[now];
+    wgmma_fence();
+    multiply_state<false>(d.dq, in.dout, sh.S);
+    multiply_state<true>(d.D, in.z, sh.S);
+    multiply_state<true>(d.dw, in.u, sh.J);
+    wgmma_commit();
 }
 
-/* Products over tokens t, in blocks of 16; what X and Y do not have is left out. */
-GDN_DEVICE void add_token_products(struct head_gradients &d, const struct heads_shared &sh,
-                                   const struct heads_warp &w)
+/* A thread's part of the sum of S J. */
+GDN_DEVICE float multiply_inner(const struct heads_shared &sh)
 {
-#pragma unroll 1
-    for (int t = 0; t < CHUNK / 16; t++) {
-        tiles::operand x;
-        right_operand  keys, queries;
-        load_right_turned(keys, sh.keys.k, DEEP_ROW, w.n, t);
-        load_right_turned(queries, sh.keys.q, DEEP_ROW, w.n, t);
+    const uint4 *S = (const uint4 *)sh.S, *J = (const uint4 *)sh.J;
+    float        sum[2] = {};
+#pragma unroll 2
+    for (int i = threadIdx.x; i < (int)sizeof sh.S / 16; i += HEADS_WORKERS) {
+        const uint4    s = S[i], j = J[i];
+        const uint32_t x[4] = { s.x, s.y, s.z, s.w }, y[4] = { j.x, j.y, j.z, j.w };
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = 2 * w.m + i;
-            if (t <= row) {
-                load_part(x, sh.Y, CHUNK_ROW, row, t);
-                multiply(d.dq[i], x, keys);
-                load_part(x, sh.X, CHUNK_ROW, row, t);
-                multiply(d.D[i], x, keys);
-            }
-            if (t >= row) {
-                load_part_turned(x, sh.Y, CHUNK_ROW, row, t);
-                multiply(d.dw[i], x, queries);
-                load_part_turned(x, sh.X, CHUNK_ROW, row, t);
-                multiply(d.dw[i], x, keys);
-            }
+        for (int e = 0; e < 4; e++) {
+            sum[0] = fmaf(mma_format_bf16::low(x[e]), mma_format_bf16::low(y[e]), sum[0]);
+            sum[1] = fmaf(mma_format_bf16::high(x[e]), mma_format_bf16::high(y[e]), sum[1]);
         }
     }
+    return sum[0] + sum[1];
+}
+
+/* d += a b over the 64 tokens, of which b has rows; turned: as a has. */
+template <bool turned>
+GDN_DEVICE void add_over_tokens(head_sums &d, const char *a, const char *b)
+{
+    const uint32_t from = wgmma_place(shared_address(a)), with = wgmma_place(shared_address(b));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t rows = i * (16 * 128 / 16);
+        const uint64_t y = wgmma_factor(with + rows);
+        if (turned) product::add_both_columns(d, wgmma_factor(from + rows), y);
+        else product::add_tile_columns(d, wgmma_factor(from + 2 * i), y);
+    }
+}
+/* One group of products. */
+GDN_DEVICE void multiply_tokens(struct head_gradients &d, const struct heads_shared &sh)
+{
+    const char *k = sh.keys.k[heads_group()], *q = sh.keys.q[heads_group()];
+    wgmma_fence();
+    add_over_tokens<false>(d.dq, sh.Y, k);
+    add_over_tokens<false>(d.D, sh.X, k);
+    add_over_tokens<true>(d.dw, sh.Y, q);
+    add_over_tokens<true>(d.dw, sh.X, k);
+    wgmma_commit();
 }
 
 /* ---- Sums of rows -------------------------------------------------------------------------- */
 
-/* Of a thread's rows, [i][row of the block / 8]. */
-struct tile_sums {
-    float x[2][2];
-};
-
-/* The sum of row of `tile` times `with`, of the warp's columns. */
-GDN_DEVICE void dot_tile(struct tile_sums &sum, const warp_tile &x, const char *with,
-                         const struct heads_warp &w)
+/* A thread's elements of a tile of the group's columns. */
+GDN_DEVICE void load_pairs(uint32_t (&x)[16], const char (&tile)[2][TILE])
 {
+    const char *at = tile[heads_group()];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint32_t pair = *(const uint32_t *)(
-                    with + tile_row(w, i, 2 * r) * DEEP_ROW + 2 * tile_column(w, h, 0));
-                const float(&y)[4] = x[i][h];
-                sum.x[i][r] = fmaf(mma_format_bf16::low(pair), y[2 * r], sum.x[i][r]);
-                sum.x[i][r] = fmaf(mma_format_bf16::high(pair), y[2 * r + 1], sum.x[i][r]);
-            }
+    for (int i = 0; i < 16; i++)
+        x[i] = *(const uint32_t *)(at + tile_place(sum_row(2 * i), sum_column(2 * i)));
 }
-/* The sum over all rows. */
-GDN_DEVICE void dot_tile(float &sum, const warp_tile &x, const char *with,
-                         const struct heads_warp &w)
+GDN_DEVICE void dot_rows(float (&sum)[2], const head_sums &x, const uint32_t (&with)[16])
 {
-    struct tile_sums rows = {};
-    dot_tile(rows, x, with, w);
-    sum += (rows.x[0][0] + rows.x[0][1]) + (rows.x[1][0] + rows.x[1][1]);
-}
-/* Sums of the warp's columns to part `which`. */
-GDN_DEVICE void share_tile_sums(struct heads_shared &sh, struct tile_sums &sum, int which,
-                                const struct heads_warp &w)
-{
+    sum[0] = sum[1] = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float &x = sum.x[i / 2][i % 2];
-        for (int step = 1; step < 4; step *= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-        if (threadIdx.x % 4 == 0) sh.parts[w.n][tile_row(w, i / 2, i % 2 * 2)][which] = x;
+    for (int i = 0; i < 16; i++) {
+        sum[i % 2] = fmaf(mma_format_bf16::low(with[i]), x[2 * i], sum[i % 2]);
+        sum[i % 2] = fmaf(mma_format_bf16::high(with[i]), x[2 * i + 1], sum[i % 2]);
     }
 }
-GDN_DEVICE float all_parts(const struct heads_shared &sh, int t, int which)
+/* A thread's sums of its rows to part `which`. */
+GDN_DEVICE void share_sums(float (&parts)[HEADS_GROUPS][CHUNK][2], const float (&sum)[2], int which)
 {
-    float sum = 0;
 #pragma unroll
-    for (int i = 0; i < DEEP / 16; i++) sum += sh.parts[i][t][which];
-    return sum;
+    for (int r = 0; r < 2; r++) {
+        const float x = sum_quad(sum[r]);
+        if (threadIdx.x % 4 == 0) parts[heads_group()][sum_row(2 * r)][which] = x;
+    }
+}
+GDN_DEVICE float all_parts(const float (&parts)[HEADS_GROUPS][CHUNK][2], int t, int which)
+{
+    return parts[0][t][which] + parts[1][t][which];
 }
 
 /* ---- Gates --------------------------------------------------------------------------------- */
@@ -465,10 +386,11 @@ GDN_DEVICE void sum_back(float (&x)[2], token_mask resets)
     }
 }
 
-GDN_DEVICE void store_head_gates(const struct heads_shared &sh, const vectors &g,
+GDN_DEVICE void store_head_gates(const struct heads_shared &sh, int now,
                                  const struct gdn_cu_backward &a, const struct stage_chunk &c,
                                  int head)
 {
+    const vectors   &g = sh.g[now];
     const int        lane = threadIdx.x % 32, n = g.n;
     const token_mask resets = tokens_of(g.resets);
     float            ends = 0, dg[2];
@@ -476,7 +398,7 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, const vectors &g
     for (int i = 0; i < HEADS_WARPS; i++) ends += sh.ends[i];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        dg[i] = all_parts(sh, lane + 32 * i, 0) + (lane + 32 * i == n - 1 ? ends : 0);
+        dg[i] = all_parts(sh.parts, lane + 32 * i, 0) + (lane + 32 * i == n - 1 ? ends : 0);
     sum_back(dg, resets);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -486,7 +408,7 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, const vectors &g
         const struct gate_gradient d =
             through_gate(a.rule, c, t, head, resets >> t & 1 ? 0 : dg[i] + spoil);
         store_gradient_of(a.dg, c, t, head, d.g, a.adds);
-        const float dbeta = sh.zv[t] + all_parts(sh, t, 1) / beta + spoil;
+        const float dbeta = sh.zv[now][0][t] + sh.zv[now][1][t] + all_parts(sh.parts, t, 1) / beta + spoil;
         store_gradient_of(a.dbeta, c, t, head, through_beta(a.rule, c, t, head, dbeta), a.adds);
         sums[0] += d.A_log;
         sums[1] += d.dt_bias;
@@ -500,186 +422,245 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, const vectors &g
 /* ---- dq and dk ----------------------------------------------------------------------------- */
 
 /* Rows of x: the gradient of a row of `given`, times the inverse of its length; through the norm,
- * to `to`. parts: sums of rows of x . given and given . given. */
+ * to `to`. norms: sums of rows of x . given and given . given. */
 template <int form>
-GDN_DEVICE void store_normed(const struct heads_shared &sh, const warp_tile &x, const char *given,
-                             const struct gdn_rows &to, const struct gdn_cu_backward &a,
-                             const struct stage_chunk &c, int head, const vectors &g,
-                             const struct heads_warp &w)
+GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
+                             const uint32_t (&given)[16], const struct gdn_rows &to,
+                             const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
+                             const vectors &g)
 {
     const struct gdn_cu_rule &r = a.rule;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int t = tile_row(w, i, 2 * h);
-            if (t >= c.n) continue;
-            float f = 0; /* of given, in the gradient */
-            if (r.norm != GDN_NORM_NONE) {
-                const float square = all_parts(sh, t, 1);
-                const float inverse = inverse_length(square, r.norm, r.norm_eps);
-                f = -norm_slope(square, r) * inverse * inverse * all_parts(sh, t, 0);
-            }
-            const float spoil = spoil_with(g, t);
-            char       *row = row_at(to, c.seq, t, head);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int column = tile_column(w, j, 0);
-                const float(&y)[4] = x[i][j];
-                float           z[2] = { y[2 * h] + spoil, y[2 * h + 1] + spoil };
-                if (r.norm != GDN_NORM_NONE) {
-                    const uint32_t pair = *(const uint32_t *)(given + t * DEEP_ROW + 2 * column);
-                    z[0] = fmaf(f, mma_format_bf16::low(pair), z[0]);
-                    z[1] = fmaf(f, mma_format_bf16::high(pair), z[1]);
-                }
-                store_two<form>(row, column, to, a.adds, z[0], z[1]);
-            }
+    for (int h = 0; h < 2; h++) {
+        const int t = sum_row(2 * h);
+        float     f = 0; /* of given, in the gradient */
+        if (t >= c.n) continue;
+        if (r.norm != GDN_NORM_NONE) {
+            const float square = all_parts(sh.norms, t, 1);
+            const float inverse = inverse_length(square, r.norm, r.norm_eps);
+            f = -norm_slope(square, r) * inverse * inverse * all_parts(sh.norms, t, 0);
         }
-}
-
-/* The squares of rows of `given` beside x . given. */
-GDN_DEVICE void share_norms(struct heads_shared &sh, const warp_tile &x, const char *given,
-                            const struct heads_warp &w)
-{
-    struct tile_sums along = {}, squares = {};
-    warp_tile        own;
+        const float spoil = spoil_with(g, t);
+        char       *row = row_at(to, c.seq, t, head);
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const int row = tile_row(w, i / 8, i % 4), column = tile_column(w, i / 4 % 2, i % 4);
-        own[i / 8][i / 4 % 2][i % 4] =
-            bf16_to_f32(*(const uint16_t *)(given + row * DEEP_ROW + 2 * column));
+        for (int i = h; i < 16; i += 2) {
+            float z[2] = { x[2 * i] + spoil, x[2 * i + 1] + spoil };
+            if (r.norm != GDN_NORM_NONE) {
+                z[0] = fmaf(f, mma_format_bf16::low(given[i]), z[0]);
+                z[1] = fmaf(f, mma_format_bf16::high(given[i]), z[1]);
+            }
+            store_two<form>(row, head_column(2 * i), to, a.adds, z[0], z[1]);
+        }
     }
-    dot_tile(along, x, given, w);
-    dot_tile(squares, own, given, w);
-    __syncthreads();
-    share_tile_sums(sh, along, 0, w);
-    share_tile_sums(sh, squares, 1, w);
-    __syncthreads();
 }
 
-GDN_DEVICE void store_rows(struct heads_shared &sh, const warp_tile &x, const char *given,
+/* By all that multiply; `tile`: the rows as they were given. */
+GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, const char (&tile)[2][TILE],
                            const struct gdn_rows &to, const struct gdn_cu_backward &a,
                            const struct stage_chunk &c, int key, const vectors &g)
 {
-    const struct heads_warp  w = heads_warp_of();
-    const int                form = store_form(to, a.adds);
+    const int form = store_form(to, a.adds);
+    uint32_t  given[16];
     if (!to.data) return;
-    if (a.rule.norm != GDN_NORM_NONE) share_norms(sh, x, given, w);
-    if (form == STORE_BF16) store_normed<STORE_BF16>(sh, x, given, to, a, c, key, g, w);
-    else if (form == STORE_F32) store_normed<STORE_F32>(sh, x, given, to, a, c, key, g, w);
-    else store_normed<STORE_ANY>(sh, x, given, to, a, c, key, g, w);
+    load_pairs(given, tile);
+    if (a.rule.norm != GDN_NORM_NONE) {
+        head_sums own;
+        float     along[2], squares[2];
+#pragma unroll
+        for (int e = 0; e < 32; e++)
+            own[e] = e % 2 ? mma_format_bf16::high(given[e / 2]) : mma_format_bf16::low(given[e / 2]);
+        dot_rows(along, x, given);
+        dot_rows(squares, own, given);
+        meet_workers(); /* the sums before have been read */
+        share_sums(sh.norms, along, 0);
+        share_sums(sh.norms, squares, 1);
+        meet_workers();
+    }
+    if (form == STORE_BF16) store_normed<STORE_BF16>(sh, x, given, to, a, c, key, g);
+    else if (form == STORE_F32) store_normed<STORE_F32>(sh, x, given, to, a, c, key, g);
+    else store_normed<STORE_ANY>(sh, x, given, to, a, c, key, g);
 }
 
 /* ---- A state head -------------------------------------------------------------------------- */
 
-/* Rows with something not finite, where a gate forgets; by the whole block. */
-GDN_DEVICE void clean_head(struct heads_shared &sh, struct head_rows &in)
+/* Rows with something not finite, where a gate forgets. */
+GDN_DEVICE void clean_head(struct heads_shared &sh, vectors &g)
 {
-    if (!tokens_of(in.g.resets)) return;
-    clean_rows(sh.keys.q, DEEP_ROW, DEEP, in.g);
-    clean_rows(sh.keys.k, DEEP_ROW, DEEP, in.g);
+    clean_rows(sh.keys.k[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
+    clean_rows(sh.keys.q[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
     async_fence();
-    __syncthreads();
+    meet_workers();
+}
+/* One of each warp says that a place may be loaded to. */
+GDN_DEVICE void release(uint64_t &barrier)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&barrier));
 }
 
-/* Steps and items that a block has done, which say whose turn at a barrier it is. */
-struct heads_count {
-    int step, item;
-};
+/* Factors of the products with states; D has beta in it. */
+GDN_DEVICE void weigh_states(struct head_gradients &d, const vectors &g)
+{
+    float start[2], end[2], read[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int t = sum_row(2 * r);
+        start[r] = g.q_start[t];
+        end[r]   = g.to_end[t];
+        read[r]  = -beta_or_least(g.beta[t]) * g.from_start[t];
+    }
+    weigh_rows(d.dq, start);
+    weigh_rows(d.D, read);
+    weigh_rows(d.dw, end);
+}
 
-/* Adds a state head's dq and dk, once its rows are there, and stores the rest. `next`: the step
- * whose states are loaded when these are done with. */
-GDN_DEVICE void run_head(warp_tile &dq, warp_tile &dk, struct heads_shared &sh,
-                         struct head_rows &in, const struct gdn_cu_backward &a,
-                         const struct stage_chunk &c, int head, const struct heads_step &next,
+/* X by one warpgroup, Y by the other. */
+GDN_DEVICE void make_tokens(struct heads_shared &sh, const struct gdn_cu_backward &a,
+                            const struct stage_chunk &c, int head, int now,
+                            const struct value_rows &values)
+{
+    const struct head_rows &in = sh.rows[now];
+    const bool              is_y = in_warp(heads_group() == 1);
+    head_sums               x;
+    uint32_t                o[16];
+    if (is_y) multiply_values<false>(x, in.dout, in.u);
+    else multiply_values<true>(x, in.z, in.u);
+    wgmma_wait<0>();
+    share_values(sh, now, values, a, c, head);
+    weigh_tokens(x, sh.g[now], is_y);
+    pack(o, x);
+    store_factor(is_y ? sh.Y : sh.X, o);
+    async_fence();
+}
+
+/* Adds a state head's dq and dk, once its rows are there, and stores the rest. */
+GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
+                         const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
                          const struct heads_count &count)
 {
-    const struct heads_warp  w = heads_warp_of();
-    struct head_gradients    d;
-    struct tile_sums         sums[3] = {};
+    const int             now = count.step % 2;
+    vectors              &g = sh.g[now];
+    struct head_gradients d;
+    uint32_t              given[16];
+    float                 sums[3][2], ends[2];
     {
         struct value_rows values;
         fetch_values(values, a, c, head);
-        make_xy(sh, in);
-        store_values(sh, in, values, a, c, head);
+        mbarrier_wait(shared_address(&sh.rows_full[now]), count.step / 2 % 2);
+        make_tokens(sh, a, c, head, now, values);
     }
-    clear_tile(d.dq), clear_tile(d.D), clear_tile(d.dw);
-    mbarrier_wait(shared_address(&sh.states_loaded), count.step % 2);
-    __syncthreads();
-    float inner = add_states(d, sh, in, w);
-    mbarrier_wait(shared_address(&sh.keys_loaded), count.item % 2);
-    __syncthreads();
-    load_head_states(sh, a, next);
-    clean_head(sh, in);
-    float ends = in.g.decay == 0 ? 0 : in.g.decay * inner;
-    dot_tile(ends, d.dw, sh.keys.k, w);
-    ends = sum_warp(ends);
-    if (threadIdx.x % 32 == 0) sh.ends[threadIdx.x / 32] = ends;
-    add_token_products(d, sh, w);
-    __syncthreads(); /* X and Y are done with */
-    dot_tile(sums[0], d.dq, sh.keys.q, w);
-    dot_tile(sums[1], d.D, sh.keys.k, w);
-    dot_tile(sums[2], d.dw, sh.keys.k, w);
+    mbarrier_wait(shared_address(&sh.states_full), count.step % 2);
+    multiply_states(d, sh, now);
+    const float inner = multiply_inner(sh);
+    wgmma_wait<0>();
+    release(sh.states_free);
+    weigh_states(d, g);
+    mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
+    meet_workers();
+    if (in_warp(tokens_of(g.resets) != 0)) clean_head(sh, g);
+    load_pairs(given, sh.keys.k);
+    dot_rows(ends, d.dw, given);
+    multiply_tokens(d, sh);
+    const float end = sum_warp((g.decay == 0 ? 0 : g.decay * inner) + ends[0] + ends[1]);
+    if (threadIdx.x % 32 == 0) sh.ends[threadIdx.x / 32] = end;
+    wgmma_wait<0>();
+    load_pairs(given, sh.keys.q);
+    dot_rows(sums[0], d.dq, given);
+    load_pairs(given, sh.keys.k);
+    dot_rows(sums[1], d.D, given);
+    dot_rows(sums[2], d.dw, given);
+    float keeps[2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float beta = in.g.beta[tile_row(w, i / 2, i % 2 * 2)];
-        sums[0].x[i / 2][i % 2] +=
-            (beta == 0 ? 0 : sums[1].x[i / 2][i % 2]) - sums[2].x[i / 2][i % 2];
+    for (int r = 0; r < 2; r++) {
+        keeps[r] = g.beta[sum_row(2 * r)];
+        sums[0][r] += (keeps[r] == 0 ? 0 : sums[1][r]) - sums[2][r];
     }
+    share_sums(sh.parts, sums[0], 0);
+    share_sums(sh.parts, sums[1], 1);
+    meet_workers();
+    if (threadIdx.x < 32) store_head_gates(sh, now, a, c, head);
 #pragma unroll
-    for (int i = 0; i < 2; i++) share_tile_sums(sh, sums[i], i, w);
+    for (int e = 0; e < 32; e++) {
+        dq[e] += d.dq[e];
+        dk[e] += (keeps[e / 2 % 2] == 0 ? 0 : d.D[e]) + d.dw[e];
+    }
+}
+
+GDN_DEVICE void start_heads(struct heads_shared &sh)
+{
+    if (threadIdx.x == 0) {
+        uint64_t *const full[] = { &sh.rows_full[0], &sh.rows_full[1], &sh.states_full, &sh.keys_full };
+        uint64_t *const free[] = { &sh.rows_free[0], &sh.rows_free[1], &sh.states_free, &sh.keys_free };
+        for (int i = 0; i < 4; i++) {
+            mbarrier_init(shared_address(full[i]), 1);
+            mbarrier_init(shared_address(free[i]), HEADS_WARPS);
+        }
+        mbarrier_init_fence();
+    }
     __syncthreads();
-    if (threadIdx.x < 32) store_head_gates(sh, in.g, a, c, head);
-    float beta[4];
+}
+
+/* What a block does, one step after the other. */
+struct heads_way {
+    int                n_readers, reader; /* of a key head, and from one to the next */
+    int64_t            item;
+    struct heads_step  now;
+    struct heads_count count;
+};
+GDN_DEVICE struct heads_way start_way(const struct gdn_cu_backward &a)
+{
+    struct heads_way w = { a.rule.H / a.rule.Hk, reader_step(a.rule, a.rule.Hk), blockIdx.x, {}, {} };
+    w.now = find_step(a, w.item);
+    return w;
+}
+
+/* By one thread. */
+GDN_DEVICE void load_heads(struct heads_shared &sh, const struct gdn_cu_backward &a)
+{
+    struct heads_way w = start_way(a);
+    for (; is_step(w.now); w.count.step++) {
+        const struct heads_step s = w.now;
+        w.now = next_step(a, s, w.item, w.n_readers, w.reader);
+        load_step(sh, a, s, w.count);
+        w.count.item += s.i == w.n_readers - 1;
+    }
+}
+
+GDN_DEVICE void work_heads(struct heads_shared &sh, const struct gdn_cu_backward &a)
+{
+    struct heads_way w = start_way(a);
+    head_sums        dq, dk;
+#pragma unroll 1
+    for (; in_warp(is_step(w.now)); w.count.step++) {
+        const struct heads_step  s = w.now;
+        const struct stage_chunk c = chunk_at(a.places[s.number], s.number);
+        vectors                 &g = sh.g[w.count.step % 2];
+        w.now = next_step(a, s, w.item, w.n_readers, w.reader);
+        if (in_warp(s.i == 0))
 #pragma unroll
-    for (int i = 0; i < 4; i++) beta[i] = in.g.beta[tile_row(w, i / 2, i % 2 * 2)];
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const float D = d.D[i / 8][i / 4 % 2][i % 4];
-        dq[i / 8][i / 4 % 2][i % 4] += d.dq[i / 8][i / 4 % 2][i % 4];
-        dk[i / 8][i / 4 % 2][i % 4] +=
-            (beta[i / 8 * 2 + i % 4 / 2] == 0 ? 0 : D) + d.dw[i / 8][i / 4 % 2][i % 4];
+            for (int e = 0; e < 32; e++) dq[e] = dk[e] = 0;
+        run_head(dq, dk, sh, a, c, s.head, w.count);
+        if (in_warp(s.i == w.n_readers - 1)) {
+            store_rows(sh, dq, sh.keys.q, a.dq, a, c, s.key, g);
+            store_rows(sh, dk, sh.keys.k, a.dk, a, c, s.key, g);
+            release(sh.keys_free);
+            w.count.item++;
+        }
+        release(sh.rows_free[w.count.step % 2]);
     }
 }
 
 GDN_DEVICE void backward_mma_heads(const struct gdn_cu_backward &a)
 {
     struct heads_shared &sh = *(struct heads_shared *)gdn_shared;
-    const int            n_readers = a.rule.H / a.rule.Hk, reader = reader_step(a.rule, a.rule.Hk);
-    int64_t              item = blockIdx.x;
-    struct heads_step    s = find_step(a, item);
-    struct heads_count   count = {};
-    warp_tile            dq, dk;
-    start_barriers(sh.rows_loaded, 2);
-    start_barriers(&sh.states_loaded, 1);
-    start_barriers(&sh.keys_loaded, 1);
-    load_head_rows(sh.rows[0], a, s, sh.rows_loaded[0]);
-    load_head_states(sh, a, s);
-    if (threadIdx.x == 0 && is_step(s)) sh.places[0] = a.places[s.number];
-    __syncthreads();
-    for (; is_step(s); count.step++) {
-        const int                now = count.step % 2;
-        const struct heads_step  next = next_step(a, s, item, n_readers, reader);
-        const struct stage_chunk c = chunk_at(sh.places[now], s.number);
-        if (s.i == 0) {
-            clear_tile(dq), clear_tile(dk);
-            load_head_keys(sh, a, s);
-        }
-        load_head_rows(sh.rows[1 - now], a, next, sh.rows_loaded[1 - now]);
-        if (threadIdx.x == 0 && is_step(next)) sh.places[1 - now] = a.places[next.number];
-        copy_wait<1>();
-        mbarrier_wait(shared_address(&sh.rows_loaded[now]), count.step / 2 % 2);
-        __syncthreads();
-        run_head(dq, dk, sh, sh.rows[now], a, c, s.head, next, count);
-        if (s.i == n_readers - 1) {
-            store_rows(sh, dq, sh.keys.q, a.dq, a, c, s.key, sh.rows[now].g);
-            store_rows(sh, dk, sh.keys.k, a.dk, a, c, s.key, sh.rows[now].g);
-            count.item++;
-        }
-        __syncthreads();
-        s = next;
+    start_heads(sh);
+    if (in_warp(threadIdx.x < HEADS_WORKERS)) {
+        raise_registers<WORKER_REGISTERS>();
+        work_heads(sh, a);
+    } else {
+        lower_registers<LOADER_REGISTERS>();
+        if (threadIdx.x == HEADS_WORKERS) load_heads(sh, a);
     }
-    copy_wait<0>();
 }
 
 #endif

@@ -3,17 +3,20 @@
  * gdn_prefill_backward on tensor cores, for bf16 and K = V = 128 (formulas: docs/design/math.md,
  * section 13; the windows: backward.cu). Of each window, from the last to the first:
  *
- *     prepare    vectors, T and P of each chunk and state head     backward_prepare.cuh
- *     forward    S before each chunk, and U                        backward_scan.cuh
- *     reverse    J after each chunk, and Z                         backward_scan.cuh
- *     heads      all gradients                                     backward_heads.cuh
+ *     prepare        vectors, T and P of each chunk and state head              backward_prepare.cuh
+ *     half, whole    S before each chunk and U; J after each chunk and Z        backward_scan.cuh
+ *     heads          all gradients                                              backward_heads.cuh
  *
- * prepare and forward go through all windows first, for the states between them. The other kernels
- * of backward.cu end the call. No sum depends on the order in which blocks run.
+ * A block of half has 64 columns of a state, one of whole has all. prepare and the walk forward go
+ * through all windows first, for the states between them. The other kernels of backward.cu end the
+ * call. No sum depends on the order in which blocks run.
  */
 #include "cuda/prefill/backward_heads.cuh"
 #include "cuda/prefill/backward_prepare.cuh"
 #include "cuda/prefill/backward_scan.cuh"
+
+GDN_DEVICE void backward_mma_half(const struct gdn_cu_backward &a) { backward_mma_walks<1>(a); }
+GDN_DEVICE void backward_mma_whole(const struct gdn_cu_backward &a) { backward_mma_walks<2>(a); }
 
 #define GDN_IMAGE_backward_mma GDN_THIS_IMAGE
 #define GDN_KERNEL_backward_mma(threads, shared, what)                                        \

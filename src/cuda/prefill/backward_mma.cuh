@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the kernels of backward_mma.cu share: the record of a chunk and a state head in memory, its
- * tiles in shared memory, and products of tiles. All in bf16, K = V = 128.
+ * What the kernels of backward_mma.cu share: the record of a chunk and a state head in memory, and
+ * tiles in shared memory and in registers. All in bf16, K = V = 128.
  *
  * The tensors' rows of q and k are factors as they are. 1 / length is in the vectors of the chunk,
  * whose letters are those of general_gram.cuh: in what stands for exp(G) k or exp(G_C - G) k.
@@ -13,32 +13,30 @@
 #include "cuda/prefill/backward.cuh"
 #include "cuda/prefill/general_gram.cuh"
 
-enum { DEEP = 128 }; /* K and V */
+/* K and V; a tile: 64 rows of 64 elements, swizzled (tile_place()); threads of a warpgroup. */
+enum { DEEP = 128, TILE = 64 * 128, GROUP = 128 };
+
+/* Registers of a thread where two warpgroups multiply and one loads. */
+enum { WORKER_REGISTERS = 240, LOADER_REGISTERS = 24 };
 
 typedef mma_tiles<GDN_BF16>  tiles;
 typedef chunk_vectors<CHUNK> vectors;
+typedef wgmma<GDN_BF16>      product;
 
-/* From one row of a tile to the next, bytes. */
-enum {
-    DEEP_ROW  = GDN_PREFILL_ROW(DEEP, 2),
-    CHUNK_ROW = GDN_PREFILL_ROW(CHUNK, 2),
-    STRIP_ROW = GDN_PREFILL_ROW(STRIP, 2)
-};
-
-/* A chunk and a state head in memory, as tiles: a copy moves a matrix at once. S and J are turned:
- * [v][k]. */
+/* A chunk and a state head in memory, as tiles: one copy moves neighbours. U, Z, S and J are turned:
+ * rows are columns of V. */
 struct chunk_record {
     alignas(16) vectors v;
-    alignas(16) char    T[CHUNK * CHUNK_ROW], P[CHUNK * CHUNK_ROW]; /* T without beta */
-    char                u[CHUNK * DEEP_ROW], z[CHUNK * DEEP_ROW];   /* U and Z */
-    char                S[DEEP * DEEP_ROW], J[DEEP * DEEP_ROW];
+    alignas(16) char    T[TILE], P[TILE]; /* rows are tokens; T without beta */
+    char                u[2][TILE], z[2][TILE];       /* [v / 64] */
+    char                S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
 };
 static_assert(sizeof(struct chunk_record) == GDN_CU_BACKWARD_RECORD, "driver/args.h");
 static_assert(sizeof(vectors) % 16 == 0, "copies of 16 bytes");
 
-/* The keys and queries of a chunk and a key head, as tiles. */
+/* The keys and queries of a chunk and a key head, as tiles: [k / 64], rows are tokens. */
 struct key_record {
-    alignas(16) char k[CHUNK * DEEP_ROW], q[CHUNK * DEEP_ROW];
+    char k[2][TILE], q[2][TILE];
 };
 static_assert(sizeof(struct key_record) == GDN_CU_BACKWARD_KEYS, "driver/args.h");
 
@@ -62,129 +60,113 @@ GDN_DEVICE struct stage_chunk chunk_at(const struct gdn_cu_place &p, int64_t num
     return c;
 }
 
-/* ---- Copies to shared memory ----------------------------------------------------------------- */
+/* ---- Copies: by one thread of the warp that loads -------------------------------------------- */
 
-/* Where a thread copies from: 16 bytes of some row of a chunk in a tensor, and from one row to the
- * next. Rows have `bytes` bytes, from a column on. */
-struct row_source {
-    const char *at;
-    int64_t     row;
-};
-template <int bytes>
-GDN_DEVICE struct row_source source_of(const struct gdn_rows &rows, const struct stage_chunk &c,
-                                       int head, int column = 0)
+GDN_DEVICE void load_bytes(void *to, const void *from, int bytes, uint64_t &barrier)
 {
-    constexpr int each = bytes / 16;
-    return { row_at(rows, c.seq, c.t0 + threadIdx.x / each, head) + 2 * column +
-                 threadIdx.x % each * 16,
-             rows.token };
+    copy_in(shared_address(to), from, bytes, shared_address(&barrier));
 }
-/* n rows, then zeros for the rest of the chunk. By a block of so many threads. */
-template <int bytes, int threads>
-GDN_DEVICE void copy_rows(char *to, int to_row, const struct row_source &from, int n)
+/* 64 columns, from `column` on, of the 64 tokens of a head from a chunk's first on. */
+GDN_DEVICE void load_tile(char *to, const struct gdn_cu_map &map, int column, int head,
+                          const struct gdn_cu_place &p, uint64_t &barrier)
 {
-    constexpr int each = bytes / 16, step = threads / each;
-    static_assert(threads % each == 0 && CHUNK % step == 0, "copy_rows");
-    const int      t = threadIdx.x / each;
-    const char    *at = from.at;
-    const uint32_t target = shared_address(to) + t * to_row + threadIdx.x % each * 16;
+    const int at[4] = { column, head, (int)p.first, (int)p.batch };
+    copy_tile(shared_address(to), &map, at, shared_address(&barrier));
+}
+
+/* ---- Products of a warpgroup: 64 rows, 64 or 128 columns --------------------------------------
+ *
+ * Element 4 i + 2 r + e of a thread is in row g + 8 r of its warp's 16, and in column 8 i + 2 t + e
+ * (g = lane / 4, t = lane % 4). Pairs of 16 bits are in the order in which they are a factor. */
+
+GDN_DEVICE int sum_row(int e) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) + 8 * (e / 2 % 2); }
+GDN_DEVICE int sum_column(int e) { return e / 4 * 8 + (int)(threadIdx.x % 4) * 2 + e % 2; }
+
+template <int n> GDN_DEVICE void pack(uint32_t (&to)[n], const float (&x)[2 * n])
+{
 #pragma unroll
-    for (int i = 0; i < CHUNK / step; i++) {
-        const bool is = t + i * step < n;
-        copy_async<16>(target + i * step * to_row, is ? at : from.at, is ? 16 : 0);
-        at += step * from.row;
+    for (int i = 0; i < n; i++) to[i] = mma_format_bf16::pair(x[2 * i], x[2 * i + 1]);
+}
+
+/* A factor to tiles of 64 columns each, and from the turned tile; 16 rows, or columns, are of the
+ * warp. */
+template <int n> GDN_DEVICE void store_factor(char *to, const uint32_t (&x)[n])
+{
+    const uint32_t l = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const uint32_t at = shared_address(to) + tile_place(16 * warp + l % 16, l / 16 * 8);
+#pragma unroll
+    for (int i = 0; i < n / 4; i++)
+        store_matrices((at ^ i % 4 * 32) + i / 4 * TILE, x[4 * i], x[4 * i + 1], x[4 * i + 2],
+                       x[4 * i + 3]);
+}
+GDN_DEVICE void load_turned(uint32_t (&x)[16], const char *tile)
+{
+    const uint32_t l = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const uint32_t at = shared_address(tile) + tile_place(l % 8 + l / 16 * 8,
+                                                          16 * warp + l / 8 % 2 * 8);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t y[4];
+        load_matrices_turned(y, at + 16 * 128 * i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[4 * i + j] = y[j];
     }
 }
 
-/* Barriers at which copies are awaited, n of them. By the whole block. */
-GDN_DEVICE void start_barriers(uint64_t *barriers, int n)
+/* x = a times the turned tile, or tiles behind one another: the rows of those are columns of x. */
+template <int n> GDN_DEVICE void multiply_rows(float (&x)[32], const uint32_t (&a)[n], const char *b)
 {
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < n; i++) mbarrier_init(shared_address(barriers + i), 1);
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-}
-
-/* So many bytes are to come at the barrier. By a warp. */
-GDN_DEVICE void copy_begin(uint64_t &barrier, int bytes)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_expect(shared_address(&barrier), bytes);
-    __syncwarp();
-}
-/* A matrix or the vectors of a record, by a lane. */
-template <class Part>
-GDN_DEVICE void copy_part(Part &to, const Part &from, uint64_t &barrier, int lane)
-{
-    if (threadIdx.x % 32 == lane)
-        copy_in(shared_address(&to), &from, sizeof(Part), shared_address(&barrier));
-}
-
-/* ---- Products of tiles ----------------------------------------------------------------------- */
-
-/* The operand whose rows are rows [16 i, ...) of a tile and whose columns are [16 x, ...); turned:
- * its rows are columns of the tile and its columns are rows. */
-GDN_DEVICE void load_part(tiles::operand &o, const char *tile, int row, int i, int x)
-{
-    tiles::load(o, shared_address(tile) + tiles::lane(row) + 16 * i * row + 32 * x, row);
-}
-GDN_DEVICE void load_part_turned(tiles::operand &o, const char *tile, int row, int i, int x)
-{
-    tiles::load_turned(o, shared_address(tile) + tiles::lane_turned(row) + 16 * x * row + 32 * i,
-                       row);
-}
-
-/* The same as the right factor of a product, in the order in which mma.sync wants its registers. */
-struct right_operand {
-    uint32_t x[4];
-};
-GDN_DEVICE void load_right(right_operand &o, const char *tile, int row, int i, int x)
-{
-    load_matrices(o.x, shared_address(tile) + tiles::lane_turned(row) + 16 * i * row + 32 * x);
-}
-GDN_DEVICE void load_right_turned(right_operand &o, const char *tile, int row, int i, int x)
-{
-    load_matrices_turned(o.x, shared_address(tile) + tiles::lane(row) + 16 * x * row + 32 * i);
-}
-GDN_DEVICE void multiply(mma_block &d, const tiles::operand &a, const right_operand &b)
-{
-    mma_bf16(d[0], a.x, b.x[0], b.x[1]);
-    mma_bf16(d[1], a.x, b.x[2], b.x[3]);
-}
-
-GDN_DEVICE void clear_block(mma_block &b)
-{
+    const uint32_t place = wgmma_place(shared_address(b));
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 8; i++) b[i / 4][i % 4] = 0;
+    for (int i = 0; i < n / 4; i++) {
+        const uint64_t f = wgmma_factor(place + i / 4 * (TILE / 16) + i % 4 * 2);
+        if (i) product::add_rows(x, a + 4 * i, f);
+        else product::rows(x, a, f);
+    }
+    wgmma_commit();
 }
-
-/* A block of 16 bits turned: its rows become columns. */
-GDN_DEVICE void turn(tiles::operand &to, const tiles::operand &from)
+/* x = a times the tile. */
+GDN_DEVICE void multiply_columns(float (&x)[32], const uint32_t (&a)[16], const char *b)
 {
-    to.x[0] = turn_matrix(from.x[0]);
-    to.x[1] = turn_matrix(from.x[2]);
-    to.x[2] = turn_matrix(from.x[1]);
-    to.x[3] = turn_matrix(from.x[3]);
+    const uint32_t place = wgmma_place(shared_address(b));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint64_t f = wgmma_factor(place + i * (16 * 128 / 16));
+        if (i) product::add_columns(x, a + 4 * i, f);
+        else product::columns(x, a, f);
+    }
+    wgmma_commit();
 }
-
-/* An operand to rows of 16 bits from (row, column) on. */
-GDN_DEVICE void store_part(char *to, int row, const tiles::operand &o)
+/* x += a times two tiles side by side. */
+GDN_DEVICE void add_columns(float (&x)[64], const uint32_t (&a)[16], const char *b)
 {
+    const uint32_t place = wgmma_place(shared_address(b), TILE);
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        *(uint32_t *)(to + block_row(i % 2 * 2) * row + 2 * block_column(i / 2, 0)) = o.x[i];
+        product::add_columns(x, a + 4 * i, wgmma_factor(place + i * (16 * 128 / 16)));
+    wgmma_commit();
 }
 
-/* A lane's factors of the columns, tokens, of a block. */
-struct token_factors {
-    float2 h[2];
-    __device__ __forceinline__ float of(int i) const { return i % 2 ? h[i / 4].y : h[i / 4].x; }
+/* A thread's factors of columns that are tokens: of 8 i + 2 t and the next. */
+struct token_pairs {
+    float2 of[8];
+    __device__ __forceinline__ float at(int e) const { return e % 2 ? of[e / 4].y : of[e / 4].x; }
 };
-GDN_DEVICE struct token_factors factors_of(const float *of, int first)
+GDN_DEVICE struct token_pairs pairs_of(const float (&from)[CHUNK])
 {
-    const float *at = of + first + block_column(0, 0);
-    return { { *(const float2 *)at, *(const float2 *)(at + 8) } };
+    struct token_pairs f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) f.of[i] = *(const float2 *)(from + sum_column(4 * i));
+    return f;
+}
+/* Zero where a factor is. */
+GDN_DEVICE void weigh(float (&x)[32], const struct token_pairs &f)
+{
+#pragma unroll
+    for (int e = 0; e < 32; e++) x[e] = f.at(e) == 0 ? 0 : f.at(e) * x[e];
 }
 
 /* ---- What is not finite ---------------------------------------------------------------------- */
@@ -201,34 +183,44 @@ __device__ __noinline__ bool are_spoilt(token_mask dead, token_mask resets, int 
     const token_mask till = next ? (next & (~next + 1)) - 1 : ~(token_mask)0;
     return (dead & till & ~tokens_below(first_seen(resets, t))) != 0;
 }
+GDN_DEVICE float spoil_with(const uint32_t (&dead)[2], const vectors &v, int t)
+{
+    return are_spoilt(tokens_of(dead), tokens_of(v.resets), t) ? __int_as_float(0x7fffffff) : 0;
+}
 GDN_DEVICE float spoil_with(const vectors &v, int t)
 {
-    const token_mask dead = tokens_of(v.dead);
-    return dead && are_spoilt(dead, tokens_of(v.resets), t) ? __int_as_float(0x7fffffff) : 0;
+    return tokens_of(v.dead) ? spoil_with(v.dead, v, t) : 0;
 }
 
-/* Rows of a tile with an element that is not finite become zeros, their tokens dead. */
-GDN_DEVICE void clean_rows(char *tile, int row, int columns, vectors &v)
+/* Rows of n tiles, one behind the other, with an element that is not finite become zeros, their
+ * tokens dead. By so many threads, of which this is number i. */
+GDN_DEVICE void clean_rows(char *tile, int n, uint32_t (&dead)[2], int i, int n_threads)
 {
-    for (int t = threadIdx.x; t < CHUNK; t += blockDim.x) {
+    for (int t = i; t < CHUNK; t += n_threads) {
         uint32_t taint = 0;
-        for (int x = 0; x < columns; x += 2)
-            taint = mma_format_bf16::taint(taint, *(const uint32_t *)(tile + t * row + 2 * x));
+        for (int x = 0; x < 32 * n; x++)
+            taint = mma_format_bf16::taint(
+                taint, *(const uint32_t *)(tile + x / 32 * TILE + t * 128 + x % 32 * 4));
         if (!tiles::is_tainted(taint)) continue;
-        atomicOr(&v.dead[t / 32], 1u << t % 32);
-        for (int x = 0; x < columns; x += 2) *(uint32_t *)(tile + t * row + 2 * x) = 0;
+        atomicOr(&dead[t / 32], 1u << t % 32);
+        for (int x = 0; x < 32 * n; x++)
+            *(uint32_t *)(tile + x / 32 * TILE + t * 128 + x % 32 * 4) = 0;
     }
 }
-/* The same where tokens are columns. */
-GDN_DEVICE void clean_columns(char *tile, int row, int rows, vectors &v)
+/* Elements of a factor, whose columns are tokens. */
+GDN_DEVICE void clean_factor(uint32_t (&x)[16], uint32_t (&dead)[2])
 {
-    for (int t = threadIdx.x; t < CHUNK; t += blockDim.x) {
-        float sum = 0;
-        for (int x = 0; x < rows; x++)
-            sum = fmaf(bf16_to_f32(*(const uint16_t *)(tile + x * row + 2 * t)), 0, sum);
-        if (sum == 0) continue;
-        atomicOr(&v.dead[t / 32], 1u << t % 32);
-        for (int x = 0; x < rows; x++) *(uint16_t *)(tile + x * row + 2 * t) = 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int t = sum_column(2 * i);
+        if (!is_finite(mma_format_bf16::low(x[i]))) {
+            atomicOr(&dead[t / 32], 1u << t % 32);
+            x[i] &= 0xffff0000u;
+        }
+        if (!is_finite(mma_format_bf16::high(x[i]))) {
+            atomicOr(&dead[t / 32], 2u << t % 32);
+            x[i] &= 0xffffu;
+        }
     }
 }
 

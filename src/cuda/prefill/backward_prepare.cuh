@@ -9,9 +9,14 @@
 #include "cuda/prefill/backward_gates.cuh"
 #include "cuda/prefill/backward_mma.cuh"
 
+/* From one row of what products take to the next, bytes. */
+enum { DEEP_ROW = GDN_PREFILL_ROW(DEEP, 2), CHUNK_ROW = GDN_PREFILL_ROW(CHUNK, 2) };
+
 struct prepare_shared {
     union {
-        struct key_record keys;
+        struct {
+            alignas(16) char k[CHUNK * DEEP_ROW], q[CHUNK * DEEP_ROW];
+        } keys;
         struct {
             alignas(16) float square[CHUNK * GDN_PREFILL_LD(CHUNK)];
             alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
@@ -23,21 +28,33 @@ struct prepare_shared {
 };
 static_assert(sizeof(struct prepare_shared) <= GDN_CU_PREPARE_BYTES, "prepare_shared");
 
-/* Keys and queries to tiles, here and in memory. */
+/* Rows of a head of a tensor, zeros beyond n. */
+GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct stage_chunk &c,
+                          int head)
+{
+    const int at = threadIdx.x % 16 * 16;
+#pragma unroll
+    for (int t = threadIdx.x / 16; t < CHUNK; t += GROUP / 16)
+        copy_async<16>(shared_address(to) + t * DEEP_ROW + at,
+                       row_at(rows, c.seq, t < c.n ? t : 0, head) + at, t < c.n ? 16 : 0);
+}
+
+/* Keys and queries, here and as tiles in memory. */
 GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backward &a,
                           const struct stage_chunk &c, int64_t number, int key)
 {
-    enum { THREADS_HERE = 128 };
-    copy_rows<2 * DEEP, THREADS_HERE>(sh.keys.k, DEEP_ROW, source_of<2 * DEEP>(a.k, c, key),
-                                      (int)c.n);
-    copy_rows<2 * DEEP, THREADS_HERE>(sh.keys.q, DEEP_ROW, source_of<2 * DEEP>(a.q, c, key),
-                                      (int)c.n);
+    struct key_record &to = keys_of(a, number, key);
+    copy_rows(sh.keys.k, a.k, c, key);
+    copy_rows(sh.keys.q, a.q, c, key);
     copy_commit();
     copy_wait<0>();
     __syncthreads();
-    uint4 *to = (uint4 *)&keys_of(a, number, key), *from = (uint4 *)&sh.keys;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < (int)sizeof sh.keys / 16; i += THREADS_HERE) to[i] = from[i];
+    for (int i = threadIdx.x; i < CHUNK * DEEP / 8; i += GROUP) {
+        const int t = i / 16, column = i % 16 * 8, place = tile_place(t, column % 64);
+        *(uint4 *)(to.k[column / 64] + place) = *(uint4 *)(sh.keys.k + t * DEEP_ROW + 2 * column);
+        *(uint4 *)(to.q[column / 64] + place) = *(uint4 *)(sh.keys.q + t * DEEP_ROW + 2 * column);
+    }
 }
 
 /* By the first warp. */
@@ -104,7 +121,7 @@ GDN_DEVICE void store_t(struct chunk_record &to, const struct prepare_shared &sh
             x[e] = column + e > row || are_parted(resets, column + e, row)
                        ? 0
                        : sh.square[(column + e) * GDN_PREFILL_LD(CHUNK) + row];
-        tiles::store_pair(to.T + row * CHUNK_ROW + 2 * column, x[0], x[1]);
+        tiles::store_pair(to.T + tile_place(row, column), x[0], x[1]);
     }
 }
 
@@ -114,7 +131,7 @@ GDN_DEVICE void store_p(struct chunk_record &to, const struct prepare_shared &sh
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 8; i += blockDim.x) {
         const int   row = i / (CHUNK / 8), column = i % (CHUNK / 8) * 8;
         const uint4 x = *(const uint4 *)(sh.P + row * CHUNK_ROW + 2 * column);
-        *(uint4 *)(to.P + row * CHUNK_ROW + 2 * column) =
+        *(uint4 *)(to.P + tile_place(row, column)) =
             column / 16 > row / 16 ? make_uint4(0, 0, 0, 0) : x;
     }
 }

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two walks of backward_walk.cuh on tensor cores, by a block of eight warps for a sequence, a
- * head and a strip of 32 columns. The transposed strip of S, or of its gradient J, is in registers:
- * a warp has 16 of the columns and 32 of k. Products that need all of k take the strip from shared
- * memory, rounded once:
+ * The two walks of backward_walk.cuh by products of warpgroups. A block has a sequence, a head and a
+ * direction; each of its warpgroups has 64 columns of V, and one more warp loads. The transposed part
+ * of S, or of its gradient J, is in a warpgroup's registers, the first factor of every product too:
  *
  *     forward    R^T = beta (V^T - from_start S^T K^T)           U^T = R^T T^T
  *                S^T <- decay S^T + (to_end U)^T K
  *     reverse    dU^T = to_end J^T K^T + dO^T P                  Z^T = dU^T T
  *                J^T <- decay J^T + (q_start dO)^T Q - (from_start beta Z)^T K
  *
- * In the products of tokens a warp has 16 columns and 16 tokens.
+ * J does not need S, so both directions run at once.
  */
 #ifndef GDN_CUDA_BACKWARD_SCAN_CUH
 #define GDN_CUDA_BACKWARD_SCAN_CUH
@@ -18,447 +17,365 @@
 #include "cuda/prefill/backward_mma.cuh"
 #include "cuda/prefill/backward_walk.cuh"
 
-enum { SCAN_STAGES = 3 };
+/* Shared memory of a walk by so many warpgroups, and where the tiles of a chunk are in a stage. */
+template <bool is_reverse, int n_groups> struct scan_shared {
+    static constexpr int groups = n_groups;
+    static constexpr bool reverse = is_reverse;
+    static constexpr int K = 0, Q = 2, T = reverse ? 4 : 2, P = 5, X = reverse ? 6 : 3;
+    static constexpr int n_tiles = X + groups; /* X: of V or dO */
+    static constexpr int n_stages = !reverse ? 4 : groups == 1 ? 3 : 2;
+    char stages[n_stages][n_tiles][TILE];
+    char states[groups][2][TILE], rows[groups][TILE]; /* on their way to memory: S, U; or J, Z */
+    alignas(16) vectors g[n_stages];
+    uint64_t full[n_stages], free[n_stages]; /* barriers */
+    uint32_t dead[groups][2];
+};
+static_assert(sizeof(scan_shared<false, 1>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<false, 2>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<true, 1>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<true, 2>) <= GDN_CU_WALK_BYTES, "scan_shared");
 
-struct forward_stage {
-    alignas(16) char    k[CHUNK * DEEP_ROW], T[CHUNK * CHUNK_ROW], v[CHUNK * STRIP_ROW];
-    alignas(16) vectors g;
-};
-struct forward_shared {
-    struct forward_stage stages[SCAN_STAGES];
-    uint64_t             loaded[SCAN_STAGES];
-    alignas(16) char     S[STRIP * DEEP_ROW], r[STRIP * CHUNK_ROW], u[STRIP * CHUNK_ROW];
-};
-struct reverse_stage {
-    struct key_record   keys;
-    alignas(16) char    T[CHUNK * CHUNK_ROW], P[CHUNK * CHUNK_ROW], dout[CHUNK * STRIP_ROW];
-    alignas(16) vectors g;
-};
-struct scan_reverse_shared {
-    struct reverse_stage stages[SCAN_STAGES];
-    uint64_t             loaded[SCAN_STAGES];
-    alignas(16) char     J[STRIP * DEEP_ROW], du[STRIP * CHUNK_ROW];
-    alignas(16) char     dout[STRIP * CHUNK_ROW], z[STRIP * CHUNK_ROW];
-};
-static_assert(sizeof(struct forward_shared) <= GDN_CU_SCAN_FORWARD_BYTES, "forward_shared");
-static_assert(sizeof(struct scan_reverse_shared) <= GDN_CU_SCAN_REVERSE_BYTES, "reverse_shared");
+typedef float scan_state[64];
 
-/* A warp's part of a strip: columns from v on, and blocks 2 x and 2 x + 1 of k, which in products
- * of tokens is the block of tokens. */
-struct scan_warp {
-    int v, x;
+/* What a block walks through; chunk i is the i-th that it comes to. */
+struct scan_way {
+    struct backward_window in;
+    int64_t                b;
+    int                    head, col;
+    bool                   reverse;
+    __device__ __forceinline__ int64_t number(int64_t i) const
+    {
+        return in.first + (reverse ? in.n_chunks - 1 - i : i);
+    }
 };
-GDN_DEVICE struct scan_warp scan_warp_of(void)
-{
-    return { (int)(threadIdx.x / 32 % 2), (int)(threadIdx.x / 64) };
-}
-
-typedef mma_block scan_state[2];
 
 /* ---- States -------------------------------------------------------------------------------- */
 
-/* From a pool in which rows are k, or columns; zero where there is none. */
-GDN_DEVICE void load_scan(scan_state &S, const struct stage_strip &s, const struct scan_warp &w)
+/* Calls with each element of the warpgroup's part of a state, and where it is in a pool in which
+ * rows are k, or columns. */
+template <class Each>
+GDN_DEVICE void each_element(scan_state &S, const struct stage_strip &s, Each each)
 {
 #pragma unroll
-    for (int y = 0; y < 2; y++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int     v = s.col + 16 * w.v + block_row(i % 4);
-            const int     k = 32 * w.x + 16 * y + block_column(i / 4, i);
-            const int64_t at = s.at + (s.view.k_first ? k * s.view.ld + v : v * s.view.ld + k);
-            S[y][i / 4][i % 4] = s.view.data ? load_float(s.view.data, at, s.view.dtype) : 0;
-        }
-}
-GDN_DEVICE void store_scan(const struct stage_strip &s, const scan_state &S,
-                           const struct scan_warp &w, bool adds)
-{
-#pragma unroll
-    for (int y = 0; y < 2; y++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int     v = s.col + 16 * w.v + block_row(i % 4);
-            const int     k = 32 * w.x + 16 * y + block_column(i / 4, i);
-            const int64_t at = s.at + (s.view.k_first ? k * s.view.ld + v : v * s.view.ld + k);
-            const float   before = adds ? load_float(s.view.data, at, s.view.dtype) : 0;
-            store_float(s.view.data, at, s.view.dtype, S[y][i / 4][i % 4] + before);
-        }
-}
-
-/* To the tile from which products take it. */
-GDN_DEVICE void share_scan(char *tile, const scan_state &S, const struct scan_warp &w)
-{
-#pragma unroll
-    for (int y = 0; y < 2; y++) {
-        tiles::operand o;
-        tiles::pack(o, S[y]);
-        store_part(tile + 16 * w.v * DEEP_ROW + 2 * (32 * w.x + 16 * y), DEEP_ROW, o);
+    for (int e = 0; e < 64; e++) {
+        const int v = s.col + sum_row(e), k = sum_column(e);
+        each(S[e], s.at + (s.view.k_first ? k * s.view.ld + v : v * s.view.ld + k));
     }
 }
-/* The tile to a record. */
-GDN_DEVICE void store_tile(char *to, const char *tile, int col)
+GDN_DEVICE void load_scan(scan_state &S, const struct stage_strip &s)
 {
-    const int v = threadIdx.x / (DEEP / 8), x = threadIdx.x % (DEEP / 8) * 8;
-#pragma unroll
-    for (int i = 0; i < STRIP; i += THREADS / (DEEP / 8))
-        *(uint4 *)(to + (col + v + i) * DEEP_ROW + 2 * x) =
-            *(const uint4 *)(tile + (v + i) * DEEP_ROW + 2 * x);
+    const struct gdn_pool_view &from = s.view;
+    each_element(S, s, [&](float &x, int64_t at) {
+        x = from.data ? load_float(from.data, at, from.dtype) : 0;
+    });
 }
-
-/* ---- Products ------------------------------------------------------------------------------ */
-
-/* The strip times the rows of the warp's tokens: all of k, in two sums that do not wait for each
- * other. */
-GDN_DEVICE void multiply_strip(mma_block &sum, const char *strip, const char *rows,
-                               const struct scan_warp &w)
+GDN_DEVICE void store_scan(const struct stage_strip &s, scan_state &S, bool adds)
 {
-    mma_block other;
-    clear_block(sum);
-    clear_block(other);
-#pragma unroll
-    for (int y = 0; y < DEEP / 16; y++) {
-        tiles::operand left;
-        right_operand  right;
-        load_part(left, strip, DEEP_ROW, w.v, y);
-        load_right(right, rows, DEEP_ROW, w.x, y);
-        multiply(y % 2 ? other : sum, left, right);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) sum[i / 4][i % 4] += other[i / 4][i % 4];
+    const struct gdn_pool_view &to = s.view;
+    each_element(S, s, [&](float &x, int64_t at) {
+        store_float(to.data, at, to.dtype, x + (adds ? load_float(to.data, at, to.dtype) : 0));
+    });
 }
 
 /* S = decay S, zero by selection (G7). */
 GDN_DEVICE void decay_scan(scan_state &S, float decay)
 {
-    if (decay == 0) {
-        clear_block(S[0]), clear_block(S[1]);
-        return;
+#pragma unroll
+    for (int e = 0; e < 64; e++) S[e] = decay == 0 ? 0 : decay * S[e];
+}
+
+/* ---- To memory ----------------------------------------------------------------------------- */
+
+/* A barrier of a warpgroup, or of all. */
+enum { SCAN_BARRIER_GROUP = 1, SCAN_BARRIER_ALL = 3 };
+GDN_DEVICE int  scan_group(void) { return (int)threadIdx.x / GROUP; }
+GDN_DEVICE bool leads_group(void) { return threadIdx.x % GROUP == 0; }
+GDN_DEVICE void meet_group(void) { barrier_wait(SCAN_BARRIER_GROUP + scan_group(), GROUP); }
+
+/* What was sent before has left. */
+GDN_DEVICE void await_sent(void)
+{
+    if (leads_group()) copy_out_wait_read();
+    meet_group();
+}
+/* What the group has written to a place goes to memory. */
+GDN_DEVICE void send(char *to, const char *from, int bytes)
+{
+    async_fence();
+    meet_group();
+    if (!leads_group()) return;
+    copy_out(to, shared_address(from), bytes);
+    copy_out_commit();
+}
+
+/* ---- What is not finite, where a gate forgets ------------------------------------------------ */
+
+/* Rows of keys, and of queries; of all warpgroups. */
+template <class Shared> GDN_DEVICE void clean_stage(Shared &sh, int stage)
+{
+    enum { ALL = Shared::groups * GROUP };
+    vectors &g = sh.g[stage];
+    char    *tile = sh.stages[stage][0];
+    clean_rows(tile + Shared::K * TILE, 2, g.dead, (int)threadIdx.x, ALL);
+    if (Shared::reverse) clean_rows(tile + Shared::Q * TILE, 2, g.dead, (int)threadIdx.x, ALL);
+    async_fence();
+    barrier_wait(SCAN_BARRIER_ALL, ALL);
+    if (leads_group()) {
+        sh.dead[scan_group()][0] = g.dead[0];
+        sh.dead[scan_group()][1] = g.dead[1];
     }
+    meet_group();
+}
+__device__ __noinline__ token_mask spoilt_tokens(token_mask dead, token_mask resets)
+{
+    token_mask all = 0;
+    for (int t = 0; t < CHUNK; t++) all |= (token_mask)are_spoilt(dead, resets, t) << t;
+    return all;
+}
+GDN_DEVICE void spoil(float (&x)[32], const uint32_t (&dead)[2], const vectors &g)
+{
+    const token_mask all = spoilt_tokens(tokens_of(dead), tokens_of(g.resets));
 #pragma unroll
-    for (int i = 0; i < 16; i++) S[i / 8][i / 4 % 2][i % 4] *= decay;
-}
-
-/* S += (a tile [v][tokens]) times rows of tokens. */
-GDN_DEVICE void add_tokens(scan_state &S, const char *strip, const char *rows,
-                           const struct scan_warp &w)
-{
-#pragma unroll
-    for (int j = 0; j < CHUNK / 16; j++) {
-        tiles::operand left;
-        right_operand  right;
-        load_part(left, strip, CHUNK_ROW, w.v, j);
-#pragma unroll
-        for (int y = 0; y < 2; y++) {
-            load_right_turned(right, rows, DEEP_ROW, 2 * w.x + y, j);
-            multiply(S[y], left, right);
-        }
-    }
-}
-
-/* A block [v][tokens] of the warp's to a tile, and turned to rows of tokens in memory. */
-GDN_DEVICE void store_tokens(char *tile, const mma_block &x, const struct scan_warp &w)
-{
-    tiles::operand o;
-    tiles::pack(o, x);
-    store_part(tile + 16 * w.v * CHUNK_ROW + 32 * w.x, CHUNK_ROW, o);
-}
-GDN_DEVICE void store_turned(char *to, const mma_block &x, const struct scan_warp &w, int col)
-{
-    tiles::operand o, turned;
-    tiles::pack(o, x);
-    turn(turned, o);
-    store_part(to + 16 * w.x * DEEP_ROW + 2 * (col + 16 * w.v), DEEP_ROW, turned);
-}
-
-/* The block with factors of tokens; zero where a factor is. */
-GDN_DEVICE void weigh(mma_block &to, const mma_block &x, const float *factors,
-                      const struct scan_warp &w)
-{
-    const struct token_factors f = factors_of(factors, 16 * w.x);
-#pragma unroll
-    for (int i = 0; i < 8; i++) to[i / 4][i % 4] = f.of(i) == 0 ? 0 : f.of(i) * x[i / 4][i % 4];
-}
-
-GDN_DEVICE void spoil_block(mma_block &x, const vectors &g, const struct scan_warp &w)
-{
-    if (!tokens_of(g.dead)) return;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        x[i / 4][i % 4] += spoil_with(g, 16 * w.x + block_column(i / 4, i));
-}
-
-/* A tile [v][tokens], written by all warps, before a product over tokens. Where no gate forgets
- * it is as it is. By the whole block. */
-GDN_DEVICE void settle(char *tile, vectors &g)
-{
-    __syncthreads();
-    if (!tokens_of(g.resets)) return;
-    clean_columns(tile, CHUNK_ROW, STRIP, g);
-    __syncthreads();
+    for (int e = 0; e < 32; e++)
+        if (all >> sum_column(e) & 1) x[e] = __int_as_float(0x7fffffff);
 }
 
 /* ---- Forward ------------------------------------------------------------------------------- */
 
-/* What the next chunk is loaded from. */
-struct forward_source {
-    struct row_source          v;
-    const struct key_record   *keys;
-    const struct chunk_record *record;
-    int64_t                    n; /* tokens from there on */
-};
-GDN_DEVICE struct forward_source start_forward(const struct gdn_cu_backward &a,
-                                               const struct backward_window &in,
-                                               const struct walk_item       &w)
+/* R^T from V^T and S^T K^T. */
+GDN_DEVICE void make_r(uint32_t (&r)[16], const float (&x)[32], const uint32_t (&v)[16],
+                       const vectors &g)
 {
-    const struct stage_chunk c = chunk_at(in, 0).in;
-    return { source_of<2 * STRIP>(a.rule.v, c, w.head, w.col),
-             &keys_of(a, in.first, source_head(a.rule, w.head, a.rule.Hk)),
-             &record_of(a, in.first, w.head), in.seq.n_valid };
-}
-/* By the whole block; the first warp loads what lies in memory as it is wanted. */
-GDN_DEVICE void load_forward(struct forward_stage &to, struct forward_source &from,
-                             uint64_t &barrier, const struct gdn_cu_rule &r)
-{
-    if (from.n > 0) {
-        copy_rows<2 * STRIP, THREADS>(to.v, STRIP_ROW, from.v, (int)clamp64(from.n, 0, CHUNK));
-        if (threadIdx.x < 32) {
-            copy_begin(barrier, sizeof to.k + sizeof to.T + sizeof to.g);
-            copy_part(to.k, from.keys->k, barrier, 0);
-            copy_part(to.T, from.record->T, barrier, 1);
-            copy_part(to.g, from.record->v, barrier, 2);
-        }
-        from.v.at += CHUNK * from.v.row;
-        from.keys += r.Hk;
-        from.record += r.H;
-        from.n -= CHUNK;
+    const struct token_pairs start = pairs_of(g.from_start), beta = pairs_of(g.beta);
+    float                    y[32];
+#pragma unroll
+    for (int e = 0; e < 32; e++) {
+        const uint32_t word = v[e / 2];
+        const float    given = e % 2 ? mma_format_bf16::high(word) : mma_format_bf16::low(word);
+        const float    f = start.at(e), left = f == 0 ? given : fmaf(-f, x[e], given);
+        y[e] = beta.at(e) == 0 ? 0 : beta.at(e) * left;
     }
-    copy_commit();
+    pack(r, y);
 }
 
-/* The stage of a chunk, and how often the ring has been gone around. */
-struct scan_ring {
-    int now, next, round;
-};
-GDN_DEVICE void turn_ring(struct scan_ring &r)
+template <bool forgets, class Shared>
+GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, struct chunk_record &to, int half)
 {
-    r.round += r.now + 1 == SCAN_STAGES;
-    r.now  = r.now + 1 == SCAN_STAGES ? 0 : r.now + 1;
-    r.next = r.next + 1 == SCAN_STAGES ? 0 : r.next + 1;
-}
-
-/* The loads of a later chunk begin behind those of the first product. */
-GDN_DEVICE void forward_chunk(struct forward_shared &sh, struct forward_stage &in, scan_state &S,
-                              struct chunk_record &to, const struct scan_warp &w, int col,
-                              struct forward_source &from, const struct scan_ring &ring,
-                              const struct gdn_cu_rule &r)
-{
-    vectors  &g = in.g;
-    mma_block x, v;
-    tiles::operand o;
-    multiply_strip(x, sh.S, in.k, w);
-    load_part_turned(o, in.v, STRIP_ROW, w.v, w.x);
-    tiles::unpack(v, o);
-    const struct token_factors start = factors_of(g.from_start, 16 * w.x);
-    const struct token_factors beta = factors_of(g.beta, 16 * w.x);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float given = v[i / 4][i % 4], f = start.of(i);
-        const float left = f == 0 ? given : fmaf(-f, x[i / 4][i % 4], given);
-        x[i / 4][i % 4] = beta.of(i) == 0 ? 0 : beta.of(i) * left;
+    const int   group = scan_group();
+    vectors    &g = sh.g[stage];
+    char      (*tile)[TILE] = sh.stages[stage];
+    uint32_t    a[32], v[16], r[16];
+    float       x[32];
+    if (forgets) clean_stage(sh, stage);
+    pack(a, S);
+    multiply_rows(x, a, tile[Shared::K]);
+    await_sent();
+    store_factor(sh.states[group][0], a);
+    load_turned(v, tile[Shared::X + group]);
+    send(to.S[half][0], sh.states[group][0], 2 * TILE);
+    wgmma_wait<0>();
+    make_r(r, x, v, g);
+    if (forgets) {
+        clean_factor(r, sh.dead[group]);
+        meet_group();
     }
-    store_tokens(sh.r, x, w);
-    load_forward(sh.stages[ring.next], from, sh.loaded[ring.next], r);
-    store_tile(to.S, sh.S, col);
-    settle(sh.r, g);
-    clear_block(x);
-#pragma unroll
-    for (int j = 0; j < CHUNK / 16; j++) {
-        tiles::operand left;
-        right_operand  right;
-        if (j > w.x) continue;
-        load_part(left, sh.r, CHUNK_ROW, w.v, j);
-        load_right(right, in.T, CHUNK_ROW, w.x, j);
-        multiply(x, left, right);
-    }
-    spoil_block(x, g, w);
-    store_turned(to.u, x, w, col);
-    weigh(x, x, g.to_end, w);
-    store_tokens(sh.u, x, w);
-    __syncthreads();
+    multiply_rows(x, r, tile[Shared::T]);
     decay_scan(S, g.decay);
-    add_tokens(S, sh.u, in.k, w);
-}
-
-GDN_DEVICE void backward_mma_forward(const struct gdn_cu_backward &a)
-{
-    struct forward_shared       &sh = *(struct forward_shared *)gdn_shared;
-    const struct walk_item       w = find_item(a);
-    const struct scan_warp       part = scan_warp_of();
-    const struct backward_window in = find_window(a, w.b);
-    const int64_t                window = w.b * a.n_windows + a.window;
-    scan_state                   S;
-    if (!in.is_there) return;
-    load_scan(S, a.window ? strip_of(a, w, a.starts, window) : strip_of(a, w, a.rule.from, w.b),
-              part);
-    struct forward_source from = start_forward(a, in, w);
-    struct chunk_record  *to = &record_of(a, in.first, w.head);
-    struct scan_ring      ring = { 0, SCAN_STAGES - 1, 0 };
-    start_barriers(sh.loaded, SCAN_STAGES);
-    for (int i = 0; i < ring.next; i++) load_forward(sh.stages[i], from, sh.loaded[i], a.rule);
-    for (int64_t i = 0; i < in.n_chunks; i++, to += a.rule.H) {
-        struct forward_stage &stage = sh.stages[ring.now];
-        share_scan(sh.S, S, part);
-        copy_wait<SCAN_STAGES - 2>();
-        mbarrier_wait(shared_address(&sh.loaded[ring.now]), ring.round % 2);
-        __syncthreads();
-        if (tokens_of(stage.g.resets)) {
-            clean_rows(stage.k, DEEP_ROW, DEEP, stage.g);
-            async_fence();
-            __syncthreads();
-        }
-        forward_chunk(sh, stage, S, *to, part, w.col, from, ring, a.rule);
-        turn_ring(ring);
-    }
-    if (!in.is_last) store_scan(strip_of(a, w, a.starts, window + 1), S, part, false);
+    wgmma_wait<0>();
+    if (forgets) spoil(x, sh.dead[group], g);
+    pack(v, x);
+    weigh(x, pairs_of(g.to_end));
+    pack(r, x);
+    add_columns(S, r, tile[Shared::K]);
+    store_factor(sh.rows[group], v);
+    send(to.u[half], sh.rows[group], TILE);
+    wgmma_wait<0>();
 }
 
 /* ---- Reverse ------------------------------------------------------------------------------- */
 
-/* What the next chunk, that before, is loaded from. */
-struct reverse_source {
-    struct row_source          dout;
-    const struct key_record   *keys;
-    const struct chunk_record *record;
-    int64_t                    n; /* tokens up to there */
-};
-GDN_DEVICE struct reverse_source start_reverse(const struct gdn_cu_backward &a,
-                                               const struct backward_window &in,
-                                               const struct walk_item       &w)
+/* dO^T, zeros for tokens of other sequences. */
+GDN_DEVICE void load_dout(uint32_t (&x)[16], const char *tile, int n)
 {
-    const int64_t            last = in.n_chunks - 1;
-    const struct stage_chunk c = chunk_at(in, last).in;
-    return { source_of<2 * STRIP>(a.dout, c, w.head, w.col),
-             &keys_of(a, in.first + last, source_head(a.rule, w.head, a.rule.Hk)),
-             &record_of(a, in.first + last, w.head), in.seq.n_valid };
-}
-GDN_DEVICE void load_reverse(struct reverse_stage &to, struct reverse_source &from,
-                             uint64_t &barrier, const struct gdn_cu_rule &r)
-{
-    if (from.n > 0) {
-        const int n = (int)((from.n - 1) % CHUNK) + 1;
-        copy_rows<2 * STRIP, THREADS>(to.dout, STRIP_ROW, from.dout, n);
-        if (threadIdx.x < 32) {
-            copy_begin(barrier, sizeof to.keys + sizeof to.T + sizeof to.P + sizeof to.g);
-            copy_part(to.keys, *from.keys, barrier, 0);
-            copy_part(to.T, from.record->T, barrier, 1);
-            copy_part(to.P, from.record->P, barrier, 2);
-            copy_part(to.g, from.record->v, barrier, 3);
-        }
-        from.dout.at -= CHUNK * from.dout.row;
-        from.keys -= r.Hk;
-        from.record -= r.H;
-        from.n -= n;
+    load_turned(x, tile);
+    if (in_warp(n == CHUNK)) return;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int t = sum_column(2 * i);
+        x[i] &= (t < n ? 0xffffu : 0) | (t + 1 < n ? 0xffff0000u : 0);
     }
-    copy_commit();
 }
 
-/* (q_start dO)^T of the warp's tokens. */
-GDN_DEVICE void share_dout(struct scan_reverse_shared &sh, const struct reverse_stage &in,
-                           const struct scan_warp &w)
+/* q_start dO. */
+GDN_DEVICE void weigh_dout(uint32_t (&to)[16], const uint32_t (&dout)[16], const vectors &g)
 {
-    tiles::operand o;
-    mma_block      x;
-    load_part_turned(o, in.dout, STRIP_ROW, w.v, w.x);
-    tiles::unpack(x, o);
-    weigh(x, x, in.g.q_start, w);
-    store_tokens(sh.dout, x, w);
+    const struct token_pairs start = pairs_of(g.q_start);
+    float                    x[32];
+#pragma unroll
+    for (int e = 0; e < 32; e++)
+        x[e] = e % 2 ? mma_format_bf16::high(dout[e / 2]) : mma_format_bf16::low(dout[e / 2]);
+    weigh(x, start);
+    pack(to, x);
 }
 
-/* The factors of Z in J: -from_start beta. */
-GDN_DEVICE void weigh_z(mma_block &x, const vectors &g, const struct scan_warp &w)
+/* -from_start beta Z. */
+GDN_DEVICE void weigh_z(float (&x)[32], const vectors &g)
 {
-    const struct token_factors start = factors_of(g.from_start, 16 * w.x);
-    const struct token_factors beta = factors_of(g.beta, 16 * w.x);
+    struct token_pairs       f = pairs_of(g.from_start);
+    const struct token_pairs beta = pairs_of(g.beta);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const float f = -start.of(i) * beta.of(i);
-        x[i / 4][i % 4] = f == 0 ? 0 : f * x[i / 4][i % 4];
+        f.of[i].x *= -beta.of[i].x;
+        f.of[i].y *= -beta.of[i].y;
     }
+    weigh(x, f);
 }
 
-GDN_DEVICE void reverse_chunk(struct scan_reverse_shared &sh, struct reverse_stage &in,
-                              scan_state &J, struct chunk_record &to, const struct scan_warp &w,
-                              int col, struct reverse_source &from, const struct scan_ring &ring,
-                              const struct gdn_cu_rule &r)
+/* Without a branch between a product and its wait: with one ptxas has them wait for each other. */
+template <bool forgets, class Shared>
+GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk_record &to, int half)
 {
-    vectors       &g = in.g;
-    mma_block      x;
-    tiles::operand left;
-    right_operand  right;
-    share_dout(sh, in, w);
-    multiply_strip(x, sh.J, in.keys.k, w);
-    weigh(x, x, g.to_end, w);
-#pragma unroll
-    for (int i = 0; i < CHUNK / 16; i++) {
-        if (i < w.x) continue;
-        load_part_turned(left, in.dout, STRIP_ROW, w.v, i);
-        load_right_turned(right, in.P, CHUNK_ROW, w.x, i);
-        multiply(x, left, right);
+    const int   group = scan_group();
+    vectors    &g = sh.g[stage];
+    char      (*tile)[TILE] = sh.stages[stage];
+    uint32_t    a[32], dout[16], r[16];
+    float       x[32], y[32];
+    if (forgets) clean_stage(sh, stage);
+    load_dout(dout, tile[Shared::X + group], g.n);
+    if (forgets) {
+        clean_factor(dout, sh.dead[group]);
+        meet_group();
     }
-    store_tokens(sh.du, x, w);
-    load_reverse(sh.stages[ring.next], from, sh.loaded[ring.next], r);
-    store_tile(to.J, sh.J, col);
-    settle(sh.du, g);
-    clear_block(x);
+    pack(a, J);
+    multiply_rows(x, a, tile[Shared::K]);
+    multiply_columns(y, dout, tile[Shared::P]);
+    await_sent();
+    store_factor(sh.states[group][0], a);
+    send(to.J[half][0], sh.states[group][0], 2 * TILE);
+    const struct token_pairs end = pairs_of(g.to_end);
+    wgmma_wait<0>();
+    weigh(x, end);
 #pragma unroll
-    for (int i = 0; i < CHUNK / 16; i++) {
-        if (i < w.x) continue;
-        load_part(left, sh.du, CHUNK_ROW, w.v, i);
-        load_right_turned(right, in.T, CHUNK_ROW, w.x, i);
-        multiply(x, left, right);
+    for (int e = 0; e < 32; e++) x[e] += y[e];
+    pack(r, x);
+    if (forgets) {
+        clean_factor(r, sh.dead[group]);
+        meet_group();
     }
-    spoil_block(x, g, w);
-    store_turned(to.z, x, w, col);
-    weigh_z(x, g, w);
-    store_tokens(sh.z, x, w);
-    __syncthreads();
+    multiply_columns(y, r, tile[Shared::T]);
     decay_scan(J, g.decay);
-    add_tokens(J, sh.dout, in.keys.q, w);
-    add_tokens(J, sh.z, in.keys.k, w);
+    weigh_dout(dout, dout, g);
+    add_columns(J, dout, tile[Shared::Q]);
+    wgmma_wait<forgets ? 0 : 1>();
+    if (forgets) spoil(y, sh.dead[group], g);
+    uint32_t z[16];
+    pack(z, y);
+    weigh_z(y, g);
+    pack(r, y);
+    add_columns(J, r, tile[Shared::K]);
+    store_factor(sh.rows[group], z);
+    send(to.z[half], sh.rows[group], TILE);
+    wgmma_wait<0>();
 }
 
-GDN_DEVICE void backward_mma_reverse(const struct gdn_cu_backward &a)
+/* ---- A block ------------------------------------------------------------------------------- */
+
+/* Chunks one after the other, by a thread. */
+template <class Shared>
+GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a, const struct scan_way &w)
 {
-    struct scan_reverse_shared  &sh = *(struct scan_reverse_shared *)gdn_shared;
-    const struct walk_item       w = find_item(a);
-    const struct scan_warp       part = scan_warp_of();
-    const struct backward_window in = find_window(a, w.b);
-    scan_state                   J;
-    if (!in.is_there) return;
-    load_scan(J, strip_of(a, w, in.is_last ? a.dstate_out : a.carry, w.b), part);
-    struct reverse_source from = start_reverse(a, in, w);
-    struct chunk_record  *to = &record_of(a, in.first + in.n_chunks - 1, w.head);
-    struct scan_ring      ring = { 0, SCAN_STAGES - 1, 0 };
-    start_barriers(sh.loaded, SCAN_STAGES);
-    for (int i = 0; i < ring.next; i++) load_reverse(sh.stages[i], from, sh.loaded[i], a.rule);
-    for (int64_t i = 0; i < in.n_chunks; i++, to -= a.rule.H) { /* from the last */
-        struct reverse_stage &stage = sh.stages[ring.now];
-        share_scan(sh.J, J, part);
-        copy_wait<SCAN_STAGES - 2>();
-        mbarrier_wait(shared_address(&sh.loaded[ring.now]), ring.round % 2);
-        __syncthreads();
-        if (tokens_of(stage.g.resets)) {
-            clean_rows(stage.keys.k, DEEP_ROW, DEEP, stage.g);
-            clean_rows(stage.keys.q, DEEP_ROW, DEEP, stage.g);
-            clean_rows(stage.dout, STRIP_ROW, STRIP, stage.g);
-            async_fence();
-            __syncthreads();
-        }
-        reverse_chunk(sh, stage, J, *to, part, w.col, from, ring, a.rule);
-        turn_ring(ring);
+    enum { KEYS = (Shared::reverse ? 4 : 2) * TILE, SQUARES = (Shared::reverse ? 2 : 1) * TILE };
+    const int key = source_head(a.rule, w.head, a.rule.Hk);
+    for (int64_t i = 0; i < w.in.n_chunks; i++) {
+        const int                  stage = (int)(i % Shared::n_stages);
+        const int64_t              number = w.number(i);
+        const struct chunk_record &from = record_of(a, number, w.head);
+        uint64_t                  &full = sh.full[stage];
+        char                     (*to)[TILE] = sh.stages[stage];
+        const struct gdn_cu_place  place = a.places[number];
+        mbarrier_wait(shared_address(&sh.free[stage]), (uint32_t)(i / Shared::n_stages + 1) % 2);
+        mbarrier_expect(shared_address(&full),
+                        KEYS + SQUARES + Shared::groups * TILE + (int)sizeof(vectors));
+        load_bytes(to[Shared::K], &keys_of(a, number, key), KEYS, full);
+        load_bytes(to[Shared::T], from.T, SQUARES, full);
+        load_bytes(&sh.g[stage], &from.v, sizeof(vectors), full);
+        for (int j = 0; j < Shared::groups; j++)
+            load_tile(to[Shared::X + j], Shared::reverse ? a.dout_map : a.v_map, w.col + 64 * j,
+                      w.head, place, full);
     }
-    if (a.window) store_scan(strip_of(a, w, a.carry, w.b), J, part, false);
-    else if (a.rule.to.data) store_scan(strip_of(a, w, a.rule.to, w.b), J, part, a.adds);
+}
+
+/* By a warpgroup. */
+template <class Shared>
+GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a, const struct scan_way &w)
+{
+    const struct walk_item   own = { w.b, w.head, w.col + 64 * scan_group(), 64 };
+    const int64_t            window = w.b * a.n_windows + a.window;
+    const int                half = own.col / 64;
+    const struct backward_window &in = w.in;
+    scan_state               S;
+    if (Shared::reverse) load_scan(S, strip_of(a, own, in.is_last ? a.dstate_out : a.carry, w.b));
+    else if (a.window) load_scan(S, strip_of(a, own, a.starts, window));
+    else load_scan(S, strip_of(a, own, a.rule.from, w.b));
+#pragma unroll 1
+    for (int64_t i = 0; in_warp(i < in.n_chunks); i++) {
+        const int            stage = (int)(i % Shared::n_stages);
+        struct chunk_record &to = record_of(a, w.number(i), w.head);
+        mbarrier_wait(shared_address(&sh.full[stage]), (uint32_t)(i / Shared::n_stages) % 2);
+        const bool forgets = in_warp(tokens_of(sh.g[stage].resets) != 0);
+        if constexpr (Shared::reverse) {
+            if (forgets) reverse_chunk<true>(sh, stage, S, to, half);
+            else reverse_chunk<false>(sh, stage, S, to, half);
+        } else {
+            if (forgets) forward_chunk<true>(sh, stage, S, to, half);
+            else forward_chunk<false>(sh, stage, S, to, half);
+        }
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.free[stage]));
+    }
+    if (!Shared::reverse) {
+        if (!in.is_last) store_scan(strip_of(a, own, a.starts, window + 1), S, false);
+    } else if (a.window) store_scan(strip_of(a, own, a.carry, w.b), S, false);
+    else if (a.rule.to.data) store_scan(strip_of(a, own, a.rule.to, w.b), S, a.adds);
+    if (leads_group()) copy_out_wait();
+}
+
+template <class Shared>
+GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way &w)
+{
+    enum { ALL = Shared::groups * GROUP };
+    Shared &sh = *(Shared *)gdn_shared;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < Shared::n_stages; i++) {
+            mbarrier_init(shared_address(&sh.full[i]), 1);
+            mbarrier_init(shared_address(&sh.free[i]), ALL / 32);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (in_warp(threadIdx.x < ALL)) {
+        if (Shared::groups == 2) raise_registers<WORKER_REGISTERS>();
+        run_way(sh, a, w);
+    } else {
+        if (Shared::groups == 2) lower_registers<LOADER_REGISTERS>();
+        if (threadIdx.x == ALL) load_way(sh, a, w);
+    }
+}
+
+/* Blocks of reverse walks come first, they take longer. A block has so many warpgroups. */
+template <int groups> GDN_DEVICE void backward_mma_walks(const struct gdn_cu_backward &a)
+{
+    enum { STRIPS = 2 / groups };
+    const int64_t   n_walks = a.rule.batch.B * a.rule.H * STRIPS;
+    const int64_t   item = blockIdx.x % n_walks;
+    struct scan_way w;
+    w.b       = item / STRIPS / a.rule.H;
+    w.head    = (int)(item / STRIPS % a.rule.H);
+    w.col     = (int)(item % STRIPS) * 64;
+    w.reverse = a.walks == 2 && blockIdx.x < n_walks;
+    w.in      = find_window(a, w.b);
+    if (in_warp(!w.in.is_there)) return;
+    if (in_warp(w.reverse)) run_scan<scan_shared<true, groups>>(a, w);
+    else run_scan<scan_shared<false, groups>>(a, w);
 }
 
 #endif

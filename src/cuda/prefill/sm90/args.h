@@ -5,17 +5,6 @@
 
 #include "cuda/driver/args.h"
 
-#ifdef __cplusplus
-#define GDN_CU_ALIGNED(bytes) alignas(bytes)
-#else
-#define GDN_CU_ALIGNED(bytes) _Alignas(bytes)
-#endif
-
-/* CUtensorMap */
-struct gdn_cu_map {
-    GDN_CU_ALIGNED(64) uint64_t words[16];
-};
-
 /* Columns of a head's state that a block of segments.cu has; what is known of a segment's
  * M: identity, zero. */
 enum { GDN_SEGMENT_COLUMNS = 8 };
@@ -48,7 +37,6 @@ struct gdn_cu_prefill_hopper {
     struct gdn_cu_source   source_q, source_k, source_v;
     int32_t                pad[8];
 };
-GDN_CU_SIZE(gdn_cu_map, 128);
 GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 48 + 64);
 GDN_CU_SIZE(gdn_cu_segments, 48);
 GDN_CU_SIZE(gdn_cu_source, 8);

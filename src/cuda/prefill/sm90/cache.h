@@ -13,8 +13,8 @@ struct gdn_cuda_map {
 };
 
 struct gdn_cuda_sm90 {
-    struct gdn_cuda_map maps[6]; /* of q, k, v, out in the last call of launch.c, and of v, out from
-                                    column 128 on */
+    struct gdn_cuda_map maps[8]; /* of q, k, v, out in the last call of launch.c, of v, out from
+                                    column 128 on, and of v, dout in the last of backward.c */
     struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
     struct gdn_cuda_cut told;    /* the one that the log was told of last */
     struct {
@@ -22,5 +22,13 @@ struct gdn_cuda_sm90 {
         struct gdn_cuda_cut cut;
     } planned;
 };
+
+/* Can rows of n_heads have a map? */
+bool gdn_cuda_is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, int64_t n_heads);
+
+/* The map of a tensor, kept as number i of the context's. */
+gdn_status gdn_cuda_find_map(gdn_ctx *ctx, const char *name, int i, const struct gdn_rows *r,
+                             const struct gdn_cu_batch *b, int64_t n_heads, int64_t n_columns,
+                             struct gdn_cu_map *map);
 
 #endif

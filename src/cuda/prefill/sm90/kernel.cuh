@@ -333,20 +333,10 @@ template <int io> GDN_DEVICE float ex2_from(float G, float power)
     return half * power * half;
 }
 
-/* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part
- * lanes it does nothing once per warp. */
-GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
-
 /* Every bit of S stays (G9). */
 GDN_DEVICE bool is_idle(const hopper_gates &g)
 {
     return (g.decay == 1) & (tokens_of(g.writers) == 0);
-}
-
-/* Where an element is in a tile. */
-GDN_DEVICE uint32_t tile_place(uint32_t row, uint32_t column)
-{
-    return row * 128 + ((column / 8 ^ row % 8) << 4) + column % 8 * 2;
 }
 
 /* ---- Products of two tiles of 64 tokens: rows of the result are rows of warps --------------- */

@@ -13,20 +13,6 @@
 
 enum { SHARED = 232448, TILE = 64, COLUMNS = 2 * TILE };
 
-/* Bytes from one to the next, of which there are n; a single one has no next. */
-static uint64_t step_of(int64_t n, int64_t step) { return n > 1 ? (uint64_t)step : 16; }
-
-static bool is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, int64_t n_heads)
-{
-    const int64_t  n_tokens = b->padded ? b->T : b->N, n_rows = b->padded ? b->B : 1;
-    const uint64_t steps[]  = { step_of(n_heads, r->head), step_of(n_tokens, r->token),
-                                step_of(n_rows, r->batch) };
-    if (!r->data) return true;
-    for (int i = 0; i < 3; i++)
-        if (steps[i] % 16 || steps[i] == 0 || steps[i] >= (uint64_t)1 << 40) return false;
-    return (uintptr_t)r->data % 16 == 0;
-}
-
 /* Clusters, of whole sequences and of segments, wide blocks, blocks of small heads, and M and U of
  * segments. All but the last give the same bits. Deep ones take larger heads, so many blocks for
  * every 128 columns. */
@@ -57,39 +43,8 @@ bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule 
     return r->q.dtype != GDN_F32 && gdn_cuda_has_kernel(ctx, kernel_of(CLUSTER, r->q.dtype)) &&
            ctx->cuda->shared_most >= SHARED && r->K % 8 == 0 && r->K <= 4 * TILE &&
            r->V % 8 == 0 && r->V <= 4 * TILE && b->N > 0 && b->N <= INT32_MAX - TILE &&
-           is_mapped(&r->q, b, r->Hq) && is_mapped(&r->k, b, r->Hk) &&
-           is_mapped(&r->v, b, r->Hv) && is_mapped(&r->out, b, r->H);
-}
-
-/* The map of tensor i; encoded where it is not that of the call before: callers come back with the
- * same memory, and the driver takes longer than all the rest here. */
-static gdn_status find_map(gdn_ctx *ctx, const char *name, int i, const struct gdn_rows *r,
-                           const struct gdn_cu_batch *b, int64_t n_heads, int64_t n_columns,
-                           struct gdn_cu_map *map)
-{
-    struct gdn_cuda_map *known = &ctx->cuda->sm90->maps[i];
-    const int64_t        rows = b->padded ? b->B : 1, tokens = b->padded ? b->T : b->N;
-    const uint64_t       of[] = { (uintptr_t)r->data,        (uint64_t)r->dtype,
-                                  (uint64_t)n_columns,       (uint64_t)n_heads,
-                                  (uint64_t)tokens,          (uint64_t)rows,
-                                  step_of(n_heads, r->head), step_of(tokens, r->token),
-                                  step_of(rows, r->batch) };
-    const uint32_t       box[] = { TILE, 1, TILE, 1 }, each[] = { 1, 1, 1, 1 };
-    bool                 pushed;
-    _Static_assert(sizeof of == sizeof known->of, "a map is of these");
-    if (!r->data) return GDN_OK;
-    if (memcmp(known->of, of, sizeof of) != 0) {
-        TRY(gdn_cuda_enter(ctx, &pushed)); /* maps are made for the context that is current */
-        const gdn_cu_result result = ctx->cuda->api.cuTensorMapEncodeTiled(
-            map, r->dtype == GDN_BF16 ? GDN_CU_MAP_BF16 : GDN_CU_MAP_F16, 4, r->data, of + 2,
-            of + 6, box, each, 0, GDN_CU_MAP_SWIZZLE_128B, GDN_CU_MAP_L2_256B, 0);
-        gdn_cuda_leave(ctx, pushed);
-        if (result != 0) return gdn_cuda_fail(ctx, result, "cuTensorMapEncodeTiled", name);
-        known->map = *map;
-        memcpy(known->of, of, sizeof of);
-    }
-    *map = known->map;
-    return GDN_OK;
+           gdn_cuda_is_mapped(&r->q, b, r->Hq) && gdn_cuda_is_mapped(&r->k, b, r->Hk) &&
+           gdn_cuda_is_mapped(&r->v, b, r->Hv) && gdn_cuda_is_mapped(&r->out, b, r->H);
 }
 
 /* Summaries early: nothing is known of keys that the call does not normalise. */
@@ -196,10 +151,10 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     const enum form first = is_deep(r) ? DEEP : c.small ? SMALL : c.wide ? WIDE
                             : c.units  ? PART : CLUSTER;
     const int       n_slices = (r->V + COLUMNS - 1) / COLUMNS; /* of others it is one */
-    TRY(find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
-    TRY(find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
-    TRY(find_map(ctx, "v", 2 + 2 * slice, &r->v, b, r->Hv, r->V, &p.v));
-    TRY(find_map(ctx, "out", 3 + 2 * slice, &r->out, b, r->H, r->V, &p.out));
+    TRY(gdn_cuda_find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
+    TRY(gdn_cuda_find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
+    TRY(gdn_cuda_find_map(ctx, "v", 2 + 2 * slice, &r->v, b, r->Hv, r->V, &p.v));
+    TRY(gdn_cuda_find_map(ctx, "out", 3 + 2 * slice, &r->out, b, r->H, r->V, &p.out));
     if (c.units) {
         lay_out(r, &c, &p.cut, how->memory);
         tell_cut(ctx, &c);

@@ -439,11 +439,11 @@ struct gdn_cu_map {
 enum { GDN_CU_BACKWARD_CHUNK = 64, GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
 /* On tensor cores: bytes of a chunk and a state head in memory, and of the kernels' blocks. */
 enum {
-    GDN_CU_BACKWARD_RECORD = 116512,
+    GDN_CU_BACKWARD_RECORD = 116768,
     GDN_CU_BACKWARD_KEYS   = 32768, /* of a key head */
-    GDN_CU_PREPARE_BYTES   = 37168,
-    GDN_CU_WALK_BYTES      = 221184,
-    GDN_CU_HEADS_BYTES     = 221184
+    GDN_CU_PREPARE_BYTES   = 37424,
+    GDN_CU_WALK_BYTES      = 222208,
+    GDN_CU_HEADS_BYTES     = 222208
 };
 
 /* Where the tokens of a chunk are in the tensors. */

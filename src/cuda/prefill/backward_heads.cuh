@@ -33,11 +33,12 @@ struct heads_shared {
     struct key_record keys;
     char              X[TILE], Y[TILE];
     alignas(16) vectors g[2];
-    float parts[HEADS_GROUPS][CHUNK][2]; /* sums of a row, of 64 columns each */
+    float parts[2][HEADS_GROUPS][CHUNK][2]; /* sums of a row, of 64 columns each; as rows[] */
     float norms[HEADS_GROUPS][CHUNK][2];
     float zv[2][HEADS_GROUPS][CHUNK]; /* Z . v, of this state head and the next */
-    float ends[HEADS_WARPS];       /* what reaches the end, of a warp: dG of the last token */
+    float ends[2][HEADS_WARPS];       /* what reaches the end, of a warp: dG of the last token */
     uint64_t rows_full[2], rows_free[2], states_full, states_free, keys_full, keys_free;
+    uint64_t parts_full[2];
 };
 static_assert(sizeof(struct heads_shared) <= GDN_CU_HEADS_BYTES, "heads_shared");
 
@@ -49,13 +50,13 @@ GDN_DEVICE int head_column(int e) { return 64 * heads_group() + sum_column(e); }
 
 typedef float head_sums[32];
 
-/* Rows get factors; zero where one is. */
-GDN_DEVICE void weigh_rows(head_sums &x, const float (&factors)[2])
+/* Rows get factors; `selects`: zero where one is, whatever x is. */
+template <bool selects> GDN_DEVICE void weigh_rows(head_sums &x, const float (&factors)[2])
 {
 #pragma unroll
     for (int e = 0; e < 32; e++) {
         const float f = factors[e / 2 % 2];
-        x[e] = f == 0 ? 0 : f * x[e];
+        x[e] = selects && f == 0 ? 0 : f * x[e];
     }
 }
 GDN_DEVICE float beta_or_least(float beta) { return beta == 0 ? LEAST_BETA : beta; }
@@ -107,7 +108,8 @@ GDN_DEVICE void load_step(struct heads_shared &sh, const struct gdn_cu_backward 
     uint64_t                  &full = sh.rows_full[now];
     mbarrier_wait(shared_address(&sh.rows_free[now]), n.step / 2 % 2 ^ 1);
     mbarrier_expect(shared_address(&full), (int)(sizeof to + sizeof(vectors)));
-    for (int i = 0; i < 2; i++) load_tile(to.dout[i], a.dout_map, 64 * i, s.head, place, full);
+    const int at[4] = { 0, s.head, (int)place.first, (int)place.batch };
+    for (int i = 0; i < 2; i++) load_tile(to.dout[i], a.dout_map, at, 64 * i, full);
     load_bytes(to.u, from.u, sizeof to.u + sizeof to.z, full);
     load_bytes(&sh.g[now], &from.v, sizeof(vectors), full);
     if (s.i == 0) {
@@ -234,23 +236,30 @@ GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const ch
     wgmma_commit();
 }
 
-/* Products become X, or Y, with their factors, zero where no token looks. */
-GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y)
+/* Products become X, or Y, with their factors, zero where no token looks. Columns behind the warp's
+ * rows are left out. */
+template <bool forgets> GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y)
 {
     const token_mask         resets = tokens_of(g.resets);
     const struct token_pairs G = pairs_of(g.G), k_scale = pairs_of(g.k_scale);
+    float                    G_row[2], f[2];
+    int                      end[2]; /* of the tokens that a row looks at */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int   t = sum_row(2 * r);
-        const float G_row = g.G[t];
-        const float f = is_y ? g.q_scale[t] : -beta_or_least(g.beta[t]) * g.k_scale[t];
+        const int t = sum_row(2 * r);
+        G_row[r] = g.G[t];
+        f[r]     = is_y ? g.q_scale[t] : -beta_or_least(g.beta[t]) * g.k_scale[t];
+        end[r]   = t < g.n ? t + is_y : 0;
+    }
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const int   e = i / 2 * 4 + 2 * r + i % 2, j = sum_column(e);
-            const float decay = ex2_approx(G_row - G.at(e)) * k_scale.at(e);
-            bool        looks = j < t + is_y;
-            if (resets) looks = looks && !are_parted(resets, j, t);
-            x[e] = looks ? x[e] * f * decay : 0;
+    for (int i = 0; i < 8; i++) {
+        const bool is_near = in_warp(i < 2 * ((int)threadIdx.x / 32 % 4) + 2);
+#pragma unroll
+        for (int e = 4 * i; e < 4 * i + 4; e++) {
+            const int r = e / 2 % 2, j = sum_column(e);
+            bool      looks = is_near && j < end[r];
+            if (forgets) looks = looks && !are_parted(resets, j, sum_row(2 * r));
+            x[e] = looks ? x[e] * (f[r] * k_scale.at(e)) * ex2_approx(G_row[r] - G.at(e)) : 0;
         }
     }
 }
@@ -277,33 +286,28 @@ GDN_DEVICE void multiply_state(head_sums &d, const char (&a)[2][TILE], const cha
         else i ? product::add_tile_columns(d, x, y) : product::tile_columns(d, x, y);
     }
 }
-/* One group of products. */
-GDN_DEVICE void multiply_states(struct head_gradients &d, const struct heads_shared &sh, int now)
+/* The products of columns of S and J, of which the group has a half: on the diagonal are parts of
+ * the sum of S J. Ends its group of products. */
+GDN_DEVICE void multiply_inner(head_sums &x, const struct heads_shared &sh)
 {
-    const struct head_rows &in = sh.rows[now];
-    wgmma_fence();
-    multiply_state<false>(d.dq, in.dout, sh.S);
-    multiply_state<true>(d.D, in.z, sh.S);
-    multiply_state<true>(d.dw, in.u, sh.J);
-    wgmma_commit();
-}
-
-/* A thread's part of the sum of S J. */
-GDN_DEVICE float multiply_inner(const struct heads_shared &sh)
-{
-    const uint4 *S = (const uint4 *)sh.S, *J = (const uint4 *)sh.J;
-    float        sum[2] = {};
-#pragma unroll 2
-    for (int i = threadIdx.x; i < (int)sizeof sh.S / 16; i += HEADS_WORKERS) {
-        const uint4    s = S[i], j = J[i];
-        const uint32_t x[4] = { s.x, s.y, s.z, s.w }, y[4] = { j.x, j.y, j.z, j.w };
+    const uint32_t S = wgmma_place(shared_address(sh.S[0][heads_group()]));
+    const uint32_t J = wgmma_place(shared_address(sh.J[0][heads_group()]));
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            sum[0] = fmaf(mma_format_bf16::low(x[e]), mma_format_bf16::low(y[e]), sum[0]);
-            sum[1] = fmaf(mma_format_bf16::high(x[e]), mma_format_bf16::high(y[e]), sum[1]);
-        }
+    for (int i = 0; i < 8; i++) {
+        const uint32_t rows = i / 4 * (2 * TILE / 16) + i % 4 * (16 * 128 / 16);
+        const uint64_t s = wgmma_factor(S + rows), j = wgmma_factor(J + rows);
+        i ? product::add_both_columns(x, s, j) : product::both_columns(x, s, j);
     }
-    return sum[0] + sum[1];
+}
+/* A thread's element of the diagonal: row g + 8 r of warp w is in columns 8 (2 w + r) to that + 7. */
+GDN_DEVICE float diagonal_of(const head_sums &x)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    float     sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i / 2 == warp) sum += lane / 4 % 2 ? x[4 * i + 2 * (i % 2) + 1] : x[4 * i + 2 * (i % 2)];
+    return lane % 4 == lane / 8 ? sum : 0;
 }
 
 /* d += a b over the 64 tokens, of which b has rows; turned: as a has. */
@@ -395,10 +399,10 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, int now,
     const token_mask resets = tokens_of(g.resets);
     float            ends = 0, dg[2];
     double           sums[2] = {};
-    for (int i = 0; i < HEADS_WARPS; i++) ends += sh.ends[i];
+    for (int i = 0; i < HEADS_WARPS; i++) ends += sh.ends[now][i];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        dg[i] = all_parts(sh.parts, lane + 32 * i, 0) + (lane + 32 * i == n - 1 ? ends : 0);
+        dg[i] = all_parts(sh.parts[now], lane + 32 * i, 0) + (lane + 32 * i == n - 1 ? ends : 0);
     sum_back(dg, resets);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -408,7 +412,7 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, int now,
         const struct gate_gradient d =
             through_gate(a.rule, c, t, head, resets >> t & 1 ? 0 : dg[i] + spoil);
         store_gradient_of(a.dg, c, t, head, d.g, a.adds);
-        const float dbeta = sh.zv[now][0][t] + sh.zv[now][1][t] + all_parts(sh.parts, t, 1) / beta + spoil;
+        const float dbeta = sh.zv[now][0][t] + sh.zv[now][1][t] + all_parts(sh.parts[now], t, 1) / beta + spoil;
         store_gradient_of(a.dbeta, c, t, head, through_beta(a.rule, c, t, head, dbeta), a.adds);
         sums[0] += d.A_log;
         sums[1] += d.dt_bias;
@@ -498,10 +502,14 @@ GDN_DEVICE void release(uint64_t &barrier)
     if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&barrier));
 }
 
-/* Factors of the products with states; D has beta in it. */
-GDN_DEVICE void weigh_states(struct head_gradients &d, const vectors &g)
+/* The products with states, with their factors; D has beta in it. Returns the thread's part of the
+ * sum of S J. In two groups, as there are not registers for all four at once. */
+template <bool forgets>
+GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, int now)
 {
-    float start[2], end[2], read[2];
+    const struct head_rows &in = sh.rows[now];
+    const vectors          &g = sh.g[now];
+    float                   start[2], end[2], read[2], inner;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = sum_row(2 * r);
@@ -509,9 +517,25 @@ GDN_DEVICE void weigh_states(struct head_gradients &d, const vectors &g)
         end[r]   = g.to_end[t];
         read[r]  = -beta_or_least(g.beta[t]) * g.from_start[t];
     }
-    weigh_rows(d.dq, start);
-    weigh_rows(d.D, read);
-    weigh_rows(d.dw, end);
+    {
+        head_sums x;
+        wgmma_fence();
+        multiply_inner(x, sh);
+        multiply_state<false>(d.dq, in.dout, sh.S);
+        multiply_state<true>(d.D, in.z, sh.S);
+        wgmma_commit();
+        wgmma_wait<0>();
+        inner = diagonal_of(x);
+    }
+    wgmma_fence();
+    multiply_state<true>(d.dw, in.u, sh.J);
+    wgmma_commit();
+    weigh_rows<forgets>(d.dq, start);
+    weigh_rows<forgets>(d.D, read);
+    wgmma_wait<0>();
+    release(sh.states_free);
+    weigh_rows<forgets>(d.dw, end);
+    return g.decay == 0 ? 0 : g.decay * inner;
 }
 
 /* X by one warpgroup, Y by the other. */
@@ -527,13 +551,15 @@ GDN_DEVICE void make_tokens(struct heads_shared &sh, const struct gdn_cu_backwar
     else multiply_values<true>(x, in.z, in.u);
     wgmma_wait<0>();
     share_values(sh, now, values, a, c, head);
-    weigh_tokens(x, sh.g[now], is_y);
+    if (in_warp(tokens_of(sh.g[now].resets) != 0)) weigh_tokens<true>(x, sh.g[now], is_y);
+    else weigh_tokens<false>(x, sh.g[now], is_y);
     pack(o, x);
     store_factor(is_y ? sh.Y : sh.X, o);
     async_fence();
 }
 
-/* Adds a state head's dq and dk, once its rows are there, and stores the rest. */
+/* Adds a state head's dq and dk, once its rows are there, stores dv, and shares what the gates'
+ * gradients want. */
 GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
                          const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
                          const struct heads_count &count)
@@ -549,20 +575,17 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
         mbarrier_wait(shared_address(&sh.rows_full[now]), count.step / 2 % 2);
         make_tokens(sh, a, c, head, now, values);
     }
+    const bool forgets = in_warp(tokens_of(g.resets) != 0);
     mbarrier_wait(shared_address(&sh.states_full), count.step % 2);
-    multiply_states(d, sh, now);
-    const float inner = multiply_inner(sh);
-    wgmma_wait<0>();
-    release(sh.states_free);
-    weigh_states(d, g);
+    const float inner = forgets ? add_states<true>(d, sh, now) : add_states<false>(d, sh, now);
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
     meet_workers();
-    if (in_warp(tokens_of(g.resets) != 0)) clean_head(sh, g);
+    if (forgets) clean_head(sh, g);
     load_pairs(given, sh.keys.k);
     dot_rows(ends, d.dw, given);
     multiply_tokens(d, sh);
-    const float end = sum_warp((g.decay == 0 ? 0 : g.decay * inner) + ends[0] + ends[1]);
-    if (threadIdx.x % 32 == 0) sh.ends[threadIdx.x / 32] = end;
+    const float end = sum_warp(inner + ends[0] + ends[1]);
+    if (threadIdx.x % 32 == 0) sh.ends[now][threadIdx.x / 32] = end;
     wgmma_wait<0>();
     load_pairs(given, sh.keys.q);
     dot_rows(sums[0], d.dq, given);
@@ -572,18 +595,18 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
     float keeps[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        keeps[r] = g.beta[sum_row(2 * r)];
+        keeps[r] = g.beta[sum_row(2 * r)] == 0 ? 0 : 1;
         sums[0][r] += (keeps[r] == 0 ? 0 : sums[1][r]) - sums[2][r];
     }
-    share_sums(sh.parts, sums[0], 0);
-    share_sums(sh.parts, sums[1], 1);
-    meet_workers();
-    if (threadIdx.x < 32) store_head_gates(sh, now, a, c, head);
+    share_sums(sh.parts[now], sums[0], 0);
+    share_sums(sh.parts[now], sums[1], 1);
+    release(sh.parts_full[now]);
 #pragma unroll
     for (int e = 0; e < 32; e++) {
         dq[e] += d.dq[e];
         dk[e] += (keeps[e / 2 % 2] == 0 ? 0 : d.D[e]) + d.dw[e];
     }
+    meet_workers(); /* X and Y are done with */
 }
 
 GDN_DEVICE void start_heads(struct heads_shared &sh)
@@ -593,8 +616,9 @@ GDN_DEVICE void start_heads(struct heads_shared &sh)
         uint64_t *const free[] = { &sh.rows_free[0], &sh.rows_free[1], &sh.states_free, &sh.keys_free };
         for (int i = 0; i < 4; i++) {
             mbarrier_init(shared_address(full[i]), 1);
-            mbarrier_init(shared_address(free[i]), HEADS_WARPS);
+            mbarrier_init(shared_address(free[i]), HEADS_WARPS + (i < 2)); /* gates read rows' too */
         }
+        for (int i = 0; i < 2; i++) mbarrier_init(shared_address(&sh.parts_full[i]), HEADS_WARPS);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -623,6 +647,20 @@ GDN_DEVICE void load_heads(struct heads_shared &sh, const struct gdn_cu_backward
         w.now = next_step(a, s, w.item, w.n_readers, w.reader);
         load_step(sh, a, s, w.count);
         w.count.item += s.i == w.n_readers - 1;
+    }
+}
+
+/* By a warp. */
+GDN_DEVICE void store_gates(struct heads_shared &sh, const struct gdn_cu_backward &a)
+{
+    struct heads_way w = start_way(a);
+    for (; is_step(w.now); w.count.step++) {
+        const struct heads_step s = w.now;
+        const int               now = w.count.step % 2;
+        w.now = next_step(a, s, w.item, w.n_readers, w.reader);
+        mbarrier_wait(shared_address(&sh.parts_full[now]), w.count.step / 2 % 2);
+        store_head_gates(sh, now, a, chunk_at(a.places[s.number], s.number), s.head);
+        release(sh.rows_free[now]);
     }
 }
 
@@ -660,6 +698,7 @@ GDN_DEVICE void backward_mma_heads(const struct gdn_cu_backward &a)
     } else {
         lower_registers<LOADER_REGISTERS>();
         if (threadIdx.x == HEADS_WORKERS) load_heads(sh, a);
+        if (in_warp(threadIdx.x / 32 == HEADS_WARPS + 1)) store_gates(sh, a);
     }
 }
 

@@ -17,11 +17,14 @@
 enum { DEEP = 128, TILE = 64 * 128, GROUP = 128 };
 
 /* Registers of a thread where two warpgroups multiply and one loads. */
-enum { WORKER_REGISTERS = 240, LOADER_REGISTERS = 24 };
+enum { WORKER_REGISTERS = 232, LOADER_REGISTERS = 40 };
 
-typedef mma_tiles<GDN_BF16>  tiles;
-typedef chunk_vectors<CHUNK> vectors;
-typedef wgmma<GDN_BF16>      product;
+typedef mma_tiles<GDN_BF16> tiles;
+typedef wgmma<GDN_BF16>     product;
+
+struct vectors : chunk_vectors<CHUNK> {
+    float read[CHUNK]; /* -beta from_start: of k . S in U */
+};
 
 /* A chunk and a state head in memory, as tiles: one copy moves neighbours. U, Z, S and J are turned:
  * rows are columns of V. */
@@ -66,12 +69,13 @@ GDN_DEVICE void load_bytes(void *to, const void *from, int bytes, uint64_t &barr
 {
     copy_in(shared_address(to), from, bytes, shared_address(&barrier));
 }
-/* 64 columns, from `column` on, of the 64 tokens of a head from a chunk's first on. */
-GDN_DEVICE void load_tile(char *to, const struct gdn_cu_map &map, int column, int head,
-                          const struct gdn_cu_place &p, uint64_t &barrier)
+/* 64 columns of 64 tokens of a head: from column at[0] + skip, head at[1], token at[2] on, of row
+ * at[3] of a batch. */
+GDN_DEVICE void load_tile(char *to, const struct gdn_cu_map &map, const int (&at)[4], int skip,
+                          uint64_t &barrier)
 {
-    const int at[4] = { column, head, (int)p.first, (int)p.batch };
-    copy_tile(shared_address(to), &map, at, shared_address(&barrier));
+    const int from[4] = { at[0] + skip, at[1], at[2], at[3] };
+    copy_tile(shared_address(to), &map, from, shared_address(&barrier));
 }
 
 /* ---- Products of a warpgroup: 64 rows, 64 or 128 columns --------------------------------------
@@ -79,7 +83,10 @@ GDN_DEVICE void load_tile(char *to, const struct gdn_cu_map &map, int column, in
  * Element 4 i + 2 r + e of a thread is in row g + 8 r of its warp's 16, and in column 8 i + 2 t + e
  * (g = lane / 4, t = lane % 4). Pairs of 16 bits are in the order in which they are a factor. */
 
-GDN_DEVICE int sum_row(int e) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) + 8 * (e / 2 % 2); }
+GDN_DEVICE int sum_row(int e)
+{
+    return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) + 8 * (e / 2 % 2);
+}
 GDN_DEVICE int sum_column(int e) { return e / 4 * 8 + (int)(threadIdx.x % 4) * 2 + e % 2; }
 
 template <int n> GDN_DEVICE void pack(uint32_t (&to)[n], const float (&x)[2 * n])
@@ -110,6 +117,26 @@ GDN_DEVICE void load_turned(uint32_t (&x)[16], const char *tile)
         load_matrices_turned(y, at + 16 * 128 * i);
 #pragma unroll
         for (int j = 0; j < 4; j++) x[4 * i + j] = y[j];
+    }
+}
+
+/* The same, zeros for tokens from n on: they are of another sequence. */
+GDN_DEVICE void load_tokens(uint32_t (&x)[16], const char *tile, int n)
+{
+    load_turned(x, tile);
+    if (in_warp(n == CHUNK)) return;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int t = sum_column(2 * i);
+        x[i] &= (t < n ? 0xffffu : 0) | (t + 1 < n ? 0xffff0000u : 0);
+    }
+}
+template <int n> GDN_DEVICE void unpack(float (&to)[2 * n], const uint32_t (&x)[n])
+{
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        to[2 * i]     = mma_format_bf16::low(x[i]);
+        to[2 * i + 1] = mma_format_bf16::high(x[i]);
     }
 }
 
@@ -162,11 +189,11 @@ GDN_DEVICE struct token_pairs pairs_of(const float (&from)[CHUNK])
     for (int i = 0; i < 8; i++) f.of[i] = *(const float2 *)(from + sum_column(4 * i));
     return f;
 }
-/* Zero where a factor is. */
-GDN_DEVICE void weigh(float (&x)[32], const struct token_pairs &f)
+/* `selects`: zero where a factor is, whatever x is. */
+template <bool selects> GDN_DEVICE void weigh(float (&x)[32], const struct token_pairs &f)
 {
 #pragma unroll
-    for (int e = 0; e < 32; e++) x[e] = f.at(e) == 0 ? 0 : f.at(e) * x[e];
+    for (int e = 0; e < 32; e++) x[e] = selects && f.at(e) == 0 ? 0 : f.at(e) * x[e];
 }
 
 /* ---- What is not finite ---------------------------------------------------------------------- */

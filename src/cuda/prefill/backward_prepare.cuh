@@ -169,6 +169,8 @@ GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
         if (r.norm != GDN_NORM_NONE) apply_lengths(sh);
         __syncthreads();
         note_dead(sh.v, keys, queries, warp);
+        if (threadIdx.x < CHUNK)
+            sh.v.read[threadIdx.x] = -sh.v.beta[threadIdx.x] * sh.v.from_start[threadIdx.x];
         write_l<CHUNK>(sh.square, sh.v, keys, warp);
         write_p<GDN_BF16, CHUNK>(sh.P, sh.v, queries, warp);
         __syncwarp();

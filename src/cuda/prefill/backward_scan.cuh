@@ -37,15 +37,16 @@ static_assert(sizeof(scan_shared<true, 2>) <= GDN_CU_WALK_BYTES, "scan_shared");
 
 typedef float scan_state[64];
 
-/* What a block walks through; chunk i is the i-th that it comes to. */
+/* What a block walks through. */
 struct scan_way {
     struct backward_window in;
     int64_t                b;
     int                    head, col;
     bool                   reverse;
-    __device__ __forceinline__ int64_t number(int64_t i) const
+    /* The chunk of the window that it comes to first. */
+    __device__ __forceinline__ int64_t first_chunk(void) const
     {
-        return in.first + (reverse ? in.n_chunks - 1 - i : i);
+        return reverse ? in.n_chunks - 1 : 0;
     }
 };
 
@@ -77,11 +78,11 @@ GDN_DEVICE void store_scan(const struct stage_strip &s, scan_state &S, bool adds
     });
 }
 
-/* S = decay S, zero by selection (G7). */
-GDN_DEVICE void decay_scan(scan_state &S, float decay)
+/* S = decay S, zero by selection (G7) where a gate may forget. */
+template <bool forgets> GDN_DEVICE void decay_scan(scan_state &S, float decay)
 {
 #pragma unroll
-    for (int e = 0; e < 64; e++) S[e] = decay == 0 ? 0 : decay * S[e];
+    for (int e = 0; e < 64; e++) S[e] = forgets && decay == 0 ? 0 : decay * S[e];
 }
 
 /* ---- To memory ----------------------------------------------------------------------------- */
@@ -92,16 +93,12 @@ GDN_DEVICE int  scan_group(void) { return (int)threadIdx.x / GROUP; }
 GDN_DEVICE bool leads_group(void) { return threadIdx.x % GROUP == 0; }
 GDN_DEVICE void meet_group(void) { barrier_wait(SCAN_BARRIER_GROUP + scan_group(), GROUP); }
 
-/* What was sent before has left. */
-GDN_DEVICE void await_sent(void)
-{
-    if (leads_group()) copy_out_wait_read();
-    meet_group();
-}
-/* What the group has written to a place goes to memory. */
+/* What the group has written to a place goes to memory. What was sent before has left then, so its
+ * place may be written to. */
 GDN_DEVICE void send(char *to, const char *from, int bytes)
 {
     async_fence();
+    if (leads_group()) copy_out_wait_read();
     meet_group();
     if (!leads_group()) return;
     copy_out(to, shared_address(from), bytes);
@@ -142,106 +139,66 @@ GDN_DEVICE void spoil(float (&x)[32], const uint32_t (&dead)[2], const vectors &
 
 /* ---- Forward ------------------------------------------------------------------------------- */
 
-/* R^T from V^T and S^T K^T. */
-GDN_DEVICE void make_r(uint32_t (&r)[16], const float (&x)[32], const uint32_t (&v)[16],
-                       const vectors &g)
+/* R^T from S^T K^T and beta V^T. */
+template <bool forgets>
+GDN_DEVICE void make_r(uint32_t (&r)[16], float (&x)[32], const float (&v)[32], const vectors &g)
 {
-    const struct token_pairs start = pairs_of(g.from_start), beta = pairs_of(g.beta);
-    float                    y[32];
+    const struct token_pairs read = pairs_of(g.read);
 #pragma unroll
-    for (int e = 0; e < 32; e++) {
-        const uint32_t word = v[e / 2];
-        const float    given = e % 2 ? mma_format_bf16::high(word) : mma_format_bf16::low(word);
-        const float    f = start.at(e), left = f == 0 ? given : fmaf(-f, x[e], given);
-        y[e] = beta.at(e) == 0 ? 0 : beta.at(e) * left;
-    }
-    pack(r, y);
+    for (int e = 0; e < 32; e++)
+        x[e] = forgets && read.at(e) == 0 ? v[e] : fmaf(read.at(e), x[e], v[e]);
+    pack(r, x);
 }
 
+/* Without a branch between a product and its wait: with one ptxas has them wait for each other. */
 template <bool forgets, class Shared>
 GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, struct chunk_record &to, int half)
 {
-    const int   group = scan_group();
-    vectors    &g = sh.g[stage];
-    char      (*tile)[TILE] = sh.stages[stage];
-    uint32_t    a[32], v[16], r[16];
-    float       x[32];
+    const int group = scan_group();
+    vectors  &g = sh.g[stage];
+    char    (*tile)[TILE] = sh.stages[stage];
+    uint32_t  a[32], u[16], r[16];
+    float     x[32], v[32];
     if (forgets) clean_stage(sh, stage);
+    load_tokens(u, tile[Shared::X + group], g.n);
     pack(a, S);
     multiply_rows(x, a, tile[Shared::K]);
-    await_sent();
     store_factor(sh.states[group][0], a);
-    load_turned(v, tile[Shared::X + group]);
+    unpack(v, u);
+    weigh<forgets>(v, pairs_of(g.beta));
     send(to.S[half][0], sh.states[group][0], 2 * TILE);
     wgmma_wait<0>();
-    make_r(r, x, v, g);
+    make_r<forgets>(r, x, v, g);
     if (forgets) {
         clean_factor(r, sh.dead[group]);
         meet_group();
     }
     multiply_rows(x, r, tile[Shared::T]);
-    decay_scan(S, g.decay);
+    decay_scan<forgets>(S, g.decay);
+    const struct token_pairs end = pairs_of(g.to_end);
     wgmma_wait<0>();
     if (forgets) spoil(x, sh.dead[group], g);
-    pack(v, x);
-    weigh(x, pairs_of(g.to_end));
+    pack(u, x);
+    weigh<forgets>(x, end);
     pack(r, x);
     add_columns(S, r, tile[Shared::K]);
-    store_factor(sh.rows[group], v);
+    store_factor(sh.rows[group], u);
     send(to.u[half], sh.rows[group], TILE);
     wgmma_wait<0>();
 }
 
 /* ---- Reverse ------------------------------------------------------------------------------- */
 
-/* dO^T, zeros for tokens of other sequences. */
-GDN_DEVICE void load_dout(uint32_t (&x)[16], const char *tile, int n)
-{
-    load_turned(x, tile);
-    if (in_warp(n == CHUNK)) return;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const int t = sum_column(2 * i);
-        x[i] &= (t < n ? 0xffffu : 0) | (t + 1 < n ? 0xffff0000u : 0);
-    }
-}
-
-/* q_start dO. */
-GDN_DEVICE void weigh_dout(uint32_t (&to)[16], const uint32_t (&dout)[16], const vectors &g)
-{
-    const struct token_pairs start = pairs_of(g.q_start);
-    float                    x[32];
-#pragma unroll
-    for (int e = 0; e < 32; e++)
-        x[e] = e % 2 ? mma_format_bf16::high(dout[e / 2]) : mma_format_bf16::low(dout[e / 2]);
-    weigh(x, start);
-    pack(to, x);
-}
-
-/* -from_start beta Z. */
-GDN_DEVICE void weigh_z(float (&x)[32], const vectors &g)
-{
-    struct token_pairs       f = pairs_of(g.from_start);
-    const struct token_pairs beta = pairs_of(g.beta);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        f.of[i].x *= -beta.of[i].x;
-        f.of[i].y *= -beta.of[i].y;
-    }
-    weigh(x, f);
-}
-
-/* Without a branch between a product and its wait: with one ptxas has them wait for each other. */
 template <bool forgets, class Shared>
 GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk_record &to, int half)
 {
-    const int   group = scan_group();
-    vectors    &g = sh.g[stage];
-    char      (*tile)[TILE] = sh.stages[stage];
-    uint32_t    a[32], dout[16], r[16];
-    float       x[32], y[32];
+    const int group = scan_group();
+    vectors  &g = sh.g[stage];
+    char    (*tile)[TILE] = sh.stages[stage];
+    uint32_t  a[32], dout[16], r[16];
+    float     x[32], y[32];
     if (forgets) clean_stage(sh, stage);
-    load_dout(dout, tile[Shared::X + group], g.n);
+    load_tokens(dout, tile[Shared::X + group], g.n);
     if (forgets) {
         clean_factor(dout, sh.dead[group]);
         meet_group();
@@ -249,28 +206,30 @@ GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk
     pack(a, J);
     multiply_rows(x, a, tile[Shared::K]);
     multiply_columns(y, dout, tile[Shared::P]);
-    await_sent();
     store_factor(sh.states[group][0], a);
     send(to.J[half][0], sh.states[group][0], 2 * TILE);
     const struct token_pairs end = pairs_of(g.to_end);
     wgmma_wait<0>();
-    weigh(x, end);
 #pragma unroll
-    for (int e = 0; e < 32; e++) x[e] += y[e];
+    for (int e = 0; e < 32; e++)
+        x[e] = forgets && end.at(e) == 0 ? y[e] : fmaf(end.at(e), x[e], y[e]);
     pack(r, x);
     if (forgets) {
         clean_factor(r, sh.dead[group]);
         meet_group();
     }
     multiply_columns(y, r, tile[Shared::T]);
-    decay_scan(J, g.decay);
-    weigh_dout(dout, dout, g);
+    decay_scan<forgets>(J, g.decay);
+    unpack(x, dout);
+    weigh<forgets>(x, pairs_of(g.q_start));
+    pack(dout, x);
     add_columns(J, dout, tile[Shared::Q]);
+    const struct token_pairs read = pairs_of(g.read);
     wgmma_wait<forgets ? 0 : 1>();
     if (forgets) spoil(y, sh.dead[group], g);
     uint32_t z[16];
     pack(z, y);
-    weigh_z(y, g);
+    weigh<forgets>(y, read);
     pack(r, y);
     add_columns(J, r, tile[Shared::K]);
     store_factor(sh.rows[group], z);
@@ -280,28 +239,46 @@ GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk
 
 /* ---- A block ------------------------------------------------------------------------------- */
 
+/* A stage, and whether the ring has been gone around an odd number of times. */
+struct scan_turn {
+    int      stage;
+    uint32_t odd;
+};
+template <class Shared> GDN_DEVICE void take_turn(struct scan_turn &t)
+{
+    if (++t.stage < Shared::n_stages) return;
+    t.stage = 0;
+    t.odd ^= 1;
+}
+
 /* Chunks one after the other, by a thread. */
 template <class Shared>
 GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a, const struct scan_way &w)
 {
     enum { KEYS = (Shared::reverse ? 4 : 2) * TILE, SQUARES = (Shared::reverse ? 2 : 1) * TILE };
-    const int key = source_head(a.rule, w.head, a.rule.Hk);
+    enum { BYTES = KEYS + SQUARES + Shared::groups * TILE + (int)sizeof(vectors) };
+    const int     key = source_head(a.rule, w.head, a.rule.Hk);
+    const int64_t first = w.first_chunk();
+    const int     step = Shared::reverse ? -1 : 1;
+    const struct gdn_cu_map   &map = Shared::reverse ? a.dout_map : a.v_map;
+    const struct chunk_record *from = &record_of(a, w.in.first + first, w.head);
+    const struct key_record   *keys = &keys_of(a, w.in.first + first, key);
+    struct scan_turn           turn = { 0, 0 };
+    int at[4] = { w.col, w.head, (int)(w.in.seq.first + first * CHUNK), (int)w.in.seq.batch };
     for (int64_t i = 0; i < w.in.n_chunks; i++) {
-        const int                  stage = (int)(i % Shared::n_stages);
-        const int64_t              number = w.number(i);
-        const struct chunk_record &from = record_of(a, number, w.head);
-        uint64_t                  &full = sh.full[stage];
-        char                     (*to)[TILE] = sh.stages[stage];
-        const struct gdn_cu_place  place = a.places[number];
-        mbarrier_wait(shared_address(&sh.free[stage]), (uint32_t)(i / Shared::n_stages + 1) % 2);
-        mbarrier_expect(shared_address(&full),
-                        KEYS + SQUARES + Shared::groups * TILE + (int)sizeof(vectors));
-        load_bytes(to[Shared::K], &keys_of(a, number, key), KEYS, full);
-        load_bytes(to[Shared::T], from.T, SQUARES, full);
-        load_bytes(&sh.g[stage], &from.v, sizeof(vectors), full);
-        for (int j = 0; j < Shared::groups; j++)
-            load_tile(to[Shared::X + j], Shared::reverse ? a.dout_map : a.v_map, w.col + 64 * j,
-                      w.head, place, full);
+        const int stage = turn.stage;
+        uint64_t &full = sh.full[stage];
+        char    (*to)[TILE] = sh.stages[stage];
+        mbarrier_wait(shared_address(&sh.free[stage]), turn.odd ^ 1);
+        mbarrier_expect(shared_address(&full), BYTES);
+        load_bytes(to[Shared::K], keys, KEYS, full);
+        load_bytes(to[Shared::T], from->T, SQUARES, full);
+        load_bytes(&sh.g[stage], &from->v, sizeof(vectors), full);
+        for (int j = 0; j < Shared::groups; j++) load_tile(to[Shared::X + j], map, at, 64 * j, full);
+        at[2] += step * CHUNK;
+        from += step * a.rule.H;
+        keys += step * a.rule.Hk;
+        take_turn<Shared>(turn);
     }
 }
 
@@ -311,26 +288,28 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a, const struc
 {
     const struct walk_item   own = { w.b, w.head, w.col + 64 * scan_group(), 64 };
     const int64_t            window = w.b * a.n_windows + a.window;
-    const int                half = own.col / 64;
+    const int                half = own.col / 64, step = Shared::reverse ? -1 : 1;
     const struct backward_window &in = w.in;
+    struct chunk_record     *to = &record_of(a, in.first + w.first_chunk(), w.head);
+    struct scan_turn         turn = { 0, 0 };
     scan_state               S;
     if (Shared::reverse) load_scan(S, strip_of(a, own, in.is_last ? a.dstate_out : a.carry, w.b));
     else if (a.window) load_scan(S, strip_of(a, own, a.starts, window));
     else load_scan(S, strip_of(a, own, a.rule.from, w.b));
 #pragma unroll 1
-    for (int64_t i = 0; in_warp(i < in.n_chunks); i++) {
-        const int            stage = (int)(i % Shared::n_stages);
-        struct chunk_record &to = record_of(a, w.number(i), w.head);
-        mbarrier_wait(shared_address(&sh.full[stage]), (uint32_t)(i / Shared::n_stages) % 2);
+    for (int i = (int)in.n_chunks; in_warp(i > 0); i--, to += step * a.rule.H) {
+        const int stage = turn.stage;
+        mbarrier_wait(shared_address(&sh.full[stage]), turn.odd);
         const bool forgets = in_warp(tokens_of(sh.g[stage].resets) != 0);
         if constexpr (Shared::reverse) {
-            if (forgets) reverse_chunk<true>(sh, stage, S, to, half);
-            else reverse_chunk<false>(sh, stage, S, to, half);
+            if (forgets) reverse_chunk<true>(sh, stage, S, *to, half);
+            else reverse_chunk<false>(sh, stage, S, *to, half);
         } else {
-            if (forgets) forward_chunk<true>(sh, stage, S, to, half);
-            else forward_chunk<false>(sh, stage, S, to, half);
+            if (forgets) forward_chunk<true>(sh, stage, S, *to, half);
+            else forward_chunk<false>(sh, stage, S, *to, half);
         }
         if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.free[stage]));
+        take_turn<Shared>(turn);
     }
     if (!Shared::reverse) {
         if (!in.is_last) store_scan(strip_of(a, own, a.starts, window + 1), S, false);

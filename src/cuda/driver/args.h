@@ -458,13 +458,14 @@ struct gdn_cu_backward {
     struct gdn_rows      dout, dq, dk, dv, dg, dbeta;
     struct gdn_cu_array  dA_log, ddt_bias;
     struct gdn_pool_view dstate_out;
-    struct gdn_pool_view starts; /* [sequence and window]: states before a window */
+    struct gdn_pool_view starts; /* [sequence and window]: states before a window; or by_prefill */
     struct gdn_pool_view carry;  /* [sequence]: the gradient of the state before the last window */
     struct gdn_pool_view S, J;   /* [chunk]: states before it, gradients of those after it */
     struct gdn_rows      u, z, head_dq, head_dk; /* of chunks and state heads */
     double              *sums;     /* [chunk][H][2], of dA_log and ddt_bias */
     char                *records;  /* [chunk][H], on tensor cores; else NULL, as are */
-    char                *keys;     /* [chunk][Hk], and */
+    char                *keys;     /* [chunk][Hk], */
+    char                *scratch;  /* of the kernels of gdn_prefill, and */
     struct gdn_cu_place *places;   /* [chunk] */
     int64_t              n_chunks; /* of a window, at most; */
     int64_t              window_chunks; /* and of one sequence */
@@ -474,7 +475,8 @@ struct gdn_cu_backward {
     int32_t              adds;     /* to what the gradients hold */
     int32_t              n_blocks; /* not 0: on tensor cores, by so many blocks at once */
     int32_t              walks;    /* of those, in this launch: 1: forward, 2: reverse too */
-    int32_t              pad[10];
+    int32_t              by_prefill; /* starts are checkpoints of gdn_prefill, numbered as there */
+    int32_t              pad[7];
 };
 
 #ifdef __cplusplus
@@ -517,6 +519,6 @@ GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 32 + 8 + 4 * 4);
-GDN_CU_SIZE(gdn_cu_backward, 2 * 128 + 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 4 * 8 + 5 * 8 + (4 + 10) * 4);
+GDN_CU_SIZE(gdn_cu_backward, 2 * 128 + 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 5 * 8 + 5 * 8 + (5 + 7) * 4);
 
 #endif

@@ -66,6 +66,37 @@ static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
            gdn_cuda_is_mapped(&a->dout, &r->batch, r->H);
 }
 
+/* The forward pass of windows before the last by gdn_prefill's kernels: only their states are wanted. */
+static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
+{
+    struct gdn_cu_rule r = a->rule;
+    r.q                     = a->q;
+    r.k                     = a->k;
+    r.out                   = (struct gdn_rows){ .data = NULL };
+    r.to                    = (struct gdn_pool_view){ .data = NULL };
+    r.checkpoints           = a->starts;
+    r.batch.read_pool       = r.from.data ? r.batch.B : -1;
+    r.batch.write_pool      = -1;
+    r.batch.checkpoint_pool = r.batch.n_checkpoints = r.batch.B * a->n_windows;
+    r.batch.checkpoint_every                        = a->window_chunks * GDN_CU_BACKWARD_CHUNK;
+    return r;
+}
+
+static struct gdn_cuda_wish wish_of(const struct gdn_backward_call *c)
+{
+    return gdn_cuda_wish_of(c->args.flags, &c->plan.batch);
+}
+
+/* States before windows are gdn_prefill's where bits may depend on where windows are cut, which
+ * depends on the batch. */
+static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_wish wish, struct gdn_cu_backward *a)
+{
+    const struct gdn_cu_rule first = first_pass(a);
+    a->starts.k_first = false;
+    a->starts.ld      = a->rule.K;
+    a->by_prefill     = a->n_windows > 1 && !wish.whole && gdn_cuda_prefill_hopper_takes(ctx, &first);
+}
+
 static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c)
 {
     const struct gdn_backward       *w     = &c->work;
@@ -99,6 +130,7 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
         a.n_strips = 4 * a.rule.batch.B * a.rule.H <= a.n_blocks ? 2 : 1;
     }
     cut_windows(&a, a.n_blocks > 0);
+    if (a.n_blocks) cut_first_pass(ctx, wish_of(c), &a);
     return a;
 }
 
@@ -107,8 +139,10 @@ static bool has_sums(const struct gdn_cu_backward *a)
     return a->dA_log.data || a->ddt_bias.data;
 }
 
-static size_t lay_out(struct gdn_cu_backward *a, char *memory)
+static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_wish wish, struct gdn_cu_backward *a,
+                      char *memory)
 {
+    const struct gdn_cu_rule first = first_pass(a);
     const struct gdn_cu_rule *r = &a->rule;
     const size_t chunks = (size_t)a->n_chunks, B = (size_t)r->batch.B, H = (size_t)r->H;
     const size_t rows = 4 * chunks * GDN_CU_BACKWARD_CHUNK, state = 4 * (size_t)a->S.slot;
@@ -132,6 +166,7 @@ static size_t lay_out(struct gdn_cu_backward *a, char *memory)
         { &a->places, chunks * sizeof *a->places },
         { &a->carry.data, between },
         { &a->starts.data, (size_t)a->n_windows * between },
+        { &a->scratch, a->by_prefill ? gdn_cuda_prefill_hopper_bytes(ctx, &first, wish) : 0 },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const size_t bytes =
@@ -194,7 +229,8 @@ static bool has_rest(const struct gdn_cu_backward *a)
     return !a->adds && (b->cu_seqlens.data || b->token_start.data || b->token_count.data);
 }
 
-static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stream)
+static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_wish wish, struct gdn_cu_backward *a,
+                             void *stream)
 {
     enum { WARPS = 8 };
     struct gdn_cuda_ran ran = { 5, { GDN_CU_backward_load, GDN_CU_backward_forward,
@@ -205,7 +241,13 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stre
                                           a->n_strips == 2 ? GDN_CU_backward_mma_half
                                                            : GDN_CU_backward_mma_whole,
                                           GDN_CU_backward_mma_heads } };
-    for (int64_t i = 0; i + 1 < a->n_windows; i++) TRY(launch_window(ctx, a, i, false, stream));
+    if (a->by_prefill) {
+        const struct gdn_cu_rule     first = first_pass(a);
+        const struct gdn_cuda_chunks how   = { .memory = a->scratch, .wish = wish };
+        TRY(gdn_cuda_prefill_hopper(ctx, &first, &how, &ran, stream));
+    }
+    for (int64_t i = 0; i + 1 < a->n_windows && !a->by_prefill; i++)
+        TRY(launch_window(ctx, a, i, false, stream));
     for (int64_t i = a->n_windows - 1; i >= 0; i--)
         TRY(launch_window(ctx, a, i, true, stream));
     if (has_rest(a)) {
@@ -227,7 +269,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_cu_backward   *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
     *args                       = args_of(ctx, c);
     struct gdn_cu_backward copy = *args;
-    c->base.bytes               = lay_out(&copy, NULL);
+    c->base.bytes               = lay_out(ctx, wish_of(c), &copy, NULL);
     return GDN_OK;
 }
 
@@ -237,14 +279,14 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_cu_backward         *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
     static const struct gdn_plan_pools none = { -1, -1, -1, false, false };
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &none, c->base.stream));
-    lay_out(args, memory);
+    lay_out(ctx, wish_of(c), args, memory);
     if (args->n_blocks) {
         const struct gdn_cu_rule *r = &args->rule;
         TRY(gdn_cuda_find_map(ctx, "v", 6, &r->v, &r->batch, r->H, r->V, &args->v_map));
         TRY(gdn_cuda_find_map(ctx, "dout", 7, &args->dout, &r->batch, r->H, r->V,
                               &args->dout_map));
     }
-    return launch_all(ctx, args, c->base.stream);
+    return launch_all(ctx, wish_of(c), args, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill_backward = { plan, run };

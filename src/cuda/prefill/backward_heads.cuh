@@ -3,13 +3,13 @@
  * The gradients of chunks by products of warpgroups. A block goes through pairs of a chunk and a key
  * head; of each, through the state heads that read it, and adds up dq and dk of these in registers:
  *
- *     X, Y    -beta (Z U^T) and dO U^T, with the gates between two tokens; a warpgroup makes X, the
- *             other one Y
+ *     X, Y    -beta (Z U^T) and dO U^T, with the gates between two tokens; a warpgroup makes X, one Y
  *     states  dO S^T, Z S^T and U J^T, with the gates of one token
  *     tokens  dq += Y K      D += X K      dw += Y^T Q + X^T K         dk = D + dw
  *
- * Each warpgroup has all tokens and 64 columns of dq, D and dw. One more warp loads what the next
- * state head needs. D has beta in it. Where beta is 0, LEAST_BETA stands for it in X and D, so that
+ * Each of two warpgroups has all tokens and 64 columns of dq, D and dw. One more has a thread that
+ * loads what the next state head needs, a warp that stores the gradients of gates, and two that store
+ * dv. D has beta in it. Where beta is 0, LEAST_BETA stands for it in X and D, so that
  * dbeta = Z . v + k . D / beta holds for every beta. Letters: docs/design/math.md, section 13.
  */
 #ifndef GDN_CUDA_BACKWARD_HEADS_CUH
@@ -21,21 +21,56 @@
 
 #define LEAST_BETA 0x1p-60f
 
-/* Threads that multiply; those that arrive when a place is free, one of each warp. */
+/* Threads that multiply, and their warps; registers of these and of the others. */
 enum { HEADS_GROUPS = 2, HEADS_WORKERS = HEADS_GROUPS * GROUP, HEADS_WARPS = HEADS_WORKERS / 32 };
+enum { HEADS_REGISTERS = 216, HEADS_OTHER_REGISTERS = 72 };
+
+/* ---- The way through the work: by the thread that loads -------------------------------------- */
+
+/* State head i of the key head of a chunk. */
+struct heads_step {
+    int                 i, key, head;
+    int64_t             number; /* of the chunk; -1: no more */
+    struct gdn_cu_place place;
+};
+/* Items are chunks x key heads. The first step of the first item from `item` on, one for each block
+ * further, that has tokens. */
+GDN_DEVICE struct heads_step find_step(const struct gdn_cu_backward &a, int64_t &item)
+{
+    const struct gdn_cu_rule &r = a.rule;
+    for (; item < a.n_chunks * r.Hk; item += gridDim.x) {
+        const int64_t             number = item / r.Hk;
+        const int                 key = (int)(item - number * r.Hk);
+        const struct gdn_cu_place place = a.places[number];
+        if (place.n) return { 0, key, first_reader(r, key, r.Hk), number, place };
+    }
+    return { 0, 0, 0, -1, {} };
+}
+GDN_DEVICE struct heads_step next_step(const struct gdn_cu_backward &a, struct heads_step s,
+                                       int64_t &item)
+{
+    if (++s.i < a.rule.H / a.rule.Hk) {
+        s.head += reader_step(a.rule, a.rule.Hk);
+        return s;
+    }
+    item += gridDim.x;
+    return find_step(a, item);
+}
+GDN_DEVICE bool is_step(const struct heads_step &s) { return s.number >= 0; }
 
 struct head_rows {
     char dout[2][TILE], u[2][TILE], z[2][TILE]; /* [v / 64]; u and z are turned */
 };
 struct heads_shared {
-    struct head_rows  rows[2]; /* of this state head and the next */
+    struct head_rows  rows[2]; /* of this state head and the next, as is all of 2 */
     char              S[2][2][TILE], J[2][2][TILE];
     struct key_record keys;
     char              X[TILE], Y[TILE];
     alignas(16) vectors g[2];
-    float parts[2][HEADS_GROUPS][CHUNK][2]; /* sums of a row, of 64 columns each; as rows[] */
+    struct heads_step   steps[2];
+    float parts[2][HEADS_GROUPS][CHUNK][2]; /* sums of a row, of 64 columns each */
     float norms[HEADS_GROUPS][CHUNK][2];
-    float zv[2][HEADS_GROUPS][CHUNK]; /* Z . v, of this state head and the next */
+    float zv[2][HEADS_GROUPS][CHUNK]; /* Z . v */
     float ends[2][HEADS_WARPS];       /* what reaches the end, of a warp: dG of the last token */
     uint64_t rows_full[2], rows_free[2], states_full, states_free, keys_full, keys_free;
     uint64_t parts_full[2];
@@ -48,7 +83,8 @@ GDN_DEVICE void meet_workers(void) { barrier_wait(1, HEADS_WORKERS); }
 /* Row and column of a tensor that element e of a thread's sums is of. */
 GDN_DEVICE int head_column(int e) { return 64 * heads_group() + sum_column(e); }
 
-typedef float head_sums[32];
+typedef float    head_sums[32];
+typedef uint32_t head_pairs[16];
 
 /* Rows get factors; `selects`: zero where one is, whatever x is. */
 template <bool selects> GDN_DEVICE void weigh_rows(head_sums &x, const float (&factors)[2])
@@ -61,38 +97,6 @@ template <bool selects> GDN_DEVICE void weigh_rows(head_sums &x, const float (&f
 }
 GDN_DEVICE float beta_or_least(float beta) { return beta == 0 ? LEAST_BETA : beta; }
 
-/* ---- The way through the work -------------------------------------------------------------- */
-
-/* State head i of the key head of a chunk; items are chunks x key heads. */
-struct heads_step {
-    int     i, key, head;
-    int64_t number; /* of the chunk; -1: no more */
-};
-/* The first step of the first item from `item` on, one for each block further, that has tokens. */
-GDN_DEVICE struct heads_step find_step(const struct gdn_cu_backward &a, int64_t &item)
-{
-    const struct gdn_cu_rule &r = a.rule;
-    for (; item < a.n_chunks * r.Hk; item += gridDim.x) {
-        const int64_t number = item / r.Hk;
-        const int     key = (int)(item - number * r.Hk);
-        if (a.places[number].n) return { 0, key, first_reader(r, key, r.Hk), number };
-    }
-    return { 0, 0, 0, -1 };
-}
-GDN_DEVICE struct heads_step next_step(const struct gdn_cu_backward &a, struct heads_step s,
-                                       int64_t &item, int n_readers, int reader)
-{
-    if (++s.i < n_readers) {
-        s.head += reader;
-        return s;
-    }
-    item += gridDim.x;
-    return find_step(a, item);
-}
-GDN_DEVICE bool is_step(const struct heads_step &s) { return s.number >= 0; }
-
-/* ---- The warp that loads: one thread --------------------------------------------------------- */
-
 /* Steps and items that a block has done, which say whose turn at a barrier it is. */
 struct heads_count {
     uint32_t step, item;
@@ -101,14 +105,17 @@ struct heads_count {
 GDN_DEVICE void load_step(struct heads_shared &sh, const struct gdn_cu_backward &a,
                           const struct heads_step &s, const struct heads_count &n)
 {
-    const struct chunk_record &from = record_of(a, s.number, s.head);
-    const struct gdn_cu_place  place = a.places[s.number];
-    const int                  now = n.step % 2;
-    struct head_rows          &to = sh.rows[now];
-    uint64_t                  &full = sh.rows_full[now];
+    const int         now = n.step % 2, at[4] = { 0, s.head, (int)s.place.first, (int)s.place.batch };
+    struct head_rows &to = sh.rows[now];
+    uint64_t         &full = sh.rows_full[now];
     mbarrier_wait(shared_address(&sh.rows_free[now]), n.step / 2 % 2 ^ 1);
+    sh.steps[now] = s;
+    if (!is_step(s)) {
+        mbarrier_arrive(shared_address(&full));
+        return;
+    }
+    const struct chunk_record &from = record_of(a, s.number, s.head);
     mbarrier_expect(shared_address(&full), (int)(sizeof to + sizeof(vectors)));
-    const int at[4] = { 0, s.head, (int)place.first, (int)place.batch };
     for (int i = 0; i < 2; i++) load_tile(to.dout[i], a.dout_map, at, 64 * i, full);
     load_bytes(to.u, from.u, sizeof to.u + sizeof to.z, full);
     load_bytes(&sh.g[now], &from.v, sizeof(vectors), full);
@@ -123,24 +130,6 @@ GDN_DEVICE void load_step(struct heads_shared &sh, const struct gdn_cu_backward 
 }
 
 /* ---- Values: dv and Z . v ------------------------------------------------------------------ */
-
-/* A thread's elements of V: two rows, of which it has pairs of 64 columns as its sums have. */
-struct value_rows {
-    uint32_t v[16];
-};
-GDN_DEVICE void fetch_values(struct value_rows &to, const struct gdn_cu_backward &a,
-                             const struct stage_chunk &c, int head)
-{
-    const char *at[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) at[r] = row_at(a.rule.v, c.seq, sum_row(2 * r), head);
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        to.v[i] = 0;
-        if (sum_row(2 * i) < c.n)
-            to.v[i] = *(const uint32_t *)(at[i % 2] + 2 * head_column(2 * i));
-    }
-}
 
 /* How a gradient is stored: two numbers at once, of bf16 or float32, or one at a time. */
 enum { STORE_BF16, STORE_F32, STORE_ANY };
@@ -170,50 +159,70 @@ GDN_DEVICE void store_two(char *row, int column, const struct gdn_rows &to, bool
     else store_any(row, column, to.dtype, adds, x, y);
 }
 
-/* Z . v of a thread's rows, of its columns; dv = beta Z. */
-template <int form>
-GDN_DEVICE void store_values(float (&sum)[2], const uint32_t (&z)[16],
-                             const struct value_rows &values, const vectors &g,
-                             const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int   t = sum_row(2 * r);
-        const float beta = g.beta[t], spoil = spoil_with(g, t);
-        const bool  stores = t < c.n && a.dv.data;
-        char       *row = row_at(a.dv, c.seq, t, head);
-        sum[r] = 0;
-#pragma unroll
-        for (int i = r; i < 16; i += 2) {
-            const float x[2] = { mma_format_bf16::low(z[i]), mma_format_bf16::high(z[i]) };
-            sum[r] = fmaf(x[0], mma_format_bf16::low(values.v[i]), sum[r]);
-            sum[r] = fmaf(x[1], mma_format_bf16::high(values.v[i]), sum[r]);
-            if (stores)
-                store_two<form>(row, head_column(2 * i), a.dv, a.adds, fmaf(beta, x[0], spoil),
-                                fmaf(beta, x[1], spoil));
-        }
-    }
-}
 /* The sum of the four threads that have a row. */
 GDN_DEVICE float sum_quad(float x)
 {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-GDN_DEVICE void share_values(struct heads_shared &sh, int now, const struct value_rows &values,
+/* A warp's tokens m to m + 15, of 64 columns: Z . v, and dv = beta Z. */
+template <int form>
+GDN_DEVICE void store_values(struct heads_shared &sh, int now, int half, int m,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
-    const int group = heads_group(), form = store_form(a.dv, a.adds);
-    uint32_t  z[16];
-    float     sum[2];
-    load_turned(z, sh.rows[now].z[group]);
-    if (form == STORE_BF16) store_values<STORE_BF16>(sum, z, values, sh.g[now], a, c, head);
-    else if (form == STORE_F32) store_values<STORE_F32>(sum, z, values, sh.g[now], a, c, head);
-    else store_values<STORE_ANY>(sum, z, values, sh.g[now], a, c, head);
+    const int      l = threadIdx.x % 32;
+    const vectors &g = sh.g[now];
+    const uint32_t at = shared_address(sh.rows[now].z[half]) +
+                        tile_place(l % 8 + l / 16 * 8, m + l / 8 % 2 * 8);
+    float          sum[2] = {}, beta[2], spoil[2];
+    const char    *from[2];
+    char          *to[2];
+    bool           is[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int t = m + l / 4 + 8 * r;
+        is[r]    = t < c.n;
+        from[r]  = row_at(a.rule.v, c.seq, is[r] ? t : 0, head);
+        to[r]    = row_at(a.dv, c.seq, t, head);
+        beta[r]  = g.beta[t];
+        spoil[r] = spoil_with(g, t);
+    }
+    uint32_t v[4][4];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int column = 64 * half + 16 * (i / 4) + block_column(i % 4 / 2, 0);
+        v[i / 4][i % 4] = *(const uint32_t *)(from[i % 2] + 2 * column);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t z[4];
+        load_matrices_turned(z, at + 16 * 128 * i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int   r = j % 2, column = 64 * half + 16 * i + block_column(j / 2, 0);
+            const float x[2] = { mma_format_bf16::low(z[j]), mma_format_bf16::high(z[j]) };
+            sum[r] = fmaf(x[0], mma_format_bf16::low(v[i][j]), sum[r]);
+            sum[r] = fmaf(x[1], mma_format_bf16::high(v[i][j]), sum[r]);
+            if (is[r] && a.dv.data)
+                store_two<form>(to[r], column, a.dv, a.adds, fmaf(beta[r], x[0], spoil[r]),
+                                fmaf(beta[r], x[1], spoil[r]));
+        }
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] = sum_quad(sum[r]);
-        if (threadIdx.x % 4 == 0) sh.zv[now][group][sum_row(2 * r)] = sum[r];
+        if (l % 4 == 0) sh.zv[now][half][m + l / 4 + 8 * r] = sum[r];
+    }
+}
+GDN_DEVICE void store_values(struct heads_shared &sh, int now, int half,
+                             const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
+{
+    const int form = store_form(a.dv, a.adds);
+#pragma unroll 1
+    for (int m = 0; m < CHUNK; m += 16) {
+        if (form == STORE_BF16) store_values<STORE_BF16>(sh, now, half, m, a, c, head);
+        else if (form == STORE_F32) store_values<STORE_F32>(sh, now, half, m, a, c, head);
+        else store_values<STORE_ANY>(sh, now, half, m, a, c, head);
     }
 }
 
@@ -223,7 +232,8 @@ GDN_DEVICE void share_values(struct heads_shared &sh, int now, const struct valu
 template <bool turned>
 GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const char (&b)[2][TILE])
 {
-    const uint32_t from = wgmma_place(shared_address(a)), with = wgmma_place(shared_address(b));
+    const uint32_t from = wgmma_place(shared_address(a));
+    const uint32_t with = wgmma_place(shared_address(b));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -236,14 +246,12 @@ GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const ch
     wgmma_commit();
 }
 
-/* Products become X, or Y, with their factors, zero where no token looks. Columns behind the warp's
- * rows are left out. */
+/* Products become X, or Y, with their factors, zero where no token looks. */
 template <bool forgets> GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y)
 {
-    const token_mask         resets = tokens_of(g.resets);
-    const struct token_pairs G = pairs_of(g.G), k_scale = pairs_of(g.k_scale);
-    float                    G_row[2], f[2];
-    int                      end[2]; /* of the tokens that a row looks at */
+    const token_mask resets = tokens_of(g.resets);
+    float            G_row[2], f[2];
+    int              end[2]; /* of the tokens that a row looks at */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = sum_row(2 * r);
@@ -253,13 +261,15 @@ template <bool forgets> GDN_DEVICE void weigh_tokens(head_sums &x, const vectors
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const bool is_near = in_warp(i < 2 * ((int)threadIdx.x / 32 % 4) + 2);
+        const int    column = sum_column(4 * i);
+        const float2 G = *(const float2 *)(g.G + column), k = *(const float2 *)(g.k_scale + column);
 #pragma unroll
         for (int e = 4 * i; e < 4 * i + 4; e++) {
-            const int r = e / 2 % 2, j = sum_column(e);
-            bool      looks = is_near && j < end[r];
+            const int   r = e / 2 % 2, j = column + e % 2;
+            const float decay = ex2_approx(G_row[r] - (e % 2 ? G.y : G.x));
+            bool        looks = j < end[r];
             if (forgets) looks = looks && !are_parted(resets, j, sum_row(2 * r));
-            x[e] = looks ? x[e] * (f[r] * k_scale.at(e)) * ex2_approx(G_row[r] - G.at(e)) : 0;
+            x[e] = looks ? x[e] * (f[r] * (e % 2 ? k.y : k.x)) * decay : 0;
         }
     }
 }
@@ -286,8 +296,8 @@ GDN_DEVICE void multiply_state(head_sums &d, const char (&a)[2][TILE], const cha
         else i ? product::add_tile_columns(d, x, y) : product::tile_columns(d, x, y);
     }
 }
-/* The products of columns of S and J, of which the group has a half: on the diagonal are parts of
- * the sum of S J. Ends its group of products. */
+/* The products of columns of S and J, of which the group has a half: on the diagonal are parts of the
+ * sum of S J. */
 GDN_DEVICE void multiply_inner(head_sums &x, const struct heads_shared &sh)
 {
     const uint32_t S = wgmma_place(shared_address(sh.S[0][heads_group()]));
@@ -299,7 +309,7 @@ GDN_DEVICE void multiply_inner(head_sums &x, const struct heads_shared &sh)
         i ? product::add_both_columns(x, s, j) : product::both_columns(x, s, j);
     }
 }
-/* A thread's element of the diagonal: row g + 8 r of warp w is in columns 8 (2 w + r) to that + 7. */
+/* A thread's elements of the diagonal: row g + 8 r of warp w is in columns 8 (2 w + r) to that + 7. */
 GDN_DEVICE float diagonal_of(const head_sums &x)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -314,7 +324,8 @@ GDN_DEVICE float diagonal_of(const head_sums &x)
 template <bool turned>
 GDN_DEVICE void add_over_tokens(head_sums &d, const char *a, const char *b)
 {
-    const uint32_t from = wgmma_place(shared_address(a)), with = wgmma_place(shared_address(b));
+    const uint32_t from = wgmma_place(shared_address(a));
+    const uint32_t with = wgmma_place(shared_address(b));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t rows = i * (16 * 128 / 16);
@@ -338,14 +349,14 @@ GDN_DEVICE void multiply_tokens(struct head_gradients &d, const struct heads_sha
 /* ---- Sums of rows -------------------------------------------------------------------------- */
 
 /* A thread's elements of a tile of the group's columns. */
-GDN_DEVICE void load_pairs(uint32_t (&x)[16], const char (&tile)[2][TILE])
+GDN_DEVICE void load_pairs(head_pairs &x, const char (&tile)[2][TILE])
 {
     const char *at = tile[heads_group()];
 #pragma unroll
     for (int i = 0; i < 16; i++)
         x[i] = *(const uint32_t *)(at + tile_place(sum_row(2 * i), sum_column(2 * i)));
 }
-GDN_DEVICE void dot_rows(float (&sum)[2], const head_sums &x, const uint32_t (&with)[16])
+GDN_DEVICE void dot_rows(float (&sum)[2], const head_sums &x, const head_pairs &with)
 {
     sum[0] = sum[1] = 0;
 #pragma unroll
@@ -429,7 +440,7 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, int now,
  * to `to`. norms: sums of rows of x . given and given . given. */
 template <int form>
 GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
-                             const uint32_t (&given)[16], const struct gdn_rows &to,
+                             const head_pairs &given, const struct gdn_rows &to,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
                              const vectors &g)
 {
@@ -463,16 +474,14 @@ GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, const ch
                            const struct gdn_rows &to, const struct gdn_cu_backward &a,
                            const struct stage_chunk &c, int key, const vectors &g)
 {
-    const int form = store_form(to, a.adds);
-    uint32_t  given[16];
+    const int  form = store_form(to, a.adds);
+    head_pairs given;
     if (!to.data) return;
     load_pairs(given, tile);
     if (a.rule.norm != GDN_NORM_NONE) {
         head_sums own;
         float     along[2], squares[2];
-#pragma unroll
-        for (int e = 0; e < 32; e++)
-            own[e] = e % 2 ? mma_format_bf16::high(given[e / 2]) : mma_format_bf16::low(given[e / 2]);
+        unpack(own, given);
         dot_rows(along, x, given);
         dot_rows(squares, own, given);
         meet_workers(); /* the sums before have been read */
@@ -539,43 +548,35 @@ GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, i
 }
 
 /* X by one warpgroup, Y by the other. */
-GDN_DEVICE void make_tokens(struct heads_shared &sh, const struct gdn_cu_backward &a,
-                            const struct stage_chunk &c, int head, int now,
-                            const struct value_rows &values)
+GDN_DEVICE void make_tokens(struct heads_shared &sh, int now)
 {
     const struct head_rows &in = sh.rows[now];
+    const vectors          &g = sh.g[now];
     const bool              is_y = in_warp(heads_group() == 1);
     head_sums               x;
-    uint32_t                o[16];
+    head_pairs              o;
     if (is_y) multiply_values<false>(x, in.dout, in.u);
     else multiply_values<true>(x, in.z, in.u);
     wgmma_wait<0>();
-    share_values(sh, now, values, a, c, head);
-    if (in_warp(tokens_of(sh.g[now].resets) != 0)) weigh_tokens<true>(x, sh.g[now], is_y);
-    else weigh_tokens<false>(x, sh.g[now], is_y);
+    if (in_warp(tokens_of(g.resets) != 0)) weigh_tokens<true>(x, g, is_y);
+    else weigh_tokens<false>(x, g, is_y);
     pack(o, x);
     store_factor(is_y ? sh.Y : sh.X, o);
     async_fence();
 }
 
-/* Adds a state head's dq and dk, once its rows are there, stores dv, and shares what the gates'
- * gradients want. */
+/* Adds a state head's dq and dk, once its rows are there, and shares what the gates' gradients
+ * want. */
 GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
-                         const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
                          const struct heads_count &count)
 {
     const int             now = count.step % 2;
     vectors              &g = sh.g[now];
     struct head_gradients d;
-    uint32_t              given[16];
+    head_pairs            given;
     float                 sums[3][2], ends[2];
-    {
-        struct value_rows values;
-        fetch_values(values, a, c, head);
-        mbarrier_wait(shared_address(&sh.rows_full[now]), count.step / 2 % 2);
-        make_tokens(sh, a, c, head, now, values);
-    }
-    const bool forgets = in_warp(tokens_of(g.resets) != 0);
+    const bool            forgets = in_warp(tokens_of(g.resets) != 0);
+    make_tokens(sh, now);
     mbarrier_wait(shared_address(&sh.states_full), count.step % 2);
     const float inner = forgets ? add_states<true>(d, sh, now) : add_states<false>(d, sh, now);
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
@@ -616,76 +617,82 @@ GDN_DEVICE void start_heads(struct heads_shared &sh)
         uint64_t *const free[] = { &sh.rows_free[0], &sh.rows_free[1], &sh.states_free, &sh.keys_free };
         for (int i = 0; i < 4; i++) {
             mbarrier_init(shared_address(full[i]), 1);
-            mbarrier_init(shared_address(free[i]), HEADS_WARPS + (i < 2)); /* gates read rows' too */
+            mbarrier_init(shared_address(free[i]), HEADS_WARPS + (i < 2 ? 3 : 0));
         }
-        for (int i = 0; i < 2; i++) mbarrier_init(shared_address(&sh.parts_full[i]), HEADS_WARPS);
+        for (int i = 0; i < 2; i++) mbarrier_init(shared_address(&sh.parts_full[i]), HEADS_WARPS + 2);
         mbarrier_init_fence();
     }
     __syncthreads();
 }
 
-/* What a block does, one step after the other. */
-struct heads_way {
-    int                n_readers, reader; /* of a key head, and from one to the next */
-    int64_t            item;
-    struct heads_step  now;
-    struct heads_count count;
-};
-GDN_DEVICE struct heads_way start_way(const struct gdn_cu_backward &a)
-{
-    struct heads_way w = { a.rule.H / a.rule.Hk, reader_step(a.rule, a.rule.Hk), blockIdx.x, {}, {} };
-    w.now = find_step(a, w.item);
-    return w;
-}
-
 /* By one thread. */
 GDN_DEVICE void load_heads(struct heads_shared &sh, const struct gdn_cu_backward &a)
 {
-    struct heads_way w = start_way(a);
-    for (; is_step(w.now); w.count.step++) {
-        const struct heads_step s = w.now;
-        w.now = next_step(a, s, w.item, w.n_readers, w.reader);
-        load_step(sh, a, s, w.count);
-        w.count.item += s.i == w.n_readers - 1;
+    int64_t            item = blockIdx.x;
+    struct heads_step  s = find_step(a, item);
+    struct heads_count count = {};
+    for (; is_step(s); count.step++) {
+        const struct heads_step next = next_step(a, s, item);
+        load_step(sh, a, s, count);
+        if (next.i == 0) count.item++;
+        s = next;
     }
+    load_step(sh, a, s, count);
 }
 
 /* By a warp. */
 GDN_DEVICE void store_gates(struct heads_shared &sh, const struct gdn_cu_backward &a)
 {
-    struct heads_way w = start_way(a);
-    for (; is_step(w.now); w.count.step++) {
-        const struct heads_step s = w.now;
-        const int               now = w.count.step % 2;
-        w.now = next_step(a, s, w.item, w.n_readers, w.reader);
-        mbarrier_wait(shared_address(&sh.parts_full[now]), w.count.step / 2 % 2);
-        store_head_gates(sh, now, a, chunk_at(a.places[s.number], s.number), s.head);
+    for (uint32_t step = 0;; step++) {
+        const int now = step % 2;
+        mbarrier_wait(shared_address(&sh.parts_full[now]), step / 2 % 2);
+        const struct heads_step &s = sh.steps[now];
+        if (in_warp(!is_step(s))) return;
+        store_head_gates(sh, now, a, chunk_at(s.place, s.number), s.head);
+        release(sh.rows_free[now]);
+    }
+}
+
+/* By a warp for each half of the columns of V. */
+GDN_DEVICE void store_all_values(struct heads_shared &sh, const struct gdn_cu_backward &a, int half)
+{
+    for (uint32_t step = 0;; step++) {
+        const int now = step % 2;
+        mbarrier_wait(shared_address(&sh.rows_full[now]), step / 2 % 2);
+        const struct heads_step &s = sh.steps[now];
+        if (in_warp(is_step(s)))
+            store_values(sh, now, half, a, chunk_at(s.place, s.number), s.head);
+        release(sh.parts_full[now]);
+        if (in_warp(!is_step(s))) return;
         release(sh.rows_free[now]);
     }
 }
 
 GDN_DEVICE void work_heads(struct heads_shared &sh, const struct gdn_cu_backward &a)
 {
-    struct heads_way w = start_way(a);
-    head_sums        dq, dk;
+    const int          last = a.rule.H / a.rule.Hk - 1;
+    struct heads_count count = {};
+    head_sums          dq, dk;
 #pragma unroll 1
-    for (; in_warp(is_step(w.now)); w.count.step++) {
-        const struct heads_step  s = w.now;
-        const struct stage_chunk c = chunk_at(a.places[s.number], s.number);
-        vectors                 &g = sh.g[w.count.step % 2];
-        w.now = next_step(a, s, w.item, w.n_readers, w.reader);
+    for (;; count.step++) {
+        const int now = count.step % 2;
+        mbarrier_wait(shared_address(&sh.rows_full[now]), count.step / 2 % 2);
+        const struct heads_step &s = sh.steps[now];
+        if (in_warp(!is_step(s))) break;
+        const struct stage_chunk c = chunk_at(s.place, s.number);
         if (in_warp(s.i == 0))
 #pragma unroll
             for (int e = 0; e < 32; e++) dq[e] = dk[e] = 0;
-        run_head(dq, dk, sh, a, c, s.head, w.count);
-        if (in_warp(s.i == w.n_readers - 1)) {
-            store_rows(sh, dq, sh.keys.q, a.dq, a, c, s.key, g);
-            store_rows(sh, dk, sh.keys.k, a.dk, a, c, s.key, g);
+        run_head(dq, dk, sh, count);
+        if (in_warp(s.i == last)) {
+            store_rows(sh, dq, sh.keys.q, a.dq, a, c, s.key, sh.g[now]);
+            store_rows(sh, dk, sh.keys.k, a.dk, a, c, s.key, sh.g[now]);
             release(sh.keys_free);
-            w.count.item++;
+            count.item++;
         }
-        release(sh.rows_free[w.count.step % 2]);
+        release(sh.rows_free[now]);
     }
+    release(sh.parts_full[count.step % 2]);
 }
 
 GDN_DEVICE void backward_mma_heads(const struct gdn_cu_backward &a)
@@ -693,12 +700,14 @@ GDN_DEVICE void backward_mma_heads(const struct gdn_cu_backward &a)
     struct heads_shared &sh = *(struct heads_shared *)gdn_shared;
     start_heads(sh);
     if (in_warp(threadIdx.x < HEADS_WORKERS)) {
-        raise_registers<WORKER_REGISTERS>();
+        raise_registers<HEADS_REGISTERS>();
         work_heads(sh, a);
     } else {
-        lower_registers<LOADER_REGISTERS>();
+        lower_registers<HEADS_OTHER_REGISTERS>();
         if (threadIdx.x == HEADS_WORKERS) load_heads(sh, a);
-        if (in_warp(threadIdx.x / 32 == HEADS_WARPS + 1)) store_gates(sh, a);
+        const int warp = threadIdx.x / 32 - HEADS_WARPS;
+        if (in_warp(warp == 1)) store_gates(sh, a);
+        if (in_warp(warp >= 2)) store_all_values(sh, a, warp - 2);
     }
 }
 

@@ -16,8 +16,8 @@
 /* K and V; a tile: 64 rows of 64 elements, swizzled (tile_place()); threads of a warpgroup. */
 enum { DEEP = 128, TILE = 64 * 128, GROUP = 128 };
 
-/* Registers of a thread where two warpgroups multiply and one loads. */
-enum { WORKER_REGISTERS = 232, LOADER_REGISTERS = 40 };
+/* Registers of a thread of a walk, where two warpgroups multiply and one loads. */
+enum { WORKER_REGISTERS = 240, LOADER_REGISTERS = 24 };
 
 typedef mma_tiles<GDN_BF16> tiles;
 typedef wgmma<GDN_BF16>     product;
@@ -106,13 +106,13 @@ template <int n> GDN_DEVICE void store_factor(char *to, const uint32_t (&x)[n])
         store_matrices((at ^ i % 4 * 32) + i / 4 * TILE, x[4 * i], x[4 * i + 1], x[4 * i + 2],
                        x[4 * i + 3]);
 }
-GDN_DEVICE void load_turned(uint32_t (&x)[16], const char *tile)
+template <int n> GDN_DEVICE void load_turned(uint32_t (&x)[n], const char *tile)
 {
     const uint32_t l = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const uint32_t at = shared_address(tile) + tile_place(l % 8 + l / 16 * 8,
                                                           16 * warp + l / 8 % 2 * 8);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < n / 4; i++) {
         uint32_t y[4];
         load_matrices_turned(y, at + 16 * 128 * i);
 #pragma unroll

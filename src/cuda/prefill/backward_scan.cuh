@@ -282,19 +282,29 @@ GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a, const stru
     }
 }
 
+/* Where the state before the window is, or goes. Checkpoints are numbered through the batch. */
+GDN_DEVICE int64_t start_of(const struct gdn_cu_backward &a, int64_t row, int64_t window)
+{
+    const int64_t every = a.window_chunks * CHUNK;
+    long long     before = 0;
+    if (!a.by_prefill) return row * a.n_windows + window;
+    for (int64_t i = threadIdx.x % 32; i < row; i += 32)
+        before += range_of(a.rule.batch, i).n_valid / every;
+    return sum_warp(before) + window - 1;
+}
+
 /* By a warpgroup. */
 template <class Shared>
 GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a, const struct scan_way &w)
 {
     const struct walk_item   own = { w.b, w.head, w.col + 64 * scan_group(), 64 };
-    const int64_t            window = w.b * a.n_windows + a.window;
     const int                half = own.col / 64, step = Shared::reverse ? -1 : 1;
     const struct backward_window &in = w.in;
     struct chunk_record     *to = &record_of(a, in.first + w.first_chunk(), w.head);
     struct scan_turn         turn = { 0, 0 };
     scan_state               S;
     if (Shared::reverse) load_scan(S, strip_of(a, own, in.is_last ? a.dstate_out : a.carry, w.b));
-    else if (a.window) load_scan(S, strip_of(a, own, a.starts, window));
+    else if (a.window) load_scan(S, strip_of(a, own, a.starts, start_of(a, w.b, a.window)));
     else load_scan(S, strip_of(a, own, a.rule.from, w.b));
 #pragma unroll 1
     for (int i = (int)in.n_chunks; in_warp(i > 0); i--, to += step * a.rule.H) {
@@ -312,7 +322,8 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a, const struc
         take_turn<Shared>(turn);
     }
     if (!Shared::reverse) {
-        if (!in.is_last) store_scan(strip_of(a, own, a.starts, window + 1), S, false);
+        if (!in.is_last && !a.by_prefill)
+            store_scan(strip_of(a, own, a.starts, start_of(a, w.b, a.window + 1)), S, false);
     } else if (a.window) store_scan(strip_of(a, own, a.carry, w.b), S, false);
     else if (a.rule.to.data) store_scan(strip_of(a, own, a.rule.to, w.b), S, a.adds);
     if (leads_group()) copy_out_wait();

@@ -550,9 +550,10 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     prefill_backward  n (256 ((Hq + Hk) K + 2 H (K + V)) + 8 H K V + 16 H) + 704; n is
  *                       N / 64 + B or, if less, B max(8, T / 2048 + 1), T as above
  *                       (+ 132 B H K V: T above 512). On tensor cores (docs/gpu/backward.md)
- *                       n (124704 H + 34816 Hk + 24 + 16 H) + 704, n being N / 64 + B or, if
+ *                       n (116768 H + 32768 Hk + 24 + 16 H) + 768, n being N / 64 + B or, if
  *                       less, B max(8, 640 MiB / that of B chunks)
- *                       (+ 4 B H K V (T / 64 / that + 1): more than one such window)
+ *                       (+ 4 B H K V (T / 64 / that + 1) + that of prefill: more than one such
+ *                       window)
  *     step              a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
  *                       (+ that of decode: parents) + 192
  *     block             a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB

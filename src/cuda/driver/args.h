@@ -443,7 +443,7 @@ enum {
     GDN_CU_BACKWARD_KEYS   = 32768, /* of a key head */
     GDN_CU_PREPARE_BYTES   = 37424,
     GDN_CU_WALK_BYTES      = 222208,
-    GDN_CU_HEADS_BYTES     = 222208
+    GDN_CU_HEADS_BYTES     = 226816
 };
 
 /* Where the tokens of a chunk are in the tensors. */

@@ -66,14 +66,14 @@ struct heads_shared {
     char              S[2][2][TILE], J[2][2][TILE];
     struct key_record keys;
     char              X[TILE], Y[TILE];
-    alignas(16) vectors g[2];
-    struct heads_step   steps[2];
+    alignas(16) vectors g[4]; /* of four, as gates want them when rows are done with */
+    struct heads_step   steps[4];
     float parts[2][HEADS_GROUPS][CHUNK][2]; /* sums of a row, of 64 columns each */
     float norms[HEADS_GROUPS][CHUNK][2];
     float zv[2][HEADS_GROUPS][CHUNK]; /* Z . v */
     float ends[2][HEADS_WARPS];       /* what reaches the end, of a warp: dG of the last token */
     uint64_t rows_full[2], rows_free[2], states_full, states_free, keys_full, keys_free;
-    uint64_t parts_full[2];
+    uint64_t parts_full[2], parts_free[2];
 };
 static_assert(sizeof(struct heads_shared) <= GDN_CU_HEADS_BYTES, "heads_shared");
 
@@ -102,31 +102,33 @@ struct heads_count {
     uint32_t step, item;
 };
 
+/* In the order in which places become free. */
 GDN_DEVICE void load_step(struct heads_shared &sh, const struct gdn_cu_backward &a,
                           const struct heads_step &s, const struct heads_count &n)
 {
-    const int         now = n.step % 2, at[4] = { 0, s.head, (int)s.place.first, (int)s.place.batch };
+    const int at[4] = { 0, s.head, (int)s.place.first, (int)s.place.batch };
+    const int now = n.step % 2;
+    vectors          &g = sh.g[n.step % 4];
     struct head_rows &to = sh.rows[now];
     uint64_t         &full = sh.rows_full[now];
     mbarrier_wait(shared_address(&sh.rows_free[now]), n.step / 2 % 2 ^ 1);
-    sh.steps[now] = s;
+    sh.steps[n.step % 4] = s;
     if (!is_step(s)) {
         mbarrier_arrive(shared_address(&full));
         return;
     }
     const struct chunk_record &from = record_of(a, s.number, s.head);
-    mbarrier_expect(shared_address(&full), (int)(sizeof to + sizeof(vectors)));
+    mbarrier_expect(shared_address(&full), (int)(sizeof to + sizeof g));
     for (int i = 0; i < 2; i++) load_tile(to.dout[i], a.dout_map, at, 64 * i, full);
     load_bytes(to.u, from.u, sizeof to.u + sizeof to.z, full);
-    load_bytes(&sh.g[now], &from.v, sizeof(vectors), full);
-    if (s.i == 0) {
-        mbarrier_wait(shared_address(&sh.keys_free), n.item % 2 ^ 1);
-        mbarrier_expect(shared_address(&sh.keys_full), sizeof sh.keys);
-        load_bytes(&sh.keys, &keys_of(a, s.number, s.key), sizeof sh.keys, sh.keys_full);
-    }
+    load_bytes(&g, &from.v, sizeof g, full);
     mbarrier_wait(shared_address(&sh.states_free), n.step % 2 ^ 1);
     mbarrier_expect(shared_address(&sh.states_full), sizeof sh.S + sizeof sh.J);
     load_bytes(sh.S, from.S, sizeof sh.S + sizeof sh.J, sh.states_full);
+    if (s.i) return;
+    mbarrier_wait(shared_address(&sh.keys_free), n.item % 2 ^ 1);
+    mbarrier_expect(shared_address(&sh.keys_full), sizeof sh.keys);
+    load_bytes(&sh.keys, &keys_of(a, s.number, s.key), sizeof sh.keys, sh.keys_full);
 }
 
 /* ---- Values: dv and Z . v ------------------------------------------------------------------ */
@@ -167,11 +169,11 @@ GDN_DEVICE float sum_quad(float x)
 }
 /* A warp's tokens m to m + 15, of 64 columns: Z . v, and dv = beta Z. */
 template <int form>
-GDN_DEVICE void store_values(struct heads_shared &sh, int now, int half, int m,
+GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, int m,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
-    const int      l = threadIdx.x % 32;
-    const vectors &g = sh.g[now];
+    const int      l = threadIdx.x % 32, now = step % 2;
+    const vectors &g = sh.g[step % 4];
     const uint32_t at = shared_address(sh.rows[now].z[half]) +
                         tile_place(l % 8 + l / 16 * 8, m + l / 8 % 2 * 8);
     float          sum[2] = {}, beta[2], spoil[2];
@@ -214,15 +216,15 @@ GDN_DEVICE void store_values(struct heads_shared &sh, int now, int half, int m,
         if (l % 4 == 0) sh.zv[now][half][m + l / 4 + 8 * r] = sum[r];
     }
 }
-GDN_DEVICE void store_values(struct heads_shared &sh, int now, int half,
+GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
     const int form = store_form(a.dv, a.adds);
 #pragma unroll 1
     for (int m = 0; m < CHUNK; m += 16) {
-        if (form == STORE_BF16) store_values<STORE_BF16>(sh, now, half, m, a, c, head);
-        else if (form == STORE_F32) store_values<STORE_F32>(sh, now, half, m, a, c, head);
-        else store_values<STORE_ANY>(sh, now, half, m, a, c, head);
+        if (form == STORE_BF16) store_values<STORE_BF16>(sh, step, half, m, a, c, head);
+        else if (form == STORE_F32) store_values<STORE_F32>(sh, step, half, m, a, c, head);
+        else store_values<STORE_ANY>(sh, step, half, m, a, c, head);
     }
 }
 
@@ -296,8 +298,8 @@ GDN_DEVICE void multiply_state(head_sums &d, const char (&a)[2][TILE], const cha
         else i ? product::add_tile_columns(d, x, y) : product::tile_columns(d, x, y);
     }
 }
-/* The products of columns of S and J, of which the group has a half: on the diagonal are parts of the
- * sum of S J. */
+/* The products of columns of S and J, of which the group has a half: on the diagonal are parts of
+ * the sum of S J. */
 GDN_DEVICE void multiply_inner(head_sums &x, const struct heads_shared &sh)
 {
     const uint32_t S = wgmma_place(shared_address(sh.S[0][heads_group()]));
@@ -309,14 +311,15 @@ GDN_DEVICE void multiply_inner(head_sums &x, const struct heads_shared &sh)
         i ? product::add_both_columns(x, s, j) : product::both_columns(x, s, j);
     }
 }
-/* A thread's elements of the diagonal: row g + 8 r of warp w is in columns 8 (2 w + r) to that + 7. */
+/* A thread's elements of the diagonal: row g + 8 r of warp w is in columns 8 (2 w + r) and on. */
 GDN_DEVICE float diagonal_of(const head_sums &x)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    float     sum = 0;
+    const int  lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const bool is_odd = lane / 4 % 2;
+    float      sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        if (i / 2 == warp) sum += lane / 4 % 2 ? x[4 * i + 2 * (i % 2) + 1] : x[4 * i + 2 * (i % 2)];
+        if (i / 2 == warp) sum += is_odd ? x[4 * i + 2 * (i % 2) + 1] : x[4 * i + 2 * (i % 2)];
     return lane % 4 == lane / 8 ? sum : 0;
 }
 
@@ -401,11 +404,12 @@ GDN_DEVICE void sum_back(float (&x)[2], token_mask resets)
     }
 }
 
-GDN_DEVICE void store_head_gates(const struct heads_shared &sh, int now,
+GDN_DEVICE void store_head_gates(const struct heads_shared &sh, uint32_t step,
                                  const struct gdn_cu_backward &a, const struct stage_chunk &c,
                                  int head)
 {
-    const vectors   &g = sh.g[now];
+    const int        now = step % 2;
+    const vectors   &g = sh.g[step % 4];
     const int        lane = threadIdx.x % 32, n = g.n;
     const token_mask resets = tokens_of(g.resets);
     float            ends = 0, dg[2];
@@ -423,7 +427,8 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, int now,
         const struct gate_gradient d =
             through_gate(a.rule, c, t, head, resets >> t & 1 ? 0 : dg[i] + spoil);
         store_gradient_of(a.dg, c, t, head, d.g, a.adds);
-        const float dbeta = sh.zv[now][0][t] + sh.zv[now][1][t] + all_parts(sh.parts[now], t, 1) / beta + spoil;
+        const float zv = sh.zv[now][0][t] + sh.zv[now][1][t];
+        const float dbeta = zv + all_parts(sh.parts[now], t, 1) / beta + spoil;
         store_gradient_of(a.dbeta, c, t, head, through_beta(a.rule, c, t, head, dbeta), a.adds);
         sums[0] += d.A_log;
         sums[1] += d.dt_bias;
@@ -514,10 +519,10 @@ GDN_DEVICE void release(uint64_t &barrier)
 /* The products with states, with their factors; D has beta in it. Returns the thread's part of the
  * sum of S J. In two groups, as there are not registers for all four at once. */
 template <bool forgets>
-GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, int now)
+GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, uint32_t step)
 {
-    const struct head_rows &in = sh.rows[now];
-    const vectors          &g = sh.g[now];
+    const struct head_rows &in = sh.rows[step % 2];
+    const vectors          &g = sh.g[step % 4];
     float                   start[2], end[2], read[2], inner;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -543,15 +548,16 @@ GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, i
     weigh_rows<forgets>(d.D, read);
     wgmma_wait<0>();
     release(sh.states_free);
+    release(sh.rows_free[step % 2]);
     weigh_rows<forgets>(d.dw, end);
     return g.decay == 0 ? 0 : g.decay * inner;
 }
 
 /* X by one warpgroup, Y by the other. */
-GDN_DEVICE void make_tokens(struct heads_shared &sh, int now)
+GDN_DEVICE void make_tokens(struct heads_shared &sh, uint32_t step)
 {
-    const struct head_rows &in = sh.rows[now];
-    const vectors          &g = sh.g[now];
+    const struct head_rows &in = sh.rows[step % 2];
+    const vectors          &g = sh.g[step % 4];
     const bool              is_y = in_warp(heads_group() == 1);
     head_sums               x;
     head_pairs              o;
@@ -570,15 +576,17 @@ GDN_DEVICE void make_tokens(struct heads_shared &sh, int now)
 GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
                          const struct heads_count &count)
 {
-    const int             now = count.step % 2;
-    vectors              &g = sh.g[now];
+    const uint32_t        step = count.step;
+    const int             now = step % 2;
+    vectors              &g = sh.g[step % 4];
     struct head_gradients d;
     head_pairs            given;
     float                 sums[3][2], ends[2];
     const bool            forgets = in_warp(tokens_of(g.resets) != 0);
-    make_tokens(sh, now);
-    mbarrier_wait(shared_address(&sh.states_full), count.step % 2);
-    const float inner = forgets ? add_states<true>(d, sh, now) : add_states<false>(d, sh, now);
+    mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
+    make_tokens(sh, step);
+    mbarrier_wait(shared_address(&sh.states_full), step % 2);
+    const float inner = forgets ? add_states<true>(d, sh, step) : add_states<false>(d, sh, step);
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
     meet_workers();
     if (forgets) clean_head(sh, g);
@@ -610,16 +618,21 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
     meet_workers(); /* X and Y are done with */
 }
 
+/* Rows are free when the workers and both halves of dv are done with them; parts are full when the
+ * workers' and Z . v are there, and free when gates are. */
 GDN_DEVICE void start_heads(struct heads_shared &sh)
 {
     if (threadIdx.x == 0) {
-        uint64_t *const full[] = { &sh.rows_full[0], &sh.rows_full[1], &sh.states_full, &sh.keys_full };
-        uint64_t *const free[] = { &sh.rows_free[0], &sh.rows_free[1], &sh.states_free, &sh.keys_free };
-        for (int i = 0; i < 4; i++) {
-            mbarrier_init(shared_address(full[i]), 1);
-            mbarrier_init(shared_address(free[i]), HEADS_WARPS + (i < 2 ? 3 : 0));
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(shared_address(&sh.rows_full[i]), 1);
+            mbarrier_init(shared_address(&sh.rows_free[i]), HEADS_WARPS + 2);
+            mbarrier_init(shared_address(&sh.parts_full[i]), HEADS_WARPS + 2);
+            mbarrier_init(shared_address(&sh.parts_free[i]), 1);
         }
-        for (int i = 0; i < 2; i++) mbarrier_init(shared_address(&sh.parts_full[i]), HEADS_WARPS + 2);
+        mbarrier_init(shared_address(&sh.states_full), 1);
+        mbarrier_init(shared_address(&sh.states_free), HEADS_WARPS);
+        mbarrier_init(shared_address(&sh.keys_full), 1);
+        mbarrier_init(shared_address(&sh.keys_free), HEADS_WARPS);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -646,10 +659,10 @@ GDN_DEVICE void store_gates(struct heads_shared &sh, const struct gdn_cu_backwar
     for (uint32_t step = 0;; step++) {
         const int now = step % 2;
         mbarrier_wait(shared_address(&sh.parts_full[now]), step / 2 % 2);
-        const struct heads_step &s = sh.steps[now];
+        const struct heads_step &s = sh.steps[step % 4];
         if (in_warp(!is_step(s))) return;
-        store_head_gates(sh, now, a, chunk_at(s.place, s.number), s.head);
-        release(sh.rows_free[now]);
+        store_head_gates(sh, step, a, chunk_at(s.place, s.number), s.head);
+        release(sh.parts_free[now]);
     }
 }
 
@@ -659,11 +672,12 @@ GDN_DEVICE void store_all_values(struct heads_shared &sh, const struct gdn_cu_ba
     for (uint32_t step = 0;; step++) {
         const int now = step % 2;
         mbarrier_wait(shared_address(&sh.rows_full[now]), step / 2 % 2);
-        const struct heads_step &s = sh.steps[now];
-        if (in_warp(is_step(s)))
-            store_values(sh, now, half, a, chunk_at(s.place, s.number), s.head);
+        mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
+        const struct heads_step &s = sh.steps[step % 4];
+        const bool               is = in_warp(is_step(s));
+        if (is) store_values(sh, step, half, a, chunk_at(s.place, s.number), s.head);
         release(sh.parts_full[now]);
-        if (in_warp(!is_step(s))) return;
+        if (!is) return;
         release(sh.rows_free[now]);
     }
 }
@@ -677,7 +691,8 @@ GDN_DEVICE void work_heads(struct heads_shared &sh, const struct gdn_cu_backward
     for (;; count.step++) {
         const int now = count.step % 2;
         mbarrier_wait(shared_address(&sh.rows_full[now]), count.step / 2 % 2);
-        const struct heads_step &s = sh.steps[now];
+        const struct heads_step &s = sh.steps[count.step % 4];
+        vectors                 &g = sh.g[count.step % 4];
         if (in_warp(!is_step(s))) break;
         const struct stage_chunk c = chunk_at(s.place, s.number);
         if (in_warp(s.i == 0))
@@ -685,12 +700,11 @@ GDN_DEVICE void work_heads(struct heads_shared &sh, const struct gdn_cu_backward
             for (int e = 0; e < 32; e++) dq[e] = dk[e] = 0;
         run_head(dq, dk, sh, count);
         if (in_warp(s.i == last)) {
-            store_rows(sh, dq, sh.keys.q, a.dq, a, c, s.key, sh.g[now]);
-            store_rows(sh, dk, sh.keys.k, a.dk, a, c, s.key, sh.g[now]);
+            store_rows(sh, dq, sh.keys.q, a.dq, a, c, s.key, g);
+            store_rows(sh, dk, sh.keys.k, a.dk, a, c, s.key, g);
             release(sh.keys_free);
             count.item++;
         }
-        release(sh.rows_free[now]);
     }
     release(sh.parts_full[count.step % 2]);
 }

@@ -3,13 +3,13 @@
  * gdn_prefill_backward on tensor cores, for bf16 and K = V = 128 (formulas: docs/design/math.md,
  * section 13; the windows: backward.cu). Of each window, from the last to the first:
  *
- *     prepare        vectors, T and P of each chunk and state head              backward_prepare.cuh
- *     half, whole    S before each chunk and U; J after each chunk and Z        backward_scan.cuh
- *     heads          all gradients                                              backward_heads.cuh
+ *     prepare        vectors, T and P of each chunk and state head          backward_prepare.cuh
+ *     half, whole    S before each chunk and U; J after each chunk and Z    backward_scan.cuh
+ *     heads          all gradients                                          backward_heads.cuh
  *
- * A block of half has 64 columns of a state, one of whole has all. prepare and the walk forward go
- * through all windows first, for the states between them. The other kernels of backward.cu end the
- * call. No sum depends on the order in which blocks run.
+ * A block of half has 64 columns of a state, one of whole has all. The states between windows are
+ * those of gdn_prefill's kernels, or prepare and the walk forward go through all windows first. The
+ * other kernels of backward.cu end the call. No sum depends on the order in which blocks run.
  */
 #include "cuda/prefill/backward_heads.cuh"
 #include "cuda/prefill/backward_prepare.cuh"

@@ -26,8 +26,8 @@ struct vectors : chunk_vectors<CHUNK> {
     float read[CHUNK]; /* -beta from_start: of k . S in U */
 };
 
-/* A chunk and a state head in memory, as tiles: one copy moves neighbours. U, Z, S and J are turned:
- * rows are columns of V. */
+/* A chunk and a state head in memory, as tiles: one copy moves neighbours. U, Z, S and J are
+ * turned: rows are columns of V. */
 struct chunk_record {
     alignas(16) vectors v;
     alignas(16) char    T[TILE], P[TILE]; /* rows are tokens; T without beta */
@@ -141,7 +141,8 @@ template <int n> GDN_DEVICE void unpack(float (&to)[2 * n], const uint32_t (&x)[
 }
 
 /* x = a times the turned tile, or tiles behind one another: the rows of those are columns of x. */
-template <int n> GDN_DEVICE void multiply_rows(float (&x)[32], const uint32_t (&a)[n], const char *b)
+template <int n>
+GDN_DEVICE void multiply_rows(float (&x)[32], const uint32_t (&a)[n], const char *b)
 {
     const uint32_t place = wgmma_place(shared_address(b));
     wgmma_fence();

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two walks of backward_walk.cuh by products of warpgroups. A block has a sequence, a head and a
- * direction; each of its warpgroups has 64 columns of V, and one more warp loads. The transposed part
- * of S, or of its gradient J, is in a warpgroup's registers, the first factor of every product too:
+ * The two walks of backward_walk.cuh by products of warpgroups. A block has a sequence, a head and
+ * a direction. Each of its warpgroups has 64 columns of V, and one more warp loads. The transposed
+ * part of S, or of its gradient J, is in a warpgroup's registers, the first factor of every product
+ * too:
  *
  *     forward    R^T = beta (V^T - from_start S^T K^T)           U^T = R^T T^T
  *                S^T <- decay S^T + (to_end U)^T K
@@ -152,7 +153,8 @@ GDN_DEVICE void make_r(uint32_t (&r)[16], float (&x)[32], const float (&v)[32], 
 
 /* Without a branch between a product and its wait: with one ptxas has them wait for each other. */
 template <bool forgets, class Shared>
-GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, struct chunk_record &to, int half)
+GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, struct chunk_record &to,
+                              int half)
 {
     const int group = scan_group();
     vectors  &g = sh.g[stage];
@@ -190,7 +192,8 @@ GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, struct chunk
 /* ---- Reverse ------------------------------------------------------------------------------- */
 
 template <bool forgets, class Shared>
-GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk_record &to, int half)
+GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk_record &to,
+                              int half)
 {
     const int group = scan_group();
     vectors  &g = sh.g[stage];
@@ -274,7 +277,8 @@ GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a, const stru
         load_bytes(to[Shared::K], keys, KEYS, full);
         load_bytes(to[Shared::T], from->T, SQUARES, full);
         load_bytes(&sh.g[stage], &from->v, sizeof(vectors), full);
-        for (int j = 0; j < Shared::groups; j++) load_tile(to[Shared::X + j], map, at, 64 * j, full);
+        for (int j = 0; j < Shared::groups; j++)
+            load_tile(to[Shared::X + j], map, at, 64 * j, full);
         at[2] += step * CHUNK;
         from += step * a.rule.H;
         keys += step * a.rule.Hk;

@@ -2,8 +2,8 @@
 /*
  * Gradients of the chunked form (docs/design/math.md). An item is a sequence and a family of heads.
  * A first walk leaves the states at the start of each segment; then, from the last segment to the
- * first, a second one leaves those of its chunks with R and U, and the chunks are swept backwards. A
- * sequence of one segment has no first walk. A gate that forgets begins a piece of a chunk, whose
+ * first, a second one leaves those of its chunks with R and U, and the chunks are swept backwards.
+ * A sequence of one segment has no first walk. A gate that forgets begins a piece of a chunk, whose
  * state is zero: nothing passes it.
  *
  * States and all that has columns of V are rows, ld_v apart, so that a state is a matrix on either
@@ -38,8 +38,8 @@ struct sweep {
     ptrdiff_t ld, ld_v;
     size_t    state;                                  /* floats of a state */
     float *kq, *kqt, *gram, *ones, *unit;             /* rows of k, then q; their columns */
-    float *A, *B, *decay, *unused, *M, *mixed;        /* [16][16]; two of them */
-    float *start, *end, *g, *beta, *turned;           /* [16]; three of them */
+    float *A, *B, *decay, *unused, *mixed;            /* [16][16]; two of them */
+    float *start, *end, *g, *beta;                    /* [16] */
     float *p, *v, *r, *u;                             /* [16][ld_v] */
     float *dz, *x;                                    /* [32][ld_v]: dO, Z; what J gets of k, q */
     float *ut, *xt, *dots;                            /* [V][16], [V][32], [32][16] */
@@ -59,7 +59,8 @@ static ptrdiff_t stride_v(const struct gdn_rule *r, const struct gdn_kernels *kr
 static int64_t segment_chunks(const struct gdn_backward *w, const struct gdn_kernels *kr)
 {
     const int64_t floats = (w->rule.K + 2 * C) * (int64_t)stride_v(&w->rule, kr) * w->family_heads;
-    const int64_t most = w->longest / C + 1, fit = SEGMENT_BYTES / (floats * (int64_t)sizeof(float));
+    const int64_t fit = SEGMENT_BYTES / (floats * (int64_t)sizeof(float));
+    const int64_t most = w->longest / C + 1;
     const int64_t chunks = fit < SEGMENT_LEAST ? SEGMENT_LEAST : fit;
     return chunks < most ? chunks : most;
 }
@@ -81,15 +82,17 @@ static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struc
     const struct gdn_part parts[] = {
         { &s->kq, 2 * row_k }, { &s->kqt, 2 * kc }, { &s->gram, 2 * C * C },
         { &s->ones, 2 * C * C }, { &s->unit, 2 * C }, { &s->A, C * C }, { &s->B, C * C },
-        { &s->decay, C * C }, { &s->unused, C * C }, { &s->M, C * C }, { &s->mixed, 2 * C * C },
-        { &s->start, C }, { &s->end, C }, { &s->g, C }, { &s->beta, C }, { &s->turned, 3 * C },
+        { &s->decay, C * C }, { &s->unused, C * C }, { &s->mixed, 2 * C * C },
+        { &s->start, C }, { &s->end, C }, { &s->g, C }, { &s->beta, C },
         { &s->p, row_v }, { &s->v, row_v }, { &s->r, row_v }, { &s->u, row_v },
-        { &s->dz, 2 * row_v }, { &s->x, 2 * row_v }, { &s->ut, vc }, { &s->xt, 2 * vc }, { &s->dots, 2 * C * C },
+        { &s->dz, 2 * row_v }, { &s->x, 2 * row_v }, { &s->ut, vc }, { &s->xt, 2 * vc },
+        { &s->dots, 2 * C * C },
         { &s->by, 2 * kc }, { &s->by_j, kc }, { &s->rows, 2 * row_k },
         { &s->S, heads * s->state }, { &s->J, heads * s->state },
         { &s->strip, strip * (size_t)s->ld }, { &s->column, strip * K },
         { &s->first, segments * heads * s->state }, { &s->states, chunks * s->state },
-        { &s->R, chunks * row_v }, { &s->U, chunks * row_v }, { &s->dq, heads * row_k }, { &s->dk, heads * row_k },
+        { &s->R, chunks * row_v }, { &s->U, chunks * row_v },
+        { &s->dq, heads * row_k }, { &s->dk, heads * row_k },
         { &s->dv, heads * row_v },
     };
     return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
@@ -132,6 +135,15 @@ static int global(const struct sweep *s, int i, int n)
 static float *of_head(float *all, size_t size, int i) { return all + (size_t)i * size; }
 
 /* ---- Forward ------------------------------------------------------------------------------- */
+
+/* Asks for rows of the chunk from token t on, if there are such tokens: the i-th of n parts. */
+static void prefetch(const struct sweep *s, const struct gdn_rows *rows, int head, int D, int64_t t,
+                     int i, int n)
+{
+    if (t < 0) return;
+    for (int64_t at = t + C * i / n; at < t + C * (i + 1) / n; at++)
+        gdn_rule_prefetch(rows, s->seq, at, head, 0, D);
+}
 
 /* Rows of n tokens, zero beyond them and where `but` (NULL: nowhere) is zero. */
 static void load_v(const struct sweep *s, float *to, const struct gdn_rows *rows, int64_t t, int n,
@@ -181,11 +193,14 @@ static void forward(struct sweep *s, const float *from, float *to, float *R, flo
     const struct gdn_rule    *r = &s->w->rule;
     const struct gdn_kernels *kr = s->kr;
     const ptrdiff_t           ld = s->ld_v;
+    const int hv = gdn_rule_source(r, head, r->Hv), hk = gdn_rule_source(r, head, r->Hk);
     float *const              r_all = n < C ? s->r : R, *const u_all = n < C ? s->u : U;
     load_keys(s, head, t, n, false);
     load_gates(s, head, t, n);
-    load_v(s, s->v, &r->v, t, n, gdn_rule_source(r, head, r->Hv), s->beta);
+    load_v(s, s->v, &r->v, t, n, hv, s->beta);
     for (int c = 0; c < r->V; c += kr->strip) {
+        prefetch(s, &r->v, hv, r->V, t + C, c / kr->strip, s->n_strips);
+        prefetch(s, &r->k, hk, r->K, t + C, c / kr->strip, s->n_strips);
         kr->strip_mul(s->p + c, ld, s->kq, s->ld, from + c, ld, C, r->K, kr->strip, NULL);
         kr->chunk_write(r_all + c, u_all + c, s->x + c, ld, s->p + c, s->v + c, s->A, s->start,
                         s->end, s->beta);
@@ -244,25 +259,21 @@ static void load_state(struct sweep *s, float *S, struct gdn_place from)
 
 /* ---- Backward ------------------------------------------------------------------------------ */
 
-/* Z, below dO, P = K J, and -start dR: with the tokens in reverse it is a substitution like U. */
+/* Z, below dO, P = K J, and -start dR: a substitution like U, with the tokens in reverse. */
 static void solve_z(struct sweep *s, const float *J)
 {
     const struct gdn_kernels *kr = s->kr;
-    const ptrdiff_t           ld = s->ld_v, last = (C - 1) * ld;
-    float *Z = s->dz + C * ld, *seen = s->turned, *scale = seen + C, *Bt = s->mixed;
+    const ptrdiff_t           ld = s->ld_v;
+    float                    *Z = s->dz + C * ld, *Bt = s->mixed, minus[C], scale[C];
     for (int i = 0; i < C; i++) {
-        seen[i]  = -s->end[C - 1 - i];
-        scale[i] = -s->start[C - 1 - i] * s->beta[C - 1 - i];
-        for (int j = 0; j < C; j++) {
-            Bt[i * C + j]   = s->B[j * C + i];
-            s->M[i * C + j] = s->A[(C - 1 - j) * C + C - 1 - i];
-        }
+        minus[i] = -s->end[i];
+        scale[i] = -s->start[i] * s->beta[i];
     }
+    kr->transpose(Bt, C, s->B, C, C, C);
     for (int c = 0; c < s->w->rule.V; c += kr->strip) {
         kr->strip_mul(s->p + c, ld, s->kq, s->ld, J + c, ld, C, s->w->rule.K, kr->strip, NULL);
         kr->strip_mul(s->v + c, ld, Bt, C, s->dz + c, ld, C, C, kr->strip, NULL);
-        kr->chunk_write(s->v + last + c, Z + last + c, s->x + last + c, -ld, s->p + last + c,
-                        s->v + last + c, s->M, seen, scale, s->unit);
+        kr->chunk_return(Z + c, s->x + c, ld, s->p + c, s->v + c, s->A, minus, scale);
     }
 }
 
@@ -271,26 +282,30 @@ static void mix(struct sweep *s, const float *R, float *dbeta)
 {
     float *Y = s->dots, *X = Y + C * C, *turned = s->mixed; /* [16][32]: Y^T, X^T */
     for (int i = 0; i < C; i++) {
-        dbeta[i] = s->kr->dot(s->dz + (C + i) * s->ld_v, R + i * s->ld_v, (size_t)s->w->rule.V);
-        for (int j = 0; j < C; j++) {
-            const float x = j < i ? -X[i * C + j] * s->decay[i * C + j] : 0;
-            Y[i * C + j]  = j <= i ? Y[i * C + j] * s->decay[i * C + j] : 0;
-            X[i * C + j]  = s->beta[i] * x;
-            dbeta[i] += x * s->gram[i * C + j];
-            turned[j * 2 * C + i]     = Y[i * C + j];
-            turned[j * 2 * C + C + i] = X[i * C + j];
+        const float *decay = s->decay + i * C, *gram = s->gram + i * C;
+        float       *y = Y + i * C, *x = X + i * C, sum = 0;
+        for (int j = 0; j <= i; j++) y[j] *= decay[j];
+        for (int j = 0; j < i; j++) {
+            x[j] *= -decay[j];
+            sum += x[j] * gram[j];
+            x[j] *= s->beta[i];
         }
+        memset(y + i + 1, 0, (size_t)(C - 1 - i) * sizeof *y);
+        memset(x + i, 0, (size_t)(C - i) * sizeof *x);
+        dbeta[i] =
+            sum + s->kr->dot(s->dz + (C + i) * s->ld_v, R + i * s->ld_v, (size_t)s->w->rule.V);
     }
+    s->kr->transpose(turned, 2 * C, Y, C, C, C);
+    s->kr->transpose(turned + C, 2 * C, X, C, C, C);
 }
 
-/* Returns the inner product of two states: short runs in float32, their sum in float64. */
+/* Returns the inner product of two states: rows in float32, their sum in float64. */
 static double inner(const struct sweep *s, const float *a, const float *b)
 {
-    const size_t run = 1024;
-    double       sum = 0;
-    size_t       at  = 0;
-    for (; at + run <= s->state; at += run) sum += (double)s->kr->dot(a + at, b + at, run);
-    return sum + (double)s->kr->dot(a + at, b + at, s->state - at);
+    double sum = 0;
+    for (int x = 0; x < s->w->rule.K; x++, a += s->ld_v, b += s->ld_v)
+        sum += (double)s->kr->dot(a, b, (size_t)s->w->rule.V);
+    return sum;
 }
 
 /* dQ and dKr in `by`, dKw in by_j. X is above Y below, as keys are above queries. */
@@ -310,17 +325,16 @@ static void multiply(struct sweep *s, const float *S, const float *J)
 }
 
 /* dG of the tokens; adds dKw to dKr. */
-static void sum_gates(struct sweep *s, float *dG)
+static void sum_gates(float *restrict dG, float *restrict by, const float *restrict by_j,
+                      const float *restrict kqt, int K)
 {
-    memset(dG, 0, C * sizeof *dG);
-    for (int x = 0; x < s->w->rule.K; x++) {
-        const float *k = s->kqt + x * 2 * C, *q = k + C, *w = s->by_j + x * C;
-        float       *dq = s->by + x * 2 * C, *dk = dq + C;
+    float sum[C] = { 0 };
+    for (int x = 0; x < K; x++, by += 2 * C, by_j += C, kqt += 2 * C)
         for (int i = 0; i < C; i++) {
-            dG[i] += q[i] * dq[i] + k[i] * (dk[i] - w[i]);
-            dk[i] += w[i];
+            sum[i] += kqt[C + i] * by[i] + kqt[i] * (by[C + i] - by_j[i]);
+            by[C + i] += by_j[i];
         }
-    }
+    memcpy(dG, sum, sizeof sum);
 }
 
 static void add_rows(struct sweep *s, int n, float *dq, float *dk, float *dv)
@@ -351,7 +365,8 @@ static void add_unwritten(struct sweep *s, int head, int64_t t, int n, float *db
 
 /* Gradients of a piece; J becomes that of the state before it. S NULL: it was zero. */
 static void backward(struct sweep *s, const float *S, float *J, const float *R, const float *U,
-                     int head, int64_t t, int n, float *dq, float *dk, float *dv, float *dg, float *dbeta)
+                     int head, int64_t t, int n, float *dq, float *dk, float *dv, float *dg,
+                     float *dbeta)
 {
     const struct gdn_rule    *r = &s->w->rule;
     const struct gdn_kernels *kr = s->kr;
@@ -383,10 +398,12 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
     for (int i = 0; i < n; i++)
         carried += (double)(s->end[i] * kr->dot(s->p + i * ld, U + i * ld, V));
     multiply(s, S, J);
-    for (int c = 0; c < r->V; c += kr->strip)
+    for (int c = 0; c < r->V; c += kr->strip) {
+        prefetch(s, &s->w->dout, head, r->V, t - C, c / kr->strip, s->n_strips);
         kr->chunk_update(J + c, J + c, ld, s->start[C - 1], s->kq, s->ld, s->x + c, ld, 2 * C,
                          r->K);
-    sum_gates(s, dG);
+    }
+    sum_gates(dG, s->by, s->by_j, s->kqt, r->K);
     add_rows(s, n, dq, dk, dv);
     for (int i = n - 1; i >= 0; i--) {
         carried += (double)dG[i];
@@ -521,15 +538,9 @@ static void load_states(struct sweep *s)
     }
 }
 
-/* What stays as it is: ones, and zeros between the rows of states. */
+/* What stays as it is, and no keys. */
 static void prepare(struct sweep *s)
 {
-    const size_t heads = (size_t)s->w->family_heads, K = (size_t)s->w->rule.K;
-    const size_t wide = (size_t)(s->n_strips * s->kr->strip), ld = (size_t)s->ld_v;
-    float *const states[] = { s->S, s->J, s->states };
-    for (int i = 0; i < 3; i++)
-        for (size_t x = 0; x < heads * K * (i == 2 ? (size_t)s->segment : 1); x++)
-            memset(states[i] + x * ld + wide, 0, (ld - wide) * sizeof *s->S);
     for (int i = 0; i < 2 * C; i++) s->unit[i] = 1;
     for (int i = 0; i < 2 * C * C; i++) s->ones[i] = 1;
     memset(s->kq, 0, 2 * C * (size_t)s->ld * sizeof *s->kq);

@@ -161,9 +161,9 @@ static const struct kind kinds[] = {
 };
 
 /* chunk_write has the bits of chunk_solve, and r beside them. */
-static void check_write(const struct gdn_kernels *kr, const struct kind *kind, bool turned)
+static void check_write(const struct gdn_kernels *kr, const struct kind *kind)
 {
-    const int     n = kr->strip, ld = n + check_below(4), last = turned ? (C - 1) * ld : 0;
+    const int     n = kr->strip, ld = n + check_below(4);
     const size_t  size = (size_t)(C * n), row = (size_t)n * sizeof(float);
     struct chunk *x    = check_bytes(sizeof *x, LINE);
     make_chunk(x, kind, n);
@@ -174,7 +174,7 @@ static void check_write(const struct gdn_kernels *kr, const struct kind *kind, b
     float *w = check_matrix(C, n, ld, 0, 0), *u_want = check_lines(size, 0, 0), one[C];
     double *r_want = check_doubles(size), *r_mag = check_doubles(size);
     for (int i = 0; i < C; i++) {
-        const int at = (turned ? C - 1 - i : i) * ld;
+        const int at = i * ld;
         one[i] = 1;
         memcpy(all + i * n, x->p[i], row);
         memcpy(p + at, x->p[i], row);
@@ -192,14 +192,50 @@ static void check_write(const struct gdn_kernels *kr, const struct kind *kind, b
     const float *beta = check_copy(x->beta, sizeof x->beta, ELEMENT);
     kr->chunk_solve(o, n, w_want, all, right, n, A, B, from, to, beta);
     kr->chunk_solve(o, n, u_want, all, right, n, A, B, from, one, beta);
-    CALL(kr->chunk_write)(r + last, u + last, w + last, turned ? -ld : ld, p + last, v + last, A,
+    CALL(kr->chunk_write)(r, u, w, ld, p, v, A,
                           from, to, beta);
     for (int i = 0; i < C; i++) {
-        const int at = (turned ? C - 1 - i : i) * ld;
+        const int at = i * ld;
         check_same("u", u + at, u_want + i * n, row);
         check_same("w", w + at, w_want + i * n, row);
         check_error("r", f32_row(r + at, n), r_want + i * n, r_mag + i * n, 2);
     }
+}
+
+/* chunk_return: the system of chunk_solve with beta 1 on tokens in reverse and A's transpose. */
+static void check_return(const struct gdn_kernels *kr, const struct kind *kind)
+{
+    const int     n = kr->strip, ld = n + check_below(4);
+    const size_t  size = (size_t)(C * n);
+    struct chunk *x = check_bytes(sizeof *x, LINE), *back = check_bytes(sizeof *back, LINE);
+    float        *p = check_matrix(C, n, ld, 0, 0), *v = check_matrix(C, n, ld, 0, 0);
+    float        *u = check_matrix(C, n, ld, 0, 0), *w = check_matrix(C, n, ld, 0, 0);
+    float         end[C], scale[C];
+    make_chunk(x, kind, n);
+    memset(back, 0, sizeof *back);
+    for (int i = 0; i < C; i++) {
+        const int at = C - 1 - i;
+        memcpy(p + at * ld, x->p[i], (size_t)n * sizeof *p);
+        memcpy(v + at * ld, x->v[i], (size_t)n * sizeof *v);
+        memcpy(back->p[i], x->p[i], sizeof x->p[i]);
+        memcpy(back->v[i], x->v[i], sizeof x->v[i]);
+        end[at]   = -x->to_end[at];
+        scale[at] = x->from_start[at];
+        back->from_start[i] = end[at], back->to_end[i] = scale[at], back->beta[i] = 1;
+        for (int j = 0; j < C; j++) back->A[i][j] = x->A[C - 1 - j][at];
+    }
+    invert(back);
+    double *none = check_doubles(size), *want = check_doubles(size), *mag = check_doubles(size);
+    for (int c = 0; c < n; c++) solve(back, c, none, none, want, mag, n);
+    CALL(kr->chunk_return)(u, w, ld, p, v, check_copy(x->A, sizeof x->A, LINE),
+                           check_copy(end, sizeof end, ELEMENT),
+                           check_copy(scale, sizeof scale, ELEMENT));
+    for (int i = 0; i < C; i++)
+        check_error("w", f32_row(w + (C - 1 - i) * ld, n), want + i * n, mag + i * n, 32);
+    for (int i = 0; i < C; i++) back->to_end[i] = 1;
+    for (int c = 0; c < n; c++) solve(back, c, none, none, want, mag, n);
+    for (int i = 0; i < C; i++)
+        check_error("u", f32_row(u + (C - 1 - i) * ld, n), want + i * n, mag + i * n, 32);
 }
 
 void check_chunk_solve(const struct gdn_kernels *kr)
@@ -216,6 +252,15 @@ void check_chunk_write(const struct gdn_kernels *kr)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         for (int round = 0; round < 8; round++) {
             check_case("%s, round %d", kinds[i].name, round);
-            check_write(kr, &kinds[i], round % 2 == 1);
+            check_write(kr, &kinds[i]);
+        }
+}
+
+void check_chunk_return(const struct gdn_kernels *kr)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        for (int round = 0; round < 8; round++) {
+            check_case("%s, round %d", kinds[i].name, round);
+            check_return(kr, &kinds[i]);
         }
 }

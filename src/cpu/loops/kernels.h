@@ -139,12 +139,19 @@ struct gdn_kernels {
 
     /*
      * chunk_solve without outputs, but with r_i = v_i - from_start_i p_i and with u, w and u having
-     * its bits. All of them are [16] rows of strip floats, ld apart (below 0: the last row is
-     * first). Limits: r 2, u and w 32 of the magnitude of the recurrence.
+     * its bits. All of them are [16] rows of strip floats, ld apart. Limits: r 2, u and w 32 of the
+     * magnitude of the recurrence.
      */
     void (*chunk_write)(float *r, float *u, float *w, ptrdiff_t ld, const float *p, const float *v,
                         const float *A, const float *from_start, const float *to_end,
                         const float *beta);
+    /*
+     * The same system backwards, rows as above:
+     *     u_i = v_i - from_end_i p_i - sum_{j>i} A_ji u_j     w_i = scale_i u_i
+     * Limit 32 of the magnitude of this recurrence.
+     */
+    void (*chunk_return)(float *u, float *w, ptrdiff_t ld, const float *p, const float *v,
+                         const float *A, const float *from_end, const float *scale);
 
     /* struct gdn_step above; [dtype] is the state's. Limit 8 + K / 16 per token, for data
      * without structure where step_kv is not exact. Tables with FMA give the same bits, but

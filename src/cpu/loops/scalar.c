@@ -234,10 +234,23 @@ static void chunk_write(float *r, float *u, float *w, ptrdiff_t ld, const float 
 {
     float x[C][STRIP];
     for (int i = 0; i < C; i++) {
-        for (int c = 0; c < STRIP; c++) r[i * ld + c] = v[i * ld + c] - from_start[i] * p[i * ld + c];
+        for (int c = 0; c < STRIP; c++)
+            r[i * ld + c] = v[i * ld + c] - from_start[i] * p[i * ld + c];
         solve_row(x, i, r + i * ld, A, beta[i]);
         memcpy(u + i * ld, x[i], sizeof x[i]);
         for (int c = 0; c < STRIP; c++) w[i * ld + c] = to_end[i] * x[i][c];
+    }
+}
+
+static void chunk_return(float *u, float *w, ptrdiff_t ld, const float *p, const float *v,
+                         const float *A, const float *from_end, const float *scale)
+{
+    for (int i = C - 1; i >= 0; i--) {
+        float *z = u + i * ld;
+        for (int c = 0; c < STRIP; c++) z[c] = v[i * ld + c] - from_end[i] * p[i * ld + c];
+        for (int j = C - 1; j > i; j--)
+            for (int c = 0; c < STRIP; c++) z[c] -= A[j * C + i] * u[j * ld + c];
+        for (int c = 0; c < STRIP; c++) w[i * ld + c] = scale[i] * z[c];
     }
 }
 
@@ -431,6 +444,7 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .chunk_solve  = chunk_solve,
     .chunk_update = chunk_update,
     .chunk_write  = chunk_write,
+    .chunk_return = chunk_return,
     .step_vk      = BY_DTYPE(step_vk),
     .step_kv      = BY_DTYPE(step_kv),
     .add_outer    = add_outer,

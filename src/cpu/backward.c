@@ -24,7 +24,7 @@ enum { SEGMENT_BYTES = 32 << 20, SEGMENT_LEAST = 16 };
 struct loaded {
     int     hk, hq, n;
     int64_t t;
-    bool    queries;
+    bool    queries, shared; /* by the head that is worked on, with the one before */
 };
 
 /* Scratch of one thread; all 64-byte aligned. */
@@ -43,7 +43,7 @@ struct sweep {
     float *p, *v, *r, *u;                             /* [16][ld_v] */
     float *dz, *x;                                    /* [32][ld_v]: dO, Z; what J gets of k, q */
     float *ut, *xt, *dots;                            /* [V][16], [V][32], [32][16] */
-    float *by, *by_j, *rows;                          /* [K][32]: dQ, dKr; [K][16]: dKw; rows */
+    float *by, *rows;                                 /* [K][32]: dK, dQ; as rows */
     float *S, *J, *strip, *column;                    /* states of every head of the family */
     float *first, *states, *R, *U;                    /* of segments; of the chunks of one */
     float *dq, *dk, *dv;                              /* of a chunk, of all heads that are shared */
@@ -87,7 +87,7 @@ static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struc
         { &s->p, row_v }, { &s->v, row_v }, { &s->r, row_v }, { &s->u, row_v },
         { &s->dz, 2 * row_v }, { &s->x, 2 * row_v }, { &s->ut, vc }, { &s->xt, 2 * vc },
         { &s->dots, 2 * C * C },
-        { &s->by, 2 * kc }, { &s->by_j, kc }, { &s->rows, 2 * row_k },
+        { &s->by, 2 * kc }, { &s->rows, 2 * row_k },
         { &s->S, heads * s->state }, { &s->J, heads * s->state },
         { &s->strip, strip * (size_t)s->ld }, { &s->column, strip * K },
         { &s->first, segments * heads * s->state }, { &s->states, chunks * s->state },
@@ -145,6 +145,14 @@ static void prefetch(const struct sweep *s, const struct gdn_rows *rows, int hea
         gdn_rule_prefetch(rows, s->seq, at, head, 0, D);
 }
 
+/* The same for the i-th of n parts of a state (NULL: none). */
+static void prefetch_state(const struct sweep *s, const float *S, int i, int n)
+{
+    const size_t all = s->state / 16, from = all * (size_t)i / (size_t)n;
+    for (size_t x = from; S && x < all * (size_t)(i + 1) / (size_t)n; x++)
+        __builtin_prefetch(S + 16 * x, 0, 2);
+}
+
 /* Rows of n tokens, zero beyond them and where `but` (NULL: nowhere) is zero. */
 static void load_v(const struct sweep *s, float *to, const struct gdn_rows *rows, int64_t t, int n,
                    int head, const float *but)
@@ -166,8 +174,10 @@ static void load_keys(struct sweep *s, int head, int64_t t, int n, bool queries)
     const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
     const int rows = queries ? 2 * C : C;
     const struct loaded *l = &s->loaded;
-    if (l->n == n && l->t == t && l->hk == hk && (!queries || (l->queries && l->hq == hq))) return;
-    s->loaded = (struct loaded){ hk, hq, n, t, queries };
+    s->loaded.shared =
+        l->n == n && l->t == t && l->hk == hk && (!queries || (l->queries && l->hq == hq));
+    if (l->shared) return;
+    s->loaded = (struct loaded){ hk, hq, n, t, queries, false };
     if (n < C) memset(s->kq, 0, 2 * C * (size_t)s->ld * sizeof *s->kq);
     gdn_rule_load_rows(r, kr, s->seq, &r->k, hk, t, n, 1, s->kq, s->ld);
     if (queries)
@@ -200,7 +210,7 @@ static void forward(struct sweep *s, const float *from, float *to, float *R, flo
     load_v(s, s->v, &r->v, t, n, hv, s->beta);
     for (int c = 0; c < r->V; c += kr->strip) {
         prefetch(s, &r->v, hv, r->V, t + C, c / kr->strip, s->n_strips);
-        prefetch(s, &r->k, hk, r->K, t + C, c / kr->strip, s->n_strips);
+        if (!s->loaded.shared) prefetch(s, &r->k, hk, r->K, t + C, c / kr->strip, s->n_strips);
         kr->strip_mul(s->p + c, ld, s->kq, s->ld, from + c, ld, C, r->K, kr->strip, NULL);
         kr->chunk_write(r_all + c, u_all + c, s->x + c, ld, s->p + c, s->v + c, s->A, s->start,
                         s->end, s->beta);
@@ -260,7 +270,7 @@ static void load_state(struct sweep *s, float *S, struct gdn_place from)
 /* ---- Backward ------------------------------------------------------------------------------ */
 
 /* Z, below dO, P = K J, and -start dR: a substitution like U, with the tokens in reverse. */
-static void solve_z(struct sweep *s, const float *J)
+static void solve_z(struct sweep *s, const float *S, const float *J)
 {
     const struct gdn_kernels *kr = s->kr;
     const ptrdiff_t           ld = s->ld_v;
@@ -271,32 +281,44 @@ static void solve_z(struct sweep *s, const float *J)
     }
     kr->transpose(Bt, C, s->B, C, C, C);
     for (int c = 0; c < s->w->rule.V; c += kr->strip) {
+        prefetch_state(s, S, c / kr->strip, s->n_strips);
         kr->strip_mul(s->p + c, ld, s->kq, s->ld, J + c, ld, C, s->w->rule.K, kr->strip, NULL);
         kr->strip_mul(s->v + c, ld, Bt, C, s->dz + c, ld, C, C, kr->strip, NULL);
         kr->chunk_return(Z + c, s->x + c, ld, s->p + c, s->v + c, s->A, minus, scale);
     }
 }
 
-/* X and Y, both ways round, from the products of dO and Z with U. */
-static void mix(struct sweep *s, const float *R, float *dbeta)
+/*
+ * X and Y from the products of Z and dO with U, and what multiplies keys: X + X^T beside Y^T.
+ * dG gets their parts of the gates: what stands in A and B decays from token j to token i. (That
+ * of a token with itself does not, so its two parts, which cancel, are left out.)
+ */
+static void mix(struct sweep *s, const float *R, float *dbeta, float *dG)
 {
-    float *Y = s->dots, *X = Y + C * C, *turned = s->mixed; /* [16][32]: Y^T, X^T */
+    float *Y = s->dots, *X = Y + C * C, *keys = s->mixed; /* [16][32] */
+    memset(dG, 0, C * sizeof *dG);
     for (int i = 0; i < C; i++) {
-        const float *decay = s->decay + i * C, *gram = s->gram + i * C;
-        float       *y = Y + i * C, *x = X + i * C, sum = 0;
-        for (int j = 0; j <= i; j++) y[j] *= decay[j];
+        const float *decay = s->decay + i * C, *kk = s->gram + i * C, *qk = kk + C * C;
+        float       *y = Y + i * C, *x = X + i * C, sum = 0, all = 0;
         for (int j = 0; j < i; j++) {
-            x[j] *= -decay[j];
-            sum += x[j] * gram[j];
-            x[j] *= s->beta[i];
+            const float by_beta = -x[j] * decay[j] * kk[j];
+            x[j] *= -s->beta[i] * decay[j];
+            y[j] *= decay[j];
+            const float part = x[j] * kk[j] + y[j] * qk[j];
+            sum += by_beta;
+            all += part;
+            dG[j] -= part;
         }
-        memset(y + i + 1, 0, (size_t)(C - 1 - i) * sizeof *y);
+        dG[i] += all;
         memset(x + i, 0, (size_t)(C - i) * sizeof *x);
+        memset(y + i + 1, 0, (size_t)(C - 1 - i) * sizeof *y);
         dbeta[i] =
             sum + s->kr->dot(s->dz + (C + i) * s->ld_v, R + i * s->ld_v, (size_t)s->w->rule.V);
     }
-    s->kr->transpose(turned, 2 * C, Y, C, C, C);
-    s->kr->transpose(turned + C, 2 * C, X, C, C, C);
+    s->kr->transpose(keys, 2 * C, X, C, C, C);
+    s->kr->transpose(keys + C, 2 * C, Y, C, C, C);
+    for (int i = 0; i < C; i++)
+        for (int j = 0; j < C; j++) keys[i * 2 * C + j] += X[i * C + j];
 }
 
 /* Returns the inner product of two states: rows in float32, their sum in float64. */
@@ -308,33 +330,37 @@ static double inner(const struct sweep *s, const float *a, const float *b)
     return sum;
 }
 
-/* dQ and dKr in `by`, dKw in by_j. X is above Y below, as keys are above queries. */
-static void multiply(struct sweep *s, const float *S, const float *J)
+/* Adds q . dQ and k . dKr, as far as they come from S, to dG. */
+static void add_gates(float *restrict dG, const float *restrict by, const float *restrict kqt,
+                      int K)
+{
+    float sum[2 * C] = { 0 };
+    for (int x = 0; x < K; x++)
+        for (int i = 0; i < 2 * C; i++) sum[i] += kqt[x * 2 * C + i] * by[x * 2 * C + i];
+    for (int i = 0; i < C; i++) dG[i] += sum[i] + sum[C + i];
+}
+
+static void scale_columns(float *restrict x, const float *restrict by, int rows)
+{
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < C; i++) x[r * C + i] *= by[i];
+}
+
+/* dK and dQ, side by side in `by`. */
+static void multiply(struct sweep *s, const float *S, const float *J, float *dG)
 {
     const struct gdn_kernels *kr = s->kr;
     const int K = s->w->rule.K, V = s->w->rule.V, width = kr->strip < C ? C : kr->strip;
-    for (int c = 0; c < 2 * C; c += width) {
-        if (S)
-            kr->strip_mul(s->by + c, 2 * C, S, s->ld_v, s->xt + c, 2 * C, K, V, width, NULL);
-        kr->strip_mul(s->by + c, 2 * C, s->kqt, 2 * C, s->mixed + c, 2 * C, K, C, width,
+    const ptrdiff_t ld = s->ld_v, wide = 2 * C;
+    for (int c = 0; S && c < wide; c += width)
+        kr->strip_mul(s->by + c, wide, S, ld, s->xt + c, wide, K, V, width, NULL);
+    if (S) add_gates(dG, s->by, s->kqt, K);
+    for (int c = 0; c < wide; c += width)
+        kr->strip_mul(s->by + c, wide, s->kqt, wide, s->mixed + c, wide, K, C, width,
                       S ? s->unit : NULL);
-    }
-    kr->strip_mul(s->by_j, C, J, s->ld_v, s->ut, C, K, V, C, NULL);
-    kr->strip_mul(s->by_j, C, s->kqt + C, 2 * C, s->dots, C, K, C, C, s->end);
-    kr->strip_mul(s->by_j, C, s->kqt, 2 * C, s->dots + C * C, C, K, C, C, s->unit);
-}
-
-/* dG of the tokens; adds dKw to dKr. */
-static void sum_gates(float *restrict dG, float *restrict by, const float *restrict by_j,
-                      const float *restrict kqt, int K)
-{
-    float sum[C] = { 0 };
-    for (int x = 0; x < K; x++, by += 2 * C, by_j += C, kqt += 2 * C)
-        for (int i = 0; i < C; i++) {
-            sum[i] += kqt[C + i] * by[i] + kqt[i] * (by[C + i] - by_j[i]);
-            by[C + i] += by_j[i];
-        }
-    memcpy(dG, sum, sizeof sum);
+    scale_columns(s->ut, s->end, V);
+    kr->strip_mul(s->by, wide, J, ld, s->ut, C, K, V, C, s->unit);
+    kr->strip_mul(s->by, wide, s->kqt + C, wide, s->dots, C, K, C, C, s->unit);
 }
 
 static void add_rows(struct sweep *s, int n, float *dq, float *dk, float *dv)
@@ -345,8 +371,8 @@ static void add_rows(struct sweep *s, int n, float *dq, float *dk, float *dv)
     kr->transpose(s->rows, s->ld, s->by, 2 * C, K, 2 * C);
     for (int i = 0; i < n; i++) {
         const float *row = s->rows + i * s->ld;
-        kr->add_outer(dq + i * s->ld, 1, K, 1, &s->w->rule.scale, row);
-        kr->add_outer(dk + i * s->ld, 1, K, 1, &one, row + C * s->ld);
+        kr->add_outer(dk + i * s->ld, 1, K, 1, &one, row);
+        kr->add_outer(dq + i * s->ld, 1, K, 1, &s->w->rule.scale, row + C * s->ld);
         kr->add_outer(dv + i * s->ld_v, 1, V, 1, &s->beta[i], s->dz + (C + i) * s->ld_v);
     }
 }
@@ -372,6 +398,7 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
     const struct gdn_kernels *kr = s->kr;
     const ptrdiff_t           ld = s->ld_v;
     const size_t              V = (size_t)r->V;
+    const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
     float                     dG[C];
     load_keys(s, head, t, n, true);
     load_gates(s, head, t, n);
@@ -383,27 +410,32 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
         R = memcpy(s->r, R, (size_t)(n * ld) * sizeof *R);
         U = memcpy(s->u, U, (size_t)(n * ld) * sizeof *U);
     }
-    solve_z(s, J);
+    solve_z(s, S, J);
     for (int i = 0; i < C; i++)
         kr->norm_row(s->x + (C + i) * ld, s->dz + i * ld, s->start[i], NULL, NULL, false,
                      (size_t)ld);
     kr->transpose(s->ut, C, U, ld, C, r->V);
-    kr->transpose(s->xt, 2 * C, s->x + C * ld, ld, C, r->V);
-    kr->transpose(s->xt + C, 2 * C, s->x, ld, C, r->V);
+    kr->transpose(s->xt, 2 * C, s->x, ld, 2 * C, r->V);
     kr->strip_mul(s->dots, C, s->dz, ld, s->ut, C, 2 * C, r->V, C, NULL);
-    mix(s, R, dbeta);
+    mix(s, R, dbeta, dG);
     add_unwritten(s, head, t, n, dbeta);
 
     double carried = S ? (double)s->start[C - 1] * inner(s, S, J) : 0;
-    for (int i = 0; i < n; i++)
-        carried += (double)(s->end[i] * kr->dot(s->p + i * ld, U + i * ld, V));
-    multiply(s, S, J);
+    for (int i = 0; i < n; i++) {
+        const float part = s->end[i] * kr->dot(s->p + i * ld, U + i * ld, V);
+        carried += (double)part;
+        dG[i] -= part;
+    }
+    multiply(s, S, J, dG);
     for (int c = 0; c < r->V; c += kr->strip) {
         prefetch(s, &s->w->dout, head, r->V, t - C, c / kr->strip, s->n_strips);
+        if (!s->loaded.shared) {
+            prefetch(s, &r->k, hk, r->K, t - C, c / kr->strip, s->n_strips);
+            prefetch(s, &r->q, hq, r->K, t - C, c / kr->strip, s->n_strips);
+        }
         kr->chunk_update(J + c, J + c, ld, s->start[C - 1], s->kq, s->ld, s->x + c, ld, 2 * C,
                          r->K);
     }
-    sum_gates(dG, s->by, s->by_j, s->kqt, r->K);
     add_rows(s, n, dq, dk, dv);
     for (int i = n - 1; i >= 0; i--) {
         carried += (double)dG[i];

@@ -525,7 +525,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     all of these with checkpoints: + 64 x their number (C, or N / checkpoint_every)
  *     state_copy        P / 8 + 64, P of to_pool
- *     prefill_backward  24 x H + 208 x B x H + n_threads x H' x (4 K V (18 + T / 256) + 1 MiB);
+ *     prefill_backward  24 x H + 208 x B x H + n_threads x
+ *                       (H' x (4 (K + 32) (V + 48) (19 + T / 256) + 1 MiB) + 32 MiB);
  *                       T is N or T, and H' = H / gcd(Hq, Hk, Hv)
  *     conv1d_backward   192 x B; on a GPU 1 KiB x (W + 1) x D: dweight or dbias
  *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a GPU

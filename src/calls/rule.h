@@ -98,6 +98,11 @@ int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips);
 /* 1 / the length of a row in the formula of `norm`. */
 float gdn_rule_inverse_length(float sum_of_squares, int norm, float eps);
 
+/* Rows of n tokens of k or q, ld floats apart: `head` of it, normalised and scaled. */
+void gdn_rule_load_rows(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                        const struct gdn_seq *seq, const struct gdn_rows *rows, int head,
+                        int64_t t0, int n, float scale, float *to, ptrdiff_t ld);
+
 /* Rows of n tokens of q and k from token t0, normalised and scaled, into kq: k_t at row t,
  * q_t at row q_row + t, ld floats apart. */
 void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,

@@ -3,7 +3,11 @@
  * Gradients of the chunked form (docs/design/math.md). An item is a sequence and a family of heads.
  * A first walk leaves the states at the start of each segment; then, from the last segment to the
  * first, a second one leaves those of its chunks with R and U, and the chunks are swept backwards.
- * A gate that forgets begins a piece of a chunk, whose state is zero: nothing passes it.
+ * A sequence of one segment has no first walk. A gate that forgets begins a piece of a chunk, whose
+ * state is zero: nothing passes it.
+ *
+ * States and all that has columns of V are rows, ld_v apart, so that a state is a matrix on either
+ * side of a product.
  */
 #include <math.h>
 #include <string.h>
@@ -11,26 +15,55 @@
 #include "calls/backward.h"
 #include "state/strip.h"
 
-enum { C = GDN_CHUNK, SEGMENT = 16 }; /* chunks of a segment */
+enum { C = GDN_CHUNK };
 
-/* Scratch of one thread; all 64-byte aligned. Rows of K are ld apart, of V ld_v. */
+/* A segment has as many chunks as fit in these bytes, but no fewer than this. */
+enum { SEGMENT_BYTES = 32 << 20, SEGMENT_LEAST = 16 };
+
+/* The tokens whose keys are loaded. */
+struct loaded {
+    int     hk, hq, n;
+    int64_t t;
+    bool    queries, shared; /* by the head that is worked on, with the one before */
+};
+
+/* Scratch of one thread; all 64-byte aligned. */
 struct sweep {
     const struct gdn_backward *w;
     const struct gdn_kernels  *kr;
     const struct gdn_seq      *seq;
+    struct loaded              loaded;
     int       family, n_strips;
+    int64_t   segment;                                /* chunks */
     ptrdiff_t ld, ld_v;
-    size_t    state; /* floats of a state, in strips */
-    float *kq, *kt, *qt, *back, *gram, *ones, *unit;  /* rows and columns of k and q, grams */
-    float *A, *B, *decay, *unused, *m1, *m2;          /* [16][16] */
-    float *start, *end, *g, *beta, *minus;            /* [16] */
-    float *p, *x, *dots, *v, *o;                      /* of tokens */
-    float *dout_z, *u, *ut, *dot, *drt;               /* dO over Z; columns */
-    float *by_q, *by_k, *by_j, *dk_r, *rows;          /* [K][16], then rows */
-    float *S, *J, *flat, *strip;                      /* states; J of every head of the family */
+    size_t    state;                                  /* floats of a state */
+    float *kq, *kqt, *gram, *ones, *unit;             /* rows of k, then q; their columns */
+    float *A, *B, *decay, *unused, *mixed;            /* [16][16]; two of them */
+    float *start, *end, *g, *beta;                    /* [16] */
+    float *p, *v, *r, *u;                             /* [16][ld_v] */
+    float *dz, *x;                                    /* [32][ld_v]: dO, Z; what J gets of k, q */
+    float *ut, *xt, *dots;                            /* [V][16], [V][32], [32][16] */
+    float *by, *rows;                                 /* [K][32]: dK, dQ; as rows */
+    float *S, *J, *strip, *column;                    /* states of every head of the family */
     float *first, *states, *R, *U;                    /* of segments; of the chunks of one */
     float *dq, *dk, *dv;                              /* of a chunk, of all heads that are shared */
 };
+
+/* Rows are an odd number of 64-byte lines apart: 128 of them would share few places of a cache. */
+static ptrdiff_t stride_v(const struct gdn_rule *r, const struct gdn_kernels *kr)
+{
+    const int wide = (r->V + kr->strip - 1) / kr->strip * kr->strip;
+    return ((wide + 15) & ~15) | 16;
+}
+
+static int64_t segment_chunks(const struct gdn_backward *w, const struct gdn_kernels *kr)
+{
+    const int64_t floats = (w->rule.K + 2 * C) * (int64_t)stride_v(&w->rule, kr) * w->family_heads;
+    const int64_t fit = SEGMENT_BYTES / (floats * (int64_t)sizeof(float));
+    const int64_t most = w->longest / C + 1;
+    const int64_t chunks = fit < SEGMENT_LEAST ? SEGMENT_LEAST : fit;
+    return chunks < most ? chunks : most;
+}
 
 static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struct gdn_kernels *kr,
                       char *memory)
@@ -40,24 +73,26 @@ static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struc
     s->w = w, s->kr = kr;
     s->n_strips = (r->V + kr->strip - 1) / kr->strip;
     s->ld       = gdn_strip_ld(r->K);
-    s->ld_v     = (ptrdiff_t)strip * s->n_strips;
+    s->ld_v     = stride_v(r, kr);
     s->state    = K * (size_t)s->ld_v;
+    s->segment  = segment_chunks(w, kr);
     const size_t row_k = C * (size_t)s->ld, row_v = C * (size_t)s->ld_v, kc = C * (size_t)s->ld;
-    const size_t segments = (size_t)(w->longest / (C * SEGMENT)) + 1;
+    const size_t vc = C * (size_t)s->ld_v, chunks = heads * (size_t)s->segment;
+    const size_t segments = (size_t)(w->longest / (C * s->segment)) + 1;
     const struct gdn_part parts[] = {
-        { &s->kq, 2 * row_k }, { &s->kt, kc }, { &s->qt, kc }, { &s->back, row_k },
-        { &s->gram, 2 * C * C }, { &s->ones, 2 * C * C }, { &s->unit, C }, { &s->A, C * C },
-        { &s->B, C * C }, { &s->decay, C * C }, { &s->unused, C * C }, { &s->m1, C * C },
-        { &s->m2, C * C }, { &s->start, C }, { &s->end, C }, { &s->g, C }, { &s->beta, C },
-        { &s->minus, C }, { &s->p, 2 * C * strip }, { &s->x, C * strip },
-        { &s->dots, 2 * C * C }, { &s->v, row_v }, { &s->o, row_v }, { &s->dout_z, 2 * row_v },
-        { &s->u, row_v }, { &s->ut, row_v }, { &s->dot, row_v }, { &s->drt, row_v },
-        { &s->by_q, kc }, { &s->by_k, kc }, { &s->by_j, kc }, { &s->dk_r, row_k },
-        { &s->rows, 3 * row_k }, { &s->S, s->state }, { &s->J, heads * s->state },
-        { &s->flat, s->state }, { &s->strip, strip * (size_t)s->ld },
-        { &s->first, segments * heads * s->state },
-        { &s->states, SEGMENT * heads * s->state }, { &s->R, SEGMENT * heads * row_v },
-        { &s->U, SEGMENT * heads * row_v }, { &s->dq, heads * row_k }, { &s->dk, heads * row_k },
+        { &s->kq, 2 * row_k }, { &s->kqt, 2 * kc }, { &s->gram, 2 * C * C },
+        { &s->ones, 2 * C * C }, { &s->unit, 2 * C }, { &s->A, C * C }, { &s->B, C * C },
+        { &s->decay, C * C }, { &s->unused, C * C }, { &s->mixed, 2 * C * C },
+        { &s->start, C }, { &s->end, C }, { &s->g, C }, { &s->beta, C },
+        { &s->p, row_v }, { &s->v, row_v }, { &s->r, row_v }, { &s->u, row_v },
+        { &s->dz, 2 * row_v }, { &s->x, 2 * row_v }, { &s->ut, vc }, { &s->xt, 2 * vc },
+        { &s->dots, 2 * C * C },
+        { &s->by, 2 * kc }, { &s->rows, 2 * row_k },
+        { &s->S, heads * s->state }, { &s->J, heads * s->state },
+        { &s->strip, strip * (size_t)s->ld }, { &s->column, strip * K },
+        { &s->first, segments * heads * s->state }, { &s->states, chunks * s->state },
+        { &s->R, chunks * row_v }, { &s->U, chunks * row_v },
+        { &s->dq, heads * row_k }, { &s->dk, heads * row_k },
         { &s->dv, heads * row_v },
     };
     return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
@@ -101,64 +136,90 @@ static float *of_head(float *all, size_t size, int i) { return all + (size_t)i *
 
 /* ---- Forward ------------------------------------------------------------------------------- */
 
-static void load_v(struct sweep *s, float *to, const struct gdn_rows *rows, int64_t t, int n,
-                   int head)
+/* Asks for rows of the chunk from token t on, if there are such tokens: the i-th of n parts. */
+static void prefetch(const struct sweep *s, const struct gdn_rows *rows, int head, int D, int64_t t,
+                     int i, int n)
 {
-    memset(to, 0, C * (size_t)s->ld_v * sizeof *to);
-    for (int i = 0; i < n; i++)
-        s->kr->load_row[rows->dtype](to + i * s->ld_v, gdn_row(rows, s->seq, t + i, head),
-                                     (size_t)s->w->rule.V);
+    if (t < 0) return;
+    for (int64_t at = t + C * i / n; at < t + C * (i + 1) / n; at++)
+        gdn_rule_prefetch(rows, s->seq, at, head, 0, D);
 }
 
-/* Keys, queries, grams, gates of n tokens of a head. */
-static void load_piece(struct sweep *s, int head, int64_t t, int n)
+/* The same for the i-th of n parts of a state (NULL: none). */
+static void prefetch_state(const struct sweep *s, const float *S, int i, int n)
 {
-    const struct gdn_rule     *r = &s->w->rule;
-    const struct gdn_kernels  *kr = s->kr;
-    const struct gdn_rule_item item = { .seq = s->seq, .group = head };
-    memset(s->kq, 0, 2 * C * (size_t)s->ld * sizeof *s->kq);
-    gdn_rule_load_kq(r, kr, &item, t, n, s->kq, s->ld, C);
-    kr->transpose(s->kt, C, s->kq, s->ld, C, r->K);
-    kr->transpose(s->qt, C, s->kq + C * s->ld, s->ld, C, r->K);
-    kr->strip_mul(s->gram, C, s->kq, s->ld, s->kt, 2 * C, r->K, C);
-    memset(s->g, 0, C * sizeof *s->g);
-    memset(s->beta, 0, C * sizeof *s->beta);
-    gdn_rule_load_gates(r, kr, s->seq, head, t, n, false, s->g, s->beta);
-    if (gdn_forgets(s->g[0])) s->g[0] = 0;
-    for (int i = 0; i < C; i++) s->unit[i] = 1;
-    for (int i = 0; i < 2 * C * C; i++) s->ones[i] = 1;
-    kr->chunk_gates(s->unused, s->decay, s->start, s->end, s->g, s->unit, s->ones);
-    kr->chunk_gates(s->A, s->B, s->start, s->end, s->g, s->beta, s->gram);
+    const size_t all = s->state / 16, from = all * (size_t)i / (size_t)n;
+    for (size_t x = from; S && x < all * (size_t)(i + 1) / (size_t)n; x++)
+        __builtin_prefetch(S + 16 * x, 0, 2);
 }
 
-/* R, U and the state after a piece, from row a of its chunk on. */
-static void forward(struct sweep *s, float *S, float *R, float *U, int head, int64_t t, int n)
+/* Rows of n tokens, zero beyond them and where `but` (NULL: nowhere) is zero. */
+static void load_v(const struct sweep *s, float *to, const struct gdn_rows *rows, int64_t t, int n,
+                   int head, const float *but)
+{
+    const size_t V = (size_t)s->w->rule.V;
+    for (int i = 0; i < C; i++) {
+        float     *row = to + i * s->ld_v;
+        const bool some = i < n && !(but && but[i] == 0);
+        if (some) s->kr->load_row[rows->dtype](row, gdn_row(rows, s->seq, t + i, head), V);
+        memset(row + (some ? V : 0), 0, ((size_t)s->ld_v - (some ? V : 0)) * sizeof *row);
+    }
+}
+
+/* Keys of n tokens and what is made of them, unless they are there: heads share them. */
+static void load_keys(struct sweep *s, int head, int64_t t, int n, bool queries)
 {
     const struct gdn_rule    *r = &s->w->rule;
     const struct gdn_kernels *kr = s->kr;
-    const int                 width = kr->strip;
-    load_piece(s, head, t, n);
-    load_v(s, s->v, &r->v, t, n, gdn_rule_source(r, head, r->Hv));
-    memset(s->p, 0, 2 * C * (size_t)width * sizeof *s->p);
-    for (int j = 0; j < s->n_strips; j++) {
-        float *strip = S + (ptrdiff_t)j * r->K * width;
-        kr->strip_mul(s->p, width, s->kq, s->ld, strip, C, r->K, width);
-        for (int i = 0; i < n; i++)
-            for (int c = 0; c < width; c++) {
-                float *v = s->v + i * s->ld_v + j * width + c;
-                R[i * s->ld_v + j * width + c] = *v - s->start[i] * s->p[i * width + c];
-                if (s->beta[i] == 0) *v = 0;
-            }
-        kr->chunk_solve(s->o, s->ld_v, s->x, s->p, s->v + j * width, s->ld_v, s->A, s->B, s->start,
-                        s->unit, s->beta);
-        for (int i = 0; i < C; i++)
-            for (int c = 0; c < width; c++) {
-                float *u = s->x + i * width + c;
-                if (i < n) U[i * s->ld_v + j * width + c] = *u;
-                *u *= s->end[i];
-            }
-        kr->chunk_update(strip, s->start[C - 1], s->kq, s->ld, s->x, r->K);
+    const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
+    const int rows = queries ? 2 * C : C;
+    const struct loaded *l = &s->loaded;
+    s->loaded.shared =
+        l->n == n && l->t == t && l->hk == hk && (!queries || (l->queries && l->hq == hq));
+    if (l->shared) return;
+    s->loaded = (struct loaded){ hk, hq, n, t, queries, false };
+    if (n < C) memset(s->kq, 0, 2 * C * (size_t)s->ld * sizeof *s->kq);
+    gdn_rule_load_rows(r, kr, s->seq, &r->k, hk, t, n, 1, s->kq, s->ld);
+    if (queries)
+        gdn_rule_load_rows(r, kr, s->seq, &r->q, hq, t, n, r->scale, s->kq + C * s->ld, s->ld);
+    kr->transpose(s->kqt, 2 * C, s->kq, s->ld, rows, r->K);
+    kr->strip_mul(s->gram, C, s->kq, s->ld, s->kqt, 2 * C, rows, r->K, C, NULL);
+}
+
+/* Gates of n tokens; none of them forgets, but the first may. */
+static void load_gates(struct sweep *s, int head, int64_t t, int n)
+{
+    memset(s->g, 0, C * sizeof *s->g);
+    memset(s->beta, 0, C * sizeof *s->beta);
+    gdn_rule_load_gates(&s->w->rule, s->kr, s->seq, head, t, n, false, s->g, s->beta);
+    if (gdn_forgets(s->g[0])) s->g[0] = 0;
+    s->kr->chunk_gates(s->A, s->B, s->start, s->end, s->g, s->beta, s->gram);
+}
+
+/* R and U of a piece, and the state after it; `to` may be `from`. */
+static void forward(struct sweep *s, const float *from, float *to, float *R, float *U, int head,
+                    int64_t t, int n)
+{
+    const struct gdn_rule    *r = &s->w->rule;
+    const struct gdn_kernels *kr = s->kr;
+    const ptrdiff_t           ld = s->ld_v;
+    const int hv = gdn_rule_source(r, head, r->Hv), hk = gdn_rule_source(r, head, r->Hk);
+    float *const              r_all = n < C ? s->r : R, *const u_all = n < C ? s->u : U;
+    load_keys(s, head, t, n, false);
+    load_gates(s, head, t, n);
+    load_v(s, s->v, &r->v, t, n, hv, s->beta);
+    for (int c = 0; c < r->V; c += kr->strip) {
+        prefetch(s, &r->v, hv, r->V, t + C, c / kr->strip, s->n_strips);
+        if (!s->loaded.shared) prefetch(s, &r->k, hk, r->K, t + C, c / kr->strip, s->n_strips);
+        kr->strip_mul(s->p + c, ld, s->kq, s->ld, from + c, ld, C, r->K, kr->strip, NULL);
+        kr->chunk_write(r_all + c, u_all + c, s->x + c, ld, s->p + c, s->v + c, s->A, s->start,
+                        s->end, s->beta);
+        kr->chunk_update(to + c, from + c, ld, s->start[C - 1], s->kq, s->ld, s->x + c, ld, C,
+                         r->K);
     }
+    if (n == C) return;
+    memcpy(R, s->r, (size_t)(n * ld) * sizeof *R);
+    memcpy(U, s->u, (size_t)(n * ld) * sizeof *U);
 }
 
 /* Where the pieces of a chunk of n tokens begin, with n at the end; returns how many they are. */
@@ -180,15 +241,17 @@ static int tokens_at(const struct sweep *s, int64_t chunk)
     return left < C ? (int)left : C;
 }
 
-static void forward_chunk(struct sweep *s, float *S, float *R, float *U, int head, int64_t chunk)
+static void forward_chunk(struct sweep *s, const float *from, float *to, float *R, float *U,
+                          int head, int64_t chunk)
 {
     int       at[C + 1];
     bool      forgets;
     const int n_pieces = cut_pieces(s, head, chunk * C, tokens_at(s, chunk), at, &forgets);
     for (int i = 0; i < n_pieces; i++) {
-        if (i || forgets) memset(S, 0, s->state * sizeof *S);
-        forward(s, S, R + at[i] * s->ld_v, U + at[i] * s->ld_v, head, chunk * C + at[i],
+        if (i || forgets) from = memset(to, 0, s->state * sizeof *to);
+        forward(s, from, to, R + at[i] * s->ld_v, U + at[i] * s->ld_v, head, chunk * C + at[i],
                 at[i + 1] - at[i]);
+        from = to;
     }
 }
 
@@ -196,89 +259,134 @@ static void load_state(struct sweep *s, float *S, struct gdn_place from)
 {
     const struct gdn_rule *r = &s->w->rule;
     const int              width = s->kr->strip;
-    for (int col = 0; col < r->V; col += width)
-        gdn_load_strip(S + (ptrdiff_t)col * r->K, s->kr, from, r->K, col,
-                       r->V - col < width ? r->V - col : width, s->strip);
+    for (int c = 0; c < r->V; c += width) {
+        gdn_load_strip(s->column, s->kr, from, r->K, c, r->V - c < width ? r->V - c : width,
+                       s->strip);
+        for (int x = 0; x < r->K; x++)
+            memcpy(S + x * s->ld_v + c, s->column + x * width, (size_t)width * sizeof *S);
+    }
 }
 
 /* ---- Backward ------------------------------------------------------------------------------ */
 
-/* Strips as rows of V. */
-static void flatten(const struct sweep *s, const float *S)
-{
-    const int width = s->kr->strip, K = s->w->rule.K;
-    for (int j = 0; j < s->n_strips; j++)
-        for (int x = 0; x < K; x++)
-            memcpy(s->flat + x * s->ld_v + j * width, S + ((ptrdiff_t)j * K + x) * width,
-                   (size_t)width * sizeof *S);
-}
-
-/* Z, below dO; with the tokens in reverse order it is a forward substitution like U. */
-static void solve_z(struct sweep *s, const float *J)
+/* Z, below dO, P = K J, and -start dR: a substitution like U, with the tokens in reverse. */
+static void solve_z(struct sweep *s, const float *S, const float *J)
 {
     const struct gdn_kernels *kr = s->kr;
-    const int                 width = kr->strip, K = s->w->rule.K;
-    float                    *Z = s->dout_z + C * s->ld_v;
+    const ptrdiff_t           ld = s->ld_v;
+    float                    *Z = s->dz + C * ld, *Bt = s->mixed, minus[C], scale[C];
     for (int i = 0; i < C; i++) {
-        memcpy(s->back + i * s->ld, s->kq + (C - 1 - i) * s->ld, (size_t)s->ld * sizeof *s->back);
-        s->minus[i] = -s->end[C - 1 - i];
-        for (int j = 0; j < C; j++) {
-            s->m1[i * C + j] = s->B[j * C + C - 1 - i];
-            s->m2[i * C + j] = s->A[(C - 1 - j) * C + C - 1 - i];
-        }
+        minus[i] = -s->end[i];
+        scale[i] = -s->start[i] * s->beta[i];
     }
-    memset(s->p, 0, 2 * C * (size_t)width * sizeof *s->p);
-    memset(s->unused, 0, C * C * sizeof *s->unused);
-    for (int j = 0; j < s->n_strips; j++) {
-        for (int i = 0; i < C; i++)
-            memcpy(s->x + i * width, s->dout_z + i * s->ld_v + j * width,
-                   (size_t)width * sizeof *s->x);
-        kr->strip_mul(s->v + j * width, s->ld_v, s->m1, C, s->x, C, C, width);
-        kr->strip_mul(s->p, width, s->back, s->ld, J + (ptrdiff_t)j * K * width, C, K, width);
-        kr->chunk_solve(s->o, s->ld_v, s->x, s->p, s->v + j * width, s->ld_v, s->m2, s->unused,
-                        s->minus, s->unit, s->unit);
-        for (int i = 0; i < C; i++)
-            memcpy(Z + i * s->ld_v + j * width, s->x + (C - 1 - i) * width,
-                   (size_t)width * sizeof *s->x);
+    kr->transpose(Bt, C, s->B, C, C, C);
+    for (int c = 0; c < s->w->rule.V; c += kr->strip) {
+        prefetch_state(s, S, c / kr->strip, s->n_strips);
+        kr->strip_mul(s->p + c, ld, s->kq, s->ld, J + c, ld, C, s->w->rule.K, kr->strip, NULL);
+        kr->strip_mul(s->v + c, ld, Bt, C, s->dz + c, ld, C, C, kr->strip, NULL);
+        kr->chunk_return(Z + c, s->x + c, ld, s->p + c, s->v + c, s->A, minus, scale);
     }
 }
 
-/* x[K][16] = scale_i x + kt m, the scales being `sign` times those of the tokens. */
-static void add_mixed(struct sweep *s, float *x, float sign, const float *scale, const float *rows,
-                      const float *m)
+/*
+ * X and Y from the products of Z and dO with U, and what multiplies keys: X + X^T beside Y^T.
+ * dG gets their parts of the gates: what stands in A and B decays from token j to token i. (That
+ * of a token with itself does not, so its two parts, which cancel, are left out.)
+ */
+static void mix(struct sweep *s, const float *R, float *dbeta, float *dG)
 {
-    const int K = s->w->rule.K;
-    s->kr->strip_mul(s->rows, C, rows, C, m, K, C, C);
-    for (int i = 0; i < K * C; i++) x[i] = sign * scale[i % C] * x[i] + s->rows[i];
-}
-
-/* J before the piece. */
-static void step_j(struct sweep *s, float *J, const float *dR)
-{
-    const struct gdn_kernels *kr = s->kr;
-    const int                 width = kr->strip, K = s->w->rule.K;
-    for (int j = 0; j < s->n_strips; j++) {
-        float *strip = J + (ptrdiff_t)j * K * width;
-        for (int side = 0; side < 2; side++) {
-            const float *from = side ? dR : s->dout_z;
-            for (int i = 0; i < C; i++)
-                for (int c = 0; c < width; c++)
-                    s->x[i * width + c] = (side ? -s->start[i] : s->start[i]) *
-                                          from[i * s->ld_v + j * width + c];
-            kr->chunk_update(strip, side ? 1 : s->start[C - 1], side ? s->kq : s->kq + C * s->ld,
-                             s->ld, s->x, K);
+    float *Y = s->dots, *X = Y + C * C, *keys = s->mixed; /* [16][32] */
+    memset(dG, 0, C * sizeof *dG);
+    for (int i = 0; i < C; i++) {
+        const float *decay = s->decay + i * C, *kk = s->gram + i * C, *qk = kk + C * C;
+        float       *y = Y + i * C, *x = X + i * C, sum = 0, all = 0;
+        for (int j = 0; j < i; j++) {
+            const float by_beta = -x[j] * decay[j] * kk[j];
+            x[j] *= -s->beta[i] * decay[j];
+            y[j] *= decay[j];
+            const float part = x[j] * kk[j] + y[j] * qk[j];
+            sum += by_beta;
+            all += part;
+            dG[j] -= part;
         }
+        dG[i] += all;
+        memset(x + i, 0, (size_t)(C - i) * sizeof *x);
+        memset(y + i + 1, 0, (size_t)(C - 1 - i) * sizeof *y);
+        dbeta[i] =
+            sum + s->kr->dot(s->dz + (C + i) * s->ld_v, R + i * s->ld_v, (size_t)s->w->rule.V);
     }
+    s->kr->transpose(keys, 2 * C, X, C, C, C);
+    s->kr->transpose(keys + C, 2 * C, Y, C, C, C);
+    for (int i = 0; i < C; i++)
+        for (int j = 0; j < C; j++) keys[i * 2 * C + j] += X[i * C + j];
 }
 
-/* Returns the inner product of two states: short runs in float32, their sum in float64. */
+/* Returns the inner product of two states: rows in float32, their sum in float64. */
 static double inner(const struct sweep *s, const float *a, const float *b)
 {
-    const size_t run = 8 * (size_t)s->kr->strip;
-    double       sum = 0;
-    size_t       at  = 0;
-    for (; at + run <= s->state; at += run) sum += (double)s->kr->dot(a + at, b + at, run);
-    return sum + (double)s->kr->dot(a + at, b + at, s->state - at);
+    double sum = 0;
+    for (int x = 0; x < s->w->rule.K; x++, a += s->ld_v, b += s->ld_v)
+        sum += (double)s->kr->dot(a, b, (size_t)s->w->rule.V);
+    return sum;
+}
+
+/* Adds q . dQ and k . dKr, as far as they come from S, to dG. */
+static void add_gates(float *restrict dG, const float *restrict by, const float *restrict kqt,
+                      int K)
+{
+    float sum[2 * C] = { 0 };
+    for (int x = 0; x < K; x++)
+        for (int i = 0; i < 2 * C; i++) sum[i] += kqt[x * 2 * C + i] * by[x * 2 * C + i];
+    for (int i = 0; i < C; i++) dG[i] += sum[i] + sum[C + i];
+}
+
+static void scale_columns(float *restrict x, const float *restrict by, int rows)
+{
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < C; i++) x[r * C + i] *= by[i];
+}
+
+/* dK and dQ, side by side in `by`. */
+static void multiply(struct sweep *s, const float *S, const float *J, float *dG)
+{
+    const struct gdn_kernels *kr = s->kr;
+    const int K = s->w->rule.K, V = s->w->rule.V, width = kr->strip < C ? C : kr->strip;
+    const ptrdiff_t ld = s->ld_v, wide = 2 * C;
+    for (int c = 0; S && c < wide; c += width)
+        kr->strip_mul(s->by + c, wide, S, ld, s->xt + c, wide, K, V, width, NULL);
+    if (S) add_gates(dG, s->by, s->kqt, K);
+    for (int c = 0; c < wide; c += width)
+        kr->strip_mul(s->by + c, wide, s->kqt, wide, s->mixed + c, wide, K, C, width,
+                      S ? s->unit : NULL);
+    scale_columns(s->ut, s->end, V);
+    kr->strip_mul(s->by, wide, J, ld, s->ut, C, K, V, C, s->unit);
+    kr->strip_mul(s->by, wide, s->kqt + C, wide, s->dots, C, K, C, C, s->unit);
+}
+
+static void add_rows(struct sweep *s, int n, float *dq, float *dk, float *dv)
+{
+    const struct gdn_kernels *kr = s->kr;
+    const int                 K = s->w->rule.K, V = s->w->rule.V;
+    const float               one = 1;
+    kr->transpose(s->rows, s->ld, s->by, 2 * C, K, 2 * C);
+    for (int i = 0; i < n; i++) {
+        const float *row = s->rows + i * s->ld;
+        kr->add_outer(dk + i * s->ld, 1, K, 1, &one, row);
+        kr->add_outer(dq + i * s->ld, 1, K, 1, &s->w->rule.scale, row + C * s->ld);
+        kr->add_outer(dv + i * s->ld_v, 1, V, 1, &s->beta[i], s->dz + (C + i) * s->ld_v);
+    }
+}
+
+/* Tokens whose beta is zero left their v out of R. */
+static void add_unwritten(struct sweep *s, int head, int64_t t, int n, float *dbeta)
+{
+    const struct gdn_rule *r = &s->w->rule;
+    for (int i = 0; i < n; i++) {
+        if (s->beta[i] != 0) continue;
+        s->kr->load_row[r->v.dtype](
+            s->v, gdn_row(&r->v, s->seq, t + i, gdn_rule_source(r, head, r->Hv)), (size_t)r->V);
+        dbeta[i] += s->kr->dot(s->dz + (C + i) * s->ld_v, s->v, (size_t)r->V);
+    }
 }
 
 /* Gradients of a piece; J becomes that of the state before it. S NULL: it was zero. */
@@ -288,70 +396,47 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
 {
     const struct gdn_rule    *r = &s->w->rule;
     const struct gdn_kernels *kr = s->kr;
-    const int                 K = r->K, W = (int)s->ld_v;
-    float                    *Z = s->dout_z + C * s->ld_v, *dR = s->o, *ZU = s->dots + C * C;
+    const ptrdiff_t           ld = s->ld_v;
+    const size_t              V = (size_t)r->V;
+    const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
     float                     dG[C];
-    load_piece(s, head, t, n);
-    load_v(s, s->dout_z, &s->w->dout, t, n, head);
-    memset(s->u, 0, C * (size_t)W * sizeof *s->u);
-    memcpy(s->u, U, (size_t)(n * W) * sizeof *U);
-    solve_z(s, J);
+    load_keys(s, head, t, n, true);
+    load_gates(s, head, t, n);
+    kr->chunk_gates(s->unused, s->decay, s->start, s->end, s->g, s->unit, s->ones);
+    load_v(s, s->dz, &s->w->dout, t, n, head, NULL);
+    if (n < C) {
+        memset(s->r, 0, C * (size_t)ld * sizeof *s->r);
+        memset(s->u, 0, C * (size_t)ld * sizeof *s->u);
+        R = memcpy(s->r, R, (size_t)(n * ld) * sizeof *R);
+        U = memcpy(s->u, U, (size_t)(n * ld) * sizeof *U);
+    }
+    solve_z(s, S, J);
     for (int i = 0; i < C; i++)
-        for (int c = 0; c < W; c++) dR[i * W + c] = s->beta[i] * Z[i * W + c];
-    kr->transpose(s->ut, C, s->u, W, C, W);
-    kr->transpose(s->dot, C, s->dout_z, W, C, W);
-    kr->transpose(s->drt, C, dR, W, C, W);
+        kr->norm_row(s->x + (C + i) * ld, s->dz + i * ld, s->start[i], NULL, NULL, false,
+                     (size_t)ld);
+    kr->transpose(s->ut, C, U, ld, C, r->V);
+    kr->transpose(s->xt, 2 * C, s->x, ld, 2 * C, r->V);
+    kr->strip_mul(s->dots, C, s->dz, ld, s->ut, C, 2 * C, r->V, C, NULL);
+    mix(s, R, dbeta, dG);
+    add_unwritten(s, head, t, n, dbeta);
 
-    kr->strip_mul(s->dots, C, s->dout_z, W, s->ut, 2 * C, W, C);
-    for (int i = 0; i < C; i++) {
-        dbeta[i] = i < n ? kr->dot(Z + i * W, R + i * W, (size_t)W) : 0;
-        for (int j = 0; j < C; j++) {
-            const float decay = s->decay[i * C + j];
-            s->dots[i * C + j] = j <= i ? s->dots[i * C + j] * decay : 0;
-            ZU[i * C + j]      = j < i ? -ZU[i * C + j] * decay : 0;
-            dbeta[i] += ZU[i * C + j] * s->gram[i * C + j];
-            ZU[i * C + j] *= s->beta[i];
-        }
-    }
-    for (int i = 0; i < C * C; i++) {
-        s->m1[i] = s->dots[i % C * C + i / C];
-        s->m2[i] = ZU[i % C * C + i / C];
-    }
-    flatten(s, J);
-    kr->strip_mul(s->by_j, C, s->flat, W, s->ut, K, W, C);
-    double carried = 0;
-    if (S) {
-        carried = (double)s->start[C - 1] * inner(s, S, J);
-        flatten(s, S);
-        kr->strip_mul(s->by_q, C, s->flat, W, s->dot, K, W, C);
-        kr->strip_mul(s->by_k, C, s->flat, W, s->drt, K, W, C);
-    } else {
-        memset(s->by_q, 0, (size_t)(K * C) * sizeof *s->by_q);
-        memset(s->by_k, 0, (size_t)(K * C) * sizeof *s->by_k);
-    }
-    step_j(s, J, dR);
-    for (int i = 0; i < K * C; i++)
-        carried += (double)(s->kt[i] * s->end[i % C] * s->by_j[i]);
-    add_mixed(s, s->by_q, 1, s->start, s->kt, s->m1);
-    add_mixed(s, s->by_k, -1, s->start, s->kt, s->m2);
-    add_mixed(s, s->by_j, 1, s->end, s->qt, s->dots);
-    add_mixed(s, s->by_j, 1, s->unit, s->kt, ZU);
-
-    float *rows_q = s->rows, *rows_k = rows_q + C * s->ld, *rows_w = rows_k + C * s->ld;
-    kr->transpose(rows_q, s->ld, s->by_q, C, K, C);
-    kr->transpose(rows_k, s->ld, s->by_k, C, K, C);
-    kr->transpose(rows_w, s->ld, s->by_j, C, K, C);
+    double carried = S ? (double)s->start[C - 1] * inner(s, S, J) : 0;
     for (int i = 0; i < n; i++) {
-        const float *k = s->kq + i * s->ld, *q = s->kq + (C + i) * s->ld;
-        const ptrdiff_t at = i * s->ld;
-        dG[i] = kr->dot(q, rows_q + at, (size_t)K) + kr->dot(k, rows_k + at, (size_t)K) -
-                kr->dot(k, rows_w + at, (size_t)K);
-        for (int x = 0; x < K; x++) {
-            dq[at + x] += r->scale * rows_q[at + x];
-            dk[at + x] += rows_k[at + x] + rows_w[at + x];
-        }
-        for (int c = 0; c < W; c++) dv[i * W + c] += dR[i * W + c];
+        const float part = s->end[i] * kr->dot(s->p + i * ld, U + i * ld, V);
+        carried += (double)part;
+        dG[i] -= part;
     }
+    multiply(s, S, J, dG);
+    for (int c = 0; c < r->V; c += kr->strip) {
+        prefetch(s, &s->w->dout, head, r->V, t - C, c / kr->strip, s->n_strips);
+        if (!s->loaded.shared) {
+            prefetch(s, &r->k, hk, r->K, t - C, c / kr->strip, s->n_strips);
+            prefetch(s, &r->q, hq, r->K, t - C, c / kr->strip, s->n_strips);
+        }
+        kr->chunk_update(J + c, J + c, ld, s->start[C - 1], s->kq, s->ld, s->x + c, ld, 2 * C,
+                         r->K);
+    }
+    add_rows(s, n, dq, dk, dv);
     for (int i = n - 1; i >= 0; i--) {
         carried += (double)dG[i];
         dg[i] = (float)carried;
@@ -395,7 +480,7 @@ static void sweep_chunk(struct sweep *s, int64_t chunk)
 {
     const struct gdn_backward *w = s->w;
     const struct gdn_rule     *r = &w->rule;
-    const int64_t              t0 = chunk * C, in = chunk % SEGMENT;
+    const int64_t              t0 = chunk * C, in = chunk % s->segment;
     const int    n = tokens_at(s, chunk), heads = w->family_heads;
     const size_t row_k = C * (size_t)s->ld, row_v = C * (size_t)s->ld_v;
     memset(s->dq, 0, (size_t)heads * row_k * sizeof *s->dq);
@@ -425,19 +510,35 @@ static void sweep_chunk(struct sweep *s, int64_t chunk)
     store_rows(s, &w->dv, NULL, s->dv, s->ld_v, r->Hv, r->V, t0, n);
 }
 
-/* Chunks [from, end) of all heads: their states, R and U; or, `first`, those of segments. */
-static void walk(struct sweep *s, int h, int64_t from, int64_t end, bool first)
+/* Chunks [from, end) of all heads, from the states S on: their states, R and U. */
+static void walk(struct sweep *s, int64_t from, int64_t end)
 {
     const int    heads = s->w->family_heads;
-    const size_t row_v = C * (size_t)s->ld_v, bytes = s->state * sizeof *s->S;
-    for (int64_t c = from; c < end; c++) {
-        const int64_t place = (first ? 0 : c % SEGMENT) * heads + h;
-        if (first && c % SEGMENT == 0)
-            memcpy(of_head(s->first, s->state, (int)(c / SEGMENT) * heads + h), s->S, bytes);
-        if (!first) memcpy(of_head(s->states, s->state, (int)place), s->S, bytes);
-        forward_chunk(s, s->S, of_head(s->R, row_v, (int)place), of_head(s->U, row_v, (int)place),
-                      head_at(s, h), c);
+    const size_t row_v = C * (size_t)s->ld_v;
+    for (int64_t c = from; c < end; c++)
+        for (int h = 0; h < heads; h++) {
+            const int place = (int)(c - from) * heads + h;
+            float    *next = c + 1 < end ? of_head(s->states, s->state, place + heads)
+                                         : of_head(s->S, s->state, h);
+            forward_chunk(s, of_head(s->states, s->state, place), next,
+                          of_head(s->R, row_v, place), of_head(s->U, row_v, place),
+                          head_at(s, h), c);
+        }
+}
+
+/* The states at the start of the segments up to the one of chunk `end`. */
+static void walk_segments(struct sweep *s, int64_t end)
+{
+    const size_t heads = (size_t)s->w->family_heads, all = heads * s->state;
+    for (int64_t c = 0; c < end; c++) {
+        if (c % s->segment == 0)
+            memcpy(of_head(s->first, all, (int)(c / s->segment)), s->S, all * sizeof *s->S);
+        for (int h = 0; h < (int)heads; h++) {
+            float *S = of_head(s->S, s->state, h);
+            forward_chunk(s, S, S, s->R, s->U, head_at(s, h), c);
+        }
     }
+    memcpy(of_head(s->first, all, (int)(end / s->segment)), s->S, all * sizeof *s->S);
 }
 
 static void store_state(struct sweep *s, int h)
@@ -449,35 +550,51 @@ static void store_state(struct sweep *s, int h)
     float                     *J = of_head(s->J, s->state, h);
     if (w->adds) load_state(s, s->S, to);
     for (size_t i = 0; w->adds && i < s->state; i++) J[i] += s->S[i];
-    for (int col = 0; col < r->V; col += width)
-        gdn_store_strip(J + (ptrdiff_t)col * r->K, s->kr, to, r->K, col,
-                        r->V - col < width ? r->V - col : width, s->strip);
+    for (int c = 0; c < r->V; c += width) {
+        for (int x = 0; x < r->K; x++)
+            memcpy(s->column + x * width, J + x * s->ld_v + c, (size_t)width * sizeof *J);
+        gdn_store_strip(s->column, s->kr, to, r->K, c, r->V - c < width ? r->V - c : width,
+                        s->strip);
+    }
+}
+
+static void load_states(struct sweep *s)
+{
+    const struct gdn_backward *w = s->w;
+    for (int h = 0; h < w->family_heads; h++) {
+        const int        head = head_at(s, h);
+        struct gdn_place end = { .view = &w->dstate_out };
+        if (w->dstate_out.data) end = gdn_place_of(&w->dstate_out, s->seq->row, head, 0);
+        load_state(s, of_head(s->J, s->state, h), end);
+        load_state(s, of_head(s->S, s->state, h), gdn_rule_from(&w->rule, s->seq, head));
+    }
+}
+
+/* What stays as it is, and no keys. */
+static void prepare(struct sweep *s)
+{
+    for (int i = 0; i < 2 * C; i++) s->unit[i] = 1;
+    for (int i = 0; i < 2 * C * C; i++) s->ones[i] = 1;
+    memset(s->kq, 0, 2 * C * (size_t)s->ld * sizeof *s->kq);
+    memset(s->gram, 0, 2 * C * C * sizeof *s->gram);
+    s->loaded = (struct loaded){ .n = 0 };
 }
 
 static void run_item(struct sweep *s)
 {
-    const struct gdn_backward *w = s->w;
-    const int64_t              n_chunks = (s->seq->n_valid + C - 1) / C;
-    const int64_t              last = n_chunks ? (n_chunks - 1) / SEGMENT * SEGMENT : 0;
-    for (int h = 0; h < w->family_heads; h++) {
-        const int64_t    place = last / SEGMENT * w->family_heads + h;
-        struct gdn_place end = { .view = &w->dstate_out };
-        if (w->dstate_out.data) end = gdn_place_of(&w->dstate_out, s->seq->row, head_at(s, h), 0);
-        load_state(s, of_head(s->J, s->state, h), end);
-        load_state(s, s->S, gdn_rule_from(&w->rule, s->seq, head_at(s, h)));
-        walk(s, h, 0, last, true);
-        memcpy(of_head(s->first, s->state, (int)place), s->S, s->state * sizeof *s->S);
-    }
-    for (int64_t first = last; n_chunks && first >= 0; first -= SEGMENT) {
-        const int64_t end = first + SEGMENT < n_chunks ? first + SEGMENT : n_chunks;
-        for (int h = 0; h < w->family_heads; h++) {
-            const int64_t place = first / SEGMENT * w->family_heads + h;
-            memcpy(s->S, of_head(s->first, s->state, (int)place), s->state * sizeof *s->S);
-            walk(s, h, first, end, false);
-        }
+    const size_t  bytes = (size_t)s->w->family_heads * s->state * sizeof *s->S;
+    const int64_t n_chunks = (s->seq->n_valid + C - 1) / C;
+    const int64_t last = n_chunks ? (n_chunks - 1) / s->segment * s->segment : 0;
+    prepare(s);
+    load_states(s);
+    walk_segments(s, last);
+    for (int64_t first = last; n_chunks && first >= 0; first -= s->segment) {
+        const int64_t end = first + s->segment < n_chunks ? first + s->segment : n_chunks;
+        memcpy(s->states, s->first + (size_t)(first / s->segment) * (bytes / sizeof *s->S), bytes);
+        walk(s, first, end);
         for (int64_t c = end - 1; c >= first; c--) sweep_chunk(s, c);
     }
-    for (int h = 0; w->dstate.data && h < w->family_heads; h++) store_state(s, h);
+    for (int h = 0; s->w->dstate.data && h < s->w->family_heads; h++) store_state(s, h);
 }
 
 struct run_arg {

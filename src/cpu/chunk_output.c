@@ -90,7 +90,8 @@ static void load_d(const struct block *b)
     gdn_load_chunk_rows(s->kq, s->ld, b->kr, &c->w, b->chunk, b->first, b->head, 0, K);
     for (int i = 0; i < c->n_strips; i++) {
         float *d = d_at(b, i);
-        b->kr->strip_mul(s->p, strip, s->kq, s->ld, state_at(b, i), B16, K, strip);
+        b->kr->strip_mul(s->p, strip, s->kq, s->ld, state_at(b, i), strip, B16,
+                         K, strip, NULL);
         gdn_load_chunk_rows(d, strip, b->kr, &c->u, b->chunk, b->first, b->head, i * strip,
                             columns_of(b, i));
         for (int t = 0; t < B16 && b->first + t < s->gates.first; t++)
@@ -108,7 +109,7 @@ static void load_products(const struct block *b)
     gdn_load_chunk_rows(q, s->ld, b->kr, &r->q, b->chunk, b->first, hq, 0, r->K);
     b->kr->norm_row(q, q, r->scale, NULL, NULL, false, (size_t)(B16 * s->ld));
     b->kr->transpose(s->kt, B16, s->kq, s->ld, B16, r->K);
-    b->kr->strip_mul(s->gram, B16, s->kq, s->ld, s->kt, 2 * B16, r->K, B16);
+    b->kr->strip_mul(s->gram, B16, s->kq, s->ld, s->kt, B16, 2 * B16, r->K, B16, NULL);
 }
 
 static void run_strip(const struct block *b, int i, int from, int to)
@@ -122,9 +123,10 @@ static void run_strip(const struct block *b, int i, int from, int to)
     memset(s->v, 0, B16 * row);
     memcpy(s->v + from * strip, d_at(b, i) + from * strip, (size_t)(to - from) * row);
     memset(s->p, 0, B16 * row);
-    kr->strip_mul(s->p + B16 * strip, strip, s->kq + B16 * s->ld, s->ld, S, B16, r->K, strip);
+    kr->strip_mul(s->p + B16 * strip, strip, s->kq + B16 * s->ld, s->ld, S, strip, B16, r->K,
+                  strip, NULL);
     kr->chunk_solve(s->o, strip, s->wd, s->p, s->v, strip, s->A, s->B, s->start, s->end, s->mask);
-    kr->chunk_update(S, s->start[B16 - 1], s->kq, s->ld, s->wd, r->K);
+    kr->chunk_update(S, S, strip, s->start[B16 - 1], s->kq, s->ld, s->wd, strip, B16, r->K);
 
     const int64_t elem = (int64_t)gdn_dtype_bytes(r->out.dtype);
     for (int t = from; t < to; t++) {

@@ -63,7 +63,7 @@ static void load_d(const struct strip *p, const struct gdn_chunk *chunk, int fir
     const int                     strip = p->kr->strip, K = c->rule.K;
     float                        *d = s->d + first * strip;
     gdn_load_chunk_rows(s->rows, gdn_strip_ld(K), p->kr, &c->w, chunk, first, p->head, 0, K);
-    p->kr->strip_mul(d, strip, s->rows, gdn_strip_ld(K), s->S, B16, K, strip);
+    p->kr->strip_mul(d, strip, s->rows, gdn_strip_ld(K), s->S, strip, B16, K, strip, NULL);
     gdn_load_chunk_rows(s->u, strip, p->kr, &c->u, chunk, first, p->head, p->col, p->n);
     for (int t = 0; t < B16; t++) {
         const bool sees = first + t < g->first, reaches = first + t >= g->last;
@@ -97,8 +97,8 @@ static void run_chunk(const struct strip *p, const struct gdn_chunk *chunk)
     if (s->gates.first < chunk->n) memset(s->S, 0, (size_t)(K * strip) * sizeof *s->S);
     for (int first = 0; first < chunk->n; first += B16) {
         load_k(p, chunk, first);
-        p->kr->chunk_update(s->S, first ? 1 : s->gates.decay, s->rows, gdn_strip_ld(K),
-                            s->d + first * strip, K);
+        p->kr->chunk_update(s->S, s->S, strip, first ? 1 : s->gates.decay, s->rows,
+                            gdn_strip_ld(K), s->d + first * strip, strip, B16, K);
     }
 }
 

@@ -117,7 +117,7 @@ static void solve_piece(const struct block *b, int strip_number, int from, int t
     memset(s->right, 0, (size_t)(B16 * strip) * sizeof *s->right);
     for (int t = from; t < to; t++) load_right(b, &p, b->first + t, s->right + t * strip);
     if (b->first)
-        kr->strip_mul(s->p, strip, s->cross, c->C, x, B16, b->first, strip);
+        kr->strip_mul(s->p, strip, s->cross, c->C, x, strip, B16, b->first, strip, NULL);
     kr->chunk_solve(s->o, strip, own, s->p, s->right, strip, s->A, s->one, s->start, s->end,
                     s->mask);
     kr->norm_row(x, x, s->start[B16 - 1], NULL, NULL, false, (size_t)(b->first * strip));
@@ -191,7 +191,8 @@ static void load_keys(struct scratch *s, const struct gdn_uw_call *c, const stru
     for (int b = 0; b < c->C; b += B16) {
         const float *k = s->k + b * s->ld;
         kr->transpose(s->kt, B16, k, s->ld, B16, c->rule.K);
-        kr->strip_mul(s->gram + b * c->C + b, c->C, k, s->ld, s->kt, c->C - b, c->rule.K, B16);
+        kr->strip_mul(s->gram + b * c->C + b, c->C, k, s->ld, s->kt, B16, c->C - b, c->rule.K,
+                      B16, NULL);
     }
     memset(s->own, 0, 2 * B16 * B16 * sizeof *s->own);
     memset(s->one, 0, B16 * B16 * sizeof *s->one);

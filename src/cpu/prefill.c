@@ -126,7 +126,7 @@ static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct g
     if (n < C) memset(c->kq, 0, 2 * C * (size_t)c->ld * sizeof *c->kq);
     gdn_rule_load_kq(r, kr, item, t0, n, c->kq, c->ld, C);
     kr->transpose(c->kt, C, c->kq, c->ld, C, r->K);
-    kr->strip_mul(c->gram, C, c->kq, c->ld, c->kt, 2 * C, r->K, C);
+    kr->strip_mul(c->gram, C, c->kq, c->ld, c->kt, C, 2 * C, r->K, C, NULL);
     if (r->products)
         r->products->round_rows((uint16_t *)(void *)c->rows16, c->kq, c->ld, r->K);
 }
@@ -222,7 +222,7 @@ static void multiply(struct chunk *c, const struct gdn_rule *r, const struct gdn
         r->products->strip_mul(c->p, kr->strip, (const uint16_t *)(const void *)c->rows16, pairs,
                                r->K);
     else
-        kr->strip_mul(c->p, kr->strip, c->kq, c->ld, S, 2 * C, r->K, kr->strip);
+        kr->strip_mul(c->p, kr->strip, c->kq, c->ld, S, kr->strip, 2 * C, r->K, kr->strip, NULL);
     memset(c->p, 0, (size_t)(a * kr->strip) * sizeof *c->p);
 }
 
@@ -248,7 +248,7 @@ static void finish_range(struct chunk *c, const struct gdn_rule *r, const struct
     if (pairs)
         r->products->chunk_update(S, pairs, x->decay, k, c->ld, c->w, r->K);
     else
-        kr->chunk_update(S, x->decay, k, c->ld, c->w, r->K);
+        kr->chunk_update(S, S, kr->strip, x->decay, k, c->ld, c->w, kr->strip, C, r->K);
 }
 
 /* The ranges from a to checkpoints within [a, b], except the end of the chunk's n tokens. */

@@ -19,28 +19,28 @@ float gdn_rule_inverse_length(float sum_of_squares, int norm, float eps)
     }
 }
 
+void gdn_rule_load_rows(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                        const struct gdn_seq *seq, const struct gdn_rows *rows, int head,
+                        int64_t t0, int n, float scale, float *to, ptrdiff_t ld)
+{
+    const size_t K = (size_t)r->K;
+    for (int t = 0; t < n; t++, to += ld) {
+        float by = scale;
+        kr->load_row[rows->dtype](to, gdn_row(rows, seq, t0 + t, head), K);
+        if (r->norm != GDN_NORM_NONE)
+            by *= gdn_rule_inverse_length(kr->dot(to, to, K), r->norm, r->norm_eps);
+        if (by != 1) kr->norm_row(to, to, by, NULL, NULL, false, K);
+    }
+}
+
 void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
                       const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
                       ptrdiff_t ld, int q_row)
 {
-    const int    head = gdn_rule_head(r, item->group, 0);
-    const int    hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
-    const size_t K = (size_t)r->K;
-    for (int t = 0; t < n; t++) {
-        float *k = kq + t * ld, *q = kq + (q_row + t) * ld;
-        kr->load_row[r->k.dtype](k, gdn_row(&r->k, item->seq, t0 + t, hk), K);
-        kr->load_row[r->q.dtype](q, gdn_row(&r->q, item->seq, t0 + t, hq), K);
-        if (r->norm != GDN_NORM_NONE) {
-            const float length =
-                gdn_rule_inverse_length(kr->dot(k, k, K), r->norm, r->norm_eps);
-            kr->norm_row(k, k, length, NULL, NULL, false, K);
-        }
-        const float length = r->norm == GDN_NORM_NONE
-                                 ? 1.0f
-                                 : gdn_rule_inverse_length(kr->dot(q, q, K), r->norm,
-                                                           r->norm_eps);
-        kr->norm_row(q, q, length * r->scale, NULL, NULL, false, K);
-    }
+    const int head = gdn_rule_head(r, item->group, 0);
+    const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
+    gdn_rule_load_rows(r, kr, item->seq, &r->k, hk, t0, n, 1, kq, ld);
+    gdn_rule_load_rows(r, kr, item->seq, &r->q, hq, t0, n, r->scale, kq + q_row * ld, ld);
 }
 
 void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,

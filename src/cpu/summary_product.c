@@ -75,7 +75,8 @@ static void run_item(void *arg, int64_t item, int thread)
         gdn_load_strip(c.U, kr, gdn_place_of(&a->U, range, h, 0), a->K, col, n, c.rows);
         if (!is_known_zero) load_transition(&c, a, kr, gdn_place_of(&a->M, range, h, 0).data);
         if (!is_known_zero && !c.is_zero) { /* what is forgotten may be NaN (G7) */
-            kr->strip_mul(c.P, kr->strip, c.M, gdn_strip_ld(a->K), c.S, a->K, a->K, kr->strip);
+            kr->strip_mul(c.P, kr->strip, c.M, gdn_strip_ld(a->K), c.S, kr->strip, a->K, a->K,
+                          kr->strip, NULL);
             for (int x = 0; x < a->K * kr->strip; x++) c.U[x] += c.P[x];
         }
         float *before = c.S;

@@ -39,6 +39,8 @@ void check_strip_mul(const struct gdn_kernels *kr);
 void check_chunk_gates(const struct gdn_kernels *kr);
 void check_chunk_solve(const struct gdn_kernels *kr);
 void check_chunk_update(const struct gdn_kernels *kr);
+void check_chunk_write(const struct gdn_kernels *kr);
+void check_chunk_return(const struct gdn_kernels *kr);
 void check_step_vk(const struct gdn_kernels *kr);
 void check_step_kv(const struct gdn_kernels *kr);
 void check_add_outer(const struct gdn_kernels *kr);

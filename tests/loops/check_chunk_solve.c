@@ -150,20 +150,117 @@ static void check_one(const struct gdn_kernels *kr, const struct kind *kind, boo
                     kr->chunk_solve(o, ld_o, w, p, v, ld_v, A, B, from, to, beta));
 }
 
+static const struct kind kinds[] = {
+    { "ordinary", 0, 1, 0, 1, -0.2 },
+    { "beta up to 2", 0, 1, 0, 2, -0.05 },
+    { "correlated keys, beta near 1", 1, 0.05, 0.9, 1, -0.01 },
+    { "correlated keys, beta near 2", 1, 0.05, 1.9, 2, -1e-3 },
+    { "equal keys, beta 2, no decay", 1, 0, 2, 2, 0 },
+    { "beta 0", 0, 1, 0, 0, -0.2 },
+    { "strong decay", 0, 1, 0, 1, -30 },
+};
+
+/* chunk_write has the bits of chunk_solve, and r beside them. */
+static void check_write(const struct gdn_kernels *kr, const struct kind *kind)
+{
+    const int     n = kr->strip, ld = n + check_below(4);
+    const size_t  size = (size_t)(C * n), row = (size_t)n * sizeof(float);
+    struct chunk *x    = check_bytes(sizeof *x, LINE);
+    make_chunk(x, kind, n);
+    float *all = check_lines(2 * size, 0, 0), *right = check_lines(size, 0, 0);
+    float *o = check_lines(size, 0, 0), *w_want = check_lines(size, 0, 0);
+    float *p = check_matrix(C, n, ld, 0, 0), *v = check_matrix(C, n, ld, 0, 0);
+    float *r = check_matrix(C, n, ld, 0, 0), *u = check_matrix(C, n, ld, 0, 0);
+    float *w = check_matrix(C, n, ld, 0, 0), *u_want = check_lines(size, 0, 0), one[C];
+    double *r_want = check_doubles(size), *r_mag = check_doubles(size);
+    for (int i = 0; i < C; i++) {
+        const int at = i * ld;
+        one[i] = 1;
+        memcpy(all + i * n, x->p[i], row);
+        memcpy(p + at, x->p[i], row);
+        memcpy(right + i * n, x->v[i], row);
+        memcpy(v + at, x->v[i], row);
+        for (int c = 0; c < n; c++) {
+            const double seen = (double)x->from_start[i] * x->p[i][c];
+            r_want[i * n + c] = x->v[i][c] - seen;
+            r_mag[i * n + c]  = fabs((double)x->v[i][c]) + fabs(seen);
+        }
+    }
+    const float *A = check_copy(x->A, sizeof x->A, LINE), *B = check_copy(x->B, sizeof x->B, LINE);
+    const float *from = check_copy(x->from_start, sizeof x->from_start, ELEMENT);
+    const float *to   = check_copy(x->to_end, sizeof x->to_end, ELEMENT);
+    const float *beta = check_copy(x->beta, sizeof x->beta, ELEMENT);
+    kr->chunk_solve(o, n, w_want, all, right, n, A, B, from, to, beta);
+    kr->chunk_solve(o, n, u_want, all, right, n, A, B, from, one, beta);
+    CALL(kr->chunk_write)(r, u, w, ld, p, v, A,
+                          from, to, beta);
+    for (int i = 0; i < C; i++) {
+        const int at = i * ld;
+        check_same("u", u + at, u_want + i * n, row);
+        check_same("w", w + at, w_want + i * n, row);
+        check_error("r", f32_row(r + at, n), r_want + i * n, r_mag + i * n, 2);
+    }
+}
+
+/* chunk_return: the system of chunk_solve with beta 1 on tokens in reverse and A's transpose. */
+static void check_return(const struct gdn_kernels *kr, const struct kind *kind)
+{
+    const int     n = kr->strip, ld = n + check_below(4);
+    const size_t  size = (size_t)(C * n);
+    struct chunk *x = check_bytes(sizeof *x, LINE), *back = check_bytes(sizeof *back, LINE);
+    float        *p = check_matrix(C, n, ld, 0, 0), *v = check_matrix(C, n, ld, 0, 0);
+    float        *u = check_matrix(C, n, ld, 0, 0), *w = check_matrix(C, n, ld, 0, 0);
+    float         end[C], scale[C];
+    make_chunk(x, kind, n);
+    memset(back, 0, sizeof *back);
+    for (int i = 0; i < C; i++) {
+        const int at = C - 1 - i;
+        memcpy(p + at * ld, x->p[i], (size_t)n * sizeof *p);
+        memcpy(v + at * ld, x->v[i], (size_t)n * sizeof *v);
+        memcpy(back->p[i], x->p[i], sizeof x->p[i]);
+        memcpy(back->v[i], x->v[i], sizeof x->v[i]);
+        end[at]   = -x->to_end[at];
+        scale[at] = x->from_start[at];
+        back->from_start[i] = end[at], back->to_end[i] = scale[at], back->beta[i] = 1;
+        for (int j = 0; j < C; j++) back->A[i][j] = x->A[C - 1 - j][at];
+    }
+    invert(back);
+    double *none = check_doubles(size), *want = check_doubles(size), *mag = check_doubles(size);
+    for (int c = 0; c < n; c++) solve(back, c, none, none, want, mag, n);
+    CALL(kr->chunk_return)(u, w, ld, p, v, check_copy(x->A, sizeof x->A, LINE),
+                           check_copy(end, sizeof end, ELEMENT),
+                           check_copy(scale, sizeof scale, ELEMENT));
+    for (int i = 0; i < C; i++)
+        check_error("w", f32_row(w + (C - 1 - i) * ld, n), want + i * n, mag + i * n, 32);
+    for (int i = 0; i < C; i++) back->to_end[i] = 1;
+    for (int c = 0; c < n; c++) solve(back, c, none, none, want, mag, n);
+    for (int i = 0; i < C; i++)
+        check_error("u", f32_row(u + (C - 1 - i) * ld, n), want + i * n, mag + i * n, 32);
+}
+
 void check_chunk_solve(const struct gdn_kernels *kr)
 {
-    static const struct kind kinds[] = {
-        { "ordinary", 0, 1, 0, 1, -0.2 },
-        { "beta up to 2", 0, 1, 0, 2, -0.05 },
-        { "correlated keys, beta near 1", 1, 0.05, 0.9, 1, -0.01 },
-        { "correlated keys, beta near 2", 1, 0.05, 1.9, 2, -1e-3 },
-        { "equal keys, beta 2, no decay", 1, 0, 2, 2, 0 },
-        { "beta 0", 0, 1, 0, 0, -0.2 },
-        { "strong decay", 0, 1, 0, 1, -30 },
-    };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         for (int round = 0; round < 8; round++) {
             check_case("%s, round %d", kinds[i].name, round);
             check_one(kr, &kinds[i], i == 0 && round == 0);
+        }
+}
+
+void check_chunk_write(const struct gdn_kernels *kr)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        for (int round = 0; round < 8; round++) {
+            check_case("%s, round %d", kinds[i].name, round);
+            check_write(kr, &kinds[i]);
+        }
+}
+
+void check_chunk_return(const struct gdn_kernels *kr)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        for (int round = 0; round < 8; round++) {
+            check_case("%s, round %d", kinds[i].name, round);
+            check_return(kr, &kinds[i]);
         }
 }

@@ -6,44 +6,48 @@ enum { C = GDN_CHUNK };
 static const int   depths[] = { 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 64, 100, 128, 255, 256 };
 static const float decays[] = { 0, 0.5f, 1, 1e-30f };
 
-static void check_one(const struct gdn_kernels *kr, int K, float decay)
+static void check_one(const struct gdn_kernels *kr, int K, float decay, int T, bool in_place)
 {
-    const int    n    = kr->strip, ld_k = K + check_below(4);
+    const int    n = kr->strip, ld_k = K + check_below(4), ld_w = n + check_below(4);
+    const int    ld = n + check_below(4);
     const size_t size = (size_t)(K * n);
-    float       *s = check_lines(size, -2, 2), *w = check_lines((size_t)(C * n), -1, 1);
-    float       *k = check_matrix(C, K, ld_k, -1, 1);
+    float       *from = check_matrix(K, n, ld, -2, 2), *w = check_matrix(T, n, ld_w, -1, 1);
+    float       *to = in_place ? from : check_matrix(K, n, ld, 0, 0);
+    float       *k = check_matrix(T, K, ld_k, -1, 1);
     double      *want = check_doubles(size), *mag = check_doubles(size);
     for (int x = 0; x < K; x++)
         for (int j = 0; j < n; j++) {
-            double sum = (double)decay * s[x * n + j], abs = fabs(sum);
-            for (int t = 0; t < C; t++) {
-                const double term = (double)k[t * ld_k + x] * w[t * n + j];
+            double sum = (double)decay * from[x * ld + j], abs = fabs(sum);
+            for (int t = 0; t < T; t++) {
+                const double term = (double)k[t * ld_k + x] * w[t * ld_w + j];
                 sum += term;
                 abs += fabs(term);
             }
             want[x * n + j] = sum;
             mag[x * n + j]  = abs;
         }
-    float *before = check_copy(s, size * sizeof *s, LINE);
-    CALL(kr->chunk_update)(s, decay, k, ld_k, w, K);
-    check_error("s", f32_matrix(s, K, n, n), want, mag, 12);
+    float *before = check_copy(from, ((size_t)(K - 1) * (size_t)ld + (size_t)n) * sizeof *from,
+                               ELEMENT);
+    CALL(kr->chunk_update)(to, from, ld, decay, k, ld_k, w, ld_w, T, K);
+    check_error("to", f32_matrix(to, K, n, ld), want, mag, T > C ? 20 : 12);
 
-    /* A row has the same bits alone; rows of an aligned strip stay aligned only in a copy. */
-    float *row = check_lines((size_t)n, 0, 0);
+    float row[GDN_MAX_STRIP]; /* a row has the same bits alone */
     for (int x = 0; x < K; x++) {
-        memcpy(row, before + x * n, (size_t)n * sizeof *row);
-        kr->chunk_update(row, decay, k + x, ld_k, w, 1);
-        check_same("row alone", s + x * n, row, (size_t)n * sizeof *row);
+        kr->chunk_update(row, before + x * ld, n, decay, k + x, ld_k, w, ld_w, T, 1);
+        check_same("row alone", to + x * ld, row, (size_t)n * sizeof *row);
     }
-    if (K == 128 && decay == 0.5f)
-        CHECK_BENCH(8.0 * K * n, 2.0 * C * K * n, kr->chunk_update(s, decay, k, ld_k, w, K));
+    if (K == 128 && decay == 0.5f && T == C)
+        CHECK_BENCH(8.0 * K * n, 2.0 * C * K * n,
+                    kr->chunk_update(to, from, ld, decay, k, ld_k, w, ld_w, T, K));
 }
 
 void check_chunk_update(const struct gdn_kernels *kr)
 {
     for (size_t i = 0; i < sizeof depths / sizeof *depths; i++)
         for (size_t d = 0; d < sizeof decays / sizeof *decays; d++) {
-            check_case("K %d, decay %g", depths[i], decays[d]);
-            check_one(kr, depths[i], decays[d]);
+            const int  T        = (i + d) % 2 ? C : 2 * C;
+            const bool in_place = i % 2 == 0;
+            check_case("K %d, decay %g, T %d, in place %d", depths[i], decays[d], T, in_place);
+            check_one(kr, depths[i], decays[d], T, in_place);
         }
 }

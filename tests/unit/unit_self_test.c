@@ -89,9 +89,9 @@ static void bad_transpose(float *b, ptrdiff_t ldb, const float *a, ptrdiff_t lda
 }
 
 static void bad_strip_mul(float *p, ptrdiff_t ldp, const float *a, ptrdiff_t lda, const float *w,
-                          int rows, int K, int width)
+                          ptrdiff_t ldw, int rows, int K, int width, const float *keep)
 {
-    good->strip_mul(p, ldp, a, lda, w, rows, K, width);
+    good->strip_mul(p, ldp, a, lda, w, ldw, rows, K, width, keep);
     p[(rows - 1) * ldp] = off(p[(rows - 1) * ldp]);
 }
 
@@ -110,17 +110,19 @@ static void bad_chunk_solve(float *o, ptrdiff_t ld_o, float *w, const float *p, 
     w[0] = off(w[0]);
 }
 
-static void bad_chunk_update(float *s, float decay, const float *k, ptrdiff_t ld_k, const float *w,
+static void bad_chunk_update(float *to, const float *from, ptrdiff_t ld, float decay,
+                             const float *k, ptrdiff_t ld_k, const float *w, ptrdiff_t ld_w, int T,
                              int K)
 {
-    good->chunk_update(s, decay, k, ld_k, w, K);
-    s[0] = off(s[0]);
+    good->chunk_update(to, from, ld, decay, k, ld_k, w, ld_w, T, K);
+    to[0] = off(to[0]);
 }
 
 /* ---- Each of them in turn ------------------------------------------------------------------ */
 
 /* A copy of the table with one slot replaced; false: there is no slot i. The loop of the
- * projections, gemm_nt, belongs to gdn_block alone and is not of the self-test. */
+ * projections, gemm_nt, belongs to gdn_block alone, chunk_write and chunk_return to gradients
+ * alone: they are not of the self-test. */
 static bool plant(struct gdn_kernels *bad, int i, const char **name)
 {
     *bad  = *good;

@@ -102,10 +102,10 @@ struct gdn_kernels {
     void (*gemm_nt)(float *c, ptrdiff_t ldc, const float *a, ptrdiff_t lda, const float *b,
                     ptrdiff_t ldb, int m, int n, int K, bool add);
 
-    /* p[r][j] = sum_x a[r][x] w[x][j], r < rows, x < K, j < width; width is 16 or strip; w is
-     * dense (ld = width), 64-byte aligned. Limit 8 + K / 16. */
+    /* p[r][j] = keep[j] p[r][j] + sum_x a[r][x] w[x][j], r < rows, x < K, j < width; width is 16
+     * or strip; keep NULL: 0, and p is not read. Limit 8 + K / 16. */
     void (*strip_mul)(float *p, ptrdiff_t ldp, const float *a, ptrdiff_t lda, const float *w,
-                      int rows, int K, int width);
+                      ptrdiff_t ldw, int rows, int K, int width, const float *keep);
 
     /*
      * Gates of one chunk, C = 16 tokens. gram rows 0..15 are k_i . k_j, rows 16..31
@@ -132,10 +132,26 @@ struct gdn_kernels {
                         ptrdiff_t ld_v, const float *A, const float *B, const float *from_start,
                         const float *to_end, const float *beta);
 
-    /* s[x][j] = decay s[x][j] + sum_t k[t][x] w[t][j], x < K, t < 16; s [K][strip] and w
-     * [16][strip] dense, 64-byte aligned; k rows ld_k apart. Limit 12. */
-    void (*chunk_update)(float *s, float decay, const float *k, ptrdiff_t ld_k, const float *w,
-                         int K);
+    /* to[x][j] = decay from[x][j] + sum_t k[t][x] w[t][j], x < K, t < T <= 32, j < strip; to,
+     * which may be from, ld apart. Limit 12 (T = 32: 20). */
+    void (*chunk_update)(float *to, const float *from, ptrdiff_t ld, float decay, const float *k,
+                         ptrdiff_t ld_k, const float *w, ptrdiff_t ld_w, int T, int K);
+
+    /*
+     * chunk_solve without outputs, but with r_i = v_i - from_start_i p_i and with u, w and u having
+     * its bits. All of them are [16] rows of strip floats, ld apart. Limits: r 2, u and w 32 of the
+     * magnitude of the recurrence.
+     */
+    void (*chunk_write)(float *r, float *u, float *w, ptrdiff_t ld, const float *p, const float *v,
+                        const float *A, const float *from_start, const float *to_end,
+                        const float *beta);
+    /*
+     * The same system backwards, rows as above:
+     *     u_i = v_i - from_end_i p_i - sum_{j>i} A_ji u_j     w_i = scale_i u_i
+     * Limit 32 of the magnitude of this recurrence.
+     */
+    void (*chunk_return)(float *u, float *w, ptrdiff_t ld, const float *p, const float *v,
+                         const float *A, const float *from_end, const float *scale);
 
     /* struct gdn_step above; [dtype] is the state's. Limit 8 + K / 16 per token, for data
      * without structure where step_kv is not exact. Tables with FMA give the same bits, but

@@ -173,12 +173,13 @@ static void gemm_nt(float *c, ptrdiff_t ldc, const float *a, ptrdiff_t lda, cons
 /* ---- Blocks of the prefill ---- */
 
 static void strip_mul(float *p, ptrdiff_t ldp, const float *a, ptrdiff_t lda, const float *w,
-                      int rows, int K, int width)
+                      ptrdiff_t ldw, int rows, int K, int width, const float *keep)
 {
     for (int r = 0; r < rows; r++) {
         float sum[2 * STRIP] = { 0 };
+        for (int j = 0; keep && j < width; j++) sum[j] = keep[j] * p[r * ldp + j];
         for (int x = 0; x < K; x++)
-            for (int j = 0; j < width; j++) sum[j] += a[r * lda + x] * w[x * width + j];
+            for (int j = 0; j < width; j++) sum[j] += a[r * lda + x] * w[x * ldw + j];
         memcpy(p + r * ldp, sum, (size_t)width * sizeof *sum);
     }
 }
@@ -202,19 +203,24 @@ static void chunk_gates(float *A, float *B, float *from_start, float *to_end, co
     }
 }
 
+/* Row i of u, from those before it; rest: v_i - from_start_i p_i. */
+static void solve_row(float u[C][STRIP], int i, const float *rest, const float *A, float beta)
+{
+    for (int c = 0; c < STRIP; c++) u[i][c] = beta * rest[c];
+    for (int j = 0; j < i; j++)
+        for (int c = 0; c < STRIP; c++) u[i][c] -= A[i * C + j] * u[j][c];
+}
+
 static void chunk_solve(float *o, ptrdiff_t ld_o, float *w, const float *p, const float *v,
                         ptrdiff_t ld_v, const float *A, const float *B, const float *from_start,
                         const float *to_end, const float *beta)
 {
-    float u[C][STRIP];
+    float u[C][STRIP], sum[STRIP];
     for (int i = 0; i < C; i++) {
-        for (int c = 0; c < STRIP; c++)
-            u[i][c] = beta[i] * (v[i * ld_v + c] - from_start[i] * p[i * STRIP + c]);
-        for (int j = 0; j < i; j++)
-            for (int c = 0; c < STRIP; c++) u[i][c] -= A[i * C + j] * u[j][c];
+        for (int c = 0; c < STRIP; c++) sum[c] = v[i * ld_v + c] - from_start[i] * p[i * STRIP + c];
+        solve_row(u, i, sum, A, beta[i]);
         for (int c = 0; c < STRIP; c++) w[i * STRIP + c] = to_end[i] * u[i][c];
 
-        float sum[STRIP];
         for (int c = 0; c < STRIP; c++) sum[c] = from_start[i] * p[(C + i) * STRIP + c];
         for (int j = 0; j <= i; j++)
             for (int c = 0; c < STRIP; c++) sum[c] += B[i * C + j] * u[j][c];
@@ -222,14 +228,40 @@ static void chunk_solve(float *o, ptrdiff_t ld_o, float *w, const float *p, cons
     }
 }
 
-static void chunk_update(float *s, float decay, const float *k, ptrdiff_t ld_k, const float *w,
-                         int K)
+static void chunk_write(float *r, float *u, float *w, ptrdiff_t ld, const float *p, const float *v,
+                        const float *A, const float *from_start, const float *to_end,
+                        const float *beta)
+{
+    float x[C][STRIP];
+    for (int i = 0; i < C; i++) {
+        for (int c = 0; c < STRIP; c++)
+            r[i * ld + c] = v[i * ld + c] - from_start[i] * p[i * ld + c];
+        solve_row(x, i, r + i * ld, A, beta[i]);
+        memcpy(u + i * ld, x[i], sizeof x[i]);
+        for (int c = 0; c < STRIP; c++) w[i * ld + c] = to_end[i] * x[i][c];
+    }
+}
+
+static void chunk_return(float *u, float *w, ptrdiff_t ld, const float *p, const float *v,
+                         const float *A, const float *from_end, const float *scale)
+{
+    for (int i = C - 1; i >= 0; i--) {
+        float *z = u + i * ld;
+        for (int c = 0; c < STRIP; c++) z[c] = v[i * ld + c] - from_end[i] * p[i * ld + c];
+        for (int j = C - 1; j > i; j--)
+            for (int c = 0; c < STRIP; c++) z[c] -= A[j * C + i] * u[j * ld + c];
+        for (int c = 0; c < STRIP; c++) w[i * ld + c] = scale[i] * z[c];
+    }
+}
+
+static void chunk_update(float *to, const float *from, ptrdiff_t ld, float decay, const float *k,
+                         ptrdiff_t ld_k, const float *w, ptrdiff_t ld_w, int T, int K)
 {
     for (int x = 0; x < K; x++)
         for (int c = 0; c < STRIP; c++) {
-            float sum = decay * s[x * STRIP + c];
-            for (int t = 0; t < C; t++) sum += k[t * ld_k + x] * w[t * STRIP + c];
-            s[x * STRIP + c] = sum;
+            float sum = decay * from[x * ld + c];
+            for (int t = 0; t < T; t++) sum += k[t * ld_k + x] * w[t * ld_w + c];
+            to[x * ld + c] = sum;
         }
 }
 
@@ -411,6 +443,8 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .chunk_gates  = chunk_gates,
     .chunk_solve  = chunk_solve,
     .chunk_update = chunk_update,
+    .chunk_write  = chunk_write,
+    .chunk_return = chunk_return,
     .step_vk      = BY_DTYPE(step_vk),
     .step_kv      = BY_DTYPE(step_kv),
     .add_outer    = add_outer,

@@ -64,7 +64,7 @@ static void check_update(const struct gdn_bf16_products *b, int K)
     memcpy(want, s, n * sizeof *s);
     b->round_strip(pairs, s, K);
     b->chunk_update(s, pairs, 0.75f, k, K, w, K);
-    b->table->chunk_update(want, 0.75f, k, K, w, K);
+    b->table->chunk_update(want, want, COLUMNS, 0.75f, k, K, w, COLUMNS, GDN_CHUNK, K);
     CHECK(!memcmp(s, want, n * sizeof *s), "%s: K %d, another state", b->name, K);
     b->round_strip(renewed, s, K);
     CHECK(!memcmp(pairs, renewed, deep * sizeof *pairs), "%s: K %d, stale pairs", b->name, K);

@@ -563,7 +563,8 @@ static void workspace(void)
         const int64_t n = T / 64 + 1 < 8 ? T / 64 + 1 : 8;
         const int64_t most = ring2_on_device()
                                  ? n * chunk + 704 + (T > 512 ? 132 * 4 * K * V : 0)
-                                 : 24 * 4 + 208 * 4 + 4 * (4 * K * V * (18 + T / 256) + (1 << 20));
+                                 : 24 * 4 + 208 * 4 + (32 << 20) +
+                                       4 * (4 * (K + 32) * (V + 48) * (19 + T / 256) + (1 << 20));
         CHECK((int64_t)bytes <= most, "T %d, K %d, V %d: %zu bytes, %d at most", (int)T, (int)K,
               (int)V, bytes, (int)most);
     }

@@ -59,14 +59,16 @@ def _local(layout, name, x):
     return x[layout.begins] if name == OF_STATES else layout.local(x)
 
 
-def compare(case, group, **split):
+def compare(case, group, device="cpu", **split):
     """Raises AssertionError where a rank's part is not that of one device, or not the same bits
     when it is computed again."""
     op, leaves, options, weights = case
+    leaves = {name: x.to(device) for name, x in leaves.items()}
+    weights = [x.to(device) for x in weights]
     with torch.enable_grad():
         layout = distributed.Layout(CU, group, **split)
-        want = _run(getattr(gdn.torch, op), leaves, dict(options, cu_seqlens=torch.tensor(CU)),
-                    weights)
+        want = _run(getattr(gdn.torch, op), leaves,
+                    dict(options, cu_seqlens=torch.tensor(CU, device=device)), weights)
         mine = {name: _local(layout, name, x) for name, x in leaves.items()}
         own = layout.local(weights[0]), weights[1][layout.ends]
         call = getattr(distributed, op)
@@ -78,7 +80,7 @@ def compare(case, group, **split):
             x = layout.group.all_gather(x).sum(0)
         else:
             whole = whole[layout.ends] if name == "last" else _local(layout, name, whole)
-        error = (x - whole).abs().max() if x.numel() else torch.tensor(0.0)
+        error = (x - whole).abs().max() if x.numel() else x.new_zeros(())
         assert error <= LIMIT * want[name].abs().max(), f"{name}: {error}"
 
 

@@ -100,23 +100,32 @@ static bool has_sums(const struct gdn_cu_backward *a)
     return a->dA_log.data || a->ddt_bias.data;
 }
 
+/* Does the call want the gradient of the initial states alone? It then needs no states, but the
+ * kernels on tensor cores compute all of it. */
+static bool wants_state_alone(const struct gdn_cu_backward *a)
+{
+    return !a->n_blocks && !a->dq.data && !a->dk.data && !a->dv.data && !a->dg.data &&
+           !a->dbeta.data && !has_sums(a);
+}
+
 static size_t lay_out(struct gdn_cu_backward *a, char *memory)
 {
     const struct gdn_cu_rule *r = &a->rule;
+    const size_t              all = wants_state_alone(a) ? 0 : 1;
     const size_t chunks = (size_t)a->n_chunks, B = (size_t)r->batch.B, H = (size_t)r->H;
     const size_t rows = 4 * chunks * GDN_CU_BACKWARD_CHUNK, state = 4 * (size_t)a->S.slot;
     const size_t K = (size_t)r->K, V = (size_t)r->V, between = a->n_windows > 1 ? B * state : 0;
     const struct gdn_room rooms[] = {
         { &a->rule.q.data, rows * (size_t)r->Hq * K },
         { &a->rule.k.data, rows * (size_t)r->Hk * K },
-        { &a->u.data, rows * H * V },
+        { &a->u.data, all * rows * H * V },
         { &a->z.data, rows * H * V },
-        { &a->head_dq.data, rows * H * K },
-        { &a->head_dk.data, rows * H * K },
-        { &a->S.data, chunks * state },
+        { &a->head_dq.data, all * rows * H * K },
+        { &a->head_dk.data, all * rows * H * K },
+        { &a->S.data, all * chunks * state },
         { &a->J.data, chunks * state },
         { &a->carry.data, between },
-        { &a->starts.data, (size_t)a->n_windows * between },
+        { &a->starts.data, all * (size_t)a->n_windows * between },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const struct gdn_room mma_rooms[] = {
@@ -186,9 +195,22 @@ static bool has_rest(const struct gdn_cu_backward *a)
     return !a->adds && (b->cu_seqlens.data || b->token_start.data || b->token_count.data);
 }
 
+/* From the last window to the first, the walk that ends in dstate. */
+static gdn_status launch_state_alone(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stream)
+{
+    static const enum gdn_kernel_id ran[] = { GDN_CU_backward_load, GDN_CU_backward_reverse };
+    const struct gdn_cu_rule       *r     = &a->rule;
+    for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
+        TRY(launch(ctx, a, ran[0], a->n_chunks * (r->Hq + r->Hk), 0, stream));
+        TRY(launch(ctx, a, ran[1], r->batch.B * r->H * a->n_strips, GDN_CU_REVERSE_BYTES, stream));
+    }
+    return gdn_cuda_note_all(ctx, "prefill_backward", ran, 2);
+}
+
 static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stream)
 {
     enum { WARPS = 8 };
+    if (wants_state_alone(a)) return launch_state_alone(ctx, a, stream);
     struct gdn_cuda_ran ran = { 5, { GDN_CU_backward_load, GDN_CU_backward_forward,
                                      GDN_CU_backward_reverse, GDN_CU_backward_chunk,
                                      GDN_CU_backward_store } };

@@ -3,6 +3,7 @@
 test import it quickly."""
 
 import datetime
+import types
 
 import gdn
 import gdn.torch
@@ -12,6 +13,7 @@ from samples import HK, HV, K, V
 from tiny import RAW, unit
 
 CU = 0, 5, 5, 40, 47, 47  # an empty sequence in the middle, and one at the end
+CUTS = 0, 7, 30, 31, 48  # of contexts, whose parts are even
 N, B, D, W = CU[-1], len(CU) - 1, 6, 4
 OF_STATES, OF_RANKS = "state", ("A_log", "dt_bias", "weight", "bias")
 LIMIT = 4e-6  # of the largest element; sums over ranks are rounded once more for each rank
@@ -84,6 +86,47 @@ def compare(case, group, device="cpu", **split):
         assert error <= LIMIT * want[name].abs().max(), f"{name}: {error}"
 
 
+# ---- Contexts of FLA and FlashQLA ----------------------------------------------------------------
+
+
+def _part(start, end):
+    """What a context says of the tokens of a part: their sequences, and whether the first one
+    begins here. One that ends here is there with its tokens of this part alone."""
+    inside = [cut - start for cut in CUTS if start < cut < end]
+    return [0, *inside, end - start], start in CUTS
+
+
+def context(kind, rank, size, group):
+    """As build_cp_context() of FLA or FlashQLA makes it."""
+    if kind == "zigzag":
+        half = CUTS[-1] // (2 * size)
+        front, is_first = _part(rank * half, (rank + 1) * half)
+        back, is_back_first = _part(CUTS[-1] - (rank + 1) * half, CUTS[-1] - rank * half)
+        cuts = torch.tensor(front + [half + cut for cut in back[1:]], dtype=torch.int32)
+        return types.SimpleNamespace(
+            group=group, cu_seqlens=cuts, cu_seqlens_cpu=cuts, layout="zigzag",
+            front_num_seqs=len(front) - 1, is_first_by_part=(is_first, is_back_first),
+            is_first_rank=None, pre_num_ranks_dev=None)
+    cuts, is_first = _part(CUTS[-1] * rank // size, CUTS[-1] * (rank + 1) // size)
+    common = dict(group=group, cu_seqlens=torch.tensor(cuts, dtype=torch.int32),
+                  cu_seqlens_cpu=None, is_first_rank=is_first)
+    if kind == "flashqla":
+        return types.SimpleNamespace(**common, is_inter=True, is_intra=False)
+    return types.SimpleNamespace(**common, layout="contiguous", pre_num_ranks_dev=None)
+
+
+def _layout_of_context(rank):
+    """A context's layout has what a Layout of the whole batch has."""
+    for kind in ("contiguous", "zigzag"):
+        got = distributed.layout_of(context(kind, rank, 3, torch.distributed.group.WORLD))
+        want = distributed.Layout(CUTS, split=kind)
+        assert got.ranges == want.ranges and torch.equal(got.cu_seqlens(), want.cu_seqlens())
+    return ""
+
+
+# ---- Processes -----------------------------------------------------------------------------------
+
+
 def _failing(rank, group):
     """What becomes of the other ranks when one fails between two all-gathers; None: no error."""
     layout = distributed.Layout(CU, group)
@@ -112,6 +155,7 @@ def process(rank, folder):
             texts[name] = ""
         except (AssertionError, RuntimeError, ValueError) as error:
             texts[name] = str(error)
+    texts["context"] = _layout_of_context(rank)
     texts["failing"] = _failing(rank, hasty)
     torch.save(texts, f"{folder}/{rank}")
     dist.barrier()

@@ -175,7 +175,8 @@ def process(rank, options, folder):
     """A rank of two, by gloo; the first one leaves its losses."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    found = {mode: train(mode, options.steps, options.tokens, "cpu") for mode in ("tokens", "heads")}
+    found = {mode: train(mode, options.steps, options.tokens, "cpu")
+             for mode in ("tokens", "heads")}
     if rank == 0:
         torch.save(found, f"{folder}/losses")
     dist.destroy_process_group()

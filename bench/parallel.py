@@ -279,6 +279,50 @@ def context(bench, heads, lengths, kind):
             bench.say(**bench.row, **{"pass": name}, failed=note, note=rule.notes.get(name))
 
 
+# ---- FLA ---------------------------------------------------------------------------------------
+
+
+def fla(bench, heads, lengths, kind):
+    """FLA's context parallelism beside one GPU with FLA and beside ours, on the same inputs."""
+    from fla.ops.cp import build_cp_context
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    bench.row = dict(mode="fla", heads="/".join(map(str, heads)), dim=128, tokens=sum(lengths),
+                     sequences=len(lengths), gates=kind)
+    rule, group = Rule(bench, heads, lengths, kind, bench.dtype), bench.group
+    start, end = rule.layout.ranges[0]
+    cuts = [0]
+    for length in lengths:
+        cuts.append(cuts[-1] + length)
+    cu_seqlens = torch.tensor(cuts, device=group.device)
+    context = build_cp_context(cu_seqlens, group=dist.group.WORLD)
+
+    def theirs(q, k, v, g, beta, **options):
+        return chunk_gated_delta_rule(*(x[None] for x in (q, k, v, g, beta)), **options)[0][0]
+
+    mine = {name: x[start:end].clone() for name, x in rule.args.items()}
+    dout = rule.dout[start:end].clone()
+    ours = functools.partial(distributed.prefill, layout=rule.layout)
+    for name in ("forward", "both"):
+        def step(name=name):
+            def call(op, args, dout, **options):
+                if name == "forward":
+                    return dict(out=op(**args, **options))
+                return both(op, args, dout, **options)
+
+            alone = timed(group, lambda: call(theirs, rule.args, rule.dout, cu_seqlens=cu_seqlens))
+            us = timed(group, lambda: call(theirs, mine, dout, cp_context=context))
+            gdn_us = timed(group, lambda: call(ours, mine, dout))
+            found = errors(group, call(theirs, mine, dout, cp_context=context),
+                           call(ours, mine, dout))
+            bench.say(**bench.row, **{"pass": name}, **line(alone, us, group.size),
+                      gdn_us=round(gdn_us, 1), ours_faster=round(us / gdn_us, 3), **found)
+
+        note = bench.attempt(step)
+        if note:
+            bench.say(**bench.row, **{"pass": name}, failed=note)
+
+
 # ---- A graph -------------------------------------------------------------------------------------
 
 
@@ -420,6 +464,8 @@ def rows(options):
     for pair in heads:
         yield "layer", functools.partial(layer, heads=pair, n_tokens=short)
     for pair in heads:
+        yield "fla", functools.partial(fla, heads=pair, lengths=[short], kind="model")
+    for pair in heads:
         yield "graph", functools.partial(graph, heads=pair, lengths=[short], kind="model")
     for kind in ("model", "recipe"):
         for pair in heads[::-1]:
@@ -458,7 +504,8 @@ class Bench:
 def main():
     started = time.monotonic()
     parser = argparse.ArgumentParser(description="gdn.torch.distributed beside one GPU.")
-    parser.add_argument("--only", default="context,ragged,layer,graph,long", help="kinds of rows")
+    parser.add_argument("--only", default="context,ragged,layer,graph,long",
+                        help="kinds of rows; also fla, where FLA is installed")
     parser.add_argument("--heads", default="16/32,16/64,2/8" if ON_GPU else "1/2")
     parser.add_argument("--tokens", type=int, nargs=2, metavar=("SHORT", "LONG"),
                         default=(131072, 1048576) if ON_GPU else (512, 1024))

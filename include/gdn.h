@@ -899,7 +899,8 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences
  *     dstate        [B][H][V][K]   f32
  *
- * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. state,
+ * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. If dstate is the
+ * only one, the call computes no states and is several times faster (not on tensor cores). state,
  * dstate_out and dstate have the layout state_layout; one of their last two strides is 1. If
  * several state heads read one head of q, k or v, the gradient of that head is their sum, in the
  * order of the state heads. Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of

@@ -271,6 +271,19 @@ static void step_j(struct sweep *s, float *J, const float *dR)
     }
 }
 
+/* dO, Z and dR = beta Z of a piece from J after it; and J before it is step_j(). */
+static void return_u(struct sweep *s, const float *J, int head, int64_t t, int n)
+{
+    const int    W = (int)s->ld_v;
+    const float *Z = s->dout_z + C * W;
+    float       *dR = s->o;
+    load_piece(s, head, t, n);
+    load_v(s, s->dout_z, &s->w->dout, t, n, head);
+    solve_z(s, J);
+    for (int i = 0; i < C; i++)
+        for (int c = 0; c < W; c++) dR[i * W + c] = s->beta[i] * Z[i * W + c];
+}
+
 /* Returns the inner product of two states: short runs in float32, their sum in float64. */
 static double inner(const struct sweep *s, const float *a, const float *b)
 {
@@ -291,13 +304,9 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
     const int                 K = r->K, W = (int)s->ld_v;
     float                    *Z = s->dout_z + C * s->ld_v, *dR = s->o, *ZU = s->dots + C * C;
     float                     dG[C];
-    load_piece(s, head, t, n);
-    load_v(s, s->dout_z, &s->w->dout, t, n, head);
+    return_u(s, J, head, t, n);
     memset(s->u, 0, C * (size_t)W * sizeof *s->u);
     memcpy(s->u, U, (size_t)(n * W) * sizeof *U);
-    solve_z(s, J);
-    for (int i = 0; i < C; i++)
-        for (int c = 0; c < W; c++) dR[i * W + c] = s->beta[i] * Z[i * W + c];
     kr->transpose(s->ut, C, s->u, W, C, W);
     kr->transpose(s->dot, C, s->dout_z, W, C, W);
     kr->transpose(s->drt, C, dR, W, C, W);
@@ -454,16 +463,45 @@ static void store_state(struct sweep *s, int h)
                         r->V - col < width ? r->V - col : width, s->strip);
 }
 
-static void run_item(struct sweep *s)
+/* The gradients of the final states. */
+static void load_ends(struct sweep *s)
 {
     const struct gdn_backward *w = s->w;
-    const int64_t              n_chunks = (s->seq->n_valid + C - 1) / C;
-    const int64_t              last = n_chunks ? (n_chunks - 1) / SEGMENT * SEGMENT : 0;
     for (int h = 0; h < w->family_heads; h++) {
-        const int64_t    place = last / SEGMENT * w->family_heads + h;
         struct gdn_place end = { .view = &w->dstate_out };
         if (w->dstate_out.data) end = gdn_place_of(&w->dstate_out, s->seq->row, head_at(s, h), 0);
         load_state(s, of_head(s->J, s->state, h), end);
+    }
+}
+
+/* Is dstate all that is wanted? No state has a part in it. */
+static bool wants_state_alone(const struct gdn_backward *w)
+{
+    return !w->dq.data && !w->dk.data && !w->dv.data && !w->dg.data && !w->dbeta.data && !w->sums;
+}
+
+/* J before the chunks of a head. */
+static void sweep_state(struct sweep *s, int h, int64_t n_chunks)
+{
+    const int head = head_at(s, h);
+    float    *J = of_head(s->J, s->state, h);
+    for (int64_t c = n_chunks - 1; c >= 0; c--) {
+        int  at[C + 1];
+        bool forgets;
+        for (int i = cut_pieces(s, head, c * C, tokens_at(s, c), at, &forgets) - 1; i >= 0; i--) {
+            return_u(s, J, head, c * C + at[i], at[i + 1] - at[i]);
+            step_j(s, J, s->o);
+            if (i || forgets) memset(J, 0, s->state * sizeof *J);
+        }
+    }
+}
+
+static void sweep_all(struct sweep *s, int64_t n_chunks)
+{
+    const struct gdn_backward *w = s->w;
+    const int64_t              last = n_chunks ? (n_chunks - 1) / SEGMENT * SEGMENT : 0;
+    for (int h = 0; h < w->family_heads; h++) {
+        const int64_t place = last / SEGMENT * w->family_heads + h;
         load_state(s, s->S, gdn_rule_from(&w->rule, s->seq, head_at(s, h)));
         walk(s, h, 0, last, true);
         memcpy(of_head(s->first, s->state, (int)place), s->S, s->state * sizeof *s->S);
@@ -477,6 +515,15 @@ static void run_item(struct sweep *s)
         }
         for (int64_t c = end - 1; c >= first; c--) sweep_chunk(s, c);
     }
+}
+
+static void run_item(struct sweep *s)
+{
+    const struct gdn_backward *w = s->w;
+    const int64_t              n_chunks = (s->seq->n_valid + C - 1) / C;
+    load_ends(s);
+    if (!wants_state_alone(w)) sweep_all(s, n_chunks);
+    for (int h = 0; wants_state_alone(w) && h < w->family_heads; h++) sweep_state(s, h, n_chunks);
     for (int h = 0; w->dstate.data && h < w->family_heads; h++) store_state(s, h);
 }
 

@@ -46,6 +46,7 @@
  *
  *     core           use it when
  *     gdn_prefill    a sequence has many new tokens: a prompt
+ *     gdn_prefill_parallel   the same, and its tokens lie on several GPUs
  *     gdn_decode     each sequence has one or a few new tokens, drafts included
  *     gdn_step       the same, and you want convolution, gates, norms and rule in one call
  *     gdn_block      you want the whole layer from Hugging Face weights

@@ -3,6 +3,8 @@
 test import it quickly."""
 
 import datetime
+import importlib.util
+import pathlib
 import types
 
 import gdn
@@ -124,6 +126,21 @@ def _layout_of_context(rank):
     return ""
 
 
+# ---- Training ------------------------------------------------------------------------------------
+
+
+def _train():
+    """examples/train_parallel.py: ranks that divide tokens or heads have the losses of one."""
+    path = pathlib.Path(__file__).parents[2] / "examples/train_parallel.py"
+    spec = importlib.util.spec_from_file_location("train_parallel", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    one, tokens, heads = (torch.tensor(example.train(mode, 2, 129, "cpu"))
+                          for mode in ("one", "tokens", "heads"))
+    error = max((x - one).abs().max() for x in (tokens, heads))
+    return "" if error <= 1e-5 else f"losses {one}, {tokens}, {heads}"
+
+
 # ---- Processes -----------------------------------------------------------------------------------
 
 
@@ -155,6 +172,8 @@ def process(rank, folder):
             texts[name] = ""
         except (AssertionError, RuntimeError, ValueError) as error:
             texts[name] = str(error)
+    with torch.enable_grad():
+        texts["train"] = _train()
     texts["context"] = _layout_of_context(rank)
     texts["failing"] = _failing(rank, hasty)
     torch.save(texts, f"{folder}/{rank}")

@@ -225,7 +225,7 @@ def processes(tmp_path_factory):
     return [torch.load(folder / str(rank)) for rank in range(3)]
 
 
-@pytest.mark.parametrize("case", [*CASES, "context"])
+@pytest.mark.parametrize("case", [*CASES, "train", "context"])
 def test_processes(processes, case):
     assert [texts.get(case, "") for texts in processes] == ["", "", ""]
 

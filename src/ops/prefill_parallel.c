@@ -243,7 +243,7 @@ static gdn_status read_batch(gdn_ctx *ctx, struct parallel *c)
     const gdn_rule_args *a = &c->args;
     c->prefill_batch       = gdn_batch_init();
     if (a->batch)
-        TRY(gdn_copy_args(ctx, &c->prefill_batch, sizeof c->prefill_batch, a->batch, "gdn_batch"));
+        TRY(gdn_copy_args(ctx, &c->prefill_batch, sizeof c->prefill_batch, a->batch, "batch"));
     c->summary_batch       = c->prefill_batch;
     c->summary_batch.write = GDN_WRITE_FINAL;
     gdn_batch *b           = &c->summary_batch;

@@ -46,6 +46,7 @@
  *
  *     core           use it when
  *     gdn_prefill    a sequence has many new tokens: a prompt
+ *     gdn_prefill_parallel   the same, and its tokens lie on several GPUs
  *     gdn_decode     each sequence has one or a few new tokens, drafts included
  *     gdn_step       the same, and you want convolution, gates, norms and rule in one call
  *     gdn_block      you want the whole layer from Hugging Face weights
@@ -901,7 +902,8 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences
  *     dstate        [B][H][V][K]   f32
  *
- * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. state,
+ * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. If dstate is the
+ * only one, the call computes no states and is several times faster (not on tensor cores). state,
  * dstate_out and dstate have the layout state_layout; one of their last two strides is 1. If
  * several state heads read one head of q, k or v, the gradient of that head is their sum, in the
  * order of the state heads. Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of
@@ -1884,6 +1886,7 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
  *     U             [P][H][V][K]    as M; or [P][H][K][V]
  *     order         [B][n]          indices of ranges, in the order of their tokens; a negative
  *                                   one is left out. On a device one of P or more is left out too.
+ *                                   Absent: b, b + B, b + 2 B and so on, all P, a multiple of B
  *     state         [B][H][V][K]    as U; absent: 0
  *     state_out     as state        may be the very view state
  *
@@ -1915,6 +1918,69 @@ static inline gdn_summary_fold_args gdn_summary_fold_args_init(void)
 }
 
 GDN_API gdn_status gdn_summary_fold(gdn_ctx *ctx, const gdn_summary_fold_args *args);
+
+/* ---- Several ranks --------------------------------------------------------------------------- */
+
+/*
+ * gdn_collective - the ranks of a group, by the caller's transport. Each rank has a context of its
+ * own and gives its own struct.
+ *
+ * all_gather copies `bytes` from send, and puts what all ranks sent into recv in the order of ranks
+ * (size times bytes). In a context of a GPU it enqueues that on stream, and both are in the memory
+ * of the device. In a context of a CPU it returns when recv is complete. Any status but GDN_OK ends
+ * the call that made it. Timeouts are the transport's.
+ */
+typedef struct gdn_collective {
+    uint32_t struct_size; /* set by gdn_collective_init() */
+    int32_t  rank, size;
+    int32_t  reserved; /* 0 */
+    gdn_status (*all_gather)(void *user, const void *send, void *recv, size_t bytes, void *stream);
+    void *user;
+} gdn_collective;
+
+static inline gdn_collective gdn_collective_init(void)
+{
+    gdn_collective c;
+    memset(&c, 0, sizeof c);
+    c.struct_size = (uint32_t)sizeof c;
+    return c;
+}
+
+/*
+ * gdn_prefill_parallel - gdn_prefill() of sequences whose tokens lie on the ranks of a group: of
+ * each sequence, rank 0 has the first tokens, rank 1 the next ones, and so on.
+ *
+ * args are those of this rank's tokens. The sequences of args->batch are the parts that this rank
+ * has, in one order on every rank. A part may be empty. So what a batch puts on the ranks is in
+ * cu_seqlens or token_count alone, and a captured graph replays with other lengths.
+ *
+ * state holds the initial states, [B][H][V][K] of f32, bf16 or f16, the same on every rank. Final
+ * states of a rank are those behind its own tokens: on the last rank, those of the sequences.
+ *
+ * The call is gdn_l2norm() and gdn_gates() where args want them, gdn_summary(), all_gather of
+ * 4 B H K (K + V) bytes, gdn_summary_fold() of the ranks before, and gdn_prefill(). For another way
+ * to cut a batch, make these calls yourself. Every rank makes the same calls in one order.
+ *
+ * Refused: slots, has_initial_state, token_start, states of 8 bits, GDN_GATE_LINEAR. Results are
+ * those of gdn_prefill() on one device to rounding: the state that a rank starts from is float32.
+ * Guarantees: G2, G3, G6, G7 for one group and cut. Errors: those of the calls above; GDN_E_ARG for
+ * the group. A rank that fails before its all_gather leaves the others to their transport.
+ *
+ * gdn_prefill_parallel_bytes() sets *bytes to the workspace of the call.
+ */
+GDN_API gdn_status gdn_prefill_parallel(gdn_ctx *ctx, const gdn_rule_args *args,
+                                        const gdn_collective *group);
+GDN_API gdn_status gdn_prefill_parallel_bytes(gdn_ctx *ctx, const gdn_rule_args *args,
+                                              const gdn_collective *group, size_t *bytes);
+
+/*
+ * gdn_nccl_open - fills *group for an ncclComm_t of the caller, by the libnccl.so.2 that dlopen()
+ * finds. This library does not link NCCL. The communicator stays the caller's and outlives the
+ * group. gdn_nccl_close() ends the group. Errors: GDN_E_UNSUPPORTED (no such library),
+ * GDN_E_MEMORY, GDN_E_CUDA (an error of NCCL); *group is zero then.
+ */
+GDN_API gdn_status gdn_nccl_open(gdn_ctx *ctx, void *comm, gdn_collective *group);
+GDN_API void       gdn_nccl_close(gdn_ctx *ctx, gdn_collective *group); /* leaves *group zero */
 
 /* ---- Stages of the chunked form ------------------------------------------------------------ */
 

@@ -236,8 +236,13 @@ gdn_summary_apply_args = _struct("gdn_summary_apply_args", """
 gdn_summary_fold_args = _struct("gdn_summary_fold_args", """
     tensor M U order state state_out
     int32 state_layout reserved
-""", needs="M U order state_out",
+""", needs="M U state_out",
     outputs=("state_out",))
+
+gdn_collective = _struct("gdn_collective", """
+    int32 rank size reserved
+    pointer all_gather user
+""")
 
 gdn_chunk_cumsum_args = _struct("gdn_chunk_cumsum_args", """
     tensor g out

@@ -6,7 +6,9 @@ import inspect
 import sys
 
 import gdn
+import gdn.torch
 import torch
+from gdn.torch import distributed
 
 RAW_GATES = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
@@ -119,6 +121,18 @@ def split(mixed_qkv, pool):
                          f"V={V}, K={K}.")
     q, k, v = mixed_qkv.split((keys // 2, keys // 2, HV * V), -1)
     return q.unflatten(-1, (-1, K)), k.unflatten(-1, (-1, K)), v.unflatten(-1, (HV, V))
+
+
+def on_ranks(cp_context, q, initial_state, output_final_state):
+    """The op for rule() and its cu_seqlens, of a context of FLA or FlashQLA."""
+    layout = distributed.layout_of(cp_context)
+    if layout is None:
+        return gdn.torch.prefill, cp_context.cu_seqlens
+    if initial_state is not None or output_final_state:
+        raise AssertionError("initial and final states are not supported with a cp_context")
+    if q.shape[0] != 1:
+        raise ValueError(f"the batch size must be 1 with a cp_context, found {q.shape[0]}")
+    return functools.partial(distributed.prefill, layout=layout), None
 
 
 def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, **options):

@@ -85,13 +85,18 @@ def chunk_gated_delta_rule(
     Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
     stride is not 1.
 
-    Raises NotImplementedError for a cp_context, ValueError for B other than 1 with cu_seqlens,
-    RuntimeError for other arguments that libgdn refuses.
+    cp_context of fla.ops.cp.build_cp_context(): B = 1, and q to beta hold this rank's tokens, on
+    any device; without initial and final states. A context's first call gathers the sequences of
+    all ranks, and waits for the device.
+
+    Raises ValueError for B other than 1 with cu_seqlens, AssertionError for states with a
+    cp_context, RuntimeError for other arguments that libgdn refuses.
     """
+    op = gdn.torch.prefill
     if cp_context is not None:
-        raise NotImplementedError("gdn.fla: context parallelism (cp_context) is not supported")
+        op, cu_seqlens = _drop_in.on_ranks(cp_context, q, initial_state, output_final_state)
     raw = kwargs.get("use_gate_in_kernel", False)
-    return _call(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state, output_final_state,
+    return _call(op, q, k, v, g, beta, scale, initial_state, output_final_state,
                  use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
                  state_v_first, cu_seqlens, raw, kwargs.get("A_log"), kwargs.get("dt_bias"), kwargs)
 
@@ -137,8 +142,8 @@ fused_recurrent_gdn = fused_recurrent_gated_delta_rule
 def register():
     """
     Registers libgdn as FLA's backend "gdn" of gated_delta_rule, before FLA's others; FLA_GDN=0 in
-    the environment turns the backend off. FLA's own kernels run for a cp_context. Raises
-    ImportError where FLA 0.6 is not importable. A second call does nothing.
+    the environment turns the backend off. Raises ImportError where FLA 0.6 is not importable. A
+    second call does nothing.
     """
     global _backend
     if _backend is not None:
@@ -156,11 +161,6 @@ def register():
         env_var = "FLA_GDN"
         default_enable = True
         priority = 1
-
-        def chunk_gated_delta_rule_verifier(self, q, k, v, *args, **kwargs):
-            if kwargs.get("cp_context") is not None:
-                return False, "gdn has no context parallelism"
-            return True, None
 
         def chunk_gated_delta_rule(self, *args, **kwargs):
             return chunk_gated_delta_rule(*args, **kwargs)

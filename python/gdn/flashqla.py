@@ -27,9 +27,13 @@ from .torch._operators import overload
 CHUNK_SIZE = 64
 
 
-def _check(q, k, v, cu_seqlens, initial_state, cp_context):
+def _refuse_context(cp_context):
     if cp_context is not None:
-        raise NotImplementedError("gdn.flashqla: context parallelism (cp_context) is not supported")
+        raise NotImplementedError("gdn.flashqla: cp_context is supported by chunk_gated_delta_rule "
+                                  "alone")
+
+
+def _check(q, k, v, cu_seqlens, initial_state):
     if not q.dtype == k.dtype == v.dtype:
         raise AssertionError(f"q, k, v: {q.dtype}, {k.dtype}, {v.dtype}, wanted one dtype")
     if v.shape[2] % k.shape[2]:
@@ -67,13 +71,19 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
     stride is not 1.
 
-    Raises NotImplementedError for a cp_context; AssertionError and ValueError where FlashQLA does;
-    RuntimeError for other arguments that libgdn refuses.
+    cp_context of build_cp_context(enable_inter=True): as in gdn.fla. FlashQLA's cuts within a
+    device are ignored.
+
+    Raises AssertionError and ValueError where FlashQLA does, AssertionError for states with a
+    cp_context that has several ranks, RuntimeError for other arguments that libgdn refuses.
     """
     if head_first:
         raise AssertionError("head_first=True is not supported.")
-    _check(q, k, v, cu_seqlens, initial_state, cp_context)
-    return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale or 0.0, initial_state,
+    op = gdn.torch.prefill
+    if cp_context is not None:
+        op, cu_seqlens = _drop_in.on_ranks(cp_context, q, initial_state, output_final_state)
+    _check(q, k, v, cu_seqlens, initial_state)
+    return _drop_in.rule(op, q, k, v, g, beta, scale or 0.0, initial_state,
                          output_final_state, cu_seqlens, state_layout=_layout(state_v_first),
                          norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE)
 
@@ -92,7 +102,8 @@ def chunk_gated_delta_rule_fwd(q, k, v, g, beta, scale=None, initial_state=None,
     states at the starts of chunks; None unless output_h. With output_h and cu_seqlens the call
     waits for the device.
     """
-    _check(q, k, v, cu_seqlens, initial_state, cp_context)
+    _refuse_context(cp_context)
+    _check(q, k, v, cu_seqlens, initial_state)
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     layout = _layout(state_v_first)
     o, final = _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale or 0.0, initial_state,
@@ -147,7 +158,8 @@ def chunk_gated_delta_rule_bwd(q, k, v, g, beta, A, do, dht=None, scale=None, in
 
     Raises NotImplementedError for a cp_context, RuntimeError for what libgdn refuses.
     """
-    _check(q, k, v, cu_seqlens, initial_state, cp_context)
+    _refuse_context(cp_context)
+    _check(q, k, v, cu_seqlens, initial_state)
     options = dict(scale=scale or 0.0, state_layout=_layout(state_v_first))
     inputs = [_drop_in.unit_stride(x) for x in (q, k, v)] + [_gates(g, cu_seqlens), beta]
     if cu_seqlens is not None:

@@ -3,6 +3,9 @@
 test import it quickly."""
 
 import datetime
+import importlib.util
+import pathlib
+import types
 
 import gdn
 import gdn.torch
@@ -12,6 +15,7 @@ from samples import HK, HV, K, V
 from tiny import RAW, unit
 
 CU = 0, 5, 5, 40, 47, 47  # an empty sequence in the middle, and one at the end
+CUTS = 0, 7, 30, 31, 48  # of contexts, whose parts are even
 N, B, D, W = CU[-1], len(CU) - 1, 6, 4
 OF_STATES, OF_RANKS = "state", ("A_log", "dt_bias", "weight", "bias")
 LIMIT = 4e-6  # of the largest element; sums over ranks are rounded once more for each rank
@@ -59,14 +63,16 @@ def _local(layout, name, x):
     return x[layout.begins] if name == OF_STATES else layout.local(x)
 
 
-def compare(case, group, **split):
+def compare(case, group, device="cpu", **split):
     """Raises AssertionError where a rank's part is not that of one device, or not the same bits
     when it is computed again."""
     op, leaves, options, weights = case
+    leaves = {name: x.to(device) for name, x in leaves.items()}
+    weights = [x.to(device) for x in weights]
     with torch.enable_grad():
         layout = distributed.Layout(CU, group, **split)
-        want = _run(getattr(gdn.torch, op), leaves, dict(options, cu_seqlens=torch.tensor(CU)),
-                    weights)
+        want = _run(getattr(gdn.torch, op), leaves,
+                    dict(options, cu_seqlens=torch.tensor(CU, device=device)), weights)
         mine = {name: _local(layout, name, x) for name, x in leaves.items()}
         own = layout.local(weights[0]), weights[1][layout.ends]
         call = getattr(distributed, op)
@@ -78,8 +84,64 @@ def compare(case, group, **split):
             x = layout.group.all_gather(x).sum(0)
         else:
             whole = whole[layout.ends] if name == "last" else _local(layout, name, whole)
-        error = (x - whole).abs().max() if x.numel() else torch.tensor(0.0)
+        error = (x - whole).abs().max() if x.numel() else x.new_zeros(())
         assert error <= LIMIT * want[name].abs().max(), f"{name}: {error}"
+
+
+# ---- Contexts of FLA and FlashQLA ----------------------------------------------------------------
+
+
+def _part(start, end):
+    """What a context says of the tokens of a part: their sequences, and whether the first one
+    begins here. One that ends here is there with its tokens of this part alone."""
+    inside = [cut - start for cut in CUTS if start < cut < end]
+    return [0, *inside, end - start], start in CUTS
+
+
+def context(kind, rank, size, group):
+    """As build_cp_context() of FLA or FlashQLA makes it."""
+    if kind == "zigzag":
+        half = CUTS[-1] // (2 * size)
+        front, is_first = _part(rank * half, (rank + 1) * half)
+        back, is_back_first = _part(CUTS[-1] - (rank + 1) * half, CUTS[-1] - rank * half)
+        cuts = torch.tensor(front + [half + cut for cut in back[1:]], dtype=torch.int32)
+        return types.SimpleNamespace(
+            group=group, cu_seqlens=cuts, cu_seqlens_cpu=cuts, layout="zigzag",
+            front_num_seqs=len(front) - 1, is_first_by_part=(is_first, is_back_first),
+            is_first_rank=None, pre_num_ranks_dev=None)
+    cuts, is_first = _part(CUTS[-1] * rank // size, CUTS[-1] * (rank + 1) // size)
+    common = dict(group=group, cu_seqlens=torch.tensor(cuts, dtype=torch.int32),
+                  cu_seqlens_cpu=None, is_first_rank=is_first)
+    if kind == "flashqla":
+        return types.SimpleNamespace(**common, is_inter=True, is_intra=False)
+    return types.SimpleNamespace(**common, layout="contiguous", pre_num_ranks_dev=None)
+
+
+def _layout_of_context(rank):
+    """A context's layout has what a Layout of the whole batch has."""
+    for kind in ("contiguous", "zigzag"):
+        got = distributed.layout_of(context(kind, rank, 3, torch.distributed.group.WORLD))
+        want = distributed.Layout(CUTS, split=kind)
+        assert got.ranges == want.ranges and torch.equal(got.cu_seqlens(), want.cu_seqlens())
+    return ""
+
+
+# ---- Training ------------------------------------------------------------------------------------
+
+
+def _train():
+    """examples/train_parallel.py: ranks that divide tokens or heads have the losses of one."""
+    path = pathlib.Path(__file__).parents[2] / "examples/train_parallel.py"
+    spec = importlib.util.spec_from_file_location("train_parallel", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    one, tokens, heads = (torch.tensor(example.train(mode, 2, 129, "cpu"))
+                          for mode in ("one", "tokens", "heads"))
+    error = max((x - one).abs().max() for x in (tokens, heads))
+    return "" if error <= 1e-5 else f"losses {one}, {tokens}, {heads}"
+
+
+# ---- Processes -----------------------------------------------------------------------------------
 
 
 def _failing(rank, group):
@@ -110,6 +172,9 @@ def process(rank, folder):
             texts[name] = ""
         except (AssertionError, RuntimeError, ValueError) as error:
             texts[name] = str(error)
+    with torch.enable_grad():
+        texts["train"] = _train()
+    texts["context"] = _layout_of_context(rank)
     texts["failing"] = _failing(rank, hasty)
     torch.save(texts, f"{folder}/{rank}")
     dist.barrier()

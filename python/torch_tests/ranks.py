@@ -25,23 +25,43 @@ class _Rank:
         return out
 
 
-def run(size, function):
-    """Returns [function(group) of every rank], or raises the error of a rank that failed."""
-    shared, barrier = [None] * size, threading.Barrier(size, timeout=60)
-    results, errors = [None] * size, {}
+def _start(groups, function):
+    """Returns [function(*groups of a rank)], a thread for each, or raises the error of one that
+    failed; its groups end then."""
+    results, errors = [None] * len(groups), {}
 
-    def work(rank):
+    def work(number):
         try:
-            results[rank] = function(_Rank(rank, shared, barrier))
+            results[number] = function(*groups[number])
         except Exception as error:
-            errors[rank] = error
-            barrier.abort()
+            errors[number] = error
+            for group in groups[number]:
+                group._barrier.abort()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(groups))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for rank in sorted(errors, key=lambda r: isinstance(errors[r], threading.BrokenBarrierError)):
-        raise errors[rank]
+    for number in sorted(errors,
+                         key=lambda n: isinstance(errors[n], threading.BrokenBarrierError)):
+        raise errors[number]
     return results
+
+
+def _group(size):
+    shared, barrier = [None] * size, threading.Barrier(size, timeout=60)
+    return [_Rank(rank, shared, barrier) for rank in range(size)]
+
+
+def run(size, function):
+    """Returns [function(group) of every rank], or raises the error of a rank that failed."""
+    return _start([(rank,) for rank in _group(size)], function)
+
+
+def grid(rows, columns, function):
+    """The same with two groups each: function(group of the row, group of the column)."""
+    along = [_group(columns) for _ in range(rows)]
+    across = [_group(rows) for _ in range(columns)]
+    return _start([(along[i][j], across[j][i]) for i in range(rows) for j in range(columns)],
+                  function)

@@ -171,6 +171,29 @@ def test_heads(size, heads, layout):
     ranks.run(size, on_rank)
 
 
+def test_heads_and_tokens():
+    """Both over ranks: two ranks have the heads of a token, three the tokens of a head."""
+    torch.manual_seed(1)
+    layer = gdn.torch.GatedDeltaNet(16, 2, 4, 8, 16)
+    x, weight = torch.randn(2, 47, 16)
+
+    def call(layer, x, weight, **batch):
+        with torch.enable_grad():
+            y = x.clone().requires_grad_()
+            out = layer(y[None], **batch)
+            return out.detach()[0], torch.autograd.grad((out * weight).sum(), y)[0]
+
+    def on_rank(heads, tokens):
+        layout = distributed.Layout(CU, tokens)
+        got = call(gdn.torch.HeadShare(layer, heads), layout.local(x), layout.local(weight),
+                   token_layout=layout)
+        for y, z in zip(got, want):
+            assert (y - layout.local(z)).abs().max() <= 1e-5 * z.abs().max()
+
+    want = call(layer, x, weight, cu_seqlens=torch.tensor(CU))
+    ranks.grid(3, 2, on_rank)
+
+
 def test_more_ranks_than_value_heads():
     layer = gdn.torch.GatedDeltaNet(16, 1, 2, 8, 8)
     with pytest.raises(ValueError, match="3 ranks, but the layer has 2 value heads"):
@@ -202,7 +225,7 @@ def processes(tmp_path_factory):
     return [torch.load(folder / str(rank)) for rank in range(3)]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "train", "context"])
 def test_processes(processes, case):
     assert [texts.get(case, "") for texts in processes] == ["", "", ""]
 

@@ -71,7 +71,7 @@ def test_refusals(call):
     a = arguments()
     with pytest.raises(NotImplementedError, match="head_first"):
         call(**a, head_first=True)
-    with pytest.raises(NotImplementedError, match="context" if call is BOTH[0] else "channel"):
+    with pytest.raises(NotImplementedError, match="cp_context" if call is BOTH[0] else "channel"):
         call(**a, **({"cp_context": 1} if call is BOTH[0] else {"gk": a["g"]}))
     with pytest.warns(DeprecationWarning):
         call(**a, transpose_state_layout=True)

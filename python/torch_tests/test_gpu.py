@@ -144,3 +144,42 @@ def test_profiler_names_the_operator(gpu):
         decode(**args)
         torch.cuda.synchronize()
     assert "gdn::decode" in {event.key for event in profile.key_averages()}
+
+
+def test_maps_beyond_2_to_31_elements(gpu):
+    """Where gates forget, a summary has the U of the last tokens. A fold of ranges that are far
+    apart has the bits of one where they are not."""
+    if torch.cuda.mem_get_info()[0] < 12 << 30:
+        pytest.skip("less than 12 GiB of memory")
+    far_summary(gpu, 140_032, 128)
+    far_fold(gpu, 1 << 31)
+
+
+def far_summary(device, n_tokens, heads, last=512):
+    """v has n_tokens * heads * 128 elements."""
+    k = torch.nn.functional.normalize(torch.randn(n_tokens, 1, 16, device=device), dim=-1)
+    v = torch.empty(n_tokens, heads, 128, dtype=torch.bfloat16, device=device).normal_()
+    g = torch.full((n_tokens, heads), -0.5, device=device)
+    found = []
+    for first in (0, n_tokens - last):
+        U = torch.zeros(1, heads, 128, 16, device=device)
+        torch.ops.gdn.summary.default(k=k[first:].bfloat16(), v=v[first:], g=g[first:], U=U)
+        found.append(U)
+    assert (found[0] - found[1]).abs().max() <= 1e-5 * found[1].abs().max()
+    assert found[1].abs().max() > 0.1
+
+
+def far_fold(device, distance):
+    """The maps of two ranges in bfloat16 with so many elements between them."""
+    shape = 2, 2, 16, 16
+    near = [torch.randn(shape, device=device).bfloat16() for _ in "MU"]
+    room = torch.empty(distance + 2048, dtype=torch.bfloat16, device=device)
+    far = [room.as_strided(shape, (distance, 256, 16, 1), at).copy_(x)
+           for at, x in zip((0, 512), near)]
+    order = torch.tensor([[0, 1]], dtype=torch.int32, device=device)
+    found = []
+    for M, U in (near, far):
+        out = torch.zeros(1, *shape[1:], device=device)
+        torch.ops.gdn.summary_fold.default(M=M, U=U, order=order, state_out=out)
+        found.append(out)
+    assert torch.equal(*found)

@@ -159,8 +159,8 @@ struct gdn_summary_call {
 /* S = M S + U of ranges in their order, for every slot and head. */
 struct gdn_product {
     struct gdn_pool_view M, S, U, out; /* S and U: data NULL for zero */
-    gdn_tensor           order;        /* [B][n] ranges; data NULL: range b alone */
-    int64_t              B, P;         /* slots, ranges */
+    gdn_tensor           order;        /* [B][n] ranges; data NULL: b, b + B, b + 2 B, ... */
+    int64_t              B, P, n;      /* slots, ranges, and those that a slot passes */
     int                  H, K, V, n_strips;
 };
 struct gdn_product_call {

@@ -288,6 +288,38 @@ static void solve_z(struct sweep *s, const float *S, const float *J)
     }
 }
 
+/* Z of a piece from J after it, and what J before it gets of k and q. S is fetched, as it is wanted
+ * next; NULL: it is not. */
+static void return_u(struct sweep *s, const float *S, const float *J, int head, int64_t t, int n)
+{
+    const ptrdiff_t ld = s->ld_v;
+    load_keys(s, head, t, n, true);
+    load_gates(s, head, t, n);
+    load_v(s, s->dz, &s->w->dout, t, n, head, NULL);
+    solve_z(s, S, J);
+    for (int i = 0; i < C; i++)
+        s->kr->norm_row(s->x + (C + i) * ld, s->dz + i * ld, s->start[i], NULL, NULL, false,
+                        (size_t)ld);
+}
+
+/* J before the piece, after return_u(). */
+static void step_j(struct sweep *s, float *J, int head, int64_t t)
+{
+    const struct gdn_rule *r = &s->w->rule;
+    const ptrdiff_t        ld = s->ld_v;
+    const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
+    for (int c = 0; c < r->V; c += s->kr->strip) {
+        const int strip = c / s->kr->strip;
+        prefetch(s, &s->w->dout, head, r->V, t - C, strip, s->n_strips);
+        if (!s->loaded.shared) {
+            prefetch(s, &r->k, hk, r->K, t - C, strip, s->n_strips);
+            prefetch(s, &r->q, hq, r->K, t - C, strip, s->n_strips);
+        }
+        s->kr->chunk_update(J + c, J + c, ld, s->start[C - 1], s->kq, s->ld, s->x + c, ld, 2 * C,
+                            r->K);
+    }
+}
+
 /*
  * X and Y from the products of Z and dO with U, and what multiplies keys: X + X^T beside Y^T.
  * dG gets their parts of the gates: what stands in A and B decays from token j to token i. (That
@@ -398,22 +430,15 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
     const struct gdn_kernels *kr = s->kr;
     const ptrdiff_t           ld = s->ld_v;
     const size_t              V = (size_t)r->V;
-    const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
     float                     dG[C];
-    load_keys(s, head, t, n, true);
-    load_gates(s, head, t, n);
+    return_u(s, S, J, head, t, n);
     kr->chunk_gates(s->unused, s->decay, s->start, s->end, s->g, s->unit, s->ones);
-    load_v(s, s->dz, &s->w->dout, t, n, head, NULL);
     if (n < C) {
         memset(s->r, 0, C * (size_t)ld * sizeof *s->r);
         memset(s->u, 0, C * (size_t)ld * sizeof *s->u);
         R = memcpy(s->r, R, (size_t)(n * ld) * sizeof *R);
         U = memcpy(s->u, U, (size_t)(n * ld) * sizeof *U);
     }
-    solve_z(s, S, J);
-    for (int i = 0; i < C; i++)
-        kr->norm_row(s->x + (C + i) * ld, s->dz + i * ld, s->start[i], NULL, NULL, false,
-                     (size_t)ld);
     kr->transpose(s->ut, C, U, ld, C, r->V);
     kr->transpose(s->xt, 2 * C, s->x, ld, 2 * C, r->V);
     kr->strip_mul(s->dots, C, s->dz, ld, s->ut, C, 2 * C, r->V, C, NULL);
@@ -427,15 +452,7 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
         dG[i] -= part;
     }
     multiply(s, S, J, dG);
-    for (int c = 0; c < r->V; c += kr->strip) {
-        prefetch(s, &s->w->dout, head, r->V, t - C, c / kr->strip, s->n_strips);
-        if (!s->loaded.shared) {
-            prefetch(s, &r->k, hk, r->K, t - C, c / kr->strip, s->n_strips);
-            prefetch(s, &r->q, hq, r->K, t - C, c / kr->strip, s->n_strips);
-        }
-        kr->chunk_update(J + c, J + c, ld, s->start[C - 1], s->kq, s->ld, s->x + c, ld, 2 * C,
-                         r->K);
-    }
+    step_j(s, J, head, t);
     add_rows(s, n, dq, dk, dv);
     for (int i = n - 1; i >= 0; i--) {
         carried += (double)dG[i];
@@ -580,13 +597,32 @@ static void prepare(struct sweep *s)
     s->loaded = (struct loaded){ .n = 0 };
 }
 
-static void run_item(struct sweep *s)
+/* Is dstate all that is wanted? No state has a part in it. */
+static bool wants_state_alone(const struct gdn_backward *w)
+{
+    return !w->dq.data && !w->dk.data && !w->dv.data && !w->dg.data && !w->dbeta.data && !w->sums;
+}
+
+/* J before the chunks of a head. */
+static void sweep_state(struct sweep *s, int h, int64_t n_chunks)
+{
+    const int head = head_at(s, h);
+    float    *J = of_head(s->J, s->state, h);
+    for (int64_t c = n_chunks - 1; c >= 0; c--) {
+        int  at[C + 1];
+        bool forgets;
+        for (int i = cut_pieces(s, head, c * C, tokens_at(s, c), at, &forgets) - 1; i >= 0; i--) {
+            return_u(s, NULL, J, head, c * C + at[i], at[i + 1] - at[i]);
+            step_j(s, J, head, c * C + at[i]);
+            if (i || forgets) memset(J, 0, s->state * sizeof *J);
+        }
+    }
+}
+
+static void sweep_all(struct sweep *s, int64_t n_chunks)
 {
     const size_t  bytes = (size_t)s->w->family_heads * s->state * sizeof *s->S;
-    const int64_t n_chunks = (s->seq->n_valid + C - 1) / C;
     const int64_t last = n_chunks ? (n_chunks - 1) / s->segment * s->segment : 0;
-    prepare(s);
-    load_states(s);
     walk_segments(s, last);
     for (int64_t first = last; n_chunks && first >= 0; first -= s->segment) {
         const int64_t end = first + s->segment < n_chunks ? first + s->segment : n_chunks;
@@ -594,6 +630,16 @@ static void run_item(struct sweep *s)
         walk(s, first, end);
         for (int64_t c = end - 1; c >= first; c--) sweep_chunk(s, c);
     }
+}
+
+static void run_item(struct sweep *s)
+{
+    const int64_t n_chunks = (s->seq->n_valid + C - 1) / C;
+    const bool    alone = wants_state_alone(s->w);
+    prepare(s);
+    load_states(s);
+    if (!alone) sweep_all(s, n_chunks);
+    for (int h = 0; alone && h < s->w->family_heads; h++) sweep_state(s, h, n_chunks);
     for (int h = 0; s->w->dstate.data && h < s->w->family_heads; h++) store_state(s, h);
 }
 

@@ -5,6 +5,7 @@
 #include "calls/gates.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 #include "ops/written.h"
 
 /* An input and its output: both or neither, of one shape [...][H]. */
@@ -80,3 +81,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 }
 
 GDN_OP_ENTRY(GATES, gates, gdn_gates_args, describe, struct gdn_gates_call)
+GDN_OP_PART(gates, gdn_gates_args, struct gdn_gates_call)

@@ -8,10 +8,15 @@
 
 gdn_status gdn_conv1d_part(gdn_ctx *ctx, const gdn_conv1d_args *args);
 gdn_status gdn_conv1d_backward_part(gdn_ctx *ctx, const gdn_conv1d_backward_args *args);
+gdn_status gdn_gates_part(gdn_ctx *ctx, const gdn_gates_args *args);
+gdn_status gdn_l2norm_part(gdn_ctx *ctx, const gdn_l2norm_args *args);
 gdn_status gdn_prefill_part(gdn_ctx *ctx, const gdn_rule_args *args);
 gdn_status gdn_prefill_backward_part(gdn_ctx *ctx, const gdn_prefill_backward_args *args);
 gdn_status gdn_rmsnorm_gated_part(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args);
 gdn_status gdn_rmsnorm_gated_backward_part(gdn_ctx *ctx,
                                            const gdn_rmsnorm_gated_backward_args *args);
+gdn_status gdn_state_copy_part(gdn_ctx *ctx, const gdn_state_copy_args *args);
+gdn_status gdn_summary_part(gdn_ctx *ctx, const gdn_summary_args *args);
+gdn_status gdn_summary_fold_part(gdn_ctx *ctx, const gdn_summary_fold_args *args);
 
 #endif

@@ -6,6 +6,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 
 /* As many pairs as a call may have. */
 #define MAX_PAIRS ((int64_t)1 << 31)
@@ -221,3 +222,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 }
 
 GDN_OP_ENTRY(STATE_COPY, state_copy, gdn_state_copy_args, describe, struct gdn_state_call)
+GDN_OP_PART(state_copy, gdn_state_copy_args, struct gdn_state_call)

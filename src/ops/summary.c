@@ -4,6 +4,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 #include "ops/written.h"
 
 enum { K_, V_, G_, BETA_, M_, U_, N_TENSORS };
@@ -89,3 +90,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 }
 
 GDN_OP_ENTRY(SUMMARY, summary, gdn_summary_args, describe, struct gdn_summary_call)
+GDN_OP_PART(summary, gdn_summary_args, struct gdn_summary_call)

@@ -5,6 +5,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
+#include "ops/parts.h"
 #include "ops/written.h"
 
 /* B, H, K of a transition; V of a state `like` (data NULL: none). */
@@ -17,7 +18,7 @@ static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name
     TRY(gdn_check_tensor(ctx, M, name));
     TRY(gdn_check_shape(ctx, M, name, 4, any));
     TRY(gdn_stage_head_size(ctx, M, name, &a->K));
-    a->B = a->P = M->size[0];
+    a->B = a->P = M->size[0], a->n = 1;
     if (M->size[1] > INT32_MAX || M->size[1] > (INT64_MAX >> 8) / (a->B > 0 ? a->B : 1))
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads of %lld slots, too many", name,
                         (long long)M->size[1], (long long)a->B);
@@ -132,12 +133,12 @@ static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
 
 int64_t gdn_product_n_ranges(const struct gdn_product *a)
 {
-    return a->order.data ? a->order.size[1] : 1;
+    return a->order.data ? a->order.size[1] : a->n;
 }
 
 int64_t gdn_product_range(const struct gdn_product *a, int64_t b, int64_t i)
 {
-    return a->order.data ? gdn_index2(&a->order, b, i) : b;
+    return a->order.data ? gdn_index2(&a->order, b, i) : b + i * a->B;
 }
 
 gdn_status gdn_product_check_order(gdn_ctx *ctx, const struct gdn_product *a)
@@ -151,13 +152,25 @@ gdn_status gdn_product_check_order(gdn_ctx *ctx, const struct gdn_product *a)
     return GDN_OK;
 }
 
+/* No order: n times B ranges, B being the slots of state_out. */
+static gdn_status count_ranges(gdn_ctx *ctx, const gdn_summary_fold_args *a, struct gdn_product *x)
+{
+    x->B = a->state_out.size[0];
+    if (x->B < 1 || x->P % x->B || x->P / x->B > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_SHAPE,
+                        "M: %lld ranges, wanted a multiple of the %lld slots of state_out, "
+                        "without an order", (long long)x->P, (long long)x->B);
+    x->n = x->P / x->B;
+    return GDN_OK;
+}
+
 /* order, [B][n], which sets B. */
 static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
                                  struct gdn_product *x)
 {
     static const int64_t any[] = { -1, -1 };
     x->order = a->order;
-    if (!a->order.data) return gdn_fail(ctx, GDN_E_ARG, "order: absent");
+    if (!a->order.data) return count_ranges(ctx, a, x);
     TRY(gdn_check_tensor(ctx, &a->order, "order"));
     TRY(gdn_check_dtype(ctx, &a->order, "order", GDN_INDICES));
     TRY(gdn_check_shape(ctx, &a->order, "order", 2, any));
@@ -206,3 +219,4 @@ GDN_OP_ENTRY(SUMMARY_APPLY, summary_apply, gdn_summary_apply_args, describe_appl
              struct gdn_product_call)
 GDN_OP_ENTRY(SUMMARY_FOLD, summary_fold, gdn_summary_fold_args, describe_fold,
              struct gdn_product_call)
+GDN_OP_PART(summary_fold, gdn_summary_fold_args, struct gdn_product_call)

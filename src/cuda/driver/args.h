@@ -416,9 +416,9 @@ struct gdn_cu_stage {
 /* S = M S + U of ranges in their order, for every slot and head; S and U: data NULL for zero. */
 struct gdn_cu_product {
     struct gdn_pool_view M, S, U, out;
-    struct gdn_cu_array  order; /* [slot][n]; data NULL: the range of the slot's number alone */
-    int64_t              P;     /* ranges; others of the order are left out */
-    int32_t              H, K, V, n_strips;
+    struct gdn_cu_array  order; /* [slot][n]; data NULL: slot, slot + B, slot + 2 B, ... */
+    int64_t              P, B;  /* ranges; others of the order are left out; slots */
+    int32_t              H, K, V, n_strips, n, pad; /* n: ranges that a slot passes */
 };
 
 #ifdef __cplusplus
@@ -445,6 +445,7 @@ enum {
     GDN_CU_WALK_BYTES      = 222208,
     GDN_CU_HEADS_BYTES     = 226816
 };
+enum { GDN_CU_WALK_FORWARD = 1, GDN_CU_WALK_REVERSE = 2 };
 
 /* Where the tokens of a chunk are in the tensors. */
 struct gdn_cu_place {
@@ -474,7 +475,7 @@ struct gdn_cu_backward {
     int32_t              n_strips; /* of a state's columns */
     int32_t              adds;     /* to what the gradients hold */
     int32_t              n_blocks; /* not 0: on tensor cores, by so many blocks at once */
-    int32_t              walks;    /* of those, in this launch: 1: forward, 2: reverse too */
+    int32_t              walks;    /* of those: the directions of this launch, bits */
     int32_t              by_prefill; /* starts are checkpoints of gdn_prefill, numbered as there */
     int32_t              pad[7];
 };
@@ -518,7 +519,7 @@ GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
-GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 32 + 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 32 + 16 + 6 * 4);
 GDN_CU_SIZE(gdn_cu_backward, 2 * 128 + 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 5 * 8 + 5 * 8 + (5 + 7) * 4);
 
 #endif

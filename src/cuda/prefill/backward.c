@@ -139,25 +139,33 @@ static bool has_sums(const struct gdn_cu_backward *a)
     return a->dA_log.data || a->ddt_bias.data;
 }
 
+/* Does the call want the gradient of the initial states alone? It then needs no states. */
+static bool wants_state_alone(const struct gdn_cu_backward *a)
+{
+    return !a->dq.data && !a->dk.data && !a->dv.data && !a->dg.data &&
+           !a->dbeta.data && !has_sums(a);
+}
+
 static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_wish wish, struct gdn_cu_backward *a,
                       char *memory)
 {
     const struct gdn_cu_rule first = first_pass(a);
     const struct gdn_cu_rule *r = &a->rule;
+    const size_t              all = wants_state_alone(a) ? 0 : 1;
     const size_t chunks = (size_t)a->n_chunks, B = (size_t)r->batch.B, H = (size_t)r->H;
     const size_t rows = 4 * chunks * GDN_CU_BACKWARD_CHUNK, state = 4 * (size_t)a->S.slot;
     const size_t K = (size_t)r->K, V = (size_t)r->V, between = a->n_windows > 1 ? B * state : 0;
     const struct gdn_room rooms[] = {
         { &a->rule.q.data, rows * (size_t)r->Hq * K },
         { &a->rule.k.data, rows * (size_t)r->Hk * K },
-        { &a->u.data, rows * H * V },
+        { &a->u.data, all * rows * H * V },
         { &a->z.data, rows * H * V },
-        { &a->head_dq.data, rows * H * K },
-        { &a->head_dk.data, rows * H * K },
-        { &a->S.data, chunks * state },
+        { &a->head_dq.data, all * rows * H * K },
+        { &a->head_dk.data, all * rows * H * K },
+        { &a->S.data, all * chunks * state },
         { &a->J.data, chunks * state },
         { &a->carry.data, between },
-        { &a->starts.data, (size_t)a->n_windows * between },
+        { &a->starts.data, all * (size_t)a->n_windows * between },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const struct gdn_room mma_rooms[] = {
@@ -189,17 +197,20 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_backward *a, enum gdn
     return gdn_cuda_launch(ctx, &call);
 }
 
+static enum gdn_kernel_id mma_walks(const struct gdn_cu_backward *a)
+{
+    return a->n_strips == 2 ? GDN_CU_backward_mma_half : GDN_CU_backward_mma_whole;
+}
+
 /* A window on tensor cores: `reverse`: the walk that gives J, and the gradients, too. */
 static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool reverse, void *stream)
 {
     const struct gdn_cu_rule *r = &a->rule;
     const int64_t             n_walks = r->batch.B * r->H * a->n_strips;
     const int64_t             n_items = a->n_chunks * r->Hk;
-    const enum gdn_kernel_id  walks =
-        a->n_strips == 2 ? GDN_CU_backward_mma_half : GDN_CU_backward_mma_whole;
-    a->walks = reverse ? 2 : 1;
+    a->walks = GDN_CU_WALK_FORWARD | (reverse ? GDN_CU_WALK_REVERSE : 0);
     TRY(launch(ctx, a, GDN_CU_backward_mma_prepare, n_items, GDN_CU_PREPARE_BYTES, stream));
-    TRY(launch(ctx, a, walks, a->walks * n_walks, GDN_CU_WALK_BYTES, stream));
+    TRY(launch(ctx, a, mma_walks(a), (reverse ? 2 : 1) * n_walks, GDN_CU_WALK_BYTES, stream));
     if (!reverse) return GDN_OK;
     return launch(ctx, a, GDN_CU_backward_mma_heads, n_items < a->n_blocks ? n_items : a->n_blocks,
                   GDN_CU_HEADS_BYTES, stream);
@@ -229,17 +240,34 @@ static bool has_rest(const struct gdn_cu_backward *a)
     return !a->adds && (b->cu_seqlens.data || b->token_start.data || b->token_count.data);
 }
 
+/* From the last window to the first, the walk that ends in dstate. */
+static gdn_status launch_state_alone(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stream)
+{
+    const bool               mma   = a->n_blocks > 0;
+    const enum gdn_kernel_id ran[] = { mma ? GDN_CU_backward_mma_prepare : GDN_CU_backward_load,
+                                       mma ? mma_walks(a) : GDN_CU_backward_reverse };
+    const struct gdn_cu_rule *r = &a->rule;
+    const int64_t             n_loads = a->n_chunks * (mma ? r->Hk : r->Hq + r->Hk);
+    a->walks = GDN_CU_WALK_REVERSE;
+    for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
+        TRY(launch(ctx, a, ran[0], n_loads, mma ? GDN_CU_PREPARE_BYTES : 0, stream));
+        TRY(launch(ctx, a, ran[1], r->batch.B * r->H * a->n_strips,
+                   mma ? GDN_CU_WALK_BYTES : GDN_CU_REVERSE_BYTES, stream));
+    }
+    return gdn_cuda_note_all(ctx, "prefill_backward", ran, 2);
+}
+
 static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_wish wish, struct gdn_cu_backward *a,
                              void *stream)
 {
     enum { WARPS = 8 };
+    if (wants_state_alone(a)) return launch_state_alone(ctx, a, stream);
     struct gdn_cuda_ran ran = { 5, { GDN_CU_backward_load, GDN_CU_backward_forward,
                                      GDN_CU_backward_reverse, GDN_CU_backward_chunk,
                                      GDN_CU_backward_store } };
     if (a->n_blocks)
         ran = (struct gdn_cuda_ran){ 3, { GDN_CU_backward_mma_prepare,
-                                          a->n_strips == 2 ? GDN_CU_backward_mma_half
-                                                           : GDN_CU_backward_mma_whole,
+                                          mma_walks(a),
                                           GDN_CU_backward_mma_heads } };
     if (a->by_prefill) {
         const struct gdn_cu_rule     first = first_pass(a);

@@ -365,7 +365,7 @@ template <int groups> GDN_DEVICE void backward_mma_walks(const struct gdn_cu_bac
     w.b       = item / STRIPS / a.rule.H;
     w.head    = (int)(item / STRIPS % a.rule.H);
     w.col     = (int)(item % STRIPS) * 64;
-    w.reverse = a.walks == 2 && blockIdx.x < n_walks;
+    w.reverse = a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks;
     w.in      = find_window(a, w.b);
     if (in_warp(!w.in.is_there)) return;
     if (in_warp(w.reverse)) run_scan<scan_shared<true, groups>>(a, w);

@@ -173,8 +173,9 @@ static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
         const struct gdn_product *x = &c->product[i];
         struct gdn_cu_product     a = { .M = x->M, .S = x->S, .U = x->U, .out = x->out,
                                         .order = gdn_cuda_array(&x->order), .P = x->P,
-                                        .H = x->H, .K = x->K, .V = x->V };
+                                        .B = x->B, .H = x->H, .K = x->K, .V = x->V };
         a.n_strips = strips_of(a.V);
+        a.n        = (int)gdn_product_n_ranges(x);
         const struct gdn_cuda_call strips = {
             .kernel       = GDN_CU_product_strip,
             .grid         = { x->B * a.H * a.n_strips, 1, 1 },

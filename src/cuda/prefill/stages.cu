@@ -281,11 +281,10 @@ GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
     const int     head = (int)(blockIdx.x / a.n_strips % a.H);
     const int     col = (int)(blockIdx.x % a.n_strips) * STRIP;
     const int     n = a.V - col < STRIP ? a.V - col : STRIP;
-    const int     n_ranges = a.order.data ? a.order.n_columns : 1;
     bool          is_known_zero = !a.S.data;
     load_strip(sh.S, { a.S, pool_at(a.S, b, head), col, n, a.K }, false);
-    for (int i = 0; i < n_ranges; i++) {
-        const int64_t range = load_index(a.order, b, i, b);
+    for (int i = 0; i < a.n; i++) {
+        const int64_t range = load_index(a.order, b, i, b + i * a.B);
         if (range < 0 || range >= a.P) continue;
         const int64_t M = pool_at(a.M, range, head);
         const bool    forgets = is_known_zero || is_zero(a, M);

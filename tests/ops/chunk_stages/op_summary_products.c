@@ -207,6 +207,21 @@ static void fold_reads_no_first_map(void)
     ring2_expect_bits("the first range", &a.state_out, &first);
 }
 
+/* Without an order a slot passes every SLOTS-th range. */
+static void fold_of_all(void)
+{
+    gdn_summary_fold_args a = gdn_summary_fold_args_init(), all;
+    a.M     = slots_of(GDN_F32, 2 * SLOTS, 2, 20, 20), a.U = slots_of(GDN_F32, 2 * SLOTS, 2, 7, 20);
+    a.order = ring2_new(GDN_I32, 0, 2, SLOTS, 2, 0, 0);
+    for (int i = 0; i < 2 * SLOTS; i++) ring2_set(&a.order, i, i / 2 + i % 2 * SLOTS);
+    a.state     = slots_of(GDN_F32, SLOTS, 2, 7, 20);
+    a.state_out = pool(GDN_F32, false, SLOTS, 2, 7, 20);
+    all = a, all.order = (gdn_tensor){ 0 }, all.state_out = ring2_clone(&a.state_out);
+    ring2_status(ring2_ctx(1), "fold", gdn_summary_fold(ring2_ctx(1), &a), GDN_OK);
+    ring2_status(ring2_ctx(1), "of all", gdn_summary_fold(ring2_ctx(1), &all), GDN_OK);
+    ring2_expect_bits("no order", &all.state_out, &a.state_out);
+}
+
 /* ---- Composition ---- */
 
 struct map {
@@ -442,7 +457,7 @@ static void refuse_fold(void)
 {
     REFUSE("M absent", GDN_E_ARG, "M", a->M.data = NULL);
     REFUSE("U absent", GDN_E_ARG, "U", a->U.data = NULL);
-    REFUSE("order absent", GDN_E_ARG, "order", a->order.data = NULL);
+    REFUSE("4 ranges of 3 slots, no order", GDN_E_SHAPE, "multiple", a->order.data = NULL);
     REFUSE("order of floats", GDN_E_DTYPE, "order", a->order.dtype = GDN_F32);
     REFUSE("order of one dimension", GDN_E_SHAPE, "order", a->order.ndim = 1);
     REFUSE("fewer states", GDN_E_SHAPE, "state_out", a->state_out.size[0] = SLOTS - 1);
@@ -462,6 +477,7 @@ int main(int argc, char **argv)
         { "applied, a prefill", apply_is_prefill },
         { "folded, a prefill", fold_is_prefill },
         { "G7 folds", fold_reads_no_first_map },
+        { "fold of all", fold_of_all },
     };
     ring2_options(argc, argv);
     for (int i = 0; i < 24; i++) {

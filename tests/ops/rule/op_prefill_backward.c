@@ -225,6 +225,17 @@ static void make_values(struct grad_case *c)
         if (ring2_gradient(a, i)->data) ring2_fill(ring2_gradient(a, i), -1, 1);
 }
 
+/* dstate alone is computed without states, and has the bits that it has beside others. */
+static void expect_state_alone(gdn_ctx *ctx, const gdn_prefill_backward_args *all,
+                               const gdn_tensor *before)
+{
+    gdn_prefill_backward_args a = *all;
+    a.dq = a.dk = a.dv = a.dg = a.dbeta = a.dA_log = a.ddt_bias = (gdn_tensor){ 0 };
+    a.workspace = NULL, a.workspace_bytes = 0, a.dstate = *before;
+    ring2_status(ctx, "dstate alone", gdn_prefill_backward(ctx, &a), GDN_OK);
+    ring2_expect_bits("dstate alone", &a.dstate, &all->dstate);
+}
+
 static void run_case(const int *level, int number)
 {
     struct grad_case           c = { .level = level, .args = gdn_prefill_backward_args_init() };
@@ -239,7 +250,9 @@ static void run_case(const int *level, int number)
         ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, a, &a->workspace_bytes), GDN_OK);
         a->workspace = ring2_alloc((a->workspace_bytes + 63) / 64 * 64, 64);
     }
+    const gdn_tensor before = a->dstate.data ? ring2_clone(&a->dstate) : a->dstate;
     ring2_gradients_check(ctx, a);
+    if (before.data) expect_state_alone(ctx, a, &before);
 }
 
 /* ---- The oracle ---------------------------------------------------------------------------- */

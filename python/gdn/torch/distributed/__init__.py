@@ -6,8 +6,9 @@ Context parallelism: a Layout says which tokens of a packed batch each rank hold
 conv1d() compute the rank's part, with gradients. Sequences may cross ranks anywhere.
 """
 
+from ._contexts import layout_of
 from ._conv import conv1d
 from ._layout import Layout
 from ._prefill import prefill
 
-__all__ = ["Layout", "conv1d", "prefill"]
+__all__ = ["Layout", "conv1d", "layout_of", "prefill"]

@@ -43,6 +43,13 @@ def test_check_names_every_kernel_of_gradients():
         check(all("gdn_" + k in out for k in kernels.split()) and "FAILED" not in ran, out)
 
 
+def test_layer_gradients():
+    """gdn run on a device: the gradients of a layer, beside their expected values."""
+    path = os.path.join(cli.VECTORS, "backward_layer_qwen3_5.safetensors")
+    out, _ = device("run", "--backend", "cuda", path)
+    check("gdn_block_add" in out and out.count(" ok\n") == 11 and "FAIL" not in out, out)
+
+
 def test_info_lists_kernels():
     """Those of this build's images, with a device and without one."""
     for driver in (True, False):

@@ -52,11 +52,11 @@ static int prepare(struct job *job)
 
 static int compute(struct job *job, gdn_ctx *ctx)
 {
-    const gdn_tensor *q = &job->gradients.rule.q;
-    const int64_t     n = q->ndim == 4 ? q->size[0] * q->size[1] : q->size[0];
-    job->n_phases       = 2;
+    const gdn_prefill_backward_args *a = &job->gradients.rule;
+    const int64_t n = a->q.ndim == 4 ? a->q.size[0] * a->q.size[1] : a->q.size[0];
+    job->n_phases   = 2;
     return job_call_op(job, ctx, GDN_OP_PREFILL, &job->args, &job->phases[0], "prefill", n) ||
-           job_call_op(job, ctx, job->kind->op, &job->gradients.rule, &job->phases[1], "backward", n);
+           job_call_op(job, ctx, job->kind->op, a, &job->phases[1], "backward", n);
 }
 
 const struct job_kind job_prefill_backward = { "prefill_backward", GDN_OP_PREFILL_BACKWARD,

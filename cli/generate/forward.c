@@ -50,12 +50,19 @@ static void add_rows(const struct forward *f, float *x, const float *y, int64_t 
 static int run_gdn(struct forward *f, const struct layer *l, const struct past_layer *past,
                    int64_t n)
 {
-    gdn_block_args a = l->mixer.gdn;
+    gdn_block_args a     = l->mixer.gdn;
+    gdn_batch      batch = gdn_batch_init();
     a.flags          = f->flags;
     a.hidden         = gdn_dense(f->y, GDN_F32, 2, n, f->m->config.hidden, 0, 0);
     a.out            = gdn_dense(f->z, GDN_F32, 2, n, f->m->config.hidden, 0, 0);
     a.conv_state     = past->conv_state;
     a.state          = past->state;
+    if (n <= f->past->n_steps) {
+        batch.checkpoint_every = 1;
+        a.batch                = &batch;
+        a.checkpoints          = past->steps;
+        a.conv_checkpoints     = past->conv_steps;
+    }
     if (gdn_block(f->m->ctx, &a)) return cli_bad("%s", gdn_last_error(f->m->ctx));
     return CLI_OK;
 }

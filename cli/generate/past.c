@@ -33,4 +33,54 @@ int past_make(struct past *p, const struct model *m, int64_t capacity)
     return p->layers ? CLI_OK : cli_bad("no memory for the states");
 }
 
+/* ---- Undoing --------------------------------------------------------------------------------- */
+
+/* Like a state, n of them. */
+static gdn_tensor several(struct past *p, const gdn_tensor *state, int64_t n)
+{
+    int64_t size[4];
+    memcpy(size, state->size, sizeof size);
+    size[0] = n;
+    return memory_tensor(&p->memory, GDN_F32, state->ndim, size);
+}
+
+int past_keep_steps(struct past *p, const struct model *m, int64_t n_steps)
+{
+    p->n_steps = n_steps;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct past_layer *l = &p->layers[i];
+        if (m->layers[i].is_full) continue;
+        l->conv_steps = several(p, &l->conv_state, n_steps);
+        l->steps      = several(p, &l->state, n_steps);
+        if (!l->conv_steps.data || !l->steps.data)
+            return cli_bad("no memory for the states after %lld tokens", (long long)n_steps);
+    }
+    return CLI_OK;
+}
+
+/* State number `step` of `steps` becomes the state. */
+static int take_step(const struct model *m, const gdn_tensor *steps, int64_t step,
+                     const gdn_tensor *state)
+{
+    gdn_state_copy_args a = gdn_state_copy_args_init();
+    a.from_pool           = *steps;
+    a.to_pool             = *state;
+    a.from_pool.size[0]   = 1;
+    a.from_pool.data      = (float *)steps->data + step * steps->stride[0];
+    return gdn_state_copy(m->ctx, &a) ? cli_bad("%s", gdn_last_error(m->ctx)) : CLI_OK;
+}
+
+int past_undo(struct past *p, const struct model *m, int64_t n, int64_t kept)
+{
+    p->n -= n - kept;
+    for (int i = 0; i < m->config.n_layers && kept < n; i++) {
+        const struct past_layer *l = &p->layers[i];
+        if (m->layers[i].is_full) continue;
+        if (take_step(m, &l->conv_steps, kept - 1, &l->conv_state) ||
+            take_step(m, &l->steps, kept - 1, &l->state))
+            return CLI_BAD;
+    }
+    return CLI_OK;
+}
+
 void past_free(struct past *p) { memory_free(&p->memory); }

@@ -225,6 +225,40 @@ def test_state_refused():
     bad("bad")
 
 
+# ---- Guesses ------------------------------------------------------------------------------
+
+
+def test_draft():
+    """The text, the logits and the state are those of plain decoding, to the bit."""
+    path, *_ = model()
+    for options in ([], ["--exact"], ["-t", "0.4", "--seed", "3"]):
+        plain = generate(path, "-n", "60", "--save-state", out("plain"), *options)
+        rest = generate(path, "-n", "20", "--load-state", out("plain"), prompt=None)
+        for n in ("1", "4", "7"):
+            found = generate(path, "-n", "60", "--save-state", out("s"), "--draft", n, *options)
+            check(found == plain, "--draft", n, options, found[0], plain[0])
+            check(load(out("s")) == load(out("plain")), "other states with", n, options)
+            found = generate(path, "-n", "20", "--load-state", out("s"), "--draft", n, prompt=None)
+            check(found == rest, "other text after a state with", n, options)
+    check(generate(path, "-n", "9", "--draft", "7") == generate(path, "-n", "9"), "without --save")
+
+
+def test_draft_saves_calls():
+    """Of a text that repeats itself; and it ends where the model ends it."""
+    page = ["generate", "examples/tinylm/model", "-p", "The ", "-n", "200"]
+    texts, calls = [], []
+    for n in ("0", "7"):
+        status, text, err = cli.gdn(*page, "--speed", "--draft", n)
+        check(status == OK, err)
+        texts.append(text)
+        calls.append(int(re.search(r"in (\d+) calls", err).group(1)))
+    check(texts[0] == texts[1] and calls[0] == 199 and calls[1] < 120, texts, calls)
+    _, tokens, _ = generate(model()[0], "-n", "40")
+    path = model(eos_token_id=tokens[-3])[0]
+    check(generate(path, "-n", "40", "--draft", "7") == generate(path, "-n", "40"), "another end")
+    refused("generate", path, "-p", "a", "--draft", "8", names=("--draft", "7"))
+
+
 # ---- Folders ------------------------------------------------------------------------------
 
 

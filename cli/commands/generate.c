@@ -32,6 +32,8 @@ static const char help[] =
     "                    fewer calls where it repeats itself\n"
     "  --logits F        write tokens and the logits after each to a safetensors file\n"
     "  --speed           times on stderr, in one line\n"
+    "  --backend B       cpu (default); cuda: GDN layers and products of matrices on device 0, in\n"
+    "                    f32; attention to past tokens and norms stay on the CPU\n"
     "  --threads N, --isa NAME\n"
     "\n"
     "Exit status: 0 good, 2 a bad file or bad arguments.\n";
@@ -90,12 +92,13 @@ static void record_tokens(struct generation *g, const int32_t *tokens, int64_t n
     r->n_tokens += n;
 }
 
-static void record_logits(struct generation *g, int64_t n)
+static int record_logits(struct generation *g, int64_t n)
 {
-    struct recording *r = &g->recording;
-    if (!g->o->logits) return;
-    forward_logits(&g->forward, 0, n, r->logits + r->n * g->model.config.vocab);
+    struct recording *r  = &g->recording;
+    float            *to = r->logits + r->n * g->model.config.vocab;
+    if (!g->o->logits) return CLI_OK;
     r->n += n;
+    return forward_logits(&g->forward, 0, n, to);
 }
 
 static int write_recording(const struct generation *g)
@@ -113,10 +116,9 @@ static int write_recording(const struct generation *g)
 /* Tokens through the model; then g->logits are those of the next one. */
 static int take(struct generation *g, const int32_t *tokens, int64_t n)
 {
-    if (forward_run(&g->forward, tokens, n)) return CLI_BAD;
-    forward_logits(&g->forward, n - 1, 1, g->logits);
-    record_logits(g, n);
-    return CLI_OK;
+    if (forward_run(&g->forward, tokens, n) || forward_logits(&g->forward, n - 1, 1, g->logits))
+        return CLI_BAD;
+    return record_logits(g, n);
 }
 
 static int take_prompt(struct generation *g)
@@ -182,11 +184,11 @@ static int take_with_guesses(struct generation *g, int32_t token)
     const int64_t n =
         1 + draft_guess(&g->draft, tokens + 1, g->o->draft < left ? g->o->draft : left);
     if (n == 1) return take(g, &token, 1);
-    if (forward_run(&g->forward, tokens, n)) return CLI_BAD;
-    forward_logits(&g->forward, 0, n, g->checked);
+    if (forward_run(&g->forward, tokens, n) || forward_logits(&g->forward, 0, n, g->checked))
+        return CLI_BAD;
     const int64_t kept = 1 + accept(g, tokens + 1, n - 1, position);
     memcpy(g->logits, g->checked + (kept - 1) * vocab, (size_t)vocab * sizeof *g->logits);
-    record_logits(g, kept);
+    if (record_logits(g, kept)) return CLI_BAD;
     return past_undo(&g->past, &g->model, n, kept);
 }
 
@@ -250,10 +252,10 @@ static int begin(struct generation *g)
     return make_recording(g);
 }
 
-static int generate(struct generation *g, gdn_ctx *ctx, const char *path)
+static int generate(struct generation *g, gdn_ctx *ctx, struct gpu *gpu, const char *path)
 {
     const char *prompt = g->o->prompt ? g->o->prompt : "";
-    if (model_open(&g->model, ctx, path) ||
+    if (model_open(&g->model, ctx, gpu, path) ||
         tokenizer_open(&g->tokenizer, &g->model.checkpoint, g->model.config.vocab) ||
         tokenizer_encode(&g->tokenizer, prompt, &g->memory, &g->prompt, &g->n_prompt) || begin(g) ||
         take_prompt(g) || add_tokens(g) || write_recording(g))
@@ -265,14 +267,20 @@ static int generate(struct generation *g, gdn_ctx *ctx, const char *path)
 
 static int run(const struct generate_options *o, const char *path)
 {
-    struct generation g = { .o = o };
+    struct generation g    = { .o = o };
+    struct gpu        gpu  = { 0 };
+    struct cli_device host = o->device;
     gdn_ctx          *ctx;
-    if (cli_open(&o->device, &ctx)) return CLI_BAD;
-    const int code = generate(&g, ctx, path);
+    const bool on_gpu = host.backend && !strcmp(host.backend, "cuda");
+    if (on_gpu) host.backend = NULL;
+    if (cli_open(&host, &ctx)) return CLI_BAD;
+    int code = on_gpu ? gpu_open(&gpu, o->exact) : CLI_OK;
+    if (!code) code = generate(&g, ctx, on_gpu ? &gpu : NULL, path);
     forward_free(&g.forward);
     past_free(&g.past);
     memory_free(&g.memory);
     model_close(&g.model);
+    gpu_close(&gpu);
     gdn_ctx_destroy(ctx);
     return code;
 }
@@ -291,6 +299,7 @@ int generate_main(int argc, char **argv)
         { "--draft", CLI_INT, &o.draft, 0, DRAFT_MOST },
         { "--logits", CLI_TEXT, &o.logits, 0, 0 },
         { "--speed", CLI_FLAG, &o.speed, 0, 0 },
+        { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },
         { "--threads", CLI_INT, &o.device.threads, 0, 1024 },
         { "--isa", CLI_TEXT, &o.device.isa, 0, 0 },
         { "--help", CLI_FLAG, &o.help, 0, 0 },

@@ -157,24 +157,41 @@ static int find_weights(struct model *m)
     return CLI_OK;
 }
 
-int model_open(struct model *m, gdn_ctx *ctx, const char *path)
+/* ---- On a GPU -------------------------------------------------------------------------------- */
+
+static int take_all(const struct model *m, gdn_tensor *const *weights, int n)
 {
-    char name[512];
-    memset(m, 0, sizeof *m);
-    m->ctx  = ctx;
-    m->loop = product_select(ctx);
-    if (checkpoint_open(&m->checkpoint, path)) return CLI_BAD;
-    snprintf(name, sizeof name, m->checkpoint.is_folder ? "%s/config.json" : "%s: config", path);
-    if (config_read(&m->config, m->checkpoint.config, name)) return CLI_BAD;
-    return find_weights(m);
+    for (int i = 0; i < n; i++)
+        if (gpu_take(m->gpu, m->ctx, weights[i])) return CLI_BAD;
+    return CLI_OK;
 }
 
-void model_close(struct model *m)
+static int move_layer(const struct model *m, struct layer *l)
 {
-    checkpoint_close(&m->checkpoint);
-    memory_free(&m->memory);
-    memset(m, 0, sizeof *m);
+    gdn_block_args           *a     = &l->mixer.gdn;
+    struct attention_weights *w     = &l->mixer.full;
+    gdn_tensor *const         mlp[] = { &l->gate_proj, &l->up_proj, &l->down_proj };
+    if (take_all(m, mlp, 3)) return CLI_BAD;
+    if (l->is_full) {
+        gdn_tensor *const full[] = { &w->q_proj, &w->k_proj, &w->v_proj, &w->o_proj };
+        return take_all(m, full, 4);
+    }
+    gdn_tensor *const gdn[] = { &a->in_proj_qkv, &a->in_proj_z,   &a->in_proj_b,
+                                &a->in_proj_a,   &a->conv_weight, &a->A_log,
+                                &a->dt_bias,     &a->norm_weight, &a->out_proj };
+    return take_all(m, gdn, 9);
 }
+
+/* The embedding stays on the host too: its rows are looked up there. */
+static int move_weights(struct model *m)
+{
+    if (gpu_take(m->gpu, m->ctx, &m->head)) return CLI_BAD;
+    for (int i = 0; i < m->config.n_layers; i++)
+        if (move_layer(m, &m->layers[i])) return CLI_BAD;
+    return CLI_OK;
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
 
 /* FNV-1a. */
 static uint64_t hash(uint64_t h, const void *data, size_t bytes)
@@ -183,7 +200,7 @@ static uint64_t hash(uint64_t h, const void *data, size_t bytes)
     return h;
 }
 
-uint64_t model_fingerprint(const struct model *m)
+static uint64_t fingerprint(const struct model *m)
 {
     const size_t hidden = (size_t)m->config.hidden;
     uint64_t     h      = 0xcbf29ce484222325;
@@ -195,12 +212,36 @@ uint64_t model_fingerprint(const struct model *m)
     return h;
 }
 
-void model_product(const struct model *m, const gdn_tensor *w, const float *x, float *y,
-                   int64_t tokens)
+int model_open(struct model *m, gdn_ctx *ctx, struct gpu *gpu, const char *path)
 {
+    char name[512];
+    memset(m, 0, sizeof *m);
+    m->ctx  = ctx;
+    m->gpu  = gpu;
+    m->loop = product_select(ctx);
+    if (checkpoint_open(&m->checkpoint, path)) return CLI_BAD;
+    snprintf(name, sizeof name, m->checkpoint.is_folder ? "%s/config.json" : "%s: config", path);
+    if (config_read(&m->config, m->checkpoint.config, name)) return CLI_BAD;
+    if (find_weights(m)) return CLI_BAD;
+    m->fingerprint = fingerprint(m);
+    return gpu ? move_weights(m) : CLI_OK;
+}
+
+void model_close(struct model *m)
+{
+    checkpoint_close(&m->checkpoint);
+    memory_free(&m->memory);
+    memset(m, 0, sizeof *m);
+}
+
+int model_product(const struct model *m, const gdn_tensor *w, const float *x, float *y,
+                  int64_t tokens)
+{
+    if (m->gpu) return gpu_product(m->gpu, w, x, y, tokens);
     const struct product p = { .w = w->data, .x = x, .y = y, .dtype = w->dtype,
                                .w_stride = w->size[1], .x_stride = w->size[1],
                                .y_stride = w->size[0], .width = w->size[1],
                                .rows = w->size[0], .tokens = tokens };
     product_on_threads(m->ctx, m->loop, &p);
+    return CLI_OK;
 }

@@ -259,6 +259,50 @@ def test_draft_saves_calls():
     refused("generate", path, "-p", "a", "--draft", "8", names=("--draft", "7"))
 
 
+# ---- On a GPU -----------------------------------------------------------------------------
+
+
+def device(path, *args, prompt=PROMPT):
+    return generate(path, "--backend", "cuda", *args, prompt=prompt)
+
+
+def need_device():
+    status, _, err = cli.gdn("generate", model()[0], "-p", "a", "-n", "0", "--backend", "cuda")
+    if status == BAD and re.search("driver|device|image|libcu", err):
+        raise Skip(err.strip())
+    check(status == OK, err)
+
+
+def near(found, plain):
+    """The same text and tokens; logits to rounding."""
+    check(found[:2] == plain[:2], found[0], plain[0])
+    worst = max(abs(a - b) for x, y in zip(found[2], plain[2]) for a, b in zip(x, y))
+    check(len(found[2]) == len(plain[2]) and worst < 1e-4, "logits are off by", worst)
+
+
+def test_device():
+    """The text is the CPU's, whatever the weights' dtype; states go from one to the other."""
+    need_device()
+    for dtype in ("F32", "BF16", "F16"):
+        path, *_ = model(2, dtype, tie_word_embeddings=dtype != "F32")
+        near(device(path, "-n", "6"), generate(path, "-n", "6"))
+    plain = generate(path, "-n", "8")
+    for first, second in ((device, generate), (generate, device), (device, device)):
+        first(path, "-n", "5", "--save-state", out("s"))
+        text, *_ = second(path, "-n", "3", "--load-state", out("s"), prompt=None)
+        check(plain[0].endswith(text), text, plain[0])
+
+
+def test_device_draft():
+    """Drafts leave the text as it is; with --exact every bit of it, and of its logits."""
+    need_device()
+    path, *_ = model()
+    near(device(path, "-n", "16", "--draft", "4"), generate(path, "-n", "16"))
+    exact = device(path, "-n", "16", "--exact")
+    near(exact, generate(path, "-n", "16"))
+    check(device(path, "-n", "16", "--exact", "--draft", "7") == exact, "a draft changes bits")
+
+
 # ---- Folders ------------------------------------------------------------------------------
 
 

@@ -91,10 +91,10 @@ static void run_head(void *arg, int64_t item, int thread)
     float               *out    = a->room->out + item * D;
     float               *scores = a->room->scores + thread * a->past->capacity;
     const struct product by_keys = { .w = a->layer->keys + kv * D, .x = q, .y = scores,
-                                     .w_stride = kv_width, .width = D, .rows = n, .tokens = 1 };
+                                     .w_stride = kv_width, .width = D, .rows = n };
     const struct product by_values = { .w = a->layer->values + kv * D * a->past->capacity,
                                        .x = scores, .y = out, .w_stride = a->past->capacity,
-                                       .width = n, .rows = D, .tokens = 1 };
+                                       .width = n, .rows = D };
     a->m->loop(&by_keys);
     for (int64_t i = 0; i < n; i++) scores[i] *= 1 / sqrtf((float)D);
     softmax(scores, n);

@@ -5,6 +5,7 @@
 
 #include "cli.h"
 #include "generate/rmsnorm.h"
+#include "internal.h"
 
 enum { WINDOW = 256 }; /* tokens that attention and the MLP take together; bounds their memory */
 
@@ -113,9 +114,10 @@ static void embed(struct forward *f, const int32_t *tokens, int64_t n)
 {
     const int64_t     width = f->m->config.hidden;
     const gdn_tensor *e     = &f->m->embedding;
+    const int64_t     bytes = width * (int64_t)gdn_dtype_bytes(e->dtype);
     for (int64_t t = 0; t < n; t++)
-        for (int64_t i = 0; i < width; i++)
-            f->x[t * width + i] = product_element(e->data, e->dtype, tokens[t] * width + i);
+        f->m->ctx->kr->load_row[e->dtype](f->x + t * width, (char *)e->data + tokens[t] * bytes,
+                                          (size_t)width);
 }
 
 int forward_run(struct forward *f, const int32_t *tokens, int64_t n)

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "cli.h"
+#include "internal.h"
 #include "oracle.h"
 
 /* ---- One tensor ------------------------------------------------------------------------------ */
@@ -73,13 +74,6 @@ static int find_vector(const struct place *at, const char *name, int64_t n, cons
     return CLI_OK;
 }
 
-static int find_matrix(const struct place *at, const char *name, int64_t rows, int64_t columns,
-                       gdn_tensor *to)
-{
-    if (find(at, name, rows, columns, to)) return CLI_BAD;
-    return to->dtype == GDN_F16 ? widen(at->m, to) : CLI_OK;
-}
-
 /* ---- Layers ---------------------------------------------------------------------------------- */
 
 static int find_gdn(const struct place *at, gdn_block_args *a)
@@ -112,10 +106,10 @@ static int find_full(const struct place *at, struct attention_weights *w)
 {
     const struct config *c = &at->m->config;
     const int64_t        D = c->head_dim, q = c->n_heads * D, kv = c->n_kv_heads * D;
-    return find_matrix(at, "self_attn.q_proj.weight", 2 * q, c->hidden, &w->q_proj) ||
-                   find_matrix(at, "self_attn.k_proj.weight", kv, c->hidden, &w->k_proj) ||
-                   find_matrix(at, "self_attn.v_proj.weight", kv, c->hidden, &w->v_proj) ||
-                   find_matrix(at, "self_attn.o_proj.weight", c->hidden, q, &w->o_proj) ||
+    return find(at, "self_attn.q_proj.weight", 2 * q, c->hidden, &w->q_proj) ||
+                   find(at, "self_attn.k_proj.weight", kv, c->hidden, &w->k_proj) ||
+                   find(at, "self_attn.v_proj.weight", kv, c->hidden, &w->v_proj) ||
+                   find(at, "self_attn.o_proj.weight", c->hidden, q, &w->o_proj) ||
                    find_vector(at, "self_attn.q_norm.weight", D, &w->q_norm) ||
                    find_vector(at, "self_attn.k_norm.weight", D, &w->k_norm)
                ? CLI_BAD
@@ -128,9 +122,9 @@ static int find_layer(const struct place *at, struct layer *l)
     l->is_full             = c->is_full[at->layer];
     if (find_vector(at, "input_layernorm.weight", c->hidden, &l->input_norm) ||
         find_vector(at, "post_attention_layernorm.weight", c->hidden, &l->post_norm) ||
-        find_matrix(at, "mlp.gate_proj.weight", c->intermediate, c->hidden, &l->gate_proj) ||
-        find_matrix(at, "mlp.up_proj.weight", c->intermediate, c->hidden, &l->up_proj) ||
-        find_matrix(at, "mlp.down_proj.weight", c->hidden, c->intermediate, &l->down_proj))
+        find(at, "mlp.gate_proj.weight", c->intermediate, c->hidden, &l->gate_proj) ||
+        find(at, "mlp.up_proj.weight", c->intermediate, c->hidden, &l->up_proj) ||
+        find(at, "mlp.down_proj.weight", c->hidden, c->intermediate, &l->down_proj))
         return CLI_BAD;
     return l->is_full ? find_full(at, &l->mixer.full) : find_gdn(at, &l->mixer.gdn);
 }
@@ -146,11 +140,11 @@ static int find_weights(struct model *m)
     struct place root = { m, "", -1 };
     m->layers         = memory_get(&m->memory, (size_t)c->n_layers * sizeof *m->layers);
     if (!m->layers) return cli_bad("%s: no memory", m->checkpoint.path);
-    if (find_matrix(&at, "embed_tokens.weight", c->vocab, c->hidden, &m->embedding) ||
+    if (find(&at, "embed_tokens.weight", c->vocab, c->hidden, &m->embedding) ||
         find_vector(&at, "norm.weight", c->hidden, &m->norm))
         return CLI_BAD;
     m->head = m->embedding;
-    if (!c->tied && find_matrix(&root, "lm_head.weight", c->vocab, c->hidden, &m->head))
+    if (!c->tied && find(&root, "lm_head.weight", c->vocab, c->hidden, &m->head))
         return CLI_BAD;
     for (at.layer = 0; at.layer < c->n_layers; at.layer++)
         if (find_layer(&at, &m->layers[at.layer])) return CLI_BAD;
@@ -219,6 +213,8 @@ int model_open(struct model *m, gdn_ctx *ctx, struct gpu *gpu, const char *path)
     m->ctx  = ctx;
     m->gpu  = gpu;
     m->loop = product_select(ctx);
+    m->scratch = memory_get(&m->memory, (size_t)gdn_n_threads(ctx) * gdn_project_scratch());
+    if (!m->scratch) return cli_bad("no memory for products");
     if (checkpoint_open(&m->checkpoint, path)) return CLI_BAD;
     snprintf(name, sizeof name, m->checkpoint.is_folder ? "%s/config.json" : "%s: config", path);
     if (config_read(&m->config, m->checkpoint.config, name)) return CLI_BAD;
@@ -238,10 +234,7 @@ int model_product(const struct model *m, const gdn_tensor *w, const float *x, fl
                   int64_t tokens)
 {
     if (m->gpu) return gpu_product(m->gpu, w, x, y, tokens);
-    const struct product p = { .w = w->data, .x = x, .y = y, .dtype = w->dtype,
-                               .w_stride = w->size[1], .x_stride = w->size[1],
-                               .y_stride = w->size[0], .width = w->size[1],
-                               .rows = w->size[0], .tokens = tokens };
-    product_on_threads(m->ctx, m->loop, &p);
+    const struct gdn_segment all = { .weight = w, .n = w->size[0] };
+    gdn_project(m->ctx, y, w->size[0], x, tokens, w->size[1], &all, 1, m->scratch);
     return CLI_OK;
 }

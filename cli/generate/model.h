@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A dense Qwen3.5 text model: the weights of a checkpoint by their names in Hugging Face's files.
- * Weights stay where the checkpoint has them, f32 or bf16; f16 is widened to f32 for products. With
- * a GPU matrices, and all weights of GDN layers, are copied there instead.
+ * Matrices stay where the checkpoint has them, f32, bf16 or f16. With a GPU they and all weights
+ * of GDN layers are copied there.
  */
 #ifndef MODEL_H
 #define MODEL_H
@@ -34,6 +34,7 @@ struct model {
     gdn_ctx          *ctx; /* on a CPU */
     struct gpu       *gpu; /* NULL: none */
     product_loop     *loop;
+    void             *scratch; /* of products of matrices */
     uint64_t          fingerprint; /* differs between models: a hash of some of the weights */
     gdn_tensor        embedding, head;
     const float      *norm;

@@ -6,7 +6,7 @@ MODEL.gguf is what convert.py made of the folder MODEL. llama.cpp is the module 
 wheels hold a stock build. Rounds take turns; a JSON line per case has the median of processor time
 per token, in ms, and of tokens per second, from rounds in which other programs took less than a
 tenth of the machine, if there were any. Loading is in neither: a call with more tokens is compared
-with one with fewer. same_text: of 48 greedy tokens, how many are equal before the first other one.
+with one with fewer. same_text: characters of 48 greedy tokens before the first other one.
 """
 import argparse
 import json
@@ -49,7 +49,7 @@ class Gdn:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = [float(x) for x in re.findall(r"([\d.e+-]+) s,", p.stderr.decode())]
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return p.stdout[prompt:], cpu, sum(seconds)
+        return p.stdout[prompt:].decode(errors="replace"), cpu, sum(seconds)
 
 
 class Llama:
@@ -65,7 +65,7 @@ class Llama:
             prompt=list(TEXT[:prompt].encode()), max_tokens=n, temperature=0, ignore_eos=True,
             cache_prompt=False))
         cpu, t = time.process_time() - before, answer["timings"]
-        text = answer["choices"][0]["text"].encode()
+        text = answer["choices"][0]["text"]
         return text, cpu, (t["prompt_ms"] + t["predicted_ms"]) / 1e3
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A small hybrid of bytes as GGUF, by llama.cpp's own converter: convert.py LLAMA_CPP MODEL OUT.gguf
+"""A small hybrid of bytes as GGUF, by llama.cpp's converter: convert.py LLAMA_CPP MODEL OUT.gguf
 
 MODEL is a folder that `gdn generate` takes, LLAMA_CPP a checkout of llama.cpp. Its converter writes
 all tensors; only the vocabulary is made here, because a byte has no tokenizer.json. --random writes
@@ -44,8 +44,9 @@ def convert(source, model, out):
     from conversion.qwen import Qwen3_5TextModel as Converter
 
     config = json.loads((model / "config.json").read_text())
-    dtype = config.get("dtype", "bfloat16")
-    file_type = getattr(gguf.LlamaFileType, {"bfloat16": "MOSTLY_BF16", "float32": "ALL_F32"}[dtype])
+    types = gguf.LlamaFileType
+    is_f32 = config.get("dtype") == "float32"
+    file_type = types.ALL_F32 if is_f32 else types.MOSTLY_BF16
     Converter.set_vocab, Converter.no_mtp = set_vocab, True
     with torch.inference_mode():
         Converter(model, file_type, out, model_name=model.name).write()

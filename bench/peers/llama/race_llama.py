@@ -20,8 +20,8 @@ import time
 
 import xllamacpp
 
-TEXT = ("The value of the standard library is that of its parts. An object is a part of a type, and "
-        "a name is bound to an object in the scope of a block. ") * 8
+TEXT = ("The value of the standard library is that of its parts. An object is a part of a type, "
+        "and a name is bound to an object in the scope of a block. ") * 8
 CASES = {"prompt": ((1, 1), (513, 1)), "generation": ((8, 1), (8, 65))}  # (prompt, new tokens)
 
 
@@ -110,7 +110,8 @@ def main():
         for case in CASES:
             print(json.dumps(dict(
                 commit=args.commit, op=case,
-                command=f"race_llama.py {args.model.name} --rounds {args.rounds}", peer="llama.cpp", peer_commit=f"xllamacpp {xllamacpp.__version__}",
+                command=f"race_llama.py {args.model.name} --rounds {args.rounds}",
+                peer="llama.cpp", peer_commit=f"xllamacpp {xllamacpp.__version__}",
                 device=info["device"], isa=info["isa"], model=args.model.name, threads=threads,
                 same_text=len(same), **race(CASES[case], contenders, args.rounds))), flush=True)
 

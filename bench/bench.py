@@ -108,6 +108,8 @@ def cell(r):
 
 
 def describe_race(r):
+    if "model" in r:
+        return f"{r['op']}: model {r['model']}, processor time of a token of {r['tokens']}"
     sizes = f"heads {r['heads']}, d {r['dim']}" if "heads" in r else f"{r['channels']} channels"
     mode = ", ours with bf16 products" if r.get("bf16_products") else ""
     return f"{r['op']}: {sizes}, T = {r['T']}, B = {r['B']}, {r['dtype']}{mode}"

@@ -3,6 +3,7 @@
 #ifndef GDN_INTERNAL_H
 #define GDN_INTERNAL_H
 
+#include "calls/project.h"
 #include "calls/rule.h"
 #include "core/ctx.h"
 #include "cpu/loops/kernels.h"

@@ -70,6 +70,16 @@ struct conv_case {
     gdn_batch         batch;
     gdn_conv1d_args   args;
 };
+/* The gradients of a convolution of packed sequences: of all that it reads. */
+struct conv_gradient_case {
+    struct conv_case         conv;
+    gdn_conv1d_backward_args args;
+};
+int conv_gradient_case_make(struct conv_gradient_case *c, const struct case_dims *dims,
+                            const int64_t *lengths, int64_t B);
+int conv_gradient_case_check(struct conv_gradient_case *c, gdn_ctx *ctx,
+                             struct comparison *found);
+
 struct block_case {
     struct memory     memory;
     struct case_batch tokens;

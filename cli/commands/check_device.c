@@ -181,6 +181,26 @@ static void check_convs(struct check *k)
             }
 }
 
+/* Of four taps and of more. */
+static void check_conv_gradients(struct check *k)
+{
+    static const int64_t lengths[] = { 130, 1, 0, 65 };
+    for (int i = 0; i < 6; i++) {
+        const struct case_dims    d = { .D = 300, .W = i < 3 ? 4 : 5 + i % 3, .dtype = i % 3,
+                                        .state_dtype = i % 3 };
+        struct conv_gradient_case c;
+        struct comparison         found = { 0 };
+        char                      name[64];
+        snprintf(name, sizeof name, "conv_backward %s W%lld", dtype_names[d.dtype],
+                 (long long)d.W);
+        if (!wanted(k, name)) continue;
+        int code = conv_gradient_case_make(&c, &d, lengths, 4);
+        if (!code) code = conv_gradient_case_check(&c, k->ctx, &found);
+        memory_free(&c.conv.memory);
+        judge(k, name, code, &found);
+    }
+}
+
 /* ---- Steps ------------------------------------------------------------------------------- */
 
 static void check_step(struct check *k, const struct case_dims *d, int64_t T)
@@ -485,6 +505,7 @@ int check_device(int argc, char **argv)
     }
     check_rows(&k);
     check_convs(&k);
+    check_conv_gradients(&k);
     check_steps(&k);
     check_copies(&k);
     check_rules(&k);

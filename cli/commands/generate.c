@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "generate/draft.h"
 #include "generate/forward.h"
 #include "generate/past_file.h"
 #include "generate/tokenizer.h"
@@ -27,8 +28,12 @@ static const char help[] =
     "  --save-state F    write the state after the last token, whole or not at all\n"
     "  --load-state F    continue that text; -t and --seed as saved, if not given\n"
     "  --exact           any split of a text over prompts, tokens and states gives the same bits\n"
+    "  --draft N         check up to N guessed tokens (7 at most) in one call: the same text, in\n"
+    "                    fewer calls where it repeats itself\n"
     "  --logits F        write tokens and the logits after each to a safetensors file\n"
     "  --speed           times on stderr, in one line\n"
+    "  --backend B       cpu (default); cuda: GDN layers and products of matrices on device 0, in\n"
+    "                    f32; attention to past tokens and norms stay on the CPU\n"
     "  --threads N, --isa NAME\n"
     "\n"
     "Exit status: 0 good, 2 a bad file or bad arguments.\n";
@@ -38,6 +43,7 @@ struct generate_options {
     const char       *prompt, *save, *load, *logits;
     double            temperature; /* below 0: not given */
     int64_t           seed, n;     /* seed below 0: not given */
+    int64_t           draft;
     bool              exact, speed, help;
 };
 
@@ -56,8 +62,10 @@ struct generation {
     struct past                    past;
     struct forward                 forward;
     int32_t                       *prompt;
-    int64_t                        n_prompt, n_added;
+    int64_t                        n_prompt, n_added, n_calls;
     float                         *logits; /* for the next token */
+    struct draft                   draft;
+    float                         *checked; /* logits of guesses */
     struct recording               recording;
     double                         prompt_seconds, text_seconds;
     struct memory                  memory;
@@ -84,12 +92,13 @@ static void record_tokens(struct generation *g, const int32_t *tokens, int64_t n
     r->n_tokens += n;
 }
 
-static void record_logits(struct generation *g, int64_t n)
+static int record_logits(struct generation *g, int64_t n)
 {
-    struct recording *r = &g->recording;
-    if (!g->o->logits) return;
-    forward_logits(&g->forward, 0, n, r->logits + r->n * g->model.config.vocab);
+    struct recording *r  = &g->recording;
+    float            *to = r->logits + r->n * g->model.config.vocab;
+    if (!g->o->logits) return CLI_OK;
     r->n += n;
+    return forward_logits(&g->forward, 0, n, to);
 }
 
 static int write_recording(const struct generation *g)
@@ -107,16 +116,16 @@ static int write_recording(const struct generation *g)
 /* Tokens through the model; then g->logits are those of the next one. */
 static int take(struct generation *g, const int32_t *tokens, int64_t n)
 {
-    if (forward_run(&g->forward, tokens, n)) return CLI_BAD;
-    forward_logits(&g->forward, n - 1, 1, g->logits);
-    record_logits(g, n);
-    return CLI_OK;
+    if (forward_run(&g->forward, tokens, n) || forward_logits(&g->forward, n - 1, 1, g->logits))
+        return CLI_BAD;
+    return record_logits(g, n);
 }
 
 static int take_prompt(struct generation *g)
 {
     const double start = measure_clock();
     record_tokens(g, g->prompt, g->n_prompt);
+    draft_add(&g->draft, g->prompt, g->n_prompt);
     if (g->n_prompt && take(g, g->prompt, g->n_prompt)) return CLI_BAD;
     g->prompt_seconds = measure_clock() - start;
     if (g->o->prompt) fputs(g->o->prompt, stdout);
@@ -131,22 +140,71 @@ static bool is_end(const struct config *c, int32_t token)
     return false;
 }
 
+static int32_t sample(const struct generation *g, const float *logits, int64_t position)
+{
+    return sampler_next(&g->sampler, logits, g->model.config.vocab, position);
+}
+
+static void add_token(struct generation *g, int32_t token)
+{
+    tokenizer_write(&g->tokenizer, token, stdout);
+    fflush(stdout);
+    record_tokens(g, &token, 1);
+    draft_add(&g->draft, &token, 1);
+    g->n_added++;
+}
+
 /* The last token goes through the model only where a state is saved. */
+static int64_t tokens_to_take(const struct generation *g)
+{
+    return g->o->n - g->n_added + (g->o->save ? 1 : 0);
+}
+
+/* How many of the guesses are the tokens that the sampler takes; those are added. The first one's
+ * logits are g->checked. */
+static int64_t accept(struct generation *g, const int32_t *guesses, int64_t n, int64_t position)
+{
+    const struct config *c = &g->model.config;
+    int64_t              i = 0;
+    for (; i < n; i++) {
+        if (sample(g, g->checked + i * c->vocab, position + i) != guesses[i]) break;
+        if (is_end(c, guesses[i])) break;
+        add_token(g, guesses[i]);
+    }
+    return i;
+}
+
+/* The last token of the text, with guesses behind it, through the model. Of those that are not
+ * the sampler's nothing remains. */
+static int take_with_guesses(struct generation *g, int32_t token)
+{
+    const int64_t vocab = g->model.config.vocab, position = g->past.n + 1;
+    const int64_t left  = tokens_to_take(g) - 1;
+    int32_t       tokens[1 + DRAFT_MOST] = { token };
+    const int64_t n =
+        1 + draft_guess(&g->draft, tokens + 1, g->o->draft < left ? g->o->draft : left);
+    if (n == 1) return take(g, &token, 1);
+    if (forward_run(&g->forward, tokens, n) || forward_logits(&g->forward, 0, n, g->checked))
+        return CLI_BAD;
+    const int64_t kept = 1 + accept(g, tokens + 1, n - 1, position);
+    memcpy(g->logits, g->checked + (kept - 1) * vocab, (size_t)vocab * sizeof *g->logits);
+    if (record_logits(g, kept)) return CLI_BAD;
+    return past_undo(&g->past, &g->model, n, kept);
+}
+
 static int add_tokens(struct generation *g)
 {
     const double start = measure_clock();
     while (g->n_added < g->o->n) {
-        const int32_t token =
-            sampler_next(&g->sampler, g->logits, g->model.config.vocab, g->past.n);
+        const int32_t token = sample(g, g->logits, g->past.n);
         if (token < 0)
             return cli_bad("token %lld: the model's logits are not finite",
                            (long long)g->past.n);
         if (is_end(&g->model.config, token)) break;
-        tokenizer_write(&g->tokenizer, token, stdout);
-        fflush(stdout);
-        record_tokens(g, &token, 1);
-        g->n_added++;
-        if ((g->n_added < g->o->n || g->o->save) && take(g, &token, 1)) return CLI_BAD;
+        add_token(g, token);
+        if (tokens_to_take(g) == 0) break;
+        g->n_calls++;
+        if (take_with_guesses(g, token)) return CLI_BAD;
     }
     g->text_seconds = measure_clock() - start;
     if (isatty(STDOUT_FILENO)) putchar('\n');
@@ -155,13 +213,24 @@ static int add_tokens(struct generation *g)
 
 static void print_speed(const struct generation *g)
 {
-    fprintf(stderr, "gdn: prompt %lld tokens, %.3g s, %.4g tokens/s; text %lld tokens, %.3g s, "
-            "%.4g tokens/s\n", (long long)g->n_prompt, g->prompt_seconds,
-            (double)g->n_prompt / g->prompt_seconds, (long long)g->n_added, g->text_seconds,
-            (double)g->n_added / g->text_seconds);
+    fprintf(stderr, "gdn: prompt %lld tokens, %.3g s, %.4g tokens/s; text %lld tokens in %lld "
+            "calls, %.3g s, %.4g tokens/s\n", (long long)g->n_prompt, g->prompt_seconds,
+            (double)g->n_prompt / g->prompt_seconds, (long long)g->n_added,
+            (long long)g->n_calls, g->text_seconds, (double)g->n_added / g->text_seconds);
 }
 
 /* ---- From the options to a text -------------------------------------------------------------- */
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* For the logits of guesses, and to forget them. */
+static int make_checks(struct generation *g)
+{
+    const int64_t n = 1 + g->o->draft;
+    g->checked = memory_get(&g->memory, (size_t)(n * g->model.config.vocab) * sizeof *g->checked);
+    return g->checked ? past_keep_steps(&g->past, &g->model, n)
+                      : cli_bad("no memory for the logits of guesses");
+}
 
 /* An empty past, or the file's. */
 static int begin(struct generation *g)
@@ -175,16 +244,18 @@ static int begin(struct generation *g)
         return CLI_BAD;
     if (o->temperature >= 0) g->sampler.temperature = o->temperature;
     if (o->seed >= 0) g->sampler.seed = (uint64_t)o->seed;
-    if (forward_make(&g->forward, &g->model, &g->past, g->n_prompt > 1 ? g->n_prompt : 1))
+    const int64_t most = larger(1 + o->draft, g->n_prompt);
+    if (forward_make(&g->forward, &g->model, &g->past, most) ||
+        draft_make(&g->draft, &g->memory, more) || (o->draft && make_checks(g)))
         return CLI_BAD;
     if (o->exact) g->forward.flags = GDN_EXACT;
     return make_recording(g);
 }
 
-static int generate(struct generation *g, gdn_ctx *ctx, const char *path)
+static int generate(struct generation *g, gdn_ctx *ctx, struct gpu *gpu, const char *path)
 {
     const char *prompt = g->o->prompt ? g->o->prompt : "";
-    if (model_open(&g->model, ctx, path) ||
+    if (model_open(&g->model, ctx, gpu, path) ||
         tokenizer_open(&g->tokenizer, &g->model.checkpoint, g->model.config.vocab) ||
         tokenizer_encode(&g->tokenizer, prompt, &g->memory, &g->prompt, &g->n_prompt) || begin(g) ||
         take_prompt(g) || add_tokens(g) || write_recording(g))
@@ -196,14 +267,20 @@ static int generate(struct generation *g, gdn_ctx *ctx, const char *path)
 
 static int run(const struct generate_options *o, const char *path)
 {
-    struct generation g = { .o = o };
+    struct generation g    = { .o = o };
+    struct gpu        gpu  = { 0 };
+    struct cli_device host = o->device;
     gdn_ctx          *ctx;
-    if (cli_open(&o->device, &ctx)) return CLI_BAD;
-    const int code = generate(&g, ctx, path);
+    const bool on_gpu = host.backend && !strcmp(host.backend, "cuda");
+    if (on_gpu) host.backend = NULL;
+    if (cli_open(&host, &ctx)) return CLI_BAD;
+    int code = on_gpu ? gpu_open(&gpu, o->exact) : CLI_OK;
+    if (!code) code = generate(&g, ctx, on_gpu ? &gpu : NULL, path);
     forward_free(&g.forward);
     past_free(&g.past);
     memory_free(&g.memory);
     model_close(&g.model);
+    gpu_close(&gpu);
     gdn_ctx_destroy(ctx);
     return code;
 }
@@ -219,8 +296,10 @@ int generate_main(int argc, char **argv)
         { "--save-state", CLI_TEXT, &o.save, 0, 0 },
         { "--load-state", CLI_TEXT, &o.load, 0, 0 },
         { "--exact", CLI_FLAG, &o.exact, 0, 0 },
+        { "--draft", CLI_INT, &o.draft, 0, DRAFT_MOST },
         { "--logits", CLI_TEXT, &o.logits, 0, 0 },
         { "--speed", CLI_FLAG, &o.speed, 0, 0 },
+        { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },
         { "--threads", CLI_INT, &o.device.threads, 0, 1024 },
         { "--isa", CLI_TEXT, &o.device.isa, 0, 0 },
         { "--help", CLI_FLAG, &o.help, 0, 0 },

@@ -43,14 +43,17 @@ static const char *const help[] = {
     "  layer             hidden_states [B,T,hidden], layer.<Hugging Face name>; token_ids and\n"
     "                    embedding: hidden_states must be their rows\n"
     "      expected.     output\n"
+    "  layer_backward    hidden_states, layer.<Hugging Face name>; grad_output\n"
+    "      expected.     output; dhidden_states; d<Hugging Face name> of each\n"
     "  for states        cu_seqlens read_slots write_slots has_initial_state\n"
     "                    num_accepted_tokens token_count (see gdn_batch in gdn.h)\n",
 
     "\nMetadata, all of it optional. Unknown keys and unknown tensors are errors.\n"
     "\n"
     "  op                prefill, decode, layer, conv1d, gates, l2norm, rmsnorm_gated,\n"
-    "                    prefill_backward. Absent: layer with hidden_states; prefill_backward\n"
-    "                    with grad_output; with q, k and v decode if there is state, a\n"
+    "                    prefill_backward, layer_backward. Absent: with hidden_states layer, or\n"
+    "                    layer_backward if there is grad_output; with that alone\n"
+    "                    prefill_backward; with q, k and v decode if there is state, a\n"
     "                    or b, else prefill (traces of FlashInfer have these names); with x\n"
     "                    conv1d if weight has 2 or more dimensions, rmsnorm_gated if there is z\n"
     "                    or weight, else l2norm; with a or b alone gates\n"
@@ -69,10 +72,10 @@ static const char *const help[] = {
     "  sink_slot         for sink\n"
     "  write             final (default), each, none\n"
     "  activation        conv1d: none (default), silu; rmsnorm_gated: silu (default), sigmoid\n"
-    "  config            layer: JSON with linear_num_key_heads, linear_num_value_heads,\n"
+    "  config            layers: JSON with linear_num_key_heads, linear_num_value_heads,\n"
     "                    linear_key_head_dim, linear_value_head_dim, rms_norm_eps\n"
     "  prefill_tokens    layer: so many in one call, the rest one by one. Default: all\n"
-    "  kind              layer: not needed, the tensors say it\n",
+    "  kind              layers: not needed, the tensors say it\n",
 
     "\nLimits. RMS and largest value are those of the expected tensor; the dtypes those of the\n"
     "activations and the state.\n"

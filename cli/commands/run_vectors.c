@@ -122,7 +122,7 @@ static const struct {
 } groups[N_GROUPS] = {
     { "Whole layers, prefill then token by token, beside Hugging Face", layer_titles, add_layer },
     { "The rule, beside float64", rule_titles, add_rule },
-    { "The rule's gradients, beside float64", gradient_titles, add_gradients },
+    { "Gradients, beside float64", gradient_titles, add_gradients },
 };
 
 /* One group of files as a table. */

@@ -26,7 +26,7 @@ static const struct {
 
 static const struct job_kind *const kinds[] = {
     &job_prefill, &job_decode, &job_layer, &job_conv1d, &job_gates,
-    &job_l2norm,  &job_rmsnorm_gated, &job_prefill_backward,
+    &job_l2norm,  &job_rmsnorm_gated, &job_prefill_backward, &job_layer_backward,
 };
 
 static bool has(const struct st_file *file, const char *name) { return st_find(file, name); }
@@ -34,7 +34,7 @@ static bool has(const struct st_file *file, const char *name) { return st_find(f
 /* Returns the kind of a file without the metadata `op`, from its tensors. */
 static const struct job_kind *infer(const struct st_file *f)
 {
-    if (has(f, "hidden_states")) return &job_layer;
+    if (has(f, "hidden_states")) return has(f, "grad_output") ? &job_layer_backward : &job_layer;
     if (has(f, "grad_output")) return &job_prefill_backward;
     if (has(f, "q") && has(f, "k") && has(f, "v"))
         return has(f, "state") || has(f, "a") || has(f, "b") ? &job_decode : &job_prefill;
@@ -59,7 +59,7 @@ static int choose_kind(struct job *job)
         if (!strcmp(name, kinds[i]->name)) job->kind = kinds[i];
     return job->kind ? CLI_OK
                      : cli_bad("%s: metadata 'op': '%.40s', wanted prefill, decode, layer, conv1d, "
-                               "gates, l2norm, rmsnorm_gated or prefill_backward",
+                               "gates, l2norm, rmsnorm_gated, prefill_backward or layer_backward",
                                job->file.path, name);
 }
 
@@ -219,6 +219,16 @@ int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim,
     return job_output(job, name, NULL, *made);
 }
 
+int job_gradient(struct job *job, const char *name, int32_t dtype, const gdn_tensor *of,
+                 bool of_gate, int32_t A, gdn_tensor *made)
+{
+    if (!of->data) return CLI_OK;
+    if (job_new_output(job, name, dtype, of->ndim, of->size, made)) return CLI_BAD;
+    struct job_output *o = &job->outputs[job->n_outputs - 1];
+    o->is_gradient = true, o->of_gate = of_gate, o->dtype = A;
+    return CLI_OK;
+}
+
 int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from,
              int ndim, const int64_t *size)
 {
@@ -310,9 +320,8 @@ int job_run(struct job *job, gdn_ctx *ctx, const char *path)
         return CLI_BAD;
     for (int i = 0; i < job->n_outputs; i++) {
         struct job_output *o = &job->outputs[i];
-        if (o->want && o->gradient)
-            o->judged = compare_gradient(&o->got, o->want, job->args.rule.q.dtype,
-                                         o->got.ndim == job->args.rule.q.ndim - 1);
+        if (o->want && o->is_gradient)
+            o->judged = compare_gradient(&o->got, o->want, o->dtype, o->of_gate);
         else if (o->want) o->judged = compare(&o->got, o->want, job->precision);
         ok = ok && (!o->want || o->judged.ok);
     }

@@ -14,7 +14,8 @@ struct job_output {
     const char        *name; /* "output", "final_state", ... */
     gdn_tensor         got;
     const gdn_tensor  *want; /* NULL: the file does not say */
-    bool               gradient;
+    bool               is_gradient, of_gate;
+    int32_t            dtype; /* of a gradient: that of the activations */
     struct comparison  judged;
 };
 
@@ -26,7 +27,7 @@ struct job_phase {
     char        kernel[640]; /* what ran */
 };
 
-enum { JOB_OUTPUTS = 10 }; /* at most */
+enum { JOB_OUTPUTS = 12 }; /* at most */
 
 struct job {
     struct st_file         file;
@@ -42,8 +43,11 @@ struct job {
         gdn_rmsnorm_gated_args rmsnorm_gated;
         gdn_block_args         block;
     } args;
-    gdn_prefill_backward_args gradients; /* of args.rule */
-    gdn_batch                 batch;
+    union {
+        gdn_prefill_backward_args rule;
+        gdn_block_backward_args   block;
+    } gradients; /* of args */
+    gdn_batch batch;
 
     struct job_output outputs[JOB_OUTPUTS];
     int               n_outputs;
@@ -70,7 +74,7 @@ struct job_kind {
 };
 
 extern const struct job_kind job_prefill, job_decode, job_layer, job_conv1d, job_gates,
-    job_l2norm, job_rmsnorm_gated, job_prefill_backward;
+    job_l2norm, job_rmsnorm_gated, job_prefill_backward, job_layer_backward;
 
 /* Reads the file, computes, compares. CLI_OK, CLI_OUTSIDE, or CLI_BAD after its line. */
 int  job_run(struct job *job, gdn_ctx *ctx, const char *path);
@@ -99,6 +103,9 @@ int job_output(struct job *job, const char *name, const char *alias, gdn_tensor 
 /* Such an output in new memory. */
 int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim,
                    const int64_t *size, gdn_tensor *made);
+/* The gradient of a tensor of these sizes, of activations of dtype A; none where that is absent. */
+int job_gradient(struct job *job, const char *name, int32_t dtype, const gdn_tensor *of,
+                 bool of_gate, int32_t A, gdn_tensor *made);
 /* The pool of states: starts as `from`, or, absent, as zeros of these sizes. An output. */
 int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from,
              int ndim, const int64_t *size);

@@ -15,21 +15,19 @@ static const char *const metadata[] = {
     "state_layout", NULL
 };
 
-/* A gradient of the sizes of `of`, if that is there. */
+/* Those of gates have the sizes of one number per head and token. */
 static int add(struct job *job, const char *name, int32_t dtype, const gdn_tensor *of,
                gdn_tensor *made)
 {
-    if (!of->data) return CLI_OK;
-    if (job_new_output(job, name, dtype, of->ndim, of->size, made)) return CLI_BAD;
-    job->outputs[job->n_outputs - 1].gradient = true;
-    return CLI_OK;
+    const gdn_tensor *q = &job->args.rule.q;
+    return job_gradient(job, name, dtype, of, of->ndim == q->ndim - 1, q->dtype, made);
 }
 
 static int prepare(struct job *job)
 {
     if (job_prefill.prepare(job)) return CLI_BAD;
     const gdn_rule_args       *r = &job->args.rule;
-    gdn_prefill_backward_args *a = &job->gradients;
+    gdn_prefill_backward_args *a = &job->gradients.rule;
     const bool                 raw = r->gate == GDN_GATE_RAW;
     const int32_t              A = r->q.dtype;
     *a = gdn_prefill_backward_args_init();
@@ -54,11 +52,11 @@ static int prepare(struct job *job)
 
 static int compute(struct job *job, gdn_ctx *ctx)
 {
-    const gdn_tensor *q = &job->gradients.q;
-    const int64_t     n = q->ndim == 4 ? q->size[0] * q->size[1] : q->size[0];
-    job->n_phases       = 2;
+    const gdn_prefill_backward_args *a = &job->gradients.rule;
+    const int64_t n = a->q.ndim == 4 ? a->q.size[0] * a->q.size[1] : a->q.size[0];
+    job->n_phases   = 2;
     return job_call_op(job, ctx, GDN_OP_PREFILL, &job->args, &job->phases[0], "prefill", n) ||
-           job_call_op(job, ctx, job->kind->op, &job->gradients, &job->phases[1], "backward", n);
+           job_call_op(job, ctx, job->kind->op, a, &job->phases[1], "backward", n);
 }
 
 const struct job_kind job_prefill_backward = { "prefill_backward", GDN_OP_PREFILL_BACKWARD,

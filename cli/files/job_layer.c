@@ -196,12 +196,12 @@ static int compute(struct job *job, gdn_ctx *ctx)
     if (first > 0) {
         a->hidden = tokens_of(&hidden, 0, first);
         a->out    = tokens_of(&out, 0, first);
-        code      = job_call(job, ctx, phase++, "prefill", B * first);
+        code      = job_call_op(job, ctx, GDN_OP_BLOCK, a, phase++, "prefill", B * first);
     }
     for (int64_t t = first; t < T && !code; t++) {
         a->hidden = tokens_of(&hidden, t, 1);
         a->out    = tokens_of(&out, t, 1);
-        code      = job_call(job, ctx, phase, "decode", B * (T - first));
+        code      = job_call_op(job, ctx, GDN_OP_BLOCK, a, phase, "decode", B * (T - first));
     }
     job->n_phases = (int)(phase - job->phases) + (first < T);
     a->hidden     = hidden;

@@ -91,10 +91,10 @@ static void run_head(void *arg, int64_t item, int thread)
     float               *out    = a->room->out + item * D;
     float               *scores = a->room->scores + thread * a->past->capacity;
     const struct product by_keys = { .w = a->layer->keys + kv * D, .x = q, .y = scores,
-                                     .w_stride = kv_width, .width = D, .rows = n, .tokens = 1 };
+                                     .w_stride = kv_width, .width = D, .rows = n };
     const struct product by_values = { .w = a->layer->values + kv * D * a->past->capacity,
                                        .x = scores, .y = out, .w_stride = a->past->capacity,
-                                       .width = n, .rows = D, .tokens = 1 };
+                                       .width = n, .rows = D };
     a->m->loop(&by_keys);
     for (int64_t i = 0; i < n; i++) scores[i] *= 1 / sqrtf((float)D);
     softmax(scores, n);
@@ -102,16 +102,16 @@ static void run_head(void *arg, int64_t item, int thread)
     for (int64_t i = 0; i < D; i++) out[i] *= 1 / (1 + expf(-gate[i]));
 }
 
-void attention(const struct model *m, const struct attention_weights *w, struct past *past,
-               struct past_layer *layer, const struct attention_room *r, int64_t first, int64_t n,
-               const float *x, float *y)
+int attention(const struct model *m, const struct attention_weights *w, struct past *past,
+              struct past_layer *layer, const struct attention_room *r, int64_t first, int64_t n,
+              const float *x, float *y)
 {
     const struct config *c     = &m->config;
     const int64_t        D     = c->head_dim, kv = c->n_kv_heads * D;
     struct heads         heads = { m, past, layer, r, first };
-    model_product(m, &w->q_proj, x, r->q, n);
-    model_product(m, &w->k_proj, x, r->k, n);
-    model_product(m, &w->v_proj, x, r->v, n);
+    if (model_product(m, &w->q_proj, x, r->q, n) || model_product(m, &w->k_proj, x, r->k, n) ||
+        model_product(m, &w->v_proj, x, r->v, n))
+        return CLI_BAD;
     for (int64_t t = 0; t < n; t++) {
         float *k = r->k + t * kv;
         prepare_heads(c, r->q + t * c->n_heads * 2 * D, c->n_heads, 2 * D, w->q_norm, first + t);
@@ -119,5 +119,5 @@ void attention(const struct model *m, const struct attention_weights *w, struct 
         keep(c, past, layer, first + t, k, r->v + t * kv);
     }
     gdn_parallel_for(m->ctx->pool, n * c->n_heads, run_head, &heads);
-    model_product(m, &w->o_proj, r->out, y, n);
+    return model_product(m, &w->o_proj, r->out, y, n);
 }

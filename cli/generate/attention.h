@@ -18,9 +18,9 @@ bool attention_make_room(struct attention_room *r, struct memory *memory, const 
                          int64_t window, int64_t capacity);
 
 /* Tokens first .. first + n - 1 of the text, n at most window: x and y [n][hidden]. Their keys
- * and values go to the past. */
-void attention(const struct model *m, const struct attention_weights *w, struct past *past,
-               struct past_layer *layer, const struct attention_room *r, int64_t first, int64_t n,
-               const float *x, float *y);
+ * and values go to the past. CLI_OK, or CLI_BAD after one line. */
+int attention(const struct model *m, const struct attention_weights *w, struct past *past,
+              struct past_layer *layer, const struct attention_room *r, int64_t first, int64_t n,
+              const float *x, float *y);
 
 #endif

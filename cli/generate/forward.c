@@ -5,6 +5,7 @@
 
 #include "cli.h"
 #include "generate/rmsnorm.h"
+#include "internal.h"
 
 enum { WINDOW = 256 }; /* tokens that attention and the MLP take together; bounds their memory */
 
@@ -47,39 +48,50 @@ static void add_rows(const struct forward *f, float *x, const float *y, int64_t 
 }
 
 /* Parts go from y to z. Here all tokens in one call. */
-static int run_gdn(struct forward *f, const struct layer *l, const struct past_layer *past,
-                   int64_t n)
+static int run_gdn(struct forward *f, const struct layer *l, struct past_layer *past, int64_t n)
 {
-    gdn_block_args a = l->mixer.gdn;
+    gdn_block_args a     = l->mixer.gdn;
+    gdn_batch      batch = gdn_batch_init();
     a.flags          = f->flags;
     a.hidden         = gdn_dense(f->y, GDN_F32, 2, n, f->m->config.hidden, 0, 0);
     a.out            = gdn_dense(f->z, GDN_F32, 2, n, f->m->config.hidden, 0, 0);
     a.conv_state     = past->conv_state;
     a.state          = past->state;
+    if (n <= f->past->n_steps) {
+        batch.checkpoint_every = 1;
+        a.batch                = &batch;
+        a.checkpoints          = past->steps;
+        a.conv_checkpoints     = past->conv_steps;
+    }
+    if (f->m->gpu) return gpu_block(f->m->gpu, &a);
     if (gdn_block(f->m->ctx, &a)) return cli_bad("%s", gdn_last_error(f->m->ctx));
     return CLI_OK;
 }
 
-static void run_full(struct forward *f, const struct layer *l, struct past_layer *past, int64_t n)
+static int run_full(struct forward *f, const struct layer *l, struct past_layer *past, int64_t n)
 {
     for (int64_t t = 0; t < n; t += WINDOW) {
         const int64_t at = t * f->m->config.hidden;
-        attention(f->m, &l->mixer.full, f->past, past, &f->attention, f->past->n + t,
-                  smaller(n - t, WINDOW), f->y + at, f->z + at);
+        if (attention(f->m, &l->mixer.full, f->past, past, &f->attention, f->past->n + t,
+                      smaller(n - t, WINDOW), f->y + at, f->z + at))
+            return CLI_BAD;
     }
+    return CLI_OK;
 }
 
 /* SwiGLU. */
-static void run_mlp(struct forward *f, const struct layer *l, int64_t n)
+static int run_mlp(struct forward *f, const struct layer *l, int64_t n)
 {
     for (int64_t t = 0; t < n; t += WINDOW) {
         const int64_t some = smaller(n - t, WINDOW), at = t * f->m->config.hidden;
-        model_product(f->m, &l->gate_proj, f->y + at, f->gate, some);
-        model_product(f->m, &l->up_proj, f->y + at, f->up, some);
+        if (model_product(f->m, &l->gate_proj, f->y + at, f->gate, some) ||
+            model_product(f->m, &l->up_proj, f->y + at, f->up, some))
+            return CLI_BAD;
         for (int64_t i = 0; i < some * f->m->config.intermediate; i++)
             f->up[i] *= f->gate[i] / (1 + expf(-f->gate[i]));
-        model_product(f->m, &l->down_proj, f->up, f->z + at, some);
+        if (model_product(f->m, &l->down_proj, f->up, f->z + at, some)) return CLI_BAD;
     }
+    return CLI_OK;
 }
 
 /* ---- All layers ------------------------------------------------------------------------------ */
@@ -89,11 +101,10 @@ static int run_layer(struct forward *f, int i, int64_t n)
     const struct layer *l    = &f->m->layers[i];
     struct past_layer  *past = &f->past->layers[i];
     norm_rows(f, f->x, l->input_norm, f->y, n);
-    if (l->is_full) run_full(f, l, past, n);
-    else if (run_gdn(f, l, past, n)) return CLI_BAD;
+    if ((l->is_full ? run_full : run_gdn)(f, l, past, n)) return CLI_BAD;
     add_rows(f, f->x, f->z, n);
     norm_rows(f, f->x, l->post_norm, f->y, n);
-    run_mlp(f, l, n);
+    if (run_mlp(f, l, n)) return CLI_BAD;
     add_rows(f, f->x, f->z, n);
     return CLI_OK;
 }
@@ -103,9 +114,10 @@ static void embed(struct forward *f, const int32_t *tokens, int64_t n)
 {
     const int64_t     width = f->m->config.hidden;
     const gdn_tensor *e     = &f->m->embedding;
+    const int64_t     bytes = width * (int64_t)gdn_dtype_bytes(e->dtype);
     for (int64_t t = 0; t < n; t++)
-        for (int64_t i = 0; i < width; i++)
-            f->x[t * width + i] = product_element(e->data, e->dtype, tokens[t] * width + i);
+        f->m->ctx->kr->load_row[e->dtype](f->x + t * width, (char *)e->data + tokens[t] * bytes,
+                                          (size_t)width);
 }
 
 int forward_run(struct forward *f, const int32_t *tokens, int64_t n)
@@ -118,7 +130,7 @@ int forward_run(struct forward *f, const int32_t *tokens, int64_t n)
     return CLI_OK;
 }
 
-void forward_logits(struct forward *f, int64_t first, int64_t n, float *logits)
+int forward_logits(struct forward *f, int64_t first, int64_t n, float *logits)
 {
-    model_product(f->m, &f->m->head, f->x + first * f->m->config.hidden, logits, n);
+    return model_product(f->m, &f->m->head, f->x + first * f->m->config.hidden, logits, n);
 }

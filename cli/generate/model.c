@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "cli.h"
+#include "internal.h"
 #include "oracle.h"
 
 /* ---- One tensor ------------------------------------------------------------------------------ */
@@ -73,13 +74,6 @@ static int find_vector(const struct place *at, const char *name, int64_t n, cons
     return CLI_OK;
 }
 
-static int find_matrix(const struct place *at, const char *name, int64_t rows, int64_t columns,
-                       gdn_tensor *to)
-{
-    if (find(at, name, rows, columns, to)) return CLI_BAD;
-    return to->dtype == GDN_F16 ? widen(at->m, to) : CLI_OK;
-}
-
 /* ---- Layers ---------------------------------------------------------------------------------- */
 
 static int find_gdn(const struct place *at, gdn_block_args *a)
@@ -112,10 +106,10 @@ static int find_full(const struct place *at, struct attention_weights *w)
 {
     const struct config *c = &at->m->config;
     const int64_t        D = c->head_dim, q = c->n_heads * D, kv = c->n_kv_heads * D;
-    return find_matrix(at, "self_attn.q_proj.weight", 2 * q, c->hidden, &w->q_proj) ||
-                   find_matrix(at, "self_attn.k_proj.weight", kv, c->hidden, &w->k_proj) ||
-                   find_matrix(at, "self_attn.v_proj.weight", kv, c->hidden, &w->v_proj) ||
-                   find_matrix(at, "self_attn.o_proj.weight", c->hidden, q, &w->o_proj) ||
+    return find(at, "self_attn.q_proj.weight", 2 * q, c->hidden, &w->q_proj) ||
+                   find(at, "self_attn.k_proj.weight", kv, c->hidden, &w->k_proj) ||
+                   find(at, "self_attn.v_proj.weight", kv, c->hidden, &w->v_proj) ||
+                   find(at, "self_attn.o_proj.weight", c->hidden, q, &w->o_proj) ||
                    find_vector(at, "self_attn.q_norm.weight", D, &w->q_norm) ||
                    find_vector(at, "self_attn.k_norm.weight", D, &w->k_norm)
                ? CLI_BAD
@@ -128,9 +122,9 @@ static int find_layer(const struct place *at, struct layer *l)
     l->is_full             = c->is_full[at->layer];
     if (find_vector(at, "input_layernorm.weight", c->hidden, &l->input_norm) ||
         find_vector(at, "post_attention_layernorm.weight", c->hidden, &l->post_norm) ||
-        find_matrix(at, "mlp.gate_proj.weight", c->intermediate, c->hidden, &l->gate_proj) ||
-        find_matrix(at, "mlp.up_proj.weight", c->intermediate, c->hidden, &l->up_proj) ||
-        find_matrix(at, "mlp.down_proj.weight", c->hidden, c->intermediate, &l->down_proj))
+        find(at, "mlp.gate_proj.weight", c->intermediate, c->hidden, &l->gate_proj) ||
+        find(at, "mlp.up_proj.weight", c->intermediate, c->hidden, &l->up_proj) ||
+        find(at, "mlp.down_proj.weight", c->hidden, c->intermediate, &l->down_proj))
         return CLI_BAD;
     return l->is_full ? find_full(at, &l->mixer.full) : find_gdn(at, &l->mixer.gdn);
 }
@@ -146,35 +140,52 @@ static int find_weights(struct model *m)
     struct place root = { m, "", -1 };
     m->layers         = memory_get(&m->memory, (size_t)c->n_layers * sizeof *m->layers);
     if (!m->layers) return cli_bad("%s: no memory", m->checkpoint.path);
-    if (find_matrix(&at, "embed_tokens.weight", c->vocab, c->hidden, &m->embedding) ||
+    if (find(&at, "embed_tokens.weight", c->vocab, c->hidden, &m->embedding) ||
         find_vector(&at, "norm.weight", c->hidden, &m->norm))
         return CLI_BAD;
     m->head = m->embedding;
-    if (!c->tied && find_matrix(&root, "lm_head.weight", c->vocab, c->hidden, &m->head))
+    if (!c->tied && find(&root, "lm_head.weight", c->vocab, c->hidden, &m->head))
         return CLI_BAD;
     for (at.layer = 0; at.layer < c->n_layers; at.layer++)
         if (find_layer(&at, &m->layers[at.layer])) return CLI_BAD;
     return CLI_OK;
 }
 
-int model_open(struct model *m, gdn_ctx *ctx, const char *path)
+/* ---- On a GPU -------------------------------------------------------------------------------- */
+
+static int take_all(const struct model *m, gdn_tensor *const *weights, int n)
 {
-    char name[512];
-    memset(m, 0, sizeof *m);
-    m->ctx  = ctx;
-    m->loop = product_select(ctx);
-    if (checkpoint_open(&m->checkpoint, path)) return CLI_BAD;
-    snprintf(name, sizeof name, m->checkpoint.is_folder ? "%s/config.json" : "%s: config", path);
-    if (config_read(&m->config, m->checkpoint.config, name)) return CLI_BAD;
-    return find_weights(m);
+    for (int i = 0; i < n; i++)
+        if (gpu_take(m->gpu, m->ctx, weights[i])) return CLI_BAD;
+    return CLI_OK;
 }
 
-void model_close(struct model *m)
+static int move_layer(const struct model *m, struct layer *l)
 {
-    checkpoint_close(&m->checkpoint);
-    memory_free(&m->memory);
-    memset(m, 0, sizeof *m);
+    gdn_block_args           *a     = &l->mixer.gdn;
+    struct attention_weights *w     = &l->mixer.full;
+    gdn_tensor *const         mlp[] = { &l->gate_proj, &l->up_proj, &l->down_proj };
+    if (take_all(m, mlp, 3)) return CLI_BAD;
+    if (l->is_full) {
+        gdn_tensor *const full[] = { &w->q_proj, &w->k_proj, &w->v_proj, &w->o_proj };
+        return take_all(m, full, 4);
+    }
+    gdn_tensor *const gdn[] = { &a->in_proj_qkv, &a->in_proj_z,   &a->in_proj_b,
+                                &a->in_proj_a,   &a->conv_weight, &a->A_log,
+                                &a->dt_bias,     &a->norm_weight, &a->out_proj };
+    return take_all(m, gdn, 9);
 }
+
+/* The embedding stays on the host too: its rows are looked up there. */
+static int move_weights(struct model *m)
+{
+    if (gpu_take(m->gpu, m->ctx, &m->head)) return CLI_BAD;
+    for (int i = 0; i < m->config.n_layers; i++)
+        if (move_layer(m, &m->layers[i])) return CLI_BAD;
+    return CLI_OK;
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
 
 /* FNV-1a. */
 static uint64_t hash(uint64_t h, const void *data, size_t bytes)
@@ -183,7 +194,7 @@ static uint64_t hash(uint64_t h, const void *data, size_t bytes)
     return h;
 }
 
-uint64_t model_fingerprint(const struct model *m)
+static uint64_t fingerprint(const struct model *m)
 {
     const size_t hidden = (size_t)m->config.hidden;
     uint64_t     h      = 0xcbf29ce484222325;
@@ -195,12 +206,35 @@ uint64_t model_fingerprint(const struct model *m)
     return h;
 }
 
-void model_product(const struct model *m, const gdn_tensor *w, const float *x, float *y,
-                   int64_t tokens)
+int model_open(struct model *m, gdn_ctx *ctx, struct gpu *gpu, const char *path)
 {
-    const struct product p = { .w = w->data, .x = x, .y = y, .dtype = w->dtype,
-                               .w_stride = w->size[1], .x_stride = w->size[1],
-                               .y_stride = w->size[0], .width = w->size[1],
-                               .rows = w->size[0], .tokens = tokens };
-    product_on_threads(m->ctx, m->loop, &p);
+    char name[512];
+    memset(m, 0, sizeof *m);
+    m->ctx  = ctx;
+    m->gpu  = gpu;
+    m->loop = product_select(ctx);
+    m->scratch = memory_get(&m->memory, (size_t)gdn_n_threads(ctx) * gdn_project_scratch());
+    if (!m->scratch) return cli_bad("no memory for products");
+    if (checkpoint_open(&m->checkpoint, path)) return CLI_BAD;
+    snprintf(name, sizeof name, m->checkpoint.is_folder ? "%s/config.json" : "%s: config", path);
+    if (config_read(&m->config, m->checkpoint.config, name)) return CLI_BAD;
+    if (find_weights(m)) return CLI_BAD;
+    m->fingerprint = fingerprint(m);
+    return gpu ? move_weights(m) : CLI_OK;
+}
+
+void model_close(struct model *m)
+{
+    checkpoint_close(&m->checkpoint);
+    memory_free(&m->memory);
+    memset(m, 0, sizeof *m);
+}
+
+int model_product(const struct model *m, const gdn_tensor *w, const float *x, float *y,
+                  int64_t tokens)
+{
+    if (m->gpu) return gpu_product(m->gpu, w, x, y, tokens);
+    const struct gdn_segment all = { .weight = w, .n = w->size[0] };
+    gdn_project(m->ctx, y, w->size[0], x, tokens, w->size[1], &all, 1, m->scratch);
+    return CLI_OK;
 }

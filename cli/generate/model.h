@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A dense Qwen3.5 text model: the weights of a checkpoint by their names in Hugging Face's files.
- * Weights stay where the checkpoint has them, f32 or bf16; f16 is widened to f32 for products.
+ * Matrices stay where the checkpoint has them, f32, bf16 or f16. With a GPU they and all weights
+ * of GDN layers are copied there.
  */
 #ifndef MODEL_H
 #define MODEL_H
 
 #include "generate/checkpoint.h"
 #include "generate/config.h"
+#include "generate/gpu.h"
 #include "generate/product.h"
 
 /* Attention over all tokens. Rows of q_proj, per head: head_dim of q, then head_dim of a gate. */
@@ -29,23 +31,24 @@ struct layer {
 struct model {
     struct checkpoint checkpoint;
     struct config     config;
-    gdn_ctx          *ctx;
+    gdn_ctx          *ctx; /* on a CPU */
+    struct gpu       *gpu; /* NULL: none */
     product_loop     *loop;
+    void             *scratch; /* of products of matrices */
+    uint64_t          fingerprint; /* differs between models: a hash of some of the weights */
     gdn_tensor        embedding, head;
     const float      *norm;
     struct layer     *layers;
     struct memory     memory;
 };
 
-/* CLI_OK, or CLI_BAD after one line. ctx outlives the model. */
-int  model_open(struct model *m, gdn_ctx *ctx, const char *path);
+/* CLI_OK, or CLI_BAD after one line. ctx, on a CPU, and gpu outlive the model; gpu may be NULL. */
+int  model_open(struct model *m, gdn_ctx *ctx, struct gpu *gpu, const char *path);
 void model_close(struct model *m); /* of a zeroed one too */
 
-/* A number that differs between models: a hash of some of the weights. */
-uint64_t model_fingerprint(const struct model *m);
-
-/* y = w x for rows of tokens, on the context's threads. */
-void model_product(const struct model *m, const gdn_tensor *w, const float *x, float *y,
-                   int64_t tokens);
+/* y = w x for rows of tokens, on the GPU or on the context's threads. CLI_OK, or CLI_BAD after one
+ * line. */
+int model_product(const struct model *m, const gdn_tensor *w, const float *x, float *y,
+                  int64_t tokens);
 
 #endif

@@ -11,12 +11,14 @@
 
 struct past_layer {
     gdn_tensor conv_state, state; /* GDN */
+    gdn_tensor conv_steps, steps; /* after each token of a call of a few: [n_steps] of them */
     float     *keys;              /* [capacity][n_kv_heads][head_dim] */
     float     *values;            /* [n_kv_heads][head_dim][capacity] */
 };
 
 struct past {
     int64_t            n, capacity; /* tokens */
+    int64_t            n_steps;     /* 0: calls are not undone */
     struct past_layer *layers;
     struct memory      memory;
 };
@@ -24,5 +26,11 @@ struct past {
 /* An empty past with room for so many tokens. */
 int  past_make(struct past *p, const struct model *m, int64_t capacity);
 void past_free(struct past *p);
+
+/* Room to undo calls of up to n_steps tokens. CLI_OK, or CLI_BAD after one line. */
+int past_keep_steps(struct past *p, const struct model *m, int64_t n_steps);
+
+/* After a call of n tokens, n <= n_steps: forgets all but the first `kept` > 0 of them. */
+int past_undo(struct past *p, const struct model *m, int64_t n, int64_t kept);
 
 #endif

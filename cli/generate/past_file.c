@@ -24,6 +24,12 @@ static void add(struct list *l, const char *name, int layer, gdn_tensor view)
     l->tensors[l->n++] = (struct st_tensor){ full, view };
 }
 
+/* A state's view, or memory for a copy of one that is on a GPU. */
+static gdn_tensor on_host(struct list *l, const struct model *m, gdn_tensor state)
+{
+    return m->gpu ? memory_tensor(&l->memory, GDN_F32, state.ndim, state.size) : state;
+}
+
 /* Views of the past; those of keys and values are filled in by copies. */
 static int make_list(struct list *l, const struct past *p, const struct model *m,
                      const float *logits)
@@ -42,11 +48,28 @@ static int make_list(struct list *l, const struct past *p, const struct model *m
             add(l, "values", i,
                 gdn_dense(NULL, GDN_F32, 3, c->n_kv_heads, c->head_dim, p->n, 0));
         } else {
-            add(l, "conv_state", i, at->conv_state);
-            add(l, "state", i, at->state);
+            add(l, "conv_state", i, on_host(l, m, at->conv_state));
+            add(l, "state", i, on_host(l, m, at->state));
+            if (!l->tensors[l->n - 1].view.data || !l->tensors[l->n - 2].view.data)
+                return cli_bad("no memory for the state's file");
         }
     }
     return l->n == wanted ? CLI_OK : cli_bad("no memory for the state's file");
+}
+
+/* States of GDN layers between a GPU and the list. */
+static int copy_states(const struct list *l, const struct past *p, const struct model *m,
+                       bool to_gpu)
+{
+    for (int i = 0; m->gpu && i < m->config.n_layers; i++) {
+        const gdn_tensor *states[] = { &p->layers[i].conv_state, &p->layers[i].state };
+        for (int j = 0; j < 2 && !m->layers[i].is_full; j++) {
+            void *host = l->tensors[1 + 2 * i + j].view.data;
+            if (to_gpu ? gpu_put(m->gpu, states[j], host) : gpu_get(m->gpu, states[j], host))
+                return CLI_BAD;
+        }
+    }
+    return CLI_OK;
 }
 
 /* Rows of values: `to` and `from` rows have different lengths. */
@@ -97,8 +120,9 @@ int past_save(const struct past *p, const struct model *m, const struct sampler 
     cJSON_AddStringToObject(metadata, "temperature", temperature);
     add_text(metadata, "tokens", "%" PRIu64, (uint64_t)p->n);
     add_text(metadata, "seed", "%" PRIu64, s->seed);
-    add_text(metadata, "model", "%016" PRIx64, model_fingerprint(m));
+    add_text(metadata, "model", "%016" PRIx64, m->fingerprint);
     if (!code) code = pack_values(&l, p, m);
+    if (!code) code = copy_states(&l, p, m, false);
     if (!code) code = st_write(path, l.tensors, l.n, metadata);
     cJSON_Delete(metadata);
     memory_free(&l.memory);
@@ -114,7 +138,7 @@ static int read_metadata(const struct st_file *file, const struct model *m, stru
     const char *temperature = st_metadata(file, "temperature"), *model = st_metadata(file, "model");
     char        own[32];
     int64_t     number;
-    snprintf(own, sizeof own, "%016" PRIx64, model_fingerprint(m));
+    snprintf(own, sizeof own, "%016" PRIx64, m->fingerprint);
     if (!tokens || !seed || !temperature || !model)
         return cli_bad("%s: not a state of gdn generate: no metadata tokens, seed, temperature, "
                        "model", file->path);
@@ -167,6 +191,7 @@ static int read_file(const struct st_file *file, struct past *p, const struct mo
     p->n     = read.n;
     int code = make_list(&l, p, m, logits);
     if (!code) code = read_tensors(file, &l, p);
+    if (!code) code = copy_states(&l, p, m, true);
     memory_free(&l.memory);
     return code;
 }

@@ -10,6 +10,8 @@
 
 enum {
     PANEL = 48,  /* weight rows of an item: a multiple of the register tiles, 6 and 3 */
+    FEW   = 8,   /* tokens for which the time is that of reading weights, so their rows are */
+    SLICE = 6,   /* converted few at a time: what is converted stays in the L1 cache */
     DEPTH = 1024 /* summed elements of a piece: tokens and weights of a tile fit the L1 cache */
 };
 
@@ -28,8 +30,8 @@ size_t gdn_project_scratch(void) { return PANEL * DEPTH * sizeof(float); }
 static int64_t n_panels(const struct gdn_segment *s) { return (s->n + PANEL - 1) / PANEL; }
 
 /* Weight rows [first, first + n) of one segment against all tokens. */
-static void project_panel(const struct project *p, const struct gdn_segment *s, int64_t first,
-                          int n, float *panel)
+static void project_rows(const struct project *p, const struct gdn_segment *s, int64_t first, int n,
+                         float *panel)
 {
     const gdn_tensor *w = s->weight;
     for (int64_t k = 0; k < p->in; k += DEPTH) {
@@ -45,6 +47,14 @@ static void project_panel(const struct project *p, const struct gdn_segment *s, 
         p->kr->gemm_nt(p->y + s->column + first, p->ld_y, p->x + k, p->in, b,
                        b == panel ? DEPTH : w->stride[0], (int)p->n_tokens, n, depth, k > 0);
     }
+}
+
+static void project_panel(const struct project *p, const struct gdn_segment *s, int64_t first,
+                          int n, float *panel)
+{
+    const int most = p->n_tokens <= FEW && s->weight->dtype != GDN_F32 ? SLICE : PANEL;
+    for (int i = 0; i < n; i += most)
+        project_rows(p, s, first + i, n - i < most ? n - i : most, panel);
 }
 
 static void project_item(void *arg, int64_t item, int thread)

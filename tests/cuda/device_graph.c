@@ -107,7 +107,7 @@ struct buffer {
     bool       written;
 };
 
-enum { MOST_BUFFERS = 32 };
+enum { MOST_BUFFERS = 64 };
 static struct {
     struct buffer buffers[MOST_BUFFERS];
     int           n;
@@ -161,6 +161,15 @@ static gdn_tensor output(int32_t dtype, int32_t ndim, int64_t s0, int64_t s1, in
     return b->t;
 }
 
+/* The gradient of a tensor, like it. */
+static gdn_tensor gradient(const gdn_tensor *of, int32_t dtype)
+{
+    struct buffer *b = new_buffer(dtype, of->ndim, of->size[0], of->size[1], of->size[2],
+                                  of->size[3], 0, 0);
+    b->written       = true;
+    return b->t;
+}
+
 static gdn_tensor indices(int64_t n) { return new_buffer(GDN_I32, 1, n, 0, 0, 0, 0, 0)->t; }
 
 static int32_t *values_of(const gdn_tensor *t)
@@ -182,6 +191,9 @@ struct call {
         gdn_conv1d_args conv;
         gdn_block_args  block;
         gdn_step_args   step;
+        gdn_prefill_backward_args prefill_backward;
+        gdn_conv1d_backward_args  conv_backward;
+        gdn_block_backward_args   block_backward;
     } args;
     gdn_batch      batch;
     int64_t        longest; /* of a sequence; 1: tokens one by one */
@@ -197,13 +209,20 @@ static void begin_call(struct call *c, gdn_op op, int64_t longest)
     if (longest > 1) c->batch.cu_seqlens = indices(B + 1);
 }
 
+/* Gradients are of states in order. */
+static void begin_gradients(struct call *c, gdn_op op)
+{
+    *c = (struct call){ .op = op, .longest = N, .batch = gdn_batch_init() };
+    c->batch.cu_seqlens = indices(B + 1);
+}
+
 /* Sequences of lengths that add up to N at most, in slots of which one may be padding. */
 static void vary(struct call *c, int round)
 {
     int32_t *slots = values_of(&c->batch.read_slots), *cu_seqlens = NULL;
     if (c->longest > 1) cu_seqlens = values_of(&c->batch.cu_seqlens);
-    for (int b = 0; b < B; b++) slots[b] = (b * 2 + round) % P;
-    if (round % 2) slots[round % B] = -1;
+    for (int b = 0; b < B && slots; b++) slots[b] = (b * 2 + round) % P;
+    if (round % 2 && slots) slots[round % B] = -1;
     if (cu_seqlens) cu_seqlens[0] = 0;
     for (int b = 0; b < B && cu_seqlens; b++) {
         const int64_t most = (N - cu_seqlens[b]) / (b < B - 1 ? 2 : 1);
@@ -332,6 +351,81 @@ static void step_call(struct call *c, bool single)
     c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
 }
 
+/* Of all sequences, in their order. */
+static gdn_tensor states(int64_t s1, int64_t s2, int64_t s3)
+{
+    return new_buffer(GDN_F32, s3 ? 4 : 3, B, s1, s2, s3, -0.5, 0.5)->t;
+}
+
+static void prefill_backward_call(struct call *c)
+{
+    gdn_prefill_backward_args *a = &c->args.prefill_backward;
+    begin_gradients(c, GDN_OP_PREFILL_BACKWARD);
+    *a            = gdn_prefill_backward_args_init();
+    a->q          = input(GDN_BF16, 3, N, HQ, K, -1, 1);
+    a->k          = input(GDN_BF16, 3, N, HQ, K, -1, 1);
+    a->v          = input(GDN_BF16, 3, N, HV, V, -1, 1);
+    a->dout       = input(GDN_BF16, 3, N, HV, V, -1, 1);
+    a->g          = input(GDN_BF16, 2, N, HV, 0, -1, 1);
+    a->beta       = input(GDN_BF16, 2, N, HV, 0, -1, 1);
+    a->A_log      = input(GDN_F32, 1, HV, 0, 0, -1, 1);
+    a->state      = states(HV, V, K);
+    a->dstate_out = states(HV, V, K);
+    a->dq = gradient(&a->q, GDN_BF16), a->dk = gradient(&a->k, GDN_BF16);
+    a->dv = gradient(&a->v, GDN_BF16), a->dg = gradient(&a->g, GDN_F32);
+    a->dbeta = gradient(&a->beta, GDN_F32), a->dA_log = gradient(&a->A_log, GDN_F32);
+    a->dstate = gradient(&a->state, GDN_F32);
+    a->gate = GDN_GATE_RAW, a->beta_kind = GDN_BETA_SIGMOID, a->norm = GDN_NORM_L2;
+    a->batch  = &c->batch;
+    c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
+}
+
+static void conv_backward_call(struct call *c)
+{
+    gdn_conv1d_backward_args *a = &c->args.conv_backward;
+    begin_gradients(c, GDN_OP_CONV1D_BACKWARD);
+    *a            = gdn_conv1d_backward_args_init();
+    a->x          = input(GDN_BF16, 2, N, D, 0, -1, 1);
+    a->dout       = input(GDN_BF16, 2, N, D, 0, -1, 1);
+    a->weight     = input(GDN_BF16, 2, D, 4, 0, -1, 1);
+    a->state      = states(D, 3, 0);
+    a->dstate_out = states(D, 3, 0);
+    a->dx = gradient(&a->x, GDN_BF16), a->dweight = gradient(&a->weight, GDN_F32);
+    a->dstate     = gradient(&a->state, GDN_F32);
+    a->activation = GDN_ACT_SILU;
+    a->batch      = &c->batch;
+    c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
+}
+
+static void block_backward_call(struct call *c)
+{
+    gdn_block_backward_args *a = &c->args.block_backward;
+    begin_gradients(c, GDN_OP_BLOCK_BACKWARD);
+    *a              = gdn_block_backward_args_init();
+    a->in_proj_qkvz = input(GDN_BF16, 2, D + HV * V, HIDDEN, 0, -0.1, 0.1);
+    a->in_proj_ba   = input(GDN_BF16, 2, 2 * HV, HIDDEN, 0, -0.1, 0.1);
+    a->conv_weight  = input(GDN_BF16, 2, D, 4, 0, -0.5, 0.5);
+    a->A_log        = input(GDN_F32, 1, HV, 0, 0, -1, 1);
+    a->dt_bias      = input(GDN_F32, 1, HV, 0, 0, -1, 1);
+    a->norm_weight  = input(GDN_BF16, 1, V, 0, 0, 0.5, 1.5);
+    a->out_proj     = input(GDN_BF16, 2, HIDDEN, HV * V, 0, -0.1, 0.1);
+    a->hidden       = input(GDN_BF16, 2, N, HIDDEN, 0, -1, 1);
+    a->dout         = input(GDN_BF16, 2, N, HIDDEN, 0, -1, 1);
+    a->conv_state   = states(D, 3, 0);
+    a->state        = states(HV, V, K);
+    a->dhidden = gradient(&a->hidden, GDN_BF16), a->dA_log = gradient(&a->A_log, GDN_F32);
+    a->din_proj_qkvz = gradient(&a->in_proj_qkvz, GDN_F32);
+    a->din_proj_ba   = gradient(&a->in_proj_ba, GDN_F32);
+    a->dconv_weight  = gradient(&a->conv_weight, GDN_F32);
+    a->ddt_bias      = gradient(&a->dt_bias, GDN_F32);
+    a->dnorm_weight  = gradient(&a->norm_weight, GDN_F32);
+    a->dout_proj     = gradient(&a->out_proj, GDN_F32);
+    a->dstate        = gradient(&a->state, GDN_F32);
+    a->n_key_heads = HQ, a->n_value_heads = HV, a->key_head_dim = K, a->value_head_dim = V;
+    a->batch  = &c->batch;
+    c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
+}
+
 static void make_call(struct call *c, int which)
 {
     switch (which) {
@@ -342,12 +436,16 @@ static void make_call(struct call *c, int which)
     case 4: block_call(c, false); break;
     case 5: block_call(c, true); break;
     case 6: step_call(c, false); break;
-    default: step_call(c, true); break;
+    case 7: step_call(c, true); break;
+    case 8: prefill_backward_call(c); break;
+    case 9: conv_backward_call(c); break;
+    default: block_backward_call(c); break;
     }
 }
 
 static const char *const names[] = { "prefill", "decode", "conv1d", "conv1d in place", "block",
-                                     "block, a token each", "step", "step, a token each" };
+                                     "block, a token each", "step", "step, a token each",
+                                     "prefill_backward", "conv1d_backward", "block_backward" };
 enum { N_CALLS = sizeof names / sizeof *names };
 
 static void give_workspace(gdn_ctx *ctx, struct call *c)

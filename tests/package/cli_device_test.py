@@ -31,6 +31,25 @@ def test_check_reaches_kernels():
         check(f"gdn_decode_four_many_F32_{dtype}_128" in out and "FAILED" not in out, out)
 
 
+def test_check_names_every_kernel_of_gradients():
+    """A call names all that it launched, or gdn check reports kernels that no case has run."""
+    for case, kernels in (("conv_backward bf16 W6", "conv_backward_tokens_8 "
+                           "conv_backward_states_8 conv_backward_sums_0"),
+                          ("gates_backward f32 D7", "gates_backward_rows gates_backward_sums"),
+                          ("rmsnorm_backward f32 D7", "rmsnorm_backward_sums"),
+                          ("layer_backward f32 V64", "conv_backward_tokens_4 block_add")):
+        out, _ = device("check", "--backend", "cuda", "--function", case, "--verbose")
+        ran = out.split()
+        check(all("gdn_" + k in out for k in kernels.split()) and "FAILED" not in ran, out)
+
+
+def test_layer_gradients():
+    """gdn run on a device: the gradients of a layer, beside their expected values."""
+    path = os.path.join(cli.VECTORS, "backward_layer_qwen3_5.safetensors")
+    out, _ = device("run", "--backend", "cuda", path)
+    check("gdn_block_add" in out and out.count(" ok\n") == 11 and "FAIL" not in out, out)
+
+
 def test_info_lists_kernels():
     """Those of this build's images, with a device and without one."""
     for driver in (True, False):

@@ -225,6 +225,84 @@ def test_state_refused():
     bad("bad")
 
 
+# ---- Guesses ------------------------------------------------------------------------------
+
+
+def test_draft():
+    """The text, the logits and the state are those of plain decoding, to the bit."""
+    path, *_ = model()
+    for options in ([], ["--exact"], ["-t", "0.4", "--seed", "3"]):
+        plain = generate(path, "-n", "60", "--save-state", out("plain"), *options)
+        rest = generate(path, "-n", "20", "--load-state", out("plain"), prompt=None)
+        for n in ("1", "4", "7"):
+            found = generate(path, "-n", "60", "--save-state", out("s"), "--draft", n, *options)
+            check(found == plain, "--draft", n, options, found[0], plain[0])
+            check(load(out("s")) == load(out("plain")), "other states with", n, options)
+            found = generate(path, "-n", "20", "--load-state", out("s"), "--draft", n, prompt=None)
+            check(found == rest, "other text after a state with", n, options)
+    check(generate(path, "-n", "9", "--draft", "7") == generate(path, "-n", "9"), "without --save")
+
+
+def test_draft_saves_calls():
+    """Of a text that repeats itself; and it ends where the model ends it."""
+    page = ["generate", "examples/tinylm/model", "-p", "The ", "-n", "200"]
+    texts, calls = [], []
+    for n in ("0", "7"):
+        status, text, err = cli.gdn(*page, "--speed", "--draft", n)
+        check(status == OK, err)
+        texts.append(text)
+        calls.append(int(re.search(r"in (\d+) calls", err).group(1)))
+    check(texts[0] == texts[1] and calls[0] == 199 and calls[1] < 120, texts, calls)
+    _, tokens, _ = generate(model()[0], "-n", "40")
+    path = model(eos_token_id=tokens[-3])[0]
+    check(generate(path, "-n", "40", "--draft", "7") == generate(path, "-n", "40"), "another end")
+    refused("generate", path, "-p", "a", "--draft", "8", names=("--draft", "7"))
+
+
+# ---- On a GPU -----------------------------------------------------------------------------
+
+
+def device(path, *args, prompt=PROMPT):
+    return generate(path, "--backend", "cuda", *args, prompt=prompt)
+
+
+def need_device():
+    status, _, err = cli.gdn("generate", model()[0], "-p", "a", "-n", "0", "--backend", "cuda")
+    if status == BAD and re.search("driver|device|image|libcu", err):
+        raise Skip(err.strip())
+    check(status == OK, err)
+
+
+def near(found, plain):
+    """The same text and tokens; logits to rounding."""
+    check(found[:2] == plain[:2], found[0], plain[0])
+    worst = max(abs(a - b) for x, y in zip(found[2], plain[2]) for a, b in zip(x, y))
+    check(len(found[2]) == len(plain[2]) and worst < 1e-4, "logits are off by", worst)
+
+
+def test_device():
+    """The text is the CPU's, whatever the weights' dtype; states go from one to the other."""
+    need_device()
+    for dtype in ("F32", "BF16", "F16"):
+        path, *_ = model(2, dtype, tie_word_embeddings=dtype != "F32")
+        near(device(path, "-n", "6"), generate(path, "-n", "6"))
+    plain = generate(path, "-n", "8")
+    for first, second in ((device, generate), (generate, device), (device, device)):
+        first(path, "-n", "5", "--save-state", out("s"))
+        text, *_ = second(path, "-n", "3", "--load-state", out("s"), prompt=None)
+        check(plain[0].endswith(text), text, plain[0])
+
+
+def test_device_draft():
+    """Drafts leave the text as it is; with --exact every bit of it, and of its logits."""
+    need_device()
+    path, *_ = model()
+    near(device(path, "-n", "16", "--draft", "4"), generate(path, "-n", "16"))
+    exact = device(path, "-n", "16", "--exact")
+    near(exact, generate(path, "-n", "16"))
+    check(device(path, "-n", "16", "--exact", "--draft", "7") == exact, "a draft changes bits")
+
+
 # ---- Folders ------------------------------------------------------------------------------
 
 

@@ -55,9 +55,11 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
         .stream = s->base.stream,
         .args   = &args,
     };
+    const bool               adds_up = args.dA_log.data || args.ddt_bias.data;
+    const enum gdn_kernel_id ran[]   = { rows.kernel, sums.kernel };
     TRY(gdn_cuda_launch(ctx, &rows));
-    if (args.dA_log.data || args.ddt_bias.data) TRY(gdn_cuda_launch(ctx, &sums));
-    return gdn_cuda_note(ctx, s->base.op, rows.kernel);
+    if (adds_up) TRY(gdn_cuda_launch(ctx, &sums));
+    return gdn_cuda_note_all(ctx, s->base.op, ran, 1 + adds_up);
 }
 
 const struct gdn_op_backend gdn_cuda_op_gates_backward = { plan, run };

@@ -54,9 +54,11 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
         .stream = s->base.stream,
         .args   = &args,
     };
+    const bool               adds_up = args.dweight.data;
+    const enum gdn_kernel_id ran[]   = { rows.kernel, sums.kernel };
     TRY(gdn_cuda_launch(ctx, &rows));
-    if (args.dweight.data) TRY(gdn_cuda_launch(ctx, &sums));
-    return gdn_cuda_note(ctx, s->base.op, rows.kernel);
+    if (adds_up) TRY(gdn_cuda_launch(ctx, &sums));
+    return gdn_cuda_note_all(ctx, s->base.op, ran, 1 + adds_up);
 }
 
 const struct gdn_op_backend gdn_cuda_op_rmsnorm_gated_backward = { plan, run };

@@ -491,6 +491,99 @@ static void halves(void)
     ring2_expect_bits("dx of the second half", &late.dx, &rest);
 }
 
+/* NaN in these elements of `got`, [rows][D], and elsewhere the bits of `plain`. */
+static void expect_reached(const char *what, const gdn_tensor *got, const gdn_tensor *plain,
+                           bool (*reached)(int64_t row, int64_t d))
+{
+    const int64_t D = got->size[1];
+    for (int64_t i = 0; i < ring2_count(got); i++) {
+        const double x = ring2_get(got, i), y = ring2_get(plain, i);
+        if (reached(i / D, i % D)) CHECK(isnan(x), "%s %d lost NaN: %g", what, (int)i, x);
+        else CHECK(x == y, "%s %d: %g, without NaN elsewhere %g", what, (int)i, x, y);
+    }
+}
+
+/* Where each NaN of not_a_number() is; of four taps, and the last sequence begins at token 71. */
+enum { IN_X = 3, IN_DOUT = 5, IN_STATE = 9, IN_FINAL = 66 };
+
+static bool reached_dx(int64_t t, int64_t d)
+{
+    return (d == IN_X && t >= 7 && t <= 13) || (d == IN_DOUT && t >= 17 && t <= 20) ||
+           (d == IN_STATE && t >= 71 && t <= 73) || (d == IN_FINAL && t == 69);
+}
+
+static bool reached_dstate(int64_t row, int64_t d)
+{
+    return d == IN_STATE && row >= 3 * 4 + 1; /* entries of the last sequence; one in no sum */
+}
+
+static bool reached_dweight(int64_t row, int64_t d)
+{
+    (void)row;
+    return d == IN_X || d == IN_DOUT || d == IN_STATE;
+}
+
+/* [n][D][entries] as [n * entries][D]. */
+static gdn_tensor as_rows(const gdn_tensor *t)
+{
+    const int64_t n = t->ndim == 3 ? t->size[0] : 1, D = t->size[t->ndim - 2];
+    const int64_t m = t->size[t->ndim - 1];
+    gdn_tensor    r = ring2_new(GDN_F32, 0, 2, n * m, D, 0, 0);
+    for (int64_t i = 0; i < n * D * m; i++)
+        ring2_set(&r, (i / (D * m) * m + i % m) * D + i / m % D, ring2_get(t, i));
+    return r;
+}
+
+/* A NaN of x, dout, the state or dstate_out reaches its channel's sums, and of dx and dstate what
+ * it is part of. */
+static void not_a_number(void)
+{
+    enum { D = 70, W = 4 };
+    gdn_batch                batch;
+    gdn_conv1d_backward_args plain = make_call(&batch, D, W), a = clone(&plain);
+    call(ring2_ctx(2), &plain);
+    a.x = ring2_clone(&plain.x), a.dout = ring2_clone(&plain.dout);
+    a.state = ring2_clone(&plain.state), a.dstate_out = ring2_clone(&plain.dstate_out);
+    ring2_set(&a.x, 10 * D + IN_X, (double)NAN);
+    ring2_set(&a.dout, 20 * D + IN_DOUT, (double)NAN);
+    ring2_set(&a.state, (3 * D + IN_STATE) * W + W - 1, (double)NAN);
+    ring2_set(&a.dstate_out, IN_FINAL * W + W - 1, (double)NAN);
+    call(ring2_ctx(2), &a);
+    const gdn_tensor got[] = { as_rows(&a.dstate), as_rows(&a.dweight) };
+    const gdn_tensor want[] = { as_rows(&plain.dstate), as_rows(&plain.dweight) };
+    expect_reached("dx", &a.dx, &plain.dx, reached_dx);
+    expect_reached("dstate", &got[0], &want[0], reached_dstate);
+    expect_reached("dweight", &got[1], &want[1], reached_dweight);
+    for (int d = 0; d < D; d++)
+        CHECK(reached_dweight(0, d) ? isnan(ring2_get(&a.dbias, d))
+                                    : ring2_get(&a.dbias, d) == ring2_get(&plain.dbias, d),
+              "dbias %d: %g", d, ring2_get(&a.dbias, d));
+}
+
+/* The slope of SiLU is 1 at infinity and 0 at minus infinity. */
+static void infinite_inputs(void)
+{
+    enum { D = 70, W = 4, AT = 30, UP = 7, DOWN = 68 };
+    gdn_batch                batch;
+    gdn_conv1d_backward_args a = make_call(&batch, D, W);
+    for (int i = 0; i < W; i++)
+        ring2_set(&a.weight, UP * W + i, 0.5), ring2_set(&a.weight, DOWN * W + i, 0.5);
+    ring2_set(&a.x, AT * D + UP, (double)INFINITY);
+    ring2_set(&a.x, AT * D + DOWN, -(double)INFINITY);
+    call(ring2_ctx(2), &a);
+    double sum = 0;
+    for (int i = 0; i < W; i++) sum += 0.5 * ring2_get(&a.dout, (AT + i) * D + UP);
+    CHECK(fabs(ring2_get(&a.dx, AT * D + UP) - sum) < 1e-5, "%g, wanted %g",
+          ring2_get(&a.dx, AT * D + UP), sum);
+    CHECK(ring2_get(&a.dx, AT * D + DOWN) == 0, "%g", ring2_get(&a.dx, AT * D + DOWN));
+    for (int64_t i = 0; i < ring2_count(&a.dx); i++)
+        CHECK(isfinite(ring2_get(&a.dx, i)), "dx %d", (int)i);
+    for (int64_t i = 0; i < D * W; i++)
+        CHECK(isfinite(ring2_get(&a.dweight, i)) == (i / W != UP && i / W != DOWN), "dweight %d",
+              (int)i);
+    for (int d = 0; d < D; d++) CHECK(isfinite(ring2_get(&a.dbias, d)), "dbias %d", d);
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -500,6 +593,8 @@ int main(int argc, char **argv)
         { "G12 float environment", G12_float_environment },
         { "G13 no allocation", G13_no_allocation },
         { "halves", halves },
+        { "NaN", not_a_number },
+        { "infinite inputs", infinite_inputs },
     };
     static int           cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };

@@ -28,6 +28,9 @@ flashqla) tests=tests/test_gdr_unit.py ;;
 # What FLA chooses for FlashQLA is no business of gdn.
 fla) tests=tests/ops/test_gdn.py && set -- -k "not flash_qla" "$@" ;;
 gdn_cuda) tests="test/test_py/fla_comparison.py test/test_py/test_fla_recurrent_comparison.py" ;;
+# The checkout's own package and tests; tests that load real weights skip themselves.
+transformers) tests="tests/models/qwen3_next tests/models/qwen3_5/test_modeling_qwen3_5.py"
+    export PYTHONPATH=$checkout/src:$checkout${PYTHONPATH:+:$PYTHONPATH} ;;
 *) usage ;;
 esac
 here=$(cd "$(dirname "$0")" && pwd)
@@ -36,4 +39,4 @@ for test in $tests; do files+=("$checkout/$test"); done
 cd "$here/peers" # python -m puts the current folder before an installed FLA
 export PYTHONPATH=$here/peers${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
 exec "${PYTHON:-python3}" -m pytest -p peer_plugin -c /dev/null --rootdir="$checkout" \
-    --import-mode=importlib -p no:cacheprovider -q "${files[@]}" "$@"
+    --import-mode=importlib -p no:cacheprovider -q --disable-warnings "${files[@]}" "$@"

@@ -105,7 +105,7 @@ def pytest_runtest_call(item):
     global _running
     _running = item.nodeid
     try:
-        if DEVICE == "cpu":
+        if on_cpu.pretends:
             with on_cpu.Mode():
                 return (yield)
         return (yield)

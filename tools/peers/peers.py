@@ -102,6 +102,13 @@ def fla(device):
         on_cpu.pretend()
 
 
+def transformers(device):
+    """The checkout's own package, with the functions of its models assigned."""
+    import gdn.transformers
+
+    gdn.transformers.install()
+
+
 def _reference(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
                use_qk_l2norm_in_kernel=False, cu_seqlens=None):
     """FLA's rule in float64 token by token, where its kernels do not run."""

@@ -39,7 +39,8 @@ gdn_status gdn_ggml_conv(struct gdn_ggml *backend, const struct ggml_tensor *nod
 {
     const struct ggml_tensor *weight = node->src[1];
     const gdn_tensor          x      = gdn_ggml_view(node->src[0], 3);
-    const int64_t             past = weight->ne[0] - 1, T = node->ne[1], N = x.size[0], D = x.size[1];
+    const int64_t             past = weight->ne[0] - 1, T = node->ne[1];
+    const int64_t             N = x.size[0], D = x.size[1];
     float *tokens = gdn_ggml_room(backend, (size_t)(N * T * D) * sizeof *tokens);
     if (!tokens) return GDN_E_MEMORY;
     for (int64_t n = 0; n < N; n++)

@@ -7,13 +7,15 @@
 #include "backend.h"
 #include "tensors.h"
 
-enum { MIN_TAPS = 2, MAX_TAPS = 8, BLOCK = 16 };
+/* ggml's own loop is the faster one for few tokens, which it does not transpose. */
+enum { MIN_TAPS = 2, MAX_TAPS = 8, MIN_TOKENS = 8, BLOCK = 16 };
 
 bool gdn_ggml_takes_conv(const struct ggml_tensor *node)
 {
     const struct ggml_tensor *x = node->src[0], *weight = node->src[1];
     return gdn_ggml_is_rows(x) && gdn_ggml_is_rows(weight) && gdn_ggml_is_rows(node) &&
-           weight->ne[0] >= MIN_TAPS && weight->ne[0] <= MAX_TAPS && ggml_nelements(node) > 0;
+           weight->ne[0] >= MIN_TAPS && weight->ne[0] <= MAX_TAPS && node->ne[1] >= MIN_TOKENS &&
+           ggml_nelements(node) > 0;
 }
 
 /* to[t][d] = from[d][t] for one block of channels and tokens. */

@@ -45,6 +45,8 @@ def layer(monkeypatch):
     """Makes the layer, by Megatron's torch path or by gdn's functions."""
     from megatron.core.transformer import TransformerConfig
 
+    # Megatron compiles its gates, which takes long and is not what is tried.
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
     monkeypatch.setattr(common, "HAVE_FLA", True)
     monkeypatch.setattr(layers, "causal_conv1d", conv1d)

@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # peer_tests.sh PEER PATH [--device cuda] [pytest arguments] - a peer's own tests, from its checkout
-# at PATH, which is only read, through gdn's drop-in. PEER: flashinfer, flashqla, fla, gdn_cuda.
+# at PATH, which is only read, through gdn's drop-in. PEER: flashinfer, flashqla, fla, gdn_cuda,
+# transformers. For ggml PATH is a build of it with its tests, GDN_GGML the backend's .so.
 # Prints passed, failed, skipped, how many went through libgdn, and what was converted or copied.
 #
 # The Python of PYTHON (python3) has torch, pytest, einops and gdn (installed, or by PYTHONPATH,
 # GDN_LIBRARY and GDN_NATIVE); for fla and gdn_cuda also FLA. GDN_PEER_SPOIL=1.05 multiplies
 # every result: tests that still pass look at something else.
 set -euo pipefail
-usage() { sed -n '4,6s/^# //p' "$0"; exit 2; }
+usage() { sed -n '4,7s/^# //p' "$0"; exit 2; }
 [ $# -ge 2 ] || usage
 peer=$1 checkout=$(realpath "$2")
 shift 2
@@ -25,9 +26,15 @@ flashinfer) tests="tests/gdn/test_prefill_delta_rule.py tests/gdn/test_prefill_s
     tests/gdn/test_decode_delta_rule.py tests/gdn/test_decode_pretranspose_bf16_padded_pool.py
     tests/gdn/test_decode_pretranspose_noncontiguous_pool.py" ;;
 flashqla) tests=tests/test_gdr_unit.py ;;
-# What FLA chooses for FlashQLA is no business of gdn.
-fla) tests=tests/ops/test_gdn.py && set -- -k "not flash_qla" "$@" ;;
+fla) tests="tests/ops/test_gdn.py tests/modules/test_l2norm.py
+    tests/modules/test_layernorm_gated.py tests/modules/test_conv.py"
+    # What FLA chooses for FlashQLA is no business of gdn, nor is a norm with a mean.
+    set -- -k "not flash_qla and not test_layernorm_gated[ and not rmsFalse" "$@" ;;
 gdn_cuda) tests="test/test_py/fla_comparison.py test/test_py/test_fla_recurrent_comparison.py" ;;
+# The checkout's own package and tests; tests that load real weights skip themselves.
+transformers) tests="tests/models/qwen3_next tests/models/qwen3_5/test_modeling_qwen3_5.py"
+    export PYTHONPATH=$checkout/src:$checkout${PYTHONPATH:+:$PYTHONPATH} ;;
+ggml) exec "${PYTHON:-python3}" "$(dirname "$0")/peers/ggml_tests.py" "$checkout" ;;
 *) usage ;;
 esac
 here=$(cd "$(dirname "$0")" && pwd)
@@ -36,4 +43,4 @@ for test in $tests; do files+=("$checkout/$test"); done
 cd "$here/peers" # python -m puts the current folder before an installed FLA
 export PYTHONPATH=$here/peers${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
 exec "${PYTHON:-python3}" -m pytest -p peer_plugin -c /dev/null --rootdir="$checkout" \
-    --import-mode=importlib -p no:cacheprovider -q "${files[@]}" "$@"
+    --import-mode=importlib -p no:cacheprovider -q --disable-warnings "${files[@]}" "$@"

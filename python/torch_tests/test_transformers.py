@@ -44,6 +44,38 @@ def test_model(modeling, monkeypatch):
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
+def tiny_next():
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = Qwen3NextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, layer_types=["linear_attention", "full_attention"])
+    return Qwen3NextForCausalLM(config)
+
+
+@pytest.mark.parametrize("is_next", (False, True), ids=("qwen3_5", "qwen3_next"))
+def test_generate(modeling, is_next):
+    """Greedy tokens, also with a static cache, and logits in float32 to rounding."""
+    model = (tiny_next() if is_next else tiny(modeling)).eval()
+    tokens = torch.randint(1, 64, (2, 9))
+    options = dict(do_sample=False, max_new_tokens=8, eos_token_id=None, pad_token_id=0,
+                   return_dict_in_generate=True, output_logits=True)
+
+    def generated():
+        return [model.generate(tokens, **options, **cache)
+                for cache in ({}, dict(cache_implementation="static", disable_compile=True))]
+
+    wanted = generated()
+    gdn.install("transformers")
+    for ours, theirs in zip(generated(), wanted):
+        assert torch.equal(ours.sequences, theirs.sequences)
+        torch.testing.assert_close(torch.stack(ours.logits), torch.stack(theirs.logits),
+                                   atol=1e-5, rtol=1e-4)
+
+
 def test_training(modeling):
     """Ten steps from one start have the losses of transformers' own functions to rounding."""
     torch.manual_seed(1)

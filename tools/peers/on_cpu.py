@@ -11,6 +11,9 @@ def _device(x):
     return torch.device("cpu") if is_cuda else x
 
 
+pretends = False
+
+
 class Mode(TorchFunctionMode):
     """Every device cuda is the CPU."""
 
@@ -23,7 +26,9 @@ class Mode(TorchFunctionMode):
 
 
 def pretend():
-    """What tests ask torch.cuda before and while they run."""
+    """What tests ask torch.cuda before and while they run. Tests then run in a Mode."""
+    global pretends
+    pretends = True
     cuda = torch.cuda
     cuda.is_available = lambda: True
     cuda.get_device_capability = lambda *_: (9, 0)

@@ -10,7 +10,7 @@ import on_cpu
 import peers
 import pytest
 import torch
-from gdn import _drop_in, flashinfer, flashqla
+from gdn import _drop_in, flashinfer, flashqla, gdn_cuda
 
 PEER, DEVICE = os.environ["GDN_PEER"], os.environ["GDN_PEER_DEVICE"]
 SPOIL = float(os.environ.get("GDN_PEER_SPOIL", "1"))
@@ -20,13 +20,13 @@ _running = None
 
 
 def _spoil(result, fields):
-    """Multiplies what a call returned, and the states that it wrote."""
-    written = [fields.get("checkpoints"), fields.get("state_out")]
+    """Multiplies what a call returned, and what it wrote to its arguments."""
+    written = [fields.get(name) for name in ("checkpoints", "state_out", "states", "u", "w")]
     if written[1] is None and fields.get("write") != gdn.WRITE_NONE:
         written.append(fields.get("state"))
-    for x in (*(result if isinstance(result, tuple) else (result,)), *written):
-        if x is not None:
-            x.mul_(SPOIL)
+    returned = result if isinstance(result, tuple) else (result,)
+    for x in {id(x): x for x in (*returned, *written) if x is not None}.values():
+        x.mul_(SPOIL)
 
 
 def _counted(name, function):
@@ -39,6 +39,11 @@ def _counted(name, function):
         return result
 
     return call
+
+
+def _counted_overload(op, options, choose=gdn_cuda.overload):
+    """The operator that a drop-in calls by name."""
+    return _counted(op, choose(op, options))
 
 
 def _watched(what, function):
@@ -57,13 +62,17 @@ def _dtypes(x, y):
 
 
 def _watch():
-    for name in set(gdn.torch.OPERATORS) & set(gdn.torch.__all__):  # autograd calls the others
+    stages = {"chunk_cumsum", "chunk_states", "chunk_output"}
+    for name in set(gdn.torch.OPERATORS) & set(gdn.torch.__all__) | stages:  # autograd calls others
         setattr(gdn.torch, name, _counted(name, getattr(gdn.torch, name)))
+    gdn_cuda.overload = _counted_overload
     flashqla.rule_gradients = _counted("prefill_backward", flashqla.rule_gradients)
     _drop_in.unit_stride = _watched(lambda x, _: f"copied: last stride {x.stride(-1)}",
                                     _drop_in.unit_stride)
     _drop_in.gate = _watched(lambda x, y: f"converted: gate {_dtypes(x, y)}", _drop_in.gate)
     _drop_in.cast = _watched(lambda x, y: f"converted: {_dtypes(x, y)}", _drop_in.cast)
+    gdn_cuda._difference = _watched(lambda *_: "converted: sums of gates to gates",
+                                    gdn_cuda._difference)
     into = _drop_in.into
 
     def watched_into(out, dtype, call):
@@ -105,7 +114,7 @@ def pytest_runtest_call(item):
     global _running
     _running = item.nodeid
     try:
-        if DEVICE == "cpu":
+        if on_cpu.pretends:
             with on_cpu.Mode():
                 return (yield)
         return (yield)

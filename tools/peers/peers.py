@@ -94,12 +94,22 @@ def flashqla(device):
 
 
 def fla(device):
-    """The installed FLA, with both functions assigned."""
+    """The installed FLA, with both functions of the rule and its modules' functions assigned."""
+    import fla_modules
+
     import gdn.fla
 
     gdn.fla.install()
+    fla_modules.install()
     if device == "cpu":  # behind FLA, which looks for a GPU when it is imported
         on_cpu.pretend()
+
+
+def transformers(device):
+    """The checkout's own package, with the functions of its models assigned."""
+    import gdn.transformers
+
+    gdn.transformers.install()
 
 
 def _reference(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
@@ -127,15 +137,29 @@ def _reference(q, k, v, g, beta, scale=None, initial_state=None, output_final_st
     return out.to(q.dtype), torch.cat(finals).float() if output_final_state else None
 
 
-def gdn_cuda(device):
-    """The package; on a CPU float64 for the two functions of FLA that its tests compare with."""
-    import gdn.gdn_cuda
+def _with_scale(function):
+    """The checkout's tests leave out scale, which its functions have had since."""
+    def bf16_gdn_chunked_compute_O(*args):
+        if len(args) > 6 and isinstance(args[6], str):
+            args = (*args[:6], None, *args[6:])
+        return function(*args)
 
-    gdn.gdn_cuda.install()
+    return bf16_gdn_chunked_compute_O
+
+
+def gdn_cuda(device):
+    """The package; on a CPU float64 for the functions of FLA that its tests compare with."""
+    import gdn.gdn_cuda as ours
+
+    ours.install()
+    ours.bf16_gdn_chunked_compute_O = _with_scale(ours.bf16_gdn_chunked_compute_O)
+    notes.append("bf16_gdn_chunked_compute_O gets the scale that its tests leave out")
     os.environ.setdefault("LIBRARY_ROOT_PATH", "/")
     if device != "cpu":
         return
     import fla.ops.gated_delta_rule as package
+    import stages
 
+    stages.install()
     on_cpu.pretend()
     package.chunk_gated_delta_rule = package.fused_recurrent_gated_delta_rule = _reference

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ggml's tensors as gdn's. ggml counts dimensions from the innermost one and strides in bytes. */
+#pragma once
+
+#include <stdbool.h>
+
+#include "gdn.h"
+#include "ggml.h"
+
+/* The innermost ndim dimensions of a float32 tensor. */
+gdn_tensor gdn_ggml_view(const struct ggml_tensor *x, int ndim);
+
+/* Whether x is float32, in rows without gaps. */
+bool gdn_ggml_is_rows(const struct ggml_tensor *x);

@@ -11,7 +11,7 @@
 
 #include "core/backend.h"
 #include "core/ctx.h"
-#include "ring2_calls.h"
+#include "ring2_replay.h"
 
 /* ---- What the library asks the C library for ------------------------------------------------ */
 
@@ -178,30 +178,26 @@ static void threads(void)
 
 /* ---- Every op ------------------------------------------------------------------------------ */
 
-struct arena {
-    struct ring2_draw draw;
-    unsigned char    *before, *want;
-};
-
 /* The call in a new context, its allocation n failing: refused, everything untouched; then again
  * in the same context, as if nothing had been. False: there is no allocation n. */
-static bool fail_one(struct arena *a, gdn_op op, const union ring2_call *c, int n)
+static bool fail_one(const struct ring2_replay *r, int n)
 {
     struct memory m       = { 0 };
     gdn_ctx      *ctx     = create(&m, 2);
     m.fail_at             = m.n_calls + n;
-    memcpy(a->draw.arena, a->before, RING2_ARENA);
+    ring2_replay_reset(r);
     watched                 = true;
-    const gdn_status status = gdn_run_op(ctx, op, c);
+    const gdn_status status = gdn_run_op(ctx, r->op, &r->call);
     watched                 = false;
     const bool failed       = m.n_calls >= m.fail_at;
     ring2_status(ctx, "the call", status, failed ? GDN_E_MEMORY : GDN_OK);
     if (failed) {
-        CHECK(!memcmp(a->draw.arena, a->before, RING2_ARENA), "op %d: a byte changed", (int)op);
+        CHECK(!memcmp(r->draw.arena, r->before, r->draw.used), "op %d: a byte changed",
+              (int)r->op);
         CHECK(strstr(gdn_last_error(ctx), "memory"), "text \"%s\"", gdn_last_error(ctx));
-        ring2_status(ctx, "again", gdn_run_op(ctx, op, c), GDN_OK);
+        ring2_status(ctx, "again", gdn_run_op(ctx, r->op, &r->call), GDN_OK);
     }
-    CHECK(!memcmp(a->draw.arena, a->want, RING2_ARENA), "op %d: not the same result", (int)op);
+    ring2_replay_expect(r, failed ? "again" : "the call");
     destroy(ctx, &m);
     return failed;
 }
@@ -209,22 +205,14 @@ static bool fail_one(struct arena *a, gdn_op op, const union ring2_call *c, int 
 static void ops(void)
 {
     enum { CALLS = 10 };
-    struct arena a = { .before = ring2_heap(RING2_ARENA), .want = ring2_heap(RING2_ARENA) };
-    int          n_failed[RING2_N_OPS] = { 0 };
-    ring2_draw_init(&a.draw, true);
+    struct ring2_replay r;
+    int                 n_failed[RING2_N_OPS] = { 0 };
+    ring2_replay_init(&r, false);
     for (int i = 0; i < RING2_N_OPS * CALLS && !ring2_failed(); i++) {
-        const gdn_op     op     = (gdn_op)(i / CALLS);
-        gdn_status       status = GDN_E_ARG;
-        union ring2_call c;
-        gdn_batch        batch;
+        const gdn_op op = (gdn_op)(i / CALLS);
         if (!ring2_has_op(ring2_ctx(2), op)) continue;
-        for (int j = 0; j < 1000 && status != GDN_OK; j++) {
-            ring2_draw_call(&a.draw, op, &c, &batch);
-            memcpy(a.before, a.draw.arena, RING2_ARENA);
-            status = gdn_run_op(ring2_ctx(2), op, &c);
-        }
-        memcpy(a.want, a.draw.arena, RING2_ARENA);
-        for (int n = 1; fail_one(&a, op, &c, n); n++) n_failed[op]++;
+        ring2_replay_draw(&r, ring2_ctx(2), op);
+        for (int n = 1; fail_one(&r, n); n++) n_failed[op]++;
     }
     for (int op = 0; op < RING2_N_OPS; op++) {
         const bool none = !ring2_ctx(2)->backend->ops[op]->plan || /* no workspace */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stages of the chunked form: guarantees, each a test of its name, and refusals. */
 #include <math.h>
-#include <string.h>
 
 #include "stages_call.h"
 
@@ -31,21 +30,6 @@ static void expect_same(const char *what, const struct stages *a, const struct s
     ring2_expect_bits(what, &a->t, &b->t), ring2_expect_bits(what, &a->states, &b->states);
     ring2_expect_bits(what, &a->state_out, &b->state_out);
     ring2_expect_bits(what, &a->out, &b->out);
-}
-
-static void G2_G3_threads(void)
-{
-    for (int number = 0; number < 3; number++) {
-        struct stages s, one;
-        make_stages(&s, number * 6 + 4, 32, true);
-        one = fresh(&s);
-        call_all(ring2_ctx(1), &one);
-        for (int n = 1; n <= 4; n++) {
-            struct stages many = fresh(&s);
-            call_all(ring2_ctx(n), &many);
-            expect_same("threads", &many, &one);
-        }
-    }
 }
 
 /* A sequence alone gives the bits that it gives among others. */
@@ -206,49 +190,6 @@ static void G8_beta_zero(void)
     expect_same("beta 0", &s, &clean);
 }
 
-struct mode_call {
-    gdn_ctx       *ctx;
-    struct stages *s;
-};
-static void call_in_mode(void *arg)
-{
-    const struct mode_call *c = arg;
-    call_all(c->ctx, c->s);
-}
-static void G12_float_environment(void)
-{
-    struct stages s, plainly;
-    make_stages(&s, 10, 32, true);
-    plainly = fresh(&s);
-    call_all(ring2_ctx(1), &plainly);
-    for (int i = 0;; i++) {
-        struct stages    again = fresh(&s);
-        struct mode_call c     = { ring2_ctx(1 + i % 2 * 2), &again };
-        if (!ring2_float_mode(i, call_in_mode, &c)) {
-            if (!i) ring2_skip("no MXCSR on this machine");
-            break;
-        }
-        expect_same("mode", &again, &plainly);
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int           n_allocs = 0;
-    gdn_ctx      *ctx = ring2_counting_ctx(&n_allocs);
-    struct stages s;
-    make_stages(&s, 10, 64, true);
-    const int before = n_allocs;
-    gdn_chunk_uw_args     uw = uw_args(&s);
-    gdn_chunk_states_args st = states_args(&s);
-    gdn_chunk_output_args o  = output_args(&s);
-    RUN(ctx, GDN_OP_CHUNK_UW, uw, s.B, &uw.u, &uw.w, &uw.T);
-    RUN(ctx, GDN_OP_CHUNK_STATES, st, s.B, &st.states, &st.state_out);
-    RUN(ctx, GDN_OP_CHUNK_OUTPUT, o, s.B, &o.out);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    gdn_ctx_destroy(ctx);
-}
-
 /* ---- Refusals ---- */
 
 static struct stages spoilt;
@@ -357,14 +298,11 @@ static void refusals(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 G3 threads", G2_G3_threads },
         { "G2 batch mates", G2_mates },
         { "empty sequences", empty_sequences },
         { "G7 forgets", G7_G8_forgets },
         { "G7 not finite", G7_not_finite },
         { "G8 beta 0", G8_beta_zero },
-        { "G12 float environment", G12_float_environment },
-        { "G13 no allocation", G13_no_allocation },
     };
     ring2_options(argc, argv);
     refusals();

@@ -410,19 +410,6 @@ static const int64_t three[] = { 37, 300, 5 }; /* the longest has more than one 
 
 /* ---- Guarantees ---------------------------------------------------------------------------- */
 
-static void G2_G3_repeat_and_threads(void)
-{
-    gdn_prefill_backward_args a = make_call(3, three, 40, 24);
-    new_gradients(&a);
-    run(ring2_ctx(1), &a);
-    for (int n = 1; n <= 5; n += n == 1 ? 1 : 3) {
-        gdn_prefill_backward_args b = a;
-        new_gradients(&b);
-        run(ring2_ctx(n), &b);
-        expect_bits("threads", &b, &a);
-    }
-}
-
 /* Tokens [first, first + n) as one sequence, with the states of row b. */
 static gdn_prefill_backward_args slice(const gdn_prefill_backward_args *args, int64_t b,
                                        int64_t first, int64_t n)
@@ -510,40 +497,6 @@ static void split_sequence(void)
     expect_rows(&right, &all, cut, T - cut);
     expect_rows(&left, &all, 0, cut);
     ring2_expect_bits("dstate", &left.dstate, &all.dstate);
-}
-
-static void run_it(void *arg) { run(ring2_ctx(2), arg); }
-
-static void G12_float_environment(void)
-{
-    gdn_prefill_backward_args a = make_call(3, three, 20, 9);
-    for (int64_t i = 0; i < 40; i++) ring2_set(&a.v, i, 1e-39);
-    new_gradients(&a);
-    run(ring2_ctx(2), &a);
-    for (int i = 0;; i++) {
-        gdn_prefill_backward_args b = a;
-        new_gradients(&b);
-        if (!ring2_float_mode(i, run_it, &b)) {
-            if (!i) ring2_skip("no MXCSR on this machine");
-            break;
-        }
-        expect_bits("mode", &b, &a);
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int                       n_allocs = 0;
-    gdn_ctx                  *ctx = ring2_counting_ctx(&n_allocs);
-    gdn_prefill_backward_args a   = make_call(3, three, 40, 24);
-    const gdn_op              op  = GDN_OP_PREFILL_BACKWARD;
-    new_gradients(&a);
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, &a, &a.workspace_bytes), GDN_OK);
-    a.workspace      = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
-    const int before = n_allocs;
-    run(ctx, &a);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    gdn_ctx_destroy(ctx);
 }
 
 /* At most what gdn.h says of gdn_workspace_bytes(). */
@@ -798,10 +751,7 @@ int main(int argc, char **argv)
     static const struct ring2_test tests[] = {
         { "finite differences", finite_differences },
         { "differences of the model", model_differences },
-        { "G2 G3 repeat and threads", G2_G3_repeat_and_threads },
         { "G2 batch mates", G2_mates },
-        { "G12 float environment", G12_float_environment },
-        { "G13 no allocation", G13_no_allocation },
         { "workspace", workspace },
         { "linear in dout", linear_in_dout },
         { "split sequence", split_sequence },

@@ -38,7 +38,8 @@ struct gdn_conv_call {
 gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *weight_name,
                             const gdn_tensor *bias, struct gdn_conv *conv);
 
-/* Checks the shape of a state tensor, [P][D][S], S >= W - 1, and makes it a view; absent: data NULL. */
+/* Checks the shape of a state tensor, [P][D][S], S >= W - 1, and makes it a view; absent: data
+ * NULL. */
 gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
                                const struct gdn_conv *conv, struct gdn_conv_view *view);
 

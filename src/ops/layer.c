@@ -62,9 +62,12 @@ static gdn_status check_projections(gdn_ctx *ctx, const struct gdn_block_call *c
         const gdn_tensor *t;
         const char       *name;
         bool              wanted;
-    } all[] = { { &a->in_proj_qkvz, "in_proj_qkvz", fused }, { &a->in_proj_ba, "in_proj_ba", fused },
-                { &a->in_proj_qkv, "in_proj_qkv", !fused },  { &a->in_proj_z, "in_proj_z", !fused },
-                { &a->in_proj_b, "in_proj_b", !fused },      { &a->in_proj_a, "in_proj_a", !fused } };
+    } all[] = { { &a->in_proj_qkvz, "in_proj_qkvz", fused },
+                { &a->in_proj_ba, "in_proj_ba", fused },
+                { &a->in_proj_qkv, "in_proj_qkv", !fused },
+                { &a->in_proj_z, "in_proj_z", !fused },
+                { &a->in_proj_b, "in_proj_b", !fused },
+                { &a->in_proj_a, "in_proj_a", !fused } };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (!all[i].wanted && all[i].t->data)
             return gdn_fail(ctx, GDN_E_ARG, "%s: given beside %s, wanted one kind of projections",

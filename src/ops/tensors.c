@@ -2,7 +2,6 @@
 /* See tensors.h. Tensors are named by their number in the struct. */
 #include "ops/tensors.h"
 
-#include <stddef.h>
 #include <string.h>
 
 #include "core/tensor_check.h"
@@ -18,46 +17,33 @@ enum {
 
 /* ---- The rows ------------------------------------------------------------------------------ */
 
-/* Dtypes are bits 1 << dtype; this one stands for the dtype of gdn_sizes.like. */
 enum {
-    AS_LIKE     = 1 << 30,
     FLOATS      = GDN_FLOATS,
     F32         = 1 << GDN_F32,
     INDICES     = GDN_INDICES,
     STATES      = GDN_FLOATS | GDN_EIGHTS,
-    LIKE        = AS_LIKE,
-    LIKE_OR_F32 = AS_LIKE | F32
+    LIKE        = GDN_AS_LIKE,
+    LIKE_OR_F32 = GDN_AS_LIKE | F32
 };
 enum { OPTIONAL, NEEDED };
-enum { UNCHECKED, WHOLE, AFTER_TOKENS, SAME };
-enum { MAX_SIZES = 4 };
 
-/* Sizes are named by their place in struct gdn_sizes. */
-#define SIZE(name)                ((uint8_t)(offsetof(struct gdn_sizes, name) / sizeof(int64_t)))
-#define SIZES1(a)                 SIZE(a)
-#define SIZES2(a, b)              SIZE(a), SIZE(b)
-#define SIZES3(a, b, c)           SIZE(a), SIZE(b), SIZE(c)
-#define SIZES4(a, b, c, d)        SIZE(a), SIZE(b), SIZE(c), SIZE(d)
+#define SIZES1(a)                  GDN_SIZE(a)
+#define SIZES2(a, b)               GDN_SIZE(a), GDN_SIZE(b)
+#define SIZES3(a, b, c)            GDN_SIZE(a), GDN_SIZE(b), GDN_SIZE(c)
+#define SIZES4(a, b, c, d)         GDN_SIZE(a), GDN_SIZE(b), GDN_SIZE(c), GDN_SIZE(d)
 #define PICK(a, b, c, d, use, ...) use
-#define SIZES(...)                PICK(__VA_ARGS__, SIZES4, SIZES3, SIZES2, SIZES1, )(__VA_ARGS__)
+#define SIZES(...)                 PICK(__VA_ARGS__, SIZES4, SIZES3, SIZES2, SIZES1, )(__VA_ARGS__)
 
-#define ROWS(...)   AFTER_TOKENS, true, { SIZES(__VA_ARGS__) }
-#define TOKENS(...) AFTER_TOKENS, false, { SIZES(__VA_ARGS__) }
-#define SHAPE(...)  WHOLE, false, { SIZES(__VA_ARGS__) }
-#define DENSE(...)  WHOLE, true, { SIZES(__VA_ARGS__) }
-#define LIKE_ROWS   SAME, true, { 0 }
-#define POOL        UNCHECKED, false, { 0 }
-#define TAPS        UNCHECKED, false, { 0 }
-#define ELSEWHERE   UNCHECKED, false, { 0 }
+#define ROWS(...)   GDN_FORM_TOKENS, true, { SIZES(__VA_ARGS__) }
+#define TOKENS(...) GDN_FORM_TOKENS, false, { SIZES(__VA_ARGS__) }
+#define SHAPE(...)  GDN_FORM_WHOLE, false, { SIZES(__VA_ARGS__) }
+#define DENSE(...)  GDN_FORM_WHOLE, true, { SIZES(__VA_ARGS__) }
+#define LIKE_ROWS   GDN_FORM_LIKE, true, { 0 }
+#define POOL        GDN_FORM_POOL, false, { 0 }
+#define TAPS        GDN_FORM_ELSEWHERE, false, { 0 }
+#define ELSEWHERE   GDN_FORM_ELSEWHERE, false, { 0 }
 
-static const struct row {
-    const char *name;
-    bool        needed;
-    unsigned    dtypes;
-    uint8_t     form;
-    bool        dense;
-    uint8_t     size[MAX_SIZES];
-} rows[N_ROWS] = {
+static const struct gdn_tensor_row rows[N_ROWS] = {
 #define GDN_TENSOR(args, tensor, is, dtypes, shape) { #tensor, is, dtypes, shape },
 #include "calls/ops.def"
 };
@@ -99,14 +85,17 @@ static struct tensors tensors_of(gdn_op op, const void *args)
     return (struct tensors){ &like->q, struct_of[op] };
 }
 
-static const struct row *rows_of(const struct tensors *t) { return rows + structs[t->args].first; }
+const struct gdn_tensor_row *gdn_tensor_rows(gdn_op op)
+{
+    return rows + structs[struct_of[op]].first;
+}
 
 /* ---- Presence, dtypes, shapes -------------------------------------------------------------- */
 
 gdn_status gdn_check_present(gdn_ctx *ctx, gdn_op op, const void *args)
 {
-    const struct tensors    t = tensors_of(op, args);
-    const struct row *const row = rows_of(&t);
+    const struct tensors         t   = tensors_of(op, args);
+    const struct gdn_tensor_row *row = gdn_tensor_rows(op);
     for (int i = 0; i < structs[t.args].n; i++) {
         if (row[i].needed && !t.first[i].data)
             return gdn_fail(ctx, GDN_E_ARG, "%s: absent", row[i].name);
@@ -115,31 +104,33 @@ gdn_status gdn_check_present(gdn_ctx *ctx, gdn_op op, const void *args)
     return GDN_OK;
 }
 
-static gdn_status check_shape(gdn_ctx *ctx, const gdn_tensor *t, const struct row *row,
+static gdn_status check_shape(gdn_ctx *ctx, const gdn_tensor *t, const struct gdn_tensor_row *row,
                               const struct gdn_sizes *s)
 {
-    int64_t size[MAX_SIZES];
+    int64_t size[GDN_MAX_SIZES];
     int     n = 0;
-    if (row->form == SAME) return gdn_check_shape(ctx, t, row->name, s->like->ndim, s->like->size);
-    for (; n < MAX_SIZES && row->size[n] != SIZE(end); n++) {
+    if (row->form == GDN_FORM_LIKE)
+        return gdn_check_shape(ctx, t, row->name, s->like->ndim, s->like->size);
+    for (; n < GDN_MAX_SIZES && row->size[n] != GDN_SIZE(end); n++) {
         const char *const at = (const char *)s + row->size[n] * sizeof *size;
         memcpy(&size[n], at, sizeof *size);
-        if (row->size[n] == SIZE(any)) size[n] = -1;
+        if (row->size[n] == GDN_SIZE(any)) size[n] = -1;
     }
-    return row->form == WHOLE ? gdn_check_shape(ctx, t, row->name, n, size)
-                              : gdn_plan_check(ctx, s->tokens, t, row->name, n, size);
+    return row->form == GDN_FORM_WHOLE
+               ? gdn_check_shape(ctx, t, row->name, n, size)
+               : gdn_plan_check(ctx, s->tokens, t, row->name, n, size);
 }
 
 gdn_status gdn_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const struct gdn_sizes *s)
 {
-    const struct tensors    t = tensors_of(op, args);
-    const struct row *const row = rows_of(&t);
+    const struct tensors         t   = tensors_of(op, args);
+    const struct gdn_tensor_row *row = gdn_tensor_rows(op);
     for (int i = 0; i < structs[t.args].n; i++) {
         const gdn_tensor *x = &t.first[i];
         if (!x->data) continue;
-        const unsigned as_like = row[i].dtypes & AS_LIKE ? 1u << s->like->dtype : 0;
-        TRY(gdn_check_dtype(ctx, x, row[i].name, (row[i].dtypes & ~(unsigned)AS_LIKE) | as_like));
-        if (row[i].form == UNCHECKED) continue;
+        const unsigned like = row[i].dtypes & GDN_AS_LIKE ? 1u << s->like->dtype : 0;
+        TRY(gdn_check_dtype(ctx, x, row[i].name, (row[i].dtypes & ~(unsigned)GDN_AS_LIKE) | like));
+        if (row[i].form < GDN_FORM_WHOLE) continue;
         TRY(check_shape(ctx, x, &row[i], s));
         if (row[i].dense) TRY(gdn_check_dense(ctx, x, row[i].name));
     }
@@ -197,10 +188,10 @@ static bool may_be_same(const void *call, const gdn_tensor *a, const gdn_tensor 
 
 gdn_status gdn_check_written(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_batch *batch)
 {
-    const struct tensors    t     = tensors_of(op, args);
-    const struct row *const row   = rows_of(&t);
-    const bool              final = !batch || batch->write != GDN_WRITE_NONE;
-    struct gdn_extents      all;
+    const struct tensors         t     = tensors_of(op, args);
+    const struct gdn_tensor_row *row   = gdn_tensor_rows(op);
+    const bool                   final = !batch || batch->write != GDN_WRITE_NONE;
+    struct gdn_extents           all;
     all.n = 0;
     for (int i = 0; i < structs[t.args].n; i++) gdn_add_extent(&all, &t.first[i], row[i].name);
     if (batch) gdn_plan_add_extents(batch, &all);

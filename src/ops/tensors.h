@@ -3,6 +3,8 @@
 #ifndef GDN_TENSORS_H
 #define GDN_TENSORS_H
 
+#include <stddef.h>
+
 #include "batch/plan.h"
 #include "core/ctx.h"
 
@@ -18,6 +20,24 @@ struct gdn_sizes {
     const struct gdn_tokens *tokens; /* of ROWS and TOKENS */
     const gdn_tensor        *like;   /* of LIKE, LIKE_OR_F32 and LIKE_ROWS */
 };
+
+/* A row of ops.def. Sizes are named by their place in struct gdn_sizes. */
+enum { GDN_MAX_SIZES = 4 };
+enum gdn_form { GDN_FORM_ELSEWHERE, GDN_FORM_POOL, GDN_FORM_WHOLE, GDN_FORM_TOKENS, GDN_FORM_LIKE };
+#define GDN_SIZE(name) ((uint8_t)(offsetof(struct gdn_sizes, name) / sizeof(int64_t)))
+
+struct gdn_tensor_row {
+    const char *name;
+    bool        needed;
+    unsigned    dtypes;  /* bits 1 << dtype and GDN_AS_LIKE, for the dtype of gdn_sizes.like */
+    uint8_t     form;    /* enum gdn_form */
+    bool        dense;
+    uint8_t     size[GDN_MAX_SIZES]; /* those after tokens, up to GDN_SIZE(end) */
+};
+enum { GDN_AS_LIKE = 1 << 30 };
+
+/* The rows of an op's tensors, in the order of its struct: gdn_op_shapes[op].n_tensors. */
+const struct gdn_tensor_row *gdn_tensor_rows(gdn_op op);
 
 /* Sets X and Y by the layout of states. */
 static inline void gdn_set_layout(struct gdn_sizes *s, int32_t layout)

@@ -675,10 +675,12 @@ static void match_checkpoints(struct ring2_draw *d, gdn_op op, union ring2_call 
 
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch)
 {
-    struct sizes     s = { .B = 1 + below(4), .T = (d->large ? 40 : 1) + below(d->large ? 80 : 20) };
+    struct sizes     s = { .B = 1 + below(4), .T = up_to(20) };
     const gdn_batch *t = batch;
+    if (d->large) s.T += 40;
     s.N                = s.B * s.T;
     s.P                = s.B + below(3);
+    d->B = s.B, d->T = s.T;
     memset(c, 0, sizeof *c);
     d->used = 0;
     *batch  = draw_batch(d, op, &s);

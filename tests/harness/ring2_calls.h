@@ -25,6 +25,7 @@ struct ring2_draw {
     bool           fill;  /* ordinary values in all float tensors; else whatever is there */
     bool           large; /* four times the tokens, heads and columns: work for several threads */
     bool           tiny;  /* some of these values are denormal */
+    int64_t        B, T;  /* of the call: sequences, tokens of each */
     const uint8_t *data; /* of libFuzzer; NULL: ring2_bits() */
     size_t         size;
 };

@@ -146,6 +146,7 @@ static void check_unchanged(gdn_op op, const union ring2_call *c, gdn_status sta
             ring2_fail("op %d: byte %zu of the arena changed", (int)op, i);
             return;
         }
+    memcpy(fuzz.before, fuzz.draw.arena, RING2_ARENA);
 }
 
 static void fuzz_one(void)
@@ -162,7 +163,7 @@ static void fuzz_one(void)
     asked = gdn_supported(ctx, op, &c);
     CHECK(gdn_workspace_bytes(ctx, op, &c, &bytes) == asked, "op %d: two answers", (int)op);
     if (asked == GDN_OK && !is_runnable(op, &c)) return;
-    memcpy(fuzz.before, fuzz.draw.arena, RING2_ARENA);
+    memcpy(fuzz.before, fuzz.draw.arena, fuzz.draw.used); /* the rest is as it was */
     status = gdn_run_op(ctx, op, &c);
     CHECK(asked == GDN_OK || status == asked, "op %d: gdn_supported says %s, the op %s", (int)op,
           gdn_status_name(asked), gdn_status_name(status));
@@ -176,6 +177,7 @@ static void make_arena(void)
     ring2_draw_init(&fuzz.draw, false);
     fuzz.before  = ring2_heap(RING2_ARENA);
     fuzz.written = ring2_heap(RING2_ARENA);
+    memcpy(fuzz.before, fuzz.draw.arena, RING2_ARENA);
 }
 
 #ifdef GDN_LIBFUZZER

@@ -32,33 +32,6 @@ static void expect_same(const char *what, const struct stages *a, const struct s
     ring2_expect_bits(what, &a->out, &b->out);
 }
 
-/* A sequence alone gives the bits that it gives among others. */
-static void G2_mates(void)
-{
-    struct stages s, alone;
-    make_stages(&s, 16, 32, true); /* packed: 1, 64, 16, 33 tokens; no mask */
-    CHECK(s.batch.cu_seqlens.data && !s.batch.token_count.data, "another batch");
-    call_all(ring2_ctx(2), &s);
-    for (int b = 0; b < 4; b++) {
-        gdn_tensor *rows_of[] = { &alone.q, &alone.k, &alone.v, &alone.g, &alone.beta, &alone.u,
-                                  &alone.w, &alone.t, &alone.out };
-        struct stages its = s;
-        gdn_tensor *mine[] = { &its.u, &its.w, &its.t, &its.out };
-        alone       = fresh(&s);
-        alone.batch = gdn_batch_init();
-        for (int i = 0; i < 9; i++)
-            if (rows_of[i]->data) *rows_of[i] = ring2_narrow(rows_of[i], 0, s.first[b], s.T[b]);
-        alone.state     = ring2_narrow(&s.state, 0, b, 1);
-        alone.states    = ring2_narrow(&alone.states, 0, s.chunk[b], s.chunk[b + 1] - s.chunk[b]);
-        alone.state_out = ring2_narrow(&alone.state_out, 0, b, 1);
-        call_all(ring2_ctx(3), &alone);
-        for (int i = 0; i < 4; i++) *mine[i] = ring2_narrow(mine[i], 0, s.first[b], s.T[b]);
-        its.states    = ring2_narrow(&s.states, 0, s.chunk[b], s.chunk[b + 1] - s.chunk[b]);
-        its.state_out = ring2_narrow(&s.state_out, 0, b, 1);
-        expect_same("alone", &alone, &its);
-    }
-}
-
 /* Prefill and the stages leave alike what belongs to an empty sequence, final state and all, and
  * what a sequence of masked tokens alone starts from is its final state. */
 static void empty_sequences(void)
@@ -298,7 +271,6 @@ static void refusals(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 batch mates", G2_mates },
         { "empty sequences", empty_sequences },
         { "G7 forgets", G7_G8_forgets },
         { "G7 not finite", G7_not_finite },

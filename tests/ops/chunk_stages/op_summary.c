@@ -143,31 +143,7 @@ static void run_case(const int *level, int number)
     check_call(ctx, a);
 }
 
-static void expect_same(const char *what, const gdn_summary_args *got,
-                        const gdn_summary_args *want)
-{
-    ring2_expect_bits(what, &got->M, &want->M);
-    ring2_expect_bits(what, &got->U, &want->U);
-}
-
 /* ---- Guarantees ---- */
-
-static void G2_batch_mates(void)
-{
-    static const int64_t cu[] = { 0, 33, 33, 38, 120 };
-    gdn_summary_args     all = plain_call(120, 3, 36, 70, 1), one = all;
-    gdn_batch            batch = gdn_batch_init();
-    batch.cu_seqlens = ring2_indices(GDN_I32, 5, cu);
-    all.batch        = &batch;
-    all.M = ring2_new(GDN_F32, 0, 4, 4, 3, 36, 36), all.U = ring2_new(GDN_F32, 0, 4, 4, 3, 70, 36);
-    call(ring2_ctx(1), &all);
-    for (int b = 0; b < 4; b++) {
-        gdn_summary_args part = part_of(&one, cu[b], cu[b + 1] - cu[b]), its = all;
-        its.M = ring2_narrow(&all.M, 0, b, 1), its.U = ring2_narrow(&all.U, 0, b, 1);
-        call(ring2_ctx(2), &part);
-        expect_same("alone", &part, &its);
-    }
-}
 
 /* Two results that each have the error of a prefill. */
 static void expect_close(const gdn_tensor *a, const gdn_tensor *b, const struct ring2_rule *m)
@@ -280,7 +256,6 @@ static void refuse_summary(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 batch mates", G2_batch_mates },
         { "U is the state of a prefill", U_is_the_state_of_prefill },
         { "G7 G8 G9 selection", selection },
     };

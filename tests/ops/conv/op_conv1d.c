@@ -203,7 +203,6 @@ static void run_case(const int *level, int number)
 /* ---- Guarantees and traps ---- */
 
 enum { N_SEQS = 4 };
-static const int64_t lengths[N_SEQS] = { 21, 0, 1, 6 };
 
 /* A packed batch in place: D channels, W taps, states of S. */
 static gdn_conv1d_args make_call(int32_t dtype, int32_t state, int64_t D, int64_t W, int64_t S,
@@ -254,21 +253,6 @@ static gdn_conv1d_args part_of(const gdn_conv1d_args *a, int64_t first, int64_t 
     b.state = ring2_narrow(&a->state, 0, slot, 1);
     b.batch = NULL;
     return b;
-}
-
-static void G2_batch_mates(void)
-{
-    for (int32_t dtype = 0; dtype < 3; dtype++) {
-        gdn_batch       t;
-        gdn_conv1d_args a = make_call(dtype, dtype, 2500, 4, 4, &t), c = clone(&a);
-        int64_t         first = 0;
-        call(ring2_ctx(1), &a);
-        for (int i = 0; i < N_SEQS; first += lengths[i++]) {
-            const gdn_conv1d_args alone = part_of(&c, first, lengths[i], i);
-            call(ring2_ctx(2), &alone);
-        }
-        expect_same("alone", &c, &a);
-    }
 }
 
 /* T tokens in one call, in T calls and in parts, where the state holds x exactly. */
@@ -500,7 +484,6 @@ static void many_packed(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 batch mates", G2_batch_mates },
         { "any cut, same bits", any_cut_same_bits },
         { "trap 7: state widths", trap_7_state_widths },
         { "single tokens", single_tokens },

@@ -316,7 +316,7 @@ static void finite_differences(void)
     }
 }
 
-/* ---- Guarantees ---- */
+/* ---- Properties ---- */
 
 enum { N_SEQS = 4, N_TOKENS = 83 };
 
@@ -368,26 +368,6 @@ static void call(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
     ring2_status(ctx, "gdn_conv1d_backward", c.status, GDN_OK);
 }
 
-static void G2_batch_mates(void)
-{
-    gdn_batch                batch;
-    gdn_conv1d_backward_args all = make_call(&batch, 200, 4), apart = clone(&all);
-    static const int64_t     cu[] = { 0, 70, 70, 71, 83 };
-    call(ring2_ctx(1), &all);
-    for (int b = 0; b < N_SEQS; b++) {
-        gdn_conv1d_backward_args part = apart;
-        gdn_tensor *of_rows[] = { &part.x, &part.dout, &part.dx };
-        gdn_tensor *pools[]   = { &part.state, &part.dstate_out, &part.dstate };
-        part.batch = NULL;
-        for (int i = 0; i < 3; i++)
-            *of_rows[i] = ring2_narrow(of_rows[i], 0, cu[b], cu[b + 1] - cu[b]);
-        for (int i = 0; i < 3; i++) *pools[i] = ring2_narrow(pools[i], 0, b, 1);
-        call(ring2_ctx(2), &part);
-    }
-    ring2_expect_bits("dx", &apart.dx, &all.dx);
-    ring2_expect_bits("dstate", &apart.dstate, &all.dstate);
-}
-
 /* The gradients of two halves, the state's handed back, are those of the whole. */
 static void halves(void)
 {
@@ -436,7 +416,6 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "finite differences", finite_differences },
-        { "G2 batch mates", G2_batch_mates },
         { "halves", halves },
     };
     static int           cases[200][RING2_MAX_FACTORS];

@@ -18,19 +18,6 @@ static gdn_step_args part_of(const gdn_step_args *a, int64_t s, int64_t t, int64
     return b;
 }
 
-static void G2_batch_mates(void)
-{
-    for (int i = 0; i < N_KINDS; i++) {
-        gdn_step_args a = make_call(&kinds[i], 5, 1 + i, 5), alone = clone(&a);
-        call(ring2_ctx(1), &a);
-        for (int64_t s = 0; s < 5; s++) {
-            const gdn_step_args one = part_of(&alone, s, 0, 1 + i);
-            call(ring2_ctx(2), &one);
-        }
-        expect_same("alone", &alone, &a);
-    }
-}
-
 /* Also G17, where a state of 16 bits is rounded after every token. */
 static void G4_G17_any_split(void)
 {
@@ -156,7 +143,6 @@ static void G19_tree(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "step: G2 batch mates", G2_batch_mates },
         { "step: G4 G17 any split", G4_G17_any_split },
         { "step: G7 forgets by selection", G7_forgets },
         { "step: G8 beta 0 writes nothing", G8_writes_nothing },

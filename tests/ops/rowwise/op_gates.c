@@ -141,7 +141,7 @@ static void run_case(const int *level, int number)
     check_call(ctx, &x);
 }
 
-/* ---- Guarantees ---- */
+/* ---- Properties ---- */
 
 static gdn_gates_args make_call(int64_t N, int64_t H)
 {
@@ -153,38 +153,6 @@ static gdn_gates_args make_call(int64_t N, int64_t H)
     ring2_fill(&x.a, -9, 25), ring2_fill(&x.b, -9, 9);
     ring2_fill(&x.A_log, -1, 1), ring2_fill(&x.dt_bias, -1, 1);
     return x;
-}
-
-static gdn_gates_args clone(const gdn_gates_args *x)
-{
-    gdn_gates_args y = *x;
-    y.g    = ring2_clone(&x->g);
-    y.beta = ring2_clone(&x->beta);
-    return y;
-}
-
-static void call(gdn_ctx *ctx, const gdn_gates_args *x)
-{
-    ring2_status(ctx, "gdn_gates", gdn_gates(ctx, x), GDN_OK);
-}
-
-static void expect_same(const char *what, const gdn_gates_args *got, const gdn_gates_args *want)
-{
-    ring2_expect_bits(what, &got->g, &want->g);
-    ring2_expect_bits(what, &got->beta, &want->beta);
-}
-
-static void G2_batch_mates(void)
-{
-    gdn_gates_args all = make_call(700, 37), apart = clone(&all);
-    call(ring2_ctx(1), &all);
-    for (int64_t i = 0; i < 700; i += 7) {
-        gdn_gates_args part = apart;
-        gdn_tensor    *t[]  = { &part.a, &part.b, &part.g, &part.beta };
-        for (int j = 0; j < 4; j++) *t[j] = ring2_narrow(t[j], 0, i, 7);
-        call(ring2_ctx(2), &part);
-    }
-    expect_same("parts", &apart, &all);
 }
 
 /* Three million gates. Of so many some come near what docs/design/numerics.md derives for
@@ -228,7 +196,6 @@ static void special_values(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 batch mates", G2_batch_mates },
         { "many lines", many_lines },
         { "many heads", many_heads },
         { "special values", special_values },

@@ -205,7 +205,7 @@ static void finite_differences(void)
     }
 }
 
-/* ---- Guarantees ---- */
+/* ---- Properties ---- */
 
 static gdn_gates_backward_args make_call(int64_t N, int64_t H)
 {
@@ -217,39 +217,9 @@ static gdn_gates_backward_args make_call(int64_t N, int64_t H)
     return x;
 }
 
-static gdn_gates_backward_args clone(const gdn_gates_backward_args *x)
-{
-    gdn_gates_backward_args y = *x;
-    y.da       = ring2_clone(&x->da);
-    y.db       = ring2_clone(&x->db);
-    y.dA_log   = ring2_clone(&x->dA_log);
-    y.ddt_bias = ring2_clone(&x->ddt_bias);
-    return y;
-}
-
 static void call(gdn_ctx *ctx, const gdn_gates_backward_args *x)
 {
     ring2_status(ctx, "gdn_gates_backward", gdn_gates_backward(ctx, x), GDN_OK);
-}
-
-static void expect_same_rows(const char *what, const gdn_gates_backward_args *got,
-                             const gdn_gates_backward_args *want)
-{
-    ring2_expect_bits(what, &got->da, &want->da);
-    ring2_expect_bits(what, &got->db, &want->db);
-}
-
-static void G2_batch_mates(void)
-{
-    gdn_gates_backward_args all = make_call(700, 37), apart = clone(&all);
-    call(ring2_ctx(1), &all);
-    for (int64_t i = 0; i < 700; i += 7) {
-        gdn_gates_backward_args part = apart;
-        gdn_tensor *t[] = { &part.a, &part.b, &part.dg, &part.dbeta, &part.da, &part.db };
-        for (int j = 0; j < 6; j++) *t[j] = ring2_narrow(t[j], 0, i, 7);
-        call(ring2_ctx(2), &part);
-    }
-    expect_same_rows("parts", &apart, &all);
 }
 
 /* So many rows that blocks are larger than they are at least, and no rows. */
@@ -291,7 +261,6 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "finite differences", finite_differences },
-        { "G2 batch mates", G2_batch_mates },
         { "many rows and none", many_rows_and_none },
         { "special values", special_values },
     };

@@ -176,7 +176,7 @@ static void finite_differences(void)
     }
 }
 
-/* ---- Guarantees ---- */
+/* ---- Properties ---- */
 
 static struct call make_call(int64_t n, int64_t D)
 {
@@ -187,21 +187,6 @@ static struct call make_call(int64_t n, int64_t D)
     ring2_fill(&c.args.x, -1, 1);
     ring2_fill(&c.args.dout, -1, 1);
     return c;
-}
-
-static void G2_batch_mates(void)
-{
-    struct call all = make_call(200, 129), apart = all;
-    apart.args.dx = ring2_clone(&all.args.dx);
-    run(&all);
-    for (int64_t i = 0; i < 200; i++) {
-        struct call row = apart;
-        row.args.x    = ring2_select(&apart.args.x, 0, i);
-        row.args.dout = ring2_select(&apart.args.dout, 0, i);
-        row.args.dx   = ring2_select(&apart.args.dx, 0, i);
-        run(&row);
-    }
-    ring2_expect_bits("rows", &apart.args.dx, &all.args.dx);
 }
 
 /* A gradient is linear in dout: twice as much gives twice as much, to the bit, and zero gives
@@ -247,7 +232,6 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "finite differences", finite_differences },
-        { "G2 batch mates", G2_batch_mates },
         { "linear in dout", linear_in_dout },
         { "tiny rows", tiny_rows },
     };

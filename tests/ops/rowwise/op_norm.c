@@ -156,7 +156,7 @@ static void run_case(const int *level, int number)
     check(&c);
 }
 
-/* ---- Guarantees ---- */
+/* ---- Properties ---- */
 
 static struct call make_call(bool rms, int64_t n, int64_t D)
 {
@@ -170,22 +170,6 @@ static struct call make_call(bool rms, int64_t n, int64_t D)
     ring2_fill(&c.z, -9, 9);
     ring2_fill(&c.weight, -1, 1);
     return c;
-}
-
-static void G2_batch_mates(void)
-{
-    for (int rms = 0; rms < 2; rms++) {
-        struct call all = make_call(rms, 200, 129), apart = all;
-        apart.out = ring2_clone(&all.out);
-        run(&all);
-        for (int64_t i = 0; i < 200; i++) {
-            struct call row = apart;
-            row.x = ring2_select(&apart.x, 0, i), row.out = ring2_select(&apart.out, 0, i);
-            if (rms) row.z = ring2_select(&apart.z, 0, i);
-            run(&row);
-        }
-        ring2_expect_bits("rows", &apart.out, &all.out);
-    }
 }
 
 /* x = (3, 4), eps = 7: the length is sqrt(25 + 7), 5 + 7 or max(5, 7); mean square 12.5. */
@@ -244,7 +228,6 @@ static void flat_lines(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 batch mates", G2_batch_mates },
         { "trap 4: norm formulas", trap_4_formulas },
         { "tiny rows", tiny_rows },
         { "flat lines", flat_lines },

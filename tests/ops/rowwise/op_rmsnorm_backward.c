@@ -228,7 +228,7 @@ static void finite_differences(void)
     }
 }
 
-/* ---- Guarantees ---- */
+/* ---- Properties ---- */
 
 static struct call make_call(int64_t n, int64_t D)
 {
@@ -242,35 +242,6 @@ static struct call make_call(int64_t n, int64_t D)
     a->weight  = vector(GDN_F32, D, 1);
     a->dweight = vector(GDN_F32, D, 1);
     return c;
-}
-
-static struct call clone(const struct call *c)
-{
-    struct call other = *c;
-    other.args.dx      = ring2_clone(&c->args.dx);
-    other.args.dz      = ring2_clone(&c->args.dz);
-    other.args.dweight = ring2_clone(&c->args.dweight);
-    return other;
-}
-
-static void expect_same_rows(const char *what, const struct call *got, const struct call *want)
-{
-    ring2_expect_bits(what, &got->args.dx, &want->args.dx);
-    ring2_expect_bits(what, &got->args.dz, &want->args.dz);
-}
-
-static void G2_batch_mates(void)
-{
-    struct call all = make_call(400, 129), apart = clone(&all);
-    run(&all);
-    for (int64_t i = 0; i < 400; i += 5) {
-        struct call part = apart;
-        gdn_tensor *of_rows[] = { &part.args.x, &part.args.z, &part.args.dout, &part.args.dx,
-                                  &part.args.dz };
-        for (int t = 0; t < 5; t++) *of_rows[t] = ring2_narrow(of_rows[t], 0, i, 5);
-        run(&part);
-    }
-    expect_same_rows("parts", &apart, &all);
 }
 
 /* So many rows that blocks are larger than they are at least, and no rows. */
@@ -313,7 +284,6 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "finite differences", finite_differences },
-        { "G2 batch mates", G2_batch_mates },
         { "many rows and none", many_rows_and_none },
         { "special values", special_values },
     };

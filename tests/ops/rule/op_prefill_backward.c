@@ -431,22 +431,6 @@ static void expect_rows(const gdn_prefill_backward_args *part, const gdn_prefill
     }
 }
 
-static void G2_mates(void)
-{
-    gdn_prefill_backward_args all = make_call(3, three, 40, 24);
-    int64_t                   first = 0;
-    new_gradients(&all);
-    run(ring2_ctx(2), &all);
-    for (int64_t b = 0; b < 3; first += three[b++]) {
-        gdn_prefill_backward_args one = slice(&all, b, first, three[b]);
-        new_gradients(&one);
-        run(ring2_ctx(1), &one);
-        expect_rows(&one, &all, first, three[b]);
-        const gdn_tensor want = ring2_narrow(&all.dstate, 0, b, 1);
-        ring2_expect_bits("dstate", &one.dstate, &want);
-    }
-}
-
 /* Likewise, but for 256 units of the largest. */
 static void expect_near(const gdn_prefill_backward_args *part, const gdn_prefill_backward_args *all,
                         int64_t first, int64_t n)
@@ -751,7 +735,6 @@ int main(int argc, char **argv)
     static const struct ring2_test tests[] = {
         { "finite differences", finite_differences },
         { "differences of the model", model_differences },
-        { "G2 batch mates", G2_mates },
         { "workspace", workspace },
         { "linear in dout", linear_in_dout },
         { "split sequence", split_sequence },

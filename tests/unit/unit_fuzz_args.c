@@ -159,11 +159,11 @@ static void fuzz_one(void)
     size_t           bytes = 0;
     if (!ring2_has_op(ctx, op)) return;
     ring2_draw_call(&fuzz.draw, op, &c, &t);
+    memcpy(fuzz.before, fuzz.draw.arena, fuzz.draw.used); /* the rest is as it was */
     for (int64_t n = below(4); n > 0; n--) mutate(op, &c, &t);
     asked = gdn_supported(ctx, op, &c);
     CHECK(gdn_workspace_bytes(ctx, op, &c, &bytes) == asked, "op %d: two answers", (int)op);
     if (asked == GDN_OK && !is_runnable(op, &c)) return;
-    memcpy(fuzz.before, fuzz.draw.arena, fuzz.draw.used); /* the rest is as it was */
     status = gdn_run_op(ctx, op, &c);
     CHECK(asked == GDN_OK || status == asked, "op %d: gdn_supported says %s, the op %s", (int)op,
           gdn_status_name(asked), gdn_status_name(status));

@@ -22,13 +22,13 @@
 enum { MAX_BLOCKS = 4096, MAX_THREADS = 8, MAX_REPORTS = 6, POISON = 0xff };
 enum { SKIPPED = 77 }; /* exit status that CTest shows as such */
 
-/* What ring2_heap() gives, in a chain. */
+/* The memory of ring2_heap(), in a chain. */
 struct heap {
     struct heap *next;
     double       memory[];
 };
 
-/* What ring2_alloc() gives. */
+/* The memory of ring2_alloc(). */
 struct block {
     unsigned char *map;     /* the accessible pages, from their start */
     size_t         bytes;   /* of the accessible pages */
@@ -379,7 +379,7 @@ void *ring2_element(const gdn_tensor *t, int64_t i)
 
 /* ---- Values ---- */
 
-/* What lies in memory one after the other, from element i on. */
+/* Elements that lie one after the other, from element i on. */
 struct run {
     void   *at;
     int64_t n;

@@ -139,7 +139,7 @@ void    ring2_copy(const gdn_tensor *to, const gdn_tensor *from);
 double *ring2_doubles(const gdn_tensor *t);
 gdn_tensor ring2_indices(int32_t dtype, int64_t n, const int64_t *values);
 
-/* Is every bit of every element equal? */
+/* Returns true if every bit of every element is equal. */
 bool ring2_same_bits(const gdn_tensor *a, const gdn_tensor *b);
 void ring2_expect_bits(const char *what, const gdn_tensor *got, const gdn_tensor *want);
 

@@ -101,7 +101,7 @@ static gdn_tensor rows_of(struct ring2_draw *d, int64_t B, int64_t columns, int6
 
 /* ---- Batches ---- */
 
-/* What is drawn: B sequences of T tokens, P slots. */
+/* The sizes of a draw: B sequences of T tokens, P slots. */
 struct sizes {
     int64_t B, T, N, P;
 };

@@ -43,7 +43,7 @@ bool     ring2_draw_one_in(struct ring2_draw *d, int64_t n);
 /* Fills c, and the batch that it may point to. */
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch);
 
-/* Does this library have the op? */
+/* Returns true if this library has the op. */
 bool ring2_has_op(gdn_ctx *ctx, gdn_op op);
 
 /* Sets list to the tensors that the call may write and returns how many they are, at most

@@ -25,7 +25,7 @@ GDN_DEVICE int block_column(int h, int e) { return 8 * h + (int)(threadIdx.x % 4
 
 /* ---- 16 bits ------------------------------------------------------------------------------- */
 
-/* What the two formats differ in. */
+/* The differences between the two formats. */
 struct mma_format_bf16 {
     GDN_DEVICE uint32_t pair(float low, float high) { return f32_to_bf16x2(low, high); }
     GDN_DEVICE float    low(uint32_t x) { return __uint_as_float(x << 16); }
@@ -55,8 +55,8 @@ template <class format> struct mma_tiles16 {
     };
     static constexpr int bytes = 2;
 
-    /* Where a lane reads the operand at the start of a tile; turned: rows of the operand are
-     * columns of the tile. */
+    /* Return the place that a lane reads the operand from, at the start of a tile; turned: rows
+     * of the operand are columns of the tile. */
     GDN_DEVICE uint32_t lane(int row)
     {
         const int l = threadIdx.x % 32;
@@ -103,7 +103,7 @@ template <class format> struct mma_tiles16 {
         format::mma(d[0], a.x, b.x[0], b.x[2]);
         format::mma(d[1], a.x, b.x[1], b.x[3]);
     }
-    /* Is anything among what was collected not finite? */
+    /* Collects values; the result is true if one of them is not finite. */
     typedef uint32_t taint;
     GDN_DEVICE void  collect(taint &z, const operand &o)
     {

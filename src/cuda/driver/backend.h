@@ -45,15 +45,15 @@ bool               gdn_cuda_takes_one(const struct gdn_cu_rule *args,
 struct gdn_cu_one  gdn_cuda_one_args(const struct gdn_cu_rule *args,
                                      const struct gdn_cu_warp *warp);
 struct gdn_cu_at   gdn_cuda_at_vector(const struct gdn_cu_array *vector); /* heads: elements */
-/* Are n such steps within 32 bits? The step may be any number. Those of rows, of a vector? */
+/* Return true if n such steps fit 32 bits, whatever the step: of a number, of rows, of a vector. */
 bool               gdn_cuda_is_near(int64_t step, int64_t n);
 bool               gdn_cuda_are_near(const struct gdn_rows *rows);
 bool               gdn_cuda_is_near_vector(const struct gdn_cu_array *vector);
 struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *rows, const struct gdn_cu_batch *batch);
 /* x / n is the high half of x times this, for x and n below 2^16; 0: x itself. */
 uint32_t           gdn_cuda_inverse(int n);
-/* What a call says of cuts into segments: none; no early stop; tokens of the longest sequence, 0:
- * unknown. */
+/* The options of a call for cuts into segments: none; no early stop; tokens of the longest
+ * sequence, 0: unknown. */
 struct gdn_cuda_wish {
     bool    whole, every_token;
     int64_t longest;

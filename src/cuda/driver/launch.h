@@ -69,7 +69,7 @@ static inline bool gdn_cuda_runs_sm_90a(const struct gdn_cuda *c)
     return c->chips == GDN_CHIPS_sm_90a;
 }
 
-/* What is to be known of a device of that capability: "" or that it runs portable code. */
+/* Returns a remark on devices of that capability: "", or that they run portable code. */
 const char *gdn_cuda_code_text(int capability);
 
 /* Makes the device's context the thread's current one, if it is not; and back. */
@@ -118,7 +118,7 @@ gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel
  * same. */
 void gdn_cuda_log_choice(gdn_ctx *ctx, const char *line);
 
-/* What kernels read of a batch; of a vector [n] or a matrix. */
+/* Return the forms in which kernels read a vector [n] or a matrix, and a batch. */
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);
 struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                                    const struct gdn_plan_pools *pools);

@@ -17,7 +17,7 @@ enum { TILE = 64, THREADS = 256 }; /* of layer.cu */
 
 /* ---- Memory -------------------------------------------------------------------------------- */
 
-/* What a call keeps in the workspace. */
+/* The workspace of a call. */
 struct buffers {
     char  *projected; /* [N] q, k, v, z of all heads; or, woven, those of each key head */
     float *woven;     /* [N] b, a of each key head */
@@ -28,8 +28,8 @@ struct buffers {
     char  *blas;      /* what cuBLAS wants for itself */
 };
 
-/* Are Qwen3-Next's rows left as they are projected? The convolution takes eight channels at once
- * from where they are. Else every head's rows are projected to their place. */
+/* Returns true if Qwen3-Next's rows stay as they are projected. The convolution takes eight
+ * channels at once from where they are. Else every head's rows are projected to their place. */
 static bool is_woven(const struct gdn_block *b)
 {
     return b->fused && b->K % 8 == 0 && b->Hv / b->Hk * b->V % 8 == 0;
@@ -62,7 +62,7 @@ static struct gdn_cuda_wish wish_of(const struct gdn_block *b)
     return gdn_cuda_wish_of(b->args->flags, &b->plan->batch);
 }
 
-/* Where rows will be does not matter. */
+/* Returns the rule's bytes; the addresses of rows do not matter. */
 static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
 {
     struct gdn_rule rule = b->rule;
@@ -259,7 +259,8 @@ static gdn_status split(struct layer *l)
     return launch(l, GDN_CU_block_weave, (a.n + THREADS - 1) / THREADS, &a);
 }
 
-/* What comes before the output has no padding rows to keep: they are zero there. */
+/* Drops GDN_PAD_KEEP: buffers before the output have no padding rows to keep, they are zero
+ * there. */
 static void drop_keep(struct gdn_cu_batch *batch)
 {
     if (batch->pad_policy == GDN_PAD_KEEP) batch->pad_policy = GDN_PAD_ZERO;

@@ -23,7 +23,7 @@ static struct gdn_cu_rule rule_args(const struct gdn_mixer *m, const struct gdn_
 /* As in step_general.cuh; blocks, at most; of a grid, in its second dimension. */
 enum { TAPS = 4, MOST = 128, COLUMNS = 16, CLUSTER = 8, MOST_ROWS = 65535 };
 
-/* What the kernel takes in place of q, k and v: x, whose heads begin anywhere. */
+/* Returns the rule of a kernel that takes x in place of q, k and v: its heads begin anywhere. */
 static struct gdn_cu_rule whole_rule(const struct gdn_mixer *m)
 {
     struct gdn_rule rule = m->rule;
@@ -31,7 +31,7 @@ static struct gdn_cu_rule whole_rule(const struct gdn_mixer *m)
     return rule_args(m, &rule);
 }
 
-/* Are offsets inside a slot of 32 bits, and the step to the next one? */
+/* Returns true if offsets inside a slot, and the step to the next one, fit 32 bits. */
 static bool are_near_taps(const struct gdn_conv_view *v, int64_t n_channels)
 {
     return !v->data || (v->length < INT32_MAX / 8 && gdn_cuda_is_near(v->slot, 4) &&
@@ -63,7 +63,7 @@ static bool are_together(const gdn_ctx *ctx, int n_blocks)
     return n_blocks == 1 || (gdn_cuda_runs_sm_90a(ctx->cuda) && n_blocks <= CLUSTER);
 }
 
-/* Is there a state of the convolution to move on? */
+/* Returns true if the call writes states of the convolution. */
 static bool writes_conv(const struct gdn_mixer *m)
 {
     return m->conv.from.data && m->plan.batch.write != GDN_WRITE_NONE;
@@ -113,20 +113,21 @@ static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_mixer *
     return a;
 }
 
-/* Is all of it a multiple of n elements? */
+/* Returns true if the address and all steps are multiples of n elements. */
 static bool is_even(const void *data, int64_t steps, int32_t dtype, int n)
 {
     return (((uint64_t)(uintptr_t)data) | (uint64_t)steps) % (n * gdn_dtype_bytes(dtype)) == 0;
 }
 
-/* Do the taps of a channel lie side by side, all four at once to be read? */
+/* Returns true if the four taps of a channel can be read at once. */
 static bool are_even_taps(const struct gdn_cu_taps *w)
 {
     return w->entry == (int32_t)gdn_dtype_bytes(w->dtype) &&
            is_even(w->data, w->channel, w->dtype, TAPS);
 }
 
-/* Do the biases, and states of three entries, by channel or by entry? */
+/* Returns true if biases and states of three entries can be read at once, by channel or by
+ * entry. */
 static bool are_even_channels(const struct gdn_cu_taps *p)
 {
     return !p->data || (p->channel == (int32_t)gdn_dtype_bytes(p->dtype) &&
@@ -142,7 +143,7 @@ static bool are_even_states(const struct gdn_cu_step *a)
                              : p->entry > bytes && are_even_channels(p);
 }
 
-/* Has every sequence one token, and can channels be taken in pairs? */
+/* Returns true if every sequence has one token and channels can be taken in pairs. */
 static bool is_one_token(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
 {
     return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each &&
@@ -262,7 +263,7 @@ static size_t out_bytes(const struct gdn_mixer *m)
     return (size_t)(m->norm.n_rows * m->rule.V) * gdn_dtype_bytes(m->conv.x.dtype);
 }
 
-/* What a call of several launches keeps in the workspace. */
+/* The workspace of a call of several launches. */
 struct buffers {
     char *convolved;
     char *out;  /* [N][Hv][V], where a norm follows and padding keeps its output */

@@ -25,7 +25,8 @@ static int64_t count_checkpoints(const struct gdn_cu_rule *r)
     return b->N / b->checkpoint_every;
 }
 
-/* Where the float32 states are, of sequences and of checkpoints, and what the chunks need. */
+/* Lays out the workspace: float32 states of sequences and of checkpoints, then memory for the
+ * chunks. */
 static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, char **checkpoints,
                       char **rest, char *memory)
 {

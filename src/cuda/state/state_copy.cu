@@ -67,7 +67,7 @@ GDN_DEVICE uint32_t convert_bits(uint32_t x, int32_t from, int32_t to)
     return to == GDN_F32 ? __float_as_uint(y) : to == GDN_BF16 ? f32_to_bf16(y) : f32_to_f16(y);
 }
 
-/* Is the place zero whatever `from` has? */
+/* Returns true if the place is zero whatever `from` has. */
 GDN_DEVICE bool is_old(const struct gdn_cu_copy &a, int dim, int64_t i)
 {
     return dim == a.old_dim && i < a.n_old;

@@ -198,7 +198,7 @@ static gdn_chunk_output_args chunk_output(void)
         ring2_refused(ring2_ctx(2), op, a, seen, want, needle); \
         ring2_end();                                           \
     } while (0)
-/* What every stage refuses; heads: a tensor [N][H][..] of it. */
+/* The refusals of every stage; heads: a tensor [N][H][..] of it. */
 #define REFUSE_ALL(op, make, heads)                                                              \
     do {                                                                                         \
         gdn_batch *t = &spoilt.batch;                                                            \

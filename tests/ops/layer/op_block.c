@@ -204,8 +204,8 @@ static void G5_prefill_then_decode(void)
     }
 }
 
-/* Are a token's bits the same whatever the number of tokens? On a device with GDN_EXACT, and where
- * cuBLAS has no product of these dtypes. */
+/* Returns true if a token's bits do not depend on the number of tokens: on a device with
+ * GDN_EXACT, and if cuBLAS has no product of these dtypes. */
 static bool has_bits(const struct kind *k) { return !ring2_on_device() || k->dtype != k->weights; }
 
 /* Sequences one by one give the bits of `all`, from the states and the flags of `a`. */

@@ -197,9 +197,9 @@ static void as_engines_call(int number)
               gdn_last_kernel(ring2_ctx(1)));
 }
 
-/* What a device computes by cuda/layer/step_vk.cuh: one token, 16 bits, K = 128; with the bits of
- * the separate calls there too. But for calls of fewer slots than sequences: those without one are
- * skipped there, by another kernel, and a CPU refuses. */
+/* Calls that a device computes by cuda/layer/step_vk.cuh: one token, 16 bits, K = 128; with the
+ * bits of the separate calls there too. But for calls of fewer slots than sequences: those
+ * without one are skipped there, by another kernel, and a CPU refuses. */
 static void one_token(int number)
 {
     static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 128, 128 }, { 2, 2, 128, 64 },

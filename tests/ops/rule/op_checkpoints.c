@@ -76,7 +76,7 @@ static void run(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
 
 enum { MOST = 512 };
 
-/* What gdn.h says of the batch, number by number. */
+/* The checkpoints of a batch by the words of gdn.h, number by number. */
 struct left {
     int     n;
     int64_t row[MOST], tokens[MOST], slot[MOST]; /* sequence, n, slot (below 0: not wanted) */
@@ -478,7 +478,7 @@ static void none_wanted(void)
 
 /* ---- Going on from a checkpoint ------------------------------------------------------------ */
 
-/* What follows a checkpoint: G4's bits at multiples of 16 (64), else to rounding. */
+/* Resumes from checkpoints: with G4's bits at multiples of 16 (64), else to rounding. */
 static void G4_resume(void)
 {
     const int64_t wide = ring2_on_device() ? 4 : 1, T = 73 * wide;

@@ -14,7 +14,7 @@ enum { N_SEQS = 6 };
 static const int64_t lengths[N_SEQS] = { 70, 5, 0, 17, 1, 33 };
 static const int     gva[3] = { 2, 2, 4 };
 
-/* What the tests run over: storage, sizes, layout. */
+/* The shapes of the tests: storage, sizes, layout. */
 static const struct shape {
     int32_t dtype, state, layout;
     int64_t K, V;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a context keeps from call to call for the prefill on Hopper. */
+/* The cache of a context for the prefill on Hopper. */
 #ifndef GDN_CUDA_PREFILL_CACHE_H
 #define GDN_CUDA_PREFILL_CACHE_H
 

@@ -119,7 +119,7 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
     return c->planned.cut;
 }
 
-/* What segments need, as kernels see it. */
+/* Lays out what kernels need for segments. */
 static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
                       struct gdn_cu_segments *s, char *memory)
 {
@@ -179,7 +179,7 @@ static struct gdn_cu_source source_of(const struct gdn_cu_rule *r, int n)
     return (struct gdn_cu_source){ gdn_cuda_inverse(n), n };
 }
 
-/* What has columns that a launch takes; `slice` others are before it. c: the call's. */
+/* Launches one slice of columns; `slice` others come before it. c: the call's. */
 static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                             const struct gdn_cuda_chunks *how, struct gdn_cuda_cut c, int slice,
                             struct gdn_cuda_ran *ran, void *stream)

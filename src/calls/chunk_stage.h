@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the stages and summaries share: batches without slots, and the numbering of chunks. */
+/* The shared parts of stages and summaries: batches without slots, and the numbering of chunks. */
 #ifndef GDN_STAGE_H
 #define GDN_STAGE_H
 

@@ -50,7 +50,7 @@ void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, in
 
 /* ---- Checked calls ------------------------------------------------------------------------- */
 
-/* What both ops have: a record and slots. */
+/* The part of both ops: a record and slots. */
 struct gdn_record_call {
     struct gdn_tokens tokens; /* one for each sequence: there are none, but plans have some */
     struct gdn_plan   plan;

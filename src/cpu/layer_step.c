@@ -7,7 +7,7 @@
 #include "batch/tree.h"
 #include "calls/op_backends.h"
 
-/* What a run keeps in the workspace. */
+/* The workspace of a run. */
 struct buffers {
     char  *plan, *tree, *convolved, *threads;
     float *A, *dt;

@@ -69,7 +69,7 @@ static gdn_status check_rows(gdn_ctx *ctx, struct gdn_conv_call *c)
     return gdn_check_shapes(ctx, GDN_OP_CONV1D, a, &s);
 }
 
-/* Where final states are written to, if anywhere. */
+/* Returns the pool of final states, which may be absent. */
 static const gdn_tensor *final_pool(const gdn_conv1d_args *a)
 {
     return a->state_out.data ? &a->state_out : &a->state;

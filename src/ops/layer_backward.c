@@ -21,7 +21,7 @@
 #include "ops/parts.h"
 #include "ops/tensors.h"
 
-/* What a call keeps in the workspace, rows of all tokens. Of dtype, the gates and dx float32. */
+/* The workspace of a call, rows of all tokens. Of dtype, the gates and dx float32. */
 struct buffers {
     char  *plan;
     char  *x, *dout;            /* [N][hidden], zero where tokens do not count */
@@ -411,7 +411,7 @@ static struct gdn_matrix turned(struct gdn_matrix m)
     return m;
 }
 
-/* What a projection makes, before it is in the order of heads. */
+/* The rows of a projection, before they are in the order of heads. */
 static struct gdn_matrix projected(const struct layer_backward *c, const struct projection *p)
 {
     if (p->of_gates)
@@ -491,7 +491,7 @@ static gdn_status run_output(const struct layer_backward *c)
     return multiply(c, matrix_of(dw), turned(dout), turned(n), sum, c->adds);
 }
 
-/* Where the ops add to what is there, their gradients within the layer begin with zero. */
+/* Zeroes the gradients within the layer, if the ops add to them. */
 static gdn_status clear(const struct layer_backward *c)
 {
     const size_t N = (size_t)c->N, unit = gdn_dtype_bytes(c->dtype);

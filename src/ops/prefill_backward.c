@@ -29,7 +29,7 @@ static gdn_status check_numbers(gdn_ctx *ctx, const gdn_prefill_backward_args *a
     return GDN_OK;
 }
 
-/* What must be there with what. */
+/* Checks which tensors are given together. */
 static gdn_status check_presence(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
 {
     const bool raw = a->gate == GDN_GATE_RAW;

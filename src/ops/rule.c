@@ -128,7 +128,7 @@ static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, const struct gdn_rule_ca
     return gdn_check_shapes(ctx, op, a, &s);
 }
 
-/* Where final states are written to, if anywhere. */
+/* Returns the pool of final states, which may be absent. */
 static const gdn_tensor *final_pool(const gdn_rule_args *a)
 {
     return a->state_out.data ? &a->state_out : &a->state;

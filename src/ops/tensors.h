@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tensors of a call must be: the checks that follow from the rows of ops.def. */
+/* The checks of a call's tensors, which follow from the rows of ops.def. */
 #ifndef GDN_TENSORS_H
 #define GDN_TENSORS_H
 

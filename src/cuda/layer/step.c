@@ -57,7 +57,7 @@ static bool is_one_launch(const struct gdn_mixer *m, const struct gdn_cu_rule *r
            gdn_cuda_is_near_vector(&norm_weight);
 }
 
-/* Can the blocks of a key head wait for each other? */
+/* Returns true if the blocks of a key head can wait for each other. */
 static bool are_together(const gdn_ctx *ctx, int n_blocks)
 {
     return n_blocks == 1 || (gdn_cuda_runs_sm_90a(ctx->cuda) && n_blocks <= CLUSTER);

@@ -96,7 +96,7 @@ GDN_DEVICE void find_piece(struct gdn_piece &p, const struct gdn_cu_copy &a, boo
     p.zero  = zero || is_old(a, 0, i) || is_old(a, 1, j);
 }
 
-/* May packs of this side be moved as they are? */
+/* Returns true if packs of this side may be moved as they are. */
 GDN_DEVICE bool is_dense(const struct gdn_cu_copy &a, const struct gdn_cu_copy_side &side)
 {
     return side.step[2] == element_bytes(side.dtype) && a.old_dim != 2;

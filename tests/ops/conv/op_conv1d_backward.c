@@ -71,7 +71,7 @@ static double find_dx(const struct line *l, int64_t t, double *limit)
     return dx;
 }
 
-/* What a tensor should hold, and how far from that it may be, in units of 2^-24. */
+/* The wanted values of a tensor, and their limits, in units of 2^-24. */
 struct wanted {
     const gdn_tensor *t;
     double           *value, *limit;
@@ -280,7 +280,7 @@ static void run_case(const int *level, int number)
 
 /* ---- The oracle ---- */
 
-/* Of a sum over outputs and final states. */
+/* Checks the gradients of a sum over outputs and final states. */
 static double loss(struct line *l, const double *dout)
 {
     double sum = 0;

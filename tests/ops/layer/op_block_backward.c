@@ -22,7 +22,7 @@ static gdn_tensor *gradient_of(args *a, int i)
     return all[i];
 }
 
-/* What it is the gradient of. */
+/* Returns the tensor that gradient i belongs to. */
 static gdn_tensor *source_of(args *a, int i)
 {
     gdn_tensor *const all[N_GRADIENTS] = {
@@ -237,7 +237,7 @@ static void output_backward(struct sequence *s)
     round_all(&s->l, s->dn, s->l.T * HV * V);
 }
 
-/* Of the weights on both sides, and of hidden. */
+/* Computes the gradients of the weights on both sides, and of hidden. */
 static void projections_backward(struct sequence *s)
 {
     round_all(&s->l, s->n, s->l.T * HV * V);
@@ -408,7 +408,7 @@ static void call(gdn_ctx *ctx, const args *a)
 
 enum { MOVED = 16 };
 
-/* What rounding on the way does, as a root mean square: zero where all is float32. */
+/* Returns the effect of rounding on the way, as a root mean square: zero if all is float32. */
 static struct gradients noise_of(args *a, const struct gradients *g)
 {
     struct oracle_noise noise = { .dtype = a->hidden.dtype };

@@ -26,7 +26,7 @@ struct judged {
     double value, limit;
 };
 
-/* Of one head in one row: what da is, and what A_log gets. Inner loops: exp 2, sigmoid 5, softplus
+/* Judges one head in one row: da, and its part of dA_log. Inner loops: exp 2, sigmoid 5, softplus
  * 4 of what enters it; a + dt_bias rounds, products do, and slopes carry that on. */
 static void judge_gate(const gdn_gates_backward_args *x, int64_t i, int64_t h, struct judged *da,
                        struct judged *dA_log)
@@ -53,7 +53,7 @@ static struct judged judge_beta(const gdn_gates_backward_args *x, int64_t i)
     return (struct judged){ db, 13 * fabs(db) };
 }
 
-/* What a tensor should hold, and how far from that it may be. */
+/* The wanted values of a tensor, and their limits. */
 struct wanted {
     const gdn_tensor *t;
     double           *value, *limit, *size; /* size: the sum of magnitudes */
@@ -231,7 +231,7 @@ static void many_rows_and_none(void)
     for (int64_t h = 0; h < 5; h++) CHECK(ring2_get(&none.dA_log, h) == 0, "a sum of nothing");
 }
 
-/* Of gradients that are zero infinities and what overflows make nothing; NaN stays. */
+/* Infinities and overflows times a gradient of zero make zero; NaN stays. */
 static void special_values(void)
 {
     static const double in[] = { -(double)INFINITY, (double)INFINITY, -104, 88, 1e30, -1e30,

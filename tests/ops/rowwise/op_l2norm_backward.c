@@ -150,7 +150,7 @@ static void run_case(const int *level, int number)
 
 /* ---- The oracle ---- */
 
-/* Of the sum of dout y; on both sides of where GDN_NORM_L2_MAX bends. */
+/* Differences of the sum of dout y, on both sides of where GDN_NORM_L2_MAX bends. */
 static void finite_differences(void)
 {
     enum { D = 7 };

@@ -43,7 +43,7 @@ static void give_workspace(struct call *c)
 
 static double *doubles(const gdn_tensor *t) { return t->data ? ring2_doubles(t) : NULL; }
 
-/* What a gradient should be, and how far from that it may be. */
+/* The wanted values of a gradient, and their limits. */
 struct wanted {
     const gdn_tensor *t;
     double           *value, *limit;

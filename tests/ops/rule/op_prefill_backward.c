@@ -54,7 +54,7 @@ static bool clash(int i, int a, int j, int b)
 {
     if (i == DIMS && dims[a][0] == 256) /* slow to judge */
         return (j == HEADS && b) || (j == LENGTHS && lengths[b][0] + lengths[b][1] > 17);
-    /* Of GDN_GATE_RAW alone. */
+    /* Gradients of GDN_GATE_RAW alone. */
     return i == GATE && a < RAW && j == ABSENT && b >= 1 + DA_LOG && b <= 1 + DDT_BIAS;
 }
 
@@ -611,7 +611,7 @@ static void nan_is_skipped(void)
 
 /* ---- Tensor cores -------------------------------------------------------------------------- */
 
-/* What the calls in bf16 with K = V = 128 differ in, which a device with tensor cores and enough
+/* The calls in bf16 with K = V = 128, which a device with tensor cores and enough
  * shared memory takes there. */
 struct wide_call {
     const char *name;

@@ -221,7 +221,7 @@ GDN_DEVICE struct mended make_mended_u(const struct hopper_state &w, const hoppe
     return m;
 }
 
-/* Can the chunk be mended? Else it goes by tokens. */
+/* Returns true if the chunk can be mended; else it goes by tokens. */
 template <int io>
 GDN_DEVICE bool is_mended(const struct hopper_state &w, const float (&u)[32],
                           const struct mended &m, int c)

@@ -79,7 +79,9 @@ size_t     gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_
                                         struct gdn_cuda_wish wish);
 gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                   struct gdn_cuda_wish wish, void *memory, void *stream);
-bool       gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
+/* The kernels of prefill/sm90. why_not returns why they do not take a call, as text for the log, or
+ * NULL. */
+const char *gdn_cuda_prefill_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 size_t     gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                          struct gdn_cuda_wish wish);
 gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args,

@@ -37,6 +37,7 @@ struct gdn_cuda_ran {
 };
 
 enum { GDN_CUDA_CHOICE = 512 }; /* characters of a line about a choice of kernels */
+enum gdn_cuda_choice { GDN_CUDA_DECODE_CHOICE, GDN_CUDA_PREFILL_CHOICE, GDN_CUDA_N_CHOICES };
 
 struct gdn_cuda {
     struct gdn_cu_api api;
@@ -54,7 +55,7 @@ struct gdn_cuda {
     gdn_cu_memory     workspace;
     size_t            workspace_bytes;
     struct gdn_cuda_sm90 *sm90; /* caches of prefill/sm90 (cache.h), of the table of backends */
-    char choice[GDN_CUDA_CHOICE]; /* the last line of gdn_cuda_log_choice() */
+    char choices[GDN_CUDA_N_CHOICES][GDN_CUDA_CHOICE]; /* last lines of gdn_cuda_log_choice() */
 };
 
 /* Opens ctx->options.device and loads the images. */
@@ -114,9 +115,9 @@ gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
                              int n);
 
-/* Logs why a form of an op was chosen, "op: form (reasons)", unless the last such line was the
- * same. */
-void gdn_cuda_log_choice(gdn_ctx *ctx, const char *line);
+/* Logs why a form of an op was chosen, "op: form (reasons)", unless the last line of that choice
+ * was the same. */
+void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *line);
 
 /* Return the forms in which kernels read a vector [n] or a matrix, and a batch. */
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a call of gdn_prefill is cut into blocks of threads; see general.cuh. */
+/*
+ * The choice of kernels for gdn_prefill. `families` lists those that compute chunks, the fastest
+ * first; the first one that has no reason against a call takes it. The general family (general.cuh)
+ * is cut into blocks of threads here.
+ */
+#include <stdio.h>
+
 #include "calls/rule_call.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
@@ -73,12 +79,10 @@ static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int sha
     return 0;
 }
 
-gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
-                                   void *stream)
+static gdn_status launch_general(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                                 const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                 void *stream)
 {
-    if (gdn_cuda_prefill_hopper_takes(ctx, rule))
-        return gdn_cuda_prefill_hopper(ctx, rule, how, ran, stream);
     const struct form     f = find_form(rule->q.dtype, rule->K);
     struct gdn_cu_prefill p = { .rule = *rule, .by_number = how->by_number };
     p.q_wide   = width_of(&rule->q);
@@ -103,6 +107,47 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     };
     ran->kernels[ran->n++] = call.kernel;
     return gdn_cuda_launch(ctx, &call);
+}
+
+/* ---- The families ---------------------------------------------------------------------------- */
+
+static const char *why_not_general(const gdn_ctx *ctx, const struct gdn_cu_rule *rule)
+{
+    (void)ctx, (void)rule;
+    return NULL;
+}
+
+static const struct family {
+    const char *name;
+    const char *(*why_not)(const gdn_ctx *ctx, const struct gdn_cu_rule *rule);
+    gdn_status (*launch)(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                         const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran, void *stream);
+} families[] = {
+    { "sm90", gdn_cuda_prefill_hopper_why_not, gdn_cuda_prefill_hopper },
+    { "general", why_not_general, launch_general },
+};
+
+/* Logs family number i, which takes the call, and why the faster ones do not:
+ * "prefill: general (sm90: K or V is not a multiple of 8)". */
+static void log_choice(gdn_ctx *ctx, const struct gdn_cu_rule *rule, int i)
+{
+    char line[GDN_CUDA_CHOICE];
+    if (!ctx->options.log) return;
+    int used = snprintf(line, sizeof line, "prefill: %s", families[i].name);
+    for (int j = 0; j < i; j++)
+        used += snprintf(line + used, sizeof line - (size_t)used, "%s%s: %s%s", j ? "; " : " (",
+                         families[j].name, families[j].why_not(ctx, rule), j + 1 < i ? "" : ")");
+    gdn_cuda_log_choice(ctx, GDN_CUDA_PREFILL_CHOICE, line);
+}
+
+gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream)
+{
+    int i = 0;
+    while (families[i].why_not(ctx, rule)) i++;
+    log_choice(ctx, rule, i);
+    return families[i].launch(ctx, rule, how, ran, stream);
 }
 
 static bool has_scales(const struct gdn_cu_rule *rule)

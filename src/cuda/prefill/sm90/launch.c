@@ -51,14 +51,20 @@ static enum gdn_kernel_id kernel_of(enum form f, int dtype)
 static bool is_small(const struct gdn_cu_rule *r) { return r->K <= TILE && r->V <= TILE; }
 static bool is_deep(const struct gdn_cu_rule *r) { return r->K > 2 * TILE; }
 
-bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+const char *gdn_cuda_prefill_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    return r->q.dtype != GDN_F32 && gdn_cuda_has_kernel(ctx, kernel_of(CLUSTER, r->q.dtype)) &&
-           ctx->cuda->shared_most >= SHARED && r->K % 8 == 0 && r->K <= 4 * TILE &&
-           r->V % 8 == 0 && r->V <= 4 * TILE && b->N > 0 && b->N <= INT32_MAX - TILE &&
-           is_mapped(&r->q, b, r->Hq) && is_mapped(&r->k, b, r->Hk) &&
-           is_mapped(&r->v, b, r->Hv) && is_mapped(&r->out, b, r->H);
+    _Static_assert(GDN_MAX_HEAD <= 4 * TILE, "heads of any size");
+    if (r->q.dtype == GDN_F32) return "q, k and v are float32";
+    if (!gdn_cuda_has_kernel(ctx, kernel_of(CLUSTER, r->q.dtype))) return "no code for sm_90a runs";
+    if (ctx->cuda->shared_most < SHARED) return "a block has too little shared memory";
+    if (r->K % 8 || r->V % 8) return "K or V is not a multiple of 8";
+    if (b->N < 1) return "there are no tokens";
+    if (b->N > INT32_MAX - TILE) return "there are 2^31 tokens or more";
+    if (!is_mapped(&r->q, b, r->Hq) || !is_mapped(&r->k, b, r->Hk) ||
+        !is_mapped(&r->v, b, r->Hv) || !is_mapped(&r->out, b, r->H))
+        return "q, k, v or out is not aligned to 16 bytes";
+    return NULL;
 }
 
 /* The map of tensor i; encoded where it is not that of the call before: callers come back with the
@@ -141,7 +147,7 @@ size_t gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rul
 {
     struct gdn_cuda_cut    c = find_cut(ctx, r, wish);
     struct gdn_cu_segments s;
-    return gdn_cuda_prefill_hopper_takes(ctx, r) ? lay_out(r, &c, &s, NULL) : 0;
+    return gdn_cuda_prefill_hopper_why_not(ctx, r) ? 0 : lay_out(r, &c, &s, NULL);
 }
 
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks,
@@ -160,8 +166,8 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
     return gdn_cuda_launch(ctx, &call);
 }
 
-/* Tells the log of segments, where they are not those of the call before. */
-static void tell_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
+/* Logs segments that are not those of the call before. */
+static void log_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
 {
     struct gdn_cuda_cut *told = &ctx->cuda->sm90->told;
     char                 line[120];
@@ -202,7 +208,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     TRY(find_map(ctx, "out", 3 + 2 * slice, &r->out, b, r->H, r->V, &p.out));
     if (c.units) {
         lay_out(r, &c, &p.cut, how->memory);
-        tell_cut(ctx, &c);
+        log_cut(ctx, &c);
     }
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.each  = c.each;

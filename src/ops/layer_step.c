@@ -55,7 +55,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_step_args *a)
     return GDN_OK;
 }
 
-static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_mixer *m)
+static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
     TRY(gdn_check_present(ctx, GDN_OP_STEP, a));
@@ -70,7 +70,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_mixer *m)
     return gdn_plan_describe(ctx, a->batch, &m->tokens, GDN_PLAN_EACH | GDN_PLAN_TREE, &m->plan);
 }
 
-static gdn_status check_states(gdn_ctx *ctx, struct gdn_mixer *m)
+static gdn_status check_states(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args    *a      = &m->args;
     const bool              writes = m->plan.batch.write != GDN_WRITE_NONE;
@@ -91,7 +91,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_mixer *m)
 }
 
 /* The rule's sizes and formulas; its rows but those of the convolution. */
-static void describe_rule(struct gdn_mixer *m)
+static void describe_rule(struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
     struct gdn_rule     *r = &m->rule;
@@ -118,7 +118,7 @@ static struct gdn_plan_pools pools_of(const gdn_step_args *a)
     return gdn_plan_pools_of(pool, pool, &(gdn_tensor){ 0 });
 }
 
-static void describe_norm(gdn_ctx *ctx, struct gdn_mixer *m)
+static void describe_norm(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
     m->normed              = a->out.data && (a->z.data || a->norm_weight.data);
@@ -131,8 +131,8 @@ static void describe_norm(gdn_ctx *ctx, struct gdn_mixer *m)
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_mixer *m    = call;
-    *m                     = (struct gdn_mixer){ 0 };
+    struct gdn_step_call *m    = call;
+    *m                     = (struct gdn_step_call){ 0 };
     const gdn_step_args *a = &m->args;
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_step_args"));
     m->base = GDN_CALL_OF(a);
@@ -151,4 +151,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(STEP, step, gdn_step_args, describe, struct gdn_mixer)
+GDN_OP_ENTRY(STEP, step, gdn_step_args, describe, struct gdn_step_call)

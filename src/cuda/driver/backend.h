@@ -54,36 +54,37 @@ struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *rows, const struct gdn_c
 uint32_t           gdn_cuda_inverse(int n);
 /* The options of a call for cuts into segments: none; no early stop; tokens of the longest
  * sequence, 0: unknown. */
-struct gdn_cuda_wish {
+struct gdn_cuda_cut_options {
     bool    whole, every_token;
     int64_t longest;
 };
-static inline struct gdn_cuda_wish gdn_cuda_wish_of(uint32_t flags, const gdn_batch *b)
+static inline struct gdn_cuda_cut_options gdn_cuda_cut_options_of(uint32_t         flags,
+                                                                  const gdn_batch *b)
 {
-    return (struct gdn_cuda_wish){ flags & GDN_BATCH_INVARIANT, flags & GDN_NO_EARLY_STOP,
+    return (struct gdn_cuda_cut_options){ flags & GDN_BATCH_INVARIANT, flags & GDN_NO_EARLY_STOP,
                                    b->max_seqlen };
 }
 /* memory: of the workspace, so many bytes. How chunks are done: */
 struct gdn_cuda_chunks {
     void                *memory; /* of the workspace */
-    struct gdn_cuda_wish wish;
+    struct gdn_cuda_cut_options options;
     int                  by_number; /* see prefill/general.h */
 };
 size_t     gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                  struct gdn_cuda_wish wish);
+                                  struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                            struct gdn_cuda_wish wish, void *memory, void *stream);
+                            struct gdn_cuda_cut_options options, void *memory, void *stream);
 /* The same with states of 8 bits; by the kernels for Hopper, if they take such a call; by those
  * that take all others. ran: which ran is added. */
 size_t     gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                        struct gdn_cuda_wish wish);
+                                        struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                  struct gdn_cuda_wish wish, void *memory, void *stream);
+                                  struct gdn_cuda_cut_options options, void *memory, void *stream);
 /* The kernels of prefill/sm90. why_not returns why they do not take a call, as text for the log, or
  * NULL. */
 const char *gdn_cuda_prefill_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 size_t     gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                         struct gdn_cuda_wish wish);
+                                         struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream);

@@ -57,9 +57,9 @@ static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_
     return gdn_cuda_rule_args(rule, &decay, b->plan, b->tokens, &pools);
 }
 
-static struct gdn_cuda_wish wish_of(const struct gdn_block *b)
+static struct gdn_cuda_cut_options cut_options_of(const struct gdn_block *b)
 {
-    return gdn_cuda_wish_of(b->args->flags, &b->plan->batch);
+    return gdn_cuda_cut_options_of(b->args->flags, &b->plan->batch);
 }
 
 /* Returns the rule's bytes; the addresses of rows do not matter. */
@@ -68,7 +68,8 @@ static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
     struct gdn_rule rule = b->rule;
     rule.q.dtype         = b->in.dtype;
     const struct gdn_cu_rule args = rule_args(b, &rule);
-    return b->rule.exact || are_short(b) ? 0 : gdn_cuda_prefill_bytes(ctx, &args, wish_of(b));
+    if (b->rule.exact || are_short(b)) return 0;
+    return gdn_cuda_prefill_bytes(ctx, &args, cut_options_of(b));
 }
 
 /* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */
@@ -298,7 +299,7 @@ static gdn_status run_rule(struct layer *l)
     struct gdn_cu_rule a = rule_args(b, &rule);
     drop_keep(&a.batch);
     if (rule.exact || are_short(b)) return gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream);
-    return gdn_cuda_prefill(l->ctx, &a, wish_of(b), l->m.rule, l->stream);
+    return gdn_cuda_prefill(l->ctx, &a, cut_options_of(b), l->m.rule, l->stream);
 }
 
 /* A view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key head. */

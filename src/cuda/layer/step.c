@@ -11,7 +11,7 @@ static struct gdn_plan_pools pools_of(const gdn_tensor *state)
     return gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
 }
 
-static struct gdn_cu_rule rule_args(const struct gdn_mixer *m, const struct gdn_rule *rule)
+static struct gdn_cu_rule rule_args(const struct gdn_step_call *m, const struct gdn_rule *rule)
 {
     const struct gdn_plan_pools pools = pools_of(&m->args.state);
     const gdn_rule_args decay = { .A_log = m->args.A_log, .dt_bias = m->args.dt_bias };
@@ -24,7 +24,7 @@ static struct gdn_cu_rule rule_args(const struct gdn_mixer *m, const struct gdn_
 enum { TAPS = 4, MOST = 128, COLUMNS = 16, CLUSTER = 8, MOST_ROWS = 65535 };
 
 /* Returns the rule of a kernel that takes x in place of q, k and v: its heads begin anywhere. */
-static struct gdn_cu_rule whole_rule(const struct gdn_mixer *m)
+static struct gdn_cu_rule whole_rule(const struct gdn_step_call *m)
 {
     struct gdn_rule rule = m->rule;
     rule.q = rule.k = rule.v = m->conv.x;
@@ -46,7 +46,7 @@ static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
                                  (int32_t)(v->channel * bytes), (int32_t)(v->entry * bytes) };
 }
 
-static bool is_one_launch(const struct gdn_mixer *m, const struct gdn_cu_rule *r)
+static bool is_one_launch(const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
     const struct gdn_rows     z           = gdn_rows_of(&m->args.z, &m->tokens);
@@ -64,14 +64,14 @@ static bool are_together(const gdn_ctx *ctx, int n_blocks)
 }
 
 /* Returns true if the call writes states of the convolution. */
-static bool writes_conv(const struct gdn_mixer *m)
+static bool writes_conv(const struct gdn_step_call *m)
 {
     return m->conv.from.data && m->plan.batch.write != GDN_WRITE_NONE;
 }
 
 /* Into how many parts the columns of a state go, as log2: few blocks are spread over the device,
  * except the norm, which needs all of a head. */
-static int part_bits(const gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r)
+static int part_bits(const gdn_ctx *ctx, const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const int group = r->H / r->Hk;
     int       bits  = 0;
@@ -82,7 +82,7 @@ static int part_bits(const gdn_ctx *ctx, const struct gdn_mixer *m, const struct
     return bits;
 }
 
-static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_mixer *m,
+static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_step_call *m,
                                     const struct gdn_cu_rule *r)
 {
     const struct gdn_rows z      = gdn_rows_of(&m->args.z, &m->tokens);
@@ -201,7 +201,8 @@ static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step *a, const stru
     };
 }
 
-static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
+static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_step_call *m,
+                              const struct gdn_cu_rule *r,
                               const struct gdn_cu_step *step)
 {
     const struct gdn_cu_step_rows a = rows_args(step, r);
@@ -227,7 +228,8 @@ static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_mixer *m, const str
 
 /* ---- Any ------------------------------------------------------------------------------------ */
 
-static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
+static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_step_call *m,
+                             const struct gdn_cu_rule *r,
                              const struct gdn_cu_step *a)
 {
 #define DTYPES(name) { name##_F32, name##_BF16, name##_F16 }
@@ -253,12 +255,12 @@ static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_mixer *m, const stru
 
 /* ---- Memory of several --------------------------------------------------------------------- */
 
-static bool spares_padding(const struct gdn_mixer *m)
+static bool spares_padding(const struct gdn_step_call *m)
 {
     return m->normed && m->plan.batch.pad_policy == GDN_PAD_KEEP;
 }
 
-static size_t out_bytes(const struct gdn_mixer *m)
+static size_t out_bytes(const struct gdn_step_call *m)
 {
     return (size_t)(m->norm.n_rows * m->rule.V) * gdn_dtype_bytes(m->conv.x.dtype);
 }
@@ -270,11 +272,11 @@ struct buffers {
     char *tree; /* what the rule needs of one */
 };
 
-static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b, char *memory)
+static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffers *b, char *memory)
 {
     const struct gdn_cu_rule rule = rule_args(m, &m->rule);
     const struct gdn_room rooms[] = {
-        { &b->convolved, gdn_mixer_bytes(m) },
+        { &b->convolved, gdn_step_call_bytes(m) },
         { &b->out, spares_padding(m) ? out_bytes(m) : 0 },
         { &b->tree, gdn_cuda_decode_bytes(ctx, &rule) },
     };
@@ -285,14 +287,14 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b
 
 struct step {
     gdn_ctx                *ctx;
-    const struct gdn_mixer *m;
+    const struct gdn_step_call *m;
     struct buffers          b;
 };
 
 /* out absent: the states alone. */
 static gdn_status convolve(const struct step *s, struct gdn_rows out)
 {
-    const struct gdn_mixer     *m     = s->m;
+    const struct gdn_step_call     *m     = s->m;
     const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
     struct gdn_conv             conv  = m->conv;
     conv.out             = out;
@@ -310,9 +312,9 @@ static gdn_tensor before_out(const struct step *s)
 /* o, in out or before it. */
 static gdn_status run_rule(const struct step *s)
 {
-    const struct gdn_mixer *m    = s->m;
+    const struct gdn_step_call *m    = s->m;
     struct gdn_rule         rule = m->rule;
-    gdn_mixer_connect(m, s->b.convolved, &rule);
+    gdn_step_call_connect(m, s->b.convolved, &rule);
     const gdn_tensor before = before_out(s);
     if (spares_padding(m)) rule.out = gdn_rows_of(&before, &m->tokens);
     struct gdn_cu_rule a = rule_args(m, &rule);
@@ -323,7 +325,7 @@ static gdn_status run_rule(const struct step *s)
 /* In place. Tokens that do not count have o = 0 and may have any z; they stay zero. */
 static gdn_status run_norm(const struct step *s)
 {
-    const struct gdn_mixer *m    = s->m;
+    const struct gdn_step_call *m    = s->m;
     struct gdn_norm_job     norm = m->norm;
     if (spares_padding(m)) norm.x = norm.out = before_out(s);
     struct gdn_cu_norm a = gdn_cuda_norm_args(&norm);
@@ -334,7 +336,7 @@ static gdn_status run_norm(const struct step *s)
 static gdn_status store(const struct step *s)
 {
     enum { TOKENS = 256 / 32 }; /* of a block, see layer.cu */
-    const struct gdn_mixer         *m     = s->m;
+    const struct gdn_step_call         *m     = s->m;
     const gdn_tensor               *pool  = m->args.state.data ? &m->args.state
                                                                : &m->args.conv_state;
     const struct gdn_plan_pools     pools = pools_of(pool);
@@ -366,7 +368,7 @@ static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
 
 static gdn_status run_parts(const struct step *s)
 {
-    TRY(convolve(s, gdn_mixer_rows(s->m, s->b.convolved, 0, 0)));
+    TRY(convolve(s, gdn_step_call_rows(s->m, s->b.convolved, 0, 0)));
     TRY(run_rule(s));
     if (s->m->normed) TRY(run_norm(s));
     return spares_padding(s->m) ? store(s) : GDN_OK;
@@ -382,7 +384,7 @@ static gdn_status run_several(struct step *s, char *memory)
     return status;
 }
 
-static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_mixer *m, char *memory)
+static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_step_call *m, char *memory)
 {
     struct step         s   = { .ctx = ctx, .m = m };
     struct gdn_cuda_ran ran = { .n = 0 };
@@ -397,7 +399,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_mixer *m, char *memo
 
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
-    struct gdn_mixer *m = call;
+    struct gdn_step_call *m = call;
     struct buffers    b;
     TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
     const struct gdn_cu_rule whole = whole_rule(m);
@@ -407,7 +409,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
 
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_mixer *m = call;
+    const struct gdn_step_call *m = call;
     TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream));
     return launch_all(ctx, m, memory);
 }

@@ -156,18 +156,18 @@ static bool has_scales(const struct gdn_cu_rule *rule)
 }
 
 size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                              struct gdn_cuda_wish wish)
+                              struct gdn_cuda_cut_options options)
 {
-    return has_scales(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, wish)
-                            : gdn_cuda_prefill_hopper_bytes(ctx, rule, wish);
+    return has_scales(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, options)
+                            : gdn_cuda_prefill_hopper_bytes(ctx, rule, options);
 }
 
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                            struct gdn_cuda_wish wish, void *memory, void *stream)
+                            struct gdn_cuda_cut_options options, void *memory, void *stream)
 {
-    const struct gdn_cuda_chunks how = { .memory = memory, .wish = wish };
+    const struct gdn_cuda_chunks how = { .memory = memory, .options = options };
     struct gdn_cuda_ran          ran = { .n = 0 };
-    if (has_scales(rule)) return gdn_cuda_prefill_eight(ctx, rule, wish, memory, stream);
+    if (has_scales(rule)) return gdn_cuda_prefill_eight(ctx, rule, options, memory, stream);
     TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
@@ -176,9 +176,9 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 
 _Static_assert(sizeof(struct gdn_cu_rule) <= GDN_PLAN_ROOM, "a plan has room");
 
-static struct gdn_cuda_wish wish_of(const struct gdn_rule_call *c)
+static struct gdn_cuda_cut_options cut_options_of(const struct gdn_rule_call *c)
 {
-    return gdn_cuda_wish_of(c->args.flags, &c->plan.batch);
+    return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
 /* Workspace is for segments and for states of 8 bits. GDN_EXACT goes token by token, as decode. */
@@ -187,7 +187,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_rule_call *c    = call;
     struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     *args = gdn_cuda_call_args(c);
-    if (!c->rule.exact) c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, wish_of(c));
+    if (!c->rule.exact) c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));
     return GDN_OK;
 }
 
@@ -197,7 +197,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
     if (c->rule.exact) return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);
-    return gdn_cuda_prefill(ctx, args, wish_of(c), memory, c->base.stream);
+    return gdn_cuda_prefill(ctx, args, cut_options_of(c), memory, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill = { plan, run };

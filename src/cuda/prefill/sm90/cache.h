@@ -16,7 +16,7 @@ struct gdn_cuda_sm90 {
     struct gdn_cuda_map maps[6]; /* of q, k, v, out in the last call of launch.c, and of v, out from
                                     column 128 on */
     struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
-    struct gdn_cuda_cut told;    /* the one that the log was told of last */
+    struct gdn_cuda_cut logged;  /* the last one in the log */
     struct {
         int64_t             of[8]; /* what was planned for last; zeros: nothing yet */
         struct gdn_cuda_cut cut;

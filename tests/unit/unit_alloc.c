@@ -11,6 +11,7 @@
 
 #include "core/backend.h"
 #include "core/ctx.h"
+#include "ring2_memory.h"
 #include "ring2_replay.h"
 
 /* ---- What the library asks the C library for ------------------------------------------------ */
@@ -72,43 +73,15 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(
 
 /* ---- Hooks --------------------------------------------------------------------------------- */
 
-struct memory {
-    int n_live, n_calls, fail_at; /* fail_at: the allocation that fails; 0: none */
-};
-
-static void *hook_alloc(void *user, size_t bytes, size_t align)
+static gdn_ctx *create(struct ring2_memory *m, int n_threads)
 {
-    struct memory *m = user;
-    if (++m->n_calls == m->fail_at) return NULL;
-    m->n_live++;
-    return __real_aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static void hook_release(void *user, void *memory)
-{
-    ((struct memory *)user)->n_live--;
-    free(memory);
-}
-
-static gdn_options hooked(struct memory *m, int n_threads)
-{
-    gdn_options o = gdn_options_init();
-    o.alloc       = hook_alloc;
-    o.release     = hook_release;
-    o.alloc_user  = m;
-    o.n_threads   = n_threads;
-    return o;
-}
-
-static gdn_ctx *create(struct memory *m, int n_threads)
-{
-    gdn_options o   = hooked(m, n_threads);
+    gdn_options o   = ring2_memory_options(m, n_threads);
     gdn_ctx    *ctx = NULL;
     ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
     return ctx;
 }
 
-static void destroy(gdn_ctx *ctx, const struct memory *m)
+static void destroy(gdn_ctx *ctx, const struct ring2_memory *m)
 {
     gdn_ctx_destroy(ctx);
     CHECK(m->n_live == 0, "%d blocks left", m->n_live);
@@ -127,8 +100,8 @@ static void creation(void)
 {
     for (int lent = 0; lent < 2; lent++)
         for (int n = 1; n <= 3; n++) {
-            struct memory m         = { .fail_at = n };
-            gdn_options   o         = hooked(&m, 3);
+            struct ring2_memory m         = { .fail_at = n };
+            gdn_options   o         = ring2_memory_options(&m, 3);
             gdn_ctx      *ctx       = NULL;
             char          text[100] = "";
             o.parallel_for          = lent ? in_order : NULL;
@@ -159,8 +132,8 @@ static void without_hooks(void)
 static void threads(void)
 {
     for (int n = 1; n <= 4; n++) {
-        struct memory m         = { 0 };
-        gdn_options   o         = hooked(&m, 4);
+        struct ring2_memory m         = { 0 };
+        gdn_options   o         = ring2_memory_options(&m, 4);
         gdn_ctx      *ctx       = NULL;
         char          text[100] = "";
         o.error_text            = text;
@@ -182,7 +155,7 @@ static void threads(void)
  * in the same context, as if nothing had been. False: there is no allocation n. */
 static bool fail_one(const struct ring2_replay *r, int n)
 {
-    struct memory m       = { 0 };
+    struct ring2_memory m       = { 0 };
     gdn_ctx      *ctx     = create(&m, 2);
     m.fail_at             = m.n_calls + n;
     ring2_replay_reset(r);
@@ -239,7 +212,7 @@ static gdn_status call_with(gdn_ctx *ctx, int B)
 /* A larger call after a smaller one: the buffer grows, and cannot. */
 static void growth(void)
 {
-    struct memory m   = { 0 };
+    struct ring2_memory m   = { 0 };
     gdn_ctx      *ctx = create(&m, 2);
     for (int B = 2; B <= 16; B++) {
         m.fail_at = m.n_calls + 1;
@@ -273,7 +246,7 @@ static void others(void)
     gdn_status (*const calls[])(gdn_ctx *) = { save_and_load, gdn_self_test };
     for (int i = 0; i < 2; i++)
         for (int n = 1, failed = 1; failed; n++) {
-            struct memory m         = { 0 };
+            struct ring2_memory m         = { 0 };
             gdn_ctx      *ctx       = create(&m, 2);
             m.fail_at               = m.n_calls + n;
             watched                 = true;

@@ -193,9 +193,7 @@ static void run_case(const int *level, int number)
     a.activation = level[SILU] ? GDN_ACT_SILU : GDN_ACT_NONE;
     a.batch      = &b.batch;
     if (number % 2) {
-        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_CONV1D, &a, &a.workspace_bytes),
-                     GDN_OK);
-        a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+        ring2_give_workspace(ctx, GDN_OP_CONV1D, &a);
     }
     check_call(ctx, &a);
 }

@@ -240,8 +240,7 @@ static gdn_tensor states(const int *level, int32_t dtype, int64_t B, int64_t D, 
 static void give_workspace(gdn_ctx *ctx, gdn_conv1d_backward_args *a)
 {
     const gdn_op op = GDN_OP_CONV1D_BACKWARD;
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, a, &a->workspace_bytes), GDN_OK);
-    a->workspace = ring2_alloc((a->workspace_bytes + 63) / 64 * 64, 64);
+    ring2_give_workspace(ctx, op, a);
 }
 
 static void give_gradients(gdn_conv1d_backward_args *a, const int *level, int64_t B, int64_t S)

@@ -8,6 +8,7 @@
 
 #include "ops/tensors.h"
 #include "ring2_device.h"
+#include "ring2_memory.h"
 #include "ring2_replay.h"
 
 /* Returns how many calls of an op are drawn: small ones have every feature now and then, large ones
@@ -191,30 +192,28 @@ static void other_modes(struct ring2_replay *r, int number)
 
 static void G12_float_environment(void) { for_each_call(true, other_modes); }
 
-/* The context of 3 threads that counts its allocations. */
+/* The context of 3 threads whose allocations are counted. */
 static struct {
-    gdn_ctx *ctx;
-    int      n;
+    gdn_ctx            *ctx;
+    struct ring2_memory memory;
 } counting;
 
 static void with_workspace(struct ring2_replay *r, int number)
 {
     (void)number;
-    size_t bytes = 0;
-    ring2_status(counting.ctx, "bytes",
-                 gdn_workspace_bytes(counting.ctx, r->op, &r->call, &bytes), GDN_OK);
-    void *const  memory = ring2_alloc((bytes + 63) / 64 * 64, 64);
-    const int    before = counting.n;
-    const size_t at     = gdn_op_shapes[r->op].bytes - 24; /* workspace, its bytes, stream */
-    memcpy(r->call.bytes + at, &memory, sizeof memory);
-    memcpy(r->call.bytes + at + sizeof memory, &bytes, sizeof bytes);
+    const int before = counting.memory.n_calls;
+    ring2_give_workspace(counting.ctx, r->op, &r->call);
     ring2_replay_run(r, counting.ctx, "with a workspace");
-    CHECK(counting.n == before, "op %d: %d allocations", (int)r->op, counting.n - before);
+    CHECK(counting.memory.n_calls == before, "op %d: %d allocations", (int)r->op,
+          counting.memory.n_calls - before);
 }
 
 static void G13_no_allocation(void)
 {
-    counting.ctx = ring2_counting_ctx(&counting.n);
+    gdn_options o   = ring2_memory_options(&counting.memory, 3);
+    o.backend       = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
+    ring2_status(NULL, "a context", gdn_ctx_create(&o, &counting.ctx), GDN_OK);
+    CHECK(counting.memory.n_calls > 0, "the hooks were not used");
     for_each_call(false, with_workspace);
     gdn_ctx_destroy(counting.ctx);
 }

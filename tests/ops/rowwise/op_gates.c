@@ -134,9 +134,7 @@ static void run_case(const int *level, int number)
         x.beta_kind = level[BETA];
     }
     if (number % 2) {
-        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_GATES, &x, &x.workspace_bytes),
-                     GDN_OK);
-        x.workspace = ring2_alloc((x.workspace_bytes + 63) / 64 * 64, 64);
+        ring2_give_workspace(ctx, GDN_OP_GATES, &x);
     }
     check_call(ctx, &x);
 }

@@ -31,8 +31,7 @@ static void give_workspace(struct call *c)
     gdn_l2norm_backward_args *a  = &c->args;
     const gdn_op              op = GDN_OP_L2NORM_BACKWARD;
     ring2_status(c->ctx, "gdn_supported", gdn_supported(c->ctx, op, a), GDN_OK);
-    ring2_status(c->ctx, "bytes", gdn_workspace_bytes(c->ctx, op, a, &a->workspace_bytes), GDN_OK);
-    a->workspace = ring2_alloc((a->workspace_bytes + 63) / 64 * 64, 64);
+    ring2_give_workspace(c->ctx, op, a);
 }
 
 static int norm_of(const gdn_l2norm_backward_args *a) { return a->norm ? a->norm : GDN_NORM_L2; }

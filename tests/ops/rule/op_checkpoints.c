@@ -202,8 +202,7 @@ static void check(gdn_rule_args *a, const struct shape *s, const struct left *l,
     const gdn_rule_args before = ring2_rule_clone(a);
     gdn_rule_args       without = ring2_rule_clone(a);
     a->checkpoints = pool(s, s->left, l->n + 2, 3, s->turned);
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, a, &a->workspace_bytes), GDN_OK);
-    a->workspace = ring2_alloc((a->workspace_bytes + 63) / 64 * 64, 64);
+    ring2_give_workspace(ctx, op, a);
     const gdn_batch plain = ring2_no_checkpoints(a->batch);
     without.batch         = &plain;
     run(ctx, &without, decode);

@@ -236,8 +236,7 @@ static void run_case(const int *level, int number)
     make_values(&c);
     ring2_status(ctx, "gdn_supported", gdn_supported(ctx, op, a), GDN_OK);
     if (number % 2) {
-        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, a, &a->workspace_bytes), GDN_OK);
-        a->workspace = ring2_alloc((a->workspace_bytes + 63) / 64 * 64, 64);
+        ring2_give_workspace(ctx, op, a);
     }
     ring2_gradients_check(ctx, a);
 }

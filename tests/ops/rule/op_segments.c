@@ -465,9 +465,7 @@ static void G13_workspace(void)
     gdn_ctx             *ctx       = ring2_hopper(64, 64);
     if (!ctx) return;
     gdn_rule_args a = packed(&shapes[0], 6, lengths);
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &a.workspace_bytes),
-                 GDN_OK);
-    a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+    ring2_give_workspace(ctx, GDN_OP_PREFILL, &a);
     ring2_rule_check(ctx, &a, false);
     expect_cut(ctx, true);
     a.workspace_bytes--;
@@ -487,9 +485,7 @@ static void G6_lengths_that_overlap(void)
         if (!ctx) return;
         gdn_rule_args a = packed(s, B, lengths);
         memcpy(a.batch->cu_seqlens.data, wrong, sizeof wrong);
-        ring2_status(ctx, "bytes",
-                     gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &a.workspace_bytes), GDN_OK);
-        a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+        ring2_give_workspace(ctx, GDN_OP_PREFILL, &a);
         ring2_call_begin();
         ring2_may_write(&a.out);
         ring2_may_write(&a.state);

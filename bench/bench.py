@@ -141,7 +141,7 @@ def table_of(path, name_of, cell_of):
     runs = [r for row in newest.values() for r in row.values()]
     columns = sorted({column for row in newest.values() for column in row})
     peer = {f", {r['peer']} {r['peer_commit']}" for r in runs if "peer" in r} or {""}
-    seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
+    seen = sorted({f"- {r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
     lines = [f"### {path.stem}", "", *[line + next(iter(peer)) for line in seen], ""]
     lines += ["| | " + " | ".join(column_of(runs, *column) for column in columns) + " |"]
     lines += ["|---" * (len(columns) + 1) + "|"]
@@ -219,7 +219,7 @@ def gpu_table_of(path):
             row[r["peer"]] = gpu_cell(r, "peer_"), r["commit"][:7]
             if "peer_refused" in r:
                 why[f"{r['peer']}: {r['peer_refused']}"] = True
-    seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}, {r['built_with']}"
+    seen = sorted({f"- {r['device']}, {r['isa']}, commit {r['commit']}, {r['built_with']}"
                    for r in runs})
     heads = ["", "ours", *(f"{peer} {version}" for peer, version in peers.items()), "commit"]
     lines = [f"### {path.stem}", "", *seen, "", f"| {' | '.join(heads)} |"]

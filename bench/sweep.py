@@ -88,7 +88,7 @@ def beside(name, by_gates):
 def section(path):
     """Part of README.md: numbers of the recipe's gates, tables by gates, and where time falls."""
     runs = [json.loads(text) for text in path.read_text().splitlines()]
-    seen = sorted({f"{r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
+    seen = sorted({f"- {r['device']}, {r['isa']}, commit {r['commit']}" for r in runs})
     lines = [f"### Sweep, {path.stem}", "", *seen, "", ABOUT, ""]
     found = []
     by_gates = {kind: curves(runs, kind) for kind in GATES}

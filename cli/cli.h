@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the commands of gdn share: exit codes, the one line of an error, options, contexts. */
+/* The shared parts of the commands: exit codes, the one line of an error, options, contexts. */
 #ifndef CLI_H
 #define CLI_H
 

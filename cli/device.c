@@ -14,7 +14,7 @@ enum {
     SCALE_THREADS = 512,
 };
 
-/* What is timed between two events. */
+/* The work that is timed between two events. */
 struct timed {
     gdn_ctx *ctx;
     gdn_status (*run)(struct timed *t);

@@ -11,7 +11,7 @@
 
 /* ---- JSON -------------------------------------------------------------------------------- */
 
-/* What computes. */
+/* Returns the name of the device that computes. */
 static const char *device_name(const gdn_ctx *ctx, char *text, size_t bytes)
 {
     return ctx->cuda ? ctx->cuda->name : measure_cpu(text, bytes);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What `gdn run` says about a file: lines for people, a JSON line, a file of outputs. */
+/* The output of `gdn run` about a file: lines for people, a JSON line, a file of outputs. */
 #ifndef REPORT_H
 #define REPORT_H
 

@@ -64,7 +64,7 @@ void table_print(struct table *t)
     memset(t, 0, sizeof *t);
 }
 
-/* Does stderr show a terminal that takes escape codes, and does its user want them? */
+/* Returns true if stderr is a terminal that takes escape codes, and its user wants them. */
 static bool has_escapes(void)
 {
     const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the command needs of the library beside gdn.h: contexts, loops, kernels, calls by number. */
+/* The parts of the library that the command uses beside gdn.h: contexts, loops, kernels, calls
+ * by number. */
 #ifndef GDN_INTERNAL_H
 #define GDN_INTERNAL_H
 

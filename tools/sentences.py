@@ -15,7 +15,7 @@ def markdown(text):
     """(line, paragraph) of the prose of a page."""
     text = re.sub(r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), text, flags=re.M | re.S)
     lines = text.split("\n")
-    yield from joined(lines, lambda line: not re.match(r"\||#|    |!\[|<", line), r"[-*] |\d+\. ")
+    yield from joined(lines, lambda line: not re.match(r" *\||#|    |!\[|<", line), r"[-*] |\d+\. ")
 
 
 def header(text):

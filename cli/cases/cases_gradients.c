@@ -47,7 +47,7 @@ static void load(double *to, const gdn_tensor *t, int64_t n, int64_t h)
         to[i] = oracle_load(t->data, t->dtype, i / D * t->stride[0] + h * D + i % D);
 }
 
-/* What a check has found so far: the worst of all. */
+/* The findings of a check so far: the worst of all. */
 struct verdict {
     struct comparison worst;
     double           *got;   /* of one head, scratch */

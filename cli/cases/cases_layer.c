@@ -254,12 +254,12 @@ static void convolve(const struct block_case *c, double *mixed, int64_t T)
     }
 }
 
-/* What the projections of the first tokens gave. */
+/* The projections of the first tokens. */
 struct projected {
     double *mixed, *z, *b, *a; /* [T] each */
 };
 
-/* Does a device take the rule token by token? It knows the mean length. */
+/* Returns true if a device computes the rule token by token. The mean length decides. */
 static bool takes_tokens(const struct block_case *c)
 {
     const struct case_batch *b = &c->tokens;
@@ -308,7 +308,7 @@ static void run_head(const struct block_case *c, const struct projected *p, int6
                              false, 1e-6, V);
 }
 
-/* Of x [T][hidden]. */
+/* Projects x [T][hidden]. */
 static bool project_rows(const struct block_case *c, const double *x, int64_t T,
                          struct projected *p)
 {

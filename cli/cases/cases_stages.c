@@ -8,7 +8,7 @@
 
 enum { C = 64 };
 
-/* What the calls of one case share: tensors between them. */
+/* The tensors that the calls of one case share. */
 struct chain {
     struct stages_case *s;
     struct rule_case   *c;

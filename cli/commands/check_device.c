@@ -68,7 +68,7 @@ static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, in
     if (!wanted(k, name)) return;
     const bool even = d->each || d->rows;
     int code = rule_case_make(&c, d, even ? (int64_t[]){ T, T, T } : lengths, 3);
-    /* What the device refuses, gdn.h says. */
+    /* The device may refuse what gdn.h says it refuses. */
     const bool refused = !code && gdn_supported(k->ctx, op, &c.args) == GDN_E_UNSUPPORTED;
     if (!code && !refused) code = rule_case_check(&c, k->ctx, op, &found);
     memory_free(&c.memory);
@@ -403,7 +403,7 @@ static void check_stages(struct check *k)
     }
 }
 
-/* Is ddt_bias the sum of dg, as it is where dg is that of a raw gate? */
+/* Checks that ddt_bias is the sum of dg, as for raw gates. */
 static int check_gate_sums(struct check *k, struct gradient_case *c, struct comparison *found)
 {
     gdn_prefill_backward_args a = c->args;

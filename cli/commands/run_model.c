@@ -175,7 +175,7 @@ static int run_phases(struct model *m)
 
 /* ---- Reporting --------------------------------------------------------------------------- */
 
-/* What a phase reached: flops of the rule; bytes of the states and the rest, per second. */
+/* The rate of a phase: flops of the rule; bytes of the states and the rest, per second. */
 static double flop_rate(const struct phase *p)
 {
     return 6.0 * DIM * DIM * HEADS * (double)p->tokens / p->seconds;

@@ -76,7 +76,7 @@ static int read_word(const char *option, const struct word *words, const char *t
     return cli_bad("%s: '%s', wanted %s", option, text, list);
 }
 
-/* What the command line says. */
+/* The options of the command line. */
 struct state_call {
     gdn_ctx      *ctx;
     struct memory memory;
@@ -503,7 +503,7 @@ static int diff(struct state_call *c, const char **files, int n)
 
 /* ---- The command --------------------------------------------------------------------------- */
 
-/* What an action takes of the options that are not for all. */
+/* The options of an action that are not for all. */
 enum { WRITES = 1, CONVERTS = 2, CUTS = 4, TELLS = 8 };
 
 static const struct action {

@@ -7,7 +7,7 @@
 
 #include "cli.h"
 
-/* What a file may call an argument of the library, for errors. */
+/* The names that files have for arguments of the library, for errors. */
 static const struct {
     const char *argument, *tensor;
 } aliases[] = {

@@ -40,7 +40,7 @@ struct reader {
     int64_t     bytes; /* of data */
 };
 
-/* Where a tensor's data lies, for the checks that look at all of them. */
+/* The place of a tensor's data, for checks of all of them. */
 struct span {
     const char *name;
     int64_t     begin, end;

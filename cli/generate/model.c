@@ -9,7 +9,7 @@
 
 /* ---- One tensor ------------------------------------------------------------------------------ */
 
-/* Where names are looked up: "model." or "model.language_model.", and a layer. */
+/* The prefix of names, "model." or "model.language_model.", and a layer. */
 struct place {
     struct model *m;
     const char   *prefix;

@@ -273,7 +273,7 @@ struct gdn_plan_pools gdn_plan_pools_of(const gdn_tensor *from, const gdn_tensor
 
 /* ---- Contents ------------------------------------------------------------------------------ */
 
-/* What the reading of one sequence needs beside the plan. */
+/* The inputs of reading one sequence, beside the plan. */
 struct reader {
     gdn_ctx                 *ctx;
     const gdn_batch         *batch;
@@ -311,7 +311,7 @@ static gdn_status check_entry(const struct reader *r, const char *name, int64_t 
                     (long long)b, (long long)t, (long long)found, (long long)low, (long long)high);
 }
 
-/* Where the tokens of sequence b are. */
+/* Reads the place of the tokens of sequence b. */
 static gdn_status read_range(const struct reader *r, int64_t b, struct gdn_seq *s)
 {
     const gdn_tensor *cu = &r->batch->cu_seqlens;
@@ -374,7 +374,7 @@ static gdn_status place_states(const struct reader *r, int64_t start, bool own, 
     return GDN_OK;
 }
 
-/* Which of its tokens count. */
+/* Reads which of its tokens count. */
 static gdn_status read_counts(const struct reader *r, struct gdn_seq *s)
 {
     const gdn_tensor *start = &r->batch->token_start, *count = &r->batch->token_count;

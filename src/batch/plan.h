@@ -57,7 +57,7 @@ gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *nam
 gdn_status gdn_plan_check(gdn_ctx *ctx, const struct gdn_tokens *tokens, const gdn_tensor *t,
                           const char *name, int n, const int64_t *trailing);
 
-/* What an op can do of all that a batch may ask for. */
+/* The features of a batch that an op takes. */
 enum {
     GDN_PLAN_EACH        = 1 << 0, /* GDN_WRITE_EACH */
     GDN_PLAN_TREE        = 1 << 1, /* parents */

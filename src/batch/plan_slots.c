@@ -7,7 +7,7 @@
 #include "core/ctx.h"
 #include "core/tensor_check.h"
 
-/* Which sequence writes a slot: open addressing, at most half full. */
+/* A table from slots to the sequences that write them: open addressing, at most half full. */
 struct entry {
     int64_t key; /* -1: free */
     int64_t row;

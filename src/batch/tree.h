@@ -31,7 +31,7 @@ size_t gdn_tree_bytes(const struct gdn_tokens *tokens);
 
 void   gdn_tree_order(const struct gdn_plan *plan, const struct gdn_tokens *tokens, void *memory);
 
-/* Where those of a sequence begin. */
+/* Returns where the tokens of a sequence begin. */
 static inline int64_t gdn_tree_at(const struct gdn_tokens *tokens, const struct gdn_seq *s)
 {
     return s->batch * tokens->T + s->first;

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the stages and summaries share: a list of tensors checked in one place, batches
- * without slots, and the numbering of chunks.
- */
+/* The shared parts of stages and summaries: batches without slots, and the numbering of chunks. */
 #ifndef GDN_STAGE_H
 #define GDN_STAGE_H
 
@@ -10,20 +7,6 @@
 #include "calls/rule.h"
 #include "core/backend.h"
 #include "core/ctx.h"
-
-/* One tensor of a call and what it must be. */
-struct gdn_stage_tensor {
-    const gdn_tensor *t;
-    const char       *name;
-    bool              needed;
-    bool              tokens; /* [tokens] comes before size */
-    int               n;      /* sizes; rows of two and more are dense where tokens lead */
-    int64_t           size[4]; /* -1: any */
-};
-
-/* Presence, form, dtype (a float) and shape; what is written is checked by gdn_check_written(). */
-gdn_status gdn_stage_check(gdn_ctx *ctx, const struct gdn_stage_tensor *list, int n,
-                           const struct gdn_tokens *tokens);
 
 /* gdn_plan_describe() for a batch that may have cu_seqlens and token_count alone; and, the second
  * one, token_start. */

@@ -33,12 +33,13 @@ struct gdn_conv_call {
     size_t                plan_bytes;
 };
 
-/* Checks weight and bias (either may have its own name in the op) and fills W, weight, bias.
- * conv->D is set already. */
+/* Checks the shape of the weights, [D][W] or [D][1][W], and fills W, weight and bias. conv->D is
+ * set already. */
 gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *weight_name,
-                            const gdn_tensor *bias, const char *bias_name, struct gdn_conv *conv);
+                            const gdn_tensor *bias, struct gdn_conv *conv);
 
-/* Checks a state tensor [P][D][S], S >= W - 1, and makes it a view; absent: data NULL. */
+/* Checks the shape of a state tensor, [P][D][S], S >= W - 1, and makes it a view; absent: data
+ * NULL. */
 gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
                                const struct gdn_conv *conv, struct gdn_conv_view *view);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which rows of a layer's weights make which columns; see layer.h. */
+/* The rows of a layer's weights that make its columns; see layer.h. */
 #include "calls/layer.h"
 
 /* Qwen3-Next keeps, per key head, the rows of its q, k, v, z together, and of its b, a. */

@@ -13,7 +13,8 @@ enum {
     GDN_BLOCK_PIECES = 512  /* most sequences of a window, empty ones included */
 };
 
-/* Where in a projected row: q from 0, k, v (together the channels of the convolution), z, b, a. */
+/* Columns of a projected row: q from 0, k, v (together the channels of the convolution), z, b,
+ * a. */
 struct gdn_block_columns {
     int64_t k, v, z, b, a, all;
 };
@@ -48,7 +49,7 @@ gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int3
 gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
                           const gdn_tensor *b, const char *b_name);
 
-/* Which rows of the weights make which columns. */
+/* The rows of the weights that make the columns. */
 int                gdn_block_n_segments(const struct gdn_block *block);
 struct gdn_segment gdn_block_segment(const struct gdn_block *block, int i);
 

@@ -34,7 +34,7 @@ struct gdn_weave {
     bool              weaves; /* from ordered to woven; else back */
 };
 
-/* What the steps of a call share. */
+/* The shared parts of a call's steps. */
 struct gdn_layer_run {
     gdn_ctx                 *ctx;
     struct gdn_plan         *plan;
@@ -68,7 +68,8 @@ struct gdn_layer_steps {
     gdn_status (*clear)(const struct gdn_layer_run *run, void *memory, size_t bytes);
 };
 
-/* What the backends' rows of gdn_block_backward do with their steps: ops/layer_backward.c. */
+/* The plan and the run of the backends' rows of gdn_block_backward, with their steps:
+ * ops/layer_backward.c. */
 gdn_status gdn_layer_backward_plan(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps);
 gdn_status gdn_layer_backward_run(gdn_ctx *ctx, void *call, void *memory);
 

@@ -7,7 +7,7 @@
 #include "calls/norm.h"
 #include "calls/rule.h"
 
-struct gdn_mixer {
+struct gdn_step_call {
     struct gdn_call   base;
     gdn_step_args     args;
     struct gdn_tokens tokens;
@@ -21,11 +21,11 @@ struct gdn_mixer {
 
 /* Rows of the convolution's output, [tokens][2 Hk K + Hv V], from a channel on; `head` channels to
  * a head. */
-struct gdn_rows gdn_mixer_rows(const struct gdn_mixer *m, char *memory, int64_t channel,
+struct gdn_rows gdn_step_call_rows(const struct gdn_step_call *m, char *memory, int64_t channel,
                                int64_t head);
-size_t          gdn_mixer_bytes(const struct gdn_mixer *m);
+size_t          gdn_step_call_bytes(const struct gdn_step_call *m);
 
 /* The rule reads its rows there. */
-void gdn_mixer_connect(const struct gdn_mixer *m, char *memory, struct gdn_rule *rule);
+void gdn_step_call_connect(const struct gdn_step_call *m, char *memory, struct gdn_rule *rule);
 
 #endif

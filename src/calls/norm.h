@@ -49,16 +49,11 @@ static inline void gdn_rmsnorm_backward_cut(struct gdn_rmsnorm_backward *call, i
 /* Rows [first, end). */
 void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end);
 
-/* What the norms and their gradients check alike: x, of which D follows; a tensor of the shape of
- * x, absent ones pass; eps; and the formula of an L2 norm. */
-gdn_status gdn_norm_check_rows(gdn_ctx *ctx, const gdn_tensor *x);
-gdn_status gdn_norm_check_like(gdn_ctx *ctx, const gdn_tensor *x, const gdn_tensor *t,
-                               const char *name);
+/* The checks of the norms and their gradients: the tensors, whose shape is that of x; eps; the
+ * formula of an L2 norm; the gate of a gated RMSNorm. */
+gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_tensor *x);
 gdn_status gdn_norm_check_eps(gdn_ctx *ctx, float eps);
 gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm);
-/* The gate of a gated RMSNorm; its weights [D] or their gradient, absent ones pass. */
 gdn_status gdn_norm_check_activation(gdn_ctx *ctx, int32_t activation);
-gdn_status gdn_norm_check_weight(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
-                                 unsigned dtypes, int64_t D);
 
 #endif

@@ -30,9 +30,9 @@ struct gdn_record_tensors {
     const gdn_tensor *k, *u, *g, *count;
 };
 
-/* All there, of the right form. A size of -1 fits any. */
-gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t, int64_t P, int64_t Hk,
-                           int64_t H, int64_t K, int64_t V, struct gdn_record *record);
+/* Checks that all are there, and that none has an element twice. Their shapes are checked. */
+gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
+                           struct gdn_record *record);
 
 /* The contents: no slot twice, counts not negative and at most R; if they append, so are they
  * with the sequence's tokens. memory: gdn_record_slots_bytes(). */
@@ -50,7 +50,7 @@ void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, in
 
 /* ---- Checked calls ------------------------------------------------------------------------- */
 
-/* What both ops have: a record and slots. */
+/* The part of both ops: a record and slots. */
 struct gdn_record_call {
     struct gdn_tokens tokens; /* one for each sequence: there are none, but plans have some */
     struct gdn_plan   plan;

@@ -38,7 +38,7 @@ struct gdn_rule {
     int n_groups, group_heads, n_strips, n_parts, part_strips;
 };
 
-/* Has a pool 8 bits? */
+/* Returns true if a pool has 8 bits. */
 static inline bool gdn_rule_has_scales(const struct gdn_rule *r)
 {
     return r->from.scales || r->to.scales || r->checkpoints.scales;
@@ -67,7 +67,7 @@ static inline bool gdn_forgets(float g) { return g < -104.0f; }
  * forgotten and may not be finite. */
 void gdn_forget_tokens(float *A, float *B, int a);
 
-/* Which heads: state head of member i of a group; the head of a tensor that a state head
+/* Return the state head of member i of a group; the head of a tensor that a state head
  * reads. */
 static inline int gdn_rule_head(const struct gdn_rule *r, int group, int i)
 {
@@ -91,8 +91,8 @@ struct gdn_rule_item {
 /* The items of a run and item i in their order, which begins with a sequence: the longest. */
 int64_t              gdn_rule_items(const struct gdn_rule *rule);
 struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first, int64_t i);
-/* What a token costs an item of so many strips, in columns of state: the grams of its group,
- * which each item makes for itself, are 16 more. */
+/* Returns the cost of a token for an item of so many strips, in columns of state: the grams of
+ * its group, which each item makes for itself, are 16 more. */
 int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips);
 
 /* 1 / the length of a row in the formula of `norm`. */
@@ -116,8 +116,8 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,
                          float *g, float *beta);
 
-/* Where a sequence's state of one head is read, and written after token t. The view of a place
- * that is nowhere is that of the pool it would be in. */
+/* Return the place where a sequence's state of one head is read, and written after token t. The
+ * view of a place that is nowhere is that of the pool it would be in. */
 struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head);
 struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t,
                              int head);

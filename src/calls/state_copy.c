@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the slots of gdn_state_copy must be; see state_copy.h. */
+/* The checks of the slots of gdn_state_copy; see state_copy.h. */
 #include "calls/state_copy.h"
 
 #include "core/tensor_check.h"

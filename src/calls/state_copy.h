@@ -39,12 +39,12 @@ struct gdn_state_call {
     struct gdn_state_move move;
 };
 
-/* What descriptors tell. The names in `m` are set. */
+/* Checks the descriptors. The names in `m` are set. */
 gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
                               struct gdn_state_move *m);
 /* Bytes of memory for gdn_state_check_slots(). */
 size_t gdn_state_bytes(const struct gdn_state_move *m);
-/* What the slots tell. */
+/* Checks the slots. */
 gdn_status gdn_state_check_slots(gdn_ctx *ctx, const struct gdn_state_move *m, void *memory);
 void       gdn_state_run(gdn_ctx *ctx, struct gdn_state_move *m);
 

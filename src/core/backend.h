@@ -10,7 +10,7 @@
 
 #include "gdn.h"
 
-/* What a backend decided about a call: memory for a struct of its own, of any type. */
+/* The decisions of a backend about a call: memory for a struct of its own, of any type. */
 enum { GDN_PLAN_ROOM = 4096 };
 struct gdn_plan_room {
     _Alignas(64) char bytes[GDN_PLAN_ROOM];
@@ -25,7 +25,7 @@ struct gdn_plan_room {
                         .workspace_bytes = (args)->workspace_bytes,                        \
                         .stream          = (args)->stream })
 
-/* What every checked call begins with. */
+/* The beginning of every checked call. */
 struct gdn_call {
     void                 *workspace, *stream; /* the caller's */
     size_t                workspace_bytes;    /* its bytes */

@@ -331,7 +331,7 @@ static gdn_status note(gdn_ctx *ctx, const char *line)
     return GDN_OK;
 }
 
-/* Is "op: name" what ran last? */
+/* Returns true if "op: name" is what ran last. */
 static bool is_noted(const gdn_ctx *ctx, const char *op, const char *name)
 {
     const size_t n = strlen(op);

@@ -197,7 +197,7 @@ static int64_t step_bytes(const gdn_tensor *t, int i)
     return step < 0 ? -step : step;
 }
 
-/* Where the view lies on a circle of `period` bytes: steps by whole rounds stay in place. */
+/* Finds the arc of the view on a circle of `period` bytes: steps by whole rounds stay in place. */
 static void find_arc(const gdn_tensor *t, int64_t period, int64_t *start, int64_t *length)
 {
     struct span span;

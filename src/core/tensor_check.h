@@ -11,7 +11,7 @@
  * data aligned to its element. Absent tensors pass. */
 gdn_status gdn_check_tensor(gdn_ctx *ctx, const gdn_tensor *t, const char *name);
 
-/* Which dtypes a tensor may have, as bits 1 << dtype. */
+/* Sets of dtypes, as bits 1 << dtype. */
 enum {
     GDN_FLOATS  = 1 << GDN_F32 | 1 << GDN_BF16 | 1 << GDN_F16,
     GDN_EIGHTS  = 1 << GDN_I8 | 1 << GDN_E4M3,

@@ -32,7 +32,7 @@ void gdn_pool_destroy(struct gdn_pool *pool);
 int  gdn_pool_threads(const struct gdn_pool *pool);
 void gdn_parallel_for(struct gdn_pool *pool, int64_t n_items, gdn_task *task, void *arg);
 
-/* What the lender did wrong since this was last asked; NULL: nothing that was noticed. */
+/* Returns what the lender did wrong since the last call; NULL: nothing that was noticed. */
 const char *gdn_pool_broken(struct gdn_pool *pool);
 
 #endif

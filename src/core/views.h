@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every backend's loops walk: rows of tokens, and pools of states. Device code includes
+/* Rows of tokens and pools of states, as the loops of every backend walk them. Device code includes
  * this too. */
 #ifndef GDN_VIEWS_H
 #define GDN_VIEWS_H
@@ -22,7 +22,7 @@ struct gdn_pool_view {
     bool    k_first; /* rows are k, columns v are dense; else rows are v, columns k dense */
     bool    streamed; /* what is written there nobody reads soon */
     int64_t slot, head, ld;
-    /* Of 8-bit states: [slot][head][V], and how what is written is rounded. */
+    /* The scales of 8-bit states, [slot][head][V], and how written states are rounded. */
     float   *scales;
     int64_t  scales_slot, scales_head;
     bool     random; /* GDN_ROUND_STOCHASTIC, from this seed */

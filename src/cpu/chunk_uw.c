@@ -58,7 +58,7 @@ struct run_arg {
     char                     *scratch;
 };
 
-/* What a block of tokens of one head works on. */
+/* The work of a block of tokens of one head. */
 struct block {
     const struct gdn_uw_call        *c;
     const struct gdn_kernels *kr;
@@ -130,7 +130,8 @@ static void solve_piece(const struct block *b, int strip_number, int from, int t
     }
 }
 
-/* What the block takes of those before: nothing of what is forgotten, were it NaN (G7). */
+/* Loads the block's part of earlier tokens: nothing of forgotten ones, even if they are NaN
+ * (G7). */
 static void load_cross(const struct block *b)
 {
     struct scratch *s         = b->s;

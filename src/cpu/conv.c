@@ -119,7 +119,7 @@ static void store_part(const struct gdn_kernels *kr, const float *src, ptrdiff_t
 
 /* ---- One sequence, one block of channels -------------------------------------------------- */
 
-/* Do tokens follow other tokens than those before them? Those of a path do not. */
+/* Returns true if tokens follow other tokens than those before them. Those of a path do not. */
 static bool is_tree(const struct gdn_conv *c)
 {
     return c->plan->batch.parents.data && !c->plan->batch.path.data;
@@ -190,8 +190,8 @@ static const float *input_row(const struct block *b, int64_t t, int first, int n
     return buffer;
 }
 
-/* Which input came n before that of token t, the t-th that is fed: back along its tree, its path
- * or the row. Below 0: before the sequence's tokens, the newest is -1. */
+/* Returns which input came n before that of token t, the t-th that is fed: back along its tree,
+ * its path or the row. Below 0: before the sequence's tokens, the newest is -1. */
 static int64_t earlier(const struct block *b, int64_t t, int64_t n)
 {
     const struct gdn_plan *plan = b->conv->plan;

@@ -126,7 +126,7 @@ static void convolve_back(struct block *b, int n)
                          b->weight[0], NULL, CHANNELS, b->conv->W, false, n, b->n);
 }
 
-/* What the final state's gradient adds to that of the input of token t, t < 0: of the state. */
+/* Adds the final state's gradient to that of the input of token t, t < 0: of the state. */
 static void add_final(const struct block *b, int64_t t, float *y)
 {
     const struct gdn_conv_view *v     = &b->conv->dstate_out;

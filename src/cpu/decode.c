@@ -288,7 +288,7 @@ static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const str
         kr->step_vk[GDN_F32](&step);
 }
 
-/* Do visits [i, end) of the window from t0 on change a state? */
+/* Returns true if visits [i, end) of the window from t0 on change a state. */
 static bool are_changing(const struct step_scratch *c, int64_t t0, int64_t i, int64_t end)
 {
     for (; i < end; i++)

@@ -30,7 +30,7 @@ static struct factors find_factors(const gdn_l2norm_backward_args *a, double xx,
     return (struct factors){ (float)scale, (float)(-(scale * xd) * (scale * slope)) };
 }
 
-/* What is in work of a row. */
+/* The part of a row in work. */
 struct piece {
     float x[GDN_PIECE], dout[GDN_PIECE];
 };

@@ -16,7 +16,7 @@
 
 /* ---- Memory -------------------------------------------------------------------------------- */
 
-/* What a run keeps in the workspace. */
+/* The workspace of a run. */
 struct buffers {
     struct gdn_seq     *pieces;
     struct gdn_segment *segments;

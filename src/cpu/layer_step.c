@@ -7,20 +7,20 @@
 #include "batch/tree.h"
 #include "calls/op_backends.h"
 
-/* What a run keeps in the workspace. */
+/* The workspace of a run. */
 struct buffers {
     char  *plan, *tree, *convolved, *threads;
     float *A, *dt;
 };
 
-static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b, char *memory)
+static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffers *b, char *memory)
 {
     const size_t rule   = gdn_rule_scratch(&m->rule, ctx->kr), conv = gdn_conv_scratch(&m->conv);
     const size_t thread = rule > conv ? rule : conv, gates = (size_t)m->rule.H * sizeof(float);
     const struct gdn_room rooms[] = {
         { &b->plan, gdn_plan_bytes(&m->plan, &m->tokens) },
         { &b->tree, m->rule.tree ? gdn_tree_bytes(&m->tokens) : 0 },
-        { &b->convolved, gdn_mixer_bytes(m) },
+        { &b->convolved, gdn_step_call_bytes(m) },
         { &b->A, gates },
         { &b->dt, gates },
         { &b->threads, thread * (size_t)gdn_pool_threads(ctx->pool) },
@@ -30,7 +30,7 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
-    struct gdn_mixer *m = call;
+    struct gdn_step_call *m = call;
     struct buffers    b;
     gdn_rule_cut(&m->rule, ctx->kr, gdn_pool_threads(ctx->pool));
     m->base.bytes = lay_out(ctx, m, &b, NULL);
@@ -41,13 +41,13 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 static void norm_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
-    const struct gdn_mixer *m = arg;
+    const struct gdn_step_call *m = arg;
     const struct gdn_seq   *s = &m->plan.seqs[item];
     const int64_t first = (s->batch * m->tokens.T + s->first) * m->rule.H;
     gdn_norm_rows(&m->norm, first, first + s->n_valid * m->rule.H);
 }
 
-static gdn_status note(gdn_ctx *ctx, const struct gdn_mixer *m)
+static gdn_status note(gdn_ctx *ctx, const struct gdn_step_call *m)
 {
     char text[sizeof ctx->kernel];
     snprintf(text, sizeof text, "conv %s%s", gdn_rule_loops(&m->rule),
@@ -57,7 +57,7 @@ static gdn_status note(gdn_ctx *ctx, const struct gdn_mixer *m)
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    struct gdn_mixer           *m     = call;
+    struct gdn_step_call           *m     = call;
     const gdn_step_args        *a     = &m->args;
     struct gdn_rule            *r = &m->rule;
     struct buffers              b;
@@ -69,11 +69,11 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
         r->visits = (const struct gdn_visit *)(const void *)b.tree;
     }
     gdn_rule_load_decay(b.A, b.dt, &a->A_log, &a->dt_bias, r->H, r->bound);
-    gdn_mixer_connect(m, b.convolved, r);
+    gdn_step_call_connect(m, b.convolved, r);
     r->A = b.A, r->dt = b.dt;
     r->plan = m->conv.plan = &m->plan;
     r->seqs = m->conv.seqs = m->plan.seqs;
-    m->conv.out            = gdn_mixer_rows(m, b.convolved, 0, 0);
+    m->conv.out            = gdn_step_call_rows(m, b.convolved, 0, 0);
     gdn_conv_run(ctx, &m->conv, b.threads);
     gdn_rule_run(ctx, r, b.threads);
     if (m->normed) gdn_parallel_for(ctx->pool, m->plan.B, norm_item, m);

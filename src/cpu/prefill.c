@@ -352,7 +352,7 @@ static void find_checkpoints(struct chunk *c, const struct gdn_rule *r, const st
         c->last++;
 }
 
-/* What is after the last of the chunk's n tokens. */
+/* Stores the states after the last of the chunk's n tokens. */
 static void leave_at_end(const struct chunk *c, const struct gdn_rule *r,
                          const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                          int64_t end)

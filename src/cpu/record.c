@@ -42,7 +42,8 @@ static void move_head(const struct gdn_record_rows *r, int64_t slot, int64_t to,
            (size_t)n * gdn_dtype_bytes(r->dtype));
 }
 
-/* What belongs to one state head of one sequence, and a key head with it. Rows only move up. */
+/* Commits the rows of one state head of one sequence, and of a key head with it. Rows only move
+ * up. */
 static void commit_item(void *arg, int64_t item, int thread)
 {
     (void)thread;

@@ -14,7 +14,7 @@
 #include "calls/norm.h"
 #include "calls/op_backends.h"
 
-/* What is in work of a row, from element `first` on. e: the gradient of x r. */
+/* The part of a row in work, from element `first` on. e: the gradient of x r. */
 struct piece {
     int64_t row, first;
     size_t  n;

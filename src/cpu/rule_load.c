@@ -135,7 +135,7 @@ struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, 
     return (struct gdn_place){ .view = view };
 }
 
-/* Do n tokens leave every bit of the state (G9)? */
+/* Returns true if n tokens leave every bit of the state (G9). */
 static bool are_idle(const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct gdn_seq *seq, int head, int64_t n)
 {

@@ -173,7 +173,7 @@ static gdn_status check_target(gdn_ctx *ctx, const gdn_blob_args *a, uint64_t ne
     return gdn_check_no_overlap(ctx, &blob, "blob", &a->position, "position", false);
 }
 
-/* What gdn_state_copy() would allow, but a blob does not. */
+/* Refuses what a blob does not allow, though gdn_state_copy() does. */
 static gdn_status check_contents(gdn_ctx *ctx, const gdn_blob_args *a, int64_t B)
 {
     const struct {
@@ -275,7 +275,7 @@ static gdn_status check_pools(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_b
                            (int64_t[]){ n, conv.size[1], -1 });
 }
 
-/* What is written overlaps nothing else. */
+/* Checks that the written tensors overlap nothing else. */
 static gdn_status check_written(gdn_ctx *ctx, const gdn_blob_args *a)
 {
     const gdn_tensor blob = gdn_blob_memory(a->blob, a->blob_bytes);

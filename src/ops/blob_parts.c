@@ -29,7 +29,7 @@ static int32_t state_heads(const struct gdn_blob_header *h)
     return h->n_query_heads > h->n_value_heads ? h->n_query_heads : h->n_value_heads;
 }
 
-/* Can this whole be cut into n parts? */
+/* Returns true if this whole can be cut into n parts. */
 static gdn_status check_cut(gdn_ctx *ctx, const struct gdn_blob_header *h, int32_t n)
 {
     const int32_t Hq = h->n_query_heads, Hk = h->n_key_heads, Hv = h->n_value_heads;

@@ -5,7 +5,7 @@
 #include "calls/chunk_stage.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
@@ -18,14 +18,12 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     if (a->chunk_size < 1)
         return gdn_fail(ctx, GDN_E_ARG, "chunk_size: %d, wanted 1 or more", (int)a->chunk_size);
     if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
+    TRY(gdn_check_present(ctx, GDN_OP_CHUNK_CUMSUM, a));
     TRY(gdn_plan_tokens(ctx, &a->g, "g", 1, false, &c->tokens));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     c->H = a->g.size[a->g.ndim - 1];
-    const struct gdn_stage_tensor list[] = {
-        { &a->g, "g", true, true, 1, { c->H } },
-        { &a->out, "out", true, true, 1, { c->H } },
-    };
-    TRY(gdn_stage_check(ctx, list, 2, &c->tokens));
+    const struct gdn_sizes s = { .H = c->H, .tokens = &c->tokens };
+    TRY(gdn_check_shapes(ctx, GDN_OP_CHUNK_CUMSUM, a, &s));
     TRY(gdn_check_written(ctx, GDN_OP_CHUNK_CUMSUM, a, &c->plan.batch));
     c->g     = gdn_rows_of(&a->g, &c->tokens);
     c->out   = gdn_rows_of(&a->out, &c->tokens);

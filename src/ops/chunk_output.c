@@ -6,38 +6,31 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_output_call *c)
 {
     const gdn_chunk_output_args *a = &c->args;
     struct gdn_rule             *r = &c->rule;
+    TRY(gdn_check_present(ctx, GDN_OP_CHUNK_OUTPUT, a));
     TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, false, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->u, "u", &r->V));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
-    if (!a->w.data) return gdn_fail(ctx, GDN_E_ARG, "w: absent");
-    TRY(gdn_check_tensor(ctx, &a->w, "w"));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->w, "w", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_stage_head_size(ctx, &a->w, "w", &r->K));
     const int64_t H = a->u.size[a->u.ndim - 2];
     if (H < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "u: %lld heads, wanted at least 1", (long long)H);
-    const bool    kv = a->state_layout == GDN_STATE_KV;
-    const int64_t x = kv ? r->K : r->V, y = kv ? r->V : r->K;
-    const struct gdn_stage_tensor list[] = {
-        { &a->q, "q", true, true, 2, { -1, r->K } },
-        { &a->k, "k", true, true, 2, { -1, r->K } },
-        { &a->u, "u", true, true, 2, { H, r->V } },
-        { &a->w, "w", true, true, 2, { H, r->K } },
-        { &a->g, "g", false, true, 1, { H } },
-        { &a->states, "states", true, false, 4, { -1, H, x, y } },
-        { &a->out, "out", true, true, 2, { H, r->V } },
-    };
-    TRY(gdn_stage_check(ctx, list, 7, &c->tokens));
-    TRY(gdn_check_written(ctx, GDN_OP_CHUNK_OUTPUT, a, &c->plan.batch));
     r->H = (int)H;
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->q, "q", 2, (int64_t[]){ -1, r->K }));
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, r->K }));
     TRY(gdn_stage_heads(ctx, &a->q, "q", H, &r->Hq));
-    return gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk);
+    TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
+    struct gdn_sizes s = { .H = H, .Hq = r->Hq, .Hk = r->Hk, .K = r->K, .V = r->V,
+                           .tokens = &c->tokens };
+    gdn_set_layout(&s, a->state_layout);
+    TRY(gdn_check_shapes(ctx, GDN_OP_CHUNK_OUTPUT, a, &s));
+    return gdn_check_written(ctx, GDN_OP_CHUNK_OUTPUT, a, &c->plan.batch);
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)

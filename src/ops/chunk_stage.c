@@ -4,29 +4,6 @@
 
 #include "core/tensor_check.h"
 
-static gdn_status check_one(gdn_ctx *ctx, const struct gdn_stage_tensor *x,
-                            const struct gdn_tokens *tokens)
-{
-    if (!x->t->data)
-        return x->needed ? gdn_fail(ctx, GDN_E_ARG, "%s: absent", x->name) : GDN_OK;
-    TRY(gdn_check_tensor(ctx, x->t, x->name));
-    TRY(gdn_check_dtype(ctx, x->t, x->name, GDN_FLOATS));
-    if (x->tokens) {
-        TRY(gdn_plan_check(ctx, tokens, x->t, x->name, x->n, x->size));
-        if (x->n > 1) TRY(gdn_check_dense(ctx, x->t, x->name));
-    } else {
-        TRY(gdn_check_shape(ctx, x->t, x->name, x->n, x->size));
-    }
-    return GDN_OK;
-}
-
-gdn_status gdn_stage_check(gdn_ctx *ctx, const struct gdn_stage_tensor *list, int n,
-                           const struct gdn_tokens *tokens)
-{
-    for (int i = 0; i < n; i++) TRY(check_one(ctx, &list[i], tokens));
-    return GDN_OK;
-}
-
 gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
                                  const struct gdn_tokens *tokens, struct gdn_plan *plan)
 {

@@ -4,7 +4,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 enum { U = GDN_UW_U, W = GDN_UW_W, T = GDN_UW_T };
 
@@ -14,6 +14,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
     struct gdn_rule         *r = &c->rule;
     const gdn_tensor *like = a->u.data ? &a->u : a->w.data ? &a->w : &a->T;
     const char       *name = a->u.data ? "u" : a->w.data ? "w" : "T";
+    TRY(gdn_check_present(ctx, GDN_OP_CHUNK_UW, a));
     TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, false, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->k, "k", &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
@@ -21,30 +22,21 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
     if (!a->v.data != !a->u.data)
         return gdn_fail(ctx, GDN_E_ARG, "%s: absent, but %s is given", a->v.data ? "u" : "v",
                         a->v.data ? "v" : "u");
-    TRY(gdn_check_tensor(ctx, like, name));
     TRY(gdn_plan_check(ctx, &c->tokens, like, name, 2, (int64_t[]){ -1, -1 }));
     if (a->v.data) {
-        TRY(gdn_check_tensor(ctx, &a->v, "v"));
         TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
         TRY(gdn_stage_head_size(ctx, &a->v, "v", &r->V));
     }
     const int64_t H = like->size[like->ndim - 2];
     if (H < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads, wanted at least 1", name, (long long)H);
-    const struct gdn_stage_tensor list[] = {
-        { &a->k, "k", true, true, 2, { -1, r->K } },
-        { &a->v, "v", false, true, 2, { -1, r->V } },
-        { &a->g, "g", false, true, 1, { H } },
-        { &a->beta, "beta", false, true, 1, { H } },
-        { &a->u, "u", false, true, 2, { H, r->V } },
-        { &a->w, "w", false, true, 2, { H, r->K } },
-        { &a->T, "T", false, true, 2, { H, c->C } },
-    };
-    TRY(gdn_stage_check(ctx, list, 7, &c->tokens));
-    TRY(gdn_check_written(ctx, GDN_OP_CHUNK_UW, a, &c->plan.batch));
     r->H = (int)H;
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
-    return a->v.data ? gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv) : GDN_OK;
+    if (a->v.data) TRY(gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv));
+    const struct gdn_sizes s = { .Hk = r->Hk, .Hv = r->Hv, .H = H, .K = r->K, .V = r->V, .C = c->C,
+                                 .tokens = &c->tokens };
+    TRY(gdn_check_shapes(ctx, GDN_OP_CHUNK_UW, a, &s));
+    return gdn_check_written(ctx, GDN_OP_CHUNK_UW, a, &c->plan.batch);
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)

@@ -6,17 +6,14 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
 gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *weight_name,
-                            const gdn_tensor *bias, const char *bias_name, struct gdn_conv *conv)
+                            const gdn_tensor *bias, struct gdn_conv *conv)
 {
     const int64_t D = conv->D, size[] = { D, -1, -1 };
-    if (!weight->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", weight_name);
-    TRY(gdn_check_tensor(ctx, weight, weight_name));
-    TRY(gdn_check_dtype(ctx, weight, weight_name, GDN_FLOATS));
     const int last = weight->ndim - 1;
     TRY(gdn_check_shape(ctx, weight, weight_name, last == 2 ? 3 : 2, size));
     if (last == 2 && weight->size[1] != 1)
@@ -35,9 +32,6 @@ gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *
                                            .length  = W };
     conv->bias   = (struct gdn_conv_view){ 0 };
     if (!bias->data) return GDN_OK;
-    TRY(gdn_check_tensor(ctx, bias, bias_name));
-    TRY(gdn_check_dtype(ctx, bias, bias_name, GDN_FLOATS));
-    TRY(gdn_check_shape(ctx, bias, bias_name, 1, size));
     conv->bias = (struct gdn_conv_view){
         .data = bias->data, .dtype = bias->dtype, .channel = bias->stride[0], .length = 1
     };
@@ -50,8 +44,6 @@ gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *na
     const int64_t size[] = { -1, conv->D, -1 };
     *view                = (struct gdn_conv_view){ 0 };
     if (!t->data) return GDN_OK;
-    TRY(gdn_check_tensor(ctx, t, name));
-    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
     TRY(gdn_check_shape(ctx, t, name, 3, size));
     if (t->size[2] < conv->W - 1)
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld entries per channel, wanted at least %d", name,
@@ -70,19 +62,14 @@ gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *na
 static gdn_status check_rows(gdn_ctx *ctx, struct gdn_conv_call *c)
 {
     const gdn_conv1d_args *a = &c->args;
+    TRY(gdn_check_present(ctx, GDN_OP_CONV1D, a));
     TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, false, &c->tokens));
-    TRY(gdn_check_dtype(ctx, &a->x, "x", GDN_FLOATS));
-    TRY(gdn_check_dense(ctx, &a->x, "x"));
     c->conv.D = a->x.size[a->x.ndim - 1];
-    if (!a->out.data) return GDN_OK;
-    TRY(gdn_check_tensor(ctx, &a->out, "out"));
-    TRY(gdn_check_dtype(ctx, &a->out, "out", 1u << a->x.dtype));
-    TRY(gdn_plan_check(ctx, &c->tokens, &a->out, "out", 1, &c->conv.D));
-    TRY(gdn_check_dense(ctx, &a->out, "out"));
-    return gdn_check_injective(ctx, &a->out, "out");
+    const struct gdn_sizes s = { .D = c->conv.D, .tokens = &c->tokens, .like = &a->x };
+    return gdn_check_shapes(ctx, GDN_OP_CONV1D, a, &s);
 }
 
-/* Where final states are written to, if anywhere. */
+/* Returns the pool of final states, which may be absent. */
 static const gdn_tensor *final_pool(const gdn_conv1d_args *a)
 {
     return a->state_out.data ? &a->state_out : &a->state;
@@ -136,7 +123,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
         return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 (none) or 1 (SiLU)",
                         (int)a->activation);
     TRY(check_rows(ctx, c));
-    TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, "bias", &c->conv));
+    TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, &c->conv));
     const unsigned takes = GDN_PLAN_EACH | GDN_PLAN_TREE | GDN_PLAN_PATH |
                            (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR);
     TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));

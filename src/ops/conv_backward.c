@@ -8,7 +8,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
 {
@@ -19,7 +19,6 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
     if (a->activation != GDN_ACT_NONE && a->activation != GDN_ACT_SILU)
         return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 (none) or 1 (SiLU)",
                         (int)a->activation);
-    if (!a->x.data) return gdn_fail(ctx, GDN_E_ARG, "x: absent");
     if (!a->dx.data && !a->dweight.data && !a->dbias.data && !a->dstate.data)
         return gdn_fail(ctx, GDN_E_ARG, "dx: absent, and every other gradient too, wanted one");
     return GDN_OK;
@@ -28,41 +27,11 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_conv_backward_call *c)
 {
     const gdn_conv1d_backward_args *a = &c->args;
-    const int64_t                   D = c->work.D, W = c->work.W, B = c->plan.B;
-    const int                       rank  = a->weight.ndim;
-    const int64_t                   taps[2] = { rank == 3 ? 1 : W, W };
-    const struct gdn_stage_tensor   list[] = {
-        { &a->x, "x", true, true, 1, { D } },
-        { &a->weight, "weight", true, false, rank, { D, taps[0], taps[1] } },
-        { &a->bias, "bias", false, false, 1, { D } },
-        { &a->state, "state", false, false, 3, { B, D, -1 } },
-        { &a->dout, "dout", true, true, 1, { D } },
-        { &a->dstate_out, "dstate_out", false, false, 3, { B, D, -1 } },
-        { &a->dx, "dx", false, true, 1, { D } },
-        { &a->dweight, "dweight", false, false, rank, { D, taps[0], taps[1] } },
-        { &a->dbias, "dbias", false, false, 1, { D } },
-        { &a->dstate, "dstate", false, false, 3, { B, D, -1 } },
-    };
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-        bool              is_f32;
-    } others[] = { { &a->x, "x", false },
-                   { &a->dout, "dout", false },
-                   { &a->dx, "dx", false },
-                   { &a->dweight, "dweight", true },
-                   { &a->dbias, "dbias", true },
-                   { &a->dstate, "dstate", true } };
-    TRY(gdn_stage_check(ctx, list, sizeof list / sizeof *list, &c->tokens));
-    TRY(gdn_check_written(ctx, GDN_OP_CONV1D_BACKWARD, a, &c->plan.batch));
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        if (!others[i].t->data) continue;
-        if (others[i].is_f32)
-            TRY(gdn_check_dtype(ctx, others[i].t, others[i].name, 1u << GDN_F32));
-        else
-            TRY(gdn_check_dense(ctx, others[i].t, others[i].name));
-    }
-    return GDN_OK;
+    const gdn_tensor               *w = &a->weight;
+    const struct gdn_sizes s = { .B = c->plan.B, .D = c->work.D, .tokens = &c->tokens };
+    TRY(gdn_check_shapes(ctx, GDN_OP_CONV1D_BACKWARD, a, &s));
+    TRY(gdn_check_shape(ctx, &a->dweight, "dweight", w->ndim, w->size));
+    return gdn_check_written(ctx, GDN_OP_CONV1D_BACKWARD, a, &c->plan.batch);
 }
 
 /* The states, all of one length. */
@@ -109,9 +78,10 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_conv1d_backward_args"));
     c->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
+    TRY(gdn_check_present(ctx, GDN_OP_CONV1D_BACKWARD, a));
     TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, false, &c->tokens));
     w->D = shape.D = a->x.size[a->x.ndim - 1];
-    TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, "bias", &shape));
+    TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, &shape));
     w->W = shape.W, w->weight = shape.weight, w->bias = shape.bias;
     TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan));
     TRY(check_tensors(ctx, c));

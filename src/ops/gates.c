@@ -6,34 +6,25 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
-/* An input and its output: both or neither, of one shape [...][H]. */
+/* An input and its output: both or neither. */
 static gdn_status check_pair(gdn_ctx *ctx, const gdn_tensor *in, const char *in_name,
                              const gdn_tensor *out, const char *out_name)
 {
-    if (!in->data != !out->data)
-        return gdn_fail(ctx, GDN_E_ARG, "%s: absent, but %s is given",
-                        in->data ? out_name : in_name, in->data ? in_name : out_name);
-    if (!in->data) return GDN_OK;
-    TRY(gdn_check_tensor(ctx, in, in_name));
-    TRY(gdn_check_tensor(ctx, out, out_name));
-    TRY(gdn_check_dtype(ctx, in, in_name, GDN_FLOATS));
-    TRY(gdn_check_dtype(ctx, out, out_name, GDN_FLOATS));
-    if (in->ndim < 2)
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: 1 dimension, wanted 2 to %d", in_name, GDN_MAX_DIMS);
-    TRY(gdn_check_shape(ctx, out, out_name, in->ndim, in->size));
-    TRY(gdn_check_dense(ctx, in, in_name));
-    TRY(gdn_check_dense(ctx, out, out_name));
-    return GDN_OK;
+    if (!in->data == !out->data) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "%s: absent, but %s is given", in->data ? out_name : in_name,
+                    in->data ? in_name : out_name);
 }
 
-gdn_status gdn_gates_check_vector(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
-                                  unsigned dtypes, int64_t H)
+gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_tensor *like,
+                                  const char *name)
 {
-    TRY(gdn_check_tensor(ctx, t, name));
-    TRY(gdn_check_dtype(ctx, t, name, dtypes));
-    return gdn_check_shape(ctx, t, name, 1, &H);
+    if (like->ndim < 2)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: 1 dimension, wanted 2 to %d", name, GDN_MAX_DIMS);
+    const struct gdn_sizes s = { .H = like->size[like->ndim - 1], .like = like };
+    TRY(gdn_check_shapes(ctx, op, args, &s));
+    return gdn_check_written(ctx, op, args, NULL);
 }
 
 gdn_status gdn_gates_check_formula(gdn_ctx *ctx, int32_t gate, int32_t beta_kind, float bound)
@@ -67,17 +58,14 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_fields(ctx, a));
     TRY(check_pair(ctx, &a->a, "a", &a->g, "g"));
     TRY(check_pair(ctx, &a->b, "b", &a->beta, "beta"));
-    if (a->a.data) TRY(gdn_check_shape(ctx, &a->b, "b", a->a.ndim, a->a.size));
-
+    if (a->a.data && !a->A_log.data) return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for a");
+    TRY(gdn_check_present(ctx, GDN_OP_GATES, a));
     const gdn_tensor *like = a->a.data ? &a->a : &a->b;
+    TRY(gdn_gates_check_shapes(ctx, GDN_OP_GATES, a, like, a->a.data ? "a" : "b"));
     s->H                   = like->size[like->ndim - 1];
     s->n_rows              = gdn_n_rows(like);
     s->rows_per_item       = gdn_rows_per_item(s->H);
-    if (a->a.data && !a->A_log.data) return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for a");
-    if (a->A_log.data) TRY(gdn_gates_check_vector(ctx, &a->A_log, "A_log", GDN_FLOATS, s->H));
-    if (a->dt_bias.data)
-        TRY(gdn_gates_check_vector(ctx, &a->dt_bias, "dt_bias", GDN_FLOATS, s->H));
-    return gdn_check_written(ctx, GDN_OP_GATES, a, NULL);
+    return GDN_OK;
 }
 
 GDN_OP_ENTRY(GATES, gates, gdn_gates_args, describe, struct gdn_gates_call)

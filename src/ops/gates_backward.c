@@ -3,7 +3,7 @@
 #include "calls/gates.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 static bool wants_a(const gdn_gates_backward_args *a)
 {
@@ -41,40 +41,6 @@ static gdn_status check_present(gdn_ctx *ctx, const gdn_gates_backward_args *a)
     return GDN_OK;
 }
 
-static gdn_status check_rows(gdn_ctx *ctx, const gdn_tensor *like, const gdn_tensor *t,
-                             const char *name)
-{
-    if (!t->data) return GDN_OK;
-    TRY(gdn_check_tensor(ctx, t, name));
-    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
-    if (t->ndim < 2)
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: 1 dimension, wanted 2 to %d", name, GDN_MAX_DIMS);
-    TRY(gdn_check_shape(ctx, t, name, like->ndim, like->size));
-    return gdn_check_dense(ctx, t, name);
-}
-
-static gdn_status check_vector(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned dtypes,
-                               int64_t H)
-{
-    return t->data ? gdn_gates_check_vector(ctx, t, name, dtypes, H) : GDN_OK;
-}
-
-static gdn_status check_tensors(gdn_ctx *ctx, const gdn_gates_backward_args *a,
-                                const gdn_tensor *like)
-{
-    const int64_t H = like->size[like->ndim - 1];
-    TRY(check_rows(ctx, like, &a->b, "b"));
-    TRY(check_rows(ctx, like, &a->dg, "dg"));
-    TRY(check_rows(ctx, like, &a->dbeta, "dbeta"));
-    TRY(check_rows(ctx, like, &a->da, "da"));
-    TRY(check_rows(ctx, like, &a->db, "db"));
-    TRY(check_vector(ctx, &a->A_log, "A_log", GDN_FLOATS, H));
-    TRY(check_vector(ctx, &a->dt_bias, "dt_bias", GDN_FLOATS, H));
-    TRY(check_vector(ctx, &a->dA_log, "dA_log", 1 << GDN_F32, H));
-    TRY(check_vector(ctx, &a->ddt_bias, "ddt_bias", 1 << GDN_F32, H));
-    return gdn_check_written(ctx, GDN_OP_GATES_BACKWARD, a, NULL);
-}
-
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_gates_backward_call         *s = call;
@@ -84,9 +50,9 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     s->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     TRY(check_present(ctx, a));
+    TRY(gdn_check_present(ctx, GDN_OP_GATES_BACKWARD, a));
     const gdn_tensor *like = a->a.data ? &a->a : &a->b;
-    TRY(check_rows(ctx, like, like, a->a.data ? "a" : "b"));
-    TRY(check_tensors(ctx, a, like));
+    TRY(gdn_gates_check_shapes(ctx, GDN_OP_GATES_BACKWARD, a, like, a->a.data ? "a" : "b"));
     s->H       = like->size[like->ndim - 1];
     s->n_rows  = gdn_n_rows(like);
     s->adds    = a->flags & GDN_ACCUMULATE;

@@ -3,7 +3,7 @@
 #include "calls/norm.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_l2norm_backward_args *a)
 {
@@ -14,16 +14,6 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_l2norm_backward_args *a)
     return gdn_norm_check_formula(ctx, a->norm);
 }
 
-static gdn_status check_tensors(gdn_ctx *ctx, const gdn_l2norm_backward_args *a)
-{
-    TRY(gdn_norm_check_rows(ctx, &a->x));
-    if (!a->dout.data) return gdn_fail(ctx, GDN_E_ARG, "dout: absent");
-    if (!a->dx.data) return gdn_fail(ctx, GDN_E_ARG, "dx: absent");
-    TRY(gdn_norm_check_like(ctx, &a->x, &a->dout, "dout"));
-    TRY(gdn_norm_check_like(ctx, &a->x, &a->dx, "dx"));
-    return gdn_check_written(ctx, GDN_OP_L2NORM_BACKWARD, a, NULL);
-}
-
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_l2norm_backward   *s = call;
@@ -32,7 +22,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_l2norm_backward_args"));
     s->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
-    TRY(check_tensors(ctx, a));
+    TRY(gdn_norm_check_tensors(ctx, GDN_OP_L2NORM_BACKWARD, a, &a->x));
     if (a->norm == GDN_NORM_NONE) a->norm = GDN_NORM_L2;
     if (a->eps == 0) a->eps = 1e-6f;
     s->D             = a->x.size[a->x.ndim - 1];

@@ -6,7 +6,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int32_t V)
 {
@@ -53,50 +53,39 @@ static gdn_status check_sizes(gdn_ctx *ctx, struct gdn_block_call *c)
     return GDN_OK;
 }
 
-struct wanted {
-    const gdn_tensor *t;
-    const char       *name;
-    int64_t           rows, columns; /* columns 0: a vector */
-    bool              needed;
-};
-
-static gdn_status check_weight(gdn_ctx *ctx, const struct wanted *w)
+/* The projections of one kind are there, those of the other are not. */
+static gdn_status check_projections(gdn_ctx *ctx, const struct gdn_block_call *c)
 {
-    const int64_t size[] = { w->rows, w->columns };
-    if (!w->t->data)
-        return w->needed ? gdn_fail(ctx, GDN_E_ARG, "%s: absent", w->name) : GDN_OK;
-    TRY(gdn_check_tensor(ctx, w->t, w->name));
-    TRY(gdn_check_dtype(ctx, w->t, w->name, GDN_FLOATS));
-    TRY(gdn_check_shape(ctx, w->t, w->name, w->columns ? 2 : 1, size));
-    return gdn_check_dense(ctx, w->t, w->name);
-}
-
-static gdn_status check_weights(gdn_ctx *ctx, const struct gdn_block_call *c)
-{
-    const gdn_block_args   *a     = &c->args;
-    const struct gdn_block *b     = &c->block;
-    const bool              fused = b->fused;
-    const int64_t           D = b->columns.z, VV = b->Hv * b->V, hidden = b->hidden;
-    const struct wanted   weights[] = {
-        { &a->in_proj_qkvz, "in_proj_qkvz", D + VV, hidden, fused },
-        { &a->in_proj_ba, "in_proj_ba", 2 * b->Hv, hidden, fused },
-        { &a->in_proj_qkv, "in_proj_qkv", D, hidden, !fused },
-        { &a->in_proj_z, "in_proj_z", VV, hidden, !fused },
-        { &a->in_proj_b, "in_proj_b", b->Hv, hidden, !fused },
-        { &a->in_proj_a, "in_proj_a", b->Hv, hidden, !fused },
-        { &a->A_log, "A_log", b->Hv, 0, true },
-        { &a->dt_bias, "dt_bias", b->Hv, 0, true },
-        { &a->norm_weight, "norm_weight", b->V, 0, true },
-        { &a->out_proj, "out_proj", hidden, VV, true },
-    };
-    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
-        const bool other = i < 2 ? !fused : i < 6 && fused;
-        if (other && weights[i].t->data)
+    const gdn_block_args *a     = &c->args;
+    const bool            fused = c->block.fused;
+    const struct {
+        const gdn_tensor *t;
+        const char       *name;
+        bool              wanted;
+    } all[] = { { &a->in_proj_qkvz, "in_proj_qkvz", fused },
+                { &a->in_proj_ba, "in_proj_ba", fused },
+                { &a->in_proj_qkv, "in_proj_qkv", !fused },
+                { &a->in_proj_z, "in_proj_z", !fused },
+                { &a->in_proj_b, "in_proj_b", !fused },
+                { &a->in_proj_a, "in_proj_a", !fused } };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (!all[i].wanted && all[i].t->data)
             return gdn_fail(ctx, GDN_E_ARG, "%s: given beside %s, wanted one kind of projections",
-                            weights[i].name, fused ? "in_proj_qkvz" : "in_proj_qkv");
-        TRY(check_weight(ctx, &weights[i]));
+                            all[i].name, fused ? "in_proj_qkvz" : "in_proj_qkv");
+        if (all[i].wanted && !all[i].t->data)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: absent", all[i].name);
     }
     return GDN_OK;
+}
+
+static gdn_status check_shapes(gdn_ctx *ctx, const struct gdn_block_call *c)
+{
+    const struct gdn_block *b = &c->block;
+    const int64_t           D = b->columns.z, VV = b->Hv * b->V;
+    const struct gdn_sizes  s = { .hidden = b->hidden, .qkvz = D + VV, .ba = 2 * b->Hv, .qkv = D,
+                                  .z = VV, .H = b->Hv, .V = b->V, .tokens = &c->tokens,
+                                  .like = &c->args.hidden };
+    return gdn_check_shapes(ctx, GDN_OP_BLOCK, &c->args, &s);
 }
 
 static gdn_status check_tokens(gdn_ctx *ctx, struct gdn_block_call *c)
@@ -104,17 +93,12 @@ static gdn_status check_tokens(gdn_ctx *ctx, struct gdn_block_call *c)
     const gdn_block_args *a = &c->args;
     TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, false, &c->tokens));
     TRY(gdn_check_dtype(ctx, &a->hidden, "hidden", GDN_FLOATS));
-    TRY(gdn_check_dense(ctx, &a->hidden, "hidden"));
     c->block.hidden = a->hidden.size[a->hidden.ndim - 1];
     if (c->block.hidden < 1 || c->block.hidden > 1 << 20)
         return gdn_fail(ctx, GDN_E_SHAPE, "hidden: %lld columns, wanted 1 to 2^20",
                         (long long)c->block.hidden);
-    if (!a->out.data) return gdn_fail(ctx, GDN_E_ARG, "out: absent");
-    TRY(gdn_check_tensor(ctx, &a->out, "out"));
-    TRY(gdn_check_dtype(ctx, &a->out, "out", 1u << a->hidden.dtype));
-    TRY(gdn_plan_check(ctx, &c->tokens, &a->out, "out", 1, &c->block.hidden));
-    TRY(gdn_check_dense(ctx, &a->out, "out"));
-    TRY(gdn_check_injective(ctx, &a->out, "out"));
+    TRY(check_projections(ctx, c));
+    TRY(check_shapes(ctx, c));
     const bool leaves = a->checkpoints.data || a->conv_checkpoints.data;
     return gdn_plan_describe(ctx, a->batch, &c->tokens,
                              leaves ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR, &c->plan);
@@ -128,7 +112,7 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
     struct gdn_rule      *r = &b->rule;
     struct gdn_conv      *v = &b->conv;
     v->D                    = b->columns.z;
-    TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, "conv_bias", v));
+    TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, v));
     TRY(gdn_conv_state_view(ctx, &a->conv_state, "conv_state", v, &v->from));
     TRY(gdn_conv_state_view(ctx, &a->conv_checkpoints, "conv_checkpoints", v, &v->checkpoints));
     if (v->from.data && v->checkpoints.data && v->from.length != v->checkpoints.length)
@@ -213,10 +197,8 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     c->base = GDN_CALL_OF(a);
     TRY(check_sizes(ctx, c));
     b->fused = a->in_proj_qkvz.data || a->in_proj_ba.data;
+    TRY(gdn_check_present(ctx, GDN_OP_BLOCK, a));
     TRY(check_tokens(ctx, c));
-    TRY(check_weights(ctx, c));
-    TRY(gdn_check_tensor(ctx, &a->state, "state"));
-    TRY(gdn_check_tensor(ctx, &a->checkpoints, "checkpoints"));
     TRY(describe_parts(ctx, c));
     TRY(check_states(ctx, c));
 

@@ -19,9 +19,9 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
-/* What a call keeps in the workspace, rows of all tokens. Of dtype, the gates and dx float32. */
+/* The workspace of a call, rows of all tokens. Of dtype, the gates and dx float32. */
 struct buffers {
     char  *plan;
     char  *x, *dout;            /* [N][hidden], zero where tokens do not count */
@@ -74,6 +74,7 @@ static gdn_status check_fields(gdn_ctx *ctx, struct layer_backward *c)
 static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
+    TRY(gdn_check_present(ctx, GDN_OP_BLOCK_BACKWARD, a));
     TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, false, &c->tokens));
     TRY(gdn_check_dtype(ctx, &a->hidden, "hidden", GDN_FLOATS));
     c->hidden = a->hidden.size[a->hidden.ndim - 1];
@@ -87,67 +88,45 @@ static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
     return gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan);
 }
 
-enum { N_TENSORS = 33, FIRST_GRADIENT = 18 }; /* of list_tensors() */
-
-/* The tensors of a call: inputs, then gradients. */
-static void list_tensors(const struct layer_backward *c, struct gdn_stage_tensor *list)
+/* Projections are of one kind, and so are their gradients; those of the kind are there. */
+static gdn_status check_kind(gdn_ctx *ctx, const struct layer_backward *c)
 {
-    const gdn_block_backward_args *a    = &c->args;
-    const bool                     kv   = a->state_layout == GDN_STATE_KV, fused = c->fused;
-    const int64_t                  B    = c->plan.B, H = c->Hv, D = c->D, K = c->K, V = c->V;
-    const int64_t                  h    = c->hidden, X = kv ? K : V, Y = kv ? V : K;
-    const int                      rank = a->conv_weight.ndim;
-    const struct gdn_stage_tensor  all[N_TENSORS] = {
-        { &a->in_proj_qkvz, "in_proj_qkvz", fused, false, 2, { c->qkvz, h } },
-        { &a->in_proj_ba, "in_proj_ba", fused, false, 2, { 2 * H, h } },
-        { &a->in_proj_qkv, "in_proj_qkv", !fused, false, 2, { D, h } },
-        { &a->in_proj_z, "in_proj_z", !fused, false, 2, { c->VV, h } },
-        { &a->in_proj_b, "in_proj_b", !fused, false, 2, { H, h } },
-        { &a->in_proj_a, "in_proj_a", !fused, false, 2, { H, h } },
-        { &a->out_proj, "out_proj", true, false, 2, { h, c->VV } },
-        { &a->conv_weight, "conv_weight", true, false, rank, { D, rank == 3 ? 1 : -1, -1 } },
-        { &a->conv_bias, "conv_bias", false, false, 1, { D } },
-        { &a->A_log, "A_log", true, false, 1, { H } },
-        { &a->dt_bias, "dt_bias", true, false, 1, { H } },
-        { &a->norm_weight, "norm_weight", true, false, 1, { V } },
-        { &a->hidden, "hidden", true, true, 1, { h } },
-        { &a->conv_state, "conv_state", false, false, 3, { B, D, -1 } },
-        { &a->state, "state", false, false, 4, { B, H, X, Y } },
-        { &a->dout, "dout", true, true, 1, { h } },
-        { &a->dconv_state_out, "dconv_state_out", false, false, 3, { B, D, -1 } },
-        { &a->dstate_out, "dstate_out", false, false, 4, { B, H, X, Y } },
-        { &a->din_proj_qkvz, "din_proj_qkvz", false, false, 2, { c->qkvz, h } },
-        { &a->din_proj_ba, "din_proj_ba", false, false, 2, { 2 * H, h } },
-        { &a->din_proj_qkv, "din_proj_qkv", false, false, 2, { D, h } },
-        { &a->din_proj_z, "din_proj_z", false, false, 2, { c->VV, h } },
-        { &a->din_proj_b, "din_proj_b", false, false, 2, { H, h } },
-        { &a->din_proj_a, "din_proj_a", false, false, 2, { H, h } },
-        { &a->dout_proj, "dout_proj", false, false, 2, { h, c->VV } },
-        { &a->dconv_weight, "dconv_weight", false, false, rank,
-          { D, a->conv_weight.size[1], a->conv_weight.size[2] } },
-        { &a->dconv_bias, "dconv_bias", false, false, 1, { D } },
-        { &a->dA_log, "dA_log", false, false, 1, { H } },
-        { &a->ddt_bias, "ddt_bias", false, false, 1, { H } },
-        { &a->dnorm_weight, "dnorm_weight", false, false, 1, { V } },
-        { &a->dhidden, "dhidden", false, true, 1, { h } },
-        { &a->dconv_state, "dconv_state", false, false, 3, { B, D, -1 } },
-        { &a->dstate, "dstate", false, false, 4, { B, H, X, Y } },
-    };
-    memcpy(list, all, sizeof all);
-}
-
-/* Projections are of one kind, and so are their gradients. */
-static gdn_status check_kind(gdn_ctx *ctx, const struct layer_backward *c,
-                             const struct gdn_stage_tensor *list)
-{
-    static const int first[] = { 0, FIRST_GRADIENT };
-    for (int i = 0; i < 12; i++) {
-        const struct gdn_stage_tensor *t = &list[first[i / 6] + i % 6];
-        if (t->t->data && (i % 6 < 2) != c->fused)
+    const gdn_block_backward_args *a = &c->args;
+    const struct {
+        const gdn_tensor *t, *gradient;
+        const char       *name, *gradient_name;
+        bool              fused;
+    } all[] = { { &a->in_proj_qkvz, &a->din_proj_qkvz, "in_proj_qkvz", "din_proj_qkvz", true },
+                { &a->in_proj_ba, &a->din_proj_ba, "in_proj_ba", "din_proj_ba", true },
+                { &a->in_proj_qkv, &a->din_proj_qkv, "in_proj_qkv", "din_proj_qkv", false },
+                { &a->in_proj_z, &a->din_proj_z, "in_proj_z", "din_proj_z", false },
+                { &a->in_proj_b, &a->din_proj_b, "in_proj_b", "din_proj_b", false },
+                { &a->in_proj_a, &a->din_proj_a, "in_proj_a", "din_proj_a", false } };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const bool is_given = all[i].t->data != NULL, wanted = all[i].fused == c->fused;
+        if (!wanted && (is_given || all[i].gradient->data))
             return gdn_fail(ctx, GDN_E_ARG, "%s: given beside %s, wanted one kind of projections",
-                            t->name, c->fused ? "in_proj_qkvz" : "in_proj_qkv");
+                            is_given ? all[i].name : all[i].gradient_name,
+                            c->fused ? "in_proj_qkvz" : "in_proj_qkv");
+        if (wanted && !is_given) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", all[i].name);
     }
     return GDN_OK;
+}
+
+static gdn_status check_shapes(gdn_ctx *ctx, const struct layer_backward *c)
+{
+    struct gdn_sizes s = { .B = c->plan.B, .H = c->Hv, .K = c->K, .V = c->V, .hidden = c->hidden,
+                           .qkvz = c->qkvz, .ba = 2 * c->Hv, .qkv = c->D, .z = c->VV,
+                           .tokens = &c->tokens, .like = &c->args.hidden };
+    gdn_set_layout(&s, c->args.state_layout);
+    return gdn_check_shapes(ctx, GDN_OP_BLOCK_BACKWARD, &c->args, &s);
+}
+
+static bool has_gradient(const gdn_block_backward_args *a)
+{
+    for (const gdn_tensor *t = &a->dhidden; t <= &a->dstate; t++)
+        if (t->data) return true;
+    return false;
 }
 
 /* States and their gradients: those of the convolution have one length. */
@@ -179,29 +158,18 @@ static gdn_status check_states(gdn_ctx *ctx, const struct layer_backward *c,
 
 static gdn_status check_tensors(gdn_ctx *ctx, struct layer_backward *c)
 {
-    const unsigned          f32 = 1u << GDN_F32, both = f32 | 1u << c->args.hidden.dtype;
-    struct gdn_stage_tensor list[N_TENSORS];
-    struct gdn_conv         conv = { .D = c->D };
-    bool                    any  = false;
-    list_tensors(c, list);
-    TRY(check_kind(ctx, c, list));
-    TRY(gdn_conv_weights(ctx, &c->args.conv_weight, "conv_weight", &c->args.conv_bias, "conv_bias",
-                         &conv));
-    TRY(gdn_stage_check(ctx, list, N_TENSORS, &c->tokens));
+    const gdn_block_backward_args *a    = &c->args;
+    struct gdn_conv                conv = { .D = c->D };
+    TRY(check_kind(ctx, c));
+    TRY(check_shapes(ctx, c));
+    TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, &conv));
+    TRY(gdn_check_shape(ctx, &a->dconv_weight, "dconv_weight", a->conv_weight.ndim,
+                        a->conv_weight.size));
     TRY(check_states(ctx, c, &conv));
-    for (int i = 0; i < N_TENSORS; i++) {
-        const struct gdn_stage_tensor *x = &list[i];
-        if (!x->t->data) continue;
-        const bool is_rows = x->tokens || (x->n == 2 && x->t->ndim == 2 && i != 7 && i != 25);
-        if (is_rows) TRY(gdn_check_dense(ctx, x->t, x->name));
-        if (i >= FIRST_GRADIENT || x->t == &c->args.dout)
-            TRY(gdn_check_dtype(ctx, x->t, x->name, x->tokens ? both : f32));
-        any |= i >= FIRST_GRADIENT;
-    }
-    if (!any)
+    if (!has_gradient(a))
         return gdn_fail(ctx, GDN_E_ARG,
                         "dhidden: absent, and every other gradient too, wanted one");
-    return gdn_check_written(ctx, GDN_OP_BLOCK_BACKWARD, &c->args, &c->plan.batch);
+    return gdn_check_written(ctx, GDN_OP_BLOCK_BACKWARD, a, &c->plan.batch);
 }
 
 /* ---- Memory -------------------------------------------------------------------------------- */
@@ -443,7 +411,7 @@ static struct gdn_matrix turned(struct gdn_matrix m)
     return m;
 }
 
-/* What a projection makes, before it is in the order of heads. */
+/* The rows of a projection, before they are in the order of heads. */
 static struct gdn_matrix projected(const struct layer_backward *c, const struct projection *p)
 {
     if (p->of_gates)
@@ -523,7 +491,7 @@ static gdn_status run_output(const struct layer_backward *c)
     return multiply(c, matrix_of(dw), turned(dout), turned(n), sum, c->adds);
 }
 
-/* Where the ops add to what is there, their gradients within the layer begin with zero. */
+/* Zeroes the gradients within the layer, if the ops add to them. */
 static gdn_status clear(const struct layer_backward *c)
 {
     const size_t N = (size_t)c->N, unit = gdn_dtype_bytes(c->dtype);

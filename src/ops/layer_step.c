@@ -13,7 +13,7 @@
 #include "calls/layer.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
@@ -55,70 +55,27 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_step_args *a)
     return GDN_OK;
 }
 
-/* A tensor of the tokens: absent ones pass unless needed. */
-struct wanted {
-    const gdn_tensor *t;
-    const char       *name;
-    bool              needed;
-    unsigned          dtypes;
-    int               n; /* dimensions of a token */
-    int64_t           size[2];
-};
-
-static gdn_status check_tokens(gdn_ctx *ctx, struct gdn_mixer *m)
+static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
 {
-    const gdn_step_args *a  = &m->args;
-    const int64_t        Hv = a->n_value_heads, V = a->value_head_dim, D = m->conv.D;
+    const gdn_step_args *a = &m->args;
+    TRY(gdn_check_present(ctx, GDN_OP_STEP, a));
     TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, true, &m->tokens));
-    TRY(gdn_check_dtype(ctx, &a->x, "x", GDN_FLOATS));
     if (m->tokens.N > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "x: %lld tokens, at most 2^31 - 1",
                         (long long)m->tokens.N);
-    const unsigned      same = 1u << a->x.dtype, gate = same | 1u << GDN_F32;
-    const struct wanted tensors[] = { { &a->x, "x", true, same, 1, { D } },
-                                      { &a->a, "a", true, gate, 1, { Hv } },
-                                      { &a->b, "b", true, gate, 1, { Hv } },
-                                      { &a->z, "z", false, same, 2, { Hv, V } },
-                                      { &a->out, "out", false, same, 2, { Hv, V } } };
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
-        const struct wanted *w = &tensors[i];
-        if (!w->t->data && w->needed) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", w->name);
-        if (!w->t->data) continue;
-        TRY(gdn_check_tensor(ctx, w->t, w->name));
-        TRY(gdn_check_dtype(ctx, w->t, w->name, w->dtypes));
-        TRY(gdn_plan_check(ctx, &m->tokens, w->t, w->name, w->n, w->size));
-        if (w->dtypes == same) TRY(gdn_check_dense(ctx, w->t, w->name));
-    }
+    TRY(gdn_check_dtype(ctx, &a->x, "x", GDN_FLOATS));
+    const struct gdn_sizes s = { .D = m->conv.D, .H = a->n_value_heads, .V = a->value_head_dim,
+                                 .tokens = &m->tokens, .like = &a->x };
+    TRY(gdn_check_shapes(ctx, GDN_OP_STEP, a, &s));
     return gdn_plan_describe(ctx, a->batch, &m->tokens, GDN_PLAN_EACH | GDN_PLAN_TREE, &m->plan);
 }
 
-static gdn_status check_vectors(gdn_ctx *ctx, const gdn_step_args *a)
-{
-    const int64_t Hv = a->n_value_heads, V = a->value_head_dim;
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-        int64_t           size;
-    } vectors[] = { { &a->A_log, "A_log", Hv },
-                    { &a->dt_bias, "dt_bias", Hv },
-                    { &a->norm_weight, "norm_weight", V } };
-    if (!a->A_log.data) return gdn_fail(ctx, GDN_E_ARG, "A_log: absent");
-    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
-        if (!vectors[i].t->data) continue;
-        TRY(gdn_check_tensor(ctx, vectors[i].t, vectors[i].name));
-        TRY(gdn_check_dtype(ctx, vectors[i].t, vectors[i].name, GDN_FLOATS));
-        TRY(gdn_check_shape(ctx, vectors[i].t, vectors[i].name, 1, &vectors[i].size));
-    }
-    return GDN_OK;
-}
-
-static gdn_status check_states(gdn_ctx *ctx, struct gdn_mixer *m)
+static gdn_status check_states(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args    *a      = &m->args;
     const bool              writes = m->plan.batch.write != GDN_WRITE_NONE;
     const struct gdn_scaled state  = { &a->state, &a->state_scales, "state", "state_scales" };
     struct gdn_rule        *r      = &m->rule;
-    TRY(gdn_check_tensor(ctx, &a->state, "state"));
     TRY(gdn_conv_state_view(ctx, &a->conv_state, "conv_state", &m->conv, &m->conv.from));
     TRY(gdn_scaled_view(ctx, &state, a->state_layout, r->H, r->K, r->V, &r->from));
     TRY(gdn_check_tree(ctx, &m->plan.batch, r->exact, a->state.dtype));
@@ -134,7 +91,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_mixer *m)
 }
 
 /* The rule's sizes and formulas; its rows but those of the convolution. */
-static void describe_rule(struct gdn_mixer *m)
+static void describe_rule(struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
     struct gdn_rule     *r = &m->rule;
@@ -161,7 +118,7 @@ static struct gdn_plan_pools pools_of(const gdn_step_args *a)
     return gdn_plan_pools_of(pool, pool, &(gdn_tensor){ 0 });
 }
 
-static void describe_norm(gdn_ctx *ctx, struct gdn_mixer *m)
+static void describe_norm(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
     m->normed              = a->out.data && (a->z.data || a->norm_weight.data);
@@ -174,18 +131,16 @@ static void describe_norm(gdn_ctx *ctx, struct gdn_mixer *m)
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_mixer *m    = call;
-    *m                     = (struct gdn_mixer){ 0 };
+    struct gdn_step_call *m    = call;
+    *m                     = (struct gdn_step_call){ 0 };
     const gdn_step_args *a = &m->args;
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_step_args"));
     m->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     m->conv.D = 2 * (int64_t)a->n_key_heads * a->key_head_dim +
                 (int64_t)a->n_value_heads * a->value_head_dim;
-    TRY(check_tokens(ctx, m));
-    TRY(check_vectors(ctx, a));
-    TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, "conv_bias",
-                         &m->conv));
+    TRY(check_tensors(ctx, m));
+    TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, &m->conv));
     m->conv.x      = gdn_rows_of(&a->x, &m->tokens);
     m->conv.silu   = true;
     m->conv.n_seqs = m->plan.B;
@@ -196,4 +151,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(STEP, step, gdn_step_args, describe, struct gdn_mixer)
+GDN_OP_ENTRY(STEP, step, gdn_step_args, describe, struct gdn_step_call)

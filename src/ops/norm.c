@@ -6,31 +6,21 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 enum { MAX_D = 65536 };
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
-gdn_status gdn_norm_check_rows(gdn_ctx *ctx, const gdn_tensor *x)
+gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_tensor *x)
 {
-    if (!x->data) return gdn_fail(ctx, GDN_E_ARG, "x: absent");
-    TRY(gdn_norm_check_like(ctx, x, x, "x"));
-    const int64_t D = x->size[x->ndim - 1];
-    if (D < 1 || D > MAX_D)
-        return gdn_fail(ctx, D < 1 ? GDN_E_SHAPE : GDN_E_UNSUPPORTED,
-                        "x: rows of %lld, wanted 1 to %d", (long long)D, MAX_D);
-    return GDN_OK;
-}
-
-gdn_status gdn_norm_check_like(gdn_ctx *ctx, const gdn_tensor *x, const gdn_tensor *t,
-                               const char *name)
-{
-    if (!t->data) return GDN_OK;
-    TRY(gdn_check_tensor(ctx, t, name));
-    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
-    TRY(gdn_check_shape(ctx, t, name, x->ndim, x->size));
-    return gdn_check_dense(ctx, t, name);
+    TRY(gdn_check_present(ctx, op, args));
+    const struct gdn_sizes s = { .D = x->size[x->ndim - 1], .like = x };
+    if (s.D < 1 || s.D > MAX_D)
+        return gdn_fail(ctx, s.D < 1 ? GDN_E_SHAPE : GDN_E_UNSUPPORTED,
+                        "x: rows of %lld, wanted 1 to %d", (long long)s.D, MAX_D);
+    TRY(gdn_check_shapes(ctx, op, args, &s));
+    return gdn_check_written(ctx, op, args, NULL);
 }
 
 gdn_status gdn_norm_check_eps(gdn_ctx *ctx, float eps)
@@ -54,25 +44,11 @@ gdn_status gdn_norm_check_activation(gdn_ctx *ctx, int32_t activation)
     return GDN_OK;
 }
 
-gdn_status gdn_norm_check_weight(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
-                                 unsigned dtypes, int64_t D)
+static void count_rows(struct gdn_norm_job *s)
 {
-    if (!t->data) return GDN_OK;
-    TRY(gdn_check_tensor(ctx, t, name));
-    TRY(gdn_check_dtype(ctx, t, name, dtypes));
-    return gdn_check_shape(ctx, t, name, 1, &D);
-}
-
-static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_norm_job *s)
-{
-    TRY(gdn_norm_check_rows(ctx, &s->x));
-    if (!s->out.data) return gdn_fail(ctx, GDN_E_ARG, "out: absent");
-    TRY(gdn_norm_check_like(ctx, &s->x, &s->z, "z"));
-    TRY(gdn_norm_check_like(ctx, &s->x, &s->out, "out"));
     s->D             = s->x.size[s->x.ndim - 1];
     s->n_rows        = gdn_n_rows(&s->x);
     s->rows_per_item = gdn_rows_per_item(s->D);
-    return gdn_norm_check_weight(ctx, &s->weight, "weight", GDN_FLOATS, s->D);
 }
 
 static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, float eps)
@@ -95,8 +71,9 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
     *s = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
     s->formula = a->norm == GDN_NORM_NONE ? GDN_NORM_L2 : a->norm;
     s->eps     = a->eps > 0 ? a->eps : 1e-6f;
-    TRY(check_tensors(ctx, s));
-    return gdn_check_written(ctx, GDN_OP_L2NORM, a, NULL);
+    TRY(gdn_norm_check_tensors(ctx, GDN_OP_L2NORM, a, &a->x));
+    count_rows(s);
+    return GDN_OK;
 }
 
 GDN_OP_ENTRY(L2NORM, l2norm, gdn_l2norm_args, describe_l2norm, struct gdn_norm_call)
@@ -118,8 +95,9 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
     s->formula = GDN_NORM_NONE;
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;
     s->eps     = a->eps > 0 ? a->eps : 1e-6f;
-    TRY(check_tensors(ctx, s));
-    return gdn_check_written(ctx, GDN_OP_RMSNORM_GATED, a, NULL);
+    TRY(gdn_norm_check_tensors(ctx, GDN_OP_RMSNORM_GATED, a, &a->x));
+    count_rows(s);
+    return GDN_OK;
 }
 
 GDN_OP_ENTRY(RMSNORM_GATED, rmsnorm_gated, gdn_rmsnorm_gated_args, describe_rmsnorm,

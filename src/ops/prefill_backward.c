@@ -8,7 +8,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 static gdn_status check_numbers(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
 {
@@ -29,7 +29,7 @@ static gdn_status check_numbers(gdn_ctx *ctx, const gdn_prefill_backward_args *a
     return GDN_OK;
 }
 
-/* What must be there with what. */
+/* Checks which tensors are given together. */
 static gdn_status check_presence(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
 {
     const bool raw = a->gate == GDN_GATE_RAW;
@@ -58,20 +58,11 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
 {
     const gdn_prefill_backward_args *a = &c->args;
     struct gdn_rule                 *r = &c->work.rule;
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-    } rows[] = { { &a->q, "q" }, { &a->k, "k" }, { &a->v, "v" } };
-    for (int i = 0; i < 3; i++) {
-        if (!rows[i].t->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", rows[i].name);
-        TRY(gdn_check_tensor(ctx, rows[i].t, rows[i].name));
-        TRY(gdn_check_dtype(ctx, rows[i].t, rows[i].name,
-                            i ? 1u << a->q.dtype : (unsigned)GDN_FLOATS));
-    }
+    TRY(gdn_check_present(ctx, GDN_OP_PREFILL_BACKWARD, a));
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, false, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->q, "q", &r->K));
-    for (int i = 1; i < 3; i++)
-        TRY(gdn_plan_check(ctx, &c->tokens, rows[i].t, rows[i].name, 2, (int64_t[]){ -1, -1 }));
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, -1 }));
+    TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_stage_head_size(ctx, &a->v, "v", &r->V));
     TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan));
     const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
@@ -82,37 +73,11 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     TRY(gdn_stage_heads(ctx, &a->q, "q", H, &r->Hq));
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
     TRY(gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv));
-    const bool    kv = a->state_layout == GDN_STATE_KV;
-    const int64_t B = c->plan.B, X = kv ? K : V, Y = kv ? V : K;
-    const struct gdn_stage_tensor list[] = {
-        { &a->q, "q", true, true, 2, { Hq, K } },
-        { &a->k, "k", true, true, 2, { Hk, K } },
-        { &a->v, "v", true, true, 2, { Hv, V } },
-        { &a->g, "g", false, true, 1, { H } },
-        { &a->beta, "beta", false, true, 1, { H } },
-        { &a->A_log, "A_log", false, false, 1, { H } },
-        { &a->dt_bias, "dt_bias", false, false, 1, { H } },
-        { &a->state, "state", false, false, 4, { B, H, X, Y } },
-        { &a->dout, "dout", true, true, 2, { H, V } },
-        { &a->dstate_out, "dstate_out", false, false, 4, { B, H, X, Y } },
-        { &a->dq, "dq", false, true, 2, { Hq, K } },
-        { &a->dk, "dk", false, true, 2, { Hk, K } },
-        { &a->dv, "dv", false, true, 2, { Hv, V } },
-        { &a->dg, "dg", false, true, 1, { H } },
-        { &a->dbeta, "dbeta", false, true, 1, { H } },
-        { &a->dA_log, "dA_log", false, false, 1, { H } },
-        { &a->ddt_bias, "ddt_bias", false, false, 1, { H } },
-        { &a->dstate, "dstate", false, false, 4, { B, H, X, Y } },
-    };
-    const int n = sizeof list / sizeof *list;
-    TRY(gdn_stage_check(ctx, list, n, &c->tokens));
+    struct gdn_sizes s = { .B = c->plan.B, .H = H, .Hq = Hq, .Hk = Hk, .Hv = Hv, .K = K, .V = V,
+                           .tokens = &c->tokens, .like = &a->q };
+    gdn_set_layout(&s, a->state_layout);
+    TRY(gdn_check_shapes(ctx, GDN_OP_PREFILL_BACKWARD, a, &s));
     TRY(gdn_check_written(ctx, GDN_OP_PREFILL_BACKWARD, a, &c->plan.batch));
-    const unsigned f32 = 1u << GDN_F32, both = f32 | 1u << a->q.dtype;
-    for (int i = 3; i < n; i++) {
-        const gdn_tensor *t = list[i].t;
-        if (t->data && (list[i].tokens || i >= 10)) /* gradients */
-            TRY(gdn_check_dtype(ctx, t, list[i].name, i < 13 ? both : f32));
-    }
     TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, H, K, V, &r->from));
     TRY(gdn_state_view(ctx, &a->dstate_out, "dstate_out", a->state_layout, H, K, V,
                        &c->work.dstate_out));

@@ -11,7 +11,7 @@
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 /* ---- Views --------------------------------------------------------------------------------- */
 
@@ -24,36 +24,37 @@ static struct gdn_record_rows rows_of(const gdn_tensor *t)
                                      .head  = gdn_step_bytes(t, 2) };
 }
 
-gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t, int64_t P, int64_t Hk,
-                           int64_t H, int64_t K, int64_t V, struct gdn_record *record)
+gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
+                           struct gdn_record *record)
 {
-    const int64_t R = t->k->data && t->k->ndim == 4 ? t->k->size[1] : -1;
     const struct {
         const gdn_tensor *t;
         const char       *name;
-        unsigned          dtypes;
-        int               ndim;
-        int64_t           size[4];
-    } wanted[] = { { t->k, "record_k", GDN_FLOATS, 4, { P, R, Hk, K } },
-                   { t->u, "record_u", GDN_FLOATS, 4, { P, R, H, V } },
-                   { t->g, "record_g", 1u << GDN_F32, 3, { P, R, H } },
-                   { t->count, "record_count", GDN_INDICES, 1, { P } } };
+    } all[] = { { t->k, "record_k" },
+                { t->u, "record_u" },
+                { t->g, "record_g" },
+                { t->count, "record_count" } };
     for (int i = 0; i < 4; i++) {
-        if (!wanted[i].t->data)
-            return gdn_fail(ctx, GDN_E_ARG, "%s: absent, wanted with a record", wanted[i].name);
-        TRY(gdn_check_tensor(ctx, wanted[i].t, wanted[i].name));
-        TRY(gdn_check_dtype(ctx, wanted[i].t, wanted[i].name, wanted[i].dtypes));
-        TRY(gdn_check_shape(ctx, wanted[i].t, wanted[i].name, wanted[i].ndim, wanted[i].size));
-        if (i < 2) TRY(gdn_check_dense(ctx, wanted[i].t, wanted[i].name));
-        TRY(gdn_check_injective(ctx, wanted[i].t, wanted[i].name));
+        if (!all[i].t->data)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: absent, wanted with a record", all[i].name);
+        TRY(gdn_check_injective(ctx, all[i].t, all[i].name));
     }
     *record = (struct gdn_record){ .k     = rows_of(t->k),
                                    .u     = rows_of(t->u),
                                    .g     = rows_of(t->g),
                                    .count = *t->count,
                                    .P     = t->count->size[0],
-                                   .R     = R };
+                                   .R     = t->k->size[1] };
     return GDN_OK;
+}
+
+/* The ranks that sizes are read from. */
+static gdn_status check_ranks(gdn_ctx *ctx, const struct gdn_record_tensors *t)
+{
+    static const int64_t any[] = { -1, -1, -1, -1 };
+    TRY(gdn_check_shape(ctx, t->k, "record_k", 4, any));
+    TRY(gdn_check_shape(ctx, t->u, "record_u", 4, any));
+    return gdn_check_shape(ctx, t->count, "record_count", 1, any);
 }
 
 /* ---- Calls --------------------------------------------------------------------------------- */
@@ -95,20 +96,15 @@ static gdn_status describe_commit(gdn_ctx *ctx, const void *args, void *call)
     if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
     const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
                                           &a->record_count };
-    TRY(gdn_record_view(ctx, &t, a->record_count.size[0], -1, -1, -1, -1, &m->c.record));
+    TRY(gdn_check_present(ctx, GDN_OP_RECORD_COMMIT, a));
+    TRY(check_ranks(ctx, &t));
     m->Hk = a->record_k.size[2], m->K = a->record_k.size[3];
     m->H = a->record_u.size[2], m->V = a->record_u.size[3];
-    TRY(gdn_check_shape(ctx, &a->record_g, "record_g", 3, (int64_t[]){ -1, -1, m->H }));
-
-    if (!a->n_accepted.data) return gdn_fail(ctx, GDN_E_ARG, "n_accepted: absent");
-    TRY(gdn_check_tensor(ctx, &a->n_accepted, "n_accepted"));
-    TRY(gdn_check_dtype(ctx, &a->n_accepted, "n_accepted", GDN_INDICES));
-    TRY(gdn_check_shape(ctx, &a->n_accepted, "n_accepted", 1, (int64_t[]){ -1 }));
-    if (a->path.data) {
-        TRY(gdn_check_tensor(ctx, &a->path, "path"));
-        TRY(gdn_check_dtype(ctx, &a->path, "path", GDN_INDICES));
-        TRY(gdn_check_shape(ctx, &a->path, "path", 2, (int64_t[]){ a->n_accepted.size[0], -1 }));
-    }
+    const struct gdn_sizes s = { .P = a->record_count.size[0], .R = a->record_k.size[1],
+                                 .Hk = m->Hk, .K = m->K, .H = m->H, .V = m->V,
+                                 .B = a->n_accepted.size[0] };
+    TRY(gdn_check_shapes(ctx, GDN_OP_RECORD_COMMIT, a, &s));
+    TRY(gdn_record_view(ctx, &t, &m->c.record));
     TRY(describe_plan(ctx, a->batch, a->n_accepted.size[0], &m->c));
     TRY(gdn_check_written(ctx, GDN_OP_RECORD_COMMIT, a, &m->c.plan.batch));
     return GDN_OK;
@@ -133,11 +129,10 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
     TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
     TRY(gdn_stage_enum(ctx, "rounding", a->rounding, GDN_ROUND_STOCHASTIC));
-    if (!a->state.data) return gdn_fail(ctx, GDN_E_ARG, "state: absent");
-    TRY(gdn_check_tensor(ctx, &a->state, "state"));
+    TRY(gdn_check_present(ctx, GDN_OP_RECORD_FOLD, a));
     const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
                                           &a->record_count };
-    TRY(gdn_record_view(ctx, &t, -1, -1, -1, -1, -1, &m->c.record));
+    TRY(check_ranks(ctx, &t));
     TRY(gdn_stage_head_size(ctx, &a->record_k, "record_k", &r->K));
     TRY(gdn_stage_head_size(ctx, &a->record_u, "record_u", &r->V));
     const int64_t H = a->record_u.size[2];
@@ -149,7 +144,10 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_scaled_view(ctx, &state, a->state_layout, H, r->K, r->V, &r->to));
     r->to.random = a->rounding == GDN_ROUND_STOCHASTIC;
     r->to.seed   = a->seed;
-    TRY(gdn_record_view(ctx, &t, a->state.size[0], r->Hk, H, r->K, r->V, &m->c.record));
+    const struct gdn_sizes s = { .P = a->state.size[0], .R = a->record_k.size[1], .Hk = r->Hk,
+                                 .K = r->K, .H = H, .V = r->V };
+    TRY(gdn_check_shapes(ctx, GDN_OP_RECORD_FOLD, a, &s));
+    TRY(gdn_record_view(ctx, &t, &m->c.record));
 
     gdn_batch batch = { 0 };
     if (a->batch) TRY(gdn_copy_args(ctx, &batch, sizeof batch, a->batch, "batch"));

@@ -4,7 +4,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_args *a)
 {
@@ -19,21 +19,8 @@ static gdn_status check_present(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_a
 {
     if (!a->dx.data && !a->dz.data && !a->dweight.data)
         return gdn_fail(ctx, GDN_E_ARG, "dx: absent, and every other gradient too, wanted one");
-    if (!a->dout.data) return gdn_fail(ctx, GDN_E_ARG, "dout: absent");
     if (a->dz.data && !a->z.data) return gdn_fail(ctx, GDN_E_ARG, "z: absent, wanted for dz");
     return GDN_OK;
-}
-
-static gdn_status check_tensors(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_args *a)
-{
-    const int64_t D = a->x.size[a->x.ndim - 1];
-    TRY(gdn_norm_check_like(ctx, &a->x, &a->z, "z"));
-    TRY(gdn_norm_check_like(ctx, &a->x, &a->dout, "dout"));
-    TRY(gdn_norm_check_like(ctx, &a->x, &a->dx, "dx"));
-    TRY(gdn_norm_check_like(ctx, &a->x, &a->dz, "dz"));
-    TRY(gdn_norm_check_weight(ctx, &a->weight, "weight", GDN_FLOATS, D));
-    TRY(gdn_norm_check_weight(ctx, &a->dweight, "dweight", 1 << GDN_F32, D));
-    return gdn_check_written(ctx, GDN_OP_RMSNORM_GATED_BACKWARD, a, NULL);
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
@@ -45,8 +32,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     s->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     TRY(check_present(ctx, a));
-    TRY(gdn_norm_check_rows(ctx, &a->x));
-    TRY(check_tensors(ctx, a));
+    TRY(gdn_norm_check_tensors(ctx, GDN_OP_RMSNORM_GATED_BACKWARD, a, &a->x));
     if (a->eps == 0) a->eps = 1e-6f;
     s->D       = a->x.size[a->x.ndim - 1];
     s->n_rows  = gdn_n_rows(&a->x);

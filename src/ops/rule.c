@@ -13,7 +13,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
 {
@@ -60,8 +60,8 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
     return GDN_OK;
 }
 
-/* q k v out: shapes, heads, dtypes. */
-static gdn_status check_rows(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
+/* Heads and their sizes, from q k v. */
+static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
     const gdn_rule_args *a = &c->args;
     struct gdn_rule     *r = &c->rule;
@@ -91,31 +91,12 @@ static gdn_status check_rows(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
                         K > GDN_MAX_HEAD ? "q" : "v", (long long)(K > GDN_MAX_HEAD ? K : V),
                         GDN_MAX_HEAD);
     r->Hq = (int)Hq, r->Hk = (int)Hk, r->Hv = (int)Hv, r->H = (int)H, r->K = (int)K, r->V = (int)V;
-    TRY(gdn_check_dense(ctx, &a->q, "q"));
-    TRY(gdn_check_dense(ctx, &a->k, "k"));
-    TRY(gdn_check_dense(ctx, &a->v, "v"));
-    if (!a->out.data) return GDN_OK;
-    TRY(gdn_check_dtype(ctx, &a->out, "out", same));
-    TRY(gdn_plan_check(ctx, &c->tokens, &a->out, "out", 2, (int64_t[]){ H, V }));
-    TRY(gdn_check_dense(ctx, &a->out, "out"));
-    return gdn_check_injective(ctx, &a->out, "out");
+    return GDN_OK;
 }
 
-/* One of g and beta, per token and head. */
-static gdn_status check_gate(gdn_ctx *ctx, const struct gdn_rule_call *c, const gdn_tensor *t,
-                             const char *name)
+/* The tensors that gates need, and no others. */
+static gdn_status check_gates(gdn_ctx *ctx, const gdn_rule_args *a)
 {
-    if (!t->data) return GDN_OK;
-    TRY(gdn_check_dtype(ctx, t, name, 1u << GDN_F32 | 1u << c->args.q.dtype));
-    return gdn_plan_check(ctx, &c->tokens, t, name, 1, (int64_t[]){ c->rule.H });
-}
-
-static gdn_status check_gates(gdn_ctx *ctx, const struct gdn_rule_call *c)
-{
-    const gdn_rule_args *a    = &c->args;
-    const int64_t        H[1] = { c->rule.H };
-    TRY(check_gate(ctx, c, &a->g, "g"));
-    TRY(check_gate(ctx, c, &a->beta, "beta"));
     if (a->beta_kind != GDN_BETA_GIVEN && !a->beta.data)
         return gdn_fail(ctx, GDN_E_ARG, "beta: absent, wanted its raw values for beta_kind %d",
                         (int)a->beta_kind);
@@ -130,14 +111,24 @@ static gdn_status check_gates(gdn_ctx *ctx, const struct gdn_rule_call *c)
     }
     if (!a->g.data) return gdn_fail(ctx, GDN_E_ARG, "g: absent, wanted a for GDN_GATE_RAW");
     if (!a->A_log.data) return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for GDN_GATE_RAW");
-    TRY(gdn_check_dtype(ctx, &a->A_log, "A_log", GDN_FLOATS));
-    TRY(gdn_check_shape(ctx, &a->A_log, "A_log", 1, H));
-    if (!a->dt_bias.data) return GDN_OK;
-    TRY(gdn_check_dtype(ctx, &a->dt_bias, "dt_bias", GDN_FLOATS));
-    return gdn_check_shape(ctx, &a->dt_bias, "dt_bias", 1, H);
+    return GDN_OK;
 }
 
-/* Where final states are written to, if anywhere. */
+/* Dtypes, shapes and strides by the rows of ops.def. */
+static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, const struct gdn_rule_call *c)
+{
+    const gdn_rule_args    *a = &c->args;
+    const struct gdn_rule  *r = &c->rule;
+    const struct gdn_sizes  s = {
+        .H = r->H, .Hq = r->Hq, .Hk = r->Hk, .Hv = r->Hv, .K = r->K, .V = r->V,
+        .P = a->state.data ? a->state.size[0] : -1,
+        .R = a->record_k.data && a->record_k.ndim == 4 ? a->record_k.size[1] : -1,
+        .tokens = &c->tokens, .like = &a->q,
+    };
+    return gdn_check_shapes(ctx, op, a, &s);
+}
+
+/* Returns the pool of final states, which may be absent. */
 static const gdn_tensor *final_pool(const gdn_rule_args *a)
 {
     return a->state_out.data ? &a->state_out : &a->state;
@@ -164,7 +155,7 @@ static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decod
     if (a->flags & GDN_EXACT && final_pool(a)->dtype != GDN_F32)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "flags: GDN_EXACT, wanted a float32 state with a record");
-    TRY(gdn_record_view(ctx, &t, a->state.size[0], r->Hk, r->H, r->K, r->V, &c->record));
+    TRY(gdn_record_view(ctx, &t, &c->record));
     r->record = &c->record;
     return GDN_OK;
 }
@@ -201,31 +192,17 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_rule_call *c)
 static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
                            struct gdn_rule_call *c)
 {
-    const gdn_rule_args *a = &c->args;
+    const gdn_op         op = decode ? GDN_OP_DECODE : GDN_OP_PREFILL;
+    const gdn_rule_args *a  = &c->args;
     c->rule                = (struct gdn_rule){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_rule_args"));
     c->base = GDN_CALL_OF(a);
     TRY(check_enums(ctx, a));
     if (!decode) TRY(gdn_check_products(ctx, a->flags, a->q.dtype));
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
-        bool              wanted;
-    } tensors[] = {
-        { &a->q, "q", true },          { &a->k, "k", true },
-        { &a->v, "v", true },          { &a->g, "g", false },
-        { &a->beta, "beta", false },   { &a->A_log, "A_log", false },
-        { &a->state, "state", false }, { &a->dt_bias, "dt_bias", false },
-        { &a->out, "out", false },     { &a->state_out, "state_out", false },
-        { &a->checkpoints, "checkpoints", false },
-    };
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
-        if (tensors[i].wanted && !tensors[i].t->data)
-            return gdn_fail(ctx, GDN_E_ARG, "%s: absent", tensors[i].name);
-        TRY(gdn_check_tensor(ctx, tensors[i].t, tensors[i].name));
-    }
-    TRY(check_rows(ctx, c, decode));
-    TRY(check_gates(ctx, c));
+    TRY(gdn_check_present(ctx, op, a));
+    TRY(find_sizes(ctx, c, decode));
+    TRY(check_shapes(ctx, op, c));
+    TRY(check_gates(ctx, a));
     const unsigned takes = (decode ? GDN_PLAN_EACH | GDN_PLAN_TREE : 0) |
                            (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR);
     TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));

@@ -21,7 +21,7 @@ enum {
     FORGETS = 21                                     /* the token with a gate of -inf */
 };
 
-/* What a run keeps: tensors by number, as numbers and as stored. */
+/* The tensors of a run by number, as numbers and as stored. */
 enum { QQ, KK, VV, GG, BB, SS, OUT, N_TENSORS };
 
 struct self_test {

@@ -5,15 +5,14 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
-#include "ops/written.h"
-
-enum { K_, V_, G_, BETA_, M_, U_, N_TENSORS };
+#include "ops/tensors.h"
 
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
 {
     const gdn_summary_args *a = &c->args;
     struct gdn_rule        *r = &c->offset;
     const gdn_tensor       *like = a->M.data ? &a->M : &a->U;
+    TRY(gdn_check_present(ctx, GDN_OP_SUMMARY, a));
     TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, false, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->k, "k", &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
@@ -22,36 +21,27 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
         return gdn_fail(ctx, GDN_E_ARG, "%s: absent, but %s is given", a->v.data ? "U" : "v",
                         a->v.data ? "v" : "U");
     if (a->v.data) {
-        TRY(gdn_check_tensor(ctx, &a->v, "v"));
         TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
         TRY(gdn_stage_head_size(ctx, &a->v, "v", &r->V));
     }
-    TRY(gdn_check_tensor(ctx, like, a->M.data ? "M" : "U"));
     TRY(gdn_check_shape(ctx, like, a->M.data ? "M" : "U", 4,
                         (int64_t[]){ c->plan.B, -1, -1, -1 }));
-    const int64_t H = like->size[1], K = r->K, V = r->V;
+    const int64_t H = like->size[1];
     if (H < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads, wanted at least 1",
                         a->M.data ? "M" : "U", (long long)H);
-    r->H             = (int)H;
-    const bool    kv = a->state_layout == GDN_STATE_KV;
-    const int64_t B  = c->plan.B;
-    const struct gdn_stage_tensor list[N_TENSORS] = {
-        [K_]    = { &a->k, "k", true, true, 2, { -1, K } },
-        [V_]    = { &a->v, "v", false, true, 2, { -1, V } },
-        [G_]    = { &a->g, "g", false, true, 1, { H } },
-        [BETA_] = { &a->beta, "beta", false, true, 1, { H } },
-        [M_]    = { &a->M, "M", false, false, 4, { B, H, K, K } },
-        [U_]    = { &a->U, "U", false, false, 4, { B, H, kv ? K : V, kv ? V : K } },
-    };
-    TRY(gdn_stage_check(ctx, list, N_TENSORS, &c->tokens));
-    TRY(gdn_check_written(ctx, GDN_OP_SUMMARY, a, &c->plan.batch));
+    r->H = (int)H;
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
     r->Hq = r->Hv = r->Hk;
-    return a->v.data ? gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv) : GDN_OK;
+    if (a->v.data) TRY(gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv));
+    struct gdn_sizes s = { .B = c->plan.B, .H = H, .Hk = r->Hk, .Hv = r->Hv, .K = r->K, .V = r->V,
+                           .tokens = &c->tokens };
+    gdn_set_layout(&s, a->state_layout);
+    TRY(gdn_check_shapes(ctx, GDN_OP_SUMMARY, a, &s));
+    return gdn_check_written(ctx, GDN_OP_SUMMARY, a, &c->plan.batch);
 }
 
-/* q is asked of by no one, so k stands in for it. */
+/* Summaries do not use q; k stands in, so that loaders have valid rows. */
 static void fill_rules(struct gdn_summary_call *c)
 {
     const gdn_summary_args *a = &c->args;

@@ -6,7 +6,7 @@
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
-#include "ops/written.h"
+#include "ops/tensors.h"
 
 /* B, H, K of a transition; V of a state `like` (data NULL: none). */
 static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name,
@@ -14,8 +14,6 @@ static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name
                              struct gdn_product *a)
 {
     static const int64_t any[] = { -1, -1, -1, -1 };
-    if (!M->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", name);
-    TRY(gdn_check_tensor(ctx, M, name));
     TRY(gdn_check_shape(ctx, M, name, 4, any));
     TRY(gdn_stage_head_size(ctx, M, name, &a->K));
     a->B = a->P = M->size[0], a->n = 1;
@@ -25,7 +23,6 @@ static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name
     a->H = (int)M->size[1];
     if (!like->data) return GDN_OK;
     gdn_tensor last = *like;
-    TRY(gdn_check_tensor(ctx, like, like_name));
     TRY(gdn_check_shape(ctx, like, like_name, 4, any));
     if (layout == GDN_STATE_VK) last.size[3] = last.size[2];
     return gdn_stage_head_size(ctx, &last, like_name, &a->V);
@@ -50,7 +47,15 @@ static gdn_status view_transition(gdn_ctx *ctx, const gdn_tensor *t, const char 
     return gdn_state_view(ctx, t, name, GDN_STATE_KV, a->H, a->K, a->K, view);
 }
 
-enum { M1, U1, M2, U2, M, U, N_COMPOSE };
+/* The rows of ops.def; B: slots of states, P: ranges. */
+static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, int32_t layout,
+                               const struct gdn_product *a)
+{
+    struct gdn_sizes s = { .B = a->B, .R = a->P, .H = a->H, .K = a->K, .V = a->V };
+    gdn_set_layout(&s, layout);
+    TRY(gdn_check_shapes(ctx, op, args, &s));
+    return gdn_check_written(ctx, op, args, NULL);
+}
 
 static gdn_status check_presence(gdn_ctx *ctx, const gdn_summary_compose_args *a)
 {
@@ -73,19 +78,9 @@ static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_compose_args"));
     TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
     TRY(check_presence(ctx, a));
+    TRY(gdn_check_present(ctx, GDN_OP_SUMMARY_COMPOSE, a));
     TRY(read_sizes(ctx, &a->M2, "M2", &a->U, "U", a->state_layout, &x));
-    const bool    kv = a->state_layout == GDN_STATE_KV;
-    const int64_t H = x.H, K = x.K, r = kv ? x.K : x.V, s = kv ? x.V : x.K;
-    const struct gdn_stage_tensor list[N_COMPOSE] = {
-        [M1] = { &a->M1, "M1", false, false, 4, { x.B, H, K, K } },
-        [U1] = { &a->U1, "U1", false, false, 4, { x.B, H, r, s } },
-        [M2] = { &a->M2, "M2", true, false, 4, { x.B, H, K, K } },
-        [U2] = { &a->U2, "U2", false, false, 4, { x.B, H, r, s } },
-        [M]  = { &a->M, "M", false, false, 4, { x.B, H, K, K } },
-        [U]  = { &a->U, "U", false, false, 4, { x.B, H, r, s } },
-    };
-    TRY(gdn_stage_check(ctx, list, N_COMPOSE, NULL));
-    TRY(gdn_check_written(ctx, GDN_OP_SUMMARY_COMPOSE, a, NULL));
+    TRY(check_shapes(ctx, GDN_OP_SUMMARY_COMPOSE, a, a->state_layout, &x));
     TRY(view_transition(ctx, &a->M2, "M2", &x, &x.M));
     y = x;
     TRY(view_state(ctx, &a->U1, "U1", a->state_layout, &x, &x.S));
@@ -100,8 +95,6 @@ static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-enum { APPLY_M, APPLY_U, STATE, STATE_OUT, N_APPLY };
-
 static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_product_call           *c = call;
@@ -110,18 +103,9 @@ static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
     *c = (struct gdn_product_call){ .n = 1 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_apply_args"));
     TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
-    if (!a->state_out.data) return gdn_fail(ctx, GDN_E_ARG, "state_out: absent");
+    TRY(gdn_check_present(ctx, GDN_OP_SUMMARY_APPLY, a));
     TRY(read_sizes(ctx, &a->M, "M", &a->state_out, "state_out", a->state_layout, &x));
-    const bool    kv = a->state_layout == GDN_STATE_KV;
-    const int64_t H = x.H, K = x.K, r = kv ? x.K : x.V, s = kv ? x.V : x.K;
-    const struct gdn_stage_tensor list[N_APPLY] = {
-        [APPLY_M]   = { &a->M, "M", true, false, 4, { x.B, H, K, K } },
-        [APPLY_U]   = { &a->U, "U", false, false, 4, { x.B, H, r, s } },
-        [STATE]     = { &a->state, "state", false, false, 4, { x.B, H, r, s } },
-        [STATE_OUT] = { &a->state_out, "state_out", true, false, 4, { x.B, H, r, s } },
-    };
-    TRY(gdn_stage_check(ctx, list, N_APPLY, NULL));
-    TRY(gdn_check_written(ctx, GDN_OP_SUMMARY_APPLY, a, NULL));
+    TRY(check_shapes(ctx, GDN_OP_SUMMARY_APPLY, a, a->state_layout, &x));
     TRY(view_transition(ctx, &a->M, "M", &x, &x.M));
     TRY(view_state(ctx, &a->U, "U", a->state_layout, &x, &x.U));
     TRY(view_state(ctx, &a->state, "state", a->state_layout, &x, &x.S));
@@ -171,8 +155,6 @@ static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
     static const int64_t any[] = { -1, -1 };
     x->order = a->order;
     if (!a->order.data) return count_ranges(ctx, a, x);
-    TRY(gdn_check_tensor(ctx, &a->order, "order"));
-    TRY(gdn_check_dtype(ctx, &a->order, "order", GDN_INDICES));
     TRY(gdn_check_shape(ctx, &a->order, "order", 2, any));
     x->B = a->order.size[0];
     if (x->H > (INT64_MAX >> 8) / (x->B > 0 ? x->B : 1) || a->order.size[1] > INT32_MAX)
@@ -180,8 +162,6 @@ static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
                         (long long)a->order.size[1]);
     return GDN_OK;
 }
-
-enum { FOLD_M, FOLD_U, FOLD_STATE, FOLD_STATE_OUT, N_FOLD };
 
 static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
 {
@@ -191,19 +171,10 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     *c = (struct gdn_product_call){ .n = 1 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_fold_args"));
     TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
-    if (!a->state_out.data) return gdn_fail(ctx, GDN_E_ARG, "state_out: absent");
+    TRY(gdn_check_present(ctx, GDN_OP_SUMMARY_FOLD, a));
     TRY(read_sizes(ctx, &a->M, "M", &a->state_out, "state_out", a->state_layout, &x));
     TRY(describe_order(ctx, a, &x));
-    const bool    kv = a->state_layout == GDN_STATE_KV;
-    const int64_t H = x.H, K = x.K, r = kv ? x.K : x.V, s = kv ? x.V : x.K;
-    const struct gdn_stage_tensor list[N_FOLD] = {
-        [FOLD_M]         = { &a->M, "M", true, false, 4, { x.P, H, K, K } },
-        [FOLD_U]         = { &a->U, "U", true, false, 4, { x.P, H, r, s } },
-        [FOLD_STATE]     = { &a->state, "state", false, false, 4, { x.B, H, r, s } },
-        [FOLD_STATE_OUT] = { &a->state_out, "state_out", true, false, 4, { x.B, H, r, s } },
-    };
-    TRY(gdn_stage_check(ctx, list, N_FOLD, NULL));
-    TRY(gdn_check_written(ctx, GDN_OP_SUMMARY_FOLD, a, NULL));
+    TRY(check_shapes(ctx, GDN_OP_SUMMARY_FOLD, a, a->state_layout, &x));
     TRY(view_transition(ctx, &a->M, "M", &x, &x.M));
     TRY(view_state(ctx, &a->U, "U", a->state_layout, &x, &x.U));
     TRY(view_state(ctx, &a->state, "state", a->state_layout, &x, &x.S));

@@ -23,7 +23,7 @@ struct gdn_blob_header {
 };
 _Static_assert(sizeof(struct gdn_blob_header) == GDN_BLOB_HEADER, "no padding");
 
-/* Where things are, in bytes from the start; sizes of one sequence. */
+/* The places of a blob's parts, in bytes from the start; sizes of one sequence. */
 struct gdn_blob_places {
     uint64_t position, state, scales, conv, total;
     uint64_t state_bytes, scales_bytes, conv_bytes;

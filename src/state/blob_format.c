@@ -207,7 +207,7 @@ gdn_status gdn_blob_check_memory(gdn_ctx *ctx, const void *blob, const char *nam
     return GDN_OK;
 }
 
-/* What must be right before the checksum can be computed. */
+/* Checks what the checksum depends on. */
 static gdn_status check_envelope(gdn_ctx *ctx, const struct gdn_blob_header *h, size_t bytes,
                                  const char *name)
 {

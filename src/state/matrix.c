@@ -134,7 +134,7 @@ static enum form form_of(const struct gdn_matrix *to, const struct gdn_matrix *f
     return has_dense_columns(from, rows) && !bits ? TILES : ELEMENTS;
 }
 
-/* Is it the rows of the target that are columns for form_of()? */
+/* Returns true if form_of() takes the rows of the target as columns. */
 static bool is_turned(const struct gdn_matrix *to, int64_t rows, int64_t columns)
 {
     return !has_dense_rows(to, columns) && has_dense_columns(to, rows);

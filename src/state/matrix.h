@@ -17,7 +17,7 @@ void gdn_matrix_copy(const struct gdn_kernels *kr, const struct gdn_matrix *to,
                      const struct gdn_matrix *from, int64_t rows, int64_t columns);
 void gdn_matrix_zero(const struct gdn_matrix *m, int64_t rows, int64_t columns);
 
-/* Does such a copy run the loop `transpose`? */
+/* Returns true if such a copy runs the loop `transpose`. */
 bool gdn_matrix_is_tiled(const struct gdn_matrix *to, const struct gdn_matrix *from, int64_t rows,
                          int64_t columns);
 

@@ -22,7 +22,7 @@ struct gdn_place {
 struct gdn_place gdn_place_of(const struct gdn_pool_view *view, int64_t slot, int64_t head,
                               int64_t n_tokens);
 
-/* What random numbers of head `head` after n_tokens start from, and those of n columns. */
+/* Return the start of the random numbers of head `head` after n_tokens, and those of n columns. */
 uint64_t gdn_noise(uint64_t seed, int64_t n_tokens, int64_t head);
 void     gdn_noise_keys(uint32_t *keys, uint64_t noise, int64_t col, int n);
 
@@ -33,8 +33,8 @@ void gdn_load_columns(float *S, bool k_first, const struct gdn_kernels *kr, stru
 void gdn_store_columns(const float *S, bool k_first, const struct gdn_kernels *kr,
                        struct gdn_place to, int K, int col, int n);
 
-/* Are both of one 8-bit dtype? Then an unchanged state is copied (G9): loaded and stored again it
- * might have other codes. */
+/* Returns true if both have one 8-bit dtype. Then an unchanged state is copied (G9): loaded and
+ * stored again it might have other codes. */
 static inline bool gdn_are_twins(const struct gdn_place *from, const struct gdn_place *to)
 {
     return from->data && to->scales && from->view->dtype == to->view->dtype;

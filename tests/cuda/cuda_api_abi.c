@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What src/cuda/driver/api.h declares of the driver, against the toolkit's own header. */
+/* Compares the declarations of src/cuda/driver/api.h with the toolkit's own header. */
 #include <cuda.h>
 #include <stddef.h>
 

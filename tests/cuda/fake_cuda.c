@@ -244,7 +244,7 @@ gdn_cu_result cuGetProcAddress_v2(const char *name, void **found, int version, u
     return NOT_FOUND;
 }
 
-/* What the Python package asks about memory: fake device d has the addresses from (d + 1) 2^32. */
+/* Answers the Python package about memory: fake device d has the addresses from (d + 1) 2^32. */
 EXPORT gdn_cu_result cuPointerGetAttribute(void *found, int what, gdn_cu_memory m);
 gdn_cu_result cuPointerGetAttribute(void *found, int what, gdn_cu_memory m)
 {

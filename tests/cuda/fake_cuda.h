@@ -10,14 +10,14 @@
 #include "cuda/driver/api.h"
 
 struct fake_cuda {
-    /* What it pretends to be. */
+    /* The device that it pretends to be. */
     int         n_devices, major, minor, shared_bytes; /* shared_bytes: most that a kernel takes */
     int         looks; /* for kernels, into the images; else each has every kernel */
     const char *fails;   /* this call returns error 700 */
     const char *missing; /* this call is not in the driver */
     const char *lacks;   /* no image has a kernel of this name */
     int         captures, copies; /* a graph; from the device, whose memory is then the host's */
-    /* What was called. */
+    /* Counts of calls. */
     int n_calls[64]; /* in the order of GDN_CU_CALLS */
     int depth;       /* contexts pushed and not popped */
     struct gdn_cu_config launch; /* the last one */

@@ -91,7 +91,7 @@ static void while_a_graph_is_captured(void)
     gdn_ctx_destroy(ctx);
 }
 
-/* What is compiled for sm_90a alone is asked of no other chip. */
+/* Images for sm_90a alone are loaded on no other chip. */
 static void newer_chips(void)
 {
     for (int major = 8; major <= 12; major++) {

@@ -100,7 +100,7 @@ static void test_far_rows(void)
 
 /* ---- A step of several launches -------------------------------------------------------------- */
 
-/* Of three taps, which no kernel for one launch takes. */
+/* Returns a call of three taps, which no kernel for one launch takes. */
 static gdn_step_args step_args(void)
 {
     enum { B = 8, HK = 2, HV = 4, K = 128, V = 128, D = 2 * HK * K + HV * V, W = 3 };

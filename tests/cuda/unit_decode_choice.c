@@ -284,7 +284,7 @@ struct told {
 static void tell(void *user, const char *line)
 {
     struct told *t = user;
-    if (strstr(line, ": gdn_decode_") || !strncmp(line, "workspace", 9)) return;
+    if (strstr(line, ": gdn_") || !strncmp(line, "workspace", 9)) return;
     snprintf(t->last, sizeof t->last, "%s", line);
     t->n++;
 }
@@ -345,6 +345,37 @@ static void test_log(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* The same for gdn_prefill. A call of gdn_decode between equal calls adds no line. */
+static void test_prefill_log(void)
+{
+    static const struct logged calls[] = {
+        { 0, GDN_I32, GDN_BF16, 4, 70, 128, true, "prefill: sm90" },
+        { 0, GDN_I32, GDN_F32, 4, 70, 128, true,
+          "prefill: general (sm90: q, k and v are float32)" },
+        { 0, GDN_I32, GDN_BF16, 4, 70, 100, true,
+          "prefill: general (sm90: K or V is not a multiple of 8)" },
+    };
+    static const struct logged other = { 0, GDN_I32, GDN_BF16, 4, 1, 128, true, NULL };
+    struct told told = { 0 };
+    gdn_batch   b, b_other;
+    gdn_ctx    *ctx = hopper_ctx();
+    if (!ctx) return;
+    const gdn_rule_args step = logged_call(&other, &b_other);
+    ctx->options.log = tell, ctx->options.log_user = &told;
+    ring2_status(ctx, "decode", gdn_decode(ctx, &step), GDN_OK);
+    for (int i = 0; i < (int)(sizeof calls / sizeof *calls); i++) {
+        const gdn_rule_args a = logged_call(&calls[i], &b);
+        for (int k = 0; k < 2; k++) {
+            ring2_status(ctx, "prefill", gdn_prefill(ctx, &a), GDN_OK);
+            ring2_status(ctx, "decode", gdn_decode(ctx, &step), GDN_OK);
+        }
+        CHECK(told.n == i + 2, "call %d: %d lines in all", i, told.n);
+        CHECK(!strcmp(told.last, calls[i].line), "\"%s\", wanted \"%s\"", told.last,
+              calls[i].line);
+    }
+    gdn_ctx_destroy(ctx);
+}
+
 /* ---- The list ---- */
 
 static void print_choice(void)
@@ -366,6 +397,7 @@ int main(int argc, char **argv)
         { "decode: the kernels of drawn calls", test_choice },
         { "decode: every kernel is drawn", test_coverage },
         { "decode: the log of a choice", test_log },
+        { "prefill: the log of a choice", test_prefill_log },
     };
     static const struct ring2_test printer[] = { { "the list", print_choice } };
     const bool prints = argc == 2 && !strcmp(argv[1], "--print");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where prefill on Hopper cuts sequences: from shapes alone, never more than there is room for, and
- * where it is about the fastest of what was measured. */
+/* The cuts of sequences by prefill on Hopper: from shapes alone, never more than there is room
+ * for, and where it is about the fastest of what was measured. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,14 +16,14 @@ static struct gdn_cuda_cut find(int64_t B, int64_t T, int64_t H, int sm_count)
     return gdn_cuda_find_cut(&s);
 }
 
-/* Of 132 multiprocessors, with the longest sequence said to have so many tokens. */
+/* Returns the cut for 132 multiprocessors, if the longest sequence has that many tokens. */
 static struct gdn_cuda_cut find_said(const struct gdn_cu_batch *b, int64_t H, int64_t longest)
 {
     const struct gdn_cuda_shape s = { .b = b, .H = H, .longest = longest, .sm_count = SMS };
     return gdn_cuda_find_cut(&s);
 }
 
-/* Of one sequence, whose summaries may stop early. */
+/* Returns the cut of one sequence, whose summaries may stop early. */
 static struct gdn_cuda_cut find_early(int64_t T, int64_t H)
 {
     const struct gdn_cu_batch   b = { .B = 1, .T = T, .N = T };
@@ -63,7 +63,7 @@ static void check_segments(const struct planned *p, const struct gdn_cuda_cut *c
           (int)p->T, (int)p->H, (int)n);
 }
 
-/* Of 132 multiprocessors, as measured. */
+/* The plans for 132 multiprocessors, as measured. */
 static void plans(void)
 {
     static const struct planned calls[] = {
@@ -205,7 +205,7 @@ static void workspace_of_many(void)
     CHECK(c.units * 2 <= 5 * SMS, "%d segments", (int)c.units);
 }
 
-/* Where summaries may stop early first segments are shorter, if that gains: the second of the calls
+/* If summaries may stop early, first segments are shorter where that gains: the second of the calls
  * here, and not the first. Room is bounded as well. */
 static void early_stop(void)
 {
@@ -269,7 +269,8 @@ static void any_lengths(void)
 
 /* ---- Against what an H200 took ------------------------------------------------------------- */
 
-/* Of a sequence in chunks of 64 tokens: cuts, as chunks of the first segment and of others. */
+/* Measured cuts of a sequence in chunks of 64 tokens, as chunks of the first segment and of
+ * others. */
 enum { MOST_CUTS = 32, HUNDREDTHS = 5, FAR = 10 };
 struct measured {
     char   heads[16];
@@ -297,7 +298,7 @@ static bool read_measured(const char *line, struct measured *m)
 
 static double distance(double x, double y) { return x < y ? y - x : x - y; }
 
-/* What the measured cut took that is nearest to c: no boundary is further off than a tenth of the
+/* Returns the time of the measured cut nearest to c: no boundary is further off than a tenth of the
  * sequence, or it says nothing; then 0. */
 static double time_like(const struct measured *m, const struct gdn_cuda_cut *c)
 {
@@ -322,7 +323,7 @@ static double fastest(const struct measured *m)
     return us;
 }
 
-/* Where the planner loses more than that, and how much: in hundredths. */
+/* The cases where the planner loses more than that, and how much: in hundredths. */
 static const struct {
     const char *heads;
     int         B, T, lost;

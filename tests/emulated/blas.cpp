@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the library takes of cuBLAS, in float64: out^T = weight x^T, columns first. */
+/* The part of cuBLAS that the library uses, in float64: out^T = weight x^T, columns first. */
 #include <cstdint>
 
 extern "C" {

@@ -60,7 +60,7 @@ static inline unsigned __umulhi(unsigned x, unsigned y) { return (uint64_t)x * y
 
 /* ---- What threads do together ---------------------------------------------------------------- */
 
-/* What every lane of the warp gave, to be read until the warp's next exchange but one. */
+/* Returns what every lane of the warp gave, valid until the warp's next exchange but one. */
 const uint64_t *emulated_exchange(uint64_t mine);
 /* Thread n_threads of a barrier that comes lets all go on; others wait unless they only arrive. Is
  * x so for one of them? */
@@ -254,7 +254,7 @@ void emulated_matrices(uint32_t (&x)[4], const char *row, bool turned);
 enum { EMULATED_SHARED = 232448 }; /* bytes that a block may have */
 extern __shared__ __align__(1024) char gdn_shared[EMULATED_SHARED];
 
-/* What lies at an address of the block's shared memory, and where that begins. */
+/* Return the memory at an address of the block's shared memory, and where that begins. */
 char *emulated_place(uint32_t at);
 char *emulated_shared(void);
 

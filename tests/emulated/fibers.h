@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What run.cpp has of threads and blocks, for instructions that wait and for the driver. */
+/* The threads and blocks of run.cpp, for instructions that wait and for the driver. */
 #ifndef GDN_TESTS_EMULATED_FIBERS_H
 #define GDN_TESTS_EMULATED_FIBERS_H
 
@@ -22,7 +22,7 @@ void emulated_later(std::function<void()> work);
 /* Below n. GDN_EMULATED_SEED in the environment begins another sequence, of turns too. */
 unsigned emulated_random(unsigned n);
 
-/* Of the thread that runs, in its cluster; of its block. */
+/* The number of the thread that runs, in its cluster; the rank of its block. */
 int emulated_thread(void);
 int emulated_rank(void);
 int emulated_cluster_size(void);

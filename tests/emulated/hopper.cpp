@@ -28,7 +28,7 @@ char *emulated_place(uint32_t at)
 }
 char *emulated_shared(void) { return emulated_shared_of(emulated_rank()); }
 
-/* Where an address of a tile leads: the 128-byte swizzle. */
+/* Returns the swizzled address in a tile: the 128-byte swizzle. */
 static uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
 
 /* ---- Barriers -------------------------------------------------------------------------------- */
@@ -98,7 +98,7 @@ struct hopper_thread {
     uint64_t arrived; /* met.n_past then */
     uint64_t n_stores, n_stored;
 };
-/* What the lanes of a warp read alike: the second factor of a product, by the first of them. */
+/* The second factor of a product, which all lanes of a warp read: loaded by the first of them. */
 struct second_factor {
     uint64_t number;
     float    b[MOST_COLUMNS][DEPTH];
@@ -279,11 +279,11 @@ static float number(uint16_t x, int dtype)
     return dtype == GDN_F16 ? emulated_from_f16(x) : __uint_as_float((uint32_t)x << 16);
 }
 
-/* Of a factor's word: where it begins; how far the next 64 columns are. */
+/* Return the parts of a factor's word: where it begins; how far the next 64 columns are. */
 static uint32_t begin_of(uint64_t factor) { return (uint32_t)(factor & 0x3fff) << 4; }
 static uint32_t next_of(uint64_t factor) { return (uint32_t)(factor >> 16 & 0x3fff) << 4; }
 
-/* Where column c of b begins. */
+/* Returns where column c of b begins. */
 static uint32_t column_of(const emulated_product &p, unsigned c)
 {
     return begin_of(p.b) + (p.turned ? c / 64 * next_of(p.b) + c % 64 * 2 : c * 128);

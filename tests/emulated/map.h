@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the emulated driver writes where a tensor map is wanted: of 16 bits, four dimensions. */
+/* The emulated driver's form of a tensor map: of 16 bits, four dimensions. */
 #ifndef GDN_TESTS_EMULATED_MAP_H
 #define GDN_TESTS_EMULATED_MAP_H
 

@@ -180,7 +180,7 @@ void emulated_later(std::function<void()> run)
     on_its_way.push_back({ emulated_random(emulated_random(8) ? 4 : 1000), run });
 }
 
-/* Is there something under way? What is due is done. */
+/* Does what is due; returns true if something is in flight. */
 static bool work_on(void)
 {
     const bool some = !on_its_way.empty();
@@ -318,7 +318,7 @@ void emulated_matrices(uint32_t (&x)[4], const char *row, bool turned)
     __syncwarp();
 }
 
-/* What a lane has of A and B: a word holds two of 16 bits, or one TF32. */
+/* A lane's elements of A and B: a word holds two of 16 bits, or one TF32. */
 struct mma_factors {
     double a[4][2], b[2][2];
 };

@@ -22,7 +22,8 @@ enum { HIDDEN = 40, HK = 2, HV = 4, K = 16, V = 24, W = 4, D = 2 * HK * K + HV *
 
 /* ---- The layer in float64 ---- */
 
-/* Does a device take the rule token by token? Of packed sequences it knows the mean length. */
+/* Returns true if a device computes the rule token by token. For packed sequences the mean
+ * length decides. */
 static inline bool takes_tokens(const gdn_block_args *a)
 {
     const bool    packed = a->hidden.ndim == 2;
@@ -43,7 +44,7 @@ struct layer {
     struct oracle_noise  *noise;
 };
 
-/* What is rounded to A on a device. */
+/* Rounds what a device rounds to A. */
 static inline void round_all(const struct layer *l, double *x, int64_t n)
 {
     if (l->noise) oracle_move_all(l->noise, x, n);
@@ -172,9 +173,9 @@ static inline void run_layer(struct layer *l)
 
 enum { RUNS = 32 }; /* with noise */
 
-/* What a tensor should be. kept: elements that stay. noise: what rounding on the way does to it,
- * as a root mean square over the runs; NULL: there is none. room: what an element may differ by
- * for that reason. */
+/* The wanted values of a tensor. kept: elements that stay. noise: the effect of rounding on the
+ * way, as a root mean square over the runs; NULL: there is none. room: what an element may
+ * differ by for that reason. */
 struct expected {
     int64_t n;
     double *want, *noise, *room;

@@ -117,14 +117,14 @@ static double dot_abs(const double *a, const double *b, int n)
 
 static double length(const double *a, int n) { return sqrt(dot(a, a, n)); }
 
-/* What one column S of the state carries: mag [K] by element, and norm, which bounds the
+/* The magnitudes of one column S of the state: mag [K] by element, and norm, which bounds the
  * length of the whole column's error. */
 struct column {
     double *mag;
     double  norm;
 };
 
-/* What the errors of a column do to its product with x: the better of two bounds. */
+/* Returns the error that a column passes to its product with x: the better of two bounds. */
 static double carried(const struct column *c, const double *x, int K)
 {
     return fmin(dot_abs(x, c->mag, K), length(x, K) * c->norm);

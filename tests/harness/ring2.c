@@ -22,13 +22,13 @@
 enum { MAX_BLOCKS = 4096, MAX_THREADS = 8, MAX_REPORTS = 6, POISON = 0xff };
 enum { SKIPPED = 77 }; /* exit status that CTest shows as such */
 
-/* What ring2_heap() gives, in a chain. */
+/* The memory of ring2_heap(), in a chain. */
 struct heap {
     struct heap *next;
     double       memory[];
 };
 
-/* What ring2_alloc() gives. */
+/* The memory of ring2_alloc(). */
 struct block {
     unsigned char *map;     /* the accessible pages, from their start */
     size_t         bytes;   /* of the accessible pages */
@@ -207,30 +207,14 @@ gdn_ctx *ring2_ctx(int n_threads)
     return *ctx;
 }
 
-static void *counted_alloc(void *user, size_t bytes, size_t align)
+void ring2_give_workspace(gdn_ctx *ctx, gdn_op op, void *args)
 {
-    ++*(int *)user;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static void counted_release(void *user, void *memory)
-{
-    (void)user;
-    free(memory);
-}
-
-gdn_ctx *ring2_counting_ctx(int *n_allocs)
-{
-    gdn_ctx    *ctx = NULL;
-    gdn_options o   = gdn_options_init();
-    o.n_threads  = 3;
-    o.alloc      = counted_alloc;
-    o.release    = counted_release;
-    o.alloc_user = n_allocs;
-    o.backend    = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
-    if (gdn_ctx_create(&o, &ctx) != GDN_OK) give_up("cannot create a context");
-    CHECK(*n_allocs > 0, "the hooks were not used");
-    return ctx;
+    char *const at = (char *)args + gdn_op_shapes[op].bytes - 24; /* workspace, bytes, stream */
+    size_t      bytes = 0;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, args, &bytes), GDN_OK);
+    void *const memory = ring2_alloc((bytes + 63) / 64 * 64, 64);
+    memcpy(at, &memory, sizeof memory);
+    memcpy(at + sizeof memory, &bytes, sizeof bytes);
 }
 
 #if defined(__SSE2__)
@@ -379,7 +363,7 @@ void *ring2_element(const gdn_tensor *t, int64_t i)
 
 /* ---- Values ---- */
 
-/* What lies in memory one after the other, from element i on. */
+/* Elements that lie one after the other, from element i on. */
 struct run {
     void   *at;
     int64_t n;

@@ -80,8 +80,9 @@ int ring2_pairs(const struct ring2_factors *f, int (*rows)[RING2_MAX_FACTORS], i
 
 /* One context per thread count, kept to the end of the program. */
 gdn_ctx *ring2_ctx(int n_threads);
-/* One of 3 threads whose allocations are counted; the caller destroys it. */
-gdn_ctx *ring2_counting_ctx(int *n_allocs);
+
+/* Gives the call, the argument struct of the op, a workspace of the bytes that it needs. */
+void ring2_give_workspace(gdn_ctx *ctx, gdn_op op, void *args);
 
 /* Runs call(arg) in unusual float environment i, from 0 up, and checks that it is the same
  * afterwards. False: there is no environment i on this machine. */
@@ -139,7 +140,7 @@ void    ring2_copy(const gdn_tensor *to, const gdn_tensor *from);
 double *ring2_doubles(const gdn_tensor *t);
 gdn_tensor ring2_indices(int32_t dtype, int64_t n, const int64_t *values);
 
-/* Is every bit of every element equal? */
+/* Returns true if every bit of every element is equal. */
 bool ring2_same_bits(const gdn_tensor *a, const gdn_tensor *b);
 void ring2_expect_bits(const char *what, const gdn_tensor *got, const gdn_tensor *want);
 

@@ -24,11 +24,25 @@ bool ring2_draw_one_in(struct ring2_draw *d, int64_t n) { return ring2_draw_belo
 
 #define below(n)  ring2_draw_below(d, n)
 #define one_in(n) ring2_draw_one_in(d, n)
+/* From 1 up to n, in large calls 4n. */
+#define up_to(n) (1 + below(d->large ? 4 * (n) : (n)))
+
+static void init(struct ring2_draw *d, size_t room)
+{
+    *d = (struct ring2_draw){ .arena = ring2_alloc(room, 64), .room = room };
+    for (size_t i = 0; i < room; i++) d->arena[i] = (unsigned char)(i * 7 + i / 251);
+}
 
 void ring2_draw_init(struct ring2_draw *d, bool fill)
 {
-    *d = (struct ring2_draw){ .arena = ring2_alloc(RING2_ARENA, 64), .fill = fill };
-    for (int i = 0; i < RING2_ARENA; i++) d->arena[i] = (unsigned char)(i * 7 + i / 251);
+    init(d, RING2_ARENA);
+    d->fill = fill;
+}
+
+void ring2_draw_init_large(struct ring2_draw *d)
+{
+    init(d, RING2_LARGE_ARENA);
+    d->fill = d->large = true;
 }
 
 /* ---- Tensors ---- */
@@ -36,6 +50,8 @@ void ring2_draw_init(struct ring2_draw *d, bool fill)
 static void fill(struct ring2_draw *d, const gdn_tensor *t)
 {
     if (t->dtype <= GDN_F16) ring2_fill(t, -1, 1);
+    for (int64_t i = 0; i < ring2_count(t) && t->dtype <= GDN_F16 && d->tiny; i += 3)
+        ring2_set(t, i, t->dtype == GDN_F16 ? 1e-7 : -3e-39);
     for (int64_t i = 0; i < ring2_count(t) && t->dtype > GDN_F16; i++)
         memset(ring2_element(t, i), (int)below(64), gdn_dtype_bytes(t->dtype));
 }
@@ -48,7 +64,7 @@ static gdn_tensor place(struct ring2_draw *d, int32_t dtype, int ndim, int64_t s
     d->used           = (d->used + (size_t)below(3) * unit + unit - 1) / unit * unit;
     t.data            = d->arena + d->used;
     d->used += (size_t)ring2_count(&t) * unit;
-    if (d->used > RING2_ARENA) abort();
+    if (d->used > d->room) abort();
     if (d->fill) fill(d, &t);
     return t;
 }
@@ -85,7 +101,7 @@ static gdn_tensor rows_of(struct ring2_draw *d, int64_t B, int64_t columns, int6
 
 /* ---- Batches ---- */
 
-/* What is drawn: B sequences of T tokens, P slots. */
+/* The sizes of a draw: B sequences of T tokens, P slots. */
 struct sizes {
     int64_t B, T, N, P;
 };
@@ -164,8 +180,7 @@ static struct heads draw_heads(struct ring2_draw *d)
 {
     static const int heads[][3] = { { 1, 1, 1 }, { 1, 1, 3 }, { 2, 1, 1 }, { 2, 2, 4 } };
     const int       *h          = heads[below(4)];
-    return (struct heads){ h[0], h[1], h[2], h[0] > h[2] ? h[0] : h[2], 1 + below(20),
-                           1 + below(14) };
+    return (struct heads){ h[0], h[1], h[2], h[0] > h[2] ? h[0] : h[2], up_to(20), up_to(14) };
 }
 
 /* A pool of n slots; of 8 bits now and then, with scales. */
@@ -254,7 +269,7 @@ static void draw_record_fold(struct ring2_draw *d, union ring2_call *c, const st
 
 static void draw_conv1d(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t    D = 1 + below(40), W = 2 + below(7), S = W - 1 + below(3);
+    const int64_t    D = up_to(40), W = 2 + below(7), S = W - 1 + below(3);
     const int32_t    A = any_float(d);
     gdn_conv1d_args *a = &c->conv1d;
     *a        = gdn_conv1d_args_init();
@@ -271,7 +286,7 @@ static void draw_conv1d(struct ring2_draw *d, union ring2_call *c, const struct 
 
 static void draw_conv1d_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t D = 1 + below(40), W = 2 + below(7), S = W - 1 + below(3);
+    const int64_t D = up_to(40), W = 2 + below(7), S = W - 1 + below(3);
     gdn_conv1d_backward_args *a = &c->conv1d_backward;
     *a         = gdn_conv1d_backward_args_init();
     a->x       = PLACE2(any_float(d), s->N, D);
@@ -288,7 +303,7 @@ static void draw_conv1d_backward(struct ring2_draw *d, union ring2_call *c, cons
 
 static void draw_gates(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t   H = 1 + below(80);
+    const int64_t   H = up_to(80);
     gdn_gates_args *a = &c->gates;
     *a        = gdn_gates_args_init();
     a->a      = PLACE2(any_float(d), s->N, H), a->b = PLACE2(any_float(d), s->N, H);
@@ -299,7 +314,7 @@ static void draw_gates(struct ring2_draw *d, union ring2_call *c, const struct s
 
 static void draw_gates_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t            H = 1 + below(80);
+    const int64_t            H = up_to(80);
     gdn_gates_backward_args *a = &c->gates_backward;
     *a        = gdn_gates_backward_args_init();
     a->a      = PLACE2(any_float(d), s->N, H), a->b = PLACE2(any_float(d), s->N, H);
@@ -312,7 +327,7 @@ static void draw_gates_backward(struct ring2_draw *d, union ring2_call *c, const
 
 static void draw_l2norm(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t    D = 1 + below(80);
+    const int64_t    D = up_to(80);
     gdn_l2norm_args *a = &c->l2norm;
     *a     = gdn_l2norm_args_init();
     a->x   = PLACE2(any_float(d), s->N, D);
@@ -321,7 +336,7 @@ static void draw_l2norm(struct ring2_draw *d, union ring2_call *c, const struct 
 
 static void draw_l2norm_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t             D = 1 + below(80);
+    const int64_t             D = up_to(80);
     gdn_l2norm_backward_args *a = &c->l2norm_backward;
     *a      = gdn_l2norm_backward_args_init();
     a->x    = PLACE2(any_float(d), s->N, D);
@@ -333,7 +348,7 @@ static void draw_l2norm_backward(struct ring2_draw *d, union ring2_call *c, cons
 
 static void draw_rmsnorm_gated(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t           D = 1 + below(80);
+    const int64_t           D = up_to(80);
     gdn_rmsnorm_gated_args *a = &c->rmsnorm_gated;
     *a        = gdn_rmsnorm_gated_args_init();
     a->x      = PLACE2(any_float(d), s->N, D), a->z = PLACE2(any_float(d), s->N, D);
@@ -344,7 +359,7 @@ static void draw_rmsnorm_gated(struct ring2_draw *d, union ring2_call *c, const 
 static void draw_rmsnorm_gated_backward(struct ring2_draw *d, union ring2_call *c,
                                         const struct sizes *s)
 {
-    const int64_t                    D = 1 + below(80);
+    const int64_t                    D = up_to(80);
     gdn_rmsnorm_gated_backward_args *a = &c->rmsnorm_gated_backward;
     *a         = gdn_rmsnorm_gated_backward_args_init();
     a->x       = PLACE2(any_float(d), s->N, D), a->z = PLACE2(any_float(d), s->N, D);
@@ -356,8 +371,8 @@ static void draw_rmsnorm_gated_backward(struct ring2_draw *d, union ring2_call *
 
 static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = 1 + below(8), V = 1 + below(8);
-    const int64_t D = 2 * Hk * K + Hv * V, hidden = 1 + below(20);
+    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = up_to(8), V = up_to(8);
+    const int64_t D = 2 * Hk * K + Hv * V, hidden = up_to(20);
     const struct heads h  = { .H = Hv, .K = K, .V = V };
     const bool         kv = one_in(2);
     gdn_block_args    *a  = &c->block;
@@ -391,8 +406,8 @@ static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct s
 
 static void draw_block_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = 1 + below(8), V = 1 + below(8);
-    const int64_t D = 2 * Hk * K + Hv * V, hidden = 1 + below(20), W = 2 + below(7), S = W - 1;
+    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = up_to(8), V = up_to(8);
+    const int64_t D = 2 * Hk * K + Hv * V, hidden = up_to(20), W = 2 + below(7), S = W - 1;
     const bool    kv = one_in(2);
     const int32_t A  = any_float(d);
     gdn_block_backward_args *a = &c->block_backward;
@@ -462,7 +477,7 @@ static gdn_tensor draw_states(struct ring2_draw *d, int64_t P, const int64_t *s,
 
 static void draw_state_copy(struct ring2_draw *d, union ring2_call *c, const struct sizes *sizes)
 {
-    const int64_t        s[3] = { 1 + below(3), 1 + below(40), 1 + below(8) }, P = sizes->P;
+    const int64_t        s[3] = { 1 + below(3), up_to(40), 1 + below(8) }, P = sizes->P;
     const bool           conv = one_in(3);
     gdn_state_copy_args *a    = &c->state_copy;
     *a             = gdn_state_copy_args_init();
@@ -546,7 +561,7 @@ static void draw_summary_fold(struct ring2_draw *d, union ring2_call *c, const s
 
 static void draw_chunk_cumsum(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t          H = 1 + below(40);
+    const int64_t          H = up_to(40);
     gdn_chunk_cumsum_args *a = &c->chunk_cumsum;
     *a            = gdn_chunk_cumsum_args_init();
     a->g          = PLACE2(any_float(d), s->N, H);
@@ -660,10 +675,12 @@ static void match_checkpoints(struct ring2_draw *d, gdn_op op, union ring2_call 
 
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch)
 {
-    struct sizes     s = { .B = 1 + below(4), .T = 1 + below(20) };
+    struct sizes     s = { .B = 1 + below(4), .T = up_to(20) };
     const gdn_batch *t = batch;
+    if (d->large) s.T += 40;
     s.N                = s.B * s.T;
     s.P                = s.B + below(3);
+    d->B = s.B, d->T = s.T;
     memset(c, 0, sizeof *c);
     d->used = 0;
     *batch  = draw_batch(d, op, &s);

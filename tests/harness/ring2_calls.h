@@ -10,6 +10,7 @@
 #include "ring2.h"
 
 enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 16 };
+enum { RING2_LARGE_ARENA = 1 << 24 };
 
 /* A member of the struct's name for each struct of ops.def. */
 union ring2_call {
@@ -20,14 +21,19 @@ union ring2_call {
 
 struct ring2_draw {
     unsigned char *arena;
-    size_t         used;
-    bool           fill; /* ordinary values in all float tensors; else whatever is there */
+    size_t         used, room;
+    bool           fill;  /* ordinary values in all float tensors; else whatever is there */
+    bool           large; /* four times the tokens, heads and columns: work for several threads */
+    bool           tiny;  /* some of these values are denormal */
+    int64_t        B, T;  /* of the call: sequences, tokens of each */
     const uint8_t *data; /* of libFuzzer; NULL: ring2_bits() */
     size_t         size;
 };
 
 /* An arena with some pattern of bytes in it; freed at the end of the test. */
 void ring2_draw_init(struct ring2_draw *d, bool fill);
+/* The same for large calls, filled. */
+void ring2_draw_init_large(struct ring2_draw *d);
 
 /* Random numbers from libFuzzer's bytes or ring2_bits(). */
 uint32_t ring2_draw_bits(struct ring2_draw *d);
@@ -37,7 +43,7 @@ bool     ring2_draw_one_in(struct ring2_draw *d, int64_t n);
 /* Fills c, and the batch that it may point to. */
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch);
 
-/* Does this library have the op? */
+/* Returns true if this library has the op. */
 bool ring2_has_op(gdn_ctx *ctx, gdn_op op);
 
 /* Sets list to the tensors that the call may write and returns how many they are, at most

@@ -13,7 +13,7 @@
 
 #include "gdn.h"
 
-/* Do the contexts of ring2_ctx() compute on a GPU? */
+/* Returns true if the contexts of ring2_ctx() compute on a GPU. */
 bool ring2_on_device(void);
 
 /* A context on Hopper, which cuts sequences into segments of so many tokens (first 0: as the

@@ -207,8 +207,8 @@ static bool is_rounded(const gdn_prefill_backward_args *a)
            heads_of(&a->q) == heads_of(&a->k) && heads_of(&a->v) == heads_of(&a->dout);
 }
 
-/* What limits count 32 of: a rounding of float32; or an eighth of one of bf16, of which there are
- * a few and those of different tokens are independent. */
+/* The unit of limits, which count 32 of it: a rounding of float32; or an eighth of one of bf16,
+ * of which there are a few and those of different tokens are independent. */
 static double unit_of(const gdn_prefill_backward_args *a)
 {
     return is_rounded(a) ? 0x1p-12 : 0x1p-24;
@@ -261,7 +261,7 @@ static void limit_betas(const struct part *p)
     }
 }
 
-/* What that does to dg and, added up, to dA_log and ddt_bias. A dg adds up to 16 such differences,
+/* Adds the effect on dg and, added up, on dA_log and ddt_bias. A dg adds up to 16 such differences,
  * whose errors have nothing to do with each other: 4 times that of one. */
 static void limit_gates(const struct part *p)
 {
@@ -335,7 +335,7 @@ static void run_part(struct part *p)
     limit_norms(p, DK, &p->a->k, p->rule.dk, k, p->rule.k);
 }
 
-/* Of every head of every sequence. */
+/* Calls f for every head of every sequence. */
 static void each_part(const gdn_prefill_backward_args *a, const struct ring2_gradients *m,
                       void (*f)(struct part *))
 {
@@ -353,7 +353,7 @@ static void each_part(const gdn_prefill_backward_args *a, const struct ring2_gra
     }
 }
 
-/* What the call adds to. */
+/* Adds the values that the call adds to. */
 static void add_old(const gdn_tensor *t, double *want, double *plain, double *limit)
 {
     for (int64_t i = 0; i < ring2_count(t); i++) {

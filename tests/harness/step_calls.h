@@ -76,7 +76,7 @@ static inline void decode_alone(gdn_ctx *ctx, const gdn_step_args *a, const gdn_
     ring2_status(ctx, "gdn_decode", gdn_decode(ctx, &r), GDN_OK);
 }
 
-/* Of the tokens that count; the others' outputs stay. */
+/* Applies the norm to tokens that count; the other outputs stay. */
 static inline void norm_alone(gdn_ctx *ctx, const gdn_step_args *a)
 {
     struct ring2_sequence *seqs;

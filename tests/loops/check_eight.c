@@ -25,7 +25,7 @@ static size_t form_size(const struct form *f)
     return rows ? (size_t)((rows - 1) * f->ld + columns) : 0;
 }
 
-/* What a code stands for. */
+/* Returns the value of a code. */
 static double value_of(int dtype, uint8_t code)
 {
     const int m = code & 7, e = code >> 3 & 15;

@@ -31,7 +31,7 @@ struct problem {
     int                       ld_v;
 };
 
-/* What a run of a problem writes. */
+/* The outputs of a run of a problem. */
 struct result {
     float *o, *u;
     void  *to[MAX_T];
@@ -156,7 +156,7 @@ static struct result make_result(const struct problem *p, unsigned stored)
 
 /* ---- Judging it ---- */
 
-/* Of the order of step_vk whatever the data, of the other one for data without structure. */
+/* The limit holds for the order of step_vk with any data, for the other order with random data. */
 static double limit_of(const struct problem *p, enum kind kind)
 {
     return 8 + (kind == CONSTANT && !p->exact ? p->K : p->K / 16.0);

@@ -11,7 +11,8 @@
 
 #include "core/backend.h"
 #include "core/ctx.h"
-#include "ring2_calls.h"
+#include "ring2_memory.h"
+#include "ring2_replay.h"
 
 /* ---- What the library asks the C library for ------------------------------------------------ */
 
@@ -72,43 +73,15 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(
 
 /* ---- Hooks --------------------------------------------------------------------------------- */
 
-struct memory {
-    int n_live, n_calls, fail_at; /* fail_at: the allocation that fails; 0: none */
-};
-
-static void *hook_alloc(void *user, size_t bytes, size_t align)
+static gdn_ctx *create(struct ring2_memory *m, int n_threads)
 {
-    struct memory *m = user;
-    if (++m->n_calls == m->fail_at) return NULL;
-    m->n_live++;
-    return __real_aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static void hook_release(void *user, void *memory)
-{
-    ((struct memory *)user)->n_live--;
-    free(memory);
-}
-
-static gdn_options hooked(struct memory *m, int n_threads)
-{
-    gdn_options o = gdn_options_init();
-    o.alloc       = hook_alloc;
-    o.release     = hook_release;
-    o.alloc_user  = m;
-    o.n_threads   = n_threads;
-    return o;
-}
-
-static gdn_ctx *create(struct memory *m, int n_threads)
-{
-    gdn_options o   = hooked(m, n_threads);
+    gdn_options o   = ring2_memory_options(m, n_threads);
     gdn_ctx    *ctx = NULL;
     ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
     return ctx;
 }
 
-static void destroy(gdn_ctx *ctx, const struct memory *m)
+static void destroy(gdn_ctx *ctx, const struct ring2_memory *m)
 {
     gdn_ctx_destroy(ctx);
     CHECK(m->n_live == 0, "%d blocks left", m->n_live);
@@ -127,8 +100,8 @@ static void creation(void)
 {
     for (int lent = 0; lent < 2; lent++)
         for (int n = 1; n <= 3; n++) {
-            struct memory m         = { .fail_at = n };
-            gdn_options   o         = hooked(&m, 3);
+            struct ring2_memory m         = { .fail_at = n };
+            gdn_options   o         = ring2_memory_options(&m, 3);
             gdn_ctx      *ctx       = NULL;
             char          text[100] = "";
             o.parallel_for          = lent ? in_order : NULL;
@@ -159,8 +132,8 @@ static void without_hooks(void)
 static void threads(void)
 {
     for (int n = 1; n <= 4; n++) {
-        struct memory m         = { 0 };
-        gdn_options   o         = hooked(&m, 4);
+        struct ring2_memory m         = { 0 };
+        gdn_options   o         = ring2_memory_options(&m, 4);
         gdn_ctx      *ctx       = NULL;
         char          text[100] = "";
         o.error_text            = text;
@@ -178,30 +151,26 @@ static void threads(void)
 
 /* ---- Every op ------------------------------------------------------------------------------ */
 
-struct arena {
-    struct ring2_draw draw;
-    unsigned char    *before, *want;
-};
-
 /* The call in a new context, its allocation n failing: refused, everything untouched; then again
  * in the same context, as if nothing had been. False: there is no allocation n. */
-static bool fail_one(struct arena *a, gdn_op op, const union ring2_call *c, int n)
+static bool fail_one(const struct ring2_replay *r, int n)
 {
-    struct memory m       = { 0 };
+    struct ring2_memory m       = { 0 };
     gdn_ctx      *ctx     = create(&m, 2);
     m.fail_at             = m.n_calls + n;
-    memcpy(a->draw.arena, a->before, RING2_ARENA);
+    ring2_replay_reset(r);
     watched                 = true;
-    const gdn_status status = gdn_run_op(ctx, op, c);
+    const gdn_status status = gdn_run_op(ctx, r->op, &r->call);
     watched                 = false;
     const bool failed       = m.n_calls >= m.fail_at;
     ring2_status(ctx, "the call", status, failed ? GDN_E_MEMORY : GDN_OK);
     if (failed) {
-        CHECK(!memcmp(a->draw.arena, a->before, RING2_ARENA), "op %d: a byte changed", (int)op);
+        CHECK(!memcmp(r->draw.arena, r->before, r->draw.used), "op %d: a byte changed",
+              (int)r->op);
         CHECK(strstr(gdn_last_error(ctx), "memory"), "text \"%s\"", gdn_last_error(ctx));
-        ring2_status(ctx, "again", gdn_run_op(ctx, op, c), GDN_OK);
+        ring2_status(ctx, "again", gdn_run_op(ctx, r->op, &r->call), GDN_OK);
     }
-    CHECK(!memcmp(a->draw.arena, a->want, RING2_ARENA), "op %d: not the same result", (int)op);
+    ring2_replay_expect(r, failed ? "again" : "the call");
     destroy(ctx, &m);
     return failed;
 }
@@ -209,22 +178,14 @@ static bool fail_one(struct arena *a, gdn_op op, const union ring2_call *c, int 
 static void ops(void)
 {
     enum { CALLS = 10 };
-    struct arena a = { .before = ring2_heap(RING2_ARENA), .want = ring2_heap(RING2_ARENA) };
-    int          n_failed[RING2_N_OPS] = { 0 };
-    ring2_draw_init(&a.draw, true);
+    struct ring2_replay r;
+    int                 n_failed[RING2_N_OPS] = { 0 };
+    ring2_replay_init(&r, false);
     for (int i = 0; i < RING2_N_OPS * CALLS && !ring2_failed(); i++) {
-        const gdn_op     op     = (gdn_op)(i / CALLS);
-        gdn_status       status = GDN_E_ARG;
-        union ring2_call c;
-        gdn_batch        batch;
+        const gdn_op op = (gdn_op)(i / CALLS);
         if (!ring2_has_op(ring2_ctx(2), op)) continue;
-        for (int j = 0; j < 1000 && status != GDN_OK; j++) {
-            ring2_draw_call(&a.draw, op, &c, &batch);
-            memcpy(a.before, a.draw.arena, RING2_ARENA);
-            status = gdn_run_op(ring2_ctx(2), op, &c);
-        }
-        memcpy(a.want, a.draw.arena, RING2_ARENA);
-        for (int n = 1; fail_one(&a, op, &c, n); n++) n_failed[op]++;
+        ring2_replay_draw(&r, ring2_ctx(2), op);
+        for (int n = 1; fail_one(&r, n); n++) n_failed[op]++;
     }
     for (int op = 0; op < RING2_N_OPS; op++) {
         const bool none = !ring2_ctx(2)->backend->ops[op]->plan || /* no workspace */
@@ -251,7 +212,7 @@ static gdn_status call_with(gdn_ctx *ctx, int B)
 /* A larger call after a smaller one: the buffer grows, and cannot. */
 static void growth(void)
 {
-    struct memory m   = { 0 };
+    struct ring2_memory m   = { 0 };
     gdn_ctx      *ctx = create(&m, 2);
     for (int B = 2; B <= 16; B++) {
         m.fail_at = m.n_calls + 1;
@@ -285,7 +246,7 @@ static void others(void)
     gdn_status (*const calls[])(gdn_ctx *) = { save_and_load, gdn_self_test };
     for (int i = 0; i < 2; i++)
         for (int n = 1, failed = 1; failed; n++) {
-            struct memory m         = { 0 };
+            struct ring2_memory m         = { 0 };
             gdn_ctx      *ctx       = create(&m, 2);
             m.fail_at               = m.n_calls + n;
             watched                 = true;

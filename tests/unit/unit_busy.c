@@ -12,7 +12,7 @@
 
 enum { N_BLOB_CALLS = 6 };
 
-/* What one thread gets while the context is busy. */
+/* The results of one thread while the context is busy. */
 struct intruder {
     gdn_ctx    *ctx;
     gdn_status  ops[RING2_N_OPS], supported, bytes, blobs[N_BLOB_CALLS], self_test;

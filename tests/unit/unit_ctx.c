@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "ring2.h"
+#include "ring2_memory.h"
 
 /* ---- Names --------------------------------------------------------------------------------- */
 
@@ -33,42 +34,12 @@ static void test_names(void)
 
 /* ---- Memory that is counted and fails on demand -------------------------------------------- */
 
-struct memory {
-    int    n_live, n_calls, fail_at; /* fail_at: the call that fails; 0: none */
-    size_t last_align;
-};
-
-static void *hook_alloc(void *user, size_t bytes, size_t align)
-{
-    struct memory *m = user;
-    if (++m->n_calls == m->fail_at) return NULL;
-    m->n_live++;
-    m->last_align = align;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
-}
-
-static void hook_release(void *user, void *memory)
-{
-    ((struct memory *)user)->n_live--;
-    free(memory);
-}
-
-static gdn_options hooked(struct memory *m, int n_threads)
-{
-    gdn_options o = gdn_options_init();
-    o.alloc       = hook_alloc;
-    o.release     = hook_release;
-    o.alloc_user  = m;
-    o.n_threads   = n_threads;
-    return o;
-}
-
 static void test_failing_memory(void)
 {
     int failed = 0;
     for (int n = 1;; n++) {
-        struct memory m         = { .fail_at = n };
-        gdn_options   o         = hooked(&m, 3);
+        struct ring2_memory m         = { .fail_at = n };
+        gdn_options   o         = ring2_memory_options(&m, 3);
         gdn_ctx      *ctx       = (gdn_ctx *)&m; /* must become NULL */
         void         *work      = NULL;
         char          text[100] = "";
@@ -137,7 +108,7 @@ static void expect_refused(const char *what, const gdn_options *options, gdn_sta
 
 static void test_bad_options(void)
 {
-    struct memory m = { 0 };
+    struct ring2_memory m = { 0 };
     gdn_options   o = gdn_options_init();
     o.n_threads     = -1;
     expect_refused("n_threads -1", &o, GDN_E_ARG, "n_threads", "-1");
@@ -149,13 +120,13 @@ static void test_bad_options(void)
     o          = gdn_options_init();
     o.flags = 2;
     expect_refused("flags", &o, GDN_E_ARG, "flags", "0x2");
-    o       = gdn_options_init();
-    o.alloc = hook_alloc;
+    o         = ring2_memory_options(&m, 0);
+    o.release = NULL;
     expect_refused("alloc alone", &o, GDN_E_ARG, "release", "NULL");
-    o         = gdn_options_init();
-    o.release = hook_release;
+    o       = ring2_memory_options(&m, 0);
+    o.alloc = NULL;
     expect_refused("release alone", &o, GDN_E_ARG, "alloc", "NULL");
-    o     = hooked(&m, 2);
+    o     = ring2_memory_options(&m, 2);
     o.isa = "none";
     expect_refused("isa", &o, GDN_E_ARG, "isa", "none");
     CHECK(m.n_calls == 0, "memory asked for before the options were checked");
@@ -237,8 +208,8 @@ static void test_copy_args(void)
 
 static void test_workspace(void)
 {
-    struct memory m = { 0 };
-    gdn_options   o = hooked(&m, 1);
+    struct ring2_memory m = { 0 };
+    gdn_options   o = ring2_memory_options(&m, 1);
     gdn_ctx      *ctx;
     void         *a, *b;
     ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);

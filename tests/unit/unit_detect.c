@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which inner loops run: tables, detection, selection, GDN_CPU; and the float environment. */
+/* The choice of inner loops: tables, detection, selection, GDN_CPU; and the float environment. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -204,7 +204,8 @@ static void test_rows(void)
     refused("starts' shape", c, GDN_E_SHAPE, "checkpoint_starts: [4], wanted [5]");
 }
 
-/* Where the states are: no slot of a checkpoint is one that a sequence starts from or ends in. */
+/* If checkpoints lie in the pool of states, none of their slots is one that a sequence starts
+ * from or ends in. */
 static void test_one_pool(void)
 {
     struct call c                = padded(2, 8);

@@ -32,7 +32,7 @@ enum { GDN_MAX_HEAD     = 256 }; /* largest K and V */
 enum { GDN_MAX_TAPS     = 8 };   /* largest W */
 enum { GDN_STEP_COLUMNS = 128 }; /* most value columns of one step call */
 
-/* What an instruction set needs; gdn_cpu_detect() gives what the machine has. */
+/* The features that an instruction set needs; gdn_cpu_detect() returns those of the machine. */
 enum {
     GDN_CPU_AVX2   = 1u << 0, /* AVX2, FMA and F16C, and the OS saves YMM */
     GDN_CPU_AVX512 = 1u << 1, /* F, BW, DQ and VL, and the OS saves ZMM */

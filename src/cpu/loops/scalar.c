@@ -95,7 +95,7 @@ static void store_row_f16(void *dst, const float *src, size_t n)
     for (size_t i = 0; i < n; i++) h[i] = to_f16(src[i]);
 }
 
-/* What a loop with a dtype in it needs. */
+/* The functions of a loop with a dtype in it. */
 struct storage {
     ptrdiff_t bytes;
     void (*load)(float *dst, const void *src, size_t n);

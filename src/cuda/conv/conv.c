@@ -24,7 +24,7 @@ static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static int64_t chunks_of(const struct gdn_cu_conv *c) { return divide_up(c->D, CHANNELS); }
 
-/* Where the dtype is known when compiling: of x in tiles that take 16 bytes, of states in steps. */
+/* Returns the chunks of channels of kernels for one dtype: their tiles of x take 16 bytes. */
 static int64_t wide_chunks_of(const struct gdn_cu_conv *c, int32_t dtype)
 {
     return divide_up(c->D, dtype == GDN_F32 ? CHANNELS : 2 * CHANNELS);
@@ -77,7 +77,7 @@ static bool takes_rows(const struct gdn_cu_conv *c)
 /* As in conv_tiles.cuh. */
 static int64_t rows_of(const struct gdn_cu_conv *c) { return c->x.dtype == GDN_F32 ? 8 : 16; }
 
-/* Is every token of every row valid, as is known without looking? */
+/* Returns true if every token of every row is valid, from descriptors alone. */
 static bool is_plain(const struct gdn_cu_batch *b)
 {
     return !b->cu_seqlens.data && !b->read_slots.data && !b->write_slots.data &&
@@ -119,7 +119,8 @@ static int32_t access_of(const struct gdn_rows *r, int64_t D)
     return 0;
 }
 
-/* Do the rows of three entries of a state, or its channels, lie side by side, by 16 bytes? */
+/* Returns true if a state's rows of three entries, or its channels, lie side by side, by 16
+ * bytes. */
 static bool is_step_view(const struct gdn_conv_view *v, int32_t dtype)
 {
     const uint64_t unit = gdn_dtype_bytes(dtype), at = (uint64_t)(uintptr_t)v->data;
@@ -241,7 +242,8 @@ static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stre
     return gdn_cuda_note(ctx, "conv1d", kernel);
 }
 
-/* Does a sequence have one state, its last, in three quads of a lane, and its tokens in a row? */
+/* Returns true if a sequence has one state, its last, in three quads of a lane, and its tokens
+ * in a row. */
 static bool can_start(const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;

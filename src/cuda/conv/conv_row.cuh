@@ -91,7 +91,8 @@ template <int dtype> GDN_DEVICE int type_of(const struct gdn_cu_conv &a)
     return dtype == floats ? a.x.dtype : dtype;
 }
 
-/* Where an element of a row of x or out is: the lane's begin at first + shift and at first. */
+/* Returns the place of an element of a row of x or out: the lane's begin at first + shift and at
+ * first. */
 template <int dtype> GDN_DEVICE int64_t bytes_to(const struct gdn_cu_conv &a, int64_t element)
 {
     return element << (type_of<dtype>(a) == GDN_F32 ? 2 : 1);
@@ -241,7 +242,7 @@ GDN_DEVICE void sum_taps(float (&y)[N], const float (&x)[N], float (&past)[TAPS 
 
 /* ---- Tiles of tokens ----------------------------------------------------------------------- */
 
-/* Where a tile of tokens begins and ends; in a row of a padded batch, or packed. */
+/* The first and last token of a tile; in a row of a padded batch, or packed. */
 struct gdn_tile {
     int64_t row, first, end;
 };

@@ -167,7 +167,7 @@ template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int
 
 /* ---- Which tokens count -------------------------------------------------------------------- */
 
-/* Which of a tile's tokens get their sums, and which are no tokens and get zeros, a bit each. */
+/* A bit for each of a tile's tokens: sum, it gets its sum; zero, it is no token and gets zeros. */
 struct gdn_marks {
     uint32_t sum, zero;
 };
@@ -199,7 +199,7 @@ GDN_DEVICE int bound_at(const struct gdn_cu_batch &b, int i)
     return (int)clamp64(*(const int64_t *)p, 0, b.N);
 }
 
-/* Does cu_seqlens alone say what tokens are? */
+/* Returns true if cu_seqlens alone bounds the tokens. */
 GDN_DEVICE bool is_bounded(const struct gdn_cu_batch &b)
 {
     return b.cu_seqlens.data && !b.read_slots.data && !b.write_slots.data &&

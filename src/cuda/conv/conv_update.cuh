@@ -10,7 +10,7 @@
 
 #include "cuda/conv/conv_row.cuh"
 
-/* What a warp has of every state of a pool: three quads of a lane, in the order of memory if
+/* A warp's part of every state of a pool: three quads of a lane, in the order of memory if
  * entries lie side by side, else by entries. */
 struct gdn_side {
     char *first; /* the lane's first quad, in slot 0 */
@@ -44,7 +44,7 @@ GDN_DEVICE char *quad_at(const struct gdn_conv_view &v, const struct gdn_side &s
     return s.first + (slot * v.slot + j * (is_by_entry(v) ? 32 * N : v.entry)) * UNIT;
 }
 
-/* What a step needs of a sequence: a lane each of these, so that all are on their way at once. */
+/* The inputs of a step from a sequence, one lane each, so that all loads are in flight at once. */
 struct gdn_step_row {
     int64_t read, write; /* slots; -1: zeros, none */
     int     valid, keep; /* is there a token; may out stay if not */
@@ -76,7 +76,7 @@ GDN_DEVICE struct gdn_step_row read_rows(const struct gdn_cu_conv &a, const stru
     return r;
 }
 
-/* Of the lane that has it. */
+/* Returns the value of the lane that has it. */
 GDN_DEVICE int64_t of_lane(int64_t x, int lane)
 {
     return __shfl_sync(0xffffffff, (long long)x, lane);
@@ -178,7 +178,7 @@ GDN_DEVICE void store_step(const struct gdn_cu_conv &a, const struct gdn_side &t
         if (to.is_there[j]) put_quad(quad_at<state>(a.to, to, slot, j), q[j]);
 }
 
-/* What becomes of number i of a warp's rows: its output, and its state if that is kept. */
+/* Writes number i of a warp's rows: its output, and its state if that is kept. */
 template <int dtype, int state, int N>
 GDN_DEVICE void write_step(const struct gdn_cu_conv &a, const struct gdn_lane &l,
                            const struct gdn_side &to, const struct gdn_step_row &rows,

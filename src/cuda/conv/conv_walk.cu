@@ -59,7 +59,7 @@ GDN_DEVICE void put_row(float *row, const struct gdn_lane &l, const float (&x)[4
 
 /* ---- States -------------------------------------------------------------------------------- */
 
-/* What a warp that walks a sequence has. */
+/* The values of a warp that walks a sequence. */
 struct gdn_walk {
     struct gdn_lane   lane;
     struct gdn_cu_seq seq;
@@ -92,8 +92,8 @@ GDN_DEVICE void move_entries(const struct gdn_walk &w, const struct gdn_conv_vie
     }
 }
 
-/* Which input came n before that of token t, the t-th that is fed: back along its tree, its path
- * or the row. Below 0: before the sequence's tokens, the newest is -1. */
+/* Returns which input came n before that of token t, the t-th that is fed: back along its tree,
+ * its path or the row. Below 0: before the sequence's tokens, the newest is -1. */
 GDN_DEVICE int64_t earlier(const struct gdn_cu_conv &a, const struct gdn_walk &w, int64_t t,
                            int64_t n)
 {
@@ -173,7 +173,7 @@ GDN_DEVICE void store_states(const struct gdn_cu_conv &a, const struct gdn_walk 
 
 /* ---- Walks --------------------------------------------------------------------------------- */
 
-/* Where the outputs before token W - 1 of sequence `row` wait, in place. */
+/* Returns the memory of the outputs before token W - 1 of sequence `row`, for calls in place. */
 GDN_DEVICE float *waiting_row(const struct gdn_cu_conv &a, int64_t row, int64_t t)
 {
     return a.edges + ((a.n_tiles + row) * (a.W - 1) + t) * a.D;
@@ -317,8 +317,8 @@ GDN_DEVICE void move_waiting(const struct gdn_cu_conv &a, const struct gdn_lane 
     }
 }
 
-/* Which of the tokens [t, end) are to be written, a bit each. Writes what is no token, and what
- * waits, to rows from `out` on; all inputs up to there have been read. */
+/* Returns which of the tokens [t, end) are to be written, a bit each. Writes rows of no token,
+ * and rows that wait, to rows from `out` on; all inputs up to there have been read. */
 template <int dtype>
 GDN_DEVICE uint32_t ask_rows(const struct gdn_cu_conv &a, const struct gdn_lane &l,
                              struct gdn_run &r, int64_t chunks, int t, int end, char *out)

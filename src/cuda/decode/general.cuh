@@ -147,8 +147,9 @@ GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t r
     return s;
 }
 
-/* Of any batch; after the last sequence come the tokens that belong to none, and then, where a grid
- * has more rows than are wanted, nothing. Not inline: few blocks have to step over it. */
+/* Reads a sequence of any batch. After the last one come the tokens that belong to none, and
+ * then, if a grid has more rows than are wanted, nothing. Not inline: few blocks have to step
+ * over it. */
 static __device__ __noinline__ void read_any(struct decode_work *w, const struct gdn_cu_batch *b,
                                              int64_t row)
 {

@@ -106,7 +106,8 @@ template <int KC> struct tile_kv {
 
     float S[N][4];
 
-    /* Which of the 16 sums: bits 3 and 0 lie within a warp, 1 and 2 between warps. */
+    /* Returns which of the 16 sums the lane has: bits 3 and 0 lie within a warp, 1 and 2 between
+     * warps. */
     GDN_DEVICE int number()
     {
         return (threadIdx.x >> 4 & 1) | (threadIdx.x >> 4 & 6) | (threadIdx.x & 8);

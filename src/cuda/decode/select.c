@@ -376,7 +376,7 @@ static void log_choice(const struct gdn_decode_call *c, int i)
     if (i) add(&l, " (");
     if (i) add_reasons(&l, c, i);
     if (i) add(&l, ")");
-    gdn_cuda_log_choice(c->ctx, l.text);
+    gdn_cuda_log_choice(c->ctx, GDN_CUDA_DECODE_CHOICE, l.text);
 }
 
 /* ---- The call ------------------------------------------------------------------------------ */

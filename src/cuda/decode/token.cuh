@@ -76,12 +76,12 @@ template <class T> GDN_DEVICE void one_forget(T *x, int n)
 
 /* ---- The token ------------------------------------------------------------------------------- */
 
-/* Where a block's head of its sequence is: the token, the head, slots. */
+/* The place of a block: the token, the head, slots. */
 struct one_place {
     enum { LATE = 0 }; /* is the state asked for behind the token? */
     int row, head, from, to;
 
-    /* Does settle() find that it is no padding? */
+    /* Returns true if settle() finds that the sequence is no padding. */
     static __device__ __forceinline__ bool real(void) { return true; }
 
     /* The state is looked at. */
@@ -152,7 +152,7 @@ GDN_DEVICE void one_expand_gates(float &alpha, float &beta, const struct one_gat
     beta  = beta_value(a, one_number<io>(f.beta, a.beta_bytes));
 }
 
-/* What raw k and q are to be multiplied by, and then k . q. */
+/* The factors of raw k and q, and then k . q. */
 struct one_factors {
     float k, q, kq;
 };
@@ -218,7 +218,7 @@ template <int KC, int dtype, int io> struct one_rows {
     __device__ __forceinline__ float query(int c, int e) const { return q[c][e]; }
 };
 
-/* Which of the warp's rows the lane is left with when its sums are done. */
+/* Returns which of the warp's rows the lane is left with when its sums are done. */
 template <class Tile> GDN_DEVICE int one_own(void)
 {
     const int lane = threadIdx.x % 32;

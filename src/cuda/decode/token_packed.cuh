@@ -54,7 +54,7 @@ GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_packed 
     return is;
 }
 
-/* What cu_seqlens say, and that as far as there are tokens. */
+/* Reads cu_seqlens, and limits them to the tokens that are there. */
 __device__ __forceinline__ void packed_place::look(void)
 {
     first = packed_index(batch.cu_seqlens, row);

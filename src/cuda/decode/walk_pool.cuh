@@ -10,8 +10,8 @@
 #include "cuda/decode/general.cuh"
 #include "cuda/device/q8.cuh"
 
-/* Which of its four columns element e of chunk n is in; that column, from the block's first; and
- * the element's k. */
+/* Return which of its four columns element e of chunk n is in; that column, from the block's
+ * first; and the element's k. */
 template <class Tile> GDN_DEVICE int nth_column(int n, int e)
 {
     return Tile::K_FIRST ? e : n / (Tile::N / 4);
@@ -54,7 +54,7 @@ GDN_DEVICE struct decode_slot slot_of(const struct gdn_cu_walk &a, const struct 
     return s;
 }
 
-/* Where chunk n is, and whether it is there. */
+/* Returns the place of chunk n, and whether it exists. */
 template <class Tile> GDN_DEVICE char *chunk_at(const struct decode_place &p, int n, bool &there)
 {
     const int r = Tile::row() + Tile::row_step(n), c = Tile::column() + Tile::column_step(n);

@@ -61,7 +61,7 @@ template <int KC_, int dtype> struct warp_vk {
 
 /* ---- Rows of k ------------------------------------------------------------------------------ */
 
-/* Where registers suffice, a row is in four lanes' pieces of 16 bytes, so that few rows are touched
+/* If registers suffice, a row is in four lanes' pieces of 16 bytes, so that few rows are touched
  * at once; else in two lanes'. */
 template <int KC_, int dtype> struct warp_kv {
     enum {
@@ -97,7 +97,7 @@ struct warp_place {
     int   n_rows, n_columns;
 };
 
-/* Is piece n there? */
+/* Returns true if the column of piece n exists. */
 template <class Tile> GDN_DEVICE bool is_there(const struct warp_place &p, int n)
 {
     return Tile::row_step(n) < p.n_rows && Tile::column_step(n) < p.n_columns;
@@ -172,7 +172,7 @@ GDN_DEVICE void warp_copy(const struct warp_place &to, const struct warp_place &
 
 /* ---- Tokens --------------------------------------------------------------------------------- */
 
-/* What a lane needs of one: its chunks of k and q, the v of its last column. */
+/* A lane's part of a token: its chunks of k and q, the v of its last column. */
 template <int n> struct warp_token { /* n: chunks */
     float k[n][4], q[n][4];
     float v, alpha, beta, kq;

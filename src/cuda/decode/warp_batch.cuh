@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the tokens and states of a sequence are, of the batches that warp.cuh is for. */
+/* The places of a sequence's tokens and states, for the batches that warp.cuh takes. */
 #ifndef GDN_CUDA_DECODE_ROWS_CUH
 #define GDN_CUDA_DECODE_ROWS_CUH
 
@@ -57,7 +57,8 @@ struct warp_gates {
     uint32_t g, beta, A_log, dt_bias;
 };
 
-/* Of a token that may be there. g and beta are mostly of 16 bits, and in parts spill. */
+/* Loads the gates of a token that may exist. g and beta are mostly of 16 bits, and in parts
+ * spill. */
 GDN_DEVICE void warp_fetch_gates(struct warp_gates &f, const struct gdn_cu_warp &a,
                                  const struct warp_seq &s, int head, int t)
 {

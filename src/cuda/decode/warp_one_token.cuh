@@ -21,7 +21,8 @@ template <int KC> struct once_tile {
     float S[N][C][4];
 };
 
-/* Of N rows p, then z: the lane is left with one of them, number once_row() of the lane's. */
+/* Sums N rows of p, then of z: the lane is left with one of them, number once_row() of the
+ * lane's. */
 template <class Tile>
 GDN_DEVICE float once_sums(const Tile &tile, const float (&k)[Tile::C][4],
                            const float (&q)[Tile::C][4])
@@ -69,7 +70,7 @@ GDN_DEVICE char *once_place(const struct gdn_cu_pool &p, int slot, int head, int
     return warp_state(p, slot, head) + (v + lane / Tile::LANES) * p.row + lane % Tile::LANES * 16;
 }
 
-/* Of chunk c of a row, from the lane's first element on; is it there, of K elements? */
+/* Returns true if chunk c of a row of K elements exists, from the lane's first element on. */
 template <class Tile> GDN_DEVICE bool once_has(int c, int K)
 {
     return (int)threadIdx.x % Tile::LANES * 4 + c * 128 < K;

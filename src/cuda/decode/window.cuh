@@ -234,7 +234,7 @@ GDN_DEVICE void mma_update(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const f
     }
 }
 
-/* What token t's raw k and q are to be multiplied by. */
+/* Finds the factors of token t's raw k and q. */
 GDN_DEVICE void mma_factors(float &k, float &q, const float (&G)[4], const struct gdn_cu_warp &a)
 {
     const int   lane = threadIdx.x % 32, t = lane % 4;
@@ -243,7 +243,7 @@ GDN_DEVICE void mma_factors(float &k, float &q, const float (&G)[4], const struc
     q = __shfl_sync(0xffffffff, length, 9 * t + 4) * a.scale;
 }
 
-/* What the tokens read and write, from r.v and their gates. */
+/* Computes what the tokens read and write, from r.v and their gates. */
 template <class Tile>
 GDN_DEVICE void mma_rule(struct mma_rows &r, const Tile &tile, const uint32_t (&x)[Tile::PAIRS],
                          const struct gdn_cu_warp &a, int T, bool each = false)

@@ -29,13 +29,13 @@ enum { FOUR_K = 128, FOUR_COLUMNS = 64, FOUR_WARPS = FOUR_K / 32 /* of columns *
 
 /* ---- Tokens --------------------------------------------------------------------------------- */
 
-/* Of a head token t. */
+/* Returns token t of a head. */
 GDN_DEVICE char *four_at(const struct gdn_cu_at &r, int row, int head, int token, int t)
 {
     return one_at(r, row, head) + (int64_t)t * token;
 }
 
-/* What lane (g, t) asks for: of column g of X its words; of token t the gates, and v of N rows. */
+/* The loads of lane (g, t): its words of column g of X; of token t the gates, and v of N rows. */
 template <int WORDS, int N> struct four_raw {
     uint32_t         x[WORDS], v[N];
     struct one_gates gates;
@@ -78,7 +78,7 @@ GDN_DEVICE void four_expand(struct mma_lane<N> &r, const struct four_raw<WORDS, 
     for (int n = 0; n < N; n++) r.v[n] = one_half<io>(raw.v[n]), r.u[n] = 0;
 }
 
-/* What its raw k and q are to be multiplied by. G: X^T X. */
+/* Returns the factors of a token's raw k and q. G: X^T X. */
 GDN_DEVICE struct one_factors four_factors(const float (&G)[4], const struct gdn_cu_one &a)
 {
     const int   t  = threadIdx.x % 4;
@@ -97,7 +97,7 @@ GDN_DEVICE void four_out(const struct mma_lane<N> &r, const struct gdn_cu_four &
     for (int n = 0; n < N; n++) one_store_half<io>(out + n * step * 2, r.o[n]);
 }
 
-/* Is the state another one after the tokens? */
+/* Returns true if the tokens change the state. */
 template <int N> GDN_DEVICE bool four_changes(const struct mma_lane<N> &r)
 {
     return __any_sync(0xffffffff, r.alpha != 1 || r.beta != 0);
@@ -259,7 +259,7 @@ GDN_DEVICE bool four_write(Tile (&tiles)[Tile::TILES], const struct four_shared 
     return changed;
 }
 
-/* What token i reads of the state before all of them: its lanes have that. */
+/* Computes what token i reads of the state before all of them, into its lanes. */
 template <class Tile>
 GDN_DEVICE void four_reads(Tile (&tiles)[Tile::TILES], struct mma_lane<Tile::TILES> &r,
                            const struct four_shared &sh, int i, const struct one_factors &f)

@@ -34,7 +34,7 @@ template <class Tile> struct few_shared {
     float2 products[Tile::WARPS][32];
 };
 
-/* What a window needs of memory: the lane's part of X, v of its columns, gates of its token. */
+/* The loads of a window: the lane's part of X, v of its columns, gates of its token. */
 template <class Tile> struct few_raw {
     uint32_t          x[4], v[Tile::GROUPS][2];
     struct warp_gates gates;

@@ -76,7 +76,7 @@ GDN_DEVICE void window_leave(const Tile &tile, bool changed, const struct gdn_cu
         window_copy<Tile>(to, a.to.row, from, a.from.row);
 }
 
-/* Where the state after token t goes; negative: nowhere. */
+/* Returns the slot of the state after token t; negative: none. */
 GDN_DEVICE int window_slot(const struct gdn_cu_warp &a, const struct warp_seq &s, int t)
 {
     if (!a.to.data) return -1;

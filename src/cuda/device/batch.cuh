@@ -25,7 +25,7 @@ GDN_DEVICE int64_t clamp64(int64_t x, int64_t low, int64_t high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* Where the tokens of sequence b are, and which count. */
+/* Finds the tokens of sequence b, and which of them count. */
 GDN_DEVICE void read_range(const struct gdn_cu_batch &b, struct gdn_cu_seq &s)
 {
     if (b.cu_seqlens.data) {
@@ -53,7 +53,7 @@ GDN_DEVICE int64_t read_start(const struct gdn_cu_batch &b, int64_t row)
     return load_index(b.read_slots, row, clamp64(n, 1, b.read_slots.n_columns) - 1);
 }
 
-/* Is there a padding row with tokens before this one? By all threads of a warp. */
+/* Returns true if a padding row with tokens comes before this one. By all threads of a warp. */
 GDN_DEVICE bool sink_is_taken(const struct gdn_cu_batch &b, int64_t row)
 {
     bool taken = false;
@@ -128,7 +128,7 @@ GDN_DEVICE int64_t find_sequence(const struct gdn_cu_batch &b, int64_t t)
     return found;
 }
 
-/* What token t follows in a tree, -1: the initial state. */
+/* Returns the parent of token t in a tree, -1: the initial state. */
 GDN_DEVICE int64_t parent_of(const struct gdn_cu_batch &b, const struct gdn_cu_seq &s, int64_t t)
 {
     if (t >= b.parents.n_columns) return t - 1;

@@ -17,8 +17,8 @@
 
 #include "cuda/device/ptx_mma.cuh"
 
-/* What all lanes know alike, so that the compiler knows that they do: behind a branch that may part
- * lanes it does nothing once per warp. */
+/* Makes a value that is the same in all lanes uniform for the compiler too: behind a branch that may
+ * part lanes it does nothing once per warp. */
 GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
 
 typedef float mma_block[2][4];
@@ -36,7 +36,7 @@ GDN_DEVICE uint32_t tile_place(uint32_t row, uint32_t column)
 
 /* ---- 16 bits ------------------------------------------------------------------------------- */
 
-/* What the two formats differ in. */
+/* The differences between the two formats. */
 struct mma_format_bf16 {
     GDN_DEVICE uint32_t pair(float low, float high) { return f32_to_bf16x2(low, high); }
     GDN_DEVICE float    low(uint32_t x) { return __uint_as_float(x << 16); }
@@ -66,8 +66,8 @@ template <class format> struct mma_tiles16 {
     };
     static constexpr int bytes = 2;
 
-    /* Where a lane reads the operand at the start of a tile; turned: rows of the operand are
-     * columns of the tile. */
+    /* Return the place that a lane reads the operand from, at the start of a tile; turned: rows
+     * of the operand are columns of the tile. */
     GDN_DEVICE uint32_t lane(int row)
     {
         const int l = threadIdx.x % 32;
@@ -114,7 +114,7 @@ template <class format> struct mma_tiles16 {
         format::mma(d[0], a.x, b.x[0], b.x[2]);
         format::mma(d[1], a.x, b.x[1], b.x[3]);
     }
-    /* Is anything among what was collected not finite? */
+    /* Collects values; the result is true if one of them is not finite. */
     typedef uint32_t taint;
     GDN_DEVICE void  collect(taint &z, const operand &o)
     {

@@ -53,7 +53,7 @@ GDN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity)
                  "}"
                  : : "r"(barrier), "r"(parity) : "memory");
 }
-/* Has it? */
+/* Returns true if the phase of this parity has completed; does not wait. */
 GDN_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity)
 {
     int y;
@@ -66,7 +66,7 @@ GDN_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity)
     return y != 0;
 }
 
-/* Is it so for any of n threads? A barrier of the hardware, all of them. */
+/* Returns true if x is true in any of n threads. A barrier of the hardware, all of them. */
 GDN_DEVICE bool barrier_any(int barrier, int n, bool x)
 {
     int y;
@@ -151,7 +151,7 @@ GDN_DEVICE void copy_out_wait_read(void)
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 GDN_DEVICE void copy_out_wait(void) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-/* What this thread has written can be read by copies and products, after the next barrier. */
+/* Lets copies and products read what this thread has written, after the next barrier. */
 GDN_DEVICE void async_fence(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -170,7 +170,7 @@ template <int n> GDN_DEVICE void lower_registers(void)
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* What the launch gives a block of shared memory. */
+/* The shared memory that the launch gives a block. */
 extern __shared__ __align__(1024) char gdn_shared[];
 
 GDN_DEVICE void load_shared(float (&x)[4], uint32_t at)

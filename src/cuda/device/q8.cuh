@@ -15,7 +15,7 @@ GDN_DEVICE int  state_bytes(int dtype) { return is_eight(dtype) ? 1 : float_byte
 
 enum { E4M3_NAN = 127, E4M3_NORMAL = 8 }; /* the codes from 8 on are not denormal */
 
-/* What code c, 0 to 255, stands for, but for the scale. */
+/* Returns the value of code c, 0 to 255, without its scale. */
 GDN_DEVICE float eight_value(uint32_t c, int dtype)
 {
     const uint32_t m = c & 127, sign = (c & 128) << 24;
@@ -30,7 +30,7 @@ GDN_DEVICE float eight_value(uint32_t c, int dtype)
 /* Magnitudes as integers: their order is that of the numbers, and what is not finite is above. */
 GDN_DEVICE uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
 
-/* Of a column, and by what to multiply its elements; 0: all codes are 0. */
+/* The scale of a column, and the factor of its elements; 0: all codes are 0. */
 struct eight_scale {
     float scale, inverse;
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every kernel of the rule reads: heads, rows, gates. The formulas are those of gdn.h. */
+/* The inputs of every kernel of the rule: heads, rows, gates. The formulas are those of gdn.h. */
 #ifndef GDN_CUDA_RULE_CUH
 #define GDN_CUDA_RULE_CUH
 
@@ -30,7 +30,7 @@ GDN_DEVICE int64_t pool_at(const struct gdn_pool_view &view, int64_t slot, int64
     return slot * view.slot + head * view.head;
 }
 
-/* What x is divided by in the formula of `norm`, which is one; and 1 / that, or 1. */
+/* Return the divisor of x in the formula of `norm`, which is one; and 1 / that, or 1. */
 GDN_DEVICE float norm_length(float sum_of_squares, int norm, float eps)
 {
     const float length = sqrtf(norm == GDN_NORM_L2 ? sum_of_squares + eps : sum_of_squares);

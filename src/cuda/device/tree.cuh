@@ -35,7 +35,8 @@ GDN_DEVICE void visit_all(struct tree_visit *visits, struct tree_node *nodes, in
     }
 }
 
-/* Of T tokens of sequence `row`, by all threads; to be read after the next barrier. */
+/* Finds the order of the T tokens of sequence `row`, by all threads; read it after the next
+ * barrier. */
 GDN_DEVICE void find_order(struct tree_visit *visits, struct tree_node *nodes,
                            const struct gdn_cu_batch &b, int64_t row, int T)
 {

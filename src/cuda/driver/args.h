@@ -211,7 +211,7 @@ struct gdn_cu_decode {
     int32_t            pad;
 };
 
-/* Which pools and rows can be read and written in whole, aligned chunks. */
+/* The pools and rows that can be read and written in whole, aligned chunks. */
 enum {
     GDN_CU_WIDE_FROM        = 1,
     GDN_CU_WIDE_TO          = 2,
@@ -253,7 +253,7 @@ struct gdn_cu_warp {
     float               norm_eps, scale, bound;
 };
 
-/* What a sequence (or a slot) and a head have there, steps in bytes. */
+/* A tensor by sequence (or slot) and head, steps in bytes. */
 struct gdn_cu_at {
     char   *data;
     int32_t row, head;
@@ -447,7 +447,7 @@ enum {
 };
 enum { GDN_CU_WALK_FORWARD = 1, GDN_CU_WALK_REVERSE = 2 };
 
-/* Where the tokens of a chunk are in the tensors. */
+/* The place of a chunk's tokens in the tensors. */
 struct gdn_cu_place {
     int64_t batch, first;
     int32_t n, pad;

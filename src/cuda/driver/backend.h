@@ -45,43 +45,46 @@ bool               gdn_cuda_takes_one(const struct gdn_cu_rule *args,
 struct gdn_cu_one  gdn_cuda_one_args(const struct gdn_cu_rule *args,
                                      const struct gdn_cu_warp *warp);
 struct gdn_cu_at   gdn_cuda_at_vector(const struct gdn_cu_array *vector); /* heads: elements */
-/* Are n such steps within 32 bits? The step may be any number. Those of rows, of a vector? */
+/* Return true if n such steps fit 32 bits, whatever the step: of a number, of rows, of a vector. */
 bool               gdn_cuda_is_near(int64_t step, int64_t n);
 bool               gdn_cuda_are_near(const struct gdn_rows *rows);
 bool               gdn_cuda_is_near_vector(const struct gdn_cu_array *vector);
 struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *rows, const struct gdn_cu_batch *batch);
 /* x / n is the high half of x times this, for x and n below 2^16; 0: x itself. */
 uint32_t           gdn_cuda_inverse(int n);
-/* What a call says of cuts into segments: none; no early stop; tokens of the longest sequence, 0:
- * unknown. */
-struct gdn_cuda_wish {
+/* The options of a call for cuts into segments: none; no early stop; tokens of the longest
+ * sequence, 0: unknown. */
+struct gdn_cuda_cut_options {
     bool    whole, every_token;
     int64_t longest;
 };
-static inline struct gdn_cuda_wish gdn_cuda_wish_of(uint32_t flags, const gdn_batch *b)
+static inline struct gdn_cuda_cut_options gdn_cuda_cut_options_of(uint32_t         flags,
+                                                                  const gdn_batch *b)
 {
-    return (struct gdn_cuda_wish){ flags & GDN_BATCH_INVARIANT, flags & GDN_NO_EARLY_STOP,
+    return (struct gdn_cuda_cut_options){ flags & GDN_BATCH_INVARIANT, flags & GDN_NO_EARLY_STOP,
                                    b->max_seqlen };
 }
 /* memory: of the workspace, so many bytes. How chunks are done: */
 struct gdn_cuda_chunks {
     void                *memory; /* of the workspace */
-    struct gdn_cuda_wish wish;
+    struct gdn_cuda_cut_options options;
     int                  by_number; /* see prefill/general.h */
 };
 size_t     gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                  struct gdn_cuda_wish wish);
+                                  struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                            struct gdn_cuda_wish wish, void *memory, void *stream);
+                            struct gdn_cuda_cut_options options, void *memory, void *stream);
 /* The same with states of 8 bits; by the kernels for Hopper, if they take such a call; by those
  * that take all others. ran: which ran is added. */
 size_t     gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                        struct gdn_cuda_wish wish);
+                                        struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                  struct gdn_cuda_wish wish, void *memory, void *stream);
-bool       gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
+                                  struct gdn_cuda_cut_options options, void *memory, void *stream);
+/* The kernels of prefill/sm90. why_not returns why they do not take a call, as text for the log, or
+ * NULL. */
+const char *gdn_cuda_prefill_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 size_t     gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                         struct gdn_cuda_wish wish);
+                                         struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream);

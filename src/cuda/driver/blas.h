@@ -24,12 +24,13 @@ struct gdn_blas_matrix {
     int64_t     ld, batch;
 };
 
-/* Are all sizes of such a product below 2^31, as cuBLAS counts? */
+/* Returns true if all sizes of such a product are below 2^31, as cuBLAS needs. */
 bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_matrix *x,
                      const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows,
                      int64_t n_out, int64_t n_in);
 
-/* Is a product one for cuBLAS? a and b have one dtype, and out has it or is float32. */
+/* Returns true if cuBLAS can compute the product: a and b have one dtype, and out has it or is
+ * float32. */
 bool gdn_blas_multiplies(const struct gdn_matrix_product *p);
 
 /* All of these between gdn_cuda_enter() and gdn_cuda_leave(). */

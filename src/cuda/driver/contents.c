@@ -4,7 +4,7 @@
 #include "core/tensor_check.h"
 #include "cuda/driver/launch.h"
 
-/* Where the elements of a view are: from low to high, in elements from its data. */
+/* The extent of a view: from low to high, in elements from its data. */
 struct span {
     int64_t low, high;
 };
@@ -47,7 +47,7 @@ static gdn_status copy_arrays(gdn_ctx *ctx, void *stream, gdn_tensor *const *arr
     return GDN_OK;
 }
 
-/* Is a graph being captured from the stream? Nothing may wait for it then. */
+/* Sets captured if a graph is captured from the stream: nothing may wait for the stream then. */
 static gdn_status is_captured(gdn_ctx *ctx, void *stream, bool *captured)
 {
     int status = 0;

@@ -12,7 +12,7 @@ enum gdn_image_id {
     GDN_N_IMAGES
 };
 
-/* What kernels.def says of chips: a compute capability, 10 major + minor; 0: all. */
+/* The names of chips in kernels.def: a compute capability, 10 major + minor; 0: all. */
 enum { GDN_CHIPS_all = 0, GDN_CHIPS_sm_90a = 90 };
 
 struct gdn_image {

@@ -288,10 +288,11 @@ gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel
     return gdn_cuda_note_all(ctx, op, &kernel, 1);
 }
 
-void gdn_cuda_log_choice(gdn_ctx *ctx, const char *line)
+void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *line)
 {
-    if (!strcmp(line, ctx->cuda->choice)) return;
-    snprintf(ctx->cuda->choice, sizeof ctx->cuda->choice, "%s", line);
+    char *const last = ctx->cuda->choices[choice];
+    if (!strcmp(line, last)) return;
+    snprintf(last, GDN_CUDA_CHOICE, "%s", line);
     gdn_log_line(ctx, line);
 }
 

@@ -37,6 +37,7 @@ struct gdn_cuda_ran {
 };
 
 enum { GDN_CUDA_CHOICE = 512 }; /* characters of a line about a choice of kernels */
+enum gdn_cuda_choice { GDN_CUDA_DECODE_CHOICE, GDN_CUDA_PREFILL_CHOICE, GDN_CUDA_N_CHOICES };
 
 struct gdn_cuda {
     struct gdn_cu_api api;
@@ -54,7 +55,7 @@ struct gdn_cuda {
     gdn_cu_memory     workspace;
     size_t            workspace_bytes;
     struct gdn_cuda_sm90 *sm90; /* caches of prefill/sm90 (cache.h), of the table of backends */
-    char choice[GDN_CUDA_CHOICE]; /* the last line of gdn_cuda_log_choice() */
+    char choices[GDN_CUDA_N_CHOICES][GDN_CUDA_CHOICE]; /* last lines of gdn_cuda_log_choice() */
 };
 
 /* Opens ctx->options.device and loads the images. */
@@ -69,7 +70,7 @@ static inline bool gdn_cuda_runs_sm_90a(const struct gdn_cuda *c)
     return c->chips == GDN_CHIPS_sm_90a;
 }
 
-/* What is to be known of a device of that capability: "" or that it runs portable code. */
+/* Returns a remark on devices of that capability: "", or that they run portable code. */
 const char *gdn_cuda_code_text(int capability);
 
 /* Makes the device's context the thread's current one, if it is not; and back. */
@@ -114,11 +115,11 @@ gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
                              int n);
 
-/* Logs why a form of an op was chosen, "op: form (reasons)", unless the last such line was the
- * same. */
-void gdn_cuda_log_choice(gdn_ctx *ctx, const char *line);
+/* Logs why a form of an op was chosen, "op: form (reasons)", unless the last line of that choice
+ * was the same. */
+void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *line);
 
-/* What kernels read of a batch; of a vector [n] or a matrix. */
+/* Return the forms in which kernels read a vector [n] or a matrix, and a batch. */
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);
 struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                                    const struct gdn_plan_pools *pools);

@@ -13,7 +13,7 @@ int32_t gdn_cuda_access(const void *data, int32_t dtype, const int64_t *steps, i
     return all % 8 == 0 && unit == 2 && n % 4 == 0 ? 8 : 0;
 }
 
-/* May dimension `next` of all tensors become part of dimension i? Where there are no elements,
+/* Returns true if dimension `next` of all tensors may join dimension i. Without elements,
  * steps may be any, and wrap. */
 static bool is_merged(const gdn_tensor *const *tensors, int n, int i, int next)
 {

@@ -17,7 +17,7 @@ enum { TILE = 64, THREADS = 256 }; /* of layer.cu */
 
 /* ---- Memory -------------------------------------------------------------------------------- */
 
-/* What a call keeps in the workspace. */
+/* The workspace of a call. */
 struct buffers {
     char  *projected; /* [N] q, k, v, z of all heads; or, woven, those of each key head */
     float *woven;     /* [N] b, a of each key head */
@@ -28,8 +28,8 @@ struct buffers {
     char  *blas;      /* what cuBLAS wants for itself */
 };
 
-/* Are Qwen3-Next's rows left as they are projected? The convolution takes eight channels at once
- * from where they are. Else every head's rows are projected to their place. */
+/* Returns true if Qwen3-Next's rows stay as they are projected. The convolution takes eight
+ * channels at once from where they are. Else every head's rows are projected to their place. */
 static bool is_woven(const struct gdn_block *b)
 {
     return b->fused && b->K % 8 == 0 && b->Hv / b->Hk * b->V % 8 == 0;
@@ -57,18 +57,19 @@ static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_
     return gdn_cuda_rule_args(rule, &decay, b->plan, b->tokens, &pools);
 }
 
-static struct gdn_cuda_wish wish_of(const struct gdn_block *b)
+static struct gdn_cuda_cut_options cut_options_of(const struct gdn_block *b)
 {
-    return gdn_cuda_wish_of(b->args->flags, &b->plan->batch);
+    return gdn_cuda_cut_options_of(b->args->flags, &b->plan->batch);
 }
 
-/* Where rows will be does not matter. */
+/* Returns the rule's bytes; the addresses of rows do not matter. */
 static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
 {
     struct gdn_rule rule = b->rule;
     rule.q.dtype         = b->in.dtype;
     const struct gdn_cu_rule args = rule_args(b, &rule);
-    return b->rule.exact || are_short(b) ? 0 : gdn_cuda_prefill_bytes(ctx, &args, wish_of(b));
+    if (b->rule.exact || are_short(b)) return 0;
+    return gdn_cuda_prefill_bytes(ctx, &args, cut_options_of(b));
 }
 
 /* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */
@@ -259,7 +260,8 @@ static gdn_status split(struct layer *l)
     return launch(l, GDN_CU_block_weave, (a.n + THREADS - 1) / THREADS, &a);
 }
 
-/* What comes before the output has no padding rows to keep: they are zero there. */
+/* Drops GDN_PAD_KEEP: buffers before the output have no padding rows to keep, they are zero
+ * there. */
 static void drop_keep(struct gdn_cu_batch *batch)
 {
     if (batch->pad_policy == GDN_PAD_KEEP) batch->pad_policy = GDN_PAD_ZERO;
@@ -297,7 +299,7 @@ static gdn_status run_rule(struct layer *l)
     struct gdn_cu_rule a = rule_args(b, &rule);
     drop_keep(&a.batch);
     if (rule.exact || are_short(b)) return gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream);
-    return gdn_cuda_prefill(l->ctx, &a, wish_of(b), l->m.rule, l->stream);
+    return gdn_cuda_prefill(l->ctx, &a, cut_options_of(b), l->m.rule, l->stream);
 }
 
 /* A view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key head. */

@@ -22,7 +22,7 @@ struct project_tile {
     const char *x_rows[TILE], *weight_rows[TILE];                  /* NULL: not there */
 };
 
-/* Where the rows of the tile begin. */
+/* Finds the rows of the tile. */
 GDN_DEVICE void find_rows(struct project_tile &tile, const struct gdn_cu_block_project &a,
                           int64_t first, int64_t first_out)
 {

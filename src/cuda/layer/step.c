@@ -11,7 +11,7 @@ static struct gdn_plan_pools pools_of(const gdn_tensor *state)
     return gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
 }
 
-static struct gdn_cu_rule rule_args(const struct gdn_mixer *m, const struct gdn_rule *rule)
+static struct gdn_cu_rule rule_args(const struct gdn_step_call *m, const struct gdn_rule *rule)
 {
     const struct gdn_plan_pools pools = pools_of(&m->args.state);
     const gdn_rule_args decay = { .A_log = m->args.A_log, .dt_bias = m->args.dt_bias };
@@ -23,15 +23,15 @@ static struct gdn_cu_rule rule_args(const struct gdn_mixer *m, const struct gdn_
 /* As in step_general.cuh; blocks, at most; of a grid, in its second dimension. */
 enum { TAPS = 4, MOST = 128, COLUMNS = 16, CLUSTER = 8, MOST_ROWS = 65535 };
 
-/* What the kernel takes in place of q, k and v: x, whose heads begin anywhere. */
-static struct gdn_cu_rule whole_rule(const struct gdn_mixer *m)
+/* Returns the rule of a kernel that takes x in place of q, k and v: its heads begin anywhere. */
+static struct gdn_cu_rule whole_rule(const struct gdn_step_call *m)
 {
     struct gdn_rule rule = m->rule;
     rule.q = rule.k = rule.v = m->conv.x;
     return rule_args(m, &rule);
 }
 
-/* Are offsets inside a slot of 32 bits, and the step to the next one? */
+/* Returns true if offsets inside a slot, and the step to the next one, fit 32 bits. */
 static bool are_near_taps(const struct gdn_conv_view *v, int64_t n_channels)
 {
     return !v->data || (v->length < INT32_MAX / 8 && gdn_cuda_is_near(v->slot, 4) &&
@@ -46,7 +46,7 @@ static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
                                  (int32_t)(v->channel * bytes), (int32_t)(v->entry * bytes) };
 }
 
-static bool is_one_launch(const struct gdn_mixer *m, const struct gdn_cu_rule *r)
+static bool is_one_launch(const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
     const struct gdn_rows     z           = gdn_rows_of(&m->args.z, &m->tokens);
@@ -57,21 +57,21 @@ static bool is_one_launch(const struct gdn_mixer *m, const struct gdn_cu_rule *r
            gdn_cuda_is_near_vector(&norm_weight);
 }
 
-/* Can the blocks of a key head wait for each other? */
+/* Returns true if the blocks of a key head can wait for each other. */
 static bool are_together(const gdn_ctx *ctx, int n_blocks)
 {
     return n_blocks == 1 || (gdn_cuda_runs_sm_90a(ctx->cuda) && n_blocks <= CLUSTER);
 }
 
-/* Is there a state of the convolution to move on? */
-static bool writes_conv(const struct gdn_mixer *m)
+/* Returns true if the call writes states of the convolution. */
+static bool writes_conv(const struct gdn_step_call *m)
 {
     return m->conv.from.data && m->plan.batch.write != GDN_WRITE_NONE;
 }
 
 /* Into how many parts the columns of a state go, as log2: few blocks are spread over the device,
  * except the norm, which needs all of a head. */
-static int part_bits(const gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r)
+static int part_bits(const gdn_ctx *ctx, const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const int group = r->H / r->Hk;
     int       bits  = 0;
@@ -82,7 +82,7 @@ static int part_bits(const gdn_ctx *ctx, const struct gdn_mixer *m, const struct
     return bits;
 }
 
-static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_mixer *m,
+static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_step_call *m,
                                     const struct gdn_cu_rule *r)
 {
     const struct gdn_rows z      = gdn_rows_of(&m->args.z, &m->tokens);
@@ -113,20 +113,21 @@ static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_mixer *
     return a;
 }
 
-/* Is all of it a multiple of n elements? */
+/* Returns true if the address and all steps are multiples of n elements. */
 static bool is_even(const void *data, int64_t steps, int32_t dtype, int n)
 {
     return (((uint64_t)(uintptr_t)data) | (uint64_t)steps) % (n * gdn_dtype_bytes(dtype)) == 0;
 }
 
-/* Do the taps of a channel lie side by side, all four at once to be read? */
+/* Returns true if the four taps of a channel can be read at once. */
 static bool are_even_taps(const struct gdn_cu_taps *w)
 {
     return w->entry == (int32_t)gdn_dtype_bytes(w->dtype) &&
            is_even(w->data, w->channel, w->dtype, TAPS);
 }
 
-/* Do the biases, and states of three entries, by channel or by entry? */
+/* Returns true if biases and states of three entries can be read at once, by channel or by
+ * entry. */
 static bool are_even_channels(const struct gdn_cu_taps *p)
 {
     return !p->data || (p->channel == (int32_t)gdn_dtype_bytes(p->dtype) &&
@@ -142,7 +143,7 @@ static bool are_even_states(const struct gdn_cu_step *a)
                              : p->entry > bytes && are_even_channels(p);
 }
 
-/* Has every sequence one token, and can channels be taken in pairs? */
+/* Returns true if every sequence has one token and channels can be taken in pairs. */
 static bool is_one_token(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
 {
     return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each &&
@@ -200,7 +201,8 @@ static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step *a, const stru
     };
 }
 
-static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
+static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_step_call *m,
+                              const struct gdn_cu_rule *r,
                               const struct gdn_cu_step *step)
 {
     const struct gdn_cu_step_rows a = rows_args(step, r);
@@ -226,7 +228,8 @@ static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_mixer *m, const str
 
 /* ---- Any ------------------------------------------------------------------------------------ */
 
-static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_mixer *m, const struct gdn_cu_rule *r,
+static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_step_call *m,
+                             const struct gdn_cu_rule *r,
                              const struct gdn_cu_step *a)
 {
 #define DTYPES(name) { name##_F32, name##_BF16, name##_F16 }
@@ -252,28 +255,28 @@ static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_mixer *m, const stru
 
 /* ---- Memory of several --------------------------------------------------------------------- */
 
-static bool spares_padding(const struct gdn_mixer *m)
+static bool spares_padding(const struct gdn_step_call *m)
 {
     return m->normed && m->plan.batch.pad_policy == GDN_PAD_KEEP;
 }
 
-static size_t out_bytes(const struct gdn_mixer *m)
+static size_t out_bytes(const struct gdn_step_call *m)
 {
     return (size_t)(m->norm.n_rows * m->rule.V) * gdn_dtype_bytes(m->conv.x.dtype);
 }
 
-/* What a call of several launches keeps in the workspace. */
+/* The workspace of a call of several launches. */
 struct buffers {
     char *convolved;
     char *out;  /* [N][Hv][V], where a norm follows and padding keeps its output */
     char *tree; /* what the rule needs of one */
 };
 
-static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b, char *memory)
+static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffers *b, char *memory)
 {
     const struct gdn_cu_rule rule = rule_args(m, &m->rule);
     const struct gdn_room rooms[] = {
-        { &b->convolved, gdn_mixer_bytes(m) },
+        { &b->convolved, gdn_step_call_bytes(m) },
         { &b->out, spares_padding(m) ? out_bytes(m) : 0 },
         { &b->tree, gdn_cuda_decode_bytes(ctx, &rule) },
     };
@@ -284,14 +287,14 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_mixer *m, struct buffers *b
 
 struct step {
     gdn_ctx                *ctx;
-    const struct gdn_mixer *m;
+    const struct gdn_step_call *m;
     struct buffers          b;
 };
 
 /* out absent: the states alone. */
 static gdn_status convolve(const struct step *s, struct gdn_rows out)
 {
-    const struct gdn_mixer     *m     = s->m;
+    const struct gdn_step_call     *m     = s->m;
     const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
     struct gdn_conv             conv  = m->conv;
     conv.out             = out;
@@ -309,9 +312,9 @@ static gdn_tensor before_out(const struct step *s)
 /* o, in out or before it. */
 static gdn_status run_rule(const struct step *s)
 {
-    const struct gdn_mixer *m    = s->m;
+    const struct gdn_step_call *m    = s->m;
     struct gdn_rule         rule = m->rule;
-    gdn_mixer_connect(m, s->b.convolved, &rule);
+    gdn_step_call_connect(m, s->b.convolved, &rule);
     const gdn_tensor before = before_out(s);
     if (spares_padding(m)) rule.out = gdn_rows_of(&before, &m->tokens);
     struct gdn_cu_rule a = rule_args(m, &rule);
@@ -322,7 +325,7 @@ static gdn_status run_rule(const struct step *s)
 /* In place. Tokens that do not count have o = 0 and may have any z; they stay zero. */
 static gdn_status run_norm(const struct step *s)
 {
-    const struct gdn_mixer *m    = s->m;
+    const struct gdn_step_call *m    = s->m;
     struct gdn_norm_job     norm = m->norm;
     if (spares_padding(m)) norm.x = norm.out = before_out(s);
     struct gdn_cu_norm a = gdn_cuda_norm_args(&norm);
@@ -333,7 +336,7 @@ static gdn_status run_norm(const struct step *s)
 static gdn_status store(const struct step *s)
 {
     enum { TOKENS = 256 / 32 }; /* of a block, see layer.cu */
-    const struct gdn_mixer         *m     = s->m;
+    const struct gdn_step_call         *m     = s->m;
     const gdn_tensor               *pool  = m->args.state.data ? &m->args.state
                                                                : &m->args.conv_state;
     const struct gdn_plan_pools     pools = pools_of(pool);
@@ -365,7 +368,7 @@ static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
 
 static gdn_status run_parts(const struct step *s)
 {
-    TRY(convolve(s, gdn_mixer_rows(s->m, s->b.convolved, 0, 0)));
+    TRY(convolve(s, gdn_step_call_rows(s->m, s->b.convolved, 0, 0)));
     TRY(run_rule(s));
     if (s->m->normed) TRY(run_norm(s));
     return spares_padding(s->m) ? store(s) : GDN_OK;
@@ -381,7 +384,7 @@ static gdn_status run_several(struct step *s, char *memory)
     return status;
 }
 
-static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_mixer *m, char *memory)
+static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_step_call *m, char *memory)
 {
     struct step         s   = { .ctx = ctx, .m = m };
     struct gdn_cuda_ran ran = { .n = 0 };
@@ -396,7 +399,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_mixer *m, char *memo
 
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
-    struct gdn_mixer *m = call;
+    struct gdn_step_call *m = call;
     struct buffers    b;
     TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
     const struct gdn_cu_rule whole = whole_rule(m);
@@ -406,7 +409,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
 
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_mixer *m = call;
+    const struct gdn_step_call *m = call;
     TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream));
     return launch_all(ctx, m, memory);
 }

@@ -17,8 +17,9 @@ enum {
     STEP_CHANNELS = 2           /* of a thread, at most */
 };
 
-/* What the rule and the norm need of a window: values as the dtype of x holds them. x: k and q of
- * each token, in turn; gate, weight: of the norm; left: the new states of the convolution. */
+/* The inputs of the rule and the norm for a window: values as the dtype of x holds them. x: k
+ * and q of each token, in turn; gate, weight: of the norm; left: the new states of the
+ * convolution. */
 struct step_shared {
     alignas(16) float x[2 * STEP_WINDOW][STEP_ROW];
     alignas(8) float v[STEP_WINDOW][STEP_MOST];
@@ -44,7 +45,8 @@ struct step_raw {
     uint32_t z[STEP_WINDOW], norm_weight;
 };
 
-/* Of the block's channels: K of q, K of k, and its columns of v. */
+/* Return the number of the block's channels (K of q, K of k, its columns of v), and channel i of
+ * them. */
 GDN_DEVICE int step_n_channels(const struct gdn_cu_step &a) { return 2 * a.rule.K + a.n_columns; }
 GDN_DEVICE int step_channel(const struct gdn_cu_step &a, const struct step_work &w, int i)
 {
@@ -151,14 +153,15 @@ GDN_DEVICE void step_put(struct step_shared &sh, const struct step_raw &f,
 
 /* ---- Its states ---------------------------------------------------------------------------- */
 
-/* Does the block answer for the state of channel i? For those of v, and a share of q's and k's. */
+/* Returns true if the block writes the state of channel i: those of v, and a share of q's and
+ * k's. */
 GDN_DEVICE bool step_owns(const struct gdn_cu_step &a, const struct step_work &w, int i)
 {
     const int share = i - w.block * a.share;
     return i >= 2 * a.rule.K || (share >= 0 && share < a.share);
 }
 
-/* Of one window, as engines have it: from shared memory, what the same thread has put there. */
+/* Stores the states of one window from shared memory, where the same thread has put them. */
 GDN_DEVICE void step_leave(const struct step_shared &sh, const struct gdn_cu_step &a,
                            const struct step_work &w)
 {

@@ -38,7 +38,8 @@ GDN_DEVICE void store_two(char *p, float low, float high, int dtype)
     else *(uint32_t *)p = dtype == GDN_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
 }
 
-/* Do the entries of a channel lie side by side? Else the channels do. From one pair to the next. */
+/* Return true if the entries of a channel lie side by side, else the channels do; the step
+ * between pairs. */
 GDN_DEVICE bool is_by_entry(const struct gdn_cu_step &a) { return a.conv.channel > a.conv.entry; }
 GDN_DEVICE int  two_step(const struct gdn_cu_step &a)
 {
@@ -117,7 +118,7 @@ GDN_DEVICE void step_put(struct step_shared &sh, const struct step_one &f,
     sh.gate[0][own] = a.z.data ? z[0] : 1;
 }
 
-/* Of q and k, when all blocks have read them. */
+/* Stores the states of q and k, when all blocks have read them. */
 GDN_DEVICE void step_leave_one(const struct step_shared &sh, const struct gdn_cu_step &a,
                                const struct step_work &w)
 {

@@ -28,8 +28,8 @@ enum {
     STEP_BARRIER = 1                           /* where it waits for all o */
 };
 
-/* What the convolution leaves: k and q as they would lie in memory, v as float32, and what becomes
- * of the states of channels of q and k. The gates. o, and what the norm multiplies it by. */
+/* The results of the convolution: k and q as they would lie in memory, v as float32, and the new
+ * values of the states of channels of q and k. The gates. o, and what the norm multiplies it by. */
 struct step_rows_shared {
     alignas(16) uint32_t keys[2][STEP_K / 2];
     alignas(16) float    o[STEP_K];
@@ -141,7 +141,7 @@ GDN_DEVICE void rows_put(struct step_rows_shared &sh, const struct step_pair &f,
     if (a.moves) rows_shift<io>(sh, old, x, a, w, channel, i);
 }
 
-/* Of q and k, when all blocks have read them. */
+/* Stores the states of q and k, when all blocks have read them. */
 template <int io>
 GDN_DEVICE void rows_leave(const struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
                            const struct one_place &w)
@@ -167,7 +167,7 @@ GDN_DEVICE void rows_gates(struct step_rows_shared &sh, const struct gdn_cu_step
     sh.alpha = alpha, sh.beta = beta;
 }
 
-/* What the norm multiplies by beside its scale, by the warp that is to do it: columns 32 apart. */
+/* Computes the norm's factors beside its scale, by the warp that needs them: columns 32 apart. */
 template <int io>
 GDN_DEVICE void rows_tail(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
                           const struct one_place &w)
@@ -271,7 +271,8 @@ GDN_DEVICE int rows_begin(struct one_place &w, const struct gdn_cu_step_rows &a)
     return (blockIdx.x & ((1 << a.part_bits) - 1)) * a.n_columns;
 }
 
-/* Where in shared memory the lane's pieces of a tile of the warp begin, 512 bytes apart. */
+/* Returns the place in shared memory of the lane's pieces of a tile of the warp, 512 bytes
+ * apart. */
 template <class Tile> GDN_DEVICE char *rows_at(int warp, int tile)
 {
     const int pieces = (warp * (STEP_COLUMNS / Tile::ROWS) + tile) * Tile::N * Tile::C;
@@ -301,7 +302,7 @@ template <class Tile> GDN_DEVICE void rows_take(Tile &tile, const char *from)
         }
 }
 
-/* What comes before the rule: a warp's share of it. */
+/* Does a warp's share of the work before the rule. */
 template <int io>
 GDN_DEVICE void rows_prepare(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
                              const struct one_place &w, int column, int warp)

@@ -82,19 +82,20 @@ static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
     return r;
 }
 
-static struct gdn_cuda_wish wish_of(const struct gdn_backward_call *c)
+static struct gdn_cuda_cut_options options_of(const struct gdn_backward_call *c)
 {
-    return gdn_cuda_wish_of(c->args.flags, &c->plan.batch);
+    return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
 /* States before windows are gdn_prefill's where bits may depend on where windows are cut, which
  * depends on the batch. */
-static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_wish wish, struct gdn_cu_backward *a)
+static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
+                           struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule first = first_pass(a);
     a->starts.k_first = false;
     a->starts.ld      = a->rule.K;
-    a->by_prefill     = a->n_windows > 1 && !wish.whole && gdn_cuda_prefill_hopper_takes(ctx, &first);
+    a->by_prefill     = a->n_windows > 1 && !options.whole && !gdn_cuda_prefill_hopper_why_not(ctx, &first);
 }
 
 static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c)
@@ -130,7 +131,7 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
         a.n_strips = 4 * a.rule.batch.B * a.rule.H <= a.n_blocks ? 2 : 1;
     }
     cut_windows(&a, a.n_blocks > 0);
-    if (a.n_blocks) cut_first_pass(ctx, wish_of(c), &a);
+    if (a.n_blocks) cut_first_pass(ctx, options_of(c), &a);
     return a;
 }
 
@@ -146,8 +147,8 @@ static bool wants_state_alone(const struct gdn_cu_backward *a)
            !a->dbeta.data && !has_sums(a);
 }
 
-static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_wish wish, struct gdn_cu_backward *a,
-                      char *memory)
+static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
+                      struct gdn_cu_backward *a, char *memory)
 {
     const struct gdn_cu_rule first = first_pass(a);
     const struct gdn_cu_rule *r = &a->rule;
@@ -174,7 +175,7 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_wish wish, struct gdn_
         { &a->places, chunks * sizeof *a->places },
         { &a->carry.data, between },
         { &a->starts.data, (size_t)a->n_windows * between },
-        { &a->scratch, a->by_prefill ? gdn_cuda_prefill_hopper_bytes(ctx, &first, wish) : 0 },
+        { &a->scratch, a->by_prefill ? gdn_cuda_prefill_hopper_bytes(ctx, &first, options) : 0 },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const size_t bytes =
@@ -257,8 +258,8 @@ static gdn_status launch_state_alone(gdn_ctx *ctx, struct gdn_cu_backward *a, vo
     return gdn_cuda_note_all(ctx, "prefill_backward", ran, 2);
 }
 
-static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_wish wish, struct gdn_cu_backward *a,
-                             void *stream)
+static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
+                             struct gdn_cu_backward *a, void *stream)
 {
     enum { WARPS = 8 };
     if (wants_state_alone(a)) return launch_state_alone(ctx, a, stream);
@@ -271,7 +272,7 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_wish wish, struct gdn
                                           GDN_CU_backward_mma_heads } };
     if (a->by_prefill) {
         const struct gdn_cu_rule     first = first_pass(a);
-        const struct gdn_cuda_chunks how   = { .memory = a->scratch, .wish = wish };
+        const struct gdn_cuda_chunks how   = { .memory = a->scratch, .options = options };
         TRY(gdn_cuda_prefill_hopper(ctx, &first, &how, &ran, stream));
     }
     for (int64_t i = 0; i + 1 < a->n_windows && !a->by_prefill; i++)
@@ -297,7 +298,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_cu_backward   *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
     *args                       = args_of(ctx, c);
     struct gdn_cu_backward copy = *args;
-    c->base.bytes               = lay_out(ctx, wish_of(c), &copy, NULL);
+    c->base.bytes               = lay_out(ctx, options_of(c), &copy, NULL);
     return GDN_OK;
 }
 
@@ -307,14 +308,14 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_cu_backward         *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
     static const struct gdn_plan_pools none = { -1, -1, -1, false, false };
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &none, c->base.stream));
-    lay_out(ctx, wish_of(c), args, memory);
+    lay_out(ctx, options_of(c), args, memory);
     if (args->n_blocks) {
         const struct gdn_cu_rule *r = &args->rule;
         TRY(gdn_cuda_find_map(ctx, "v", 6, &r->v, &r->batch, r->H, r->V, &args->v_map));
         TRY(gdn_cuda_find_map(ctx, "dout", 7, &args->dout, &r->batch, r->H, r->V,
                               &args->dout_map));
     }
-    return launch_all(ctx, wish_of(c), args, c->base.stream);
+    return launch_all(ctx, options_of(c), args, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill_backward = { plan, run };

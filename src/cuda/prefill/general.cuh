@@ -28,7 +28,7 @@ struct prefill_head {
 };
 static_assert(sizeof(prefill_head) <= GDN_PREFILL_HEAD_BYTES, "general.h");
 
-/* What all threads of a block know. */
+/* The values that every thread of a block holds. */
 template <int io, int deep> struct prefill_block {
     typedef mma_tiles<io> tiles;
     static constexpr int  chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
@@ -99,7 +99,7 @@ GDN_DEVICE void load_tile(char *to, int to_row, const char *from, int64_t from_r
     }
 }
 
-/* Where the rows of a block's tiles come from. */
+/* The sources of the rows of a block's tiles. */
 struct prefill_sources {
     const char *k, *q, *v; /* of the first token; q NULL: no output is wanted */
     int         v_bytes, v_log_lanes;
@@ -175,7 +175,7 @@ GDN_DEVICE void make_t(const prefill_block<io, deep> &b, int slot, int stage)
     write_t<io, block::chunk>(b.t(slot), b.square(), b.gates(slot), w);
 }
 
-/* Where the same warps make T, the one with the fewest blocks there has the most here. */
+/* If the same warps make T, the warp with the fewest blocks there has the most here. */
 template <int io, int deep>
 GDN_DEVICE void make_p(const prefill_block<io, deep> &b, int slot, int stage)
 {
@@ -248,7 +248,7 @@ GDN_DEVICE void store_output(const prefill_block<io, deep> &b, const char *from,
                      b.a.out_wide);
 }
 
-/* What a warp of the state keeps from chunk to chunk. */
+/* The values that a warp of the state keeps from chunk to chunk. */
 template <int io, int deep> struct state_warp {
     const prefill_block<io, deep>       &b;
     struct prefill_cursor               &cursor;
@@ -313,7 +313,7 @@ GDN_DEVICE void run_chunk(state_warp<io, deep> &w, const chunk_work<io, deep> &w
     if (w.out) store_output(w.b, work.out, w.out, c, w.part.V - w.part.v);
 }
 
-/* Where the sequence's state in a pool is; the pool: GDN_PREFILL_... */
+/* Returns the place of the sequence's state in a pool; the pool: GDN_PREFILL_... */
 template <int io, int deep>
 GDN_DEVICE struct state_place sequence_place(const prefill_block<io, deep> &b,
                                              const struct gdn_pool_view &view, int64_t slot,

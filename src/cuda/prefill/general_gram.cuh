@@ -53,7 +53,7 @@ GDN_DEVICE token_mask tokens_below(int n)
 {
     return n >= 64 ? ~(token_mask)0 : ((token_mask)1 << n) - 1;
 }
-/* Does one of tokens j + 1 to i forget? */
+/* Returns true if one of tokens j + 1 to i forgets. */
 GDN_DEVICE bool are_parted(token_mask resets, int j, int i)
 {
     return resets && (resets & tokens_below(i + 1) & ~tokens_below(j + 1)) != 0;

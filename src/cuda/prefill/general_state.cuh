@@ -48,7 +48,7 @@ template <int n> GDN_DEVICE void renew(mma_block (&S)[n])
     }
 }
 
-/* What part of the state a warp has: columns from v on; K and V. */
+/* The part of the state that a warp has: columns from v on; K and V. */
 struct state_part {
     int v, V, K;
 };
@@ -96,7 +96,7 @@ GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
 
 /* ---- Sequences and checkpoints --------------------------------------------------------------- */
 
-/* What follows the last sequence, as a sequence without tokens that count. */
+/* Returns the tokens after the last sequence, as a sequence without tokens that count. */
 GDN_DEVICE struct gdn_cu_seq read_rest(const struct gdn_cu_batch &b)
 {
     struct gdn_cu_seq s = {};
@@ -142,7 +142,7 @@ GDN_DEVICE void take_spoilt(struct spoilt_rows &s, mma_block &x, int j)
     }
 }
 
-/* What the lanes of a row have found. By all lanes of a warp. */
+/* Shares the findings of the lanes of a row. By all lanes of a warp. */
 GDN_DEVICE void share_spoilt(struct spoilt_rows &s)
 {
     for (int step = 1; step < 4; step *= 2)
@@ -177,7 +177,7 @@ GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, t
 
 /* ---- One chunk ------------------------------------------------------------------------------- */
 
-/* Where the tiles of a chunk are, as a warp reads them, and what it does with them. */
+/* The tiles of a chunk, as a warp reads them, and its work on them. */
 template <int io, int deep> struct chunk_work {
     typedef mma_tiles<io>           tiles;
     typedef typename tiles::operand operand;

@@ -25,7 +25,8 @@ static int64_t count_checkpoints(const struct gdn_cu_rule *r)
     return b->N / b->checkpoint_every;
 }
 
-/* Where the float32 states are, of sequences and of checkpoints, and what the chunks need. */
+/* Lays out the workspace: float32 states of sequences and of checkpoints, then memory for the
+ * chunks. */
 static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, char **checkpoints,
                       char **rest, char *memory)
 {
@@ -39,10 +40,10 @@ static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, c
 }
 
 size_t gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                    struct gdn_cuda_wish wish)
+                                    struct gdn_cuda_cut_options options)
 {
     char *states, *checkpoints, *rest;
-    return lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, wish), &states, &checkpoints, &rest,
+    return lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, options), &states, &checkpoints, &rest,
                    NULL);
 }
 
@@ -59,13 +60,14 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel,
 }
 
 gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                  struct gdn_cuda_wish wish, void *memory, void *stream)
+                                  struct gdn_cuda_cut_options options, void *memory, void *stream)
 {
     char                  *states, *checkpoints, *rest;
     struct gdn_cu_rule     inner = *r;
-    struct gdn_cuda_chunks how   = { .wish = wish };
+    struct gdn_cuda_chunks how   = { .options = options };
     struct gdn_cuda_ran    ran   = { .n = 0 };
-    lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, wish), &states, &checkpoints, &rest, memory);
+    lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, options), &states, &checkpoints, &rest,
+            memory);
     how.memory = rest;
     if (r->checkpoints.scales) inner.batch.n_checkpoints = count_checkpoints(r);
     struct gdn_cu_prefill_eight a = { .rule = *r };

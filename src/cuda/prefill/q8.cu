@@ -20,7 +20,7 @@ struct eight_shared {
     uint32_t                  key[COLUMNS];
 };
 
-/* What a block has: columns v to v + n - 1. */
+/* The part of a block: columns v to v + n - 1. */
 struct eight_part {
     int64_t row;
     int     head, v, n, K;
@@ -114,7 +114,7 @@ GDN_DEVICE void read_eight(struct eight_sequence &q, const struct gdn_cu_prefill
     __syncthreads();
 }
 
-/* Is the state after n tokens, as the pool has it, what was read? */
+/* Returns true if the state after n tokens is the one that was read from the pool. */
 GDN_DEVICE bool is_kept(const struct eight_sequence &q, const struct gdn_cu_rule &r,
                         const struct gdn_pool_view &view, int64_t n)
 {

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a call of gdn_prefill is cut into blocks of threads; see general.cuh. */
+/*
+ * The choice of kernels for gdn_prefill. `families` lists those that compute chunks, the fastest
+ * first; the first one that has no reason against a call takes it. The general family (general.cuh)
+ * is cut into blocks of threads here.
+ */
+#include <stdio.h>
+
 #include "calls/rule_call.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
@@ -73,12 +79,10 @@ static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int sha
     return 0;
 }
 
-gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
-                                   void *stream)
+static gdn_status launch_general(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                                 const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                 void *stream)
 {
-    if (gdn_cuda_prefill_hopper_takes(ctx, rule))
-        return gdn_cuda_prefill_hopper(ctx, rule, how, ran, stream);
     const struct form     f = find_form(rule->q.dtype, rule->K);
     struct gdn_cu_prefill p = { .rule = *rule, .by_number = how->by_number };
     p.q_wide   = width_of(&rule->q);
@@ -105,24 +109,65 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     return gdn_cuda_launch(ctx, &call);
 }
 
+/* ---- The families ---------------------------------------------------------------------------- */
+
+static const char *why_not_general(const gdn_ctx *ctx, const struct gdn_cu_rule *rule)
+{
+    (void)ctx, (void)rule;
+    return NULL;
+}
+
+static const struct family {
+    const char *name;
+    const char *(*why_not)(const gdn_ctx *ctx, const struct gdn_cu_rule *rule);
+    gdn_status (*launch)(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                         const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran, void *stream);
+} families[] = {
+    { "sm90", gdn_cuda_prefill_hopper_why_not, gdn_cuda_prefill_hopper },
+    { "general", why_not_general, launch_general },
+};
+
+/* Logs family number i, which takes the call, and why the faster ones do not:
+ * "prefill: general (sm90: K or V is not a multiple of 8)". */
+static void log_choice(gdn_ctx *ctx, const struct gdn_cu_rule *rule, int i)
+{
+    char line[GDN_CUDA_CHOICE];
+    if (!ctx->options.log) return;
+    int used = snprintf(line, sizeof line, "prefill: %s", families[i].name);
+    for (int j = 0; j < i; j++)
+        used += snprintf(line + used, sizeof line - (size_t)used, "%s%s: %s%s", j ? "; " : " (",
+                         families[j].name, families[j].why_not(ctx, rule), j + 1 < i ? "" : ")");
+    gdn_cuda_log_choice(ctx, GDN_CUDA_PREFILL_CHOICE, line);
+}
+
+gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                   void *stream)
+{
+    int i = 0;
+    while (families[i].why_not(ctx, rule)) i++;
+    log_choice(ctx, rule, i);
+    return families[i].launch(ctx, rule, how, ran, stream);
+}
+
 static bool has_scales(const struct gdn_cu_rule *rule)
 {
     return rule->from.scales || rule->to.scales || rule->checkpoints.scales;
 }
 
 size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                              struct gdn_cuda_wish wish)
+                              struct gdn_cuda_cut_options options)
 {
-    return has_scales(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, wish)
-                            : gdn_cuda_prefill_hopper_bytes(ctx, rule, wish);
+    return has_scales(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, options)
+                            : gdn_cuda_prefill_hopper_bytes(ctx, rule, options);
 }
 
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                            struct gdn_cuda_wish wish, void *memory, void *stream)
+                            struct gdn_cuda_cut_options options, void *memory, void *stream)
 {
-    const struct gdn_cuda_chunks how = { .memory = memory, .wish = wish };
+    const struct gdn_cuda_chunks how = { .memory = memory, .options = options };
     struct gdn_cuda_ran          ran = { .n = 0 };
-    if (has_scales(rule)) return gdn_cuda_prefill_eight(ctx, rule, wish, memory, stream);
+    if (has_scales(rule)) return gdn_cuda_prefill_eight(ctx, rule, options, memory, stream);
     TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
@@ -131,9 +176,9 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 
 _Static_assert(sizeof(struct gdn_cu_rule) <= GDN_PLAN_ROOM, "a plan has room");
 
-static struct gdn_cuda_wish wish_of(const struct gdn_rule_call *c)
+static struct gdn_cuda_cut_options cut_options_of(const struct gdn_rule_call *c)
 {
-    return gdn_cuda_wish_of(c->args.flags, &c->plan.batch);
+    return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
 /* Workspace is for segments and for states of 8 bits. GDN_EXACT goes token by token, as decode. */
@@ -142,7 +187,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_rule_call *c    = call;
     struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     *args = gdn_cuda_call_args(c);
-    if (!c->rule.exact) c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, wish_of(c));
+    if (!c->rule.exact) c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));
     return GDN_OK;
 }
 
@@ -152,7 +197,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
     if (c->rule.exact) return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);
-    return gdn_cuda_prefill(ctx, args, wish_of(c), memory, c->base.stream);
+    return gdn_cuda_prefill(ctx, args, cut_options_of(c), memory, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill = { plan, run };

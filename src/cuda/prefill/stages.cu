@@ -14,7 +14,7 @@
 
 /* ---- The stages ---------------------------------------------------------------------------- */
 
-/* What no token computes: rows n to n_all of a chunk. */
+/* Zeroes the rows that no token computes, n to n_all of a chunk. */
 GDN_DEVICE void zero_rest(const struct gdn_rows &rows, const struct stage_chunk &c, int head,
                           int columns)
 {

@@ -126,7 +126,8 @@ GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t n
     return c;
 }
 
-/* Does row i see the state at the start of the chunk, and does its end see what row i writes? */
+/* Return true if the state at the start of the chunk reaches row i, and if what row i writes
+ * reaches the end. */
 GDN_DEVICE bool sees(const struct stage_gates &g, int i) { return g.start[i] < 0; }
 GDN_DEVICE bool reaches(const struct stage_gates &g, int i, int n) { return i >= g.start[n - 1]; }
 
@@ -249,7 +250,7 @@ GDN_DEVICE void multiply_state(float (&sum)[2][4], struct strip_shared &sh,
     }
 }
 
-/* What a chunk does to a state: S = decay S + rows^T x of tokens [first, end). */
+/* The update of a state by a chunk: S = decay S + rows^T x of tokens [first, end). */
 struct stage_update {
     int   first, end;
     float decay;
@@ -339,7 +340,7 @@ struct stage_strip {
     int                         col, n, K;
 };
 
-/* Where element i of K x STRIP is: in the order in which they lie side by side. */
+/* The place of element i of K x STRIP, in the order in which they lie side by side. */
 struct strip_place {
     int     x, col;
     int64_t at;
@@ -354,7 +355,7 @@ GDN_DEVICE struct strip_place place_of(const struct stage_strip &s, int i)
     return p;
 }
 
-/* Where there is no state S is zero, or the identity. */
+/* Loads the strip; without a state S is zero, or the identity. */
 GDN_DEVICE void load_strip(float (*S)[STRIP + PAD], const struct stage_strip &s, bool identity)
 {
     for (int i = threadIdx.x; i < s.K * STRIP; i += THREADS) {

@@ -6,7 +6,7 @@ enum { THREADS = 256, HEADS = 4, LINES = 4, ONES = 2 }; /* of a block; as in gat
 
 enum { BUSY = 8 }; /* blocks that a multiprocessor still has where a thread has several lines */
 
-/* Do four elements of a vector move at once? */
+/* Returns true if four elements of a vector move at once. */
 static bool is_quads(const struct gdn_cu_array *v, int64_t n)
 {
     return v->stride[0] == 1 && gdn_cuda_access(v->data, v->dtype, NULL, 0, n);
@@ -34,7 +34,7 @@ static enum gdn_kernel_id choose(const struct gdn_cu_gates *a)
     return is_flat(a) ? flat[a->a.data ? a->a.dtype : a->b.dtype] : GDN_CU_gates_heads;
 }
 
-/* Which lines a thread has, `most` at most; blocks. */
+/* Chooses the lines of a thread, `most` at most, and returns the blocks. */
 static int64_t spread(struct gdn_cu_gates *a, int64_t places, int most, int sm_count)
 {
     const int64_t wide  = places < THREADS ? places : THREADS;

@@ -33,7 +33,7 @@ GDN_DEVICE struct place find_place(const struct gdn_cu_gates &a)
 
 /* ---- Formulas, of what float32 has been made of -------------------------------------------- */
 
-/* What g is made with: exp(A_log), its sign that of the formula. */
+/* Returns the factor of g: exp(A_log), its sign that of the formula. */
 GDN_DEVICE float factor_of_g(const struct gdn_cu_gates &a, float A_log)
 {
     const float A = expf(A_log);
@@ -80,7 +80,7 @@ GDN_DEVICE char *find_four(const struct gdn_cu_lines &to, const struct place &p)
     return to.data + p.line * to.step[0] + p.at * HEADS * float_bytes(to.dtype);
 }
 
-/* What a vector says of the heads; zeros where it is absent. */
+/* Loads a vector's values of the heads; zeros if it is absent. */
 GDN_DEVICE void load_heads(uint32_t (&x)[1][HEADS], const struct gdn_cu_array &v, int at)
 {
     load_chunk(x[0], (const char *)v.data + at * HEADS * float_bytes(v.dtype), v.dtype, v.data);
@@ -140,7 +140,7 @@ GDN_DEVICE void write_flat_f16(const struct gdn_cu_gates &a) { write_fours<GDN_F
 
 /* ---- One head ------------------------------------------------------------------------------ */
 
-/* Where the lines of each tensor are. */
+/* The lines of each tensor. */
 struct lines {
     char *a[ONES], *b[ONES], *g[ONES], *beta[ONES];
 };
@@ -180,7 +180,7 @@ GDN_DEVICE void load_ones(uint32_t (&x)[ONES], char *const (&at)[ONES],
     }
 }
 
-/* What a vector says of a head; zero where it is absent. */
+/* Loads a vector's value of a head; zero if it is absent. */
 GDN_DEVICE uint32_t load_head(const struct gdn_cu_array &v, int64_t head)
 {
     if (v.dtype == GDN_F32) return load_bits(v.data, head * v.stride[0], GDN_F32, v.data);

@@ -13,7 +13,7 @@
 
 enum { WARPS = 8 };
 
-/* What a head is made with, and what its A_log and dt_bias get. */
+/* The inputs of a head, and the gradients of its A_log and dt_bias. */
 struct head {
     float A, dt, dA_log, ddt_bias;
 };

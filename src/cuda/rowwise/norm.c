@@ -11,7 +11,7 @@ static int lanes_of(int64_t D)
     return lanes;
 }
 
-/* Are lines whole packs of 16 bits that move at once, by all their lanes? */
+/* Returns true if lines are whole packs of 16 bits that move at once, by all their lanes. */
 static bool is_flat(const struct gdn_cu_norm *a)
 {
     const struct gdn_cu_lines *const lines[] = { &a->x, &a->out, &a->z };

@@ -35,7 +35,7 @@ template <int dtype> GDN_DEVICE int32_t access_of(const struct gdn_cu_lines &l)
     return dtype == floats ? l.access : 16;
 }
 
-/* What a lane has of one line, from element `first` on. */
+/* A lane's part of one line, from element `first` on. */
 struct piece {
     char           *x, *z, *out; /* element 0 of the line */
     int64_t         first, n;    /* n: elements from there to the end of the line, or below 1 */

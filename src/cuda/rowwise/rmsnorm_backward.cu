@@ -85,7 +85,7 @@ GDN_DEVICE float slope(const struct gdn_cu_rmsnorm_backward &a, float z)
     return is_infinite(z) ? z > 0 : sigmoid(z) * (1 + z * sigmoid(-z));
 }
 
-/* Of a line: the sums of x x and x e, e = dout w act(z); then dx = of_e e + of_x x. */
+/* Sums of a line: x x and x e, e = dout w act(z); then dx = of_e e + of_x x. */
 struct sums {
     float xx, xe;
 };

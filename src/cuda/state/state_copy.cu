@@ -67,7 +67,7 @@ GDN_DEVICE uint32_t convert_bits(uint32_t x, int32_t from, int32_t to)
     return to == GDN_F32 ? __float_as_uint(y) : to == GDN_BF16 ? f32_to_bf16(y) : f32_to_f16(y);
 }
 
-/* Is the place zero whatever `from` has? */
+/* Returns true if the place is zero whatever `from` has. */
 GDN_DEVICE bool is_old(const struct gdn_cu_copy &a, int dim, int64_t i)
 {
     return dim == a.old_dim && i < a.n_old;
@@ -96,7 +96,7 @@ GDN_DEVICE void find_piece(struct gdn_piece &p, const struct gdn_cu_copy &a, boo
     p.zero  = zero || is_old(a, 0, i) || is_old(a, 1, j);
 }
 
-/* May packs of this side be moved as they are? */
+/* Returns true if packs of this side may be moved as they are. */
 GDN_DEVICE bool is_dense(const struct gdn_cu_copy &a, const struct gdn_cu_copy_side &side)
 {
     return side.step[2] == element_bytes(side.dtype) && a.old_dim != 2;

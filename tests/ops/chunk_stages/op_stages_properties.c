@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stages of the chunked form: guarantees, each a test of its name, and refusals. */
 #include <math.h>
-#include <string.h>
 
 #include "stages_call.h"
 
@@ -31,48 +30,6 @@ static void expect_same(const char *what, const struct stages *a, const struct s
     ring2_expect_bits(what, &a->t, &b->t), ring2_expect_bits(what, &a->states, &b->states);
     ring2_expect_bits(what, &a->state_out, &b->state_out);
     ring2_expect_bits(what, &a->out, &b->out);
-}
-
-static void G2_G3_threads(void)
-{
-    for (int number = 0; number < 3; number++) {
-        struct stages s, one;
-        make_stages(&s, number * 6 + 4, 32, true);
-        one = fresh(&s);
-        call_all(ring2_ctx(1), &one);
-        for (int n = 1; n <= 4; n++) {
-            struct stages many = fresh(&s);
-            call_all(ring2_ctx(n), &many);
-            expect_same("threads", &many, &one);
-        }
-    }
-}
-
-/* A sequence alone gives the bits that it gives among others. */
-static void G2_mates(void)
-{
-    struct stages s, alone;
-    make_stages(&s, 16, 32, true); /* packed: 1, 64, 16, 33 tokens; no mask */
-    CHECK(s.batch.cu_seqlens.data && !s.batch.token_count.data, "another batch");
-    call_all(ring2_ctx(2), &s);
-    for (int b = 0; b < 4; b++) {
-        gdn_tensor *rows_of[] = { &alone.q, &alone.k, &alone.v, &alone.g, &alone.beta, &alone.u,
-                                  &alone.w, &alone.t, &alone.out };
-        struct stages its = s;
-        gdn_tensor *mine[] = { &its.u, &its.w, &its.t, &its.out };
-        alone       = fresh(&s);
-        alone.batch = gdn_batch_init();
-        for (int i = 0; i < 9; i++)
-            if (rows_of[i]->data) *rows_of[i] = ring2_narrow(rows_of[i], 0, s.first[b], s.T[b]);
-        alone.state     = ring2_narrow(&s.state, 0, b, 1);
-        alone.states    = ring2_narrow(&alone.states, 0, s.chunk[b], s.chunk[b + 1] - s.chunk[b]);
-        alone.state_out = ring2_narrow(&alone.state_out, 0, b, 1);
-        call_all(ring2_ctx(3), &alone);
-        for (int i = 0; i < 4; i++) *mine[i] = ring2_narrow(mine[i], 0, s.first[b], s.T[b]);
-        its.states    = ring2_narrow(&s.states, 0, s.chunk[b], s.chunk[b + 1] - s.chunk[b]);
-        its.state_out = ring2_narrow(&s.state_out, 0, b, 1);
-        expect_same("alone", &alone, &its);
-    }
 }
 
 /* Prefill and the stages leave alike what belongs to an empty sequence, final state and all, and
@@ -206,49 +163,6 @@ static void G8_beta_zero(void)
     expect_same("beta 0", &s, &clean);
 }
 
-struct mode_call {
-    gdn_ctx       *ctx;
-    struct stages *s;
-};
-static void call_in_mode(void *arg)
-{
-    const struct mode_call *c = arg;
-    call_all(c->ctx, c->s);
-}
-static void G12_float_environment(void)
-{
-    struct stages s, plainly;
-    make_stages(&s, 10, 32, true);
-    plainly = fresh(&s);
-    call_all(ring2_ctx(1), &plainly);
-    for (int i = 0;; i++) {
-        struct stages    again = fresh(&s);
-        struct mode_call c     = { ring2_ctx(1 + i % 2 * 2), &again };
-        if (!ring2_float_mode(i, call_in_mode, &c)) {
-            if (!i) ring2_skip("no MXCSR on this machine");
-            break;
-        }
-        expect_same("mode", &again, &plainly);
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int           n_allocs = 0;
-    gdn_ctx      *ctx = ring2_counting_ctx(&n_allocs);
-    struct stages s;
-    make_stages(&s, 10, 64, true);
-    const int before = n_allocs;
-    gdn_chunk_uw_args     uw = uw_args(&s);
-    gdn_chunk_states_args st = states_args(&s);
-    gdn_chunk_output_args o  = output_args(&s);
-    RUN(ctx, GDN_OP_CHUNK_UW, uw, s.B, &uw.u, &uw.w, &uw.T);
-    RUN(ctx, GDN_OP_CHUNK_STATES, st, s.B, &st.states, &st.state_out);
-    RUN(ctx, GDN_OP_CHUNK_OUTPUT, o, s.B, &o.out);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    gdn_ctx_destroy(ctx);
-}
-
 /* ---- Refusals ---- */
 
 static struct stages spoilt;
@@ -284,7 +198,7 @@ static gdn_chunk_output_args chunk_output(void)
         ring2_refused(ring2_ctx(2), op, a, seen, want, needle); \
         ring2_end();                                           \
     } while (0)
-/* What every stage refuses; heads: a tensor [N][H][..] of it. */
+/* The refusals of every stage; heads: a tensor [N][H][..] of it. */
 #define REFUSE_ALL(op, make, heads)                                                              \
     do {                                                                                         \
         gdn_batch *t = &spoilt.batch;                                                            \
@@ -357,14 +271,10 @@ static void refusals(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 G3 threads", G2_G3_threads },
-        { "G2 batch mates", G2_mates },
         { "empty sequences", empty_sequences },
         { "G7 forgets", G7_G8_forgets },
         { "G7 not finite", G7_not_finite },
         { "G8 beta 0", G8_beta_zero },
-        { "G12 float environment", G12_float_environment },
-        { "G13 no allocation", G13_no_allocation },
     };
     ring2_options(argc, argv);
     refusals();

@@ -4,7 +4,6 @@
  * identity with v = 0, both by the model of ring2_rule.h.
  */
 #include <math.h>
-#include <string.h>
 
 #include "ring2_device.h"
 #include "ring2_rule.h"
@@ -144,47 +143,7 @@ static void run_case(const int *level, int number)
     check_call(ctx, a);
 }
 
-static void expect_same(const char *what, const gdn_summary_args *got,
-                        const gdn_summary_args *want)
-{
-    ring2_expect_bits(what, &got->M, &want->M);
-    ring2_expect_bits(what, &got->U, &want->U);
-}
-
 /* ---- Guarantees ---- */
-
-static void G2_threads_and_mates(void)
-{
-    static const int64_t cu[] = { 0, 33, 33, 38, 120 };
-    gdn_summary_args     all = plain_call(120, 3, 36, 70, 1), one = all;
-    gdn_batch            batch = gdn_batch_init();
-    batch.cu_seqlens = ring2_indices(GDN_I32, 5, cu);
-    all.batch        = &batch;
-    all.M = ring2_new(GDN_F32, 0, 4, 4, 3, 36, 36), all.U = ring2_new(GDN_F32, 0, 4, 4, 3, 70, 36);
-    call(ring2_ctx(1), &all);
-    for (int n = 2; n <= 4; n++) {
-        gdn_summary_args many = fresh(&all);
-        call(ring2_ctx(n), &many);
-        expect_same("threads", &many, &all);
-    }
-    for (int b = 0; b < 4; b++) {
-        gdn_summary_args part = part_of(&one, cu[b], cu[b + 1] - cu[b]), its = all;
-        its.M = ring2_narrow(&all.M, 0, b, 1), its.U = ring2_narrow(&all.U, 0, b, 1);
-        call(ring2_ctx(2), &part);
-        expect_same("alone", &part, &its);
-    }
-}
-
-static void G3_repeat(void)
-{
-    gdn_summary_args a = plain_call(100, 4, 36, 70, 1);
-    call(ring2_ctx(4), &a);
-    for (int i = 0; i < 4; i++) {
-        gdn_summary_args again = fresh(&a);
-        call(ring2_ctx(4), &again);
-        expect_same("again", &again, &a);
-    }
-}
 
 /* Two results that each have the error of a prefill. */
 static void expect_close(const gdn_tensor *a, const gdn_tensor *b, const struct ring2_rule *m)
@@ -234,47 +193,6 @@ static void selection(void)
     ring2_expect_bits("G7", &whole.U, &after.U);
     for (int64_t i = 0; i < ring2_count(&whole.M); i++)
         CHECK(ring2_get(&whole.M, i) == 0, "M[%d] is %g", (int)i, ring2_get(&whole.M, i));
-}
-
-struct mode_call {
-    gdn_ctx         *ctx;
-    gdn_summary_args args;
-    gdn_status       status;
-};
-
-static void call_in_mode(void *arg)
-{
-    struct mode_call *c = arg;
-    c->status = gdn_summary(c->ctx, &c->args);
-}
-
-static void G12_float_environment(void)
-{
-    gdn_summary_args a = plain_call(50, 2, 20, 24, 1), plainly = fresh(&a);
-    call(ring2_ctx(1), &plainly);
-    for (int i = 0;; i++) {
-        struct mode_call c = { ring2_ctx(1 + i % 2 * 2), fresh(&a), 0 };
-        if (!ring2_float_mode(i, call_in_mode, &c)) {
-            if (!i) ring2_skip("no MXCSR on this machine");
-            break;
-        }
-        ring2_status(c.ctx, "call", c.status, GDN_OK);
-        expect_same("mode", &c.args, &plainly);
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int              n_allocs = 0, before;
-    gdn_ctx         *ctx = ring2_counting_ctx(&n_allocs);
-    gdn_summary_args a   = plain_call(50, 2, 20, 24, 1);
-    before = n_allocs;
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_SUMMARY, &a, &a.workspace_bytes),
-                 GDN_OK);
-    a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
-    call(ctx, &a);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    gdn_ctx_destroy(ctx);
 }
 
 /* ---- Refusals ---- */
@@ -338,12 +256,8 @@ static void refuse_summary(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 threads and batch mates", G2_threads_and_mates },
-        { "G3 repeat", G3_repeat },
         { "U is the state of a prefill", U_is_the_state_of_prefill },
         { "G7 G8 G9 selection", selection },
-        { "G12 float environment", G12_float_environment },
-        { "G13 no allocation", G13_no_allocation },
     };
     static int           cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };

@@ -312,7 +312,7 @@ static void composition(void)
     }
 }
 
-/* What gdn_prefill makes of a state, the map makes of it too. */
+/* The map gives the state that gdn_prefill gives. */
 static void apply_is_prefill(void)
 {
     gdn_ctx               *ctx = ring2_ctx(2);

@@ -193,9 +193,7 @@ static void run_case(const int *level, int number)
     a.activation = level[SILU] ? GDN_ACT_SILU : GDN_ACT_NONE;
     a.batch      = &b.batch;
     if (number % 2) {
-        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_CONV1D, &a, &a.workspace_bytes),
-                     GDN_OK);
-        a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+        ring2_give_workspace(ctx, GDN_OP_CONV1D, &a);
     }
     check_call(ctx, &a);
 }
@@ -203,7 +201,6 @@ static void run_case(const int *level, int number)
 /* ---- Guarantees and traps ---- */
 
 enum { N_SEQS = 4 };
-static const int64_t lengths[N_SEQS] = { 21, 0, 1, 6 };
 
 /* A packed batch in place: D channels, W taps, states of S. */
 static gdn_conv1d_args make_call(int32_t dtype, int32_t state, int64_t D, int64_t W, int64_t S,
@@ -256,38 +253,6 @@ static gdn_conv1d_args part_of(const gdn_conv1d_args *a, int64_t first, int64_t 
     return b;
 }
 
-static void G2_threads_and_mates(void)
-{
-    for (int32_t dtype = 0; dtype < 3; dtype++) {
-        gdn_batch       t;
-        gdn_conv1d_args a = make_call(dtype, dtype, 2500, 4, 4, &t), b = clone(&a), c = clone(&a);
-        int64_t         first = 0;
-        call(ring2_ctx(1), &a);
-        for (int n = 2; n <= 4; n++) {
-            gdn_conv1d_args many = clone(&b);
-            call(ring2_ctx(n), &many);
-            expect_same("threads", &many, &a);
-        }
-        for (int i = 0; i < N_SEQS; first += lengths[i++]) {
-            const gdn_conv1d_args alone = part_of(&c, first, lengths[i], i);
-            call(ring2_ctx(2), &alone);
-        }
-        expect_same("alone", &c, &a);
-    }
-}
-
-static void G3_repeat(void)
-{
-    gdn_batch       t;
-    gdn_conv1d_args a = make_call(GDN_BF16, GDN_F32, 2500, 4, 3, &t), b = clone(&a);
-    call(ring2_ctx(4), &a);
-    for (int i = 0; i < 5; i++) {
-        gdn_conv1d_args again = clone(&b);
-        call(ring2_ctx(4), &again);
-        expect_same("again", &again, &a);
-    }
-}
-
 /* T tokens in one call, in T calls and in parts, where the state holds x exactly. */
 static void any_cut_same_bits(void)
 {
@@ -310,49 +275,6 @@ static void any_cut_same_bits(void)
         b = part_of(&b, 0, 21, 0);
         expect_same("cut", &b, &whole);
     }
-}
-
-struct mode_call {
-    gdn_ctx   *ctx;
-    gdn_conv1d_args args;
-    gdn_status status;
-};
-
-static void call_in_mode(void *arg)
-{
-    struct mode_call *c = arg;
-    c->status = gdn_conv1d(c->ctx, &c->args);
-}
-
-static void G12_float_environment(void)
-{
-    gdn_batch       t;
-    gdn_conv1d_args a = make_call(GDN_F32, GDN_F16, 300, 4, 3, &t), plainly = clone(&a);
-    call(ring2_ctx(1), &plainly);
-    for (int i = 0;; i++) {
-        struct mode_call c = { ring2_ctx(1 + i % 2 * 2), clone(&a), 0 };
-        if (!ring2_float_mode(i, call_in_mode, &c)) {
-            if (!i) ring2_skip("no MXCSR on this machine");
-            break;
-        }
-        ring2_status(c.ctx, "call", c.status, GDN_OK);
-        expect_same("mode", &c.args, &plainly);
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int             n_allocs = 0, before;
-    gdn_ctx        *ctx = ring2_counting_ctx(&n_allocs);
-    gdn_batch       t;
-    gdn_conv1d_args a = make_call(GDN_F32, GDN_F16, 3000, 4, 3, &t);
-    before = n_allocs;
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_CONV1D, &a, &a.workspace_bytes),
-                 GDN_OK);
-    a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
-    call(ctx, &a);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    gdn_ctx_destroy(ctx);
 }
 
 /* States of W - 1, W and more columns hold the newest input last and give the same output;
@@ -560,11 +482,7 @@ static void many_packed(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 threads and batch mates", G2_threads_and_mates },
-        { "G3 repeat", G3_repeat },
         { "any cut, same bits", any_cut_same_bits },
-        { "G12 float environment", G12_float_environment },
-        { "G13 no allocation", G13_no_allocation },
         { "trap 7: state widths", trap_7_state_widths },
         { "single tokens", single_tokens },
         { "many single tokens", many_single_tokens },

@@ -11,7 +11,7 @@
 
 enum { B = 4, T = 12, MOST = 3 * T };
 
-/* What the tests run over. */
+/* The shapes of the tests. */
 static const struct shape {
     int32_t dtype, state, left; /* left: dtype of the checkpoints */
     bool    turned, left_turned; /* channels last */

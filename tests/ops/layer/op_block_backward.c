@@ -22,7 +22,7 @@ static gdn_tensor *gradient_of(args *a, int i)
     return all[i];
 }
 
-/* What it is the gradient of. */
+/* Returns the tensor that gradient i belongs to. */
 static gdn_tensor *source_of(args *a, int i)
 {
     gdn_tensor *const all[N_GRADIENTS] = {
@@ -237,7 +237,7 @@ static void output_backward(struct sequence *s)
     round_all(&s->l, s->dn, s->l.T * HV * V);
 }
 
-/* Of the weights on both sides, and of hidden. */
+/* Computes the gradients of the weights on both sides, and of hidden. */
 static void projections_backward(struct sequence *s)
 {
     round_all(&s->l, s->n, s->l.T * HV * V);
@@ -408,7 +408,7 @@ static void call(gdn_ctx *ctx, const args *a)
 
 enum { MOVED = 16 };
 
-/* What rounding on the way does, as a root mean square: zero where all is float32. */
+/* Returns the effect of rounding on the way, as a root mean square: zero if all is float32. */
 static struct gradients noise_of(args *a, const struct gradients *g)
 {
     struct oracle_noise noise = { .dtype = a->hidden.dtype };
@@ -599,76 +599,6 @@ static void finite_differences(void)
     }
 }
 
-/* ---- Guarantees ---- */
-
-static void expect_same(const char *what, args *got, args *want)
-{
-    (void)what;
-    for (int i = 0; i < N_GRADIENTS; i++)
-        if (gradient_of(want, i)->data)
-            ring2_expect_bits(names[i], gradient_of(got, i), gradient_of(want, i));
-}
-
-static void G2_threads_and_G3_repeat(void)
-{
-    static const int64_t lengths[3] = { 70, 1, 229 };
-    gdn_batch            t = packed(3, lengths);
-    args                 a = make_call(&kinds[0], 0, 300, 3), b;
-    a.batch                = &t;
-    want_all(&a);
-    b = clone(&a);
-    call(ring2_ctx(1), &b);
-    for (int n = 2; n <= 4; n++) {
-        args c = clone(&a);
-        call(ring2_ctx(n), &c);
-        expect_same("threads", &c, &b);
-    }
-}
-
-struct mode_call {
-    gdn_ctx   *ctx;
-    args       args;
-    gdn_status status;
-};
-
-static void call_in_mode(void *arg)
-{
-    struct mode_call *c = arg;
-    c->status           = gdn_block_backward(c->ctx, &c->args);
-}
-
-static void G12_float_environment(void)
-{
-    args a = make_call(&kinds[1], 0, 30, 1), plainly;
-    want_all(&a);
-    plainly = clone(&a);
-    call(ring2_ctx(1), &plainly);
-    for (int i = 0;; i++) {
-        struct mode_call c = { ring2_ctx(1 + i % 2 * 2), clone(&a), 0 };
-        if (!ring2_float_mode(i, call_in_mode, &c)) {
-            if (!i) ring2_skip("no MXCSR on this machine");
-            break;
-        }
-        ring2_status(c.ctx, "call", c.status, GDN_OK);
-        expect_same("mode", &c.args, &plainly);
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int      n_allocs = 0, before;
-    gdn_ctx *ctx = ring2_counting_ctx(&n_allocs);
-    args     a   = make_call(&kinds[0], 0, 40, 1);
-    want_all(&a);
-    ring2_status(ctx, "bytes",
-                 gdn_workspace_bytes(ctx, GDN_OP_BLOCK_BACKWARD, &a, &a.workspace_bytes), GDN_OK);
-    before      = n_allocs;
-    a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
-    check_call(ctx, &a);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    gdn_ctx_destroy(ctx);
-}
-
 /* No tokens: sums are zero, and states have the gradients that they had. */
 static void no_tokens(void)
 {
@@ -687,9 +617,6 @@ int main(int argc, char **argv)
         { "packed batch", packed_batch },
         { "padded batch with masks", padded_batch_with_masks },
         { "gradients alone", gradients_alone },
-        { "G2 threads and G3 repeat", G2_threads_and_G3_repeat },
-        { "G12 float environment", G12_float_environment },
-        { "G13 no allocation", G13_no_allocation },
         { "no tokens", no_tokens },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);

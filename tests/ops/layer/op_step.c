@@ -102,9 +102,7 @@ static void run_case(const int *level, int number)
     a.seed             = (uint64_t)number;
     a.batch            = &b.batch;
     if (number % 2) {
-        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_STEP, &a, &a.workspace_bytes),
-                     GDN_OK);
-        a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+        ring2_give_workspace(ctx, GDN_OP_STEP, &a);
     }
     expect_apart(ctx, &a);
 }
@@ -197,9 +195,9 @@ static void as_engines_call(int number)
               gdn_last_kernel(ring2_ctx(1)));
 }
 
-/* What a device computes by cuda/layer/step_vk.cuh: one token, 16 bits, K = 128; with the bits of
- * the separate calls there too. But for calls of fewer slots than sequences: those without one are
- * skipped there, by another kernel, and a CPU refuses. */
+/* Calls that a device computes by cuda/layer/step_vk.cuh: one token, 16 bits, K = 128; with the
+ * bits of the separate calls there too. But for calls of fewer slots than sequences: those
+ * without one are skipped there, by another kernel, and a CPU refuses. */
 static void one_token(int number)
 {
     static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 128, 128 }, { 2, 2, 128, 64 },

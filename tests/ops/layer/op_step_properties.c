@@ -18,33 +18,6 @@ static gdn_step_args part_of(const gdn_step_args *a, int64_t s, int64_t t, int64
     return b;
 }
 
-static void G2_threads_and_mates(void)
-{
-    for (int i = 0; i < N_KINDS; i++) {
-        gdn_step_args a = make_call(&kinds[i], 5, 1 + i, 5), alone = clone(&a);
-        gdn_step_args many = clone(&a);
-        call(ring2_ctx(1), &a);
-        call(ring2_ctx(4), &many);
-        expect_same("threads", &many, &a);
-        for (int64_t s = 0; s < 5; s++) {
-            const gdn_step_args one = part_of(&alone, s, 0, 1 + i);
-            call(ring2_ctx(2), &one);
-        }
-        expect_same("alone", &alone, &a);
-    }
-}
-
-static void G3_repeat(void)
-{
-    gdn_step_args a = make_call(&kinds[2], 7, 3, 7), b = clone(&a);
-    call(ring2_ctx(4), &a);
-    for (int i = 0; i < 5; i++) {
-        const gdn_step_args again = clone(&b);
-        call(ring2_ctx(4), &again);
-        expect_same("again", &again, &a);
-    }
-}
-
 /* Also G17, where a state of 16 bits is rounded after every token. */
 static void G4_G17_any_split(void)
 {
@@ -138,47 +111,6 @@ static void G10_G11_padding_and_masks(void)
     }
 }
 
-struct mode_call {
-    gdn_ctx      *ctx;
-    gdn_step_args args;
-    gdn_status    status;
-};
-
-static void call_in_mode(void *arg)
-{
-    struct mode_call *c = arg;
-    c->status = gdn_step(c->ctx, &c->args);
-}
-
-static void G12_float_environment(void)
-{
-    gdn_step_args a = make_call(&kinds[0], 3, 2, 3), plainly = clone(&a);
-    call(ring2_ctx(1), &plainly);
-    for (int i = 0;; i++) {
-        struct mode_call c = { ring2_ctx(1 + i % 2 * 2), clone(&a), 0 };
-        if (!ring2_float_mode(i, call_in_mode, &c)) {
-            if (!i) ring2_skip("no MXCSR on this machine");
-            break;
-        }
-        ring2_status(c.ctx, "call", c.status, GDN_OK);
-        expect_same("mode", &c.args, &plainly);
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int           n_allocs = 0, before;
-    gdn_ctx      *ctx = ring2_counting_ctx(&n_allocs);
-    gdn_step_args a   = make_call(&kinds[2], 40, 3, 40);
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_STEP, &a, &a.workspace_bytes),
-                 GDN_OK);
-    before      = n_allocs;
-    a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
-    call(ctx, &a);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    gdn_ctx_destroy(ctx);
-}
-
 /* A token of a tree has the bits that it has at the end of the chain of its ancestors. */
 static void G19_tree(void)
 {
@@ -211,14 +143,10 @@ static void G19_tree(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "step: G2 threads and batch mates", G2_threads_and_mates },
-        { "step: G3 repeat", G3_repeat },
         { "step: G4 G17 any split", G4_G17_any_split },
         { "step: G7 forgets by selection", G7_forgets },
         { "step: G8 beta 0 writes nothing", G8_writes_nothing },
         { "step: G10 G11 padding and masks", G10_G11_padding_and_masks },
-        { "step: G12 float environment", G12_float_environment },
-        { "step: G13 no allocation", G13_no_allocation },
         { "step: G19 tree", G19_tree },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);

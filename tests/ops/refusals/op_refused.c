@@ -297,7 +297,7 @@ static void workspaces(void)
                 a->workspace_bytes = bytes - 1);
 }
 
-/* What is no refusal: newer callers; and no context. */
+/* Calls that are not refused: those of newer callers; and calls without a context. */
 static void accepted(void)
 {
     struct {

@@ -25,7 +25,7 @@ static bool is_same_view(const gdn_tensor *a, const gdn_tensor *b)
     return same;
 }
 
-/* What is drawn and what is counted. */
+/* The drawn call, and counts. */
 static struct {
     struct ring2_draw draw;
     union ring2_call  c;
@@ -69,7 +69,7 @@ static void try_at(gdn_op op, const gdn_tensor *written, gdn_tensor *other, cons
     *other = own;
 }
 
-/* Does the call write it? With GDN_WRITE_NONE it writes no final states. */
+/* Returns true if the call writes the tensor. With GDN_WRITE_NONE it writes no final states. */
 static bool writes(gdn_op op, const gdn_tensor *t)
 {
     const bool frozen = now.batch.write == GDN_WRITE_NONE;

@@ -156,7 +156,7 @@ static void run_case(const int *level, int number)
     check(&c);
 }
 
-/* ---- Guarantees ---- */
+/* ---- Properties ---- */
 
 static struct call make_call(bool rms, int64_t n, int64_t D)
 {
@@ -170,81 +170,6 @@ static struct call make_call(bool rms, int64_t n, int64_t D)
     ring2_fill(&c.z, -9, 9);
     ring2_fill(&c.weight, -1, 1);
     return c;
-}
-
-static void G2_threads_and_mates(void)
-{
-    for (int rms = 0; rms < 2; rms++) {
-        struct call all = make_call(rms, 200, 129), apart = all;
-        apart.out = ring2_clone(&all.out);
-        run(&all);
-        for (int n = 2; n <= 4; n++) {
-            struct call many = all;
-            many.ctx = ring2_ctx(n);
-            many.out = ring2_clone(&apart.out);
-            run(&many);
-            ring2_expect_bits("threads", &many.out, &all.out);
-        }
-        for (int64_t i = 0; i < 200; i++) {
-            struct call row = apart;
-            row.x = ring2_select(&apart.x, 0, i), row.out = ring2_select(&apart.out, 0, i);
-            if (rms) row.z = ring2_select(&apart.z, 0, i);
-            run(&row);
-        }
-        ring2_expect_bits("rows", &apart.out, &all.out);
-    }
-}
-
-static void G3_repeat(void)
-{
-    for (int rms = 0; rms < 2; rms++) {
-        struct call c = make_call(rms, 99, 300);
-        run(&c);
-        for (int i = 0; i < 5; i++) {
-            struct call again = c;
-            again.ctx = ring2_ctx(4);
-            again.out = ring2_clone(&c.out);
-            ring2_fill_value(&again.out, 7);
-            run(&again);
-            ring2_expect_bits("again", &again.out, &c.out);
-        }
-    }
-}
-
-static void G12_float_environment(void)
-{
-    for (int rms = 0; rms < 2; rms++) {
-        struct call c = make_call(rms, 20, 100);
-        for (int64_t i = 0; i < 100; i++) ring2_set(&c.x, i, 1e-39);
-        run(&c);
-        for (int i = 0;; i++) {
-            struct call b = c;
-            b.ctx = ring2_ctx(1 + i % 2 * 2);
-            b.out = ring2_clone(&c.out);
-            ring2_fill_value(&b.out, 7);
-            if (!ring2_float_mode(i, run_it, &b)) {
-                if (!i) ring2_skip("no MXCSR on this machine");
-                break;
-            }
-            ring2_status(b.ctx, "call", b.status, GDN_OK);
-            ring2_expect_bits("mode", &b.out, &c.out);
-        }
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int      n_allocs = 0;
-    gdn_ctx *ctx = ring2_counting_ctx(&n_allocs);
-    for (int rms = 0; rms < 2; rms++) {
-        struct call c = make_call(rms, 200, 3000);
-        const int   before = n_allocs;
-        c.ctx = ctx;
-        give_workspace(&c);
-        run(&c);
-        CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    }
-    gdn_ctx_destroy(ctx);
 }
 
 /* x = (3, 4), eps = 7: the length is sqrt(25 + 7), 5 + 7 or max(5, 7); mean square 12.5. */
@@ -303,10 +228,6 @@ static void flat_lines(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 threads and batch mates", G2_threads_and_mates },
-        { "G3 repeat", G3_repeat },
-        { "G12 float environment", G12_float_environment },
-        { "G13 no allocation", G13_no_allocation },
         { "trap 4: norm formulas", trap_4_formulas },
         { "tiny rows", tiny_rows },
         { "flat lines", flat_lines },

@@ -43,7 +43,7 @@ static void give_workspace(struct call *c)
 
 static double *doubles(const gdn_tensor *t) { return t->data ? ring2_doubles(t) : NULL; }
 
-/* What a gradient should be, and how far from that it may be. */
+/* The wanted values of a gradient, and their limits. */
 struct wanted {
     const gdn_tensor *t;
     double           *value, *limit;
@@ -228,7 +228,7 @@ static void finite_differences(void)
     }
 }
 
-/* ---- Guarantees ---- */
+/* ---- Properties ---- */
 
 static struct call make_call(int64_t n, int64_t D)
 {
@@ -242,91 +242,6 @@ static struct call make_call(int64_t n, int64_t D)
     a->weight  = vector(GDN_F32, D, 1);
     a->dweight = vector(GDN_F32, D, 1);
     return c;
-}
-
-static struct call clone(const struct call *c)
-{
-    struct call other = *c;
-    other.args.dx      = ring2_clone(&c->args.dx);
-    other.args.dz      = ring2_clone(&c->args.dz);
-    other.args.dweight = ring2_clone(&c->args.dweight);
-    return other;
-}
-
-static void expect_same_rows(const char *what, const struct call *got, const struct call *want)
-{
-    ring2_expect_bits(what, &got->args.dx, &want->args.dx);
-    ring2_expect_bits(what, &got->args.dz, &want->args.dz);
-}
-
-static void expect_same(const char *what, const struct call *got, const struct call *want)
-{
-    expect_same_rows(what, got, want);
-    ring2_expect_bits(what, &got->args.dweight, &want->args.dweight);
-}
-
-static void G2_threads_and_mates(void)
-{
-    struct call all = make_call(400, 129), apart = clone(&all);
-    run(&all);
-    for (int n = 2; n <= 4; n++) {
-        struct call many = clone(&all);
-        many.ctx         = ring2_ctx(n);
-        run(&many);
-        expect_same("threads", &many, &all);
-    }
-    for (int64_t i = 0; i < 400; i += 5) {
-        struct call part = apart;
-        gdn_tensor *of_rows[] = { &part.args.x, &part.args.z, &part.args.dout, &part.args.dx,
-                                  &part.args.dz };
-        for (int t = 0; t < 5; t++) *of_rows[t] = ring2_narrow(of_rows[t], 0, i, 5);
-        run(&part);
-    }
-    expect_same_rows("parts", &apart, &all);
-}
-
-static void G3_repeat(void)
-{
-    struct call c = make_call(300, 300);
-    run(&c);
-    for (int i = 0; i < 3; i++) {
-        struct call again = clone(&c);
-        again.ctx         = ring2_ctx(4);
-        ring2_fill_value(&again.args.dweight, 7);
-        run(&again);
-        expect_same("again", &again, &c);
-    }
-}
-
-static void G12_float_environment(void)
-{
-    struct call c = make_call(20, 100), plainly;
-    for (int64_t i = 0; i < 100; i++) ring2_set(&c.args.dout, i, 1e-39);
-    plainly = clone(&c);
-    run(&plainly);
-    for (int i = 0;; i++) {
-        struct call b = clone(&c);
-        b.ctx         = ring2_ctx(1 + i % 2 * 2);
-        if (!ring2_float_mode(i, run_it, &b)) {
-            if (!i) ring2_skip("no MXCSR on this machine");
-            break;
-        }
-        ring2_status(b.ctx, "call", b.status, GDN_OK);
-        expect_same("mode", &b, &plainly);
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int         n_allocs = 0;
-    gdn_ctx    *ctx = ring2_counting_ctx(&n_allocs);
-    struct call c = make_call(200, 300);
-    const int   before = n_allocs;
-    c.ctx = ctx;
-    give_workspace(&c);
-    run(&c);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    gdn_ctx_destroy(ctx);
 }
 
 /* So many rows that blocks are larger than they are at least, and no rows. */
@@ -369,10 +284,6 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "finite differences", finite_differences },
-        { "G2 threads and batch mates", G2_threads_and_mates },
-        { "G3 repeat", G3_repeat },
-        { "G12 float environment", G12_float_environment },
-        { "G13 no allocation", G13_no_allocation },
         { "many rows and none", many_rows_and_none },
         { "special values", special_values },
     };

@@ -76,7 +76,7 @@ static void run(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
 
 enum { MOST = 512 };
 
-/* What gdn.h says of the batch, number by number. */
+/* The checkpoints of a batch by the words of gdn.h, number by number. */
 struct left {
     int     n;
     int64_t row[MOST], tokens[MOST], slot[MOST]; /* sequence, n, slot (below 0: not wanted) */
@@ -202,8 +202,7 @@ static void check(gdn_rule_args *a, const struct shape *s, const struct left *l,
     const gdn_rule_args before = ring2_rule_clone(a);
     gdn_rule_args       without = ring2_rule_clone(a);
     a->checkpoints = pool(s, s->left, l->n + 2, 3, s->turned);
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, a, &a->workspace_bytes), GDN_OK);
-    a->workspace = ring2_alloc((a->workspace_bytes + 63) / 64 * 64, 64);
+    ring2_give_workspace(ctx, op, a);
     const gdn_batch plain = ring2_no_checkpoints(a->batch);
     without.batch         = &plain;
     run(ctx, &without, decode);
@@ -478,7 +477,7 @@ static void none_wanted(void)
 
 /* ---- Going on from a checkpoint ------------------------------------------------------------ */
 
-/* What follows a checkpoint: G4's bits at multiples of 16 (64), else to rounding. */
+/* Resumes from checkpoints: with G4's bits at multiples of 16 (64), else to rounding. */
 static void G4_resume(void)
 {
     const int64_t wide = ring2_on_device() ? 4 : 1, T = 73 * wide;

@@ -223,7 +223,7 @@ static void by_cu_seqlens(int number)
     expect_kernel(ctx, &a);
 }
 
-/* Of two tokens: as selection(). */
+/* The same as selection(), for two tokens. */
 static void selection_of_two(int number)
 {
     static const int64_t cu[] = { 0, 2, 2, 3, 3, 5 };
@@ -300,7 +300,7 @@ static void pad_all(gdn_rule_args *a, int64_t B)
         if (rows[i]->data) pad(rows[i], B);
 }
 
-/* Is it of states and tokens that windows are for? */
+/* Returns true if windows take these states and tokens. */
 static bool are_for_windows(const struct shape *s)
 {
     return s->dtype == GDN_BF16 && s->state != GDN_F16;
@@ -396,8 +396,8 @@ static gdn_rule_args padded_call(const gdn_rule_args *a, size_t tensor, int64_t 
     return b;
 }
 
-/* Of four and ten tokens: alpha = 0 forgets what was before, NaN too, of a state or a token, beta =
- * 0 lets no NaN in, and where nothing changes every bit stays. */
+/* For four and ten tokens: alpha = 0 forgets what was before, NaN too, of a state or a token,
+ * beta = 0 lets no NaN in, and where nothing changes every bit stays. */
 static void padded_selection(int number)
 {
     const struct shape *s       = &shapes[number / 4];

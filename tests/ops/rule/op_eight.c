@@ -33,7 +33,7 @@ static uint64_t mix(uint64_t z)
     return z ^ z >> 31;
 }
 
-/* What is drawn for element k of column v. */
+/* Returns the random bits for element k of column v. */
 static uint32_t draw(uint64_t seed, int64_t n, int64_t head, int64_t v, int64_t k)
 {
     const uint64_t key = mix(mix(mix(seed + (uint64_t)n) + (uint64_t)head) + (uint64_t)v);
@@ -116,7 +116,7 @@ static void fill_eight(const struct pool *p, int layout)
     }
 }
 
-/* What an 8-bit pool says, in float32. */
+/* Returns the values of an 8-bit pool, in float32. */
 static struct pool widened(const struct pool *p, int layout)
 {
     const struct pool to = make_pool(GDN_F32, layout, slots_of(p));
@@ -350,7 +350,7 @@ static void G21_float32_between_conversions(void)
     }
 }
 
-/* What decays or is written is no state that stays: it is rounded, also where its dtype stays. */
+/* A state that decays or is written is rounded, even if its dtype stays. */
 static void G21_half_of_what_keeps_a_state(void)
 {
     for (int i = 0; i < (N_GATES - 1) * 2 * 2 * FROZEN; i++) {

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ring2_calls.h"
+#include "ring2_replay.h"
 #include "ring2_rule.h"
 
 /* ---- Lenders of threads -------------------------------------------------------------------- */
@@ -116,51 +116,16 @@ static gdn_ctx *lent_ctx(lender *f)
 
 enum { CALLS = 40 };
 
-struct arena {
-    struct ring2_draw draw;
-    unsigned char    *before, *want;
-};
-
-static struct arena new_arena(void)
-{
-    struct arena a = { .before = ring2_heap(RING2_ARENA), .want = ring2_heap(RING2_ARENA) };
-    ring2_draw_init(&a.draw, true);
-    return a;
-}
-
-/* A call that is accepted; its memory before is kept, and after it on one thread. */
-static void draw_accepted(struct arena *a, gdn_op op, union ring2_call *c, gdn_batch *batch)
-{
-    gdn_status status = GDN_E_ARG;
-    for (int i = 0; i < 1000 && status != GDN_OK; i++) {
-        ring2_draw_call(&a->draw, op, c, batch);
-        memcpy(a->before, a->draw.arena, RING2_ARENA);
-        status = gdn_run_op(ring2_ctx(1), op, c);
-    }
-    ring2_status(ring2_ctx(1), "a call of 1000", status, GDN_OK);
-    memcpy(a->want, a->draw.arena, RING2_ARENA);
-}
-
-static void same_bits(struct arena *a, gdn_ctx *ctx, gdn_op op, const union ring2_call *c)
-{
-    size_t at = 0;
-    memcpy(a->draw.arena, a->before, RING2_ARENA);
-    ring2_status(ctx, "the call", gdn_run_op(ctx, op, c), GDN_OK);
-    while (at < RING2_ARENA && a->draw.arena[at] == a->want[at]) at++;
-    CHECK(at == RING2_ARENA, "op %d: byte %zu differs", (int)op, at);
-}
-
 static void G22_same_bits(void)
 {
-    struct arena a       = new_arena();
-    gdn_ctx     *lent[2] = { lent_ctx(by_threads), lent_ctx(backwards) };
+    struct ring2_replay r;
+    gdn_ctx            *lent[2] = { lent_ctx(by_threads), lent_ctx(backwards) };
+    ring2_replay_init(&r, false);
     for (int i = 0; i < RING2_N_OPS * CALLS && !ring2_failed(); i++) {
-        const gdn_op     op = (gdn_op)(i / CALLS);
-        union ring2_call c;
-        gdn_batch        batch;
+        const gdn_op op = (gdn_op)(i / CALLS);
         if (!ring2_has_op(lent[0], op)) continue;
-        draw_accepted(&a, op, &c, &batch);
-        for (int j = 0; j < 2; j++) same_bits(&a, lent[j], op, &c);
+        ring2_replay_draw(&r, ring2_ctx(1), op);
+        for (int j = 0; j < 2; j++) ring2_replay_run(&r, lent[j], "lent threads");
     }
     for (int j = 0; j < 2; j++) gdn_ctx_destroy(lent[j]);
 }

@@ -104,7 +104,7 @@ static double gate(const struct pattern *p, int64_t t, int64_t h)
     return of_class(here ? p->few : p->most, at);
 }
 
-/* Of n tokens from row `first` on. */
+/* Fills the gates of n tokens from row `first` on. */
 static void fill_gates(const gdn_rule_args *a, const struct pattern *p, int64_t first, int64_t n)
 {
     for (int64_t t = 0; t < n; t++)

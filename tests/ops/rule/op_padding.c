@@ -11,7 +11,7 @@
 
 enum { B = 5, T = 40 };
 
-/* Of each row: padding on the left, tokens, padding on the right. Short rows and long ones, of
+/* Each row has padding on the left, tokens, padding on the right. Rows are short and long, of
  * a few tokens and of none. */
 static const int64_t starts[B] = { 0, 7, 16, 31, 40 }, counts[B] = { 30, 33, 24, 5, 0 };
 

@@ -54,7 +54,7 @@ static bool clash(int i, int a, int j, int b)
 {
     if (i == DIMS && dims[a][0] == 256) /* slow to judge */
         return (j == HEADS && b) || (j == LENGTHS && lengths[b][0] + lengths[b][1] > 17);
-    /* Of GDN_GATE_RAW alone. */
+    /* Gradients of GDN_GATE_RAW alone. */
     return i == GATE && a < RAW && j == ABSENT && b >= 1 + DA_LOG && b <= 1 + DDT_BIAS;
 }
 
@@ -247,8 +247,7 @@ static void run_case(const int *level, int number)
     make_values(&c);
     ring2_status(ctx, "gdn_supported", gdn_supported(ctx, op, a), GDN_OK);
     if (number % 2) {
-        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, a, &a->workspace_bytes), GDN_OK);
-        a->workspace = ring2_alloc((a->workspace_bytes + 63) / 64 * 64, 64);
+        ring2_give_workspace(ctx, op, a);
     }
     const gdn_tensor before = a->dstate.data ? ring2_clone(&a->dstate) : a->dstate;
     ring2_gradients_check(ctx, a);
@@ -423,19 +422,6 @@ static const int64_t three[] = { 37, 300, 5 }; /* the longest has more than one 
 
 /* ---- Guarantees ---------------------------------------------------------------------------- */
 
-static void G2_G3_repeat_and_threads(void)
-{
-    gdn_prefill_backward_args a = make_call(3, three, 40, 24);
-    new_gradients(&a);
-    run(ring2_ctx(1), &a);
-    for (int n = 1; n <= 5; n += n == 1 ? 1 : 3) {
-        gdn_prefill_backward_args b = a;
-        new_gradients(&b);
-        run(ring2_ctx(n), &b);
-        expect_bits("threads", &b, &a);
-    }
-}
-
 /* Tokens [first, first + n) as one sequence, with the states of row b. */
 static gdn_prefill_backward_args slice(const gdn_prefill_backward_args *args, int64_t b,
                                        int64_t first, int64_t n)
@@ -454,22 +440,6 @@ static void expect_rows(const gdn_prefill_backward_args *part, const gdn_prefill
     for (int i = DQ; i <= DBETA; i++) {
         const gdn_tensor want = ring2_narrow(ring2_gradient(all, i), 0, first, n);
         ring2_expect_bits(ring2_gradient_names[i], ring2_gradient(part, i), &want);
-    }
-}
-
-static void G2_mates(void)
-{
-    gdn_prefill_backward_args all = make_call(3, three, 40, 24);
-    int64_t                   first = 0;
-    new_gradients(&all);
-    run(ring2_ctx(2), &all);
-    for (int64_t b = 0; b < 3; first += three[b++]) {
-        gdn_prefill_backward_args one = slice(&all, b, first, three[b]);
-        new_gradients(&one);
-        run(ring2_ctx(1), &one);
-        expect_rows(&one, &all, first, three[b]);
-        const gdn_tensor want = ring2_narrow(&all.dstate, 0, b, 1);
-        ring2_expect_bits("dstate", &one.dstate, &want);
     }
 }
 
@@ -523,40 +493,6 @@ static void split_sequence(void)
     expect_rows(&right, &all, cut, T - cut);
     expect_rows(&left, &all, 0, cut);
     ring2_expect_bits("dstate", &left.dstate, &all.dstate);
-}
-
-static void run_it(void *arg) { run(ring2_ctx(2), arg); }
-
-static void G12_float_environment(void)
-{
-    gdn_prefill_backward_args a = make_call(3, three, 20, 9);
-    for (int64_t i = 0; i < 40; i++) ring2_set(&a.v, i, 1e-39);
-    new_gradients(&a);
-    run(ring2_ctx(2), &a);
-    for (int i = 0;; i++) {
-        gdn_prefill_backward_args b = a;
-        new_gradients(&b);
-        if (!ring2_float_mode(i, run_it, &b)) {
-            if (!i) ring2_skip("no MXCSR on this machine");
-            break;
-        }
-        expect_bits("mode", &b, &a);
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int                       n_allocs = 0;
-    gdn_ctx                  *ctx = ring2_counting_ctx(&n_allocs);
-    gdn_prefill_backward_args a   = make_call(3, three, 40, 24);
-    const gdn_op              op  = GDN_OP_PREFILL_BACKWARD;
-    new_gradients(&a);
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, &a, &a.workspace_bytes), GDN_OK);
-    a.workspace      = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
-    const int before = n_allocs;
-    run(ctx, &a);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    gdn_ctx_destroy(ctx);
 }
 
 /* At most what gdn.h says of gdn_workspace_bytes(). */
@@ -688,7 +624,7 @@ static void nan_is_skipped(void)
 
 /* ---- Tensor cores -------------------------------------------------------------------------- */
 
-/* What the calls in bf16 with K = V = 128 differ in, which a device with tensor cores and enough
+/* The calls in bf16 with K = V = 128, which a device with tensor cores and enough
  * shared memory takes there. */
 struct wide_call {
     const char *name;
@@ -812,10 +748,6 @@ int main(int argc, char **argv)
     static const struct ring2_test tests[] = {
         { "finite differences", finite_differences },
         { "differences of the model", model_differences },
-        { "G2 G3 repeat and threads", G2_G3_repeat_and_threads },
-        { "G2 batch mates", G2_mates },
-        { "G12 float environment", G12_float_environment },
-        { "G13 no allocation", G13_no_allocation },
         { "workspace", workspace },
         { "linear in dout", linear_in_dout },
         { "split sequence", split_sequence },

@@ -4,7 +4,6 @@
  * every op keeps. What they are for is in op_rollback.c.
  */
 #include <math.h>
-#include <string.h>
 
 #include "ring2_record.h"
 
@@ -174,102 +173,6 @@ static struct ready make_ready(const struct ring2_layer *m)
     return y;
 }
 
-/* The same with outputs, records and states of its own. */
-static struct ready again(const struct ring2_layer *m, const struct ready *y)
-{
-    struct ready z = *y;
-    z.state = ring2_clone(&y->state);
-    z.r = (struct ring2_record){ ring2_clone(&y->r.k), ring2_clone(&y->r.u), ring2_clone(&y->r.g),
-                           ring2_clone(&y->r.count) };
-    z.a.out = ring2_clone(&y->a.out), z.a.state = z.state;
-    z.a.record_k = z.r.k, z.a.record_u = z.r.u, z.a.record_g = z.r.g;
-    z.a.record_count = z.r.count;
-    z.f = ring2_fold_args(m, &z.r, &z.state, y->slots);
-    return z;
-}
-
-static void run_on(gdn_ctx *ctx, struct ready *y)
-{
-    ring2_status(ctx, "decode", gdn_decode(ctx, &y->a), GDN_OK);
-    ring2_status(ctx, "fold", gdn_record_fold(ctx, &y->f), GDN_OK);
-}
-
-static void expect_ready(const char *what, const struct ready *got, const struct ready *want)
-{
-    ring2_expect_bits(what, &got->a.out, &want->a.out);
-    ring2_expect_bits(what, &got->state, &want->state);
-    ring2_expect_bits(what, &got->r.k, &want->r.k);
-    ring2_expect_bits(what, &got->r.u, &want->r.u);
-    ring2_expect_bits(what, &got->r.g, &want->r.g);
-}
-
-static void G2_G3_threads(void)
-{
-    for (int i = 0; i < N_LAYERS; i++) {
-        const struct ready y = make_ready(&ring2_layers[i]);
-        struct ready       want = again(&ring2_layers[i], &y);
-        run_on(ring2_ctx(1), &want);
-        for (int n = 1; n <= 4; n++) {
-            struct ready got = again(&ring2_layers[i], &y);
-            run_on(ring2_ctx(n), &got);
-            expect_ready("threads", &got, &want);
-        }
-    }
-}
-
-struct mode_call {
-    struct ready y;
-};
-
-static void call_in_mode(void *arg) { run_on(ring2_ctx(2), &((struct mode_call *)arg)->y); }
-
-static void G12_float_environment(void)
-{
-    for (int i = 0; i < N_LAYERS; i++) {
-        const struct ready y = make_ready(&ring2_layers[i]);
-        struct ready       want = again(&ring2_layers[i], &y);
-        run_on(ring2_ctx(2), &want);
-        for (int mode = 0;; mode++) {
-            struct mode_call c = { again(&ring2_layers[i], &y) };
-            if (!ring2_float_mode(mode, call_in_mode, &c)) {
-                if (!mode) ring2_skip("no MXCSR on this machine");
-                break;
-            }
-            expect_ready("mode", &c.y, &want);
-        }
-    }
-}
-
-static void give_workspace(gdn_ctx *ctx, gdn_op op, const void *args, void **memory, size_t *bytes)
-{
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, args, bytes), GDN_OK);
-    *memory = ring2_alloc((*bytes + 63) / 64 * 64, 64);
-}
-
-static void G13_no_allocation(void)
-{
-    int                    n_allocs = 0, before;
-    gdn_ctx               *ctx = ring2_counting_ctx(&n_allocs);
-    const struct ready     y = make_ready(&ring2_layers[1]);
-    struct ready           want = again(&ring2_layers[1], &y), got = want;
-    gdn_record_commit_args c = gdn_record_commit_args_init();
-    const int64_t          zeros[B] = { 0 };
-    got = again(&ring2_layers[1], &y);
-    c.record_k = got.r.k, c.record_u = got.r.u, c.record_g = got.r.g;
-    c.record_count = got.r.count, c.batch = got.slots;
-    c.n_accepted = ring2_indices(GDN_I64, B, zeros);
-    give_workspace(ctx, GDN_OP_DECODE, &got.a, &got.a.workspace, &got.a.workspace_bytes);
-    give_workspace(ctx, GDN_OP_RECORD_FOLD, &got.f, &got.f.workspace, &got.f.workspace_bytes);
-    give_workspace(ctx, GDN_OP_RECORD_COMMIT, &c, &c.workspace, &c.workspace_bytes);
-    before = n_allocs;
-    ring2_status(ctx, "commit", gdn_record_commit(ctx, &c), GDN_OK);
-    run_on(ctx, &got);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    run_on(ctx, &want);
-    expect_ready("the context's own workspace", &got, &want);
-    gdn_ctx_destroy(ctx);
-}
-
 /* ---- G1 ---- */
 
 #define REFUSE(seen, op, args, what, want, needle, ...)                          \
@@ -384,11 +287,6 @@ static void refused_fold(void)
 
 int main(int argc, char **argv)
 {
-    static const struct ring2_test others[] = {
-        { "G2 G3 records, threads", G2_G3_threads },
-        { "G12 float environment, records", G12_float_environment },
-        { "G13 no allocation, records", G13_no_allocation },
-    };
     ring2_options(argc, argv);
     for (int i = N_EXACT_LAYERS; i < N_LAYERS; i++)
         for (int seed = 0; seed < 4; seed++)
@@ -402,11 +300,6 @@ int main(int argc, char **argv)
                 odd_values(&ring2_layers[i]);
                 ring2_end();
             }
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (ring2_begin("%s", others[i].name)) {
-            others[i].run();
-            ring2_end();
-        }
     refused_decode();
     refused_commit();
     refused_fold();

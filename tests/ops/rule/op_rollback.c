@@ -27,7 +27,7 @@ struct way {
     gdn_tensor conv, state, out;
 };
 
-/* What was accepted, decoded as if it had come that way. */
+/* Decodes the accepted tokens as if no draft had been beside them. */
 static void plain_round(const struct ring2_layer *m, const gdn_tensor *weight,
                         const struct ring2_tokens *t, const struct ring2_accepted *n, struct way *w)
 {

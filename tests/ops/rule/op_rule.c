@@ -207,8 +207,7 @@ static void run_case(const int *level, int number, bool decode)
         return;
     }
     if (number % 2) {
-        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, a, &a->workspace_bytes), GDN_OK);
-        a->workspace = ring2_alloc((a->workspace_bytes + 63) / 64 * 64, 64);
+        ring2_give_workspace(ctx, op, a);
     }
     ring2_rule_check(ctx, a, decode);
 }

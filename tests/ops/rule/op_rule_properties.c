@@ -14,7 +14,7 @@ enum { N_SEQS = 6 };
 static const int64_t lengths[N_SEQS] = { 70, 5, 0, 17, 1, 33 };
 static const int     gva[3] = { 2, 2, 4 };
 
-/* What the tests run over: storage, sizes, layout. */
+/* The shapes of the tests: storage, sizes, layout. */
 static const struct shape {
     int32_t dtype, state, layout;
     int64_t K, V;
@@ -94,20 +94,6 @@ static void expect_same(const char *what, const gdn_rule_args *got, const gdn_ru
 
 /* ---- G2, G3 ---- */
 
-static void G2_threads(void)
-{
-    FOR_EACH_CASE(s, decode) {
-        const gdn_rule_args a = packed(s, NULL);
-        gdn_rule_args       one = ring2_rule_clone(&a);
-        run(ring2_ctx(1), &one, decode);
-        for (int n = 2; n <= 4; n++) {
-            gdn_rule_args many = ring2_rule_clone(&a);
-            run(ring2_ctx(n), &many, decode);
-            expect_same("threads", &many, &one);
-        }
-    }
-}
-
 /* The sequences of a batch in another order give the same bits, each. */
 static void G2_order(void)
 {
@@ -184,20 +170,6 @@ static void G2_many_mates(void)
                                             NULL);
         a.norm = norms[form % 2];
         expect_alone(&a, many, MANY, false);
-    }
-}
-
-static void G3_repeat(void)
-{
-    FOR_EACH_CASE(s, decode) {
-        const gdn_rule_args a = packed(s, NULL);
-        gdn_rule_args       first = ring2_rule_clone(&a), again;
-        run(ring2_ctx(4), &first, decode);
-        for (int i = 0; i < 5; i++) {
-            again = ring2_rule_clone(&a);
-            run(ring2_ctx(4), &again, decode);
-            expect_same("again", &again, &first);
-        }
     }
 }
 
@@ -426,66 +398,12 @@ static void G11_masked(void)
 
 /* ---- G12, G13 ---- */
 
-struct mode_call {
-    gdn_ctx      *ctx;
-    gdn_rule_args args;
-    bool          decode;
-    gdn_status    status;
-};
-
-static void call_in_mode(void *arg)
-{
-    struct mode_call *c = arg;
-    c->status = ring2_rule_call(c->ctx, &c->args, c->decode);
-}
-
-static void G12_float_environment(void)
-{
-    FOR_EACH_CASE(s, decode) {
-        const gdn_rule_args a = packed(s, NULL);
-        gdn_rule_args       plainly;
-        for (int64_t i = 0; i < ring2_count(&a.v); i += 3) ring2_set(&a.v, i, 1e-39);
-        for (int64_t i = 0; i < ring2_count(&a.state); i += 3) ring2_set(&a.state, i, -3e-39);
-        plainly = ring2_rule_clone(&a);
-        run(ring2_ctx(3), &plainly, decode);
-        for (int i = 0;; i++) {
-            struct mode_call c = { ring2_ctx(1 + i % 2 * 2), ring2_rule_clone(&a), decode, 0 };
-            if (!ring2_float_mode(i, call_in_mode, &c)) {
-                if (!i) ring2_skip("no MXCSR on this machine");
-                break;
-            }
-            ring2_status(c.ctx, "call", c.status, GDN_OK);
-            expect_same("mode", &c.args, &plainly);
-        }
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int      n_allocs = 0, before;
-    gdn_ctx *ctx = ring2_counting_ctx(&n_allocs);
-    FOR_EACH_CASE(s, decode) {
-        gdn_rule_args a = packed(s, NULL), b = ring2_rule_clone(&a);
-        const gdn_op  op = decode ? GDN_OP_DECODE : GDN_OP_PREFILL;
-        before = n_allocs;
-        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, &a, &a.workspace_bytes), GDN_OK);
-        a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
-        run(ctx, &a, decode);
-        CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-        run(ctx, &b, decode);
-        expect_same("the context's own workspace", &b, &a);
-    }
-    gdn_ctx_destroy(ctx);
-}
-
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G2 threads", G2_threads },
         { "G2 order of the batch", G2_order },
         { "G2 batch mates", G2_mates },
         { "G2 many batch mates", G2_many_mates },
-        { "G3 repeat", G3_repeat },
         { "G4 decode, cut anywhere", G4_decode_cut },
         { "G4 prefill, cut at chunks", G4_prefill_cut },
         { "G5 prefill then decode", G5_prefill_then_decode },
@@ -495,8 +413,6 @@ int main(int argc, char **argv)
         { "G9 every state bit stays", G9_every_bit_stays },
         { "G10 no state touched", G10_no_state_touched },
         { "G11 masked tokens", G11_masked },
-        { "G12 float environment", G12_float_environment },
-        { "G13 no allocation", G13_no_allocation },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

@@ -143,7 +143,7 @@ static void one_among_many(void)
     CHECK(!ring2_same_bits(&a.out, &whole.out), "the long one has the bits of a whole one");
 }
 
-/* What is said of the longest sequence may be wrong, and decides no bit of whole ones. */
+/* A wrong max_seqlen changes no bit of sequences that stay whole. */
 static void whatever_is_said(void)
 {
     static const int     heads[3]  = { 1, 1, 1 }, said[] = { 1, 4000, 12000, INT32_MAX };
@@ -169,7 +169,7 @@ static void whatever_is_said(void)
     }
 }
 
-/* What 8 bits make of the float32 state, and no bit of the output differs. */
+/* States are the float32 state rounded to 8 bits, and no bit of the output differs. */
 static void states_of_8_bits(void)
 {
     static const int64_t lengths[] = { 500, 130 };
@@ -238,8 +238,8 @@ static void stretch(const gdn_tensor *k, double x)
     for (int64_t i = 0; i < ring2_count(k); i++) ring2_set(k, i, x * ring2_get(k, i));
 }
 
-/* Where the bound is met what is not finite is forgotten, so tokens were left out; never with the
- * flag. */
+/* If the bound is met, values that are not finite are forgotten, so tokens were left out; never
+ * with the flag. */
 static void where_it_stops(void)
 {
     enum { LOG = GDN_GATE_LOG, LINEAR = GDN_GATE_LINEAR, RAW = GDN_GATE_RAW };
@@ -322,7 +322,7 @@ static void stops_agree_with_float64(void)
     }
 }
 
-/* Of a state that only fades nothing is left where the sum says so, and no more than 2^-24 of it is
+/* If the sum says so, nothing is left of a state that only fades, and no more than 2^-24 of it is
  * then missing; with the flag, and where gates are a little weaker, all of it is there. */
 static void what_is_missing(void)
 {
@@ -349,7 +349,7 @@ static void what_is_missing(void)
     }
 }
 
-/* Where nothing stops, as gates are weak or keys are as given, the flag changes no bit. */
+/* If nothing stops, because gates are weak or keys have no norm, the flag changes no bit. */
 static void the_flag_alone(void)
 {
     static const int64_t one[] = { 1200 };
@@ -465,9 +465,7 @@ static void G13_workspace(void)
     gdn_ctx             *ctx       = ring2_hopper(64, 64);
     if (!ctx) return;
     gdn_rule_args a = packed(&shapes[0], 6, lengths);
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &a.workspace_bytes),
-                 GDN_OK);
-    a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+    ring2_give_workspace(ctx, GDN_OP_PREFILL, &a);
     ring2_rule_check(ctx, &a, false);
     expect_cut(ctx, true);
     a.workspace_bytes--;
@@ -487,9 +485,7 @@ static void G6_lengths_that_overlap(void)
         if (!ctx) return;
         gdn_rule_args a = packed(s, B, lengths);
         memcpy(a.batch->cu_seqlens.data, wrong, sizeof wrong);
-        ring2_status(ctx, "bytes",
-                     gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &a.workspace_bytes), GDN_OK);
-        a.workspace = ring2_alloc((a.workspace_bytes + 63) / 64 * 64, 64);
+        ring2_give_workspace(ctx, GDN_OP_PREFILL, &a);
         ring2_call_begin();
         ring2_may_write(&a.out);
         ring2_may_write(&a.state);

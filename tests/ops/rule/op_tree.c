@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Trees of drafted tokens in gdn_decode: G19, and that trees keep the other guarantees. */
 #include <math.h>
-#include <string.h>
 
 #include "ring2_rule.h"
 
@@ -328,54 +327,6 @@ static void masks(void)
         CHECK(ring2_get(&m.a.out, i) == 0, "a masked token has an output");
 }
 
-struct mode_call {
-    gdn_rule_args a;
-    gdn_status    status;
-};
-
-static void call_in_mode(void *arg)
-{
-    struct mode_call *c = arg;
-    c->status           = gdn_decode(ring2_ctx(3), &c->a);
-}
-
-static void G12_float_environment(void)
-{
-    struct trees  m = make(&shapes[2], RANDOM, 20);
-    gdn_rule_args plainly = m.a;
-    plainly.out = ring2_clone(&m.a.out), plainly.state = ring2_clone(&m.a.state);
-    ring2_status(ring2_ctx(3), "tree", gdn_decode(ring2_ctx(3), &plainly), GDN_OK);
-    for (int i = 0;; i++) {
-        struct mode_call c = { m.a, GDN_OK };
-        c.a.out = ring2_clone(&m.a.out), c.a.state = ring2_clone(&m.a.state);
-        if (!ring2_float_mode(i, call_in_mode, &c)) {
-            if (!i) ring2_skip("no MXCSR on this machine");
-            break;
-        }
-        ring2_status(ring2_ctx(3), "call", c.status, GDN_OK);
-        ring2_expect_bits("out", &c.a.out, &plainly.out);
-        ring2_expect_bits("state", &c.a.state, &plainly.state);
-    }
-}
-
-static void G13_no_allocation(void)
-{
-    int           n_allocs = 0, before;
-    gdn_ctx      *ctx = ring2_counting_ctx(&n_allocs);
-    struct trees  m   = make(&shapes[0], RANDOM, 40);
-    gdn_rule_args b   = m.a;
-    b.out = ring2_clone(&m.a.out), b.state = ring2_clone(&m.a.state);
-    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_DECODE, &m.a, &m.a.workspace_bytes),
-                 GDN_OK);
-    m.a.workspace = ring2_alloc((m.a.workspace_bytes + 63) / 64 * 64, 64);
-    before        = n_allocs;
-    ring2_status(ctx, "tree", gdn_decode(ctx, &m.a), GDN_OK);
-    CHECK(n_allocs == before, "%d allocations", n_allocs - before);
-    ring2_status(ctx, "tree", gdn_decode(ctx, &b), GDN_OK);
-    ring2_expect_bits("the context's own workspace", &b.out, &m.a.out);
-    gdn_ctx_destroy(ctx);
-}
-
 /* ---- G1 ---- */
 
 #define REFUSE(seen, op, what, want, needle, ...)                \
@@ -410,8 +361,6 @@ int main(int argc, char **argv)
     static const struct ring2_test others[] = {
         { "a NaN stays among descendants", nan_stays },
         { "G11 masked trees", masks },
-        { "G12 float environment, tree", G12_float_environment },
-        { "G13 no allocation, tree", G13_no_allocation },
     };
     ring2_options(argc, argv);
     for (int i = 0; i < N_SHAPES; i++)

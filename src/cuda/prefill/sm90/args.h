@@ -20,7 +20,7 @@ struct gdn_cu_segments {
     int32_t   units;      /* there is room for so many, whatever cu_seqlens says */
 };
 
-/* Where tensors of n heads have state head h: at h / (H / n), or where n is not 0 here at h % n;
+/* The map from state head h to a tensor of n heads: h / (H / n), or, if n is not 0 here, h % n;
  * inverse: of H / n, or of n (gdn_cuda_inverse()). */
 struct gdn_cu_source {
     uint32_t inverse;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a context keeps from call to call for the prefill on Hopper. */
+/* The cache of a context for the prefill on Hopper. */
 #ifndef GDN_CUDA_PREFILL_CACHE_H
 #define GDN_CUDA_PREFILL_CACHE_H
 
@@ -16,7 +16,7 @@ struct gdn_cuda_sm90 {
     struct gdn_cuda_map maps[8]; /* of q, k, v, out in the last call of launch.c, of v, out from
                                     column 128 on, and of v, dout in the last of backward.c */
     struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
-    struct gdn_cuda_cut told;    /* the one that the log was told of last */
+    struct gdn_cuda_cut logged;  /* the last one in the log */
     struct {
         int64_t             of[8]; /* what was planned for last; zeros: nothing yet */
         struct gdn_cuda_cut cut;

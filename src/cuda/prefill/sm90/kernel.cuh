@@ -77,7 +77,7 @@ struct hopper_head {
     struct prefill_cursor     cursors[4 * HOPPER_GROUPS];
 };
 
-/* Of a chunk a block has HOPPER_KEYS tiles of K and of Q and HOPPER_WIDTH of V; a warpgroup of the
+/* A block has HOPPER_KEYS tiles of a chunk's K and Q and HOPPER_WIDTH of its V; a warpgroup of the
  * state HOPPER_KEYS / HOPPER_DEPTH tiles of keys, a thread of it HOPPER_STATE floats of S. */
 enum {
     HOPPER_DEPTH   = HOPPER_KEYS == 4 ? 2 : 1,
@@ -152,7 +152,7 @@ GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN,
        HOPPER_BARRIER_HALVES, HOPPER_BARRIER_SECOND };
 
-/* What all threads of a block know. */
+/* The values that every thread of a block holds. */
 struct hopper_block {
     const struct gdn_cu_prefill_hopper &a;
     const struct gdn_cu_rule           &r;
@@ -217,12 +217,12 @@ struct hopper_block {
     {
         mbarrier_wait(of(first, c), phase(first, c) ^ 1);
     }
-    /* Is chunk c there? */
+    /* Returns true if chunk c has arrived. */
     __device__ __forceinline__ bool is_there(int first, int c) const
     {
         return mbarrier_test(of(first, c), phase(first, c));
     }
-    /* Where queries, and P, are not there with all else. */
+    /* Waits for queries and P, if they arrive apart from the rest. */
     __device__ __forceinline__ void wait_q(int c) const
     {
         if (!HOPPER_STACKED) wait(HOPPER_Q_FULL, c);
@@ -281,7 +281,7 @@ template <> struct hopper_format<GDN_F16> : mma_format_f16 {
     static constexpr uint32_t far = 0x1c001c00; /* 2^-8 */
 };
 
-/* Is something of x not finite, or too far? */
+/* Returns true if an element of x is not finite or too far. */
 template <int io> GDN_DEVICE bool is_far(const uint32_t (&x)[16])
 {
     typedef hopper_format<io> format;
@@ -290,7 +290,7 @@ template <int io> GDN_DEVICE bool is_far(const uint32_t (&x)[16])
     for (int i = 0; i < 16; i++) taint[i % 2] = format::add(taint[i % 2], x[i], format::far);
     return (format::taint(format::taint(0, taint[0]), taint[1]) & 0x7fff7fffu) != 0;
 }
-/* Is all of x finite? By a warp. */
+/* Returns true if all of x is finite. By a warp. */
 template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
 {
     uint32_t taint[2] = { 0, 0 };
@@ -302,7 +302,7 @@ template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
 /* 2^n, of an integer that float32 has a number for. */
 GDN_DEVICE float power_of_two(float n) { return __int_as_float(((int)n + 127) << 23); }
 
-/* Where a chunk's sums of gates G are counted from: an integer, zero for most chunks. A chunk whose lowest sum is
+/* Returns the start of a chunk's sums of gates G: an integer, zero for most chunks. A chunk whose lowest sum is
  * out of reach starts where that sum is in reach, but not below -start. By a warp: a lane has the sums of tokens
  * `lane` and `lane + 32`, of n. A power of two changes no bit. So later tokens may choose the start of earlier
  * ones. Behind a positive sum no token has a say: a start below it may put such a sum out of reach. */

@@ -37,35 +37,41 @@ static enum gdn_kernel_id kernel_of(enum form f, int dtype)
 static bool is_small(const struct gdn_cu_rule *r) { return r->K <= TILE && r->V <= TILE; }
 static bool is_deep(const struct gdn_cu_rule *r) { return r->K > 2 * TILE; }
 
-bool gdn_cuda_prefill_hopper_takes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+const char *gdn_cuda_prefill_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    return r->q.dtype != GDN_F32 && gdn_cuda_has_kernel(ctx, kernel_of(CLUSTER, r->q.dtype)) &&
-           ctx->cuda->shared_most >= SHARED && r->K % 8 == 0 && r->K <= 4 * TILE &&
-           r->V % 8 == 0 && r->V <= 4 * TILE && b->N > 0 && b->N <= INT32_MAX - TILE &&
-           gdn_cuda_is_mapped(&r->q, b, r->Hq) && gdn_cuda_is_mapped(&r->k, b, r->Hk) &&
-           gdn_cuda_is_mapped(&r->v, b, r->Hv) && gdn_cuda_is_mapped(&r->out, b, r->H);
+    _Static_assert(GDN_MAX_HEAD <= 4 * TILE, "heads of any size");
+    if (r->q.dtype == GDN_F32) return "q, k and v are float32";
+    if (!gdn_cuda_has_kernel(ctx, kernel_of(CLUSTER, r->q.dtype))) return "no code for sm_90a runs";
+    if (ctx->cuda->shared_most < SHARED) return "a block has too little shared memory";
+    if (r->K % 8 || r->V % 8) return "K or V is not a multiple of 8";
+    if (b->N < 1) return "there are no tokens";
+    if (b->N > INT32_MAX - TILE) return "there are 2^31 tokens or more";
+    if (!gdn_cuda_is_mapped(&r->q, b, r->Hq) || !gdn_cuda_is_mapped(&r->k, b, r->Hk) ||
+        !gdn_cuda_is_mapped(&r->v, b, r->Hv) || !gdn_cuda_is_mapped(&r->out, b, r->H))
+        return "q, k, v or out is not aligned to 16 bytes";
+    return NULL;
 }
 
 /* Summaries early: nothing is known of keys that the call does not normalise. */
-static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_wish wish)
+static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_cut_options options)
 {
-    return r->norm != GDN_NORM_NONE && !wish.every_token;
+    return r->norm != GDN_NORM_NONE && !options.every_token;
 }
 
 /* Returns the cut of the whole call. Planning takes up to 5 us, and a call needs the cut twice, for
  * its workspace and to launch. So the cut of the last shape is kept. Larger heads have no
  * segments. */
 static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                    struct gdn_cuda_wish wish)
+                                    struct gdn_cuda_cut_options options)
 {
     const struct gdn_cu_batch *b = &r->batch;
     struct gdn_cuda_sm90      *c = ctx->cuda->sm90;
-    const struct gdn_cuda_shape s = { b, r->H, wish.longest, is_small(r), may_stop(r, wish),
+    const struct gdn_cuda_shape s = { b, r->H, options.longest, is_small(r), may_stop(r, options),
                                       ctx->cuda->sm_count };
-    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, wish.longest, s.small, s.stops };
+    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, options.longest, s.small, s.stops };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
-    if (wish.whole || is_deep(r)) return gdn_cuda_no_cut(&s);
+    if (options.whole || is_deep(r)) return gdn_cuda_no_cut(&s);
     if (c->cut.first) return gdn_cuda_cut_like(&s, &c->cut);
     if (memcmp(c->planned.of, of, sizeof of) != 0) {
         c->planned.cut = gdn_cuda_find_cut(&s);
@@ -74,7 +80,7 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
     return c->planned.cut;
 }
 
-/* What segments need, as kernels see it. */
+/* Lays out what kernels need for segments. */
 static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
                       struct gdn_cu_segments *s, char *memory)
 {
@@ -92,11 +98,11 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
 }
 
 size_t gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                     struct gdn_cuda_wish wish)
+                                     struct gdn_cuda_cut_options options)
 {
-    struct gdn_cuda_cut    c = find_cut(ctx, r, wish);
+    struct gdn_cuda_cut    c = find_cut(ctx, r, options);
     struct gdn_cu_segments s;
-    return gdn_cuda_prefill_hopper_takes(ctx, r) ? lay_out(r, &c, &s, NULL) : 0;
+    return gdn_cuda_prefill_hopper_why_not(ctx, r) ? 0 : lay_out(r, &c, &s, NULL);
 }
 
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks,
@@ -115,16 +121,16 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
     return gdn_cuda_launch(ctx, &call);
 }
 
-/* Tells the log of segments, where they are not those of the call before. */
-static void tell_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
+/* Logs segments that are not those of the call before. */
+static void log_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
 {
-    struct gdn_cuda_cut *told = &ctx->cuda->sm90->told;
+    struct gdn_cuda_cut *logged = &ctx->cuda->sm90->logged;
     char                 line[120];
-    if (c->first == told->first && c->each == told->each && c->units == told->units) return;
+    if (c->first == logged->first && c->each == logged->each && c->units == logged->units) return;
     snprintf(line, sizeof line, "prefill: segments of %lld tokens, then of %lld, at most %lld",
              (long long)c->first, (long long)c->each, (long long)c->units);
     gdn_log_line(ctx, line);
-    *told = *c;
+    *logged = *c;
 }
 
 static struct gdn_cu_source source_of(const struct gdn_cu_rule *r, int n)
@@ -134,14 +140,14 @@ static struct gdn_cu_source source_of(const struct gdn_cu_rule *r, int n)
     return (struct gdn_cu_source){ gdn_cuda_inverse(n), n };
 }
 
-/* What has columns that a launch takes; `slice` others are before it. c: the call's. */
+/* Launches one slice of columns; `slice` others come before it. c: the call's. */
 static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                             const struct gdn_cuda_chunks *how, struct gdn_cuda_cut c, int slice,
                             struct gdn_cuda_ran *ran, void *stream)
 {
     const struct gdn_cu_batch   *b = &r->batch;
     struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number,
-                                       .early_stop = may_stop(r, how->wish),
+                                       .early_stop = may_stop(r, how->options),
                                        .source_q = source_of(r, r->Hq),
                                        .source_k = source_of(r, r->Hk),
                                        .source_v = source_of(r, r->Hv) };
@@ -157,7 +163,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     TRY(gdn_cuda_find_map(ctx, "out", 3 + 2 * slice, &r->out, b, r->H, r->V, &p.out));
     if (c.units) {
         lay_out(r, &c, &p.cut, how->memory);
-        tell_cut(ctx, &c);
+        log_cut(ctx, &c);
     }
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.each  = c.each;
@@ -199,7 +205,7 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream)
 {
-    const struct gdn_cuda_cut c     = find_cut(ctx, r, how->wish);
+    const struct gdn_cuda_cut c     = find_cut(ctx, r, how->options);
     struct gdn_cuda_ran       again = { .n = 0 }; /* the same kernels */
     if (is_deep(r)) return run_slice(ctx, r, how, c, 0, ran, stream);
     for (int i = 0; i * COLUMNS < r->V; i++) {

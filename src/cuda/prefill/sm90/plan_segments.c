@@ -32,7 +32,7 @@ enum { UNEVEN = 2, LEAST_UNEVEN = 600000 };
  * the longest length is known, as what lies between that and the rest is not. */
 enum { WIN = 95, WIN_UNEVEN = 80 };
 
-/* Where summaries stop early: hundredths of them that do, and the chunks that are left. */
+/* For summaries that may stop early: hundredths of them that do, and the chunks that are left. */
 enum { BRIEF = 75, BRIEF_CHUNKS = 8 };
 
 /* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
@@ -94,12 +94,12 @@ static int64_t room_of(bool wide, const struct trial *t)
     return count_room(wide || t->small, t->sm_count);
 }
 
-/* What a round of blocks takes to begin, for a chunk, and more for that where many run at once. */
+/* The costs of a round of blocks: to begin, of a chunk, and more of a chunk if many run at once. */
 struct costs {
     int64_t start, chunk, more;
 };
 
-/* Where n run at once. */
+/* Returns the costs if n run at once. */
 static struct costs costs_of(bool wide, const struct trial *t, int64_t n)
 {
     const struct costs small   = { SMALL_START, SMALL, SMALL_MORE },
@@ -145,7 +145,7 @@ static bool is_whole_wide(const struct trial *t)
     return !t->small && time_of_whole(true, t) < time_of_whole(false, t);
 }
 
-/* Are n later segments faster so? */
+/* Returns true if n later segments are faster in wide blocks. */
 static bool is_later_wide(const struct trial *t, int64_t n)
 {
     return !t->small && time_of_rounds(true, t, n, t->each) < time_of_rounds(false, t, n, t->each);

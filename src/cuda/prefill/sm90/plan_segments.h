@@ -15,7 +15,7 @@ struct gdn_cuda_cut {
     bool    wide, later_wide, small;
 };
 
-/* What a plan depends on. longest: tokens of the longest sequence, 0: unknown; small: heads of up
+/* The inputs of a plan. longest: tokens of the longest sequence, 0: unknown; small: heads of up
  * to 64 keys and columns; stops: summaries may stop early. */
 struct gdn_cuda_shape {
     const struct gdn_cu_batch *b;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every thread of a kernel of kernel.cuh does at first, and which warpgroup does what. */
+/* The start of every thread of a kernel of kernel.cuh, and the roles of warpgroups. */
 #ifndef GDN_CUDA_PREFILL_HOPPER_RUN_CUH
 #define GDN_CUDA_PREFILL_HOPPER_RUN_CUH
 
@@ -9,7 +9,7 @@
 #include "cuda/prefill/sm90/warps_summary.cuh"
 #include "cuda/prefill/sm90/early_stop.cuh"
 
-/* Who arrives at a barrier: the warps of the block's state, or of both blocks' where T and P are
+/* Returns how many arrive at a barrier: the warps of the block's state, or of both blocks' where T and P are
  * freed; the warps that make T and P, but the other block's T arrives as one copy; who loads and who makes
  * gates; else one. Of two halves one has to do with T, one with P and the output. */
 GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
@@ -107,7 +107,8 @@ template <int io> GDN_DEVICE void fill_lengths(const struct hopper_block &b)
         b.gates(i / 64).k_scale[i % 64] = 1;
 }
 
-/* What the kernel reads of the batch, on which all else waits, and beside it what does not. */
+/* Prepares the block. One warp reads the batch, on which all else waits; the others set up barriers, squares and
+ * lengths meanwhile. */
 template <int io> GDN_DEVICE void prepare(struct hopper_block &b)
 {
     switch (threadIdx.x / 32) {

@@ -8,7 +8,7 @@
 
 enum { COLUMNS = GDN_SEGMENT_COLUMNS, KEYS = 128, WARPS = 8, SHARE = KEYS / WARPS };
 
-/* What the kernel knows of its place. */
+/* The values that a block holds. */
 struct combine_block {
     const struct gdn_cu_prefill_hopper &a;
     int64_t                             first; /* unit, */
@@ -25,7 +25,7 @@ GDN_DEVICE float4 load_row(const struct combine_block &b, int64_t u, int i)
     return *(const float4 *)(b.a.cut.M + ((u * r.H + b.head) * r.K + k) * r.K + 4 * b.lane);
 }
 
-/* Where column v of the state of place u is; this lane's four keys. */
+/* Returns column v of the state of place u: this lane's four keys. */
 GDN_DEVICE float4 *column_of(const struct combine_block &b, int64_t u, int v)
 {
     const struct gdn_cu_rule &r = b.a.rule;

@@ -140,7 +140,7 @@ GDN_DEVICE struct hopper_segment cut_segment(struct gdn_cu_seq &s, const struct 
     return g;
 }
 
-/* Where a head's state of place `at`, or M, is: columns by columns. */
+/* Returns the place of a head's state (number `at`), or of M: columns by columns. */
 GDN_DEVICE struct state_place segment_place(float *states, const struct gdn_cu_rule &r, int columns,
                                             int64_t at, int head)
 {

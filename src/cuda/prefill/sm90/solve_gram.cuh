@@ -10,13 +10,13 @@
 
 #include "cuda/prefill/sm90/kernel.cuh"
 
-/* Of the lane's columns of a block. */
+/* Loads the values of the lane's columns of a block. */
 GDN_DEVICE void load_pairs(float2 (&x)[2], const float *of)
 {
     x[0] = *(const float2 *)of, x[1] = *(const float2 *)(of + 8);
 }
 
-/* Where a lane reads and writes a block of 16 x 16, at the start of a tile; and turned. */
+/* Return the place of a lane's part of a block of 16 x 16 at the start of a tile; and turned. */
 GDN_DEVICE uint32_t block_lane(uint32_t lane)
 {
     return tile_place(lane % 16, 0) ^ lane / 16 << 4;
@@ -81,7 +81,7 @@ GDN_DEVICE void write_columns(const hopper_gates &g, const float (&f)[2], const 
     }
 }
 
-/* Where rest is not the same for all tokens (kernel.cuh): exp of it, from the sooner token to the
+/* If rest differs between tokens (kernel.cuh): multiplies exp of it, from the sooner token to the
  * later, into the warp's columns of a tile as they have been written, blocks [from, to) of them: of the square
  * (keys), of which a row's token is the later one, or of P. In a loop, as it is rare: where products are in
  * registers it would be much code. On the other side of the diagonal the square is not looked at; P is zero

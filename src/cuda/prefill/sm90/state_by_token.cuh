@@ -44,7 +44,7 @@ GDN_DEVICE void sum_over_keys(const struct hopper_state &w, float (&p)[3], uint3
     for (int i = 0; i < 3; i++) p[i] += y[i];
 }
 
-/* Of the lane's two columns S x; and |x|^2. */
+/* Computes S x of the lane's two columns, and |x|^2. */
 template <int io>
 GDN_DEVICE void multiply_token(const struct hopper_state &w, float (&p)[3], const hopper_share &S,
                                const hopper_token &x, uint32_t lane)

@@ -27,7 +27,7 @@ GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int 
     return hopper_format<io>::pair(low, high);
 }
 
-/* What of R was not finite (slow): whose tokens; and was it far, of what is finite? */
+/* The tokens whose R was not finite (slow); far: a finite R was out of reach. */
 struct mended {
     struct spoilt_rows spoilt;
     bool               slow, far;
@@ -98,9 +98,8 @@ GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
 /* exp(near) of token t. */
 GDN_DEVICE float near_factor(const hopper_gates &g, int t) { return ex2_approx(g.G[t] - g.rest[t]); }
 
-/* Is T, whose product with what is finite u is? And is nothing too far that would not be if V were not
- * divided (far: of R)? All warps of the warpgroup find the same; and those of two halves, which have the
- * same u. */
+/* Returns true if u = T R is finite and not too far only because V was divided (far: R is). The result is the
+ * same in all warps of the warpgroup, and in those of two halves, which have the same u. */
 template <int io>
 GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g, const float (&u)[32],
                             bool far)
@@ -115,7 +114,7 @@ GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g,
     return !in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, far));
 }
 
-/* Is something of R (r) not finite that would be if V were not divided? v: the warp's columns of it, x:
+/* Returns true if an element of R (r) is not finite only because V was divided. v: the warp's columns, x:
  * S^T K^T. */
 template <int io>
 GDN_DEVICE bool is_r_far(const hopper_gates &g, const uint32_t (&r)[16], const float (&x)[32],
@@ -138,7 +137,7 @@ GDN_DEVICE bool is_r_far(const hopper_gates &g, const uint32_t (&r)[16], const f
     return far;
 }
 
-/* Are all keys of chunk c? A weight of zero does not undo them where they are added to S. By each warp of
+/* Returns true if all keys of chunk c are finite. A weight of zero does not undo them in S. By each warp of
  * a block that has a row of R which is not, and so by all of them, if a key is not. */
 template <int io> GDN_DEVICE bool are_keys_finite(const struct hopper_state &w, int c)
 {
@@ -222,7 +221,7 @@ GDN_DEVICE struct mended make_mended_u(const struct hopper_state &w, const hoppe
     return m;
 }
 
-/* Can the chunk be mended? Else it goes by tokens. */
+/* Returns true if the chunk can be mended; else it goes by tokens. */
 template <int io>
 GDN_DEVICE bool is_mended(const struct hopper_state &w, const float (&u)[32],
                           const struct mended &m, int c)

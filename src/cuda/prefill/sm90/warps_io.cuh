@@ -39,7 +39,7 @@ template <int io> GDN_DEVICE void scale_keys(const struct hopper_block &b, int c
 
 /* ---- Loads ------------------------------------------------------------------------------------- */
 
-/* What the warp that loads knows. */
+/* The values that the loading warp holds. */
 struct hopper_loader {
     const struct hopper_block &b;
     uint32_t                   lane;
@@ -64,7 +64,7 @@ GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int ste
         copy_tile(tile + i * step, map, { column + 64 * i, head, first, l.row }, on);
 }
 
-/* Of a chunk that is not full: rows from n on become zero, as what follows a sequence may be another;
+/* Zeroes the rows from n on of a chunk that is not full, because another sequence may follow;
  * number: of such loads, which are of K, Q, V. By a warp. */
 GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int step, int n_tiles,
                            int full, int c, int number)
@@ -114,7 +114,7 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
             clear_tail(l, b.v(cv), HOPPER_TILE, HOPPER_WIDTH, HOPPER_V_FULL, cv,
                        1 + (HOPPER_WITH_P && !HOPPER_STACKED));
     }
-    /* Where blocks take turns at T, those warps see every second phase of Q's three barriers: the next K
+    /* If blocks take turns at T, those warps wait for every second phase of Q's three barriers: the next K
      * does not come before the phase ahead of its Q's has ended. */
     if (HOPPER_OUTPUTS && HOPPER_BLOCKS == 2 && HOPPER_DEPTH == 1 && c1 >= 0)
         b.wait(HOPPER_Q_FULL, c1);
@@ -152,7 +152,7 @@ template <int io> GDN_DEVICE void load_all(const struct hopper_block &b, uint32_
 
 /* ---- Output -------------------------------------------------------------------------------------- */
 
-/* Of chunk c, by a warp: whole tiles at once, the last one by rows. */
+/* Stores chunk c, by a warp: whole tiles at once, the last one by rows. */
 GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
 {
     const int n = b.tokens(c), column = b.column(), bytes = (b.r.V - column) * 2;
@@ -185,7 +185,7 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
 
 /* ---- The warpgroup --------------------------------------------------------------------------------- */
 
-/* Of a chunk of n tokens what is a factor of each, before lengths are in it; G: sums of the gates, resets:
+/* Writes the factors of a chunk's n tokens, without their lengths; G: sums of the gates, resets:
  * tokens that forget. What others write of k, of q, is left to them. */
 template <int io>
 GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask resets, float scale,
@@ -229,7 +229,7 @@ GDN_DEVICE void wait_lengths(const struct hopper_block &b, int c)
         b.wait(HOPPER_P_TOLD, c + HOPPER_T_RING);
 }
 
-/* Of every second chunk from chunk `first` on, by a warp; and what can be said of all of them. */
+/* Makes the gates of every second chunk from chunk `first` on, by a warp, and notes what all of them share. */
 template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int first, uint32_t lane)
 {
     int           c    = first;

@@ -15,7 +15,7 @@
 
 #include "cuda/prefill/sm90/solve_gram.cuh"
 
-/* What a warp knows. */
+/* The values that a warp of T and P holds. */
 struct hopper_solver {
     const struct hopper_block &b;
     int                        warp;
@@ -172,7 +172,7 @@ GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int 
     }
 }
 
-/* Of the warp's 16 tokens a product of a tile with itself has a token's square in one lane: that of
+/* Returns the square of a token: a product of a tile of 16 tokens with itself has it in one lane, that of
  * token lane % 16. */
 GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
 {
@@ -189,7 +189,7 @@ GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
     return lane % 16 < 8 ? first : second;
 }
 
-/* Are keys of the chunk so much longer than others that products of both, divided by the square of the
+/* Returns true if keys of the chunk are so much longer than others that their products, divided by the square of the
  * longer, are below what f16 has? Behind the last token there are none. */
 GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
 {
@@ -223,7 +223,7 @@ GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, fl
     return keys && io != GDN_F16 && are_lengths_apart(g, w.lane);
 }
 
-/* What columns of the square and of P, as they have been written, are not yet: uneven, or parted. */
+/* Mends columns of the square and of P that were written: uneven ones, and ones that a forgetting gate parts. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &g, bool uneven, int c)
 {
@@ -236,7 +236,7 @@ GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &
     if (queries) part_columns(g, p, w.warp, w.lane);
 }
 
-/* What is below the diagonal into the square; P of chunk c. Products (x) are under way. Where lengths of keys
+/* Writes the square below its diagonal, and P of chunk c. Products (x) are in flight. If lengths of keys
  * are apart T is made of nothing. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates &g, const float (&x)[64],
@@ -338,7 +338,7 @@ GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     return apart;
 }
 
-/* What warps know that make T of one chunk, number i of those that have a square. */
+/* Returns the values of warps that make T of one chunk, number i of those that have a square. */
 GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, int warp, uint32_t lane)
 {
     const uint32_t square = hopper_address() + HOPPER_L + i * HOPPER_TILE;

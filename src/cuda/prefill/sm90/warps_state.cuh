@@ -20,7 +20,7 @@
 
 /* ---- A chunk ------------------------------------------------------------------------------------------ */
 
-/* What a warp of the state keeps from chunk to chunk beside S. */
+/* The values that a warp of the state keeps from chunk to chunk beside S. */
 struct hopper_state {
     const struct hopper_block &b;
     struct prefill_cursor     &cursor;
@@ -28,16 +28,16 @@ struct hopper_state {
     int                        group, warp;
     uint32_t                   lane;
 
-    /* Where the lane reads its columns of V, in a tile. */
+    /* Returns the place of the lane's columns of V in a tile. */
     __device__ __forceinline__ uint32_t v_lane() const
     {
         const uint32_t l = opaque(lane);
         return tile() * HOPPER_TILE + tile_place(l % 8 + l / 16 * 8, 16 * warp + l / 8 % 2 * 8);
     }
-    /* Which half of the keys the warpgroup has, and which tile of columns. */
+    /* Return the half of the keys and the tile of columns that the warpgroup has. */
     __device__ __forceinline__ int half() const { return HOPPER_DEPTH == 2 ? group : 0; }
     __device__ __forceinline__ int tile() const { return HOPPER_DEPTH == 2 ? 0 : group; }
-    /* Of a chunk, the warpgroup's keys. */
+    /* Returns the warpgroup's keys of chunk c. */
     __device__ __forceinline__ uint32_t k(int c) const
     {
         return HOPPER_DEPTH == 1 ? b.k(c) : b.k(c) + half() * 2 * HOPPER_TILE;
@@ -110,7 +110,7 @@ GDN_DEVICE struct token_factors factors_of(const float (&from)[64], uint32_t lan
     return f;
 }
 
-/* What R^T is made of beside the products with K: V^T and v_scale. v: the warp's columns of V. */
+/* The terms of R^T beside the products with K: V^T and v_scale. v: the warp's columns of V. */
 struct row_terms {
     uint32_t             v[4][4];
     struct token_factors f;
@@ -289,14 +289,14 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S,
     barrier_shared(w); /* outputs go where the copy is */
 }
 
-/* Where the sequence's state in a pool is; the pool: GDN_PREFILL_... */
+/* Returns the place of the sequence's state in a pool; the pool: GDN_PREFILL_... */
 GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
                                              const struct gdn_pool_view &view, int64_t slot, int pool)
 {
     return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s().row : slot, b.head);
 }
 
-/* Where the state of the first token, of the block's columns, comes from; and of the last one goes. */
+/* Return the places that the first token's state comes from and the last token's state goes to (the block's columns). */
 GDN_DEVICE struct state_place first_place(const struct hopper_block &b)
 {
     const struct hopper_segment &s = b.common().segment;
@@ -319,7 +319,7 @@ GDN_DEVICE void move_cursor(const struct hopper_state &w, int64_t c)
     __syncwarp();
 }
 
-/* Where the next checkpoint goes. */
+/* Returns the place of the next checkpoint. */
 GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
 {
     const bool numbered = w.cursor.slot >= 0 && w.b.a.by_number & GDN_PREFILL_CHECKPOINTS;
@@ -338,7 +338,7 @@ GDN_DEVICE void leave_inside(const struct hopper_state &w, const hopper_share &S
     }
 }
 
-/* What is left between chunks: checkpoints after the first n tokens, and the final state. */
+/* Stores checkpoints after the first n tokens, and the final state. */
 GDN_DEVICE void leave_after(const struct hopper_state &w, const hopper_share &S, int64_t n, bool is_final)
 {
     for (bool more = true; more;) {
@@ -405,7 +405,7 @@ GDN_DEVICE void hand_out(const struct hopper_state &w, const float (&o)[32], int
     release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
 }
 
-/* Is something of U not finite, or too far, in one of the warpgroup's warps? */
+/* Returns true if one of the warpgroup's warps has an element of U that is not finite or too far. */
 template <int io> GDN_DEVICE bool is_any_far(const struct hopper_state &w, const uint32_t (&u)[16])
 {
     return in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_far<io>(u)));
@@ -417,7 +417,7 @@ template <bool gated> GDN_DEVICE bool is_other(uint32_t rare)
     return in_warp(gated ? (rare & ~HOPPER_UNEVEN) != HOPPER_GATED : rare != 0);
 }
 
-/* What the queries see of S; with a norm their lengths come with P. */
+/* Scales the queries' part of S; with a norm their lengths come with P. */
 GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c)
 {
     if (w.b.r.norm != GDN_NORM_NONE) w.b.wait_p(c);

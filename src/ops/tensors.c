@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See tensors.h. Tensors are named by their number in the struct. */
+#include "ops/tensors.h"
+
+#include <string.h>
+
+#include "core/tensor_check.h"
+
+#define NUMBER(args, tensor)                                                                \
+    ((offsetof(gdn_##args##_args, tensor) - offsetof(gdn_rule_args, q)) / sizeof(gdn_tensor))
+
+enum {
+#define GDN_TENSOR(args, tensor, is, dtypes, shape) ROW_##args##_##tensor,
+#include "calls/ops.def"
+    N_ROWS
+};
+
+/* ---- The rows ------------------------------------------------------------------------------ */
+
+enum {
+    FLOATS      = GDN_FLOATS,
+    F32         = 1 << GDN_F32,
+    INDICES     = GDN_INDICES,
+    STATES      = GDN_FLOATS | GDN_EIGHTS,
+    LIKE        = GDN_AS_LIKE,
+    LIKE_OR_F32 = GDN_AS_LIKE | F32
+};
+enum { OPTIONAL, NEEDED };
+
+#define SIZES1(a)                  GDN_SIZE(a)
+#define SIZES2(a, b)               GDN_SIZE(a), GDN_SIZE(b)
+#define SIZES3(a, b, c)            GDN_SIZE(a), GDN_SIZE(b), GDN_SIZE(c)
+#define SIZES4(a, b, c, d)         GDN_SIZE(a), GDN_SIZE(b), GDN_SIZE(c), GDN_SIZE(d)
+#define PICK(a, b, c, d, use, ...) use
+#define SIZES(...)                 PICK(__VA_ARGS__, SIZES4, SIZES3, SIZES2, SIZES1, )(__VA_ARGS__)
+
+#define ROWS(...)   GDN_FORM_TOKENS, true, { SIZES(__VA_ARGS__) }
+#define TOKENS(...) GDN_FORM_TOKENS, false, { SIZES(__VA_ARGS__) }
+#define SHAPE(...)  GDN_FORM_WHOLE, false, { SIZES(__VA_ARGS__) }
+#define DENSE(...)  GDN_FORM_WHOLE, true, { SIZES(__VA_ARGS__) }
+#define LIKE_ROWS   GDN_FORM_LIKE, true, { 0 }
+#define POOL        GDN_FORM_POOL, false, { 0 }
+#define TAPS        GDN_FORM_ELSEWHERE, false, { 0 }
+#define ELSEWHERE   GDN_FORM_ELSEWHERE, false, { 0 }
+
+static const struct gdn_tensor_row rows[N_ROWS] = {
+#define GDN_TENSOR(args, tensor, is, dtypes, shape) { #tensor, is, dtypes, shape },
+#include "calls/ops.def"
+};
+
+/* Structs by their names of ops.def: where the names of their tensors begin, and how many. */
+enum {
+#define GDN_ARGS_ROW(args, last, batch) ARGS_##args,
+#include "calls/ops.def"
+};
+enum {
+#define GDN_ARGS_ROW(args, last, batch) FIRST_##args = ROW_##args##_##last - NUMBER(args, last),
+#include "calls/ops.def"
+};
+static const struct {
+    int first, n;
+} structs[] = {
+#define GDN_ARGS_ROW(args, last, batch) { FIRST_##args, NUMBER(args, last) + 1 },
+#include "calls/ops.def"
+};
+#define GDN_TENSOR(args, tensor, is, dtypes, shape)                                         \
+    _Static_assert(ROW_##args##_##tensor - FIRST_##args == NUMBER(args, tensor),            \
+                   "ops.def: " #args ", " #tensor);
+#include "calls/ops.def"
+
+static const int struct_of[] = {
+#define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = ARGS_##args,
+#include "calls/ops.def"
+};
+
+/* A call's tensors. */
+struct tensors {
+    const gdn_tensor *first;
+    int               args;
+};
+
+static struct tensors tensors_of(gdn_op op, const void *args)
+{
+    const struct gdn_rule_args *like = args; /* all structs begin alike */
+    return (struct tensors){ &like->q, struct_of[op] };
+}
+
+const struct gdn_tensor_row *gdn_tensor_rows(gdn_op op)
+{
+    return rows + structs[struct_of[op]].first;
+}
+
+/* ---- Presence, dtypes, shapes -------------------------------------------------------------- */
+
+gdn_status gdn_check_present(gdn_ctx *ctx, gdn_op op, const void *args)
+{
+    const struct tensors         t   = tensors_of(op, args);
+    const struct gdn_tensor_row *row = gdn_tensor_rows(op);
+    for (int i = 0; i < structs[t.args].n; i++) {
+        if (row[i].needed && !t.first[i].data)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: absent", row[i].name);
+        TRY(gdn_check_tensor(ctx, &t.first[i], row[i].name));
+    }
+    return GDN_OK;
+}
+
+static gdn_status check_shape(gdn_ctx *ctx, const gdn_tensor *t, const struct gdn_tensor_row *row,
+                              const struct gdn_sizes *s)
+{
+    int64_t size[GDN_MAX_SIZES];
+    int     n = 0;
+    if (row->form == GDN_FORM_LIKE)
+        return gdn_check_shape(ctx, t, row->name, s->like->ndim, s->like->size);
+    for (; n < GDN_MAX_SIZES && row->size[n] != GDN_SIZE(end); n++) {
+        const char *const at = (const char *)s + row->size[n] * sizeof *size;
+        memcpy(&size[n], at, sizeof *size);
+        if (row->size[n] == GDN_SIZE(any)) size[n] = -1;
+    }
+    return row->form == GDN_FORM_WHOLE
+               ? gdn_check_shape(ctx, t, row->name, n, size)
+               : gdn_plan_check(ctx, s->tokens, t, row->name, n, size);
+}
+
+gdn_status gdn_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const struct gdn_sizes *s)
+{
+    const struct tensors         t   = tensors_of(op, args);
+    const struct gdn_tensor_row *row = gdn_tensor_rows(op);
+    for (int i = 0; i < structs[t.args].n; i++) {
+        const gdn_tensor *x = &t.first[i];
+        if (!x->data) continue;
+        const unsigned like = row[i].dtypes & GDN_AS_LIKE ? 1u << s->like->dtype : 0;
+        TRY(gdn_check_dtype(ctx, x, row[i].name, (row[i].dtypes & ~(unsigned)GDN_AS_LIKE) | like));
+        if (row[i].form < GDN_FORM_WHOLE) continue;
+        TRY(check_shape(ctx, x, &row[i], s));
+        if (row[i].dense) TRY(gdn_check_dense(ctx, x, row[i].name));
+    }
+    return GDN_OK;
+}
+
+/* ---- What is written ----------------------------------------------------------------------- */
+
+static const struct {
+    int  args, tensor, unless; /* -1: always */
+    bool final;
+} written[] = {
+#define GDN_WRITES(args, tensor)       { ARGS_##args, NUMBER(args, tensor), -1, false },
+#define GDN_WRITES_FINAL(args, tensor) { ARGS_##args, NUMBER(args, tensor), -1, true },
+#define GDN_WRITES_FINAL_UNLESS(args, tensor, other) \
+    { ARGS_##args, NUMBER(args, tensor), NUMBER(args, other), true },
+#include "calls/ops.def"
+};
+
+/* The tensor may be the view `other`; or, of scales, belongs to it. */
+struct pair {
+    int args, tensor, other;
+};
+static const struct pair same[] = {
+#define GDN_MAY_BE_SAME(args, written, other) \
+    { ARGS_##args, NUMBER(args, written), NUMBER(args, other) },
+#include "calls/ops.def"
+};
+static const struct pair scales[] = {
+#define GDN_SCALES(args, scales, pool) \
+    { ARGS_##args, NUMBER(args, scales), NUMBER(args, pool) },
+#include "calls/ops.def"
+};
+
+static const gdn_tensor *pool_of(const struct tensors *t, int number)
+{
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+        if (scales[i].args == t->args && scales[i].tensor == number)
+            return &t->first[scales[i].other];
+    return NULL;
+}
+
+static bool may_be_same(const void *call, const gdn_tensor *a, const gdn_tensor *b)
+{
+    const struct tensors *t = call;
+    const uintptr_t       end = (uintptr_t)(t->first + structs[t->args].n);
+    if ((uintptr_t)b < (uintptr_t)t->first || (uintptr_t)b >= end) return false; /* of the batch */
+    const int         x = (int)(a - t->first), y = (int)(b - t->first);
+    const gdn_tensor *pool = pool_of(t, x), *other = pool_of(t, y);
+    if (pool && other) return pool->data == other->data;
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (same[i].args == t->args && same[i].tensor == x && same[i].other == y) return true;
+    return false;
+}
+
+gdn_status gdn_check_written(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_batch *batch)
+{
+    const struct tensors         t     = tensors_of(op, args);
+    const struct gdn_tensor_row *row   = gdn_tensor_rows(op);
+    const bool                   final = !batch || batch->write != GDN_WRITE_NONE;
+    struct gdn_extents           all;
+    all.n = 0;
+    for (int i = 0; i < structs[t.args].n; i++) gdn_add_extent(&all, &t.first[i], row[i].name);
+    if (batch) gdn_plan_add_extents(batch, &all);
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        const gdn_tensor *x = &t.first[written[i].tensor];
+        if (written[i].args != t.args || !x->data || (written[i].final && !final)) continue;
+        if (written[i].unless >= 0 && t.first[written[i].unless].data) continue;
+        TRY(gdn_check_injective(ctx, x, row[written[i].tensor].name));
+        TRY(gdn_check_apart(ctx, &all, x, row[written[i].tensor].name, may_be_same, &t));
+    }
+    return GDN_OK;
+}

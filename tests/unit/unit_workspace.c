@@ -223,7 +223,9 @@ static void block_backward_is_bounded(void)
                             192 + 2 * KIB;
         const int64_t prefill = THREADS * 640 * KIB + 16 * H + 192;
         const int64_t back =
-            24 * H + 208 * H + THREADS * (H / G) * (4 * K * V * (18 + N / 256) + KIB * KIB);
+            24 * H + 208 * H +
+            THREADS * ((H / G) * (4 * (K + 32) * (V + 48) * (19 + N / 256) + KIB * KIB) +
+                       32 * KIB * KIB);
         const int64_t most  = back > prefill ? back : prefill;
         const size_t  bytes = bytes_of(GDN_OP_BLOCK_BACKWARD, &a);
         CHECK(bytes <= (size_t)(own + most), "case %d: %zu bytes, at most %lld", i, bytes,

@@ -23,7 +23,7 @@ struct gdn_cuda_sm90 {
     } planned;
 };
 
-/* Can rows of n_heads have a map? */
+/* Returns whether rows of n_heads can have a map. */
 bool gdn_cuda_is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, int64_t n_heads);
 
 /* The map of a tensor, kept as number i of the context's. */

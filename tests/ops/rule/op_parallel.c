@@ -55,7 +55,7 @@ static void run(gdn_ctx *ctx, struct rank *r, struct group *group, int rank, int
 
 /* ---- Batches ---- */
 
-/* Where each sequence ends, for all ranks; sequence 1 is shorter than a rank's usual part. */
+/* Ends of the sequences, for all ranks; sequence 1 is shorter than a rank's usual part. */
 static const int64_t ends[B + 1] = { 0, 37, 40, TOKENS };
 
 /* Tokens of sequence b before those of a rank. The last cut leaves ranks with nothing. */

@@ -45,7 +45,7 @@ struct channel {
     double *dx, sums[MOST_TAPS + 1], *dstate;
 };
 
-/* Where the gradient of input t of sequence b is, t < 0: of its state. */
+/* Returns the place of the gradient of input t of sequence b; t < 0: of its state. */
 static double *input_of(const struct conv_gradient_case *c, const struct channel *to, int64_t b,
                         int64_t t)
 {
@@ -74,7 +74,7 @@ static void follow_token(const struct conv_gradient_case *c, int64_t b, int64_t 
     }
 }
 
-/* What `to` has of zeros. */
+/* Adds dstate_out to the gradients of the inputs that it holds. */
 static void follow(const struct conv_gradient_case *c, int64_t d, struct channel *to)
 {
     const int64_t S = c->conv.dims.W - 1, *cu = c->conv.tokens.cu_seqlens;

@@ -181,7 +181,7 @@ static void check_convs(struct check *k)
             }
 }
 
-/* Of four taps and of more. */
+/* Four taps, and more. */
 static void check_conv_gradients(struct check *k)
 {
     static const int64_t lengths[] = { 130, 1, 0, 65 };

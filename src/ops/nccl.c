@@ -5,7 +5,7 @@
 
 #include "core/ctx.h"
 
-/* What the group's `user` points to. */
+/* The struct that the group's `user` points to. */
 struct nccl {
     void *library, *comm;
     int (*all_gather)(const void *send, void *recv, size_t count, int type, void *comm,

@@ -154,7 +154,7 @@ static gdn_summary_fold_args fold(const struct parallel *c)
     return a;
 }
 
-/* Where final states go; data NULL: nowhere. */
+/* The pool of final states; data NULL: there is none. */
 static gdn_tensor final_pool(const struct parallel *c)
 {
     const gdn_rule_args *a = &c->args;
@@ -217,7 +217,7 @@ static gdn_status check_group(gdn_ctx *ctx, const struct parallel *c)
     return GDN_OK;
 }
 
-/* What prefill takes and a state that passes ranks does not. */
+/* Refuses what prefill takes and a state that passes ranks does not. */
 static gdn_status check_rule(gdn_ctx *ctx, const struct parallel *c)
 {
     const gdn_rule_args *a = &c->args;

@@ -351,7 +351,7 @@ static void step_call(struct call *c, bool single)
     c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
 }
 
-/* Of all sequences, in their order. */
+/* All sequences, in their order. */
 static gdn_tensor states(int64_t s1, int64_t s2, int64_t s3)
 {
     return new_buffer(GDN_F32, s3 ? 4 : 3, B, s1, s2, s3, -0.5, 0.5)->t;

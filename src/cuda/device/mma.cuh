@@ -27,8 +27,8 @@ typedef float mma_block[2][4];
 GDN_DEVICE int block_row(int e) { return (int)(threadIdx.x % 32 / 4) + 8 * (e / 2); }
 GDN_DEVICE int block_column(int h, int e) { return 8 * h + (int)(threadIdx.x % 4) * 2 + e % 2; }
 
-/* Where an element is in a tile as products of warpgroups want it: rows of 128 bytes, 64 elements of
- * 16 bits, in the 128-byte swizzle (ptx_wgmma.cuh). */
+/* Returns the place of an element in a tile as products of warpgroups want it: rows of 128 bytes, 64
+ * elements of 16 bits, in the 128-byte swizzle (ptx_wgmma.cuh). */
 GDN_DEVICE uint32_t tile_place(uint32_t row, uint32_t column)
 {
     return row * 128 + ((column / 8 ^ row % 8) << 4) + column % 8 * 2;

@@ -3,13 +3,13 @@
  * The gradients of chunks by products of warpgroups. A block goes through pairs of a chunk and a key
  * head; of each, through the state heads that read it, and adds up dq and dk of these in registers:
  *
- *     X, Y    -beta (Z U^T) and dO U^T, with the gates between two tokens; a warpgroup makes X, one Y
+ *     X, Y    -beta (Z U^T) and dO U^T, with the gates between two tokens, by a warpgroup each
  *     states  dO S^T, Z S^T and U J^T, with the gates of one token
  *     tokens  dq += Y K      D += X K      dw += Y^T Q + X^T K         dk = D + dw
  *
- * Each of two warpgroups has all tokens and 64 columns of dq, D and dw. One more has a thread that
- * loads what the next state head needs, a warp that stores the gradients of gates, and two that store
- * dv. D has beta in it. Where beta is 0, LEAST_BETA stands for it in X and D, so that
+ * Each of two warpgroups has all tokens and 64 columns of dq, D and dw. A third one has a thread that
+ * loads what the next state head needs, a warp that stores the gradients of gates, and two warps that
+ * store dv. D has beta in it. Where beta is 0, LEAST_BETA stands for it in X and D, so that
  * dbeta = Z . v + k . D / beta holds for every beta. Letters: docs/design/math.md, section 13.
  */
 #ifndef GDN_CUDA_BACKWARD_HEADS_CUH

@@ -423,7 +423,7 @@ static void expect_reached(const char *what, const gdn_tensor *got, const gdn_te
     }
 }
 
-/* Where each NaN of not_a_number() is; of four taps, and the last sequence begins at token 71. */
+/* Places of the NaN of not_a_number(); of four taps, and the last sequence begins at token 71. */
 enum { IN_X = 3, IN_DOUT = 5, IN_STATE = 9, IN_FINAL = 66 };
 
 static bool reached_dx(int64_t t, int64_t d)

@@ -25,7 +25,7 @@ struct rank {
     int            calls;
 };
 
-/* What later ranks send is NaN. */
+/* Later ranks send NaN. */
 static gdn_status all_gather(void *user, const void *send, void *recv, size_t bytes, void *stream)
 {
     struct rank *r = user;

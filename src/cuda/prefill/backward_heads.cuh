@@ -7,9 +7,9 @@
  *     states  dO S^T, Z S^T and U J^T, with the gates of one token
  *     tokens  dq += Y K      D += X K      dw += Y^T Q + X^T K         dk = D + dw
  *
- * Each of two warpgroups has all tokens and 64 columns of dq, D and dw. A third one has a thread that
- * loads what the next state head needs, a warp that stores the gradients of gates, and two warps that
- * store dv. D has beta in it. Where beta is 0, LEAST_BETA stands for it in X and D, so that
+ * Each of two warpgroups has all tokens and 64 columns of dq, D and dw. A third one has a thread
+ * that loads what the next state head needs, a warp that stores the gradients of gates, and two
+ * warps that store dv. D has beta in it. Where beta is 0, LEAST_BETA stands for it in X and D, so that
  * dbeta = Z . v + k . D / beta holds for every beta. Letters: docs/design/math.md, section 13.
  */
 #ifndef GDN_CUDA_BACKWARD_HEADS_CUH

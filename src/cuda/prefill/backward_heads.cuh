@@ -9,8 +9,8 @@
  *
  * Each of two warpgroups has all tokens and 64 columns of dq, D and dw. A third one has a thread
  * that loads what the next state head needs, a warp that stores the gradients of gates, and two
- * warps that store dv. D has beta in it. Where beta is 0, LEAST_BETA stands for it in X and D, so that
- * dbeta = Z . v + k . D / beta holds for every beta. Letters: docs/design/math.md, section 13.
+ * warps that store dv. D has beta in it. Where beta is 0, LEAST_BETA stands for it in X and D, so
+ * that dbeta = Z . v + k . D / beta holds for every beta. Letters: docs/design/math.md, section 13.
  */
 #ifndef GDN_CUDA_BACKWARD_HEADS_CUH
 #define GDN_CUDA_BACKWARD_HEADS_CUH

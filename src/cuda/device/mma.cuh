@@ -17,8 +17,8 @@
 
 #include "cuda/device/ptx_mma.cuh"
 
-/* Makes a value that is the same in all lanes uniform for the compiler too: behind a branch that may
- * part lanes it does nothing once per warp. */
+/* Makes a value that is the same in all lanes uniform for the compiler too: behind a branch that
+ * may part lanes it does nothing once per warp. */
 GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
 
 typedef float mma_block[2][4];
@@ -27,8 +27,8 @@ typedef float mma_block[2][4];
 GDN_DEVICE int block_row(int e) { return (int)(threadIdx.x % 32 / 4) + 8 * (e / 2); }
 GDN_DEVICE int block_column(int h, int e) { return 8 * h + (int)(threadIdx.x % 4) * 2 + e % 2; }
 
-/* Returns the place of an element in a tile as products of warpgroups want it: rows of 128 bytes, 64
- * elements of 16 bits, in the 128-byte swizzle (ptx_wgmma.cuh). */
+/* Returns the place of an element in a tile as products of warpgroups want it: rows of 128 bytes,
+ * 64 elements of 16 bits, in the 128-byte swizzle (ptx_wgmma.cuh). */
 GDN_DEVICE uint32_t tile_place(uint32_t row, uint32_t column)
 {
     return row * 128 + ((column / 8 ^ row % 8) << 4) + column % 8 * 2;

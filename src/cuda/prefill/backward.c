@@ -66,7 +66,7 @@ static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
            gdn_cuda_is_mapped(&a->dout, &r->batch, r->H);
 }
 
-/* The forward pass of windows before the last by gdn_prefill's kernels: only their states are wanted. */
+/* The forward pass of windows before the last by gdn_prefill's kernels, whose states are wanted. */
 static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
 {
     struct gdn_cu_rule r = a->rule;
@@ -95,7 +95,8 @@ static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options optio
     const struct gdn_cu_rule first = first_pass(a);
     a->starts.k_first = false;
     a->starts.ld      = a->rule.K;
-    a->by_prefill     = a->n_windows > 1 && !options.whole && !gdn_cuda_prefill_hopper_why_not(ctx, &first);
+    a->by_prefill     = a->n_windows > 1 && !options.whole &&
+                    !gdn_cuda_prefill_hopper_why_not(ctx, &first);
 }
 
 static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c)

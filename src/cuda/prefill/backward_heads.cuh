@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gradients of chunks by products of warpgroups. A block goes through pairs of a chunk and a key
- * head; of each, through the state heads that read it, and adds up dq and dk of these in registers:
+ * The gradients of chunks by products of warpgroups. A block goes through pairs of a chunk and a
+ * key head; of each, through the state heads that read it, and adds up dq and dk of these in
+ * registers:
  *
  *     X, Y    -beta (Z U^T) and dO U^T, with the gates between two tokens, by a warpgroup each
  *     states  dO S^T, Z S^T and U J^T, with the gates of one token

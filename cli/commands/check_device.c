@@ -430,15 +430,17 @@ static void check_gradients(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 } };
     static const int64_t lengths[]  = { 131, 1, 0, 64 };
-    for (int i = 0; i < 9; i++) {
-        const struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i % 3][0], .V = sizes[i % 3][1],
-                                     .dtype = i / 3, .state_layout = i % 2 };
+    for (int i = 0; i < 10; i++) { /* the last one fills a device */
+        const bool             fills = i == 9;
+        const struct case_dims d = { .Hq = 2, .Hv = fills ? 36 : 4, .K = sizes[i % 3][0],
+                                     .V = sizes[i % 3][1], .dtype = fills ? GDN_BF16 : i / 3,
+                                     .state_layout = i % 2 };
         struct gradient_case   c;
         struct comparison      found = { 0 };
         char                   name[64];
-        snprintf(name, sizeof name, "prefill_backward %s state %s %lldx%lld",
+        snprintf(name, sizeof name, "prefill_backward %s state %s %lldx%lld%s",
                  dtype_names[d.dtype], d.state_layout == GDN_STATE_KV ? "k_first" : "k_last",
-                 (long long)d.K, (long long)d.V);
+                 (long long)d.K, (long long)d.V, fills ? " 36 heads" : "");
         if (!wanted(k, name)) continue;
         int code = gradient_case_make(&c, &d, lengths, 4);
         if (!code) code = gradient_case_check(&c, k->ctx, &found);

@@ -691,7 +691,8 @@ static const struct wide_call wide_calls[] = {
     { "some forget", { 150, 70 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, GDN_BETA_TWICE_SIGMOID, -1,
       true, false, true },
     { "model", { 1, 127 }, 2, 2, LOG_G, L2, 0, 0, 1.6, true, true, false },
-    { "full device", { 70, 3, 64, 5 }, 6, 12, LOG_G, L2, 0, 0, 0.5, true, false, true },
+    { "full device", { 70, 3, 64, 5 }, 6, 12, LOG_G, L2, 0, GDN_BETA_SIGMOID, 0.5, true, false,
+      true },
 };
 
 /* As nan_stays() and nan_is_skipped(), where sums over tokens take all of a chunk: token 18

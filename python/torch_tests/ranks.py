@@ -38,11 +38,14 @@ def _start(groups, function):
             for group in groups[number]:
                 group._barrier.abort()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(groups))]
+    threads = [threading.Thread(target=work, args=(number,), daemon=True)
+               for number in range(len(groups))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(300)
+        if thread.is_alive():
+            raise TimeoutError("a rank has not ended within 300 s")
     for number in sorted(errors,
                          key=lambda n: isinstance(errors[n], threading.BrokenBarrierError)):
         raise errors[number]

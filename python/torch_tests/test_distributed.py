@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """gdn.torch.distributed: layouts, and every rank's part against one device."""
 
+import copy
+
 import gdn
 import gdn.torch
 import parallel
@@ -135,6 +137,11 @@ def test_mistakes():
 # ---- Heads ---------------------------------------------------------------------------------------
 
 
+def copies_of(layer, n):
+    """One for each rank: torch may block threads whose autograd graphs have one parameter."""
+    return [copy.deepcopy(layer) for _ in range(n)]
+
+
 @pytest.mark.parametrize("size, heads, layout", [
     (2, (2, 4), "qwen3_next"), (3, (2, 4), "qwen3_5"), (4, (2, 4), "qwen3_5"),
     (2, (3, 9), "qwen3_next"), (8, (1, 8), "qwen3_5")])
@@ -155,13 +162,14 @@ def test_heads(size, heads, layout):
     for p, gradient in zip(like.parameters(), want[2:]):
         p.copy_(gradient)
     whole = dict(like.named_parameters())
+    layers, likes = copies_of(layer, size), copies_of(like, size)
 
     def on_rank(group):
-        share = gdn.torch.HeadShare(layer, group)
+        share = gdn.torch.HeadShare(layers.pop(), group)
         got = call(share)
         assert all(map(torch.equal, got, call(share)))
         expected = dict(out=want[0], x=want[1],
-                        **dict(gdn.torch.HeadShare(like, group).named_parameters()))
+                        **dict(gdn.torch.HeadShare(likes.pop(), group).named_parameters()))
         for y, (name, z) in zip(got, expected.items()):
             largest = whole.get(name, z).abs().max()  # of all heads, where they have one layout
             assert (y - z).abs().max() <= 1e-5 * largest, name
@@ -185,12 +193,13 @@ def test_heads_and_tokens():
 
     def on_rank(heads, tokens):
         layout = distributed.Layout(CU, tokens)
-        got = call(gdn.torch.HeadShare(layer, heads), layout.local(x), layout.local(weight),
+        got = call(gdn.torch.HeadShare(layers.pop(), heads), layout.local(x), layout.local(weight),
                    token_layout=layout)
         for y, z in zip(got, want):
             assert (y - layout.local(z)).abs().max() <= 1e-5 * z.abs().max()
 
     want = call(layer, x, weight, cu_seqlens=torch.tensor(CU))
+    layers = copies_of(layer, 6)
     ranks.grid(3, 2, on_rank)
 
 

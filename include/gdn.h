@@ -915,15 +915,19 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *
  * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and the gradients of
  * masked tokens stay as they are. Each sum is rounded once, to the dtype of the tensor.
- * GDN_BATCH_INVARIANT and GDN_NO_EARLY_STOP are accepted and change nothing.
+ * On Hopper's tensor cores a call with more than one window (docs/gpu/backward.md) takes states
+ * from the kernels of gdn_prefill(), which obey GDN_NO_EARLY_STOP. With GDN_BATCH_INVARIANT it
+ * computes them itself. Elsewhere these two flags change nothing.
  *
- * Arithmetic is float32, in chunks of 16 tokens (GPU: 64). No tensor that is written may overlap
- * another one. Guarantees, on a GPU too: G1, G3, G12 and G13; G2 for all gradients except dA_log
- * and ddt_bias. Errors: as for gdn_prefill().
+ * Arithmetic is float32, in chunks of 16 tokens (GPU: 64; on Hopper's tensor cores the factors of
+ * products are bfloat16). No tensor that is written may overlap another one. Guarantees, on a GPU
+ * too: G1, G3, G12 and G13; G2 for all gradients except dA_log and ddt_bias. With more than one
+ * window on tensor cores G2 needs GDN_BATCH_INVARIANT, else it holds to rounding. Errors: as for
+ * gdn_prefill().
  */
 typedef struct gdn_prefill_backward_args {
     uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */
-    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE */
+    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE, and the two above */
     gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, dout, dstate_out;
     gdn_tensor       dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
     const gdn_batch *batch;

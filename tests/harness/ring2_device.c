@@ -78,6 +78,14 @@ gdn_ctx *ring2_hopper(int64_t first, int64_t each)
     return ctx;
 }
 
+bool ring2_windows(int64_t chunks)
+{
+    gdn_ctx *ctx = ring2_on_device() ? ring2_ctx(1) : NULL;
+    if (!ctx || ctx->cuda->capability != 90) return false;
+    ctx->cuda->sm90->window_chunks = chunks;
+    return true;
+}
+
 void ring2_device_map(void *pages, size_t bytes)
 {
     enum { PORTABLE_AND_MAPPED = 3 };

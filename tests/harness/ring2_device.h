@@ -20,6 +20,10 @@ bool ring2_on_device(void);
  * planner wants them); NULL, and the test is skipped: no device, or another one. */
 gdn_ctx *ring2_hopper(int64_t first, int64_t each);
 
+/* Lets ring2_ctx(1) take gradients in windows of so many chunks, 0: as it would. Returns false
+ * where that is not on Hopper. */
+bool ring2_windows(int64_t chunks);
+
 /* Maps whole pages, and back. */
 void ring2_device_map(void *pages, size_t bytes);
 void ring2_device_unmap(void *pages);

@@ -9,20 +9,28 @@ enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES
 
 static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 
+/* Chunks that a window of one sequence should have, of `most`. */
+static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t most)
+{
+    const struct gdn_cu_rule *r      = &a->rule;
+    const int64_t             record = (int64_t)r->H * GDN_CU_BACKWARD_RECORD +
+                           (int64_t)r->Hk * GDN_CU_BACKWARD_KEYS;
+    int64_t n = ceil_of(most, MOST_WINDOWS);
+    if (a->n_blocks && ctx->cuda->sm90->window_chunks) return ctx->cuda->sm90->window_chunks;
+    if (a->n_blocks) n = WINDOW_BYTES / record / (r->batch.B > 0 ? r->batch.B : 1);
+    return n > LEAST_CHUNKS ? n : LEAST_CHUNKS;
+}
+
 /*
  * Chunks are numbered by sequence, window_chunks for each; or, where that would be more than the
  * tensors have, by where a sequence begins (backward.cuh), and the only window is everything.
  */
-static void cut_windows(struct gdn_cu_backward *a, bool mma)
+static void cut_windows(const gdn_ctx *ctx, struct gdn_cu_backward *a)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
     const bool    packed = b->cu_seqlens.data != NULL;
     const int64_t most   = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
-    const int64_t record = (int64_t)a->rule.H * GDN_CU_BACKWARD_RECORD +
-                           (int64_t)a->rule.Hk * GDN_CU_BACKWARD_KEYS;
-    const int64_t wanted = mma ? WINDOW_BYTES / record / (b->B > 0 ? b->B : 1)
-                               : ceil_of(most, MOST_WINDOWS);
-    a->window_chunks     = wanted > LEAST_CHUNKS ? wanted : LEAST_CHUNKS;
+    a->window_chunks     = wanted_chunks(ctx, a, most);
     if (a->window_chunks > most) a->window_chunks = most > 1 ? most : 1;
     a->n_chunks  = b->B * a->window_chunks;
     a->n_windows = most ? ceil_of(most, a->window_chunks) : 1;
@@ -87,8 +95,8 @@ static struct gdn_cuda_cut_options options_of(const struct gdn_backward_call *c)
     return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
-/* States before windows are gdn_prefill's where bits may depend on where windows are cut, which
- * depends on the batch. */
+/* States before windows are those of gdn_prefill's kernels, unless bits must not depend on the
+ * batch: where windows are cut depends on it. */
 static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                            struct gdn_cu_backward *a)
 {
@@ -131,9 +139,16 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
         a.n_blocks = ctx->cuda->sm_count;
         a.n_strips = 4 * a.rule.batch.B * a.rule.H <= a.n_blocks ? 2 : 1;
     }
-    cut_windows(&a, a.n_blocks > 0);
+    cut_windows(ctx, &a);
     if (a.n_blocks) cut_first_pass(ctx, options_of(c), &a);
     return a;
+}
+
+static size_t first_pass_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
+                               const struct gdn_cu_backward *a)
+{
+    const struct gdn_cu_rule first = first_pass(a);
+    return a->by_prefill ? gdn_cuda_prefill_hopper_bytes(ctx, &first, options) : 0;
 }
 
 static bool has_sums(const struct gdn_cu_backward *a)
@@ -151,7 +166,6 @@ static bool wants_state_alone(const struct gdn_cu_backward *a)
 static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                       struct gdn_cu_backward *a, char *memory)
 {
-    const struct gdn_cu_rule first = first_pass(a);
     const struct gdn_cu_rule *r = &a->rule;
     const size_t              all = wants_state_alone(a) ? 0 : 1;
     const size_t chunks = (size_t)a->n_chunks, B = (size_t)r->batch.B, H = (size_t)r->H;
@@ -176,7 +190,7 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
         { &a->places, chunks * sizeof *a->places },
         { &a->carry.data, between },
         { &a->starts.data, (size_t)a->n_windows * between },
-        { &a->scratch, a->by_prefill ? gdn_cuda_prefill_hopper_bytes(ctx, &first, options) : 0 },
+        { &a->scratch, first_pass_bytes(ctx, options, a) },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const size_t bytes =

@@ -106,13 +106,13 @@ template <int n> GDN_DEVICE void store_factor(char *to, const uint32_t (&x)[n])
         store_matrices((at ^ i % 4 * 32) + i / 4 * TILE, x[4 * i], x[4 * i + 1], x[4 * i + 2],
                        x[4 * i + 3]);
 }
-template <int n> GDN_DEVICE void load_turned(uint32_t (&x)[n], const char *tile)
+GDN_DEVICE void load_turned(uint32_t (&x)[16], const char *tile)
 {
     const uint32_t l = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const uint32_t at = shared_address(tile) + tile_place(l % 8 + l / 16 * 8,
                                                           16 * warp + l / 8 % 2 * 8);
 #pragma unroll
-    for (int i = 0; i < n / 4; i++) {
+    for (int i = 0; i < 4; i++) {
         uint32_t y[4];
         load_matrices_turned(y, at + 16 * 128 * i);
 #pragma unroll
@@ -211,13 +211,10 @@ __device__ __noinline__ bool are_spoilt(token_mask dead, token_mask resets, int 
     const token_mask till = next ? (next & (~next + 1)) - 1 : ~(token_mask)0;
     return (dead & till & ~tokens_below(first_seen(resets, t))) != 0;
 }
-GDN_DEVICE float spoil_with(const uint32_t (&dead)[2], const vectors &v, int t)
-{
-    return are_spoilt(tokens_of(dead), tokens_of(v.resets), t) ? __int_as_float(0x7fffffff) : 0;
-}
 GDN_DEVICE float spoil_with(const vectors &v, int t)
 {
-    return tokens_of(v.dead) ? spoil_with(v.dead, v, t) : 0;
+    const token_mask dead = tokens_of(v.dead);
+    return dead && are_spoilt(dead, tokens_of(v.resets), t) ? __int_as_float(0x7fffffff) : 0;
 }
 
 /* Rows of n tiles, one behind the other, with an element that is not finite become zeros, their

@@ -735,12 +735,26 @@ static void wide_nan(void)
     }
 }
 
+/* Whole; and in windows, before which states are those of gdn_prefill's kernels, or of the walk. */
 static void run_wide_calls(void)
 {
-    for (size_t i = 0; i < sizeof wide_calls / sizeof *wide_calls; i++) {
-        if (!ring2_begin("tensor cores: %s", wide_calls[i].name)) continue;
-        gdn_prefill_backward_args a = make_wide(&wide_calls[i]);
+    static const struct {
+        const char *name;
+        int64_t     chunks;
+        uint32_t    flags;
+    } cuts[] = { { "", 0, 0 },
+                 { ", windows", 1, 0 },
+                 { ", windows of the walk", 2, GDN_BATCH_INVARIANT } };
+    const int n_cuts = ring2_windows(0) ? 3 : 1, n = sizeof wide_calls / sizeof *wide_calls;
+    for (int i = 0; i < n * n_cuts; i++) {
+        const struct wide_call *w = &wide_calls[i / n_cuts];
+        const int               how = i % n_cuts;
+        if (!ring2_begin("tensor cores: %s%s", w->name, cuts[how].name)) continue;
+        gdn_prefill_backward_args a = make_wide(w);
+        a.flags |= cuts[how].flags;
+        ring2_windows(cuts[how].chunks);
         ring2_gradients_check(ring2_ctx(1), &a);
+        ring2_windows(0);
         ring2_end();
     }
 }

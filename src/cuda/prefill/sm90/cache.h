@@ -16,6 +16,7 @@ struct gdn_cuda_sm90 {
     struct gdn_cuda_map maps[8]; /* of q, k, v, out in the last call of launch.c, of v, out from
                                     column 128 on, and of v, dout in the last of backward.c */
     struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
+    int64_t window_chunks;       /* of tests: of a window of gradients; else 0 */
     struct gdn_cuda_cut logged;  /* the last one in the log */
     struct {
         int64_t             of[8]; /* what was planned for last; zeros: nothing yet */

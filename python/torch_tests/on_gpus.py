@@ -126,17 +126,20 @@ def values(rank, folder):
 
 
 def dying(rank, folder):
-    """Rank 1 dies between two all-gathers. Rank 0 ends with 3 if it hears of it as an exception;
-    NCCL's watchdog may end it too."""
+    """Rank 1 dies between two all-gathers. Rank 0 ends with 3 if it gets an exception; NCCL's
+    watchdog may end it too. The first all-gather makes NCCL's communicator: a rank that dies before
+    leaves NCCL waiting for it, without a time limit."""
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     _start(rank, folder, 5)
     layout = distributed.Layout(parallel.CU)
+    x, weight = torch.randn(layout.n_tokens, D, device="cuda"), torch.randn(D, W, device="cuda")
+    distributed.conv1d(x, weight, layout=layout)
+    torch.cuda.synchronize()
     if rank == 1:
         os._exit(1)
     time.sleep(1)
     try:
-        distributed.conv1d(torch.randn(layout.n_tokens, D, device="cuda"),
-                           torch.randn(D, W, device="cuda"), layout=layout)
+        distributed.conv1d(x, weight, layout=layout)
         torch.cuda.synchronize()
     except RuntimeError as error:
         print(error)

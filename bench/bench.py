@@ -6,6 +6,8 @@
                               kind of gates, with commit and command, to results/NAME.jsonl
                               (default: cpu)
     bench.py sweep            the commands of a sweep (sweep.py); their lines go to results/sweep/
+    bench.py forms            the commands of a row for each form of decode (forms.py); to
+                              results/forms/
     bench.py tables           rewrite the part of README.md between its markers
 
 A table shows the newest line of each case. Nothing is typed in by hand.
@@ -17,11 +19,14 @@ import statistics
 import subprocess
 import sys
 
+import forms
 import sweep
 
 HERE = pathlib.Path(__file__).resolve().parent
 HEADS = ["--heads", "16/32", "--dim", "128"]
 GATES = sweep.GATES
+CALLS = {"packed": "by cu_seqlens", "counts": "token_count", "interleaved": "interleaved heads",
+         "slots64": "int64 slots"}
 INSIDE = {"norm": "norms inside", "raw": "gates and norms inside"}
 
 
@@ -93,6 +98,7 @@ def describe(r):
                        ("pool", "slots"), ("gated", "gated norm"),
                        ("batch_invariant", "batch invariant")):
         mode += f", {words}" if r.get(key) else ""
+    mode += f", {CALLS[r['call']]}" if "call" in r else ""
     return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}{mode}"
 
 
@@ -242,6 +248,8 @@ def tables():
         lines += table_of(path, describe, cell)
     for path in sorted((HERE / "results/sweep").glob("*.jsonl")):
         lines += sweep.section(path)
+    for path in sorted((HERE / "results/forms").glob("*.jsonl")):
+        lines += forms.section(path, describe)
     lines += ["## Against others", "", "Theirs / ours, and how many times faster ours is.", ""]
     for path in sorted((HERE / "results/peers").glob("*.jsonl")):
         is_gpu = path.stem.startswith("gpu-")
@@ -255,8 +263,8 @@ def tables():
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run"] and len(sys.argv) in (3, 4):
         run(sys.argv[2], sys.argv[3] if len(sys.argv) == 4 else "cpu")
-    elif sys.argv[1:] == ["sweep"]:
-        print("\n".join(sweep.commands()))
+    elif sys.argv[1:] in (["sweep"], ["forms"]):
+        print("\n".join((sweep if sys.argv[1] == "sweep" else forms).commands()))
     elif sys.argv[1:] == ["tables"]:
         tables()
     else:

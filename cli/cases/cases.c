@@ -135,6 +135,9 @@ int case_failed(gdn_ctx *ctx, gdn_status status)
 
 /* ---- The rule ---------------------------------------------------------------------------- */
 
+const char *const case_call_names[CASE_CALL_KINDS] = { "plain", "packed", "counts", "interleaved",
+                                                       "slots64" };
+
 static bool is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
 
 /* Any codes but the largest, which may be NaN. */
@@ -168,23 +171,28 @@ int64_t rule_case_end(const struct rule_case *c, int64_t b)
     return c->dims.each ? c->tokens.B + c->tokens.cu_seqlens[b + 1] - 1 : rule_case_start(c, b);
 }
 
+static void store_slot(gdn_tensor *slots, int64_t i, int64_t slot)
+{
+    if (slots->dtype == GDN_I64) ((int64_t *)slots->data)[i] = slot;
+    else ((int32_t *)slots->data)[i] = (int32_t)slot;
+}
+
 /* Slots: with `each`, token t of the batch leaves its state in slot B + t. */
 static bool make_slots(struct rule_case *c)
 {
+    const int32_t dtype = c->dims.call == CASE_CALL_SLOTS64 ? GDN_I64 : GDN_I32;
     const int64_t B    = c->tokens.B, T = c->tokens.N / (B ? B : 1);
     gdn_batch    *b    = &c->batch;
     if (!c->dims.each && !c->dims.pooled) return true;
-    b->read_slots = memory_tensor(&c->memory, GDN_I32, 1, &B);
+    b->read_slots = memory_tensor(&c->memory, dtype, 1, &B);
     if (!b->read_slots.data) return false;
-    for (int64_t i = 0; i < B; i++)
-        ((int32_t *)b->read_slots.data)[i] = (int32_t)rule_case_start(c, i);
+    for (int64_t i = 0; i < B; i++) store_slot(&b->read_slots, i, rule_case_start(c, i));
     if (!c->dims.each) return true;
     const int64_t size[] = { B, T };
     b->write             = GDN_WRITE_EACH;
-    b->write_slots       = memory_tensor(&c->memory, GDN_I32, 2, size);
+    b->write_slots       = memory_tensor(&c->memory, dtype, 2, size);
     if (!b->write_slots.data) return false;
-    for (int64_t i = 0; i < B * T; i++)
-        ((int32_t *)b->write_slots.data)[i] = (int32_t)(B + i);
+    for (int64_t i = 0; i < B * T; i++) store_slot(&b->write_slots, i, B + i);
     return true;
 }
 
@@ -226,15 +234,27 @@ static void make_rows(gdn_tensor *t, int64_t B, int64_t T)
     t->stride[0] = T * t->stride[1];
 }
 
-static void make_call(struct rule_case *c)
+static bool make_counts(struct rule_case *c)
+{
+    const int64_t B = c->tokens.B;
+    gdn_tensor   *t = &c->batch.token_count;
+    *t              = memory_tensor(&c->memory, GDN_I32, 1, &B);
+    for (int64_t i = 0; i < B && t->data; i++)
+        ((int32_t *)t->data)[i] = (int32_t)(c->tokens.N / B);
+    return t->data;
+}
+
+static bool make_call(struct rule_case *c)
 {
     gdn_rule_args *a = &c->call;
-    *a               = c->args;
-    if (!c->dims.rows) return;
+    if (c->dims.call == CASE_CALL_INTERLEAVED) c->args.head_map = GDN_HEADS_INTERLEAVED;
+    *a = c->args;
+    if (!c->dims.rows || c->dims.call == CASE_CALL_PACKED) return true;
     gdn_tensor *const by_token[] = { &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out };
     for (size_t i = 0; i < sizeof by_token / sizeof *by_token; i++)
         make_rows(by_token[i], c->tokens.B, c->tokens.N / c->tokens.B);
     memset(&c->batch.cu_seqlens, 0, sizeof c->batch.cu_seqlens);
+    return c->dims.call != CASE_CALL_COUNTS || make_counts(c);
 }
 
 uint32_t case_flags(const struct case_dims *d)
@@ -274,8 +294,7 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     a->state_layout       = dims->state_layout;
     a->flags              = case_flags(dims);
     a->batch              = &c->batch;
-    make_call(c);
-    if (made && c->tokens.cu_seqlens && a->v.data && a->state.data && a->out.data &&
+    if (made && make_call(c) && c->tokens.cu_seqlens && a->v.data && a->state.data && a->out.data &&
         (!eight || a->state_scales.data))
         return CLI_OK;
     return cli_bad("no memory for %lld tokens and %lld sequences", (long long)N, (long long)B);
@@ -322,6 +341,12 @@ static void load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n,
                 oracle_load(t->data, t->dtype, (first + i) * t->stride[0] + h * D + d);
 }
 
+/* Returns the one of n heads that state head h takes. */
+static int64_t head_of(const struct rule_case *c, int64_t n, int64_t h)
+{
+    return c->args.head_map == GDN_HEADS_INTERLEAVED ? h % n : h * n / c->args.out.size[1];
+}
+
 /* Norms and gates, where they are the call's part. */
 static void cook(const struct rule_case *c, int64_t h, int64_t n, double *q, double *k, double *g,
                  double *beta)
@@ -341,14 +366,14 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
                       double *want, double *got)
 {
     const gdn_rule_args *a = &c->args;
-    const int64_t K = c->dims.K, V = c->dims.V, H = a->out.size[1];
+    const int64_t K = c->dims.K, V = c->dims.V;
     const int64_t first = c->tokens.cu_seqlens[b];
     double       *q     = malloc((size_t)n * (size_t)(2 * K + V + 2) * sizeof *q);
     if (!q) return false;
     double *k = q + n * K, *v = k + n * K, *alpha = v + n * V, *beta = alpha + n;
-    load_head(q, &a->q, first, n, h * a->q.size[1] / H);
-    load_head(k, &a->k, first, n, h * a->k.size[1] / H);
-    load_head(v, &a->v, first, n, h * a->v.size[1] / H);
+    load_head(q, &a->q, first, n, head_of(c, a->q.size[1], h));
+    load_head(k, &a->k, first, n, head_of(c, a->k.size[1], h));
+    load_head(v, &a->v, first, n, head_of(c, a->v.size[1], h));
     load_head(alpha, &a->g, first, n, h);
     load_head(beta, &a->beta, first, n, h);
     if (c->dims.raw) cook(c, h, n, q, k, alpha, beta);

@@ -33,12 +33,24 @@ enum case_gates {
 };
 extern const char *const case_gates_names[CASE_GATES_KINDS];
 
+/* A call of the rule may have more. Fast kernels of a device refuse some of that. */
+enum case_call {
+    CASE_CALL_PLAIN,
+    CASE_CALL_PACKED,      /* sequences by cu_seqlens */
+    CASE_CALL_COUNTS,      /* token_count, of all tokens */
+    CASE_CALL_INTERLEAVED, /* GDN_HEADS_INTERLEAVED */
+    CASE_CALL_SLOTS64,     /* slots of int64 */
+    CASE_CALL_KINDS
+};
+extern const char *const case_call_names[CASE_CALL_KINDS];
+
 struct case_dims {
     int64_t Hq, Hv, K, V; /* heads of k: the smaller of Hq and Hv */
     int64_t D, W;         /* channels and taps of the convolution */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
     int     gates;           /* enum case_gates */
+    int     call;            /* enum case_call: the rule by rows */
     bool    exact;           /* GDN_EXACT: the rule and the layer */
     bool    bf16_products;   /* GDN_BF16_PRODUCTS: the rule and the layer */
     bool    batch_invariant; /* GDN_BATCH_INVARIANT: the rule and the layer */

@@ -43,6 +43,8 @@ static const char *const help[] = {
     "                   the recipe's A_log then are uniform from 0 to 2.7, dt_bias from -7 to -2\n"
     "  --pool           prefill, decode: states in every other slot of a pool\n"
     "  --each           decode: the state after every token, in a slot of its own\n"
+    "  --call KIND      decode: plain (default), packed (by cu_seqlens), counts (token_count),\n"
+    "                   interleaved (heads), slots64 (int64 slots, with --pool or --each)\n"
     "  --gated          step: the gated norm too\n"
     "  --channels N     conv (default 8192); 4 taps, SiLU\n"
     "  --hidden N       block, layer_backward (default 2048)\n",
@@ -77,7 +79,7 @@ static const char *const op_names[] = { "prefill", "decode",  "conv", "block",
 struct bench_options {
     struct cli_device device;
     enum bench_op     op;
-    const char       *heads, *dim, *seqlens, *dtype, *state, *layout, *gates;
+    const char       *heads, *dim, *seqlens, *dtype, *state, *layout, *gates, *call;
     int64_t           batch, tokens, channels, hidden;
     double            seconds;
     bool              json, help;
@@ -181,6 +183,18 @@ static int parse_gates(const struct bench_options *o, int *first, int *last)
     return cli_bad("--gates: '%s', wanted none, recipe, model, strong or all", o->gates);
 }
 
+static int parse_call(struct bench_options *o)
+{
+    if (!o->call) return CLI_OK;
+    if (o->op != DECODE) return cli_bad("--call: not for %s", op_names[o->op]);
+    for (int i = 0; i < CASE_CALL_KINDS; i++)
+        if (!strcmp(o->call, case_call_names[i])) {
+            o->dims.call = i;
+            return CLI_OK;
+        }
+    return cli_bad("--call: '%s', wanted plain, packed, counts, interleaved or slots64", o->call);
+}
+
 static int parse_dims(struct bench_options *o)
 {
     struct case_dims *d = &o->dims;
@@ -232,7 +246,7 @@ static int settle(struct bench_options *o)
     if ((o->op == DECODE || o->op == STEP || o->tokens) && !o->batch) o->batch = 32;
     if (!o->seqlens)
         o->seqlens = o->op == BLOCK || o->op == LAYER_BACKWARD ? "512" : "2048";
-    return parse_dims(o) || parse_lengths(o);
+    return parse_call(o) || parse_dims(o) || parse_lengths(o);
 }
 
 /* ---- Output ------------------------------------------------------------------------------ */
@@ -285,6 +299,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     if (o->dims.pooled) cJSON_AddBoolToObject(line, "pool", true);
     if (o->dims.each) cJSON_AddBoolToObject(line, "each", true);
     if (o->dims.gated) cJSON_AddBoolToObject(line, "gated", true);
+    if (o->dims.call) cJSON_AddStringToObject(line, "call", case_call_names[o->dims.call]);
 }
 
 static void print_json(const struct bench_options *o, const struct bench *b,
@@ -609,6 +624,7 @@ int bench_main(int argc, char **argv)
         { "--state", CLI_TEXT, &o.state, 0, 0 },
         { "--layout", CLI_TEXT, &o.layout, 0, 0 },
         { "--gates", CLI_TEXT, &o.gates, 0, 0 },
+        { "--call", CLI_TEXT, &o.call, 0, 0 },
         { "--batch", CLI_INT, &o.batch, 1, 1 << 20 },
         { "--tokens", CLI_INT, &o.tokens, 1, 1 << 20 },
         { "--channels", CLI_INT, &o.channels, 1, 1 << 20 },

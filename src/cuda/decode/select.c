@@ -7,6 +7,8 @@
  */
 #include "cuda/decode/select.h"
 
+#include <stdio.h>
+
 enum { SLOTS_K = 128, PACKED_K = 128, WINDOW_K = 128, MOST_LINES = 256 /* of a state */ };
 
 /* With more blocks on a multiprocessor, the token slots kernel is no faster than the token kernel
@@ -246,7 +248,8 @@ static const char *why_not_token_packed(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_warp *a = &c->warp;
     if (c->not_token) return c->not_token;
-    if (c->rule->K != PACKED_K) return "K is not 128";
+    if (c->rule->K != PACKED_K && c->pool->k_first && c->pool->dtype != GDN_F32)
+        return "K is not 128, and states are k-first and of 16 bits";
     if (a->cu_seqlens.data && a->N != a->B) return "cu_seqlens with N other than B";
     if (!a->cu_seqlens.data && a->T != 1) return "T is not 1";
     if (a->num_accepted_tokens.data) return "num_accepted_tokens is given";
@@ -365,13 +368,16 @@ static void add_reasons(struct log_text *l, const struct gdn_decode_call *c, int
 }
 
 /* Logs form number i, which takes the call, and why the faster ones do not:
- * "decode: general (head_map is interleaved)". */
+ * "decode: general (head_map is interleaved)", "decode: 2 runs of heads: token slots". */
 static void log_choice(const struct gdn_decode_call *c, int i)
 {
     if (!c->ctx->options.log) return;
     struct log_text l = { .used = 0 };
+    char            runs[40];
     add(&l, c->op);
     add(&l, ": ");
+    snprintf(runs, sizeof runs, "%d runs of heads: ", c->n_runs);
+    if (c->n_runs > 1) add(&l, runs);
     add(&l, forms[i].name);
     if (i) add(&l, " (");
     if (i) add_reasons(&l, c, i);
@@ -395,14 +401,25 @@ static struct gdn_decode_call describe(gdn_ctx *ctx, const char *op, const struc
     return c;
 }
 
+static gdn_status launch(struct gdn_decode_call *c)
+{
+    int i = 0;
+    while (forms[i].why_not(c)) i++;
+    log_choice(c, i);
+    return forms[i].launch(c);
+}
+
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream)
 {
-    struct gdn_decode_call c = describe(ctx, op, args);
-    int                    i = 0;
-    c.memory                 = memory;
-    c.stream                 = stream;
-    while (forms[i].why_not(&c)) i++;
-    log_choice(&c, i);
-    return forms[i].launch(&c);
+    const int n_runs = gdn_decode_runs(args);
+    for (int i = 0; i < n_runs; i++) {
+        const struct gdn_cu_rule run = gdn_decode_run(args, n_runs, i);
+        struct gdn_decode_call   c   = describe(ctx, op, &run);
+        c.n_runs                     = n_runs;
+        c.memory                     = memory;
+        c.stream                     = stream;
+        TRY(launch(&c));
+    }
+    return GDN_OK;
 }

@@ -18,6 +18,7 @@ struct gdn_decode_call {
     gdn_ctx                    *ctx;
     const char                 *op; /* for the log */
     const struct gdn_cu_rule   *rule;
+    int                         n_runs;    /* calls like this one, see gdn_decode_runs() */
     const struct gdn_pool_view *pool;      /* has the dtype and the layout of the states */
     const char                 *not_warp;  /* why the kernels of 32-bit strides refuse the call */
     const char                 *not_token; /* why those of token.cuh and window_k128.cuh do */
@@ -52,6 +53,11 @@ static inline int64_t gdn_decode_sequences(const struct gdn_cu_rule *r)
 {
     return r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
 }
+
+/* interleaved.c: as how many calls of grouped heads a call of interleaved heads runs, and one of
+ * them. Of any other call the number is 1. */
+int                gdn_decode_runs(const struct gdn_cu_rule *r);
+struct gdn_cu_rule gdn_decode_run(const struct gdn_cu_rule *r, int n_runs, int i);
 
 /* Returns the arguments of the general kernels; V is divided into parts of so many columns. */
 enum { GENERAL_COLUMNS = 32 };

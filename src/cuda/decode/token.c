@@ -126,11 +126,15 @@ gdn_status gdn_decode_launch_token_slots(const struct gdn_decode_call *c)
 
 gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c)
 {
-    static const enum gdn_kernel_id kernels[2][2][2] = {
-        { { GDN_CU_decode_one_packed_vk_BF16_BF16_128, GDN_CU_decode_one_packed_vk_F16_F16_128 },
-          { GDN_CU_decode_one_packed_vk_F32_BF16_128, GDN_CU_decode_one_packed_vk_F32_F16_128 } },
-        { { GDN_CU_decode_one_packed_kv_BF16_BF16_128, GDN_CU_decode_one_packed_kv_F16_F16_128 },
-          { GDN_CU_decode_one_packed_kv_F32_BF16_128, GDN_CU_decode_one_packed_kv_F32_F16_128 } },
+    static const enum gdn_kernel_id mixed[2][2][3] = { IO(GDN_CU_decode_one_packed_vk_F32),
+                                                       IO(GDN_CU_decode_one_packed_kv_F32) };
+    static const enum gdn_kernel_id rows[2][3]     = {
+        { SIZES(GDN_CU_decode_one_packed_vk_BF16_BF16) },
+        { SIZES(GDN_CU_decode_one_packed_vk_F16_F16) },
+    };
+    static const enum gdn_kernel_id columns[2]     = { /* K is 128 */
+        GDN_CU_decode_one_packed_kv_BF16_BF16_128,
+        GDN_CU_decode_one_packed_kv_F16_F16_128,
     };
     const struct gdn_cu_warp  *warp = &c->warp;
     const struct gdn_cu_packed a    = {
@@ -140,8 +144,10 @@ gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c)
         .initial_bytes = bytes_of(warp->has_initial_state.data, warp->has_initial_state.dtype),
         .n             = warp->B,
     };
-    const bool f32 = c->pool->dtype == GDN_F32, f16 = c->rule->k.dtype == GDN_F16;
-    return launch(c, kernels[c->pool->k_first][f32][f16], &a);
+    const bool f16 = c->rule->k.dtype == GDN_F16, k_first = c->pool->k_first;
+    const int  size = gdn_decode_size(c->rule->K);
+    if (c->pool->dtype == GDN_F32) return launch(c, mixed[k_first][f16][size], &a);
+    return launch(c, k_first ? columns[f16] : rows[f16][size], &a);
 }
 
 static enum gdn_kernel_id k128_kernel(const struct gdn_decode_call *c)

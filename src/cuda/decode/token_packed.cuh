@@ -213,11 +213,11 @@ GDN_DEVICE void decode_one_packed_kv(const struct gdn_cu_packed &a)
 }
 
 /* As ONE_BLOCKS: with more registers, for all that is to be on its way at once. */
-#define PACKED_BLOCKS_vk(dtype) (GDN_##dtype == GDN_F32 ? 24 : 16)
-#define PACKED_BLOCKS_kv(dtype) 0
+#define PACKED_BLOCKS_vk(dtype, KC) (KC == 256 ? 12 : GDN_##dtype == GDN_F32 ? 24 : 16)
+#define PACKED_BLOCKS_kv(dtype, KC) 0
 
 #define DECODE_PACKED_KERNEL(threads, name, layout, dtype, io, KC)                            \
-    extern "C" __global__ void __launch_bounds__(threads, PACKED_BLOCKS_##layout(dtype))      \
+    extern "C" __global__ void __launch_bounds__(threads, PACKED_BLOCKS_##layout(dtype, KC))  \
         name(const __grid_constant__ struct gdn_cu_packed a)                                  \
     {                                                                                         \
         decode_one_packed_##layout<KC, GDN_##dtype, GDN_##io>(a);                             \

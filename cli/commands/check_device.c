@@ -133,7 +133,7 @@ static void check_decode_rows(struct check *k)
     static const int64_t sizes[] = { 64, 128, 256 }, tokens[] = { 1, 3, 6 };
     for (int i = 0; i < 18; i++)
         for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
-            for (int32_t state = GDN_F32; state <= GDN_F16; state++)
+            for (int32_t state = GDN_F32; state <= GDN_E4M3; state++)
                 for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++) {
                     struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i % 3], .V = sizes[i % 3],
                                            .dtype = dtype, .state_dtype = state,

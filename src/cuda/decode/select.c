@@ -9,7 +9,8 @@
 
 #include <stdio.h>
 
-enum { SLOTS_K = 128, PACKED_K = 128, WINDOW_K = 128, MOST_LINES = 256 /* of a state */ };
+enum { SLOTS_K = 128, PACKED_K = 128, EIGHT_K = 128, WINDOW_K = 128 };
+enum { MOST_LINES = 256 /* of a state */ };
 
 /* With more blocks on a multiprocessor, the token slots kernel is no faster than the token kernel
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
@@ -117,15 +118,25 @@ static const char *why_not_pool(const struct gdn_cu_rule *r, const struct gdn_po
     return NULL;
 }
 
+static const char *why_not_chain(const struct gdn_cu_rule *r)
+{
+    if (r->batch.parents.data) return "the batch is a tree";
+    return r->record_k.data ? "the call has a record" : NULL;
+}
+
+static const char *why_eight(const struct gdn_cu_rule *r)
+{
+    return gdn_is_eight(r->from.dtype) || gdn_is_eight(r->to.dtype) ||
+                   gdn_is_eight(r->checkpoints.dtype)
+               ? "states have 8 bits"
+               : NULL;
+}
+
 /* Returns why only the walk takes the call. */
 static const char *why_walk(const struct gdn_cu_rule *r)
 {
-    if (r->batch.parents.data) return "the batch is a tree";
-    if (r->record_k.data) return "the call has a record";
-    if (gdn_is_eight(r->from.dtype) || gdn_is_eight(r->to.dtype) ||
-        gdn_is_eight(r->checkpoints.dtype))
-        return "states have 8 bits";
-    return NULL;
+    const char *why = why_not_chain(r);
+    return why ? why : why_eight(r);
 }
 
 static const char *why_not_batch(const struct gdn_cu_batch *b)
@@ -140,9 +151,9 @@ static const char *why_not_batch(const struct gdn_cu_batch *b)
     return NULL;
 }
 
-static const char *why_not_warps(const struct gdn_cu_rule *r)
+static const char *why_not_steps(const struct gdn_cu_rule *r)
 {
-    const char *why = why_walk(r);
+    const char *why = why_not_chain(r);
     if (!why) why = why_not_batch(&r->batch);
     if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
     if (!why && (r->H > 1024 || r->V > 256)) why = "H is above 1024, or V above 256";
@@ -150,6 +161,12 @@ static const char *why_not_warps(const struct gdn_cu_rule *r)
     if (!why) why = why_not_pool(r, &r->to);
     if (!why && !are_near(r)) why = "a stride does not fit 32 bits";
     return why;
+}
+
+static const char *why_not_warps(const struct gdn_cu_rule *r)
+{
+    const char *why = why_walk(r);
+    return why ? why : why_not_steps(r);
 }
 
 bool gdn_cuda_takes_warps(const struct gdn_cu_rule *args) { return !why_not_warps(args); }
@@ -177,9 +194,10 @@ static bool is_either(const void *data, int32_t dtype, int32_t io)
 static const char *why_not_dtypes(const struct gdn_cu_warp *a, const struct gdn_pool_view *pool)
 {
     const int32_t io = a->k.dtype;
+    const bool    is_other = pool->dtype == GDN_BF16 || pool->dtype == GDN_F16;
     if (io == GDN_F32) return "q, k and v are float32";
     if (a->q.dtype != io || a->v.dtype != io || (a->out.data && a->out.dtype != io) ||
-        (pool->dtype != GDN_F32 && pool->dtype != io))
+        (is_other && pool->dtype != io))
         return "q, k, v, out and states mix two dtypes of 16 bits";
     if (!is_either(a->g.data, a->g.dtype, io) || !is_either(a->beta.data, a->beta.dtype, io) ||
         !is_either(a->A_log.data, a->A_log.dtype, io) ||
@@ -261,6 +279,27 @@ static const char *why_not_token_packed(const struct gdn_decode_call *c)
     return why_not_whole(c->rule, a);
 }
 
+/* ---- States of 8 bits ---------------------------------------------------------------------- */
+
+static const char *why_not_scales(const struct gdn_pool_view *p)
+{
+    const bool near = gdn_cuda_is_near(p->scales_slot, 4) && gdn_cuda_is_near(p->scales_head, 4);
+    return !p->data || near ? NULL : "a stride of scales does not fit 32 bits";
+}
+
+static const char *why_not_token_eight(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    if (c->not_step) return c->not_step;
+    if (!why_eight(r)) return "states do not have 8 bits";
+    if (r->K != EIGHT_K || r->V % EIGHT_ROWS) return "K is not 128, or V not a multiple of 32";
+    if (c->pool->k_first) return "states are k-first";
+    const char *why = why_not_scales(&r->from);
+    if (!why) why = why_not_scales(&r->to);
+    if (!why) why = why_not_small(r, &c->warp);
+    return why ? why : why_not_rows_of_one(r, &c->warp);
+}
+
 /* ---- Windows ------------------------------------------------------------------------------- */
 
 /* If states are k-last, all of them may be kept. If they are float32 too, T may be any number. */
@@ -325,6 +364,7 @@ static const struct decode_form {
     { "window k128", why_not_window_k128, gdn_decode_launch_window_k128 },
     { "window", why_not_window, gdn_decode_launch_window },
     { "warp", why_not_warp, gdn_decode_launch_warp },
+    { "token eight", why_not_token_eight, gdn_decode_launch_token_eight },
     { "general", why_not_general, gdn_decode_launch_general },
     { "walk", why_not_walk, gdn_decode_launch_walk },
 };
@@ -390,14 +430,16 @@ static void log_choice(const struct gdn_decode_call *c, int i)
 static struct gdn_decode_call describe(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r)
 {
     struct gdn_decode_call c = { .ctx = ctx, .op = op, .rule = r, .pool = gdn_decode_pool(r) };
-    c.not_warp = why_not_warps(r);
-    if (!c.not_warp && (!gdn_decode_is_wide(&r->q, r->K) || !gdn_decode_is_wide(&r->k, r->K)))
-        c.not_warp = "rows of q or k are not in aligned chunks of four";
+    c.not_step = why_not_steps(r);
+    if (!c.not_step && (!gdn_decode_is_wide(&r->q, r->K) || !gdn_decode_is_wide(&r->k, r->K)))
+        c.not_step = "rows of q or k are not in aligned chunks of four";
+    c.not_warp = why_walk(r);
+    if (!c.not_warp) c.not_warp = c.not_step;
     c.not_token = c.not_warp;
-    if (c.not_warp) return c;
+    if (c.not_step) return c;
     c.warp = gdn_cuda_warp_args(r);
     if (!are_pieces(&c.warp.q) || !are_pieces(&c.warp.k)) c.warp.whole = c.warp.products = false;
-    c.not_token = why_not_small(r, &c.warp);
+    if (!c.not_token) c.not_token = why_not_small(r, &c.warp);
     return c;
 }
 

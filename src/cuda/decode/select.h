@@ -9,6 +9,7 @@ enum {
     MOST_ROWS     = 65535, /* of a grid, in its second dimension */
     WARP_COLUMNS  = 16,    /* of V, of a warp */
     TOKEN_COLUMNS = 64,    /* of V, of a block of the token kernels, if states are k-first */
+    EIGHT_ROWS    = 32,    /* of V, of a block of token_eight.cuh */
     FEW_COLUMNS   = 64,    /* of V, of a block of window_kv.cuh */
     FEW_TOKENS    = 4      /* of a window */
 };
@@ -20,9 +21,11 @@ struct gdn_decode_call {
     const struct gdn_cu_rule   *rule;
     int                         n_runs;    /* calls like this one, see gdn_decode_runs() */
     const struct gdn_pool_view *pool;      /* has the dtype and the layout of the states */
+    const char                 *not_step;  /* why no kernel of 32-bit strides takes the call, 8-bit
+                                              states aside */
     const char                 *not_warp;  /* why the kernels of 32-bit strides refuse the call */
     const char                 *not_token; /* why those of token.cuh and window_k128.cuh do */
-    struct gdn_cu_warp          warp;      /* if not_warp is NULL */
+    struct gdn_cu_warp          warp;      /* if not_step is NULL */
     void                       *memory;    /* gdn_cuda_decode_bytes() */
     void                       *stream;
 };
@@ -31,6 +34,7 @@ struct gdn_decode_call {
 gdn_status gdn_decode_launch_token(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_token_slots(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_token_eight(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_window_k128(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_window(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_warp(const struct gdn_decode_call *c);

@@ -150,6 +150,30 @@ gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c)
     return launch(c, k_first ? columns[f16] : rows[f16][size], &a);
 }
 
+/* Returns where a slot and a head have their scales. */
+static struct gdn_cu_at at_scales(const struct gdn_pool_view *p)
+{
+    return (struct gdn_cu_at){ (char *)p->scales, 4 * (int32_t)p->scales_slot,
+                               4 * (int32_t)p->scales_head };
+}
+
+gdn_status gdn_decode_launch_token_eight(const struct gdn_decode_call *c)
+{
+    static const enum gdn_kernel_id kernels[2][2] = {
+        { GDN_CU_decode_one_eight_I8_BF16_128, GDN_CU_decode_one_eight_I8_F16_128 },
+        { GDN_CU_decode_one_eight_E4M3_BF16_128, GDN_CU_decode_one_eight_E4M3_F16_128 },
+    };
+    const struct gdn_cu_rule *r = c->rule;
+    const struct gdn_cu_eight a = {
+        .one         = gdn_cuda_one_args(r, &c->warp),
+        .from_scales = at_scales(&r->from),
+        .to_scales   = at_scales(&r->to),
+        .seed        = r->to.seed,
+        .random      = r->to.random,
+    };
+    return launch(c, kernels[c->pool->dtype == GDN_E4M3][r->k.dtype == GDN_F16], &a);
+}
+
 static enum gdn_kernel_id k128_kernel(const struct gdn_decode_call *c)
 {
     static const enum gdn_kernel_id kept[]  = { GDN_CU_decode_four_each_BF16_BF16_128,

@@ -13,7 +13,14 @@ GDN_DEVICE int  state_bytes(int dtype) { return is_eight(dtype) ? 1 : float_byte
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-enum { E4M3_NAN = 127, E4M3_NORMAL = 8 }; /* the codes from 8 on are not denormal */
+enum { E4M3_NAN = 127 };
+
+/* Returns the value of a code that is not NaN: exponent and mantissa lie as in a float, whose
+ * exponents begin 120 lower. Denormal codes are denormal there too. */
+GDN_DEVICE float e4m3_number(uint32_t c)
+{
+    return __uint_as_float((c & 128) << 24 | (c & 127) << 20) * 0x1p120f;
+}
 
 /* Returns the value of code c, 0 to 255, without its scale. */
 GDN_DEVICE float eight_value(uint32_t c, int dtype)
@@ -21,8 +28,7 @@ GDN_DEVICE float eight_value(uint32_t c, int dtype)
     const uint32_t m = c & 127, sign = (c & 128) << 24;
     if (dtype == GDN_I8) return (float)(int8_t)c;
     if (m == E4M3_NAN) return __uint_as_float(sign | 0x7ff00000);
-    if (m < E4M3_NORMAL) return __uint_as_float(sign | __float_as_uint((float)m * 0x1p-9f));
-    return __uint_as_float(sign | ((m << 20) + (120u << 23)));
+    return e4m3_number(c);
 }
 
 /* ---- Scales ---------------------------------------------------------------------------------- */

@@ -281,6 +281,14 @@ struct gdn_cu_packed {
     int32_t           n; /* sequences; block row n has what is behind the last one */
 };
 
+/* Or of states of 8 bits: decode/token_eight.cuh. */
+struct gdn_cu_eight {
+    struct gdn_cu_one one;
+    struct gdn_cu_at  from_scales, to_scales;
+    uint64_t          seed;
+    int32_t           random, pad; /* random: GDN_ROUND_STOCHASTIC from this seed */
+};
+
 /* Or of up to four tokens of each sequence, rows without initial states: decode/window_k128.cuh.
  * ..._token: from one token to the next, in bytes; of slots in elements. each: every token's state
  * is kept, in its slot of write_slots. */
@@ -512,6 +520,7 @@ GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_at, 16);
 GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_eight, 264 + 2 * 16 + 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_four, 264 + 10 * 4 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
 GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);

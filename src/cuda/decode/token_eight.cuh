@@ -2,8 +2,7 @@
 /*
  * token.cuh for states of 8 bits, whose rows are v: a token of each sequence, a warp for 32 rows.
  * A lane has 16 codes of each of eight rows. Sums are of codes; the scale of a row meets them then.
- * The new state is made twice: for the largest magnitude of a row, and, with the scale that this
- * gives, for its codes (device/q8.cuh). There is no room for 128 floats a lane between the two.
+ * Codes and scales of the new state are those of device/q8.cuh.
  */
 #ifndef GDN_CUDA_DECODE_EIGHT_CUH
 #define GDN_CUDA_DECODE_EIGHT_CUH
@@ -30,14 +29,76 @@ template <int KC, int dtype_, int io> struct eight_rows {
 
 /* ---- Codes ----------------------------------------------------------------------------------- */
 
-/* The values of four codes, without their scale. has_nan() has seen to codes that are NaN. */
-template <int dtype> GDN_DEVICE void eight_values(float (&y)[4], uint32_t x)
+/* Four codes of E4M3 and their values, has_nan() aside; and the codes nearest to four numbers. */
+#if __CUDA_ARCH__ >= 890
+GDN_DEVICE void e4m3_values(float (&y)[4], uint32_t x)
 {
-    const uint32_t raised = x ^ 0x80808080; /* I8: as numbers from 0 to 255 */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t h;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((uint16_t)(x >> 16 * i)));
+        y[2 * i] = f16_to_f32((uint16_t)h), y[2 * i + 1] = f16_to_f32((uint16_t)(h >> 16));
+    }
+}
+GDN_DEVICE uint32_t e4m3_nearest(const float (&y)[4])
+{
+    uint16_t low, high;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(y[1]), "f"(y[0]));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(y[3]), "f"(y[2]));
+    return low | (uint32_t)high << 16;
+}
+#else
+GDN_DEVICE void e4m3_values(float (&y)[4], uint32_t x)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) y[i] = e4m3_number(x >> 8 * i & 255);
+}
+GDN_DEVICE uint32_t e4m3_nearest(const float (&y)[4])
+{
+    uint32_t x = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) x |= e4m3_code(y[i], 0, false) << 8 * i;
+    return x;
+}
+#endif
+
+/* The same for I8; as numbers from 0 to 255 codes are the last bits of a float. */
+GDN_DEVICE void i8_values(float (&y)[4], uint32_t x)
+{
+    x ^= 0x80808080;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        y[i] = dtype == GDN_I8 ? __uint_as_float(0x4b000000 | (raised >> 8 * i & 255)) - 8388736.0f
-                               : e4m3_number(x >> 8 * i & 255);
+        y[i] = __uint_as_float(0x4b000000 | (x >> 8 * i & 255)) - 8388736.0f;
+}
+GDN_DEVICE uint32_t i8_nearest(const float (&y)[4])
+{
+    uint32_t x = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) x |= i8_code(y[i], 0, false) << 8 * i;
+    return x;
+}
+
+template <int dtype> GDN_DEVICE void eight_values(float (&y)[4], uint32_t x)
+{
+    if constexpr (dtype == GDN_I8)
+        i8_values(y, x);
+    else
+        e4m3_values(y, x);
+}
+
+/* Codes of elements from k on; random: by a column's key. */
+template <int dtype, bool random>
+GDN_DEVICE uint32_t eight_four(const float (&y)[4], uint32_t key, int k)
+{
+    if constexpr (random) {
+        uint32_t x = 0;
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            x |= eight_code(y[e], 1, eight_draw(key, k + e), true, dtype) << 8 * e;
+        return x;
+    } else {
+        return dtype == GDN_I8 ? i8_nearest(y) : e4m3_nearest(y);
+    }
 }
 
 /* Returns true if a code is NaN. The row's sums and its new state then are NaN as by its scale. */
@@ -49,66 +110,26 @@ template <int dtype> GDN_DEVICE bool has_nan(const uint32_t (&x)[4])
     return dtype == GDN_E4M3 && (found & 0x80808080);
 }
 
-/* How the new state is made of a row's codes: decay has the scale in it, u is the row's times what
- * k is to be multiplied by. */
-struct eight_change {
-    float decay, u;
-};
-
+/* The row's new state from its codes: decay has the scale in it, u is the row's times what k is to
+ * be multiplied by. Returns the largest magnitude. The compiler is to forget that it has seen the
+ * codes: it would keep the values of all rows from eight_read() on. */
 template <class Tile>
-GDN_DEVICE void eight_new(float (&y)[4], const Tile &tile, int n, int i,
-                          const struct eight_change &by)
-{
-    eight_values<Tile::dtype>(y, tile.S[n][i]);
-#pragma unroll
-    for (int e = 0; e < 4; e++) y[e] = fmaf(by.u, tile.k[4 * i + e], by.decay * y[e]);
-}
-
-/* Makes the compiler forget that it has seen the codes: it would keep their values instead. */
-template <class Tile> GDN_DEVICE void eight_again(Tile &tile, int n)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) tile.S[n][i] = opaque(tile.S[n][i]);
-}
-
-/* The largest magnitude of the new row. */
-template <class Tile>
-GDN_DEVICE uint32_t eight_largest(Tile &tile, int n, const struct eight_change &by)
+GDN_DEVICE uint32_t eight_new(float (&y)[4][4], const Tile &tile, int n, float decay, float u)
 {
     uint32_t largest = 0;
-    eight_again(tile, n);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float y[4];
-        eight_new(y, tile, n, i, by);
+        eight_values<Tile::dtype>(y[i], opaque(tile.S[n][i]));
 #pragma unroll
-        for (int e = 0; e < 4; e++) largest = max(largest, magnitude(y[e]));
+        for (int e = 0; e < 4; e++) {
+            y[i][e] = fmaf(u, tile.k[4 * i + e], decay * y[i][e]);
+            largest = max(largest, magnitude(y[i][e]));
+        }
     }
 #pragma unroll
     for (int bit = Tile::LANES / 2; bit; bit /= 2)
         largest = max(largest, __shfl_xor_sync(0xffffffff, largest, bit));
     return largest;
-}
-
-/* The row's new codes. */
-template <bool random, class Tile>
-GDN_DEVICE void eight_codes(Tile &tile, int n, const struct eight_change &by, float inverse,
-                            uint32_t key)
-{
-    const int first = threadIdx.x % Tile::LANES * Tile::E;
-    eight_again(tile, n);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float    y[4];
-        uint32_t x = 0;
-        eight_new(y, tile, n, i, by);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const uint32_t h = random ? eight_draw(key, first + 4 * i + e) : 0;
-            x |= eight_code(y[e], inverse, h, random, Tile::dtype) << 8 * e;
-        }
-        tile.S[n][i] = x;
-    }
 }
 
 /* ---- From and to memory ---------------------------------------------------------------------- */
@@ -190,6 +211,20 @@ template <class Tile> GDN_DEVICE void eight_read(float &p, float &z, const Tile 
     z = one_sums<Tile::LANES, Tile::N>(zs);
 }
 
+/* The codes of a row's new state y. */
+template <bool random, class Tile>
+GDN_DEVICE void eight_set(Tile &tile, int n, float (&y)[4][4], float inverse, uint32_t key)
+{
+    const int first = threadIdx.x % Tile::LANES * Tile::E;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) y[i][e] *= inverse;
+        const uint32_t x = eight_four<Tile::dtype, random>(y[i], key, first + 4 * i);
+        tile.S[n][i]     = inverse == 0 ? 0 : x;
+    }
+}
+
 /* The new state of rows from v on. u: of the lane's own row, times the factor of raw k. */
 template <bool random, class Tile>
 GDN_DEVICE void eight_write(Tile &tile, const struct gdn_cu_eight &a, int head, int v, float alpha,
@@ -198,14 +233,14 @@ GDN_DEVICE void eight_write(Tile &tile, const struct gdn_cu_eight &a, int head, 
     const int lane = threadIdx.x % 32, first = lane / Tile::LANES * Tile::LANES;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) {
-        const bool                is_nan = has_nan<Tile::dtype>(tile.S[n]);
-        const struct eight_change by = { is_nan ? __uint_as_float(0x7fc00000)
-                                                : alpha * tile.scale[n],
-                                         __shfl_sync(0xffffffff, u, first + n) };
-        const struct eight_scale  s = eight_scale_of(eight_largest(tile, n, by), Tile::dtype);
-        uint32_t                  key = 0;
-        if (random) key = eight_key(a.seed, 1, head, v + n * Tile::STEP + lane / Tile::LANES);
-        eight_codes<random>(tile, n, by, s.inverse, key);
+        float          y[4][4];
+        const bool     is_nan = has_nan<Tile::dtype>(tile.S[n]);
+        const float    decay  = is_nan ? __uint_as_float(0x7fc00000) : alpha * tile.scale[n];
+        const uint32_t largest =
+            eight_new(y, tile, n, decay, __shfl_sync(0xffffffff, u, first + n));
+        const struct eight_scale s = eight_scale_of(largest, Tile::dtype);
+        const int                row = v + n * Tile::STEP + lane / Tile::LANES;
+        eight_set<random>(tile, n, y, s.inverse, random ? eight_key(a.seed, 1, head, row) : 0);
         tile.scale[n] = s.scale;
     }
 }

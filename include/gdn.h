@@ -761,10 +761,9 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * Options:
  *
  *     option               default  CPU                  GPU                  cost
- *     GDN_EXACT            off      G17                  G17: gdn_prefill     CPU: gdn_prefill a
- *                                                        runs the kernels     third, gdn_decode at
- *                                                        of gdn_decode        most a fifth. GPU:
- *                                                                             as gdn_decode
+ *     GDN_EXACT            off      G17                  G17: gdn_prefill     CPU: prefill +1/3,
+ *                                                        runs the kernels     decode up to +1/5
+ *                                                        of gdn_decode        GPU: as gdn_decode
  *     GDN_BF16_PRODUCTS    off      gdn_prefill: bf16    no effect            faster with AMX,
  *                                   products                                  AVX512-BF16; coarser
  *     GDN_BATCH_INVARIANT  off      no effect: it is     gdn_prefill does     few long sequences:

@@ -14,5 +14,6 @@ html_title = "libgdn"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 # Code blocks that are parts of programs, and formulas in them, are not always what a lexer takes.
 suppress_warnings = ["misc.highlighting_failure"]

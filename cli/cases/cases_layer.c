@@ -24,7 +24,7 @@ static double at(const gdn_tensor *t, int64_t i, int64_t j, int64_t l)
 
 /* ---- Convolution ------------------------------------------------------------------------- */
 
-/* Several sequences of one length? */
+/* Returns true for several sequences of one length. */
 static bool is_even(const struct case_batch *b)
 {
     if (b->B < 2 || !b->cu_seqlens) return false;

@@ -126,7 +126,7 @@ static void check_segments(struct check *k)
     *cut = (struct gdn_cuda_cut){ 0 };
 }
 
-/* Decode of rows, whose lengths the host knows: one token, a few, and more than a few; of states in
+/* Decode of rows of given lengths: one token, a few, and more than a few; of states in
  * order, and in slots; and of more than a few, every state kept. */
 static void check_decode_rows(struct check *k)
 {

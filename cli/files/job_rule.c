@@ -89,7 +89,7 @@ static int read_norm(struct job *job)
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Ranks are told apart here, before the library sees them: the outputs' sizes depend on it. */
+/* Checks ranks here, before the call: the outputs' sizes depend on them. */
 static int check_ranks(const struct job *job, const gdn_tensor *q, const gdn_tensor *k,
                        const gdn_tensor *v)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Arguments to work: every layout of a batch ends here, as a flat list of sequences. Ops and
- * inner loops know no cu_seqlens, slots, padding or masks.
+ * inner loops handle no cu_seqlens, slots, padding or masks.
  */
 #ifndef GDN_PLAN_H
 #define GDN_PLAN_H

@@ -244,7 +244,7 @@ static struct gdn_blob_header header_of(const void *blob)
     return h;
 }
 
-/* Have two parts of one layer the same inputs of the channels from `first` on? */
+/* Returns true if two parts of one layer have the same inputs of the channels from `first` on. */
 static bool are_equal_channels(const struct side *like, const void *a, const void *b,
                                uint64_t first, uint64_t n)
 {

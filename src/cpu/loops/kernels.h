@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The inner loops of the CPU backend: one complete table per instruction set. Ops know
- * layouts and batches; these loops know rows of float32 and nothing else.
+ * layouts and batches; these loops handle rows of float32 and nothing else.
  *
  * Contracts. Pointers need the alignment of their element only, unless a parameter says
  * otherwise. Nothing outside the described elements is touched. Loops cannot fail. The

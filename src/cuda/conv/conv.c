@@ -47,7 +47,7 @@ static bool is_in_place(const struct gdn_cu_conv *c)
     return c->out.data && c->out.data == c->x.data;
 }
 
-/* Should outputs be computed in tiles of tokens? Of packed sequences no lengths are known, but
+/* Returns true if outputs are computed in tiles. Lengths of packed sequences are unknown here, but
  * their mean is: where they are short, tiles would look up many of them. */
 static bool has_tiles(const struct gdn_cu_conv *c)
 {
@@ -108,7 +108,7 @@ static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
     c->n_tiles   = rows * c->row_tiles;
 }
 
-/* How many bytes of rows may be moved at once, four elements at least? 0: fewer. */
+/* Returns the bytes of rows that may be moved at once, at least four elements; 0: fewer. */
 static int32_t access_of(const struct gdn_rows *r, int64_t D)
 {
     const uint64_t all  = (uint64_t)(uintptr_t)r->data | (uint64_t)r->token | (uint64_t)r->batch;

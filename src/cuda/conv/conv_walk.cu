@@ -141,8 +141,8 @@ GDN_DEVICE bool is_start(const struct gdn_cu_conv &a, const struct gdn_walk &w, 
 }
 
 /*
- * Checkpoints, then the final state, or those after every token (GDN_WRITE_EACH); of these the one
- * whose slot the sequence starts from comes last, when nobody needs that any more.
+ * Stores checkpoints, then the final state, or the state after every token (GDN_WRITE_EACH). The
+ * one that goes to the slot where the sequence starts comes last, when that slot has been read.
  */
 GDN_DEVICE void store_states(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {

@@ -78,7 +78,7 @@ template <class T> GDN_DEVICE void one_forget(T *x, int n)
 
 /* The place of a block: the token, the head, slots. */
 struct one_place {
-    enum { LATE = 0 }; /* is the state asked for behind the token? */
+    enum { LATE = 0 }; /* the state is loaded after the token */
     int row, head, from, to;
 
     /* Returns true if settle() finds that the sequence is no padding. */

@@ -4,11 +4,11 @@
  * 8 bits. The tokens are those of general_tokens.cuh, the rule that of general_tile.cuh, and so the
  * bits are those of general.cuh.
  *
- * Of a tree the state of one level is in registers. One that a copy goes on from is left in
- * memory, where its level has a place, for those that follow it later.
+ * In a tree, registers hold the state of one level. If several tokens follow a token, its state is
+ * also stored in memory, in the place of its level, for the tokens that come later.
  *
  * A record is applied to the state before the first token. gdn_record_fold is a walk without
- * tokens, which leaves the state where it was.
+ * tokens, which stores the state in its own slot.
  */
 #ifndef GDN_CUDA_DECODE_WALK_CUH
 #define GDN_CUDA_DECODE_WALK_CUH

@@ -16,8 +16,8 @@
  *             windows.
  *   products  states of bf16 whose rows are v: all of window.cuh
  *   columns   states of bf16 whose rows are k, 64 columns a block, 32 rows a warp. Two rows'
- *             elements of a column, side by side in a word, are what products take: from there on
- *             it is as above, but for sums over warps.
+ *             elements of a column lie side by side in a word, as products need them. The rest is
+ *             as above, with sums over warps.
  */
 #ifndef GDN_CUDA_DECODE_FOUR_CUH
 #define GDN_CUDA_DECODE_FOUR_CUH
@@ -68,7 +68,7 @@ GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_f
     for (int n = 0; n < N; n++) raw.v[n] = ld_b32_b16(v + n * step * 2, false, there);
 }
 
-/* The lane's token, but for what it reads. One that is not there changes nothing. */
+/* Computes the values of the lane's token that need no state. An absent token changes nothing. */
 template <int io, int WORDS, int N>
 GDN_DEVICE void four_expand(struct mma_lane<N> &r, const struct four_raw<WORDS, N> &raw,
                             const struct gdn_cu_four &a)
@@ -227,7 +227,7 @@ GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char 
     }
 }
 
-/* The state on through n tokens, and out where it is wanted. Is it another one then? */
+/* Moves the state through n tokens, and stores it where asked. Returns true if it has changed. */
 template <class Tile>
 GDN_DEVICE bool four_write(Tile (&tiles)[Tile::TILES], const struct four_shared &sh,
                            const struct mma_lane<Tile::TILES> &r, const struct gdn_cu_four &a,

@@ -181,7 +181,7 @@ GDN_DEVICE void few_update(Tile &tile, const struct few_shared<Tile> &sh, float 
     }
 }
 
-/* A window's outputs, and the state after it, if it is wanted. Is it another one now? */
+/* Computes a window's outputs, and the state after it if asked. Returns true if it has changed. */
 template <class Tile>
 GDN_DEVICE bool few_step(Tile &tile, struct few_shared<Tile> &sh, const struct few_raw<Tile> &raw,
                          const struct gdn_cu_warp &a, const struct warp_seq &w, int head,

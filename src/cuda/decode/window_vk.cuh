@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * More than four tokens of padded rows, or any whose states are all kept, but for those of
- * window_k128.cuh: window.cuh in windows of four, a warp for each 16 rows of a state whose rows
+ * More than four tokens of padded rows, or any number whose states are all kept, except the calls
+ * of window_k128.cuh: window.cuh in windows of four, a warp for each 16 rows of a state whose rows
  * are v. The state is float32 between windows, whatever it is in memory. A kernel of its own, so
  * that those of four tokens have registers enough.
  */

@@ -56,7 +56,7 @@ GDN_DEVICE void ld_8_or_4(uint32_t (&x)[2], const void *p, int bytes)
                  : "l"(p), "r"(bytes));
 }
 
-/* A flag of 4 bytes or 1: is one of x not zero? It is set where there is none. */
+/* A flag of 4 bytes or 1: set if one of x is not zero, or if there is no x. */
 GDN_DEVICE void ld_flag(uint32_t (&x)[2], const void *p, int bytes)
 {
     asm volatile("{\n\t"

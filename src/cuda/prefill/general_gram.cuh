@@ -38,7 +38,7 @@ template <int chunk> struct chunk_vectors : chunk_gates<chunk> {
     float    q_start[chunk];    /* of q . S in the output: exp(G) q_scale; 0 behind a token that
                                  * forgets */
     float    k_scale[chunk];    /* 1 / length of k */
-    float    from_start[chunk]; /* of k . S in R: exp(G) / length; likewise */
+    float    from_start[chunk]; /* of k . S in R: exp(G) / length */
     float    to_end[chunk];     /* of u in the state: exp(G_end - G) / length; 0 before one */
     uint32_t dead[2];           /* with a row of L that is not finite */
 };
@@ -156,7 +156,7 @@ GDN_DEVICE float scan_from_resets(float x, bool reset, float before)
 }
 
 /* Gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a time:
- * it is much code, and nobody waits for it. */
+ * it is much code, and no warp waits for it. */
 template <int chunk>
 GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chunk> &v,
                              const raw_gates<chunk> &raw, const struct gdn_cu_rule &r, int n)

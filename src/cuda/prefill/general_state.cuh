@@ -220,7 +220,7 @@ template <int n> GDN_DEVICE void clear_blocks(mma_block (&x)[n])
     for (int i = 0; i < 8 * n; i++) x[i / 8][i / 4 % 2][i % 4] = 0;
 }
 
-/* R^T; is all of it finite? */
+/* Computes R^T. Returns true if all of it is finite. */
 template <int io, int deep>
 __device__ __forceinline__ bool chunk_work<io, deep>::make_r(operands &r, const state &S) const
 {

@@ -207,8 +207,8 @@ GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view 
     __syncthreads(); /* before the next one */
 }
 
-/* The final state, and checkpoints, but for those that copy_kept() has left; blocks with the same x
- * share those of a sequence. */
+/* Stores the final state and checkpoints, except the states that copy_kept() has copied. Blocks
+ * with the same x share the states of a sequence. */
 GDN_DEVICE void prefill_eight_store(const struct gdn_cu_prefill_eight &a)
 {
     __shared__ struct eight_shared   sh;

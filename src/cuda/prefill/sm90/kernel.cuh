@@ -37,7 +37,7 @@
  *
  * A chunk is handed on by barriers in memory; its number c says where in a ring of places its tiles
  * are and which phase of the barriers is its own. The state's warps alone free K, Q and gates: they
- * have T and P of the chunk then, so nobody else reads on. So one barrier says that these have come, and one
+ * have T and P of the chunk then, so no other warp reads them. So one barrier says that these have come, and one
  * that they are free. The output goes where V was.
  *
  * All code that runs per chunk should be in the instruction cache together, and that is 32 KB: so what
@@ -58,7 +58,7 @@ struct alignas(16) hopper_gates : chunk_gates<64> {
     float    o_scale[64];          /* of U in the output: shift exp(near) scale / length of q */
     float    q_start[64];          /* of S q there: shift exp(G) scale / length; 0 behind a token that
                                     * forgets */
-    float    from_start[64];       /* of S k in R: exp(rest); likewise */
+    float    from_start[64];       /* of S k in R: exp(rest) */
     float    to_end[64];           /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
     float    rest[64];             /* in units of log 2 */
     float    weight[64];           /* beta / the square of the key's length, for who makes T */
@@ -109,7 +109,7 @@ enum {
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_Q_RING : HOPPER_Q_RING,
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
 
-    HOPPER_K        = 0, /* 64 columns after another; Q likewise, or between them */
+    HOPPER_K        = 0, /* 64 columns after another; Q the same, or between them */
     HOPPER_Q        = HOPPER_K + (HOPPER_STACKED ? 1 : HOPPER_K_RING * HOPPER_KEYS) * HOPPER_TILE,
     HOPPER_V        = HOPPER_K + (HOPPER_K_RING + HOPPER_OUTPUTS * HOPPER_Q_RING) * HOPPER_KEYS *
                                  HOPPER_TILE,

@@ -59,7 +59,7 @@ static int64_t count_room(bool wide, int sm_count)
     return at_least(1, sm_count / (wide ? 1 : 2));
 }
 
-/* A call as far as the host knows it, and a cut: n sequences and heads of so many chunks, and
+/* The sizes of a call, and a cut: n sequences and heads of so many chunks, and
  * `others` with `rest` chunks in all; s segments after the first of each of the n, which has
  * `least` chunks or more. */
 struct trial {

@@ -91,7 +91,8 @@ GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
     if (lane == 3 && out) prefetch_map(&b.a.out);
 }
 
-/* Zeros where nobody writes, above the diagonal of T and P. By all warps but the first four. */
+/* Writes zeros above the diagonal of T and P, where no role writes. All warps but the first four
+ * call it. */
 GDN_DEVICE void zero_squares(void)
 {
     for (int i = threadIdx.x - 128; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x - 128)
@@ -99,7 +100,7 @@ GDN_DEVICE void zero_squares(void)
     async_fence();
 }
 
-/* Lengths of keys, which stay where nobody writes any. By those warps too. */
+/* Fills in lengths of keys, which stay if no role writes them. The same warps call it. */
 template <int io> GDN_DEVICE void fill_lengths(const struct hopper_block &b)
 {
     if (io != GDN_F16 && b.r.norm != GDN_NORM_NONE) return;
@@ -122,8 +123,8 @@ template <int io> GDN_DEVICE void prepare(struct hopper_block &b)
     b.n_chunks = (int)((b.s().n_valid + 63) / 64);
 }
 
-/* The kernels of a call begin before those ahead of them end, but end after them: one block sees to
- * that, the last, since nobody waits for its place. */
+/* Kernels of a call begin before the kernels ahead of them end, but must end after them. The last
+ * block waits for that, because no other block waits for its place. */
 GDN_DEVICE void end_after_others(void)
 {
     if (HOPPER_CUTS && blockIdx.x + HOPPER_BLOCKS >= gridDim.x) griddepcontrol_wait();

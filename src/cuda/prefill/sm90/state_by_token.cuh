@@ -6,9 +6,9 @@
  *
  *     S <- alpha S        u = beta (v - S k)        S <- S + u k        o = scale S q
  *
- * What a token has no part in is left out by selection: S where it forgets, and k and v where beta is
- * zero. Each warp has its columns for itself, but for sums over keys where there are two halves of
- * them. This is rare: it is little code, and not fast.
+ * Selection leaves out S if a token forgets, and k and v if beta is zero. Each warp has columns of
+ * its own. Only sums over keys that are in two halves need another warp. This is rare, so it is
+ * little code, and not fast.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_TOKENS_CUH
 #define GDN_CUDA_PREFILL_HOPPER_TOKENS_CUH
@@ -35,7 +35,7 @@ GDN_DEVICE void sum_over_keys(const struct hopper_state &w, float (&p)[3], uint3
     if (HOPPER_DEPTH == 1) return;
     const uint32_t mail = hopper_address() + HOPPER_MAIL + (w.warp * 32 + lane) * 16;
     float          y[4];
-    barrier_shared(w); /* nobody reads there any more */
+    barrier_shared(w); /* no warp reads there any more */
     store_shared(mail + w.half() * (128 * 16), __float_as_uint(p[0]), __float_as_uint(p[1]),
                  __float_as_uint(p[2]), 0);
     barrier_shared(w);

@@ -71,7 +71,7 @@ template <int from> GDN_DEVICE void take_factor(const struct hopper_state &w, ui
 /* x of both halves, to both of them. */
 GDN_DEVICE void sum_halves(const struct hopper_state &w, float (&x)[32])
 {
-    barrier_shared(w); /* nobody reads there any more */
+    barrier_shared(w); /* no warp reads there any more */
     if (w.half()) put_mail(w, x);
     barrier_shared(w);
     if (!w.half()) {
@@ -82,7 +82,7 @@ GDN_DEVICE void sum_halves(const struct hopper_state &w, float (&x)[32])
     if (w.half()) take_mail<false>(w, x);
 }
 
-/* The half's parts of S^T K^T and S^T Q^T, a group each, under way; is the chunk plain? */
+/* Issues the half's parts of S^T K^T and S^T Q^T, a group each. Returns true for a plain chunk. */
 template <int io, bool gated>
 GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_STATE / 2],
                             float (&x)[32], float (&o)[32], const hopper_share &S, int c)

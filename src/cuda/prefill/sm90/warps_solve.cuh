@@ -301,7 +301,7 @@ GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, floa
     __syncwarp();
 }
 
-/* K K^T of chunk c, and K Q^T where it does not come late, under way; lengths. Are those of keys apart? */
+/* Issues K K^T of chunk c, and K Q^T unless it comes late; lengths. Returns true if keys' lengths differ. */
 template <int io>
 GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {
@@ -364,8 +364,8 @@ GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp,
     }
 }
 
-/* Two chunks at once, but for the first, which the state waits for: both inverses are made by half a
- * warp each, and of columns of T warp 0 has the longest of one chunk and the shortest of the other.
+/* Solves two chunks at once, except the first chunk, which the state waits for. Half a warp makes each
+ * inverse. Of the columns of T, warp 0 has the longest of one chunk and the shortest of the other.
  * Lanes are opaque: no address is kept for a whole pair. */
 template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int warp, uint32_t lane)
 {

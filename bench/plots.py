@@ -213,19 +213,36 @@ def prefill_batch(folder):
     save(figure, folder, "prefill-batch")
 
 
-def prefill_peers(folder):
-    """How many times as long FlashInfer takes, in every row that was raced."""
-    figure, axis = plt.subplots(figsize=(7, 3.6))
+def draw_rows(axis, value):
+    """value(row) of every row that was raced, over sequences and tokens, a colour per heads."""
     rows = flashinfer_prefill()
     heads = sorted({h for h, _ in rows}, key=lambda h: [int(n) for n in h.split("/")])
     cases = sorted({seqs for _, seqs in rows}, key=lambda s: total_tokens(s)[::-1])
     for i, h in enumerate(heads):
-        axis.plot(range(len(cases)), [rows[h, c]["speedup"] for c in cases], "o", label=h,
+        axis.plot(range(len(cases)), [value(rows[h, c]) for c in cases], "o", label=h,
                   color=plt.cm.viridis(i / len(heads)))
-    axis.axhline(1, color=LIMIT, linewidth=0.8)
     axis.set_xticks(range(len(cases)),
                     ["{} x {}".format(*total_tokens(c)[::-1]) for c in cases])
-    axis.set(xlabel="sequences x tokens", ylabel="times", yscale="log",
+    axis.set_xlabel("sequences x tokens")
+
+
+def prefill_share(folder):
+    """Prefill's share of what no way of computing can beat."""
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    draw_rows(axis, lambda row: 100 * row["share"])
+    axis.axhline(100, color=LIMIT, linewidth=0.8, linestyle=":")
+    axis.set(ylim=(0, 105), ylabel="%",
+             title="Prefill, H200, weak gates: % of the computed limit")
+    axis.legend(title="heads", ncols=2)
+    save(figure, folder, "prefill-share")
+
+
+def prefill_peers(folder):
+    """How many times as long FlashInfer takes, in every row that was raced."""
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    draw_rows(axis, lambda row: row["speedup"])
+    axis.axhline(1, color=LIMIT, linewidth=0.8)
+    axis.set(ylabel="times", yscale="log",
              title="Prefill, H200, weak gates: FlashInfer's time over libgdn's")
     axis.set_yticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
     axis.minorticks_off()
@@ -329,8 +346,8 @@ def accuracy(folder):
     save(figure, folder, "accuracy")
 
 
-PLOTS = (summary, prefill_length, prefill_batch, prefill_peers, prefill_gates, decode_share,
-         decode_peers, cpu_peers, cpu_scaling, accuracy)
+PLOTS = (summary, prefill_length, prefill_batch, prefill_peers, prefill_gates, prefill_share,
+         decode_share, decode_peers, cpu_peers, cpu_scaling, accuracy)
 
 
 def main():

@@ -6,7 +6,7 @@
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/sm90/plan_segments.h"
 
-/* A map of a tensor, and what it is of: address, dtype, four sizes, three steps. */
+/* A map of a tensor, and its key: address, dtype, four sizes, three steps. */
 struct gdn_cuda_map {
     struct gdn_cu_map map;
     uint64_t          of[9];

@@ -21,10 +21,11 @@
 /* Chunks that are summed at once, four tokens in each thread. */
 enum { TAIL_CHUNKS = 32, TAIL_EACH = 4, TAIL_THREADS = TAIL_CHUNKS * 64 / TAIL_EACH };
 
-/* log2 of what may be left at the end of a segment; and the square of the longest key, 1 + 2^-8. */
+/* tail_left: log2 of the part that may be left out at the end of a segment. tail_longest: the
+ * square of the longest key, 1 + 2^-8. */
 constexpr float tail_left = -25, tail_longest = 257 * 257 / 65536.0f;
 
-/* log2 of what a token may leave, of its gate and beta as they lie in memory. */
+/* Returns log2 of the part of a state that a token may leave, from its gate and beta in memory. */
 GDN_DEVICE float log_left(const struct hopper_block &b, uint32_t gate, uint32_t given, float A_log,
                           float dt_bias)
 {
@@ -36,7 +37,7 @@ GDN_DEVICE float log_left(const struct hopper_block &b, uint32_t gate, uint32_t 
     return g * 1.44269504f + (reach <= 1 ? 0 : log2f(reach));
 }
 
-/* The thread's tokens before chunk `end`; 0 where there is none. */
+/* Reads the thread's tokens before chunk `end`; 0 for tokens that do not exist. */
 GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, int end)
 {
     const struct gdn_cu_rule &r     = b.r;
@@ -55,7 +56,8 @@ GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, i
         x[i] = last < i * TAIL_THREADS ? 0 : log_left(b, g[i], beta[i], A_log, dt_bias);
 }
 
-/* Sums of chunks: of lane l, of the l + 1 chunks before chunk `end`. By all threads. */
+/* Returns a sum of chunks: lane l has that of the l + 1 chunks before chunk `end`. All threads call
+ * it. */
 GDN_DEVICE float sum_left(const struct hopper_block &b, int end)
 {
     static_assert(2 * TAIL_CHUNKS * sizeof(float) <= sizeof(chunk_gates<64>), "fill_lengths() is behind");
@@ -74,7 +76,8 @@ GDN_DEVICE float sum_left(const struct hopper_block &b, int end)
     return scan_lanes(chunk.x + chunk.y);
 }
 
-/* The last chunk that a summary may begin at; 0: it has to be of all. By all threads. */
+/* Returns the last chunk at which a summary may begin; 0: it must begin at the start. All threads
+ * call it. */
 GDN_DEVICE int find_tail(const struct hopper_block &b)
 {
     float left = 0;
@@ -88,8 +91,8 @@ GDN_DEVICE int find_tail(const struct hopper_block &b)
     return 0;
 }
 
-/* The segment becomes what its summary has to be of. By all threads, before gates are made: their memory is
- * used. */
+/* Shortens the segment to the part that its summary needs. All threads call it, before gates are
+ * made, because it uses their memory. */
 GDN_DEVICE void skip_forgotten(struct hopper_block &b)
 {
     const int first = find_tail(b);

@@ -51,7 +51,8 @@
 #include "cuda/prefill/sm90/segments.cuh"
 #include "cuda/device/ptx_wgmma.cuh"
 
-/* In a cluster lengths are in what who makes T and P has, and sends on: two vectors of k, q_start. */
+/* The vectors of a chunk. In a cluster the warps that make T and P have the lengths, and send them
+ * on: two vectors of k, and q_start. */
 struct alignas(16) hopper_gates : chunk_gates<64> {
     alignas(16) float k_scale[64]; /* 1 / length of k */
     float    v_scale[64];          /* of v in R: 1 / (exp(near) k_scale) */
@@ -65,10 +66,11 @@ struct alignas(16) hopper_gates : chunk_gates<64> {
     float    start;                /* what rest is where near is in reach (start_of()) */
     uint32_t rare;                 /* HOPPER_RARE, ... */
 };
-/* A token forgets, or every bit of S stays; rest is not zero; it is not the same for all tokens. */
+/* RARE: a token forgets, or every bit of S stays. GATED: rest is not zero. UNEVEN: rest is not the
+ * same for all tokens. */
 enum { HOPPER_RARE = 1, HOPPER_GATED = 2, HOPPER_UNEVEN = 4 };
 
-/* The sequence, or what of it is this block's, and where its next checkpoint is, for each warp of
+/* The sequence, or the block's part of it, and the place of its next checkpoint, for each warp of
  * the state. */
 struct hopper_head {
     struct gdn_cu_seq         s;
@@ -147,8 +149,8 @@ static_assert(HOPPER_BYTES <= 232448, "shared memory");
 
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 
-/* Barriers of the hardware, 128 threads each; of both halves of the keys 256, and their mail has the next
- * numbers (state_k256.cuh), as such a kernel has no second square. */
+/* Named barriers, of 128 threads each. For both halves of the keys they have 256, and the barriers
+ * of their mail have the next numbers (state_k256.cuh), because such a kernel has no second square. */
 enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN,
        HOPPER_BARRIER_HALVES, HOPPER_BARRIER_SECOND };
 
@@ -261,16 +263,17 @@ struct hopper_block {
     }
 };
 
-/* Clusters of a head. */
+/* Returns the number of clusters of a head. */
 GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)
 {
     const int columns = 64 * HOPPER_WIDTH * HOPPER_BLOCKS;
     return HOPPER_DEPTH == 1 ? 1 : (r.V + columns - 1) / columns;
 }
 
-/* reach: what V may be divided by, as a power of two; start: how far below zero that may begin. most: what
- * neither R nor U should get to by it, as sums of products with them need room; far: what makes it an
- * infinity, or less. shift: outputs are times that until they are rounded, so that P is not below f16. */
+/* reach: log2 of the largest divisor of V. start: how far below zero it may begin. most: the limit
+ * of R and U after the division, which leaves room for sums of products. far: the least value that
+ * becomes infinite. shift: outputs are multiplied by it until they are rounded, so that P is in the
+ * range of f16. */
 template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {
     static constexpr float    reach = 96, start = 96, most = 0x1p120f, shift = 1;
@@ -299,7 +302,7 @@ template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
     return !__any_sync(0xffffffff, ((taint[0] | taint[1]) & 0x7fff7fffu) != 0);
 }
 
-/* 2^n, of an integer that float32 has a number for. */
+/* Returns 2^n for an integer n in the range of float32. */
 GDN_DEVICE float power_of_two(float n) { return __int_as_float(((int)n + 127) << 23); }
 
 /* Returns the start of a chunk's sums of gates G: an integer, zero for most chunks. A chunk whose lowest sum is
@@ -319,13 +322,13 @@ template <int io> GDN_DEVICE float start_of(const float (&G)[2], int n, int lane
     return fminf(fmaxf(floorf(format::reach - __uint_as_float(most)), -format::start), 0);
 }
 
-/* G, as far as near may be from the start; the rest is what near leaves of G. */
+/* Returns the part of G that is within reach of the start. The rest is G minus that part. */
 template <int io> GDN_DEVICE float reached(float G, float start)
 {
     return fminf(fmaxf(G, start - hopper_format<io>::reach), start + hopper_format<io>::reach);
 }
 
-/* 2^G times a power of two, where 2^G alone may be out of float32's range. */
+/* Returns 2^G times a power of two. 2^G alone may be out of the range of float32. */
 template <int io> GDN_DEVICE float ex2_from(float G, float power)
 {
     if (hopper_format<io>::start == 0) return ex2_approx(G);
@@ -333,7 +336,7 @@ template <int io> GDN_DEVICE float ex2_from(float G, float power)
     return half * power * half;
 }
 
-/* Every bit of S stays (G9). */
+/* Returns true if every bit of S stays (G9). */
 GDN_DEVICE bool is_idle(const hopper_gates &g)
 {
     return (g.decay == 1) & (tokens_of(g.writers) == 0);
@@ -341,7 +344,7 @@ GDN_DEVICE bool is_idle(const hopper_gates &g)
 
 /* ---- Products of two tiles of 64 tokens: rows of the result are rows of warps --------------- */
 
-/* x = a k^T over all columns, for 64 rows of k or 128. Ends its group. */
+/* Computes x = a k^T over all columns, for 64 or 128 rows of k. Ends its group. */
 template <int io, int n> GDN_DEVICE void multiply_tiles(float (&x)[n], uint32_t a, uint32_t k)
 {
     const uint32_t from = wgmma_place(a), to = wgmma_place(k);

@@ -53,7 +53,8 @@ const char *gdn_cuda_prefill_hopper_why_not(const gdn_ctx *ctx, const struct gdn
     return NULL;
 }
 
-/* Summaries early: nothing is known of keys that the call does not normalise. */
+/* Returns true if summaries may stop early. The length of keys that the call does not normalise is
+ * unknown. */
 static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_cut_options options)
 {
     return r->norm != GDN_NORM_NONE && !options.every_token;

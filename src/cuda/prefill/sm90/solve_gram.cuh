@@ -26,13 +26,13 @@ GDN_DEVICE uint32_t turned_lane(uint32_t lane)
     return tile_place(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
 }
 
-/* A block, turned: rows `row` of the tile, at `at` of them. */
+/* Stores a transposed block: rows `row` of the tile, at `at` in them. */
 GDN_DEVICE void store_turned(uint32_t tile, int row, uint32_t at, const uint32_t (&x)[4])
 {
     store_matrices_turned(tile + row * 16 * 128 + at, x[0], x[1], x[2], x[3]);
 }
 
-/* The block of the diagonal of P: tokens after the output's are cut off whatever they hold. */
+/* Clears the tokens after the output's in a diagonal block of P, whatever they hold. */
 GDN_DEVICE void cut_diagonal(uint32_t (&x)[4], uint32_t lane)
 {
     const uint32_t column = lane % 4 * 2;
@@ -41,7 +41,8 @@ GDN_DEVICE void cut_diagonal(uint32_t (&x)[4], uint32_t lane)
     x[0] &= keep, x[1] = 0, x[3] &= keep;
 }
 
-/* A block of the square: products of keys times factors of rows, f; one of P: times its columns', of. */
+/* Packs a block of the square: products of keys times the factors f of rows. For P: times the
+ * factors `of` of columns. */
 GDN_DEVICE void pack_keys(uint32_t (&y)[4], const float *x, const float (&f)[2])
 {
 #pragma unroll
@@ -56,9 +57,9 @@ GDN_DEVICE void pack_queries(uint32_t (&y)[4], const float *x, const float *of)
     for (int i = 0; i < 4; i++) y[i] = format::pair(x[2 * i] * c[i / 2].x, x[2 * i + 1] * c[i / 2].y);
 }
 
-/* The warp's columns of the square, -(B A)^T, from products of its keys with all (x) and the factors f of
- * its rows, and of P from those with queries (x + 32). A block's code is the same for all warps that have it:
- * so it is in the instruction cache once. */
+/* Writes the warp's columns of the square, -(B A)^T, from products of its keys with all keys (x)
+ * and the factors f of its rows, and of P from products with queries (x + 32). All warps share the
+ * code of a block, so it is in the instruction cache once. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void write_columns(const hopper_gates &g, const float (&f)[2], const float (&x)[64],
                               uint32_t square, uint32_t tile, int warp, uint32_t lane)
@@ -114,7 +115,7 @@ GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int
     }
 }
 
-/* Zeros for what is parted by a token that forgets. By a warp: its columns. */
+/* Writes zeros to elements that a forgetting token parts. Each warp clears its columns. */
 GDN_DEVICE void part_columns(const hopper_gates &g, uint32_t tile, int warp, uint32_t lane)
 {
     const token_mask resets = tokens_of(g.resets);

@@ -15,7 +15,7 @@
 
 #include "cuda/prefill/sm90/warps_state.cuh"
 
-/* Mail of the second with S^T K^T, of the first with S^T Q^T, which then has been read, and with U. */
+/* Steps of the mail: S^T K^T from the second half, S^T Q^T from the first, then U. */
 enum {
     HOPPER_MAIL_K = HOPPER_BARRIER_HALVES + 1,
     HOPPER_MAIL_Q,
@@ -25,7 +25,7 @@ enum {
 GDN_DEVICE void tell_other(int mail) { barrier_arrive(mail, 256); }
 GDN_DEVICE void wait_for_other(int mail) { barrier_wait(mail, 256); }
 
-/* Word 4 i of the lane's mail. */
+/* Returns the address of word 4 i of the lane's mail. */
 GDN_DEVICE uint32_t mail_at(const struct hopper_state &w, int i)
 {
     return hopper_address() + HOPPER_MAIL + (w.warp * 32 + w.lane) * 16 + i * (128 * 16);
@@ -38,7 +38,7 @@ GDN_DEVICE void put_mail(const struct hopper_state &w, const float (&x)[32])
         store_shared(mail_at(w, i), __float_as_uint(x[4 * i]), __float_as_uint(x[4 * i + 1]),
                      __float_as_uint(x[4 * i + 2]), __float_as_uint(x[4 * i + 3]));
 }
-/* x (+)= what is there. */
+/* Copies the mail to x, or adds it to x. */
 template <bool add> GDN_DEVICE void take_mail(const struct hopper_state &w, float (&x)[32])
 {
 #pragma unroll
@@ -50,7 +50,7 @@ template <bool add> GDN_DEVICE void take_mail(const struct hopper_state &w, floa
     }
 }
 
-/* Factors, of the first or last 16 words. */
+/* Puts factors into the first or last 16 words. */
 template <int from> GDN_DEVICE void put_factor(const struct hopper_state &w, const uint32_t (&y)[16])
 {
 #pragma unroll
@@ -68,7 +68,7 @@ template <int from> GDN_DEVICE void take_factor(const struct hopper_state &w, ui
     }
 }
 
-/* x of both halves, to both of them. */
+/* Sums x over both halves, and gives both the sum. */
 GDN_DEVICE void sum_halves(const struct hopper_state &w, float (&x)[32])
 {
     barrier_shared(w); /* no warp reads there any more */
@@ -101,8 +101,8 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
     return true;
 }
 
-/* As pass_plain(). Both halves look at the same gates and the same U. What both do is the same code: they
- * share a cache of it. */
+/* Does the same as pass_plain(). Both halves test the same gates and the same U. They share code
+ * where they can, because they share an instruction cache. */
 template <int io, bool gated>
 GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {

@@ -9,8 +9,8 @@
 #include "cuda/prefill/sm90/state_repair.cuh"
 #include "cuda/prefill/sm90/state_k256.cuh"
 
-/* S^T times keys of chunk c, and queries behind them if x has room, under way; a: S as a factor. Is the chunk
- * for another loop? */
+/* Issues S^T times keys of chunk c, and times queries behind them if x has room; a: S as a factor.
+ * Returns true if the chunk needs another loop. */
 template <int io, bool gated, int n>
 GDN_DEVICE bool multiply_state(const struct hopper_state &w, float (&x)[n],
                                uint32_t (&a)[HOPPER_STATE / 2], const hopper_share &S, int c)
@@ -21,8 +21,8 @@ GDN_DEVICE bool multiply_state(const struct hopper_state &w, float (&x)[n],
     return is_other<gated>(rare);
 }
 
-/* The rest of a plain chunk, whose output's product with P is under way (o), from U as a factor of keys. In a
- * wide block: are the next chunk's keys there? Where that is asked late it is waited for on the chain. */
+/* Ends a plain chunk, whose output's product with P (o) is in flight, from U as a factor of keys.
+ * In a wide block it also tests for the next chunk's keys: a later test would wait on the chain. */
 template <int io, bool gated>
 GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, const float (&o)[32],
                           const uint32_t (&u)[16], int c, uint32_t v)
@@ -88,9 +88,10 @@ GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, 
     return c;
 }
 
-/* The same where K and Q are one factor of 128 rows: fewer instructions, and a product of 128 columns leaves
- * others more of the registers' time. There are no registers for more; the other warpgroup fills the
- * time. U is looked at while P is multiplied; without a branch before that, the assembler serialises it. */
+/* Does the same with K and Q as one factor of 128 rows: fewer instructions, and a product of 128
+ * columns leaves other warps more time of the registers. There are no registers for more overlap;
+ * the other warpgroup fills the time. U is tested while P is multiplied; without a branch before
+ * that product the assembler serialises it. */
 template <int io, bool gated>
 GDN_DEVICE int pass_stacked(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
@@ -130,7 +131,7 @@ GDN_DEVICE int pass_stacked(const struct hopper_state &w, hopper_share &S, int c
     return c;
 }
 
-/* As pass_plain(), in the form of this kernel. */
+/* Runs pass_plain() in the form of this kernel. */
 template <int io, bool gated>
 GDN_DEVICE int pass(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
@@ -142,7 +143,7 @@ GDN_DEVICE int pass(const struct hopper_state &w, hopper_share &S, int c, int ma
         return pass_plain<io, gated>(w, S, c, mark);
 }
 
-/* The chunk that the next checkpoint is in or at the start of; at most n_chunks. */
+/* Returns the chunk that contains the next checkpoint, or begins at it; at most n_chunks. */
 GDN_DEVICE int next_mark(const struct hopper_state &w)
 {
     const int64_t c = w.cursor.at / 64;

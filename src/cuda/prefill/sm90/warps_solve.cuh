@@ -41,9 +41,9 @@ struct hopper_solver {
 
 /* ---- Blocks of the diagonal ---------------------------------------------------------------------- */
 
-/* The inverse of a half of the block, 8 x 8 at `half`, whose first 16 bytes are number `column` of
- * their row, in its place, turned: rows are columns. By substitution, a lane per column of each half;
- * half a warp has another square, or does the same. */
+/* Inverts a half of the block in place, 8 x 8 at `half`, transposed: rows are columns. `column` is
+ * the number of its first 16 bytes in their row. It substitutes, with a lane per column of each
+ * half. The other half of the warp has another square, or does the same. */
 GDN_DEVICE void invert_half(uint32_t half, uint32_t column, uint32_t lane)
 {
     const uint32_t own = lane % 8, first = half | column << 4;
@@ -68,9 +68,10 @@ GDN_DEVICE void invert_half(uint32_t half, uint32_t column, uint32_t lane)
     __syncwarp();
 }
 
-/* The warp's block of the diagonal, of all chunks at once; w: of the first. A and D its inverted
- * halves, C what is between them, which becomes - D^-1 C A^-1, turned A^-T (-C^T) D^-T. Each chunk's for
- * itself: what is not finite in one, or of none, must not come near the other. */
+/* Inverts the warp's block of the diagonal, for all chunks at once; w is the first chunk's. A and D
+ * are its inverted halves, and C, between them, becomes - D^-1 C A^-1, transposed A^-T (-C^T) D^-T.
+ * Each chunk has its own product, so that a value that is not finite does not reach the other
+ * chunk. */
 GDN_DEVICE void invert_block(const struct hopper_solver &w)
 {
     const uint32_t lane = opaque(w.lane), other = (HOPPER_AT_ONCE - 1) * HOPPER_TILE;
@@ -94,7 +95,7 @@ GDN_DEVICE void invert_block(const struct hopper_solver &w)
 
 /* ---- Columns of T -------------------------------------------------------------------------------------- */
 
-/* sum += x times the block at `at` (of this lane). x: as a factor. */
+/* Adds x, a factor, times the block at `at` (of this lane) to sum. */
 GDN_DEVICE void add_block(float (&sum)[2][4], const uint32_t (&x)[4], uint32_t at)
 {
     uint32_t b[4];
@@ -103,14 +104,15 @@ GDN_DEVICE void add_block(float (&sum)[2][4], const uint32_t (&x)[4], uint32_t a
     mma_f16(sum[1], x, b[2], b[3]);
 }
 
-/* A sum as a factor. */
+/* Converts a sum to a factor. */
 GDN_DEVICE void make_factor(uint32_t (&x)[4], const float (&sum)[2][4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) x[i] = f32_to_f16x2(sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]);
 }
 
-/* Block (r, the warp's) of T from its transpose; columns times beta, which a lane has two of. */
+/* Stores block (r, the warp's) of T from its transpose, with columns times beta. A lane has two
+ * columns. */
 template <int io>
 GDN_DEVICE void write_block(const struct hopper_solver &w, const float (&beta)[2], uint32_t tile, int r,
                             const float (&x)[2][4])
@@ -123,7 +125,7 @@ GDN_DEVICE void write_block(const struct hopper_solver &w, const float (&beta)[2
     store_turned(tile, r, turned_lane(w.lane) ^ (uint32_t)w.warp << 5, y);
 }
 
-/* The warp's block column of T, from the diagonal down. */
+/* Computes the warp's block column of T, from the diagonal down. */
 template <int io>
 GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &g, uint32_t tile)
 {
@@ -158,7 +160,7 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
 
 /* ---- The warpgroup ----------------------------------------------------------------------------- */
 
-/* The warp's rows of P are there, and fenced: to the other block. */
+/* Sends the warp's rows of P, which are complete and fenced, to the other block. */
 GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int c, int warp, uint32_t lane)
 {
     const uint32_t rows = b.p(c) + warp * 16 * 128;
@@ -172,8 +174,8 @@ GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int 
     }
 }
 
-/* Returns the square of a token: a product of a tile of 16 tokens with itself has it in one lane, that of
- * token lane % 16. */
+/* Returns the squared length of token lane % 16. One lane has it in the product of a tile of 16
+ * tokens with itself. */
 GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
 {
     const int g    = lane / 4, from = lane % 8 * 4 + lane % 8 / 2;
@@ -189,8 +191,8 @@ GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
     return lane % 16 < 8 ? first : second;
 }
 
-/* Returns true if keys of the chunk are so much longer than others that their products, divided by the square of the
- * longer, are below what f16 has? Behind the last token there are none. */
+/* Returns true if some keys are so much longer than others that their products, divided by the
+ * square of the longer one, are below the range of f16. There are no keys behind the last token. */
 GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
 {
     const uint32_t last = g.n - 1;
@@ -201,8 +203,8 @@ GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
     return !(shortest <= 4096 * longest);
 }
 
-/* Lengths of the warp's keys, from K K^T (x), and queries, from Q Q^T (x + 32), half a warp each. In f16
- * keys have been scaled. Are those of keys apart? */
+/* Computes lengths of the warp's keys, from K K^T (x), and queries, from Q Q^T (x + 32), half a
+ * warp each. In f16 keys have been scaled. Returns true if the keys' lengths are too far apart. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, float k, float q)
 {
@@ -254,8 +256,8 @@ GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates 
     __syncwarp();
 }
 
-/* T of chunk c, from the square; with it P is handed on, and its place has been free as long, where that does
- * not come late. */
+/* Computes T of chunk c from the square. Unless P comes late, it is handed on with T, and has the
+ * same free places. */
 template <int io>
 GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int c)
 {
@@ -279,7 +281,7 @@ GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int
     __syncwarp();
 }
 
-/* P of chunk c alone: there is one place for queries, which are awaited when T is made. */
+/* Computes P of chunk c alone. There is one place for queries, so they are awaited after T. */
 template <int io>
 GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {
@@ -345,7 +347,7 @@ GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, i
     return { b, warp, lane, i, square, square + warp * 16 * 128 };
 }
 
-/* One chunk at a time. */
+/* Solves one chunk at a time. */
 template <int io>
 GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp, uint32_t lane)
 {

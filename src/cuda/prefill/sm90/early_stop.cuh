@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the summary of a segment may begin (gdn.h, GDN_NO_EARLY_STOP). Of a state S a token leaves
+ * The start of a segment's summary (gdn.h, GDN_NO_EARLY_STOP). A token changes a state S to
  *
  *     (I - beta k k^T) alpha S    with, in the 2-norm, |I - beta k k^T| <= max(1, |1 - beta |k|^2|)
  *
- * so of what was before some tokens nothing is left but the product of these bounds and of their alpha.
- * If that is 2^-25 or less from some chunk on, the summary is of the chunks from there: U from zeros, and
- * M nothing. (gdn.h says 2^-24: sums of float32 may be off by as much as the rest.)
+ * So of a state before some tokens at most the product of these bounds and of alpha is left. If
+ * that is 2^-25 or less from some chunk on, the summary is computed from that chunk: U from zeros,
+ * and M = 0. (gdn.h says 2^-24, which leaves room for the float32 sums here.)
  *
- * Keys have a length of one, and what rounding added, as the call normalises them: of others nothing is
- * known, and none of this is done. The second half of the segment alone is looked at: where less than half
- * could be saved, it would not pay for looking.
+ * This needs keys that the call normalises: their length is one, up to rounding. Other lengths are
+ * unknown. Only the second half of the segment is tested: saving less than half would not pay for
+ * the test.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_TAIL_CUH
 #define GDN_CUDA_PREFILL_HOPPER_TAIL_CUH

@@ -81,7 +81,8 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     b.common().checkpoints = list;
 }
 
-/* Prefetches the maps of copies, so that the first copies do not wait for them. One warp calls it. */
+/* Prefetches the maps of copies, so that the first copies do not wait for them. One warp calls
+ * it. */
 GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
 {
     const uint32_t lane = threadIdx.x % 32;
@@ -109,8 +110,8 @@ template <int io> GDN_DEVICE void fill_lengths(const struct hopper_block &b)
         b.gates(i / 64).k_scale[i % 64] = 1;
 }
 
-/* Prepares the block. One warp reads the batch, on which all else waits; the others set up barriers, squares and
- * lengths meanwhile. */
+/* Prepares the block. One warp reads the batch, on which all else waits; the others set up
+ * barriers, squares and lengths meanwhile. */
 template <int io> GDN_DEVICE void prepare(struct hopper_block &b)
 {
     switch (threadIdx.x / 32) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From segment to segment of a sequence: S <- M S + U (segments.cuh), in float32. A block has
- * eight columns of a head's state. Of the sums over 128 keys each warp has 16, whose rows of M it alone
- * needs, straight from memory: those of the next segment leave as soon as these have been used.
+ * S <- M S + U from segment to segment of a sequence (segments.cuh), in float32. A block has eight
+ * columns of a head's state. Each warp has 16 of the 128 keys of a sum, and loads their rows of M
+ * from memory, which no other warp needs. It requests the rows of the next segment as soon as it
+ * has used these.
  */
 #include "cuda/prefill/sm90/segments.cuh"
 

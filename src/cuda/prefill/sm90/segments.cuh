@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Segments of a long sequence at once: what a segment makes of a state S is M S + U, M K x K (gdn.h,
- * gdn_summary). Kernels of one call, in this order:
+ * Segments of a long sequence, computed at the same time. A segment changes a state S to M S + U,
+ * with M of K x K (gdn.h, gdn_summary). Kernels of one call, in this order:
  *
- *     1  the first segment of each sequence, as a sequence of its own, leaves its last state
- *     2  M and U of every other segment but the last (summary.cu), beside 1
+ *     1  the first segment of each sequence, like a sequence of its own; stores its last state
+ *     2  M and U of every segment except the first and the last (summary.cu), beside 1
  *     3  S <- M S + U from segment to segment (segments.cu)
- *     4  all segments but the first, each from its state
+ *     4  all segments except the first, each from its state
  *
- * Segments after first ones are numbered through the batch: units. The state that unit u starts from
- * has place u, and so has M of u; U of u waits in place u + 1, for the sum that replaces it.
+ * Segments after first ones are units, numbered through the batch. Place u holds the state that
+ * unit u starts from, and M of u. U of u is in place u + 1, until the state replaces it.
  */
 #ifndef GDN_CUDA_PREFILL_SEGMENTS_CUH
 #define GDN_CUDA_PREFILL_SEGMENTS_CUH

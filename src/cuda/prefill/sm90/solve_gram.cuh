@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What products of keys become: -(B A)^T, f16, for the inverse (warps_solve.cuh), and P, for the
- * state. A warp has 16 rows of K K^T and K Q^T, of all 64 columns, in blocks of 16 x 16, and writes them
- * turned. Of both it needs the block of the diagonal; of K K^T, as it is symmetric, the columns up to its
- * rows' then, and of K Q^T those from there: five blocks of every warp.
+ * From products of keys to -(B A)^T in f16, for the inverse (warps_solve.cuh), and to P, for the
+ * state. A warp has 16 rows of K K^T and K Q^T with all 64 columns, in blocks of 16 x 16, and
+ * writes them transposed. It needs the diagonal block of both. K K^T is symmetric, so it needs the
+ * columns up to its rows, and of K Q^T the columns from its rows on. That is five blocks for every
+ * warp.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_ROWS_CUH
 #define GDN_CUDA_PREFILL_HOPPER_ROWS_CUH
@@ -82,11 +83,11 @@ GDN_DEVICE void write_columns(const hopper_gates &g, const float (&f)[2], const 
     }
 }
 
-/* If rest differs between tokens (kernel.cuh): multiplies exp of it, from the sooner token to the
- * later, into the warp's columns of a tile as they have been written, blocks [from, to) of them: of the square
- * (keys), of which a row's token is the later one, or of P. In a loop, as it is rare: where products are in
- * registers it would be much code. On the other side of the diagonal the square is not looked at; P is zero
- * there, and stays so whatever the factor is. */
+/* If rest differs between tokens (kernel.cuh), multiplies blocks [from, to) of the warp's columns
+ * of a written tile by exp of the difference, from the sooner token to the later one. The tile is
+ * the square (keys), in which a row's token is the later one, or P. This is rare, so it is a loop:
+ * on products in registers it would be much code. The square is not read on the other side of the
+ * diagonal. P is zero there, and stays zero with any factor. */
 template <class format, bool keys>
 GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int to, int warp, uint32_t lane)
 {

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Keys of more than 128 elements: two warpgroups of the state have half of them each, of the same 64
- * value columns, and a lane of one has the same columns and tokens as that lane of the other. So what
- * they have for one another goes through a place of each lane's own, the mail, that in a chunk holds
+ * Keys of more than 128 elements. Two warpgroups of the state share the same 64 value columns, with
+ * half of the keys each. A lane of one has the same columns and tokens as that lane of the other.
+ * They exchange values through a place for each lane, the mail. In a chunk it holds, in turn:
  *
- *     second to first   its part of S^T K^T         first to second   its part of S^T Q^T
- *                                                   then U as a factor of P, and weighed if it is
+ *     second to first   its part of S^T K^T
+ *     first to second   its part of S^T Q^T, then U as a factor of P, and scaled if it is gated
  *
- * The first makes R and U, the second the output; each adds U to its half of the state. Barriers of
- * the hardware say that mail is there, and where the lane that wrote it writes again, that it was read.
+ * The first warpgroup computes R and U, the second one the output. Each adds U to its half of the
+ * state. Named barriers say that mail is written, and, before the same lane writes again, that it
+ * was read.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_HALVES_CUH
 #define GDN_CUDA_PREFILL_HOPPER_HALVES_CUH

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state in memory, to and from the registers of warps_state.cuh. It moves in parts, by a
- * loop: all of it at once would be much code for what is done once per sequence. Products want the
- * registers where they are, so a part is copied from and to them.
+ * Moves the state between memory and the registers of warps_state.cuh, in parts, by a loop. All of
+ * it at once would be much code for one move per sequence. Products need the registers in place, so
+ * a part is copied from and to them.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_MEMORY_CUH
 #define GDN_CUDA_PREFILL_HOPPER_MEMORY_CUH
@@ -141,7 +141,8 @@ GDN_DEVICE void move_part(hopper_part &x, const struct state_place &p,
     }
 }
 
-/* Prefetches a warp's share to the L2 cache if its rows are keys: reading it takes several trips. */
+/* Prefetches a warp's share to the L2 cache if its rows are keys: reading it takes several
+ * trips. */
 GDN_DEVICE void prefetch_state(const struct state_place &p, const struct state_part &part)
 {
     const int   lane = (int)rare_lane(), v = part.v + lane / 2, bytes = p.dtype == GDN_F32 ? 4 : 2;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state's warps of a kernel with outputs: which chunks go by which loop, and the loops of plain ones where a
- * warpgroup has all keys (where it has half of them: state_k256.cuh).
+ * The state's warps of a kernel with outputs: the choice of a loop for each chunk, and the loops
+ * over plain chunks if a warpgroup has all keys (half of the keys: state_k256.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_PLAIN_CUH
 #define GDN_CUDA_PREFILL_HOPPER_PLAIN_CUH
@@ -44,12 +44,14 @@ GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, const f
 }
 
 /*
- * Plain chunks from c on, before `mark`: no token forgets, S changes, and all is finite. Returns the first that
- * is left; of it nothing has been done.
- * The chain from S to S is the products with K, T and keys; those with Q and P, and all that can, run
- * beside it. What is not finite in S, R or T leaves no column of U finite, so that one look at U is
- * enough. Whether one more chunk follows is asked in time: at the end, the next would wait for it. Each form has
- * the loop in itself: around a function of one chunk the compiler keeps what that returns as a flag.
+ * Passes plain chunks from c on, before `mark`: no token forgets, S changes, and all values are
+ * finite. Returns the first chunk that is not passed; nothing of it has been done.
+ *
+ * The chain from S to S is the products with K, T and keys. The products with Q and P, and
+ * everything else that can, run beside it. A value of S, R or T that is not finite leaves no column
+ * of U finite, so one test of U is enough. The test for one more chunk comes early, because at the
+ * end the next chunk would wait for it. Each form contains the loop: around a function of one chunk
+ * the compiler would keep its result as a flag.
  */
 template <int io, bool gated>
 GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, int mark)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A chunk that is not plain (state_plain.cuh): a token forgets, S stays as it is, or
- * something is not finite. Each warp mends R and U for itself, as prefill/general_state.cuh says; where T is
- * not finite nothing can be mended, and the warpgroup goes by tokens (state_by_token.cuh).
+ * A chunk that is not plain (state_plain.cuh): a token forgets, S stays as it is, or a value is not
+ * finite. Each warp repairs its own R and U, as prefill/general_state.cuh says. If T is not finite,
+ * no repair is possible, and the warpgroup goes token by token (state_by_token.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_ANY_CUH
 #define GDN_CUDA_PREFILL_HOPPER_ANY_CUH
@@ -10,7 +10,7 @@
 #include "cuda/prefill/sm90/state_k256.cuh"
 #include "cuda/prefill/sm90/state_by_token.cuh"
 
-/* ---- What is not finite ---------------------------------------------------------------------------- */
+/* ---- What is not finite ---------------------------------------------------------------------- */
 
 /* Packs elements 2 i and 2 i + 1 of x, with zeros for values that are not finite, and notes their
  * places. */
@@ -84,7 +84,8 @@ GDN_DEVICE void spoil_tokens(float (&x)[32], const struct spoilt_rows &s, token_
             x[i] = __int_as_float(0x7fffffff);
 }
 
-/* Clears outputs that a forgetting token parts from S, by selection, because S may not be finite. */
+/* Clears outputs that a forgetting token parts from S, by selection, because S may not be
+ * finite. */
 GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
 {
     const uint32_t lane = rare_lane();
@@ -95,13 +96,14 @@ GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
             o[i] = 0;
 }
 
-/* ---- A chunk ------------------------------------------------------------------------------------------ */
+/* ---- A chunk --------------------------------------------------------------------------------- */
 
 /* Returns exp(near) of token t. */
 GDN_DEVICE float near_factor(const hopper_gates &g, int t) { return ex2_approx(g.G[t] - g.rest[t]); }
 
-/* Returns true if u = T R is finite and not too far only because V was divided (far: R is). The result is the
- * same in all warps of the warpgroup, and in those of two halves, which have the same u. */
+/* Returns true if u = T R is finite and not too far only because V was divided (far: R is). The
+ * result is the same in all warps of the warpgroup, and in those of two halves, which have the same
+ * u. */
 template <int io>
 GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g, const float (&u)[32],
                             bool far)
@@ -116,8 +118,8 @@ GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g,
     return !in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, far));
 }
 
-/* Returns true if an element of R (r) is not finite only because V was divided. v: the warp's columns, x:
- * S^T K^T. */
+/* Returns true if an element of R (r) is not finite only because V was divided. v: the warp's
+ * columns, x: S^T K^T. */
 template <int io>
 GDN_DEVICE bool is_r_far(const hopper_gates &g, const uint32_t (&r)[16], const float (&x)[32],
                          uint32_t v)

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Warpgroup 0, what goes between memory and the block, a warp each at its own pace: one loads (K and Q
- * three chunks ahead, V one), one stores the output, two make gates, of every second chunk each.
+ * Warpgroup 0: everything between memory and the block. Each warp has its own pace. One loads (K
+ * and Q three chunks ahead, V one), one stores the output, and two make the gates of every second
+ * chunk.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_IO_CUH
 #define GDN_CUDA_PREFILL_HOPPER_IO_CUH
 
 #include "cuda/prefill/sm90/kernel.cuh"
 
-/* ---- Keys of f16 with a norm: by a warp ------------------------------------------------------- */
+/* ---- Keys of f16 with a norm: by a warp ------------------------------------------------------ */
 
 /* Scales row t of a tile, all columns, to length one. */
 template <int io> GDN_DEVICE void scale_row_to_one(const struct hopper_block &b, char *tile, int t)
@@ -37,7 +38,7 @@ template <int io> GDN_DEVICE void scale_keys(const struct hopper_block &b, int c
     __syncwarp();
 }
 
-/* ---- Loads ------------------------------------------------------------------------------------- */
+/* ---- Loads ----------------------------------------------------------------------------------- */
 
 /* The values that the loading warp holds. */
 struct hopper_loader {
@@ -114,8 +115,8 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
             clear_tail(l, b.v(cv), HOPPER_TILE, HOPPER_WIDTH, HOPPER_V_FULL, cv,
                        1 + (HOPPER_WITH_P && !HOPPER_STACKED));
     }
-    /* If blocks take turns at T, those warps wait for every second phase of Q's three barriers: the next K
-     * does not come before the phase ahead of its Q's has ended. */
+    /* If blocks take turns at T, those warps wait for every second phase of Q's three barriers: the
+     * next K does not come before the phase ahead of its Q's has ended. */
     if (HOPPER_OUTPUTS && HOPPER_BLOCKS == 2 && HOPPER_DEPTH == 1 && c1 >= 0)
         b.wait(HOPPER_Q_FULL, c1);
     if (HOPPER_OUTPUTS && !HOPPER_STACKED && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
@@ -150,7 +151,7 @@ template <int io> GDN_DEVICE void load_all(const struct hopper_block &b, uint32_
     }
 }
 
-/* ---- Output -------------------------------------------------------------------------------------- */
+/* ---- Output ---------------------------------------------------------------------------------- */
 
 /* Stores chunk c, by a warp: whole tiles at once, the last one by rows. */
 GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
@@ -183,7 +184,7 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
     if (lane == 0) mbarrier_arrive(b.of(HOPPER_V_FREE, c));
 }
 
-/* ---- The warpgroup --------------------------------------------------------------------------------- */
+/* ---- The warpgroup --------------------------------------------------------------------------- */
 
 /* Writes the factors of a chunk's n tokens, without their lengths; G: sums of the gates, resets:
  * tokens that forget. What others write of k, of q, is left to them. */

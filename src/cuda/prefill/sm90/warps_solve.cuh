@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * T of a chunk and P (kernel.cuh), by a warpgroup. T as (I + B A)^-1 B with B = diag(beta) and
- * A_ij = exp(rest_i - rest_j) k_i . k_j for j < i. With a norm beta / length^2 is in place of beta. What
- * products of keys become is in solve_gram.cuh; here is the inverse, from a square of -(B A)^T.
+ * T and P of a chunk (kernel.cuh), by a warpgroup. T = (I + B A)^-1 B with B = diag(beta) and A_ij
+ * = exp(rest_i - rest_j) k_i . k_j for j < i. With a norm beta / length^2 replaces beta.
+ * solve_gram.cuh turns products of keys into the square -(B A)^T. This file inverts it, in blocks
+ * of
+ * 16 x 16:
  *
- * Blocks of 16 x 16: those of the diagonal by their halves, these by substitution in float32, a lane
- * per column; warp w then has block column w and goes down, T_rw = D_r sum of L_rj T_jw, in products on
- * T^T with factors of f16 and sums of float32. Where a number is beyond f16, or not finite before,
- * it stays so in T: then the state's warps find a u that is not finite (state_by_token.cuh). So it is
- * made where lengths of keys are so far apart that others would be below f16.
+ *     diagonal   by halves; a half by substitution in float32, a lane per column
+ *     rest       warp w has block column w and goes down: T_rw = D_r sum of L_rj T_jw, as products
+ *                on T^T with factors of f16 and sums of float32
+ *
+ * If a value is beyond f16 or not finite, T is not finite either. The state's warps then find a U
+ * that is not finite (state_by_token.cuh). If keys' lengths are so far apart that products of the
+ * shorter ones would be below f16, this file makes T not finite for the same purpose.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_SOLVE_CUH
 #define GDN_CUDA_PREFILL_HOPPER_SOLVE_CUH
@@ -39,7 +43,7 @@ struct hopper_solver {
     }
 };
 
-/* ---- Blocks of the diagonal ---------------------------------------------------------------------- */
+/* ---- Blocks of the diagonal ------------------------------------------------------------------ */
 
 /* Inverts a half of the block in place, 8 x 8 at `half`, transposed: rows are columns. `column` is
  * the number of its first 16 bytes in their row. It substitutes, with a lane per column of each
@@ -93,7 +97,7 @@ GDN_DEVICE void invert_block(const struct hopper_solver &w)
     }
 }
 
-/* ---- Columns of T -------------------------------------------------------------------------------------- */
+/* ---- Columns of T ---------------------------------------------------------------------------- */
 
 /* Adds x, a factor, times the block at `at` (of this lane) to sum. */
 GDN_DEVICE void add_block(float (&sum)[2][4], const uint32_t (&x)[4], uint32_t at)
@@ -158,7 +162,7 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
     }
 }
 
-/* ---- The warpgroup ----------------------------------------------------------------------------- */
+/* ---- The warpgroup --------------------------------------------------------------------------- */
 
 /* Sends the warp's rows of P, which are complete and fenced, to the other block. */
 GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int c, int warp, uint32_t lane)
@@ -225,7 +229,8 @@ GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, fl
     return keys && io != GDN_F16 && are_lengths_apart(g, w.lane);
 }
 
-/* Mends columns of the square and of P that were written: uneven ones, and ones that a forgetting gate parts. */
+/* Mends columns of the square and of P that were written: uneven ones, and ones that a forgetting
+ * gate parts. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &g, bool uneven, int c)
 {
@@ -238,8 +243,8 @@ GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &
     if (queries) part_columns(g, p, w.warp, w.lane);
 }
 
-/* Writes the square below its diagonal, and P of chunk c. Products (x) are in flight. If lengths of keys
- * are apart T is made of nothing. */
+/* Writes the square below its diagonal, and P of chunk c. Products (x) are in flight. If lengths of
+ * keys are apart T is made of nothing. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates &g, const float (&x)[64],
                               int c, bool apart = false)
@@ -303,7 +308,8 @@ GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, floa
     __syncwarp();
 }
 
-/* Issues K K^T of chunk c, and K Q^T unless it comes late; lengths. Returns true if keys' lengths differ. */
+/* Issues K K^T of chunk c, and K Q^T unless it comes late; lengths. Returns true if keys' lengths
+ * differ. */
 template <int io>
 GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {
@@ -366,9 +372,9 @@ GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp,
     }
 }
 
-/* Solves two chunks at once, except the first chunk, which the state waits for. Half a warp makes each
- * inverse. Of the columns of T, warp 0 has the longest of one chunk and the shortest of the other.
- * Lanes are opaque: no address is kept for a whole pair. */
+/* Solves two chunks at once, except the first chunk, which the state waits for. Half a warp makes
+ * each inverse. Of the columns of T, warp 0 has the longest of one chunk and the shortest of the
+ * other. Lanes are opaque: no address is kept for a whole pair. */
 template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int warp, uint32_t lane)
 {
 #pragma unroll 1

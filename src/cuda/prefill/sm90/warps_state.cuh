@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state on Hopper: S^T, 64 value columns of it in the registers of a warpgroup, 16 per warp,
- * element 4 i + 2 r + e of a thread being column g + 8 r and key 8 i + 2 t + e (g = lane / 4,
- * t = lane % 4). A chunk is five products whose first factor is always in registers:
+ * The state on Hopper. A warpgroup has 64 value columns of S^T in registers, 16 per warp. Element
+ * 4 i + 2 r + e of a thread is column g + 8 r and key 8 i + 2 t + e (g = lane / 4, t = lane % 4). A
+ * chunk is five products whose first factor is always in registers:
  *
  *     R^T = v_scale V^T - S^T K^T    U^T = R^T T^T    O^T = q_start S^T Q^T + U^T P^T
  *     S^T <- decay (S^T + U^T K)
  *
- * (and of gated chunks what kernel.cuh says). All four warps take part in each product. Plain chunks
- * have a loop of their own (state_plain.cuh), where products overlap, and gated ones another; any
- * other chunk takes pass_any() (state_repair.cuh). Where two warpgroups have half of the
- * keys each (HOPPER_DEPTH), the same lanes have the same columns, and sums over keys are of both
+ * (For gated chunks see kernel.cuh.) All four warps take part in each product. Plain chunks have a
+ * loop in which products overlap (state_plain.cuh), and gated chunks have another one. All other
+ * chunks take pass_any() (state_repair.cuh). If two warpgroups have half of the keys each
+ * (HOPPER_DEPTH), the same lanes have the same columns, and sums over keys cover both warpgroups
  * (state_k256.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_STATE_CUH
@@ -18,7 +18,7 @@
 
 #include "cuda/prefill/sm90/state_memory.cuh"
 
-/* ---- A chunk ------------------------------------------------------------------------------------------ */
+/* ---- A chunk --------------------------------------------------------------------------------- */
 
 /* The values that a warp of the state keeps from chunk to chunk beside S. */
 struct hopper_state {
@@ -237,7 +237,7 @@ GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
     }
 }
 
-/* ---- Checkpoints --------------------------------------------------------------------------------------- */
+/* ---- Checkpoints ----------------------------------------------------------------------------- */
 
 /* Copies keys of the first n tokens, 64 columns of them, and zeros, to the place of the chunk's V,
  * which is in U now, or of the mail. All warps call it. */
@@ -256,7 +256,8 @@ GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int side)
     barrier_shared(w);
 }
 
-/* Computes the state after the first n tokens of chunk c, with the bits of a call that ends there. */
+/* Computes the state after the first n tokens of chunk c, with the bits of a call that ends
+ * there. */
 template <int io>
 GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
                             int c, int n, const struct state_place &to)
@@ -298,7 +299,8 @@ GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
     return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s().row : slot, b.head);
 }
 
-/* Return the places that the first token's state comes from and the last token's state goes to (the block's columns). */
+/* Return the places that the first token's state comes from and the last token's state goes to (the
+ * block's columns). */
 GDN_DEVICE struct state_place first_place(const struct hopper_block &b)
 {
     const struct hopper_segment &s = b.common().segment;
@@ -328,7 +330,8 @@ GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
     return place_of(w.b.r.checkpoints, numbered ? w.cursor.c : w.cursor.slot, w.b.head);
 }
 
-/* Stores the checkpoints inside chunk c, which has n tokens, and leaves those after it for later. */
+/* Stores the checkpoints inside chunk c, which has n tokens, and leaves those after it for
+ * later. */
 template <int io>
 GDN_DEVICE void leave_inside(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
                              int c, int n)
@@ -356,7 +359,7 @@ GDN_DEVICE void leave_after(const struct hopper_state &w, const hopper_share &S,
     }
 }
 
-/* ---- The warpgroup -------------------------------------------------------------------------------------- */
+/* ---- The warpgroup --------------------------------------------------------------------------- */
 
 /* Arrives at the barrier for a free place of chunk c, in the block that fills it. */
 GDN_DEVICE void release(const struct hopper_state &w, int first, int c)
@@ -409,7 +412,8 @@ GDN_DEVICE void hand_out(const struct hopper_state &w, const float (&o)[32], int
     release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
 }
 
-/* Returns true if one of the warpgroup's warps has an element of U that is not finite or too far. */
+/* Returns true if one of the warpgroup's warps has an element of U that is not finite or too
+ * far. */
 template <int io> GDN_DEVICE bool is_any_far(const struct hopper_state &w, const uint32_t (&u)[16])
 {
     return in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_far<io>(u)));

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state's warps of a kernel without outputs (segments.cuh): U from zeros and V in the first
- * block of a cluster, M from the identity and zeros for V in the second. Of a chunk that is
+ * The state's warps of a kernel without outputs (segments.cuh). The first block of a cluster
+ * computes U, from zeros and V. The second one computes M, from the identity, with zeros for V. A
+ * chunk is
  *
  *     R^T = v_scale V^T - S^T K^T    U^T = R^T T^T    S^T <- decay (S^T + U^T K)
  *
- * rounded as where there are outputs.
+ * with the roundings of the kernels with outputs.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_KEYS_CUH
 #define GDN_CUDA_PREFILL_HOPPER_KEYS_CUH

@@ -137,7 +137,7 @@ int case_failed(gdn_ctx *ctx, gdn_status status)
 
 static bool is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
 
-/* Any codes but the largest, which may be NaN. */
+/* Returns any codes but the largest, which may be NaN. */
 static gdn_tensor random_codes(struct memory *m, int32_t dtype, const int64_t *size)
 {
     gdn_tensor t    = memory_tensor(m, dtype, 4, size);
@@ -151,7 +151,7 @@ static gdn_tensor random_codes(struct memory *m, int32_t dtype, const int64_t *s
     return t;
 }
 
-/* Slots of the pool. */
+/* Returns slots of the pool. */
 static int64_t n_slots(const struct rule_case *c)
 {
     const int64_t B = c->tokens.B;
@@ -213,7 +213,7 @@ static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
     return a->q.data && a->k.data && a->g.data && a->beta.data && a->A_log.data && a->dt_bias.data;
 }
 
-/* Tokens as rows of T. */
+/* Makes tokens as rows of T. */
 static void make_rows(gdn_tensor *t, int64_t B, int64_t T)
 {
     if (!t->data) return;
@@ -281,7 +281,8 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     return cli_bad("no memory for %lld tokens and %lld sequences", (long long)N, (long long)B);
 }
 
-/* Column by column, by the library's plain loop, which `gdn check` holds to the codes' values. */
+/* Reads column by column, by the library's plain loop, which `gdn check` holds to the codes'
+ * values. */
 static void read_codes(const struct rule_case *c, int64_t b, int64_t h, double *state)
 {
     const gdn_tensor *t = &c->args.state, *s = &c->args.state_scales;
@@ -312,7 +313,7 @@ void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double 
             state[j * K + i] = oracle_load(t->data, t->dtype, at + (kv ? i * V + j : j * K + i));
 }
 
-/* Head h of n tokens from `first` on, as rows of doubles; `per` state heads share one. */
+/* Loads head h of n tokens from `first` on, as rows of doubles; `per` state heads share one. */
 static void load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n, int64_t h)
 {
     const int64_t D = t->ndim == 3 ? t->size[2] : 1;

@@ -216,7 +216,7 @@ double block_case_bytes(const struct block_case *c); /* weights, hidden, out, st
 
 /* ---- For the cases ---- */
 
-/* Uniform in [0, 1). */
+/* Returns uniform in [0, 1). */
 double case_random(uint64_t *seed);
 /* A tensor in `m`, elements uniform in [low, high). */
 gdn_tensor case_tensor(struct memory *m, int32_t dtype, int ndim, const int64_t *size, double low,

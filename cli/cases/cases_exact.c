@@ -29,7 +29,7 @@ static gdn_tensor rows_of(const gdn_tensor *t, int64_t first, int64_t n)
     return rows;
 }
 
-/* A copy of a slot, as a pool of one. */
+/* Copies a slot, as a pool of one. */
 static gdn_tensor copy_slot(struct memory *m, const gdn_tensor *pool, int64_t slot)
 {
     if (!pool->data) return *pool;

@@ -39,7 +39,7 @@ int gradient_case_make(struct gradient_case *c, const struct case_dims *dims,
 
 /* ---- The judge --------------------------------------------------------------------------- */
 
-/* Head h of n tokens of sequence 0. */
+/* Loads head h of n tokens of sequence 0. */
 static void load(double *to, const gdn_tensor *t, int64_t n, int64_t h)
 {
     const int64_t D = t->ndim == 3 ? t->size[2] : 1;

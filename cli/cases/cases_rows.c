@@ -116,7 +116,7 @@ int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op,
     return CLI_OK;
 }
 
-/* The first elements of a tensor as doubles. */
+/* Loads the first elements of a tensor as doubles. */
 static void load(double *to, const gdn_tensor *t, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) to[i] = oracle_load(t->data, t->dtype, i);

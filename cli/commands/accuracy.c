@@ -145,7 +145,7 @@ static void token(double *S, double *o, const float *q, const float *k, const fl
     }
 }
 
-/* Outputs of token t and head h, for the windows that it is in. */
+/* Keeps outputs of token t and head h, for the windows that it is in. */
 static void keep(struct study *s, int64_t t, int64_t h, const double *o)
 {
     for (int i = 0; i < s->n_lengths; i++) {

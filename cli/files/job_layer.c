@@ -167,7 +167,7 @@ static int prepare(struct job *job)
     return job_new_output(job, "output", a->hidden.dtype, 3, a->hidden.size, &a->out);
 }
 
-/* Tokens first .. first + n - 1 of every sequence. */
+/* Returns tokens first .. first + n - 1 of every sequence. */
 static gdn_tensor tokens_of(const gdn_tensor *t, int64_t first, int64_t n)
 {
     gdn_tensor part = *t;

@@ -238,7 +238,7 @@ static int parse_tensors(const struct reader *r, struct st_file *file, struct sp
     return CLI_OK;
 }
 
-/* The data as it lies in the mapped file; NULL: it has to be copied. */
+/* Returns the data as it lies in the mapped file; NULL: it has to be copied. */
 static void *mapped(const struct reader *r, const struct st_file *file, const struct span *span,
                     int32_t dtype)
 {

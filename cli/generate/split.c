@@ -63,7 +63,7 @@ static int decode(const struct cursor *c, uint32_t *code)
     return n ? n : 1;
 }
 
-/* The next character's kind; where marks are no letters they are punctuation. */
+/* Returns the next character's kind; where marks are no letters they are punctuation. */
 static enum kind peek(const struct cursor *c, int *bytes)
 {
     uint32_t code;

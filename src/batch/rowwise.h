@@ -17,7 +17,7 @@ static inline int64_t gdn_n_rows(const gdn_tensor *t)
     return n;
 }
 
-/* Element `first` of row `row`, rows counted with the last leading dimension fastest. */
+/* Returns element `first` of row `row`, rows counted with the last leading dimension fastest. */
 static inline void *gdn_row_at(const gdn_tensor *t, int64_t row, int64_t first)
 {
     int64_t element = first;
@@ -54,7 +54,7 @@ static inline void gdn_put_gradient(const struct gdn_kernels *kr, void *to, int3
     kr->store_row[dtype](to, x, n);
 }
 
-/* The same in a row of t, from element `first` on. */
+/* Stores the same in a row of t, from element `first` on. */
 static inline void gdn_store_gradient(const struct gdn_kernels *kr, const gdn_tensor *t,
                                       int64_t row, int64_t first, float *x, size_t n, bool adds)
 {

@@ -11,7 +11,7 @@ struct gdn_segment {
     int64_t           row, n, column;
 };
 
-/* Scratch bytes of one thread. */
+/* Returns scratch bytes of one thread. */
 size_t gdn_project_scratch(void);
 
 /* y[t][column + i] = sum_k x[t][k] weight[row + i][k] for every segment; x [n_tokens][in] and

@@ -57,7 +57,7 @@ void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags);
 gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
-/* The names of the loops that a run uses, for gdn_note_kernel(). */
+/* Returns the names of the loops that a run uses, for gdn_note_kernel(). */
 const char *gdn_rule_loops(const struct gdn_rule *rule);
 
 /* exp(g) is 0 in float32: the state is not multiplied by it but zeroed (G7). */
@@ -88,7 +88,8 @@ struct gdn_rule_item {
     int                   group, first, last;
 };
 
-/* The items of a run and item i in their order, which begins with a sequence: the longest. */
+/* Returns the items of a run and item i in their order, which begins with a sequence: the
+ * longest. */
 int64_t              gdn_rule_items(const struct gdn_rule *rule);
 struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first, int64_t i);
 /* Returns the cost of a token for an item of so many strips, in columns of state: the grams of

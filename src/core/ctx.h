@@ -54,7 +54,7 @@ gdn_status gdn_check_lender(gdn_ctx *ctx) __attribute__((warn_unused_result));
 gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
     __attribute__((warn_unused_result));
 
-/* The same with one name for all that ran: "op: name". */
+/* Notes the same with one name for all that ran: "op: name". */
 gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
 
 /* To the caller's log, if there is one. */

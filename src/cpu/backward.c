@@ -49,7 +49,8 @@ struct sweep {
     float *dq, *dk, *dv;                              /* of a chunk, of all heads that are shared */
 };
 
-/* Rows are an odd number of 64-byte lines apart: 128 of them would share few places of a cache. */
+/* Returns an odd number of 64-byte lines for rows: 128 of them would share few places of a
+ * cache. */
 static ptrdiff_t stride_v(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
     const int wide = (r->V + kr->strip - 1) / kr->strip * kr->strip;

@@ -53,8 +53,8 @@ struct strip {
     int                       head, col, n;
 };
 
-/* Rows of d for one block; those that a gate parts from the start do not look at S (G7), those
- * that one parts from the end stay 0. */
+/* Loads rows of d for one block; those that a gate parts from the start do not look at S (G7),
+ * those that one parts from the end stay 0. */
 static void load_d(const struct strip *p, const struct gdn_chunk *chunk, int first)
 {
     const struct gdn_states_call            *c = p->c;

@@ -64,7 +64,7 @@ static void *row_at(const struct block *b, const struct gdn_rows *rows, int64_t 
 
 /* ---- Some tokens of a sequence ------------------------------------------------------------- */
 
-/* Inputs t - W + 1 to t + n - 1; b->x[0] is the first. */
+/* Loads inputs t - W + 1 to t + n - 1; b->x[0] is the first. */
 static void load_inputs(struct block *b, int64_t t, int n)
 {
     const struct gdn_conv_backward *c = b->conv;

@@ -68,7 +68,7 @@ size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
     return lay_out(&c, r, kr, NULL);
 }
 
-/* Strip s of the item. */
+/* Returns strip s of the item. */
 static float *strip_at(const struct chunk *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_rule_item *item, int s)
 {
@@ -91,7 +91,7 @@ static void load_strip(float *S, const struct chunk *c, const struct gdn_rule *r
     gdn_load_strip(S, kr, gdn_rule_from(r, seq, head), r->K, col, n, c->rows);
 }
 
-/* The state after n_tokens. */
+/* Stores the state after n_tokens. */
 static void store_strip(const float *S, const struct chunk *c, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct gdn_seq *seq, int head, int col,
                         struct gdn_place to, int64_t n_tokens)
@@ -294,7 +294,7 @@ static void leave_checkpoints(struct chunk *c, const struct gdn_rule *r,
     store_checkpoints(c, r, kr, item, strip, x->first, x->last, c->copy);
 }
 
-/* Tokens [a, b) of the chunk's n, none of which forgets. */
+/* Runs tokens [a, b) of the chunk's n, none of which forgets. */
 static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                        const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int a,
                        int b, int n)
@@ -339,7 +339,7 @@ static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct 
     }
 }
 
-/* The checkpoints after tokens t0 + 1 to t0 + n; those before are known. */
+/* Finds the checkpoints after tokens t0 + 1 to t0 + n; those before are known. */
 static void find_checkpoints(struct chunk *c, const struct gdn_rule *r, const struct gdn_seq *seq,
                              int64_t t0, int n)
 {

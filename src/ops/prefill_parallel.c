@@ -55,7 +55,7 @@ static size_t lay_out(struct parallel *c, char *memory)
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-/* A dense float32 tensor of that shape. */
+/* Returns a dense float32 tensor of that shape. */
 static gdn_tensor dense(char *buffer, const gdn_tensor *like)
 {
     gdn_tensor t    = { .data = buffer, .dtype = GDN_F32, .ndim = like->ndim };
@@ -154,7 +154,7 @@ static gdn_summary_fold_args fold(const struct parallel *c)
     return a;
 }
 
-/* The pool of final states; data NULL: there is none. */
+/* Returns the pool of final states; data NULL: there is none. */
 static gdn_tensor final_pool(const struct parallel *c)
 {
     const gdn_rule_args *a = &c->args;

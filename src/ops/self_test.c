@@ -154,7 +154,7 @@ struct rule_inputs {
     double                  A_log, dt;
 };
 
-/* One token on one column of the state: its output, and what that may err by, in units. */
+/* Returns one token on one column of the state: its output, and what that may err by, in units. */
 static double step(struct self_test *s, const struct rule_inputs *in, int t, int h, int j,
                    double *magnitude)
 {

@@ -47,7 +47,7 @@ static gdn_status view_transition(gdn_ctx *ctx, const gdn_tensor *t, const char 
     return gdn_state_view(ctx, t, name, GDN_STATE_KV, a->H, a->K, a->K, view);
 }
 
-/* The rows of ops.def; B: slots of states, P: ranges. */
+/* Checks the rows of ops.def; B: slots of states, P: ranges. */
 static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, int32_t layout,
                                const struct gdn_product *a)
 {

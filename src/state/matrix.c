@@ -57,7 +57,7 @@ static void copy_elements(char *to, int64_t to_step, const char *from, int64_t f
     for (int64_t i = 0; i < n && unit == 4; i++) memcpy(to + i * to_step, from + i * from_step, 4);
 }
 
-/* A row with any steps: its elements are brought together, converted, and dealt out. */
+/* Copies a row with any steps: its elements are brought together, converted, and dealt out. */
 static void copy_strided(const struct gdn_kernels *kr, const struct gdn_matrix *to,
                          const struct gdn_matrix *from, int64_t row, int64_t columns)
 {

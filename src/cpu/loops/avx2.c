@@ -123,7 +123,7 @@ static inline vf vf_load_e4m3(const uint8_t *p)
     const __m128i h = _mm_andnot_si128(_mm_set1_epi16(0x4000), x);
     return vf_mul(vf_from_f16(_mm_or_si128(h, _mm_and_si128(nan, _mm_set1_epi16(0x7c00)))), vf_set1(256));
 }
-/* The low byte of each element. */
+/* Stores the low byte of each element. */
 static inline void store_8bit(uint8_t *p, __m256i x)
 {
     x = _mm256_and_si256(x, _mm256_set1_epi32(255));

@@ -59,7 +59,7 @@ static inline vf vf_exponent(vf x)
     return vcvtq_f32_s32(vsubq_s32(vshrq_n_s32(i, 23), vdupq_n_s32(127)));
 }
 
-/* The first two, then the last two elements of a and b. */
+/* Returns the first two, then the last two elements of a and b. */
 static inline vf low_halves(vf a, vf b)
 {
     return vcombine_f32(vget_low_f32(a), vget_low_f32(b));

@@ -108,7 +108,7 @@ static const struct storage f16  = { sizeof(uint16_t), load_row_f16, store_row_f
 
 /* ---- Rows ---- */
 
-/* Eight sums: rounding errors grow with n / 8. */
+/* Returns the dot product in eight sums: rounding errors grow with n / 8. */
 static float dot(const float *a, const float *b, size_t n)
 {
     float  s[8] = { 0 };
@@ -203,7 +203,7 @@ static void chunk_gates(float *A, float *B, float *from_start, float *to_end, co
     }
 }
 
-/* Row i of u, from those before it; rest: v_i - from_start_i p_i. */
+/* Solves row i of u, from those before it; rest: v_i - from_start_i p_i. */
 static void solve_row(float u[C][STRIP], int i, const float *rest, const float *A, float beta)
 {
     for (int c = 0; c < STRIP; c++) u[i][c] = beta * rest[c];

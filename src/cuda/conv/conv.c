@@ -36,7 +36,7 @@ static int32_t state_dtype(const struct gdn_cu_conv *c)
     return c->from.data ? c->from.dtype : c->to.data ? c->to.dtype : c->x.dtype;
 }
 
-/* Warps that the device has at once. */
+/* Returns warps that the device has at once. */
 static int64_t warps_of(const gdn_ctx *ctx, int busy)
 {
     return (int64_t)ctx->cuda->sm_count * busy * WARPS;
@@ -131,7 +131,7 @@ static bool is_step_view(const struct gdn_conv_view *v, int32_t dtype)
            (v->channel == 1 && (uint64_t)v->entry * unit % 16 == 0);
 }
 
-/* One token for each sequence: how many of these a warp takes at most; 0: no steps. */
+/* Returns one token for each sequence: how many of these a warp takes at most; 0: no steps. */
 static int64_t steps_of(const gdn_ctx *ctx, const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;

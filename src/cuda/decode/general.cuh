@@ -56,7 +56,7 @@ GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struc
     return place_of<Tile>(r, w, view, slot, float_bytes(view.dtype));
 }
 
-/* Element by element; the copy is for the loops, which are not unrolled whole. */
+/* Loads element by element; the copy is for the loops, which are not unrolled whole. */
 template <class Tile> GDN_DEVICE void load_any(Tile &tile, const struct decode_place &from)
 {
     float S[Tile::N * 4];
@@ -127,7 +127,7 @@ GDN_DEVICE void enter(Tile &tile, const struct gdn_cu_rule &r, const struct deco
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* The sequence of a batch that has nothing but cu_seqlens and slots. */
+/* Returns the sequence of a batch that has nothing but cu_seqlens and slots. */
 GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t row)
 {
     struct gdn_cu_seq s     = {};
@@ -168,7 +168,7 @@ static __device__ __noinline__ void read_any(struct decode_work *w, const struct
     w->checkpoints = c;
 }
 
-/* A piece of work, by one warp: of sequence `row`, part `part` of the states of all heads. */
+/* Reads a piece of work, by one warp: of sequence `row`, part `part` of the states of all heads. */
 GDN_DEVICE void read_work(struct decode_work &w, const struct gdn_cu_decode &a, int part,
                           int64_t row)
 {

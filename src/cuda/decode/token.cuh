@@ -26,7 +26,7 @@
 
 /* ---- 16 bytes of a state --------------------------------------------------------------------- */
 
-/* Element e of 16 bits of those that lie in pairs, from its pair. */
+/* Returns element e of 16 bits of those that lie in pairs, from its pair. */
 template <int dtype> GDN_DEVICE float one_element(uint32_t x, int e)
 {
     if (dtype == GDN_BF16) return __uint_as_float(e % 2 ? x & 0xffff0000 : x << 16);
@@ -112,7 +112,7 @@ GDN_DEVICE bool one_begin(struct one_place &w, const struct gdn_cu_one &a)
     return w.from >= 0 && w.from < a.read_pool && w.to >= 0 && w.to < a.write_pool;
 }
 
-/* A number of 4 or 2 bytes, or of none: zero. */
+/* Returns a number of 4 or 2 bytes, or of none: zero. */
 GDN_DEVICE uint32_t one_bits(const struct gdn_cu_at &t, int row, int head, int bytes)
 {
     return ld_4_or_2(one_at(t, row, head), bytes);
@@ -176,7 +176,7 @@ GDN_DEVICE struct one_factors one_factors_of(float kk, float qq, float kq,
     return { k, q, kq * k * q };
 }
 
-/* Over `lanes` that follow each other. */
+/* Returns the sum over `lanes` consecutive lanes. */
 template <int lanes> GDN_DEVICE float one_sum(float x)
 {
 #pragma unroll
@@ -275,7 +275,7 @@ GDN_DEVICE void one_fetch_token(uint32_t (&raw)[Tile::C * Tile::E], struct one_g
     value = ld_b32_b16(one_at(a.v, w.row, one_source(w.head, a.group_v)) + own * 2, false, true);
 }
 
-/* The sums of raw k and q. */
+/* Returns the sums of raw k and q. */
 template <class Tile>
 GDN_DEVICE struct one_factors one_products(const uint32_t (&raw)[Tile::C * Tile::E],
                                            const struct gdn_cu_one &a)
@@ -448,7 +448,7 @@ GDN_DEVICE void one_write(Tile &tile, const struct one_shared<Tile> &sh, float a
     }
 }
 
-/* A thread's column, from the parts: u, and what goes out. */
+/* Returns a thread's column, from the parts: u, and what goes out. */
 template <class Tile>
 GDN_DEVICE float one_column(float &u, const struct one_shared<Tile> &sh, const struct gdn_cu_one &a,
                             float alpha, float beta, float v)

@@ -154,7 +154,7 @@ template <class Tile, int KC> GDN_DEVICE void find_record(struct walk<Tile, KC> 
                             : clamp64(load_index(r.record_count, m.record), 0, r.record_rows);
 }
 
-/* Row `row` into number threadIdx.x / 32 of the window, by a warp. */
+/* Loads row `row` into number threadIdx.x / 32 of the window, by a warp. */
 template <class Tile, int KC>
 GDN_DEVICE void load_row(struct walk<Tile, KC> &m, struct decode_window<KC> &to, int64_t row)
 {
@@ -169,7 +169,7 @@ GDN_DEVICE void load_row(struct walk<Tile, KC> &m, struct decode_window<KC> &to,
     if (lane == 0) to.alpha[i] = *(const float *)record_at(r.record_g, m.record, row, w.head);
 }
 
-/* The rows in use, to the state. */
+/* Applies the rows in use, to the state. */
 template <class Tile, int KC> GDN_DEVICE void apply_record(struct walk<Tile, KC> &m)
 {
     struct decode_window<KC> &window = m.sh.decode.windows[0];
@@ -191,7 +191,7 @@ template <class Tile, int KC> GDN_DEVICE void apply_record(struct walk<Tile, KC>
     if (m.count) m.changed = 1;
 }
 
-/* The window's tokens, the warp's one of them from visit i on; alpha, and k, with the first
+/* Stores the window's tokens, the warp's one of them from visit i on; alpha, and k, with the first
  * columns of (the first of) the heads that it belongs to. */
 template <class Tile, int KC>
 GDN_DEVICE void store_row(const struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
@@ -250,7 +250,7 @@ GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &p
     }
 }
 
-/* Number i of the window, to the state. */
+/* Computes number i of the window, to the state. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
                               int i, const struct tree_visit &visit)
@@ -266,7 +266,8 @@ GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_wind
     round_state(m, changes, visit.token + 1);
 }
 
-/* All T visits. If there are none, the state as it is, after n_tokens, still goes to `slot`. */
+/* Computes all T visits. If there are none, the state as it is, after n_tokens, still goes to
+ * `slot`. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot, int64_t n_tokens)
 {

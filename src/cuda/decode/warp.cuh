@@ -216,7 +216,7 @@ template <class Tile> GDN_DEVICE int lane_of(int c)
            threadIdx.x % Tile::BIT;
 }
 
-/* A lane's partial sums, of all 16. */
+/* Returns a lane's partial sums, of all 16. */
 template <class Tile> GDN_DEVICE float warp_sum(const float (&part)[Tile::PARTS])
 {
     float x = part[0];
@@ -302,7 +302,8 @@ template <class Tile> GDN_DEVICE void warp_decay(Tile &tile, float alpha)
     for (int i = 0; i < Tile::N * Tile::E; i++) tile.S[i / Tile::E][i % Tile::E] = 0;
 }
 
-/* Sums over K of a lane's columns, p and then z; the lane is left with p or z of one column. */
+/* Returns sums over K of a lane's columns, p and then z; the lane is left with p or z of one
+ * column. */
 template <class Tile>
 GDN_DEVICE float warp_sums(const Tile &tile, const struct warp_token<Tile::PARTS * Tile::J> &t)
 {
@@ -353,7 +354,7 @@ GDN_DEVICE void warp_step(Tile &tile, const struct warp_token<Tile::PARTS * Tile
 
 /* ---- A warp --------------------------------------------------------------------------------- */
 
-/* The columns from `column` on in a slot. */
+/* Returns the columns from `column` on in a slot. */
 template <class Tile, int dtype>
 GDN_DEVICE struct warp_place warp_place_of(const struct gdn_cu_warp &a, const struct gdn_cu_pool &p,
                                            int slot, int head, int column)

@@ -31,7 +31,7 @@
 
 enum { MMA_TOKENS = 4, MMA_ROWS = 16 };
 
-/* The first 11 bits of x, and the rest. */
+/* Returns the first 11 bits of x, and the rest. */
 GDN_DEVICE uint32_t tf32_high(float x) { return __float_as_uint(x) & 0xffffe000; }
 GDN_DEVICE uint32_t tf32_rest(float x)
 {
@@ -256,7 +256,7 @@ GDN_DEVICE void mma_rule(struct mma_rows &r, const Tile &tile, const uint32_t (&
     mma_recur(r, G, k, q, T, each);
 }
 
-/* Row v of a head's state in a slot, from the lane's first element on. */
+/* Returns row v of a head's state in a slot, from the lane's first element on. */
 GDN_DEVICE char *mma_row(const struct gdn_cu_pool &p, int slot, int head, int v)
 {
     return warp_state(p, slot, head) + v * p.row + threadIdx.x % 4 * 16;
@@ -277,7 +277,7 @@ GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct m
     if (changed || !given || to != from) mma_store(tile, to, a.to.row, bytes);
 }
 
-/* The window of s that begins after `done` tokens. */
+/* Returns the window of s that begins after `done` tokens. */
 GDN_DEVICE struct warp_seq window_of(const struct warp_seq &s, int done)
 {
     struct warp_seq w = s;

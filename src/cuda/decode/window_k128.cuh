@@ -306,7 +306,7 @@ GDN_DEVICE void four_rows(const struct gdn_cu_four &a, const struct one_place &w
     four_write(tiles, sh, r, a, w, a.T, slot, row, at, from);
 }
 
-/* The call from token `first` on. */
+/* Returns the call from token `first` on. */
 GDN_DEVICE struct gdn_cu_four four_from(const struct gdn_cu_four &a, int first)
 {
     struct gdn_cu_four b = a;

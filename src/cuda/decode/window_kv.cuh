@@ -42,7 +42,7 @@ template <class Tile> struct few_raw {
 
 /* ---- Memory --------------------------------------------------------------------------------- */
 
-/* The lane's first piece of a state in a slot. */
+/* Returns the lane's first piece of a state in a slot. */
 template <class Tile>
 GDN_DEVICE char *few_at(const struct gdn_cu_pool &p, int slot, int head, int column)
 {

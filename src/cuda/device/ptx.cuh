@@ -124,7 +124,7 @@ GDN_DEVICE void prefetch(const void *p, bool some)
                  : "l"(p), "r"((int)some));
 }
 
-/* A word if `word`, two bytes if `half`, else zero. */
+/* Returns a word if `word`, two bytes if `half`, else zero. */
 GDN_DEVICE uint32_t ld_b32_b16(const void *p, bool word, bool half)
 {
     uint32_t x;
@@ -154,7 +154,7 @@ GDN_DEVICE void ld_v2_b32(uint32_t (&x)[2], const void *p, bool two, bool one)
                  : "l"(p), "r"((int)two), "r"((int)one));
 }
 
-/* An index of 4, 8 or 1 (unsigned) bytes; of no bytes: `absent`. */
+/* Returns an index of 4, 8 or 1 (unsigned) bytes; of no bytes: `absent`. */
 GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
 {
     int64_t x;
@@ -238,7 +238,7 @@ GDN_DEVICE uint16_t f32_to_f16(float x)
     return y;
 }
 
-/* Two at once, `low` in the lower half. */
+/* Returns two at once, `low` in the lower half. */
 GDN_DEVICE uint32_t f32_to_bf16x2(float low, float high)
 {
     uint32_t y;

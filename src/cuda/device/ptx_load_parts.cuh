@@ -9,7 +9,7 @@
 
 #include "cuda/device/ptx.cuh"
 
-/* A number of 4 or 2 bytes, or none: zero. */
+/* Returns a number of 4 or 2 bytes, or none: zero. */
 GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)
 {
     uint32_t low, high;
@@ -70,7 +70,7 @@ GDN_DEVICE void ld_flag(uint32_t (&x)[2], const void *p, int bytes)
                  : "l"(p), "r"(bytes));
 }
 
-/* A word; two, aligned as a whole. */
+/* Returns a word; two, aligned as a whole. */
 GDN_DEVICE uint32_t ld_b32(const void *p)
 {
     uint32_t x;

@@ -28,7 +28,7 @@ GDN_DEVICE void load_matrices_turned(uint32_t (&x)[4], uint32_t row)
                  : "r"(row));
 }
 
-/* A matrix in registers, turned. */
+/* Returns a matrix in registers, turned. */
 GDN_DEVICE uint32_t turn_matrix(uint32_t x)
 {
     uint32_t y;
@@ -85,7 +85,7 @@ GDN_DEVICE uint32_t add_f16x2(uint32_t z, uint32_t x, uint32_t f)
 
 /* ---- Copies from global to shared memory that go on behind the thread's back ----------------- */
 
-/* The first `valid` of `bytes` (4, 8, 16; a constant) from memory, zeros for the rest. */
+/* Copies the first `valid` of `bytes` (4, 8, 16; a constant) from memory, zeros for the rest. */
 template <int bytes>
 GDN_DEVICE void copy_async(uint32_t to, const void *from, int valid)
 {

@@ -302,7 +302,7 @@ static gdn_status convolve(const struct step *s, struct gdn_rows out)
     return gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream);
 }
 
-/* The buffer, as out lies. */
+/* Returns the buffer, as out lies. */
 static gdn_tensor before_out(const struct step *s)
 {
     const gdn_tensor *t = &s->m->args.out;

@@ -184,7 +184,7 @@ GDN_DEVICE int step_slot(const struct gdn_cu_step &a, const struct step_work &w,
     return to < r.write_pool ? (int)to : -1;
 }
 
-/* Input t of the sequence; t < 0: of the state that it starts from, -1 the newest. */
+/* Returns input t of the sequence; t < 0: of the state that it starts from, -1 the newest. */
 GDN_DEVICE float step_input(const struct gdn_cu_step &a, const struct step_work &w, int channel,
                             int t)
 {

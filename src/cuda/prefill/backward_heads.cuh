@@ -512,7 +512,7 @@ GDN_DEVICE void clean_head(struct heads_shared &sh, vectors &g)
     async_fence();
     meet_workers();
 }
-/* One thread of each warp arrives at the barrier: the place is free. */
+/* Releases a place: one thread of each warp arrives at the barrier. */
 GDN_DEVICE void release(uint64_t &barrier)
 {
     __syncwarp();

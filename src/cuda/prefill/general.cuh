@@ -233,7 +233,7 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
     }
 }
 
-/* The output of a chunk, from where V was. By a warp. */
+/* Stores the output of a chunk, from where V was. By a warp. */
 template <int io, int deep>
 GDN_DEVICE void store_output(const prefill_block<io, deep> &b, const char *from, char *to,
                              int64_t c, int n_columns)
@@ -360,7 +360,7 @@ template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, de
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* Zeros for the block's columns of tokens [from, to), counted as row_at() does. */
+/* Writes zeros to the block's columns of tokens [from, to), counted as row_at() does. */
 template <int io, int deep>
 GDN_DEVICE void zero_tokens(const prefill_block<io, deep> &b, int64_t from, int64_t to)
 {

@@ -48,7 +48,7 @@ GDN_DEVICE token_mask tokens_of(const uint32_t (&words)[2])
 {
     return (token_mask)words[1] << 32 | words[0];
 }
-/* Tokens 0 to n - 1. */
+/* Returns tokens 0 to n - 1. */
 GDN_DEVICE token_mask tokens_below(int n)
 {
     return n >= 64 ? ~(token_mask)0 : ((token_mask)1 << n) - 1;
@@ -58,7 +58,7 @@ GDN_DEVICE bool are_parted(token_mask resets, int j, int i)
 {
     return resets && (resets & tokens_below(i + 1) & ~tokens_below(j + 1)) != 0;
 }
-/* The tokens that token i sees: it and those before it, from the last one that forgets. */
+/* Returns the tokens that token i sees: it and those before it, from the last one that forgets. */
 GDN_DEVICE token_mask tokens_seen(token_mask resets, int i)
 {
     const token_mask before = tokens_below(i + 1), forget = resets & before;
@@ -128,7 +128,7 @@ GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
     raw.left       = (int)clamp64(s.n_valid - t, 0, INT32_MAX);
 }
 
-/* Inclusive sums over lanes; with resets: sums that start anew at one, before: of the word
+/* Returns inclusive sums over lanes; with resets: sums that start anew at one, before: of the word
  * before. */
 GDN_DEVICE float scan_lanes(float x)
 {
@@ -155,8 +155,8 @@ GDN_DEVICE float scan_from_resets(float x, bool reset, float before)
     return anew ? x : x + before;
 }
 
-/* Gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a time:
- * it is much code, and no warp waits for it. */
+/* Expands gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a
+ * time: it is much code, and no warp waits for it. */
 template <int chunk>
 GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chunk> &v,
                              const raw_gates<chunk> &raw, const struct gdn_cu_rule &r, int n)
@@ -203,7 +203,7 @@ template <int chunk> GDN_DEVICE void fill_tokens(float (&of)[chunk], float x)
     for (int t = threadIdx.x % 32; t < chunk; t += 32) of[t] = x;
 }
 
-/* All but k_scale and q_scale, from expand_gates(). */
+/* Writes all but k_scale and q_scale, from expand_gates(). */
 template <int chunk>
 GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>::each],
                             const struct gdn_cu_rule &r, int n)
@@ -232,7 +232,7 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>
 
 /* ---- Lengths: a thread per row of K or Q ----------------------------------------------------- */
 
-/* One row of a tile, `deep` elements; 1 / its length. */
+/* Returns one row of a tile, `deep` elements; 1 / its length. */
 template <int io, int deep>
 GDN_DEVICE float row_inverse_length(const char *row, const struct gdn_cu_rule &r)
 {
@@ -254,7 +254,8 @@ GDN_DEVICE float row_inverse_length(const char *row, const struct gdn_cu_rule &r
     return inverse_length(sum, r.norm, r.norm_eps);
 }
 
-/* The K elements of a row x length in place; what pads it stays zero, whatever the length is. */
+/* Scales the K elements of a row x length in place; what pads it stays zero, whatever the length
+ * is. */
 template <int io> GDN_DEVICE void scale_row(char *row, float length, int K)
 {
     typedef typename gdn_io<io>::type element;
@@ -290,7 +291,7 @@ GDN_DEVICE void write_lengths(chunk_vectors<chunk> &v, char *k, char *q,
 
 /* ---- Gram matrices --------------------------------------------------------------------------- */
 
-/* Rows [16 i, 16 i + 16) of A times those of K up to the same: blocks 0 to i. */
+/* Multiplies rows [16 i, 16 i + 16) of A times those of K up to the same: blocks 0 to i. */
 template <int io, int deep, int blocks>
 GDN_DEVICE void multiply_rows(mma_block (&gram)[blocks], uint32_t a, uint32_t k, int i)
 {
@@ -313,7 +314,7 @@ GDN_DEVICE void multiply_rows(mma_block (&gram)[blocks], uint32_t a, uint32_t k,
     }
 }
 
-/* Rows of L: what is not finite becomes zero, and its token dead. */
+/* Writes rows of L: what is not finite becomes zero, and its token dead. */
 template <int chunk>
 GDN_DEVICE void write_l(float *L, chunk_vectors<chunk> &v, const mma_block (&gram)[chunk / 16],
                         int w)

@@ -83,7 +83,7 @@ GDN_DEVICE void load_state(mma_block (&S)[n], const struct state_place &p,
     }
 }
 
-/* Columns of k from `k` on. */
+/* Stores columns of k from `k` on. */
 GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
                             const struct state_part &part, int k)
 {
@@ -112,7 +112,7 @@ struct prefill_cursor {
     int64_t c, at, slot;
 };
 
-/* The next checkpoint becomes number c. By a warp. */
+/* Makes checkpoint c the next one. One warp calls it. */
 GDN_DEVICE void set_cursor(struct prefill_cursor &cursor, int64_t c, const struct gdn_cu_batch &b,
                            const struct gdn_cu_checkpoints &list)
 {
@@ -130,7 +130,7 @@ struct spoilt_rows {
     token_mask row[2];
 };
 
-/* Zeros for what is not finite in column block j, and where it was. */
+/* Replaces values of column block j that are not finite by zeros, and notes their places. */
 GDN_DEVICE void take_spoilt(struct spoilt_rows &s, mma_block &x, int j)
 {
 #pragma unroll
@@ -311,7 +311,7 @@ __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(opera
     return s;
 }
 
-/* The output of the chunk, to where V was; u is U^T. spoilt: NULL where all was finite. */
+/* Returns the output of the chunk, to where V was; u is U^T. spoilt: NULL where all was finite. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, const operands &u,
                                                              const struct spoilt_rows *spoilt) const
@@ -417,7 +417,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const ope
         }
 }
 
-/* The state after the first n tokens of the chunk, as a call leaves it that ends there. */
+/* Returns the state after the first n tokens of the chunk, as a call leaves it that ends there. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, const tokens &U, int n,
                                                             const struct state_place &to,

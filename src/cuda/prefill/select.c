@@ -181,7 +181,8 @@ static struct gdn_cuda_cut_options cut_options_of(const struct gdn_rule_call *c)
     return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
-/* Workspace is for segments and for states of 8 bits. GDN_EXACT goes token by token, as decode. */
+/* Plans the workspace for segments and states of 8 bits. GDN_EXACT goes token by token, as
+ * decode. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c    = call;

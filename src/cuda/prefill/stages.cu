@@ -65,7 +65,7 @@ GDN_DEVICE struct uw_column column_at(const struct gdn_cu_stage &a, int i)
     return { &a.T, i - nu - nw };
 }
 
-/* Row t of its right side, zero where beta is 0 (G8). */
+/* Returns row t of its right side, zero where beta is 0 (G8). */
 GDN_DEVICE float right_side(const struct gdn_cu_stage &a, const struct stage_gates &g,
                             const struct stage_chunk &c, int head, const struct uw_column &to,
                             int t)
@@ -209,7 +209,7 @@ GDN_DEVICE void stage_output(const struct gdn_cu_stage &a)
 
 /* ---- Products of summaries ----------------------------------------------------------------- */
 
-/* Rows [x0, x0 + 64) and columns [y0, y0 + 64) of M. */
+/* Loads rows [x0, x0 + 64) and columns [y0, y0 + 64) of M. */
 GDN_DEVICE void load_transition(float (*tile)[DEPTH + 1], const struct gdn_cu_product &a,
                                 int64_t from, int x0, int y0)
 {

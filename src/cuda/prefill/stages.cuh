@@ -73,7 +73,8 @@ GDN_DEVICE void cut_chunk(struct stage_chunk &c, int64_t i, int64_t C)
     c.n_all = clamp64(c.seq.n_tokens - c.t0, 0, C);
 }
 
-/* Sequences first to first + 31, one per lane: their chunks, those of earlier lanes included. */
+/* Returns, for sequences first to first + 31, one per lane, their chunks and those of earlier
+ * lanes. */
 GDN_DEVICE long long count_chunks(const struct gdn_cu_batch &b, int64_t first, int64_t end,
                                   int64_t C)
 {
@@ -86,7 +87,7 @@ GDN_DEVICE long long count_chunks(const struct gdn_cu_batch &b, int64_t first, i
     return n;
 }
 
-/* The number of the first chunk of a sequence. By all threads of a warp. */
+/* Returns the number of the first chunk of a sequence. By all threads of a warp. */
 GDN_DEVICE int64_t first_chunk(const struct gdn_cu_batch &b, int64_t row, int64_t C)
 {
     int64_t first = 0;
@@ -96,8 +97,8 @@ GDN_DEVICE int64_t first_chunk(const struct gdn_cu_batch &b, int64_t row, int64_
     return first;
 }
 
-/* Chunk `number` of the batch. Those past the last have the tokens of no sequence, C each. By all
- * threads of a warp. */
+/* Returns chunk `number` of the batch. Those past the last have the tokens of no sequence, C each.
+ * By all threads of a warp. */
 GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t number, int64_t C)
 {
     struct stage_chunk c = {};
@@ -131,7 +132,7 @@ GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t n
 GDN_DEVICE bool sees(const struct stage_gates &g, int i) { return g.start[i] < 0; }
 GDN_DEVICE bool reaches(const struct stage_gates &g, int i, int n) { return i >= g.start[n - 1]; }
 
-/* Gates of n > 0 tokens; 0 and beta 0 beyond. Sums are float64. By the whole block. */
+/* Loads gates of n > 0 tokens; 0 and beta 0 beyond. Sums are float64. By the whole block. */
 GDN_DEVICE void load_gates(struct stage_gates &g, const struct gdn_cu_rule &r,
                            const struct stage_chunk &c, int head)
 {
@@ -166,8 +167,8 @@ GDN_DEVICE void load_gates(struct stage_gates &g, const struct gdn_cu_rule &r,
 
 /* ---- Products ------------------------------------------------------------------------------ */
 
-/* Columns of the rows of a chunk, as many as a row of the tile less its padding, from x0 on; zeros
- * beyond n rows and K. */
+/* Loads columns of the rows of a chunk, as many as a row of the tile less its padding, from x0 on;
+ * zeros beyond n rows and K. */
 template <int LD>
 GDN_DEVICE void load_tile(float (*tile)[LD], const struct gdn_rows &rows,
                           const struct stage_chunk &c, int head, int x0, int K)
@@ -280,7 +281,7 @@ GDN_DEVICE void update_state(struct strip_shared &sh, const struct gdn_rows &row
     __syncthreads();
 }
 
-/* The state after a chunk, from x = u. keys: the chunk as the rows of k have it. */
+/* Passes the state after a chunk, from x = u. keys: the chunk as the rows of k have it. */
 GDN_DEVICE void pass_chunk(struct strip_shared &sh, const struct gdn_cu_rule &r,
                            const struct stage_chunk &keys, int head)
 {
@@ -300,8 +301,9 @@ GDN_DEVICE void pass_chunk(struct strip_shared &sh, const struct gdn_cu_rule &r,
 
 /* ---- Solving ------------------------------------------------------------------------------- */
 
-/* Column `col` of STEP rows from `first` on of (I + A) x = r, with the earlier rows of x known: r
- * becomes x. selects: a gate of the chunk forgets, and what rows do not look back to may be NaN. */
+/* Solves column `col` of STEP rows from `first` on of (I + A) x = r, with the earlier rows of x
+ * known: r becomes x. selects: a gate of the chunk forgets, and what rows do not look back to may
+ * be NaN. */
 template <bool selects, int ld>
 GDN_DEVICE void solve_step(float (&r)[STEP], const struct chunk_shared &sh, const float (*x)[ld],
                            int col, int first)

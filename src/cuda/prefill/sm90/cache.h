@@ -27,7 +27,7 @@ struct gdn_cuda_sm90 {
 /* Returns whether rows of n_heads can have a map. */
 bool gdn_cuda_is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, int64_t n_heads);
 
-/* The map of a tensor, kept as number i of the context's. */
+/* Finds the map of a tensor, kept as number i of the context's. */
 gdn_status gdn_cuda_find_map(gdn_ctx *ctx, const char *name, int i, const struct gdn_rows *r,
                              const struct gdn_cu_batch *b, int64_t n_heads, int64_t n_columns,
                              struct gdn_cu_map *map);

@@ -188,7 +188,7 @@ static void skip_columns(struct gdn_pool_view *p, int n)
     if (p->data) p->data += n * step * (int64_t)gdn_dtype_bytes(p->dtype);
 }
 
-/* The rule for the columns of V from `first` on, as many as a launch takes. */
+/* Returns the rule for the columns of V from `first` on, as many as a launch takes. */
 static struct gdn_cu_rule slice_of(const struct gdn_cu_rule *r, int first)
 {
     struct gdn_cu_rule s     = *r;

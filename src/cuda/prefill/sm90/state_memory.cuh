@@ -17,7 +17,7 @@ GDN_DEVICE int token_of(int i, uint32_t lane)
 }
 GDN_DEVICE uint32_t rare_lane(void) { return opaque(threadIdx.x % 32); }
 
-/* A pair of elements of a state; zero if they do not exist. */
+/* Loads a pair of elements of a state; zero if they do not exist. */
 template <int dtype> struct state_pair;
 template <> struct state_pair<GDN_F32> {
     GDN_DEVICE void load(const char *p, float &x, float &y, bool there)

@@ -23,7 +23,7 @@ struct measure {
 int  measure_open(struct measure *m, const char *isa, int n_threads, size_t footprint);
 void measure_close(struct measure *m);
 
-/* float32 multiplications and additions per second, fused where the instruction set can. */
+/* Returns float32 multiplications and additions per second, fused where the instruction set can. */
 double measure_flops(const struct measure *m, double seconds);
 /* Returns bytes per second, read plus written, of x[i] = c x[i] in place. */
 double measure_in_place(const struct measure *m, double seconds);

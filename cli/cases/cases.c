@@ -31,7 +31,7 @@ double case_bytes(const gdn_tensor *t)
     return t->data ? (double)count(t) * (double)gdn_dtype_bytes(t->dtype) : 0;
 }
 
-/* The first n elements, again and again. */
+/* Repeats the first n elements, again and again. */
 static void repeat(const gdn_tensor *t, int64_t n)
 {
     const size_t bytes = gdn_dtype_bytes(t->dtype);
@@ -41,7 +41,7 @@ static void repeat(const gdn_tensor *t, int64_t n)
     }
 }
 
-/* How many elements to make: whole rows, some millions at most. */
+/* Returns how many elements to make: whole rows, some millions at most. */
 static int64_t fresh(const gdn_tensor *t)
 {
     const int64_t limit = (1 << 22) / t->stride[0] * t->stride[0];
@@ -61,7 +61,7 @@ gdn_tensor case_tensor(struct memory *m, int32_t dtype, int ndim, const int64_t 
     return t;
 }
 
-/* Rows of length 1. */
+/* Returns rows of length 1. */
 static gdn_tensor unit_rows(struct memory *m, int32_t dtype, const int64_t *size)
 {
     gdn_tensor t     = case_tensor(m, dtype, 3, size, -1, 1);
@@ -188,7 +188,7 @@ static bool make_slots(struct rule_case *c)
     return true;
 }
 
-/* q, k, gates: as they are, or raw. */
+/* Makes q, k, gates: as they are, or raw. */
 static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
                         const int64_t *gate_size)
 {
@@ -371,7 +371,7 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
     return true;
 }
 
-/* Three heads of sequence 0; its final state too if it is short enough to be followed. */
+/* Compares three heads of sequence 0; its final state too if it is short enough to be followed. */
 static bool compare_heads(const struct rule_case *c, double *state, double *want, double *got,
                           struct comparison *found)
 {

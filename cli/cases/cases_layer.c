@@ -128,7 +128,7 @@ static gdn_tensor matrix(struct block_case *c, int64_t rows, int64_t columns)
 
 static int64_t channels(const struct case_dims *d) { return 2 * d->Hq * d->K + d->Hv * d->V; }
 
-/* n rows of a weight to another. */
+/* Moves n rows of a weight to another. */
 static void move_rows(const gdn_tensor *to, int64_t row, const gdn_tensor *from, int64_t from_row,
                       int64_t n)
 {
@@ -137,7 +137,7 @@ static void move_rows(const gdn_tensor *to, int64_t row, const gdn_tensor *from,
            (const char *)from->data + (size_t)from_row * bytes, (size_t)n * bytes);
 }
 
-/* The projections as Qwen3-Next has them: rows of a key head together. */
+/* Fuses the projections as Qwen3-Next has them: rows of a key head together. */
 static void fuse(struct block_case *c)
 {
     const struct case_dims *d = &c->dims;
@@ -222,7 +222,7 @@ int block_case_make(struct block_case *c, const struct case_dims *dims, const in
     return cli_bad("no memory for a layer of hidden size %lld", (long long)dims->hidden);
 }
 
-/* y [T][rows] = x [T][columns] times w transposed; NULL without memory. */
+/* Computes y [T][rows] = x [T][columns] times w transposed; NULL without memory. */
 static double *project(const double *x, const gdn_tensor *w, int64_t T)
 {
     const int64_t rows = w->size[0], columns = w->size[1];
@@ -362,7 +362,7 @@ static double *run_layer(const struct block_case *c, const struct projected *p, 
     return out;
 }
 
-/* The root mean square, element by element, of what roundings do; false without memory. */
+/* Finds the root mean square, element by element, of what roundings do; false without memory. */
 static bool find_noise(const struct block_case *c, const struct projected *p, int64_t T,
                        const double *want, double *noise)
 {

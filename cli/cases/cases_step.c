@@ -61,7 +61,7 @@ static void convolve(const struct step_case *c, int64_t first, int64_t n, int64_
     }
 }
 
-/* Value head h of sequence 0, to want [T][V]; before the call, which changes the states. */
+/* Follows value head h of sequence 0, to want [T][V]; before the call, which changes the states. */
 static bool follow(const struct step_case *c, int64_t h, int64_t T, double *want)
 {
     const struct case_dims *d = &c->dims;

@@ -24,7 +24,7 @@ struct check {
 
 static const char *const dtype_names[] = { "f32", "bf16", "f16", "i8", "e4m3" };
 
-/* The kernels that the last call named. */
+/* Marks the kernels that the last call named. */
 static void mark(struct check *k)
 {
     const char *line = gdn_last_kernel(k->ctx);

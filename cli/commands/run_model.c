@@ -58,7 +58,8 @@ static int finish(struct model *m, struct phase *p, const char *name, double sec
     return CLI_OK;
 }
 
-/* The median of a few runs, each from the same states; the last one's are kept. */
+/* Runs a prefill a few times, each from the same states, and keeps the median. The states of the
+ * last run are kept. */
 static int run_prefill(struct model *m)
 {
     const gdn_tensor *state = &m->prefill.args.state;
@@ -124,7 +125,7 @@ static double *state_of(const struct model *m, int64_t b, int i)
     return m->states + (b * FOLLOWED + i) * DIM * DIM;
 }
 
-/* All tokens of the followed heads. */
+/* Judges all tokens of the followed heads. */
 static bool judge(struct model *m, const struct rule_case *c, struct phase *p, double part,
                   double share)
 {

@@ -125,7 +125,7 @@ static const struct {
     { "Gradients, beside float64", gradient_titles, add_gradients },
 };
 
-/* One group of files as a table. */
+/* Runs one group of files as a table. */
 static int run_group(gdn_ctx *ctx, const char *folder, struct dirent **entries, int n,
                      enum group group, bool json)
 {

@@ -169,7 +169,7 @@ static bool pair_of(const cJSON *item, const char *words[2], size_t n[2])
     return true;
 }
 
-/* The tokens of both halves and of the whole; false where one is not in the vocabulary. */
+/* Reads the tokens of both halves and of the whole; false where one is not in the vocabulary. */
 static bool read_pair(struct bpe *b, const cJSON *item, struct merge *m)
 {
     const char *words[2];

@@ -57,7 +57,7 @@ static int make_list(struct list *l, const struct past *p, const struct model *m
     return l->n == wanted ? CLI_OK : cli_bad("no memory for the state's file");
 }
 
-/* States of GDN layers between a GPU and the list. */
+/* Copies states of GDN layers between a GPU and the list. */
 static int copy_states(const struct list *l, const struct past *p, const struct model *m,
                        bool to_gpu)
 {

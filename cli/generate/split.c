@@ -49,7 +49,7 @@ struct cursor {
     bool                 marks; /* are letters */
 };
 
-/* The bytes of the next character, and its code. */
+/* Decodes the bytes of the next character, and its code. */
 static int decode(const struct cursor *c, uint32_t *code)
 {
     const unsigned char *s = c->at;

@@ -33,7 +33,7 @@ static inline int64_t gdn_rows_per_item(int64_t row_elements)
     return row_elements < GDN_ITEM_ELEMENTS ? GDN_ITEM_ELEMENTS / (row_elements + 1) + 1 : 1;
 }
 
-/* n elements of a vector from `first` on; absent: filled with `absent`. */
+/* Loads n elements of a vector from `first` on; absent: filled with `absent`. */
 static inline void gdn_load_piece(float *dst, const gdn_tensor *vector, int64_t first, int64_t n,
                                   float absent)
 {
@@ -72,7 +72,8 @@ static inline int64_t gdn_rows_per_block(int64_t n_rows, int64_t least)
     return rows > least ? rows : least;
 }
 
-/* t[i] (+)= the sum over blocks of sums[block * step + i], i < n; t is f32 and may be absent. */
+/* Stores t[i] (+)= the sum over blocks of sums[block * step + i], i < n; t is f32 and may be
+ * absent. */
 static inline void gdn_store_sums(const gdn_tensor *t, const float *sums, int64_t n_blocks,
                                   int64_t step, int64_t n, bool adds)
 {

@@ -152,8 +152,8 @@ struct gdn_product_call {
     int                n;
 };
 
-/* How many ranges a slot passes, and the i-th of slot b, which is none if it is negative. order is
- * in host memory. */
+/* Returns how many ranges a slot passes, and the i-th of slot b, which is none if it is negative.
+ * order is in host memory. */
 int64_t gdn_product_n_ranges(const struct gdn_product *a);
 int64_t gdn_product_range(const struct gdn_product *a, int64_t b, int64_t i);
 

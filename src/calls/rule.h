@@ -53,7 +53,7 @@ void   gdn_rule_cut(struct gdn_rule *rule, const struct gdn_kernels *kr, int n_t
 size_t gdn_rule_scratch(const struct gdn_rule *rule, const struct gdn_kernels *kr); /* a thread */
 void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
 
-/* flags of an op with the rule; and, where chunks are, on activations of the dtype. */
+/* Checks flags of an op with the rule; and, where chunks are, on activations of the dtype. */
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags);
 gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
@@ -96,7 +96,7 @@ struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first
  * its group, which each item makes for itself, are 16 more. */
 int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips);
 
-/* 1 / the length of a row in the formula of `norm`. */
+/* Returns 1 / the length of a row in the formula of `norm`. */
 float gdn_rule_inverse_length(float sum_of_squares, int norm, float eps);
 
 /* Rows of n tokens of k or q, ld floats apart: `head` of it, normalised and scaled. */

@@ -19,7 +19,7 @@ enum {
 };
 gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned allowed);
 
-/* ndim and sizes as wanted; a wanted size of -1 passes any. */
+/* Checks ndim and sizes as wanted; a wanted size of -1 passes any. */
 gdn_status gdn_check_shape(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int ndim,
                            const int64_t *size);
 

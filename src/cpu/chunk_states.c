@@ -74,7 +74,8 @@ static void load_d(const struct strip *p, const struct gdn_chunk *chunk, int fir
     }
 }
 
-/* k of one block; zeros where a gate parts it from the end, as 0 x NaN would reach the state. */
+/* Loads k of one block; zeros where a gate parts it from the end, as 0 x NaN would reach the
+ * state. */
 static void load_k(const struct strip *p, const struct gdn_chunk *chunk, int first)
 {
     const struct gdn_rule *r      = &p->c->rule;

@@ -81,7 +81,7 @@ static void store_tile(const struct gdn_kernels *kr, const float *src, ptrdiff_t
                                 (size_t)p->count);
 }
 
-/* dst[entry][channel], ld floats apart. count is at most ENTRIES. */
+/* Loads dst[entry][channel], ld floats apart. count is at most ENTRIES. */
 static void load_part(const struct gdn_kernels *kr, float *dst, ptrdiff_t ld, const struct part *p)
 {
     const struct gdn_conv_view *v = p->view;
@@ -244,7 +244,8 @@ static bool is_start(const struct block *b, const struct gdn_conv_view *to, int6
     return b->from && b->from->data == to->data && b->from_slot == slot;
 }
 
-/* GDN_WRITE_EACH. The slot that the sequence starts from is written when it is no longer needed. */
+/* Stores states for GDN_WRITE_EACH. The slot that the sequence starts from is written when it is no
+ * longer needed. */
 static void store_each(const struct block *b)
 {
     const struct gdn_conv *c    = b->conv;

@@ -80,7 +80,8 @@ static void load_inputs(struct block *b, int64_t t, int n)
     }
 }
 
-/* dz of n tokens from t on. The slope of z sigmoid(z) is s (1 + z sigmoid(-z)), s = sigmoid(z). */
+/* Finds dz of n tokens from t on. The slope of z sigmoid(z) is s (1 + z sigmoid(-z)), s =
+ * sigmoid(z). */
 static void find_dz(struct block *b, int64_t t, int n)
 {
     const struct gdn_conv_backward *c    = b->conv;

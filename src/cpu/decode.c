@@ -61,7 +61,7 @@ static char *column_at(const struct gdn_place *p, int col)
     return p->data ? p->data + (p->view->k_first ? col : col * p->view->ld) * elem : NULL;
 }
 
-/* k and q, and gates, of n visits from t0 on; of a tree one by one. */
+/* Loads k and q, and gates, of n visits from t0 on; of a tree one by one. */
 static void load_kq(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                     const struct gdn_rule_item *item, int64_t t0, int n)
 {
@@ -200,8 +200,8 @@ static struct gdn_place codes_of(struct step_scratch *c, const struct gdn_rule *
     return (struct gdn_place){ .data = (char *)c->codes, .scales = c->scales, .view = view };
 }
 
-/* GDN_EXACT: S as 8 bits hold it. The codes stay beside it, for another rounding of the same
- * state might find others. */
+/* Rounds the state for GDN_EXACT: S as 8 bits hold it. The codes stay beside it, for another
+ * rounding of the same state might find others. */
 static void round_state(struct step_scratch *c, float *S, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct block *b, int64_t n_tokens)
 {

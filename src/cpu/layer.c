@@ -132,7 +132,7 @@ static void store_piece(void *arg, int64_t piece, int thread)
     move_piece(arg, piece, true);
 }
 
-/* The gated RMSNorm of one token: o <- o / rms(o) norm_weight silu(z), head by head. */
+/* Computes the gated RMSNorm of one token: o <- o / rms(o) norm_weight silu(z), head by head. */
 static void norm_token(void *arg, int64_t t, int thread)
 {
     (void)thread;

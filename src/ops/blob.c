@@ -51,7 +51,8 @@ static gdn_status check_args(gdn_ctx *ctx, const gdn_blob_args *args, gdn_blob_a
     return GDN_OK;
 }
 
-/* B: as many as there are slots, or else positions, or else slots of the pools. */
+/* Counts the sequences, B: as many as there are slots, or else positions, or else slots of the
+ * pools. */
 static gdn_status count_sequences(gdn_ctx *ctx, const gdn_blob_args *a, int64_t *B)
 {
     const gdn_tensor *const of[] = { &a->slots, &a->state, &a->conv_state, &a->position };

@@ -131,7 +131,7 @@ static void move_parts(const struct side *whole, const struct side *part, bool t
     }
 }
 
-/* Room for a result, apart from its n sources. */
+/* Checks room for a result, apart from its n sources. */
 static gdn_status check_out(gdn_ctx *ctx, const struct side *out, size_t out_bytes,
                             const void *const *blobs, const size_t *bytes, int32_t n)
 {
@@ -148,7 +148,7 @@ static gdn_status check_out(gdn_ctx *ctx, const struct side *out, size_t out_byt
     return GDN_OK;
 }
 
-/* The header of a result and its positions, which are those of a source. */
+/* Writes the header of a result and its positions, which are those of a source. */
 static void begin_out(const struct side *out, const struct side *from)
 {
     gdn_blob_clear(out->data, &out->h, &out->p);
@@ -257,7 +257,7 @@ static bool are_equal_channels(const struct side *like, const void *a, const voi
     return true;
 }
 
-/* Copies of a head agree. The parts have one form, which is that of the first. */
+/* Checks that copies of a head agree. The parts have one form, which is that of the first. */
 static gdn_status check_copies(gdn_ctx *ctx, const void *const *blobs, int32_t n,
                                const struct side *like)
 {

@@ -233,7 +233,7 @@ static gdn_tensor values(const struct layer_backward *c, const void *buffer)
     return view(c, buffer, c->dtype, c->VV, 0, c->Hv, c->V);
 }
 
-/* q, k and v, from column `first` of q, k, v. */
+/* Returns q, k and v, from column `first` of q, k, v. */
 static gdn_tensor keys(const struct layer_backward *c, const void *buffer, int64_t first)
 {
     return view(c, buffer, c->dtype, c->D, first, c->Hk, c->K);
@@ -479,7 +479,7 @@ static gdn_status run_forward(const struct layer_backward *c)
     return gdn_rmsnorm_gated_part(ctx, &norm_args);
 }
 
-/* dn = dout out_proj, dout_proj = dout^T n. */
+/* Computes dn = dout out_proj, dout_proj = dout^T n. */
 static gdn_status run_output(const struct layer_backward *c)
 {
     const gdn_tensor       *w = &c->args.out_proj, *dw = &c->args.dout_proj;

@@ -67,7 +67,7 @@ static gdn_tensor dense(char *buffer, const gdn_tensor *like)
     return t;
 }
 
-/* n states [rows][columns] with `step` floats from one head to the next. */
+/* Returns n states [rows][columns] with `step` floats from one head to the next. */
 static gdn_tensor states(const struct parallel *c, char *buffer, int64_t n, int64_t step,
                          int64_t rows, int64_t columns)
 {
@@ -78,7 +78,7 @@ static gdn_tensor states(const struct parallel *c, char *buffer, int64_t n, int6
                          .stride = { c->H * step, step, columns, 1 } };
 }
 
-/* U, M of n maps. */
+/* Returns U, M of n maps. */
 static gdn_tensor offsets(const struct parallel *c, char *maps, int64_t n)
 {
     const bool kv = c->args.state_layout == GDN_STATE_KV;
@@ -237,7 +237,7 @@ static gdn_status check_rule(gdn_ctx *ctx, const struct parallel *c)
     return GDN_OK;
 }
 
-/* The batches of the parts. Prefill writes no final states where the caller has no place. */
+/* Reads the batches of the parts. Prefill writes no final states where the caller has no place. */
 static gdn_status read_batch(gdn_ctx *ctx, struct parallel *c)
 {
     const gdn_rule_args *a = &c->args;

@@ -8,7 +8,7 @@
 #include "ops/parts.h"
 #include "ops/tensors.h"
 
-/* B, H, K of a transition; V of a state `like` (data NULL: none). */
+/* Reads B, H, K of a transition; V of a state `like` (data NULL: none). */
 static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name,
                              const gdn_tensor *like, const char *like_name, int32_t layout,
                              struct gdn_product *a)
@@ -148,7 +148,7 @@ static gdn_status count_ranges(gdn_ctx *ctx, const gdn_summary_fold_args *a, str
     return GDN_OK;
 }
 
-/* order, [B][n], which sets B. */
+/* Describes order, [B][n], which sets B. */
 static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
                                  struct gdn_product *x)
 {

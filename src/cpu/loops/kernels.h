@@ -219,7 +219,7 @@ extern const struct gdn_kernels gdn_kernels_neon;
 /* All tables of this build, weakest first, then NULL. */
 extern const struct gdn_kernels *const gdn_cpu_tables[];
 
-/* GDN_CPU_... bits of this machine: CPUID and XCR0; on Arm what the target has. */
+/* Returns GDN_CPU_... bits of this machine: CPUID and XCR0; on Arm what the target has. */
 uint32_t gdn_cpu_detect(void);
 /* Returns the last table whose needs are all met and that comes no later than the one named at_most
  * (NULL: no limit). NULL if the name is unknown or its needs are not met. */

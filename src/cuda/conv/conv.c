@@ -208,7 +208,7 @@ static size_t walk_bytes(const struct gdn_cu_conv *c)
     return (size_t)(WARPS * 2 * CHANNELS * c->kept) * sizeof(float);
 }
 
-/* n_walks items that walk, then as many others. */
+/* Launches n_walks items that walk, then as many others. */
 static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv *args, enum gdn_kernel_id kernel,
                          int64_t n_walks, int64_t others, size_t shared_bytes, void *stream)
 {

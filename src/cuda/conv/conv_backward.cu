@@ -58,7 +58,7 @@ GDN_DEVICE float silu_slope(float z)
     return sigmoid(z) * (1 + z * sigmoid(-z));
 }
 
-/* dz of token t; 0 behind the last one that counts. */
+/* Returns dz of token t; 0 behind the last one that counts. */
 template <int TAPS>
 GDN_DEVICE float find_dz(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s,
                          int64_t t, const struct channel<TAPS> &c)

@@ -84,8 +84,8 @@ template <class Tile> GDN_DEVICE void store_any(const Tile &tile, const struct d
     }
 }
 
-/* Bit for bit, between places of one dtype (G9). By all threads, which copy what is others' of the
- * tile: none may go on to a token whose state goes to where this one came from. */
+/* Copies bit for bit, between places of one dtype (G9). By all threads, which copy what is others'
+ * of the tile: none may go on to a token whose state goes to where this one came from. */
 GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_place &from)
 {
     if (to.data == from.data) return;
@@ -103,7 +103,8 @@ GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_pla
     __syncthreads();
 }
 
-/* The state as it is now, to a slot; `changed`: it is no longer what was there at the start. */
+/* Stores the state as it is now, to a slot; `changed`: it is no longer what was there at the
+ * start. */
 template <class Tile>
 GDN_DEVICE void leave(const Tile &tile, bool changed, const struct gdn_cu_rule &r,
                       const struct decode_work &w, const struct gdn_pool_view &view, int64_t slot)
@@ -218,7 +219,8 @@ GDN_DEVICE void seek_checkpoint(struct decode_checkpoints &c, const struct gdn_c
     c.at = INT64_MAX;
 }
 
-/* The state after t tokens, of which the last is number i of the window, to where it is wanted. */
+/* Stores the state after t tokens, of which the last is number i of the window, to where it is
+ * wanted. */
 template <class Tile, int KC>
 GDN_DEVICE void leave_all(const Tile &tile, bool changed, struct decode_checkpoints &points,
                           const struct gdn_cu_rule &r, const struct decode_work &w, int64_t slot,

@@ -99,7 +99,7 @@ GDN_DEVICE char *one_at(const struct gdn_cu_at &t, int row, int head)
 /* The head that state head `head` reads. */
 GDN_DEVICE int one_source(int head, uint32_t inverse) { return head * inverse >> 22; }
 
-/* The block's place; false: padding. */
+/* Finds the block's place; false: padding. */
 GDN_DEVICE bool one_begin(struct one_place &w, const struct gdn_cu_one &a)
 {
     w.head = blockIdx.y;
@@ -184,8 +184,8 @@ template <int lanes> GDN_DEVICE float one_sum(float x)
     return x;
 }
 
-/* N values over `lanes`, each in the order of one_sum(): a lane is left with number
- * lane / (lanes / N). */
+/* Returns N values over `lanes`, each in the order of one_sum(): a lane is left with number lane /
+ * (lanes / N). */
 template <int lanes, int N> GDN_DEVICE float one_sums(float *x)
 {
     if constexpr (N == 1) {
@@ -304,7 +304,7 @@ GDN_DEVICE struct one_factors one_commit(Tile &tile, const uint32_t (&raw)[Tile:
     return one_products<Tile>(raw, a);
 }
 
-/* p and z of the lane's own row, of raw k and q. */
+/* Reads p and z of the lane's own row, of raw k and q. */
 template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &tile)
 {
     enum { E = Tile::E, C = Tile::C, N = Tile::N };
@@ -320,7 +320,8 @@ template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &t
     z = one_sums<Tile::LANES, N>(zs);
 }
 
-/* u: of the lane's own row, times what k is to be multiplied by; the row's lane number i has it. */
+/* Writes u: of the lane's own row, times what k is to be multiplied by; the row's lane number i has
+ * it. */
 template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u, int i = 0)
 {
     const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES + i;
@@ -336,7 +337,7 @@ template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u
     }
 }
 
-/* Rows from v on. false: the sequence has not one token. */
+/* Decodes rows from v on. false: the sequence has not one token. */
 template <class Tile, class Place>
 GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, Place &w, int v)
 {
@@ -467,7 +468,7 @@ GDN_DEVICE float one_column(float &u, const struct one_shared<Tile> &sh, const s
     return rule_o(f.kq, alpha * f.q * z, mine);
 }
 
-/* Columns from `column` on. false: the sequence has not one token. */
+/* Decodes columns from `column` on. false: the sequence has not one token. */
 template <class Tile, class Place>
 GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, Place &w, int column)
 {
@@ -517,7 +518,7 @@ GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, Place &w, int col
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
-/* Outputs of padding: n from `first` on, by threads numbered from 0. */
+/* Zeroes outputs of padding: n from `first` on, by threads numbered from 0. */
 GDN_DEVICE void one_zero(const struct gdn_cu_one &a, const struct one_place &w, int first, int n,
                          int thread)
 {

@@ -31,7 +31,7 @@ GDN_DEVICE int packed_index(const struct gdn_cu_at &t, int i)
     return (int)ld_b32(t.data + mad_wide(i, t.head, 0));
 }
 
-/* The block's place, as far as nothing has to wait for it; false: padding. */
+/* Finds the block's place, as far as nothing has to wait for it; false: padding. */
 GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_packed &a)
 {
     w.head = blockIdx.y;
@@ -161,7 +161,7 @@ GDN_DEVICE void rest_decode(const struct gdn_cu_one &a, const struct packed_plac
 
 /* ---- What is not as it was taken to be ------------------------------------------------------- */
 
-/* Outputs of tokens from first to end - 1 are zero: n of them, no more than threads. */
+/* Zeroes outputs of tokens from first to end - 1: n of them, no more than threads. */
 GDN_DEVICE void packed_zero(const struct gdn_cu_one &a, int head, int first, int end, int column,
                             int n)
 {

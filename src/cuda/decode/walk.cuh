@@ -70,8 +70,8 @@ template <class Tile, int KC> GDN_DEVICE void enter(struct walk<Tile, KC> &m)
     m.has_codes = r.from.dtype == m.a.decode.rounding;
 }
 
-/* The state after n_tokens to a slot. What no token changed is copied, unless a token of another
- * branch came first and left its state where that was. */
+/* Stores the state after n_tokens to a slot. What no token changed is copied, unless a token of
+ * another branch came first and left its state where that was. */
 template <class Tile, int KC>
 GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view, int64_t slot,
                       int wide, int64_t n_tokens)
@@ -101,8 +101,8 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
     if (view.data == r.from.data && slot == w.seq.read) m.intact = false;
 }
 
-/* GDN_EXACT: the state as its dtype holds it. Codes stay beside it, for another rounding of the
- * same state might find others. */
+/* Rounds the state for GDN_EXACT: the state as its dtype holds it. Codes stay beside it, for
+ * another rounding of the same state might find others. */
 template <class Tile, int KC>
 GDN_DEVICE void round_state(struct walk<Tile, KC> &m, bool changes, int64_t n_tokens)
 {
@@ -229,7 +229,7 @@ GDN_DEVICE void fetch_visit(struct decode_fetched<KC> &f, const struct walk<Tile
         fetch_token<KC, false>(f, r, w, visit_at(m, i).token);
 }
 
-/* The state after n_tokens to where it is wanted: a slot (-1: none), and checkpoints. */
+/* Stores the state after n_tokens to where it is wanted: a slot (-1: none), and checkpoints. */
 template <class Tile, int KC>
 GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &points, int64_t slot,
                           int64_t n_tokens)

@@ -153,7 +153,7 @@ GDN_DEVICE void encode_8bit(struct decode_codes<Tile> &to, struct decode_scales 
     }
 }
 
-/* Bit for bit, with the scales; as copy_part(). */
+/* Copies bit for bit, with the scales; as copy_part(). */
 GDN_DEVICE void copy_codes(const struct decode_slot &to, const struct decode_slot &from,
                            int n_columns)
 {

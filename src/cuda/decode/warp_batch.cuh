@@ -69,7 +69,7 @@ GDN_DEVICE void warp_fetch_gates(struct warp_gates &f, const struct gdn_cu_warp 
     f.dt_bias = vector_bits(a.dt_bias, head);
 }
 
-/* Alpha of a token, and beta, 0 if it is not there. */
+/* Expands alpha of a token, and beta, 0 if it is not there. */
 GDN_DEVICE void warp_expand_gates(float &alpha, float &beta, const struct warp_gates &f,
                                  const struct gdn_cu_warp &a, bool there)
 {

@@ -180,7 +180,7 @@ GDN_DEVICE void lds_v2(uint32_t *x, const void *p)
                  : "r"((uint32_t)__cvta_generic_to_shared(p)));
 }
 
-/* a b + c */
+/* Returns a b + c */
 GDN_DEVICE int64_t mad_wide(int a, int b, int64_t c)
 {
     int64_t x;
@@ -188,7 +188,7 @@ GDN_DEVICE int64_t mad_wide(int a, int b, int64_t c)
     return x;
 }
 
-/* 1 / x to one unit of the last place; |x| from 2^-126 to 2^126. */
+/* Returns 1 / x to one unit of the last place; |x| from 2^-126 to 2^126. */
 GDN_DEVICE float rcp_approx(float x)
 {
     float y;
@@ -196,7 +196,8 @@ GDN_DEVICE float rcp_approx(float x)
     return y;
 }
 
-/* 1 / sqrt(x) to two units of the last place, of denormals and infinity too; sqrt(x) to one. */
+/* Returns 1 / sqrt(x) to two units of the last place, of denormals and infinity too; sqrt(x) to
+ * one. */
 GDN_DEVICE float rsqrt_approx(float x)
 {
     float y;
@@ -210,7 +211,7 @@ GDN_DEVICE float sqrt_approx(float x)
     return y;
 }
 
-/* 2^x to two units of the last place; 0 where that is denormal. */
+/* Returns 2^x to two units of the last place; 0 where that is denormal. */
 GDN_DEVICE float ex2_approx(float x)
 {
     float y;

@@ -45,7 +45,7 @@ GDN_DEVICE void load_part(uint32_t (&x)[4], const void *p, int dtype, int n)
     x[2] = e[2], x[3] = e[3];
 }
 
-/* n chunks as float32. */
+/* Expands n chunks as float32. */
 template <int n>
 GDN_DEVICE void expand_chunks(float (&to)[n][4], const uint32_t (&x)[n][4], int dtype)
 {
@@ -71,7 +71,7 @@ GDN_DEVICE void store_chunk(void *p, const float (&x)[4], int dtype)
         *(uint2 *)p = make_uint2(f32_to_f16x2(x[0], x[1]), f32_to_f16x2(x[2], x[3]));
 }
 
-/* x as the dtype holds it. */
+/* Returns x as the dtype holds it. */
 GDN_DEVICE float round_to(float x, int dtype)
 {
     if (dtype == GDN_F32) return x;

@@ -6,7 +6,7 @@
 #include "cuda/device/batch.cuh"
 #include "cuda/device/math.cuh"
 
-/* exp(g) is 0 in float32: the state is not multiplied by it but zeroed (G7). */
+/* Returns true if exp(g) is 0 in float32: the state is then not multiplied but zeroed (G7). */
 GDN_DEVICE bool gate_forgets(float g) { return g < -104.0f; }
 
 /* x / n for n's inverse of driver/args.h. */
@@ -43,7 +43,7 @@ GDN_DEVICE float inverse_length(float sum_of_squares, int norm, float eps)
     return norm == GDN_NORM_NONE ? 1 : 1 / norm_length(sum_of_squares, norm, eps);
 }
 
-/* log alpha of a raw gate a. */
+/* Returns log alpha of a raw gate a. */
 GDN_DEVICE float raw_gate(float a, float A_log, float dt_bias, float bound)
 {
     const float A = expf(A_log);

@@ -175,7 +175,7 @@ bool gdn_blas_multiplies(const struct gdn_matrix_product *p)
            is_counted(&p->b, p->n, p->depth);
 }
 
-/* out^T = b a^T, columns first. */
+/* Computes out^T = b a^T, columns first. */
 gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_matrix_product *p)
 {
     const struct gdn_blas *b = ctx->cuda->blas;

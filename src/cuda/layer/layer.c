@@ -246,7 +246,7 @@ static gdn_status project(struct layer *l, int i)
     return launch(l, GDN_CU_block_project, row_tiles * out_tiles, &a);
 }
 
-/* b and a of each key head to those of all. */
+/* Splits b and a of each key head to those of all. */
 static gdn_status split(struct layer *l)
 {
     const struct gdn_block *b     = l->b;
@@ -312,8 +312,8 @@ static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *ro
     return t;
 }
 
-/* o <- o / rms(o) norm_weight silu(z), head by head. Tokens that do not count have o = 0 and may
- * have any z; they stay zero, and so does what is projected from them. */
+/* Computes o <- o / rms(o) norm_weight silu(z), head by head. Tokens that do not count have o = 0
+ * and may have any z; they stay zero, and so does what is projected from them. */
 static gdn_status norm(struct layer *l)
 {
     const struct gdn_block *b       = l->b;
@@ -394,7 +394,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, void *memo
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "block", ran.kernels, ran.n) : status;
 }
 
-/* cuBLAS is opened here, if the layer needs it. */
+/* Plans the call. cuBLAS is opened here, if the layer needs it. */
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
     struct gdn_block_call  *c = call;

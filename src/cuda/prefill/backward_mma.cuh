@@ -190,7 +190,7 @@ GDN_DEVICE struct token_pairs pairs_of(const float (&from)[CHUNK])
     for (int i = 0; i < 8; i++) f.of[i] = *(const float2 *)(from + sum_column(4 * i));
     return f;
 }
-/* `selects`: zero where a factor is, whatever x is. */
+/* Scales x. `selects`: zero where a factor is, whatever x is. */
 template <bool selects> GDN_DEVICE void weigh(float (&x)[32], const struct token_pairs &f)
 {
 #pragma unroll

@@ -184,7 +184,7 @@ GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chu
     v.writers[1] = (uint32_t)(writers >> 32);
 }
 
-/* G: sums of the gates since the start, or since the last token that forgets. */
+/* Sums the gates: G, since the start, or since the last token that forgets. */
 template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask resets)
 {
     float end = 0;
@@ -197,7 +197,7 @@ template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask reset
     }
 }
 
-/* x for all tokens, before lengths are in it. By a warp. */
+/* Fills x for all tokens, before lengths are in it. By a warp. */
 template <int chunk> GDN_DEVICE void fill_tokens(float (&of)[chunk], float x)
 {
     for (int t = threadIdx.x % 32; t < chunk; t += 32) of[t] = x;
@@ -406,7 +406,8 @@ template <int chunk> GDN_DEVICE void invert_diagonal(float *L, float *D, int w)
         *(float4 *)(at + c * ld + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
-/* sum[r] += rows p and p + 8 of a block (from `a` on, ld apart) times a row of 16 (from `b` on). */
+/* Computes sum[r] += rows p and p + 8 of a block (from `a` on, ld apart) times a row of 16 (from
+ * `b` on). */
 GDN_DEVICE void add_dots(float (&sum)[2], const float *a, int ld, const float *b)
 {
 #pragma unroll
@@ -455,8 +456,8 @@ template <int chunk> GDN_DEVICE void invert_below(float *L, const float *D, int 
     }
 }
 
-/* T from the square, columns 4 w to 4 w + 3 of every block, from the block of the diagonal down.
- * Across a token that forgets it is zero, were beta NaN. */
+/* Writes T from the square, columns 4 w to 4 w + 3 of every block, from the block of the diagonal
+ * down. Across a token that forgets it is zero, were beta NaN. */
 template <int io, int chunk>
 GDN_DEVICE void write_t(char *T, const float *L, const chunk_vectors<chunk> &v, int w)
 {

@@ -149,7 +149,7 @@ GDN_DEVICE void share_spoilt(struct spoilt_rows &s)
         for (int r = 0; r < 2; r++) s.row[r] |= __shfl_xor_sync(0xffffffff, s.row[r], step);
 }
 
-/* NaN for what sees a spoilt token; columns are tokens. */
+/* Sets columns of tokens that depend on a spoilt token to NaN. */
 template <int n>
 GDN_DEVICE void spoil(mma_block (&x)[n], const struct spoilt_rows &s, token_mask resets)
 {
@@ -160,8 +160,8 @@ GDN_DEVICE void spoil(mma_block (&x)[n], const struct spoilt_rows &s, token_mask
     }
 }
 
-/* The same in row block i, whose rows are tokens and whose columns are those rows. By all lanes of
- * a warp. */
+/* Spoils the same in row block i, whose rows are tokens and whose columns are those rows. By all
+ * lanes of a warp. */
 GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, token_mask resets)
 {
 #pragma unroll
@@ -255,7 +255,8 @@ __device__ __forceinline__ bool chunk_work<io, deep>::make_r(operands &r, const 
     return !__any_sync(0xffffffff, tiles::is_tainted(taint));
 }
 
-/* R^T with zeros for what is not finite; behind a token that forgets it is V^T whatever S holds. */
+/* Returns r^T with zeros for what is not finite; behind a token that forgets it is V^T whatever S
+ * holds. */
 template <int io, int deep>
 __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(operands &r) const
 {
@@ -280,7 +281,7 @@ __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(opera
     return s;
 }
 
-/* U^T. */
+/* Returns u^T. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::make_u(tokens &U, const operands &r) const
 {
@@ -295,7 +296,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_u(tokens &U, const op
         }
 }
 
-/* U^T with zeros for what is not finite. */
+/* Returns u^T with zeros for what is not finite. */
 template <int io, int deep>
 __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(operands &u) const
 {
@@ -363,7 +364,7 @@ template <int chunk> GDN_DEVICE float end_decay(const chunk_vectors<chunk> &v, i
     return are_parted(tokens_of(v.resets), -1, n - 1) ? 0 : ex2_approx(v.G[n - 1]);
 }
 
-/* (to_end U)^T, for the state after the first n tokens; 0: after the chunk. */
+/* Returns (to_end U)^T, for the state after the first n tokens; 0: after the chunk. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const tokens &U,
                                                               int n) const
@@ -389,14 +390,15 @@ __device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const
     }
 }
 
-/* decay S, zero by selection (G7). */
+/* Multiplies S by the decay, zero by selection (G7). */
 GDN_DEVICE void decay_block(mma_block &S, float decay)
 {
 #pragma unroll
     for (int i = 0; i < 8; i++) S[i / 4][i % 4] = decay == 0 ? 0 : decay * S[i / 4][i % 4];
 }
 
-/* S after the chunk. mends: without the keys that are forgotten, which may not be finite. */
+/* Returns S after the chunk. mends: without the keys that are forgotten, which may not be
+ * finite. */
 template <int io, int deep>
 template <bool mends>
 __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const operands &w) const
@@ -449,7 +451,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, cons
 
 /* ---- Output ---------------------------------------------------------------------------------- */
 
-/* `bytes`, at most 16, from shared memory; wide: how many may move at once. */
+/* Copies `bytes`, at most 16, from shared memory; wide: how many may move at once. */
 GDN_DEVICE void copy_out(char *to, const char *from, int bytes, int wide)
 {
     if (wide == 16 && bytes == 16) {

@@ -121,7 +121,7 @@ GDN_DEVICE bool is_kept(const struct eight_sequence &q, const struct gdn_cu_rule
     return n <= q.n_idle && r.from.dtype == view.dtype;
 }
 
-/* Bit for bit, with the scales, between pools of one dtype. */
+/* Copies bit for bit, with the scales, between pools of one dtype. */
 GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_place &from,
                            const struct eight_part &p)
 {

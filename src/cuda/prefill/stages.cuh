@@ -182,9 +182,9 @@ GDN_DEVICE void load_tile(float (*tile)[LD], const struct gdn_rows &rows,
     }
 }
 
-/* A[j][i] = exp(sum of g after j up to i) left_i . k_j where row i looks back to j, else 0. It
- * looks back to itself with left = q; with left = k it does not and beta_i comes before. Until A is
- * there, its memory is a second tile, for q. */
+/* Computes A[j][i] = exp(sum of g after j up to i) left_i . k_j where row i looks back to j, else
+ * 0. It looks back to itself with left = q; with left = k it does not and beta_i comes before.
+ * Until A is there, its memory is a second tile, for q. */
 GDN_DEVICE void multiply_keys(struct chunk_shared &sh, const struct gdn_cu_rule &r,
                               const struct stage_chunk &c, int head, bool queries)
 {
@@ -230,7 +230,7 @@ GDN_DEVICE void add_four(float (&sum)[4], float x, const float *y)
     sum[2] = fmaf(x, four.z, sum[2]), sum[3] = fmaf(x, four.w, sum[3]);
 }
 
-/* sum = the rows of a chunk times S. */
+/* Computes sum = the rows of a chunk times S. */
 GDN_DEVICE void multiply_state(float (&sum)[2][4], struct strip_shared &sh,
                                const struct gdn_rows &rows, const struct stage_chunk &c, int head,
                                int K)
@@ -379,7 +379,8 @@ GDN_DEVICE void store_strip(const struct stage_strip &s, const float (*S)[STRIP 
 
 /* ---- Strips of u ----------------------------------------------------------------------------- */
 
-/* x = u of the strip, of M (`transition`) with v = 0. keys: the chunk as the rows of k have it. */
+/* Computes x = u of the strip, of M (`transition`) with v = 0. keys: the chunk as the rows of k
+ * have it. */
 GDN_DEVICE void solve_strip(struct strip_shared &sh, const struct gdn_cu_rule &r,
                             const struct stage_chunk &c, const struct stage_chunk &keys, int head,
                             const struct stage_strip &s, bool transition)

@@ -24,7 +24,7 @@ GDN_DEVICE float times(float gradient, float x)
     return gradient == 0 && is_infinite(x) ? 0 : gradient * x;
 }
 
-/* da from dg, the formulas of src/ops/gates_backward.c. */
+/* Returns da from dg, the formulas of src/ops/gates_backward.c. */
 GDN_DEVICE float gate_gradient(const struct gdn_cu_gates_backward &a, struct head &h, float x,
                                float dg)
 {

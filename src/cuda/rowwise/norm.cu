@@ -174,7 +174,8 @@ template <int LINES> GDN_DEVICE float sum_lines(float (&x)[LINES], int lanes)
 
 /* ---- Lines in registers -------------------------------------------------------------------- */
 
-/* LINES lines at a time by a.lanes lanes, PACKS packs of each. Lanes without a line go along. */
+/* Normalises LINES lines at a time by a.lanes lanes, PACKS packs of each. Lanes without a line go
+ * along. */
 template <int dtype, int LINES, int PACKS>
 GDN_DEVICE void norm_lines(const struct gdn_cu_norm &a)
 {

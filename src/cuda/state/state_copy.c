@@ -21,7 +21,7 @@ static void swap(struct dim *a, struct dim *b)
     *b = x;
 }
 
-/* The dimension to be the last: dense in the target, or else in the source. */
+/* Finds the dimension to be the last: dense in the target, or else in the source. */
 static int find_last(const struct dim *d, int64_t to_unit, int64_t from_unit)
 {
     for (int i = 2; i >= 0; i--)
@@ -90,7 +90,7 @@ static struct gdn_cu_copy box_of(const struct gdn_state_move *m)
     return c;
 }
 
-/* The order of dimensions that is copied best. */
+/* Chooses the order of dimensions that is copied best. */
 static void order(struct gdn_cu_copy *c)
 {
     const int64_t to_unit   = (int64_t)gdn_dtype_bytes(c->to.dtype);
@@ -115,7 +115,7 @@ static void order(struct gdn_cu_copy *c)
     }
 }
 
-/* A square, but as narrow as the box is. */
+/* Chooses a square, but as narrow as the box is. */
 static void choose_tile(struct gdn_cu_copy *c)
 {
     c->high = c->wide = SIDE_LOG2;

@@ -472,8 +472,8 @@ GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 /*
  * gdn_self_test - checks that this machine, with this context and its threads, computes correctly.
  *
- * It runs small cases of the rule, the convolution, the gates and the norms through the context, in
- * every dtype, and compares them with plain C in float64. It takes some milliseconds. It allocates
+ * It runs small cases of the rule, the convolution, the gates and the norms, in every dtype. It
+ * compares them with plain C in float64. It takes some milliseconds. It allocates
  * 270 KB of the context's memory, and 225 KB for each thread that stay as the context's workspace.
  * GDN_E_SELF_TEST: the text names the op, the element, what was found and what was wanted. The call
  * changes nothing of the caller's.
@@ -876,7 +876,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 
 /*
  * Splitting, and early stop (GPU). If sequences are too few and long to fill a GPU, gdn_prefill
- * splits them into segments and computes these at the same time, up to four times as fast.
+ * splits them into segments. It computes segments at the same time, up to four times as fast.
  *
  *   when      compute capability 9.0, q of 16 bits, K up to 128, K and V multiples of 8, and
  *             neither GDN_BATCH_INVARIANT nor GDN_EXACT.

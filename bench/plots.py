@@ -22,6 +22,8 @@ import sweep  # noqa: E402
 HERE = pathlib.Path(__file__).resolve().parent
 OURS, THEIRS, OTHER, LIMIT = "#1f6f8b", "#b8bfc6", "#e0a030", "#888888"
 STATES = {"f32": OURS, "bf16": OTHER, "f16": "#7a5195"}
+PEERS = {"flashinfer": ("FlashInfer", "#b8bfc6"), "flashqla": ("FlashQLA", "#e0a030"),
+         "fla": ("FLA", "#7a5195")}
 SETTINGS = {
     "svg.hashsalt": "gdn", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9,
     "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10,
@@ -77,20 +79,50 @@ def flashinfer_prefill(commit="e729197"):
                   peer="flashinfer", commit=commit, gates=None)
 
 
+def alone(op, peer, key, **fields):
+    """The rows of a peer from a run without libgdn (bench/README.md says how they compare)."""
+    return newest("peers_alone/h200.jsonl", key, op=op, peer=peer, **fields)
+
+
+def prefill_of(peer):
+    """{(heads, sequences): microseconds} of a peer: raced beside libgdn if it was, else alone."""
+    if peer == "flashinfer":
+        return {key: r["peer_us"] for key, r in flashinfer_prefill().items()}
+    runs = alone("prefill", peer, lambda r: (r["heads"], r["seqs"]))
+    return {key: r["us"] for key, r in runs.items()}
+
+
+def name_of(peer):
+    """"FLA 0.6.0": the name and the version of the rows that are drawn."""
+    versions = {r["version"] for r in lines_of("peers_alone/h200.jsonl") if r["peer"] == peer}
+    return " ".join([PEERS[peer][0], *versions])
+
+
 def ggml(threads):
     return newest("peers/ggml-emerald-rapids.jsonl", lambda r: (r["op"], r["T"], r["B"]),
                   threads=threads, heads="16/32", dtype="f32", bf16_products=None)
 
 
 def draw_prefill_bars(axis):
-    rows = flashinfer_prefill()
-    wanted = ["2048x1", "8192x1", "32768x1", "1024x8", "2048x4", "8192x4"]
-    runs = [rows["16/32", seqs] for seqs in wanted]
-    pairs(axis, ["{} x {}".format(*total_tokens(seqs)[::-1]) for seqs in wanted],
-          [r["us"] for r in runs], [r["peer_us"] for r in runs], ("libgdn", "FlashInfer 0.7.2"))
-    axis.set_title("Prefill, H200: time")
-    axis.set_xlabel("microseconds (bf16, weak gates)")
-    axis.set_ylabel("sequences x tokens")
+    """The time of each peer over libgdn's; the labels have libgdn's time."""
+    ours = {key: r["us"] for key, r in flashinfer_prefill().items()}
+    cases = ["2048x1", "8192x1", "32768x1", "1024x8", "2048x4", "8192x4"]
+    for i, (peer, (_, color)) in enumerate(PEERS.items()):
+        times = prefill_of(peer)
+        ratios = [times["16/32", seqs] / ours["16/32", seqs] for seqs in cases]
+        places = [p + 0.27 * (i - 1) for p in range(len(cases))]
+        axis.barh(places, ratios, 0.25, color=color, label=name_of(peer))
+        for place, ratio in zip(places, ratios):
+            axis.text(ratio, place, f" {ratio:.1f}", va="center", fontsize=7)
+    axis.axvline(1, color=OURS, linewidth=1.6)
+    axis.set_yticks(range(len(cases)), ["{} x {}: {:.0f} us".format(
+        *total_tokens(seqs)[::-1], ours["16/32", seqs]) for seqs in cases])
+    axis.invert_yaxis()
+    axis.set_xlim(right=7)
+    axis.legend(loc="upper right", fontsize=8)
+    axis.set_title("Prefill, H200: peer's time over libgdn's")
+    axis.set_xlabel("times (bf16, weak gates); line: libgdn")
+    axis.set_ylabel("sequences x tokens: libgdn's time")
 
 
 def draw_decode_share(axis):
@@ -137,54 +169,80 @@ def summary(folder):
 
 
 def prefill_length(folder):
-    """Time over the length of one sequence, per number of heads; FlashInfer where it was raced."""
-    figure, axis = plt.subplots(figsize=(7, 3.6))
-    rows = flashinfer_prefill()
-    for heads, color in (("16/32", OURS), ("2/8", OTHER)):
+    """Time over the length of one sequence, per contender."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
+    for axis, heads in zip(axes, ("16/32", "2/8")):
         runs = newest("sweep/h200.jsonl", lambda r: total_tokens(r["seqlens"]), op="prefill",
                       heads=heads)
         lengths = sorted(T for T, B in runs if B == 1)
-        axis.plot(lengths, [1000 * runs[T, 1]["ms"] for T in lengths], "o-", color=color,
-                  label=f"libgdn, {heads} heads")
-        raced = sorted((total_tokens(seqs)[0], r["peer_us"]) for (h, seqs), r in rows.items()
-                       if h == heads and seqs.endswith("x1"))
-        axis.plot(*zip(*raced), "s--", color=color, alpha=0.55,
-                  label=f"FlashInfer 0.7.2, {heads} heads")
-    axis.set(xscale="log", yscale="log", xlabel="tokens of one sequence", ylabel="microseconds",
-             title="Prefill of one sequence, H200, bf16, d = 128, weak gates")
-    axis.legend()
+        axis.plot(lengths, [1000 * runs[T, 1]["ms"] for T in lengths], "o-", color=OURS,
+                  label="libgdn")
+        for peer, (_, color) in PEERS.items():
+            found = sorted((total_tokens(seqs)[0], us) for (h, seqs), us
+                           in prefill_of(peer).items() if h == heads and seqs.endswith("x1"))
+            axis.plot(*zip(*found), "s--", color=color, label=name_of(peer))
+        axis.set(xscale="log", yscale="log", xlabel="tokens of one sequence",
+                 title=f"Prefill of one sequence, H200, {heads} heads")
+    axes[0].set_ylabel("microseconds (bf16, d = 128, weak gates)")
+    axes[0].legend()
     save(figure, folder, "prefill-length")
 
 
 def prefill_batch(folder):
-    """Time per token over the number of sequences."""
-    figure, axis = plt.subplots(figsize=(7, 3.2))
-    for (heads, tokens, _), color in zip(sweep.BATCHES, (OURS, OTHER)):
+    """Time per token over the number of sequences, per contender."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4))
+    for axis, (heads, tokens, _) in zip(axes, sweep.BATCHES):
         runs = newest("sweep/h200.jsonl", lambda r: total_tokens(r["seqlens"]), op="prefill",
                       heads=heads)
         counts = sorted(B for T, B in runs if T == tokens)
         axis.plot(counts, [1e6 * runs[tokens, B]["ms"] / (tokens * B) for B in counts], "o-",
-                  color=color, label=f"{heads} heads, sequences of {tokens}")
-    axis.set(xlabel="sequences", ylabel="nanoseconds per token",
-             title="Prefill of several sequences, H200, bf16, d = 128")
-    axis.set_ylim(bottom=0)
-    axis.legend()
+                  color=OURS, label="libgdn")
+        for peer, (_, color) in PEERS.items():
+            found = sorted((total_tokens(seqs)[1], us) for (h, seqs), us
+                           in prefill_of(peer).items()
+                           if h == heads and total_tokens(seqs)[0] == tokens)
+            if found:
+                axis.plot([B for B, _ in found], [1e3 * us / (tokens * B) for B, us in found],
+                          "s--", color=color, label=name_of(peer))
+        axis.set(xlabel="sequences", title=f"{heads} heads, sequences of {tokens} tokens")
+        axis.set_ylim(bottom=0)
+        axis.legend()
+    axes[0].set_ylabel("nanoseconds per token (bf16, d = 128)")
+    figure.suptitle("Prefill of several sequences, H200, weak gates", x=0.005, ha="left",
+                    fontsize=10)
     save(figure, folder, "prefill-batch")
+
+
+def draw_rows(axis, value):
+    """value(row) of every row that was raced, over sequences and tokens, a colour per heads."""
+    rows = flashinfer_prefill()
+    heads = sorted({h for h, _ in rows}, key=lambda h: [int(n) for n in h.split("/")])
+    cases = sorted({seqs for _, seqs in rows}, key=lambda s: total_tokens(s)[::-1])
+    for i, h in enumerate(heads):
+        axis.plot(range(len(cases)), [value(rows[h, c]) for c in cases], "o", label=h,
+                  color=plt.cm.viridis(i / len(heads)))
+    axis.set_xticks(range(len(cases)),
+                    ["{} x {}".format(*total_tokens(c)[::-1]) for c in cases])
+    axis.set_xlabel("sequences x tokens")
+
+
+def prefill_share(folder):
+    """Prefill's share of what no way of computing can beat."""
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    draw_rows(axis, lambda row: 100 * row["share"])
+    axis.axhline(100, color=LIMIT, linewidth=0.8, linestyle=":")
+    axis.set(ylim=(0, 105), ylabel="%",
+             title="Prefill, H200, weak gates: % of the computed limit")
+    axis.legend(title="heads", ncols=2)
+    save(figure, folder, "prefill-share")
 
 
 def prefill_peers(folder):
     """How many times as long FlashInfer takes, in every row that was raced."""
     figure, axis = plt.subplots(figsize=(7, 3.6))
-    rows = flashinfer_prefill()
-    heads = sorted({h for h, _ in rows}, key=lambda h: [int(n) for n in h.split("/")])
-    cases = sorted({seqs for _, seqs in rows}, key=lambda s: total_tokens(s)[::-1])
-    for i, h in enumerate(heads):
-        axis.plot(range(len(cases)), [rows[h, c]["speedup"] for c in cases], "o", label=h,
-                  color=plt.cm.viridis(i / len(heads)))
+    draw_rows(axis, lambda row: row["speedup"])
     axis.axhline(1, color=LIMIT, linewidth=0.8)
-    axis.set_xticks(range(len(cases)),
-                    ["{} x {}".format(*total_tokens(c)[::-1]) for c in cases])
-    axis.set(xlabel="sequences x tokens", ylabel="times", yscale="log",
+    axis.set(ylabel="times", yscale="log",
              title="Prefill, H200, weak gates: FlashInfer's time over libgdn's")
     axis.set_yticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
     axis.minorticks_off()
@@ -229,7 +287,10 @@ def decode_peers(folder):
             axis.plot(sorted(rows), [rows[B]["us"] for B in sorted(rows)], "o-", color=color,
                       label=f"libgdn, {state} states")
             axis.plot(sorted(rows), [rows[B]["peer_us"] for B in sorted(rows)], "s--", alpha=0.55,
-                      color=color, label=f"FlashInfer 0.7.2, {state} states")
+                      color=color, label=f"{name_of('flashinfer')}, {state} states")
+    rows = alone("decode", "fla", lambda r: r["B"], heads="16/32", T=1, state="f32")
+    axis.plot(sorted(rows), [rows[B]["us"] for B in sorted(rows)], "^:", color="#444444",
+              label=f"{name_of('fla')}, f32 states")
     axis.set(xscale="log", yscale="log", xlabel="sequences of one token", ylabel="microseconds",
              title="Decode, H200, 16/32 heads of 128")
     axis.legend()
@@ -285,8 +346,8 @@ def accuracy(folder):
     save(figure, folder, "accuracy")
 
 
-PLOTS = (summary, prefill_length, prefill_batch, prefill_peers, prefill_gates, decode_share,
-         decode_peers, cpu_peers, cpu_scaling, accuracy)
+PLOTS = (summary, prefill_length, prefill_batch, prefill_peers, prefill_gates, prefill_share,
+         decode_share, decode_peers, cpu_peers, cpu_scaling, accuracy)
 
 
 def main():

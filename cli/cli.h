@@ -54,14 +54,15 @@ struct cli_device {
 /* Makes the context; GDN_LOG=1 in the environment sends its log to stderr. */
 int cli_open(const struct cli_device *device, gdn_ctx **ctx);
 
-/* The op that args belong to, on host memory; and how long it took: on a device its kernels. */
+/* Calls the op that args belong to, on host memory; and how long it took: on a device its
+ * kernels. */
 gdn_status cli_call(gdn_ctx *ctx, gdn_op op, const void *args);
 gdn_status cli_timed_call(gdn_ctx *ctx, gdn_op op, const void *args, double *seconds);
 
 /* "0.1.0" */
 const char *cli_version(void);
 
-/* The commands. */
+/* Runs the commands. */
 int run_main(int argc, char **argv);
 int bench_main(int argc, char **argv);
 int info_main(int argc, char **argv);

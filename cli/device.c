@@ -47,7 +47,8 @@ static void close_timer(struct timer *t)
     if (t->flush) api->cuMemFree(t->flush);
 }
 
-/* Everything is on the stream before the flush has ended, so the host's part is not seen. */
+/* Times the op once. All launches are on the stream before the flush has ended, so the host code is
+ * not in the time. */
 static gdn_status time_once(const struct timer *t, struct timed *work, double *seconds)
 {
     float ms = 0;
@@ -129,7 +130,8 @@ gdn_status device_timed_call(gdn_ctx *ctx, gdn_op op, const void *args, double *
     return status;
 }
 
-/* Random bits make a matrix product draw as much power as real work; these are bf16 near 1. */
+/* Fills a yardstick with random bf16 near 1, which make a matrix product draw as much power as real
+ * work. */
 static gdn_status fill_yardstick(gdn_ctx *ctx, gdn_cu_memory memory, size_t bytes)
 {
     uint16_t block[1 << 12];
@@ -144,7 +146,7 @@ static gdn_status fill_yardstick(gdn_ctx *ctx, gdn_cu_memory memory, size_t byte
     return GDN_OK;
 }
 
-/* The rounds of one thing: its median, or its best in seconds. */
+/* Times the rounds of one thing: its median, or its best in seconds. */
 static gdn_status time_rounds(const struct timer *timer, struct timed *work, int n,
                               struct summary *ms, double *best)
 {

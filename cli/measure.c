@@ -167,7 +167,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* The sum of all threads' rates. */
+/* Returns the sum of all threads' rates. */
 static double run_workers(const struct measure *m, float *buffer, double seconds)
 {
     const size_t   part = m->bytes / sizeof *buffer / (size_t)m->n_threads;

@@ -23,9 +23,9 @@ struct measure {
 int  measure_open(struct measure *m, const char *isa, int n_threads, size_t footprint);
 void measure_close(struct measure *m);
 
-/* float32 multiplications and additions per second, fused where the instruction set can. */
+/* Returns float32 multiplications and additions per second, fused where the instruction set can. */
 double measure_flops(const struct measure *m, double seconds);
-/* Bytes per second, read plus written, of x[i] = c x[i] in place. */
+/* Returns bytes per second, read plus written, of x[i] = c x[i] in place. */
 double measure_in_place(const struct measure *m, double seconds);
 
 /* The median, and the median absolute deviation from it. Sorts the samples. */
@@ -34,7 +34,7 @@ struct summary {
 };
 struct summary measure_summary(double *samples, int n);
 
-/* The name the CPU gives itself. */
+/* Returns the name the CPU gives itself. */
 const char *measure_cpu(char *text, size_t bytes);
 
 #endif

@@ -12,7 +12,7 @@ struct memory {
     size_t n, bytes;
 };
 
-/* Zeroed; NULL where there is no memory. */
+/* Returns zeroed memory; NULL if there is none. */
 void *memory_get(struct memory *m, size_t bytes);
 void  memory_free(struct memory *m);
 

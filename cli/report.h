@@ -17,7 +17,7 @@ cJSON *report_line(gdn_ctx *ctx);
 /* Prints it as one line of stdout, and frees it. */
 void report_print(cJSON *line);
 
-/* The fields of a comparison: max_error, max_limit, ... */
+/* Reports the fields of a comparison: max_error, max_limit, ... */
 void report_comparison(cJSON *item, const struct comparison *c);
 
 #endif

@@ -42,7 +42,8 @@
  *
  * WHICH OP
  *
- * All ops run on CPUs and on GPUs, except blobs, which are in host memory.
+ * An op gdn_X takes a struct gdn_X_args; gdn_prefill and gdn_decode take gdn_rule_args. Every op
+ * runs in a context of a CPU and in a context of a GPU. Blobs need a context of a CPU.
  *
  *     core           use it when
  *     gdn_prefill    a sequence has many new tokens: a prompt
@@ -67,7 +68,7 @@
  *     gdn_blob_...        states go to a file or to another machine, whole or by rank
  *
  *     research       use it when
- *     gdn_summary, _compose, _apply   ranges of tokens are computed apart and joined
+ *     gdn_summary, _compose, _apply, _fold   ranges of tokens are computed apart and joined
  *     gdn_chunk_...       you need u, w, T or the states inside the chunked form
  *
  *
@@ -80,6 +81,9 @@
  *                        in gated_delta_rule_decode
  *     Hugging Face, FLA  GDN_STATE_KV                 GROUPED        LOG
  *     ggml               GDN_STATE_VK                 INTERLEAVED    LOG
+ *
+ * States of the convolution are [P][D][S] with any strides. If an engine keeps them as [P][S][D],
+ * exchange the two strides of the view.
  *
  * Fused projections: Qwen3-Next groups the rows of in_proj_qkvz by key head. With r = Hv / Hk, the
  * rows of one key head are K of q, K of k, r V of v, r V of z. The rows of in_proj_ba are r of b,
@@ -95,7 +99,8 @@
  *               compiled with an older header runs with a newer library. The library takes
  *               the sizes that a published header had. It takes a larger struct if the bytes
  *               that it does not know are zero. Any other struct_size is GDN_E_ARG.
- *   Tensors     are views (data, dtype, sizes, strides in elements). data NULL means absent.
+ *   Tensors     are views (data, dtype, sizes, strides in elements). data NULL means absent. A
+ *               tensor may be absent if its line in the op's table says so.
  *               Strides are free: they may be negative and, for inputs, zero. Where a comment
  *               says "dense", the last dimension has stride 1. The alignment of one element is
  *               enough; 64 bytes is faster.
@@ -147,9 +152,8 @@
  *        order, and however many threads run.
  *   G3   The same call on the same inputs gives the same bits, run after run, with the same
  *        instruction set or device.
- *   G4   gdn_decode with f32 state: T tokens in one call and in T calls give the same bits.
- *        gdn_prefill with f32 state: a sequence may be cut at multiples of 16 tokens (GPU: 64)
- *        without changing a bit. On a CPU every part then has more than 8 tokens.
+ *   G4   With float32 states, a sequence may be cut into calls without changing a bit: in
+ *        gdn_decode after any token, in gdn_prefill where (e) says.
  *   G5   gdn_prefill of some tokens, then gdn_decode of the rest, equals one gdn_prefill of all
  *        tokens to rounding.
  *   G6   Nothing outside the described elements is read or written.
@@ -180,8 +184,7 @@
  *        that it has at the end of the chain of its ancestors in one call.
  *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives
  *        the bits that one gdn_decode of the accepted tokens gives, whatever was drafted beside
- *        them. With states of 16 bits this is one call: several calls would round the state
- *        between them, unless GDN_EXACT rounds it after every token.
+ *        them. (States of 16 bits: see "What one stumbles over".)
  *   G21  States of 8 bits: the value stored for a given float32 state, random rounding included,
  *        has the same bits with every instruction set, layout, number of threads and batch.
  *   G22  The caller's parallel_for gives the bits that the context's own threads give.
@@ -192,7 +195,7 @@
  *     G1       bits    descriptors only         descriptors only           descriptors only
  *     G2 G11   bits    bits, same kernel (a)    bits with (b), else        bits with (c), else
  *                                               to rounding                to rounding
- *     G4       bits    to rounding              bits with (b), else        not promised
+ *     G4 (e)   bits    to rounding              bits with (b), else        not promised
  *                                               to rounding
  *     G18      bits    bits                     bits with (b), else        bits with (c), else
  *                                               to rounding (d)            to rounding (d)
@@ -207,6 +210,11 @@
  *       a key, g or beta that is not finite; keys whose products are beyond f16; under a norm, a
  *       key 2^12 times as long as another one; a u too large to be divided by its gates. See
  *       docs/design/numerics.md, section 12.
+ *   (e) gdn_prefill on a CPU: cuts at multiples of 16 tokens, and parts of more than 8 tokens. On a
+ *       GPU: cuts at multiples of 64 tokens.
+ *
+ * Gradients that sum over all sequences (dA_log, ddt_bias, dweight, dbias) depend on the whole
+ * batch, so G2 does not cover them. Each gradient's section lists what holds there.
  *
  *
  * WHAT ONE STUMBLES OVER
@@ -224,6 +232,12 @@
  *   - No slot is written twice in a call. An empty sequence (no tokens) writes nothing, so its slot
  *     may be named again. A sequence whose token_count is 0 does write its slot.
  *   - A checkpoints tensor without positions, or positions without a tensor, is GDN_E_ARG.
+ *   - Drafts and 16-bit states: "the same bits" (G20) compares with one gdn_decode of the accepted
+ *     tokens. Several calls round the state between them, so they give other bits. With GDN_EXACT
+ *     the state is rounded after every token, and any number of calls gives the same bits.
+ *   - A context serves one call at a time. If two threads share it, the second call returns
+ *     GDN_E_ARG ("busy") and computes nothing. Make one context for each thread that calls.
+ *   - The rows of a fused projection may be grouped by key head: see "Which layout is mine".
  */
 #ifndef GDN_H
 #define GDN_H
@@ -458,8 +472,8 @@ GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 /*
  * gdn_self_test - checks that this machine, with this context and its threads, computes correctly.
  *
- * It runs small cases of the rule, the convolution, the gates and the norms through the context, in
- * every dtype, and compares them with plain C in float64. It takes some milliseconds. It allocates
+ * It runs small cases of the rule, the convolution, the gates and the norms, in every dtype. It
+ * compares them with plain C in float64. It takes some milliseconds. It allocates
  * 270 KB of the context's memory, and 225 KB for each thread that stay as the context's workspace.
  * GDN_E_SELF_TEST: the text names the op, the element, what was found and what was wanted. The call
  * changes nothing of the caller's.
@@ -746,21 +760,23 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *
  * Options:
  *
- *     option               default  CPU                        GPU
- *     GDN_EXACT            off      G17. gdn_prefill takes     G17. gdn_prefill runs the kernels
- *                                   about a third more time,   of gdn_decode
- *                                   gdn_decode a fifth at most
- *     GDN_BF16_PRODUCTS    off      faster with AMX or         no effect
- *                                   AVX512-BF16; less exact
- *     GDN_BATCH_INVARIANT  off      no effect                  gdn_prefill does not split
- *                                                              sequences: up to four times slower
- *     GDN_NO_EARLY_STOP    off      no effect                  gdn_prefill reads every token of a
- *                                                              segment: see "Splitting"
- *     norm                 none     q and k are normalised     the same
- *                                   inside the call
- *     gate, beta_kind      log,     raw gates cost one exp and softplus per token and head
- *                          given
- *     rounding, seed       nearest  for states of 8 bits: see "States of 8 bits"
+ *     option               default  CPU                  GPU                  cost
+ *     GDN_EXACT            off      G17                  G17: gdn_prefill     CPU: prefill +1/3,
+ *                                                        runs the kernels     decode up to +1/5
+ *                                                        of gdn_decode        GPU: as gdn_decode
+ *     GDN_BF16_PRODUCTS    off      gdn_prefill: bf16    no effect            faster with AMX,
+ *                                   products                                  AVX512-BF16; coarser
+ *     GDN_BATCH_INVARIANT  off      no effect: it is     gdn_prefill does     few long sequences:
+ *                                   always so            not split sequences  up to 4 times slower
+ *     GDN_NO_EARLY_STOP    off      no effect            segments read every  slower if gates
+ *                                                        token: "Splitting"   forget
+ *     norm                 none     q and k normalised   the same             a part of the call
+ *     gate, beta_kind      log,     raw inputs           the same             one exp and softplus
+ *                          given                                              per token and head
+ *     rounding, seed       nearest  "States of 8 bits"   the same             stochastic: a random
+ *                                                                             number per element
+ *     batch.max_seqlen     0        no effect            allows splitting     none
+ *                                                        of mixed lengths
  *
  * GDN_EXACT. Every token is computed alone, in one order of summation whatever the call and the
  * layout. A state of less than float32 is rounded after each token, to the dtype of the pool for
@@ -822,6 +838,8 @@ static inline gdn_rule_args gdn_rule_args_init(void)
 GDN_API gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args);
 GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 
+/* ---- States of 8 bits ---------------------------------------------------------------------- */
+
 /*
  * States of 8 bits. state, state_out or checkpoints are GDN_I8 or GDN_E4M3, with a tensor of scales
  * for each:
@@ -854,9 +872,11 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * Dtypes other than 8 bits ignore `rounding`: they round to nearest even.
  */
 
+/* ---- Splitting and early stop (GPU) -------------------------------------------------------- */
+
 /*
  * Splitting, and early stop (GPU). If sequences are too few and long to fill a GPU, gdn_prefill
- * splits them into segments and computes these at the same time, up to four times as fast.
+ * splits them into segments. It computes segments at the same time, up to four times as fast.
  *
  *   when      compute capability 9.0, q of 16 bits, K up to 128, K and V multiples of 8, and
  *             neither GDN_BATCH_INVARIANT nor GDN_EXACT.
@@ -882,7 +902,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *   off       With GDN_NO_EARLY_STOP every token counts, and results are exact to rounding.
  */
 
-/* ---- Gradients ------------------------------------------------------------------------------- */
+/* ---- Gradients of the rule ----------------------------------------------------------------- */
 
 /*
  * gdn_prefill_backward - computes the gradients of gdn_prefill(). Given dout, the gradient of out,
@@ -953,106 +973,6 @@ static inline gdn_prefill_backward_args gdn_prefill_backward_args_init(void)
 }
 
 GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward_args *args);
-
-/* ---- Records of drafted tokens --------------------------------------------------------------- */
-
-/*
- * Rolling back. T tokens were drafted and n of them are accepted, so the states must become the
- * states after the n-th token. There are three ways, for chains and trees, the convolution
- * included. docs/start/speculation.md shows each. Memory beside the state, for one sequence and
- * layer, with float32 states and without the states of the convolution:
- *
- *   slots     4 T H V K bytes. GDN_WRITE_EACH writes the state after every token to a slot of its
- *             own. The next call starts from the slot of the last accepted token
- *             (num_accepted_tokens). To keep the states of the last few tokens only, pass -1 for
- *             the others. If all drafts may be rejected, the slot that the sequence started from
- *             must not be one of the written ones.
- *   again     0 bytes. GDN_WRITE_NONE, then the accepted tokens once more with out absent
- *             (token_count; for a tree, move the accepted tokens together). The rule is computed
- *             twice.
- *   record    4 R (Hk K + H V + H) + 8 bytes. GDN_WRITE_NONE with record_k, record_u, record_g:
- *             what each token adds to the state. Accepting is a counter. The state is written when
- *             the record is folded.
- *
- * (T = R = 8, 16 key and 32 state heads of 128: 16 MiB for slots, 193 KiB for a record.)
- *
- * A record has R rows for each slot of the state:
- *
- *     record_k      [P][R][Hk][K]  f32, bf16 or f16, dense   k as the rule uses it: normalised
- *     record_u      [P][R][H][V]   f32, bf16 or f16, dense   u = beta (v - S^T k)
- *     record_g      [P][R][H]      f32                       alpha = exp(g); its sign bit is
- *                                                            set where beta = 0
- *     record_count  [P]            I32 or I64: rows in use, c. From 0 to R.
- *
- * gdn_decode with a record starts from the state S of its slot with those c rows applied,
- *
- *     S <- |alpha| S + k u^T    row by row; a row with the sign set only scales, whatever its k
- *
- * and writes what token t adds to row c + t (c + T is at most R); c does not change. In a tree,
- * tokens whose parent is -1 follow the c rows. The call needs all four tensors and a state. The
- * batch has GDN_WRITE_NONE, no has_initial_state, no num_accepted_tokens, and no slot twice. out
- * may be absent. Padding rows have no record. GDN_EXACT needs float32 states.
- *
- * gdn_record_commit  accepts n_accepted[b] tokens. The rows of a path (absent: the first n rows)
- *                    move to the rows from c on, and c grows by n.
- * gdn_record_fold    writes S with the c rows applied to the slot, and sets c to 0. Call it when
- *                    rows run out, and before another op reads the state.
- *
- * A new sequence in a slot starts with c = 0. Sequence b has the slot read_slots[b]; without
- * read_slots, slot b. In these two ops a batch has only read_slots (pad_policy and write have no
- * effect). Negative slots are skipped, and no slot is named twice. For the convolution, call
- * gdn_conv1d() with out absent, token_count and path.
- *
- *     n_accepted    [B]     0 to R - c
- *     path          [B][T'] rows counted from c; ascending; T' at least n
- *
- * No tensor that is written may overlap another one. Guarantees: G1 to G3, G6, G7, G12, G13,
- * G20. Errors: as for gdn_decode().
- */
-typedef struct gdn_record_commit_args {
-    uint32_t         struct_size; /* set by gdn_record_commit_args_init() */
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       record_k, record_u, record_g, record_count, n_accepted, path;
-    const gdn_batch *batch;
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-} gdn_record_commit_args;
-
-static inline gdn_record_commit_args gdn_record_commit_args_init(void)
-{
-    gdn_record_commit_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args *args);
-
-typedef struct gdn_record_fold_args {
-    uint32_t         struct_size; /* set by gdn_record_fold_args_init() */
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       state, state_scales, record_k, record_u, record_g, record_count;
-    const gdn_batch *batch;
-    int32_t          head_map;     /* gdn_head_map */
-    int32_t          state_layout; /* gdn_state_layout */
-    int32_t          rounding;     /* gdn_rounding */
-    int32_t          reserved;     /* 0 */
-    uint64_t         seed;         /* for GDN_ROUND_STOCHASTIC */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-} gdn_record_fold_args;
-
-static inline gdn_record_fold_args gdn_record_fold_args_init(void)
-{
-    gdn_record_fold_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *args);
 
 /* ---- Short convolution -------------------------------------------------------------------- */
 
@@ -1332,19 +1252,19 @@ static inline gdn_rmsnorm_gated_args gdn_rmsnorm_gated_args_init(void)
 GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args);
 
 /*
- * gdn_rmsnorm_gated_backward - the gradients of gdn_rmsnorm_gated(). For a loss whose gradients are
- * dout of out, computes those of x, z and weight. What the two calls share is as in the forward
- * call; its out is not needed.
+ * gdn_rmsnorm_gated_backward - computes the gradients of gdn_rmsnorm_gated(). Given dout, the
+ * gradient of out, it computes the gradients of x, z and weight. Fields that both calls have are as
+ * in the forward call. out of the forward call is not needed.
  *
  *     x z dout dx dz   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; z absent: no
  *                                 gate
  *     weight           [D]        f32, bf16 or f16; absent: 1
  *     dweight          [D]        f32; sums over all rows
  *
- * Every gradient may be absent, but not all of them; dz needs z. What is written may overlap
- * nothing else. GDN_ACCUMULATE in flags: gradients are added to what is there, and each sum is
- * rounded once to its dtype. All in f32. Guarantees: G1, G3, G6, G12, G13. G2
- * holds for dx and dz; the bits of dweight depend on neither threads nor time.
+ * Every gradient may be absent, but not all of them. dz needs z. No tensor that is written may
+ * overlap another one. GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and
+ * each sum is rounded once to its dtype. Arithmetic is float32. Guarantees: G1, G3, G6, G12, G13;
+ * G2 for dx and dz. The bits of dweight depend on neither threads nor time.
  */
 typedef struct gdn_rmsnorm_gated_backward_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_backward_args_init() */
@@ -1525,13 +1445,13 @@ static inline gdn_block_args gdn_block_args_init(void)
 GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
 
 /*
- * gdn_block_backward - the gradients of gdn_block(). For a loss whose gradients are dout of out,
- * dstate_out and dconv_state_out of the final states, computes those of hidden, of every parameter
- * and of the initial states. All is computed again from hidden: nothing of the forward call is
- * needed.
+ * gdn_block_backward - computes the gradients of gdn_block(). Given dout, the gradient of out, and
+ * dstate_out and dconv_state_out, the gradients of the final states, it computes the gradients of
+ * hidden, of every parameter and of the initial states. It computes all values again from hidden,
+ * so it needs no result of the forward call.
  *
- *     hidden, the weights   as in gdn_block(), of which head counts, head sizes, state_layout and
- *                           rms_eps are too
+ *     hidden, the weights   as in gdn_block(), and so are head counts, head sizes, state_layout and
+ *                           rms_eps
  *     conv_state            [B][2 Hk K + Hv V][S]  f32, bf16, f16; initial states. Absent: zero.
  *     state                 [B][Hv][V][K]          f32, bf16, f16; initial states. Absent: zero.
  *     dout                  as out in gdn_block()  f32 or A
@@ -1539,22 +1459,22 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
  *     dstate_out            as state               f32, bf16, f16; absent: zero
  *     dhidden               as hidden              f32 or A
  *     din_proj_... dconv_weight dconv_bias dA_log ddt_bias dnorm_weight dout_proj
- *                           as their weights       f32; those of matrices have rows one after the
- *                                                  other, apart or not; sums over all tokens
- *     dconv_state           as conv_state          f32; may be there without one
- *     dstate                as state               f32; may be there without one
+ *                           as their weights       f32; sums over all tokens. A matrix has rows in
+ *                                                  order, with any distance between them
+ *     dconv_state           as conv_state          f32; allowed without a conv_state
+ *     dstate                as state               f32; allowed without a state
  *
- * Every gradient may be absent, but not all of them. Those of projections are of the kind that the
- * call has. Sequences: as for gdn_block(), but of batch only cu_seqlens, token_start and
- * token_count may be there. Tokens that do not count have gradients of zero and give nothing to any
- * other.
+ * Every gradient may be absent, but not all of them. The gradients of projections have the form
+ * (Qwen3-Next or Qwen3.5) that the weights have. Sequences are as for gdn_block(). Of batch, only
+ * cu_seqlens, token_start and token_count may be set. Masked tokens have the gradient zero, and no
+ * other gradient depends on them.
  *
- * GDN_ACCUMULATE in flags: gradients are added to what is there, and each sum is rounded once to
- * its dtype. GDN_EXACT: on a device the matrix products are the library's own, not cuBLAS's. What
- * is written may overlap nothing else. Between the steps values are f32, on a GPU A; gates
- * are f32, and their gradients A. Matrix products sum in f32. All tokens pass at once, and
- * what goes from one step to the next is in the workspace. Guarantees: G1, G3, G6, G12, G13.
- * Errors: as for gdn_block().
+ * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and each sum is rounded
+ * once to its dtype. GDN_EXACT: on a GPU the library's own kernels compute the matrix products, in
+ * place of cuBLAS. No tensor that is written may overlap another one. Values between the steps are
+ * float32 (GPU: A). Gates are float32 and their gradients A. Matrix products sum in float32. All
+ * tokens are computed at once, and the workspace holds the values between the steps. Guarantees:
+ * G1, G3, G6, G12, G13. Errors: as for gdn_block().
  */
 typedef struct gdn_block_backward_args {
     uint32_t   struct_size; /* set by gdn_block_backward_args_init() */
@@ -1584,6 +1504,106 @@ static inline gdn_block_backward_args gdn_block_backward_args_init(void)
 }
 
 GDN_API gdn_status gdn_block_backward(gdn_ctx *ctx, const gdn_block_backward_args *args);
+
+/* ---- Records of drafted tokens --------------------------------------------------------------- */
+
+/*
+ * Rolling back. T tokens were drafted and n of them are accepted, so the states must become the
+ * states after the n-th token. There are three ways, for chains and trees, the convolution
+ * included. docs/start/speculation.md shows each. Memory beside the state, for one sequence and
+ * layer, with float32 states and without the states of the convolution:
+ *
+ *   slots     4 T H V K bytes. GDN_WRITE_EACH writes the state after every token to a slot of its
+ *             own. The next call starts from the slot of the last accepted token
+ *             (num_accepted_tokens). To keep the states of the last few tokens only, pass -1 for
+ *             the others. If all drafts may be rejected, the slot that the sequence started from
+ *             must not be one of the written ones.
+ *   again     0 bytes. GDN_WRITE_NONE, then the accepted tokens once more with out absent
+ *             (token_count; for a tree, move the accepted tokens together). The rule is computed
+ *             twice.
+ *   record    4 R (Hk K + H V + H) + 8 bytes. GDN_WRITE_NONE with record_k, record_u, record_g:
+ *             what each token adds to the state. Accepting is a counter. The state is written when
+ *             the record is folded.
+ *
+ * (T = R = 8, 16 key and 32 state heads of 128: 16 MiB for slots, 193 KiB for a record.)
+ *
+ * A record has R rows for each slot of the state:
+ *
+ *     record_k      [P][R][Hk][K]  f32, bf16 or f16, dense   k as the rule uses it: normalised
+ *     record_u      [P][R][H][V]   f32, bf16 or f16, dense   u = beta (v - S^T k)
+ *     record_g      [P][R][H]      f32                       alpha = exp(g); its sign bit is
+ *                                                            set where beta = 0
+ *     record_count  [P]            I32 or I64: rows in use, c. From 0 to R.
+ *
+ * gdn_decode with a record starts from the state S of its slot with those c rows applied,
+ *
+ *     S <- |alpha| S + k u^T    row by row; a row with the sign set only scales, whatever its k
+ *
+ * and writes what token t adds to row c + t (c + T is at most R); c does not change. In a tree,
+ * tokens whose parent is -1 follow the c rows. The call needs all four tensors and a state. The
+ * batch has GDN_WRITE_NONE, no has_initial_state, no num_accepted_tokens, and no slot twice. out
+ * may be absent. Padding rows have no record. GDN_EXACT needs float32 states.
+ *
+ * gdn_record_commit  accepts n_accepted[b] tokens. The rows of a path (absent: the first n rows)
+ *                    move to the rows from c on, and c grows by n.
+ * gdn_record_fold    writes S with the c rows applied to the slot, and sets c to 0. Call it when
+ *                    rows run out, and before another op reads the state.
+ *
+ * A new sequence in a slot starts with c = 0. Sequence b has the slot read_slots[b]; without
+ * read_slots, slot b. In these two ops a batch has only read_slots (pad_policy and write have no
+ * effect). Negative slots are skipped, and no slot is named twice. For the convolution, call
+ * gdn_conv1d() with out absent, token_count and path.
+ *
+ *     n_accepted    [B]     0 to R - c
+ *     path          [B][T'] rows counted from c; ascending; T' at least n
+ *
+ * No tensor that is written may overlap another one. Guarantees: G1 to G3, G6, G7, G12, G13,
+ * G20. Errors: as for gdn_decode().
+ */
+typedef struct gdn_record_commit_args {
+    uint32_t         struct_size; /* set by gdn_record_commit_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       record_k, record_u, record_g, record_count, n_accepted, path;
+    const gdn_batch *batch;
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_record_commit_args;
+
+static inline gdn_record_commit_args gdn_record_commit_args_init(void)
+{
+    gdn_record_commit_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args *args);
+
+typedef struct gdn_record_fold_args {
+    uint32_t         struct_size; /* set by gdn_record_fold_args_init() */
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       state, state_scales, record_k, record_u, record_g, record_count;
+    const gdn_batch *batch;
+    int32_t          head_map;     /* gdn_head_map */
+    int32_t          state_layout; /* gdn_state_layout */
+    int32_t          rounding;     /* gdn_rounding */
+    int32_t          reserved;     /* 0 */
+    uint64_t         seed;         /* for GDN_ROUND_STOCHASTIC */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_record_fold_args;
+
+static inline gdn_record_fold_args gdn_record_fold_args_init(void)
+{
+    gdn_record_fold_args a;
+    memset(&a, 0, sizeof a);
+    a.struct_size = (uint32_t)sizeof a;
+    return a;
+}
+
+GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *args);
 
 /* ---- States: copy and convert --------------------------------------------------------------- */
 
@@ -1695,8 +1715,7 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  *
  * gdn_blob_slice    writes the part of rank `rank` of `n_ranks` of a whole (n_ranks 1) blob
  * gdn_blob_merge    writes the whole, from all n parts in any order. Their positions must agree,
- * and
- *                   so must the copies of a head
+ *                   and so must the copies of a head.
  *
  * Both set *needed to the size of the result. If out is NULL, they do nothing else.
  *
@@ -1882,24 +1901,24 @@ static inline gdn_summary_apply_args gdn_summary_apply_args_init(void)
 GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args);
 
 /*
- * gdn_summary_fold - states through several ranges, in one launch on a device:
+ * gdn_summary_fold - takes states through several ranges, in one launch on a GPU:
  *
  *     S = state[b];   for i in order[b]:  S = M[i] S + U[i];   state_out[b] = S
  *
  *     M             [P][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
  *     U             [P][H][V][K]    as M; or [P][H][K][V]
- *     order         [B][n]          indices of ranges, in the order of their tokens; a negative
- *                                   one is left out. On a device one of P or more is left out too.
- *                                   Absent: b, b + B, b + 2 B and so on, all P, a multiple of B
+ *     order         [B][n]          indices of ranges, in the order of their tokens. A negative
+ *                                   index is skipped; on a GPU also an index of P or more. Absent:
+ *                                   b, b + B, b + 2 B and so on; P is then a multiple of B
  *     state         [B][H][V][K]    as U; absent: 0
  *     state_out     as state        may be the very view state
  *
- * Where state is absent, M of the first range that a slot passes is not read: that range knows the
- * state that it starts from. The gradient of a state passes the ranges from the last to the first,
- * by the transposed maps. For these, exchange the last two strides of M. U then is dstate of
- * gdn_prefill_backward() for each range, without dstate_out.
+ * If state is absent, M of the first range in each order is not read, because the start is zero.
+ * The gradient of a state goes through the ranges from the last to the first, by the transposed
+ * maps. To transpose M, exchange its last two strides. U is then the dstate that
+ * gdn_prefill_backward() gives for each range, without dstate_out.
  *
- * Precision. S is float32 from range to range. Each of them is one gdn_summary_apply(). Selection,
+ * Precision. S stays float32 between ranges. Each range is one gdn_summary_apply(). Selection,
  * guarantees, errors: as for gdn_summary_compose().
  */
 typedef struct gdn_summary_fold_args {
@@ -1926,13 +1945,14 @@ GDN_API gdn_status gdn_summary_fold(gdn_ctx *ctx, const gdn_summary_fold_args *a
 /* ---- Several ranks --------------------------------------------------------------------------- */
 
 /*
- * gdn_collective - the ranks of a group, by the caller's transport. Each rank has a context of its
- * own and gives its own struct.
+ * gdn_collective - a group of ranks, joined by the caller's transport. Each rank has its own
+ * context and fills its own struct.
  *
- * all_gather copies `bytes` from send, and puts what all ranks sent into recv in the order of ranks
- * (size times bytes). In a context of a GPU it enqueues that on stream, and both are in the memory
- * of the device. In a context of a CPU it returns when recv is complete. Any status but GDN_OK ends
- * the call that made it. Timeouts are the transport's.
+ * all_gather copies `bytes` from send of every rank to recv of every rank, in the order of ranks
+ * (size times bytes). In a context of a GPU it enqueues the copy on stream, and send and recv are
+ * in device memory. In a context of a CPU it returns when recv is complete. If all_gather returns
+ * another status than GDN_OK, the call that made it returns this status. The library has no
+ * timeout: the transport decides when to give up.
  */
 typedef struct gdn_collective {
     uint32_t struct_size; /* set by gdn_collective_init() */
@@ -1951,24 +1971,26 @@ static inline gdn_collective gdn_collective_init(void)
 }
 
 /*
- * gdn_prefill_parallel - gdn_prefill() of sequences whose tokens lie on the ranks of a group: of
- * each sequence, rank 0 has the first tokens, rank 1 the next ones, and so on.
+ * gdn_prefill_parallel - computes gdn_prefill() of sequences whose tokens are spread over the ranks
+ * of a group. Rank 0 has the first tokens of each sequence, rank 1 the next tokens, and so on.
  *
- * args are those of this rank's tokens. The sequences of args->batch are the parts that this rank
- * has, in one order on every rank. A part may be empty. So what a batch puts on the ranks is in
- * cu_seqlens or token_count alone, and a captured graph replays with other lengths.
+ * args describe the tokens of this rank. Sequence b of args->batch is this rank's part of sequence
+ * b, so the order is the same on every rank. A part may be empty. Only cu_seqlens and token_count
+ * say how long the parts are, so a captured graph replays with other lengths.
  *
- * state holds the initial states, [B][H][V][K] of f32, bf16 or f16, the same on every rank. Final
- * states of a rank are those behind its own tokens: on the last rank, those of the sequences.
+ * state holds the initial states, [B][H][V][K] of f32, bf16 or f16, the same on every rank. The
+ * final states of a rank are the states after its own tokens. On the last rank these are the final
+ * states of the sequences.
  *
- * The call is gdn_l2norm() and gdn_gates() where args want them, gdn_summary(), all_gather of
- * 4 B H K (K + V) bytes, gdn_summary_fold() of the ranks before, and gdn_prefill(). For another way
- * to cut a batch, make these calls yourself. Every rank makes the same calls in one order.
+ * The call runs gdn_l2norm() and gdn_gates() if args ask for them, gdn_summary(), an all_gather of
+ * 4 B H K (K + V) bytes, gdn_summary_fold() of the ranks before, and gdn_prefill(). To cut a batch
+ * in another way, make these calls yourself. Every rank makes the same calls in the same order.
  *
- * Refused: slots, has_initial_state, token_start, states of 8 bits, GDN_GATE_LINEAR. Results are
- * those of gdn_prefill() on one device to rounding: the state that a rank starts from is float32.
- * Guarantees: G2, G3, G6, G7 for one group and cut. Errors: those of the calls above; GDN_E_ARG for
- * the group. A rank that fails before its all_gather leaves the others to their transport.
+ * Refused: slots, has_initial_state, token_start, states of 8 bits, GDN_GATE_LINEAR. Results equal
+ * gdn_prefill() on one device to rounding: the state that a rank starts from is float32.
+ * Guarantees: G2, G3, G6, G7 for the same group and cut. Errors: as for the calls above; GDN_E_ARG
+ * for the group. If a rank fails before its all_gather, the other ranks wait until their transport
+ * gives up.
  *
  * gdn_prefill_parallel_bytes() sets *bytes to the workspace of the call.
  */
@@ -1979,8 +2001,8 @@ GDN_API gdn_status gdn_prefill_parallel_bytes(gdn_ctx *ctx, const gdn_rule_args 
 
 /*
  * gdn_nccl_open - fills *group for an ncclComm_t of the caller, by the libnccl.so.2 that dlopen()
- * finds. This library does not link NCCL. The communicator stays the caller's and outlives the
- * group. gdn_nccl_close() ends the group. Errors: GDN_E_UNSUPPORTED (no such library),
+ * finds. This library does not link NCCL. The caller keeps the communicator and destroys it after
+ * gdn_nccl_close(), which ends the group. Errors: GDN_E_UNSUPPORTED (no such library),
  * GDN_E_MEMORY, GDN_E_CUDA (an error of NCCL); *group is zero then.
  */
 GDN_API gdn_status gdn_nccl_open(gdn_ctx *ctx, void *comm, gdn_collective *group);

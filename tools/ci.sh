@@ -7,8 +7,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh
-all="style headers guarantees images gcc symbols install wheel torch qemu arm valgrind clang asan"
-all="$all tsan msan"
+all="style headers guarantees docs images gcc symbols install wheel torch qemu arm valgrind clang"
+all="$all asan tsan msan"
 logs=build/ci
 mkdir -p "$logs"
 
@@ -68,6 +68,13 @@ stage_headers() {
 stage_guarantees() {
     need python3
     python3 tools/guarantees.py
+}
+
+# The site builds, and each link in it has a target.
+stage_docs() {
+    python3 -c "import sphinx, furo, myst_parser, sphinxcontrib.mermaid" 2>/dev/null ||
+        skip "no packages of docs/site/requirements.txt"
+    python3 docs/site/build.py build/site
 }
 
 # Device code compiles, without a spill that nobody knows and without a serialised WGMMA

@@ -31,7 +31,7 @@ double case_bytes(const gdn_tensor *t)
     return t->data ? (double)count(t) * (double)gdn_dtype_bytes(t->dtype) : 0;
 }
 
-/* The first n elements, again and again. */
+/* Repeats the first n elements, again and again. */
 static void repeat(const gdn_tensor *t, int64_t n)
 {
     const size_t bytes = gdn_dtype_bytes(t->dtype);
@@ -41,7 +41,7 @@ static void repeat(const gdn_tensor *t, int64_t n)
     }
 }
 
-/* How many elements to make: whole rows, some millions at most. */
+/* Returns how many elements to make: whole rows, some millions at most. */
 static int64_t fresh(const gdn_tensor *t)
 {
     const int64_t limit = (1 << 22) / t->stride[0] * t->stride[0];
@@ -61,7 +61,7 @@ gdn_tensor case_tensor(struct memory *m, int32_t dtype, int ndim, const int64_t 
     return t;
 }
 
-/* Rows of length 1. */
+/* Returns rows of length 1. */
 static gdn_tensor unit_rows(struct memory *m, int32_t dtype, const int64_t *size)
 {
     gdn_tensor t     = case_tensor(m, dtype, 3, size, -1, 1);
@@ -140,7 +140,7 @@ const char *const case_call_names[CASE_CALL_KINDS] = { "plain", "packed", "count
 
 static bool is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
 
-/* Any codes but the largest, which may be NaN. */
+/* Returns any codes but the largest, which may be NaN. */
 static gdn_tensor random_codes(struct memory *m, int32_t dtype, const int64_t *size)
 {
     gdn_tensor t    = memory_tensor(m, dtype, 4, size);
@@ -154,7 +154,7 @@ static gdn_tensor random_codes(struct memory *m, int32_t dtype, const int64_t *s
     return t;
 }
 
-/* Slots of the pool. */
+/* Returns slots of the pool. */
 static int64_t n_slots(const struct rule_case *c)
 {
     const int64_t B = c->tokens.B;
@@ -196,7 +196,7 @@ static bool make_slots(struct rule_case *c)
     return true;
 }
 
-/* q, k, gates: as they are, or raw. */
+/* Makes q, k, gates: as they are, or raw. */
 static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
                         const int64_t *gate_size)
 {
@@ -221,7 +221,7 @@ static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
     return a->q.data && a->k.data && a->g.data && a->beta.data && a->A_log.data && a->dt_bias.data;
 }
 
-/* Tokens as rows of T. */
+/* Makes tokens as rows of T. */
 static void make_rows(gdn_tensor *t, int64_t B, int64_t T)
 {
     if (!t->data) return;
@@ -300,7 +300,8 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     return cli_bad("no memory for %lld tokens and %lld sequences", (long long)N, (long long)B);
 }
 
-/* Column by column, by the library's plain loop, which `gdn check` holds to the codes' values. */
+/* Reads column by column, by the library's plain loop, which `gdn check` holds to the codes'
+ * values. */
 static void read_codes(const struct rule_case *c, int64_t b, int64_t h, double *state)
 {
     const gdn_tensor *t = &c->args.state, *s = &c->args.state_scales;
@@ -331,7 +332,7 @@ void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double 
             state[j * K + i] = oracle_load(t->data, t->dtype, at + (kv ? i * V + j : j * K + i));
 }
 
-/* Head h of n tokens from `first` on, as rows of doubles; `per` state heads share one. */
+/* Loads head h of n tokens from `first` on, as rows of doubles; `per` state heads share one. */
 static void load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n, int64_t h)
 {
     const int64_t D = t->ndim == 3 ? t->size[2] : 1;
@@ -395,7 +396,7 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
     return true;
 }
 
-/* Three heads of sequence 0; its final state too if it is short enough to be followed. */
+/* Compares three heads of sequence 0; its final state too if it is short enough to be followed. */
 static bool compare_heads(const struct rule_case *c, double *state, double *want, double *got,
                           struct comparison *found)
 {

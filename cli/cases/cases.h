@@ -228,12 +228,12 @@ double block_case_bytes(const struct block_case *c); /* weights, hidden, out, st
 
 /* ---- For the cases ---- */
 
-/* Uniform in [0, 1). */
+/* Returns uniform in [0, 1). */
 double case_random(uint64_t *seed);
 /* A tensor in `m`, elements uniform in [low, high). */
 gdn_tensor case_tensor(struct memory *m, int32_t dtype, int ndim, const int64_t *size, double low,
                        double high);
-/* Normal. */
+/* Returns a normal random number. */
 double case_normal(uint64_t *seed);
 /* A tensor in `m`; draw gives an element of column h of its last dimension. */
 typedef double (*case_draw)(const void *arg, int64_t h, uint64_t *seed);

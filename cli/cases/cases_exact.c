@@ -29,7 +29,7 @@ static gdn_tensor rows_of(const gdn_tensor *t, int64_t first, int64_t n)
     return rows;
 }
 
-/* A copy of a slot, as a pool of one. */
+/* Copies a slot, as a pool of one. */
 static gdn_tensor copy_slot(struct memory *m, const gdn_tensor *pool, int64_t slot)
 {
     if (!pool->data) return *pool;
@@ -65,7 +65,7 @@ static void load_states(const struct walk *w, const struct rule_case *c, int64_t
         rule_case_state(c, slot, rule_case_head(i, w->H), to + i * w->state);
 }
 
-/* Token t: a call of it alone, and float64 from the state before. */
+/* Computes token t: a call of it alone, and float64 from the state before. */
 static gdn_status step(struct walk *w, gdn_ctx *ctx, int64_t t, bool *there)
 {
     const gdn_rule_args *from = &w->whole->args;

@@ -13,7 +13,7 @@ enum { MODEL_SEED = 31 };
 
 const char *const case_gates_names[CASE_GATES_KINDS] = { "recipe", "none", "model", "strong" };
 
-/* A and dt_bias of the next head of a model. */
+/* Draws a and dt_bias of the next head of a model. */
 static void draw_head(uint64_t *seed, double *A, double *dt_bias)
 {
     const double step = 0.001 * pow(100, case_random(seed));

@@ -39,7 +39,7 @@ int gradient_case_make(struct gradient_case *c, const struct case_dims *dims,
 
 /* ---- The judge --------------------------------------------------------------------------- */
 
-/* Head h of n tokens of sequence 0. */
+/* Loads head h of n tokens of sequence 0. */
 static void load(double *to, const gdn_tensor *t, int64_t n, int64_t h)
 {
     const int64_t D = t->ndim == 3 ? t->size[2] : 1;
@@ -54,7 +54,7 @@ struct verdict {
     int32_t           dtype; /* of activations */
 };
 
-/* One head of a gradient beside what is wanted. */
+/* Judges one head of a gradient beside what is wanted. */
 static void judge(struct verdict *v, const gdn_tensor *t, int64_t n, int64_t h, const double *want)
 {
     const bool of_gate = t->ndim == 2;
@@ -66,7 +66,7 @@ static void judge(struct verdict *v, const gdn_tensor *t, int64_t n, int64_t h, 
         v->worst = c;
 }
 
-/* State head h alone: inputs, then its gradients. memory: see doubles_of(). */
+/* Follows state head h alone: inputs, then its gradients. memory: see doubles_of(). */
 static void follow(const struct gradient_case *c, struct oracle_backward *r, double *x, int64_t h)
 {
     const gdn_prefill_backward_args *a = &c->args;
@@ -99,7 +99,7 @@ static void add(double *sum, const double *x, int64_t n)
     for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
-/* The state heads that read key head `key`. Each reads values or queries of its own. */
+/* Judges the state heads that read key head `key`. Each reads values or queries of its own. */
 static void judge_key(const struct gradient_case *c, int64_t key, double *x, struct verdict *found,
                       int64_t n)
 {

@@ -16,7 +16,7 @@ enum { CHECKED_CHANNELS = 16, CHECKED_CONV_TOKENS = 512, CHECKED_BLOCK_TOKENS = 
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Element [i][j][l] of a dense tensor of up to three dimensions. */
+/* Returns element [i][j][l] of a dense tensor of up to three dimensions. */
 static double at(const gdn_tensor *t, int64_t i, int64_t j, int64_t l)
 {
     return oracle_load(t->data, t->dtype, i * t->stride[0] + j * t->stride[1] + l * t->stride[2]);
@@ -24,7 +24,7 @@ static double at(const gdn_tensor *t, int64_t i, int64_t j, int64_t l)
 
 /* ---- Convolution ------------------------------------------------------------------------- */
 
-/* Several sequences of one length? */
+/* Returns true for several sequences of one length. */
 static bool is_even(const struct case_batch *b)
 {
     if (b->B < 2 || !b->cu_seqlens) return false;
@@ -33,7 +33,7 @@ static bool is_even(const struct case_batch *b)
     return b->N > 0;
 }
 
-/* Channel d of token t of sequence 0. */
+/* Returns channel d of token t of sequence 0. */
 static double token_at(const gdn_tensor *x, int64_t t, int64_t d)
 {
     return x->ndim == 3 ? at(x, 0, t, d) : at(x, t, d, 0);
@@ -65,13 +65,13 @@ int conv_case_make(struct conv_case *c, const struct case_dims *dims, const int6
                : cli_bad("no memory for %lld tokens", (long long)c->tokens.N);
 }
 
-/* Some channels, spread over all, of the first tokens of sequence 0. */
+/* Returns some channels, spread over all, of the first tokens of sequence 0. */
 static int64_t channel(const struct conv_case *c, int64_t i)
 {
     return i * (c->dims.D - 1) / (CHECKED_CHANNELS - 1);
 }
 
-/* History and weights of the checked channels, before the call. */
+/* Loads history and weights of the checked channels, before the call. */
 static void load_channels(const struct conv_case *c, double *history, double *weight)
 {
     const int64_t W = c->dims.W;
@@ -104,7 +104,7 @@ int conv_case_check(struct conv_case *c, gdn_ctx *ctx, struct comparison *found)
     return status ? case_failed(ctx, status) : CLI_OK;
 }
 
-/* A multiplication and an addition per tap. */
+/* Returns a multiplication and an addition per tap. */
 double conv_case_flops(const struct conv_case *c)
 {
     return 2.0 * (double)(c->tokens.N * c->dims.D) * (double)c->dims.W;
@@ -118,7 +118,7 @@ double conv_case_bytes(const struct conv_case *c)
 
 /* ---- The layer --------------------------------------------------------------------------- */
 
-/* A matrix whose products with vectors of size 1 have size 1. */
+/* Returns a matrix whose products with vectors of size 1 have size 1. */
 static gdn_tensor matrix(struct block_case *c, int64_t rows, int64_t columns)
 {
     const double  limit  = sqrt(3.0 / (double)columns);
@@ -128,7 +128,7 @@ static gdn_tensor matrix(struct block_case *c, int64_t rows, int64_t columns)
 
 static int64_t channels(const struct case_dims *d) { return 2 * d->Hq * d->K + d->Hv * d->V; }
 
-/* n rows of a weight to another. */
+/* Moves n rows of a weight to another. */
 static void move_rows(const gdn_tensor *to, int64_t row, const gdn_tensor *from, int64_t from_row,
                       int64_t n)
 {
@@ -137,7 +137,7 @@ static void move_rows(const gdn_tensor *to, int64_t row, const gdn_tensor *from,
            (const char *)from->data + (size_t)from_row * bytes, (size_t)n * bytes);
 }
 
-/* The projections as Qwen3-Next has them: rows of a key head together. */
+/* Fuses the projections as Qwen3-Next has them: rows of a key head together. */
 static void fuse(struct block_case *c)
 {
     const struct case_dims *d = &c->dims;
@@ -222,7 +222,7 @@ int block_case_make(struct block_case *c, const struct case_dims *dims, const in
     return cli_bad("no memory for a layer of hidden size %lld", (long long)dims->hidden);
 }
 
-/* y [T][rows] = x [T][columns] times w transposed; NULL without memory. */
+/* Computes y [T][rows] = x [T][columns] times w transposed; NULL without memory. */
 static double *project(const double *x, const gdn_tensor *w, int64_t T)
 {
     const int64_t rows = w->size[0], columns = w->size[1];
@@ -279,7 +279,7 @@ static void run_rule(const struct block_case *c, const struct oracle_rule *r, do
     oracle_rule_chunks(r, CHECKED_BLOCK_TOKENS, noise); /* later tokens of a chunk change nothing */
 }
 
-/* Value head h: norms, gates, rule, gated norm, from the projections to y [T][Hv V]. */
+/* Runs value head h: norms, gates, rule, gated norm, from the projections to y [T][Hv V]. */
 static void run_head(const struct block_case *c, const struct projected *p, int64_t h, int64_t T,
                      double *state, double *y, struct oracle_noise *noise)
 {
@@ -338,8 +338,8 @@ static void free_projected(struct projected *p)
     free(p->a);
 }
 
-/* The layer over the first T tokens from what was projected, with noise where a device rounds, or
- * NULL; NULL without memory. */
+/* Returns the layer over the first T tokens from what was projected, with noise where a device
+ * rounds, or NULL; NULL without memory. */
 static double *run_layer(const struct block_case *c, const struct projected *p, int64_t T,
                          struct oracle_noise *noise)
 {
@@ -362,7 +362,7 @@ static double *run_layer(const struct block_case *c, const struct projected *p, 
     return out;
 }
 
-/* The root mean square, element by element, of what roundings do; false without memory. */
+/* Finds the root mean square, element by element, of what roundings do; false without memory. */
 static bool find_noise(const struct block_case *c, const struct projected *p, int64_t T,
                        const double *want, double *noise)
 {
@@ -473,8 +473,8 @@ int layer_gradient_case_make(struct layer_gradient_case *c, const struct case_di
     return cli_bad("no memory for the gradients of %lld tokens", (long long)c->block.tokens.N);
 }
 
-/* The loss of the first T tokens where what is projected moves by h times `step`; NAN without
- * memory. */
+/* Returns the loss of the first T tokens where what is projected moves by h times `step`; NAN
+ * without memory. */
 static double loss_beside(const struct layer_gradient_case *c, const struct projected *p,
                           const struct projected *step, int64_t T, double h)
 {
@@ -556,7 +556,7 @@ int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,
     return CLI_OK;
 }
 
-/* The input projections thrice, that of the output twice; 16 K V and two convolutions. */
+/* Returns the input projections thrice, that of the output twice; 16 K V and two convolutions. */
 double layer_gradient_case_flops(const struct layer_gradient_case *c)
 {
     const struct case_dims *d = &c->block.dims;

@@ -51,7 +51,7 @@ static void make_gates_backward(struct rows_case *c)
     a->ddt_bias   = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 0);
 }
 
-/* l2norm has only x and out. */
+/* Sets x and out, the only tensors of l2norm. */
 static void make_norm(struct rows_case *c)
 {
     const bool              l2 = c->op == GDN_OP_L2NORM;
@@ -116,13 +116,13 @@ int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op,
     return CLI_OK;
 }
 
-/* The first elements of a tensor as doubles. */
+/* Loads the first elements of a tensor as doubles. */
 static void load(double *to, const gdn_tensor *t, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) to[i] = oracle_load(t->data, t->dtype, i);
 }
 
-/* n elements of `want` and of `got`, the op's results. */
+/* Writes n elements of `want` and of `got`, the op's results. Returns n. */
 static int64_t judge_gates(const struct rows_case *c, double *want, double *got)
 {
     const gdn_gates_args *a = &c->args.gates;
@@ -138,7 +138,7 @@ static int64_t judge_gates(const struct rows_case *c, double *want, double *got)
     return 2 * n;
 }
 
-/* da and db of one token. */
+/* Writes da and db of one token. Returns how many elements. */
 static int64_t judge_gates_backward(const struct rows_case *c, double *want, double *got)
 {
     const gdn_gates_backward_args *a = &c->args.gates_backward;
@@ -200,7 +200,7 @@ static int64_t judge_l2norm_backward(const struct rows_case *c, double *want, do
     return rows * D;
 }
 
-/* dx, then dz, of the first rows. */
+/* Writes dx, then dz, of the first rows. Returns how many elements. */
 static int64_t judge_rmsnorm_backward(const struct rows_case *c, double *want, double *got)
 {
     const gdn_rmsnorm_gated_backward_args *a = &c->args.rmsnorm_backward;

@@ -30,7 +30,7 @@ static void call(struct chain *x, gdn_op op, const void *args)
     x->s->each.called(x->s->each.arg);
 }
 
-/* Sums of gates against float64. */
+/* Checks sums of gates against float64. */
 static void check_sums(struct chain *x)
 {
     const gdn_rule_args  *r = &x->c->args;
@@ -73,7 +73,7 @@ static void run_stages(struct chain *x)
     call(x, GDN_OP_CHUNK_OUTPUT, &o);
 }
 
-/* The whole after a range without effect, so that the composition is the whole. */
+/* Runs the whole after a range without effect, so that the composition is the whole. */
 static void run_summaries(struct chain *x)
 {
     const gdn_rule_args     *r = &x->c->args;

@@ -46,7 +46,7 @@ int step_case_make(struct step_case *c, const struct case_dims *dims, int64_t B,
 
 static double load(const gdn_tensor *t, int64_t i) { return oracle_load(t->data, t->dtype, i); }
 
-/* The convolution of n channels from `first` on, of T tokens of sequence 0: [T][n]. */
+/* Computes the convolution of n channels from `first` on, for T tokens of sequence 0: [T][n]. */
 static void convolve(const struct step_case *c, int64_t first, int64_t n, int64_t T, double *out)
 {
     const int64_t D = channels(&c->dims), W = c->dims.W;
@@ -61,7 +61,7 @@ static void convolve(const struct step_case *c, int64_t first, int64_t n, int64_
     }
 }
 
-/* Value head h of sequence 0, to want [T][V]; before the call, which changes the states. */
+/* Follows value head h of sequence 0, to want [T][V]; before the call, which changes the states. */
 static bool follow(const struct step_case *c, int64_t h, int64_t T, double *want)
 {
     const struct case_dims *d = &c->dims;

@@ -125,7 +125,8 @@ static void advance(struct study *s, int64_t tokens, const char *what)
 
 /* ---- The recurrence in float64 -------------------------------------------------------------- */
 
-/* One token of one head: S is [K][V], columns in groups that compilers keep in registers. */
+/* Computes one token of one head: S is [K][V], columns in groups that compilers keep in
+ * registers. */
 static void token(double *S, double *o, const float *q, const float *k, const float *v,
                   double alpha, double beta, int64_t K, int64_t V)
 {
@@ -145,7 +146,7 @@ static void token(double *S, double *o, const float *q, const float *k, const fl
     }
 }
 
-/* Outputs of token t and head h, for the windows that it is in. */
+/* Keeps outputs of token t and head h, for the windows that it is in. */
 static void keep(struct study *s, int64_t t, int64_t h, const double *o)
 {
     for (int i = 0; i < s->n_lengths; i++) {
@@ -190,7 +191,7 @@ static struct errors errors_of(const float *got, const double *want, int64_t n)
     return (struct errors){ sqrt(sum / (double)n) / rms, max / rms };
 }
 
-/* Errors after lengths[i] tokens; s->args.state is the library's state. */
+/* Judges errors after lengths[i] tokens; s->args.state is the library's state. */
 static int judge(struct study *s, int i)
 {
     const int64_t       L = s->lengths[i], KV = s->H * s->K * s->V, n = L < WINDOW ? L : WINDOW;
@@ -208,7 +209,7 @@ static int judge(struct study *s, int i)
     return CLI_OK;
 }
 
-/* Tokens [t, t + n) of the whole sequence. */
+/* Calls tokens [t, t + n) of the whole sequence. */
 static gdn_status call(struct study *s, int64_t t, int64_t n, bool decode)
 {
     const int64_t  at = t * s->H;
@@ -223,7 +224,7 @@ static gdn_status call(struct study *s, int64_t t, int64_t n, bool decode)
     return cli_call(s->ctx, decode ? GDN_OP_DECODE : GDN_OP_PREFILL, a);
 }
 
-/* A zero state of that dtype in fresh memory. */
+/* Makes a zero state of that dtype in fresh memory. */
 static int make_pool(struct study *s, struct memory *m, int state)
 {
     const bool    kv       = !strcmp(s->layout, "k_first");
@@ -239,7 +240,7 @@ static int make_pool(struct study *s, struct memory *m, int state)
     return made ? CLI_OK : cli_bad("accuracy: no memory for the state");
 }
 
-/* The whole sequence in calls of n tokens. */
+/* Runs the whole sequence in calls of n tokens. */
 static int run(struct study *s, int state, int64_t n, bool decode)
 {
     struct memory memory = { 0 };

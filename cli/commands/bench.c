@@ -141,7 +141,7 @@ static int parse_lengths(struct bench_options *o)
     return CLI_OK;
 }
 
-/* One of the first n names, which are in the order of gdn_dtype. */
+/* Parses one of the first n names, which are in the order of gdn_dtype. */
 static int parse_dtype(const char *option, const char *text, int n, int32_t *dtype)
 {
     static const char *const names[] = { "f32", "bf16", "f16", "i8", "e4m3" };
@@ -165,7 +165,7 @@ static bool has_gates(const struct bench_options *o)
            is_backward(o);
 }
 
-/* The kinds to run, from *first to *last. */
+/* Parses the kinds to run, from *first to *last. */
 static int parse_gates(const struct bench_options *o, int *first, int *last)
 {
     *first = *last = CASE_GATES_RECIPE;
@@ -434,7 +434,7 @@ static int bench_rule(const struct bench_options *o, struct bench *b)
     return code;
 }
 
-/* The gradients; prefill beside them. */
+/* Measures the gradients; prefill beside them. */
 static int bench_backward(const struct bench_options *o, struct bench *b)
 {
     struct gradient_case c;
@@ -452,7 +452,7 @@ static int bench_backward(const struct bench_options *o, struct bench *b)
     return code;
 }
 
-/* The gradients of a layer; block beside them. */
+/* Measures the gradients of a layer; block beside them. */
 static int bench_layer_backward(const struct bench_options *o, struct bench *b)
 {
     struct layer_gradient_case c;
@@ -489,7 +489,7 @@ static int bench_conv(const struct bench_options *o, struct bench *b)
     return code;
 }
 
-/* An op of rows. */
+/* Measures an op of rows. */
 static int bench_rows(const struct bench_options *o, struct bench *b)
 {
     static const gdn_op ops[] = { GDN_OP_GATES, GDN_OP_L2NORM, GDN_OP_RMSNORM_GATED };
@@ -510,7 +510,7 @@ static int bench_rows(const struct bench_options *o, struct bench *b)
     return code;
 }
 
-/* The layer; its rule and its convolution apart, float32 as they are inside it. */
+/* Measures the layer; its rule and its convolution apart, float32 as they are inside it. */
 static int bench_block(const struct bench_options *o, struct bench *b)
 {
     struct block_case c;
@@ -540,7 +540,7 @@ static int bench_block(const struct bench_options *o, struct bench *b)
     return code;
 }
 
-/* The step; its convolution and its rule apart, as separate calls. */
+/* Measures the step; its convolution and its rule apart, as separate calls. */
 static int bench_step(const struct bench_options *o, struct bench *b)
 {
     struct step_case c;
@@ -587,7 +587,7 @@ static int run_one(struct bench_options *o)
     return code;
 }
 
-/* One result, or one for each kind of gates. */
+/* Runs one result, or one for each kind of gates. */
 static int run_bench(struct bench_options *o)
 {
     int first, last, code = CLI_OK;

@@ -33,7 +33,7 @@ struct bench {
 /* Interleaves all calls and the yardstick, round after round. CLI_OK, or CLI_BAD. */
 int bench_rounds(struct bench *b);
 
-/* The share of its bound that the op reached. */
+/* Returns the share of its bound that the op reached. */
 double bench_share(const struct bench *b);
 
 #endif

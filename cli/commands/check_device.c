@@ -24,7 +24,7 @@ struct check {
 
 static const char *const dtype_names[] = { "f32", "bf16", "f16", "i8", "e4m3" };
 
-/* The kernels that the last call named. */
+/* Marks the kernels that the last call named. */
 static void mark(struct check *k)
 {
     const char *line = gdn_last_kernel(k->ctx);
@@ -112,7 +112,7 @@ static void check_many_heads(struct check *k)
     }
 }
 
-/* A long sequence as segments, so short that all of it is compared. */
+/* Checks a long sequence as segments, so short that all of it is compared. */
 static void check_segments(struct check *k)
 {
     static const int64_t sizes[][2] = { { 72, 64 }, { 128, 128 }, { 72, 200 }, { 64, 48 } };
@@ -126,7 +126,7 @@ static void check_segments(struct check *k)
     *cut = (struct gdn_cuda_cut){ 0 };
 }
 
-/* Decode of rows, whose lengths the host knows: one token, a few, and more than a few; of states in
+/* Checks decode of rows of given lengths: one token, a few, and more than a few; of states in
  * order, and in slots; and of more than a few, every state kept. */
 static void check_decode_rows(struct check *k)
 {
@@ -163,7 +163,7 @@ static void check_conv(struct check *k, const struct case_dims *d, const int64_t
     judge(k, name, code, &found);
 }
 
-/* Channels that move in fours and others; long sequences and short ones. */
+/* Checks channels that move in fours and others; long sequences and short ones. */
 static void check_convs(struct check *k)
 {
     static const int64_t lengths[] = { 130, 1, 0, 65 }, few[] = { 1, 1, 1, 1 };
@@ -181,7 +181,7 @@ static void check_convs(struct check *k)
             }
 }
 
-/* Four taps, and more. */
+/* Checks four taps, and more. */
 static void check_conv_gradients(struct check *k)
 {
     static const int64_t lengths[] = { 130, 1, 0, 65 };
@@ -332,7 +332,7 @@ static void check_rows(struct check *k)
             }
 }
 
-/* Both kinds of weights, prefill and decode, cuBLAS's projections and our own. */
+/* Checks both kinds of weights, prefill and decode, cuBLAS's projections and our own. */
 static void check_blocks(struct check *k)
 {
     static const int64_t lengths[][3] = { { 130, 1, 40 }, { 1, 1, 1 } };
@@ -380,7 +380,7 @@ static void mark_call(void *check)
     mark(check);
 }
 
-/* The stages of the chunked form, and summaries. */
+/* Checks the stages of the chunked form, and summaries. */
 static void check_stages(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 1, 3 } };
@@ -451,7 +451,7 @@ static void check_gradients(struct check *k)
     }
 }
 
-/* Drafted tokens by a record. */
+/* Checks drafted tokens by a record. */
 static void check_records(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 200, 17 } };

@@ -113,7 +113,7 @@ static int write_recording(const struct generation *g)
 
 /* ---- The text -------------------------------------------------------------------------------- */
 
-/* Tokens through the model; then g->logits are those of the next one. */
+/* Takes tokens through the model; then g->logits are those of the next one. */
 static int take(struct generation *g, const int32_t *tokens, int64_t n)
 {
     if (forward_run(&g->forward, tokens, n) || forward_logits(&g->forward, n - 1, 1, g->logits))
@@ -160,8 +160,8 @@ static int64_t tokens_to_take(const struct generation *g)
     return g->o->n - g->n_added + (g->o->save ? 1 : 0);
 }
 
-/* How many of the guesses are the tokens that the sampler takes; those are added. The first one's
- * logits are g->checked. */
+/* Returns how many of the guesses are the tokens that the sampler takes; those are added. The first
+ * one's logits are g->checked. */
 static int64_t accept(struct generation *g, const int32_t *guesses, int64_t n, int64_t position)
 {
     const struct config *c = &g->model.config;
@@ -174,8 +174,8 @@ static int64_t accept(struct generation *g, const int32_t *guesses, int64_t n, i
     return i;
 }
 
-/* The last token of the text, with guesses behind it, through the model. Of those that are not
- * the sampler's nothing remains. */
+/* Takes the last token of the text, with guesses behind it, through the model. Of those that are
+ * not the sampler's nothing remains. */
 static int take_with_guesses(struct generation *g, int32_t token)
 {
     const int64_t vocab = g->model.config.vocab, position = g->past.n + 1;
@@ -232,7 +232,7 @@ static int make_checks(struct generation *g)
                       : cli_bad("no memory for the logits of guesses");
 }
 
-/* An empty past, or the file's. */
+/* Begins an empty past, or the file's. */
 static int begin(struct generation *g)
 {
     const struct generate_options *o    = g->o;

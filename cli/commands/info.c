@@ -77,7 +77,7 @@ static const char *cuda_text(char *text, size_t bytes)
     return text;
 }
 
-/* The next kernel that the context has, of those from *i on; NULL: there are no more. */
+/* Returns the next kernel that the context has, of those from *i on; NULL: there are no more. */
 static const char *next_kernel(gdn_ctx *ctx, int *i, char *text, size_t bytes)
 {
     if (ctx->cuda) {

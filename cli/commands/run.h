@@ -7,10 +7,10 @@
 
 #include "gdn.h"
 
-/* Every layer_*.safetensors of the folder, then every other one, as tables. */
+/* Runs every layer_*.safetensors of the folder, then every other one, as tables. */
 int run_vectors(gdn_ctx *ctx, const char *folder, bool json);
 
-/* The rule at the size of Qwen3-Next: a prefill of 4 sequences, then decode steps of them,
+/* Runs the rule at the size of Qwen3-Next: a prefill of 4 sequences, then decode steps of them,
  * beside the machine's measured limits and a float64 recurrence. */
 int run_model(gdn_ctx *ctx, bool json);
 

@@ -58,7 +58,8 @@ static int finish(struct model *m, struct phase *p, const char *name, double sec
     return CLI_OK;
 }
 
-/* The median of a few runs, each from the same states; the last one's are kept. */
+/* Runs a prefill a few times, each from the same states, and keeps the median. The states of the
+ * last run are kept. */
 static int run_prefill(struct model *m)
 {
     const gdn_tensor *state = &m->prefill.args.state;
@@ -81,7 +82,8 @@ static int run_prefill(struct model *m)
                   m->prefill.tokens.N);
 }
 
-/* Token t of every sequence of a packed tensor, as one token of each: a view with stride. */
+/* Returns token t of every sequence of a packed tensor, as one token of each: a view with
+ * stride. */
 static gdn_tensor step_of(const gdn_tensor *all, int64_t t)
 {
     gdn_tensor one = *all;
@@ -123,7 +125,7 @@ static double *state_of(const struct model *m, int64_t b, int i)
     return m->states + (b * FOLLOWED + i) * DIM * DIM;
 }
 
-/* All tokens of the followed heads. */
+/* Judges all tokens of the followed heads. */
 static bool judge(struct model *m, const struct rule_case *c, struct phase *p, double part,
                   double share)
 {
@@ -141,7 +143,7 @@ static bool judge(struct model *m, const struct rule_case *c, struct phase *p, d
     return true;
 }
 
-/* The best of several looks: a limit is what the machine can do. */
+/* Measures the best of several looks: a limit is what the machine can do. */
 static void measure_limits(struct model *m, const struct measure *yardstick)
 {
     for (int i = 0; i < 3; i++) {
@@ -175,7 +177,7 @@ static int run_phases(struct model *m)
 
 /* ---- Reporting --------------------------------------------------------------------------- */
 
-/* The rate of a phase: flops of the rule; bytes of the states and the rest, per second. */
+/* Returns the rate of a phase: flops of the rule; bytes of the states and the rest, per second. */
 static double flop_rate(const struct phase *p)
 {
     return 6.0 * DIM * DIM * HEADS * (double)p->tokens / p->seconds;

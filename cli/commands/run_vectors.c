@@ -31,7 +31,7 @@ static enum group group_of(const struct dirent *e)
     return begins(e, "layer_") ? LAYERS : begins(e, "backward_") ? GRADIENTS : RULES;
 }
 
-/* The largest error of an output, its share of the RMS, and its limit. */
+/* Adds the largest error of an output, its share of the RMS, and its limit. */
 static void add_comparison(struct table *t, const struct job_output *o)
 {
     char a[24], b[24], c[24];
@@ -76,7 +76,7 @@ static void add_rule(struct table *t, const char *name, const struct job *job, i
     table_cell(t, "%s", job->phases[0].kernel);
 }
 
-/* The nearest to its limit. */
+/* Returns the nearest to its limit. */
 static const struct job_output *worst_output(const struct job *job)
 {
     const struct job_output *worst = &job->outputs[0];
@@ -125,7 +125,7 @@ static const struct {
     { "Gradients, beside float64", gradient_titles, add_gradients },
 };
 
-/* One group of files as a table. */
+/* Runs one group of files as a table. */
 static int run_group(gdn_ctx *ctx, const char *folder, struct dirent **entries, int n,
                      enum group group, bool json)
 {

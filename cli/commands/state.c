@@ -120,7 +120,7 @@ static int64_t position_of(const gdn_blob_info *i, int64_t b)
     return ((const int64_t *)i->position.data)[b];
 }
 
-/* Channels of q, k, v: part i is ends[i]..ends[i + 1] - 1. */
+/* Finds channels of q, k, v: part i is ends[i]..ends[i + 1] - 1. */
 static void find_channels(const gdn_blob_info *i, int64_t ends[4])
 {
     ends[0] = 0;

@@ -52,10 +52,10 @@ struct comparison compare_doubles(const double *got, const double *want, int64_t
 struct comparison compare_noisy(const double *got, const double *want, const double *noise,
                                 int64_t n);
 
-/* The less exact of two float dtypes. */
+/* Returns the less exact of two float dtypes. */
 int32_t compare_precision(int32_t a, int32_t b);
 
-/* An error in units of the expected RMS; 0 for 0 / 0. */
+/* Compares an error in units of the expected RMS; 0 for 0 / 0. */
 double compare_relative(double error, double rms);
 
 #endif

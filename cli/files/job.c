@@ -70,7 +70,7 @@ static bool listed(const char *const *names, const char *name)
     return false;
 }
 
-/* A misspelt name would otherwise mean the default, silently. */
+/* Checks the names: a misspelt one would otherwise mean the default, silently. */
 static int check_names(const struct job *job)
 {
     const struct st_file    *f = &job->file;
@@ -295,7 +295,8 @@ static void restore(struct job *job)
     else memset(job->pool.data, 0, bytes_of(&job->pool));
 }
 
-/* The fastest of a few runs; all but the first of them find memory and caches warm. */
+/* Computes the op in a few runs and keeps the fastest; all runs but the first find memory and
+ * caches warm. */
 static int compute(struct job *job, gdn_ctx *ctx)
 {
     struct job_phase best[2] = { { .seconds = INFINITY }, { .seconds = INFINITY } };

@@ -111,10 +111,10 @@ int job_gradient(struct job *job, const char *name, int32_t dtype, const gdn_ten
 int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from,
              int ndim, const int64_t *size);
 
-/* One call of the op, as the phase `name`. */
+/* Runs one call of the op, as the phase `name`. */
 int job_call(struct job *job, gdn_ctx *ctx, struct job_phase *phase, const char *name,
              int64_t tokens);
-/* The same of another op. */
+/* Runs one call of another op. */
 int job_call_op(struct job *job, gdn_ctx *ctx, gdn_op op, const void *args,
                 struct job_phase *phase, const char *name, int64_t tokens);
 

@@ -79,7 +79,7 @@ static bool append_byte(char *text, size_t bytes, int c)
     return true;
 }
 
-/* hidden_states must be the rows of the embedding that token_ids name. */
+/* Checks that hidden_states are the rows of the embedding that token_ids name. */
 static int check_prompt(struct job *job, const gdn_tensor *hidden)
 {
     const char      *path = job->file.path;
@@ -167,7 +167,7 @@ static int prepare(struct job *job)
     return job_new_output(job, "output", a->hidden.dtype, 3, a->hidden.size, &a->out);
 }
 
-/* Tokens first .. first + n - 1 of every sequence. */
+/* Returns tokens first .. first + n - 1 of every sequence. */
 static gdn_tensor tokens_of(const gdn_tensor *t, int64_t first, int64_t n)
 {
     gdn_tensor part = *t;

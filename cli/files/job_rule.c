@@ -21,7 +21,8 @@ static const char *const layouts[] = { "k_last", "k_first", NULL };
 static const char *const norms[]   = { "none", "l2", "l2_add", "l2_max", NULL };
 static const char *const yes_no[]  = { "0", "1", NULL };
 
-/* The gate's tensor says its kind by its name; `g` is alpha unless the metadata says not. */
+/* Reads the gate. The tensor's name says its kind; `g` is alpha unless the metadata says
+ * otherwise. */
 static int read_gate(struct job *job)
 {
     gdn_rule_args *a     = &job->args.rule;
@@ -54,7 +55,7 @@ static int read_beta(struct job *job)
     return job_choice(job, "beta", betas, &a->beta_kind);
 }
 
-/* The metadata, or a tensor of one element, as traces have it. */
+/* Reads the scale from the metadata, or from a tensor of one element, as traces have it. */
 static int read_scale(struct job *job)
 {
     gdn_rule_args   *a      = &job->args.rule;
@@ -73,7 +74,8 @@ static int read_scale(struct job *job)
     return CLI_OK;
 }
 
-/* FlashInfer's decode normalises unless told not to; nothing else does. */
+/* Reads the norm. FlashInfer's decode normalises unless the metadata says otherwise; nothing else
+ * does. */
 static int read_norm(struct job *job)
 {
     gdn_rule_args *a      = &job->args.rule;
@@ -89,7 +91,7 @@ static int read_norm(struct job *job)
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Ranks are told apart here, before the library sees them: the outputs' sizes depend on it. */
+/* Checks ranks here, before the call: the outputs' sizes depend on them. */
 static int check_ranks(const struct job *job, const gdn_tensor *q, const gdn_tensor *k,
                        const gdn_tensor *v)
 {
@@ -111,7 +113,7 @@ static int check_ranks(const struct job *job, const gdn_tensor *q, const gdn_ten
     return CLI_OK;
 }
 
-/* The state after the call, and the output. */
+/* Makes the state after the call, and the output. */
 static int make_outputs(struct job *job)
 {
     gdn_rule_args   *a     = &job->args.rule;

@@ -144,7 +144,7 @@ static int by_place(const void *a, const void *b)
     return (x->end > y->end) - (x->end < y->end);
 }
 
-/* Names differ; the data is covered once, without a hole. */
+/* Checks that names differ, and that the data is covered once, without a hole. */
 static int check_spans(const struct reader *r, struct span *spans, int n)
 {
     int64_t end = 0;
@@ -213,7 +213,7 @@ static int read_header(struct reader *r, struct st_file *file)
     return CLI_OK;
 }
 
-/* Every tensor's descriptor, all checked before the first one is read. */
+/* Parses every tensor's descriptor, all checked before the first one is read. */
 static int parse_tensors(const struct reader *r, struct st_file *file, struct span *spans)
 {
     const cJSON *item;
@@ -238,7 +238,7 @@ static int parse_tensors(const struct reader *r, struct st_file *file, struct sp
     return CLI_OK;
 }
 
-/* The data as it lies in the mapped file; NULL: it has to be copied. */
+/* Returns the data as it lies in the mapped file; NULL: it has to be copied. */
 static void *mapped(const struct reader *r, const struct st_file *file, const struct span *span,
                     int32_t dtype)
 {

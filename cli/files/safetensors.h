@@ -36,7 +36,7 @@ int  st_map(struct st_file *file, const char *path);
 void st_close(struct st_file *file); /* of a zeroed one too */
 
 const struct st_tensor *st_find(const struct st_file *file, const char *name);
-/* The metadata's value, or NULL. */
+/* Returns the metadata's value, or NULL. */
 const char *st_metadata(const struct st_file *file, const char *key);
 
 /* Writes dense tensors and metadata (an object of strings, may be NULL). */

@@ -9,7 +9,7 @@
 
 #include "cli.h"
 
-/* A new file "PATH.gdn-<pid>" of the caller's; the path's own owner sees it only whole. */
+/* Opens a new file "PATH.gdn-<pid>" of the caller's; the path's own owner sees it only whole. */
 static FILE *open_temporary(const char *path, char *name, size_t bytes)
 {
     const int n = snprintf(name, bytes, "%s.gdn-%ld", path, (long)getpid());

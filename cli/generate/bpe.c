@@ -49,7 +49,7 @@ static size_t hash_pair(int32_t left, int32_t right)
     return (size_t)(h >> 20);
 }
 
-/* The place of these bytes, or the free one where they belong. */
+/* Returns the place of these bytes, or the free one where they belong. */
 static int32_t *find_bytes(const struct bpe *b, const char *bytes, size_t n)
 {
     size_t i = hash_bytes(bytes, n) & (b->n_by_bytes - 1);
@@ -89,7 +89,8 @@ static int byte_of(uint32_t code)
     return -1;
 }
 
-/* The bytes that a word of these characters stands for, in b->text. *good false: it has others. */
+/* Returns the bytes that a word of these characters stands for, in b->text. *good false: it has
+ * others. */
 static struct piece bytes_of(struct bpe *b, const char *word, size_t n, bool *good)
 {
     struct piece piece = { b->text, 0 };
@@ -168,7 +169,7 @@ static bool pair_of(const cJSON *item, const char *words[2], size_t n[2])
     return true;
 }
 
-/* The tokens of both halves and of the whole; false where one is not in the vocabulary. */
+/* Reads the tokens of both halves and of the whole; false where one is not in the vocabulary. */
 static bool read_pair(struct bpe *b, const cJSON *item, struct merge *m)
 {
     const char *words[2];
@@ -226,7 +227,7 @@ static int read_added(struct bpe *b, const cJSON *added)
     return CLI_OK;
 }
 
-/* The expression of the one Split, alone or in a Sequence. */
+/* Returns the expression of the one Split, alone or in a Sequence. */
 static const char *pattern_of(const cJSON *pre)
 {
     const cJSON *item;
@@ -320,7 +321,7 @@ static int64_t merge_all(const struct bpe *b, int32_t *tokens, int64_t n)
     }
 }
 
-/* Text without added tokens. */
+/* Returns text without added tokens. */
 static int64_t encode_plain(const struct bpe *b, const char *text, size_t bytes, int32_t *tokens)
 {
     int64_t n = 0;

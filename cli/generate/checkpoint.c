@@ -53,7 +53,7 @@ static int open_named(struct checkpoint *c, const char *name)
     return path ? open_file(c, path) : cli_bad("%s: no memory", c->path);
 }
 
-/* A shard's name comes from a file: it stays in the folder. */
+/* Checks the name of a shard, which comes from a file: it stays in the folder. */
 static int check_name(const char *index, const cJSON *item)
 {
     const char *name = cJSON_GetStringValue(item);
@@ -71,7 +71,7 @@ static struct st_file *find_file(struct checkpoint *c, const char *name)
     return NULL;
 }
 
-/* Every tensor of the map is in the file that the map says. */
+/* Opens the shards, and checks that every tensor of the map is in the file that the map says. */
 static int open_shards(struct checkpoint *c, const cJSON *index, const char *path)
 {
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map"), *item;

@@ -72,7 +72,7 @@ static int read_widths(struct config *c, const cJSON *json, const char *name)
     return CLI_OK;
 }
 
-/* A number between min and max, or, absent, what *value holds. */
+/* Reads a number between min and max, or, absent, what *value holds. */
 static int read_real(const cJSON *json, const char *key, double min, double max, float *value,
                      const char *name)
 {
@@ -86,7 +86,7 @@ static int read_real(const cJSON *json, const char *key, double min, double max,
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-/* Older files have theta and the factor beside the other keys. */
+/* Reads theta and the factor. Older files have them beside the other keys. */
 static int read_rope(struct config *c, const cJSON *json, const char *name)
 {
     const cJSON *rope   = get(json, "rope_parameters");
@@ -136,7 +136,7 @@ static int read_layer_types(struct config *c, const cJSON *json, const char *nam
     return CLI_OK;
 }
 
-/* One number or a list. */
+/* Reads one number or a list. */
 static int read_ends(struct config *c, const cJSON *json, const char *name)
 {
     const cJSON *ends = get(json, "eos_token_id");

@@ -79,7 +79,7 @@ static int run_full(struct forward *f, const struct layer *l, struct past_layer 
     return CLI_OK;
 }
 
-/* SwiGLU. */
+/* Runs the MLP, SwiGLU. */
 static int run_mlp(struct forward *f, const struct layer *l, int64_t n)
 {
     for (int64_t t = 0; t < n; t += WINDOW) {

@@ -25,8 +25,8 @@ void forward_free(struct forward *f);
  */
 int forward_run(struct forward *f, const int32_t *tokens, int64_t n);
 
-/* The logits [n][vocab] after tokens first .. first + n - 1 of the last call. CLI_BAD after one
- * line. */
+/* Computes the logits [n][vocab] after tokens first .. first + n - 1 of the last call. CLI_BAD
+ * after one line. */
 int forward_logits(struct forward *f, int64_t first, int64_t n, float *logits);
 
 #endif

@@ -87,7 +87,7 @@ int gpu_get(struct gpu *g, const gdn_tensor *t, void *to)
     return copy(g, to, t->data, bytes, false) ? failed(g) : CLI_OK;
 }
 
-/* Room for at least so many bytes; what was there is gone. */
+/* Reserves room for at least so many bytes; the old content is gone. */
 static gdn_status reserve(struct gpu *g, struct gpu_room *room, size_t bytes)
 {
     gdn_cu_memory memory = 0;

@@ -33,7 +33,7 @@ int gpu_take(struct gpu *g, const gdn_ctx *loops, gdn_tensor *t);
 int gpu_put(struct gpu *g, const gdn_tensor *t, const void *from);
 int gpu_get(struct gpu *g, const gdn_tensor *t, void *to);
 
-/* y = w x for rows of tokens; w is on the device, x and y are not. */
+/* Computes y = w x for rows of tokens; w is on the device, x and y are not. */
 int gpu_product(struct gpu *g, const gdn_tensor *w, const float *x, float *y, int64_t tokens);
 
 /* gdn_block() with hidden and out on the host, dense, and all else on the device. */

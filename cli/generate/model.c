@@ -176,7 +176,7 @@ static int move_layer(const struct model *m, struct layer *l)
     return take_all(m, gdn, 9);
 }
 
-/* The embedding stays on the host too: its rows are looked up there. */
+/* Moves weights to the GPU. The embedding stays on the host too: its rows are looked up there. */
 static int move_weights(struct model *m)
 {
     if (gpu_take(m->gpu, m->ctx, &m->head)) return CLI_BAD;
@@ -187,7 +187,7 @@ static int move_weights(struct model *m)
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-/* FNV-1a. */
+/* Returns the FNV-1a hash. */
 static uint64_t hash(uint64_t h, const void *data, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++) h = (h ^ ((const unsigned char *)data)[i]) * 0x100000001b3;

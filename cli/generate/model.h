@@ -46,8 +46,8 @@ struct model {
 int  model_open(struct model *m, gdn_ctx *ctx, struct gpu *gpu, const char *path);
 void model_close(struct model *m); /* of a zeroed one too */
 
-/* y = w x for rows of tokens, on the GPU or on the context's threads. CLI_OK, or CLI_BAD after one
- * line. */
+/* Computes y = w x for rows of tokens, on the GPU or on the context's threads. CLI_OK, or CLI_BAD
+ * after one line. */
 int model_product(const struct model *m, const gdn_tensor *w, const float *x, float *y,
                   int64_t tokens);
 

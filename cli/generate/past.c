@@ -3,7 +3,7 @@
 
 #include "cli.h"
 
-/* A zeroed tensor where the model's GDN layers are. */
+/* Makes a zeroed tensor where the model's GDN layers are. */
 static int make_state(struct past *p, const struct model *m, int ndim, const int64_t *size,
                       gdn_tensor *t)
 {

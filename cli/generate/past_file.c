@@ -24,7 +24,7 @@ static void add(struct list *l, const char *name, int layer, gdn_tensor view)
     l->tensors[l->n++] = (struct st_tensor){ full, view };
 }
 
-/* A state's view, or memory for a copy of one that is on a GPU. */
+/* Returns a state's view, or memory for a copy of one that is on a GPU. */
 static gdn_tensor on_host(struct list *l, const struct model *m, gdn_tensor state)
 {
     return m->gpu ? memory_tensor(&l->memory, GDN_F32, state.ndim, state.size) : state;
@@ -57,7 +57,7 @@ static int make_list(struct list *l, const struct past *p, const struct model *m
     return l->n == wanted ? CLI_OK : cli_bad("no memory for the state's file");
 }
 
-/* States of GDN layers between a GPU and the list. */
+/* Copies states of GDN layers between a GPU and the list. */
 static int copy_states(const struct list *l, const struct past *p, const struct model *m,
                        bool to_gpu)
 {
@@ -72,7 +72,7 @@ static int copy_states(const struct list *l, const struct past *p, const struct 
     return CLI_OK;
 }
 
-/* Rows of values: `to` and `from` rows have different lengths. */
+/* Copies rows of values: `to` and `from` rows have different lengths. */
 static void copy_rows(float *to, int64_t to_stride, const float *from, int64_t from_stride,
                       int64_t rows, int64_t n)
 {
@@ -153,7 +153,7 @@ static int read_metadata(const struct st_file *file, const struct model *m, stru
     return CLI_OK;
 }
 
-/* The data of the file's tensor of this name and these sizes; NULL after one line. */
+/* Returns the data of the file's tensor of this name and these sizes; NULL after one line. */
 static const float *find(const struct st_file *file, const struct st_tensor *wanted)
 {
     const struct st_tensor *found = st_find(file, wanted->name);

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* splitmix64's mixing of a counter. */
+/* Returns splitmix64's mixing of a counter. */
 static double random_number(uint64_t seed, uint64_t position)
 {
     uint64_t z = seed * 0xd1342543de82ef95 + position * 0x9e3779b97f4a7c15;

@@ -49,7 +49,7 @@ struct cursor {
     bool                 marks; /* are letters */
 };
 
-/* The bytes of the next character, and its code. */
+/* Decodes the bytes of the next character, and its code. */
 static int decode(const struct cursor *c, uint32_t *code)
 {
     const unsigned char *s = c->at;
@@ -63,7 +63,7 @@ static int decode(const struct cursor *c, uint32_t *code)
     return n ? n : 1;
 }
 
-/* The next character's kind; where marks are no letters they are punctuation. */
+/* Returns the next character's kind; where marks are no letters they are punctuation. */
 static enum kind peek(const struct cursor *c, int *bytes)
 {
     uint32_t code;

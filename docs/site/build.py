@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import header_doc  # noqa: E402
 
 LINK = re.compile(r"\]\(([^)#\s:]+)(#[^)\s]*)?\)")
+FOLDER = re.compile(r"\[([^\]]+)/\]\([^)#\s:.]+\)")  # [name/](name): a folder is no page
 
 
 def heading(text, line):
@@ -98,7 +99,9 @@ def python_page(path):
 def stage(source):
     """Copies the documents and the files that they link to."""
     pages = [ROOT / name for name in ("README.md", "CHANGELOG.md", "bench/README.md",
-                                      "bench/peers/gpu/README.md", "tests/vectors/README.md")]
+                                      "bench/peers/gpu/README.md", "tests/vectors/README.md",
+                                      "examples/tinylm/README.md",
+                                      "integrations/ggml/README.md")]
     pages += [path for folder in ("start", "design", "gpu", "log") for path
               in sorted((ROOT / "docs" / folder).glob("*.md"))]
     pages += [ROOT / "docs" / name for name in ("index.md", "plots.md", "compare.md")]
@@ -111,6 +114,7 @@ def stage(source):
         up = "../" * len(page.relative_to(ROOT).parents[:-1])
         text = re.sub(r"\]\([^)]*include/gdn\.h\)", f"]({up}reference/index.rst)", text)
         text = re.sub(r"\]\([^)]*LICENSE\)", "](https://www.apache.org/licenses/LICENSE-2.0)", text)
+        text = FOLDER.sub(r"\1", text)
         copy(page, source).write_text(text)
     for name in ("conf.py", "site.css"):
         shutil.copy(ROOT / "docs/site" / name, source / name)

@@ -64,7 +64,7 @@ gdn_status gdn_plan_check(gdn_ctx *ctx, const struct gdn_tokens *tokens, const g
 
 /* ---- Descriptors --------------------------------------------------------------------------- */
 
-/* An index array [B], or with columns [B][columns or more]. */
+/* Checks an index array [B], or with columns [B][columns or more]. */
 static gdn_status check_array(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned dtypes,
                               int64_t B, bool has_columns, int64_t columns)
 {
@@ -108,7 +108,7 @@ static gdn_status check_arrays(gdn_ctx *ctx, const struct gdn_plan *plan,
     return GDN_OK;
 }
 
-/* The arrays of checkpoints, for an op that leaves some. */
+/* Checks the arrays of checkpoints, for an op that leaves some. */
 static gdn_status check_checkpoints(gdn_ctx *ctx, struct gdn_plan *plan,
                                     const struct gdn_tokens *tokens)
 {
@@ -149,7 +149,7 @@ static gdn_status refuse_checkpoints(gdn_ctx *ctx, const gdn_batch *b)
     return gdn_fail(ctx, GDN_E_ARG, "checkpoints: absent, wanted with %s of the batch", given);
 }
 
-/* An op without checkpoints takes no notice of what a batch says of them. */
+/* Removes the checkpoints of a batch for an op without checkpoints. */
 static void drop_checkpoints(gdn_batch *b)
 {
     b->checkpoint_every       = 0;
@@ -214,7 +214,7 @@ gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *b, const gdn_t
     return gdn_check_apart(ctx, &all, written, name, NULL, NULL);
 }
 
-/* Slots that a call may write, at most. */
+/* Returns slots that a call may write, at most. */
 static int64_t max_writes(const struct gdn_plan *plan, const struct gdn_tokens *tokens)
 {
     const int64_t checkpoints = plan->max_checkpoints;
@@ -331,7 +331,7 @@ static gdn_status read_range(const struct reader *r, int64_t b, struct gdn_seq *
     return GDN_OK;
 }
 
-/* The slot that sequence b starts from; negative: padding. */
+/* Reads the slot that sequence b starts from; negative: padding. */
 static gdn_status read_start(const struct reader *r, int64_t b, int64_t *slot)
 {
     const gdn_tensor *slots = &r->batch->read_slots, *accepted = &r->batch->num_accepted_tokens;
@@ -393,7 +393,7 @@ static gdn_status read_counts(const struct reader *r, struct gdn_seq *s)
     return GDN_OK;
 }
 
-/* A row of `parents` or `path` with an entry for every token that counts. */
+/* Checks a row of `parents` or `path` with an entry for every token that counts. */
 static gdn_status check_row(const struct reader *r, const gdn_tensor *t, const char *name,
                             const struct gdn_seq *s)
 {
@@ -425,7 +425,7 @@ static gdn_status read_path(const struct reader *r, const struct gdn_seq *s)
     return GDN_OK;
 }
 
-/* The checkpoints of a list, from checkpoint_starts[b] on. */
+/* Reads the checkpoints of a list, from checkpoint_starts[b] on. */
 static gdn_status read_listed(const struct reader *r, struct gdn_seq *s)
 {
     const gdn_batch *b     = r->batch;

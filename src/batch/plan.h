@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Arguments to work: every layout of a batch ends here, as a flat list of sequences. Ops and
- * inner loops know no cu_seqlens, slots, padding or masks.
+ * inner loops handle no cu_seqlens, slots, padding or masks.
  */
 #ifndef GDN_PLAN_H
 #define GDN_PLAN_H
@@ -81,7 +81,7 @@ void gdn_plan_add_extents(const gdn_batch *batch, struct gdn_extents *all);
 gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *batch, const gdn_tensor *written,
                                    const char *name);
 
-/* Bytes of memory for gdn_plan_batch(). */
+/* Returns bytes of memory for gdn_plan_batch(). */
 size_t gdn_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *tokens);
 
 /* Slots of the pools that a call reads and writes; -1: no such pool. */
@@ -108,11 +108,11 @@ size_t     gdn_plan_slots_bytes(int64_t n_writes);
 gdn_status gdn_plan_check_slots(gdn_ctx *ctx, const struct gdn_plan *plan,
                                 const struct gdn_plan_pools *pools, int64_t n_writes, void *memory);
 
-/* The slot of the state after token t of sequence s under GDN_WRITE_EACH; -1: dropped. */
+/* Returns the slot of the state after token t of sequence s under GDN_WRITE_EACH; -1: dropped. */
 int64_t gdn_plan_each_slot(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
 
-/* The token that token t follows (-1: the initial state), in a tree or a chain; and the t-th
- * token of a path, or t. */
+/* Returns the token that token t follows (-1: the initial state), in a tree or a chain; and the
+ * t-th token of a path, or t. */
 int64_t gdn_plan_parent(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
 int64_t gdn_plan_path(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
 
@@ -123,7 +123,7 @@ int64_t gdn_plan_path(const struct gdn_plan *plan, const struct gdn_seq *s, int6
  */
 int64_t gdn_plan_checkpoint(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t i,
                             int64_t *slot);
-/* The first of them that comes after more than t tokens; s->n_checkpoints: none does. */
+/* Returns the first of them that comes after more than t tokens; s->n_checkpoints: none does. */
 int64_t gdn_plan_checkpoint_after(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
 
 /* A tensor [tokens]... as rows. */
@@ -137,7 +137,7 @@ static inline void *gdn_row(const struct gdn_rows *r, const struct gdn_seq *s, i
 
 static inline bool gdn_is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
 
-/* One head's state in a slot of a pool. */
+/* Returns one head's state in a slot of a pool. */
 static inline void *gdn_pool_at(const struct gdn_pool_view *view, int64_t slot, int64_t head)
 {
     const int64_t bytes = (int64_t)gdn_dtype_bytes(view->dtype);

@@ -17,7 +17,7 @@ static inline int64_t gdn_n_rows(const gdn_tensor *t)
     return n;
 }
 
-/* Element `first` of row `row`, rows counted with the last leading dimension fastest. */
+/* Returns element `first` of row `row`, rows counted with the last leading dimension fastest. */
 static inline void *gdn_row_at(const gdn_tensor *t, int64_t row, int64_t first)
 {
     int64_t element = first;
@@ -33,7 +33,7 @@ static inline int64_t gdn_rows_per_item(int64_t row_elements)
     return row_elements < GDN_ITEM_ELEMENTS ? GDN_ITEM_ELEMENTS / (row_elements + 1) + 1 : 1;
 }
 
-/* n elements of a vector from `first` on; absent: filled with `absent`. */
+/* Loads n elements of a vector from `first` on; absent: filled with `absent`. */
 static inline void gdn_load_piece(float *dst, const gdn_tensor *vector, int64_t first, int64_t n,
                                   float absent)
 {
@@ -54,7 +54,7 @@ static inline void gdn_put_gradient(const struct gdn_kernels *kr, void *to, int3
     kr->store_row[dtype](to, x, n);
 }
 
-/* The same in a row of t, from element `first` on. */
+/* Stores the same in a row of t, from element `first` on. */
 static inline void gdn_store_gradient(const struct gdn_kernels *kr, const gdn_tensor *t,
                                       int64_t row, int64_t first, float *x, size_t n, bool adds)
 {
@@ -72,7 +72,8 @@ static inline int64_t gdn_rows_per_block(int64_t n_rows, int64_t least)
     return rows > least ? rows : least;
 }
 
-/* t[i] (+)= the sum over blocks of sums[block * step + i], i < n; t is f32 and may be absent. */
+/* Stores t[i] (+)= the sum over blocks of sums[block * step + i], i < n; t is f32 and may be
+ * absent. */
 static inline void gdn_store_sums(const gdn_tensor *t, const float *sums, int64_t n_blocks,
                                   int64_t step, int64_t n, bool adds)
 {

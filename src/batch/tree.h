@@ -26,7 +26,7 @@ static inline int gdn_tree_levels(int64_t T)
 /* Refuses what trees do not go with, final states being of the dtype. */
 gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *batch, bool exact, int32_t dtype);
 
-/* Bytes of memory for gdn_tree_order(), of which the visits are the first. */
+/* Returns bytes of memory for gdn_tree_order(), of which the visits are the first. */
 size_t gdn_tree_bytes(const struct gdn_tokens *tokens);
 
 void   gdn_tree_order(const struct gdn_plan *plan, const struct gdn_tokens *tokens, void *memory);

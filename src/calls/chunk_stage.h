@@ -60,7 +60,7 @@ struct gdn_chunk_gates {
 void gdn_load_chunk_gates(struct gdn_chunk_gates *c, const struct gdn_rule *r,
                           const struct gdn_kernels *kr, const struct gdn_chunk *chunk, int head);
 
-/* Rows [t, t + 16) of a chunk as float32, zero past its n tokens. */
+/* Loads rows [t, t + 16) of a chunk as float32, zero past its n tokens. */
 void gdn_load_chunk_rows(float *to, ptrdiff_t ld, const struct gdn_kernels *kr,
                          const struct gdn_rows *rows, const struct gdn_chunk *chunk, int64_t t,
                          int64_t head, int64_t col, int64_t n);
@@ -152,8 +152,8 @@ struct gdn_product_call {
     int                n;
 };
 
-/* How many ranges a slot passes, and the i-th of slot b, which is none if it is negative. order is
- * in host memory. */
+/* Returns how many ranges a slot passes, and the i-th of slot b, which is none if it is negative.
+ * order is in host memory. */
 int64_t gdn_product_n_ranges(const struct gdn_product *a);
 int64_t gdn_product_range(const struct gdn_product *a, int64_t b, int64_t i);
 

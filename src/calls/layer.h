@@ -44,7 +44,7 @@ struct gdn_block_call {
     size_t                plan_bytes; /* of a CPU */
 };
 
-/* Heads and head sizes of a layer; two of its pools, which the same slots are of. */
+/* Checks heads and head sizes of a layer; two of its pools, which the same slots are of. */
 gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int32_t V);
 gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
                           const gdn_tensor *b, const char *b_name);
@@ -53,7 +53,7 @@ gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
 int                gdn_block_n_segments(const struct gdn_block *block);
 struct gdn_segment gdn_block_segment(const struct gdn_block *block, int i);
 
-/* Workspace beside the scratch of the threads, which follows it. */
+/* Returns workspace beside the scratch of the threads, which follows it. */
 size_t gdn_block_bytes(const struct gdn_block *block);
 void   gdn_block_run(gdn_ctx *ctx, struct gdn_block *block, char *memory);
 

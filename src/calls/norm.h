@@ -46,7 +46,7 @@ static inline void gdn_rmsnorm_backward_cut(struct gdn_rmsnorm_backward *call, i
         call->base.bytes = (size_t)(call->n_blocks * call->D) * sizeof(float);
 }
 
-/* Rows [first, end). */
+/* Normalises rows [first, end). */
 void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end);
 
 /* The checks of the norms and their gradients: the tensors, whose shape is that of x; eps; the

@@ -11,11 +11,11 @@ struct gdn_segment {
     int64_t           row, n, column;
 };
 
-/* Scratch bytes of one thread. */
+/* Returns scratch bytes of one thread. */
 size_t gdn_project_scratch(void);
 
-/* y[t][column + i] = sum_k x[t][k] weight[row + i][k] for every segment; x [n_tokens][in] and
- * y float32. An element's bits depend on its two rows alone. */
+/* Computes y[t][column + i] = sum_k x[t][k] weight[row + i][k] for every segment; x [n_tokens][in]
+ * and y float32. An element's bits depend on its two rows alone. */
 void gdn_project(gdn_ctx *ctx, float *y, int64_t ld_y, const float *x, int64_t n_tokens, int64_t in,
                  const struct gdn_segment *segments, int n_segments, void *scratch);
 

@@ -40,7 +40,7 @@ size_t     gdn_record_slots_bytes(const struct gdn_record *record);
 gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
                                   const struct gdn_plan *plan, bool append, void *memory);
 
-/* Rows in use of a slot; and sets their number. */
+/* Returns rows in use of a slot; and sets their number. */
 int64_t gdn_record_count(const struct gdn_record *record, int64_t slot);
 void    gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t count);
 
@@ -80,7 +80,7 @@ size_t     gdn_record_contents_bytes(const struct gdn_record_call *call);
 gdn_status gdn_record_read_contents(gdn_ctx *ctx, struct gdn_record_call *call, void *memory);
 gdn_status gdn_record_check_accepted(gdn_ctx *ctx, const struct gdn_commit_call *call);
 
-/* The row of a sequence's accepted token i. */
+/* Returns the row of a sequence's accepted token i. */
 static inline int64_t gdn_record_row(const gdn_record_commit_args *a, int64_t b, int64_t i)
 {
     return a->path.data ? gdn_index2(&a->path, b, i) : i;

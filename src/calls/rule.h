@@ -53,11 +53,11 @@ void   gdn_rule_cut(struct gdn_rule *rule, const struct gdn_kernels *kr, int n_t
 size_t gdn_rule_scratch(const struct gdn_rule *rule, const struct gdn_kernels *kr); /* a thread */
 void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
 
-/* flags of an op with the rule; and, where chunks are, on activations of the dtype. */
+/* Checks flags of an op with the rule; and, where chunks are, on activations of the dtype. */
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags);
 gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
-/* The names of the loops that a run uses, for gdn_note_kernel(). */
+/* Returns the names of the loops that a run uses, for gdn_note_kernel(). */
 const char *gdn_rule_loops(const struct gdn_rule *rule);
 
 /* exp(g) is 0 in float32: the state is not multiplied by it but zeroed (G7). */
@@ -88,14 +88,15 @@ struct gdn_rule_item {
     int                   group, first, last;
 };
 
-/* The items of a run and item i in their order, which begins with a sequence: the longest. */
+/* Returns the items of a run and item i in their order, which begins with a sequence: the
+ * longest. */
 int64_t              gdn_rule_items(const struct gdn_rule *rule);
 struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first, int64_t i);
 /* Returns the cost of a token for an item of so many strips, in columns of state: the grams of
  * its group, which each item makes for itself, are 16 more. */
 int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips);
 
-/* 1 / the length of a row in the formula of `norm`. */
+/* Returns 1 / the length of a row in the formula of `norm`. */
 float gdn_rule_inverse_length(float sum_of_squares, int norm, float eps);
 
 /* Rows of n tokens of k or q, ld floats apart: `head` of it, normalised and scaled. */

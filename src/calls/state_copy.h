@@ -42,7 +42,7 @@ struct gdn_state_call {
 /* Checks the descriptors. The names in `m` are set. */
 gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
                               struct gdn_state_move *m);
-/* Bytes of memory for gdn_state_check_slots(). */
+/* Returns bytes of memory for gdn_state_check_slots(). */
 size_t gdn_state_bytes(const struct gdn_state_move *m);
 /* Checks the slots. */
 gdn_status gdn_state_check_slots(gdn_ctx *ctx, const struct gdn_state_move *m, void *memory);

@@ -85,7 +85,7 @@ static gdn_status read_options(gdn_ctx *ctx, const gdn_options *given)
     return GDN_OK;
 }
 
-/* The processors that this process may use. */
+/* Counts the processors that this process may use. */
 static int count_processors(void)
 {
     long n = 0;

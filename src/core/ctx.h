@@ -46,7 +46,7 @@ gdn_status gdn_copy_sized(gdn_ctx *ctx, void *own, size_t own_bytes, const void 
 gdn_status gdn_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
                              void **memory);
 
-/* GDN_E_ARG if the caller's parallel_for did not do what gdn_options says, in this call. */
+/* Returns GDN_E_ARG if the caller's parallel_for did not do what gdn_options says, in this call. */
 gdn_status gdn_check_lender(gdn_ctx *ctx) __attribute__((warn_unused_result));
 
 /* Ends a call that ran: that check, then names the loops, for gdn_last_kernel() and the log, as
@@ -54,7 +54,7 @@ gdn_status gdn_check_lender(gdn_ctx *ctx) __attribute__((warn_unused_result));
 gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
     __attribute__((warn_unused_result));
 
-/* The same with one name for all that ran: "op: name". */
+/* Notes the same with one name for all that ran: "op: name". */
 gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
 
 /* To the caller's log, if there is one. */

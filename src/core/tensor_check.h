@@ -19,14 +19,14 @@ enum {
 };
 gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned allowed);
 
-/* ndim and sizes as wanted; a wanted size of -1 passes any. */
+/* Checks ndim and sizes as wanted; a wanted size of -1 passes any. */
 gdn_status gdn_check_shape(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int ndim,
                            const int64_t *size);
 
-/* Stride 1 in the last dimension (any stride where its size is below 2). */
+/* Checks stride 1 in the last dimension (any stride where its size is below 2). */
 gdn_status gdn_check_dense(gdn_ctx *ctx, const gdn_tensor *t, const char *name);
 
-/* A written tensor: no two of its elements share an address. */
+/* Checks a written tensor: no two of its elements share an address. */
 gdn_status gdn_check_injective(gdn_ctx *ctx, const gdn_tensor *t, const char *name);
 
 /* Refuses if `written` may overlap `other`; absent tensors never do. Views interleaved in one
@@ -54,7 +54,7 @@ gdn_status gdn_check_apart(gdn_ctx *ctx, const struct gdn_extents *all, const gd
                                                const gdn_tensor *other),
                            const void *args);
 
-/* Element i of a 1-d index tensor (GDN_I32, GDN_I64, GDN_U8), or [i][j] of a 2-d one. */
+/* Returns element i of a 1-d index tensor (GDN_I32, GDN_I64, GDN_U8), or [i][j] of a 2-d one. */
 int64_t gdn_index(const gdn_tensor *t, int64_t i);
 int64_t gdn_index2(const gdn_tensor *t, int64_t i, int64_t j);
 
@@ -70,8 +70,9 @@ static inline char *gdn_at(const gdn_tensor *t, int64_t element)
     return (char *)t->data + element * gdn_unit(t->dtype);
 }
 
-/* Bytes of one step in dimension i, 0 if there is none: a dimension of one element may have any
- * stride, which is never used. Nor are those of a tensor without elements, and they may wrap. */
+/* Returns bytes of one step in dimension i, 0 if there is none: a dimension of one element may
+ * have any stride, which is never used. Nor are those of a tensor without elements, and they may
+ * wrap. */
 static inline int64_t gdn_step_bytes(const gdn_tensor *t, int i)
 {
     if (i >= t->ndim || t->size[i] < 2) return 0;

@@ -20,7 +20,7 @@ struct gdn_pool_view {
     char   *data; /* NULL: absent */
     int32_t dtype;
     bool    k_first; /* rows are k, columns v are dense; else rows are v, columns k dense */
-    bool    streamed; /* what is written there nobody reads soon */
+    bool    streamed; /* written lines are not read again soon */
     int64_t slot, head, ld;
     /* The scales of 8-bit states, [slot][head][V], and how written states are rounded. */
     float   *scales;

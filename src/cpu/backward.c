@@ -49,7 +49,8 @@ struct sweep {
     float *dq, *dk, *dv;                              /* of a chunk, of all heads that are shared */
 };
 
-/* Rows are an odd number of 64-byte lines apart: 128 of them would share few places of a cache. */
+/* Returns an odd number of 64-byte lines for rows: 128 of them would share few places of a
+ * cache. */
 static ptrdiff_t stride_v(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
     const int wide = (r->V + kr->strip - 1) / kr->strip * kr->strip;
@@ -136,7 +137,7 @@ static float *of_head(float *all, size_t size, int i) { return all + (size_t)i *
 
 /* ---- Forward ------------------------------------------------------------------------------- */
 
-/* Asks for rows of the chunk from token t on, if there are such tokens: the i-th of n parts. */
+/* Prefetches the i-th of n parts of the rows of the chunk at token t, if the chunk is there. */
 static void prefetch(const struct sweep *s, const struct gdn_rows *rows, int head, int D, int64_t t,
                      int i, int n)
 {
@@ -145,7 +146,7 @@ static void prefetch(const struct sweep *s, const struct gdn_rows *rows, int hea
         gdn_rule_prefetch(rows, s->seq, at, head, 0, D);
 }
 
-/* The same for the i-th of n parts of a state (NULL: none). */
+/* Prefetches the i-th of n parts of a state (NULL: no state). */
 static void prefetch_state(const struct sweep *s, const float *S, int i, int n)
 {
     const size_t all = s->state / 16, from = all * (size_t)i / (size_t)n;
@@ -153,7 +154,7 @@ static void prefetch_state(const struct sweep *s, const float *S, int i, int n)
         __builtin_prefetch(S + 16 * x, 0, 2);
 }
 
-/* Rows of n tokens, zero beyond them and where `but` (NULL: nowhere) is zero. */
+/* Loads rows of n tokens. Rows after them, and rows where `but` (may be NULL) is zero, are zero. */
 static void load_v(const struct sweep *s, float *to, const struct gdn_rows *rows, int64_t t, int n,
                    int head, const float *but)
 {
@@ -166,7 +167,7 @@ static void load_v(const struct sweep *s, float *to, const struct gdn_rows *rows
     }
 }
 
-/* Keys of n tokens and what is made of them, unless they are there: heads share them. */
+/* Loads keys of n tokens and computes their products, unless a head before has done so. */
 static void load_keys(struct sweep *s, int head, int64_t t, int n, bool queries)
 {
     const struct gdn_rule    *r = &s->w->rule;
@@ -186,7 +187,7 @@ static void load_keys(struct sweep *s, int head, int64_t t, int n, bool queries)
     kr->strip_mul(s->gram, C, s->kq, s->ld, s->kqt, 2 * C, rows, r->K, C, NULL);
 }
 
-/* Gates of n tokens; none of them forgets, but the first may. */
+/* Loads gates of n tokens. The first gate may forget, the others do not. */
 static void load_gates(struct sweep *s, int head, int64_t t, int n)
 {
     memset(s->g, 0, C * sizeof *s->g);
@@ -196,7 +197,7 @@ static void load_gates(struct sweep *s, int head, int64_t t, int n)
     s->kr->chunk_gates(s->A, s->B, s->start, s->end, s->g, s->beta, s->gram);
 }
 
-/* R and U of a piece, and the state after it; `to` may be `from`. */
+/* Computes R and U of a piece, and the state after it. `to` may be `from`. */
 static void forward(struct sweep *s, const float *from, float *to, float *R, float *U, int head,
                     int64_t t, int n)
 {
@@ -222,7 +223,7 @@ static void forward(struct sweep *s, const float *from, float *to, float *R, flo
     memcpy(U, s->u, (size_t)(n * ld) * sizeof *U);
 }
 
-/* Where the pieces of a chunk of n tokens begin, with n at the end; returns how many they are. */
+/* Writes the starts of the pieces of a chunk of n tokens, then n. Returns the number of pieces. */
 static int cut_pieces(struct sweep *s, int head, int64_t t0, int n, int *at, bool *forgets)
 {
     int n_pieces = 1;
@@ -269,7 +270,8 @@ static void load_state(struct sweep *s, float *S, struct gdn_place from)
 
 /* ---- Backward ------------------------------------------------------------------------------ */
 
-/* Z, below dO, P = K J, and -start dR: a substitution like U, with the tokens in reverse. */
+/* Solves for Z, which is stored below dO, with P = K J, and for -start dR: the substitution of U
+ * with the tokens in reverse. */
 static void solve_z(struct sweep *s, const float *S, const float *J)
 {
     const struct gdn_kernels *kr = s->kr;
@@ -288,8 +290,8 @@ static void solve_z(struct sweep *s, const float *S, const float *J)
     }
 }
 
-/* Z of a piece from J after it, and what J before it gets of k and q. S is fetched, as it is wanted
- * next; NULL: it is not. */
+/* Computes Z of a piece from J after it, and the terms of k and q in J before it. Prefetches S for
+ * the next step, if S is not NULL. */
 static void return_u(struct sweep *s, const float *S, const float *J, int head, int64_t t, int n)
 {
     const ptrdiff_t ld = s->ld_v;
@@ -302,7 +304,7 @@ static void return_u(struct sweep *s, const float *S, const float *J, int head, 
                         (size_t)ld);
 }
 
-/* J before the piece, after return_u(). */
+/* Computes J before the piece. Call return_u() first. */
 static void step_j(struct sweep *s, float *J, int head, int64_t t)
 {
     const struct gdn_rule *r = &s->w->rule;
@@ -321,9 +323,9 @@ static void step_j(struct sweep *s, float *J, int head, int64_t t)
 }
 
 /*
- * X and Y from the products of Z and dO with U, and what multiplies keys: X + X^T beside Y^T.
- * dG gets their parts of the gates: what stands in A and B decays from token j to token i. (That
- * of a token with itself does not, so its two parts, which cancel, are left out.)
+ * Computes X and Y from the products of Z and dO with U, and the factors of keys: X + X^T beside
+ * Y^T. Adds their terms to dG: elements of A and B decay from token j to token i. (The element of a
+ * token with itself does not decay. Its two terms cancel, so they are left out.)
  */
 static void mix(struct sweep *s, const float *R, float *dbeta, float *dG)
 {
@@ -362,7 +364,7 @@ static double inner(const struct sweep *s, const float *a, const float *b)
     return sum;
 }
 
-/* Adds q . dQ and k . dKr, as far as they come from S, to dG. */
+/* Adds the terms of q . dQ and k . dKr that come from S to dG. */
 static void add_gates(float *restrict dG, const float *restrict by, const float *restrict kqt,
                       int K)
 {
@@ -378,7 +380,7 @@ static void scale_columns(float *restrict x, const float *restrict by, int rows)
         for (int i = 0; i < C; i++) x[r * C + i] *= by[i];
 }
 
-/* dK and dQ, side by side in `by`. */
+/* Computes dK and dQ, side by side in `by`. */
 static void multiply(struct sweep *s, const float *S, const float *J, float *dG)
 {
     const struct gdn_kernels *kr = s->kr;
@@ -409,7 +411,7 @@ static void add_rows(struct sweep *s, int n, float *dq, float *dk, float *dv)
     }
 }
 
-/* Tokens whose beta is zero left their v out of R. */
+/* Adds the terms of tokens whose beta is zero: R does not contain their v. */
 static void add_unwritten(struct sweep *s, int head, int64_t t, int n, float *dbeta)
 {
     const struct gdn_rule *r = &s->w->rule;
@@ -421,7 +423,7 @@ static void add_unwritten(struct sweep *s, int head, int64_t t, int n, float *db
     }
 }
 
-/* Gradients of a piece; J becomes that of the state before it. S NULL: it was zero. */
+/* Computes gradients of a piece. J becomes the gradient of the state before it. S NULL: zero. */
 static void backward(struct sweep *s, const float *S, float *J, const float *R, const float *U,
                      int head, int64_t t, int n, float *dq, float *dk, float *dv, float *dg,
                      float *dbeta)
@@ -458,7 +460,7 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
         carried += (double)dG[i];
         dg[i] = (float)carried;
     }
-    if (!S) dg[0] = 0; /* of the gate that forgot */
+    if (!S) dg[0] = 0; /* the gate that forgets */
 }
 
 /* ---- Sequences ----------------------------------------------------------------------------- */
@@ -527,7 +529,7 @@ static void sweep_chunk(struct sweep *s, int64_t chunk)
     store_rows(s, &w->dv, NULL, s->dv, s->ld_v, r->Hv, r->V, t0, n);
 }
 
-/* Chunks [from, end) of all heads, from the states S on: their states, R and U. */
+/* Computes the states, R and U of chunks [from, end) of all heads, starting from the states S. */
 static void walk(struct sweep *s, int64_t from, int64_t end)
 {
     const int    heads = s->w->family_heads;
@@ -543,7 +545,7 @@ static void walk(struct sweep *s, int64_t from, int64_t end)
         }
 }
 
-/* The states at the start of the segments up to the one of chunk `end`. */
+/* Computes the states at the start of each segment, up to the segment of chunk `end`. */
 static void walk_segments(struct sweep *s, int64_t end)
 {
     const size_t heads = (size_t)s->w->family_heads, all = heads * s->state;
@@ -587,7 +589,7 @@ static void load_states(struct sweep *s)
     }
 }
 
-/* What stays as it is, and no keys. */
+/* Sets values that stay the same for the whole call, and marks that no keys are loaded. */
 static void prepare(struct sweep *s)
 {
     for (int i = 0; i < 2 * C; i++) s->unit[i] = 1;
@@ -597,13 +599,13 @@ static void prepare(struct sweep *s)
     s->loaded = (struct loaded){ .n = 0 };
 }
 
-/* Is dstate all that is wanted? No state has a part in it. */
+/* Returns true if dstate is the only gradient. It does not depend on any state. */
 static bool wants_state_alone(const struct gdn_backward *w)
 {
     return !w->dq.data && !w->dk.data && !w->dv.data && !w->dg.data && !w->dbeta.data && !w->sums;
 }
 
-/* J before the chunks of a head. */
+/* Computes J before the chunks of a head. */
 static void sweep_state(struct sweep *s, int h, int64_t n_chunks)
 {
     const int head = head_at(s, h);

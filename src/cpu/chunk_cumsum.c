@@ -8,7 +8,7 @@ struct run_arg {
     const struct gdn_kernels     *kr;
 };
 
-/* One chunk, all heads. */
+/* Runs one chunk, all heads. */
 static void run_item(void *arg, int64_t item, int thread)
 {
     (void)thread;

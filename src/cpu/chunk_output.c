@@ -81,7 +81,7 @@ static float *d_at(const struct block *b, int strip)
     return b->s->d + ((ptrdiff_t)strip * b->c->C + b->first) * b->kr->strip;
 }
 
-/* Rows of d; those that a gate parts from the start do not look at S (G7). */
+/* Loads rows of d; those that a gate parts from the start do not look at S (G7). */
 static void load_d(const struct block *b)
 {
     const struct gdn_output_call *c     = b->c;
@@ -136,7 +136,7 @@ static void run_strip(const struct block *b, int i, int from, int to)
     }
 }
 
-/* Tokens [from, to) of the block, none of which but the first may forget. */
+/* Runs tokens [from, to) of the block, none of which but the first may forget. */
 static void run_tokens(const struct block *b, int from, int to)
 {
     struct scratch *s = b->s;

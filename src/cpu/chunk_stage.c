@@ -48,7 +48,7 @@ struct gdn_chunk gdn_chunk_at(const struct gdn_chunk_list *list, int64_t number)
     return gdn_chunk_of(list, &list->plan->seqs[low], number);
 }
 
-/* Sums in float64, as in the loops; what is exponentiated is never a sum past a forgetting
+/* Loads sums in float64, as in the loops; what is exponentiated is never a sum past a forgetting
  * gate. */
 void gdn_load_chunk_gates(struct gdn_chunk_gates *c, const struct gdn_rule *r,
                           const struct gdn_kernels *kr, const struct gdn_chunk *chunk, int head)

@@ -53,8 +53,8 @@ struct strip {
     int                       head, col, n;
 };
 
-/* Rows of d for one block; those that a gate parts from the start do not look at S (G7), those
- * that one parts from the end stay 0. */
+/* Loads rows of d for one block; those that a gate parts from the start do not look at S (G7),
+ * those that one parts from the end stay 0. */
 static void load_d(const struct strip *p, const struct gdn_chunk *chunk, int first)
 {
     const struct gdn_states_call            *c = p->c;
@@ -74,7 +74,8 @@ static void load_d(const struct strip *p, const struct gdn_chunk *chunk, int fir
     }
 }
 
-/* k of one block; zeros where a gate parts it from the end, as 0 x NaN would reach the state. */
+/* Loads k of one block; zeros where a gate parts it from the end, as 0 x NaN would reach the
+ * state. */
 static void load_k(const struct strip *p, const struct gdn_chunk *chunk, int first)
 {
     const struct gdn_rule *r      = &p->c->rule;

@@ -85,7 +85,7 @@ static struct piece piece_at(const struct gdn_uw_call *c, const struct gdn_kerne
     return p;
 }
 
-/* Row `token` of a right-hand side, zero where beta is 0 (G8). */
+/* Loads row `token` of a right-hand side, zero where beta is 0 (G8). */
 static void load_right(const struct block *b, const struct piece *p, int token, float *row)
 {
     const struct gdn_rule        *r = &b->c->rule;
@@ -144,8 +144,8 @@ static void load_cross(const struct block *b)
     }
 }
 
-/* Tokens [from, to) of the block, none of which but the first may forget; the others have g = 0
- * and beta = 0. */
+/* Runs tokens [from, to) of the block, none of which but the first may forget; the others have g =
+ * 0 and beta = 0. */
 static void run_tokens(const struct block *b, int from, int to)
 {
     const struct gdn_uw_call *c = b->c;
@@ -181,7 +181,7 @@ static void run_block(const struct block *b)
     }
 }
 
-/* The chunk's keys and their products, once for the heads that share them. */
+/* Loads the chunk's keys and their products, once for the heads that share them. */
 static void load_keys(struct scratch *s, const struct gdn_uw_call *c, const struct gdn_kernels *kr,
                       const struct gdn_chunk *chunk, int64_t hk)
 {
@@ -200,7 +200,7 @@ static void load_keys(struct scratch *s, const struct gdn_uw_call *c, const stru
     for (int i = 0; i < B16; i++) s->one[i * B16 + i] = 1;
 }
 
-/* One chunk, the heads of one key. */
+/* Runs one chunk, the heads of one key. */
 static void run_item(void *arg, int64_t item, int thread)
 {
     const struct run_arg  *a     = arg;

@@ -81,7 +81,7 @@ static void store_tile(const struct gdn_kernels *kr, const float *src, ptrdiff_t
                                 (size_t)p->count);
 }
 
-/* dst[entry][channel], ld floats apart. count is at most ENTRIES. */
+/* Loads dst[entry][channel], ld floats apart. count is at most ENTRIES. */
 static void load_part(const struct gdn_kernels *kr, float *dst, ptrdiff_t ld, const struct part *p)
 {
     const struct gdn_conv_view *v = p->view;
@@ -102,7 +102,7 @@ static void load_part(const struct gdn_kernels *kr, float *dst, ptrdiff_t ld, co
                                    view_at(v, p->slot, p->channel + c, p->first + i), 1);
 }
 
-/* The way back, of up to LANES channels. */
+/* Stores the way back, of up to LANES channels. */
 static void store_part(const struct gdn_kernels *kr, const float *src, ptrdiff_t ld,
                        const struct part *p)
 {
@@ -167,7 +167,7 @@ static void start_sequence(struct block *b, const struct gdn_seq *s)
     load_part(b->kr, b->window, CHANNELS, &part);
 }
 
-/* Input t of channels first..+n of the block; t < 0: before the sequence's tokens. Where it
+/* Returns input t of channels first..+n of the block; t < 0: before the sequence's tokens. Where it
  * lies as floats already, the row itself, else its copy in buffer. */
 static const float *input_row(const struct block *b, int64_t t, int first, int n, float *buffer)
 {
@@ -244,7 +244,8 @@ static bool is_start(const struct block *b, const struct gdn_conv_view *to, int6
     return b->from && b->from->data == to->data && b->from_slot == slot;
 }
 
-/* GDN_WRITE_EACH. The slot that the sequence starts from is written when it is no longer needed. */
+/* Stores states for GDN_WRITE_EACH. The slot that the sequence starts from is written when it is no
+ * longer needed. */
 static void store_each(const struct block *b)
 {
     const struct gdn_conv *c    = b->conv;
@@ -282,7 +283,7 @@ static void store_final(const struct block *b)
     store_state(b, s->n_valid - 1, to, slot);
 }
 
-/* Tokens [t, t + n), which follow each other, after those of the window. */
+/* Convolves tokens [t, t + n), which follow each other, after those of the window. */
 static void convolve(const struct block *b, float *window, int64_t t, int64_t n)
 {
     const struct gdn_conv *c       = b->conv;

@@ -64,7 +64,7 @@ static void *row_at(const struct block *b, const struct gdn_rows *rows, int64_t 
 
 /* ---- Some tokens of a sequence ------------------------------------------------------------- */
 
-/* Inputs t - W + 1 to t + n - 1; b->x[0] is the first. */
+/* Loads inputs t - W + 1 to t + n - 1; b->x[0] is the first. */
 static void load_inputs(struct block *b, int64_t t, int n)
 {
     const struct gdn_conv_backward *c = b->conv;
@@ -80,7 +80,8 @@ static void load_inputs(struct block *b, int64_t t, int n)
     }
 }
 
-/* dz of n tokens from t on. The slope of z sigmoid(z) is s (1 + z sigmoid(-z)), s = sigmoid(z). */
+/* Finds dz of n tokens from t on. The slope of z sigmoid(z) is s (1 + z sigmoid(-z)), s =
+ * sigmoid(z). */
 static void find_dz(struct block *b, int64_t t, int n)
 {
     const struct gdn_conv_backward *c    = b->conv;

@@ -47,21 +47,21 @@ struct block {
     const struct gdn_pool_view *to_view;
 };
 
-/* The visit number i of a sequence. */
+/* Returns the visit number i of a sequence. */
 static struct gdn_visit visit_at(const struct gdn_rule *r, const struct gdn_seq *seq, int64_t i)
 {
     if (!r->visits) return (struct gdn_visit){ .token = i };
     return r->visits[gdn_tree_at(r->tokens, seq) + i];
 }
 
-/* A place's memory from column col on; NULL: it has none. */
+/* Returns a place's memory from column col on; NULL: it has none. */
 static char *column_at(const struct gdn_place *p, int col)
 {
     const int64_t elem = (int64_t)gdn_dtype_bytes(p->view->dtype);
     return p->data ? p->data + (p->view->k_first ? col : col * p->view->ld) * elem : NULL;
 }
 
-/* k and q, and gates, of n visits from t0 on; of a tree one by one. */
+/* Loads k and q, and gates, of n visits from t0 on; of a tree one by one. */
 static void load_kq(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                     const struct gdn_rule_item *item, int64_t t0, int n)
 {
@@ -151,7 +151,8 @@ static void stage(float *S, const struct gdn_rule *r, const struct gdn_kernels *
     gdn_load_columns(S, b->to_view->k_first, kr, b->from, r->K, b->col, b->n);
 }
 
-/* No token counts: the final state is the one that the sequence started from. */
+/* Copies the state of a sequence without tokens that count: its final state is the one that it
+ * started from. */
 static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_seq *seq,
                        const struct block *b)
@@ -179,7 +180,7 @@ static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq)
            gdn_rule_rounding8(r) || (!seq->to_carry && gdn_is_eight(r->to.dtype));
 }
 
-/* The first checkpoint after token t, if its position is just there; -1: none. */
+/* Returns the first checkpoint after token t, if its position is just there; -1: none. */
 static int64_t checkpoint_at(const struct gdn_rule *r, const struct gdn_seq *seq, int64_t t)
 {
     int64_t slot;
@@ -188,7 +189,8 @@ static int64_t checkpoint_at(const struct gdn_rule *r, const struct gdn_seq *seq
     return i < seq->n_checkpoints && gdn_plan_checkpoint(r->plan, seq, i, &slot) == t + 1 ? i : -1;
 }
 
-/* The block's state as codes in scratch, in the dtype of the pool and the layout of to_view. */
+/* Returns the block's state as codes in scratch, in the dtype of the pool and the layout of
+ * to_view. */
 static struct gdn_place codes_of(struct step_scratch *c, const struct gdn_rule *r,
                                  const struct block *b, struct gdn_pool_view *view)
 {
@@ -198,8 +200,8 @@ static struct gdn_place codes_of(struct step_scratch *c, const struct gdn_rule *
     return (struct gdn_place){ .data = (char *)c->codes, .scales = c->scales, .view = view };
 }
 
-/* GDN_EXACT: S as 8 bits hold it. The codes stay beside it, for another rounding of the same
- * state might find others. */
+/* Rounds the state for GDN_EXACT: S as 8 bits hold it. The codes stay beside it, for another
+ * rounding of the same state might find others. */
 static void round_state(struct step_scratch *c, float *S, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct block *b, int64_t n_tokens)
 {
@@ -220,8 +222,8 @@ static void stage_codes(struct step_scratch *c, const struct gdn_rule *r, const 
     if (c->has_codes) gdn_copy_columns(codes, 0, b->from, b->col, r->K, b->n);
 }
 
-/* The state of a level; unchanged codes of a tree from scratch, for a token of another branch that
- * came first may have left its state where they were. */
+/* Stores the state of a level; unchanged codes of a tree from scratch, for a token of another
+ * branch that came first may have left its state where they were. */
 static void store_at(struct step_scratch *c, struct gdn_place to, const float *S,
                      const struct gdn_rule *r, const struct gdn_kernels *kr, const struct block *b,
                      int level)
@@ -238,7 +240,7 @@ static void store_at(struct step_scratch *c, struct gdn_place to, const float *S
         gdn_store_columns(S, b->to_view->k_first, kr, to, r->K, b->col, b->n);
 }
 
-/* The state after a visit, to where it is wanted. */
+/* Stores the state after a visit, to where it is wanted. */
 static void store_state(struct step_scratch *c, const float *S, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct gdn_seq *seq,
                         const struct block *b, struct gdn_visit visit)
@@ -305,7 +307,7 @@ static void copy_level(struct step_scratch *c, struct gdn_visit visit, ptrdiff_t
     c->changed = (c->changed & ~bit) | (c->changed << 1 & bit);
 }
 
-/* The window's rows of the record: u of this block; alpha, and k, with the first columns of
+/* Stores the window's rows of the record: u of this block; alpha, and k, with the first columns of
  * (the first of) the heads that it belongs to. */
 static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
                          const struct gdn_kernels *kr, const struct gdn_seq *seq,

@@ -81,7 +81,7 @@ static void prefetch_rows(const struct exact *c, const struct gdn_rule *r,
     }
 }
 
-/* Tokens [t0, t0 + n) on one strip. */
+/* Runs tokens [t0, t0 + n) on one strip. */
 static void run_strip(const struct exact *c, const struct gdn_rule *r,
                       const struct gdn_kernels *kr, const struct gdn_seq *seq,
                       const struct strip *s, int64_t t0, int n)

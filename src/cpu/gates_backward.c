@@ -26,7 +26,7 @@ struct row {
     float x[GDN_PIECE], g[GDN_PIECE], slope[GDN_PIECE], dg[GDN_PIECE];
 };
 
-/* A gradient of zero stays zero where its factor is infinite. */
+/* Returns a product in which a gradient of zero stays zero although its factor is infinite. */
 static float times(float gradient, float x)
 {
     return gradient == 0 && isinf(x) ? 0 : gradient * x;

@@ -132,7 +132,7 @@ static void store_piece(void *arg, int64_t piece, int thread)
     move_piece(arg, piece, true);
 }
 
-/* The gated RMSNorm of one token: o <- o / rms(o) norm_weight silu(z), head by head. */
+/* Computes the gated RMSNorm of one token: o <- o / rms(o) norm_weight silu(z), head by head. */
 static void norm_token(void *arg, int64_t t, int thread)
 {
     (void)thread;
@@ -170,7 +170,7 @@ static void run_window(const struct window *w, int carry)
     gdn_parallel_for(w->ctx->pool, w->n_pieces, store_piece, (void *)w);
 }
 
-/* The rows of a buffer of the window, `head` floats a head. */
+/* Returns the rows of a buffer of the window, `head` floats a head. */
 static struct gdn_rows window_rows(float *data, int64_t row, int64_t head)
 {
     return (struct gdn_rows){ (char *)data, GDN_F32, 0, row * (int64_t)sizeof(float),

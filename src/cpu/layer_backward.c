@@ -62,8 +62,8 @@ static float *at(const struct gdn_matrix *m, int64_t row, int64_t column)
     return (float *)m->data + row * m->row + column * m->column;
 }
 
-/* Some rows of a at a time: the inner loop passes over them for every few rows of b, and finds them
- * in a cache. */
+/* Multiplies tiles. Some rows of a stay in a cache while the inner loop passes over them for every
+ * few rows of b. */
 static void multiply_tiles(const struct product *x, int64_t column, const float *a, int64_t lda,
                            const float *b, int n, int depth, bool adds)
 {
@@ -75,7 +75,7 @@ static void multiply_tiles(const struct product *x, int64_t column, const float 
 
 /* ---- out = a b ----------------------------------------------------------------------------- */
 
-/* Rows [k, k + depth) of n columns of b, turned. */
+/* Transposes rows [k, k + depth) of n columns of b, turned. */
 static void turn_weight(const struct product *x, struct panels *s, int64_t first, int n, int64_t k,
                         int depth)
 {

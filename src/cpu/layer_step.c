@@ -37,7 +37,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-/* The norm of one sequence's rows of out. */
+/* Computes the norm of one sequence's rows of out. */
 static void norm_item(void *arg, int64_t item, int thread)
 {
     (void)thread;

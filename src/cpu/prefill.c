@@ -68,7 +68,7 @@ size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
     return lay_out(&c, r, kr, NULL);
 }
 
-/* Strip s of the item. */
+/* Returns strip s of the item. */
 static float *strip_at(const struct chunk *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_rule_item *item, int s)
 {
@@ -91,7 +91,7 @@ static void load_strip(float *S, const struct chunk *c, const struct gdn_rule *r
     gdn_load_strip(S, kr, gdn_rule_from(r, seq, head), r->K, col, n, c->rows);
 }
 
-/* The state after n_tokens. */
+/* Stores the state after n_tokens. */
 static void store_strip(const float *S, const struct chunk *c, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct gdn_seq *seq, int head, int col,
                         struct gdn_place to, int64_t n_tokens)
@@ -119,7 +119,7 @@ static struct piece piece_at(const struct gdn_rule *r, const struct gdn_kernels 
     return p;
 }
 
-/* k, q and their products: rows past n tokens are zero, so they change nothing. */
+/* Loads k, q and their products: rows past n tokens are zero, so they change nothing. */
 static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                        const struct gdn_rule_item *item, int64_t t0, int n)
 {
@@ -131,7 +131,7 @@ static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct g
         r->products->round_rows((uint16_t *)(void *)c->rows16, c->kq, c->ld, r->K);
 }
 
-/* v of a piece, zero where beta is zero (G8). */
+/* Loads v of a piece, zero where beta is zero (G8). */
 static void load_v(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                    const struct gdn_seq *seq, const struct piece *p, int64_t t0)
 {
@@ -214,7 +214,7 @@ static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct ra
     x->decay = c->start[C - 1];
 }
 
-/* P = [K; Q] S, of the tokens from a on. */
+/* Computes P = [K; Q] S, of the tokens from a on. */
 static void multiply(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const float *S, const uint16_t *pairs, int a)
 {
@@ -226,7 +226,7 @@ static void multiply(struct chunk *c, const struct gdn_rule *r, const struct gdn
     memset(c->p, 0, (size_t)(a * kr->strip) * sizeof *c->p);
 }
 
-/* k of the range alone: in the update others would meet zeros, and may not be finite. */
+/* Returns k of the range alone: in the update others would meet zeros, and may not be finite. */
 static const float *keys_of(struct chunk *c, const struct range *x)
 {
     const size_t bytes = (size_t)c->ld * sizeof *c->kq;
@@ -235,7 +235,7 @@ static const float *keys_of(struct chunk *c, const struct range *x)
     return c->copy_k;
 }
 
-/* S, columns `at` of the piece, from before the range to after it; pairs: its rounded copy, if
+/* Ends S, columns `at` of the piece, from before the range to after it; pairs: its rounded copy, if
  * there is one. */
 static void finish_range(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct range *x, float *S, uint16_t *pairs, const float *k,
@@ -294,7 +294,7 @@ static void leave_checkpoints(struct chunk *c, const struct gdn_rule *r,
     store_checkpoints(c, r, kr, item, strip, x->first, x->last, c->copy);
 }
 
-/* Tokens [a, b) of the chunk's n, none of which forgets. */
+/* Runs tokens [a, b) of the chunk's n, none of which forgets. */
 static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                        const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int a,
                        int b, int n)
@@ -339,7 +339,7 @@ static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct 
     }
 }
 
-/* The checkpoints after tokens t0 + 1 to t0 + n; those before are known. */
+/* Finds the checkpoints after tokens t0 + 1 to t0 + n; those before are known. */
 static void find_checkpoints(struct chunk *c, const struct gdn_rule *r, const struct gdn_seq *seq,
                              int64_t t0, int n)
 {

@@ -6,7 +6,7 @@
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
 
-/* One of the two sums over sequences, in their order. */
+/* Stores one of the two sums over sequences, in their order. */
 static void store_sums(const struct gdn_backward_call *c, const gdn_tensor *t, int which)
 {
     const struct gdn_rule *r = &c->work.rule;

@@ -29,7 +29,7 @@ size_t gdn_project_scratch(void) { return PANEL * DEPTH * sizeof(float); }
 
 static int64_t n_panels(const struct gdn_segment *s) { return (s->n + PANEL - 1) / PANEL; }
 
-/* Weight rows [first, first + n) of one segment against all tokens. */
+/* Projects weight rows [first, first + n) of one segment against all tokens. */
 static void project_rows(const struct project *p, const struct gdn_segment *s, int64_t first, int n,
                          float *panel)
 {

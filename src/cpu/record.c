@@ -94,7 +94,7 @@ const struct gdn_op_backend gdn_cpu_op_record_commit = { plan_commit, run_commit
 
 static int n_blocks(const struct gdn_rule *r) { return (r->V + COLUMNS - 1) / COLUMNS; }
 
-/* A block of columns of one head of one sequence. */
+/* Folds a block of columns of one head of one sequence. */
 static void fold_item(void *arg, int64_t item, int thread)
 {
     const struct gdn_fold_call     *m    = arg;

@@ -52,7 +52,7 @@ void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, i
     for (size_t i = 0; i < (size_t)n * elem; i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
-/* n values of a [tokens][H] tensor for one head. */
+/* Gathers n values of a [tokens][H] tensor for one head. */
 static void gather(float *dst, const struct gdn_kernels *kr, const struct gdn_rows *rows,
                    const struct gdn_seq *seq, int head, int64_t t0, int n)
 {

@@ -17,7 +17,7 @@ static int64_t slot_of(const gdn_tensor *slots, int64_t pair)
     return slots->data ? gdn_index(slots, pair) : pair;
 }
 
-/* Rows and columns from (row, column) on of one head. */
+/* Returns rows and columns from (row, column) on of one head. */
 static struct gdn_matrix matrix_of(const struct gdn_state_side *s, int64_t slot, int64_t head,
                                int64_t row, int64_t column)
 {
@@ -35,7 +35,7 @@ static float *scales_of(const struct gdn_state_side *s, int64_t slot, int64_t he
     return s->scales ? s->scales + slot * s->scales_slot + head * s->scales_head + row : NULL;
 }
 
-/* Rows of float32 or of codes, side by side. */
+/* Returns rows of float32 or of codes, side by side. */
 static struct gdn_matrix dense(void *data, int32_t dtype, int64_t columns)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(dtype);
@@ -65,7 +65,7 @@ static void store_rows(float *S, const struct gdn_kernels *kr, const struct gdn_
     gdn_matrix_copy(kr, to, &from, n, columns);
 }
 
-/* One head, of which one side is of 8 bits. */
+/* Converts one head, of which one side is of 8 bits. */
 static void convert_head(const struct gdn_state_move *m, int64_t from, int64_t to, int64_t head)
 {
     const gdn_state_copy_args *a = &m->args;
@@ -84,7 +84,7 @@ static void convert_head(const struct gdn_state_move *m, int64_t from, int64_t t
     }
 }
 
-/* The scales of a head whose codes are copied, or zeroed (from below 0). */
+/* Copies the scales of a head whose codes are copied, or zeroed (from below 0). */
 static void copy_scales(const struct gdn_state_move *m, int64_t from, int64_t to, int64_t head)
 {
     const size_t bytes = (size_t)m->rows * sizeof(float);
@@ -101,7 +101,7 @@ static bool converts(const struct gdn_state_move *m)
     return m->from.dtype != m->to.dtype && (m->from.scales || m->to.scales);
 }
 
-/* A part is one head, or GDN_STATE_CHANNELS channels. */
+/* Runs an item: one head, or GDN_STATE_CHANNELS channels. */
 static void run_item(void *arg, int64_t item, int thread)
 {
     (void)thread;

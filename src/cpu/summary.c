@@ -10,7 +10,8 @@
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
 
-/* The range without tokens: `start`, [K][V] dense in the orientation of the pool, or zero. */
+/* Writes the range without tokens: `start`, [K][V] dense in the orientation of the pool, or
+ * zero. */
 static void write_empty(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t b,
                         const float *start)
 {

@@ -29,7 +29,7 @@ static size_t lay_out(struct scratch *c, const struct gdn_product *a, const stru
     return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
 
-/* Rows x of M, dense in y. */
+/* Loads rows x of M, dense in y. */
 static void load_transition(struct scratch *c, const struct gdn_product *a,
                             const struct gdn_kernels *kr, const char *from)
 {

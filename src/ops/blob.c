@@ -51,7 +51,8 @@ static gdn_status check_args(gdn_ctx *ctx, const gdn_blob_args *args, gdn_blob_a
     return GDN_OK;
 }
 
-/* B: as many as there are slots, or else positions, or else slots of the pools. */
+/* Counts the sequences, B: as many as there are slots, or else positions, or else slots of the
+ * pools. */
 static gdn_status count_sequences(gdn_ctx *ctx, const gdn_blob_args *a, int64_t *B)
 {
     const gdn_tensor *const of[] = { &a->slots, &a->state, &a->conv_state, &a->position };
@@ -74,7 +75,7 @@ static gdn_status check_scales(gdn_ctx *ctx, const gdn_blob_args *a, int64_t H)
     return gdn_check_scales(ctx, &state, H, a->value_head_dim);
 }
 
-/* The header of a blob with these states, and where everything would be in it. */
+/* Describes the header of a blob with these states, and where everything would be in it. */
 static gdn_status describe(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob_header *h,
                            struct gdn_blob_places *p)
 {
@@ -157,7 +158,7 @@ gdn_status gdn_blob_bytes(gdn_ctx *ctx, const gdn_blob_args *args, size_t *bytes
     return gdn_leave(ctx, fp, find_bytes(ctx, args, bytes));
 }
 
-/* The memory of the blob, apart from all that is read. */
+/* Checks the memory of the blob, apart from all that is read. */
 static gdn_status check_target(gdn_ctx *ctx, const gdn_blob_args *a, uint64_t needed)
 {
     const gdn_tensor blob = gdn_blob_memory(a->blob, (size_t)needed);
@@ -230,7 +231,7 @@ gdn_status gdn_blob_save(gdn_ctx *ctx, const gdn_blob_args *args)
 
 /* ---- Loading ------------------------------------------------------------------------------- */
 
-/* The blob is of the layer that the caller expects. */
+/* Checks that the blob is of the layer that the caller expects. */
 static gdn_status check_expected(gdn_ctx *ctx, const gdn_blob_args *a,
                                  const struct gdn_blob_header *h)
 {
@@ -261,7 +262,8 @@ static gdn_status check_expected(gdn_ctx *ctx, const gdn_blob_args *a,
     return GDN_OK;
 }
 
-/* The pools have room for what the blob holds, each in its own layout and length. */
+/* Checks that the pools have room for the content of the blob, each in its own layout and
+ * length. */
 static gdn_status check_pools(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob_header h,
                               const struct gdn_blob_places *p)
 {

@@ -61,7 +61,7 @@ struct heads {
     bool     grouped;
 };
 
-/* The number in the whole of the part's head i. */
+/* Returns the number in the whole of the part's head i. */
 static int64_t whole_head(const struct heads *s, int64_t i)
 {
     const int64_t round = i / s->period, j = i % s->period;
@@ -80,7 +80,7 @@ static int32_t most_copies(const struct gdn_blob_header *h)
     return most;
 }
 
-/* All heads of one kind of one sequence, to the part or from it. */
+/* Moves all heads of one kind of one sequence, to the part or from it. */
 static void move_heads(const struct heads *s, int64_t b, bool to_part)
 {
     for (int64_t i = 0; i < s->n; i++) {
@@ -91,7 +91,7 @@ static void move_heads(const struct heads *s, int64_t b, bool to_part)
     }
 }
 
-/* The states, their scales and the three kinds of channels. */
+/* Moves the states, their scales and the three kinds of channels. */
 static void move_parts(const struct side *whole, const struct side *part, bool to_part)
 {
     const struct gdn_blob_header *h = &part->h;
@@ -131,7 +131,7 @@ static void move_parts(const struct side *whole, const struct side *part, bool t
     }
 }
 
-/* Room for a result, apart from its n sources. */
+/* Checks room for a result, apart from its n sources. */
 static gdn_status check_out(gdn_ctx *ctx, const struct side *out, size_t out_bytes,
                             const void *const *blobs, const size_t *bytes, int32_t n)
 {
@@ -148,7 +148,7 @@ static gdn_status check_out(gdn_ctx *ctx, const struct side *out, size_t out_byt
     return GDN_OK;
 }
 
-/* The header of a result and its positions, which are those of a source. */
+/* Writes the header of a result and its positions, which are those of a source. */
 static void begin_out(const struct side *out, const struct side *from)
 {
     gdn_blob_clear(out->data, &out->h, &out->p);
@@ -156,7 +156,7 @@ static void begin_out(const struct side *out, const struct side *from)
            (size_t)out->h.n_sequences * sizeof(int64_t));
 }
 
-/* Heads of a part, and how many ranks have each, from those of the whole. */
+/* Cuts heads of a part, and how many ranks have each, from those of the whole. */
 static void cut_heads(int32_t *heads, int32_t *copies, int32_t n_ranks)
 {
     *copies = *heads < n_ranks ? n_ranks / *heads : 1;
@@ -205,7 +205,7 @@ gdn_status gdn_blob_slice(gdn_ctx *ctx, const void *blob, size_t bytes, int32_t 
 
 /* ---- Merging ------------------------------------------------------------------------------- */
 
-/* Parts of one layer differ in rank alone. */
+/* Checks that parts of one layer differ in rank alone. */
 static gdn_status check_part(gdn_ctx *ctx, const struct gdn_blob_header *h,
                              const struct gdn_blob_header *first, const char *name)
 {
@@ -244,7 +244,7 @@ static struct gdn_blob_header header_of(const void *blob)
     return h;
 }
 
-/* Have two parts of one layer the same inputs of the channels from `first` on? */
+/* Returns true if two parts of one layer have the same inputs of the channels from `first` on. */
 static bool are_equal_channels(const struct side *like, const void *a, const void *b,
                                uint64_t first, uint64_t n)
 {
@@ -257,7 +257,7 @@ static bool are_equal_channels(const struct side *like, const void *a, const voi
     return true;
 }
 
-/* Copies of a head agree. The parts have one form, which is that of the first. */
+/* Checks that copies of a head agree. The parts have one form, which is that of the first. */
 static gdn_status check_copies(gdn_ctx *ctx, const void *const *blobs, int32_t n,
                                const struct side *like)
 {
@@ -306,7 +306,7 @@ static gdn_status check_parts(gdn_ctx *ctx, const void *const *blobs, const size
     return check_copies(ctx, blobs, n, first);
 }
 
-/* The heads of the whole. */
+/* Joins the heads of the whole. */
 static gdn_status join_heads(gdn_ctx *ctx, int32_t *heads, int32_t copies, int32_t n)
 {
     if (__builtin_mul_overflow(*heads, n / copies, heads))

@@ -34,7 +34,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_conv_backward_call *c)
     return gdn_check_written(ctx, GDN_OP_CONV1D_BACKWARD, a, &c->plan.batch);
 }
 
-/* The states, all of one length. */
+/* Finds the states, all of one length. */
 static gdn_status find_states(gdn_ctx *ctx, struct gdn_conv_backward_call *c,
                               const struct gdn_conv *shape)
 {

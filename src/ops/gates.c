@@ -8,7 +8,7 @@
 #include "ops/parts.h"
 #include "ops/tensors.h"
 
-/* An input and its output: both or neither. */
+/* Checks an input and its output: both or neither. */
 static gdn_status check_pair(gdn_ctx *ctx, const gdn_tensor *in, const char *in_name,
                              const gdn_tensor *out, const char *out_name)
 {

@@ -19,7 +19,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_gates_backward_args *a)
     return gdn_gates_check_formula(ctx, a->gate, a->beta_kind, a->gate_lower_bound);
 }
 
-/* Gradients have what they are made of. */
+/* Checks that each gradient has the tensors that it needs. */
 static gdn_status check_present(gdn_ctx *ctx, const gdn_gates_backward_args *a)
 {
     const struct {

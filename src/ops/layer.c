@@ -53,7 +53,7 @@ static gdn_status check_sizes(gdn_ctx *ctx, struct gdn_block_call *c)
     return GDN_OK;
 }
 
-/* The projections of one kind are there, those of the other are not. */
+/* Checks that the projections of one kind are present, and those of the other are absent. */
 static gdn_status check_projections(gdn_ctx *ctx, const struct gdn_block_call *c)
 {
     const gdn_block_args *a     = &c->args;
@@ -104,7 +104,7 @@ static gdn_status check_tokens(gdn_ctx *ctx, struct gdn_block_call *c)
                              leaves ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR, &c->plan);
 }
 
-/* The parts that the ops of their own check too, on views of the projected row. */
+/* Describes the parts that the ops of their own check too, on views of the projected row. */
 static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
 {
     const gdn_block_args *a = &c->args;

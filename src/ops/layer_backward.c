@@ -129,7 +129,7 @@ static bool has_gradient(const gdn_block_backward_args *a)
     return false;
 }
 
-/* States and their gradients: those of the convolution have one length. */
+/* Checks states and their gradients: those of the convolution have one length. */
 static gdn_status check_states(gdn_ctx *ctx, const struct layer_backward *c,
                                const struct gdn_conv *conv)
 {
@@ -203,8 +203,8 @@ static size_t lay_out(struct layer_backward *c, char *memory)
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-/* Columns from `first` on of a buffer that has so many: tokens as hidden has them, then heads (0:
- * none) of `size`. */
+/* Returns columns from `first` on of a buffer that has so many: tokens as hidden has them, then
+ * heads (0: none) of `size`. */
 static gdn_tensor view(const struct layer_backward *c, const void *buffer, int32_t dtype,
                        int64_t columns, int64_t first, int64_t heads, int64_t size)
 {
@@ -233,7 +233,7 @@ static gdn_tensor values(const struct layer_backward *c, const void *buffer)
     return view(c, buffer, c->dtype, c->VV, 0, c->Hv, c->V);
 }
 
-/* q, k and v, from column `first` of q, k, v. */
+/* Returns q, k and v, from column `first` of q, k, v. */
 static gdn_tensor keys(const struct layer_backward *c, const void *buffer, int64_t first)
 {
     return view(c, buffer, c->dtype, c->D, first, c->Hk, c->K);
@@ -346,7 +346,7 @@ static gdn_conv1d_backward_args conv_backward(const struct layer_backward *c)
     return a;
 }
 
-/* The most that an op needs. Descriptors are looked at alone, so that buffers may be anywhere. */
+/* Checks the parts. Only descriptors are used, so buffers may be anywhere. */
 static gdn_status check_parts(gdn_ctx *ctx, struct layer_backward *c)
 {
     size_t bytes[6];
@@ -411,7 +411,7 @@ static struct gdn_matrix turned(struct gdn_matrix m)
     return m;
 }
 
-/* The rows of a projection, before they are in the order of heads. */
+/* Returns the rows of a projection, before they are in the order of heads. */
 static struct gdn_matrix projected(const struct layer_backward *c, const struct projection *p)
 {
     if (p->of_gates)
@@ -479,7 +479,7 @@ static gdn_status run_forward(const struct layer_backward *c)
     return gdn_rmsnorm_gated_part(ctx, &norm_args);
 }
 
-/* dn = dout out_proj, dout_proj = dout^T n. */
+/* Computes dn = dout out_proj, dout_proj = dout^T n. */
 static gdn_status run_output(const struct layer_backward *c)
 {
     const gdn_tensor       *w = &c->args.out_proj, *dw = &c->args.dout_proj;

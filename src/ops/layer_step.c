@@ -90,7 +90,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_step_call *m)
     return GDN_OK;
 }
 
-/* The rule's sizes and formulas; its rows but those of the convolution. */
+/* Describes the rule's sizes and formulas; its rows but those of the convolution. */
 static void describe_rule(struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;

@@ -9,7 +9,7 @@ enum {
     N_BATCH_TENSORS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)
 };
 
-/* The bytes that a tensor spans. */
+/* Returns the bytes that a tensor spans. */
 static struct gdn_mirror_block span_of(const gdn_tensor *t)
 {
     int64_t low = 0, high = 1;

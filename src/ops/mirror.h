@@ -32,7 +32,7 @@ gdn_status gdn_mirror_open(gdn_ctx *ctx, gdn_op op, const void *args, struct gdn
 gdn_status gdn_mirror_back(struct gdn_mirror *mirror);
 void       gdn_mirror_close(struct gdn_mirror *mirror);
 
-/* gdn_run_op() on host memory, wherever the context computes. */
+/* Runs gdn_run_op() on host memory, wherever the context computes. */
 gdn_status gdn_call_op(gdn_ctx *ctx, gdn_op op, const void *args);
 
 #endif

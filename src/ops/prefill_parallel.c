@@ -55,7 +55,7 @@ static size_t lay_out(struct parallel *c, char *memory)
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-/* A dense float32 tensor of that shape. */
+/* Returns a dense float32 tensor of that shape. */
 static gdn_tensor dense(char *buffer, const gdn_tensor *like)
 {
     gdn_tensor t    = { .data = buffer, .dtype = GDN_F32, .ndim = like->ndim };
@@ -67,7 +67,7 @@ static gdn_tensor dense(char *buffer, const gdn_tensor *like)
     return t;
 }
 
-/* n states [rows][columns] with `step` floats from one head to the next. */
+/* Returns n states [rows][columns] with `step` floats from one head to the next. */
 static gdn_tensor states(const struct parallel *c, char *buffer, int64_t n, int64_t step,
                          int64_t rows, int64_t columns)
 {
@@ -78,7 +78,7 @@ static gdn_tensor states(const struct parallel *c, char *buffer, int64_t n, int6
                          .stride = { c->H * step, step, columns, 1 } };
 }
 
-/* U, M of n maps. */
+/* Returns U, M of n maps. */
 static gdn_tensor offsets(const struct parallel *c, char *maps, int64_t n)
 {
     const bool kv = c->args.state_layout == GDN_STATE_KV;
@@ -154,7 +154,7 @@ static gdn_summary_fold_args fold(const struct parallel *c)
     return a;
 }
 
-/* The pool of final states; data NULL: there is none. */
+/* Returns the pool of final states; data NULL: there is none. */
 static gdn_tensor final_pool(const struct parallel *c)
 {
     const gdn_rule_args *a = &c->args;
@@ -237,7 +237,7 @@ static gdn_status check_rule(gdn_ctx *ctx, const struct parallel *c)
     return GDN_OK;
 }
 
-/* The batches of the parts. Prefill writes no final states where the caller has no place. */
+/* Reads the batches of the parts. Prefill writes no final states where the caller has no place. */
 static gdn_status read_batch(gdn_ctx *ctx, struct parallel *c)
 {
     const gdn_rule_args *a = &c->args;

@@ -48,7 +48,7 @@ gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
     return GDN_OK;
 }
 
-/* The ranks that sizes are read from. */
+/* Checks the ranks that sizes are read from. */
 static gdn_status check_ranks(gdn_ctx *ctx, const struct gdn_record_tensors *t)
 {
     static const int64_t any[] = { -1, -1, -1, -1 };

@@ -60,7 +60,7 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
     return GDN_OK;
 }
 
-/* Heads and their sizes, from q k v. */
+/* Finds heads and their sizes, from q k v. */
 static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
     const gdn_rule_args *a = &c->args;
@@ -94,7 +94,7 @@ static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
     return GDN_OK;
 }
 
-/* The tensors that gates need, and no others. */
+/* Checks the tensors that gates need, and no others. */
 static gdn_status check_gates(gdn_ctx *ctx, const gdn_rule_args *a)
 {
     if (a->beta_kind != GDN_BETA_GIVEN && !a->beta.data)
@@ -134,7 +134,7 @@ static const gdn_tensor *final_pool(const gdn_rule_args *a)
     return a->state_out.data ? &a->state_out : &a->state;
 }
 
-/* The record, if one of its tensors is there. */
+/* Checks the record, if one of its tensors is there. */
 static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
     const gdn_rule_args            *a = &c->args;

@@ -84,7 +84,7 @@ static void put(void *p, int32_t dtype, int i, double x)
         memcpy(at, &bits, sizeof bits);
 }
 
-/* n numbers from low to high, in steps of 1/64. */
+/* Returns n numbers from low to high, in steps of 1/64. */
 static gdn_tensor draw(struct self_test *s, int which, int32_t dtype, int n, double low,
                        double high)
 {
@@ -102,7 +102,7 @@ static gdn_tensor shaped(gdn_tensor t, int ndim, int s0, int s1, int s2, int s3)
     return gdn_dense(t.data, t.dtype, ndim, s0, s1, s2, s3);
 }
 
-/* Room for a result, holding what no result is. */
+/* Returns room for a result, holding what no result is. */
 static gdn_tensor room(struct self_test *s, int32_t dtype)
 {
     memset(s->stored[OUT], 0xff, sizeof s->stored[OUT]);
@@ -111,7 +111,7 @@ static gdn_tensor room(struct self_test *s, int32_t dtype)
 
 /* ---- Judging ------------------------------------------------------------------------------- */
 
-/* Element i of t against `want`; allowed: limit x magnitude, in units of 2^-24. */
+/* Judges element i of t against `want`; allowed: limit x magnitude, in units of 2^-24. */
 static gdn_status judge(struct self_test *s, const gdn_tensor *t, const char *what, int i,
                         double want, double allowed)
 {
@@ -154,7 +154,7 @@ struct rule_inputs {
     double                  A_log, dt;
 };
 
-/* One token on one column of the state: its output, and what that may err by, in units. */
+/* Returns one token on one column of the state: its output, and what that may err by, in units. */
 static double step(struct self_test *s, const struct rule_inputs *in, int t, int h, int j,
                    double *magnitude)
 {
@@ -184,7 +184,7 @@ static double step(struct self_test *s, const struct rule_inputs *in, int t, int
     return o;
 }
 
-/* One column of one head, through all tokens. */
+/* Judges one column of one head, through all tokens. */
 static gdn_status judge_column(struct self_test *s, const struct rule_inputs *in, double limit,
                                const gdn_tensor *out, const gdn_tensor *state, int h, int j)
 {

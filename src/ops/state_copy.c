@@ -103,7 +103,7 @@ static gdn_status check_list(gdn_ctx *ctx, const struct gdn_state_move *m, const
     return gdn_check_no_overlap(ctx, &m->args.to_pool, m->to_name, t, name, false);
 }
 
-/* The scales of both pools, which have been checked. */
+/* Checks the scales of both pools, which have been checked. */
 static gdn_status check_scales(gdn_ctx *ctx, const struct gdn_state_move *m)
 {
     const gdn_state_copy_args *a     = &m->args;

@@ -8,7 +8,7 @@
 #include "ops/parts.h"
 #include "ops/tensors.h"
 
-/* B, H, K of a transition; V of a state `like` (data NULL: none). */
+/* Reads B, H, K of a transition; V of a state `like` (data NULL: none). */
 static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name,
                              const gdn_tensor *like, const char *like_name, int32_t layout,
                              struct gdn_product *a)
@@ -47,7 +47,7 @@ static gdn_status view_transition(gdn_ctx *ctx, const gdn_tensor *t, const char 
     return gdn_state_view(ctx, t, name, GDN_STATE_KV, a->H, a->K, a->K, view);
 }
 
-/* The rows of ops.def; B: slots of states, P: ranges. */
+/* Checks the rows of ops.def; B: slots of states, P: ranges. */
 static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, int32_t layout,
                                const struct gdn_product *a)
 {
@@ -148,7 +148,7 @@ static gdn_status count_ranges(gdn_ctx *ctx, const gdn_summary_fold_args *a, str
     return GDN_OK;
 }
 
-/* order, [B][n], which sets B. */
+/* Describes order, [B][n], which sets B. */
 static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
                                  struct gdn_product *x)
 {

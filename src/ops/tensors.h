@@ -36,7 +36,7 @@ struct gdn_tensor_row {
 };
 enum { GDN_AS_LIKE = 1 << 30 };
 
-/* The rows of an op's tensors, in the order of its struct: gdn_op_shapes[op].n_tensors. */
+/* Returns the rows of an op's tensors, in the order of its struct: gdn_op_shapes[op].n_tensors. */
 const struct gdn_tensor_row *gdn_tensor_rows(gdn_op op);
 
 /* Sets X and Y by the layout of states. */

@@ -48,7 +48,7 @@ struct gdn_blob_header gdn_blob_new_header(void);
 /* The machine and the alignment of a blob. */
 gdn_status gdn_blob_check_memory(gdn_ctx *ctx, const void *blob, const char *name);
 
-/* Memory without a type, for the check of overlaps. */
+/* Returns memory without a type, for the check of overlaps. */
 static inline gdn_tensor gdn_blob_memory(const void *memory, size_t n)
 {
     return gdn_dense((void *)memory, GDN_U8, 1, (int64_t)n, 0, 0, 0);

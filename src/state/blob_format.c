@@ -82,7 +82,7 @@ static uint64_t state_heads(const struct gdn_blob_header *h)
     return (uint64_t)(h->n_query_heads > h->n_value_heads ? h->n_query_heads : h->n_value_heads);
 }
 
-/* Channels of q, k and v: three products of 31 bits each. */
+/* Returns channels of q, k and v: three products of 31 bits each. */
 static uint64_t channels(const struct gdn_blob_header *h)
 {
     return ((uint64_t)h->n_query_heads + (uint64_t)h->n_key_heads) * (uint64_t)h->key_head_dim +

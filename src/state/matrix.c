@@ -26,7 +26,7 @@ static struct gdn_matrix turned(const struct gdn_matrix *m)
     return t;
 }
 
-/* n elements that lie side by side on both sides. */
+/* Copies n elements that lie side by side on both sides. */
 static void copy_row(const struct gdn_kernels *kr, char *to, int32_t to_dtype, const char *from,
                      int32_t from_dtype, int64_t n)
 {
@@ -48,7 +48,7 @@ static void copy_row(const struct gdn_kernels *kr, char *to, int32_t to_dtype, c
     }
 }
 
-/* n elements of 1, 2 or 4 bytes, steps in bytes. */
+/* Copies n elements of 1, 2 or 4 bytes, steps in bytes. */
 static void copy_elements(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n,
                           int64_t unit)
 {
@@ -57,7 +57,7 @@ static void copy_elements(char *to, int64_t to_step, const char *from, int64_t f
     for (int64_t i = 0; i < n && unit == 4; i++) memcpy(to + i * to_step, from + i * from_step, 4);
 }
 
-/* A row with any steps: its elements are brought together, converted, and dealt out. */
+/* Copies a row with any steps: its elements are brought together, converted, and dealt out. */
 static void copy_strided(const struct gdn_kernels *kr, const struct gdn_matrix *to,
                          const struct gdn_matrix *from, int64_t row, int64_t columns)
 {

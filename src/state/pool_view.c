@@ -5,7 +5,7 @@
 #include "batch/plan.h"
 #include "core/tensor_check.h"
 
-/* Shape and strides; the dtype is known. */
+/* Makes shape and strides; the dtype is known. */
 static gdn_status make_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
                             int64_t H, int64_t K, int64_t V, struct gdn_pool_view *view)
 {

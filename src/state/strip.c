@@ -19,7 +19,7 @@ struct gdn_place gdn_place_of(const struct gdn_pool_view *view, int64_t slot, in
 
 /* ---- Random rounding ------------------------------------------------------------------------ */
 
-/* One step of splitmix64. */
+/* Returns one step of splitmix64. */
 static uint64_t mix(uint64_t z)
 {
     z += UINT64_C(0x9e3779b97f4a7c15);

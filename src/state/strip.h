@@ -26,7 +26,7 @@ struct gdn_place gdn_place_of(const struct gdn_pool_view *view, int64_t slot, in
 uint64_t gdn_noise(uint64_t seed, int64_t n_tokens, int64_t head);
 void     gdn_noise_keys(uint32_t *keys, uint64_t noise, int64_t col, int n);
 
-/* Columns [col, col + n) of one head's state, dense: [K][n] where k_first, else [n][K]. And
+/* Loads columns [col, col + n) of one head's state, dense: [K][n] where k_first, else [n][K]. And
  * back. */
 void gdn_load_columns(float *S, bool k_first, const struct gdn_kernels *kr, struct gdn_place from,
                       int K, int col, int n);
@@ -46,8 +46,8 @@ void gdn_copy_columns(struct gdn_place to, int to_col, struct gdn_place from, in
 /* Floats from one row of scratch or of a matrix with K columns to the next. */
 static inline ptrdiff_t gdn_strip_ld(int K) { return (K + 15) & ~15; }
 
-/* The state of one head, columns [col, col + n); those up to the width of the strip become zero.
- * rows: scratch, [kr->strip][gdn_strip_ld(K)]. */
+/* Loads the state of one head, columns [col, col + n); those up to the width of the strip become
+ * zero. rows: scratch, [kr->strip][gdn_strip_ld(K)]. */
 void gdn_load_strip(float *S, const struct gdn_kernels *kr, struct gdn_place from, int K, int col,
                     int n, float *rows);
 void gdn_store_strip(const float *S, const struct gdn_kernels *kr, struct gdn_place to, int K,

@@ -197,8 +197,8 @@ static void test_prefill(void)
     }
 }
 
-/* A wide block each where there is no room for as many clusters at once, but for long rows
- * where a third round of clusters has little to do. 132 processors, 4 heads a row. */
+/* A wide block each if there is no room for as many clusters at once, except long rows for which a
+ * third round of clusters has little to do. 132 processors, 4 heads a row. */
 static void test_rounds(void)
 {
     static const struct prefill of = { .dtype = GDN_BF16, .K = 128, .V = 128 };
@@ -227,8 +227,8 @@ static void test_rounds(void)
     gdn_ctx_destroy(ctx);
 }
 
-/* A long sequence of few heads by four kernels, but for who wants the bits of any batch; in a
- * workspace. */
+/* A long sequence of few heads takes four kernels, unless the flag for batch-invariant bits is set;
+ * in a workspace. */
 /* Lines of the log about segments. */
 static void count_cuts(void *n, const char *line)
 {

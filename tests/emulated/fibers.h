@@ -16,7 +16,7 @@ enum { EMULATED_LANES = 32, EMULATED_BLOCKS = 2 }; /* blocks of a cluster, at mo
 /* The thread goes on when *gate, of these bits, is something else. */
 void emulated_wait_while(const uint64_t *gate, uint64_t mask, uint64_t seen);
 
-/* Nobody's work: it is done in one of the next turns, in any order. */
+/* Work of no thread: it is done in one of the next turns, in any order. */
 void emulated_later(std::function<void()> work);
 
 /* Below n. GDN_EMULATED_SEED in the environment begins another sequence, of turns too. */

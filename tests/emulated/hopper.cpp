@@ -80,7 +80,7 @@ bool emulated_has_ended(uint32_t barrier, uint32_t parity)
 
 /* ---- Clusters -------------------------------------------------------------------------------- */
 
-/* A thread arrives and later waits for all others; blocks alone have nobody to wait for. */
+/* A thread arrives and later waits for all others; single blocks have no other to wait for. */
 static struct {
     int      n_here;
     uint64_t n_past;

@@ -5,7 +5,7 @@
  * Memory is the one idea. Every buffer ends at a page that cannot be touched and is filled
  * with bytes that read as NaN in every float dtype. ring2_call_begin() takes a copy of all of
  * it, ring2_may_write() names the elements that the call may change, ring2_call_end() finds
- * any other byte that changed: inputs, gaps between rows, slots that belong to nobody.
+ * any other byte that changed: inputs, gaps between rows, slots of no sequence.
  */
 #ifndef RING2_H
 #define RING2_H
@@ -109,7 +109,7 @@ void *ring2_heap(size_t bytes); /* zeroed, unguarded, freed by ring2_end() */
 void  ring2_free(void);         /* frees all of it before the end, for long tests */
 
 /* A view with a buffer of its own: each dimension but the last is followed by `gap` elements
- * that belong to nobody. */
+ * that the call does not describe. */
 gdn_tensor ring2_new(int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s1, int64_t s2,
                      int64_t s3);
 /* The same batch without its checkpoints. */

@@ -102,7 +102,7 @@ static bool is_padding(const struct ring2_batch *b, int64_t i)
     return b->level[PAD] && (i == 0 || (i == 2 && b->level[PAD] != PAD_SINK));
 }
 
-/* Slots that nobody else has are taken from `unused`. */
+/* Takes slots of no other sequence from `unused`. */
 static void make_read_slots(struct ring2_batch *b, const int64_t **unused)
 {
     gdn_batch    *t      = &b->batch;

@@ -40,7 +40,8 @@ int64_t    ring2_state_heads(const struct ring2_layer *m);
 int64_t    ring2_channels(const struct ring2_layer *m);
 gdn_tensor ring2_pool(const struct ring2_layer *m, int32_t dtype, int64_t n);
 
-/* Empty, with NaN in its rows; rows in use of a slot; would these drafts need more? */
+/* Empty the record, with NaN in its rows; return the rows in use of a slot; return true if drafts
+ * would need more rows. */
 struct ring2_record ring2_record_new(const struct ring2_layer *m, int32_t dtype);
 int64_t             ring2_record_count(const struct ring2_record *r, int64_t slot);
 bool ring2_record_is_full(const struct ring2_record *r, const struct ring2_tokens *t);

@@ -11,7 +11,7 @@ static void move_away(gdn_tensor *t)
     if (t->data) t->data = (void *)((uintptr_t)t->data - ((uintptr_t)1 << 44));
 }
 
-/* The question asked with pointers that nobody may read through. */
+/* Asks with pointers that must not be read through. */
 static gdn_status ask(gdn_ctx *ctx, gdn_op op, const void *args)
 {
     const struct gdn_op_shape *o = &gdn_op_shapes[op];
@@ -38,7 +38,7 @@ void ring2_refused(gdn_ctx *ctx, gdn_op op, const void *args, enum ring2_seen se
     uint32_t   size = 0;
     size_t     bytes = 77;
     gdn_status status;
-    if (seen != RING2_STRUCT && ring2_on_device()) return; /* nobody reads contents there */
+    if (seen != RING2_STRUCT && ring2_on_device()) return; /* contents are not read there */
     ring2_call_begin();
     status = gdn_run_op(ctx, op, args);
     ring2_status(ctx, "the call", status, want);

@@ -325,7 +325,7 @@ static void make_room(const gdn_rule_args *a, struct ring2_rule *m)
     m->state_limit = ring2_heap(p * sizeof(double));
     m->state_noise   = ring2_heap(p * sizeof(double));
     m->state_kept  = ring2_heap(p);
-    memset(m->state_kept, 1, p); /* out: what nobody computes is zero */
+    memset(m->state_kept, 1, p); /* out: rows that are not computed are zero */
 }
 
 void ring2_rule_model(const gdn_rule_args *a, bool decode, struct ring2_rule *m)

@@ -61,7 +61,7 @@ static inline void call(gdn_ctx *ctx, const gdn_summary_args *a)
     ring2_status(ctx, "gdn_summary", gdn_summary(ctx, a), GDN_OK);
 }
 
-/* k with H heads: nobody looks at what it holds, for states do not depend on q. */
+/* k with H heads; its contents are not used, because states do not depend on q. */
 static inline gdn_tensor any_q(const gdn_summary_args *a, int64_t H)
 {
     gdn_tensor q = ring2_select(&a->k, a->k.ndim - 2, 0);

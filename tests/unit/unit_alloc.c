@@ -14,7 +14,7 @@
 #include "ring2_memory.h"
 #include "ring2_replay.h"
 
-/* ---- What the library asks the C library for ------------------------------------------------ */
+/* ---- Allocations through the C library ------------------------------------------------------ */
 
 static atomic_bool watched;
 static atomic_int  n_strays, n_starts, fail_start; /* the start that fails; 0: none */

@@ -91,7 +91,7 @@ static void test_select(void)
     CHECK(!gdn_cpu_select(all, "sve9"), "a table for an unknown name");
 }
 
-/* The compiler's run-time library asks CPUID and XCR0 by code of its own. */
+/* The compiler's run-time library reads CPUID and XCR0 by code of its own. */
 static void test_detect(void)
 {
 #if defined(__x86_64__)

@@ -163,7 +163,7 @@ static void test_every(void)
     c.takes                     = 0;
     c.checkpoint_end            = -1;
     c.batch.checkpoint_positions = LIST(-1);
-    accepted("nobody asks", &c);
+    accepted("slots are not needed", &c);
 }
 
 /* Numbers go on through rows that leave none; counts and starts count. */

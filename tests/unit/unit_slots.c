@@ -258,7 +258,7 @@ static void test_each(void)
             CHECK(gdn_plan_each_slot(&c.plan, &c.seqs[b], t) == want[b][t], "slot [%d][%d]", (int)b,
                   (int)t);
     }
-    c.write_end = -1; /* no state to write: nobody asks for slots */
+    c.write_end = -1; /* no state to write: slots are not needed */
     c.read_end  = -1;
     if (accepted("each, no state", &c))
         CHECK(c.plan.batch.write == GDN_WRITE_NONE, "each without a state");

@@ -166,7 +166,7 @@ static void meet(void *arg, int64_t item, int thread)
         else
             sleep_us(100);
         if (i > 100000) {
-            m->late = true; /* 10 s: nobody was woken */
+            m->late = true; /* 10 s: no thread was woken */
             return;
         }
     }

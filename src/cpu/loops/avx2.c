@@ -33,7 +33,7 @@ static inline vf    vf_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c)
 static inline vf    vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 static inline vf    vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 static inline vf    vf_round(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-/* x 2^n for whole n, |n| < 252: in two factors, so that denormal results round once. */
+/* Returns x 2^n for whole n, |n| < 252: in two factors, so that denormal results round once. */
 static inline vf vf_scale2(vf x, vf n)
 {
     const __m256i i = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(i, 1);
@@ -42,13 +42,13 @@ static inline vf vf_scale2(vf x, vf n)
     const vf b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
     return _mm256_mul_ps(_mm256_mul_ps(x, a), b);
 }
-/* Exponent e of normal x > 0: x = m 2^e with m in [0.75, 1.5). */
+/* Returns exponent e of normal x > 0: x = m 2^e with m in [0.75, 1.5). */
 static inline vf vf_exponent(vf x)
 {
     const __m256i i = _mm256_castps_si256(_mm256_mul_ps(x, _mm256_set1_ps(4.0f / 3.0f)));
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(i, 23), _mm256_set1_epi32(127)));
 }
-/* a > b ? x : y, by element. */
+/* Returns a > b ? x : y, by element. */
 static inline vf vf_select_gt(vf a, vf b, vf x, vf y)
 {
     return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
@@ -61,7 +61,7 @@ static inline float vf_sum(vf x)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
-/* to[i] = vf_sum(x[i]), eight at once. */
+/* Computes to[i] = vf_sum(x[i]), eight at once. */
 static inline void vf_sums(float *to, const vf x[8])
 {
     static const int place[8] = { 0, 2, 1, 3, 4, 6, 5, 7 };
@@ -123,7 +123,7 @@ static inline vf vf_load_e4m3(const uint8_t *p)
     const __m128i h = _mm_andnot_si128(_mm_set1_epi16(0x4000), x);
     return vf_mul(vf_from_f16(_mm_or_si128(h, _mm_and_si128(nan, _mm_set1_epi16(0x7c00)))), vf_set1(256));
 }
-/* The low byte of each element. */
+/* Stores the low byte of each element. */
 static inline void store_8bit(uint8_t *p, __m256i x)
 {
     x = _mm256_and_si256(x, _mm256_set1_epi32(255));

@@ -29,11 +29,11 @@ static inline vf    vf_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c)
 static inline vf    vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 static inline vf    vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 static inline vf    vf_round(vf x) { return _mm512_roundscale_ps(x, 8); }
-/* x 2^n for whole n, gradual underflow and overflow included. */
+/* Returns x 2^n for whole n, gradual underflow and overflow included. */
 static inline vf    vf_scale2(vf x, vf n) { return _mm512_scalef_ps(x, n); }
-/* Exponent and mantissa of x > 0: x = m 2^e with m in [0.75, 1.5). */
+/* Returns exponent and mantissa of x > 0: x = m 2^e with m in [0.75, 1.5). */
 static inline vf    vf_exponent(vf x) { return _mm512_getexp_ps(_mm512_mul_ps(x, _mm512_set1_ps(4.0f / 3.0f))); }
-/* a > b ? x : y, by element. */
+/* Returns a > b ? x : y, by element. */
 static inline vf    vf_select_gt(vf a, vf b, vf x, vf y)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
@@ -47,7 +47,7 @@ static inline float vf_sum(vf x)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
-/* to[i] = vf_sum(x[i]), eight at once. */
+/* Computes to[i] = vf_sum(x[i]), eight at once. */
 static inline void vf_sums(float *to, const vf x[8])
 {
     static const int place[8] = { 0, 2, 1, 3, 4, 6, 5, 7 };
@@ -102,7 +102,7 @@ static inline vf vf_load_e4m3(const uint8_t *p)
     const __m256i h = _mm256_andnot_si256(_mm256_set1_epi16(0x4000), x);
     return vf_mul(vf_from_f16(_mm256_or_si256(h, _mm256_and_si256(nan, _mm256_set1_epi16(0x7c00)))), vf_set1(256));
 }
-/* The low byte of each element. */
+/* Stores the low byte of each element. */
 static inline void store_8bit(uint8_t *p, __m512i x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x)); }
 
 /* Lane i, of 4 floats, to or from p + i ld: the first n floats, n > 0; zero beyond. */

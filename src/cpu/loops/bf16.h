@@ -31,7 +31,7 @@ struct gdn_bf16_products {
                          const float *w, int K);
 };
 
-/* The fastest beside a table, within flags, GDN_CPU_... bits; NULL: none. */
+/* Returns the fastest beside a table, within flags, GDN_CPU_... bits; NULL: none. */
 const struct gdn_bf16_products *gdn_cpu_bf16_products(const struct gdn_kernels *kr, uint32_t flags);
 
 #if defined(__x86_64__)

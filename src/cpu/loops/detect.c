@@ -49,7 +49,7 @@ static bool may_use_tiles(void)
 #endif
 }
 
-/* The features that products of bfloat16 need beside AVX-512. */
+/* Returns the features that products of bfloat16 need beside AVX-512. */
 static uint32_t detect_bf16(uint32_t leaf7_edx, uint32_t xcr0)
 {
     const uint32_t tiles = AMX_BF16 | AMX_TILE;

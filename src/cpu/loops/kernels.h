@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The inner loops of the CPU backend: one complete table per instruction set. Ops know
- * layouts and batches; these loops know rows of float32 and nothing else.
+ * layouts and batches; these loops handle rows of float32 and nothing else.
  *
  * Contracts. Pointers need the alignment of their element only, unless a parameter says
  * otherwise. Nothing outside the described elements is touched. Loops cannot fail. The
@@ -219,9 +219,9 @@ extern const struct gdn_kernels gdn_kernels_neon;
 /* All tables of this build, weakest first, then NULL. */
 extern const struct gdn_kernels *const gdn_cpu_tables[];
 
-/* GDN_CPU_... bits of this machine: CPUID and XCR0; on Arm what the target has. */
+/* Returns GDN_CPU_... bits of this machine: CPUID and XCR0; on Arm what the target has. */
 uint32_t gdn_cpu_detect(void);
-/* The last table whose needs are all met and that comes no later than the one named at_most
+/* Returns the last table whose needs are all met and that comes no later than the one named at_most
  * (NULL: no limit). NULL if the name is unknown or its needs are not met. */
 const struct gdn_kernels *gdn_cpu_select(uint32_t flags, const char *at_most);
 

@@ -37,13 +37,13 @@ static inline vf vf_mul(vf a, vf b) { return vmulq_f32(a, b); }
 static inline vf vf_div(vf a, vf b) { return vdivq_f32(a, b); }
 static inline vf vf_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 static inline vf vf_fnma(vf a, vf b, vf c) { return vfmsq_f32(c, a, b); }
-/* a > b ? x : y, by element. */
+/* Returns a > b ? x : y, by element. */
 static inline vf vf_select_gt(vf a, vf b, vf x, vf y) { return vbslq_f32(vcgtq_f32(a, b), x, y); }
 /* FMAX and FMIN would give the NaN, whichever argument it is. */
 static inline vf vf_max(vf a, vf b) { return vf_select_gt(a, b, a, b); }
 static inline vf vf_min(vf a, vf b) { return vf_select_gt(b, a, a, b); }
 static inline vf vf_round(vf x) { return vrndnq_f32(x); }
-/* x 2^n for whole n, |n| < 252: in two factors, so that denormal results round once. */
+/* Returns x 2^n for whole n, |n| < 252: in two factors, so that denormal results round once. */
 static inline vf vf_scale2(vf x, vf n)
 {
     const int32x4_t i = vcvtq_s32_f32(n), half = vshrq_n_s32(i, 1);
@@ -52,14 +52,14 @@ static inline vf vf_scale2(vf x, vf n)
     const vf b = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(rest, bias), 23));
     return vmulq_f32(vmulq_f32(x, a), b);
 }
-/* Exponent e of normal x > 0: x = m 2^e with m in [0.75, 1.5). */
+/* Returns exponent e of normal x > 0: x = m 2^e with m in [0.75, 1.5). */
 static inline vf vf_exponent(vf x)
 {
     const int32x4_t i = vreinterpretq_s32_f32(vmulq_f32(x, vdupq_n_f32(4.0f / 3.0f)));
     return vcvtq_f32_s32(vsubq_s32(vshrq_n_s32(i, 23), vdupq_n_s32(127)));
 }
 
-/* The first two, then the last two elements of a and b. */
+/* Returns the first two, then the last two elements of a and b. */
 static inline vf low_halves(vf a, vf b)
 {
     return vcombine_f32(vget_low_f32(a), vget_low_f32(b));
@@ -75,7 +75,7 @@ static inline float vf_sum(vf x)
     return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x)));
 }
 
-/* to[i] = vf_sum(x[i]), eight at once. */
+/* Computes to[i] = vf_sum(x[i]), eight at once. */
 static inline void vf_sums(float *to, const vf x[8])
 {
     vf y[4];

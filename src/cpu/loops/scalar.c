@@ -108,7 +108,7 @@ static const struct storage f16  = { sizeof(uint16_t), load_row_f16, store_row_f
 
 /* ---- Rows ---- */
 
-/* Eight sums: rounding errors grow with n / 8. */
+/* Returns the dot product in eight sums: rounding errors grow with n / 8. */
 static float dot(const float *a, const float *b, size_t n)
 {
     float  s[8] = { 0 };
@@ -119,7 +119,8 @@ static float dot(const float *a, const float *b, size_t n)
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-/* m sigmoid(x). In double, where exp(-x) neither overflows nor loses digits as a denormal. */
+/* Returns m sigmoid(x). In double, where exp(-x) neither overflows nor loses digits as a
+ * denormal. */
 static float times_sigmoid(float m, float x) { return (float)(m / (1 + exp(-(double)x))); }
 
 /* The bound keeps -inf from outweighing its sigmoid. */
@@ -203,7 +204,7 @@ static void chunk_gates(float *A, float *B, float *from_start, float *to_end, co
     }
 }
 
-/* Row i of u, from those before it; rest: v_i - from_start_i p_i. */
+/* Solves row i of u, from those before it; rest: v_i - from_start_i p_i. */
 static void solve_row(float u[C][STRIP], int i, const float *rest, const float *A, float beta)
 {
     for (int c = 0; c < STRIP; c++) u[i][c] = beta * rest[c];
@@ -276,7 +277,7 @@ static float sum_lanes(float s[LANES])
     return s[0];
 }
 
-/* n floats as they come back from a storage dtype. */
+/* Rounds n floats as they come back from a storage dtype. */
 static void round_row(float *x, size_t n, int dtype)
 {
     for (size_t i = 0; i < n && dtype == GDN_BF16; i++) x[i] = from_bf16(to_bf16(x[i]));
@@ -315,7 +316,7 @@ static void step_store(const struct gdn_step *s, char *to, const struct storage 
                      (size_t)shape.length);
 }
 
-/* Token t on column j, whose state is K elements from S, `next` apart. */
+/* Computes token t on column j, whose state is K elements from S, `next` apart. */
 static void step_token(const struct gdn_step *s, int t, int j, float *S, ptrdiff_t next)
 {
     const int    K     = s->K;
@@ -377,7 +378,7 @@ static void step_kv_f16(const struct gdn_step *s) { step(s, &f16, true); }
 
 enum { CHANNELS = 64 }; /* at a time: a row of them on the stack */
 
-/* One token on n <= CHANNELS channels: y from x, and the window moves on. */
+/* Computes one token on n <= CHANNELS channels: y from x, and the window moves on. */
 static void conv_token(float *y, const float *x, float *window, const float *weight,
                        const float *bias, ptrdiff_t ld_w, int W, bool silu, int n)
 {

@@ -11,7 +11,7 @@
 /* n floats, at most GDN_MAX_HEAD, to a row of the dtype, with the bits of kr->store_row. */
 void gdn_stream_row(const struct gdn_kernels *kr, int32_t dtype, void *to, const float *from,
                     int n);
-/* Other threads see what was streamed. Belongs at the end of an item of work. */
+/* Makes streamed stores visible to other threads. Call it at the end of an item of work. */
 void gdn_stream_end(void);
 
 #endif

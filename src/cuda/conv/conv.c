@@ -36,7 +36,7 @@ static int32_t state_dtype(const struct gdn_cu_conv *c)
     return c->from.data ? c->from.dtype : c->to.data ? c->to.dtype : c->x.dtype;
 }
 
-/* Warps that the device has at once. */
+/* Returns warps that the device has at once. */
 static int64_t warps_of(const gdn_ctx *ctx, int busy)
 {
     return (int64_t)ctx->cuda->sm_count * busy * WARPS;
@@ -47,7 +47,7 @@ static bool is_in_place(const struct gdn_cu_conv *c)
     return c->out.data && c->out.data == c->x.data;
 }
 
-/* Should outputs be computed in tiles of tokens? Of packed sequences no lengths are known, but
+/* Returns true if outputs are computed in tiles. Lengths of packed sequences are unknown here, but
  * their mean is: where they are short, tiles would look up many of them. */
 static bool has_tiles(const struct gdn_cu_conv *c)
 {
@@ -108,7 +108,7 @@ static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
     c->n_tiles   = rows * c->row_tiles;
 }
 
-/* How many bytes of rows may be moved at once, four elements at least? 0: fewer. */
+/* Returns the bytes of rows that may be moved at once, at least four elements; 0: fewer. */
 static int32_t access_of(const struct gdn_rows *r, int64_t D)
 {
     const uint64_t all  = (uint64_t)(uintptr_t)r->data | (uint64_t)r->token | (uint64_t)r->batch;
@@ -131,7 +131,7 @@ static bool is_step_view(const struct gdn_conv_view *v, int32_t dtype)
            (v->channel == 1 && (uint64_t)v->entry * unit % 16 == 0);
 }
 
-/* One token for each sequence: how many of these a warp takes at most; 0: no steps. */
+/* Returns one token for each sequence: how many of these a warp takes at most; 0: no steps. */
 static int64_t steps_of(const gdn_ctx *ctx, const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;
@@ -208,7 +208,7 @@ static size_t walk_bytes(const struct gdn_cu_conv *c)
     return (size_t)(WARPS * 2 * CHANNELS * c->kept) * sizeof(float);
 }
 
-/* n_walks items that walk, then as many others. */
+/* Launches n_walks items that walk, then as many others. */
 static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv *args, enum gdn_kernel_id kernel,
                          int64_t n_walks, int64_t others, size_t shared_bytes, void *stream)
 {

@@ -42,7 +42,7 @@ GDN_DEVICE struct channel<TAPS> find_channel(const struct gdn_cu_conv_backward &
     return c;
 }
 
-/* Input t of a sequence, t < 0: of its state. */
+/* Returns input t of a sequence, t < 0: of its state. */
 GDN_DEVICE float input(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s, int64_t t,
                        int64_t d)
 {
@@ -51,14 +51,14 @@ GDN_DEVICE float input(const struct gdn_cu_conv_backward &a, const struct gdn_cu
     return load_float(a.state.data, place(a.state, s.row, d, a.state.length + t), a.state.dtype);
 }
 
-/* The slope of z sigmoid(z). */
+/* Returns the slope of z sigmoid(z). */
 GDN_DEVICE float silu_slope(float z)
 {
     if (is_infinite(z)) return z > 0;
     return sigmoid(z) * (1 + z * sigmoid(-z));
 }
 
-/* dz of token t; 0 behind the last one that counts. */
+/* Returns dz of token t; 0 behind the last one that counts. */
 template <int TAPS>
 GDN_DEVICE float find_dz(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s,
                          int64_t t, const struct channel<TAPS> &c)
@@ -73,7 +73,8 @@ GDN_DEVICE float find_dz(const struct gdn_cu_conv_backward &a, const struct gdn_
     return dout * silu_slope(z);
 }
 
-/* The gradient of the input whose token is t (t < 0: of the state), from dz of t, t + 1, ... */
+/* Returns the gradient of the input whose token is t (t < 0: of the state), from dz of t, t + 1,
+ * ... */
 template <int TAPS>
 GDN_DEVICE float find_dx(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s,
                          int64_t t, const struct channel<TAPS> &c, const float (&dz)[TAPS])
@@ -110,7 +111,8 @@ GDN_DEVICE void store_dx(const struct gdn_cu_conv_backward &a, const struct gdn_
     store_float(to, d, a.dx.dtype, x);
 }
 
-/* Tokens [t, end) of a sequence, all of which count. sums: of weights, and of the bias behind. */
+/* Walks tokens [t, end) of a sequence, all of which count. sums: of weights, and of the bias
+ * behind. */
 template <int TAPS>
 GDN_DEVICE void walk(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s, int64_t t,
                      int64_t end, const struct channel<TAPS> &c, float (&sums)[TAPS + 1])
@@ -129,7 +131,8 @@ GDN_DEVICE void walk(const struct gdn_cu_conv_backward &a, const struct gdn_cu_s
     }
 }
 
-/* Tokens [t, end) of a sequence, which count or not; t is below 0 before the first that does. */
+/* Passes tokens [t, end) of a sequence, which count or not; t is below 0 before the first that
+ * does. */
 template <int TAPS>
 GDN_DEVICE void pass(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s, int64_t t,
                      int64_t end, const struct channel<TAPS> &c, float (&sums)[TAPS + 1])

@@ -157,13 +157,14 @@ GDN_DEVICE void load_row(float (&x)[N], const struct gdn_cu_conv &a, const struc
     unpack<dtype>(x, q, a);
 }
 
-/* Token t of a tensor, counted from the start of a packed tensor or of a row of a padded one. */
+/* Returns token t of a tensor, counted from the start of a packed tensor or of a row of a padded
+ * one. */
 GDN_DEVICE char *row_at(const struct gdn_rows &r, int64_t batch, int64_t t)
 {
     return r.data + batch * r.batch + t * r.token;
 }
 
-/* The lane's channels of a token of out. */
+/* Returns the lane's channels of a token of out. */
 template <int dtype>
 GDN_DEVICE char *out_at(const struct gdn_cu_conv &a, const struct gdn_lane &l, int64_t batch,
                         int64_t t)
@@ -188,7 +189,7 @@ template <int TAPS, int N> struct gdn_taps {
     float weight[TAPS][N], bias[N];
 };
 
-/* All of them are asked for before one is used. */
+/* Loads the taps. All loads are issued before one is used. */
 template <int TAPS, int N>
 GDN_DEVICE void load_taps(struct gdn_taps<TAPS, N> &t, const struct gdn_cu_conv &a,
                           const struct gdn_lane &l)
@@ -215,7 +216,7 @@ GDN_DEVICE void load_taps(struct gdn_taps<TAPS, N> &t, const struct gdn_cu_conv 
     }
 }
 
-/* One token, before SiLU: y from x; x joins the past. Four taps are all there. */
+/* Adds one token, before SiLU: y from x; x joins the past. All of four taps must be loaded. */
 template <int TAPS, int N>
 GDN_DEVICE void add_taps(float (&y)[N], const float (&x)[N], float (&past)[TAPS - 1][N],
                          const struct gdn_taps<TAPS, N> &t, const struct gdn_cu_conv &a)

@@ -87,7 +87,8 @@ GDN_DEVICE void load_four_taps(struct gdn_taps<4, 4> &t, const struct gdn_cu_con
 
 /* ---- Starts -------------------------------------------------------------------------------- */
 
-/* Quad j of the lane's three of a state: entry after entry, or as channels lie side by side. */
+/* Returns quad j of the lane's three of a state: entry after entry, or as channels lie side by
+ * side. */
 GDN_DEVICE char *state_at(const struct gdn_conv_view &v, int64_t slot, int channel, int j)
 {
     const int64_t at = slot * v.slot + (v.entry == 1 ? 3 * (int64_t)channel + 4 * j
@@ -174,7 +175,7 @@ struct gdn_marks {
 
 GDN_DEVICE uint32_t bits_between(int low, int high) { return (1u << high) - (1u << low); }
 
-/* Whatever the batch says; here and below by a whole warp. */
+/* Finds the marks, whatever the batch says. Here and below a whole warp calls. */
 GDN_DEVICE struct gdn_marks find_marks(const struct gdn_cu_conv &a, const struct gdn_tile &tile)
 {
     const int        end = (int)(tile.end - tile.first);
@@ -266,7 +267,8 @@ template <int N> GDN_DEVICE void rough_silu(float (&x)[N], float &powers)
     }
 }
 
-/* Rows where SiLU's power got too large, again: from x, where the tile's first token is, to out. */
+/* Sums rows where SiLU's power got too large, again: from x, where the tile's first token is, to
+ * out. */
 template <int dtype>
 GDN_DEVICE void sum_again(const struct gdn_cu_conv &a, const struct gdn_taps<4, 4> &taps,
                           uint32_t rows, const char *x, char *out)

@@ -35,7 +35,7 @@ GDN_DEVICE struct gdn_side find_side(const struct gdn_cu_conv &a, const struct g
     return s;
 }
 
-/* Quad j of a lane, in a slot. */
+/* Returns quad j of a lane, in a slot. */
 template <int state>
 GDN_DEVICE char *quad_at(const struct gdn_conv_view &v, const struct gdn_side &s, int64_t slot,
                          int j)
@@ -83,7 +83,7 @@ GDN_DEVICE int64_t of_lane(int64_t x, int lane)
 }
 GDN_DEVICE bool is_set(int x, int lane) { return __shfl_sync(0xffffffff, x, lane); }
 
-/* The token of sequence `row`. */
+/* Returns the token of sequence `row`. */
 GDN_DEVICE char *row_of_one(const struct gdn_cu_conv &a, const struct gdn_rows &r, int64_t row)
 {
     return row_at(r, a.batch.padded ? row : 0, a.batch.single ? row : 0);

@@ -21,7 +21,7 @@
 
 /* ---- Inputs before the first token --------------------------------------------------------- */
 
-/* Input t of the state that s starts from, t < 0: -1 is the newest. */
+/* Loads input t of the state that s starts from, t < 0: -1 is the newest. */
 GDN_DEVICE void load_entry(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_lane &l,
                            const struct gdn_cu_seq &s, int64_t t)
 {
@@ -37,7 +37,7 @@ GDN_DEVICE void load_entry(float (&x)[4], const struct gdn_cu_conv &a, const str
     for (int j = 0; j < 4; j++) x[j] = bits_to_f32(bits[j], v.dtype);
 }
 
-/* Input t of a sequence that is a chain. */
+/* Loads input t of a sequence that is a chain. */
 GDN_DEVICE void load_input(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_lane &l,
                            const struct gdn_cu_seq &s, int64_t t)
 {
@@ -107,7 +107,7 @@ GDN_DEVICE int64_t earlier(const struct gdn_cu_conv &a, const struct gdn_walk &w
     return t - n < b.path.n_columns ? clamp64(load_index(b.path, w.seq.row, t - n), 0, last) : 0;
 }
 
-/* Input t in the order of earlier(). */
+/* Loads input t in the order of earlier(). */
 GDN_DEVICE void load_any(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_walk &w,
                          int64_t t)
 {
@@ -141,8 +141,8 @@ GDN_DEVICE bool is_start(const struct gdn_cu_conv &a, const struct gdn_walk &w, 
 }
 
 /*
- * Checkpoints, then the final state, or those after every token (GDN_WRITE_EACH); of these the one
- * whose slot the sequence starts from comes last, when nobody needs that any more.
+ * Stores checkpoints, then the final state, or the state after every token (GDN_WRITE_EACH). The
+ * one that goes to the slot where the sequence starts comes last, when that slot has been read.
  */
 GDN_DEVICE void store_states(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {
@@ -179,7 +179,7 @@ GDN_DEVICE float *waiting_row(const struct gdn_cu_conv &a, int64_t row, int64_t 
     return a.edges + ((a.n_tiles + row) * (a.W - 1) + t) * a.D;
 }
 
-/* Outputs of tokens [t, end) after those of the past; the next row is on its way. */
+/* Convolves outputs of tokens [t, end) after those of the past; the next row is on its way. */
 template <int TAPS>
 GDN_DEVICE void convolve(const struct gdn_cu_conv &a, const struct gdn_walk &w,
                          float (&past)[TAPS - 1][4], int64_t t, int64_t end)
@@ -209,7 +209,7 @@ GDN_DEVICE void convolve(const struct gdn_cu_conv &a, const struct gdn_walk &w,
     }
 }
 
-/* Tokens [t, end) of a sequence, which follow each other. */
+/* Convolves tokens [t, end) of a sequence, which follow each other. */
 template <int TAPS>
 GDN_DEVICE void convolve_from(const struct gdn_cu_conv &a, const struct gdn_walk &w, int64_t t,
                               int64_t end)
@@ -247,7 +247,7 @@ GDN_DEVICE void write_out(const struct gdn_cu_conv &a, const struct gdn_walk &w)
         convolve_from<TAPS>(a, w, t, w.is_tree ? t + 1 : end);
 }
 
-/* The newest entries of the state that the sequence starts from, or zeros. */
+/* Loads the newest entries of the state that the sequence starts from, or zeros. */
 GDN_DEVICE void load_old(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {
     const bool is_there = a.from.data && w.seq.read >= 0;
@@ -288,13 +288,13 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_walk(const struct gdn_cu_con
 
 /* ---- Tiles --------------------------------------------------------------------------------- */
 
-/* The row of an edge that has the input n before it. */
+/* Returns the row of an edge that has the input n before it. */
 GDN_DEVICE float *edge_row(const struct gdn_cu_conv &a, int64_t edge, int n)
 {
     return a.edges + (edge * (a.W - 1) + a.W - 1 - n) * a.D;
 }
 
-/* The warp's tile again, of which no register need be kept. */
+/* Returns the warp's tile again, of which no register need be kept. */
 GDN_DEVICE struct gdn_tile find_tile_again(const struct gdn_cu_conv &a, int64_t chunks)
 {
     const int64_t item = (int64_t)blockIdx.x * WARPS + opaque((int)threadIdx.x) / 32 - a.n_walks;

@@ -56,7 +56,7 @@ GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struc
     return place_of<Tile>(r, w, view, slot, float_bytes(view.dtype));
 }
 
-/* Element by element; the copy is for the loops, which are not unrolled whole. */
+/* Loads element by element; the copy is for the loops, which are not unrolled whole. */
 template <class Tile> GDN_DEVICE void load_any(Tile &tile, const struct decode_place &from)
 {
     float S[Tile::N * 4];
@@ -84,8 +84,8 @@ template <class Tile> GDN_DEVICE void store_any(const Tile &tile, const struct d
     }
 }
 
-/* Bit for bit, between places of one dtype (G9). By all threads, which copy what is others' of the
- * tile: none may go on to a token whose state goes to where this one came from. */
+/* Copies bit for bit, between places of one dtype (G9). By all threads, which copy what is others'
+ * of the tile: none may go on to a token whose state goes to where this one came from. */
 GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_place &from)
 {
     if (to.data == from.data) return;
@@ -103,7 +103,8 @@ GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_pla
     __syncthreads();
 }
 
-/* The state as it is now, to a slot; `changed`: it is no longer what was there at the start. */
+/* Stores the state as it is now, to a slot; `changed`: it is no longer what was there at the
+ * start. */
 template <class Tile>
 GDN_DEVICE void leave(const Tile &tile, bool changed, const struct gdn_cu_rule &r,
                       const struct decode_work &w, const struct gdn_pool_view &view, int64_t slot)
@@ -127,7 +128,7 @@ GDN_DEVICE void enter(Tile &tile, const struct gdn_cu_rule &r, const struct deco
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* The sequence of a batch that has nothing but cu_seqlens and slots. */
+/* Returns the sequence of a batch that has nothing but cu_seqlens and slots. */
 GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t row)
 {
     struct gdn_cu_seq s     = {};
@@ -168,7 +169,7 @@ static __device__ __noinline__ void read_any(struct decode_work *w, const struct
     w->checkpoints = c;
 }
 
-/* A piece of work, by one warp: of sequence `row`, part `part` of the states of all heads. */
+/* Reads a piece of work, by one warp: of sequence `row`, part `part` of the states of all heads. */
 GDN_DEVICE void read_work(struct decode_work &w, const struct gdn_cu_decode &a, int part,
                           int64_t row)
 {
@@ -218,7 +219,8 @@ GDN_DEVICE void seek_checkpoint(struct decode_checkpoints &c, const struct gdn_c
     c.at = INT64_MAX;
 }
 
-/* The state after t tokens, of which the last is number i of the window, to where it is wanted. */
+/* Stores the state after t tokens, of which the last is number i of the window, to where it is
+ * wanted. */
 template <class Tile, int KC>
 GDN_DEVICE void leave_all(const Tile &tile, bool changed, struct decode_checkpoints &points,
                           const struct gdn_cu_rule &r, const struct decode_work &w, int64_t slot,

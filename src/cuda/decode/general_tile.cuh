@@ -32,7 +32,7 @@ GDN_DEVICE void read_four(float (&to)[4], const float *from)
     to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
 }
 
-/* S <- alpha S, by selection where nothing is left. */
+/* Computes S <- alpha S, by selection where nothing is left. */
 template <int N> GDN_DEVICE void decay(float (&S)[N][4], float alpha)
 {
     if (alpha == 0) {

@@ -53,7 +53,7 @@ GDN_DEVICE float sum_of_16(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 4);
 }
 
-/* The slot that the state after token t goes to; -1: none. */
+/* Returns the slot that the state after token t goes to; -1: none. */
 GDN_DEVICE int64_t slot_after(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t)
 {
     if (r.batch.write == GDN_WRITE_EACH) return each_slot(r.batch, s, t);

@@ -2,7 +2,7 @@
 /* Records of drafted tokens: accepted rows move up, and the counters change after all is done. */
 #include "cuda/device/batch.cuh"
 
-/* The slot of sequence `row`; negative: it has none. */
+/* Returns the slot of sequence `row`; negative: it has none. */
 GDN_DEVICE int64_t record_slot(const struct gdn_cu_batch &b, int64_t row)
 {
     const int64_t slot = read_start(b, row);
@@ -20,8 +20,8 @@ GDN_DEVICE int64_t n_accepted(const struct gdn_cu_record &a, int64_t row, int64_
     return clamp64(load_index(a.n_accepted, row), 0, most < rest ? most : rest);
 }
 
-/* Row `from` of one head to row `to`, which is above: each thread has elements of its own in all
- * rows, so that none is overwritten before it has moved. */
+/* Moves row `from` of one head to row `to`, which is above: each thread has elements of its own in
+ * all rows, so that none is overwritten before it has moved. */
 GDN_DEVICE void move_head(const struct gdn_record_rows &r, int64_t slot, int64_t to, int64_t from,
                           int head, int n)
 {

@@ -94,7 +94,7 @@ const char *gdn_decode_why_not_whole(const struct gdn_cu_rule *r, const struct g
     return NULL;
 }
 
-/* The same for the rows of q and k too. */
+/* Returns the same for the rows of q and k too. */
 static const char *why_not_tiles(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     if (!are_pieces(&a->q) || !are_pieces(&a->k)) return "q or k is not aligned to 16 bytes";
@@ -246,7 +246,7 @@ static const char *why_not_token(const struct gdn_decode_call *c)
     return c->not_token ? c->not_token : why_not_rows_of_one(c->rule, &c->warp);
 }
 
-/* Few blocks wait for the slots longer than for the bandwidth of the memory. */
+/* Takes few blocks only: they wait for the slots longer than for the bandwidth of the memory. */
 static const char *why_not_token_slots(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r   = c->rule;

@@ -26,7 +26,7 @@
 
 /* ---- 16 bytes of a state --------------------------------------------------------------------- */
 
-/* Element e of 16 bits of those that lie in pairs, from its pair. */
+/* Returns element e of 16 bits of those that lie in pairs, from its pair. */
 template <int dtype> GDN_DEVICE float one_element(uint32_t x, int e)
 {
     if (dtype == GDN_BF16) return __uint_as_float(e % 2 ? x & 0xffff0000 : x << 16);
@@ -78,7 +78,7 @@ template <class T> GDN_DEVICE void one_forget(T *x, int n)
 
 /* The place of a block: the token, the head, slots. */
 struct one_place {
-    enum { LATE = 0 }; /* is the state asked for behind the token? */
+    enum { LATE = 0 }; /* the state is loaded after the token */
     int row, head, from, to;
 
     /* Returns true if settle() finds that the sequence is no padding. */
@@ -99,7 +99,7 @@ GDN_DEVICE char *one_at(const struct gdn_cu_at &t, int row, int head)
 /* The head that state head `head` reads. */
 GDN_DEVICE int one_source(int head, uint32_t inverse) { return head * inverse >> 22; }
 
-/* The block's place; false: padding. */
+/* Finds the block's place; false: padding. */
 GDN_DEVICE bool one_begin(struct one_place &w, const struct gdn_cu_one &a)
 {
     w.head = blockIdx.y;
@@ -112,7 +112,7 @@ GDN_DEVICE bool one_begin(struct one_place &w, const struct gdn_cu_one &a)
     return w.from >= 0 && w.from < a.read_pool && w.to >= 0 && w.to < a.write_pool;
 }
 
-/* A number of 4 or 2 bytes, or of none: zero. */
+/* Returns a number of 4 or 2 bytes, or of none: zero. */
 GDN_DEVICE uint32_t one_bits(const struct gdn_cu_at &t, int row, int head, int bytes)
 {
     return ld_4_or_2(one_at(t, row, head), bytes);
@@ -176,7 +176,7 @@ GDN_DEVICE struct one_factors one_factors_of(float kk, float qq, float kq,
     return { k, q, kq * k * q };
 }
 
-/* Over `lanes` that follow each other. */
+/* Returns the sum over `lanes` consecutive lanes. */
 template <int lanes> GDN_DEVICE float one_sum(float x)
 {
 #pragma unroll
@@ -184,8 +184,8 @@ template <int lanes> GDN_DEVICE float one_sum(float x)
     return x;
 }
 
-/* N values over `lanes`, each in the order of one_sum(): a lane is left with number
- * lane / (lanes / N). */
+/* Returns N values over `lanes`, each in the order of one_sum(): a lane is left with number lane /
+ * (lanes / N). */
 template <int lanes, int N> GDN_DEVICE float one_sums(float *x)
 {
     if constexpr (N == 1) {
@@ -275,7 +275,7 @@ GDN_DEVICE void one_fetch_token(uint32_t (&raw)[Tile::C * Tile::E], struct one_g
     value = ld_b32_b16(one_at(a.v, w.row, one_source(w.head, a.group_v)) + own * 2, false, true);
 }
 
-/* The sums of raw k and q. */
+/* Returns the sums of raw k and q. */
 template <class Tile>
 GDN_DEVICE struct one_factors one_products(const uint32_t (&raw)[Tile::C * Tile::E],
                                            const struct gdn_cu_one &a)
@@ -304,7 +304,7 @@ GDN_DEVICE struct one_factors one_commit(Tile &tile, const uint32_t (&raw)[Tile:
     return one_products<Tile>(raw, a);
 }
 
-/* p and z of the lane's own row, of raw k and q. */
+/* Reads p and z of the lane's own row, of raw k and q. */
 template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &tile)
 {
     enum { E = Tile::E, C = Tile::C, N = Tile::N };
@@ -320,7 +320,8 @@ template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &t
     z = one_sums<Tile::LANES, N>(zs);
 }
 
-/* u: of the lane's own row, times what k is to be multiplied by; the row's lane number i has it. */
+/* Writes u: of the lane's own row, times what k is to be multiplied by; the row's lane number i has
+ * it. */
 template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u, int i = 0)
 {
     const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES + i;
@@ -336,7 +337,7 @@ template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u
     }
 }
 
-/* Rows from v on. false: the sequence has not one token. */
+/* Decodes rows from v on. false: the sequence has not one token. */
 template <class Tile, class Place>
 GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, Place &w, int v)
 {
@@ -448,7 +449,7 @@ GDN_DEVICE void one_write(Tile &tile, const struct one_shared<Tile> &sh, float a
     }
 }
 
-/* A thread's column, from the parts: u, and what goes out. */
+/* Returns a thread's column, from the parts: u, and what goes out. */
 template <class Tile>
 GDN_DEVICE float one_column(float &u, const struct one_shared<Tile> &sh, const struct gdn_cu_one &a,
                             float alpha, float beta, float v)
@@ -467,7 +468,7 @@ GDN_DEVICE float one_column(float &u, const struct one_shared<Tile> &sh, const s
     return rule_o(f.kq, alpha * f.q * z, mine);
 }
 
-/* Columns from `column` on. false: the sequence has not one token. */
+/* Decodes columns from `column` on. false: the sequence has not one token. */
 template <class Tile, class Place>
 GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, Place &w, int column)
 {
@@ -517,7 +518,7 @@ GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, Place &w, int col
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
-/* Outputs of padding: n from `first` on, by threads numbered from 0. */
+/* Zeroes outputs of padding: n from `first` on, by threads numbered from 0. */
 GDN_DEVICE void one_zero(const struct gdn_cu_one &a, const struct one_place &w, int first, int n,
                          int thread)
 {

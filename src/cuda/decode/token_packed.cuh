@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * token.cuh by cu_seqlens, of which the host knows no more than that there are as many tokens
- * as sequences: mostly token i is sequence i. That one is brought to the L2 cache while cu_seqlens
- * are on their way beside the state. A sequence of one token elsewhere loads that; columns of one
- * with several are walked through by a warp each, in float32, which is small and slow: nobody who
- * has one token each waits for it. Kernels beside those of rows, which are faster without all this.
+ * token.cuh by cu_seqlens. The host has only the counts: as many tokens as sequences. So the kernel
+ * guesses that token i is sequence i, and prefetches it to the L2 cache while cu_seqlens and the
+ * state are in flight. If a sequence has one token elsewhere, it loads that token. If it has
+ * several, a warp walks through each column in float32, which is small code and slow. Rows have
+ * kernels of their own, which are faster without all this.
  */
 #ifndef GDN_CUDA_DECODE_PACKED_CUH
 #define GDN_CUDA_DECODE_PACKED_CUH
@@ -31,7 +31,7 @@ GDN_DEVICE int packed_index(const struct gdn_cu_at &t, int i)
     return (int)ld_b32(t.data + mad_wide(i, t.head, 0));
 }
 
-/* The block's place, as far as nothing has to wait for it; false: padding. */
+/* Finds the block's place, as far as nothing has to wait for it; false: padding. */
 GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_packed &a)
 {
     w.head = blockIdx.y;
@@ -98,7 +98,7 @@ template <int KC, int dtype_, int io, bool k_first> struct rest_column {
     }
 };
 
-/* Token t of column v. Is the state another one now? */
+/* Computes token t of column v. Returns true if the state has changed. */
 template <class Tile>
 GDN_DEVICE bool rest_step(Tile &tile, const struct gdn_cu_one &a, const struct one_place &w, int t,
                           int v)
@@ -161,7 +161,7 @@ GDN_DEVICE void rest_decode(const struct gdn_cu_one &a, const struct packed_plac
 
 /* ---- What is not as it was taken to be ------------------------------------------------------- */
 
-/* Outputs of tokens from first to end - 1 are zero: n of them, no more than threads. */
+/* Zeroes outputs of tokens from first to end - 1: n of them, no more than threads. */
 GDN_DEVICE void packed_zero(const struct gdn_cu_one &a, int head, int first, int end, int column,
                             int n)
 {

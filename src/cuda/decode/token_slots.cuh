@@ -12,7 +12,7 @@
 struct slots_place : one_place {
     enum { LATE = 1 };
     uint32_t arguments;
-    bool     is; /* do both slots exist? */
+    bool     is; /* both slots exist */
 
     __device__ __forceinline__ bool real(void) const { return is; }
     /* When all else has been asked for. What is not there is looked at in slot 0, which is. */

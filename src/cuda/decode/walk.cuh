@@ -4,11 +4,11 @@
  * 8 bits. The tokens are those of general_tokens.cuh, the rule that of general_tile.cuh, and so the
  * bits are those of general.cuh.
  *
- * Of a tree the state of one level is in registers. One that a copy goes on from is left in
- * memory, where its level has a place, for those that follow it later.
+ * In a tree, registers hold the state of one level. If several tokens follow a token, its state is
+ * also stored in memory, in the place of its level, for the tokens that come later.
  *
  * A record is applied to the state before the first token. gdn_record_fold is a walk without
- * tokens, which leaves the state where it was.
+ * tokens, which stores the state in its own slot.
  */
 #ifndef GDN_CUDA_DECODE_WALK_CUH
 #define GDN_CUDA_DECODE_WALK_CUH
@@ -70,8 +70,8 @@ template <class Tile, int KC> GDN_DEVICE void enter(struct walk<Tile, KC> &m)
     m.has_codes = r.from.dtype == m.a.decode.rounding;
 }
 
-/* The state after n_tokens to a slot. What no token changed is copied, unless a token of another
- * branch came first and left its state where that was. */
+/* Stores the state after n_tokens to a slot. What no token changed is copied, unless a token of
+ * another branch came first and left its state where that was. */
 template <class Tile, int KC>
 GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view, int64_t slot,
                       int wide, int64_t n_tokens)
@@ -101,8 +101,8 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
     if (view.data == r.from.data && slot == w.seq.read) m.intact = false;
 }
 
-/* GDN_EXACT: the state as its dtype holds it. Codes stay beside it, for another rounding of the
- * same state might find others. */
+/* Rounds the state for GDN_EXACT: the state as its dtype holds it. Codes stay beside it, for
+ * another rounding of the same state might find others. */
 template <class Tile, int KC>
 GDN_DEVICE void round_state(struct walk<Tile, KC> &m, bool changes, int64_t n_tokens)
 {
@@ -154,7 +154,7 @@ template <class Tile, int KC> GDN_DEVICE void find_record(struct walk<Tile, KC> 
                             : clamp64(load_index(r.record_count, m.record), 0, r.record_rows);
 }
 
-/* Row `row` into number threadIdx.x / 32 of the window, by a warp. */
+/* Loads row `row` into number threadIdx.x / 32 of the window, by a warp. */
 template <class Tile, int KC>
 GDN_DEVICE void load_row(struct walk<Tile, KC> &m, struct decode_window<KC> &to, int64_t row)
 {
@@ -169,7 +169,7 @@ GDN_DEVICE void load_row(struct walk<Tile, KC> &m, struct decode_window<KC> &to,
     if (lane == 0) to.alpha[i] = *(const float *)record_at(r.record_g, m.record, row, w.head);
 }
 
-/* The rows in use, to the state. */
+/* Applies the rows in use, to the state. */
 template <class Tile, int KC> GDN_DEVICE void apply_record(struct walk<Tile, KC> &m)
 {
     struct decode_window<KC> &window = m.sh.decode.windows[0];
@@ -191,7 +191,7 @@ template <class Tile, int KC> GDN_DEVICE void apply_record(struct walk<Tile, KC>
     if (m.count) m.changed = 1;
 }
 
-/* The window's tokens, the warp's one of them from visit i on; alpha, and k, with the first
+/* Stores the window's tokens, the warp's one of them from visit i on; alpha, and k, with the first
  * columns of (the first of) the heads that it belongs to. */
 template <class Tile, int KC>
 GDN_DEVICE void store_row(const struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
@@ -229,7 +229,7 @@ GDN_DEVICE void fetch_visit(struct decode_fetched<KC> &f, const struct walk<Tile
         fetch_token<KC, false>(f, r, w, visit_at(m, i).token);
 }
 
-/* The state after n_tokens to where it is wanted: a slot (-1: none), and checkpoints. */
+/* Stores the state after n_tokens to where it is wanted: a slot (-1: none), and checkpoints. */
 template <class Tile, int KC>
 GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &points, int64_t slot,
                           int64_t n_tokens)
@@ -250,7 +250,7 @@ GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &p
     }
 }
 
-/* Number i of the window, to the state. */
+/* Computes number i of the window, to the state. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
                               int i, const struct tree_visit &visit)
@@ -266,7 +266,8 @@ GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_wind
     round_state(m, changes, visit.token + 1);
 }
 
-/* All T visits. If there are none, the state as it is, after n_tokens, still goes to `slot`. */
+/* Computes all T visits. If there are none, the state as it is, after n_tokens, still goes to
+ * `slot`. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot, int64_t n_tokens)
 {

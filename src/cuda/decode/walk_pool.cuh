@@ -108,7 +108,8 @@ GDN_DEVICE void decode_8bit(Tile &tile, const struct decode_codes<Tile> &from,
                            scales.scale[v_of<Tile>(n, e)];
 }
 
-/* The largest magnitude of each column. In whatever order the threads come, it is the same. */
+/* Finds the largest magnitude of each column. In whatever order the threads come, it is the
+ * same. */
 template <class Tile>
 GDN_DEVICE void find_largest(struct decode_scales &scales, const Tile &tile)
 {
@@ -126,7 +127,7 @@ GDN_DEVICE void find_largest(struct decode_scales &scales, const Tile &tile)
     __syncthreads();
 }
 
-/* The state as 8 bits hold it after n_tokens, rounded as the view says. */
+/* Encodes the state as 8 bits hold it after n_tokens, rounded as the view says. */
 template <class Tile>
 GDN_DEVICE void encode_8bit(struct decode_codes<Tile> &to, struct decode_scales &scales,
                             const Tile &tile, const struct decode_work &w,
@@ -152,7 +153,7 @@ GDN_DEVICE void encode_8bit(struct decode_codes<Tile> &to, struct decode_scales 
     }
 }
 
-/* Bit for bit, with the scales; as copy_part(). */
+/* Copies bit for bit, with the scales; as copy_part(). */
 GDN_DEVICE void copy_codes(const struct decode_slot &to, const struct decode_slot &from,
                            int n_columns)
 {

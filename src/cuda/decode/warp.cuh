@@ -155,7 +155,7 @@ GDN_DEVICE void warp_store(const Tile &tile, const struct warp_place &p)
     }
 }
 
-/* Bit for bit (G9). */
+/* Copies bit for bit (G9). */
 template <class Tile, int dtype>
 GDN_DEVICE void warp_copy(const struct warp_place &to, const struct warp_place &from)
 {
@@ -216,7 +216,7 @@ template <class Tile> GDN_DEVICE int lane_of(int c)
            threadIdx.x % Tile::BIT;
 }
 
-/* A lane's partial sums, of all 16. */
+/* Returns a lane's partial sums, of all 16. */
 template <class Tile> GDN_DEVICE float warp_sum(const float (&part)[Tile::PARTS])
 {
     float x = part[0];
@@ -259,7 +259,7 @@ GDN_DEVICE void warp_fetch(struct warp_raw<Tile::PARTS * Tile::J> &f, const stru
     f.beta = load_parts(w.beta + (int64_t)t * a.beta.token, 0, a.beta.dtype, a.beta.data);
 }
 
-/* k and q as the rule uses them, and their product. */
+/* Scales k and q as the rule uses them, and their product. */
 template <class Tile>
 GDN_DEVICE void warp_scale(struct warp_token<Tile::PARTS * Tile::J> &to,
                            const struct gdn_cu_warp                 &a)
@@ -292,7 +292,7 @@ GDN_DEVICE void warp_commit(struct warp_token<Tile::PARTS * Tile::J>     &to,
 
 /* ---- The rule ------------------------------------------------------------------------------- */
 
-/* S <- alpha S, by selection where nothing is left. */
+/* Computes S <- alpha S, by selection where nothing is left. */
 template <class Tile> GDN_DEVICE void warp_decay(Tile &tile, float alpha)
 {
 #pragma unroll
@@ -302,7 +302,8 @@ template <class Tile> GDN_DEVICE void warp_decay(Tile &tile, float alpha)
     for (int i = 0; i < Tile::N * Tile::E; i++) tile.S[i / Tile::E][i % Tile::E] = 0;
 }
 
-/* Sums over K of a lane's columns, p and then z; the lane is left with p or z of one column. */
+/* Returns sums over K of a lane's columns, p and then z; the lane is left with p or z of one
+ * column. */
 template <class Tile>
 GDN_DEVICE float warp_sums(const Tile &tile, const struct warp_token<Tile::PARTS * Tile::J> &t)
 {
@@ -353,7 +354,7 @@ GDN_DEVICE void warp_step(Tile &tile, const struct warp_token<Tile::PARTS * Tile
 
 /* ---- A warp --------------------------------------------------------------------------------- */
 
-/* The columns from `column` on in a slot. */
+/* Returns the columns from `column` on in a slot. */
 template <class Tile, int dtype>
 GDN_DEVICE struct warp_place warp_place_of(const struct gdn_cu_warp &a, const struct gdn_cu_pool &p,
                                            int slot, int head, int column)
@@ -385,7 +386,7 @@ GDN_DEVICE struct warp_work warp_find(const struct gdn_cu_warp &a, const struct 
     return w;
 }
 
-/* The state after token t, rounded if it is to be, where it is wanted. */
+/* Stores the state after token t, rounded if it is to be, where it is wanted. */
 template <class Tile, int dtype>
 GDN_DEVICE void warp_leave(Tile &tile, bool changed, const struct gdn_cu_warp &a,
                            const struct warp_seq &s, const struct warp_place &from, int t, int head,
@@ -405,7 +406,7 @@ GDN_DEVICE void warp_leave(Tile &tile, bool changed, const struct gdn_cu_warp &a
         warp_copy<Tile, dtype>(to, from);
 }
 
-/* Columns from `column` on of one head of a sequence, token by token. */
+/* Decodes columns from `column` on of one head of a sequence, token by token. */
 template <class Tile, int dtype>
 GDN_DEVICE void warp_decode(const struct gdn_cu_warp &a, const struct warp_seq &s, int head,
                             int column)

@@ -39,14 +39,14 @@ GDN_DEVICE struct warp_seq warp_read(const struct gdn_cu_warp &a, int row)
     return s;
 }
 
-/* Token t of a head. */
+/* Returns token t of a head. */
 GDN_DEVICE char *warp_row(const struct gdn_cu_near &r, const struct warp_seq &s, int t, int head)
 {
     return r.data + (int64_t)s.row * r.row + (int64_t)(s.first + t) * r.token +
            (int64_t)head * r.head;
 }
 
-/* Element i of a vector as it lies there. */
+/* Returns element i of a vector as it lies there. */
 GDN_DEVICE uint32_t vector_bits(const struct gdn_cu_array &a, int i)
 {
     return load_parts(a.data, (int64_t)i * (int)a.stride[0], a.dtype, a.data);
@@ -69,7 +69,7 @@ GDN_DEVICE void warp_fetch_gates(struct warp_gates &f, const struct gdn_cu_warp 
     f.dt_bias = vector_bits(a.dt_bias, head);
 }
 
-/* Alpha of a token, and beta, 0 if it is not there. */
+/* Expands alpha of a token, and beta, 0 if it is not there. */
 GDN_DEVICE void warp_expand_gates(float &alpha, float &beta, const struct warp_gates &f,
                                  const struct gdn_cu_warp &a, bool there)
 {
@@ -80,7 +80,7 @@ GDN_DEVICE void warp_expand_gates(float &alpha, float &beta, const struct warp_g
     if (a.beta.data && there) beta = beta_value(a, bits_to_f32(f.beta, a.beta.dtype));
 }
 
-/* The state of a head in a slot. */
+/* Returns the state of a head in a slot. */
 GDN_DEVICE char *warp_state(const struct gdn_cu_pool &p, int slot, int head)
 {
     return p.data + (int64_t)slot * p.slot + (int64_t)head * p.head;

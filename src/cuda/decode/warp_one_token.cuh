@@ -21,7 +21,7 @@ template <int KC> struct once_tile {
     float S[N][C][4];
 };
 
-/* Sums N rows of p, then of z: the lane is left with one of them, number once_row() of the
+/* Returns sums N rows of p, then of z: the lane is left with one of them, number once_row() of the
  * lane's. */
 template <class Tile>
 GDN_DEVICE float once_sums(const Tile &tile, const float (&k)[Tile::C][4],
@@ -50,7 +50,7 @@ template <class Tile> GDN_DEVICE int once_row(void)
     return threadIdx.x % (Tile::LANES / 2) * Tile::ROWS + threadIdx.x % 32 / Tile::LANES;
 }
 
-/* Over the lanes of a row. */
+/* Returns the product over the lanes of a row. */
 template <class Tile>
 GDN_DEVICE float once_product(const float (&x)[Tile::C][4], const float (&y)[Tile::C][4])
 {
@@ -62,7 +62,7 @@ GDN_DEVICE float once_product(const float (&x)[Tile::C][4], const float (&y)[Til
     return sum;
 }
 
-/* The lane's first element of a tile whose rows v to v + 15 are in a slot. */
+/* Returns the lane's first element of a tile whose rows v to v + 15 are in a slot. */
 template <class Tile>
 GDN_DEVICE char *once_place(const struct gdn_cu_pool &p, int slot, int head, int v)
 {

@@ -31,7 +31,7 @@
 
 enum { MMA_TOKENS = 4, MMA_ROWS = 16 };
 
-/* The first 11 bits of x, and the rest. */
+/* Returns the first 11 bits of x, and the rest. */
 GDN_DEVICE uint32_t tf32_high(float x) { return __float_as_uint(x) & 0xffffe000; }
 GDN_DEVICE uint32_t tf32_rest(float x)
 {
@@ -171,7 +171,7 @@ GDN_DEVICE void mma_lengths(float (&G)[4], const uint32_t (&x)[PAIRS])
     }
 }
 
-/* x <- alpha x, by selection where nothing is left. */
+/* Returns alpha x, by selection where nothing is left. */
 GDN_DEVICE float faded(float x, float alpha) { return alpha == 0 ? 0 : alpha * x; }
 
 /* The recurrence. each: every token's u is wanted as it was, not as it is in the end, where what is
@@ -205,14 +205,14 @@ GDN_DEVICE void mma_recur(struct mma_lane<ROWS> &r, const float (&G)[4], float k
     }
 }
 
-/* X as mma_update() takes it: k of the lane's token in the lower halves. */
+/* Transposes X as mma_update() takes it: k of the lane's token in the lower halves. */
 template <int PAIRS> GDN_DEVICE void mma_turn(uint32_t (&x)[PAIRS])
 {
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) x[p] = turn_matrix(x[p]);
 }
 
-/* S <- total S + U k^T, without the k of tokens that are not `used`. */
+/* Computes S <- total S + U k^T, without the k of tokens that are not `used`. */
 template <class Tile>
 GDN_DEVICE void mma_update(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const float (&u)[2],
                            float total, bool used)
@@ -256,13 +256,13 @@ GDN_DEVICE void mma_rule(struct mma_rows &r, const Tile &tile, const uint32_t (&
     mma_recur(r, G, k, q, T, each);
 }
 
-/* Row v of a head's state in a slot, from the lane's first element on. */
+/* Returns row v of a head's state in a slot, from the lane's first element on. */
 GDN_DEVICE char *mma_row(const struct gdn_cu_pool &p, int slot, int head, int v)
 {
     return warp_state(p, slot, head) + v * p.row + threadIdx.x % 4 * 16;
 }
 
-/* The state after the tokens, where it is wanted. */
+/* Stores the state after the tokens, where it is wanted. */
 template <class Tile>
 GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct mma_rows &r,
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v,
@@ -277,7 +277,7 @@ GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct m
     if (changed || !given || to != from) mma_store(tile, to, a.to.row, bytes);
 }
 
-/* The window of s that begins after `done` tokens. */
+/* Returns the window of s that begins after `done` tokens. */
 GDN_DEVICE struct warp_seq window_of(const struct warp_seq &s, int done)
 {
     struct warp_seq w = s;
@@ -286,7 +286,7 @@ GDN_DEVICE struct warp_seq window_of(const struct warp_seq &s, int done)
     return w;
 }
 
-/* Rows v to v + 15 of one head of a sequence of at most MMA_TOKENS. */
+/* Decodes rows v to v + 15 of one head of a sequence of at most MMA_TOKENS. */
 template <int KC, int dtype>
 GDN_DEVICE void mma_decode(const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v)
 {

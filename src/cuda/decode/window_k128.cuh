@@ -16,8 +16,8 @@
  *             windows.
  *   products  states of bf16 whose rows are v: all of window.cuh
  *   columns   states of bf16 whose rows are k, 64 columns a block, 32 rows a warp. Two rows'
- *             elements of a column, side by side in a word, are what products take: from there on
- *             it is as above, but for sums over warps.
+ *             elements of a column lie side by side in a word, as products need them. The rest is
+ *             as above, with sums over warps.
  */
 #ifndef GDN_CUDA_DECODE_FOUR_CUH
 #define GDN_CUDA_DECODE_FOUR_CUH
@@ -68,7 +68,7 @@ GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_f
     for (int n = 0; n < N; n++) raw.v[n] = ld_b32_b16(v + n * step * 2, false, there);
 }
 
-/* The lane's token, but for what it reads. One that is not there changes nothing. */
+/* Computes the values of the lane's token that need no state. An absent token changes nothing. */
 template <int io, int WORDS, int N>
 GDN_DEVICE void four_expand(struct mma_lane<N> &r, const struct four_raw<WORDS, N> &raw,
                             const struct gdn_cu_four &a)
@@ -161,7 +161,7 @@ GDN_DEVICE void one_store(const four_lines<memory, io> &tile, char *at, int64_t 
     }
 }
 
-/* Bit for bit (G9). */
+/* Copies bit for bit (G9). */
 template <class Tile>
 GDN_DEVICE void four_copy(char *to, int64_t to_row, const char *from, int64_t from_row)
 {
@@ -189,7 +189,7 @@ GDN_DEVICE void four_share(struct four_shared &sh, const uint32_t (&x)[WORDS])
     __syncwarp();
 }
 
-/* The lane's elements of a column of X. */
+/* Takes the lane's elements of a column of X. */
 template <class Tile>
 GDN_DEVICE void four_take(float (&x)[Tile::C][Tile::E], const struct four_shared &sh, int column)
 {
@@ -212,7 +212,7 @@ GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w)
     return slot < a.one.write_pool ? slot : -1;
 }
 
-/* All rows of a warp to a place, from the lane's first one on. */
+/* Stores all rows of a warp to a place, from the lane's first one on. */
 template <class Tile>
 GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char *to, int64_t to_row,
                            const char *from, int64_t from_row)
@@ -227,7 +227,7 @@ GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char 
     }
 }
 
-/* The state on through n tokens, and out where it is wanted. Is it another one then? */
+/* Moves the state through n tokens, and stores it where asked. Returns true if it has changed. */
 template <class Tile>
 GDN_DEVICE bool four_write(Tile (&tiles)[Tile::TILES], const struct four_shared &sh,
                            const struct mma_lane<Tile::TILES> &r, const struct gdn_cu_four &a,
@@ -306,7 +306,7 @@ GDN_DEVICE void four_rows(const struct gdn_cu_four &a, const struct one_place &w
     four_write(tiles, sh, r, a, w, a.T, slot, row, at, from);
 }
 
-/* The call from token `first` on. */
+/* Returns the call from token `first` on. */
 GDN_DEVICE struct gdn_cu_four four_from(const struct gdn_cu_four &a, int first)
 {
     struct gdn_cu_four b = a;
@@ -429,7 +429,7 @@ GDN_DEVICE void four_store(const struct four_tile &tile, char *to, int64_t row)
     }
 }
 
-/* The warp's part of S X and of X^T X. */
+/* Reads the warp's part of S X and of X^T X. */
 GDN_DEVICE void four_read(struct four_parts &sh, const struct four_tile &tile,
                           const uint32_t (&x)[4])
 {
@@ -468,7 +468,7 @@ GDN_DEVICE void four_rule(struct four_parts &sh, struct mma_lane<2> &r, const st
     sh.u[warp][lane] = make_float2(r.u[0], r.u[1]);
 }
 
-/* S <- total S + k u^T, without the k of tokens that are not `used`. */
+/* Computes S <- total S + k u^T, without the k of tokens that are not `used`. */
 GDN_DEVICE void four_update(struct four_tile &tile, const struct four_parts &sh, uint32_t (&x)[4],
                             float total, bool used)
 {
@@ -521,7 +521,7 @@ GDN_DEVICE void four_columns(const struct gdn_cu_four &a, const struct one_place
 
 /* ---- Kernels -------------------------------------------------------------------------------- */
 
-/* The block's place; false: padding. */
+/* Finds the block's place; false: padding. */
 GDN_DEVICE bool four_begin(struct one_place &w, const struct gdn_cu_four &a)
 {
     const struct gdn_cu_one &o = a.one;
@@ -537,7 +537,7 @@ GDN_DEVICE bool four_begin(struct one_place &w, const struct gdn_cu_four &a)
     return w.from >= 0 && w.from < o.read_pool && (a.each || (w.to >= 0 && w.to < o.write_pool));
 }
 
-/* Outputs of padding: n from `first` on. */
+/* Zeroes outputs of padding: n from `first` on. */
 GDN_DEVICE void four_zero(const struct gdn_cu_four &a, const struct one_place &w, int first, int n)
 {
     if (!a.one.out.data || a.one.keep) return;

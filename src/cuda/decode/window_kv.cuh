@@ -42,7 +42,7 @@ template <class Tile> struct few_raw {
 
 /* ---- Memory --------------------------------------------------------------------------------- */
 
-/* The lane's first piece of a state in a slot. */
+/* Returns the lane's first piece of a state in a slot. */
 template <class Tile>
 GDN_DEVICE char *few_at(const struct gdn_cu_pool &p, int slot, int head, int column)
 {
@@ -68,7 +68,7 @@ template <class Tile> GDN_DEVICE void few_store(const Tile &tile, char *to, int 
     }
 }
 
-/* Bit for bit (G9). */
+/* Copies bit for bit (G9). */
 template <class Tile>
 GDN_DEVICE void few_copy(char *to, int to_row, const char *from, int from_row)
 {
@@ -158,7 +158,7 @@ GDN_DEVICE void few_rule(struct few_shared<Tile> &sh, struct mma_rows &r,
     }
 }
 
-/* S <- total S + sum of u k^T */
+/* Computes S <- total S + sum of u k^T */
 template <class Tile>
 GDN_DEVICE void few_update(Tile &tile, const struct few_shared<Tile> &sh, float total, int T)
 {
@@ -181,7 +181,7 @@ GDN_DEVICE void few_update(Tile &tile, const struct few_shared<Tile> &sh, float 
     }
 }
 
-/* A window's outputs, and the state after it, if it is wanted. Is it another one now? */
+/* Computes a window's outputs, and the state after it if asked. Returns true if it has changed. */
 template <class Tile>
 GDN_DEVICE bool few_step(Tile &tile, struct few_shared<Tile> &sh, const struct few_raw<Tile> &raw,
                          const struct gdn_cu_warp &a, const struct warp_seq &w, int head,
@@ -211,7 +211,7 @@ GDN_DEVICE bool few_step(Tile &tile, struct few_shared<Tile> &sh, const struct f
 
 /* ---- A block -------------------------------------------------------------------------------- */
 
-/* Columns from `column` on of one head of a sequence. */
+/* Decodes columns from `column` on of one head of a sequence. */
 template <class Tile>
 GDN_DEVICE void few_decode(const struct gdn_cu_warp &a, const struct warp_seq &s, int head,
                            int column)

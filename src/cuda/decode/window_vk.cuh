@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * More than four tokens of padded rows, or any whose states are all kept, but for those of
- * window_k128.cuh: window.cuh in windows of four, a warp for each 16 rows of a state whose rows
+ * More than four tokens of padded rows, or any number whose states are all kept, except the calls
+ * of window_k128.cuh: window.cuh in windows of four, a warp for each 16 rows of a state whose rows
  * are v. The state is float32 between windows, whatever it is in memory. A kernel of its own, so
  * that those of four tokens have registers enough.
  */
@@ -53,7 +53,7 @@ template <class Tile> GDN_DEVICE void window_store(const Tile &tile, char *first
     }
 }
 
-/* Bit for bit (G9). */
+/* Copies bit for bit (G9). */
 template <class Tile>
 GDN_DEVICE void window_copy(char *to, int to_row, const char *from, int from_row)
 {
@@ -63,7 +63,7 @@ GDN_DEVICE void window_copy(char *to, int to_row, const char *from, int from_row
             *(const uint4 *)(from + 8 * (i % 2) * from_row + 64 * (i / 2));
 }
 
-/* The state goes to a slot; if it is still the one that was given, bit for bit (G9). */
+/* Stores the state to a slot; if it is still the one that was given, bit for bit (G9). */
 template <class Tile>
 GDN_DEVICE void window_leave(const Tile &tile, bool changed, const struct gdn_cu_warp &a,
                              const struct warp_seq &s, int slot, int head, int v)
@@ -86,8 +86,8 @@ GDN_DEVICE int window_slot(const struct gdn_cu_warp &a, const struct warp_seq &s
     return slot < a.write_pool ? (int)slot : -1;
 }
 
-/* Window w, which begins after `done` tokens: its outputs, and the state after it, or after each of
- * its tokens. Is it another one than the given one now? */
+/* Computes window w, which begins after `done` tokens: its outputs, and the state after it, or
+ * after each of its tokens. Is it another one than the given one now? */
 template <class Tile>
 GDN_DEVICE bool window_step(Tile &tile, bool changed, struct mma_rows &r,
                             uint32_t (&x)[Tile::PAIRS], const struct warp_gates &gates,
@@ -117,7 +117,7 @@ GDN_DEVICE bool window_step(Tile &tile, bool changed, struct mma_rows &r,
     return changed;
 }
 
-/* Rows v to v + 15 of one head of a sequence. */
+/* Decodes rows v to v + 15 of one head of a sequence. */
 template <class Tile>
 GDN_DEVICE void window_decode(const struct gdn_cu_warp &a, const struct warp_seq &s, int head,
                               int v)

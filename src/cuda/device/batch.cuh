@@ -44,7 +44,7 @@ GDN_DEVICE void read_range(const struct gdn_cu_batch &b, struct gdn_cu_seq &s)
         s.n_valid = clamp64(load_index(b.token_count, s.row), 0, s.n_valid);
 }
 
-/* The slot that it starts from; negative: padding. */
+/* Returns the slot that it starts from; negative: padding. */
 GDN_DEVICE int64_t read_start(const struct gdn_cu_batch &b, int64_t row)
 {
     if (!b.read_slots.data) return row;
@@ -66,7 +66,7 @@ GDN_DEVICE bool sink_is_taken(const struct gdn_cu_batch &b, int64_t row)
     return __any_sync(0xffffffff, taken);
 }
 
-/* Sequence `row`, by all threads of a warp. */
+/* Returns sequence `row`, by all threads of a warp. */
 GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t row)
 {
     struct gdn_cu_seq s = {};
@@ -101,7 +101,7 @@ GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t
     return s;
 }
 
-/* The slot of the state after token t under GDN_WRITE_EACH; -1: dropped. */
+/* Returns the slot of the state after token t under GDN_WRITE_EACH; -1: dropped. */
 GDN_DEVICE int64_t each_slot(const struct gdn_cu_batch &b, const struct gdn_cu_seq &s, int64_t t)
 {
     if (s.sunk) return t == s.n_valid - 1 ? s.write : -1;
@@ -110,8 +110,8 @@ GDN_DEVICE int64_t each_slot(const struct gdn_cu_batch &b, const struct gdn_cu_s
     return slot < b.write_pool ? slot : -1;
 }
 
-/* The last sequence of packed tensors that begins at token t or before; -1: none does. By all
- * threads of a warp. */
+/* Returns the last sequence of packed tensors that begins at token t or before; -1: none does. By
+ * all threads of a warp. */
 GDN_DEVICE int64_t find_sequence(const struct gdn_cu_batch &b, int64_t t)
 {
     int64_t found = -1, low = 0, n = b.B; /* it is `found` or one of the n from `low` on */

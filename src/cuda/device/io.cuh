@@ -43,7 +43,7 @@ GDN_DEVICE void store_float(void *data, int64_t element, int dtype, float x)
         ((uint16_t *)data)[element] = dtype == GDN_BF16 ? f32_to_bf16(x) : f32_to_f16(x);
 }
 
-/* Element i, or (i, j), of an array of indices; of an absent one: `absent`. */
+/* Returns element i, or (i, j), of an array of indices; of an absent one: `absent`. */
 GDN_DEVICE int64_t load_index(const struct gdn_cu_array &a, int64_t i, int64_t j = 0,
                               int64_t absent = 0)
 {
@@ -52,7 +52,7 @@ GDN_DEVICE int64_t load_index(const struct gdn_cu_array &a, int64_t i, int64_t j
     return ld_index((const char *)a.data + at * bytes, a.data ? bytes : 0, absent);
 }
 
-/* Element i of a vector of floats; absent: `absent`. */
+/* Returns element i of a vector of floats; absent: `absent`. */
 GDN_DEVICE float load_vector(const struct gdn_cu_array &a, int64_t i, float absent)
 {
     return a.data ? load_float(a.data, i * a.stride[0], a.dtype) : absent;

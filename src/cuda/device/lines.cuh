@@ -38,7 +38,7 @@ GDN_DEVICE struct gdn_line find_line(const struct gdn_cu_leads &leads, int64_t l
     return at;
 }
 
-/* Element 0 of a line. */
+/* Returns element 0 of a line. */
 GDN_DEVICE char *line_at(const struct gdn_cu_leads &leads, const struct gdn_cu_lines &l,
                          struct gdn_line at)
 {
@@ -82,7 +82,7 @@ GDN_DEVICE void store_pair(char *p, const uint32_t *word)
     *(uint2 *)p = make_uint2(word[0], word[1]);
 }
 
-/* The first n (all of them from 8 up) of eight elements at p, zeros beyond. */
+/* Loads the first n (all of them from 8 up) of eight elements at p, zeros beyond. */
 GDN_DEVICE void load_pack(struct gdn_pack &x, int32_t dtype, int32_t access, const char *p,
                           int64_t n)
 {
@@ -161,7 +161,7 @@ GDN_DEVICE void pack(struct gdn_pack &x, const float (&y)[8], int32_t dtype)
 
 /* ---- Sums over threads, by a tree ---------------------------------------------------------- */
 
-/* The sum from `step` lanes that have it to `lanes`, in all of them. */
+/* Returns the sum from `step` lanes that have it to `lanes`, in all of them. */
 GDN_DEVICE float sum_lanes(float x, int lanes, int step = 1)
 {
     for (; step < lanes; step *= 2) x += __shfl_xor_sync(0xffffffff, x, step);

@@ -9,8 +9,8 @@
 
 #include "cuda/device/ptx.cuh"
 
-/* m sigmoid(x). For negative x the small e is multiplied before the division, so that it costs
- * no digits. */
+/* Returns m sigmoid(x). For negative x the small e is multiplied before the division, so that it
+ * costs no digits. */
 GDN_DEVICE float times_sigmoid(float m, float x)
 {
     const float e = expf(-fabsf(x)), d = 1 + e, r = rcp_approx(d);
@@ -21,7 +21,8 @@ GDN_DEVICE float sigmoid(float x) { return times_sigmoid(1, x); }
 
 GDN_DEVICE bool is_infinite(float x) { return fabsf(x) > 0x1.fffffep127f; }
 
-/* x sigmoid(x). The bound keeps -inf from outweighing its sigmoid; NaN stays, by the other x. */
+/* Returns x sigmoid(x). The bound keeps -inf from outweighing its sigmoid; NaN stays, by the other
+ * x. */
 GDN_DEVICE float silu(float x) { return times_sigmoid(fmaxf(x, -1000), x); }
 
 /*

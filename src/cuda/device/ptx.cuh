@@ -124,7 +124,7 @@ GDN_DEVICE void prefetch(const void *p, bool some)
                  : "l"(p), "r"((int)some));
 }
 
-/* A word if `word`, two bytes if `half`, else zero. */
+/* Returns a word if `word`, two bytes if `half`, else zero. */
 GDN_DEVICE uint32_t ld_b32_b16(const void *p, bool word, bool half)
 {
     uint32_t x;
@@ -154,7 +154,7 @@ GDN_DEVICE void ld_v2_b32(uint32_t (&x)[2], const void *p, bool two, bool one)
                  : "l"(p), "r"((int)two), "r"((int)one));
 }
 
-/* An index of 4, 8 or 1 (unsigned) bytes; of no bytes: `absent`. */
+/* Returns an index of 4, 8 or 1 (unsigned) bytes; of no bytes: `absent`. */
 GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
 {
     int64_t x;
@@ -180,7 +180,7 @@ GDN_DEVICE void lds_v2(uint32_t *x, const void *p)
                  : "r"((uint32_t)__cvta_generic_to_shared(p)));
 }
 
-/* a b + c */
+/* Returns a b + c */
 GDN_DEVICE int64_t mad_wide(int a, int b, int64_t c)
 {
     int64_t x;
@@ -188,7 +188,7 @@ GDN_DEVICE int64_t mad_wide(int a, int b, int64_t c)
     return x;
 }
 
-/* 1 / x to one unit of the last place; |x| from 2^-126 to 2^126. */
+/* Returns 1 / x to one unit of the last place; |x| from 2^-126 to 2^126. */
 GDN_DEVICE float rcp_approx(float x)
 {
     float y;
@@ -196,7 +196,8 @@ GDN_DEVICE float rcp_approx(float x)
     return y;
 }
 
-/* 1 / sqrt(x) to two units of the last place, of denormals and infinity too; sqrt(x) to one. */
+/* Returns 1 / sqrt(x) to two units of the last place, of denormals and infinity too; sqrt(x) to
+ * one. */
 GDN_DEVICE float rsqrt_approx(float x)
 {
     float y;
@@ -210,7 +211,7 @@ GDN_DEVICE float sqrt_approx(float x)
     return y;
 }
 
-/* 2^x to two units of the last place; 0 where that is denormal. */
+/* Returns 2^x to two units of the last place; 0 where that is denormal. */
 GDN_DEVICE float ex2_approx(float x)
 {
     float y;
@@ -238,7 +239,7 @@ GDN_DEVICE uint16_t f32_to_f16(float x)
     return y;
 }
 
-/* Two at once, `low` in the lower half. */
+/* Returns two at once, `low` in the lower half. */
 GDN_DEVICE uint32_t f32_to_bf16x2(float low, float high)
 {
     uint32_t y;

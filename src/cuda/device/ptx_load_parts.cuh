@@ -9,7 +9,7 @@
 
 #include "cuda/device/ptx.cuh"
 
-/* A number of 4 or 2 bytes, or none: zero. */
+/* Returns a number of 4 or 2 bytes, or none: zero. */
 GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)
 {
     uint32_t low, high;
@@ -56,7 +56,7 @@ GDN_DEVICE void ld_8_or_4(uint32_t (&x)[2], const void *p, int bytes)
                  : "l"(p), "r"(bytes));
 }
 
-/* A flag of 4 bytes or 1: is one of x not zero? It is set where there is none. */
+/* A flag of 4 bytes or 1: set if one of x is not zero, or if there is no x. */
 GDN_DEVICE void ld_flag(uint32_t (&x)[2], const void *p, int bytes)
 {
     asm volatile("{\n\t"
@@ -70,7 +70,7 @@ GDN_DEVICE void ld_flag(uint32_t (&x)[2], const void *p, int bytes)
                  : "l"(p), "r"(bytes));
 }
 
-/* A word; two, aligned as a whole. */
+/* Returns a word; two, aligned as a whole. */
 GDN_DEVICE uint32_t ld_b32(const void *p)
 {
     uint32_t x;

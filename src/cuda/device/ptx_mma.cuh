@@ -28,7 +28,7 @@ GDN_DEVICE void load_matrices_turned(uint32_t (&x)[4], uint32_t row)
                  : "r"(row));
 }
 
-/* A matrix in registers, turned. */
+/* Returns a matrix in registers, turned. */
 GDN_DEVICE uint32_t turn_matrix(uint32_t x)
 {
     uint32_t y;
@@ -69,7 +69,7 @@ GDN_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* z + f x, two elements at a time. With f = 0: NaN once an x is not finite. */
+/* Returns z + f x, two elements at a time. With f = 0: NaN once an x is not finite. */
 GDN_DEVICE uint32_t add_bf16x2(uint32_t z, uint32_t x, uint32_t f)
 {
     uint32_t y;
@@ -85,7 +85,7 @@ GDN_DEVICE uint32_t add_f16x2(uint32_t z, uint32_t x, uint32_t f)
 
 /* ---- Copies from global to shared memory that go on behind the thread's back ----------------- */
 
-/* The first `valid` of `bytes` (4, 8, 16; a constant) from memory, zeros for the rest. */
+/* Copies the first `valid` of `bytes` (4, 8, 16; a constant) from memory, zeros for the rest. */
 template <int bytes>
 GDN_DEVICE void copy_async(uint32_t to, const void *from, int valid)
 {

@@ -82,7 +82,7 @@ GDN_DEVICE bool barrier_any(int barrier, int n, bool x)
 
 /* ---- Clusters -------------------------------------------------------------------------------- */
 
-/* The same place in the shared memory of block `rank`. */
+/* Returns the same place in the shared memory of block `rank`. */
 GDN_DEVICE uint32_t map_shared(uint32_t at, uint32_t rank)
 {
     uint32_t x;
@@ -123,7 +123,7 @@ GDN_DEVICE void prefetch_map(const void *map)
 {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map));
 }
-/* A box of a tensor of four dimensions, zeros for what lies outside; and back. */
+/* Copies a box of a tensor of four dimensions, zeros for what lies outside; and back. */
 GDN_DEVICE void copy_tile(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -138,7 +138,7 @@ GDN_DEVICE void copy_tile_out(const void *map, const int (&at)[4], uint32_t from
                  : : "l"(map), "r"(from), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
                  : "memory");
 }
-/* Bytes to memory, multiples of 16. */
+/* Copies bytes to memory, multiples of 16. */
 GDN_DEVICE void copy_out(void *to, uint32_t from, int bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
@@ -191,7 +191,7 @@ GDN_DEVICE void store_shared_u16(uint32_t at, uint16_t x)
 {
     asm volatile("st.shared.b16 [%0], %1;" : : "r"(at), "h"(x) : "memory");
 }
-/* Four matrices of 8 x 8, as load_matrices() reads them; and turned. */
+/* Stores four matrices of 8 x 8, as load_matrices() reads them; and turned. */
 GDN_DEVICE void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"

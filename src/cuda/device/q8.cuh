@@ -52,7 +52,7 @@ GDN_DEVICE struct eight_scale eight_scale_of(uint32_t largest_magnitude, int dty
 
 /* ---- Random numbers -------------------------------------------------------------------------- */
 
-/* One step of splitmix64. */
+/* Returns one step of splitmix64. */
 GDN_DEVICE uint64_t mix(uint64_t z)
 {
     z += 0x9e3779b97f4a7c15u;
@@ -61,7 +61,7 @@ GDN_DEVICE uint64_t mix(uint64_t z)
     return z ^ z >> 31;
 }
 
-/* The key of column v, after n_tokens; and the 32 bits of element k of it. */
+/* Returns the key of column v, after n_tokens; and the 32 bits of element k of it. */
 GDN_DEVICE uint32_t eight_key(uint64_t seed, int64_t n_tokens, int head, int v)
 {
     const uint64_t noise = mix(mix(seed + (uint64_t)n_tokens) + (uint64_t)head);
@@ -96,7 +96,7 @@ GDN_DEVICE uint32_t e4m3_code(float y, uint32_t h, bool random)
     return sign | (i + 0x7ffff + (i >> 20 & 1)) >> 20;
 }
 
-/* Element x of a column with this inverse; h: what was drawn, if rounding is random. */
+/* Returns element x of a column with this inverse; h: what was drawn, if rounding is random. */
 GDN_DEVICE uint32_t eight_code(float x, float inverse, uint32_t h, bool random, int dtype)
 {
     if (inverse == 0) return 0;

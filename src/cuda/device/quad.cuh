@@ -11,14 +11,14 @@
 
 GDN_DEVICE int float_bytes(int dtype) { return dtype == GDN_F32 ? 4 : 2; }
 
-/* One element as it lies in memory, zero if it is not there; and as float32. */
+/* Loads one element as it lies in memory, zero if it is not there; and as float32. */
 GDN_DEVICE uint32_t load_bits(const void *data, int64_t element, int dtype, bool there = true)
 {
     const bool word = dtype == GDN_F32;
     return ld_b32_b16((const char *)data + element * float_bytes(dtype), there && word,
                       there && !word);
 }
-/* The same of a dtype that the compiler does not know, so that loads behind it do not wait
+/* Returns the same of a dtype that the compiler does not know, so that loads behind it do not wait
  * (ptx_load_parts.cuh). */
 GDN_DEVICE uint32_t load_parts(const void *data, int64_t element, int dtype, bool there = true)
 {
@@ -31,7 +31,7 @@ GDN_DEVICE float bits_to_f32(uint32_t x, int dtype)
     return dtype == GDN_BF16 ? bf16_to_f32((uint16_t)x) : f16_to_f32((uint16_t)x);
 }
 
-/* The four at p, aligned; or the first n of them one by one, and zeros. */
+/* Loads the four at p, aligned; or the first n of them one by one, and zeros. */
 GDN_DEVICE void load_chunk(uint32_t (&x)[4], const void *p, int dtype, bool there)
 {
     ld_v4_v2(x, p, there && dtype == GDN_F32, there && dtype != GDN_F32);
@@ -45,7 +45,7 @@ GDN_DEVICE void load_part(uint32_t (&x)[4], const void *p, int dtype, int n)
     x[2] = e[2], x[3] = e[3];
 }
 
-/* n chunks as float32. */
+/* Expands n chunks as float32. */
 template <int n>
 GDN_DEVICE void expand_chunks(float (&to)[n][4], const uint32_t (&x)[n][4], int dtype)
 {
@@ -60,7 +60,7 @@ GDN_DEVICE void expand_chunks(float (&to)[n][4], const uint32_t (&x)[n][4], int 
     }
 }
 
-/* All four, aligned. */
+/* Stores all four, aligned. */
 GDN_DEVICE void store_chunk(void *p, const float (&x)[4], int dtype)
 {
     if (dtype == GDN_F32)
@@ -71,7 +71,7 @@ GDN_DEVICE void store_chunk(void *p, const float (&x)[4], int dtype)
         *(uint2 *)p = make_uint2(f32_to_f16x2(x[0], x[1]), f32_to_f16x2(x[2], x[3]));
 }
 
-/* x as the dtype holds it. */
+/* Returns x as the dtype holds it. */
 GDN_DEVICE float round_to(float x, int dtype)
 {
     if (dtype == GDN_F32) return x;

@@ -5,8 +5,8 @@
 
 #include "cuda/device/lines.cuh"
 
-/* A warp: element i of `to` from n_blocks sums that are `step` apart, 32 at a time, the lanes by a
- * tree. */
+/* Adds blocks, by a warp: element i of `to` from n_blocks sums that are `step` apart, 32 at a time,
+ * the lanes by a tree. */
 GDN_DEVICE void add_blocks(const struct gdn_cu_array &to, int64_t i, const float *sums,
                            int64_t n_blocks, int64_t step, bool adds)
 {

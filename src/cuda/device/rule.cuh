@@ -6,7 +6,7 @@
 #include "cuda/device/batch.cuh"
 #include "cuda/device/math.cuh"
 
-/* exp(g) is 0 in float32: the state is not multiplied by it but zeroed (G7). */
+/* Returns true if exp(g) is 0 in float32: the state is then not multiplied but zeroed (G7). */
 GDN_DEVICE bool gate_forgets(float g) { return g < -104.0f; }
 
 /* x / n for n's inverse of driver/args.h. */
@@ -18,13 +18,13 @@ GDN_DEVICE int source_head(const struct gdn_cu_rule &r, int head, int n_heads)
     return r.head_map == GDN_HEADS_GROUPED ? head / (r.H / n_heads) : head % n_heads;
 }
 
-/* Row of token t (counted from s.first) and head, in bytes from r.data. */
+/* Returns row of token t (counted from s.first) and head, in bytes from r.data. */
 GDN_DEVICE char *row_at(const struct gdn_rows &r, const struct gdn_cu_seq &s, int64_t t, int head)
 {
     return r.data + s.batch * r.batch + (s.first + t) * r.token + head * r.head;
 }
 
-/* One head's state in a slot of a pool, in elements from view.data. */
+/* Returns one head's state in a slot of a pool, in elements from view.data. */
 GDN_DEVICE int64_t pool_at(const struct gdn_pool_view &view, int64_t slot, int64_t head)
 {
     return slot * view.slot + head * view.head;
@@ -43,15 +43,15 @@ GDN_DEVICE float inverse_length(float sum_of_squares, int norm, float eps)
     return norm == GDN_NORM_NONE ? 1 : 1 / norm_length(sum_of_squares, norm, eps);
 }
 
-/* log alpha of a raw gate a. */
+/* Returns log alpha of a raw gate a. */
 GDN_DEVICE float raw_gate(float a, float A_log, float dt_bias, float bound)
 {
     const float A = expf(A_log);
     return bound < 0 ? bound * sigmoid(A * (a + dt_bias)) : -A * softplus(a + dt_bias);
 }
 
-/* A gate as it was given, as log alpha; or as alpha itself if `linear`. A_log, dt_bias: of the
- * head, for raw gates. */
+/* Returns a gate as it was given, as log alpha; or as alpha itself if `linear`. A_log, dt_bias: of
+ * the head, for raw gates. */
 template <class Rule>
 GDN_DEVICE float gate_value(const Rule &r, float g, float A_log, float dt_bias,
                             bool linear)
@@ -67,7 +67,7 @@ template <class Rule> GDN_DEVICE float beta_value(const Rule &r, float b)
     return (r.beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1) * sigmoid(b);
 }
 
-/* The gate of token t of a state head; absent: none. */
+/* Returns the gate of token t of a state head; absent: none. */
 GDN_DEVICE float load_gate(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
                            int head, bool linear)
 {
@@ -83,7 +83,7 @@ GDN_DEVICE float load_beta(const struct gdn_cu_rule &r, const struct gdn_cu_seq 
     return beta_value(r, load_float(row_at(r.beta, s, t, head), 0, r.beta.dtype));
 }
 
-/* The rule for one column, from the sums p = S^T k and z = S^T q of the decayed state. */
+/* Returns the rule for one column, from the sums p = S^T k and z = S^T q of the decayed state. */
 GDN_DEVICE float rule_u(float beta, float v, float p) { return beta == 0 ? 0 : beta * (v - p); }
 GDN_DEVICE float rule_o(float kq, float z, float u) { return fmaf(kq, u, z); }
 

@@ -15,7 +15,7 @@ struct gdn_cu_array {
     int32_t     dtype, n_columns;
 };
 
-/* gdn_batch as kernels read it, by batch.cuh: nobody has looked at the contents before. */
+/* gdn_batch as kernels read it, by batch.cuh. The host has not checked the contents. */
 struct gdn_cu_batch {
     struct gdn_cu_array cu_seqlens, read_slots, write_slots, has_initial_state,
         num_accepted_tokens, token_start, token_count, parents, path, checkpoint_starts,
@@ -272,8 +272,8 @@ struct gdn_cu_one {
     int32_t          keep; /* outputs of padding */
 };
 
-/* Or of as many tokens as sequences, by cu_seqlens; or some states are not looked at. Of an entry
- * of either `head`; data NULL: they are not there. */
+/* The same for as many tokens as sequences by cu_seqlens, or with has_initial_state. `head` holds
+ * the bytes of an entry of either; data NULL: absent. */
 struct gdn_cu_packed {
     struct gdn_cu_one one;
     struct gdn_cu_at  cu_seqlens, initial;
@@ -281,7 +281,7 @@ struct gdn_cu_packed {
     int32_t           n; /* sequences; block row n has what is behind the last one */
 };
 
-/* Or of states of 8 bits: decode/token_eight.cuh. */
+/* The same for states of 8 bits: decode/token_eight.cuh. */
 struct gdn_cu_eight {
     struct gdn_cu_one one;
     struct gdn_cu_at  from_scales, to_scales;
@@ -289,9 +289,9 @@ struct gdn_cu_eight {
     int32_t           random, pad; /* random: GDN_ROUND_STOCHASTIC from this seed */
 };
 
-/* Or of up to four tokens of each sequence, rows without initial states: decode/window_k128.cuh.
- * ..._token: from one token to the next, in bytes; of slots in elements. each: every token's state
- * is kept, in its slot of write_slots. */
+/* The same for up to four tokens of each sequence, without initial states: decode/window_k128.cuh.
+ * ..._token: step from one token to the next, in bytes; for slots in elements. each: the state
+ * after every token is kept, in its slot of write_slots. */
 struct gdn_cu_four {
     struct gdn_cu_one one;
     int32_t           k_token, q_token, v_token, g_token, beta_token, out_token;
@@ -302,13 +302,13 @@ struct gdn_cu_four {
     int32_t           pad;
 };
 
-/* gdn_conv_view with steps of 32 bits, in bytes; inside a slot all of it is as near. */
+/* gdn_conv_view with steps of 32 bits, in bytes. All steps inside a slot fit. */
 struct gdn_cu_taps {
     char   *data;
     int32_t dtype, slot, channel, entry;
 };
 
-/* gdn_step in one launch: layer/step_general.cuh. q, k and v of the rule are not looked at. */
+/* gdn_step in one launch: layer/step_general.cuh. It does not read q, k and v of the rule. */
 struct gdn_cu_step {
     struct gdn_cu_warp  rule;
     struct gdn_cu_near  x, z; /* z absent: no gate */
@@ -321,13 +321,13 @@ struct gdn_cu_step {
     uint32_t            key_blocks;
     int32_t             share;     /* channels of q and k whose states a block moves, of 2 K */
     int32_t             length;    /* of a state of the convolution */
-    int32_t             moves;     /* are its states moved on? */
+    int32_t             moves;     /* its states are moved on */
     int32_t             normed;
     float               rms_eps;
 };
 
-/* gdn_step of one token for each sequence: layer/step_vk.cuh. q, k and v of `one` are not looked
- * at. */
+/* gdn_step of one token for each sequence: layer/step_vk.cuh. It does not read q, k and v of
+ * `one`. */
 struct gdn_cu_step_rows {
     struct gdn_cu_one  one;
     struct gdn_cu_at   x, z, norm_weight; /* z, norm_weight absent: none */
@@ -339,8 +339,8 @@ struct gdn_cu_step_rows {
     int32_t            n_blocks;  /* of a key head */
     int32_t            share;     /* channels of q and k whose states a block moves, of 2 K */
     int32_t            pair_step; /* from a pair of entries of two channels to the next, in bytes */
-    int32_t            by_entry;  /* do the entries of a channel lie side by side? */
-    int32_t            moves;     /* are the convolution's states moved on? */
+    int32_t            by_entry;  /* the entries of a channel lie side by side */
+    int32_t            moves;     /* the convolution's states are moved on */
     int32_t            normed;
     float              rms_eps;
     int32_t            pad;
@@ -393,8 +393,8 @@ struct gdn_cu_block_rows {
     int32_t             adds, pad;
 };
 
-/* Rows of n elements, `head` of them to a head of out, but for those of padding that keeps its
- * output; of gdn_step too. */
+/* Rows of n elements, `head` of them in a head of out. Rows of padding that keeps its output are
+ * left out. gdn_step uses it too. */
 struct gdn_cu_block_store {
     struct gdn_cu_batch batch;
     struct gdn_rows     out;

@@ -156,7 +156,7 @@ gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
 
 /* ---- Products of matrices in either order -------------------------------------------------- */
 
-/* Elements from one row, or column, that lies side by side to the next. */
+/* Returns elements from one row, or column, that lies side by side to the next. */
 static int64_t ld_of(const struct gdn_matrix *m) { return m->column == 1 ? m->row : m->column; }
 
 static bool is_counted(const struct gdn_matrix *m, int64_t rows, int64_t columns)
@@ -175,7 +175,7 @@ bool gdn_blas_multiplies(const struct gdn_matrix_product *p)
            is_counted(&p->b, p->n, p->depth);
 }
 
-/* out^T = b a^T, columns first. */
+/* Computes out^T = b a^T, columns first. */
 gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_matrix_product *p)
 {
     const struct gdn_blas *b = ctx->cuda->blas;

@@ -13,7 +13,7 @@
 gdn_status gdn_blas_open(gdn_ctx *ctx);
 void       gdn_blas_close(gdn_ctx *ctx);
 
-/* Bytes of scratch that let cuBLAS choose any of its ways, and their alignment. */
+/* Returns bytes of scratch that let cuBLAS choose any of its ways, and their alignment. */
 size_t gdn_blas_scratch(gdn_ctx *ctx);
 enum { GDN_BLAS_ALIGN = 256 };
 

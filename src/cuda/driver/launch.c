@@ -101,8 +101,8 @@ static gdn_status load_images(gdn_ctx *ctx)
     return GDN_OK;
 }
 
-/* A kernel of the table; NULL: its image is not for this device. It may take as much shared memory
- * as the device has. */
+/* Finds a kernel of the table; NULL: its image is not for this device. It may take as much shared
+ * memory as the device has. */
 static gdn_cu_kernel find_kernel(const struct gdn_cuda *c, const struct kernel_row *row)
 {
     gdn_cu_kernel        kernel  = NULL;

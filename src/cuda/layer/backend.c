@@ -12,7 +12,7 @@ static const struct gdn_op_backend *const ops[] = {
 #include "calls/ops.def"
 };
 
-/* The device, and what families keep. */
+/* Closes the device, and what families keep. */
 static void close(gdn_ctx *ctx)
 {
     struct gdn_cuda_sm90 *sm90 = ctx->cuda->sm90;

@@ -90,7 +90,7 @@ static size_t lay_out(const gdn_ctx *ctx, struct buffers *m, const struct gdn_bl
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-/* Tokens of a buffer of so many columns, from one of them on; `head` elements to a head. */
+/* Returns tokens of a buffer of so many columns, from one of them on; `head` elements to a head. */
 static struct gdn_rows rows_of(const struct gdn_block *b, void *buffer, int32_t dtype,
                                int64_t columns, int64_t first, int64_t head)
 {
@@ -133,7 +133,7 @@ static int n_products(const struct gdn_block *b)
     return (is_woven(b) ? 2 : gdn_block_n_segments(b)) + 1;
 }
 
-/* Product i of a call; the last one is that of the output. */
+/* Returns product i of a call; the last one is that of the output. */
 static struct product product_of(const struct gdn_block *b, const struct buffers *m, int i)
 {
     const gdn_block_args           *a  = b->args;
@@ -246,7 +246,7 @@ static gdn_status project(struct layer *l, int i)
     return launch(l, GDN_CU_block_project, row_tiles * out_tiles, &a);
 }
 
-/* b and a of each key head to those of all. */
+/* Splits b and a of each key head to those of all. */
 static gdn_status split(struct layer *l)
 {
     const struct gdn_block *b     = l->b;
@@ -302,7 +302,8 @@ static gdn_status run_rule(struct layer *l)
     return gdn_cuda_prefill(l->ctx, &a, cut_options_of(b), l->m.rule, l->stream);
 }
 
-/* A view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key head. */
+/* Returns a view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key
+ * head. */
 static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *rows, int64_t head)
 {
     gdn_tensor t = gdn_dense(rows->data, rows->dtype, 4, b->n_tokens, b->Hk, b->Hv / b->Hk, b->V);
@@ -311,8 +312,8 @@ static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *ro
     return t;
 }
 
-/* o <- o / rms(o) norm_weight silu(z), head by head. Tokens that do not count have o = 0 and may
- * have any z; they stay zero, and so does what is projected from them. */
+/* Computes o <- o / rms(o) norm_weight silu(z), head by head. Tokens that do not count have o = 0
+ * and may have any z; they stay zero, and so does what is projected from them. */
 static gdn_status norm(struct layer *l)
 {
     const struct gdn_block *b       = l->b;
@@ -393,7 +394,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, void *memo
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "block", ran.kernels, ran.n) : status;
 }
 
-/* cuBLAS is opened here, if the layer needs it. */
+/* Plans the call. cuBLAS is opened here, if the layer needs it. */
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
     struct gdn_block_call  *c = call;

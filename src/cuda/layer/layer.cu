@@ -46,7 +46,7 @@ GDN_DEVICE struct place place_of(int j, bool apart)
     return { at / DEPTH + j * (TILE / LOADS), at % DEPTH };
 }
 
-/* Elements [from, from + DEPTH) of the rows: zero where there are none. */
+/* Loads elements [from, from + DEPTH) of the rows: zero where there are none. */
 GDN_DEVICE void load_piece(float (&to)[LOADS], const char *const *rows, int64_t from, int64_t n,
                            int64_t step, int dtype)
 {
@@ -138,7 +138,7 @@ GDN_DEVICE void block_weave(const struct gdn_cu_block_weave &a)
 
 /* ---- An output that spares padding rows ---------------------------------------------------- */
 
-/* The sequence of a token; -1: none. */
+/* Returns the sequence of a token; -1: none. */
 GDN_DEVICE int64_t sequence_of(const struct gdn_cu_batch &b, int64_t token)
 {
     if (!b.cu_seqlens.data) return b.padded ? token / b.T : b.single ? token : 0;

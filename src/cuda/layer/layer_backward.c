@@ -131,7 +131,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     return gdn_layer_backward_plan(ctx, call, &steps);
 }
 
-/* The kernels of all parts go by the call's name. */
+/* Runs the kernels of all parts under the name of the call. */
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_call *base = call;

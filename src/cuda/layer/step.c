@@ -291,7 +291,7 @@ struct step {
     struct buffers          b;
 };
 
-/* out absent: the states alone. */
+/* Convolves the channels; out absent: moves the states alone. */
 static gdn_status convolve(const struct step *s, struct gdn_rows out)
 {
     const struct gdn_step_call     *m     = s->m;
@@ -302,14 +302,14 @@ static gdn_status convolve(const struct step *s, struct gdn_rows out)
     return gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream);
 }
 
-/* The buffer, as out lies. */
+/* Returns the buffer, as out lies. */
 static gdn_tensor before_out(const struct step *s)
 {
     const gdn_tensor *t = &s->m->args.out;
     return gdn_dense(s->b.out, t->dtype, t->ndim, t->size[0], t->size[1], t->size[2], t->size[3]);
 }
 
-/* o, in out or before it. */
+/* Runs the rule: o, in out or before it. */
 static gdn_status run_rule(const struct step *s)
 {
     const struct gdn_step_call *m    = s->m;

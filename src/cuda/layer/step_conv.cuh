@@ -99,7 +99,7 @@ GDN_DEVICE void step_fetch(struct step_raw &f, const struct gdn_cu_step &a,
                               a.norm_weight.dtype, there && a.norm_weight.data);
 }
 
-/* The first n outputs of a channel. */
+/* Convolves the first n outputs of a channel. */
 template <int n>
 GDN_DEVICE void step_convolve(float *to, int step, const struct step_raw &f, int j,
                               const struct gdn_cu_step &a, int past_dtype)
@@ -119,7 +119,7 @@ GDN_DEVICE void step_convolve(float *to, int step, const struct step_raw &f, int
     for (int i = 0; i < n; i++) to[i * step] = round_to(y[i], a.x.dtype);
 }
 
-/* The window into shared memory. */
+/* Puts the window into shared memory. */
 GDN_DEVICE void step_put(struct step_shared &sh, const struct step_raw &f,
                          const struct gdn_cu_step &a, const struct step_work &, int t, int n)
 {
@@ -184,7 +184,7 @@ GDN_DEVICE int step_slot(const struct gdn_cu_step &a, const struct step_work &w,
     return to < r.write_pool ? (int)to : -1;
 }
 
-/* Input t of the sequence; t < 0: of the state that it starts from, -1 the newest. */
+/* Returns input t of the sequence; t < 0: of the state that it starts from, -1 the newest. */
 GDN_DEVICE float step_input(const struct gdn_cu_step &a, const struct step_work &w, int channel,
                             int t)
 {
@@ -193,8 +193,8 @@ GDN_DEVICE float step_input(const struct gdn_cu_step &a, const struct step_work 
     return load_float(taps_at(a.conv, w.seq.read, channel, a.length + t), 0, a.conv.dtype);
 }
 
-/* One channel's state after token t, entry by entry from the oldest: in place, what is still to be
- * read lies ahead. */
+/* Moves one channel's state after token t, entry by entry from the oldest: in place, what is still
+ * to be read lies ahead. */
 GDN_DEVICE void step_move(const struct gdn_cu_step &a, const struct step_work &w, int channel,
                           int t, int slot)
 {
@@ -204,7 +204,7 @@ GDN_DEVICE void step_move(const struct gdn_cu_step &a, const struct step_work &w
                     step_input(a, w, channel, t + 1 - a.length + e));
 }
 
-/* All states of a channel; the one in the slot that the sequence starts from is the last. */
+/* Moves all states of a channel; the one in the slot that the sequence starts from is the last. */
 GDN_DEVICE void step_move_all(const struct gdn_cu_step &a, const struct step_work &w, int channel)
 {
     int last = -1;
@@ -218,7 +218,7 @@ GDN_DEVICE void step_move_all(const struct gdn_cu_step &a, const struct step_wor
     if (last >= 0) step_move(a, w, channel, last, w.seq.read);
 }
 
-/* Any others. */
+/* Moves any others. */
 GDN_DEVICE void step_move_block(const struct gdn_cu_step &a, const struct step_work &w)
 {
 #pragma unroll 1

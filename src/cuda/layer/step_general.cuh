@@ -21,8 +21,8 @@
 
 /* ---- The norm of o ------------------------------------------------------------------------- */
 
-/* Token i of the window, by 16 lanes, with the sum in the order of norm.cu. All lanes of a warp
- * come here; those of no token have none of its elements. */
+/* Normalises token i of the window, by 16 lanes, with the sum in the order of norm.cu. All lanes of
+ * a warp come here; those of no token have none of its elements. */
 GDN_DEVICE void step_norm(const struct step_shared &sh, const struct gdn_cu_step &a,
                           const struct step_work &w, int i, int t, bool wanted)
 {

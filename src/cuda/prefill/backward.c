@@ -3,13 +3,14 @@
 #include "cuda/driver/backend.h"
 #include "cuda/prefill/sm90/cache.h"
 
-/* Columns of a state that a block has (stages.cuh); chunks of a window, at least; windows, at
- * most: each is several launches. On tensor cores: K and V, and bytes of a window. */
+/* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a window.
+ * MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is K and V, WINDOW_BYTES the
+ * memory of a window. */
 enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES = 640 << 20 };
 
 static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 
-/* Chunks that a window of one sequence should have, of `most`. */
+/* Returns how many chunks a window of one sequence should have, out of `most`. */
 static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t most)
 {
     const struct gdn_cu_rule *r      = &a->rule;
@@ -22,8 +23,8 @@ static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a
 }
 
 /*
- * Chunks are numbered by sequence, window_chunks for each; or, where that would be more than the
- * tensors have, by where a sequence begins (backward.cuh), and the only window is everything.
+ * Numbers chunks by sequence, window_chunks for each sequence. If the tensors have fewer chunks
+ * than that, chunks are numbered by the start of their sequence (backward.cuh), in one window.
  */
 static void cut_windows(const gdn_ctx *ctx, struct gdn_cu_backward *a)
 {
@@ -40,7 +41,7 @@ static void cut_windows(const gdn_ctx *ctx, struct gdn_cu_backward *a)
     a->n_windows     = 1;
 }
 
-/* Rows of n numbers of the chunks' tokens and n_heads heads. */
+/* Returns the rows of all chunks' tokens in memory: n_heads heads of n numbers. */
 static struct gdn_rows chunk_rows(int64_t n_heads, int64_t n)
 {
     return (struct gdn_rows){ .dtype = GDN_F32, .token = n_heads * n * 4, .head = n * 4 };
@@ -54,7 +55,7 @@ static struct gdn_pool_view states(const struct gdn_cu_rule *r)
     };
 }
 
-/* Do rows consist of whole 16 bytes of bf16? */
+/* Returns true if all rows of bf16 are multiples of 16 bytes, at addresses that are. */
 static bool are_whole(const struct gdn_rows *r)
 {
     const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
@@ -62,7 +63,7 @@ static bool are_whole(const struct gdn_rows *r)
     return r->dtype == GDN_BF16 && all % 16 == 0;
 }
 
-/* Do the kernels for tensor cores take the call? */
+/* Returns true if the kernels for tensor cores take the call. */
 static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r = &a->rule;
@@ -74,7 +75,7 @@ static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
            gdn_cuda_is_mapped(&a->dout, &r->batch, r->H);
 }
 
-/* The forward pass of windows before the last by gdn_prefill's kernels, whose states are wanted. */
+/* Returns the call of gdn_prefill's kernels that computes the states before each window. */
 static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
 {
     struct gdn_cu_rule r = a->rule;
@@ -95,8 +96,8 @@ static struct gdn_cuda_cut_options options_of(const struct gdn_backward_call *c)
     return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
-/* States before windows are those of gdn_prefill's kernels, unless bits must not depend on the
- * batch: where windows are cut depends on it. */
+/* Plans the first pass: gdn_prefill's kernels compute the states before windows. Their cut depends
+ * on the batch, so GDN_BATCH_INVARIANT does without them. */
 static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                            struct gdn_cu_backward *a)
 {
@@ -156,7 +157,7 @@ static bool has_sums(const struct gdn_cu_backward *a)
     return a->dA_log.data || a->ddt_bias.data;
 }
 
-/* Does the call want the gradient of the initial states alone? It then needs no states. */
+/* Returns true if the gradient of the initial states is the only one. It needs no states. */
 static bool wants_state_alone(const struct gdn_cu_backward *a)
 {
     return !a->dq.data && !a->dk.data && !a->dv.data && !a->dg.data &&
@@ -218,7 +219,7 @@ static enum gdn_kernel_id mma_walks(const struct gdn_cu_backward *a)
     return a->n_strips == 2 ? GDN_CU_backward_mma_half : GDN_CU_backward_mma_whole;
 }
 
-/* A window on tensor cores: `reverse`: the walk that gives J, and the gradients, too. */
+/* Launches a window on tensor cores. `reverse`: also the walk that makes J, and the gradients. */
 static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool reverse, void *stream)
 {
     const struct gdn_cu_rule *r = &a->rule;
@@ -232,8 +233,8 @@ static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool rever
                   GDN_CU_HEADS_BYTES, stream);
 }
 
-/* Chunks of a window: their rows of q and k, states and u, and the state after the window; and
- * `reverse`: their gradients. */
+/* Launches a window: rows of q and k, states and u of its chunks, and the state after it.
+ * `reverse`: also their gradients. */
 static gdn_status launch_window(gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t window,
                                 bool reverse, void *stream)
 {
@@ -249,14 +250,14 @@ static gdn_status launch_window(gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t
     return launch(ctx, a, GDN_CU_backward_store, a->n_chunks * (r->Hq + r->Hk + r->Hv), 0, stream);
 }
 
-/* May there be tokens that do not count, whose gradients are zero? */
+/* Returns true if there may be masked tokens. Their gradients are zero. */
 static bool has_rest(const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
     return !a->adds && (b->cu_seqlens.data || b->token_start.data || b->token_count.data);
 }
 
-/* From the last window to the first, the walk that ends in dstate. */
+/* Launches the walk to dstate, from the last window to the first. */
 static gdn_status launch_state_alone(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stream)
 {
     const bool               mma   = a->n_blocks > 0;

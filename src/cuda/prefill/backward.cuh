@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the kernels of gdn_prefill_backward share: windows of sequences, and chunks of a window. A
- * chunk has a place in the tensors, and in memory, where rows of its tokens have a number of their
- * own.
+ * The common parts of the kernels of gdn_prefill_backward: windows of sequences, and chunks of a
+ * window. A chunk has a place in the tensors, and a place in memory, where its rows are numbered.
  */
 #ifndef GDN_CUDA_BACKWARD_CUH
 #define GDN_CUDA_BACKWARD_CUH
@@ -11,16 +10,16 @@
 
 static_assert((int)GDN_CU_BACKWARD_CHUNK <= (int)CHUNK, "chunks of the stages");
 
-/* What a window has of a sequence, whose tokens before the window do not count here. */
+/* The part of a sequence inside a window. Tokens before the window do not count here. */
 struct backward_window {
     struct gdn_cu_seq seq;
     int64_t           first;    /* the number of its first chunk */
     int64_t           n_chunks;
-    bool              is_there; /* has it a chunk there, or is it the first window? */
-    bool              is_last;  /* are there no tokens after the window? */
+    bool              is_there; /* it has a chunk here, or this is the first window */
+    bool              is_last;  /* no tokens come after the window */
 };
 
-/* The number of the first chunk of a sequence, where chunks are numbered by where that begins. */
+/* Returns the number of a sequence's first chunk, if the sequence's start gives the numbers. */
 GDN_DEVICE int64_t first_by_token(const struct gdn_cu_batch &b, int64_t row)
 {
     return clamp64(load_index(b.cu_seqlens, row), 0, b.N) / GDN_CU_BACKWARD_CHUNK + row;
@@ -45,7 +44,7 @@ struct backward_chunk {
     struct stage_chunk in, own;
 };
 
-/* Chunk i of the window. */
+/* Returns chunk i of the window. */
 GDN_DEVICE struct backward_chunk chunk_at(const struct backward_window &w, int64_t i)
 {
     struct backward_chunk c = {};
@@ -59,7 +58,7 @@ GDN_DEVICE struct backward_chunk chunk_at(const struct backward_window &w, int64
     return c;
 }
 
-/* Chunk `number`; n is 0 where no sequence has it. */
+/* Returns chunk `number`. n is 0 if no sequence has it. */
 GDN_DEVICE struct backward_chunk find_backward_chunk(const struct gdn_cu_backward &a,
                                                      int64_t number)
 {
@@ -88,8 +87,8 @@ template <class T> GDN_DEVICE T sum_warp(T x)
     return x;
 }
 
-/* Heads of a tensor with n_heads: the first state head that reads one, and from that to the next;
- * each is read by H / n_heads. */
+/* Return the first state head that reads a head of a tensor with n_heads, and the step to the next
+ * reader. H / n_heads state heads read each. */
 GDN_DEVICE int first_reader(const struct gdn_cu_rule &r, int head, int n_heads)
 {
     return r.head_map == GDN_HEADS_GROUPED ? head * (r.H / n_heads) : head;

@@ -42,13 +42,13 @@ static_assert(sizeof(struct gradients_shared) <= GDN_CU_GRADIENTS_BYTES, "gradie
 GDN_DEVICE int first_row(void) { return threadIdx.x / 16; }
 GDN_DEVICE int first_column(void) { return threadIdx.x % 16; }
 
-/* Does row i look back to j, or is it j? */
+/* Returns true if row i is token j, or a later token that no gate parts from it. */
 GDN_DEVICE bool looks_back(const struct stage_gates &g, int i, int j)
 {
     return j <= i && j >= g.start[i];
 }
 
-/* Sums over lanes of a thread's rows, which 16 lanes share. */
+/* Sums a thread's rows over the 16 lanes that share them. */
 GDN_DEVICE void sum_rows(float (&x)[ROWS])
 {
 #pragma unroll
@@ -57,7 +57,7 @@ GDN_DEVICE void sum_rows(float (&x)[ROWS])
         for (int step = 8; step; step /= 2) x[a] += __shfl_xor_sync(0xffffffff, x[a], step);
 }
 
-/* sum += left right^T of one slice, which is added up by itself: short sums round less. */
+/* Adds left right^T of one slice to sum. The slice has a sum of its own: short sums round less. */
 GDN_DEVICE void multiply_slice(thread_tile &sum, const slice_tile &left, const slice_tile &right,
                                int depth)
 {
@@ -88,7 +88,7 @@ GDN_DEVICE int depth_of(int V, int v0) { return V - v0 < SLICE ? V - v0 : SLICE;
 
 /* ---- X and Y ------------------------------------------------------------------------------- */
 
-/* Adds Z . v of rows thread / 32, eight further, ... : a lane's column. */
+/* Adds Z . v of a lane's column, for every eighth row from thread / 32 on. */
 GDN_DEVICE void add_values(float (&sum)[8], const struct gradients_shared &sh,
                            const struct gdn_cu_rule &r, const struct stage_chunk &c, int head,
                            int v0)
@@ -104,7 +104,7 @@ GDN_DEVICE void add_values(float (&sum)[8], const struct gradients_shared &sh,
     }
 }
 
-/* X, Y and Z . v. */
+/* Computes X, Y and Z . v. */
 GDN_DEVICE void make_products(struct gradients_shared &sh, const struct gdn_cu_backward &a,
                               const struct backward_chunk &c, int head)
 {
@@ -143,13 +143,13 @@ struct chunk_gradients {
     thread_tile dq, D, dw;
 };
 
-/* Sums over rows of q and k, of all columns; those of a thread's. */
+/* A thread's part of sums over rows of q and k, over all columns. */
 struct row_sums {
     float  dG[ROWS], kD[ROWS], ends[ROWS];
     double inner; /* <S, J> */
 };
 
-/* Rows [x0, x0 + 64) of S and J, columns [v0, v0 + 32), and their product. */
+/* Loads rows [x0, x0 + 64) of S and J, columns [v0, v0 + 32), and adds their inner product. */
 GDN_DEVICE void load_states(struct gradients_shared &sh, const struct gdn_cu_backward &a,
                             int64_t at, int x0, int v0, double &inner)
 {
@@ -166,8 +166,8 @@ GDN_DEVICE void load_states(struct gradients_shared &sh, const struct gdn_cu_bac
     inner += sum;
 }
 
-/* What the states have of the gradients. Rows that a gate keeps from a state have nothing of it,
- * which may not be finite (G7). */
+/* Adds the terms of the states. If a gate parts a row from a state, the row gets nothing of that
+ * state, which may not be finite (G7). */
 GDN_DEVICE void through_states(struct chunk_gradients &d, struct gradients_shared &sh,
                                const struct gdn_cu_backward &a, const struct backward_chunk &c,
                                int head, int x0, double &inner)
@@ -196,7 +196,7 @@ GDN_DEVICE void through_states(struct chunk_gradients &d, struct gradients_share
         }
 }
 
-/* What the chunk's other tokens have: Y K, X K, and Y^T Q + X^T diag(beta) K. */
+/* Adds the terms of the chunk's other tokens: Y K, X K, and Y^T Q + X^T diag(beta) K. */
 GDN_DEVICE void through_tokens(struct chunk_gradients &d, const struct gradients_shared &sh, int n)
 {
     const struct stage_gates &g = sh.gates;
@@ -228,7 +228,7 @@ GDN_DEVICE void through_tokens(struct chunk_gradients &d, const struct gradients
     }
 }
 
-/* A thread's part of the sums over its rows. */
+/* Adds a thread's part of the sums over its rows. */
 GDN_DEVICE void add_ends(struct row_sums &sums, const struct chunk_gradients &d,
                          const struct gradients_shared &sh)
 {
@@ -276,7 +276,7 @@ GDN_DEVICE void store_gradients(const struct chunk_gradients &d, const struct gr
 
 /* ---- Gates --------------------------------------------------------------------------------- */
 
-/* Sums of this block's threads to shared memory. */
+/* Writes the sums of this block's threads to shared memory. */
 GDN_DEVICE void share_sums(struct gradients_shared &sh, struct row_sums &sums)
 {
     sum_rows(sums.dG), sum_rows(sums.kD), sum_rows(sums.ends);
@@ -294,8 +294,8 @@ GDN_DEVICE void share_sums(struct gradients_shared &sh, struct row_sums &sums)
     __syncthreads();
 }
 
-/* dg of token t: the sum of dG from it to the next gate that forgets, or to the end with what
- * reaches that. */
+/* Returns dg of token t: the sum of dG from t to the next gate that forgets. If there is none, the
+ * sum ends with the chunk and contains the gradient that comes from later chunks. */
 GDN_DEVICE float gradient_of_gate(const struct gradients_shared &sh, int t, int n)
 {
     const struct stage_gates &g = sh.gates;

@@ -10,7 +10,8 @@ struct gate_gradient {
     float g, A_log, dt_bias;
 };
 
-/* Of a raw gate: with x = a + dt_bias, log alpha is -A softplus(x), or bound sigmoid(A x). */
+/* Returns the gradient of a raw gate: with x = a + dt_bias, log alpha is -A softplus(x), or bound
+ * sigmoid(A x). */
 GDN_DEVICE struct gate_gradient through_raw(const struct gdn_cu_rule &r, int head, float given,
                                             float dg)
 {
@@ -24,7 +25,7 @@ GDN_DEVICE struct gate_gradient through_raw(const struct gdn_cu_rule &r, int hea
     return { dg * slope, dg * by_A, dg * slope };
 }
 
-/* dg 0 stays 0, where the gate may be infinite. */
+/* Returns the gradient of a gate. A dg of 0 stays 0, because the gate may be infinite. */
 GDN_DEVICE struct gate_gradient through_gate(const struct gdn_cu_rule &r,
                                              const struct stage_chunk &c, int t, int head, float dg)
 {
@@ -51,8 +52,8 @@ GDN_DEVICE void store_gradient_of(const struct gdn_rows &to, const struct stage_
 
 /* ---- Sums ---------------------------------------------------------------------------------- */
 
-/* Adds up a chunk's sums with those that its number had in the windows before. By one thread;
- * parts: of tokens, n of them. */
+/* Adds a chunk's sums to the sums that its number had in the windows before. One thread calls it.
+ * `parts` has one entry for each of n tokens. */
 GDN_DEVICE void keep_sums(const struct gdn_cu_backward &a, int64_t number, int head,
                           const double (*parts)[2], int n)
 {
@@ -72,7 +73,8 @@ GDN_DEVICE void store_sum(const struct gdn_cu_array &to, int head, double sum, b
     *at       = (float)(adds ? sum + (double)*at : sum);
 }
 
-/* dA_log and ddt_bias of a head: a thread adds up some chunks, then one thread the threads. */
+/* Computes dA_log and ddt_bias of a head: each thread adds some chunks, then one thread adds those
+ * sums. */
 GDN_DEVICE void backward_sums(const struct gdn_cu_backward &a)
 {
     __shared__ double parts[THREADS][2];

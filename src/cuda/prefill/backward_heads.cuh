@@ -28,14 +28,14 @@ enum { HEADS_REGISTERS = 216, HEADS_OTHER_REGISTERS = 72 };
 
 /* ---- The way through the work: by the thread that loads -------------------------------------- */
 
-/* State head i of the key head of a chunk. */
+/* State head i of the key head of a chunk: one step of a block. */
 struct heads_step {
     int                 i, key, head;
     int64_t             number; /* of the chunk; -1: no more */
     struct gdn_cu_place place;
 };
-/* Items are chunks x key heads. The first step of the first item from `item` on, one for each block
- * further, that has tokens. */
+/* Returns the first step of the next item that has tokens. Items are chunks x key heads; a block
+ * takes `item` and every item that is a multiple of the number of blocks further. */
 GDN_DEVICE struct heads_step find_step(const struct gdn_cu_backward &a, int64_t &item)
 {
     const struct gdn_cu_rule &r = a.rule;
@@ -81,13 +81,13 @@ static_assert(sizeof(struct heads_shared) <= GDN_CU_HEADS_BYTES, "heads_shared")
 GDN_DEVICE int  heads_group(void) { return (int)threadIdx.x / GROUP; }
 GDN_DEVICE void meet_workers(void) { barrier_wait(1, HEADS_WORKERS); }
 
-/* Row and column of a tensor that element e of a thread's sums is of. */
+/* Return the row and the column of a tensor that element e of a thread's sums has. */
 GDN_DEVICE int head_column(int e) { return 64 * heads_group() + sum_column(e); }
 
 typedef float    head_sums[32];
 typedef uint32_t head_pairs[16];
 
-/* Rows get factors; `selects`: zero where one is, whatever x is. */
+/* Multiplies rows by factors. `selects`: if a factor is zero, the result is zero whatever x is. */
 template <bool selects> GDN_DEVICE void weigh_rows(head_sums &x, const float (&factors)[2])
 {
 #pragma unroll
@@ -98,12 +98,12 @@ template <bool selects> GDN_DEVICE void weigh_rows(head_sums &x, const float (&f
 }
 GDN_DEVICE float beta_or_least(float beta) { return beta == 0 ? LEAST_BETA : beta; }
 
-/* Steps and items that a block has done, which say whose turn at a barrier it is. */
+/* Steps and items that a block has done. They give the parity of each barrier. */
 struct heads_count {
     uint32_t step, item;
 };
 
-/* In the order in which places become free. */
+/* Loads a step, in the order in which places become free. */
 GDN_DEVICE void load_step(struct heads_shared &sh, const struct gdn_cu_backward &a,
                           const struct heads_step &s, const struct heads_count &n)
 {
@@ -162,13 +162,13 @@ GDN_DEVICE void store_two(char *row, int column, const struct gdn_rows &to, bool
     else store_any(row, column, to.dtype, adds, x, y);
 }
 
-/* The sum of the four threads that have a row. */
+/* Returns the sum over the four threads that have a row. */
 GDN_DEVICE float sum_quad(float x)
 {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-/* A warp's tokens m to m + 15, of 64 columns: Z . v, and dv = beta Z. */
+/* Computes Z . v and dv = beta Z for a warp's tokens m to m + 15 and 64 columns. */
 template <int form>
 GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, int m,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
@@ -231,7 +231,7 @@ GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half,
 
 /* ---- X and Y ------------------------------------------------------------------------------- */
 
-/* d = a b over the 128 columns of V: b is turned, and a if so. Ends its group. */
+/* Computes d = a b over the 128 columns of V. b is turned, and a if `turned`. Ends its group. */
 template <bool turned>
 GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const char (&b)[2][TILE])
 {
@@ -249,12 +249,13 @@ GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const ch
     wgmma_commit();
 }
 
-/* Products become X, or Y, with their factors, zero where no token looks. */
+/* Multiplies products by their factors, which gives X or Y. Zero where a gate or order parts two
+ * tokens. */
 template <bool forgets> GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y)
 {
     const token_mask resets = tokens_of(g.resets);
     float            G_row[2], f[2];
-    int              end[2]; /* of the tokens that a row looks at */
+    int              end[2]; /* of the tokens that reach a row */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = sum_row(2 * r);
@@ -283,7 +284,7 @@ struct head_gradients {
     head_sums dq, D, dw;
 };
 
-/* d = a times S, or J, of which the group has a half of the columns. */
+/* Computes d = a times S, or J. The group has a half of the columns. */
 template <bool turned>
 GDN_DEVICE void multiply_state(head_sums &d, const char (&a)[2][TILE], const char (&S)[2][2][TILE])
 {
@@ -299,8 +300,7 @@ GDN_DEVICE void multiply_state(head_sums &d, const char (&a)[2][TILE], const cha
         else i ? product::add_tile_columns(d, x, y) : product::tile_columns(d, x, y);
     }
 }
-/* The products of columns of S and J, of which the group has a half: on the diagonal are parts of
- * the sum of S J. */
+/* Multiplies columns of S and J, half of them in each group. The diagonal has parts of the sum. */
 GDN_DEVICE void multiply_inner(head_sums &x, const struct heads_shared &sh)
 {
     const uint32_t S = wgmma_place(shared_address(sh.S[0][heads_group()]));
@@ -312,7 +312,8 @@ GDN_DEVICE void multiply_inner(head_sums &x, const struct heads_shared &sh)
         i ? product::add_both_columns(x, s, j) : product::both_columns(x, s, j);
     }
 }
-/* A thread's elements of the diagonal: row g + 8 r of warp w is in columns 8 (2 w + r) and on. */
+/* Returns the sum of a thread's elements of the diagonal: row g + 8 r of warp w is in columns
+ * 8 (2 w + r) and on. */
 GDN_DEVICE float diagonal_of(const head_sums &x)
 {
     const int  lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -324,7 +325,7 @@ GDN_DEVICE float diagonal_of(const head_sums &x)
     return lane % 4 == lane / 8 ? sum : 0;
 }
 
-/* d += a b over the 64 tokens, of which b has rows; turned: as a has. */
+/* Adds a b over the 64 tokens to d. Tokens are rows of b, and rows of a if `turned`. */
 template <bool turned>
 GDN_DEVICE void add_over_tokens(head_sums &d, const char *a, const char *b)
 {
@@ -338,7 +339,7 @@ GDN_DEVICE void add_over_tokens(head_sums &d, const char *a, const char *b)
         else product::add_tile_columns(d, wgmma_factor(from + 2 * i), y);
     }
 }
-/* One group of products. */
+/* Issues the products over tokens, as one group. */
 GDN_DEVICE void multiply_tokens(struct head_gradients &d, const struct heads_shared &sh)
 {
     const char *k = sh.keys.k[heads_group()], *q = sh.keys.q[heads_group()];
@@ -352,7 +353,7 @@ GDN_DEVICE void multiply_tokens(struct head_gradients &d, const struct heads_sha
 
 /* ---- Sums of rows -------------------------------------------------------------------------- */
 
-/* A thread's elements of a tile of the group's columns. */
+/* Loads a thread's elements of a tile of the group's columns. */
 GDN_DEVICE void load_pairs(head_pairs &x, const char (&tile)[2][TILE])
 {
     const char *at = tile[heads_group()];
@@ -369,7 +370,7 @@ GDN_DEVICE void dot_rows(float (&sum)[2], const head_sums &x, const head_pairs &
         sum[i % 2] = fmaf(mma_format_bf16::high(with[i]), x[2 * i + 1], sum[i % 2]);
     }
 }
-/* A thread's sums of its rows to part `which`. */
+/* Writes a thread's sums of its rows to part `which`. */
 GDN_DEVICE void share_sums(float (&parts)[HEADS_GROUPS][CHUNK][2], const float (&sum)[2], int which)
 {
 #pragma unroll
@@ -385,8 +386,9 @@ GDN_DEVICE float all_parts(const float (&parts)[HEADS_GROUPS][CHUNK][2], int t, 
 
 /* ---- Gates --------------------------------------------------------------------------------- */
 
-/* dg of log alpha, of tokens lane and lane + 32: sums of dG from a token to the next gate that
- * forgets, or to the end, where the last token has what reaches the end. By a warp. */
+/* Computes dg of log alpha for tokens lane and lane + 32: the sum of dG from a token to the next
+ * gate that forgets, or to the end of the chunk. The last token's dG contains the gradient that
+ * comes from later chunks. A warp calls it. */
 GDN_DEVICE void sum_back(float (&x)[2], token_mask resets)
 {
     const int lane = threadIdx.x % 32;
@@ -442,8 +444,8 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, uint32_t step,
 
 /* ---- dq and dk ----------------------------------------------------------------------------- */
 
-/* Rows of x: the gradient of a row of `given`, times the inverse of its length; through the norm,
- * to `to`. norms: sums of rows of x . given and given . given. */
+/* Stores rows through the norm: x is the gradient of a row of `given`, times the inverse of its
+ * length. norms has the sums of x . given and given . given over each row. */
 template <int form>
 GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
                              const head_pairs &given, const struct gdn_rows &to,
@@ -475,7 +477,7 @@ GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
     }
 }
 
-/* By all that multiply; `tile`: the rows as they were given. */
+/* Stores rows of dq or dk. All threads that multiply call it. `tile` has the rows as given. */
 GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, const char (&tile)[2][TILE],
                            const struct gdn_rows &to, const struct gdn_cu_backward &a,
                            const struct stage_chunk &c, int key, const vectors &g)
@@ -502,7 +504,7 @@ GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, const ch
 
 /* ---- A state head -------------------------------------------------------------------------- */
 
-/* Rows with something not finite, where a gate forgets. */
+/* Sets rows that are not finite to zero, in a chunk where a gate forgets. */
 GDN_DEVICE void clean_head(struct heads_shared &sh, vectors &g)
 {
     clean_rows(sh.keys.k[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
@@ -510,15 +512,15 @@ GDN_DEVICE void clean_head(struct heads_shared &sh, vectors &g)
     async_fence();
     meet_workers();
 }
-/* One of each warp says that a place may be loaded to. */
+/* Releases a place: one thread of each warp arrives at the barrier. */
 GDN_DEVICE void release(uint64_t &barrier)
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&barrier));
 }
 
-/* The products with states, with their factors; D has beta in it. Returns the thread's part of the
- * sum of S J. In two groups, as there are not registers for all four at once. */
+/* Computes the products with states, with their factors; D has beta in it. Returns the thread's
+ * part of the sum of S J. In two groups: there are no registers for all four at once. */
 template <bool forgets>
 GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, uint32_t step)
 {
@@ -554,7 +556,7 @@ GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, u
     return g.decay == 0 ? 0 : g.decay * inner;
 }
 
-/* X by one warpgroup, Y by the other. */
+/* Computes X in one warpgroup and Y in the other. */
 GDN_DEVICE void make_tokens(struct heads_shared &sh, uint32_t step)
 {
     const struct head_rows &in = sh.rows[step % 2];
@@ -572,8 +574,8 @@ GDN_DEVICE void make_tokens(struct heads_shared &sh, uint32_t step)
     async_fence();
 }
 
-/* Adds a state head's dq and dk, once its rows are there, and shares what the gates' gradients
- * want. */
+/* Waits for a state head's rows, adds its dq and dk, and shares the sums for the gradients of
+ * gates. */
 GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
                          const struct heads_count &count)
 {
@@ -619,8 +621,8 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
     meet_workers(); /* X and Y are done with */
 }
 
-/* Rows are free when the workers and both halves of dv are done with them; parts are full when the
- * workers' and Z . v are there, and free when gates are. */
+/* Makes the barriers. Rows are free after the workers and both halves of dv. Parts are full after
+ * the workers and Z . v, and free after the gates. */
 GDN_DEVICE void start_heads(struct heads_shared &sh)
 {
     if (threadIdx.x == 0) {
@@ -639,7 +641,7 @@ GDN_DEVICE void start_heads(struct heads_shared &sh)
     __syncthreads();
 }
 
-/* By one thread. */
+/* Loads the rows of all steps. One thread calls it. */
 GDN_DEVICE void load_heads(struct heads_shared &sh, const struct gdn_cu_backward &a)
 {
     int64_t            item = blockIdx.x;
@@ -654,7 +656,7 @@ GDN_DEVICE void load_heads(struct heads_shared &sh, const struct gdn_cu_backward
     load_step(sh, a, s, count);
 }
 
-/* By a warp. */
+/* Stores the gradients of gates. One warp calls it. */
 GDN_DEVICE void store_gates(struct heads_shared &sh, const struct gdn_cu_backward &a)
 {
     for (uint32_t step = 0;; step++) {
@@ -667,7 +669,7 @@ GDN_DEVICE void store_gates(struct heads_shared &sh, const struct gdn_cu_backwar
     }
 }
 
-/* By a warp for each half of the columns of V. */
+/* Stores dv. One warp calls it for each half of the columns of V. */
 GDN_DEVICE void store_all_values(struct heads_shared &sh, const struct gdn_cu_backward &a, int half)
 {
     for (uint32_t step = 0;; step++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the kernels of backward_mma.cu share: the record of a chunk and a state head in memory, and
- * tiles in shared memory and in registers. All in bf16, K = V = 128.
+ * The common parts of the kernels of backward_mma.cu: the record of a chunk and a state head in
+ * memory, and tiles in shared memory and in registers. All in bf16, K = V = 128.
  *
  * The tensors' rows of q and k are factors as they are. 1 / length is in the vectors of the chunk,
  * whose letters are those of general_gram.cuh: in what stands for exp(G) k or exp(G_C - G) k.
@@ -52,7 +52,7 @@ GDN_DEVICE struct chunk_record &record_of(const struct gdn_cu_backward &a, int64
     return ((struct chunk_record *)a.records)[number * a.rule.H + head];
 }
 
-/* Where a chunk's rows are in the tensors, without the sequence. */
+/* Returns the place of a chunk's rows in the tensors, without the sequence. */
 GDN_DEVICE struct stage_chunk chunk_at(const struct gdn_cu_place &p, int64_t number)
 {
     struct stage_chunk c = {};
@@ -69,8 +69,8 @@ GDN_DEVICE void load_bytes(void *to, const void *from, int bytes, uint64_t &barr
 {
     copy_in(shared_address(to), from, bytes, shared_address(&barrier));
 }
-/* 64 columns of 64 tokens of a head: from column at[0] + skip, head at[1], token at[2] on, of row
- * at[3] of a batch. */
+/* Copies 64 columns of 64 tokens of a head: from column at[0] + skip, head at[1], token at[2] on,
+ * in row at[3] of a batch. */
 GDN_DEVICE void load_tile(char *to, const struct gdn_cu_map &map, const int (&at)[4], int skip,
                           uint64_t &barrier)
 {
@@ -95,8 +95,8 @@ template <int n> GDN_DEVICE void pack(uint32_t (&to)[n], const float (&x)[2 * n]
     for (int i = 0; i < n; i++) to[i] = mma_format_bf16::pair(x[2 * i], x[2 * i + 1]);
 }
 
-/* A factor to tiles of 64 columns each, and from the turned tile; 16 rows, or columns, are of the
- * warp. */
+/* Store a factor to tiles of 64 columns, and load one from the turned tile. A warp has 16 rows, or
+ * columns. */
 template <int n> GDN_DEVICE void store_factor(char *to, const uint32_t (&x)[n])
 {
     const uint32_t l = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -120,7 +120,7 @@ GDN_DEVICE void load_turned(uint32_t (&x)[16], const char *tile)
     }
 }
 
-/* The same, zeros for tokens from n on: they are of another sequence. */
+/* Loads the same, with zeros from token n on: those rows belong to another sequence. */
 GDN_DEVICE void load_tokens(uint32_t (&x)[16], const char *tile, int n)
 {
     load_turned(x, tile);
@@ -140,7 +140,7 @@ template <int n> GDN_DEVICE void unpack(float (&to)[2 * n], const uint32_t (&x)[
     }
 }
 
-/* x = a times the turned tile, or tiles behind one another: the rows of those are columns of x. */
+/* Computes x = a times the turned tile, or consecutive tiles: their rows are columns of x. */
 template <int n>
 GDN_DEVICE void multiply_rows(float (&x)[32], const uint32_t (&a)[n], const char *b)
 {
@@ -154,7 +154,7 @@ GDN_DEVICE void multiply_rows(float (&x)[32], const uint32_t (&a)[n], const char
     }
     wgmma_commit();
 }
-/* x = a times the tile. */
+/* Computes x = a times the tile. */
 GDN_DEVICE void multiply_columns(float (&x)[32], const uint32_t (&a)[16], const char *b)
 {
     const uint32_t place = wgmma_place(shared_address(b));
@@ -167,7 +167,7 @@ GDN_DEVICE void multiply_columns(float (&x)[32], const uint32_t (&a)[16], const 
     }
     wgmma_commit();
 }
-/* x += a times two tiles side by side. */
+/* Adds a times two tiles side by side to x. */
 GDN_DEVICE void add_columns(float (&x)[64], const uint32_t (&a)[16], const char *b)
 {
     const uint32_t place = wgmma_place(shared_address(b), TILE);
@@ -190,7 +190,7 @@ GDN_DEVICE struct token_pairs pairs_of(const float (&from)[CHUNK])
     for (int i = 0; i < 8; i++) f.of[i] = *(const float2 *)(from + sum_column(4 * i));
     return f;
 }
-/* `selects`: zero where a factor is, whatever x is. */
+/* Scales x. `selects`: zero where a factor is, whatever x is. */
 template <bool selects> GDN_DEVICE void weigh(float (&x)[32], const struct token_pairs &f)
 {
 #pragma unroll
@@ -200,10 +200,10 @@ template <bool selects> GDN_DEVICE void weigh(float (&x)[32], const struct token
 /* ---- What is not finite ---------------------------------------------------------------------- */
 
 /*
- * Something not finite must not pass a gate that forgets, but a product takes every token times
- * zero. So where a gate of the chunk forgets, rows of tokens with such elements become zeros, the
- * tokens are noted as dead, and all tokens between the same two gates get NaN in the end. Where no
- * gate forgets, NaN reaches all tokens of the chunk (G11).
+ * Returns true if token t gets NaN. A value that is not finite must not pass a gate that forgets,
+ * but a product multiplies every token by zero. So if a gate of the chunk forgets, rows with such
+ * values become zero and their tokens are marked dead. At the end all tokens between the same two
+ * gates get NaN. If no gate forgets, NaN reaches all tokens of the chunk (G11).
  */
 __device__ __noinline__ bool are_spoilt(token_mask dead, token_mask resets, int t)
 {
@@ -217,8 +217,8 @@ GDN_DEVICE float spoil_with(const vectors &v, int t)
     return dead && are_spoilt(dead, tokens_of(v.resets), t) ? __int_as_float(0x7fffffff) : 0;
 }
 
-/* Rows of n tiles, one behind the other, with an element that is not finite become zeros, their
- * tokens dead. By so many threads, of which this is number i. */
+/* Sets rows of n consecutive tiles to zero if an element is not finite, and marks their tokens
+ * dead. n_threads threads call it; i is the number of this thread. */
 GDN_DEVICE void clean_rows(char *tile, int n, uint32_t (&dead)[2], int i, int n_threads)
 {
     for (int t = i; t < CHUNK; t += n_threads) {
@@ -232,7 +232,7 @@ GDN_DEVICE void clean_rows(char *tile, int n, uint32_t (&dead)[2], int i, int n_
             *(uint32_t *)(tile + x / 32 * TILE + t * 128 + x % 32 * 4) = 0;
     }
 }
-/* Elements of a factor, whose columns are tokens. */
+/* Cleans the elements of a factor whose columns are tokens. */
 GDN_DEVICE void clean_factor(uint32_t (&x)[16], uint32_t (&dead)[2])
 {
 #pragma unroll

@@ -28,7 +28,7 @@ struct prepare_shared {
 };
 static_assert(sizeof(struct prepare_shared) <= GDN_CU_PREPARE_BYTES, "prepare_shared");
 
-/* Rows of a head of a tensor, zeros beyond n. */
+/* Copies rows of a head of a tensor, with zeros beyond n. */
 GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct stage_chunk &c,
                           int head)
 {
@@ -39,7 +39,7 @@ GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct st
                        row_at(rows, c.seq, t < c.n ? t : 0, head) + at, t < c.n ? 16 : 0);
 }
 
-/* Keys and queries, here and as tiles in memory. */
+/* Loads keys and queries to shared memory, and stores them as tiles in memory. */
 GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backward &a,
                           const struct stage_chunk &c, int64_t number, int key)
 {
@@ -57,7 +57,7 @@ GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backwar
     }
 }
 
-/* By the first warp. */
+/* Prepares the gates. The first warp calls it. */
 GDN_DEVICE void prepare_gates(struct prepare_shared &sh, const struct gdn_cu_rule &r,
                               const struct stage_chunk &c, int head)
 {
@@ -79,7 +79,7 @@ GDN_DEVICE void make_lengths(struct prepare_shared &sh, const struct gdn_cu_rule
     const char *row = (i ? sh.keys.q : sh.keys.k) + t * DEEP_ROW;
     sh.lengths[i][t] = t < n ? row_inverse_length<GDN_BF16, DEEP>(row, r) : 1;
 }
-/* Lengths into the vectors, as write_lengths() does. */
+/* Multiplies the vectors by lengths, as write_lengths() does. */
 GDN_DEVICE void apply_lengths(struct prepare_shared &sh)
 {
     const int   t = threadIdx.x % CHUNK;
@@ -94,7 +94,7 @@ GDN_DEVICE void apply_lengths(struct prepare_shared &sh)
     }
 }
 
-/* Tokens whose q or k is not finite, by the products of a token's own rows. */
+/* Marks tokens whose q or k is not finite: the product of the row with itself is not. */
 GDN_DEVICE void note_dead(vectors &v, const mma_block (&keys)[CHUNK / 16],
                           const mma_block (&queries)[CHUNK / 16], int warp)
 {
@@ -109,7 +109,7 @@ GDN_DEVICE void note_dead(vectors &v, const mma_block (&keys)[CHUNK / 16],
         }
 }
 
-/* Rows of T from the square, zero where a gate parts them. */
+/* Stores rows of T from the square, with zeros where a gate parts them. */
 GDN_DEVICE void store_t(struct chunk_record &to, const struct prepare_shared &sh)
 {
     const token_mask resets = tokens_of(sh.v.resets);
@@ -125,7 +125,7 @@ GDN_DEVICE void store_t(struct chunk_record &to, const struct prepare_shared &sh
     }
 }
 
-/* P from its tile, whose blocks above the diagonal were not written. */
+/* Stores P from its tile, whose blocks above the diagonal were not written. */
 GDN_DEVICE void store_p(struct chunk_record &to, const struct prepare_shared &sh)
 {
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 8; i += blockDim.x) {

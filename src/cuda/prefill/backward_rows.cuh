@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What stands between the tensors and the chunks, a warp for a row:
+ * The steps between the tensors and the chunks, a warp for a row:
  *
  *     load     rows of q and k, normalised, q with the scale; a block for a chunk and a head
  *     store    dq, dk and dv: sums over the state heads that read a row, in their order, and the
@@ -56,7 +56,7 @@ GDN_DEVICE void backward_load(const struct gdn_cu_backward &a)
 
 /* ---- Store --------------------------------------------------------------------------------- */
 
-/* By what the divisor of a norm grows with |x|. */
+/* Returns the growth of a norm's divisor with |x|. */
 GDN_DEVICE float norm_slope(float squares, const struct gdn_cu_rule &r)
 {
     const float length = sqrtf(squares);
@@ -79,7 +79,7 @@ GDN_DEVICE void through_norm(float (&dy)[ROW_PARTS], float (&x)[ROW_PARTS],
     for (int i = 0; i < ROW_PARTS; i++) dy[i] = f * (dy[i] - along * x[i]);
 }
 
-/* Of a tensor: its rows, their gradient, that of state heads in memory, its heads and sizes. */
+/* A tensor: its rows, their gradient, the gradient of state heads in memory, heads and sizes. */
 struct backward_tensor {
     const struct gdn_rows *given, *to, *parts;
     int                    head, n_heads, D;

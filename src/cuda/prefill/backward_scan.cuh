@@ -18,7 +18,7 @@
 #include "cuda/prefill/backward_mma.cuh"
 #include "cuda/prefill/backward_walk.cuh"
 
-/* Shared memory of a walk by so many warpgroups, and where the tiles of a chunk are in a stage. */
+/* Shared memory of a walk by n_groups warpgroups, and the places of a chunk's tiles in a stage. */
 template <bool is_reverse, int n_groups> struct scan_shared {
     static constexpr int groups = n_groups;
     static constexpr bool reverse = is_reverse;
@@ -38,13 +38,13 @@ static_assert(sizeof(scan_shared<true, 2>) <= GDN_CU_WALK_BYTES, "scan_shared");
 
 typedef float scan_state[64];
 
-/* What a block walks through. */
+/* The chunks that a block walks through. */
 struct scan_way {
     struct backward_window in;
     int64_t                b;
     int                    head, col;
     bool                   reverse;
-    /* The chunk of the window that it comes to first. */
+    /* Returns the first chunk of the window on this way. */
     __device__ __forceinline__ int64_t first_chunk(void) const
     {
         return reverse ? in.n_chunks - 1 : 0;
@@ -53,8 +53,8 @@ struct scan_way {
 
 /* ---- States -------------------------------------------------------------------------------- */
 
-/* Calls with each element of the warpgroup's part of a state, and where it is in a pool in which
- * rows are k, or columns. */
+/* Calls `each` with every element of the warpgroup's part of a state, and its place in a pool whose
+ * rows, or columns, are k. */
 template <class Each>
 GDN_DEVICE void each_element(scan_state &S, const struct stage_strip &s, Each each)
 {
@@ -79,7 +79,7 @@ GDN_DEVICE void store_scan(const struct stage_strip &s, scan_state &S, bool adds
     });
 }
 
-/* S = decay S, zero by selection (G7) where a gate may forget. */
+/* Computes S = decay S. If a gate may forget, zero comes by selection (G7). */
 template <bool forgets> GDN_DEVICE void decay_scan(scan_state &S, float decay)
 {
 #pragma unroll
@@ -94,8 +94,8 @@ GDN_DEVICE int  scan_group(void) { return (int)threadIdx.x / GROUP; }
 GDN_DEVICE bool leads_group(void) { return threadIdx.x % GROUP == 0; }
 GDN_DEVICE void meet_group(void) { barrier_wait(SCAN_BARRIER_GROUP + scan_group(), GROUP); }
 
-/* What the group has written to a place goes to memory. What was sent before has left then, so its
- * place may be written to. */
+/* Sends what the group has written from a place to memory. On return the send before has been read,
+ * so its place may be written again. */
 GDN_DEVICE void send(char *to, const char *from, int bytes)
 {
     async_fence();
@@ -140,7 +140,7 @@ GDN_DEVICE void spoil(float (&x)[32], const uint32_t (&dead)[2], const vectors &
 
 /* ---- Forward ------------------------------------------------------------------------------- */
 
-/* R^T from S^T K^T and beta V^T. */
+/* Computes R^T from S^T K^T and beta V^T. */
 template <bool forgets>
 GDN_DEVICE void make_r(uint32_t (&r)[16], float (&x)[32], const float (&v)[32], const vectors &g)
 {
@@ -151,7 +151,7 @@ GDN_DEVICE void make_r(uint32_t (&r)[16], float (&x)[32], const float (&v)[32], 
     pack(r, x);
 }
 
-/* Without a branch between a product and its wait: with one ptxas has them wait for each other. */
+/* Has no branch between a product and its wait: with one, ptxas serialises the products. */
 template <bool forgets, class Shared>
 GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, struct chunk_record &to,
                               int half)
@@ -254,7 +254,7 @@ template <class Shared> GDN_DEVICE void take_turn(struct scan_turn &t)
     t.odd ^= 1;
 }
 
-/* Chunks one after the other, by a thread. */
+/* Loads chunks one after the other. One thread calls it. */
 template <class Shared>
 GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a, const struct scan_way &w)
 {
@@ -286,7 +286,7 @@ GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a, const stru
     }
 }
 
-/* Where the state before the window is, or goes. Checkpoints are numbered through the batch. */
+/* Returns the slot of the state before the window. Checkpoints are numbered through the batch. */
 GDN_DEVICE int64_t start_of(const struct gdn_cu_backward &a, int64_t row, int64_t window)
 {
     const int64_t every = a.window_chunks * CHUNK;
@@ -355,7 +355,7 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
     }
 }
 
-/* Blocks of reverse walks come first, they take longer. A block has so many warpgroups. */
+/* Runs the walks. Blocks of reverse walks come first, because they take longer. */
 template <int groups> GDN_DEVICE void backward_mma_walks(const struct gdn_cu_backward &a)
 {
     enum { STRIPS = 2 / groups };

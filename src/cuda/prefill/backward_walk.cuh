@@ -40,7 +40,7 @@ GDN_DEVICE struct stage_strip strip_of(const struct gdn_cu_backward &a, const st
     return { view, view.data ? pool_at(view, slot, w.head) : 0, w.col, w.n, a.rule.K };
 }
 
-/* A strip of rows of V: of tensors with in, of memory with own; zeros beyond n tokens and V. */
+/* Loads a strip of rows of V: tensors with in, memory with own. Zeros beyond n tokens and V. */
 GDN_DEVICE void load_columns(float (*x)[STRIP + PAD], const struct gdn_rows &rows,
                              const struct stage_chunk &c, const struct walk_item &w)
 {
@@ -86,7 +86,7 @@ GDN_DEVICE void backward_forward(const struct gdn_cu_backward &a)
 
 /* ---- Reverse ------------------------------------------------------------------------------- */
 
-/* z = B^T dO + diag(to_end) K J, the gradient of u, where A of `sh` is B and x is dO. */
+/* Computes z = B^T dO + diag(to_end) K J, the gradient of u. A of `sh` is B, and x is dO. */
 GDN_DEVICE void gradient_of_u(struct reverse_shared &sh, const struct gdn_cu_rule &r,
                               const struct backward_chunk &c, int head)
 {
@@ -109,7 +109,7 @@ GDN_DEVICE void gradient_of_u(struct reverse_shared &sh, const struct gdn_cu_rul
     __syncthreads();
 }
 
-/* z becomes (I + A)^-T z: STEP tokens at a time from the last, each less what later ones take. */
+/* Replaces z by (I + A)^-T z: STEP tokens at a time from the last, by back substitution. */
 GDN_DEVICE void solve_reverse(struct reverse_shared &sh, int n)
 {
     const struct chunk_shared &s = sh.strip.chunk;
@@ -140,7 +140,7 @@ GDN_DEVICE void solve_reverse(struct reverse_shared &sh, int n)
     }
 }
 
-/* J before the chunk, of which x is dO. */
+/* Computes J before the chunk. x is dO of the chunk. */
 GDN_DEVICE void step_back(struct reverse_shared &sh, const struct gdn_cu_rule &r,
                           const struct backward_chunk &c, int head)
 {
@@ -159,7 +159,7 @@ GDN_DEVICE void step_back(struct reverse_shared &sh, const struct gdn_cu_rule &r
     update_state(s, r.k, c.own, source_head(r, head, r.Hk), r.K, keys);
 }
 
-/* dstate, in the first window. */
+/* Stores dstate, in the first window. */
 GDN_DEVICE void store_gradient(float (*J)[STRIP + PAD], const struct stage_strip &s, bool adds)
 {
     for (int i = threadIdx.x; i < s.K * STRIP && adds; i += THREADS) {

@@ -70,7 +70,8 @@ template <int io, int deep> struct prefill_block {
 
 /* ---- Loads: 128 threads ---------------------------------------------------------------------- */
 
-/* n rows of `bytes` into a tile, zeros for the rows after them; 2^log_lanes threads per row. */
+/* Loads n rows of `bytes` into a tile, zeros for the rows after them; 2^log_lanes threads per
+ * row. */
 template <int wide>
 GDN_DEVICE void load_rows(char *to, int to_row, const char *from, int64_t from_row, int rows, int n,
                           int bytes, int log_lanes)
@@ -142,7 +143,7 @@ GDN_DEVICE void load_chunk(const prefill_block<io, deep> &b, const struct prefil
     copy_commit();
 }
 
-/* v is zero where beta is (G8): it may be NaN. By 128 threads that waited for the tile. */
+/* Clears v where beta is zero (G8): it may be NaN. 128 threads that waited for the tile call it. */
 template <int io, int deep>
 GDN_DEVICE void drop_rows(const prefill_block<io, deep> &b, int slot, int stage)
 {
@@ -233,7 +234,7 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
     }
 }
 
-/* The output of a chunk, from where V was. By a warp. */
+/* Stores the output of a chunk, from where V was. By a warp. */
 template <int io, int deep>
 GDN_DEVICE void store_output(const prefill_block<io, deep> &b, const char *from, char *to,
                              int64_t c, int n_columns)
@@ -257,7 +258,7 @@ template <int io, int deep> struct state_warp {
     typename chunk_work<io, deep>::state S;
 };
 
-/* Checkpoints after tokens of chunk c. */
+/* Stores checkpoints after tokens of chunk c. */
 template <int io, int deep>
 GDN_DEVICE void leave_checkpoints(state_warp<io, deep> &w, const chunk_work<io, deep> &work,
                                   const typename chunk_work<io, deep>::tokens &U, int64_t c)
@@ -360,7 +361,7 @@ template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, de
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* Zeros for the block's columns of tokens [from, to), counted as row_at() does. */
+/* Writes zeros to the block's columns of tokens [from, to), counted as row_at() does. */
 template <int io, int deep>
 GDN_DEVICE void zero_tokens(const prefill_block<io, deep> &b, int64_t from, int64_t to)
 {

@@ -38,7 +38,7 @@ template <int chunk> struct chunk_vectors : chunk_gates<chunk> {
     float    q_start[chunk];    /* of q . S in the output: exp(G) q_scale; 0 behind a token that
                                  * forgets */
     float    k_scale[chunk];    /* 1 / length of k */
-    float    from_start[chunk]; /* of k . S in R: exp(G) / length; likewise */
+    float    from_start[chunk]; /* of k . S in R: exp(G) / length */
     float    to_end[chunk];     /* of u in the state: exp(G_end - G) / length; 0 before one */
     uint32_t dead[2];           /* with a row of L that is not finite */
 };
@@ -48,7 +48,7 @@ GDN_DEVICE token_mask tokens_of(const uint32_t (&words)[2])
 {
     return (token_mask)words[1] << 32 | words[0];
 }
-/* Tokens 0 to n - 1. */
+/* Returns tokens 0 to n - 1. */
 GDN_DEVICE token_mask tokens_below(int n)
 {
     return n >= 64 ? ~(token_mask)0 : ((token_mask)1 << n) - 1;
@@ -58,7 +58,7 @@ GDN_DEVICE bool are_parted(token_mask resets, int j, int i)
 {
     return resets && (resets & tokens_below(i + 1) & ~tokens_below(j + 1)) != 0;
 }
-/* The tokens that token i sees: it and those before it, from the last one that forgets. */
+/* Returns the tokens that token i sees: it and those before it, from the last one that forgets. */
 GDN_DEVICE token_mask tokens_seen(token_mask resets, int i)
 {
     const token_mask before = tokens_below(i + 1), forget = resets & before;
@@ -128,7 +128,7 @@ GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
     raw.left       = (int)clamp64(s.n_valid - t, 0, INT32_MAX);
 }
 
-/* Inclusive sums over lanes; with resets: sums that start anew at one, before: of the word
+/* Returns inclusive sums over lanes; with resets: sums that start anew at one, before: of the word
  * before. */
 GDN_DEVICE float scan_lanes(float x)
 {
@@ -155,8 +155,8 @@ GDN_DEVICE float scan_from_resets(float x, bool reset, float before)
     return anew ? x : x + before;
 }
 
-/* Gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a time:
- * it is much code, and nobody waits for it. */
+/* Expands gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a
+ * time: it is much code, and no warp waits for it. */
 template <int chunk>
 GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chunk> &v,
                              const raw_gates<chunk> &raw, const struct gdn_cu_rule &r, int n)
@@ -184,7 +184,7 @@ GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chu
     v.writers[1] = (uint32_t)(writers >> 32);
 }
 
-/* G: sums of the gates since the start, or since the last token that forgets. */
+/* Sums the gates: G, since the start, or since the last token that forgets. */
 template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask resets)
 {
     float end = 0;
@@ -197,13 +197,13 @@ template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask reset
     }
 }
 
-/* x for all tokens, before lengths are in it. By a warp. */
+/* Fills x for all tokens, before lengths are in it. By a warp. */
 template <int chunk> GDN_DEVICE void fill_tokens(float (&of)[chunk], float x)
 {
     for (int t = threadIdx.x % 32; t < chunk; t += 32) of[t] = x;
 }
 
-/* All but k_scale and q_scale, from expand_gates(). */
+/* Writes all but k_scale and q_scale, from expand_gates(). */
 template <int chunk>
 GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>::each],
                             const struct gdn_cu_rule &r, int n)
@@ -232,7 +232,7 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>
 
 /* ---- Lengths: a thread per row of K or Q ----------------------------------------------------- */
 
-/* One row of a tile, `deep` elements; 1 / its length. */
+/* Returns one row of a tile, `deep` elements; 1 / its length. */
 template <int io, int deep>
 GDN_DEVICE float row_inverse_length(const char *row, const struct gdn_cu_rule &r)
 {
@@ -254,7 +254,8 @@ GDN_DEVICE float row_inverse_length(const char *row, const struct gdn_cu_rule &r
     return inverse_length(sum, r.norm, r.norm_eps);
 }
 
-/* The K elements of a row x length in place; what pads it stays zero, whatever the length is. */
+/* Scales the K elements of a row x length in place; what pads it stays zero, whatever the length
+ * is. */
 template <int io> GDN_DEVICE void scale_row(char *row, float length, int K)
 {
     typedef typename gdn_io<io>::type element;
@@ -290,7 +291,7 @@ GDN_DEVICE void write_lengths(chunk_vectors<chunk> &v, char *k, char *q,
 
 /* ---- Gram matrices --------------------------------------------------------------------------- */
 
-/* Rows [16 i, 16 i + 16) of A times those of K up to the same: blocks 0 to i. */
+/* Multiplies rows [16 i, 16 i + 16) of A times those of K up to the same: blocks 0 to i. */
 template <int io, int deep, int blocks>
 GDN_DEVICE void multiply_rows(mma_block (&gram)[blocks], uint32_t a, uint32_t k, int i)
 {
@@ -313,7 +314,7 @@ GDN_DEVICE void multiply_rows(mma_block (&gram)[blocks], uint32_t a, uint32_t k,
     }
 }
 
-/* Rows of L: what is not finite becomes zero, and its token dead. */
+/* Writes rows of L: what is not finite becomes zero, and its token dead. */
 template <int chunk>
 GDN_DEVICE void write_l(float *L, chunk_vectors<chunk> &v, const mma_block (&gram)[chunk / 16],
                         int w)
@@ -405,7 +406,8 @@ template <int chunk> GDN_DEVICE void invert_diagonal(float *L, float *D, int w)
         *(float4 *)(at + c * ld + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
-/* sum[r] += rows p and p + 8 of a block (from `a` on, ld apart) times a row of 16 (from `b` on). */
+/* Computes sum[r] += rows p and p + 8 of a block (from `a` on, ld apart) times a row of 16 (from
+ * `b` on). */
 GDN_DEVICE void add_dots(float (&sum)[2], const float *a, int ld, const float *b)
 {
 #pragma unroll
@@ -454,8 +456,8 @@ template <int chunk> GDN_DEVICE void invert_below(float *L, const float *D, int 
     }
 }
 
-/* T from the square, columns 4 w to 4 w + 3 of every block, from the block of the diagonal down.
- * Across a token that forgets it is zero, were beta NaN. */
+/* Writes T from the square, columns 4 w to 4 w + 3 of every block, from the block of the diagonal
+ * down. Across a token that forgets it is zero, were beta NaN. */
 template <int io, int chunk>
 GDN_DEVICE void write_t(char *T, const float *L, const chunk_vectors<chunk> &v, int w)
 {

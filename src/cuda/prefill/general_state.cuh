@@ -83,7 +83,7 @@ GDN_DEVICE void load_state(mma_block (&S)[n], const struct state_place &p,
     }
 }
 
-/* Columns of k from `k` on. */
+/* Stores columns of k from `k` on. */
 GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
                             const struct state_part &part, int k)
 {
@@ -112,7 +112,7 @@ struct prefill_cursor {
     int64_t c, at, slot;
 };
 
-/* The next checkpoint becomes number c. By a warp. */
+/* Makes checkpoint c the next one. One warp calls it. */
 GDN_DEVICE void set_cursor(struct prefill_cursor &cursor, int64_t c, const struct gdn_cu_batch &b,
                            const struct gdn_cu_checkpoints &list)
 {
@@ -130,7 +130,7 @@ struct spoilt_rows {
     token_mask row[2];
 };
 
-/* Zeros for what is not finite in column block j, and where it was. */
+/* Replaces values of column block j that are not finite by zeros, and notes their places. */
 GDN_DEVICE void take_spoilt(struct spoilt_rows &s, mma_block &x, int j)
 {
 #pragma unroll
@@ -149,7 +149,7 @@ GDN_DEVICE void share_spoilt(struct spoilt_rows &s)
         for (int r = 0; r < 2; r++) s.row[r] |= __shfl_xor_sync(0xffffffff, s.row[r], step);
 }
 
-/* NaN for what sees a spoilt token; columns are tokens. */
+/* Sets columns of tokens that depend on a spoilt token to NaN. */
 template <int n>
 GDN_DEVICE void spoil(mma_block (&x)[n], const struct spoilt_rows &s, token_mask resets)
 {
@@ -160,8 +160,8 @@ GDN_DEVICE void spoil(mma_block (&x)[n], const struct spoilt_rows &s, token_mask
     }
 }
 
-/* The same in row block i, whose rows are tokens and whose columns are those rows. By all lanes of
- * a warp. */
+/* Spoils the same in row block i, whose rows are tokens and whose columns are those rows. By all
+ * lanes of a warp. */
 GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, token_mask resets)
 {
 #pragma unroll
@@ -220,7 +220,7 @@ template <int n> GDN_DEVICE void clear_blocks(mma_block (&x)[n])
     for (int i = 0; i < 8 * n; i++) x[i / 8][i / 4 % 2][i % 4] = 0;
 }
 
-/* R^T; is all of it finite? */
+/* Computes R^T. Returns true if all of it is finite. */
 template <int io, int deep>
 __device__ __forceinline__ bool chunk_work<io, deep>::make_r(operands &r, const state &S) const
 {
@@ -255,7 +255,8 @@ __device__ __forceinline__ bool chunk_work<io, deep>::make_r(operands &r, const 
     return !__any_sync(0xffffffff, tiles::is_tainted(taint));
 }
 
-/* R^T with zeros for what is not finite; behind a token that forgets it is V^T whatever S holds. */
+/* Returns r^T with zeros for what is not finite; behind a token that forgets it is V^T whatever S
+ * holds. */
 template <int io, int deep>
 __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(operands &r) const
 {
@@ -280,7 +281,7 @@ __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(opera
     return s;
 }
 
-/* U^T. */
+/* Returns u^T. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::make_u(tokens &U, const operands &r) const
 {
@@ -295,7 +296,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_u(tokens &U, const op
         }
 }
 
-/* U^T with zeros for what is not finite. */
+/* Returns u^T with zeros for what is not finite. */
 template <int io, int deep>
 __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(operands &u) const
 {
@@ -311,7 +312,7 @@ __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(opera
     return s;
 }
 
-/* The output of the chunk, to where V was; u is U^T. spoilt: NULL where all was finite. */
+/* Returns the output of the chunk, to where V was; u is U^T. spoilt: NULL where all was finite. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, const operands &u,
                                                              const struct spoilt_rows *spoilt) const
@@ -363,7 +364,7 @@ template <int chunk> GDN_DEVICE float end_decay(const chunk_vectors<chunk> &v, i
     return are_parted(tokens_of(v.resets), -1, n - 1) ? 0 : ex2_approx(v.G[n - 1]);
 }
 
-/* (to_end U)^T, for the state after the first n tokens; 0: after the chunk. */
+/* Returns (to_end U)^T, for the state after the first n tokens; 0: after the chunk. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const tokens &U,
                                                               int n) const
@@ -389,14 +390,15 @@ __device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const
     }
 }
 
-/* decay S, zero by selection (G7). */
+/* Multiplies S by the decay, zero by selection (G7). */
 GDN_DEVICE void decay_block(mma_block &S, float decay)
 {
 #pragma unroll
     for (int i = 0; i < 8; i++) S[i / 4][i % 4] = decay == 0 ? 0 : decay * S[i / 4][i % 4];
 }
 
-/* S after the chunk. mends: without the keys that are forgotten, which may not be finite. */
+/* Returns S after the chunk. mends: without the keys that are forgotten, which may not be
+ * finite. */
 template <int io, int deep>
 template <bool mends>
 __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const operands &w) const
@@ -417,7 +419,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const ope
         }
 }
 
-/* The state after the first n tokens of the chunk, as a call leaves it that ends there. */
+/* Returns the state after the first n tokens of the chunk, as a call leaves it that ends there. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, const tokens &U, int n,
                                                             const struct state_place &to,
@@ -449,7 +451,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, cons
 
 /* ---- Output ---------------------------------------------------------------------------------- */
 
-/* `bytes`, at most 16, from shared memory; wide: how many may move at once. */
+/* Copies `bytes`, at most 16, from shared memory; wide: how many may move at once. */
 GDN_DEVICE void copy_out(char *to, const char *from, int bytes, int wide)
 {
     if (wide == 16 && bytes == 16) {

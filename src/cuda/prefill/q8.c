@@ -6,7 +6,7 @@
 
 enum { MOST_SLICES = 64 }; /* that share the checkpoints of a sequence */
 
-/* float32, one after the other, v by v. */
+/* Returns float32, one after the other, v by v. */
 static struct gdn_pool_view wide_view(const struct gdn_cu_rule *r, char *data)
 {
     const int64_t head = (int64_t)r->K * r->V;
@@ -15,7 +15,7 @@ static struct gdn_pool_view wide_view(const struct gdn_cu_rule *r, char *data)
     };
 }
 
-/* Checkpoints that a call may leave, whatever its batch holds. */
+/* Returns checkpoints that a call may leave, whatever its batch holds. */
 static int64_t count_checkpoints(const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;

@@ -121,7 +121,7 @@ GDN_DEVICE bool is_kept(const struct eight_sequence &q, const struct gdn_cu_rule
     return n <= q.n_idle && r.from.dtype == view.dtype;
 }
 
-/* Bit for bit, with the scales, between pools of one dtype. */
+/* Copies bit for bit, with the scales, between pools of one dtype. */
 GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_place &from,
                            const struct eight_part &p)
 {
@@ -133,7 +133,7 @@ GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_plac
     if ((int)threadIdx.x < p.n) to.scales[threadIdx.x] = from.scales[threadIdx.x];
 }
 
-/* All that is kept, before anything is written where it was read. */
+/* Copies all that is kept, before anything is written where it was read. */
 GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_eight &a, const struct eight_sequence &q,
                           const struct eight_part &p)
 {
@@ -170,7 +170,7 @@ GDN_DEVICE void prefill_eight_load(const struct gdn_cu_prefill_eight &a)
 
 /* ---- After ----------------------------------------------------------------------------------- */
 
-/* The scale of each column, by threads that follow each other. */
+/* Makes the scale of each column, by threads that follow each other. */
 GDN_DEVICE void make_scales(struct eight_shared &sh, const struct gdn_pool_view &view,
                             const struct eight_part &p, int64_t n_tokens)
 {
@@ -184,7 +184,7 @@ GDN_DEVICE void make_scales(struct eight_shared &sh, const struct gdn_pool_view 
     sh.key[v]    = view.random ? eight_key(view.seed, n_tokens, p.head, p.v + v) : 0;
 }
 
-/* A float32 state of the workspace, after n_tokens, to a slot. */
+/* Stores a float32 state of the workspace, after n_tokens, to a slot. */
 GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view &view, int64_t slot,
                             const struct gdn_pool_view &wide, int64_t number,
                             const struct eight_part &p, int64_t n_tokens)
@@ -207,8 +207,8 @@ GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view 
     __syncthreads(); /* before the next one */
 }
 
-/* The final state, and checkpoints, but for those that copy_kept() has left; blocks with the same x
- * share those of a sequence. */
+/* Stores the final state and checkpoints, except the states that copy_kept() has copied. Blocks
+ * with the same x share the states of a sequence. */
 GDN_DEVICE void prefill_eight_store(const struct gdn_cu_prefill_eight &a)
 {
     __shared__ struct eight_shared   sh;

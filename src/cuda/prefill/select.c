@@ -32,7 +32,7 @@ static struct form find_form(int dtype, int K)
     return (struct form){ kernel, dtype, 64 << size, gdn_cuda_kernel_threads(kernel) / 32 };
 }
 
-/* How many bytes of its rows move at once: as many as data and steps are aligned to. */
+/* Returns how many bytes of its rows move at once: as many as data and steps are aligned to. */
 static int32_t width_of(const struct gdn_rows *r)
 {
     const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
@@ -181,7 +181,8 @@ static struct gdn_cuda_cut_options cut_options_of(const struct gdn_rule_call *c)
     return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
-/* Workspace is for segments and for states of 8 bits. GDN_EXACT goes token by token, as decode. */
+/* Plans the workspace for segments and states of 8 bits. GDN_EXACT goes token by token, as
+ * decode. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c    = call;

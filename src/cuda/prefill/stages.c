@@ -91,7 +91,7 @@ static gdn_status launch_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *
 
 /* ---- Calls --------------------------------------------------------------------------------- */
 
-/* cu_seqlens, if the context checks contents. */
+/* Checks cu_seqlens, if the context checks contents. */
 static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_plan *plan,
                                  const struct gdn_tokens *tokens, void *stream)
 {

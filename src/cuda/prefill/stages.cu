@@ -65,7 +65,7 @@ GDN_DEVICE struct uw_column column_at(const struct gdn_cu_stage &a, int i)
     return { &a.T, i - nu - nw };
 }
 
-/* Row t of its right side, zero where beta is 0 (G8). */
+/* Returns row t of its right side, zero where beta is 0 (G8). */
 GDN_DEVICE float right_side(const struct gdn_cu_stage &a, const struct stage_gates &g,
                             const struct stage_chunk &c, int head, const struct uw_column &to,
                             int t)
@@ -111,7 +111,7 @@ GDN_DEVICE void stage_uw(const struct gdn_cu_stage &a)
     }
 }
 
-/* x = u - w S, of rows before a forgetting gate u alone. */
+/* Computes x = u - w S, of rows before a forgetting gate u alone. */
 GDN_DEVICE void subtract_state(struct strip_shared &sh, const struct gdn_cu_stage &a,
                                const struct stage_chunk &c, int head, const struct stage_strip &s)
 {
@@ -163,7 +163,7 @@ template <bool summary> GDN_DEVICE void walk_chunks(const struct gdn_cu_stage &a
 GDN_DEVICE void stage_states(const struct gdn_cu_stage &a) { walk_chunks<false>(a); }
 GDN_DEVICE void stage_summary(const struct gdn_cu_stage &a) { walk_chunks<true>(a); }
 
-/* o = scale (from_start q S + A x) of one strip. */
+/* Computes o = scale (from_start q S + A x) of one strip. */
 GDN_DEVICE void write_output(struct strip_shared &sh, const struct gdn_cu_stage &a,
                              const struct stage_chunk &c, int head, const struct stage_strip &s)
 {
@@ -209,7 +209,7 @@ GDN_DEVICE void stage_output(const struct gdn_cu_stage &a)
 
 /* ---- Products of summaries ----------------------------------------------------------------- */
 
-/* Rows [x0, x0 + 64) and columns [y0, y0 + 64) of M. */
+/* Loads rows [x0, x0 + 64) and columns [y0, y0 + 64) of M. */
 GDN_DEVICE void load_transition(float (*tile)[DEPTH + 1], const struct gdn_cu_product &a,
                                 int64_t from, int x0, int y0)
 {
@@ -231,7 +231,7 @@ GDN_DEVICE bool is_zero(const struct gdn_cu_product &a, int64_t from)
     return !__syncthreads_or(!zero);
 }
 
-/* S = M S of a strip. The products stay in registers until no thread reads S any more. */
+/* Computes S = M S of a strip. The products stay in registers until no thread reads S any more. */
 GDN_DEVICE void multiply_strip(struct strip_shared &sh, const struct gdn_cu_product &a, int64_t M)
 {
     enum { PARTS = MOST_K / CHUNK };
@@ -262,7 +262,7 @@ GDN_DEVICE void multiply_strip(struct strip_shared &sh, const struct gdn_cu_prod
     __syncthreads();
 }
 
-/* S += U, or S = U. */
+/* Computes S += U, or S = U. */
 GDN_DEVICE void add_strip(float (*S)[STRIP + PAD], const struct stage_strip &U, bool is_zero)
 {
     for (int i = threadIdx.x; i < U.K * STRIP; i += THREADS) {

@@ -73,7 +73,8 @@ GDN_DEVICE void cut_chunk(struct stage_chunk &c, int64_t i, int64_t C)
     c.n_all = clamp64(c.seq.n_tokens - c.t0, 0, C);
 }
 
-/* Sequences first to first + 31, one per lane: their chunks, those of earlier lanes included. */
+/* Returns, for sequences first to first + 31, one per lane, their chunks and those of earlier
+ * lanes. */
 GDN_DEVICE long long count_chunks(const struct gdn_cu_batch &b, int64_t first, int64_t end,
                                   int64_t C)
 {
@@ -86,7 +87,7 @@ GDN_DEVICE long long count_chunks(const struct gdn_cu_batch &b, int64_t first, i
     return n;
 }
 
-/* The number of the first chunk of a sequence. By all threads of a warp. */
+/* Returns the number of the first chunk of a sequence. By all threads of a warp. */
 GDN_DEVICE int64_t first_chunk(const struct gdn_cu_batch &b, int64_t row, int64_t C)
 {
     int64_t first = 0;
@@ -96,8 +97,8 @@ GDN_DEVICE int64_t first_chunk(const struct gdn_cu_batch &b, int64_t row, int64_
     return first;
 }
 
-/* Chunk `number` of the batch. Those past the last have the tokens of no sequence, C each. By all
- * threads of a warp. */
+/* Returns chunk `number` of the batch. Those past the last have the tokens of no sequence, C each.
+ * By all threads of a warp. */
 GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t number, int64_t C)
 {
     struct stage_chunk c = {};
@@ -131,7 +132,7 @@ GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t n
 GDN_DEVICE bool sees(const struct stage_gates &g, int i) { return g.start[i] < 0; }
 GDN_DEVICE bool reaches(const struct stage_gates &g, int i, int n) { return i >= g.start[n - 1]; }
 
-/* Gates of n > 0 tokens; 0 and beta 0 beyond. Sums are float64. By the whole block. */
+/* Loads gates of n > 0 tokens; 0 and beta 0 beyond. Sums are float64. By the whole block. */
 GDN_DEVICE void load_gates(struct stage_gates &g, const struct gdn_cu_rule &r,
                            const struct stage_chunk &c, int head)
 {
@@ -166,8 +167,8 @@ GDN_DEVICE void load_gates(struct stage_gates &g, const struct gdn_cu_rule &r,
 
 /* ---- Products ------------------------------------------------------------------------------ */
 
-/* Columns of the rows of a chunk, as many as a row of the tile less its padding, from x0 on; zeros
- * beyond n rows and K. */
+/* Loads columns of the rows of a chunk, as many as a row of the tile less its padding, from x0 on;
+ * zeros beyond n rows and K. */
 template <int LD>
 GDN_DEVICE void load_tile(float (*tile)[LD], const struct gdn_rows &rows,
                           const struct stage_chunk &c, int head, int x0, int K)
@@ -181,9 +182,9 @@ GDN_DEVICE void load_tile(float (*tile)[LD], const struct gdn_rows &rows,
     }
 }
 
-/* A[j][i] = exp(sum of g after j up to i) left_i . k_j where row i looks back to j, else 0. It
- * looks back to itself with left = q; with left = k it does not and beta_i comes before. Until A is
- * there, its memory is a second tile, for q. */
+/* Computes A[j][i] = exp(sum of g after j up to i) left_i . k_j where row i looks back to j, else
+ * 0. It looks back to itself with left = q; with left = k it does not and beta_i comes before.
+ * Until A is there, its memory is a second tile, for q. */
 GDN_DEVICE void multiply_keys(struct chunk_shared &sh, const struct gdn_cu_rule &r,
                               const struct stage_chunk &c, int head, bool queries)
 {
@@ -229,7 +230,7 @@ GDN_DEVICE void add_four(float (&sum)[4], float x, const float *y)
     sum[2] = fmaf(x, four.z, sum[2]), sum[3] = fmaf(x, four.w, sum[3]);
 }
 
-/* sum = the rows of a chunk times S. */
+/* Computes sum = the rows of a chunk times S. */
 GDN_DEVICE void multiply_state(float (&sum)[2][4], struct strip_shared &sh,
                                const struct gdn_rows &rows, const struct stage_chunk &c, int head,
                                int K)
@@ -280,7 +281,7 @@ GDN_DEVICE void update_state(struct strip_shared &sh, const struct gdn_rows &row
     __syncthreads();
 }
 
-/* The state after a chunk, from x = u. keys: the chunk as the rows of k have it. */
+/* Passes the state after a chunk, from x = u. keys: the chunk as the rows of k have it. */
 GDN_DEVICE void pass_chunk(struct strip_shared &sh, const struct gdn_cu_rule &r,
                            const struct stage_chunk &keys, int head)
 {
@@ -300,8 +301,9 @@ GDN_DEVICE void pass_chunk(struct strip_shared &sh, const struct gdn_cu_rule &r,
 
 /* ---- Solving ------------------------------------------------------------------------------- */
 
-/* Column `col` of STEP rows from `first` on of (I + A) x = r, with the earlier rows of x known: r
- * becomes x. selects: a gate of the chunk forgets, and what rows do not look back to may be NaN. */
+/* Solves column `col` of STEP rows from `first` on of (I + A) x = r, with the earlier rows of x
+ * known: r becomes x. selects: a gate of the chunk forgets, and what rows do not look back to may
+ * be NaN. */
 template <bool selects, int ld>
 GDN_DEVICE void solve_step(float (&r)[STEP], const struct chunk_shared &sh, const float (*x)[ld],
                            int col, int first)
@@ -377,7 +379,8 @@ GDN_DEVICE void store_strip(const struct stage_strip &s, const float (*S)[STRIP 
 
 /* ---- Strips of u ----------------------------------------------------------------------------- */
 
-/* x = u of the strip, of M (`transition`) with v = 0. keys: the chunk as the rows of k have it. */
+/* Computes x = u of the strip, of M (`transition`) with v = 0. keys: the chunk as the rows of k
+ * have it. */
 GDN_DEVICE void solve_strip(struct strip_shared &sh, const struct gdn_cu_rule &r,
                             const struct stage_chunk &c, const struct stage_chunk &keys, int head,
                             const struct stage_strip &s, bool transition)

@@ -212,7 +212,7 @@ GDN_DEVICE void write_head(const struct gdn_cu_gates &a, const struct place &p,
     }
 }
 
-/* A line of more heads than a block has threads is written in turns. */
+/* Writes the heads of a line, in turns if there are more than threads of the block. */
 GDN_DEVICE void write_heads(const struct gdn_cu_gates &a)
 {
     const struct place p = find_place(a);

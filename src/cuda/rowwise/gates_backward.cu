@@ -18,13 +18,13 @@ struct head {
     float A, dt, dA_log, ddt_bias;
 };
 
-/* A gradient of zero stays zero where its factor is infinite. */
+/* Returns a product in which a gradient of zero stays zero although its factor is infinite. */
 GDN_DEVICE float times(float gradient, float x)
 {
     return gradient == 0 && is_infinite(x) ? 0 : gradient * x;
 }
 
-/* da from dg, the formulas of src/ops/gates_backward.c. */
+/* Returns da from dg, the formulas of src/ops/gates_backward.c. */
 GDN_DEVICE float gate_gradient(const struct gdn_cu_gates_backward &a, struct head &h, float x,
                                float dg)
 {
@@ -57,7 +57,7 @@ GDN_DEVICE void store(const struct gdn_cu_gates_backward &a, const struct gdn_cu
     store_float(line_at(a.leads, l, at), head, l.dtype, x);
 }
 
-/* A head of one line. */
+/* Writes a head of one line. */
 GDN_DEVICE void write_line(const struct gdn_cu_gates_backward &a, struct head &h, int64_t line,
                            int64_t head)
 {

@@ -20,7 +20,7 @@ static bool is_flat(const struct gdn_cu_norm *a)
     return a->x.dtype != GDN_F32 && a->leads.n == 1 && a->D == lanes_of(a->D) * PACK;
 }
 
-/* The kernel, and how many lines a group of lanes has; 0: a block has one. */
+/* Returns the kernel, and how many lines a group of lanes has; 0: a block has one. */
 static enum gdn_kernel_id choose(const struct gdn_cu_norm *a, int64_t *lines)
 {
     *lines = a->D <= LONGEST_ROW ? 2 : a->D <= LONGEST_LONG;

@@ -57,7 +57,7 @@ GDN_DEVICE void find_piece(const struct gdn_cu_norm &a, int64_t line, struct pie
     }
 }
 
-/* The piece below, of the next line. */
+/* Finds the piece below, of the next line. */
 template <int dtype>
 GDN_DEVICE void find_next(const struct gdn_cu_norm &a, int64_t line, const struct piece &before,
                           struct piece &p)
@@ -93,7 +93,7 @@ GDN_DEVICE float add_squares(const struct gdn_cu_norm &a, const struct piece &p,
     return sum;
 }
 
-/* The weights, as they lie in memory if they do so side by side. */
+/* Loads the weights, as they lie in memory if they do so side by side. */
 GDN_DEVICE void load_weight(struct gdn_pack &w, const struct gdn_cu_norm &a, int64_t first,
                             int64_t n)
 {
@@ -174,7 +174,8 @@ template <int LINES> GDN_DEVICE float sum_lines(float (&x)[LINES], int lanes)
 
 /* ---- Lines in registers -------------------------------------------------------------------- */
 
-/* LINES lines at a time by a.lanes lanes, PACKS packs of each. Lanes without a line go along. */
+/* Normalises LINES lines at a time by a.lanes lanes, PACKS packs of each. Lanes without a line go
+ * along. */
 template <int dtype, int LINES, int PACKS>
 GDN_DEVICE void norm_lines(const struct gdn_cu_norm &a)
 {

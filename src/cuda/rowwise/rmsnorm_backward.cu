@@ -71,14 +71,14 @@ GDN_DEVICE void load_line(const struct gdn_cu_rmsnorm_backward &a, const struct 
     if (a.z.data) load(p.z, a.z, l.z, p);
 }
 
-/* x act(z). */
+/* Returns x act(z). */
 GDN_DEVICE float times_gate(const struct gdn_cu_rmsnorm_backward &a, float x, float z)
 {
     if (!a.z.data) return x;
     return a.sigmoid ? times_sigmoid(x, z) : x * silu(z);
 }
 
-/* act'(z); the slope of z sigmoid(z) is sigmoid(z) (1 + z sigmoid(-z)). */
+/* Returns act'(z); the slope of z sigmoid(z) is sigmoid(z) (1 + z sigmoid(-z)). */
 GDN_DEVICE float slope(const struct gdn_cu_rmsnorm_backward &a, float z)
 {
     if (a.sigmoid) return times_sigmoid(sigmoid(-z), z);

@@ -21,7 +21,7 @@ static void swap(struct dim *a, struct dim *b)
     *b = x;
 }
 
-/* The dimension to be the last: dense in the target, or else in the source. */
+/* Finds the dimension to be the last: dense in the target, or else in the source. */
 static int find_last(const struct dim *d, int64_t to_unit, int64_t from_unit)
 {
     for (int i = 2; i >= 0; i--)
@@ -65,7 +65,7 @@ static void set_side(struct gdn_cu_copy_side *to, const struct gdn_state_side *f
                                      .dtype       = from->dtype };
 }
 
-/* The box as the descriptors have it: head (or one), row, column. */
+/* Returns the box as the descriptors have it: head (or one), row, column. */
 static struct gdn_cu_copy box_of(const struct gdn_state_move *m)
 {
     const gdn_state_copy_args *a = &m->args;
@@ -90,7 +90,7 @@ static struct gdn_cu_copy box_of(const struct gdn_state_move *m)
     return c;
 }
 
-/* The order of dimensions that is copied best. */
+/* Chooses the order of dimensions that is copied best. */
 static void order(struct gdn_cu_copy *c)
 {
     const int64_t to_unit   = (int64_t)gdn_dtype_bytes(c->to.dtype);
@@ -115,7 +115,7 @@ static void order(struct gdn_cu_copy *c)
     }
 }
 
-/* A square, but as narrow as the box is. */
+/* Chooses a square, but as narrow as the box is. */
 static void choose_tile(struct gdn_cu_copy *c)
 {
     c->high = c->wide = SIDE_LOG2;
@@ -150,7 +150,7 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_copy *c, enum gdn_ker
     return gdn_cuda_launch(ctx, &call);
 }
 
-/* One dtype to another, neither or both of 8 bits the same; zeros. */
+/* Copies one dtype to another, neither or both of 8 bits the same; zeros. */
 static gdn_status copy(gdn_ctx *ctx, struct gdn_cu_copy *c, void *stream,
                        enum gdn_kernel_id *kernel)
 {
@@ -170,7 +170,7 @@ static gdn_status copy(gdn_ctx *ctx, struct gdn_cu_copy *c, void *stream,
     return launch(ctx, c, *kernel, 0, stream);
 }
 
-/* The scales of 8-bit pools as a pool of their own. */
+/* Returns the scales of 8-bit pools as a pool of their own. */
 static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
 {
     struct gdn_cu_copy       s     = *c;
@@ -207,7 +207,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_state_move *m)
     return gdn_cuda_note_all(ctx, "state_copy", kernels, 1 + is_eight);
 }
 
-/* The slots, if the context checks contents. */
+/* Checks the slots, if the context checks contents. */
 static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_state_move *m)
 {
     struct gdn_state_move own      = *m;

@@ -132,7 +132,7 @@ GDN_DEVICE void store_piece(struct gdn_piece &p, const struct gdn_cu_copy &a, ch
             if (i < p.n) to[p.to + i] = (char)(p.x.word[i / 4] >> i % 4 * 8);
 }
 
-/* The same with any steps, an element at a time. */
+/* Moves the same with any steps, an element at a time. */
 GDN_DEVICE void move_elements(const struct gdn_piece &p, const struct gdn_cu_copy &a,
                               const char *from, char *to)
 {
@@ -269,7 +269,7 @@ GDN_DEVICE void load_block(const struct gdn_cu_copy &a, const struct gdn_pair &p
     __syncthreads();
 }
 
-/* Columns become codes where they are, a warp one at a time. */
+/* Rounds columns to codes in place, a warp one column at a time. */
 GDN_DEVICE void round_block(const struct gdn_cu_copy &a, const struct gdn_pair &pair,
                             const struct gdn_block &b)
 {

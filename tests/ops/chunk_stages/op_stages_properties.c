@@ -103,7 +103,7 @@ static void poison(struct stages *s, int which, int64_t at, double bad)
 }
 
 /* Token `at` of sequence b has a bad number, all heads forget at `forgets`, both in one chunk:
- * but for the tokens between all is as without it. */
+ * all tokens except those between are as without it. */
 static void forgets_what_is_bad(struct stages *s, int b, int which, int64_t at, int64_t forgets,
                                 double bad)
 {

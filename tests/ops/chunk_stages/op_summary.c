@@ -48,7 +48,7 @@ static void make_batch(struct call *c, const int *level)
     c->B     = 4;
     for (int b = 0; b < 4; b++) cu[b + 1] = cu[b] + lengths[level[LENGTHS]][b];
     for (int b = 0; b < 4; b++) counts[b] = ring2_below(cu[b + 1] - cu[b] + 1);
-    c->N = cu[4] + 3; /* three tokens belong to nobody */
+    c->N = cu[4] + 3; /* three tokens of no sequence */
     if (level[BATCH] == PLAIN) c->B = 1;
     if (level[BATCH] == PADDED) c->N = 4 * lengths[level[LENGTHS]][0];
     if (level[BATCH] == PACKED || level[BATCH] == COUNTED)

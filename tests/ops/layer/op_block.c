@@ -238,7 +238,7 @@ static void G2_windows(void)
     }
 }
 
-/* An empty sequence's slot and padding's hold NaN that nobody may meet or change. */
+/* The slots of an empty sequence and of padding hold NaN, which must not be read or changed. */
 static void G10_no_state_touched(void)
 {
     static const int64_t lengths[3] = { 9, 0, 3 }, slots[3] = { 0, 1, -1 };

@@ -196,8 +196,8 @@ static void as_engines_call(int number)
 }
 
 /* Calls that a device computes by cuda/layer/step_vk.cuh: one token, 16 bits, K = 128; with the
- * bits of the separate calls there too. But for calls of fewer slots than sequences: those
- * without one are skipped there, by another kernel, and a CPU refuses. */
+ * bits of the separate calls there too. Calls of fewer slots than sequences are excluded:
+ * there another kernel skips sequences without a slot, and a CPU refuses. */
 static void one_token(int number)
 {
     static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 128, 128 }, { 2, 2, 128, 64 },

@@ -78,7 +78,7 @@ static void expect_rows(const char *what, const gdn_tensor *got, const gdn_tenso
     ring2_expect_bits(what, &g, &w);
 }
 
-/* Slots of padding and of nobody hold NaN that nobody meets; masked tokens hold NaN. */
+/* Slots of padding and of no sequence hold NaN that is never read; masked tokens hold NaN. */
 static void G10_G11_padding_and_masks(void)
 {
     static const int64_t slots[4] = { 3, -1, 1, 0 }, counts[4] = { 2, 3, 0, 5 };

@@ -192,7 +192,7 @@ static void expect_checkpoints(const gdn_rule_args *before, const gdn_tensor *go
 
 /*
  * G18 of one packed call in place: the same bits with and without checkpoints, nothing else
- * written, and each of them right. The pool of checkpoints has gaps and slots of nobody.
+ * written, and each of them right. The pool of checkpoints has gaps and slots of no sequence.
  */
 static void check(gdn_rule_args *a, const struct shape *s, const struct left *l, int threads,
                   bool decode)

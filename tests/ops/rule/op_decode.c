@@ -326,7 +326,7 @@ static bool are_for_windows(const struct shape *s)
     return s->dtype == GDN_BF16 && s->state != GDN_F16;
 }
 
-/* And that up to four tokens are for, of rows with states; or any, if all states are kept? */
+/* Returns true if the kernel for up to four tokens, or for all states kept, takes the call. */
 static bool are_for_four(const struct shape *s, int64_t T, bool k_first, bool each)
 {
     if (s->K != 128 || (T > 4 && !(each && s->state == GDN_F32))) return false;

@@ -170,7 +170,7 @@ static void slots(void)
 
 /* ---- Tokens past 2^31 ----------------------------------------------------------------------- */
 
-/* A padding row of 2^31 tokens that nobody looks at, then a sequence. */
+/* A padding row of 2^31 tokens that are not read, then a sequence. */
 enum { TOKENS = 20 };
 static const int64_t before = 2 * GIB + 100, n_tokens = 2 * GIB + 100 + TOKENS;
 

@@ -443,7 +443,7 @@ static void expect_rows(const gdn_prefill_backward_args *part, const gdn_prefill
     }
 }
 
-/* Likewise, but for 256 units of the largest. */
+/* The same, with 256 units of the largest. */
 static void expect_near(const gdn_prefill_backward_args *part, const gdn_prefill_backward_args *all,
                         int64_t first, int64_t n)
 {

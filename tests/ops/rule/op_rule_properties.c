@@ -254,7 +254,7 @@ static void G5_prefill_then_decode(void)
         }
 }
 
-/* ---- G6: the pool ends at a guard page and has gaps that belong to nobody ---- */
+/* ---- G6: the pool ends at a guard page and has gaps of no tensor ---- */
 
 static void G6_memory(void)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill on Hopper: what its host part and its kernels agree on. */
+/* gdn_prefill on Hopper: the arguments that its host code passes to its kernels. */
 #ifndef GDN_CUDA_PREFILL_HOPPER_H
 #define GDN_CUDA_PREFILL_HOPPER_H
 

@@ -6,7 +6,7 @@
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/sm90/plan_segments.h"
 
-/* A map of a tensor, and what it is of: address, dtype, four sizes, three steps. */
+/* A map of a tensor, and its key: address, dtype, four sizes, three steps. */
 struct gdn_cuda_map {
     struct gdn_cu_map map;
     uint64_t          of[9];
@@ -27,7 +27,7 @@ struct gdn_cuda_sm90 {
 /* Returns whether rows of n_heads can have a map. */
 bool gdn_cuda_is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, int64_t n_heads);
 
-/* The map of a tensor, kept as number i of the context's. */
+/* Finds the map of a tensor, kept as number i of the context's. */
 gdn_status gdn_cuda_find_map(gdn_ctx *ctx, const char *name, int i, const struct gdn_rows *r,
                              const struct gdn_cu_batch *b, int64_t n_heads, int64_t n_columns,
                              struct gdn_cu_map *map);

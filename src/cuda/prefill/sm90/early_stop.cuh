@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the summary of a segment may begin (gdn.h, GDN_NO_EARLY_STOP). Of a state S a token leaves
+ * The start of a segment's summary (gdn.h, GDN_NO_EARLY_STOP). A token changes a state S to
  *
  *     (I - beta k k^T) alpha S    with, in the 2-norm, |I - beta k k^T| <= max(1, |1 - beta |k|^2|)
  *
- * so of what was before some tokens nothing is left but the product of these bounds and of their alpha.
- * If that is 2^-25 or less from some chunk on, the summary is of the chunks from there: U from zeros, and
- * M nothing. (gdn.h says 2^-24: sums of float32 may be off by as much as the rest.)
+ * So of a state before some tokens at most the product of these bounds and of alpha is left. If
+ * that is 2^-25 or less from some chunk on, the summary is computed from that chunk: U from zeros,
+ * and M = 0. (gdn.h says 2^-24, which leaves room for the float32 sums here.)
  *
- * Keys have a length of one, and what rounding added, as the call normalises them: of others nothing is
- * known, and none of this is done. The second half of the segment alone is looked at: where less than half
- * could be saved, it would not pay for looking.
+ * This needs keys that the call normalises: their length is one, up to rounding. Other lengths are
+ * unknown. Only the second half of the segment is tested: saving less than half would not pay for
+ * the test.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_TAIL_CUH
 #define GDN_CUDA_PREFILL_HOPPER_TAIL_CUH
@@ -21,10 +21,11 @@
 /* Chunks that are summed at once, four tokens in each thread. */
 enum { TAIL_CHUNKS = 32, TAIL_EACH = 4, TAIL_THREADS = TAIL_CHUNKS * 64 / TAIL_EACH };
 
-/* log2 of what may be left at the end of a segment; and the square of the longest key, 1 + 2^-8. */
+/* tail_left: log2 of the part that may be left out at the end of a segment. tail_longest: the
+ * square of the longest key, 1 + 2^-8. */
 constexpr float tail_left = -25, tail_longest = 257 * 257 / 65536.0f;
 
-/* log2 of what a token may leave, of its gate and beta as they lie in memory. */
+/* Returns log2 of the part of a state that a token may leave, from its gate and beta in memory. */
 GDN_DEVICE float log_left(const struct hopper_block &b, uint32_t gate, uint32_t given, float A_log,
                           float dt_bias)
 {
@@ -36,7 +37,7 @@ GDN_DEVICE float log_left(const struct hopper_block &b, uint32_t gate, uint32_t 
     return g * 1.44269504f + (reach <= 1 ? 0 : log2f(reach));
 }
 
-/* The thread's tokens before chunk `end`; 0 where there is none. */
+/* Reads the thread's tokens before chunk `end`; 0 for tokens that do not exist. */
 GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, int end)
 {
     const struct gdn_cu_rule &r     = b.r;
@@ -55,7 +56,8 @@ GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, i
         x[i] = last < i * TAIL_THREADS ? 0 : log_left(b, g[i], beta[i], A_log, dt_bias);
 }
 
-/* Sums of chunks: of lane l, of the l + 1 chunks before chunk `end`. By all threads. */
+/* Returns a sum of chunks: lane l has that of the l + 1 chunks before chunk `end`. All threads call
+ * it. */
 GDN_DEVICE float sum_left(const struct hopper_block &b, int end)
 {
     static_assert(2 * TAIL_CHUNKS * sizeof(float) <= sizeof(chunk_gates<64>), "fill_lengths() is behind");
@@ -74,7 +76,8 @@ GDN_DEVICE float sum_left(const struct hopper_block &b, int end)
     return scan_lanes(chunk.x + chunk.y);
 }
 
-/* The last chunk that a summary may begin at; 0: it has to be of all. By all threads. */
+/* Returns the last chunk at which a summary may begin; 0: it must begin at the start. All threads
+ * call it. */
 GDN_DEVICE int find_tail(const struct hopper_block &b)
 {
     float left = 0;
@@ -88,8 +91,8 @@ GDN_DEVICE int find_tail(const struct hopper_block &b)
     return 0;
 }
 
-/* The segment becomes what its summary has to be of. By all threads, before gates are made: their memory is
- * used. */
+/* Shortens the segment to the part that its summary needs. All threads call it, before gates are
+ * made, because it uses their memory. */
 GDN_DEVICE void skip_forgotten(struct hopper_block &b)
 {
     const int first = find_tail(b);

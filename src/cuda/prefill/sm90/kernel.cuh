@@ -1,49 +1,66 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_prefill on Hopper, one launch: a sequence and state head from the first chunk of 64 tokens to the
- * last, 64 value columns per warpgroup of the state. In one of two forms, which give the same bits: a
- * cluster of two blocks with one such warpgroup each (cluster.cu; cluster_segment.cu where it
- * is a segment and not a whole sequence, code that the first runs slower with: it is then elsewhere),
- * or where those would not run at one time a block with two (wide.cu). Who includes this
- * says which: HOPPER_GROUPS, HOPPER_BLOCKS of a cluster, HOPPER_CUTS for segments. Without HOPPER_OUTPUTS
- * (summary.cu) it is two blocks of two warpgroups that find what a segment makes of a
- * state (segments.cuh): U one, M the other. HOPPER_KEYS are tiles of 64 keys: with 4
- * (k256.cu) the two warpgroups of a block have 128 keys each, up to 256, of the same 64
- * columns (state_k256.cuh), and a head has a cluster for every 128 columns; with 1
- * (k64.cu) a head of up to 64 keys and columns has a block, and there two warpgroups
- * take turns at T and P, as the blocks of a cluster do.
+ * gdn_prefill on Hopper, in one launch. A block or a cluster takes one sequence and state head from
+ * the first chunk of 64 tokens to the last. docs/gpu/hopper-prefill.md is the guide to these files.
+ *
+ * Each form includes this file with other macros. All forms of a head size give the same bits.
+ *
+ *     file              GROUPS  BLOCKS  form
+ *     cluster.cu          1       2     a cluster: two blocks with a state warpgroup each
+ *     cluster_segment.cu  1       2     the same for segments of sequences. It is a file of its own,
+ *                                       because its code slows whole sequences
+ *     wide.cu             2       1     a block with two state warpgroups
+ *     summary.cu          2       2     without HOPPER_OUTPUTS: one block computes U, the other M
+ *                                       (segments.cuh)
+ *     k256.cu             2       2     HOPPER_KEYS = 4: two warpgroups share 64 columns, with half
+ *                                       of up to 256 keys each (state_k256.cuh)
+ *     k64.cu              1       1     HOPPER_KEYS = 1: heads of up to 64 keys and columns. Two
+ *                                       warpgroups make T and P in turns
+ *
+ * HOPPER_GROUPS are state warpgroups of a block, HOPPER_BLOCKS blocks of a cluster, HOPPER_KEYS tiles
+ * of 64 keys. HOPPER_CUTS: the form takes segments too.
+ *
+ * Roles of warpgroups:
  *
  *     warpgroup 0     io     loads, gates, stores (warps_io.cuh)
- *     1, or 1 and 2   state  64 x K of it in registers (warps_state.cuh, state_*.cuh)
+ *     1, or 1 and 2   state  64 columns x K of it in registers (warps_state.cuh, state_*.cuh)
  *     the last        T and P (warps_solve.cuh, solve_gram.cuh)
  *
- * T and P do not depend on the columns: in a cluster block c % 2 makes those of chunk c and copies them
- * into the other's memory. With a norm, lengths of the keys go with T, of the queries with P: they
- * are on the diagonals of K K^T and Q Q^T. In f16 keys are scaled where they lie (prefill/general_gram.cuh).
+ * T and P do not depend on the columns. In a cluster block c % 2 makes those of chunk c, and copies
+ * them into the other block's memory. With a norm, lengths of keys go with T and lengths of queries
+ * with P: they are on the diagonals of K K^T and Q Q^T. In f16 keys are scaled in their place
+ * (prefill/general_gram.cuh).
  *
- * With G = near + rest the sums of a token's gates, and l the 1 / length of keys, what the state's warps
- * work on is V / (exp(near) l), and for U what is l / exp(near) times that of the recurrence:
+ * Division by gates. Let G = near + rest be the sums of a token's gates, and l the inverse length
+ * of its key. The state's warps use V / (exp(near) l) in place of V. Their U is l / exp(near) times
+ * the U of the recurrence:
  *
  *     R = V / (exp(near) l) - exp(rest) S k        U = T R, T = (I + L)^-1 diag(beta l^2)
  *     O = exp(rest) o_scale S q + P U              o_scale = exp(near) scale / length(q)
  *     S <- exp(G_end) (S + U k)
  *
- * with L_ij = beta_i l_i^2 exp(rest_i - rest_j) k_i . k_j and P_ij = o_scale_i exp(rest_i - rest_j)
- * q_i . k_j. All is divided by what it would be a factor of anyway, so roundings are the same, relatively.
- * But rest is zero for most chunks: then the U that outputs are of is that which is added to S. In others, which
- * are `gated`, S <- exp(G_end) S + exp(G_end - rest) U k. And it is the same for all tokens, the chunk's start
- * (start_of()), nearly everywhere: then L and P need no exp. Where it is not, a chunk is `uneven`. What a token
- * gives depends on those before it alone: the start is a power of two, which changes no bit.
+ *     L_ij = beta_i l_i^2 exp(rest_i - rest_j) k_i . k_j
+ *     P_ij = o_scale_i exp(rest_i - rest_j) q_i . k_j
  *
- * A chunk is handed on by barriers in memory; its number c says where in a ring of places its tiles
- * are and which phase of the barriers is its own. The state's warps alone free K, Q and gates: they
- * have T and P of the chunk then, so nobody else reads on. So one barrier says that these have come, and one
- * that they are free. The output goes where V was.
+ * All terms of a sum are divided by the same number, so relative rounding errors do not change.
  *
- * All code that runs per chunk should be in the instruction cache together, and that is 32 KB: so what
- * is rare stands behind the loop over plain chunks (state_plain.cuh).
+ *     plain chunk    rest is zero. The same U serves the output and the state
+ *     gated chunk    rest is not zero: S <- exp(G_end) S + exp(G_end - rest) U k. If rest is one
+ *                    number for all tokens, the chunk's start (start_of()), L and P need no exp
+ *     uneven chunk   rest differs between tokens
  *
- * Shared memory, from a multiple of 1024 bytes: as HOPPER_... below; at most 227 KB.
+ * A token's results depend on tokens before it only: the start is a power of two, which changes no
+ * bit.
+ *
+ * Hand-over. Barriers in memory hand on a chunk. Its number c gives its places in the rings and the
+ * phase of the barriers. Only the state's warps free K, Q and gates: by then they have T and P, so
+ * no other warp reads these places. So one barrier says that K, Q and gates are loaded, and one
+ * that they are free. The output takes the place of V.
+ *
+ * Code that runs for every chunk must fit the instruction cache of 32 KB. So rare code stands after
+ * the loop over plain chunks (state_plain.cuh).
+ *
+ * Shared memory begins at a multiple of 1024 bytes: see HOPPER_... below; at most 227 KB.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_CUH
 #define GDN_CUDA_PREFILL_HOPPER_CUH
@@ -51,24 +68,26 @@
 #include "cuda/prefill/sm90/segments.cuh"
 #include "cuda/device/ptx_wgmma.cuh"
 
-/* In a cluster lengths are in what who makes T and P has, and sends on: two vectors of k, q_start. */
+/* The vectors of a chunk. In a cluster the warps that make T and P have the lengths, and send them
+ * on: two vectors of k, and q_start. */
 struct alignas(16) hopper_gates : chunk_gates<64> {
     alignas(16) float k_scale[64]; /* 1 / length of k */
     float    v_scale[64];          /* of v in R: 1 / (exp(near) k_scale) */
     float    o_scale[64];          /* of U in the output: shift exp(near) scale / length of q */
     float    q_start[64];          /* of S q there: shift exp(G) scale / length; 0 behind a token that
                                     * forgets */
-    float    from_start[64];       /* of S k in R: exp(rest); likewise */
+    float    from_start[64];       /* of S k in R: exp(rest) */
     float    to_end[64];           /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
     float    rest[64];             /* in units of log 2 */
     float    weight[64];           /* beta / the square of the key's length, for who makes T */
     float    start;                /* what rest is where near is in reach (start_of()) */
     uint32_t rare;                 /* HOPPER_RARE, ... */
 };
-/* A token forgets, or every bit of S stays; rest is not zero; it is not the same for all tokens. */
+/* RARE: a token forgets, or every bit of S stays. GATED: rest is not zero. UNEVEN: rest is not the
+ * same for all tokens. */
 enum { HOPPER_RARE = 1, HOPPER_GATED = 2, HOPPER_UNEVEN = 4 };
 
-/* The sequence, or what of it is this block's, and where its next checkpoint is, for each warp of
+/* The sequence, or the block's part of it, and the place of its next checkpoint, for each warp of
  * the state. */
 struct hopper_head {
     struct gdn_cu_seq         s;
@@ -90,7 +109,8 @@ enum {
     HOPPER_PAIRS   = HOPPER_TURN == 1,         /* a single one makes T of two chunks at once */
     HOPPER_AT_ONCE = HOPPER_PAIRS ? 2 : 1,
     HOPPER_SQUARES = HOPPER_SOLVERS * HOPPER_AT_ONCE,
-    /* K and Q lie one behind the other, as a factor of 128 rows: 64 columns of both, then the next. */
+    /* K and Q lie one behind the other, as a factor of 128 rows: 64 columns of both, then the
+     * next. */
     HOPPER_STACKED = HOPPER_GROUPS == 2 && HOPPER_DEPTH == 1 && HOPPER_OUTPUTS
 };
 typedef float hopper_share[HOPPER_STATE];
@@ -103,13 +123,13 @@ enum {
     HOPPER_V_RING     = 2, /* V, then the output */
     HOPPER_T_RING     = HOPPER_PAIRS || HOPPER_DEPTH == 2 ? 2 : 4,
     HOPPER_P_RING     = HOPPER_T_RING,
-    /* Barriers of chunks, as many as the longest ring has places; and of Q: who looks at every second chunk
-     * alone must see every phase of them. */
+    /* Barriers of chunks: as many as the longest ring has places. Barriers of Q: a warp that uses
+     * every second chunk alone must not miss a phase. */
     HOPPER_CHUNKS = 8,
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_Q_RING : HOPPER_Q_RING,
     HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
 
-    HOPPER_K        = 0, /* 64 columns after another; Q likewise, or between them */
+    HOPPER_K        = 0, /* 64 columns after another; Q the same, or between them */
     HOPPER_Q        = HOPPER_K + (HOPPER_STACKED ? 1 : HOPPER_K_RING * HOPPER_KEYS) * HOPPER_TILE,
     HOPPER_V        = HOPPER_K + (HOPPER_K_RING + HOPPER_OUTPUTS * HOPPER_Q_RING) * HOPPER_KEYS *
                                  HOPPER_TILE,
@@ -147,8 +167,9 @@ static_assert(HOPPER_BYTES <= 232448, "shared memory");
 
 GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 
-/* Barriers of the hardware, 128 threads each; of both halves of the keys 256, and their mail has the next
- * numbers (state_k256.cuh), as such a kernel has no second square. */
+/* Named barriers, of 128 threads each. For both halves of the keys they have 256, and the
+ * barriers of their mail have the next numbers (state_k256.cuh), because such a kernel has no
+ * second square. */
 enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN,
        HOPPER_BARRIER_HALVES, HOPPER_BARRIER_SECOND };
 
@@ -261,16 +282,17 @@ struct hopper_block {
     }
 };
 
-/* Clusters of a head. */
+/* Returns the number of clusters of a head. */
 GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)
 {
     const int columns = 64 * HOPPER_WIDTH * HOPPER_BLOCKS;
     return HOPPER_DEPTH == 1 ? 1 : (r.V + columns - 1) / columns;
 }
 
-/* reach: what V may be divided by, as a power of two; start: how far below zero that may begin. most: what
- * neither R nor U should get to by it, as sums of products with them need room; far: what makes it an
- * infinity, or less. shift: outputs are times that until they are rounded, so that P is not below f16. */
+/* reach: log2 of the largest divisor of V. start: how far below zero it may begin. most: the limit
+ * of R and U after the division, which leaves room for sums of products. far: the least value that
+ * becomes infinite. shift: outputs are multiplied by it until they are rounded, so that P is in the
+ * range of f16. */
 template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {
     static constexpr float    reach = 96, start = 96, most = 0x1p120f, shift = 1;
@@ -299,13 +321,14 @@ template <int io> GDN_DEVICE bool all_finite(const uint32_t (&x)[16])
     return !__any_sync(0xffffffff, ((taint[0] | taint[1]) & 0x7fff7fffu) != 0);
 }
 
-/* 2^n, of an integer that float32 has a number for. */
+/* Returns 2^n for an integer n in the range of float32. */
 GDN_DEVICE float power_of_two(float n) { return __int_as_float(((int)n + 127) << 23); }
 
-/* Returns the start of a chunk's sums of gates G: an integer, zero for most chunks. A chunk whose lowest sum is
- * out of reach starts where that sum is in reach, but not below -start. By a warp: a lane has the sums of tokens
- * `lane` and `lane + 32`, of n. A power of two changes no bit. So later tokens may choose the start of earlier
- * ones. Behind a positive sum no token has a say: a start below it may put such a sum out of reach. */
+/* Returns the start of a chunk's sums of gates G: an integer, zero for most chunks. If the lowest
+ * sum is out of reach, the start brings it within reach, but not below -start. A warp calls it: a
+ * lane has the sums of tokens `lane` and `lane + 32`, of n. A power of two changes no bit, so later
+ * tokens may choose the start of earlier ones. Tokens after a positive sum have no influence: a
+ * lower start may put such a sum out of reach. */
 template <int io> GDN_DEVICE float start_of(const float (&G)[2], int n, int lane)
 {
     typedef hopper_format<io> format;
@@ -319,13 +342,13 @@ template <int io> GDN_DEVICE float start_of(const float (&G)[2], int n, int lane
     return fminf(fmaxf(floorf(format::reach - __uint_as_float(most)), -format::start), 0);
 }
 
-/* G, as far as near may be from the start; the rest is what near leaves of G. */
+/* Returns the part of G that is within reach of the start. The rest is G minus that part. */
 template <int io> GDN_DEVICE float reached(float G, float start)
 {
     return fminf(fmaxf(G, start - hopper_format<io>::reach), start + hopper_format<io>::reach);
 }
 
-/* 2^G times a power of two, where 2^G alone may be out of float32's range. */
+/* Returns 2^G times a power of two. 2^G alone may be out of the range of float32. */
 template <int io> GDN_DEVICE float ex2_from(float G, float power)
 {
     if (hopper_format<io>::start == 0) return ex2_approx(G);
@@ -333,7 +356,7 @@ template <int io> GDN_DEVICE float ex2_from(float G, float power)
     return half * power * half;
 }
 
-/* Every bit of S stays (G9). */
+/* Returns true if every bit of S stays (G9). */
 GDN_DEVICE bool is_idle(const hopper_gates &g)
 {
     return (g.decay == 1) & (tokens_of(g.writers) == 0);
@@ -341,7 +364,7 @@ GDN_DEVICE bool is_idle(const hopper_gates &g)
 
 /* ---- Products of two tiles of 64 tokens: rows of the result are rows of warps --------------- */
 
-/* x = a k^T over all columns, for 64 rows of k or 128. Ends its group. */
+/* Computes x = a k^T over all columns, for 64 or 128 rows of k. Ends its group. */
 template <int io, int n> GDN_DEVICE void multiply_tiles(float (&x)[n], uint32_t a, uint32_t k)
 {
     const uint32_t from = wgmma_place(a), to = wgmma_place(k);

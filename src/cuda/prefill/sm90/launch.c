@@ -53,7 +53,8 @@ const char *gdn_cuda_prefill_hopper_why_not(const gdn_ctx *ctx, const struct gdn
     return NULL;
 }
 
-/* Summaries early: nothing is known of keys that the call does not normalise. */
+/* Returns true if summaries may stop early. The length of keys that the call does not normalise is
+ * unknown. */
 static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_cut_options options)
 {
     return r->norm != GDN_NORM_NONE && !options.every_token;
@@ -187,7 +188,7 @@ static void skip_columns(struct gdn_pool_view *p, int n)
     if (p->data) p->data += n * step * (int64_t)gdn_dtype_bytes(p->dtype);
 }
 
-/* The rule for the columns of V from `first` on, as many as a launch takes. */
+/* Returns the rule for the columns of V from `first` on, as many as a launch takes. */
 static struct gdn_cu_rule slice_of(const struct gdn_cu_rule *r, int first)
 {
     struct gdn_cu_rule s     = *r;

@@ -7,7 +7,7 @@
 
 enum { TILE = 64 };
 
-/* Bytes from one to the next, of which there are n; a single one has no next. */
+/* Returns the bytes from one item to the next of n; a single item has no next. */
 static uint64_t step_of(int64_t n, int64_t step) { return n > 1 ? (uint64_t)step : 16; }
 
 bool gdn_cuda_is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, int64_t n_heads)
@@ -21,8 +21,8 @@ bool gdn_cuda_is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, 
     return (uintptr_t)r->data % 16 == 0;
 }
 
-/* The map of tensor i; encoded where it is not that of the call before: callers come back with the
- * same memory, and the driver takes longer than all the rest here. */
+/* Finds the map of tensor i. It is encoded only if it differs from the call before: callers come
+ * back with the same memory, and the driver takes longer than the rest of this file. */
 gdn_status gdn_cuda_find_map(gdn_ctx *ctx, const char *name, int i, const struct gdn_rows *r,
                            const struct gdn_cu_batch *b, int64_t n_heads, int64_t n_columns,
                            struct gdn_cu_map *map)

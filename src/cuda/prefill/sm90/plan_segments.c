@@ -23,16 +23,15 @@
 enum { CHUNK = 64, LEAST_CHUNKS = 4 };
 enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4, MOST_ROOM = 5 };
 
-/* Sequences that may be of any length, for all that is known, are cut where they are so many times
- * as long as the mean, if an even batch takes so many nanoseconds that launches which find nothing
- * are a small part. */
+/* If lengths are unknown, sequences of UNEVEN times the mean length are cut, provided that an even
+ * batch takes LEAST_UNEVEN nanoseconds. Launches without work are then a small part. */
 enum { UNEVEN = 2, LEAST_UNEVEN = 600000 };
 
-/* Segments have to take so many hundredths of the time of whole sequences; of a batch of which only
- * the longest length is known, as what lies between that and the rest is not. */
+/* Hundredths of the time of whole sequences that segments may take. WIN_UNEVEN: if only the longest
+ * length is known, because the lengths between are not. */
 enum { WIN = 95, WIN_UNEVEN = 80 };
 
-/* For summaries that may stop early: hundredths of them that do, and the chunks that are left. */
+/* Summaries that may stop early: hundredths of them that do, and the chunks that they have then. */
 enum { BRIEF = 75, BRIEF_CHUNKS = 8 };
 
 /* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
@@ -53,13 +52,13 @@ static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static int64_t at_least(int64_t least, int64_t x) { return x < least ? least : x; }
 static int64_t at_most(int64_t most, int64_t x) { return x > most ? most : x; }
 
-/* So many run at once: clusters have two multiprocessors, wide blocks one. */
+/* Returns how many run at once. Clusters have two multiprocessors, wide blocks one. */
 static int64_t count_room(bool wide, int sm_count)
 {
     return at_least(1, sm_count / (wide ? 1 : 2));
 }
 
-/* A call as far as the host knows it, and a cut: n sequences and heads of so many chunks, and
+/* The sizes of a call, and a cut: n sequences and heads of so many chunks, and
  * `others` with `rest` chunks in all; s segments after the first of each of the n, which has
  * `least` chunks or more. */
 struct trial {
@@ -69,8 +68,8 @@ struct trial {
     bool                       small, stops; /* stops: summaries may stop early */
 };
 
-/* Without the length of the longest sequence all are of one; else as many as there are tokens for
- * are as long as it, and what is left is for the others. */
+/* Describes the call. If the longest length is unknown, all sequences have one length. Otherwise as
+ * many as the tokens allow have the longest length, and the others share the rest. */
 static struct trial describe(const struct gdn_cuda_shape *s)
 {
     const struct gdn_cu_batch *b = s->b;
@@ -88,7 +87,7 @@ static struct trial describe(const struct gdn_cuda_shape *s)
     return t;
 }
 
-/* Blocks or clusters of the call that run at once. */
+/* Returns the blocks or clusters of the call that run at once. */
 static int64_t room_of(bool wide, const struct trial *t)
 {
     return count_room(wide || t->small, t->sm_count);
@@ -163,7 +162,7 @@ struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cuda_shape *s)
     return no_cut(&t);
 }
 
-/* Segments after first ones, at most; and sequences that have two of them. */
+/* Counts the segments after first ones, at most, and the sequences that have two of them. */
 static void count_later(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b)
 {
     /* A sequence that has some rounds up by so much; not more of them than there are tokens for. */
@@ -196,8 +195,8 @@ static int64_t time_of_first(const struct trial *t, int64_t chunks)
     return t->small ? chunks * SMALL_FIRST + SMALL_FIRST_START : chunks * chunk + FIRST_START;
 }
 
-/* When n tasks of time b are done by some that begin at once and by others that begin at a, as far
- * as the last one to end began at once, or at a. */
+/* Returns the end of n tasks of time b, of which `at_once` workers begin now and `others` begin at
+ * time a. */
 static int64_t end_of_tasks(int64_t n, int64_t b, int64_t at_once, int64_t others, int64_t a,
                             bool later)
 {
@@ -220,8 +219,8 @@ static int64_t room_taken(const struct trial *t)
     return t->small ? (t->n + at_most(PARTS, t->n)) / 2 : t->n;
 }
 
-/* The time of first segments and, beside them, summaries, which then have all multiprocessors; so
- * many hundredths of these are brief, and make room for the others. */
+/* Returns the time of first segments and of the summaries beside them, which later have all
+ * multiprocessors. `hundredths` of the summaries are brief, and make room for the others. */
 static int64_t time_of_summaries(const struct trial *t, int64_t hundredths)
 {
     const int64_t room = count_room(false, t->sm_count), taken = room_taken(t);
@@ -251,7 +250,8 @@ static int64_t time_of_segments(const struct trial *t)
     return CALL + LAUNCHES + (t->stops ? mean : all) + time_of_steps(t) + later;
 }
 
-/* The chunks of a segment so that first ones and `rounds` of summaries take the same time. */
+/* Returns the chunks of a segment for which first segments and `rounds` of summaries take the same
+ * time. */
 static int64_t balance(const struct trial *t, int64_t rounds)
 {
     const int64_t start = time_of_summary(t, 0), summary = time_of_summary(t, 1) - start;
@@ -260,7 +260,8 @@ static int64_t balance(const struct trial *t, int64_t rounds)
     return divide_up(at_least(0, all), t->s * chunk + rounds * summary);
 }
 
-/* The best cut that takes less time than `least`; else c stays. wide: of first segments. */
+/* Finds the best cut that takes less time than `least`; otherwise c stays. wide: first segments in
+ * wide blocks. */
 static void find_best(struct trial t, int64_t least, bool wide, struct gdn_cuda_cut *c)
 {
     const int64_t most = at_most(MOST_SEGMENTS, MOST_FILLS * t.sm_count / t.n);
@@ -278,7 +279,7 @@ static void find_best(struct trial t, int64_t least, bool wide, struct gdn_cuda_
         }
 }
 
-/* The same where summaries may stop early; c is the best cut where none does. */
+/* Finds the best cut if summaries may stop early. c is the best cut if none does. */
 static void find_better(struct trial t, struct gdn_cuda_cut *c)
 {
     t.stops = true;

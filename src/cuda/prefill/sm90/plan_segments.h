@@ -26,7 +26,7 @@ struct gdn_cuda_shape {
 
 struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s);
 struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cuda_shape *s);
-/* first and each as a test wants them. */
+/* Returns a cut with the given first and later segments, for tests. */
 struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
                                       const struct gdn_cuda_cut   *like);
 

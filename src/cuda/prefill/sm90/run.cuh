@@ -9,9 +9,10 @@
 #include "cuda/prefill/sm90/warps_summary.cuh"
 #include "cuda/prefill/sm90/early_stop.cuh"
 
-/* Returns how many arrive at a barrier: the warps of the block's state, or of both blocks' where T and P are
- * freed; the warps that make T and P, but the other block's T arrives as one copy; who loads and who makes
- * gates; else one. Of two halves one has to do with T, one with P and the output. */
+/* Returns how many arrivals complete a barrier. A place is freed by the warps of the block's state;
+ * T and P by those of both blocks. T and P are announced by the warps that make them; the other
+ * block's T arrives as one copy. Keys are announced by the loading and the gates' warp. Every other
+ * barrier has one arrival. Of two halves, one uses T, the other P and the output. */
 GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
 {
     const int state = 4 * HOPPER_GROUPS, with_columns = 4 * HOPPER_WIDTH;
@@ -29,8 +30,8 @@ GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
     return barrier < HOPPER_TAIL ? with_columns * HOPPER_BLOCKS : 1;
 }
 
-/* Every third barrier, by a warp. One lane has them all, by numbers that the compiler knows: lanes with one each
- * would come one after the other, 90 cycles apart. */
+/* Makes every third barrier. One lane of a warp makes them all, with constants: lanes with one
+ * barrier each would run one after the other, 90 cycles apart. */
 template <int first> GDN_DEVICE void init_barriers(const struct hopper_block &b)
 {
     if (threadIdx.x % 32 == 0) {
@@ -40,7 +41,7 @@ template <int first> GDN_DEVICE void init_barriers(const struct hopper_block &b)
     }
 }
 
-/* Zeros for the block's columns of tokens [from, to), counted as row_at() does. */
+/* Writes zeros to the block's columns of tokens [from, to), counted as row_at() does. */
 GDN_DEVICE void zero_outside(const struct hopper_block &b, int64_t from, int64_t to)
 {
     const int first = b.column(), n = min(64 * HOPPER_WIDTH, b.r.V - first);
@@ -50,7 +51,7 @@ GDN_DEVICE void zero_outside(const struct hopper_block &b, int64_t from, int64_t
     }
 }
 
-/* The block's part of the batch. By a warp. */
+/* Finds the block's part of the batch. One warp calls it. */
 GDN_DEVICE void find_part(const struct hopper_block &b)
 {
     const struct gdn_cu_batch    &batch = b.r.batch;
@@ -80,7 +81,8 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     b.common().checkpoints = list;
 }
 
-/* The maps of copies, so that the first of these do not wait for them. By a warp. */
+/* Prefetches the maps of copies, so that the first copies do not wait for them. One warp calls
+ * it. */
 GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
 {
     const uint32_t lane = threadIdx.x % 32;
@@ -91,7 +93,8 @@ GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
     if (lane == 3 && out) prefetch_map(&b.a.out);
 }
 
-/* Zeros where nobody writes, above the diagonal of T and P. By all warps but the first four. */
+/* Writes zeros above the diagonal of T and P, where no role writes. All warps but the first four
+ * call it. */
 GDN_DEVICE void zero_squares(void)
 {
     for (int i = threadIdx.x - 128; i < (HOPPER_MAIL - HOPPER_T) / 16; i += blockDim.x - 128)
@@ -99,7 +102,7 @@ GDN_DEVICE void zero_squares(void)
     async_fence();
 }
 
-/* Lengths of keys, which stay where nobody writes any. By those warps too. */
+/* Fills in lengths of keys, which stay if no role writes them. The same warps call it. */
 template <int io> GDN_DEVICE void fill_lengths(const struct hopper_block &b)
 {
     if (io != GDN_F16 && b.r.norm != GDN_NORM_NONE) return;
@@ -107,8 +110,8 @@ template <int io> GDN_DEVICE void fill_lengths(const struct hopper_block &b)
         b.gates(i / 64).k_scale[i % 64] = 1;
 }
 
-/* Prepares the block. One warp reads the batch, on which all else waits; the others set up barriers, squares and
- * lengths meanwhile. */
+/* Prepares the block. One warp reads the batch, on which all else waits; the others set up
+ * barriers, squares and lengths meanwhile. */
 template <int io> GDN_DEVICE void prepare(struct hopper_block &b)
 {
     switch (threadIdx.x / 32) {
@@ -122,14 +125,14 @@ template <int io> GDN_DEVICE void prepare(struct hopper_block &b)
     b.n_chunks = (int)((b.s().n_valid + 63) / 64);
 }
 
-/* The kernels of a call begin before those ahead of them end, but end after them: one block sees to
- * that, the last, since nobody waits for its place. */
+/* Kernels of a call begin before the kernels ahead of them end, but must end after them. The last
+ * block waits for that, because no other block waits for its place. */
 GDN_DEVICE void end_after_others(void)
 {
     if (HOPPER_CUTS && blockIdx.x + HOPPER_BLOCKS >= gridDim.x) griddepcontrol_wait();
 }
 
-/* A thread begins with as many as launch bounds leave it. */
+/* Sets the registers of a thread, which begins with those of the launch bounds. */
 template <int n> GDN_DEVICE void take_registers(void)
 {
     if constexpr (n > 65536 / (128 * (1 + HOPPER_GROUPS + HOPPER_SOLVERS)))
@@ -138,7 +141,8 @@ template <int n> GDN_DEVICE void take_registers(void)
         lower_registers<n>();
 }
 
-/* The other block's barriers are there. Who says nothing to it may be late. */
+/* Waits until the other block has made its barriers. Warps that signal nothing to it do not need
+ * this. */
 GDN_DEVICE void meet_other(void)
 {
     if (HOPPER_BLOCKS == 2) cluster_wait();
@@ -187,7 +191,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     end_after_others();
 }
 
-/* A kernel; who includes this names it for its image (kernels.cuh). */
+/* Defines a kernel. The including file names it for its image (kernels.cuh). */
 #define HOPPER_KERNEL(name, threads, io)                                                         \
     extern "C" __global__ void __cluster_dims__(HOPPER_BLOCKS, 1, 1) __launch_bounds__(threads, 1) \
         name##_##io(const __grid_constant__ struct gdn_cu_prefill_hopper a)                      \

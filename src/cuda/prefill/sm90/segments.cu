@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From segment to segment of a sequence: S <- M S + U (segments.cuh), in float32. A block has
- * eight columns of a head's state. Of the sums over 128 keys each warp has 16, whose rows of M it alone
- * needs, straight from memory: those of the next segment leave as soon as these have been used.
+ * S <- M S + U from segment to segment of a sequence (segments.cuh), in float32. A block has eight
+ * columns of a head's state. Each warp has 16 of the 128 keys of a sum, and loads their rows of M
+ * from memory, which no other warp needs. It requests the rows of the next segment as soon as it
+ * has used these.
  */
 #include "cuda/prefill/sm90/segments.cuh"
 
@@ -16,7 +17,7 @@ struct combine_block {
     int                                 head, column, warp, lane;
 };
 
-/* The warp's rows of M of unit u, four columns of them. */
+/* Returns four columns of the warp's row i of M of unit u. */
 GDN_DEVICE float4 load_row(const struct combine_block &b, int64_t u, int i)
 {
     const struct gdn_cu_rule &r = b.a.rule;
@@ -32,7 +33,7 @@ GDN_DEVICE float4 *column_of(const struct combine_block &b, int64_t u, int v)
     return (float4 *)(b.a.cut.states + ((u * r.H + b.head) * r.V + b.column + v) * r.K) + b.lane;
 }
 
-/* sum[v] += the warp's part of M S, while M of the next unit comes in. */
+/* Adds the warp's part of M S to sum[v], while M of the next unit is loaded. */
 GDN_DEVICE void add_product(float4 (&sum)[COLUMNS], float4 (&M)[SHARE],
                             const float (&S)[COLUMNS][KEYS], const struct combine_block &b, int64_t next)
 {
@@ -94,8 +95,8 @@ GDN_DEVICE void combine(const struct combine_block &b)
     }
 }
 
-/* Blocks: columns, heads, sequences that have something to sum. One sees to it that the kernel ends
- * after those ahead of it. */
+/* Runs the kernel. Blocks are columns, heads, and sequences with something to sum. One block makes
+ * the kernel end after the kernels ahead of it. */
 GDN_DEVICE void run_combine(const struct gdn_cu_prefill_hopper &a)
 {
     const struct gdn_cu_rule &r      = a.rule;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Segments of a long sequence at once: what a segment makes of a state S is M S + U, M K x K (gdn.h,
- * gdn_summary). Kernels of one call, in this order:
+ * Segments of a long sequence, computed at the same time. A segment changes a state S to M S + U,
+ * with M of K x K (gdn.h, gdn_summary). Kernels of one call, in this order:
  *
- *     1  the first segment of each sequence, as a sequence of its own, leaves its last state
- *     2  M and U of every other segment but the last (summary.cu), beside 1
+ *     1  the first segment of each sequence, like a sequence of its own; stores its last state
+ *     2  M and U of every segment except the first and the last (summary.cu), beside 1
  *     3  S <- M S + U from segment to segment (segments.cu)
- *     4  all segments but the first, each from its state
+ *     4  all segments except the first, each from its state
  *
- * Segments after first ones are numbered through the batch: units. The state that unit u starts from
- * has place u, and so has M of u; U of u waits in place u + 1, for the sum that replaces it.
+ * Segments after first ones are units, numbered through the batch. Place u holds the state that
+ * unit u starts from, and M of u. U of u is in place u + 1, until the state replaces it.
  */
 #ifndef GDN_CUDA_PREFILL_SEGMENTS_CUH
 #define GDN_CUDA_PREFILL_SEGMENTS_CUH
@@ -24,7 +24,7 @@ struct hopper_segment {
     bool    last;
 };
 
-/* Segments of n tokens after the first. */
+/* Returns the number of segments after the first one in n tokens. */
 GDN_DEVICE int64_t later_segments(const struct gdn_cu_segments &cut, int64_t n)
 {
     return n > cut.first ? (n - cut.first + cut.each - 1) / cut.each : 0;
@@ -40,7 +40,7 @@ GDN_DEVICE int64_t later_segments_of(const struct gdn_cu_batch &b, const struct 
     return later_segments(cut, s.n_valid);
 }
 
-/* Units of the sequences before `row`. By all threads of a warp. */
+/* Returns the units of the sequences before `row`. All threads of a warp call it. */
 GDN_DEVICE int64_t units_before(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
                                 int64_t row)
 {
@@ -50,7 +50,7 @@ GDN_DEVICE int64_t units_before(const struct gdn_cu_batch &b, const struct gdn_c
     return n;
 }
 
-/* The sum over the lanes up to this one. */
+/* Returns the sum over the lanes up to this one. */
 GDN_DEVICE long long sum_up_to(long long x)
 {
     for (int step = 1; step < 32; step *= 2) {
@@ -60,8 +60,8 @@ GDN_DEVICE long long sum_up_to(long long x)
     return x;
 }
 
-/* The sequence of a unit, which becomes its number there; B: there is no such unit. By all threads
- * of a warp. */
+/* Returns the sequence of a unit, and changes the unit to its number there; B: there is no such
+ * unit. All threads of a warp call it. */
 GDN_DEVICE int64_t find_unit(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
                              int64_t &unit)
 {
@@ -79,8 +79,8 @@ GDN_DEVICE int64_t find_unit(const struct gdn_cu_batch &b, const struct gdn_cu_s
     return b.B;
 }
 
-/* The units of the sequence that is number `of` of those with two or more: how many, and the first.
- * 0: there is no such sequence. By all threads of a warp. */
+/* Returns how many units the sequence has that is number `of` of those with two or more, and the
+ * first of them. 0: there is no such sequence. All threads of a warp call it. */
 GDN_DEVICE int64_t find_units(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
                               int64_t of, int64_t &first)
 {
@@ -100,7 +100,7 @@ GDN_DEVICE int64_t find_units(const struct gdn_cu_batch &b, const struct gdn_cu_
     return 0;
 }
 
-/* The first checkpoint after so many tokens; they ascend. */
+/* Returns the first checkpoint after n tokens. Checkpoints ascend. */
 GDN_DEVICE int64_t checkpoint_after(const struct gdn_cu_batch       &b,
                                     const struct gdn_cu_checkpoints &list, int64_t n)
 {
@@ -115,8 +115,8 @@ GDN_DEVICE int64_t checkpoint_after(const struct gdn_cu_batch       &b,
     return low;
 }
 
-/* Segment i of a sequence becomes the sequence; unit: number 1's. Without tokens: not there, or, by
- * lengths that overlap, without a place for what it leaves. */
+/* Replaces a sequence by its segment i. `unit` is that of segment 1. A result without tokens means
+ * that the segment does not exist, or that overlapping lengths leave it no place for its state. */
 GDN_DEVICE struct hopper_segment cut_segment(struct gdn_cu_seq &s, const struct gdn_cu_segments &cut,
                                              int64_t i, int64_t unit)
 {

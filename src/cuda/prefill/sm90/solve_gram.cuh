@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What products of keys become: -(B A)^T, f16, for the inverse (warps_solve.cuh), and P, for the
- * state. A warp has 16 rows of K K^T and K Q^T, of all 64 columns, in blocks of 16 x 16, and writes them
- * turned. Of both it needs the block of the diagonal; of K K^T, as it is symmetric, the columns up to its
- * rows' then, and of K Q^T those from there: five blocks of every warp.
+ * From products of keys to -(B A)^T in f16, for the inverse (warps_solve.cuh), and to P, for the
+ * state. A warp has 16 rows of K K^T and K Q^T with all 64 columns, in blocks of 16 x 16, and
+ * writes them transposed. It needs the diagonal block of both. K K^T is symmetric, so it needs the
+ * columns up to its rows, and of K Q^T the columns from its rows on. That is five blocks for every
+ * warp.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_ROWS_CUH
 #define GDN_CUDA_PREFILL_HOPPER_ROWS_CUH
@@ -26,13 +27,13 @@ GDN_DEVICE uint32_t turned_lane(uint32_t lane)
     return tile_place(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
 }
 
-/* A block, turned: rows `row` of the tile, at `at` of them. */
+/* Stores a transposed block: rows `row` of the tile, at `at` in them. */
 GDN_DEVICE void store_turned(uint32_t tile, int row, uint32_t at, const uint32_t (&x)[4])
 {
     store_matrices_turned(tile + row * 16 * 128 + at, x[0], x[1], x[2], x[3]);
 }
 
-/* The block of the diagonal of P: tokens after the output's are cut off whatever they hold. */
+/* Clears the tokens after the output's in a diagonal block of P, whatever they hold. */
 GDN_DEVICE void cut_diagonal(uint32_t (&x)[4], uint32_t lane)
 {
     const uint32_t column = lane % 4 * 2;
@@ -41,7 +42,8 @@ GDN_DEVICE void cut_diagonal(uint32_t (&x)[4], uint32_t lane)
     x[0] &= keep, x[1] = 0, x[3] &= keep;
 }
 
-/* A block of the square: products of keys times factors of rows, f; one of P: times its columns', of. */
+/* Packs a block of the square: products of keys times the factors f of rows. For P: times the
+ * factors `of` of columns. */
 GDN_DEVICE void pack_keys(uint32_t (&y)[4], const float *x, const float (&f)[2])
 {
 #pragma unroll
@@ -56,9 +58,9 @@ GDN_DEVICE void pack_queries(uint32_t (&y)[4], const float *x, const float *of)
     for (int i = 0; i < 4; i++) y[i] = format::pair(x[2 * i] * c[i / 2].x, x[2 * i + 1] * c[i / 2].y);
 }
 
-/* The warp's columns of the square, -(B A)^T, from products of its keys with all (x) and the factors f of
- * its rows, and of P from those with queries (x + 32). A block's code is the same for all warps that have it:
- * so it is in the instruction cache once. */
+/* Writes the warp's columns of the square, -(B A)^T, from products of its keys with all keys (x)
+ * and the factors f of its rows, and of P from products with queries (x + 32). All warps share the
+ * code of a block, so it is in the instruction cache once. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void write_columns(const hopper_gates &g, const float (&f)[2], const float (&x)[64],
                               uint32_t square, uint32_t tile, int warp, uint32_t lane)
@@ -81,11 +83,11 @@ GDN_DEVICE void write_columns(const hopper_gates &g, const float (&f)[2], const 
     }
 }
 
-/* If rest differs between tokens (kernel.cuh): multiplies exp of it, from the sooner token to the
- * later, into the warp's columns of a tile as they have been written, blocks [from, to) of them: of the square
- * (keys), of which a row's token is the later one, or of P. In a loop, as it is rare: where products are in
- * registers it would be much code. On the other side of the diagonal the square is not looked at; P is zero
- * there, and stays so whatever the factor is. */
+/* If rest differs between tokens (kernel.cuh), multiplies blocks [from, to) of the warp's columns
+ * of a written tile by exp of the difference, from the sooner token to the later one. The tile is
+ * the square (keys), in which a row's token is the later one, or P. This is rare, so it is a loop:
+ * on products in registers it would be much code. The square is not read on the other side of the
+ * diagonal. P is zero there, and stays zero with any factor. */
 template <class format, bool keys>
 GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int to, int warp, uint32_t lane)
 {
@@ -114,7 +116,7 @@ GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int
     }
 }
 
-/* Zeros for what is parted by a token that forgets. By a warp: its columns. */
+/* Writes zeros to elements that a forgetting token parts. Each warp clears its columns. */
 GDN_DEVICE void part_columns(const hopper_gates &g, uint32_t tile, int warp, uint32_t lane)
 {
     const token_mask resets = tokens_of(g.resets);

@@ -6,16 +6,16 @@
  *
  *     S <- alpha S        u = beta (v - S k)        S <- S + u k        o = scale S q
  *
- * What a token has no part in is left out by selection: S where it forgets, and k and v where beta is
- * zero. Each warp has its columns for itself, but for sums over keys where there are two halves of
- * them. This is rare: it is little code, and not fast.
+ * Selection leaves out S if a token forgets, and k and v if beta is zero. Each warp has columns of
+ * its own. Only sums over keys that are in two halves need another warp. This is rare, so it is
+ * little code, and not fast.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_TOKENS_CUH
 #define GDN_CUDA_PREFILL_HOPPER_TOKENS_CUH
 
 #include "cuda/prefill/sm90/warps_state.cuh"
 
-/* A token's keys or queries, those of the lane: elements 8 i + 2 t and the one after. */
+/* The lane's part of a token's key or query: elements 8 i + 2 t and the next. */
 typedef uint32_t hopper_token[HOPPER_STATE / 4];
 
 GDN_DEVICE void read_token(hopper_token &x, uint32_t tiles, int t, uint32_t lane)
@@ -26,7 +26,8 @@ GDN_DEVICE void read_token(hopper_token &x, uint32_t tiles, int t, uint32_t lane
         x[i] = *(const uint32_t *)(row + i / 8 * HOPPER_NEXT + ((i % 8 ^ t % 8) << 4));
 }
 
-/* Over the lanes that share columns, and over both halves of the keys: to all of them. */
+/* Sums p over the lanes that share columns, and over both halves of the keys. All of them get the
+ * sum. */
 GDN_DEVICE void sum_over_keys(const struct hopper_state &w, float (&p)[3], uint32_t lane)
 {
 #pragma unroll
@@ -35,7 +36,7 @@ GDN_DEVICE void sum_over_keys(const struct hopper_state &w, float (&p)[3], uint3
     if (HOPPER_DEPTH == 1) return;
     const uint32_t mail = hopper_address() + HOPPER_MAIL + (w.warp * 32 + lane) * 16;
     float          y[4];
-    barrier_shared(w); /* nobody reads there any more */
+    barrier_shared(w); /* no warp reads there any more */
     store_shared(mail + w.half() * (128 * 16), __float_as_uint(p[0]), __float_as_uint(p[1]),
                  __float_as_uint(p[2]), 0);
     barrier_shared(w);
@@ -60,7 +61,7 @@ GDN_DEVICE void multiply_token(const struct hopper_state &w, float (&p)[3], cons
     sum_over_keys(w, p, lane);
 }
 
-/* Token t is written; v: where those of the lane's first column are. */
+/* Writes token t to S. v: the place of the values of the lane's first column. */
 template <int io>
 GDN_DEVICE void write_token(const struct hopper_state &w, hopper_share &S, int c, int t, uint32_t v,
                             uint32_t lane)
@@ -83,7 +84,8 @@ GDN_DEVICE void write_token(const struct hopper_state &w, hopper_share &S, int c
     }
 }
 
-/* The output of token t, to where its v was. Lengths of queries are with who makes P alone. */
+/* Stores the output of token t in the place of its v. Only the warps that make P have the lengths
+ * of queries. */
 template <int io>
 GDN_DEVICE void put_token(const struct hopper_state &w, const hopper_share &S, int c, int t,
                           uint32_t v, uint32_t lane)
@@ -100,8 +102,8 @@ GDN_DEVICE void put_token(const struct hopper_state &w, const hopper_share &S, i
     store_shared_u16(v ^ 1 << 4, (uint16_t)(o >> 16));
 }
 
-/* Tokens of chunk c from token t on, up to its last or the next checkpoint; returns how many of the
- * chunk have been passed then. K, V, gates and T are there. */
+/* Passes tokens of chunk c from token t on, up to its last one or the next checkpoint. Returns how
+ * many tokens of the chunk have been passed. K, V, gates and T must be loaded. */
 template <int io>
 GDN_DEVICE int pass_tokens(const struct hopper_state &w, hopper_share &S, int c, int t)
 {

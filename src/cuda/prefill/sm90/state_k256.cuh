@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Keys of more than 128 elements: two warpgroups of the state have half of them each, of the same 64
- * value columns, and a lane of one has the same columns and tokens as that lane of the other. So what
- * they have for one another goes through a place of each lane's own, the mail, that in a chunk holds
+ * Keys of more than 128 elements. Two warpgroups of the state share the same 64 value columns, with
+ * half of the keys each. A lane of one has the same columns and tokens as that lane of the other.
+ * They exchange values through a place for each lane, the mail. In a chunk it holds, in turn:
  *
- *     second to first   its part of S^T K^T         first to second   its part of S^T Q^T
- *                                                   then U as a factor of P, and weighed if it is
+ *     second to first   its part of S^T K^T
+ *     first to second   its part of S^T Q^T, then U as a factor of P, and scaled if it is gated
  *
- * The first makes R and U, the second the output; each adds U to its half of the state. Barriers of
- * the hardware say that mail is there, and where the lane that wrote it writes again, that it was read.
+ * The first warpgroup computes R and U, the second one the output. Each adds U to its half of the
+ * state. Named barriers say that mail is written, and, before the same lane writes again, that it
+ * was read.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_HALVES_CUH
 #define GDN_CUDA_PREFILL_HOPPER_HALVES_CUH
 
 #include "cuda/prefill/sm90/warps_state.cuh"
 
-/* Mail of the second with S^T K^T, of the first with S^T Q^T, which then has been read, and with U. */
+/* Steps of the mail: S^T K^T from the second half, S^T Q^T from the first, then U. */
 enum {
     HOPPER_MAIL_K = HOPPER_BARRIER_HALVES + 1,
     HOPPER_MAIL_Q,
@@ -25,7 +26,7 @@ enum {
 GDN_DEVICE void tell_other(int mail) { barrier_arrive(mail, 256); }
 GDN_DEVICE void wait_for_other(int mail) { barrier_wait(mail, 256); }
 
-/* Word 4 i of the lane's mail. */
+/* Returns the address of word 4 i of the lane's mail. */
 GDN_DEVICE uint32_t mail_at(const struct hopper_state &w, int i)
 {
     return hopper_address() + HOPPER_MAIL + (w.warp * 32 + w.lane) * 16 + i * (128 * 16);
@@ -38,7 +39,7 @@ GDN_DEVICE void put_mail(const struct hopper_state &w, const float (&x)[32])
         store_shared(mail_at(w, i), __float_as_uint(x[4 * i]), __float_as_uint(x[4 * i + 1]),
                      __float_as_uint(x[4 * i + 2]), __float_as_uint(x[4 * i + 3]));
 }
-/* x (+)= what is there. */
+/* Copies the mail to x, or adds it to x. */
 template <bool add> GDN_DEVICE void take_mail(const struct hopper_state &w, float (&x)[32])
 {
 #pragma unroll
@@ -50,7 +51,7 @@ template <bool add> GDN_DEVICE void take_mail(const struct hopper_state &w, floa
     }
 }
 
-/* Factors, of the first or last 16 words. */
+/* Puts factors into the first or last 16 words. */
 template <int from> GDN_DEVICE void put_factor(const struct hopper_state &w, const uint32_t (&y)[16])
 {
 #pragma unroll
@@ -68,10 +69,10 @@ template <int from> GDN_DEVICE void take_factor(const struct hopper_state &w, ui
     }
 }
 
-/* x of both halves, to both of them. */
+/* Sums x over both halves, and gives both the sum. */
 GDN_DEVICE void sum_halves(const struct hopper_state &w, float (&x)[32])
 {
-    barrier_shared(w); /* nobody reads there any more */
+    barrier_shared(w); /* no warp reads there any more */
     if (w.half()) put_mail(w, x);
     barrier_shared(w);
     if (!w.half()) {
@@ -82,7 +83,7 @@ GDN_DEVICE void sum_halves(const struct hopper_state &w, float (&x)[32])
     if (w.half()) take_mail<false>(w, x);
 }
 
-/* The half's parts of S^T K^T and S^T Q^T, a group each, under way; is the chunk plain? */
+/* Issues the half's parts of S^T K^T and S^T Q^T, a group each. Returns true for a plain chunk. */
 template <int io, bool gated>
 GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_STATE / 2],
                             float (&x)[32], float (&o)[32], const hopper_share &S, int c)
@@ -101,8 +102,8 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
     return true;
 }
 
-/* As pass_plain(). Both halves look at the same gates and the same U. What both do is the same code: they
- * share a cache of it. */
+/* Does the same as pass_plain(). Both halves test the same gates and the same U. They share code
+ * where they can, because they share an instruction cache. */
 template <int io, bool gated>
 GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {

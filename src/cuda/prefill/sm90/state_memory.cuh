@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state in memory, to and from the registers of warps_state.cuh. It moves in parts, by a
- * loop: all of it at once would be much code for what is done once per sequence. Products want the
- * registers where they are, so a part is copied from and to them.
+ * Moves the state between memory and the registers of warps_state.cuh, in parts, by a loop. All of
+ * it at once would be much code for one move per sequence. Products need the registers in place, so
+ * a part is copied from and to them.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_MEMORY_CUH
 #define GDN_CUDA_PREFILL_HOPPER_MEMORY_CUH
 
 #include "cuda/prefill/sm90/kernel.cuh"
 
-/* The token of element i. What is rarely run takes an opaque lane: nothing of it shall be computed
- * ahead of the loop over chunks and kept in registers. */
+/* Returns the token of element i. Rare code passes an opaque lane, so that the compiler computes
+ * nothing of it ahead of the loop over chunks and keeps no registers for it. */
 GDN_DEVICE int token_of(int i, uint32_t lane)
 {
     return i / 4 * 8 + (int)(lane % 4 * 2) + i % 2;
 }
 GDN_DEVICE uint32_t rare_lane(void) { return opaque(threadIdx.x % 32); }
 
-/* Zero if it is not there. */
+/* Loads a pair of elements of a state; zero if they do not exist. */
 template <int dtype> struct state_pair;
 template <> struct state_pair<GDN_F32> {
     GDN_DEVICE void load(const char *p, float &x, float &y, bool there)
@@ -51,7 +51,7 @@ template <> struct state_pair<GDN_F16> {
     GDN_DEVICE void store(char *p, float x, float y) { *(uint32_t *)p = f32_to_f16x2(x, y); }
 };
 
-/* Keys k and k + 1, k even, may be moved at once. */
+/* Returns true if keys k and k + 1 (k even) may be moved at once. */
 GDN_DEVICE bool has_pairs(const struct state_place &p, const struct state_part &part)
 {
     const int64_t bytes = p.dtype == GDN_F32 ? 4 : 2;
@@ -79,7 +79,8 @@ GDN_DEVICE void put_part(hopper_share &S, const hopper_part &x, int part)
         if (i / HOPPER_PART == part) S[i] = x[i % HOPPER_PART];
 }
 
-/* A part, to or from the keys from `key` on: pairs at once; and pairs or elements one by one. */
+/* Move a part of a state to or from memory, from key `key` on: as pairs; as pairs or single
+ * elements. */
 template <int dtype, bool to>
 GDN_DEVICE void move_pairs(hopper_part &x, const struct state_place &p,
                            const struct state_part &part, int key)
@@ -140,7 +141,8 @@ GDN_DEVICE void move_part(hopper_part &x, const struct state_place &p,
     }
 }
 
-/* A warp's share to the L2 cache, where it lies by rows of keys: reading it takes several trips. */
+/* Prefetches a warp's share to the L2 cache if its rows are keys: reading it takes several
+ * trips. */
 GDN_DEVICE void prefetch_state(const struct state_place &p, const struct state_part &part)
 {
     const int   lane = (int)rare_lane(), v = part.v + lane / 2, bytes = p.dtype == GDN_F32 ? 4 : 2;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state's warps of a kernel with outputs: which chunks go by which loop, and the loops of plain ones where a
- * warpgroup has all keys (where it has half of them: state_k256.cuh).
+ * The state's warps of a kernel with outputs: the choice of a loop for each chunk, and the loops
+ * over plain chunks if a warpgroup has all keys (half of the keys: state_k256.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_PLAIN_CUH
 #define GDN_CUDA_PREFILL_HOPPER_PLAIN_CUH
@@ -9,8 +9,8 @@
 #include "cuda/prefill/sm90/state_repair.cuh"
 #include "cuda/prefill/sm90/state_k256.cuh"
 
-/* S^T times keys of chunk c, and queries behind them if x has room, under way; a: S as a factor. Is the chunk
- * for another loop? */
+/* Issues S^T times keys of chunk c, and times queries behind them if x has room; a: S as a factor.
+ * Returns true if the chunk needs another loop. */
 template <int io, bool gated, int n>
 GDN_DEVICE bool multiply_state(const struct hopper_state &w, float (&x)[n],
                                uint32_t (&a)[HOPPER_STATE / 2], const hopper_share &S, int c)
@@ -21,8 +21,8 @@ GDN_DEVICE bool multiply_state(const struct hopper_state &w, float (&x)[n],
     return is_other<gated>(rare);
 }
 
-/* The rest of a plain chunk, whose output's product with P is under way (o), from U as a factor of keys. In a
- * wide block: are the next chunk's keys there? Where that is asked late it is waited for on the chain. */
+/* Ends a plain chunk, whose output's product with P (o) is in flight, from U as a factor of keys.
+ * In a wide block it also tests for the next chunk's keys: a later test would wait on the chain. */
 template <int io, bool gated>
 GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, const float (&o)[32],
                           const uint32_t (&u)[16], int c, uint32_t v)
@@ -44,12 +44,14 @@ GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, const f
 }
 
 /*
- * Plain chunks from c on, before `mark`: no token forgets, S changes, and all is finite. Returns the first that
- * is left; of it nothing has been done.
- * The chain from S to S is the products with K, T and keys; those with Q and P, and all that can, run
- * beside it. What is not finite in S, R or T leaves no column of U finite, so that one look at U is
- * enough. Whether one more chunk follows is asked in time: at the end, the next would wait for it. Each form has
- * the loop in itself: around a function of one chunk the compiler keeps what that returns as a flag.
+ * Passes plain chunks from c on, before `mark`: no token forgets, S changes, and all values are
+ * finite. Returns the first chunk that is not passed; nothing of it has been done.
+ *
+ * The chain from S to S is the products with K, T and keys. The products with Q and P, and
+ * everything else that can, run beside it. A value of S, R or T that is not finite leaves no column
+ * of U finite, so one test of U is enough. The test for one more chunk comes early, because at the
+ * end the next chunk would wait for it. Each form contains the loop: around a function of one chunk
+ * the compiler would keep its result as a flag.
  */
 template <int io, bool gated>
 GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, int mark)
@@ -88,9 +90,10 @@ GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, 
     return c;
 }
 
-/* The same where K and Q are one factor of 128 rows: fewer instructions, and a product of 128 columns leaves
- * others more of the registers' time. There are no registers for more; the other warpgroup fills the
- * time. U is looked at while P is multiplied; without a branch before that, the assembler serialises it. */
+/* Does the same with K and Q as one factor of 128 rows: fewer instructions, and a product of 128
+ * columns leaves other warps more time of the registers. There are no registers for more overlap;
+ * the other warpgroup fills the time. U is tested while P is multiplied; without a branch before
+ * that product the assembler serialises it. */
 template <int io, bool gated>
 GDN_DEVICE int pass_stacked(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
@@ -130,7 +133,7 @@ GDN_DEVICE int pass_stacked(const struct hopper_state &w, hopper_share &S, int c
     return c;
 }
 
-/* As pass_plain(), in the form of this kernel. */
+/* Runs pass_plain() in the form of this kernel. */
 template <int io, bool gated>
 GDN_DEVICE int pass(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
@@ -142,7 +145,7 @@ GDN_DEVICE int pass(const struct hopper_state &w, hopper_share &S, int c, int ma
         return pass_plain<io, gated>(w, S, c, mark);
 }
 
-/* The chunk that the next checkpoint is in or at the start of; at most n_chunks. */
+/* Returns the chunk that contains the next checkpoint, or begins at it; at most n_chunks. */
 GDN_DEVICE int next_mark(const struct hopper_state &w)
 {
     const int64_t c = w.cursor.at / 64;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A chunk that is not plain (state_plain.cuh): a token forgets, S stays as it is, or
- * something is not finite. Each warp mends R and U for itself, as prefill/general_state.cuh says; where T is
- * not finite nothing can be mended, and the warpgroup goes by tokens (state_by_token.cuh).
+ * A chunk that is not plain (state_plain.cuh): a token forgets, S stays as it is, or a value is not
+ * finite. Each warp repairs its own R and U, as prefill/general_state.cuh says. If T is not finite,
+ * no repair is possible, and the warpgroup goes token by token (state_by_token.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_ANY_CUH
 #define GDN_CUDA_PREFILL_HOPPER_ANY_CUH
@@ -10,9 +10,10 @@
 #include "cuda/prefill/sm90/state_k256.cuh"
 #include "cuda/prefill/sm90/state_by_token.cuh"
 
-/* ---- What is not finite ---------------------------------------------------------------------------- */
+/* ---- What is not finite ---------------------------------------------------------------------- */
 
-/* Packed elements 2 i and 2 i + 1 of x: zeros for what is not finite, and where it was. */
+/* Packs elements 2 i and 2 i + 1 of x, with zeros for values that are not finite, and notes their
+ * places. */
 template <int io>
 GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int i, uint32_t lane)
 {
@@ -33,8 +34,9 @@ struct mended {
     bool               slow, far;
 };
 
-/* R^T: behind a token that forgets it is of V^T whatever S holds; zero where beta is, whatever V
- * holds (G8); zeros for what is not finite. v: the warp's columns of the tile. */
+/* Computes R^T. Behind a token that forgets it is V^T, whatever S holds. If beta is zero it is
+ * zero, whatever V holds (G8). Values that are not finite become zero. v: the warp's columns of the
+ * tile. */
 template <int io>
 GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, uint32_t v)
 {
@@ -59,7 +61,7 @@ GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, u
     return s;
 }
 
-/* Zeros for what is not finite in u. */
+/* Replaces values of u that are not finite by zeros. */
 template <int io> GDN_DEVICE struct spoilt_rows mend_u_pairs(uint32_t (&u)[16])
 {
     struct spoilt_rows s    = { { 0, 0 } };
@@ -72,7 +74,7 @@ template <int io> GDN_DEVICE struct spoilt_rows mend_u_pairs(uint32_t (&u)[16])
     return s;
 }
 
-/* NaN for what sees a spoilt token. */
+/* Sets outputs that depend on a spoilt token to NaN. */
 GDN_DEVICE void spoil_tokens(float (&x)[32], const struct spoilt_rows &s, token_mask resets)
 {
     const uint32_t lane = rare_lane();
@@ -82,7 +84,8 @@ GDN_DEVICE void spoil_tokens(float (&x)[32], const struct spoilt_rows &s, token_
             x[i] = __int_as_float(0x7fffffff);
 }
 
-/* By selection, where something is not finite. */
+/* Clears outputs that a forgetting token parts from S, by selection, because S may not be
+ * finite. */
 GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
 {
     const uint32_t lane = rare_lane();
@@ -93,13 +96,14 @@ GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
             o[i] = 0;
 }
 
-/* ---- A chunk ------------------------------------------------------------------------------------------ */
+/* ---- A chunk --------------------------------------------------------------------------------- */
 
-/* exp(near) of token t. */
+/* Returns exp(near) of token t. */
 GDN_DEVICE float near_factor(const hopper_gates &g, int t) { return ex2_approx(g.G[t] - g.rest[t]); }
 
-/* Returns true if u = T R is finite and not too far only because V was divided (far: R is). The result is the
- * same in all warps of the warpgroup, and in those of two halves, which have the same u. */
+/* Returns true if u = T R is finite and not too far only because V was divided (far: R is). The
+ * result is the same in all warps of the warpgroup, and in those of two halves, which have the same
+ * u. */
 template <int io>
 GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g, const float (&u)[32],
                             bool far)
@@ -114,8 +118,8 @@ GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g,
     return !in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, far));
 }
 
-/* Returns true if an element of R (r) is not finite only because V was divided. v: the warp's columns, x:
- * S^T K^T. */
+/* Returns true if an element of R (r) is not finite only because V was divided. v: the warp's
+ * columns, x: S^T K^T. */
 template <int io>
 GDN_DEVICE bool is_r_far(const hopper_gates &g, const uint32_t (&r)[16], const float (&x)[32],
                          uint32_t v)
@@ -137,8 +141,8 @@ GDN_DEVICE bool is_r_far(const hopper_gates &g, const uint32_t (&r)[16], const f
     return far;
 }
 
-/* Returns true if all keys of chunk c are finite. A weight of zero does not undo them in S. By each warp of
- * a block that has a row of R which is not, and so by all of them, if a key is not. */
+/* Returns true if all keys of chunk c are finite. (A weight of zero would not remove them from S.)
+ * Each warp with a row of R that is not finite calls it; if a key is not finite, all warps do. */
 template <int io> GDN_DEVICE bool are_keys_finite(const struct hopper_state &w, int c)
 {
     typedef hopper_format<io> format;
@@ -153,7 +157,7 @@ template <int io> GDN_DEVICE bool are_keys_finite(const struct hopper_state &w, 
     return !in_warp((taint & 0x7fff7fffu) != 0);
 }
 
-/* The rest of chunk c, from its U. slow: tokens are spoilt. */
+/* Ends chunk c, from its U. slow: some tokens are spoilt. */
 template <int io>
 GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float (&u)[32], int c,
                            struct spoilt_rows &spoilt, bool slow)
@@ -192,7 +196,7 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     if (!end.is_idle()) decay_state(S, end.after);
 }
 
-/* U of chunk c, one thing after the other, of zeros for what is not finite of R. */
+/* Computes U of chunk c without overlap, with zeros for values of R that are not finite. */
 template <int io>
 GDN_DEVICE struct mended make_mended_u(const struct hopper_state &w, const hopper_share &S, int c,
                                        float (&u)[32])
@@ -221,7 +225,7 @@ GDN_DEVICE struct mended make_mended_u(const struct hopper_state &w, const hoppe
     return m;
 }
 
-/* Returns true if the chunk can be mended; else it goes by tokens. */
+/* Returns true if the chunk can be mended. Otherwise it goes token by token. */
 template <int io>
 GDN_DEVICE bool is_mended(const struct hopper_state &w, const float (&u)[32],
                           const struct mended &m, int c)
@@ -229,7 +233,7 @@ GDN_DEVICE bool is_mended(const struct hopper_state &w, const float (&u)[32],
     return is_t_finite<io>(w, w.b.gates(c), u, m.far) && !(m.slow && !are_keys_finite<io>(w, c));
 }
 
-/* Chunk c, if T and keys are finite; else nothing has been done. */
+/* Computes chunk c if T and keys are finite. Otherwise it changes nothing. */
 template <int io>
 GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c)
 {
@@ -240,8 +244,8 @@ GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c
     return true;
 }
 
-/* Any chunk, of which t tokens have been passed by themselves. Returns how many have been then, before a
- * checkpoint; 0: the chunk is done. */
+/* Computes any chunk, of which t tokens have been passed one by one. Returns how many have been
+ * passed if a checkpoint follows; 0: the chunk is done. */
 template <int io>
 GDN_DEVICE int pass_any(const struct hopper_state &w, hopper_share &S, int c, int t)
 {

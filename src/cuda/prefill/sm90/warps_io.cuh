@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Warpgroup 0, what goes between memory and the block, a warp each at its own pace: one loads (K and Q
- * three chunks ahead, V one), one stores the output, two make gates, of every second chunk each.
+ * Warpgroup 0: everything between memory and the block. Each warp has its own pace. One loads (K
+ * and Q three chunks ahead, V one), one stores the output, and two make the gates of every second
+ * chunk.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_IO_CUH
 #define GDN_CUDA_PREFILL_HOPPER_IO_CUH
 
 #include "cuda/prefill/sm90/kernel.cuh"
 
-/* ---- Keys of f16 with a norm: by a warp ------------------------------------------------------- */
+/* ---- Keys of f16 with a norm: by a warp ------------------------------------------------------ */
 
-/* Row t of a tile, all columns, to length one. */
+/* Scales row t of a tile, all columns, to length one. */
 template <int io> GDN_DEVICE void scale_row_to_one(const struct hopper_block &b, char *tile, int t)
 {
     typedef hopper_format<io> format;
@@ -37,7 +38,7 @@ template <int io> GDN_DEVICE void scale_keys(const struct hopper_block &b, int c
     __syncwarp();
 }
 
-/* ---- Loads ------------------------------------------------------------------------------------- */
+/* ---- Loads ----------------------------------------------------------------------------------- */
 
 /* The values that the loading warp holds. */
 struct hopper_loader {
@@ -48,8 +49,8 @@ struct hopper_loader {
     int                        keys;               /* barriers of K */
 };
 
-/* Tiles of 64 columns from `column` on of chunk c, a step apart; their barrier expects so many, or expects them
- * already. By a warp. */
+/* Loads n_tiles tiles of 64 columns of chunk c, from `column` on, `step` bytes apart. If `expects`
+ * is not 0, first announces that many tiles to the barrier. One warp calls it. */
 GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int step, int n_tiles,
                            const void *map, int column, int head, int full, int c, int expects)
 {
@@ -64,8 +65,8 @@ GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int ste
         copy_tile(tile + i * step, map, { column + 64 * i, head, first, l.row }, on);
 }
 
-/* Zeroes the rows from n on of a chunk that is not full, because another sequence may follow;
- * number: of such loads, which are of K, Q, V. By a warp. */
+/* Zeroes the rows from n on of a chunk that is not full, because another sequence may follow.
+ * number: the loads of K, Q and V so far. One warp calls it. */
 GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int step, int n_tiles,
                            int full, int c, int number)
 {
@@ -80,13 +81,13 @@ GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int ste
     __syncwarp();
 }
 
-/* How far ahead of the state K and Q are loaded. */
+/* Chunks by which loads of K and Q are ahead of the state. */
 enum {
     HOPPER_K_AHEAD = HOPPER_K_RING - 1,
     HOPPER_Q_AHEAD = HOPPER_Q_RING < HOPPER_K_AHEAD ? HOPPER_Q_RING : HOPPER_K_AHEAD
 };
 
-/* K of chunk c, and Q where it is stacked. */
+/* Loads K of chunk c, and Q if both are one factor. */
 GDN_DEVICE void load_keys(const struct hopper_loader &l, int c)
 {
     const struct hopper_block &b    = l.b;
@@ -99,7 +100,7 @@ GDN_DEVICE void load_keys(const struct hopper_loader &l, int c)
         clear_tail(l, b.k(c), HOPPER_STACKED ? HOPPER_TILE : HOPPER_NEXT, both, l.keys, c, 0);
 }
 
-/* The loads of a step: K of chunk c + 3 (or 2), V of c + 1, Q of c + 3 (or 2, or 1). */
+/* Loads the tiles of a step: K of chunk c + 3 (or 2), V of c + 1, Q of c + 3 (or 2, or 1). */
 GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
 {
     const struct hopper_block &b = l.b;
@@ -114,8 +115,8 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
             clear_tail(l, b.v(cv), HOPPER_TILE, HOPPER_WIDTH, HOPPER_V_FULL, cv,
                        1 + (HOPPER_WITH_P && !HOPPER_STACKED));
     }
-    /* If blocks take turns at T, those warps wait for every second phase of Q's three barriers: the next K
-     * does not come before the phase ahead of its Q's has ended. */
+    /* If blocks take turns at T, those warps wait for every second phase of Q's three barriers: the
+     * next K does not come before the phase ahead of its Q's has ended. */
     if (HOPPER_OUTPUTS && HOPPER_BLOCKS == 2 && HOPPER_DEPTH == 1 && c1 >= 0)
         b.wait(HOPPER_Q_FULL, c1);
     if (HOPPER_OUTPUTS && !HOPPER_STACKED && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
@@ -127,7 +128,7 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
     }
 }
 
-/* As source_head(), without a division: the first tile waits for this. */
+/* Returns source_head() without a division, because the first tile waits for it. */
 GDN_DEVICE int source_of(const struct gdn_cu_source &s, int head)
 {
     const int quotient = by(head, s.inverse);
@@ -150,7 +151,7 @@ template <int io> GDN_DEVICE void load_all(const struct hopper_block &b, uint32_
     }
 }
 
-/* ---- Output -------------------------------------------------------------------------------------- */
+/* ---- Output ---------------------------------------------------------------------------------- */
 
 /* Stores chunk c, by a warp: whole tiles at once, the last one by rows. */
 GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
@@ -183,7 +184,7 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
     if (lane == 0) mbarrier_arrive(b.of(HOPPER_V_FREE, c));
 }
 
-/* ---- The warpgroup --------------------------------------------------------------------------------- */
+/* ---- The warpgroup --------------------------------------------------------------------------- */
 
 /* Writes the factors of a chunk's n tokens, without their lengths; G: sums of the gates, resets:
  * tokens that forget. What others write of k, of q, is left to them. */
@@ -221,15 +222,17 @@ GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask r
              (uneven || start != 0 ? HOPPER_GATED : 0) | (uneven ? HOPPER_UNEVEN : 0);
 }
 
-/* Until lengths of keys and queries of chunk c, which are among its gates, have been copied to the other block:
- * that has freed the place of T of chunk c, which comes with them, once T of the next chunk there is made. */
+/* Waits until lengths of keys and queries of chunk c, which are among its gates, have been copied
+ * to the other block. They are copied with T. When T of the next chunk there is made, the other
+ * block has freed the place of T of chunk c. */
 GDN_DEVICE void wait_lengths(const struct hopper_block &b, int c)
 {
     if (HOPPER_BLOCKS == 2 && c >= 0 && b.is_own(c) && b.r.norm != GDN_NORM_NONE)
         b.wait(HOPPER_P_TOLD, c + HOPPER_T_RING);
 }
 
-/* Makes the gates of every second chunk from chunk `first` on, by a warp, and notes what all of them share. */
+/* Makes the gates of every second chunk from chunk `first` on, and their common flags. One warp
+ * calls it. */
 template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int first, uint32_t lane)
 {
     int           c    = first;
@@ -264,7 +267,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
             (idle ? GDN_SEGMENT_IDLE : 0) | (forgets ? GDN_SEGMENT_FORGETS : 0);
 }
 
-/* Each warp goes at its own pace. */
+/* Runs the warpgroup. Each warp has its own role and its own pace. */
 template <int io> GDN_DEVICE void run_io(const struct hopper_block &b, int warp, uint32_t lane)
 {
     if (warp == 0) {

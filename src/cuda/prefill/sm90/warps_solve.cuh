@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * T of a chunk and P (kernel.cuh), by a warpgroup. T as (I + B A)^-1 B with B = diag(beta) and
- * A_ij = exp(rest_i - rest_j) k_i . k_j for j < i. With a norm beta / length^2 is in place of beta. What
- * products of keys become is in solve_gram.cuh; here is the inverse, from a square of -(B A)^T.
+ * T and P of a chunk (kernel.cuh), by a warpgroup. T = (I + B A)^-1 B with B = diag(beta) and A_ij
+ * = exp(rest_i - rest_j) k_i . k_j for j < i. With a norm beta / length^2 replaces beta.
+ * solve_gram.cuh turns products of keys into the square -(B A)^T. This file inverts it, in blocks
+ * of
+ * 16 x 16:
  *
- * Blocks of 16 x 16: those of the diagonal by their halves, these by substitution in float32, a lane
- * per column; warp w then has block column w and goes down, T_rw = D_r sum of L_rj T_jw, in products on
- * T^T with factors of f16 and sums of float32. Where a number is beyond f16, or not finite before,
- * it stays so in T: then the state's warps find a u that is not finite (state_by_token.cuh). So it is
- * made where lengths of keys are so far apart that others would be below f16.
+ *     diagonal   by halves; a half by substitution in float32, a lane per column
+ *     rest       warp w has block column w and goes down: T_rw = D_r sum of L_rj T_jw, as products
+ *                on T^T with factors of f16 and sums of float32
+ *
+ * If a value is beyond f16 or not finite, T is not finite either. The state's warps then find a U
+ * that is not finite (state_by_token.cuh). If keys' lengths are so far apart that products of the
+ * shorter ones would be below f16, this file makes T not finite for the same purpose.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_SOLVE_CUH
 #define GDN_CUDA_PREFILL_HOPPER_SOLVE_CUH
@@ -39,11 +43,11 @@ struct hopper_solver {
     }
 };
 
-/* ---- Blocks of the diagonal ---------------------------------------------------------------------- */
+/* ---- Blocks of the diagonal ------------------------------------------------------------------ */
 
-/* The inverse of a half of the block, 8 x 8 at `half`, whose first 16 bytes are number `column` of
- * their row, in its place, turned: rows are columns. By substitution, a lane per column of each half;
- * half a warp has another square, or does the same. */
+/* Inverts a half of the block in place, 8 x 8 at `half`, transposed: rows are columns. `column` is
+ * the number of its first 16 bytes in their row. It substitutes, with a lane per column of each
+ * half. The other half of the warp has another square, or does the same. */
 GDN_DEVICE void invert_half(uint32_t half, uint32_t column, uint32_t lane)
 {
     const uint32_t own = lane % 8, first = half | column << 4;
@@ -68,9 +72,10 @@ GDN_DEVICE void invert_half(uint32_t half, uint32_t column, uint32_t lane)
     __syncwarp();
 }
 
-/* The warp's block of the diagonal, of all chunks at once; w: of the first. A and D its inverted
- * halves, C what is between them, which becomes - D^-1 C A^-1, turned A^-T (-C^T) D^-T. Each chunk's for
- * itself: what is not finite in one, or of none, must not come near the other. */
+/* Inverts the warp's block of the diagonal, for all chunks at once; w is the first chunk's. A and D
+ * are its inverted halves, and C, between them, becomes - D^-1 C A^-1, transposed A^-T (-C^T) D^-T.
+ * Each chunk has its own product, so that a value that is not finite does not reach the other
+ * chunk. */
 GDN_DEVICE void invert_block(const struct hopper_solver &w)
 {
     const uint32_t lane = opaque(w.lane), other = (HOPPER_AT_ONCE - 1) * HOPPER_TILE;
@@ -92,9 +97,9 @@ GDN_DEVICE void invert_block(const struct hopper_solver &w)
     }
 }
 
-/* ---- Columns of T -------------------------------------------------------------------------------------- */
+/* ---- Columns of T ---------------------------------------------------------------------------- */
 
-/* sum += x times the block at `at` (of this lane). x: as a factor. */
+/* Adds x, a factor, times the block at `at` (of this lane) to sum. */
 GDN_DEVICE void add_block(float (&sum)[2][4], const uint32_t (&x)[4], uint32_t at)
 {
     uint32_t b[4];
@@ -103,14 +108,15 @@ GDN_DEVICE void add_block(float (&sum)[2][4], const uint32_t (&x)[4], uint32_t a
     mma_f16(sum[1], x, b[2], b[3]);
 }
 
-/* A sum as a factor. */
+/* Converts a sum to a factor. */
 GDN_DEVICE void make_factor(uint32_t (&x)[4], const float (&sum)[2][4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) x[i] = f32_to_f16x2(sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]);
 }
 
-/* Block (r, the warp's) of T from its transpose; columns times beta, which a lane has two of. */
+/* Stores block (r, the warp's) of T from its transpose, with columns times beta. A lane has two
+ * columns. */
 template <int io>
 GDN_DEVICE void write_block(const struct hopper_solver &w, const float (&beta)[2], uint32_t tile, int r,
                             const float (&x)[2][4])
@@ -123,7 +129,7 @@ GDN_DEVICE void write_block(const struct hopper_solver &w, const float (&beta)[2
     store_turned(tile, r, turned_lane(w.lane) ^ (uint32_t)w.warp << 5, y);
 }
 
-/* The warp's block column of T, from the diagonal down. */
+/* Computes the warp's block column of T, from the diagonal down. */
 template <int io>
 GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &g, uint32_t tile)
 {
@@ -156,9 +162,9 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
     }
 }
 
-/* ---- The warpgroup ----------------------------------------------------------------------------- */
+/* ---- The warpgroup --------------------------------------------------------------------------- */
 
-/* The warp's rows of P are there, and fenced: to the other block. */
+/* Sends the warp's rows of P, which are complete and fenced, to the other block. */
 GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int c, int warp, uint32_t lane)
 {
     const uint32_t rows = b.p(c) + warp * 16 * 128;
@@ -172,8 +178,8 @@ GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int 
     }
 }
 
-/* Returns the square of a token: a product of a tile of 16 tokens with itself has it in one lane, that of
- * token lane % 16. */
+/* Returns the squared length of token lane % 16. One lane has it in the product of a tile of 16
+ * tokens with itself. */
 GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
 {
     const int g    = lane / 4, from = lane % 8 * 4 + lane % 8 / 2;
@@ -189,8 +195,8 @@ GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
     return lane % 16 < 8 ? first : second;
 }
 
-/* Returns true if keys of the chunk are so much longer than others that their products, divided by the square of the
- * longer, are below what f16 has? Behind the last token there are none. */
+/* Returns true if some keys are so much longer than others that their products, divided by the
+ * square of the longer one, are below the range of f16. There are no keys behind the last token. */
 GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
 {
     const uint32_t last = g.n - 1;
@@ -201,8 +207,8 @@ GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
     return !(shortest <= 4096 * longest);
 }
 
-/* Lengths of the warp's keys, from K K^T (x), and queries, from Q Q^T (x + 32), half a warp each. In f16
- * keys have been scaled. Are those of keys apart? */
+/* Computes lengths of the warp's keys, from K K^T (x), and queries, from Q Q^T (x + 32), half a
+ * warp each. In f16 keys have been scaled. Returns true if the keys' lengths are too far apart. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, float k, float q)
 {
@@ -223,7 +229,8 @@ GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, fl
     return keys && io != GDN_F16 && are_lengths_apart(g, w.lane);
 }
 
-/* Mends columns of the square and of P that were written: uneven ones, and ones that a forgetting gate parts. */
+/* Mends columns of the square and of P that were written: uneven ones, and ones that a forgetting
+ * gate parts. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &g, bool uneven, int c)
 {
@@ -236,8 +243,8 @@ GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &
     if (queries) part_columns(g, p, w.warp, w.lane);
 }
 
-/* Writes the square below its diagonal, and P of chunk c. Products (x) are in flight. If lengths of keys
- * are apart T is made of nothing. */
+/* Writes the square below its diagonal, and P of chunk c. Products (x) are in flight. If lengths of
+ * keys are apart T is made of nothing. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates &g, const float (&x)[64],
                               int c, bool apart = false)
@@ -254,8 +261,8 @@ GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates 
     __syncwarp();
 }
 
-/* T of chunk c, from the square; with it P is handed on, and its place has been free as long, where that does
- * not come late. */
+/* Computes T of chunk c from the square. Unless P comes late, it is handed on with T, and has the
+ * same free places. */
 template <int io>
 GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int c)
 {
@@ -279,7 +286,7 @@ GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int
     __syncwarp();
 }
 
-/* P of chunk c alone: there is one place for queries, which are awaited when T is made. */
+/* Computes P of chunk c alone. There is one place for queries, so they are awaited after T. */
 template <int io>
 GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {
@@ -301,7 +308,8 @@ GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, floa
     __syncwarp();
 }
 
-/* K K^T of chunk c, and K Q^T where it does not come late, under way; lengths. Are those of keys apart? */
+/* Issues K K^T of chunk c, and K Q^T unless it comes late; lengths. Returns true if keys' lengths
+ * differ. */
 template <int io>
 GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {
@@ -345,7 +353,7 @@ GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, i
     return { b, warp, lane, i, square, square + warp * 16 * 128 };
 }
 
-/* One chunk at a time. */
+/* Solves one chunk at a time. */
 template <int io>
 GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp, uint32_t lane)
 {
@@ -364,9 +372,9 @@ GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp,
     }
 }
 
-/* Two chunks at once, but for the first, which the state waits for: both inverses are made by half a
- * warp each, and of columns of T warp 0 has the longest of one chunk and the shortest of the other.
- * Lanes are opaque: no address is kept for a whole pair. */
+/* Solves two chunks at once, except the first chunk, which the state waits for. Half a warp makes
+ * each inverse. Of the columns of T, warp 0 has the longest of one chunk and the shortest of the
+ * other. Lanes are opaque: no address is kept for a whole pair. */
 template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int warp, uint32_t lane)
 {
 #pragma unroll 1

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state on Hopper: S^T, 64 value columns of it in the registers of a warpgroup, 16 per warp,
- * element 4 i + 2 r + e of a thread being column g + 8 r and key 8 i + 2 t + e (g = lane / 4,
- * t = lane % 4). A chunk is five products whose first factor is always in registers:
+ * The state on Hopper. A warpgroup has 64 value columns of S^T in registers, 16 per warp. Element
+ * 4 i + 2 r + e of a thread is column g + 8 r and key 8 i + 2 t + e (g = lane / 4, t = lane % 4). A
+ * chunk is five products whose first factor is always in registers:
  *
  *     R^T = v_scale V^T - S^T K^T    U^T = R^T T^T    O^T = q_start S^T Q^T + U^T P^T
  *     S^T <- decay (S^T + U^T K)
  *
- * (and of gated chunks what kernel.cuh says). All four warps take part in each product. Plain chunks
- * have a loop of their own (state_plain.cuh), where products overlap, and gated ones another; any
- * other chunk takes pass_any() (state_repair.cuh). Where two warpgroups have half of the
- * keys each (HOPPER_DEPTH), the same lanes have the same columns, and sums over keys are of both
+ * (For gated chunks see kernel.cuh.) All four warps take part in each product. Plain chunks have a
+ * loop in which products overlap (state_plain.cuh), and gated chunks have another one. All other
+ * chunks take pass_any() (state_repair.cuh). If two warpgroups have half of the keys each
+ * (HOPPER_DEPTH), the same lanes have the same columns, and sums over keys cover both warpgroups
  * (state_k256.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_STATE_CUH
@@ -18,7 +18,7 @@
 
 #include "cuda/prefill/sm90/state_memory.cuh"
 
-/* ---- A chunk ------------------------------------------------------------------------------------------ */
+/* ---- A chunk --------------------------------------------------------------------------------- */
 
 /* The values that a warp of the state keeps from chunk to chunk beside S. */
 struct hopper_state {
@@ -53,13 +53,13 @@ struct hopper_state {
     }
 };
 
-/* A state of all keys, from the first of the warpgroup's on. */
+/* Moves the place of a state of all keys to the first key of the warpgroup. */
 GDN_DEVICE void skip_keys(const struct hopper_state &w, struct state_place &p)
 {
     if (p.data) p.data += w.half() * 128 * p.k_step;
 }
 
-/* All that have to do with the scratch, or with sums of both halves. */
+/* Threads that share the scratch, or sums of both halves. */
 enum { HOPPER_SHARING = HOPPER_DEPTH == 2 ? 256 : 128 };
 GDN_DEVICE void barrier_shared(const struct hopper_state &w)
 {
@@ -67,8 +67,9 @@ GDN_DEVICE void barrier_shared(const struct hopper_state &w)
                  HOPPER_SHARING);
 }
 
-/* x (+)= a times the turned tile, of 64 or 128 columns; with 64 accumulators that and the tile behind it.
- * tie: in the registers where x is already, of which the compiler would take others. Ends its group. */
+/* Computes x = a times the transposed tile of 64 or 128 columns, or adds it; with 64 accumulators
+ * also the tile behind it. tie: keeps x in its registers, because the compiler would take others.
+ * Ends its group. */
 template <int io, bool add, bool tie = false, int m, int n>
 GDN_DEVICE void multiply_turned(float (&x)[m], const uint32_t (&a)[n], uint32_t tile)
 {
@@ -87,7 +88,7 @@ GDN_DEVICE void multiply_turned(float (&x)[m], const uint32_t (&a)[n], uint32_t 
     wgmma_commit();
 }
 
-/* S^T += w times the tile of keys. Ends its group. */
+/* Adds w times the tile of keys to S^T. Ends its group. */
 template <int io> GDN_DEVICE void add_tokens(hopper_share &S, const uint32_t *w, uint32_t tile)
 {
     const uint32_t place = wgmma_place(tile, HOPPER_NEXT);
@@ -98,7 +99,7 @@ template <int io> GDN_DEVICE void add_tokens(hopper_share &S, const uint32_t *w,
     wgmma_commit();
 }
 
-/* Factors of a thread's tokens, two after another of every eight. */
+/* Factors of a thread's tokens: two consecutive ones of every eight. */
 struct token_factors {
     float2 of[8];
 };
@@ -140,14 +141,14 @@ GDN_DEVICE void make_rows(uint32_t (&r)[16], const float (&x)[32], const struct 
     }
 }
 
-/* Tokens of x times f. */
+/* Multiplies the tokens of x by f. */
 GDN_DEVICE void scale_tokens(float (&x)[32], const struct token_factors &f)
 {
 #pragma unroll
     for (int i = 0; i < 32; i++) x[i] *= i % 2 ? f.of[i / 4].y : f.of[i / 4].x;
 }
 
-/* decay S; by selection (G7) where something may not be finite. */
+/* Multiplies S by the decay; by selection (G7) if a value may not be finite. */
 template <int n>
 GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select = false)
 {
@@ -158,8 +159,9 @@ GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select = false)
     for (int i = 0; i < n; i++) S[i] = 0;
 }
 
-/* How the first n tokens of a chunk end, which has a start and is gated or not as if there were no others: S is
- * multiplied by `before`, then U is added, token t times of(), and then it is multiplied by `after`. By a warp. */
+/* The end of the first n tokens of a chunk, with the start and class that they have without the
+ * other tokens. S is multiplied by `before`, then U is added with token t times of(), then S is
+ * multiplied by `after`. A warp makes it. */
 template <int io> struct hopper_end {
     const hopper_gates &g;
     int                 n;
@@ -194,7 +196,7 @@ template <int io> struct hopper_end {
     }
 };
 
-/* w = to_end U. */
+/* Computes w = to_end U. */
 template <int io>
 GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const struct token_factors &to_end)
 {
@@ -205,7 +207,7 @@ GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const struct toke
     }
 }
 
-/* The same for another end, zero by selection. */
+/* Computes the same for another end, with zero by selection. */
 template <int io, int m>
 GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const hopper_end<io> &end)
 {
@@ -219,7 +221,7 @@ GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const hopper_
     }
 }
 
-/* The output to where V was. */
+/* Writes the output to the place of V. */
 template <int io>
 GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
 {
@@ -235,10 +237,10 @@ GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
     }
 }
 
-/* ---- Checkpoints --------------------------------------------------------------------------------------- */
+/* ---- Checkpoints ----------------------------------------------------------------------------- */
 
-/* Keys of the first n tokens, 64 columns of them, and zeros, go where V of the chunk was, which is in
- * U now, or mail. By all warps. */
+/* Copies keys of the first n tokens, 64 columns of them, and zeros, to the place of the chunk's V,
+ * which is in U now, or of the mail. All warps call it. */
 GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int side)
 {
     const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + side * HOPPER_NEXT;
@@ -254,7 +256,8 @@ GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int side)
     barrier_shared(w);
 }
 
-/* The state after the first n tokens of chunk c, as a call leaves it that ends there. */
+/* Computes the state after the first n tokens of chunk c, with the bits of a call that ends
+ * there. */
 template <int io>
 GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
                             int c, int n, const struct state_place &to)
@@ -296,7 +299,8 @@ GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
     return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s().row : slot, b.head);
 }
 
-/* Return the places that the first token's state comes from and the last token's state goes to (the block's columns). */
+/* Return the places that the first token's state comes from and the last token's state goes to (the
+ * block's columns). */
 GDN_DEVICE struct state_place first_place(const struct hopper_block &b)
 {
     const struct hopper_segment &s = b.common().segment;
@@ -310,7 +314,7 @@ GDN_DEVICE struct state_place final_place(const struct hopper_block &b)
     return segment_place(b.a.cut.states, b.r, b.r.V, s.to, b.head);
 }
 
-/* Checkpoint c becomes the next one: its tokens count from the segment's start. By a warp. */
+/* Makes checkpoint c the next one. Its tokens count from the segment's start. A warp calls it. */
 GDN_DEVICE void move_cursor(const struct hopper_state &w, int64_t c)
 {
     set_cursor(w.cursor, c, w.b.r.batch, w.b.common().checkpoints);
@@ -326,7 +330,8 @@ GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
     return place_of(w.b.r.checkpoints, numbered ? w.cursor.c : w.cursor.slot, w.b.head);
 }
 
-/* Checkpoints inside chunk c, which has n tokens; those after it are left for later. */
+/* Stores the checkpoints inside chunk c, which has n tokens, and leaves those after it for
+ * later. */
 template <int io>
 GDN_DEVICE void leave_inside(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
                              int c, int n)
@@ -354,9 +359,9 @@ GDN_DEVICE void leave_after(const struct hopper_state &w, const hopper_share &S,
     }
 }
 
-/* ---- The warpgroup -------------------------------------------------------------------------------------- */
+/* ---- The warpgroup --------------------------------------------------------------------------- */
 
-/* A warp's arrival: where chunk c's place is free, in the block that fills it. */
+/* Arrives at the barrier for a free place of chunk c, in the block that fills it. */
 GDN_DEVICE void release(const struct hopper_state &w, int first, int c)
 {
     if (w.lane == 0) mbarrier_arrive(w.b.of(first, c));
@@ -371,8 +376,8 @@ GDN_DEVICE void release_made(const struct hopper_state &w, int first, int c)
     }
 }
 
-/* Two halves free their only queries before P is awaited: so who made P arrives as well, and where that
- * is the other block, one of the halves in its place. */
+/* Frees the only place of queries, before P is awaited. So the warps that made P arrive too. If
+ * those are in the other block, one of the halves arrives in their place. */
 GDN_DEVICE void release_queries(const struct hopper_state &w, int c)
 {
     if (HOPPER_STACKED) return;
@@ -386,7 +391,8 @@ template <int io, int n> GDN_DEVICE void pack(uint32_t (&y)[n / 2], const float 
     for (int i = 0; i < n / 2; i++) y[i] = hopper_format<io>::pair(x[2 * i], x[2 * i + 1]);
 }
 
-/* U as a factor of P (y), and of keys where that is another: in a gated chunk it is weighed (r). */
+/* Converts U to a factor of P (y), and to a factor of keys if that differs: a gated chunk scales it
+ * (r). */
 template <int io, bool gated>
 GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (&u)[32],
                              const hopper_gates &g, uint32_t lane)
@@ -395,7 +401,8 @@ GDN_DEVICE void make_factors(uint32_t (&y)[16], uint32_t (&r)[16], const float (
     if (gated) weigh<io>(r, u, factors_of(g.to_end, lane));
 }
 
-/* The output of a chunk, whose product with P has ended, to where V was, for who stores it. */
+/* Writes the output of a chunk, whose product with P has ended, to the place of V, for the storing
+ * warp. */
 template <int io>
 GDN_DEVICE void hand_out(const struct hopper_state &w, const float (&o)[32], int c, uint32_t v)
 {
@@ -405,13 +412,14 @@ GDN_DEVICE void hand_out(const struct hopper_state &w, const float (&o)[32], int
     release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
 }
 
-/* Returns true if one of the warpgroup's warps has an element of U that is not finite or too far. */
+/* Returns true if one of the warpgroup's warps has an element of U that is not finite or too
+ * far. */
 template <int io> GDN_DEVICE bool is_any_far(const struct hopper_state &w, const uint32_t (&u)[16])
 {
     return in_warp(barrier_any(HOPPER_BARRIER_STATE + w.group, 128, is_far<io>(u)));
 }
 
-/* A chunk for another loop. */
+/* Returns true if the chunk needs another loop. */
 template <bool gated> GDN_DEVICE bool is_other(uint32_t rare)
 {
     return in_warp(gated ? (rare & ~HOPPER_UNEVEN) != HOPPER_GATED : rare != 0);

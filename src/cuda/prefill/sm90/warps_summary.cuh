@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state's warps of a kernel without outputs (segments.cuh): U from zeros and V in the first
- * block of a cluster, M from the identity and zeros for V in the second. Of a chunk that is
+ * The state's warps of a kernel without outputs (segments.cuh). The first block of a cluster
+ * computes U, from zeros and V. The second one computes M, from the identity, with zeros for V. A
+ * chunk is
  *
  *     R^T = v_scale V^T - S^T K^T    U^T = R^T T^T    S^T <- decay (S^T + U^T K)
  *
- * rounded as where there are outputs.
+ * with the roundings of the kernels with outputs.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_KEYS_CUH
 #define GDN_CUDA_PREFILL_HOPPER_KEYS_CUH
 
 #include "cuda/prefill/sm90/state_repair.cuh"
 
-/* As pass_plain(), to the last chunk. */
+/* Does the same as pass_plain(), up to the last chunk. */
 template <int io, bool gated>
 GDN_DEVICE int pass_plain_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
@@ -50,7 +51,7 @@ GDN_DEVICE int pass_plain_keys(const struct hopper_state &w, hopper_share &S, in
     return c;
 }
 
-/* As end_mended(). */
+/* Does the same as end_mended(). */
 template <int io>
 GDN_DEVICE void end_mended_keys(const struct hopper_state &w, hopper_share &S, float (&u)[32],
                                 int c, const struct spoilt_rows &spoilt, bool slow)
@@ -69,7 +70,7 @@ GDN_DEVICE void end_mended_keys(const struct hopper_state &w, hopper_share &S, f
     decay_state(S, end.after);
 }
 
-/* As pass_any(). */
+/* Does the same as pass_any(). */
 template <int io>
 GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
@@ -85,7 +86,7 @@ GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int
     release(w, HOPPER_DONE, c);
 }
 
-/* The identity, of the warp's columns. */
+/* Sets the warp's columns of S to the identity. */
 GDN_DEVICE void set_identity(hopper_share &S, int first, uint32_t lane)
 {
 #pragma unroll

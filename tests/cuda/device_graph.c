@@ -230,7 +230,7 @@ static void vary(struct call *c, int round)
     for (int b = 0; b < B && cu_seqlens; b++) {
         const int64_t most = (n_tokens - cu_seqlens[b]) / (b < B - 1 ? 2 : 1);
         cu_seqlens[b + 1]  = cu_seqlens[b] + (int32_t)ring2_below(most + 1);
-        if (round == 0 && b == B - 1) cu_seqlens[B] = (int32_t)n_tokens; /* as many as were planned for */
+        if (round == 0 && b == B - 1) cu_seqlens[B] = (int32_t)n_tokens; /* all */
     }
     for (int i = 0; i < heap.n; i++) {
         struct buffer *buffer = &heap.buffers[i];

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-parallel_parts.py - the parts of a context-parallel forward pass, on one GPU: what a rank computes for
-its share of a sequence. One JSON line for each share, with times in microseconds.
+parallel_parts.py - the parts of a context-parallel forward pass, on one GPU: what a rank computes
+for its share of a sequence. One JSON line for each share, with times in microseconds.
 
-    python3 bench/parallel_parts.py [--heads 16/32,16/64,2/8] [--out FILE]      # libgdn by GDN_LIBRARY
+    python3 bench/parallel_parts.py [--heads 16/32,16/64,2/8] [--out FILE]  # libgdn by GDN_LIBRARY
 
 whole: gdn_prefill() of all tokens on one GPU. local: gdn_prefill() of the share from a given state.
 summary: gdn_summary() of the share. offset: the same without M, of the first rank. fold:

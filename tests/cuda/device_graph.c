@@ -218,7 +218,8 @@ static void begin_gradients(struct call *c, gdn_op op)
     c->batch.cu_seqlens = indices(B + 1);
 }
 
-/* Sequences of lengths that add up to those tokens at most, in slots of which one may be padding. */
+/* Sequences of lengths that add up to these tokens at most, in slots of which one may be
+ * padding. */
 static void vary(struct call *c, int round)
 {
     const int64_t n_tokens = c->n_tokens ? c->n_tokens : N;

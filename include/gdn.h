@@ -556,9 +556,9 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       less, B max(8, 640 MiB / that of B chunks)
  *                       (+ 4 B H K V (T / 64 / that + 1) + that of prefill: more than one such
  *                       window)
- *     summary           u H (4 K (K + V) + 8) + 192 for u units of sequences that are split, of
- *                       512 tokens or more; none, if none is split. (General kernels with a norm:
- *                       4 N Hk K + 64)
+ *     summary           u H (4 K (K + V) + 8) + 256; u is the number of units of sequences that are
+ *                       split, at most N / 512 + B. (+ 4 H (N / 64 + B + 1): a norm, without
+ *                       GDN_NO_EARLY_STOP.) General kernels with a norm: 4 N Hk K + 64
  *     step              a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
  *                       (+ that of decode: parents) + 192
  *     block             a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB

@@ -42,28 +42,38 @@ GDN_DEVICE int64_t find_product_range(const struct product &p, int64_t &i)
     return -1;
 }
 
+/* f32: everything is float32, so that no load waits for another one's dtype. */
+template <bool f32> GDN_DEVICE float load_product(const void *data, int64_t at, int dtype)
+{
+    return f32 ? ((const float *)data)[at] : load_float(data, at, dtype);
+}
+
 /* Element (x, c) of the warp's columns of a state. */
+template <bool f32>
 GDN_DEVICE float load_state_element(const struct product &p, const struct gdn_pool_view &view,
                                     int64_t from, int x, int c)
 {
     const int col = p.col + c;
     if (!view.data || x >= p.a.K || col >= p.a.V) return 0;
-    return load_float(view.data, from + (view.k_first ? x * view.ld + col : col * view.ld + x),
-                      view.dtype);
+    return load_product<f32>(view.data,
+                             from + (view.k_first ? x * view.ld + col : col * view.ld + x),
+                             view.dtype);
 }
 
 /* S = a state, or zero. */
+template <bool f32>
 GDN_DEVICE void load_product_state(const struct product &p, const struct gdn_pool_view &view,
                                    int64_t from)
 {
     __syncwarp();
     for (int x = p.lane; x < MOST_K; x += 32)
         for (int c = 0; c < 4; c++)
-            p.sh.S[p.warp][x][c] = load_state_element(p, view, from, x, c);
+            p.sh.S[p.warp][x][c] = load_state_element<f32>(p, view, from, x, c);
     __syncwarp();
 }
 
 /* The thread's elements of a tile, in the order in which they lie in memory; zeros outside of M. */
+template <bool f32>
 GDN_DEVICE void load_product_tile(float (&m)[PRODUCT_EACH], const struct product &p, int64_t range,
                                   int t)
 {
@@ -75,7 +85,8 @@ GDN_DEVICE void load_product_tile(float (&m)[PRODUCT_EACH], const struct product
     int64_t   at   = pool_at(M, range, p.head) + slow * M.ld + fast;
 #pragma unroll
     for (int j = 0; j < PRODUCT_EACH; j++, at += step * M.ld)
-        m[j] = fast < p.a.K && slow + j * step < p.a.K ? load_float(M.data, at, M.dtype) : 0;
+        m[j] = fast < p.a.K && slow + j * step < p.a.K ? load_product<f32>(M.data, at, M.dtype)
+                                                                 : 0;
 }
 
 /* Returns true if an element is not zero. */
@@ -116,7 +127,7 @@ GDN_DEVICE void add_product_tile(float (&sum)[PRODUCT_OWN][4],
 
 /* S = M S + U, or U if M is zero (G7). m: M's first tile, and then that of range `next`, if that
  * is there; n: tiles so far. */
-template <int parts>
+template <bool f32, int parts>
 GDN_DEVICE void pass_range(const struct product &p, float (&m)[PRODUCT_EACH], int64_t range,
                            int64_t next, int &n)
 {
@@ -128,18 +139,18 @@ GDN_DEVICE void pass_range(const struct product &p, float (&m)[PRODUCT_EACH], in
     for (int part = 0; part < parts; part++) {
 #pragma unroll
         for (int i = 0; i < PRODUCT_OWN * 4; i++)
-            sum[part][i / 4][i % 4] = load_state_element(
+            sum[part][i / 4][i % 4] = load_state_element<f32>(
                 p, p.a.U, U, part * PRODUCT_ROWS + p.lane + i / 4 * 32, i % 4);
         for (int deep = 0; deep < p.n_deep; deep++, n++) {
             some |= store_product_tile(p.sh.M[n % 2], m, p);
             __syncthreads();
             const bool last = ++t == parts * p.n_deep;
-            if (!last || next >= 0) load_product_tile(m, p, last ? next : range, last ? 0 : t);
+            if (!last || next >= 0) load_product_tile<f32>(m, p, last ? next : range, last ? 0 : t);
             add_product_tile(sum[part], p.sh.M[n % 2], p, deep * PRODUCT_DEPTH);
         }
     }
     if (!__syncthreads_or(some)) {
-        load_product_state(p, p.a.U, U);
+        load_product_state<f32>(p, p.a.U, U);
         return;
     }
     __syncwarp();
@@ -150,7 +161,7 @@ GDN_DEVICE void pass_range(const struct product &p, float (&m)[PRODUCT_EACH], in
     __syncwarp();
 }
 
-GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
+template <bool f32> GDN_DEVICE void run_product(const struct gdn_cu_product &a)
 {
     const struct product p = { a, *(struct product_shared *)gdn_stage_shared,
                                blockIdx.x / a.n_strips / a.H, (int)(blockIdx.x / a.n_strips % a.H),
@@ -161,18 +172,18 @@ GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
     int     n     = 0;
     int64_t i     = 0;
     int64_t range = find_product_range(p, i);
-    load_product_state(p, a.S, pool_at(a.S, p.slot, p.head));
+    load_product_state<f32>(p, a.S, pool_at(a.S, p.slot, p.head));
     if (!a.S.data && range >= 0) { /* M of the first range is not read */
-        load_product_state(p, a.U, pool_at(a.U, range, p.head));
+        load_product_state<f32>(p, a.U, pool_at(a.U, range, p.head));
         range = find_product_range(p, ++i);
     }
-    if (range >= 0) load_product_tile(m, p, range, 0);
+    if (range >= 0) load_product_tile<f32>(m, p, range, 0);
     while (range >= 0) {
         const int64_t next = find_product_range(p, ++i);
         if (a.K <= PRODUCT_ROWS)
-            pass_range<1>(p, m, range, next, n);
+            pass_range<f32, 1>(p, m, range, next, n);
         else
-            pass_range<2>(p, m, range, next, n);
+            pass_range<f32, 2>(p, m, range, next, n);
         range = next;
     }
     const struct gdn_pool_view &out = a.out;
@@ -183,6 +194,14 @@ GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
             store_float(out.data, to + (out.k_first ? x * out.ld + v : v * out.ld + x), out.dtype,
                         p.sh.S[p.warp][x][c]);
         }
+}
+
+GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
+{
+    if (a.M.dtype == GDN_F32 && a.U.dtype == GDN_F32 && a.S.dtype == GDN_F32)
+        run_product<true>(a);
+    else
+        run_product<false>(a);
 }
 
 #endif

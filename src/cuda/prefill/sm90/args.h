@@ -19,6 +19,8 @@ struct gdn_cu_segments {
     uint32_t *marks;      /* [units][H][2]: GDN_SEGMENT_... of chunks that are even and odd */
     int32_t   later;      /* those after the first are the launch's */
     int32_t   units;      /* there is room for so many, whatever cu_seqlens says */
+    float    *left;       /* [H][n_left]: of gdn_summary with an early stop (left.cuh) */
+    int64_t   n_left;
 };
 
 /* The map from state head h to a tensor of n heads: h / (H / n), or, if n is not 0 here, h % n;
@@ -38,10 +40,10 @@ struct gdn_cu_prefill_hopper {
     struct gdn_cu_source   source_q, source_k, source_v;
     struct gdn_pool_view   M;       /* of gdn_summary; U is rule.to */
     int32_t                summary; /* the call is gdn_summary: ranges.cuh */
-    int32_t                pad[17];
+    int32_t                pad[13];
 };
-GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 56 + 32 + 80 + 72);
-GDN_CU_SIZE(gdn_cu_segments, 56);
+GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 72 + 32 + 80 + 56);
+GDN_CU_SIZE(gdn_cu_segments, 72);
 GDN_CU_SIZE(gdn_cu_source, 8);
 
 #endif

@@ -9,34 +9,17 @@
  * M nothing. (gdn.h says 2^-24: sums of float32 may be off by as much as the rest.)
  *
  * Keys have a length of one, and what rounding added, as the call normalises them: of others nothing is
- * known, and none of this is done. Of a segment of gdn_prefill the second half alone is looked at: where
- * less than half could be saved, it would not pay for looking. Of a sequence of gdn_summary, the last 4096
- * tokens are: what lies before the chunk that is found there needs no summary. If there is none, each unit
- * looks at its own last 4096 tokens.
+ * known, and none of this is done. The second half of the segment alone is looked at: where less than half
+ * could be saved, it would not pay for looking.
  */
 #ifndef GDN_CUDA_PREFILL_HOPPER_TAIL_CUH
 #define GDN_CUDA_PREFILL_HOPPER_TAIL_CUH
 
-#include "cuda/device/quad.cuh"
 #include "cuda/prefill/sm90/kernel.cuh"
+#include "cuda/prefill/sm90/left.cuh"
 
 /* Chunks that are summed at once, four tokens in each thread. */
 enum { TAIL_CHUNKS = 32, TAIL_EACH = 4, TAIL_THREADS = TAIL_CHUNKS * 64 / TAIL_EACH };
-
-/* log2 of what may be left at the end of a segment; and the square of the longest key, 1 + 2^-8. */
-constexpr float tail_left = -25, tail_longest = 257 * 257 / 65536.0f;
-
-/* log2 of what a token may leave, of its gate and beta as they lie in memory. */
-GDN_DEVICE float log_left(const struct hopper_block &b, uint32_t gate, uint32_t given, float A_log,
-                          float dt_bias)
-{
-    const struct gdn_cu_rule &r = b.r;
-    float                     g = 0, beta = 1;
-    if (r.g.data) g = gate_value(r, bits_to_f32(gate, r.g.dtype), A_log, dt_bias, false);
-    if (r.beta.data) beta = beta_value(r, bits_to_f32(given, r.beta.dtype));
-    const float reach = fabsf(1 - beta * tail_longest);
-    return g * 1.44269504f + (reach <= 1 ? 0 : log2f(reach));
-}
 
 /* The thread's tokens before chunk `end`; 0 where there is none. */
 GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, int end)
@@ -44,20 +27,17 @@ GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, i
     const struct gdn_cu_rule &r     = b.r;
     const float               A_log = load_vector(r.A_log, b.head, 0);
     const float               dt_bias = load_vector(r.dt_bias, b.head, 0);
-    const int64_t             last    = (int64_t)end * 64 - 1 - threadIdx.x, n = b.s().n_tokens;
+    const int64_t             last    = (int64_t)end * 64 - 1 - threadIdx.x;
     uint32_t                  g[TAIL_EACH], beta[TAIL_EACH];
 #pragma unroll
     for (int i = 0; i < TAIL_EACH; i++) { /* all on their way at once */
         const int64_t t = last - i * TAIL_THREADS;
-        const bool    there = t >= 0 && t < n;
-        g[i]    = load_parts(row_at(r.g, b.s(), t, b.head), 0, r.g.dtype, there && r.g.data);
-        beta[i] = load_parts(row_at(r.beta, b.s(), t, b.head), 0, r.beta.dtype, there && r.beta.data);
+        g[i]    = load_parts(row_at(r.g, b.s(), t, b.head), 0, r.g.dtype, t >= 0 && r.g.data);
+        beta[i] = load_parts(row_at(r.beta, b.s(), t, b.head), 0, r.beta.dtype, t >= 0 && r.beta.data);
     }
 #pragma unroll
-    for (int i = 0; i < TAIL_EACH; i++) {
-        const int64_t t = last - i * TAIL_THREADS;
-        x[i] = t < 0 || t >= n ? 0 : log_left(b, g[i], beta[i], A_log, dt_bias);
-    }
+    for (int i = 0; i < TAIL_EACH; i++)
+        x[i] = last < i * TAIL_THREADS ? 0 : log_left(r, g[i], beta[i], A_log, dt_bias);
 }
 
 /* Sums of chunks: of lane l, of the l + 1 chunks before chunk `end`. By all threads. */
@@ -79,43 +59,24 @@ GDN_DEVICE float sum_left(const struct hopper_block &b, int end)
     return scan_lanes(chunk.x + chunk.y);
 }
 
-/* Returns the last chunk from which on nothing is left of what was before, if it is one of the
- * 32 n_steps chunks before chunk `end`; else -1. By all threads. */
-GDN_DEVICE int find_tail(const struct hopper_block &b, int end, int n_steps)
+/* The last chunk that a summary may begin at; -1: it has to be of all. By all threads. */
+GDN_DEVICE int find_tail(const struct hopper_block &b)
 {
     float left = 0;
-    for (; end > 0 && n_steps > 0; end -= TAIL_CHUNKS, n_steps--) {
+    for (int end = b.n_chunks; 2 * end > b.n_chunks; end -= TAIL_CHUNKS) {
         const float    here  = left + sum_left(b, end);
         const unsigned found = __ballot_sync(0xffffffff, here <= tail_left);
-        if (found) return end - __ffs((int)found);
+        const int      chunk = end - __ffs((int)found);
+        if (found) return 2 * chunk > b.n_chunks ? chunk : -1;
         left = __shfl_sync(0xffffffff, here, 31);
     }
     return -1;
 }
 
-/* The same of a segment of gdn_prefill: one of its second half. */
-GDN_DEVICE int find_segment_tail(const struct hopper_block &b)
+/* The segment becomes what its summary has to be of, the chunks from `first` on; all of them, if that is
+ * negative. By all threads, before gates are made: memory of these held what `first` was found by. */
+GDN_DEVICE void skip_chunks(struct hopper_block &b, int first)
 {
-    const int n = b.n_chunks, chunk = find_tail(b, n, ((n + 1) / 2 + TAIL_CHUNKS - 1) / TAIL_CHUNKS);
-    return 2 * chunk > n ? chunk : -1;
-}
-
-/* The same of a unit of gdn_summary: of the end of its sequence, which may be behind the unit; or of
- * its own end. The blocks of a sequence find one chunk at its end. */
-GDN_DEVICE int find_range_tail(const struct hopper_block &b)
-{
-    enum { STEPS = 2 };
-    const int all = (int)((b.s().n_tokens + 63) / 64), tail = find_tail(b, all, STEPS);
-    return tail < 0 && all > b.n_chunks ? find_tail(b, b.n_chunks, STEPS) : tail;
-}
-
-/* The segment becomes what its summary has to be of: nothing, if what it leaves is forgotten before
- * the end of a sequence of gdn_summary. By all threads, before gates are made: their memory is
- * used. */
-GDN_DEVICE void skip_forgotten(struct hopper_block &b)
-{
-    const int tail  = b.a.summary ? find_range_tail(b) : find_segment_tail(b);
-    const int first = min(tail, b.n_chunks);
     __syncthreads();
     if (first < 0) return;
     if (threadIdx.x == 0) {

@@ -9,17 +9,17 @@
 #include "cuda/driver/backend.h"
 #include "cuda/prefill/sm90/cache.h"
 
-enum { SHARED = 232448, CHUNK = 64, MOST = 128, CLUSTER = 2 };
+enum { SHARED = 232448, CHUNK = 64, MOST = 128, CLUSTER = 2, WARP = 32, LEFT_WARPS = 8 };
 
 /* Chunks of a unit at least, and with GDN_BATCH_INVARIANT; units of a sequence of mean length, and
  * of all sequences, at most. */
 enum { LEAST_CHUNKS = 8, FIXED_CHUNKS = 128, MOST_UNITS = 64, MOST_LONG = 256 };
 
-/* Nanoseconds: of a round of clusters, to begin and for a chunk; of a unit that is left out; to
- * begin to join, and of a round of its blocks for a unit. As in plan_segments.c, three in four
- * units are left out where gates may forget, which is twice as likely as not. */
-enum { START = 15049, EACH_CHUNK = 1365, LEFT_OUT = 5000, JOIN_START = 5000, JOIN_EACH = 3300 };
-enum { JOIN_BLOCKS = 2 }; /* of a multiprocessor */
+/* Nanoseconds: of a round of clusters, to begin and for a chunk, and where their units are left
+ * out; to begin to join, and of a round of its blocks for a unit. Where gates may forget, three in
+ * four units are left out, which is four times as likely as not. */
+enum { START = 20000, EACH_CHUNK = 1500, LEFT_OUT = 8000, JOIN_START = 4000, JOIN_EACH = 3300 };
+enum { LIKELY = 4 };
 
 static enum gdn_kernel_id kernel_of(int dtype)
 {
@@ -51,6 +51,8 @@ struct cut {
     int64_t each, units, several;
 };
 
+static int64_t n_tokens(const struct gdn_cu_batch *b) { return b->padded ? b->B * b->T : b->N; }
+
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 /* A call without keys whose length is known has no early stop. */
@@ -70,7 +72,7 @@ static int64_t time_of(const gdn_ctx *ctx, const struct gdn_cuda_summary *s, int
                        int64_t units, int64_t chunks)
 {
     const int64_t sms = ctx->cuda->sm_count, room = sms > 2 ? sms / 2 : 1;
-    const int64_t steps = divide_up(n * n_slices(s), JOIN_BLOCKS * sms) * (units - 1);
+    const int64_t steps = divide_up(n * n_slices(s), sms) * (units - 1);
     return divide_up(n * units, room) * (START + chunks * EACH_CHUNK) +
            (units > 1 ? JOIN_START + steps * JOIN_EACH : 0);
 }
@@ -88,12 +90,12 @@ static int64_t find_chunks(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
         const int64_t all = time_of(ctx, s, n, units, chunks);
         const int64_t few = time_of(ctx, s, divide_up(n, 4), units, chunks) +
                             n * units * 3 / 4 / room * LEFT_OUT;
-        const int64_t time = may_stop(s) ? (all + 2 * few) / 3 : all;
+        const int64_t time = may_stop(s) ? (all + LIKELY * few) / (1 + LIKELY) : all;
         if (time >= least) continue;
         least = time;
         best  = chunks;
     }
-    const int64_t floor = divide_up(b->N, (int64_t)MOST_LONG * CHUNK);
+    const int64_t floor = divide_up(n_tokens(b), (int64_t)MOST_LONG * CHUNK);
     return best > floor ? best > LEAST_CHUNKS ? best : LEAST_CHUNKS : floor;
 }
 
@@ -115,19 +117,29 @@ static struct cut find_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
     return c;
 }
 
-static size_t lay_out(const struct gdn_cu_rule *r, const struct cut *c, struct gdn_cu_segments *s,
-                      char *memory)
+/* Lays out the maps of units, and the sums of left.cuh for the chunks of every sequence. */
+static size_t lay_out(const struct gdn_cuda_summary *call, const struct cut *c,
+                      struct gdn_cu_segments *s, char *memory)
 {
-    const size_t          n = (size_t)(c->units * r->H), K = (size_t)r->K, V = (size_t)r->V;
-    char                 *states, *M, *marks;
+    const struct gdn_cu_rule *r = &call->rule;
+    const size_t  n = (size_t)(c->units * r->H), K = (size_t)r->K, V = (size_t)r->V;
+    const int64_t n_left = may_stop(call) ? n_tokens(&r->batch) / CHUNK + r->batch.B + 1 : 0;
+    char         *states, *M, *marks, *left;
     const struct gdn_room rooms[] = { { &states, n * K * V * sizeof(float) },
                                       { &M, n * K * K * sizeof(float) },
-                                      { &marks, n * 2 * sizeof(uint32_t) } };
+                                      { &marks, n * 2 * sizeof(uint32_t) },
+                                      { &left, (size_t)(n_left * r->H) * sizeof(float) } };
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
-    if (!memory) return c->units ? bytes : 0;
-    *s = (struct gdn_cu_segments){ .first = c->each, .each = c->each, .states = (void *)states,
-                                   .M = (void *)M, .marks = (void *)marks, .later = true,
-                                   .units = (int32_t)c->units };
+    if (!memory) return c->units || n_left ? bytes : 0;
+    *s = (struct gdn_cu_segments){ .first  = c->units ? c->each : INT64_MAX,
+                                   .each   = c->each,
+                                   .states = (void *)states,
+                                   .M      = (void *)M,
+                                   .marks  = (void *)marks,
+                                   .later  = true,
+                                   .units  = (int32_t)c->units,
+                                   .left   = (void *)left,
+                                   .n_left = n_left };
     return bytes;
 }
 
@@ -135,11 +147,12 @@ size_t gdn_cuda_summary_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cuda_s
 {
     const struct cut       c = find_cut(ctx, s);
     struct gdn_cu_segments cut;
-    return lay_out(&s->rule, &c, &cut, NULL);
+    return lay_out(s, &c, &cut, NULL);
 }
 
 /* ---- A call -------------------------------------------------------------------------------- */
 
+/* A kernel that begins before the one ahead of it has ended waits for it where it has to. */
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks, size_t shared,
                          const struct gdn_cu_prefill_hopper *p, struct gdn_cuda_ran *ran,
                          void *stream)
@@ -148,7 +161,8 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
                                         .grid         = { n_blocks, 1, 1 },
                                         .shared_bytes = shared,
                                         .stream       = stream,
-                                        .args         = p };
+                                        .args         = p,
+                                        .overlaps     = ran->n > 0 };
     ran->kernels[ran->n++] = kernel;
     return gdn_cuda_launch(ctx, &call);
 }
@@ -179,12 +193,17 @@ gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *
                                        .early_stop = may_stop(s),
                                        .source_k   = gdn_cuda_source_of(r, r->Hk),
                                        .source_v   = gdn_cuda_source_of(r, r->Hv) };
-    p.cut.first = INT64_MAX, p.cut.each = CHUNK;
-    if (c.units) lay_out(r, &c, &p.cut, memory);
+    const int64_t groups = divide_up(r->H, WARP);
+    if (c.units || p.early_stop) lay_out(s, &c, &p.cut, memory);
+    else p.cut = (struct gdn_cu_segments){ .first = INT64_MAX, .each = CHUNK };
     TRY(gdn_cuda_find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
     TRY(gdn_cuda_find_map(ctx, "v", 2, v, b, r->Hv, r->v.data ? r->V : r->K, &p.v));
     p.q = p.k;
     log_units(ctx, &c);
+    if (p.early_stop)
+        TRY(launch(ctx, GDN_CU_prefill_segments_left,
+                   divide_up((n_tokens(b) / CHUNK + b->B) * groups, LEFT_WARPS), 0, &p, ran,
+                   stream));
     TRY(launch(ctx, kernel_of(r->k.dtype), CLUSTER * r->H * (b->B + c.units), SHARED, &p, ran,
                stream));
     if (!c.units) return GDN_OK;

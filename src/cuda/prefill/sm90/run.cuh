@@ -89,10 +89,9 @@ GDN_DEVICE bool is_absent(const struct hopper_block &b)
 GDN_DEVICE bool is_forgotten(struct hopper_block &b)
 {
     if (HOPPER_OUTPUTS || !b.a.early_stop) return false;
-    skip_forgotten(b);
-    if (b.n_chunks > 0 || !b.forgets) return false;
-    if (threadIdx.x < 2 && b.rank == 0) *mark_of(b, threadIdx.x) = GDN_SEGMENT_FORGETS;
-    return true;
+    if (b.a.summary) return skip_range(b);
+    skip_chunks(b, find_tail(b));
+    return false;
 }
 
 /* The maps of copies, so that the first of these do not wait for them. By a warp. */

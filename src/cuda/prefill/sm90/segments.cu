@@ -5,6 +5,7 @@
  * needs, straight from memory: those of the next segment leave as soon as these have been used.
  */
 #include "cuda/prefill/sm90/join.cuh"
+#include "cuda/prefill/sm90/left.cuh"
 
 enum { COLUMNS = GDN_SEGMENT_COLUMNS, KEYS = 128, WARPS = 8, SHARE = KEYS / WARPS };
 

@@ -160,7 +160,7 @@ GDN_DEVICE void join(const struct join_block &b, const struct state_place &to)
     }
 }
 
-/* Blocks: columns of U, then of M; heads; sequences that are cut. All wait for the units. */
+/* Blocks: columns of U, then of M; heads; sequences that are cut. */
 GDN_DEVICE void run_maps(const struct gdn_cu_prefill_hopper &a)
 {
     struct join_shared       &sh = *(struct join_shared *)gdn_shared;
@@ -172,7 +172,6 @@ GDN_DEVICE void run_maps(const struct gdn_cu_prefill_hopper &a)
     const int     head   = (int)(number % r.H);
     int64_t       first, row;
     const int64_t n = find_units(r.batch, a.cut, number / r.H, first, row);
-    griddepcontrol_wait();
     if (n < 2 || first + n > a.cut.units) return;
     const struct join_block b = { a, sh, first, n, head, column + (int)threadIdx.x / 32 * 4,
                                   slice < n_U ? r.V : r.K, slice >= n_U };

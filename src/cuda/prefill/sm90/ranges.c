@@ -18,7 +18,7 @@ enum { LEAST_CHUNKS = 8, FIXED_CHUNKS = 128, MOST_UNITS = 64, MOST_LONG = 256 };
 /* Nanoseconds: of a round of clusters, to begin and for a chunk, and where their units are left
  * out; to begin to join, and of a round of its blocks for a unit. Where gates may forget, three in
  * four units are left out, which is four times as likely as not. */
-enum { START = 20000, EACH_CHUNK = 1500, LEFT_OUT = 15000, JOIN_START = 4000, JOIN_EACH = 3300 };
+enum { START = 20000, EACH_CHUNK = 1500, LEFT_OUT = 30000, JOIN_START = 4000, JOIN_EACH = 3300 };
 enum { LIKELY = 4 };
 
 static enum gdn_kernel_id kernel_of(int dtype)
@@ -152,8 +152,8 @@ size_t gdn_cuda_summary_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cuda_s
 
 /* ---- A call -------------------------------------------------------------------------------- */
 
-/* Units begin while gates are summed. What joins them does not: its blocks would wait side by side on
- * the few multiprocessors that units leave free. */
+/* Units begin while gates are summed. What joins them does not: its blocks would wait side by side
+ * on the few multiprocessors that units leave free. */
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks, size_t shared,
                          const struct gdn_cu_prefill_hopper *p, struct gdn_cuda_ran *ran,
                          void *stream)

@@ -35,6 +35,7 @@ import gates as kinds  # noqa: E402
 LONG = 300e3  # microseconds of a call that is measured once
 LIMIT = 2e-2  # of the largest element, in bfloat16: sums are cut at other places
 NAMES = "q", "k", "v", "g", "beta"
+NORM = dict(norm=gdn.NORM_L2)  # inside of the calls, which may stop early then
 FORWARD = "summary", "gather", "rest"
 BACKWARD = "back_summary", "back_gather", "back_rest"
 ON_GPU = torch.cuda.is_available()
@@ -140,7 +141,7 @@ def parts_of(group, us, call, names):
 
 
 def inputs_of(heads, lengths, kind, device, dtype):
-    """The same on every rank: q, k of length 1, v, log gates, strengths, and dout."""
+    """The same on every rank: q, k, v, log gates, strengths, and dout."""
     n_tokens, (hk, hv), dim = sum(lengths), heads, 128
     draw = torch.Generator(device).manual_seed(7)
 
@@ -148,9 +149,6 @@ def inputs_of(heads, lengths, kind, device, dtype):
         return torch.randn(n_tokens, count, dim, dtype=type_of, device=device, generator=draw)
 
     q, k = n(hk), n(hk)
-    for x in (q, k):
-        for rows in x.split(1 << 17):
-            rows.copy_(torch.nn.functional.normalize(rows.float(), dim=-1))
     a, A_log, dt_bias = (x.to(device) for x in kinds.raw(kind, n_tokens, hv))
     g = kinds.logs_of(a, A_log, dt_bias)
     beta = torch.rand(n_tokens, hv, device=device, generator=draw)
@@ -204,8 +202,8 @@ class Rule:
             cuts.append(cuts[-1] + length)
         self.layout = distributed.Layout(cuts, bench.group)
         self.args, self.dout = inputs_of(heads, lengths, kind, device, dtype)
-        self.one = {} if len(lengths) == 1 else dict(
-            cu_seqlens=torch.tensor(cuts, dtype=torch.int32, device=device))
+        self.one = dict(NORM) if len(lengths) == 1 else dict(
+            cu_seqlens=torch.tensor(cuts, dtype=torch.int32, device=device), **NORM)
         self.alone, self.want, self.notes = {}, {}, {}
 
     def run_alone(self, bench):
@@ -237,7 +235,7 @@ class Rule:
         bench.say(**bench.row, **{"pass": name}, **line_of, parts=parts, bytes=sent)
 
     def forward(self, bench):
-        call = functools.partial(distributed.prefill, **self.args, layout=self.layout)
+        call = functools.partial(distributed.prefill, **self.args, **NORM, layout=self.layout)
         us = timed(self.group, call)
         parts, sent = parts_of(self.group, us, lambda _: call(), FORWARD)
         parts.update(self.alone_parts())
@@ -255,12 +253,12 @@ class Rule:
         fold = timed(self.group, lambda: torch.ops.gdn.summary_fold.default(
             M=M, U=U, order=order, state_out=out))
         local = timed(self.group, lambda: gdn.torch.prefill(
-            **self.args, state=state, write=gdn.WRITE_NONE, cu_seqlens=cu))
+            **self.args, **NORM, state=state, write=gdn.WRITE_NONE, cu_seqlens=cu))
         return dict(fold=round(fold, 1), local=round(local, 1))
 
     def both(self, bench):
         call = functools.partial(both, distributed.prefill, self.args, self.dout,
-                                 layout=self.layout)
+                                 layout=self.layout, **NORM)
         us = timed(self.group, call)
         parts, sent = parts_of(self.group, us, lambda points: call(points=points),
                                FORWARD + BACKWARD)
@@ -298,11 +296,12 @@ def fla(bench, heads, lengths, kind):
     context = build_cp_context(cu_seqlens, group=dist.group.WORLD)
 
     def theirs(q, k, v, g, beta, **options):
-        return chunk_gated_delta_rule(*(x[None] for x in (q, k, v, g, beta)), **options)[0][0]
+        return chunk_gated_delta_rule(*(x[None] for x in (q, k, v, g, beta)),
+                                      use_qk_l2norm_in_kernel=True, **options)[0][0]
 
     mine = {name: x[start:end].clone() for name, x in rule.args.items()}
     dout = rule.dout[start:end].clone()
-    ours = functools.partial(distributed.prefill, layout=rule.layout)
+    ours = functools.partial(distributed.prefill, layout=rule.layout, **NORM)
     for name in ("forward", "both"):
         def step(name=name):
             def call(op, args, dout, **options):
@@ -334,8 +333,8 @@ def graph(bench, heads, lengths, kind):
     start, end = rule.layout.ranges[0]
     args = {name: x[start:end].clone() for name, x in rule.args.items()}
     dout = rule.dout[start:end].clone()
-    jobs = dict(forward=lambda: dict(out=distributed.prefill(**args, layout=rule.layout)),
-                both=lambda: both(distributed.prefill, args, dout, layout=rule.layout))
+    jobs = dict(forward=lambda: dict(out=distributed.prefill(**args, layout=rule.layout, **NORM)),
+                both=lambda: both(distributed.prefill, args, dout, layout=rule.layout, **NORM))
     rule.layout.group = distributed._group.group_of(None)  # no events inside of a graph
     for name, job in jobs.items():
         def step(name=name, job=job):

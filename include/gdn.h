@@ -570,6 +570,9 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       less, B max(8, 640 MiB / that of B chunks)
  *                       (+ 4 B H K V (T / 64 / that + 1) + that of prefill: more than one such
  *                       window)
+ *     summary           u H (4 K (K + V) + 8) + 256; u is the number of units of sequences that are
+ *                       split, at most N / 512 + B. (+ 4 H (N / 64 + B + 1): a norm, without
+ *                       GDN_NO_EARLY_STOP.) General kernels with a norm: 4 N Hk K + 64
  *     step              a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
  *                       (+ that of decode: parents) + 192
  *     block             a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB
@@ -1789,8 +1792,8 @@ GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const 
  * kept and merged.
  *
  * gdn_summary - computes M and U of every sequence and head, by the chunks of gdn_prefill(). U is
- * the final state from a start of zero, to the bit. (On a GPU to rounding: float32 throughout, in
- * chunks of 64 tokens.) M is the final state from the identity with v = 0.
+ * the final state from a start of zero, to the bit (on a GPU to rounding). M is the final state
+ * from the identity with v = 0.
  *
  *     k             [N][Hk][K]      f32, bf16 or f16, dense
  *     v             [N][Hv][V]      f32, bf16 or f16, dense; absent with U
@@ -1802,20 +1805,38 @@ GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const 
  *
  * H is the number of heads of M and U. Hk and Hv divide H, and head_map says which heads are read.
  * Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of batch, only cu_seqlens and
- * token_count may be set. K and V are 1 to 256. Keys are used as given, and gates are logarithms:
- * gdn_l2norm() and gdn_gates() prepare them. The range of an empty sequence is the identity: M = I,
- * U = 0. After a gate of -inf M is 0.
+ * token_count may be set. K and V are 1 to 256. Keys are normalised as norm says, without it used
+ * as given. Gates are logarithms: gdn_gates() prepares them. The range of an empty sequence is the
+ * identity: M = I, U = 0. After a gate of -inf M is 0.
  *
- * No tensor that is written may overlap another one. Guarantees: G1, G2, G3, G6, G7, G8, G12,
- * G13, and G9 (M = I exactly, U = 0). Errors: as for gdn_prefill().
+ * A GPU has two families of kernels. The general one computes in float32, in chunks of 64 tokens.
+ * The other one uses tensor cores, on compute capability 9.0. It needs k and v of one dtype of 16
+ * bits, aligned to 16 bytes, and K and V that are multiples of 8 up to 128. It rounds factors as
+ * gdn_prefill() does, and may split a sequence into units. Units are computed at the same time, and
+ * float32 products join them.
+ *
+ *   split     depends on B, N or T, H, K, V, norm, flags, the device, and which of M and U are
+ *             given. With GDN_BATCH_INVARIANT units have 8192 tokens in any call. Without it G2
+ *             holds to rounding on these kernels.
+ *   early     If norm is not GDN_NORM_NONE, the first tokens of a sequence or of a unit may be left
+ *   stop      out as in gdn_prefill() (see "Early stop"), at the same limit: U is off by at most
+ *             2^-24 of the length that its columns had before the other tokens, and M of the
+ *             sequence is 0. Its columns would have a length of at most 2^-24.
+ *             With GDN_NO_EARLY_STOP every token counts.
+ *
+ * A CPU and the general kernels ignore both flags. No tensor that is written may overlap another
+ * one. Guarantees: G1, G2, G3, G6, G7, G8, G12, G13, and G9 (M = I exactly, U = 0). Errors: as for
+ * gdn_prefill().
  */
 typedef struct gdn_summary_args {
     uint32_t         struct_size; /* set by gdn_summary_args_init() */
-    uint32_t         flags;       /* 0 */
+    uint32_t         flags;       /* GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP */
     gdn_tensor       k, v, g, beta, M, U;
     const gdn_batch *batch;
     int32_t          head_map;     /* gdn_head_map */
     int32_t          state_layout; /* gdn_state_layout of U */
+    int32_t          norm;         /* gdn_norm of k */
+    float            norm_eps;     /* 0: 1e-6 */
     void            *workspace;
     size_t           workspace_bytes;
     void            *stream;
@@ -1982,9 +2003,9 @@ static inline gdn_collective gdn_collective_init(void)
  * final states of a rank are the states after its own tokens. On the last rank these are the final
  * states of the sequences.
  *
- * The call runs gdn_l2norm() and gdn_gates() if args ask for them, gdn_summary(), an all_gather of
- * 4 B H K (K + V) bytes, gdn_summary_fold() of the ranks before, and gdn_prefill(). To cut a batch
- * in another way, make these calls yourself. Every rank makes the same calls in the same order.
+ * The call runs gdn_gates() if args ask for it, gdn_summary(), an all_gather of 4 B H K (K + V)
+ * bytes, gdn_summary_fold() of the ranks before, and gdn_prefill(). To cut a batch in another way,
+ * make these calls yourself. Every rank makes the same calls in the same order.
  *
  * Refused: slots, has_initial_state, token_start, states of 8 bits, GDN_GATE_LINEAR. Results equal
  * gdn_prefill() on one device to rounding: the state that a rank starts from is float32.

@@ -83,6 +83,7 @@ static void run_summaries(struct chain *x)
     const int64_t            K = x->c->dims.K, n = x->M2.size[0] * x->M2.size[1] * K * K;
     s.k = r->k, s.v = r->v, s.g = r->g, s.beta = r->beta, s.M = x->M, s.U = x->U;
     s.batch = &x->batch, s.head_map = r->head_map;
+    s.norm  = GDN_NORM_L2; /* keys have a length of 1 */
     s.state_layout = m.state_layout = p.state_layout = r->state_layout;
     for (int64_t i = 0; i < n; i++) ((float *)x->M2.data)[i] = i / K % K == i % K;
     memset(x->U2.data, 0, (size_t)case_bytes(&x->U2));

@@ -380,9 +380,11 @@ static void mark_call(void *check)
     mark(check);
 }
 
-/* Checks the stages of the chunked form, and summaries. */
+/* Checks the stages of the chunked form, and summaries. On Hopper these are of units of one chunk,
+ * or of whole sequences. */
 static void check_stages(struct check *k)
 {
+    struct gdn_cuda_cut *cut = &k->ctx->cuda->sm90->cut;
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 1, 3 } };
     static const int64_t lengths[]  = { 131, 1, 0, 64 };
     for (int i = 0; i < 24; i++) {
@@ -396,11 +398,13 @@ static void check_stages(struct check *k)
                  d.state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d.K,
                  (long long)d.V);
         if (!wanted(k, name)) continue;
+        *cut     = (struct gdn_cuda_cut){ .first = i / 12 * 64, .each = 64 };
         int code = rule_case_make(&c, &d, lengths, 4);
         if (!code) code = rule_case_check_by(&c, k->ctx, stages_case_run, &s, &found);
         memory_free(&c.memory);
         judge(k, name, code, s.sums.ok ? &found : &s.sums);
     }
+    *cut = (struct gdn_cuda_cut){ 0 };
 }
 
 /* Checks that ddt_bias is the sum of dg, as for raw gates. */

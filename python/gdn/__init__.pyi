@@ -235,6 +235,8 @@ class _summary_args(_batch_fields, total=False):
     batch: Batch | None
     head_map: int
     state_layout: int
+    norm: int
+    norm_eps: float
     stream: Stream | None
 
 class _summary_compose_args(TypedDict, total=False):

@@ -218,7 +218,8 @@ gdn_blob_info = _struct("gdn_blob_info", """
 gdn_summary_args = _struct("gdn_summary_args", """
     tensor k v g beta M U
     batch batch
-    int32 head_map state_layout
+    int32 head_map state_layout norm
+    float norm_eps
 """, needs="k",
     outputs=("M", "U"))
 

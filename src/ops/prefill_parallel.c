@@ -4,7 +4,7 @@
  *
  *     k, g, beta -> summary (U, M) -> all_gather -> fold of the ranks before -> prefill
  *
- * Keys and gates are prepared first where prefill would do that itself.
+ * Gates are prepared first where prefill would do that itself.
  */
 #include "calls/chunk_stage.h"
 #include "ops/entry.h"
@@ -19,14 +19,13 @@ struct parallel {
     gdn_batch         summary_batch, prefill_batch;
     int64_t           B, H, K, V;
     size_t            part_bytes;
-    /* float32: keys and gates, the maps of this rank and of all, where its sequences start. A map
+    /* float32: gates, the maps of this rank and of all, where its sequences start. A map
      * is U, then M, for every sequence and head. */
-    char *k, *g, *beta, *own, *all, *starts, *part;
+    char *g, *beta, *own, *all, *starts, *part;
 };
 
 static bool has_state(const struct parallel *c) { return c->args.state.data; }
 static bool is_last(const struct parallel *c) { return c->group.rank == c->group.size - 1; }
-static bool norms(const struct parallel *c) { return c->args.norm != GDN_NORM_NONE; }
 static bool is_raw(const struct parallel *c) { return c->args.gate == GDN_GATE_RAW; }
 static bool squashes(const struct parallel *c) { return c->args.beta_kind != GDN_BETA_GIVEN; }
 
@@ -44,7 +43,6 @@ static size_t lay_out(struct parallel *c, char *memory)
     const size_t state = (size_t)(c->B * c->H * c->K * c->V) * sizeof(float);
     const size_t map   = state + (size_t)(c->B * c->H * c->K * c->K) * sizeof(float);
     const struct gdn_room rooms[] = {
-        { &c->k, norms(c) ? n_floats(&c->args.k) : 0 },
         { &c->g, is_raw(c) ? n_floats(&c->args.g) : 0 },
         { &c->beta, squashes(c) ? n_floats(&c->args.beta) : 0 },
         { &c->own, map },
@@ -104,15 +102,6 @@ static gdn_tensor starts(const struct parallel *c)
     ((a).workspace = (c)->part, (a).workspace_bytes = (c)->part_bytes,                        \
      (a).stream = (c)->args.stream)
 
-static gdn_l2norm_args norm(const struct parallel *c)
-{
-    gdn_l2norm_args a = gdn_l2norm_args_init();
-    a.x = c->args.k, a.out = dense(c->k, &a.x);
-    a.norm = c->args.norm, a.eps = c->args.norm_eps;
-    IN_PART(a, c);
-    return a;
-}
-
 static gdn_gates_args gates(const struct parallel *c)
 {
     gdn_gates_args a = gdn_gates_args_init();
@@ -131,14 +120,15 @@ static gdn_gates_args gates(const struct parallel *c)
 static gdn_summary_args summary(const struct parallel *c)
 {
     gdn_summary_args a = gdn_summary_args_init();
-    a.k    = norms(c) ? dense(c->k, &c->args.k) : c->args.k;
-    a.v    = c->args.v;
+    a.k = c->args.k, a.v = c->args.v;
     a.g    = is_raw(c) ? dense(c->g, &c->args.g) : c->args.g;
     a.beta = squashes(c) ? dense(c->beta, &c->args.beta) : c->args.beta;
     a.U    = offsets(c, c->own, c->B);
     if (c->group.rank > 0 || has_state(c)) a.M = transitions(c, c->own, c->B);
     a.batch    = &c->summary_batch;
     a.head_map = c->args.head_map, a.state_layout = c->args.state_layout;
+    a.norm = c->args.norm, a.norm_eps = c->args.norm_eps;
+    a.flags = c->args.flags & (GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP);
     IN_PART(a, c);
     return a;
 }
@@ -185,21 +175,19 @@ static bool begins(const struct parallel *c) { return c->group.rank > 0 && final
 
 static gdn_status check_parts(gdn_ctx *ctx, struct parallel *c)
 {
-    size_t bytes[6] = { 0 };
+    size_t bytes[5] = { 0 };
     lay_out(c, (char *)((uintptr_t)1 << 60)); /* descriptors are looked at alone */
-    const gdn_l2norm_args       norm_args    = norm(c);
     const gdn_gates_args        gates_args   = gates(c);
     const gdn_summary_args      summary_args = summary(c);
     const gdn_summary_fold_args fold_args    = fold(c);
     const gdn_state_copy_args   copy_args    = begin(c);
     const gdn_rule_args         rule_args    = prefill(c);
-    if (norms(c)) TRY(gdn_l2norm_check(ctx, &norm_args, &bytes[0]));
-    if (is_raw(c) || squashes(c)) TRY(gdn_gates_check(ctx, &gates_args, &bytes[1]));
-    TRY(gdn_summary_check(ctx, &summary_args, &bytes[2]));
-    if (c->group.rank > 0) TRY(gdn_summary_fold_check(ctx, &fold_args, &bytes[3]));
-    if (begins(c)) TRY(gdn_state_copy_check(ctx, &copy_args, &bytes[4]));
-    TRY(gdn_prefill_check(ctx, &rule_args, &bytes[5]));
-    for (int i = 0; i < 6; i++)
+    if (is_raw(c) || squashes(c)) TRY(gdn_gates_check(ctx, &gates_args, &bytes[0]));
+    TRY(gdn_summary_check(ctx, &summary_args, &bytes[1]));
+    if (c->group.rank > 0) TRY(gdn_summary_fold_check(ctx, &fold_args, &bytes[2]));
+    if (begins(c)) TRY(gdn_state_copy_check(ctx, &copy_args, &bytes[3]));
+    TRY(gdn_prefill_check(ctx, &rule_args, &bytes[4]));
+    for (int i = 0; i < 5; i++)
         if (bytes[i] > c->part_bytes) c->part_bytes = bytes[i];
     return GDN_OK;
 }
@@ -286,11 +274,9 @@ static gdn_status exchange(gdn_ctx *ctx, const struct parallel *c)
 /* No rank reads the map of the last one, which joins the all-gather alone. */
 static gdn_status run_summary(gdn_ctx *ctx, const struct parallel *c)
 {
-    const gdn_l2norm_args  norm_args    = norm(c);
     const gdn_gates_args   gates_args   = gates(c);
     const gdn_summary_args summary_args = summary(c);
     if (is_last(c)) return GDN_OK;
-    if (norms(c)) TRY(gdn_l2norm_part(ctx, &norm_args));
     if (is_raw(c) || squashes(c)) TRY(gdn_gates_part(ctx, &gates_args));
     return gdn_summary_part(ctx, &summary_args);
 }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_summary: what its arguments must be. cpu/summary.c computes it. */
+#include <math.h>
+
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
@@ -49,6 +51,8 @@ static void fill_rules(struct gdn_summary_call *c)
     r->q = r->k = gdn_rows_of(&a->k, &c->tokens), r->v = gdn_rows_of(&a->v, &c->tokens);
     r->g = gdn_rows_of(&a->g, &c->tokens), r->beta = gdn_rows_of(&a->beta, &c->tokens);
     r->head_map = a->head_map;
+    r->norm     = a->norm;
+    r->norm_eps = a->norm_eps > 0 ? a->norm_eps : 1e-6f;
     r->scale    = 1;
     r->n_seqs   = c->plan.B;
 
@@ -69,9 +73,15 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_rule        *r = &c->offset;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_summary_args"));
     c->base = GDN_CALL_OF(a);
-    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
+    if (a->flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP))
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "flags: 0x%x, wanted GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP or none",
+                        (unsigned)a->flags);
     TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
     TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
+    TRY(gdn_stage_enum(ctx, "norm", a->norm, GDN_NORM_L2_MAX));
+    if (!(a->norm_eps >= 0) || !isfinite(a->norm_eps))
+        return gdn_fail(ctx, GDN_E_ARG, "norm_eps: %g, wanted at least 0", (double)a->norm_eps);
     TRY(check_tensors(ctx, c));
     TRY(gdn_state_view(ctx, &a->U, "U", a->state_layout, r->H, r->K, r->V, &r->to));
     TRY(gdn_state_view(ctx, &a->M, "M", GDN_STATE_KV, r->H, r->K, r->K, &c->transition.to));

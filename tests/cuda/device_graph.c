@@ -194,9 +194,11 @@ struct call {
         gdn_prefill_backward_args prefill_backward;
         gdn_conv1d_backward_args  conv_backward;
         gdn_block_backward_args   block_backward;
+        gdn_summary_args          summary;
     } args;
     gdn_batch      batch;
     int64_t        longest; /* of a sequence; 1: tokens one by one */
+    int64_t        n_tokens; /* of all sequences; 0: N */
     void         **stream, **workspace;
     size_t        *workspace_bytes;
     device_memory  memory;
@@ -216,18 +218,20 @@ static void begin_gradients(struct call *c, gdn_op op)
     c->batch.cu_seqlens = indices(B + 1);
 }
 
-/* Sequences of lengths that add up to N at most, in slots of which one may be padding. */
+/* Sequences of lengths that add up to these tokens at most, in slots of which one may be
+ * padding. */
 static void vary(struct call *c, int round)
 {
-    int32_t *slots = values_of(&c->batch.read_slots), *cu_seqlens = NULL;
+    const int64_t n_tokens = c->n_tokens ? c->n_tokens : N;
+    int32_t      *slots = values_of(&c->batch.read_slots), *cu_seqlens = NULL;
     if (c->longest > 1) cu_seqlens = values_of(&c->batch.cu_seqlens);
     for (int b = 0; b < B && slots; b++) slots[b] = (b * 2 + round) % P;
     if (round % 2 && slots) slots[round % B] = -1;
     if (cu_seqlens) cu_seqlens[0] = 0;
     for (int b = 0; b < B && cu_seqlens; b++) {
-        const int64_t most = (N - cu_seqlens[b]) / (b < B - 1 ? 2 : 1);
+        const int64_t most = (n_tokens - cu_seqlens[b]) / (b < B - 1 ? 2 : 1);
         cu_seqlens[b + 1]  = cu_seqlens[b] + (int32_t)ring2_below(most + 1);
-        if (round == 0 && b == B - 1) cu_seqlens[B] = N; /* as many as were planned for */
+        if (round == 0 && b == B - 1) cu_seqlens[B] = (int32_t)n_tokens; /* all */
     }
     for (int i = 0; i < heap.n; i++) {
         struct buffer *buffer = &heap.buffers[i];
@@ -426,6 +430,25 @@ static void block_backward_call(struct call *c)
     c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
 }
 
+/* Long enough that some sequences are split on Hopper. */
+static void summary_call(struct call *c)
+{
+    enum { TOKENS = 1500 };
+    gdn_summary_args *a = &c->args.summary;
+    begin_gradients(c, GDN_OP_SUMMARY);
+    c->n_tokens = TOKENS;
+    *a          = gdn_summary_args_init();
+    a->k        = input(GDN_BF16, 3, TOKENS, HQ, K, -1, 1);
+    a->v        = input(GDN_BF16, 3, TOKENS, HV, V, -1, 1);
+    a->g        = input(GDN_F32, 2, TOKENS, HV, 0, -0.01, 0);
+    a->beta     = input(GDN_BF16, 2, TOKENS, HV, 0, 0, 1);
+    a->M        = state(GDN_F32, 4, B, HV, K, K);
+    a->U        = state(GDN_F32, 4, B, HV, V, K);
+    a->norm     = GDN_NORM_L2;
+    a->batch    = &c->batch;
+    c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
+}
+
 static void make_call(struct call *c, int which)
 {
     switch (which) {
@@ -439,13 +462,15 @@ static void make_call(struct call *c, int which)
     case 7: step_call(c, true); break;
     case 8: prefill_backward_call(c); break;
     case 9: conv_backward_call(c); break;
+    case 10: summary_call(c); break;
     default: block_backward_call(c); break;
     }
 }
 
 static const char *const names[] = { "prefill", "decode", "conv1d", "conv1d in place", "block",
                                      "block, a token each", "step", "step, a token each",
-                                     "prefill_backward", "conv1d_backward", "block_backward" };
+                                     "prefill_backward", "conv1d_backward", "summary",
+                                     "block_backward" };
 enum { N_CALLS = sizeof names / sizeof *names };
 
 static void give_workspace(gdn_ctx *ctx, struct call *c)

@@ -81,6 +81,7 @@ static inline gdn_rule_args as_rule(const gdn_summary_args *a, bool transition)
     gdn_rule_args     r = gdn_rule_args_init();
     r.q = any_q(a, H), r.k = a->k, r.v = a->v, r.g = a->g, r.beta = a->beta;
     r.batch = a->batch, r.head_map = a->head_map, r.state_layout = a->state_layout;
+    r.norm = a->norm, r.norm_eps = a->norm_eps;
     r.state_out = *to;
     if (!transition) return r;
     r.state_layout = GDN_STATE_KV;

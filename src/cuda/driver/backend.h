@@ -92,6 +92,17 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream);
 
+/* gdn_summary by the kernels of prefill/sm90; why_not as above. rule.to is U. */
+struct gdn_cuda_summary {
+    struct gdn_cu_rule   rule;
+    struct gdn_pool_view M;
+    bool                 batch_invariant, every_token; /* of the call's flags */
+};
+const char *gdn_cuda_summary_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cuda_summary *s);
+size_t     gdn_cuda_summary_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cuda_summary *s);
+gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *s, void *memory,
+                                   struct gdn_cuda_ran *ran, void *stream);
+
 /* Rows of a norm as kernels take them; the call fills in what depends on the kernel chosen. */
 struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s);
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream);

@@ -37,7 +37,12 @@ struct gdn_cuda_ran {
 };
 
 enum { GDN_CUDA_CHOICE = 512 }; /* characters of a line about a choice of kernels */
-enum gdn_cuda_choice { GDN_CUDA_DECODE_CHOICE, GDN_CUDA_PREFILL_CHOICE, GDN_CUDA_N_CHOICES };
+enum gdn_cuda_choice {
+    GDN_CUDA_DECODE_CHOICE,
+    GDN_CUDA_PREFILL_CHOICE,
+    GDN_CUDA_SUMMARY_CHOICE,
+    GDN_CUDA_N_CHOICES
+};
 
 struct gdn_cuda {
     struct gdn_cu_api api;

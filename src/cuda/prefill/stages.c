@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The stages of the chunked form, summaries and their products on a device. */
+#include <stdio.h>
+
 #include "calls/chunk_stage.h"
+#include "calls/norm.h"
+#include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
 
 enum { STRIP = 32 }; /* columns of a state that a block has (stages.cu) */
@@ -154,16 +159,81 @@ static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
     return launch_output(ctx, &a, c->base.stream);
 }
 
+/* ---- gdn_summary ----------------------------------------------------------------------------- */
+
+_Static_assert(sizeof(struct gdn_cuda_summary) <= GDN_PLAN_ROOM, "a plan has room");
+
+/* The general kernel takes keys of length 1 as float32, from the workspace. */
+static gdn_tensor unit_keys(const struct gdn_summary_call *c, void *memory)
+{
+    gdn_tensor t    = { .data = memory, .dtype = GDN_F32, .ndim = c->args.k.ndim };
+    int64_t    step = 1;
+    for (int i = t.ndim - 1; i >= 0; i--) {
+        t.size[i] = c->args.k.size[i], t.stride[i] = step;
+        step *= t.size[i];
+    }
+    return t;
+}
+
+static size_t unit_key_bytes(const struct gdn_summary_call *c)
+{
+    size_t n = sizeof(float);
+    if (c->offset.norm == GDN_NORM_NONE) return 0;
+    for (int i = 0; i < c->args.k.ndim; i++) n *= (size_t)c->args.k.size[i];
+    return gdn_align64(n);
+}
+
+static gdn_status plan_summary(gdn_ctx *ctx, void *call)
+{
+    struct gdn_summary_call  *c = call;
+    struct gdn_cuda_summary  *s = GDN_PLANNED(struct gdn_cuda_summary, &c->base);
+    const struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
+    *s = (struct gdn_cuda_summary){ .rule            = a.rule,
+                                    .M               = c->transition.to,
+                                    .batch_invariant = c->args.flags & GDN_BATCH_INVARIANT,
+                                    .every_token     = c->args.flags & GDN_NO_EARLY_STOP };
+    c->base.bytes = gdn_cuda_summary_hopper_why_not(ctx, s) ? unit_key_bytes(c)
+                                                            : gdn_cuda_summary_hopper_bytes(ctx, s);
+    return GDN_OK;
+}
+
 /* By a kernel that has the identity built in. */
+static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_call *c, void *memory)
+{
+    struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
+    a.M = c->transition.to;
+    if (c->offset.norm != GDN_NORM_NONE && c->tokens.N > 0) {
+        const struct gdn_norm_job job  = { .x       = c->args.k,
+                                           .out     = unit_keys(c, memory),
+                                           .formula = c->offset.norm,
+                                           .eps     = c->offset.norm_eps,
+                                           .n_rows  = gdn_n_rows(&c->args.k),
+                                           .D       = c->offset.K };
+        struct gdn_cu_norm        norm = gdn_cuda_norm_args(&job);
+        TRY(gdn_cuda_norm(ctx, c->base.op, &norm, c->base.stream));
+        a.rule.k = a.rule.q = gdn_rows_of(&job.out, &c->tokens);
+    }
+    return launch_summary(ctx, &a, c->base.stream);
+}
+
 static gdn_status run_summary(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_summary_call *c = call;
-    struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
-    (void)memory;
-    a.M = c->transition.to;
+    const struct gdn_cuda_summary *s = GDN_PLANNED(struct gdn_cuda_summary, &c->base);
+    const char         *why = gdn_cuda_summary_hopper_why_not(ctx, s);
+    struct gdn_cuda_ran ran = { .n = 0 };
+    char                line[GDN_CUDA_CHOICE];
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
-    return launch_summary(ctx, &a, c->base.stream);
+    if (why) {
+        snprintf(line, sizeof line, "summary: general (sm90: %s)", why);
+        gdn_cuda_log_choice(ctx, GDN_CUDA_SUMMARY_CHOICE, line);
+        return run_general_summary(ctx, c, memory);
+    }
+    TRY(gdn_cuda_summary_hopper(ctx, s, memory, &ran, c->base.stream));
+    return gdn_cuda_note_all(ctx, "summary", ran.kernels, ran.n);
 }
+
+/* ---- Products of summaries ------------------------------------------------------------------- */
 
 static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
 {
@@ -205,7 +275,7 @@ const struct gdn_op_backend gdn_cuda_op_chunk_cumsum    = { plan_cumsum, run_cum
 const struct gdn_op_backend gdn_cuda_op_chunk_uw        = { .run = run_uw };
 const struct gdn_op_backend gdn_cuda_op_chunk_states    = { .run = run_states };
 const struct gdn_op_backend gdn_cuda_op_chunk_output    = { .run = run_output };
-const struct gdn_op_backend gdn_cuda_op_summary         = { .run = run_summary };
+const struct gdn_op_backend gdn_cuda_op_summary         = { plan_summary, run_summary };
 const struct gdn_op_backend gdn_cuda_op_summary_compose = { .run = run_product };
 const struct gdn_op_backend gdn_cuda_op_summary_apply   = { .run = run_product };
 const struct gdn_op_backend gdn_cuda_op_summary_fold    = { .run = run_fold };

@@ -8,9 +8,9 @@
  *     output    a chunk and head, strips of 32 columns one after the other
  *     states    a sequence, a head and a strip of its state, which walks the chunks
  *     summary   the same with u solved for on the way; columns of U, then those of M
- *     product   a slot, a head and a strip: M S + U, of one range after the other
+ *     product   a slot, a head and a strip: products.cuh
  */
-#include "cuda/prefill/stages.cuh"
+#include "cuda/prefill/products.cuh"
 
 /* ---- The stages ---------------------------------------------------------------------------- */
 
@@ -207,94 +207,6 @@ GDN_DEVICE void stage_output(const struct gdn_cu_stage &a)
     }
 }
 
-/* ---- Products of summaries ----------------------------------------------------------------- */
-
-/* Loads rows [x0, x0 + 64) and columns [y0, y0 + 64) of M. */
-GDN_DEVICE void load_transition(float (*tile)[DEPTH + 1], const struct gdn_cu_product &a,
-                                int64_t from, int x0, int y0)
-{
-    for (int i = threadIdx.x; i < CHUNK * DEPTH; i += THREADS) {
-        const int     fast = i % DEPTH, slow = i / DEPTH;
-        const int     x = a.M.k_first ? slow : fast, y = a.M.k_first ? fast : slow;
-        const int64_t at = a.M.k_first ? (x0 + x) * a.M.ld + y0 + y : (y0 + y) * a.M.ld + x0 + x;
-        tile[x][y] =
-            x0 + x < a.K && y0 + y < a.K ? load_float(a.M.data, from + at, a.M.dtype) : 0;
-    }
-}
-
-/* M of zeros forgets what S holds (G7). */
-GDN_DEVICE bool is_zero(const struct gdn_cu_product &a, int64_t from)
-{
-    bool zero = true;
-    for (int i = threadIdx.x; i < a.K * a.K && zero; i += THREADS)
-        zero = load_float(a.M.data, from + i / a.K * a.M.ld + i % a.K, a.M.dtype) == 0;
-    return !__syncthreads_or(!zero);
-}
-
-/* Computes S = M S of a strip. The products stay in registers until no thread reads S any more. */
-GDN_DEVICE void multiply_strip(struct strip_shared &sh, const struct gdn_cu_product &a, int64_t M)
-{
-    enum { PARTS = MOST_K / CHUNK };
-    float sum[PARTS][2][4] = {};
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-        for (int y0 = 0; y0 < a.K && part * CHUNK < a.K; y0 += DEPTH) {
-            __syncthreads();
-            load_transition(sh.chunk.tile, a, M, part * CHUNK, y0);
-            __syncthreads();
-#pragma unroll 4
-            for (int y = 0; y < DEPTH && y0 + y < a.K; y++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    add_four(sum[part][i], sh.chunk.tile[own_row(i)][y],
-                             &sh.S[y0 + y][own_column()]);
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int part = 0; part < PARTS; part++)
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (part * CHUNK + own_row(i) < a.K)
-                    sh.S[part * CHUNK + own_row(i)][own_column() + e] = sum[part][i][e];
-    __syncthreads();
-}
-
-/* Computes S += U, or S = U. */
-GDN_DEVICE void add_strip(float (*S)[STRIP + PAD], const struct stage_strip &U, bool is_zero)
-{
-    for (int i = threadIdx.x; i < U.K * STRIP; i += THREADS) {
-        const struct strip_place p = place_of(U, i);
-        const bool  is_there = U.view.data && p.col < U.n;
-        const float u = is_there ? load_float(U.view.data, p.at, U.view.dtype) : 0;
-        S[p.x][p.col] = is_zero ? u : u + S[p.x][p.col];
-    }
-    __syncthreads();
-}
-
-GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
-{
-    struct strip_shared &sh = *(struct strip_shared *)gdn_stage_shared;
-    const int64_t b = blockIdx.x / a.n_strips / a.H;
-    const int     head = (int)(blockIdx.x / a.n_strips % a.H);
-    const int     col = (int)(blockIdx.x % a.n_strips) * STRIP;
-    const int     n = a.V - col < STRIP ? a.V - col : STRIP;
-    bool          is_known_zero = !a.S.data;
-    load_strip(sh.S, { a.S, pool_at(a.S, b, head), col, n, a.K }, false);
-    for (int i = 0; i < a.n; i++) {
-        const int64_t range = load_index(a.order, b, i, b + i * a.B);
-        if (range < 0 || range >= a.P) continue;
-        const int64_t M = pool_at(a.M, range, head);
-        const bool    forgets = is_known_zero || is_zero(a, M);
-        if (!forgets) multiply_strip(sh, a, M);
-        add_strip(sh.S, { a.U, pool_at(a.U, range, head), col, n, a.K }, forgets);
-        is_known_zero = false;
-    }
-    store_strip({ a.out, pool_at(a.out, b, head), col, n, a.K }, sh.S);
-}
-
 #define GDN_IMAGE_stages GDN_THIS_IMAGE
 #define GDN_KERNEL_stage(threads, shared, what)                                               \
     extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
@@ -303,7 +215,7 @@ GDN_DEVICE void product_strip(const struct gdn_cu_product &a)
         stage_##what(a);                                                                      \
     }
 #define GDN_KERNEL_product(threads, shared, what)                                             \
-    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
+    extern "C" __global__ void __launch_bounds__(threads, 1)                                  \
         gdn_product_##what(const __grid_constant__ struct gdn_cu_product a)                   \
     {                                                                                         \
         product_##what(a);                                                                    \

@@ -10,12 +10,12 @@
 #include "summary_call.h"
 
 enum { DIMS, HEADS, LENGTHS, K_TYPE, V_TYPE, M_TYPE, U_TYPE, LAYOUT, MAP, VIEW, GATE, BETA, PARTS,
-       BATCH, N_FACTORS };
+       BATCH, NORM, N_FACTORS };
 enum { MILD, NO_GATE, SPRINKLED, STRONG }; /* GATE */
 enum { BOTH, ONLY_M, ONLY_U };
 enum { PACKED, PLAIN, PADDED, COUNTED };
 
-static const int levels[N_FACTORS] = { 6, 5, 3, 3, 3, 3, 3, 2, 2, 2, 4, 3, 3, 4 };
+static const int levels[N_FACTORS] = { 6, 5, 3, 3, 3, 3, 3, 2, 2, 2, 4, 3, 3, 4, 2 };
 static const int heads[5][3] = { { 1, 1, 1 }, { 4, 2, 4 }, { 3, 3, 3 }, { 6, 2, 2 }, { 6, 3, 2 } };
 static const int64_t lengths[3][4] = { { 40, 0, 7, 17 }, { 1, 16, 8, 9 }, { 0, 0, 70, 32 } };
 
@@ -91,7 +91,11 @@ static void make_call(struct call *c, const int *level)
     a->batch        = &c->batch;
     a->head_map     = level[MAP];
     a->state_layout = level[LAYOUT];
+    a->norm         = level[NORM] ? GDN_NORM_L2_ADD : GDN_NORM_NONE;
+    a->norm_eps     = 1e-4f;
     make_values(c, level);
+    for (int64_t i = 0; level[NORM] && i < ring2_count(&a->k); i++)
+        ring2_set(&a->k, i, 3 * ring2_get(&a->k, i));
 }
 
 /* ---- Judging ---- */
@@ -136,8 +140,9 @@ static void run_case(const int *level, int number)
     if (number % 2) {
         ring2_status(ctx, "bytes",
                      gdn_workspace_bytes(ctx, GDN_OP_SUMMARY, a, &a->workspace_bytes), GDN_OK);
+        const size_t keys = ring2_on_device() && a->norm ? 4 * (size_t)ring2_count(&a->k) : 0;
         CHECK(a->workspace_bytes <= (size_t)gdn_n_threads(ctx) * (640 << 10) + (272 << 10) +
-                                        (size_t)c.B * 192, "%zu bytes", a->workspace_bytes);
+                                        (size_t)c.B * 192 + keys, "%zu bytes", a->workspace_bytes);
         a->workspace = ring2_alloc((a->workspace_bytes + 63) / 64 * 64, 64);
     }
     check_call(ctx, a);
@@ -222,6 +227,8 @@ static void refuse_summary(void)
     gdn_batch *t = &refused_batch;
     REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
     REFUSE("flags", GDN_E_ARG, "flags", a->flags = 1);
+    REFUSE("norm", GDN_E_ARG, "norm", a->norm = 4);
+    REFUSE("norm_eps", GDN_E_ARG, "norm_eps", a->norm_eps = -1);
     REFUSE("head_map", GDN_E_ARG, "head_map", a->head_map = 2);
     REFUSE("state_layout", GDN_E_ARG, "state_layout", a->state_layout = -1);
     REFUSE("k absent", GDN_E_ARG, "k", a->k.data = NULL);

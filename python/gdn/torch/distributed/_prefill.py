@@ -66,23 +66,15 @@ def _strengths(beta, options):
     return beta.float().sigmoid() * (2 if kind == gdn.BETA_TWICE_SIGMOID else 1)
 
 
-def _keys(k, options):
-    """Keys of length 1 in float32, or as they are."""
-    if options["norm"] == gdn.NORM_NONE:
-        return k
-    out = torch.empty(k.shape, dtype=torch.float32, device=k.device)
-    torch.ops.gdn.l2norm.default(k, out, norm=options["norm"], eps=options["norm_eps"])
-    return out
-
-
 def _write_map(M, U, piece, inputs, options):
     """M and U of a piece; M None: not wanted."""
     _, k, v, g, beta, A_log, dt_bias, _ = inputs
     k, v, g, beta = (None if x is None else x[piece.tokens] for x in (k, v, g, beta))
+    flags = options["flags"] & (gdn.BATCH_INVARIANT | gdn.NO_EARLY_STOP)
     torch.ops.gdn.summary.full(
-        k=_keys(k, options), v=v, g=_log_gates(g, A_log, dt_bias, options),
-        beta=_strengths(beta, options), M=M, U=U, head_map=options["head_map"],
-        state_layout=options["state_layout"])
+        k=k, v=v, g=_log_gates(g, A_log, dt_bias, options), beta=_strengths(beta, options), M=M,
+        U=U, head_map=options["head_map"], state_layout=options["state_layout"],
+        norm=options["norm"], norm_eps=options["norm_eps"], flags=flags)
 
 
 def _own_maps(layout, sizes, inputs, options):
@@ -162,7 +154,7 @@ class _Prefill(torch.autograd.Function):
         options = dict(zip(_NUMBERS, rule_numbers))
         q, v = inputs[0], inputs[2]
         sizes = _Sizes(q, v, options["state_layout"] == gdn.STATE_KV)
-        starts, maps = _starts(layout, sizes, inputs, options)
+        starts, maps = _starts(layout, sizes, inputs, dict(options, flags=forward_numbers[0]))
         ctx.layout, ctx.sizes, ctx.numbers = layout, sizes, rule_numbers
         ctx.flags = forward_numbers[0] & gdn.BATCH_INVARIANT
         ctx.save_for_backward(*inputs[:7], starts, maps)

@@ -32,4 +32,7 @@ gdn_status gdn_cuda_find_map(gdn_ctx *ctx, const char *name, int i, const struct
                              const struct gdn_cu_batch *b, int64_t n_heads, int64_t n_columns,
                              struct gdn_cu_map *map);
 
+/* The map from state heads to a tensor of n heads. */
+struct gdn_cu_source gdn_cuda_source_of(const struct gdn_cu_rule *r, int n);
+
 #endif

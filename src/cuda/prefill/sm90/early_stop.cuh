@@ -15,27 +15,11 @@
 #ifndef GDN_CUDA_PREFILL_HOPPER_TAIL_CUH
 #define GDN_CUDA_PREFILL_HOPPER_TAIL_CUH
 
-#include "cuda/device/quad.cuh"
 #include "cuda/prefill/sm90/kernel.cuh"
+#include "cuda/prefill/sm90/left.cuh"
 
 /* Chunks that are summed at once, four tokens in each thread. */
 enum { TAIL_CHUNKS = 32, TAIL_EACH = 4, TAIL_THREADS = TAIL_CHUNKS * 64 / TAIL_EACH };
-
-/* tail_left: log2 of the part that may be left out at the end of a segment. tail_longest: the
- * square of the longest key, 1 + 2^-8. */
-constexpr float tail_left = -25, tail_longest = 257 * 257 / 65536.0f;
-
-/* Returns log2 of the part of a state that a token may leave, from its gate and beta in memory. */
-GDN_DEVICE float log_left(const struct hopper_block &b, uint32_t gate, uint32_t given, float A_log,
-                          float dt_bias)
-{
-    const struct gdn_cu_rule &r = b.r;
-    float                     g = 0, beta = 1;
-    if (r.g.data) g = gate_value(r, bits_to_f32(gate, r.g.dtype), A_log, dt_bias, false);
-    if (r.beta.data) beta = beta_value(r, bits_to_f32(given, r.beta.dtype));
-    const float reach = fabsf(1 - beta * tail_longest);
-    return g * 1.44269504f + (reach <= 1 ? 0 : log2f(reach));
-}
 
 /* Reads the thread's tokens before chunk `end`; 0 for tokens that do not exist. */
 GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, int end)
@@ -53,7 +37,7 @@ GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, i
     }
 #pragma unroll
     for (int i = 0; i < TAIL_EACH; i++)
-        x[i] = last < i * TAIL_THREADS ? 0 : log_left(b, g[i], beta[i], A_log, dt_bias);
+        x[i] = last < i * TAIL_THREADS ? 0 : log_left(r, g[i], beta[i], A_log, dt_bias);
 }
 
 /* Returns a sum of chunks: lane l has that of the l + 1 chunks before chunk `end`. All threads call
@@ -76,7 +60,7 @@ GDN_DEVICE float sum_left(const struct hopper_block &b, int end)
     return scan_lanes(chunk.x + chunk.y);
 }
 
-/* Returns the last chunk at which a summary may begin; 0: it must begin at the start. All threads
+/* Returns the last chunk at which a summary may begin; -1: it must begin at the start. All threads
  * call it. */
 GDN_DEVICE int find_tail(const struct hopper_block &b)
 {
@@ -85,26 +69,26 @@ GDN_DEVICE int find_tail(const struct hopper_block &b)
         const float    here  = left + sum_left(b, end);
         const unsigned found = __ballot_sync(0xffffffff, here <= tail_left);
         const int      chunk = end - __ffs((int)found);
-        if (found) return 2 * chunk > b.n_chunks ? chunk : 0;
+        if (found) return 2 * chunk > b.n_chunks ? chunk : -1;
         left = __shfl_sync(0xffffffff, here, 31);
     }
-    return 0;
+    return -1;
 }
 
-/* Shortens the segment to the part that its summary needs. All threads call it, before gates are
- * made, because it uses their memory. */
-GDN_DEVICE void skip_forgotten(struct hopper_block &b)
+/* Shortens the segment to the part that its summary needs: the chunks from `first` on, or all of
+ * them if `first` is negative. All threads call it, before gates are made, because `first` was found
+ * in their memory. */
+GDN_DEVICE void skip_chunks(struct hopper_block &b, int first)
 {
-    const int first = find_tail(b);
     __syncthreads();
-    if (first == 0) return;
+    if (first < 0) return;
     if (threadIdx.x == 0) {
         b.common().s.first += (int64_t)first * 64;
         b.common().s.n_valid -= (int64_t)first * 64;
         b.common().s.n_tokens -= (int64_t)first * 64;
     }
     __syncthreads();
-    b.n_skipped = first;
+    b.forgets = true;
     b.n_chunks -= first;
 }
 

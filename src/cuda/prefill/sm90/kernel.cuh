@@ -179,16 +179,18 @@ struct hopper_block {
     const struct gdn_cu_rule           &r;
     uint32_t                            rank; /* of the block in its cluster: its columns */
     int                                 slice, head, n_chunks; /* slice: the cluster's columns */
-    int                                 n_skipped; /* chunks of the segment that are left out */
+    bool                                forgets; /* what was before the block's chunks */
 
     __device__ __forceinline__ struct hopper_head &common() const
     {
         return *(struct hopper_head *)(gdn_shared + HOPPER_HEAD);
     }
     __device__ __forceinline__ const struct gdn_cu_seq &s() const { return common().s; }
-    /* The first of its columns of V; those of M begin at 128, where loads find zeros. */
+    /* The first of its columns of V; those of M begin at 128, where loads find zeros, and so do those
+     * of a U that is not wanted. */
     __device__ __forceinline__ int column() const
     {
+        if (!HOPPER_OUTPUTS && r.V == 0) return 128;
         return (slice * HOPPER_BLOCKS + (int)rank) * 64 * HOPPER_WIDTH;
     }
     __device__ __forceinline__ hopper_gates &gates(int c) const
@@ -281,6 +283,12 @@ struct hopper_block {
         return rest < 64 ? (int)rest : 64;
     }
 };
+
+/* Returns the mark of the segment's chunks that are even (0) or odd (1). */
+GDN_DEVICE uint32_t *mark_of(const struct hopper_block &b, int odd)
+{
+    return b.a.cut.marks + (b.common().segment.from * b.r.H + b.head) * 2 + odd;
+}
 
 /* Returns the number of clusters of a head. */
 GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)

@@ -134,7 +134,7 @@ static void log_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
     *logged = *c;
 }
 
-static struct gdn_cu_source source_of(const struct gdn_cu_rule *r, int n)
+struct gdn_cu_source gdn_cuda_source_of(const struct gdn_cu_rule *r, int n)
 {
     if (r->head_map == GDN_HEADS_GROUPED)
         return (struct gdn_cu_source){ gdn_cuda_inverse(r->H / n), 0 };
@@ -149,9 +149,9 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     const struct gdn_cu_batch   *b = &r->batch;
     struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number,
                                        .early_stop = may_stop(r, how->options),
-                                       .source_q = source_of(r, r->Hq),
-                                       .source_k = source_of(r, r->Hk),
-                                       .source_v = source_of(r, r->Hv) };
+                                       .source_q = gdn_cuda_source_of(r, r->Hq),
+                                       .source_k = gdn_cuda_source_of(r, r->Hk),
+                                       .source_v = gdn_cuda_source_of(r, r->Hv) };
     const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;
     const enum form later = c.small ? SMALL : c.later_wide ? WIDE : PART;
@@ -167,6 +167,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
         log_cut(ctx, &c);
     }
     p.cut.first = c.units ? c.first : INT64_MAX;
+    p.cut.start = p.cut.first;
     p.cut.each  = c.each;
     TRY(launch(ctx, kernel_of(first, dtype), forms[first].n_blocks * n_slices * r->H * n_rows, &p,
                ran, stream));

@@ -7,7 +7,7 @@
 #include "cuda/prefill/sm90/warps_solve.cuh"
 #include "cuda/prefill/sm90/state_plain.cuh"
 #include "cuda/prefill/sm90/warps_summary.cuh"
-#include "cuda/prefill/sm90/early_stop.cuh"
+#include "cuda/prefill/sm90/ranges.cuh"
 
 /* Returns how many arrivals complete a barrier. A place is freed by the warps of the block's state;
  * T and P by those of both blocks. T and P are announced by the warps that make them; the other
@@ -81,6 +81,20 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     b.common().checkpoints = list;
 }
 
+/* Return true if the block has nothing to do, from the start; and once what is forgotten is left
+ * out. Both blocks of a cluster do the same. */
+GDN_DEVICE bool is_absent(const struct hopper_block &b)
+{
+    return HOPPER_OUTPUTS || !b.a.summary ? b.s().n_tokens == 0 : is_no_range(b);
+}
+GDN_DEVICE bool is_forgotten(struct hopper_block &b)
+{
+    if (HOPPER_OUTPUTS || !b.a.early_stop) return false;
+    if (b.a.summary) return skip_range(b);
+    skip_chunks(b, find_tail(b));
+    return false;
+}
+
 /* Prefetches the maps of copies, so that the first copies do not wait for them. One warp calls
  * it. */
 GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
@@ -115,7 +129,12 @@ template <int io> GDN_DEVICE void fill_lengths(const struct hopper_block &b)
 template <int io> GDN_DEVICE void prepare(struct hopper_block &b)
 {
     switch (threadIdx.x / 32) {
-    case 0: find_part(b); break;
+    case 0:
+        if (!HOPPER_OUTPUTS && b.a.summary)
+            find_range(b);
+        else
+            find_part(b);
+        break;
     case 1: init_barriers<0>(b); break;
     case 2: init_barriers<1>(b); break;
     case 3: init_barriers<2>(b), prefetch_maps(b); break;
@@ -154,16 +173,14 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     const int           warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
     const unsigned      cluster = blockIdx.x / HOPPER_BLOCKS, n_slices = count_slices(a.rule);
     struct hopper_block b = { a, a.rule, cluster_rank(), (int)(cluster % n_slices),
-                              (int)(cluster / n_slices % a.rule.H), 0, 0 };
+                              (int)(cluster / n_slices % a.rule.H), 0, false };
     if (HOPPER_CUTS && a.cut.states && !(HOPPER_OUTPUTS && a.cut.later))
         griddepcontrol_launch_dependents();
     prepare<io>(b);
-    if (b.s().n_tokens == 0) { /* both blocks do */
+    if (is_absent(b) || is_forgotten(b)) {
         end_after_others();
         return;
     }
-    if constexpr (!HOPPER_OUTPUTS)
-        if (a.early_stop) skip_forgotten(b);
     if (HOPPER_OUTPUTS && b.r.out.data && !b.s().keep_out && b.s().n_valid < b.s().n_tokens) {
         zero_outside(b, -b.s().n_before, 0);
         zero_outside(b, b.s().n_valid, b.s().n_tokens - b.s().n_before);

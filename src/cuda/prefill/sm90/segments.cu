@@ -5,7 +5,8 @@
  * from memory, which no other warp needs. It requests the rows of the next segment as soon as it
  * has used these.
  */
-#include "cuda/prefill/sm90/segments.cuh"
+#include "cuda/prefill/sm90/join.cuh"
+#include "cuda/prefill/sm90/left.cuh"
 
 enum { COLUMNS = GDN_SEGMENT_COLUMNS, KEYS = 128, WARPS = 8, SHARE = KEYS / WARPS };
 
@@ -97,13 +98,13 @@ GDN_DEVICE void combine(const struct combine_block &b)
 
 /* Runs the kernel. Blocks are columns, heads, and sequences with something to sum. One block makes
  * the kernel end after the kernels ahead of it. */
-GDN_DEVICE void run_combine(const struct gdn_cu_prefill_hopper &a)
+GDN_DEVICE void run_states(const struct gdn_cu_prefill_hopper &a)
 {
     const struct gdn_cu_rule &r      = a.rule;
     const int                 slices = r.V / COLUMNS, lane = threadIdx.x % 32;
-    int64_t                   first;
+    int64_t                   first, row;
     griddepcontrol_launch_dependents();
-    const int64_t n = find_units(r.batch, a.cut, blockIdx.x / slices / r.H, first);
+    const int64_t n = find_units(r.batch, a.cut, blockIdx.x / slices / r.H, first, row);
     if (n > 1 || blockIdx.x + 1 == gridDim.x) griddepcontrol_wait();
     if (n < 2 || first + n > a.cut.units) return;
     const struct combine_block b = { a, first, (int)n - 1, (int)(blockIdx.x / slices % r.H),
@@ -117,6 +118,6 @@ GDN_DEVICE void run_combine(const struct gdn_cu_prefill_hopper &a)
     extern "C" __global__ void __launch_bounds__(threads, 1)                                   \
         gdn_prefill_segments_##form(const __grid_constant__ struct gdn_cu_prefill_hopper a)    \
     {                                                                                         \
-        run_combine(a);                                                                        \
+        run_##form(a);                                                                         \
     }
 #include "cuda/driver/kernels.cuh"

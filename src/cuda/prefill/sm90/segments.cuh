@@ -27,7 +27,7 @@ struct hopper_segment {
 /* Returns the number of segments after the first one in n tokens. */
 GDN_DEVICE int64_t later_segments(const struct gdn_cu_segments &cut, int64_t n)
 {
-    return n > cut.first ? (n - cut.first + cut.each - 1) / cut.each : 0;
+    return n > cut.first ? (n - cut.start + cut.each - 1) / cut.each : 0;
 }
 
 GDN_DEVICE int64_t later_segments_of(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
@@ -79,13 +79,13 @@ GDN_DEVICE int64_t find_unit(const struct gdn_cu_batch &b, const struct gdn_cu_s
     return b.B;
 }
 
-/* Returns how many units the sequence has that is number `of` of those with two or more, and the
- * first of them. 0: there is no such sequence. All threads of a warp call it. */
+/* Returns how many units the sequence has that is number `of` of those with two or more, the first of
+ * them, and the sequence. 0: there is no such sequence. All threads of a warp call it. */
 GDN_DEVICE int64_t find_units(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
-                              int64_t of, int64_t &first)
+                              int64_t of, int64_t &first, int64_t &row)
 {
     first = 0;
-    for (int64_t row = 0; row < b.B; row += 32) {
+    for (row = 0; row < b.B; row += 32) {
         const long long mine = later_segments_of(b, cut, row + threadIdx.x % 32);
         const long long end  = sum_up_to(mine);
         unsigned        some = __ballot_sync(0xffffffff, mine > 1);
@@ -93,6 +93,7 @@ GDN_DEVICE int64_t find_units(const struct gdn_cu_batch &b, const struct gdn_cu_
         if (some) {
             const int at = __ffs((int)some) - 1;
             first += __shfl_sync(0xffffffff, end - mine, at);
+            row += at;
             return __shfl_sync(0xffffffff, mine, at);
         }
         first += __shfl_sync(0xffffffff, end, 31);
@@ -123,7 +124,7 @@ GDN_DEVICE struct hopper_segment cut_segment(struct gdn_cu_seq &s, const struct 
     const int64_t         most = i == 0 ? cut.first : cut.each;
     struct hopper_segment g    = { 0, -1, -1, 0, i >= later_segments(cut, s.n_valid) };
     if (i > 0) {
-        g.start = cut.first + (i - 1) * cut.each;
+        g.start = cut.start + (i - 1) * cut.each;
         g.from  = unit + i - 1;
         s.first += g.start;
         s.n_tokens -= s.n_before + g.start;

@@ -238,7 +238,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
     int           c    = first;
     const bool    norm = b.r.norm != GDN_NORM_NONE;
     raw_gates<64> raw;
-    bool          idle = true, forgets = b.n_skipped > 0;
+    bool          idle = true, forgets = b.forgets;
     start_gates(raw, b.r, b.s(), b.head, c);
 #pragma unroll 1
     for (; c < b.n_chunks; c += 2) {
@@ -262,9 +262,8 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
         if (lane == 0) mbarrier_arrive(b.of(HOPPER_FULL, c));
         if (io == GDN_F16 && norm && lane == 0) mbarrier_arrive(b.of(HOPPER_FULL, c)); /* with K */
     }
-    if (!HOPPER_OUTPUTS && lane == 0 && b.rank == 0)
-        b.a.cut.marks[(b.common().segment.from * b.r.H + b.head) * 2 + first] =
-            (idle ? GDN_SEGMENT_IDLE : 0) | (forgets ? GDN_SEGMENT_FORGETS : 0);
+    if (!HOPPER_OUTPUTS && lane == 0 && b.rank == 0 && b.common().segment.from >= 0)
+        *mark_of(b, first) = (idle ? GDN_SEGMENT_IDLE : 0) | (forgets ? GDN_SEGMENT_FORGETS : 0);
 }
 
 /* Runs the warpgroup. Each warp has its own role and its own pace. */

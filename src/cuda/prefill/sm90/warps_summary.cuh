@@ -96,14 +96,23 @@ GDN_DEVICE void set_identity(hopper_share &S, int first, uint32_t lane)
     }
 }
 
+/* Returns where U or M goes: that of a unit to the workspace, where U of a segment of gdn_prefill has
+ * the place of the next unit; that of a whole sequence of gdn_summary to the caller's tensor. */
+GDN_DEVICE struct state_place summary_place(const struct hopper_block &b, int columns)
+{
+    const struct hopper_segment &s = b.common().segment;
+    if (s.from < 0) return place_of(b.rank ? b.a.M : b.r.to, s.to, b.head);
+    return b.rank ? segment_place(b.a.cut.M, b.r, columns, s.from, b.head)
+                  : segment_place(b.a.cut.states, b.r, columns, s.from + !b.a.summary, b.head);
+}
+
 template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, int warp, uint32_t lane)
 {
     const int group = warp / 4, columns = b.rank ? b.r.K : b.r.V;
     const struct hopper_state   w = { b, b.common().cursors[warp], { 16 * warp, columns, b.r.K },
                                       group, warp % 4, lane };
-    const struct hopper_segment s = b.common().segment;
     hopper_share                S;
-    set_identity(S, b.rank ? 16 * warp : 128, lane);
+    set_identity(S, b.rank && !b.forgets ? 16 * warp : 128, lane);
     int c = 0;
     while (in_warp(c < b.n_chunks)) {
         const int first = c;
@@ -111,9 +120,7 @@ template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, i
         c = pass_plain_keys<io, true>(w, S, c);
         if (in_warp(c < b.n_chunks && c == first)) pass_any_keys<io>(w, S, c++);
     }
-    write_state(S, b.rank ? segment_place(b.a.cut.M, b.r, columns, s.from, b.head)
-                          : segment_place(b.a.cut.states, b.r, columns, s.from + 1, b.head),
-                w.part);
+    write_state(S, summary_place(b, columns), w.part);
 }
 
 #endif

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What tokens leave of a state before them, at most (early_stop.cuh). And sums of its logarithm over
+ * chunks, for gdn_summary (ranges.cuh): a warp has a chunk, each lane a head, as gates lie side by
+ * side.
+ */
+#ifndef GDN_CUDA_PREFILL_LEFT_CUH
+#define GDN_CUDA_PREFILL_LEFT_CUH
+
+#include "cuda/device/quad.cuh"
+#include "cuda/prefill/sm90/segments.cuh"
+
+/* log2 of what may be left at the end of a segment; and the square of the longest key, 1 + 2^-8. */
+constexpr float tail_left = -25, tail_longest = 257 * 257 / 65536.0f;
+
+/* log2 of what a token may leave, of its gate and beta as they lie in memory. */
+GDN_DEVICE float log_left(const struct gdn_cu_rule &r, uint32_t gate, uint32_t given, float A_log,
+                          float dt_bias)
+{
+    float g = 0, beta = 1;
+    if (r.g.data) g = gate_value(r, bits_to_f32(gate, r.g.dtype), A_log, dt_bias, false);
+    if (r.beta.data) beta = beta_value(r, bits_to_f32(given, r.beta.dtype));
+    const float reach = fabsf(1 - beta * tail_longest);
+    return g * 1.44269504f + (reach <= 1 ? 0 : log2f(reach));
+}
+
+/* Returns the place of the sum of the first chunk of a sequence, which begins at token `first` of its
+ * row. The places of a head are those of the batch, and a sequence has one more than it needs. */
+GDN_DEVICE int64_t left_place(const struct gdn_cu_batch &b, int64_t row, int64_t first)
+{
+    return (b.padded ? row * b.T : first) / 64 + row;
+}
+
+/* Returns the sum of n tokens from token t on. Loads of LOADS tokens are under way at a time. */
+GDN_DEVICE float sum_chunk_left(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
+                                int n, int head)
+{
+    enum { LOADS = 16 };
+    const float A_log = load_vector(r.A_log, head, 0), dt_bias = load_vector(r.dt_bias, head, 0);
+    float       sum = 0;
+#pragma unroll 1
+    for (int first = 0; first < n; first += LOADS) {
+        uint32_t g[LOADS], beta[LOADS];
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            const bool    there = first + i < n;
+            const int64_t at    = t + first + i;
+            g[i]    = load_parts(row_at(r.g, s, at, head), 0, r.g.dtype, there && r.g.data);
+            beta[i] = load_parts(row_at(r.beta, s, at, head), 0, r.beta.dtype, there && r.beta.data);
+        }
+#pragma unroll
+        for (int i = 0; i < LOADS; i++)
+            if (first + i < n) sum += log_left(r, g[i], beta[i], A_log, dt_bias);
+    }
+    return sum;
+}
+
+/* Warps: chunks of the batch, groups of 32 heads. */
+GDN_DEVICE void run_left(const struct gdn_cu_prefill_hopper &a)
+{
+    const struct gdn_cu_rule    &r      = a.rule;
+    const struct gdn_cu_segments chunks = { .first = 0, .each = 64, .start = 0 };
+    const int64_t groups = (r.H + 31) / 32, warps = blockDim.x / 32;
+    const int64_t item = blockIdx.x * warps + threadIdx.x / 32;
+    const int     head = (int)(item % groups) * 32 + (int)threadIdx.x % 32;
+    int64_t       i    = item / groups;
+    struct gdn_cu_seq s = {};
+    griddepcontrol_launch_dependents();
+    s.row = find_unit(r.batch, chunks, i);
+    if (s.row >= r.batch.B) return;
+    read_range(r.batch, s);
+    const int64_t left = s.n_valid - i * 64, at = left_place(r.batch, s.row, s.first) + i;
+    if (head >= r.H || at >= a.cut.n_left) return;
+    a.cut.left[head * a.cut.n_left + at] =
+        sum_chunk_left(r, s, i * 64, left < 64 ? (int)left : 64, head);
+}
+
+#endif

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # peer_tests.sh PEER PATH [--device cuda] [pytest arguments] - a peer's own tests, from its checkout
-# at PATH, which is only read, through gdn's drop-in. PEER: flashinfer, flashqla, fla, gdn_cuda,
-# transformers. For ggml PATH is a build of it with its tests, GDN_GGML the backend's .so.
+# at PATH, which is only read, through gdn's drop-in. PEER: flashinfer, flashqla, fla, fla_ranks,
+# gdn_cuda, transformers. For ggml PATH is a build of it with its tests, GDN_GGML the backend's .so.
 # Prints passed, failed, skipped, how many went through libgdn, and what was converted or copied.
 #
 # The Python of PYTHON (python3) has torch, pytest, einops and gdn (installed, or by PYTHONPATH,
@@ -30,6 +30,8 @@ fla) tests="tests/ops/test_gdn.py tests/modules/test_l2norm.py
     tests/modules/test_layernorm_gated.py tests/modules/test_conv.py"
     # What FLA chooses for FlashQLA is no business of gdn, nor is a norm with a mean.
     set -- -k "not flash_qla and not test_layernorm_gated[ and not rmsFalse" "$@" ;;
+# Several ranks, as processes of a CPU. FLA need not be installed.
+fla_ranks) tests=tests/context_parallel/test_cp_gdn.py ;;
 gdn_cuda) tests="test/test_py/fla_comparison.py test/test_py/test_fla_recurrent_comparison.py" ;;
 # The checkout's own package and tests; tests that load real weights skip themselves.
 transformers) tests="tests/models/qwen3_next tests/models/qwen3_5/test_modeling_qwen3_5.py"

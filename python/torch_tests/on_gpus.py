@@ -126,10 +126,10 @@ def values(rank, folder):
 
 
 def dying(rank, folder):
-    """Rank 1 dies between two all-gathers. Rank 0 ends with 3 if it gets an exception; NCCL's
-    watchdog may end it too. The first all-gather makes NCCL's communicator: a rank that dies before
-    leaves NCCL waiting for it, without a time limit."""
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    """Rank 1 dies between two all-gathers. Torch's watchdog ends rank 0 after the time limit of the
+    group. With TORCH_NCCL_BLOCKING_WAIT torch has no watchdog, and the device waits for ever. The
+    first all-gather makes NCCL's communicator: a rank that dies before that leaves NCCL waiting."""
+    os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
     _start(rank, folder, 5)
     layout = distributed.Layout(parallel.CU)
     x, weight = torch.randn(layout.n_tokens, D, device="cuda"), torch.randn(D, W, device="cuda")

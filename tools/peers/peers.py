@@ -105,6 +105,15 @@ def fla(device):
         on_cpu.pretend()
 
 
+def fla_ranks(device):
+    """FLA's context of several ranks, and the rule of gdn; see fla_ranks.py."""
+    import fla_ranks as ranks
+
+    if device != "cpu":
+        raise ValueError("fla_ranks: on the CPU alone")
+    ranks.install()
+
+
 def transformers(device):
     """The checkout's own package, with the functions of its models assigned."""
     import gdn.transformers

@@ -203,7 +203,7 @@
  *                      else to rounding
  *
  *   (a) The kernel depends on the alignment of pointers, on the form of the batch (N = B is a form
- *       of its own), and on B > 65535.
+ *       of its own), and on B > 65535. gdn_summary on tensor cores: as gdn_prefill.
  *   (b) GDN_BATCH_INVARIANT.
  *   (c) GDN_EXACT; or GDN_BATCH_INVARIANT if cuBLAS computes no projection. See gdn_block().
  *   (d) On Hopper always to rounding if one of the 63 tokens after the checkpoint has one of these:

@@ -183,6 +183,14 @@ struct gdn_kernels {
                                      ptrdiff_t ld_w, int W, bool silu, int64_t T, int n);
 
     /*
+     * The same for one token with W = 4, on states of the [dtype] as they lie: the last three inputs
+     * of a channel, oldest first, and then the next channel. to may be from, and y x. The same bits.
+     */
+    void (*conv_update[GDN_N_FLOAT_DTYPES])(void *y, const void *x, void *to, const void *from,
+                                            const float *weight, const float *bias,
+                                            ptrdiff_t ld_w, bool silu, int n);
+
+    /*
      * n value columns of K elements of an 8-bit state: codes, ld bytes apart, and a scale per
      * column. The floats are ld_dst or ld_src apart. _vk: [n][K], a row is a column; _kv:
      * [K][n]. Loading gives code x scale. Storing, with m the largest magnitude of a column and
@@ -211,7 +219,8 @@ struct gdn_kernels {
 
 extern const struct gdn_kernels gdn_kernels_scalar;
 #if defined(__x86_64__)
-extern const struct gdn_kernels gdn_kernels_avx2, gdn_kernels_avx512;
+/* avx512bf16: "avx512" too, with another step_vk of bf16. */
+extern const struct gdn_kernels gdn_kernels_avx2, gdn_kernels_avx512, gdn_kernels_avx512bf16;
 #elif defined(__aarch64__)
 extern const struct gdn_kernels gdn_kernels_neon;
 #endif
@@ -221,7 +230,7 @@ extern const struct gdn_kernels *const gdn_cpu_tables[];
 
 /* GDN_CPU_... bits of this machine: CPUID and XCR0; on Arm what the target has. */
 uint32_t gdn_cpu_detect(void);
-/* The last table whose needs are all met and that comes no later than the one named at_most
+/* The last table whose needs are all met and that comes no later than the last one named at_most
  * (NULL: no limit). NULL if the name is unknown or its needs are not met. */
 const struct gdn_kernels *gdn_cpu_select(uint32_t flags, const char *at_most);
 

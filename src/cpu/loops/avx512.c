@@ -47,6 +47,8 @@ static inline float vf_sum(vf x)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
+static inline float vf_largest(vf x) { return _mm512_reduce_max_ps(x); }
+
 /* to[i] = vf_sum(x[i]), eight at once. */
 static inline void vf_sums(float *to, const vf x[8])
 {

@@ -215,6 +215,14 @@ struct gdn_kernels {
                                    ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
     void (*store8_kv[GDN_N_EIGHT])(void *dst, ptrdiff_t ld, float *scales, const float *src,
                                    ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
+
+    /*
+     * load8_vk(), step_vk() of one token and store8_vk() in one loop: the same bits. Of the step,
+     * q, k, v, o, alpha, beta, kq, K and n count. Returns false, and has done nothing, for gates and
+     * K that it is not made for; "scalar" is made for none.
+     */
+    bool (*step8_vk[GDN_N_EIGHT])(const struct gdn_step *step, void *codes, ptrdiff_t ld,
+                                  float *scales, const uint32_t *keys);
 };
 
 extern const struct gdn_kernels gdn_kernels_scalar;

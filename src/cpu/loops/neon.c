@@ -75,6 +75,8 @@ static inline float vf_sum(vf x)
     return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x)));
 }
 
+static inline float vf_largest(vf x) { return vmaxvq_f32(x); }
+
 /* to[i] = vf_sum(x[i]), eight at once. */
 static inline void vf_sums(float *to, const vf x[8])
 {

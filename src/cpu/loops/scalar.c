@@ -477,5 +477,6 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .step_strip   = BY_DTYPE(step_strip),
     .conv         = BY_DTYPE(conv),
     .conv_update  = BY_DTYPE(conv_update),
+    .step8_vk     = { step8_vk, step8_vk },
     EIGHT_LINES,
 };

@@ -183,8 +183,9 @@ struct gdn_kernels {
                                      ptrdiff_t ld_w, int W, bool silu, int64_t T, int n);
 
     /*
-     * The same for one token with W = 4, on states of the [dtype] as they lie: the last three inputs
-     * of a channel, oldest first, and then the next channel. to may be from, and y x. The same bits.
+     * The same bits for one token with W = 4, on states of the [dtype] as they lie: the last three
+     * inputs of a channel, oldest first, and then those of the next channel. to may be from, and y
+     * may be x.
      */
     void (*conv_update[GDN_N_FLOAT_DTYPES])(void *y, const void *x, void *to, const void *from,
                                             const float *weight, const float *bias,
@@ -218,8 +219,8 @@ struct gdn_kernels {
 
     /*
      * load8_vk(), step_vk() of one token and store8_vk() in one loop: the same bits. Of the step,
-     * q, k, v, o, alpha, beta, kq, K and n count. Returns false, and has done nothing, for gates and
-     * K that it is not made for; "scalar" is made for none.
+     * q, k, v, o, alpha, beta, kq, K and n count. Returns false, and has done nothing, for gates
+     * and K that it is not made for; "scalar" is made for none.
      */
     bool (*step8_vk[GDN_N_EIGHT])(const struct gdn_step *step, void *codes, ptrdiff_t ld,
                                   float *scales, const uint32_t *keys);

@@ -7,6 +7,8 @@
 #ifndef ROUNDS_H
 #define ROUNDS_H
 
+#include <stdbool.h>
+
 enum { ROUNDS_MAX = 64 };
 
 struct contender {
@@ -18,6 +20,10 @@ struct contender {
 struct rounds {
     int kept, dropped;
 };
+
+/* Times are processor time of this process, which only says something of one thread, and no round
+ * is dropped: for machines that are never quiet. */
+extern bool rounds_cpu_time;
 
 /* At least 5 rounds and about `seconds` long, but given up after three times that and 20 s. */
 struct rounds rounds_run(struct contender *contenders, int n, double seconds);

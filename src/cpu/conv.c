@@ -314,6 +314,31 @@ static void convolve_tree(const struct block *b)
     }
 }
 
+/* ---- One token on states as they lie ------------------------------------------------------- */
+
+/* Returns true if conv_update() computes a sequence: one token, four taps, and states of the dtype
+ * of x that hold three inputs of each channel side by side. */
+static bool is_update(const struct gdn_conv *c, const struct gdn_seq *s)
+{
+    const bool plain = !is_tree(c) && c->plan->batch.write != GDN_WRITE_EACH && c->out.data;
+    return plain && s->n_valid == 1 && c->W == 4 && !s->from_carry && !s->to_carry &&
+           s->read >= 0 && s->write >= 0 && !(c->checkpoints.data && s->n_checkpoints) &&
+           c->from.data && c->to.data && is_dense(&c->from) && is_dense(&c->to) &&
+           c->from.length == 3 && c->to.length == 3 && c->from.dtype == c->x.dtype &&
+           c->to.dtype == c->x.dtype;
+}
+
+static void update(const struct block *b, const struct gdn_seq *s)
+{
+    const struct gdn_conv *c      = b->conv;
+    const int64_t          offset = b->channel * (int64_t)gdn_dtype_bytes(c->x.dtype);
+    b->kr->conv_update[c->x.dtype]((char *)gdn_row(&c->out, s, 0, 0) + offset,
+                                   (char *)gdn_row(&c->x, s, 0, 0) + offset,
+                                   view_at(&c->to, s->write, b->channel, 0),
+                                   view_at(&c->from, s->read, b->channel, 0), b->weight, b->bias,
+                                   CHANNELS, c->silu, b->n);
+}
+
 /* ---- Items ------------------------------------------------------------------------------- */
 
 struct run {
@@ -344,6 +369,10 @@ static void run_item(void *arg, int64_t item, int thread)
     const int64_t end  = (part + 1) * c->n_seqs / r->n_parts;
     for (int64_t i = part * c->n_seqs / r->n_parts; i < end; i++) {
         if (c->seqs[i].n_tokens == 0) continue;
+        if (is_update(c, &c->seqs[i])) {
+            update(&b, &c->seqs[i]);
+            continue;
+        }
         start_sequence(&b, &c->seqs[i]);
         store_checkpoints(&b);
         if (each)

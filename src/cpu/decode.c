@@ -366,6 +366,35 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
     }
 }
 
+/* ---- One token on 8 bits --------------------------------------------------------------------- */
+
+/* One token whose state stays where it is, by the loop made for that. Returns false where it was
+ * not such a one. */
+static bool step_eight(struct step_scratch *c, const struct gdn_rule *r,
+                       const struct gdn_kernels *kr, const struct gdn_rule_item *item,
+                       const struct block *b)
+{
+    const struct gdn_seq   *seq = item->seq;
+    const struct gdn_place  to  = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
+    uint32_t                keys[COLUMNS];
+    if (seq->n_valid != 1 || r->visits || has_record(r, seq) || to.view->k_first) return false;
+    if (!to.data || to.data != b->from.data || !gdn_is_eight(to.view->dtype)) return false;
+    if (r->checkpoints.data && seq->n_checkpoints > 0) return false;
+    load_tokens(c, r, kr, item, b->head, 0, 1);
+    load_v(c, r, kr, seq, b, 0, 1);
+    const struct gdn_step step = {
+        .q = c->kq + r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
+        .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .T = 1, .K = r->K, .n = b->n,
+    };
+    if (to.view->random) gdn_noise_keys(keys, to.noise, b->col, b->n);
+    if (!kr->step8_vk[to.view->dtype - GDN_I8](&step, column_at(&to, b->col), to.view->ld,
+                                               to.scales + b->col,
+                                               to.view->random ? keys : NULL))
+        return false;
+    store_o(c, r, kr, seq, b, 0, 1);
+    return true;
+}
+
 /* ---- Items --------------------------------------------------------------------------------- */
 
 /* Columns of a block: as many as there is room for the states of all levels. */
@@ -389,6 +418,7 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
         return;
     }
     if (is_walked(r, seq)) {
+        if (step_eight(c, r, kr, item, b)) return;
         walk(c, r, kr, item, b);
         return;
     }

@@ -30,8 +30,8 @@ static const struct loop {
     LOOP(gemm_nt),     LOOP(strip_mul),   LOOP(chunk_gates),  LOOP(chunk_solve),
     LOOP(chunk_update), LOOP(chunk_write), LOOP(chunk_return), LOOP(step_vk),
     LOOP(step_kv),     LOOP(step_strip),
-    LOOP(add_outer),   LOOP(conv),        LOOP(load8_vk),     LOOP(load8_kv),
-    LOOP(store8_vk),   LOOP(store8_kv),
+    LOOP(add_outer),   LOOP(conv),        LOOP(conv_update), LOOP(load8_vk),     LOOP(load8_kv),
+    LOOP(store8_vk),   LOOP(store8_kv),   LOOP(step8_vk),
 #undef LOOP
 };
 

@@ -116,6 +116,36 @@ static void check_one(const struct gdn_kernels *kr, int dtype, int W, int n, int
     check_same("window, in place", old, window, window_bytes(&p));
 }
 
+/* conv_update() beside conv(): the same outputs, and states that hold the inputs of the window. */
+static void check_one_update(const struct gdn_kernels *kr, int dtype, int n)
+{
+    struct problem p     = make(dtype, 4, n, 1);
+    const size_t   size  = gdn_dtype_bytes(dtype);
+    void          *y     = check_bytes((size_t)n * size, ELEMENT);
+    void          *state = check_bytes((size_t)(3 * n) * size, ELEMENT);
+    void          *moved = check_bytes((size_t)(3 * n) * size, ELEMENT);
+    for (int c = 0; c < n; c++)
+        for (int i = 0; i < 3; i++) {
+            oracle_store(state, dtype, 3 * c + i, p.window[i * p.ld_w + c]);
+            p.window[i * p.ld_w + c] = (float)oracle_load(state, dtype, 3 * c + i);
+        }
+    run_part(kr, &p, y, n, p.x, p.window, 0, 1, 0, n);
+
+    void *alone = check_bytes((size_t)n * size, ELEMENT);
+    CALL(kr->conv_update[dtype])(alone, p.x, moved, state, p.weight, p.bias, p.ld_w, p.silu, n);
+    check_same("update", alone, y, (size_t)n * size);
+    for (int c = 0; c < n; c++)
+        for (int i = 0; i < 3; i++)
+            if (oracle_load(moved, dtype, 3 * c + i) != (double)p.window[i * p.ld_w + c])
+                check_fail("state of channel %d, input %d", c, i);
+
+    /* The same bits in place. */
+    void *xy = check_copy(p.x, (size_t)n * size, ELEMENT);
+    CALL(kr->conv_update[dtype])(xy, xy, state, state, p.weight, p.bias, p.ld_w, p.silu, n);
+    check_same("update, in place", xy, y, (size_t)n * size);
+    check_same("state, in place", state, moved, (size_t)(3 * n) * size);
+}
+
 static void bench(const struct gdn_kernels *kr, int dtype)
 {
     check_case("dtype %d, W 4, n 256, T 16, SiLU", dtype);
@@ -139,4 +169,13 @@ void check_conv(const struct gdn_kernels *kr)
                     check_one(kr, dtype, W, widths[i], lengths[t]);
                 }
     for (int dtype = 0; dtype < GDN_N_FLOAT_DTYPES; dtype++) bench(kr, dtype);
+}
+
+void check_conv_update(const struct gdn_kernels *kr)
+{
+    for (int dtype = 0; dtype < GDN_N_FLOAT_DTYPES; dtype++)
+        for (int n = 1; n <= 70; n++) {
+            check_case("dtype %d, n %d", dtype, n);
+            check_one_update(kr, dtype, n);
+        }
 }

@@ -16,10 +16,11 @@ enum kind {
     FROM_ZERO,
     CONSTANT, /* k, q, the state: rounding errors of a sum add up */
     TINY,     /* products below all floats: z is the sum of -0 */
+    SMALL,    /* states and updates around the smallest normal floats */
     N_KINDS
 };
 static const char *const kind_names[] = { "ordinary", "mixed gates", "forget NaN", "from zero",
-                                          "constant", "tiny" };
+                                          "constant", "tiny", "small" };
 
 struct problem {
     const struct gdn_kernels *kr;
@@ -72,6 +73,7 @@ static void make_state(struct problem *p, enum kind kind)
             if (kind == FORGET && check_below(3) == 0) x = wild[check_below(5)];
             if (kind == CONSTANT) x = 0.1;
             if (kind == TINY) x = 1e-30;
+            if (kind == SMALL) x = ldexp(x, -126);
             oracle_store(p->from, p->dtype, r * p->ld + c, x);
         }
 }
@@ -99,12 +101,15 @@ static struct problem make(const struct gdn_kernels *kr, bool k_first, int dtype
         p.q[i] = (float)check_uniform(-unit, unit);
         if (kind == CONSTANT) p.k[i] = p.q[i] = (float)unit;
         if (kind == TINY) p.k[i] = 1e-20f, p.q[i] = -1e-20f;
+        if (kind == SMALL && i % K == 0) p.k[i] = ldexpf(1, -36 - check_below(4));
     }
     for (int t = 0; t < T; t++) {
         double sum = 0;
         for (int x = 0; x < K; x++) sum += (double)p.k[t * K + x] * p.q[t * K + x];
         p.kq[t] = (float)sum;
         for (int j = 0; j < n && kind == TINY; j++) p.v[t * p.ld_v + j] = 0;
+        for (int j = 0; j < n && kind == SMALL; j++)
+            p.v[t * p.ld_v + j] = ldexpf(p.v[t * p.ld_v + j], -30 - check_below(100));
     }
     make_gates(&p, kind);
     make_state(&p, kind);
@@ -352,7 +357,8 @@ static void check_one(const struct gdn_kernels *kr, bool k_first, int dtype, int
     const struct problem p   = make(kr, k_first, dtype, T, K, n, kind);
     const struct result  all = make_result(&p, (1u << T) - 1);
     run_part(&p, &all, p.from, 0, T, 0, n, false);
-    if (p.round == GDN_F32 || (T == 1 && p.round == dtype))
+    /* Limits are those of normal floats. */
+    if (kind != SMALL && (p.round == GDN_F32 || (T == 1 && p.round == dtype)))
         check_oracle(&p, &all, limit_of(&p, kind));
     check_ways(&p, &all);
     if (p.round == GDN_F32) check_updates(&p, &all);

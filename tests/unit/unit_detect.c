@@ -35,7 +35,9 @@ static void test_order(void)
     for (int i = 0; i < n_tables(); i++) {
         const struct gdn_kernels *kr = gdn_cpu_tables[i];
         const size_t              used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "", kr->name);
+        const bool another = i == 0 || strcmp(kr->name, gdn_cpu_tables[i - 1]->name) != 0;
+        if (another)
+            snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "", kr->name);
         CHECK(kr->strip >= 8 && kr->strip <= GDN_MAX_STRIP && kr->strip % 8 == 0, "%s: strip %d",
               kr->name, kr->strip);
         if (i == 0) continue;
@@ -68,9 +70,11 @@ static const struct gdn_kernels *expect(uint32_t flags, const char *at_most)
 {
     int limit = n_tables() - 1;
     if (at_most) {
-        for (limit = 0; limit < n_tables(); limit++)
-            if (!strcmp(gdn_cpu_tables[limit]->name, at_most)) break;
-        if (limit == n_tables() || gdn_cpu_tables[limit]->needs & ~flags) return NULL;
+        for (; limit >= 0; limit--)
+            if (!strcmp(gdn_cpu_tables[limit]->name, at_most) &&
+                !(gdn_cpu_tables[limit]->needs & ~flags))
+                break;
+        if (limit < 0) return NULL;
     }
     while (gdn_cpu_tables[limit]->needs & ~flags) limit--;
     return gdn_cpu_tables[limit];

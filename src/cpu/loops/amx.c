@@ -49,7 +49,7 @@ static void strip_mul(float *p, ptrdiff_t ldp, const uint16_t *rows, const uint1
 const struct gdn_bf16_products gdn_bf16_amx = {
     .name         = "amx",
     .needs        = GDN_CPU_AVX512 | GDN_CPU_AVX512_BF16 | GDN_CPU_AMX,
-    .table        = &gdn_kernels_avx512,
+    .table        = &gdn_kernels_avx512bf16,
     .round_rows   = gdn_bf16_round_rows,
     .round_strip  = gdn_bf16_round_strip,
     .strip_mul    = strip_mul,

@@ -61,6 +61,13 @@ static inline float vf_sum(vf x)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
+static inline float vf_largest(vf x)
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m        = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+
 /* Computes to[i] = vf_sum(x[i]), eight at once. */
 static inline void vf_sums(float *to, const vf x[8])
 {
@@ -109,6 +116,28 @@ static inline void store_16bit_n(uint16_t *p, __m128i x, ptrdiff_t n)
     uint16_t buffer[VF];
     store_16bit(buffer, x);
     memcpy(p, buffer, (size_t)n * sizeof *p);
+}
+
+/* Two vectors of bf16. Those that are stored have no NaN. */
+static inline void vf_load2_bf16(const uint16_t *p, vf x[2])
+{
+    const __m256i upper = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7,
+                                           -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    for (int m = 0; m < 2; m++)
+        x[m] = _mm256_castsi256_ps(
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_16bit(p + m * VF)), upper));
+}
+static inline void vf_store2_bf16(uint16_t *p, const vf x[2])
+{
+    __m256i h[2];
+    for (int m = 0; m < 2; m++) {
+        const __m256i i   = _mm256_castps_si256(x[m]);
+        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(i, 16), _mm256_set1_epi32(1));
+        const __m256i r   = _mm256_add_epi32(i, _mm256_set1_epi32(0x7fff));
+        h[m]              = _mm256_srli_epi32(_mm256_add_epi32(r, odd), 16);
+    }
+    const __m256i both = _mm256_packus_epi32(h[0], h[1]);
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(both, 0xd8));
 }
 
 static inline vf vf_load_i8(const uint8_t *p)
@@ -185,6 +214,30 @@ static inline void vf_transpose(vf r[VF])
         r[i]     = _mm256_permute2f128_ps(s[i], s[4 + i], 0x20);
         r[4 + i] = _mm256_permute2f128_ps(s[i], s[4 + i], 0x31);
     }
+}
+
+/* Three vectors: of VF groups of 3 floats, one after the other, to the first of all groups, the
+ * second, the third; and back. Lanes of 4 groups part by themselves. */
+static inline void vf_part3(vf x[3])
+{
+    const vf a = _mm256_permute2f128_ps(x[0], x[1], 0x30); /* floats 0-3 and 12-15, */
+    const vf b = _mm256_permute2f128_ps(x[0], x[2], 0x21); /* 4-7 and 16-19, */
+    const vf c = _mm256_permute2f128_ps(x[1], x[2], 0x30); /* 8-11 and 20-23 */
+    const vf bc = _mm256_shuffle_ps(b, c, 0x9e), ab = _mm256_shuffle_ps(a, b, 0x49);
+    x[0]        = _mm256_shuffle_ps(a, bc, 0x8c);
+    x[1]        = _mm256_shuffle_ps(ab, bc, 0xd8);
+    x[2]        = _mm256_shuffle_ps(ab, c, 0xcd);
+}
+static inline void vf_join3(vf x[3])
+{
+    const vf xy = _mm256_shuffle_ps(x[0], x[1], 0x88), yz = _mm256_shuffle_ps(x[1], x[2], 0xdd);
+    const vf zx = _mm256_shuffle_ps(x[2], x[0], 0xd8);
+    const vf a  = _mm256_shuffle_ps(xy, zx, 0x88);
+    const vf b  = _mm256_shuffle_ps(yz, xy, 0xd8);
+    const vf c  = _mm256_shuffle_ps(zx, yz, 0xdd);
+    x[0]        = _mm256_permute2f128_ps(a, b, 0x20);
+    x[1]        = _mm256_permute2f128_ps(c, a, 0x30);
+    x[2]        = _mm256_permute2f128_ps(b, c, 0x31);
 }
 
 #include "cpu/loops/table.inc"

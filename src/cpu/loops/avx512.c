@@ -47,6 +47,8 @@ static inline float vf_sum(vf x)
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
+static inline float vf_largest(vf x) { return _mm512_reduce_max_ps(x); }
+
 /* Computes to[i] = vf_sum(x[i]), eight at once. */
 static inline void vf_sums(float *to, const vf x[8])
 {
@@ -69,17 +71,19 @@ static inline vf vf_from_bf16(__m256i h)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
+static const uint16_t upper_halves[32] = { 1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                           23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                           45, 47, 49, 51, 53, 55, 57, 59, 61, 63 };
 /* Nearest even by integers (VCVTNEPS2BF16 would flush denormals): 0x7fff more, 0x8000 where that
  * would leave an odd number, and the upper halves. A NaN of x replaces what became of it. */
 static inline __m256i vf_to_bf16(vf x)
 {
-    static const uint16_t upper[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
     const __m512i   i   = _mm512_castps_si512(x);
     const __mmask16 odd = _mm512_test_epi32_mask(i, _mm512_set1_epi32(0x10000));
     const __m512i   down = _mm512_add_epi32(i, _mm512_set1_epi32(0x7fff));
     const __m512i   r = _mm512_mask_add_epi32(down, odd, i, _mm512_set1_epi32(0x8000));
     const __m512    y = _mm512_fixupimm_ps(_mm512_castsi512_ps(r), x, _mm512_set1_epi32(0x22), 0);
-    const __m512i   to = _mm512_loadu_si512(upper);
+    const __m512i   to = _mm512_loadu_si512(upper_halves);
     return _mm512_castsi512_si256(_mm512_permutexvar_epi16(to, _mm512_castps_si512(y)));
 }
 static inline vf      vf_from_f16(__m256i h) { return _mm512_cvtph_ps(h); }
@@ -89,6 +93,42 @@ static inline __m256i load_16bit(const uint16_t *p) { return _mm256_loadu_si256(
 static inline __m256i load_16bit_n(const uint16_t *p, ptrdiff_t n) { return _mm256_maskz_loadu_epi16(first_n(n), p); }
 static inline void    store_16bit(uint16_t *p, __m256i x) { _mm256_storeu_si256((__m256i *)p, x); }
 static inline void    store_16bit_n(uint16_t *p, __m256i x, ptrdiff_t n) { _mm256_mask_storeu_epi16(p, first_n(n), x); }
+
+/* Two vectors of bf16. Those that are stored have no NaN. */
+static inline void vf_load2_bf16(const uint16_t *p, vf x[2])
+{
+    static const uint16_t from[2][32] = {
+        { 0, 0, 0, 1, 0, 2,  0, 3,  0, 4,  0, 5,  0, 6,  0, 7,
+          0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15 },
+        { 0, 16, 0, 17, 0, 18, 0, 19, 0, 20, 0, 21, 0, 22, 0, 23,
+          0, 24, 0, 25, 0, 26, 0, 27, 0, 28, 0, 29, 0, 30, 0, 31 },
+    };
+    const __m512i h = _mm512_loadu_si512(p);
+    for (int m = 0; m < 2; m++)
+        x[m] = _mm512_castsi512_ps(
+            _mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_loadu_si512(from[m]), h));
+}
+static inline void vf_store2_bf16(uint16_t *p, const vf x[2])
+{
+    __m512i r[2];
+    for (int m = 0; m < 2; m++) { /* without masks, which only the units of FMAs make on Zen 4 */
+        const __m512i i   = _mm512_castps_si512(x[m]);
+        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(i, 16), _mm512_set1_epi32(1));
+        r[m] = _mm512_add_epi32(_mm512_add_epi32(i, _mm512_set1_epi32(0x7fff)), odd);
+    }
+    const __m512i to = _mm512_loadu_si512(upper_halves);
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi16(r[0], to, r[1]));
+}
+
+/* The same where AVX512_BF16 is, and no element is denormal but zero: those it flushes. */
+#define VF_FLUSHING_TABLE gdn_kernels_avx512bf16
+#define VF_FLUSHING_NEEDS GDN_CPU_AVX512_BF16
+static inline void vf_store2_flushing(uint16_t *p, const vf x[2])
+{
+    __m512i h;
+    __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(h) : "v"(x[0]), "v"(x[1]));
+    _mm512_storeu_si512(p, h);
+}
 
 static inline vf vf_load_i8(const uint8_t *p)
 {
@@ -173,6 +213,47 @@ static inline void vf_transpose(vf r[VF])
     }
 #pragma GCC unroll 16
     for (int i = 0; i < VF; i++) r[i] = t[i];
+}
+
+/* Three vectors: of VF groups of 3 floats, one after the other, to the first of all groups, the
+ * second, the third; and back. */
+static inline void vf_part3(vf x[3])
+{
+    static const int32_t first[3][16] = { /* of x[0] and x[1] */
+        { 0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30 },
+        { 1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31 },
+        { 2, 5, 8, 11, 14, 17, 20, 23, 26, 29 },
+    };
+    static const int32_t second[3][16] = { /* of that and x[2] */
+        { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 17, 20, 23, 26, 29 },
+        { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 18, 21, 24, 27, 30 },
+        { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 19, 22, 25, 28, 31 },
+    };
+    vf y[3];
+    for (int i = 0; i < 3; i++) {
+        y[i] = _mm512_permutex2var_ps(x[0], _mm512_loadu_si512(first[i]), x[1]);
+        y[i] = _mm512_permutex2var_ps(y[i], _mm512_loadu_si512(second[i]), x[2]);
+    }
+    for (int i = 0; i < 3; i++) x[i] = y[i];
+}
+static inline void vf_join3(vf x[3])
+{
+    static const int32_t first[3][16] = { /* of x[0] and x[1] */
+        { 0, 16, 0, 1, 17, 0, 2, 18, 0, 3, 19, 0, 4, 20, 0, 5 },
+        { 21, 0, 6, 22, 0, 7, 23, 0, 8, 24, 0, 9, 25, 0, 10, 26 },
+        { 0, 11, 27, 0, 12, 28, 0, 13, 29, 0, 14, 30, 0, 15, 31, 0 },
+    };
+    static const int32_t second[3][16] = { /* of that and x[2] */
+        { 0, 1, 16, 3, 4, 17, 6, 7, 18, 9, 10, 19, 12, 13, 20, 15 },
+        { 0, 21, 2, 3, 22, 5, 6, 23, 8, 9, 24, 11, 12, 25, 14, 15 },
+        { 26, 1, 2, 27, 4, 5, 28, 7, 8, 29, 10, 11, 30, 13, 14, 31 },
+    };
+    vf y[3];
+    for (int i = 0; i < 3; i++) {
+        y[i] = _mm512_permutex2var_ps(x[0], _mm512_loadu_si512(first[i]), x[1]);
+        y[i] = _mm512_permutex2var_ps(y[i], _mm512_loadu_si512(second[i]), x[2]);
+    }
+    for (int i = 0; i < 3; i++) x[i] = y[i];
 }
 
 #include "cpu/loops/table.inc"

@@ -16,7 +16,8 @@
 #endif
 
 const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, &gdn_kernels_avx2,
-                                                     &gdn_kernels_avx512, NULL };
+                                                     &gdn_kernels_avx512, &gdn_kernels_avx512bf16,
+                                                     NULL };
 
 /* The fastest first. */
 static const struct gdn_bf16_products *const products[] = { &gdn_bf16_amx, &gdn_bf16_avx512, NULL };
@@ -99,7 +100,9 @@ const struct gdn_kernels *gdn_cpu_select(uint32_t flags, const char *at_most)
     for (const struct gdn_kernels *const *t = gdn_cpu_tables; *t; t++) {
         const bool met = !((*t)->needs & ~flags);
         if (met) best = *t;
-        if (at_most && strcmp((*t)->name, at_most) == 0) return met ? best : NULL;
+        const bool last = !t[1] || strcmp((*t)->name, t[1]->name) != 0; /* of that name */
+        if (at_most && last && strcmp((*t)->name, at_most) == 0)
+            return strcmp(best->name, at_most) == 0 ? best : NULL;
     }
     return at_most ? NULL : best;
 }

@@ -183,6 +183,15 @@ struct gdn_kernels {
                                      ptrdiff_t ld_w, int W, bool silu, int64_t T, int n);
 
     /*
+     * The same bits for one token with W = 4, on states of the [dtype] as they lie: the last three
+     * inputs of a channel, oldest first, and then those of the next channel. to may be from, and y
+     * may be x.
+     */
+    void (*conv_update[GDN_N_FLOAT_DTYPES])(void *y, const void *x, void *to, const void *from,
+                                            const float *weight, const float *bias,
+                                            ptrdiff_t ld_w, bool silu, int n);
+
+    /*
      * n value columns of K elements of an 8-bit state: codes, ld bytes apart, and a scale per
      * column. The floats are ld_dst or ld_src apart. _vk: [n][K], a row is a column; _kv:
      * [K][n]. Loading gives code x scale. Storing, with m the largest magnitude of a column and
@@ -207,11 +216,20 @@ struct gdn_kernels {
                                    ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
     void (*store8_kv[GDN_N_EIGHT])(void *dst, ptrdiff_t ld, float *scales, const float *src,
                                    ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
+
+    /*
+     * load8_vk(), step_vk() of one token and store8_vk() in one loop: the same bits. Of the step,
+     * q, k, v, o, alpha, beta, kq, K and n count. Returns false, and has done nothing, for gates
+     * and K that it is not made for; "scalar" is made for none.
+     */
+    bool (*step8_vk[GDN_N_EIGHT])(const struct gdn_step *step, void *codes, ptrdiff_t ld,
+                                  float *scales, const uint32_t *keys);
 };
 
 extern const struct gdn_kernels gdn_kernels_scalar;
 #if defined(__x86_64__)
-extern const struct gdn_kernels gdn_kernels_avx2, gdn_kernels_avx512;
+/* avx512bf16: "avx512" too, with another step_vk of bf16. */
+extern const struct gdn_kernels gdn_kernels_avx2, gdn_kernels_avx512, gdn_kernels_avx512bf16;
 #elif defined(__aarch64__)
 extern const struct gdn_kernels gdn_kernels_neon;
 #endif
@@ -221,8 +239,8 @@ extern const struct gdn_kernels *const gdn_cpu_tables[];
 
 /* Returns GDN_CPU_... bits of this machine: CPUID and XCR0; on Arm what the target has. */
 uint32_t gdn_cpu_detect(void);
-/* Returns the last table whose needs are all met and that comes no later than the one named at_most
- * (NULL: no limit). NULL if the name is unknown or its needs are not met. */
+/* Returns the last table whose needs are all met, and that comes no later than the last one named
+ * at_most (NULL: no limit). NULL if the name is unknown or its needs are not met. */
 const struct gdn_kernels *gdn_cpu_select(uint32_t flags, const char *at_most);
 
 #endif

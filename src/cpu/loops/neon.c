@@ -75,6 +75,8 @@ static inline float vf_sum(vf x)
     return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x)));
 }
 
+static inline float vf_largest(vf x) { return vmaxvq_f32(x); }
+
 /* Computes to[i] = vf_sum(x[i]), eight at once. */
 static inline void vf_sums(float *to, const vf x[8])
 {
@@ -125,6 +127,24 @@ static inline int16x4_t load_8bit(const uint8_t *p)
     memcpy(&x, p, VF);
     return vget_low_s16(vmovl_s8(x));
 }
+/* Two vectors of bf16. Those that are stored have no NaN. */
+static inline void vf_load2_bf16(const uint16_t *p, vf x[2])
+{
+    const uint16x8_t h = vld1q_u16(p);
+    x[0]               = vf_from_bf16(vget_low_u16(h));
+    x[1]               = vf_from_bf16(vget_high_u16(h));
+}
+static inline void vf_store2_bf16(uint16_t *p, const vf x[2])
+{
+    uint16x4_t h[2];
+    for (int m = 0; m < 2; m++) {
+        const uint32x4_t i   = vreinterpretq_u32_f32(x[m]);
+        const uint32x4_t odd = vandq_u32(vshrq_n_u32(i, 16), vdupq_n_u32(1));
+        h[m] = vshrn_n_u32(vaddq_u32(i, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
+    }
+    vst1q_u16(p, vcombine_u16(h[0], h[1]));
+}
+
 static inline vf vf_load_i8(const uint8_t *p) { return vcvtq_f32_s32(vmovl_s16(load_8bit(p))); }
 /* As f16, which has a larger bias: 2^-8 of the value, except for the only NaN. */
 static inline vf vf_load_e4m3(const uint8_t *p)
@@ -169,5 +189,21 @@ static inline void vf_store_lanes(float *p, ptrdiff_t ld, vf x, int n)
         vf_store(p, x);
 }
 static inline void vf_transpose_lanes(vf r[4]) { vf_transpose(r); }
+
+/* Three vectors: of VF groups of 3 floats, one after the other, to the first of all groups, the
+ * second, the third; and back. */
+static inline void vf_part3(vf x[3])
+{
+    float to[3 * VF];
+    for (int i = 0; i < 3; i++) vf_store(to + i * VF, x[i]);
+    const float32x4x3_t y = vld3q_f32(to);
+    for (int i = 0; i < 3; i++) x[i] = y.val[i];
+}
+static inline void vf_join3(vf x[3])
+{
+    float to[3 * VF];
+    vst3q_f32(to, (float32x4x3_t){ { x[0], x[1], x[2] } });
+    for (int i = 0; i < 3; i++) x[i] = vf_load(to + i * VF);
+}
 
 #include "cpu/loops/table.inc"

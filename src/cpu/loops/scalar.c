@@ -408,12 +408,38 @@ static void conv(const struct storage *dtype, char *y, ptrdiff_t ld_y, const cha
     }
 }
 
+static void conv_update(const struct storage *dtype, char *y, const char *x, char *to,
+                        const char *from, const float *weight, const float *bias, ptrdiff_t ld_w,
+                        bool silu, int n)
+{
+    for (int c = 0; c < n; c++) {
+        float state[3], in, out;
+        dtype->load(state, from + 3 * c * (ptrdiff_t)dtype->bytes, 3);
+        dtype->load(&in, x + c * (ptrdiff_t)dtype->bytes, 1);
+        float sum = bias ? bias[c] : 0;
+        for (int w = 0; w < 3; w++) sum += weight[w * ld_w + c] * state[w];
+        sum += weight[3 * ld_w + c] * in;
+        out = silu ? silu_of(sum) : sum;
+        dtype->store(y + c * (ptrdiff_t)dtype->bytes, &out, 1);
+        state[0] = state[1];
+        state[1] = state[2];
+        state[2] = in;
+        dtype->store(to + 3 * c * (ptrdiff_t)dtype->bytes, state, 3);
+    }
+}
+
 #define CONV(dtype)                                                                            \
     static void conv_##dtype(void *y, ptrdiff_t ld_y, const void *x, ptrdiff_t ld_x,           \
                              float *window, const float *weight, const float *bias,            \
                              ptrdiff_t ld_w, int W, bool silu, int64_t T, int n)               \
     {                                                                                          \
         conv(&dtype, y, ld_y, x, ld_x, window, weight, bias, ld_w, W, silu, T, n);             \
+    }                                                                                          \
+    static void conv_update_##dtype(void *y, const void *x, void *to, const void *from,        \
+                                    const float *weight, const float *bias, ptrdiff_t ld_w,    \
+                                    bool silu, int n)                                          \
+    {                                                                                          \
+        conv_update(&dtype, y, x, to, from, weight, bias, ld_w, silu, n);                      \
     }
 CONV(f32)
 CONV(bf16)
@@ -451,5 +477,7 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .add_outer    = add_outer,
     .step_strip   = BY_DTYPE(step_strip),
     .conv         = BY_DTYPE(conv),
+    .conv_update  = BY_DTYPE(conv_update),
+    .step8_vk     = { step8_vk, step8_vk },
     EIGHT_LINES,
 };

@@ -540,6 +540,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     summary_compose, summary_apply, summary_fold      n_threads x 512 KiB
  *     chunk_cumsum      320 x B
  *     chunk_uw, chunk_states, chunk_output     n_threads x 512 KiB + 320 x B
+ *     of all these, V above 256: the KiB of a thread are V / 256 times as many
  *
  * On a GPU with m multiprocessors only these ops need memory:
  *
@@ -734,9 +735,9 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *                                  Absent: none are written.
  *
  * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. [N] without
- * cu_seqlens is one sequence for gdn_prefill and N sequences of one token for gdn_decode. K and V
- * are 1 to 256 and need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says
- * which head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
+ * cu_seqlens is one sequence for gdn_prefill and N sequences of one token for gdn_decode. K is 1 to
+ * 256 and V 1 to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H.
+ * head_map says which head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
  *
  * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
  * token_count is 0 is the state that it started from.
@@ -786,7 +787,7 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * it is done.
  *
  * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
- * GDN_E_UNSUPPORTED (K or V above 256; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
+ * GDN_E_UNSUPPORTED (K above 256, V above 1024; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
  */
 typedef struct gdn_rule_args {
     uint32_t         struct_size; /* set by gdn_rule_args_init() */
@@ -1783,9 +1784,9 @@ GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const 
  *
  * H is the number of heads of M and U. Hk and Hv divide H, and head_map says which heads are read.
  * Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of batch, only cu_seqlens and
- * token_count may be set. K and V are 1 to 256. Keys are used as given, and gates are logarithms:
- * gdn_l2norm() and gdn_gates() prepare them. The range of an empty sequence is the identity: M = I,
- * U = 0. After a gate of -inf M is 0.
+ * token_count may be set. K is 1 to 256, V 1 to 1024. Keys are used as given, and gates are
+ * logarithms: gdn_l2norm() and gdn_gates() prepare them. The range of an empty sequence is the
+ * identity: M = I, U = 0. After a gate of -inf M is 0.
  *
  * No tensor that is written may overlap another one. Guarantees: G1, G2, G3, G6, G7, G8, G12,
  * G13, and G9 (M = I exactly, U = 0). Errors: as for gdn_prefill().
@@ -2016,10 +2017,9 @@ GDN_API void       gdn_nccl_close(gdn_ctx *ctx, gdn_collective *group); /* leave
  * the last sequence, are zero.
  *
  * A gate of -inf (or below -104) forgets by selection: A, gamma and the decays are 0 across it.
- * K and V are 1 to 256. No tensor that is written may overlap another one, except where an op says
- * so. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG,
- * GDN_E_SHAPE (also for too few states), GDN_E_DTYPE, GDN_E_UNSUPPORTED (K, V, chunk_size),
- * GDN_E_MEMORY.
+ * K is 1 to 256, V 1 to 1024. No tensor that is written may overlap another one, except where an op
+ * says so. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE (also for
+ * too few states), GDN_E_DTYPE, GDN_E_UNSUPPORTED (K, V, chunk_size), GDN_E_MEMORY.
  *
  * gdn_chunk_cumsum - computes scale times the inclusive sums of g inside chunks of any size from 1.
  *

@@ -9,7 +9,7 @@ then goes to FlashInfer's own function. Where FlashInfer is importable, importin
 compares the signatures and raises ImportError with one line if they differ.
 
 FlashInfer's limits of head sizes (at least 128, multiples of tiles) are not kept: libgdn takes K
-and V from 1 to 256.
+from 1 to 256 and V from 1 to 1024.
 
 Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
 """

@@ -53,6 +53,31 @@ def test_packed(call):
 
 
 @pytest.mark.parametrize("call", BOTH)
+@torch.enable_grad()
+def test_default_layer(call):
+    """The sizes of FLA's GatedDeltaNet: K = 256, V = 512."""
+    lead, heads = (1, 70), 2
+    q, k = (torch.nn.functional.normalize(torch.randn(*lead, heads, 256), dim=-1) for _ in "qk")
+    a = dict(q=q, k=k, v=torch.randn(*lead, heads, 512), g=-torch.rand(*lead, heads),
+             beta=torch.rand(*lead, heads))
+    a["state"], weight = torch.randn(1, heads, 512, 256), torch.randn(*lead, heads, 512)
+    results = []
+    for dtype in (torch.float, torch.double):
+        given = {n: x.to(dtype, copy=True).requires_grad_() for n, x in a.items()}
+        if dtype == torch.double:
+            out, final = reference(**given)
+        else:
+            inputs = dict(given)
+            start = inputs.pop("state").transpose(-1, -2)
+            out, final = call(**inputs, initial_state=start, output_final_state=True)
+            final = final.transpose(-1, -2)
+        ((out * weight).sum() + final.sum()).backward()
+        results.append([out.detach(), final.detach(), *(x.grad for x in given.values())])
+    for got, wanted in zip(*results):
+        torch.testing.assert_close(got.double(), wanted, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("call", BOTH)
 def test_raw_gates(call):
     a = arguments()
     raw, b, A_log, dt_bias = torch.randn(B, T, HV), torch.randn(B, T, HV), *torch.randn(2, HV)

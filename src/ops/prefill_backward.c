@@ -60,10 +60,10 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     struct gdn_rule                 *r = &c->work.rule;
     TRY(gdn_check_present(ctx, GDN_OP_PREFILL_BACKWARD, a));
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, false, &c->tokens));
-    TRY(gdn_stage_head_size(ctx, &a->q, "q", &r->K));
+    TRY(gdn_stage_head_size(ctx, &a->q, "q", GDN_MAX_HEAD, &r->K));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
-    TRY(gdn_stage_head_size(ctx, &a->v, "v", &r->V));
+    TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));
     TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan));
     const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
     const int64_t Hv = a->v.size[a->v.ndim - 2], H = Hq > Hv ? Hq : Hv, K = r->K, V = r->V;

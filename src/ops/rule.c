@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "batch/tree.h"
+#include "calls/chunk_stage.h"
 #include "calls/rule_call.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
@@ -76,22 +77,15 @@ static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 
     const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
     const int64_t Hv = a->v.size[a->v.ndim - 2], H = Hq > Hv ? Hq : Hv;
-    const int64_t V = a->v.size[a->v.ndim - 1];
     if (Hq < 1 || Hk < 1 || Hv < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "q k v: %lld, %lld, %lld heads, wanted at least 1 each",
                         (long long)Hq, (long long)Hk, (long long)Hv);
     if (H % Hq || Hk > H || H % Hk || H % Hv)
         return gdn_fail(ctx, GDN_E_SHAPE, "q k v: %lld, %lld, %lld heads, wanted divisors of %lld",
                         (long long)Hq, (long long)Hk, (long long)Hv, (long long)H);
-    if (K < 1 || V < 1)
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: head size 0, wanted 1 to %d", K < 1 ? "q" : "v",
-                        GDN_MAX_HEAD);
-    if (K > GDN_MAX_HEAD || V > GDN_MAX_HEAD)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: head size %lld, the largest is %d",
-                        K > GDN_MAX_HEAD ? "q" : "v", (long long)(K > GDN_MAX_HEAD ? K : V),
-                        GDN_MAX_HEAD);
-    r->Hq = (int)Hq, r->Hk = (int)Hk, r->Hv = (int)Hv, r->H = (int)H, r->K = (int)K, r->V = (int)V;
-    return GDN_OK;
+    r->Hq = (int)Hq, r->Hk = (int)Hk, r->Hv = (int)Hv, r->H = (int)H;
+    TRY(gdn_stage_head_size(ctx, &a->q, "q", GDN_MAX_HEAD, &r->K));
+    return gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V);
 }
 
 /* The tensors that gates need, and no others. */

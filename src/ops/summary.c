@@ -14,7 +14,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
     const gdn_tensor       *like = a->M.data ? &a->M : &a->U;
     TRY(gdn_check_present(ctx, GDN_OP_SUMMARY, a));
     TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, false, &c->tokens));
-    TRY(gdn_stage_head_size(ctx, &a->k, "k", &r->K));
+    TRY(gdn_stage_head_size(ctx, &a->k, "k", GDN_MAX_HEAD, &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     if (!like->data) return gdn_fail(ctx, GDN_E_ARG, "M: absent, and U too, wanted at least one");
     if (!a->v.data != !a->U.data)
@@ -22,7 +22,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
                         a->v.data ? "v" : "U");
     if (a->v.data) {
         TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
-        TRY(gdn_stage_head_size(ctx, &a->v, "v", &r->V));
+        TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));
     }
     TRY(gdn_check_shape(ctx, like, a->M.data ? "M" : "U", 4,
                         (int64_t[]){ c->plan.B, -1, -1, -1 }));

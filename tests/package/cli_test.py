@@ -786,7 +786,8 @@ def test_bad_arguments():
         refused(*args)
     for args in (
         "", "fly", "conv block", "prefill --heads 3/8", "prefill --heads x", "prefill --heads 16",
-        "prefill --dim 257", "prefill --dim 0", "prefill --dtype f64", "prefill --seqlens 12x",
+        "prefill --dim 257", "prefill --dim 128/1025", "prefill --dim 0", "prefill --dtype f64",
+        "prefill --seqlens 12x",
         "prefill --seqlens=", "prefill --seqlens 1,,2", "prefill --batch 2", "decode --seqlens 12",
         "prefill --seqlens 99999999999", "decode --batch 0", "decode --seconds nan",
         "decode --layout left", "block --heads 8/4", "decode --isa mmx", "conv --gates all",

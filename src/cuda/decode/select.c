@@ -7,7 +7,7 @@
  */
 #include "cuda/decode/select.h"
 
-enum { SLOTS_K = 128, PACKED_K = 128, WINDOW_K = 128, MOST_LINES = 256 /* of a state */ };
+enum { SLOTS_K = 128, PACKED_K = 128, WINDOW_K = 128 };
 
 /* With more blocks on a multiprocessor, the token slots kernel is no faster than the token kernel
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
@@ -32,10 +32,11 @@ bool gdn_cuda_is_near_vector(const struct gdn_cu_array *a)
 }
 
 /* Kernels go from line to line of a state by 32 bits. */
-static bool is_near_pool(const struct gdn_pool_view *p)
+static bool is_near_pool(const struct gdn_pool_view *p, int V)
 {
+    const int most_lines = V > GDN_MAX_HEAD ? GDN_MAX_VALUE : GDN_MAX_HEAD;
     return !p->data || (gdn_cuda_is_near(p->slot, 4) && gdn_cuda_is_near(p->head, 4) &&
-                        gdn_cuda_is_near(p->ld, 4 * MOST_LINES));
+                        gdn_cuda_is_near(p->ld, 4 * most_lines));
 }
 
 /* Checks a list with one number for each row of a grid. */
@@ -55,8 +56,9 @@ static bool are_near(const struct gdn_cu_rule *r)
 {
     return gdn_cuda_are_near(&r->q) && gdn_cuda_are_near(&r->k) && gdn_cuda_are_near(&r->v) &&
            gdn_cuda_are_near(&r->g) && gdn_cuda_are_near(&r->beta) &&
-           gdn_cuda_are_near(&r->out) && is_near_pool(&r->from) && is_near_pool(&r->to) &&
-           gdn_cuda_is_near_vector(&r->A_log) && gdn_cuda_is_near_vector(&r->dt_bias);
+           gdn_cuda_are_near(&r->out) && is_near_pool(&r->from, r->V) &&
+           is_near_pool(&r->to, r->V) && gdn_cuda_is_near_vector(&r->A_log) &&
+           gdn_cuda_is_near_vector(&r->dt_bias);
 }
 
 /* ---- Alignment ----------------------------------------------------------------------------- */
@@ -143,7 +145,7 @@ static const char *why_not_warps(const struct gdn_cu_rule *r)
     const char *why = why_walk(r);
     if (!why) why = why_not_batch(&r->batch);
     if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
-    if (!why && (r->H > 1024 || r->V > 256)) why = "H is above 1024, or V above 256";
+    if (!why && r->H > 1024) why = "H is above 1024";
     if (!why) why = why_not_pool(r, &r->from);
     if (!why) why = why_not_pool(r, &r->to);
     if (!why && !are_near(r)) why = "a stride does not fit 32 bits";

@@ -48,7 +48,7 @@ static gdn_tensor filled(int32_t dtype, bool swapped, int64_t H, int64_t r, int6
 
 static void compose_case(int number)
 {
-    const int64_t K = dims[number % 6][0], V = dims[number % 6][1], H = 1 + number % 3;
+    const int64_t K = dims[number % N_DIMS][0], V = dims[number % N_DIMS][1], H = 1 + number % 3;
     const int     layout = number / 6 % 2;
     const int64_t r = layout ? K : V, s = layout ? V : K;
     const int32_t type[] = { number % 3, (number + number / 3) % 3 };
@@ -82,7 +82,7 @@ static void compose_case(int number)
 
 static void apply_case(int number)
 {
-    const int64_t K = dims[number % 6][0], V = dims[number % 6][1], H = 1 + number % 3;
+    const int64_t K = dims[number % N_DIMS][0], V = dims[number % N_DIMS][1], H = 1 + number % 3;
     const int     layout = number / 6 % 2;
     const int64_t r = layout ? K : V, s = layout ? V : K;
     const int32_t type[] = { number % 3, (number + number / 3) % 3 };
@@ -160,7 +160,7 @@ static void expect_steps(gdn_ctx *ctx, const gdn_summary_fold_args *a, const gdn
 
 static void fold_case(int number)
 {
-    const int64_t K = dims[number % 6][0], V = dims[number % 6][1], H = 1 + number % 2;
+    const int64_t K = dims[number % N_DIMS][0], V = dims[number % N_DIMS][1], H = 1 + number % 2;
     const int     layout = number / 6 % 2;
     const int64_t r = layout ? K : V, s = layout ? V : K;
     const int32_t type = number % 3;

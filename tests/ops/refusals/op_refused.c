@@ -99,7 +99,7 @@ static void activations(void)
     REFUSE("no heads", GDN_E_SHAPE, "heads", a->k.size[1] = 0);
     REFUSE("K 0", GDN_E_SHAPE, "q", a->q.size[2] = a->k.size[2] = 0);
     REFUSE("K 257", GDN_E_UNSUPPORTED, "q", a->q.size[2] = a->k.size[2] = 257);
-    REFUSE("V 257", GDN_E_UNSUPPORTED, "v", a->v.size[2] = a->out.size[2] = 257);
+    REFUSE("V 1025", GDN_E_UNSUPPORTED, "v", a->v.size[2] = a->out.size[2] = 1025);
     REFUSE("q not dense", GDN_E_SHAPE, "q", a->q.stride[2] = 2);
     REFUSE("k not dense", GDN_E_SHAPE, "k", a->k.stride[2] = 0);
     REFUSE("v not dense", GDN_E_SHAPE, "v", a->v.stride[2] = -1);

@@ -403,6 +403,7 @@ static void refuse_block_fields(void)
     REFUSE("value heads no multiple", GDN_E_ARG, "n_value_heads", a->n_key_heads = 2;
            a->n_value_heads = 3);
     REFUSE("K 257", GDN_E_UNSUPPORTED, "key_head_dim", a->key_head_dim = 257);
+    REFUSE("V 1025", GDN_E_UNSUPPORTED, "value_head_dim", a->value_head_dim = 1025);
     REFUSE("V 0", GDN_E_ARG, "value_head_dim", a->value_head_dim = 0);
     REFUSE("state_layout 2", GDN_E_ARG, "state_layout", a->state_layout = 2);
     REFUSE("rms_eps NaN", GDN_E_ARG, "rms_eps", a->rms_eps = NAN);

@@ -39,6 +39,7 @@ static void refuse_fields(void)
     REFUSE("no key heads", GDN_E_ARG, "n_key_heads", a->n_key_heads = 0);
     REFUSE("3 value heads of 2", GDN_E_ARG, "n_value_heads", a->n_value_heads = 3);
     REFUSE("K 257", GDN_E_UNSUPPORTED, "key_head_dim", a->key_head_dim = 257);
+    REFUSE("V 1025", GDN_E_UNSUPPORTED, "value_head_dim", a->value_head_dim = 1025);
     REFUSE("V -1", GDN_E_ARG, "value_head_dim", a->value_head_dim = -1);
     REFUSE("beta_kind", GDN_E_ARG, "beta_kind", a->beta_kind = 3);
     REFUSE("head_map", GDN_E_ARG, "head_map", a->head_map = 2);

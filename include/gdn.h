@@ -585,8 +585,10 @@ typedef enum gdn_write {
  * every op and every layer of a step. If args.batch is NULL, sequence b has slot b.
  *
  *   cu_seqlens           [B+1]   for packed tensors [N]...: sequence b has the tokens from
- *                                cu_seqlens[b] to cu_seqlens[b+1]. Starts at 0, does not
- *                                decrease, ends at N or below; output past its end is zero.
+ *                                cu_seqlens[b] to cu_seqlens[b+1]. Starts at 0 or above, does not
+ *                                decrease, ends at N or below. Output past its end is zero. Output
+ *                                before the first sequence stays as it is (gdn_step and gdn_block:
+ *                                it is not defined). Gradients there are zero.
  *                                Absent: see the op. Padded tensors [B][T]... take none.
  *   max_seqlen                   upper bound on the longest sequence, in tokens. 0: unknown. A
  *                                hint for prefill on a GPU: lengths are in device memory, so

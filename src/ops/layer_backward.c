@@ -475,6 +475,8 @@ static gdn_status run_forward(const struct layer_backward *c)
     const gdn_rmsnorm_gated_args norm_args = norm(c);
     TRY(project(c));
     TRY(gdn_conv1d_part(ctx, &conv_args));
+    if (c->batch.cu_seqlens.data) /* tokens before the first sequence get no output */
+        TRY(c->steps->clear(&c->run, c->m.o, (size_t)(c->N * c->VV) * gdn_dtype_bytes(c->dtype)));
     TRY(gdn_prefill_part(ctx, &rule_args));
     return gdn_rmsnorm_gated_part(ctx, &norm_args);
 }

@@ -338,6 +338,8 @@ void ring2_rule_model(const gdn_rule_args *a, bool decode, struct ring2_rule *m)
     m->n_rows = ring2_count(&a->q) / (n_heads(&a->q) * m->K);
     make_room(a, m);
     m->B = ring2_sequences(a->batch, &a->q, 2, decode, a->state.data != NULL, &seqs);
+    if (a->out.data && a->batch && a->batch->cu_seqlens.data) /* before the first sequence */
+        memset(m->out_kept, 1, (size_t)ring2_get(&a->batch->cu_seqlens, 0) * (size_t)(m->H * m->V));
     for (const struct ring2_sequence *s = seqs; s < seqs + m->B; s++) {
         if (s->kept && a->out.data)
             memset(m->out_kept + s->first * m->H * m->V, 1, (size_t)(s->T * m->H * m->V));

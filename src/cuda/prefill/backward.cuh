@@ -20,10 +20,13 @@ struct backward_window {
     bool              is_last;  /* are there no tokens after the window? */
 };
 
-/* The number of the first chunk of a sequence, where chunks are numbered by where that begins. */
+/* The number of the first chunk of a sequence, where chunks are numbered by where that begins,
+ * counted from the first sequence. */
 GDN_DEVICE int64_t first_by_token(const struct gdn_cu_batch &b, int64_t row)
 {
-    return clamp64(load_index(b.cu_seqlens, row), 0, b.N) / GDN_CU_BACKWARD_CHUNK + row;
+    const int64_t start = clamp64(load_index(b.cu_seqlens, 0), 0, b.N);
+    const int64_t first = clamp64(load_index(b.cu_seqlens, row), start, b.N);
+    return (first - start) / GDN_CU_BACKWARD_CHUNK + row;
 }
 
 GDN_DEVICE struct backward_window find_window(const struct gdn_cu_backward &a, int64_t row)

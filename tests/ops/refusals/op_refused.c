@@ -221,7 +221,6 @@ static gdn_tensor each(int64_t b, int64_t i, int64_t slot)
 static void contents(void)
 {
     const int64_t far = INT64_C(1) << 62;
-    REFUSE_CONTENTS("cu_seqlens from 1", GDN_E_ARG, "cu_seqlens", ring2_set(&t->cu_seqlens, 0, 1));
     REFUSE_CONTENTS("cu_seqlens from -1", GDN_E_ARG, "cu_seqlens",
                     ring2_set(&t->cu_seqlens, 0, -1));
     REFUSE_CONTENTS("cu_seqlens decreases", GDN_E_ARG, "cu_seqlens",

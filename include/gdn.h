@@ -721,17 +721,17 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * gdn_prefill is faster from about 9 tokens per sequence on. On a CPU it computes sequences of up
  * to 8 tokens token by token, as gdn_decode does.
  *
- *     q             [N][Hq][K]     A    dense
- *     k             [N][Hk][K]     A    dense
- *     v             [N][Hv][V]     A    dense
- *     g             [N][H]         f32 or A; absent: alpha = 1
- *     beta          [N][H]         f32 or A; absent: 1
+ *     q             [N][Hq][K]     f32, bf16 or f16; dense
+ *     k             [N][Hk][K]     as q, with its own dtype
+ *     v             [N][Hv][V]     as q, with its own dtype
+ *     g             [N][H]         f32, bf16 or f16; any strides; absent: alpha = 1
+ *     beta          [N][H]         f32, bf16 or f16; any strides; absent: 1
  *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW alone; dt_bias absent: 0
  *     state         [P][H][V][K]   f32, bf16, f16, i8, e4m3; one of its last two strides is 1.
  *                                  Absent: every sequence starts from zero.
  *     state_out     [P][H][V][K]   as state; where states are written. Absent: in state, in place.
  *                                  Both absent: final states are dropped.
- *     out           [N][H][V]      A    dense; absent: no output
+ *     out           [N][H][V]      as q, with its own dtype; absent: no output
  *     checkpoints   [P][H][V][K]   as state, with its own dtype and strides; see gdn_batch. May be
  *                                  the very view that final states are written to.
  *                                  Absent: none are written.
@@ -776,7 +776,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * (gdn_block: hidden) of another dtype refuses the flag with GDN_E_DTYPE. gdn_decode and gdn_step
  * ignore it.
  *
- * On a GPU gdn_prefill computes chunks of 64 tokens (32 if K is above 128, 16 for float32). It
+ * On a GPU gdn_prefill computes chunks of 64 tokens (32 if K is above 128, 16 for float32). If q,
+ * k, v and out do not have one dtype, it goes token by token instead, which is slow for prompts. It
  * multiplies bfloat16 and float16 inputs on tensor cores: keys, queries, the state and intermediate
  * values are rounded to that dtype as factors, and summed in float32 (docs/design/numerics.md).
  * States of 8 bits are converted to float32 in the workspace, one for each sequence and each
@@ -894,19 +895,19 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * docs/design/math.md derives the formulas.
  *
  *     q k v g beta A_log dt_bias   as in gdn_prefill(), with gate, beta_kind, head_map, norm,
- *                                  norm_eps, scale and gate_lower_bound
+ *                                  norm_eps, scale and gate_lower_bound. A dtype each, as below
  *     state         [B][H][V][K]   f32, bf16, f16; initial states. Absent: zero.
- *     dout          [N][H][V]      f32 or A; dense
+ *     dout          [N][H][V]      f32, bf16 or f16; dense
  *     dstate_out    [B][H][V][K]   f32, bf16, f16; absent: zero
- *     dq dk dv      as q, k, v     f32 or A; dense; dq and dk are with respect to q and k before
- *                                  their norm
+ *     dq dk dv      as q, k, v     f32, bf16 or f16; dense; dq and dk are with respect to q and k
+ *                                  before their norm
  *     dg            [N][H]         f32; with respect to g as given: log alpha, alpha or a
  *     dbeta         [N][H]         f32; with respect to beta as given: beta or b
  *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences
  *     dstate        [B][H][V][K]   f32
  *
- * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. If dstate is the
- * only one, the call computes no states and is several times faster (not on tensor cores). state,
+ * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes
+ * no states and is several times faster (not on tensor cores). state,
  * dstate_out and dstate have the layout state_layout; one of their last two strides is 1. If
  * several state heads read one head of q, k or v, the gradient of that head is their sum, in the
  * order of the state heads. Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of

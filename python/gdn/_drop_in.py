@@ -10,6 +10,7 @@ import gdn.torch
 import torch
 from gdn.torch import distributed
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 RAW_GATES = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
 
@@ -27,9 +28,9 @@ def unit_stride(x):
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 
 
-def gate(x, dtype):
-    """Returns x as float32 unless its dtype is float32 or the given one already."""
-    return x if x is None or x.dtype in (dtype, torch.float32) else x.float()
+def gate(x):
+    """Returns x, as float32 if it is no float of 16 or 32 bits."""
+    return x if x is None or x.dtype in FLOATS else x.float()
 
 
 def cast(x, dtype):
@@ -144,7 +145,7 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
     sequence alone.
     """
-    g, beta = gate(g, q.dtype), gate(beta, q.dtype)
+    g, beta = gate(g), gate(beta)
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     if cu_seqlens is not None:
         q, k, v = q[0], k[0], v[0]

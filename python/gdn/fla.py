@@ -82,8 +82,7 @@ def chunk_gated_delta_rule(
     Returns o [B, T, HV, V] and the final state in float32, or None. With cu_seqlens the final state
     begins as a copy of initial_state, because an empty sequence keeps its state.
 
-    Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
-    stride is not 1.
+    Copied: q, k, v if their last stride is not 1.
 
     cp_context of fla.ops.cp.build_cp_context(): B = 1, and q to beta hold this rank's tokens, on
     any device; without initial and final states. A context's first call gathers the sequences of

@@ -68,8 +68,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     Returns o [B, T, HV, V] and the final state in float32, or None. With cu_seqlens the final state
     begins as a copy of initial_state, because an empty sequence keeps its state.
 
-    Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
-    stride is not 1.
+    Copied: q, k, v if their last stride is not 1.
 
     cp_context of build_cp_context(enable_inter=True): as in gdn.fla. FlashQLA's cuts within a
     device are ignored.

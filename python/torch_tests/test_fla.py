@@ -92,6 +92,21 @@ def test_raw_gates(call):
 
 
 @pytest.mark.parametrize("call", BOTH)
+def test_dtypes(call):
+    """Each tensor has a dtype of its own."""
+    half, brain = torch.float16, torch.bfloat16
+    a = arguments()
+    a.update(v=a["v"].to(half), g=a["g"].to(half), beta=a["beta"].to(brain))
+    out, _ = reference(**a, state=torch.zeros(B, HV, V, K))
+    o, _ = call(**a)
+    close(o, out)
+    a["k"] = a["k"].to(brain)
+    out, _ = reference(**a, state=torch.zeros(B, HV, V, K))
+    o, _ = call(**a)
+    close(o, out)
+
+
+@pytest.mark.parametrize("call", BOTH)
 def test_refusals(call):
     a = arguments()
     with pytest.raises(NotImplementedError, match="head_first"):

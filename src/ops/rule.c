@@ -67,9 +67,8 @@ static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
     const gdn_rule_args *a = &c->args;
     struct gdn_rule     *r = &c->rule;
     TRY(gdn_check_dtype(ctx, &a->q, "q", GDN_FLOATS));
-    const unsigned same = 1u << a->q.dtype;
-    TRY(gdn_check_dtype(ctx, &a->k, "k", same));
-    TRY(gdn_check_dtype(ctx, &a->v, "v", same));
+    TRY(gdn_check_dtype(ctx, &a->k, "k", GDN_FLOATS));
+    TRY(gdn_check_dtype(ctx, &a->v, "v", GDN_FLOATS));
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, decode, &c->tokens));
     const int64_t K = a->q.size[a->q.ndim - 1];
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, K }));

@@ -144,6 +144,14 @@ static void set_limits(const gdn_rule_args *a, bool prefill, const double *size,
     h->times = h->moves || h->cut != 0 ? 3 : prefill ? 8 : 4;
 }
 
+/* Returns true if the call may compute chunks; a device does where all rows have one dtype. */
+static bool goes_in_chunks(const gdn_rule_args *a, bool decode)
+{
+    const bool mixed = a->k.dtype != a->q.dtype || a->v.dtype != a->q.dtype ||
+                       (a->out.data && a->out.dtype != a->q.dtype);
+    return !decode && !(a->flags & GDN_EXACT) && !(mixed && ring2_on_device());
+}
+
 static void load_head(const gdn_rule_args *a, bool decode, const struct ring2_sequence *s,
                       int64_t hd, const struct ring2_rule *m, struct head *h)
 {
@@ -166,8 +174,8 @@ static void load_head(const gdn_rule_args *a, bool decode, const struct ring2_se
     h->rule.v     = head_rows(a, &a->v, s, hd, m->H, false);
     h->rule.alpha = alpha;
     h->rule.beta  = beta;
-    set_limits(a, !decode && !(a->flags & GDN_EXACT), size, s->valid, h);
-    if (!decode && a->q.dtype == GDN_F16 && ring2_on_device())
+    set_limits(a, goes_in_chunks(a, decode), size, s->valid, h);
+    if (goes_in_chunks(a, decode) && a->q.dtype == GDN_F16 && ring2_on_device())
         for (int64_t i = 0; i < s->valid * m->V; i++)
             if (isfinite(h->rule.v[i])) h->least = fmax(h->least, 0x1p-25 * fabs(h->rule.v[i]));
 }

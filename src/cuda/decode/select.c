@@ -145,11 +145,18 @@ static const char *why_not_warps(const struct gdn_cu_rule *r)
     const char *why = why_walk(r);
     if (!why) why = why_not_batch(&r->batch);
     if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
+    if (!why && gdn_cuda_mixes_dtypes(r)) why = "q, k, v and out have several dtypes";
     if (!why && r->H > 1024) why = "H is above 1024";
     if (!why) why = why_not_pool(r, &r->from);
     if (!why) why = why_not_pool(r, &r->to);
     if (!why && !are_near(r)) why = "a stride does not fit 32 bits";
     return why;
+}
+
+bool gdn_cuda_mixes_dtypes(const struct gdn_cu_rule *r)
+{
+    return r->k.dtype != r->q.dtype || r->v.dtype != r->q.dtype ||
+           (r->out.data && r->out.dtype != r->q.dtype);
 }
 
 bool gdn_cuda_takes_warps(const struct gdn_cu_rule *args) { return !why_not_warps(args); }

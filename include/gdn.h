@@ -214,7 +214,8 @@
  *   - Zero means the default of each op, so one enumerator may differ: beta_kind 0 is GIVEN in the
  *     rule and SIGMOID in gdn_gates and gdn_step; norm 0 is none in the rule and L2 in gdn_l2norm
  *     and gdn_step; activation 0 is none in gdn_conv1d and SiLU in gdn_rmsnorm_gated; scale 0 is
- *     1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum.
+ *     1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum. With GDN_ZERO_AS_GIVEN a scale or an eps
+ *     may be 0.
  *   - [N] without cu_seqlens is one sequence in gdn_prefill, gdn_conv1d, gdn_block and the stages,
  *     but N sequences of one token in gdn_decode and gdn_step.
  *   - num_accepted_tokens starts at 1. For "0 accepted", put the slot where the last call started
@@ -705,7 +706,9 @@ typedef enum gdn_flag {
     GDN_BF16_PRODUCTS   = 2, /* products with the state in bfloat16; not together with GDN_EXACT */
     GDN_BATCH_INVARIANT = 4, /* the same bits for any batch, on a GPU too */
     GDN_NO_EARLY_STOP   = 8, /* every token of a segment counts: see "Splitting" */
-    GDN_ACCUMULATE      = 16 /* backward ops: gradients are added to what the tensors hold */
+    GDN_ACCUMULATE      = 16, /* backward ops: gradients are added to what the tensors hold */
+    GDN_ZERO_AS_GIVEN   = 32 /* 0 in scale, norm_eps, rms_eps and eps is that number, no default. An
+                                eps is then 2^-126, so that a row of zeros stays zero */
 } gdn_flag;
 
 typedef enum gdn_rounding { /* of 8-bit states */
@@ -759,6 +762,7 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *                                                              sequences: up to four times slower
  *     GDN_NO_EARLY_STOP    off      no effect                  gdn_prefill reads every token of a
  *                                                              segment: see "Splitting"
+ *     GDN_ZERO_AS_GIVEN    off      0 in scale and norm_eps is no default; see gdn_flag
  *     norm                 none     q and k are normalised     the same
  *                                   inside the call
  *     gate, beta_kind      log,     raw gates cost one exp and softplus per token and head
@@ -931,7 +935,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  */
 typedef struct gdn_prefill_backward_args {
     uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */
-    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE, and the two above */
+    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN, the two above */
     gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, dout, dstate_out;
     gdn_tensor       dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
     const gdn_batch *batch;
@@ -1252,7 +1256,7 @@ GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_arg
  */
 typedef struct gdn_l2norm_args {
     uint32_t   struct_size; /* set by gdn_l2norm_args_init() */
-    uint32_t   flags;       /* 0 */
+    uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, out;
     int32_t    norm; /* gdn_norm */
     float      eps;
@@ -1284,7 +1288,7 @@ GDN_API gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
  */
 typedef struct gdn_l2norm_backward_args {
     uint32_t   struct_size; /* set by gdn_l2norm_backward_args_init() */
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
+    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, dout, dx;
     int32_t    norm; /* gdn_norm */
     float      eps;
@@ -1316,7 +1320,7 @@ GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_a
  */
 typedef struct gdn_rmsnorm_gated_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_args_init() */
-    uint32_t   flags;       /* 0 */
+    uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, out;
     int32_t    activation; /* gdn_activation */
     float      eps;
@@ -1352,7 +1356,7 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  */
 typedef struct gdn_rmsnorm_gated_backward_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_backward_args_init() */
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
+    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, dout, dx, dz, dweight;
     int32_t    activation; /* gdn_activation */
     float      eps;
@@ -1562,7 +1566,7 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
  */
 typedef struct gdn_block_backward_args {
     uint32_t   struct_size; /* set by gdn_block_backward_args_init() */
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_EXACT */
+    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_EXACT, GDN_ZERO_AS_GIVEN */
     gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
         conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, dout,
         dconv_state_out, dstate_out;
@@ -2033,7 +2037,7 @@ GDN_API void       gdn_nccl_close(gdn_ctx *ctx, gdn_collective *group); /* leave
  */
 typedef struct gdn_chunk_cumsum_args {
     uint32_t         struct_size; /* set by gdn_chunk_cumsum_args_init() */
-    uint32_t         flags;       /* 0 */
+    uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor       g, out;
     const gdn_batch *batch;
     int32_t          chunk_size;
@@ -2126,7 +2130,7 @@ GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *a
  */
 typedef struct gdn_chunk_output_args {
     uint32_t         struct_size; /* set by gdn_chunk_output_args_init() */
-    uint32_t         flags;       /* 0 */
+    uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor       q, k, u, w, g, states, out;
     const gdn_batch *batch;
     int32_t          head_map;     /* gdn_head_map */

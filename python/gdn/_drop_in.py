@@ -33,6 +33,13 @@ def gate(x):
     return x if x is None or x.dtype in FLOATS else x.float()
 
 
+def scaled(scale):
+    """Returns the options for a scale, which may be 0; None is 1 / sqrt(K)."""
+    if scale == 0:
+        return dict(scale=0.0, norm_eps=1e-6, flags=gdn.ZERO_AS_GIVEN)
+    return {} if scale is None else dict(scale=float(scale))
+
+
 def cast(x, dtype):
     """Returns x in that dtype."""
     return x if x.dtype == dtype else x.to(dtype)
@@ -153,7 +160,7 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
         options["cu_seqlens"] = cu_seqlens
     if initial_state is not None and not output_final_state:
         options["write"] = gdn.WRITE_NONE
-    found = op(q, k, v, g, beta, state=initial_state, return_state=output_final_state, scale=scale,
-               **options)
+    found = op(q, k, v, g, beta, state=initial_state, return_state=output_final_state,
+               **scaled(scale), **options)
     out, final = found if output_final_state else (found, None)
     return (out if cu_seqlens is None else out[None]), final

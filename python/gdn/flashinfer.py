@@ -222,8 +222,6 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
             _expect(_is_index(slots), f"{name} must be int32 or int64, got {slots.dtype}")
             _expect(tuple(slots.shape) == (q.shape[0],),
                     f"Expected {name} shape [{q.shape[0]}], got {list(slots.shape)}")
-    if scale == 0:
-        raise NotImplementedError("gdn.flashinfer: a scale of 0 is not supported")
     _drop_in.refuse_grad(q=q, k=k, v=v, state=pool, a=a, b=b, A_log=A_log, dt_bias=dt_bias)
     B, T = q.shape[:2]
     states = _States()
@@ -251,8 +249,8 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
     a, b = (_drop_in.gate(x) for x in (a, b))
     output = gdn.torch.decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=states(pool), out=output,
-        state_layout=layout, norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE, scale=scale or 0.0,
-        **_drop_in.RAW_GATES, **options)
+        state_layout=layout, norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE,
+        **_drop_in.scaled(scale), **_drop_in.RAW_GATES, **options)
     if not frozen:
         states.back(pool)
     return _drop_in.cast(output, wanted), pool
@@ -295,7 +293,7 @@ def gated_delta_rule_decode_pretranspose(
     Copied: q, k, v if their last stride is not 1; states without a stride 1 in their last two
     dimensions. Converted: float16 q, k, v, a and b to bfloat16, as in FlashInfer.
 
-    Raises NotImplementedError for backend "cake_gdn" or "rubin", a uGPU pool, a scale of 0 and for
+    Raises NotImplementedError for backend "cake_gdn" or "rubin", a uGPU pool and for
     tensors that require a gradient; ValueError and AssertionError where FlashInfer does;
     RuntimeError for other arguments that libgdn refuses.
     """

@@ -53,7 +53,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     if core_attn_out is not None:
         out = core_attn_out.view(-1)[:v.numel()].view(v.shape)
         options["out"] = out if cu_seqlens is None else out[0]
-    return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale or 0.0, initial_state,
+    return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state,
                          output_final_state, cu_seqlens, **options)
 
 

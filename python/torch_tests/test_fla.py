@@ -107,6 +107,22 @@ def test_dtypes(call):
 
 
 @pytest.mark.parametrize("call", BOTH)
+def test_scale(call):
+    a = arguments()
+    out, final = reference(**a, state=torch.zeros(B, HV, V, K))
+    for scale in (0.0, 0.5):
+        o, h = call(**a, scale=scale, output_final_state=True)
+        close(o, out * K ** 0.5 * scale)
+        close(h.transpose(-1, -2), final)
+    with torch.enable_grad():
+        a["q"].requires_grad_()
+        a["v"].requires_grad_()
+        o, h = call(**a, scale=0.0, output_final_state=True)
+        (o.sum() + h.sum()).backward()
+    assert not a["q"].grad.any() and a["v"].grad.any()
+
+
+@pytest.mark.parametrize("call", BOTH)
 def test_refusals(call):
     a = arguments()
     with pytest.raises(NotImplementedError, match="head_first"):

@@ -56,6 +56,12 @@ gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
     return GDN_OK;
 }
 
+gdn_status gdn_stage_flags(gdn_ctx *ctx, uint32_t flags)
+{
+    if (!(flags & ~(uint32_t)GDN_ZERO_AS_GIVEN)) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ZERO_AS_GIVEN", (unsigned)flags);
+}
+
 gdn_status gdn_stage_enum(gdn_ctx *ctx, const char *name, int32_t value, int32_t end)
 {
     if (value >= 0 && value <= end) return GDN_OK;

@@ -204,7 +204,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 
     b->in       = gdn_rows_of(&a->hidden, &c->tokens);
     b->out      = gdn_rows_of(&a->out, &c->tokens);
-    b->rms_eps  = a->rms_eps > 0 ? a->rms_eps : 1e-6f;
+    b->rms_eps  = gdn_eps_of(a->rms_eps, a->flags);
     b->args     = a;
     b->tokens   = &c->tokens;
     b->plan     = &c->plan;

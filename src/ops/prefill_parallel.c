@@ -109,6 +109,7 @@ static gdn_l2norm_args norm(const struct parallel *c)
     gdn_l2norm_args a = gdn_l2norm_args_init();
     a.x = c->args.k, a.out = dense(c->k, &a.x);
     a.norm = c->args.norm, a.eps = c->args.norm_eps;
+    a.flags = c->args.flags & GDN_ZERO_AS_GIVEN;
     IN_PART(a, c);
     return a;
 }

@@ -18,11 +18,13 @@
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
 {
-    const uint32_t form = flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP);
+    const uint32_t form = flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP |
+                                                GDN_ZERO_AS_GIVEN);
     if (form > GDN_BF16_PRODUCTS)
         return gdn_fail(ctx, GDN_E_ARG,
                         "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS, and beside that "
-                        "GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP", (unsigned)flags);
+                        "GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, GDN_ZERO_AS_GIVEN",
+                        (unsigned)flags);
     return GDN_OK;
 }
 
@@ -207,8 +209,8 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->v = gdn_rows_of(&a->v, &c->tokens), r->g = gdn_rows_of(&a->g, &c->tokens);
     r->beta = gdn_rows_of(&a->beta, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
     r->head_map = a->head_map, r->gate = a->gate, r->beta_kind = a->beta_kind, r->norm = a->norm;
-    r->norm_eps = a->norm_eps > 0 ? a->norm_eps : 1e-6f;
-    r->scale    = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
+    r->norm_eps = gdn_eps_of(a->norm_eps, a->flags);
+    r->scale    = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
     r->bound    = a->gate_lower_bound;
     r->decode   = decode;
     r->tree     = c->plan.batch.parents.data;

@@ -1386,7 +1386,7 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  *
  *     x             [N][2 Hk K + Hv V]       A      dense; or [B][T][..]. Channels of q, then of
  *                                            k, then of v, head by head, as projected
- *     a b           [N][Hv]                  f32 or A
+ *     a b           [N][Hv]                  f32, bf16 or f16; any strides
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
  *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]
  *     conv_bias     [2 Hk K + Hv V]          f32, bf16 or f16; absent: 0

@@ -81,7 +81,8 @@ static void run_case(const int *level, int number)
     gdn_step_args      a   = gdn_step_args_init();
     const int         *s   = sizes[level[SIZE]];
     const int64_t      channels = 2 * s[0] * s[2] + s[1] * s[3];
-    const int32_t      A = level[ACT], gates = level[GATES] ? A : GDN_F32;
+    const int32_t      A = level[ACT], other = A == GDN_BF16 ? GDN_F16 : GDN_BF16;
+    const int32_t      gates = !level[GATES] ? GDN_F32 : number % 3 ? A : other;
     a.n_key_heads = s[0], a.n_value_heads = s[1], a.key_head_dim = s[2], a.value_head_dim = s[3];
     ring2_batch_make(&b, level, true);
     a.x = ring2_batch_rows(&b, A, level[VIEW] == FUSED ? channels + 12 : channels, 0);
@@ -179,7 +180,8 @@ static void as_engines_call(int number)
     struct ring2_batch b = { .level = level, .P = P };
     a.n_key_heads = s[0], a.n_value_heads = s[1], a.key_head_dim = s[2], a.value_head_dim = s[3];
     a.x = ring2_new(A, number % 2 ? 0 : 5, 3, B, T, channels, 0);
-    a.a = ring2_new(number % 5 ? A : GDN_F32, 0, 3, B, T, s[1], 0);
+    const int32_t gates[] = { GDN_F32, A == GDN_F16 ? GDN_BF16 : GDN_F16, A, A, A };
+    a.a = ring2_new(gates[number % 5], 0, 3, B, T, s[1], 0);
     a.b = ring2_new(a.a.dtype, 0, 3, B, T, s[1], 0);
     a.out = ring2_new(A, number % 4 ? 0 : 3, 4, B, T, s[1], s[3]);
     ring2_fill(&a.x, -2, 2), ring2_fill(&a.a, -3, 3), ring2_fill(&a.b, -3, 3);

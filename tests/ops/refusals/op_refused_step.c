@@ -63,7 +63,7 @@ static void refuse_tensors(void)
     REFUSE("x not dense", GDN_E_SHAPE, "x", a->x.stride[1] = 2);
     REFUSE("a absent", GDN_E_ARG, "a: absent", a->a.data = NULL);
     REFUSE("b absent", GDN_E_ARG, "b: absent", a->b.data = NULL);
-    REFUSE("a of f16", GDN_E_DTYPE, "a", a->a.dtype = GDN_F16);
+    REFUSE("a of I32", GDN_E_DTYPE, "a", a->a.dtype = GDN_I32);
     REFUSE("b of fewer tokens", GDN_E_SHAPE, "b", a->b.size[0] = 4);
     REFUSE("z of bf16", GDN_E_DTYPE, "z", a->z.dtype = GDN_BF16);
     REFUSE("z of fewer heads", GDN_E_SHAPE, "z", a->z.size[1]--);

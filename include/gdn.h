@@ -222,7 +222,8 @@
  *   - Zero means the default of each op, so one enumerator may differ: beta_kind 0 is GIVEN in the
  *     rule and SIGMOID in gdn_gates and gdn_step; norm 0 is none in the rule and L2 in gdn_l2norm
  *     and gdn_step; activation 0 is none in gdn_conv1d and SiLU in gdn_rmsnorm_gated; scale 0 is
- *     1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum.
+ *     1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum. With GDN_ZERO_AS_GIVEN a scale or an eps
+ *     may be 0.
  *   - [N] without cu_seqlens is one sequence in gdn_prefill, gdn_conv1d, gdn_block and the stages,
  *     but N sequences of one token in gdn_decode and gdn_step.
  *   - num_accepted_tokens starts at 1. For "0 accepted", put the slot where the last call started
@@ -554,6 +555,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     summary_compose, summary_apply, summary_fold      n_threads x 512 KiB
  *     chunk_cumsum      320 x B
  *     chunk_uw, chunk_states, chunk_output     n_threads x 512 KiB + 320 x B
+ *     of all these, V above 256: the KiB of a thread are V / 256 times as many
  *
  * On a GPU with m multiprocessors only these ops need memory:
  *
@@ -601,8 +603,10 @@ typedef enum gdn_write {
  * every op and every layer of a step. If args.batch is NULL, sequence b has slot b.
  *
  *   cu_seqlens           [B+1]   for packed tensors [N]...: sequence b has the tokens from
- *                                cu_seqlens[b] to cu_seqlens[b+1]. Starts at 0, does not
- *                                decrease, ends at N or below; output past its end is zero.
+ *                                cu_seqlens[b] to cu_seqlens[b+1]. Starts at 0 or above, does not
+ *                                decrease, ends at N or below. Output past its end is zero. Output
+ *                                before the first sequence stays as it is (gdn_step and gdn_block:
+ *                                it is not defined). Gradients there are zero.
  *                                Absent: see the op. Padded tensors [B][T]... take none.
  *   max_seqlen                   upper bound on the longest sequence, in tokens. 0: unknown. A
  *                                hint for prefill on a GPU: lengths are in device memory, so
@@ -719,7 +723,9 @@ typedef enum gdn_flag {
     GDN_BF16_PRODUCTS   = 2, /* products with the state in bfloat16; not together with GDN_EXACT */
     GDN_BATCH_INVARIANT = 4, /* the same bits for any batch, on a GPU too */
     GDN_NO_EARLY_STOP   = 8, /* every token of a segment counts: see "Splitting" */
-    GDN_ACCUMULATE      = 16 /* backward ops: gradients are added to what the tensors hold */
+    GDN_ACCUMULATE      = 16, /* backward ops: gradients are added to what the tensors hold */
+    GDN_ZERO_AS_GIVEN   = 32 /* 0 in scale, norm_eps, rms_eps and eps is that number, no default. An
+                                eps is then 2^-126, so that a row of zeros stays zero */
 } gdn_flag;
 
 typedef enum gdn_rounding { /* of 8-bit states */
@@ -735,25 +741,25 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * gdn_prefill is faster from about 9 tokens per sequence on. On a CPU it computes sequences of up
  * to 8 tokens token by token, as gdn_decode does.
  *
- *     q             [N][Hq][K]     A    dense
- *     k             [N][Hk][K]     A    dense
- *     v             [N][Hv][V]     A    dense
- *     g             [N][H]         f32 or A; absent: alpha = 1
- *     beta          [N][H]         f32 or A; absent: 1
+ *     q             [N][Hq][K]     f32, bf16 or f16; dense
+ *     k             [N][Hk][K]     as q, with its own dtype
+ *     v             [N][Hv][V]     as q, with its own dtype
+ *     g             [N][H]         f32, bf16 or f16; any strides; absent: alpha = 1
+ *     beta          [N][H]         f32, bf16 or f16; any strides; absent: 1
  *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW alone; dt_bias absent: 0
  *     state         [P][H][V][K]   f32, bf16, f16, i8, e4m3; one of its last two strides is 1.
  *                                  Absent: every sequence starts from zero.
  *     state_out     [P][H][V][K]   as state; where states are written. Absent: in state, in place.
  *                                  Both absent: final states are dropped.
- *     out           [N][H][V]      A    dense; absent: no output
+ *     out           [N][H][V]      as q, with its own dtype; absent: no output
  *     checkpoints   [P][H][V][K]   as state, with its own dtype and strides; see gdn_batch. May be
  *                                  the very view that final states are written to.
  *                                  Absent: none are written.
  *
  * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. [N] without
- * cu_seqlens is one sequence for gdn_prefill and N sequences of one token for gdn_decode. K and V
- * are 1 to 256 and need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says
- * which head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
+ * cu_seqlens is one sequence for gdn_prefill and N sequences of one token for gdn_decode. K is 1 to
+ * 256 and V 1 to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H.
+ * head_map says which head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
  *
  * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
  * token_count is 0 is the state that it started from.
@@ -773,6 +779,9 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *                                   always so            not split sequences  up to 4 times slower
  *     GDN_NO_EARLY_STOP    off      no effect            segments read every  slower if gates
  *                                                        token: "Splitting"   forget
+ *     GDN_ZERO_AS_GIVEN    off      0 in scale and       the same             none
+ *                                   norm_eps is no
+ *                                   default: gdn_flag
  *     norm                 none     q and k normalised   the same             a part of the call
  *     gate, beta_kind      log,     raw inputs           the same             one exp and softplus
  *                          given                                              per token and head
@@ -792,7 +801,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * (gdn_block: hidden) of another dtype refuses the flag with GDN_E_DTYPE. gdn_decode and gdn_step
  * ignore it.
  *
- * On a GPU gdn_prefill computes chunks of 64 tokens (32 if K is above 128, 16 for float32). It
+ * On a GPU gdn_prefill computes chunks of 64 tokens (32 if K is above 128, 16 for float32). If q,
+ * k, v and out do not have one dtype, it goes token by token instead, which is slow for prompts. It
  * multiplies bfloat16 and float16 inputs on tensor cores: keys, queries, the state and intermediate
  * values are rounded to that dtype as factors, and summed in float32 (docs/design/numerics.md).
  * States of 8 bits are converted to float32 in the workspace, one for each sequence and each
@@ -805,7 +815,7 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * it is done.
  *
  * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
- * GDN_E_UNSUPPORTED (K or V above 256; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
+ * GDN_E_UNSUPPORTED (K above 256, V above 1024; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
  */
 typedef struct gdn_rule_args {
     uint32_t         struct_size; /* set by gdn_rule_args_init() */
@@ -914,19 +924,19 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * docs/design/math.md derives the formulas.
  *
  *     q k v g beta A_log dt_bias   as in gdn_prefill(), with gate, beta_kind, head_map, norm,
- *                                  norm_eps, scale and gate_lower_bound
+ *                                  norm_eps, scale and gate_lower_bound. A dtype each, as below
  *     state         [B][H][V][K]   f32, bf16, f16; initial states. Absent: zero.
- *     dout          [N][H][V]      f32 or A; dense
+ *     dout          [N][H][V]      f32, bf16 or f16; dense
  *     dstate_out    [B][H][V][K]   f32, bf16, f16; absent: zero
- *     dq dk dv      as q, k, v     f32 or A; dense; dq and dk are with respect to q and k before
- *                                  their norm
+ *     dq dk dv      as q, k, v     f32, bf16 or f16; dense; dq and dk are with respect to q and k
+ *                                  before their norm
  *     dg            [N][H]         f32; with respect to g as given: log alpha, alpha or a
  *     dbeta         [N][H]         f32; with respect to beta as given: beta or b
  *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences
  *     dstate        [B][H][V][K]   f32
  *
- * A is the dtype of q, k and v. Every gradient may be absent, but not all of them. If dstate is the
- * only one, the call computes no states and is several times faster (not on tensor cores). state,
+ * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes
+ * no states and is several times faster (not on tensor cores). state,
  * dstate_out and dstate have the layout state_layout; one of their last two strides is 1. If
  * several state heads read one head of q, k or v, the gradient of that head is their sum, in the
  * order of the state heads. Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of
@@ -950,7 +960,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  */
 typedef struct gdn_prefill_backward_args {
     uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */
-    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE, and the two above */
+    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN, the two above */
     gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, dout, dstate_out;
     gdn_tensor       dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
     const gdn_batch *batch;
@@ -1171,7 +1181,7 @@ GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_arg
  */
 typedef struct gdn_l2norm_args {
     uint32_t   struct_size; /* set by gdn_l2norm_args_init() */
-    uint32_t   flags;       /* 0 */
+    uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, out;
     int32_t    norm; /* gdn_norm */
     float      eps;
@@ -1203,7 +1213,7 @@ GDN_API gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
  */
 typedef struct gdn_l2norm_backward_args {
     uint32_t   struct_size; /* set by gdn_l2norm_backward_args_init() */
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
+    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, dout, dx;
     int32_t    norm; /* gdn_norm */
     float      eps;
@@ -1235,7 +1245,7 @@ GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_a
  */
 typedef struct gdn_rmsnorm_gated_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_args_init() */
-    uint32_t   flags;       /* 0 */
+    uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, out;
     int32_t    activation; /* gdn_activation */
     float      eps;
@@ -1271,7 +1281,7 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  */
 typedef struct gdn_rmsnorm_gated_backward_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_backward_args_init() */
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
+    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, dout, dx, dz, dweight;
     int32_t    activation; /* gdn_activation */
     float      eps;
@@ -1301,7 +1311,7 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  *
  *     x             [N][2 Hk K + Hv V]       A      dense; or [B][T][..]. Channels of q, then of
  *                                            k, then of v, head by head, as projected
- *     a b           [N][Hv]                  f32 or A
+ *     a b           [N][Hv]                  f32, bf16 or f16; any strides
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
  *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]
  *     conv_bias     [2 Hk K + Hv V]          f32, bf16 or f16; absent: 0
@@ -1481,7 +1491,7 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
  */
 typedef struct gdn_block_backward_args {
     uint32_t   struct_size; /* set by gdn_block_backward_args_init() */
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_EXACT */
+    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_EXACT, GDN_ZERO_AS_GIVEN */
     gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
         conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, dout,
         dconv_state_out, dstate_out;
@@ -1805,9 +1815,9 @@ GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const 
  *
  * H is the number of heads of M and U. Hk and Hv divide H, and head_map says which heads are read.
  * Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of batch, only cu_seqlens and
- * token_count may be set. K and V are 1 to 256. Keys are normalised as norm says, without it used
- * as given. Gates are logarithms: gdn_gates() prepares them. The range of an empty sequence is the
- * identity: M = I, U = 0. After a gate of -inf M is 0.
+ * token_count may be set. K is 1 to 256, V 1 to 1024. Keys are normalised as norm says, without it
+ * used as given. Gates are logarithms: gdn_gates() prepares them. The range of an empty sequence is
+ * the identity: M = I, U = 0. After a gate of -inf M is 0.
  *
  * A GPU has two families of kernels. The general one computes in float32, in chunks of 64 tokens.
  * The other one uses tensor cores, on compute capability 9.0. It needs k and v of one dtype of 16
@@ -1830,7 +1840,7 @@ GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const 
  */
 typedef struct gdn_summary_args {
     uint32_t         struct_size; /* set by gdn_summary_args_init() */
-    uint32_t         flags;       /* GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP */
+    uint32_t         flags;       /* GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, GDN_ZERO_AS_GIVEN */
     gdn_tensor       k, v, g, beta, M, U;
     const gdn_batch *batch;
     int32_t          head_map;     /* gdn_head_map */
@@ -2059,10 +2069,9 @@ GDN_API void       gdn_nccl_close(gdn_ctx *ctx, gdn_collective *group); /* leave
  * the last sequence, are zero.
  *
  * A gate of -inf (or below -104) forgets by selection: A, gamma and the decays are 0 across it.
- * K and V are 1 to 256. No tensor that is written may overlap another one, except where an op says
- * so. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG,
- * GDN_E_SHAPE (also for too few states), GDN_E_DTYPE, GDN_E_UNSUPPORTED (K, V, chunk_size),
- * GDN_E_MEMORY.
+ * K is 1 to 256, V 1 to 1024. No tensor that is written may overlap another one, except where an op
+ * says so. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE (also for
+ * too few states), GDN_E_DTYPE, GDN_E_UNSUPPORTED (K, V, chunk_size), GDN_E_MEMORY.
  *
  * gdn_chunk_cumsum - computes scale times the inclusive sums of g inside chunks of any size from 1.
  *
@@ -2073,7 +2082,7 @@ GDN_API void       gdn_nccl_close(gdn_ctx *ctx, gdn_collective *group); /* leave
  */
 typedef struct gdn_chunk_cumsum_args {
     uint32_t         struct_size; /* set by gdn_chunk_cumsum_args_init() */
-    uint32_t         flags;       /* 0 */
+    uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor       g, out;
     const gdn_batch *batch;
     int32_t          chunk_size;
@@ -2166,7 +2175,7 @@ GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *a
  */
 typedef struct gdn_chunk_output_args {
     uint32_t         struct_size; /* set by gdn_chunk_output_args_init() */
-    uint32_t         flags;       /* 0 */
+    uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor       q, k, u, w, g, states, out;
     const gdn_batch *batch;
     int32_t          head_map;     /* gdn_head_map */

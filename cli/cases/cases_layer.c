@@ -286,7 +286,7 @@ static void run_head(const struct block_case *c, const struct projected *p, int6
     const struct case_dims *d = &c->dims;
     const int64_t           K = d->K, V = d->V, D = channels(d), kh = h / (d->Hv / d->Hq);
     double q[CHECKED_BLOCK_TOKENS * 256], k[CHECKED_BLOCK_TOKENS * 256];
-    double v[CHECKED_BLOCK_TOKENS * 256], o[CHECKED_BLOCK_TOKENS * 256], w[256];
+    double v[CHECKED_BLOCK_TOKENS * 1024], o[CHECKED_BLOCK_TOKENS * 1024], w[1024];
     double alpha[CHECKED_BLOCK_TOKENS], beta[CHECKED_BLOCK_TOKENS];
     for (int64_t t = 0; t < T; t++) {
         const double *row = p->mixed + t * D;

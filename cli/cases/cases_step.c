@@ -7,7 +7,7 @@
 #include "cli.h"
 #include "oracle.h"
 
-enum { CHECKED_TOKENS = 8, CHECKED_HEADS = 3, MOST_HEAD = 256 };
+enum { CHECKED_TOKENS = 8, CHECKED_HEADS = 3, MOST_HEAD = 1024 };
 
 static int64_t channels(const struct case_dims *d) { return 2 * d->Hq * d->K + d->Hv * d->V; }
 

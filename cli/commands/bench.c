@@ -206,8 +206,8 @@ static int parse_dims(struct bench_options *o)
         return cli_bad("--heads: '%s', wanted %s", o->heads,
                        layer ? "the second a multiple of the first"
                                       : "one a multiple of the other");
-    if (!parse_pair(o->dim, '/', 256, &d->K, &d->V))
-        return cli_bad("--dim: '%s', wanted K or K/V from 1 to 256", o->dim);
+    if (!parse_pair(o->dim, '/', 1024, &d->K, &d->V) || d->K > 256)
+        return cli_bad("--dim: '%s', wanted K from 1 to 256, or K/V, V to 1024", o->dim);
     if (!d->V) d->V = d->K;
     if (strcmp(o->layout, "k_last") && strcmp(o->layout, "k_first"))
         return cli_bad("--layout: '%s', wanted k_last or k_first", o->layout);

@@ -10,6 +10,7 @@ import gdn.torch
 import torch
 from gdn.torch import distributed
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 RAW_GATES = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
 
@@ -27,9 +28,16 @@ def unit_stride(x):
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 
 
-def gate(x, dtype):
-    """Returns x as float32 unless its dtype is float32 or the given one already."""
-    return x if x is None or x.dtype in (dtype, torch.float32) else x.float()
+def gate(x):
+    """Returns x, as float32 if it is no float of 16 or 32 bits."""
+    return x if x is None or x.dtype in FLOATS else x.float()
+
+
+def scaled(scale):
+    """Returns the options for a scale, which may be 0; None is 1 / sqrt(K)."""
+    if scale == 0:
+        return dict(scale=0.0, norm_eps=1e-6, flags=gdn.ZERO_AS_GIVEN)
+    return {} if scale is None else dict(scale=float(scale))
 
 
 def cast(x, dtype):
@@ -144,7 +152,7 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
     sequence alone.
     """
-    g, beta = gate(g, q.dtype), gate(beta, q.dtype)
+    g, beta = gate(g), gate(beta)
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     if cu_seqlens is not None:
         q, k, v = q[0], k[0], v[0]
@@ -152,7 +160,7 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
         options["cu_seqlens"] = cu_seqlens
     if initial_state is not None and not output_final_state:
         options["write"] = gdn.WRITE_NONE
-    found = op(q, k, v, g, beta, state=initial_state, return_state=output_final_state, scale=scale,
-               **options)
+    found = op(q, k, v, g, beta, state=initial_state, return_state=output_final_state,
+               **scaled(scale), **options)
     out, final = found if output_final_state else (found, None)
     return (out if cu_seqlens is None else out[None]), final

@@ -73,17 +73,16 @@ def chunk_gated_delta_rule(
     """
     The rule over whole sequences.
 
-    q, k [B, T, H, K], v [B, T, HV, V] of one dtype: float32, bfloat16 or float16. g, beta
-    [B, T, HV]. initial_state [N, HV, K, V], or [N, HV, V, K] with state_v_first. cu_seqlens [N + 1]
-    packs sequences into B = 1. kwargs: use_gate_in_kernel, A_log [HV] and dt_bias [HV] make g the
-    raw gate; transpose_state_layout is the old name of state_v_first; other names are ignored, as
-    by FLA. cu_seqlens_cpu and chunk_indices are ignored.
+    q, k [B, T, H, K], v [B, T, HV, V] of one dtype: float32, bfloat16 or float16; K up to 256, V
+    up to 1024. g, beta [B, T, HV]. initial_state [N, HV, K, V], or [N, HV, V, K] with
+    state_v_first. cu_seqlens [N + 1] packs sequences into B = 1. kwargs: use_gate_in_kernel,
+    A_log [HV] and dt_bias [HV] make g the raw gate; transpose_state_layout is the old name of
+    state_v_first; other names are ignored, as by FLA. cu_seqlens_cpu and chunk_indices are ignored.
 
     Returns o [B, T, HV, V] and the final state in float32, or None. With cu_seqlens the final state
     begins as a copy of initial_state, because an empty sequence keeps its state.
 
-    Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
-    stride is not 1.
+    Copied: q, k, v if their last stride is not 1.
 
     cp_context of fla.ops.cp.build_cp_context(): B = 1, and q to beta hold this rank's tokens, on
     any device; without initial and final states. A context's first call gathers the sequences of

@@ -9,7 +9,7 @@ then goes to FlashInfer's own function. Where FlashInfer is importable, importin
 compares the signatures and raises ImportError with one line if they differ.
 
 FlashInfer's limits of head sizes (at least 128, multiples of tiles) are not kept: libgdn takes K
-and V from 1 to 256.
+from 1 to 256 and V from 1 to 1024.
 
 Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
 """
@@ -161,8 +161,8 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel normalises in float32; FlashInfer rounds to the dtype of q between.
 
     Copied: q, k, v if their last stride is not 1; a whole state tensor of 8 bits, or without a
-    stride 1 in its last two dimensions (to float32, or dense, and back). Converted: g and beta to
-    float32 unless they have the dtype of q; an output of another dtype than q.
+    stride 1 in its last two dimensions (to float32, or dense, and back). Converted: an output of
+    another dtype than q.
 
     Raises NotImplementedError for backend "cake_gdn" or "cudnn" and for tensors that require a
     gradient; ValueError and AssertionError where FlashInfer does; RuntimeError for other arguments
@@ -195,7 +195,7 @@ def chunk_gated_delta_rule(
     elif initial_state is not None:
         options["write"] = gdn.WRITE_NONE
     q, k, v = (_drop_in.unit_stride(x) for x in (q, k, v))
-    g, beta = (_drop_in.gate(x, q.dtype) for x in (g, beta))
+    g, beta = (_drop_in.gate(x) for x in (g, beta))
     output = _drop_in.into(output, q.dtype, lambda out: gdn.torch.prefill(
         q, k, v, g, beta, state=states(initial_state), out=out, gate=gdn.GATE_LINEAR,
         norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE, scale=scale or 0.0,
@@ -222,8 +222,6 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
             _expect(_is_index(slots), f"{name} must be int32 or int64, got {slots.dtype}")
             _expect(tuple(slots.shape) == (q.shape[0],),
                     f"Expected {name} shape [{q.shape[0]}], got {list(slots.shape)}")
-    if scale == 0:
-        raise NotImplementedError("gdn.flashinfer: a scale of 0 is not supported")
     _drop_in.refuse_grad(q=q, k=k, v=v, state=pool, a=a, b=b, A_log=A_log, dt_bias=dt_bias)
     B, T = q.shape[:2]
     states = _States()
@@ -248,11 +246,11 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
     if q.dtype == torch.float16:
         q, k, v, a, b = (_drop_in.cast(x, torch.bfloat16) for x in (q, k, v, a, b))
     q, k, v = (_drop_in.unit_stride(x) for x in (q, k, v))
-    a, b = (_drop_in.gate(x, q.dtype) for x in (a, b))
-    output = _drop_in.into(output, q.dtype, lambda out: gdn.torch.decode(
-        q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=states(pool), out=out,
-        state_layout=layout, norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE, scale=scale or 0.0,
-        **_drop_in.RAW_GATES, **options))
+    a, b = (_drop_in.gate(x) for x in (a, b))
+    output = gdn.torch.decode(
+        q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=states(pool), out=output,
+        state_layout=layout, norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE,
+        **_drop_in.scaled(scale), **_drop_in.RAW_GATES, **options)
     if not frozen:
         states.back(pool)
     return _drop_in.cast(output, wanted), pool
@@ -293,10 +291,9 @@ def gated_delta_rule_decode_pretranspose(
     Returns (output [B, T, HV, V], state or initial_state).
 
     Copied: q, k, v if their last stride is not 1; states without a stride 1 in their last two
-    dimensions. Converted: float16 q, k, v, a and b to bfloat16, as in FlashInfer; a and b to
-    float32 unless they have the dtype of q; an output of another dtype than q.
+    dimensions. Converted: float16 q, k, v, a and b to bfloat16, as in FlashInfer.
 
-    Raises NotImplementedError for backend "cake_gdn" or "rubin", a uGPU pool, a scale of 0 and for
+    Raises NotImplementedError for backend "cake_gdn" or "rubin", a uGPU pool and for
     tensors that require a gradient; ValueError and AssertionError where FlashInfer does;
     RuntimeError for other arguments that libgdn refuses.
     """

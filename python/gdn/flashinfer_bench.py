@@ -35,10 +35,10 @@ def decode(q, k, v, state, A_log, a, dt_bias, b, scale, use_qk_l2norm, output, n
     [B, H, K, K] or None: 0, read only; scale None: 1 / sqrt(K). Writes output [B, 1, H, K] and
     new_state [B, H, K, K].
     """
-    _drop_in.into(output, q.dtype, lambda out: gdn.torch.decode(
-        q, k, v, _drop_in.gate(a, q.dtype), _drop_in.gate(b, q.dtype), A_log=A_log,
-        dt_bias=dt_bias, state=state, state_out=new_state, out=out, scale=scale or 0.0,
-        norm=gdn.NORM_L2 if use_qk_l2norm else gdn.NORM_NONE, **_drop_in.RAW_GATES))
+    gdn.torch.decode(
+        q, k, v, _drop_in.gate(a), _drop_in.gate(b), A_log=A_log, dt_bias=dt_bias, state=state,
+        state_out=new_state, out=output, scale=scale or 0.0,
+        norm=gdn.NORM_L2 if use_qk_l2norm else gdn.NORM_NONE, **_drop_in.RAW_GATES)
 
 
 def solution(kind, definition, hardware=("cpu", "cuda")):

@@ -68,8 +68,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     Returns o [B, T, HV, V] and the final state in float32, or None. With cu_seqlens the final state
     begins as a copy of initial_state, because an empty sequence keeps its state.
 
-    Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
-    stride is not 1.
+    Copied: q, k, v if their last stride is not 1.
 
     cp_context of build_cp_context(enable_inter=True): as in gdn.fla. FlashQLA's cuts within a
     device are ignored.
@@ -83,7 +82,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     if cp_context is not None:
         op, cu_seqlens = _drop_in.on_ranks(cp_context, q, initial_state, output_final_state)
     _check(q, k, v, cu_seqlens, initial_state)
-    return _drop_in.rule(op, q, k, v, g, beta, scale or 0.0, initial_state,
+    return _drop_in.rule(op, q, k, v, g, beta, scale, initial_state,
                          output_final_state, cu_seqlens, state_layout=_layout(state_v_first),
                          norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE)
 
@@ -106,7 +105,7 @@ def chunk_gated_delta_rule_fwd(q, k, v, g, beta, scale=None, initial_state=None,
     _check(q, k, v, cu_seqlens, initial_state)
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     layout = _layout(state_v_first)
-    o, final = _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale or 0.0, initial_state,
+    o, final = _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state,
                              output_final_state, cu_seqlens, state_layout=layout)
     options = {} if cu_seqlens is None else dict(cu_seqlens=cu_seqlens)
     k, v = _drop_in.unit_stride(k), _drop_in.unit_stride(v)
@@ -160,7 +159,7 @@ def chunk_gated_delta_rule_bwd(q, k, v, g, beta, A, do, dht=None, scale=None, in
     """
     _refuse_context(cp_context)
     _check(q, k, v, cu_seqlens, initial_state)
-    options = dict(scale=scale or 0.0, state_layout=_layout(state_v_first))
+    options = dict(_drop_in.scaled(scale), state_layout=_layout(state_v_first))
     inputs = [_drop_in.unit_stride(x) for x in (q, k, v)] + [_gates(g, cu_seqlens), beta]
     if cu_seqlens is not None:
         inputs, do = [x[0] for x in inputs], do[0]

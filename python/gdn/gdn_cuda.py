@@ -66,9 +66,8 @@ def chunked_forward(query, key, value, beta, gate, scale=None, initial_state=Non
 
     Returns (output of the shape of value, final states [S, HV, V, K] in the dtype of value).
 
-    Copied: query, key, value if their last stride is not 1. Converted: beta and gate to float32
-    unless they have the dtype of query. Raises NotImplementedError for tensors that require a
-    gradient, RuntimeError for arguments that libgdn refuses.
+    Copied: query, key, value if their last stride is not 1. Raises NotImplementedError for tensors
+    that require a gradient, RuntimeError for arguments that libgdn refuses.
     """
     _drop_in.refuse_grad(query=query, key=key, value=value, beta=beta, gate=gate,
                          initial_state=initial_state)
@@ -80,7 +79,7 @@ def chunked_forward(query, key, value, beta, gate, scale=None, initial_state=Non
 
 def _rule(op, query, key, value, beta, gate, scale, **options):
     query, key, value = (_drop_in.unit_stride(x) for x in (query, key, value))
-    gate, beta = (_drop_in.gate(x, query.dtype) for x in (gate, beta))
+    gate, beta = (_drop_in.gate(x) for x in (gate, beta))
     return op(query, key, value, gate, beta, scale=scale or 0.0, **options)
 
 
@@ -189,9 +188,9 @@ def bf16_gdn_compute_u_w(k, v, u, w, beta, gate=None, compiled_dims="t", cu_seql
     Writes u = T diag(beta) V [.., HV, V] and w = T diag(beta exp(gate)) K [.., HV, K].
 
     k [B, T, H, K], v [B, T, HV, V], or packed [N, ..]; beta, gate [.., >= T, HV], gate summed
-    inside chunks. Converted: gate to differences, beta to float32 unless it has the dtype of k.
+    inside chunks. Converted: gate to differences.
     """
-    beta = _drop_in.gate(beta[..., :v.shape[-3], :], k.dtype)
+    beta = _drop_in.gate(beta[..., :v.shape[-3], :])
     options = _lead(cu_seqlens)
     overload("chunk_uw", options)(k=k, v=v, g=_difference(gate, v, cu_seqlens), beta=beta, u=u, w=w,
                                   chunk_size=64, **options)

@@ -11,7 +11,7 @@ packed_decode(), extend() and target_verify() are the kernel's methods as functi
 
 Pools are [P, HV, V, K] and changed in place. A negative slot is padding: its output is zero, where
 SGLang leaves it undefined. q and k are normalised inside. No call waits for the device. Copied: q,
-k, v if their last stride is not 1. Converted: gates to float32 unless they have the dtype of q.
+k, v if their last stride is not 1.
 
 Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
 """
@@ -32,7 +32,7 @@ def _rule(op, q, k, v, g, beta, **options):
     """op on packed tensors [1, N, ..]; gates may be [N, HV]."""
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta)
     q, k, v = (_drop_in.unit_stride(x[0]) for x in (q, k, v))
-    g, beta = (_drop_in.gate(x, q.dtype).view(-1, x.shape[-1]) for x in (g, beta))
+    g, beta = (_drop_in.gate(x).view(-1, x.shape[-1]) for x in (g, beta))
     return op(q, k, v, g, beta, norm=gdn.NORM_L2, **options)[None]
 
 

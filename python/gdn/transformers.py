@@ -45,8 +45,7 @@ def torch_chunk_gated_delta_rule(query, key, value, g, beta, chunk_size=64, init
     Returns out [B, T, HV, V] and the final state in float32, or None. With cu_seqlens the final
     state begins as a copy of initial_state.
 
-    Converted: g and beta to float32 unless they have the dtype of query. Copied: query, key, value
-    if their last stride is not 1.
+    Copied: query, key, value if their last stride is not 1.
 
     Raises ValueError for B other than 1 with cu_seqlens, RuntimeError for other arguments that
     libgdn refuses.

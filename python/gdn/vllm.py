@@ -42,8 +42,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
 
     Returns o [B, T, HV, V] and the final state [S, HV, V, K] in float32, or None.
 
-    Converted: g and beta to float32 unless they have the dtype of q. Copied: q, k, v if their last
-    stride is not 1.
+    Copied: q, k, v if their last stride is not 1.
 
     Raises NotImplementedError for tensors that require a gradient; ValueError where vLLM does;
     RuntimeError for other arguments that libgdn refuses.
@@ -54,7 +53,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     if core_attn_out is not None:
         out = core_attn_out.view(-1)[:v.numel()].view(v.shape)
         options["out"] = out if cu_seqlens is None else out[0]
-    return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale or 0.0, initial_state,
+    return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state,
                          output_final_state, cu_seqlens, **options)
 
 
@@ -78,7 +77,7 @@ def _decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     rows = [x if cu_seqlens is None else x[0] for x in (q, k, v)]
     lead = rows[0].shape[:-2]
-    g, beta = (x if x is None else _drop_in.gate(x, q.dtype).view(*lead, x.shape[-1])
+    g, beta = (x if x is None else _drop_in.gate(x).view(*lead, x.shape[-1])
                for x in (g, beta))
     if cu_seqlens is not None:
         options["cu_seqlens"] = cu_seqlens
@@ -164,9 +163,8 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
     mixed_qkv [B, 2 H K + HV V]; a, b [B, HV]; A_log, dt_bias [HV]; initial_state: a pool
     [P, HV, V, K], updated in place at ssm_state_indices [B]; out [B, 1, HV, V].
 
-    Returns (out, initial_state). Converted: an out of another dtype than mixed_qkv. Raises
-    ValueError for other shapes, NotImplementedError for tensors that require a gradient,
-    RuntimeError for other arguments that libgdn refuses.
+    Returns (out, initial_state). Raises ValueError for other shapes, NotImplementedError for
+    tensors that require a gradient, RuntimeError for other arguments that libgdn refuses.
     """
     if mixed_qkv.dim() != 2 or ssm_state_indices.dim() != 1 or initial_state.dim() != 4:
         raise ValueError(f"mixed_qkv, ssm_state_indices, initial_state: {mixed_qkv.dim()}, "
@@ -178,11 +176,11 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
     _drop_in.refuse_grad(mixed_qkv=mixed_qkv, a=a, b=b, A_log=A_log, dt_bias=dt_bias,
                          initial_state=initial_state)
     q, k, v = _drop_in.split(mixed_qkv, initial_state)
-    a, b = (_drop_in.gate(x, q.dtype) for x in (a, b))
-    _drop_in.into(out[:, 0], q.dtype, lambda to: gdn.torch.decode(
-        q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=initial_state, out=to, scale=scale,
-        norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE,
-        read_slots=_valid(ssm_state_indices), **_drop_in.RAW_GATES))
+    a, b = (_drop_in.gate(x) for x in (a, b))
+    gdn.torch.decode(
+        q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=initial_state, out=out[:, 0],
+        scale=scale, norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE,
+        read_slots=_valid(ssm_state_indices), **_drop_in.RAW_GATES)
     return out, initial_state
 
 

@@ -12,6 +12,7 @@ from arrays import F32, FLOATS, Guarded, call, load, store
 from compare import within_bound, within_limits
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 48, 60, 64, 65, 100, 128]
+LONG = [257, 512, 1000, 1024]  # of V alone
 LENGTHS = {False: [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40, 65], True: [0, 1, 1, 1, 2, 3, 5]}
 INDEX = (np.int32, np.int64)
 
@@ -51,6 +52,8 @@ class Case:
         else:
             self.Hv = self.H
         self.K, self.V = (int(self.pick(SIZES)) for _ in "KV")
+        if self.K < 20 and self.H < 3:
+            self.V = int(self.pick(LONG))
         self.B = int(self.rng.integers(1, 5))
         lengths = LENGTHS[self.is_decode]
         layout = self.pick(["packed", "padded", "plain"])

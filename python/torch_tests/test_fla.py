@@ -53,6 +53,31 @@ def test_packed(call):
 
 
 @pytest.mark.parametrize("call", BOTH)
+@torch.enable_grad()
+def test_default_layer(call):
+    """The sizes of FLA's GatedDeltaNet: K = 256, V = 512."""
+    lead, heads = (1, 70), 2
+    q, k = (torch.nn.functional.normalize(torch.randn(*lead, heads, 256), dim=-1) for _ in "qk")
+    a = dict(q=q, k=k, v=torch.randn(*lead, heads, 512), g=-torch.rand(*lead, heads),
+             beta=torch.rand(*lead, heads))
+    a["state"], weight = torch.randn(1, heads, 512, 256), torch.randn(*lead, heads, 512)
+    results = []
+    for dtype in (torch.float, torch.double):
+        given = {n: x.to(dtype, copy=True).requires_grad_() for n, x in a.items()}
+        if dtype == torch.double:
+            out, final = reference(**given)
+        else:
+            inputs = dict(given)
+            start = inputs.pop("state").transpose(-1, -2)
+            out, final = call(**inputs, initial_state=start, output_final_state=True)
+            final = final.transpose(-1, -2)
+        ((out * weight).sum() + final.sum()).backward()
+        results.append([out.detach(), final.detach(), *(x.grad for x in given.values())])
+    for got, wanted in zip(*results):
+        torch.testing.assert_close(got.double(), wanted, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("call", BOTH)
 def test_raw_gates(call):
     a = arguments()
     raw, b, A_log, dt_bias = torch.randn(B, T, HV), torch.randn(B, T, HV), *torch.randn(2, HV)
@@ -64,6 +89,37 @@ def test_raw_gates(call):
                 dt_bias=dt_bias, use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True,
                 allow_neg_eigval=True)
     close(o, out)
+
+
+@pytest.mark.parametrize("call", BOTH)
+def test_dtypes(call):
+    """Each tensor has a dtype of its own."""
+    half, brain = torch.float16, torch.bfloat16
+    a = arguments()
+    a.update(v=a["v"].to(half), g=a["g"].to(half), beta=a["beta"].to(brain))
+    out, _ = reference(**a, state=torch.zeros(B, HV, V, K))
+    o, _ = call(**a)
+    close(o, out)
+    a["k"] = a["k"].to(brain)
+    out, _ = reference(**a, state=torch.zeros(B, HV, V, K))
+    o, _ = call(**a)
+    close(o, out)
+
+
+@pytest.mark.parametrize("call", BOTH)
+def test_scale(call):
+    a = arguments()
+    out, final = reference(**a, state=torch.zeros(B, HV, V, K))
+    for scale in (0.0, 0.5):
+        o, h = call(**a, scale=scale, output_final_state=True)
+        close(o, out * K ** 0.5 * scale)
+        close(h.transpose(-1, -2), final)
+    with torch.enable_grad():
+        a["q"].requires_grad_()
+        a["v"].requires_grad_()
+        o, h = call(**a, scale=0.0, output_final_state=True)
+        (o.sum() + h.sum()).backward()
+    assert not a["q"].grad.any() and a["v"].grad.any()
 
 
 @pytest.mark.parametrize("call", BOTH)

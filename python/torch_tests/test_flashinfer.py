@@ -184,7 +184,7 @@ def test_refusals():
         fi.chunk_gated_delta_rule(**{**a, "v": a["v"].clone().requires_grad_()})
     a, _ = raw_rule((B, 1))
     state = torch.zeros(B, HV, V, K)
-    for more, wrong in [(dict(scale=0.0), NotImplementedError), (dict(backend="x"), ValueError),
+    for more, wrong in [(dict(backend="x"), ValueError),
                         (dict(disable_state_update=True), ValueError),
                         (dict(initial_state=state), AssertionError)]:
         with pytest.raises(wrong):

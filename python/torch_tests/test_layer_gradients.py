@@ -128,9 +128,9 @@ def test_causal_conv1d():
 # ---- Layers --------------------------------------------------------------------------------------
 
 
-def layer_of(layout):
+def layer_of(layout, value_dim=8):
     torch.manual_seed(1)
-    layer = gdn.torch.GatedDeltaNet(16, 2, 4, 16, 8, layout=layout)
+    layer = gdn.torch.GatedDeltaNet(16, 2, 4, 16, value_dim, layout=layout)
     with torch.no_grad():
         for p in layer.parameters():
             p.normal_(0, 0.5)
@@ -172,10 +172,11 @@ def sample():
     return torch.randn(B, T, 16).requires_grad_(), (torch.randn(B, T, 16).double(),)
 
 
+@pytest.mark.parametrize("value_dim", [8, 512])
 @pytest.mark.parametrize("layout", ["qwen3_5", "qwen3_next"])
-def test_layer(layout):
+def test_layer(layout, value_dim):
     """Every parameter has its gradient, and the output is that of inference."""
-    (x, w), layer = sample(), layer_of(layout)
+    (x, w), layer = sample(), layer_of(layout, value_dim)
     leaves = of_layer(layer, x)
     got = grads(lambda: (layer(x),), leaves, w)
     agree(got, grads(lambda: (by_torch(layer, x),), leaves, w), leaves, 1e-5)

@@ -486,7 +486,8 @@ static gdn_status read_sequence(struct reader *r, int64_t b, struct gdn_seq *s)
 static gdn_status check_start(const struct reader *r)
 {
     const gdn_tensor *cu = &r->batch->cu_seqlens;
-    return cu->data ? check_value(r->ctx, "cu_seqlens", 0, gdn_index(cu, 0), 0, 0) : GDN_OK;
+    return cu->data ? check_value(r->ctx, "cu_seqlens", 0, gdn_index(cu, 0), 0, r->tokens->N)
+                    : GDN_OK;
 }
 
 gdn_status gdn_plan_batch(gdn_ctx *ctx, const struct gdn_tokens *tokens,
@@ -497,13 +498,17 @@ gdn_status gdn_plan_batch(gdn_ctx *ctx, const struct gdn_tokens *tokens,
 
     plan->seqs    = memory;
     plan->longest = 0;
+    plan->start   = 0;
     plan->end     = tokens->N;
     TRY(check_start(&r));
     for (int64_t b = 0; b < plan->B; b++) {
         TRY(read_sequence(&r, b, &plan->seqs[b]));
         if (plan->seqs[b].n_tokens > plan->longest) plan->longest = plan->seqs[b].n_tokens;
     }
-    if (plan->batch.cu_seqlens.data) plan->end = gdn_index(&plan->batch.cu_seqlens, plan->B);
+    if (plan->batch.cu_seqlens.data) {
+        plan->start = gdn_index(&plan->batch.cu_seqlens, 0);
+        plan->end   = gdn_index(&plan->batch.cu_seqlens, plan->B);
+    }
     if (plan->batch.write == GDN_WRITE_EACH && plan->longest > plan->batch.write_slots.size[1])
         return gdn_fail(ctx, GDN_E_SHAPE, "write_slots: %lld columns, wanted %lld at least",
                         (long long)plan->batch.write_slots.size[1], (long long)plan->longest);
@@ -592,4 +597,12 @@ void gdn_plan_zero_rest(const struct gdn_plan *plan, const struct gdn_tokens *to
     }
     const struct gdn_seq rest = { .first = plan->end };
     zero_tokens(out, &rest, 0, tokens->N - plan->end, n_heads, n);
+}
+
+void gdn_plan_zero_gradients(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                             const struct gdn_rows *out, int64_t n_heads, int64_t n)
+{
+    const struct gdn_seq before = { .first = 0 };
+    if (out->data) zero_tokens(out, &before, 0, plan->start, n_heads, n);
+    gdn_plan_zero_rest(plan, tokens, out, n_heads, n);
 }

@@ -34,7 +34,7 @@ struct gdn_plan {
     gdn_batch       batch; /* the library's copy, defaults filled in */
     int64_t         B;
     int64_t         longest; /* largest n_tokens */
-    int64_t         end;     /* packed: tokens from here to N belong to no sequence */
+    int64_t         start, end; /* packed: tokens before and from there on are of no sequence */
     int64_t         max_checkpoints; /* as many as a call may write; 0: it writes none */
     bool            padded;
     struct gdn_seq *seqs;
@@ -148,5 +148,8 @@ static inline void *gdn_pool_at(const struct gdn_pool_view *view, int64_t slot, 
  * end. n_heads rows of n elements per token. */
 void gdn_plan_zero_rest(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                         const struct gdn_rows *out, int64_t n_heads, int64_t n);
+/* The same with gradients, which are zero before the first sequence too. */
+void gdn_plan_zero_gradients(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                             const struct gdn_rows *out, int64_t n_heads, int64_t n);
 
 #endif

@@ -15,9 +15,12 @@ gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn
 gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
                                  const struct gdn_tokens *tokens, struct gdn_plan *plan);
 
-/* A head size, 1 to 256, from dimension `dim` from the end; heads, which must divide H. */
-gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int *size);
+/* A head size, the last dimension, from 1 to `most`; heads, which must divide H. */
+gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int most,
+                               int *size);
 gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int64_t H, int *n);
+/* flags of a stage with a scale. */
+gdn_status gdn_stage_flags(gdn_ctx *ctx, uint32_t flags);
 gdn_status gdn_stage_enum(gdn_ctx *ctx, const char *name, int32_t value, int32_t end);
 
 /* ---- Chunks -------------------------------------------------------------------------------- */

@@ -8,7 +8,7 @@
 void gdn_backward_store(const struct gdn_kernels *kr, void *row, int32_t dtype, bool adds, float *x,
                         int n)
 {
-    float held[GDN_MAX_HEAD];
+    float held[GDN_MAX_VALUE];
     if (adds) {
         kr->load_row[dtype](held, row, (size_t)n);
         for (int i = 0; i < n; i++) x[i] += held[i];

@@ -235,7 +235,7 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
     c->work.seqs = c->plan.seqs;
     gdn_conv_backward_run(ctx, &c->work);
-    if (!c->work.adds) gdn_plan_zero_rest(&c->plan, &c->tokens, &c->work.dx, 1, c->work.D);
+    if (!c->work.adds) gdn_plan_zero_gradients(&c->plan, &c->tokens, &c->work.dx, 1, c->work.D);
     return gdn_note_kernel(ctx, c->base.op, "conv");
 }
 

@@ -87,10 +87,11 @@ static void run_strip(const struct exact *c, const struct gdn_rule *r,
                       const struct strip *s, int64_t t0, int n)
 {
     const int    hv = gdn_rule_source(r, s->head, r->Hv);
-    const size_t at = (size_t)s->col * gdn_dtype_bytes(r->v.dtype), len = (size_t)s->n;
+    const size_t v_at   = (size_t)s->col * gdn_dtype_bytes(r->v.dtype);
+    const size_t out_at = (size_t)s->col * gdn_dtype_bytes(r->out.dtype), len = (size_t)s->n;
     for (int t = 0; t < n; t++) {
         const char *v = gdn_row(&r->v, seq, t0 + t, hv);
-        kr->load_row[r->v.dtype](c->v + t * kr->strip, v + at, len);
+        kr->load_row[r->v.dtype](c->v + t * kr->strip, v + v_at, len);
     }
     const struct gdn_step step = {
         .q = c->kq + n * r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
@@ -100,7 +101,7 @@ static void run_strip(const struct exact *c, const struct gdn_rule *r,
     kr->step_strip[gdn_rule_rounding(r)](s->S, &step);
     for (int t = 0; r->out.data && t < n; t++) {
         char *o = gdn_row(&r->out, seq, t0 + t, s->head);
-        kr->store_row[r->out.dtype](o + at, c->o + t * kr->strip, len);
+        kr->store_row[r->out.dtype](o + out_at, c->o + t * kr->strip, len);
     }
 }
 

@@ -23,11 +23,11 @@ static void zero_rest(const struct gdn_backward_call *c)
     const struct gdn_backward *w = &c->work;
     const struct gdn_rule     *r = &w->rule;
     if (w->adds) return;
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dq, r->Hq, r->K);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dk, r->Hk, r->K);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dv, r->Hv, r->V);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dg, r->H, 1);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &w->dbeta, r->H, 1);
+    gdn_plan_zero_gradients(&c->plan, &c->tokens, &w->dq, r->Hq, r->K);
+    gdn_plan_zero_gradients(&c->plan, &c->tokens, &w->dk, r->Hk, r->K);
+    gdn_plan_zero_gradients(&c->plan, &c->tokens, &w->dv, r->Hv, r->V);
+    gdn_plan_zero_gradients(&c->plan, &c->tokens, &w->dg, r->H, 1);
+    gdn_plan_zero_gradients(&c->plan, &c->tokens, &w->dbeta, r->H, 1);
 }
 
 static gdn_status plan(gdn_ctx *ctx, void *call)

@@ -14,7 +14,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     const gdn_chunk_cumsum_args *a = &c->args;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_cumsum_args"));
     c->base = GDN_CALL_OF(a);
-    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
+    TRY(gdn_stage_flags(ctx, a->flags));
     if (a->chunk_size < 1)
         return gdn_fail(ctx, GDN_E_ARG, "chunk_size: %d, wanted 1 or more", (int)a->chunk_size);
     if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
@@ -27,7 +27,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_check_written(ctx, GDN_OP_CHUNK_CUMSUM, a, &c->plan.batch));
     c->g     = gdn_rows_of(&a->g, &c->tokens);
     c->out   = gdn_rows_of(&a->out, &c->tokens);
-    c->scale = a->scale != 0 ? (double)a->scale : 1;
+    c->scale = (double)gdn_scale_of(a->scale, 1, a->flags);
     return GDN_OK;
 }
 

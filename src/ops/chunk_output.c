@@ -14,10 +14,10 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_output_call *c)
     struct gdn_rule             *r = &c->rule;
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_OUTPUT, a));
     TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, false, &c->tokens));
-    TRY(gdn_stage_head_size(ctx, &a->u, "u", &r->V));
+    TRY(gdn_stage_head_size(ctx, &a->u, "u", GDN_MAX_VALUE, &r->V));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->w, "w", 2, (int64_t[]){ -1, -1 }));
-    TRY(gdn_stage_head_size(ctx, &a->w, "w", &r->K));
+    TRY(gdn_stage_head_size(ctx, &a->w, "w", GDN_MAX_HEAD, &r->K));
     const int64_t H = a->u.size[a->u.ndim - 2];
     if (H < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "u: %lld heads, wanted at least 1", (long long)H);
@@ -41,7 +41,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_rule             *r = &c->rule;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_output_args"));
     c->base = GDN_CALL_OF(a);
-    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
+    TRY(gdn_stage_flags(ctx, a->flags));
     if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
     TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
     TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
@@ -53,7 +53,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     r->g = gdn_rows_of(&a->g, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
     c->u = gdn_rows_of(&a->u, &c->tokens), c->w = gdn_rows_of(&a->w, &c->tokens);
     r->head_map = a->head_map;
-    r->scale    = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
+    r->scale    = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
     return GDN_OK;
 }
 

@@ -34,13 +34,14 @@ gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn
     return GDN_OK;
 }
 
-gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int *size)
+gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int most,
+                               int *size)
 {
     const int64_t n = t->size[t->ndim - 1];
-    if (n < 1) return gdn_fail(ctx, GDN_E_SHAPE, "%s: head size 0, wanted 1 to 256", name);
-    if (n > GDN_MAX_HEAD)
+    if (n < 1) return gdn_fail(ctx, GDN_E_SHAPE, "%s: head size 0, wanted 1 to %d", name, most);
+    if (n > most)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: head size %lld, the largest is %d", name,
-                        (long long)n, GDN_MAX_HEAD);
+                        (long long)n, most);
     *size = (int)n;
     return GDN_OK;
 }
@@ -53,6 +54,12 @@ gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
                         (long long)heads, (long long)H);
     *n = (int)heads;
     return GDN_OK;
+}
+
+gdn_status gdn_stage_flags(gdn_ctx *ctx, uint32_t flags)
+{
+    if (!(flags & ~(uint32_t)GDN_ZERO_AS_GIVEN)) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ZERO_AS_GIVEN", (unsigned)flags);
 }
 
 gdn_status gdn_stage_enum(gdn_ctx *ctx, const char *name, int32_t value, int32_t end)

@@ -12,12 +12,12 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_states_call *c)
     struct gdn_rule             *r = &c->rule;
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_STATES, a));
     TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, false, &c->tokens));
-    TRY(gdn_stage_head_size(ctx, &a->u, "u", &r->V));
+    TRY(gdn_stage_head_size(ctx, &a->u, "u", GDN_MAX_VALUE, &r->V));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     if (!a->states.data && !a->state_out.data)
         return gdn_fail(ctx, GDN_E_ARG, "states: absent, and state_out too, wanted at least one");
     TRY(gdn_plan_check(ctx, &c->tokens, &a->w, "w", 2, (int64_t[]){ -1, -1 }));
-    TRY(gdn_stage_head_size(ctx, &a->w, "w", &r->K));
+    TRY(gdn_stage_head_size(ctx, &a->w, "w", GDN_MAX_HEAD, &r->K));
     const int64_t H = a->u.size[a->u.ndim - 2], B = c->plan.B;
     if (H < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "u: %lld heads, wanted at least 1", (long long)H);

@@ -16,7 +16,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
     const char       *name = a->u.data ? "u" : a->w.data ? "w" : "T";
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_UW, a));
     TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, false, &c->tokens));
-    TRY(gdn_stage_head_size(ctx, &a->k, "k", &r->K));
+    TRY(gdn_stage_head_size(ctx, &a->k, "k", GDN_MAX_HEAD, &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     if (!like->data) return gdn_fail(ctx, GDN_E_ARG, "u: absent, and w and T too, wanted one");
     if (!a->v.data != !a->u.data)
@@ -25,7 +25,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
     TRY(gdn_plan_check(ctx, &c->tokens, like, name, 2, (int64_t[]){ -1, -1 }));
     if (a->v.data) {
         TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
-        TRY(gdn_stage_head_size(ctx, &a->v, "v", &r->V));
+        TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));
     }
     const int64_t H = like->size[like->ndim - 2];
     if (H < 1 || H > INT32_MAX)

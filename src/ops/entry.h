@@ -8,6 +8,17 @@
 #include "core/backend.h"
 #include "core/ctx.h"
 
+/* Fields whose 0 means a default, unless the call has GDN_ZERO_AS_GIVEN. An eps is then 2^-126: a
+ * row of zeros is divided by it. */
+static inline float gdn_scale_of(float given, float other, uint32_t flags)
+{
+    return given != 0 || flags & GDN_ZERO_AS_GIVEN ? given : other;
+}
+static inline float gdn_eps_of(float given, uint32_t flags)
+{
+    return given > 0 ? given : flags & GDN_ZERO_AS_GIVEN ? 0x1p-126f : 1e-6f;
+}
+
 /* An op's front. */
 struct gdn_entry {
     const char *name;

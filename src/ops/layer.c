@@ -17,7 +17,7 @@ gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int3
         { "n_key_heads", Hk, 1 << 16 },
         { "n_value_heads", Hv, 1 << 16 },
         { "key_head_dim", K, GDN_MAX_HEAD },
-        { "value_head_dim", V, GDN_MAX_HEAD },
+        { "value_head_dim", V, GDN_MAX_VALUE },
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].value < 1 || sizes[i].value > sizes[i].most)
@@ -204,7 +204,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 
     b->in       = gdn_rows_of(&a->hidden, &c->tokens);
     b->out      = gdn_rows_of(&a->out, &c->tokens);
-    b->rms_eps  = a->rms_eps > 0 ? a->rms_eps : 1e-6f;
+    b->rms_eps  = gdn_eps_of(a->rms_eps, a->flags);
     b->args     = a;
     b->tokens   = &c->tokens;
     b->plan     = &c->plan;

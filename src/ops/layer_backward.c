@@ -55,14 +55,16 @@ struct layer_backward {
 static gdn_status check_fields(gdn_ctx *ctx, struct layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
-    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_EXACT))
-        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted GDN_ACCUMULATE, GDN_EXACT, both or 0",
+    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_EXACT | GDN_ZERO_AS_GIVEN))
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "flags: 0x%x, wanted of GDN_ACCUMULATE, GDN_EXACT, GDN_ZERO_AS_GIVEN any",
                         (unsigned)a->flags);
     TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
                         a->value_head_dim));
     TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
     if (!(a->rms_eps >= 0) || !isfinite(a->rms_eps))
         return gdn_fail(ctx, GDN_E_ARG, "rms_eps: %g, wanted at least 0", (double)a->rms_eps);
+    c->args.rms_eps = gdn_eps_of(a->rms_eps, a->flags);
     c->Hk = a->n_key_heads, c->Hv = a->n_value_heads;
     c->K = a->key_head_dim, c->V = a->value_head_dim;
     c->VV = c->Hv * c->V, c->D = 2 * c->Hk * c->K + c->VV, c->qkvz = c->D + c->VV;
@@ -475,6 +477,8 @@ static gdn_status run_forward(const struct layer_backward *c)
     const gdn_rmsnorm_gated_args norm_args = norm(c);
     TRY(project(c));
     TRY(gdn_conv1d_part(ctx, &conv_args));
+    if (c->batch.cu_seqlens.data) /* tokens before the first sequence get no output */
+        TRY(c->steps->clear(&c->run, c->m.o, (size_t)(c->N * c->VV) * gdn_dtype_bytes(c->dtype)));
     TRY(gdn_prefill_part(ctx, &rule_args));
     return gdn_rmsnorm_gated_part(ctx, &norm_args);
 }

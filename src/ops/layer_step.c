@@ -103,8 +103,8 @@ static void describe_rule(struct gdn_step_call *m)
     r->gate      = GDN_GATE_RAW;
     r->beta_kind = a->beta_kind != GDN_BETA_GIVEN ? a->beta_kind : GDN_BETA_SIGMOID;
     r->norm      = a->norm != GDN_NORM_NONE ? a->norm : GDN_NORM_L2;
-    r->norm_eps  = a->norm_eps > 0 ? a->norm_eps : 1e-6f;
-    r->scale     = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
+    r->norm_eps  = gdn_eps_of(a->norm_eps, a->flags);
+    r->scale     = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
     r->bound     = a->gate_lower_bound;
     r->decode    = true;
     r->tree      = m->plan.batch.parents.data;
@@ -125,7 +125,7 @@ static void describe_norm(gdn_ctx *ctx, struct gdn_step_call *m)
     m->norm = (struct gdn_norm_job){ .x = a->out, .z = a->z, .weight = a->norm_weight,
                                      .out = a->out, .kr = ctx->kr, .formula = GDN_NORM_NONE,
                                      .D = m->rule.V };
-    m->norm.eps    = a->rms_eps > 0 ? a->rms_eps : 1e-6f;
+    m->norm.eps    = gdn_eps_of(a->rms_eps, a->flags);
     m->norm.n_rows = m->tokens.N * m->rule.H;
 }
 

@@ -53,7 +53,9 @@ static void count_rows(struct gdn_norm_job *s)
 
 static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, float eps)
 {
-    if (flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)flags);
+    if (flags & ~(uint32_t)GDN_ZERO_AS_GIVEN)
+        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ZERO_AS_GIVEN",
+                        (unsigned)flags);
     return gdn_norm_check_eps(ctx, eps);
 }
 
@@ -70,7 +72,7 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
     *c = (struct gdn_norm_call){ .base = GDN_CALL_OF(a) };
     *s = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
     s->formula = a->norm == GDN_NORM_NONE ? GDN_NORM_L2 : a->norm;
-    s->eps     = a->eps > 0 ? a->eps : 1e-6f;
+    s->eps     = gdn_eps_of(a->eps, a->flags);
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_L2NORM, a, &a->x));
     count_rows(s);
     return GDN_OK;
@@ -94,7 +96,7 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
                                 .kr = ctx->kr };
     s->formula = GDN_NORM_NONE;
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;
-    s->eps     = a->eps > 0 ? a->eps : 1e-6f;
+    s->eps     = gdn_eps_of(a->eps, a->flags);
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_RMSNORM_GATED, a, &a->x));
     count_rows(s);
     return GDN_OK;

@@ -12,7 +12,8 @@
 
 static gdn_status check_numbers(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
 {
-    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP))
+    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP |
+                               GDN_ZERO_AS_GIVEN))
         return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ACCUMULATE",
                         (unsigned)a->flags);
     TRY(gdn_stage_enum(ctx, "gate", a->gate, GDN_GATE_RAW));
@@ -60,10 +61,10 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     struct gdn_rule                 *r = &c->work.rule;
     TRY(gdn_check_present(ctx, GDN_OP_PREFILL_BACKWARD, a));
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, false, &c->tokens));
-    TRY(gdn_stage_head_size(ctx, &a->q, "q", &r->K));
+    TRY(gdn_stage_head_size(ctx, &a->q, "q", GDN_MAX_HEAD, &r->K));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
-    TRY(gdn_stage_head_size(ctx, &a->v, "v", &r->V));
+    TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));
     TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan));
     const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
     const int64_t Hv = a->v.size[a->v.ndim - 2], H = Hq > Hv ? Hq : Hv, K = r->K, V = r->V;
@@ -96,8 +97,8 @@ static void fill(struct gdn_backward_call *c)
     w->dv = gdn_rows_of(&a->dv, &c->tokens), w->dg = gdn_rows_of(&a->dg, &c->tokens);
     w->dbeta = gdn_rows_of(&a->dbeta, &c->tokens);
     r->head_map = a->head_map, r->gate = a->gate, r->beta_kind = a->beta_kind, r->norm = a->norm;
-    r->norm_eps = a->norm_eps > 0 ? a->norm_eps : 1e-6f;
-    r->scale    = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
+    r->norm_eps = gdn_eps_of(a->norm_eps, a->flags);
+    r->scale    = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
     r->bound    = a->gate_lower_bound;
     r->n_seqs   = c->plan.B;
     r->n_groups = r->H, r->group_heads = 1;

@@ -128,7 +128,8 @@ static gdn_summary_args summary(const struct parallel *c)
     a.batch    = &c->summary_batch;
     a.head_map = c->args.head_map, a.state_layout = c->args.state_layout;
     a.norm = c->args.norm, a.norm_eps = c->args.norm_eps;
-    a.flags = c->args.flags & (GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP);
+    a.flags = c->args.flags &
+              (GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP | GDN_ZERO_AS_GIVEN);
     IN_PART(a, c);
     return a;
 }

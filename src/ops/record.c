@@ -133,8 +133,8 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
                                           &a->record_count };
     TRY(check_ranks(ctx, &t));
-    TRY(gdn_stage_head_size(ctx, &a->record_k, "record_k", &r->K));
-    TRY(gdn_stage_head_size(ctx, &a->record_u, "record_u", &r->V));
+    TRY(gdn_stage_head_size(ctx, &a->record_k, "record_k", GDN_MAX_HEAD, &r->K));
+    TRY(gdn_stage_head_size(ctx, &a->record_u, "record_u", GDN_MAX_VALUE, &r->V));
     const int64_t H = a->record_u.size[2];
     if (H < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "record_u: %lld heads, wanted at least 1", (long long)H);

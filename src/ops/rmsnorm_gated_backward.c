@@ -8,8 +8,9 @@
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_args *a)
 {
-    if (a->flags & ~(uint32_t)GDN_ACCUMULATE)
-        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ACCUMULATE",
+    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_ZERO_AS_GIVEN))
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "flags: 0x%x, wanted GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN, both or 0",
                         (unsigned)a->flags);
     TRY(gdn_norm_check_activation(ctx, a->activation));
     return gdn_norm_check_eps(ctx, a->eps);
@@ -33,7 +34,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_fields(ctx, a));
     TRY(check_present(ctx, a));
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_RMSNORM_GATED_BACKWARD, a, &a->x));
-    if (a->eps == 0) a->eps = 1e-6f;
+    a->eps = gdn_eps_of(a->eps, a->flags);
     s->D       = a->x.size[a->x.ndim - 1];
     s->n_rows  = gdn_n_rows(&a->x);
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;

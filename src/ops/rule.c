@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "batch/tree.h"
+#include "calls/chunk_stage.h"
 #include "calls/rule_call.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
@@ -17,11 +18,13 @@
 
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
 {
-    const uint32_t form = flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP);
+    const uint32_t form = flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP |
+                                                GDN_ZERO_AS_GIVEN);
     if (form > GDN_BF16_PRODUCTS)
         return gdn_fail(ctx, GDN_E_ARG,
                         "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS, and beside that "
-                        "GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP", (unsigned)flags);
+                        "GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, GDN_ZERO_AS_GIVEN",
+                        (unsigned)flags);
     return GDN_OK;
 }
 
@@ -66,9 +69,8 @@ static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
     const gdn_rule_args *a = &c->args;
     struct gdn_rule     *r = &c->rule;
     TRY(gdn_check_dtype(ctx, &a->q, "q", GDN_FLOATS));
-    const unsigned same = 1u << a->q.dtype;
-    TRY(gdn_check_dtype(ctx, &a->k, "k", same));
-    TRY(gdn_check_dtype(ctx, &a->v, "v", same));
+    TRY(gdn_check_dtype(ctx, &a->k, "k", GDN_FLOATS));
+    TRY(gdn_check_dtype(ctx, &a->v, "v", GDN_FLOATS));
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, decode, &c->tokens));
     const int64_t K = a->q.size[a->q.ndim - 1];
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, K }));
@@ -76,22 +78,15 @@ static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 
     const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
     const int64_t Hv = a->v.size[a->v.ndim - 2], H = Hq > Hv ? Hq : Hv;
-    const int64_t V = a->v.size[a->v.ndim - 1];
     if (Hq < 1 || Hk < 1 || Hv < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "q k v: %lld, %lld, %lld heads, wanted at least 1 each",
                         (long long)Hq, (long long)Hk, (long long)Hv);
     if (H % Hq || Hk > H || H % Hk || H % Hv)
         return gdn_fail(ctx, GDN_E_SHAPE, "q k v: %lld, %lld, %lld heads, wanted divisors of %lld",
                         (long long)Hq, (long long)Hk, (long long)Hv, (long long)H);
-    if (K < 1 || V < 1)
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: head size 0, wanted 1 to %d", K < 1 ? "q" : "v",
-                        GDN_MAX_HEAD);
-    if (K > GDN_MAX_HEAD || V > GDN_MAX_HEAD)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: head size %lld, the largest is %d",
-                        K > GDN_MAX_HEAD ? "q" : "v", (long long)(K > GDN_MAX_HEAD ? K : V),
-                        GDN_MAX_HEAD);
-    r->Hq = (int)Hq, r->Hk = (int)Hk, r->Hv = (int)Hv, r->H = (int)H, r->K = (int)K, r->V = (int)V;
-    return GDN_OK;
+    r->Hq = (int)Hq, r->Hk = (int)Hk, r->Hv = (int)Hv, r->H = (int)H;
+    TRY(gdn_stage_head_size(ctx, &a->q, "q", GDN_MAX_HEAD, &r->K));
+    return gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V);
 }
 
 /* Checks the tensors that gates need, and no others. */
@@ -214,8 +209,8 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->v = gdn_rows_of(&a->v, &c->tokens), r->g = gdn_rows_of(&a->g, &c->tokens);
     r->beta = gdn_rows_of(&a->beta, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
     r->head_map = a->head_map, r->gate = a->gate, r->beta_kind = a->beta_kind, r->norm = a->norm;
-    r->norm_eps = a->norm_eps > 0 ? a->norm_eps : 1e-6f;
-    r->scale    = a->scale != 0 ? a->scale : 1.0f / sqrtf((float)r->K);
+    r->norm_eps = gdn_eps_of(a->norm_eps, a->flags);
+    r->scale    = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
     r->bound    = a->gate_lower_bound;
     r->decode   = decode;
     r->tree     = c->plan.batch.parents.data;

@@ -16,7 +16,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
     const gdn_tensor       *like = a->M.data ? &a->M : &a->U;
     TRY(gdn_check_present(ctx, GDN_OP_SUMMARY, a));
     TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, false, &c->tokens));
-    TRY(gdn_stage_head_size(ctx, &a->k, "k", &r->K));
+    TRY(gdn_stage_head_size(ctx, &a->k, "k", GDN_MAX_HEAD, &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     if (!like->data) return gdn_fail(ctx, GDN_E_ARG, "M: absent, and U too, wanted at least one");
     if (!a->v.data != !a->U.data)
@@ -24,7 +24,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
                         a->v.data ? "v" : "U");
     if (a->v.data) {
         TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
-        TRY(gdn_stage_head_size(ctx, &a->v, "v", &r->V));
+        TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));
     }
     TRY(gdn_check_shape(ctx, like, a->M.data ? "M" : "U", 4,
                         (int64_t[]){ c->plan.B, -1, -1, -1 }));
@@ -52,7 +52,7 @@ static void fill_rules(struct gdn_summary_call *c)
     r->g = gdn_rows_of(&a->g, &c->tokens), r->beta = gdn_rows_of(&a->beta, &c->tokens);
     r->head_map = a->head_map;
     r->norm     = a->norm;
-    r->norm_eps = a->norm_eps > 0 ? a->norm_eps : 1e-6f;
+    r->norm_eps = gdn_eps_of(a->norm_eps, a->flags);
     r->scale    = 1;
     r->n_seqs   = c->plan.B;
 
@@ -73,9 +73,10 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_rule        *r = &c->offset;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_summary_args"));
     c->base = GDN_CALL_OF(a);
-    if (a->flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP))
+    if (a->flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP | GDN_ZERO_AS_GIVEN))
         return gdn_fail(ctx, GDN_E_ARG,
-                        "flags: 0x%x, wanted GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP or none",
+                        "flags: 0x%x, wanted of GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, "
+                        "GDN_ZERO_AS_GIVEN any",
                         (unsigned)a->flags);
     TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
     TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));

@@ -15,7 +15,7 @@ static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name
 {
     static const int64_t any[] = { -1, -1, -1, -1 };
     TRY(gdn_check_shape(ctx, M, name, 4, any));
-    TRY(gdn_stage_head_size(ctx, M, name, &a->K));
+    TRY(gdn_stage_head_size(ctx, M, name, GDN_MAX_HEAD, &a->K));
     a->B = a->P = M->size[0], a->n = 1;
     if (M->size[1] > INT32_MAX || M->size[1] > (INT64_MAX >> 8) / (a->B > 0 ? a->B : 1))
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads of %lld slots, too many", name,
@@ -25,7 +25,7 @@ static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name
     gdn_tensor last = *like;
     TRY(gdn_check_shape(ctx, like, like_name, 4, any));
     if (layout == GDN_STATE_VK) last.size[3] = last.size[2];
-    return gdn_stage_head_size(ctx, &last, like_name, &a->V);
+    return gdn_stage_head_size(ctx, &last, like_name, GDN_MAX_VALUE, &a->V);
 }
 
 static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, int32_t layout, int32_t reserved)

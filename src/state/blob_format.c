@@ -143,7 +143,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, co
         { "n_key_heads", h->n_key_heads, 1, INT32_MAX },
         { "n_value_heads", h->n_value_heads, 1, INT32_MAX },
         { "key_head_dim", h->key_head_dim, 1, GDN_MAX_HEAD },
-        { "value_head_dim", h->value_head_dim, 1, GDN_MAX_HEAD },
+        { "value_head_dim", h->value_head_dim, 1, GDN_MAX_VALUE },
         { "state_dtype", h->state_dtype, GDN_BLOB_NO_DTYPE,
           h->version < 2 ? GDN_F16 : GDN_E4M3 },
         { "state_layout", h->state_layout, 0, has_state ? GDN_STATE_KV : 0 },

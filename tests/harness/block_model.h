@@ -18,7 +18,11 @@
 #include "ring2_batch.h"
 #include "ring2_device.h"
 
-enum { HIDDEN = 40, HK = 2, HV = 4, K = 16, V = 24, W = 4, D = 2 * HK * K + HV * V, R = HV / HK };
+#ifndef TEST_V /* that of another program of one source (tests/CMakeLists.txt) */
+#define TEST_V 24
+#endif
+enum { HIDDEN = 40, HK = 2, HV = 4, K = 16, V = TEST_V, W = 4, R = HV / HK,
+       D = 2 * HK * K + HV * V };
 
 /* ---- The layer in float64 ---- */
 

@@ -8,7 +8,7 @@
 
 #include "ring2.h"
 
-enum { TRIES = 40 };
+enum { TRIES = 40, AGAIN = 5 };
 
 struct search {
     const struct ring2_factors *f;
@@ -81,4 +81,26 @@ int ring2_pairs(const struct ring2_factors *f, int (*rows)[RING2_MAX_FACTORS], i
                     n++;
                 }
     return n;
+}
+
+static bool is_allowed(const struct ring2_factors *f, const int *row, int factor)
+{
+    for (int i = 0; i < f->n; i++)
+        if (i != factor && !f->allowed(i, row[i], factor, row[factor])) return false;
+    return true;
+}
+
+int ring2_pairs_again(const struct ring2_factors *f, int (*rows)[RING2_MAX_FACTORS], int n,
+                      int max_rows, int factor, int first, int end)
+{
+    int all = n, level = first;
+    for (int i = 0; i < n; i += AGAIN) {
+        if (all == max_rows) return -1;
+        memcpy(rows[all], rows[i], sizeof rows[i]);
+        rows[all][factor] = level;
+        if (!is_allowed(f, rows[all], factor)) continue;
+        level = level + 1 < end ? level + 1 : first;
+        all++;
+    }
+    return all;
 }

@@ -9,7 +9,7 @@ const int64_t ring2_slots[B] = { 4, 0, 3, -1 };
 const struct ring2_layer ring2_layers[] = {
     { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 2, 2, 4 }, 16, 12 },
     { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, { 2, 2, 4 }, 33, 7 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, GDN_EXACT, { 4, 2, 2 }, 9, 130 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, GDN_EXACT, { 4, 2, 2 }, 9, 300 },
     { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, { 4, 1, 2 }, 20, 17 },
     { GDN_F32, GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 2, 2, 4 }, 32, 20 },
     { GDN_BF16, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, { 1, 1, 3 }, 31, 20 },

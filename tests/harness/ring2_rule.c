@@ -144,6 +144,14 @@ static void set_limits(const gdn_rule_args *a, bool prefill, const double *size,
     h->times = h->moves || h->cut != 0 ? 3 : prefill ? 8 : 4;
 }
 
+/* Returns true if the call may compute chunks; a device does where all rows have one dtype. */
+static bool goes_in_chunks(const gdn_rule_args *a, bool decode)
+{
+    const bool mixed = a->k.dtype != a->q.dtype || a->v.dtype != a->q.dtype ||
+                       (a->out.data && a->out.dtype != a->q.dtype);
+    return !decode && !(a->flags & GDN_EXACT) && !(mixed && ring2_on_device());
+}
+
 static void load_head(const gdn_rule_args *a, bool decode, const struct ring2_sequence *s,
                       int64_t hd, const struct ring2_rule *m, struct head *h)
 {
@@ -166,8 +174,8 @@ static void load_head(const gdn_rule_args *a, bool decode, const struct ring2_se
     h->rule.v     = head_rows(a, &a->v, s, hd, m->H, false);
     h->rule.alpha = alpha;
     h->rule.beta  = beta;
-    set_limits(a, !decode && !(a->flags & GDN_EXACT), size, s->valid, h);
-    if (!decode && a->q.dtype == GDN_F16 && ring2_on_device())
+    set_limits(a, goes_in_chunks(a, decode), size, s->valid, h);
+    if (goes_in_chunks(a, decode) && a->q.dtype == GDN_F16 && ring2_on_device())
         for (int64_t i = 0; i < s->valid * m->V; i++)
             if (isfinite(h->rule.v[i])) h->least = fmax(h->least, 0x1p-25 * fabs(h->rule.v[i]));
 }
@@ -338,6 +346,8 @@ void ring2_rule_model(const gdn_rule_args *a, bool decode, struct ring2_rule *m)
     m->n_rows = ring2_count(&a->q) / (n_heads(&a->q) * m->K);
     make_room(a, m);
     m->B = ring2_sequences(a->batch, &a->q, 2, decode, a->state.data != NULL, &seqs);
+    if (a->out.data && a->batch && a->batch->cu_seqlens.data) /* before the first sequence */
+        memset(m->out_kept, 1, (size_t)ring2_get(&a->batch->cu_seqlens, 0) * (size_t)(m->H * m->V));
     for (const struct ring2_sequence *s = seqs; s < seqs + m->B; s++) {
         if (s->kept && a->out.data)
             memset(m->out_kept + s->first * m->H * m->V, 1, (size_t)(s->T * m->H * m->V));

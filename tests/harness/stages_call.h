@@ -86,13 +86,14 @@ static inline void make_stages(struct stages *s, int number, int C, bool exact)
 {
     static const int heads[5][3] = { { 1, 1, 1 }, { 4, 2, 4 }, { 6, 2, 2 }, { 2, 2, 4 },
                                      { 3, 3, 3 } };
-    static const int dims[6][2] = { { 16, 16 }, { 1, 3 }, { 33, 7 }, { 20, 65 }, { 128, 40 },
-                                    { 60, 100 } };
+    enum { N_DIMS = 8 };
+    static const int dims[N_DIMS][2] = { { 16, 16 },  { 1, 3 },    { 33, 7 },   { 20, 65 },
+                                         { 128, 40 }, { 60, 100 }, { 12, 512 }, { 7, 1000 } };
     const int *h = heads[number % 5];
     const int32_t a = exact ? GDN_F32 : number % 3, b = exact ? GDN_F32 : number / 2 % 3;
     *s    = (struct stages){ .C = C, .Hq = h[0], .Hk = h[1], .Hv = h[2], .map = number % 2 };
     s->H  = h[0] > h[2] ? h[0] : h[2];
-    s->K  = dims[number % 6][0], s->V = dims[number % 6][1], s->layout = number / 3 % 2;
+    s->K  = dims[number % N_DIMS][0], s->V = dims[number % N_DIMS][1], s->layout = number / 3 % 2;
     make_batch(s, number);
     s->q = rows(s, a, s->Hq, s->K), s->k = rows(s, a, s->Hk, s->K), s->v = rows(s, b, s->Hv, s->V);
     s->g = rows(s, GDN_F32, s->H, 0), s->beta = rows(s, b, s->H, 0);

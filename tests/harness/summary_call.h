@@ -6,8 +6,9 @@
 #include "oracle.h"
 #include "ring2_rule.h"
 
-static const int dims[6][2] = { { 16, 16 }, { 1, 3 }, { 33, 7 }, { 20, 65 }, { 128, 40 },
-                                { 60, 100 } };
+enum { N_DIMS = 8, N_WIDE_DIMS = 2 }; /* the last ones: V above 256 */
+static const int dims[N_DIMS][2] = { { 16, 16 },  { 1, 3 },    { 33, 7 },   { 20, 65 },
+                                     { 128, 40 }, { 60, 100 }, { 24, 512 }, { 9, 1000 } };
 
 static inline gdn_tensor pool(int32_t dtype, bool swapped, int64_t B, int64_t H, int64_t r,
                               int64_t s)

@@ -67,6 +67,7 @@ static void round_trips(void)
     }
     round_trip(&plain, 3, 0);
     round_trip(&(struct layer){ 1, 6, 2, 2, 3, 5, 1, 0, 1, 2 }, 8, 7);
+    round_trip(&(struct layer){ 0, 1, 1, 2, 7, 1024, 3, GDN_I8, 1, 0 }, 3, 2);
 }
 
 /* Loading converts as gdn_state_copy() does. */

@@ -108,6 +108,7 @@ static void refuse_fields(void)
         { 32, 8, -1, "n_sequences" },   { 32, 8, 3, "fields need" },  { 40, 4, 2, "head_map" },
         { 44, 4, 0, "n_query_heads" },  { 44, 4, 3, "divisors" },     { 48, 4, -1, "n_key_heads" },
         { 52, 4, INT32_MAX, "divisors" }, { 56, 4, 257, "key_head" }, { 60, 4, 0, "value_head" },
+        { 60, 4, 1025, "value_head" },
         { 64, 4, 3, "state_dtype" },    { 64, 4, -2, "state_dtype" }, { 68, 4, 2, "state_layout" },
         { 72, 4, 16, "conv_dtype" },    { 76, 4, 0, "conv_length" },  { 76, 4, 3, "fields need" },
         { 76, 4, INT32_MAX, "need" },   { 80, 4, 1, "rank" },         { 84, 4, 0, "n_ranks" },

@@ -91,6 +91,9 @@ static void test_cu_seqlens(void)
     c.batch.cu_seqlens.data      = gdn_at(&c.batch.cu_seqlens, 4);
     c.batch.cu_seqlens.size[0]   = 5;
     if (accepted("backwards", &c)) CHECK(c.plan.end == 8 && c.plan.longest == 5, "backwards");
+    c.batch.cu_seqlens = LIST(3, 3, 7);
+    if (accepted("from 3 on", &c))
+        CHECK(c.plan.start == 3 && c.plan.end == 7 && c.plan.seqs[1].first == 3, "from 3 on");
     c                  = packed(10);
     c.batch.cu_seqlens = LIST(0);
     if (accepted("no sequence", &c)) CHECK(c.plan.B == 0 && c.plan.end == 0, "no sequence");
@@ -99,8 +102,10 @@ static void test_cu_seqlens(void)
 static void test_bad_cu_seqlens(void)
 {
     struct call c      = packed(10);
-    c.batch.cu_seqlens = LIST(1, 10);
-    refused("start", c, GDN_E_ARG, "cu_seqlens[0]: 1, wanted 0 to 0");
+    c.batch.cu_seqlens = LIST(-1, 10);
+    refused("start", c, GDN_E_ARG, "cu_seqlens[0]: -1, wanted 0 to 10");
+    c.batch.cu_seqlens = LIST(11, 11);
+    refused("start past the end", c, GDN_E_ARG, "cu_seqlens[0]: 11, wanted 0 to 10");
     c.batch.cu_seqlens = LIST(0, 15, 12);
     refused("end", c, GDN_E_ARG, "cu_seqlens[1]: 15, wanted 0 to 10");
     c.batch.cu_seqlens = LIST(0, 5, 4, 10);

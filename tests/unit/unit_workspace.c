@@ -39,14 +39,19 @@ static size_t rule_bytes(gdn_op op, int64_t B, int64_t T, int64_t Hk, int64_t Hv
     return bytes_of(op, &a);
 }
 
+/* So many times the bytes of a thread. */
+static int64_t threads_for(int64_t V) { return THREADS * (V + 255) / 256; }
+
 static void rule_is_bounded(void)
 {
+    enum { N_SIZES = 7 };
     static const int64_t heads[][2] = { { 1, 1 }, { 16, 32 }, { 1, 128 }, { 3, 3 } };
-    static const int64_t sizes[][2] = { { 1, 1 },   { 128, 128 }, { 256, 256 },
-                                        { 256, 1 }, { 7, 200 } };
-    for (int i = 0; i < 4 * 5 * 3; i++) {
-        const int64_t *h = heads[i % 4], *d = sizes[i / 4 % 5], B = i / 20 == 0 ? 1 : i / 20 * 50;
-        const size_t   limit = (size_t)(THREADS * 640 * KIB + 16 * h[1] + 192 * B);
+    static const int64_t sizes[N_SIZES][2] = { { 1, 1 },   { 128, 128 }, { 256, 256 }, { 256, 1 },
+                                               { 7, 200 }, { 256, 512 }, { 256, 1024 } };
+    for (int i = 0; i < 4 * N_SIZES * 3; i++) {
+        const int64_t *h = heads[i % 4], *d = sizes[i / 4 % N_SIZES], turn = i / (4 * N_SIZES);
+        const int64_t  B = turn == 0 ? 1 : turn * 50;
+        const size_t   limit = (size_t)(threads_for(d[1]) * 640 * KIB + 16 * h[1] + 192 * B);
         const size_t   few = rule_bytes(GDN_OP_PREFILL, B, 9, h[0], h[1], d[0], d[1], NULL);
         const size_t   many = rule_bytes(GDN_OP_PREFILL, B, 1 << 20, h[0], h[1], d[0], d[1], NULL);
         const size_t   step = rule_bytes(GDN_OP_DECODE, B, 4, h[0], h[1], d[0], d[1], NULL);

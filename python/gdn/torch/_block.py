@@ -46,11 +46,13 @@ def _composed(hidden, in_proj, conv_weight, conv_bias, A_log, dt_bias, norm_weig
     keys = heads[0] * dims[0]
     q, k, v = (x.unflatten(-1, (-1, dim)) for x, dim in zip(
         mixed.split((keys, keys, heads[1] * dims[1]), -1), (dims[0], dims[0], dims[1])))
+    flags, eps = options.get("flags", 0), options.get("rms_eps", 0.0)
     out = ops.prefill(q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=state,
-                      state_layout=options.get("state_layout", 0), flags=options.get("flags", 0),
-                      **_RULE, **batch)
-    out = rmsnorm_gated(out, z.unflatten(-1, (-1, dims[1])), norm_weight,
-                        eps=options.get("rms_eps", 0.0))
+                      state_layout=options.get("state_layout", 0),
+                      flags=flags & ~gdn.ZERO_AS_GIVEN, **_RULE, **batch)
+    if eps == 0 and flags & gdn.ZERO_AS_GIVEN:
+        eps = 2.0 ** -126
+    out = rmsnorm_gated(out, z.unflatten(-1, (-1, dims[1])), norm_weight, eps=eps)
     return linear(out.flatten(-2), out_proj)
 
 

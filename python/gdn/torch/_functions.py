@@ -65,9 +65,10 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
     """
     The gated delta rule over whole sequences, in chunks.
 
-    q [N][Hq][K], k [N][Hk][K], v [N][Hv][V] of one dtype A. g, beta [N][H] float32 or A: log gates
-    and write strengths, or raw ones with gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, A_log and
-    dt_bias [H]. state [P][H][V][K] is read and written in place (state_layout=gdn.STATE_KV for
+    q [N][Hq][K], k [N][Hk][K], v [N][Hv][V]. g, beta [N][H]: log gates and write strengths, or raw
+    ones with gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, A_log and dt_bias [H]. Every tensor has
+    a dtype of its own: float32, bfloat16 or float16. On a GPU a prefill is fast if q, k, v and out
+    have one dtype. state [P][H][V][K] is read and written in place (state_layout=gdn.STATE_KV for
     [K][V]), or written to state_out. q and k are normalised with norm=gdn.NORM_L2. scale 0 is
     1 / sqrt(K). [N] without cu_seqlens is one sequence.
 
@@ -76,7 +77,7 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
     refused. The gradients are those of the rule in chunks whatever flags say. There is no second
     derivative.
 
-    Returns out [N][H][V] of dtype A; with return_state=True (out, final states [B][H][V][K]
+    Returns out [N][H][V] of the dtype of q; with return_state=True (out, final states [B][H][V][K]
     float32), which leaves state as it is.
     """
     return _rule("prefill", q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, out,

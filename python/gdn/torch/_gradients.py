@@ -14,7 +14,8 @@ from ._operators import overload
 _INPUTS = "q", "k", "v", "g", "beta", "A_log", "dt_bias", "state"
 _NUMBERS = ("gate", "beta_kind", "head_map", "state_layout", "norm", "norm_eps", "scale",
             "gate_lower_bound")
-_FORWARD = "flags", "max_seqlen"  # of the forward call alone
+_FORWARD = "flags", "max_seqlen"  # of the forward call alone, but for
+BOTH_WAYS = gdn.BATCH_INVARIANT | gdn.ZERO_AS_GIVEN
 
 
 def final_state(op, q, v, state, options):
@@ -69,7 +70,7 @@ class _Rule(torch.autograd.Function):
         refuse_second("prefill")
         saved = ctx.saved_tensors  # may be read once: activation checkpointing
         options = given(BATCH, saved)
-        options.update(zip(_NUMBERS, ctx.numbers), flags=ctx.flags & gdn.BATCH_INVARIANT)
+        options.update(zip(_NUMBERS, ctx.numbers), flags=ctx.flags & BOTH_WAYS)
         return (None,) * 7 + rule_gradients(saved[len(BATCH):], ctx.needs_input_grad[7:], dout,
                                             dstate_out, options)
 

@@ -28,7 +28,8 @@ enum { GDN_N_EIGHT = 2 }; /* GDN_I8, GDN_E4M3: loops of 8-bit states are at [dty
 
 enum { GDN_CHUNK        = 16 };  /* C: tokens of one chunk of the prefill */
 enum { GDN_MAX_STRIP    = 32 };  /* widest strip of state columns, floats */
-enum { GDN_MAX_HEAD     = 256 }; /* largest K and V */
+enum { GDN_MAX_HEAD     = 256 }; /* largest K */
+enum { GDN_MAX_VALUE    = 1024 }; /* largest V */
 enum { GDN_MAX_TAPS     = 8 };   /* largest W */
 enum { GDN_STEP_COLUMNS = 128 }; /* most value columns of one step call */
 

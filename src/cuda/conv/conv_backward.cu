@@ -164,6 +164,8 @@ template <int TAPS> GDN_DEVICE void conv_backward_tokens(const struct gdn_cu_con
             const int64_t left  = start + s.n_tokens + s.batch * a.batch.T * a.batch.padded - at;
             if (left > 0 && at + left < end) behind = at + left;
             if (left <= 0) s.n_valid = 0; /* behind the last sequence */
+        } else if (a.batch.B > 0) { /* before the first one */
+            behind = clamp64(load_index(a.batch.cu_seqlens, 0), at + 1, end);
         }
         const int64_t row_of = a.batch.padded ? s.batch * a.batch.T : 0;
         pass(a, s, at - row_of - s.first, behind - row_of - s.first, own, sums);

@@ -262,7 +262,8 @@ GDN_DEVICE struct gdn_tile find_tile(const struct gdn_cu_conv &a, int64_t tile)
 
 /*
  * The tokens of a sequence, or of none, that follow in a tile, counted from its first one: those in
- * [first, to) are valid, of these a walk has computed the ones before `from`.
+ * [first, to) are valid, of these a walk has computed the ones before `from`. Outputs of tokens
+ * before the first sequence stay as they are.
  */
 struct gdn_run {
     int  first, from, to, end, sequence;
@@ -277,6 +278,10 @@ GDN_DEVICE struct gdn_run find_run(const struct gdn_cu_conv &a, const struct gdn
     struct gdn_cu_seq     s    = {};
     if (row >= 0) s = read_sequence(a.batch, row);
     const int64_t first = s.first - tile.first, stop = first - s.n_before + s.n_tokens;
+    if (row < 0 && a.batch.B > 0) {
+        const int64_t start = load_index(a.batch.cu_seqlens, 0) - tile.first;
+        return { t, t, t, (int)clamp64(start, t + 1, end), 0, true };
+    }
     if (row < 0 || stop <= t) return { t, t, t, end, 0, false };
     struct gdn_run r;
     r.end      = (int)clamp64(stop, 0, end);

@@ -222,12 +222,13 @@ GDN_DEVICE struct gdn_marks find_bounds(const struct gdn_cu_batch &b, int first,
         n = n - (count - 1) * step < step + 1 ? n - (count - 1) * step : step + 1;
     }
     const uint32_t all = bits_between(0, end);
-    uint32_t       starts = 0, zero = 0;
+    uint32_t       starts = 0, zero = 0; /* starts: and what is before the first sequence */
     bool           more   = true;
 #pragma unroll 1
     for (int i = low + lane; more; i += 32) {
         const int at = i <= B ? bound_at(b, i) - first : end;
         if (i < B && at >= -2 && at < end) starts |= 7u << (at + 2) >> 2;
+        if (i == 0 && at > 0) starts |= bits_between(0, at < end ? at : end);
         if (i == B && at < end) zero = all & ~0u << (at > 0 ? at : 0);
         more = !__any_sync(0xffffffff, at >= end);
     }

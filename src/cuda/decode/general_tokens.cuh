@@ -60,12 +60,18 @@ GDN_DEVICE int64_t slot_after(const struct gdn_cu_rule &r, const struct gdn_cu_s
     return t == s.n_valid - 1 ? s.write : -1;
 }
 
+/* The dtype of the row that this lane has a part of: the first sixteen have k, the others q. */
+GDN_DEVICE int row_dtype(const struct gdn_cu_rule &r)
+{
+    return threadIdx.x % 32 < 16 ? r.k.dtype : r.q.dtype;
+}
+
 /* Token t, by a whole warp. wide: its chunks are whole and aligned. */
 template <int KC, bool wide>
 GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_rule &r,
                             const struct decode_work &w, int64_t t)
 {
-    const int   lane = threadIdx.x % 32, io = r.k.dtype;
+    const int   lane = threadIdx.x % 32, io = row_dtype(r);
     const char *row  = lane < 16 ? row_at(r.k, w.seq, t, w.hk) : row_at(r.q, w.seq, t, w.hq);
     for (int j = 0; j < KC / 64; j++) {
         const int   first = lane % 16 * 4 + 64 * j;
@@ -75,7 +81,8 @@ GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_ru
         else
             load_part(f.kq[j], at, io, r.K - first);
     }
-    f.v    = load_bits(row_at(r.v, w.seq, t, w.hv), w.column + lane, io, lane < w.n_columns);
+    f.v    = load_bits(row_at(r.v, w.seq, t, w.hv), w.column + lane, r.v.dtype,
+                          lane < w.n_columns);
     f.g    = load_parts(row_at(r.g, w.seq, t, w.head), 0, r.g.dtype, r.g.data);
     f.beta = load_parts(row_at(r.beta, w.seq, t, w.head), 0, r.beta.dtype, r.beta.data);
     f.to   = slot_after(r, w.seq, t);
@@ -89,7 +96,7 @@ GDN_DEVICE void commit_token(struct decode_window<KC> &to, const struct decode_f
     const int  lane = threadIdx.x % 32, i = threadIdx.x / 32;
     const bool is_q = lane >= 16;
     float      x[KC / 64][4], squares = 0, kq = 0, length = 1;
-    expand_chunks(x, f.kq, r.k.dtype);
+    expand_chunks(x, f.kq, row_dtype(r));
     if (r.norm != GDN_NORM_NONE) {
         for (int j = 0; j < KC / 64; j++)
             for (int e = 0; e < 4; e++) squares = fmaf(x[j][e], x[j][e], squares);

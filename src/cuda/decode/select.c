@@ -10,7 +10,6 @@
 #include <stdio.h>
 
 enum { SLOTS_K = 128, PACKED_K = 128, EIGHT_K = 128, WINDOW_K = 128 };
-enum { MOST_LINES = 256 /* of a state */ };
 
 /* With more blocks on a multiprocessor, the token slots kernel is no faster than the token kernel
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
@@ -35,10 +34,11 @@ bool gdn_cuda_is_near_vector(const struct gdn_cu_array *a)
 }
 
 /* Kernels go from line to line of a state by 32 bits. */
-static bool is_near_pool(const struct gdn_pool_view *p)
+static bool is_near_pool(const struct gdn_pool_view *p, int V)
 {
+    const int most_lines = V > GDN_MAX_HEAD ? GDN_MAX_VALUE : GDN_MAX_HEAD;
     return !p->data || (gdn_cuda_is_near(p->slot, 4) && gdn_cuda_is_near(p->head, 4) &&
-                        gdn_cuda_is_near(p->ld, 4 * MOST_LINES));
+                        gdn_cuda_is_near(p->ld, 4 * most_lines));
 }
 
 /* Checks a list with one number for each row of a grid. */
@@ -58,8 +58,9 @@ static bool are_near(const struct gdn_cu_rule *r)
 {
     return gdn_cuda_are_near(&r->q) && gdn_cuda_are_near(&r->k) && gdn_cuda_are_near(&r->v) &&
            gdn_cuda_are_near(&r->g) && gdn_cuda_are_near(&r->beta) &&
-           gdn_cuda_are_near(&r->out) && is_near_pool(&r->from) && is_near_pool(&r->to) &&
-           gdn_cuda_is_near_vector(&r->A_log) && gdn_cuda_is_near_vector(&r->dt_bias);
+           gdn_cuda_are_near(&r->out) && is_near_pool(&r->from, r->V) &&
+           is_near_pool(&r->to, r->V) && gdn_cuda_is_near_vector(&r->A_log) &&
+           gdn_cuda_is_near_vector(&r->dt_bias);
 }
 
 /* ---- Alignment ----------------------------------------------------------------------------- */
@@ -156,7 +157,8 @@ static const char *why_not_steps(const struct gdn_cu_rule *r)
     const char *why = why_not_chain(r);
     if (!why) why = why_not_batch(&r->batch);
     if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
-    if (!why && (r->H > 1024 || r->V > 256)) why = "H is above 1024, or V above 256";
+    if (!why && gdn_cuda_mixes_dtypes(r)) why = "q, k, v and out have several dtypes";
+    if (!why && r->H > 1024) why = "H is above 1024";
     if (!why) why = why_not_pool(r, &r->from);
     if (!why) why = why_not_pool(r, &r->to);
     if (!why && !are_near(r)) why = "a stride does not fit 32 bits";
@@ -167,6 +169,12 @@ static const char *why_not_warps(const struct gdn_cu_rule *r)
 {
     const char *why = why_walk(r);
     return why ? why : why_not_steps(r);
+}
+
+bool gdn_cuda_mixes_dtypes(const struct gdn_cu_rule *r)
+{
+    return r->k.dtype != r->q.dtype || r->v.dtype != r->q.dtype ||
+           (r->out.data && r->out.dtype != r->q.dtype);
 }
 
 bool gdn_cuda_takes_warps(const struct gdn_cu_rule *args) { return !why_not_warps(args); }

@@ -38,6 +38,8 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
 /* By warps (decode/warp.cuh): is this a batch, and are these states, that they take? q and k need
  * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And what they take. */
 bool               gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
+/* Returns true if q, k, v and out do not have one dtype. */
+bool               gdn_cuda_mixes_dtypes(const struct gdn_cu_rule *args);
 struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *args);
 /* One token of each sequence, as rows that all have a state (decode/token.cuh). */
 bool               gdn_cuda_takes_one(const struct gdn_cu_rule *args,

@@ -327,8 +327,9 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     lay_out(ctx, options_of(c), args, memory);
     if (args->n_blocks) {
         const struct gdn_cu_rule *r = &args->rule;
-        TRY(gdn_cuda_find_map(ctx, "v", 6, &r->v, &r->batch, r->H, r->V, &args->v_map));
-        TRY(gdn_cuda_find_map(ctx, "dout", 7, &args->dout, &r->batch, r->H, r->V,
+        const int                 map = GDN_CUDA_MAP_BACK;
+        TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, &r->batch, r->H, r->V, &args->v_map));
+        TRY(gdn_cuda_find_map(ctx, "dout", map + 1, &args->dout, &r->batch, r->H, r->V,
                               &args->dout_map));
     }
     return launch_all(ctx, options_of(c), args, c->base.stream);

@@ -19,10 +19,13 @@ struct backward_window {
     bool              is_last;  /* no tokens come after the window */
 };
 
-/* Returns the number of a sequence's first chunk, if the sequence's start gives the numbers. */
+/* Returns the number of a sequence's first chunk, counted from the first sequence, if the start of a
+ * sequence gives the numbers. */
 GDN_DEVICE int64_t first_by_token(const struct gdn_cu_batch &b, int64_t row)
 {
-    return clamp64(load_index(b.cu_seqlens, row), 0, b.N) / GDN_CU_BACKWARD_CHUNK + row;
+    const int64_t start = clamp64(load_index(b.cu_seqlens, 0), 0, b.N);
+    const int64_t first = clamp64(load_index(b.cu_seqlens, row), start, b.N);
+    return (first - start) / GDN_CU_BACKWARD_CHUNK + row;
 }
 
 GDN_DEVICE struct backward_window find_window(const struct gdn_cu_backward &a, int64_t row)

@@ -12,7 +12,11 @@
 
 #include "cuda/prefill/backward.cuh"
 
-enum { ROW_WARPS = THREADS / 32, ROW_PARTS = 8 }; /* of a row: lane, lane + 32, ... */
+enum {
+    ROW_WARPS = THREADS / 32,
+    ROW_PARTS = 8, /* of a row: lane, lane + 32, ... */
+    ROW_WIDE  = 32 * ROW_PARTS /* elements at a time: all of q and k, but not of every v */
+};
 
 GDN_DEVICE void load_row(float (&x)[ROW_PARTS], const char *row, int dtype, int n)
 {
@@ -83,13 +87,45 @@ GDN_DEVICE void through_norm(float (&dy)[ROW_PARTS], float (&x)[ROW_PARTS],
 struct backward_tensor {
     const struct gdn_rows *given, *to, *parts;
     int                    head, n_heads, D;
+    bool                   is_v;
 };
 GDN_DEVICE struct backward_tensor find_tensor(const struct gdn_cu_backward &a, int item)
 {
     const struct gdn_cu_rule &r = a.rule;
-    if (item < r.Hq) return { &a.q, &a.dq, &a.head_dq, item, r.Hq, r.K };
-    if (item < r.Hq + r.Hk) return { &a.k, &a.dk, &a.head_dk, item - r.Hq, r.Hk, r.K };
-    return { &r.v, &a.dv, &a.z, item - r.Hq - r.Hk, r.Hv, r.V };
+    if (item < r.Hq) return { &a.q, &a.dq, &a.head_dq, item, r.Hq, r.K, false };
+    if (item < r.Hq + r.Hk)
+        return { &a.k, &a.dk, &a.head_dk, item - r.Hq, r.Hk, r.K, false };
+    return { &r.v, &a.dv, &a.z, item - r.Hq - r.Hk, r.Hv, r.V, true };
+}
+
+/* Elements of token t of a row, `from` one on. */
+GDN_DEVICE void store_row(const struct gdn_cu_backward &a, const struct backward_tensor &x,
+                          const struct backward_chunk &c, int t, int from)
+{
+    const struct gdn_cu_rule &r = a.rule;
+    float sum[ROW_PARTS] = {}, part[ROW_PARTS];
+    int   reader = first_reader(r, x.head, x.n_heads);
+    for (int i = 0; i < r.H / x.n_heads; i++, reader += reader_step(r, x.n_heads)) {
+        const float scale = x.is_v ? load_beta(r, c.in.seq, c.in.t0 + t, reader) : 1;
+        load_row(part, (const char *)(row_in(*x.parts, c, t, reader) + from), GDN_F32, x.D - from);
+#pragma unroll
+        for (int j = 0; j < ROW_PARTS; j++) sum[j] += scale * part[j];
+    }
+    if (x.to == &a.dq)
+#pragma unroll
+        for (int j = 0; j < ROW_PARTS; j++) sum[j] *= r.scale;
+    if (!x.is_v && r.norm != GDN_NORM_NONE) {
+        load_row(part, row_at(*x.given, c.in.seq, c.in.t0 + t, x.head), x.given->dtype, x.D);
+        through_norm(sum, part, r);
+    }
+    char *row = row_at(*x.to, c.in.seq, c.in.t0 + t, x.head);
+#pragma unroll
+    for (int j = 0; j < ROW_PARTS; j++) {
+        const int at = from + threadIdx.x % 32 + 32 * j;
+        if (at >= x.D) continue;
+        if (a.adds) sum[j] += load_float(row, at, x.to->dtype);
+        store_float(row, at, x.to->dtype, sum[j]);
+    }
 }
 
 GDN_DEVICE void backward_store(const struct gdn_cu_backward &a)
@@ -98,33 +134,9 @@ GDN_DEVICE void backward_store(const struct gdn_cu_backward &a)
     const int                    n_items = r.Hq + r.Hk + r.Hv;
     const struct backward_tensor x = find_tensor(a, (int)(blockIdx.x % n_items));
     const struct backward_chunk  c = find_backward_chunk(a, blockIdx.x / n_items);
-    const bool                   is_v = x.parts == &a.z;
     if (!x.to->data) return;
-    for (int t = threadIdx.x / 32; t < c.in.n; t += ROW_WARPS) {
-        float sum[ROW_PARTS] = {}, part[ROW_PARTS];
-        int   reader = first_reader(r, x.head, x.n_heads);
-        for (int i = 0; i < r.H / x.n_heads; i++, reader += reader_step(r, x.n_heads)) {
-            const float scale = is_v ? load_beta(r, c.in.seq, c.in.t0 + t, reader) : 1;
-            load_row(part, (const char *)row_in(*x.parts, c, t, reader), GDN_F32, x.D);
-#pragma unroll
-            for (int j = 0; j < ROW_PARTS; j++) sum[j] += scale * part[j];
-        }
-        if (x.to == &a.dq)
-#pragma unroll
-            for (int j = 0; j < ROW_PARTS; j++) sum[j] *= r.scale;
-        if (!is_v && r.norm != GDN_NORM_NONE) {
-            load_row(part, row_at(*x.given, c.in.seq, c.in.t0 + t, x.head), x.given->dtype, x.D);
-            through_norm(sum, part, r);
-        }
-        char *row = row_at(*x.to, c.in.seq, c.in.t0 + t, x.head);
-#pragma unroll
-        for (int j = 0; j < ROW_PARTS; j++) {
-            const int at = threadIdx.x % 32 + 32 * j;
-            if (at >= x.D) continue;
-            if (a.adds) sum[j] += load_float(row, at, x.to->dtype);
-            store_float(row, at, x.to->dtype, sum[j]);
-        }
-    }
+    for (int t = threadIdx.x / 32; t < c.in.n; t += ROW_WARPS)
+        for (int from = 0; from < x.D; from += ROW_WIDE) store_row(a, x, c, t, from);
 }
 
 /* ---- Rest ---------------------------------------------------------------------------------- */

@@ -181,14 +181,21 @@ static struct gdn_cuda_cut_options cut_options_of(const struct gdn_rule_call *c)
     return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
-/* Plans the workspace for segments and states of 8 bits. GDN_EXACT goes token by token, as
- * decode. */
+/* Returns true if the call goes token by token, as decode: with GDN_EXACT, and if its rows have
+ * several dtypes, which chunks do not take. */
+static bool goes_by_tokens(const struct gdn_rule_call *c, const struct gdn_cu_rule *args)
+{
+    return c->rule.exact || gdn_cuda_mixes_dtypes(args);
+}
+
+/* Plans the workspace for segments and states of 8 bits. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c    = call;
     struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     *args = gdn_cuda_call_args(c);
-    if (!c->rule.exact) c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));
+    if (!goes_by_tokens(c, args))
+        c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));
     return GDN_OK;
 }
 
@@ -197,7 +204,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_rule_call *c    = call;
     const struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
-    if (c->rule.exact) return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);
+    if (goes_by_tokens(c, args))
+        return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);
     return gdn_cuda_prefill(ctx, args, cut_options_of(c), memory, c->base.stream);
 }
 

@@ -5,7 +5,8 @@
  *     row    D to 256     1 to 32 lanes per line, a pack each, two lines at a time
  *     flat   the same     whole packs of 16 bits, lines a step apart: nothing is asked, four lines
  *     long   D to 1024    a warp per line, four packs per lane
- *     wide   all          a block per line, which is read twice, the second time from a cache
+ *     wide   all          a block per line, which is read twice, the second time from a cache;
+ *                         it has no `zeros`
  *
  * A lane adds up its elements in order, lanes are added by a tree: by D alone (G2).
  */
@@ -221,7 +222,7 @@ GDN_DEVICE void norm_lines(const struct gdn_cu_norm &a)
         unpack_weight(w, ws, a, p[0][i].first, p[0][i].n);
 #pragma unroll
         for (int l = 0; l < LINES; l++)
-            if (p[l][i].n > 0) store_scaled<dtype, PACKS == 1>(a, p[l][i], w, sum[l]);
+            if (p[l][i].n > 0) store_scaled<dtype, true>(a, p[l][i], w, sum[l]);
     }
 }
 

@@ -84,8 +84,9 @@ static int64_t n_sequences(struct ring2_replay *r)
     return r->draw.B;
 }
 
-/* Makes the batch one of sequence b alone, which keeps its slot. */
-static gdn_batch batch_alone(const struct ring2_replay *r, const gdn_tensor *identity, int64_t b)
+/* Makes the batch one of n sequences from b on, which keep their slots. */
+static gdn_batch batch_part(const struct ring2_replay *r, const gdn_tensor *identity, int64_t b,
+                            int64_t n)
 {
     const bool        has_slots = r->op <= GDN_OP_BLOCK || r->op == GDN_OP_STEP;
     gdn_batch         t         = r->batch;
@@ -93,9 +94,17 @@ static gdn_batch batch_alone(const struct ring2_replay *r, const gdn_tensor *ide
                                     &t.num_accepted_tokens, &t.token_start, &t.token_count,
                                     &t.parents, &t.path };
     if (has_slots && !t.read_slots.data) t.read_slots = *identity;
-    if (t.cu_seqlens.data) t.cu_seqlens.size[0] = 2;
+    if (t.cu_seqlens.data) t.cu_seqlens = ring2_narrow(&t.cu_seqlens, 0, b, n + 1);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        if (arrays[i]->data) *arrays[i] = ring2_narrow(arrays[i], 0, b, 1);
+        if (arrays[i]->data) *arrays[i] = ring2_narrow(arrays[i], 0, b, n);
+    return t;
+}
+
+/* The batch of sequence b alone, whose tokens come first. */
+static gdn_batch batch_alone(const struct ring2_replay *r, const gdn_tensor *identity, int64_t b)
+{
+    gdn_batch t = batch_part(r, identity, b, 1);
+    if (t.cu_seqlens.data) t.cu_seqlens = ring2_narrow(&r->batch.cu_seqlens, 0, 0, 2);
     return t;
 }
 
@@ -160,6 +169,48 @@ static void alone(struct ring2_replay *r, int number)
 }
 
 static void G2_batch_mates(void) { for_each_call(false, alone); }
+
+/* ---- Parts of a batch ----------------------------------------------------------------------- */
+
+/* Makes the call one of sequences [b, b + n) with the tokens of all before `end`. */
+static void run_part(struct ring2_replay *r, const gdn_tensor *identity, int64_t b, int64_t n,
+                     int64_t end)
+{
+    union ring2_call c     = r->call;
+    gdn_batch        batch = batch_part(r, identity, b, n), *its = &batch;
+    for (size_t i = 0; i < gdn_op_shapes[r->op].n_tensors; i++) {
+        gdn_tensor    *t   = &ring2_call_tensors(&c)[i];
+        const enum cut cut = cut_of(&gdn_tensor_rows(r->op)[i]);
+        if (!t->data) continue;
+        if (cut == BY_TOKENS) *t = ring2_narrow(t, 0, 0, end);
+        if (cut == BY_SEQUENCES) *t = ring2_narrow(t, 0, b, n);
+        if (cut == BY_CHUNKS) *t = ring2_narrow(t, 0, b * chunks_of(r), n * chunks_of(r));
+    }
+    memcpy(c.bytes + gdn_op_shapes[r->op].batch_at, &its, sizeof its);
+    ring2_status(ring2_ctx(2), "a part", gdn_run_op(ring2_ctx(2), r->op, &c), GDN_OK);
+}
+
+/* The last sequences alone, then those before them, give what the call gives: outputs of tokens
+ * before the first sequence stay, or are written by the second part. */
+static void in_parts(struct ring2_replay *r, int number)
+{
+    static const int64_t numbers[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    const gdn_batch     *t = &r->batch, *its = NULL;
+    const bool           lists = t->checkpoint_every || t->checkpoint_starts.data;
+    const int64_t        B = n_sequences(r), b = 1 + number % 2;
+    const bool           sinks = t->pad_policy == GDN_PAD_SINK; /* the batch's first padding row */
+    if (gdn_op_shapes[r->op].batch_at)
+        memcpy(&its, r->call.bytes + gdn_op_shapes[r->op].batch_at, sizeof its);
+    if (!has_alone(r->op) || lists || sinks || !its || !its->cu_seqlens.data || b >= B) return;
+    const gdn_tensor identity = ring2_indices(GDN_I32, 8, numbers);
+    ring2_replay_reset(r);
+    run_part(r, &identity, b, B - b, B * r->draw.T);
+    run_part(r, &identity, 0, b, b * r->draw.T);
+    skip_sums(r);
+    ring2_replay_expect(r, "parts");
+}
+
+static void G2_parts(void) { for_each_call(false, in_parts); }
 
 /* ---- Again, in other environments and contexts ---------------------------------------------- */
 
@@ -226,6 +277,7 @@ int main(int argc, char **argv)
     static const struct ring2_test tests[] = {
         { "G2 threads", G2_threads },
         { "G2 batch mates", G2_batch_mates },
+        { "G2 parts of a batch", G2_parts },
         { "G3 repeat", G3_repeat },
         { "G12 float environment", G12_float_environment },
         { "G13 no allocation", G13_no_allocation },

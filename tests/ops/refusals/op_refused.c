@@ -79,9 +79,6 @@ static void activations(void)
     REFUSE("q of I32", GDN_E_DTYPE, "q", a->q.dtype = GDN_I32);
     REFUSE("q of no dtype", GDN_E_DTYPE, "q", a->q.dtype = 77);
     REFUSE("q of dtype -1", GDN_E_DTYPE, "q", a->q.dtype = -1);
-    REFUSE("k of another dtype", GDN_E_DTYPE, "k", a->k.dtype = GDN_BF16);
-    REFUSE("v of another dtype", GDN_E_DTYPE, "v", a->v.dtype = GDN_F16);
-    REFUSE("out of another dtype", GDN_E_DTYPE, "out", a->out.dtype = GDN_F16);
     REFUSE("q of 2 dimensions", GDN_E_SHAPE, "q", a->q.ndim = 2);
     REFUSE("q of 0 dimensions", GDN_E_SHAPE, "q", a->q.ndim = 0);
     REFUSE("k of 7 dimensions", GDN_E_SHAPE, "k", a->k.ndim = 7);
@@ -99,7 +96,7 @@ static void activations(void)
     REFUSE("no heads", GDN_E_SHAPE, "heads", a->k.size[1] = 0);
     REFUSE("K 0", GDN_E_SHAPE, "q", a->q.size[2] = a->k.size[2] = 0);
     REFUSE("K 257", GDN_E_UNSUPPORTED, "q", a->q.size[2] = a->k.size[2] = 257);
-    REFUSE("V 257", GDN_E_UNSUPPORTED, "v", a->v.size[2] = a->out.size[2] = 257);
+    REFUSE("V 1025", GDN_E_UNSUPPORTED, "v", a->v.size[2] = a->out.size[2] = 1025);
     REFUSE("q not dense", GDN_E_SHAPE, "q", a->q.stride[2] = 2);
     REFUSE("k not dense", GDN_E_SHAPE, "k", a->k.stride[2] = 0);
     REFUSE("v not dense", GDN_E_SHAPE, "v", a->v.stride[2] = -1);
@@ -121,7 +118,6 @@ static void gates(void)
     REFUSE("g of other heads", GDN_E_SHAPE, "g", a->g.size[1] = 2);
     REFUSE("g of fewer tokens", GDN_E_SHAPE, "g", a->g.size[0]--);
     REFUSE("g of 3 dimensions", GDN_E_SHAPE, "g", a->g.ndim = 3; a->g.size[2] = 1);
-    REFUSE("g of BF16 beside F32", GDN_E_DTYPE, "g", a->g.dtype = GDN_BF16);
     REFUSE("beta of I32", GDN_E_DTYPE, "beta", a->beta.dtype = GDN_I32);
     REFUSE("beta of other heads", GDN_E_SHAPE, "beta", a->beta.size[1] = 2);
     REFUSE("beta_kind without beta", GDN_E_ARG, "beta", a->beta_kind = GDN_BETA_SIGMOID;
@@ -221,7 +217,6 @@ static gdn_tensor each(int64_t b, int64_t i, int64_t slot)
 static void contents(void)
 {
     const int64_t far = INT64_C(1) << 62;
-    REFUSE_CONTENTS("cu_seqlens from 1", GDN_E_ARG, "cu_seqlens", ring2_set(&t->cu_seqlens, 0, 1));
     REFUSE_CONTENTS("cu_seqlens from -1", GDN_E_ARG, "cu_seqlens",
                     ring2_set(&t->cu_seqlens, 0, -1));
     REFUSE_CONTENTS("cu_seqlens decreases", GDN_E_ARG, "cu_seqlens",

@@ -294,9 +294,8 @@ static void refuse_prefill_backward(void)
            a->dA_log = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0));
     REFUSE("sigmoid of nothing", GDN_E_ARG, "beta",
            a->beta_kind = GDN_BETA_SIGMOID; a->beta.data = NULL);
-    REFUSE("k of another dtype", GDN_E_DTYPE, "k", a->k.dtype = GDN_BF16);
     REFUSE("dg of bf16", GDN_E_DTYPE, "dg", a->dg.dtype = GDN_BF16);
-    REFUSE("dq of a dtype that is not q's", GDN_E_DTYPE, "dq", a->dq.dtype = GDN_F16);
+    REFUSE("dq of I32", GDN_E_DTYPE, "dq", a->dq.dtype = GDN_I32);
     REFUSE("state of 8 bits", GDN_E_DTYPE, "state", a->state.dtype = GDN_I8);
     REFUSE("dstate of bf16", GDN_E_DTYPE, "dstate", a->dstate.dtype = GDN_BF16);
     REFUSE("dq of another shape", GDN_E_SHAPE, "dq", a->dq.size[1] = 1);
@@ -403,6 +402,7 @@ static void refuse_block_fields(void)
     REFUSE("value heads no multiple", GDN_E_ARG, "n_value_heads", a->n_key_heads = 2;
            a->n_value_heads = 3);
     REFUSE("K 257", GDN_E_UNSUPPORTED, "key_head_dim", a->key_head_dim = 257);
+    REFUSE("V 1025", GDN_E_UNSUPPORTED, "value_head_dim", a->value_head_dim = 1025);
     REFUSE("V 0", GDN_E_ARG, "value_head_dim", a->value_head_dim = 0);
     REFUSE("state_layout 2", GDN_E_ARG, "state_layout", a->state_layout = 2);
     REFUSE("rms_eps NaN", GDN_E_ARG, "rms_eps", a->rms_eps = NAN);

@@ -39,6 +39,7 @@ static void refuse_fields(void)
     REFUSE("no key heads", GDN_E_ARG, "n_key_heads", a->n_key_heads = 0);
     REFUSE("3 value heads of 2", GDN_E_ARG, "n_value_heads", a->n_value_heads = 3);
     REFUSE("K 257", GDN_E_UNSUPPORTED, "key_head_dim", a->key_head_dim = 257);
+    REFUSE("V 1025", GDN_E_UNSUPPORTED, "value_head_dim", a->value_head_dim = 1025);
     REFUSE("V -1", GDN_E_ARG, "value_head_dim", a->value_head_dim = -1);
     REFUSE("beta_kind", GDN_E_ARG, "beta_kind", a->beta_kind = 3);
     REFUSE("head_map", GDN_E_ARG, "head_map", a->head_map = 2);
@@ -62,7 +63,7 @@ static void refuse_tensors(void)
     REFUSE("x not dense", GDN_E_SHAPE, "x", a->x.stride[1] = 2);
     REFUSE("a absent", GDN_E_ARG, "a: absent", a->a.data = NULL);
     REFUSE("b absent", GDN_E_ARG, "b: absent", a->b.data = NULL);
-    REFUSE("a of f16", GDN_E_DTYPE, "a", a->a.dtype = GDN_F16);
+    REFUSE("a of I32", GDN_E_DTYPE, "a", a->a.dtype = GDN_I32);
     REFUSE("b of fewer tokens", GDN_E_SHAPE, "b", a->b.size[0] = 4);
     REFUSE("z of bf16", GDN_E_DTYPE, "z", a->z.dtype = GDN_BF16);
     REFUSE("z of fewer heads", GDN_E_SHAPE, "z", a->z.size[1]--);

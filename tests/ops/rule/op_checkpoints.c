@@ -24,6 +24,7 @@ static const struct shape {
     { GDN_BF16, GDN_F32, GDN_F16, GDN_STATE_VK, true, { 4, 2, 2 }, 0, 64, 40 },
     { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, false, { 1, 1, 2 }, 1, 17, 130 },
     { GDN_BF16, GDN_F16, GDN_BF16, GDN_STATE_VK, false, { 1, 1, 1 }, 0, 16, 7 },
+    { GDN_BF16, GDN_F32, GDN_F16, GDN_STATE_KV, true, { 1, 1, 2 }, 0, 16, 296 },
     { GDN_BF16, GDN_F32, GDN_F32, GDN_STATE_VK, false, { 1, 1, 2 }, 0, 192, 136 },
     { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_KV, false, { 1, 1, 1 }, 0, 32, 136 },
     { GDN_F16, GDN_F32, GDN_BF16, GDN_STATE_KV, false, { 1, 1, 1 }, 0, 256, 72 },

@@ -23,7 +23,9 @@ static const struct shape {
                { GDN_F32, GDN_BF16, 64, 64 },   { GDN_BF16, GDN_BF16, 64, 128 },
                { GDN_F32, GDN_BF16, 256, 128 }, { GDN_BF16, GDN_BF16, 256, 64 },
                { GDN_F16, GDN_F16, 64, 64 },    { GDN_F16, GDN_F16, 256, 64 },
-               { GDN_F32, GDN_F16, 64, 64 },    { GDN_F32, GDN_F16, 256, 64 } };
+               { GDN_F32, GDN_F16, 64, 64 },    { GDN_F32, GDN_F16, 256, 64 },
+               { GDN_F32, GDN_BF16, 128, 512 }, { GDN_BF16, GDN_BF16, 256, 512 },
+               { GDN_F16, GDN_F16, 64, 1024 } };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes, N_CASES = 12 * N_SHAPES };
 
 /* By cu_seqlens and with initial states not if these have 16 bits, k-first, and K is not 128. */

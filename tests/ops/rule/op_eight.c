@@ -12,7 +12,10 @@
 #include "ring2_device.h"
 #include "ring2_rule.h"
 
-enum { K = 20, V = 40, SLOTS = 4 };
+#ifndef TEST_V /* that of another program of one source (tests/CMakeLists.txt) */
+#define TEST_V 40
+#endif
+enum { K = 20, V = TEST_V, SLOTS = 4 };
 static const int heads[3] = { 2, 2, 4 };
 
 /* ---- The conversions once more -------------------------------------------------------------- */

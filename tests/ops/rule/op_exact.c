@@ -20,7 +20,9 @@ enum { GIVEN, SOME_ZERO, SIGMOID, ABSENT, N_BETAS };
 
 static const int     heads[][3] = { { 2, 2, 4 }, { 1, 1, 1 }, { 4, 2, 2 }, { 1, 1, 3 } };
 static const int64_t dims[][2]  = { { 16, 16 }, { 128, 128 }, { 33, 130 }, { 7, 31 }, { 60, 60 },
-                                    { 100, 8 }, { 1, 1 },     { 256, 40 }, { 72, 17 } };
+                                    { 100, 8 }, { 1, 1 },     { 256, 40 }, { 72, 17 },
+                                    { 16, 520 } };
+enum { N_DIMS = sizeof dims / sizeof *dims };
 
 /* A sequence of T tokens as [1][T]..., the state it starts from, and what one call gives. */
 struct exact_case {
@@ -64,7 +66,7 @@ static void set_gates(gdn_rule_args *a, int kind, int beta, int64_t H)
 static struct exact_case make_case(int number, int32_t state_dtype)
 {
     const int        *hd = heads[number % 4];
-    const int64_t    *KV = dims[number % 9];
+    const int64_t    *KV = dims[number % N_DIMS];
     struct exact_case c  = { .T = number % 3 ? 1 + ring2_below(MAX_T) : MAX_T,
                              .H = hd[0] > hd[2] ? hd[0] : hd[2], .K = KV[0], .V = KV[1] };
     gdn_rule_args    *a = &c.args;

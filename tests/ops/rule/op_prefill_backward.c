@@ -24,10 +24,12 @@ enum { MILD, STRONG, ZERO, SPRINKLED };
 enum { NO_BETA, GIVEN, SIGMOID, TWICE, NEAR_2 };
 enum { NO_STATE, S_F32, S_BF16, S_F16 };
 
+/* Sizes of heads; the last ones are levels of some cases once more. */
+enum { N_DIMS = 9, N_ALL_DIMS = 13 };
 static const int levels[N_FACTORS] = {
     [BATCH] = 4, [LENGTHS] = 6, [MASK] = 4, [VIEW] = 3, [ACT] = 3, [OUT] = 3, [LAYOUT] = 2,
-    [HEADS] = 6, [MAP] = 2, [DIMS] = 9, [GATE] = 5, [STRENGTH] = 4, [GATE_DTYPE] = 2, [BETA] = 5,
-    [NORM] = 4, [SCALE] = 2, [STATE] = 4, [ENDS] = 4, [ABSENT] = 9, [ADDS] = 2,
+    [HEADS] = 6, [MAP] = 2, [DIMS] = N_DIMS, [GATE] = 5, [STRENGTH] = 4, [GATE_DTYPE] = 2,
+    [BETA] = 5, [NORM] = 4, [SCALE] = 2, [STATE] = 4, [ENDS] = 4, [ABSENT] = 9, [ADDS] = 2,
 };
 /* The named ones of a case. */
 static const char *const names[N_FACTORS][RING2_MAX_LEVELS] = {
@@ -47,12 +49,14 @@ static const int lengths[6][6] = { { 1, -1 }, { 0, 1, 8, 9, 0, -1 }, { 15, 16, -
                                    { 0, 0, -1 }, { 17, 48, 2, -1 } };
 static const int heads[6][3] = { { 1, 1, 1 }, { 2, 2, 4 }, { 4, 2, 2 }, { 3, 1, 1 }, { 1, 1, 3 },
                                  { 2, 4, 4 } };
-static const int dims[9][2]  = { { 1, 1 }, { 16, 16 }, { 60, 100 }, { 128, 128 }, { 32, 96 },
-                                 { 64, 48 }, { 256, 256 }, { 120, 31 }, { 7, 192 } };
+static const int dims[N_ALL_DIMS][2] = { { 1, 1 },     { 16, 16 },   { 60, 100 }, { 128, 128 },
+                                         { 32, 96 },   { 64, 48 },   { 256, 256 }, { 120, 31 },
+                                         { 7, 192 },   { 24, 257 },  { 256, 512 }, { 8, 1000 },
+                                         { 40, 1024 } };
 
 static bool clash(int i, int a, int j, int b)
 {
-    if (i == DIMS && dims[a][0] == 256) /* slow to judge */
+    if (i == DIMS && dims[a][0] * dims[a][1] >= 1 << 15) /* slow to judge */
         return (j == HEADS && b) || (j == LENGTHS && lengths[b][0] + lengths[b][1] > 17);
     /* Gradients of GDN_GATE_RAW alone. */
     return i == GATE && a < RAW && j == ABSENT && b >= 1 + DA_LOG && b <= 1 + DDT_BIAS;
@@ -499,8 +503,8 @@ static void split_sequence(void)
 static void workspace(void)
 {
     static const int64_t sizes[][3] = { { 1, 128, 128 }, { 2048, 128, 128 }, { 500, 256, 256 },
-                                        { 300, 1, 1 }, { 40, 60, 100 } };
-    for (int i = 0; i < 5; i++) {
+                                        { 300, 1, 1 }, { 40, 60, 100 }, { 600, 256, 1000 } };
+    for (int i = 0; i < 6; i++) {
         const int64_t T = sizes[i][0], K = sizes[i][1], V = sizes[i][2];
         gdn_prefill_backward_args a = make_call(1, &T, K, V);
         gdn_ctx                  *ctx = ring2_ctx(2);
@@ -556,6 +560,17 @@ static void long_sequence(void)
         gdn_prefill_backward_args a = make_call(2, T[i], 16, 24);
         new_gradients(&a);
         ring2_gradients_check(ring2_ctx(1), &a);
+    }
+}
+
+/* Every gradient where heads have more values than keys may have. */
+static void wide_values(void)
+{
+    static const int64_t T[] = { 70, 3 }, sizes[] = { 257, 512, 1000, 1024 };
+    for (int i = 0; i < 4; i++) {
+        gdn_prefill_backward_args a = make_call(2, T, 20, sizes[i]);
+        new_gradients(&a);
+        ring2_gradients_check(ring2_ctx(2), &a);
     }
 }
 
@@ -768,13 +783,15 @@ int main(int argc, char **argv)
         { "linear in dout", linear_in_dout },
         { "split sequence", split_sequence },
         { "long sequence", long_sequence },
+        { "wide values", wide_values },
         { "NaN stays with what it reaches", nan_stays },
         { "NaN of what does not count", nan_is_skipped },
         { "tensor cores: NaN", wide_nan },
     };
     static int           cases[300][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
-    const int            n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 300));
+    const int            few = (ring2_options(argc, argv), ring2_pairs(&f, cases, 300));
+    const int            n = ring2_pairs_again(&f, cases, few, 300, DIMS, N_DIMS, N_ALL_DIMS);
     if (n < 0) {
         printf("a pair of levels fits no case\n");
         return 1;

@@ -5,6 +5,7 @@
  */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "oracle.h"
 #include "ring2_batch.h"
@@ -40,8 +41,12 @@ static const struct ring2_factor factors[N_FACTORS - N_BATCH_FACTORS] = {
 
 static const int heads[7][3] = { { 1, 1, 1 }, { 2, 2, 4 }, { 4, 2, 2 }, { 3, 3, 3 },
                                  { 2, 2, 6 }, { 1, 1, 5 }, { 4, 4, 4 } };
-static const int dims[10][2] = { { 1, 1 }, { 16, 16 }, { 60, 60 }, { 100, 100 }, { 128, 128 },
-                                 { 32, 96 }, { 64, 48 }, { 256, 256 }, { 120, 31 }, { 192, 136 } };
+/* The last ones are levels of some cases once more. */
+enum { N_DIMS = 10, N_ALL_DIMS = 14 };
+static const int dims[N_ALL_DIMS][2] = { { 1, 1 },    { 16, 16 },   { 60, 60 },   { 100, 100 },
+                                         { 128, 128 }, { 32, 96 },   { 64, 48 },   { 256, 256 },
+                                         { 120, 31 },  { 192, 136 }, { 24, 257 },  { 256, 512 },
+                                         { 16, 1000 }, { 64, 1024 } };
 
 /* Levels that do not go together, in either order. */
 static bool clash(int i, int a, int j, int b)
@@ -212,26 +217,37 @@ static void run_case(const int *level, int number, bool decode)
     ring2_rule_check(ctx, a, decode);
 }
 
+static bool begin_case(const int *row, int number, bool again, bool decode)
+{
+    char name[200];
+    int  level[N_FACTORS];
+    memcpy(level, row, sizeof level);
+    if (again) level[DIMS] = 0; /* it has no name there */
+    ring2_name_case(level, factors, N_FACTORS - N_BATCH_FACTORS, name, sizeof name);
+    if (!again) return ring2_begin("%s %03d%s", decode ? "decode" : "prefill", number, name);
+    return ring2_begin("%s %03d K%d V%d, else%s", decode ? "decode" : "prefill", number,
+                       dims[row[DIMS]][0], dims[row[DIMS]][1], name);
+}
+
 int main(int argc, char **argv)
 {
     static int           rows[400][RING2_MAX_FACTORS];
-    int                  levels[N_FACTORS], n;
+    int                  levels[N_FACTORS], n, all;
     struct ring2_factors f = { N_FACTORS, levels, allowed };
     for (int i = 0; i < N_FACTORS; i++)
         levels[i] = i < N_BATCH_FACTORS ? ring2_batch_factors[i].n : factors[i - N_BATCH_FACTORS].n;
     ring2_options(argc, argv);
     n = ring2_pairs(&f, rows, 400);
-    if (n < 0) {
+    all = n < 0 ? n : ring2_pairs_again(&f, rows, n, 400, DIMS, N_DIMS, N_ALL_DIMS);
+    if (all < 0) {
         printf("a pair of levels fits no case\n");
         return 1;
     }
-    for (int i = 0; i < n; i++)
-        for (int decode = 0; decode < 2; decode++) {
-            char name[200];
-            ring2_name_case(rows[i], factors, N_FACTORS - N_BATCH_FACTORS, name, sizeof name);
-            if (!ring2_begin("%s %03d%s", decode ? "decode" : "prefill", i, name)) continue;
-            run_case(rows[i], i, decode);
-            ring2_end();
-        }
+    for (int i = 0; i < all; i++)
+        for (int decode = 0; decode < 2; decode++)
+            if (begin_case(rows[i], i, i >= n, decode)) {
+                run_case(rows[i], i, decode);
+                ring2_end();
+            }
     return ring2_summary();
 }

@@ -13,7 +13,8 @@ static const struct shape {
                { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, { 2, 2, 4 }, 33, 7 },
                { GDN_BF16, GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 4, 2, 2 }, 16, 33 },
                { GDN_F16, GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, GDN_EXACT, { 1, 1, 2 }, 20,
-                 9 } };
+                 9 },
+               { GDN_BF16, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, { 1, 1, 1 }, 18, 290 } };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 enum kind { CHAIN, STAR, BINARY, COMB, RANDOM, N_KINDS };

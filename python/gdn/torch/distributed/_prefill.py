@@ -10,7 +10,7 @@ import gdn
 import torch
 
 from .._autograd import numbers, refuse_others, refuse_second
-from .._gradients import _FORWARD, _INPUTS, _NUMBERS, rule_gradients
+from .._gradients import _FORWARD, _INPUTS, _NUMBERS, BOTH_WAYS, rule_gradients
 from .._operators import overload
 
 
@@ -156,7 +156,7 @@ class _Prefill(torch.autograd.Function):
         sizes = _Sizes(q, v, options["state_layout"] == gdn.STATE_KV)
         starts, maps = _starts(layout, sizes, inputs, dict(options, flags=forward_numbers[0]))
         ctx.layout, ctx.sizes, ctx.numbers = layout, sizes, rule_numbers
-        ctx.flags = forward_numbers[0] & gdn.BATCH_INVARIANT
+        ctx.flags = forward_numbers[0] & BOTH_WAYS
         ctx.save_for_backward(*inputs[:7], starts, maps)
         ctx.has_state = inputs[7] is not None
         cu_seqlens = layout.cu_seqlens(q.device)

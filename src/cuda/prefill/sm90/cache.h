@@ -3,6 +3,7 @@
 #ifndef GDN_CUDA_PREFILL_CACHE_H
 #define GDN_CUDA_PREFILL_CACHE_H
 
+#include "cpu/loops/kernels.h"
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/sm90/plan_segments.h"
 
@@ -12,9 +13,18 @@ struct gdn_cuda_map {
     uint64_t          of[9];
 };
 
+/* The numbers of maps, which are kept. */
+enum {
+    GDN_CUDA_MAP_V      = 2, /* and of out, the next one, for each slice of columns */
+    GDN_CUDA_MAP_SLICES = GDN_MAX_VALUE / 128,
+    GDN_CUDA_MAP_BACK   = GDN_CUDA_MAP_V + 2 * GDN_CUDA_MAP_SLICES, /* v, then dout */
+    GDN_CUDA_MAPS       = GDN_CUDA_MAP_BACK + 2
+};
+
 struct gdn_cuda_sm90 {
-    struct gdn_cuda_map maps[8]; /* of q, k, v, out in the last call of launch.c, of v, out from
-                                    column 128 on, and of v, dout in the last of backward.c */
+    /* The last call of launch.c: q, k, then v and out of every 128 columns. The last one of
+     * backward.c: v and dout. */
+    struct gdn_cuda_map maps[GDN_CUDA_MAPS];
     struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
     int64_t window_chunks;       /* of tests: of a window of gradients; else 0 */
     struct gdn_cuda_cut logged;  /* the last one in the log */

@@ -40,7 +40,7 @@ static bool is_deep(const struct gdn_cu_rule *r) { return r->K > 2 * TILE; }
 const char *gdn_cuda_prefill_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    _Static_assert(GDN_MAX_HEAD <= 4 * TILE, "heads of any size");
+    _Static_assert(GDN_MAX_HEAD <= 4 * TILE, "keys of any size");
     if (r->q.dtype == GDN_F32) return "q, k and v are float32";
     if (!gdn_cuda_has_kernel(ctx, kernel_of(CLUSTER, r->q.dtype))) return "no code for sm_90a runs";
     if (ctx->cuda->shared_most < SHARED) return "a block has too little shared memory";
@@ -160,8 +160,9 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     const int       n_slices = (r->V + COLUMNS - 1) / COLUMNS; /* of others it is one */
     TRY(gdn_cuda_find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
     TRY(gdn_cuda_find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
-    TRY(gdn_cuda_find_map(ctx, "v", 2 + 2 * slice, &r->v, b, r->Hv, r->V, &p.v));
-    TRY(gdn_cuda_find_map(ctx, "out", 3 + 2 * slice, &r->out, b, r->H, r->V, &p.out));
+    const int       map = GDN_CUDA_MAP_V + 2 * slice;
+    TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, b, r->Hv, r->V, &p.v));
+    TRY(gdn_cuda_find_map(ctx, "out", map + 1, &r->out, b, r->H, r->V, &p.out));
     if (c.units) {
         lay_out(r, &c, &p.cut, how->memory);
         log_cut(ctx, &c);

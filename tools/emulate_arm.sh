@@ -22,15 +22,17 @@ ops() { # ops TABLE: the loops and what is made of little else
     for op in op_gates op_norm op_conv1d; do on "$1" "$arm/$op"; done
 }
 
+export GDN_TEST_EVERY=4
+
 # Two at a time: nothing here has threads to speak of.
 on "" "$arm/unit_detect"
 {
     ops scalar
-    on neon "$arm/op_exact" --every=5
+    on neon "$arm/op_exact" --every=10
 } &
 other=$!
 ops neon
-on neon "$arm/op_rule" --every=5
+on neon "$arm/op_rule" --every=10
 wait $other
 
 sums=$arm/exact_sums

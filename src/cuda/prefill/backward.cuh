@@ -19,8 +19,8 @@ struct backward_window {
     bool              is_last;  /* no tokens come after the window */
 };
 
-/* Returns the number of a sequence's first chunk, counted from the first sequence, if the start of a
- * sequence gives the numbers. */
+/* Returns the number of a sequence's first chunk, counted from the first sequence, if starts of
+ * sequences give the numbers. */
 GDN_DEVICE int64_t first_by_token(const struct gdn_cu_batch &b, int64_t row)
 {
     const int64_t start = clamp64(load_index(b.cu_seqlens, 0), 0, b.N);

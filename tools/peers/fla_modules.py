@@ -3,11 +3,6 @@
 
 import sys
 
-import fla.modules.conv.causal_conv1d
-import fla.modules.conv.triton.ops
-import fla.modules.convolution
-import fla.modules.fused_norm_gate
-import fla.modules.l2norm
 import torch
 
 import gdn
@@ -70,6 +65,12 @@ def causal_conv1d_update(x, cache, residual=None, weight=None, bias=None, activa
 
 
 def install():
+    import fla.modules.conv.causal_conv1d
+    import fla.modules.conv.triton.ops
+    import fla.modules.convolution
+    import fla.modules.fused_norm_gate
+    import fla.modules.l2norm
+
     for name in ("l2norm", "l2_norm"):
         setattr(fla.modules.l2norm, name, l2norm)
     norms = fla.modules.fused_norm_gate

@@ -121,8 +121,8 @@ def transformers(device):
     gdn.transformers.install()
 
 
-def _reference(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
-               use_qk_l2norm_in_kernel=False, cu_seqlens=None):
+def reference(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
+              use_qk_l2norm_in_kernel=False, cu_seqlens=None):
     """FLA's rule in float64 token by token, where its kernels do not run."""
     ends = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
     wide = [x.double() for x in (q, k, v, g, beta)]
@@ -144,6 +144,27 @@ def _reference(q, k, v, g, beta, scale=None, initial_state=None, output_final_st
             out[:, t] = scale * torch.einsum("bhk,bhkv->bhv", qt, state)
         finals.append(state)
     return out.to(q.dtype), torch.cat(finals).float() if output_final_state else None
+
+
+def megatron(device):
+    """The folder's own package, which finds gdn's functions under the names of FLA's."""
+    import fla_modules
+
+    import gdn.causal_conv1d
+    import gdn.fla
+
+    gdn.causal_conv1d.install()  # of this package in version 0.16, later of FLA
+    _module("fla")
+    _module("fla.modules")
+    _module("fla.modules.convolution", **_members(fla_modules, "causal_conv1d"))
+    _module("fla.modules.l2norm", **_members(fla_modules, "l2norm"))
+    _module("fla.ops")
+    _module("fla.ops.gated_delta_rule", **_members(gdn.fla, "chunk_gated_delta_rule"))
+    if device == "cpu":  # where the layer makes its parameters
+        torch.cuda.current_device = lambda: torch.device("cpu")
+    import megatron.core.jit
+
+    megatron.core.jit.disable_jit_fuser()
 
 
 def _with_scale(function):
@@ -171,4 +192,4 @@ def gdn_cuda(device):
 
     stages.install()
     on_cpu.pretend()
-    package.chunk_gated_delta_rule = package.fused_recurrent_gated_delta_rule = _reference
+    package.chunk_gated_delta_rule = package.fused_recurrent_gated_delta_rule = reference

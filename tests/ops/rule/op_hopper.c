@@ -23,8 +23,8 @@ static const struct form {
     { "hopper_", 128, 128, 132, 0, 0 },         { "hopper_wide", 128, 128, 4, 0, 0 },
     { "hopper_small", 64, 64, 132, 0, 0 },      { "hopper_deep", 192, 72, 132, 0, 0 },
     { "hopper_summary", 128, 128, 132, 64, 192 }, { "hopper_summary", 64, 48, 132, 64, 256 },
-    { "hopper_", 64, 1000, 132, 0, 0 },         { "hopper_deep", 256, 512, 132, 0, 0 },
-    { "hopper_summary", 64, 520, 132, 64, 192 },
+    { "hopper_", 64, 264, 132, 0, 0 },          { "hopper_deep", 256, 264, 132, 0, 0 },
+    { "hopper_summary", 64, 264, 132, 64, 192 },
 };
 enum { N_FORMS = sizeof forms / sizeof *forms };
 

@@ -201,8 +201,9 @@ static inline void vf_part3(vf x[3])
 }
 static inline void vf_join3(vf x[3])
 {
-    float to[3 * VF];
-    vst3q_f32(to, (float32x4x3_t){ { x[0], x[1], x[2] } });
+    const float32x4x3_t y = { { x[0], x[1], x[2] } };
+    float               to[3 * VF];
+    vst3q_f32(to, y); /* a macro of clang, which takes no braces */
     for (int i = 0; i < 3; i++) x[i] = vf_load(to + i * VF);
 }
 

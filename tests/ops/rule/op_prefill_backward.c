@@ -69,7 +69,7 @@ static void name_case(const int *level, char *name, size_t bytes)
     size_t used = 0;
     name[0] = 0;
     for (int i = 0; i < N_FACTORS; i++) {
-        const char *one = names[i][level[i]];
+        const char *one = level[i] < RING2_MAX_LEVELS ? names[i][level[i]] : NULL;
         if (one && one[0]) used += (size_t)snprintf(name + used, bytes - used, " %s", one);
     }
 }

@@ -188,6 +188,7 @@ stage_asan() {
     local long='checkpoints|stages|tree|exact|rule.*|mixed|block.*|step.*|summary.*|decode.*'
     long="$long|eight.*|strong_gates|embed|bf16_products"
     local less="^readme$|^check[.]avx2$|^op_.*[.]avx2$|^op_($long)[.]scalar$"
+    less="$less|^op_(strong_gates|eight_wide)$" # their memory is that of op_rule and op_eight
     run_tests asan -L 'ring1|ring2|^cli$' -E "$less"
 }
 

@@ -202,7 +202,7 @@ stage_tsan() {
     build tsan tsan
     export GDN_TEST_EVERY=8
     run_tests tsan -L ring2 \
-        -E '[.](scalar|avx2)$|^op_(checkpoints|exact|stages|tree|rule_properties)$|^unit_fuzz'
+        -E '[.](scalar|avx2)$|^op_(checkpoints|exact|stages|tree|.*_properties|.*_wide)$|^unit_fuzz'
 }
 
 # Reads of memory that nobody wrote; clang models plain C best, hence the scalar table.
@@ -215,7 +215,7 @@ stage_msan() {
     build clang msan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=memory
     export GDN_TEST_EVERY=8
     run_tests msan -L ring2 -R '[.]scalar$' \
-        -E '^op_(checkpoints|stages|exact|mixed|rule_properties|block_checkpoints)[.]'
+        -E '^op_(checkpoints|stages|exact|mixed|rule_properties|block_checkpoints|strong_gates)[.]'
 }
 
 # ---- run them --------------------------------------------------------------------------------

@@ -215,20 +215,9 @@ static inline void vf_transpose(vf r[VF])
     for (int i = 0; i < VF; i++) r[i] = t[i];
 }
 
-/* Three vectors: of VF groups of 3 floats, one after the other, to the first of all groups, the
- * second, the third; and back. */
-static inline void vf_part3(vf x[3])
+/* Picks each vector from x[0] and x[1], and then from that and x[2]. */
+static inline void vf_pick3(vf x[3], const int32_t first[3][16], const int32_t second[3][16])
 {
-    static const int32_t first[3][16] = { /* of x[0] and x[1] */
-        { 0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30 },
-        { 1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31 },
-        { 2, 5, 8, 11, 14, 17, 20, 23, 26, 29 },
-    };
-    static const int32_t second[3][16] = { /* of that and x[2] */
-        { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 17, 20, 23, 26, 29 },
-        { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 18, 21, 24, 27, 30 },
-        { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 19, 22, 25, 28, 31 },
-    };
     vf y[3];
     for (int i = 0; i < 3; i++) {
         y[i] = _mm512_permutex2var_ps(x[0], _mm512_loadu_si512(first[i]), x[1]);
@@ -236,24 +225,36 @@ static inline void vf_part3(vf x[3])
     }
     for (int i = 0; i < 3; i++) x[i] = y[i];
 }
+
+/* Three vectors: of VF groups of 3 floats, one after the other, to the first of all groups, the
+ * second, the third; and back. */
+static inline void vf_part3(vf x[3])
+{
+    static const int32_t first[3][16] = {
+        { 0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30 },
+        { 1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31 },
+        { 2, 5, 8, 11, 14, 17, 20, 23, 26, 29 },
+    };
+    static const int32_t second[3][16] = {
+        { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 17, 20, 23, 26, 29 },
+        { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 18, 21, 24, 27, 30 },
+        { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 19, 22, 25, 28, 31 },
+    };
+    vf_pick3(x, first, second);
+}
 static inline void vf_join3(vf x[3])
 {
-    static const int32_t first[3][16] = { /* of x[0] and x[1] */
+    static const int32_t first[3][16] = {
         { 0, 16, 0, 1, 17, 0, 2, 18, 0, 3, 19, 0, 4, 20, 0, 5 },
         { 21, 0, 6, 22, 0, 7, 23, 0, 8, 24, 0, 9, 25, 0, 10, 26 },
         { 0, 11, 27, 0, 12, 28, 0, 13, 29, 0, 14, 30, 0, 15, 31, 0 },
     };
-    static const int32_t second[3][16] = { /* of that and x[2] */
+    static const int32_t second[3][16] = {
         { 0, 1, 16, 3, 4, 17, 6, 7, 18, 9, 10, 19, 12, 13, 20, 15 },
         { 0, 21, 2, 3, 22, 5, 6, 23, 8, 9, 24, 11, 12, 25, 14, 15 },
         { 26, 1, 2, 27, 4, 5, 28, 7, 8, 29, 10, 11, 30, 13, 14, 31 },
     };
-    vf y[3];
-    for (int i = 0; i < 3; i++) {
-        y[i] = _mm512_permutex2var_ps(x[0], _mm512_loadu_si512(first[i]), x[1]);
-        y[i] = _mm512_permutex2var_ps(y[i], _mm512_loadu_si512(second[i]), x[2]);
-    }
-    for (int i = 0; i < 3; i++) x[i] = y[i];
+    vf_pick3(x, first, second);
 }
 
 #include "cpu/loops/table.inc"

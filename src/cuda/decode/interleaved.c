@@ -2,7 +2,7 @@
 /*
  * Interleaved heads as calls of grouped ones. Of H state heads, number h has head h mod n of q, k
  * or v. So each run of n state heads has all n heads, one to one. The general kernel, which takes
- * the whole call, needs up to four times as long as these calls together.
+ * the whole call, needs two to six times as long as these calls together.
  */
 #include "cuda/decode/select.h"
 
@@ -57,7 +57,6 @@ int gdn_decode_runs(const struct gdn_cu_rule *r)
 struct gdn_cu_rule gdn_decode_run(const struct gdn_cu_rule *r, int n_runs, int i)
 {
     struct gdn_cu_rule run = *r;
-    if (n_runs == 1) return run;
     run.H               = r->H / n_runs;
     run.head_map        = GDN_HEADS_GROUPED;
     const int64_t first = (int64_t)i * run.H;

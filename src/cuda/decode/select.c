@@ -462,13 +462,14 @@ static gdn_status launch(struct gdn_decode_call *c)
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream)
 {
-    const int n_runs = gdn_decode_runs(args);
+    const int          n_runs = gdn_decode_runs(args);
+    struct gdn_cu_rule run;
     for (int i = 0; i < n_runs; i++) {
-        const struct gdn_cu_rule run = gdn_decode_run(args, n_runs, i);
-        struct gdn_decode_call   c   = describe(ctx, op, &run);
-        c.n_runs                     = n_runs;
-        c.memory                     = memory;
-        c.stream                     = stream;
+        if (n_runs > 1) run = gdn_decode_run(args, n_runs, i);
+        struct gdn_decode_call c = describe(ctx, op, n_runs > 1 ? &run : args);
+        c.n_runs                 = n_runs;
+        c.memory                 = memory;
+        c.stream                 = stream;
         TRY(launch(&c));
     }
     return GDN_OK;

@@ -58,8 +58,8 @@ static inline int64_t gdn_decode_sequences(const struct gdn_cu_rule *r)
     return r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
 }
 
-/* interleaved.c: as how many calls of grouped heads a call of interleaved heads runs, and one of
- * them. Of any other call the number is 1. */
+/* interleaved.c: returns as how many calls of grouped heads a call of interleaved heads runs, 1: as
+ * it is; and call i of several. */
 int                gdn_decode_runs(const struct gdn_cu_rule *r);
 struct gdn_cu_rule gdn_decode_run(const struct gdn_cu_rule *r, int n_runs, int i);
 

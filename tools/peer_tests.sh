@@ -32,7 +32,7 @@ fla) tests="tests/ops/test_gdn.py tests/modules/test_l2norm.py
     tests/modules/test_layernorm_gated.py tests/modules/test_conv.py"
     # What FLA chooses for FlashQLA is no business of gdn, nor is a norm with a mean.
     set -- -k "not flash_qla and not test_layernorm_gated[ and not rmsFalse" "$@" ;;
-# Several ranks, as processes of a CPU. FLA need not be installed.
+# Several ranks: processes of a CPU, or GPUs. FLA need not be installed.
 fla_ranks) tests=tests/context_parallel/test_cp_gdn.py ;;
 gdn_cuda) tests="test/test_py/fla_comparison.py test/test_py/test_fla_recurrent_comparison.py" ;;
 # The checkout's own package and tests; tests that load real weights skip themselves.

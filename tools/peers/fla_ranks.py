@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-FLA's tests of context parallelism, on gloo processes of a CPU. The checkout's context and what
-compares tensors are used; the rule is gdn's. FLA's kernels are not imported.
+FLA's tests of context parallelism, on gloo processes of a CPU, or on GPUs and NCCL. The checkout's
+context and what compares tensors are used; the rule is gdn's. FLA's kernels are not imported.
 """
 
+import contextlib
 import importlib
 import os
 import sys
@@ -35,7 +36,8 @@ def install():
     rule = types.ModuleType("fla.ops.gated_delta_rule")
     rule.chunk_gated_delta_rule = gdn.fla.chunk_gated_delta_rule
     sys.modules["fla.ops.gated_delta_rule"] = rule
-    torch.cuda.device_count = lambda: 8
+    if os.environ["GDN_PEER_DEVICE"] == "cpu":
+        torch.cuda.device_count = lambda: 8
     mp.start_processes = _start
 
 
@@ -56,12 +58,14 @@ def _gloo(start):
 
 
 def _run(rank, file, name, n_ranks, *args):
-    """A rank: the worker of the test, on the CPU."""
+    """A rank: the worker of the test."""
     install()
-    on_cpu.pretend()
-    torch.cuda.set_device = lambda *_: None
-    torch.set_num_threads(1)
-    dist.init_process_group = _gloo(dist.init_process_group)
+    is_cpu = os.environ["GDN_PEER_DEVICE"] == "cpu"
+    if is_cpu:
+        on_cpu.pretend()
+        torch.cuda.set_device = lambda *_: None
+        torch.set_num_threads(1)
+        dist.init_process_group = _gloo(dist.init_process_group)
     maps = []
     layout_of = gdn.torch.distributed.layout_of
 
@@ -73,7 +77,7 @@ def _run(rank, file, name, n_ranks, *args):
     spec = importlib.util.spec_from_file_location("peer_test", file)
     test = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(test)
-    with on_cpu.Mode():
+    with on_cpu.Mode() if is_cpu else contextlib.nullcontext():
         getattr(test, name)(rank, *args)
     assert len(maps) == 1 and len(maps[0].ranges) > 0, "the call did not go through libgdn"
     sys.stdout.flush()

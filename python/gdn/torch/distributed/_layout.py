@@ -233,6 +233,13 @@ class Layout:
             self._tensors[key] = torch.tensor(values, dtype=torch.int32).to(device)
         return self._tensors[key]
 
+    def rows(self, name):
+        """One of the lists as a slice, if its numbers are evenly apart; else None."""
+        rows = self._lists[name]
+        step = rows[1] - rows[0] if len(rows) > 1 else 1
+        even = list(range(rows[0], rows[-1] + 1, step)) if rows and step > 0 else None
+        return slice(rows[0], rows[-1] + 1, step) if even == rows else None
+
     def cu_seqlens(self, device="cpu"):
         """cu_seqlens of this rank's pieces of sequences."""
         return self.tensor("cu_seqlens", device)

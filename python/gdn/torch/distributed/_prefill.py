@@ -25,22 +25,35 @@ class _Sizes:
         return torch.zeros(count, self.H, *self.state, dtype=torch.float32, device=like.device)
 
     def maps(self, like, count):
-        """Zeros for that many ranges."""
-        return torch.zeros(count, self.H, self.K * (self.V + self.K), dtype=torch.float32,
+        """Room for those of that many ranges. A fold reads those alone that a rank has written."""
+        return torch.empty(count, self.H, self.K * (self.V + self.K), dtype=torch.float32,
                            device=like.device)
 
     def split(self, maps):
-        """U [ranges][H][V][K] and M [ranges][H][K][K], as views."""
-        U, M = maps.flatten(0, -3).split((self.K * self.V, self.K * self.K), -1)
-        return U.unflatten(-1, self.state), M.unflatten(-1, (self.K, self.K))
+        """U [ranges][H][V][K] and M [ranges][H][K][K], as views of maps without gaps."""
+        K, V, width = self.K, self.V, self.K * (self.V + self.K)
+        count = maps.numel() // (self.H * width)
+        U = maps.as_strided((count, self.H, *self.state),
+                            (self.H * width, width, self.state[1], 1))
+        M = maps.as_strided((count, self.H, K, K), (self.H * width, width, K, 1), K * V)
+        return U, M
 
 
-def _fold(M, U, order, sizes, state_layout, state=None):
-    """The states that ranges in these orders end in."""
-    out = sizes.states(U, order.shape[0])
+def _fold(out, M, U, order, state_layout, state=None):
+    """Writes the states that ranges in these orders end in to out, which has no gaps in a row."""
     torch.ops.gdn.summary_fold.default(M=M, U=U, order=order, state=state, state_out=out,
                                        state_layout=state_layout)
-    return out
+
+
+def _fold_rows(states, layout, name, M, U, order, state_layout):
+    """The same, to the rows that the layout lists: in place where they are evenly apart, because
+    an indexed copy takes several launches."""
+    rows = layout.rows(name)
+    if rows is not None:
+        return _fold(states[rows], M, U, order, state_layout)
+    found = torch.empty_like(states[:order.shape[0]])
+    _fold(found, M, U, order, state_layout)
+    states[layout.tensor(name, states.device)] = found
 
 
 # ---- Forward -------------------------------------------------------------------------------------
@@ -89,8 +102,10 @@ def _own_maps(layout, sizes, inputs, options):
         _write_map(None if piece.begins and not starts else M[own], U[own], piece, inputs, options)
         if starts:
             first = layout.begins.index(piece.sequence)
-            U[own] = _fold(M[own], U[own], layout.tensor("one", U.device, lambda: [[0]]), sizes,
-                           kind, state[first:first + 1])
+            ended = torch.empty_like(U[own])
+            _fold(ended, M[own], U[own], layout.tensor("one", U.device, lambda: [[0]]), kind,
+                  state[first:first + 1])
+            U[own] = ended
     return maps
 
 
@@ -106,8 +121,7 @@ def _starts(layout, sizes, inputs, options):
         maps = _own_maps(layout, sizes, inputs, options)
         U, M = sizes.split(layout.group.all_gather(maps))
         if layout.receivers:
-            starts[layout.tensor("receives", starts.device)] = _fold(
-                M, U, layout.tensor("forward", U.device), sizes, kind)
+            _fold_rows(starts, layout, "receives", M, U, layout.tensor("forward", U.device), kind)
     return starts, maps
 
 
@@ -142,9 +156,8 @@ def _last_gradients(layout, sizes, inputs, maps, dout, dfinal, options):
         back = _own_gradient_maps(layout, sizes, inputs, maps, dout, dlast, options)
         U, M = sizes.split(layout.group.all_gather(back))
         if layout.senders:
-            dlast[layout.tensor("sends", dlast.device)] = _fold(
-                M.transpose(-1, -2), U, layout.tensor("backward", U.device), sizes,
-                options["state_layout"])
+            _fold_rows(dlast, layout, "sends", M.transpose(-1, -2), U,
+                       layout.tensor("backward", U.device), options["state_layout"])
     return dlast
 
 

@@ -7,9 +7,10 @@ batch, and a last one of all.
 
     PYTHONPATH=python GDN_LIBRARY=.../libgdn.so bench/ragged.py --batches 300 --file lines.jsonl
 
-Calls: `none` without max_seqlen; `max` with the true one; `all` with the number of all tokens; `alone`
-each sequence in a call of its own, the sum; `long` the longest alone and the others in a second
-call. They are captured, and replayed in turns with 256 MB written before each.
+Calls: `none` without max_seqlen; `max` with the true one; `all` with the number of all tokens; `whole`
+without segments; `alone` each sequence in a call of its own, the sum; `long` the longest alone and
+the others in a second call. They are captured, and replayed in turns with 256 MB written before
+each. The first rows are even batches, where only `none`, `max` and `whole` say something.
 """
 import argparse
 import json
@@ -32,6 +33,12 @@ TOKENS = 65536 * 32  # of all value heads, at most
 KNOWN = (  # the ragged rows of the issue
     (2, 8, (24576, 8192)), (2, 8, (12000, 3000, 100)), (4, 16, (24576, 8192)),
     (16, 48, (24576, 8192)), (16, 48, (20000, 500)), (8, 24, (16384, 1024, 1024, 1024)))
+
+
+EVEN = tuple((hk, hv, (length,) * count) for hk, hv, length, count in (
+    (16, 32, 8192, 4), (16, 32, 2048, 16), (16, 32, 2048, 4), (16, 32, 1024, 8), (16, 32, 4096, 8),
+    (16, 64, 2048, 4), (2, 8, 2048, 16), (2, 8, 8192, 16), (2, 8, 4864, 4), (4, 16, 8192, 4),
+    (16, 16, 8192, 4), (8, 24, 8192, 4), (2, 4, 512, 33), (2, 4, 2048, 33)))
 
 
 def drawn(draw):
@@ -72,8 +79,9 @@ def ways(x, lengths):
     at = max(range(n), key=lengths.__getitem__)
     pieces = [(a, b) for a, b in ((0, at), (at, at + 1), (at + 1, n)) if a < b]
     calls = dict(none=[dict(whole)], max=[dict(whole, max_seqlen=max(lengths))],
-                 all=[dict(whole, max_seqlen=sum(lengths))])
-    if n > 1:
+                 all=[dict(whole, max_seqlen=sum(lengths))],
+                 whole=[dict(whole, flags=gdn.BATCH_INVARIANT)])
+    if len(set(lengths)) > 1:
         calls["alone"] = [part(x, cuts, i, i + 1) for i in range(n)]
         calls["long"] = [part(x, cuts, a, b) for a, b in pieces]
     return {name: lambda rows=rows: [gdn.torch.prefill(**row, norm=gdn.NORM_L2) for row in rows]
@@ -101,11 +109,11 @@ def main():
     draw, lines = random.Random(11), []
     torch.manual_seed(0)
     flush = torch.empty(FLUSH, dtype=torch.uint8, device="cuda")
-    rows = list(KNOWN) + [drawn(draw) for _ in range(options.batches)]
+    rows = [*EVEN, *KNOWN, *(drawn(draw) for _ in range(options.batches))]
     with torch.no_grad():
         for hk, hv, lengths in rows:
             lines.append(measured(hk, hv, lengths, options.gates, options, flush))
-    over = sorted(line["over_best"] for line in lines)
+    over = sorted(line["over_best"] for line in lines[len(EVEN):])
     lines.append(dict(rows=len(over), gates=options.gates, geomean=round(math.exp(
         statistics.fmean(map(math.log, over))), 3), median=statistics.median(over),
         p90=over[int(0.9 * len(over))], most=over[-1], within=sum(x <= 1.05 for x in over)))

@@ -610,8 +610,8 @@ typedef enum gdn_write {
  *                                Absent: see the op. Padded tensors [B][T]... take none.
  *   max_seqlen                   upper bound on the longest sequence, in tokens. 0: unknown. A
  *                                hint for prefill on a GPU: lengths are in device memory, so
- *                                without it the library cannot know that some sequences are much
- *                                longer, and cannot split them. A wrong value affects speed only.
+ *                                without it the library prepares for any lengths, which takes
+ *                                about a tenth longer. A wrong value affects speed only.
  *                                No effect on a CPU. On a GPU, one-token sequences are faster in
  *                                a gdn_decode() of their own.
  *   read_slots           [B]     the slot that sequence b starts from, below P. Many
@@ -894,7 +894,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *   when      compute capability 9.0, q of 16 bits, K up to 128, K and V multiples of 8, and
  *             neither GDN_BATCH_INVARIANT nor GDN_EXACT.
  *   where     Cuts are at multiples of 64 tokens. They depend on B, N or T, max_seqlen, H, K, V,
- *             the device, and GDN_NO_EARLY_STOP with norm.
+ *             the device, GDN_NO_EARLY_STOP with norm, and on how many sequences are long.
  *   bits      Each cut rounds once more. The same call gives the same bits (G3). A sequence of
  *             another batch may be cut elsewhere. If gdn_last_kernel() names no summaries, nothing
  *             was cut, and the bits do not depend on the batch.

@@ -48,7 +48,7 @@ static struct gdn_cuda_cut cut_like(const struct gdn_cu_batch *b, int64_t H,
 
 static int64_t segments_of(const struct gdn_cuda_cut *c, int64_t tokens)
 {
-    return c->units && tokens > c->first ? 1 + (tokens - c->first + c->each - 1) / c->each : 1;
+    return c->units && tokens > c->whole ? 1 + (tokens - c->first + c->each - 1) / c->each : 1;
 }
 
 /* A call of B sequences of T tokens, and between how many segments a plan has; 1: whole. */
@@ -100,16 +100,17 @@ static void small_heads(void)
     }
 }
 
-/* A batch that is whole if its sequences are of one length: none of these is cut; one that is most
- * of the batch is cut as if it were alone, if the batch is large. */
+/* A batch that is whole if its sequences are of one length: none of these is cut, nor are more than
+ * there is room for; one that is most of the batch is cut as if it were alone, if the batch is
+ * large. */
 static void uneven_batches(void)
 {
     static const struct {
         int64_t B, T, H, least; /* least: segments of a sequence of all tokens; 1: it stays whole */
     } calls[] = {
-        { 32, 4096, 16, 5 }, { 16, 32768, 8, 8 }, { 16, 4096, 32, 2 }, { 4, 8192, 32, 1 },
-        { 257, 33, 32, 3 },  { 8, 4096, 64, 1 },  { 64, 8192, 4, 8 },  { 16, 2528, 8, 1 },
-        { 17, 16384, 8, 8 },
+        { 32, 4096, 16, 5 }, { 16, 32768, 8, 8 }, { 16, 4096, 32, 1 }, { 4, 8192, 32, 1 },
+        { 257, 33, 32, 1 },  { 8, 4096, 64, 1 },  { 64, 8192, 4, 8 },  { 16, 2528, 8, 8 },
+        { 17, 16384, 8, 8 }, { 16, 1024, 8, 1 },  { 8, 4096, 66, 1 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const int64_t             T = calls[i].T, N = calls[i].B * T;
@@ -117,7 +118,9 @@ static void uneven_batches(void)
         const int64_t             n = segments_of(&c, N);
         CHECK(calls[i].least == 1 ? n == 1 : n >= calls[i].least, "call %d: %d segments", (int)i,
               (int)n);
-        CHECK(c.first >= 2 * T, "call %d: first ones of %d tokens", (int)i, (int)c.first);
+        CHECK(c.whole >= T * 5 / 4, "call %d: whole ones of %d tokens", (int)i, (int)c.whole);
+        CHECK(!(c.units || c.apart) || (c.n_long * calls[i].H <= SMS && c.apart == c.wide),
+              "call %d: %d may be long", (int)i, (int)c.n_long);
     }
 }
 
@@ -133,7 +136,7 @@ static void longest_is_said(void)
         { 8192, 1, 256, 32, 1, 1, true },    { 65536, 512, 16, 16, 4, 9, false },
         { 32768, 33, 129, 4, 12, 18, false }, { 4096, 512, 8, 32, 1, 1, false },
         { 2048, 100, 8, 8, 1, 1, false },    { 65536, 64, 9, 66, 1, 1, false },
-        { 8192, 2600, 4, 8, 2, 8, false },
+        { 8192, 2600, 4, 8, 2, 12, false },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const int64_t             N = calls[i].T + (calls[i].B - 1) * calls[i].others;
@@ -152,9 +155,8 @@ static void about_one_length(void)
     for (int64_t T = 500; T < 70000; T += T / 2)
         for (int64_t B = 2; B < 20; B++) {
             const struct gdn_cu_batch b    = { .B = B, .T = B * T, .N = B * T };
-            const struct gdn_cuda_cut even = find(B, T, 4, SMS),
-                                      said = find_said(&b, 4, T / 5 * 7);
-            if (even.first > 2 * T) continue; /* for lengths that are unknown */
+            const struct gdn_cuda_cut even = find_said(&b, 4, T),
+                                      said = find_said(&b, 4, T / 5 * 6);
             CHECK(even.first == said.first && even.each == said.each, "%d x %d tokens", (int)B,
                   (int)T);
         }
@@ -246,24 +248,29 @@ static void any_lengths(void)
     for (int i = 0; i < 20000; i++) {
         const int64_t       B = 1 + i % 9, mean = 1 + i % 7 * 1500;
         struct gdn_cuda_cut like = { .first = 64 * (1 + i % 11), .each = 64 * (1 + i % 5) };
+        if (i % 4 == 0) like.whole = like.first + 100 * (i % 9);
         const struct gdn_cu_batch b = { .B = B, .T = B * mean, .N = B * mean };
         const struct gdn_cuda_cut c =
             mean > 4000 && i % 2 ? find_said(&b, 4, i % 13 * mean / 3)
                                  : cut_like(&b, 4, &like);
-        int64_t rest = B * mean, n = 0, several = 0;
+        int64_t rest = B * mean, n = 0, several = 0, cut = 0;
         for (int64_t s = 0; s < B; s++) {
             const int64_t more   = (int64_t)ring2_uniform(0, 3) * c.each;
             int64_t       length = (int64_t)ring2_uniform(0, (double)(2 * mean));
-            if (i % 3 && c.units) length = c.first + 1 + more;
+            if (i % 3 && c.units) length = (i % 2 ? c.first : c.whole) + 1 + more;
             if (length > rest) length = rest;
             rest -= length;
-            if (length > c.first) n += (length - c.first + c.each - 1) / c.each;
-            if (c.units && length > c.first + c.each) several++;
+            if (!c.units || length <= c.whole) continue;
+            n += (length - c.first + c.each - 1) / c.each;
+            cut++;
+            if (length > c.first + c.each) several++;
         }
         CHECK(n <= c.units, "first %d, each %d, %d of %d tokens: %d segments, %d were said",
               (int)c.first, (int)c.each, (int)B, (int)(B * mean), (int)n, (int)c.units);
         CHECK(several <= c.several, "first %d, each %d: %d sequences of several, %d were said",
               (int)c.first, (int)c.each, (int)several, (int)c.several);
+        CHECK(cut <= c.n_long, "whole %d: %d sequences are long, %d were said", (int)c.whole, (int)cut,
+              (int)c.n_long);
     }
 }
 
@@ -304,7 +311,7 @@ static double time_like(const struct measured *m, const struct gdn_cuda_cut *c)
 {
     const double first = (double)c->first / 64, each = (double)c->each / 64, T = m->T / 64.0;
     double       least = T * FAR / 100, us = 0;
-    if (!c->units) return m->whole;
+    if (!c->units || m->T <= c->whole) return m->whole;
     for (int i = 0; i < m->n; i++) {
         const double off = distance(m->first[i], first) +
                            distance(m->each[i], each) * (double)(segments_of(c, m->T) - 1);
@@ -345,6 +352,7 @@ static int allowed_of(const struct measured *m)
     return 0;
 }
 
+/* All sequences have one length, and the calls say so. */
 static void as_measured(void)
 {
     FILE *file = fopen("bench/results/segments/h200.jsonl", "r");
@@ -358,7 +366,8 @@ static void as_measured(void)
         struct measured m;
         CHECK(read_measured(line, &m), "line %d", n + 1);
         if (ring2_failed()) break;
-        const struct gdn_cuda_cut c  = find(m.B, m.T, m.H, SMS);
+        const struct gdn_cu_batch b  = { .B = m.B, .T = m.B * m.T, .N = m.B * m.T };
+        const struct gdn_cuda_cut c  = find_said(&b, m.H, m.T);
         const double              us = time_like(&m, &c), best = fastest(&m);
         const int                 allowed = allowed_of(&m), lost = (int)(100 * us / best) - 100;
         CHECK(us > 0, "%s %d x %d: %d, %d chunks", m.heads, m.T, m.B, (int)c.first / 64,

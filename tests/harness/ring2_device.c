@@ -73,8 +73,17 @@ gdn_ctx *ring2_hopper(int64_t first, int64_t each)
         ring2_skip("on Hopper");
         return NULL;
     }
-    ctx->cuda->sm90->cut.first = first;
-    ctx->cuda->sm90->cut.each  = each;
+    ctx->cuda->sm90->cut = (struct gdn_cuda_cut){ .first = first, .each = each };
+    return ctx;
+}
+
+gdn_ctx *ring2_hopper_apart(int64_t whole, int64_t most_long, int64_t first, int64_t each)
+{
+    gdn_ctx *ctx = ring2_hopper(first, each);
+    if (!ctx) return NULL;
+    ctx->cuda->sm90->cut.whole     = whole;
+    ctx->cuda->sm90->cut.most_long = most_long;
+    ctx->cuda->sm90->cut.apart     = true;
     return ctx;
 }
 

@@ -67,13 +67,42 @@ static void agrees_with_float64(void)
     }
 }
 
+/* Sequences that are cut have a launch of their own. Those that stay whole have the bits of a call
+ * without segments: short ones, and all if there are too many long ones. */
+static void apart(void)
+{
+    static const int64_t lengths[] = { 300, 1000, 63, 0, 301, 320, 129 };
+    enum { B = sizeof lengths / sizeof *lengths, WHOLE = 300, N_LONG = 3 };
+    for (int i = 0; i < 2 * N_SHAPES && !ring2_failed(); i++) {
+        const struct shape *s    = &shapes[i / 2];
+        const int           most = N_LONG - i % 2;
+        gdn_ctx            *ctx  = ring2_hopper_apart(WHOLE, most, s->first, s->each);
+        if (!ctx) return;
+        if (s->K <= 64 && s->V <= 64) continue;
+        gdn_rule_args a = packed(s, B, lengths);
+        ring2_rule_inputs(&a, s->norm == GDN_NORM_NONE, -0.05);
+        gdn_rule_args whole = ring2_rule_clone(&a);
+        ring2_rule_check(ctx, &a, false);
+        expect_cut(ctx, true);
+        whole.flags = GDN_BATCH_INVARIANT;
+        call(ctx, &whole);
+        int64_t token = 0;
+        for (int row = 0; row < B; token += lengths[row++]) {
+            const gdn_tensor got  = ring2_narrow(&a.out, 0, token, lengths[row]),
+                             want = ring2_narrow(&whole.out, 0, token, lengths[row]);
+            if (lengths[row] <= WHOLE || most < N_LONG)
+                ring2_expect_bits("out of a whole one", &got, &want);
+        }
+        ring2_free();
+    }
+}
+
 /* Rows of a padded batch with tokens that do not count at both ends, each as its tokens alone. */
-static void masked_rows(void)
+static void check_masked_rows(gdn_ctx *ctx)
 {
     enum { T = 400 };
     static const int     heads[3] = { 2, 2, 4 };
     static const int64_t start[3] = { 0, 70, 333 }, count[3] = { T, 330, 60 };
-    gdn_ctx             *ctx      = ring2_hopper(128, 64);
     gdn_batch            t        = gdn_batch_init();
     if (!ctx) return;
     gdn_rule_args a = ring2_rule_args(GDN_BF16, GDN_F32, 3 * T, 3, heads, 128, 128), before;
@@ -101,6 +130,12 @@ static void masked_rows(void)
     }
 }
 
+static void masked_rows(void)
+{
+    check_masked_rows(ring2_hopper(128, 64));
+    check_masked_rows(ring2_hopper_apart(340, 9, 128, 64));
+}
+
 /* Long enough for the planner; and another bit than whole, or nothing has been tried. */
 static void where_the_planner_cuts(void)
 {
@@ -118,7 +153,8 @@ static void where_the_planner_cuts(void)
     CHECK(!ring2_same_bits(&a.out, &whole.out), "segments have the bits of a whole sequence");
 }
 
-/* One sequence is most of a batch: it is cut if the call says how long it is, and it alone. */
+/* One sequence is most of a batch: it is cut whether or not the call says how long it is, and it
+ * alone. */
 static void one_among_many(void)
 {
     enum { B = 12, LONG = 20000, SHORT = 500 };
@@ -130,16 +166,22 @@ static void one_among_many(void)
     for (int i = 0; i < B; i++) lengths[i] = i == 7 ? LONG : SHORT + i % 3;
     gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, B, lengths, heads, 16, 16, &batch);
     ring2_rule_inputs(&a, true, -0.001);
-    gdn_rule_args whole = ring2_rule_clone(&a);
+    gdn_rule_args whole = ring2_rule_clone(&a), said = whole;
+    whole.flags         = GDN_BATCH_INVARIANT;
     call(ctx, &whole);
     expect_cut(ctx, false);
-    batch->max_seqlen = LONG;
+    said.out = ring2_clone(&a.out), said.state = ring2_clone(&a.state);
     ring2_rule_check(ctx, &a, false);
+    expect_cut(ctx, true);
+    batch->max_seqlen = LONG;
+    ring2_rule_check(ctx, &said, false);
     expect_cut(ctx, true);
     const int64_t    before  = 7 * SHORT + 7;
     const gdn_tensor parts[] = { ring2_narrow(&a.out, 0, 0, before),
+                                 ring2_narrow(&said.out, 0, 0, before),
                                  ring2_narrow(&whole.out, 0, 0, before) };
-    ring2_expect_bits("out of short ones", &parts[0], &parts[1]);
+    ring2_expect_bits("out of short ones", &parts[0], &parts[2]);
+    ring2_expect_bits("out of short ones", &parts[1], &parts[2]);
     CHECK(!ring2_same_bits(&a.out, &whole.out), "the long one has the bits of a whole one");
 }
 
@@ -481,7 +523,8 @@ static void G6_lengths_that_overlap(void)
     static const int32_t wrong[B + 1] = { 0, N, 0, N, 0, N, 0 };
     FOR_EACH_SHAPE(s)
     {
-        gdn_ctx *ctx = ring2_hopper(s->first, s->each);
+        gdn_ctx *ctx = s == shapes ? ring2_hopper_apart(s->first + 60, 1, s->first, s->each)
+                                   : ring2_hopper(s->first, s->each);
         if (!ctx) return;
         gdn_rule_args a = packed(s, B, lengths);
         memcpy(a.batch->cu_seqlens.data, wrong, sizeof wrong);
@@ -501,6 +544,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "segments: float64", agrees_with_float64 },
+        { "segments: apart", apart },
         { "segments: masked rows", masked_rows },
         { "segments: where the planner cuts", where_the_planner_cuts },
         { "segments: one among many", one_among_many },

@@ -116,7 +116,7 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
         .shared_bytes = kernel == GDN_CU_prefill_segments_states ? 0 : SHARED,
         .stream       = stream,
         .args         = p,
-        .overlaps     = p->cut.later,
+        .overlaps     = p->cut.later || p->cut.which == GDN_SEQUENCES_SHORT,
     };
     ran->kernels[ran->n++] = kernel;
     return gdn_cuda_launch(ctx, &call);
@@ -127,9 +127,12 @@ static void log_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
 {
     struct gdn_cuda_cut *logged = &ctx->cuda->sm90->logged;
     char                 line[120];
-    if (c->first == logged->first && c->each == logged->each && c->units == logged->units) return;
-    snprintf(line, sizeof line, "prefill: segments of %lld tokens, then of %lld, at most %lld",
-             (long long)c->first, (long long)c->each, (long long)c->units);
+    if (c->whole == logged->whole && c->first == logged->first && c->each == logged->each &&
+        c->units == logged->units)
+        return;
+    snprintf(line, sizeof line,
+             "prefill: segments of %lld tokens, then of %lld, at most %lld, above %lld tokens",
+             (long long)c->first, (long long)c->each, (long long)c->units, (long long)c->whole);
     gdn_log_line(ctx, line);
     *logged = *c;
 }
@@ -139,6 +142,28 @@ struct gdn_cu_source gdn_cuda_source_of(const struct gdn_cu_rule *r, int n)
     if (r->head_map == GDN_HEADS_GROUPED)
         return (struct gdn_cu_source){ gdn_cuda_inverse(r->H / n), 0 };
     return (struct gdn_cu_source){ gdn_cuda_inverse(n), n };
+}
+
+/* Launches first segments and whole sequences: in one form, or those of long sequences in clusters,
+ * ahead of the others. */
+static gdn_status launch_first(gdn_ctx *ctx, struct gdn_cu_prefill_hopper *p, enum form form,
+                               const struct gdn_cuda_cut *c, int n_slices, struct gdn_cuda_ran *ran,
+                               void *stream)
+{
+    const struct gdn_cu_rule  *r      = &p->rule;
+    const struct gdn_cu_batch *b      = &r->batch;
+    const int64_t              n_rows = b->B + (r->out.data && b->cu_seqlens.data);
+    const int64_t              n_each = (int64_t)n_slices * r->H;
+    if (c->apart) {
+        p->cut.which = GDN_SEQUENCES_LONG;
+        TRY(launch(ctx, kernel_of(PART, r->q.dtype), forms[PART].n_blocks * n_each * c->n_long, p,
+                   ran, stream));
+        p->cut.which = GDN_SEQUENCES_SHORT;
+    }
+    TRY(launch(ctx, kernel_of(form, r->q.dtype), forms[form].n_blocks * n_each * n_rows, p, ran,
+               stream));
+    p->cut.which = GDN_SEQUENCES_ALL;
+    return GDN_OK;
 }
 
 /* Launches one slice of columns; `slice` others come before it. c: the call's. */
@@ -152,7 +177,6 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                        .source_q = gdn_cuda_source_of(r, r->Hq),
                                        .source_k = gdn_cuda_source_of(r, r->Hk),
                                        .source_v = gdn_cuda_source_of(r, r->Hv) };
-    const int64_t                n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int                    dtype  = r->q.dtype;
     const enum form later = c.small ? SMALL : c.later_wide ? WIDE : PART;
     const enum form first = is_deep(r) ? DEEP : c.small ? SMALL : c.wide ? WIDE
@@ -167,11 +191,12 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
         lay_out(r, &c, &p.cut, how->memory);
         log_cut(ctx, &c);
     }
+    p.cut.whole = c.units || c.apart ? c.whole : INT64_MAX;
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.start = p.cut.first;
     p.cut.each  = c.each;
-    TRY(launch(ctx, kernel_of(first, dtype), forms[first].n_blocks * n_slices * r->H * n_rows, &p,
-               ran, stream));
+    p.cut.most_long = (int32_t)c.most_long;
+    TRY(launch_first(ctx, &p, first, &c, n_slices, ran, stream));
     if (!c.units) return GDN_OK;
     p.cut.later = true;
     if (c.several) {

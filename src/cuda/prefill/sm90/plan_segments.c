@@ -23,9 +23,14 @@
 enum { CHUNK = 64, LEAST_CHUNKS = 4 };
 enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4, MOST_ROOM = 5 };
 
-/* If lengths are unknown, sequences of UNEVEN times the mean length are cut, provided that an even
- * batch takes LEAST_UNEVEN nanoseconds. Launches without work are then a small part. */
-enum { UNEVEN = 2, LEAST_UNEVEN = 600000 };
+/* If lengths are unknown, sequences of UNEVEN hundredths of the mean length may be cut, or have a
+ * launch of their own, provided that an even batch takes so many nanoseconds: launches without work
+ * are then a small part. _APART: where the others have wide blocks. */
+enum { UNEVEN = 125, LEAST_UNEVEN = 50000, LEAST_APART = 100000 };
+
+/* Hundredths of all tokens that the longest sequence is then taken to have; and of the time that all
+ * tokens take on the whole device, from which on a sequence is long. */
+enum { LONGEST = 80, LONG = 80 };
 
 /* Hundredths of the time of whole sequences that segments may take. WIN_UNEVEN: if only the longest
  * length is known, because the lengths between are not. */
@@ -59,11 +64,11 @@ static int64_t count_room(bool wide, int sm_count)
 }
 
 /* The sizes of a call, and a cut: n sequences and heads of so many chunks, and
- * `others` with `rest` chunks in all; s segments after the first of each of the n, which has
- * `least` chunks or more. */
+ * `others` with `rest` chunks in all; s segments after the first of each of the n. Sequences of up
+ * to `whole` tokens stay whole. */
 struct trial {
     const struct gdn_cu_batch *b;
-    int64_t                    H, n, chunks, others, rest, s, each, least;
+    int64_t                    H, n, chunks, others, rest, s, each, whole;
     int                        sm_count;
     bool                       small, stops; /* stops: summaries may stop early */
 };
@@ -83,7 +88,7 @@ static struct trial describe(const struct gdn_cuda_shape *s)
     t.chunks = divide_up(longest, CHUNK);
     t.others = others * H;
     t.rest   = at_least(others, divide_up(left, CHUNK)) * H;
-    t.least  = divide_up(divide_up(left, others), CHUNK);
+    t.whole  = divide_up(left, others);
     return t;
 }
 
@@ -152,8 +157,8 @@ static bool is_later_wide(const struct trial *t, int64_t n)
 
 static struct gdn_cuda_cut no_cut(const struct trial *t)
 {
-    return (struct gdn_cuda_cut){ .first = INT64_MAX, .each = CHUNK, .wide = is_whole_wide(t),
-                                  .small = t->small };
+    return (struct gdn_cuda_cut){ .whole = INT64_MAX, .most_long = INT32_MAX, .first = INT64_MAX,
+                                  .each = CHUNK, .wide = is_whole_wide(t), .small = t->small };
 }
 
 struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cuda_shape *s)
@@ -162,27 +167,32 @@ struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cuda_shape *s)
     return no_cut(&t);
 }
 
-/* Counts the segments after first ones, at most, and the sequences that have two of them. */
+/* Counts the segments after first ones, at most, and the sequences that have one or two of them. */
 static void count_later(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b)
 {
     /* A sequence that has some rounds up by so much; not more of them than there are tokens for. */
-    const int64_t up = c->each - 1 - c->first, some = at_most(b->B, b->N / (c->first + 1));
+    const int64_t up = c->each - 1 - c->first, some = at_most(b->B, b->N / (c->whole + 1));
+    c->n_long = b->padded ? b->B : some;
     if (b->padded) {
         c->units   = b->T > c->first ? b->B * divide_up(b->T - c->first, c->each) : 0;
         c->several = b->T > c->first + c->each ? b->B : 0;
         return;
     }
     c->units   = some ? (b->N + up * (up < 0 ? 1 : some)) / c->each : 0;
-    c->several = at_most(b->B, b->N / (c->first + c->each + 1));
+    c->several = at_most(some, b->N / (c->first + c->each + 1));
 }
 
 static struct gdn_cuda_cut make_cut(const struct trial *t, bool wide)
 {
-    struct gdn_cuda_cut c = { .first      = (t->chunks - t->s * t->each) * CHUNK,
-                              .each       = t->each * CHUNK,
-                              .wide       = wide,
-                              .later_wide = is_later_wide(t, t->n * t->s),
-                              .small      = t->small };
+    const int64_t       first = (t->chunks - t->s * t->each) * CHUNK;
+    struct gdn_cuda_cut c     = { .whole      = at_least(first, t->whole),
+                                  .most_long  = INT32_MAX,
+                                  .first      = first,
+                                  .each       = t->each * CHUNK,
+                                  .wide       = wide,
+                                  .later_wide = is_later_wide(t, t->n * t->s),
+                                  .small      = t->small,
+                                  .apart      = wide };
     count_later(&c, t->b);
     return c;
 }
@@ -267,7 +277,7 @@ static void find_best(struct trial t, int64_t least, bool wide, struct gdn_cuda_
     const int64_t most = at_most(MOST_SEGMENTS, MOST_FILLS * t.sm_count / t.n);
     for (t.s = 2; t.s <= most && t.s * LEAST_CHUNKS < t.chunks; t.s++)
         for (int rounds = 1; rounds <= 3; rounds++) {
-            t.each = at_most((t.chunks - t.least) / t.s, balance(&t, rounds));
+            t.each = at_most(t.chunks / t.s, balance(&t, rounds));
             const int64_t first = t.chunks - t.s * t.each;
             if (t.each < LEAST_CHUNKS || first < 1 || first > MOST_LONGER * t.each) continue;
             const int64_t time = time_of_segments(&t);
@@ -296,11 +306,40 @@ struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
     struct trial        t      = describe(&even);
     const int64_t       rest   = t.chunks * CHUNK - like->first;
     struct gdn_cuda_cut c      = no_cut(&t);
-    c.first = like->first, c.each = like->each;
-    t.each  = c.each / CHUNK;
+    c.whole = c.first = like->first, c.each = like->each;
+    if (like->whole) c.whole = like->whole, c.wide = c.apart = like->apart;
+    if (like->most_long) c.most_long = like->most_long;
+    t.each = c.each / CHUNK;
     count_later(&c, s->b);
     c.later_wide = is_later_wide(&t, rest > 0 ? t.n * divide_up(rest, c.each) : c.units * s->H);
     return c;
+}
+
+/* Changes c, the plan for sequences of one length, which takes that time, to one for a batch of which
+ * one may have `longest` tokens. If c cuts all, they are cut as that one is. Otherwise those are
+ * long that take about as long in a cluster as all tokens do on the whole device. So there are no
+ * more of them than there is room for, and they have clusters, which are faster, whatever the
+ * others have. They are cut if they take half of the room or less. */
+static void expect_long(const struct gdn_cuda_shape *s, int64_t longest, int64_t time,
+                        struct gdn_cuda_cut *c)
+{
+    struct gdn_cuda_shape uneven = *s;
+    uneven.longest               = longest;
+    struct trial  t     = describe(&uneven);
+    const int64_t N     = s->b->N, mean = divide_up(N, s->b->B);
+    const int64_t room  = room_of(false, &t), all = N * LONG / 100 * t.H / room;
+    const int64_t whole = at_least(mean * UNEVEN / 100, all);
+    const bool    cuts  = c->units;
+    if (!t.others) t.chunks = divide_up(longest, CHUNK), t.n = t.H;
+    t.whole = cuts ? 0 : whole;
+    if (longest <= t.whole || time < (c->wide ? LEAST_APART : LEAST_UNEVEN)) return;
+    find_best(t, time_of_whole(false, &t) / 100 * WIN_UNEVEN, c->wide, c);
+    if (c->units && s->stops) find_better(t, c);
+    if (c->units && !cuts) c->most_long = at_least(1, room / (2 * t.H));
+    if (c->units || !c->wide) return;
+    c->apart  = true;
+    c->whole  = whole;
+    c->n_long = at_most(s->b->B, N / (whole + 1));
 }
 
 struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s)
@@ -314,10 +353,7 @@ struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s)
     if (t.n == 0) return c;
     if (t.n < room) find_best(t, time / 100 * win, false, &c);
     if (c.units && s->stops) find_better(t, &c);
-    if (c.units || longest || b->padded || b->B == 1 || H >= room || time < LEAST_UNEVEN) return c;
-    t.least  = UNEVEN * t.chunks;
-    t.chunks = divide_up(b->N, CHUNK);
-    t.n      = H;
-    find_best(t, time_of_whole(false, &t) / 100 * WIN, c.wide, &c);
+    if (t.others || b->padded || b->B == 1 || H >= room || (longest && c.units)) return c;
+    expect_long(s, longest ? longest : b->N * LONGEST / 100, time, &c);
     return c;
 }

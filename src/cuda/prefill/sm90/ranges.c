@@ -131,7 +131,9 @@ static size_t lay_out(const struct gdn_cuda_summary *call, const struct cut *c,
                                       { &left, (size_t)(n_left * r->H) * sizeof(float) } };
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!memory) return c->units || n_left ? bytes : 0;
-    *s = (struct gdn_cu_segments){ .first  = c->units ? c->each : INT64_MAX,
+    *s = (struct gdn_cu_segments){ .most_long = INT32_MAX,
+                                   .whole  = c->units ? c->each : INT64_MAX,
+                                   .first  = c->units ? c->each : INT64_MAX,
                                    .each   = c->each,
                                    .states = (void *)states,
                                    .M      = (void *)M,
@@ -197,7 +199,7 @@ gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *
                                        .source_v   = gdn_cuda_source_of(r, r->Hv) };
     const int64_t groups = divide_up(r->H, WARP);
     if (c.units || p.early_stop) lay_out(s, &c, &p.cut, memory);
-    else p.cut = (struct gdn_cu_segments){ .first = INT64_MAX, .each = CHUNK };
+    else p.cut = (struct gdn_cu_segments){ .whole = INT64_MAX, .first = INT64_MAX, .each = CHUNK };
     TRY(gdn_cuda_find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
     TRY(gdn_cuda_find_map(ctx, "v", 2, v, b, r->Hv, r->v.data ? r->V : r->K, &p.v));
     p.q = p.k;

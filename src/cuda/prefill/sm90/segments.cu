@@ -104,7 +104,8 @@ GDN_DEVICE void run_states(const struct gdn_cu_prefill_hopper &a)
     const int                 slices = r.V / COLUMNS, lane = threadIdx.x % 32;
     int64_t                   first, row;
     griddepcontrol_launch_dependents();
-    const int64_t n = find_units(r.batch, a.cut, blockIdx.x / slices / r.H, first, row);
+    const struct gdn_cu_segments cut = cut_of_batch(r.batch, a.cut);
+    const int64_t n = find_units(r.batch, cut, blockIdx.x / slices / r.H, first, row);
     if (n > 1 || blockIdx.x + 1 == gridDim.x) griddepcontrol_wait();
     if (n < 2 || first + n > a.cut.units) return;
     const struct combine_block b = { a, first, (int)n - 1, (int)(blockIdx.x / slices % r.H),

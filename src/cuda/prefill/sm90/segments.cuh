@@ -27,17 +27,53 @@ struct hopper_segment {
 /* Returns the number of segments after the first one in n tokens. */
 GDN_DEVICE int64_t later_segments(const struct gdn_cu_segments &cut, int64_t n)
 {
-    return n > cut.first ? (n - cut.start + cut.each - 1) / cut.each : 0;
+    if (n <= cut.whole || n <= cut.first) return 0;
+    return (n - cut.start + cut.each - 1) / cut.each;
 }
 
-GDN_DEVICE int64_t later_segments_of(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
-                                     int64_t row)
+/* Returns the tokens of a sequence that count. */
+GDN_DEVICE int64_t valid_tokens(const struct gdn_cu_batch &b, int64_t row)
 {
     struct gdn_cu_seq s = {};
     if (row >= b.B) return 0;
     s.row = row;
     read_range(b, s);
-    return later_segments(cut, s.n_valid);
+    return s.n_valid;
+}
+
+GDN_DEVICE int64_t later_segments_of(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
+                                     int64_t row)
+{
+    return later_segments(cut, valid_tokens(b, row));
+}
+
+/* Returns the cut with what the lengths of the batch say: if many sequences are long, they fill the
+ * device, and none is cut. All threads of a warp call it. */
+GDN_DEVICE struct gdn_cu_segments cut_of_batch(const struct gdn_cu_batch    &b,
+                                               const struct gdn_cu_segments &cut)
+{
+    struct gdn_cu_segments found = cut;
+    int                    n     = 0;
+    if (cut.most_long >= b.B) return found;
+    for (int64_t row = 0; row < b.B; row += 32) {
+        const int64_t mine = valid_tokens(b, row + threadIdx.x % 32);
+        n += __popc(__ballot_sync(0xffffffff, mine > cut.whole));
+    }
+    if (n > cut.most_long) found.first = INT64_MAX;
+    return found;
+}
+
+/* Returns the sequence that is number `of` of those of more than `whole` tokens; B: there is no such
+ * sequence. All threads of a warp call it. */
+GDN_DEVICE int64_t find_long(const struct gdn_cu_batch &b, int64_t whole, int64_t of)
+{
+    for (int64_t row = 0; row < b.B; row += 32) {
+        const int64_t mine = valid_tokens(b, row + threadIdx.x % 32);
+        unsigned      some = __ballot_sync(0xffffffff, mine > whole);
+        for (; some && of; of--) some &= some - 1;
+        if (some) return row + __ffs((int)some) - 1;
+    }
+    return b.B;
 }
 
 /* Returns the units of the sequences before `row`. All threads of a warp call it. */

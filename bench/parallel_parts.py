@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-parallel_parts.py - the parts of a context-parallel forward pass, on one GPU: what a rank computes
-for its share of a sequence. One JSON line for each share, with times in microseconds.
+parallel_parts.py - the parts of a context-parallel pass, on one GPU: what a rank computes for its
+share of a sequence. One JSON line for each share, with times in microseconds.
 
-    python3 bench/parallel_parts.py [--heads 16/32,16/64,2/8] [--out FILE]  # libgdn by GDN_LIBRARY
+    python3 bench/parallel_parts.py [--heads 16/32,16/64,2/8] [--only forward,backward]
+        [--out FILE]  # libgdn by GDN_LIBRARY
 
 whole: gdn_prefill() of all tokens on one GPU. local: gdn_prefill() of the share from a given state.
 summary: gdn_summary() of the share. offset: the same without M, of the first rank. fold:
-gdn_summary_fold() of as many ranges as there are shares. *_all: with NO_EARLY_STOP. Keys are
-normalised inside of the calls. Each time is the median of five rounds of about 20 ms.
+gdn_summary_fold() of as many ranges as there are shares. walk: gdn_prefill_backward() of the share
+for dstate alone. back: the same for every gradient. r: walk / back. *_all: with NO_EARLY_STOP. Keys
+are normalised inside of the calls. Each time is the median of five rounds of about 20 ms.
 """
 import argparse
 import json
@@ -57,6 +59,7 @@ class Inputs:
         self.g = kinds.logs_of(a, A_log, dt_bias)
         self.beta = torch.rand(n_tokens, hv, device="cuda", generator=draw)
         self.maps = torch.zeros(2, 8, hv, DIM, DIM, device="cuda")
+        self.dout = self.v[n_tokens // 2:]  # of shares, which are half at most
 
     def rows(self, n, names):
         return {name: getattr(self, name)[:n] for name in names}
@@ -74,6 +77,17 @@ class Inputs:
             **self.rows(n, ("k", "v", "g", "beta")), M=M if with_M else None, U=U,
             norm=gdn.NORM_L2, flags=flags))
 
+    def backward(self, n, flags, alone):
+        shape = (1, self.heads, DIM, DIM)
+        options = dict(self.rows(n, ("q", "k", "v", "g", "beta")), dout=self.dout[:n],
+                       dstate=torch.empty(shape, device="cuda"), norm=gdn.NORM_L2, flags=flags)
+        if not alone:
+            for name in ("q", "k", "v", "g", "beta"):
+                options["d" + name] = torch.empty_like(options[name])
+            options.update(state=torch.zeros(shape, device="cuda"),
+                           dstate_out=torch.zeros(shape, device="cuda"))
+        return timed(lambda: torch.ops.gdn.prefill_backward.full(**options))
+
     def fold(self, n_ranges):
         M, U = (torch.randn_like(x) / DIM for x in self.maps)
         order = torch.arange(n_ranges, dtype=torch.int32, device="cuda")[None]
@@ -82,13 +96,26 @@ class Inputs:
                                                                 state_out=state))
 
 
-def shares_of(inputs, total):
+FLAGS = {"": 0, "_all": gdn.NO_EARLY_STOP}
+
+
+def backward_of(inputs, total):
     """A line for each number of shares."""
-    flags = {"": 0, "_all": gdn.NO_EARLY_STOP}
-    whole = {"whole" + name: inputs.prefill(total, flag) for name, flag in flags.items()}
+    for shares in SHARES:
+        line, n = dict(shares=shares, tokens=total), total // shares
+        for name, flag in FLAGS.items():
+            line["walk" + name] = inputs.backward(n, flag, True)
+            line["back" + name] = inputs.backward(n, flag, False)
+            line["r" + name] = round(line["walk" + name] / line["back" + name], 3)
+        yield line
+
+
+def forward_of(inputs, total):
+    """A line for each number of shares."""
+    whole = {"whole" + name: inputs.prefill(total, flag) for name, flag in FLAGS.items()}
     for shares in SHARES:
         line, n = dict(shares=shares, tokens=total, **whole), total // shares
-        for name, flag in flags.items():
+        for name, flag in FLAGS.items():
             line["local" + name] = inputs.prefill(n, flag)
             line["summary" + name] = inputs.summary(n, flag)
             line["offset" + name] = inputs.summary(n, flag, with_M=False)
@@ -103,6 +130,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--heads", default="16/32,16/64,2/8")
     parser.add_argument("--gates", default="recipe,model")
+    parser.add_argument("--only", default="forward,backward")
     parser.add_argument("--commit", default=None)
     parser.add_argument("--out")
     options = parser.parse_args()
@@ -114,8 +142,9 @@ def main():
     for text in options.heads.split(","):
         for kind in options.gates.split(","):
             inputs = Inputs(tuple(map(int, text.split("/"))), max(TOTALS), kind)
-            for total in TOTALS:
-                for line in shares_of(inputs, total):
+            for only in options.only.split(","):
+                lines = {"forward": forward_of, "backward": backward_of}[only]
+                for line in (line for total in TOTALS for line in lines(inputs, total)):
                     row = json.dumps(dict(base, heads=text, dim=DIM, gates=kind, **line))
                     print(row, flush=True)
                     if options.out:

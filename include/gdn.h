@@ -571,7 +571,11 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       n (116768 H + 32768 Hk + 24 + 16 H) + 768, n being N / 64 + B or, if
  *                       less, B max(8, 640 MiB / that of B chunks)
  *                       (+ 4 B H K V (T / 64 / that + 1) + that of prefill: more than one such
- *                       window)
+ *                       window). dstate alone there: u H (4 K (K + V) + 8) + n (18464 H +
+ *                       32768 Hk + 24) + 4 H (N / 64 + 2 B + 1) + 1024, with u as for summary,
+ *                       and n being N / 64 + B (without cu_seqlens N / 32 + u) or, if less,
+ *                       (B + u) max(8, 640 MiB / that of B + u chunks)
+ *                       (+ 4 (B + u) H K V: more than one such window)
  *     summary           u H (4 K (K + V) + 8) + 256; u is the number of units of sequences that are
  *                       split, at most N / 512 + B. (+ 4 H (N / 64 + B + 1): a norm, without
  *                       GDN_NO_EARLY_STOP.) General kernels with a norm: 4 N Hk K + 64
@@ -936,7 +940,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *     dstate        [B][H][V][K]   f32
  *
  * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes
- * no states and is several times faster (not on tensor cores). state,
+ * no states and is several times faster; on tensor cores see below. state,
  * dstate_out and dstate have the layout state_layout; one of their last two strides is 1. If
  * several state heads read one head of q, k or v, the gradient of that head is their sum, in the
  * order of the state heads. Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of
@@ -950,13 +954,20 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * masked tokens stay as they are. Each sum is rounded once, to the dtype of the tensor.
  * On Hopper's tensor cores a call with more than one window (docs/gpu/backward.md) takes states
  * from the kernels of gdn_prefill(), which obey GDN_NO_EARLY_STOP. With GDN_BATCH_INVARIANT it
- * computes them itself. Elsewhere these two flags change nothing.
+ * computes them itself.
+ * If dstate is the only gradient, such a call may split a sequence into units, which are computed
+ * at the same time (not with GDN_ACCUMULATE). If norm is not GDN_NORM_NONE, it may leave out last
+ * tokens as gdn_prefill() leaves out first ones (see "Early stop"): from a multiple of 64 on, if
+ * the product over the tokens before is at most 2^-24. A column of dstate is off by at most 2^-24
+ * of the length that it has behind these tokens, and values there that are not finite are
+ * forgotten. With GDN_NO_EARLY_STOP every token counts. With GDN_BATCH_INVARIANT units have 8192
+ * tokens in any call. Elsewhere these two flags change nothing.
  *
  * Arithmetic is float32, in chunks of 16 tokens (GPU: 64; on Hopper's tensor cores the factors of
  * products are bfloat16). No tensor that is written may overlap another one. Guarantees, on a GPU
- * too: G1, G3, G12 and G13; G2 for all gradients except dA_log and ddt_bias. With more than one
- * window on tensor cores G2 needs GDN_BATCH_INVARIANT, else it holds to rounding. Errors: as for
- * gdn_prefill().
+ * too: G1, G3, G12 and G13; G2 for all gradients except dA_log and ddt_bias. On tensor cores, with
+ * more than one window or with units, G2 needs GDN_BATCH_INVARIANT, else it holds to rounding.
+ * Errors: as for gdn_prefill().
  */
 typedef struct gdn_prefill_backward_args {
     uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */

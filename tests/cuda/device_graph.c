@@ -449,6 +449,27 @@ static void summary_call(struct call *c)
     c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
 }
 
+/* dstate alone, of sequences as long. */
+static void walk_call(struct call *c)
+{
+    enum { TOKENS = 3000 };
+    gdn_prefill_backward_args *a = &c->args.prefill_backward;
+    begin_gradients(c, GDN_OP_PREFILL_BACKWARD);
+    c->n_tokens   = TOKENS;
+    *a            = gdn_prefill_backward_args_init();
+    a->q          = input(GDN_BF16, 3, TOKENS, HQ, K, -1, 1);
+    a->k          = input(GDN_BF16, 3, TOKENS, HQ, K, -1, 1);
+    a->v          = input(GDN_BF16, 3, TOKENS, HV, V, -1, 1);
+    a->dout       = input(GDN_BF16, 3, TOKENS, HV, V, -1, 1);
+    a->g          = input(GDN_F32, 2, TOKENS, HV, 0, -0.05, 0);
+    a->beta       = input(GDN_BF16, 2, TOKENS, HV, 0, 0, 1);
+    a->dstate_out = states(HV, V, K);
+    a->dstate     = state(GDN_F32, 4, B, HV, V, K);
+    a->norm       = GDN_NORM_L2;
+    a->batch      = &c->batch;
+    c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
+}
+
 static void make_call(struct call *c, int which)
 {
     switch (which) {
@@ -463,6 +484,7 @@ static void make_call(struct call *c, int which)
     case 8: prefill_backward_call(c); break;
     case 9: conv_backward_call(c); break;
     case 10: summary_call(c); break;
+    case 11: walk_call(c); break;
     default: block_backward_call(c); break;
     }
 }
@@ -470,7 +492,7 @@ static void make_call(struct call *c, int which)
 static const char *const names[] = { "prefill", "decode", "conv1d", "conv1d in place", "block",
                                      "block, a token each", "step", "step, a token each",
                                      "prefill_backward", "conv1d_backward", "summary",
-                                     "block_backward" };
+                                     "prefill_backward, dstate alone", "block_backward" };
 enum { N_CALLS = sizeof names / sizeof *names };
 
 static void give_workspace(gdn_ctx *ctx, struct call *c)

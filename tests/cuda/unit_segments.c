@@ -269,8 +269,8 @@ static void any_lengths(void)
               (int)c.first, (int)c.each, (int)B, (int)(B * mean), (int)n, (int)c.units);
         CHECK(several <= c.several, "first %d, each %d: %d sequences of several, %d were said",
               (int)c.first, (int)c.each, (int)several, (int)c.several);
-        CHECK(cut <= c.n_long, "whole %d: %d sequences are long, %d were said", (int)c.whole, (int)cut,
-              (int)c.n_long);
+        CHECK(cut <= c.n_long, "whole %d: %d sequences are long, %d were said", (int)c.whole,
+              (int)cut, (int)c.n_long);
     }
 }
 

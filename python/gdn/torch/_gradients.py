@@ -15,7 +15,7 @@ _INPUTS = "q", "k", "v", "g", "beta", "A_log", "dt_bias", "state"
 _NUMBERS = ("gate", "beta_kind", "head_map", "state_layout", "norm", "norm_eps", "scale",
             "gate_lower_bound")
 _FORWARD = "flags", "max_seqlen"  # of the forward call alone, but for
-BOTH_WAYS = gdn.BATCH_INVARIANT | gdn.ZERO_AS_GIVEN
+BOTH_WAYS = gdn.BATCH_INVARIANT | gdn.NO_EARLY_STOP | gdn.ZERO_AS_GIVEN
 
 
 def final_state(op, q, v, state, options):

@@ -448,12 +448,27 @@ enum { GDN_CU_BACKWARD_CHUNK = 64, GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENT
 /* On tensor cores: bytes of a chunk and a state head in memory, and of the kernels' blocks. */
 enum {
     GDN_CU_BACKWARD_RECORD = 116768,
+    GDN_CU_BACKWARD_SQUARES = 18464, /* of that, what the walk to dstate alone needs */
     GDN_CU_BACKWARD_KEYS   = 32768, /* of a key head */
-    GDN_CU_PREPARE_BYTES   = 37424,
+    GDN_CU_PREPARE_BYTES   = 37680,
     GDN_CU_WALK_BYTES      = 222208,
     GDN_CU_HEADS_BYTES     = 226816
 };
 enum { GDN_CU_WALK_FORWARD = 1, GDN_CU_WALK_REVERSE = 2 };
+
+/* A sequence of more than `whole` tokens as segments (segments.cuh): the tokens of the first, and of
+ * those after it, both multiples of 64; and the token where unit 1 begins: `first`, or 0
+ * in gdn_summary and in gradients, where the first segment of a longer sequence is a unit too. */
+struct gdn_cu_segments {
+    int64_t   whole, first, each, start;
+    float    *states, *M; /* [units][H][V][K], [units][H][K][K]; states NULL: there are none */
+    uint32_t *marks;      /* [units][H][2]: GDN_SEGMENT_... of chunks that are even and odd */
+    int32_t   later;      /* those after the first are the launch's */
+    int32_t   units;      /* there is room for so many, whatever cu_seqlens says */
+    float    *left;       /* [H][n_left]: with an early stop of those (left.cuh) */
+    int64_t   n_left;
+    int32_t  *stops;      /* [B][H]: so many first chunks count in a walk back; NULL: all do */
+};
 
 /* The place of a chunk's tokens in the tensors. */
 struct gdn_cu_place {
@@ -485,7 +500,10 @@ struct gdn_cu_backward {
     int32_t              n_blocks; /* not 0: on tensor cores, by so many blocks at once */
     int32_t              walks;    /* of those: the directions of this launch, bits */
     int32_t              by_prefill; /* starts are checkpoints of gdn_prefill, numbered as there */
-    int32_t              pad[7];
+    int32_t              record_bytes; /* from one record to the next */
+    struct gdn_cu_segments cut; /* of the walk to dstate alone: backward_parts.cuh; */
+    int64_t              n_parts; /* sequences and units, which have windows each */
+    int32_t              pad[14];
 };
 
 #ifdef __cplusplus
@@ -530,6 +548,7 @@ GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 32 + 16 + 6 * 4);
 GDN_CU_SIZE(gdn_cu_backward,
-            2 * 128 + 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 10 * 8 + 12 * 4);
+            2 * 128 + 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 10 * 8 + 6 * 4 + 88 + 8 + 56);
+GDN_CU_SIZE(gdn_cu_segments, 88);
 
 #endif

@@ -99,11 +99,24 @@ struct gdn_cuda_summary {
     struct gdn_cu_rule   rule;
     struct gdn_pool_view M;
     bool                 batch_invariant, every_token; /* of the call's flags */
+    bool                 back; /* a walk back of the gradient of states, see below */
 };
 const char *gdn_cuda_summary_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cuda_summary *s);
 size_t     gdn_cuda_summary_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cuda_summary *s);
 gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *s, void *memory,
                                    struct gdn_cuda_ran *ran, void *stream);
+
+/* The same units for a walk back to dstate (backward.c), which is rule.to. cut: how the walk finds
+ * them, in bytes of memory; without any, all of the sequences is walked through. maps: stops and M,
+ * which go before the walk. join: of the D of units, behind it. */
+size_t     gdn_cuda_walk_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s,
+                             struct gdn_cu_segments *cut, char *memory);
+gdn_status gdn_cuda_walk_maps(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
+                              const struct gdn_cu_segments *cut, struct gdn_cuda_ran *ran,
+                              void *stream);
+gdn_status gdn_cuda_walk_join(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
+                              const struct gdn_cu_segments *cut, struct gdn_cuda_ran *ran,
+                              void *stream);
 
 /* Rows of a norm as kernels take them; the call fills in what depends on the kernel chosen. */
 struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s);

@@ -14,26 +14,30 @@ static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t most)
 {
     const struct gdn_cu_rule *r      = &a->rule;
-    const int64_t             record = (int64_t)r->H * GDN_CU_BACKWARD_RECORD +
+    const int64_t             record = (int64_t)r->H * a->record_bytes +
                            (int64_t)r->Hk * GDN_CU_BACKWARD_KEYS;
     int64_t n = ceil_of(most, MOST_WINDOWS);
     if (a->n_blocks && ctx->cuda->sm90->window_chunks) return ctx->cuda->sm90->window_chunks;
-    if (a->n_blocks) n = WINDOW_BYTES / record / (r->batch.B > 0 ? r->batch.B : 1);
+    if (a->n_blocks) n = WINDOW_BYTES / record / (a->n_parts > 0 ? a->n_parts : 1);
     return n > LEAST_CHUNKS ? n : LEAST_CHUNKS;
 }
 
 /*
- * Numbers chunks by sequence, window_chunks for each sequence. If the tensors have fewer chunks
- * than that, chunks are numbered by the start of their sequence (backward.cuh), in one window.
+ * Numbers chunks by sequence, or by part of one (backward_parts.cuh), window_chunks for each. If
+ * the tensors have fewer chunks than that, chunks are numbered by the start of their sequence
+ * (backward.cuh), in one window.
  */
 static void cut_windows(const gdn_ctx *ctx, struct gdn_cu_backward *a)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
     const bool    packed = b->cu_seqlens.data != NULL;
-    const int64_t most   = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
-    a->window_chunks     = wanted_chunks(ctx, a, most);
+    int64_t       most   = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
+    if (a->cut.units && most > a->cut.each / GDN_CU_BACKWARD_CHUNK)
+        most = a->cut.each / GDN_CU_BACKWARD_CHUNK;
+    a->n_parts       = b->B + a->cut.units;
+    a->window_chunks = wanted_chunks(ctx, a, most);
     if (a->window_chunks > most) a->window_chunks = most > 1 ? most : 1;
-    a->n_chunks  = b->B * a->window_chunks;
+    a->n_chunks  = a->n_parts * a->window_chunks;
     a->n_windows = most ? ceil_of(most, a->window_chunks) : 1;
     if (!packed || a->n_chunks <= b->N / GDN_CU_BACKWARD_CHUNK + b->B) return;
     a->window_chunks = 0;
@@ -91,6 +95,48 @@ static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
     return r;
 }
 
+static bool has_sums(const struct gdn_cu_backward *a)
+{
+    return a->dA_log.data || a->ddt_bias.data;
+}
+
+/* Returns true if the gradient of the initial states is the only one. It needs no states. */
+static bool wants_state_alone(const struct gdn_cu_backward *a)
+{
+    return !a->dq.data && !a->dk.data && !a->dv.data && !a->dg.data &&
+           !a->dbeta.data && !has_sums(a);
+}
+
+/* Returns the walk to dstate, whose maps are those of the keys as they are given. */
+static struct gdn_cuda_summary walk_of(const struct gdn_cu_backward *a,
+                                       struct gdn_cuda_cut_options options)
+{
+    struct gdn_cuda_summary s = { .rule            = a->rule,
+                                  .batch_invariant = options.whole,
+                                  .every_token     = options.every_token,
+                                  .back            = true };
+    s.rule.q = s.rule.k = a->k;
+    s.rule.v.data = s.rule.from.data = NULL;
+    return s;
+}
+
+/* Plans parts and stops of the walk to dstate. What they leave is stored, not added. */
+static void cut_walk(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
+                     struct gdn_cu_backward *a)
+{
+    const struct gdn_cuda_summary s = walk_of(a, options);
+    a->record_bytes = GDN_CU_BACKWARD_SQUARES;
+    if (!a->adds && !gdn_cuda_summary_hopper_why_not(ctx, &s))
+        gdn_cuda_walk_cut(ctx, &s, &a->cut, NULL);
+}
+
+static size_t walk_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
+                         struct gdn_cu_backward *a, char *memory)
+{
+    const struct gdn_cuda_summary s = walk_of(a, options);
+    return a->cut.first ? gdn_cuda_walk_cut(ctx, &s, &a->cut, memory) : 0;
+}
+
 static struct gdn_cuda_cut_options options_of(const struct gdn_backward_call *c)
 {
     return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
@@ -137,11 +183,15 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     a.head_dq = a.head_dk = chunk_rows(r->H, r->K);
     a.starts = a.carry = a.S = a.J = states(&a.rule);
     if (takes_mma(ctx, &a)) {
-        a.n_blocks = ctx->cuda->sm_count;
-        a.n_strips = 4 * a.rule.batch.B * a.rule.H <= a.n_blocks ? 2 : 1;
+        a.n_blocks     = ctx->cuda->sm_count;
+        a.record_bytes = GDN_CU_BACKWARD_RECORD;
+        if (wants_state_alone(&a)) cut_walk(ctx, options_of(c), &a);
     }
     cut_windows(ctx, &a);
-    if (a.n_blocks) cut_first_pass(ctx, options_of(c), &a);
+    if (!a.n_blocks) return a;
+    const int64_t n_heads = (a.cut.units ? a.cut.units : a.rule.batch.B) * a.rule.H;
+    a.n_strips = (wants_state_alone(&a) ? 2 : 4) * n_heads <= a.n_blocks ? 2 : 1;
+    if (!wants_state_alone(&a)) cut_first_pass(ctx, options_of(c), &a);
     return a;
 }
 
@@ -152,16 +202,11 @@ static size_t first_pass_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options o
     return a->by_prefill ? gdn_cuda_prefill_hopper_bytes(ctx, &first, options) : 0;
 }
 
-static bool has_sums(const struct gdn_cu_backward *a)
+static size_t scratch_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
+                            struct gdn_cu_backward *a)
 {
-    return a->dA_log.data || a->ddt_bias.data;
-}
-
-/* Returns true if the gradient of the initial states is the only one. It needs no states. */
-static bool wants_state_alone(const struct gdn_cu_backward *a)
-{
-    return !a->dq.data && !a->dk.data && !a->dv.data && !a->dg.data &&
-           !a->dbeta.data && !has_sums(a);
+    return wants_state_alone(a) ? walk_bytes(ctx, options, a, NULL)
+                                : first_pass_bytes(ctx, options, a);
 }
 
 static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
@@ -169,9 +214,9 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
 {
     const struct gdn_cu_rule *r = &a->rule;
     const size_t              all = wants_state_alone(a) ? 0 : 1;
-    const size_t chunks = (size_t)a->n_chunks, B = (size_t)r->batch.B, H = (size_t)r->H;
+    const size_t chunks = (size_t)a->n_chunks, parts = (size_t)a->n_parts, H = (size_t)r->H;
     const size_t rows = 4 * chunks * GDN_CU_BACKWARD_CHUNK, state = 4 * (size_t)a->S.slot;
-    const size_t K = (size_t)r->K, V = (size_t)r->V, between = a->n_windows > 1 ? B * state : 0;
+    const size_t K = (size_t)r->K, V = (size_t)r->V, between = a->n_windows > 1 ? parts * state : 0;
     const struct gdn_room rooms[] = {
         { &a->rule.q.data, rows * (size_t)r->Hq * K },
         { &a->rule.k.data, rows * (size_t)r->Hk * K },
@@ -186,18 +231,19 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const struct gdn_room mma_rooms[] = {
-        { &a->records, chunks * H * GDN_CU_BACKWARD_RECORD },
+        { &a->records, chunks * H * (size_t)a->record_bytes },
         { &a->keys, chunks * (size_t)r->Hk * GDN_CU_BACKWARD_KEYS },
         { &a->places, chunks * sizeof *a->places },
         { &a->carry.data, between },
-        { &a->starts.data, (size_t)a->n_windows * between },
-        { &a->scratch, first_pass_bytes(ctx, options, a) },
+        { &a->starts.data, all * (size_t)a->n_windows * between },
+        { &a->scratch, scratch_bytes(ctx, options, a) },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const size_t bytes =
         a->n_blocks ? gdn_lay_out_rooms(mma_rooms, sizeof mma_rooms / sizeof *mma_rooms, memory)
                     : gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!has_sums(a)) a->sums = NULL;
+    if (memory && a->cut.first) walk_bytes(ctx, options, a, a->scratch);
     return bytes;
 }
 
@@ -257,19 +303,34 @@ static bool has_rest(const struct gdn_cu_backward *a)
     return !a->adds && (b->cu_seqlens.data || b->token_start.data || b->token_count.data);
 }
 
-/* Launches the walk to dstate, from the last window to the first. */
+/* Launches the walk to dstate, from the last window to the first, on tensor cores. */
+static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
+                               struct gdn_cu_backward *a, void *stream)
+{
+    const struct gdn_cu_rule     *r    = &a->rule;
+    const struct gdn_cuda_summary s    = walk_of(a, options);
+    const enum gdn_kernel_id      walk = a->n_strips == 2 ? GDN_CU_backward_mma_half_alone
+                                                          : GDN_CU_backward_mma_whole_alone;
+    struct gdn_cuda_ran ran = { .n = 0 };
+    if (a->cut.first) TRY(gdn_cuda_walk_maps(ctx, &s, &a->cut, &ran, stream));
+    ran.kernels[ran.n++] = GDN_CU_backward_mma_prepare;
+    ran.kernels[ran.n++] = walk;
+    for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
+        TRY(launch(ctx, a, GDN_CU_backward_mma_prepare, a->n_chunks * r->Hk, GDN_CU_PREPARE_BYTES,
+                   stream));
+        TRY(launch(ctx, a, walk, a->n_parts * r->H * a->n_strips, GDN_CU_WALK_BYTES, stream));
+    }
+    if (a->cut.units) TRY(gdn_cuda_walk_join(ctx, &s, &a->cut, &ran, stream));
+    return gdn_cuda_note_all(ctx, "prefill_backward", ran.kernels, ran.n);
+}
+
 static gdn_status launch_state_alone(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stream)
 {
-    const bool               mma   = a->n_blocks > 0;
-    const enum gdn_kernel_id ran[] = { mma ? GDN_CU_backward_mma_prepare : GDN_CU_backward_load,
-                                       mma ? mma_walks(a) : GDN_CU_backward_reverse };
-    const struct gdn_cu_rule *r = &a->rule;
-    const int64_t             n_loads = a->n_chunks * (mma ? r->Hk : r->Hq + r->Hk);
-    a->walks = GDN_CU_WALK_REVERSE;
+    const enum gdn_kernel_id  ran[] = { GDN_CU_backward_load, GDN_CU_backward_reverse };
+    const struct gdn_cu_rule *r     = &a->rule;
     for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
-        TRY(launch(ctx, a, ran[0], n_loads, mma ? GDN_CU_PREPARE_BYTES : 0, stream));
-        TRY(launch(ctx, a, ran[1], r->batch.B * r->H * a->n_strips,
-                   mma ? GDN_CU_WALK_BYTES : GDN_CU_REVERSE_BYTES, stream));
+        TRY(launch(ctx, a, ran[0], a->n_chunks * (r->Hq + r->Hk), 0, stream));
+        TRY(launch(ctx, a, ran[1], r->batch.B * r->H * a->n_strips, GDN_CU_REVERSE_BYTES, stream));
     }
     return gdn_cuda_note_all(ctx, "prefill_backward", ran, 2);
 }
@@ -278,7 +339,9 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                              struct gdn_cu_backward *a, void *stream)
 {
     enum { WARPS = 8 };
-    if (wants_state_alone(a)) return launch_state_alone(ctx, a, stream);
+    if (wants_state_alone(a))
+        return a->n_blocks ? launch_parts(ctx, options, a, stream)
+                           : launch_state_alone(ctx, a, stream);
     struct gdn_cuda_ran ran = { 5, { GDN_CU_backward_load, GDN_CU_backward_forward,
                                      GDN_CU_backward_reverse, GDN_CU_backward_chunk,
                                      GDN_CU_backward_store } };

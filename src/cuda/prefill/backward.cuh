@@ -28,18 +28,27 @@ GDN_DEVICE int64_t first_by_token(const struct gdn_cu_batch &b, int64_t row)
     return (first - start) / GDN_CU_BACKWARD_CHUNK + row;
 }
 
-GDN_DEVICE struct backward_window find_window(const struct gdn_cu_backward &a, int64_t row)
+/* Returns the window of a sequence, or of a part of one. first: the number of its first chunk. */
+GDN_DEVICE struct backward_window window_of(const struct gdn_cu_backward &a,
+                                            const struct gdn_cu_seq &s, int64_t first)
 {
     const int64_t          most = a.window_chunks * GDN_CU_BACKWARD_CHUNK, before = a.window * most;
     struct backward_window w = {};
-    w.seq     = range_of(a.rule.batch, row);
-    w.first   = most ? row * a.window_chunks : first_by_token(a.rule.batch, row);
+    w.seq     = s;
+    w.first   = first;
     w.is_last = !most || w.seq.n_valid - before <= most;
     w.is_there = a.window == 0 || w.seq.n_valid > before;
     w.seq.first += before;
     w.seq.n_valid = clamp64(w.seq.n_valid - before, 0, most ? most : w.seq.n_valid);
     w.n_chunks    = chunks_of(w.seq.n_valid, GDN_CU_BACKWARD_CHUNK);
     return w;
+}
+
+GDN_DEVICE struct backward_window find_window(const struct gdn_cu_backward &a, int64_t row)
+{
+    const int64_t each = a.window_chunks;
+    return window_of(a, range_of(a.rule.batch, row),
+                     each ? row * each : first_by_token(a.rule.batch, row));
 }
 
 /* A chunk as the tensors have it, and as rows in memory have it. */
@@ -61,9 +70,8 @@ GDN_DEVICE struct backward_chunk chunk_at(const struct backward_window &w, int64
     return c;
 }
 
-/* Returns chunk `number`. n is 0 if no sequence has it. */
-GDN_DEVICE struct backward_chunk find_backward_chunk(const struct gdn_cu_backward &a,
-                                                     int64_t number)
+/* Returns the sequence, or the part of one, that has chunk `number`, if any has. */
+GDN_DEVICE int64_t row_of_chunk(const struct gdn_cu_backward &a, int64_t number)
 {
     const struct gdn_cu_batch &b = a.rule.batch;
     int64_t                    row = 0, end = b.B; /* it is of one of the sequences [row, end) */
@@ -73,7 +81,14 @@ GDN_DEVICE struct backward_chunk find_backward_chunk(const struct gdn_cu_backwar
         if (first_by_token(b, middle) <= number) row = middle;
         else end = middle;
     }
-    const struct backward_window w = find_window(a, row);
+    return row;
+}
+
+/* Returns chunk `number`. n is 0 if no sequence has it. */
+GDN_DEVICE struct backward_chunk find_backward_chunk(const struct gdn_cu_backward &a,
+                                                     int64_t number)
+{
+    const struct backward_window w = find_window(a, row_of_chunk(a, number));
     return chunk_at(w, number - w.first);
 }
 

@@ -7,7 +7,9 @@
  *     half, whole    S before each chunk and U; J after each chunk and Z    backward_scan.cuh
  *     heads          all gradients                                          backward_heads.cuh
  *
- * A block of half has 64 columns of a state, one of whole has all. The states between windows are
+ * A block of half has 64 columns of a state, one of whole has all. If dstate is the only gradient,
+ * prepare and half_alone, or whole_alone, are all; units of a long sequence are walked through at
+ * the same time (backward_parts.cuh). The states between windows are
  * those of gdn_prefill's kernels, or prepare and the walk forward go through all windows first. The
  * other kernels of backward.cu end the call. No sum depends on the order in which blocks run.
  */
@@ -17,6 +19,8 @@
 
 GDN_DEVICE void backward_mma_half(const struct gdn_cu_backward &a) { backward_mma_walks<1>(a); }
 GDN_DEVICE void backward_mma_whole(const struct gdn_cu_backward &a) { backward_mma_walks<2>(a); }
+GDN_DEVICE void backward_mma_half_alone(const struct gdn_cu_backward &a) { walk_alone<1>(a); }
+GDN_DEVICE void backward_mma_whole_alone(const struct gdn_cu_backward &a) { walk_alone<2>(a); }
 
 #define GDN_IMAGE_backward_mma GDN_THIS_IMAGE
 #define GDN_KERNEL_backward_mma(threads, shared, what)                                        \

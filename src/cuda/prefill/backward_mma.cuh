@@ -35,6 +35,7 @@ struct chunk_record {
     char                S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
 };
 static_assert(sizeof(struct chunk_record) == GDN_CU_BACKWARD_RECORD, "driver/args.h");
+static_assert(sizeof(vectors) + 2 * TILE == GDN_CU_BACKWARD_SQUARES, "driver/args.h");
 static_assert(sizeof(vectors) % 16 == 0, "copies of 16 bytes");
 
 /* The keys and queries of a chunk and a key head, as tiles: [k / 64], rows are tokens. */
@@ -50,6 +51,17 @@ GDN_DEVICE struct key_record &keys_of(const struct gdn_cu_backward &a, int64_t n
 GDN_DEVICE struct chunk_record &record_of(const struct gdn_cu_backward &a, int64_t number, int head)
 {
     return ((struct chunk_record *)a.records)[number * a.rule.H + head];
+}
+
+/* The same, and the next one of a head, where records are as long as the call has them. */
+GDN_DEVICE struct chunk_record &record_at(const struct gdn_cu_backward &a, int64_t number, int head)
+{
+    return *(struct chunk_record *)(a.records + (number * a.rule.H + head) * a.record_bytes);
+}
+template <class Record>
+GDN_DEVICE Record &next_record(const struct gdn_cu_backward &a, Record &from, int step)
+{
+    return *(Record *)((char *)&from + (int64_t)step * a.rule.H * a.record_bytes);
 }
 
 /* Returns the place of a chunk's rows in the tensors, without the sequence. */

@@ -8,6 +8,7 @@
 
 #include "cuda/prefill/backward_gates.cuh"
 #include "cuda/prefill/backward_mma.cuh"
+#include "cuda/prefill/backward_parts.cuh"
 
 /* From one row of what products take to the next, bytes. */
 enum { DEEP_ROW = GDN_PREFILL_ROW(DEEP, 2), CHUNK_ROW = GDN_PREFILL_ROW(CHUNK, 2) };
@@ -25,6 +26,7 @@ struct prepare_shared {
     };
     float               lengths[2][CHUNK]; /* 1 / length of k and q */
     alignas(16) vectors v;
+    struct backward_part part; /* here, because registers are scarce */
 };
 static_assert(sizeof(struct prepare_shared) <= GDN_CU_PREPARE_BYTES, "prepare_shared");
 
@@ -136,13 +138,25 @@ GDN_DEVICE void store_p(struct chunk_record &to, const struct prepare_shared &sh
     }
 }
 
+/* Returns true if the chunk counts for a head that reads the key head. */
+GDN_DEVICE bool is_walked(const struct gdn_cu_backward &a, const struct backward_part &p, int key)
+{
+    const struct gdn_cu_rule &r = a.rule;
+    int                       head = first_reader(r, key, r.Hk);
+    for (int i = 0; a.cut.stops && i < r.H / r.Hk; i++, head += reader_step(r, r.Hk))
+        if (chunks_before_stop(a, p, head) > 0) return true;
+    return !a.cut.stops;
+}
+
 GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
 {
     struct prepare_shared    &sh = *(struct prepare_shared *)gdn_shared;
     const struct gdn_cu_rule &r = a.rule;
     const int                 key = (int)(blockIdx.x % r.Hk), warp = threadIdx.x / 32;
     const int64_t             number = blockIdx.x / r.Hk;
-    const struct stage_chunk  c = find_backward_chunk(a, number).in;
+    struct backward_part      part;
+    const struct stage_chunk  c = find_part_chunk(a, number, part);
+    if (threadIdx.x == 0) sh.part = part;
     if (threadIdx.x == 0 && key == 0)
         a.places[number] = { c.seq.batch, c.seq.first + c.t0, (int32_t)c.n, 0 };
     if (c.n == 0) {
@@ -151,6 +165,7 @@ GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
             keep_sums(a, number, head, (const double (*)[2]) nullptr, 0);
         return;
     }
+    if (!is_walked(a, part, key)) return;
     struct stage_chunk first = c;
     first.seq.first += c.t0;
     first.t0 = 0;
@@ -163,7 +178,8 @@ GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
     __syncthreads(); /* keys and queries are done with */
     int head = first_reader(r, key, r.Hk);
     for (int i = 0; i < r.H / r.Hk; i++, head += reader_step(r, r.Hk)) {
-        struct chunk_record &to = record_of(a, number, head);
+        struct chunk_record &to = record_at(a, number, head);
+        if (chunks_before_stop(a, sh.part, head) <= 0) continue;
         if (warp == 0) prepare_gates(sh, r, first, head);
         __syncthreads();
         if (r.norm != GDN_NORM_NONE) apply_lengths(sh);

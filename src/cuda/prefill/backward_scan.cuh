@@ -10,18 +10,28 @@
  *     reverse    dU^T = to_end J^T K^T + dO^T P                  Z^T = dU^T T
  *                J^T <- decay J^T + (q_start dO)^T Q - (from_start beta Z)^T K
  *
- * J does not need S, so both directions run at once.
+ * J does not need S, so both directions run at once. If dstate is the only gradient, nothing but
+ * the last J is stored (SCAN_ALONE).
  */
 #ifndef GDN_CUDA_BACKWARD_SCAN_CUH
 #define GDN_CUDA_BACKWARD_SCAN_CUH
 
 #include "cuda/prefill/backward_mma.cuh"
+#include "cuda/prefill/backward_parts.cuh"
 #include "cuda/prefill/backward_walk.cuh"
 
+/* The chunks that a block walks through. */
+struct scan_way {
+    struct backward_part part;
+    int                  head, col;
+};
+
+enum scan_kind { SCAN_FORWARD, SCAN_REVERSE, SCAN_ALONE };
+
 /* Shared memory of a walk by n_groups warpgroups, and the places of a chunk's tiles in a stage. */
-template <bool is_reverse, int n_groups> struct scan_shared {
+template <scan_kind kind, int n_groups> struct scan_shared {
     static constexpr int groups = n_groups;
-    static constexpr bool reverse = is_reverse;
+    static constexpr bool reverse = kind != SCAN_FORWARD, stores = kind != SCAN_ALONE;
     static constexpr int K = 0, Q = 2, T = reverse ? 4 : 2, P = 5, X = reverse ? 6 : 3;
     static constexpr int n_tiles = X + groups; /* X: of V or dO */
     static constexpr int n_stages = !reverse ? 4 : groups == 1 ? 3 : 2;
@@ -30,26 +40,19 @@ template <bool is_reverse, int n_groups> struct scan_shared {
     alignas(16) vectors g[n_stages];
     uint64_t full[n_stages], free[n_stages]; /* barriers */
     uint32_t dead[groups][2];
+    struct scan_way way; /* here, because registers are scarce */
 };
-static_assert(sizeof(scan_shared<false, 1>) <= GDN_CU_WALK_BYTES, "scan_shared");
-static_assert(sizeof(scan_shared<false, 2>) <= GDN_CU_WALK_BYTES, "scan_shared");
-static_assert(sizeof(scan_shared<true, 1>) <= GDN_CU_WALK_BYTES, "scan_shared");
-static_assert(sizeof(scan_shared<true, 2>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<SCAN_FORWARD, 1>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<SCAN_FORWARD, 2>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<SCAN_REVERSE, 1>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<SCAN_REVERSE, 2>) <= GDN_CU_WALK_BYTES, "scan_shared");
 
 typedef float scan_state[64];
 
-/* The chunks that a block walks through. */
-struct scan_way {
-    struct backward_window in;
-    int64_t                b;
-    int                    head, col;
-    bool                   reverse;
-    /* Returns the first chunk of the window on this way. */
-    __device__ __forceinline__ int64_t first_chunk(void) const
-    {
-        return reverse ? in.n_chunks - 1 : 0;
-    }
-};
+template <class Shared> GDN_DEVICE int64_t first_chunk(const struct backward_window &in)
+{
+    return Shared::reverse ? in.n_chunks - 1 : 0;
+}
 
 /* ---- States -------------------------------------------------------------------------------- */
 
@@ -209,8 +212,10 @@ GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk
     pack(a, J);
     multiply_rows(x, a, tile[Shared::K]);
     multiply_columns(y, dout, tile[Shared::P]);
-    store_factor(sh.states[group][0], a);
-    send(to.J[half][0], sh.states[group][0], 2 * TILE);
+    if constexpr (Shared::stores) {
+        store_factor(sh.states[group][0], a);
+        send(to.J[half][0], sh.states[group][0], 2 * TILE);
+    }
     const struct token_pairs end = pairs_of(g.to_end);
     wgmma_wait<0>();
 #pragma unroll
@@ -231,12 +236,14 @@ GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk
     wgmma_wait<forgets ? 0 : 1>();
     if (forgets) spoil(y, sh.dead[group], g);
     uint32_t z[16];
-    pack(z, y);
+    if constexpr (Shared::stores) pack(z, y);
     weigh<forgets>(y, read);
     pack(r, y);
     add_columns(J, r, tile[Shared::K]);
-    store_factor(sh.rows[group], z);
-    send(to.z[half], sh.rows[group], TILE);
+    if constexpr (Shared::stores) {
+        store_factor(sh.rows[group], z);
+        send(to.z[half], sh.rows[group], TILE);
+    }
     wgmma_wait<0>();
 }
 
@@ -256,19 +263,21 @@ template <class Shared> GDN_DEVICE void take_turn(struct scan_turn &t)
 
 /* Loads chunks one after the other. One thread calls it. */
 template <class Shared>
-GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a, const struct scan_way &w)
+GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
 {
     enum { KEYS = (Shared::reverse ? 4 : 2) * TILE, SQUARES = (Shared::reverse ? 2 : 1) * TILE };
     enum { BYTES = KEYS + SQUARES + Shared::groups * TILE + (int)sizeof(vectors) };
+    const struct scan_way        &w = sh.way;
+    const struct backward_window &in = w.part.in;
     const int     key = source_head(a.rule, w.head, a.rule.Hk);
-    const int64_t first = w.first_chunk();
+    const int64_t first = first_chunk<Shared>(in);
     const int     step = Shared::reverse ? -1 : 1;
     const struct gdn_cu_map   &map = Shared::reverse ? a.dout_map : a.v_map;
-    const struct chunk_record *from = &record_of(a, w.in.first + first, w.head);
-    const struct key_record   *keys = &keys_of(a, w.in.first + first, key);
+    const struct chunk_record *from = &record_at(a, in.first + first, w.head);
+    const struct key_record   *keys = &keys_of(a, in.first + first, key);
     struct scan_turn           turn = { 0, 0 };
-    int at[4] = { w.col, w.head, (int)(w.in.seq.first + first * CHUNK), (int)w.in.seq.batch };
-    for (int64_t i = 0; i < w.in.n_chunks; i++) {
+    int at[4] = { w.col, w.head, (int)(in.seq.first + first * CHUNK), (int)in.seq.batch };
+    for (int64_t i = 0; i < in.n_chunks; i++) {
         const int stage = turn.stage;
         uint64_t &full = sh.full[stage];
         char    (*to)[TILE] = sh.stages[stage];
@@ -280,7 +289,7 @@ GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a, const stru
         for (int j = 0; j < Shared::groups; j++)
             load_tile(to[Shared::X + j], map, at, 64 * j, full);
         at[2] += step * CHUNK;
-        from += step * a.rule.H;
+        from = &next_record(a, *from, step);
         keys += step * a.rule.Hk;
         take_turn<Shared>(turn);
     }
@@ -297,21 +306,44 @@ GDN_DEVICE int64_t start_of(const struct gdn_cu_backward &a, int64_t row, int64_
     return sum_warp(before) + window - 1;
 }
 
+/* Return where J after the window is, and where that before it goes: for the next window, for the
+ * join of units, or to the caller. */
+GDN_DEVICE struct stage_strip gradient_behind(const struct gdn_cu_backward &a,
+                                              const struct walk_item &own,
+                                              const struct backward_part &p)
+{
+    const struct gdn_pool_view zero = {};
+    if (!p.in.is_last) return strip_of(a, own, a.carry, p.number);
+    return p.ends ? strip_of(a, own, a.dstate_out, p.row) : strip_of(a, own, zero, 0);
+}
+GDN_DEVICE struct stage_strip gradient_before(const struct gdn_cu_backward &a,
+                                              const struct walk_item &own,
+                                              const struct backward_part &p)
+{
+    const int64_t              state = (int64_t)DEEP * DEEP;
+    const struct gdn_pool_view D = { (char *)a.cut.states, GDN_F32, false, false, a.rule.H * state,
+                                     state, DEEP };
+    if (a.window) return strip_of(a, own, a.carry, p.number);
+    return p.unit < 0 ? strip_of(a, own, a.rule.to, p.row) : strip_of(a, own, D, p.unit);
+}
+
 /* By a warpgroup. */
 template <class Shared>
-GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a, const struct scan_way &w)
+GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
 {
-    const struct walk_item   own = { w.b, w.head, w.col + 64 * scan_group(), 64 };
+    const struct scan_way        &w = sh.way;
+    const struct backward_part   &p = w.part;
+    const struct backward_window &in = p.in;
+    const struct walk_item   own = { p.row, w.head, w.col + 64 * scan_group(), 64 };
     const int                half = own.col / 64, step = Shared::reverse ? -1 : 1;
-    const struct backward_window &in = w.in;
-    struct chunk_record     *to = &record_of(a, in.first + w.first_chunk(), w.head);
+    struct chunk_record     *to = &record_at(a, in.first + first_chunk<Shared>(in), w.head);
     struct scan_turn         turn = { 0, 0 };
     scan_state               S;
-    if (Shared::reverse) load_scan(S, strip_of(a, own, in.is_last ? a.dstate_out : a.carry, w.b));
-    else if (a.window) load_scan(S, strip_of(a, own, a.starts, start_of(a, w.b, a.window)));
-    else load_scan(S, strip_of(a, own, a.rule.from, w.b));
+    if (Shared::reverse) load_scan(S, gradient_behind(a, own, p));
+    else if (a.window) load_scan(S, strip_of(a, own, a.starts, start_of(a, p.row, a.window)));
+    else load_scan(S, strip_of(a, own, a.rule.from, p.row));
 #pragma unroll 1
-    for (int i = (int)in.n_chunks; in_warp(i > 0); i--, to += step * a.rule.H) {
+    for (int i = (int)in.n_chunks; in_warp(i > 0); i--) {
         const int stage = turn.stage;
         mbarrier_wait(shared_address(&sh.full[stage]), turn.odd);
         const bool forgets = in_warp(tokens_of(sh.g[stage].resets) != 0);
@@ -324,13 +356,15 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a, const struc
         }
         if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.free[stage]));
         take_turn<Shared>(turn);
+        if (Shared::stores) to = &next_record(a, *to, step);
     }
-    if (!Shared::reverse) {
-        if (!in.is_last && !a.by_prefill)
-            store_scan(strip_of(a, own, a.starts, start_of(a, w.b, a.window + 1)), S, false);
-    } else if (a.window) store_scan(strip_of(a, own, a.carry, w.b), S, false);
-    else if (a.rule.to.data) store_scan(strip_of(a, own, a.rule.to, w.b), S, a.adds);
-    if (leads_group()) copy_out_wait();
+    if (Shared::reverse) {
+        const struct stage_strip place = gradient_before(a, own, p);
+        if (place.view.data) store_scan(place, S, !a.window && a.adds);
+    } else if (!in.is_last && !a.by_prefill) {
+        store_scan(strip_of(a, own, a.starts, start_of(a, p.row, a.window + 1)), S, false);
+    }
+    if (Shared::stores && leads_group()) copy_out_wait();
 }
 
 template <class Shared>
@@ -339,6 +373,7 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
     enum { ALL = Shared::groups * GROUP };
     Shared &sh = *(Shared *)gdn_shared;
     if (threadIdx.x == 0) {
+        sh.way = w;
         for (int i = 0; i < Shared::n_stages; i++) {
             mbarrier_init(shared_address(&sh.full[i]), 1);
             mbarrier_init(shared_address(&sh.free[i]), ALL / 32);
@@ -348,28 +383,42 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
     __syncthreads();
     if (in_warp(threadIdx.x < ALL)) {
         if (Shared::groups == 2) raise_registers<WORKER_REGISTERS>();
-        run_way(sh, a, w);
+        run_way(sh, a);
     } else {
         if (Shared::groups == 2) lower_registers<LOADER_REGISTERS>();
-        if (threadIdx.x == ALL) load_way(sh, a, w);
+        if (threadIdx.x == ALL) load_way(sh, a);
     }
+}
+
+/* Finds the part, the head and the columns of walk `item`. Returns false if it has no chunks. */
+template <int groups>
+GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, int64_t item)
+{
+    enum { STRIPS = 2 / groups };
+    w.part = find_part(a, item / STRIPS / a.rule.H);
+    w.head = (int)(item / STRIPS % a.rule.H);
+    w.col  = (int)(item % STRIPS) * 64;
+    stop_part(a, w.part, w.head);
+    return in_warp(w.part.in.is_there);
 }
 
 /* Runs the walks. Blocks of reverse walks come first, because they take longer. */
 template <int groups> GDN_DEVICE void backward_mma_walks(const struct gdn_cu_backward &a)
 {
-    enum { STRIPS = 2 / groups };
-    const int64_t   n_walks = a.rule.batch.B * a.rule.H * STRIPS;
-    const int64_t   item = blockIdx.x % n_walks;
+    const int64_t   n_walks = a.rule.batch.B * a.rule.H * (2 / groups);
     struct scan_way w;
-    w.b       = item / STRIPS / a.rule.H;
-    w.head    = (int)(item / STRIPS % a.rule.H);
-    w.col     = (int)(item % STRIPS) * 64;
-    w.reverse = a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks;
-    w.in      = find_window(a, w.b);
-    if (in_warp(!w.in.is_there)) return;
-    if (in_warp(w.reverse)) run_scan<scan_shared<true, groups>>(a, w);
-    else run_scan<scan_shared<false, groups>>(a, w);
+    if (!find_way<groups>(w, a, blockIdx.x % n_walks)) return;
+    if (in_warp(a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks))
+        run_scan<scan_shared<SCAN_REVERSE, groups>>(a, w);
+    else
+        run_scan<scan_shared<SCAN_FORWARD, groups>>(a, w);
+}
+
+/* Runs the walks to dstate alone. */
+template <int groups> GDN_DEVICE void walk_alone(const struct gdn_cu_backward &a)
+{
+    struct scan_way w;
+    if (find_way<groups>(w, a, blockIdx.x)) run_scan<scan_shared<SCAN_ALONE, groups>>(a, w);
 }
 
 #endif

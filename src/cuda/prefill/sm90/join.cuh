@@ -5,6 +5,8 @@
  *
  *     S <- M S + U    from unit to unit, where U of a column of M is zero
  *
+ * Gradients of states pass units from the last to the first, by transposed M: J <- M^T J + D.
+ *
  * A block has 32 columns of U or of M, four of them in a warp, which alone needs them: a thread has
  * four keys of these. M passes through shared memory, 32 of its columns at once. A unit that forgets
  * begins anew, so units before the last such one are not read.
@@ -33,12 +35,18 @@ struct join_block {
     bool                                of_M;
 };
 
+/* Returns the place of unit i, in the order in which a state passes them, or its gradient. */
+GDN_DEVICE int64_t unit_at(const struct join_block &b, int64_t i)
+{
+    return b.first + (b.a.back ? b.n - 1 - i : i);
+}
+
 /* Returns the last unit that forgets, or -1. By all threads of a warp. */
 GDN_DEVICE int64_t last_forgetting(const struct join_block &b)
 {
     const int64_t lane = threadIdx.x % 32;
     for (int64_t end = b.n - 1; end >= 0; end -= 32) {
-        const int64_t   u    = clamp64(end - lane, 0, end) + b.first;
+        const int64_t   u    = unit_at(b, clamp64(end - lane, 0, end));
         const uint32_t *mark = b.a.cut.marks + (u * b.a.rule.H + b.head) * 2;
         const unsigned  some = __ballot_sync(0xffffffff, ((mark[0] | mark[1]) & GDN_SEGMENT_FORGETS) != 0);
         if (some) return max(end - (__ffs((int)some) - 1), (int64_t)0);
@@ -52,7 +60,7 @@ GDN_DEVICE void load_map_columns(float4 (&x)[4], const struct join_block &b, int
     const struct gdn_cu_rule &r    = b.a.rule;
     const float              *from = b.of_M ? b.a.cut.M : b.a.cut.states;
     const int                 k    = threadIdx.x % 32 * 4;
-    from += ((b.first + i) * r.H + b.head) * b.n_columns * r.K + k;
+    from += (unit_at(b, i) * r.H + b.head) * b.n_columns * r.K + k;
 #pragma unroll
     for (int v = 0; v < 4; v++)
         x[v] = k < r.K && b.column + v < b.n_columns ? *(const float4 *)(from + (b.column + v) * r.K)
@@ -62,11 +70,12 @@ GDN_DEVICE void load_map_columns(float4 (&x)[4], const struct join_block &b, int
 /* Begins to copy tile t, counted from that of unit `start` on; zeros beyond K. */
 GDN_DEVICE void copy_tile_of_M(const struct join_block &b, int64_t start, int64_t t, int per_unit)
 {
-    const int    K    = b.a.rule.K, y0 = (int)(t % per_unit) * JOIN_TILE;
-    const float *from = b.a.cut.M + ((b.first + start + t / per_unit) * b.a.rule.H + b.head) * K * K;
-    if (start + t / per_unit < b.n)
-        for (int i = threadIdx.x; i < JOIN_TILE * JOIN_KEYS / 4; i += 32 * JOIN_WARPS) {
-            const int  y = i / (JOIN_KEYS / 4), x = i % (JOIN_KEYS / 4) * 4;
+    const int     K    = b.a.rule.K, y0 = (int)(t % per_unit) * JOIN_TILE;
+    const int64_t i    = start + t / per_unit;
+    const float  *from = b.a.cut.M + (unit_at(b, i) * b.a.rule.H + b.head) * K * K;
+    if (i < b.n)
+        for (int e = threadIdx.x; e < JOIN_TILE * JOIN_KEYS / 4; e += 32 * JOIN_WARPS) {
+            const int  y = e / (JOIN_KEYS / 4), x = e % (JOIN_KEYS / 4) * 4;
             const bool there = y0 + y < K && x < K;
             copy_async<16>(shared_address(&b.sh.M[t % 2][y][x]), from + (there ? (y0 + y) * K + x : 0),
                            there ? 16 : 0);

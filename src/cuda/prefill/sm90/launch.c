@@ -116,7 +116,7 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
         .shared_bytes = kernel == GDN_CU_prefill_segments_states ? 0 : SHARED,
         .stream       = stream,
         .args         = p,
-        .overlaps     = p->cut.later || p->cut.which == GDN_SEQUENCES_SHORT,
+        .overlaps     = p->cut.later || p->which == GDN_SEQUENCES_SHORT,
     };
     ran->kernels[ran->n++] = kernel;
     return gdn_cuda_launch(ctx, &call);
@@ -155,14 +155,14 @@ static gdn_status launch_first(gdn_ctx *ctx, struct gdn_cu_prefill_hopper *p, en
     const int64_t              n_rows = b->B + (r->out.data && b->cu_seqlens.data);
     const int64_t              n_each = (int64_t)n_slices * r->H;
     if (c->apart) {
-        p->cut.which = GDN_SEQUENCES_LONG;
+        p->which = GDN_SEQUENCES_LONG;
         TRY(launch(ctx, kernel_of(PART, r->q.dtype), forms[PART].n_blocks * n_each * c->n_long, p,
                    ran, stream));
-        p->cut.which = GDN_SEQUENCES_SHORT;
+        p->which = GDN_SEQUENCES_SHORT;
     }
     TRY(launch(ctx, kernel_of(form, r->q.dtype), forms[form].n_blocks * n_each * n_rows, p, ran,
                stream));
-    p->cut.which = GDN_SEQUENCES_ALL;
+    p->which = GDN_SEQUENCES_ALL;
     return GDN_OK;
 }
 
@@ -191,11 +191,12 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
         lay_out(r, &c, &p.cut, how->memory);
         log_cut(ctx, &c);
     }
-    p.cut.whole = c.units || c.apart ? c.whole : INT64_MAX;
+    p.cut.whole = c.units ? c.whole : INT64_MAX;
+    p.most_short = c.whole;
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.start = p.cut.first;
     p.cut.each  = c.each;
-    p.cut.most_long = (int32_t)c.most_long;
+    p.most_long = (int32_t)c.most_long;
     TRY(launch_first(ctx, &p, first, &c, n_slices, ran, stream));
     if (!c.units) return GDN_OK;
     p.cut.later = true;

@@ -3,6 +3,9 @@
  * What tokens leave of a state before them, at most (early_stop.cuh). And sums of its logarithm over
  * chunks, for gdn_summary (ranges.cuh): a warp has a chunk, each lane a head, as gates lie side by
  * side.
+ *
+ * The transposed map is no longer, so as much is left of the gradient of a state before the tokens.
+ * A walk back through a sequence may begin behind the first chunks that leave tail_left: run_stops().
  */
 #ifndef GDN_CUDA_PREFILL_LEFT_CUH
 #define GDN_CUDA_PREFILL_LEFT_CUH
@@ -73,6 +76,61 @@ GDN_DEVICE void run_left(const struct gdn_cu_prefill_hopper &a)
     if (head >= r.H || at >= a.cut.n_left) return;
     a.cut.left[head * a.cut.n_left + at] =
         sum_chunk_left(r, s, i * 64, left < 64 ? (int)left : 64, head);
+}
+
+/* The warps of a block tell each other sums and votes. */
+struct left_sums {
+    float    totals[32];
+    uint32_t votes[32];
+};
+
+/* Returns the sums of the threads' numbers, up to this thread's and of all. By all threads. */
+GDN_DEVICE float2 sum_threads(struct left_sums &sh, float x)
+{
+    const int warp = threadIdx.x / 32, n = blockDim.x / 32;
+    float2    sum  = make_float2(scan_lanes(x), 0);
+    __syncthreads(); /* all have read those before */
+    if (threadIdx.x % 32 == 31) sh.totals[warp] = sum.x;
+    __syncthreads();
+    for (int i = 0; i < n; i++) {
+        if (i < warp) sum.x += sh.totals[i];
+        sum.y += sh.totals[i];
+    }
+    return sum;
+}
+
+/* Returns the first thread that says yes; -1: there is none. By all threads. */
+GDN_DEVICE int first_thread(struct left_sums &sh, bool yes)
+{
+    const unsigned mine = __ballot_sync(0xffffffff, yes);
+    if (threadIdx.x % 32 == 0) sh.votes[threadIdx.x / 32] = mine;
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x / 32; i++)
+        if (sh.votes[i]) return 32 * i + __ffs((int)sh.votes[i]) - 1;
+    return -1;
+}
+
+/* Blocks: heads, sequences. */
+GDN_DEVICE void run_stops(const struct gdn_cu_prefill_hopper &a)
+{
+    __shared__ struct left_sums sh;
+    const int         head = (int)(blockIdx.x % a.rule.H);
+    struct gdn_cu_seq s    = {};
+    float             sum  = 0;
+    int               stop = INT32_MAX;
+    s.row = blockIdx.x / a.rule.H;
+    read_range(a.rule.batch, s);
+    const float *left = a.cut.left + head * a.cut.n_left + left_place(a.rule.batch, s.row, s.first);
+    const int    n    = (int)((s.n_valid + 63) / 64);
+    for (int first = 0; first < n && stop == INT32_MAX; first += blockDim.x) {
+        const int    c    = first + (int)threadIdx.x;
+        const float2 here = sum_threads(sh, c < n ? left[c] : 0);
+        const int    at   = first_thread(sh, sum + here.x <= tail_left);
+        if (at >= 0) stop = first + at + 1;
+        sum += here.y;
+    }
+    if (stop >= n) stop = INT32_MAX; /* it would leave out dstate_out alone */
+    if (threadIdx.x == 0) a.cut.stops[s.row * a.rule.H + head] = stop;
 }
 
 #endif

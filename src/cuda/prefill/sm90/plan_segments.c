@@ -28,8 +28,8 @@ enum { MOST_SEGMENTS = 32, MOST_FILLS = 2, MOST_LONGER = 4, MOST_ROOM = 5 };
  * are then a small part. _APART: where the others have wide blocks. */
 enum { UNEVEN = 125, LEAST_UNEVEN = 50000, LEAST_APART = 100000 };
 
-/* Hundredths of all tokens that the longest sequence is then taken to have; and of the time that all
- * tokens take on the whole device, from which on a sequence is long. */
+/* Hundredths of all tokens that the longest sequence is then taken to have; and of the time that
+ * all tokens take on the whole device, from which on a sequence is long. */
 enum { LONGEST = 80, LONG = 80 };
 
 /* Hundredths of the time of whole sequences that segments may take. WIN_UNEVEN: if only the longest
@@ -315,10 +315,10 @@ struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
     return c;
 }
 
-/* Changes c, the plan for sequences of one length, which takes that time, to one for a batch of which
- * one may have `longest` tokens. If c cuts all, they are cut as that one is. Otherwise those are
- * long that take about as long in a cluster as all tokens do on the whole device. So there are no
- * more of them than there is room for, and they have clusters, which are faster, whatever the
+/* Changes c, the plan for sequences of one length, which takes that time, to one for a batch of
+ * which one may have `longest` tokens. If c cuts all, they are cut as that one is. Otherwise those
+ * are long that take about as long in a cluster as all tokens do on the whole device. So there are
+ * no more of them than there is room for, and they have clusters, which are faster, whatever the
  * others have. They are cut if they take half of the room or less. */
 static void expect_long(const struct gdn_cuda_shape *s, int64_t longest, int64_t time,
                         struct gdn_cuda_cut *c)

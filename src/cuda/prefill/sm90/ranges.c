@@ -2,6 +2,12 @@
 /*
  * gdn_summary on Hopper: which calls the kernels of ranges.cuh and join.cuh take, and how long
  * units are. One cluster for each head does a sequence that is no longer than a unit.
+ *
+ * The walk to dstate alone (backward.c) has the same units. Each leaves D, and
+ *
+ *     J <- M^T J + D    from the last unit to the first
+ *
+ * Where keys are normalised, it begins behind the chunks that may leave anything: stops (left.cuh).
  */
 #include <stdio.h>
 
@@ -20,6 +26,9 @@ enum { LEAST_CHUNKS = 8, FIXED_CHUNKS = 128, MOST_UNITS = 64, MOST_LONG = 256 };
  * four units are left out, which is four times as likely as not. */
 enum { START = 20000, EACH_CHUNK = 1500, LEFT_OUT = 30000, JOIN_START = 4000, JOIN_EACH = 3300 };
 enum { LIKELY = 4 };
+
+/* The same of a chunk of a walk back, of 64 columns of a head by a block, and of all. */
+enum { WALK_HALF = 1500, WALK_WHOLE = 2300 };
 
 static enum gdn_kernel_id kernel_of(int dtype)
 {
@@ -67,13 +76,23 @@ static int n_slices(const struct gdn_cuda_summary *s)
     return n_U + (int)divide_up(s->M.data ? s->rule.K : 0, GDN_JOIN_COLUMNS);
 }
 
-/* The time of n sequences and heads of `units` units of so many chunks each. */
+/* The time of the blocks that walk back through so many units. */
+static int64_t walk_time(int64_t sms, int64_t n_units, int64_t chunks)
+{
+    if (2 * n_units <= sms) return START + chunks * WALK_HALF;
+    return divide_up(n_units, sms) * (START + chunks * WALK_WHOLE);
+}
+
+/* The time of n sequences and heads of `units` units of so many chunks each. A walk back needs no M
+ * of the last unit. */
 static int64_t time_of(const gdn_ctx *ctx, const struct gdn_cuda_summary *s, int64_t n,
                        int64_t units, int64_t chunks)
 {
     const int64_t sms = ctx->cuda->sm_count, room = sms > 2 ? sms / 2 : 1;
     const int64_t steps = divide_up(n * n_slices(s), sms) * (units - 1);
-    return divide_up(n * units, room) * (START + chunks * EACH_CHUNK) +
+    const int64_t maps  = s->back ? n * (units - 1) : n * units;
+    return (s->back ? walk_time(sms, n * units, chunks) : 0) +
+           divide_up(maps, room) * (START + chunks * EACH_CHUNK) +
            (units > 1 ? JOIN_START + steps * JOIN_EACH : 0);
 }
 
@@ -124,15 +143,16 @@ static size_t lay_out(const struct gdn_cuda_summary *call, const struct cut *c,
     const struct gdn_cu_rule *r = &call->rule;
     const size_t  n = (size_t)(c->units * r->H), K = (size_t)r->K, V = (size_t)r->V;
     const int64_t n_left = may_stop(call) ? n_tokens(&r->batch) / CHUNK + r->batch.B + 1 : 0;
-    char         *states, *M, *marks, *left;
+    char         *states, *M, *marks, *left, *stops;
+    const size_t  n_stops = call->back && n_left ? (size_t)(r->batch.B * r->H) : 0;
     const struct gdn_room rooms[] = { { &states, n * K * V * sizeof(float) },
                                       { &M, n * K * K * sizeof(float) },
                                       { &marks, n * 2 * sizeof(uint32_t) },
-                                      { &left, (size_t)(n_left * r->H) * sizeof(float) } };
+                                      { &left, (size_t)(n_left * r->H) * sizeof(float) },
+                                      { &stops, n_stops * sizeof(int32_t) } };
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!memory) return c->units || n_left ? bytes : 0;
-    *s = (struct gdn_cu_segments){ .most_long = INT32_MAX,
-                                   .whole  = c->units ? c->each : INT64_MAX,
+    *s = (struct gdn_cu_segments){ .whole  = c->units ? c->each : INT64_MAX,
                                    .first  = c->units ? c->each : INT64_MAX,
                                    .each   = c->each,
                                    .states = (void *)states,
@@ -141,7 +161,8 @@ static size_t lay_out(const struct gdn_cuda_summary *call, const struct cut *c,
                                    .later  = true,
                                    .units  = (int32_t)c->units,
                                    .left   = (void *)left,
-                                   .n_left = n_left };
+                                   .n_left = n_left,
+                                   .stops  = n_stops ? (void *)stops : NULL };
     return bytes;
 }
 
@@ -161,56 +182,127 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
                          void *stream)
 {
     const bool                 is_join = kernel == GDN_CU_prefill_segments_maps;
+    const bool                 overlaps = ran->n > 0 && !is_join && !p->back;
     const struct gdn_cuda_call call = { .kernel       = kernel,
                                         .grid         = { n_blocks, 1, 1 },
                                         .shared_bytes = shared,
                                         .stream       = stream,
                                         .args         = p,
-                                        .overlaps     = ran->n > 0 && !is_join };
+                                        .overlaps     = overlaps };
     ran->kernels[ran->n++] = kernel;
     return gdn_cuda_launch(ctx, &call);
 }
 
-static void log_units(gdn_ctx *ctx, const struct cut *c)
+static gdn_status launch_left(gdn_ctx *ctx, const struct gdn_cu_prefill_hopper *p,
+                              struct gdn_cuda_ran *ran, void *stream)
+{
+    const struct gdn_cu_batch *b      = &p->rule.batch;
+    const int64_t              n_warps = (n_tokens(b) / CHUNK + b->B) * divide_up(p->rule.H, WARP);
+    return launch(ctx, GDN_CU_prefill_segments_left, divide_up(n_warps, LEFT_WARPS), 0, p, ran,
+                  stream);
+}
+
+/* Without U no v is given: its map is that of k, of which no column is loaded. */
+static gdn_status find_maps(gdn_ctx *ctx, struct gdn_cu_prefill_hopper *p)
+{
+    const struct gdn_cu_rule  *r = &p->rule;
+    const struct gdn_cu_batch *b = &r->batch;
+    const struct gdn_rows     *v = r->v.data ? &r->v : &r->k;
+    TRY(gdn_cuda_find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p->k));
+    TRY(gdn_cuda_find_map(ctx, "v", 2, v, b, r->Hv, r->v.data ? r->V : r->K, &p->v));
+    p->q = p->k;
+    return GDN_OK;
+}
+
+static void log_units(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *op,
+                      const struct cut *c)
 {
     char line[120];
     if (!ctx->options.log) return;
     if (c->units)
-        snprintf(line, sizeof line, "summary: sm90, units of %lld tokens, at most %lld",
+        snprintf(line, sizeof line, "%s: sm90, units of %lld tokens, at most %lld", op,
                  (long long)c->each, (long long)c->units);
     else
-        snprintf(line, sizeof line, "summary: sm90, whole sequences");
-    gdn_cuda_log_choice(ctx, GDN_CUDA_SUMMARY_CHOICE, line);
+        snprintf(line, sizeof line, "%s: sm90, whole sequences", op);
+    gdn_cuda_log_choice(ctx, choice, line);
 }
 
-/* Without U no v is given: its map is that of k, of which no column is loaded. */
 gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *s, void *memory,
                                    struct gdn_cuda_ran *ran, void *stream)
 {
     const struct gdn_cu_rule    *r = &s->rule;
     const struct gdn_cu_batch   *b = &r->batch;
     const struct cut             c = find_cut(ctx, s);
-    const struct gdn_rows       *v = r->v.data ? &r->v : &r->k;
     struct gdn_cu_prefill_hopper p = { .rule       = *r,
                                        .M          = s->M,
                                        .summary    = true,
                                        .early_stop = may_stop(s),
                                        .source_k   = gdn_cuda_source_of(r, r->Hk),
                                        .source_v   = gdn_cuda_source_of(r, r->Hv) };
-    const int64_t groups = divide_up(r->H, WARP);
     if (c.units || p.early_stop) lay_out(s, &c, &p.cut, memory);
-    else p.cut = (struct gdn_cu_segments){ .whole = INT64_MAX, .first = INT64_MAX, .each = CHUNK };
-    TRY(gdn_cuda_find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
-    TRY(gdn_cuda_find_map(ctx, "v", 2, v, b, r->Hv, r->v.data ? r->V : r->K, &p.v));
-    p.q = p.k;
-    log_units(ctx, &c);
-    if (p.early_stop)
-        TRY(launch(ctx, GDN_CU_prefill_segments_left,
-                   divide_up((n_tokens(b) / CHUNK + b->B) * groups, LEFT_WARPS), 0, &p, ran,
-                   stream));
+    else p.cut = (struct gdn_cu_segments){ .whole = INT64_MAX, .each = CHUNK };
+    TRY(find_maps(ctx, &p));
+    log_units(ctx, GDN_CUDA_SUMMARY_CHOICE, "summary", &c);
+    if (p.early_stop) TRY(launch_left(ctx, &p, ran, stream));
     TRY(launch(ctx, kernel_of(r->k.dtype), CLUSTER * r->H * (b->B + c.units), SHARED, &p, ran,
                stream));
     if (!c.units) return GDN_OK;
     return launch(ctx, GDN_CU_prefill_segments_maps, n_slices(s) * r->H * c.several,
+                  GDN_JOIN_BYTES, &p, ran, stream);
+}
+
+/* ---- A walk back --------------------------------------------------------------------------- */
+
+size_t gdn_cuda_walk_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s,
+                         struct gdn_cu_segments *cut, char *memory)
+{
+    const struct cut c     = find_cut(ctx, s);
+    const size_t     bytes = lay_out(s, &c, cut, memory);
+    if (memory || !bytes) return bytes;
+    cut->units = (int32_t)c.units;
+    cut->first = c.units ? c.each : INT64_MAX;
+    cut->each  = c.each;
+    return bytes;
+}
+
+static struct gdn_cu_prefill_hopper walk_args(const struct gdn_cuda_summary *s,
+                                              const struct gdn_cu_segments *cut)
+{
+    return (struct gdn_cu_prefill_hopper){ .rule     = s->rule,
+                                           .cut      = *cut,
+                                           .summary  = true,
+                                           .back     = true,
+                                           .source_k = gdn_cuda_source_of(&s->rule, s->rule.Hk),
+                                           .source_v = gdn_cuda_source_of(&s->rule, s->rule.Hk) };
+}
+
+gdn_status gdn_cuda_walk_maps(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
+                              const struct gdn_cu_segments *cut, struct gdn_cuda_ran *ran,
+                              void *stream)
+{
+    const struct gdn_cu_rule    *r = &s->rule;
+    struct gdn_cu_prefill_hopper p = walk_args(s, cut);
+    const struct cut             c = { cut->each, cut->units, 0 };
+    log_units(ctx, GDN_CUDA_BACKWARD_CHOICE, "prefill_backward", &c);
+    if (cut->stops) {
+        TRY(launch_left(ctx, &p, ran, stream));
+        TRY(launch(ctx, GDN_CU_prefill_segments_stops, r->batch.B * r->H, 0, &p, ran, stream));
+    }
+    if (!cut->units) return GDN_OK;
+    p.rule.V       = 0;
+    p.rule.Hv      = r->Hk;
+    p.rule.to.data = NULL;
+    TRY(find_maps(ctx, &p));
+    return launch(ctx, kernel_of(r->k.dtype), CLUSTER * r->H * cut->units, SHARED, &p, ran, stream);
+}
+
+gdn_status gdn_cuda_walk_join(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
+                              const struct gdn_cu_segments *cut, struct gdn_cuda_ran *ran,
+                              void *stream)
+{
+    const struct gdn_cu_prefill_hopper p = walk_args(s, cut);
+    const struct cut                   c = find_cut(ctx, s);
+    if (!cut->units) return GDN_OK;
+    return launch(ctx, GDN_CU_prefill_segments_maps, n_slices(s) * s->rule.H * c.several,
                   GDN_JOIN_BYTES, &p, ran, stream);
 }

@@ -3,11 +3,25 @@
  * The blocks of gdn_summary. Sequences of up to cut.first tokens come first, one after the other: their
  * U and M are the caller's. Those of longer ones are cut into units of cut.each tokens, which are
  * numbered through the batch; their U and M go to the workspace, and join.cuh makes one map of them.
+ *
+ * For gradients (a.back) there are units alone. Of their M, those are made that the gradient of a
+ * state passes: not that of the unit with which the sequence ends, or is forgotten, nor later ones.
  */
 #ifndef GDN_CUDA_PREFILL_RANGES_CUH
 #define GDN_CUDA_PREFILL_RANGES_CUH
 
 #include "cuda/prefill/sm90/early_stop.cuh"
+
+/* Returns true if no gradient comes from behind the unit, and says so to join.cuh. By a warp. */
+GDN_DEVICE bool is_walk_end(const struct hopper_block &b, const struct hopper_segment &g, int64_t row)
+{
+    const struct gdn_cu_segments &cut = b.a.cut;
+    const bool stops = cut.stops && g.start + cut.each >= (int64_t)cut.stops[row * b.r.H + b.head] * 64;
+    if (!g.last && !stops) return false;
+    if (threadIdx.x < 2 && b.rank == 0)
+        cut.marks[(g.from * b.r.H + b.head) * 2 + threadIdx.x] = GDN_SEGMENT_FORGETS;
+    return true;
+}
 
 /* The block's part of the batch: a whole sequence (segment.to: its number) or a unit (segment.from).
  * n_tokens are those up to the end of the sequence. By a warp. */
@@ -17,7 +31,7 @@ GDN_DEVICE void find_range(const struct hopper_block &b)
     const struct gdn_cu_segments &cut     = b.a.cut;
     struct gdn_cu_seq             s       = {};
     struct hopper_segment         g       = { 0, -1, -1, 0, true };
-    const int64_t                 number  = blockIdx.x / HOPPER_BLOCKS / b.r.H;
+    const int64_t number = blockIdx.x / HOPPER_BLOCKS / b.r.H + (b.a.back ? batch.B : 0);
     const bool                    is_unit = number >= batch.B;
     int64_t row = number, i = number - batch.B, unit = i;
     if (is_unit) {
@@ -31,6 +45,7 @@ GDN_DEVICE void find_range(const struct hopper_block &b)
     if (row < batch.B && !is_unit && !is_cut) g.to = row;
     if (row < batch.B && is_unit) g = cut_segment(s, cut, i + 1, unit);
     if (g.from >= cut.units) g.from = -1; /* by lengths that overlap */
+    if (b.a.back && g.from >= 0 && is_walk_end(b, g, row)) g.from = -1;
     s.n_tokens = left;
     if (threadIdx.x % 32 != 0) return;
     b.common().s       = s;
@@ -42,39 +57,12 @@ GDN_DEVICE bool is_no_range(const struct hopper_block &b)
     return b.common().segment.from < 0 && b.common().segment.to < 0;
 }
 
-/* Returns the sums of the threads' numbers, up to this thread's and of all. By all threads. */
-GDN_DEVICE float2 sum_threads(float x)
-{
-    float    *totals = (float *)(gdn_shared + HOPPER_GATES); /* of warps */
-    const int warp = threadIdx.x / 32, n = blockDim.x / 32;
-    float2    sum  = make_float2(scan_lanes(x), 0);
-    __syncthreads(); /* all have read those before */
-    if (threadIdx.x % 32 == 31) totals[warp] = sum.x;
-    __syncthreads();
-    for (int i = 0; i < n; i++) {
-        if (i < warp) sum.x += totals[i];
-        sum.y += totals[i];
-    }
-    return sum;
-}
-
-/* Returns the first thread that says yes; -1: there is none. By all threads. */
-GDN_DEVICE int first_thread(bool yes)
-{
-    uint32_t      *votes = (uint32_t *)(gdn_shared + HOPPER_GATES) + 32; /* of warps, behind totals */
-    const unsigned mine  = __ballot_sync(0xffffffff, yes);
-    if (threadIdx.x % 32 == 0) votes[threadIdx.x / 32] = mine;
-    __syncthreads();
-    for (int i = 0; i < (int)blockDim.x / 32; i++)
-        if (votes[i]) return 32 * i + __ffs((int)votes[i]) - 1;
-    return -1;
-}
-
 /* Returns the last chunk, counted from the block's first, from which on nothing is left of what was
  * before at the end of the sequence; it may be behind the block's. -1: there is none. All blocks of
  * a sequence find the same. By all threads. */
 GDN_DEVICE int find_range_tail(const struct hopper_block &b)
 {
+    struct left_sums             &sh  = *(struct left_sums *)(gdn_shared + HOPPER_GATES);
     const struct gdn_cu_segments &cut = b.a.cut;
     const struct hopper_segment  &g   = b.common().segment;
     const int64_t first = left_place(b.r.batch, b.s().row, b.s().first - g.start) + g.start / 64;
@@ -82,8 +70,8 @@ GDN_DEVICE int find_range_tail(const struct hopper_block &b)
     float         sum   = 0;
     for (int end = (int)((b.s().n_tokens + 63) / 64); end > 0; end -= blockDim.x) {
         const int    c    = end - 1 - (int)threadIdx.x;
-        const float2 here = sum_threads(c >= 0 ? left[c] : 0);
-        const int    at   = first_thread(sum + here.x <= tail_left);
+        const float2 here = sum_threads(sh, c >= 0 ? left[c] : 0);
+        const int    at   = first_thread(sh, sum + here.x <= tail_left);
         if (at >= 0) return end - 1 - at;
         sum += here.y;
     }

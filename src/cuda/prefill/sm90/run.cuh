@@ -55,7 +55,7 @@ GDN_DEVICE void zero_outside(const struct hopper_block &b, int64_t from, int64_t
 GDN_DEVICE void find_part(const struct hopper_block &b)
 {
     const struct gdn_cu_batch    &batch = b.r.batch;
-    const struct gdn_cu_segments  cut   = HOPPER_CUTS ? cut_of_batch(batch, b.a.cut) : b.a.cut;
+    const struct gdn_cu_segments  cut   = HOPPER_CUTS ? cut_of_batch(b.a) : b.a.cut;
     struct gdn_cu_seq             s     = {};
     struct gdn_cu_checkpoints     list  = { 0, 0 };
     const int64_t number = blockIdx.x / HOPPER_BLOCKS / count_slices(b.r) / b.r.H;
@@ -63,13 +63,13 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     if (HOPPER_CUTS && cut.later) {
         row = find_unit(batch, cut, i);
         unit -= i++;
-    } else if (HOPPER_CUTS && cut.which == GDN_SEQUENCES_LONG)
-        row = find_long(batch, cut.whole, number);
+    } else if (HOPPER_CUTS && b.a.which == GDN_SEQUENCES_LONG)
+        row = find_long(b.a, number);
     if (row < batch.B)
         s = read_sequence(batch, row);
-    else if (!HOPPER_CUTS || (!cut.later && cut.which != GDN_SEQUENCES_LONG))
+    else if (!HOPPER_CUTS || (!cut.later && b.a.which != GDN_SEQUENCES_LONG))
         s = read_rest(batch);
-    if (HOPPER_CUTS && cut.which == GDN_SEQUENCES_SHORT && s.n_valid > cut.whole)
+    if (HOPPER_CUTS && b.a.which == GDN_SEQUENCES_SHORT && s.n_valid > b.a.most_short)
         s.n_valid = s.n_tokens = 0;
     if (HOPPER_CUTS && !cut.later && later_segments(cut, s.n_valid) > 0)
         unit = units_before(batch, cut, row);
@@ -177,7 +177,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     const unsigned      cluster = blockIdx.x / HOPPER_BLOCKS, n_slices = count_slices(a.rule);
     struct hopper_block b = { a, a.rule, cluster_rank(), (int)(cluster % n_slices),
                               (int)(cluster / n_slices % a.rule.H), 0, false };
-    if (HOPPER_CUTS && (a.cut.states || a.cut.which == GDN_SEQUENCES_LONG) &&
+    if (HOPPER_CUTS && (a.cut.states || a.which == GDN_SEQUENCES_LONG) &&
         !(HOPPER_OUTPUTS && a.cut.later))
         griddepcontrol_launch_dependents();
     prepare<io>(b);

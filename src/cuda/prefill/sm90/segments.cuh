@@ -16,6 +16,7 @@
 
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/general_state.cuh"
+#include "cuda/prefill/sm90/units.cuh"
 
 /* The tokens of a block: those of its sequence from `start` on. from, to: places of the states it
  * starts from and leaves, -1: those of the sequence. */
@@ -24,117 +25,34 @@ struct hopper_segment {
     bool    last;
 };
 
-/* Returns the number of segments after the first one in n tokens. */
-GDN_DEVICE int64_t later_segments(const struct gdn_cu_segments &cut, int64_t n)
-{
-    if (n <= cut.whole || n <= cut.first) return 0;
-    return (n - cut.start + cut.each - 1) / cut.each;
-}
-
-/* Returns the tokens of a sequence that count. */
-GDN_DEVICE int64_t valid_tokens(const struct gdn_cu_batch &b, int64_t row)
-{
-    struct gdn_cu_seq s = {};
-    if (row >= b.B) return 0;
-    s.row = row;
-    read_range(b, s);
-    return s.n_valid;
-}
-
-GDN_DEVICE int64_t later_segments_of(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
-                                     int64_t row)
-{
-    return later_segments(cut, valid_tokens(b, row));
-}
-
 /* Returns the cut with what the lengths of the batch say: if many sequences are long, they fill the
  * device, and none is cut. All threads of a warp call it. */
-GDN_DEVICE struct gdn_cu_segments cut_of_batch(const struct gdn_cu_batch    &b,
-                                               const struct gdn_cu_segments &cut)
+GDN_DEVICE struct gdn_cu_segments cut_of_batch(const struct gdn_cu_prefill_hopper &a)
 {
-    struct gdn_cu_segments found = cut;
-    int                    n     = 0;
-    if (cut.most_long >= b.B) return found;
+    const struct gdn_cu_batch &b     = a.rule.batch;
+    struct gdn_cu_segments     found = a.cut;
+    int                        n     = 0;
+    if (a.most_long >= b.B) return found;
     for (int64_t row = 0; row < b.B; row += 32) {
         const int64_t mine = valid_tokens(b, row + threadIdx.x % 32);
-        n += __popc(__ballot_sync(0xffffffff, mine > cut.whole));
+        n += __popc(__ballot_sync(0xffffffff, mine > a.most_short));
     }
-    if (n > cut.most_long) found.first = INT64_MAX;
+    if (n > a.most_long) found.whole = INT64_MAX;
     return found;
 }
 
-/* Returns the sequence that is number `of` of those of more than `whole` tokens; B: there is no such
- * sequence. All threads of a warp call it. */
-GDN_DEVICE int64_t find_long(const struct gdn_cu_batch &b, int64_t whole, int64_t of)
+/* Returns the sequence that is number `of` of the long ones; B: there is no such sequence. All
+ * threads of a warp call it. */
+GDN_DEVICE int64_t find_long(const struct gdn_cu_prefill_hopper &a, int64_t of)
 {
+    const struct gdn_cu_batch &b = a.rule.batch;
     for (int64_t row = 0; row < b.B; row += 32) {
         const int64_t mine = valid_tokens(b, row + threadIdx.x % 32);
-        unsigned      some = __ballot_sync(0xffffffff, mine > whole);
+        unsigned      some = __ballot_sync(0xffffffff, mine > a.most_short);
         for (; some && of; of--) some &= some - 1;
         if (some) return row + __ffs((int)some) - 1;
     }
     return b.B;
-}
-
-/* Returns the units of the sequences before `row`. All threads of a warp call it. */
-GDN_DEVICE int64_t units_before(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
-                                int64_t row)
-{
-    long long n = 0;
-    for (int64_t i = threadIdx.x % 32; i < row; i += 32) n += later_segments_of(b, cut, i);
-    for (int step = 16; step; step /= 2) n += __shfl_xor_sync(0xffffffff, n, step);
-    return n;
-}
-
-/* Returns the sum over the lanes up to this one. */
-GDN_DEVICE long long sum_up_to(long long x)
-{
-    for (int step = 1; step < 32; step *= 2) {
-        const long long before = __shfl_up_sync(0xffffffff, x, step);
-        if (threadIdx.x % 32 >= step) x += before;
-    }
-    return x;
-}
-
-/* Returns the sequence of a unit, and changes the unit to its number there; B: there is no such
- * unit. All threads of a warp call it. */
-GDN_DEVICE int64_t find_unit(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
-                             int64_t &unit)
-{
-    for (int64_t row = 0; row < b.B; row += 32) {
-        const long long mine   = later_segments_of(b, cut, row + threadIdx.x % 32);
-        const long long end    = sum_up_to(mine);
-        const unsigned  beyond = __ballot_sync(0xffffffff, unit < end);
-        if (beyond) {
-            const int at = __ffs((int)beyond) - 1;
-            unit -= __shfl_sync(0xffffffff, end - mine, at);
-            return row + at;
-        }
-        unit -= __shfl_sync(0xffffffff, end, 31);
-    }
-    return b.B;
-}
-
-/* Returns how many units the sequence has that is number `of` of those with two or more, the first of
- * them, and the sequence. 0: there is no such sequence. All threads of a warp call it. */
-GDN_DEVICE int64_t find_units(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
-                              int64_t of, int64_t &first, int64_t &row)
-{
-    first = 0;
-    for (row = 0; row < b.B; row += 32) {
-        const long long mine = later_segments_of(b, cut, row + threadIdx.x % 32);
-        const long long end  = sum_up_to(mine);
-        unsigned        some = __ballot_sync(0xffffffff, mine > 1);
-        for (; some && of; of--) some &= some - 1;
-        if (some) {
-            const int at = __ffs((int)some) - 1;
-            first += __shfl_sync(0xffffffff, end - mine, at);
-            row += at;
-            return __shfl_sync(0xffffffff, mine, at);
-        }
-        first += __shfl_sync(0xffffffff, end, 31);
-    }
-    return 0;
 }
 
 /* Returns the first checkpoint after n tokens. Checkpoints ascend. */

@@ -97,13 +97,16 @@ GDN_DEVICE void set_identity(hopper_share &S, int first, uint32_t lane)
 }
 
 /* Returns where U or M goes: that of a unit to the workspace, where U of a segment of gdn_prefill has
- * the place of the next unit; that of a whole sequence of gdn_summary to the caller's tensor. */
+ * the place of the next unit; that of a whole sequence of gdn_summary to the caller's tensor. For
+ * gradients M is transposed. */
 GDN_DEVICE struct state_place summary_place(const struct hopper_block &b, int columns)
 {
     const struct hopper_segment &s = b.common().segment;
     if (s.from < 0) return place_of(b.rank ? b.a.M : b.r.to, s.to, b.head);
-    return b.rank ? segment_place(b.a.cut.M, b.r, columns, s.from, b.head)
-                  : segment_place(b.a.cut.states, b.r, columns, s.from + !b.a.summary, b.head);
+    if (!b.rank) return segment_place(b.a.cut.states, b.r, columns, s.from + !b.a.summary, b.head);
+    const struct state_place M      = segment_place(b.a.cut.M, b.r, columns, s.from, b.head);
+    const struct state_place turned = { M.data, M.k_step, M.v_step, M.dtype };
+    return b.a.back ? turned : M;
 }
 
 template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, int warp, uint32_t lane)

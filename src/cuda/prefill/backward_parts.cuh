@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parts of the batch that kernels on tensor cores walk through apart. A part is a sequence. In the
+ * walk to dstate alone a sequence of more than cut.first tokens is absent, and its units of
+ * cut.each tokens are parts instead, numbered behind the sequences. Each leaves D, the gradient of
+ * its first state where that of its last one is zero, or dstate_out if the sequence ends there.
+ * sm90/join.cuh joins them. A head may also have a stop there: only so many first chunks count.
+ */
+#ifndef GDN_CUDA_BACKWARD_PARTS_CUH
+#define GDN_CUDA_BACKWARD_PARTS_CUH
+
+#include "cuda/prefill/backward.cuh"
+#include "cuda/prefill/sm90/units.cuh"
+
+struct backward_part {
+    struct backward_window in;
+    int64_t                number, row;
+    int64_t                unit;  /* its place among all units; -1: a whole sequence */
+    int64_t                chunk; /* of the sequence, with which the window begins */
+    bool                   ends;  /* with the sequence: the gradient behind it is dstate_out */
+};
+
+/* Returns the window of a whole sequence. */
+GDN_DEVICE struct backward_part whole_part(const struct gdn_cu_backward &a, int64_t row)
+{
+    const struct backward_part p = { find_window(a, row), row, row, -1, a.window * a.window_chunks,
+                                     true };
+    return p;
+}
+
+/* All threads of a warp call it. */
+GDN_DEVICE struct backward_part find_part(const struct gdn_cu_backward &a, int64_t number)
+{
+    const struct gdn_cu_batch    &batch = a.rule.batch;
+    const struct gdn_cu_segments &cut   = a.cut;
+    struct backward_part          p     = {};
+    int64_t                       i     = number - batch.B;
+    if (!cut.units) return whole_part(a, number);
+    if (i < 0) {
+        p = whole_part(a, number);
+        p.in.is_there &= later_segments_of(batch, cut, number) == 0;
+        return p;
+    }
+    p.unit = i;
+    p.row  = find_unit(batch, cut, i);
+    if (p.row >= batch.B) return p;
+    struct gdn_cu_seq s     = range_of(batch, p.row);
+    const int64_t     start = i * cut.each;
+    s.first += start;
+    s.n_valid = clamp64(s.n_valid - start, 0, cut.each);
+    p.number  = number;
+    p.ends    = i + 1 >= later_segments_of(batch, cut, p.row);
+    p.chunk   = start / GDN_CU_BACKWARD_CHUNK;
+    p.in      = window_of(a, s, a.window_chunks ? number * a.window_chunks
+                                                : first_by_token(batch, p.row) + p.chunk);
+    p.chunk += a.window * a.window_chunks;
+    return p;
+}
+
+/* Returns chunk `number` of those in memory. The part is then as if its window began with it. */
+GDN_DEVICE struct stage_chunk find_part_chunk(const struct gdn_cu_backward &a, int64_t number,
+                                              struct backward_part &p)
+{
+    const int64_t      row  = row_of_chunk(a, number);
+    struct stage_chunk none = {};
+    p = a.window_chunks ? find_part(a, row) : whole_part(a, row);
+    if (!p.in.is_there) return none;
+    p.chunk += number - p.in.first;
+    return chunk_at(p.in, number - p.in.first).in;
+}
+
+/* Returns how many chunks of the window count for a head, at most, if there are so many. */
+GDN_DEVICE int64_t chunks_before_stop(const struct gdn_cu_backward &a,
+                                      const struct backward_part &p, int head)
+{
+    return a.cut.stops ? a.cut.stops[p.row * a.rule.H + head] - p.chunk : INT32_MAX;
+}
+
+/* Leaves out the chunks that do not count. */
+GDN_DEVICE void stop_part(const struct gdn_cu_backward &a, struct backward_part &p, int head)
+{
+    const int64_t n = chunks_before_stop(a, p, head);
+    if (n > p.in.n_chunks || !p.in.is_there) return;
+    p.in.n_chunks = n;
+    p.in.is_there = n > 0;
+    p.in.is_last  = true;
+    p.ends        = false;
+}
+
+#endif

@@ -71,13 +71,17 @@ def generated(model, tokens, **options):
                           **options)
 
 
+def compiled():
+    config = CompileConfig(mode="default", fullgraph=True)
+    config._compile_all_devices = True  # else a CPU is left out
+    return dict(cache_implementation="static", compile_config=config)
+
+
 def ways():
     """Ways to generate: a name, and options."""
     yield "dynamic cache", {}
     yield "static cache", dict(cache_implementation="static", disable_compile=True)
-    compiled = CompileConfig(mode="default", fullgraph=True)
-    compiled._compile_all_devices = True  # else a CPU is left out
-    yield "static cache, compiled", dict(cache_implementation="static", compile_config=compiled)
+    yield "static cache, compiled", compiled()
 
 
 def away(got, wanted):
@@ -156,21 +160,24 @@ def speed(device, common, options):
     cached = [n for n in inspect.signature(inspect.unwrap(type(layer).forward)).parameters
               if n.startswith("cache")][0]
 
-    def new(n):
+    def new(n, **more):
         return model.generate(prompt, do_sample=False, max_new_tokens=n, min_new_tokens=n,
-                              eos_token_id=None, pad_token_id=0)
+                              eos_token_id=None, pad_token_id=0, **more)
+
+    def say(what, theirs, ours):
+        print(json.dumps(dict(common, what=what, peer_ms=1e3 * theirs, ms=1e3 * ours,
+                              speedup=theirs / ours)), flush=True)
 
     calls = {f"layer, {options.tokens} tokens": (lambda: layer(x), 1),
              "layer, one token": (lambda: [layer(one, **{cached: cache}) for _ in range(20)], 20),
              "first token of generate()": (lambda: new(1), 1)}
     for what, (call, n) in calls.items():
-        theirs, ours = (t / n for t in in_turns(call, device, options.rounds))
-        print(json.dumps(dict(common, what=what, peer_ms=1e3 * theirs, ms=1e3 * ours,
-                              speedup=theirs / ours)), flush=True)
-    few, many = (in_turns(lambda n=n: new(n), device, options.rounds) for n in (1, 33))
-    theirs, ours = ((b - a) / 32 for a, b in zip(few, many))
-    print(json.dumps(dict(common, what="each later token of generate()", peer_ms=1e3 * theirs,
-                          ms=1e3 * ours, speedup=theirs / ours)), flush=True)
+        say(what, *(t / n for t in in_turns(call, device, options.rounds)))
+    for what, more in (("", {}), (", compiled", compiled())):
+        if more and device == "cpu":
+            continue  # compiling takes minutes there
+        few, many = (in_turns(lambda n=n: new(n, **more), device, options.rounds) for n in (1, 33))
+        say(f"each later token of generate(){what}", *((b - a) / 32 for a, b in zip(few, many)))
 
 
 def main():
@@ -184,8 +191,9 @@ def main():
     device, holds = options.device, True
     if device == "cpu":
         torch.set_num_threads(1)
-    elif gdn.torch.warm_up(device) is None:
-        torch.backends.cuda.matmul.allow_tf32 = False
+    else:
+        gdn.torch.warm_up(device)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     common = dict(peer=f"transformers {transformers.__version__}, torch {torch.__version__}",
                   device=torch.cuda.get_device_name() if device != "cpu" else gdn.info()["isa"])
     with torch.no_grad():

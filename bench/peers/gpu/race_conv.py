@@ -173,17 +173,16 @@ def race(case, racers, options, flush):
 
 
 def lines(case, said, racers, common):
+    """A line per peer, in the names that race_gpu.py has."""
     own = said["gdn"]
-    for peer in said.keys() - {"gdn"}:
-        line = dict(common, **case.fields(), peer=peer, peer_commit=racers[peer].version,
-                    error=own.get("error"), peer_error=said[peer].get("error"))
-        line.update({n: s["refused"] for n, s in (("refused", own), ("peer_refused", said[peer]))
-                     if "refused" in s})
-        if "us" in own:
-            line["us"] = own["us"]
-        if "us" in own and "us" in said[peer]:
-            line.update(peer_us=said[peer]["us"], speedup=race_gpu.paired(
-                said[peer]["times"], own["times"]))
+    for peer in (name for name in said if name != "gdn"):
+        keys, theirs = ("us", "error", "refused"), said[peer]
+        line = dict(common, **case.fields(), **{key: own[key] for key in keys if key in own})
+        line.update(peer=peer, peer_commit=racers[peer].version)
+        line.update({f"peer_{key}": theirs[key] for key in keys if key in theirs})
+        if "us" in own and "us" in theirs:
+            line.update(speedup=theirs["us"] / own["us"],
+                        speedup_paired=race_gpu.paired(theirs["times"], own["times"]))
         yield line
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 transformers runs random Qwen3-Next and Qwen3.5 by its torch functions and by gdn's:
-transformers_models.py [--device cuda] [--tokens 8192] [--no-speed]
+transformers_models.py [--device cuda] [--tokens 8192] [--no-speed] [--eager]
 
 Needs torch, transformers and gdn. First small models in float32: logits of a forward pass, greedy
 tokens and their logits with the cache that grows, with the static one, and with the static one
@@ -77,11 +77,12 @@ def compiled():
     return dict(cache_implementation="static", compile_config=config)
 
 
-def ways():
+def ways(is_eager):
     """Ways to generate: a name, and options."""
     yield "dynamic cache", {}
     yield "static cache", dict(cache_implementation="static", disable_compile=True)
-    yield "static cache, compiled", compiled()
+    if not is_eager:
+        yield "static cache, compiled", compiled()
 
 
 def away(got, wanted):
@@ -101,20 +102,20 @@ def counted():
     return calls
 
 
-def compare(name, device, common, calls):
-    model = model_of(name, SMALL, device)
-    tokens, found = torch.randint(1, 64, (2, 75), device=device), {}
+def compare(name, common, calls, options):
+    model = model_of(name, SMALL, options.device)
+    tokens, found = torch.randint(1, 64, (2, 75), device=options.device), {}
     for of_gdn in (False, True):
         calls.update(dict.fromkeys(calls, 0))
         with functions(of_gdn):
             found[of_gdn] = {"forward": (None, model(tokens).logits)}
-            for way, options in ways():
+            for way, more in ways(options.eager):
                 torch._dynamo.reset()
                 counters.clear()
-                out = generated(model, tokens, **options)
+                out = generated(model, tokens, **more)
                 found[of_gdn][way] = out.sequences, torch.stack(out.logits)
             graphs, breaks = counters["stats"]["unique_graphs"], counters["graph_break"]
-    holds = all(calls.values()) and graphs > 0
+    holds = all(calls.values()) and (graphs > 0 or options.eager)
     for way, (sequences, logits) in found[True].items():
         right, wanted = found[False][way]
         line = dict(common, model=name, way=way, logits=away(logits, wanted))
@@ -174,8 +175,8 @@ def speed(device, common, options):
     for what, (call, n) in calls.items():
         say(what, *(t / n for t in in_turns(call, device, options.rounds)))
     for what, more in (("", {}), (", compiled", compiled())):
-        if more and device == "cpu":
-            continue  # compiling takes minutes there
+        if more and (options.eager or device == "cpu"):
+            continue  # compiling takes minutes on a CPU
         few, many = (in_turns(lambda n=n: new(n, **more), device, options.rounds) for n in (1, 33))
         say(f"each later token of generate(){what}", *((b - a) / 32 for a, b in zip(few, many)))
 
@@ -187,6 +188,7 @@ def main():
     p.add_argument("--tokens", type=int, default=1024, help="of a prompt (%(default)s)")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--no-speed", action="store_true")
+    p.add_argument("--eager", action="store_true", help="compile nothing")
     options = p.parse_args()
     device, holds = options.device, True
     if device == "cpu":
@@ -199,7 +201,7 @@ def main():
     with torch.no_grad():
         calls = counted()
         for name in MODELS:
-            holds &= compare(name, device, common, calls)
+            holds &= compare(name, common, calls, options)
         if not options.no_speed:
             speed(device, common, options)
     return None if holds else "transformers_models: results differ, or no call was gdn's"

@@ -158,6 +158,8 @@ def table_of(path, name_of, cell_of):
 
 
 def describe_gpu(r):
+    if "channels" in r:
+        return f"{r['op']}: {r['channels']} channels, {r['seqs']}"
     state = r["state"] if r["layout"] == "k_last" else f"{r['state']} {r['layout']}"
     more = [text for key, text in (("pool", "slots"), ("each", "each kept")) if r.get(key)]
     tokens = f"B = {r['B']}, T = {r['T']}" if r["op"] == "decode" else r["seqs"]

@@ -34,7 +34,7 @@ static const char help[] =
 /* The fields of struct gdn_kernels; a kernel's name is "<loop>.<isa>". */
 static const char *const loops[] = {
     "load_row", "store_row", "dot", "norm_row", "exp_row", "sigmoid_row", "gate_row",
-    "transpose", "gemm_nt", "strip_mul", "chunk_gates", "chunk_solve", "chunk_update",
+    "transpose", "gemm_nt", "gemv", "strip_mul", "chunk_gates", "chunk_solve", "chunk_update",
     "chunk_write", "chunk_return", "step_vk", "step_kv", "step_strip", "add_outer", "conv",
     "load8_vk", "load8_kv", "store8_vk", "store8_kv",
 };

@@ -27,7 +27,7 @@ MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 def _rule(op, query, key, value, g, beta, initial_state, output_final_state, l2norm, cu_seqlens):
     if cu_seqlens is not None and query.shape[0] != 1:
         raise ValueError(f"the batch size must be 1 with cu_seqlens, found {query.shape[0]}")
-    return _drop_in.rule(op, query, key, value, g, beta, 0.0, initial_state, output_final_state,
+    return _drop_in.rule(op, query, key, value, g, beta, None, initial_state, output_final_state,
                          cu_seqlens, state_layout=gdn.STATE_KV,
                          norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE)
 

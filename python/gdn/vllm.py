@@ -22,7 +22,7 @@ import torch
 import gdn
 import gdn.torch
 
-from . import _drop_in
+from . import _drop_in, _vllm_cpu
 
 
 def _valid(slots):
@@ -354,12 +354,18 @@ def register():
     from vllm.model_executor.custom_op import CustomOp, PluggableLayer
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as qwen
     from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+    from vllm.platforms import current_platform
 
     global _classes
     if _classes is not None:
         return
     chunk = _chunk_class(qwen.ChunkGatedDeltaRule)
     layer = _layer_class(qwen.QwenGatedDeltaNetAttention, is_conv_state_dim_first)
+    if current_platform.is_cpu():
+        from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+
+        name = "_cpu_gdn_attention_nonspec"
+        setattr(gdn_attention, name, _vllm_cpu.wrap(getattr(gdn_attention, name)))
     CustomOp.register_oot(chunk, name="ChunkGatedDeltaRule")
     PluggableLayer.register_oot(layer, name="QwenGatedDeltaNetAttention")
     _classes = chunk, layer

@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gdn.install("transformers"): functions against transformers' own, and a tiny model."""
+"""gdn.transformers: its functions against float64; tiny models, where transformers is installed."""
 
 import copy
 
 import pytest
+import samples
 import torch
 
 import gdn
+import gdn.transformers
 
-pytest.importorskip("transformers", reason="transformers is not installed")
+
+@pytest.mark.parametrize("name", ("chunk", "recurrent"))
+def test_functions(name):
+    a = samples.rule("cpu")
+    start = torch.randn(samples.B, samples.HV, samples.V, samples.K)
+    wanted = samples.reference(a["q"], a["k"], a["v"], a["g"], a["beta"], start)
+    call = getattr(gdn.transformers, f"torch_{name}_gated_delta_rule")
+    out, final = call(a["q"], a["k"], a["v"], a["g"], a["beta"], output_final_state=True,
+                      initial_state=start.transpose(-1, -2).contiguous())
+    for got, right in zip((out, final.transpose(-1, -2)), wanted):
+        torch.testing.assert_close(got.double(), right, atol=1e-5, rtol=1e-5)
 
 
 def tiny(modeling):

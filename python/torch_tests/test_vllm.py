@@ -139,10 +139,20 @@ def test_convolution():
 @pytest.fixture
 def engine(monkeypatch):
     """vLLM's registries and two classes, as far as register() needs them."""
-    op, qwen, layer_names = stand_in(monkeypatch, [
+    op, qwen, layer_names, platforms, on_cpu = stand_in(monkeypatch, [
         "vllm.model_executor.custom_op", "vllm.model_executor.layers.mamba.gdn."
-        "qwen_gdn_linear_attn", "vllm.model_executor.layers.mamba.mamba_utils"])
+        "qwen_gdn_linear_attn", "vllm.model_executor.layers.mamba.mamba_utils", "vllm.platforms",
+        "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention"])
     layer_names.is_conv_state_dim_first = lambda: False
+    platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: True)
+
+    def _cpu_gdn_attention_nonspec(layer, attn_metadata_i, mixed_qkv, b, a, core_attn_out):
+        return "theirs"
+
+    on_cpu._cpu_gdn_attention_nonspec = _cpu_gdn_attention_nonspec
+    on_cpu._conv_buffer_view = lambda layer: layer.kv_cache[0].transpose(-1, -2)
+    on_cpu._ssm_state_view = lambda layer: layer.kv_cache[1]
+    on_cpu._unpacked_conv_weight = lambda layer: layer.conv1d.weight[:, 0]
     registered = {}
 
     class Base:
@@ -171,8 +181,18 @@ def engine(monkeypatch):
     op.CustomOp = op.PluggableLayer = Base
     qwen.ChunkGatedDeltaRule = ChunkGatedDeltaRule
     qwen.QwenGatedDeltaNetAttention = QwenGatedDeltaNetAttention
+    qwen.on_cpu = on_cpu
     monkeypatch.setattr(ours, "_classes", None)
     return qwen
+
+
+def layer_of(a, pool, columns):
+    """What gdn reads of vLLM's layer, of two ranks, with random weights."""
+    D, W = 2 * HK * K + HV * V, 4
+    return dict(activation="silu", num_k_heads=2 * HK, num_v_heads=2 * HV, tp_size=2, head_k_dim=K,
+                head_v_dim=V, A_log=a["A_log"], dt_bias=a["dt_bias"],
+                conv1d=types.SimpleNamespace(weight=torch.randn(D, 1, W), bias=torch.randn(D)),
+                kv_cache=(torch.randn(P, columns, D), pool))
 
 
 def test_registered(engine, monkeypatch):
@@ -192,13 +212,9 @@ def test_registered(engine, monkeypatch):
     close(o, out)
     close(h, final)
 
-    a, D, W, n = raw_rule((B,))[0], 2 * HK * K + HV * V, 4, 2
+    a, n = raw_rule((B,))[0], 2
     layer = engine.QwenGatedDeltaNetAttention()
-    vars(layer).update(activation="silu", num_k_heads=2 * HK, num_v_heads=2 * HV, tp_size=2,
-                       head_k_dim=K, head_v_dim=V, A_log=a["A_log"], dt_bias=a["dt_bias"],
-                       conv1d=types.SimpleNamespace(weight=torch.randn(D, 1, W),
-                                                    bias=torch.randn(D)),
-                       kv_cache=(torch.randn(P, W, D), torch.randn(P, HV, V, K)))
+    vars(layer).update(layer_of(a, torch.randn(P, HV, V, K), 4))
     row, slots = torch.cat([a[m].flatten(1) for m in "qkv"], 1), torch.tensor([3, 1, 9])
     conv, pool = (x.clone() for x in layer.kv_cache)
     wanted, got = torch.zeros(n, 1, HV, V), torch.zeros(B, HV, V)
@@ -216,6 +232,45 @@ def test_registered(engine, monkeypatch):
     close(layer.kv_cache[1], pool)
     layer.activation = "relu"
     assert layer._forward_core_decode_non_spec(row, a["b"], a["a"], got, None) == "theirs"
+
+
+def test_on_a_cpu(engine):
+    """Two rows of a token, one of padding, and two prompts, of which one has a state already."""
+    ours.register()
+    lengths, slots = torch.tensor([1, 1, 1, 4, 7]), torch.tensor([3, 0, 1, 4, 2])
+    has = torch.tensor([True, True, True, True, False])
+    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    N, layer = int(starts[-1]), types.SimpleNamespace()
+    a = raw_rule((N,))[0]
+    vars(layer).update(layer_of(a, torch.randn(P, HV, K, V), 3))  # k-first, as vLLM views it
+    conv, pool = (x.clone() for x in layer.kv_cache)
+    row, got = torch.cat([a[m].flatten(1) for m in "qkv"], 1), torch.zeros(N, HV, V)
+    mixed = ours.causal_conv1d_fn(row.t(), layer.conv1d.weight[:, 0], layer.conv1d.bias,
+                                  conv.transpose(1, 2), starts, slots, has).t()
+    keys = HK * K
+    q, k, v = mixed[None].split((keys, keys, HV * V), -1)
+    for i, slot in enumerate(slots):
+        span = slice(starts[i], starts[i + 1])
+        if slot > 0:
+            start = pool[slot] * has[i]
+            out, final = ours.fused_sigmoid_gating_delta_rule_update(
+                a["A_log"], a["a"][span], a["b"][span], a["dt_bias"],
+                q[:, span].unflatten(-1, (HK, K)), k[:, span].unflatten(-1, (HK, K)),
+                v[:, span].unflatten(-1, (HV, V)), initial_state=start.mT.contiguous()[None],
+                inplace_final_state=False, use_qk_l2norm_in_kernel=True)
+            got[span], pool[slot] = out[0], final[-1].mT
+    wanted = got.clone()
+    call = engine.on_cpu._cpu_gdn_attention_nonspec
+    batch = types.SimpleNamespace(
+        num_decodes=3, num_decode_tokens=3, num_prefills=2, num_prefill_tokens=11,
+        non_spec_state_indices_tensor=slots, non_spec_query_start_loc=starts,
+        has_initial_state=has)
+    call(layer, batch, row, a["b"], a["a"], got.fill_(7))
+    close(got, wanted)
+    close(layer.kv_cache[0], conv)
+    close(layer.kv_cache[1], pool)
+    layer.activation = "relu"
+    assert call(layer, batch, row, a["b"], a["a"], got) == "theirs"
 
 
 def test_entry_points():

@@ -49,9 +49,26 @@ static void project_rows(const struct project *p, const struct gdn_segment *s, i
     }
 }
 
+/* Multiplies rows of 16 bits with one token: they are converted in registers. */
+static void project_alone(const struct project *p, const struct gdn_segment *s, int64_t first,
+                          int n)
+{
+    const gdn_tensor *w = s->weight;
+    for (int64_t k = 0; k < p->in; k += DEPTH) {
+        const int   depth = p->in - k < DEPTH ? (int)(p->in - k) : DEPTH;
+        const void *rows  = gdn_at(w, (s->row + first) * w->stride[0] + k);
+        p->kr->gemv[w->dtype](p->y + s->column + first, p->x + k, rows, w->stride[0], n, depth,
+                              k > 0);
+    }
+}
+
 static void project_panel(const struct project *p, const struct gdn_segment *s, int64_t first,
                           int n, float *panel)
 {
+    if (p->n_tokens == 1 && s->weight->dtype != GDN_F32) {
+        project_alone(p, s, first, n);
+        return;
+    }
     const int most = p->n_tokens <= FEW && s->weight->dtype != GDN_F32 ? SLICE : PANEL;
     for (int i = 0; i < n; i += most)
         project_rows(p, s, first + i, n - i < most ? n - i : most, panel);

@@ -35,6 +35,7 @@ void check_sigmoid_row(const struct gdn_kernels *kr);
 void check_gate_row(const struct gdn_kernels *kr);
 void check_transpose(const struct gdn_kernels *kr);
 void check_gemm_nt(const struct gdn_kernels *kr);
+void check_gemv(const struct gdn_kernels *kr);
 void check_strip_mul(const struct gdn_kernels *kr);
 void check_chunk_gates(const struct gdn_kernels *kr);
 void check_chunk_solve(const struct gdn_kernels *kr);

@@ -120,9 +120,9 @@ static void bad_chunk_update(float *to, const float *from, ptrdiff_t ld, float d
 
 /* ---- Each of them in turn ------------------------------------------------------------------ */
 
-/* A copy of the table with one slot replaced; false: there is no slot i. The loop of the
- * projections, gemm_nt, belongs to gdn_block alone, chunk_write and chunk_return to gradients
- * alone: they are not of the self-test. */
+/* A copy of the table with one slot replaced; false: there is no slot i. The loops of the
+ * projections, gemm_nt and gemv, belong to gdn_block alone, chunk_write and chunk_return to
+ * gradients alone: they are not of the self-test. */
 static bool plant(struct gdn_kernels *bad, int i, const char **name)
 {
     *bad  = *good;

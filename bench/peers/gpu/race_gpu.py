@@ -24,6 +24,7 @@ import sys
 import time
 
 import contenders
+import engines
 import gates
 import torch
 from cases import INSIDE, ROWS, cases, errors, expected, inputs, off, variant
@@ -32,6 +33,7 @@ WRONG = 0.1  # errors of 10 % are none of rounding: not timed
 TFLOPS, TBS = 790, 4.3  # of an H200, as measured by large products and copies
 FLUSH = 256 << 20  # bytes
 HERE = pathlib.Path(__file__).resolve().parent
+PEERS = contenders.PEERS | engines.PEERS
 
 
 # ---- Times -------------------------------------------------------------------------------------
@@ -330,7 +332,7 @@ def racers_of(options):
               for name, path in libraries or [("gdn", None)]}
     for name in [] if options.ours_only else options.peers.split(","):
         try:
-            racers[name] = contenders.PEERS[name](options.device)
+            racers[name] = PEERS[name](options.device)
         except Exception as error:  # an import can fail in any way
             print(f"{name}: left out, {type(error).__name__}: {error}"[:300], flush=True)
     return racers
@@ -357,7 +359,8 @@ def command():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--peers", default=",".join(contenders.PEERS), help="some of %(default)s")
+    add("--peers", default=",".join(contenders.PEERS),
+        help=f"some of {','.join(PEERS)} (default: %(default)s)")
     add("--ours-only", action="store_true")
     add("--library", action="append", default=[], metavar="NAME=FILE",
         help="a libgdn.so, once or several times: they take turns; instead of the package's")

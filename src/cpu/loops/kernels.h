@@ -102,6 +102,10 @@ struct gdn_kernels {
      * (scalar: 8 + K / 16). */
     void (*gemm_nt)(float *c, ptrdiff_t ldc, const float *a, ptrdiff_t lda, const float *b,
                     ptrdiff_t ldb, int m, int n, int K, bool add);
+    /* y[j] = sum_k x[k] w[j][k] (+ y[j] where add), j < n; rows of w are ld elements apart. The
+     * bits of gemm_nt on load_row of w. */
+    void (*gemv[GDN_N_FLOAT_DTYPES])(float *y, const float *x, const void *w, ptrdiff_t ld, int n,
+                                     int K, bool add);
 
     /* p[r][j] = keep[j] p[r][j] + sum_x a[r][x] w[x][j], r < rows, x < K, j < width; width is 16
      * or strip; keep NULL: 0, and p is not read. Limit 8 + K / 16. */

@@ -108,15 +108,25 @@ static const struct storage f16  = { sizeof(uint16_t), load_row_f16, store_row_f
 
 /* ---- Rows ---- */
 
-/* Returns the dot product in eight sums: rounding errors grow with n / 8. */
-static float dot(const float *a, const float *b, size_t n)
+/* Adds products to eight sums: rounding errors grow with n / 8. */
+static void add_products(float s[8], const float *a, const float *b, size_t n)
 {
-    float  s[8] = { 0 };
-    size_t i    = 0;
+    size_t i = 0;
     for (; i + 8 <= n; i += 8)
         for (size_t l = 0; l < 8; l++) s[l] += a[i + l] * b[i + l];
     for (; i < n; i++) s[i % 8] += a[i] * b[i];
+}
+
+static float sum_8(const float s[8])
+{
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+static float dot(const float *a, const float *b, size_t n)
+{
+    float s[8] = { 0 };
+    add_products(s, a, b, n);
+    return sum_8(s);
 }
 
 /* Returns m sigmoid(x). In double, where exp(-x) neither overflows nor loses digits as a
@@ -170,6 +180,32 @@ static void gemm_nt(float *c, ptrdiff_t ldc, const float *a, ptrdiff_t lda, cons
             c[i * ldc + j]  = add ? c[i * ldc + j] + sum : sum;
         }
 }
+
+static void gemv(const struct storage *dtype, float *y, const float *x, const void *w,
+                 ptrdiff_t ld, int n, int K, bool add)
+{
+    enum { PIECE = 64 };
+    for (int j = 0; j < n; j++) {
+        const char *row  = (const char *)w + j * ld * dtype->bytes;
+        float       s[8] = { 0 }, piece[PIECE];
+        for (int k = 0; k < K; k += PIECE) {
+            const size_t some = (size_t)(K - k < PIECE ? K - k : PIECE);
+            dtype->load(piece, row + k * dtype->bytes, some);
+            add_products(s, x + k, piece, some);
+        }
+        y[j] = add ? y[j] + sum_8(s) : sum_8(s);
+    }
+}
+
+#define GEMV(dtype)                                                                            \
+    static void gemv_##dtype(float *y, const float *x, const void *w, ptrdiff_t ld, int n,     \
+                             int K, bool add)                                                  \
+    {                                                                                          \
+        gemv(&dtype, y, x, w, ld, n, K, add);                                                  \
+    }
+GEMV(f32)
+GEMV(bf16)
+GEMV(f16)
 
 /* ---- Blocks of the prefill ---- */
 
@@ -466,6 +502,7 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .gate_row     = gate_row,
     .transpose    = transpose,
     .gemm_nt      = gemm_nt,
+    .gemv         = BY_DTYPE(gemv),
     .strip_mul    = strip_mul,
     .chunk_gates  = chunk_gates,
     .chunk_solve  = chunk_solve,

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+vLLM's Gated DeltaNet layers on a CPU, where vLLM takes neither its layer's methods nor its class of
+prefill: what runs between the projections of a batch without drafts.
+"""
+
+import gdn
+import gdn.torch
+
+from . import _drop_in
+
+
+def _cpu_gdn_attention_nonspec(layer, attn_metadata_i, mixed_qkv, b, a, core_attn_out):
+    """
+    Rows of one token each as one gdn_step(), and behind them prompts by gdn_conv1d() and
+    gdn_prefill(). mixed_qkv [N, 2 H K + HV V] as projected; a, b [N, HV]; core_attn_out
+    [N, HV, V]. Both pools of the layer are updated in place; slots of 0 and below are padding.
+    """
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention as theirs
+
+    batch, conv_state = attn_metadata_i, theirs._conv_buffer_view(layer)
+    pools = dict(conv_state=conv_state, state=theirs._ssm_state_view(layer),
+                 weight=theirs._unpacked_conv_weight(layer))
+    slots = batch.non_spec_state_indices_tensor
+    slots = slots.where(slots > 0, -1)
+    n, tokens = batch.num_decodes, batch.num_decode_tokens
+    if n:
+        _decode(layer, mixed_qkv[:tokens], b[:tokens], a[:tokens], core_attn_out[:tokens],
+                slots[:n], **pools)
+    if batch.num_prefills:
+        rows, end = slice(n, n + batch.num_prefills), tokens + batch.num_prefill_tokens
+        _prefill(layer, mixed_qkv[tokens:end], b[tokens:end], a[tokens:end],
+                 core_attn_out[tokens:end], pools, read_slots=slots[rows],
+                 cu_seqlens=batch.non_spec_query_start_loc[n:rows.stop + 1] - tokens,
+                 has_initial_state=batch.has_initial_state[rows])
+
+
+def _decode(layer, mixed_qkv, b, a, out, slots, conv_state, state, weight):
+    gdn.torch.step(mixed_qkv, a, b, weight, layer.A_log, conv_bias=layer.conv1d.bias,
+                   dt_bias=layer.dt_bias, conv_state=conv_state, state=state, out=out,
+                   key_heads=layer.num_k_heads // layer.tp_size,
+                   value_heads=layer.num_v_heads // layer.tp_size, key_dim=layer.head_k_dim,
+                   value_dim=layer.head_v_dim, read_slots=slots, state_layout=gdn.STATE_KV)
+
+
+def _prefill(layer, mixed_qkv, b, a, out, pools, **places):
+    rows = gdn.torch.conv1d(mixed_qkv, pools["weight"], layer.conv1d.bias,
+                            state=pools["conv_state"], activation=gdn.ACT_SILU, **places)
+    keys = layer.num_k_heads // layer.tp_size * layer.head_k_dim
+    q, k, v = (x.unflatten(-1, (-1, d)) for x, d in zip(
+        rows.split((keys, keys, rows.shape[-1] - 2 * keys), -1),
+        (layer.head_k_dim, layer.head_k_dim, layer.head_v_dim)))
+    gdn.torch.prefill(q, k, v, a, b, A_log=layer.A_log, dt_bias=layer.dt_bias,
+                      state=pools["state"], out=out, norm=gdn.NORM_L2,
+                      state_layout=gdn.STATE_KV, **places, **_drop_in.RAW_GATES)
+
+
+def wrap(theirs):
+    """Ours around vLLM's function of this name, which keeps other activations."""
+    _drop_in.require_same(_cpu_gdn_attention_nonspec, theirs)
+
+    def call(layer, attn_metadata_i, mixed_qkv, b, a, core_attn_out):
+        ours = _cpu_gdn_attention_nonspec if layer.activation in ("silu", "swish") else theirs
+        return ours(layer, attn_metadata_i, mixed_qkv, b, a, core_attn_out)
+
+    return call

@@ -219,11 +219,10 @@
  *
  * WHAT ONE STUMBLES OVER
  *
- *   - Zero means the default of each op, so one enumerator may differ: beta_kind 0 is GIVEN in the
- *     rule and SIGMOID in gdn_gates and gdn_step; norm 0 is none in the rule and L2 in gdn_l2norm
- *     and gdn_step; activation 0 is none in gdn_conv1d and SiLU in gdn_rmsnorm_gated; scale 0 is
- *     1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum. With GDN_ZERO_AS_GIVEN a scale or an eps
- *     may be 0.
+ *   - Zero means the default of the op, and ops may have different defaults: see gdn_beta_kind,
+ *     gdn_norm and gdn_activation. Every other enumerator means the same in every op. The default
+ *     of scale is 1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum. With GDN_ZERO_AS_GIVEN a scale
+ *     or an eps may be 0.
  *   - [N] without cu_seqlens is one sequence in gdn_prefill, gdn_conv1d, gdn_block and the stages,
  *     but N sequences of one token in gdn_decode and gdn_step.
  *   - num_accepted_tokens starts at 1. For "0 accepted", put the slot where the last call started
@@ -696,9 +695,10 @@ typedef enum gdn_gate_kind {
 } gdn_gate_kind;
 
 typedef enum gdn_beta_kind {
-    GDN_BETA_GIVEN        = 0,
-    GDN_BETA_SIGMOID      = 1, /* beta holds b: sigmoid(b) */
-    GDN_BETA_TWICE_SIGMOID = 2 /* 2 sigmoid(b): negative eigenvalues allowed */
+    GDN_BETA_DEFAULT       = 0, /* GIVEN in the rule, SIGMOID in gdn_gates and gdn_step */
+    GDN_BETA_SIGMOID       = 1, /* beta holds b: sigmoid(b) */
+    GDN_BETA_TWICE_SIGMOID = 2, /* 2 sigmoid(b): negative eigenvalues allowed */
+    GDN_BETA_GIVEN         = 3  /* beta itself; in the rule alone */
 } gdn_beta_kind;
 
 typedef enum gdn_head_map {
@@ -712,10 +712,11 @@ typedef enum gdn_state_layout {
 } gdn_state_layout;
 
 typedef enum gdn_norm {
-    GDN_NORM_NONE   = 0,
-    GDN_NORM_L2     = 1, /* x / sqrt(sum x^2 + eps) */
-    GDN_NORM_L2_ADD = 2, /* x / (sqrt(sum x^2) + eps) */
-    GDN_NORM_L2_MAX = 3  /* x / max(sqrt(sum x^2), eps) */
+    GDN_NORM_DEFAULT = 0, /* NONE in the rule and gdn_summary, L2 in gdn_l2norm and gdn_step */
+    GDN_NORM_L2      = 1, /* x / sqrt(sum x^2 + eps) */
+    GDN_NORM_L2_ADD  = 2, /* x / (sqrt(sum x^2) + eps) */
+    GDN_NORM_L2_MAX  = 3, /* x / max(sqrt(sum x^2), eps) */
+    GDN_NORM_NONE    = 4  /* x itself; not in gdn_l2norm */
 } gdn_norm;
 
 typedef enum gdn_flag {
@@ -825,10 +826,10 @@ typedef struct gdn_rule_args {
     gdn_tensor       record_k, record_u, record_g, record_count;
     const gdn_batch *batch;            /* NULL: see gdn_batch */
     int32_t          gate;             /* gdn_gate_kind */
-    int32_t          beta_kind;        /* gdn_beta_kind */
+    int32_t          beta_kind;        /* gdn_beta_kind; 0: GIVEN */
     int32_t          head_map;         /* gdn_head_map */
     int32_t          state_layout;     /* gdn_state_layout, of state and state_out */
-    int32_t          norm;             /* gdn_norm, of q and k, inside the call */
+    int32_t          norm;             /* gdn_norm, of q and k, inside the call; 0: NONE */
     float            norm_eps;         /* 0: 1e-6 */
     float            scale;            /* 0: 1 / sqrt(K) */
     float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
@@ -906,7 +907,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * longer matter: from a multiple of 64 on, the product of alpha max(1, |1 - beta c|) over the
  * remaining tokens is at most 2^-24, with c = (1 + 2^-8)^2.
  *
- *   when      a sequence is split, and norm is not GDN_NORM_NONE, so that no key is longer
+ *   when      a sequence is split, and keys are normalised by `norm`, so that none is longer
  *             than 1 + 2^-8.
  *   error     Each value column of the state at the segment's end is off by at most 2^-24 of the
  *             length (2-norm) that it had before these tokens, because I - beta k k^T lengthens it
@@ -965,10 +966,10 @@ typedef struct gdn_prefill_backward_args {
     gdn_tensor       dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
     const gdn_batch *batch;
     int32_t          gate;             /* gdn_gate_kind */
-    int32_t          beta_kind;        /* gdn_beta_kind */
+    int32_t          beta_kind;        /* gdn_beta_kind; 0: GIVEN */
     int32_t          head_map;         /* gdn_head_map */
     int32_t          state_layout;     /* gdn_state_layout */
-    int32_t          norm;             /* gdn_norm, of q and k, inside the call */
+    int32_t          norm;             /* gdn_norm, of q and k, inside the call; 0: NONE */
     float            norm_eps;         /* 0: 1e-6 */
     float            scale;            /* 0: 1 / sqrt(K) */
     float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
@@ -990,9 +991,10 @@ GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward
 /* ---- Short convolution -------------------------------------------------------------------- */
 
 typedef enum gdn_activation {
-    GDN_ACT_NONE    = 0,
+    GDN_ACT_DEFAULT = 0, /* NONE in gdn_conv1d, SILU in gdn_rmsnorm_gated */
     GDN_ACT_SILU    = 1, /* x sigmoid(x) */
-    GDN_ACT_SIGMOID = 2
+    GDN_ACT_SIGMOID = 2, /* in gdn_rmsnorm_gated alone */
+    GDN_ACT_NONE    = 3  /* x itself; in gdn_conv1d alone */
 } gdn_activation;
 
 /*
@@ -1027,7 +1029,7 @@ typedef struct gdn_conv1d_args {
     uint32_t         flags;       /* 0 */
     gdn_tensor       x, weight, bias, state, state_out, out, checkpoints;
     const gdn_batch *batch;
-    int32_t          activation; /* gdn_activation: NONE or SILU */
+    int32_t          activation; /* gdn_activation: NONE or SILU; 0: NONE */
     int32_t          reserved;   /* 0 */
     void            *workspace;
     size_t           workspace_bytes;
@@ -1072,7 +1074,7 @@ typedef struct gdn_conv1d_backward_args {
     uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE */
     gdn_tensor       x, weight, bias, state, dout, dstate_out, dx, dweight, dbias, dstate;
     const gdn_batch *batch;
-    int32_t          activation; /* gdn_activation: NONE or SILU */
+    int32_t          activation; /* gdn_activation: NONE or SILU; 0: NONE */
     int32_t          reserved;   /* 0 */
     void            *workspace;
     size_t           workspace_bytes;
@@ -1104,16 +1106,15 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
  *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0
  *     g beta        as a, b     f32, bf16 or f16, dense; may be the very view a, b
  *
- * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). beta_kind: GDN_BETA_SIGMOID or
- * GDN_BETA_TWICE_SIGMOID; 0 means GDN_BETA_SIGMOID. Guarantees: G1, G2, G3, G6, G12, G13.
+ * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_gates_args {
     uint32_t   struct_size; /* set by gdn_gates_args_init() */
     uint32_t   flags;       /* 0 */
     gdn_tensor a, b, A_log, dt_bias, g, beta;
     int32_t    gate;      /* gdn_gate_kind of the output */
-    int32_t    beta_kind; /* gdn_beta_kind */
-    float      gate_lower_bound;
+    int32_t    beta_kind; /* gdn_beta_kind: SIGMOID or TWICE_SIGMOID; 0: SIGMOID */
+    float      gate_lower_bound; /* 0: none; else below 0 */
     int32_t    reserved; /* 0 */
     void      *workspace;
     size_t     workspace_bytes;
@@ -1151,8 +1152,8 @@ typedef struct gdn_gates_backward_args {
     uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
     gdn_tensor a, b, A_log, dt_bias, dg, dbeta, da, db, dA_log, ddt_bias;
     int32_t    gate;      /* gdn_gate_kind of the output */
-    int32_t    beta_kind; /* gdn_beta_kind */
-    float      gate_lower_bound;
+    int32_t    beta_kind; /* gdn_beta_kind: SIGMOID or TWICE_SIGMOID; 0: SIGMOID */
+    float      gate_lower_bound; /* 0: none; else below 0 */
     int32_t    reserved; /* 0 */
     void      *workspace;
     size_t     workspace_bytes;
@@ -1172,19 +1173,19 @@ GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_arg
 /* ---- Norms --------------------------------------------------------------------------------- */
 
 /*
- * gdn_l2norm - scales rows to length 1, by the formula that norm names (0 means GDN_NORM_L2).
+ * gdn_l2norm - scales rows to length 1, by the formula that norm names.
  *
  *     x out   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; out may be the very
  *                        view x
  *
- * eps 0 means 1e-6. A zero row stays zero. Guarantees: G1, G2, G3, G6, G12, G13.
+ * A zero row stays zero. Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_l2norm_args {
     uint32_t   struct_size; /* set by gdn_l2norm_args_init() */
     uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, out;
-    int32_t    norm; /* gdn_norm */
-    float      eps;
+    int32_t    norm; /* gdn_norm, not NONE; 0: L2 */
+    float      eps;  /* 0: 1e-6 */
     void      *workspace;
     size_t     workspace_bytes;
     void      *stream;
@@ -1215,8 +1216,8 @@ typedef struct gdn_l2norm_backward_args {
     uint32_t   struct_size; /* set by gdn_l2norm_backward_args_init() */
     uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, dout, dx;
-    int32_t    norm; /* gdn_norm */
-    float      eps;
+    int32_t    norm; /* gdn_norm, not NONE; 0: L2 */
+    float      eps;  /* 0: 1e-6 */
     void      *workspace;
     size_t     workspace_bytes;
     void      *stream;
@@ -1239,16 +1240,15 @@ GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_a
  *                          very view x or z; z absent: no gate
  *     weight    [D]        f32, bf16 or f16; absent: 1
  *
- * eps 0 means 1e-6. activation: GDN_ACT_SILU or GDN_ACT_SIGMOID; 0 means GDN_ACT_SILU. Arithmetic
- * is float32, with one rounding (Hugging Face rounds x to its dtype before the weight; FLA does
- * not). Guarantees: G1, G2, G3, G6, G12, G13.
+ * Arithmetic is float32, with one rounding (Hugging Face rounds x to its dtype before the weight;
+ * FLA does not). Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_rmsnorm_gated_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_args_init() */
     uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, out;
-    int32_t    activation; /* gdn_activation */
-    float      eps;
+    int32_t    activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
+    float      eps;        /* 0: 1e-6 */
     void      *workspace;
     size_t     workspace_bytes;
     void      *stream;
@@ -1283,8 +1283,8 @@ typedef struct gdn_rmsnorm_gated_backward_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_backward_args_init() */
     uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, dout, dx, dz, dweight;
-    int32_t    activation; /* gdn_activation */
-    float      eps;
+    int32_t    activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
+    float      eps;        /* 0: 1e-6 */
     void      *workspace;
     size_t     workspace_bytes;
     void      *stream;
@@ -1331,9 +1331,8 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  * the convolution, and o is rounded to A before its norm. The gates and the normalised q and k stay
  * float32, as with GDN_GATE_RAW and norm in gdn_decode(). On a GPU sums may have another order.
  *
- * 0 means, for beta_kind: GDN_BETA_SIGMOID, norm: GDN_NORM_L2, norm_eps and rms_eps: 1e-6, scale:
- * 1 / sqrt(K). Guarantees: G1, G2, G3, G4 (if conv_state holds x exactly), G6 to G8, G10 to G13,
- * G17, G19. Errors: as for gdn_decode().
+ * Guarantees: G1, G2, G3, G4 (if conv_state holds x exactly), G6 to G8, G10 to G13, G17, G19.
+ * Errors: as for gdn_decode().
  */
 typedef struct gdn_step_args {
     uint32_t   struct_size; /* set by gdn_step_args_init() */
@@ -1343,12 +1342,12 @@ typedef struct gdn_step_args {
     const gdn_batch *batch;
     int32_t          n_key_heads, n_value_heads;   /* Hk, Hv */
     int32_t          key_head_dim, value_head_dim; /* K, V */
-    int32_t          beta_kind;                    /* gdn_beta_kind, not GIVEN */
+    int32_t          beta_kind;                    /* gdn_beta_kind, not GIVEN; 0: SIGMOID */
     int32_t          head_map;                     /* gdn_head_map */
     int32_t          state_layout;                 /* gdn_state_layout */
-    int32_t          norm;                         /* gdn_norm, of q and k */
-    float            norm_eps, rms_eps;            /* of q and k; of o */
-    float            scale;
+    int32_t          norm;                         /* gdn_norm, of q and k; 0: L2 */
+    float            norm_eps, rms_eps;            /* of q and k; of o; 0: 1e-6 */
+    float            scale;                        /* 0: 1 / sqrt(K) */
     float            gate_lower_bound; /* 0: none; else below 0 */
     int32_t          rounding;         /* gdn_rounding, of 8-bit states */
     int32_t          reserved;         /* 0 */
@@ -1828,7 +1827,7 @@ GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const 
  *   split     depends on B, N or T, H, K, V, norm, flags, the device, and which of M and U are
  *             given. With GDN_BATCH_INVARIANT units have 8192 tokens in any call. Without it G2
  *             holds to rounding on these kernels.
- *   early     If norm is not GDN_NORM_NONE, the first tokens of a sequence or of a unit may be left
+ *   early     If norm normalises keys, the first tokens of a sequence or of a unit may be left
  *   stop      out as in gdn_prefill() (see "Early stop"), at the same limit: U is off by at most
  *             2^-24 of the length that its columns had before the other tokens, and M of the
  *             sequence is 0. Its columns would have a length of at most 2^-24.
@@ -1845,7 +1844,7 @@ typedef struct gdn_summary_args {
     const gdn_batch *batch;
     int32_t          head_map;     /* gdn_head_map */
     int32_t          state_layout; /* gdn_state_layout of U */
-    int32_t          norm;         /* gdn_norm of k */
+    int32_t          norm;         /* gdn_norm of k; 0: NONE */
     float            norm_eps;     /* 0: 1e-6 */
     void            *workspace;
     size_t           workspace_bytes;

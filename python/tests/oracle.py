@@ -75,7 +75,7 @@ def softplus(x):
 
 def l2norm(x, norm=gdn.NORM_L2, eps=1e-6):
     squares = (x * x).sum(-1, keepdims=True)
-    if norm == gdn.NORM_NONE:
+    if norm in (gdn.NORM_DEFAULT, gdn.NORM_NONE):
         return x
     if norm == gdn.NORM_L2:
         return x / np.sqrt(squares + eps)
@@ -254,7 +254,7 @@ def rule_gates(f, shape):
             with np.errstate(divide="ignore"):
                 g = np.log(g)
     beta = np.ones(shape) if f.get("beta") is None else load(f["beta"])
-    if f.get("beta_kind", gdn.BETA_GIVEN) != gdn.BETA_GIVEN:
+    if f.get("beta_kind", gdn.BETA_DEFAULT) not in (gdn.BETA_DEFAULT, gdn.BETA_GIVEN):
         beta = raw_beta(beta, f["beta_kind"])
     return g, np.abs(g) if g_size is None else g_size, beta
 

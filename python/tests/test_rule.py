@@ -115,10 +115,10 @@ class Case:
 
     def draw_tokens(self):
         self.A = self.pick(FLOATS)
-        self.norm = int(self.rng.integers(0, 4))
+        self.norm = int(self.rng.integers(0, 5))
         for name, n in (("q", self.Hq), ("k", self.Hk)):
             x = self.rng.standard_normal((*self.leading, n, self.K))
-            if self.norm == gdn.NORM_NONE:
+            if self.norm in (gdn.NORM_DEFAULT, gdn.NORM_NONE):
                 x /= np.linalg.norm(x, axis=-1, keepdims=True)
             self.put(name, x, self.A)
         size = 10.0 ** self.rng.uniform(-2, 1, (self.Hv, 1))

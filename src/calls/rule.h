@@ -7,6 +7,7 @@
 #define GDN_RULE_H
 
 #include "core/ctx.h"
+#include "core/formulas.h"
 #include "state/pool_view.h"
 #include "state/strip.h"
 

@@ -27,7 +27,7 @@ void gdn_rule_load_rows(const struct gdn_rule *r, const struct gdn_kernels *kr,
     for (int t = 0; t < n; t++, to += ld) {
         float by = scale;
         kr->load_row[rows->dtype](to, gdn_row(rows, seq, t0 + t, head), K);
-        if (r->norm != GDN_NORM_NONE)
+        if (r->norm != GDN_NO_NORM)
             by *= gdn_rule_inverse_length(kr->dot(to, to, K), r->norm, r->norm_eps);
         if (by != 1) kr->norm_row(to, to, by, NULL, NULL, false, K);
     }
@@ -96,7 +96,7 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
 
     if (r->beta.data) gather(beta, kr, &r->beta, seq, head, t0, n);
     for (int t = 0; !r->beta.data && t < n; t++) beta[t] = 1;
-    if (r->beta_kind != GDN_BETA_GIVEN)
+    if (r->beta_kind != GDN_NO_SIGMOID)
         kr->sigmoid_row(beta, beta, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f, len);
 }
 

@@ -26,7 +26,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_step_args *a)
         { "beta_kind", a->beta_kind, GDN_BETA_TWICE_SIGMOID },
         { "head_map", a->head_map, GDN_HEADS_INTERLEAVED },
         { "state_layout", a->state_layout, GDN_STATE_KV },
-        { "norm", a->norm, GDN_NORM_L2_MAX },
+        { "norm", a->norm, GDN_NORM_NONE },
         { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
         { "reserved", a->reserved, 0 },
     };
@@ -101,8 +101,8 @@ static void describe_rule(struct gdn_step_call *m)
     r->out       = gdn_rows_of(&a->out, &m->tokens);
     r->head_map  = a->head_map;
     r->gate      = GDN_GATE_RAW;
-    r->beta_kind = a->beta_kind != GDN_BETA_GIVEN ? a->beta_kind : GDN_BETA_SIGMOID;
-    r->norm      = a->norm != GDN_NORM_NONE ? a->norm : GDN_NORM_L2;
+    r->beta_kind = gdn_beta_of(a->beta_kind, GDN_BETA_SIGMOID);
+    r->norm      = gdn_norm_of(a->norm, GDN_NORM_L2);
     r->norm_eps  = gdn_eps_of(a->norm_eps, a->flags);
     r->scale     = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
     r->bound     = a->gate_lower_bound;
@@ -123,7 +123,7 @@ static void describe_norm(gdn_ctx *ctx, struct gdn_step_call *m)
     const gdn_step_args *a = &m->args;
     m->normed              = a->out.data && (a->z.data || a->norm_weight.data);
     m->norm = (struct gdn_norm_job){ .x = a->out, .z = a->z, .weight = a->norm_weight,
-                                     .out = a->out, .kr = ctx->kr, .formula = GDN_NORM_NONE,
+                                     .out = a->out, .kr = ctx->kr, .formula = GDN_NO_NORM,
                                      .D = m->rule.V };
     m->norm.eps    = gdn_eps_of(a->rms_eps, a->flags);
     m->norm.n_rows = m->tokens.N * m->rule.H;

@@ -83,7 +83,7 @@ static double log_gate(const gdn_rule_args *a, int64_t at, int64_t h, double *si
 static double beta_of(const gdn_rule_args *a, int64_t at)
 {
     const double b = a->beta.data ? ring2_get(&a->beta, at) : 1;
-    if (!a->beta.data || a->beta_kind == GDN_BETA_GIVEN) return b;
+    if (!a->beta.data || !oracle_squashes(a->beta_kind)) return b;
     return oracle_sigmoid(b) * (a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1);
 }
 
@@ -128,12 +128,12 @@ static void set_limits(const gdn_rule_args *a, bool prefill, const double *size,
         for (int64_t i = t; i < T && i < t + window; i++) G += size[i];
         largest = fmax(largest, G);
     }
-    if (a->norm != GDN_NORM_NONE) units += 3 * (sum / 2 + 4);
-    if (a->beta_kind != GDN_BETA_GIVEN) units += 5;
+    if (oracle_normalises(a->norm)) units += 3 * (sum / 2 + 4);
+    if (oracle_squashes(a->beta_kind)) units += 5;
     if (prefill) units += 32 + 12 + 8;
     if (device && halves) {
         h->moves   = true;
-        h->moves_k = a->q.dtype == GDN_F16 && a->norm != GDN_NORM_NONE;
+        h->moves_k = a->q.dtype == GDN_F16 && oracle_normalises(a->norm);
         units += (h->moves_k ? 8 : 5) * (a->q.dtype == GDN_F16 ? 0x1p13 : 0x1p16);
     }
     if (prefill && !device && a->flags & GDN_BF16_PRODUCTS) {

@@ -6,6 +6,7 @@
 #define GDN_CUDA_ARGS_H
 
 #include "gdn.h"
+#include "core/formulas.h"
 #include "core/views.h"
 
 /* A vector or a small matrix in device memory; data NULL: absent. Strides in elements. */
@@ -91,7 +92,7 @@ struct gdn_cu_norm {
     struct gdn_cu_lines x, z, out, weight; /* weight: one line, */
     int64_t             weight_step;       /* elements that far apart */
     int64_t             n_lines, D;
-    int32_t             formula; /* gdn_norm; GDN_NORM_NONE: root mean square */
+    int32_t             formula; /* gdn_norm; GDN_NO_NORM: root mean square */
     int32_t             sigmoid;
     float               eps;
     int32_t             lanes; /* that share a line, a power of two; in the forms that do */
@@ -104,7 +105,7 @@ struct gdn_cu_l2norm_backward {
     struct gdn_cu_leads leads;
     struct gdn_cu_lines x, dout, dx;
     int64_t             n_lines, D;
-    int32_t             formula; /* gdn_norm, not GDN_NORM_NONE */
+    int32_t             formula; /* gdn_norm, not GDN_NO_NORM */
     float               eps;
     int32_t             lanes; /* that share a line, a power of two; in form `row` */
     int32_t             adds;  /* to what dx holds */

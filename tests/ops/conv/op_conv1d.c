@@ -190,7 +190,7 @@ static void run_case(const int *level, int number)
     }
     if (ring2_batch_has_state(&b)) a.state = new_pool(&b, level[STATE], D, S);
     if (ring2_batch_has_state_out(&b)) a.state_out = new_pool(&b, level[STATE], D, S);
-    a.activation = level[SILU] ? GDN_ACT_SILU : GDN_ACT_NONE;
+    a.activation = level[SILU] ? GDN_ACT_SILU : number % 2 ? GDN_ACT_NONE : GDN_ACT_DEFAULT;
     a.batch      = &b.batch;
     if (number % 2) {
         ring2_give_workspace(ctx, GDN_OP_CONV1D, &a);

@@ -100,7 +100,7 @@ static void run_case(const int *level, int number)
     a.head_map         = level[MAP];
     a.gate_lower_bound = level[KIND] == 1 ? -4 : 0;
     a.beta_kind        = level[KIND] == 2 ? GDN_BETA_TWICE_SIGMOID : 0;
-    a.norm             = number % 4;
+    a.norm             = number % 5;
     a.flags            = level[EXACT] ? GDN_EXACT : 0;
     a.rounding         = number % 7 == 3;
     a.seed             = (uint64_t)number;

@@ -44,7 +44,7 @@ static void refuse_fields(void)
     REFUSE("beta_kind", GDN_E_ARG, "beta_kind", a->beta_kind = 3);
     REFUSE("head_map", GDN_E_ARG, "head_map", a->head_map = 2);
     REFUSE("state_layout", GDN_E_ARG, "state_layout", a->state_layout = -1);
-    REFUSE("norm", GDN_E_ARG, "norm", a->norm = 4);
+    REFUSE("norm", GDN_E_ARG, "norm", a->norm = 5);
     REFUSE("rounding", GDN_E_ARG, "rounding", a->rounding = 2);
     REFUSE("scale", GDN_E_ARG, "scale", a->scale = INFINITY);
     REFUSE("norm_eps", GDN_E_ARG, "norm_eps", a->norm_eps = -1e-6f);

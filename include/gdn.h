@@ -15,13 +15,13 @@
  *     gdn_rule_args a = gdn_rule_args_init();            // every field has its default
  *     batch.read_slots = gdn_dense(slots, GDN_I32, 1, B, 0, 0, 0);
  *     a.batch = &batch;
- *     a.q     = gdn_dense(q, GDN_F32, 3, B, Hk, K, 0);   // views: nothing is copied
- *     a.k     = gdn_dense(k, GDN_F32, 3, B, Hk, K, 0);
- *     a.v     = gdn_dense(v, GDN_F32, 3, B, Hv, V, 0);
- *     a.g     = gdn_dense(g, GDN_F32, 2, B, Hv, 0, 0);   // log alpha
- *     a.beta  = gdn_dense(beta, GDN_F32, 2, B, Hv, 0, 0);
+ *     a.q     = gdn_dense(q, GDN_F32, 4, B, 1, Hk, K);   // views: nothing is copied
+ *     a.k     = gdn_dense(k, GDN_F32, 4, B, 1, Hk, K);
+ *     a.v     = gdn_dense(v, GDN_F32, 4, B, 1, Hv, V);
+ *     a.g     = gdn_dense(g, GDN_F32, 3, B, 1, Hv, 0);   // log alpha
+ *     a.beta  = gdn_dense(beta, GDN_F32, 3, B, 1, Hv, 0);
  *     a.state = gdn_dense(pool, GDN_F32, 4, P, Hv, V, K);
- *     a.out   = gdn_dense(out, GDN_F32, 3, B, Hv, V, 0);
+ *     a.out   = gdn_dense(out, GDN_F32, 4, B, 1, Hv, V);
  *     if (status == GDN_OK) status = gdn_decode(ctx, &a); // prompts: batch.cu_seqlens, gdn_prefill
  *     if (status != GDN_OK) puts(ctx ? gdn_last_error(ctx) : gdn_status_name(status));
  *
@@ -129,8 +129,9 @@
  *     batch       the sequences of a call: which tokens, which slots. struct gdn_batch
  *     slot        one entry of a pool: the states of all heads of one sequence
  *     pool        a tensor of slots
- *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where
- *     padded      tensors [B][T]...
+ *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where. Without
+ *                 cu_seqlens, in every op, the N tokens are one sequence
+ *     padded      tensors [B][T]... of B sequences. One token of each is [B][1]...
  *     chunk       tokens that prefill computes together: 16 on a CPU, up to 64 on a GPU
  *     segment     a part of a long sequence, computed at the same time as the other parts (GPU)
  *     checkpoint  a copy of the state after a given token
@@ -223,8 +224,8 @@
  *     gdn_norm and gdn_activation. Every other enumerator means the same in every op. The default
  *     of scale is 1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum. With GDN_ZERO_AS_GIVEN a scale
  *     or an eps may be 0.
- *   - [N] without cu_seqlens is one sequence in gdn_prefill, gdn_conv1d, gdn_block and the stages,
- *     but N sequences of one token in gdn_decode and gdn_step.
+ *   - [N] without cu_seqlens is one sequence of N tokens, in gdn_decode and gdn_step too. The next
+ *     tokens of B sequences are [B][1]... (as fast), or [B]... with cu_seqlens 0, 1, ..., B.
  *   - num_accepted_tokens starts at 1. For "0 accepted", put the slot where the last call started
  *     first in read_slots, and pass the number of accepted tokens plus 1.
  *   - After a tree, the last accepted token t of the tree, not the number of accepted tokens, says
@@ -606,7 +607,7 @@ typedef enum gdn_write {
  *                                decrease, ends at N or below. Output past its end is zero. Output
  *                                before the first sequence stays as it is (gdn_step and gdn_block:
  *                                it is not defined). Gradients there are zero.
- *                                Absent: see the op. Padded tensors [B][T]... take none.
+ *                                Absent: one sequence. Padded tensors [B][T]... take none.
  *   max_seqlen                   upper bound on the longest sequence, in tokens. 0: unknown. A
  *                                hint for prefill on a GPU: lengths are in device memory, so
  *                                without it the library prepares for any lengths, which takes
@@ -758,9 +759,9 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *                                  Absent: none are written.
  *
  * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. [N] without
- * cu_seqlens is one sequence for gdn_prefill and N sequences of one token for gdn_decode. K is 1 to
- * 256 and V 1 to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H.
- * head_map says which head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
+ * cu_seqlens is one sequence; one token of each of B sequences is [B][1]... . K is 1 to 256 and V 1
+ * to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says which
+ * head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
  *
  * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
  * token_count is 0 is the state that it started from.
@@ -1323,9 +1324,8 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  *     out           [N][Hv][V]               A      dense; absent: only states change
  *
  * States are updated in place. If a state is absent, it starts from zero and is dropped. Batch: as
- * for gdn_decode(), GDN_WRITE_EACH and parents included, with the same slots in both pools. [N]
- * without cu_seqlens is N sequences of one token. No tensor that is written may overlap another
- * one.
+ * for gdn_decode(), GDN_WRITE_EACH and parents included, with the same slots in both pools. One
+ * token of each of B sequences is [B][1][..]. No tensor that is written may overlap another one.
  *
  * On a CPU the result has the bits that the separate calls give. q, k and v are rounded to A after
  * the convolution, and o is rounded to A before its norm. The gates and the normalised q and k stay

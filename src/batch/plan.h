@@ -43,14 +43,13 @@ struct gdn_plan {
 /* How the leading dimensions of an op's tensors hold its tokens. */
 struct gdn_tokens {
     bool    padded; /* [B][T]..., else [N]... */
-    bool    single; /* packed without cu_seqlens: N sequences of one token (gdn_decode) */
     int64_t B, T, N;
 };
 
 /* Reads tokens from `like` (q, x or hidden), whose rank is `trailing` for one token, plus one
  * or two. name is for the error. */
 gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *name, int trailing,
-                           bool single, struct gdn_tokens *tokens);
+                           struct gdn_tokens *tokens);
 
 /* Checks a tensor of the same tokens: leading sizes of `tokens`, then the n trailing sizes
  * (-1: any). */

@@ -25,7 +25,7 @@ struct node {
 
 static int64_t longest(const struct gdn_tokens *tokens)
 {
-    return tokens->padded || tokens->single ? tokens->T : tokens->N;
+    return tokens->padded ? tokens->T : tokens->N;
 }
 
 static size_t visit_bytes(const struct gdn_tokens *tokens)

@@ -71,7 +71,7 @@ static gdn_status check_rows(gdn_ctx *ctx, struct gdn_conv_call *c)
 {
     const gdn_conv1d_args *a = &c->args;
     TRY(gdn_check_present(ctx, GDN_OP_CONV1D, a));
-    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, &c->tokens));
     c->conv.D = a->x.size[a->x.ndim - 1];
     const struct gdn_sizes s = { .D = c->conv.D, .tokens = &c->tokens, .like = &a->x };
     return gdn_check_shapes(ctx, GDN_OP_CONV1D, a, &s);

@@ -77,7 +77,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     c->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     TRY(gdn_check_present(ctx, GDN_OP_CONV1D_BACKWARD, a));
-    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, &c->tokens));
     w->D = shape.D = a->x.size[a->x.ndim - 1];
     TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, &shape));
     w->W = shape.W, w->weight = shape.weight, w->bias = shape.bias;

@@ -59,7 +59,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
     TRY(gdn_check_present(ctx, GDN_OP_STEP, a));
-    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, true, &m->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, &m->tokens));
     if (m->tokens.N > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "x: %lld tokens, at most 2^31 - 1",
                         (long long)m->tokens.N);

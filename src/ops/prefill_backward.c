@@ -60,7 +60,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     const gdn_prefill_backward_args *a = &c->args;
     struct gdn_rule                 *r = &c->work.rule;
     TRY(gdn_check_present(ctx, GDN_OP_PREFILL_BACKWARD, a));
-    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->q, "q", GDN_MAX_HEAD, &r->K));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));

@@ -245,7 +245,7 @@ static gdn_status read_batch(gdn_ctx *ctx, struct parallel *c)
     b->checkpoint_starts = b->checkpoint_positions = b->checkpoint_slots = (gdn_tensor){ 0 };
     if (c->group.rank > 0 && !a->state.data && !a->state_out.data)
         c->prefill_batch.write = GDN_WRITE_NONE;
-    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
     return gdn_stage_plan(ctx, b, &c->tokens, &c->plan);
 }
 

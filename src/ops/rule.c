@@ -64,14 +64,14 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
 }
 
 /* Finds heads and their sizes, from q k v. */
-static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
+static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c)
 {
     const gdn_rule_args *a = &c->args;
     struct gdn_rule     *r = &c->rule;
     TRY(gdn_check_dtype(ctx, &a->q, "q", GDN_FLOATS));
     TRY(gdn_check_dtype(ctx, &a->k, "k", GDN_FLOATS));
     TRY(gdn_check_dtype(ctx, &a->v, "v", GDN_FLOATS));
-    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, decode, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
     const int64_t K = a->q.size[a->q.ndim - 1];
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, K }));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
@@ -195,7 +195,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     TRY(check_enums(ctx, a));
     if (!decode) TRY(gdn_check_products(ctx, a->flags, a->q.dtype));
     TRY(gdn_check_present(ctx, op, a));
-    TRY(find_sizes(ctx, c, decode));
+    TRY(find_sizes(ctx, c));
     TRY(check_shapes(ctx, op, c));
     TRY(check_gates(ctx, a));
     const unsigned takes = (decode ? GDN_PLAN_EACH | GDN_PLAN_TREE : 0) |

@@ -15,7 +15,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
     struct gdn_rule        *r = &c->offset;
     const gdn_tensor       *like = a->M.data ? &a->M : &a->U;
     TRY(gdn_check_present(ctx, GDN_OP_SUMMARY, a));
-    TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->k, "k", GDN_MAX_HEAD, &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     if (!like->data) return gdn_fail(ctx, GDN_E_ARG, "M: absent, and U too, wanted at least one");

@@ -341,7 +341,7 @@ static void each_part(const gdn_prefill_backward_args *a, const struct ring2_gra
 {
     struct ring2_sequence *seqs;
     const gdn_batch        none = gdn_batch_init(), *t = a->batch ? a->batch : &none;
-    const int64_t          B    = ring2_sequences(a->batch, &a->q, 2, false, true, &seqs);
+    const int64_t          B    = ring2_sequences(a->batch, &a->q, 2, true, &seqs);
     const int64_t Hq = heads_of(&a->q), Hv = heads_of(&a->v), H = Hq > Hv ? Hq : Hv;
     for (int64_t b = 0; b < B; b++) {
         const int64_t skip = t->token_start.data ? (int64_t)ring2_get(&t->token_start, b) : 0;

@@ -345,7 +345,7 @@ void ring2_rule_model(const gdn_rule_args *a, bool decode, struct ring2_rule *m)
     m->H      = n_heads(&a->q) > n_heads(&a->v) ? n_heads(&a->q) : n_heads(&a->v);
     m->n_rows = ring2_count(&a->q) / (n_heads(&a->q) * m->K);
     make_room(a, m);
-    m->B = ring2_sequences(a->batch, &a->q, 2, decode, a->state.data != NULL, &seqs);
+    m->B = ring2_sequences(a->batch, &a->q, 2, a->state.data != NULL, &seqs);
     if (a->out.data && a->batch && a->batch->cu_seqlens.data) /* before the first sequence */
         memset(m->out_kept, 1, (size_t)ring2_get(&a->batch->cu_seqlens, 0) * (size_t)(m->H * m->V));
     for (const struct ring2_sequence *s = seqs; s < seqs + m->B; s++) {
@@ -465,4 +465,23 @@ gdn_rule_args ring2_rule_slice(const gdn_rule_args *args, int64_t first, int64_t
         if (rows[i]->data) *rows[i] = ring2_narrow(rows[i], 0, first, n);
     a.batch = NULL;
     return a;
+}
+
+/* [B T]... as [B][T]... */
+static void pad(gdn_tensor *t, int64_t B)
+{
+    for (int i = t->ndim++; i > 0; i--) {
+        t->size[i]   = t->size[i - 1];
+        t->stride[i] = t->stride[i - 1];
+    }
+    t->size[0]   = B;
+    t->size[1]  /= B;
+    t->stride[0] = t->size[1] * t->stride[1];
+}
+
+void ring2_rule_pad(gdn_rule_args *args, int64_t B)
+{
+    gdn_tensor *rows[] = { &args->q, &args->k, &args->v, &args->g, &args->beta, &args->out };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i]->data) pad(rows[i], B);
 }

@@ -25,7 +25,7 @@ struct gdn_cu_batch {
     int64_t read_pool, write_pool, checkpoint_pool; /* slots; -1: no such pool */
     int64_t checkpoint_every, sink_slot, n_checkpoints; /* n_: as many as there are slots for */
     int32_t pad_policy, write;
-    int32_t padded, single; /* [B][T]; or N sequences of one token */
+    int32_t padded, pad;    /* [B][T] */
 };
 
 /* x[i] *= factor, n times 16 bytes. */

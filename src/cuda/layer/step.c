@@ -347,7 +347,6 @@ static gdn_status store(const struct step *s)
             .n     = (int64_t)m->rule.H * m->rule.V,
             .head  = m->rule.V,
     };
-    if (!m->tokens.padded) a.out.batch = a.out.token; /* rows of one token */
     const struct gdn_cuda_call call = {
         .kernel = GDN_CU_block_store,
         .grid   = { (m->tokens.N + TOKENS - 1) / TOKENS, 1, 1 },

@@ -84,7 +84,7 @@ static void run_case(const int *level, int number)
     const int32_t      A = level[ACT], other = A == GDN_BF16 ? GDN_F16 : GDN_BF16;
     const int32_t      gates = !level[GATES] ? GDN_F32 : number % 3 ? A : other;
     a.n_key_heads = s[0], a.n_value_heads = s[1], a.key_head_dim = s[2], a.value_head_dim = s[3];
-    ring2_batch_make(&b, level, true);
+    ring2_batch_make(&b, level);
     a.x = ring2_batch_rows(&b, A, level[VIEW] == FUSED ? channels + 12 : channels, 0);
     if (level[VIEW] == FUSED) a.x = ring2_narrow(&a.x, a.x.ndim - 1, 4, channels);
     a.a = ring2_batch_rows(&b, gates, s[1], 0), a.b = ring2_batch_rows(&b, gates, s[1], 0);

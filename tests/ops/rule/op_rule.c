@@ -199,7 +199,7 @@ static void run_case(const int *level, int number, bool decode)
     const gdn_op     op  = decode ? GDN_OP_DECODE : GDN_OP_PREFILL;
     c.level = level;
     c.args  = gdn_rule_args_init();
-    ring2_batch_make(&c.b, level, decode);
+    ring2_batch_make(&c.b, level);
     make_tensors(&c);
     make_values(&c);
     if (ring2_batch_has_state(&c.b)) a->state = new_pool(&c, level[STATE]);

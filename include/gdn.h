@@ -351,6 +351,24 @@ static inline gdn_tensor gdn_dense(void *data, int32_t dtype, int32_t ndim, int6
     return t;
 }
 
+/* Returns a view of ndim (1 to GDN_MAX_DIMS) sizes and strides, in elements: a part of a larger
+ * tensor, or another order of dimensions. */
+static inline gdn_tensor gdn_strided(void *data, int32_t dtype, int32_t ndim, const int64_t *size,
+                                     const int64_t *stride)
+{
+    gdn_tensor t;
+    int32_t    i;
+    memset(&t, 0, sizeof t);
+    t.data  = data;
+    t.dtype = dtype;
+    t.ndim  = ndim;
+    for (i = 0; i < ndim && i < GDN_MAX_DIMS; i++) {
+        t.size[i]   = size[i];
+        t.stride[i] = stride[i];
+    }
+    return t;
+}
+
 /* ---- Context ------------------------------------------------------------------------- */
 
 typedef struct gdn_ctx gdn_ctx;

@@ -554,7 +554,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     record_commit     192 x B + P / 8 + 64
  *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
- *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation
+ *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation (without
+ *                       conv_weight: as decode)
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     all of these with checkpoints: + 64 x their number (C, or N / checkpoint_every)
@@ -1332,7 +1333,9 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  *                                            k, then of v, head by head, as projected
  *     a b           [N][Hv]                  f32, bf16 or f16; any strides
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
- *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]
+ *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]. Absent: x is what the
+ *                                            convolution gave, and the call begins behind it.
+ *                                            conv_bias and conv_state are then absent too
  *     conv_bias     [2 Hk K + Hv V]          f32, bf16 or f16; absent: 0
  *     A_log dt_bias [Hv]                     f32, bf16 or f16; dt_bias absent: 0
  *     norm_weight   [V]                      f32, bf16 or f16; absent: 1
@@ -1348,6 +1351,7 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  * On a CPU the result has the bits that the separate calls give. q, k and v are rounded to A after
  * the convolution, and o is rounded to A before its norm. The gates and the normalised q and k stay
  * float32, as with GDN_GATE_RAW and norm in gdn_decode(). On a GPU sums may have another order.
+ * Without conv_weight a GPU runs gdn_decode() on x where it lies, then the norm.
  *
  * Guarantees: G1, G2, G3, G4 (if conv_state holds x exactly), G6 to G8, G10 to G13, G17, G19.
  * Errors: as for gdn_decode().

@@ -171,7 +171,7 @@ gdn_step_args = _struct("gdn_step_args", """
     float norm_eps rms_eps scale gate_lower_bound
     int32 rounding reserved
     uint64 seed
-""", needs="x a b conv_weight A_log",
+""", needs="x a b A_log",
     outputs=("conv_state", "state", "state_scales", "out"))
 
 gdn_block_args = _struct("gdn_block_args", """

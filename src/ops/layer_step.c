@@ -129,21 +129,33 @@ static void describe_norm(gdn_ctx *ctx, struct gdn_step_call *m)
     m->norm.n_rows = m->tokens.N * m->rule.H;
 }
 
+/* Describes the convolution, if there is one. */
+static gdn_status describe_conv(gdn_ctx *ctx, struct gdn_step_call *m)
+{
+    const gdn_step_args *a = &m->args;
+    m->conv.x      = gdn_rows_of(&a->x, &m->tokens);
+    m->conv.silu   = true;
+    m->conv.n_seqs = m->plan.B;
+    if (a->conv_weight.data)
+        return gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, &m->conv);
+    if (a->conv_bias.data || a->conv_state.data)
+        return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none without conv_weight",
+                        a->conv_bias.data ? "conv_bias" : "conv_state");
+    return GDN_OK;
+}
+
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_step_call *m    = call;
-    *m                     = (struct gdn_step_call){ 0 };
-    const gdn_step_args *a = &m->args;
+    struct gdn_step_call *m = call;
+    *m                      = (struct gdn_step_call){ 0 };
+    const gdn_step_args *a  = &m->args;
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_step_args"));
     m->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     m->conv.D = 2 * (int64_t)a->n_key_heads * a->key_head_dim +
                 (int64_t)a->n_value_heads * a->value_head_dim;
     TRY(check_tensors(ctx, m));
-    TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, &m->conv));
-    m->conv.x      = gdn_rows_of(&a->x, &m->tokens);
-    m->conv.silu   = true;
-    m->conv.n_seqs = m->plan.B;
+    TRY(describe_conv(ctx, m));
     describe_rule(m);
     TRY(check_states(ctx, m));
     describe_norm(ctx, m);

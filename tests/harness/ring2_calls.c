@@ -459,6 +459,7 @@ static void draw_step(struct ring2_draw *d, union ring2_call *c, const struct si
     a->A_log       = PLACE1(GDN_F32, h.v), a->dt_bias = PLACE1(GDN_BF16, h.v);
     a->conv_state  = PLACE3(any_float(d), s->P, D, W - 1 + below(2));
     a->state       = draw_pool(d, &h, s->P, any_float(d), kv, &a->state_scales);
+    if (one_in(6)) a->conv_weight.data = a->conv_bias.data = a->conv_state.data = NULL;
     if (one_in(8)) a->out.data = NULL;
     if (one_in(6)) a->flags = GDN_EXACT;
     if (one_in(6)) a->rounding = GDN_ROUND_STOCHASTIC, a->seed = ring2_draw_bits(d);

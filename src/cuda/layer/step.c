@@ -367,7 +367,7 @@ static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
 
 static gdn_status run_parts(const struct step *s)
 {
-    TRY(convolve(s, gdn_step_call_rows(s->m, s->b.convolved, 0, 0)));
+    if (gdn_step_convolves(s->m)) TRY(convolve(s, gdn_step_call_rows(s->m, s->b.convolved, 0, 0)));
     TRY(run_rule(s));
     if (s->m->normed) TRY(run_norm(s));
     return spares_padding(s->m) ? store(s) : GDN_OK;

@@ -1554,7 +1554,8 @@ GDN_API gdn_status gdn_block_backward(gdn_ctx *ctx, const gdn_block_backward_arg
  *             must not be one of the written ones.
  *   again     0 bytes. GDN_WRITE_NONE, then the accepted tokens once more with out absent
  *             (token_count; for a tree, move the accepted tokens together). The rule is computed
- *             twice.
+ *             twice. Inputs that the caller does not keep until then can go to windows by slot,
+ *             as in FlashInfer: gdn_state_copy() of k, v, g and beta with to_slots.
  *   record    4 R (Hk K + H V + H) + 8 bytes. GDN_WRITE_NONE with record_k, record_u, record_g:
  *             what each token adds to the state. Accepting is a counter. The state is written when
  *             the record is folded.

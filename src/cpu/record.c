@@ -11,7 +11,7 @@
 #include "calls/op_backends.h"
 #include "state/strip.h"
 
-enum { COLUMNS = GDN_STEP_COLUMNS };
+enum { COLUMNS = GDN_RECUR_COLUMNS };
 
 void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t slot,
                       int head, int col, int n, bool k_first, float *S)
@@ -20,7 +20,7 @@ void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, in
     const int64_t            n_rows  = gdn_record_count(rec, slot);
     const int64_t            u_bytes = col * (int64_t)gdn_dtype_bytes(rec->u.dtype);
     const int                hk      = gdn_rule_source(r, head, r->Hk);
-    float                    k[GDN_MAX_HEAD], u[GDN_STEP_COLUMNS];
+    float                    k[GDN_MAX_HEAD], u[GDN_RECUR_COLUMNS];
     for (int64_t row = 0; row < n_rows; row++) {
         const float g = *(const float *)gdn_record_at(&rec->g, slot, row, head), alpha = fabsf(g);
         const bool  writes = !signbit(g);

@@ -24,7 +24,7 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffer
         { &b->convolved, gdn_step_call_bytes(m) },
         { &b->A, gates },
         { &b->dt, gates },
-        { &b->threads, thread * (size_t)gdn_pool_threads(ctx->pool) },
+        { &b->threads, thread * (size_t)gdn_threads_count(ctx->threads) },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
@@ -33,7 +33,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_step_call *m = call;
     struct buffers    b;
-    gdn_rule_cut(&m->rule, ctx->kr, gdn_pool_threads(ctx->pool));
+    gdn_rule_cut(&m->rule, ctx->kr, gdn_threads_count(ctx->threads));
     m->base.bytes = lay_out(ctx, m, &b, NULL);
     return GDN_OK;
 }
@@ -77,7 +77,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     m->conv.out            = gdn_step_call_rows(m, b.convolved, 0, 0);
     if (gdn_step_convolves(m)) gdn_conv_run(ctx, &m->conv, b.threads);
     gdn_rule_run(ctx, r, b.threads);
-    if (m->normed) gdn_parallel_for(ctx->pool, m->plan.B, norm_item, m);
+    if (m->normed) gdn_parallel_for(ctx->threads, m->plan.B, norm_item, m);
     gdn_plan_zero_rest(&m->plan, &m->tokens, &r->out, r->H, r->V);
     return note(ctx, m);
 }

@@ -134,7 +134,7 @@ static inline void *gdn_row(const struct gdn_rows *r, const struct gdn_seq *s, i
     return r->data + s->batch * r->batch + (s->first + t) * r->token + head * r->head;
 }
 
-static inline bool gdn_is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
+static inline bool gdn_is_q8(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
 
 /* Returns one head's state in a slot of a pool. */
 static inline void *gdn_pool_at(const struct gdn_pool_view *view, int64_t slot, int64_t head)

@@ -9,7 +9,7 @@
 gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *b, bool exact, int32_t dtype)
 {
     if (!b->parents.data) return GDN_OK;
-    if (exact && gdn_is_eight(dtype))
+    if (exact && gdn_is_q8(dtype))
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: given, wanted none with GDN_EXACT and "
                         "a state of 8 bits");
     return GDN_OK;

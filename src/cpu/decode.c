@@ -177,7 +177,7 @@ static bool has_record(const struct gdn_rule *r, const struct gdn_seq *seq)
 static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
     return r->visits || has_record(r, seq) || (r->checkpoints.data && seq->n_checkpoints > 0) ||
-           gdn_rule_rounding8(r) || (!seq->to_carry && gdn_is_eight(r->to.dtype));
+           gdn_rule_rounding8(r) || (!seq->to_carry && gdn_is_q8(r->to.dtype));
 }
 
 /* Returns the first checkpoint after token t, if its position is just there; -1: none. */
@@ -370,7 +370,7 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
 
 /* One token whose state stays where it is, by the loop made for that. Returns false where it was
  * not such a one. */
-static bool step_eight(struct step_scratch *c, const struct gdn_rule *r,
+static bool step_q8(struct step_scratch *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                        const struct block *b)
 {
@@ -378,7 +378,7 @@ static bool step_eight(struct step_scratch *c, const struct gdn_rule *r,
     const struct gdn_place  to  = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
     uint32_t                keys[COLUMNS];
     if (seq->n_valid != 1 || r->visits || has_record(r, seq) || to.view->k_first) return false;
-    if (!to.data || to.data != b->from.data || !gdn_is_eight(to.view->dtype)) return false;
+    if (!to.data || to.data != b->from.data || !gdn_is_q8(to.view->dtype)) return false;
     if (r->checkpoints.data && seq->n_checkpoints > 0) return false;
     load_tokens(c, r, kr, item, b->head, 0, 1);
     load_v(c, r, kr, seq, b, 0, 1);
@@ -418,7 +418,7 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
         return;
     }
     if (is_walked(r, seq)) {
-        if (step_eight(c, r, kr, item, b)) return;
+        if (step_q8(c, r, kr, item, b)) return;
         walk(c, r, kr, item, b);
         return;
     }

@@ -109,13 +109,13 @@ static const struct gdn_pool_view *rounding_view(const struct gdn_rule *r)
 int gdn_rule_rounding(const struct gdn_rule *r)
 {
     const struct gdn_pool_view *view = rounding_view(r);
-    return view && !gdn_is_eight(view->dtype) ? view->dtype : GDN_F32;
+    return view && !gdn_is_q8(view->dtype) ? view->dtype : GDN_F32;
 }
 
 const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r)
 {
     const struct gdn_pool_view *view = rounding_view(r);
-    return view && gdn_is_eight(view->dtype) ? view : NULL;
+    return view && gdn_is_q8(view->dtype) ? view : NULL;
 }
 
 struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head)

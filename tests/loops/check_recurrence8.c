@@ -80,7 +80,7 @@ static void check_one(const struct gdn_kernels *kr, const struct problem *p)
 void check_recur8_vk(const struct gdn_kernels *kr)
 {
     static const int sizes[] = { 16, 32, 64, 96, 128, 256 }, columns[] = { 1, 2, 3, 4, 5, 17, 128 };
-    for (int eight = 0; eight < GDN_N_EIGHT; eight++)
+    for (int eight = 0; eight < GDN_N_Q8; eight++)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
                 for (int kind = 0; kind < 4; kind++) {

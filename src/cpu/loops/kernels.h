@@ -24,7 +24,7 @@
 
 enum { GDN_N_FLOAT_DTYPES = 3 }; /* GDN_F32, GDN_BF16, GDN_F16 index every [dtype] below */
 
-enum { GDN_N_EIGHT = 2 }; /* GDN_I8, GDN_E4M3: loops of 8-bit states are at [dtype - GDN_I8] */
+enum { GDN_N_Q8 = 2 }; /* GDN_I8, GDN_E4M3: loops of 8-bit states are at [dtype - GDN_I8] */
 
 enum { GDN_CHUNK        = 16 };  /* C: tokens of one chunk of the prefill */
 enum { GDN_MAX_STRIP    = 32 };  /* widest strip of state columns, floats */
@@ -209,13 +209,13 @@ struct gdn_kernels {
      * x ^= x >> 16, x *= 0x7feb352d, x ^= x >> 15, x *= 0x846ca68b, x ^= x >> 16. Codes and
      * scales have the same bits in all tables.
      */
-    void (*load8_vk[GDN_N_EIGHT])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
+    void (*load8_vk[GDN_N_Q8])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
                                   const float *scales, int K, int n);
-    void (*load8_kv[GDN_N_EIGHT])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
+    void (*load8_kv[GDN_N_Q8])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
                                   const float *scales, int K, int n);
-    void (*store8_vk[GDN_N_EIGHT])(void *dst, ptrdiff_t ld, float *scales, const float *src,
+    void (*store8_vk[GDN_N_Q8])(void *dst, ptrdiff_t ld, float *scales, const float *src,
                                    ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
-    void (*store8_kv[GDN_N_EIGHT])(void *dst, ptrdiff_t ld, float *scales, const float *src,
+    void (*store8_kv[GDN_N_Q8])(void *dst, ptrdiff_t ld, float *scales, const float *src,
                                    ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
 
     /*
@@ -223,7 +223,7 @@ struct gdn_kernels {
      * q, k, v, o, alpha, beta, kq, K and n count. Returns false, and has done nothing, for gates
      * and K that it is not made for; "scalar" is made for none.
      */
-    bool (*recur8_vk[GDN_N_EIGHT])(const struct gdn_recur *step, void *codes, ptrdiff_t ld,
+    bool (*recur8_vk[GDN_N_Q8])(const struct gdn_recur *step, void *codes, ptrdiff_t ld,
                                   float *scales, const uint32_t *keys);
 };
 

@@ -479,5 +479,5 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .conv         = BY_DTYPE(conv),
     .conv_update  = BY_DTYPE(conv_update),
     .recur8_vk    = { recur8_vk, recur8_vk },
-    EIGHT_LINES,
+    Q8_LINES,
 };

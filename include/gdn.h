@@ -15,13 +15,13 @@
  *     gdn_rule_args a = gdn_rule_args_init();            // every field has its default
  *     batch.read_slots = gdn_dense(slots, GDN_I32, 1, B, 0, 0, 0);
  *     a.batch = &batch;
- *     a.q     = gdn_dense(q, GDN_F32, 3, B, Hk, K, 0);   // views: nothing is copied
- *     a.k     = gdn_dense(k, GDN_F32, 3, B, Hk, K, 0);
- *     a.v     = gdn_dense(v, GDN_F32, 3, B, Hv, V, 0);
- *     a.g     = gdn_dense(g, GDN_F32, 2, B, Hv, 0, 0);   // log alpha
- *     a.beta  = gdn_dense(beta, GDN_F32, 2, B, Hv, 0, 0);
+ *     a.q     = gdn_dense(q, GDN_F32, 4, B, 1, Hk, K);   // views: nothing is copied
+ *     a.k     = gdn_dense(k, GDN_F32, 4, B, 1, Hk, K);
+ *     a.v     = gdn_dense(v, GDN_F32, 4, B, 1, Hv, V);
+ *     a.g     = gdn_dense(g, GDN_F32, 3, B, 1, Hv, 0);   // log alpha
+ *     a.beta  = gdn_dense(beta, GDN_F32, 3, B, 1, Hv, 0);
  *     a.state = gdn_dense(pool, GDN_F32, 4, P, Hv, V, K);
- *     a.out   = gdn_dense(out, GDN_F32, 3, B, Hv, V, 0);
+ *     a.out   = gdn_dense(out, GDN_F32, 4, B, 1, Hv, V);
  *     if (status == GDN_OK) status = gdn_decode(ctx, &a); // prompts: batch.cu_seqlens, gdn_prefill
  *     if (status != GDN_OK) puts(ctx ? gdn_last_error(ctx) : gdn_status_name(status));
  *
@@ -129,8 +129,9 @@
  *     batch       the sequences of a call: which tokens, which slots. struct gdn_batch
  *     slot        one entry of a pool: the states of all heads of one sequence
  *     pool        a tensor of slots
- *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where
- *     padded      tensors [B][T]...
+ *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where. Without
+ *                 cu_seqlens, in every op, the N tokens are one sequence
+ *     padded      tensors [B][T]... of B sequences. One token of each is [B][1]...
  *     chunk       tokens that prefill computes together: 16 on a CPU, up to 64 on a GPU
  *     segment     a part of a long sequence, computed at the same time as the other parts (GPU)
  *     checkpoint  a copy of the state after a given token
@@ -219,13 +220,12 @@
  *
  * WHAT ONE STUMBLES OVER
  *
- *   - Zero means the default of each op, so one enumerator may differ: beta_kind 0 is GIVEN in the
- *     rule and SIGMOID in gdn_gates and gdn_step; norm 0 is none in the rule and L2 in gdn_l2norm
- *     and gdn_step; activation 0 is none in gdn_conv1d and SiLU in gdn_rmsnorm_gated; scale 0 is
- *     1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum. With GDN_ZERO_AS_GIVEN a scale or an eps
- *     may be 0.
- *   - [N] without cu_seqlens is one sequence in gdn_prefill, gdn_conv1d, gdn_block and the stages,
- *     but N sequences of one token in gdn_decode and gdn_step.
+ *   - Zero means the default of the op, and ops may have different defaults: see gdn_beta_kind,
+ *     gdn_norm and gdn_activation. Every other enumerator means the same in every op. The default
+ *     of scale is 1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum. With GDN_ZERO_AS_GIVEN a scale
+ *     or an eps may be 0.
+ *   - [N] without cu_seqlens is one sequence of N tokens, in gdn_decode and gdn_step too. The next
+ *     tokens of B sequences are [B][1]... (as fast), or [B]... with cu_seqlens 0, 1, ..., B.
  *   - num_accepted_tokens starts at 1. For "0 accepted", put the slot where the last call started
  *     first in read_slots, and pass the number of accepted tokens plus 1.
  *   - After a tree, the last accepted token t of the tree, not the number of accepted tokens, says
@@ -348,6 +348,24 @@ static inline gdn_tensor gdn_dense(void *data, int32_t dtype, int32_t ndim, int6
         stride *= t.size[i];
     }
     for (i = ndim; i < 4; i++) t.size[i] = 0;
+    return t;
+}
+
+/* Returns a view of ndim (1 to GDN_MAX_DIMS) sizes and strides, in elements: a part of a larger
+ * tensor, or another order of dimensions. */
+static inline gdn_tensor gdn_strided(void *data, int32_t dtype, int32_t ndim, const int64_t *size,
+                                     const int64_t *stride)
+{
+    gdn_tensor t;
+    int32_t    i;
+    memset(&t, 0, sizeof t);
+    t.data  = data;
+    t.dtype = dtype;
+    t.ndim  = ndim;
+    for (i = 0; i < ndim && i < GDN_MAX_DIMS; i++) {
+        t.size[i]   = size[i];
+        t.stride[i] = stride[i];
+    }
     return t;
 }
 
@@ -536,7 +554,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     record_commit     192 x B + P / 8 + 64
  *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64
  *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
- *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation
+ *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation (without
+ *                       conv_weight: as decode)
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
  *     all of these with checkpoints: + 64 x their number (C, or N / checkpoint_every)
@@ -611,7 +630,7 @@ typedef enum gdn_write {
  *                                decrease, ends at N or below. Output past its end is zero. Output
  *                                before the first sequence stays as it is (gdn_step and gdn_block:
  *                                it is not defined). Gradients there are zero.
- *                                Absent: see the op. Padded tensors [B][T]... take none.
+ *                                Absent: one sequence. Padded tensors [B][T]... take none.
  *   max_seqlen                   upper bound on the longest sequence, in tokens. 0: unknown. A
  *                                hint for prefill on a GPU: lengths are in device memory, so
  *                                without it the library prepares for any lengths, which takes
@@ -700,9 +719,10 @@ typedef enum gdn_gate_kind {
 } gdn_gate_kind;
 
 typedef enum gdn_beta_kind {
-    GDN_BETA_GIVEN        = 0,
-    GDN_BETA_SIGMOID      = 1, /* beta holds b: sigmoid(b) */
-    GDN_BETA_TWICE_SIGMOID = 2 /* 2 sigmoid(b): negative eigenvalues allowed */
+    GDN_BETA_DEFAULT       = 0, /* GIVEN in the rule, SIGMOID in gdn_gates and gdn_step */
+    GDN_BETA_SIGMOID       = 1, /* beta holds b: sigmoid(b) */
+    GDN_BETA_TWICE_SIGMOID = 2, /* 2 sigmoid(b): negative eigenvalues allowed */
+    GDN_BETA_GIVEN         = 3  /* beta itself; in the rule alone */
 } gdn_beta_kind;
 
 typedef enum gdn_head_map {
@@ -716,10 +736,11 @@ typedef enum gdn_state_layout {
 } gdn_state_layout;
 
 typedef enum gdn_norm {
-    GDN_NORM_NONE   = 0,
-    GDN_NORM_L2     = 1, /* x / sqrt(sum x^2 + eps) */
-    GDN_NORM_L2_ADD = 2, /* x / (sqrt(sum x^2) + eps) */
-    GDN_NORM_L2_MAX = 3  /* x / max(sqrt(sum x^2), eps) */
+    GDN_NORM_DEFAULT = 0, /* NONE in the rule and gdn_summary, L2 in gdn_l2norm and gdn_step */
+    GDN_NORM_L2      = 1, /* x / sqrt(sum x^2 + eps) */
+    GDN_NORM_L2_ADD  = 2, /* x / (sqrt(sum x^2) + eps) */
+    GDN_NORM_L2_MAX  = 3, /* x / max(sqrt(sum x^2), eps) */
+    GDN_NORM_NONE    = 4  /* x itself; not in gdn_l2norm */
 } gdn_norm;
 
 typedef enum gdn_flag {
@@ -761,9 +782,9 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *                                  Absent: none are written.
  *
  * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. [N] without
- * cu_seqlens is one sequence for gdn_prefill and N sequences of one token for gdn_decode. K is 1 to
- * 256 and V 1 to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H.
- * head_map says which head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
+ * cu_seqlens is one sequence; one token of each of B sequences is [B][1]... . K is 1 to 256 and V 1
+ * to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says which
+ * head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
  *
  * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
  * token_count is 0 is the state that it started from.
@@ -829,10 +850,10 @@ typedef struct gdn_rule_args {
     gdn_tensor       record_k, record_u, record_g, record_count;
     const gdn_batch *batch;            /* NULL: see gdn_batch */
     int32_t          gate;             /* gdn_gate_kind */
-    int32_t          beta_kind;        /* gdn_beta_kind */
+    int32_t          beta_kind;        /* gdn_beta_kind; 0: GIVEN */
     int32_t          head_map;         /* gdn_head_map */
     int32_t          state_layout;     /* gdn_state_layout, of state and state_out */
-    int32_t          norm;             /* gdn_norm, of q and k, inside the call */
+    int32_t          norm;             /* gdn_norm, of q and k, inside the call; 0: NONE */
     float            norm_eps;         /* 0: 1e-6 */
     float            scale;            /* 0: 1 / sqrt(K) */
     float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
@@ -910,7 +931,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * longer matter: from a multiple of 64 on, the product of alpha max(1, |1 - beta c|) over the
  * remaining tokens is at most 2^-24, with c = (1 + 2^-8)^2.
  *
- *   when      a sequence is split, and norm is not GDN_NORM_NONE, so that no key is longer
+ *   when      a sequence is split, and keys are normalised by `norm`, so that none is longer
  *             than 1 + 2^-8.
  *   error     Each value column of the state at the segment's end is off by at most 2^-24 of the
  *             length (2-norm) that it had before these tokens, because I - beta k k^T lengthens it
@@ -976,10 +997,10 @@ typedef struct gdn_prefill_backward_args {
     gdn_tensor       dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
     const gdn_batch *batch;
     int32_t          gate;             /* gdn_gate_kind */
-    int32_t          beta_kind;        /* gdn_beta_kind */
+    int32_t          beta_kind;        /* gdn_beta_kind; 0: GIVEN */
     int32_t          head_map;         /* gdn_head_map */
     int32_t          state_layout;     /* gdn_state_layout */
-    int32_t          norm;             /* gdn_norm, of q and k, inside the call */
+    int32_t          norm;             /* gdn_norm, of q and k, inside the call; 0: NONE */
     float            norm_eps;         /* 0: 1e-6 */
     float            scale;            /* 0: 1 / sqrt(K) */
     float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
@@ -1001,9 +1022,10 @@ GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward
 /* ---- Short convolution -------------------------------------------------------------------- */
 
 typedef enum gdn_activation {
-    GDN_ACT_NONE    = 0,
+    GDN_ACT_DEFAULT = 0, /* NONE in gdn_conv1d, SILU in gdn_rmsnorm_gated */
     GDN_ACT_SILU    = 1, /* x sigmoid(x) */
-    GDN_ACT_SIGMOID = 2
+    GDN_ACT_SIGMOID = 2, /* in gdn_rmsnorm_gated alone */
+    GDN_ACT_NONE    = 3  /* x itself; in gdn_conv1d alone */
 } gdn_activation;
 
 /*
@@ -1038,7 +1060,7 @@ typedef struct gdn_conv1d_args {
     uint32_t         flags;       /* 0 */
     gdn_tensor       x, weight, bias, state, state_out, out, checkpoints;
     const gdn_batch *batch;
-    int32_t          activation; /* gdn_activation: NONE or SILU */
+    int32_t          activation; /* gdn_activation: NONE or SILU; 0: NONE */
     int32_t          reserved;   /* 0 */
     void            *workspace;
     size_t           workspace_bytes;
@@ -1083,7 +1105,7 @@ typedef struct gdn_conv1d_backward_args {
     uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE */
     gdn_tensor       x, weight, bias, state, dout, dstate_out, dx, dweight, dbias, dstate;
     const gdn_batch *batch;
-    int32_t          activation; /* gdn_activation: NONE or SILU */
+    int32_t          activation; /* gdn_activation: NONE or SILU; 0: NONE */
     int32_t          reserved;   /* 0 */
     void            *workspace;
     size_t           workspace_bytes;
@@ -1115,16 +1137,15 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
  *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0
  *     g beta        as a, b     f32, bf16 or f16, dense; may be the very view a, b
  *
- * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). beta_kind: GDN_BETA_SIGMOID or
- * GDN_BETA_TWICE_SIGMOID; 0 means GDN_BETA_SIGMOID. Guarantees: G1, G2, G3, G6, G12, G13.
+ * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_gates_args {
     uint32_t   struct_size; /* set by gdn_gates_args_init() */
     uint32_t   flags;       /* 0 */
     gdn_tensor a, b, A_log, dt_bias, g, beta;
     int32_t    gate;      /* gdn_gate_kind of the output */
-    int32_t    beta_kind; /* gdn_beta_kind */
-    float      gate_lower_bound;
+    int32_t    beta_kind; /* gdn_beta_kind: SIGMOID or TWICE_SIGMOID; 0: SIGMOID */
+    float      gate_lower_bound; /* 0: none; else below 0 */
     int32_t    reserved; /* 0 */
     void      *workspace;
     size_t     workspace_bytes;
@@ -1162,8 +1183,8 @@ typedef struct gdn_gates_backward_args {
     uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
     gdn_tensor a, b, A_log, dt_bias, dg, dbeta, da, db, dA_log, ddt_bias;
     int32_t    gate;      /* gdn_gate_kind of the output */
-    int32_t    beta_kind; /* gdn_beta_kind */
-    float      gate_lower_bound;
+    int32_t    beta_kind; /* gdn_beta_kind: SIGMOID or TWICE_SIGMOID; 0: SIGMOID */
+    float      gate_lower_bound; /* 0: none; else below 0 */
     int32_t    reserved; /* 0 */
     void      *workspace;
     size_t     workspace_bytes;
@@ -1183,19 +1204,19 @@ GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_arg
 /* ---- Norms --------------------------------------------------------------------------------- */
 
 /*
- * gdn_l2norm - scales rows to length 1, by the formula that norm names (0 means GDN_NORM_L2).
+ * gdn_l2norm - scales rows to length 1, by the formula that norm names.
  *
  *     x out   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; out may be the very
  *                        view x
  *
- * eps 0 means 1e-6. A zero row stays zero. Guarantees: G1, G2, G3, G6, G12, G13.
+ * A zero row stays zero. Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_l2norm_args {
     uint32_t   struct_size; /* set by gdn_l2norm_args_init() */
     uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, out;
-    int32_t    norm; /* gdn_norm */
-    float      eps;
+    int32_t    norm; /* gdn_norm, not NONE; 0: L2 */
+    float      eps;  /* 0: 1e-6 */
     void      *workspace;
     size_t     workspace_bytes;
     void      *stream;
@@ -1226,8 +1247,8 @@ typedef struct gdn_l2norm_backward_args {
     uint32_t   struct_size; /* set by gdn_l2norm_backward_args_init() */
     uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, dout, dx;
-    int32_t    norm; /* gdn_norm */
-    float      eps;
+    int32_t    norm; /* gdn_norm, not NONE; 0: L2 */
+    float      eps;  /* 0: 1e-6 */
     void      *workspace;
     size_t     workspace_bytes;
     void      *stream;
@@ -1250,16 +1271,15 @@ GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_a
  *                          very view x or z; z absent: no gate
  *     weight    [D]        f32, bf16 or f16; absent: 1
  *
- * eps 0 means 1e-6. activation: GDN_ACT_SILU or GDN_ACT_SIGMOID; 0 means GDN_ACT_SILU. Arithmetic
- * is float32, with one rounding (Hugging Face rounds x to its dtype before the weight; FLA does
- * not). Guarantees: G1, G2, G3, G6, G12, G13.
+ * Arithmetic is float32, with one rounding (Hugging Face rounds x to its dtype before the weight;
+ * FLA does not). Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_rmsnorm_gated_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_args_init() */
     uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, out;
-    int32_t    activation; /* gdn_activation */
-    float      eps;
+    int32_t    activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
+    float      eps;        /* 0: 1e-6 */
     void      *workspace;
     size_t     workspace_bytes;
     void      *stream;
@@ -1294,8 +1314,8 @@ typedef struct gdn_rmsnorm_gated_backward_args {
     uint32_t   struct_size; /* set by gdn_rmsnorm_gated_backward_args_init() */
     uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, dout, dx, dz, dweight;
-    int32_t    activation; /* gdn_activation */
-    float      eps;
+    int32_t    activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
+    float      eps;        /* 0: 1e-6 */
     void      *workspace;
     size_t     workspace_bytes;
     void      *stream;
@@ -1324,7 +1344,9 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  *                                            k, then of v, head by head, as projected
  *     a b           [N][Hv]                  f32, bf16 or f16; any strides
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
- *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]
+ *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]. Absent: x is what the
+ *                                            convolution gave, and the call begins behind it.
+ *                                            conv_bias and conv_state are then absent too
  *     conv_bias     [2 Hk K + Hv V]          f32, bf16 or f16; absent: 0
  *     A_log dt_bias [Hv]                     f32, bf16 or f16; dt_bias absent: 0
  *     norm_weight   [V]                      f32, bf16 or f16; absent: 1
@@ -1334,17 +1356,16 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  *     out           [N][Hv][V]               A      dense; absent: only states change
  *
  * States are updated in place. If a state is absent, it starts from zero and is dropped. Batch: as
- * for gdn_decode(), GDN_WRITE_EACH and parents included, with the same slots in both pools. [N]
- * without cu_seqlens is N sequences of one token. No tensor that is written may overlap another
- * one.
+ * for gdn_decode(), GDN_WRITE_EACH and parents included, with the same slots in both pools. One
+ * token of each of B sequences is [B][1][..]. No tensor that is written may overlap another one.
  *
  * On a CPU the result has the bits that the separate calls give. q, k and v are rounded to A after
  * the convolution, and o is rounded to A before its norm. The gates and the normalised q and k stay
  * float32, as with GDN_GATE_RAW and norm in gdn_decode(). On a GPU sums may have another order.
+ * Without conv_weight a GPU runs gdn_decode() on x where it lies, then the norm.
  *
- * 0 means, for beta_kind: GDN_BETA_SIGMOID, norm: GDN_NORM_L2, norm_eps and rms_eps: 1e-6, scale:
- * 1 / sqrt(K). Guarantees: G1, G2, G3, G4 (if conv_state holds x exactly), G6 to G8, G10 to G13,
- * G17, G19. Errors: as for gdn_decode().
+ * Guarantees: G1, G2, G3, G4 (if conv_state holds x exactly), G6 to G8, G10 to G13, G17, G19.
+ * Errors: as for gdn_decode().
  */
 typedef struct gdn_step_args {
     uint32_t   struct_size; /* set by gdn_step_args_init() */
@@ -1354,12 +1375,12 @@ typedef struct gdn_step_args {
     const gdn_batch *batch;
     int32_t          n_key_heads, n_value_heads;   /* Hk, Hv */
     int32_t          key_head_dim, value_head_dim; /* K, V */
-    int32_t          beta_kind;                    /* gdn_beta_kind, not GIVEN */
+    int32_t          beta_kind;                    /* gdn_beta_kind, not GIVEN; 0: SIGMOID */
     int32_t          head_map;                     /* gdn_head_map */
     int32_t          state_layout;                 /* gdn_state_layout */
-    int32_t          norm;                         /* gdn_norm, of q and k */
-    float            norm_eps, rms_eps;            /* of q and k; of o */
-    float            scale;
+    int32_t          norm;                         /* gdn_norm, of q and k; 0: L2 */
+    float            norm_eps, rms_eps;            /* of q and k; of o; 0: 1e-6 */
+    float            scale;                        /* 0: 1 / sqrt(K) */
     float            gate_lower_bound; /* 0: none; else below 0 */
     int32_t          rounding;         /* gdn_rounding, of 8-bit states */
     int32_t          reserved;         /* 0 */
@@ -1544,7 +1565,8 @@ GDN_API gdn_status gdn_block_backward(gdn_ctx *ctx, const gdn_block_backward_arg
  *             must not be one of the written ones.
  *   again     0 bytes. GDN_WRITE_NONE, then the accepted tokens once more with out absent
  *             (token_count; for a tree, move the accepted tokens together). The rule is computed
- *             twice.
+ *             twice. Inputs that the caller does not keep until then can go to windows by slot,
+ *             as in FlashInfer: gdn_state_copy() of k, v, g and beta with to_slots.
  *   record    4 R (Hk K + H V + H) + 8 bytes. GDN_WRITE_NONE with record_k, record_u, record_g:
  *             what each token adds to the state. Accepting is a counter. The state is written when
  *             the record is folded.
@@ -1839,7 +1861,7 @@ GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const 
  *   split     depends on B, N or T, H, K, V, norm, flags, the device, and which of M and U are
  *             given. With GDN_BATCH_INVARIANT units have 8192 tokens in any call. Without it G2
  *             holds to rounding on these kernels.
- *   early     If norm is not GDN_NORM_NONE, the first tokens of a sequence or of a unit may be left
+ *   early     If norm normalises keys, the first tokens of a sequence or of a unit may be left
  *   stop      out as in gdn_prefill() (see "Early stop"), at the same limit: U is off by at most
  *             2^-24 of the length that its columns had before the other tokens, and M of the
  *             sequence is 0. Its columns would have a length of at most 2^-24.
@@ -1856,7 +1878,7 @@ typedef struct gdn_summary_args {
     const gdn_batch *batch;
     int32_t          head_map;     /* gdn_head_map */
     int32_t          state_layout; /* gdn_state_layout of U */
-    int32_t          norm;         /* gdn_norm of k */
+    int32_t          norm;         /* gdn_norm of k; 0: NONE */
     float            norm_eps;     /* 0: 1e-6 */
     void            *workspace;
     size_t           workspace_bytes;

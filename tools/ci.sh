@@ -186,9 +186,9 @@ stage_asan() {
     # Ops on AVX2 are AVX-512's loops at another width, whose own tests run here; the longest ones
     # with the best instruction set alone.
     local long='checkpoints|stages|tree|exact|rule.*|mixed|block.*|step.*|summary.*|decode.*'
-    long="$long|eight.*|strong_gates|embed|bf16_products"
+    long="$long|q8.*|strong_gates|embed|bf16_products"
     local less="^readme$|^check[.]avx2$|^op_.*[.]avx2$|^op_($long)[.]scalar$"
-    less="$less|^op_(strong_gates|eight_wide)$" # their memory is that of op_rule and op_eight
+    less="$less|^op_(strong_gates|q8_wide)$" # their memory is that of op_rule and op_q8
     run_tests asan -L 'ring1|ring2|^cli$' -E "$less"
 }
 

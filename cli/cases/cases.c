@@ -138,7 +138,7 @@ int case_failed(gdn_ctx *ctx, gdn_status status)
 const char *const case_call_names[CASE_CALL_KINDS] = { "plain", "packed", "counts", "interleaved",
                                                        "slots64" };
 
-static bool is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
+static bool is_q8(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
 
 /* Returns any codes but the largest, which may be NaN. */
 static gdn_tensor random_codes(struct memory *m, int32_t dtype, const int64_t *size)
@@ -284,7 +284,7 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     const int64_t gate[]   = { N, H };
     const int64_t state[]  = { P, H, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
     const int64_t scales[] = { P, H, dims->V };
-    const bool    eight    = is_eight(dims->state_dtype);
+    const bool    eight    = is_q8(dims->state_dtype);
     const bool    made     = make_inputs(c, q, k, gate) && make_slots(c);
     a->v                   = case_tensor(&c->memory, dims->dtype, 3, v, -1, 1);
     a->state = eight ? random_codes(&c->memory, dims->state_dtype, state)
@@ -323,7 +323,7 @@ void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double 
     const int64_t     K  = c->dims.K, V = c->dims.V;
     const int64_t     at = slot * t->stride[0] + h * t->stride[1];
     const bool        kv = c->dims.state_layout == GDN_STATE_KV;
-    if (is_eight(t->dtype)) {
+    if (is_q8(t->dtype)) {
         read_codes(c, slot, h, state);
         return;
     }
@@ -410,7 +410,7 @@ static bool compare_heads(const struct rule_case *c, double *state, double *want
     }
     *found = compare_doubles(got, want, used, compare_precision(c->dims.dtype,
                                                                 c->dims.state_dtype));
-    if (n < T || is_eight(c->dims.state_dtype)) return true; /* a rounded state is far off */
+    if (n < T || is_q8(c->dims.state_dtype)) return true; /* a rounded state is far off */
     for (int i = 0; i < RULE_HEADS; i++)
         rule_case_state(c, rule_case_end(c, 0), rule_case_head(i, H), got + i * V * K);
     const struct comparison s = compare_doubles(

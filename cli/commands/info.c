@@ -35,7 +35,7 @@ static const char help[] =
 static const char *const loops[] = {
     "load_row", "store_row", "dot", "norm_row", "exp_row", "sigmoid_row", "gate_row",
     "transpose", "gemm_nt", "gemv", "strip_mul", "chunk_gates", "chunk_solve", "chunk_update",
-    "chunk_write", "chunk_return", "step_vk", "step_kv", "step_strip", "add_outer", "conv",
+    "chunk_write", "chunk_return", "recur_vk", "recur_kv", "recur_strip", "add_outer", "conv",
     "load8_vk", "load8_kv", "store8_vk", "store8_kv",
 };
 

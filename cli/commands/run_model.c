@@ -82,15 +82,15 @@ static int run_prefill(struct model *m)
                   m->prefill.tokens.N);
 }
 
-/* Returns token t of every sequence of a packed tensor, as one token of each: a view with
+/* Returns token t of every sequence of a packed tensor, as rows of one token: a view with
  * stride. */
 static gdn_tensor step_of(const gdn_tensor *all, int64_t t)
 {
-    gdn_tensor one = *all;
-    one.size[0]    = SEQUENCES;
-    one.stride[0]  = STEPS * all->stride[0];
-    one.data       = (float *)all->data + t * all->stride[0];
-    return one;
+    int64_t size[GDN_MAX_DIMS] = { SEQUENCES, 1 };
+    int64_t stride[GDN_MAX_DIMS] = { STEPS * all->stride[0], all->stride[0] };
+    for (int i = 1; i < all->ndim; i++) size[i + 1] = all->size[i], stride[i + 1] = all->stride[i];
+    return gdn_strided((float *)all->data + t * all->stride[0], all->dtype, all->ndim + 1, size,
+                       stride);
 }
 
 static int run_decode(struct model *m)

@@ -130,6 +130,14 @@ int job_choice(const struct job *job, const char *key, const char *const *names,
                    wanted);
 }
 
+int job_formula(const struct job *job, const char *key, const char *const *names, int32_t *value)
+{
+    int32_t i = *value - 1;
+    if (job_choice(job, key, names, &i)) return CLI_BAD;
+    *value = i + 1;
+    return CLI_OK;
+}
+
 int job_number(const struct job *job, const char *key, float *value)
 {
     const char *text = st_metadata(&job->file, key);

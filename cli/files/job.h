@@ -93,6 +93,8 @@ int job_need(const struct job *job, const gdn_tensor *t, const char *name);
 /* Metadata: one of `names` (NULL at the end), whose index goes to *value; a number; left as
  * they are where the key is absent. */
 int job_choice(const struct job *job, const char *key, const char *const *names, int32_t *value);
+/* The same for an enumeration whose 0 is the default of an op: the names are of 1, 2, ... */
+int job_formula(const struct job *job, const char *key, const char *const *names, int32_t *value);
 int job_number(const struct job *job, const char *key, float *value);
 
 /* Fills job->batch from read_slots, write_slots, ..., pad_policy, ... */

@@ -36,6 +36,7 @@ static int prepare_conv1d(struct job *job)
     gdn_tensor       state;
 
     static const char *const activations[] = { "none", "silu", NULL };
+    int32_t                  silu          = 0;
 
     *a        = gdn_conv1d_args_init();
     a->x      = job_tensor(job, "x");
@@ -43,9 +44,10 @@ static int prepare_conv1d(struct job *job)
     a->bias   = job_tensor(job, "bias");
     a->batch  = &job->batch;
     if (job_need(job, &a->x, "x") || job_need(job, &a->weight, "weight") || job_batch(job) ||
-        job_choice(job, "activation", activations, &a->activation) ||
+        job_choice(job, "activation", activations, &silu) ||
         job_either(job, "initial_state", "state", &state))
         return CLI_BAD;
+    a->activation = silu ? GDN_ACT_SILU : GDN_ACT_NONE;
     if (a->x.ndim != 2 && a->x.ndim != 3)
         return cli_bad("%s: tensor 'x': %d dimensions, wanted 2 (packed [N,D]) or 3 (padded "
                        "[B,T,D])", job->file.path, (int)a->x.ndim);
@@ -79,17 +81,16 @@ static int prepare_gates(struct job *job)
     static const char *const kinds[] = { "log", "linear", NULL };
     static const char *const betas[] = { "sigmoid", "twice_sigmoid", NULL };
 
-    gdn_gates_args *a    = &job->args.gates;
-    int32_t         beta = 0;
-    *a                   = gdn_gates_args_init();
-    a->a                 = job_tensor(job, "a");
-    a->b                 = job_tensor(job, "b");
-    a->A_log             = job_tensor(job, "A_log");
-    a->dt_bias           = job_tensor(job, "dt_bias");
-    if (job_choice(job, "gate", kinds, &a->gate) || job_choice(job, "beta", betas, &beta) ||
+    gdn_gates_args *a = &job->args.gates;
+    *a                = gdn_gates_args_init();
+    a->a              = job_tensor(job, "a");
+    a->b              = job_tensor(job, "b");
+    a->A_log          = job_tensor(job, "A_log");
+    a->dt_bias        = job_tensor(job, "dt_bias");
+    if (job_choice(job, "gate", kinds, &a->gate) ||
+        job_formula(job, "beta", betas, &a->beta_kind) ||
         job_number(job, "gate_lower_bound", &a->gate_lower_bound))
         return CLI_BAD;
-    a->beta_kind = GDN_BETA_SIGMOID + beta;
     if (!a->a.data && !a->b.data) return job_need(job, &a->a, "a");
     if (a->a.data && job_new_output(job, "g", GDN_F32, a->a.ndim, a->a.size, &a->g))
         return CLI_BAD;
@@ -110,15 +111,13 @@ static int prepare_l2norm(struct job *job)
 {
     static const char *const norms[] = { "l2", "l2_add", "l2_max", NULL };
 
-    gdn_l2norm_args *a    = &job->args.l2norm;
-    int32_t          norm = 0;
-    *a                    = gdn_l2norm_args_init();
-    a->x                  = job_tensor(job, "x");
-    job->precision        = a->x.dtype;
-    if (job_need(job, &a->x, "x") || job_choice(job, "norm", norms, &norm) ||
+    gdn_l2norm_args *a = &job->args.l2norm;
+    *a                 = gdn_l2norm_args_init();
+    a->x               = job_tensor(job, "x");
+    job->precision     = a->x.dtype;
+    if (job_need(job, &a->x, "x") || job_formula(job, "norm", norms, &a->norm) ||
         job_number(job, "norm_eps", &a->eps))
         return CLI_BAD;
-    a->norm = GDN_NORM_L2 + norm;
     return job_new_output(job, "output", a->x.dtype, a->x.ndim, a->x.size, &a->out);
 }
 
@@ -132,17 +131,16 @@ static int prepare_rmsnorm_gated(struct job *job)
 {
     static const char *const activations[] = { "silu", "sigmoid", NULL };
 
-    gdn_rmsnorm_gated_args *a          = &job->args.rmsnorm_gated;
-    int32_t                 activation = 0;
-    *a                                 = gdn_rmsnorm_gated_args_init();
-    a->x                               = job_tensor(job, "x");
-    a->z                               = job_tensor(job, "z");
-    a->weight                          = job_tensor(job, "weight");
-    job->precision                     = a->x.dtype;
-    if (job_need(job, &a->x, "x") || job_choice(job, "activation", activations, &activation) ||
+    gdn_rmsnorm_gated_args *a = &job->args.rmsnorm_gated;
+    *a                        = gdn_rmsnorm_gated_args_init();
+    a->x                      = job_tensor(job, "x");
+    a->z                      = job_tensor(job, "z");
+    a->weight                 = job_tensor(job, "weight");
+    job->precision            = a->x.dtype;
+    if (job_need(job, &a->x, "x") ||
+        job_formula(job, "activation", activations, &a->activation) ||
         job_number(job, "norm_eps", &a->eps))
         return CLI_BAD;
-    a->activation = GDN_ACT_SILU + activation;
     return job_new_output(job, "output", a->x.dtype, a->x.ndim, a->x.size, &a->out);
 }
 

@@ -15,10 +15,10 @@ static const char *const metadata[] = {
 };
 
 static const char *const gates[]   = { "log", "linear", "raw", NULL };
-static const char *const betas[]   = { "given", "sigmoid", "twice_sigmoid", NULL };
+static const char *const betas[]   = { "sigmoid", "twice_sigmoid", "given", NULL };
 static const char *const maps[]    = { "grouped", "interleaved", NULL };
 static const char *const layouts[] = { "k_last", "k_first", NULL };
-static const char *const norms[]   = { "none", "l2", "l2_add", "l2_max", NULL };
+static const char *const norms[]   = { "l2", "l2_add", "l2_max", "none", NULL };
 static const char *const yes_no[]  = { "0", "1", NULL };
 
 /* Reads the gate. The tensor's name says its kind; `g` is alpha unless the metadata says
@@ -52,7 +52,7 @@ static int read_beta(struct job *job)
     gdn_rule_args *a = &job->args.rule;
     if (job_either(job, "beta", "b", &a->beta)) return CLI_BAD;
     a->beta_kind = st_find(&job->file, "b") ? GDN_BETA_SIGMOID : GDN_BETA_GIVEN;
-    return job_choice(job, "beta", betas, &a->beta_kind);
+    return job_formula(job, "beta", betas, &a->beta_kind);
 }
 
 /* Reads the scale from the metadata, or from a tensor of one element, as traces have it. */
@@ -85,7 +85,7 @@ static int read_norm(struct job *job)
                        job->file.path);
     if (job_choice(job, "use_qk_l2norm", yes_no, &use_l2)) return CLI_BAD;
     a->norm = use_l2 ? GDN_NORM_L2 : GDN_NORM_NONE;
-    if (job_choice(job, "norm", norms, &a->norm)) return CLI_BAD;
+    if (job_formula(job, "norm", norms, &a->norm)) return CLI_BAD;
     return job_number(job, "norm_eps", &a->norm_eps);
 }
 

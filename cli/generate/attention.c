@@ -118,6 +118,6 @@ int attention(const struct model *m, const struct attention_weights *w, struct p
         prepare_heads(c, k, c->n_kv_heads, D, w->k_norm, first + t);
         keep(c, past, layer, first + t, k, r->v + t * kv);
     }
-    gdn_parallel_for(m->ctx->pool, n * c->n_heads, run_head, &heads);
+    gdn_parallel_for(m->ctx->threads, n * c->n_heads, run_head, &heads);
     return model_product(m, &w->o_proj, r->out, y, n);
 }

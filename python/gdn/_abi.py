@@ -14,14 +14,14 @@ CTX_CHECK_CONTENTS = 1  # gdn_ctx_flag
 PAD_ZERO, PAD_KEEP, PAD_SINK = range(3)
 WRITE_FINAL, WRITE_EACH, WRITE_NONE = range(3)
 GATE_LOG, GATE_LINEAR, GATE_RAW = range(3)
-BETA_GIVEN, BETA_SIGMOID, BETA_TWICE_SIGMOID = range(3)
+BETA_DEFAULT, BETA_SIGMOID, BETA_TWICE_SIGMOID, BETA_GIVEN = range(4)
 HEADS_GROUPED, HEADS_INTERLEAVED = range(2)
 STATE_VK, STATE_KV = range(2)
 EXACT, BF16_PRODUCTS, BATCH_INVARIANT, NO_EARLY_STOP = 1, 2, 4, 8
 ACCUMULATE, ZERO_AS_GIVEN = 16, 32
 ROUND_NEAREST, ROUND_STOCHASTIC = range(2)
-NORM_NONE, NORM_L2, NORM_L2_ADD, NORM_L2_MAX = range(4)
-ACT_NONE, ACT_SILU, ACT_SIGMOID = range(3)
+NORM_DEFAULT, NORM_L2, NORM_L2_ADD, NORM_L2_MAX, NORM_NONE = range(5)
+ACT_DEFAULT, ACT_SILU, ACT_SIGMOID, ACT_NONE = range(4)
 MAX_DIMS = 6
 
 
@@ -171,7 +171,7 @@ gdn_step_args = _struct("gdn_step_args", """
     float norm_eps rms_eps scale gate_lower_bound
     int32 rounding reserved
     uint64 seed
-""", needs="x a b conv_weight A_log",
+""", needs="x a b A_log",
     outputs=("conv_state", "state", "state_scales", "out"))
 
 gdn_block_args = _struct("gdn_block_args", """

@@ -121,13 +121,13 @@ def into(out, dtype, call):
 
 
 def split(mixed_qkv, pool):
-    """q, k, v of rows [B, 2 H K + HV V] behind a convolution, as views [B, H, .]."""
+    """q, k, v of rows [B, 2 H K + HV V] behind a convolution, as views [B, 1, H, .]."""
     HV, V, K = pool.shape[-3:]
     keys = mixed_qkv.shape[-1] - HV * V
     if keys <= 0 or keys % (2 * K):
         raise ValueError(f"Invalid packed `mixed_qkv` last dim={mixed_qkv.shape[-1]} for HV={HV}, "
                          f"V={V}, K={K}.")
-    q, k, v = mixed_qkv.split((keys // 2, keys // 2, HV * V), -1)
+    q, k, v = mixed_qkv[:, None].split((keys // 2, keys // 2, HV * V), -1)
     return q.unflatten(-1, (-1, K)), k.unflatten(-1, (-1, K)), v.unflatten(-1, (HV, V))
 
 

@@ -21,7 +21,7 @@ import torch
 import gdn
 import gdn.torch
 
-from . import _drop_in
+from . import _drop_in, _replay
 
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 _STATES = (torch.float32, torch.bfloat16, torch.float16, *_EIGHT_BITS)
@@ -422,19 +422,24 @@ def gated_delta_rule_mtp(
     was (zero without output). A negative output_state_indices[b] drops the row's final state.
     disable_state_update None is True, with a DeprecationWarning, as in FlashInfer 0.7.
 
+    cache_replayssm: the raw inputs of the drafts go to the replayssm_* windows of their slots, for
+    gated_delta_rule_replayssm_commit(). Any chip, head sizes and T.
+
     Returns (output [B, T, HV, V], initial_state).
 
-    Raises NotImplementedError for cache_replayssm and what
-    gated_delta_rule_decode_pretranspose() raises it for.
+    Raises NotImplementedError for what gated_delta_rule_decode_pretranspose() raises it for.
     """
     if disable_state_update is None:
         warnings.warn("gated_delta_rule_mtp(): disable_state_update defaults to True, and to False "
                       "from FlashInfer 0.8.0 on; pass it", DeprecationWarning, stacklevel=2)
         disable_state_update = True
+    windows = replayssm_rawk, replayssm_rawv, replayssm_g, replayssm_beta
     if cache_replayssm:
-        raise NotImplementedError("gdn.flashinfer: cache_replayssm is FlashInfer's own")
-    _expect(all(x is None for x in (replayssm_rawv, replayssm_rawk, replayssm_g, replayssm_beta)),
-            "replayssm_* buffers require cache_replayssm=True")
+        _check_windows(windows, k, v, initial_state, disable_state_update,
+                       intermediate_states_buffer, ssm_state_indices)
+    else:
+        _expect(all(x is None for x in windows),
+                "replayssm_* buffers require cache_replayssm=True")
     B, T, _, K = q.shape
     HV, V = v.shape[2:]
     rows = initial_state.shape[0]
@@ -446,15 +451,64 @@ def gated_delta_rule_mtp(
     _check_each(ssm_state_indices, intermediate_states_buffer, disable_state_update, B, T)
     if output is None:
         output = torch.zeros((B, T, HV, V), dtype=q.dtype, device=q.device)
-    return _decode(q, k, v, initial_state, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
-                   read=initial_state_indices, write=output_state_indices, each=ssm_state_indices,
-                   buffer=intermediate_states_buffer, frozen=disable_state_update,
-                   pad_policy=gdn.PAD_KEEP)
+    result = _decode(q, k, v, initial_state, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
+                     read=initial_state_indices, write=output_state_indices,
+                     each=ssm_state_indices, buffer=intermediate_states_buffer,
+                     frozen=disable_state_update, pad_policy=gdn.PAD_KEEP)
+    if cache_replayssm:
+        _replay.keep(initial_state_indices, k, v, a, b, A_log, dt_bias, *windows)
+    return result
+
+
+def _check_windows(windows, k, v, pool, frozen, buffer, slots):
+    _expect(frozen, "ReplaySSM verify must leave the checkpoint frozen (disable_state_update=True)")
+    _expect(buffer is None, "ReplaySSM replaces full intermediate-state snapshots")
+    _expect(slots is None, "ReplaySSM and per-token state scatter are mutually exclusive")
+    _expect(all(x is not None for x in windows),
+            "cache_replayssm=True requires replayssm_rawv/rawk/g/beta")
+    (T, H, K), (HV, V), P = k.shape[1:], v.shape[2:], pool.shape[0]
+    shapes = (P, H, T, K), (P, HV, T, V), (P, HV, T), (P, HV, T)
+    for name, x, shape in zip(("rawk", "rawv", "g", "beta"), windows, shapes):
+        _expect(tuple(x.shape) == shape,
+                f"replayssm_{name} must have shape {list(shape)}, got {tuple(x.shape)}")
+
+
+def gated_delta_rule_replayssm_commit(
+    checkpoint_state,
+    rawv_cache,
+    rawk_cache,
+    g_cache,
+    beta_cache,
+    state_indices,
+    accept_lens,
+    *,
+    track_state_indices=None,
+    track_steps=None,
+    use_qk_l2norm=True,
+    null_block_id=-1,
+    backend="auto",
+):
+    """
+    Takes the states of all layers, [L, P, HV, V, K], through the accepted tokens of the windows
+    that gated_delta_rule_mtp(cache_replayssm=True) kept: rawv [L, P, HV, T, V], rawk
+    [L, P, H, T, K], g and beta [L, P, HV, T]. state_indices [B], those up to null_block_id are
+    skipped; accept_lens [B] from 0 to T.
+
+    Raises NotImplementedError for track_state_indices and for backend="tcgen05".
+    """
+    _backend(backend, ("auto", "simt"), ("tcgen05",))
+    if track_state_indices is not None or track_steps is not None:
+        raise NotImplementedError("gdn.flashinfer: track_state_indices is FlashInfer's own")
+    if rawk_cache.ndim != 5:
+        raise ValueError("rawk_cache must be [layers, slots, H, T, K]")
+    slots = state_indices.where(state_indices > null_block_id, -1)
+    for layer in zip(checkpoint_state, rawk_cache, rawv_cache, g_cache, beta_cache):
+        _replay.commit(*layer, slots, accept_lens, use_qk_l2norm)
 
 
 _PLACES = dict(gdn_prefill=(chunk_gated_delta_rule,),
                gdn_decode=(gated_delta_rule_decode_pretranspose, gated_delta_rule_decode,
-                           gated_delta_rule_mtp))
+                           gated_delta_rule_mtp, gated_delta_rule_replayssm_commit))
 
 
 def _pairs():

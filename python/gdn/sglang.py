@@ -56,9 +56,13 @@ def packed_decode(mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_i
     """
     if any(kwargs.get(name) is not None for name in ("replayssm_d", "replayssm_k", "replayssm_g")):
         raise NotImplementedError("gdn.sglang: ReplaySSM is not supported")
-    q, k, v = _drop_in.split(mixed_qkv, ssm_states)
-    return _rule(gdn.torch.decode, q[None], k[None], v[None], a, b, A_log=A_log, dt_bias=dt_bias,
-                 state=ssm_states, read_slots=cache_indices, scale=scale, **_drop_in.RAW_GATES)
+    q, k, v = _drop_in.split(_drop_in.unit_stride(mixed_qkv), ssm_states)
+    _drop_in.refuse_grad(mixed_qkv=mixed_qkv, a=a, b=b)
+    a, b = (_drop_in.gate(x)[:, None] for x in (a, b))
+    out = gdn.torch.decode(q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=ssm_states,
+                           read_slots=cache_indices, scale=scale, norm=gdn.NORM_L2,
+                           **_drop_in.RAW_GATES)
+    return out.transpose(0, 1)
 
 
 def extend(q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, inplace_update=True,

@@ -176,9 +176,9 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
     _drop_in.refuse_grad(mixed_qkv=mixed_qkv, a=a, b=b, A_log=A_log, dt_bias=dt_bias,
                          initial_state=initial_state)
     q, k, v = _drop_in.split(mixed_qkv, initial_state)
-    a, b = (_drop_in.gate(x) for x in (a, b))
+    a, b = (_drop_in.gate(x)[:, None] for x in (a, b))
     gdn.torch.decode(
-        q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=initial_state, out=out[:, 0],
+        q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=initial_state, out=out,
         scale=scale, norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE,
         read_slots=_valid(ssm_state_indices), **_drop_in.RAW_GATES)
     return out, initial_state
@@ -332,12 +332,12 @@ def _layer_class(base, is_conv_state_dim_first):
                                                              attn_metadata)
             n, weight = attn_metadata.num_actual_tokens, self.conv1d.weight
             gdn.torch.step(
-                mixed_qkv[:n], a[:n], b[:n], weight, self.A_log,
+                mixed_qkv[:n, None], a[:n, None], b[:n, None], weight, self.A_log,
                 key_heads=self.num_k_heads // self.tp_size,
                 value_heads=self.num_v_heads // self.tp_size, key_dim=self.head_k_dim,
                 value_dim=self.head_v_dim, conv_bias=self.conv1d.bias, dt_bias=self.dt_bias,
                 conv_state=conv_state[..., :weight.shape[-1] - 1], state=state,
-                out=core_attn_out[:n],
+                out=core_attn_out[:n, None],
                 read_slots=_valid(attn_metadata.non_spec_state_indices_tensor[:n]))
 
     _drop_in.require_same(GdnQwenGatedDeltaNetAttention._forward_core_decode_non_spec,

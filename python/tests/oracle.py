@@ -75,7 +75,7 @@ def softplus(x):
 
 def l2norm(x, norm=gdn.NORM_L2, eps=1e-6):
     squares = (x * x).sum(-1, keepdims=True)
-    if norm == gdn.NORM_NONE:
+    if norm in (gdn.NORM_DEFAULT, gdn.NORM_NONE):
         return x
     if norm == gdn.NORM_L2:
         return x / np.sqrt(squares + eps)
@@ -122,25 +122,23 @@ class Sequence:
     keep: bool = False  # and leaves the output alone
 
 
-def token_ranges(batch, leading, single):
+def token_ranges(batch, leading):
     if len(leading) == 2:
         return [range(b * leading[1], (b + 1) * leading[1]) for b in range(leading[0])]
     if "cu_seqlens" in batch:
         ends = [int(c) for c in batch["cu_seqlens"]]
         return [range(*pair) for pair in zip(ends, ends[1:])]
-    if single:
-        return [range(t, t + 1) for t in range(leading[0])]
     return [range(leading[0])]
 
 
-def sequences(batch, leading, single=False):
+def sequences(batch, leading):
     """The sequences of a batch (a dict of fields, or None) over tokens of that leading shape."""
     batch = batch or {}
 
     def at(name, b, default):
         return int(batch[name][b]) if name in batch else default
 
-    for b, tokens in enumerate(token_ranges(batch, leading, single)):
+    for b, tokens in enumerate(token_ranges(batch, leading)):
         policy = batch.get("pad_policy", gdn.PAD_ZERO)
         mode = batch.get("write", gdn.WRITE_FINAL)
         if "num_accepted_tokens" in batch:
@@ -254,16 +252,14 @@ def rule_gates(f, shape):
             with np.errstate(divide="ignore"):
                 g = np.log(g)
     beta = np.ones(shape) if f.get("beta") is None else load(f["beta"])
-    if f.get("beta_kind", gdn.BETA_GIVEN) != gdn.BETA_GIVEN:
+    if f.get("beta_kind", gdn.BETA_DEFAULT) not in (gdn.BETA_DEFAULT, gdn.BETA_GIVEN):
         beta = raw_beta(beta, f["beta_kind"])
     return g, np.abs(g) if g_size is None else g_size, beta
 
 
-def rule(f, batch=None, single=False):
-    """
-    gdn_prefill (single False) or gdn_decode (True) on the fields f: what out and the written
-    pool are then, by their names.
-    """
+def rule(f, batch=None):
+    """gdn_prefill or gdn_decode on the fields f: what out and the written pool are then, by their
+    names."""
     leading = f["q"].shape[:-2]
     H = max(f["q"].shape[-2], f["v"].shape[-2])
     interleaved = f.get("head_map", 0) == gdn.HEADS_INTERLEAVED
@@ -282,7 +278,7 @@ def rule(f, batch=None, single=False):
     pool = None if f.get(target) is None else Expected.of(first(f[target]))
     out = None if f.get("out") is None else Expected.of(flat(f["out"], len(leading)))
     clear_tail(out, batch)
-    for seq in sequences(batch, leading, single):
+    for seq in sequences(batch, leading):
         start = np.zeros((H, q.shape[-1], v.shape[-1]))
         if start_pool is not None and seq.read >= 0:
             start = start_pool[seq.read]

@@ -282,6 +282,8 @@ def test_rule_with_index_tensors(gpu, ctx, torch, index):
         found = []
         for context, device in ((ctx, "cpu"), (gpu, "cuda")):
             x = {n: t.to(device) for n, t in host.items()}
+            if op == "decode":
+                x = {n: t[:, None] for n, t in x.items()}
             state, out = pool.clone().to(device), torch.zeros_like(x["v"])
             indices = {n: torch.tensor(l, dtype=getattr(torch, index), device=device)
                        for n, l in lists.items()}

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from samples import B, HV, K, P, T, V, raw_rule, reference, rule, slots
+from samples import B, HK, HV, K, P, T, V, raw_rule, reference, rule, slots
 
 import gdn.flashinfer as fi
 
@@ -166,6 +166,32 @@ def test_mtp_to_a_slot_for_every_token():
     mtp(pool, a, torch.tensor([2]), ssm_state_indices=each, disable_state_update=False)
     before[[3, 1]] = states[0].float()
     close(pool, before)
+
+
+@pytest.mark.parametrize("l2norm", [True, False])
+def test_replay_of_raw_inputs(l2norm):
+    """Two layers: the states become those after the accepted drafts, and no others change."""
+    pools, read = torch.randn(2, P, HV, V, K), torch.tensor([2, -1, 0], dtype=torch.int32)
+    windows = [torch.full((2, P, *shape), 7.0) for shape in
+               ((HV, T, V), (HK, T, K), (HV, T), (HV, T))]
+    accepted, before, wanted = torch.tensor([2, 1, 0], dtype=torch.int32), pools.clone(), []
+    for layer in range(2):
+        a, exact = raw_rule((B, T))
+        if not l2norm:
+            exact.update(q=a["q"], k=a["k"])
+        out, states = decoded(exact, pools[layer][read], T)
+        o, _ = mtp(pools[layer], a, read, disable_state_update=True, cache_replayssm=True,
+                   use_qk_l2norm=l2norm,
+                   **{f"replayssm_{n}": w[layer] for n, w in zip(("rawv", "rawk", "g", "beta"),
+                                                                 windows)})
+        close(o[[0, 2]], out[[0, 2]], 1e-4)
+        wanted.append(states[0, 1])
+    assert torch.equal(pools, before) and all((w[:, [1, 3]] == 7).all() for w in windows)
+    fi.gated_delta_rule_replayssm_commit(pools, *windows, read, accepted, use_qk_l2norm=l2norm)
+    before[:, 2] = torch.stack(wanted).float()
+    close(pools, before, 1e-4)
+    with pytest.raises(NotImplementedError, match="track"):
+        fi.gated_delta_rule_replayssm_commit(pools, *windows, read, accepted, track_steps=read)
 
 
 def test_refusals():

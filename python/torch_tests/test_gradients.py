@@ -64,14 +64,6 @@ def test_the_rule(op, is_raw):
     assert all(x.dtype == y.dtype for x, y in zip(got, a.values()))
 
 
-def test_steps():
-    """decode of [N] without cu_seqlens is N sequences of one token, here as in the forward."""
-    a, w = raw((B,)), weights((B, 1))
-    got = grads(lambda: gdn.torch.decode(**a, return_state=True, **RAW), a, (w[0][:, 0], w[1]))
-    rows = {n: x[:, None] if n in ("q", "k", "v", "g", "beta") else x for n, x in a.items()}
-    agree(got, grads(lambda: rule64(rows), a, w), a)
-
-
 def test_batches():
     """Packed and padded batches have the gradients of their sequences one by one."""
     lengths, a = (5, 0, 16), raw()

@@ -25,7 +25,7 @@ _Static_assert(sizeof(struct gdn_seq) <= 112, "what gdn_workspace_bytes() promis
 /* ---- Tokens -------------------------------------------------------------------------------- */
 
 gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *name, int trailing,
-                           bool single, struct gdn_tokens *tokens)
+                           struct gdn_tokens *tokens)
 {
     if (!like->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", name);
     TRY(gdn_check_tensor(ctx, like, name));
@@ -38,9 +38,8 @@ gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *nam
         tokens->B = like->size[0];
         tokens->T = like->size[1];
     } else {
-        tokens->single = single;
-        tokens->B      = single ? like->size[0] : 1;
-        tokens->T      = single ? 1 : like->size[0];
+        tokens->B = 1;
+        tokens->T = like->size[0];
     }
     if (__builtin_mul_overflow(tokens->B, tokens->T, &tokens->N))
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: too many tokens", name);
@@ -317,7 +316,6 @@ static gdn_status read_range(const struct reader *r, int64_t b, struct gdn_seq *
     const gdn_tensor *cu = &r->batch->cu_seqlens;
     if (!cu->data) {
         s->batch    = r->tokens->padded ? b : 0;
-        s->first    = r->tokens->single ? b : 0;
         s->n_tokens = r->tokens->T;
         return GDN_OK;
     }

@@ -43,14 +43,13 @@ struct gdn_plan {
 /* How the leading dimensions of an op's tensors hold its tokens. */
 struct gdn_tokens {
     bool    padded; /* [B][T]..., else [N]... */
-    bool    single; /* packed without cu_seqlens: N sequences of one token (gdn_decode) */
     int64_t B, T, N;
 };
 
 /* Reads tokens from `like` (q, x or hidden), whose rank is `trailing` for one token, plus one
  * or two. name is for the error. */
 gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *name, int trailing,
-                           bool single, struct gdn_tokens *tokens);
+                           struct gdn_tokens *tokens);
 
 /* Checks a tensor of the same tokens: leading sizes of `tokens`, then the n trailing sizes
  * (-1: any). */
@@ -135,7 +134,7 @@ static inline void *gdn_row(const struct gdn_rows *r, const struct gdn_seq *s, i
     return r->data + s->batch * r->batch + (s->first + t) * r->token + head * r->head;
 }
 
-static inline bool gdn_is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
+static inline bool gdn_is_q8(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
 
 /* Returns one head's state in a slot of a pool. */
 static inline void *gdn_pool_at(const struct gdn_pool_view *view, int64_t slot, int64_t head)

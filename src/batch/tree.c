@@ -9,7 +9,7 @@
 gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *b, bool exact, int32_t dtype)
 {
     if (!b->parents.data) return GDN_OK;
-    if (exact && gdn_is_eight(dtype))
+    if (exact && gdn_is_q8(dtype))
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: given, wanted none with GDN_EXACT and "
                         "a state of 8 bits");
     return GDN_OK;
@@ -25,7 +25,7 @@ struct node {
 
 static int64_t longest(const struct gdn_tokens *tokens)
 {
-    return tokens->padded || tokens->single ? tokens->T : tokens->N;
+    return tokens->padded ? tokens->T : tokens->N;
 }
 
 static size_t visit_bytes(const struct gdn_tokens *tokens)

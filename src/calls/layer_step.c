@@ -5,7 +5,7 @@
 #include "core/tensor_check.h"
 
 struct gdn_rows gdn_step_call_rows(const struct gdn_step_call *m, char *memory, int64_t channel,
-                               int64_t head)
+                                   int64_t head)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(m->conv.x.dtype), token = m->conv.D * unit;
     return (struct gdn_rows){ .data  = memory + channel * unit,
@@ -17,13 +17,26 @@ struct gdn_rows gdn_step_call_rows(const struct gdn_step_call *m, char *memory, 
 
 size_t gdn_step_call_bytes(const struct gdn_step_call *m)
 {
+    if (!gdn_step_convolves(m)) return 0;
     return gdn_align64((size_t)(m->tokens.N * m->conv.D) * gdn_dtype_bytes(m->conv.x.dtype));
+}
+
+/* Rows of x from a channel on. */
+static struct gdn_rows rows_of_x(const struct gdn_step_call *m, int64_t channel, int64_t head)
+{
+    const int64_t   unit = (int64_t)gdn_dtype_bytes(m->conv.x.dtype);
+    struct gdn_rows rows = m->conv.x;
+    rows.data += channel * unit;
+    rows.head  = head * unit;
+    return rows;
 }
 
 void gdn_step_call_connect(const struct gdn_step_call *m, char *memory, struct gdn_rule *rule)
 {
-    const int64_t K = rule->K, keys = rule->Hk * K;
-    rule->q = gdn_step_call_rows(m, memory, 0, K);
-    rule->k = gdn_step_call_rows(m, memory, keys, K);
-    rule->v = gdn_step_call_rows(m, memory, 2 * keys, rule->V);
+    const int64_t    K = rule->K, heads[] = { K, K, rule->V };
+    struct gdn_rows *rows[] = { &rule->q, &rule->k, &rule->v };
+    for (int i = 0; i < 3; i++)
+        *rows[i] = gdn_step_convolves(m)
+                       ? gdn_step_call_rows(m, memory, i * rule->Hk * K, heads[i])
+                       : rows_of_x(m, i * rule->Hk * K, heads[i]);
 }

@@ -5,12 +5,13 @@
 
 #include "batch/rowwise.h"
 #include "core/backend.h"
+#include "core/formulas.h"
 
 /* weight and z may be absent. */
 struct gdn_norm_job {
     gdn_tensor                x, z, weight, out;
     const struct gdn_kernels *kr;
-    int                       formula; /* gdn_norm; GDN_NORM_NONE: root mean square */
+    int                       formula; /* gdn_norm; GDN_NO_NORM: root mean square */
     bool                      sigmoid;
     float                     eps;
     int64_t                   n_rows, D, rows_per_item;

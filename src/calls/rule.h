@@ -7,6 +7,7 @@
 #define GDN_RULE_H
 
 #include "core/ctx.h"
+#include "core/formulas.h"
 #include "state/pool_view.h"
 #include "state/strip.h"
 
@@ -141,8 +142,8 @@ void   gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
 size_t gdn_exact_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
 void   gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                       const struct gdn_rule_item *item, void *scratch);
-size_t gdn_step_scratch(const struct gdn_rule *r);
-void   gdn_step_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+size_t gdn_decode_scratch(const struct gdn_rule *r);
+void   gdn_decode_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct gdn_rule_item *item, void *scratch);
 
 #endif

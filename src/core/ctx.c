@@ -157,9 +157,9 @@ static gdn_status create(gdn_ctx *draft, const gdn_options *given, gdn_ctx **ctx
     if (!made)
         return gdn_fail(draft, GDN_E_MEMORY, "context: no memory for %zu bytes", sizeof *made);
     const struct gdn_lender lender = { o->parallel_for, o->parallel_user };
-    draft->pool = gdn_pool_create(o->n_threads, o->parallel_for ? &lender : NULL, o->alloc,
+    draft->threads = gdn_threads_create(o->n_threads, o->parallel_for ? &lender : NULL, o->alloc,
                                   o->release, o->alloc_user);
-    if (!draft->pool) {
+    if (!draft->threads) {
         o->release(o->alloc_user, made);
         return gdn_fail(draft, GDN_E_MEMORY, "n_threads: no memory or no threads for %d",
                         (int)o->n_threads);
@@ -167,7 +167,7 @@ static gdn_status create(gdn_ctx *draft, const gdn_options *given, gdn_ctx **ctx
     draft->backend = o->backend == GDN_BACKEND_CUDA ? &gdn_cuda_backend : &gdn_cpu_backend;
     const gdn_status status = draft->backend->open(draft);
     if (status != GDN_OK) {
-        gdn_pool_destroy(draft->pool);
+        gdn_threads_destroy(draft->threads);
         o->release(o->alloc_user, made);
         return status;
     }
@@ -202,7 +202,7 @@ void gdn_ctx_destroy(gdn_ctx *ctx)
     if (!ctx) return;
     const gdn_options o = ctx->options;
     ctx->backend->close(ctx);
-    gdn_pool_destroy(ctx->pool);
+    gdn_threads_destroy(ctx->threads);
     if (ctx->workspace) o.release(o.alloc_user, ctx->workspace);
     o.release(o.alloc_user, ctx);
 }
@@ -238,7 +238,7 @@ const char *gdn_isa(const gdn_ctx *ctx)
 {
     return ctx ? ctx->backend->isa(ctx) : "";
 }
-int32_t     gdn_n_threads(const gdn_ctx *ctx) { return ctx ? gdn_pool_threads(ctx->pool) : 0; }
+int32_t     gdn_n_threads(const gdn_ctx *ctx) { return ctx ? gdn_threads_count(ctx->threads) : 0; }
 
 /* ---- What ops ask for ---------------------------------------------------------------------- */
 
@@ -317,7 +317,7 @@ size_t gdn_lay_out_rooms(const struct gdn_room *rooms, size_t n, char *memory)
 
 gdn_status gdn_check_lender(gdn_ctx *ctx)
 {
-    const char *broken = gdn_pool_broken(ctx->pool);
+    const char *broken = gdn_threads_broken(ctx->threads);
     if (!broken) return GDN_OK;
     return gdn_fail(ctx, GDN_E_ARG, "parallel_for: %s, wanted each item once", broken);
 }

@@ -15,7 +15,7 @@ struct gdn_ctx {
     gdn_options               options; /* hooks filled in */
     const struct gdn_kernels *kr;      /* the inner loops, chosen once */
     const struct gdn_bf16_products *products; /* those in bfloat16 beside them; NULL: none */
-    struct gdn_pool          *pool;
+    struct gdn_threads       *threads;
     const struct gdn_backend_table *backend; /* who computes: core/backend.h */
     struct gdn_cuda          *cuda;    /* what CUDA keeps, cuda/driver/launch.h; else NULL */
     void                     *workspace; /* the context's own, grown on demand */

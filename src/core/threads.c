@@ -43,7 +43,7 @@ enum { SPIN_NS = 30000 };
 
 struct worker {
     pthread_t        thread;
-    struct gdn_pool *pool;
+    struct gdn_threads *pool;
     int              index;
 };
 
@@ -52,7 +52,7 @@ struct seat {
     alignas(64) atomic_bool taken;
 };
 
-struct gdn_pool {
+struct gdn_threads {
     alignas(64) _Atomic uint64_t word;
     alignas(64) _Atomic int64_t next; /* the first item that no thread took */
 
@@ -110,7 +110,7 @@ static bool is_left(uint64_t word, uint64_t seen)
 }
 
 /* Spins until the condition holds for the word, or for SPIN_NS; returns the last word. */
-static uint64_t spin(struct gdn_pool *pool, condition *holds, uint64_t seen)
+static uint64_t spin(struct gdn_threads *pool, condition *holds, uint64_t seen)
 {
     uint64_t word = atomic_load(&pool->word);
     if (holds(word, seen)) return word;
@@ -125,7 +125,7 @@ static uint64_t spin(struct gdn_pool *pool, condition *holds, uint64_t seen)
     return word;
 }
 
-static uint64_t wait_for_news(struct gdn_pool *pool, uint64_t seen)
+static uint64_t wait_for_news(struct gdn_threads *pool, uint64_t seen)
 {
     uint64_t word = spin(pool, has_news, seen);
     if (has_news(word, seen)) return word;
@@ -138,7 +138,7 @@ static uint64_t wait_for_news(struct gdn_pool *pool, uint64_t seen)
     return word;
 }
 
-static void wait_until_left(struct gdn_pool *pool)
+static void wait_until_left(struct gdn_threads *pool)
 {
     if (is_left(spin(pool, is_left, 0), 0)) return;
     pthread_mutex_lock(&pool->mutex);
@@ -150,7 +150,7 @@ static void wait_until_left(struct gdn_pool *pool)
 
 /* ---- Workers ------------------------------------------------------------------------------- */
 
-static void run_items(struct gdn_pool *pool, int thread)
+static void run_items(struct gdn_threads *pool, int thread)
 {
     for (;;) {
         const int64_t item = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
@@ -159,7 +159,7 @@ static void run_items(struct gdn_pool *pool, int thread)
     }
 }
 
-static bool enter(struct gdn_pool *pool, uint64_t generation)
+static bool enter(struct gdn_threads *pool, uint64_t generation)
 {
     uint64_t word = atomic_load(&pool->word);
     while ((word & OPEN) && word / GENERATION == generation)
@@ -167,7 +167,7 @@ static bool enter(struct gdn_pool *pool, uint64_t generation)
     return false;
 }
 
-static void leave(struct gdn_pool *pool)
+static void leave(struct gdn_threads *pool)
 {
     const uint64_t word = atomic_fetch_sub(&pool->word, INSIDE) - INSIDE;
     if ((word & OPEN) || !is_left(word, 0) || !atomic_load(&pool->caller_asleep)) return;
@@ -195,7 +195,7 @@ static void *work(void *arg)
 
 static void run_lent(void *arg, int64_t item, int thread)
 {
-    struct gdn_pool *pool = arg;
+    struct gdn_threads *pool = arg;
     if (item < 0 || item >= atomic_load(&pool->n_lent)) {
         atomic_store(&pool->broken, "an item that there is not, or after it returned");
         return;
@@ -215,7 +215,7 @@ static void run_lent(void *arg, int64_t item, int thread)
     atomic_fetch_add(&pool->n_done, 1);
 }
 
-static void lend(struct gdn_pool *pool, int64_t n_items)
+static void lend(struct gdn_threads *pool, int64_t n_items)
 {
     atomic_store(&pool->n_done, 0);
     atomic_store(&pool->n_lent, n_items);
@@ -225,14 +225,14 @@ static void lend(struct gdn_pool *pool, int64_t n_items)
         atomic_store(&pool->broken, "not every item once");
 }
 
-const char *gdn_pool_broken(struct gdn_pool *pool)
+const char *gdn_threads_broken(struct gdn_threads *pool)
 {
     return atomic_load(&pool->broken) ? atomic_exchange(&pool->broken, NULL) : NULL;
 }
 
 /* ---- The caller ---------------------------------------------------------------------------- */
 
-static void wake(struct gdn_pool *pool, int64_t n)
+static void wake(struct gdn_threads *pool, int64_t n)
 {
     if (atomic_load(&pool->n_asleep) == 0) return;
     pthread_mutex_lock(&pool->mutex);
@@ -243,7 +243,7 @@ static void wake(struct gdn_pool *pool, int64_t n)
     pthread_mutex_unlock(&pool->mutex);
 }
 
-void gdn_parallel_for(struct gdn_pool *pool, int64_t n_items, gdn_task *task, void *arg)
+void gdn_parallel_for(struct gdn_threads *pool, int64_t n_items, gdn_task *task, void *arg)
 {
     if (pool->n_threads == 1 || n_items <= 1) {
         for (int64_t i = 0; i < n_items; i++) task(arg, i, 0);
@@ -268,7 +268,7 @@ void gdn_parallel_for(struct gdn_pool *pool, int64_t n_items, gdn_task *task, vo
 /* ---- Create and destroy -------------------------------------------------------------------- */
 
 /* A new thread inherits the mask, so the signals are blocked around its creation. */
-static bool start_workers(struct gdn_pool *pool)
+static bool start_workers(struct gdn_threads *pool)
 {
     sigset_t all, before;
     sigfillset(&all);
@@ -284,14 +284,14 @@ static bool start_workers(struct gdn_pool *pool)
     return pool->n_workers == pool->n_threads - 1;
 }
 
-struct gdn_pool *gdn_pool_create(int n_threads, const struct gdn_lender *lender,
+struct gdn_threads *gdn_threads_create(int n_threads, const struct gdn_lender *lender,
                                  void *(*alloc)(void *, size_t, size_t),
                                  void (*release)(void *, void *), void *user)
 {
     const size_t n     = (size_t)n_threads;
-    const size_t bytes = sizeof(struct gdn_pool) +
+    const size_t bytes = sizeof(struct gdn_threads) +
                          (lender ? n * sizeof(struct seat) : (n - 1) * sizeof(struct worker));
-    struct gdn_pool *pool = alloc(user, bytes, 64);
+    struct gdn_threads *pool = alloc(user, bytes, 64);
     if (!pool) return NULL;
     memset(pool, 0, bytes);
     pool->n_threads = n_threads;
@@ -308,11 +308,11 @@ struct gdn_pool *gdn_pool_create(int n_threads, const struct gdn_lender *lender,
     }
     pool->workers = (struct worker *)(pool + 1);
     if (start_workers(pool)) return pool;
-    gdn_pool_destroy(pool);
+    gdn_threads_destroy(pool);
     return NULL;
 }
 
-void gdn_pool_destroy(struct gdn_pool *pool)
+void gdn_threads_destroy(struct gdn_threads *pool)
 {
     if (!pool) return;
     if (pool->pid == getpid()) {
@@ -326,4 +326,4 @@ void gdn_pool_destroy(struct gdn_pool *pool)
     pool->release(pool->user, pool);
 }
 
-int gdn_pool_threads(const struct gdn_pool *pool) { return pool->n_threads; }
+int gdn_threads_count(const struct gdn_threads *pool) { return pool->n_threads; }

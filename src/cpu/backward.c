@@ -665,5 +665,5 @@ static void run_any(void *arg, int64_t i, int thread)
 void gdn_backward_run(gdn_ctx *ctx, const struct gdn_backward *w, void *scratch)
 {
     struct run_arg arg = { w, ctx->kr, scratch, gdn_backward_scratch(w, ctx->kr) };
-    gdn_parallel_for(ctx->pool, w->rule.n_seqs * w->n_families, run_any, &arg);
+    gdn_parallel_for(ctx->threads, w->rule.n_seqs * w->n_families, run_any, &arg);
 }

@@ -27,7 +27,7 @@ void gdn_backward_norm(const struct gdn_rule *r, const struct gdn_kernels *kr, c
                        int32_t dtype, float *dy, float *y)
 {
     const size_t K = (size_t)r->K;
-    if (r->norm == GDN_NORM_NONE) return;
+    if (r->norm == GDN_NO_NORM) return;
     kr->load_row[dtype](y, x, K);
     const float squares = kr->dot(y, y, K), length = sqrtf(squares);
     const float inverse = gdn_rule_inverse_length(squares, r->norm, r->norm_eps);
@@ -84,7 +84,7 @@ void gdn_backward_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
     const double most = r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1;
     for (int t = 0; t < n; t++) {
         gate_gradient(r, kr, seq, head, t0 + t, &dg[t], sums);
-        if (r->beta_kind == GDN_BETA_GIVEN) continue;
+        if (r->beta_kind == GDN_NO_SIGMOID) continue;
         const double s = sigmoid((double)given(kr, &r->beta, seq, t0 + t, head));
         dbeta[t]       = (float)((double)dbeta[t] * most * s * (1 - s));
     }

@@ -40,7 +40,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_cumsum_call *c   = call;
     const struct run_arg    arg = { c, ctx->kr };
     TRY(gdn_stage_chunks(ctx, &c->tokens, c->args.chunk_size, memory, &c->plan, &c->list));
-    gdn_parallel_for(ctx->pool, gdn_chunk_total(&c->list), run_item, (void *)&arg);
+    gdn_parallel_for(ctx->threads, gdn_chunk_total(&c->list), run_item, (void *)&arg);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->out, c->H, 1);
     return gdn_note_kernel(ctx, c->base.op, "load_row");
 }

@@ -187,7 +187,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     c->n_strips     = (c->rule.V + ctx->kr->strip - 1) / ctx->kr->strip;
     c->plan_bytes   = gdn_stage_plan_bytes(&c->plan, &c->tokens);
     c->thread_bytes = lay_out(&none, c, ctx->kr, NULL);
-    c->base.bytes   = c->plan_bytes + c->thread_bytes * (size_t)gdn_pool_threads(ctx->pool);
+    c->base.bytes   = c->plan_bytes + c->thread_bytes * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }
 
@@ -198,7 +198,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     TRY(gdn_stage_chunks(ctx, &c->tokens, c->C, memory, &c->plan, &c->list));
     TRY(gdn_stage_check_states(ctx, &a->states, gdn_chunk_total(&c->list)));
     struct run_arg arg = { c, ctx->kr, (char *)memory + c->plan_bytes };
-    gdn_parallel_for(ctx->pool, gdn_chunk_total(&c->list) * c->rule.H, run_item, &arg);
+    gdn_parallel_for(ctx->threads, gdn_chunk_total(&c->list) * c->rule.H, run_item, &arg);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->rule.out, c->rule.H, c->rule.V);
     return gdn_note_kernel(ctx, c->base.op, "strip_mul chunk_solve chunk_update");
 }

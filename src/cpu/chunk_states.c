@@ -133,7 +133,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct scratch none;
     c->plan_bytes   = gdn_stage_plan_bytes(&c->plan, &c->tokens);
     c->thread_bytes = lay_out(&none, c, ctx->kr, NULL);
-    c->base.bytes   = c->plan_bytes + c->thread_bytes * (size_t)gdn_pool_threads(ctx->pool);
+    c->base.bytes   = c->plan_bytes + c->thread_bytes * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }
 
@@ -146,7 +146,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
         TRY(gdn_stage_check_states(ctx, &a->states, gdn_chunk_total(&c->list)));
     struct run_arg arg      = { c, ctx->kr, (char *)memory + c->plan_bytes };
     const int64_t  n_strips = (c->rule.V + ctx->kr->strip - 1) / ctx->kr->strip;
-    gdn_parallel_for(ctx->pool, c->plan.B * c->rule.H * n_strips, run_item, &arg);
+    gdn_parallel_for(ctx->threads, c->plan.B * c->rule.H * n_strips, run_item, &arg);
     return gdn_note_kernel(ctx, c->base.op, "strip_mul chunk_update");
 }
 

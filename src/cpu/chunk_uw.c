@@ -227,7 +227,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
         c->n_strips += (c->columns[i] + ctx->kr->strip - 1) / ctx->kr->strip;
     c->plan_bytes   = gdn_stage_plan_bytes(&c->plan, &c->tokens);
     c->thread_bytes = lay_out(&none, c, ctx->kr, NULL);
-    c->base.bytes   = c->plan_bytes + c->thread_bytes * (size_t)gdn_pool_threads(ctx->pool);
+    c->base.bytes   = c->plan_bytes + c->thread_bytes * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }
 
@@ -236,7 +236,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_uw_call *c = call;
     TRY(gdn_stage_chunks(ctx, &c->tokens, c->C, memory, &c->plan, &c->list));
     struct run_arg arg = { c, ctx->kr, (char *)memory + c->plan_bytes };
-    gdn_parallel_for(ctx->pool, gdn_chunk_total(&c->list) * c->rule.n_groups, run_item, &arg);
+    gdn_parallel_for(ctx->threads, gdn_chunk_total(&c->list) * c->rule.n_groups, run_item, &arg);
     for (int i = 0; i < N_OUTPUTS; i++)
         gdn_plan_zero_rest(&c->plan, &c->tokens, &c->to[i], c->rule.H, c->columns[i]);
     return gdn_note_kernel(ctx, c->base.op, "chunk_solve");

@@ -394,7 +394,8 @@ size_t gdn_conv_scratch(const struct gdn_conv *conv)
 
 void gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch)
 {
-    const int64_t wanted = 4 * (int64_t)gdn_pool_threads(ctx->pool); /* items, to balance them */
+    /* Items, to balance them. */
+    const int64_t wanted = 4 * (int64_t)gdn_threads_count(ctx->threads);
     struct run    r      = { .conv = conv, .kr = ctx->kr, .scratch = scratch };
     r.thread_bytes       = gdn_conv_scratch(conv);
     r.channels           = (conv->D / wanted + LANES) / LANES * LANES;
@@ -404,7 +405,7 @@ void gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch)
     r.n_blocks = (conv->D + r.channels - 1) / r.channels;
     r.n_parts  = r.n_blocks > 0 ? (wanted + r.n_blocks - 1) / r.n_blocks : 1;
     if (r.n_parts > conv->n_seqs) r.n_parts = conv->n_seqs;
-    gdn_parallel_for(ctx->pool, r.n_blocks * r.n_parts, run_item, &r);
+    gdn_parallel_for(ctx->threads, r.n_blocks * r.n_parts, run_item, &r);
 }
 
 /* ---- gdn_conv1d ---------------------------------------------------------------------------- */
@@ -412,7 +413,7 @@ void gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch)
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
     struct gdn_conv_call *c       = call;
-    const size_t          threads = (size_t)gdn_pool_threads(ctx->pool);
+    const size_t          threads = (size_t)gdn_threads_count(ctx->threads);
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->base.bytes = c->plan_bytes + gdn_conv_scratch(&c->conv) * threads;
     return GDN_OK;

@@ -216,7 +216,7 @@ static void run_item(void *arg, int64_t item, int thread)
 void gdn_conv_backward_run(gdn_ctx *ctx, const struct gdn_conv_backward *conv)
 {
     struct run r = { conv, ctx->kr };
-    gdn_parallel_for(ctx->pool, (conv->D + CHANNELS - 1) / CHANNELS, run_item, &r);
+    gdn_parallel_for(ctx->threads, (conv->D + CHANNELS - 1) / CHANNELS, run_item, &r);
 }
 
 /* ---- gdn_conv1d_backward ------------------------------------------------------------------- */

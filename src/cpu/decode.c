@@ -16,7 +16,7 @@
 #include "calls/rule.h"
 #include "state/strip.h"
 
-enum { TOKENS = GDN_CHUNK, COLUMNS = GDN_STEP_COLUMNS };
+enum { TOKENS = GDN_CHUNK, COLUMNS = GDN_RECUR_COLUMNS };
 enum { STATE = GDN_MAX_HEAD * COLUMNS, TREE_STATES = 3 * STATE }; /* floats */
 
 /* Scratch of one thread. */
@@ -34,7 +34,7 @@ struct step_scratch {
     _Alignas(64) float state[]; /* of a block; in a tree, of its levels one after the other */
 };
 
-size_t gdn_step_scratch(const struct gdn_rule *r)
+size_t gdn_decode_scratch(const struct gdn_rule *r)
 {
     const size_t floats = r->tree ? TREE_STATES : STATE;
     return gdn_align64(sizeof(struct step_scratch) + floats * sizeof(float));
@@ -129,7 +129,7 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
         const struct gdn_place to = gdn_rule_to(r, item->seq, t0 + t, b->head);
         c->to[t]                  = column_at(&to, b->col);
     }
-    const struct gdn_step step = {
+    const struct gdn_recur step = {
         .q = c->kq + n * r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
         .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = column_at(&b->from, b->col),
         .to = c->to, .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS,
@@ -138,9 +138,9 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
         .exact = r->exact, .round = gdn_rule_rounding(r),
     };
     if (b->to_view->k_first)
-        kr->step_kv[b->to_view->dtype](&step);
+        kr->recur_kv[b->to_view->dtype](&step);
     else
-        kr->step_vk[b->to_view->dtype](&step);
+        kr->recur_vk[b->to_view->dtype](&step);
     store_o(c, r, kr, item->seq, b, t0, n);
 }
 
@@ -177,7 +177,7 @@ static bool has_record(const struct gdn_rule *r, const struct gdn_seq *seq)
 static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
     return r->visits || has_record(r, seq) || (r->checkpoints.data && seq->n_checkpoints > 0) ||
-           gdn_rule_rounding8(r) || (!seq->to_carry && gdn_is_eight(r->to.dtype));
+           gdn_rule_rounding8(r) || (!seq->to_carry && gdn_is_q8(r->to.dtype));
 }
 
 /* Returns the first checkpoint after token t, if its position is just there; -1: none. */
@@ -277,7 +277,7 @@ static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const str
                      const struct block *b, int64_t t0, int n, int64_t i, int64_t end, float *S)
 {
     const int             at   = (int)(i - t0);
-    const struct gdn_step step = {
+    const struct gdn_recur step = {
         .q = c->kq + (n + at) * r->K, .k = c->kq + at * r->K, .v = c->v + at * COLUMNS,
         .o = r->out.data ? c->o + at * COLUMNS : NULL, .u = r->record ? c->u + at * COLUMNS : NULL,
         .alpha = c->alpha + at, .beta = c->beta + at, .kq = c->dots + at, .to = c->to,
@@ -285,9 +285,9 @@ static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const str
         .resume = true, .exact = r->exact, .round = gdn_rule_rounding(r),
     };
     if (b->to_view->k_first)
-        kr->step_kv[GDN_F32](&step);
+        kr->recur_kv[GDN_F32](&step);
     else
-        kr->step_vk[GDN_F32](&step);
+        kr->recur_vk[GDN_F32](&step);
 }
 
 /* Returns true if visits [i, end) of the window from t0 on change a state. */
@@ -370,7 +370,7 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
 
 /* One token whose state stays where it is, by the loop made for that. Returns false where it was
  * not such a one. */
-static bool step_eight(struct step_scratch *c, const struct gdn_rule *r,
+static bool step_q8(struct step_scratch *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                        const struct block *b)
 {
@@ -378,16 +378,16 @@ static bool step_eight(struct step_scratch *c, const struct gdn_rule *r,
     const struct gdn_place  to  = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
     uint32_t                keys[COLUMNS];
     if (seq->n_valid != 1 || r->visits || has_record(r, seq) || to.view->k_first) return false;
-    if (!to.data || to.data != b->from.data || !gdn_is_eight(to.view->dtype)) return false;
+    if (!to.data || to.data != b->from.data || !gdn_is_q8(to.view->dtype)) return false;
     if (r->checkpoints.data && seq->n_checkpoints > 0) return false;
     load_tokens(c, r, kr, item, b->head, 0, 1);
     load_v(c, r, kr, seq, b, 0, 1);
-    const struct gdn_step step = {
+    const struct gdn_recur step = {
         .q = c->kq + r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
         .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .T = 1, .K = r->K, .n = b->n,
     };
     if (to.view->random) gdn_noise_keys(keys, to.noise, b->col, b->n);
-    if (!kr->step8_vk[to.view->dtype - GDN_I8](&step, column_at(&to, b->col), to.view->ld,
+    if (!kr->recur8_vk[to.view->dtype - GDN_I8](&step, column_at(&to, b->col), to.view->ld,
                                                to.scales + b->col,
                                                to.view->random ? keys : NULL))
         return false;
@@ -418,7 +418,7 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
         return;
     }
     if (is_walked(r, seq)) {
-        if (step_eight(c, r, kr, item, b)) return;
+        if (step_q8(c, r, kr, item, b)) return;
         walk(c, r, kr, item, b);
         return;
     }
@@ -432,7 +432,7 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
     }
 }
 
-void gdn_step_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+void gdn_decode_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                    const struct gdn_rule_item *item, void *scratch)
 {
     struct step_scratch *c       = scratch;

@@ -93,12 +93,12 @@ static void run_strip(const struct exact *c, const struct gdn_rule *r,
         const char *v = gdn_row(&r->v, seq, t0 + t, hv);
         kr->load_row[r->v.dtype](c->v + t * kr->strip, v + v_at, len);
     }
-    const struct gdn_step step = {
+    const struct gdn_recur step = {
         .q = c->kq + n * r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
         .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .ld_v = kr->strip, .ld_o = kr->strip,
         .T = n, .K = r->K, .n = kr->strip,
     };
-    kr->step_strip[gdn_rule_rounding(r)](s->S, &step);
+    kr->recur_strip[gdn_rule_rounding(r)](s->S, &step);
     for (int t = 0; r->out.data && t < n; t++) {
         char *o = gdn_row(&r->out, seq, t0 + t, s->head);
         kr->store_row[r->out.dtype](o + out_at, c->o + t * kr->strip, len);

@@ -73,7 +73,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_gates_call *s = call;
     (void)memory;
-    gdn_parallel_for(ctx->pool, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item, s);
+    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item,
+                     run_item, s);
     return gdn_note_kernel(ctx, s->base.op, loops_of(&s->args));
 }
 

@@ -131,7 +131,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_gates_backward_call *s = call;
     s->sums = s->base.bytes ? memory : NULL;
-    gdn_parallel_for(ctx->pool, s->n_blocks, run_item, s);
+    gdn_parallel_for(ctx->threads, s->n_blocks, run_item, s);
     gdn_store_sums(&s->args.dA_log, s->sums, s->n_blocks, 2 * s->H, s->H, s->adds);
     gdn_store_sums(&s->args.ddt_bias, s->sums + (s->sums ? s->H : 0), s->n_blocks, 2 * s->H, s->H,
                    s->adds);

@@ -156,7 +156,7 @@ static void run_window(const struct window *w, int carry)
     struct gdn_conv         conv    = b->conv;
     struct gdn_rule         rule    = b->rule;
     const struct gdn_segment out    = { &b->args->out_proj, 0, b->hidden, 0 };
-    gdn_parallel_for(w->ctx->pool, w->n_pieces, load_piece, (void *)w);
+    gdn_parallel_for(w->ctx->threads, w->n_pieces, load_piece, (void *)w);
     gdn_project(w->ctx, m->y, columns, m->x, w->n_tokens, b->hidden, m->segments,
                 gdn_block_n_segments(b), m->threads);
     conv.seqs = rule.seqs = m->pieces;
@@ -165,9 +165,9 @@ static void run_window(const struct window *w, int carry)
     gdn_conv_run(w->ctx, &conv, m->threads);
     rule.carry_from.data = (char *)m->state[carry], rule.carry_to.data = (char *)m->state[!carry];
     gdn_rule_run(w->ctx, &rule, m->threads);
-    gdn_parallel_for(w->ctx->pool, w->n_tokens, norm_token, (void *)w);
+    gdn_parallel_for(w->ctx->threads, w->n_tokens, norm_token, (void *)w);
     gdn_project(w->ctx, m->x, b->hidden, m->o, w->n_tokens, VV, &out, 1, m->threads);
-    gdn_parallel_for(w->ctx->pool, w->n_pieces, store_piece, (void *)w);
+    gdn_parallel_for(w->ctx->threads, w->n_pieces, store_piece, (void *)w);
 }
 
 /* Returns the rows of a buffer of the window, `head` floats a head. */
@@ -213,12 +213,12 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
     struct gdn_block_call *c = call;
     struct gdn_block      *b = &c->block;
-    gdn_rule_cut(&b->rule, ctx->kr, gdn_pool_threads(ctx->pool));
+    gdn_rule_cut(&b->rule, ctx->kr, gdn_threads_count(ctx->threads));
     size_t thread = gdn_rule_scratch(&b->rule, ctx->kr), conv = gdn_conv_scratch(&b->conv);
     thread        = thread > conv ? thread : conv;
     thread        = thread > gdn_project_scratch() ? thread : gdn_project_scratch();
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
-    thread *= (size_t)gdn_pool_threads(ctx->pool);
+    thread *= (size_t)gdn_threads_count(ctx->threads);
     c->base.bytes = c->plan_bytes + gdn_block_bytes(b) + thread;
     return GDN_OK;
 }

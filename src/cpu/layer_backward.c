@@ -47,7 +47,7 @@ static size_t thread_bytes(void)
 
 static size_t threads_bytes(const gdn_ctx *ctx)
 {
-    return (size_t)gdn_pool_threads(ctx->pool) * thread_bytes();
+    return (size_t)gdn_threads_count(ctx->threads) * thread_bytes();
 }
 
 static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes)
@@ -149,13 +149,13 @@ static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_mat
         return GDN_OK;
     }
     if (p->a.column == 1) {
-        gdn_parallel_for(ctx->pool, (p->n + PANEL - 1) / PANEL, multiply_panel, &x);
+        gdn_parallel_for(ctx->threads, (p->n + PANEL - 1) / PANEL, multiply_panel, &x);
         return GDN_OK;
     }
     for (; x.first < p->depth; x.first += DEPTH) {
         x.depth = (int)least(p->depth - x.first, DEPTH);
-        gdn_parallel_for(ctx->pool, (p->m + TILE - 1) / TILE, turn_rows, &x);
-        gdn_parallel_for(ctx->pool, (p->n + PANEL - 1) / PANEL, add_panel, &x);
+        gdn_parallel_for(ctx->threads, (p->m + TILE - 1) / TILE, turn_rows, &x);
+        gdn_parallel_for(ctx->threads, (p->n + PANEL - 1) / PANEL, add_panel, &x);
     }
     return GDN_OK;
 }
@@ -180,7 +180,7 @@ static void weave_row(void *arg, int64_t row, int thread)
 
 static gdn_status weave(const struct gdn_layer_run *run, const struct gdn_weave *w)
 {
-    gdn_parallel_for(run->ctx->pool, w->n_rows, weave_row, (void *)w);
+    gdn_parallel_for(run->ctx->threads, w->n_rows, weave_row, (void *)w);
     return GDN_OK;
 }
 
@@ -211,7 +211,7 @@ static gdn_status load(const struct gdn_layer_run *run, const struct gdn_token_r
     struct tokens x = { run, t, run->plan->seqs };
     memset(t->dense.data, 0, (size_t)(n_rows(run) * t->n) * sizeof(float));
     for (; x.seq < run->plan->seqs + run->plan->B; x.seq++)
-        gdn_parallel_for(run->ctx->pool, x.seq->n_valid, load_token, &x);
+        gdn_parallel_for(run->ctx->threads, x.seq->n_valid, load_token, &x);
     return GDN_OK;
 }
 
@@ -232,7 +232,7 @@ static void store_row(void *arg, int64_t row, int thread)
 static gdn_status store(const struct gdn_layer_run *run, const struct gdn_token_rows *t)
 {
     struct tokens x = { run, t, NULL };
-    gdn_parallel_for(run->ctx->pool, n_rows(run), store_row, &x);
+    gdn_parallel_for(run->ctx->threads, n_rows(run), store_row, &x);
     return GDN_OK;
 }
 

@@ -15,7 +15,8 @@ struct buffers {
 
 static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffers *b, char *memory)
 {
-    const size_t rule   = gdn_rule_scratch(&m->rule, ctx->kr), conv = gdn_conv_scratch(&m->conv);
+    const size_t rule   = gdn_rule_scratch(&m->rule, ctx->kr);
+    const size_t conv   = gdn_step_convolves(m) ? gdn_conv_scratch(&m->conv) : 0;
     const size_t thread = rule > conv ? rule : conv, gates = (size_t)m->rule.H * sizeof(float);
     const struct gdn_room rooms[] = {
         { &b->plan, gdn_plan_bytes(&m->plan, &m->tokens) },
@@ -23,7 +24,7 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffer
         { &b->convolved, gdn_step_call_bytes(m) },
         { &b->A, gates },
         { &b->dt, gates },
-        { &b->threads, thread * (size_t)gdn_pool_threads(ctx->pool) },
+        { &b->threads, thread * (size_t)gdn_threads_count(ctx->threads) },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
@@ -32,7 +33,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_step_call *m = call;
     struct buffers    b;
-    gdn_rule_cut(&m->rule, ctx->kr, gdn_pool_threads(ctx->pool));
+    gdn_rule_cut(&m->rule, ctx->kr, gdn_threads_count(ctx->threads));
     m->base.bytes = lay_out(ctx, m, &b, NULL);
     return GDN_OK;
 }
@@ -50,8 +51,8 @@ static void norm_item(void *arg, int64_t item, int thread)
 static gdn_status note(gdn_ctx *ctx, const struct gdn_step_call *m)
 {
     char text[sizeof ctx->kernel];
-    snprintf(text, sizeof text, "conv %s%s", gdn_rule_loops(&m->rule),
-             m->normed ? " norm_row" : "");
+    snprintf(text, sizeof text, "%s%s%s", gdn_step_convolves(m) ? "conv " : "",
+             gdn_rule_loops(&m->rule), m->normed ? " norm_row" : "");
     return gdn_note_kernel(ctx, m->base.op, text);
 }
 
@@ -74,9 +75,9 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     r->plan = m->conv.plan = &m->plan;
     r->seqs = m->conv.seqs = m->plan.seqs;
     m->conv.out            = gdn_step_call_rows(m, b.convolved, 0, 0);
-    gdn_conv_run(ctx, &m->conv, b.threads);
+    if (gdn_step_convolves(m)) gdn_conv_run(ctx, &m->conv, b.threads);
     gdn_rule_run(ctx, r, b.threads);
-    if (m->normed) gdn_parallel_for(ctx->pool, m->plan.B, norm_item, m);
+    if (m->normed) gdn_parallel_for(ctx->threads, m->plan.B, norm_item, m);
     gdn_plan_zero_rest(&m->plan, &m->tokens, &r->out, r->H, r->V);
     return note(ctx, m);
 }

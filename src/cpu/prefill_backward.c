@@ -40,7 +40,8 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     c->gate_bytes = gdn_align64(2 * sizeof(float) * H);
     c->sum_bytes  = sums ? gdn_align64(2 * sizeof(double) * H * (size_t)c->plan.B) : 0;
     c->base.bytes = c->plan_bytes + c->gate_bytes + c->sum_bytes +
-                    gdn_backward_scratch(&c->work, ctx->kr) * (size_t)gdn_pool_threads(ctx->pool);
+                    gdn_backward_scratch(&c->work, ctx->kr) *
+                        (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }
 

@@ -90,5 +90,5 @@ void gdn_project(gdn_ctx *ctx, float *y, int64_t ld_y, const float *x, int64_t n
     struct project p     = { ctx->kr, y, x, ld_y, n_tokens, in, segments, n_segments, scratch };
     int64_t        items = 0;
     for (int i = 0; i < n_segments; i++) items += n_panels(&segments[i]);
-    gdn_parallel_for(ctx->pool, items, project_item, &p);
+    gdn_parallel_for(ctx->threads, items, project_item, &p);
 }

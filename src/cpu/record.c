@@ -11,7 +11,7 @@
 #include "calls/op_backends.h"
 #include "state/strip.h"
 
-enum { COLUMNS = GDN_STEP_COLUMNS };
+enum { COLUMNS = GDN_RECUR_COLUMNS };
 
 void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t slot,
                       int head, int col, int n, bool k_first, float *S)
@@ -20,7 +20,7 @@ void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, in
     const int64_t            n_rows  = gdn_record_count(rec, slot);
     const int64_t            u_bytes = col * (int64_t)gdn_dtype_bytes(rec->u.dtype);
     const int                hk      = gdn_rule_source(r, head, r->Hk);
-    float                    k[GDN_MAX_HEAD], u[GDN_STEP_COLUMNS];
+    float                    k[GDN_MAX_HEAD], u[GDN_RECUR_COLUMNS];
     for (int64_t row = 0; row < n_rows; row++) {
         const float g = *(const float *)gdn_record_at(&rec->g, slot, row, head), alpha = fabsf(g);
         const bool  writes = !signbit(g);
@@ -77,7 +77,7 @@ static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
     const int64_t                 most = m->H > m->Hk ? m->H : m->Hk;
     TRY(gdn_record_read_contents(ctx, &m->c, memory));
     TRY(gdn_record_check_accepted(ctx, m));
-    if (a->path.data) gdn_parallel_for(ctx->pool, m->c.plan.B * most, commit_item, m);
+    if (a->path.data) gdn_parallel_for(ctx->threads, m->c.plan.B * most, commit_item, m);
     for (int64_t b = 0; b < m->c.plan.B; b++) {
         const int64_t slot = m->c.plan.seqs[b].slot;
         if (slot >= 0)
@@ -118,7 +118,7 @@ static gdn_status plan_fold(gdn_ctx *ctx, void *call)
     struct gdn_fold_call *m = call;
     m->thread_bytes = gdn_align64((size_t)m->rule.K * COLUMNS * sizeof(float));
     m->base.bytes   = gdn_record_contents_bytes(&m->c) +
-                    m->thread_bytes * (size_t)gdn_pool_threads(ctx->pool);
+                    m->thread_bytes * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }
 
@@ -127,7 +127,7 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_fold_call *m = call;
     TRY(gdn_record_read_contents(ctx, &m->c, memory));
     m->scratch = (char *)memory + gdn_record_contents_bytes(&m->c);
-    gdn_parallel_for(ctx->pool, m->c.plan.B * m->rule.H * n_blocks(&m->rule), fold_item, m);
+    gdn_parallel_for(ctx->threads, m->c.plan.B * m->rule.H * n_blocks(&m->rule), fold_item, m);
     for (int64_t b = 0; b < m->c.plan.B; b++) {
         const int64_t slot = m->c.plan.seqs[b].slot;
         if (slot >= 0) gdn_record_set_count(&m->c.record, slot, 0);

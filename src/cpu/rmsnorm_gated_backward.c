@@ -130,7 +130,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_rmsnorm_backward *s = call;
     s->sums = s->base.bytes ? memory : NULL;
-    gdn_parallel_for(ctx->pool, s->n_blocks, run_item, s);
+    gdn_parallel_for(ctx->threads, s->n_blocks, run_item, s);
     gdn_store_sums(&s->args.dweight, s->sums, s->n_blocks, s->D, s->D, s->adds);
     return gdn_note_kernel(ctx, s->base.op, "dot norm_row add_outer sigmoid_row");
 }

@@ -8,13 +8,13 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_rule      *r = &c->rule;
-    gdn_rule_cut(r, ctx->kr, gdn_pool_threads(ctx->pool));
+    gdn_rule_cut(r, ctx->kr, gdn_threads_count(ctx->threads));
     c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
     c->tree_bytes   = r->tree ? gdn_tree_bytes(&c->tokens) : 0;
     c->record_bytes = r->record ? gdn_record_slots_bytes(&c->record) : 0;
     c->base.bytes   = c->plan_bytes + c->gate_bytes + c->tree_bytes + c->record_bytes +
-                    gdn_rule_scratch(r, ctx->kr) * (size_t)gdn_pool_threads(ctx->pool);
+                    gdn_rule_scratch(r, ctx->kr) * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }
 

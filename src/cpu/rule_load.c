@@ -27,7 +27,7 @@ void gdn_rule_load_rows(const struct gdn_rule *r, const struct gdn_kernels *kr,
     for (int t = 0; t < n; t++, to += ld) {
         float by = scale;
         kr->load_row[rows->dtype](to, gdn_row(rows, seq, t0 + t, head), K);
-        if (r->norm != GDN_NORM_NONE)
+        if (r->norm != GDN_NO_NORM)
             by *= gdn_rule_inverse_length(kr->dot(to, to, K), r->norm, r->norm_eps);
         if (by != 1) kr->norm_row(to, to, by, NULL, NULL, false, K);
     }
@@ -96,7 +96,7 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
 
     if (r->beta.data) gather(beta, kr, &r->beta, seq, head, t0, n);
     for (int t = 0; !r->beta.data && t < n; t++) beta[t] = 1;
-    if (r->beta_kind != GDN_BETA_GIVEN)
+    if (r->beta_kind != GDN_NO_SIGMOID)
         kr->sigmoid_row(beta, beta, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f, len);
 }
 
@@ -109,13 +109,13 @@ static const struct gdn_pool_view *rounding_view(const struct gdn_rule *r)
 int gdn_rule_rounding(const struct gdn_rule *r)
 {
     const struct gdn_pool_view *view = rounding_view(r);
-    return view && !gdn_is_eight(view->dtype) ? view->dtype : GDN_F32;
+    return view && !gdn_is_q8(view->dtype) ? view->dtype : GDN_F32;
 }
 
 const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r)
 {
     const struct gdn_pool_view *view = rounding_view(r);
-    return view && gdn_is_eight(view->dtype) ? view : NULL;
+    return view && gdn_is_q8(view->dtype) ? view : NULL;
 }
 
 struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head)

@@ -20,16 +20,16 @@ static enum form form_of(const struct gdn_rule *r, const struct gdn_seq *seq)
 const char *gdn_rule_loops(const struct gdn_rule *r)
 {
     static const char *const names[2][4] = {
-        { "step_vk", "step_vk", "chunk_solve", "chunk_solve step_vk" },
-        { "step_kv", "step_kv", "chunk_solve", "chunk_solve step_kv" },
+        { "recur_vk", "recur_vk", "chunk_solve", "chunk_solve recur_vk" },
+        { "recur_kv", "recur_kv", "chunk_solve", "chunk_solve recur_kv" },
     };
     static const char *const exact_names[2][4] = {
-        { "step_vk", "step_vk", "step_strip", "step_strip step_vk" },
-        { "step_kv", "step_kv", "step_strip", "step_strip step_kv" },
+        { "recur_vk", "recur_vk", "recur_strip", "recur_strip recur_vk" },
+        { "recur_kv", "recur_kv", "recur_strip", "recur_strip recur_kv" },
     };
     static const char *const bf16_names[2][4] = {
-        { "step_vk", "step_vk", "bf16_mul chunk_solve", "bf16_mul chunk_solve step_vk" },
-        { "step_kv", "step_kv", "bf16_mul chunk_solve", "bf16_mul chunk_solve step_kv" },
+        { "recur_vk", "recur_vk", "bf16_mul chunk_solve", "bf16_mul chunk_solve recur_vk" },
+        { "recur_kv", "recur_kv", "bf16_mul chunk_solve", "bf16_mul chunk_solve recur_kv" },
     };
     int used = 0; /* 1: steps, 2: not */
     for (int64_t b = 0; b < r->n_seqs; b++) used |= form_of(r, &r->seqs[b]) == STEPS ? 1 : 2;
@@ -131,7 +131,7 @@ struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *r, int64_t first, i
 
 size_t gdn_rule_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
-    const size_t step = gdn_step_scratch(r);
+    const size_t step = gdn_decode_scratch(r);
     const size_t long_one = r->decode  ? 0
                             : r->exact ? gdn_exact_scratch(r, kr)
                                        : gdn_chunk_scratch(r, kr);
@@ -156,7 +156,7 @@ static void run_item(void *arg, int64_t i, int thread)
     switch (form_of(r, item.seq)) {
     case CHUNKS: gdn_chunk_item(r, a->kr, &item, scratch); break;
     case STRIPS: gdn_exact_item(r, a->kr, &item, scratch); break;
-    default: gdn_step_item(r, a->kr, &item, scratch); break;
+    default: gdn_decode_item(r, a->kr, &item, scratch); break;
     }
     if (r->checkpoints.streamed) gdn_stream_end();
 }
@@ -164,8 +164,8 @@ static void run_item(void *arg, int64_t i, int thread)
 void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch)
 {
     struct gdn_rule r = *rule;
-    gdn_rule_cut(&r, ctx->kr, gdn_pool_threads(ctx->pool)); /* now by lengths: no coarser */
+    gdn_rule_cut(&r, ctx->kr, gdn_threads_count(ctx->threads)); /* now by lengths: no coarser */
     struct run_arg arg = { &r, ctx->kr, scratch, gdn_rule_scratch(&r, ctx->kr), longest_seq(&r) };
-    gdn_parallel_for(ctx->pool, gdn_rule_items(&r), run_item, &arg);
+    gdn_parallel_for(ctx->threads, gdn_rule_items(&r), run_item, &arg);
 }
 

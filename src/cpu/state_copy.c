@@ -132,7 +132,7 @@ static void run_item(void *arg, int64_t item, int thread)
 
 void gdn_state_run(gdn_ctx *ctx, struct gdn_state_move *m)
 {
-    gdn_parallel_for(ctx->pool, m->n_pairs * m->n_parts, run_item, m);
+    gdn_parallel_for(ctx->threads, m->n_pairs * m->n_parts, run_item, m);
 }
 
 static const char *loops_of(const struct gdn_state_move *m)

@@ -45,11 +45,11 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     for (int i = 0; i < 2; i++) {
         struct gdn_rule *run = i ? &c->transition : &c->offset;
         if (!run->to.data) continue;
-        gdn_rule_cut(run, ctx->kr, gdn_pool_threads(ctx->pool));
+        gdn_rule_cut(run, ctx->kr, gdn_threads_count(ctx->threads));
         const size_t bytes = gdn_rule_scratch(run, ctx->kr);
         most               = bytes > most ? bytes : most;
     }
-    c->scratch_bytes  = most * (size_t)gdn_pool_threads(ctx->pool);
+    c->scratch_bytes  = most * (size_t)gdn_threads_count(ctx->threads);
     c->plan_bytes     = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->identity_bytes = gdn_align64(sizeof(float) * K * (K + 1));
     c->base.bytes     = c->plan_bytes + c->identity_bytes + c->scratch_bytes;

@@ -89,7 +89,7 @@ static void run_item(void *arg, int64_t item, int thread)
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_product_call *c       = call;
-    const size_t             threads = (size_t)gdn_pool_threads(ctx->pool);
+    const size_t             threads = (size_t)gdn_threads_count(ctx->threads);
     for (int i = 0; i < c->n; i++) {
         struct gdn_product *a = &c->product[i];
         struct scratch      none;
@@ -103,11 +103,11 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_product_call *c      = call;
-    const size_t             thread = c->base.bytes / (size_t)gdn_pool_threads(ctx->pool);
+    const size_t             thread = c->base.bytes / (size_t)gdn_threads_count(ctx->threads);
     for (int i = 0; i < c->n; i++) {
         const struct gdn_product *a   = &c->product[i];
         struct run_arg            arg = { a, ctx->kr, memory, thread };
-        gdn_parallel_for(ctx->pool, a->B * a->H * a->n_strips, run_item, &arg);
+        gdn_parallel_for(ctx->threads, a->B * a->H * a->n_strips, run_item, &arg);
     }
     return gdn_note_kernel(ctx, c->base.op, "strip_mul");
 }

@@ -27,7 +27,8 @@ static gdn_status check_tensors(gdn_ctx *ctx, const gdn_blob_args *a)
         TRY(gdn_check_dtype(ctx, lists[i], names[i], GDN_INDICES));
         TRY(gdn_check_shape(ctx, lists[i], names[i], 1, any));
         TRY(gdn_check_tensor(ctx, pools[i], pool_name[i]));
-        TRY(gdn_check_dtype(ctx, pools[i], pool_name[i], GDN_FLOATS | (i == 0 ? GDN_EIGHTS : 0)));
+        TRY(gdn_check_dtype(ctx, pools[i], pool_name[i],
+                            GDN_FLOATS | (i == 0 ? GDN_Q8_DTYPES : 0)));
         TRY(gdn_check_shape(ctx, pools[i], pool_name[i], i == 0 ? 4 : 3, any));
     }
     return GDN_OK;

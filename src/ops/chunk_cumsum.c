@@ -19,7 +19,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
         return gdn_fail(ctx, GDN_E_ARG, "chunk_size: %d, wanted 1 or more", (int)a->chunk_size);
     if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_CUMSUM, a));
-    TRY(gdn_plan_tokens(ctx, &a->g, "g", 1, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->g, "g", 1, &c->tokens));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     c->H = a->g.size[a->g.ndim - 1];
     const struct gdn_sizes s = { .H = c->H, .tokens = &c->tokens };

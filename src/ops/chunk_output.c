@@ -13,7 +13,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_output_call *c)
     const gdn_chunk_output_args *a = &c->args;
     struct gdn_rule             *r = &c->rule;
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_OUTPUT, a));
-    TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->u, "u", GDN_MAX_VALUE, &r->V));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->w, "w", 2, (int64_t[]){ -1, -1 }));

@@ -11,7 +11,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_states_call *c)
     const gdn_chunk_states_args *a = &c->args;
     struct gdn_rule             *r = &c->rule;
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_STATES, a));
-    TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->u, "u", GDN_MAX_VALUE, &r->V));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     if (!a->states.data && !a->state_out.data)

@@ -15,7 +15,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
     const gdn_tensor *like = a->u.data ? &a->u : a->w.data ? &a->w : &a->T;
     const char       *name = a->u.data ? "u" : a->w.data ? "w" : "T";
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_UW, a));
-    TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->k, "k", GDN_MAX_HEAD, &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     if (!like->data) return gdn_fail(ctx, GDN_E_ARG, "u: absent, and w and T too, wanted one");

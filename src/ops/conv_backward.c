@@ -16,9 +16,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
         return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ACCUMULATE",
                         (unsigned)a->flags);
     if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
-    if (a->activation != GDN_ACT_NONE && a->activation != GDN_ACT_SILU)
-        return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 (none) or 1 (SiLU)",
-                        (int)a->activation);
+    TRY(gdn_conv_check_activation(ctx, a->activation));
     if (!a->dx.data && !a->dweight.data && !a->dbias.data && !a->dstate.data)
         return gdn_fail(ctx, GDN_E_ARG, "dx: absent, and every other gradient too, wanted one");
     return GDN_OK;
@@ -79,7 +77,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     c->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     TRY(gdn_check_present(ctx, GDN_OP_CONV1D_BACKWARD, a));
-    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, &c->tokens));
     w->D = shape.D = a->x.size[a->x.ndim - 1];
     TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, &shape));
     w->W = shape.W, w->weight = shape.weight, w->bias = shape.bias;

@@ -31,7 +31,7 @@ gdn_status gdn_gates_check_formula(gdn_ctx *ctx, int32_t gate, int32_t beta_kind
 {
     if (gate != GDN_GATE_LOG && gate != GDN_GATE_LINEAR)
         return gdn_fail(ctx, GDN_E_ARG, "gate: %d, wanted 0 (log) or 1 (linear)", (int)gate);
-    if (beta_kind < GDN_BETA_GIVEN || beta_kind > GDN_BETA_TWICE_SIGMOID)
+    if (beta_kind < GDN_BETA_DEFAULT || beta_kind > GDN_BETA_TWICE_SIGMOID)
         return gdn_fail(ctx, GDN_E_ARG, "beta_kind: %d, wanted 0 to 2", (int)beta_kind);
     if (!(bound <= 0) || !isfinite(bound))
         return gdn_fail(ctx, GDN_E_ARG, "gate_lower_bound: %g, wanted at most 0", (double)bound);

@@ -24,8 +24,8 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     s->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_L2NORM_BACKWARD, a, &a->x));
-    if (a->norm == GDN_NORM_NONE) a->norm = GDN_NORM_L2;
-    a->eps = gdn_eps_of(a->eps, a->flags);
+    a->norm = gdn_norm_of(a->norm, GDN_NORM_L2);
+    a->eps  = gdn_eps_of(a->eps, a->flags);
     s->D             = a->x.size[a->x.ndim - 1];
     s->n_rows        = gdn_n_rows(&a->x);
     s->rows_per_item = gdn_rows_per_item(s->D);

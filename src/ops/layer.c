@@ -91,7 +91,7 @@ static gdn_status check_shapes(gdn_ctx *ctx, const struct gdn_block_call *c)
 static gdn_status check_tokens(gdn_ctx *ctx, struct gdn_block_call *c)
 {
     const gdn_block_args *a = &c->args;
-    TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, &c->tokens));
     TRY(gdn_check_dtype(ctx, &a->hidden, "hidden", GDN_FLOATS));
     c->block.hidden = a->hidden.size[a->hidden.ndim - 1];
     if (c->block.hidden < 1 || c->block.hidden > 1 << 20)

@@ -77,7 +77,7 @@ static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
     TRY(gdn_check_present(ctx, GDN_OP_BLOCK_BACKWARD, a));
-    TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, &c->tokens));
     TRY(gdn_check_dtype(ctx, &a->hidden, "hidden", GDN_FLOATS));
     c->hidden = a->hidden.size[a->hidden.ndim - 1];
     if (c->hidden < 1 || c->hidden > 1 << 20)

@@ -26,7 +26,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_step_args *a)
         { "beta_kind", a->beta_kind, GDN_BETA_TWICE_SIGMOID },
         { "head_map", a->head_map, GDN_HEADS_INTERLEAVED },
         { "state_layout", a->state_layout, GDN_STATE_KV },
-        { "norm", a->norm, GDN_NORM_L2_MAX },
+        { "norm", a->norm, GDN_NORM_NONE },
         { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
         { "reserved", a->reserved, 0 },
     };
@@ -59,7 +59,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
     TRY(gdn_check_present(ctx, GDN_OP_STEP, a));
-    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, true, &m->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, &m->tokens));
     if (m->tokens.N > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "x: %lld tokens, at most 2^31 - 1",
                         (long long)m->tokens.N);
@@ -101,8 +101,8 @@ static void describe_rule(struct gdn_step_call *m)
     r->out       = gdn_rows_of(&a->out, &m->tokens);
     r->head_map  = a->head_map;
     r->gate      = GDN_GATE_RAW;
-    r->beta_kind = a->beta_kind != GDN_BETA_GIVEN ? a->beta_kind : GDN_BETA_SIGMOID;
-    r->norm      = a->norm != GDN_NORM_NONE ? a->norm : GDN_NORM_L2;
+    r->beta_kind = gdn_beta_of(a->beta_kind, GDN_BETA_SIGMOID);
+    r->norm      = gdn_norm_of(a->norm, GDN_NORM_L2);
     r->norm_eps  = gdn_eps_of(a->norm_eps, a->flags);
     r->scale     = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
     r->bound     = a->gate_lower_bound;
@@ -123,27 +123,39 @@ static void describe_norm(gdn_ctx *ctx, struct gdn_step_call *m)
     const gdn_step_args *a = &m->args;
     m->normed              = a->out.data && (a->z.data || a->norm_weight.data);
     m->norm = (struct gdn_norm_job){ .x = a->out, .z = a->z, .weight = a->norm_weight,
-                                     .out = a->out, .kr = ctx->kr, .formula = GDN_NORM_NONE,
+                                     .out = a->out, .kr = ctx->kr, .formula = GDN_NO_NORM,
                                      .D = m->rule.V };
     m->norm.eps    = gdn_eps_of(a->rms_eps, a->flags);
     m->norm.n_rows = m->tokens.N * m->rule.H;
 }
 
+/* Describes the convolution, if there is one. */
+static gdn_status describe_conv(gdn_ctx *ctx, struct gdn_step_call *m)
+{
+    const gdn_step_args *a = &m->args;
+    m->conv.x      = gdn_rows_of(&a->x, &m->tokens);
+    m->conv.silu   = true;
+    m->conv.n_seqs = m->plan.B;
+    if (a->conv_weight.data)
+        return gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, &m->conv);
+    if (a->conv_bias.data || a->conv_state.data)
+        return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none without conv_weight",
+                        a->conv_bias.data ? "conv_bias" : "conv_state");
+    return GDN_OK;
+}
+
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_step_call *m    = call;
-    *m                     = (struct gdn_step_call){ 0 };
-    const gdn_step_args *a = &m->args;
+    struct gdn_step_call *m = call;
+    *m                      = (struct gdn_step_call){ 0 };
+    const gdn_step_args *a  = &m->args;
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_step_args"));
     m->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
     m->conv.D = 2 * (int64_t)a->n_key_heads * a->key_head_dim +
                 (int64_t)a->n_value_heads * a->value_head_dim;
     TRY(check_tensors(ctx, m));
-    TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, &m->conv));
-    m->conv.x      = gdn_rows_of(&a->x, &m->tokens);
-    m->conv.silu   = true;
-    m->conv.n_seqs = m->plan.B;
+    TRY(describe_conv(ctx, m));
     describe_rule(m);
     TRY(check_states(ctx, m));
     describe_norm(ctx, m);

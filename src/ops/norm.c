@@ -32,14 +32,14 @@ gdn_status gdn_norm_check_eps(gdn_ctx *ctx, float eps)
 
 gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm)
 {
-    if (norm < GDN_NORM_NONE || norm > GDN_NORM_L2_MAX)
+    if (norm < GDN_NORM_DEFAULT || norm > GDN_NORM_L2_MAX)
         return gdn_fail(ctx, GDN_E_ARG, "norm: %d, wanted 0 to 3", (int)norm);
     return GDN_OK;
 }
 
 gdn_status gdn_norm_check_activation(gdn_ctx *ctx, int32_t activation)
 {
-    if (activation < GDN_ACT_NONE || activation > GDN_ACT_SIGMOID)
+    if (activation < GDN_ACT_DEFAULT || activation > GDN_ACT_SIGMOID)
         return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 to 2", (int)activation);
     return GDN_OK;
 }
@@ -71,7 +71,7 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_norm_check_formula(ctx, a->norm));
     *c = (struct gdn_norm_call){ .base = GDN_CALL_OF(a) };
     *s = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
-    s->formula = a->norm == GDN_NORM_NONE ? GDN_NORM_L2 : a->norm;
+    s->formula = gdn_norm_of(a->norm, GDN_NORM_L2);
     s->eps     = gdn_eps_of(a->eps, a->flags);
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_L2NORM, a, &a->x));
     count_rows(s);
@@ -94,7 +94,7 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
     *c = (struct gdn_norm_call){ .base = GDN_CALL_OF(a) };
     *s = (struct gdn_norm_job){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out,
                                 .kr = ctx->kr };
-    s->formula = GDN_NORM_NONE;
+    s->formula = GDN_NO_NORM;
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;
     s->eps     = gdn_eps_of(a->eps, a->flags);
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_RMSNORM_GATED, a, &a->x));

@@ -17,10 +17,10 @@ static gdn_status check_numbers(gdn_ctx *ctx, const gdn_prefill_backward_args *a
         return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ACCUMULATE",
                         (unsigned)a->flags);
     TRY(gdn_stage_enum(ctx, "gate", a->gate, GDN_GATE_RAW));
-    TRY(gdn_stage_enum(ctx, "beta_kind", a->beta_kind, GDN_BETA_TWICE_SIGMOID));
+    TRY(gdn_stage_enum(ctx, "beta_kind", a->beta_kind, GDN_BETA_GIVEN));
     TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
     TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
-    TRY(gdn_stage_enum(ctx, "norm", a->norm, GDN_NORM_L2_MAX));
+    TRY(gdn_stage_enum(ctx, "norm", a->norm, GDN_NORM_NONE));
     if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
     if (!(a->norm_eps >= 0) || !isfinite(a->norm_eps))
         return gdn_fail(ctx, GDN_E_ARG, "norm_eps: %g, wanted at least 0", (double)a->norm_eps);
@@ -40,7 +40,7 @@ static gdn_status check_presence(gdn_ctx *ctx, const gdn_prefill_backward_args *
     if (raw && !a->g.data) return gdn_fail(ctx, GDN_E_ARG, "g: absent, wanted a for GDN_GATE_RAW");
     if (raw && !a->A_log.data)
         return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for GDN_GATE_RAW");
-    if (a->beta_kind != GDN_BETA_GIVEN && !a->beta.data)
+    if (gdn_beta_of(a->beta_kind, GDN_BETA_GIVEN) != GDN_NO_SIGMOID && !a->beta.data)
         return gdn_fail(ctx, GDN_E_ARG, "beta: absent, wanted its raw values for beta_kind %d",
                         (int)a->beta_kind);
     if (!raw && (a->A_log.data || a->dt_bias.data || a->dA_log.data || a->ddt_bias.data ||
@@ -60,7 +60,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     const gdn_prefill_backward_args *a = &c->args;
     struct gdn_rule                 *r = &c->work.rule;
     TRY(gdn_check_present(ctx, GDN_OP_PREFILL_BACKWARD, a));
-    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->q, "q", GDN_MAX_HEAD, &r->K));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
@@ -96,12 +96,14 @@ static void fill(struct gdn_backward_call *c)
     w->dq = gdn_rows_of(&a->dq, &c->tokens), w->dk = gdn_rows_of(&a->dk, &c->tokens);
     w->dv = gdn_rows_of(&a->dv, &c->tokens), w->dg = gdn_rows_of(&a->dg, &c->tokens);
     w->dbeta = gdn_rows_of(&a->dbeta, &c->tokens);
-    r->head_map = a->head_map, r->gate = a->gate, r->beta_kind = a->beta_kind, r->norm = a->norm;
-    r->norm_eps = gdn_eps_of(a->norm_eps, a->flags);
-    r->scale    = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
-    r->bound    = a->gate_lower_bound;
-    r->n_seqs   = c->plan.B;
-    r->n_groups = r->H, r->group_heads = 1;
+    r->head_map  = a->head_map, r->gate = a->gate;
+    r->beta_kind = gdn_beta_of(a->beta_kind, GDN_BETA_GIVEN);
+    r->norm      = gdn_norm_of(a->norm, GDN_NORM_NONE);
+    r->norm_eps  = gdn_eps_of(a->norm_eps, a->flags);
+    r->scale     = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
+    r->bound     = a->gate_lower_bound;
+    r->n_seqs    = c->plan.B;
+    r->n_groups  = r->H, r->group_heads = 1;
     w->longest  = c->tokens.padded ? c->tokens.T : c->tokens.N;
     w->adds     = a->flags & GDN_ACCUMULATE;
 }

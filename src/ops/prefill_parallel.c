@@ -27,7 +27,10 @@ struct parallel {
 static bool has_state(const struct parallel *c) { return c->args.state.data; }
 static bool is_last(const struct parallel *c) { return c->group.rank == c->group.size - 1; }
 static bool is_raw(const struct parallel *c) { return c->args.gate == GDN_GATE_RAW; }
-static bool squashes(const struct parallel *c) { return c->args.beta_kind != GDN_BETA_GIVEN; }
+static bool squashes(const struct parallel *c)
+{
+    return gdn_beta_of(c->args.beta_kind, GDN_BETA_GIVEN) != GDN_NO_SIGMOID;
+}
 
 /* ---- Memory -------------------------------------------------------------------------------- */
 
@@ -110,8 +113,10 @@ static gdn_gates_args gates(const struct parallel *c)
         a.A_log = c->args.A_log, a.dt_bias = c->args.dt_bias;
         a.gate_lower_bound = c->args.gate_lower_bound;
     }
-    if (squashes(c)) a.b = c->args.beta, a.beta = dense(c->beta, &a.b);
-    a.beta_kind = c->args.beta_kind;
+    if (squashes(c)) {
+        a.b = c->args.beta, a.beta = dense(c->beta, &a.b);
+        a.beta_kind = c->args.beta_kind;
+    }
     IN_PART(a, c);
     return a;
 }
@@ -240,7 +245,7 @@ static gdn_status read_batch(gdn_ctx *ctx, struct parallel *c)
     b->checkpoint_starts = b->checkpoint_positions = b->checkpoint_slots = (gdn_tensor){ 0 };
     if (c->group.rank > 0 && !a->state.data && !a->state_out.data)
         c->prefill_batch.write = GDN_WRITE_NONE;
-    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
     return gdn_stage_plan(ctx, b, &c->tokens, &c->plan);
 }
 

@@ -62,7 +62,7 @@ static gdn_status check_ranks(gdn_ctx *ctx, const struct gdn_record_tensors *t)
 static gdn_status describe_plan(gdn_ctx *ctx, const gdn_batch *batch, int64_t B,
                                 struct gdn_record_call *c)
 {
-    c->tokens = (struct gdn_tokens){ .single = true, .B = B, .T = 1, .N = B };
+    c->tokens = (struct gdn_tokens){ .B = B, .T = 1, .N = B };
     TRY(gdn_plan_describe(ctx, batch, &c->tokens, 0, &c->plan));
     const gdn_batch *b = &c->plan.batch;
     const struct {

@@ -42,10 +42,10 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
         int32_t     value, end;
     } fields[] = {
         { "gate", a->gate, GDN_GATE_RAW },
-        { "beta_kind", a->beta_kind, GDN_BETA_TWICE_SIGMOID },
+        { "beta_kind", a->beta_kind, GDN_BETA_GIVEN },
         { "head_map", a->head_map, GDN_HEADS_INTERLEAVED },
         { "state_layout", a->state_layout, GDN_STATE_KV },
-        { "norm", a->norm, GDN_NORM_L2_MAX },
+        { "norm", a->norm, GDN_NORM_NONE },
         { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
     };
     TRY(gdn_check_flags(ctx, a->flags));
@@ -64,14 +64,14 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
 }
 
 /* Finds heads and their sizes, from q k v. */
-static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
+static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c)
 {
     const gdn_rule_args *a = &c->args;
     struct gdn_rule     *r = &c->rule;
     TRY(gdn_check_dtype(ctx, &a->q, "q", GDN_FLOATS));
     TRY(gdn_check_dtype(ctx, &a->k, "k", GDN_FLOATS));
     TRY(gdn_check_dtype(ctx, &a->v, "v", GDN_FLOATS));
-    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, decode, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
     const int64_t K = a->q.size[a->q.ndim - 1];
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, K }));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
@@ -92,7 +92,7 @@ static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 /* Checks the tensors that gates need, and no others. */
 static gdn_status check_gates(gdn_ctx *ctx, const gdn_rule_args *a)
 {
-    if (a->beta_kind != GDN_BETA_GIVEN && !a->beta.data)
+    if (gdn_beta_of(a->beta_kind, GDN_BETA_GIVEN) != GDN_NO_SIGMOID && !a->beta.data)
         return gdn_fail(ctx, GDN_E_ARG, "beta: absent, wanted its raw values for beta_kind %d",
                         (int)a->beta_kind);
     if (a->gate != GDN_GATE_RAW) {
@@ -195,7 +195,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     TRY(check_enums(ctx, a));
     if (!decode) TRY(gdn_check_products(ctx, a->flags, a->q.dtype));
     TRY(gdn_check_present(ctx, op, a));
-    TRY(find_sizes(ctx, c, decode));
+    TRY(find_sizes(ctx, c));
     TRY(check_shapes(ctx, op, c));
     TRY(check_gates(ctx, a));
     const unsigned takes = (decode ? GDN_PLAN_EACH | GDN_PLAN_TREE : 0) |
@@ -208,16 +208,18 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->q = gdn_rows_of(&a->q, &c->tokens), r->k = gdn_rows_of(&a->k, &c->tokens);
     r->v = gdn_rows_of(&a->v, &c->tokens), r->g = gdn_rows_of(&a->g, &c->tokens);
     r->beta = gdn_rows_of(&a->beta, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
-    r->head_map = a->head_map, r->gate = a->gate, r->beta_kind = a->beta_kind, r->norm = a->norm;
-    r->norm_eps = gdn_eps_of(a->norm_eps, a->flags);
-    r->scale    = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
-    r->bound    = a->gate_lower_bound;
-    r->decode   = decode;
-    r->tree     = c->plan.batch.parents.data;
-    r->exact    = a->flags & GDN_EXACT;
-    r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
-    r->n_seqs   = c->plan.B;
-    c->pools    = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
+    r->head_map  = a->head_map, r->gate = a->gate;
+    r->beta_kind = gdn_beta_of(a->beta_kind, GDN_BETA_GIVEN);
+    r->norm      = gdn_norm_of(a->norm, GDN_NORM_NONE);
+    r->norm_eps  = gdn_eps_of(a->norm_eps, a->flags);
+    r->scale     = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
+    r->bound     = a->gate_lower_bound;
+    r->decode    = decode;
+    r->tree      = c->plan.batch.parents.data;
+    r->exact     = a->flags & GDN_EXACT;
+    r->products  = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
+    r->n_seqs    = c->plan.B;
+    c->pools     = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
     return GDN_OK;
 }
 

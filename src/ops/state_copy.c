@@ -56,7 +56,7 @@ static gdn_status check_pool(gdn_ctx *ctx, const gdn_tensor *t, const char *name
 {
     if (!t->data) return GDN_OK;
     TRY(gdn_check_tensor(ctx, t, name));
-    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS | (t->ndim == 3 ? 0 : GDN_EIGHTS)));
+    TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS | (t->ndim == 3 ? 0 : GDN_Q8_DTYPES)));
     if (t->ndim != 3 && t->ndim != 4)
         return gdn_fail(ctx, GDN_E_SHAPE,
                         "%s: %d dimensions, wanted 4 (of the rule) or 3 (of the convolution)", name,

@@ -15,7 +15,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
     struct gdn_rule        *r = &c->offset;
     const gdn_tensor       *like = a->M.data ? &a->M : &a->U;
     TRY(gdn_check_present(ctx, GDN_OP_SUMMARY, a));
-    TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, false, &c->tokens));
+    TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->k, "k", GDN_MAX_HEAD, &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     if (!like->data) return gdn_fail(ctx, GDN_E_ARG, "M: absent, and U too, wanted at least one");
@@ -51,7 +51,7 @@ static void fill_rules(struct gdn_summary_call *c)
     r->q = r->k = gdn_rows_of(&a->k, &c->tokens), r->v = gdn_rows_of(&a->v, &c->tokens);
     r->g = gdn_rows_of(&a->g, &c->tokens), r->beta = gdn_rows_of(&a->beta, &c->tokens);
     r->head_map = a->head_map;
-    r->norm     = a->norm;
+    r->norm     = gdn_norm_of(a->norm, GDN_NORM_NONE);
     r->norm_eps = gdn_eps_of(a->norm_eps, a->flags);
     r->scale    = 1;
     r->n_seqs   = c->plan.B;
@@ -80,7 +80,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
                         (unsigned)a->flags);
     TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
     TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
-    TRY(gdn_stage_enum(ctx, "norm", a->norm, GDN_NORM_L2_MAX));
+    TRY(gdn_stage_enum(ctx, "norm", a->norm, GDN_NORM_NONE));
     if (!(a->norm_eps >= 0) || !isfinite(a->norm_eps))
         return gdn_fail(ctx, GDN_E_ARG, "norm_eps: %g, wanted at least 0", (double)a->norm_eps);
     TRY(check_tensors(ctx, c));

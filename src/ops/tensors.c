@@ -21,7 +21,7 @@ enum {
     FLOATS      = GDN_FLOATS,
     F32         = 1 << GDN_F32,
     INDICES     = GDN_INDICES,
-    STATES      = GDN_FLOATS | GDN_EIGHTS,
+    STATES      = GDN_FLOATS | GDN_Q8_DTYPES,
     LIKE        = GDN_AS_LIKE,
     LIKE_OR_F32 = GDN_AS_LIKE | F32
 };

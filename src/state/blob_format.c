@@ -97,14 +97,14 @@ static gdn_status check_field(gdn_ctx *ctx, const char *name, const char *field,
                     (long long)value, (long long)low, (long long)high);
 }
 
-static bool is_eight(const struct gdn_blob_header *h)
+static bool is_q8(const struct gdn_blob_header *h)
 {
     return h->state_dtype == GDN_I8 || h->state_dtype == GDN_E4M3;
 }
 
 static bool needs_version_2(const struct gdn_blob_header *h)
 {
-    return is_eight(h) || h->copies[0] > 1 || h->copies[1] > 1 || h->copies[2] > 1;
+    return is_q8(h) || h->copies[0] > 1 || h->copies[1] > 1 || h->copies[2] > 1;
 }
 
 void gdn_blob_set_version(struct gdn_blob_header *h)
@@ -176,7 +176,7 @@ gdn_status gdn_blob_place(gdn_ctx *ctx, const struct gdn_blob_header *h, const c
     if (h->state_dtype != GDN_BLOB_NO_DTYPE)
         p->state_bytes = state_heads(h) * (uint64_t)h->key_head_dim * (uint64_t)h->value_head_dim *
                          gdn_dtype_bytes(h->state_dtype);
-    if (is_eight(h))
+    if (is_q8(h))
         p->scales_bytes = state_heads(h) * (uint64_t)h->value_head_dim * sizeof(float);
     bool fits = true;
     if (h->conv_dtype != GDN_BLOB_NO_DTYPE)
@@ -310,7 +310,7 @@ gdn_tensor gdn_blob_state(const struct gdn_blob_header *h, const struct gdn_blob
 gdn_tensor gdn_blob_scales(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
                            const void *blob)
 {
-    void *data = blob && is_eight(h) ? (char *)blob + p->scales : NULL;
+    void *data = blob && is_q8(h) ? (char *)blob + p->scales : NULL;
     return gdn_dense(data, GDN_F32, 3, h->n_sequences, (int64_t)state_heads(h), h->value_head_dim,
                      0);
 }

@@ -37,7 +37,7 @@ gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, i
 gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *s, int64_t H, int64_t V)
 {
     const gdn_tensor *t = s->t, *scales = s->scales;
-    const bool        needed = t->data && gdn_is_eight(t->dtype);
+    const bool        needed = t->data && gdn_is_q8(t->dtype);
     TRY(gdn_check_tensor(ctx, scales, s->scales_name));
     if (needed != (scales->data != NULL))
         return gdn_fail(ctx, GDN_E_ARG, "%s: %s, but %s is %s", s->scales_name,
@@ -54,7 +54,7 @@ gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t lay
 {
     const gdn_tensor *t = s->t, *scales = s->scales;
     *view = (struct gdn_pool_view){ 0 };
-    TRY(gdn_check_dtype(ctx, t, s->name, GDN_FLOATS | GDN_EIGHTS));
+    TRY(gdn_check_dtype(ctx, t, s->name, GDN_FLOATS | GDN_Q8_DTYPES));
     TRY(gdn_check_scales(ctx, s, H, V));
     if (!t->data) return GDN_OK;
     TRY(make_view(ctx, t, s->name, layout, H, K, V, view));

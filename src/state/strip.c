@@ -63,7 +63,7 @@ static void load_rows(float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
 {
     const struct gdn_pool_view *v = from->view;
     const struct part           p = part_of(from, K, col, n);
-    if (gdn_is_eight(v->dtype)) {
+    if (gdn_is_q8(v->dtype)) {
         (v->k_first ? kr->load8_kv : kr->load8_vk)[v->dtype - GDN_I8](S, ld, p.at, p.row,
                                                                       from->scales + col, K, n);
         return;
@@ -77,7 +77,7 @@ static void store_rows(const float *S, ptrdiff_t ld, const struct gdn_kernels *k
 {
     const struct gdn_pool_view *v = to->view;
     const struct part           p = part_of(to, K, col, n);
-    if (gdn_is_eight(v->dtype)) {
+    if (gdn_is_q8(v->dtype)) {
         uint32_t keys[GDN_MAX_HEAD];
         if (v->random) gdn_noise_keys(keys, to->noise, col, n);
         (v->k_first ? kr->store8_kv : kr->store8_vk)[v->dtype - GDN_I8](

@@ -277,6 +277,17 @@ static void expect_kept(const char *what)
     }
 }
 
+/* [B]... as rows of one token each, [B][1]... */
+static void make_rows(gdn_tensor *const *all, int n)
+{
+    for (int i = 0; i < n; i++) {
+        gdn_tensor *t = all[i];
+        for (int d = t->ndim++; d > 1; d--)
+            t->size[d] = t->size[d - 1], t->stride[d] = t->stride[d - 1];
+        t->size[1] = 1, t->stride[1] = t->stride[0];
+    }
+}
+
 static void rule_call(struct call *c, gdn_op op)
 {
     gdn_rule_args *a = &c->args.rule;
@@ -294,6 +305,7 @@ static void rule_call(struct call *c, gdn_op op)
     a->out    = output(GDN_BF16, 3, n, HV, V);
     a->gate   = GDN_GATE_RAW, a->beta_kind = GDN_BETA_SIGMOID, a->norm = GDN_NORM_L2;
     a->batch  = &c->batch;
+    if (single) make_rows((gdn_tensor *[]){ &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out }, 6);
     c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
 }
 
@@ -352,6 +364,7 @@ static void step_call(struct call *c, bool single)
     a->state       = state(GDN_F32, 4, P, HV, V, K);
     a->n_key_heads = HQ, a->n_value_heads = HV, a->key_head_dim = K, a->value_head_dim = V;
     a->batch  = &c->batch;
+    if (single) make_rows((gdn_tensor *[]){ &a->x, &a->a, &a->b, &a->z, &a->out }, 5);
     c->stream = &a->stream, c->workspace = &a->workspace, c->workspace_bytes = &a->workspace_bytes;
 }
 

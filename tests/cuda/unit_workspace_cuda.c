@@ -27,7 +27,7 @@ static size_t bytes_of(gdn_op op, const void *args)
     return bytes;
 }
 
-static bool is_eight(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
+static bool is_q8(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
 
 /* ---- The rule ---- */
 
@@ -47,10 +47,10 @@ static gdn_rule_args rule_of(const struct rule *r)
     a.v     = fake(r->dtype, 4, r->B, r->T, H, r->V);
     a.out   = fake(r->dtype, 4, r->B, r->T, H, r->V);
     a.state = fake(r->state, 4, r->B, H, r->V, r->K);
-    if (is_eight(r->state)) a.state_scales = fake(GDN_F32, 3, r->B, H, r->V, 0);
+    if (is_q8(r->state)) a.state_scales = fake(GDN_F32, 3, r->B, H, r->V, 0);
     if (r->batch.checkpoint_every) {
         a.checkpoints = fake(r->state, 4, 99, H, r->V, r->K);
-        if (is_eight(r->state)) a.checkpoint_scales = fake(GDN_F32, 3, 99, H, r->V, 0);
+        if (is_q8(r->state)) a.checkpoint_scales = fake(GDN_F32, 3, 99, H, r->V, 0);
     }
     a.norm  = GDN_NORM_L2;
     a.batch = &r->batch;
@@ -62,7 +62,7 @@ static size_t prefill_limit(const struct rule *r)
     const int64_t every    = r->batch.checkpoint_every;
     const int64_t n        = r->B + (every ? r->B * r->T / every : 0);
     const int64_t segments = 5 * SMS * (4 * r->K * (r->K + r->V) + 8) + 192;
-    return (size_t)(segments + (is_eight(r->state) ? 4 * H * r->K * r->V * n + 128 : 0));
+    return (size_t)(segments + (is_q8(r->state) ? 4 * H * r->K * r->V * n + 128 : 0));
 }
 
 static void prefill_is_bounded(void)
@@ -78,9 +78,9 @@ static void prefill_is_bounded(void)
         gdn_rule_args  a     = rule_of(&r);
         const size_t   limit = prefill_limit(&r), bytes = bytes_of(GDN_OP_PREFILL, &a);
         CHECK(bytes <= limit, "case %d: %zu bytes, at most %zu", i, bytes, limit);
-        if (is_eight(r.state))
+        if (is_q8(r.state))
             CHECK(bytes >= (size_t)(4 * H * r.K * r.V * r.B), "case %d: %zu bytes", i, bytes);
-        n_segments += bytes && !is_eight(r.state);
+        n_segments += bytes && !is_q8(r.state);
         a.flags = GDN_EXACT;
         CHECK(bytes_of(GDN_OP_PREFILL, &a) == 0, "case %d: exact", i);
     }
@@ -182,7 +182,7 @@ static gdn_block_args block_of(const struct rule *r)
     a.norm_weight  = fake(GDN_F32, 1, V, 0, 0, 0);
     a.conv_state   = fake(r->dtype, 3, r->B, D, 3, 0);
     a.state        = fake(r->state, 4, r->B, H, V, K);
-    if (is_eight(r->state)) a.state_scales = fake(GDN_F32, 3, r->B, H, V, 0);
+    if (is_q8(r->state)) a.state_scales = fake(GDN_F32, 3, r->B, H, V, 0);
     a.n_key_heads = HK, a.n_value_heads = H, a.key_head_dim = K, a.value_head_dim = V;
     a.batch = &r->batch;
     return a;

@@ -243,7 +243,7 @@ static inline void run_model(const gdn_block_args *a, struct oracle_noise *noise
 {
     struct ring2_sequence *seqs;
     const bool    any = a->state.data || a->conv_state.data;
-    const int64_t B   = ring2_sequences(a->batch, &a->hidden, 1, false, any, &seqs);
+    const int64_t B   = ring2_sequences(a->batch, &a->hidden, 1, any, &seqs);
     expect_none(&m->out, &a->out, false);
     expect_none(&m->state, &a->state, true);
     expect_none(&m->conv, &a->conv_state, true);

@@ -42,17 +42,17 @@ void check_chunk_solve(const struct gdn_kernels *kr);
 void check_chunk_update(const struct gdn_kernels *kr);
 void check_chunk_write(const struct gdn_kernels *kr);
 void check_chunk_return(const struct gdn_kernels *kr);
-void check_step_vk(const struct gdn_kernels *kr);
-void check_step_kv(const struct gdn_kernels *kr);
+void check_recur_vk(const struct gdn_kernels *kr);
+void check_recur_kv(const struct gdn_kernels *kr);
 void check_add_outer(const struct gdn_kernels *kr);
-void check_step_strip(const struct gdn_kernels *kr);
+void check_recur_strip(const struct gdn_kernels *kr);
 void check_conv(const struct gdn_kernels *kr);
 void check_conv_update(const struct gdn_kernels *kr);
 void check_load8_vk(const struct gdn_kernels *kr);
 void check_load8_kv(const struct gdn_kernels *kr);
 void check_store8_vk(const struct gdn_kernels *kr);
 void check_store8_kv(const struct gdn_kernels *kr);
-void check_step8_vk(const struct gdn_kernels *kr);
+void check_recur8_vk(const struct gdn_kernels *kr);
 
 /* Ends the case before (its canaries are looked at, its buffers freed) and names the next. */
 void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));

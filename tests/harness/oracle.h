@@ -16,6 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "gdn.h"
+
 /* ---- Storage ---- */
 
 /* Element i of an array of gdn_dtype (floats and indices), and the store with one rounding to
@@ -101,6 +103,17 @@ double oracle_gate_slope(double a, double A_log, double dt_bias, double lower_bo
 /* ---- Norms ---- */
 
 /* y = x / its length, in the formula `norm` (gdn_norm; NONE copies). y may be x. */
+/* Return true if a gdn_norm scales rows, and if a gdn_beta_kind has a sigmoid: in ops whose default
+ * is neither. */
+static inline bool oracle_normalises(int norm)
+{
+    return norm >= GDN_NORM_L2 && norm <= GDN_NORM_L2_MAX;
+}
+static inline bool oracle_squashes(int kind)
+{
+    return kind == GDN_BETA_SIGMOID || kind == GDN_BETA_TWICE_SIGMOID;
+}
+
 void oracle_l2norm(double *y, const double *x, int64_t n, int norm, double eps);
 /* dx from dout of y above, by the Jacobian; dx may be neither x nor dout. */
 void oracle_l2norm_backward(double *dx, const double *x, const double *dout, int64_t n, int norm,

@@ -27,7 +27,7 @@ static inline gdn_tensor table(const int64_t *values, int64_t rows, int64_t colu
 /* ---- A call as an op makes it -------------------------------------------------------------- */
 
 struct call {
-    bool              padded, single;
+    bool              padded;
     unsigned          takes; /* GDN_PLAN_... */
     int64_t           B, T; /* packed: N = B T */
     int64_t           read_end, write_end, checkpoint_end;
@@ -59,7 +59,7 @@ static inline gdn_status run(struct call *c)
     static float     x[1];
     const gdn_tensor like = c->padded ? gdn_dense(x, GDN_F32, 3, c->B, c->T, 1, 0)
                                       : gdn_dense(x, GDN_F32, 2, c->B * c->T, 1, 0, 0);
-    gdn_status       s    = gdn_plan_tokens(ctx, &like, "x", 1, c->single, &c->tokens);
+    gdn_status       s    = gdn_plan_tokens(ctx, &like, "x", 1, &c->tokens);
     /* As an op says it: with a tensor for checkpoints, if the batch has some. */
     const bool     leaves = c->batch.checkpoint_every || c->batch.checkpoint_starts.data ||
                             c->batch.checkpoint_positions.data;

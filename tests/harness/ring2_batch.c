@@ -21,9 +21,9 @@ const struct ring2_factor ring2_batch_factors[N_BATCH_FACTORS] = {
     [WRITE]   = { 3, { "final", "each", "frozen" } },
 };
 
-static const int lengths[8][7] = { { 1, -1 }, { 0, 1, 8, 9, -1 }, { 15, 16, -1 }, { 33, 0, -1 },
-                                   { 70, 1, 2, 1, 3, 1, -1 }, { 64, 24, -1 }, { 7, 17, -1 },
-                                   { 0, 0, 0, -1 } };
+static const int lengths[8][7] = { { 1, 1, 1, 1, -1 }, { 0, 1, 8, 9, -1 }, { 15, 16, -1 },
+                                   { 33, 0, -1 }, { 70, 1, 2, 1, 3, 1, -1 }, { 64, 24, -1 },
+                                   { 7, 17, -1 }, { 0, 0, 0, -1 } };
 
 bool ring2_batch_clash(int i, int a, int j, int b)
 {
@@ -58,10 +58,8 @@ static void choose_lengths(struct ring2_batch *b)
         b->N += b->length[i];
     }
     if (layout == PLAIN) {
-        if (b->single) b->N = b->N > 5 ? 5 : b->N;
-        b->B = b->single ? b->N : 1;
-        b->T = b->single ? b->N > 0 : b->N;
-        for (int64_t i = 0; i < b->B; i++) b->length[i] = b->T;
+        b->B = 1;
+        b->T = b->length[0] = b->N;
     }
     if (layout == PADDED)
         for (int64_t i = 0; i < b->B; i++) b->length[i] = b->T;
@@ -170,15 +168,14 @@ static void make_slots(struct ring2_batch *b)
     if (level[PAD] == PAD_SINK) b->batch.sink_slot = b->P - 1;
 }
 
-void ring2_batch_make(struct ring2_batch *b, const int *level, bool single)
+void ring2_batch_make(struct ring2_batch *b, const int *level)
 {
     static const int32_t kinds[] = { GDN_U8, GDN_I32, GDN_I64 };
     gdn_batch           *t = &b->batch;
     memset(b, 0, sizeof *b);
-    b->level  = level;
-    b->single = single;
-    b->batch  = gdn_batch_init();
-    t->write  = level[WRITE];
+    b->level = level;
+    b->batch = gdn_batch_init();
+    t->write = level[WRITE];
     choose_lengths(b);
     make_slots(b);
     if (level[BATCH] <= PACKED_I64)
@@ -211,7 +208,7 @@ bool ring2_batch_has_state_out(const struct ring2_batch *b)
 
 static int64_t index_of(const gdn_tensor *t, int64_t i) { return (int64_t)ring2_get(t, i); }
 
-static void find_tokens(const gdn_batch *t, const gdn_tensor *like, bool padded, bool single,
+static void find_tokens(const gdn_batch *t, const gdn_tensor *like, bool padded,
                         struct ring2_sequence *s)
 {
     if (padded) {
@@ -221,8 +218,8 @@ static void find_tokens(const gdn_batch *t, const gdn_tensor *like, bool padded,
         s->first = index_of(&t->cu_seqlens, s->row);
         s->T     = index_of(&t->cu_seqlens, s->row + 1) - s->first;
     } else {
-        s->first = single ? s->row : 0;
-        s->T     = single ? 1 : like->size[0];
+        s->first = 0;
+        s->T     = like->size[0];
     }
     s->valid = t->token_count.data ? index_of(&t->token_count, s->row) : s->T;
 }
@@ -246,18 +243,18 @@ static void find_slots(const gdn_batch *t, bool has_state, struct ring2_sequence
     if (t->write != GDN_WRITE_FINAL) s->write = -1;
 }
 
-int64_t ring2_sequences(const gdn_batch *batch, const gdn_tensor *like, int trailing, bool single,
+int64_t ring2_sequences(const gdn_batch *batch, const gdn_tensor *like, int trailing,
                         bool has_state, struct ring2_sequence **seqs)
 {
     const gdn_batch none = gdn_batch_init(), *t = batch ? batch : &none;
     const bool      padded = like->ndim == trailing + 2;
-    int64_t         B = padded || single ? like->size[0] : 1;
+    int64_t         B = padded ? like->size[0] : 1;
     if (t->cu_seqlens.data) B = t->cu_seqlens.size[0] - 1;
     *seqs = ring2_heap((size_t)B * sizeof **seqs);
     for (int64_t b = 0; b < B; b++) {
         struct ring2_sequence *s = *seqs + b;
         s->row = b;
-        find_tokens(t, like, padded, single, s);
+        find_tokens(t, like, padded, s);
         find_slots(t, has_state, s);
     }
     return B;

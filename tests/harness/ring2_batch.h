@@ -33,14 +33,13 @@ void ring2_name_case(const int *level, const struct ring2_factor *others, int n,
 
 struct ring2_batch {
     const int *level;
-    bool       single; /* packed without cu_seqlens: sequences of one token (gdn_decode) */
     int64_t    B, T, N, P; /* T: the longest; N: rows of packed tensors; P: slots */
     int64_t    length[8], cu[9];
     gdn_batch  batch;
 };
 
 /* Lengths and the batch; slots from 0 to P - 1, of which P - 1 is the sink. */
-void ring2_batch_make(struct ring2_batch *b, const int *level, bool single);
+void ring2_batch_make(struct ring2_batch *b, const int *level);
 bool ring2_batch_has_state(const struct ring2_batch *b);
 bool ring2_batch_has_state_out(const struct ring2_batch *b);
 /* A tensor [tokens][n][D], or [tokens][n] with D 0. */
@@ -56,7 +55,7 @@ struct ring2_sequence {
 
 /* The sequences of the tokens of `like`, whose rank for one token is `trailing`. Returns how
  * many. has_state: there is a state to start from. */
-int64_t ring2_sequences(const gdn_batch *batch, const gdn_tensor *like, int trailing, bool single,
+int64_t ring2_sequences(const gdn_batch *batch, const gdn_tensor *like, int trailing,
                         bool has_state, struct ring2_sequence **seqs);
 /* Slot of the state after token t under GDN_WRITE_EACH; -1: dropped. */
 int64_t ring2_each_slot(const gdn_batch *batch, const struct ring2_sequence *s, int64_t t);

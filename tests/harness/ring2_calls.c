@@ -218,7 +218,7 @@ static void draw_rule(struct ring2_draw *d, union ring2_call *c, const struct si
     if (one_in(8)) a->out = a->v;
     if (one_in(6)) a->flags = GDN_EXACT;
     if (one_in(6)) a->rounding = GDN_ROUND_STOCHASTIC, a->seed = ring2_draw_bits(d);
-    a->norm = (int32_t)below(4);
+    a->norm = (int32_t)below(5);
 }
 
 /* R rows beside each of P slots. */
@@ -281,7 +281,7 @@ static void draw_conv1d(struct ring2_draw *d, union ring2_call *c, const struct 
     if (one_in(3)) a->state_out = PLACE3(any_float(d), s->P, D, S);
     if (one_in(3)) a->checkpoints = PLACE3(any_float(d), CHECKPOINTS * s->B, D, S);
     if (one_in(4)) a->out.data = NULL;
-    a->activation = (int32_t)below(2);
+    a->activation = GDN_ACT_SILU + 2 * (int32_t)below(2);
 }
 
 static void draw_conv1d_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
@@ -298,7 +298,7 @@ static void draw_conv1d_backward(struct ring2_draw *d, union ring2_call *c, cons
     a->dstate  = PLACE3(GDN_F32, s->B, D, S);
     if (one_in(2)) a->dstate_out = PLACE3(any_float(d), s->B, D, S);
     if (one_in(3)) a->flags = GDN_ACCUMULATE;
-    a->activation = (int32_t)below(2);
+    a->activation = GDN_ACT_SILU + 2 * (int32_t)below(2);
 }
 
 static void draw_gates(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
@@ -459,12 +459,13 @@ static void draw_step(struct ring2_draw *d, union ring2_call *c, const struct si
     a->A_log       = PLACE1(GDN_F32, h.v), a->dt_bias = PLACE1(GDN_BF16, h.v);
     a->conv_state  = PLACE3(any_float(d), s->P, D, W - 1 + below(2));
     a->state       = draw_pool(d, &h, s->P, any_float(d), kv, &a->state_scales);
+    if (one_in(6)) a->conv_weight.data = a->conv_bias.data = a->conv_state.data = NULL;
     if (one_in(8)) a->out.data = NULL;
     if (one_in(6)) a->flags = GDN_EXACT;
     if (one_in(6)) a->rounding = GDN_ROUND_STOCHASTIC, a->seed = ring2_draw_bits(d);
     a->n_key_heads = (int32_t)h.k, a->n_value_heads = (int32_t)h.v;
     a->key_head_dim = (int32_t)h.K, a->value_head_dim = (int32_t)h.V;
-    a->state_layout = kv, a->norm = (int32_t)below(4), a->head_map = (int32_t)below(2);
+    a->state_layout = kv, a->norm = (int32_t)below(5), a->head_map = (int32_t)below(2);
 }
 
 static gdn_tensor draw_states(struct ring2_draw *d, int64_t P, const int64_t *s, bool turned,
@@ -642,7 +643,7 @@ static void draw_prefill_backward(struct ring2_draw *d, union ring2_call *c,
         a->dA_log = PLACE1(GDN_F32, h.H), a->ddt_bias = PLACE1(GDN_F32, h.H);
     }
     if (one_in(3)) a->flags = GDN_ACCUMULATE;
-    a->state_layout = kv, a->norm = (int32_t)below(4), a->head_map = (int32_t)below(2);
+    a->state_layout = kv, a->norm = (int32_t)below(5), a->head_map = (int32_t)below(2);
 }
 
 /* ---- All of them ---- */

@@ -102,7 +102,7 @@ static double beta_of(const struct part *p, int64_t i, double *slope)
     const double b = a->beta.data ? ring2_get(&a->beta, (p->first + i) * p->H + p->h) : 1;
     const double most = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1;
     *slope            = 1;
-    if (!a->beta.data || a->beta_kind == GDN_BETA_GIVEN) return b;
+    if (!a->beta.data || !oracle_squashes(a->beta_kind)) return b;
     *slope = most * oracle_sigmoid(b) * oracle_sigmoid(-b);
     return most * oracle_sigmoid(b);
 }
@@ -165,7 +165,7 @@ static void add_rows(const struct part *p, double *to, const gdn_tensor *t, cons
     for (int64_t i = 0; to && i < p->T; i++) {
         const int64_t at = row_at(p, t, i, source(p, t));
         memcpy(dx, dy + i * D, (size_t)D * sizeof *dx);
-        if (x && p->a->norm != GDN_NORM_NONE)
+        if (x && oracle_normalises(p->a->norm))
             oracle_l2norm_backward(dx, x + i * D, dy + i * D, D, p->a->norm, eps_of(p->a));
         for (int64_t d = 0; d < D; d++) to[at + d] += dx[d];
     }
@@ -330,7 +330,7 @@ static void run_part(struct part *p)
     limit_gates(p);
     limit_betas(p);
     limit_states(p);
-    if (p->a->norm == GDN_NORM_NONE) return;
+    if (!oracle_normalises(p->a->norm)) return;
     limit_norms(p, DQ, &p->a->q, p->rule.dq, q, p->rule.q);
     limit_norms(p, DK, &p->a->k, p->rule.dk, k, p->rule.k);
 }
@@ -341,7 +341,7 @@ static void each_part(const gdn_prefill_backward_args *a, const struct ring2_gra
 {
     struct ring2_sequence *seqs;
     const gdn_batch        none = gdn_batch_init(), *t = a->batch ? a->batch : &none;
-    const int64_t          B    = ring2_sequences(a->batch, &a->q, 2, false, true, &seqs);
+    const int64_t          B    = ring2_sequences(a->batch, &a->q, 2, true, &seqs);
     const int64_t Hq = heads_of(&a->q), Hv = heads_of(&a->v), H = Hq > Hv ? Hq : Hv;
     for (int64_t b = 0; b < B; b++) {
         const int64_t skip = t->token_start.data ? (int64_t)ring2_get(&t->token_start, b) : 0;

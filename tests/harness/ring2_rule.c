@@ -83,7 +83,7 @@ static double log_gate(const gdn_rule_args *a, int64_t at, int64_t h, double *si
 static double beta_of(const gdn_rule_args *a, int64_t at)
 {
     const double b = a->beta.data ? ring2_get(&a->beta, at) : 1;
-    if (!a->beta.data || a->beta_kind == GDN_BETA_GIVEN) return b;
+    if (!a->beta.data || !oracle_squashes(a->beta_kind)) return b;
     return oracle_sigmoid(b) * (a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1);
 }
 
@@ -128,12 +128,12 @@ static void set_limits(const gdn_rule_args *a, bool prefill, const double *size,
         for (int64_t i = t; i < T && i < t + window; i++) G += size[i];
         largest = fmax(largest, G);
     }
-    if (a->norm != GDN_NORM_NONE) units += 3 * (sum / 2 + 4);
-    if (a->beta_kind != GDN_BETA_GIVEN) units += 5;
+    if (oracle_normalises(a->norm)) units += 3 * (sum / 2 + 4);
+    if (oracle_squashes(a->beta_kind)) units += 5;
     if (prefill) units += 32 + 12 + 8;
     if (device && halves) {
         h->moves   = true;
-        h->moves_k = a->q.dtype == GDN_F16 && a->norm != GDN_NORM_NONE;
+        h->moves_k = a->q.dtype == GDN_F16 && oracle_normalises(a->norm);
         units += (h->moves_k ? 8 : 5) * (a->q.dtype == GDN_F16 ? 0x1p13 : 0x1p16);
     }
     if (prefill && !device && a->flags & GDN_BF16_PRODUCTS) {
@@ -345,7 +345,7 @@ void ring2_rule_model(const gdn_rule_args *a, bool decode, struct ring2_rule *m)
     m->H      = n_heads(&a->q) > n_heads(&a->v) ? n_heads(&a->q) : n_heads(&a->v);
     m->n_rows = ring2_count(&a->q) / (n_heads(&a->q) * m->K);
     make_room(a, m);
-    m->B = ring2_sequences(a->batch, &a->q, 2, decode, a->state.data != NULL, &seqs);
+    m->B = ring2_sequences(a->batch, &a->q, 2, a->state.data != NULL, &seqs);
     if (a->out.data && a->batch && a->batch->cu_seqlens.data) /* before the first sequence */
         memset(m->out_kept, 1, (size_t)ring2_get(&a->batch->cu_seqlens, 0) * (size_t)(m->H * m->V));
     for (const struct ring2_sequence *s = seqs; s < seqs + m->B; s++) {
@@ -465,4 +465,23 @@ gdn_rule_args ring2_rule_slice(const gdn_rule_args *args, int64_t first, int64_t
         if (rows[i]->data) *rows[i] = ring2_narrow(rows[i], 0, first, n);
     a.batch = NULL;
     return a;
+}
+
+/* [B T]... as [B][T]... */
+static void pad(gdn_tensor *t, int64_t B)
+{
+    for (int i = t->ndim++; i > 0; i--) {
+        t->size[i]   = t->size[i - 1];
+        t->stride[i] = t->stride[i - 1];
+    }
+    t->size[0]   = B;
+    t->size[1]  /= B;
+    t->stride[0] = t->size[1] * t->stride[1];
+}
+
+void ring2_rule_pad(gdn_rule_args *args, int64_t B)
+{
+    gdn_tensor *rows[] = { &args->q, &args->k, &args->v, &args->g, &args->beta, &args->out };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i]->data) pad(rows[i], B);
 }

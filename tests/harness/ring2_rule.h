@@ -48,5 +48,7 @@ gdn_rule_args ring2_rule_packed(int32_t dtype, int32_t state_dtype, int n, const
 gdn_rule_args ring2_rule_clone(const gdn_rule_args *args);
 /* Tokens [first, first + n) of packed tensors, as views; without the batch. */
 gdn_rule_args ring2_rule_slice(const gdn_rule_args *args, int64_t first, int64_t n);
+/* Makes [B][T] of packed tokens of B sequences, which have T each. */
+void ring2_rule_pad(gdn_rule_args *args, int64_t B);
 
 #endif

@@ -17,27 +17,14 @@ static inline gdn_tensor heads_of(const gdn_tensor *rows, int64_t first, int64_t
     return t;
 }
 
-static inline bool is_single(const gdn_step_args *a)
-{
-    return a->x.ndim == 2 && !(a->batch && a->batch->cu_seqlens.data);
-}
-
-/* [N] tokens as N sequences of one. */
-static inline gdn_tensor apart(const gdn_tensor *t)
-{
-    gdn_tensor a = *t;
-    a.ndim       = 3;
-    a.size[2] = t->size[1], a.stride[2] = 1;
-    a.size[1] = 1, a.stride[1] = t->size[1];
-    return a;
-}
-
+/* Returns the rows behind the convolution: x itself if the call has no weights for one. */
 static inline gdn_tensor convolve_alone(gdn_ctx *ctx, const gdn_step_args *a)
 {
     gdn_tensor      y = ring2_clone(&a->x);
     gdn_conv1d_args c = gdn_conv1d_args_init();
-    c.x          = is_single(a) ? apart(&a->x) : a->x;
-    c.out        = is_single(a) ? apart(&y) : y;
+    if (!a->conv_weight.data) return a->x;
+    c.x          = a->x;
+    c.out        = y;
     c.weight     = a->conv_weight;
     c.bias       = a->conv_bias;
     c.state      = a->conv_state;
@@ -86,7 +73,7 @@ static inline void norm_alone(gdn_ctx *ctx, const gdn_step_args *a)
     ring2_status(ctx, "gdn_rmsnorm_gated", gdn_rmsnorm_gated(ctx, &n), GDN_OK);
     const bool    any = a->state.data || a->conv_state.data;
     const int64_t row = (int64_t)a->n_value_heads * a->value_head_dim;
-    const int64_t B   = ring2_sequences(a->batch, &a->x, 1, is_single(a), any, &seqs);
+    const int64_t B   = ring2_sequences(a->batch, &a->x, 1, any, &seqs);
     for (int64_t s = 0; s < B; s++) {
         const bool    late  = a->batch && a->batch->token_start.data;
         const int64_t start = late ? (int64_t)ring2_get(&a->batch->token_start, s) : 0;

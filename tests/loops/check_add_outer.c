@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The update of the recurrence alone; that it has the bits of the step is in check_step.c. */
+/* The update of the recurrence alone; that it has the bits of the step is in check_recurrence.c. */
 #include "check.h"
 
 static void check_one(const struct gdn_kernels *kr, int rows, int cols, float alpha, bool writes)

@@ -20,6 +20,7 @@ struct every_struct make_every_struct(void *data)
 {
     struct every_struct all;
     all.tensor  = gdn_dense(data, GDN_F32, 2, 3, 4, 0, 0);
+    all.tensor  = gdn_strided(data, GDN_F32, 2, all.tensor.size, all.tensor.stride);
     all.options = gdn_options_init();
     all.batch   = gdn_batch_init();
     all.blob    = gdn_blob_args_init();

@@ -279,11 +279,11 @@ static void test_log(void)
     CHECK(!strcmp(gdn_isa(ctx), "scalar"), "isa %s", gdn_isa(ctx));
     CHECK(!strcmp(ctx->options.isa, "scalar"), "the option became %s", ctx->options.isa);
 
-    ring2_status(ctx, "note", gdn_note_kernel(ctx, "decode", "step_vk dot"), GDN_OK);
-    CHECK(!strcmp(gdn_last_kernel(ctx), "decode: step_vk.scalar dot.scalar"), "%s",
+    ring2_status(ctx, "note", gdn_note_kernel(ctx, "decode", "recur_vk dot"), GDN_OK);
+    CHECK(!strcmp(gdn_last_kernel(ctx), "decode: recur_vk.scalar dot.scalar"), "%s",
           gdn_last_kernel(ctx));
-    CHECK(j.n == 2 && !strcmp(j.last, "decode: step_vk.scalar dot.scalar"), "line \"%s\"", j.last);
-    ring2_status(ctx, "note", gdn_note_kernel(ctx, "decode", "step_vk dot"), GDN_OK);
+    CHECK(j.n == 2 && !strcmp(j.last, "decode: recur_vk.scalar dot.scalar"), "line \"%s\"", j.last);
+    ring2_status(ctx, "note", gdn_note_kernel(ctx, "decode", "recur_vk dot"), GDN_OK);
     CHECK(j.n == 2, "the same kernel was logged twice");
     gdn_get_workspace(ctx, NULL, 0, 12345, &memory);
     CHECK(j.n == 3 && strstr(j.last, "12345"), "line \"%s\"", j.last);

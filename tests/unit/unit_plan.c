@@ -12,16 +12,14 @@ static void test_tokens(void)
     float             x[1];
     struct gdn_tokens t;
     gdn_tensor        like = gdn_dense(x, GDN_F32, 3, 5, 2, 3, 0);
-    ring2_status(ctx, "packed", gdn_plan_tokens(ctx, &like, "q", 2, false, &t), GDN_OK);
-    CHECK(!t.padded && !t.single && t.N == 5 && t.B == 1 && t.T == 5, "packed");
-    ring2_status(ctx, "single", gdn_plan_tokens(ctx, &like, "q", 2, true, &t), GDN_OK);
-    CHECK(!t.padded && t.single && t.N == 5 && t.B == 5 && t.T == 1, "single");
-    ring2_status(ctx, "padded", gdn_plan_tokens(ctx, &like, "q", 1, true, &t), GDN_OK);
-    CHECK(t.padded && !t.single && t.N == 10 && t.B == 5 && t.T == 2, "padded");
-    ring2_status(ctx, "rank", gdn_plan_tokens(ctx, &like, "q", 3, false, &t), GDN_E_SHAPE);
+    ring2_status(ctx, "packed", gdn_plan_tokens(ctx, &like, "q", 2, &t), GDN_OK);
+    CHECK(!t.padded && t.N == 5 && t.B == 1 && t.T == 5, "packed");
+    ring2_status(ctx, "padded", gdn_plan_tokens(ctx, &like, "q", 1, &t), GDN_OK);
+    CHECK(t.padded && t.N == 10 && t.B == 5 && t.T == 2, "padded");
+    ring2_status(ctx, "rank", gdn_plan_tokens(ctx, &like, "q", 3, &t), GDN_E_SHAPE);
     CHECK(strstr(gdn_last_error(ctx), "q: 3 dimensions, wanted 4"), "%s", gdn_last_error(ctx));
     like.data = NULL;
-    ring2_status(ctx, "absent", gdn_plan_tokens(ctx, &like, "q", 2, false, &t), GDN_E_ARG);
+    ring2_status(ctx, "absent", gdn_plan_tokens(ctx, &like, "q", 2, &t), GDN_E_ARG);
 }
 
 static void test_check(void)
@@ -51,13 +49,6 @@ static void test_no_batch(void)
     c = packed(7);
     if (accepted("packed", &c)) expect_seq("packed", &c, 0, SEQ(.n_tokens = 7, .n_valid = 7));
     CHECK(!c.plan.padded && c.plan.B == 1 && c.plan.longest == 7 && c.plan.end == 7, "packed plan");
-    c        = packed(5);
-    c.single = true;
-    if (accepted("single", &c))
-        for (int64_t b = 0; b < 5; b++)
-            expect_seq("single", &c, b,
-                       SEQ(.first = b, .n_tokens = 1, .n_valid = 1, .read = b, .write = b));
-    CHECK(c.plan.B == 5 && c.plan.longest == 1, "single plan");
     c = padded(9, 4);
     refused("more sequences than slots", c, GDN_E_ARG, "read_slots: absent, so slot 8");
 
@@ -65,7 +56,7 @@ static void test_no_batch(void)
     const gdn_tensor  like = gdn_dense(x, GDN_F32, 2, 5, 1, 0, 0);
     struct gdn_tokens tokens;
     struct gdn_plan   plan;
-    ring2_status(ctx, "tokens", gdn_plan_tokens(ctx, &like, "x", 1, false, &tokens), GDN_OK);
+    ring2_status(ctx, "tokens", gdn_plan_tokens(ctx, &like, "x", 1, &tokens), GDN_OK);
     ring2_status(ctx, "NULL", gdn_plan_describe(ctx, NULL, &tokens, 0, &plan), GDN_OK);
     CHECK(plan.B == 1 && plan.batch.write == GDN_WRITE_FINAL, "the default batch");
 }
@@ -73,18 +64,16 @@ static void test_no_batch(void)
 static void test_cu_seqlens(void)
 {
     static const int64_t offsets[] = { 0, 3, 3, 8 };
-    for (int wide = 0; wide < 2; wide++)
-        for (int single = 0; single < 2; single++) {
-            struct call c      = packed(10);
-            c.single           = single; /* cu_seqlens wins */
-            c.batch.cu_seqlens = ring2_indices(wide ? GDN_I64 : GDN_I32, 4, offsets);
-            if (!accepted("cu_seqlens", &c)) continue;
-            CHECK(c.plan.B == 3 && c.plan.longest == 5 && c.plan.end == 8, "plan");
-            expect_seq("first", &c, 0, SEQ(.n_tokens = 3, .n_valid = 3));
-            expect_seq("empty", &c, 1, SEQ(.first = 3, .read = -1, .write = -1));
-            expect_seq("last", &c, 2,
-                       SEQ(.first = 3, .n_tokens = 5, .n_valid = 5, .read = 2, .write = 2));
-        }
+    for (int wide = 0; wide < 2; wide++) {
+        struct call c      = packed(10);
+        c.batch.cu_seqlens = ring2_indices(wide ? GDN_I64 : GDN_I32, 4, offsets);
+        if (!accepted("cu_seqlens", &c)) continue;
+        CHECK(c.plan.B == 3 && c.plan.longest == 5 && c.plan.end == 8, "plan");
+        expect_seq("first", &c, 0, SEQ(.n_tokens = 3, .n_valid = 3));
+        expect_seq("empty", &c, 1, SEQ(.first = 3, .read = -1, .write = -1));
+        expect_seq("last", &c, 2,
+                   SEQ(.first = 3, .n_tokens = 5, .n_valid = 5, .read = 2, .write = 2));
+    }
     struct call c                = packed(10);
     c.batch.cu_seqlens           = list((int64_t[]){ 8, 8, 3, 3, 0 }, 5);
     c.batch.cu_seqlens.stride[0] = -1;
@@ -230,7 +219,7 @@ static void test_bytes(void)
         struct call c = padded(B, 2);
         float       x[1];
         gdn_tensor  like = gdn_dense(x, GDN_F32, 3, B, 2, 1, 0);
-        gdn_plan_tokens(ctx, &like, "x", 1, false, &c.tokens);
+        gdn_plan_tokens(ctx, &like, "x", 1, &c.tokens);
         ring2_status(ctx, "plan",
                      gdn_plan_describe(ctx, &c.batch, &c.tokens, GDN_PLAN_EACH, &c.plan), GDN_OK);
         const size_t bytes = gdn_plan_bytes(&c.plan, &c.tokens);

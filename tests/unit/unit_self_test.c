@@ -32,14 +32,14 @@ static float off(float x) { return x * 1.01f + 0.001f; }
         copy[n - 1] = off(copy[n - 1]);                                                           \
         good->store_row[d](dst, copy, n);                                                         \
     }                                                                                             \
-    static void step_vk_##d(const struct gdn_step *step)                                          \
+    static void recur_vk_##d(const struct gdn_recur *step)                                        \
     {                                                                                             \
-        good->step_vk[d](step);                                                                   \
+        good->recur_vk[d](step);                                                                  \
         if (step->o) step->o[step->n - 1] = off(step->o[step->n - 1]);                            \
     }                                                                                             \
-    static void step_kv_##d(const struct gdn_step *step)                                          \
+    static void recur_kv_##d(const struct gdn_recur *step)                                        \
     {                                                                                             \
-        good->step_kv[d](step);                                                                   \
+        good->recur_kv[d](step);                                                                  \
         if (step->o) step->o[step->n - 1] = off(step->o[step->n - 1]);                            \
     }                                                                                             \
     static void conv_##d(void *y, ptrdiff_t ld_y, const void *x, ptrdiff_t ld_x, float *window,   \
@@ -136,8 +136,8 @@ static bool plant(struct gdn_kernels *bad, int i, const char **name)
 #define PLANT_DTYPE(d)                                                        \
     PLANT(load_row[d], load_row_##d)                                          \
     PLANT(store_row[d], store_row_##d)                                        \
-    PLANT(step_vk[d], step_vk_##d)                                            \
-    PLANT(step_kv[d], step_kv_##d)                                            \
+    PLANT(recur_vk[d], recur_vk_##d)                                          \
+    PLANT(recur_kv[d], recur_kv_##d)                                          \
     PLANT(conv[d], conv_##d)
     EACH_DTYPE(PLANT_DTYPE)
     PLANT(dot, bad_dot)

@@ -126,7 +126,7 @@ static void test_slots_against_all_pairs(void)
         c.batch.has_initial_state = list(has, c.B);
         char             memory[12 * 192 + 64];
         const gdn_tensor like = gdn_dense(memory, GDN_U8, 3, c.B, 1, 1, 0);
-        gdn_plan_tokens(ctx, &like, "x", 1, false, &c.tokens);
+        gdn_plan_tokens(ctx, &like, "x", 1, &c.tokens);
         gdn_plan_describe(ctx, &c.batch, &c.tokens, GDN_PLAN_EACH, &c.plan);
         void            *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
         const struct gdn_plan_pools pools = { c.read_end, c.write_end, -1, !c.two_pools, false };

@@ -21,19 +21,6 @@ static void expect(const char *what, gdn_status got, gdn_status want, const char
               gdn_last_error(ctx), words);
 }
 
-static gdn_tensor view(void *data, int32_t dtype, int ndim, const int64_t *size,
-                       const int64_t *stride)
-{
-    gdn_tensor t;
-    memset(&t, 0, sizeof t);
-    t.data  = data;
-    t.dtype = dtype;
-    t.ndim  = ndim;
-    memcpy(t.size, size, (size_t)ndim * sizeof *size);
-    memcpy(t.stride, stride, (size_t)ndim * sizeof *stride);
-    return t;
-}
-
 #define LIST(...) ((const int64_t[]){ __VA_ARGS__ })
 
 /* ---- Form ---------------------------------------------------------------------------------- */
@@ -101,18 +88,18 @@ static void test_address_space(void)
         { "the whole of the half", { 2, 1 }, { (int64_t)1 << 60, 1 }, true },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const gdn_tensor t = view(floats, GDN_F32, 2, cases[i].size, cases[i].stride);
+        const gdn_tensor t = gdn_strided(floats, GDN_F32, 2, cases[i].size, cases[i].stride);
         expect(cases[i].what, gdn_check_tensor(ctx, &t, "k"), cases[i].fits ? GDN_OK : GDN_E_SHAPE,
                "k: sizes and strides");
     }
     const int64_t far[] = { (int64_t)1 << 60, -((int64_t)1 << 60) };
-    gdn_tensor    half  = view((void *)((uintptr_t)1 << 63), GDN_F32, 2, LIST(2, 2), far);
+    gdn_tensor    half  = gdn_strided((void *)((uintptr_t)1 << 63), GDN_F32, 2, LIST(2, 2), far);
     expect("longer than half", gdn_check_tensor(ctx, &half, "k"), GDN_E_SHAPE, "k");
     half.stride[1] = -1;
     expect("shorter than half", gdn_check_tensor(ctx, &half, "k"), GDN_OK, "");
 
     /* Sizes whose product overflows on the way to zero: gdn_count() must not meet them. */
-    const gdn_tensor t = view(floats, GDN_F32, 3, LIST(most / 2, 4, 0), LIST(0, 0, 0));
+    const gdn_tensor t = gdn_strided(floats, GDN_F32, 3, LIST(most / 2, 4, 0), LIST(0, 0, 0));
     expect("count", gdn_check_tensor(ctx, &t, "k"), GDN_E_SHAPE, "k");
 }
 
@@ -141,7 +128,8 @@ static void test_shape(void)
     t.ndim = 1;
     expect("rank", gdn_check_shape(ctx, &t, "v", 2, LIST(3, 4)), GDN_E_SHAPE, "v: [3], wanted");
     const int64_t most = INT64_MAX;
-    t = view(floats, GDN_F32, 6, LIST(most, most, most, most, most, most), LIST(0, 0, 0, 0, 0, 0));
+    t = gdn_strided(floats, GDN_F32, 6, LIST(most, most, most, most, most, most),
+                    LIST(0, 0, 0, 0, 0, 0));
     expect("long text", gdn_check_shape(ctx, &t, "v", 6, LIST(most, most, most, most, most, 1)),
            GDN_E_SHAPE, "[9223372036854775807][1]");
 
@@ -232,7 +220,7 @@ static void test_injective_layouts(void)
         { "empty", { 0, 3, 4, 5 }, { 0, 0, 0, 0 } },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const gdn_tensor t = view(floats + 2048, GDN_F32, 4, cases[i].size, cases[i].stride);
+        const gdn_tensor t = gdn_strided(floats + 2048, GDN_F32, 4, cases[i].size, cases[i].stride);
         expect(cases[i].what, gdn_check_injective(ctx, &t, "out"), GDN_OK, "");
     }
     gdn_tensor t = gdn_dense(floats, GDN_F32, 2, 3, 4, 0, 0);
@@ -281,7 +269,8 @@ static void test_overlap(void)
 static gdn_tensor columns(int64_t first, int64_t heads, int64_t n, int64_t width, int64_t B,
                           int64_t T)
 {
-    return view(floats + first, GDN_F32, 4, LIST(B, T, heads, n), LIST(T * width, width, n, 1));
+    return gdn_strided(floats + first, GDN_F32, 4, LIST(B, T, heads, n),
+                       LIST(T * width, width, n, 1));
 }
 
 static void test_interleaved(void)
@@ -300,10 +289,10 @@ static void test_interleaved(void)
                gdn_check_no_overlap(ctx, &part[1], "out", &part[0], "q", false), GDN_E_ARG, "q");
     }
     /* Slots of a pool that hold two states each, and a row that is one token of many. */
-    const gdn_tensor a = view(floats, GDN_F32, 3, LIST(4, 3, 8), LIST(64, 8, 1));
-    const gdn_tensor b = view(floats + 24, GDN_BF16, 3, LIST(4, 10, 8), LIST(128, 8, 1));
-    const gdn_tensor c = view(floats + 3 * 64 + 24, GDN_F32, 1, LIST(40), LIST(1));
-    const gdn_tensor d = view(floats + 3 * 64 + 20, GDN_F32, 1, LIST(5), LIST(1));
+    const gdn_tensor a = gdn_strided(floats, GDN_F32, 3, LIST(4, 3, 8), LIST(64, 8, 1));
+    const gdn_tensor b = gdn_strided(floats + 24, GDN_BF16, 3, LIST(4, 10, 8), LIST(128, 8, 1));
+    const gdn_tensor c = gdn_strided(floats + 3 * 64 + 24, GDN_F32, 1, LIST(40), LIST(1));
+    const gdn_tensor d = gdn_strided(floats + 3 * 64 + 20, GDN_F32, 1, LIST(5), LIST(1));
     expect("two pools", gdn_check_no_overlap(ctx, &a, "state", &b, "conv_state", false), GDN_OK,
            "");
     expect("a row between", gdn_check_no_overlap(ctx, &a, "state", &c, "x", false), GDN_OK, "");

@@ -40,9 +40,10 @@ static void count_release(void *user, void *memory)
     free(memory);
 }
 
-static struct gdn_pool *new_pool(int n_threads)
+static struct gdn_threads *new_pool(int n_threads)
 {
-    struct gdn_pool *pool = gdn_pool_create(n_threads, NULL, count_alloc, count_release, NULL);
+    struct gdn_threads *pool = gdn_threads_create(n_threads, NULL, count_alloc, count_release,
+                                                  NULL);
     if (pool) return pool;
     printf("no pool of %d threads\n", n_threads);
     exit(1);
@@ -77,9 +78,9 @@ static void test_every_item_once(void)
     static const int64_t items[]   = { 0, 1, 2, 3, 7, 8, 9, 1000, MAX_ITEMS };
     struct count        *c         = ring2_heap(sizeof *c);
     for (int i = 0; i < 4; i++) {
-        struct gdn_pool *pool = new_pool(threads[i]);
+        struct gdn_threads *pool = new_pool(threads[i]);
         c->n_threads          = threads[i];
-        CHECK(gdn_pool_threads(pool) == threads[i], "%d threads", gdn_pool_threads(pool));
+        CHECK(gdn_threads_count(pool) == threads[i], "%d threads", gdn_threads_count(pool));
         for (int j = 0; j < 9; j++) {
             memset(c->runs, 0, sizeof c->runs);
             gdn_parallel_for(pool, items[j], count_item, c);
@@ -87,7 +88,7 @@ static void test_every_item_once(void)
                 CHECK(c->runs[k] == (k < items[j]), "%d threads, %d items: item %d ran %d times",
                       threads[i], (int)items[j], (int)k, c->runs[k]);
         }
-        gdn_pool_destroy(pool);
+        gdn_threads_destroy(pool);
     }
     CHECK(!c->bad_thread, "a thread number out of range");
     CHECK(n_live == 0, "%d blocks of memory left", n_live);
@@ -109,11 +110,11 @@ static void use_scratch(void *arg, int64_t item, int thread)
 
 static void test_numbers_are_distinct(void)
 {
-    struct gdn_pool *pool = new_pool(8);
+    struct gdn_threads *pool = new_pool(8);
     struct scratch   s    = { 0 };
     for (int i = 0; i < 50; i++) gdn_parallel_for(pool, 200, use_scratch, &s);
     CHECK(!s.clash, "two threads with one number");
-    gdn_pool_destroy(pool);
+    gdn_threads_destroy(pool);
 }
 
 /* A chain: each call reads what the last one wrote, possibly on another thread. */
@@ -131,7 +132,7 @@ static void link_item(void *arg, int64_t item, int thread)
 static void test_back_to_back(void)
 {
     enum { N = 20000 };
-    struct gdn_pool *pool = new_pool(3);
+    struct gdn_threads *pool = new_pool(3);
     struct chain     c[2] = { { { 0 } }, { { 0 } } };
     for (int i = 0; i < N; i++) {
         gdn_parallel_for(pool, 4, link_item, c);
@@ -140,7 +141,7 @@ static void test_back_to_back(void)
     for (int i = 0; i < 4; i++)
         CHECK(c[0].value[i] == N, "value %d is %lld after %d calls", i, (long long)c[0].value[i],
               N);
-    gdn_pool_destroy(pool);
+    gdn_threads_destroy(pool);
 }
 
 /* ---- Waking -------------------------------------------------------------------------------- */
@@ -172,7 +173,7 @@ static void meet(void *arg, int64_t item, int thread)
     }
 }
 
-static bool all_meet(struct gdn_pool *pool, int n)
+static bool all_meet(struct gdn_threads *pool, int n)
 {
     struct meeting m = { .n = n };
     gdn_parallel_for(pool, n, meet, &m);
@@ -182,14 +183,14 @@ static bool all_meet(struct gdn_pool *pool, int n)
 static void test_wakes_sleepers(void)
 {
     static const long gaps_us[] = { 0, 5, 20, 30, 40, 100, 1000 };
-    struct gdn_pool  *pool      = new_pool(4);
+    struct gdn_threads  *pool      = new_pool(4);
     for (int i = 0; i < 400 && !ring2_failed(); i++) {
         const int  n   = 2 + i % 3; /* fewer than all: single wake-ups too */
         const long gap = gaps_us[i % 7];
         if (gap) sleep_us(gap);
         CHECK(all_meet(pool, n), "round %d: %d items did not find %d threads", i, n, n);
     }
-    gdn_pool_destroy(pool);
+    gdn_threads_destroy(pool);
 }
 
 static void wait_long(void *arg, int64_t item, int thread)
@@ -200,15 +201,15 @@ static void wait_long(void *arg, int64_t item, int thread)
 
 static void test_caller_sleeps(void)
 {
-    struct gdn_pool *pool = new_pool(2);
+    struct gdn_threads *pool = new_pool(2);
     for (int i = 0; i < 200; i++) gdn_parallel_for(pool, 2, wait_long, NULL);
-    gdn_pool_destroy(pool);
+    gdn_threads_destroy(pool);
 }
 
 /* Processor time of this process while its pool has nothing to do. */
 static void test_idle_threads_sleep(void)
 {
-    struct gdn_pool *pool = new_pool(4);
+    struct gdn_threads *pool = new_pool(4);
     struct timespec  before, after;
     CHECK(all_meet(pool, 4), "four threads");
     sleep_us(20000); /* past any spinning */
@@ -218,19 +219,19 @@ static void test_idle_threads_sleep(void)
     const double ms = (double)(after.tv_sec - before.tv_sec) * 1e3 +
                       (double)(after.tv_nsec - before.tv_nsec) / 1e6;
     CHECK(ms < 20, "%.1f ms of processor time in 200 ms of idleness", ms);
-    gdn_pool_destroy(pool);
+    gdn_threads_destroy(pool);
 }
 
 static void test_destroy_at_once(void)
 {
     struct count *c = ring2_heap(sizeof *c);
     c->n_threads    = 4;
-    gdn_pool_destroy(NULL);
+    gdn_threads_destroy(NULL);
     for (int i = 0; i < 100; i++) {
-        struct gdn_pool *pool = new_pool(4);
+        struct gdn_threads *pool = new_pool(4);
         if (i % 2) gdn_parallel_for(pool, 8, count_item, c);
         if (i % 4 > 1) sleep_us(200);
-        gdn_pool_destroy(pool);
+        gdn_threads_destroy(pool);
     }
     CHECK(c->runs[0] == 50, "%d runs in 50 calls", c->runs[0]);
     CHECK(n_live == 0, "%d blocks of memory left", n_live);
@@ -240,9 +241,9 @@ static void test_destroy_at_once(void)
 
 static void *use_own_pool(void *arg)
 {
-    struct gdn_pool *pool = new_pool(2);
+    struct gdn_threads *pool = new_pool(2);
     for (int i = 0; i < 500; i++) gdn_parallel_for(pool, 50, count_item, arg);
-    gdn_pool_destroy(pool);
+    gdn_threads_destroy(pool);
     return NULL;
 }
 
@@ -276,12 +277,12 @@ static void look_at_signals(struct meeting *m, int thread)
 
 static void test_signals(void)
 {
-    struct gdn_pool *pool = new_pool(3);
+    struct gdn_threads *pool = new_pool(3);
     struct meeting   m    = { .n = 3, .look = look_at_signals };
     gdn_parallel_for(pool, 3, meet, &m);
     CHECK(!m.late, "three threads did not meet");
     CHECK(!m.found, "a worker takes signals, or the caller does not");
-    gdn_pool_destroy(pool);
+    gdn_threads_destroy(pool);
 }
 
 static void look_at_floats(struct meeting *m, int thread)
@@ -302,7 +303,7 @@ static void test_float_environment(void)
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | 0x8040); /* flush to zero, denormals are zero */
 #endif
-    struct gdn_pool *pool = new_pool(3);
+    struct gdn_threads *pool = new_pool(3);
     gdn_parallel_for(pool, 3, meet, &m);
     const int caller = fegetround();
 #if defined(__SSE__)
@@ -312,7 +313,7 @@ static void test_float_environment(void)
     CHECK(!m.late, "three threads did not meet");
     CHECK(!m.found, "a worker inherited the float mode of the thread that made it");
     CHECK(caller == FE_UPWARD, "the caller's rounding mode changed");
-    gdn_pool_destroy(pool);
+    gdn_threads_destroy(pool);
 }
 
 /* ---- A lender that is wrong ------------------------------------------------------------------ */
@@ -343,18 +344,18 @@ static void test_wrong_lender(void)
 {
     const struct gdn_lender lender  = { lend_serially, NULL };
     int                     runs[4] = { 0 };
-    struct gdn_pool *pool = gdn_pool_create(2, &lender, count_alloc, count_release, NULL);
+    struct gdn_threads *pool = gdn_threads_create(2, &lender, count_alloc, count_release, NULL);
     gdn_parallel_for(pool, 4, count_nested, runs);
-    const char *broken = gdn_pool_broken(pool);
+    const char *broken = gdn_threads_broken(pool);
     CHECK(broken && strstr(broken, "twice at a time"), "noticed: %s", broken ? broken : "nothing");
     CHECK(runs[2] == 1, "an item ran %d times beside another of its number", runs[2]);
     CHECK(runs[3] == 2, "an item ran %d times, each with a number of its own", runs[3]);
-    CHECK(!gdn_pool_broken(pool), "asked twice");
+    CHECK(!gdn_threads_broken(pool), "asked twice");
 
     lent.task(lent.arg, 0, 0); /* the call is over */
     CHECK(runs[0] == 1, "an item of a call that is over ran");
-    CHECK(gdn_pool_broken(pool), "it was not noticed");
-    gdn_pool_destroy(pool);
+    CHECK(gdn_threads_broken(pool), "it was not noticed");
+    gdn_threads_destroy(pool);
     CHECK(n_live == 0, "%d blocks of memory left", n_live);
 }
 
@@ -363,7 +364,8 @@ static void test_wrong_lender(void)
 static void test_no_memory(void)
 {
     int nothing;
-    CHECK(!gdn_pool_create(4, NULL, count_alloc, count_release, &nothing), "a pool without memory");
+    CHECK(!gdn_threads_create(4, NULL, count_alloc, count_release, &nothing),
+          "a pool without memory");
     CHECK(n_live == 0, "%d blocks of memory left", n_live);
 }
 
@@ -389,11 +391,11 @@ static void test_no_threads(void)
     tight          = before;
     tight.rlim_cur = (rlim_t)pages * 4096 + (64 << 20);
     setrlimit(RLIMIT_AS, &tight);
-    struct gdn_pool *pool = gdn_pool_create(1000, NULL, count_alloc, count_release, NULL);
+    struct gdn_threads *pool = gdn_threads_create(1000, NULL, count_alloc, count_release, NULL);
     setrlimit(RLIMIT_AS, &before);
     CHECK(!pool, "a thousand stacks in 64 MiB");
     CHECK(n_live == 0, "%d blocks of memory left", n_live);
-    gdn_pool_destroy(pool);
+    gdn_threads_destroy(pool);
 }
 #else
 static void test_no_threads(void) { ring2_skip("needs RLIMIT_AS, which sanitizers do not bear"); }

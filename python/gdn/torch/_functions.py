@@ -51,7 +51,7 @@ def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, 
         return _gradients.rule(op, inputs, state_out, return_state, out, options)
     if return_state:
         _refuse_pool(state_out, options)
-        state_out = _gradients.final_state(op, q, v, state, options)
+        state_out = _gradients.final_state(q, v, state, options)
     if state_out is not None:
         options["state_out"] = state_out
     if out is None:
@@ -88,7 +88,7 @@ def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, 
            return_state=False, out=None, **options):
     """
     The next tokens of each sequence, one after the other. Arguments, result and gradients are those
-    of prefill(); [N] without cu_seqlens is N sequences of one token.
+    of prefill(). One token of each of B sequences: [B][1][Hq][K] and so on.
     """
     return _rule("decode", q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, out,
                  options)
@@ -196,8 +196,10 @@ def step(x, a, b, conv_weight, A_log, *, key_heads, value_heads, key_dim, value_
 
     x [N][2 Hk K + Hv V] of dtype A: channels of q, of k, of v as projected; a, b [N][Hv];
     z [N][Hv][V]; conv_weight [..][W]; A_log, dt_bias [Hv]; norm_weight [V];
-    conv_state [P][2 Hk K + Hv V][S] and state [P][Hv][V][K], updated in place. key_heads Hk,
-    value_heads Hv, key_dim K, value_dim V. [N] without cu_seqlens is N sequences of one token.
+    conv_state [P][2 Hk K + Hv V][S] and state [P][Hv][V][K], updated in place. If conv_weight is
+    None, x is behind the convolution, and conv_bias and conv_state are None too. key_heads Hk,
+    value_heads Hv, key_dim K, value_dim V. [N] without cu_seqlens is one sequence. One token of
+    each of B sequences: x [B][1][2 Hk K + Hv V] and so on.
 
     Returns out [N][Hv][V] of dtype A.
     """
@@ -206,7 +208,7 @@ def step(x, a, b, conv_weight, A_log, *, key_heads, value_heads, key_dim, value_
     if out is None:
         out = x.new_empty(*x.shape[:-1], value_heads, value_dim)
     overload("step", options)(
-        x, a, b, conv_weight, A_log, z, conv_bias, dt_bias, norm_weight, conv_state, state, out=out,
+        x, a, b, A_log, z, conv_weight, conv_bias, dt_bias, norm_weight, conv_state, state, out=out,
         n_key_heads=key_heads, n_value_heads=value_heads, key_head_dim=key_dim,
         value_head_dim=value_dim, **options)
     return out

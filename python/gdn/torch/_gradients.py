@@ -18,10 +18,10 @@ _FORWARD = "flags", "max_seqlen"  # of the forward call alone, but for
 BOTH_WAYS = gdn.BATCH_INVARIANT | gdn.NO_EARLY_STOP | gdn.ZERO_AS_GIVEN
 
 
-def final_state(op, q, v, state, options):
+def final_state(q, v, state, options):
     """Where final states go: float32, and the initial ones where a sequence may be empty."""
     lead, cu_seqlens = q.shape[:-2], options.get("cu_seqlens")
-    count = (lead[0] if op == "decode" and cu_seqlens is None else n_sequences(lead, cu_seqlens))
+    count = n_sequences(lead, cu_seqlens)
     last = v.shape[-1], q.shape[-1]
     if options.get("state_layout", 0) == gdn.STATE_KV:
         last = last[::-1]
@@ -50,7 +50,7 @@ class _Rule(torch.autograd.Function):
         q, v, state = inputs[0], inputs[2], inputs[7]
         options = given(BATCH, (cu_seqlens, token_start, token_count))
         options.update(zip(_NUMBERS, rule_numbers))
-        final = final_state(op, q, v, state, options) if return_state else None
+        final = final_state(q, v, state, options) if return_state else None
         options.update(zip(_FORWARD, forward_numbers))
         if return_state:
             options["state_out"] = final
@@ -80,11 +80,5 @@ def rule(op, inputs, state_out, return_state, out, options):
     refuse_others(op, {*BATCH, *_NUMBERS, *_FORWARD, "write"},
                   dict(out=out, state_out=state_out, **options))
     refuse_in_place(inputs[7] is not None and not return_state, options)
-    is_step = op == "decode" and inputs[0].dim() == 3 and options.get("cu_seqlens") is None
-    if is_step:  # N sequences of one token, which the backward would take for one of N
-        inputs = [x if x is None or i > 4 else x[:, None] for i, x in enumerate(inputs)]
-    result = _Rule.apply(op, return_state, numbers(_FORWARD, options), numbers(_NUMBERS, options),
-                         *map(options.get, BATCH), *inputs)
-    if not is_step:
-        return result
-    return (result[0][:, 0], result[1]) if return_state else result[:, 0]
+    return _Rule.apply(op, return_state, numbers(_FORWARD, options), numbers(_NUMBERS, options),
+                       *map(options.get, BATCH), *inputs)

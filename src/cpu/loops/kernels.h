@@ -24,14 +24,14 @@
 
 enum { GDN_N_FLOAT_DTYPES = 3 }; /* GDN_F32, GDN_BF16, GDN_F16 index every [dtype] below */
 
-enum { GDN_N_EIGHT = 2 }; /* GDN_I8, GDN_E4M3: loops of 8-bit states are at [dtype - GDN_I8] */
+enum { GDN_N_Q8 = 2 }; /* GDN_I8, GDN_E4M3: loops of 8-bit states are at [dtype - GDN_I8] */
 
 enum { GDN_CHUNK        = 16 };  /* C: tokens of one chunk of the prefill */
 enum { GDN_MAX_STRIP    = 32 };  /* widest strip of state columns, floats */
 enum { GDN_MAX_HEAD     = 256 }; /* largest K */
 enum { GDN_MAX_VALUE    = 1024 }; /* largest V */
 enum { GDN_MAX_TAPS     = 8 };   /* largest W */
-enum { GDN_STEP_COLUMNS = 128 }; /* most value columns of one step call */
+enum { GDN_RECUR_COLUMNS = 128 }; /* most value columns of one step call */
 
 /* The features that an instruction set needs; gdn_cpu_detect() returns those of the machine. */
 enum {
@@ -51,24 +51,24 @@ enum {
  *     o = alpha z + kq u     S <- alpha S + k u^T, only alpha S where beta = 0
  *
  * The state starts at `from` (NULL: zero) and after token t is stored at to[t] (NULL: not
- * stored). Strides in elements: step_vk reads columns as rows of K contiguous elements, ld
- * apart; step_kv reads K rows of n contiguous elements, ld apart. from may equal any to[t].
+ * stored). Strides in elements: recur_vk reads columns as rows of K contiguous elements, ld
+ * apart; recur_kv reads K rows of n contiguous elements, ld apart. from may equal any to[t].
  * Long sequences come in several calls: with T > 1 or resume the state is left in scratch as
  * float32, and resume starts from there instead of from `from`. There it is dense, [n][K]
- * for step_vk and [K][n] for step_kv.
+ * for recur_vk and [K][n] for recur_kv.
  */
-struct gdn_step {
+struct gdn_recur {
     const float *q, *k;              /* [T][K], dense */
     const float *v;                  /* [T][n], ld_v apart */
     float       *o, *u;              /* [T][n], ld_o apart; may be NULL */
     const float *alpha, *beta, *kq;  /* [T] */
     const void  *from;               /* state dtype */
     void *const *to;                 /* [T] */
-    float       *scratch;            /* 64-byte aligned, GDN_MAX_HEAD x GDN_STEP_COLUMNS */
+    float       *scratch;            /* 64-byte aligned, GDN_MAX_HEAD x GDN_RECUR_COLUMNS */
     ptrdiff_t    ld_v, ld_o, ld_from, ld_to;
     int          T, K, n;
     bool         resume;
-    bool         exact; /* step_kv: the order of summation of step_vk */
+    bool         exact; /* recur_kv: the order of summation of recur_vk */
     int          round; /* a dtype: the state is rounded to it after each token; GDN_F32: not */
 };
 
@@ -158,21 +158,21 @@ struct gdn_kernels {
     void (*chunk_return)(float *u, float *w, ptrdiff_t ld, const float *p, const float *v,
                          const float *A, const float *from_end, const float *scale);
 
-    /* struct gdn_step above; [dtype] is the state's. Limit 8 + K / 16 per token, for data
-     * without structure where step_kv is not exact. Tables with FMA give the same bits, but
+    /* struct gdn_recur above; [dtype] is the state's. Limit 8 + K / 16 per token, for data
+     * without structure where recur_kv is not exact. Tables with FMA give the same bits, but
      * for NaN; so do dot, exp_row, sigmoid_row, gate_row and norm_row. */
-    void (*step_vk[GDN_N_FLOAT_DTYPES])(const struct gdn_step *step);
-    void (*step_kv[GDN_N_FLOAT_DTYPES])(const struct gdn_step *step);
+    void (*recur_vk[GDN_N_FLOAT_DTYPES])(const struct gdn_recur *step);
+    void (*recur_kv[GDN_N_FLOAT_DTYPES])(const struct gdn_recur *step);
     /*
      * The same tokens on one strip S of the state ([K][strip] of float32, dense, 64-byte
-     * aligned), which holds it before and after: n is strip, the order that of step_vk, and S
+     * aligned), which holds it before and after: n is strip, the order that of recur_vk, and S
      * is rounded to [dtype] after each token. Of the step, from, to, scratch, ld_from, ld_to,
      * resume, exact and round are not looked at. The same limit.
      */
-    void (*step_strip[GDN_N_FLOAT_DTYPES])(float *S, const struct gdn_step *step);
+    void (*recur_strip[GDN_N_FLOAT_DTYPES])(float *S, const struct gdn_recur *step);
 
     /* The update alone, to the bit: s[i][j] = alpha s[i][j] + a[i] b[j], i < rows, j < cols, s
-     * dense; b NULL: alpha s. For a step_vk state a is u and b is k, for step_kv the reverse.
+     * dense; b NULL: alpha s. For a recur_vk state a is u and b is k, for recur_kv the reverse.
      * Limit 3. */
     void (*add_outer)(float *s, int rows, int cols, float alpha, const float *a, const float *b);
 
@@ -213,27 +213,27 @@ struct gdn_kernels {
      * x ^= x >> 16, x *= 0x7feb352d, x ^= x >> 15, x *= 0x846ca68b, x ^= x >> 16. Codes and
      * scales have the same bits in all tables.
      */
-    void (*load8_vk[GDN_N_EIGHT])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
+    void (*load8_vk[GDN_N_Q8])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
                                   const float *scales, int K, int n);
-    void (*load8_kv[GDN_N_EIGHT])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
+    void (*load8_kv[GDN_N_Q8])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
                                   const float *scales, int K, int n);
-    void (*store8_vk[GDN_N_EIGHT])(void *dst, ptrdiff_t ld, float *scales, const float *src,
+    void (*store8_vk[GDN_N_Q8])(void *dst, ptrdiff_t ld, float *scales, const float *src,
                                    ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
-    void (*store8_kv[GDN_N_EIGHT])(void *dst, ptrdiff_t ld, float *scales, const float *src,
+    void (*store8_kv[GDN_N_Q8])(void *dst, ptrdiff_t ld, float *scales, const float *src,
                                    ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
 
     /*
-     * load8_vk(), step_vk() of one token and store8_vk() in one loop: the same bits. Of the step,
+     * load8_vk(), recur_vk() of one token and store8_vk() in one loop: the same bits. Of the step,
      * q, k, v, o, alpha, beta, kq, K and n count. Returns false, and has done nothing, for gates
      * and K that it is not made for; "scalar" is made for none.
      */
-    bool (*step8_vk[GDN_N_EIGHT])(const struct gdn_step *step, void *codes, ptrdiff_t ld,
+    bool (*recur8_vk[GDN_N_Q8])(const struct gdn_recur *step, void *codes, ptrdiff_t ld,
                                   float *scales, const uint32_t *keys);
 };
 
 extern const struct gdn_kernels gdn_kernels_scalar;
 #if defined(__x86_64__)
-/* avx512bf16: "avx512" too, with another step_vk of bf16. */
+/* avx512bf16: "avx512" too, with another recur_vk of bf16. */
 extern const struct gdn_kernels gdn_kernels_avx2, gdn_kernels_avx512, gdn_kernels_avx512bf16;
 #elif defined(__aarch64__)
 extern const struct gdn_kernels gdn_kernels_neon;

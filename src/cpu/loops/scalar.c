@@ -325,12 +325,12 @@ struct shape {
     int rows, length;
 };
 
-static struct shape step_shape(const struct gdn_step *s, bool k_first)
+static struct shape step_shape(const struct gdn_recur *s, bool k_first)
 {
     return k_first ? (struct shape){ s->K, s->n } : (struct shape){ s->n, s->K };
 }
 
-static void step_load(const struct gdn_step *s, const struct storage *dtype, bool k_first)
+static void step_load(const struct gdn_recur *s, const struct storage *dtype, bool k_first)
 {
     const struct shape shape = step_shape(s, k_first);
     const char        *from  = s->from;
@@ -343,7 +343,7 @@ static void step_load(const struct gdn_step *s, const struct storage *dtype, boo
     }
 }
 
-static void step_store(const struct gdn_step *s, char *to, const struct storage *dtype,
+static void step_store(const struct gdn_recur *s, char *to, const struct storage *dtype,
                        bool k_first)
 {
     const struct shape shape = step_shape(s, k_first);
@@ -353,7 +353,7 @@ static void step_store(const struct gdn_step *s, char *to, const struct storage 
 }
 
 /* Computes token t on column j, whose state is K elements from S, `next` apart. */
-static void step_token(const struct gdn_step *s, int t, int j, float *S, ptrdiff_t next)
+static void step_token(const struct gdn_recur *s, int t, int j, float *S, ptrdiff_t next)
 {
     const int    K     = s->K;
     const float *k     = s->k + (ptrdiff_t)t * K, *q = s->q + (ptrdiff_t)t * K;
@@ -373,7 +373,7 @@ static void step_token(const struct gdn_step *s, int t, int j, float *S, ptrdiff
     for (int x = 0; x < K && beta != 0; x++) S[x * next] += k[x] * u;
 }
 
-static void step(const struct gdn_step *s, const struct storage *dtype, bool k_first)
+static void step(const struct gdn_recur *s, const struct storage *dtype, bool k_first)
 {
     const ptrdiff_t column = k_first ? 1 : s->K, next = k_first ? s->n : 1;
     if (!s->resume) step_load(s, dtype, k_first);
@@ -392,7 +392,7 @@ static void add_outer(float *s, int rows, int cols, float alpha, const float *a,
     }
 }
 
-static void step_strip(float *S, const struct gdn_step *s, int dtype)
+static void recur_strip(float *S, const struct gdn_recur *s, int dtype)
 {
     for (int t = 0; t < s->T; t++) {
         for (int j = 0; j < STRIP; j++) step_token(s, t, j, S + j, STRIP);
@@ -400,15 +400,15 @@ static void step_strip(float *S, const struct gdn_step *s, int dtype)
     }
 }
 
-static void step_strip_f32(float *S, const struct gdn_step *s) { step_strip(S, s, GDN_F32); }
-static void step_strip_bf16(float *S, const struct gdn_step *s) { step_strip(S, s, GDN_BF16); }
-static void step_strip_f16(float *S, const struct gdn_step *s) { step_strip(S, s, GDN_F16); }
-static void step_vk_f32(const struct gdn_step *s) { step(s, &f32, false); }
-static void step_vk_bf16(const struct gdn_step *s) { step(s, &bf16, false); }
-static void step_vk_f16(const struct gdn_step *s) { step(s, &f16, false); }
-static void step_kv_f32(const struct gdn_step *s) { step(s, &f32, true); }
-static void step_kv_bf16(const struct gdn_step *s) { step(s, &bf16, true); }
-static void step_kv_f16(const struct gdn_step *s) { step(s, &f16, true); }
+static void recur_strip_f32(float *S, const struct gdn_recur *s) { recur_strip(S, s, GDN_F32); }
+static void recur_strip_bf16(float *S, const struct gdn_recur *s) { recur_strip(S, s, GDN_BF16); }
+static void recur_strip_f16(float *S, const struct gdn_recur *s) { recur_strip(S, s, GDN_F16); }
+static void recur_vk_f32(const struct gdn_recur *s) { step(s, &f32, false); }
+static void recur_vk_bf16(const struct gdn_recur *s) { step(s, &bf16, false); }
+static void recur_vk_f16(const struct gdn_recur *s) { step(s, &f16, false); }
+static void recur_kv_f32(const struct gdn_recur *s) { step(s, &f32, true); }
+static void recur_kv_bf16(const struct gdn_recur *s) { step(s, &bf16, true); }
+static void recur_kv_f16(const struct gdn_recur *s) { step(s, &f16, true); }
 
 /* ---- Convolution ---- */
 
@@ -509,12 +509,12 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .chunk_update = chunk_update,
     .chunk_write  = chunk_write,
     .chunk_return = chunk_return,
-    .step_vk      = BY_DTYPE(step_vk),
-    .step_kv      = BY_DTYPE(step_kv),
+    .recur_vk     = BY_DTYPE(recur_vk),
+    .recur_kv     = BY_DTYPE(recur_kv),
     .add_outer    = add_outer,
-    .step_strip   = BY_DTYPE(step_strip),
+    .recur_strip  = BY_DTYPE(recur_strip),
     .conv         = BY_DTYPE(conv),
     .conv_update  = BY_DTYPE(conv_update),
-    .step8_vk     = { step8_vk, step8_vk },
-    EIGHT_LINES,
+    .recur8_vk    = { recur8_vk, recur8_vk },
+    Q8_LINES,
 };

@@ -86,7 +86,7 @@ GDN_DEVICE bool is_set(int x, int lane) { return __shfl_sync(0xffffffff, x, lane
 /* Returns the token of sequence `row`. */
 GDN_DEVICE char *row_of_one(const struct gdn_cu_conv &a, const struct gdn_rows &r, int64_t row)
 {
-    return row_at(r, a.batch.padded ? row : 0, a.batch.single ? row : 0);
+    return row_at(r, a.batch.padded ? row : 0, 0);
 }
 
 /* A row on its way: the state as it lies in memory, and x. */

@@ -137,7 +137,7 @@ GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t r
     const bool        reads = b.read_pool >= 0, writes = b.write == GDN_WRITE_FINAL;
     s.row      = row;
     s.batch    = b.padded ? row : 0;
-    s.first    = clamp64(load_index(b.cu_seqlens, row, 0, b.single ? row : 0), 0, b.N);
+    s.first    = clamp64(load_index(b.cu_seqlens, row), 0, b.N);
     s.n_tokens = b.cu_seqlens.data ? clamp64(end, s.first, b.N) - s.first : b.T;
     s.read     = reads ? start : -1;
     s.write    = writes ? load_index(b.write_slots, row, 0, start) : -1;

@@ -97,7 +97,7 @@ GDN_DEVICE void commit_token(struct decode_window<KC> &to, const struct decode_f
     const bool is_q = lane >= 16;
     float      x[KC / 64][4], squares = 0, kq = 0, length = 1;
     expand_chunks(x, f.kq, row_dtype(r));
-    if (r.norm != GDN_NORM_NONE) {
+    if (r.norm != GDN_NO_NORM) {
         for (int j = 0; j < KC / 64; j++)
             for (int e = 0; e < 4; e++) squares = fmaf(x[j][e], x[j][e], squares);
         length = inverse_length(sum_of_16(squares), r.norm, r.norm_eps);

@@ -127,8 +127,8 @@ static const char *why_not_chain(const struct gdn_cu_rule *r)
 
 static const char *why_eight(const struct gdn_cu_rule *r)
 {
-    return gdn_is_eight(r->from.dtype) || gdn_is_eight(r->to.dtype) ||
-                   gdn_is_eight(r->checkpoints.dtype)
+    return gdn_is_q8(r->from.dtype) || gdn_is_q8(r->to.dtype) ||
+                   gdn_is_q8(r->checkpoints.dtype)
                ? "states have 8 bits"
                : NULL;
 }

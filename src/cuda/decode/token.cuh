@@ -170,7 +170,7 @@ GDN_DEVICE struct one_factors one_factors_of(float kk, float qq, float kq,
     float k = 1, q = 1;
     if (a.norm == GDN_NORM_L2)
         k = rsqrt_approx(kk + a.norm_eps), q = rsqrt_approx(qq + a.norm_eps);
-    else if (a.norm != GDN_NORM_NONE)
+    else if (a.norm != GDN_NO_NORM)
         k = one_inverse_length(kk, a), q = one_inverse_length(qq, a);
     q *= a.scale;
     return { k, q, kq * k * q };

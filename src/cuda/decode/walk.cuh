@@ -61,7 +61,7 @@ template <class Tile, int KC> GDN_DEVICE void enter(struct walk<Tile, KC> &m)
         return;
     }
     const struct decode_slot from = slot_of<Tile>(m.a, w, r.from, w.seq.read, GDN_CU_WIDE_FROM);
-    if (!is_eight(r.from.dtype)) {
+    if (!is_q8(r.from.dtype)) {
         load_floats(m.tile, from);
         return;
     }
@@ -84,13 +84,13 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
     const bool has_codes = m.has_codes && view.dtype == m.a.decode.rounding;
     if (is_as_read && m.intact && !has_codes) {
         const struct decode_slot from = slot_of<Tile>(m.a, w, r.from, w.seq.read, 0);
-        if (is_eight(view.dtype))
+        if (is_q8(view.dtype))
             copy_codes(to, from, w.n_columns);
         else
             copy_part(to.p, from.p);
         return;
     }
-    if (is_eight(view.dtype)) {
+    if (is_q8(view.dtype)) {
         struct decode_codes<Tile> codes = m.codes;
         const bool                held  = has_codes || is_as_read;
         if (!held) encode_8bit(codes, m.sh.scales, m.tile, w, view, n_tokens);
@@ -109,7 +109,7 @@ GDN_DEVICE void round_state(struct walk<Tile, KC> &m, bool changes, int64_t n_to
     const struct gdn_cu_rule &r    = m.a.decode.rule;
     const int                 dtype = m.a.decode.rounding;
     if (dtype == GDN_F32) return;
-    if (!is_eight(dtype)) {
+    if (!is_q8(dtype)) {
         for (int n = 0; n < 4 * Tile::N; n++)
             m.tile.S[n / 4][n % 4] = round_to(m.tile.S[n / 4][n % 4], dtype);
     } else if (changes || !m.has_codes) {

@@ -10,7 +10,7 @@ enum { MOST_WARPS = 4, /* of a block */
 
 struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *r, const struct gdn_cu_batch *b)
 {
-    const int64_t row = b->cu_seqlens.data ? 0 : b->single ? r->token : b->padded ? r->batch : 0;
+    const int64_t row = b->padded ? r->batch : 0;
     return (struct gdn_cu_near){ r->data, r->dtype, (int32_t)row, (int32_t)r->token,
                                  (int32_t)r->head };
 }

@@ -265,7 +265,7 @@ GDN_DEVICE void warp_scale(struct warp_token<Tile::PARTS * Tile::J> &to,
                            const struct gdn_cu_warp                 &a)
 {
     float k = 1, q = a.scale;
-    if (a.norm != GDN_NORM_NONE) {
+    if (a.norm != GDN_NO_NORM) {
         k = inverse_length(warp_product<Tile>(to.k, to.k), a.norm, a.norm_eps);
         q = inverse_length(warp_product<Tile>(to.q, to.q), a.norm, a.norm_eps) * a.scale;
     }

@@ -33,7 +33,6 @@ GDN_DEVICE void read_range(const struct gdn_cu_batch &b, struct gdn_cu_seq &s)
         s.n_tokens = clamp64(load_index(b.cu_seqlens, s.row + 1), s.first, b.N) - s.first;
     } else {
         s.batch    = b.padded ? s.row : 0;
-        s.first    = b.single ? s.row : 0;
         s.n_tokens = b.T;
     }
     if (b.token_start.data)

@@ -8,8 +8,8 @@
 
 #include "cuda/device/quad.cuh"
 
-GDN_DEVICE bool is_eight(int dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
-GDN_DEVICE int  state_bytes(int dtype) { return is_eight(dtype) ? 1 : float_bytes(dtype); }
+GDN_DEVICE bool is_q8(int dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
+GDN_DEVICE int  state_bytes(int dtype) { return is_q8(dtype) ? 1 : float_bytes(dtype); }
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 

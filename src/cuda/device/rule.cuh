@@ -40,7 +40,7 @@ GDN_DEVICE float norm_length(float sum_of_squares, int norm, float eps)
 }
 GDN_DEVICE float inverse_length(float sum_of_squares, int norm, float eps)
 {
-    return norm == GDN_NORM_NONE ? 1 : 1 / norm_length(sum_of_squares, norm, eps);
+    return norm == GDN_NO_NORM ? 1 : 1 / norm_length(sum_of_squares, norm, eps);
 }
 
 /* Returns log alpha of a raw gate a. */
@@ -63,7 +63,7 @@ GDN_DEVICE float gate_value(const Rule &r, float g, float A_log, float dt_bias,
 
 template <class Rule> GDN_DEVICE float beta_value(const Rule &r, float b)
 {
-    if (r.beta_kind == GDN_BETA_GIVEN) return b;
+    if (r.beta_kind == GDN_NO_SIGMOID) return b;
     return (r.beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1) * sigmoid(b);
 }
 

@@ -6,6 +6,7 @@
 #define GDN_CUDA_ARGS_H
 
 #include "gdn.h"
+#include "core/formulas.h"
 #include "core/views.h"
 
 /* A vector or a small matrix in device memory; data NULL: absent. Strides in elements. */
@@ -24,7 +25,7 @@ struct gdn_cu_batch {
     int64_t read_pool, write_pool, checkpoint_pool; /* slots; -1: no such pool */
     int64_t checkpoint_every, sink_slot, n_checkpoints; /* n_: as many as there are slots for */
     int32_t pad_policy, write;
-    int32_t padded, single; /* [B][T]; or N sequences of one token */
+    int32_t padded, pad;    /* [B][T] */
 };
 
 /* x[i] *= factor, n times 16 bytes. */
@@ -91,7 +92,7 @@ struct gdn_cu_norm {
     struct gdn_cu_lines x, z, out, weight; /* weight: one line, */
     int64_t             weight_step;       /* elements that far apart */
     int64_t             n_lines, D;
-    int32_t             formula; /* gdn_norm; GDN_NORM_NONE: root mean square */
+    int32_t             formula; /* gdn_norm; GDN_NO_NORM: root mean square */
     int32_t             sigmoid;
     float               eps;
     int32_t             lanes; /* that share a line, a power of two; in the forms that do */
@@ -104,7 +105,7 @@ struct gdn_cu_l2norm_backward {
     struct gdn_cu_leads leads;
     struct gdn_cu_lines x, dout, dx;
     int64_t             n_lines, D;
-    int32_t             formula; /* gdn_norm, not GDN_NORM_NONE */
+    int32_t             formula; /* gdn_norm, not GDN_NO_NORM */
     float               eps;
     int32_t             lanes; /* that share a line, a power of two; in form `row` */
     int32_t             adds;  /* to what dx holds */

@@ -337,6 +337,5 @@ struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn
         .pad_policy           = b->pad_policy,
         .write                = pools->write < 0 ? GDN_WRITE_NONE : b->write,
         .padded               = tokens->padded,
-        .single               = tokens->single,
     };
 }

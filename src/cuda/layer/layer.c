@@ -328,7 +328,7 @@ static gdn_status norm(struct layer *l)
         .weight_step = b->V > 1 ? b->args->norm_weight.stride[0] : 1,
         .n_lines     = b->n_tokens * b->Hv,
         .D           = b->V,
-        .formula     = GDN_NORM_NONE,
+        .formula     = GDN_NO_NORM,
         .eps         = b->rms_eps,
         .zeros       = true,
     };

@@ -141,7 +141,7 @@ GDN_DEVICE void block_weave(const struct gdn_cu_block_weave &a)
 /* Returns the sequence of a token; -1: none. */
 GDN_DEVICE int64_t sequence_of(const struct gdn_cu_batch &b, int64_t token)
 {
-    if (!b.cu_seqlens.data) return b.padded ? token / b.T : b.single ? token : 0;
+    if (!b.cu_seqlens.data) return b.padded ? token / b.T : 0;
     int64_t first = 0, end = b.B; /* the last one that begins at it or before is in between */
     while (end - first > 1) {
         const int64_t middle = first + (end - first) / 2;

@@ -347,7 +347,6 @@ static gdn_status store(const struct step *s)
             .n     = (int64_t)m->rule.H * m->rule.V,
             .head  = m->rule.V,
     };
-    if (!m->tokens.padded) a.out.batch = a.out.token; /* rows of one token */
     const struct gdn_cuda_call call = {
         .kernel = GDN_CU_block_store,
         .grid   = { (m->tokens.N + TOKENS - 1) / TOKENS, 1, 1 },
@@ -368,7 +367,7 @@ static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
 
 static gdn_status run_parts(const struct step *s)
 {
-    TRY(convolve(s, gdn_step_call_rows(s->m, s->b.convolved, 0, 0)));
+    if (gdn_step_convolves(s->m)) TRY(convolve(s, gdn_step_call_rows(s->m, s->b.convolved, 0, 0)));
     TRY(run_rule(s));
     if (s->m->normed) TRY(run_norm(s));
     return spares_padding(s->m) ? store(s) : GDN_OK;

@@ -38,7 +38,7 @@ GDN_DEVICE struct gate_gradient through_gate(const struct gdn_cu_rule &r,
 GDN_DEVICE float through_beta(const struct gdn_cu_rule &r, const struct stage_chunk &c, int t,
                               int head, float dbeta)
 {
-    if (r.beta_kind == GDN_BETA_GIVEN) return dbeta;
+    if (r.beta_kind == GDN_NO_SIGMOID) return dbeta;
     const float b = load_float(row_at(r.beta, c.seq, c.t0 + t, head), 0, r.beta.dtype);
     return dbeta * (beta_value(r, b) * sigmoid(-b));
 }

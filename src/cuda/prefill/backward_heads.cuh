@@ -458,7 +458,7 @@ GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
         const int t = sum_row(2 * h);
         float     f = 0; /* of given, in the gradient */
         if (t >= c.n) continue;
-        if (r.norm != GDN_NORM_NONE) {
+        if (r.norm != GDN_NO_NORM) {
             const float square = all_parts(sh.norms, t, 1);
             const float inverse = inverse_length(square, r.norm, r.norm_eps);
             f = -norm_slope(square, r) * inverse * inverse * all_parts(sh.norms, t, 0);
@@ -468,7 +468,7 @@ GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
 #pragma unroll
         for (int i = h; i < 16; i += 2) {
             float z[2] = { x[2 * i] + spoil, x[2 * i + 1] + spoil };
-            if (r.norm != GDN_NORM_NONE) {
+            if (r.norm != GDN_NO_NORM) {
                 z[0] = fmaf(f, mma_format_bf16::low(given[i]), z[0]);
                 z[1] = fmaf(f, mma_format_bf16::high(given[i]), z[1]);
             }
@@ -486,7 +486,7 @@ GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, const ch
     head_pairs given;
     if (!to.data) return;
     load_pairs(given, tile);
-    if (a.rule.norm != GDN_NORM_NONE) {
+    if (a.rule.norm != GDN_NO_NORM) {
         head_sums own;
         float     along[2], squares[2];
         unpack(own, given);

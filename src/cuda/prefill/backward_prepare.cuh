@@ -174,7 +174,7 @@ GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
     const uint32_t k = shared_address(sh.keys.k), q = shared_address(sh.keys.q);
     multiply_rows<GDN_BF16, DEEP>(keys, k, k, warp);
     multiply_rows<GDN_BF16, DEEP>(queries, q, k, warp);
-    if (r.norm != GDN_NORM_NONE) make_lengths(sh, r, (int)c.n);
+    if (r.norm != GDN_NO_NORM) make_lengths(sh, r, (int)c.n);
     __syncthreads(); /* keys and queries are done with */
     int head = first_reader(r, key, r.Hk);
     for (int i = 0; i < r.H / r.Hk; i++, head += reader_step(r, r.Hk)) {
@@ -182,7 +182,7 @@ GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
         if (chunks_before_stop(a, sh.part, head) <= 0) continue;
         if (warp == 0) prepare_gates(sh, r, first, head);
         __syncthreads();
-        if (r.norm != GDN_NORM_NONE) apply_lengths(sh);
+        if (r.norm != GDN_NO_NORM) apply_lengths(sh);
         __syncthreads();
         note_dead(sh.v, keys, queries, warp);
         if (threadIdx.x < CHUNK)

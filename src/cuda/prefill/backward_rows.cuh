@@ -114,7 +114,7 @@ GDN_DEVICE void store_row(const struct gdn_cu_backward &a, const struct backward
     if (x.to == &a.dq)
 #pragma unroll
         for (int j = 0; j < ROW_PARTS; j++) sum[j] *= r.scale;
-    if (!x.is_v && r.norm != GDN_NORM_NONE) {
+    if (!x.is_v && r.norm != GDN_NO_NORM) {
         load_row(part, row_at(*x.given, c.in.seq, c.in.t0 + t, x.head), x.given->dtype, x.D);
         through_norm(sum, part, r);
     }

@@ -220,7 +220,7 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
                 copy_wait<0>();
         }
         barrier_wait(BARRIER_LOADED, 32 * b.a.n_aux);
-        if (b.r.norm != GDN_NORM_NONE) {
+        if (b.r.norm != GDN_NO_NORM) {
             write_lengths<io, deep>(b.gates(slot), b.k(stage), f.q ? b.q(stage) : NULL, b.r);
             barrier_wait(BARRIER_LOADED, 32 * b.a.n_aux);
         }

@@ -178,7 +178,7 @@ static gdn_tensor unit_keys(const struct gdn_summary_call *c, void *memory)
 static size_t unit_key_bytes(const struct gdn_summary_call *c)
 {
     size_t n = sizeof(float);
-    if (c->offset.norm == GDN_NORM_NONE) return 0;
+    if (c->offset.norm == GDN_NO_NORM) return 0;
     for (int i = 0; i < c->args.k.ndim; i++) n *= (size_t)c->args.k.size[i];
     return gdn_align64(n);
 }
@@ -202,7 +202,7 @@ static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_cal
 {
     struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
     a.M = c->transition.to;
-    if (c->offset.norm != GDN_NORM_NONE && c->tokens.N > 0) {
+    if (c->offset.norm != GDN_NO_NORM && c->tokens.N > 0) {
         const struct gdn_norm_job job  = { .x       = c->args.k,
                                            .out     = unit_keys(c, memory),
                                            .formula = c->offset.norm,

@@ -230,7 +230,7 @@ static void refuse_summary(void)
     gdn_batch *t = &refused_batch;
     REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
     REFUSE("flags", GDN_E_ARG, "flags", a->flags = 1);
-    REFUSE("norm", GDN_E_ARG, "norm", a->norm = 4);
+    REFUSE("norm", GDN_E_ARG, "norm", a->norm = 5);
     REFUSE("norm_eps", GDN_E_ARG, "norm_eps", a->norm_eps = -1);
     REFUSE("head_map", GDN_E_ARG, "head_map", a->head_map = 2);
     REFUSE("state_layout", GDN_E_ARG, "state_layout", a->state_layout = -1);

@@ -77,7 +77,7 @@ static void make_model(const gdn_conv1d_args *a, struct model *m)
 {
     struct ring2_sequence *seqs;
     const int64_t D = a->x.size[a->x.ndim - 1], W = a->weight.size[a->weight.ndim - 1];
-    const int64_t B = ring2_sequences(a->batch, &a->x, 1, false, a->state.data != NULL, &seqs);
+    const int64_t B = ring2_sequences(a->batch, &a->x, 1, a->state.data != NULL, &seqs);
     const size_t  n = (size_t)ring2_count(&a->x);
     size_t        p;
     m->target = a->state_out.data ? a->state_out : a->state;
@@ -178,7 +178,7 @@ static void run_case(const int *level, int number)
     gdn_conv1d_args    a   = gdn_conv1d_args_init();
     const int64_t      D = channels[level[CHANNELS]], W = 2 + level[TAPS];
     const int64_t      S = W - 1 + (level[LENGTH] == 2 ? 10 : level[LENGTH]);
-    ring2_batch_make(&b, level, false);
+    ring2_batch_make(&b, level);
     a.x = ring2_batch_rows(&b, level[ACT], level[VIEW] == FUSED ? D + 5 : D, 0);
     if (level[VIEW] == FUSED) a.x = ring2_narrow(&a.x, a.x.ndim - 1, 2, D);
     ring2_fill(&a.x, -2, 2);
@@ -190,7 +190,7 @@ static void run_case(const int *level, int number)
     }
     if (ring2_batch_has_state(&b)) a.state = new_pool(&b, level[STATE], D, S);
     if (ring2_batch_has_state_out(&b)) a.state_out = new_pool(&b, level[STATE], D, S);
-    a.activation = level[SILU] ? GDN_ACT_SILU : GDN_ACT_NONE;
+    a.activation = level[SILU] ? GDN_ACT_SILU : number % 2 ? GDN_ACT_NONE : GDN_ACT_DEFAULT;
     a.batch      = &b.batch;
     if (number % 2) {
         ring2_give_workspace(ctx, GDN_OP_CONV1D, &a);

@@ -164,7 +164,7 @@ static struct gradients make_model(const gdn_conv1d_backward_args *a)
     struct gradients g = { want(&a->dx, adds), want(&a->dweight, adds), want(&a->dbias, adds),
                            want(&a->dstate, adds) };
     struct ring2_sequence *seqs;
-    const int64_t          B = ring2_sequences(a->batch, &a->x, 1, false, false, &seqs);
+    const int64_t          B = ring2_sequences(a->batch, &a->x, 1, false, &seqs);
     struct line            l = { .a = a, .S = W - 1, .W = W };
     for (int i = 0; i < 3; i++)
         if (states[i]->data) l.S = states[i]->size[2];

@@ -300,7 +300,7 @@ static struct gradients make_gradients(args *a, struct oracle_noise *noise)
 {
     struct gradients       g;
     struct ring2_sequence *seqs;
-    const int64_t          B = ring2_sequences(a->batch, &a->hidden, 1, false, false, &seqs);
+    const int64_t          B = ring2_sequences(a->batch, &a->hidden, 1, false, &seqs);
     for (int i = 0; i < N_GRADIENTS; i++) g.of[i] = numbers(count_of(a, i));
     for (int64_t b = 0; b < B; b++) {
         if (a->batch && a->batch->token_start.data) {

@@ -84,7 +84,7 @@ static void run_case(const int *level, int number)
     const int32_t      A = level[ACT], other = A == GDN_BF16 ? GDN_F16 : GDN_BF16;
     const int32_t      gates = !level[GATES] ? GDN_F32 : number % 3 ? A : other;
     a.n_key_heads = s[0], a.n_value_heads = s[1], a.key_head_dim = s[2], a.value_head_dim = s[3];
-    ring2_batch_make(&b, level, true);
+    ring2_batch_make(&b, level);
     a.x = ring2_batch_rows(&b, A, level[VIEW] == FUSED ? channels + 12 : channels, 0);
     if (level[VIEW] == FUSED) a.x = ring2_narrow(&a.x, a.x.ndim - 1, 4, channels);
     a.a = ring2_batch_rows(&b, gates, s[1], 0), a.b = ring2_batch_rows(&b, gates, s[1], 0);
@@ -96,11 +96,12 @@ static void run_case(const int *level, int number)
     }
     make_states(&a, &b, level);
     make_weights(&a, level, channels, number);
+    if (number % 6 == 5) a.conv_weight.data = a.conv_bias.data = a.conv_state.data = NULL;
     a.state_layout     = level[LAYOUT];
     a.head_map         = level[MAP];
     a.gate_lower_bound = level[KIND] == 1 ? -4 : 0;
     a.beta_kind        = level[KIND] == 2 ? GDN_BETA_TWICE_SIGMOID : 0;
-    a.norm             = number % 4;
+    a.norm             = number % 5;
     a.flags            = level[EXACT] ? GDN_EXACT : 0;
     a.rounding         = number % 7 == 3;
     a.seed             = (uint64_t)number;

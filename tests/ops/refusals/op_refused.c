@@ -57,10 +57,10 @@ static void fields(void)
     REFUSE("reserved", GDN_E_ARG, "reserved: 1", a->reserved = 1);
     REFUSE("gate -1", GDN_E_ARG, "gate", a->gate = -1);
     REFUSE("gate 3", GDN_E_ARG, "gate", a->gate = 3);
-    REFUSE("beta_kind 3", GDN_E_ARG, "beta_kind", a->beta_kind = 3);
+    REFUSE("beta_kind 4", GDN_E_ARG, "beta_kind", a->beta_kind = 4);
     REFUSE("head_map 2", GDN_E_ARG, "head_map", a->head_map = 2);
     REFUSE("state_layout 2", GDN_E_ARG, "state_layout", a->state_layout = 2);
-    REFUSE("norm 4", GDN_E_ARG, "norm", a->norm = 4);
+    REFUSE("norm 5", GDN_E_ARG, "norm", a->norm = 5);
     REFUSE("norm_eps below 0", GDN_E_ARG, "norm_eps", a->norm_eps = -1e-6f);
     REFUSE("norm_eps NaN", GDN_E_ARG, "norm_eps", a->norm_eps = NAN);
     REFUSE("scale NaN", GDN_E_ARG, "scale", a->scale = NAN);

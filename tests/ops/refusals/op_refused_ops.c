@@ -48,7 +48,7 @@ static void refuse_conv1d(void)
     REFUSE("flags", GDN_E_ARG, "flags", a->flags = 4);
     REFUSE("reserved", GDN_E_ARG, "reserved", a->reserved = 1);
     REFUSE("activation sigmoid", GDN_E_ARG, "activation", a->activation = GDN_ACT_SIGMOID);
-    REFUSE("activation 3", GDN_E_ARG, "activation", a->activation = 3);
+    REFUSE("activation 4", GDN_E_ARG, "activation", a->activation = 4);
     REFUSE("x absent", GDN_E_ARG, "x", a->x.data = NULL);
     REFUSE("x of I32", GDN_E_DTYPE, "x", a->x.dtype = GDN_I32);
     REFUSE("x of 1 dimension", GDN_E_SHAPE, "x", a->x.ndim = 1);
@@ -278,7 +278,7 @@ static void refuse_prefill_backward(void)
     REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
     REFUSE("flags", GDN_E_ARG, "flags", a->flags = GDN_EXACT);
     REFUSE("gate 3", GDN_E_ARG, "gate", a->gate = 3);
-    REFUSE("norm 4", GDN_E_ARG, "norm", a->norm = 4);
+    REFUSE("norm 5", GDN_E_ARG, "norm", a->norm = 5);
     REFUSE("scale NaN", GDN_E_ARG, "scale", a->scale = NAN);
     REFUSE("norm_eps below 0", GDN_E_ARG, "norm_eps", a->norm_eps = -1);
     REFUSE("gate_lower_bound above 0", GDN_E_ARG, "gate_lower_bound", a->gate_lower_bound = 1);

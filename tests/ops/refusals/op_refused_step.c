@@ -44,7 +44,7 @@ static void refuse_fields(void)
     REFUSE("beta_kind", GDN_E_ARG, "beta_kind", a->beta_kind = 3);
     REFUSE("head_map", GDN_E_ARG, "head_map", a->head_map = 2);
     REFUSE("state_layout", GDN_E_ARG, "state_layout", a->state_layout = -1);
-    REFUSE("norm", GDN_E_ARG, "norm", a->norm = 4);
+    REFUSE("norm", GDN_E_ARG, "norm", a->norm = 5);
     REFUSE("rounding", GDN_E_ARG, "rounding", a->rounding = 2);
     REFUSE("scale", GDN_E_ARG, "scale", a->scale = INFINITY);
     REFUSE("norm_eps", GDN_E_ARG, "norm_eps", a->norm_eps = -1e-6f);
@@ -69,7 +69,9 @@ static void refuse_tensors(void)
     REFUSE("z of fewer heads", GDN_E_SHAPE, "z", a->z.size[1]--);
     REFUSE("out of 2 dimensions", GDN_E_SHAPE, "out", a->out.ndim = 2);
     REFUSE("heads of out share memory", GDN_E_SHAPE, "out", a->out.stride[1] = 1);
-    REFUSE("conv_weight absent", GDN_E_ARG, "conv_weight: absent", a->conv_weight.data = NULL);
+    REFUSE("conv_bias alone", GDN_E_ARG, "conv_bias: given", a->conv_weight.data = NULL);
+    REFUSE("conv_state alone", GDN_E_ARG, "conv_state: given",
+           a->conv_weight.data = a->conv_bias.data = NULL);
     REFUSE("conv_weight of fewer channels", GDN_E_SHAPE, "conv_weight", a->conv_weight.size[0]--);
     REFUSE("conv_bias of fewer channels", GDN_E_SHAPE, "conv_bias", a->conv_bias.size[0]--);
     REFUSE("A_log absent", GDN_E_ARG, "A_log: absent", a->A_log.data = NULL);

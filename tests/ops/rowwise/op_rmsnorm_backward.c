@@ -186,7 +186,7 @@ static void run_case(const int *level, int number)
     if (parts == ALL || parts == ONLY_DX) a->dx = rows(level, level[OUT], 1);
     if (a->z.data && (parts == ALL || parts == ONLY_DZ)) a->dz = rows(level, level[Z], 1);
     if (parts == ALL || parts == ONLY_DWEIGHT) a->dweight = vector(GDN_F32, D, 1 + number % 3);
-    a->activation = level[GATE] ? GDN_ACT_SIGMOID : number % 2 ? GDN_ACT_SILU : GDN_ACT_NONE;
+    a->activation = level[GATE] ? GDN_ACT_SIGMOID : number % 2 ? GDN_ACT_SILU : GDN_ACT_DEFAULT;
     a->eps        = level[EPS] ? 0.5f : 0;
     if (level[ADDS]) a->flags = GDN_ACCUMULATE;
     if (number % 2) give_workspace(&c);

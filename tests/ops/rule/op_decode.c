@@ -122,6 +122,7 @@ static void against_the_oracle(int number)
     gdn_ctx            *ctx     = ring2_ctx(1);
     gdn_batch           batch;
     gdn_rule_args       a = any_of(number, &batch);
+    ring2_rule_pad(&a, SEQUENCES);
     a.norm  = norms[(n / 3 + number) % 4];
     a.scale = n % 3 ? 0 : 0.3f;
     if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
@@ -152,9 +153,10 @@ static void interleaved(int number)
     static const int    same[][3] = { { 3, 3, 3 }, { 1, 1, 4 } };
     const struct shape *s         = &shapes[number / 4];
     gdn_ctx            *ctx       = ring2_ctx(1);
-    gdn_rule_args       a = plain(s, same[number / 2 % 2], SEQUENCES, number % 2);
-    gdn_rule_args       b = ring2_rule_clone(&a);
-    b.head_map            = GDN_HEADS_INTERLEAVED;
+    gdn_rule_args       a = plain(s, same[number / 2 % 2], SEQUENCES, number % 2), b;
+    ring2_rule_pad(&a, SEQUENCES);
+    b          = ring2_rule_clone(&a);
+    b.head_map = GDN_HEADS_INTERLEAVED;
     ring2_status(ctx, "grouped", gdn_decode(ctx, &a), GDN_OK);
     ring2_status(ctx, "interleaved", gdn_decode(ctx, &b), GDN_OK);
     expect_kernel(ctx, &b);
@@ -168,8 +170,9 @@ static void in_runs(int number)
     gdn_ctx         *ctx         = ring2_ctx(1);
     gdn_batch        batch;
     gdn_rule_args    a = any_with(number, counts[(number + number / N_SHAPES) % 4], &batch);
-    a.head_map         = GDN_HEADS_INTERLEAVED;
-    a.norm             = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
+    ring2_rule_pad(&a, SEQUENCES);
+    a.head_map = GDN_HEADS_INTERLEAVED;
+    a.norm     = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
     ring2_rule_check(ctx, &a, true);
     expect_kernel(ctx, &a);
 }
@@ -179,6 +182,7 @@ static void selection(int number)
 {
     const struct shape *s = &shapes[number / 2];
     gdn_rule_args       a = plain(s, heads[0], SEQUENCES, number % 2), x, y;
+    ring2_rule_pad(&a, SEQUENCES);
     ring2_fill_value(&a.g, -(double)INFINITY);
     x = called(&a, 0, NAN);
     y = called(&a, 0, 0);
@@ -203,12 +207,13 @@ static void alone(int number)
 {
     const struct shape *s   = &shapes[number / 2];
     const int64_t       two[] = { 2 };
-    gdn_rule_args       a = plain(s, heads[0], SEQUENCES, number % 2);
-    gdn_rule_args       b = ring2_rule_slice(&a, 2, 1);
+    gdn_rule_args       a = plain(s, heads[0], SEQUENCES, number % 2), b;
     gdn_batch           batch = gdn_batch_init();
-    batch.read_slots          = ring2_indices(GDN_I32, 1, two);
-    b                         = ring2_rule_clone(&b);
-    b.batch                   = &batch;
+    ring2_rule_pad(&a, SEQUENCES);
+    batch.read_slots = ring2_indices(GDN_I32, 1, two);
+    b                = ring2_rule_slice(&a, 2, 1);
+    b                = ring2_rule_clone(&b);
+    b.batch          = &batch;
     ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &a), GDN_OK);
     ring2_status(ring2_ctx(1), "alone", gdn_decode(ring2_ctx(1), &b), GDN_OK);
     expect_kernel(ring2_ctx(1), &a);
@@ -235,7 +240,8 @@ static void by_cu_seqlens(int number)
     gdn_batch            batch;
     gdn_rule_args        a = any_of(number, &batch);
     a.batch = &batch;
-    if (n % 8 != 7)
+    if (n % 8 == 7) ring2_rule_pad(&a, SEQUENCES);
+    else
         batch.cu_seqlens = ring2_indices(number % 3 ? GDN_I32 : GDN_I64, SEQUENCES + 1,
                                          dealt[n / 2 % N_DEALT]);
     if (number % 2 || n % 8 == 7)
@@ -303,25 +309,6 @@ static void alone_by_cu_seqlens(int number)
     }
 }
 
-/* [B T]... as [B][T]... */
-static void pad(gdn_tensor *t, int64_t B)
-{
-    for (int i = t->ndim++; i > 0; i--) {
-        t->size[i]   = t->size[i - 1];
-        t->stride[i] = t->stride[i - 1];
-    }
-    t->size[0]   = B;
-    t->size[1]  /= B;
-    t->stride[0] = t->size[1] * t->stride[1];
-}
-
-static void pad_all(gdn_rule_args *a, int64_t B)
-{
-    gdn_tensor *rows[] = { &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i]->data) pad(rows[i], B);
-}
-
 /* Returns true if windows take these states and tokens. */
 static bool are_for_windows(const struct shape *s)
 {
@@ -364,7 +351,7 @@ static void several_tokens(int number)
     gdn_batch            batch   = gdn_batch_init();
     gdn_rule_args        a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[n % HEAD_KINDS],
                                              s->K, s->V);
-    pad_all(&a, 3);
+    ring2_rule_pad(&a, 3);
     a.state        = pool(s, 3, a.g.size[2], k_first);
     a.state_layout = k_first ? GDN_STATE_KV : GDN_STATE_VK;
     if (number % 5 == 0) ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
@@ -397,7 +384,7 @@ static void few_tokens(int number)
     if (number % 7 == 0 && kind != 1 && kind != 5) ring2_fill_value(&a.beta, 0);
     for (int64_t i = n % 2; i < SEQUENCES * T && (kind == 0 || kind == 5); i += 3)
         ring2_set(&a.g, i * a.g.size[1] + i % a.g.size[1], -(double)INFINITY);
-    pad_all(&a, SEQUENCES);
+    ring2_rule_pad(&a, SEQUENCES);
     a.norm  = norms[(n + number / 2) % 4];
     a.scale = n % 3 ? 0 : 0.3f;
     if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
@@ -428,7 +415,7 @@ static void padded_selection(int number)
     gdn_rule_args a = ring2_rule_args(s->dtype, s->state, T, 0, heads[0], s->K, s->V), x, y;
     a.state         = pool(s, 1, a.g.size[1], k_first);
     a.state_layout  = k_first ? GDN_STATE_KV : GDN_STATE_VK;
-    pad_all(&a, 1);
+    ring2_rule_pad(&a, 1);
     const gdn_tensor g = ring2_select(&a.g, 1, at), beta = ring2_select(&a.beta, 1, at);
     ring2_fill_value(&beta, 0);
     x = padded_call(&a, 1, at, NAN);
@@ -468,7 +455,7 @@ static void padded_alone(int number)
     gdn_rule_args a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[0], s->K, s->V), b;
     a.state         = pool(s, 3, a.g.size[1], number % 2);
     a.state_layout  = number % 2 ? GDN_STATE_KV : GDN_STATE_VK;
-    pad_all(&a, 3);
+    ring2_rule_pad(&a, 3);
     b = ring2_rule_slice(&a, 1, 1);
     b = ring2_rule_clone(&b);
     b.state = ring2_narrow(&a.state, 0, 1, 1);
@@ -501,7 +488,7 @@ static void every_state(int number)
     if (n % 3 == 2)
         batch.cu_seqlens = ring2_indices(GDN_I32, ROWS + 1, cu);
     else
-        pad_all(&a, ROWS);
+        ring2_rule_pad(&a, ROWS);
     a.norm            = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
     a.batch           = &batch;
     batch.write       = GDN_WRITE_EACH;
@@ -537,7 +524,7 @@ static void fewer_slots(int number)
     if (form == 1)
         batch.cu_seqlens = ring2_indices(GDN_I32, SEQUENCES + 1, dealt[0]);
     else
-        pad_all(&a, SEQUENCES);
+        ring2_rule_pad(&a, SEQUENCES);
     listed            = batch;
     listed.read_slots = ring2_indices(GDN_I32, SEQUENCES, own);
     skips             = a;

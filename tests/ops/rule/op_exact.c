@@ -73,7 +73,7 @@ static struct exact_case make_case(int number, int32_t state_dtype)
     *a = ring2_rule_args((int32_t)(number / 2 % 3), state_dtype, c.T, 1, hd, c.K, c.V);
     a->flags    = GDN_EXACT;
     a->head_map = number / 3 % 2;
-    a->norm     = number / 4 % 4;
+    a->norm     = number / 4 % 5;
     if (a->norm == GDN_NORM_L2_MAX) a->norm_eps = 0.5f;
     set_gates(a, number % N_GATES, number / 5 % N_BETAS, c.H);
     c.start = ring2_clone(&a->state);

@@ -147,7 +147,8 @@ static struct turn turn_of(int i, int n_forms)
 {
     const int kind = i / n_forms % N_KINDS;
     return (struct turn){ &patterns[i / n_forms / N_KINDS], &forms[i % n_forms],
-                          kind % 2 ? GDN_F16 : GDN_BF16, kind / 2 ? GDN_NORM_L2 : GDN_NORM_NONE };
+                          kind % 2 ? GDN_F16 : GDN_BF16,
+                          kind / 2 ? GDN_NORM_L2 : GDN_NORM_DEFAULT };
 }
 
 static void finish(struct turn t)

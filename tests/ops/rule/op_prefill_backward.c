@@ -203,10 +203,10 @@ static void make_values(struct grad_case *c)
 {
     static const int32_t gates[] = { GDN_GATE_LOG, GDN_GATE_LOG, GDN_GATE_LINEAR, GDN_GATE_RAW,
                                      GDN_GATE_RAW };
-    static const int32_t betas[] = { GDN_BETA_GIVEN, GDN_BETA_GIVEN, GDN_BETA_SIGMOID,
+    static const int32_t betas[] = { GDN_BETA_DEFAULT, GDN_BETA_GIVEN, GDN_BETA_SIGMOID,
                                      GDN_BETA_TWICE_SIGMOID, GDN_BETA_GIVEN };
     gdn_prefill_backward_args *a = &c->args;
-    const bool                 unit = c->level[NORM] == GDN_NORM_NONE;
+    const bool                 unit = !oracle_normalises(c->level[NORM]);
     fill_keys(&a->q, unit, false);
     fill_keys(&a->k, unit, c->level[BETA] == NEAR_2);
     ring2_fill(&a->v, -1, 1);
@@ -220,7 +220,7 @@ static void make_values(struct grad_case *c)
     a->gate_lower_bound = c->level[GATE] == RAW_BOUND ? -5 : 0;
     a->head_map         = c->level[MAP];
     a->state_layout     = c->level[LAYOUT];
-    a->norm             = c->level[NORM];
+    a->norm             = unit && c->level[SCALE] ? GDN_NORM_NONE : c->level[NORM];
     a->norm_eps         = c->level[NORM] == GDN_NORM_L2_MAX ? 1.5f : 0;
     a->scale            = c->level[SCALE] ? 0.3f : 0;
     if (!c->level[ADDS]) return;
@@ -671,8 +671,8 @@ static gdn_prefill_backward_args make_wide(const struct wide_call *w)
         ring2_fill(&a.state, -1, 1);
         ring2_fill(&a.dstate_out, -1, 1);
     }
-    fill_keys(&a.q, w->norm == GDN_NORM_NONE, false);
-    fill_keys(&a.k, w->norm == GDN_NORM_NONE, false);
+    fill_keys(&a.q, !oracle_normalises(w->norm), false);
+    fill_keys(&a.k, !oracle_normalises(w->norm), false);
     ring2_fill(&a.v, -1, 1);
     ring2_fill(&a.dout, -1, 1);
     a.gate = w->gate, a.norm = w->norm, a.head_map = w->map, a.beta_kind = w->beta;
@@ -687,7 +687,7 @@ static gdn_prefill_backward_args make_wide(const struct wide_call *w)
     }
     for (int64_t i = 0; w->strength < 0 && i < ring2_count(&a.g); i++)
         if (ring2_below(20) == 0) ring2_set(&a.g, i, -INFINITY);
-    if (w->beta == GDN_BETA_GIVEN)
+    if (!oracle_squashes(w->beta))
         for (int64_t i = 0; i < ring2_count(&a.beta); i++)
             ring2_set(&a.beta, i, ring2_below(8) ? ring2_uniform(0, 1) : 0);
     else

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Rolling back: draft, accept some, go on, for the convolution and the rule together. The ways
- * of gdn.h (a slot for each token, the accepted ones again, records) against plain decode of
- * what was accepted: G20.
+ * of gdn.h (a slot for each token, the accepted ones again, from inputs at hand or kept by slot,
+ * records) against plain decode of what was accepted: G20.
  */
 #include <math.h>
 #include <string.h>
@@ -83,6 +83,50 @@ static void again_round(const struct ring2_layer *m, const gdn_tensor *weight,
     b.token_count = ring2_indices(GDN_I32, B, n->n);
     a.out.data    = NULL;
     ring2_decode(&a);
+    conv(t, weight, &w->conv, NULL, &b);
+}
+
+/* Keeps rows [B][T]... in windows by slot, [P][..][T].., as FlashInfer does. Returns these as
+ * [P][T]... */
+static gdn_tensor kept(const gdn_tensor *rows, const gdn_tensor *slots)
+{
+    const gdn_tensor    from = ring2_swap(rows, 1, 2);
+    gdn_state_copy_args c    = gdn_state_copy_args_init();
+    c.from_pool = from;
+    c.to_pool   = ring2_new(rows->dtype, 0, from.ndim, P, from.size[1], from.size[2],
+                            from.ndim == 4 ? from.size[3] : 0);
+    c.to_slots  = *slots;
+    ring2_status(ring2_ctx(2), "gdn_state_copy", gdn_state_copy(ring2_ctx(2), &c), GDN_OK);
+    return ring2_swap(&c.to_pool, 1, 2);
+}
+
+/* Drafts whose raw inputs are kept by slot; then the accepted ones from there, slot by slot. */
+static void windows_round(const struct ring2_layer *m, const gdn_tensor *weight,
+                          const struct ring2_tokens *t, const struct ring2_accepted *n,
+                          struct way *w)
+{
+    gdn_tensor    act = ring2_new(GDN_F32, 0, 3, B, t->T, ring2_channels(m), 0);
+    gdn_batch     b = ring2_drafts(t, false), each = gdn_batch_init();
+    int64_t       slots[P], count[P] = { 0 };
+    conv(t, weight, &w->conv, &act, &b);
+    gdn_rule_args a = ring2_layer_args(m, t, &act, &w->state, &b);
+    ring2_decode(&a);
+    w->out = a.out;
+    for (int64_t p = 0; p < P; p++) slots[p] = -1;
+    for (int s = 0; s < B; s++)
+        if (ring2_slots[s] >= 0) {
+            slots[ring2_slots[s]] = ring2_slots[s];
+            count[ring2_slots[s]] = n->n[s];
+        }
+    gdn_tensor *const rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta };
+    for (int i = 0; i < 5; i++) *rows[i] = kept(rows[i], &b.read_slots);
+    each.read_slots  = ring2_indices(GDN_I32, P, slots);
+    each.token_count = ring2_indices(GDN_I32, P, count);
+    a.batch          = &each;
+    a.out.data       = NULL;
+    ring2_decode(&a);
+    b.write       = GDN_WRITE_FINAL;
+    b.token_count = ring2_indices(GDN_I32, B, n->n);
     conv(t, weight, &w->conv, NULL, &b);
 }
 
@@ -181,7 +225,7 @@ static void G20_rollback(const struct ring2_layer *m, bool tree)
     gdn_tensor    weight = ring2_new(GDN_F32, 0, 2, ring2_channels(m), TAPS, 0, 0);
     ring2_fill(&plain.conv, -1, 1);
     ring2_fill(&weight, -1, 1);
-    struct way  record = copy_of(&plain), again = copy_of(&plain);
+    struct way  record = copy_of(&plain), again = copy_of(&plain), windows = copy_of(&plain);
     struct each each = each_of(m, &plain);
     for (int round = 0; round < 8 && !ring2_failed(); round++) {
         const struct ring2_tokens   t = ring2_draft(m, tree);
@@ -202,6 +246,9 @@ static void G20_rollback(const struct ring2_layer *m, bool tree)
         expect_out("again: out", &again.out, &plain.out, &n);
         ring2_expect_bits("again: state", &again.state, &plain.state);
         ring2_expect_bits("again: convolution", &again.conv, &plain.conv);
+        windows_round(m, &weight, &t, &n, &windows);
+        expect_out("windows: out", &windows.out, &plain.out, &n);
+        ring2_expect_bits("windows: state", &windows.state, &plain.state);
     }
     ring2_fold(m, &r, &record.state);
     ring2_expect_bits("record: last state", &record.state, &plain.state);

@@ -158,10 +158,11 @@ static void make_values(struct rule_case *c)
 {
     static const int32_t gates[] = { GDN_GATE_LOG, GDN_GATE_LOG, GDN_GATE_LINEAR, GDN_GATE_RAW,
                                      GDN_GATE_RAW };
-    static const int32_t betas[] = { GDN_BETA_GIVEN, GDN_BETA_GIVEN, GDN_BETA_SIGMOID,
+    static const int32_t betas[] = { GDN_BETA_DEFAULT, GDN_BETA_GIVEN, GDN_BETA_SIGMOID,
                                      GDN_BETA_TWICE_SIGMOID, GDN_BETA_GIVEN };
     gdn_rule_args *a = &c->args;
-    ring2_rule_inputs(a, c->level[NORM] == GDN_NORM_NONE, 0);
+    const bool     unit = !oracle_normalises(c->level[NORM]);
+    ring2_rule_inputs(a, unit, 0);
     if (c->level[BETA] == NEAR_2) correlate(&a->k);
     for (int64_t i = 0; a->g.data && i < ring2_count(&a->g); i++)
         ring2_set(&a->g, i, gate_value(c));
@@ -171,7 +172,7 @@ static void make_values(struct rule_case *c)
     a->beta_kind        = betas[c->level[BETA]];
     a->gate_lower_bound = c->level[GATE] == RAW_BOUND ? -5 : 0;
     a->head_map         = c->level[MAP];
-    a->norm             = c->level[NORM];
+    a->norm             = unit && c->level[SCALE] ? GDN_NORM_NONE : c->level[NORM];
     a->norm_eps         = c->level[NORM] == GDN_NORM_L2_MAX ? 0.5f : 0;
     a->scale            = c->level[SCALE] ? 0.3f : 0;
 }
@@ -198,7 +199,7 @@ static void run_case(const int *level, int number, bool decode)
     const gdn_op     op  = decode ? GDN_OP_DECODE : GDN_OP_PREFILL;
     c.level = level;
     c.args  = gdn_rule_args_init();
-    ring2_batch_make(&c.b, level, decode);
+    ring2_batch_make(&c.b, level);
     make_tensors(&c);
     make_values(&c);
     if (ring2_batch_has_state(&c.b)) a->state = new_pool(&c, level[STATE]);

@@ -379,11 +379,11 @@ static void trap_3_head_map(void)
     }
 }
 
-/* k = (3, 4), eps = 7: the length is sqrt(25 + 7), 5 + 7 or max(5, 7). */
+/* k = (3, 4), eps = 7: the length is sqrt(25 + 7), 5 + 7 or max(5, 7); without a norm 1. */
 static void trap_4_norm_formulas(void)
 {
-    const double length[4] = { 1, sqrt(32), 12, 7 };
-    for (int i = 0; i < 8; i++) {
+    const double length[] = { 1, sqrt(32), 12, 7, 1 };
+    for (int i = 0; i < 10; i++) {
         gdn_rule_args a = sequence(1, one, 2, 1, NULL);
         const double  want = 25 / (length[i / 2] * length[i / 2]);
         a.g.data = a.beta.data = a.state.data = NULL;

@@ -74,7 +74,7 @@ def _log_gates(g, A_log, dt_bias, options):
 
 def _strengths(beta, options):
     kind = options["beta_kind"]
-    if beta is None or kind == gdn.BETA_GIVEN:
+    if beta is None or kind in (gdn.BETA_DEFAULT, gdn.BETA_GIVEN):
         return beta
     return beta.float().sigmoid() * (2 if kind == gdn.BETA_TWICE_SIGMOID else 1)
 

@@ -57,7 +57,7 @@ const char *gdn_cuda_prefill_hopper_why_not(const gdn_ctx *ctx, const struct gdn
  * unknown. */
 static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_cut_options options)
 {
-    return r->norm != GDN_NORM_NONE && !options.every_token;
+    return r->norm != GDN_NO_NORM && !options.every_token;
 }
 
 /* Returns the cut of the whole call. Planning takes up to 5 us, and a call needs the cut twice, for

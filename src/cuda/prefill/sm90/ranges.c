@@ -67,7 +67,7 @@ static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 /* A call without keys whose length is known has no early stop. */
 static bool may_stop(const struct gdn_cuda_summary *s)
 {
-    return s->rule.norm != GDN_NORM_NONE && !s->every_token;
+    return s->rule.norm != GDN_NO_NORM && !s->every_token;
 }
 
 static int n_slices(const struct gdn_cuda_summary *s)

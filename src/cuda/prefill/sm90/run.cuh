@@ -122,7 +122,7 @@ GDN_DEVICE void zero_squares(void)
 /* Fills in lengths of keys, which stay if no role writes them. The same warps call it. */
 template <int io> GDN_DEVICE void fill_lengths(const struct hopper_block &b)
 {
-    if (io != GDN_F16 && b.r.norm != GDN_NORM_NONE) return;
+    if (io != GDN_F16 && b.r.norm != GDN_NO_NORM) return;
     for (int i = threadIdx.x - 128; i < 64 * HOPPER_GATES_RING; i += blockDim.x - 128)
         b.gates(i / 64).k_scale[i % 64] = 1;
 }

@@ -118,7 +118,7 @@ GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, in
         more = in_warp(c + 1 < mark);
         if (first) {
             b.wait(HOPPER_V_FULL, c);
-            if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
+            if (b.r.norm != GDN_NO_NORM) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
             wgmma_wait<1>();
             wait_for_other(HOPPER_MAIL_K);
             take_mail<true>(w, u);

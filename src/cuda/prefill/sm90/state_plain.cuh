@@ -82,7 +82,7 @@ GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, 
         make_factors<io, gated>(y, r, u, g, w.lane);
         wgmma_wait<0>();
         scale_output(w, o, c);
-        if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* it is: without a branch U is copied */
+        if (b.r.norm != GDN_NO_NORM) b.wait(HOPPER_T_FULL, c); /* it is: without a branch U is copied */
         if (is_any_far<io>(w, y)) return c;
         multiply_turned<io, true>(o, y, b.p(c));
         end_plain<io, gated>(w, S, o, gated ? r : y, c, v);
@@ -111,7 +111,7 @@ GDN_DEVICE int pass_stacked(const struct hopper_state &w, hopper_share &S, int c
         const uint32_t v     = b.v(c) + w.v_lane();
         more                 = in_warp(c + 1 < mark);
         b.wait(HOPPER_V_FULL, c);
-        if (b.r.norm != GDN_NORM_NONE) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
+        if (b.r.norm != GDN_NO_NORM) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
         const uint32_t lane = opaque(w.lane);                    /* found here: later is on the chain */
         wgmma_wait<0>();
         if (other) return c;

@@ -137,7 +137,7 @@ GDN_DEVICE int source_of(const struct gdn_cu_source &s, int head)
 
 template <int io> GDN_DEVICE void load_all(const struct hopper_block &b, uint32_t lane)
 {
-    const bool                 scaled = io == GDN_F16 && b.r.norm != GDN_NORM_NONE;
+    const bool                 scaled = io == GDN_F16 && b.r.norm != GDN_NO_NORM;
     const struct hopper_loader l = { b, lane, source_of(b.a.source_k, b.head),
                                      source_of(b.a.source_v, b.head),
                                      source_of(b.a.source_q, b.head), (int)b.s().first,
@@ -227,7 +227,7 @@ GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask r
  * block has freed the place of T of chunk c. */
 GDN_DEVICE void wait_lengths(const struct hopper_block &b, int c)
 {
-    if (HOPPER_BLOCKS == 2 && c >= 0 && b.is_own(c) && b.r.norm != GDN_NORM_NONE)
+    if (HOPPER_BLOCKS == 2 && c >= 0 && b.is_own(c) && b.r.norm != GDN_NO_NORM)
         b.wait(HOPPER_P_TOLD, c + HOPPER_T_RING);
 }
 
@@ -236,7 +236,7 @@ GDN_DEVICE void wait_lengths(const struct hopper_block &b, int c)
 template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int first, uint32_t lane)
 {
     int           c    = first;
-    const bool    norm = b.r.norm != GDN_NORM_NONE;
+    const bool    norm = b.r.norm != GDN_NO_NORM;
     raw_gates<64> raw;
     bool          idle = true, forgets = b.forgets;
     start_gates(raw, b.r, b.s(), b.head, c);

@@ -171,7 +171,7 @@ GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int 
     if (HOPPER_BLOCKS == 2 && lane == 0) {
         const uint32_t full    = b.other(b.of(HOPPER_P_TOLD, c));
         const uint32_t q_start = shared_address(g.q_start + 16 * warp);
-        const bool     lengths = b.r.norm != GDN_NORM_NONE;
+        const bool     lengths = b.r.norm != GDN_NO_NORM;
         mbarrier_expect_cluster(full, 16 * 128 + (lengths ? 16 * 4 : 0));
         copy_to_block(b.other(rows), rows, 16 * 128, full);
         if (lengths) copy_to_block(b.other(q_start), q_start, 16 * 4, full);
@@ -277,7 +277,7 @@ GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int
     if (HOPPER_BLOCKS == 1 || !w.is_last()) return;
     if (w.lane == 0) {
         const uint32_t full = b.other(b.of(HOPPER_T_FULL, c)), k_scale = shared_address(g.k_scale);
-        const bool     lengths = io != GDN_F16 && b.r.norm != GDN_NORM_NONE;
+        const bool     lengths = io != GDN_F16 && b.r.norm != GDN_NO_NORM;
         mbarrier_expect_cluster(full, HOPPER_TILE + (lengths ? 2 * 64 * 4 : 0));
         copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
         if (lengths) /* with v_scale */
@@ -293,7 +293,7 @@ GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, floa
     const struct hopper_block &b = w.b;
     float (&y)[32] = *(float (*)[32])(x + 32);
     b.wait(HOPPER_Q_FULL, c);
-    if (b.r.norm != GDN_NORM_NONE) {
+    if (b.r.norm != GDN_NO_NORM) {
         multiply_tiles<io>(y, b.q(c), b.q(c));
         wgmma_wait<0>();
         write_lengths<io, false, true>(w, g, 0, find_square(y, w.warp, w.lane));
@@ -315,7 +315,7 @@ GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
 {
     constexpr bool             both = HOPPER_WITH_P;
     const struct hopper_block &b    = w.b;
-    const bool                 norm = b.r.norm != GDN_NORM_NONE;
+    const bool                 norm = b.r.norm != GDN_NO_NORM;
     bool                       apart = false;
     float (&first)[32]  = *(float (*)[32])x;
     float (&second)[32] = *(float (*)[32])(x + 32);

@@ -428,7 +428,7 @@ template <bool gated> GDN_DEVICE bool is_other(uint32_t rare)
 /* Scales the queries' part of S; with a norm their lengths come with P. */
 GDN_DEVICE void scale_output(const struct hopper_state &w, float (&o)[32], int c)
 {
-    if (w.b.r.norm != GDN_NORM_NONE) w.b.wait_p(c);
+    if (w.b.r.norm != GDN_NO_NORM) w.b.wait_p(c);
     scale_tokens(o, factors_of(w.b.gates(c).q_start, w.lane));
 }
 

@@ -42,9 +42,9 @@ static struct problem make(int eight, int K, int n, bool random, bool wild)
     return p;
 }
 
-static struct gdn_step step_of(const struct problem *p, float *o, float *scratch, void **to)
+static struct gdn_recur step_of(const struct problem *p, float *o, float *scratch, void **to)
 {
-    return (struct gdn_step){
+    return (struct gdn_recur){
         .q = p->q, .k = p->k, .v = p->v, .o = o, .alpha = &p->alpha, .beta = &p->beta,
         .kq = &p->kq, .from = scratch, .to = to, .scratch = scratch, .ld_v = p->n, .ld_o = p->n,
         .ld_from = p->K, .ld_to = p->K, .T = 1, .K = p->K, .n = p->n,
@@ -60,14 +60,14 @@ static void check_one(const struct gdn_kernels *kr, const struct problem *p)
     uint8_t *want = check_copy(p->codes, code_bytes(p), 1);
     float   *S = check_bytes((size_t)(p->n * p->K) * sizeof *S, LINE);
     void    *to[] = { S };
-    struct gdn_step step = step_of(p, want_o, S, to);
+    struct gdn_recur step = step_of(p, want_o, S, to);
     kr->load8_vk[p->eight](S, p->K, want, p->ld, want_scales, p->K, p->n);
-    kr->step_vk[GDN_F32](&step);
+    kr->recur_vk[GDN_F32](&step);
     kr->store8_vk[p->eight](want, p->ld, want_scales, S, p->K, p->keys, p->K, p->n);
 
     bool done;
     step.o = o;
-    done = CALL(kr->step8_vk[p->eight])(&step, codes, p->ld, scales, p->keys);
+    done = CALL(kr->recur8_vk[p->eight])(&step, codes, p->ld, scales, p->keys);
     if (!done) {
         check_same("codes of a call that did nothing", codes, p->codes, code_bytes(p));
         return;
@@ -77,10 +77,10 @@ static void check_one(const struct gdn_kernels *kr, const struct problem *p)
     check_same_numbers("o", o, want_o, (size_t)p->n);
 }
 
-void check_step8_vk(const struct gdn_kernels *kr)
+void check_recur8_vk(const struct gdn_kernels *kr)
 {
     static const int sizes[] = { 16, 32, 64, 96, 128, 256 }, columns[] = { 1, 2, 3, 4, 5, 17, 128 };
-    for (int eight = 0; eight < GDN_N_EIGHT; eight++)
+    for (int eight = 0; eight < GDN_N_Q8; eight++)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
                 for (int kind = 0; kind < 4; kind++) {

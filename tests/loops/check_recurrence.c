@@ -2,7 +2,7 @@
 /*
  * The recurrence, both orientations of the state: against the oracle after every token, and
  * against itself (the same bits in place, without output, in one call or several, in all
- * columns or some). In the order of step_vk: the same bits in every orientation, on a strip,
+ * columns or some). In the order of recur_vk: the same bits in every orientation, on a strip,
  * and in the other vector table (G17).
  */
 #include "check.h"
@@ -94,7 +94,7 @@ static struct problem make(const struct gdn_kernels *kr, bool k_first, int dtype
     p.kq             = check_poison((size_t)T);
     p.alpha          = check_poison((size_t)T);
     p.beta           = check_poison((size_t)T);
-    p.scratch        = check_bytes(sizeof(float) * GDN_MAX_HEAD * GDN_STEP_COLUMNS, LINE);
+    p.scratch        = check_bytes(sizeof(float) * GDN_MAX_HEAD * GDN_RECUR_COLUMNS, LINE);
     const double unit = 1.7 / sqrt(K); /* |k| about 1 */
     for (int i = 0; i < T * K; i++) {
         p.k[i] = (float)check_uniform(-unit, unit);
@@ -118,12 +118,12 @@ static struct problem make(const struct gdn_kernels *kr, bool k_first, int dtype
 
 /* ---- Running it ---- */
 
-static void call(const struct problem *p, const struct gdn_step *s)
+static void call(const struct problem *p, const struct gdn_recur *s)
 {
     if (p->k_first)
-        CALL(p->kr->step_kv[p->dtype])(s);
+        CALL(p->kr->recur_kv[p->dtype])(s);
     else
-        CALL(p->kr->step_vk[p->dtype])(s);
+        CALL(p->kr->recur_vk[p->dtype])(s);
 }
 
 static char *column(const struct problem *p, const void *state, int j)
@@ -137,7 +137,7 @@ static void run_part(const struct problem *p, const struct result *r, const void
                      int T, int j0, int n, bool resume)
 {
     void           *to[MAX_T];
-    struct gdn_step s = {
+    struct gdn_recur s = {
         .q = p->q + t0 * p->K, .k = p->k + t0 * p->K, .v = p->v + t0 * p->ld_v + j0,
         .o = r->o ? r->o + t0 * p->ld_v + j0 : NULL, .alpha = p->alpha + t0,
         .u = r->u ? r->u + t0 * p->ld_v + j0 : NULL,
@@ -161,7 +161,7 @@ static struct result make_result(const struct problem *p, unsigned stored)
 
 /* ---- Judging it ---- */
 
-/* The limit holds for the order of step_vk with any data, for the other order with random data. */
+/* The limit holds for the order of recur_vk with any data, for the other order with random data. */
 static double limit_of(const struct problem *p, enum kind kind)
 {
     return 8 + (kind == CONSTANT && !p->exact ? p->K : p->K / 16.0);
@@ -339,13 +339,13 @@ static void check_other_table(const struct problem *p, const struct numbers *wan
     if (!other.kr) return;
     const struct result r = make_result(&other, 1u << (p->T - 1));
     void *const        *to = r.to;
-    struct gdn_step     s = {
+    struct gdn_recur     s = {
             .q = p->q, .k = p->k, .v = p->v, .o = r.o, .alpha = p->alpha, .beta = p->beta,
             .kq = p->kq, .from = p->from, .to = to, .scratch = p->scratch, .ld_v = p->ld_v,
             .ld_o = p->ld_v, .ld_from = p->ld, .ld_to = p->ld, .T = p->T, .K = p->K, .n = p->n,
             .exact = p->exact, .round = p->round,
     };
-    (p->k_first ? other.kr->step_kv : other.kr->step_vk)[p->dtype](&s);
+    (p->k_first ? other.kr->recur_kv : other.kr->recur_vk)[p->dtype](&s);
     const struct numbers got = numbers_of(&other, &r);
     check_numbers("G17 the other table", p, &got, want);
 }
@@ -391,7 +391,7 @@ static void check_keep(const struct gdn_kernels *kr, bool k_first, int dtype, in
 /* As a model runs it: in place, on an aligned and dense state. */
 static void bench(const struct gdn_kernels *kr, bool k_first, int dtype, int T)
 {
-    const int K = 128, n = GDN_STEP_COLUMNS;
+    const int K = 128, n = GDN_RECUR_COLUMNS;
     check_case("dtype %d, T %d, K %d, n %d", dtype, T, K, n);
     struct problem p = make(kr, k_first, dtype, T, K, n, FROM_ZERO);
     p.exact          = false;
@@ -423,17 +423,17 @@ static void check_step(const struct gdn_kernels *kr, bool k_first)
         for (int t = 0; t < 4; t++) bench(kr, k_first, dtype, lengths[t]);
 }
 
-/* ---- On a strip: the bits of step_vk, every token's rounding included ---- */
+/* ---- On a strip: the bits of recur_vk, every token's rounding included ---- */
 
 /* T tokens of the problem from token t0 on, on the columns of one strip. */
 static void run_strip(const struct problem *p, float *S, float *o, int t0, int T)
 {
-    const struct gdn_step s = {
+    const struct gdn_recur s = {
         .q = p->q + t0 * p->K, .k = p->k + t0 * p->K, .v = p->v + t0 * p->ld_v,
         .o = o ? o + t0 * p->n : NULL, .alpha = p->alpha + t0, .beta = p->beta + t0,
         .kq = p->kq + t0, .ld_v = p->ld_v, .ld_o = p->n, .T = T, .K = p->K, .n = p->n,
     };
-    CALL(p->kr->step_strip[p->dtype])(S, &s);
+    CALL(p->kr->recur_strip[p->dtype])(S, &s);
 }
 
 /* The strip that a run ends in, as rows of columns. */
@@ -503,7 +503,7 @@ static void bench_strip(const struct gdn_kernels *kr, int dtype)
     CHECK_BENCH(8.0 * K * p.n, 6.0 * T * K * p.n, run_strip(&p, S, o, 0, T));
 }
 
-void check_step_strip(const struct gdn_kernels *kr)
+void check_recur_strip(const struct gdn_kernels *kr)
 {
     static const int lengths[] = { 1, 2, 4, MAX_T };
     static const int depths[]  = { 1, 2, 7, 15, 16, 17, 31, 64, 100, 128, 255, 256 };
@@ -517,5 +517,5 @@ void check_step_strip(const struct gdn_kernels *kr)
     for (int dtype = 0; dtype < GDN_N_FLOAT_DTYPES; dtype++) bench_strip(kr, dtype);
 }
 
-void check_step_vk(const struct gdn_kernels *kr) { check_step(kr, false); }
-void check_step_kv(const struct gdn_kernels *kr) { check_step(kr, true); }
+void check_recur_vk(const struct gdn_kernels *kr) { check_step(kr, false); }
+void check_recur_kv(const struct gdn_kernels *kr) { check_step(kr, true); }

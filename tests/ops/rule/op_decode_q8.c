@@ -82,6 +82,7 @@ static void make_pair(struct pair *c, int number)
     c->eight.rounding     = number / 7 % 2 ? GDN_ROUND_STOCHASTIC : GDN_ROUND_NEAREST;
     c->eight.seed         = ring2_bits();
     give_batch(c, number % 5);
+    ring2_rule_pad(&c->eight, SEQUENCES);
     c->eight.batch = &c->batch;
 }
 

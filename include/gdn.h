@@ -588,8 +588,8 @@ GDN_API gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args
 typedef enum gdn_pad_policy {
     GDN_PAD_ZERO = 0, /* a negative slot: the sequence is skipped, its output is zero */
     GDN_PAD_KEEP = 1, /* the sequence is skipped, its output stays as it was */
-    GDN_PAD_SINK = 2  /* the first such sequence with tokens reads and writes slot sink_slot;
-                         later ones are skipped as with GDN_PAD_ZERO */
+    GDN_PAD_SINK = 2  /* the first such sequence with tokens reads and writes slot sink_slot, which
+                         may be below first_slot; later ones are skipped as with GDN_PAD_ZERO */
 } gdn_pad_policy;
 
 typedef enum gdn_write {
@@ -625,6 +625,9 @@ typedef enum gdn_write {
  *                                least the longest sequence: the slot for the state after
  *                                token t. A negative slot there drops that state.
  *   has_initial_state    [B]     0: start from zero, read nothing. GDN_U8, I32 or I64.
+ *   first_slot                   0: slots start at 0. Else a slot below first_slot, in read_slots,
+ *                                write_slots and checkpoint_slots, is as a negative one. (vLLM
+ *                                pads with slot 0: first_slot is 1 there.) Needs read_slots.
  *   num_accepted_tokens  [B]     n from 1 to T': start from read_slots[b][n - 1]. If
  *                                read_slots holds the write_slots of the last call, then n is
  *                                the number of accepted tokens, at least 1; after a tree, n is
@@ -676,6 +679,7 @@ typedef struct gdn_batch {
     gdn_tensor cu_seqlens, read_slots, write_slots, has_initial_state, num_accepted_tokens,
         token_start, token_count, parents, path, checkpoint_starts, checkpoint_positions,
         checkpoint_slots;
+    int64_t    first_slot; /* slots below it are as negative ones; 0 or more */
 } gdn_batch;
 
 static inline gdn_batch gdn_batch_init(void)

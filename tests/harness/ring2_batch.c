@@ -149,6 +149,25 @@ static void make_write_slots(struct ring2_batch *b, const int64_t **unused)
     }
 }
 
+/* Each slot becomes the next one, and some negative ones become 0, which is padding then. */
+static void shift_slots(const gdn_tensor *slots)
+{
+    for (int64_t i = 0; i < ring2_count(slots); i++) {
+        const double slot = ring2_get(slots, i);
+        ring2_set(slots, i, slot >= 0 ? slot + 1 : ring2_below(3) ? 0 : slot);
+    }
+}
+
+static void pad_with_slot_0(struct ring2_batch *b)
+{
+    gdn_batch *t  = &b->batch;
+    t->first_slot = 1;
+    t->sink_slot  = ring2_below(2) ? t->sink_slot + 1 : 0;
+    b->P++;
+    shift_slots(&t->read_slots);
+    if (t->write_slots.data) shift_slots(&t->write_slots);
+}
+
 static void make_slots(struct ring2_batch *b)
 {
     const int     *level = b->level;
@@ -168,6 +187,7 @@ static void make_slots(struct ring2_batch *b)
     make_write_slots(b, &unused);
     b->batch.pad_policy = level[PAD] ? level[PAD] - 1 : 0;
     if (level[PAD] == PAD_SINK) b->batch.sink_slot = b->P - 1;
+    if (level[PAD] && ring2_below(2)) pad_with_slot_0(b);
 }
 
 void ring2_batch_make(struct ring2_batch *b, const int *level, bool single)
@@ -236,7 +256,7 @@ static void find_slots(const gdn_batch *t, bool has_state, struct ring2_sequence
     s->write = s->read;
     if (t->write == GDN_WRITE_FINAL && t->write_slots.data)
         s->write = index_of(&t->write_slots, s->row);
-    if (s->read < 0) {
+    if (s->read < t->first_slot) {
         s->skipped = t->pad_policy != GDN_PAD_SINK;
         s->kept    = t->pad_policy == GDN_PAD_KEEP;
         s->read = s->write = t->pad_policy == GDN_PAD_SINK ? t->sink_slot : -1;
@@ -266,5 +286,7 @@ int64_t ring2_sequences(const gdn_batch *batch, const gdn_tensor *like, int trai
 int64_t ring2_each_slot(const gdn_batch *batch, const struct ring2_sequence *s, int64_t t)
 {
     if (!batch || batch->write != GDN_WRITE_EACH) return -1;
-    return index_of(&batch->write_slots, s->row * batch->write_slots.size[1] + t);
+    const int64_t at = s->row * batch->write_slots.size[1] + t;
+    const int64_t slot = index_of(&batch->write_slots, at);
+    return slot < batch->first_slot ? -1 : slot;
 }

@@ -183,6 +183,36 @@ static void test_padding(void)
     if (accepted("fresh padding", &c)) expect_slots("fresh padding", &c, 1, -1, -1);
 }
 
+static void test_first_slot(void)
+{
+    struct call c       = padded(4, 2);
+    c.batch.first_slot  = 2;
+    c.batch.read_slots  = LIST(4, 1, 0, 2);
+    c.batch.write_slots = LIST(5, 99, 4, 2); /* not looked at for padding */
+    if (accepted("first slot", &c)) {
+        expect_slots("first slot", &c, 0, 4, 5);
+        expect_slots("below", &c, 1, -1, -1);
+        expect_slots("slot 0", &c, 2, -1, -1);
+        expect_slots("the first one", &c, 3, 2, 2);
+        CHECK(c.seqs[1].n_valid == 0 && c.seqs[3].n_valid == 2, "tokens of padding");
+    }
+    c.batch.pad_policy = GDN_PAD_SINK;
+    if (accepted("sink below", &c)) expect_slots("sink below", &c, 1, 0, 0);
+    c.batch.pad_policy  = GDN_PAD_ZERO;
+    c.batch.write       = GDN_WRITE_EACH;
+    c.batch.write_slots = TABLE(4, 5, 1, 5, 5, 5, 5, 6, 2);
+    if (accepted("each", &c)) {
+        CHECK(gdn_plan_each_slot(&c.plan, &c.seqs[0], 0) == 5, "a slot");
+        CHECK(gdn_plan_each_slot(&c.plan, &c.seqs[0], 1) == -1, "dropped");
+        CHECK(gdn_plan_each_slot(&c.plan, &c.seqs[3], 1) == 2, "the first slot");
+    }
+    c.batch.first_slot = -1;
+    refused("negative", c, GDN_E_ARG, "first_slot: -1");
+    c.batch.first_slot = 1;
+    c.batch.read_slots = (gdn_tensor){ 0 };
+    refused("alone", c, GDN_E_ARG, "read_slots: absent, wanted with first_slot");
+}
+
 static void test_sink(void)
 {
     struct call c       = padded(4, 2);
@@ -326,6 +356,7 @@ int main(int argc, char **argv)
         { "slots: slots against all pairs", test_slots_against_all_pairs },
         { "slots: many slots", test_many_slots },
         { "slots: padding", test_padding },
+        { "slots: first slot", test_first_slot },
         { "slots: sink", test_sink },
         { "slots: empty sequences", test_empty },
         { "slots: a slot for each token", test_each },

@@ -109,7 +109,8 @@ GDN_DEVICE bool one_begin(struct one_place &w, const struct gdn_cu_one &a)
     if (__builtin_expect(!a.read_slots, 1)) return true;
     w.from = w.to = a.read_slots[w.row * a.read_step];
     if (a.write_slots) w.to = a.write_slots[w.row * a.write_step];
-    return w.from >= 0 && w.from < a.read_pool && w.to >= 0 && w.to < a.write_pool;
+    return w.from >= a.first_slot && w.from < a.read_pool && w.to >= a.first_slot &&
+           w.to < a.write_pool;
 }
 
 /* Returns a number of 4 or 2 bytes, or of none: zero. */

@@ -48,8 +48,8 @@ GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_packed 
     }
     ld_flag(w.initial, a.initial.data + mad_wide(w.row, a.initial.head, 0), a.initial_bytes);
     if (!one.read_slots) return true;
-    const bool is = w.from >= 0 && (w.fresh() || w.from < one.read_pool) && w.to >= 0 &&
-                    w.to < one.write_pool;
+    const bool is = w.from >= one.first_slot && (w.fresh() || w.from < one.read_pool) &&
+                    w.to >= one.first_slot && w.to < one.write_pool;
     if (w.fresh()) w.from = 0;
     return is;
 }

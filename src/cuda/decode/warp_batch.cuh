@@ -32,8 +32,8 @@ GDN_DEVICE struct warp_seq warp_read(const struct gdn_cu_warp &a, int row)
     const int64_t own   = load_index(a.write_slots, at, 0, start);
     s.first   = (int)clamp64(first, 0, a.N);
     s.T       = (int)clamp64(real ? end : a.N, s.first, a.N) - s.first;
-    s.padding = !real || start < 0 || (!fresh && start >= a.read_pool) ||
-                (!a.each && (own < 0 || own >= a.write_pool));
+    s.padding = !real || start < a.first_slot || (!fresh && start >= a.read_pool) ||
+                (!a.each && (own < a.first_slot || own >= a.write_pool));
     s.read    = fresh || s.padding ? -1 : (int)start;
     s.write   = s.padding ? -1 : (int)own;
     return s;

@@ -209,7 +209,7 @@ GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w)
     if (!a.each) return t == a.T - 1 ? w.to : -1;
     if (t >= a.n_writes) return -1;
     const int slot = a.one.write_slots[w.row * a.one.write_step + t * a.write_token];
-    return slot < a.one.write_pool ? slot : -1;
+    return slot >= a.one.first_slot && slot < a.one.write_pool ? slot : -1;
 }
 
 /* Stores all rows of a warp to a place, from the lane's first one on. */
@@ -534,7 +534,8 @@ GDN_DEVICE bool four_begin(struct one_place &w, const struct gdn_cu_four &a)
     if (a.accepted) token = min(max(a.accepted[w.row * a.accepted_step], 1), a.n_reads) - 1;
     w.from = w.to = o.read_slots[w.row * o.read_step + token * a.read_token];
     if (o.write_slots && !a.each) w.to = o.write_slots[w.row * o.write_step];
-    return w.from >= 0 && w.from < o.read_pool && (a.each || (w.to >= 0 && w.to < o.write_pool));
+    return w.from >= o.first_slot && w.from < o.read_pool &&
+           (a.each || (w.to >= o.first_slot && w.to < o.write_pool));
 }
 
 /* Zeroes outputs of padding: n from `first` on. */

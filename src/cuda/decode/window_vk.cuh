@@ -83,7 +83,7 @@ GDN_DEVICE int window_slot(const struct gdn_cu_warp &a, const struct warp_seq &s
     if (!a.each) return t == s.T - 1 ? s.write : -1;
     if (t >= a.write_slots.n_columns) return -1;
     const int64_t slot = load_index(a.write_slots, s.row, t);
-    return slot < a.write_pool ? (int)slot : -1;
+    return slot >= a.first_slot && slot < a.write_pool ? (int)slot : -1;
 }
 
 /* Computes window w, which begins after `done` tokens: its outputs, and the state after it, or

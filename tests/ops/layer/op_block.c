@@ -241,18 +241,22 @@ static void G2_windows(void)
 /* The slots of an empty sequence and of padding hold NaN, which must not be read or changed. */
 static void G10_no_state_touched(void)
 {
-    static const int64_t lengths[3] = { 9, 0, 3 }, slots[3] = { 0, 1, -1 };
-    gdn_batch            t = packed(3, lengths);
-    gdn_block_args       a = make_call(&kinds[0], 12, 3);
-    for (int64_t s = 1; s < 3; s++) {
-        gdn_block_args b = a;
-        on_slot(&b, s);
-        ring2_fill_value(&b.state, (double)NAN);
-        ring2_fill_value(&b.conv_state, (double)NAN);
+    static const int64_t lengths[3] = { 9, 0, 3 }, slots[2][3] = { { 0, 1, -1 }, { 2, 1, 0 } };
+    for (int first = 0; first < 2; first++) {
+        gdn_batch      t = packed(3, lengths);
+        gdn_block_args a = make_call(&kinds[0], 12, 3);
+        for (int64_t s = 0; s < 3; s++) {
+            gdn_block_args b = a;
+            if (s == slots[first][0]) continue;
+            on_slot(&b, s);
+            ring2_fill_value(&b.state, (double)NAN);
+            ring2_fill_value(&b.conv_state, (double)NAN);
+        }
+        t.read_slots = ring2_indices(GDN_I32, 3, slots[first]);
+        t.first_slot = first;
+        a.batch      = &t;
+        check_call(ring2_ctx(2), &a);
     }
-    t.read_slots = ring2_indices(GDN_I32, 3, slots);
-    a.batch      = &t;
-    check_call(ring2_ctx(2), &a);
 }
 
 /* Masked tokens hold NaN; a sequence of which none counts keeps every bit of its states. */

@@ -172,6 +172,9 @@ static void batches(void)
     REFUSE("pad_policy 3", GDN_E_ARG, "pad_policy", t->pad_policy = 3);
     REFUSE("write 3", GDN_E_ARG, "write", t->write = 3);
     REFUSE("max_seqlen", GDN_E_ARG, "max_seqlen", t->max_seqlen = -1);
+    REFUSE("first_slot -1", GDN_E_ARG, "first_slot", t->first_slot = -1);
+    REFUSE("first_slot alone", GDN_E_ARG, "read_slots", t->read_slots.data = NULL;
+           t->first_slot = 1);
     REFUSE("sink_slot -1", GDN_E_ARG, "sink_slot", t->pad_policy = GDN_PAD_SINK; t->sink_slot = -1);
     REFUSE("cu_seqlens of F32", GDN_E_DTYPE, "cu_seqlens", t->cu_seqlens.dtype = GDN_F32);
     REFUSE("cu_seqlens of U8", GDN_E_DTYPE, "cu_seqlens", t->cu_seqlens.dtype = GDN_U8);

@@ -46,9 +46,9 @@ struct gdn_cu_prefill_hopper {
     struct gdn_cu_source   source_q, source_k, source_v;
     struct gdn_pool_view   M;       /* of gdn_summary; U is rule.to */
     int32_t                summary; /* the call is gdn_summary: ranges.cuh */
-    int32_t                pad[9];
+    int32_t                pad[7];
 };
-GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 40);
+GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 32);
 GDN_CU_SIZE(gdn_cu_segments, 88);
 GDN_CU_SIZE(gdn_cu_source, 8);
 

@@ -619,9 +619,9 @@ typedef enum gdn_write {
  *                                padding, see pad_policy. With num_accepted_tokens: [B][T'].
  *   write_slots          [B]     the slot for its final state. Absent: the slot it started from.
  *                                No slot is written twice, and no slot is written by one
- *                                sequence and read by another. A slot is negative only if its
- *                                sequence is padding. Empty sequences write nothing; their
- *                                slots are not looked at. GDN_WRITE_EACH: [B][T''], T'' at
+ *                                sequence and read by another. Negative: the state is dropped,
+ *                                the outputs are computed. The slots of empty sequences and of
+ *                                padding are not looked at. GDN_WRITE_EACH: [B][T''], T'' at
  *                                least the longest sequence: the slot for the state after
  *                                token t. A negative slot there drops that state.
  *   has_initial_state    [B]     0: start from zero, read nothing. GDN_U8, I32 or I64.

@@ -379,10 +379,9 @@ static gdn_status place_states(const struct reader *r, int64_t start, bool own, 
         s->write = start;
         return GDN_OK;
     }
-    const int64_t slot = gdn_index(slots, s->row);
-    TRY(check_slot(r->ctx, slots, "write_slots", s->row, slot, r->pools.write));
-    s->write = slot;
-    return GDN_OK;
+    s->write = named_slot(b, gdn_index(slots, s->row));
+    if (s->write < 0) return GDN_OK;
+    return check_slot(r->ctx, slots, "write_slots", s->row, s->write, r->pools.write);
 }
 
 /* Reads which of its tokens count. */

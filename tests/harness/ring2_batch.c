@@ -102,6 +102,12 @@ static bool is_padding(const struct ring2_batch *b, int64_t i)
     return b->level[PAD] && (i == 0 || (i == 2 && b->level[PAD] != PAD_SINK));
 }
 
+/* The final states of some sequences go nowhere. */
+static bool is_dropped(const struct ring2_batch *b, int64_t i)
+{
+    return b->level[INITIAL] && i % 3 == 1;
+}
+
 /* Takes slots of no other sequence from `unused`. */
 static void make_read_slots(struct ring2_batch *b, const int64_t **unused)
 {
@@ -145,7 +151,8 @@ static void make_write_slots(struct ring2_batch *b, const int64_t **unused)
     } else if (b->level[SLOTS] >= READ_WRITE) {
         t->write_slots = ring2_new(GDN_I64, 0, 1, b->B, 0, 0, 0);
         for (int64_t i = 0; i < b->B; i++)
-            ring2_set(&t->write_slots, i, is_padding(b, i) ? -1 : (double)*(*unused)++);
+            ring2_set(&t->write_slots, i, is_padding(b, i) || is_dropped(b, i)
+                                              ? -1 : (double)*(*unused)++);
     }
 }
 
@@ -256,6 +263,7 @@ static void find_slots(const gdn_batch *t, bool has_state, struct ring2_sequence
     s->write = s->read;
     if (t->write == GDN_WRITE_FINAL && t->write_slots.data)
         s->write = index_of(&t->write_slots, s->row);
+    if (s->write < t->first_slot) s->write = -1;
     if (s->read < t->first_slot) {
         s->skipped = t->pad_policy != GDN_PAD_SINK;
         s->kept    = t->pad_policy == GDN_PAD_KEEP;

@@ -142,7 +142,7 @@ GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t r
     s.read     = reads ? start : -1;
     s.write    = writes ? named_slot(b, load_index(b.write_slots, row, 0, start)) : -1;
     s.padding  = start < 0 || (reads && start >= b.read_pool) ||
-                (writes && (s.write < 0 || s.write >= b.write_pool));
+                (writes && s.write >= b.write_pool);
     s.n_valid  = s.padding ? 0 : s.n_tokens;
     s.keep_out = s.padding && b.pad_policy == GDN_PAD_KEEP;
     return s;

@@ -19,8 +19,7 @@ struct slots_place : one_place {
     __device__ __forceinline__ void settle(const struct gdn_cu_one &a)
     {
         await_arguments(arguments);
-        is = (from >= a.first_slot) & (from < a.read_pool) & (to >= a.first_slot) &
-             (to < a.write_pool);
+        is = (from >= a.first_slot) & (from < a.read_pool) & (to < a.write_pool);
         if (!is) from = 0;
     }
 };

@@ -33,9 +33,9 @@ GDN_DEVICE struct warp_seq warp_read(const struct gdn_cu_warp &a, int row)
     s.first   = (int)clamp64(first, 0, a.N);
     s.T       = (int)clamp64(real ? end : a.N, s.first, a.N) - s.first;
     s.padding = !real || start < a.first_slot || (!fresh && start >= a.read_pool) ||
-                (!a.each && (own < a.first_slot || own >= a.write_pool));
+                (!a.each && own >= a.write_pool);
     s.read    = fresh || s.padding ? -1 : (int)start;
-    s.write   = s.padding ? -1 : (int)own;
+    s.write   = s.padding || own < a.first_slot ? -1 : (int)own;
     return s;
 }
 

@@ -97,7 +97,7 @@ GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t
         (b.write == GDN_WRITE_FINAL || (b.write == GDN_WRITE_EACH && s.sunk))) {
         const bool own = !s.sunk && b.write_slots.data;
         s.write        = own ? named_slot(b, load_index(b.write_slots, row)) : start;
-        s.padding |= s.write < 0 || s.write >= b.write_pool;
+        s.padding |= s.write >= b.write_pool;
     }
     if (s.padding) {
         s.read = s.write = -1;

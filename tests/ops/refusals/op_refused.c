@@ -233,7 +233,6 @@ static void contents(void)
     REFUSE_CONTENTS("no slots for 3 sequences", GDN_E_ARG, "read_slots", t->read_slots.data = NULL;
                     a->state.size[0] = 2);
     REFUSE_CONTENTS("write slot P", GDN_E_ARG, "write_slots", t->write_slots = three(0, 9, 1));
-    REFUSE_CONTENTS("write slot -1", GDN_E_ARG, "write_slots", t->write_slots = three(0, -1, 1));
     REFUSE_CONTENTS("write slot far", GDN_E_ARG, "write_slots", t->write_slots = three(far, 0, 1));
     REFUSE_CONTENTS("slot written twice", GDN_E_ARG, "slot 4", t->write_slots = three(4, 1, 4));
     REFUSE_CONTENTS("another's slot written", GDN_E_ARG, "slot 2", t->write_slots = three(2, 0, 1));

@@ -84,11 +84,11 @@ static void give_gates(gdn_rule_args *a, int32_t dtype, int kind)
     if (kind == 5) a->beta.data = NULL;
 }
 
-/* How states are found: 0 by number, 1 by slots from 1 on, 2 by other slots to write, 3 and not
- * written, 4 in another pool, by slots from 1 on. */
+/* How states are found: 0 by number, 1 by slots from 1 on, 2 by other slots to write, of which one
+ * is dropped, 3 and not written, 4 in another pool, by slots from 1 on. */
 static void give_batch(gdn_rule_args *a, const struct shape *s, gdn_batch *batch, int form)
 {
-    static const int64_t from[] = { 3, -1, 8, 0, 5 }, to[] = { 4, 2, 7, 0, 6 };
+    static const int64_t from[] = { 3, -1, 8, 0, 5 }, to[] = { 4, 2, -1, 0, 6 };
     static const int64_t from_1[] = { 3, 0, 8, 1, -1 };
     *batch = gdn_batch_init();
     if (form == 0) return;

@@ -54,7 +54,7 @@ struct pair {
 /* States by number, in slots, from one slot to another, to another pool, or read alone. */
 static void give_batch(struct pair *c, int form)
 {
-    static const int64_t from[] = { 3, -1, 8, 0, 5 }, to[] = { 4, 2, 7, 1, 6 };
+    static const int64_t from[] = { 3, -1, 8, 0, 5 }, to[] = { 4, 2, -1, 1, 6 };
     static const int64_t from_1[] = { 3, 0, 8, 1, -1 };
     c->batch = gdn_batch_init();
     c->batch.first_slot = form == 1;

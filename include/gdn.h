@@ -535,7 +535,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       (+ 64 x N: parents) (+ P / 8 + 64: a record)
  *     record_commit     192 x B + P / 8 + 64
  *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64
- *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
+ *     conv1d            n_threads x 64 KiB (W above 8: 128 KiB) + 192 x B
+ *                       (+ 64 x N: GDN_WRITE_EACH)
  *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
  *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
@@ -1008,7 +1009,7 @@ typedef enum gdn_activation {
  * update of a pool by one or several tokens.
  *
  *     x         [N][D]       A        dense; or [B][T][D]
- *     weight    [D][W]       f32, bf16 or f16; W from 2 to 8; or [D][1][W]
+ *     weight    [D][W]       f32, bf16 or f16; W from 2 to 16; or [D][1][W]
  *     bias      [D]          f32, bf16 or f16; absent: 0
  *     state     [P][D][S]    f32, bf16 or f16; S >= W - 1; any strides (channels first or
  *                            last). The newest input comes last; the last W - 1 enter

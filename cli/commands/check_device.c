@@ -169,7 +169,7 @@ static void check_convs(struct check *k)
     static const int64_t lengths[] = { 130, 1, 0, 65 }, few[] = { 1, 1, 1, 1 };
     static const int64_t channels[] = { 64, 997, 1000 };
     for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
-        for (int64_t W = 2; W <= 8; W++)
+        for (int64_t W = 2; W <= 16; W += W < 8 ? 1 : 8)
             for (int i = 0; i < 3; i++) {
                 struct case_dims d = { .D = channels[i], .W = W, .dtype = dtype,
                                        .state_dtype = dtype };
@@ -185,8 +185,9 @@ static void check_convs(struct check *k)
 static void check_conv_gradients(struct check *k)
 {
     static const int64_t lengths[] = { 130, 1, 0, 65 };
-    for (int i = 0; i < 6; i++) {
-        const struct case_dims    d = { .D = 300, .W = i < 3 ? 4 : 5 + i % 3, .dtype = i % 3,
+    for (int i = 0; i < 9; i++) {
+        const struct case_dims    d = { .D = 300, .W = i < 3 ? 4 : i < 6 ? 5 + i % 3 : 16,
+                                        .dtype = i % 3,
                                         .state_dtype = i % 3 };
         struct conv_gradient_case c;
         struct comparison         found = { 0 };

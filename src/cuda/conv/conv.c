@@ -3,9 +3,9 @@
 
 #include "core/tensor_check.h"
 
-/* Channels of a warp, if of 16 bits and by 16 bytes twice as many; warps of a block, entries of a
- * state in shared memory; as in conv_walk.cu. */
-enum { CHANNELS = 128, WARPS = 4, KEPT = 8 };
+/* Channels of a warp, if of 16 bits and by 16 bytes twice as many; warps of a block; as in
+ * conv_walk.cu. Kernels of one dtype have so many taps. */
+enum { CHANNELS = 128, WARPS = 4, TYPED_TAPS = 8 };
 
 /* Blocks that a multiprocessor has at once, as there. */
 enum { BUSY_TILE = 4, BUSY_STEP = 3, BUSY_WIDE_STEP = 4 };
@@ -84,9 +84,15 @@ static bool is_plain(const struct gdn_cu_batch *b)
            !b->token_start.data && !b->token_count.data && !b->parents.data && !b->path.data;
 }
 
+/* Returns true if the kernel of tiles is one for the dtype of x. */
+static bool is_typed(const struct gdn_cu_conv *c)
+{
+    return c->access == 16 && c->W <= TYPED_TAPS;
+}
+
 static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
 {
-    return c->access == 16 ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
+    return is_typed(c) ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
 }
 
 /* Tiles for all warps at once, beside those that walk; or where rows are too many for that to come
@@ -174,7 +180,8 @@ struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv 
         .kept        = conv->W - 1,
     };
     const struct gdn_conv_view *state = c.from.data ? &c.from : c.to.data ? &c.to : &c.checkpoints;
-    if (state->data) c.kept = state->length < KEPT ? (int32_t)state->length : KEPT;
+    const int64_t kept = c.W <= 8 ? 8 : 16; /* entries of a state in shared memory, at most */
+    if (state->data) c.kept = (int32_t)(state->length < kept ? state->length : kept);
     const int32_t x_access = access_of(&c.x, c.D), out_access = access_of(&c.out, c.D);
     c.access = x_access < out_access ? x_access : out_access;
     if (c.D == 0) return c; /* nothing to deal to anybody */
@@ -195,12 +202,14 @@ static enum gdn_kernel_id tile_kernel(const struct gdn_cu_conv *c)
         { GDN_CU_conv_tile_f32_8, GDN_CU_conv_tile_bf16_8, GDN_CU_conv_tile_f16_8 },
         { GDN_CU_conv_tile_f32_4, GDN_CU_conv_tile_bf16_4, GDN_CU_conv_tile_f16_4 },
     };
-    return c->access == 16 ? kernels[c->W == 4][c->x.dtype] : GDN_CU_conv_tile_floats_8;
+    if (is_typed(c)) return kernels[c->W == 4][c->x.dtype];
+    return c->W <= 8 ? GDN_CU_conv_tile_floats_8 : GDN_CU_conv_tile_floats_16;
 }
 
 static enum gdn_kernel_id walk_kernel(const struct gdn_cu_conv *c)
 {
-    return c->W == 4 ? GDN_CU_conv_walk_floats_4 : GDN_CU_conv_walk_floats_8;
+    if (c->W == 4) return GDN_CU_conv_walk_floats_4;
+    return c->W <= 8 ? GDN_CU_conv_walk_floats_8 : GDN_CU_conv_walk_floats_16;
 }
 
 static size_t walk_bytes(const struct gdn_cu_conv *c)

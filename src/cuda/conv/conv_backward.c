@@ -2,7 +2,7 @@
 #include "calls/conv_backward.h"
 #include "cuda/driver/backend.h"
 
-enum { WIDE = 128, FEW_TAPS = 4 }; /* channels of a block; as in conv_backward.cu */
+enum { WIDE = 128 }; /* channels of a block; as in conv_backward.cu */
 enum { LEAST_ROWS = 64, MOST_BLOCKS = 256 }; /* of tokens: each block has its sums */
 
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -45,15 +45,21 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 
 static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv_backward *args, void *stream)
 {
-    const bool                 few = args->W <= FEW_TAPS;
+    static const enum gdn_kernel_id kernels[2][3] = {
+        { GDN_CU_conv_backward_tokens_4, GDN_CU_conv_backward_tokens_8,
+          GDN_CU_conv_backward_tokens_16 },
+        { GDN_CU_conv_backward_states_4, GDN_CU_conv_backward_states_8,
+          GDN_CU_conv_backward_states_16 },
+    };
+    const int                  taps = (args->W > 4) + (args->W > 8);
     const struct gdn_cuda_call tokens = {
-        .kernel = few ? GDN_CU_conv_backward_tokens_4 : GDN_CU_conv_backward_tokens_8,
+        .kernel = kernels[0][taps],
         .grid   = { args->n_blocks, divide_up(args->D, WIDE), 1 },
         .stream = stream,
         .args   = args,
     };
     const struct gdn_cuda_call states = {
-        .kernel = few ? GDN_CU_conv_backward_states_4 : GDN_CU_conv_backward_states_8,
+        .kernel = kernels[1][taps],
         .grid   = { args->batch.B, divide_up(args->D, WIDE), 1 },
         .stream = stream,
         .args   = args,

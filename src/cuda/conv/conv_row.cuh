@@ -10,7 +10,7 @@
 #include "cuda/device/quad.cuh"
 #include "cuda/device/math.cuh"
 
-enum { WARPS = 4, KEPT = 8 }; /* of a block; entries, at most */
+enum { WARPS = 4 }; /* of a block */
 enum { floats = -1, f32 = GDN_F32, bf16 = GDN_BF16, f16 = GDN_F16 };
 
 /*

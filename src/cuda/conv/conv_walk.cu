@@ -418,9 +418,11 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_edge(const struct gdn_cu_con
 enum {
     BUSY_walk_4 = 4,
     BUSY_walk_8 = 3,
+    BUSY_walk_16 = 2,
     BUSY_rows_4 = 5,
     BUSY_tile_4 = 4,
     BUSY_tile_8 = 2,
+    BUSY_tile_16 = 2,
     BUSY_step_4 = 3,
     BUSY_wide_step_4 = 4,
     BUSY_edge_8 = 4

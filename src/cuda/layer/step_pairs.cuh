@@ -85,7 +85,8 @@ GDN_DEVICE void step_shift(struct step_shared &sh, const float (&old)[6], const 
                             : x[h];
         }
         if (i < 2 * a.rule.K) *(float2 *)&sh.left[j][i] = make_float2(y[0], y[1]);
-        else if (a.conv.data && a.moves && w.seq.write >= 0) store_two(to + j * two_step(a), y[0], y[1], a.conv.dtype);
+        else if (a.conv.data && a.moves && w.seq.write >= 0)
+            store_two(to + j * two_step(a), y[0], y[1], a.conv.dtype);
     }
 }
 

@@ -132,7 +132,7 @@ enum {
 static const struct ring2_factor factors[N_FACTORS - N_BATCH_FACTORS] = {
     [ACT - N_BATCH_FACTORS]      = { 3, { "f32", "bf16", "f16" } },
     [STATE - N_BATCH_FACTORS]    = { 3, { "S=f32", "S=bf16", "S=f16" } },
-    [TAPS - N_BATCH_FACTORS]     = { 7, { "W2", "W3", "W4", "W5", "W6", "W7", "W8" } },
+    [TAPS - N_BATCH_FACTORS]     = { 7, { "W2", "W3", "W4", "W5", "W8", "W11", "W16" } },
     [CHANNELS - N_BATCH_FACTORS] = { 5, { "D1", "D7", "D64", "D131", "D1100" } },
     [LENGTH - N_BATCH_FACTORS]   = { 3, { "S=W-1", "S=W", "S=W+9" } },
     [ORDER - N_BATCH_FACTORS]    = { 2, { "DS", "SD" } },
@@ -143,6 +143,7 @@ static const struct ring2_factor factors[N_FACTORS - N_BATCH_FACTORS] = {
     [OUT - N_BATCH_FACTORS]      = { 2, { "", "out=x" } },
 };
 static const int channels[5] = { 1, 7, 64, 131, 1100 };
+static const int taps[7]     = { 2, 3, 4, 5, 8, 11, 16 };
 
 static bool allowed(int i, int a, int j, int b)
 {
@@ -176,7 +177,7 @@ static void run_case(const int *level, int number)
     struct ring2_batch b;
     gdn_ctx           *ctx = ring2_ctx(1 + number % 3);
     gdn_conv1d_args    a   = gdn_conv1d_args_init();
-    const int64_t      D = channels[level[CHANNELS]], W = 2 + level[TAPS];
+    const int64_t      D = channels[level[CHANNELS]], W = taps[level[TAPS]];
     const int64_t      S = W - 1 + (level[LENGTH] == 2 ? 10 : level[LENGTH]);
     ring2_batch_make(&b, level, false);
     a.x = ring2_batch_rows(&b, level[ACT], level[VIEW] == FUSED ? D + 5 : D, 0);
@@ -262,7 +263,7 @@ static void any_cut_same_bits(void)
     for (int i = 0; i < 12; i++) {
         gdn_batch       t;
         const int32_t   dtype = i % 3;
-        const int64_t   W = 2 + i % 7, S = W - 1 + i / 4;
+        const int64_t   W = taps[i % 7], S = W - 1 + i / 4;
         const int64_t   D = i % 4 < 2 ? 77 : 140;
         gdn_conv1d_args a = make_call(dtype, i % 2 ? GDN_F32 : dtype, D, W, S, &t);
         gdn_conv1d_args b = clone(&a), whole = part_of(&a, 0, 21, 0);

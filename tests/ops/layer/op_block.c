@@ -11,17 +11,19 @@ struct kind {
     int32_t dtype, weights, states, layout;
     bool    fused;     /* in_proj_qkvz and in_proj_ba */
     int64_t conv_rows; /* S */
+    int64_t taps;
 };
 
 static const struct kind kinds[] = {
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3 },
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_KV, false, 4 },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, true, 4 },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 7 },
-    { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, true, 3 },
-    { GDN_F32, GDN_F16, GDN_F32, GDN_STATE_KV, false, 3 },
-    { GDN_BF16, GDN_F32, GDN_BF16, GDN_STATE_VK, true, 3 },
-    { GDN_F16, GDN_F16, GDN_F16, GDN_STATE_KV, false, 4 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, W },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_KV, false, 4, W },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, true, 4, W },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 7, W },
+    { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, true, 3, W },
+    { GDN_F32, GDN_F16, GDN_F32, GDN_STATE_KV, false, 3, W },
+    { GDN_BF16, GDN_F32, GDN_BF16, GDN_STATE_VK, true, 3, W },
+    { GDN_F16, GDN_F16, GDN_F16, GDN_STATE_KV, false, 4, W },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, 17, 16 },
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -49,7 +51,7 @@ static gdn_block_args make_call(const struct kind *k, int64_t N, int64_t P)
         a.in_proj_b   = weight(w, HV, HIDDEN, 0.4);
         a.in_proj_a   = weight(w, HV, HIDDEN, 0.4);
     }
-    a.conv_weight = weight(w, D, W, 0.5);
+    a.conv_weight = weight(w, D, k->taps, 0.5);
     if (!k->fused) a.conv_bias = weight(w, D, 0, 0.1);
     a.A_log       = weight(GDN_F32, HV, 0, 1);
     a.dt_bias     = weight(w, HV, 0, 1);

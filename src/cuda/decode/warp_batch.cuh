@@ -39,6 +39,14 @@ GDN_DEVICE struct warp_seq warp_read(const struct gdn_cu_warp &a, int row)
     return s;
 }
 
+/* Returns the slot of the state after token t, where each is kept; -1: dropped. */
+GDN_DEVICE int warp_each_slot(const struct gdn_cu_warp &a, const struct warp_seq &s, int t)
+{
+    if (t >= a.write_slots.n_columns) return -1;
+    const int64_t slot = load_index(a.write_slots, s.row, t);
+    return slot >= a.first_slot && slot < a.write_pool ? (int)slot : -1;
+}
+
 /* Returns token t of a head. */
 GDN_DEVICE char *warp_row(const struct gdn_cu_near &r, const struct warp_seq &s, int t, int head)
 {

@@ -128,7 +128,7 @@ struct gdn_cu_rmsnorm_backward {
 /* gdn_conv1d. An item is a warp's: some channels of a sequence, a tile or an edge. */
 struct gdn_cu_conv {
     struct gdn_cu_batch  batch;
-    struct gdn_rows      x, out;
+    struct gdn_rows      x, out; /* heads: the steps of channels */
     struct gdn_conv_view weight, bias, from, to, checkpoints;
     /* In place: the inputs before a tile, then the first outputs of a sequence, which wait until
      * the inputs there have been read: [tiles, then sequences][W - 1][D]. Else NULL. */
@@ -154,7 +154,7 @@ struct gdn_cu_conv {
  * sums[block][W + 1][D] what the weights and the bias get from them. */
 struct gdn_cu_conv_backward {
     struct gdn_cu_batch  batch;
-    struct gdn_rows      x, dout, dx;
+    struct gdn_rows      x, dout, dx; /* heads: the steps of channels, in elements */
     struct gdn_conv_view weight, bias, dweight, dbias, state, dstate_out, dstate;
     float               *sums; /* NULL: neither is wanted */
     int64_t              D, N, rows, n_blocks;
@@ -240,8 +240,8 @@ struct gdn_cu_warp {
     struct gdn_cu_pool  from, to;
     struct gdn_cu_array cu_seqlens, read_slots, write_slots, has_initial_state,
         num_accepted_tokens, A_log, dt_bias;
+    int64_t             first_slot;
     int32_t             read_pool, write_pool; /* slots; a pool that is not there has any */
-    int32_t             first_slot;
     int32_t             N, B, T, K, V;
     int32_t             each, keep, rounds; /* keep: outputs of padding; rounds: every token */
     int32_t             plain;    /* sequence i is row i of the tensors and slot i */
@@ -519,14 +519,14 @@ GDN_CU_SIZE(gdn_cu_block_store, 480 + 40 + 24);
 GDN_CU_SIZE(gdn_cu_decode, 1240 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_near, 24);
 GDN_CU_SIZE(gdn_cu_pool, 24);
-GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 26 * 4);
+GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 8 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_at, 16);
 GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 6 * 4);
 GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_eight, 264 + 2 * 16 + 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_four, 264 + 10 * 4 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
-GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_step, 528 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_walk, 1256 + 4 * 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_record, 480 + 3 * 40 + 3 * 32 + 8 + 4 * 4);

@@ -1008,7 +1008,8 @@ typedef enum gdn_activation {
  * where x at t < 0 comes from the state, or is zero. One call serves whole sequences, and the
  * update of a pool by one or several tokens.
  *
- *     x         [N][D]       A        dense; or [B][T][D]
+ *     x         [N][D]       A        any strides; or [B][T][D]. Fastest if that of D is 1; then
+ *                            (channels first) if that of the tokens is
  *     weight    [D][W]       f32, bf16 or f16; W from 2 to 16; or [D][1][W]
  *     bias      [D]          f32, bf16 or f16; absent: 0
  *     state     [P][D][S]    f32, bf16 or f16; S >= W - 1; any strides (channels first or
@@ -1018,7 +1019,8 @@ typedef enum gdn_activation {
  *     state_out [P][D][S]    as state, with the same S; absent: in place in state
  *     checkpoints [P][D][S]  as state, with its own dtype and strides and the same S (without a
  *                            state: S at least W - 1); as for gdn_prefill()
- *     out       [N][D]       A        dense; may be the very view x; absent: only states move
+ *     out       [N][D]       A        any strides; may be the very view x; absent: only states
+ *                            move
  *
  * Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH included. [N] without cu_seqlens
  * is one sequence. In a tree, the inputs before a token are the inputs of its ancestors, then the
@@ -1054,7 +1056,7 @@ GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
  * and dstate_out, the gradient of the final states, it computes the gradients of x, the weights,
  * the bias and the initial states. It needs the inputs of the forward call, and no result.
  *
- *     x dout dx         [N][D]       f32, bf16 or f16 each, dense; or [B][T][D]
+ *     x dout dx         [N][D]       f32, bf16 or f16 each; any strides; or [B][T][D]
  *     weight bias       as in gdn_conv1d()
  *     state             [B][D][S]    f32, bf16 or f16; S >= W - 1; initial states. Absent: zero.
  *     dstate_out        as state     gradient of the states after the last tokens; absent: zero

@@ -212,10 +212,9 @@ def causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, cache_indice
     null_block_id and negative slots are padding; has_initial_state [S]. pad_slot_id, metadata and
     validate_data are ignored.
 
-    Returns out [D, N], a view of memory in the order [N, D]. Converted: x to the dtype of
-    conv_states and back. Copied: x, unless its stride along D is 1. Raises NotImplementedError for
-    another activation and for tensors that require a gradient, RuntimeError for other arguments
-    that libgdn refuses.
+    Returns out [D, N] in the order of the memory of x. Converted: x to the dtype of conv_states and
+    back. Raises NotImplementedError for another activation and for tensors that require a gradient,
+    RuntimeError for other arguments that libgdn refuses.
     """
     options = dict(activation=_activation(activation), cu_seqlens=query_start_loc)
     _drop_in.refuse_grad(x=x, weight=weight, bias=bias, conv_states=conv_states)
@@ -223,8 +222,8 @@ def causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, cache_indice
         options.update(_conv_slots(cache_indices, null_block_id))
     if has_initial_state is not None:
         options["has_initial_state"] = has_initial_state
-    rows = _drop_in.unit_stride(x.t().to(conv_states.dtype))
-    out = torch.empty(rows.shape, dtype=rows.dtype, device=x.device)
+    rows = x.t().to(conv_states.dtype)
+    out = torch.empty_like(rows)
     gdn.torch.conv1d(rows, weight, bias, state=conv_states[..., :weight.shape[1] - 1], out=out,
                      **options)
     return out.to(x.dtype).t()
@@ -242,8 +241,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None,
     they were. out has the shape of x; absent: x is overwritten. validate_data and max_query_len are
     ignored.
 
-    Returns out. Copied: x [B, D, T], unless its stride along D is 1. Converted: x to the dtype of
-    conv_state and back.
+    Returns out. Converted: x to the dtype of conv_state and back.
 
     Raises NotImplementedError for num_accepted_tokens (a window of drafted inputs that slides in
     the state), for another activation and for tensors that require a gradient; ValueError for an
@@ -266,7 +264,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None,
         rows, to = x[:, None], out[:, None]
     else:
         rows, to = x.transpose(1, 2), out.transpose(1, 2)
-    rows, result = (_drop_in.unit_stride(y.to(conv_state.dtype)) for y in (rows, to))
+    rows, result = (y.to(conv_state.dtype) for y in (rows, to))
     gdn.torch.conv1d(rows, weight, bias, state=conv_state[..., :weight.shape[1] - 1], out=result,
                      **options)
     if result.data_ptr() != to.data_ptr():

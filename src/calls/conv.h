@@ -12,6 +12,7 @@
 
 struct gdn_conv {
     struct gdn_rows        x, out; /* rows of D channels, one dtype; out may be x or absent */
+    bool                   strided; /* heads are the steps of channels; else these are dense */
     struct gdn_conv_view   weight, bias;
     struct gdn_conv_view   from, to, checkpoints;
     struct gdn_conv_view   carry_from, carry_to; /* one slot each, for windows of a sequence */

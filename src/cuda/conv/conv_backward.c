@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "calls/channels.h"
 #include "calls/conv_backward.h"
 #include "cuda/driver/backend.h"
 
@@ -8,6 +9,14 @@ enum { LEAST_ROWS = 64, MOST_BLOCKS = 256 }; /* of tokens: each block has its su
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 _Static_assert(sizeof(struct gdn_cu_conv_backward) <= GDN_PLAN_ROOM, "a plan has room");
+
+/* Returns rows whose head is the step of channels, in elements. */
+static struct gdn_rows by_elements(const struct gdn_rows *rows, int64_t D)
+{
+    struct gdn_rows r = *rows;
+    r.head            = gdn_is_strided(rows, D) ? r.head / (int64_t)gdn_dtype_bytes(r.dtype) : 1;
+    return r;
+}
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
@@ -20,9 +29,9 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     (void)ctx;
     *args = (struct gdn_cu_conv_backward){
         .batch      = gdn_cuda_batch(&c->plan, &c->tokens, &c->pools),
-        .x          = w->x,
-        .dout       = w->dout,
-        .dx         = w->dx,
+        .x          = by_elements(&w->x, w->D),
+        .dout       = by_elements(&w->dout, w->D),
+        .dx         = by_elements(&w->dx, w->D),
         .weight     = w->weight,
         .bias       = w->bias,
         .dweight    = w->dweight,

@@ -7,12 +7,14 @@
 #include "oracle.h"
 #include "ring2_batch.h"
 
-enum { X, DOUT, DX, TAPS, CHANNELS, LENGTH, ORDER, STATES, PARTS, LAYOUT, SILU, ADDS, N_FACTORS };
+enum {
+    X, DOUT, DX, TAPS, CHANNELS, LENGTH, ORDER, STATES, PARTS, LAYOUT, SILU, ADDS, STEPS, N_FACTORS
+};
 enum { NONE, STATE, BOTH, ONLY_OUT };                 /* STATES */
 enum { ALL, ONLY_DX, ONLY_SUMS, NOT_DSTATE };         /* PARTS */
 enum { PACKED_UNEVEN, ONE, ROWS, MASKED, MASKED_ROWS }; /* LAYOUT */
 
-static const int levels[N_FACTORS] = { 3, 3, 3, 7, 5, 3, 2, 4, 4, 5, 2, 2 };
+static const int levels[N_FACTORS] = { 3, 3, 3, 7, 5, 3, 2, 4, 4, 5, 2, 2, 2 };
 static const int channels[5] = { 1, 7, 64, 131, 300 };
 static const int taps[7]     = { 2, 3, 4, 5, 8, 11, 16 };
 
@@ -212,6 +214,11 @@ static gdn_tensor rows(const int *level, int32_t dtype, int64_t D)
 {
     const int64_t gap = level[ORDER] ? 3 : 0;
     const bool    padded = level[LAYOUT] == ROWS || level[LAYOUT] == MASKED_ROWS;
+    if (level[STEPS]) { /* channels first */
+        const gdn_tensor t = filled(padded ? ring2_new(dtype, gap, 3, 3, D, 37, 0)
+                                           : ring2_new(dtype, gap, 2, D, 90, 0, 0), 2);
+        return ring2_swap(&t, t.ndim - 2, t.ndim - 1);
+    }
     return filled(padded ? ring2_new(dtype, gap, 3, 3, 37, D, 0)
                          : ring2_new(dtype, gap, 2, 90, D, 0, 0), 2);
 }

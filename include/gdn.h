@@ -1106,10 +1106,11 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
  *
  * With gate_lower_bound < 0: g = bound sigmoid(exp(A_log) (a + dt_bias)) (Kimi Linear).
  *
- *     a b           [...][H]    f32, bf16 or f16, dense; 1 to 5 leading dimensions. a and g may
- *                               be absent together, and so may b and beta
+ *     a b           [...][H]    f32, bf16 or f16, any strides; 1 to 5 leading dimensions. a and g
+ *                               may be absent together, and so may b and beta. Fastest if heads
+ *                               are dense
  *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0
- *     g beta        as a, b     f32, bf16 or f16, dense; may be the very view a, b
+ *     g beta        as a, b     f32, bf16 or f16, any strides; may be the very view a, b
  *
  * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). beta_kind: GDN_BETA_SIGMOID or
  * GDN_BETA_TWICE_SIGMOID; 0 means GDN_BETA_SIGMOID. Guarantees: G1, G2, G3, G6, G12, G13.

@@ -57,6 +57,7 @@ struct gdn_cu_lines {
     int32_t dtype;
     int32_t access; /* bytes that may be moved at once, 16 or 8, whole quads of elements then;
                        0: single elements */
+    int64_t element; /* from one element to the next, in elements; not 1 only in gdn_gates */
 };
 
 /* gdn_gates: a with g, b with beta, or both. */
@@ -506,12 +507,12 @@ GDN_CU_SIZE(gdn_cu_conv, 480 + 2 * 40 + 5 * 48 + 56 + 32 + 16 + 8);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);
-GDN_CU_SIZE(gdn_cu_lines, 56);
-GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 24);
-GDN_CU_SIZE(gdn_cu_gates_backward, 48 + 6 * 56 + 4 * 32 + 40 + 24);
-GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
-GDN_CU_SIZE(gdn_cu_l2norm_backward, 48 + 3 * 56 + 16 + 16);
-GDN_CU_SIZE(gdn_cu_rmsnorm_backward, 48 + 5 * 56 + 2 * 32 + 40 + 16);
+GDN_CU_SIZE(gdn_cu_lines, 64);
+GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 64 + 2 * 32 + 16 + 24);
+GDN_CU_SIZE(gdn_cu_gates_backward, 48 + 6 * 64 + 4 * 32 + 40 + 24);
+GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 64 + 24 + 24);
+GDN_CU_SIZE(gdn_cu_l2norm_backward, 48 + 3 * 64 + 16 + 16);
+GDN_CU_SIZE(gdn_cu_rmsnorm_backward, 48 + 5 * 64 + 2 * 32 + 40 + 16);
 GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 48 + 8);
 GDN_CU_SIZE(gdn_cu_block_weave, 2 * 40 + 8 + 6 * 4);
 GDN_CU_SIZE(gdn_cu_block_rows, 480 + 2 * 40 + 16);

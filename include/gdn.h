@@ -553,7 +553,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       (+ 64 x N: parents) (+ P / 8 + 64: a record)
  *     record_commit     192 x B + P / 8 + 64
  *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64
- *     conv1d            n_threads x 64 KiB + 192 x B (+ 64 x N: GDN_WRITE_EACH)
+ *     conv1d            n_threads x 64 KiB (W above 8: 128 KiB) + 192 x B
+ *                       (+ 64 x N: GDN_WRITE_EACH)
  *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation (without
  *                       conv_weight: as decode)
  *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
@@ -611,8 +612,8 @@ GDN_API gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args
 typedef enum gdn_pad_policy {
     GDN_PAD_ZERO = 0, /* a negative slot: the sequence is skipped, its output is zero */
     GDN_PAD_KEEP = 1, /* the sequence is skipped, its output stays as it was */
-    GDN_PAD_SINK = 2  /* the first such sequence with tokens reads and writes slot sink_slot;
-                         later ones are skipped as with GDN_PAD_ZERO */
+    GDN_PAD_SINK = 2  /* the first such sequence with tokens reads and writes slot sink_slot, which
+                         may be below first_slot; later ones are skipped as with GDN_PAD_ZERO */
 } gdn_pad_policy;
 
 typedef enum gdn_write {
@@ -642,12 +643,15 @@ typedef enum gdn_write {
  *                                padding, see pad_policy. With num_accepted_tokens: [B][T'].
  *   write_slots          [B]     the slot for its final state. Absent: the slot it started from.
  *                                No slot is written twice, and no slot is written by one
- *                                sequence and read by another. A slot is negative only if its
- *                                sequence is padding. Empty sequences write nothing; their
- *                                slots are not looked at. GDN_WRITE_EACH: [B][T''], T'' at
+ *                                sequence and read by another. Negative: the state is dropped,
+ *                                the outputs are computed. The slots of empty sequences and of
+ *                                padding are not looked at. GDN_WRITE_EACH: [B][T''], T'' at
  *                                least the longest sequence: the slot for the state after
  *                                token t. A negative slot there drops that state.
  *   has_initial_state    [B]     0: start from zero, read nothing. GDN_U8, I32 or I64.
+ *   first_slot                   0: slots start at 0. Else a slot below first_slot, in read_slots,
+ *                                write_slots and checkpoint_slots, is as a negative one. (vLLM
+ *                                pads with slot 0: first_slot is 1 there.) Needs read_slots.
  *   num_accepted_tokens  [B]     n from 1 to T': start from read_slots[b][n - 1]. If
  *                                read_slots holds the write_slots of the last call, then n is
  *                                the number of accepted tokens, at least 1; after a tree, n is
@@ -699,6 +703,7 @@ typedef struct gdn_batch {
     gdn_tensor cu_seqlens, read_slots, write_slots, has_initial_state, num_accepted_tokens,
         token_start, token_count, parents, path, checkpoint_starts, checkpoint_positions,
         checkpoint_slots;
+    int64_t    first_slot; /* slots below it are as negative ones; 0 or more */
 } gdn_batch;
 
 static inline gdn_batch gdn_batch_init(void)
@@ -1036,8 +1041,9 @@ typedef enum gdn_activation {
  * where x at t < 0 comes from the state, or is zero. One call serves whole sequences, and the
  * update of a pool by one or several tokens.
  *
- *     x         [N][D]       A        dense; or [B][T][D]
- *     weight    [D][W]       f32, bf16 or f16; W from 2 to 8; or [D][1][W]
+ *     x         [N][D]       A        any strides; or [B][T][D]. Fastest if that of D is 1; then
+ *                            (channels first) if that of the tokens is
+ *     weight    [D][W]       f32, bf16 or f16; W from 2 to 16; or [D][1][W]
  *     bias      [D]          f32, bf16 or f16; absent: 0
  *     state     [P][D][S]    f32, bf16 or f16; S >= W - 1; any strides (channels first or
  *                            last). The newest input comes last; the last W - 1 enter
@@ -1046,7 +1052,8 @@ typedef enum gdn_activation {
  *     state_out [P][D][S]    as state, with the same S; absent: in place in state
  *     checkpoints [P][D][S]  as state, with its own dtype and strides and the same S (without a
  *                            state: S at least W - 1); as for gdn_prefill()
- *     out       [N][D]       A        dense; may be the very view x; absent: only states move
+ *     out       [N][D]       A        any strides; may be the very view x; absent: only states
+ *                            move
  *
  * Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH included. [N] without cu_seqlens
  * is one sequence. In a tree, the inputs before a token are the inputs of its ancestors, then the
@@ -1082,7 +1089,7 @@ GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
  * and dstate_out, the gradient of the final states, it computes the gradients of x, the weights,
  * the bias and the initial states. It needs the inputs of the forward call, and no result.
  *
- *     x dout dx         [N][D]       f32, bf16 or f16 each, dense; or [B][T][D]
+ *     x dout dx         [N][D]       f32, bf16 or f16 each; any strides; or [B][T][D]
  *     weight bias       as in gdn_conv1d()
  *     state             [B][D][S]    f32, bf16 or f16; S >= W - 1; initial states. Absent: zero.
  *     dstate_out        as state     gradient of the states after the last tokens; absent: zero
@@ -1132,10 +1139,11 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
  *
  * With gate_lower_bound < 0: g = bound sigmoid(exp(A_log) (a + dt_bias)) (Kimi Linear).
  *
- *     a b           [...][H]    f32, bf16 or f16, dense; 1 to 5 leading dimensions. a and g may
- *                               be absent together, and so may b and beta
+ *     a b           [...][H]    f32, bf16 or f16, any strides; 1 to 5 leading dimensions. a and g
+ *                               may be absent together, and so may b and beta. Fastest if heads
+ *                               are dense
  *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0
- *     g beta        as a, b     f32, bf16 or f16, dense; may be the very view a, b
+ *     g beta        as a, b     f32, bf16 or f16, any strides; may be the very view a, b
  *
  * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). Guarantees: G1, G2, G3, G6, G12, G13.
  */

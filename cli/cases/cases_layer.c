@@ -245,7 +245,7 @@ static double *project(const double *x, const gdn_tensor *w, int64_t T)
 static void convolve(const struct block_case *c, double *mixed, int64_t T)
 {
     const int64_t D = channels(&c->dims);
-    double        in[CHECKED_BLOCK_TOKENS], out[CHECKED_BLOCK_TOKENS], weight[8];
+    double        in[CHECKED_BLOCK_TOKENS], out[CHECKED_BLOCK_TOKENS], weight[16];
     for (int64_t d = 0; d < D; d++) {
         for (int64_t w = 0; w < c->dims.W; w++) weight[w] = at(&c->args.conv_weight, d, w, 0);
         for (int64_t t = 0; t < T; t++) in[t] = mixed[t * D + d];

@@ -50,7 +50,7 @@ static double load(const gdn_tensor *t, int64_t i) { return oracle_load(t->data,
 static void convolve(const struct step_case *c, int64_t first, int64_t n, int64_t T, double *out)
 {
     const int64_t D = channels(&c->dims), W = c->dims.W;
-    double        x[CHECKED_TOKENS], y[CHECKED_TOKENS], past[8], weight[8];
+    double        x[CHECKED_TOKENS], y[CHECKED_TOKENS], past[16], weight[16];
     for (int64_t d = 0; d < n; d++) {
         for (int64_t w = 0; w < W; w++) weight[w] = load(&c->args.conv_weight, (first + d) * W + w);
         for (int64_t w = 0; w < W - 1; w++)

@@ -146,18 +146,30 @@ static void check_decode_rows(struct check *k)
                 }
 }
 
-static void check_conv(struct check *k, const struct case_dims *d, const int64_t *lengths,
-                       bool in_place)
+/* Makes the tokens of a dense tensor lie side by side, and channels apart. */
+static void turn(gdn_tensor *t)
 {
+    t->stride[t->ndim - 2] = 1;
+    t->stride[t->ndim - 1] = t->size[t->ndim - 2];
+}
+
+enum conv_form { BY_ROWS, IN_PLACE, CHANNELS_FIRST };
+
+static void check_conv(struct check *k, const struct case_dims *d, const int64_t *lengths,
+                       enum conv_form form)
+{
+    static const char *const forms[] = { "", " in place", " channels first" };
+
     struct conv_case  c;
     struct comparison found = { 0 };
     char              name[64];
     snprintf(name, sizeof name, "conv %s state %s W%lld D%lld T%lld%s", dtype_names[d->dtype],
              dtype_names[d->state_dtype], (long long)d->W, (long long)d->D, (long long)lengths[0],
-             in_place ? " in place" : "");
+             forms[form]);
     if (!wanted(k, name)) return;
     int code = conv_case_make(&c, d, lengths, 4);
-    if (in_place) c.args.out = c.args.x;
+    if (form == IN_PLACE) c.args.out = c.args.x;
+    if (form == CHANNELS_FIRST) turn(&c.args.x), turn(&c.args.out);
     if (!code) code = conv_case_check(&c, k->ctx, &found);
     memory_free(&c.memory);
     judge(k, name, code, &found);
@@ -169,15 +181,16 @@ static void check_convs(struct check *k)
     static const int64_t lengths[] = { 130, 1, 0, 65 }, few[] = { 1, 1, 1, 1 };
     static const int64_t channels[] = { 64, 997, 1000 };
     for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
-        for (int64_t W = 2; W <= 8; W++)
+        for (int64_t W = 2; W <= 16; W += W < 8 ? 1 : 8)
             for (int i = 0; i < 3; i++) {
                 struct case_dims d = { .D = channels[i], .W = W, .dtype = dtype,
                                        .state_dtype = dtype };
-                check_conv(k, &d, lengths, false);
-                check_conv(k, &d, lengths, true);
-                check_conv(k, &d, few, false);
+                check_conv(k, &d, lengths, BY_ROWS);
+                check_conv(k, &d, lengths, IN_PLACE);
+                check_conv(k, &d, few, BY_ROWS);
+                if (i == 0) check_conv(k, &d, lengths, CHANNELS_FIRST);
                 d.state_dtype = GDN_F32;
-                if (dtype != GDN_F32) check_conv(k, &d, few, false);
+                if (dtype != GDN_F32) check_conv(k, &d, few, BY_ROWS);
             }
 }
 
@@ -185,8 +198,9 @@ static void check_convs(struct check *k)
 static void check_conv_gradients(struct check *k)
 {
     static const int64_t lengths[] = { 130, 1, 0, 65 };
-    for (int i = 0; i < 6; i++) {
-        const struct case_dims    d = { .D = 300, .W = i < 3 ? 4 : 5 + i % 3, .dtype = i % 3,
+    for (int i = 0; i < 9; i++) {
+        const struct case_dims    d = { .D = 300, .W = i < 3 ? 4 : i < 6 ? 5 + i % 3 : 16,
+                                        .dtype = i % 3,
                                         .state_dtype = i % 3 };
         struct conv_gradient_case c;
         struct comparison         found = { 0 };

@@ -100,6 +100,7 @@ class _batch_fields(TypedDict, total=False):
     checkpoint_starts: Array | None
     checkpoint_positions: Array | None
     checkpoint_slots: Array | None
+    first_slot: int
 
 class Batch:
     def __init__(self, **fields: Unpack[_batch_fields]) -> None: ...

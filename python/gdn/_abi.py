@@ -74,6 +74,7 @@ gdn_batch = _struct("gdn_batch", """
     tensor cu_seqlens read_slots write_slots has_initial_state num_accepted_tokens
     tensor token_start token_count parents path
     tensor checkpoint_starts checkpoint_positions checkpoint_slots
+    int64 first_slot
 """)
 
 _CTYPES["batch"] = ctypes.POINTER(gdn_batch)

@@ -39,12 +39,11 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None,
     final_states_out [B, D, W - 1] is written if return_final_states is true. activation: None,
     "silu" or "swish".
 
-    Returns out [B, D, T], a view of memory in the order [B, T, D]; with return_final_states, (out,
-    final states) in the dtype of x.
+    Returns out [B, D, T] in the order of the memory of x; with return_final_states, (out, final
+    states) in the dtype of x.
 
-    Copied: x, unless its stride along D is 1. libgdn reads channels last, so an x whose memory is
-    in the order [B, D, T] is converted to [B, T, D]. With seq_idx, x is also copied if its rows do
-    not lie one behind the other, and on a GPU the call waits for the device.
+    With seq_idx, x is copied if its rows do not lie one behind the other, and on a GPU the call
+    waits for the device.
 
     Raises NotImplementedError for another activation, for seq_idx with initial_states or
     return_final_states; RuntimeError for other arguments that libgdn refuses.
@@ -53,7 +52,7 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None,
     if seq_idx is not None and (initial_states is not None or return_final_states):
         raise NotImplementedError("gdn.causal_conv1d: seq_idx with initial_states or "
                                   "return_final_states is not supported")
-    rows, options = _drop_in.unit_stride(x.transpose(1, 2)), dict(activation=act)
+    rows, options = x.transpose(1, 2), dict(activation=act)
     if initial_states is not None and not return_final_states:
         options["write"] = gdn.WRITE_NONE
     if seq_idx is not None:
@@ -79,9 +78,6 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
 
     Returns out of the shape of x.
 
-    Copied: x [B, D, T] unless its stride along D is 1, as in causal_conv1d_fn(); x [B, D] if its
-    last stride is not 1.
-
     Raises NotImplementedError for cache_seqlens (a circular state), for another activation and for
     tensors that require a gradient; RuntimeError for other arguments that libgdn refuses.
     """
@@ -93,8 +89,8 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     options = dict(activation=act)
     if conv_state_indices is not None:
         options["read_slots"] = conv_state_indices
-    rows = _drop_in.unit_stride(x[:, None] if x.dim() == 2 else x.transpose(1, 2))
-    out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    rows = x[:, None] if x.dim() == 2 else x.transpose(1, 2)
+    out = torch.empty_like(rows)
     gdn.torch.conv1d(rows, weight, bias, state=conv_state, out=out, **options)
     return out[:, 0] if x.dim() == 2 else out.transpose(1, 2)
 

@@ -231,11 +231,8 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
         options.update(write=gdn.WRITE_EACH, write_slots=each)
     elif frozen:
         options["write"] = gdn.WRITE_NONE
-    elif write is not None:  # as the slots of every token: there a negative one drops the state
-        slots = write[:, None]
-        if T > 1:
-            slots = torch.nn.functional.pad(slots, (T - 1, 0), value=-1)
-        options.update(write=gdn.WRITE_EACH, write_slots=slots)
+    elif write is not None:
+        options["write_slots"] = write
     if buffer is not None:
         options.update(checkpoint_every=1, checkpoints=buffer.flatten(0, 1))
         if buffer.shape[1] != T:

@@ -68,8 +68,7 @@ def torch_recurrent_gated_delta_rule(query, key, value, g, beta, initial_state=N
 def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, **kwargs):
     """
     gdn.causal_conv1d.causal_conv1d_fn() with the parameters of transformers. hidden_states
-    [B, D, T] is copied unless its stride along D is 1. kwargs: seq_idx [B, T]; other names are
-    ignored, as by transformers.
+    [B, D, T]. kwargs: seq_idx [B, T]; other names are ignored, as by transformers.
     """
     return _conv.causal_conv1d_fn(hidden_states, weight, bias, kwargs.get("seq_idx"),
                                   activation=activation)
@@ -78,7 +77,7 @@ def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, **kwargs
 def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activation=None):
     """
     gdn.causal_conv1d.causal_conv1d_update() with the parameters of transformers. hidden_states
-    [B, D, T] is copied unless its stride along D is 1; conv_state [B, D, S] is updated in place.
+    [B, D, T]; conv_state [B, D, S] is updated in place.
     """
     return _conv.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
 

@@ -11,8 +11,7 @@ convolution, gates, norm and rule as one gdn_step(). install() replaces vLLM's f
 every layer that calls them. A call that raises NotImplementedError here then goes to vLLM's own.
 
 Slots of vLLM's pools start at 1: block 0 is the null block. So slots of 0 and below are padding;
-their outputs are zero where vLLM leaves them undefined. Converted in each call: slots to -1 where
-they are padding (one new tensor of the size of the slots).
+their outputs are zero where vLLM leaves them undefined.
 
 Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
 """
@@ -25,8 +24,7 @@ import gdn.torch
 from . import _drop_in, _vllm_cpu
 
 
-def _valid(slots):
-    return slots.where(slots > 0, -1)
+_FIRST_SLOT = dict(first_slot=1)
 
 
 def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
@@ -86,9 +84,11 @@ def _decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted
     if not inplace:
         tokens = lead.numel()
         dtype = torch.float32 if state is None else state.dtype
-        final = q.new_empty(tokens, v.shape[-2], v.shape[-1], k.shape[-1], dtype=dtype)
-        options.update(state_out=final, write=gdn.WRITE_EACH,
-                       write_slots=_drop_in.slots_of_tokens(rows[0], cu_seqlens))
+        first = options.get("first_slot", 0)
+        kept = q.new_empty(first + tokens, v.shape[-2], v.shape[-1], k.shape[-1], dtype=dtype)
+        final = kept[first:]
+        options.update(state_out=kept, write=gdn.WRITE_EACH,
+                       write_slots=_drop_in.slots_of_tokens(rows[0], cu_seqlens) + first)
     q, k, v = (_drop_in.unit_stride(x) for x in rows)
     out = gdn.torch.decode(q, k, v, g, beta, state=state, scale=scale or 0.0,
                            norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE, **options)
@@ -99,14 +99,14 @@ def _places(slots, accepted, count, inplace):
     """Fields of the batch: where sequences start, and where states go if in place."""
     if slots is None:
         return {}
-    slots = _valid(slots[:count])
+    slots = slots[:count]
     if slots.dim() == 1:
         if accepted is not None:
             raise ValueError("num_accepted_tokens needs ssm_state_indices of two dimensions")
-        return dict(read_slots=slots)
-    fields = dict(read_slots=slots[:, 0])
+        return dict(read_slots=slots, **_FIRST_SLOT)
+    fields = dict(read_slots=slots[:, 0], **_FIRST_SLOT)
     if accepted is not None:
-        fields = dict(read_slots=slots, num_accepted_tokens=accepted[:count])
+        fields.update(read_slots=slots, num_accepted_tokens=accepted[:count])
     if inplace:
         fields.update(write=gdn.WRITE_EACH, write_slots=slots)
     return fields
@@ -180,7 +180,7 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
     gdn.torch.decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=initial_state, out=out,
         scale=scale, norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE,
-        read_slots=_valid(ssm_state_indices), **_drop_in.RAW_GATES)
+        read_slots=ssm_state_indices, **_FIRST_SLOT, **_drop_in.RAW_GATES)
     return out, initial_state
 
 
@@ -193,7 +193,12 @@ def _activation(activation):
 
 
 def _conv_slots(slots, null_block_id):
-    return slots if null_block_id is None else slots.where(slots != null_block_id, -1)
+    """Fields of the batch; a null block other than 0 costs a new tensor of slots."""
+    if null_block_id == 0:
+        return dict(read_slots=slots, **_FIRST_SLOT)
+    if null_block_id is not None and null_block_id > 0:
+        slots = slots.where(slots != null_block_id, -1)
+    return dict(read_slots=slots)
 
 
 def causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, cache_indices=None,
@@ -207,19 +212,18 @@ def causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, cache_indice
     null_block_id and negative slots are padding; has_initial_state [S]. pad_slot_id, metadata and
     validate_data are ignored.
 
-    Returns out [D, N], a view of memory in the order [N, D]. Converted: x to the dtype of
-    conv_states and back. Copied: x, unless its stride along D is 1. Raises NotImplementedError for
-    another activation and for tensors that require a gradient, RuntimeError for other arguments
-    that libgdn refuses.
+    Returns out [D, N] in the order of the memory of x. Converted: x to the dtype of conv_states and
+    back. Raises NotImplementedError for another activation and for tensors that require a gradient,
+    RuntimeError for other arguments that libgdn refuses.
     """
     options = dict(activation=_activation(activation), cu_seqlens=query_start_loc)
     _drop_in.refuse_grad(x=x, weight=weight, bias=bias, conv_states=conv_states)
     if cache_indices is not None:
-        options["read_slots"] = _conv_slots(cache_indices, null_block_id)
+        options.update(_conv_slots(cache_indices, null_block_id))
     if has_initial_state is not None:
         options["has_initial_state"] = has_initial_state
-    rows = _drop_in.unit_stride(x.t().to(conv_states.dtype))
-    out = torch.empty(rows.shape, dtype=rows.dtype, device=x.device)
+    rows = x.t().to(conv_states.dtype)
+    out = torch.empty_like(rows)
     gdn.torch.conv1d(rows, weight, bias, state=conv_states[..., :weight.shape[1] - 1], out=out,
                      **options)
     return out.to(x.dtype).t()
@@ -237,8 +241,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None,
     they were. out has the shape of x; absent: x is overwritten. validate_data and max_query_len are
     ignored.
 
-    Returns out. Copied: x [B, D, T], unless its stride along D is 1. Converted: x to the dtype of
-    conv_state and back.
+    Returns out. Converted: x to the dtype of conv_state and back.
 
     Raises NotImplementedError for num_accepted_tokens (a window of drafted inputs that slides in
     the state), for another activation and for tensors that require a gradient; ValueError for an
@@ -253,7 +256,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None,
     if out.shape != x.shape:
         raise ValueError(f"`out` shape {tuple(out.shape)} must match `x` shape {tuple(x.shape)}.")
     if conv_state_indices is not None:
-        options["read_slots"] = _conv_slots(conv_state_indices, null_block_id)
+        options.update(_conv_slots(conv_state_indices, null_block_id))
     if query_start_loc is not None:
         options["cu_seqlens"] = query_start_loc
         rows, to = x, out
@@ -261,7 +264,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None,
         rows, to = x[:, None], out[:, None]
     else:
         rows, to = x.transpose(1, 2), out.transpose(1, 2)
-    rows, result = (_drop_in.unit_stride(y.to(conv_state.dtype)) for y in (rows, to))
+    rows, result = (y.to(conv_state.dtype) for y in (rows, to))
     gdn.torch.conv1d(rows, weight, bias, state=conv_state[..., :weight.shape[1] - 1], out=result,
                      **options)
     if result.data_ptr() != to.data_ptr():
@@ -338,7 +341,7 @@ def _layer_class(base, is_conv_state_dim_first):
                 value_dim=self.head_v_dim, conv_bias=self.conv1d.bias, dt_bias=self.dt_bias,
                 conv_state=conv_state[..., :weight.shape[-1] - 1], state=state,
                 out=core_attn_out[:n, None],
-                read_slots=_valid(attn_metadata.non_spec_state_indices_tensor[:n]))
+                read_slots=attn_metadata.non_spec_state_indices_tensor[:n], **_FIRST_SLOT)
 
     _drop_in.require_same(GdnQwenGatedDeltaNetAttention._forward_core_decode_non_spec,
                           base._forward_core_decode_non_spec)

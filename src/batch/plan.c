@@ -175,6 +175,11 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_batch *b, unsigned takes)
             return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s, this op has no kernel", asked[i].name);
     if (b->max_seqlen < 0)
         return gdn_fail(ctx, GDN_E_ARG, "max_seqlen: %d, wanted 0 or more", (int)b->max_seqlen);
+    if (b->first_slot < 0)
+        return gdn_fail(ctx, GDN_E_ARG, "first_slot: %lld, wanted 0 or more",
+                        (long long)b->first_slot);
+    if (b->first_slot && !b->read_slots.data)
+        return gdn_fail(ctx, GDN_E_ARG, "read_slots: absent, wanted with first_slot");
     if (b->pad_policy == GDN_PAD_SINK && b->sink_slot < 0)
         return gdn_fail(ctx, GDN_E_ARG, "sink_slot: %lld, wanted 0 or more",
                         (long long)b->sink_slot);
@@ -329,6 +334,12 @@ static gdn_status read_range(const struct reader *r, int64_t b, struct gdn_seq *
     return GDN_OK;
 }
 
+/* Returns a slot that an array names; -1: it names none. */
+static int64_t named_slot(const gdn_batch *b, int64_t slot)
+{
+    return slot < b->first_slot ? -1 : slot;
+}
+
 /* Reads the slot that sequence b starts from; negative: padding. */
 static gdn_status read_start(const struct reader *r, int64_t b, int64_t *slot)
 {
@@ -336,11 +347,11 @@ static gdn_status read_start(const struct reader *r, int64_t b, int64_t *slot)
     if (!slots->data) {
         *slot = b;
     } else if (!accepted->data) {
-        *slot = gdn_index(slots, b);
+        *slot = named_slot(r->batch, gdn_index(slots, b));
     } else {
         const int64_t n = gdn_index(accepted, b);
         TRY(check_value(r->ctx, "num_accepted_tokens", b, n, 1, slots->size[1]));
-        *slot = gdn_index2(slots, b, n - 1);
+        *slot = named_slot(r->batch, gdn_index2(slots, b, n - 1));
     }
     return GDN_OK;
 }
@@ -366,10 +377,9 @@ static gdn_status place_states(const struct reader *r, int64_t start, bool own, 
         s->write = start;
         return GDN_OK;
     }
-    const int64_t slot = gdn_index(slots, s->row);
-    TRY(check_slot(r->ctx, slots, "write_slots", s->row, slot, r->pools.write));
-    s->write = slot;
-    return GDN_OK;
+    s->write = named_slot(b, gdn_index(slots, s->row));
+    if (s->write < 0) return GDN_OK;
+    return check_slot(r->ctx, slots, "write_slots", s->row, s->write, r->pools.write);
 }
 
 /* Reads which of its tokens count. */
@@ -525,8 +535,7 @@ size_t gdn_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *toke
 int64_t gdn_plan_each_slot(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t)
 {
     if (s->write >= 0) return t == s->n_valid - 1 ? s->write : -1; /* sunk: the last one stays */
-    const int64_t slot = gdn_index2(&plan->batch.write_slots, s->row, t);
-    return slot < 0 ? -1 : slot;
+    return named_slot(&plan->batch, gdn_index2(&plan->batch.write_slots, s->row, t));
 }
 
 int64_t gdn_plan_parent(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t)
@@ -544,7 +553,7 @@ int64_t gdn_plan_checkpoint(const struct gdn_plan *plan, const struct gdn_seq *s
 {
     const gdn_batch *b = &plan->batch;
     const int64_t    c = s->first_checkpoint + i;
-    *slot              = b->checkpoint_slots.data ? gdn_index(&b->checkpoint_slots, c) : c;
+    *slot = b->checkpoint_slots.data ? named_slot(b, gdn_index(&b->checkpoint_slots, c)) : c;
     if (b->checkpoint_every) return (i + 1) * b->checkpoint_every - s->base;
     return gdn_index(&b->checkpoint_positions, c) - s->base;
 }

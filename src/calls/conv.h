@@ -12,6 +12,7 @@
 
 struct gdn_conv {
     struct gdn_rows        x, out; /* rows of D channels, one dtype; out may be x or absent */
+    bool                   strided; /* heads are the steps of channels; else these are dense */
     struct gdn_conv_view   weight, bias;
     struct gdn_conv_view   from, to, checkpoints;
     struct gdn_conv_view   carry_from, carry_to; /* one slot each, for windows of a sequence */
@@ -47,7 +48,8 @@ gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *na
                                const struct gdn_conv *conv, struct gdn_conv_view *view);
 
 /*
- * Bytes per thread, at most 64 KiB; scratch is 64-byte aligned, that much for every thread.
+ * Bytes per thread, at most 64 KiB, or 128 with more than 8 taps; scratch is 64-byte aligned, that
+ * much for every thread.
  * A sequence's state after its n_valid tokens goes to `to` (or carry_to): as many inputs as
  * the view is long, those before the first token from `from` (or carry_from), and zero where
  * that has none. So a carry must be as long as the pool that it will be written to.

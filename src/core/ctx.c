@@ -27,6 +27,7 @@ enum {
 static const struct gdn_old_size old_sizes[] = {
     { "gdn_blob_args", offsetof(gdn_blob_args, state_scales) }, /* 0.1.0 */
     { "gdn_blob_info", offsetof(gdn_blob_info, state_scales) },
+    { "batch", offsetof(gdn_batch, first_slot) },
     { NULL, 0 },
 };
 

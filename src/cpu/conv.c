@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "calls/channels.h"
 #include "calls/conv.h"
 #include "calls/op_backends.h"
 
@@ -14,10 +15,11 @@ enum {
     CHANNELS = 1024, /* of an item at most: 2 W rows of them are the scratch of a thread. With a
                         tree half as many, for its tokens' windows lie in the other half */
     TOKENS   = 16,   /* per call of the inner loop: few enough rows in and out at once */
+    TILE     = GDN_CHANNEL_TILE, /* and channels, where they do not lie side by side */
     LANES    = 64,   /* channels per transposed tile, */
-    ENTRIES  = 8     /* and entries */
+    ENTRIES  = 16    /* and entries */
 };
-_Static_assert(2 * GDN_MAX_TAPS * CHANNELS * sizeof(float) <= 65536, "as gdn.h promises");
+_Static_assert(2 * 8 * CHANNELS * sizeof(float) <= 65536, "as gdn.h promises for 8 taps");
 _Static_assert((int)ENTRIES >= (int)GDN_MAX_TAPS, "weights and windows are one tile");
 
 /* ---- Views ------------------------------------------------------------------------------- */
@@ -172,7 +174,10 @@ static void start_sequence(struct block *b, const struct gdn_seq *s)
 static const float *input_row(const struct block *b, int64_t t, int first, int n, float *buffer)
 {
     const struct gdn_conv *c = b->conv;
-    if (t >= 0) {
+    if (t >= 0 && c->strided) {
+        const struct gdn_channel_tile tile = { t, b->channel + first, 1, n };
+        gdn_load_channels(b->kr, &c->x, b->seq, &tile, buffer, 0);
+    } else if (t >= 0) {
         const char *row = gdn_row(&c->x, b->seq, t, 0);
         row += (b->channel + first) * (int64_t)gdn_dtype_bytes(c->x.dtype);
         if (c->x.dtype == GDN_F32) return (const float *)(const void *)row;
@@ -283,10 +288,26 @@ static void store_final(const struct block *b)
     store_state(b, s->n_valid - 1, to, slot);
 }
 
+/* The same as convolve() through a tile of floats, up to TILE tokens of up to TILE channels. */
+static void convolve_tile(const struct block *b, float *window, int64_t t, int64_t n)
+{
+    const struct gdn_conv        *c    = b->conv;
+    const struct gdn_channel_tile tile = { t, b->channel, (int)n, b->n };
+    float                         rows[TILE][TILE];
+    gdn_load_channels(b->kr, &c->x, b->seq, &tile, rows[0], TILE);
+    b->kr->conv[GDN_F32](rows, TILE, rows, TILE, window, b->weight, b->bias, CHANNELS, c->W,
+                         c->silu, n, b->n);
+    gdn_store_channels(b->kr, rows[0], TILE, &c->out, b->seq, &tile);
+}
+
 /* Convolves tokens [t, t + n), which follow each other, after those of the window. */
 static void convolve(const struct block *b, float *window, int64_t t, int64_t n)
 {
     const struct gdn_conv *c       = b->conv;
+    if (c->strided) {
+        convolve_tile(b, window, t, n);
+        return;
+    }
     const int64_t          element = (int64_t)gdn_dtype_bytes(c->x.dtype);
     const int64_t          offset  = b->channel * element;
     b->kr->conv[c->x.dtype]((char *)gdn_row(&c->out, b->seq, t, 0) + offset, c->out.token / element,
@@ -296,9 +317,9 @@ static void convolve(const struct block *b, float *window, int64_t t, int64_t n)
 
 static void convolve_chain(const struct block *b)
 {
-    const int64_t n_valid = b->seq->n_valid;
-    for (int64_t t = 0; t < n_valid; t += TOKENS)
-        convolve(b, b->window, t, n_valid - t < TOKENS ? n_valid - t : TOKENS);
+    const int64_t n_valid = b->seq->n_valid, most = b->conv->strided ? TILE : TOKENS;
+    for (int64_t t = 0; t < n_valid; t += most)
+        convolve(b, b->window, t, n_valid - t < most ? n_valid - t : most);
 }
 
 /* From the last token back: out may be x, and a token needs the inputs of earlier ones only. */
@@ -320,7 +341,8 @@ static void convolve_tree(const struct block *b)
  * of x that hold three inputs of each channel side by side. */
 static bool is_update(const struct gdn_conv *c, const struct gdn_seq *s)
 {
-    const bool plain = !is_tree(c) && c->plan->batch.write != GDN_WRITE_EACH && c->out.data;
+    const bool plain = !is_tree(c) && c->plan->batch.write != GDN_WRITE_EACH && c->out.data &&
+                       !c->strided;
     return plain && s->n_valid == 1 && c->W == 4 && !s->from_carry && !s->to_carry &&
            s->read >= 0 && s->write >= 0 && !(c->checkpoints.data && s->n_checkpoints) &&
            c->from.data && c->to.data && is_dense(&c->from) && is_dense(&c->to) &&
@@ -402,6 +424,7 @@ void gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch)
     if (r.channels < 2 * LANES) r.channels = 2 * LANES;
     const int64_t most = is_tree(conv) ? CHANNELS / 2 : CHANNELS;
     if (r.channels > most) r.channels = most;
+    if (conv->strided) r.channels = TILE;
     r.n_blocks = (conv->D + r.channels - 1) / r.channels;
     r.n_parts  = r.n_blocks > 0 ? (wanted + r.n_blocks - 1) / r.n_blocks : 1;
     if (r.n_parts > conv->n_seqs) r.n_parts = conv->n_seqs;
@@ -426,7 +449,9 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     c->conv.plan = &c->plan;
     c->conv.seqs = c->plan.seqs;
     gdn_conv_run(ctx, &c->conv, (char *)memory + c->plan_bytes);
-    gdn_plan_zero_rest(&c->plan, &c->tokens, &c->conv.out, 1, c->conv.D);
+    const bool by_channel = gdn_is_strided(&c->conv.out, c->conv.D);
+    gdn_plan_zero_rest(&c->plan, &c->tokens, &c->conv.out, by_channel ? c->conv.D : 1,
+                       by_channel ? 1 : c->conv.D);
     return gdn_note_kernel(ctx, c->base.op, "conv");
 }
 

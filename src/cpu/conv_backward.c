@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "batch/rowwise.h"
+#include "calls/channels.h"
 #include "calls/conv_backward.h"
 #include "calls/op_backends.h"
 
@@ -56,10 +57,12 @@ static void store_entry(const struct block *b, const struct gdn_conv_view *v, in
                          b->conv->adds);
 }
 
-static void *row_at(const struct block *b, const struct gdn_rows *rows, int64_t t)
+/* Loads n tokens from t on. */
+static void load_tokens(const struct block *b, const struct gdn_rows *rows, int64_t t, int n,
+                        rows_of_channels *to)
 {
-    return (char *)gdn_row(rows, b->seq, t, 0) +
-           b->channel * (int64_t)gdn_dtype_bytes(rows->dtype);
+    const struct gdn_channel_tile tile = { t, b->channel, n, b->n };
+    if (n > 0) gdn_load_channels(b->kr, rows, b->seq, &tile, to[0], CHANNELS);
 }
 
 /* ---- Some tokens of a sequence ------------------------------------------------------------- */
@@ -68,16 +71,15 @@ static void *row_at(const struct block *b, const struct gdn_rows *rows, int64_t 
 static void load_inputs(struct block *b, int64_t t, int n)
 {
     const struct gdn_conv_backward *c = b->conv;
-    const int                       past = c->W - 1;
-    for (int i = 0; i < past + n; i++) {
+    const int                       past = c->W - 1, n_old = t < past ? past - (int)t : 0;
+    for (int i = 0; i < n_old; i++) {
         const int64_t at = t - past + i;
-        if (at >= 0)
-            b->kr->load_row[c->x.dtype](b->x[i], row_at(b, &c->x, at), (size_t)b->n);
-        else if (c->state.data)
+        if (c->state.data)
             load_entry(b, &c->state, b->seq->row, c->state.length + at, b->x[i]);
         else
             memset(b->x[i], 0, sizeof b->x[i]);
     }
+    load_tokens(b, &c->x, t - past + n_old, past + n - n_old, b->x + n_old);
 }
 
 /* Finds dz of n tokens from t on. The slope of z sigmoid(z) is s (1 + z sigmoid(-z)), s =
@@ -91,10 +93,9 @@ static void find_dz(struct block *b, int64_t t, int n)
     if (c->silu)
         b->kr->conv[GDN_F32](b->y, CHANNELS, b->x[past], CHANNELS, window[0], b->weight[0],
                              c->bias.data ? b->bias : NULL, CHANNELS, c->W, false, n, b->n);
-    for (int i = 0; i < n; i++) {
+    load_tokens(b, &c->dout, t, n, b->dz);
+    for (int i = 0; i < n && c->silu; i++) {
         float *dz = b->dz[i], *z = b->y[i];
-        b->kr->load_row[c->dout.dtype](dz, row_at(b, &c->dout, t + i), (size_t)b->n);
-        if (!c->silu) continue;
         b->kr->sigmoid_row(s, z, 1, (size_t)b->n);
         for (int j = 0; j < b->n; j++) rest[j] = -z[j];
         b->kr->sigmoid_row(rest, rest, 1, (size_t)b->n);
@@ -138,18 +139,26 @@ static void add_final(const struct block *b, int64_t t, float *y)
     for (int j = 0; j < b->n; j++) y[j] += x[j];
 }
 
+/* Writes dx of n tokens from t on, from y. */
+static void store_dx(struct block *b, int64_t t, int n)
+{
+    const struct gdn_conv_backward *c    = b->conv;
+    const struct gdn_channel_tile   tile = { t, b->channel, n, b->n };
+    rows_of_channels                held[TOKENS];
+    for (int i = 0; i < n; i++) add_final(b, t + i, b->y[i]);
+    if (c->adds) load_tokens(b, &c->dx, t, n, held);
+    for (int i = 0; i < n && c->adds; i++)
+        for (int j = 0; j < b->n; j++) b->y[i][j] += held[i][j];
+    gdn_store_channels(b->kr, b->y[0], CHANNELS, &c->dx, b->seq, &tile);
+}
+
 static void write_tokens(struct block *b, int64_t t, int n)
 {
-    const struct gdn_conv_backward *c = b->conv;
     load_inputs(b, t, n);
     find_dz(b, t, n);
     add_sums(b, n);
     convolve_back(b, n);
-    for (int i = 0; i < n && c->dx.data; i++) {
-        add_final(b, t + i, b->y[i]);
-        gdn_put_gradient(b->kr, row_at(b, &c->dx, t + i), c->dx.dtype, b->y[i], (size_t)b->n,
-                         c->adds);
-    }
+    if (b->conv->dx.data) store_dx(b, t, n);
 }
 
 /* Entry S + t for t < 0; those before the last W - 1 enter no sum. */
@@ -235,7 +244,10 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
     c->work.seqs = c->plan.seqs;
     gdn_conv_backward_run(ctx, &c->work);
-    if (!c->work.adds) gdn_plan_zero_gradients(&c->plan, &c->tokens, &c->work.dx, 1, c->work.D);
+    const bool by_channel = gdn_is_strided(&c->work.dx, c->work.D);
+    if (!c->work.adds)
+        gdn_plan_zero_gradients(&c->plan, &c->tokens, &c->work.dx, by_channel ? c->work.D : 1,
+                                by_channel ? 1 : c->work.D);
     return gdn_note_kernel(ctx, c->base.op, "conv");
 }
 

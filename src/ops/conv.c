@@ -2,6 +2,7 @@
 /* gdn_conv1d: what its arguments must be. cpu/conv.c computes it. */
 #include "calls/conv.h"
 
+#include "calls/channels.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
@@ -138,6 +139,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_conv *r = &c->conv;
     r->x               = gdn_rows_of(&a->x, &c->tokens);
     r->out             = gdn_rows_of(&a->out, &c->tokens);
+    r->strided         = gdn_is_strided(&r->x, r->D) || gdn_is_strided(&r->out, r->D);
     r->silu            = a->activation == GDN_ACT_SILU;
     r->n_seqs          = c->plan.B;
     c->pools           = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);

@@ -39,6 +39,7 @@ enum { OPTIONAL, NEEDED };
 #define SHAPE(...)  GDN_FORM_WHOLE, false, { SIZES(__VA_ARGS__) }
 #define DENSE(...)  GDN_FORM_WHOLE, true, { SIZES(__VA_ARGS__) }
 #define LIKE_ROWS   GDN_FORM_LIKE, true, { 0 }
+#define LIKE_SHAPE  GDN_FORM_LIKE, false, { 0 }
 #define POOL        GDN_FORM_POOL, false, { 0 }
 #define TAPS        GDN_FORM_ELSEWHERE, false, { 0 }
 #define ELSEWHERE   GDN_FORM_ELSEWHERE, false, { 0 }

@@ -37,6 +37,11 @@ static inline bool takes_tokens(const gdn_block_args *a)
     return a->flags & GDN_EXACT || T <= GDN_SHORT_SEQUENCE || (packed && T <= B);
 }
 
+static inline int64_t taps_of(const gdn_block_args *a)
+{
+    return a->conv_weight.size[a->conv_weight.ndim - 1];
+}
+
 /* One sequence of T tokens; conv [S][D] and state [HV][V][K] move on. noise: of what a device
  * rounds; NULL: nothing is. */
 struct layer {
@@ -111,8 +116,9 @@ static inline double *convolve(struct layer *l)
     const gdn_block_args *a = l->a;
     double               *y = ring2_heap((size_t)(l->T * D) * 8);
     double               *moved = ring2_heap((size_t)(l->S * D) * 8);
-    oracle_conv(y, NULL, l->qkv, l->conv + (l->S - (W - 1)) * D, ring2_doubles(&a->conv_weight),
-                a->conv_bias.data ? ring2_doubles(&a->conv_bias) : NULL, true, l->T, D, W);
+    const int past = (int)taps_of(a) - 1;
+    oracle_conv(y, NULL, l->qkv, l->conv + (l->S - past) * D, ring2_doubles(&a->conv_weight),
+                a->conv_bias.data ? ring2_doubles(&a->conv_bias) : NULL, true, l->T, D, past + 1);
     for (int64_t e = 0; e < l->S; e++) {
         const int64_t t = l->T - l->S + e;
         memcpy(moved + e * D, t >= 0 ? l->qkv + t * D : l->conv + (t + l->S) * D, D * 8);
@@ -218,7 +224,7 @@ static inline void run_sequence(const gdn_block_args *a, const struct ring2_sequ
                                 struct oracle_noise *noise, struct model *m)
 {
     struct layer l = { .a = a, .T = s->valid, .noise = noise };
-    l.S     = a->conv_state.data ? a->conv_state.size[2] : W - 1;
+    l.S     = a->conv_state.data ? a->conv_state.size[2] : taps_of(a) - 1;
     l.conv  = ring2_heap((size_t)(l.S * D) * 8);
     l.state = ring2_heap(HV * V * K * 8);
     l.x     = ring2_heap((size_t)(s->valid * HIDDEN) * 8);

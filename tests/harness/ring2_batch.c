@@ -100,6 +100,12 @@ static bool is_padding(const struct ring2_batch *b, int64_t i)
     return b->level[PAD] && (i == 0 || (i == 2 && b->level[PAD] != PAD_SINK));
 }
 
+/* The final states of some sequences go nowhere. */
+static bool is_dropped(const struct ring2_batch *b, int64_t i)
+{
+    return b->level[INITIAL] && i % 3 == 1;
+}
+
 /* Takes slots of no other sequence from `unused`. */
 static void make_read_slots(struct ring2_batch *b, const int64_t **unused)
 {
@@ -143,8 +149,28 @@ static void make_write_slots(struct ring2_batch *b, const int64_t **unused)
     } else if (b->level[SLOTS] >= READ_WRITE) {
         t->write_slots = ring2_new(GDN_I64, 0, 1, b->B, 0, 0, 0);
         for (int64_t i = 0; i < b->B; i++)
-            ring2_set(&t->write_slots, i, is_padding(b, i) ? -1 : (double)*(*unused)++);
+            ring2_set(&t->write_slots, i, is_padding(b, i) || is_dropped(b, i)
+                                              ? -1 : (double)*(*unused)++);
     }
+}
+
+/* Each slot becomes the next one, and some negative ones become 0, which is padding then. */
+static void shift_slots(const gdn_tensor *slots)
+{
+    for (int64_t i = 0; i < ring2_count(slots); i++) {
+        const double slot = ring2_get(slots, i);
+        ring2_set(slots, i, slot >= 0 ? slot + 1 : ring2_below(3) ? 0 : slot);
+    }
+}
+
+static void pad_with_slot_0(struct ring2_batch *b)
+{
+    gdn_batch *t  = &b->batch;
+    t->first_slot = 1;
+    t->sink_slot  = ring2_below(2) ? t->sink_slot + 1 : 0;
+    b->P++;
+    shift_slots(&t->read_slots);
+    if (t->write_slots.data) shift_slots(&t->write_slots);
 }
 
 static void make_slots(struct ring2_batch *b)
@@ -166,6 +192,7 @@ static void make_slots(struct ring2_batch *b)
     make_write_slots(b, &unused);
     b->batch.pad_policy = level[PAD] ? level[PAD] - 1 : 0;
     if (level[PAD] == PAD_SINK) b->batch.sink_slot = b->P - 1;
+    if (level[PAD] && ring2_below(2)) pad_with_slot_0(b);
 }
 
 void ring2_batch_make(struct ring2_batch *b, const int *level)
@@ -233,7 +260,8 @@ static void find_slots(const gdn_batch *t, bool has_state, struct ring2_sequence
     s->write = s->read;
     if (t->write == GDN_WRITE_FINAL && t->write_slots.data)
         s->write = index_of(&t->write_slots, s->row);
-    if (s->read < 0) {
+    if (s->write < t->first_slot) s->write = -1;
+    if (s->read < t->first_slot) {
         s->skipped = t->pad_policy != GDN_PAD_SINK;
         s->kept    = t->pad_policy == GDN_PAD_KEEP;
         s->read = s->write = t->pad_policy == GDN_PAD_SINK ? t->sink_slot : -1;
@@ -263,5 +291,7 @@ int64_t ring2_sequences(const gdn_batch *batch, const gdn_tensor *like, int trai
 int64_t ring2_each_slot(const gdn_batch *batch, const struct ring2_sequence *s, int64_t t)
 {
     if (!batch || batch->write != GDN_WRITE_EACH) return -1;
-    return index_of(&batch->write_slots, s->row * batch->write_slots.size[1] + t);
+    const int64_t at = s->row * batch->write_slots.size[1] + t;
+    const int64_t slot = index_of(&batch->write_slots, at);
+    return slot < batch->first_slot ? -1 : slot;
 }

@@ -38,7 +38,7 @@ struct ring2_batch {
     gdn_batch  batch;
 };
 
-/* Lengths and the batch; slots from 0 to P - 1, of which P - 1 is the sink. */
+/* Lengths and the batch; slots from 0 to P - 1. The sink is P - 1, or 0 if slots start at 1. */
 void ring2_batch_make(struct ring2_batch *b, const int *level);
 bool ring2_batch_has_state(const struct ring2_batch *b);
 bool ring2_batch_has_state_out(const struct ring2_batch *b);

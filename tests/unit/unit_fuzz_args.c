@@ -73,7 +73,7 @@ static void mutate(gdn_op op, union ring2_call *c, gdn_batch *t)
     const size_t first = 8 + o->n_tensors * sizeof(gdn_tensor) + (o->batch_at ? 8 : 0);
     const size_t end   = o->bytes - 24; /* workspace, its bytes, stream */
     const size_t word  = end > first ? first + (size_t)below((int64_t)(end - first) / 4) * 4 : 4;
-    switch (below(o->batch_at ? 9 : 4)) {
+    switch (below(o->batch_at ? 10 : 4)) {
     case 0:
     case 1:
     case 2: mutate_tensor(&tensors[below((int64_t)o->n_tensors)]); break;
@@ -82,6 +82,7 @@ static void mutate(gdn_op op, union ring2_call *c, gdn_batch *t)
     case 5: t->write = (int32_t)below(5) - 1; break;
     case 6: mutate_tensor(&t->cu_seqlens + below(RING2_BATCH_TENSORS)); break;
     case 7: t->checkpoint_every = odd_number(t->checkpoint_every); break;
+    case 8: t->first_slot = odd_number(t->first_slot); break;
     default: t->sink_slot = odd_number(t->sink_slot);
     }
 }

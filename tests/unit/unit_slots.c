@@ -20,6 +20,9 @@ static void test_slots(void)
         expect_slots("elsewhere", &c, 0, 5, 1);
         expect_slots("same", &c, 2, 7, 7);
     }
+    c.batch.write_slots = LIST(1, -1, 7);
+    if (accepted("dropped", &c)) expect_slots("dropped", &c, 1, 0, -1);
+    c.batch.write_slots = LIST(1, 2, 7);
     c.batch.read_slots = LIST(5, 5, 5);
     if (accepted("many readers", &c)) expect_slots("fork", &c, 1, 5, 2);
     c.batch.read_slots = (gdn_tensor){ 0 };
@@ -39,8 +42,6 @@ static void test_bad_slots(void)
     c.batch.read_slots  = LIST(5, 0, 7);
     c.batch.write_slots = LIST(5, 0, 8);
     refused("write", c, GDN_E_ARG, "write_slots: slot 8 for sequence 2, wanted 0 to 7");
-    c.batch.write_slots = LIST(5, -1, 7);
-    refused("negative write", c, GDN_E_ARG, "write_slots: slot -1 for sequence 1");
     c.batch.write_slots = LIST(1, 2, 1);
     refused("twice", c, GDN_E_ARG, "slot 1: written by sequence 0 and by sequence 2");
     c.batch.write_slots = (gdn_tensor){ 0 };
@@ -101,7 +102,7 @@ static bool model_accepts(const struct call *c, const int64_t *read, const int64
     for (int64_t i = 0; i < c->B; i++)
         for (int64_t j = 0; j < c->B; j++) {
             if (i == j || read[i] < 0 || read[j] < 0) continue;
-            if (write[i] == write[j]) return false;
+            if (write[i] == write[j] && write[i] >= 0) return false;
             if (!c->two_pools && !fresh[i] && read[i] == write[j]) return false;
         }
     return true;
@@ -117,7 +118,7 @@ static void test_slots_against_all_pairs(void)
         c.two_pools              = ring2_below(2);
         for (int b = 0; b < c.B; b++) {
             read[b]  = ring2_below(8) ? ring2_below(c.read_end) : -1 - ring2_below(2);
-            write[b] = ring2_below(3) && read[b] >= 0 ? read[b] : ring2_below(c.write_end);
+            write[b] = ring2_below(3) && read[b] >= 0 ? read[b] : ring2_below(c.write_end + 1) - 1;
             has[b]   = ring2_below(3);
             fresh[b] = !has[b];
         }
@@ -181,6 +182,36 @@ static void test_padding(void)
     }
     c.batch.has_initial_state = LIST(0, 0, 0);
     if (accepted("fresh padding", &c)) expect_slots("fresh padding", &c, 1, -1, -1);
+}
+
+static void test_first_slot(void)
+{
+    struct call c       = padded(4, 2);
+    c.batch.first_slot  = 2;
+    c.batch.read_slots  = LIST(4, 1, 0, 2);
+    c.batch.write_slots = LIST(5, 99, 4, 2); /* not looked at for padding */
+    if (accepted("first slot", &c)) {
+        expect_slots("first slot", &c, 0, 4, 5);
+        expect_slots("below", &c, 1, -1, -1);
+        expect_slots("slot 0", &c, 2, -1, -1);
+        expect_slots("the first one", &c, 3, 2, 2);
+        CHECK(c.seqs[1].n_valid == 0 && c.seqs[3].n_valid == 2, "tokens of padding");
+    }
+    c.batch.pad_policy = GDN_PAD_SINK;
+    if (accepted("sink below", &c)) expect_slots("sink below", &c, 1, 0, 0);
+    c.batch.pad_policy  = GDN_PAD_ZERO;
+    c.batch.write       = GDN_WRITE_EACH;
+    c.batch.write_slots = TABLE(4, 5, 1, 5, 5, 5, 5, 6, 2);
+    if (accepted("each", &c)) {
+        CHECK(gdn_plan_each_slot(&c.plan, &c.seqs[0], 0) == 5, "a slot");
+        CHECK(gdn_plan_each_slot(&c.plan, &c.seqs[0], 1) == -1, "dropped");
+        CHECK(gdn_plan_each_slot(&c.plan, &c.seqs[3], 1) == 2, "the first slot");
+    }
+    c.batch.first_slot = -1;
+    refused("negative", c, GDN_E_ARG, "first_slot: -1");
+    c.batch.first_slot = 1;
+    c.batch.read_slots = (gdn_tensor){ 0 };
+    refused("alone", c, GDN_E_ARG, "read_slots: absent, wanted with first_slot");
 }
 
 static void test_sink(void)
@@ -326,6 +357,7 @@ int main(int argc, char **argv)
         { "slots: slots against all pairs", test_slots_against_all_pairs },
         { "slots: many slots", test_many_slots },
         { "slots: padding", test_padding },
+        { "slots: first slot", test_first_slot },
         { "slots: sink", test_sink },
         { "slots: empty sequences", test_empty },
         { "slots: a slot for each token", test_each },

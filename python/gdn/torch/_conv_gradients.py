@@ -58,7 +58,7 @@ class _Conv1d(torch.autograd.Function):
                      for t, needed in zip(inputs, ctx.needs_input_grad[6:])]
         options.update(given(["d" + name for name in _INPUTS], gradients))
         overload("conv1d_backward", options)(
-            x=x, weight=weight, bias=bias, state=state, dout=dout.contiguous(),
+            x=x, weight=weight, bias=bias, state=state, dout=dout,
             activation=ctx.activation, **options)
         return (None,) * 6 + in_dtypes(gradients, inputs)
 

@@ -99,9 +99,10 @@ def conv1d(x, weight, bias=None, *, state=None, state_out=None, return_state=Fal
     """
     Causal depthwise convolution over the tokens of each sequence.
 
-    x [N][D] of dtype A with stride 1 along D; weight [D][W] or [D][1][W], W from 2 to 8; bias [D].
-    state [P][D][S], S at least W - 1, any strides: the inputs before the first token, and after the
-    call the last S; written in place or to state_out. activation=gdn.ACT_SILU applies SiLU.
+    x [N][D] of dtype A, fastest with stride 1 along D; weight [D][W] or [D][1][W], W from 2 to 16;
+    bias [D]. state [P][D][S], S at least W - 1, any strides: the inputs before the first token, and
+    after the call the last S; written in place or to state_out. activation=gdn.ACT_SILU applies
+    SiLU.
 
     Gradients flow to every tensor, under the conditions of prefill().
 

@@ -30,7 +30,7 @@ OPERATORS = ("prefill", "decode", "conv1d", "gates", "l2norm", "rmsnorm_gated", 
 # not, so that one has what the steps of an engine need. torch.ops.gdn.decode finds the overload by
 # the arguments; torch.ops.gdn.decode.full names it, which is quicker.
 _RARE = ("*checkpoint*", "*_scales", "record_*", "parents", "path", "rounding", "seed",
-         "sink_slot", "flags", "write_slots", "max_seqlen", "has_initial_state",
+         "sink_slot", "first_slot", "flags", "write_slots", "max_seqlen", "has_initial_state",
          "num_accepted_tokens", "token_*", "state_out", "pad_policy", "write", "head_map",
          "norm_eps", "gate_lower_bound")
 _NEVER = ("struct_size", "batch", "workspace*", "stream", "reserved")

@@ -30,7 +30,7 @@ enum { GDN_CHUNK        = 16 };  /* C: tokens of one chunk of the prefill */
 enum { GDN_MAX_STRIP    = 32 };  /* widest strip of state columns, floats */
 enum { GDN_MAX_HEAD     = 256 }; /* largest K */
 enum { GDN_MAX_VALUE    = 1024 }; /* largest V */
-enum { GDN_MAX_TAPS     = 8 };   /* largest W */
+enum { GDN_MAX_TAPS     = 16 };  /* largest W */
 enum { GDN_RECUR_COLUMNS = 128 }; /* most value columns of one step call */
 
 /* The features that an instruction set needs; gdn_cpu_detect() returns those of the machine. */

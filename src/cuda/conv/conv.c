@@ -3,9 +3,9 @@
 
 #include "core/tensor_check.h"
 
-/* Channels of a warp, if of 16 bits and by 16 bytes twice as many; warps of a block, entries of a
- * state in shared memory; as in conv_walk.cu. */
-enum { CHANNELS = 128, WARPS = 4, KEPT = 8 };
+/* Channels of a warp, if of 16 bits and by 16 bytes twice as many; warps of a block; as in
+ * conv_walk.cu. Kernels of one dtype have so many taps. */
+enum { CHANNELS = 128, WARPS = 4, TYPED_TAPS = 8 };
 
 /* Blocks that a multiprocessor has at once, as there. */
 enum { BUSY_TILE = 4, BUSY_STEP = 3, BUSY_WIDE_STEP = 4 };
@@ -17,6 +17,8 @@ enum {
     MOST_ROWS  = 1 << 30, /* where their kernels count tokens and sequences in 32 bits */
     MOST_GRID  = 32768, /* in its second dimension */
     LEAST_OWN  = 32, /* in place: every tile has edges in memory */
+    TURNED     = 16, /* channels of a warp that has a token in each lane; as in conv_turned.cuh */
+    LEAST_LANES = 8, /* tokens of a row, else its lanes would idle */
     MOST_STEPS = 32 /* a lane has a sequence's slots */
 };
 
@@ -77,6 +79,15 @@ static bool takes_rows(const struct gdn_cu_conv *c)
 /* As in conv_tiles.cuh. */
 static int64_t rows_of(const struct gdn_cu_conv *c) { return c->x.dtype == GDN_F32 ? 8 : 16; }
 
+/* Returns true if tokens lie side by side in x, channels do not, and nothing overwrites them. */
+static bool takes_turned(const struct gdn_cu_conv *c)
+{
+    const struct gdn_cu_batch *b    = &c->batch;
+    const int64_t              unit = (int64_t)gdn_dtype_bytes(c->x.dtype);
+    return c->out.data && !is_in_place(c) && c->x.head != unit && c->x.token == unit &&
+           b->N > 0 && b->T >= LEAST_LANES && !b->parents.data && !b->path.data;
+}
+
 /* Returns true if every token of every row is valid, from descriptors alone. */
 static bool is_plain(const struct gdn_cu_batch *b)
 {
@@ -84,17 +95,34 @@ static bool is_plain(const struct gdn_cu_batch *b)
            !b->token_start.data && !b->token_count.data && !b->parents.data && !b->path.data;
 }
 
+/* Returns true if channels lie apart. */
+static bool is_apart(const struct gdn_cu_conv *c)
+{
+    const int64_t unit = (int64_t)gdn_dtype_bytes(c->x.dtype);
+    return c->D > 1 && (c->x.head != unit || (c->out.data && c->out.head != unit));
+}
+
+/* Returns true if kernels for any strides and taps are needed. */
+static bool is_any(const struct gdn_cu_conv *c) { return c->W > 8 || is_apart(c); }
+
+/* Returns true if the kernel of tiles is one for the dtype of x. */
+static bool is_typed(const struct gdn_cu_conv *c)
+{
+    return c->access == 16 && c->W <= TYPED_TAPS;
+}
+
 static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
 {
-    return c->access == 16 ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
+    return is_typed(c) ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
 }
 
 /* Tiles for all warps at once, beside those that walk; or where rows are too many for that to come
  * out even, several times as many. */
 static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
 {
-    if (!has_tiles(c)) return;
-    const int64_t rows  = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
+    const int64_t rows = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
+    const bool    turned = takes_turned(c);
+    if (!turned && !has_tiles(c)) return;
     const int64_t least = is_in_place(c) ? LEAST_OWN : LEAST;
     const int64_t warps = warps_of(ctx, BUSY_TILE), walks = c->batch.B * chunks_of(c);
     const int64_t slots = (warps - (walks < warps / 8 ? walks : warps / 8)) / tile_chunks_of(c);
@@ -104,6 +132,7 @@ static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
     if (c->tile > MOST) c->tile = MOST;
     if (c->tile < least) c->tile = least;
     if (takes_rows(c)) c->tile = rows_of(c);
+    if (turned) c->tile = 32;
     c->row_tiles = divide_up(T, c->tile);
     c->n_tiles   = rows * c->row_tiles;
 }
@@ -174,9 +203,14 @@ struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv 
         .kept        = conv->W - 1,
     };
     const struct gdn_conv_view *state = c.from.data ? &c.from : c.to.data ? &c.to : &c.checkpoints;
-    if (state->data) c.kept = state->length < KEPT ? (int32_t)state->length : KEPT;
+    const int64_t kept = c.W <= 8 ? 8 : 16; /* entries of a state in shared memory, at most */
+    if (state->data) c.kept = (int32_t)(state->length < kept ? state->length : kept);
     const int32_t x_access = access_of(&c.x, c.D), out_access = access_of(&c.out, c.D);
     c.access = x_access < out_access ? x_access : out_access;
+    if (conv->strided)
+        c.access = 0;
+    else
+        c.x.head = c.out.head = (int64_t)gdn_dtype_bytes(c.x.dtype);
     if (c.D == 0) return c; /* nothing to deal to anybody */
     choose_tiles(ctx, &c);
     if (!c.tile) choose_steps(ctx, &c);
@@ -195,11 +229,13 @@ static enum gdn_kernel_id tile_kernel(const struct gdn_cu_conv *c)
         { GDN_CU_conv_tile_f32_8, GDN_CU_conv_tile_bf16_8, GDN_CU_conv_tile_f16_8 },
         { GDN_CU_conv_tile_f32_4, GDN_CU_conv_tile_bf16_4, GDN_CU_conv_tile_f16_4 },
     };
-    return c->access == 16 ? kernels[c->W == 4][c->x.dtype] : GDN_CU_conv_tile_floats_8;
+    if (is_typed(c)) return kernels[c->W == 4][c->x.dtype];
+    return is_any(c) ? GDN_CU_conv_tile_apart_16 : GDN_CU_conv_tile_floats_8;
 }
 
 static enum gdn_kernel_id walk_kernel(const struct gdn_cu_conv *c)
 {
+    if (is_any(c)) return GDN_CU_conv_walk_apart_16;
     return c->W == 4 ? GDN_CU_conv_walk_floats_4 : GDN_CU_conv_walk_floats_8;
 }
 
@@ -280,8 +316,9 @@ static gdn_status rows(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *strea
 /* In place they wait until what others need of x is saved, and walks have read it. */
 static gdn_status tiles_in_place(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
 {
-    const enum gdn_kernel_id kernels[] = { GDN_CU_conv_edge_floats_8, walk_kernel(args),
-                                           tile_kernel(args) };
+    const enum gdn_kernel_id kernels[] = { is_any(args) ? GDN_CU_conv_edge_apart_16
+                                                        : GDN_CU_conv_edge_floats_8,
+                                           walk_kernel(args), tile_kernel(args) };
     TRY(launch(ctx, args, kernels[0], 0, args->n_tiles * chunks_of(args), 0, stream));
     TRY(launch(ctx, args, kernels[1], args->batch.B * chunks_of(args), 0, walk_bytes(args),
                stream));
@@ -303,8 +340,24 @@ static gdn_status step(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *strea
     return gdn_cuda_note(ctx, "conv1d", kernel);
 }
 
+/* Outputs, and then states, from which they may start. */
+static gdn_status turned(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+{
+    const enum gdn_kernel_id both[] = { GDN_CU_conv_turned_apart_16, walk_kernel(args) };
+    const bool writes = args->checkpoints.data ||
+                        (args->to.data && args->batch.write != GDN_WRITE_NONE);
+    struct gdn_cu_conv states = *args;
+    states.out.data           = NULL;
+    TRY(launch(ctx, args, both[0], 0, args->n_tiles * divide_up(args->D, TURNED), 0, stream));
+    if (writes)
+        TRY(launch(ctx, &states, both[1], args->batch.B * chunks_of(args), 0, walk_bytes(args),
+                   stream));
+    return gdn_cuda_note_all(ctx, "conv1d", both, 1 + writes);
+}
+
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
 {
+    if (takes_turned(args)) return turned(ctx, args, stream);
     if (!args->tile) return args->n_steps ? step(ctx, args, stream) : walk(ctx, args, stream);
     if (takes_rows(args)) return rows(ctx, args, stream);
     if (!is_in_place(args)) return tiles(ctx, args, stream);

@@ -1,13 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "calls/channels.h"
 #include "calls/conv_backward.h"
 #include "cuda/driver/backend.h"
 
-enum { WIDE = 128, FEW_TAPS = 4 }; /* channels of a block; as in conv_backward.cu */
+enum { WIDE = 128 }; /* channels of a block; as in conv_backward.cu */
 enum { LEAST_ROWS = 64, MOST_BLOCKS = 256 }; /* of tokens: each block has its sums */
 
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 _Static_assert(sizeof(struct gdn_cu_conv_backward) <= GDN_PLAN_ROOM, "a plan has room");
+
+/* Returns rows whose head is the step of channels, in elements. */
+static struct gdn_rows by_elements(const struct gdn_rows *rows, int64_t D)
+{
+    struct gdn_rows r = *rows;
+    r.head            = gdn_is_strided(rows, D) ? r.head / (int64_t)gdn_dtype_bytes(r.dtype) : 1;
+    return r;
+}
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
@@ -20,9 +29,9 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     (void)ctx;
     *args = (struct gdn_cu_conv_backward){
         .batch      = gdn_cuda_batch(&c->plan, &c->tokens, &c->pools),
-        .x          = w->x,
-        .dout       = w->dout,
-        .dx         = w->dx,
+        .x          = by_elements(&w->x, w->D),
+        .dout       = by_elements(&w->dout, w->D),
+        .dx         = by_elements(&w->dx, w->D),
         .weight     = w->weight,
         .bias       = w->bias,
         .dweight    = w->dweight,
@@ -45,15 +54,21 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 
 static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv_backward *args, void *stream)
 {
-    const bool                 few = args->W <= FEW_TAPS;
+    static const enum gdn_kernel_id kernels[2][3] = {
+        { GDN_CU_conv_backward_tokens_4, GDN_CU_conv_backward_tokens_8,
+          GDN_CU_conv_backward_tokens_16 },
+        { GDN_CU_conv_backward_states_4, GDN_CU_conv_backward_states_8,
+          GDN_CU_conv_backward_states_16 },
+    };
+    const int                  taps = (args->W > 4) + (args->W > 8);
     const struct gdn_cuda_call tokens = {
-        .kernel = few ? GDN_CU_conv_backward_tokens_4 : GDN_CU_conv_backward_tokens_8,
+        .kernel = kernels[0][taps],
         .grid   = { args->n_blocks, divide_up(args->D, WIDE), 1 },
         .stream = stream,
         .args   = args,
     };
     const struct gdn_cuda_call states = {
-        .kernel = few ? GDN_CU_conv_backward_states_4 : GDN_CU_conv_backward_states_8,
+        .kernel = kernels[1][taps],
         .grid   = { args->batch.B, divide_up(args->D, WIDE), 1 },
         .stream = stream,
         .args   = args,

@@ -46,7 +46,7 @@ GDN_DEVICE struct channel<TAPS> find_channel(const struct gdn_cu_conv_backward &
 GDN_DEVICE float input(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s, int64_t t,
                        int64_t d)
 {
-    if (t >= 0) return load_float(row(a.x, s, t), d, a.x.dtype);
+    if (t >= 0) return load_float(row(a.x, s, t), d * a.x.head, a.x.dtype);
     if (!a.state.data) return 0;
     return load_float(a.state.data, place(a.state, s.row, d, a.state.length + t), a.state.dtype);
 }
@@ -64,7 +64,7 @@ GDN_DEVICE float find_dz(const struct gdn_cu_conv_backward &a, const struct gdn_
                          int64_t t, const struct channel<TAPS> &c)
 {
     if (t >= s.n_valid) return 0;
-    const float dout = load_float(row(a.dout, s, t), c.d, a.dout.dtype);
+    const float dout = load_float(row(a.dout, s, t), c.d * a.dout.head, a.dout.dtype);
     if (!a.silu) return dout;
     float z = c.bias;
 #pragma unroll
@@ -106,9 +106,10 @@ template <int TAPS> GDN_DEVICE void next_dz(float (&dz)[TAPS], int W, float x)
 GDN_DEVICE void store_dx(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s,
                          int64_t t, int64_t d, float x)
 {
-    char *to = (char *)row(a.dx, s, t);
-    if (a.adds) x += load_float(to, d, a.dx.dtype);
-    store_float(to, d, a.dx.dtype, x);
+    char         *to = (char *)row(a.dx, s, t);
+    const int64_t at = d * a.dx.head;
+    if (a.adds) x += load_float(to, at, a.dx.dtype);
+    store_float(to, at, a.dx.dtype, x);
 }
 
 /* Walks tokens [t, end) of a sequence, all of which count. sums: of weights, and of the bias

@@ -10,12 +10,13 @@
 #include "cuda/device/quad.cuh"
 #include "cuda/device/math.cuh"
 
-enum { WARPS = 4, KEPT = 8 }; /* of a block; entries, at most */
-enum { floats = -1, f32 = GDN_F32, bf16 = GDN_BF16, f16 = GDN_F16 };
+enum { WARPS = 4 }; /* of a block */
+enum { apart = -2, floats = -1, f32 = GDN_F32, bf16 = GDN_BF16, f16 = GDN_F16 };
 
 /*
  * Channels of a lane and of a warp. The dtype of x and out is known when compiling, and then they
- * lie side by side and move at once, 16 bytes; or it is `floats`, and everything is asked.
+ * lie side by side and move at once, 16 bytes; or it is `floats`, and everything is asked; or
+ * `apart`, and channels may lie apart.
  */
 template <int dtype> struct gdn_width {
     enum { LANE = dtype == GDN_BF16 || dtype == GDN_F16 ? 8 : 4, WARP = 32 * LANE };
@@ -52,7 +53,7 @@ GDN_DEVICE struct gdn_lane find_lane(const struct gdn_cu_conv &a, int64_t chunk)
 {
     enum { N = gdn_width<dtype>::LANE };
     const int       lane = threadIdx.x % 32;
-    const bool      wide = dtype != floats || a.access;
+    const bool      wide = dtype >= 0 || a.access;
     struct gdn_lane l;
     l.step  = wide ? 1 : 32;
     l.place = wide ? N * lane : lane;
@@ -69,6 +70,7 @@ struct gdn_quad {
     uint32_t word[4];
 };
 
+template <int dtype>
 GDN_DEVICE void load_asking(struct gdn_quad &q, const struct gdn_cu_conv &a,
                             const struct gdn_lane &l, const char *p)
 {
@@ -81,28 +83,30 @@ GDN_DEVICE void load_asking(struct gdn_quad &q, const struct gdn_cu_conv &a,
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         if (j >= l.n) break;
-        if (is_wide) q.word[j] = ((const uint32_t *)p)[j * 32];
-        else q.word[j / 2] |= (uint32_t)((const uint16_t *)p)[j * 32] << j % 2 * 16;
+        const char *const at = p + j * (dtype == apart ? 32 * a.x.head : is_wide ? 128 : 64);
+        if (is_wide) q.word[j] = *(const uint32_t *)at;
+        else q.word[j / 2] |= (uint32_t)*(const uint16_t *)at << j % 2 * 16;
     }
 }
 
 template <int dtype> GDN_DEVICE int type_of(const struct gdn_cu_conv &a)
 {
-    return dtype == floats ? a.x.dtype : dtype;
+    return dtype < 0 ? a.x.dtype : dtype;
 }
 
 /* Returns the place of an element of a row of x or out: the lane's begin at first + shift and at
  * first. */
-template <int dtype> GDN_DEVICE int64_t bytes_to(const struct gdn_cu_conv &a, int64_t element)
+template <int dtype>
+GDN_DEVICE int64_t bytes_to(const struct gdn_cu_conv &a, const struct gdn_rows &r, int64_t element)
 {
-    return element << (type_of<dtype>(a) == GDN_F32 ? 2 : 1);
+    return dtype == apart ? element * r.head : element << (type_of<dtype>(a) == GDN_F32 ? 2 : 1);
 }
 
 template <int dtype>
 GDN_DEVICE void load_quad(struct gdn_quad &q, const struct gdn_cu_conv &a, const struct gdn_lane &l,
                           const char *p)
 {
-    if (dtype == floats) load_asking(q, a, l, p);
+    if (dtype < 0) load_asking<dtype>(q, a, l, p);
     else if (l.n) *(uint4 *)q.word = *(const uint4 *)p;
 }
 
@@ -137,10 +141,11 @@ GDN_DEVICE void store_quad(char *p, const struct gdn_cu_conv &a, const struct gd
 {
     const int       type = type_of<dtype>(a);
     struct gdn_quad q    = {};
-    if (dtype == floats && !a.access) {
+    if (dtype < 0 && !a.access) {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            if (j < l.n) store_float(p, j * 32, type, y[j]);
+            if (j < l.n && dtype == apart) store_float(p + j * 32 * a.out.head, 0, type, y[j]);
+            else if (j < l.n) store_float(p, j * 32, type, y[j]);
     } else if (l.n) {
         pack<dtype>(q, y, a);
         if (N == 8 || type == GDN_F32) *(uint4 *)p = *(const uint4 *)q.word;
@@ -153,7 +158,7 @@ GDN_DEVICE void load_row(float (&x)[N], const struct gdn_cu_conv &a, const struc
                          const char *row)
 {
     struct gdn_quad q = {};
-    load_quad<dtype>(q, a, l, row + bytes_to<dtype>(a, l.first + l.shift));
+    load_quad<dtype>(q, a, l, row + bytes_to<dtype>(a, a.x, l.first + l.shift));
     unpack<dtype>(x, q, a);
 }
 
@@ -169,7 +174,7 @@ template <int dtype>
 GDN_DEVICE char *out_at(const struct gdn_cu_conv &a, const struct gdn_lane &l, int64_t batch,
                         int64_t t)
 {
-    return row_at(a.out, batch, t) + bytes_to<dtype>(a, l.first);
+    return row_at(a.out, batch, t) + bytes_to<dtype>(a, a.out, l.first);
 }
 
 /* Those of n tokens. */

@@ -132,8 +132,8 @@ template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int
     const struct gdn_cu_seq s = read_sequence(a.batch, row);
     const int               n = s.n_valid < 3 ? (int)s.n_valid : 3; /* outputs */
     if (s.n_tokens == 0 || !f.is) return;
-    const char *x   = row_at(a.x, s.batch, s.first) + bytes_to<dtype>(a, f.from);
-    char       *out = row_at(a.out, s.batch, s.first) + bytes_to<dtype>(a, f.channel);
+    const char *x   = row_at(a.x, s.batch, s.first) + bytes_to<dtype>(a, a.x, f.from);
+    char       *out = row_at(a.out, s.batch, s.first) + bytes_to<dtype>(a, a.out, f.channel);
     struct gdn_quad       first[3], last[3];
     struct gdn_taps<4, 4> taps;
     float                 past[3][4], state[3][4], y[4], xs[4];
@@ -295,8 +295,8 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
     const struct gdn_four f = find_four(a);
     const struct gdn_few  t = find_few<dtype>(a, index);
     const int             token = (int)a.x.token, step = (int)a.out.token;
-    const char *x   = row_at(a.x, t.row, t.first) + bytes_to<dtype>(a, f.from);
-    char       *out = row_at(a.out, t.row, t.first) + bytes_to<dtype>(a, f.channel);
+    const char *x   = row_at(a.x, t.row, t.first) + bytes_to<dtype>(a, a.x, f.from);
+    char       *out = row_at(a.out, t.row, t.first) + bytes_to<dtype>(a, a.out, f.channel);
     struct gdn_quad       q[3 + ROWS];
     struct gdn_taps<4, 4> taps;
     struct gdn_marks      m = { bits_between(t.first ? 0 : 3, t.end), 0 }; /* T is more than 3 */

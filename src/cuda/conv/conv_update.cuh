@@ -101,7 +101,7 @@ GDN_DEVICE void load_step(struct gdn_step_load &q, const struct gdn_cu_conv &a,
 {
     const int64_t read  = of_lane(rows.read, i);
     const bool    valid = is_set(rows.valid, i);
-    const char   *x = row_of_one(a, a.x, row) + bytes_to<dtype>(a, l.first + l.shift);
+    const char   *x = row_of_one(a, a.x, row) + bytes_to<dtype>(a, a.x, l.first + l.shift);
     if (gdn_width<dtype>::LANE == gdn_width<state>::LANE)
         ld_once_v4(q.x.word, x, l.n && valid);
     else
@@ -187,7 +187,7 @@ GDN_DEVICE void write_step(const struct gdn_cu_conv &a, const struct gdn_lane &l
 {
     const bool    valid = is_set(rows.valid, i), keep = is_set(rows.keep, i);
     const int64_t write = of_lane(rows.write, i);
-    char         *out = row_of_one(a, a.out, row) + bytes_to<dtype>(a, l.first);
+    char         *out = row_of_one(a, a.out, row) + bytes_to<dtype>(a, a.out, l.first);
     float         y[N] = {};
     if (valid) sum_taps<4>(y, x, past, taps, a);
     if (valid || !keep) store_quad<dtype>(out, a, l, y);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The short convolution. A lane has some channels (gdn_width) and walks down tokens with the last
- * inputs in registers. Seven kinds of items, a warp each:
+ * inputs in registers. Eight kinds of items, a warp each:
  *
  *     walk   a sequence: its states first, from inputs that out may overwrite, then its outputs:
  *            all that short sequences and trees need. Beside tiles only the first W - 1 of them, so
@@ -11,12 +11,14 @@
  *            the same, of few tokens (conv_tiles.cuh)
  *     step   one token each of some sequences, and states of three entries, moved side by side
  *     edge   in place: the inputs before a tile, saved before out overwrites them
+ *     turned outputs of some tokens whose channels do not lie side by side (conv_turned.cuh)
  *
  * A token's sum goes from the bias over the oldest tap to the newest, in every kind the same.
  * Shared memory of a warp (walk): rows of 128 floats, `kept` of the state that the sequence starts
  * from, its newest entries, and as many of the one that is written.
  */
 #include "cuda/conv/conv_tiles.cuh"
+#include "cuda/conv/conv_turned.cuh"
 #include "cuda/conv/conv_update.cuh"
 
 /* ---- Inputs before the first token --------------------------------------------------------- */
@@ -37,11 +39,12 @@ GDN_DEVICE void load_entry(float (&x)[4], const struct gdn_cu_conv &a, const str
     for (int j = 0; j < 4; j++) x[j] = bits_to_f32(bits[j], v.dtype);
 }
 
-/* Loads input t of a sequence that is a chain. */
+/* Loads input t of a sequence that is a chain. io: floats, apart. */
+template <int io>
 GDN_DEVICE void load_input(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_lane &l,
                            const struct gdn_cu_seq &s, int64_t t)
 {
-    if (t >= 0) load_row<floats>(x, a, l, row_at(a.x, s.batch, s.first + t));
+    if (t >= 0) load_row<io>(x, a, l, row_at(a.x, s.batch, s.first + t));
     else load_entry(x, a, l, s, t);
 }
 
@@ -108,17 +111,19 @@ GDN_DEVICE int64_t earlier(const struct gdn_cu_conv &a, const struct gdn_walk &w
 }
 
 /* Loads input t in the order of earlier(). */
+template <int io>
 GDN_DEVICE void load_any(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_walk &w,
                          int64_t t)
 {
     if (t < 0 && t >= -w.kept) get_row(x, w.old + (w.kept + t) * CHANNELS + w.lane.place, w.lane);
-    else load_input(x, a, w.lane, w.seq, t);
+    else load_input<io>(x, a, w.lane, w.seq, t);
 }
 
 /*
  * The state after token `last` (-1: before all). Entries are written from the oldest up, so where
  * the slot is the one that the sequence starts from, what is still to be read lies ahead.
  */
+template <int io>
 GDN_DEVICE void store_state(const struct gdn_cu_conv &a, const struct gdn_walk &w, int64_t last,
                             const struct gdn_conv_view &to, int64_t slot)
 {
@@ -127,7 +132,7 @@ GDN_DEVICE void store_state(const struct gdn_cu_conv &a, const struct gdn_walk &
         __syncwarp();
         for (int i = 0; i < count; i++) {
             float x[4];
-            load_any(x, a, w, earlier(a, w, last, to.length - 1 - first - i));
+            load_any<io>(x, a, w, earlier(a, w, last, to.length - 1 - first - i));
             put_row(w.tile + i * CHANNELS + w.lane.place, w.lane, x);
         }
         __syncwarp();
@@ -144,6 +149,7 @@ GDN_DEVICE bool is_start(const struct gdn_cu_conv &a, const struct gdn_walk &w, 
  * Stores checkpoints, then the final state, or the state after every token (GDN_WRITE_EACH). The
  * one that goes to the slot where the sequence starts comes last, when that slot has been read.
  */
+template <int io>
 GDN_DEVICE void store_states(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {
     const int64_t T = w.seq.n_valid;
@@ -167,7 +173,7 @@ GDN_DEVICE void store_states(const struct gdn_cu_conv &a, const struct gdn_walk 
         } else {
             last = late, slot = late < 0 ? -1 : w.seq.read;
         }
-        if (slot >= 0) store_state(a, w, last, i < n ? a.checkpoints : a.to, slot);
+        if (slot >= 0) store_state<io>(a, w, last, i < n ? a.checkpoints : a.to, slot);
     }
 }
 
@@ -180,7 +186,7 @@ GDN_DEVICE float *waiting_row(const struct gdn_cu_conv &a, int64_t row, int64_t 
 }
 
 /* Convolves outputs of tokens [t, end) after those of the past; the next row is on its way. */
-template <int TAPS>
+template <int io, int TAPS>
 GDN_DEVICE void convolve(const struct gdn_cu_conv &a, const struct gdn_walk &w,
                          float (&past)[TAPS - 1][4], int64_t t, int64_t end)
 {
@@ -188,19 +194,19 @@ GDN_DEVICE void convolve(const struct gdn_cu_conv &a, const struct gdn_walk &w,
     struct gdn_taps<TAPS, 4> taps;
     struct gdn_quad          next = {};
     const char *x = row_at(a.x, w.seq.batch, w.seq.first + t) +
-                    bytes_to<floats>(a, l.first + l.shift);
-    char *out = out_at<floats>(a, l, w.seq.batch, w.seq.first + t);
+                    bytes_to<io>(a, a.x, l.first + l.shift);
+    char *out = out_at<io>(a, l, w.seq.batch, w.seq.first + t);
     float y[4], xs[4];
-    load_quad<floats>(next, a, l, x);
+    load_quad<io>(next, a, l, x);
     load_taps(taps, a, l);
 #pragma unroll 1
     for (; t < end; t++, out += a.out.token) {
-        unpack<floats>(xs, next, a);
+        unpack<io>(xs, next, a);
         x += a.x.token;
-        if (t + 1 < end) load_quad<floats>(next, a, l, x);
+        if (t + 1 < end) load_quad<io>(next, a, l, x);
         sum_taps<TAPS>(y, xs, past, taps, a);
         if (!a.edges) {
-            store_quad<floats>(out, a, l, y);
+            store_quad<io>(out, a, l, y);
             continue;
         }
 #pragma unroll
@@ -210,7 +216,7 @@ GDN_DEVICE void convolve(const struct gdn_cu_conv &a, const struct gdn_walk &w,
 }
 
 /* Convolves tokens [t, end) of a sequence, which follow each other. */
-template <int TAPS>
+template <int io, int TAPS>
 GDN_DEVICE void convolve_from(const struct gdn_cu_conv &a, const struct gdn_walk &w, int64_t t,
                               int64_t end)
 {
@@ -218,33 +224,33 @@ GDN_DEVICE void convolve_from(const struct gdn_cu_conv &a, const struct gdn_walk
 #pragma unroll 1
     for (int n = 1; n < a.W; n++) {
         float x[4];
-        load_any(x, a, w, earlier(a, w, t, n));
+        load_any<io>(x, a, w, earlier(a, w, t, n));
         put_row(row + (n - 1) * CHANNELS, w.lane, x);
     }
 #pragma unroll
     for (int i = 0; i < TAPS - 1; i++)
         if (i + a.W >= TAPS) get_row(past[i], row + (TAPS - 2 - i) * CHANNELS, w.lane);
-    convolve<TAPS>(a, w, past, t, end);
+    convolve<io, TAPS>(a, w, past, t, end);
 }
 
 /* A chain at once; a tree from the last token back: out may be x, and a token needs the inputs of
  * earlier ones only. Tiles write what is no token, and what is not among the first. */
-template <int TAPS>
+template <int io, int TAPS>
 GDN_DEVICE void write_out(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {
     const struct gdn_cu_seq &s = w.seq;
     const int64_t end = a.n_tiles && a.W - 1 < s.n_valid ? a.W - 1 : s.n_valid;
     if (!s.keep_out && !a.n_tiles) {
-        zero_rows<floats>(a, w.lane, out_at<floats>(a, w.lane, s.batch, s.first - s.n_before),
+        zero_rows<io>(a, w.lane, out_at<io>(a, w.lane, s.batch, s.first - s.n_before),
                           s.n_before);
-        zero_rows<floats>(a, w.lane, out_at<floats>(a, w.lane, s.batch, s.first + s.n_valid),
+        zero_rows<io>(a, w.lane, out_at<io>(a, w.lane, s.batch, s.first + s.n_valid),
                           s.n_tokens - s.n_before - s.n_valid);
     }
     __syncwarp(); /* the tile has been read */
     if (end == 0) return;
 #pragma unroll 1
     for (int64_t t = w.is_tree ? end - 1 : 0; t >= 0; t--)
-        convolve_from<TAPS>(a, w, t, w.is_tree ? t + 1 : end);
+        convolve_from<io, TAPS>(a, w, t, w.is_tree ? t + 1 : end);
 }
 
 /* Loads the newest entries of the state that the sequence starts from, or zeros. */
@@ -257,15 +263,15 @@ GDN_DEVICE void load_old(const struct gdn_cu_conv &a, const struct gdn_walk &w)
     __syncwarp();
 }
 
-template <int TAPS> GDN_DEVICE void walk_item(const struct gdn_cu_conv &a, int64_t item)
+template <int io, int TAPS> GDN_DEVICE void walk_item(const struct gdn_cu_conv &a, int64_t item)
 {
     const int64_t   chunks = (a.D + CHANNELS - 1) / CHANNELS, row = item / chunks;
     struct gdn_walk w = {};
     w.channel         = (item - row * chunks) * CHANNELS;
-    w.lane            = find_lane<floats>(a, item - row * chunks);
+    w.lane            = find_lane<io>(a, item - row * chunks);
     if (row == a.batch.B) { /* behind the last sequence */
         const int64_t end = clamp64(load_index(a.batch.cu_seqlens, row), 0, a.batch.N);
-        zero_rows<floats>(a, w.lane, out_at<floats>(a, w.lane, 0, end), a.batch.N - end);
+        zero_rows<io>(a, w.lane, out_at<io>(a, w.lane, 0, end), a.batch.N - end);
         return;
     }
     w.seq = read_sequence(a.batch, row);
@@ -276,14 +282,14 @@ template <int TAPS> GDN_DEVICE void walk_item(const struct gdn_cu_conv &a, int64
     w.old     = gdn_conv_shared + threadIdx.x / 32 * 2 * w.kept * CHANNELS;
     w.tile    = w.old + w.kept * CHANNELS;
     load_old(a, w);
-    store_states(a, w);
-    if (a.out.data) write_out<TAPS>(a, w);
+    store_states<io>(a, w);
+    if (a.out.data) write_out<io, TAPS>(a, w);
 }
 
 template <int dtype, int TAPS> GDN_DEVICE void conv_walk(const struct gdn_cu_conv &a)
 {
     const int64_t item = item_of_warp();
-    if (item < a.n_walks) walk_item<TAPS>(a, item);
+    if (item < a.n_walks) walk_item<dtype, TAPS>(a, item);
 }
 
 /* ---- Tiles --------------------------------------------------------------------------------- */
@@ -346,14 +352,15 @@ GDN_DEVICE uint32_t ask_rows(const struct gdn_cu_conv &a, const struct gdn_lane 
 template <int dtype, int TAPS>
 GDN_DEVICE void tile_item(const struct gdn_cu_conv &a, int64_t item)
 {
-    enum { N = gdn_width<dtype>::LANE, AHEAD = dtype == floats ? 2 : 4, ALL = (1 << AHEAD) - 1 };
+    enum { N = gdn_width<dtype>::LANE, AHEAD = dtype < 0 ? 2 : 4, ALL = (1 << AHEAD) - 1 };
     const int64_t chunks = (a.D + 32 * N - 1) / (32 * N), index = item / chunks;
     const struct gdn_lane l    = find_lane<dtype>(a, item - index * chunks);
     const struct gdn_tile tile = find_tile(a, index);
     const int             back = tile.first < a.W - 1 ? (int)tile.first : a.W - 1;
     const int             end  = (int)(tile.end - tile.first);
     int                   t    = a.edges ? 0 : -back;
-    const char *x = row_at(a.x, tile.row, tile.first + t) + bytes_to<dtype>(a, l.first + l.shift);
+    const char *x = row_at(a.x, tile.row, tile.first + t) +
+                    bytes_to<dtype>(a, a.x, l.first + l.shift);
     char       *out = out_at<dtype>(a, l, tile.row, tile.first + t);
     struct gdn_taps<TAPS, N> taps;
     struct gdn_quad          ring[AHEAD] = {};
@@ -391,7 +398,7 @@ GDN_DEVICE void tile_item(const struct gdn_cu_conv &a, int64_t item)
 template <int dtype, int TAPS> GDN_DEVICE void conv_tile(const struct gdn_cu_conv &a)
 {
     const int64_t item = item_of_warp();
-    if (item < a.n_walks) walk_item<TAPS>(a, item);
+    if (item < a.n_walks) walk_item<dtype == apart ? apart : floats, TAPS>(a, item);
     else if (item < a.n_items) tile_item<dtype, TAPS>(a, item - a.n_walks);
 }
 
@@ -418,12 +425,16 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_edge(const struct gdn_cu_con
 enum {
     BUSY_walk_4 = 4,
     BUSY_walk_8 = 3,
+    BUSY_walk_16 = 2,
     BUSY_rows_4 = 5,
     BUSY_tile_4 = 4,
     BUSY_tile_8 = 2,
+    BUSY_tile_16 = 2,
     BUSY_step_4 = 3,
     BUSY_wide_step_4 = 4,
-    BUSY_edge_8 = 4
+    BUSY_edge_8 = 4,
+    BUSY_edge_16 = 4,
+    BUSY_turned_16 = 8
 };
 
 #define GDN_IMAGE_conv GDN_THIS_IMAGE

@@ -132,7 +132,7 @@ GDN_DEVICE void enter(Tile &tile, const struct gdn_cu_rule &r, const struct deco
 GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t row)
 {
     struct gdn_cu_seq s     = {};
-    const int64_t     start = load_index(b.read_slots, row, 0, row);
+    const int64_t     start = named_slot(b, load_index(b.read_slots, row, 0, row));
     const int64_t     end   = load_index(b.cu_seqlens, row + 1, 0, INT64_MAX);
     const bool        reads = b.read_pool >= 0, writes = b.write == GDN_WRITE_FINAL;
     s.row      = row;
@@ -140,9 +140,9 @@ GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t r
     s.first    = clamp64(load_index(b.cu_seqlens, row), 0, b.N);
     s.n_tokens = b.cu_seqlens.data ? clamp64(end, s.first, b.N) - s.first : b.T;
     s.read     = reads ? start : -1;
-    s.write    = writes ? load_index(b.write_slots, row, 0, start) : -1;
+    s.write    = writes ? named_slot(b, load_index(b.write_slots, row, 0, start)) : -1;
     s.padding  = start < 0 || (reads && start >= b.read_pool) ||
-                (writes && (s.write < 0 || s.write >= b.write_pool));
+                (writes && s.write >= b.write_pool);
     s.n_valid  = s.padding ? 0 : s.n_tokens;
     s.keep_out = s.padding && b.pad_policy == GDN_PAD_KEEP;
     return s;

@@ -147,7 +147,7 @@ static const char *why_not_batch(const struct gdn_cu_batch *b)
     if (b->checkpoint_pool >= 0) return "checkpoints are written";
     if (b->pad_policy == GDN_PAD_SINK) return "pad_policy is GDN_PAD_SINK";
     if (b->B >= INT32_MAX || b->N > INT32_MAX || b->T > INT32_MAX || b->read_pool >= INT32_MAX ||
-        b->write_pool >= INT32_MAX)
+        b->write_pool >= INT32_MAX || b->first_slot >= INT32_MAX)
         return "more sequences, tokens or slots than 32 bits count";
     return NULL;
 }

@@ -76,6 +76,7 @@ struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gd
         .write_step    = (int32_t)a->write_slots.stride[0],
         .read_pool     = a->read_pool,
         .write_pool    = a->write_pool,
+        .first_slot    = (int32_t)a->first_slot,
         .keep          = a->keep,
     };
 }

@@ -109,7 +109,13 @@ GDN_DEVICE bool one_begin(struct one_place &w, const struct gdn_cu_one &a)
     if (__builtin_expect(!a.read_slots, 1)) return true;
     w.from = w.to = a.read_slots[w.row * a.read_step];
     if (a.write_slots) w.to = a.write_slots[w.row * a.write_step];
-    return w.from >= 0 && w.from < a.read_pool && w.to >= 0 && w.to < a.write_pool;
+    return w.from >= a.first_slot && w.from < a.read_pool && w.to < a.write_pool;
+}
+
+/* Returns true if the state goes anywhere. */
+GDN_DEVICE bool one_keeps(const struct gdn_cu_one &a, const struct one_place &w)
+{
+    return a.to.data && w.to >= a.first_slot;
 }
 
 /* Returns a number of 4 or 2 bytes, or of none: zero. */
@@ -365,7 +371,7 @@ GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, Place &w, int v)
     if (a.out.data && lane % (LANES / N) == 0)
         one_store_half<Tile::IO>(one_at(a.out, w.row, w.head) + own * 2,
                                  rule_o(f.kq, alpha * f.q * z, u));
-    if (!a.to.data) return true;
+    if (!one_keeps(a, w)) return true;
     char *const to      = one_at(a.to, w.to, w.head) + row * a.to_row + at;
     const bool  changed = alpha != 1 || beta != 0 || w.fresh();
     if (__builtin_expect(beta == 0, 0)) one_forget(&tile.k[0][0], C * Tile::E);
@@ -506,7 +512,7 @@ GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, Place &w, int col
     }
     if (beta == 0) sh.k[i] = 0;
     __syncthreads();
-    if (!a.to.data) return true;
+    if (!one_keeps(a, w)) return true;
     char *const to      = one_at(a.to, w.to, w.head) + Tile::row() * a.to_row + at;
     const bool  changed = alpha != 1 || beta != 0 || w.fresh();
     if (changed) one_write(tile, sh, alpha);

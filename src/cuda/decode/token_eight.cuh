@@ -280,7 +280,7 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_one_eight(const stru
     if (o.out.data)
         one_store_half<io>(one_at(o.out, w.row, w.head) + own * 2,
                            rule_o(f.kq, alpha * f.q * z, u));
-    if (!o.to.data) return;
+    if (!one_keeps(o, w)) return;
     char *const to      = one_at(o.to, w.to, w.head) + row * o.to_row + at;
     const bool  changed = alpha != 1 || beta != 0;
     if (__builtin_expect(beta == 0, 0)) one_forget(tile.k, Tile::E);

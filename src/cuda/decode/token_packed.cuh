@@ -48,7 +48,7 @@ GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_packed 
     }
     ld_flag(w.initial, a.initial.data + mad_wide(w.row, a.initial.head, 0), a.initial_bytes);
     if (!one.read_slots) return true;
-    const bool is = w.from >= 0 && (w.fresh() || w.from < one.read_pool) && w.to >= 0 &&
+    const bool is = w.from >= one.first_slot && (w.fresh() || w.from < one.read_pool) &&
                     w.to < one.write_pool;
     if (w.fresh()) w.from = 0;
     return is;
@@ -149,7 +149,7 @@ GDN_DEVICE void rest_decode(const struct gdn_cu_one &a, const struct packed_plac
         tile.S[n] = w.fresh() ? 0 : io::load(Tile::at(from, a.from_row, v, n));
 #pragma unroll 1
     for (int t = w.first; t < w.end; t++) changed |= rest_step(tile, a, w, t, v);
-    if (!a.to.data || (!changed && to == from)) return;
+    if (!one_keeps(a, w) || (!changed && to == from)) return;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) {
         if (changed)

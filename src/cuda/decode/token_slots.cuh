@@ -19,7 +19,7 @@ struct slots_place : one_place {
     __device__ __forceinline__ void settle(const struct gdn_cu_one &a)
     {
         await_arguments(arguments);
-        is = ((uint32_t)from < (uint32_t)a.read_pool) & ((uint32_t)to < (uint32_t)a.write_pool);
+        is = (from >= a.first_slot) & (from < a.read_pool) & (to < a.write_pool);
         if (!is) from = 0;
     }
 };

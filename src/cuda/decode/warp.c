@@ -55,6 +55,7 @@ struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
         .T                   = (int32_t)b->T,
         .K                   = r->K,
         .V                   = r->V,
+        .first_slot          = b->first_slot,
         .each                = b->write == GDN_WRITE_EACH,
         .keep                = b->pad_policy == GDN_PAD_KEEP,
         .rounds              = r->exact,

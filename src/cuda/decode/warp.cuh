@@ -396,10 +396,9 @@ GDN_DEVICE void warp_leave(Tile &tile, bool changed, const struct gdn_cu_warp &a
 #pragma unroll
         for (int i = 0; i < Tile::N * Tile::E; i++)
             tile.S[i / Tile::E][i % Tile::E] = round_to(tile.S[i / Tile::E][i % Tile::E], dtype);
-    int64_t slot = t == s.T - 1 && !a.each ? s.write : -1;
-    if (a.each && t < a.write_slots.n_columns) slot = load_index(a.write_slots, s.row, t);
-    if (slot < 0 || slot >= a.write_pool || !a.to.data) return;
-    const struct warp_place to = warp_place_of<Tile, dtype>(a, a.to, (int)slot, head, column);
+    const int slot = a.each ? warp_each_slot(a, s, t) : t == s.T - 1 ? s.write : -1;
+    if (slot < 0 || !a.to.data) return;
+    const struct warp_place to = warp_place_of<Tile, dtype>(a, a.to, slot, head, column);
     if (changed)
         warp_store<Tile, dtype>(tile, to);
     else

@@ -32,11 +32,19 @@ GDN_DEVICE struct warp_seq warp_read(const struct gdn_cu_warp &a, int row)
     const int64_t own   = load_index(a.write_slots, at, 0, start);
     s.first   = (int)clamp64(first, 0, a.N);
     s.T       = (int)clamp64(real ? end : a.N, s.first, a.N) - s.first;
-    s.padding = !real || start < 0 || (!fresh && start >= a.read_pool) ||
-                (!a.each && (own < 0 || own >= a.write_pool));
+    s.padding = !real || start < (int)a.first_slot || (!fresh && start >= a.read_pool) ||
+                (!a.each && own >= a.write_pool);
     s.read    = fresh || s.padding ? -1 : (int)start;
-    s.write   = s.padding ? -1 : (int)own;
+    s.write   = s.padding || own < (int)a.first_slot ? -1 : (int)own;
     return s;
+}
+
+/* Returns the slot of the state after token t, where each is kept; -1: dropped. */
+GDN_DEVICE int warp_each_slot(const struct gdn_cu_warp &a, const struct warp_seq &s, int t)
+{
+    if (t >= a.write_slots.n_columns) return -1;
+    const int64_t slot = load_index(a.write_slots, s.row, t);
+    return slot < (int)a.first_slot || slot >= a.write_pool ? -1 : (int)slot;
 }
 
 /* Returns token t of a head. */

@@ -112,7 +112,7 @@ GDN_DEVICE void once_rule(const Tile &tile, const struct once_token<Tile::C> &no
     const float z = alpha == 0 ? 0 : alpha * rq * (is_z ? one : other);
     const float u = beta == 0 ? 0 : beta * (now.v - p);
     if (out && !is_z) store_float(out, 0, out_dtype, fmaf(kq, u, z));
-    if (!a.to.data) return;
+    if (!a.to.data || s.write < 0) return;
     char *const from = once_place<Tile>(a.from, s.read, head, v);
     char *const to   = once_place<Tile>(a.to, s.write, head, v);
     const bool  changed = alpha != 1 || beta != 0;

@@ -268,7 +268,7 @@ GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct m
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v,
                           int bytes, bool given)
 {
-    if (!a.to.data) return;
+    if (!a.to.data || s.write < 0) return;
     const bool  there = (int)threadIdx.x % 4 < s.T;
     char *const from = mma_row(a.from, s.read, head, v),
          *const to   = mma_row(a.to, s.write, head, v);

@@ -206,10 +206,10 @@ GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w)
 {
     const int t = threadIdx.x % 4;
     if (!a.one.to.data || t >= a.T) return -1;
-    if (!a.each) return t == a.T - 1 ? w.to : -1;
+    if (!a.each) return t == a.T - 1 && one_keeps(a.one, w) ? w.to : -1;
     if (t >= a.n_writes) return -1;
     const int slot = a.one.write_slots[w.row * a.one.write_step + t * a.write_token];
-    return slot < a.one.write_pool ? slot : -1;
+    return slot >= a.one.first_slot && slot < a.one.write_pool ? slot : -1;
 }
 
 /* Stores all rows of a warp to a place, from the lane's first one on. */
@@ -380,7 +380,7 @@ GDN_DEVICE void four_products(const struct gdn_cu_four &a, const struct one_plac
     for (int h = 0; h < 2; h++) r.s[h] = D[2 * h] * f.k, r.z[h] = D[2 * h + 1] * f.q;
     mma_recur(r, G, f.k, f.q, a.T);
     four_out<GDN_BF16>(r, a, w, own, 8);
-    if (!a.one.to.data) return;
+    if (!one_keeps(a.one, w)) return;
     char *const to      = one_at(a.one.to, w.to, w.head) + own * a.one.to_row + at;
     const bool  changed = four_changes(r);
     if (changed) mma_turn(raw.x), mma_update(tile, raw.x, r.u, r.total, r.beta != 0);
@@ -512,7 +512,7 @@ GDN_DEVICE void four_columns(const struct gdn_cu_four &a, const struct one_place
     four_rule(sh, r, a);
     four_out<GDN_BF16>(r, a, w, own, 1);
     __syncthreads();
-    if (!a.one.to.data) return;
+    if (!one_keeps(a.one, w)) return;
     char *const to      = one_at(a.one.to, w.to, w.head) + row * a.one.to_row + first * 2;
     const bool  changed = four_changes(r);
     if (changed) four_update(tile, sh, raw.x, r.total, r.beta != 0);
@@ -534,7 +534,8 @@ GDN_DEVICE bool four_begin(struct one_place &w, const struct gdn_cu_four &a)
     if (a.accepted) token = min(max(a.accepted[w.row * a.accepted_step], 1), a.n_reads) - 1;
     w.from = w.to = o.read_slots[w.row * o.read_step + token * a.read_token];
     if (o.write_slots && !a.each) w.to = o.write_slots[w.row * o.write_step];
-    return w.from >= 0 && w.from < o.read_pool && (a.each || (w.to >= 0 && w.to < o.write_pool));
+    return w.from >= o.first_slot && w.from < o.read_pool &&
+           (a.each || w.to < o.write_pool);
 }
 
 /* Zeroes outputs of padding: n from `first` on. */

@@ -237,7 +237,7 @@ GDN_DEVICE void few_decode(const struct gdn_cu_warp &a, const struct warp_seq &s
         w = window_of(s, done);
         few_fetch(raw, a, w, head, column);
     }
-    if (!a.to.data) return;
+    if (!a.to.data || s.write < 0) return;
     head = opaque(head); /* addresses are not kept meanwhile */
     const char *const from = few_at<Tile>(a.from, s.read, head, column);
     char *const       to   = few_at<Tile>(a.to, s.write, head, column);

@@ -80,10 +80,8 @@ GDN_DEVICE void window_leave(const Tile &tile, bool changed, const struct gdn_cu
 GDN_DEVICE int window_slot(const struct gdn_cu_warp &a, const struct warp_seq &s, int t)
 {
     if (!a.to.data) return -1;
-    if (!a.each) return t == s.T - 1 ? s.write : -1;
-    if (t >= a.write_slots.n_columns) return -1;
-    const int64_t slot = load_index(a.write_slots, s.row, t);
-    return slot < a.write_pool ? (int)slot : -1;
+    if (a.each) return warp_each_slot(a, s, t);
+    return t == s.T - 1 ? s.write : -1;
 }
 
 /* Computes window w, which begins after `done` tokens: its outputs, and the state after it, or

@@ -43,13 +43,19 @@ GDN_DEVICE void read_range(const struct gdn_cu_batch &b, struct gdn_cu_seq &s)
         s.n_valid = clamp64(load_index(b.token_count, s.row), 0, s.n_valid);
 }
 
+/* Returns a slot that an array names; -1: it names none. */
+GDN_DEVICE int64_t named_slot(const struct gdn_cu_batch &b, int64_t slot)
+{
+    return slot < b.first_slot ? -1 : slot;
+}
+
 /* Returns the slot that it starts from; negative: padding. */
 GDN_DEVICE int64_t read_start(const struct gdn_cu_batch &b, int64_t row)
 {
     if (!b.read_slots.data) return row;
-    if (!b.num_accepted_tokens.data) return load_index(b.read_slots, row);
+    if (!b.num_accepted_tokens.data) return named_slot(b, load_index(b.read_slots, row));
     const int64_t n = load_index(b.num_accepted_tokens, row);
-    return load_index(b.read_slots, row, clamp64(n, 1, b.read_slots.n_columns) - 1);
+    return named_slot(b, load_index(b.read_slots, row, clamp64(n, 1, b.read_slots.n_columns) - 1));
 }
 
 /* Returns true if a padding row with tokens comes before this one. By all threads of a warp. */
@@ -89,8 +95,8 @@ GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t
     if (!s.padding && b.write_pool >= 0 &&
         (b.write == GDN_WRITE_FINAL || (b.write == GDN_WRITE_EACH && s.sunk))) {
         const bool own = !s.sunk && b.write_slots.data;
-        s.write        = own ? load_index(b.write_slots, row) : start;
-        s.padding |= s.write < 0 || s.write >= b.write_pool;
+        s.write        = own ? named_slot(b, load_index(b.write_slots, row)) : start;
+        s.padding |= s.write >= b.write_pool;
     }
     if (s.padding) {
         s.read = s.write = -1;
@@ -105,7 +111,7 @@ GDN_DEVICE int64_t each_slot(const struct gdn_cu_batch &b, const struct gdn_cu_s
 {
     if (s.sunk) return t == s.n_valid - 1 ? s.write : -1;
     if (t >= b.write_slots.n_columns) return -1;
-    const int64_t slot = load_index(b.write_slots, s.row, t);
+    const int64_t slot = named_slot(b, load_index(b.write_slots, s.row, t));
     return slot < b.write_pool ? slot : -1;
 }
 
@@ -169,7 +175,7 @@ GDN_DEVICE struct gdn_cu_checkpoints read_checkpoints(const struct gdn_cu_batch 
 GDN_DEVICE int64_t checkpoint_at(const struct gdn_cu_batch       &b,
                                  const struct gdn_cu_checkpoints &list, int64_t c, int64_t &slot)
 {
-    slot = b.checkpoint_slots.data ? load_index(b.checkpoint_slots, c) : c;
+    slot = b.checkpoint_slots.data ? named_slot(b, load_index(b.checkpoint_slots, c)) : c;
     if (slot >= b.checkpoint_pool) slot = -1;
     return b.checkpoint_starts.data ? load_index(b.checkpoint_positions, c)
                                     : (c - list.first + 1) * b.checkpoint_every;

@@ -24,6 +24,7 @@ struct gdn_cu_batch {
     int64_t B, T, N; /* T: tokens of a padded row; N: tokens of the tensors */
     int64_t read_pool, write_pool, checkpoint_pool; /* slots; -1: no such pool */
     int64_t checkpoint_every, sink_slot, n_checkpoints; /* n_: as many as there are slots for */
+    int64_t first_slot; /* slots in arrays below it are none */
     int32_t pad_policy, write;
     int32_t padded, pad;    /* [B][T] */
 };
@@ -57,6 +58,7 @@ struct gdn_cu_lines {
     int32_t dtype;
     int32_t access; /* bytes that may be moved at once, 16 or 8, whole quads of elements then;
                        0: single elements */
+    int64_t element; /* from one element to the next, in elements; not 1 only in gdn_gates */
 };
 
 /* gdn_gates: a with g, b with beta, or both. */
@@ -128,7 +130,7 @@ struct gdn_cu_rmsnorm_backward {
 /* gdn_conv1d. An item is a warp's: some channels of a sequence, a tile or an edge. */
 struct gdn_cu_conv {
     struct gdn_cu_batch  batch;
-    struct gdn_rows      x, out;
+    struct gdn_rows      x, out; /* heads: the steps of channels */
     struct gdn_conv_view weight, bias, from, to, checkpoints;
     /* In place: the inputs before a tile, then the first outputs of a sequence, which wait until
      * the inputs there have been read: [tiles, then sequences][W - 1][D]. Else NULL. */
@@ -154,7 +156,7 @@ struct gdn_cu_conv {
  * sums[block][W + 1][D] what the weights and the bias get from them. */
 struct gdn_cu_conv_backward {
     struct gdn_cu_batch  batch;
-    struct gdn_rows      x, dout, dx;
+    struct gdn_rows      x, dout, dx; /* heads: the steps of channels, in elements */
     struct gdn_conv_view weight, bias, dweight, dbias, state, dstate_out, dstate;
     float               *sums; /* NULL: neither is wanted */
     int64_t              D, N, rows, n_blocks;
@@ -240,6 +242,7 @@ struct gdn_cu_warp {
     struct gdn_cu_pool  from, to;
     struct gdn_cu_array cu_seqlens, read_slots, write_slots, has_initial_state,
         num_accepted_tokens, A_log, dt_bias;
+    int64_t             first_slot;
     int32_t             read_pool, write_pool; /* slots; a pool that is not there has any */
     int32_t             N, B, T, K, V;
     int32_t             each, keep, rounds; /* keep: outputs of padding; rounds: every token */
@@ -270,6 +273,7 @@ struct gdn_cu_one {
     float            norm_eps, scale, bound;
     const int32_t   *read_slots, *write_slots; /* NULL: as row; as read_slots */
     int32_t          read_step, write_step, read_pool, write_pool;
+    int32_t          first_slot;
     int32_t          keep; /* outputs of padding */
 };
 
@@ -504,7 +508,7 @@ struct gdn_cu_backward {
     int32_t              record_bytes; /* from one record to the next */
     struct gdn_cu_segments cut; /* of the walk to dstate alone: backward_parts.cuh; */
     int64_t              n_parts; /* sequences and units, which have windows each */
-    int32_t              pad[14];
+    int32_t              pad[12];
 };
 
 #ifdef __cplusplus
@@ -514,42 +518,42 @@ struct gdn_cu_backward {
 #endif
 GDN_CU_SIZE(gdn_cu_map, 128);
 GDN_CU_SIZE(gdn_cu_array, 32);
-GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 9 * 8 + 16);
-GDN_CU_SIZE(gdn_cu_rule, 472 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
+GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 10 * 8 + 16);
+GDN_CU_SIZE(gdn_cu_rule, 480 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
-GDN_CU_SIZE(gdn_cu_conv_backward, 472 + 3 * 40 + 7 * 48 + 40 + 16);
-GDN_CU_SIZE(gdn_cu_conv, 472 + 2 * 40 + 5 * 48 + 56 + 32 + 16 + 8);
+GDN_CU_SIZE(gdn_cu_conv_backward, 480 + 3 * 40 + 7 * 48 + 40 + 16);
+GDN_CU_SIZE(gdn_cu_conv, 480 + 2 * 40 + 5 * 48 + 56 + 32 + 16 + 8);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);
-GDN_CU_SIZE(gdn_cu_lines, 56);
-GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 56 + 2 * 32 + 16 + 24);
-GDN_CU_SIZE(gdn_cu_gates_backward, 48 + 6 * 56 + 4 * 32 + 40 + 24);
-GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 56 + 24 + 24);
-GDN_CU_SIZE(gdn_cu_l2norm_backward, 48 + 3 * 56 + 16 + 16);
-GDN_CU_SIZE(gdn_cu_rmsnorm_backward, 48 + 5 * 56 + 2 * 32 + 40 + 16);
+GDN_CU_SIZE(gdn_cu_lines, 64);
+GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 64 + 2 * 32 + 16 + 24);
+GDN_CU_SIZE(gdn_cu_gates_backward, 48 + 6 * 64 + 4 * 32 + 40 + 24);
+GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 64 + 24 + 24);
+GDN_CU_SIZE(gdn_cu_l2norm_backward, 48 + 3 * 64 + 16 + 16);
+GDN_CU_SIZE(gdn_cu_rmsnorm_backward, 48 + 5 * 64 + 2 * 32 + 40 + 16);
 GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 48 + 8);
 GDN_CU_SIZE(gdn_cu_block_weave, 2 * 40 + 8 + 6 * 4);
-GDN_CU_SIZE(gdn_cu_block_rows, 472 + 2 * 40 + 16);
-GDN_CU_SIZE(gdn_cu_block_store, 472 + 40 + 24);
-GDN_CU_SIZE(gdn_cu_decode, 1232 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_block_rows, 480 + 2 * 40 + 16);
+GDN_CU_SIZE(gdn_cu_block_store, 480 + 40 + 24);
+GDN_CU_SIZE(gdn_cu_decode, 1240 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_near, 24);
 GDN_CU_SIZE(gdn_cu_pool, 24);
-GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 25 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 8 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_at, 16);
-GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 5 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 6 * 4);
 GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_eight, 264 + 2 * 16 + 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_four, 264 + 10 * 4 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);
-GDN_CU_SIZE(gdn_cu_step, 520 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_step, 528 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);
-GDN_CU_SIZE(gdn_cu_walk, 1248 + 4 * 8 + 4 * 4);
-GDN_CU_SIZE(gdn_cu_record, 472 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
-GDN_CU_SIZE(gdn_cu_stage, 1232 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_walk, 1256 + 4 * 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_record, 480 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_stage, 1240 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 32 + 16 + 6 * 4);
 GDN_CU_SIZE(gdn_cu_backward,
-            2 * 128 + 1232 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 10 * 8 + 6 * 4 + 88 + 8 + 56);
+            2 * 128 + 1240 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 10 * 8 + 6 * 4 + 88 + 8 + 48);
 GDN_CU_SIZE(gdn_cu_segments, 88);
 
 #endif

@@ -331,6 +331,7 @@ struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn
         .checkpoint_pool      = plan->max_checkpoints ? pools->checkpoint : -1,
         .checkpoint_every     = b->checkpoint_every,
         .sink_slot            = b->sink_slot,
+        .first_slot           = b->first_slot,
         .n_checkpoints        = b->checkpoint_slots.data       ? b->checkpoint_slots.size[0]
                                 : b->checkpoint_positions.data ? b->checkpoint_positions.size[0]
                                                                : INT64_MAX,

@@ -44,10 +44,11 @@ void gdn_cuda_lines(const gdn_tensor *const *tensors, int n, struct gdn_cu_leads
     }
     for (int j = 0; j < n; j++) {
         const gdn_tensor *t = tensors[j];
-        *lines[j]           = (struct gdn_cu_lines){ .data = t->data, .dtype = t->dtype };
+        *lines[j] = (struct gdn_cu_lines){ .data = t->data, .dtype = t->dtype, .element = 1 };
+        if (t->data && t->size[last] > 1) lines[j]->element = t->stride[last];
         for (int i = 0; t->data && i < leads->n; i++)
             lines[j]->step[i] = gdn_step_bytes(t, dims[i]);
-        if (t->data)
+        if (t->data && lines[j]->element == 1)
             lines[j]->access = gdn_cuda_access(t->data, t->dtype, lines[j]->step, leads->n,
                                                t->size[last]);
     }
@@ -56,7 +57,7 @@ void gdn_cuda_lines(const gdn_tensor *const *tensors, int n, struct gdn_cu_leads
 
 struct gdn_cu_lines gdn_cuda_line(const gdn_tensor *vector)
 {
-    struct gdn_cu_lines l = { .data = vector->data, .dtype = vector->dtype };
+    struct gdn_cu_lines l = { .data = vector->data, .dtype = vector->dtype, .element = 1 };
     if (vector->data && (vector->stride[0] == 1 || vector->size[0] < 2))
         l.access = gdn_cuda_access(vector->data, vector->dtype, NULL, 0, vector->size[0]);
     return l;

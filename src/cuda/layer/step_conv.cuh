@@ -178,10 +178,8 @@ GDN_DEVICE void step_leave(const struct step_shared &sh, const struct gdn_cu_ste
 /* The slot that states after token t go to; -1: none. */
 GDN_DEVICE int step_slot(const struct gdn_cu_step &a, const struct step_work &w, int t)
 {
-    const struct gdn_cu_warp &r = a.rule;
-    int64_t to = t == w.seq.T - 1 && !r.each ? w.seq.write : -1;
-    if (r.each && t < r.write_slots.n_columns) to = load_index(r.write_slots, w.seq.row, t);
-    return to < r.write_pool ? (int)to : -1;
+    if (a.rule.each) return warp_each_slot(a.rule, w.seq, t);
+    return t == w.seq.T - 1 ? w.seq.write : -1;
 }
 
 /* Returns input t of the sequence; t < 0: of the state that it starts from, -1 the newest. */

@@ -85,7 +85,8 @@ GDN_DEVICE void step_shift(struct step_shared &sh, const float (&old)[6], const 
                             : x[h];
         }
         if (i < 2 * a.rule.K) *(float2 *)&sh.left[j][i] = make_float2(y[0], y[1]);
-        else if (a.conv.data && a.moves) store_two(to + j * two_step(a), y[0], y[1], a.conv.dtype);
+        else if (a.conv.data && a.moves && w.seq.write >= 0)
+            store_two(to + j * two_step(a), y[0], y[1], a.conv.dtype);
     }
 }
 
@@ -123,7 +124,7 @@ GDN_DEVICE void step_leave_one(const struct step_shared &sh, const struct gdn_cu
                                const struct step_work &w)
 {
     const int i = 2 * threadIdx.x;
-    if (i >= 2 * a.rule.K || !step_owns(a, w, i)) return;
+    if (i >= 2 * a.rule.K || !step_owns(a, w, i) || w.seq.write < 0) return;
     char *const to = taps_at(a.conv, w.seq.write, step_channel(a, w, i), 0);
 #pragma unroll
     for (int j = 0; j < STEP_PAST; j++)

@@ -138,7 +138,7 @@ GDN_DEVICE void rows_put(struct step_rows_shared &sh, const struct step_pair &f,
     else
         *(float2 *)&sh.v[i - 2 * STEP_K] = make_float2(one_element<io>(both, 0),
                                                        one_element<io>(both, 1));
-    if (a.moves) rows_shift<io>(sh, old, x, a, w, channel, i);
+    if (a.moves && w.to >= a.one.first_slot) rows_shift<io>(sh, old, x, a, w, channel, i);
 }
 
 /* Stores the states of q and k, when all blocks have read them. */
@@ -147,7 +147,7 @@ GDN_DEVICE void rows_leave(const struct step_rows_shared &sh, const struct gdn_c
                            const struct one_place &w)
 {
     const int i = 2 * threadIdx.x, share = i - blockIdx.x * a.share;
-    if (i >= 2 * STEP_K || share < 0 || share >= a.share) return;
+    if (i >= 2 * STEP_K || share < 0 || share >= a.share || w.to < a.one.first_slot) return;
     char *to = taps_at(a.conv, w.to, rows_channel(a, w, 0, i), 0);
 #pragma unroll
     for (int j = 0; j < STEP_PAST; j++, to += a.pair_step)
@@ -351,7 +351,7 @@ GDN_DEVICE void rows_rule(struct step_rows_shared &sh, const struct gdn_cu_step_
         if (lane % (Tile::LANES / Tile::N) == 0) rows_out<Tile::IO>(sh, a, w, column, mine, o);
         if (n == TILES - 1 && a.normed && warp != STEP_NORM)
             barrier_arrive(STEP_BARRIER, STEP_THREADS);
-        if (!a.one.to.data) continue;
+        if (!one_keeps(a.one, w)) continue;
         if (__builtin_expect(beta == 0, 0)) one_forget(tile.keys, Tile::C * Tile::E);
         if (changed) one_write(tile, alpha, beta == 0 ? 0 : u * f.k);
         if (changed || a.one.to.data != a.one.from.data || w.to != w.from)

@@ -5,7 +5,7 @@
  * after all its first ones, and so on. How many a thread has, the host says: where there are few,
  * one, so that they are many threads'.
  *
- *     heads           all; a place is one head
+ *     heads           all, of any strides; a place is one head
  *     flat_<dtype>    a and b of that dtype; four heads, which move at once, of outputs, A_log and
  *                     dt_bias too, and lines are a step apart
  */
@@ -169,14 +169,15 @@ GDN_DEVICE void find(struct lines &l, int i, const struct gdn_cu_gates &a, int64
 GDN_DEVICE void load_ones(uint32_t (&x)[ONES], char *const (&at)[ONES],
                           const struct gdn_cu_lines &from, const struct place &p, int64_t head)
 {
+    const int64_t e = head * from.element;
     if (from.dtype == GDN_F32) {
 #pragma unroll
         for (int i = 0; i < ONES; i++)
-            x[i] = load_bits(at[i], head, GDN_F32, from.data && i * p.step < p.left);
+            x[i] = load_bits(at[i], e, GDN_F32, from.data && i * p.step < p.left);
     } else {
 #pragma unroll
         for (int i = 0; i < ONES; i++)
-            x[i] = load_bits(at[i], head, GDN_BF16, from.data && i * p.step < p.left);
+            x[i] = load_bits(at[i], e, GDN_BF16, from.data && i * p.step < p.left);
     }
 }
 
@@ -202,12 +203,12 @@ GDN_DEVICE void write_head(const struct gdn_cu_gates &a, const struct place &p,
         if (a.g.data) {
             float y[1] = { bits_to_f32(x[i], a.a.dtype) };
             make_g(y, a, A, dt);
-            store_float(l.g[i], head, a.g.dtype, y[0]);
+            store_float(l.g[i], head * a.g.element, a.g.dtype, y[0]);
         }
         if (a.beta.data) {
             float y[1] = { bits_to_f32(b[i], a.b.dtype) };
             make_beta(y, a);
-            store_float(l.beta[i], head, a.beta.dtype, y[0]);
+            store_float(l.beta[i], head * a.beta.element, a.beta.dtype, y[0]);
         }
     }
 }

@@ -126,13 +126,14 @@ static void check_call(gdn_ctx *ctx, const gdn_conv1d_args *a)
 
 enum {
     ACT = N_BATCH_FACTORS, STATE, TAPS, CHANNELS, LENGTH, ORDER, WEIGHT, RANK, BIAS, SILU, OUT,
-    N_FACTORS
+    STEPS, N_FACTORS
 };
+enum { DENSE_ROWS, X_TURNED, BOTH_TURNED, X_ANY }; /* STEPS */
 
 static const struct ring2_factor factors[N_FACTORS - N_BATCH_FACTORS] = {
     [ACT - N_BATCH_FACTORS]      = { 3, { "f32", "bf16", "f16" } },
     [STATE - N_BATCH_FACTORS]    = { 3, { "S=f32", "S=bf16", "S=f16" } },
-    [TAPS - N_BATCH_FACTORS]     = { 7, { "W2", "W3", "W4", "W5", "W6", "W7", "W8" } },
+    [TAPS - N_BATCH_FACTORS]     = { 7, { "W2", "W3", "W4", "W5", "W8", "W11", "W16" } },
     [CHANNELS - N_BATCH_FACTORS] = { 5, { "D1", "D7", "D64", "D131", "D1100" } },
     [LENGTH - N_BATCH_FACTORS]   = { 3, { "S=W-1", "S=W", "S=W+9" } },
     [ORDER - N_BATCH_FACTORS]    = { 2, { "DS", "SD" } },
@@ -141,8 +142,10 @@ static const struct ring2_factor factors[N_FACTORS - N_BATCH_FACTORS] = {
     [BIAS - N_BATCH_FACTORS]     = { 3, { "", "bias", "bias=A" } },
     [SILU - N_BATCH_FACTORS]     = { 2, { "", "silu" } },
     [OUT - N_BATCH_FACTORS]      = { 2, { "", "out=x" } },
+    [STEPS - N_BATCH_FACTORS]    = { 4, { "", "x=DT", "DT", "x=any" } },
 };
 static const int channels[5] = { 1, 7, 64, 131, 1100 };
+static const int taps[7]     = { 2, 3, 4, 5, 8, 11, 16 };
 
 static bool allowed(int i, int a, int j, int b)
 {
@@ -171,18 +174,35 @@ static gdn_tensor make_weight(const int *level, int64_t D, int64_t W)
     return t;
 }
 
+/* Rows of D channels: channels first, or with no stride of 1. */
+static gdn_tensor turned_rows(const struct ring2_batch *b, int32_t dtype, int64_t D, bool any)
+{
+    const bool    padded = b->level[BATCH] == PADDED;
+    const int64_t gap    = b->level[VIEW] == GAPS ? 3 : 0;
+    if (any) {
+        const gdn_tensor t = padded ? ring2_new(dtype, gap, 4, b->B, b->T, D, 2)
+                                    : ring2_new(dtype, gap, 3, b->N, D, 2, 0);
+        return ring2_select(&t, t.ndim - 1, 1);
+    }
+    const gdn_tensor t = padded ? ring2_new(dtype, gap, 3, b->B, D, b->T, 0)
+                                : ring2_new(dtype, gap, 2, D, b->N, 0, 0);
+    return ring2_swap(&t, t.ndim - 2, t.ndim - 1);
+}
+
 static void run_case(const int *level, int number)
 {
     struct ring2_batch b;
     gdn_ctx           *ctx = ring2_ctx(1 + number % 3);
     gdn_conv1d_args    a   = gdn_conv1d_args_init();
-    const int64_t      D = channels[level[CHANNELS]], W = 2 + level[TAPS];
+    const int64_t      D = channels[level[CHANNELS]], W = taps[level[TAPS]];
     const int64_t      S = W - 1 + (level[LENGTH] == 2 ? 10 : level[LENGTH]);
     ring2_batch_make(&b, level);
     a.x = ring2_batch_rows(&b, level[ACT], level[VIEW] == FUSED ? D + 5 : D, 0);
     if (level[VIEW] == FUSED) a.x = ring2_narrow(&a.x, a.x.ndim - 1, 2, D);
+    if (level[STEPS]) a.x = turned_rows(&b, level[ACT], D, level[STEPS] == X_ANY);
     ring2_fill(&a.x, -2, 2);
     a.out    = level[OUT] ? a.x : ring2_batch_rows(&b, level[ACT], D, 0);
+    if (level[STEPS] >= BOTH_TURNED && !level[OUT]) a.out = turned_rows(&b, level[ACT], D, false);
     a.weight = make_weight(level, D, W);
     if (level[BIAS]) {
         a.bias = ring2_new(level[BIAS] == 1 ? GDN_F32 : level[ACT], 0, 1, D, 0, 0, 0);
@@ -262,7 +282,7 @@ static void any_cut_same_bits(void)
     for (int i = 0; i < 12; i++) {
         gdn_batch       t;
         const int32_t   dtype = i % 3;
-        const int64_t   W = 2 + i % 7, S = W - 1 + i / 4;
+        const int64_t   W = taps[i % 7], S = W - 1 + i / 4;
         const int64_t   D = i % 4 < 2 ? 77 : 140;
         gdn_conv1d_args a = make_call(dtype, i % 2 ? GDN_F32 : dtype, D, W, S, &t);
         gdn_conv1d_args b = clone(&a), whole = part_of(&a, 0, 21, 0);
@@ -274,6 +294,24 @@ static void any_cut_same_bits(void)
         }
         b = part_of(&b, 0, 21, 0);
         expect_same("cut", &b, &whole);
+    }
+}
+
+/* Channels first: the bits of the same call on rows. */
+static void any_strides_same_bits(void)
+{
+    for (int i = 0; i < 24; i++) {
+        gdn_batch       t;
+        const int64_t   W = taps[i % 7], D = i % 4 ? 77 : 333;
+        gdn_conv1d_args a = make_call(i % 3, i % 2 ? GDN_F32 : i % 3, D, W, W, &t), b = clone(&a);
+        const gdn_tensor x = ring2_new(i % 3, 0, 2, D, 28, 0, 0), y = ring2_clone(&x);
+        b.x = ring2_swap(&x, 0, 1);
+        if (i % 8 < 4) b.out = ring2_swap(&y, 0, 1);
+        if (i % 8 == 4) b.out = b.x;
+        for (int64_t at = 0; at < 28 * D; at++) ring2_set(&b.x, at, ring2_get(&a.x, at));
+        call(ring2_ctx(2), &a);
+        call(ring2_ctx(2), &b);
+        expect_same("any strides", &b, &a);
     }
 }
 
@@ -483,6 +521,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "any cut, same bits", any_cut_same_bits },
+        { "conv1d: any strides, same bits", any_strides_same_bits },
         { "trap 7: state widths", trap_7_state_widths },
         { "single tokens", single_tokens },
         { "many single tokens", many_single_tokens },

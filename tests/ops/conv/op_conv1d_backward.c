@@ -7,13 +7,16 @@
 #include "oracle.h"
 #include "ring2_batch.h"
 
-enum { X, DOUT, DX, TAPS, CHANNELS, LENGTH, ORDER, STATES, PARTS, LAYOUT, SILU, ADDS, N_FACTORS };
+enum {
+    X, DOUT, DX, TAPS, CHANNELS, LENGTH, ORDER, STATES, PARTS, LAYOUT, SILU, ADDS, STEPS, N_FACTORS
+};
 enum { NONE, STATE, BOTH, ONLY_OUT };                 /* STATES */
 enum { ALL, ONLY_DX, ONLY_SUMS, NOT_DSTATE };         /* PARTS */
 enum { PACKED_UNEVEN, ONE, ROWS, MASKED, MASKED_ROWS }; /* LAYOUT */
 
-static const int levels[N_FACTORS] = { 3, 3, 3, 7, 5, 3, 2, 4, 4, 5, 2, 2 };
+static const int levels[N_FACTORS] = { 3, 3, 3, 7, 5, 3, 2, 4, 4, 5, 2, 2, 2 };
 static const int channels[5] = { 1, 7, 64, 131, 300 };
+static const int taps[7]     = { 2, 3, 4, 5, 8, 11, 16 };
 
 static bool allowed(int i, int a, int j, int b)
 {
@@ -28,7 +31,7 @@ struct line {
     const gdn_conv1d_backward_args *a;
     int64_t                         n, S;
     int                             W;
-    double                          w[8], bias, *x, *dz, *limit, *final; /* final: dstate_out */
+    double                          w[16], bias, *x, *dz, *limit, *final; /* final: dstate_out */
 };
 
 static double slope(double z, bool silu)
@@ -211,6 +214,11 @@ static gdn_tensor rows(const int *level, int32_t dtype, int64_t D)
 {
     const int64_t gap = level[ORDER] ? 3 : 0;
     const bool    padded = level[LAYOUT] == ROWS || level[LAYOUT] == MASKED_ROWS;
+    if (level[STEPS]) { /* channels first */
+        const gdn_tensor t = filled(padded ? ring2_new(dtype, gap, 3, 3, D, 37, 0)
+                                           : ring2_new(dtype, gap, 2, D, 90, 0, 0), 2);
+        return ring2_swap(&t, t.ndim - 2, t.ndim - 1);
+    }
     return filled(padded ? ring2_new(dtype, gap, 3, 3, 37, D, 0)
                          : ring2_new(dtype, gap, 2, 90, D, 0, 0), 2);
 }
@@ -245,7 +253,7 @@ static void give_workspace(gdn_ctx *ctx, gdn_conv1d_backward_args *a)
 
 static void give_gradients(gdn_conv1d_backward_args *a, const int *level, int64_t B, int64_t S)
 {
-    const int64_t D = channels[level[CHANNELS]], W = 2 + level[TAPS];
+    const int64_t D = channels[level[CHANNELS]], W = taps[level[TAPS]];
     const int     parts = level[PARTS];
     if (parts != ONLY_SUMS) a->dx = rows(level, level[DX], D);
     if (parts == ALL) a->dstate = states(level, GDN_F32, B, D, S);
@@ -260,7 +268,8 @@ static void run_case(const int *level, int number)
     gdn_ctx                 *ctx = ring2_ctx(1 + number % 3);
     gdn_conv1d_backward_args a   = gdn_conv1d_backward_args_init();
     gdn_batch                batch;
-    const int64_t D = channels[level[CHANNELS]], W = 2 + level[TAPS], B = make_batch(&batch, level);
+    const int64_t D = channels[level[CHANNELS]], W = taps[level[TAPS]];
+    const int64_t B = make_batch(&batch, level);
     const int64_t S = W - 1 + (level[LENGTH] == 2 ? 10 : level[LENGTH]);
     a.x      = rows(level, level[X], D);
     a.dout   = rows(level, level[DOUT], D);

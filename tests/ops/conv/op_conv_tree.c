@@ -22,6 +22,7 @@ static const struct shape {
     { GDN_F16, GDN_F16, GDN_F32, false, true, 64, 8, 9 },
     { GDN_F32, GDN_BF16, GDN_F16, true, true, 1300, 3, 5 },
     { GDN_BF16, GDN_BF16, GDN_F32, false, false, 700, 4, 4 },
+    { GDN_F32, GDN_BF16, GDN_F32, true, false, 140, 15, 17 },
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 #define FOR_EACH_SHAPE(s) for (const struct shape *s = shapes; s < shapes + N_SHAPES; s++)

@@ -11,17 +11,19 @@ struct kind {
     int32_t dtype, weights, states, layout;
     bool    fused;     /* in_proj_qkvz and in_proj_ba */
     int64_t conv_rows; /* S */
+    int64_t taps;
 };
 
 static const struct kind kinds[] = {
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3 },
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_KV, false, 4 },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, true, 4 },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 7 },
-    { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, true, 3 },
-    { GDN_F32, GDN_F16, GDN_F32, GDN_STATE_KV, false, 3 },
-    { GDN_BF16, GDN_F32, GDN_BF16, GDN_STATE_VK, true, 3 },
-    { GDN_F16, GDN_F16, GDN_F16, GDN_STATE_KV, false, 4 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, W },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_KV, false, 4, W },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, true, 4, W },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 7, W },
+    { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, true, 3, W },
+    { GDN_F32, GDN_F16, GDN_F32, GDN_STATE_KV, false, 3, W },
+    { GDN_BF16, GDN_F32, GDN_BF16, GDN_STATE_VK, true, 3, W },
+    { GDN_F16, GDN_F16, GDN_F16, GDN_STATE_KV, false, 4, W },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, 17, 16 },
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -49,7 +51,7 @@ static gdn_block_args make_call(const struct kind *k, int64_t N, int64_t P)
         a.in_proj_b   = weight(w, HV, HIDDEN, 0.4);
         a.in_proj_a   = weight(w, HV, HIDDEN, 0.4);
     }
-    a.conv_weight = weight(w, D, W, 0.5);
+    a.conv_weight = weight(w, D, k->taps, 0.5);
     if (!k->fused) a.conv_bias = weight(w, D, 0, 0.1);
     a.A_log       = weight(GDN_F32, HV, 0, 1);
     a.dt_bias     = weight(w, HV, 0, 1);
@@ -241,18 +243,22 @@ static void G2_windows(void)
 /* The slots of an empty sequence and of padding hold NaN, which must not be read or changed. */
 static void G10_no_state_touched(void)
 {
-    static const int64_t lengths[3] = { 9, 0, 3 }, slots[3] = { 0, 1, -1 };
-    gdn_batch            t = packed(3, lengths);
-    gdn_block_args       a = make_call(&kinds[0], 12, 3);
-    for (int64_t s = 1; s < 3; s++) {
-        gdn_block_args b = a;
-        on_slot(&b, s);
-        ring2_fill_value(&b.state, (double)NAN);
-        ring2_fill_value(&b.conv_state, (double)NAN);
+    static const int64_t lengths[3] = { 9, 0, 3 }, slots[2][3] = { { 0, 1, -1 }, { 2, 1, 0 } };
+    for (int first = 0; first < 2; first++) {
+        gdn_batch      t = packed(3, lengths);
+        gdn_block_args a = make_call(&kinds[0], 12, 3);
+        for (int64_t s = 0; s < 3; s++) {
+            gdn_block_args b = a;
+            if (s == slots[first][0]) continue;
+            on_slot(&b, s);
+            ring2_fill_value(&b.state, (double)NAN);
+            ring2_fill_value(&b.conv_state, (double)NAN);
+        }
+        t.read_slots = ring2_indices(GDN_I32, 3, slots[first]);
+        t.first_slot = first;
+        a.batch      = &t;
+        check_call(ring2_ctx(2), &a);
     }
-    t.read_slots = ring2_indices(GDN_I32, 3, slots);
-    a.batch      = &t;
-    check_call(ring2_ctx(2), &a);
 }
 
 /* Masked tokens hold NaN; a sequence of which none counts keeps every bit of its states. */

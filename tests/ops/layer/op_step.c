@@ -22,7 +22,7 @@ static const struct ring2_factor factors[N_FACTORS - N_BATCH_FACTORS] = {
                                         "1/2x200/40" } },
     [LAYOUT - N_BATCH_FACTORS] = { 2, { "vk", "kv" } },
     [MAP - N_BATCH_FACTORS]    = { 2, { "", "interleaved" } },
-    [TAPS - N_BATCH_FACTORS]   = { 3, { "W2", "W4", "W8" } },
+    [TAPS - N_BATCH_FACTORS]   = { 3, { "W2", "W4", "W16" } },
     [LENGTH - N_BATCH_FACTORS] = { 2, { "S=W-1", "S=W+2" } },
     [GATES - N_BATCH_FACTORS]  = { 2, { "gates=f32", "gates=A" } },
     [KIND - N_BATCH_FACTORS]   = { 3, { "", "bound", "twice" } },
@@ -35,6 +35,8 @@ static const int sizes[N_ALL_SIZES][4] = { { 1, 1, 16, 24 },   { 2, 4, 64, 64 },
                                            { 2, 2, 128, 128 }, { 1, 2, 200, 40 }, { 1, 2, 64, 512 },
                                            { 1, 1, 20, 1000 } };
 
+static const int taps[3] = { 2, 4, 16 };
+
 /* States are in place: three ways to have slots are left. */
 static bool allowed(int i, int a, int j, int b)
 {
@@ -45,7 +47,7 @@ static bool allowed(int i, int a, int j, int b)
 
 static void make_states(gdn_step_args *a, const struct ring2_batch *b, const int *level)
 {
-    const int64_t S = (2 << level[TAPS]) - 1 + 3 * level[LENGTH];
+    const int64_t S = taps[level[TAPS]] - 1 + 3 * level[LENGTH];
     const int64_t channels = a->x.size[a->x.ndim - 1];
     const int64_t Hv = a->n_value_heads, k = a->key_head_dim, v = a->value_head_dim;
     const int64_t gap = level[VIEW] == GAPS ? 4 : 0;
@@ -66,7 +68,7 @@ static void make_states(gdn_step_args *a, const struct ring2_batch *b, const int
 
 static void make_weights(gdn_step_args *a, const int *level, int64_t channels, int number)
 {
-    a->conv_weight = ring2_new(level[CONV], 0, 2, channels, 2 << level[TAPS], 0, 0);
+    a->conv_weight = ring2_new(level[CONV], 0, 2, channels, taps[level[TAPS]], 0, 0);
     ring2_fill(&a->conv_weight, -0.5, 0.5);
     if (number % 3) a->conv_bias = vector(GDN_F32, channels, -0.1, 0.1);
     a->A_log = vector(GDN_F32, a->n_value_heads, -1, 1);

@@ -81,13 +81,16 @@ static void expect_rows(const char *what, const gdn_tensor *got, const gdn_tenso
 /* Slots of padding and of no sequence hold NaN that is never read; masked tokens hold NaN. */
 static void G10_G11_padding_and_masks(void)
 {
-    static const int64_t slots[4] = { 3, -1, 1, 0 }, counts[4] = { 2, 3, 0, 5 };
+    static const int64_t from_0[4] = { 3, -1, 1, 0 }, from_1[4] = { 3, 0, 1, 2 };
+    static const int64_t counts[4] = { 2, 3, 0, 5 };
     static const int64_t starts[4] = { 1, 0, 0, 0 };
     for (int i = 0; i < 2 * N_KINDS; i++) {
-        gdn_step_args a = make_call(&kinds[i % N_KINDS], 4, 5, 5), b;
-        gdn_batch     t = gdn_batch_init();
+        gdn_step_args  a = make_call(&kinds[i % N_KINDS], 4, 5, 5), b;
+        gdn_batch      t = gdn_batch_init();
+        const int64_t *slots = i & 1 ? from_1 : from_0;
+        t.first_slot         = i & 1;
         for (int64_t s = 0; s < 5; s++) {
-            if (s == 0 || s == 1 || s == 3) continue;
+            if (s == slots[3] || s == 1 || s == 3) continue;
             const gdn_tensor one = ring2_narrow(&a.state, 0, s, 1);
             ring2_fill_value(&one, (double)NAN);
         }
@@ -98,7 +101,7 @@ static void G10_G11_padding_and_masks(void)
         for (int64_t s = 0; s < 4; s++)
             for (int64_t at = 0; at < 5; at++) {
                 gdn_step_args one = part_of(&a, s, at, 1);
-                if (at >= starts[s] && at < starts[s] + counts[s] && slots[s] >= 0) continue;
+                if (at >= starts[s] && at < starts[s] + counts[s] && s != 1) continue;
                 ring2_fill_value(&one.x, (double)NAN), ring2_fill_value(&one.a, (double)NAN);
                 if (one.z.data) ring2_fill_value(&one.z, (double)NAN);
             }

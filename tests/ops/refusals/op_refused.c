@@ -172,6 +172,9 @@ static void batches(void)
     REFUSE("pad_policy 3", GDN_E_ARG, "pad_policy", t->pad_policy = 3);
     REFUSE("write 3", GDN_E_ARG, "write", t->write = 3);
     REFUSE("max_seqlen", GDN_E_ARG, "max_seqlen", t->max_seqlen = -1);
+    REFUSE("first_slot -1", GDN_E_ARG, "first_slot", t->first_slot = -1);
+    REFUSE("first_slot alone", GDN_E_ARG, "read_slots", t->read_slots.data = NULL;
+           t->first_slot = 1);
     REFUSE("sink_slot -1", GDN_E_ARG, "sink_slot", t->pad_policy = GDN_PAD_SINK; t->sink_slot = -1);
     REFUSE("cu_seqlens of F32", GDN_E_DTYPE, "cu_seqlens", t->cu_seqlens.dtype = GDN_F32);
     REFUSE("cu_seqlens of U8", GDN_E_DTYPE, "cu_seqlens", t->cu_seqlens.dtype = GDN_U8);
@@ -230,7 +233,6 @@ static void contents(void)
     REFUSE_CONTENTS("no slots for 3 sequences", GDN_E_ARG, "read_slots", t->read_slots.data = NULL;
                     a->state.size[0] = 2);
     REFUSE_CONTENTS("write slot P", GDN_E_ARG, "write_slots", t->write_slots = three(0, 9, 1));
-    REFUSE_CONTENTS("write slot -1", GDN_E_ARG, "write_slots", t->write_slots = three(0, -1, 1));
     REFUSE_CONTENTS("write slot far", GDN_E_ARG, "write_slots", t->write_slots = three(far, 0, 1));
     REFUSE_CONTENTS("slot written twice", GDN_E_ARG, "slot 4", t->write_slots = three(4, 1, 4));
     REFUSE_CONTENTS("another's slot written", GDN_E_ARG, "slot 2", t->write_slots = three(2, 0, 1));

@@ -52,7 +52,7 @@ static void refuse_conv1d(void)
     REFUSE("x absent", GDN_E_ARG, "x", a->x.data = NULL);
     REFUSE("x of I32", GDN_E_DTYPE, "x", a->x.dtype = GDN_I32);
     REFUSE("x of 1 dimension", GDN_E_SHAPE, "x", a->x.ndim = 1);
-    REFUSE("x not dense", GDN_E_SHAPE, "x", a->x.stride[1] = 2);
+    REFUSE("channels of out share memory", GDN_E_SHAPE, "out", a->out.stride[1] = 0);
     REFUSE("out of another dtype", GDN_E_DTYPE, "out", a->out.dtype = GDN_BF16);
     REFUSE("out of fewer tokens", GDN_E_SHAPE, "out", a->out.size[0] = 8);
     REFUSE("out rows share memory", GDN_E_SHAPE, "out", a->out.stride[0] = 11);
@@ -66,8 +66,8 @@ static void refuse_conv1d(void)
     REFUSE("weight [D][2][W]", GDN_E_SHAPE, "weight",
            a->weight = ring2_new(GDN_F32, 0, 3, 12, 2, 4, 0));
     REFUSE("1 tap", GDN_E_SHAPE, "weight", a->weight.size[1] = 1);
-    REFUSE("9 taps", GDN_E_UNSUPPORTED, "weight",
-           a->weight = ring2_new(GDN_F32, 0, 2, 12, 9, 0, 0));
+    REFUSE("17 taps", GDN_E_UNSUPPORTED, "weight",
+           a->weight = ring2_new(GDN_F32, 0, 2, 12, 17, 0, 0));
     REFUSE("bias of fewer channels", GDN_E_SHAPE, "bias", a->bias.size[0] = 11);
     REFUSE("bias of U8", GDN_E_DTYPE, "bias", a->bias.dtype = GDN_U8);
     REFUSE("state of W - 2", GDN_E_SHAPE, "state", a->state.size[2] = 2);
@@ -131,7 +131,7 @@ static void refuse_gates(void)
     REFUSE("b of another shape", GDN_E_SHAPE, "b", a->b.size[0] = a->beta.size[0] = 8);
     REFUSE("A_log of 3", GDN_E_SHAPE, "A_log", a->A_log.size[0] = 3);
     REFUSE("dt_bias of I64", GDN_E_DTYPE, "dt_bias", a->dt_bias.dtype = GDN_I64);
-    REFUSE("g not dense", GDN_E_SHAPE, "g", a->g.stride[1] = 2);
+    REFUSE("heads of g share memory", GDN_E_SHAPE, "g", a->g.stride[1] = 0);
     REFUSE("g rows share memory", GDN_E_SHAPE, "g", a->g.stride[0] = 0);
     REFUSE("g on b", GDN_E_ARG, "g", a->g.data = a->b.data);
     REFUSE("g on beta", GDN_E_ARG, "g", a->g.data = a->beta.data);
@@ -438,8 +438,8 @@ static void refuse_block_tensors(void)
     REFUSE("in_proj_qkvz not dense", GDN_E_SHAPE, "in_proj_qkvz", a->in_proj_qkvz.stride[1] = 2);
     REFUSE("conv_weight absent", GDN_E_ARG, "conv_weight", a->conv_weight.data = NULL);
     REFUSE("conv_weight of fewer rows", GDN_E_SHAPE, "conv_weight", a->conv_weight.size[0]--);
-    REFUSE("9 taps", GDN_E_UNSUPPORTED, "conv_weight",
-           a->conv_weight = ring2_new(GDN_F32, 0, 2, D, 9, 0, 0));
+    REFUSE("17 taps", GDN_E_UNSUPPORTED, "conv_weight",
+           a->conv_weight = ring2_new(GDN_F32, 0, 2, D, 17, 0, 0));
     REFUSE("A_log absent", GDN_E_ARG, "A_log", a->A_log.data = NULL);
     REFUSE("dt_bias of 3", GDN_E_SHAPE, "dt_bias", a->dt_bias.size[0] = 3);
     REFUSE("norm_weight of I32", GDN_E_DTYPE, "norm_weight", a->norm_weight.dtype = GDN_I32);

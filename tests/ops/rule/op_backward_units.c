@@ -79,7 +79,7 @@ static gdn_prefill_backward_args make(const struct walk *w)
     fill_keys(&a.q, w->norm == GDN_NORM_NONE), fill_keys(&a.k, w->norm == GDN_NORM_NONE);
     ring2_fill(&a.v, -1, 1), ring2_fill(&a.dout, -1, 1);
     a.beta = ring2_new(GDN_F32, 0, 2, N, w->H, 0, 0);
-    ring2_fill(&a.beta, w->beta == GDN_BETA_GIVEN ? 0 : -3, w->beta == GDN_BETA_GIVEN ? 1 : 3);
+    ring2_fill(&a.beta, w->beta == GDN_BETA_DEFAULT ? 0 : -3, w->beta == GDN_BETA_DEFAULT ? 1 : 3);
     if (w->gates != NONE) {
         a.g = ring2_new(GDN_F32, 0, 2, N, w->H, 0, 0);
         set_gates(&a.g, w->gates);

@@ -84,14 +84,16 @@ static void give_gates(gdn_rule_args *a, int32_t dtype, int kind)
     if (kind == 5) a->beta.data = NULL;
 }
 
-/* How states are found: 0 by number, 1 by slots, 2 by other slots to write, 3 and not written,
- * 4 in another pool. */
+/* How states are found: 0 by number, 1 by slots from 1 on, 2 by other slots to write, of which one
+ * is dropped, 3 and not written, 4 in another pool, by slots from 1 on. */
 static void give_batch(gdn_rule_args *a, const struct shape *s, gdn_batch *batch, int form)
 {
-    static const int64_t from[] = { 3, -1, 8, 0, 5 }, to[] = { 4, 2, 7, 0, 6 };
+    static const int64_t from[] = { 3, -1, 8, 0, 5 }, to[] = { 4, 2, -1, 0, 6 };
+    static const int64_t from_1[] = { 3, 0, 8, 1, -1 };
     *batch = gdn_batch_init();
     if (form == 0) return;
-    batch->read_slots = ring2_indices(GDN_I32, SEQUENCES, from);
+    batch->first_slot = form == 1 || form == 4;
+    batch->read_slots = ring2_indices(GDN_I32, SEQUENCES, batch->first_slot ? from_1 : from);
     batch->pad_policy = form % 2 ? GDN_PAD_ZERO : GDN_PAD_KEEP;
     if (form == 2) batch->write_slots = ring2_indices(GDN_I32, SEQUENCES, to);
     if (form == 3) batch->write = GDN_WRITE_NONE;

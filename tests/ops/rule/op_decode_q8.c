@@ -54,9 +54,11 @@ struct pair {
 /* States by number, in slots, from one slot to another, to another pool, or read alone. */
 static void give_batch(struct pair *c, int form)
 {
-    static const int64_t from[] = { 3, -1, 8, 0, 5 }, to[] = { 4, 2, 7, 1, 6 };
+    static const int64_t from[] = { 3, -1, 8, 0, 5 }, to[] = { 4, 2, -1, 1, 6 };
+    static const int64_t from_1[] = { 3, 0, 8, 1, -1 };
     c->batch = gdn_batch_init();
-    if (form) c->batch.read_slots = ring2_indices(GDN_I32, SEQUENCES, from);
+    c->batch.first_slot = form == 1;
+    if (form) c->batch.read_slots = ring2_indices(GDN_I32, SEQUENCES, form == 1 ? from_1 : from);
     if (form == 2) c->batch.write_slots = ring2_indices(GDN_I32, SEQUENCES, to);
     if (form == 4) c->batch.write = GDN_WRITE_NONE;
     if (form == 3) {
@@ -162,7 +164,7 @@ static bool find_slots(const struct pair *c, int b, int64_t *from, int64_t *to)
     const gdn_batch *t = &c->batch;
     *from              = t->read_slots.data ? (int64_t)ring2_get(&t->read_slots, b) : b;
     *to                = t->write_slots.data ? (int64_t)ring2_get(&t->write_slots, b) : *from;
-    return *from >= 0 && *to >= 0 && t->write != GDN_WRITE_NONE;
+    return *from >= t->first_slot && *to >= 0 && t->write != GDN_WRITE_NONE;
 }
 
 /* Compares a slot with a slot of others. */

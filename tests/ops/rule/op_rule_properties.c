@@ -344,8 +344,8 @@ static void G9_every_bit_stays(void)
         }
 }
 
-/* A pool of two slots, the second one not to be touched. */
-static gdn_tensor half_a_pool(const struct shape *s)
+/* A pool of two slots, the second one not to be touched; or the first one. */
+static gdn_tensor half_a_pool(const struct shape *s, bool first)
 {
     const int64_t page = sysconf(_SC_PAGESIZE), unit = (int64_t)gdn_dtype_bytes(s->state);
     const int64_t slot = 4 * s->K * s->V, bytes = (slot * unit + page - 1) / page * page;
@@ -356,20 +356,26 @@ static gdn_tensor half_a_pool(const struct shape *s)
     t.size[0]   = 2;
     t.stride[0] = bytes / unit;
     CHECK(!mprotect(memory + bytes, (size_t)bytes, PROT_NONE), "mprotect");
+    if (!first) return t;
+    t.data      = memory + bytes;
+    t.stride[0] = -t.stride[0];
     return t;
 }
 
 static void G10_no_state_touched(void)
 {
-    static const int64_t sizes[4] = { 20, 0, 4, 12 }, slots[4] = { 0, 1, -1, -7 };
+    static const int64_t sizes[4] = { 20, 0, 4, 12 };
+    static const int64_t slots[2][4] = { { 0, 1, -1, -7 }, { 1, 0, 0, -7 } };
     FOR_EACH_CASE(s, decode)
-        for (int separate = 0; separate < 2; separate++) {
+        for (int i = 0; i < 4; i++) {
+            const int     first = i / 2;
             gdn_batch    *t;
             gdn_rule_args a = ring2_rule_packed(s->dtype, s->state, 4, sizes, gva, s->K, s->V, &t);
             a.state_layout  = s->layout;
-            a.state         = half_a_pool(s);
-            if (separate) a.state_out = half_a_pool(s);
-            t->read_slots = ring2_indices(GDN_I32, 4, slots);
+            a.state         = half_a_pool(s, first);
+            if (i % 2) a.state_out = half_a_pool(s, first);
+            t->read_slots = ring2_indices(GDN_I32, 4, slots[first]);
+            t->first_slot = first;
             run(ring2_ctx(2), &a, decode);
         }
 }

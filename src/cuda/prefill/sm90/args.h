@@ -34,9 +34,9 @@ struct gdn_cu_prefill_hopper {
     int64_t                most_short; /* tokens of a sequence that is not long */
     int32_t                most_long;  /* if there are more long ones, none is cut */
     int32_t                which;      /* GDN_SEQUENCES_... */
-    int32_t                pad[4];
+    int32_t                pad[2];
 };
-GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 40);
+GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 32);
 GDN_CU_SIZE(gdn_cu_source, 8);
 
 #endif

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 ragged.py - prefill of random batches of long and short sequences on one GPU: what a call costs if
-it says nothing of lengths, beside the best of what a caller might do instead. One JSON line for each
-batch, and a last one of all.
+it says nothing of lengths, beside the best of what a caller might do instead. One JSON line for
+each batch, and a last one of all.
 
     PYTHONPATH=python GDN_LIBRARY=.../libgdn.so bench/ragged.py --batches 300 --file lines.jsonl
 
-Calls: `none` without max_seqlen; `max` with the true one; `all` with the number of all tokens; `whole`
-without segments; `alone` each sequence in a call of its own, the sum; `long` the longest alone and
-the others in a second call. They are captured, and replayed in turns with 256 MB written before
-each. The first rows are even batches, where only `none`, `max` and `whole` say something.
+Calls: `none` without max_seqlen; `max` with the true one; `all` with the number of all tokens;
+`whole` without segments; `alone` each sequence in a call of its own, the sum; `long` the longest
+alone and the others in a second call. They are captured, and replayed in turns with 256 MB written
+before each. The first rows are even batches, where only `none`, `max` and `whole` say something.
 """
 import argparse
 import json

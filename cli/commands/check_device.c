@@ -444,6 +444,31 @@ static int check_gate_sums(struct check *k, struct gradient_case *c, struct comp
     return CLI_OK;
 }
 
+/* Checks that dstate alone, which has kernels of its own, is that of all gradients. */
+static int check_state_alone(struct check *k, struct gradient_case *c, struct comparison *found)
+{
+    enum { ROUNDING = 10000 }; /* of the squares of bf16 numbers */
+    gdn_prefill_backward_args a = c->args;
+    const gdn_tensor          d = a.dstate;
+    const int64_t n = d.size[0] * d.size[1] * d.size[2] * d.size[3];
+    double        off = 0, all = 0, *want = malloc((size_t)n * sizeof *want);
+    if (!want) return cli_bad("no memory for the check");
+    a.norm            = GDN_NORM_L2;
+    gdn_status status = cli_call(k->ctx, GDN_OP_PREFILL_BACKWARD, &a);
+    for (int64_t i = 0; i < n; i++) want[i] = oracle_load(d.data, d.dtype, i);
+    a.dq = a.dk = a.dv = a.dg = a.dbeta = (gdn_tensor){ 0 };
+    if (!status) status = cli_call(k->ctx, GDN_OP_PREFILL_BACKWARD, &a);
+    mark(k);
+    for (int64_t i = 0; i < n; i++) {
+        const double x = oracle_load(d.data, d.dtype, i) - want[i];
+        off += x * x, all += want[i] * want[i];
+    }
+    free(want);
+    if (status) return case_failed(k->ctx, status);
+    found->ok &= off * ROUNDING <= all;
+    return CLI_OK;
+}
+
 static void check_gradients(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 } };
@@ -464,6 +489,7 @@ static void check_gradients(struct check *k)
         if (!code) code = gradient_case_check(&c, k->ctx, &found);
         mark(k);
         if (!code) code = check_gate_sums(k, &c, &found);
+        if (!code) code = check_state_alone(k, &c, &found);
         memory_free(&c.rule.memory);
         judge(k, name, code, &found);
     }

@@ -461,8 +461,8 @@ enum {
 };
 enum { GDN_CU_WALK_FORWARD = 1, GDN_CU_WALK_REVERSE = 2 };
 
-/* A sequence of more than `whole` tokens as segments (segments.cuh): the tokens of the first, and of
- * those after it, both multiples of 64; and the token where unit 1 begins: `first`, or 0
+/* A sequence of more than `whole` tokens as segments (segments.cuh): the tokens of the first, and
+ * of those after it, both multiples of 64; and the token where unit 1 begins: `first`, or 0
  * in gdn_summary and in gradients, where the first segment of a longer sequence is a unit too. */
 struct gdn_cu_segments {
     int64_t   whole, first, each, start;

@@ -8,10 +8,10 @@
 #include "cuda/driver/args.h"
 
 /* Sequences of more than `whole` tokens are cut, if the batch has at most most_long of them, or
- * have at least a launch of their own, in clusters (apart). n_long: how many there may be. Tokens of
- * the first segment, INT64_MAX: whole sequences; of those after it; how many of them there may be in
- * all, and sequences with several. wide: blocks in place of clusters, for first segments; for the
- * others. small: k64.cu, for all. */
+ * have at least a launch of their own, in clusters (apart). n_long: how many there may be. Tokens
+ * of the first segment, INT64_MAX: whole sequences; of those after it; how many of them there may
+ * be in all, and sequences with several. wide: blocks in place of clusters, for first segments; for
+ * the others. small: k64.cu, for all. */
 struct gdn_cuda_cut {
     int64_t whole, n_long, most_long, first, each, units, several;
     bool    wide, later_wide, small, apart;

@@ -122,7 +122,7 @@ BAD = [
     ("conv1d", "weight", ARG, dict(weight=None)),
     ("conv1d", "weight", SHAPE, dict(weight=ones(6, 4))),
     ("conv1d", "weight", SHAPE, dict(weight=ones(7, 1))),
-    ("conv1d", "weight", UNSUPPORTED, dict(weight=ones(7, 9), state=ones(4, 7, 8))),
+    ("conv1d", "weight", UNSUPPORTED, dict(weight=ones(7, 17), state=ones(4, 7, 16))),
     ("conv1d", "bias", SHAPE, dict(bias=ones(6))),
     ("conv1d", "state", SHAPE, dict(state=ones(4, 7, 2))),
     ("conv1d", "out", DTYPE, dict(out=ones(5, 7, dtype=F16))),

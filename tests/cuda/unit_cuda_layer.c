@@ -108,15 +108,15 @@ static gdn_step_args step_args(void)
     gdn_step_args a  = gdn_step_args_init();
     void         *data[9];
     for (size_t i = 0; i < 9; i++) data[i] = (void *)(at + (i << 40));
-    a.x           = gdn_dense(data[0], GDN_BF16, 2, B, D, 0, 0);
-    a.a           = gdn_dense(data[1], GDN_BF16, 2, B, HV, 0, 0);
-    a.b           = gdn_dense(data[2], GDN_BF16, 2, B, HV, 0, 0);
+    a.x           = gdn_dense(data[0], GDN_BF16, 3, B, 1, D, 0);
+    a.a           = gdn_dense(data[1], GDN_BF16, 3, B, 1, HV, 0);
+    a.b           = gdn_dense(data[2], GDN_BF16, 3, B, 1, HV, 0);
     a.conv_weight = gdn_dense(data[3], GDN_BF16, 2, D, W, 0, 0);
     a.A_log       = gdn_dense(data[4], GDN_F32, 1, HV, 0, 0, 0);
     a.norm_weight = gdn_dense(data[5], GDN_F32, 1, V, 0, 0, 0);
     a.conv_state  = gdn_dense(data[6], GDN_BF16, 3, B, D, W, 0);
     a.state       = gdn_dense(data[7], GDN_F32, 4, B, HV, V, K);
-    a.out         = gdn_dense(data[8], GDN_BF16, 3, B, HV, V, 0);
+    a.out         = gdn_dense(data[8], GDN_BF16, 4, B, 1, HV, V);
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
     return a;
 }

@@ -22,7 +22,6 @@ def _cpu_gdn_attention_nonspec(layer, attn_metadata_i, mixed_qkv, b, a, core_att
     pools = dict(conv_state=conv_state, state=theirs._ssm_state_view(layer),
                  weight=theirs._unpacked_conv_weight(layer))
     slots = batch.non_spec_state_indices_tensor
-    slots = slots.where(slots > 0, -1)
     n, tokens = batch.num_decodes, batch.num_decode_tokens
     if n:
         _decode(layer, mixed_qkv[:tokens], b[:tokens], a[:tokens], core_attn_out[:tokens],
@@ -30,14 +29,15 @@ def _cpu_gdn_attention_nonspec(layer, attn_metadata_i, mixed_qkv, b, a, core_att
     if batch.num_prefills:
         rows, end = slice(n, n + batch.num_prefills), tokens + batch.num_prefill_tokens
         _prefill(layer, mixed_qkv[tokens:end], b[tokens:end], a[tokens:end],
-                 core_attn_out[tokens:end], pools, read_slots=slots[rows],
+                 core_attn_out[tokens:end], pools, read_slots=slots[rows], first_slot=1,
                  cu_seqlens=batch.non_spec_query_start_loc[n:rows.stop + 1] - tokens,
                  has_initial_state=batch.has_initial_state[rows])
 
 
 def _decode(layer, mixed_qkv, b, a, out, slots, conv_state, state, weight):
-    gdn.torch.step(mixed_qkv, a, b, weight, layer.A_log, conv_bias=layer.conv1d.bias,
-                   dt_bias=layer.dt_bias, conv_state=conv_state, state=state, out=out,
+    gdn.torch.step(*(x[:, None] for x in (mixed_qkv, a, b)), weight, layer.A_log,
+                   conv_bias=layer.conv1d.bias, dt_bias=layer.dt_bias, conv_state=conv_state,
+                   state=state, out=out[:, None], first_slot=1,
                    key_heads=layer.num_k_heads // layer.tp_size,
                    value_heads=layer.num_v_heads // layer.tp_size, key_dim=layer.head_k_dim,
                    value_dim=layer.head_v_dim, read_slots=slots, state_layout=gdn.STATE_KV)

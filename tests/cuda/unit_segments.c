@@ -4,16 +4,71 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/prefill/sm90/plan_model.h"
 #include "cuda/prefill/sm90/plan_segments.h"
 #include "ring2.h"
 
 enum { SMS = 132 };
+
+/* Returns the cut of a batch of given lengths, as blocks find it (choose_cut.cuh). */
+static struct gdn_cuda_cut choose(const struct gdn_cuda_shape *s, struct gdn_cuda_cut c,
+                                  const int64_t *lengths)
+{
+    struct gdn_cu_prefill_hopper a     = { .most_short = c.whole, .sm_count = s->sm_count,
+                                           .later_wide = c.later_wide, .early_stop = s->stops };
+    struct gdn_plan_long         found = { 0 };
+    struct gdn_plan_cut          best  = { 0 };
+    float                        all = INFINITY, least = INFINITY;
+    if (!c.win) return c;
+    a.rule.batch = *s->b, a.rule.H = (int)s->H, a.rule.K = a.rule.V = s->small ? 64 : 128;
+    a.cut.units  = (int32_t)c.units;
+    for (int64_t i = 0; i < s->b->B; i++) {
+        if (lengths[i] <= c.whole) continue;
+        found.n++;
+        found.tokens += lengths[i];
+        if (lengths[i] > found.longest) found.longest = lengths[i];
+    }
+    const struct gdn_plan_batch p = plan_packed(&a, &found);
+    for (int n = 2; n < 2 + GDN_PLAN_TRIED; n++) {
+        const struct gdn_plan_tried t = plan_try(&p, n);
+        all = fminf(all, t.least.all);
+        if (t.least.mean < least) least = t.least.mean, best = t.cut;
+    }
+    c.first = (int64_t)best.first * 64, c.each = (int64_t)best.each * 64;
+    if (!(all < plan_whole(&p, false) / 100 * (float)c.win)) c.whole = INT64_MAX;
+    if (c.first > c.whole) c.whole = c.first;
+    return c;
+}
+
+/* Returns the cut of sequences of one length. */
+static struct gdn_cuda_cut choose_even(const struct gdn_cuda_shape *s)
+{
+    int64_t lengths[512];
+    for (int64_t i = 0; i < s->b->B; i++) lengths[i] = s->b->N / s->b->B;
+    return choose(s, gdn_cuda_find_cut(s), lengths);
+}
 
 static struct gdn_cuda_cut find(int64_t B, int64_t T, int64_t H, int sm_count)
 {
     const struct gdn_cu_batch   b = { .B = B, .T = B * T, .N = B * T };
     const struct gdn_cuda_shape s = { .b = &b, .H = H, .sm_count = sm_count };
     return gdn_cuda_find_cut(&s);
+}
+
+/* The same for heads of up to 64 keys and columns. */
+static struct gdn_cuda_cut find_small(int64_t B, int64_t T, int64_t H, int sm_count)
+{
+    const struct gdn_cu_batch   b = { .B = B, .T = B * T, .N = B * T };
+    const struct gdn_cuda_shape s = { .b = &b, .H = H, .small = true, .sm_count = sm_count };
+    return gdn_cuda_find_cut(&s);
+}
+
+/* Returns the cut for 132 multiprocessors of B sequences of T tokens. */
+static struct gdn_cuda_cut find_even(int64_t B, int64_t T, int64_t H, bool small)
+{
+    const struct gdn_cu_batch   b = { .B = B, .T = B * T, .N = B * T };
+    const struct gdn_cuda_shape s = { .b = &b, .H = H, .small = small, .sm_count = SMS };
+    return choose_even(&s);
 }
 
 /* Returns the cut for 132 multiprocessors, if the longest sequence has that many tokens. */
@@ -23,19 +78,18 @@ static struct gdn_cuda_cut find_said(const struct gdn_cu_batch *b, int64_t H, in
     return gdn_cuda_find_cut(&s);
 }
 
+static struct gdn_cuda_cut choose_said(const struct gdn_cu_batch *b, int64_t H, int64_t longest,
+                                       const int64_t *lengths)
+{
+    const struct gdn_cuda_shape s = { .b = b, .H = H, .longest = longest, .sm_count = SMS };
+    return choose(&s, gdn_cuda_find_cut(&s), lengths);
+}
+
 /* Returns the cut of one sequence, whose summaries may stop early. */
 static struct gdn_cuda_cut find_early(int64_t T, int64_t H)
 {
     const struct gdn_cu_batch   b = { .B = 1, .T = T, .N = T };
     const struct gdn_cuda_shape s = { .b = &b, .H = H, .stops = true, .sm_count = SMS };
-    return gdn_cuda_find_cut(&s);
-}
-
-/* Heads of up to 64 keys and columns. */
-static struct gdn_cuda_cut find_small(int64_t B, int64_t T, int64_t H, int sm_count)
-{
-    const struct gdn_cu_batch   b = { .B = B, .T = B * T, .N = B * T };
-    const struct gdn_cuda_shape s = { .b = &b, .H = H, .small = true, .sm_count = sm_count };
     return gdn_cuda_find_cut(&s);
 }
 
@@ -75,7 +129,7 @@ static void plans(void)
         { 1, 4096, 32, 1, 3 },  { 1, 4096, 8, 5, 9 },    { 1, 6000, 1, 4, 23 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        const struct gdn_cuda_cut c = find(calls[i].B, calls[i].T, calls[i].H, SMS);
+        const struct gdn_cuda_cut c = find_even(calls[i].B, calls[i].T, calls[i].H, false);
         check_segments(&calls[i], &c);
         CHECK(c.units == 0 || (c.first % 64 == 0 && c.each % 64 == 0 && !c.wide), "call %d",
               (int)i);
@@ -94,7 +148,7 @@ static void small_heads(void)
         { 0, 0, 8, 1, 1 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        const struct gdn_cuda_cut c = find_small(calls[i].B, calls[i].T, calls[i].H, SMS);
+        const struct gdn_cuda_cut c = find_even(calls[i].B, calls[i].T, calls[i].H, true);
         check_segments(&calls[i], &c);
         CHECK(c.small && !c.wide && !c.later_wide, "call %d", (int)i);
     }
@@ -108,14 +162,17 @@ static void uneven_batches(void)
     static const struct {
         int64_t B, T, H, least; /* least: segments of a sequence of all tokens; 1: it stays whole */
     } calls[] = {
-        { 32, 4096, 16, 5 }, { 16, 32768, 8, 8 }, { 16, 4096, 32, 1 }, { 4, 8192, 32, 1 },
+        { 32, 4096, 16, 5 }, { 16, 32768, 8, 8 }, { 16, 4096, 32, 3 }, { 4, 8192, 32, 3 },
         { 257, 33, 32, 1 },  { 8, 4096, 64, 1 },  { 64, 8192, 4, 8 },  { 16, 2528, 8, 8 },
         { 17, 16384, 8, 8 }, { 16, 1024, 8, 1 },  { 8, 4096, 66, 1 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const int64_t             T = calls[i].T, N = calls[i].B * T;
-        const struct gdn_cuda_cut c = find(calls[i].B, T, calls[i].H, SMS);
-        const int64_t             n = segments_of(&c, N);
+        const struct gdn_cu_batch b = { .B = calls[i].B, .T = N, .N = N };
+        const int64_t             lengths[512] = { N };
+        const struct gdn_cuda_cut c   = find(calls[i].B, T, calls[i].H, SMS);
+        const struct gdn_cuda_cut one = choose_said(&b, calls[i].H, 0, lengths);
+        const int64_t             n   = segments_of(&one, N);
         CHECK(calls[i].least == 1 ? n == 1 : n >= calls[i].least, "call %d: %d segments", (int)i,
               (int)n);
         CHECK(c.whole >= T * 5 / 4, "call %d: whole ones of %d tokens", (int)i, (int)c.whole);
@@ -130,22 +187,22 @@ static void longest_is_said(void)
 {
     static const struct {
         int64_t T, others, B, H, least, most;
-        bool    wide;
     } calls[] = {
-        { 32768, 512, 16, 8, 8, 18, false }, { 20000, 4000, 5, 16, 3, 5, false },
-        { 8192, 1, 256, 32, 1, 1, true },    { 65536, 512, 16, 16, 4, 9, false },
-        { 32768, 33, 129, 4, 12, 18, false }, { 4096, 512, 8, 32, 1, 1, false },
-        { 2048, 100, 8, 8, 1, 1, false },    { 65536, 64, 9, 66, 1, 1, false },
-        { 8192, 2600, 4, 8, 2, 12, false },
+        { 32768, 512, 16, 8, 8, 18 }, { 20000, 4000, 5, 16, 3, 5 },
+        { 8192, 1, 256, 32, 1, 1 },    { 65536, 512, 16, 16, 4, 9 },
+        { 32768, 33, 129, 4, 12, 18 }, { 4096, 512, 8, 32, 1, 1 },
+        { 2048, 100, 8, 8, 1, 1 },    { 65536, 64, 9, 66, 1, 1 },
+        { 8192, 2600, 4, 8, 2, 12 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const int64_t             N = calls[i].T + (calls[i].B - 1) * calls[i].others;
         const struct gdn_cu_batch b = { .B = calls[i].B, .T = N, .N = N };
-        const struct gdn_cuda_cut c = find_said(&b, calls[i].H, calls[i].T);
+        int64_t                   lengths[512] = { calls[i].T };
+        for (int64_t row = 1; row < b.B; row++) lengths[row] = calls[i].others;
+        const struct gdn_cuda_cut c = choose_said(&b, calls[i].H, calls[i].T, lengths);
         const int64_t             n = segments_of(&c, calls[i].T);
         CHECK(n >= calls[i].least && n <= calls[i].most, "call %d: %d segments", (int)i, (int)n);
         CHECK(segments_of(&c, calls[i].others) == 1, "call %d: short ones are cut", (int)i);
-        CHECK(c.wide == calls[i].wide, "call %d: wide blocks: %d", (int)i, c.wide);
     }
 }
 
@@ -241,37 +298,50 @@ static void rows(void)
     }
 }
 
+static void check_room(const struct gdn_cuda_cut *c, int64_t B, const int64_t *lengths)
+{
+    int64_t n = 0, several = 0, cut = 0;
+    for (int64_t s = 0; s < B; s++) {
+        if (!c->units || lengths[s] <= c->whole) continue;
+        n += (lengths[s] - c->first + c->each - 1) / c->each;
+        cut++;
+        if (lengths[s] > c->first + c->each) several++;
+    }
+    CHECK(n <= c->units, "first %d, each %d, %d sequences: %d segments, %d were said",
+          (int)c->first, (int)c->each, (int)B, (int)n, (int)c->units);
+    CHECK(several <= c->several, "first %d, each %d: %d sequences of several, %d were said",
+          (int)c->first, (int)c->each, (int)several, (int)c->several);
+    CHECK(cut <= c->n_long, "whole %d: %d sequences are long, %d were said", (int)c->whole,
+          (int)cut, (int)c->n_long);
+}
+
 /* However tokens are dealt to sequences, and whatever was said of the longest, there are no more
- * segments than there is room for. */
+ * segments than there is room for; and blocks do cut. */
 static void any_lengths(void)
 {
-    for (int i = 0; i < 20000; i++) {
+    int n_chosen = 0;
+    for (int i = 0; i < 20000 && !ring2_failed(); i++) {
         const int64_t       B = 1 + i % 9, mean = 1 + i % 7 * 1500;
         struct gdn_cuda_cut like = { .first = 64 * (1 + i % 11), .each = 64 * (1 + i % 5) };
         if (i % 4 == 0) like.whole = like.first + 100 * (i % 9);
-        const struct gdn_cu_batch b = { .B = B, .T = B * mean, .N = B * mean };
-        const struct gdn_cuda_cut c =
-            mean > 4000 && i % 2 ? find_said(&b, 4, i % 13 * mean / 3)
-                                 : cut_like(&b, 4, &like);
-        int64_t rest = B * mean, n = 0, several = 0, cut = 0;
+        const struct gdn_cu_batch b    = { .B = B, .T = B * mean, .N = B * mean };
+        const bool                said = mean > 4000 && i % 2;
+        const struct gdn_cuda_cut c = said ? find_said(&b, 4, i % 13 * mean / 3) : cut_like(&b, 4, &like);
+        const int64_t             first = c.win ? c.whole : c.first, each = c.win ? 700 : c.each;
+        int64_t                   rest = B * mean, lengths[9];
         for (int64_t s = 0; s < B; s++) {
-            const int64_t more   = (int64_t)ring2_uniform(0, 3) * c.each;
-            int64_t       length = (int64_t)ring2_uniform(0, (double)(2 * mean));
-            if (i % 3 && c.units) length = (i % 2 ? c.first : c.whole) + 1 + more;
-            if (length > rest) length = rest;
-            rest -= length;
-            if (!c.units || length <= c.whole) continue;
-            n += (length - c.first + c.each - 1) / c.each;
-            cut++;
-            if (length > c.first + c.each) several++;
+            lengths[s] = (int64_t)ring2_uniform(0, (double)(2 * mean));
+            if (i % 3 && c.units)
+                lengths[s] = (i % 2 ? first : c.whole) + 1 + (int64_t)ring2_uniform(0, 3) * each;
+            if (lengths[s] > rest) lengths[s] = rest;
+            rest -= lengths[s];
         }
-        CHECK(n <= c.units, "first %d, each %d, %d of %d tokens: %d segments, %d were said",
-              (int)c.first, (int)c.each, (int)B, (int)(B * mean), (int)n, (int)c.units);
-        CHECK(several <= c.several, "first %d, each %d: %d sequences of several, %d were said",
-              (int)c.first, (int)c.each, (int)several, (int)c.several);
-        CHECK(cut <= c.n_long, "whole %d: %d sequences are long, %d were said", (int)c.whole,
-              (int)cut, (int)c.n_long);
+        const struct gdn_cuda_shape shape  = { .b = &b, .H = 4, .sm_count = SMS };
+        const struct gdn_cuda_cut   chosen = choose(&shape, c, lengths);
+        n_chosen += c.win && chosen.whole < B * mean;
+        check_room(&chosen, B, lengths);
     }
+    CHECK(n_chosen > 1000, "blocks cut %d batches", n_chosen);
 }
 
 /* ---- Against what an H200 took ------------------------------------------------------------- */
@@ -352,7 +422,7 @@ static int allowed_of(const struct measured *m)
     return 0;
 }
 
-/* All sequences have one length, and the calls say so. */
+/* All sequences have one length. */
 static void as_measured(void)
 {
     FILE *file = fopen("bench/results/segments/h200.jsonl", "r");
@@ -366,8 +436,7 @@ static void as_measured(void)
         struct measured m;
         CHECK(read_measured(line, &m), "line %d", n + 1);
         if (ring2_failed()) break;
-        const struct gdn_cu_batch b  = { .B = m.B, .T = m.B * m.T, .N = m.B * m.T };
-        const struct gdn_cuda_cut c  = find_said(&b, m.H, m.T);
+        const struct gdn_cuda_cut c  = find_even(m.B, m.T, m.H, false);
         const double              us = time_like(&m, &c), best = fastest(&m);
         const int                 allowed = allowed_of(&m), lost = (int)(100 * us / best) - 100;
         CHECK(us > 0, "%s %d x %d: %d, %d chunks", m.heads, m.T, m.B, (int)c.first / 64,

@@ -77,13 +77,13 @@ gdn_ctx *ring2_hopper(int64_t first, int64_t each)
     return ctx;
 }
 
-gdn_ctx *ring2_hopper_apart(int64_t whole, int64_t most_long, int64_t first, int64_t each)
+gdn_ctx *ring2_hopper_apart(int64_t whole, int win, int64_t first, int64_t each)
 {
     gdn_ctx *ctx = ring2_hopper(first, each);
     if (!ctx) return NULL;
-    ctx->cuda->sm90->cut.whole     = whole;
-    ctx->cuda->sm90->cut.most_long = most_long;
-    ctx->cuda->sm90->cut.apart     = true;
+    ctx->cuda->sm90->cut.whole = whole;
+    ctx->cuda->sm90->cut.win   = win;
+    ctx->cuda->sm90->cut.apart = true;
     return ctx;
 }
 

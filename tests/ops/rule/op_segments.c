@@ -67,16 +67,23 @@ static void agrees_with_float64(void)
     }
 }
 
-/* Sequences that are cut have a launch of their own. Those that stay whole have the bits of a call
- * without segments: short ones, and all if there are too many long ones. */
+static bool same_bytes(const gdn_tensor *a, const gdn_tensor *b)
+{
+    return !memcmp(a->data, b->data, (size_t)ring2_count(a) * gdn_dtype_bytes(a->dtype));
+}
+
+/* Sequences that are cut have a launch of their own, whether host code has the cut or blocks choose
+ * it. Those that stay whole have the bits of a call without segments: short ones, and all if no cut
+ * can win. */
 static void apart(void)
 {
     static const int64_t lengths[] = { 300, 1000, 63, 0, 301, 320, 129 };
-    enum { B = sizeof lengths / sizeof *lengths, WHOLE = 300, N_LONG = 3 };
-    for (int i = 0; i < 2 * N_SHAPES && !ring2_failed(); i++) {
-        const struct shape *s    = &shapes[i / 2];
-        const int           most = N_LONG - i % 2;
-        gdn_ctx            *ctx  = ring2_hopper_apart(WHOLE, most, s->first, s->each);
+    enum { B = sizeof lengths / sizeof *lengths, WHOLE = 300, ALWAYS = 1000000, NEVER = 1 };
+    static const int wins[] = { 0, ALWAYS, NEVER };
+    for (int i = 0; i < 3 * N_SHAPES && !ring2_failed(); i++) {
+        const struct shape *s   = &shapes[i / 3];
+        const int           win = wins[i % 3];
+        gdn_ctx            *ctx = ring2_hopper_apart(WHOLE, win, s->first, s->each);
         if (!ctx) return;
         if (s->K <= 64 && s->V <= 64) continue;
         gdn_rule_args a = packed(s, B, lengths);
@@ -90,8 +97,10 @@ static void apart(void)
         for (int row = 0; row < B; token += lengths[row++]) {
             const gdn_tensor got  = ring2_narrow(&a.out, 0, token, lengths[row]),
                              want = ring2_narrow(&whole.out, 0, token, lengths[row]);
-            if (lengths[row] <= WHOLE || most < N_LONG)
+            if (lengths[row] <= WHOLE || win == NEVER)
                 ring2_expect_bits("out of a whole one", &got, &want);
+            else if (lengths[row] == 1000)
+                CHECK(!same_bytes(&got, &want), "shape %d, win %d: nothing was cut", i / 3, win);
         }
         ring2_free();
     }
@@ -133,7 +142,7 @@ static void check_masked_rows(gdn_ctx *ctx)
 static void masked_rows(void)
 {
     check_masked_rows(ring2_hopper(128, 64));
-    check_masked_rows(ring2_hopper_apart(340, 9, 128, 64));
+    check_masked_rows(ring2_hopper_apart(340, 0, 128, 64));
 }
 
 /* Long enough for the planner; and another bit than whole, or nothing has been tried. */
@@ -523,7 +532,7 @@ static void G6_lengths_that_overlap(void)
     static const int32_t wrong[B + 1] = { 0, N, 0, N, 0, N, 0 };
     FOR_EACH_SHAPE(s)
     {
-        gdn_ctx *ctx = s == shapes ? ring2_hopper_apart(s->first + 60, 1, s->first, s->each)
+        gdn_ctx *ctx = s == shapes ? ring2_hopper_apart(s->first + 60, 1000000, s->first, s->each)
                                    : ring2_hopper(s->first, s->each);
         if (!ctx) return;
         gdn_rule_args a = packed(s, B, lengths);

@@ -32,9 +32,9 @@ struct gdn_cu_prefill_hopper {
     int32_t                summary; /* the call is gdn_summary: ranges.cuh */
     int32_t                back;    /* the same, for gradients: M of units alone, transposed */
     int64_t                most_short; /* tokens of a sequence that is not long */
-    int32_t                most_long;  /* if there are more long ones, none is cut */
+    int32_t                win;        /* hundredths: choose_cut.cuh; 0: `cut` says all */
     int32_t                which;      /* GDN_SEQUENCES_... */
-    int32_t                pad[2];
+    int32_t                sm_count, later_wide; /* of win */
 };
 GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 32);
 GDN_CU_SIZE(gdn_cu_source, 8);

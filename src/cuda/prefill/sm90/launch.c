@@ -196,7 +196,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.start = p.cut.first;
     p.cut.each  = c.each;
-    p.most_long = (int32_t)c.most_long;
+    p.win = c.win, p.sm_count = ctx->cuda->sm_count, p.later_wide = c.later_wide;
     TRY(launch_first(ctx, &p, first, &c, n_slices, ran, stream));
     if (!c.units) return GDN_OK;
     p.cut.later = true;

@@ -7,13 +7,15 @@
 
 #include "cuda/driver/args.h"
 
-/* Sequences of more than `whole` tokens are cut, if the batch has at most most_long of them, or
- * have at least a launch of their own, in clusters (apart). n_long: how many there may be. Tokens
- * of the first segment, INT64_MAX: whole sequences; of those after it; how many of them there may
- * be in all, and sequences with several. wide: blocks in place of clusters, for first segments; for
+/* Sequences of more than `whole` tokens are cut, or have at least a launch of their own, in clusters
+ * (apart). n_long: how many there may be. Tokens of the first segment, INT64_MAX: whole sequences;
+ * of those after it; how many of them there may be in all, and sequences with several. win: blocks
+ * find the sizes of segments, which take at most so many hundredths of the time of whole sequences
+ * (choose_cut.cuh); 0: they are here. wide: blocks in place of clusters, for first segments; for
  * the others. small: k64.cu, for all. */
 struct gdn_cuda_cut {
-    int64_t whole, n_long, most_long, first, each, units, several;
+    int64_t whole, n_long, first, each, units, several;
+    int     win;
     bool    wide, later_wide, small, apart;
 };
 
@@ -28,7 +30,7 @@ struct gdn_cuda_shape {
 
 struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s);
 struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cuda_shape *s);
-/* Returns a cut with the given first and later segments, for tests. */
+/* Returns a cut for tests: of the given first and later segments, or with a `win` of the tests'. */
 struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
                                       const struct gdn_cuda_cut   *like);
 

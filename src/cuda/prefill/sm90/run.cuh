@@ -51,16 +51,17 @@ GDN_DEVICE void zero_outside(const struct hopper_block &b, int64_t from, int64_t
     }
 }
 
-/* Finds the block's part of the batch. One warp calls it. */
+/* Finds the block's part of the batch. One warp calls it. Only who may be cut needs the cut. */
 GDN_DEVICE void find_part(const struct hopper_block &b)
 {
-    const struct gdn_cu_batch    &batch = b.r.batch;
-    const struct gdn_cu_segments  cut   = HOPPER_CUTS ? cut_of_batch(b.a) : b.a.cut;
-    struct gdn_cu_seq             s     = {};
-    struct gdn_cu_checkpoints     list  = { 0, 0 };
-    const int64_t number = blockIdx.x / HOPPER_BLOCKS / count_slices(b.r) / b.r.H;
-    int64_t       row = number, unit = number, i = cut.later ? number : 0;
+    const struct gdn_cu_batch &batch  = b.r.batch;
+    struct gdn_cu_segments     cut    = b.a.cut;
+    struct gdn_cu_seq          s      = {};
+    struct gdn_cu_checkpoints  list   = { 0, 0 };
+    const int64_t              number = blockIdx.x / HOPPER_BLOCKS / count_slices(b.r) / b.r.H;
+    int64_t                    row = number, unit = number, i = cut.later ? number : 0;
     if (HOPPER_CUTS && cut.later) {
+        cut = choose_cut(b.a);
         row = find_unit(batch, cut, i);
         unit -= i++;
     } else if (HOPPER_CUTS && b.a.which == GDN_SEQUENCES_LONG)
@@ -71,8 +72,10 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
         s = read_rest(batch);
     if (HOPPER_CUTS && b.a.which == GDN_SEQUENCES_SHORT && s.n_valid > b.a.most_short)
         s.n_valid = s.n_tokens = 0;
-    if (HOPPER_CUTS && !cut.later && later_segments(cut, s.n_valid) > 0)
+    if (HOPPER_CUTS && !cut.later && s.n_valid > cut.whole) {
+        cut  = choose_cut(b.a);
         unit = units_before(batch, cut, row);
+    }
     if (HOPPER_OUTPUTS) list = read_checkpoints(batch, s);
     struct hopper_segment segment = { 0, -1, -1, list.first, true };
     if (HOPPER_CUTS) segment = cut_segment(s, cut, i, unit);

@@ -104,7 +104,7 @@ GDN_DEVICE void run_states(const struct gdn_cu_prefill_hopper &a)
     const int                 slices = r.V / COLUMNS, lane = threadIdx.x % 32;
     int64_t                   first, row;
     griddepcontrol_launch_dependents();
-    const struct gdn_cu_segments cut = cut_of_batch(a);
+    const struct gdn_cu_segments cut = choose_cut(a);
     const int64_t n = find_units(r.batch, cut, blockIdx.x / slices / r.H, first, row);
     if (n > 1 || blockIdx.x + 1 == gridDim.x) griddepcontrol_wait();
     if (n < 2 || first + n > a.cut.units) return;

@@ -16,7 +16,7 @@
 
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/general_state.cuh"
-#include "cuda/prefill/sm90/units.cuh"
+#include "cuda/prefill/sm90/choose_cut.cuh"
 
 /* The tokens of a block: those of its sequence from `start` on. from, to: places of the states it
  * starts from and leaves, -1: those of the sequence. */
@@ -24,22 +24,6 @@ struct hopper_segment {
     int64_t start, from, to, checkpoint; /* checkpoint: the first one after `start` */
     bool    last;
 };
-
-/* Returns the cut with what the lengths of the batch say: if many sequences are long, they fill the
- * device, and none is cut. All threads of a warp call it. */
-GDN_DEVICE struct gdn_cu_segments cut_of_batch(const struct gdn_cu_prefill_hopper &a)
-{
-    const struct gdn_cu_batch &b     = a.rule.batch;
-    struct gdn_cu_segments     found = a.cut;
-    int                        n     = 0;
-    if (a.most_long >= b.B) return found;
-    for (int64_t row = 0; row < b.B; row += 32) {
-        const int64_t mine = valid_tokens(b, row + threadIdx.x % 32);
-        n += __popc(__ballot_sync(0xffffffff, mine > a.most_short));
-    }
-    if (n > a.most_long) found.whole = INT64_MAX;
-    return found;
-}
 
 /* Returns the sequence that is number `of` of the long ones; B: there is no such sequence. All
  * threads of a warp call it. */

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The time of a call on Hopper, as segments (segments.cuh) or whole: a model fitted to what an H200
+ * took (docs/gpu/hopper-prefill.md). Host code uses it where shapes say all lengths
+ * (plan_segments.c), kernels where cu_seqlens does (choose_cut.cuh).
+ *
+ * First segments run in clusters; beside them, on the multiprocessors that these leave free, go M
+ * and U of the segments between first and last. So the first one is longer or shorter than the
+ * others, such that both are done at once. Small heads (k64.cu) have one form, of one block, for
+ * whole sequences and for all segments.
+ *
+ * Most summaries may be brief (early_stop.cuh), but whether they are follows from gates, which are
+ * not read here. So where they may be, that counts as twice as likely as not.
+ */
+#ifndef GDN_CUDA_PREFILL_PLAN_MODEL_H
+#define GDN_CUDA_PREFILL_PLAN_MODEL_H
+
+#include <math.h>
+#include <stdbool.h>
+
+#include "cuda/prefill/sm90/args.h"
+
+#ifdef GDN_DEVICE
+#define GDN_MODEL GDN_DEVICE
+#else
+#define GDN_MODEL static inline
+#endif
+
+/* Numbers of segments after the first that are tried, from two on (a lane each); chunks of a segment, at least;
+ * how often all segments may fill the device; and how much longer first ones may be. ROUNDS: of
+ * summaries beside the first segments. */
+enum { GDN_PLAN_TRIED = 31, GDN_PLAN_LEAST = 4, GDN_PLAN_FILLS = 2, GDN_PLAN_LONGER = 4 };
+enum { GDN_PLAN_ROUNDS = 3 };
+
+/* Hundredths of the time of whole sequences that segments may take. */
+enum { GDN_PLAN_WIN = 95 };
+
+/* Summaries that may stop early: hundredths of them that do, and the chunks that they have then. */
+enum { GDN_PLAN_BRIEF = 75, GDN_PLAN_BRIEF_CHUNKS = 8 };
+
+/* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
+ * much for a chunk, more where many run at once: _MORE where they take 0.7 of the room or more. */
+enum {
+    PLAN_START = 9265, PLAN_CLUSTER = 1246, PLAN_CLUSTER_MORE = 148,
+    PLAN_WIDE_START = 10819, PLAN_WIDE = 2069, PLAN_WIDE_MORE = 215, /* blocks of one multiprocessor */
+    PLAN_SMALL_START = 6779, PLAN_SMALL = 1119, PLAN_SMALL_MORE = 104, /* small heads */
+    PLAN_FIRST_START = 17137, PLAN_FIRST = 1266, PLAN_FIRST_MORE = 28, /* beside summaries */
+    PLAN_SMALL_FIRST_START = 13462, PLAN_SMALL_FIRST = 1151,
+    PLAN_SUMMARY_START = 15049, PLAN_SUMMARY = 1365,
+    PLAN_SMALL_SUMMARY_START = 12368, PLAN_SMALL_SUMMARY = 1303,
+    PLAN_STEPS_START = 835, PLAN_STEP = 1801, /* from segment to segment */
+    PLAN_CALL = 6000, PLAN_LAUNCHES = 549 /* of any call; of three launches more */
+};
+
+/* A batch: its long sequences, which may be cut, and the others, which stay whole. */
+struct gdn_plan_batch {
+    float   longest;      /* chunks of the longest sequence */
+    float   n, chunks;    /* long sequences, and their chunks; */
+    float   others, rest; /* the others; each of the four times heads */
+    float   H, sms;       /* heads; multiprocessors */
+    int32_t small;        /* heads of up to 64 keys and columns */
+    int32_t stops;        /* summaries may stop early */
+    int32_t later_wide;   /* segments after first ones have wide blocks; -1: if that is faster */
+    int64_t n_long, tokens, most_short; /* long sequences, their tokens, and those that none has */
+    int64_t most_units;                 /* segments after first ones that there is room for */
+};
+
+/* The sequences of more than most_short tokens: how many there are, their tokens, and those of the
+ * longest. */
+struct gdn_plan_long {
+    int64_t n, tokens, longest;
+};
+
+/* Returns a packed batch of these long ones. */
+GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_hopper *a,
+                                            const struct gdn_plan_long         *s)
+{
+    const struct gdn_cu_rule *r      = &a->rule;
+    const float               H      = (float)r->H, n = (float)s->n;
+    const float               others = (float)r->batch.B - n, rest = (float)(r->batch.N - s->tokens);
+    const float               longest = (float)((s->longest + 63) / 64);
+    const float               chunks  = fminf(n * longest, (float)s->tokens / 64 + n / 2);
+    const struct gdn_plan_batch p = {
+        .longest = longest, .n = n * H, .chunks = chunks * H, .others = others * H,
+        .rest    = fmaxf(others, fmaxf(0, rest / 64)) * H, .H = H, .sms = (float)a->sm_count,
+        .small   = r->K <= 64 && r->V <= 64, .stops = a->early_stop, .later_wide = a->later_wide,
+        .n_long  = s->n, .tokens = s->tokens, .most_short = a->most_short,
+        .most_units = a->cut.units,
+    };
+    return p;
+}
+
+/* A cut of the longest sequence: its first segment, and s others, in chunks. Others are cut alike. */
+struct gdn_plan_cut {
+    float first, each, s;
+};
+
+/* Returns how many run at once. Clusters have two multiprocessors, wide blocks one. */
+GDN_MODEL float plan_room(const struct gdn_plan_batch *b, bool wide)
+{
+    return wide || b->small ? b->sms : fmaxf(1, floorf(b->sms / 2));
+}
+
+/* The costs of a round of blocks: to begin, and of a chunk. */
+struct gdn_plan_costs {
+    float start, chunk;
+};
+
+/* Returns the costs if n run at once. */
+GDN_MODEL struct gdn_plan_costs plan_costs(const struct gdn_plan_batch *b, bool wide, float n)
+{
+    const float share = n / plan_room(b, wide), full = fminf(1, 2 * share * share);
+    if (b->small) return (struct gdn_plan_costs){ PLAN_SMALL_START, PLAN_SMALL + PLAN_SMALL_MORE * full };
+    if (wide) return (struct gdn_plan_costs){ PLAN_WIDE_START, PLAN_WIDE + PLAN_WIDE_MORE * full };
+    return (struct gdn_plan_costs){ PLAN_START, PLAN_CLUSTER + PLAN_CLUSTER_MORE * full };
+}
+
+GDN_MODEL float plan_round(const struct gdn_plan_batch *b, bool wide, float n, float chunks)
+{
+    const struct gdn_plan_costs c = plan_costs(b, wide, n);
+    return n > 0 ? c.start + chunks * c.chunk : 0;
+}
+
+/* Returns the time of n sequences or segments of so many chunks each. */
+GDN_MODEL float plan_rounds(const struct gdn_plan_batch *b, bool wide, float n, float chunks)
+{
+    const float room = plan_room(b, wide), full = floorf(n / room);
+    return full * plan_round(b, wide, room, chunks) + plan_round(b, wide, n - full * room, chunks);
+}
+
+/* Returns the time of the other sequences, when all multiprocessors compute them. */
+GDN_MODEL float plan_rest(const struct gdn_plan_batch *b, bool wide)
+{
+    const float                 room = plan_room(b, wide);
+    const struct gdn_plan_costs c    = plan_costs(b, wide, room);
+    return (b->rest * c.chunk + b->others * c.start) / room;
+}
+
+/* Returns the time of a call without segments. */
+GDN_MODEL float plan_whole(const struct gdn_plan_batch *b, bool wide)
+{
+    const float                 room = plan_room(b, wide);
+    const struct gdn_plan_costs c    = plan_costs(b, wide, room);
+    const float work = (b->chunks * c.chunk + b->n * c.start) / room + plan_rest(b, wide);
+    return PLAN_CALL + fmaxf(plan_rounds(b, wide, b->n, b->longest), b->rest > 0 ? work : 0);
+}
+
+/* Returns the time of the first segments, which run beside the summaries. */
+GDN_MODEL float plan_first(const struct gdn_plan_batch *b, float chunks)
+{
+    const float chunk = PLAN_FIRST + PLAN_FIRST_MORE * b->n / plan_room(b, false);
+    return b->small ? chunks * PLAN_SMALL_FIRST + PLAN_SMALL_FIRST_START : chunks * chunk + PLAN_FIRST_START;
+}
+
+GDN_MODEL float plan_summary(const struct gdn_plan_batch *b, float chunks)
+{
+    return b->small ? chunks * PLAN_SMALL_SUMMARY + PLAN_SMALL_SUMMARY_START
+                    : chunks * PLAN_SUMMARY + PLAN_SUMMARY_START;
+}
+
+/* Returns the end of n tasks of time b, of which `at_once` workers begin now and `others` begin at
+ * time a. */
+GDN_MODEL float plan_end(float n, float b, float at_once, float others, float a, bool later)
+{
+    float end = later ? a : 0;
+    while (floorf(end / b) * at_once + floorf(fmaxf(0, end - a) / b) * others < n) end += b;
+    return end;
+}
+
+/* The room for clusters that first segments take. Blocks of small heads go to the parts of the
+ * device in turn, and a cluster is within one of them: an odd block in each takes that of two. */
+GDN_MODEL float plan_taken(const struct gdn_plan_batch *b)
+{
+    enum { PLAN_PARTS = 8 };
+    return b->small ? floorf((b->n + fminf(PLAN_PARTS, b->n)) / 2) : b->n;
+}
+
+/* Returns the segments after first ones, times heads. */
+GDN_MODEL float plan_units(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c)
+{
+    return fmaxf(c->s * b->H, (b->chunks - b->n * c->first) / c->each);
+}
+
+/* Returns the time of first segments and of the summaries beside them, which later have all
+ * multiprocessors. `brief`: most of the summaries are brief, and make room for the others. */
+GDN_MODEL float plan_summaries(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c, bool brief)
+{
+    const float clusters = fmaxf(1, floorf(b->sms / 2)), taken = plan_taken(b);
+    const float left = clusters - taken;
+    const float all  = fmaxf(b->H * (c->s - 1), plan_units(b, c) - b->n);
+    const float n_brief = brief ? floorf(all * GDN_PLAN_BRIEF / 100) : 0, n = all - n_brief;
+    const float short_one = plan_summary(b, fminf(c->each, GDN_PLAN_BRIEF_CHUNKS));
+    const float start     = all > left ? n_brief * short_one / left : 0;
+    const float first = plan_first(b, c->first), summary = plan_summary(b, c->each);
+    const float later = fmaxf(0, first - start);
+    const float end   = start + fminf(plan_end(n, summary, left, taken, later, false),
+                                      plan_end(n, summary, left, taken, later, true));
+    const float work  = n * summary + n_brief * short_one + taken * first;
+    return fmaxf(fmaxf(first, end), work / clusters + plan_rest(b, false));
+}
+
+GDN_MODEL float plan_steps(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c)
+{
+    const float blocks = (b->small ? 64.0f : 128.0f) / GDN_SEGMENT_COLUMNS;
+    return c->s * ceilf(b->n * blocks / b->sms) * PLAN_STEP + PLAN_STEPS_START;
+}
+
+/* Returns the time of the segments after first ones. */
+GDN_MODEL float plan_later(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c)
+{
+    const float n = plan_units(b, c), wide = plan_rounds(b, true, n, c->each);
+    if (b->small || b->later_wide > 0) return wide;
+    const float clusters = plan_rounds(b, false, n, c->each);
+    return b->later_wide ? fminf(wide, clusters) : clusters;
+}
+
+/* Returns the times of a call as segments: if no summary stops early, and as they may. */
+struct gdn_plan_times {
+    float all, mean;
+};
+GDN_MODEL struct gdn_plan_times plan_segments(const struct gdn_plan_batch *b,
+                                              const struct gdn_plan_cut   *c)
+{
+    const float       rest = PLAN_CALL + PLAN_LAUNCHES + plan_steps(b, c) + plan_later(b, c);
+    const float       all  = plan_summaries(b, c, false);
+    struct gdn_plan_times t = { all + rest, all + rest };
+    if (b->stops) t.mean = (all + 2 * plan_summaries(b, c, true)) / 3 + rest;
+    return t;
+}
+
+/* Makes the cut of s segments after the first for which first segments and `rounds` of summaries
+ * take the same time. Returns false if there is none. */
+GDN_MODEL bool plan_cut(const struct gdn_plan_batch *b, int s, int rounds, struct gdn_plan_cut *c)
+{
+    const float start = plan_summary(b, 0), summary = plan_summary(b, 1) - start;
+    const float chunk = plan_first(b, 1) - plan_first(b, 0);
+    const float all   = fmaxf(0, plan_first(b, b->longest) - (float)rounds * start);
+    const float even  = ceilf(all / ((float)s * chunk + (float)rounds * summary));
+    c->s     = (float)s;
+    c->each  = fminf(floorf(b->longest / c->s), even);
+    c->first = b->longest - c->s * c->each;
+    return b->n < fmaxf(1, floorf(b->sms / 2)) && c->each >= GDN_PLAN_LEAST && c->first >= 1 &&
+           c->first <= GDN_PLAN_LONGER * c->each && c->s * b->n <= GDN_PLAN_FILLS * b->sms;
+}
+
+/* Returns true if there is room for the segments: each sequence rounds up by one, and none has less
+ * in its first segment than most_short, or all. */
+GDN_MODEL bool plan_fits(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c)
+{
+    const int64_t whole = (int64_t)c->first * 64, each = (int64_t)c->each * 64;
+    const int64_t first = whole < b->most_short ? whole : b->most_short;
+    return (b->tokens - b->n_long * first) / each + b->n_long <= b->most_units;
+}
+
+/* The best of some cuts, by `mean`, and the least times of any. */
+struct gdn_plan_tried {
+    struct gdn_plan_cut   cut;
+    struct gdn_plan_times least;
+};
+
+/* Tries cuts with s segments after the first. */
+GDN_MODEL struct gdn_plan_tried plan_try(const struct gdn_plan_batch *b, int s)
+{
+    struct gdn_plan_tried best = { { 0, 0, 0 }, { INFINITY, INFINITY } };
+    for (int rounds = 1; rounds <= GDN_PLAN_ROUNDS; rounds++) {
+        struct gdn_plan_cut c;
+        if (!plan_cut(b, s, rounds, &c) || !plan_fits(b, &c)) continue;
+        const struct gdn_plan_times t = plan_segments(b, &c);
+        best.least.all                = fminf(best.least.all, t.all);
+        if (t.mean >= best.least.mean) continue;
+        best.least.mean = t.mean;
+        best.cut        = c;
+    }
+    return best;
+}
+
+#endif

@@ -924,7 +924,8 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *   when      compute capability 9.0, q of 16 bits, K up to 128, K and V multiples of 8, and
  *             neither GDN_BATCH_INVARIANT nor GDN_EXACT.
  *   where     Cuts are at multiples of 64 tokens. They depend on B, N or T, max_seqlen, H, K, V,
- *             the device, GDN_NO_EARLY_STOP with norm, and on how many sequences are long.
+ *             the device, GDN_NO_EARLY_STOP with norm, and the lengths in cu_seqlens: how many
+ *             sequences are long, how long they are together, and the longest.
  *   bits      Each cut rounds once more. The same call gives the same bits (G3). A sequence of
  *             another batch may be cut elsewhere. If gdn_last_kernel() names no summaries, nothing
  *             was cut, and the bits do not depend on the batch.

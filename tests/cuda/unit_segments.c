@@ -10,32 +10,25 @@
 
 enum { SMS = 132 };
 
-/* Returns the cut of a batch of given lengths, as blocks find it (choose_cut.cuh). */
+/* Returns the cut of a batch of given lengths, as a kernel finds it (choose_cut.cuh). */
 static struct gdn_cuda_cut choose(const struct gdn_cuda_shape *s, struct gdn_cuda_cut c,
                                   const int64_t *lengths)
 {
-    struct gdn_cu_prefill_hopper a     = { .most_short = c.whole, .sm_count = s->sm_count,
-                                           .later_wide = c.later_wide, .early_stop = s->stops };
+    struct gdn_cu_prefill_hopper a     = { .cut.whole = c.whole, .most_short = c.split, .sm_count = (int16_t)s->sm_count,
+                                           .early_stop = s->stops };
     struct gdn_plan_long         found = { 0 };
-    struct gdn_plan_cut          best  = { 0 };
-    float                        all = INFINITY, least = INFINITY;
+    struct gdn_plan_tried        best  = { .times = { INFINITY, INFINITY } };
     if (!c.win) return c;
     a.rule.batch = *s->b, a.rule.H = (int)s->H, a.rule.K = a.rule.V = s->small ? 64 : 128;
     a.cut.units  = (int32_t)c.units;
-    for (int64_t i = 0; i < s->b->B; i++) {
-        if (lengths[i] <= c.whole) continue;
-        found.n++;
-        found.tokens += lengths[i];
-        if (lengths[i] > found.longest) found.longest = lengths[i];
-    }
+    for (int64_t i = 0; i < s->b->B; i++) plan_add(&found, &a, lengths[i]);
     const struct gdn_plan_batch p = plan_packed(&a, &found);
-    for (int n = 2; n < 2 + GDN_PLAN_TRIED; n++) {
-        const struct gdn_plan_tried t = plan_try(&p, n);
-        all = fminf(all, t.least.all);
-        if (t.least.mean < least) least = t.least.mean, best = t.cut;
+    for (int i = 0; i < GDN_PLAN_TRIED * GDN_PLAN_ROUNDS; i++) {
+        const struct gdn_plan_tried t = plan_try(&p, 2 + i / GDN_PLAN_ROUNDS, 1 + i % GDN_PLAN_ROUNDS);
+        best = plan_better(&best, &t);
     }
-    c.first = (int64_t)best.first * 64, c.each = (int64_t)best.each * 64;
-    if (!(all < plan_whole(&p, false) / 100 * (float)c.win)) c.whole = INT64_MAX;
+    c.first = (int64_t)best.cut.first * 64, c.each = (int64_t)best.cut.each * 64;
+    if (!(best.times.all < plan_whole(&p, false) / 100 * (float)c.win)) c.whole = INT64_MAX;
     if (c.first > c.whole) c.whole = c.first;
     return c;
 }
@@ -316,7 +309,7 @@ static void check_room(const struct gdn_cuda_cut *c, int64_t B, const int64_t *l
 }
 
 /* However tokens are dealt to sequences, and whatever was said of the longest, there are no more
- * segments than there is room for; and blocks do cut. */
+ * segments than there is room for; and some are cut. */
 static void any_lengths(void)
 {
     int n_chosen = 0;
@@ -341,7 +334,7 @@ static void any_lengths(void)
         n_chosen += c.win && chosen.whole < B * mean;
         check_room(&chosen, B, lengths);
     }
-    CHECK(n_chosen > 1000, "blocks cut %d batches", n_chosen);
+    CHECK(n_chosen > 1000, "%d batches are cut", n_chosen);
 }
 
 /* ---- Against what an H200 took ------------------------------------------------------------- */

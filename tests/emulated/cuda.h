@@ -138,6 +138,8 @@ void emulated_load(void *to, const void *from, int n, bool there);
 void emulated_store(void *to, const void *from, int n, bool is);
 
 GDN_DEVICE void griddepcontrol_wait(void) {}
+GDN_DEVICE void st_release(uint64_t *p, uint64_t x) { *p = x; }
+GDN_DEVICE uint64_t ld_acquire(const uint64_t *p) { return *p; }
 GDN_DEVICE void griddepcontrol_launch_dependents(void) {}
 void            emulated_cluster_arrive(void);
 void            emulated_cluster_wait(void);

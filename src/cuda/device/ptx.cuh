@@ -18,6 +18,18 @@ GDN_DEVICE void griddepcontrol_wait(void)
 #endif
 }
 
+/* Writes a word once all that this thread wrote before can be read; and reads such a word. */
+GDN_DEVICE void st_release(uint64_t *p, uint64_t x)
+{
+    asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(p), "l"(x) : "memory");
+}
+GDN_DEVICE uint64_t ld_acquire(const uint64_t *p)
+{
+    uint64_t x;
+    asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
+    return x;
+}
+
 /* Lets the kernel behind in the stream begin, once every block has said so. */
 GDN_DEVICE void griddepcontrol_launch_dependents(void)
 {

@@ -20,6 +20,14 @@ struct gdn_cu_source {
     int32_t  n;
 };
 
+/* The plan of a packed batch, by its lengths (choose_cut.cuh): as in struct gdn_cu_segments; sequences
+ * of more than `split` tokens have clusters. units: twice the number of segments after first ones, 1
+ * more if these have wide blocks, 2 more in all; 0 until all is written. */
+struct gdn_cu_plan {
+    int64_t  whole, first, each, split;
+    uint64_t units;
+};
+
 /* Tensors as columns, heads, tokens, rows of the batch; a tile is 64 columns of 64 tokens. */
 struct gdn_cu_prefill_hopper {
     struct gdn_cu_map      q, k, v, out;
@@ -32,9 +40,9 @@ struct gdn_cu_prefill_hopper {
     int32_t                summary; /* the call is gdn_summary: ranges.cuh */
     int32_t                back;    /* the same, for gradients: M of units alone, transposed */
     int64_t                most_short; /* tokens of a sequence that is not long */
-    int32_t                win;        /* hundredths: choose_cut.cuh; 0: `cut` says all */
+    struct gdn_cu_plan    *plan;       /* says how longer ones than cut.whole are cut; NULL: `cut` does */
     int32_t                which;      /* GDN_SEQUENCES_... */
-    int32_t                sm_count, later_wide; /* of win */
+    int16_t                win, sm_count; /* what the plan follows from */
 };
 GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 32);
 GDN_CU_SIZE(gdn_cu_source, 8);

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The cut of a packed batch, by what cu_seqlens says. Every block of a call finds the same one:
- * lanes try one number of segments each, by the model of plan_model.h.
+ * The cut of a packed batch, by what cu_seqlens says. One block tries all numbers of segments by the
+ * model of plan_model.h: lanes have a number each, warps the rounds of summaries.
+ *
+ * Blocks of kernels behind it begin meanwhile, but none before `units` is 0. So they wait for the
+ * plan by reading `units`, and only where they need it (segments.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_CHOOSE_CUT_CUH
 #define GDN_CUDA_PREFILL_CHOOSE_CUT_CUH
 
-#include "cuda/prefill/sm90/plan_model.h"
 #include "cuda/prefill/sm90/units.cuh"
 
-/* Returns the sum of the lanes' numbers, and the largest of them. */
+#include "cuda/prefill/sm90/plan_model.h" /* behind GDN_DEVICE */
+
+/* Return the sum of the lanes' numbers; the largest of them. */
 GDN_DEVICE long long sum_lanes(long long x)
 {
     for (int step = 16; step; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
@@ -23,49 +27,78 @@ GDN_DEVICE long long most_of_lanes(long long x)
     }
     return x;
 }
-GDN_DEVICE float least_of_lanes(float x)
+
+/* Returns the best of the lanes' cuts. */
+GDN_DEVICE struct gdn_plan_tried best_of_lanes(struct gdn_plan_tried x)
 {
-    for (int step = 16; step; step /= 2) x = fminf(x, __shfl_xor_sync(0xffffffff, x, step));
+    for (int step = 16; step; step /= 2) {
+        struct gdn_plan_tried other;
+        other.cut.first  = __shfl_xor_sync(0xffffffff, x.cut.first, step);
+        other.cut.each   = __shfl_xor_sync(0xffffffff, x.cut.each, step);
+        other.cut.s      = __shfl_xor_sync(0xffffffff, x.cut.s, step);
+        other.times.all  = __shfl_xor_sync(0xffffffff, x.times.all, step);
+        other.times.mean = __shfl_xor_sync(0xffffffff, x.times.mean, step);
+        x = threadIdx.x & step ? plan_better(&other, &x) : plan_better(&x, &other);
+    }
     return x;
 }
 
-/* By a warp. */
+/* Finds the long sequences. By a warp. */
 GDN_DEVICE struct gdn_plan_long find_long_ones(const struct gdn_cu_prefill_hopper &a)
 {
     const struct gdn_cu_batch &b     = a.rule.batch;
     struct gdn_plan_long       found = {};
 #pragma unroll 4
-    for (int64_t row = threadIdx.x % 32; row < b.B; row += 32) {
-        const int64_t mine = valid_tokens(b, row);
-        if (mine <= a.most_short) continue;
-        found.n++;
-        found.tokens += mine;
-        if (mine > found.longest) found.longest = mine;
-    }
-    found.n       = sum_lanes(found.n);
-    found.tokens  = sum_lanes(found.tokens);
-    found.longest = most_of_lanes(found.longest);
+    for (int64_t row = threadIdx.x % 32; row < b.B; row += 32)
+        plan_add(&found, &a, valid_tokens(b, row));
+    found.n            = sum_lanes(found.n);
+    found.tokens       = sum_lanes(found.tokens);
+    found.longest      = most_of_lanes(found.longest);
+    found.apart        = sum_lanes(found.apart);
+    found.apart_tokens = sum_lanes(found.apart_tokens);
+    found.short_one    = most_of_lanes(found.short_one);
     return found;
 }
 
-/* Returns the cut of the batch. By a warp. Not inlined: its registers are not those of the loops. */
-static __device__ __noinline__ struct gdn_cu_segments
-choose_cut(const struct gdn_cu_prefill_hopper &a)
+/* Writes the plan of the best cut, or of none if it gains too little. By a warp. */
+GDN_DEVICE void write_plan(const struct gdn_cu_prefill_hopper &a, const struct gdn_plan_batch &p,
+                           const struct gdn_plan_tried &best)
 {
-    struct gdn_cu_segments      cut   = a.cut;
-    if (!a.win) return cut;
+    const float n = plan_units(&p, &best.cut), each = best.cut.each;
+    const bool  wide = p.small || plan_rounds(&p, true, n, each) < plan_rounds(&p, false, n, each);
+    struct gdn_cu_segments cut   = a.cut;
+    int64_t                split = a.most_short;
+    cut.first = cut.start = (int64_t)best.cut.first * 64;
+    cut.each              = (int64_t)best.cut.each * 64;
+    cut.whole             = max(cut.first, a.cut.whole);
+    if (!(best.times.all < plan_whole(&p, false) / 100 * (float)a.win)) {
+        cut.whole = INT64_MAX;
+        if (!plan_is_apart(&p)) split = INT64_MAX;
+    }
+    const int64_t units = units_before(a.rule.batch, cut, a.rule.batch.B);
+    if (threadIdx.x != 0) return;
+    a.plan->whole = cut.whole;
+    a.plan->first = cut.first;
+    a.plan->each  = cut.each;
+    a.plan->split = split;
+    st_release(&a.plan->units, 2 * (uint64_t)units + wide + 2);
+}
+
+GDN_DEVICE void run_plan(const struct gdn_cu_prefill_hopper &a)
+{
+    __shared__ struct gdn_plan_tried sh[GDN_PLAN_ROUNDS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) st_release(&a.plan->units, 0);
+    __syncthreads();
+    griddepcontrol_launch_dependents();
     const struct gdn_plan_long  found = find_long_ones(a);
     const struct gdn_plan_batch p     = plan_packed(&a, &found);
-    const struct gdn_plan_tried mine  = plan_try(&p, 2 + (int)threadIdx.x % GDN_PLAN_TRIED);
-    const float                 all   = least_of_lanes(mine.least.all);
-    const float                 least = least_of_lanes(mine.least.mean);
-    const unsigned              best  = __ballot_sync(0xffffffff, mine.least.mean == least);
-    const int                   lane  = __ffs((int)best) - 1;
-    cut.whole                         = INT64_MAX;
-    cut.first = cut.start = (int64_t)__shfl_sync(0xffffffff, mine.cut.first, lane) * 64;
-    cut.each              = (int64_t)__shfl_sync(0xffffffff, mine.cut.each, lane) * 64;
-    if (all < plan_whole(&p, false) / 100 * (float)a.win) cut.whole = max(cut.first, a.most_short);
-    return cut;
+    const struct gdn_plan_tried tried = plan_try(&p, 2 + lane % GDN_PLAN_TRIED, 1 + warp);
+    sh[warp]                          = best_of_lanes(tried);
+    __syncthreads();
+    struct gdn_plan_tried best = sh[0];
+    for (int i = 1; i < GDN_PLAN_ROUNDS; i++) best = plan_better(&best, &sh[i]);
+    if (warp == 0) write_plan(a, p, best);
 }
 
 #endif

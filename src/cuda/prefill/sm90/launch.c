@@ -83,40 +83,43 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
 
 /* Lays out what kernels need for segments. */
 static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
-                      struct gdn_cu_segments *s, char *memory)
+                      struct gdn_cu_prefill_hopper *p, char *memory)
 {
     const size_t n = (size_t)(c->units * r->H), K = (size_t)r->K;
     const size_t V = r->V < COLUMNS ? (size_t)r->V : COLUMNS; /* slices, one after the other */
-    char        *states, *M, *marks;
+    char        *states, *M, *marks, *plan;
     const struct gdn_room rooms[] = { { &states, n * K * V * sizeof(float) },
                                       { &M, n * K * K * sizeof(float) },
-                                      { &marks, n * 2 * sizeof(uint32_t) } };
+                                      { &marks, n * 2 * sizeof(uint32_t) },
+                                      { &plan, c->planned ? sizeof(struct gdn_cu_plan) : 0 } };
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
-    if (!memory) return c->units ? bytes : 0;
-    *s = (struct gdn_cu_segments){ .states = (void *)states, .M = (void *)M,
-                                   .marks = (void *)marks, .units = (int32_t)c->units };
+    if (!memory) return c->units || c->planned ? bytes : 0;
+    p->cut = (struct gdn_cu_segments){ .states = (void *)states, .M = (void *)M,
+                                       .marks = (void *)marks, .units = (int32_t)c->units };
+    if (c->planned) p->plan = (void *)plan;
     return bytes;
 }
 
 size_t gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                      struct gdn_cuda_cut_options options)
 {
-    struct gdn_cuda_cut    c = find_cut(ctx, r, options);
-    struct gdn_cu_segments s;
-    return gdn_cuda_prefill_hopper_why_not(ctx, r) ? 0 : lay_out(r, &c, &s, NULL);
+    const struct gdn_cuda_cut c = find_cut(ctx, r, options);
+    return gdn_cuda_prefill_hopper_why_not(ctx, r) ? 0 : lay_out(r, &c, NULL, NULL);
 }
 
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks,
                          const struct gdn_cu_prefill_hopper *p, struct gdn_cuda_ran *ran,
                          void *stream)
 {
+    const bool is_plan = kernel == GDN_CU_prefill_segments_plan;
+    const bool is_step = is_plan || kernel == GDN_CU_prefill_segments_states;
     const struct gdn_cuda_call call = {
         .kernel       = kernel,
         .grid         = { n_blocks, 1, 1 },
-        .shared_bytes = kernel == GDN_CU_prefill_segments_states ? 0 : SHARED,
+        .shared_bytes = is_step ? 0 : SHARED,
         .stream       = stream,
         .args         = p,
-        .overlaps     = p->cut.later || p->which == GDN_SEQUENCES_SHORT,
+        .overlaps     = p->cut.later || p->which == GDN_SEQUENCES_SHORT || (p->plan && !is_plan),
     };
     ran->kernels[ran->n++] = kernel;
     return gdn_cuda_launch(ctx, &call);
@@ -178,7 +181,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                        .source_k = gdn_cuda_source_of(r, r->Hk),
                                        .source_v = gdn_cuda_source_of(r, r->Hv) };
     const int                    dtype  = r->q.dtype;
-    const enum form later = c.small ? SMALL : c.later_wide ? WIDE : PART;
+    const enum form later = c.small ? SMALL : c.later_wide || c.planned ? WIDE : PART;
     const enum form first = is_deep(r) ? DEEP : c.small ? SMALL : c.wide ? WIDE
                             : c.units  ? PART : CLUSTER;
     const int       n_slices = (r->V + COLUMNS - 1) / COLUMNS; /* of others it is one */
@@ -187,16 +190,16 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     const int       map = GDN_CUDA_MAP_V + 2 * slice;
     TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, b, r->Hv, r->V, &p.v));
     TRY(gdn_cuda_find_map(ctx, "out", map + 1, &r->out, b, r->H, r->V, &p.out));
-    if (c.units) {
-        lay_out(r, &c, &p.cut, how->memory);
-        log_cut(ctx, &c);
-    }
+    if (c.units || c.planned) lay_out(r, &c, &p, how->memory);
+    if (c.units) log_cut(ctx, &c);
     p.cut.whole = c.units ? c.whole : INT64_MAX;
-    p.most_short = c.whole;
+    p.most_short = c.apart || c.planned ? c.split : p.cut.whole;
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.start = p.cut.first;
     p.cut.each  = c.each;
-    p.win = c.win, p.sm_count = ctx->cuda->sm_count, p.later_wide = c.later_wide;
+    p.win       = (int16_t)c.win;
+    p.sm_count  = (int16_t)ctx->cuda->sm_count;
+    if (p.plan) TRY(launch(ctx, GDN_CU_prefill_segments_plan, 1, &p, ran, stream));
     TRY(launch_first(ctx, &p, first, &c, n_slices, ran, stream));
     if (!c.units) return GDN_OK;
     p.cut.later = true;
@@ -206,6 +209,9 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
         TRY(launch(ctx, GDN_CU_prefill_segments_states,
                    r->V / GDN_SEGMENT_COLUMNS * r->H * c.several, &p, ran, stream));
     }
+    if (p.plan && !c.small) /* the plan says which of the two forms takes them */
+        TRY(launch(ctx, kernel_of(PART, dtype), forms[PART].n_blocks * r->H * c.units, &p, ran,
+                   stream));
     return launch(ctx, kernel_of(later, dtype), forms[later].n_blocks * r->H * c.units, &p, ran,
                   stream);
 }

@@ -2,7 +2,7 @@
 /*
  * The time of a call on Hopper, as segments (segments.cuh) or whole: a model fitted to what an H200
  * took (docs/gpu/hopper-prefill.md). Host code uses it where shapes say all lengths
- * (plan_segments.c), kernels where cu_seqlens does (choose_cut.cuh).
+ * (plan_segments.c), a kernel where cu_seqlens does (choose_cut.cuh).
  *
  * First segments run in clusters; beside them, on the multiprocessors that these leave free, go M
  * and U of the segments between first and last. So the first one is longer or shorter than the
@@ -26,7 +26,7 @@
 #define GDN_MODEL static inline
 #endif
 
-/* Numbers of segments after the first that are tried, from two on (a lane each); chunks of a segment, at least;
+/* Numbers of segments after the first that are tried, from two on; chunks of a segment, at least;
  * how often all segments may fill the device; and how much longer first ones may be. ROUNDS: of
  * summaries beside the first segments. */
 enum { GDN_PLAN_TRIED = 31, GDN_PLAN_LEAST = 4, GDN_PLAN_FILLS = 2, GDN_PLAN_LONGER = 4 };
@@ -60,16 +60,26 @@ struct gdn_plan_batch {
     float   H, sms;       /* heads; multiprocessors */
     int32_t small;        /* heads of up to 64 keys and columns */
     int32_t stops;        /* summaries may stop early */
-    int32_t later_wide;   /* segments after first ones have wide blocks; -1: if that is faster */
     int64_t n_long, tokens, most_short; /* long sequences, their tokens, and those that none has */
     int64_t most_units;                 /* segments after first ones that there is room for */
+    float   apart, apart_chunks, short_one; /* sequences, and their chunks, that may have clusters,
+                                             * times heads; chunks of the longest other one */
 };
 
-/* The sequences of more than most_short tokens: how many there are, their tokens, and those of the
- * longest. */
+/* The sequences of more than cut.whole tokens: how many there are, and their tokens. apart: of more
+ * than most_short tokens. The tokens of the longest, and of the longest that is not apart. */
 struct gdn_plan_long {
-    int64_t n, tokens, longest;
+    int64_t n, tokens, apart, apart_tokens, longest, short_one;
 };
+
+/* Adds a sequence. */
+GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_hopper *a, int64_t tokens)
+{
+    if (tokens > a->cut.whole) s->n++, s->tokens += tokens;
+    if (tokens > a->most_short) s->apart++, s->apart_tokens += tokens;
+    if (tokens > s->longest) s->longest = tokens;
+    if (tokens <= a->most_short && tokens > s->short_one) s->short_one = tokens;
+}
 
 /* Returns a packed batch of these long ones. */
 GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_hopper *a,
@@ -83,9 +93,11 @@ GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_hopper *
     const struct gdn_plan_batch p = {
         .longest = longest, .n = n * H, .chunks = chunks * H, .others = others * H,
         .rest    = fmaxf(others, fmaxf(0, rest / 64)) * H, .H = H, .sms = (float)a->sm_count,
-        .small   = r->K <= 64 && r->V <= 64, .stops = a->early_stop, .later_wide = a->later_wide,
-        .n_long  = s->n, .tokens = s->tokens, .most_short = a->most_short,
+        .small   = r->K <= 64 && r->V <= 64, .stops = a->early_stop,
+        .n_long  = s->n, .tokens = s->tokens, .most_short = a->cut.whole,
         .most_units = a->cut.units,
+        .apart = (float)s->apart * H, .apart_chunks = (float)s->apart_tokens / 64 * H,
+        .short_one = (float)((s->short_one + 63) / 64),
     };
     return p;
 }
@@ -143,6 +155,24 @@ GDN_MODEL float plan_whole(const struct gdn_plan_batch *b, bool wide)
     const struct gdn_plan_costs c    = plan_costs(b, wide, room);
     const float work = (b->chunks * c.chunk + b->n * c.start) / room + plan_rest(b, wide);
     return PLAN_CALL + fmaxf(plan_rounds(b, wide, b->n, b->longest), b->rest > 0 ? work : 0);
+}
+
+/* Returns true if whole sequences that are apart should have clusters while the others have wide
+ * blocks. Where clusters fill the device, the others begin when they end. */
+GDN_MODEL bool plan_is_apart(const struct gdn_plan_batch *b)
+{
+    const float clusters = plan_room(b, false), blocks = plan_room(b, true);
+    const struct gdn_plan_costs c = plan_costs(b, false, clusters), w = plan_costs(b, true, blocks);
+    const float all  = b->chunks + b->rest, n = b->n + b->others;
+    const float rest = (all - b->apart_chunks) * w.chunk + (n - b->apart) * w.start;
+    const float long_work  = b->apart_chunks * c.chunk + b->apart * c.start;
+    const float long_time  = plan_rounds(b, false, b->apart, b->longest);
+    const float short_time = w.start + b->short_one * w.chunk;
+    const float begin      = 4 * b->apart > 3 * clusters ? long_time : 0;
+    const float time = fmaxf(fmaxf(long_time, begin + short_time), long_work / clusters + rest / blocks);
+    const float wide = fmaxf(plan_round(b, true, fminf(n, blocks), b->longest),
+                             (all * w.chunk + n * w.start) / blocks);
+    return time <= wide;
 }
 
 /* Returns the time of the first segments, which run beside the summaries. */
@@ -208,10 +238,8 @@ GDN_MODEL float plan_steps(const struct gdn_plan_batch *b, const struct gdn_plan
 /* Returns the time of the segments after first ones. */
 GDN_MODEL float plan_later(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c)
 {
-    const float n = plan_units(b, c), wide = plan_rounds(b, true, n, c->each);
-    if (b->small || b->later_wide > 0) return wide;
-    const float clusters = plan_rounds(b, false, n, c->each);
-    return b->later_wide ? fminf(wide, clusters) : clusters;
+    const float n = plan_units(b, c);
+    return fminf(plan_rounds(b, true, n, c->each), plan_rounds(b, false, n, c->each));
 }
 
 /* Returns the times of a call as segments: if no summary stops early, and as they may. */
@@ -252,25 +280,26 @@ GDN_MODEL bool plan_fits(const struct gdn_plan_batch *b, const struct gdn_plan_c
     return (b->tokens - b->n_long * first) / each + b->n_long <= b->most_units;
 }
 
-/* The best of some cuts, by `mean`, and the least times of any. */
+/* A cut, and its times. */
 struct gdn_plan_tried {
     struct gdn_plan_cut   cut;
-    struct gdn_plan_times least;
+    struct gdn_plan_times times;
 };
 
-/* Tries cuts with s segments after the first. */
-GDN_MODEL struct gdn_plan_tried plan_try(const struct gdn_plan_batch *b, int s)
+/* Tries s segments after the first. Times are infinite if there is no such cut, or no room. */
+GDN_MODEL struct gdn_plan_tried plan_try(const struct gdn_plan_batch *b, int s, int rounds)
 {
-    struct gdn_plan_tried best = { { 0, 0, 0 }, { INFINITY, INFINITY } };
-    for (int rounds = 1; rounds <= GDN_PLAN_ROUNDS; rounds++) {
-        struct gdn_plan_cut c;
-        if (!plan_cut(b, s, rounds, &c) || !plan_fits(b, &c)) continue;
-        const struct gdn_plan_times t = plan_segments(b, &c);
-        best.least.all                = fminf(best.least.all, t.all);
-        if (t.mean >= best.least.mean) continue;
-        best.least.mean = t.mean;
-        best.cut        = c;
-    }
+    struct gdn_plan_tried t = { { 0, 0, 0 }, { INFINITY, INFINITY } };
+    if (plan_cut(b, s, rounds, &t.cut) && plan_fits(b, &t.cut)) t.times = plan_segments(b, &t.cut);
+    return t;
+}
+
+/* Returns the better one of two, with the least times of either. */
+GDN_MODEL struct gdn_plan_tried plan_better(const struct gdn_plan_tried *a,
+                                            const struct gdn_plan_tried *b)
+{
+    struct gdn_plan_tried best = b->times.mean < a->times.mean ? *b : *a;
+    best.times.all             = fminf(a->times.all, b->times.all);
     return best;
 }
 

@@ -2,8 +2,8 @@
 /*
  * A call on Hopper as segments (segments.cuh), or whole: what takes less time by plan_model.h,
  * segments only where they win clearly. If shapes say how long every sequence is, the cut is found
- * here. Lengths of a packed batch are contents of device memory: there, blocks find it
- * (choose_cut.cuh), and host code only what must be launched for that, and the room it may take.
+ * here. Lengths of a packed batch are contents of device memory: there, a kernel finds it
+ * (choose_cut.cuh), and host code only what must be launched, and the room it may take.
  */
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/sm90/plan_model.h"
@@ -13,16 +13,12 @@
  * room (gdn.h). */
 enum { CHUNK = 64, MOST_ROOM = 5 };
 
-/* Sequences of a packed batch may be cut, or have a launch of their own, if they have UNEVEN
- * hundredths of the mean length, and would take LONG hundredths of the time in a cluster that all
- * tokens take on the whole device. If nothing is said of lengths, an even batch must take so many
+/* Sequences of a packed batch may be cut, or have a launch of their own in clusters, if they have
+ * UNEVEN hundredths of the mean length, and would take in a cluster LONG (_APART) hundredths of the
+ * time that all tokens take on the whole device. A wide block takes 1.6 times as long. If nothing is said of lengths, an even batch must take so many
  * nanoseconds: launches without work are then a small part. _APART: where the others have wide
  * blocks. */
-enum { UNEVEN = 125, LONG = 80, LEAST_UNEVEN = 50000, LEAST_APART = 100000 };
-
-/* Hundredths of all tokens that the longest sequence of a batch is taken to have, to find whether
- * there may be a cut. */
-enum { LONGEST = 80 };
+enum { UNEVEN = 125, LONG = 80, LONG_APART = 60, LEAST_UNEVEN = 50000, LEAST_APART = 100000 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static int64_t at_least(int64_t least, int64_t x) { return x < least ? least : x; }
@@ -37,7 +33,7 @@ static struct gdn_plan_batch describe(const struct gdn_cuda_shape *s, int64_t n,
     struct gdn_plan_batch      p = { .longest = (float)divide_up(tokens, CHUNK), .n = (float)(n * s->H),
                                      .others = (float)(others * s->H), .rest = (float)(rest * s->H),
                                      .H = (float)s->H, .sms = (float)s->sm_count,
-                                     .small = s->small, .stops = s->stops, .later_wide = -1 };
+                                     .small = s->small, .stops = s->stops };
     p.chunks     = p.n * p.longest;
     p.n_long     = n;
     p.tokens     = n * tokens;
@@ -93,14 +89,13 @@ static bool find_best(const struct gdn_cuda_shape *s, const struct gdn_plan_batc
                       struct gdn_cuda_cut *c)
 {
     const float whole = fminf(plan_whole(p, true), plan_whole(p, false));
-    struct gdn_plan_tried best = { .least = { INFINITY, INFINITY } };
-    for (int n = 2; n < 2 + GDN_PLAN_TRIED; n++) {
-        const struct gdn_plan_tried tried = plan_try(p, n);
-        const float                 all   = fminf(best.least.all, tried.least.all);
-        if (tried.least.mean < best.least.mean) best = tried;
-        best.least.all = all;
-    }
-    if (!(best.least.all < whole / 100 * GDN_PLAN_WIN)) return false;
+    struct gdn_plan_tried best = { .times = { INFINITY, INFINITY } };
+    for (int n = 2; n < 2 + GDN_PLAN_TRIED; n++)
+        for (int rounds = 1; rounds <= GDN_PLAN_ROUNDS; rounds++) {
+            const struct gdn_plan_tried tried = plan_try(p, n, rounds);
+            best                              = plan_better(&best, &tried);
+        }
+    if (!(best.times.all < whole / 100 * GDN_PLAN_WIN)) return false;
     c->wide = false;
     c->whole = c->first = (int64_t)best.cut.first * CHUNK;
     c->each             = (int64_t)best.cut.each * CHUNK;
@@ -115,8 +110,8 @@ struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
     const struct gdn_plan_batch p    = describe_even(s);
     const float                 each = (float)(like->each / CHUNK);
     struct gdn_cuda_cut         c    = no_cut(&p);
-    c.whole = c.first = like->first, c.each = like->each, c.win = like->win;
-    if (like->whole) c.whole = like->whole, c.wide = c.apart = like->apart;
+    c.whole = c.first = like->first, c.each = like->each, c.win = like->win, c.planned = like->win > 0;
+    if (like->whole) c.whole = c.split = like->whole, c.wide = c.apart = like->apart;
     count_later(&c, s->b);
     if (c.win) c.several = c.n_long, c.units = at_most(MOST_ROOM * s->sm_count / s->H, c.units);
     c.later_wide = is_later_wide(&p, (float)(c.units * s->H), each);
@@ -131,23 +126,24 @@ static void leave_open(const struct gdn_cuda_shape *s, float even, struct gdn_cu
 {
     const struct gdn_cu_batch *b    = s->b;
     const int64_t N = b->N, mean = divide_up(N, b->B), room = at_least(1, s->sm_count / 2);
-    const int64_t longest = s->longest ? at_most(N, s->longest) : N;
-    const int64_t all = N * LONG / 100 * s->H / room, one = at_most(longest, N * LONGEST / 100);
-    const bool    cuts = c->units;
+    const int64_t longest = s->longest ? at_most(N, s->longest) : N, all = N * s->H / room;
+    const bool    cuts    = c->units, apart = c->wide;
+    const struct gdn_plan_batch p    = describe(s, 1, longest);
     struct gdn_cuda_cut         open = *c;
-    const struct gdn_plan_batch p    = describe(s, 1, one);
-    open.whole  = cuts ? at_most(mean - 1, all) : at_least(mean * UNEVEN / 100, all);
-    open.n_long = at_most(b->B, N / (open.whole + 1));
-    if (longest <= open.whole) return;
-    if (!cuts && !s->longest && even < (float)(c->wide ? LEAST_APART : LEAST_UNEVEN)) return;
-    open.apart = c->wide;
+    open.whole  = cuts ? at_most(mean - 1, all * LONG / 100)
+                       : at_least(mean * UNEVEN / 100, all * LONG / 100);
+    open.split  = apart ? at_least(mean * UNEVEN / 100, all * LONG_APART / 100) : open.whole;
+    open.n_long = at_most(b->B, N / (open.split + 1));
+    open.apart  = apart;
+    if (longest <= open.split) return;
+    if (!cuts && !s->longest && even < (float)(apart ? LEAST_APART : LEAST_UNEVEN)) return;
     if (cuts || find_best(s, &p, c)) {
-        open.win        = GDN_PLAN_WIN;
-        open.later_wide = c->later_wide;
-        open.several    = open.n_long;
-        open.units      = GDN_PLAN_FILLS * s->sm_count / s->H + open.n_long;
+        open.win     = GDN_PLAN_WIN;
+        open.several = at_most(b->B, N / (open.whole + 1));
+        open.units   = GDN_PLAN_FILLS * s->sm_count / s->H + open.several;
     }
-    *c = open;
+    open.planned = apart || open.win;
+    *c           = open;
 }
 
 struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s)

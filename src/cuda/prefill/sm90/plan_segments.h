@@ -7,16 +7,16 @@
 
 #include "cuda/driver/args.h"
 
-/* Sequences of more than `whole` tokens are cut, or have at least a launch of their own, in clusters
- * (apart). n_long: how many there may be. Tokens of the first segment, INT64_MAX: whole sequences;
- * of those after it; how many of them there may be in all, and sequences with several. win: blocks
- * find the sizes of segments, which take at most so many hundredths of the time of whole sequences
- * (choose_cut.cuh); 0: they are here. wide: blocks in place of clusters, for first segments; for
+/* Sequences of more than `whole` tokens are cut. apart: those of more than `split` tokens have a launch
+ * of their own, in clusters. n_long: how many of these there may be. Tokens of the first segment, INT64_MAX: whole sequences;
+ * of those after it; how many of them there may be in all, and sequences with several. planned:
+ * a kernel finds the sizes of segments, which take at most `win` hundredths of the time of whole
+ * sequences (choose_cut.cuh), and may set `split` aside. wide: blocks in place of clusters, for first segments; for
  * the others. small: k64.cu, for all. */
 struct gdn_cuda_cut {
-    int64_t whole, n_long, first, each, units, several;
+    int64_t whole, split, n_long, first, each, units, several;
     int     win;
-    bool    wide, later_wide, small, apart;
+    bool    wide, later_wide, small, apart, planned;
 };
 
 /* The inputs of a plan. longest: tokens of the longest sequence, 0: unknown; small: heads of up

@@ -51,7 +51,7 @@ GDN_DEVICE void zero_outside(const struct hopper_block &b, int64_t from, int64_t
     }
 }
 
-/* Finds the block's part of the batch. One warp calls it. Only who may be cut needs the cut. */
+/* Finds the block's part of the batch. One warp calls it. */
 GDN_DEVICE void find_part(const struct hopper_block &b)
 {
     const struct gdn_cu_batch &batch  = b.r.batch;
@@ -59,9 +59,9 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     struct gdn_cu_seq          s      = {};
     struct gdn_cu_checkpoints  list   = { 0, 0 };
     const int64_t              number = blockIdx.x / HOPPER_BLOCKS / count_slices(b.r) / b.r.H;
-    int64_t                    row = number, unit = number, i = cut.later ? number : 0;
+    int64_t row = number, unit = number, i = cut.later ? number : 0, split = b.a.most_short;
     if (HOPPER_CUTS && cut.later) {
-        cut = choose_cut(b.a);
+        cut = cut_of_call(b.a, split);
         row = find_unit(batch, cut, i);
         unit -= i++;
     } else if (HOPPER_CUTS && b.a.which == GDN_SEQUENCES_LONG)
@@ -70,11 +70,11 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
         s = read_sequence(batch, row);
     else if (!HOPPER_CUTS || (!cut.later && b.a.which != GDN_SEQUENCES_LONG))
         s = read_rest(batch);
-    if (HOPPER_CUTS && b.a.which == GDN_SEQUENCES_SHORT && s.n_valid > b.a.most_short)
-        s.n_valid = s.n_tokens = 0;
-    if (HOPPER_CUTS && !cut.later && s.n_valid > cut.whole) {
-        cut  = choose_cut(b.a);
+    if (HOPPER_CUTS && !cut.later && s.n_valid > split) {
+        cut  = cut_of_call(b.a, split);
         unit = units_before(batch, cut, row);
+        if (b.a.which != GDN_SEQUENCES_ALL && (b.a.which == GDN_SEQUENCES_LONG) != (s.n_valid > split))
+            s.n_valid = s.n_tokens = 0;
     }
     if (HOPPER_OUTPUTS) list = read_checkpoints(batch, s);
     struct hopper_segment segment = { 0, -1, -1, list.first, true };
@@ -173,6 +173,22 @@ GDN_DEVICE void meet_other(void)
     if (HOPPER_BLOCKS == 2) cluster_wait();
 }
 
+/* Returns true if other kernels of the call follow. Segments after first ones that have a plan have
+ * two: in clusters, then in wide blocks. */
+GDN_DEVICE bool leads_others(const struct gdn_cu_prefill_hopper &a)
+{
+    if (!HOPPER_CUTS || (!a.cut.states && a.which != GDN_SEQUENCES_LONG)) return false;
+    return !HOPPER_OUTPUTS || !a.cut.later || (a.plan && HOPPER_BLOCKS == 2);
+}
+
+/* Returns true if the plan has no such unit, or has them in another form. */
+GDN_DEVICE bool is_not_planned(const struct gdn_cu_prefill_hopper &a, int64_t unit)
+{
+    bool          wide;
+    const int64_t n = wait_for_plan(a, wide);
+    return unit >= n || (HOPPER_OUTPUTS && wide != (HOPPER_BLOCKS == 1));
+}
+
 template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper &a)
 {
     const uint32_t      lane = opaque(threadIdx.x % 32);
@@ -180,9 +196,11 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     const unsigned      cluster = blockIdx.x / HOPPER_BLOCKS, n_slices = count_slices(a.rule);
     struct hopper_block b = { a, a.rule, cluster_rank(), (int)(cluster % n_slices),
                               (int)(cluster / n_slices % a.rule.H), 0, false };
-    if (HOPPER_CUTS && (a.cut.states || a.which == GDN_SEQUENCES_LONG) &&
-        !(HOPPER_OUTPUTS && a.cut.later))
-        griddepcontrol_launch_dependents();
+    if (leads_others(a)) griddepcontrol_launch_dependents();
+    if (HOPPER_CUTS && a.cut.later && a.plan && is_not_planned(a, cluster / n_slices / a.rule.H)) {
+        end_after_others();
+        return;
+    }
     prepare<io>(b);
     if (is_absent(b) || is_forgotten(b)) {
         end_after_others();

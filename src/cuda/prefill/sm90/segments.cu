@@ -5,6 +5,7 @@
  * from memory, which no other warp needs. It requests the rows of the next segment as soon as it
  * has used these.
  */
+#include "cuda/prefill/sm90/choose_cut.cuh"
 #include "cuda/prefill/sm90/join.cuh"
 #include "cuda/prefill/sm90/left.cuh"
 
@@ -104,8 +105,12 @@ GDN_DEVICE void run_states(const struct gdn_cu_prefill_hopper &a)
     const int                 slices = r.V / COLUMNS, lane = threadIdx.x % 32;
     int64_t                   first, row;
     griddepcontrol_launch_dependents();
-    const struct gdn_cu_segments cut = choose_cut(a);
-    const int64_t n = find_units(r.batch, cut, blockIdx.x / slices / r.H, first, row);
+    const int64_t of = blockIdx.x / slices / r.H; /* each has a unit at least */
+    int64_t       n  = 0;
+    int64_t       split;
+    bool          wide;
+    if (!a.plan || of < wait_for_plan(a, wide))
+        n = find_units(r.batch, cut_of_call(a, split), of, first, row);
     if (n > 1 || blockIdx.x + 1 == gridDim.x) griddepcontrol_wait();
     if (n < 2 || first + n > a.cut.units) return;
     const struct combine_block b = { a, first, (int)n - 1, (int)(blockIdx.x / slices % r.H),

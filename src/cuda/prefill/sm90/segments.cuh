@@ -16,7 +16,7 @@
 
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/general_state.cuh"
-#include "cuda/prefill/sm90/choose_cut.cuh"
+#include "cuda/prefill/sm90/units.cuh"
 
 /* The tokens of a block: those of its sequence from `start` on. from, to: places of the states it
  * starts from and leaves, -1: those of the sequence. */
@@ -24,6 +24,32 @@ struct hopper_segment {
     int64_t start, from, to, checkpoint; /* checkpoint: the first one after `start` */
     bool    last;
 };
+
+/* Waits for the plan of the call. Returns the number of segments after first ones. wide: whether they
+ * have wide blocks. */
+GDN_DEVICE int64_t wait_for_plan(const struct gdn_cu_prefill_hopper &a, bool &wide)
+{
+    uint64_t units;
+    while (!(units = ld_acquire(&a.plan->units))) continue;
+    wide = units & 1;
+    return (int64_t)(units / 2) - 1;
+}
+
+/* Returns the cut of the call. split: sequences of more tokens have clusters. */
+GDN_DEVICE struct gdn_cu_segments cut_of_call(const struct gdn_cu_prefill_hopper &a, int64_t &split)
+{
+    struct gdn_cu_segments cut = a.cut;
+    bool                   wide;
+    split = a.most_short;
+    if (!a.plan) return cut;
+    wait_for_plan(a, wide);
+    const volatile struct gdn_cu_plan *p = a.plan;
+    cut.whole                            = p->whole;
+    cut.first = cut.start = p->first;
+    cut.each              = p->each;
+    split                 = p->split;
+    return cut;
+}
 
 /* Returns the sequence that is number `of` of the long ones; B: there is no such sequence. All
  * threads of a warp call it. */

@@ -308,8 +308,9 @@ typedef enum gdn_dtype { /* numbers below 16 are kept for values, from 16 on for
     GDN_F32  = 0,
     GDN_BF16 = 1,
     GDN_F16  = 2,
-    GDN_I8   = 3, /* for states only, with scales: see "States of 8 bits" */
+    GDN_I8   = 3, /* for states only: see "States of 8 bits" */
     GDN_E4M3 = 4, /* the same: 8-bit floats of 4 exponent and 3 mantissa bits, no infinity */
+    GDN_E5M2 = 5, /* the same: 8-bit floats of 5 exponent and 2 mantissa bits */
     GDN_I32  = 16,
     GDN_I64  = 17,
     GDN_U8   = 18

@@ -13,13 +13,13 @@ enum { N_DTYPES = GDN_U8 + 1 };
 
 const uint8_t gdn_units[N_DTYPES] = {
     [GDN_F32] = 4,  [GDN_BF16] = 2, [GDN_F16] = 2, [GDN_I8] = 1,
-    [GDN_E4M3] = 1, [GDN_I32] = 4,  [GDN_I64] = 8, [GDN_U8] = 1,
+    [GDN_E4M3] = 1, [GDN_E5M2] = 1, [GDN_I32] = 4, [GDN_I64] = 8, [GDN_U8] = 1,
 };
 
 static const char *const names[N_DTYPES] = {
     [GDN_F32] = "GDN_F32",   [GDN_BF16] = "GDN_BF16", [GDN_F16] = "GDN_F16",
-    [GDN_I8] = "GDN_I8",     [GDN_E4M3] = "GDN_E4M3", [GDN_I32] = "GDN_I32",
-    [GDN_I64] = "GDN_I64",   [GDN_U8] = "GDN_U8",
+    [GDN_I8] = "GDN_I8",     [GDN_E4M3] = "GDN_E4M3", [GDN_E5M2] = "GDN_E5M2",
+    [GDN_I32] = "GDN_I32",   [GDN_I64] = "GDN_I64",   [GDN_U8] = "GDN_U8",
 };
 
 static bool is_dtype(int32_t dtype)

@@ -14,7 +14,7 @@ gdn_status gdn_check_tensor(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
 /* Sets of dtypes, as bits 1 << dtype. */
 enum {
     GDN_FLOATS  = 1 << GDN_F32 | 1 << GDN_BF16 | 1 << GDN_F16,
-    GDN_Q8_DTYPES  = 1 << GDN_I8 | 1 << GDN_E4M3,
+    GDN_Q8_DTYPES  = 1 << GDN_I8 | 1 << GDN_E4M3 | 1 << GDN_E5M2,
     GDN_INDICES = 1 << GDN_I32 | 1 << GDN_I64
 };
 gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned allowed);

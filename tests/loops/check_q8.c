@@ -2,13 +2,36 @@
 /*
  * 8-bit states. The values of all 256 codes, and the nearest code of every float, from a table
  * made here in float64; the random choice between two neighbours, its formula once more; the
- * same bits as the scalar table; columns of zeros, infinities, NaN, denormals, FLT_MAX.
+ * same bits as the scalar table; columns of zeros, infinities, NaN, denormals, FLT_MAX. Floats of 8
+ * bits also without scales.
  */
 #include <float.h>
 
 #include "check.h"
 
-enum { I8, E4M3, N_DTYPES };
+enum { I8, E4M3, E5M2, N_DTYPES };
+
+/* What is stored: a dtype, with scales or without (floats alone). */
+static const struct kind {
+    int         dtype;
+    bool        plain;
+    const char *name;
+} kinds[] = {
+    { I8, false, "i8" },           { E4M3, false, "e4m3" },      { E5M2, false, "e5m2" },
+    { E4M3, true, "e4m3 plain" }, { E5M2, true, "e5m2 plain" },
+};
+enum { N_KINDS = sizeof kinds / sizeof *kinds };
+
+/* Bits behind the point of a mantissa, the exponent of the smallest normal number, the greatest
+ * code, the first code that is no number, and bits that random rounding looks at. */
+static const struct {
+    int   mantissa, least, most, special, random;
+    float largest;
+} formats[N_DTYPES] = {
+    { 0, 0, 127, 128, 24, 127 },
+    { 3, -6, 126, 127, 20, 448 },
+    { 2, -14, 123, 124, 21, 57344 },
+};
 
 /* Element x of column j of a [n][K] or [K][n] matrix. */
 struct form {
@@ -28,16 +51,19 @@ static size_t form_size(const struct form *f)
 /* Returns the value of a code. */
 static double value_of(int dtype, uint8_t code)
 {
-    const int m = code & 7, e = code >> 3 & 15;
+    const int bits = formats[dtype].mantissa, c = code & 127, m = c & ((1 << bits) - 1);
+    const int e = c >> bits, least = formats[dtype].least;
     if (dtype == I8) return (int8_t)code;
-    if ((code & 127) == 127) return (double)NAN;
-    return (code & 128 ? -1 : 1) * (e ? ldexp(8 + m, e - 10) : ldexp(m, -9));
+    if (c > formats[dtype].special || (c == 127 && dtype == E4M3)) return (double)NAN;
+    if (c == formats[dtype].special) return (double)(code & 128 ? -INFINITY : INFINITY);
+    return (code & 128 ? -1 : 1) *
+           (e ? ldexp((1 << bits) + m, least + e - 1 - bits) : ldexp(m, least - bits));
 }
 
 /* The codes on both sides of |y|; `above` is the same one where y is a code's value. */
 static void neighbours(int dtype, double y, uint8_t *below, uint8_t *above)
 {
-    const int largest = dtype == I8 ? 127 : 126;
+    const int largest = formats[dtype].most;
     int       c       = 0;
     while (c < largest && value_of(dtype, (uint8_t)(c + 1)) <= fabs(y)) c++;
     *below = (uint8_t)c;
@@ -53,6 +79,7 @@ static uint8_t with_sign(int dtype, uint8_t c, float y)
 static uint8_t nearest_code(int dtype, float y)
 {
     uint8_t a, b;
+    if (isnan(y)) return 127;
     neighbours(dtype, (double)y, &a, &b);
     const double low = fabs((double)y) - value_of(dtype, a);
     const double high = value_of(dtype, b) - fabs((double)y);
@@ -70,17 +97,19 @@ static uint32_t hash(uint32_t x)
 /* In units of the last place of the lower neighbour, as kernels.h says. */
 static uint8_t random_code(int dtype, float y, uint32_t h)
 {
-    const double last = dtype == I8 ? 1 : 0; /* of an integer the sum goes down, not to zero */
+    const int    bits = formats[dtype].random;
+    const double end  = ldexp(1, bits);
     uint8_t      a, b;
+    if (isnan(y)) return 127;
     neighbours(dtype, (double)y, &a, &b);
-    if (last > 0) {
+    if (dtype == I8) { /* of an integer the sum goes down, not to zero */
         const double fixed = trunc(fmax(-127, fmin(127, (double)y)) * 0x1p24);
         return (uint8_t)(int)floor((fixed + (h >> 8)) * 0x1p-24);
     }
     if (a == b) return with_sign(dtype, a, y);
     const double step = value_of(dtype, b) - value_of(dtype, a);
-    const double part = floor((fabs((double)y) - value_of(dtype, a)) / step * 0x1p20);
-    return with_sign(dtype, part + (h >> 12) >= 0x1p20 ? b : a, y);
+    const double part = floor((fabs((double)y) - value_of(dtype, a)) / step * end);
+    return with_sign(dtype, part + (h >> (32 - bits)) >= end ? b : a, y);
 }
 
 typedef void load8(float *, ptrdiff_t, const void *, ptrdiff_t, const float *, int, int);
@@ -94,12 +123,13 @@ static load8 *load_of(const struct gdn_kernels *kr, int dtype, bool vk)
     return vk ? CALL(kr->load8_vk[dtype]) : CALL(kr->load8_kv[dtype]);
 }
 
-static void check_values(const struct gdn_kernels *kr, int dtype, struct form f)
+static void check_values(const struct gdn_kernels *kr, const struct kind *kind, struct form f)
 {
+    const int      dtype = kind->dtype;
     struct form    to   = f;
     const size_t   n    = form_size(&f);
     unsigned char *code = check_bytes(n, ELEMENT);
-    float         *scale = check_floats((size_t)f.n, -2, 2), *got, *want;
+    float         *scale = kind->plain ? NULL : check_floats((size_t)f.n, -2, 2), *got, *want;
     to.ld = f.ld + 3;
     got   = check_poison(form_size(&to));
     want  = check_poison(form_size(&to));
@@ -112,9 +142,9 @@ static void check_values(const struct gdn_kernels *kr, int dtype, struct form f)
         for (int x = 0; x < f.K; x++) {
             const uint8_t c = code[form_at(&f, j, x)];
             const float   g = got[form_at(&to, j, x)];
-            const float   w = (float)(value_of(dtype, c) * (double)scale[j]);
+            const float   w = (float)(value_of(dtype, c) * (scale ? (double)scale[j] : 1));
             if (isnan(w) ? isnan(g) : g == w) continue;
-            check_fail("code %d times %.9g: got %.9g, want %.9g", c, scale[j], g, w);
+            check_fail("code %d times %.9g: got %.9g, want %.9g", c, scale ? scale[j] : 1, g, w);
             return;
         }
 }
@@ -124,17 +154,20 @@ enum { N_LENGTHS = sizeof lengths / sizeof *lengths };
 
 static void check_load(const struct gdn_kernels *kr, bool vk)
 {
-    for (int dtype = 0; dtype < N_DTYPES; dtype++) {
+    for (int d = 0; d < N_KINDS; d++) {
+        const struct kind *kind = &kinds[d];
         for (int i = 0; i < N_LENGTHS * N_LENGTHS; i++) {
             const int K = lengths[i % N_LENGTHS], n = lengths[i / N_LENGTHS];
-            check_case("%s %dx%d", dtype ? "e4m3" : "i8", K, n);
-            check_values(kr, dtype, (struct form){ vk, K, n, (vk ? K : n) + i % 3 });
+            check_case("%s %dx%d", kind->name, K, n);
+            check_values(kr, kind, (struct form){ vk, K, n, (vk ? K : n) + i % 3 });
         }
-        check_case("%s 128x128", dtype ? "e4m3" : "i8");
+        check_case("%s 128x128", kind->name);
         unsigned char *in    = check_bytes(128 * 128, LINE);
         float         *scale = check_floats(128, 1, 2), *out = check_lines(128 * 128, 0, 0);
         memset(in, 3, 128 * 128);
-        CHECK_BENCH(128 * 128 * 5, 0, load_of(kr, dtype, vk)(out, 128, in, 128, scale, 128, 128));
+        CHECK_BENCH(128 * 128 * 5, 0,
+                    load_of(kr, kind->dtype, vk)(out, 128, in, 128, kind->plain ? NULL : scale,
+                                                 128, 128));
     }
 }
 
@@ -159,7 +192,7 @@ static float scale_of(int dtype, const float *src, const struct form *f, int j, 
         largest = fmaxf(largest, fabsf(s));
     }
     if (largest == 0) return 0;
-    scale    = fmaxf(largest / (dtype == I8 ? 127.0f : 448.0f), 0x1p-126f);
+    scale    = fmaxf(largest / (formats[dtype].largest), 0x1p-126f);
     *inverse = 1 / scale;
     return scale;
 }
@@ -168,9 +201,9 @@ static bool column_is_right(int dtype, const struct form *f, const struct form *
                             const float *src, const uint32_t *keys, int j, const uint8_t *code,
                             const float *scales)
 {
-    float       inverse;
-    const float scale = scale_of(dtype, src, from, j, &inverse);
-    if (isnan(scale) ? !isnan(scales[j]) : scales[j] != scale) {
+    float       inverse = 1;
+    const float scale   = scales ? scale_of(dtype, src, from, j, &inverse) : 1;
+    if (scales && (isnan(scale) ? !isnan(scales[j]) : scales[j] != scale)) {
         check_fail("scale %d: got %.9g, want %.9g", j, scales[j], scale);
         return false;
     }
@@ -186,12 +219,14 @@ static bool column_is_right(int dtype, const struct form *f, const struct form *
     return true;
 }
 
-static void check_codes(const struct gdn_kernels *kr, int dtype, struct form f, const float *src,
-                        struct form from, bool random)
+static void check_codes(const struct gdn_kernels *kr, const struct kind *kind, struct form f,
+                        const float *src, struct form from, bool random)
 {
+    const int       dtype = kind->dtype;
     const size_t    n = form_size(&f), columns = (size_t)f.n;
     unsigned char  *got = check_bytes(n, ELEMENT), *want = check_bytes(n, ELEMENT);
-    float          *scales = check_poison(columns), *same = check_poison(columns);
+    float          *scales = kind->plain ? NULL : check_poison(columns);
+    float          *same   = kind->plain ? NULL : check_poison(columns);
     uint32_t       *key = check_bytes(columns * sizeof *key, ELEMENT);
     const uint32_t *keys = random ? key : NULL;
     for (size_t i = 0; i < columns; i++) key[i] = (uint32_t)check_bits();
@@ -199,7 +234,7 @@ static void check_codes(const struct gdn_kernels *kr, int dtype, struct form f, 
     (f.vk ? gdn_kernels_scalar.store8_vk : gdn_kernels_scalar.store8_kv)[dtype](
         want, f.ld, same, src, from.ld, keys, f.K, f.n);
     check_same("scalar's codes", got, want, n);
-    check_same("scalar's scales", scales, same, columns * sizeof *same);
+    if (scales) check_same("scalar's scales", scales, same, columns * sizeof *same);
     for (int j = 0; j < f.n; j++)
         if (!column_is_right(dtype, &f, &from, src, keys, j, got, scales)) return;
 }
@@ -223,10 +258,10 @@ static float *columns(const struct form *f)
 }
 
 /* One column whose scale is 1: every code, every tie between two, and the floats beside it. */
-static void check_ties(const struct gdn_kernels *kr, int dtype, bool vk, bool random)
+static void check_ties(const struct gdn_kernels *kr, const struct kind *kind, bool vk, bool random)
 {
     enum { MOST = 256 };
-    const int   last = dtype == I8 ? 127 : 126;
+    const int   dtype = kind->dtype, last = formats[dtype].most;
     const float most = (float)value_of(dtype, (uint8_t)last);
     for (int c = 0; c < last; c += 60) {
         int   n = 0;
@@ -240,32 +275,34 @@ static void check_ties(const struct gdn_kernels *kr, int dtype, bool vk, bool ra
             x[n++] = sign * nextafterf(tie, 0);
             x[n++] = sign * nextafterf(tie, most);
         }
-        check_case("%s%s ties from code %d", dtype ? "e4m3" : "i8", random ? " random" : "", c);
+        check_case("%s%s ties from code %d", kind->name, random ? " random" : "", c);
         const struct form f = { vk, n, 1, vk ? n : 1 };
-        check_codes(kr, dtype, f, check_copy(x, (size_t)n * sizeof *x, ELEMENT), f, random);
+        check_codes(kr, kind, f, check_copy(x, (size_t)n * sizeof *x, ELEMENT), f, random);
     }
 }
 
 static void check_store(const struct gdn_kernels *kr, bool vk)
 {
-    for (int i = 0; i < 2 * N_DTYPES * N_LENGTHS * N_LENGTHS; i++) {
-        const int dtype = i % 2, random = i / 2 % 2, K = lengths[i / 4 % N_LENGTHS];
-        const int n = lengths[i / 4 / N_LENGTHS];
-        check_case("%s%s %dx%d", dtype ? "e4m3" : "i8", random ? " random" : "", K, n);
+    for (int i = 0; i < 2 * N_KINDS * N_LENGTHS * N_LENGTHS; i++) {
+        const struct kind *kind = &kinds[i % N_KINDS];
+        const int random = i / N_KINDS % 2, size = i / N_KINDS / 2;
+        const int K = lengths[size % N_LENGTHS], n = lengths[size / N_LENGTHS];
+        check_case("%s%s %dx%d", kind->name, random ? " random" : "", K, n);
         const struct form f = { vk, K, n, (vk ? K : n) + i % 3 };
         struct form       from = f;
         from.ld += 2;
-        check_codes(kr, dtype, f, columns(&from), from, random);
+        check_codes(kr, kind, f, columns(&from), from, random);
     }
-    for (int i = 0; i < 2 * N_DTYPES; i++) {
-        const int dtype = i % 2;
-        check_ties(kr, dtype, vk, i / 2);
-        check_case("%s%s 128x128", dtype ? "e4m3" : "i8", i / 2 ? " random" : "");
+    for (int i = 0; i < 2 * N_KINDS; i++) {
+        const struct kind *kind = &kinds[i % N_KINDS];
+        check_ties(kr, kind, vk, i / N_KINDS);
+        check_case("%s%s 128x128", kind->name, i / N_KINDS ? " random" : "");
         unsigned char *out = check_bytes(128 * 128, LINE);
         float    *in = check_lines(128 * 128, -1, 1), *scale = check_lines(128, 0, 0);
         uint32_t *keys = check_bytes(128 * sizeof *keys, LINE);
-        CHECK_BENCH(128 * 128 * 5, 0, store_of(kr, dtype, vk)(out, 128, scale, in, 128,
-                                                              i / 2 ? keys : NULL, 128, 128));
+        CHECK_BENCH(128 * 128 * 5, 0,
+                    store_of(kr, kind->dtype, vk)(out, 128, kind->plain ? NULL : scale, in, 128,
+                                                  i / N_KINDS ? keys : NULL, 128, 128));
     }
 }
 

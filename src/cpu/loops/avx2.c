@@ -152,6 +152,11 @@ static inline vf vf_load_e4m3(const uint8_t *p)
     const __m128i h = _mm_andnot_si128(_mm_set1_epi16(0x4000), x);
     return vf_mul(vf_from_f16(_mm_or_si128(h, _mm_and_si128(nan, _mm_set1_epi16(0x7c00)))), vf_set1(256));
 }
+/* The upper byte of an f16. */
+static inline vf vf_load_e5m2(const uint8_t *p)
+{
+    return vf_from_f16(_mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i *)p)));
+}
 /* Stores the low byte of each element. */
 static inline void store_8bit(uint8_t *p, __m256i x)
 {

@@ -142,6 +142,11 @@ static inline vf vf_load_e4m3(const uint8_t *p)
     const __m256i h = _mm256_andnot_si256(_mm256_set1_epi16(0x4000), x);
     return vf_mul(vf_from_f16(_mm256_or_si256(h, _mm256_and_si256(nan, _mm256_set1_epi16(0x7c00)))), vf_set1(256));
 }
+/* The upper byte of an f16. */
+static inline vf vf_load_e5m2(const uint8_t *p)
+{
+    return vf_from_f16(_mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 8));
+}
 /* Stores the low byte of each element. */
 static inline void store_8bit(uint8_t *p, __m512i x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x)); }
 

@@ -154,6 +154,11 @@ static inline vf vf_load_e4m3(const uint8_t *p)
     const uint16x4_t h = vbic_u16(x, vdup_n_u16(0x4000));
     return vf_mul(vf_from_f16(vorr_u16(h, vand_u16(nan, vdup_n_u16(0x7c00)))), vf_set1(256));
 }
+/* The upper byte of an f16. */
+static inline vf vf_load_e5m2(const uint8_t *p)
+{
+    return vf_from_f16(vreinterpret_u16_s16(vshl_n_s16(load_8bit(p), 8)));
+}
 /* The low byte of each element. */
 typedef long long words __attribute__((vector_size(16)));
 static inline void store_8bit(uint8_t *p, words x)

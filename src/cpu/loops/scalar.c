@@ -515,6 +515,6 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .recur_strip  = BY_DTYPE(recur_strip),
     .conv         = BY_DTYPE(conv),
     .conv_update  = BY_DTYPE(conv_update),
-    .recur8_vk    = { recur8_vk, recur8_vk },
+    .recur8_vk    = { recur8_vk, recur8_vk, recur8_vk },
     Q8_LINES,
 };

@@ -134,7 +134,14 @@ static inline void *gdn_row(const struct gdn_rows *r, const struct gdn_seq *s, i
     return r->data + s->batch * r->batch + (s->first + t) * r->token + head * r->head;
 }
 
-static inline bool gdn_is_q8(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
+static inline bool gdn_is_q8(int32_t dtype) { return dtype >= GDN_I8 && dtype <= GDN_E5M2; }
+
+/* Returns true if what both pools store means the same: they have one dtype, and both have scales
+ * or neither has. */
+static inline bool gdn_store_alike(const struct gdn_pool_view *a, const struct gdn_pool_view *b)
+{
+    return a->dtype == b->dtype && !a->scales == !b->scales;
+}
 
 /* Returns one head's state in a slot of a pool. */
 static inline void *gdn_pool_at(const struct gdn_pool_view *view, int64_t slot, int64_t head)

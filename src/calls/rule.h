@@ -39,12 +39,6 @@ struct gdn_rule {
     int n_groups, group_heads, n_strips, n_parts, part_strips;
 };
 
-/* Returns true if a pool has 8 bits. */
-static inline bool gdn_rule_has_scales(const struct gdn_rule *r)
-{
-    return r->from.scales || r->to.scales || r->checkpoints.scales;
-}
-
 enum { GDN_ITEM_STATE_BYTES = 256 * 1024 }; /* most state of one chunked item */
 
 /* Sequences of up to this many tokens go token by token in gdn_prefill too. */

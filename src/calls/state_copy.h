@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+#include "batch/plan.h"
 #include "core/backend.h"
 #include "core/ctx.h"
 
@@ -17,7 +18,7 @@ struct gdn_state_side {
     char   *data; /* NULL: absent */
     int32_t dtype;
     int64_t slot, head, row, column;
-    float  *scales; /* of 8 bits: [slot][head][rows] */
+    float  *scales; /* of 8 bits: [slot][head][rows]; NULL: none */
     int64_t scales_slot, scales_head;
 };
 
@@ -38,6 +39,14 @@ struct gdn_state_call {
     struct gdn_call       base;
     struct gdn_state_move move;
 };
+
+/* Returns true if elements of 8 bits get another form: dtype, or scales or none. */
+static inline bool gdn_state_converts_q8(const struct gdn_state_side *to,
+                                         const struct gdn_state_side *from)
+{
+    return (gdn_is_q8(to->dtype) || gdn_is_q8(from->dtype)) &&
+           (to->dtype != from->dtype || !to->scales != !from->scales);
+}
 
 /* Checks the descriptors. The names in `m` are set. */
 gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,

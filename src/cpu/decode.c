@@ -197,7 +197,9 @@ static struct gdn_place codes_of(struct step_scratch *c, const struct gdn_rule *
     *view         = gdn_rule_rounding8(r) ? *gdn_rule_rounding8(r) : *b->from.view;
     view->k_first = b->to_view->k_first;
     view->ld      = view->k_first ? b->n : r->K;
-    return (struct gdn_place){ .data = (char *)c->codes, .scales = c->scales, .view = view };
+    return (struct gdn_place){ .data   = (char *)c->codes,
+                               .scales = view->scales ? c->scales : NULL,
+                               .view   = view };
 }
 
 /* Rounds the state for GDN_EXACT: S as 8 bits hold it. The codes stay beside it, for another
@@ -218,7 +220,7 @@ static void stage_codes(struct step_scratch *c, const struct gdn_rule *r, const 
 {
     struct gdn_pool_view   view;
     const struct gdn_place codes = codes_of(c, r, b, &view);
-    c->has_codes = b->from.data && b->from.view->dtype == view.dtype;
+    c->has_codes = gdn_are_twins(&b->from, &codes);
     if (c->has_codes) gdn_copy_columns(codes, 0, b->from, b->col, r->K, b->n);
 }
 
@@ -229,7 +231,7 @@ static void store_at(struct step_scratch *c, struct gdn_place to, const float *S
                      int level)
 {
     const struct gdn_pool_view *rounding = gdn_rule_rounding8(r);
-    const bool rounded = rounding && c->has_codes && to.view->dtype == rounding->dtype;
+    const bool rounded = rounding && c->has_codes && gdn_store_alike(to.view, rounding);
     const bool kept    = !(c->changed >> level & 1) && gdn_are_twins(&b->from, &to);
     struct gdn_pool_view view;
     if (rounded || (kept && r->visits))
@@ -341,7 +343,8 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
     const ptrdiff_t       size = gdn_strip_ld(r->K * b->n); /* floats from level to level */
     memset(c->to, 0, sizeof c->to);
     stage(c->state, r, kr, b);
-    if (gdn_rule_rounding8(r) || (r->visits && b->from.scales)) stage_codes(c, r, b);
+    if (gdn_rule_rounding8(r) || (r->visits && gdn_is_q8(b->from.view->dtype)))
+        stage_codes(c, r, b);
     c->changed = has_record(r, seq) && gdn_record_count(r->record, seq->slot) > 0;
     if (has_record(r, seq))
         gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, b->to_view->k_first, c->state);
@@ -378,7 +381,7 @@ static bool step_q8(struct step_scratch *c, const struct gdn_rule *r,
     const struct gdn_place  to  = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
     uint32_t                keys[COLUMNS];
     if (seq->n_valid != 1 || r->visits || has_record(r, seq) || to.view->k_first) return false;
-    if (!to.data || to.data != b->from.data || !gdn_is_q8(to.view->dtype)) return false;
+    if (!to.data || to.data != b->from.data || !to.scales) return false;
     if (r->checkpoints.data && seq->n_checkpoints > 0) return false;
     load_tokens(c, r, kr, item, b->head, 0, 1);
     load_v(c, r, kr, seq, b, 0, 1);

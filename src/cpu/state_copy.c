@@ -42,15 +42,16 @@ static struct gdn_matrix dense(void *data, int32_t dtype, int64_t columns)
     return (struct gdn_matrix){ data, dtype, unit, columns * unit, unit };
 }
 
-/* n rows of float32 from or to a matrix of any dtype; scales: of 8-bit ones. */
+/* n rows of float32 from or to a matrix of any dtype; scales: of 8-bit ones, NULL: none. */
 static void load_rows(float *S, const struct gdn_kernels *kr, const struct gdn_matrix *from,
                       const float *scales, int n, int columns)
 {
     uint8_t                 codes[COLUMNS * GDN_MAX_HEAD];
-    const struct gdn_matrix to = scales ? dense(codes, from->dtype, columns)
-                                        : dense(S, GDN_F32, columns);
+    const bool              is_q8 = gdn_is_q8(from->dtype);
+    const struct gdn_matrix to    = is_q8 ? dense(codes, from->dtype, columns)
+                                          : dense(S, GDN_F32, columns);
     gdn_matrix_copy(kr, &to, from, n, columns);
-    if (scales)
+    if (is_q8)
         kr->load8_vk[from->dtype - GDN_I8](S, columns, codes, columns, scales, columns, n);
 }
 
@@ -58,9 +59,10 @@ static void store_rows(float *S, const struct gdn_kernels *kr, const struct gdn_
                        float *scales, const uint32_t *keys, int n, int columns)
 {
     uint8_t                 codes[COLUMNS * GDN_MAX_HEAD];
-    const struct gdn_matrix from = scales ? dense(codes, to->dtype, columns)
+    const bool              is_q8 = gdn_is_q8(to->dtype);
+    const struct gdn_matrix from  = is_q8 ? dense(codes, to->dtype, columns)
                                           : dense(S, GDN_F32, columns);
-    if (scales)
+    if (is_q8)
         kr->store8_vk[to->dtype - GDN_I8](codes, columns, scales, S, columns, keys, columns, n);
     gdn_matrix_copy(kr, to, &from, n, columns);
 }
@@ -96,11 +98,6 @@ static void copy_scales(const struct gdn_state_move *m, int64_t from, int64_t to
         memcpy(t, scales_of(&m->from, from, head, 0), bytes);
 }
 
-static bool converts(const struct gdn_state_move *m)
-{
-    return m->from.dtype != m->to.dtype && (m->from.scales || m->to.scales);
-}
-
 /* Runs an item: one head, or GDN_STATE_CHANNELS channels. */
 static void run_item(void *arg, int64_t item, int thread)
 {
@@ -119,7 +116,7 @@ static void run_item(void *arg, int64_t item, int thread)
         const struct gdn_matrix old = matrix_of(&m->to, to, head, row, 0);
         gdn_matrix_zero(&old, rows, n_zero);
     }
-    if (!is_zero && converts(m)) {
+    if (!is_zero && gdn_state_converts_q8(&m->to, &m->from)) {
         convert_head(m, from, to, head);
         return;
     }
@@ -143,10 +140,10 @@ static const char *loops_of(const struct gdn_state_move *m)
           "load_row transpose store_row" },
     };
     if (!m->from.data || m->n_pairs * m->n_parts == 0 || m->columns == 0) return "";
-    if (converts(m))
-        return !m->to.scales     ? "load8_vk"
-               : !m->from.scales ? "store8_vk"
-                                 : "load8_vk store8_vk";
+    if (gdn_state_converts_q8(&m->to, &m->from))
+        return !gdn_is_q8(m->to.dtype)     ? "load8_vk"
+               : !gdn_is_q8(m->from.dtype) ? "store8_vk"
+                                           : "load8_vk store8_vk";
     const struct gdn_matrix to   = matrix_of(&m->to, 0, 0, 0, 0);
     const struct gdn_matrix from = matrix_of(&m->from, 0, 0, 0, 0);
     const bool              tiled = gdn_matrix_is_tiled(&to, &from, m->rows, m->columns);

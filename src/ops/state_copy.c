@@ -116,7 +116,8 @@ static gdn_status check_scales(gdn_ctx *ctx, const struct gdn_state_move *m)
     const int64_t              K     = t->ndim == 4 ? t->size[vk ? 3 : 2] : 0;
     TRY(gdn_check_scales(ctx, &from, t->size[1], V));
     TRY(gdn_check_scales(ctx, &to, t->size[1], V));
-    if (K > GDN_MAX_HEAD && (a->from_scales.data || a->to_scales.data))
+    const bool is_q8 = gdn_is_q8(t->dtype) || (from.t->data && gdn_is_q8(from.t->dtype));
+    if (K > GDN_MAX_HEAD && is_q8)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: head size %lld, the largest of 8 bits is %d",
                         m->to_name, (long long)K, GDN_MAX_HEAD);
     TRY(gdn_check_twins(ctx, &to, &from));

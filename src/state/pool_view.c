@@ -37,13 +37,13 @@ gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, i
 gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *s, int64_t H, int64_t V)
 {
     const gdn_tensor *t = s->t, *scales = s->scales;
-    const bool        needed = t->data && gdn_is_q8(t->dtype);
     TRY(gdn_check_tensor(ctx, scales, s->scales_name));
-    if (needed != (scales->data != NULL))
-        return gdn_fail(ctx, GDN_E_ARG, "%s: %s, but %s is %s", s->scales_name,
-                        needed ? "absent" : "given", s->name,
-                        needed ? "of 8 bits" : t->data ? "not of 8 bits" : "absent");
-    if (!needed) return GDN_OK;
+    if (!scales->data && t->data && t->dtype == GDN_I8)
+        return gdn_fail(ctx, GDN_E_ARG, "%s: absent, but %s is GDN_I8", s->scales_name, s->name);
+    if (scales->data && !(t->data && gdn_is_q8(t->dtype)))
+        return gdn_fail(ctx, GDN_E_ARG, "%s: given, but %s is %s", s->scales_name, s->name,
+                        t->data ? "not of 8 bits" : "absent");
+    if (!scales->data) return GDN_OK;
     TRY(gdn_check_dtype(ctx, scales, s->scales_name, 1u << GDN_F32));
     TRY(gdn_check_shape(ctx, scales, s->scales_name, 3, (int64_t[]){ t->size[0], H, V }));
     return gdn_check_dense(ctx, scales, s->scales_name);
@@ -68,7 +68,7 @@ gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t lay
 gdn_status gdn_check_twins(gdn_ctx *ctx, const struct gdn_scaled *a, const struct gdn_scaled *b)
 {
     const gdn_tensor *s = a->scales, *t = b->scales;
-    if (!s->data || !t->data || a->t->data != b->t->data) return GDN_OK;
+    if ((!s->data && !t->data) || a->t->data != b->t->data) return GDN_OK;
     if (s->data != t->data)
         return gdn_fail(ctx, GDN_E_ARG, "%s: not %s, but %s is %s", a->scales_name, b->scales_name,
                         a->name, b->name);

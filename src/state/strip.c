@@ -57,6 +57,11 @@ static struct part part_of(const struct gdn_place *p, int K, int col, int n)
     return (struct part){ p->data + col * row, row, n, K };
 }
 
+static float *scales_at(const struct gdn_place *p, int col)
+{
+    return p->scales ? p->scales + col : NULL;
+}
+
 /* As they lie in memory, rows ld floats apart. */
 static void load_rows(float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
                       const struct gdn_place *from, int K, int col, int n)
@@ -65,7 +70,7 @@ static void load_rows(float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
     const struct part           p = part_of(from, K, col, n);
     if (gdn_is_q8(v->dtype)) {
         (v->k_first ? kr->load8_kv : kr->load8_vk)[v->dtype - GDN_I8](S, ld, p.at, p.row,
-                                                                      from->scales + col, K, n);
+                                                                      scales_at(from, col), K, n);
         return;
     }
     for (int i = 0; i < p.rows; i++)
@@ -81,7 +86,7 @@ static void store_rows(const float *S, ptrdiff_t ld, const struct gdn_kernels *k
         uint32_t keys[GDN_MAX_HEAD];
         if (v->random) gdn_noise_keys(keys, to->noise, col, n);
         (v->k_first ? kr->store8_kv : kr->store8_vk)[v->dtype - GDN_I8](
-            p.at, p.row, to->scales + col, S, ld, v->random ? keys : NULL, K, n);
+            p.at, p.row, scales_at(to, col), S, ld, v->random ? keys : NULL, K, n);
         return;
     }
     for (int i = 0; i < p.rows && v->streamed; i++)
@@ -135,7 +140,8 @@ void gdn_copy_columns(struct gdn_place to, int to_col, struct gdn_place from, in
 {
     const struct part t = part_of(&to, K, to_col, n), f = part_of(&from, K, from_col, n);
     const bool        turn = to.view->k_first != from.view->k_first;
-    memmove(to.scales + to_col, from.scales + from_col, (size_t)n * sizeof *to.scales);
+    if (to.scales)
+        memmove(to.scales + to_col, from.scales + from_col, (size_t)n * sizeof *to.scales);
     for (int i = 0; i < t.rows; i++) {
         char *row = t.at + i * t.row;
         if (!turn) memmove(row, f.at + i * f.row, (size_t)t.cols);

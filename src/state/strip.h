@@ -13,7 +13,7 @@
 /* One head's state in a slot of a pool. */
 struct gdn_place {
     char                       *data;   /* NULL: zero, or nowhere */
-    float                      *scales; /* [V], of 8-bit states */
+    float                      *scales; /* [V], of 8-bit states; NULL: none */
     uint64_t                    noise;  /* what random rounding starts from */
     const struct gdn_pool_view *view;
 };
@@ -33,13 +33,14 @@ void gdn_load_columns(float *S, bool k_first, const struct gdn_kernels *kr, stru
 void gdn_store_columns(const float *S, bool k_first, const struct gdn_kernels *kr,
                        struct gdn_place to, int K, int col, int n);
 
-/* Returns true if both have one 8-bit dtype. Then an unchanged state is copied (G9): loaded and
- * stored again it might have other codes. */
+/* Returns true if both have one 8-bit dtype, and scales or none. Then an unchanged state is copied
+ * (G9): loaded and stored again it might have other codes. */
 static inline bool gdn_are_twins(const struct gdn_place *from, const struct gdn_place *to)
 {
-    return from->data && to->scales && from->view->dtype == to->view->dtype;
+    return from->data && to->data && gdn_is_q8(to->view->dtype) &&
+           gdn_store_alike(from->view, to->view);
 }
-/* Copies n of them with their scales, bit for bit, between twins. */
+/* Copies n of them with their scales, if there are some, bit for bit, between twins. */
 void gdn_copy_columns(struct gdn_place to, int to_col, struct gdn_place from, int from_col, int K,
                       int n);
 

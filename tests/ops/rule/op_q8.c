@@ -18,14 +18,36 @@
 enum { K = 20, V = TEST_V, SLOTS = 4 };
 static const int heads[3] = { 2, 2, 4 };
 
+/* What a pool stores: a dtype, with scales or, floats alone, without. */
+static const struct kind {
+    int32_t dtype;
+    bool    plain;
+} kinds[] = { { GDN_I8, false }, { GDN_E4M3, false }, { GDN_E5M2, false },
+              { GDN_E4M3, true }, { GDN_E5M2, true } }, wide_kind = { GDN_F32, true };
+enum { N_KINDS = sizeof kinds / sizeof *kinds, N_SCALED = 3 };
+
+/* Of a dtype: bits of the mantissa, the exponent of the smallest normal number, the largest code
+ * that is a number, bits that random rounding looks at, the largest value. */
+static const struct {
+    int   mantissa, least, most, random;
+    float largest;
+} formats[] = {
+    [GDN_I8] = { 0, 0, 127, 24, 127 },
+    [GDN_E4M3] = { 3, -6, 126, 20, 448 },
+    [GDN_E5M2] = { 2, -14, 123, 21, 57344 },
+};
+
 /* ---- The conversions once more -------------------------------------------------------------- */
 
 static double code_value(int32_t dtype, uint8_t c)
 {
-    const int m = c & 7, e = c >> 3 & 15;
+    const int bits = formats[dtype].mantissa, least = formats[dtype].least, most = formats[dtype].most;
+    const int m = c & ((1 << bits) - 1), e = (c & 127) >> bits;
     if (dtype == GDN_I8) return (int8_t)c;
-    if ((c & 127) == 127) return (double)NAN;
-    return (c & 128 ? -1 : 1) * (e ? ldexp(8 + m, e - 10) : ldexp(m, -9));
+    if ((c & 127) > most)
+        return dtype == GDN_E5M2 && m == 0 ? (double)(c & 128 ? -INFINITY : INFINITY) : (double)NAN;
+    return (c & 128 ? -1 : 1) *
+           (e ? ldexp((1 << bits) + m, least + e - 1 - bits) : ldexp(m, least - bits));
 }
 
 static uint64_t mix(uint64_t z)
@@ -49,16 +71,17 @@ static uint32_t draw(uint64_t seed, int64_t n, int64_t head, int64_t v, int64_t 
 /* The greatest code at most |y|, of the codes that are not negative. */
 static int code_below(int32_t dtype, double y)
 {
-    int c = 0, most = dtype == GDN_I8 ? 127 : 126;
-    while (c < most && code_value(dtype, (uint8_t)(c + 1)) <= y) c++;
+    int c = 0;
+    while (c < formats[dtype].most && code_value(dtype, (uint8_t)(c + 1)) <= y) c++;
     return c;
 }
 
 static uint8_t code_of(int32_t dtype, float y, const uint32_t *random)
 {
-    const double a = fabs((double)y);
-    int          c = code_below(dtype, a);
-    const int    most = dtype == GDN_I8 ? 127 : 126;
+    const double a    = fabs((double)y), all = ldexp(1, formats[dtype].random);
+    const int    most = formats[dtype].most;
+    if (isnan(y)) return 127;
+    int          c   = code_below(dtype, a);
     const double low = code_value(dtype, (uint8_t)c);
     const double step = c < most ? code_value(dtype, (uint8_t)(c + 1)) - low : 1;
     const double part = c < most ? (a - low) / step : 0;
@@ -66,13 +89,13 @@ static uint8_t code_of(int32_t dtype, float y, const uint32_t *random)
         const double fixed = trunc(fmax(-127, fmin(127, (double)y)) * 0x1p24);
         return (uint8_t)(int)floor((fixed + (*random >> 8)) * 0x1p-24);
     }
-    if (random) c += floor(part * 0x1p20) + (*random >> 12) >= 0x1p20;
+    if (random) c += floor(part * all) + (*random >> (32 - formats[dtype].random)) >= all;
     else c += part > 0.5 || (part == 0.5 && c % 2);
     if (dtype == GDN_I8) return (uint8_t)(y < 0 ? -c : c);
     return (uint8_t)(c | (signbit(y) ? 128 : 0));
 }
 
-/* A pool and its scales; a float32 pool has none. */
+/* A pool and its scales, if it has some. */
 struct pool {
     gdn_tensor t, scales;
 };
@@ -88,18 +111,40 @@ static void *element(const struct pool *p, int layout, int64_t s, int64_t h, int
     return (char *)p->t.data + at * (int64_t)gdn_dtype_bytes(p->t.dtype);
 }
 
+/* NULL: the pool has no scales. */
 static float *scale_at(const struct pool *p, int64_t s, int64_t h, int64_t v)
 {
+    if (!p->scales.data) return NULL;
     return (float *)p->scales.data + s * p->scales.stride[0] + h * p->scales.stride[1] + v;
 }
 
-static struct pool make_pool(int32_t dtype, int layout, int64_t P)
+static float scale_of(const struct pool *p, int64_t s, int64_t h, int64_t v)
+{
+    return p->scales.data ? *scale_at(p, s, h, v) : 1;
+}
+
+static gdn_tensor none(void)
+{
+    gdn_tensor t;
+    memset(&t, 0, sizeof t);
+    return t;
+}
+
+static struct pool make_kind(struct kind kind, int layout, int64_t P)
 {
     const bool  vk = layout == GDN_STATE_VK;
-    struct pool p  = { .t = ring2_new(dtype, 3, 4, P, 4, vk ? V : K, vk ? K : V) };
-    p.scales.data  = NULL;
-    if (dtype == GDN_I8 || dtype == GDN_E4M3) p.scales = ring2_new(GDN_F32, 2, 3, P, 4, V, 0);
+    struct pool p  = { ring2_new(kind.dtype, 3, 4, P, 4, vk ? V : K, vk ? K : V), none() };
+    if (!kind.plain) p.scales = ring2_new(GDN_F32, 2, 3, P, 4, V, 0);
     return p;
+}
+
+static struct pool make_wide(int layout, int64_t P) { return make_kind(wide_kind, layout, P); }
+
+static struct pool slot_of(const struct pool *p, int64_t slot)
+{
+    struct pool one = { ring2_narrow(&p->t, 0, slot, 1), none() };
+    if (p->scales.data) one.scales = ring2_narrow(&p->scales, 0, slot, 1);
+    return one;
 }
 
 #define FOR_COLUMNS(P, s, h, v)                    \
@@ -107,13 +152,19 @@ static struct pool make_pool(int32_t dtype, int layout, int64_t P)
         for (int64_t h = 0; h < 4; h++)            \
             for (int64_t v = 0; v < V; v++)
 
+/* Numbers alone. Without scales they are up to 1, so that a state stays away from its largest. */
 static void fill_eight(const struct pool *p, int layout)
 {
+    const int32_t dtype = p->t.dtype;
     FOR_COLUMNS(slots_of(p), s, h, v) {
-        *scale_at(p, s, h, v) = (float)ring2_uniform(0.001, 0.02) * (ring2_below(9) ? 1 : 0);
+        if (p->scales.data)
+            *scale_at(p, s, h, v) = (float)ring2_uniform(0.001, 0.02) / formats[dtype].largest * 127 *
+                                    (ring2_below(9) ? 1 : 0);
         for (int64_t k = 0; k < K; k++) {
             uint8_t c = (uint8_t)ring2_bits();
-            if ((c & 127) == 127) c = 0;
+            if ((c & 127) > formats[dtype].most ||
+                (!p->scales.data && fabs(code_value(dtype, c)) > 1))
+                c = 0;
             memcpy(element(p, layout, s, h, v, k), &c, 1);
         }
     }
@@ -122,11 +173,11 @@ static void fill_eight(const struct pool *p, int layout)
 /* Returns the values of an 8-bit pool, in float32. */
 static struct pool widened(const struct pool *p, int layout)
 {
-    const struct pool to = make_pool(GDN_F32, layout, slots_of(p));
+    const struct pool to = make_wide(layout, slots_of(p));
     FOR_COLUMNS(slots_of(p), s, h, v)
         for (int64_t k = 0; k < K; k++) {
             const uint8_t c = *(uint8_t *)element(p, layout, s, h, v, k);
-            const float   x = (float)code_value(p->t.dtype, c) * *scale_at(p, s, h, v);
+            const float   x = (float)code_value(p->t.dtype, c) * scale_of(p, s, h, v);
             memcpy(element(&to, layout, s, h, v, k), &x, sizeof x);
         }
     return to;
@@ -142,22 +193,25 @@ static void round_column(const struct pool *to, const struct pool *from, int lay
                          int64_t h, int64_t v, int64_t n, struct rounding rounding)
 {
     const int32_t dtype = to->t.dtype;
-    float         m = 0, x[K], scale;
+    float         m = 0, x[K], scale, inverse = 1;
     bool          finite = true;
     for (int64_t k = 0; k < K; k++) {
         memcpy(&x[k], element(from, layout, s, h, v, k), sizeof *x);
         finite = finite && isfinite(x[k]);
         m      = fmaxf(m, fabsf(x[k]));
     }
-    scale = fmaxf(m / (dtype == GDN_I8 ? 127.0f : 448.0f), 0x1p-126f);
+    if (to->scales.data) {
+        scale   = fmaxf(m / formats[dtype].largest, 0x1p-126f);
+        inverse = !finite || m == 0 ? 0 : 1 / scale;
+        *scale_at(to, s, h, v) = !finite ? NAN : m == 0 ? 0 : scale;
+    }
     for (int64_t k = 0; k < K; k++) {
         const uint32_t r = draw(rounding.seed, n, h, v, k);
-        const uint8_t  c = !finite || m == 0
+        const uint8_t  c = inverse == 0
                                ? 0
-                               : code_of(dtype, x[k] * (1 / scale), rounding.random ? &r : NULL);
+                               : code_of(dtype, x[k] * inverse, rounding.random ? &r : NULL);
         memcpy(element(to, layout, s, h, v, k), &c, 1);
     }
-    *scale_at(to, s, h, v) = !finite ? NAN : m == 0 ? 0 : scale;
 }
 
 static void round_slot(const struct pool *to, const struct pool *from, int layout, int64_t s,
@@ -169,7 +223,8 @@ static void round_slot(const struct pool *to, const struct pool *from, int layou
 
 static struct pool cloned(const struct pool *p)
 {
-    const struct pool c = { ring2_clone(&p->t), ring2_clone(&p->scales) };
+    struct pool c = { ring2_clone(&p->t), none() };
+    if (p->scales.data) c.scales = ring2_clone(&p->scales);
     return c;
 }
 
@@ -177,7 +232,7 @@ static struct pool cloned(const struct pool *p)
 static void expect_pool(const char *what, const struct pool *got, const struct pool *want)
 {
     ring2_expect_bits(what, &got->t, &want->t);
-    for (int64_t i = 0; i < ring2_count(&want->scales); i++) {
+    for (int64_t i = 0; want->scales.data && i < ring2_count(&want->scales); i++) {
         const double g = ring2_get(&got->scales, i), w = ring2_get(&want->scales, i);
         if (isnan(w) ? isnan(g) : g == w) continue;
         ring2_fail("%s: scale %lld is %.9g, expected %.9g", what, (long long)i, g, w);
@@ -187,9 +242,9 @@ static void expect_pool(const char *what, const struct pool *got, const struct p
 
 static void may_write(const struct pool *p, int64_t slot)
 {
-    const gdn_tensor t = ring2_narrow(&p->t, 0, slot, 1), s = ring2_narrow(&p->scales, 0, slot, 1);
-    ring2_may_write(&t);
-    ring2_may_write(&s);
+    const struct pool one = slot_of(p, slot);
+    ring2_may_write(&one.t);
+    if (one.scales.data) ring2_may_write(&one.scales);
 }
 
 /* ---- One call between two conversions ------------------------------------------------------- */
@@ -232,13 +287,6 @@ static void make_batch(struct twin *t)
     for (int64_t i = 0; i < B * 64; i++) ring2_set(&t->batch.write_slots, i, (double)write[i]);
 }
 
-static gdn_tensor none(void)
-{
-    gdn_tensor t;
-    memset(&t, 0, sizeof t);
-    return t;
-}
-
 /* With ONE_TOKEN one token of a sequence writes: the last, or where states on the way are stored
  * the first. */
 static void set_gates(struct twin *t)
@@ -254,7 +302,7 @@ static void set_gates(struct twin *t)
     }
 }
 
-static void make_twin(struct twin *t, int32_t dtype, int32_t other)
+static void make_twin(struct twin *t, struct kind kind, struct kind other)
 {
     const bool each = t->write == EACH || t->write == TREE;
     make_batch(t);
@@ -264,18 +312,18 @@ static void make_twin(struct twin *t, int32_t dtype, int32_t other)
     t->eight.rounding     = t->rounding.random;
     t->eight.seed         = t->rounding.seed;
     set_gates(t);
-    t->from = make_pool(dtype, t->layout, SLOTS);
+    t->from = make_kind(kind, t->layout, SLOTS);
     fill_eight(&t->from, t->layout);
     t->wide_from = widened(&t->from, t->layout);
     t->to = t->wide_to = (struct pool){ none(), none() };
     t->left = t->wide_left = t->to;
     if (t->write == SEPARATE || each) {
-        t->to      = make_pool(other, t->layout, each ? 1 + t->cu[B] : SLOTS);
-        t->wide_to = make_pool(GDN_F32, t->layout, each ? 1 + t->cu[B] : SLOTS);
+        t->to      = make_kind(other, t->layout, each ? 1 + t->cu[B] : SLOTS);
+        t->wide_to = make_wide(t->layout, each ? 1 + t->cu[B] : SLOTS);
     }
     if (t->write == CHECKPOINTS) {
-        t->left      = make_pool(other, t->layout, 1 + t->cu[B] / EVERY);
-        t->wide_left = make_pool(GDN_F32, t->layout, 1 + t->cu[B] / EVERY);
+        t->left      = make_kind(other, t->layout, 1 + t->cu[B] / EVERY);
+        t->wide_left = make_wide(t->layout, 1 + t->cu[B] / EVERY);
     }
     t->wide            = ring2_rule_clone(&t->eight);
     t->eight.state     = t->from.t, t->eight.state_scales = t->from.scales;
@@ -312,9 +360,7 @@ static int find_stored(const struct twin *t, struct stored *s)
 
 static void expect_stored(const struct twin *t, const struct stored *s)
 {
-    const struct pool got = { ring2_narrow(&s->to->t, 0, s->slot, 1),
-                              ring2_narrow(&s->to->scales, 0, s->slot, 1) };
-    const struct pool wide = { ring2_narrow(&s->wide->t, 0, s->slot, 1), s->wide->scales };
+    const struct pool got = slot_of(s->to, s->slot), wide = slot_of(s->wide, s->slot);
     const struct pool want = cloned(&got);
     round_slot(&want, &wide, t->layout, 0, s->n, t->rounding);
     expect_pool("a stored state", &got, &want);
@@ -341,13 +387,13 @@ static void G21_float32_between_conversions(void)
     for (int i = 0; i < 2 * 2 * 2 * 2 * 2 * N_WRITES; i++) {
         struct twin   t      = { .layout = i / 2 % 2, .write = i / 32 };
         const bool    decode = i / 4 % 2, is_long = i / 8 % 2;
-        const int32_t dtype = i % 2 ? GDN_E4M3 : GDN_I8, other = i / 3 % 2 ? GDN_E4M3 : GDN_I8;
+        const struct kind kind = kinds[i % N_KINDS], other = kinds[i / 3 % N_KINDS];
         t.rounding = (struct rounding){ i / 16 % 2, ring2_bits() };
         if ((!decode && (t.write == EACH || t.write == TREE)) || (t.write == TREE && is_long))
             continue;
         if (!ring2_begin("G21 float32 between two conversions, %03d", i)) continue;
         memcpy(t.length, lengths[is_long], sizeof t.length);
-        make_twin(&t, dtype, other);
+        make_twin(&t, kind, other);
         run_twin(&t, ring2_ctx(1 + i % 3), decode);
         ring2_end();
     }
@@ -356,16 +402,16 @@ static void G21_float32_between_conversions(void)
 /* A state that decays or is written is rounded, even if its dtype stays. */
 static void G21_half_of_what_keeps_a_state(void)
 {
-    for (int i = 0; i < (N_GATES - 1) * 2 * 2 * FROZEN; i++) {
-        struct twin   t      = { .gates = 1 + i % (N_GATES - 1), .write = i / (N_GATES - 1) / 4 };
+    for (int i = 0; i < (N_GATES - 1) * 2 * 3 * FROZEN; i++) {
+        struct twin   t      = { .gates = 1 + i % (N_GATES - 1), .write = i / (N_GATES - 1) / 6 };
         const bool    decode = i / (N_GATES - 1) % 2;
-        const int32_t dtype  = i / (N_GATES - 1) / 2 % 2 ? GDN_E4M3 : GDN_I8;
+        const struct kind kind = kinds[(i / (N_GATES - 1) / 2 + i) % N_KINDS];
         if (!decode && (t.write == EACH || t.write == TREE)) continue;
         if (!ring2_begin("G21 half of what keeps a state, %02d", i)) continue;
         t.layout   = (int)ring2_below(2);
         t.rounding = (struct rounding){ ring2_below(2), ring2_bits() };
         memcpy(t.length, lengths[t.write != TREE && (!decode || ring2_below(2))], sizeof t.length);
-        make_twin(&t, dtype, dtype);
+        make_twin(&t, kind, kind);
         run_twin(&t, ring2_ctx(1 + i % 3), decode);
         ring2_end();
     }
@@ -406,7 +452,7 @@ static void G21_exact_calls_of_any_length(void)
     for (int i = 0; i < 8 * N_EXACT_GATES; i++) {
         const int     layout = i / 2 % 2, gates = i / 8;
         gdn_rule_args one    = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
-        struct pool   start = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, layout, 1), state = start;
+        struct pool   start = make_kind(kinds[i % N_KINDS], layout, 1), state = start;
         fill_eight(&start, layout);
         one.state_layout = layout, one.rounding = i / 4 % 2, one.seed = 77 + (uint64_t)i;
         one.flags = GDN_EXACT;
@@ -463,7 +509,7 @@ static void copy(const struct pool *from, int from_layout, const struct pool *to
 
 static struct pool random_wide(int layout, int64_t P)
 {
-    const struct pool p = make_pool(GDN_F32, layout, P);
+    const struct pool p = make_wide(layout, P);
     FOR_COLUMNS(P, s, h, v) {
         const double size = ldexp(1, (int)ring2_below(60) - 30);
         for (int64_t k = 0; k < K; k++) {
@@ -476,30 +522,34 @@ static struct pool random_wide(int layout, int64_t P)
 
 /*
  * Half a step to nearest, a step at random; a step is the scale (I8), or the scale x 2^(e - 3) for
- * y in [2^e, 2^(e+1)), e at least -6 (E4M3). The roundings of 1 / scale, of y and of the product
+ * y in [2^e, 2^(e+1)), e at least -6 (E4M3; E5M2: 2^(e - 2), -14). The roundings of 1 / scale, of y and of the product
  * add 3 x 2^-24 of the element.
  */
 static double limit_of(int32_t dtype, double x, double scale, bool random)
 {
     const double y = fabs(x) / scale;
-    const double step = dtype == GDN_I8 ? 1 : ldexp(1, (y >= 0x1p-6 ? ilogb(y) : -6) - 3);
+    const int    e = y >= ldexp(1, formats[dtype].least) ? ilogb(y) : formats[dtype].least;
+    const double step = dtype == GDN_I8 ? 1 : ldexp(1, e - formats[dtype].mantissa);
     return (random ? 1 : 0.5) * step * scale * (1 + 0x1p-20) + 4 * 0x1p-24 * fabs(x);
 }
 
 static void one_rounding(void)
 {
-    for (int i = 0; i < 8; i++) {
-        const int32_t         dtype = i % 2 ? GDN_E4M3 : GDN_I8;
-        const int             layout = i / 2 % 2;
-        const struct rounding r = { i / 4, 99 };
-        const struct pool     wide = random_wide(layout, 3), p = make_pool(dtype, layout, 3);
+    for (int i = 0; i < 4 * N_KINDS; i++) {
+        const struct kind     kind = kinds[i % N_KINDS];
+        const int             layout = i / N_KINDS % 2;
+        const struct rounding r = { i / N_KINDS / 2, 99 };
+        const struct pool     wide = random_wide(layout, 3), p = make_kind(kind, layout, 3);
+        const double          largest = kind.plain ? (double)formats[kind.dtype].largest : INFINITY;
         copy(&wide, layout, &p, layout, r);
         const struct pool back = widened(&p, layout);
         FOR_COLUMNS(3, s, h, v)
             for (int64_t k = 0; k < K; k++) {
-                const double x = (double)*(float *)element(&wide, layout, s, h, v, k);
+                const double z = (double)*(float *)element(&wide, layout, s, h, v, k);
+                const double x = fmax(-largest, fmin(largest, z));
                 const double y = (double)*(float *)element(&back, layout, s, h, v, k);
-                const double most = limit_of(dtype, x, (double)*scale_at(&p, s, h, v), r.random);
+                const double scale = (double)scale_of(&p, s, h, v);
+                const double most = limit_of(kind.dtype, x, scale, r.random);
                 CHECK(fabs(y - x) <= most, "%g became %g, limit %g", x, y, most);
             }
     }
@@ -513,9 +563,9 @@ static void one_rounding(void)
 static void unbiased(void)
 {
     enum { N = 1024 };
-    for (int i = 0; i < 2; i++) {
-        const int32_t     dtype = i ? GDN_E4M3 : GDN_I8;
-        const struct pool wide = random_wide(0, 1), p = make_pool(dtype, 0, 1);
+    for (int i = 0; i < N_SCALED; i++) {
+        const int32_t     dtype = kinds[i].dtype;
+        const struct pool wide = random_wide(0, 1), p = make_kind(kinds[i], 0, 1);
         double           *sum = ring2_heap(4 * V * K * sizeof *sum), all = 0;
         for (uint64_t seed = 0; seed < N; seed++) {
             copy(&wide, 0, &p, 0, (struct rounding){ true, 1000 + seed });
@@ -541,12 +591,12 @@ static void unbiased(void)
 
 static void G21_same_codes_whatever_the_layout(void)
 {
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 8 * N_KINDS; i++) {
         const int             fl = i % 2, tl = i / 2 % 2;
-        const int32_t         dtype = i / 4 % 2 ? GDN_E4M3 : GDN_I8;
-        const struct rounding r = { i / 8, 5 };
+        const struct kind     kind = kinds[i / 8];
+        const struct rounding r = { i / 4 % 2, 5 };
         const struct pool     wide = random_wide(fl, 4), same = random_wide(tl, 4);
-        const struct pool     got = make_pool(dtype, tl, 4), want = make_pool(dtype, tl, 4);
+        const struct pool     got = make_kind(kind, tl, 4), want = make_kind(kind, tl, 4);
         copy(&wide, fl, &same, tl, r);
         ring2_call_begin();
         for (int64_t s = 0; s < 4; s++) may_write(&got, s);
@@ -557,23 +607,40 @@ static void G21_same_codes_whatever_the_layout(void)
     }
 }
 
+/* Between 8-bit pools of different kinds: the values, rounded once. */
+static void from_kind_to_kind(void)
+{
+    for (int i = 0; i < N_KINDS * N_KINDS; i++) {
+        if (i / N_KINDS == i % N_KINDS) continue;
+        const int             layout = i / 2 % 2;
+        const struct rounding r = { i % 3 == 0, 8 };
+        const struct pool     from = make_kind(kinds[i / N_KINDS], layout, 2);
+        const struct pool     to = make_kind(kinds[i % N_KINDS], layout, 2), want = cloned(&to);
+        fill_eight(&from, layout);
+        const struct pool wide = widened(&from, layout);
+        copy(&from, layout, &to, layout, r);
+        for (int64_t s = 0; s < 2; s++) round_slot(&want, &wide, layout, s, 0, r);
+        expect_pool("codes", &to, &want);
+    }
+}
+
 /* All codes and any scales, NaN and negative ones too. */
 static void G14_codes_and_scales_move(void)
 {
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 4 * N_KINDS; i++) {
         const int         fl = i % 2, tl = i / 2 % 2;
-        const int32_t     dtype = i / 4 ? GDN_E4M3 : GDN_I8;
-        const struct pool from = make_pool(dtype, fl, 4), to = make_pool(dtype, tl, 4);
+        const struct kind kind = kinds[i / 4];
+        const struct pool from = make_kind(kind, fl, 4), to = make_kind(kind, tl, 4);
         FOR_COLUMNS(4, s, h, v) {
             const uint32_t bits = (uint32_t)ring2_bits();
-            memcpy(scale_at(&from, s, h, v), &bits, sizeof bits);
+            if (!kind.plain) memcpy(scale_at(&from, s, h, v), &bits, sizeof bits);
             for (int64_t k = 0; k < K; k++) {
                 const uint8_t c = (uint8_t)ring2_bits();
                 memcpy(element(&from, fl, s, h, v, k), &c, 1);
             }
         }
         copy(&from, fl, &to, tl, (struct rounding){ true, 3 });
-        ring2_expect_bits("scales", &to.scales, &from.scales);
+        if (!kind.plain) ring2_expect_bits("scales", &to.scales, &from.scales);
         FOR_COLUMNS(4, s, h, v)
             for (int64_t k = 0; k < K; k++)
                 if (*(uint8_t *)element(&from, fl, s, h, v, k) !=
@@ -584,12 +651,13 @@ static void G14_codes_and_scales_move(void)
 
 static void G14_to_float32(void)
 {
-    for (int i = 0; i < 4; i++) {
-        const struct pool from = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, i / 2, 3);
-        const struct pool to = make_pool(GDN_F32, i / 2, 3);
-        fill_eight(&from, i / 2);
-        const struct pool want = widened(&from, i / 2);
-        copy(&from, i / 2, &to, i / 2, (struct rounding){ false, 0 });
+    for (int i = 0; i < 2 * N_KINDS; i++) {
+        const int         layout = i / N_KINDS;
+        const struct pool from = make_kind(kinds[i % N_KINDS], layout, 3);
+        const struct pool to = make_wide(layout, 3);
+        fill_eight(&from, layout);
+        const struct pool want = widened(&from, layout);
+        copy(&from, layout, &to, layout, (struct rounding){ false, 0 });
         ring2_expect_bits("to_pool", &to.t, &want.t);
     }
 }
@@ -597,7 +665,7 @@ static void G14_to_float32(void)
 static void fork_and_zero(void)
 {
     static const int64_t from[3] = { 2, -1, 2 }, to[3] = { 0, 1, 3 };
-    const struct pool    p = make_pool(GDN_E4M3, 1, 4), want = make_pool(GDN_E4M3, 1, 4);
+    const struct pool    p = make_kind(kinds[1], 1, 4), want = make_kind(kinds[1], 1, 4);
     gdn_state_copy_args  a = copy_args(&p, 1, &p, 1, (struct rounding){ false, 0 });
     fill_eight(&p, 1);
     ring2_copy(&want.t, &p.t), ring2_copy(&want.scales, &p.scales);
@@ -618,44 +686,63 @@ static void fork_and_zero(void)
 
 /* ---- Selection ------------------------------------------------------------------------------ */
 
-/* A NaN or an infinity makes its column NaN, and a gate of -inf forgets it. */
+/* Returns true if all of a column is `as`, up to its sign, or NaN. */
+static bool is_lost(const struct pool *wide, int layout, int64_t v, float as)
+{
+    for (int64_t k = 0; k < K; k++) {
+        const float x = *(float *)element(wide, layout, 0, 0, v, k);
+        if (isnan(as) ? !isnan(x) : !(isnan(x) || fabsf(x) == as)) return false;
+    }
+    return true;
+}
+
+/* A NaN or an infinity makes its column NaN, and a gate of -inf forgets it. Without scales a NaN is
+ * a NaN, and an infinity is the largest value. */
 static void G7_not_finite(void)
 {
-    for (int i = 0; i < 8; i++) {
-        const int     layout = i / 2 % 2;
-        const bool    decode = i / 4;
+    for (int i = 0; i < 4 * N_KINDS; i++) {
+        const struct kind kind = kinds[i % N_KINDS];
+        const int     layout = i / N_KINDS % 2;
+        const bool    decode = i / N_KINDS / 2, is_nan = i % 2;
         gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 20, 0, heads, K, V);
-        struct pool   p = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, layout, 1);
+        struct pool   p = make_kind(kind, layout, 1);
         fill_eight(&p, layout);
         a.state_layout = layout;
-        ring2_set(&a.v, 19 * 4 * V + 3, i % 2 ? (double)NAN : (double)INFINITY);
+        ring2_set(&a.v, 19 * 4 * V + 3, is_nan ? (double)NAN : (double)INFINITY);
         gdn_rule_args first = part_of(&a, 0, 20);
         first.state = p.t, first.state_scales = p.scales;
         ring2_status(ring2_ctx(2), "call", ring2_rule_call(ring2_ctx(2), &first, decode), GDN_OK);
+        const struct pool first_left = widened(&p, layout);
         for (int64_t v = 0; v < V; v++)
-            CHECK(!isnan(*scale_at(&p, 0, 0, v)) == (v != 3), "column %lld", (long long)v);
+            CHECK(is_lost(&first_left, layout, v, kind.plain && !is_nan ? formats[kind.dtype].largest
+                                                                        : NAN) == (v == 3),
+                  "column %lld", (long long)v);
         ring2_set(&a.v, 19 * 4 * V + 3, 0);
         for (int64_t h = 0; h < 4; h++) ring2_set(&a.g, h, -(double)INFINITY);
         gdn_rule_args again = part_of(&a, 0, 20);
         again.state = p.t, again.state_scales = p.scales;
         ring2_status(ring2_ctx(2), "call", ring2_rule_call(ring2_ctx(2), &again, decode), GDN_OK);
-        FOR_COLUMNS(1, s, h, v) CHECK(!isnan(*scale_at(&p, s, h, v)), "still NaN");
+        const struct pool left = widened(&p, layout);
+        FOR_COLUMNS(1, s, h, v)
+            for (int64_t k = 0; k < K; k++)
+                CHECK(isfinite(*(float *)element(&left, layout, s, h, v, k)), "still not finite");
     }
 }
 
 /* No bit of codes and scales changes where no token changes the state, in place or copied; into a
- * pool of the other dtype it is converted. */
+ * pool of another kind it is converted. */
 static void G9_codes_stay(void)
 {
     static const int64_t tokens[] = { 1, 7, 40 };
-    for (int i = 0; i < 3 * 24; i++) {
-        const int     layout = i / 3 % 2;
-        const bool    decode = i / 6 % 2, separate = i / 24, converted = i / 48;
-        const int32_t dtype = i / 12 % 2 ? GDN_E4M3 : GDN_I8;
-        const int32_t other = (dtype == GDN_I8) == converted ? GDN_E4M3 : GDN_I8;
+    for (int i = 0; i < 3 * 12 * N_KINDS; i++) {
+        const int     layout = i / 3 % 2, way = i / 12 % 3;
+        const bool    decode = i / 6 % 2, separate = way > 0, converted = way > 1;
+        const int     number = i / 36;
+        const struct kind kind = kinds[number], other = kinds[(number + converted) % N_KINDS];
         gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, tokens[i % 3], 0, heads, K, V);
-        struct pool   p = make_pool(dtype, layout, 1), to = make_pool(other, layout, 1);
+        struct pool   p = make_kind(kind, layout, 1), to = make_kind(other, layout, 1);
         fill_eight(&p, layout);
+        if (!converted) memset(element(&p, layout, 0, 1, 2, 3), 0xfe - i % 3, 1); /* NaN, infinity */
         const struct pool want = cloned(converted ? &to : &p), wide = widened(&p, layout);
         ring2_fill_value(&a.g, 0);
         ring2_fill_value(&a.beta, 0);
@@ -675,11 +762,11 @@ static void G9_checkpoints_of_idle_tokens(void)
 {
     enum { T = 80, IDLE = 48, EACH_16 = 16 };
     static const int64_t start = 0, slots[] = { 1, 2, 3, 4, 5 };
-    for (int i = 0; i < 8; i++) {
-        const int         layout = i / 2 % 2;
-        const bool        decode = i / 4;
+    for (int i = 0; i < 4 * N_KINDS; i++) {
+        const int         layout = i / N_KINDS % 2;
+        const bool        decode = i / N_KINDS / 2;
         gdn_rule_args     a = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
-        const struct pool p = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, layout, 6);
+        const struct pool p = make_kind(kinds[i % N_KINDS], layout, 6);
         fill_eight(&p, layout);
         const struct pool before = cloned(&p);
         for (int j = 0; j < 4 * IDLE; j++) ring2_set(&a.g, j, 0), ring2_set(&a.beta, j, 0);
@@ -692,11 +779,9 @@ static void G9_checkpoints_of_idle_tokens(void)
         t.read_slots       = ring2_indices(GDN_I32, 1, &start);
         t.checkpoint_slots = ring2_indices(GDN_I32, 5, slots);
         ring2_status(ring2_ctx(2), "call", ring2_rule_call(ring2_ctx(2), &call, decode), GDN_OK);
-        const struct pool want = { ring2_narrow(&before.t, 0, 0, 1),
-                                   ring2_narrow(&before.scales, 0, 0, 1) };
+        const struct pool want = slot_of(&before, 0);
         for (int s = 1; s <= IDLE / EACH_16; s++) {
-            const struct pool got = { ring2_narrow(&p.t, 0, s, 1),
-                                      ring2_narrow(&p.scales, 0, s, 1) };
+            const struct pool got = slot_of(&p, s);
             expect_pool("a checkpoint", &got, &want);
         }
     }
@@ -714,7 +799,7 @@ static void long_decode(void)
     enum { T = 400 };
     const double       a = 0.9;
     gdn_rule_args      args = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
-    const struct pool  p = make_pool(GDN_I8, 0, 1);
+    const struct pool  p = make_kind(kinds[0], 0, 1);
     float             *largest = ring2_heap(4 * V * sizeof *largest);
     ring2_fill_value(&args.g, log(a));
     for (int64_t i = 0; i < ring2_count(&p.t); i++) memset(ring2_element(&p.t, i), 0, 1);
@@ -751,10 +836,10 @@ static void long_decode(void)
 static void G21_fold(void)
 {
     enum { R = 6 };
-    for (int i = 0; i < 8; i++) {
-        const int             layout = i / 2 % 2;
-        const struct rounding r = { i / 4, 321 };
-        const struct pool     p = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, layout, 2);
+    for (int i = 0; i < 4 * N_KINDS; i++) {
+        const int             layout = i / N_KINDS % 2;
+        const struct rounding r = { i / N_KINDS / 2, 321 };
+        const struct pool     p = make_kind(kinds[i % N_KINDS], layout, 2);
         gdn_record_fold_args  a = gdn_record_fold_args_init(), wide;
         fill_eight(&p, layout);
         a.record_k = ring2_new(GDN_F32, 0, 4, 2, R, 2, K);
@@ -780,11 +865,11 @@ static void G21_checkpoint_of_a_record(void)
 {
     enum { R = 6 };
     static const int64_t three[] = { 3 };
-    for (int i = 0; i < 4; i++) {
-        const int            layout = i / 2;
+    for (int i = 0; i < 2 * N_KINDS; i++) {
+        const int            layout = i / N_KINDS;
         gdn_rule_args        a = ring2_rule_args(GDN_F32, GDN_F32, 1, 0, heads, K, V);
         gdn_record_fold_args f = gdn_record_fold_args_init();
-        const struct pool    p = make_pool(i % 2 ? GDN_E4M3 : GDN_I8, layout, 1);
+        const struct pool    p = make_kind(kinds[i % N_KINDS], layout, 1);
         fill_eight(&p, layout);
         const struct pool got = cloned(&p), want = cloned(&p);
         ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
@@ -816,7 +901,7 @@ static gdn_rule_args refusable(void)
     static const int64_t cu[2] = { 0, 20 };
     static gdn_batch     batch;
     gdn_rule_args        a = ring2_rule_args(GDN_F32, GDN_F32, 20, 0, heads, K, V);
-    const struct pool    p = make_pool(GDN_I8, 0, 2), q = make_pool(GDN_E4M3, 0, 2);
+    const struct pool    p = make_kind(kinds[0], 0, 2), q = make_kind(kinds[1], 0, 2);
     fill_eight(&p, 0);
     fill_eight(&q, 0);
     batch            = gdn_batch_init();
@@ -839,10 +924,10 @@ static gdn_rule_args refusable(void)
 
 static void refuse_calls(void)
 {
-    REFUSE("no scales", GDN_E_ARG, "state_scales: absent, but state is of 8 bits",
+    REFUSE("no scales", GDN_E_ARG, "state_scales: absent, but state is GDN_I8",
            a.state_scales.data = NULL);
     REFUSE("no scales of state_out", GDN_E_ARG, "state_out_scales: absent",
-           a.state_out_scales.data = NULL);
+           a.state_out.dtype = GDN_I8, a.state_out_scales.data = NULL);
     REFUSE("scales of a float state", GDN_E_ARG, "state_scales: given, but state is not of 8",
            a.state = ring2_new(GDN_F32, 0, 4, 2, 4, V, K));
     REFUSE("scales of no state", GDN_E_ARG, "state_scales: given, but state is absent",
@@ -864,13 +949,15 @@ static void refuse_calls(void)
            a.state_out_scales.data = a.out.data);
     REFUSE("one state, two scales", GDN_E_ARG, "state_out_scales: not state_scales, but state_out",
            a.state_out = a.state);
+    REFUSE("one state, with scales and without", GDN_E_ARG, "state_out_scales: not state_scales",
+           a.state_out = a.state = a.state_out, a.state_out_scales.data = NULL);
     REFUSE("q of i8", GDN_E_DTYPE, "q: GDN_I8", a.q.dtype = GDN_I8);
     REFUSE("rounding", GDN_E_ARG, "rounding: 2", a.rounding = 2);
 }
 
 static void refuse_others(void)
 {
-    const struct pool   p = make_pool(GDN_I8, 0, 2), q = make_pool(GDN_F32, 0, 2);
+    const struct pool   p = make_kind(kinds[0], 0, 2), q = make_wide(0, 2);
     gdn_ctx            *ctx = ring2_ctx(1);
     gdn_state_copy_args a = copy_args(&p, 0, &q, 0, (struct rounding){ false, 0 }), b = a;
     gdn_conv1d_args     c = gdn_conv1d_args_init();
@@ -904,6 +991,7 @@ int main(int argc, char **argv)
         { "G21 a checkpoint of a record", G21_checkpoint_of_a_record },
         { "one rounding", one_rounding },
         { "unbiased", unbiased },
+        { "from kind to kind", from_kind_to_kind },
         { "G14 codes and scales move", G14_codes_and_scales_move },
         { "G14 to float32", G14_to_float32 },
         { "fork and zero", fork_and_zero },

@@ -39,6 +39,7 @@ BF16: int
 F16: int
 I8: int
 E4M3: int
+E5M2: int
 I32: int
 I64: int
 U8: int

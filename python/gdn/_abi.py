@@ -8,7 +8,7 @@ import ctypes
 from ctypes import (c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p)
 
 OK, E_ARG, E_SHAPE, E_DTYPE, E_UNSUPPORTED, E_MEMORY, E_CUDA, E_SELF_TEST = range(8)  # gdn_status
-F32, BF16, F16, I8, E4M3, I32, I64, U8 = 0, 1, 2, 3, 4, 16, 17, 18  # gdn_dtype
+F32, BF16, F16, I8, E4M3, E5M2, I32, I64, U8 = 0, 1, 2, 3, 4, 5, 16, 17, 18  # gdn_dtype
 BACKEND_CPU, BACKEND_CUDA = range(2)
 CTX_CHECK_CONTENTS = 1  # gdn_ctx_flag
 PAD_ZERO, PAD_KEEP, PAD_SINK = range(3)

@@ -8,14 +8,14 @@ import ctypes
 import operator
 from ctypes import c_double, c_float, c_void_p
 
-from ._abi import (BF16, E4M3, F16, F32, I8, I32, I64, MAX_DIMS, U8, WRITE_NONE, gdn_batch,
-                   gdn_record_fold_args, gdn_tensor)
+from ._abi import (BF16, E4M3, E5M2, F16, F32, I8, I32, I64, MAX_DIMS, U8, WRITE_NONE,
+                   gdn_batch, gdn_record_fold_args, gdn_tensor)
 from ._views import HOST, view_of
 
 # ---- Arrays as tensor views --------------------------------------------------------------------
 
 _DTYPES = {"|i1": I8, "<f4": F32, "<f2": F16, "<i4": I32, "<i8": I64, "|u1": U8, "|b1": U8,
-           "bfloat16": BF16, "float8_e4m3fn": E4M3}  # the last two by DLPack alone
+           "bfloat16": BF16, "float8_e4m3fn": E4M3, "float8_e5m2": E5M2}  # these by DLPack alone
 
 
 class bf16:

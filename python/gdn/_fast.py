@@ -48,8 +48,8 @@ def _kind_of(kind):
         return 1
     if torch is not None and issubclass(kind, torch.Tensor):
         names = dict(float32=_abi.F32, bfloat16=_abi.BF16, float16=_abi.F16, int8=_abi.I8,
-                     float8_e4m3fn=_abi.E4M3, int32=_abi.I32, int64=_abi.I64, uint8=_abi.U8,
-                     bool=_abi.U8)
+                     float8_e4m3fn=_abi.E4M3, float8_e5m2=_abi.E5M2, int32=_abi.I32, int64=_abi.I64,
+                     uint8=_abi.U8, bool=_abi.U8)
         _torch_dtypes.update({getattr(torch, name): code for name, code in names.items()})
         return 2
     return 0

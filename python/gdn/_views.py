@@ -100,7 +100,7 @@ _DL_DEVICES = 2, 13  # of one device, managed
 _DL_READ_ONLY = 1
 _DL_TYPES = {(0, 8): "|i1", (0, 32): "<i4", (0, 64): "<i8", (1, 8): "|u1", (1, 16): "<u2",
              (2, 16): "<f2", (2, 32): "<f4", (2, 64): "<f8", (4, 16): "bfloat16", (6, 8): "|b1",
-             (10, 8): "float8_e4m3fn"}
+             (10, 8): "float8_e4m3fn", (12, 8): "float8_e5m2"}
 
 _capsule_is = ctypes.pythonapi.PyCapsule_IsValid
 _capsule_is.argtypes = ctypes.py_object, c_char_p

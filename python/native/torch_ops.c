@@ -57,6 +57,7 @@ static int dtype_of(int32_t scalar_type)
     case 5: return GDN_F16;
     case 6: return GDN_F32;
     case 15: return GDN_BF16;
+    case 23: return GDN_E5M2;
     case 24: return GDN_E4M3;
     default: return -1;
     }

@@ -69,6 +69,7 @@ static int dtype_of_dl(const struct dl_tensor *d)
     case 2 << 8 | 32: return GDN_F32;
     case 4 << 8 | 16: return GDN_BF16;
     case 10 << 8 | 8: return GDN_E4M3;
+    case 12 << 8 | 8: return GDN_E5M2;
     default: return -1;
     }
 }

@@ -10,7 +10,7 @@ import gdn
 from gdn import _views
 
 CPU, CUDA = 1, 2  # DLDeviceType
-_KINDS = {"i": 0, "u": 1, "f": 2, "bf": 4, "b": 6, "e4m3fn": 10}
+_KINDS = {"i": 0, "u": 1, "f": 2, "bf": 4, "b": 6, "e4m3fn": 10, "e5m2": 12}
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object

@@ -45,6 +45,10 @@ def test_dlpack_types(ctx):
     ctx.decode(q=one, k=one, v=one, beta=one[0] * 0, scale=1, out=out, state_scales=scales,
                state=row(state, dtype=("e4m3fn", 8)))
     assert out[0, 0, 0] == 2
+    state[:] = 0x44  # 4, without scales
+    ctx.decode(q=one, k=one, v=one, beta=one[0] * 0, scale=1, out=out,
+               state=row(state, dtype=("e5m2", 8)))
+    assert out[0, 0, 0] == 4
     for dtype, lanes, said in (
         (("f", 64), 1, "<f8"), (("f", 32), 2, "2 x 32 bits of DLPack type 2"),
         (("u", 16), 1, "<u2"), (("b", 1), 1, "1 x 1 bits of DLPack type 6"),

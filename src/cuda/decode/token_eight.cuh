@@ -57,7 +57,7 @@ GDN_DEVICE uint32_t e4m3_nearest(const float (&y)[4])
 {
     uint32_t x = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) x |= e4m3_code(y[i], 0, false) << 8 * i;
+    for (int i = 0; i < 4; i++) x |= float8_code(y[i], 0, false, GDN_E4M3) << 8 * i;
     return x;
 }
 #endif

@@ -50,6 +50,20 @@ GDN_DEVICE struct tree_visit visit_at(const struct walk<Tile, KC> &m, int64_t i)
 
 /* ---- States ---------------------------------------------------------------------------------- */
 
+/* Returns the pool whose rounding every token's state gets with GDN_EXACT. */
+GDN_DEVICE const struct gdn_pool_view &rounding_pool(const struct gdn_cu_rule &r)
+{
+    return r.to.data ? r.to : r.from;
+}
+
+/* Returns true if codes in registers, if the state is rounded to 8 bits, are those of the pool. */
+template <class Tile, int KC>
+GDN_DEVICE bool holds_codes_of(const struct walk<Tile, KC> &m, const struct gdn_pool_view &view)
+{
+    return view.dtype == m.a.decode.rounding &&
+           store_alike(view, rounding_pool(m.a.decode.rule));
+}
+
 template <class Tile, int KC> GDN_DEVICE void enter(struct walk<Tile, KC> &m)
 {
     const struct gdn_cu_rule &r = m.a.decode.rule;
@@ -67,7 +81,7 @@ template <class Tile, int KC> GDN_DEVICE void enter(struct walk<Tile, KC> &m)
     }
     load_codes(m.codes, m.sh.held, from);
     decode_8bit(m.tile, m.codes, m.sh.held, r.from.dtype);
-    m.has_codes = r.from.dtype == m.a.decode.rounding;
+    m.has_codes = holds_codes_of(m, r.from);
 }
 
 /* Stores the state after n_tokens to a slot. What no token changed is copied, unless a token of
@@ -80,8 +94,8 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
     const struct decode_work &w  = m.sh.decode.work;
     const struct decode_slot  to = slot_of<Tile>(m.a, w, view, slot, wide);
     const bool                is_as_read =
-        !(m.changed >> m.level & 1) && w.seq.read >= 0 && r.from.dtype == view.dtype;
-    const bool has_codes = m.has_codes && view.dtype == m.a.decode.rounding;
+        !(m.changed >> m.level & 1) && w.seq.read >= 0 && store_alike(r.from, view);
+    const bool has_codes = m.has_codes && holds_codes_of(m, view);
     if (is_as_read && m.intact && !has_codes) {
         const struct decode_slot from = slot_of<Tile>(m.a, w, r.from, w.seq.read, 0);
         if (is_q8(view.dtype))
@@ -113,8 +127,7 @@ GDN_DEVICE void round_state(struct walk<Tile, KC> &m, bool changes, int64_t n_to
         for (int n = 0; n < 4 * Tile::N; n++)
             m.tile.S[n / 4][n % 4] = round_to(m.tile.S[n / 4][n % 4], dtype);
     } else if (changes || !m.has_codes) {
-        encode_8bit(m.codes, m.sh.held, m.tile, m.sh.decode.work, r.to.data ? r.to : r.from,
-                    n_tokens);
+        encode_8bit(m.codes, m.sh.held, m.tile, m.sh.decode.work, rounding_pool(r), n_tokens);
         decode_8bit(m.tile, m.codes, m.sh.held, dtype);
         m.has_codes = true;
     }

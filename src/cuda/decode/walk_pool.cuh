@@ -38,7 +38,7 @@ struct decode_scales {
 /* A place, what lies beside it if it is of 8 bits, and whether whole chunks can be moved. */
 struct decode_slot {
     struct decode_place p;
-    float              *scales; /* from the block's first column on */
+    float              *scales; /* from the block's first column on; NULL: none */
     bool                wide;
 };
 
@@ -49,7 +49,9 @@ GDN_DEVICE struct decode_slot slot_of(const struct gdn_cu_walk &a, const struct 
     const struct gdn_cu_rule &r = a.decode.rule;
     struct decode_slot        s;
     s.p      = place_of<Tile>(r, w, view, slot, state_bytes(view.dtype));
-    s.scales = view.scales + slot * view.scales_slot + w.head * view.scales_head + w.column;
+    s.scales = view.scales ? view.scales + slot * view.scales_slot + w.head * view.scales_head +
+                                 w.column
+                           : NULL;
     s.wide   = a.wide & wide;
     return s;
 }
@@ -78,7 +80,8 @@ GDN_DEVICE void load_codes(struct decode_codes<Tile> &to, struct decode_scales &
                 to.x[n] |= (uint32_t)(uint8_t)at[e * from.p.column_step] << 8 * e;
     }
     __syncthreads(); /* others may read scales of before */
-    if (v < DECODE_COLUMNS) scales.scale[v] = v < n_columns ? from.scales[v] : 0;
+    if (v < DECODE_COLUMNS)
+        scales.scale[v] = v >= n_columns ? 0 : from.scales ? from.scales[v] : 1;
     __syncthreads();
 }
 
@@ -95,7 +98,7 @@ GDN_DEVICE void store_codes(const struct decode_slot &to, const struct decode_co
             if (there && Tile::column() + Tile::column_step(n) + e < to.p.columns)
                 at[e * to.p.column_step] = (char)(from.x[n] >> 8 * e);
     }
-    if (v < n_columns) to.scales[v] = scales.scale[v];
+    if (to.scales && v < n_columns) to.scales[v] = scales.scale[v];
 }
 
 template <class Tile>
@@ -136,7 +139,7 @@ GDN_DEVICE void encode_8bit(struct decode_codes<Tile> &to, struct decode_scales 
     const int v = threadIdx.x;
     find_largest(scales, tile);
     if (v < DECODE_COLUMNS) {
-        const struct eight_scale s = eight_scale_of(scales.largest[v], view.dtype);
+        const struct eight_scale s = eight_scale_of(scales.largest[v], view.dtype, view.scales);
         scales.scale[v]            = s.scale;
         scales.inverse[v]          = s.inverse;
         scales.key[v]              = eight_key(view.seed, n_tokens, w.head, w.column + v);
@@ -164,7 +167,7 @@ GDN_DEVICE void copy_codes(const struct decode_slot &to, const struct decode_slo
         to.p.data[r * to.p.row_step + c * to.p.column_step] =
             from.p.data[r * from.p.row_step + c * from.p.column_step];
     }
-    if (threadIdx.x < n_columns) to.scales[threadIdx.x] = from.scales[threadIdx.x];
+    if (to.scales && threadIdx.x < n_columns) to.scales[threadIdx.x] = from.scales[threadIdx.x];
     __syncthreads();
 }
 

@@ -13,7 +13,7 @@ enum { GDN_PACK = 8 }; /* elements */
 
 GDN_DEVICE int64_t element_bytes(int32_t dtype)
 {
-    return dtype == GDN_F32 ? 4 : dtype == GDN_I8 || dtype == GDN_E4M3 ? 1 : 2;
+    return dtype == GDN_F32 ? 4 : dtype >= GDN_I8 && dtype <= GDN_E5M2 ? 1 : 2;
 }
 
 /* A line: where it is in the last leading dimension, and in all those before that. */

@@ -192,19 +192,19 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_state_move *m)
 {
     struct gdn_cu_copy c          = box_of(m);
     enum gdn_kernel_id kernels[2] = { GDN_CU_state_copy_eight };
-    const bool         is_q8   = c.to.scales || c.from.scales;
+    const bool         scaled     = c.to.scales;
     if (gdn_count(&m->args.to_pool) == 0) return gdn_note_line(ctx, "state_copy", "");
-    if (is_q8 && c.from.data && c.from.dtype != c.to.dtype) {
+    if (c.from.data && gdn_state_converts_q8(&m->to, &m->from)) {
         c.n_units = c.size[0] * ((c.size[1] + COLUMNS - 1) / COLUMNS);
         TRY(launch(ctx, &c, kernels[0], COLUMNS * (MOST_K + 1) * sizeof(float), m->args.stream));
         return gdn_cuda_note(ctx, "state_copy", kernels[0]);
     }
-    if (is_q8) {
+    if (scaled) {
         struct gdn_cu_copy s = scales_box(&c);
         TRY(copy(ctx, &s, m->args.stream, &kernels[1]));
     }
     TRY(copy(ctx, &c, m->args.stream, &kernels[0]));
-    return gdn_cuda_note_all(ctx, "state_copy", kernels, 1 + is_q8);
+    return gdn_cuda_note_all(ctx, "state_copy", kernels, 1 + scaled);
 }
 
 /* Checks the slots, if the context checks contents. */

@@ -245,6 +245,7 @@ GDN_DEVICE int64_t element_at(const struct gdn_cu_copy_side &side, const struct 
 GDN_DEVICE float *scales_at(const struct gdn_cu_copy_side &side, const struct gdn_block &b,
                             int64_t slot)
 {
+    if (!side.scales) return NULL;
     return side.scales + slot * side.scales_slot + b.head * side.scales_head + b.v0;
 }
 
@@ -253,15 +254,15 @@ GDN_DEVICE void load_block(const struct gdn_cu_copy &a, const struct gdn_pair &p
 {
     const struct gdn_cu_copy_side &side   = a.from;
     float                         *S      = (float *)gdn_copy_shared;
-    const float                   *scales = side.scales ? scales_at(side, b, pair.from_slot) : NULL;
+    const float                   *scales = scales_at(side, b, pair.from_slot);
     const struct gdn_walk          w      = walk_of(side, b);
     FOR_BLOCK(w, o, i)
     {
         const int   v = w.by_k ? o : i, k = w.by_k ? i : o;
         float       x = 0;
         const char *p = pair.from + element_at(side, b, v, k);
-        if (pair.from && scales)
-            x = eight_value(*(const uint8_t *)p, side.dtype) * scales[v];
+        if (pair.from && is_q8(side.dtype))
+            x = eight_value(*(const uint8_t *)p, side.dtype) * (scales ? scales[v] : 1);
         else if (pair.from)
             x = load_float(p, 0, side.dtype);
         S[v * (MOST_K + 1) + k] = x;
@@ -282,12 +283,12 @@ GDN_DEVICE void round_block(const struct gdn_cu_copy &a, const struct gdn_pair &
             largest = max(largest, magnitude(__uint_as_float(S[k])));
         for (int step = 16; step; step /= 2)
             largest = max(largest, __shfl_xor_sync(0xffffffff, largest, step));
-        const struct eight_scale scale = eight_scale_of(largest, a.to.dtype);
+        const struct eight_scale scale = eight_scale_of(largest, a.to.dtype, scales);
         const uint32_t           key   = a.random ? eight_key(a.seed, 0, b.head, b.v0 + v) : 0;
         for (int k = lane; k < b.K; k += 32)
             S[k] = eight_code(__uint_as_float(S[k]), scale.inverse, eight_draw(key, k), a.random,
                               a.to.dtype);
-        if (lane == 0) scales[v] = scale.scale;
+        if (scales && lane == 0) scales[v] = scale.scale;
     }
     __syncthreads();
 }
@@ -301,14 +302,14 @@ GDN_DEVICE void copy_eight(const struct gdn_cu_copy &a)
     if (a.size[1] - b.v0 < COLUMNS) b.n = (int)(a.size[1] - b.v0);
     b.K = (int)a.size[2];
     load_block(a, pair, b);
-    if (a.to.scales) round_block(a, pair, b);
+    if (is_q8(a.to.dtype)) round_block(a, pair, b);
     const struct gdn_walk w = walk_of(a.to, b);
     FOR_BLOCK(w, o, i)
     {
         const int      v = w.by_k ? o : i, k = w.by_k ? i : o;
         const uint32_t x = gdn_copy_shared[v * (MOST_K + 1) + k];
         char          *p = pair.to + element_at(a.to, b, v, k);
-        if (a.to.scales) *(uint8_t *)p = (uint8_t)x;
+        if (is_q8(a.to.dtype)) *(uint8_t *)p = (uint8_t)x;
         else store_float(p, 0, a.to.dtype, __uint_as_float(x));
     }
 }

@@ -48,6 +48,16 @@ void   gdn_rule_cut(struct gdn_rule *rule, const struct gdn_kernels *kr, int n_t
 size_t gdn_rule_scratch(const struct gdn_rule *rule, const struct gdn_kernels *kr); /* a thread */
 void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
 
+/* The formulas as arguments name them; 0: a default. */
+struct gdn_rule_formulas {
+    int32_t  head_map, gate, beta_kind, norm;
+    float    norm_eps, scale, bound;
+    uint32_t flags; /* GDN_ZERO_AS_GIVEN */
+};
+/* Sets those of the rule, whose K is known. The defaults of beta_kind and norm are the op's. */
+void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f,
+                           int32_t default_beta, int32_t default_norm);
+
 /* Checks flags of an op with the rule; and, where chunks are, on activations of the dtype. */
 gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags);
 gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);

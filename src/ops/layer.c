@@ -139,11 +139,10 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
     r->checkpoints.streamed            = a->checkpoints.data;
     r->to                              = r->from;
     r->Hq = r->Hk = (int)b->Hk, r->Hv = r->H = (int)b->Hv, r->K = (int)b->K, r->V = (int)b->V;
-    r->gate = GDN_GATE_RAW, r->beta_kind = GDN_BETA_SIGMOID, r->norm = GDN_NORM_L2;
+    gdn_rule_set_formulas(r, &(struct gdn_rule_formulas){ .gate = GDN_GATE_RAW }, GDN_BETA_SIGMOID,
+                          GDN_NORM_L2);
     r->exact    = a->flags & GDN_EXACT;
     r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
-    r->norm_eps = 1e-6f;
-    r->scale    = 1.0f / sqrtf((float)b->K);
     r->n_seqs   = 1;
     r->carry_from = r->carry_to = (struct gdn_pool_view){
         .dtype = GDN_F32, .head = b->K * b->V, .ld = b->K };

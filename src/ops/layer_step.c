@@ -98,18 +98,16 @@ static void describe_rule(struct gdn_step_call *m)
     r->Hq = r->Hk = a->n_key_heads, r->Hv = r->H = a->n_value_heads;
     r->K = a->key_head_dim, r->V = a->value_head_dim;
     r->g = gdn_rows_of(&a->a, &m->tokens), r->beta = gdn_rows_of(&a->b, &m->tokens);
-    r->out       = gdn_rows_of(&a->out, &m->tokens);
-    r->head_map  = a->head_map;
-    r->gate      = GDN_GATE_RAW;
-    r->beta_kind = gdn_beta_of(a->beta_kind, GDN_BETA_SIGMOID);
-    r->norm      = gdn_norm_of(a->norm, GDN_NORM_L2);
-    r->norm_eps  = gdn_eps_of(a->norm_eps, a->flags);
-    r->scale     = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
-    r->bound     = a->gate_lower_bound;
-    r->decode    = true;
-    r->tree      = m->plan.batch.parents.data;
-    r->exact     = a->flags & GDN_EXACT;
-    r->n_seqs    = m->plan.B;
+    r->out = gdn_rows_of(&a->out, &m->tokens);
+    gdn_rule_set_formulas(r,
+                          &(struct gdn_rule_formulas){ a->head_map, GDN_GATE_RAW, a->beta_kind,
+                                                       a->norm, a->norm_eps, a->scale,
+                                                       a->gate_lower_bound, a->flags },
+                          GDN_BETA_SIGMOID, GDN_NORM_L2);
+    r->decode = true;
+    r->tree   = m->plan.batch.parents.data;
+    r->exact  = a->flags & GDN_EXACT;
+    r->n_seqs = m->plan.B;
 }
 
 static struct gdn_plan_pools pools_of(const gdn_step_args *a)

@@ -96,14 +96,13 @@ static void fill(struct gdn_backward_call *c)
     w->dq = gdn_rows_of(&a->dq, &c->tokens), w->dk = gdn_rows_of(&a->dk, &c->tokens);
     w->dv = gdn_rows_of(&a->dv, &c->tokens), w->dg = gdn_rows_of(&a->dg, &c->tokens);
     w->dbeta = gdn_rows_of(&a->dbeta, &c->tokens);
-    r->head_map  = a->head_map, r->gate = a->gate;
-    r->beta_kind = gdn_beta_of(a->beta_kind, GDN_BETA_GIVEN);
-    r->norm      = gdn_norm_of(a->norm, GDN_NORM_NONE);
-    r->norm_eps  = gdn_eps_of(a->norm_eps, a->flags);
-    r->scale     = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
-    r->bound     = a->gate_lower_bound;
-    r->n_seqs    = c->plan.B;
-    r->n_groups  = r->H, r->group_heads = 1;
+    gdn_rule_set_formulas(r,
+                          &(struct gdn_rule_formulas){ a->head_map, a->gate, a->beta_kind, a->norm,
+                                                       a->norm_eps, a->scale, a->gate_lower_bound,
+                                                       a->flags },
+                          GDN_BETA_GIVEN, GDN_NORM_NONE);
+    r->n_seqs   = c->plan.B;
+    r->n_groups = r->H, r->group_heads = 1;
     w->longest  = c->tokens.padded ? c->tokens.T : c->tokens.N;
     w->adds     = a->flags & GDN_ACCUMULATE;
 }

@@ -35,6 +35,17 @@ gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
     return GDN_OK;
 }
 
+void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f,
+                           int32_t default_beta, int32_t default_norm)
+{
+    r->head_map  = f->head_map, r->gate = f->gate;
+    r->beta_kind = gdn_beta_of(f->beta_kind, default_beta);
+    r->norm      = gdn_norm_of(f->norm, default_norm);
+    r->norm_eps  = gdn_eps_of(f->norm_eps, f->flags);
+    r->scale     = gdn_scale_of(f->scale, 1.0f / sqrtf((float)r->K), f->flags);
+    r->bound     = f->bound;
+}
+
 static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
 {
     const struct {
@@ -208,18 +219,17 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->q = gdn_rows_of(&a->q, &c->tokens), r->k = gdn_rows_of(&a->k, &c->tokens);
     r->v = gdn_rows_of(&a->v, &c->tokens), r->g = gdn_rows_of(&a->g, &c->tokens);
     r->beta = gdn_rows_of(&a->beta, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
-    r->head_map  = a->head_map, r->gate = a->gate;
-    r->beta_kind = gdn_beta_of(a->beta_kind, GDN_BETA_GIVEN);
-    r->norm      = gdn_norm_of(a->norm, GDN_NORM_NONE);
-    r->norm_eps  = gdn_eps_of(a->norm_eps, a->flags);
-    r->scale     = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
-    r->bound     = a->gate_lower_bound;
-    r->decode    = decode;
-    r->tree      = c->plan.batch.parents.data;
-    r->exact     = a->flags & GDN_EXACT;
-    r->products  = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
-    r->n_seqs    = c->plan.B;
-    c->pools     = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
+    gdn_rule_set_formulas(r,
+                          &(struct gdn_rule_formulas){ a->head_map, a->gate, a->beta_kind, a->norm,
+                                                       a->norm_eps, a->scale, a->gate_lower_bound,
+                                                       a->flags },
+                          GDN_BETA_GIVEN, GDN_NORM_NONE);
+    r->decode   = decode;
+    r->tree     = c->plan.batch.parents.data;
+    r->exact    = a->flags & GDN_EXACT;
+    r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
+    r->n_seqs   = c->plan.B;
+    c->pools    = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
     return GDN_OK;
 }
 

@@ -70,6 +70,7 @@ static const char *const help[] = {
     "  exact             0 (default), 1: prefill, decode with GDN_EXACT\n"
     "  pad_policy        zero (default), keep (outputs start as zero), sink\n"
     "  sink_slot         for sink\n"
+    "  first_slot        slots below it are padding. Default: 0\n"
     "  write             final (default), each, none\n"
     "  activation        conv1d: none (default), silu; rmsnorm_gated: silu (default), sigmoid\n"
     "  config            layers: JSON with linear_num_key_heads, linear_num_value_heads,\n"

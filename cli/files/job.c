@@ -150,12 +150,19 @@ int job_number(const struct job *job, const char *key, float *value)
     return CLI_OK;
 }
 
+/* Reads a slot; absent: leaves it. */
+static int read_slot(const struct job *job, const char *key, int64_t *slot)
+{
+    const char *text = st_metadata(&job->file, key);
+    if (!text || cli_integer(text, 0, INT64_MAX, slot)) return CLI_OK;
+    return cli_bad("%s: metadata '%s': '%.40s', wanted a slot", job->file.path, key, text);
+}
+
 int job_batch(struct job *job)
 {
     static const char *const pads[]   = { "zero", "keep", "sink", NULL };
     static const char *const writes[] = { "final", "each", "none", NULL };
     gdn_batch               *b        = &job->batch;
-    const char              *sink     = st_metadata(&job->file, "sink_slot");
     *b                                = gdn_batch_init();
     b->cu_seqlens                     = job_tensor(job, "cu_seqlens");
     b->read_slots                     = job_tensor(job, "read_slots");
@@ -164,10 +171,10 @@ int job_batch(struct job *job)
     b->num_accepted_tokens            = job_tensor(job, "num_accepted_tokens");
     b->token_count                    = job_tensor(job, "token_count");
     if (job_choice(job, "pad_policy", pads, &b->pad_policy) ||
-        job_choice(job, "write", writes, &b->write))
+        job_choice(job, "write", writes, &b->write) ||
+        read_slot(job, "sink_slot", &b->sink_slot) ||
+        read_slot(job, "first_slot", &b->first_slot))
         return CLI_BAD;
-    if (sink && !cli_integer(sink, 0, INT64_MAX, &b->sink_slot))
-        return cli_bad("%s: metadata 'sink_slot': '%.40s', wanted a slot", job->file.path, sink);
     job->keep = b->pad_policy == GDN_PAD_KEEP;
     return CLI_OK;
 }

@@ -26,8 +26,8 @@ static const char *const conv1d_tensors[] = {
     "has_initial_state", "num_accepted_tokens", "token_count", "expected.output",
     "expected.final_state", "expected.new_state", NULL
 };
-static const char *const conv1d_metadata[] = { "activation", "pad_policy", "sink_slot", "write",
-                                               NULL };
+static const char *const conv1d_metadata[] = { "activation", "pad_policy", "sink_slot",
+                                               "first_slot", "write", NULL };
 
 static int prepare_conv1d(struct job *job)
 {

@@ -11,7 +11,8 @@ static const char *const tensors[] = {
 };
 static const char *const metadata[] = {
     "scale", "gate", "gate_lower_bound", "beta", "head_map", "use_qk_l2norm", "norm", "norm_eps",
-    "state_layout", "exact", "pad_policy", "sink_slot", "write", NULL
+    "state_layout", "exact", "pad_policy", "sink_slot", "first_slot", "write",
+    NULL
 };
 
 static const char *const gates[]   = { "log", "linear", "raw", NULL };

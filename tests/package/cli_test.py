@@ -390,6 +390,12 @@ def test_padding_and_drafts():
     for policy, status in {"zero": OK, "keep": OK, "sink": OUTSIDE}.items():
         changed = dict(metadata, pad_policy=policy, sink_slot="1")
         run_json(save("pad.safetensors", changed, padded), want=status)
+    shifted = dict(padded, state=(dtype, [B + 1, *shape[1:]], bytes(size) + raw),
+                   read_slots=("I64", [B], i64([1, 0, 3])))
+    shifted["expected.new_state"] = (dtype, [B + 1, *shape[1:]], bytes(size) + states)
+    for first, status in {"1": OK, "0": OUTSIDE}.items():
+        changed = dict(metadata, first_slot=first)
+        run_json(save("pad.safetensors", changed, shifted), want=status)
 
     last = [slot for b in range(B) for slot in (-1, -1, -1, B + b)]
     drafts = dict(
@@ -652,7 +658,8 @@ def test_wrong_metadata():
         "op": "decod", "gate": "exp", "beta": "0.5", "head_map": "", "use_qk_l2norm": "2",
         "norm": "l3", "norm_eps": "nan", "scale": "inf", "state_layout": "klast",
         "exact": "2",
-        "pad_policy": "skip", "write": "all", "sink_slot": "-1", "gate_lower_bound": "1e999",
+        "pad_policy": "skip", "write": "all", "sink_slot": "-1", "first_slot": "x",
+        "gate_lower_bound": "1e999",
         "scales": "1",
     }.items():
         changed = dict(metadata, **{key: value})

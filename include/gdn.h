@@ -1177,7 +1177,8 @@ GDN_API gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args);
  * dbeta, the gradient of beta, it computes the gradients of a, b, A_log and dt_bias. Fields that
  * both calls have are as in the forward call. g and beta of the forward call are not needed.
  *
- *     a b da db dg dbeta   [...][H]   f32, bf16 or f16 each, dense; 1 to 5 leading dimensions
+ *     a b da db dg dbeta   [...][H]   f32, bf16 or f16 each, any strides; 1 to 5 leading dimensions.
+ *                                     Fastest if heads are dense
  *     A_log dt_bias        [H]        f32, bf16 or f16; dt_bias absent: 0
  *     dA_log ddt_bias      [H]        f32; sums over all rows
  *

@@ -28,6 +28,33 @@ static inline void *gdn_row_at(const gdn_tensor *t, int64_t row, int64_t first)
     return gdn_at(t, element);
 }
 
+/* Return how many elements of a row, of n from some element on, lie side by side; and the address
+ * of element `first` by the row's own stride. */
+static inline size_t gdn_at_once(const gdn_tensor *t, size_t n)
+{
+    return t->stride[t->ndim - 1] == 1 ? n : 1;
+}
+static inline void *gdn_element_at(const gdn_tensor *t, int64_t row, int64_t first)
+{
+    return gdn_row_at(t, row, first * t->stride[t->ndim - 1]);
+}
+
+/* Load and store n elements of a row of any stride, from element `first` on. */
+static inline void gdn_load_part(const struct gdn_kernels *kr, float *to, const gdn_tensor *t,
+                                 int64_t row, int64_t first, size_t n)
+{
+    const size_t some = gdn_at_once(t, n);
+    for (size_t i = 0; i < n; i += some)
+        kr->load_row[t->dtype](to + i, gdn_element_at(t, row, first + (int64_t)i), some);
+}
+static inline void gdn_store_part(const struct gdn_kernels *kr, const gdn_tensor *t, int64_t row,
+                                  int64_t first, const float *from, size_t n)
+{
+    const size_t some = gdn_at_once(t, n);
+    for (size_t i = 0; i < n; i += some)
+        kr->store_row[t->dtype](gdn_element_at(t, row, first + (int64_t)i), from + i, some);
+}
+
 static inline int64_t gdn_rows_per_item(int64_t row_elements)
 {
     return row_elements < GDN_ITEM_ELEMENTS ? GDN_ITEM_ELEMENTS / (row_elements + 1) + 1 : 1;
@@ -54,11 +81,14 @@ static inline void gdn_put_gradient(const struct gdn_kernels *kr, void *to, int3
     kr->store_row[dtype](to, x, n);
 }
 
-/* Stores the same in a row of t, from element `first` on. */
+/* Stores the same in a row of t of any stride, from element `first` on. */
 static inline void gdn_store_gradient(const struct gdn_kernels *kr, const gdn_tensor *t,
                                       int64_t row, int64_t first, float *x, size_t n, bool adds)
 {
-    gdn_put_gradient(kr, gdn_row_at(t, row, first), t->dtype, x, n, adds);
+    const size_t some = gdn_at_once(t, n);
+    for (size_t i = 0; i < n; i += some)
+        gdn_put_gradient(kr, gdn_element_at(t, row, first + (int64_t)i), t->dtype, x + i, some,
+                         adds);
 }
 
 /* ---- Sums over rows, the gradients of a vector [n] ----------------------------------------- */

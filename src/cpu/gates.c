@@ -14,32 +14,6 @@ struct piece {
     size_t  n;
 };
 
-/* Returns head i of the piece in a row. */
-static char *head_at(const gdn_tensor *t, int64_t row, const struct piece *p, size_t i)
-{
-    return gdn_row_at(t, row, (p->first + (int64_t)i) * t->stride[t->ndim - 1]);
-}
-
-static bool is_dense(const gdn_tensor *t, const struct piece *p)
-{
-    return t->stride[t->ndim - 1] == 1 || p->n == 1;
-}
-
-static void load_heads(const struct gdn_kernels *kr, float *to, const gdn_tensor *t, int64_t row,
-                       const struct piece *p)
-{
-    const size_t n = is_dense(t, p) ? p->n : 1; /* at once */
-    for (size_t i = 0; i < p->n; i += n) kr->load_row[t->dtype](to + i, head_at(t, row, p, i), n);
-}
-
-static void store_heads(const struct gdn_kernels *kr, const gdn_tensor *t, int64_t row,
-                        const struct piece *p, const float *from)
-{
-    const size_t n = is_dense(t, p) ? p->n : 1;
-    for (size_t i = 0; i < p->n; i += n)
-        kr->store_row[t->dtype](head_at(t, row, p, i), from + i, n);
-}
-
 static void write_g(const struct gdn_gates_call *s, const struct piece *p)
 {
     const gdn_gates_args *a     = &s->args;
@@ -50,7 +24,7 @@ static void write_g(const struct gdn_gates_call *s, const struct piece *p)
     for (size_t h = 0; h < p->n; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
 
     for (int64_t row = p->row; row < p->end; row++) {
-        load_heads(s->kr, g, &a->a, row, p);
+        gdn_load_part(s->kr, g, &a->a, row, p->first, p->n);
         if (bound < 0) {
             for (size_t h = 0; h < p->n; h++) g[h] = A[h] * (g[h] + dt[h]);
             s->kr->sigmoid_row(g, g, bound, p->n);
@@ -58,7 +32,7 @@ static void write_g(const struct gdn_gates_call *s, const struct piece *p)
             s->kr->gate_row(g, g, A, dt, p->n);
         }
         if (a->gate == GDN_GATE_LINEAR) s->kr->exp_row(g, g, p->n);
-        store_heads(s->kr, &a->g, row, p, g);
+        gdn_store_part(s->kr, &a->g, row, p->first, g, p->n);
     }
 }
 
@@ -68,9 +42,9 @@ static void write_beta(const struct gdn_gates_call *s, const struct piece *p)
     const float           factor = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f;
     float                 beta[GDN_PIECE];
     for (int64_t row = p->row; row < p->end; row++) {
-        load_heads(s->kr, beta, &a->b, row, p);
+        gdn_load_part(s->kr, beta, &a->b, row, p->first, p->n);
         s->kr->sigmoid_row(beta, beta, factor, p->n);
-        store_heads(s->kr, &a->beta, row, p, beta);
+        gdn_store_part(s->kr, &a->beta, row, p->first, beta, p->n);
     }
 }
 

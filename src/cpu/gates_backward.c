@@ -79,8 +79,8 @@ static void write_da(const struct gdn_gates_backward_call *s, const struct piece
     gdn_load_piece(d.dt, &a->dt_bias, p->first, (int64_t)p->n, 0);
     for (size_t h = 0; h < p->n; h++) d.A[h] = expf(d.A[h]), d.minus_A[h] = -d.A[h];
     for (int64_t row = p->row; row < p->end; row++) {
-        s->kr->load_row[a->a.dtype](r.x, gdn_row_at(&a->a, row, p->first), p->n);
-        s->kr->load_row[a->dg.dtype](r.dg, gdn_row_at(&a->dg, row, p->first), p->n);
+        gdn_load_part(s->kr, r.x, &a->a, row, p->first, p->n);
+        gdn_load_part(s->kr, r.dg, &a->dg, row, p->first, p->n);
         gate_row(s, &d, &r, p->n);
         if (a->da.data) gdn_store_gradient(s->kr, &a->da, row, p->first, r.dg, p->n, s->adds);
     }
@@ -95,8 +95,8 @@ static void write_db(const struct gdn_gates_backward_call *s, const struct piece
     const float                    factor = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f;
     float                          b[GDN_PIECE], beta[GDN_PIECE], db[GDN_PIECE];
     for (int64_t row = p->row; row < p->end; row++) {
-        s->kr->load_row[a->b.dtype](b, gdn_row_at(&a->b, row, p->first), p->n);
-        s->kr->load_row[a->dbeta.dtype](db, gdn_row_at(&a->dbeta, row, p->first), p->n);
+        gdn_load_part(s->kr, b, &a->b, row, p->first, p->n);
+        gdn_load_part(s->kr, db, &a->dbeta, row, p->first, p->n);
         s->kr->sigmoid_row(beta, b, factor, p->n);
         for (size_t h = 0; h < p->n; h++) b[h] = -b[h];
         s->kr->sigmoid_row(b, b, 1, p->n);

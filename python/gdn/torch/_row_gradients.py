@@ -59,8 +59,7 @@ class _Gates(torch.autograd.Function):
         options = dict(zip(_GATE_NUMBERS, ctx.numbers))
         options.update(given(("a", "b", "A_log", "dt_bias"), inputs))
         options.update(given(("da", "db", "dA_log", "ddt_bias"), gradients))
-        overload("gates_backward", options)(dg=dg.contiguous(), dbeta=dbeta.contiguous(),
-                                            **options)
+        overload("gates_backward", options)(dg=dg, dbeta=dbeta, **options)
         return None, *in_dtypes(gradients, inputs)
 
 

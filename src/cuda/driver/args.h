@@ -58,7 +58,8 @@ struct gdn_cu_lines {
     int32_t dtype;
     int32_t access; /* bytes that may be moved at once, 16 or 8, whole quads of elements then;
                        0: single elements */
-    int64_t element; /* from one element to the next, in elements; not 1 only in gdn_gates */
+    int64_t element; /* from one element to the next, in elements; not 1 only in gdn_gates and
+                        its gradients */
 };
 
 /* gdn_gates: a with g, b with beta, or both. */

@@ -47,14 +47,14 @@ GDN_DEVICE float gate_gradient(const struct gdn_cu_gates_backward &a, struct hea
 GDN_DEVICE float load(const struct gdn_cu_gates_backward &a, const struct gdn_cu_lines &l,
                       struct gdn_line at, int64_t head)
 {
-    return load_float(line_at(a.leads, l, at), head, l.dtype);
+    return load_float(line_at(a.leads, l, at), head * l.element, l.dtype);
 }
 
 GDN_DEVICE void store(const struct gdn_cu_gates_backward &a, const struct gdn_cu_lines &l,
                       struct gdn_line at, int64_t head, float x)
 {
     if (a.adds) x += load(a, l, at, head);
-    store_float(line_at(a.leads, l, at), head, l.dtype, x);
+    store_float(line_at(a.leads, l, at), head * l.element, l.dtype, x);
 }
 
 /* Writes a head of one line. */

@@ -10,7 +10,7 @@
 enum { IN, OUT, HEADS, RANK, VIEW, PARTS, GATE, BOUND, BETA, BIAS, PARAMS, ADDS, N_FACTORS };
 enum { ALL, ONLY_DA, ONLY_DB, ONLY_SUMS, DA_AND_SUMS };
 
-static const int levels[N_FACTORS] = { 3, 3, 6, 3, 3, 5, 2, 2, 3, 2, 3, 2 };
+static const int levels[N_FACTORS] = { 3, 3, 6, 3, 4, 5, 2, 2, 3, 2, 3, 2 };
 static const int heads[6] = { 1, 3, 12, 33, 64, 257 };
 
 static bool allowed(int i, int a, int j, int b)
@@ -120,10 +120,21 @@ static void check_call(gdn_ctx *ctx, const gdn_gates_backward_args *x)
 
 /* ---- Cases ---- */
 
+/* The same as rows(), heads before the last leading dimension. */
+static gdn_tensor turned_rows(const int *level, int32_t dtype)
+{
+    const int64_t    H = heads[level[HEADS]];
+    const gdn_tensor t = level[RANK] == 0   ? ring2_new(dtype, 0, 2, H, 37, 0, 0)
+                         : level[RANK] == 1 ? ring2_new(dtype, 0, 3, 3, H, 15, 0)
+                                            : ring2_new(dtype, 2, 4, 2, 3, H, 6);
+    return ring2_swap(&t, t.ndim - 2, t.ndim - 1);
+}
+
 static gdn_tensor rows(const int *level, int32_t dtype)
 {
     const int64_t H = heads[level[HEADS]], gap = level[VIEW] == 1 ? 3 : 0;
     gdn_tensor    t;
+    if (level[VIEW] == 3) return turned_rows(level, dtype);
     switch (level[RANK]) {
     case 0: t = ring2_new(dtype, gap, 2, 37, H, 0, 0); break;
     case 1: t = ring2_new(dtype, gap, 3, 3, 15, H, 0); break;

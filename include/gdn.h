@@ -103,7 +103,8 @@
  *               tensor may be absent if its line in the op's table says so.
  *               Strides are free: they may be negative and, for inputs, zero. Where a comment
  *               says "dense", the last dimension has stride 1. The alignment of one element is
- *               enough; 64 bytes is faster.
+ *               enough; 64 bytes is faster. In gradients, summaries and chunk stages one of
+ *               the last two strides of a state is 1.
  *   Indices     (cu_seqlens, slots, counts) are GDN_I32 or GDN_I64.
  *   Threads     A context serves one call at a time. If a second call comes while one runs in
  *               the same context, the second call returns GDN_E_ARG at once and changes nothing.
@@ -308,9 +309,9 @@ typedef enum gdn_dtype { /* numbers below 16 are kept for values, from 16 on for
     GDN_F32  = 0,
     GDN_BF16 = 1,
     GDN_F16  = 2,
-    GDN_I8   = 3, /* for states only: see "States of 8 bits" */
-    GDN_E4M3 = 4, /* the same: 8-bit floats of 4 exponent and 3 mantissa bits, no infinity */
-    GDN_E5M2 = 5, /* the same: 8-bit floats of 5 exponent and 2 mantissa bits */
+    GDN_I8   = 3, /* for states only, with scales: see "States of 8 bits" */
+    GDN_E4M3 = 4, /* for states only: 8-bit floats of 4 exponent and 3 mantissa bits, no infinity */
+    GDN_E5M2 = 5, /* for states only: 8-bit floats of 5 exponent and 2 mantissa bits */
     GDN_I32  = 16,
     GDN_I64  = 17,
     GDN_U8   = 18
@@ -581,7 +582,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  * On a GPU with m multiprocessors only these ops need memory:
  *
  *     prefill           in segments 5 m (4 K (K + V) + 8) + 192, see GDN_BATCH_INVARIANT
- *                       (+ 4 H K V x (B + checkpoints) + 128: states of 8 bits); GDN_EXACT: none
+ *                       (+ 4 H K V x (B + checkpoints) + 128: states of 8 bits, or without a
+ *                       stride of 1 in V or K); GDN_EXACT: none
  *     decode            of a tree of T tokens (N of packed ones) 4 m (128 K' log2(T + 2) + 32 T +
  *                       128); K' is K rounded up to 64, 128 or 256; less for fewer than 4 m
  *                       parts of states
@@ -778,8 +780,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *     g             [N][H]         f32, bf16 or f16; any strides; absent: alpha = 1
  *     beta          [N][H]         f32, bf16 or f16; any strides; absent: 1
  *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW alone; dt_bias absent: 0
- *     state         [P][H][V][K]   f32, bf16, f16, i8, e4m3; one of its last two strides is 1.
- *                                  Absent: every sequence starts from zero.
+ *     state         [P][H][V][K]   f32, bf16, f16, i8, e4m3, e5m2; any strides, but slower if none
+ *                                  of its last two is 1. Absent: every sequence starts from zero.
  *     state_out     [P][H][V][K]   as state; where states are written. Absent: in state, in place.
  *                                  Both absent: final states are dropped.
  *     out           [N][H][V]      as q, with its own dtype; absent: no output
@@ -836,8 +838,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * k, v and out do not have one dtype, it goes token by token instead, which is slow for prompts. It
  * multiplies bfloat16 and float16 inputs on tensor cores: keys, queries, the state and intermediate
  * values are rounded to that dtype as factors, and summed in float32 (docs/design/numerics.md).
- * States of 8 bits are converted to float32 in the workspace, one for each sequence and each
- * checkpoint.
+ * States of 8 bits, and states without a stride of 1 in V or K, are converted to float32 in the
+ * workspace, one for each sequence and each checkpoint.
  *
  * record_k record_u record_g record_count: for gdn_decode, see "Records of drafted tokens".
  *
@@ -885,25 +887,31 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 /* ---- States of 8 bits ---------------------------------------------------------------------- */
 
 /*
- * States of 8 bits. state, state_out or checkpoints are GDN_I8 or GDN_E4M3, with a tensor of scales
- * for each:
+ * States of 8 bits. state, state_out or checkpoints are GDN_I8, GDN_E4M3 or GDN_E5M2. Each may have
+ * a tensor of scales, and with GDN_I8 it must:
  *
  *     .._scales     [P][H][V]      f32, dense: element = stored value x scale
  *
  * The K elements of a value column share one scale, in both layouts.
  *
  *   reading   An element is read as float32: one product, rounded once.
- *   storing   The scale is m / 127 (GDN_I8) or m / 448 (GDN_E4M3), where m is the largest magnitude
- *             of the column. A stored value is element (1 / scale), rounded to nearest even. A
- *             column of zeros has the scale 0. A scale is at least 2^-126, so a column below 127 or
- *             448 times 2^-126 keeps an absolute precision.
+ *   storing   The scale is m / 127 (GDN_I8), m / 448 (GDN_E4M3) or m / 57344 (GDN_E5M2), where m is
+ *             the largest magnitude of the column. A stored value is element (1 / scale), rounded
+ *             to nearest even. A column of zeros has the scale 0. A scale is at least 2^-126, so a
+ *             column with m below 127, 448 or 57344 times 2^-126 keeps an absolute precision.
  *   NaN       A column with a NaN or an infinity becomes NaN as a whole, by its scale. So no value
  *             that is not finite is lost, and a gate of -inf forgets it as usual (G7).
- *   cost      Decode reads and writes about a quarter of the bytes of float32. Errors:
+ *   no scales FlashInfer's pools have none. Then a stored value is the element, rounded to nearest
+ *             even. An element beyond the largest value, 448 or 57344, or an infinity, becomes that
+ *             value. A NaN stays a NaN, of that element alone.
+ *   cost      Decode reads and writes about a quarter of the bytes of float32. On a GPU one token
+ *             of GDN_I8 or GDN_E4M3 with scales has a kernel of its own. GDN_E5M2 and states
+ *             without scales take the slower kernel of any call. Errors:
  *             docs/design/state-dtypes.md.
  *
  * GDN_ROUND_STOCHASTIC rounds an element up or down. The probability keeps its mean, to 2^-24 of a
- * step with GDN_I8 and to 2^-20 with GDN_E4M3. The random number depends on four things only:
+ * step with GDN_I8, to 2^-20 with GDN_E4M3 and to 2^-21 with GDN_E5M2. The random number depends on
+ * four things only:
  *
  *   - seed + n; n is the number of tokens of the sequence in this call when the state is stored,
  *   - the state head,
@@ -1177,8 +1185,8 @@ GDN_API gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args);
  * dbeta, the gradient of beta, it computes the gradients of a, b, A_log and dt_bias. Fields that
  * both calls have are as in the forward call. g and beta of the forward call are not needed.
  *
- *     a b da db dg dbeta   [...][H]   f32, bf16 or f16 each, any strides; 1 to 5 leading dimensions.
- *                                     Fastest if heads are dense
+ *     a b da db dg dbeta   [...][H]   f32, bf16 or f16 each, any strides; 1 to 5 leading
+ *                                     dimensions. Fastest if heads are dense
  *     A_log dt_bias        [H]        f32, bf16 or f16; dt_bias absent: 0
  *     dA_log ddt_bias      [H]        f32; sums over all rows
  *
@@ -1668,7 +1676,7 @@ GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *arg
  * gdn_state_copy - copies slots of a pool to slots of a pool. It also forks, zeroes, gathers and
  * converts states: each pool has its own dtype, layout and strides.
  *
- *     from_pool   [P][H][V][K]    f32, bf16, f16, i8 or e4m3; from_layout says which of V and
+ *     from_pool   [P][H][V][K]    f32, bf16, f16, i8, e4m3 or e5m2; from_layout says which of V and
  *                                 K is last. Absent: every target becomes zero.
  *     to_pool     [P'][H][V][K]   one of these dtypes, with to_layout
  * or, for states of gdn_conv1d, which have three dimensions (layouts are 0),
@@ -1687,9 +1695,9 @@ GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *arg
  *
  * States of the rule may have 8 bits, with scales and rounded as for gdn_prefill():
  *
- *     from_scales [P][H][V]       f32, dense; for a pool of 8 bits, otherwise absent
- *     to_scales   [P'][H][V]      f32, dense; for a pool of 8 bits, otherwise absent. If to_pool is
- *                                 from_pool, the very view from_scales.
+ *     from_scales [P][H][V]       f32, dense; for a pool of 8 bits (e4m3 and e5m2 may have none),
+ *                                 otherwise absent
+ *     to_scales   [P'][H][V]      the same. If to_pool is from_pool, the very view from_scales.
  *
  * Scales are copied with the values. K is then at most 256.
  *
@@ -1737,7 +1745,7 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  *
  *     state       [P][H][V][K]   f32, bf16, f16, i8 or e4m3 in state_layout, H = max(Hq, Hv); any
  *                                strides; or absent
- *     state_scales [P][H][V]     f32, dense; for a state of 8 bits, otherwise absent
+ *     state_scales [P][H][V]     f32, dense; needed for a state of 8 bits, otherwise absent
  *     conv_state  [P][D][S]      channels in the order q, k, v, D = Hq K + Hk K + Hv V; any
  *                                strides; or absent
  *     slots       [B]            the slot of sequence b. Absent: slot b, and B is P.

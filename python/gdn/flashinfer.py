@@ -23,8 +23,7 @@ import gdn.torch
 
 from . import _drop_in, _replay
 
-_EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
-_STATES = (torch.float32, torch.bfloat16, torch.float16, *_EIGHT_BITS)
+_STATES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _expect(condition, text):
@@ -42,34 +41,6 @@ def _backend(backend, ours, others):
         raise NotImplementedError(f"gdn.flashinfer: backend={backend!r} is FlashInfer's own")
     if backend not in ours:
         raise ValueError(f"unsupported GDN backend: {backend!r}")
-
-
-class _States:
-    """States as libgdn takes them: the tensor itself, or a copy that goes back after the call."""
-
-    def __init__(self):
-        self._copies = []
-
-    def __call__(self, x):
-        if x is None:
-            return None
-        for original, copy in self._copies:
-            if original is x:
-                return copy
-        if x.dtype in _EIGHT_BITS:
-            copy = x.float()
-        elif 1 not in x.stride()[-2:]:
-            copy = x.contiguous()
-        else:
-            return x
-        self._copies.append((x, copy))
-        return copy
-
-    def back(self, x):
-        """Stores what a call wrote to the tensor that stands for x."""
-        for original, copy in self._copies:
-            if original is x:
-                x.copy_(copy)
 
 
 def _check_interval(every, checkpoints, starts):
@@ -160,9 +131,7 @@ def chunk_gated_delta_rule(
     leaves its row of output_state alone. Without output_final_state no state is written.
     use_qk_l2norm_in_kernel normalises in float32; FlashInfer rounds to the dtype of q between.
 
-    Copied: q, k, v if their last stride is not 1; a whole state tensor of 8 bits, or without a
-    stride 1 in its last two dimensions (to float32, or dense, and back). Converted: an output of
-    another dtype than q.
+    Copied: q, k, v if their last stride is not 1. Converted: an output of another dtype than q.
 
     Raises NotImplementedError for backend "cake_gdn" or "cudnn" and for tensors that require a
     gradient; ValueError and AssertionError where FlashInfer does; RuntimeError for other arguments
@@ -183,29 +152,24 @@ def chunk_gated_delta_rule(
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     if output_final_state and output_state is None:
         output_state = torch.empty((count, *last), dtype=torch.float32, device=q.device)
-    options, states = dict(cu_seqlens=cu_seqlens), _States()
+    options = dict(cu_seqlens=cu_seqlens)
     if state_indices is not None:
         options["read_slots"] = state_indices
     if max_seqlen:
         options["max_seqlen"] = max_seqlen
     if every:
-        options.update(checkpoint_every=every, checkpoints=states(state_checkpoints))
+        options.update(checkpoint_every=every, checkpoints=state_checkpoints)
     if output_final_state:
-        options["state_out"] = states(output_state)
+        options["state_out"] = output_state
     elif initial_state is not None:
         options["write"] = gdn.WRITE_NONE
     q, k, v = (_drop_in.unit_stride(x) for x in (q, k, v))
     g, beta = (_drop_in.gate(x) for x in (g, beta))
     output = _drop_in.into(output, q.dtype, lambda out: gdn.torch.prefill(
-        q, k, v, g, beta, state=states(initial_state), out=out, gate=gdn.GATE_LINEAR,
+        q, k, v, g, beta, state=initial_state, out=out, gate=gdn.GATE_LINEAR,
         norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE, scale=scale or 0.0,
         **options))
-    if every:
-        states.back(state_checkpoints)
-    if not output_final_state:
-        return output
-    states.back(output_state)
-    return output, output_state
+    return (output, output_state) if output_final_state else output
 
 
 def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=None, write=None,
@@ -224,7 +188,6 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
                     f"Expected {name} shape [{q.shape[0]}], got {list(slots.shape)}")
     _drop_in.refuse_grad(q=q, k=k, v=v, state=pool, a=a, b=b, A_log=A_log, dt_bias=dt_bias)
     B, T = q.shape[:2]
-    states = _States()
     if read is not None:
         options["read_slots"] = read
     if each is not None:
@@ -245,11 +208,9 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
     q, k, v = (_drop_in.unit_stride(x) for x in (q, k, v))
     a, b = (_drop_in.gate(x) for x in (a, b))
     output = gdn.torch.decode(
-        q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=states(pool), out=output,
+        q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=pool, out=output,
         state_layout=layout, norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE,
         **_drop_in.scaled(scale), **_drop_in.RAW_GATES, **options)
-    if not frozen:
-        states.back(pool)
     return _drop_in.cast(output, wanted), pool
 
 
@@ -287,8 +248,7 @@ def gated_delta_rule_decode_pretranspose(
 
     Returns (output [B, T, HV, V], state or initial_state).
 
-    Copied: q, k, v if their last stride is not 1; states without a stride 1 in their last two
-    dimensions. Converted: float16 q, k, v, a and b to bfloat16, as in FlashInfer.
+    Copied: q, k, v if their last stride is not 1. Converted: float16 q, k, v, a and b to bfloat16, as in FlashInfer.
 
     Raises NotImplementedError for backend "cake_gdn" or "rubin", a uGPU pool and for
     tensors that require a gradient; ValueError and AssertionError where FlashInfer does;

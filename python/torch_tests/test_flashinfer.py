@@ -26,10 +26,11 @@ def expected(a, g, state):
     return reference(**rows, g=g.unflatten(0, (B, T)), state=state)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e5m2])
-def test_prefill(dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("step", [1, 3])
+def test_prefill(dtype, step):
     a, g = packed()
-    state = torch.randn(B + 1, HV, V, K).to(dtype)
+    state = torch.randn(B + 1, HV, V, K * step).to(dtype)[..., ::step]
     out, final = expected(a, g, state[:B].float())
     empty = torch.full((B + 1, HV, V, K), 7.0).to(dtype)
     before = state.float()

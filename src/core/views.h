@@ -14,18 +14,19 @@ struct gdn_rows {
     int64_t batch, token, head;
 };
 
-/* A pool of states: slots of n_rows x n_cols with one dense dimension, after choosing which
- * of the two is "rows". Strides in elements. */
+/* A pool of states: slots of n_rows x n_cols, after choosing which of the two is "rows": columns
+ * are dense, if one of the two is. Strides in elements. */
 struct gdn_pool_view {
     char   *data; /* NULL: absent */
     int32_t dtype;
     bool    k_first; /* rows are k, columns v are dense; else rows are v, columns k dense */
     bool    streamed; /* written lines are not read again soon */
+    bool    random;   /* GDN_ROUND_STOCHASTIC */
     int64_t slot, head, ld;
-    /* The scales of 8-bit states, [slot][head][V], and how written states are rounded. */
+    int64_t gap; /* elements between one column and the next; 0: they are dense */
+    /* The scales of 8-bit states, [slot][head][V], and what random rounding starts from. */
     float   *scales;
     int64_t  scales_slot, scales_head;
-    bool     random; /* GDN_ROUND_STOCHASTIC, from this seed */
     uint64_t seed;
 };
 

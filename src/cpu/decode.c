@@ -4,8 +4,8 @@
  * through its heads in blocks of at most 128 columns; what the heads of a group share (k, q,
  * k . q) is loaded once.
  *
- * Trees, records, checkpoints and states of 8 bits need states that the loops do not have at
- * hand. Such a sequence is walked: its states are float32 in scratch, one for each level of the
+ * Trees, records, checkpoints, states of 8 bits and states that are dense in no dimension need
+ * states that the loops do not have at hand. Such a sequence is walked: its states are float32 in scratch, one for each level of the
  * tree, and the loops only move them on. What is stored is stored from there.
  */
 #include <math.h>
@@ -174,9 +174,10 @@ static bool has_record(const struct gdn_rule *r, const struct gdn_seq *seq)
     return r->record && seq->slot >= 0;
 }
 
-static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq)
+static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq, const struct block *b)
 {
-    return r->visits || has_record(r, seq) || (r->checkpoints.data && seq->n_checkpoints > 0) ||
+    return r->visits || has_record(r, seq) || b->to_view->gap ||
+           (r->checkpoints.data && seq->n_checkpoints > 0) ||
            gdn_rule_rounding8(r) || (!seq->to_carry && gdn_is_q8(r->to.dtype));
 }
 
@@ -197,6 +198,7 @@ static struct gdn_place codes_of(struct step_scratch *c, const struct gdn_rule *
     *view         = gdn_rule_rounding8(r) ? *gdn_rule_rounding8(r) : *b->from.view;
     view->k_first = b->to_view->k_first;
     view->ld      = view->k_first ? b->n : r->K;
+    view->gap     = 0;
     return (struct gdn_place){ .data   = (char *)c->codes,
                                .scales = view->scales ? c->scales : NULL,
                                .view   = view };
@@ -381,7 +383,7 @@ static bool step_q8(struct step_scratch *c, const struct gdn_rule *r,
     const struct gdn_place  to  = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
     uint32_t                keys[COLUMNS];
     if (seq->n_valid != 1 || r->visits || has_record(r, seq) || to.view->k_first) return false;
-    if (!to.data || to.data != b->from.data || !to.scales) return false;
+    if (!to.data || to.data != b->from.data || !to.scales || to.view->gap) return false;
     if (r->checkpoints.data && seq->n_checkpoints > 0) return false;
     load_tokens(c, r, kr, item, b->head, 0, 1);
     load_v(c, r, kr, seq, b, 0, 1);
@@ -420,13 +422,14 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
         copy_state(c, r, kr, seq, b);
         return;
     }
-    if (is_walked(r, seq)) {
+    if (is_walked(r, seq, b)) {
         if (step_q8(c, r, kr, item, b)) return;
         walk(c, r, kr, item, b);
         return;
     }
     bool resume = b->from.data && (b->from.view->dtype != b->to_view->dtype ||
-                                   b->from.view->k_first != b->to_view->k_first);
+                                   b->from.view->k_first != b->to_view->k_first ||
+                                   b->from.view->gap);
     if (resume) stage(c->state, r, kr, b);
     for (int64_t t0 = 0; t0 < seq->n_valid; t0 += TOKENS) {
         const int n = seq->n_valid - t0 < TOKENS ? (int)(seq->n_valid - t0) : TOKENS;

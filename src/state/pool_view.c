@@ -5,23 +5,22 @@
 #include "batch/plan.h"
 #include "core/tensor_check.h"
 
-/* Makes shape and strides; the dtype is known. */
+/* Makes shape and strides; the dtype is known. If no dimension is dense, columns are the last. */
 static gdn_status make_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
                             int64_t H, int64_t K, int64_t V, struct gdn_pool_view *view)
 {
     const bool kv = layout == GDN_STATE_KV;
     TRY(gdn_check_shape(ctx, t, name, 4, (int64_t[]){ -1, H, kv ? K : V, kv ? V : K }));
-    const bool last_dense = t->size[3] < 2 || t->stride[3] == 1;
-    if (!last_dense && t->size[2] >= 2 && t->stride[2] != 1)
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: strides %lld, %lld, wanted 1 in one of the last two",
-                        name, (long long)t->stride[2], (long long)t->stride[3]);
-    const int rows = last_dense ? 2 : 3; /* one row may have any stride, which is not to be used */
+    const bool last_dense  = t->size[3] < 2 || t->stride[3] == 1;
+    const bool upper_dense = !last_dense && (t->size[2] < 2 || t->stride[2] == 1);
+    const int  rows = upper_dense ? 3 : 2; /* one row may have any stride, which is not to be used */
     *view = (struct gdn_pool_view){ .data    = t->data,
                                     .dtype   = t->dtype,
-                                    .k_first = last_dense == kv,
+                                    .k_first = upper_dense != kv,
                                     .slot    = t->stride[0],
                                     .head    = t->stride[1],
-                                    .ld      = t->size[rows] < 2 ? 0 : t->stride[rows] };
+                                    .ld      = t->size[rows] < 2 ? 0 : t->stride[rows],
+                                    .gap = last_dense || upper_dense ? 0 : t->stride[3] - 1 };
     return GDN_OK;
 }
 
@@ -31,7 +30,11 @@ gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, i
     *view = (struct gdn_pool_view){ 0 };
     if (!t->data) return GDN_OK;
     TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS));
-    return make_view(ctx, t, name, layout, H, K, V, view);
+    TRY(make_view(ctx, t, name, layout, H, K, V, view));
+    if (view->gap)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: strides %lld, %lld, wanted 1 in one of the last two",
+                        name, (long long)t->stride[2], (long long)t->stride[3]);
+    return GDN_OK;
 }
 
 gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *s, int64_t H, int64_t V)

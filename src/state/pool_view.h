@@ -6,11 +6,12 @@
 #include "core/ctx.h"
 #include "core/views.h"
 
-/* A state tensor [P][H]([V][K] or [K][V]) as a view; absent: data NULL. */
+/* A state tensor [P][H]([V][K] or [K][V]) as a view; absent: data NULL. One of its last two
+ * strides is 1. */
 gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
                           int64_t H, int64_t K, int64_t V, struct gdn_pool_view *view);
 
-/* The same where 8 bits are allowed, with their scales. */
+/* The same where any strides and 8 bits are allowed, with their scales. */
 struct gdn_scaled {
     const gdn_tensor *t, *scales;
     const char       *name, *scales_name;

@@ -45,7 +45,7 @@ enum { TILE = 8 }; /* columns that are turned at a time */
 /* The first of n columns in memory, and the shape of what lies there. */
 struct part {
     char   *at;
-    int64_t row; /* bytes from one row to the next */
+    int64_t row, step; /* bytes from one row, one column to the next */
     int     rows, cols;
 };
 
@@ -53,8 +53,9 @@ static struct part part_of(const struct gdn_place *p, int K, int col, int n)
 {
     const struct gdn_pool_view *v    = p->view;
     const int64_t               elem = (int64_t)gdn_dtype_bytes(v->dtype), row = v->ld * elem;
-    if (v->k_first) return (struct part){ p->data + col * elem, row, K, n };
-    return (struct part){ p->data + col * row, row, n, K };
+    const int64_t               step = (1 + v->gap) * elem;
+    if (v->k_first) return (struct part){ p->data + col * step, row, step, K, n };
+    return (struct part){ p->data + col * row, row, step, n, K };
 }
 
 static float *scales_at(const struct gdn_place *p, int col)
@@ -62,12 +63,78 @@ static float *scales_at(const struct gdn_place *p, int col)
     return p->scales ? p->scales + col : NULL;
 }
 
-/* As they lie in memory, rows ld floats apart. */
+/* ---- Columns with gaps ---- */
+
+/* Brings n elements of `unit` bytes together, and deals them out. */
+static void gather(char *to, const char *from, int64_t step, int n, int64_t unit)
+{
+    for (int i = 0; i < n; i++) memcpy(to + i * unit, from + i * step, (size_t)unit);
+}
+static void scatter(char *to, int64_t step, const char *from, int n, int64_t unit)
+{
+    for (int i = 0; i < n; i++) memcpy(to + i * step, from + i * unit, (size_t)unit);
+}
+
+static void load_spread(float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
+                        const struct gdn_place *from, int K, int col, int n)
+{
+    const struct gdn_pool_view *v    = from->view;
+    const struct part           p    = part_of(from, K, col, n);
+    const int64_t               unit = (int64_t)gdn_dtype_bytes(v->dtype);
+    char                        row[GDN_MAX_HEAD * sizeof(float)];
+    for (int i = 0; i < p.rows; i++, S += ld) {
+        gather(row, p.at + i * p.row, p.step, p.cols, unit);
+        if (!gdn_is_q8(v->dtype))
+            kr->load_row[v->dtype](S, row, (size_t)p.cols);
+        else if (v->k_first)
+            kr->load8_kv[v->dtype - GDN_I8](S, ld, row, 0, scales_at(from, col), 1, n);
+        else
+            kr->load8_vk[v->dtype - GDN_I8](S, ld, row, 0, scales_at(from, col + i), K, 1);
+    }
+}
+
+/* Stores floats. */
+static void store_spread(const float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
+                         const struct gdn_place *to, int K, int col, int n)
+{
+    const struct gdn_pool_view *v    = to->view;
+    const struct part           p    = part_of(to, K, col, n);
+    const int64_t               unit = (int64_t)gdn_dtype_bytes(v->dtype);
+    char                        row[GDN_MAX_HEAD * sizeof(float)];
+    for (int i = 0; i < p.rows; i++) {
+        kr->store_row[v->dtype](row, S + i * ld, (size_t)p.cols);
+        scatter(p.at + i * p.row, p.step, row, p.cols, unit);
+    }
+}
+
+/* Stores states of 8 bits, some columns at a time: a column has one scale. */
+static void store_spread8(const float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
+                          const struct gdn_place *to, const uint32_t *keys, int K, int col, int n)
+{
+    const struct gdn_pool_view *v = to->view;
+    char                        codes[TILE * GDN_MAX_HEAD];
+    for (int j = 0; j < n; j += TILE) {
+        const int         m = n - j < TILE ? n - j : TILE;
+        const struct part p = part_of(to, K, col + j, m);
+        (v->k_first ? kr->store8_kv : kr->store8_vk)[v->dtype - GDN_I8](
+            codes, p.cols, scales_at(to, col + j), v->k_first ? S + j : S + j * ld, ld,
+            keys ? keys + j : NULL, K, m);
+        for (int i = 0; i < p.rows; i++)
+            scatter(p.at + i * p.row, p.step, codes + i * p.cols, p.cols, 1);
+    }
+}
+
+/* ---- As they lie in memory, rows ld floats apart ---- */
+
 static void load_rows(float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
                       const struct gdn_place *from, int K, int col, int n)
 {
     const struct gdn_pool_view *v = from->view;
     const struct part           p = part_of(from, K, col, n);
+    if (v->gap) {
+        load_spread(S, ld, kr, from, K, col, n);
+        return;
+    }
     if (gdn_is_q8(v->dtype)) {
         (v->k_first ? kr->load8_kv : kr->load8_vk)[v->dtype - GDN_I8](S, ld, p.at, p.row,
                                                                       scales_at(from, col), K, n);
@@ -85,8 +152,16 @@ static void store_rows(const float *S, ptrdiff_t ld, const struct gdn_kernels *k
     if (gdn_is_q8(v->dtype)) {
         uint32_t keys[GDN_MAX_HEAD];
         if (v->random) gdn_noise_keys(keys, to->noise, col, n);
+        if (v->gap) {
+            store_spread8(S, ld, kr, to, v->random ? keys : NULL, K, col, n);
+            return;
+        }
         (v->k_first ? kr->store8_kv : kr->store8_vk)[v->dtype - GDN_I8](
             p.at, p.row, scales_at(to, col), S, ld, v->random ? keys : NULL, K, n);
+        return;
+    }
+    if (v->gap) {
+        store_spread(S, ld, kr, to, K, col, n);
         return;
     }
     for (int i = 0; i < p.rows && v->streamed; i++)
@@ -143,9 +218,12 @@ void gdn_copy_columns(struct gdn_place to, int to_col, struct gdn_place from, in
     if (to.scales)
         memmove(to.scales + to_col, from.scales + from_col, (size_t)n * sizeof *to.scales);
     for (int i = 0; i < t.rows; i++) {
-        char *row = t.at + i * t.row;
-        if (!turn) memmove(row, f.at + i * f.row, (size_t)t.cols);
-        for (int j = 0; turn && j < t.cols; j++) row[j] = f.at[j * f.row + i];
+        char         *row  = t.at + i * t.row;
+        const char   *from_row = f.at + i * (turn ? f.step : f.row);
+        const int64_t step = turn ? f.row : f.step;
+        if (t.step == 1 && step == 1) memmove(row, from_row, (size_t)t.cols);
+        for (int j = 0; (t.step != 1 || step != 1) && j < t.cols; j++)
+            row[j * t.step] = from_row[j * step];
     }
 }
 

@@ -183,13 +183,13 @@ static struct heads draw_heads(struct ring2_draw *d)
     return (struct heads){ h[0], h[1], h[2], h[0] > h[2] ? h[0] : h[2], up_to(20), up_to(14) };
 }
 
-/* A pool of n slots; of 8 bits now and then, with scales. */
+/* A pool of n slots; of 8 bits now and then, floats among them with scales or without. */
 static gdn_tensor draw_pool(struct ring2_draw *d, const struct heads *h, int64_t n, int32_t dtype,
                             bool kv, gdn_tensor *scales)
 {
     if (scales && one_in(8)) {
-        dtype   = one_in(2) ? GDN_I8 : GDN_E4M3;
-        *scales = PLACE3(GDN_F32, n, h->H, h->V);
+        dtype = GDN_I8 + (int32_t)below(3);
+        if (dtype == GDN_I8 || one_in(2)) *scales = PLACE3(GDN_F32, n, h->H, h->V);
     }
     return PLACE4(dtype, n, h->H, kv ? h->K : h->V, kv ? h->V : h->K);
 }

@@ -25,8 +25,8 @@ static void test_names(void)
         CHECK(!strcmp(got, i >= 0 && i < 8 ? names[i] : "GDN_E_?"), "status %d: %s", i, got);
     }
     static const size_t bytes[20] = { [GDN_F32] = 4, [GDN_BF16] = 2, [GDN_F16] = 2,
-                                      [GDN_I8] = 1,  [GDN_E4M3] = 1, [GDN_I32] = 4,
-                                      [GDN_I64] = 8, [GDN_U8] = 1 };
+                                      [GDN_I8] = 1,  [GDN_E4M3] = 1, [GDN_E5M2] = 1,
+                                      [GDN_I32] = 4, [GDN_I64] = 8, [GDN_U8] = 1 };
     for (int i = -1; i < 20; i++)
         CHECK(gdn_dtype_bytes(i) == (i >= 0 ? bytes[i] : 0), "dtype %d: %zu bytes", i,
               gdn_dtype_bytes(i));

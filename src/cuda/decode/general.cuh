@@ -38,12 +38,13 @@ GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struc
                                         int bytes)
 {
     const bool          turned = view.k_first != Tile::K_FIRST;
+    const int64_t       step   = 1 + view.gap;
     struct decode_place p;
     p.dtype       = view.dtype;
     p.rows        = Tile::K_FIRST ? r.K : w.n_columns;
     p.columns     = Tile::K_FIRST ? w.n_columns : r.K;
-    p.row_step    = turned ? 1 : view.ld;
-    p.column_step = turned ? view.ld : 1;
+    p.row_step    = turned ? step : view.ld;
+    p.column_step = turned ? view.ld : step;
     p.data = view.data + (pool_at(view, slot, w.head) +
                           w.column * (Tile::K_FIRST ? p.column_step : p.row_step)) *
                              bytes;

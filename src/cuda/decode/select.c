@@ -111,6 +111,7 @@ static const char *why_not_pool(const struct gdn_cu_rule *r, const struct gdn_po
     const int64_t               bytes = (int64_t)gdn_dtype_bytes(pool->dtype);
     const int64_t               piece = pool->k_first ? 16 / bytes : 4;
     if (!view->data) return NULL;
+    if (view->gap) return "states have no stride of 1";
     if (view->dtype != pool->dtype || view->k_first != pool->k_first)
         return "states come and go in different dtypes or layouts";
     if ((uintptr_t)view->data % (uintptr_t)(piece * bytes) || view->slot % piece ||
@@ -292,6 +293,7 @@ static const char *why_not_token_packed(const struct gdn_decode_call *c)
 static const char *why_not_scales(const struct gdn_pool_view *p)
 {
     const bool near = gdn_cuda_is_near(p->scales_slot, 4) && gdn_cuda_is_near(p->scales_head, 4);
+    if (p->data && !p->scales) return "states have no scales";
     return !p->data || near ? NULL : "a stride of scales does not fit 32 bits";
 }
 
@@ -299,8 +301,9 @@ static const char *why_not_token_eight(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
     if (c->not_step) return c->not_step;
-    if (!why_eight(r)) return "states do not have 8 bits";
+    if (!gdn_is_q8(c->pool->dtype)) return "states do not have 8 bits";
     if (r->K != EIGHT_K || r->V % EIGHT_ROWS) return "K is not 128, or V not a multiple of 32";
+    if (c->pool->dtype == GDN_E5M2) return "states are e5m2";
     if (c->pool->k_first) return "states are k-first";
     const char *why = why_not_scales(&r->from);
     if (!why) why = why_not_scales(&r->to);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill in chunks with states of 8 bits, see q8.cu. */
+/* gdn_prefill in chunks with states of 8 bits, or without a stride of 1, see q8.cu. */
+#include "batch/plan.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/backend.h"
 #include "cuda/prefill/general.h"
@@ -15,11 +16,22 @@ static struct gdn_pool_view wide_view(const struct gdn_cu_rule *r, char *data)
     };
 }
 
+/* Returns true if chunks cannot work on the pool as it lies. */
+static bool is_apart(const struct gdn_pool_view *view)
+{
+    return view->data && (gdn_is_q8(view->dtype) || view->gap);
+}
+
+bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *r)
+{
+    return is_apart(&r->from) || is_apart(&r->to) || is_apart(&r->checkpoints);
+}
+
 /* Returns checkpoints that a call may leave, whatever its batch holds. */
 static int64_t count_checkpoints(const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    if (!r->checkpoints.scales || b->checkpoint_pool < 0) return 0;
+    if (!is_apart(&r->checkpoints) || b->checkpoint_pool < 0) return 0;
     if (b->checkpoint_starts.data || b->n_checkpoints < b->N / b->checkpoint_every)
         return b->n_checkpoints;
     return b->N / b->checkpoint_every;
@@ -32,7 +44,7 @@ static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, c
 {
     const size_t state = (size_t)r->H * (size_t)r->K * (size_t)r->V * sizeof(float);
     const struct gdn_room rooms[] = {
-        { states, r->from.scales || r->to.scales ? (size_t)r->batch.B * state : 0 },
+        { states, is_apart(&r->from) || is_apart(&r->to) ? (size_t)r->batch.B * state : 0 },
         { checkpoints, (size_t)count_checkpoints(r) * state },
         { rest, more },
     };
@@ -69,19 +81,20 @@ gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, options), &states, &checkpoints, &rest,
             memory);
     how.memory = rest;
-    if (r->checkpoints.scales) inner.batch.n_checkpoints = count_checkpoints(r);
+    if (is_apart(&r->checkpoints)) inner.batch.n_checkpoints = count_checkpoints(r);
     struct gdn_cu_prefill_eight a = { .rule = *r };
     a.rule.batch = inner.batch;
     a.n_parts    = (r->V + GDN_PREFILL_EIGHT_COLUMNS - 1) / GDN_PREFILL_EIGHT_COLUMNS;
-    if (r->from.scales) {
+    if (is_apart(&r->from))
         a.from = inner.from = wide_view(r, states), how.by_number |= GDN_PREFILL_FROM;
-        ran.kernels[ran.n++] = GDN_CU_prefill_eight_load;
-        TRY(launch(ctx, GDN_CU_prefill_eight_load, &a, 1, stream));
-    }
-    if (r->to.scales) a.to = inner.to = wide_view(r, states), how.by_number |= GDN_PREFILL_TO;
-    if (r->checkpoints.scales) {
+    if (is_apart(&r->to)) a.to = inner.to = wide_view(r, states), how.by_number |= GDN_PREFILL_TO;
+    if (is_apart(&r->checkpoints)) {
         a.checkpoints = inner.checkpoints = wide_view(r, checkpoints);
         how.by_number |= GDN_PREFILL_CHECKPOINTS;
+    }
+    if (a.from.data) {
+        ran.kernels[ran.n++] = GDN_CU_prefill_eight_load;
+        TRY(launch(ctx, GDN_CU_prefill_eight_load, &a, 1, stream));
     }
     TRY(gdn_cuda_prefill_chunks(ctx, &inner, &how, &ran, stream));
     if (a.to.data || a.checkpoints.data) {

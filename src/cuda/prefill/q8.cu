@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * States of 8 bits before and after the chunks, which work on float32 ones in the workspace: one
- * for each sequence, one for each checkpoint. A block has 32 columns of one head.
+ * States of 8 bits, or without a stride of 1, before and after the chunks, which work on float32
+ * ones in the workspace: one for each sequence, one for each checkpoint. A block has 32 columns of one head.
  */
 #include "cuda/device/q8.cuh"
 #include "cuda/prefill/general.h"
@@ -41,7 +41,7 @@ GDN_DEVICE struct eight_part find_part(const struct gdn_cu_prefill_eight &a)
 struct eight_place {
     char   *data;
     int64_t v_step, k_step; /* in elements */
-    float  *scales;
+    float  *scales; /* NULL: none */
     bool    k_first;
 };
 
@@ -49,11 +49,13 @@ GDN_DEVICE struct eight_place place_of(const struct gdn_pool_view &view, int64_t
                                        const struct eight_part &p)
 {
     struct eight_place at;
-    at.v_step  = view.k_first ? 1 : view.ld;
-    at.k_step  = view.k_first ? view.ld : 1;
+    at.v_step  = view.k_first ? 1 + view.gap : view.ld;
+    at.k_step  = view.k_first ? view.ld : 1 + view.gap;
     at.data    = view.data + (pool_at(view, slot, p.head) + p.v * at.v_step) *
                               state_bytes(view.dtype);
-    at.scales  = view.scales + slot * view.scales_slot + p.head * view.scales_head + p.v;
+    at.scales  = view.scales
+                     ? view.scales + slot * view.scales_slot + p.head * view.scales_head + p.v
+                     : NULL;
     at.k_first = view.k_first;
     return at;
 }
@@ -77,11 +79,13 @@ struct eight_sequence {
     int64_t                   n_idle;
 };
 
-/* By all threads; -1: nothing of 8 bits was read. */
-GDN_DEVICE int64_t count_idle(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int head)
+/* By all threads; -1: no such state was read. */
+GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_eight &a, const struct gdn_cu_seq &s,
+                              int head)
 {
-    __shared__ int left; /* of THREADS tokens, from the first that changes something on */
-    if (s.read < 0 || !r.from.scales) return -1;
+    __shared__ int            left; /* of THREADS tokens, from the first that changes something on */
+    const struct gdn_cu_rule &r = a.rule;
+    if (s.read < 0 || !a.from.data) return -1;
     for (int64_t first = 0; first < s.n_valid; first += THREADS) {
         const int64_t t       = first + threadIdx.x;
         const bool    changes = t < s.n_valid && (load_gate(r, s, t, head, true) != 1 ||
@@ -109,7 +113,7 @@ GDN_DEVICE void read_eight(struct eight_sequence &q, const struct gdn_cu_prefill
         }
     }
     __syncthreads();
-    const int64_t n = q.s.n_tokens ? count_idle(a.rule, q.s, p.head) : 0;
+    const int64_t n = q.s.n_tokens ? count_idle(a, q.s, p.head) : 0;
     if (threadIdx.x == 0) q.n_idle = n;
     __syncthreads();
 }
@@ -118,19 +122,30 @@ GDN_DEVICE void read_eight(struct eight_sequence &q, const struct gdn_cu_prefill
 GDN_DEVICE bool is_kept(const struct eight_sequence &q, const struct gdn_cu_rule &r,
                         const struct gdn_pool_view &view, int64_t n)
 {
-    return n <= q.n_idle && r.from.dtype == view.dtype;
+    return n <= q.n_idle && store_alike(r.from, view);
+}
+
+GDN_DEVICE void copy_element(char *to, int64_t at, const char *from, int64_t from_at, int bytes)
+{
+    if (bytes == 1)
+        to[at] = from[from_at];
+    else if (bytes == 2)
+        ((uint16_t *)to)[at] = ((const uint16_t *)from)[from_at];
+    else
+        ((uint32_t *)to)[at] = ((const uint32_t *)from)[from_at];
 }
 
 /* Copies bit for bit, with the scales, between pools of one dtype. */
 GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_place &from,
-                           const struct eight_part &p)
+                           const struct eight_part &p, int bytes)
 {
     if (to.data == from.data) return;
     for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
         const int v = column_of(p, to.k_first, i), k = key_of(p, to.k_first, i);
-        to.data[v * to.v_step + k * to.k_step] = from.data[v * from.v_step + k * from.k_step];
+        copy_element(to.data, v * to.v_step + k * to.k_step, from.data,
+                     v * from.v_step + k * from.k_step, bytes);
     }
-    if ((int)threadIdx.x < p.n) to.scales[threadIdx.x] = from.scales[threadIdx.x];
+    if (to.scales && (int)threadIdx.x < p.n) to.scales[threadIdx.x] = from.scales[threadIdx.x];
 }
 
 /* Copies all that is kept, before anything is written where it was read. */
@@ -139,14 +154,15 @@ GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_eight &a, const struct eig
 {
     const struct gdn_cu_rule &r    = a.rule;
     const struct eight_place  from = place_of(r.from, q.s.read, p);
-    for (int64_t c = q.checkpoints.first; r.checkpoints.scales && c < q.checkpoints.end; c++) {
+    const int                 bytes = state_bytes(r.from.dtype);
+    for (int64_t c = q.checkpoints.first; a.checkpoints.data && c < q.checkpoints.end; c++) {
         int64_t       slot;
         const int64_t n = checkpoint_at(r.batch, q.checkpoints, c, slot);
         if (!is_kept(q, r, r.checkpoints, n)) break;
-        if (slot >= 0 && n > 0) copy_codes(place_of(r.checkpoints, slot, p), from, p);
+        if (slot >= 0 && n > 0) copy_codes(place_of(r.checkpoints, slot, p), from, p, bytes);
     }
-    if (r.to.scales && q.s.write >= 0 && is_kept(q, r, r.to, q.s.n_valid))
-        copy_codes(place_of(r.to, q.s.write, p), from, p);
+    if (a.to.data && q.s.write >= 0 && is_kept(q, r, r.to, q.s.n_valid))
+        copy_codes(place_of(r.to, q.s.write, p), from, p, bytes);
 }
 
 /* ---- Before ---------------------------------------------------------------------------------- */
@@ -159,11 +175,14 @@ GDN_DEVICE void prefill_eight_load(const struct gdn_cu_prefill_eight &a)
     if (q.s.n_tokens == 0 || q.s.read < 0) return;
     const struct eight_place from = place_of(a.rule.from, q.s.read, p);
     const struct eight_place to   = place_of(a.from, p.row, p);
+    const int                dtype = a.rule.from.dtype;
     for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
         const int     v = column_of(p, from.k_first, i), k = key_of(p, from.k_first, i);
-        const uint8_t code = from.data[v * from.v_step + k * from.k_step];
+        const int64_t at = v * from.v_step + k * from.k_step;
         ((float *)to.data)[v * to.v_step + k * to.k_step] =
-            eight_value(code, a.rule.from.dtype) * from.scales[v];
+            is_q8(dtype) ? eight_value((uint8_t)from.data[at], dtype) *
+                               (from.scales ? from.scales[v] : 1)
+                         : load_float(from.data, at, dtype);
     }
     copy_kept(a, q, p);
 }
@@ -180,7 +199,7 @@ GDN_DEVICE void make_scales(struct eight_shared &sh, const struct gdn_pool_view 
         largest = max(largest, magnitude(sh.x[v][k]));
     for (int step = 1; step < LANES; step *= 2)
         largest = max(largest, __shfl_xor_sync(0xffffffff, largest, step));
-    sh.scales[v] = eight_scale_of(largest, view.dtype);
+    sh.scales[v] = eight_scale_of(largest, view.dtype, view.scales);
     sh.key[v]    = view.random ? eight_key(view.seed, n_tokens, p.head, p.v + v) : 0;
 }
 
@@ -199,11 +218,15 @@ GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view 
     __syncthreads();
     for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
         const int v = column_of(p, to.k_first, i), k = key_of(p, to.k_first, i);
-        to.data[v * to.v_step + k * to.k_step] =
-            (char)eight_code(sh.x[v][k], sh.scales[v].inverse, eight_draw(sh.key[v], k),
-                             view.random, view.dtype);
+        const int64_t at = v * to.v_step + k * to.k_step;
+        if (is_q8(view.dtype))
+            to.data[at] = (char)eight_code(sh.x[v][k], sh.scales[v].inverse,
+                                           eight_draw(sh.key[v], k), view.random, view.dtype);
+        else
+            store_float(to.data, at, view.dtype, sh.x[v][k]);
     }
-    if ((int)threadIdx.x < p.n) to.scales[threadIdx.x] = sh.scales[threadIdx.x].scale;
+    if (to.scales && (int)threadIdx.x < p.n)
+        to.scales[threadIdx.x] = sh.scales[threadIdx.x].scale;
     __syncthreads(); /* before the next one */
 }
 

@@ -150,15 +150,10 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     return families[i].launch(ctx, rule, how, ran, stream);
 }
 
-static bool has_scales(const struct gdn_cu_rule *rule)
-{
-    return rule->from.scales || rule->to.scales || rule->checkpoints.scales;
-}
-
 size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                               struct gdn_cuda_cut_options options)
 {
-    return has_scales(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, options)
+    return gdn_cuda_prefill_is_apart(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, options)
                             : gdn_cuda_prefill_hopper_bytes(ctx, rule, options);
 }
 
@@ -167,7 +162,7 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 {
     const struct gdn_cuda_chunks how = { .memory = memory, .options = options };
     struct gdn_cuda_ran          ran = { .n = 0 };
-    if (has_scales(rule)) return gdn_cuda_prefill_eight(ctx, rule, options, memory, stream);
+    if (gdn_cuda_prefill_is_apart(rule)) return gdn_cuda_prefill_eight(ctx, rule, options, memory, stream);
     TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }

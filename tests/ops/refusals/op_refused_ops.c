@@ -301,6 +301,9 @@ static void refuse_prefill_backward(void)
     REFUSE("dq of another shape", GDN_E_SHAPE, "dq", a->dq.size[1] = 1);
     REFUSE("dout of fewer heads", GDN_E_SHAPE, "dout", a->dout.size[1] = 2);
     REFUSE("state of the other layout", GDN_E_SHAPE, "state", a->state_layout = GDN_STATE_KV);
+    REFUSE("state without a stride of 1", GDN_E_SHAPE, "state: strides",
+           a->state = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 16);
+           a->state.size[3] = 8; a->state.stride[3] = 2);
     REFUSE("dv rows share memory", GDN_E_SHAPE, "dv", a->dv.stride[0] = 0);
     REFUSE("dv on v", GDN_E_ARG, "dv", a->dv.data = a->v.data);
     REFUSE("dstate on state", GDN_E_ARG, "dstate", a->dstate.data = a->state.data);

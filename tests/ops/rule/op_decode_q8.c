@@ -253,6 +253,22 @@ static void not_finite(int number)
     }
 }
 
+/* Float states beside a pool of 8 bits for checkpoints, of which one token writes none. */
+static void unwritten_checkpoints(int number)
+{
+    gdn_batch     batch = gdn_batch_init();
+    gdn_rule_args a = ring2_rule_args(GDN_BF16, number ? GDN_BF16 : GDN_F32, SEQUENCES, SLOTS,
+                                      heads[0], K, 32);
+    ring2_rule_pad(&a, SEQUENCES);
+    const struct pools left = new_pools(GDN_E4M3, 4, 32);
+    const gdn_tensor   codes = ring2_clone(&left.codes);
+    batch.checkpoint_every   = 2;
+    a.batch                  = &batch;
+    a.checkpoints = left.codes, a.checkpoint_scales = left.scales;
+    ring2_rule_check(ring2_ctx(1), &a, true);
+    ring2_expect_bits("checkpoints", &left.codes, &codes);
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
@@ -260,6 +276,7 @@ int main(int argc, char **argv)
         { "codes", codes, 84 },
         { "idle", idle, 20 },
         { "not finite", not_finite, 6 },
+        { "unwritten checkpoints", unwritten_checkpoints, 2 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

@@ -138,18 +138,19 @@ int case_failed(gdn_ctx *ctx, gdn_status status)
 const char *const case_call_names[CASE_CALL_KINDS] = { "plain", "packed", "counts", "interleaved",
                                                        "slots64" };
 
-static bool is_q8(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; }
+static bool is_q8(int32_t dtype) { return dtype >= GDN_I8 && dtype <= GDN_E5M2; }
 
-/* Returns any codes but the largest, which may be NaN. */
+/* Returns any codes but the largest, which may be NaN; of E5M2 those up to 448. */
 static gdn_tensor random_codes(struct memory *m, int32_t dtype, const int64_t *size)
 {
     gdn_tensor t    = memory_tensor(m, dtype, 4, size);
     uint64_t   seed = m->n;
     if (!t.data) return t;
     const int64_t n = fresh(&t);
+    const int     n_codes = dtype == GDN_E5M2 ? 96 : 120;
     for (int64_t i = 0; i < n; i++)
         ((uint8_t *)t.data)[i] = (uint8_t)((int)(case_random(&seed) * 2) * 128 +
-                                           (int)(case_random(&seed) * 120));
+                                           (int)(case_random(&seed) * n_codes));
     repeat(&t, n);
     return t;
 }

@@ -17,8 +17,8 @@ static const char help[] =
     "gdn accuracy [options]\n"
     "\n"
     "Errors of outputs and states against a float64 recurrence over one long sequence, for\n"
-    "states of f32, bf16, f16, i8 and e4m3 (8 bits to nearest and, \"i8 ~\", stochastic), stored\n"
-    "after every token (gdn_decode) and after calls of several tokens (gdn_prefill).\n"
+    "states of f32, bf16, f16, i8, e4m3 and e5m2 (8 bits to nearest and, \"i8 ~\", stochastic),\n"
+    "stored after every token (gdn_decode) and after calls of several tokens (gdn_prefill).\n"
     "\n"
     "  --tokens T       length of the sequence (default 32768)\n"
     "  --call N         tokens of a prefill call (default 64; 0: no prefill)\n"
@@ -54,6 +54,8 @@ static const struct {
     { "i8 ~", "i8", GDN_I8, GDN_ROUND_STOCHASTIC },
     { "e4m3", "e4m3", GDN_E4M3, GDN_ROUND_NEAREST },
     { "e4m3 ~", "e4m3", GDN_E4M3, GDN_ROUND_STOCHASTIC },
+    { "e5m2", "e5m2", GDN_E5M2, GDN_ROUND_NEAREST },
+    { "e5m2 ~", "e5m2", GDN_E5M2, GDN_ROUND_STOCHASTIC },
 };
 
 enum { N_GATES = sizeof gates / sizeof *gates, N_STATES = sizeof states / sizeof *states };
@@ -234,7 +236,7 @@ static int make_pool(struct study *s, struct memory *m, int state)
     s->args.state        = memory_tensor(m, states[state].dtype, 4, size);
     s->args.state_layout = kv ? GDN_STATE_KV : GDN_STATE_VK;
     s->args.rounding     = states[state].rounding;
-    const bool eight     = states[state].dtype == GDN_I8 || states[state].dtype == GDN_E4M3;
+    const bool eight     = states[state].dtype >= GDN_I8;
     if (eight) s->args.state_scales = memory_tensor(m, GDN_F32, 3, scales);
     const bool made = s->args.state.data && (!eight || s->args.state_scales.data);
     return made ? CLI_OK : cli_bad("accuracy: no memory for the state");

@@ -28,7 +28,8 @@ static const char *const help[] = {
     "  --batch N        N sequences of --tokens each: decode, step (default 32), conv, block\n"
     "  --tokens N       tokens of each of those (default 1)\n"
     "  --dtype D        f32 (default), bf16, f16: activations, and the weights of block\n"
-    "  --state D        f32 (default), bf16, f16; prefill and decode also i8, e4m3: states\n"
+    "  --state D        f32 (default), bf16, f16; prefill and decode also i8, e4m3,\n"
+    "                   e5m2: states\n"
     "  --layout L       k_last (default), k_first: of the rule's state\n"
     "  --exact          prefill, decode, block: with GDN_EXACT\n"
     "  --bf16-products  prefill, block of bf16: with GDN_BF16_PRODUCTS\n"
@@ -144,14 +145,14 @@ static int parse_lengths(struct bench_options *o)
 /* Parses one of the first n names, which are in the order of gdn_dtype. */
 static int parse_dtype(const char *option, const char *text, int n, int32_t *dtype)
 {
-    static const char *const names[] = { "f32", "bf16", "f16", "i8", "e4m3" };
+    static const char *const names[] = { "f32", "bf16", "f16", "i8", "e4m3", "e5m2" };
     for (int32_t i = 0; i < n; i++)
         if (!strcmp(text, names[i])) {
             *dtype = i;
             return CLI_OK;
         }
     return cli_bad("%s: '%s', wanted %s", option, text,
-                   n > 3 ? "f32, bf16, f16, i8 or e4m3" : "f32, bf16 or f16");
+                   n > 3 ? "f32, bf16, f16, i8, e4m3 or e5m2" : "f32, bf16 or f16");
 }
 
 static bool is_backward(const struct bench_options *o)
@@ -217,7 +218,7 @@ static int parse_dims(struct bench_options *o)
     d->hidden       = o->hidden;
     const bool rule = o->op == PREFILL || o->op == DECODE;
     return parse_dtype("--dtype", o->dtype, 3, &d->dtype) ||
-           parse_dtype("--state", o->state, rule ? 5 : 3, &d->state_dtype);
+           parse_dtype("--state", o->state, rule ? 6 : 3, &d->state_dtype);
 }
 
 /* Refuses what would be ignored, then fills the defaults that depend on the op. */

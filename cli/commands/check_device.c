@@ -22,7 +22,7 @@ struct check {
     bool        seen[GDN_N_KERNELS];
 };
 
-static const char *const dtype_names[] = { "f32", "bf16", "f16", "i8", "e4m3" };
+static const char *const dtype_names[] = { "f32", "bf16", "f16", "i8", "e4m3", "e5m2" };
 
 /* Marks the kernels that the last call named. */
 static void mark(struct check *k)
@@ -84,7 +84,7 @@ static void check_rules(struct check *k)
     for (int op = 0; op < 2; op++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
             for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
-                for (int32_t state = GDN_F32; state <= GDN_E4M3; state++)
+                for (int32_t state = GDN_F32; state <= GDN_E5M2; state++)
                     for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++) {
                         struct case_dims d = { .Hq = 2, .Hv = s % 2 ? 2 : 4, .K = sizes[s][0],
                                                .V = sizes[s][1], .dtype = dtype,
@@ -133,7 +133,7 @@ static void check_decode_rows(struct check *k)
     static const int64_t sizes[] = { 64, 128, 256 }, tokens[] = { 1, 3, 6 };
     for (int i = 0; i < 18; i++)
         for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
-            for (int32_t state = GDN_F32; state <= GDN_E4M3; state++)
+            for (int32_t state = GDN_F32; state <= GDN_E5M2; state++)
                 for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++) {
                     struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i % 3], .V = sizes[i % 3],
                                            .dtype = dtype, .state_dtype = state,
@@ -279,10 +279,12 @@ static gdn_status copy(struct check *k, const struct pool *from, int32_t from_la
     return status;
 }
 
-/* From float32 through two dtypes and back; values that all of them have but 8 bits, whose step is
- * 1 / 127 of the largest at most. */
+/* From float32 through two dtypes and back; values that all of them have but 8 bits, whose steps
+ * are at most these parts of the largest value. */
 static void check_copy(struct check *k, int32_t first, int32_t second, int32_t layout)
 {
+    static const double steps[] = { [GDN_I8] = 1.0 / 127, [GDN_E4M3] = 1.0 / 8,
+                                    [GDN_E5M2] = 1.0 / 4 };
     struct memory     m     = { 0 };
     struct comparison found = { .ok = true };
     char              name[64];
@@ -298,7 +300,7 @@ static void check_copy(struct check *k, int32_t first, int32_t second, int32_t l
                copy(k, &c, 0, &d, 0);
     for (int i = 0; i < 3 * 2 * 20 * 20 && !code; i++) {
         const double x = oracle_load(a.t.data, GDN_F32, i), y = oracle_load(d.t.data, GDN_F32, i);
-        found.ok &= fabs(x - y) <= 1.0 / 127 + 1.0 / 8 * (first == GDN_E4M3 || second == GDN_E4M3);
+        found.ok &= fabs(x - y) <= steps[first] + steps[second];
         if (fabs(x - y) > found.max_error) found.max_error = fabs(x - y);
     }
     memory_free(&m);
@@ -307,8 +309,8 @@ static void check_copy(struct check *k, int32_t first, int32_t second, int32_t l
 
 static void check_copies(struct check *k)
 {
-    for (int32_t first = GDN_F32; first <= GDN_E4M3; first++)
-        for (int32_t second = GDN_F32; second <= GDN_E4M3; second++)
+    for (int32_t first = GDN_F32; first <= GDN_E5M2; first++)
+        for (int32_t second = GDN_F32; second <= GDN_E5M2; second++)
             for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++)
                 check_copy(k, first, second, layout);
 }

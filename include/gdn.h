@@ -1740,12 +1740,14 @@ GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args)
  * (else GDN_E_ARG).
  *
  * The format has one version number. A library reads the versions it knows and refuses a newer
- * one with GDN_E_UNSUPPORTED. It writes the lowest version that can hold the content: 2 for states
- * of 8 bits and for heads that several ranks have, else 1.
+ * one with GDN_E_UNSUPPORTED. It writes the lowest version that can hold the content: 3 for states
+ * of GDN_E5M2 and states of 8 bits without scales, 2 for other states of 8 bits and for heads that
+ * several ranks have, else 1.
  *
- *     state       [P][H][V][K]   f32, bf16, f16, i8 or e4m3 in state_layout, H = max(Hq, Hv); any
- *                                strides; or absent
- *     state_scales [P][H][V]     f32, dense; needed for a state of 8 bits, otherwise absent
+ *     state       [P][H][V][K]   f32, bf16, f16, i8, e4m3 or e5m2 in state_layout, H = max(Hq, Hv);
+ *                                any strides; or absent
+ *     state_scales [P][H][V]     f32, dense; for a state of 8 bits (e4m3 and e5m2 may have none),
+ *                                otherwise absent
  *     conv_state  [P][D][S]      channels in the order q, k, v, D = Hq K + Hk K + Hv V; any
  *                                strides; or absent
  *     slots       [B]            the slot of sequence b. Absent: slot b, and B is P.

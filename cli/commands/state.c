@@ -21,9 +21,9 @@ static const char help[] =
     "not at all.\n"
     "\n"
     "  inspect   what a file holds\n"
-    "  convert   other dtypes (f32, bf16, f16; of the state also i8, e4m3), another layout of\n"
-    "            the state (vk, kv), another length of the convolution's states (the newest\n"
-    "            inputs are kept)\n"
+    "  convert   other dtypes (f32, bf16, f16; of the state also i8, e4m3, e5m2, with scales),\n"
+    "            another layout of the state (vk, kv), another length of the convolution's states\n"
+    "            (the newest inputs are kept)\n"
     "  slice     what rank R of N holds of a whole layer, R from 0 (tensor parallelism); with\n"
     "            more ranks than key heads several ranks have a copy of the same head\n"
     "  merge     the whole layer from all its slices, in any order\n"
@@ -44,7 +44,8 @@ struct word {
 };
 static const struct word dtypes[]  = { { "f32", GDN_F32 },   { "bf16", GDN_BF16 },
                                        { "f16", GDN_F16 },   { "i8", GDN_I8 },
-                                       { "e4m3", GDN_E4M3 }, { NULL, 0 } };
+                                       { "e4m3", GDN_E4M3 }, { "e5m2", GDN_E5M2 },
+                                       { NULL, 0 } };
 static const struct word floats[]  = { { "f32", GDN_F32 }, { "bf16", GDN_BF16 }, { "f16", GDN_F16 },
                                        { NULL, 0 } };
 static const struct word layouts[] = { { "vk", GDN_STATE_VK }, { "kv", GDN_STATE_KV },
@@ -251,12 +252,14 @@ static int unpack(struct state_call *c, const struct loaded *b, int32_t dtype, i
     if (i->state.data)
         a->state = memory_tensor(&c->memory, dtype, 4,
                                  (int64_t[]){ s[0], s[1], s[turned ? 3 : 2], s[turned ? 2 : 3] });
-    if (i->state.data && dtype > GDN_F16)
+    const bool has_scales =
+        dtype > GDN_F16 && (dtype != i->state.dtype || i->state_scales.data); /* or keeps none */
+    if (i->state.data && has_scales)
         a->state_scales = memory_tensor(&c->memory, GDN_F32, 3,
                                         (int64_t[]){ s[0], s[1], i->value_head_dim });
     if (i->conv_state.data)
         a->conv_state = memory_tensor(&c->memory, conv_dtype, 3, (int64_t[]){ d[0], d[1], length });
-    if ((i->state.data && (!a->state.data || (dtype > GDN_F16 && !a->state_scales.data))) ||
+    if ((i->state.data && (!a->state.data || (has_scales && !a->state_scales.data))) ||
         (i->conv_state.data && !a->conv_state.data))
         return cli_bad("%s: no memory for its states", b->path);
     a->position.data = NULL;

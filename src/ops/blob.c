@@ -28,7 +28,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, const gdn_blob_args *a)
         TRY(gdn_check_shape(ctx, lists[i], names[i], 1, any));
         TRY(gdn_check_tensor(ctx, pools[i], pool_name[i]));
         TRY(gdn_check_dtype(ctx, pools[i], pool_name[i],
-                            GDN_FLOATS | (i == 0 ? 1 << GDN_I8 | 1 << GDN_E4M3 : 0)));
+                            GDN_FLOATS | (i == 0 ? GDN_Q8_DTYPES : 0)));
         TRY(gdn_check_shape(ctx, pools[i], pool_name[i], i == 0 ? 4 : 3, any));
     }
     return GDN_OK;
@@ -73,8 +73,6 @@ static gdn_status count_sequences(gdn_ctx *ctx, const gdn_blob_args *a, int64_t 
 static gdn_status check_scales(gdn_ctx *ctx, const gdn_blob_args *a, int64_t H)
 {
     const struct gdn_scaled state = { &a->state, &a->state_scales, "state", "state_scales" };
-    if (a->state.data && a->state.dtype == GDN_E4M3 && !a->state_scales.data)
-        return gdn_fail(ctx, GDN_E_ARG, "state_scales: absent, wanted in a blob of GDN_E4M3");
     return gdn_check_scales(ctx, &state, H, a->value_head_dim);
 }
 
@@ -95,6 +93,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob
     h->conv_dtype     = has_conv ? a->conv_state.dtype : GDN_BLOB_NO_DTYPE;
     h->rank           = a->rank;
     h->n_ranks        = a->n_ranks;
+    h->no_scales      = has_state && a->state.dtype > GDN_I8 && !a->state_scales.data;
     h->copies[0] = a->query_copies, h->copies[1] = a->key_copies, h->copies[2] = a->value_copies;
     gdn_blob_set_version(h);
     if (has_conv && a->conv_state.size[2] > INT32_MAX)

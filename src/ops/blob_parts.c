@@ -228,6 +228,7 @@ static gdn_status check_part(gdn_ctx *ctx, const struct gdn_blob_header *h,
         { "query_copies", gdn_blob_copies(h, 0), gdn_blob_copies(first, 0) },
         { "key_copies", gdn_blob_copies(h, 1), gdn_blob_copies(first, 1) },
         { "value_copies", gdn_blob_copies(h, 2), gdn_blob_copies(first, 2) },
+        { "no_scales", h->no_scales, first->no_scales },
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].found != fields[i].wanted)

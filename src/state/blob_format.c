@@ -6,6 +6,7 @@
  */
 #include "state/blob.h"
 
+#include "batch/plan.h"
 #include "core/tensor_check.h"
 
 static const char magic[] = "GDNSTATE";
@@ -97,24 +98,27 @@ static gdn_status check_field(gdn_ctx *ctx, const char *name, const char *field,
                     (long long)value, (long long)low, (long long)high);
 }
 
-static bool is_q8(const struct gdn_blob_header *h)
+static bool has_scales(const struct gdn_blob_header *h)
 {
-    return h->state_dtype == GDN_I8 || h->state_dtype == GDN_E4M3;
+    return gdn_is_q8(h->state_dtype) && !h->no_scales;
 }
 
-static bool needs_version_2(const struct gdn_blob_header *h)
+/* Returns the lowest version that can hold the content. */
+static uint32_t lowest_version(const struct gdn_blob_header *h)
 {
-    return is_q8(h) || h->copies[0] > 1 || h->copies[1] > 1 || h->copies[2] > 1;
+    if (h->no_scales || h->state_dtype == GDN_E5M2) return 3;
+    const bool has_copies = h->copies[0] > 1 || h->copies[1] > 1 || h->copies[2] > 1;
+    return has_scales(h) || has_copies ? 2 : 1;
 }
 
 void gdn_blob_set_version(struct gdn_blob_header *h)
 {
-    const bool is_2 = needs_version_2(h);
-    h->version      = is_2 ? 2 : 1;
-    for (int i = 0; i < 3; i++) h->copies[i] = !is_2 ? 0 : h->copies[i] ? h->copies[i] : 1;
+    h->version = lowest_version(h);
+    for (int i = 0; i < 3; i++)
+        h->copies[i] = h->version < 2 ? 0 : h->copies[i] ? h->copies[i] : 1;
 }
 
-/* Checks, for version 2, that a head that several ranks have is alone in its part. */
+/* Checks, from version 2 on, that a head that several ranks have is alone in its part. */
 static gdn_status check_copies(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name)
 {
     const int32_t            heads[]  = { h->n_query_heads, h->n_key_heads, h->n_value_heads };
@@ -124,8 +128,9 @@ static gdn_status check_copies(gdn_ctx *ctx, const struct gdn_blob_header *h, co
             return gdn_fail(ctx, GDN_E_ARG, "%s: %s is %d for %d heads of %d ranks, wanted a "
                             "divisor of the ranks, and 1 for several heads", name, fields[i],
                             (int)h->copies[i], (int)heads[i], (int)h->n_ranks);
-    if (needs_version_2(h)) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_ARG, "%s: version 2 of what version 1 can hold", name);
+    if (lowest_version(h) == h->version) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "%s: version %u of what version %u can hold", name,
+                    (unsigned)h->version, (unsigned)lowest_version(h));
 }
 
 static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name)
@@ -133,6 +138,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, co
     const bool has_state = h->state_dtype != GDN_BLOB_NO_DTYPE;
     const bool has_conv  = h->conv_dtype != GDN_BLOB_NO_DTYPE;
     const int64_t most_copies = h->version < 2 ? 0 : INT32_MAX;
+    const bool    may_lack    = h->version > 2 && h->state_dtype > GDN_I8;
     const struct {
         const char *name;
         int64_t     value, low, high;
@@ -145,7 +151,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, co
         { "key_head_dim", h->key_head_dim, 1, GDN_MAX_HEAD },
         { "value_head_dim", h->value_head_dim, 1, GDN_MAX_VALUE },
         { "state_dtype", h->state_dtype, GDN_BLOB_NO_DTYPE,
-          h->version < 2 ? GDN_F16 : GDN_E4M3 },
+          h->version < 2 ? GDN_F16 : h->version < 3 ? GDN_E4M3 : GDN_E5M2 },
         { "state_layout", h->state_layout, 0, has_state ? GDN_STATE_KV : 0 },
         { "conv_dtype", h->conv_dtype, GDN_BLOB_NO_DTYPE, GDN_F16 },
         { "conv_length", h->conv_length, has_conv ? 1 : 0, has_conv ? INT32_MAX : 0 },
@@ -154,6 +160,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, co
         { "query_copies", h->copies[0], h->version > 1, most_copies },
         { "key_copies", h->copies[1], h->version > 1, most_copies },
         { "value_copies", h->copies[2], h->version > 1, most_copies },
+        { "no_scales", h->no_scales, 0, may_lack },
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         TRY(check_field(ctx, name, fields[i].name, fields[i].value, fields[i].low, fields[i].high));
@@ -176,7 +183,7 @@ gdn_status gdn_blob_place(gdn_ctx *ctx, const struct gdn_blob_header *h, const c
     if (h->state_dtype != GDN_BLOB_NO_DTYPE)
         p->state_bytes = state_heads(h) * (uint64_t)h->key_head_dim * (uint64_t)h->value_head_dim *
                          gdn_dtype_bytes(h->state_dtype);
-    if (is_q8(h))
+    if (has_scales(h))
         p->scales_bytes = state_heads(h) * (uint64_t)h->value_head_dim * sizeof(float);
     bool fits = true;
     if (h->conv_dtype != GDN_BLOB_NO_DTYPE)
@@ -310,7 +317,7 @@ gdn_tensor gdn_blob_state(const struct gdn_blob_header *h, const struct gdn_blob
 gdn_tensor gdn_blob_scales(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
                            const void *blob)
 {
-    void *data = blob && is_q8(h) ? (char *)blob + p->scales : NULL;
+    void *data = blob && has_scales(h) ? (char *)blob + p->scales : NULL;
     return gdn_dense(data, GDN_F32, 3, h->n_sequences, (int64_t)state_heads(h), h->value_head_dim,
                      0);
 }

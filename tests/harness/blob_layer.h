@@ -12,6 +12,7 @@ static gdn_ctx *ctx; /* set by main() */
 struct layer {
     int32_t map, Hq, Hk, Hv, K, V, S;
     int32_t state_dtype, layout, conv_dtype;
+    bool    no_scales; /* of a state of 8 bits */
 };
 
 static inline int64_t heads(const struct layer *l) { return l->Hq > l->Hv ? l->Hq : l->Hv; }
@@ -38,21 +39,23 @@ static inline gdn_blob_args pools(const struct layer *l, int64_t P)
     const bool    vk = l->layout == GDN_STATE_VK;
     a.state      = ring2_new(l->state_dtype, 0, 4, P, heads(l), vk ? l->V : l->K, vk ? l->K : l->V);
     a.conv_state = ring2_new(l->conv_dtype, 0, 3, P, channels(l), l->S, 0);
-    if (l->state_dtype > GDN_F16) a.state_scales = ring2_new(GDN_F32, 0, 3, P, heads(l), l->V, 0);
+    if (l->state_dtype > GDN_F16 && !l->no_scales)
+        a.state_scales = ring2_new(GDN_F32, 0, 3, P, heads(l), l->V, 0);
     return a;
 }
 
-/* Codes of 8 bits are any but that of a NaN. */
+/* Codes of 8 bits are any that is a number. */
 static inline void fill_state(const gdn_blob_args *a)
 {
-    if (!a->state_scales.data) {
+    const int most = a->state.dtype == GDN_E5M2 ? 124 : 127;
+    if (a->state.dtype <= GDN_F16) {
         ring2_fill(&a->state, -2, 2);
         return;
     }
     unsigned char *codes = a->state.data;
     for (int64_t i = 0; i < ring2_count(&a->state); i++)
-        codes[i] = (unsigned char)(ring2_below(2) << 7 | ring2_below(127));
-    ring2_fill(&a->state_scales, 0.001, 1);
+        codes[i] = (unsigned char)(ring2_below(2) << 7 | ring2_below(most));
+    if (a->state_scales.data) ring2_fill(&a->state_scales, 0.001, 1);
 }
 
 /* Filled pools of P slots, of which B are saved. */
@@ -89,7 +92,7 @@ static inline gdn_blob_info inspect(const gdn_blob_args *a)
 }
 
 static const struct layer plain = { GDN_HEADS_GROUPED, 2, 2, 4,       8,           6,
-                                    4,                 0, 0, GDN_BF16 };
+                                    4,                 0, 0, GDN_BF16, false };
 
 /* The checksum of a blob, bit by bit. */
 static inline uint32_t crc32c_slowly(const unsigned char *p, size_t n)

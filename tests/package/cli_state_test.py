@@ -162,7 +162,7 @@ def test_convert_refused():
     refused("state", "convert", path, names=["-o"])
     refused("state", "convert", path, path, "-o", out(), names=["2 files"])
     refused("state", "convert", path, "-o", out(), "--dtype", "i4",
-            names=["--dtype: 'i4', wanted f32, bf16, f16, i8 or e4m3\n"])
+            names=["--dtype: 'i4', wanted f32, bf16, f16, i8, e4m3 or e5m2\n"])
     refused("state", "convert", path, "-o", out(), "--layout", "vv",
             names=["--layout: 'vv', wanted vk or kv\n"])
     refused("state", "convert", path, "-o", out(), "--length", "0", names=["--length"])

@@ -23,12 +23,13 @@ static void round_trip(const struct layer *l, int64_t P, int64_t B)
     int64_t       slots[16];
     save(&a);
     const gdn_blob_info i = inspect(&a);
-    CHECK(i.version == (l->state_dtype > GDN_F16 ? 2 : 1), "version %d", (int)i.version);
+    const bool is_3 = l->state_dtype == GDN_E5M2 || l->no_scales, is_q8 = l->state_dtype > GDN_F16;
+    CHECK(i.version == (is_3 ? 3 : is_q8 ? 2 : 1), "version %d", (int)i.version);
     CHECK(i.n_query_heads == l->Hq && i.n_key_heads == l->Hk &&
               i.n_value_heads == l->Hv && i.key_head_dim == l->K && i.value_head_dim == l->V &&
               i.head_map == l->map && i.state_layout == l->layout && i.rank == 0 && i.n_ranks == 1,
           "the description");
-    CHECK(!i.state_scales.data == (l->state_dtype <= GDN_F16) && i.query_copies == 1 &&
+    CHECK(!i.state_scales.data == (!is_q8 || l->no_scales) && i.query_copies == 1 &&
               i.key_copies == 1 && i.value_copies == 1, "the fields of version 2");
     CHECK(i.state.dtype == l->state_dtype && i.conv_state.dtype == l->conv_dtype &&
               i.state.size[0] == B && i.conv_state.size[2] == l->S && i.position.size[0] == B,
@@ -59,15 +60,16 @@ static void round_trip(const struct layer *l, int64_t P, int64_t B)
 
 static void round_trips(void)
 {
-    for (int i = 0; i < 5 * 3 * 2; i++) {
+    for (int i = 0; i < 8 * 3 * 2; i++) {
         struct layer l = plain;
-        l.state_dtype = i % 5, l.conv_dtype = i / 5 % 3, l.layout = i / 15;
+        l.no_scales   = i % 8 > GDN_E5M2;
+        l.state_dtype = i % 8 - (l.no_scales ? 2 : 0), l.conv_dtype = i / 8 % 3, l.layout = i / 24;
         round_trip(&l, 5, 3);
         round_trip(&l, 1, 1);
     }
     round_trip(&plain, 3, 0);
-    round_trip(&(struct layer){ 1, 6, 2, 2, 3, 5, 1, 0, 1, 2 }, 8, 7);
-    round_trip(&(struct layer){ 0, 1, 1, 2, 7, 1024, 3, GDN_I8, 1, 0 }, 3, 2);
+    round_trip(&(struct layer){ 1, 6, 2, 2, 3, 5, 1, 0, 1, 2, false }, 8, 7);
+    round_trip(&(struct layer){ 0, 1, 1, 2, 7, 1024, 3, GDN_I8, 1, 0, false }, 3, 2);
 }
 
 /* Loading converts as gdn_state_copy() does. */
@@ -95,10 +97,11 @@ static void loading_converts(void)
 /* From 8 bits and to them, as gdn_state_copy() does, stochastic rounding included. */
 static void eight_bits_convert(void)
 {
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 6; i++) {
         struct layer l = plain, eight = plain;
-        eight.state_dtype = i % 2 ? GDN_E4M3 : GDN_I8, eight.layout = GDN_STATE_KV;
-        const bool          to_eight = i / 2;
+        eight.state_dtype = GDN_I8 + i % 3, eight.layout = GDN_STATE_KV;
+        eight.no_scales   = i % 3 == 2;
+        const bool          to_eight = i / 3;
         gdn_blob_args       a = states(to_eight ? &l : &eight, 3, 3), b;
         gdn_state_copy_args c = gdn_state_copy_args_init();
         a.slots.data = NULL;
@@ -110,11 +113,11 @@ static void eight_bits_convert(void)
         ring2_status(ctx, "load", gdn_blob_load(ctx, &b), GDN_OK);
         c.from_pool = a.state, c.from_scales = a.state_scales, c.from_layout = a.state_layout;
         c.to_pool = ring2_clone(&b.state), c.to_layout = b.state_layout;
-        if (to_eight) c.to_scales = ring2_clone(&b.state_scales);
+        if (b.state_scales.data) c.to_scales = ring2_clone(&b.state_scales);
         c.rounding = GDN_ROUND_STOCHASTIC, c.seed = 77;
         ring2_status(ctx, "copy", gdn_state_copy(ctx, &c), GDN_OK);
         ring2_expect_bits("state", &b.state, &c.to_pool);
-        if (to_eight) ring2_expect_bits("scales", &b.state_scales, &c.to_scales);
+        if (c.to_scales.data) ring2_expect_bits("scales", &b.state_scales, &c.to_scales);
     }
 }
 

@@ -102,7 +102,7 @@ static void refuse_field(const gdn_blob_args *a, const struct field *f)
 static void refuse_fields(void)
 {
     static const struct field cases[] = {
-        { 0, 1, 'g', "GDNSTATE" },      { 8, 4, 0, "version 0" },     { 8, 4, 3, "version 3" },
+        { 0, 1, 'g', "GDNSTATE" },      { 8, 4, 0, "version 0" },     { 8, 4, 4, "version 4" },
         { 8, 4, 2, "query_copies" },    { 92, 4, 1, "key_copies" },   { 96, 4, 2, "value_copies" },
         { 12, 4, 64, "header" },        { 16, 8, 128, "cut" },        { 28, 4, 1, "not zero" },
         { 32, 8, -1, "n_sequences" },   { 32, 8, 3, "fields need" },  { 40, 4, 2, "head_map" },
@@ -112,7 +112,7 @@ static void refuse_fields(void)
         { 64, 4, 3, "state_dtype" },    { 64, 4, -2, "state_dtype" }, { 68, 4, 2, "state_layout" },
         { 72, 4, 16, "conv_dtype" },    { 76, 4, 0, "conv_length" },  { 76, 4, 3, "fields need" },
         { 76, 4, INT32_MAX, "need" },   { 80, 4, 1, "rank" },         { 84, 4, 0, "n_ranks" },
-        { 88, 4, 1, "query_copies" },   { 100, 4, 1, "not zero" },    { 127, 1, 1, "not zero" },
+        { 88, 4, 1, "query_copies" },   { 100, 4, 1, "no_scales" },   { 127, 1, 1, "not zero" },
         { 128, 8, -1, "position[0]" },
         { 144, 1, 1, "not zero" },
     };
@@ -125,12 +125,28 @@ static void refuse_fields(void)
 static void refuse_fields_of_version_2(void)
 {
     static const struct field cases[] = {
-        { 8, 4, 1, "state_dtype" },  { 8, 4, 3, "version 3" },     { 64, 4, 5, "state_dtype" },
+        { 8, 4, 1, "state_dtype" },  { 8, 4, 4, "version 4" },     { 64, 4, 5, "state_dtype" },
         { 64, 4, 0, "version 2 of what version 1 can hold" },      { 88, 4, 0, "query_copies" },
-        { 92, 4, 2, "key_copies is 2" }, { 96, 4, -1, "value_copies" }, { 100, 4, 1, "not zero" },
+        { 92, 4, 2, "key_copies is 2" }, { 96, 4, -1, "value_copies" }, { 100, 4, 1, "no_scales" },
+        { 8, 4, 3, "version 3 of what version 2 can hold" }, { 104, 4, 1, "not zero" },
     };
     struct layer l = plain;
     l.state_dtype  = GDN_I8;
+    gdn_blob_args a = states(&l, 3, 2);
+    save(&a);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_field(&a, &cases[i]);
+}
+
+/* The same of version 3: a state of 8 bits without scales. */
+static void refuse_fields_of_version_3(void)
+{
+    static const struct field cases[] = {
+        { 8, 4, 2, "no_scales" }, { 64, 4, 3, "no_scales" }, { 64, 4, 6, "state_dtype" },
+        { 100, 4, 2, "no_scales" }, { 100, 4, 0, "version 3 of what version 2 can hold" },
+        { 104, 4, 1, "not zero" },
+    };
+    struct layer l = plain;
+    l.state_dtype = GDN_E4M3, l.no_scales = true;
     gdn_blob_args a = states(&l, 3, 2);
     save(&a);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_field(&a, &cases[i]);
@@ -229,6 +245,7 @@ int main(int argc, char **argv)
         { "G15 changed", G15_changed },
         { "refused fields", refuse_fields },
         { "fields of version 2", refuse_fields_of_version_2 },
+        { "fields of version 3", refuse_fields_of_version_3 },
     };
     ring2_options(argc, argv);
     ctx = ring2_ctx(2);

@@ -56,8 +56,9 @@ static void G16_merge_is_the_inverse(void)
         const int32_t *c = counts[i];
         const int32_t  d = (int32_t)i % 3;
         for (int32_t e = 0; e < 2; e++) { /* floats, and 8 bits */
-            const int32_t      dtype = e ? GDN_I8 + (int32_t)i % 2 : d;
-            const struct layer l = { c[0], c[1], c[2], c[3], 5, 3, 4, dtype, d % 2, (d + 1) % 3 };
+            const int32_t      dtype = e ? GDN_I8 + d : d;
+            const struct layer l = { c[0], c[1], c[2], c[3], 5, 3, 4, dtype, d % 2, (d + 1) % 3,
+                                     .no_scales = dtype > GDN_I8 && i % 2 };
             cut_and_merge(&l, c[4]);
         }
     }
@@ -85,7 +86,7 @@ static void parts_keep_the_map(void)
                                          { 1, 2, 8, 8, 8 } };
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         const int32_t     *c = counts[i], n = c[4];
-        const struct layer l = { c[0], c[1], c[2], c[3], 1, 1, 1, 0, 0, 0 };
+        const struct layer l = { c[0], c[1], c[2], c[3], 1, 1, 1, 0, 0, 0, false };
         const int64_t      H = heads(&l);
         gdn_blob_args      a = states(&l, 1, 1);
         for (int64_t h = 0; h < H; h++) ring2_set(&a.state, h, (double)h);
@@ -134,7 +135,7 @@ static void refuse_slices(void)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct layer l = { cases[i].map, cases[i].Hq, cases[i].Hk, cases[i].Hv, 2, 2, 3, 0, 0,
-                                 0 };
+                                 0, false };
         gdn_blob_args      a = states(&l, 2, 2);
         size_t             bytes = 77;
         save(&a);

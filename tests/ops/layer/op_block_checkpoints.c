@@ -350,6 +350,31 @@ static void G21_states_of_8_bits(void)
     }
 }
 
+/* Floats of 8 bits without scales; and the same, apart in V and K. */
+static void states_apart(void)
+{
+    for (int i = 0; i < 2; i++) {
+        struct kind k = kinds[i];
+        k.states      = GDN_F32;
+        gdn_batch        t;
+        gdn_block_args   a = make_call(&k, B, &t), b;
+        const gdn_tensor wide = a.state;
+        const int64_t    rows = k.layout ? K : V, columns = k.layout ? V : K;
+        a.flags = 0;
+        a.state = zeros(&k, GDN_E5M2, B);
+        convert(&k, &wide, NULL, &a.state, NULL, GDN_ROUND_NEAREST, 0);
+        b                 = clone(&a);
+        b.state           = ring2_new(GDN_E5M2, 0, 4, B, HV, rows, 3 * columns);
+        b.state.size[3]   = columns;
+        b.state.stride[3] = 3;
+        convert(&k, &a.state, NULL, &b.state, NULL, GDN_ROUND_NEAREST, 0);
+        call(ring2_ctx(2), &a);
+        call(ring2_ctx(1), &b);
+        ring2_expect_bits("out", &b.out, &a.out);
+        ring2_expect_bits("state", &b.state, &a.state);
+    }
+}
+
 /* Rounded after every token: as calls of 100 tokens, row by row, with seeds that go on. */
 static void G21_exact_calls_of_any_length(void)
 {
@@ -437,6 +462,7 @@ int main(int argc, char **argv)
         { "G18 without states", G18_no_states },
         { "G18 one pool for all", G18_one_pool },
         { "G21 states of 8 bits", G21_states_of_8_bits },
+        { "states apart", states_apart },
         { "G21 GDN_EXACT: calls of any length", G21_exact_calls_of_any_length },
         { "G1 refused", G1_refused },
     };

@@ -248,7 +248,8 @@ def gated_delta_rule_decode_pretranspose(
 
     Returns (output [B, T, HV, V], state or initial_state).
 
-    Copied: q, k, v if their last stride is not 1. Converted: float16 q, k, v, a and b to bfloat16, as in FlashInfer.
+    Copied: q, k, v if their last stride is not 1. Converted: float16 q, k, v, a and b to bfloat16,
+    as in FlashInfer.
 
     Raises NotImplementedError for backend "cake_gdn" or "rubin", a uGPU pool and for
     tensors that require a gradient; ValueError and AssertionError where FlashInfer does;

@@ -5,8 +5,9 @@
  * k . q) is loaded once.
  *
  * Trees, records, checkpoints, states of 8 bits and states that are dense in no dimension need
- * states that the loops do not have at hand. Such a sequence is walked: its states are float32 in scratch, one for each level of the
- * tree, and the loops only move them on. What is stored is stored from there.
+ * states that the loops do not have at hand. Such a sequence is walked: its states are float32 in
+ * scratch, one for each level of the tree, and the loops only move them on. What is stored is
+ * stored from there.
  */
 #include <math.h>
 #include <string.h>

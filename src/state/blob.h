@@ -18,7 +18,7 @@ struct gdn_blob_header {
     int32_t  state_dtype, state_layout; /* GDN_BLOB_NO_DTYPE: there is none; layout 0 */
     int32_t  conv_dtype, conv_length;   /* GDN_BLOB_NO_DTYPE: there is none; length 0 */
     int32_t  rank, n_ranks;
-    int32_t  copies[3];    /* from version 2 on: ranks that have each head of q, of k, of v; else 0 */
+    int32_t  copies[3];    /* from version 2 on: ranks that have each head of q, k, v; else 0 */
     int32_t  no_scales;    /* of version 3: 1 if a state of 8 bits has none; else 0 */
     uint8_t  reserved[24]; /* 0 */
 };

@@ -13,7 +13,7 @@ static gdn_status make_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
     TRY(gdn_check_shape(ctx, t, name, 4, (int64_t[]){ -1, H, kv ? K : V, kv ? V : K }));
     const bool last_dense  = t->size[3] < 2 || t->stride[3] == 1;
     const bool upper_dense = !last_dense && (t->size[2] < 2 || t->stride[2] == 1);
-    const int  rows = upper_dense ? 3 : 2; /* one row may have any stride, which is not to be used */
+    const int  rows = upper_dense ? 3 : 2; /* one row may have any stride, which is not used */
     *view = (struct gdn_pool_view){ .data    = t->data,
                                     .dtype   = t->dtype,
                                     .k_first = upper_dense != kv,

@@ -11,7 +11,7 @@
 
 enum { I8, E4M3, E5M2, N_DTYPES };
 
-/* What is stored: a dtype, with scales or without (floats alone). */
+/* A dtype, with scales or without (floats alone). */
 static const struct kind {
     int         dtype;
     bool        plain;

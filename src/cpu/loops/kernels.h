@@ -198,21 +198,21 @@ struct gdn_kernels {
 
     /*
      * n value columns of K elements of an 8-bit state: codes, ld bytes apart, and a scale per
-     * column (scales NULL, with floats of 8 bits alone: 1). The floats are ld_dst or ld_src apart. _vk: [n][K], a row is a column; _kv:
-     * [K][n]. Loading gives code x scale. Storing, with m the largest magnitude of a column and
-     * each operation rounded to float32:
+     * column (scales NULL, with floats of 8 bits alone: 1). The floats are ld_dst or ld_src apart.
+     * _vk: [n][K], a row is a column; _kv: [K][n]. Loading gives code x scale. Storing, with m the
+     * largest magnitude of a column and each operation rounded to float32:
      *
-     *     scale = max(m / 127, 448 or 57344, 2^-126), but 0 where m = 0, NaN where an element is not
-     *             finite; the codes of such columns are 0
+     *     scale = max(m / 127, 448 or 57344, 2^-126), but 0 where m = 0, NaN where an element is
+     *             not finite; the codes of such columns are 0
      *     code of y = element (1 / scale), to nearest even; or with keys (NULL: none), for y
      *             between two codes a <= y < b, to b with the probability (y - a) / (b - a)
      *
      * Without scales y is the element: beyond the largest value it is that, a NaN is code 127.
      *
-     * y in units of the last place of its code is cut to 24 bits (I8), 20 (E4M3) or 21 (E5M2) behind
-     * the point, as many of the upper ones of h(key + x 0x9e3779b9) are added (floats: to
-     * magnitudes), x being the element's place in its column, and the sum is cut to a whole number. h(x) is
-     * x ^= x >> 16, x *= 0x7feb352d, x ^= x >> 15, x *= 0x846ca68b, x ^= x >> 16. Codes and
+     * y in units of the last place of its code is cut to 24 bits (I8), 20 (E4M3) or 21 (E5M2)
+     * behind the point, as many of the upper ones of h(key + x 0x9e3779b9) are added (floats: to
+     * magnitudes), x being the element's place in its column, and the sum is cut to a whole number.
+     * h(x) is x ^= x >> 16, x *= 0x7feb352d, x ^= x >> 15, x *= 0x846ca68b, x ^= x >> 16. Codes and
      * scales have the same bits in all tables.
      */
     void (*load8_vk[GDN_N_Q8])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,

@@ -12,8 +12,9 @@ static bool is_wide_pool(const struct gdn_pool_view *view, bool k_first, int col
 {
     const int64_t chunk = 4 * (int64_t)gdn_dtype_bytes(view->dtype);
     if (!view->data) return true;
-    return view->k_first == k_first && !view->gap && (uintptr_t)view->data % (uintptr_t)chunk == 0 &&
-           columns % 4 == 0 && view->slot % 4 == 0 && view->head % 4 == 0 && view->ld % 4 == 0;
+    return view->k_first == k_first && !view->gap &&
+           (uintptr_t)view->data % (uintptr_t)chunk == 0 && columns % 4 == 0 &&
+           view->slot % 4 == 0 && view->head % 4 == 0 && view->ld % 4 == 0;
 }
 
 /* Returns GDN_CU_WIDE_... of a call whose states lie as in `pool`. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * States of 8 bits, element by element: codes, the scale of a column of V (floats may have none),
- * and what is drawn for random rounding. The roundings are those of cpu/loops/q8_scalar.inc, in their order (G21).
+ * and what is drawn for random rounding. The roundings are those of cpu/loops/q8_scalar.inc, in
+ * their order (G21).
  */
 #ifndef GDN_CUDA_EIGHT_CUH
 #define GDN_CUDA_EIGHT_CUH

@@ -76,10 +76,10 @@ size_t     gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *
                                   struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                             struct gdn_cuda_cut_options options, void *memory, void *stream);
-/* The same where chunks work on copies of states, those of 8 bits and those without a stride of 1;
- * by the kernels for Hopper, if they take such a call; by those that take all others. ran: which ran
- * is added. */
-bool       gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *args);
+/* Returns true if chunks work on copies of some states: of 8 bits, or without a stride of 1. */
+bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *args);
+/* The same with such states; by the kernels for Hopper, if they take such a call; by those that
+ * take all others. ran: which ran is added. */
 size_t     gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                         struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args,

@@ -19,8 +19,8 @@ GDN_CU_SIZE(gdn_cu_prefill, sizeof(struct gdn_cu_rule) + 40);
 
 enum { GDN_PREFILL_FROM = 1, GDN_PREFILL_TO = 2, GDN_PREFILL_CHECKPOINTS = 4 };
 
-/* States of 8 bits, or without a stride of 1: the chunks work on these pools, by number, in place of the rule's. data NULL:
- * the rule's own is taken. */
+/* States of 8 bits, or without a stride of 1: the chunks work on these pools, by number, in place
+ * of the rule's. data NULL: the rule's own is taken. */
 enum { GDN_PREFILL_EIGHT_COLUMNS = 32 };
 struct gdn_cu_prefill_eight {
     struct gdn_cu_rule   rule;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * States of 8 bits, or without a stride of 1, before and after the chunks, which work on float32
- * ones in the workspace: one for each sequence, one for each checkpoint. A block has 32 columns of one head.
+ * ones in the workspace: one for each sequence, one for each checkpoint. A block has 32 columns of
+ * one head.
  */
 #include "cuda/device/q8.cuh"
 #include "cuda/prefill/general.h"
@@ -83,7 +84,7 @@ struct eight_sequence {
 GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_eight &a, const struct gdn_cu_seq &s,
                               int head)
 {
-    __shared__ int            left; /* of THREADS tokens, from the first that changes something on */
+    __shared__ int            left; /* of THREADS tokens, from the first that changes one on */
     const struct gdn_cu_rule &r = a.rule;
     if (s.read < 0 || !a.from.data) return -1;
     for (int64_t first = 0; first < s.n_valid; first += THREADS) {

@@ -162,7 +162,8 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 {
     const struct gdn_cuda_chunks how = { .memory = memory, .options = options };
     struct gdn_cuda_ran          ran = { .n = 0 };
-    if (gdn_cuda_prefill_is_apart(rule)) return gdn_cuda_prefill_eight(ctx, rule, options, memory, stream);
+    if (gdn_cuda_prefill_is_apart(rule))
+        return gdn_cuda_prefill_eight(ctx, rule, options, memory, stream);
     TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }

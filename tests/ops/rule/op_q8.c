@@ -18,7 +18,7 @@
 enum { K = 20, V = TEST_V, SLOTS = 4 };
 static const int heads[3] = { 2, 2, 4 };
 
-/* What a pool stores: a dtype, with scales or, floats alone, without. */
+/* A pool's content: a dtype, with scales or, floats alone, without. */
 static const struct kind {
     int32_t dtype;
     bool    plain;
@@ -26,8 +26,8 @@ static const struct kind {
               { GDN_E4M3, true }, { GDN_E5M2, true } }, wide_kind = { GDN_F32, true };
 enum { N_KINDS = sizeof kinds / sizeof *kinds, N_SCALED = 3 };
 
-/* Of a dtype: bits of the mantissa, the exponent of the smallest normal number, the largest code
- * that is a number, bits that random rounding looks at, the largest value. */
+/* A dtype in numbers: bits of the mantissa, the exponent of the smallest normal number, the largest
+ * code that is a number, bits that random rounding looks at, the largest value. */
 static const struct {
     int   mantissa, least, most, random;
     float largest;
@@ -41,8 +41,8 @@ static const struct {
 
 static double code_value(int32_t dtype, uint8_t c)
 {
-    const int bits = formats[dtype].mantissa, least = formats[dtype].least, most = formats[dtype].most;
-    const int m = c & ((1 << bits) - 1), e = (c & 127) >> bits;
+    const int bits = formats[dtype].mantissa, least = formats[dtype].least;
+    const int most = formats[dtype].most, m = c & ((1 << bits) - 1), e = (c & 127) >> bits;
     if (dtype == GDN_I8) return (int8_t)c;
     if ((c & 127) > most)
         return dtype == GDN_E5M2 && m == 0 ? (double)(c & 128 ? -INFINITY : INFINITY) : (double)NAN;
@@ -158,8 +158,9 @@ static void fill_eight(const struct pool *p, int layout)
     const int32_t dtype = p->t.dtype;
     FOR_COLUMNS(slots_of(p), s, h, v) {
         if (p->scales.data)
-            *scale_at(p, s, h, v) = (float)ring2_uniform(0.001, 0.02) / formats[dtype].largest * 127 *
-                                    (ring2_below(9) ? 1 : 0);
+            *scale_at(p, s, h, v) = ring2_below(9) == 0 ? 0
+                                                        : (float)ring2_uniform(0.127, 2.54) /
+                                                              formats[dtype].largest;
         for (int64_t k = 0; k < K; k++) {
             uint8_t c = (uint8_t)ring2_bits();
             if ((c & 127) > formats[dtype].most ||
@@ -522,8 +523,8 @@ static struct pool random_wide(int layout, int64_t P)
 
 /*
  * Half a step to nearest, a step at random; a step is the scale (I8), or the scale x 2^(e - 3) for
- * y in [2^e, 2^(e+1)), e at least -6 (E4M3; E5M2: 2^(e - 2), -14). The roundings of 1 / scale, of y and of the product
- * add 3 x 2^-24 of the element.
+ * y in [2^e, 2^(e+1)), e at least -6 (E4M3; E5M2: 2^(e - 2), -14). The roundings of 1 / scale, of y
+ * and of the product add 3 x 2^-24 of the element.
  */
 static double limit_of(int32_t dtype, double x, double scale, bool random)
 {
@@ -713,10 +714,9 @@ static void G7_not_finite(void)
         first.state = p.t, first.state_scales = p.scales;
         ring2_status(ring2_ctx(2), "call", ring2_rule_call(ring2_ctx(2), &first, decode), GDN_OK);
         const struct pool first_left = widened(&p, layout);
+        const float       lost = kind.plain && !is_nan ? formats[kind.dtype].largest : NAN;
         for (int64_t v = 0; v < V; v++)
-            CHECK(is_lost(&first_left, layout, v, kind.plain && !is_nan ? formats[kind.dtype].largest
-                                                                        : NAN) == (v == 3),
-                  "column %lld", (long long)v);
+            CHECK(is_lost(&first_left, layout, v, lost) == (v == 3), "column %lld", (long long)v);
         ring2_set(&a.v, 19 * 4 * V + 3, 0);
         for (int64_t h = 0; h < 4; h++) ring2_set(&a.g, h, -(double)INFINITY);
         gdn_rule_args again = part_of(&a, 0, 20);
@@ -742,7 +742,7 @@ static void G9_codes_stay(void)
         gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, tokens[i % 3], 0, heads, K, V);
         struct pool   p = make_kind(kind, layout, 1), to = make_kind(other, layout, 1);
         fill_eight(&p, layout);
-        if (!converted) memset(element(&p, layout, 0, 1, 2, 3), 0xfe - i % 3, 1); /* NaN, infinity */
+        if (!converted) memset(element(&p, layout, 0, 1, 2, 3), 0xfe - i % 3, 1); /* no number */
         const struct pool want = cloned(converted ? &to : &p), wide = widened(&p, layout);
         ring2_fill_value(&a.g, 0);
         ring2_fill_value(&a.beta, 0);

@@ -54,7 +54,8 @@ enum { IN_PLACE, FROM_DENSE, TO_DENSE, N_PLACES };
 static void floats(int number)
 {
     static const int32_t dtypes[] = { GDN_F32, GDN_BF16, GDN_F16 };
-    const int     layout = number / 3 % 2, way = number / 6 % N_WAYS, place = number / 18 % N_PLACES;
+    const int     layout = number / 3 % 2, way = number / 6 % N_WAYS;
+    const int     place  = number / 18 % N_PLACES;
     const bool    decode = number / 54 % 2;
     const int32_t dtype  = dtypes[number % 3], io = number / 5 % 2 ? GDN_BF16 : GDN_F32;
     gdn_batch    *batch;
@@ -173,13 +174,15 @@ static void folded(int number)
     const int            layout = number / 3 % 2;
     gdn_record_fold_args a      = gdn_record_fold_args_init(), b;
     const struct pool    p = dense_pool(kind, layout), q = pool_apart(&p, layout, number % N_WAYS);
-    a.record_k = ring2_new(GDN_F32, 0, 4, P, R, 2, K), a.record_u = ring2_new(GDN_F32, 0, 4, P, R, H, V);
+    a.record_k = ring2_new(GDN_F32, 0, 4, P, R, 2, K);
+    a.record_u = ring2_new(GDN_F32, 0, 4, P, R, H, V);
     a.record_g = ring2_new(GDN_F32, 0, 3, P, R, H, 0);
     ring2_fill(&a.record_k, -0.2, 0.2), ring2_fill(&a.record_u, -1, 1);
     ring2_fill(&a.record_g, 0.5, 1);
     a.state_layout = layout;
     b              = a;
-    a.record_count = ring2_indices(GDN_I32, P, counts), b.record_count = ring2_clone(&a.record_count);
+    a.record_count = ring2_indices(GDN_I32, P, counts);
+    b.record_count = ring2_clone(&a.record_count);
     a.state = p.t, a.state_scales = p.scales, b.state = q.t, b.state_scales = q.scales;
     ring2_status(ring2_ctx(2), "dense", gdn_record_fold(ring2_ctx(2), &a), GDN_OK);
     ring2_status(ring2_ctx(2), "apart", gdn_record_fold(ring2_ctx(2), &b), GDN_OK);

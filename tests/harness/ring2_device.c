@@ -66,13 +66,18 @@ bool ring2_on_device(void)
     return cu.on;
 }
 
+bool ring2_on_hopper(void)
+{
+    return ring2_on_device() && ring2_ctx(1)->cuda->capability == 90;
+}
+
 gdn_ctx *ring2_hopper(int64_t first, int64_t each)
 {
-    gdn_ctx *ctx = ring2_on_device() ? ring2_ctx(1) : NULL;
-    if (!ctx || ctx->cuda->capability != 90) {
+    if (!ring2_on_hopper()) {
         ring2_skip("on Hopper");
         return NULL;
     }
+    gdn_ctx *ctx = ring2_ctx(1);
     ctx->cuda->sm90->cut = (struct gdn_cuda_cut){ .first = first, .each = each };
     return ctx;
 }
@@ -89,9 +94,8 @@ gdn_ctx *ring2_hopper_apart(int64_t whole, int win, int64_t first, int64_t each)
 
 bool ring2_windows(int64_t chunks)
 {
-    gdn_ctx *ctx = ring2_on_device() ? ring2_ctx(1) : NULL;
-    if (!ctx || ctx->cuda->capability != 90) return false;
-    ctx->cuda->sm90->window_chunks = chunks;
+    if (!ring2_on_hopper()) return false;
+    ring2_ctx(1)->cuda->sm90->window_chunks = chunks;
     return true;
 }
 

@@ -16,6 +16,9 @@
 /* Returns true if the contexts of ring2_ctx() compute on a GPU. */
 bool ring2_on_device(void);
 
+/* The same of a Hopper. */
+bool ring2_on_hopper(void);
+
 /* A context on Hopper, which cuts sequences into segments of so many tokens (first 0: as the
  * planner wants them); NULL, and the test is skipped: no device, or another one. */
 gdn_ctx *ring2_hopper(int64_t first, int64_t each);

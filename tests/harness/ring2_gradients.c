@@ -198,13 +198,15 @@ static void add_part(struct part *p, double *const *to, const double *q, const d
 
 /* ---- Limits -------------------------------------------------------------------------------- */
 
-/* Tensor cores of a device take bf16 with K = V = 128, of these heads, and round what is between
- * two products to bf16. */
+static bool is_narrow(const gdn_tensor *t) { return last_size(t) <= 128 && last_size(t) % 8 == 0; }
+
+/* Hopper's tensor cores take bf16 with K and V of up to 128, multiples of 8, of these heads, and
+ * round what is between two products to bf16. */
 static bool is_rounded(const gdn_prefill_backward_args *a)
 {
-    return ring2_on_device() && a->q.dtype == GDN_BF16 && a->dout.dtype == GDN_BF16 &&
-           last_size(&a->q) == 128 && last_size(&a->v) == 128 &&
-           heads_of(&a->q) == heads_of(&a->k) && heads_of(&a->v) == heads_of(&a->dout);
+    return ring2_on_hopper() && a->q.dtype == GDN_BF16 && a->dout.dtype == GDN_BF16 &&
+           is_narrow(&a->q) && is_narrow(&a->v) && heads_of(&a->q) == heads_of(&a->k) &&
+           heads_of(&a->v) == heads_of(&a->dout);
 }
 
 /* The unit of limits, which count 32 of it: a rounding of float32; or an eighth of one of bf16,

@@ -490,7 +490,8 @@ struct gdn_cu_backward {
     struct gdn_pool_view dstate_out;
     struct gdn_pool_view starts; /* [sequence and window]: states before a window; or by_prefill */
     struct gdn_pool_view carry;  /* [sequence]: the gradient of the state before the last window */
-    struct gdn_pool_view S, J;   /* [chunk]: states before it, gradients of those after it */
+    struct gdn_pool_view S, J;   /* [chunk]: states before it, gradients of those after it; J on
+                                    tensor cores: [unit]: gradients of their first states */
     struct gdn_rows      u, z, head_dq, head_dk; /* of chunks and state heads */
     double              *sums;     /* [chunk][H][2], of dA_log and ddt_bias */
     char                *records;  /* [chunk][H], on tensor cores; else NULL, as are */

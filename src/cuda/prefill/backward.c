@@ -4,8 +4,8 @@
 #include "cuda/prefill/sm90/cache.h"
 
 /* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a window.
- * MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is K and V, WINDOW_BYTES the
- * memory of a window. */
+ * MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K and V,
+ * WINDOW_BYTES the memory of a window. */
 enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES = 640 << 20 };
 
 static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
@@ -67,11 +67,13 @@ static bool are_whole(const struct gdn_rows *r)
     return r->dtype == GDN_BF16 && all % 16 == 0;
 }
 
+static bool is_narrow(int64_t n) { return n <= DEEP && n % 8 == 0; }
+
 /* Returns true if the kernels for tensor cores take the call. */
 static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    return gdn_cuda_runs_sm_90a(ctx->cuda) && r->K == DEEP && r->V == DEEP &&
+    return gdn_cuda_runs_sm_90a(ctx->cuda) && is_narrow(r->K) && is_narrow(r->V) &&
            r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q) && are_whole(&a->k) &&
            are_whole(&r->v) && are_whole(&a->dout) && r->batch.N > 0 &&
            r->batch.N <= INT32_MAX - GDN_CU_BACKWARD_CHUNK &&
@@ -185,6 +187,8 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     if (takes_mma(ctx, &a)) {
         a.n_blocks     = ctx->cuda->sm_count;
         a.record_bytes = GDN_CU_BACKWARD_RECORD;
+        a.J.k_first    = false;
+        a.J.ld         = r->K;
         if (wants_state_alone(&a)) cut_walk(ctx, options_of(c), &a);
     }
     cut_windows(ctx, &a);
@@ -244,6 +248,7 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                     : gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!has_sums(a)) a->sums = NULL;
     if (memory && a->cut.first) walk_bytes(ctx, options, a, a->scratch);
+    if (memory && a->n_blocks) a->J.data = (char *)a->cut.states;
     return bytes;
 }
 

@@ -168,12 +168,13 @@ GDN_DEVICE float sum_quad(float x)
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-/* Computes Z . v and dv = beta Z for a warp's tokens m to m + 15 and 64 columns. */
+/* Computes Z . v and dv = beta Z for a warp's tokens m to m + 15 and 64 columns, of which V are
+ * there. */
 template <int form>
 GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, int m,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
-    const int      l = threadIdx.x % 32, now = step % 2;
+    const int      l = threadIdx.x % 32, now = step % 2, n = a.rule.V - 64 * half;
     const vectors &g = sh.g[step % 4];
     const uint32_t at = shared_address(sh.rows[now].z[half]) +
                         tile_place(l % 8 + l / 16 * 8, m + l / 8 % 2 * 8);
@@ -194,7 +195,7 @@ GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, i
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const int column = 64 * half + 16 * (i / 4) + block_column(i % 4 / 2, 0);
-        v[i / 4][i % 4] = *(const uint32_t *)(from[i % 2] + 2 * column);
+        v[i / 4][i % 4] = i / 2 * 8 < n ? *(const uint32_t *)(from[i % 2] + 2 * column) : 0;
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -206,7 +207,7 @@ GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, i
             const float x[2] = { mma_format_bf16::low(z[j]), mma_format_bf16::high(z[j]) };
             sum[r] = fmaf(x[0], mma_format_bf16::low(v[i][j]), sum[r]);
             sum[r] = fmaf(x[1], mma_format_bf16::high(v[i][j]), sum[r]);
-            if (is[r] && a.dv.data)
+            if (is[r] && a.dv.data && 16 * i + j / 2 * 8 < n)
                 store_two<form>(to[r], column, a.dv, a.adds, fmaf(beta[r], x[0], spoil[r]),
                                 fmaf(beta[r], x[1], spoil[r]));
         }
@@ -453,6 +454,7 @@ GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
                              const vectors &g)
 {
     const struct gdn_cu_rule &r = a.rule;
+    const int                 n_columns = r.K - 64 * heads_group();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int t = sum_row(2 * h);
@@ -467,6 +469,7 @@ GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
         char       *row = row_at(to, c.seq, t, head);
 #pragma unroll
         for (int i = h; i < 16; i += 2) {
+            if (i / 2 * 8 >= n_columns) break;
             float z[2] = { x[2 * i] + spoil, x[2 * i + 1] + spoil };
             if (r.norm != GDN_NO_NORM) {
                 z[0] = fmaf(f, mma_format_bf16::low(given[i]), z[0]);

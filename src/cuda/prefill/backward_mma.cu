@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_prefill_backward on tensor cores, for bf16 and K = V = 128 (formulas: docs/design/math.md,
- * section 13; the windows: backward.cu). Of each window, from the last to the first:
+ * gdn_prefill_backward on tensor cores, for bf16 and K and V of up to 128 (formulas:
+ * docs/design/math.md, section 13; the windows: backward.cu). Of each window, from the last to the
+ * first:
  *
  *     prepare        vectors, T and P of each chunk and state head          backward_prepare.cuh
  *     half, whole    S before each chunk and U; J after each chunk and Z    backward_scan.cuh

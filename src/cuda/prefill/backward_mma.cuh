@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The common parts of the kernels of backward_mma.cu: the record of a chunk and a state head in
- * memory, and tiles in shared memory and in registers. All in bf16, K = V = 128.
+ * memory, and tiles in shared memory and in registers. All in bf16. K and V are padded to 128 by
+ * zeros, so no loop has another length for smaller heads.
  *
  * The tensors' rows of q and k are factors as they are. 1 / length is in the vectors of the chunk,
  * whose letters are those of general_gram.cuh: in what stands for exp(G) k or exp(G_C - G) k.
@@ -13,7 +14,8 @@
 #include "cuda/prefill/backward.cuh"
 #include "cuda/prefill/general_gram.cuh"
 
-/* K and V; a tile: 64 rows of 64 elements, swizzled (tile_place()); threads of a warpgroup. */
+/* K and V, with zeros; a tile: 64 rows of 64 elements, swizzled (tile_place()); threads of a
+ * warpgroup. */
 enum { DEEP = 128, TILE = 64 * 128, GROUP = 128 };
 
 /* Registers of a thread of a walk, where two warpgroups multiply and one loads. */

@@ -30,15 +30,19 @@ struct prepare_shared {
 };
 static_assert(sizeof(struct prepare_shared) <= GDN_CU_PREPARE_BYTES, "prepare_shared");
 
-/* Copies rows of a head of a tensor, with zeros beyond n. */
+/* Copies rows of K elements of a head of a tensor, with zeros beyond n and K. */
 GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct stage_chunk &c,
-                          int head)
+                          int head, int K)
 {
-    const int at = threadIdx.x % 16 * 16;
+    const int  at    = threadIdx.x % 16 * 16;
+    const bool is_in = at < 2 * K;
 #pragma unroll
-    for (int t = threadIdx.x / 16; t < CHUNK; t += GROUP / 16)
+    for (int t = threadIdx.x / 16; t < CHUNK; t += GROUP / 16) {
+        const bool there = is_in && t < c.n;
         copy_async<16>(shared_address(to) + t * DEEP_ROW + at,
-                       row_at(rows, c.seq, t < c.n ? t : 0, head) + at, t < c.n ? 16 : 0);
+                       row_at(rows, c.seq, there ? t : 0, head) + (there ? at : 0),
+                       there ? 16 : 0);
+    }
 }
 
 /* Loads keys and queries to shared memory, and stores them as tiles in memory. */
@@ -46,8 +50,8 @@ GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backwar
                           const struct stage_chunk &c, int64_t number, int key)
 {
     struct key_record &to = keys_of(a, number, key);
-    copy_rows(sh.keys.k, a.k, c, key);
-    copy_rows(sh.keys.q, a.q, c, key);
+    copy_rows(sh.keys.k, a.k, c, key, a.rule.K);
+    copy_rows(sh.keys.q, a.q, c, key, a.rule.K);
     copy_commit();
     copy_wait<0>();
     __syncthreads();

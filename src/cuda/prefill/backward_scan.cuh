@@ -56,28 +56,43 @@ template <class Shared> GDN_DEVICE int64_t first_chunk(const struct backward_win
 
 /* ---- States -------------------------------------------------------------------------------- */
 
-/* Calls `each` with every element of the warpgroup's part of a state, and its place in a pool whose
- * rows, or columns, are k. */
-template <class Each>
+/* Calls `each` with every element of the warpgroup's part of a state, its place in a pool whose
+ * rows, or columns, are k, and whether it is there: others are zero. `part` elements at a time,
+ * then S turns by so many: 64 copies of the code would be most of the kernel's. */
+template <int part, class Each>
 GDN_DEVICE void each_element(scan_state &S, const struct stage_strip &s, Each each)
 {
+#pragma unroll 1
+    for (int from = 0; from < 64; from += part) {
+        float turned[part];
 #pragma unroll
-    for (int e = 0; e < 64; e++) {
-        const int v = s.col + sum_row(e), k = sum_column(e);
-        each(S[e], s.at + (s.view.k_first ? k * s.view.ld + v : v * s.view.ld + k));
+        for (int e = 0; e < part; e++) {
+            const int v = s.col + sum_row(e), k = 2 * from + sum_column(e);
+            turned[e] = S[e];
+            each(turned[e], s.at + (s.view.k_first ? k * s.view.ld + v : v * s.view.ld + k),
+                 k < s.K && v < s.col + s.n);
+        }
+#pragma unroll
+        for (int e = 0; e < 64; e++) S[e] = e + part < 64 ? S[e + part] : turned[e + part - 64];
     }
 }
 GDN_DEVICE void load_scan(scan_state &S, const struct stage_strip &s)
 {
     const struct gdn_pool_view &from = s.view;
-    each_element(S, s, [&](float &x, int64_t at) {
-        x = from.data ? load_float(from.data, at, from.dtype) : 0;
+    each_element<16>(S, s, [&](float &x, int64_t at, bool there) {
+        uint32_t   bits = 0;
+        const bool wide = from.dtype == GDN_F32;
+        there &= from.data != nullptr;
+        ld_word(bits, from.data + 4 * at, there && wide);
+        ld_half(bits, from.data + 2 * at, there && !wide);
+        x = bits_to_f32(bits, from.dtype);
     });
 }
 GDN_DEVICE void store_scan(const struct stage_strip &s, scan_state &S, bool adds)
 {
     const struct gdn_pool_view &to = s.view;
-    each_element(S, s, [&](float &x, int64_t at) {
+    each_element<4>(S, s, [&](float &x, int64_t at, bool there) {
+        if (!there) return;
         store_float(to.data, at, to.dtype, x + (adds ? load_float(to.data, at, to.dtype) : 0));
     });
 }
@@ -312,19 +327,17 @@ GDN_DEVICE struct stage_strip gradient_behind(const struct gdn_cu_backward &a,
                                               const struct walk_item &own,
                                               const struct backward_part &p)
 {
-    const struct gdn_pool_view zero = {};
     if (!p.in.is_last) return strip_of(a, own, a.carry, p.number);
-    return p.ends ? strip_of(a, own, a.dstate_out, p.row) : strip_of(a, own, zero, 0);
+    struct stage_strip ends = strip_of(a, own, a.dstate_out, p.row);
+    if (!p.ends) ends.n = 0; /* zero */
+    return ends;
 }
 GDN_DEVICE struct stage_strip gradient_before(const struct gdn_cu_backward &a,
                                               const struct walk_item &own,
                                               const struct backward_part &p)
 {
-    const int64_t              state = (int64_t)DEEP * DEEP;
-    const struct gdn_pool_view D = { (char *)a.cut.states, GDN_F32, false, false, a.rule.H * state,
-                                     state, DEEP };
     if (a.window) return strip_of(a, own, a.carry, p.number);
-    return p.unit < 0 ? strip_of(a, own, a.rule.to, p.row) : strip_of(a, own, D, p.unit);
+    return p.unit < 0 ? strip_of(a, own, a.rule.to, p.row) : strip_of(a, own, a.J, p.unit);
 }
 
 /* By a warpgroup. */
@@ -334,8 +347,9 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     const struct scan_way        &w = sh.way;
     const struct backward_part   &p = w.part;
     const struct backward_window &in = p.in;
-    const struct walk_item   own = { p.row, w.head, w.col + 64 * scan_group(), 64 };
-    const int                half = own.col / 64, step = Shared::reverse ? -1 : 1;
+    const int                col = w.col + 64 * scan_group();
+    const struct walk_item   own = { p.row, w.head, col, min(a.rule.V - col, 64) };
+    const int                half = col / 64, step = Shared::reverse ? -1 : 1;
     struct chunk_record     *to = &record_at(a, in.first + first_chunk<Shared>(in), w.head);
     struct scan_turn         turn = { 0, 0 };
     scan_state               S;

@@ -22,22 +22,28 @@ static const struct walk {
     int64_t     T[MOST], each, window;
     int         Hk, H, gates, norm, map, layout, beta, flags;
     bool        ends, whole; /* ends: with dstate_out */
+    int         K, V;
 } walks[] = {
-    { "one long", { 1000 }, 320, 2, 1, 2, MILD, GDN_NORM_L2, 0, GDN_STATE_VK, 0, 0, true, false },
-    { "ragged", { 63, 64, 65, 500, 1, 129 }, 128, 0, 2, 4, MIXED, GDN_NORM_NONE, 0, GDN_STATE_KV,
-      0, GDN_BATCH_INVARIANT, true, false },
-    { "forgetting", { 320, 321, 130 }, 64, 0, 1, 2, SPRINKLED, GDN_NORM_NONE, 1, GDN_STATE_VK, 0,
-      0, true, false },
+    { "one long", { 1000 }, 320, 2, 1, 2, MILD, GDN_NORM_L2, 0, GDN_STATE_VK, 0, 0, true,
+      false, D, D },
+    { "ragged", { 63, 64, 65, 500, 1, 129 }, 128, 0, 2, 4, MIXED, GDN_NORM_NONE, 0,
+      GDN_STATE_KV, 0, GDN_BATCH_INVARIANT, true, false, D, D },
+    { "forgetting", { 320, 321, 130 }, 64, 0, 1, 2, SPRINKLED, GDN_NORM_NONE, 1, GDN_STATE_VK,
+      0, 0, true, false, D, D },
     { "stops", { 700, 3, 300 }, 64, 0, 2, 4, MIXED, GDN_NORM_L2_MAX, 1, GDN_STATE_VK,
-      GDN_BETA_TWICE_SIGMOID, 0, true, true },
+      GDN_BETA_TWICE_SIGMOID, 0, true, true, D, D },
     { "every token", { 700, 3, 300 }, 192, 2, 2, 4, MIXED, GDN_NORM_L2_MAX, 1, GDN_STATE_VK,
-      GDN_BETA_TWICE_SIGMOID, GDN_NO_EARLY_STOP, true, false },
+      GDN_BETA_TWICE_SIGMOID, GDN_NO_EARLY_STOP, true, false, D, D },
     { "strong", { 500, 200 }, 128, 1, 1, 2, STRONG, GDN_NORM_L2, 0, GDN_STATE_KV, 0, 0, false,
-      false },
-    { "no gates", { 450 }, 64, 0, 1, 1, NONE, GDN_NORM_L2_ADD, 0, GDN_STATE_VK, GDN_BETA_SIGMOID,
-      0, false, false },
-    { "stops in whole sequences", { 700, 3 }, 1024, 3, 1, 4, MIXED, GDN_NORM_L2, 0, GDN_STATE_VK,
-      0, 0, true, false },
+      false, D, D },
+    { "no gates", { 450 }, 64, 0, 1, 1, NONE, GDN_NORM_L2_ADD, 0, GDN_STATE_VK,
+      GDN_BETA_SIGMOID, 0, false, false, D, D },
+    { "stops in whole sequences", { 700, 3 }, 1024, 3, 1, 4, MIXED, GDN_NORM_L2, 0,
+      GDN_STATE_VK, 0, 0, true, false, D, D },
+    { "K64 V40", { 500, 200 }, 128, 0, 1, 2, SPRINKLED, GDN_NORM_L2, 0, GDN_STATE_KV, 0, 0, true,
+      false, 64, 40 },
+    { "K72 V128", { 200, 70 }, 64, 0, 2, 2, MILD, GDN_NORM_NONE, 0, GDN_STATE_VK, 0, 0, true, false,
+      72, 128 },
 };
 enum { N_WALKS = sizeof walks / sizeof *walks };
 
@@ -56,11 +62,12 @@ static void set_gates(const gdn_tensor *g, int gates)
 
 static void fill_keys(const gdn_tensor *k, bool unit)
 {
-    double x[D];
-    for (int64_t r = 0; r < ring2_count(k) / D; r++) {
-        for (int d = 0; d < D; d++) x[d] = ring2_uniform(-1, 1);
-        if (unit) oracle_l2norm(x, x, D, GDN_NORM_L2, 1e-30);
-        for (int d = 0; d < D; d++) ring2_set(k, r * D + d, x[d]);
+    const int64_t K = k->size[2];
+    double        x[D];
+    for (int64_t r = 0; r < ring2_count(k) / K; r++) {
+        for (int64_t d = 0; d < K; d++) x[d] = ring2_uniform(-1, 1);
+        if (unit) oracle_l2norm(x, x, K, GDN_NORM_L2, 1e-30);
+        for (int64_t d = 0; d < K; d++) ring2_set(k, r * K + d, x[d]);
     }
 }
 
@@ -72,10 +79,10 @@ static gdn_prefill_backward_args make(const struct walk *w)
     int64_t                   cu[MOST + 1] = { 0 };
     int                       n = 0;
     for (; n < MOST && w->T[n]; n++) cu[n + 1] = cu[n] + w->T[n];
-    const int64_t N = cu[n] + 2;
+    const int64_t N = cu[n] + 2, K = w->K, V = w->V;
     *t = gdn_batch_init(), t->cu_seqlens = ring2_indices(GDN_I32, n + 1, cu), a.batch = t;
-    a.q = ring2_new(GDN_BF16, 0, 3, N, w->Hk, D, 0), a.k = ring2_clone(&a.q);
-    a.v = ring2_new(GDN_BF16, 0, 3, N, w->H, D, 0), a.dout = ring2_clone(&a.v);
+    a.q = ring2_new(GDN_BF16, 0, 3, N, w->Hk, K, 0), a.k = ring2_clone(&a.q);
+    a.v = ring2_new(GDN_BF16, 0, 3, N, w->H, V, 0), a.dout = ring2_clone(&a.v);
     fill_keys(&a.q, w->norm == GDN_NORM_NONE), fill_keys(&a.k, w->norm == GDN_NORM_NONE);
     ring2_fill(&a.v, -1, 1), ring2_fill(&a.dout, -1, 1);
     a.beta = ring2_new(GDN_F32, 0, 2, N, w->H, 0, 0);
@@ -84,7 +91,8 @@ static gdn_prefill_backward_args make(const struct walk *w)
         a.g = ring2_new(GDN_F32, 0, 2, N, w->H, 0, 0);
         set_gates(&a.g, w->gates);
     }
-    a.dstate = ring2_new(GDN_F32, 0, 4, n, w->H, D, D);
+    a.dstate = ring2_new(GDN_F32, 0, 4, n, w->H, w->layout == GDN_STATE_KV ? K : V,
+                         w->layout == GDN_STATE_KV ? V : K);
     if (w->ends) {
         a.dstate_out = ring2_clone(&a.dstate);
         ring2_fill(&a.dstate_out, -1, 1);
@@ -122,9 +130,10 @@ static void expect_kernels(gdn_ctx *ctx, bool cut, bool stops)
 static void expect_memory(const struct walk *w, const gdn_prefill_backward_args *a)
 {
     const int64_t N = a->q.size[0], B = a->dstate.size[0], H = w->H, n = N / 64 + B;
+    const int64_t K = a->q.size[2], V = a->v.size[2];
     const int64_t u    = (N + B * (w->each - 1)) / w->each;
-    const int64_t most = u * H * (4 * D * 2 * D + 8) + n * (18464 * H + 32768 * w->Hk + 24) +
-                         4 * H * (N / 64 + 2 * B + 1) + 1024 + 4 * (B + u) * H * D * D;
+    const int64_t most = u * H * (4 * K * (K + V) + 8) + n * (18464 * H + 32768 * w->Hk + 24) +
+                         4 * H * (N / 64 + 2 * B + 1) + 1024 + 4 * (B + u) * H * K * V;
     CHECK((int64_t)a->workspace_bytes <= most, "%zu bytes, %d at most", a->workspace_bytes,
           (int)most);
 }
@@ -159,7 +168,7 @@ static void padded_rows(void)
 {
     enum { B = 3, T = 300 };
     static const struct walk w = { "", { 300, 300, 298 }, 128, 1, 1, 2, MILD, GDN_NORM_L2, 0,
-                                   GDN_STATE_VK, 0, 0, true, false };
+                                   GDN_STATE_VK, 0, 0, true, false, D, D };
     gdn_ctx *ctx = walker(w.each, w.window);
     if (!ctx) return;
     gdn_prefill_backward_args a = make(&w);
@@ -182,7 +191,7 @@ static void padded_rows(void)
 static void where_the_planner_cuts(void)
 {
     static const struct walk w = { "", { 4000, 1 }, 0, 0, 1, 1, MILD, GDN_NORM_NONE, 0,
-                                   GDN_STATE_VK, 0, 0, true, false };
+                                   GDN_STATE_VK, 0, 0, true, false, D, D };
     gdn_ctx *ctx = walker(w.each, w.window);
     if (!ctx) return;
     gdn_prefill_backward_args a = make(&w);
@@ -199,7 +208,7 @@ static void where_the_planner_cuts(void)
 static void where_it_stops(void)
 {
     static const struct walk w = { "", { 700 }, 192, 2, 1, 2, MILD, GDN_NORM_L2, 0, GDN_STATE_VK,
-                                   0, 0, true, false };
+                                   0, 0, true, false, D, D };
     static const int chunks[] = { 7, 6, 2, 3 };
     for (int i = 0; i < 24; i++) {
         const bool stops = i % 2 && i / 8 == 0;
@@ -239,7 +248,7 @@ static void G2_batch_invariant(void)
 {
     enum { LONG = 8300 };
     static const struct walk w = { "", { 70, LONG, 300 }, 0, 0, 1, 1, MILD, GDN_NORM_L2, 0,
-                                   GDN_STATE_VK, 0, 0, true, false };
+                                   GDN_STATE_VK, 0, 0, true, false, D, D };
     gdn_ctx *ctx = walker(w.each, w.window);
     if (!ctx) return;
     gdn_prefill_backward_args a = make(&w);
@@ -261,7 +270,7 @@ static void G2_batch_invariant(void)
 static void selection(void)
 {
     static const struct walk w = { "", { 500 }, 128, 0, 1, 2, MILD, GDN_NORM_NONE, 0, GDN_STATE_VK,
-                                   0, 0, true, false };
+                                   0, 0, true, false, D, D };
     gdn_ctx *ctx = walker(w.each, w.window);
     if (!ctx) return;
     gdn_prefill_backward_args a = make(&w);

@@ -639,33 +639,32 @@ static void nan_is_skipped(void)
 
 /* ---- Tensor cores -------------------------------------------------------------------------- */
 
-/* The calls in bf16 with K = V = 128, which a device with tensor cores and enough
- * shared memory takes there. */
+/* The calls in bf16 with K and V of up to 128, which Hopper's tensor cores take. */
 struct wide_call {
     const char *name;
     int64_t     T[4];
     int         Hk, H, gate, norm, map, beta;
     double      strength; /* of log gates: from -strength to 0; below 0: some forget */
     bool        states, adds, f32; /* f32: gradients */
+    int         K, V;
 };
 
 static gdn_prefill_backward_args make_wide(const struct wide_call *w)
 {
-    enum { D = 128 };
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
     gdn_batch                *t = ring2_heap(sizeof *t);
     int64_t                   cu[5] = { 0 }, n = 0;
     for (; n < 4 && w->T[n]; n++) cu[n + 1] = cu[n] + w->T[n];
-    const int64_t N = cu[n], H = w->H;
+    const int64_t N = cu[n], H = w->H, K = w->K, V = w->V;
     const int32_t out = w->f32 ? GDN_F32 : GDN_BF16;
     *t = gdn_batch_init(), t->cu_seqlens = ring2_indices(GDN_I32, n + 1, cu), a.batch = t;
-    a.q = ring2_new(GDN_BF16, 0, 3, N, w->Hk, D, 0), a.dq = ring2_new(out, 0, 3, N, w->Hk, D, 0);
-    a.k = ring2_new(GDN_BF16, 0, 3, N, w->Hk, D, 0), a.dk = ring2_new(out, 0, 3, N, w->Hk, D, 0);
-    a.v = ring2_new(GDN_BF16, 0, 3, N, H, D, 0), a.dv = ring2_new(out, 0, 3, N, H, D, 0);
-    a.dout = ring2_new(GDN_BF16, 0, 3, N, H, D, 0);
+    a.q = ring2_new(GDN_BF16, 0, 3, N, w->Hk, K, 0), a.dq = ring2_new(out, 0, 3, N, w->Hk, K, 0);
+    a.k = ring2_new(GDN_BF16, 0, 3, N, w->Hk, K, 0), a.dk = ring2_new(out, 0, 3, N, w->Hk, K, 0);
+    a.v = ring2_new(GDN_BF16, 0, 3, N, H, V, 0), a.dv = ring2_new(out, 0, 3, N, H, V, 0);
+    a.dout = ring2_new(GDN_BF16, 0, 3, N, H, V, 0);
     a.g = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), a.dg = ring2_new(GDN_F32, 0, 2, N, H, 0, 0);
     a.beta = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), a.dbeta = ring2_clone(&a.dg);
-    a.dstate = ring2_new(GDN_F32, 0, 4, n, H, D, D);
+    a.dstate = ring2_new(GDN_F32, 0, 4, n, H, V, K);
     if (w->states) {
         a.state = ring2_clone(&a.dstate), a.dstate_out = ring2_clone(&a.dstate);
         ring2_fill(&a.state, -1, 1);
@@ -700,14 +699,21 @@ static gdn_prefill_backward_args make_wide(const struct wide_call *w)
 
 enum { RAW_G = GDN_GATE_RAW, LOG_G = GDN_GATE_LOG, L2 = GDN_NORM_L2 };
 static const struct wide_call wide_calls[] = {
-    { "one chunk", { 64 }, 1, 1, LOG_G, 0, 0, 0, 0.1, false, false, true },
-    { "raw", { 200, 3, 64 }, 2, 4, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false },
-    { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true },
+    { "one chunk", { 64 }, 1, 1, LOG_G, 0, 0, 0, 0.1, false, false, true, 128, 128 },
+    { "raw", { 200, 3, 64 }, 2, 4, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false, 128,
+      128 },
+    { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 128, 128 },
     { "some forget", { 150, 70 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, GDN_BETA_TWICE_SIGMOID, -1,
-      true, false, true },
-    { "model", { 1, 127 }, 2, 2, LOG_G, L2, 0, 0, 1.6, true, true, false },
+      true, false, true, 128, 128 },
+    { "model", { 1, 127 }, 2, 2, LOG_G, L2, 0, 0, 1.6, true, true, false, 128, 128 },
     { "full device", { 70, 3, 64, 5 }, 6, 12, LOG_G, L2, 0, GDN_BETA_SIGMOID, 0.5, true, false,
-      true },
+      true, 128, 128 },
+    { "K64 V64", { 130, 1, 64 }, 2, 4, RAW_G, L2, 1, GDN_BETA_SIGMOID, 0, true, true, false, 64,
+      64 },
+    { "K72 V24", { 100, 29 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, false, true, 72, 24 },
+    { "K8 V128", { 77 }, 1, 1, LOG_G, 0, 0, 0, 0.1, true, true, false, 8, 128 },
+    { "K40 V104, full device", { 70, 64, 5 }, 9, 18, LOG_G, L2, 0, 0, 0.5, true, false, false, 40,
+      104 },
 };
 
 /* As nan_stays() and nan_is_skipped(), where sums over tokens take all of a chunk: token 18
@@ -715,7 +721,7 @@ static const struct wide_call wide_calls[] = {
 static void wide_nan(void)
 {
     static const struct wide_call w = { "", { 40, 40 }, 2, 4, LOG_G, 0, 0, 0, 0.1, true, false,
-                                        true };
+                                        true, 128, 128 };
     gdn_prefill_backward_args a = make_wide(&w), b;
     for (int h = 0; h < 4; h++) ring2_set(&a.g, 18 * 4 + h, -INFINITY);
     b = a;
@@ -769,6 +775,8 @@ static void run_wide_calls(void)
         a.flags |= cuts[how].flags;
         ring2_windows(cuts[how].chunks);
         ring2_gradients_check(ring2_ctx(1), &a);
+        const char *ran = gdn_last_kernel(ring2_ctx(1));
+        CHECK(!ring2_on_hopper() || strstr(ran, "backward_mma_heads"), "%s", ran);
         ring2_windows(0);
         ring2_end();
     }

@@ -591,11 +591,11 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     prefill_backward  n (256 ((Hq + Hk) K + 2 H (K + V)) + 8 H K V + 16 H) + 704; n is
  *                       N / 64 + B or, if less, B max(8, T / 2048 + 1), T as above
  *                       (+ 132 B H K V: T above 512). On tensor cores (docs/gpu/backward.md)
- *                       n (116768 H + 32768 Hk + 24 + 16 H) + 768, n being N / 64 + B or, if
+ *                       n (116768 H + 33792 Hk + 24 + 16 H) + 768, n being N / 64 + B or, if
  *                       less, B max(8, 640 MiB / that of B chunks)
  *                       (+ 4 B H K V (T / 64 / that + 1) + that of prefill: more than one such
  *                       window). dstate alone there: u H (4 K (K + V) + 8) + n (18464 H +
- *                       32768 Hk + 24) + 4 H (N / 64 + 2 B + 1) + 1024, with u as for summary,
+ *                       33792 Hk + 24) + 4 H (N / 64 + 2 B + 1) + 1024, with u as for summary,
  *                       and n being N / 64 + B (without cu_seqlens N / 32 + u) or, if less,
  *                       (B + u) max(8, 640 MiB / that of B + u chunks)
  *                       (+ 4 (B + u) H K V: more than one such window)
@@ -999,11 +999,13 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * forgotten. With GDN_NO_EARLY_STOP every token counts. With GDN_BATCH_INVARIANT units have 8192
  * tokens in any call. Elsewhere these two flags change nothing.
  *
- * Arithmetic is float32, in chunks of 16 tokens (GPU: 64; on Hopper's tensor cores the factors of
- * products are bfloat16). No tensor that is written may overlap another one. Guarantees, on a GPU
- * too: G1, G3, G12 and G13; G2 for all gradients except dA_log and ddt_bias. On tensor cores, with
- * more than one window or with units, G2 needs GDN_BATCH_INVARIANT, else it holds to rounding.
- * Errors: as for gdn_prefill().
+ * Arithmetic is float32, in chunks of 16 tokens (GPU: 64). Hopper's tensor cores take q, k, v and
+ * dout of one dtype of 16 bits, if K and V are at most 128 and multiples of 8. Factors of products
+ * have that dtype there. With float16 the gradients of states and of u are infinite above about
+ * 65504 times the scale, and lose bits where dout is below about 2^-12. No tensor that is written
+ * may overlap another one. Guarantees, on a GPU too: G1, G3, G12 and G13; G2 for all gradients
+ * except dA_log and ddt_bias. On tensor cores, with more than one window or with units, G2 needs
+ * GDN_BATCH_INVARIANT, else it holds to rounding. Errors: as for gdn_prefill().
  */
 typedef struct gdn_prefill_backward_args {
     uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */

@@ -473,13 +473,14 @@ static int check_state_alone(struct check *k, struct gradient_case *c, struct co
 
 static void check_gradients(struct check *k)
 {
-    static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 } };
+    static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 64, 72 } };
     static const int64_t lengths[]  = { 131, 1, 0, 64 };
-    for (int i = 0; i < 10; i++) { /* the last one fills a device */
-        const bool             fills = i == 9;
-        const struct case_dims d = { .Hq = 2, .Hv = fills ? 36 : 4, .K = sizes[i % 3][0],
-                                     .V = sizes[i % 3][1], .dtype = fills ? GDN_BF16 : i / 3,
-                                     .state_layout = i % 2 };
+    for (int i = 0; i < 14; i++) { /* the last ones fill a device, with both dtypes of 16 bits */
+        const bool             fills = i >= 12;
+        const int64_t *const   size  = sizes[fills ? 0 : i % 4];
+        const struct case_dims d = { .Hq = 2, .Hv = fills ? 36 : 4, .K = size[0], .V = size[1],
+                                     .dtype = fills ? i - 11 : i / 4,
+                                     .state_layout = (i / 4 + i) % 2 };
         struct gradient_case   c;
         struct comparison      found = { 0 };
         char                   name[64];

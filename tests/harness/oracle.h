@@ -86,6 +86,7 @@ struct oracle_backward {
     double       *dq, *dk;                    /* [T][K] */
     double       *dv, *dgate, *dbeta, *dstate; /* [T][V], [T], [T], [V][K] */
     double       *carried; /* [V] or NULL: the largest gradient of S on its way, times alphas */
+    double       *terms;   /* [T] or NULL: sums of |du v|, from which dbeta takes others away */
 };
 void oracle_rule_backward(const struct oracle_backward *r);
 

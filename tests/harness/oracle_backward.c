@@ -65,6 +65,7 @@ static void token(const struct oracle_backward *r, int64_t t, int j, double *J,
     const double missed = rounded(r, r->v[t * r->V + j] - found(r, t, before));
     const double back = rounded(r, beta * du);
     r->dbeta[t]           = add(r, r->dbeta[t], du, missed);
+    if (r->terms) r->terms[t] += fabs(du * r->v[t * r->V + j]);
     r->dv[t * r->V + j]   = back;
     for (int x = 0; x < K; x++) {
         dk[x]       = add(r, add(r, dk[x], u, J[x]), -back, before[x]);
@@ -84,6 +85,7 @@ void oracle_rule_backward(const struct oracle_backward *r)
     memset(r->dk, 0, T * K * sizeof *r->dk);
     memset(r->dgate, 0, T * sizeof *r->dgate);
     memset(r->dbeta, 0, T * sizeof *r->dbeta);
+    if (r->terms) memset(r->terms, 0, T * sizeof *r->terms);
     if (r->carried) memset(r->carried, 0, (size_t)r->V * sizeof *r->carried);
     for (int j = 0; j < r->V; j++) {
         double *J = r->dstate + (size_t)j * K;

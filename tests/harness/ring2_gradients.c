@@ -152,7 +152,7 @@ static void read_part(struct part *p)
     r->dout = dout;
     r->dq = numbers(p->T * r->K), r->dk = numbers(p->T * r->K), r->dv = numbers(p->T * r->V);
     r->dgate = numbers(p->T), r->dbeta = numbers(p->T), r->dstate = numbers(r->K * r->V);
-    r->carried = numbers(r->V);
+    r->carried = numbers(r->V), r->terms = numbers(p->T);
 }
 
 /* Adds rows of a head to those of the head that it reads; x: the rows of q or k before their norm,
@@ -200,20 +200,21 @@ static void add_part(struct part *p, double *const *to, const double *q, const d
 
 static bool is_narrow(const gdn_tensor *t) { return last_size(t) <= 128 && last_size(t) % 8 == 0; }
 
-/* Hopper's tensor cores take bf16 with K and V of up to 128, multiples of 8, of these heads, and
- * round what is between two products to bf16. */
+/* Hopper's tensor cores take 16 bits with K and V of up to 128, multiples of 8, of these heads, and
+ * round what is between two products to that dtype. */
 static bool is_rounded(const gdn_prefill_backward_args *a)
 {
-    return ring2_on_hopper() && a->q.dtype == GDN_BF16 && a->dout.dtype == GDN_BF16 &&
+    return ring2_on_hopper() && a->q.dtype != GDN_F32 && a->dout.dtype == a->q.dtype &&
            is_narrow(&a->q) && is_narrow(&a->v) && heads_of(&a->q) == heads_of(&a->k) &&
            heads_of(&a->v) == heads_of(&a->dout);
 }
 
-/* The unit of limits, which count 32 of it: a rounding of float32; or an eighth of one of bf16,
+/* The unit of limits, which count 32 of it: a rounding of float32; or an eighth of one of 16 bits,
  * of which there are a few and those of different tokens are independent. */
 static double unit_of(const gdn_prefill_backward_args *a)
 {
-    return is_rounded(a) ? 0x1p-12 : 0x1p-24;
+    if (!is_rounded(a)) return 0x1p-24;
+    return a->q.dtype == GDN_BF16 ? 0x1p-12 : 0x1p-15;
 }
 
 /* Elements at, at + step, ... of a gradient, n runs of D: the limit is 8 times what a plain loop
@@ -249,17 +250,15 @@ static double terms_of_dg(const struct part *p)
     return most;
 }
 
-/* dbeta is one too, of (v . dv) / beta and what is found under the key. */
+/* dbeta is one too, of v . du and what is found under the key. */
 static void limit_betas(const struct part *p)
 {
     const struct oracle_backward *r = &p->rule;
     for (int64_t t = 0; p->m->want[DBETA] && t < r->T; t++) {
-        double sum = 0, slope;
+        double slope;
         beta_of(p, t, &slope);
-        for (int64_t j = t * r->V; j < (t + 1) * r->V; j++) sum += fabs(r->v[j] * r->dv[j]);
-        if (r->beta[t] != 0)
-            p->m->limit[DBETA][(p->first + t) * p->H + p->h] =
-                8 * unit_of(p->a) * fabs(slope) * sum / r->beta[t];
+        p->m->limit[DBETA][(p->first + t) * p->H + p->h] =
+            8 * unit_of(p->a) * fabs(slope) * r->terms[t];
     }
 }
 
@@ -381,7 +380,7 @@ void ring2_gradients_model(const gdn_prefill_backward_args *a, struct ring2_grad
 }
 
 /* The root mean square error may be 8 times a plain loop's, as that of gdn_prefill, and one unit of
- * what the limits count 32 of; on tensor cores one rounding of bf16. */
+ * what the limits count 32 of; on tensor cores one rounding of 16 bits. */
 static double *noise_of(const struct ring2_gradients *m, int which, int64_t n, bool rounded)
 {
     const double part = rounded ? 4 : 32;

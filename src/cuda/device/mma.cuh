@@ -61,6 +61,7 @@ struct mma_format_f16 {
 };
 
 template <class format> struct mma_tiles16 {
+    typedef format pairs; /* words of two elements */
     struct operand {
         uint32_t x[4]; /* two elements each: x[2 h + r] of row g + 8 r, from column 8 h + 2 t on */
     };

@@ -455,10 +455,10 @@ enum { GDN_CU_BACKWARD_CHUNK = 64, GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENT
 enum {
     GDN_CU_BACKWARD_RECORD = 116768,
     GDN_CU_BACKWARD_SQUARES = 18464, /* of that, what the walk to dstate alone needs */
-    GDN_CU_BACKWARD_KEYS   = 32768, /* of a key head */
+    GDN_CU_BACKWARD_KEYS   = 33792, /* of a key head */
     GDN_CU_PREPARE_BYTES   = 37680,
     GDN_CU_WALK_BYTES      = 222208,
-    GDN_CU_HEADS_BYTES     = 226816
+    GDN_CU_HEADS_BYTES     = 227840
 };
 enum { GDN_CU_WALK_FORWARD = 1, GDN_CU_WALK_REVERSE = 2 };
 
@@ -510,7 +510,8 @@ struct gdn_cu_backward {
     int32_t              record_bytes; /* from one record to the next */
     struct gdn_cu_segments cut; /* of the walk to dstate alone: backward_parts.cuh; */
     int64_t              n_parts; /* sequences and units, which have windows each */
-    int32_t              pad[12];
+    float                drop;    /* J and Z are 1 / drop times as large: a power of two */
+    int32_t              pad[11];
 };
 
 #ifdef __cplusplus

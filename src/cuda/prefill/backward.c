@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill_backward: windows, memory and launches; see backward.cu and backward_mma.cu. */
+/* gdn_prefill_backward: windows, memory and launches; see backward.cu and
+ * backward_mma_run.cuh. */
+#include <math.h>
+
 #include "cuda/driver/backend.h"
 #include "cuda/prefill/sm90/cache.h"
 
@@ -59,12 +62,12 @@ static struct gdn_pool_view states(const struct gdn_cu_rule *r)
     };
 }
 
-/* Returns true if all rows of bf16 are multiples of 16 bytes, at addresses that are. */
-static bool are_whole(const struct gdn_rows *r)
+/* Returns true if all rows of the dtype are multiples of 16 bytes, at addresses that are. */
+static bool are_whole(const struct gdn_rows *r, int dtype)
 {
     const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
                          (uint64_t)r->head;
-    return r->dtype == GDN_BF16 && all % 16 == 0;
+    return r->dtype == dtype && all % 16 == 0;
 }
 
 static bool is_narrow(int64_t n) { return n <= DEEP && n % 8 == 0; }
@@ -72,10 +75,12 @@ static bool is_narrow(int64_t n) { return n <= DEEP && n % 8 == 0; }
 /* Returns true if the kernels for tensor cores take the call. */
 static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
-    const struct gdn_cu_rule *r = &a->rule;
-    return gdn_cuda_runs_sm_90a(ctx->cuda) && is_narrow(r->K) && is_narrow(r->V) &&
-           r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q) && are_whole(&a->k) &&
-           are_whole(&r->v) && are_whole(&a->dout) && r->batch.N > 0 &&
+    const struct gdn_cu_rule *r     = &a->rule;
+    const int                 dtype = a->q.dtype;
+    return gdn_cuda_runs_sm_90a(ctx->cuda) && dtype != GDN_F32 && is_narrow(r->K) &&
+           is_narrow(r->V) && r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q, dtype) &&
+           are_whole(&a->k, dtype) && are_whole(&r->v, dtype) && are_whole(&a->dout, dtype) &&
+           r->batch.N > 0 &&
            r->batch.N <= INT32_MAX - GDN_CU_BACKWARD_CHUNK &&
            gdn_cuda_is_mapped(&r->v, &r->batch, r->H) &&
            gdn_cuda_is_mapped(&a->dout, &r->batch, r->H);
@@ -156,6 +161,17 @@ static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options optio
                     !gdn_cuda_prefill_hopper_why_not(ctx, &first);
 }
 
+/* Returns the power of two that the scale of q is times a number from 1 to 2. bf16 has the range of
+ * float32 and needs none (backward_mma.cuh). */
+static float drop_of(const struct gdn_cu_backward *a)
+{
+    const float scale = fabsf(a->rule.scale);
+    int         power = 0;
+    if (a->q.dtype != GDN_F16 || !(scale > 0x1p-60f && scale < 0x1p60f)) return 1;
+    frexpf(scale, &power);
+    return ldexpf(1, power - 1);
+}
+
 static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c)
 {
     const struct gdn_backward       *w     = &c->work;
@@ -187,6 +203,8 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     if (takes_mma(ctx, &a)) {
         a.n_blocks     = ctx->cuda->sm_count;
         a.record_bytes = GDN_CU_BACKWARD_RECORD;
+        a.drop         = drop_of(&a);
+        a.rule.scale /= a.drop;
         a.J.k_first    = false;
         a.J.ld         = r->K;
         if (wants_state_alone(&a)) cut_walk(ctx, options_of(c), &a);
@@ -265,9 +283,24 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_backward *a, enum gdn
     return gdn_cuda_launch(ctx, &call);
 }
 
+enum mma_kernel { PREPARE, HALF, WHOLE, HALF_ALONE, WHOLE_ALONE, HEADS };
+
+static enum gdn_kernel_id mma_kernel(const struct gdn_cu_backward *a, enum mma_kernel which)
+{
+    static const enum gdn_kernel_id all[][2] = {
+        { GDN_CU_backward_mma_prepare_BF16, GDN_CU_backward_mma_prepare_F16 },
+        { GDN_CU_backward_mma_half_BF16, GDN_CU_backward_mma_half_F16 },
+        { GDN_CU_backward_mma_whole_BF16, GDN_CU_backward_mma_whole_F16 },
+        { GDN_CU_backward_mma_half_alone_BF16, GDN_CU_backward_mma_half_alone_F16 },
+        { GDN_CU_backward_mma_whole_alone_BF16, GDN_CU_backward_mma_whole_alone_F16 },
+        { GDN_CU_backward_mma_heads_BF16, GDN_CU_backward_mma_heads_F16 },
+    };
+    return all[which][a->q.dtype == GDN_F16];
+}
+
 static enum gdn_kernel_id mma_walks(const struct gdn_cu_backward *a)
 {
-    return a->n_strips == 2 ? GDN_CU_backward_mma_half : GDN_CU_backward_mma_whole;
+    return mma_kernel(a, a->n_strips == 2 ? HALF : WHOLE);
 }
 
 /* Launches a window on tensor cores. `reverse`: also the walk that makes J, and the gradients. */
@@ -277,10 +310,10 @@ static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool rever
     const int64_t             n_walks = r->batch.B * r->H * a->n_strips;
     const int64_t             n_items = a->n_chunks * r->Hk;
     a->walks = GDN_CU_WALK_FORWARD | (reverse ? GDN_CU_WALK_REVERSE : 0);
-    TRY(launch(ctx, a, GDN_CU_backward_mma_prepare, n_items, GDN_CU_PREPARE_BYTES, stream));
+    TRY(launch(ctx, a, mma_kernel(a, PREPARE), n_items, GDN_CU_PREPARE_BYTES, stream));
     TRY(launch(ctx, a, mma_walks(a), (reverse ? 2 : 1) * n_walks, GDN_CU_WALK_BYTES, stream));
     if (!reverse) return GDN_OK;
-    return launch(ctx, a, GDN_CU_backward_mma_heads, n_items < a->n_blocks ? n_items : a->n_blocks,
+    return launch(ctx, a, mma_kernel(a, HEADS), n_items < a->n_blocks ? n_items : a->n_blocks,
                   GDN_CU_HEADS_BYTES, stream);
 }
 
@@ -314,15 +347,14 @@ static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options
 {
     const struct gdn_cu_rule     *r    = &a->rule;
     const struct gdn_cuda_summary s    = walk_of(a, options);
-    const enum gdn_kernel_id      walk = a->n_strips == 2 ? GDN_CU_backward_mma_half_alone
-                                                          : GDN_CU_backward_mma_whole_alone;
+    const enum gdn_kernel_id      prepare = mma_kernel(a, PREPARE);
+    const enum gdn_kernel_id      walk = mma_kernel(a, a->n_strips == 2 ? HALF_ALONE : WHOLE_ALONE);
     struct gdn_cuda_ran ran = { .n = 0 };
     if (a->cut.first) TRY(gdn_cuda_walk_maps(ctx, &s, &a->cut, &ran, stream));
-    ran.kernels[ran.n++] = GDN_CU_backward_mma_prepare;
+    ran.kernels[ran.n++] = prepare;
     ran.kernels[ran.n++] = walk;
     for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
-        TRY(launch(ctx, a, GDN_CU_backward_mma_prepare, a->n_chunks * r->Hk, GDN_CU_PREPARE_BYTES,
-                   stream));
+        TRY(launch(ctx, a, prepare, a->n_chunks * r->Hk, GDN_CU_PREPARE_BYTES, stream));
         TRY(launch(ctx, a, walk, a->n_parts * r->H * a->n_strips, GDN_CU_WALK_BYTES, stream));
     }
     if (a->cut.units) TRY(gdn_cuda_walk_join(ctx, &s, &a->cut, &ran, stream));
@@ -351,9 +383,8 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                                      GDN_CU_backward_reverse, GDN_CU_backward_chunk,
                                      GDN_CU_backward_store } };
     if (a->n_blocks)
-        ran = (struct gdn_cuda_ran){ 3, { GDN_CU_backward_mma_prepare,
-                                          mma_walks(a),
-                                          GDN_CU_backward_mma_heads } };
+        ran = (struct gdn_cuda_ran){ 3, { mma_kernel(a, PREPARE), mma_walks(a),
+                                          mma_kernel(a, HEADS) } };
     if (a->by_prefill) {
         const struct gdn_cu_rule     first = first_pass(a);
         const struct gdn_cuda_chunks how   = { .memory = a->scratch, .options = options };

@@ -10,8 +10,9 @@
  *
  * Each of two warpgroups has all tokens and 64 columns of dq, D and dw. A third one has a thread
  * that loads what the next state head needs, a warp that stores the gradients of gates, and two
- * warps that store dv. D has beta in it. Where beta is 0, LEAST_BETA stands for it in X and D, so
- * that dbeta = Z . v + k . D / beta holds for every beta. Letters: docs/design/math.md, section 13.
+ * warps that store dv. D has beta in it. LEAST_BETA stands for a smaller one in X and D, so that
+ * dbeta = Z . v + k . D / beta holds for every beta. In f16 that one is not so small, and X gets
+ * its beta back before X^T K. Letters: docs/design/math.md, section 13.
  */
 #ifndef GDN_CUDA_BACKWARD_HEADS_CUH
 #define GDN_CUDA_BACKWARD_HEADS_CUH
@@ -20,7 +21,7 @@
 #include "cuda/prefill/backward_mma.cuh"
 #include "cuda/prefill/backward_rows.cuh"
 
-#define LEAST_BETA 0x1p-60f
+#define LEAST_BETA (BACKWARD_IO == GDN_BF16 ? 0x1p-60f : 0x1p-6f)
 
 /* Threads that multiply, and their warps; registers of these and of the others. */
 enum { HEADS_GROUPS = 2, HEADS_WORKERS = HEADS_GROUPS * GROUP, HEADS_WARPS = HEADS_WORKERS / 32 };
@@ -70,7 +71,7 @@ struct heads_shared {
     alignas(16) vectors g[4]; /* of four, as gates want them when rows are done with */
     struct heads_step   steps[4];
     float parts[2][HEADS_GROUPS][CHUNK][2]; /* sums of a row, of 64 columns each */
-    float norms[HEADS_GROUPS][CHUNK][2];
+    float norms[HEADS_GROUPS][CHUNK][2]; /* of keys and queries */
     float zv[2][HEADS_GROUPS][CHUNK]; /* Z . v */
     float ends[2][HEADS_WARPS];       /* what reaches the end, of a warp: dG of the last token */
     uint64_t rows_full[2], rows_free[2], states_full, states_free, keys_full, keys_free;
@@ -96,7 +97,15 @@ template <bool selects> GDN_DEVICE void weigh_rows(head_sums &x, const float (&f
         x[e] = selects && f == 0 ? 0 : f * x[e];
     }
 }
-GDN_DEVICE float beta_or_least(float beta) { return beta == 0 ? LEAST_BETA : beta; }
+GDN_DEVICE float beta_or_least(float beta)
+{
+    return fabsf(beta) < LEAST_BETA ? LEAST_BETA : beta;
+}
+/* Returns what makes beta of beta_or_least(). */
+GDN_DEVICE float beta_share(float beta)
+{
+    return fabsf(beta) < LEAST_BETA ? beta / LEAST_BETA : 1;
+}
 
 /* Steps and items that a block has done. They give the parity of each barrier. */
 struct heads_count {
@@ -134,14 +143,14 @@ GDN_DEVICE void load_step(struct heads_shared &sh, const struct gdn_cu_backward 
 
 /* ---- Values: dv and Z . v ------------------------------------------------------------------ */
 
-/* How a gradient is stored: two numbers at once, of bf16 or float32, or one at a time. */
-enum { STORE_BF16, STORE_F32, STORE_ANY };
+/* How a gradient is stored: two numbers at once, of BACKWARD_IO or float32, or one at a time. */
+enum { STORE_16, STORE_F32, STORE_ANY };
 GDN_DEVICE int store_form(const struct gdn_rows &to, bool adds)
 {
     const uint64_t all = (uint64_t)to.data | (uint64_t)to.batch | (uint64_t)to.token |
                          (uint64_t)to.head;
-    if (adds || all % 8 || to.dtype == GDN_F16) return STORE_ANY;
-    return to.dtype == GDN_BF16 ? STORE_BF16 : STORE_F32;
+    if (adds || all % 8) return STORE_ANY;
+    return to.dtype == BACKWARD_IO ? STORE_16 : to.dtype == GDN_F32 ? STORE_F32 : STORE_ANY;
 }
 __device__ __noinline__ void store_any(char *row, int column, int dtype, bool adds, float x,
                                        float y)
@@ -157,7 +166,7 @@ template <int form>
 GDN_DEVICE void store_two(char *row, int column, const struct gdn_rows &to, bool adds, float x,
                           float y)
 {
-    if (form == STORE_BF16) *(uint32_t *)(row + 2 * column) = mma_format_bf16::pair(x, y);
+    if (form == STORE_16) *(uint32_t *)(row + 2 * column) = pairs::pair(x, y);
     else if (form == STORE_F32) *(float2 *)(row + 4 * column) = make_float2(x, y);
     else store_any(row, column, to.dtype, adds, x, y);
 }
@@ -188,7 +197,7 @@ GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, i
         is[r]    = t < c.n;
         from[r]  = row_at(a.rule.v, c.seq, is[r] ? t : 0, head);
         to[r]    = row_at(a.dv, c.seq, t, head);
-        beta[r]  = g.beta[t];
+        beta[r]  = a.drop * g.beta[t];
         spoil[r] = spoil_with(g, t);
     }
     uint32_t v[4][4];
@@ -204,9 +213,9 @@ GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, i
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const int   r = j % 2, column = 64 * half + 16 * i + block_column(j / 2, 0);
-            const float x[2] = { mma_format_bf16::low(z[j]), mma_format_bf16::high(z[j]) };
-            sum[r] = fmaf(x[0], mma_format_bf16::low(v[i][j]), sum[r]);
-            sum[r] = fmaf(x[1], mma_format_bf16::high(v[i][j]), sum[r]);
+            const float x[2] = { pairs::low(z[j]), pairs::high(z[j]) };
+            sum[r] = fmaf(x[0], pairs::low(v[i][j]), sum[r]);
+            sum[r] = fmaf(x[1], pairs::high(v[i][j]), sum[r]);
             if (is[r] && a.dv.data && 16 * i + j / 2 * 8 < n)
                 store_two<form>(to[r], column, a.dv, a.adds, fmaf(beta[r], x[0], spoil[r]),
                                 fmaf(beta[r], x[1], spoil[r]));
@@ -215,7 +224,7 @@ GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, i
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] = sum_quad(sum[r]);
-        if (l % 4 == 0) sh.zv[now][half][m + l / 4 + 8 * r] = sum[r];
+        if (l % 4 == 0) sh.zv[now][half][m + l / 4 + 8 * r] = a.drop * sum[r];
     }
 }
 GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half,
@@ -224,7 +233,7 @@ GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half,
     const int form = store_form(a.dv, a.adds);
 #pragma unroll 1
     for (int m = 0; m < CHUNK; m += 16) {
-        if (form == STORE_BF16) store_values<STORE_BF16>(sh, step, half, m, a, c, head);
+        if (form == STORE_16) store_values<STORE_16>(sh, step, half, m, a, c, head);
         else if (form == STORE_F32) store_values<STORE_F32>(sh, step, half, m, a, c, head);
         else store_values<STORE_ANY>(sh, step, half, m, a, c, head);
     }
@@ -252,7 +261,8 @@ GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const ch
 
 /* Multiplies products by their factors, which gives X or Y. Zero where a gate or order parts two
  * tokens. */
-template <bool forgets> GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y)
+template <bool forgets>
+GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y, float drop)
 {
     const token_mask resets = tokens_of(g.resets);
     float            G_row[2], f[2];
@@ -261,7 +271,7 @@ template <bool forgets> GDN_DEVICE void weigh_tokens(head_sums &x, const vectors
     for (int r = 0; r < 2; r++) {
         const int t = sum_row(2 * r);
         G_row[r] = g.G[t];
-        f[r]     = is_y ? g.q_scale[t] : -beta_or_least(g.beta[t]) * g.k_scale[t];
+        f[r]     = drop * (is_y ? g.q_scale[t] : -beta_or_least(g.beta[t]) * g.k_scale[t]);
         end[r]   = t < g.n ? t + is_y : 0;
     }
 #pragma unroll
@@ -340,13 +350,33 @@ GDN_DEVICE void add_over_tokens(head_sums &d, const char *a, const char *b)
         else product::add_tile_columns(d, wgmma_factor(from + 2 * i), y);
     }
 }
-/* Issues the products over tokens, as one group. */
-GDN_DEVICE void multiply_tokens(struct head_gradients &d, const struct heads_shared &sh)
+/* Scales the rows of X by beta. By all that multiply. */
+GDN_DEVICE void give_beta_back(struct heads_shared &sh, const vectors &g)
+{
+    meet_workers(); /* X has been read */
+    for (int i = threadIdx.x; i < CHUNK * CHUNK / 2; i += HEADS_WORKERS) {
+        const int   t = i / (CHUNK / 2);
+        const float f = beta_share(g.beta[t]);
+        uint32_t   *x = (uint32_t *)(sh.X + t * 128) + i % (CHUNK / 2);
+        if (f != 1) *x = f == 0 ? 0 : pairs::pair(f * pairs::low(*x), f * pairs::high(*x));
+    }
+    async_fence();
+    meet_workers();
+}
+/* Issues the products over tokens, as one group. `lacks`: X has LEAST_BETA for some beta. */
+template <bool lacks>
+GDN_DEVICE void multiply_tokens(struct head_gradients &d, struct heads_shared &sh, const vectors &g)
 {
     const char *k = sh.keys.k[heads_group()], *q = sh.keys.q[heads_group()];
     wgmma_fence();
     add_over_tokens<false>(d.dq, sh.Y, k);
     add_over_tokens<false>(d.D, sh.X, k);
+    if (lacks) {
+        wgmma_commit();
+        wgmma_wait<0>();
+        give_beta_back(sh, g);
+        wgmma_fence();
+    }
     add_over_tokens<true>(d.dw, sh.Y, q);
     add_over_tokens<true>(d.dw, sh.X, k);
     wgmma_commit();
@@ -367,8 +397,8 @@ GDN_DEVICE void dot_rows(float (&sum)[2], const head_sums &x, const head_pairs &
     sum[0] = sum[1] = 0;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        sum[i % 2] = fmaf(mma_format_bf16::low(with[i]), x[2 * i], sum[i % 2]);
-        sum[i % 2] = fmaf(mma_format_bf16::high(with[i]), x[2 * i + 1], sum[i % 2]);
+        sum[i % 2] = fmaf(pairs::low(with[i]), x[2 * i], sum[i % 2]);
+        sum[i % 2] = fmaf(pairs::high(with[i]), x[2 * i + 1], sum[i % 2]);
     }
 }
 /* Writes a thread's sums of its rows to part `which`. */
@@ -445,64 +475,55 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, uint32_t step,
 
 /* ---- dq and dk ----------------------------------------------------------------------------- */
 
-/* Stores rows through the norm: x is the gradient of a row of `given`, times the inverse of its
- * length. norms has the sums of x . given and given . given over each row. */
+/* Stores rows through the norm: x is the gradient of the rows of a tile, `given`, of keys (which is
+ * 0) or of queries (1). norms has the sums of x . given over each row. */
 template <int form>
 GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
-                             const head_pairs &given, const struct gdn_rows &to,
+                             const head_pairs &given, int which, const struct gdn_rows &to,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
                              const vectors &g)
 {
-    const struct gdn_cu_rule &r = a.rule;
-    const int                 n_columns = r.K - 64 * heads_group();
+    const bool is_normed = a.rule.norm != GDN_NO_NORM;
+    const int  n_columns = a.rule.K - 64 * heads_group();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int t = sum_row(2 * h);
-        float     f = 0; /* of given, in the gradient */
         if (t >= c.n) continue;
-        if (r.norm != GDN_NO_NORM) {
-            const float square = all_parts(sh.norms, t, 1);
-            const float inverse = inverse_length(square, r.norm, r.norm_eps);
-            f = -norm_slope(square, r) * inverse * inverse * all_parts(sh.norms, t, 0);
-        }
+        const float f = is_normed ? sh.keys.bend[which][t] * all_parts(sh.norms, t, which) : 0;
+        const float outer = SCALES_ROWS && is_normed ? sh.keys.outer[which][t] : 1;
         const float spoil = spoil_with(g, t);
         char       *row = row_at(to, c.seq, t, head);
 #pragma unroll
         for (int i = h; i < 16; i += 2) {
             if (i / 2 * 8 >= n_columns) break;
             float z[2] = { x[2 * i] + spoil, x[2 * i + 1] + spoil };
-            if (r.norm != GDN_NO_NORM) {
-                z[0] = fmaf(f, mma_format_bf16::low(given[i]), z[0]);
-                z[1] = fmaf(f, mma_format_bf16::high(given[i]), z[1]);
+            if (is_normed) {
+                z[0] = outer * fmaf(f, pairs::low(given[i]), z[0]);
+                z[1] = outer * fmaf(f, pairs::high(given[i]), z[1]);
             }
             store_two<form>(row, head_column(2 * i), to, a.adds, z[0], z[1]);
         }
     }
 }
 
-/* Stores rows of dq or dk. All threads that multiply call it. `tile` has the rows as given. */
-GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, const char (&tile)[2][TILE],
+/* Stores rows of dk or dq. All threads that multiply call it. */
+GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, int which,
                            const struct gdn_rows &to, const struct gdn_cu_backward &a,
                            const struct stage_chunk &c, int key, const vectors &g)
 {
     const int  form = store_form(to, a.adds);
     head_pairs given;
     if (!to.data) return;
-    load_pairs(given, tile);
+    load_pairs(given, which ? sh.keys.q : sh.keys.k);
     if (a.rule.norm != GDN_NO_NORM) {
-        head_sums own;
-        float     along[2], squares[2];
-        unpack(own, given);
+        float along[2];
         dot_rows(along, x, given);
-        dot_rows(squares, own, given);
-        meet_workers(); /* the sums before have been read */
-        share_sums(sh.norms, along, 0);
-        share_sums(sh.norms, squares, 1);
+        share_sums(sh.norms, along, which);
         meet_workers();
     }
-    if (form == STORE_BF16) store_normed<STORE_BF16>(sh, x, given, to, a, c, key, g);
-    else if (form == STORE_F32) store_normed<STORE_F32>(sh, x, given, to, a, c, key, g);
-    else store_normed<STORE_ANY>(sh, x, given, to, a, c, key, g);
+    if (form == STORE_16) store_normed<STORE_16>(sh, x, given, which, to, a, c, key, g);
+    else if (form == STORE_F32) store_normed<STORE_F32>(sh, x, given, which, to, a, c, key, g);
+    else store_normed<STORE_ANY>(sh, x, given, which, to, a, c, key, g);
 }
 
 /* ---- A state head -------------------------------------------------------------------------- */
@@ -525,7 +546,8 @@ GDN_DEVICE void release(uint64_t &barrier)
 /* Computes the products with states, with their factors; D has beta in it. Returns the thread's
  * part of the sum of S J. In two groups: there are no registers for all four at once. */
 template <bool forgets>
-GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, uint32_t step)
+GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, uint32_t step,
+                            float drop)
 {
     const struct head_rows &in = sh.rows[step % 2];
     const vectors          &g = sh.g[step % 4];
@@ -533,9 +555,9 @@ GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, u
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = sum_row(2 * r);
-        start[r] = g.q_start[t];
-        end[r]   = g.to_end[t];
-        read[r]  = -beta_or_least(g.beta[t]) * g.from_start[t];
+        start[r] = drop * g.q_start[t];
+        end[r]   = drop * g.to_end[t];
+        read[r]  = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
     }
     {
         head_sums x;
@@ -556,11 +578,11 @@ GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, u
     release(sh.states_free);
     release(sh.rows_free[step % 2]);
     weigh_rows<forgets>(d.dw, end);
-    return g.decay == 0 ? 0 : g.decay * inner;
+    return g.decay == 0 ? 0 : drop * g.decay * inner;
 }
 
 /* Computes X in one warpgroup and Y in the other. */
-GDN_DEVICE void make_tokens(struct heads_shared &sh, uint32_t step)
+GDN_DEVICE void make_tokens(struct heads_shared &sh, uint32_t step, float drop)
 {
     const struct head_rows &in = sh.rows[step % 2];
     const vectors          &g = sh.g[step % 4];
@@ -570,17 +592,27 @@ GDN_DEVICE void make_tokens(struct heads_shared &sh, uint32_t step)
     if (is_y) multiply_values<false>(x, in.dout, in.u);
     else multiply_values<true>(x, in.z, in.u);
     wgmma_wait<0>();
-    if (in_warp(tokens_of(g.resets) != 0)) weigh_tokens<true>(x, g, is_y);
-    else weigh_tokens<false>(x, g, is_y);
+    if (in_warp(tokens_of(g.resets) != 0)) weigh_tokens<true>(x, g, is_y, drop);
+    else weigh_tokens<false>(x, g, is_y, drop);
     pack(o, x);
     store_factor(is_y ? sh.Y : sh.X, o);
     async_fence();
 }
 
+/* Meets the others that multiply. Returns true if X lacks beta of a token, for f16. */
+GDN_DEVICE bool meet_and_ask(const vectors &g)
+{
+    const int t = threadIdx.x % CHUNK;
+    if (SCALES_ROWS)
+        return barrier_any(1, HEADS_WORKERS, t < g.n && fabsf(g.beta[t]) < LEAST_BETA);
+    meet_workers();
+    return false;
+}
+
 /* Waits for a state head's rows, adds its dq and dk, and shares the sums for the gradients of
  * gates. */
 GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
-                         const struct heads_count &count)
+                         const struct heads_count &count, float drop)
 {
     const uint32_t        step = count.step;
     const int             now = step % 2;
@@ -590,15 +622,17 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
     float                 sums[3][2], ends[2];
     const bool            forgets = in_warp(tokens_of(g.resets) != 0);
     mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
-    make_tokens(sh, step);
+    make_tokens(sh, step, drop);
     mbarrier_wait(shared_address(&sh.states_full), step % 2);
-    const float inner = forgets ? add_states<true>(d, sh, step) : add_states<false>(d, sh, step);
+    const float inner = forgets ? add_states<true>(d, sh, step, drop)
+                                  : add_states<false>(d, sh, step, drop);
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
-    meet_workers();
+    const bool lacks = meet_and_ask(g);
     if (forgets) clean_head(sh, g);
     load_pairs(given, sh.keys.k);
     dot_rows(ends, d.dw, given);
-    multiply_tokens(d, sh);
+    if (lacks) multiply_tokens<true>(d, sh, g);
+    else multiply_tokens<false>(d, sh, g);
     const float end = sum_warp(inner + ends[0] + ends[1]);
     if (threadIdx.x % 32 == 0) sh.ends[now][threadIdx.x / 32] = end;
     wgmma_wait<0>();
@@ -610,8 +644,8 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
     float keeps[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        keeps[r] = g.beta[sum_row(2 * r)] == 0 ? 0 : 1;
-        sums[0][r] += (keeps[r] == 0 ? 0 : sums[1][r]) - sums[2][r];
+        keeps[r] = beta_share(g.beta[sum_row(2 * r)]);
+        sums[0][r] += (keeps[r] == 0 ? 0 : keeps[r] * sums[1][r]) - sums[2][r];
     }
     share_sums(sh.parts[now], sums[0], 0);
     share_sums(sh.parts[now], sums[1], 1);
@@ -619,7 +653,8 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
 #pragma unroll
     for (int e = 0; e < 32; e++) {
         dq[e] += d.dq[e];
-        dk[e] += (keeps[e / 2 % 2] == 0 ? 0 : d.D[e]) + d.dw[e];
+        const float keep = keeps[e / 2 % 2];
+        dk[e] += (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
     }
     meet_workers(); /* X and Y are done with */
 }
@@ -704,10 +739,10 @@ GDN_DEVICE void work_heads(struct heads_shared &sh, const struct gdn_cu_backward
         if (in_warp(s.i == 0))
 #pragma unroll
             for (int e = 0; e < 32; e++) dq[e] = dk[e] = 0;
-        run_head(dq, dk, sh, count);
+        run_head(dq, dk, sh, count, a.drop);
         if (in_warp(s.i == last)) {
-            store_rows(sh, dq, sh.keys.q, a.dq, a, c, s.key, g);
-            store_rows(sh, dk, sh.keys.k, a.dk, a, c, s.key, g);
+            store_rows(sh, dq, 1, a.dq, a, c, s.key, g);
+            store_rows(sh, dk, 0, a.dk, a, c, s.key, g);
             release(sh.keys_free);
             count.item++;
         }

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The common parts of the kernels of backward_mma.cu: the record of a chunk and a state head in
- * memory, and tiles in shared memory and in registers. All in bf16. K and V are padded to 128 by
- * zeros, so no loop has another length for smaller heads.
+ * The common parts of the kernels of backward_mma_run.cuh: the record of a chunk and a state head
+ * in memory, and tiles in shared memory and in registers. All are of BACKWARD_IO, the dtype of q, k,
+ * v and dout. K and V are padded to 128 by zeros, so no loop has another length for smaller heads.
  *
- * The tensors' rows of q and k are factors as they are. 1 / length is in the vectors of the chunk,
- * whose letters are those of general_gram.cuh: in what stands for exp(G) k or exp(G_C - G) k.
+ * In bf16 the tensors' rows of q and k are factors as they are. 1 / length is in the vectors of
+ * the chunk, whose letters are those of general_gram.cuh: in what stands for exp(G) k or
+ * exp(G_C - G) k.
+ *
+ * f16 has no room for U / length beside tiny keys, nor for the gradients of small outputs. So rows
+ * are factors that have length one. J and Z, and with them P and q_start, are multiplied by a power
+ * of two that makes the scale of q about one, by way of that scale; what is computed of them is
+ * multiplied by its inverse, drop, in float32.
  */
 #ifndef GDN_CUDA_BACKWARD_MMA_CUH
 #define GDN_CUDA_BACKWARD_MMA_CUH
@@ -18,11 +24,15 @@
  * warpgroup. */
 enum { DEEP = 128, TILE = 64 * 128, GROUP = 128 };
 
+/* Rows of keys and queries have length one. */
+enum { SCALES_ROWS = BACKWARD_IO == GDN_F16 };
+
 /* Registers of a thread of a walk, where two warpgroups multiply and one loads. */
 enum { WORKER_REGISTERS = 240, LOADER_REGISTERS = 24 };
 
-typedef mma_tiles<GDN_BF16> tiles;
-typedef wgmma<GDN_BF16>     product;
+typedef mma_tiles<BACKWARD_IO> tiles;
+typedef tiles::pairs           pairs;
+typedef wgmma<BACKWARD_IO>     product;
 
 struct vectors : chunk_vectors<CHUNK> {
     float read[CHUNK]; /* -beta from_start: of k . S in U */
@@ -40,9 +50,12 @@ static_assert(sizeof(struct chunk_record) == GDN_CU_BACKWARD_RECORD, "driver/arg
 static_assert(sizeof(vectors) + 2 * TILE == GDN_CU_BACKWARD_SQUARES, "driver/args.h");
 static_assert(sizeof(vectors) % 16 == 0, "copies of 16 bytes");
 
-/* The keys and queries of a chunk and a key head, as tiles: [k / 64], rows are tokens. */
+/* The keys and queries of a chunk and a key head, as tiles: [k / 64], rows are tokens. With a norm
+ * also what takes x, the gradient of a row in a tile, to that of the row that was given:
+ * outer (x + bend (x . row) row), for rows of k and of q. */
 struct key_record {
-    char k[2][TILE], q[2][TILE];
+    char  k[2][TILE], q[2][TILE];
+    float outer[2][CHUNK], bend[2][CHUNK];
 };
 static_assert(sizeof(struct key_record) == GDN_CU_BACKWARD_KEYS, "driver/args.h");
 
@@ -106,7 +119,7 @@ GDN_DEVICE int sum_column(int e) { return e / 4 * 8 + (int)(threadIdx.x % 4) * 2
 template <int n> GDN_DEVICE void pack(uint32_t (&to)[n], const float (&x)[2 * n])
 {
 #pragma unroll
-    for (int i = 0; i < n; i++) to[i] = mma_format_bf16::pair(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < n; i++) to[i] = pairs::pair(x[2 * i], x[2 * i + 1]);
 }
 
 /* Store a factor to tiles of 64 columns, and load one from the turned tile. A warp has 16 rows, or
@@ -149,8 +162,8 @@ template <int n> GDN_DEVICE void unpack(float (&to)[2 * n], const uint32_t (&x)[
 {
 #pragma unroll
     for (int i = 0; i < n; i++) {
-        to[2 * i]     = mma_format_bf16::low(x[i]);
-        to[2 * i + 1] = mma_format_bf16::high(x[i]);
+        to[2 * i]     = pairs::low(x[i]);
+        to[2 * i + 1] = pairs::high(x[i]);
     }
 }
 
@@ -238,7 +251,7 @@ GDN_DEVICE void clean_rows(char *tile, int n, uint32_t (&dead)[2], int i, int n_
     for (int t = i; t < CHUNK; t += n_threads) {
         uint32_t taint = 0;
         for (int x = 0; x < 32 * n; x++)
-            taint = mma_format_bf16::taint(
+            taint = pairs::taint(
                 taint, *(const uint32_t *)(tile + x / 32 * TILE + t * 128 + x % 32 * 4));
         if (!tiles::is_tainted(taint)) continue;
         atomicOr(&dead[t / 32], 1u << t % 32);
@@ -252,11 +265,11 @@ GDN_DEVICE void clean_factor(uint32_t (&x)[16], uint32_t (&dead)[2])
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const int t = sum_column(2 * i);
-        if (!is_finite(mma_format_bf16::low(x[i]))) {
+        if (!is_finite(pairs::low(x[i]))) {
             atomicOr(&dead[t / 32], 1u << t % 32);
             x[i] &= 0xffff0000u;
         }
-        if (!is_finite(mma_format_bf16::high(x[i]))) {
+        if (!is_finite(pairs::high(x[i]))) {
             atomicOr(&dead[t / 32], 2u << t % 32);
             x[i] &= 0xffffu;
         }

@@ -9,6 +9,7 @@
 #include "cuda/prefill/backward_gates.cuh"
 #include "cuda/prefill/backward_mma.cuh"
 #include "cuda/prefill/backward_parts.cuh"
+#include "cuda/prefill/backward_rows.cuh"
 
 /* From one row of what products take to the next, bytes. */
 enum { DEEP_ROW = GDN_PREFILL_ROW(DEEP, 2), CHUNK_ROW = GDN_PREFILL_ROW(CHUNK, 2) };
@@ -45,6 +46,21 @@ GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct st
     }
 }
 
+/* Finds the lengths of keys and queries, and what they are in gradients; a thread for a row. In f16
+ * rows become those of length one. */
+GDN_DEVICE void make_lengths(struct prepare_shared &sh, struct key_record &to,
+                             const struct gdn_cu_rule &r, int n)
+{
+    const int   t = threadIdx.x % CHUNK, i = threadIdx.x / CHUNK;
+    char       *row = (i ? sh.keys.q : sh.keys.k) + t * DEEP_ROW;
+    const float square = row_square<BACKWARD_IO, DEEP>(row);
+    const float inverse = t < n ? inverse_length(square, r.norm, r.norm_eps) : 1;
+    const float bend = -norm_slope(square, r);
+    if (SCALES_ROWS) scale_row<BACKWARD_IO>(row, inverse, DEEP);
+    sh.lengths[i][t] = inverse;
+    to.outer[i][t]   = SCALES_ROWS ? inverse : 1;
+    to.bend[i][t]    = SCALES_ROWS ? bend : bend * inverse * inverse;
+}
 /* Loads keys and queries to shared memory, and stores them as tiles in memory. */
 GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backward &a,
                           const struct stage_chunk &c, int64_t number, int key)
@@ -55,6 +71,10 @@ GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backwar
     copy_commit();
     copy_wait<0>();
     __syncthreads();
+    if (a.rule.norm != GDN_NO_NORM) {
+        make_lengths(sh, to, a.rule, (int)c.n);
+        if (SCALES_ROWS) __syncthreads();
+    }
 #pragma unroll 4
     for (int i = threadIdx.x; i < CHUNK * DEEP / 8; i += GROUP) {
         const int t = i / 16, column = i % 16 * 8, place = tile_place(t, column % 64);
@@ -79,12 +99,6 @@ GDN_DEVICE void prepare_gates(struct prepare_shared &sh, const struct gdn_cu_rul
     fill_tokens(sh.v.q_scale, r.scale);
 }
 
-GDN_DEVICE void make_lengths(struct prepare_shared &sh, const struct gdn_cu_rule &r, int n)
-{
-    const int   t = threadIdx.x % CHUNK, i = threadIdx.x / CHUNK;
-    const char *row = (i ? sh.keys.q : sh.keys.k) + t * DEEP_ROW;
-    sh.lengths[i][t] = t < n ? row_inverse_length<GDN_BF16, DEEP>(row, r) : 1;
-}
 /* Multiplies the vectors by lengths, as write_lengths() does. */
 GDN_DEVICE void apply_lengths(struct prepare_shared &sh)
 {
@@ -176,9 +190,8 @@ GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
     load_keys(sh, a, first, number, key);
     mma_block keys[CHUNK / 16], queries[CHUNK / 16];
     const uint32_t k = shared_address(sh.keys.k), q = shared_address(sh.keys.q);
-    multiply_rows<GDN_BF16, DEEP>(keys, k, k, warp);
-    multiply_rows<GDN_BF16, DEEP>(queries, q, k, warp);
-    if (r.norm != GDN_NO_NORM) make_lengths(sh, r, (int)c.n);
+    multiply_rows<BACKWARD_IO, DEEP>(keys, k, k, warp);
+    multiply_rows<BACKWARD_IO, DEEP>(queries, q, k, warp);
     __syncthreads(); /* keys and queries are done with */
     int head = first_reader(r, key, r.Hk);
     for (int i = 0; i < r.H / r.Hk; i++, head += reader_step(r, r.Hk)) {
@@ -186,13 +199,15 @@ GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
         if (chunks_before_stop(a, sh.part, head) <= 0) continue;
         if (warp == 0) prepare_gates(sh, r, first, head);
         __syncthreads();
-        if (r.norm != GDN_NO_NORM) apply_lengths(sh);
-        __syncthreads();
+        if (r.norm != GDN_NO_NORM && !SCALES_ROWS) {
+            apply_lengths(sh);
+            __syncthreads();
+        }
         note_dead(sh.v, keys, queries, warp);
         if (threadIdx.x < CHUNK)
             sh.v.read[threadIdx.x] = -sh.v.beta[threadIdx.x] * sh.v.from_start[threadIdx.x];
         write_l<CHUNK>(sh.square, sh.v, keys, warp);
-        write_p<GDN_BF16, CHUNK>(sh.P, sh.v, queries, warp);
+        write_p<BACKWARD_IO, CHUNK>(sh.P, sh.v, queries, warp);
         __syncwarp();
         invert_diagonal<CHUNK>(sh.square, sh.diagonal, warp);
         __syncthreads();

@@ -76,7 +76,7 @@ GDN_DEVICE void each_element(scan_state &S, const struct stage_strip &s, Each ea
         for (int e = 0; e < 64; e++) S[e] = e + part < 64 ? S[e + part] : turned[e + part - 64];
     }
 }
-GDN_DEVICE void load_scan(scan_state &S, const struct stage_strip &s)
+GDN_DEVICE void load_scan(scan_state &S, const struct stage_strip &s, float factor)
 {
     const struct gdn_pool_view &from = s.view;
     each_element<16>(S, s, [&](float &x, int64_t at, bool there) {
@@ -85,15 +85,16 @@ GDN_DEVICE void load_scan(scan_state &S, const struct stage_strip &s)
         there &= from.data != nullptr;
         ld_word(bits, from.data + 4 * at, there && wide);
         ld_half(bits, from.data + 2 * at, there && !wide);
-        x = bits_to_f32(bits, from.dtype);
+        x = factor * bits_to_f32(bits, from.dtype);
     });
 }
-GDN_DEVICE void store_scan(const struct stage_strip &s, scan_state &S, bool adds)
+GDN_DEVICE void store_scan(const struct stage_strip &s, scan_state &S, float factor, bool adds)
 {
     const struct gdn_pool_view &to = s.view;
     each_element<4>(S, s, [&](float &x, int64_t at, bool there) {
         if (!there) return;
-        store_float(to.data, at, to.dtype, x + (adds ? load_float(to.data, at, to.dtype) : 0));
+        const float old = adds ? load_float(to.data, at, to.dtype) : 0;
+        store_float(to.data, at, to.dtype, fmaf(factor, x, old));
     });
 }
 
@@ -353,9 +354,9 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     struct chunk_record     *to = &record_at(a, in.first + first_chunk<Shared>(in), w.head);
     struct scan_turn         turn = { 0, 0 };
     scan_state               S;
-    if (Shared::reverse) load_scan(S, gradient_behind(a, own, p));
-    else if (a.window) load_scan(S, strip_of(a, own, a.starts, start_of(a, p.row, a.window)));
-    else load_scan(S, strip_of(a, own, a.rule.from, p.row));
+    if (Shared::reverse) load_scan(S, gradient_behind(a, own, p), 1 / a.drop);
+    else if (a.window) load_scan(S, strip_of(a, own, a.starts, start_of(a, p.row, a.window)), 1);
+    else load_scan(S, strip_of(a, own, a.rule.from, p.row), 1);
 #pragma unroll 1
     for (int i = (int)in.n_chunks; in_warp(i > 0); i--) {
         const int stage = turn.stage;
@@ -374,9 +375,9 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     }
     if (Shared::reverse) {
         const struct stage_strip place = gradient_before(a, own, p);
-        if (place.view.data) store_scan(place, S, !a.window && a.adds);
+        if (place.view.data) store_scan(place, S, a.drop, !a.window && a.adds);
     } else if (!in.is_last && !a.by_prefill) {
-        store_scan(strip_of(a, own, a.starts, start_of(a, p.row, a.window + 1)), S, false);
+        store_scan(strip_of(a, own, a.starts, start_of(a, p.row, a.window + 1)), S, 1, false);
     }
     if (Shared::stores && leads_group()) copy_out_wait();
 }

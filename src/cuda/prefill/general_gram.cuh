@@ -232,9 +232,8 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>
 
 /* ---- Lengths: a thread per row of K or Q ----------------------------------------------------- */
 
-/* Returns one row of a tile, `deep` elements; 1 / its length. */
-template <int io, int deep>
-GDN_DEVICE float row_inverse_length(const char *row, const struct gdn_cu_rule &r)
+/* Return the square of the length of a row of a tile, `deep` elements; and 1 / its length. */
+template <int io, int deep> GDN_DEVICE float row_square(const char *row)
 {
     typedef typename gdn_io<io>::type element;
     float sum = 0;
@@ -251,7 +250,12 @@ GDN_DEVICE float row_inverse_length(const char *row, const struct gdn_cu_rule &r
                 sum              = fmaf(high, high, fmaf(low, low, sum));
             }
     }
-    return inverse_length(sum, r.norm, r.norm_eps);
+    return sum;
+}
+template <int io, int deep>
+GDN_DEVICE float row_inverse_length(const char *row, const struct gdn_cu_rule &r)
+{
+    return inverse_length(row_square<io, deep>(row), r.norm, r.norm_eps);
 }
 
 /* Scales the K elements of a row x length in place; what pads it stays zero, whatever the length

@@ -132,7 +132,7 @@ static void expect_memory(const struct walk *w, const gdn_prefill_backward_args 
     const int64_t N = a->q.size[0], B = a->dstate.size[0], H = w->H, n = N / 64 + B;
     const int64_t K = a->q.size[2], V = a->v.size[2];
     const int64_t u    = (N + B * (w->each - 1)) / w->each;
-    const int64_t most = u * H * (4 * K * (K + V) + 8) + n * (18464 * H + 32768 * w->Hk + 24) +
+    const int64_t most = u * H * (4 * K * (K + V) + 8) + n * (18464 * H + 33792 * w->Hk + 24) +
                          4 * H * (N / 64 + 2 * B + 1) + 1024 + 4 * (B + u) * H * K * V;
     CHECK((int64_t)a->workspace_bytes <= most, "%zu bytes, %d at most", a->workspace_bytes,
           (int)most);

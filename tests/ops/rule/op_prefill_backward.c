@@ -639,14 +639,14 @@ static void nan_is_skipped(void)
 
 /* ---- Tensor cores -------------------------------------------------------------------------- */
 
-/* The calls in bf16 with K and V of up to 128, which Hopper's tensor cores take. */
+/* The calls in 16 bits with K and V of up to 128, which Hopper's tensor cores take. */
 struct wide_call {
     const char *name;
     int64_t     T[4];
     int         Hk, H, gate, norm, map, beta;
     double      strength; /* of log gates: from -strength to 0; below 0: some forget */
     bool        states, adds, f32; /* f32: gradients */
-    int         K, V;
+    int         K, V, dtype;
 };
 
 static gdn_prefill_backward_args make_wide(const struct wide_call *w)
@@ -656,12 +656,12 @@ static gdn_prefill_backward_args make_wide(const struct wide_call *w)
     int64_t                   cu[5] = { 0 }, n = 0;
     for (; n < 4 && w->T[n]; n++) cu[n + 1] = cu[n] + w->T[n];
     const int64_t N = cu[n], H = w->H, K = w->K, V = w->V;
-    const int32_t out = w->f32 ? GDN_F32 : GDN_BF16;
+    const int32_t A = w->dtype, out = w->f32 ? GDN_F32 : A;
     *t = gdn_batch_init(), t->cu_seqlens = ring2_indices(GDN_I32, n + 1, cu), a.batch = t;
-    a.q = ring2_new(GDN_BF16, 0, 3, N, w->Hk, K, 0), a.dq = ring2_new(out, 0, 3, N, w->Hk, K, 0);
-    a.k = ring2_new(GDN_BF16, 0, 3, N, w->Hk, K, 0), a.dk = ring2_new(out, 0, 3, N, w->Hk, K, 0);
-    a.v = ring2_new(GDN_BF16, 0, 3, N, H, V, 0), a.dv = ring2_new(out, 0, 3, N, H, V, 0);
-    a.dout = ring2_new(GDN_BF16, 0, 3, N, H, V, 0);
+    a.q = ring2_new(A, 0, 3, N, w->Hk, K, 0), a.dq = ring2_new(out, 0, 3, N, w->Hk, K, 0);
+    a.k = ring2_new(A, 0, 3, N, w->Hk, K, 0), a.dk = ring2_new(out, 0, 3, N, w->Hk, K, 0);
+    a.v = ring2_new(A, 0, 3, N, H, V, 0), a.dv = ring2_new(out, 0, 3, N, H, V, 0);
+    a.dout = ring2_new(A, 0, 3, N, H, V, 0);
     a.g = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), a.dg = ring2_new(GDN_F32, 0, 2, N, H, 0, 0);
     a.beta = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), a.dbeta = ring2_clone(&a.dg);
     a.dstate = ring2_new(GDN_F32, 0, 4, n, H, V, K);
@@ -698,30 +698,39 @@ static gdn_prefill_backward_args make_wide(const struct wide_call *w)
 }
 
 enum { RAW_G = GDN_GATE_RAW, LOG_G = GDN_GATE_LOG, L2 = GDN_NORM_L2 };
+enum { B16 = GDN_BF16, H16 = GDN_F16 };
 static const struct wide_call wide_calls[] = {
-    { "one chunk", { 64 }, 1, 1, LOG_G, 0, 0, 0, 0.1, false, false, true, 128, 128 },
-    { "raw", { 200, 3, 64 }, 2, 4, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false, 128,
-      128 },
-    { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 128, 128 },
-    { "some forget", { 150, 70 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, GDN_BETA_TWICE_SIGMOID, -1,
-      true, false, true, 128, 128 },
-    { "model", { 1, 127 }, 2, 2, LOG_G, L2, 0, 0, 1.6, true, true, false, 128, 128 },
+    { "one chunk", { 64 }, 1, 1, LOG_G, 0, 0, 0, 0.1, false, false, true, 128, 128, B16 },
+    { "raw", { 200, 3, 64 }, 2, 4, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false, 128, 128,
+      B16 },
+    { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 128, 128, B16 },
+    { "some forget", { 150, 70 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, GDN_BETA_TWICE_SIGMOID, -1, true,
+      false, true, 128, 128, B16 },
+    { "model", { 1, 127 }, 2, 2, LOG_G, L2, 0, 0, 1.6, true, true, false, 128, 128, B16 },
     { "full device", { 70, 3, 64, 5 }, 6, 12, LOG_G, L2, 0, GDN_BETA_SIGMOID, 0.5, true, false,
-      true, 128, 128 },
-    { "K64 V64", { 130, 1, 64 }, 2, 4, RAW_G, L2, 1, GDN_BETA_SIGMOID, 0, true, true, false, 64,
-      64 },
-    { "K72 V24", { 100, 29 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, false, true, 72, 24 },
-    { "K8 V128", { 77 }, 1, 1, LOG_G, 0, 0, 0, 0.1, true, true, false, 8, 128 },
-    { "K40 V104, full device", { 70, 64, 5 }, 9, 18, LOG_G, L2, 0, 0, 0.5, true, false, false, 40,
-      104 },
+      true, 128, 128, B16 },
+    { "K64 V64", { 130, 1, 64 }, 2, 4, RAW_G, L2, 1, GDN_BETA_SIGMOID, 0, true, true, false, 64, 64,
+      B16 },
+    { "K72 V24", { 100, 29 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, false, true, 72, 24,
+      B16 },
+    { "K8 V128", { 77 }, 1, 1, LOG_G, 0, 0, 0, 0.1, true, true, false, 8, 128, B16 },
+    { "K40 V104, full device", { 70, 64, 25 }, 9, 18, LOG_G, L2, 0, 0, 0.5, true, false, false, 40,
+      104, B16 },
+    { "raw", { 200, 3, 64 }, 2, 4, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false, 128, 128,
+      H16 },
+    { "some forget", { 150, 70 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, GDN_BETA_TWICE_SIGMOID, -1, true,
+      false, true, 128, 128, H16 },
+    { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 64, 64, H16 },
+    { "full device", { 70, 33, 64, 21 }, 6, 12, LOG_G, 0, 0, 0, 0.5, true, true, false, 104, 40,
+      H16 },
 };
 
 /* As nan_stays() and nan_is_skipped(), where sums over tokens take all of a chunk: token 18
  * forgets; a token behind it, and then the state before, have NaN. */
-static void wide_nan(void)
+static void expect_nan(int dtype)
 {
-    static const struct wide_call w = { "", { 40, 40 }, 2, 4, LOG_G, 0, 0, 0, 0.1, true, false,
-                                        true, 128, 128 };
+    const struct wide_call w = { "", { 40, 40 }, 2, 4, LOG_G, 0, 0, 0, 0.1, true, false,
+                                        true, 128, 128, dtype };
     gdn_prefill_backward_args a = make_wide(&w), b;
     for (int h = 0; h < 4; h++) ring2_set(&a.g, 18 * 4 + h, -INFINITY);
     b = a;
@@ -756,6 +765,31 @@ static void wide_nan(void)
     }
 }
 
+static void wide_nan(void)
+{
+    expect_nan(GDN_BF16);
+    expect_nan(GDN_F16);
+}
+
+static void multiply(const gdn_tensor *t, double by)
+{
+    for (int64_t i = 0; i < ring2_count(t); i++) ring2_set(t, i, by * ring2_get(t, i));
+}
+
+/* f16 has no room for large values over the length of tiny keys, nor for much less than dout. */
+static void f16_ranges(void)
+{
+    static const struct wide_call w = { "", { 150, 70 }, 1, 2, LOG_G, L2, 0, 0, 0.1, false, false,
+                                        true, 128, 64, H16 };
+    gdn_prefill_backward_args a = make_wide(&w);
+    multiply(&a.k, 0x1p-11), multiply(&a.q, 0x1p9);
+    multiply(&a.v, 0x1p6), multiply(&a.dout, 0x1p-6);
+    ring2_gradients_check(ring2_ctx(1), &a);
+    multiply(&a.q, 0x1p-20), multiply(&a.v, 0x1p-12), multiply(&a.dout, 0x1p14);
+    a.scale = 0x1p-5f;
+    ring2_gradients_check(ring2_ctx(1), &a);
+}
+
 /* Whole; and in windows, before which states are those of gdn_prefill's kernels, or of the walk. */
 static void run_wide_calls(void)
 {
@@ -770,7 +804,9 @@ static void run_wide_calls(void)
     for (int i = 0; i < n * n_cuts; i++) {
         const struct wide_call *w = &wide_calls[i / n_cuts];
         const int               how = i % n_cuts;
-        if (!ring2_begin("tensor cores: %s%s", w->name, cuts[how].name)) continue;
+        if (!ring2_begin("tensor cores: %s %s%s", w->dtype == B16 ? "bf16" : "f16", w->name,
+                         cuts[how].name))
+            continue;
         gdn_prefill_backward_args a = make_wide(w);
         a.flags |= cuts[how].flags;
         ring2_windows(cuts[how].chunks);
@@ -795,6 +831,7 @@ int main(int argc, char **argv)
         { "NaN stays with what it reaches", nan_stays },
         { "NaN of what does not count", nan_is_skipped },
         { "tensor cores: NaN", wide_nan },
+        { "tensor cores: ranges of f16", f16_ranges },
     };
     static int           cases[300][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };

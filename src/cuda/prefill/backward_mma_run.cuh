@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_prefill_backward on tensor cores, for bf16 and K and V of up to 128 (formulas:
+ * gdn_prefill_backward on tensor cores, for 16 bits and K and V of up to 128 (formulas:
  * docs/design/math.md, section 13; the windows: backward.cu). Of each window, from the last to the
  * first:
  *
@@ -13,7 +13,11 @@
  * the same time (backward_parts.cuh). The states between windows are
  * those of gdn_prefill's kernels, or prepare and the walk forward go through all windows first. The
  * other kernels of backward.cu end the call. No sum depends on the order in which blocks run.
+ * Each dtype is a file that includes this one with BACKWARD_IO.
  */
+#ifndef GDN_CUDA_BACKWARD_MMA_RUN_CUH
+#define GDN_CUDA_BACKWARD_MMA_RUN_CUH
+
 #include "cuda/prefill/backward_heads.cuh"
 #include "cuda/prefill/backward_prepare.cuh"
 #include "cuda/prefill/backward_scan.cuh"
@@ -23,11 +27,11 @@ GDN_DEVICE void backward_mma_whole(const struct gdn_cu_backward &a) { backward_m
 GDN_DEVICE void backward_mma_half_alone(const struct gdn_cu_backward &a) { walk_alone<1>(a); }
 GDN_DEVICE void backward_mma_whole_alone(const struct gdn_cu_backward &a) { walk_alone<2>(a); }
 
-#define GDN_IMAGE_backward_mma GDN_THIS_IMAGE
-#define GDN_KERNEL_backward_mma(threads, shared, what)                                        \
+#define BACKWARD_KERNEL(threads, what, io)                                                    \
     extern "C" __global__ void __launch_bounds__(threads, (threads) == 128 ? 4 : 1)           \
-        gdn_backward_mma_##what(const __grid_constant__ struct gdn_cu_backward a)             \
+        gdn_backward_mma_##what##_##io(const __grid_constant__ struct gdn_cu_backward a)      \
     {                                                                                         \
         backward_mma_##what(a);                                                               \
     }
-#include "cuda/driver/kernels.cuh"
+
+#endif

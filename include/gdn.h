@@ -591,11 +591,12 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     prefill_backward  n (256 ((Hq + Hk) K + 2 H (K + V)) + 8 H K V + 16 H) + 704; n is
  *                       N / 64 + B or, if less, B max(8, T / 2048 + 1), T as above
  *                       (+ 132 B H K V: T above 512). On tensor cores (docs/gpu/backward.md)
- *                       n (116768 H + 33792 Hk + 24 + 16 H) + 768, n being N / 64 + B or, if
- *                       less, B max(8, 640 MiB / that of B chunks)
+ *                       n ((r + 16) H + s Hk + 24) + 768, r = 18464 + 16384 V' (1 + K') and
+ *                       s = 1024 + 16384 K', where K' = K / 64 and V' = V / 64 rounded up; n is
+ *                       N / 64 + B or, if less, B max(8, 640 MiB / that of B chunks)
  *                       (+ 4 B H K V (T / 64 / that + 1) + that of prefill: more than one such
  *                       window). dstate alone there: u H (4 K (K + V) + 8) + n (18464 H +
- *                       33792 Hk + 24) + 4 H (N / 64 + 2 B + 1) + 1024, with u as for summary,
+ *                       s Hk + 24) + 4 H (N / 64 + 2 B + 1) + 1024, with u as for summary,
  *                       and n being N / 64 + B (without cu_seqlens N / 32 + u) or, if less,
  *                       (B + u) max(8, 640 MiB / that of B + u chunks)
  *                       (+ 4 (B + u) H K V: more than one such window)

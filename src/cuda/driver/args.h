@@ -453,9 +453,9 @@ struct gdn_cu_map {
 enum { GDN_CU_BACKWARD_CHUNK = 64, GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
 /* On tensor cores: bytes of a chunk and a state head in memory, and of the kernels' blocks. */
 enum {
-    GDN_CU_BACKWARD_RECORD = 116768,
-    GDN_CU_BACKWARD_SQUARES = 18464, /* of that, what the walk to dstate alone needs */
-    GDN_CU_BACKWARD_KEYS   = 33792, /* of a key head */
+    GDN_CU_BACKWARD_SQUARES = 18464, /* and as many tiles as K and V need, */
+    GDN_CU_BACKWARD_TILE    = 8192,
+    GDN_CU_BACKWARD_NORMS   = 1024, /* of a key head, beside its tiles */
     GDN_CU_PREPARE_BYTES   = 37680,
     GDN_CU_WALK_BYTES      = 222208,
     GDN_CU_HEADS_BYTES     = 227840
@@ -511,7 +511,8 @@ struct gdn_cu_backward {
     struct gdn_cu_segments cut; /* of the walk to dstate alone: backward_parts.cuh; */
     int64_t              n_parts; /* sequences and units, which have windows each */
     float                drop;    /* J and Z are 1 / drop times as large: a power of two */
-    int32_t              pad[11];
+    int32_t              key_bytes; /* the same of key heads */
+    int32_t              pad[10];
 };
 
 #ifdef __cplusplus

@@ -9,7 +9,8 @@
 /* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a window.
  * MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K and V,
  * WINDOW_BYTES the memory of a window. */
-enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES = 640 << 20 };
+enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES = 640 << 20,
+       TILE = GDN_CU_BACKWARD_TILE };
 
 static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 
@@ -18,7 +19,7 @@ static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a
 {
     const struct gdn_cu_rule *r      = &a->rule;
     const int64_t             record = (int64_t)r->H * a->record_bytes +
-                           (int64_t)r->Hk * GDN_CU_BACKWARD_KEYS;
+                           (int64_t)r->Hk * a->key_bytes;
     int64_t n = ceil_of(most, MOST_WINDOWS);
     if (a->n_blocks && ctx->cuda->sm90->window_chunks) return ctx->cuda->sm90->window_chunks;
     if (a->n_blocks) n = WINDOW_BYTES / record / (a->n_parts > 0 ? a->n_parts : 1);
@@ -69,6 +70,8 @@ static bool are_whole(const struct gdn_rows *r, int dtype)
                          (uint64_t)r->head;
     return r->dtype == dtype && all % 16 == 0;
 }
+
+static bool is_split(const struct gdn_cu_backward *a) { return a->rule.V > DEEP / 2; }
 
 static bool is_narrow(int64_t n) { return n <= DEEP && n % 8 == 0; }
 
@@ -161,6 +164,14 @@ static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options optio
                     !gdn_cuda_prefill_hopper_why_not(ctx, &first);
 }
 
+/* Finds the bytes of what memory has of a chunk: tiles of 64 keys or columns. */
+static void size_records(struct gdn_cu_backward *a)
+{
+    const int32_t K = (int32_t)ceil_of(a->rule.K, 64), V = (int32_t)ceil_of(a->rule.V, 64);
+    a->record_bytes = GDN_CU_BACKWARD_SQUARES + 2 * TILE * V * (1 + K);
+    a->key_bytes    = GDN_CU_BACKWARD_NORMS + 2 * TILE * K;
+}
+
 /* Returns the power of two that the scale of q is times a number from 1 to 2. bf16 has the range of
  * float32 and needs none (backward_mma.cuh). */
 static float drop_of(const struct gdn_cu_backward *a)
@@ -202,7 +213,7 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     a.starts = a.carry = a.S = a.J = states(&a.rule);
     if (takes_mma(ctx, &a)) {
         a.n_blocks     = ctx->cuda->sm_count;
-        a.record_bytes = GDN_CU_BACKWARD_RECORD;
+        size_records(&a);
         a.drop         = drop_of(&a);
         a.rule.scale /= a.drop;
         a.J.k_first    = false;
@@ -212,7 +223,7 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     cut_windows(ctx, &a);
     if (!a.n_blocks) return a;
     const int64_t n_heads = (a.cut.units ? a.cut.units : a.rule.batch.B) * a.rule.H;
-    a.n_strips = (wants_state_alone(&a) ? 2 : 4) * n_heads <= a.n_blocks ? 2 : 1;
+    a.n_strips = is_split(&a) && (wants_state_alone(&a) ? 2 : 4) * n_heads <= a.n_blocks ? 2 : 1;
     if (!wants_state_alone(&a)) cut_first_pass(ctx, options_of(c), &a);
     return a;
 }
@@ -254,7 +265,7 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     };
     const struct gdn_room mma_rooms[] = {
         { &a->records, chunks * H * (size_t)a->record_bytes },
-        { &a->keys, chunks * (size_t)r->Hk * GDN_CU_BACKWARD_KEYS },
+        { &a->keys, chunks * (size_t)r->Hk * (size_t)a->key_bytes },
         { &a->places, chunks * sizeof *a->places },
         { &a->carry.data, between },
         { &a->starts.data, all * (size_t)a->n_windows * between },
@@ -298,9 +309,15 @@ static enum gdn_kernel_id mma_kernel(const struct gdn_cu_backward *a, enum mma_k
     return all[which][a->q.dtype == GDN_F16];
 }
 
+/* Returns true if a block walks with 64 columns of a state, which may be all. */
+static bool takes_half(const struct gdn_cu_backward *a)
+{
+    return a->n_strips == 2 || !is_split(a);
+}
+
 static enum gdn_kernel_id mma_walks(const struct gdn_cu_backward *a)
 {
-    return mma_kernel(a, a->n_strips == 2 ? HALF : WHOLE);
+    return mma_kernel(a, takes_half(a) ? HALF : WHOLE);
 }
 
 /* Launches a window on tensor cores. `reverse`: also the walk that makes J, and the gradients. */
@@ -348,7 +365,7 @@ static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options
     const struct gdn_cu_rule     *r    = &a->rule;
     const struct gdn_cuda_summary s    = walk_of(a, options);
     const enum gdn_kernel_id      prepare = mma_kernel(a, PREPARE);
-    const enum gdn_kernel_id      walk = mma_kernel(a, a->n_strips == 2 ? HALF_ALONE : WHOLE_ALONE);
+    const enum gdn_kernel_id      walk = mma_kernel(a, takes_half(a) ? HALF_ALONE : WHOLE_ALONE);
     struct gdn_cuda_ran ran = { .n = 0 };
     if (a->cut.first) TRY(gdn_cuda_walk_maps(ctx, &s, &a->cut, &ran, stream));
     ran.kernels[ran.n++] = prepare;

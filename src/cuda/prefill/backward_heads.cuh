@@ -65,9 +65,10 @@ struct head_rows {
 };
 struct heads_shared {
     struct head_rows  rows[2]; /* of this state head and the next, as is all of 2 */
-    char              S[2][2][TILE], J[2][2][TILE];
-    struct key_record keys;
+    char              S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
+    char              k[2][TILE], q[2][TILE];
     char              X[TILE], Y[TILE];
+    alignas(16) struct key_norms norms_of;
     alignas(16) vectors g[4]; /* of four, as gates want them when rows are done with */
     struct heads_step   steps[4];
     float parts[2][HEADS_GROUPS][CHUNK][2]; /* sums of a row, of 64 columns each */
@@ -127,18 +128,29 @@ GDN_DEVICE void load_step(struct heads_shared &sh, const struct gdn_cu_backward 
         mbarrier_arrive(shared_address(&full));
         return;
     }
-    const struct chunk_record &from = record_of(a, s.number, s.head);
-    mbarrier_expect(shared_address(&full), (int)(sizeof to + sizeof g));
-    for (int i = 0; i < 2; i++) load_tile(to.dout[i], a.dout_map, at, 64 * i, full);
-    load_bytes(to.u, from.u, sizeof to.u + sizeof to.z, full);
-    load_bytes(&g, &from.v, sizeof g, full);
+    const struct record_form f = form_of(a);
+    const int                rows = f.columns * TILE, keys = f.keys * TILE;
+    const char              *from = (const char *)&record_at(a, s.number, s.head);
+    mbarrier_expect(shared_address(&full), 3 * rows + (int)sizeof g);
+#pragma unroll 1
+    for (int i = 0; i < f.columns; i++) load_tile(to.dout[i], a.dout_map, at, 64 * i, full);
+    load_bytes(to.u, from + f.u(0), rows, full);
+    load_bytes(to.z, from + f.z(0), rows, full);
+    load_bytes(&g, from, sizeof g, full);
     mbarrier_wait(shared_address(&sh.states_free), n.step % 2 ^ 1);
-    mbarrier_expect(shared_address(&sh.states_full), sizeof sh.S + sizeof sh.J);
-    load_bytes(sh.S, from.S, sizeof sh.S + sizeof sh.J, sh.states_full);
+    mbarrier_expect(shared_address(&sh.states_full), 2 * f.columns * keys);
+#pragma unroll 1
+    for (int i = 0; i < f.columns; i++) {
+        load_bytes(sh.S[i], from + f.S(i), keys, sh.states_full);
+        load_bytes(sh.J[i], from + f.J(i), keys, sh.states_full);
+    }
     if (s.i) return;
+    const char *tiles = keys_of(a, s.number, s.key);
     mbarrier_wait(shared_address(&sh.keys_free), n.item % 2 ^ 1);
-    mbarrier_expect(shared_address(&sh.keys_full), sizeof sh.keys);
-    load_bytes(&sh.keys, &keys_of(a, s.number, s.key), sizeof sh.keys, sh.keys_full);
+    mbarrier_expect(shared_address(&sh.keys_full), 2 * keys + (int)sizeof sh.norms_of);
+    load_bytes(sh.k, tiles, keys, sh.keys_full);
+    load_bytes(sh.q, tiles + keys, keys, sh.keys_full);
+    load_bytes(&sh.norms_of, tiles + 2 * keys, sizeof sh.norms_of, sh.keys_full);
 }
 
 /* ---- Values: dv and Z . v ------------------------------------------------------------------ */
@@ -367,7 +379,7 @@ GDN_DEVICE void give_beta_back(struct heads_shared &sh, const vectors &g)
 template <bool lacks>
 GDN_DEVICE void multiply_tokens(struct head_gradients &d, struct heads_shared &sh, const vectors &g)
 {
-    const char *k = sh.keys.k[heads_group()], *q = sh.keys.q[heads_group()];
+    const char *k = sh.k[heads_group()], *q = sh.q[heads_group()];
     wgmma_fence();
     add_over_tokens<false>(d.dq, sh.Y, k);
     add_over_tokens<false>(d.D, sh.X, k);
@@ -489,8 +501,8 @@ GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
     for (int h = 0; h < 2; h++) {
         const int t = sum_row(2 * h);
         if (t >= c.n) continue;
-        const float f = is_normed ? sh.keys.bend[which][t] * all_parts(sh.norms, t, which) : 0;
-        const float outer = SCALES_ROWS && is_normed ? sh.keys.outer[which][t] : 1;
+        const float f = is_normed ? sh.norms_of.bend[which][t] * all_parts(sh.norms, t, which) : 0;
+        const float outer = SCALES_ROWS && is_normed ? sh.norms_of.outer[which][t] : 1;
         const float spoil = spoil_with(g, t);
         char       *row = row_at(to, c.seq, t, head);
 #pragma unroll
@@ -514,7 +526,7 @@ GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, int whic
     const int  form = store_form(to, a.adds);
     head_pairs given;
     if (!to.data) return;
-    load_pairs(given, which ? sh.keys.q : sh.keys.k);
+    load_pairs(given, which ? sh.q : sh.k);
     if (a.rule.norm != GDN_NO_NORM) {
         float along[2];
         dot_rows(along, x, given);
@@ -531,8 +543,8 @@ GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, int whic
 /* Sets rows that are not finite to zero, in a chunk where a gate forgets. */
 GDN_DEVICE void clean_head(struct heads_shared &sh, vectors &g)
 {
-    clean_rows(sh.keys.k[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
-    clean_rows(sh.keys.q[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
+    clean_rows(sh.k[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
+    clean_rows(sh.q[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
     async_fence();
     meet_workers();
 }
@@ -629,16 +641,16 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
     const bool lacks = meet_and_ask(g);
     if (forgets) clean_head(sh, g);
-    load_pairs(given, sh.keys.k);
+    load_pairs(given, sh.k);
     dot_rows(ends, d.dw, given);
     if (lacks) multiply_tokens<true>(d, sh, g);
     else multiply_tokens<false>(d, sh, g);
     const float end = sum_warp(inner + ends[0] + ends[1]);
     if (threadIdx.x % 32 == 0) sh.ends[now][threadIdx.x / 32] = end;
     wgmma_wait<0>();
-    load_pairs(given, sh.keys.q);
+    load_pairs(given, sh.q);
     dot_rows(sums[0], d.dq, given);
-    load_pairs(given, sh.keys.k);
+    load_pairs(given, sh.k);
     dot_rows(sums[1], d.D, given);
     dot_rows(sums[2], d.dw, given);
     float keeps[2];
@@ -753,6 +765,7 @@ GDN_DEVICE void work_heads(struct heads_shared &sh, const struct gdn_cu_backward
 GDN_DEVICE void backward_mma_heads(const struct gdn_cu_backward &a)
 {
     struct heads_shared &sh = *(struct heads_shared *)gdn_shared;
+    if (form_of(a).is_small()) clear_tiles(sh.rows[0].dout[0], (int)(sh.X - sh.rows[0].dout[0]));
     start_heads(sh);
     if (in_warp(threadIdx.x < HEADS_WORKERS)) {
         raise_registers<HEADS_REGISTERS>();

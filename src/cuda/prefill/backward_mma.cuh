@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The common parts of the kernels of backward_mma_run.cuh: the record of a chunk and a state head
- * in memory, and tiles in shared memory and in registers. All are of BACKWARD_IO, the dtype of q, k,
- * v and dout. K and V are padded to 128 by zeros, so no loop has another length for smaller heads.
+ * in memory, and tiles in shared memory and in registers. All are of BACKWARD_IO, the dtype of q,
+ * k, v and dout. K and V are padded to 128 by zeros, so no loop has another length for smaller
+ * heads. Of 64 keys or columns memory has no second tile; that in shared memory stays zero.
  *
  * In bf16 the tensors' rows of q and k are factors as they are. 1 / length is in the vectors of
  * the chunk, whose letters are those of general_gram.cuh: in what stands for exp(G) k or
@@ -38,37 +39,45 @@ struct vectors : chunk_vectors<CHUNK> {
     float read[CHUNK]; /* -beta from_start: of k . S in U */
 };
 
-/* A chunk and a state head in memory, as tiles: one copy moves neighbours. U, Z, S and J are
- * turned: rows are columns of V. */
+/* A chunk and a state head in memory: one copy moves neighbours. Behind it are tiles of U and Z,
+ * [v / 64], and of S and J, [v / 64][k / 64]. They are turned: rows are columns of V. */
 struct chunk_record {
     alignas(16) vectors v;
     alignas(16) char    T[TILE], P[TILE]; /* rows are tokens; T without beta */
-    char                u[2][TILE], z[2][TILE];       /* [v / 64] */
-    char                S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
 };
-static_assert(sizeof(struct chunk_record) == GDN_CU_BACKWARD_RECORD, "driver/args.h");
-static_assert(sizeof(vectors) + 2 * TILE == GDN_CU_BACKWARD_SQUARES, "driver/args.h");
+static_assert(sizeof(struct chunk_record) == GDN_CU_BACKWARD_SQUARES, "driver/args.h");
+static_assert((int)TILE == (int)GDN_CU_BACKWARD_TILE, "driver/args.h");
 static_assert(sizeof(vectors) % 16 == 0, "copies of 16 bytes");
 
-/* The keys and queries of a chunk and a key head, as tiles: [k / 64], rows are tokens. With a norm
- * also what takes x, the gradient of a row in a tile, to that of the row that was given:
+/* The tiles that heads of a call have, of keys and of columns of V; and places in a record. */
+struct record_form {
+    int keys, columns;
+    __device__ __forceinline__ int u(int v) const { return sizeof(struct chunk_record) + v * TILE; }
+    __device__ __forceinline__ int z(int v) const { return u(columns + v); }
+    __device__ __forceinline__ int S(int v) const { return u(2 * columns + v * keys); }
+    __device__ __forceinline__ int J(int v) const { return S(columns + v); }
+    __device__ __forceinline__ bool is_small(void) const { return keys < 2 || columns < 2; }
+};
+GDN_DEVICE struct record_form form_of(const struct gdn_cu_backward &a)
+{
+    return { (a.rule.K + 63) / 64, (a.rule.V + 63) / 64 };
+}
+
+/* With a norm, what takes x, the gradient of a row in a tile, to that of the row that was given:
  * outer (x + bend (x . row) row), for rows of k and of q. */
-struct key_record {
-    char  k[2][TILE], q[2][TILE];
+struct key_norms {
     float outer[2][CHUNK], bend[2][CHUNK];
 };
-static_assert(sizeof(struct key_record) == GDN_CU_BACKWARD_KEYS, "driver/args.h");
+static_assert(sizeof(struct key_norms) == GDN_CU_BACKWARD_NORMS, "driver/args.h");
 
-GDN_DEVICE struct key_record &keys_of(const struct gdn_cu_backward &a, int64_t number, int key)
+/* Returns the keys of a chunk and a key head in memory, as tiles: [k / 64], rows are tokens. Behind
+ * them are those of queries, then the norms. */
+GDN_DEVICE char *keys_of(const struct gdn_cu_backward &a, int64_t number, int key)
 {
-    return ((struct key_record *)a.keys)[number * a.rule.Hk + key];
-}
-GDN_DEVICE struct chunk_record &record_of(const struct gdn_cu_backward &a, int64_t number, int head)
-{
-    return ((struct chunk_record *)a.records)[number * a.rule.H + head];
+    return a.keys + (number * a.rule.Hk + key) * a.key_bytes;
 }
 
-/* The same, and the next one of a head, where records are as long as the call has them. */
+/* Returns a record, and the next one of a head. */
 GDN_DEVICE struct chunk_record &record_at(const struct gdn_cu_backward &a, int64_t number, int head)
 {
     return *(struct chunk_record *)(a.records + (number * a.rule.H + head) * a.record_bytes);
@@ -88,6 +97,14 @@ GDN_DEVICE struct stage_chunk chunk_at(const struct gdn_cu_place &p, int64_t num
     c.number    = number;
     c.n         = p.n;
     return c;
+}
+
+/* Sets tiles in shared memory to zero, by all threads of a block. */
+GDN_DEVICE void clear_tiles(char *tiles, int bytes)
+{
+    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * blockDim.x)
+        *(uint4 *)(tiles + i) = make_uint4(0, 0, 0, 0);
+    async_fence();
 }
 
 /* ---- Copies: by one thread of the warp that loads -------------------------------------------- */

@@ -48,7 +48,7 @@ GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct st
 
 /* Finds the lengths of keys and queries, and what they are in gradients; a thread for a row. In f16
  * rows become those of length one. */
-GDN_DEVICE void make_lengths(struct prepare_shared &sh, struct key_record &to,
+GDN_DEVICE void make_lengths(struct prepare_shared &sh, struct key_norms &to,
                              const struct gdn_cu_rule &r, int n)
 {
     const int   t = threadIdx.x % CHUNK, i = threadIdx.x / CHUNK;
@@ -65,21 +65,25 @@ GDN_DEVICE void make_lengths(struct prepare_shared &sh, struct key_record &to,
 GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backward &a,
                           const struct stage_chunk &c, int64_t number, int key)
 {
-    struct key_record &to = keys_of(a, number, key);
+    const int          bytes = form_of(a).keys * TILE;
+    char              *k = keys_of(a, number, key), *q = k + bytes;
+    struct key_norms  &norms = *(struct key_norms *)(q + bytes);
     copy_rows(sh.keys.k, a.k, c, key, a.rule.K);
     copy_rows(sh.keys.q, a.q, c, key, a.rule.K);
     copy_commit();
     copy_wait<0>();
     __syncthreads();
     if (a.rule.norm != GDN_NO_NORM) {
-        make_lengths(sh, to, a.rule, (int)c.n);
+        make_lengths(sh, norms, a.rule, (int)c.n);
         if (SCALES_ROWS) __syncthreads();
     }
 #pragma unroll 4
     for (int i = threadIdx.x; i < CHUNK * DEEP / 8; i += GROUP) {
-        const int t = i / 16, column = i % 16 * 8, place = tile_place(t, column % 64);
-        *(uint4 *)(to.k[column / 64] + place) = *(uint4 *)(sh.keys.k + t * DEEP_ROW + 2 * column);
-        *(uint4 *)(to.q[column / 64] + place) = *(uint4 *)(sh.keys.q + t * DEEP_ROW + 2 * column);
+        const int t = i / 16, column = i % 16 * 8, from = t * DEEP_ROW + 2 * column;
+        const int place = column / 64 * TILE + tile_place(t, column % 64);
+        if (place >= bytes) continue;
+        *(uint4 *)(k + place) = *(uint4 *)(sh.keys.k + from);
+        *(uint4 *)(q + place) = *(uint4 *)(sh.keys.q + from);
     }
 }
 

@@ -172,8 +172,8 @@ GDN_DEVICE void make_r(uint32_t (&r)[16], float (&x)[32], const float (&v)[32], 
 
 /* Has no branch between a product and its wait: with one, ptxas serialises the products. */
 template <bool forgets, class Shared>
-GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, struct chunk_record &to,
-                              int half)
+GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, char *to,
+                              const struct record_form &form, int half)
 {
     const int group = scan_group();
     vectors  &g = sh.g[stage];
@@ -187,7 +187,7 @@ GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, struct chunk
     store_factor(sh.states[group][0], a);
     unpack(v, u);
     weigh<forgets>(v, pairs_of(g.beta));
-    send(to.S[half][0], sh.states[group][0], 2 * TILE);
+    send(to + form.S(half), sh.states[group][0], form.keys * TILE);
     wgmma_wait<0>();
     make_r<forgets>(r, x, v, g);
     if (forgets) {
@@ -204,15 +204,15 @@ GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, struct chunk
     pack(r, x);
     add_columns(S, r, tile[Shared::K]);
     store_factor(sh.rows[group], u);
-    send(to.u[half], sh.rows[group], TILE);
+    send(to + form.u(half), sh.rows[group], TILE);
     wgmma_wait<0>();
 }
 
 /* ---- Reverse ------------------------------------------------------------------------------- */
 
 template <bool forgets, class Shared>
-GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk_record &to,
-                              int half)
+GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, char *to,
+                              const struct record_form &form, int half)
 {
     const int group = scan_group();
     vectors  &g = sh.g[stage];
@@ -230,7 +230,7 @@ GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk
     multiply_columns(y, dout, tile[Shared::P]);
     if constexpr (Shared::stores) {
         store_factor(sh.states[group][0], a);
-        send(to.J[half][0], sh.states[group][0], 2 * TILE);
+        send(to + form.J(half), sh.states[group][0], form.keys * TILE);
     }
     const struct token_pairs end = pairs_of(g.to_end);
     wgmma_wait<0>();
@@ -258,7 +258,7 @@ GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, struct chunk
     add_columns(J, r, tile[Shared::K]);
     if constexpr (Shared::stores) {
         store_factor(sh.rows[group], z);
-        send(to.z[half], sh.rows[group], TILE);
+        send(to + form.z(half), sh.rows[group], TILE);
     }
     wgmma_wait<0>();
 }
@@ -281,8 +281,8 @@ template <class Shared> GDN_DEVICE void take_turn(struct scan_turn &t)
 template <class Shared>
 GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
 {
-    enum { KEYS = (Shared::reverse ? 4 : 2) * TILE, SQUARES = (Shared::reverse ? 2 : 1) * TILE };
-    enum { BYTES = KEYS + SQUARES + Shared::groups * TILE + (int)sizeof(vectors) };
+    enum { N = Shared::reverse ? 2 : 1, SQUARES = N * TILE };
+    enum { BYTES = SQUARES + Shared::groups * TILE + (int)sizeof(vectors) };
     const struct scan_way        &w = sh.way;
     const struct backward_window &in = w.part.in;
     const int     key = source_head(a.rule, w.head, a.rule.Hk);
@@ -290,7 +290,8 @@ GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
     const int     step = Shared::reverse ? -1 : 1;
     const struct gdn_cu_map   &map = Shared::reverse ? a.dout_map : a.v_map;
     const struct chunk_record *from = &record_at(a, in.first + first, w.head);
-    const struct key_record   *keys = &keys_of(a, in.first + first, key);
+    const char                *keys = keys_of(a, in.first + first, key);
+    const int                  key_tiles = form_of(a).keys * TILE;
     struct scan_turn           turn = { 0, 0 };
     int at[4] = { w.col, w.head, (int)(in.seq.first + first * CHUNK), (int)in.seq.batch };
     for (int64_t i = 0; i < in.n_chunks; i++) {
@@ -298,15 +299,16 @@ GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
         uint64_t &full = sh.full[stage];
         char    (*to)[TILE] = sh.stages[stage];
         mbarrier_wait(shared_address(&sh.free[stage]), turn.odd ^ 1);
-        mbarrier_expect(shared_address(&full), BYTES);
-        load_bytes(to[Shared::K], keys, KEYS, full);
+        mbarrier_expect(shared_address(&full), BYTES + N * key_tiles);
+        load_bytes(to[Shared::K], keys, key_tiles, full);
+        if (Shared::reverse) load_bytes(to[Shared::Q], keys + key_tiles, key_tiles, full);
         load_bytes(to[Shared::T], from->T, SQUARES, full);
         load_bytes(&sh.g[stage], &from->v, sizeof(vectors), full);
         for (int j = 0; j < Shared::groups; j++)
             load_tile(to[Shared::X + j], map, at, 64 * j, full);
         at[2] += step * CHUNK;
         from = &next_record(a, *from, step);
-        keys += step * a.rule.Hk;
+        keys += (int64_t)step * a.rule.Hk * a.key_bytes;
         take_turn<Shared>(turn);
     }
 }
@@ -351,7 +353,8 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     const int                col = w.col + 64 * scan_group();
     const struct walk_item   own = { p.row, w.head, col, min(a.rule.V - col, 64) };
     const int                half = col / 64, step = Shared::reverse ? -1 : 1;
-    struct chunk_record     *to = &record_at(a, in.first + first_chunk<Shared>(in), w.head);
+    const struct record_form form = form_of(a);
+    char                    *to = (char *)&record_at(a, in.first + first_chunk<Shared>(in), w.head);
     struct scan_turn         turn = { 0, 0 };
     scan_state               S;
     if (Shared::reverse) load_scan(S, gradient_behind(a, own, p), 1 / a.drop);
@@ -363,15 +366,15 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
         mbarrier_wait(shared_address(&sh.full[stage]), turn.odd);
         const bool forgets = in_warp(tokens_of(sh.g[stage].resets) != 0);
         if constexpr (Shared::reverse) {
-            if (forgets) reverse_chunk<true>(sh, stage, S, *to, half);
-            else reverse_chunk<false>(sh, stage, S, *to, half);
+            if (forgets) reverse_chunk<true>(sh, stage, S, to, form, half);
+            else reverse_chunk<false>(sh, stage, S, to, form, half);
         } else {
-            if (forgets) forward_chunk<true>(sh, stage, S, *to, half);
-            else forward_chunk<false>(sh, stage, S, *to, half);
+            if (forgets) forward_chunk<true>(sh, stage, S, to, form, half);
+            else forward_chunk<false>(sh, stage, S, to, form, half);
         }
         if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.free[stage]));
         take_turn<Shared>(turn);
-        if (Shared::stores) to = &next_record(a, *to, step);
+        if (Shared::stores) to += (int64_t)step * a.rule.H * a.record_bytes;
     }
     if (Shared::reverse) {
         const struct stage_strip place = gradient_before(a, own, p);
@@ -387,6 +390,7 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
 {
     enum { ALL = Shared::groups * GROUP };
     Shared &sh = *(Shared *)gdn_shared;
+    if (form_of(a).keys < 2) clear_tiles(sh.stages[0][0], (int)sizeof sh.stages);
     if (threadIdx.x == 0) {
         sh.way = w;
         for (int i = 0; i < Shared::n_stages; i++) {
@@ -406,13 +410,11 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
 }
 
 /* Finds the part, the head and the columns of walk `item`. Returns false if it has no chunks. */
-template <int groups>
 GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, int64_t item)
 {
-    enum { STRIPS = 2 / groups };
-    w.part = find_part(a, item / STRIPS / a.rule.H);
-    w.head = (int)(item / STRIPS % a.rule.H);
-    w.col  = (int)(item % STRIPS) * 64;
+    w.part = find_part(a, item / a.n_strips / a.rule.H);
+    w.head = (int)(item / a.n_strips % a.rule.H);
+    w.col  = (int)(item % a.n_strips) * 64;
     stop_part(a, w.part, w.head);
     return in_warp(w.part.in.is_there);
 }
@@ -420,9 +422,9 @@ GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, in
 /* Runs the walks. Blocks of reverse walks come first, because they take longer. */
 template <int groups> GDN_DEVICE void backward_mma_walks(const struct gdn_cu_backward &a)
 {
-    const int64_t   n_walks = a.rule.batch.B * a.rule.H * (2 / groups);
+    const int64_t   n_walks = a.rule.batch.B * a.rule.H * a.n_strips;
     struct scan_way w;
-    if (!find_way<groups>(w, a, blockIdx.x % n_walks)) return;
+    if (!find_way(w, a, blockIdx.x % n_walks)) return;
     if (in_warp(a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks))
         run_scan<scan_shared<SCAN_REVERSE, groups>>(a, w);
     else
@@ -433,7 +435,7 @@ template <int groups> GDN_DEVICE void backward_mma_walks(const struct gdn_cu_bac
 template <int groups> GDN_DEVICE void walk_alone(const struct gdn_cu_backward &a)
 {
     struct scan_way w;
-    if (find_way<groups>(w, a, blockIdx.x)) run_scan<scan_shared<SCAN_ALONE, groups>>(a, w);
+    if (find_way(w, a, blockIdx.x)) run_scan<scan_shared<SCAN_ALONE, groups>>(a, w);
 }
 
 #endif

@@ -714,14 +714,14 @@ static const struct wide_call wide_calls[] = {
     { "K72 V24", { 100, 29 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, false, true, 72, 24,
       B16 },
     { "K8 V128", { 77 }, 1, 1, LOG_G, 0, 0, 0, 0.1, true, true, false, 8, 128, B16 },
-    { "K40 V104, full device", { 70, 64, 25 }, 9, 18, LOG_G, L2, 0, 0, 0.5, true, false, false, 40,
+    { "K40 V104, full device", { 70, 64, 25 }, 6, 12, LOG_G, L2, 0, 0, 0.5, true, false, false, 40,
       104, B16 },
     { "raw", { 200, 3, 64 }, 2, 4, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false, 128, 128,
       H16 },
     { "some forget", { 150, 70 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, GDN_BETA_TWICE_SIGMOID, -1, true,
       false, true, 128, 128, H16 },
     { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 64, 64, H16 },
-    { "full device", { 70, 33, 64, 21 }, 6, 12, LOG_G, 0, 0, 0, 0.5, true, true, false, 104, 40,
+    { "full device", { 70, 33, 64 }, 6, 12, LOG_G, 0, 0, 0, 0.5, true, true, false, 96, 120,
       H16 },
 };
 

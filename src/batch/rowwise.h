@@ -21,11 +21,44 @@ static inline int64_t gdn_n_rows(const gdn_tensor *t)
 static inline void *gdn_row_at(const gdn_tensor *t, int64_t row, int64_t first)
 {
     int64_t element = first;
-    for (int i = t->ndim - 2; i >= 0; i--) {
+    int     i       = t->ndim - 2;
+    for (; i > 0; i--) {
         element += row % t->size[i] * t->stride[i];
         row /= t->size[i];
     }
-    return gdn_at(t, element);
+    return gdn_at(t, i == 0 ? element + row * t->stride[0] : element);
+}
+
+/* Makes one of leading dimensions that lie as one, which spares gdn_row_at() divisions. */
+static inline void gdn_merge_rows(gdn_tensor *t)
+{
+    int to = t->ndim - 2;
+    for (int i = to - 1; i >= 0; i--) {
+        if (t->size[to] == 1) {
+            t->size[to]   = t->size[i];
+            t->stride[to] = t->stride[i];
+        } else if (t->size[i] == 1 || t->stride[i] == t->size[to] * t->stride[to]) {
+            t->size[to] *= t->size[i];
+        } else {
+            t->size[--to] = t->size[i];
+            t->stride[to] = t->stride[i];
+        }
+    }
+    for (int i = 0; to > 0 && i < t->ndim - to; i++) {
+        t->size[i]   = t->size[to + i];
+        t->stride[i] = t->stride[to + i];
+    }
+    if (to > 0) t->ndim -= to;
+}
+
+/* Returns n elements of a row from `first` on: where they are, or in the buffer. */
+static inline const float *gdn_row_floats(const struct gdn_kernels *kr, const gdn_tensor *t,
+                                          int64_t row, int64_t first, size_t n, float *buffer)
+{
+    const void *from = gdn_row_at(t, row, first);
+    if (t->dtype == GDN_F32) return from;
+    kr->load_row[t->dtype](buffer, from, n);
+    return buffer;
 }
 
 /* Return how many elements of a row, of n from some element on, lie side by side; and the address

@@ -9,7 +9,6 @@
  * and both convolutions are the forward's inner loop; its window carries dz of later tokens over.
  * Sums over tokens are float32 within such a group of tokens, then double.
  */
-#include <math.h>
 #include <string.h>
 
 #include "batch/rowwise.h"
@@ -82,38 +81,31 @@ static void load_inputs(struct block *b, int64_t t, int n)
     load_tokens(b, &c->x, t - past + n_old, past + n - n_old, b->x + n_old);
 }
 
-/* Finds dz of n tokens from t on. The slope of z sigmoid(z) is s (1 + z sigmoid(-z)), s =
- * sigmoid(z). */
+/* Finds dz of n tokens from t on. */
 static void find_dz(struct block *b, int64_t t, int n)
 {
     const struct gdn_conv_backward *c    = b->conv;
     const int                       past = c->W - 1;
-    rows_of_channels                window[PAST], s, rest;
+    rows_of_channels                window[PAST], slope;
     memcpy(window, b->x, (size_t)past * sizeof *window);
     if (c->silu)
         b->kr->conv[GDN_F32](b->y, CHANNELS, b->x[past], CHANNELS, window[0], b->weight[0],
                              c->bias.data ? b->bias : NULL, CHANNELS, c->W, false, n, b->n);
     load_tokens(b, &c->dout, t, n, b->dz);
     for (int i = 0; i < n && c->silu; i++) {
-        float *dz = b->dz[i], *z = b->y[i];
-        b->kr->sigmoid_row(s, z, 1, (size_t)b->n);
-        for (int j = 0; j < b->n; j++) rest[j] = -z[j];
-        b->kr->sigmoid_row(rest, rest, 1, (size_t)b->n);
-        for (int j = 0; j < b->n; j++)
-            dz[j] *= isinf(z[j]) ? (z[j] > 0) : s[j] * (1 + z[j] * rest[j]);
+        b->kr->slope_row(NULL, slope, b->y[i], false, (size_t)b->n);
+        b->kr->norm_row(b->dz[i], b->dz[i], 1, slope, NULL, false, (size_t)b->n);
     }
 }
 
 static void add_sums(struct block *b, int n)
 {
     const struct gdn_conv_backward *c = b->conv;
-    rows_of_channels                sum;
-    for (int w = 0; w < c->W && c->dweight.data; w++) {
-        memset(sum, 0, sizeof sum);
-        for (int i = 0; i < n; i++)
-            for (int j = 0; j < b->n; j++) sum[j] += b->dz[i][j] * b->x[i + w][j];
-        for (int j = 0; j < b->n; j++) b->sums[w][j] += (double)sum[j];
-    }
+    rows_of_channels                taps[GDN_MAX_TAPS], sum;
+    if (c->dweight.data)
+        b->kr->conv_sums(taps[0], CHANNELS, b->dz[0], b->x[0], CHANNELS, c->W, n, b->n);
+    for (int w = 0; w < c->W && c->dweight.data; w++)
+        for (int j = 0; j < b->n; j++) b->sums[w][j] += (double)taps[w][j];
     if (!c->dbias.data) return;
     memset(sum, 0, sizeof sum);
     for (int i = 0; i < n; i++)
@@ -152,8 +144,28 @@ static void store_dx(struct block *b, int64_t t, int n)
     gdn_store_channels(b->kr, b->y[0], CHANNELS, &c->dx, b->seq, &tile);
 }
 
+/* Rows lie too far apart for the hardware to prefetch them. */
+static void prefetch(const struct block *b, const struct gdn_rows *rows, int64_t t, int n)
+{
+    const int64_t bytes = b->n * (int64_t)gdn_dtype_bytes(rows->dtype);
+    if (!rows->data || gdn_is_strided(rows, b->conv->D)) return;
+    for (int i = 0; i < n; i++)
+        for (int64_t at = 0; at < bytes; at += 64)
+            __builtin_prefetch((char *)gdn_row(rows, b->seq, t + i, b->channel) + at, 0, 2);
+}
+
+/* Prefetches the tokens before t. */
+static void prefetch_next(const struct block *b, int64_t t)
+{
+    const int n = t < TOKENS ? (int)t : TOKENS;
+    prefetch(b, &b->conv->x, t - n, n);
+    prefetch(b, &b->conv->dout, t - n, n);
+    prefetch(b, &b->conv->dx, t - n, n);
+}
+
 static void write_tokens(struct block *b, int64_t t, int n)
 {
+    prefetch_next(b, t);
     load_inputs(b, t, n);
     find_dz(b, t, n);
     add_sums(b, n);

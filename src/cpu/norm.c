@@ -14,14 +14,15 @@ static size_t piece_size(const struct gdn_norm_job *s, int64_t first)
     return (size_t)(s->D - first < GDN_PIECE ? s->D - first : GDN_PIECE);
 }
 
-/* Leaves the last piece in x: the whole row if D is at most GDN_PIECE. */
-static double sum_of_squares(const struct gdn_norm_job *s, int64_t row, float *x)
+/* Sets *x to the last piece: the whole row if D is at most GDN_PIECE. */
+static double sum_of_squares(const struct gdn_norm_job *s, int64_t row, float *buffer,
+                             const float **x)
 {
     double sum = 0;
     for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
         const size_t n = piece_size(s, first);
-        s->kr->load_row[s->x.dtype](x, gdn_row_at(&s->x, row, first), n);
-        sum += (double)s->kr->dot(x, x, n);
+        *x = gdn_row_floats(s->kr, &s->x, row, first, n, buffer);
+        sum += (double)s->kr->dot(*x, *x, n);
     }
     return sum;
 }
@@ -37,30 +38,32 @@ static float row_scale(const struct gdn_norm_job *s, double sum)
     }
 }
 
-static void scale_row(const struct gdn_norm_job *s, int64_t row, float scale, float *x,
-                      float *weight)
+static void scale_row(const struct gdn_norm_job *s, int64_t row, float scale, const float *x,
+                      float *buffer, float *weight)
 {
-    float z[GDN_PIECE];
+    float z_buffer[GDN_PIECE];
     for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
         const size_t n = piece_size(s, first);
         if (s->D > GDN_PIECE) {
-            s->kr->load_row[s->x.dtype](x, gdn_row_at(&s->x, row, first), n);
+            x = gdn_row_floats(s->kr, &s->x, row, first, n, buffer);
             if (s->weight.data) gdn_load_piece(weight, &s->weight, first, (int64_t)n, 1);
         }
-        if (s->z.data) s->kr->load_row[s->z.dtype](z, gdn_row_at(&s->z, row, first), n);
-        s->kr->norm_row(x, x, scale, s->weight.data ? weight : NULL, s->z.data ? z : NULL,
-                        s->sigmoid, n);
-        s->kr->store_row[s->out.dtype](gdn_row_at(&s->out, row, first), x, n);
+        const float *z = s->z.data ? gdn_row_floats(s->kr, &s->z, row, first, n, z_buffer) : NULL;
+        void *const  out = gdn_row_at(&s->out, row, first);
+        float *const y = s->out.dtype == GDN_F32 ? out : buffer;
+        s->kr->norm_row(y, x, scale, s->weight.data ? weight : NULL, z, s->sigmoid, n);
+        if (s->out.dtype != GDN_F32) s->kr->store_row[s->out.dtype](out, y, n);
     }
 }
 
 void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end)
 {
-    float x[GDN_PIECE], weight[GDN_PIECE];
+    float        buffer[GDN_PIECE], weight[GDN_PIECE];
+    const float *x = buffer;
     if (s->weight.data && s->D <= GDN_PIECE) gdn_load_piece(weight, &s->weight, 0, s->D, 1);
     for (int64_t row = first; row < end; row++) {
-        const float scale = row_scale(s, sum_of_squares(s, row, x));
-        scale_row(s, row, scale, x, weight);
+        const float scale = row_scale(s, sum_of_squares(s, row, buffer, &x));
+        scale_row(s, row, scale, x, buffer, weight);
     }
 }
 
@@ -77,6 +80,9 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_norm_call *c = call;
     struct gdn_norm_job  *s = &c->job;
     (void)memory;
+    gdn_merge_rows(&s->x);
+    if (s->z.data) gdn_merge_rows(&s->z);
+    gdn_merge_rows(&s->out);
     gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item,
                      run_item, s);
     return gdn_note_kernel(ctx, c->base.op, "dot norm_row");

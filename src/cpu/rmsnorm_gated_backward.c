@@ -14,11 +14,14 @@
 #include "calls/norm.h"
 #include "calls/op_backends.h"
 
-/* The part of a row in work, from element `first` on. e: the gradient of x r. */
+/* The part of a row in work, from element `first` on. e: the gradient of x r. The
+ * buffers ..._row are for rows that are not float32 where they lie. */
 struct piece {
-    int64_t row, first;
-    size_t  n;
-    float   x[GDN_PIECE], z[GDN_PIECE], dout[GDN_PIECE], e[GDN_PIECE], weight[GDN_PIECE];
+    int64_t      row, first;
+    size_t       n;
+    const float *x, *dout;
+    float        x_row[GDN_PIECE], z_row[GDN_PIECE], dout_row[GDN_PIECE];
+    float        act[GDN_PIECE], slope[GDN_PIECE], e[GDN_PIECE], weight[GDN_PIECE];
 };
 
 /* dx = of_e e + of_x x; of_e is r. */
@@ -26,10 +29,10 @@ struct factors {
     float of_e, of_x;
 };
 
-static void load_row(const struct gdn_rmsnorm_backward *s, const struct piece *p,
-                     const gdn_tensor *t, float *to)
+static const float *row_of(const struct gdn_rmsnorm_backward *s, const struct piece *p,
+                           const gdn_tensor *t, float *buffer)
 {
-    s->kr->load_row[t->dtype](to, gdn_row_at(t, p->row, p->first), p->n);
+    return gdn_row_floats(s->kr, t, p->row, p->first, p->n, buffer);
 }
 
 static void load_weight(const struct gdn_rmsnorm_backward *s, struct piece *p, int64_t first)
@@ -39,19 +42,18 @@ static void load_weight(const struct gdn_rmsnorm_backward *s, struct piece *p, i
     gdn_load_piece(p->weight, &s->args.weight, first, (int64_t)p->n, 1);
 }
 
-static const float *gate_of(const struct gdn_rmsnorm_backward *s, const struct piece *p)
-{
-    return s->args.z.data ? p->z : NULL;
-}
-
 /* The weights of a row in one piece are there already. */
 static void load(const struct gdn_rmsnorm_backward *s, struct piece *p, int64_t first)
 {
+    const struct gdn_kernels *kr = s->kr;
     if (s->D > GDN_PIECE) load_weight(s, p, first);
-    load_row(s, p, &s->args.x, p->x);
-    load_row(s, p, &s->args.dout, p->dout);
-    if (s->args.z.data) load_row(s, p, &s->args.z, p->z);
-    s->kr->norm_row(p->e, p->dout, 1, p->weight, gate_of(s, p), s->sigmoid, p->n);
+    p->x    = row_of(s, p, &s->args.x, p->x_row);
+    p->dout = row_of(s, p, &s->args.dout, p->dout_row);
+    kr->norm_row(p->e, p->dout, 1, p->weight, NULL, false, p->n);
+    if (!s->args.z.data) return;
+    kr->slope_row(p->act, s->args.dz.data ? p->slope : NULL, row_of(s, p, &s->args.z, p->z_row),
+                  s->sigmoid, p->n);
+    kr->norm_row(p->e, p->e, 1, p->act, NULL, false, p->n);
 }
 
 static struct factors load_sums(const struct gdn_rmsnorm_backward *s, struct piece *p)
@@ -66,30 +68,22 @@ static struct factors load_sums(const struct gdn_rmsnorm_backward *s, struct pie
     return (struct factors){ (float)r, (float)(-(r * xe / D) * (r * r)) };
 }
 
-static void add_weights(const struct gdn_rmsnorm_backward *s, const struct piece *p, float r,
-                        float *sums)
+/* Writes dz and adds to sums (may be NULL) what both have of dout x r. */
+static void write_rest(const struct gdn_rmsnorm_backward *s, const struct piece *p, float r,
+                       float *restrict sums)
 {
-    float d[GDN_PIECE];
-    s->kr->norm_row(d, p->dout, r, p->x, gate_of(s, p), s->sigmoid, p->n);
-    for (size_t i = 0; i < p->n; i++) sums[i] += d[i];
-}
-
-/* The slope of z sigmoid(z) is sigmoid(z) (1 + z sigmoid(-z)). */
-static void write_dz(const struct gdn_rmsnorm_backward *s, const struct piece *p, float r)
-{
-    float dz[GDN_PIECE], y[GDN_PIECE], rest[GDN_PIECE];
-    for (size_t i = 0; i < p->n; i++) rest[i] = -p->z[i];
-    s->kr->norm_row(dz, p->dout, r, p->x, NULL, false, p->n);
-    s->kr->sigmoid_row(y, p->z, 1, p->n);
-    s->kr->sigmoid_row(rest, rest, 1, p->n);
-    for (size_t i = 0; i < p->n; i++) {
-        const float z     = p->z[i];
-        const float slope = s->sigmoid ? y[i] * rest[i]
-                            : isinf(z) ? (float)(z > 0)
-                                       : y[i] * (1 + z * rest[i]);
-        dz[i] *= p->weight[i] * slope;
+    const struct gdn_kernels *kr = s->kr;
+    const size_t              n = p->n;
+    float                     of_both[GDN_PIECE], d[GDN_PIECE];
+    kr->norm_row(of_both, p->dout, r, p->x, NULL, false, n);
+    if (sums) {
+        kr->norm_row(d, of_both, 1, s->args.z.data ? p->act : NULL, NULL, false, n);
+        for (size_t i = 0; i < n; i++) sums[i] += d[i];
     }
-    gdn_store_gradient(s->kr, &s->args.dz, p->row, p->first, dz, p->n, s->adds);
+    if (!s->args.dz.data) return;
+    kr->norm_row(d, of_both, 1, p->weight, NULL, false, n);
+    kr->norm_row(d, d, 1, p->slope, NULL, false, n);
+    gdn_store_gradient(kr, &s->args.dz, p->row, p->first, d, n, s->adds);
 }
 
 static void write_row(const struct gdn_rmsnorm_backward *s, struct piece *p, struct factors f,
@@ -97,8 +91,7 @@ static void write_row(const struct gdn_rmsnorm_backward *s, struct piece *p, str
 {
     for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
         if (s->D > GDN_PIECE) load(s, p, first); /* else it is there */
-        if (sums) add_weights(s, p, f.of_e, sums + first);
-        if (s->args.dz.data) write_dz(s, p, f.of_e);
+        if (sums || s->args.dz.data) write_rest(s, p, f.of_e, sums ? sums + first : NULL);
         if (!s->args.dx.data) continue;
         s->kr->add_outer(p->e, 1, (int)p->n, f.of_e, &f.of_x, p->x);
         gdn_store_gradient(s->kr, &s->args.dx, p->row, first, p->e, p->n, s->adds);
@@ -122,6 +115,10 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rmsnorm_backward *s = call;
     (void)ctx;
+    gdn_rmsnorm_gated_backward_args *a = &s->args;
+    gdn_tensor *const rows[] = { &a->x, &a->dout, &a->z, &a->dx, &a->dz };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i]->data) gdn_merge_rows(rows[i]);
     gdn_rmsnorm_backward_cut(s, gdn_rows_per_item(s->D));
     return GDN_OK;
 }
@@ -132,7 +129,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     s->sums = s->base.bytes ? memory : NULL;
     gdn_parallel_for(ctx->threads, s->n_blocks, run_item, s);
     gdn_store_sums(&s->args.dweight, s->sums, s->n_blocks, s->D, s->D, s->adds);
-    return gdn_note_kernel(ctx, s->base.op, "dot norm_row add_outer sigmoid_row");
+    return gdn_note_kernel(ctx, s->base.op, "dot norm_row add_outer slope_row");
 }
 
 const struct gdn_op_backend gdn_cpu_op_rmsnorm_gated_backward = { plan, run };

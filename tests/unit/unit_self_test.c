@@ -121,8 +121,8 @@ static void bad_chunk_update(float *to, const float *from, ptrdiff_t ld, float d
 /* ---- Each of them in turn ------------------------------------------------------------------ */
 
 /* A copy of the table with one slot replaced; false: there is no slot i. The loops of the
- * projections, gemm_nt and gemv, belong to gdn_block alone, chunk_write and chunk_return to
- * gradients alone: they are not of the self-test. */
+ * projections, gemm_nt and gemv, belong to gdn_block alone, chunk_write, chunk_return,
+ * slope_row and conv_sums to gradients alone: they are not of the self-test. */
 static bool plant(struct gdn_kernels *bad, int i, const char **name)
 {
     *bad  = *good;

@@ -91,6 +91,9 @@ struct gdn_kernels {
     void (*exp_row)(float *y, const float *x, size_t n);
     /* y_i = m sigmoid(x_i). y may be x. Limit 5: the exponential and four roundings. */
     void (*sigmoid_row)(float *y, const float *x, float m, size_t n);
+    /* act_i = act(z_i) as norm_row has it, slope_i = act'(z_i); one of them may be NULL or z.
+     * Limit 8 of |act|; of |slope|, for SiLU s + |z| s (1 - s) with s = sigmoid(z). */
+    void (*slope_row)(float *act, float *slope, const float *z, bool sigmoid, size_t n);
     /* g_i = neg_exp_A[i] softplus(a_i + dt[i]), softplus(x) = x for x > 20. g may be a.
      * Limit 4 of |g| + |neg_exp_A| (|a| + |dt|) sigmoid(a + dt): the sum rounds too. */
     void (*gate_row)(float *g, const float *a, const float *neg_exp_A, const float *dt, size_t n);
@@ -195,6 +198,11 @@ struct gdn_kernels {
     void (*conv_update[GDN_N_FLOAT_DTYPES])(void *y, const void *x, void *to, const void *from,
                                             const float *weight, const float *bias,
                                             ptrdiff_t ld_w, bool silu, int n);
+
+    /* sum[w][j] = sum_t dz[t][j] x[t + w][j], w < W, t < T, j < n; rows of sum ld_sum apart, those
+     * of dz and x ld. Limit T + 1. */
+    void (*conv_sums)(float *sum, ptrdiff_t ld_sum, const float *dz, const float *x, ptrdiff_t ld,
+                      int W, int T, int n);
 
     /*
      * n value columns of K elements of an 8-bit state: codes, ld bytes apart, and a scale per

@@ -155,6 +155,17 @@ static void sigmoid_row(float *y, const float *x, float m, size_t n)
     for (size_t i = 0; i < n; i++) y[i] = times_sigmoid(m, x[i]);
 }
 
+static void slope_row(float *act, float *slope, const float *z, bool sigmoid, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const double x = z[i] > 200 ? 200 : z[i] < -1000 ? -1000 : (double)z[i];
+        const double s = 1 / (1 + exp(-x)), rest = 1 / (1 + exp(x));
+        const float  y = sigmoid ? (float)s : z[i] > 200 ? z[i] : (float)(x * s);
+        if (slope) slope[i] = (float)(sigmoid ? s * rest : s * (1 + x * rest));
+        if (act) act[i] = y;
+    }
+}
+
 static void gate_row(float *g, const float *a, const float *neg_exp_A, const float *dt, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -444,6 +455,17 @@ static void conv(const struct storage *dtype, char *y, ptrdiff_t ld_y, const cha
     }
 }
 
+static void conv_sums(float *sum, ptrdiff_t ld_sum, const float *dz, const float *x, ptrdiff_t ld,
+                      int W, int T, int n)
+{
+    for (int w = 0; w < W; w++) {
+        float *s = sum + w * ld_sum;
+        memset(s, 0, (size_t)n * sizeof *s);
+        for (int t = 0; t < T; t++)
+            for (int j = 0; j < n; j++) s[j] += dz[t * ld + j] * x[(t + w) * ld + j];
+    }
+}
+
 static void conv_update(const struct storage *dtype, char *y, const char *x, char *to,
                         const char *from, const float *weight, const float *bias, ptrdiff_t ld_w,
                         bool silu, int n)
@@ -499,6 +521,7 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .norm_row     = norm_row,
     .exp_row      = exp_row,
     .sigmoid_row  = sigmoid_row,
+    .slope_row    = slope_row,
     .gate_row     = gate_row,
     .transpose    = transpose,
     .gemm_nt      = gemm_nt,
@@ -515,6 +538,7 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .recur_strip  = BY_DTYPE(recur_strip),
     .conv         = BY_DTYPE(conv),
     .conv_update  = BY_DTYPE(conv_update),
+    .conv_sums    = conv_sums,
     .recur8_vk    = { recur8_vk, recur8_vk, recur8_vk },
     Q8_LINES,
 };

@@ -27,12 +27,18 @@ struct loaded {
     bool    queries, shared; /* by the head that is worked on, with the one before */
 };
 
+/* What the next head works on: its state, R and U. NULL: there is none. */
+struct next {
+    const float *S, *R, *U;
+};
+
 /* Scratch of one thread; all 64-byte aligned. */
 struct sweep {
     const struct gdn_backward *w;
     const struct gdn_kernels  *kr;
     const struct gdn_seq      *seq;
     struct loaded              loaded;
+    struct next                next;
     int       family, n_strips;
     int64_t   segment;                                /* chunks */
     ptrdiff_t ld, ld_v;
@@ -146,12 +152,19 @@ static void prefetch(const struct sweep *s, const struct gdn_rows *rows, int hea
         gdn_rule_prefetch(rows, s->seq, at, head, 0, D);
 }
 
-/* Prefetches the i-th of n parts of a state (NULL: no state). */
-static void prefetch_state(const struct sweep *s, const float *S, int i, int n)
+static void prefetch_floats(const float *x, size_t n, int i, int parts)
 {
-    const size_t all = s->state / 16, from = all * (size_t)i / (size_t)n;
-    for (size_t x = from; S && x < all * (size_t)(i + 1) / (size_t)n; x++)
-        __builtin_prefetch(S + 16 * x, 0, 2);
+    const size_t all = n / 16, from = all * (size_t)i / (size_t)parts;
+    for (size_t j = from; x && j < all * (size_t)(i + 1) / (size_t)parts; j++)
+        __builtin_prefetch(x + 16 * j, 0, 2);
+}
+
+/* Prefetches the i-th of n parts of what is next. */
+static void prefetch_next(const struct sweep *s, int i, int n)
+{
+    prefetch_floats(s->next.S, s->state, i, n);
+    prefetch_floats(s->next.R, C * (size_t)s->ld_v, i, n);
+    prefetch_floats(s->next.U, C * (size_t)s->ld_v, i, n);
 }
 
 /* Loads rows of n tokens. Rows after them, and rows where `but` (may be NULL) is zero, are zero. */
@@ -272,7 +285,7 @@ static void load_state(struct sweep *s, float *S, struct gdn_place from)
 
 /* Solves for Z, which is stored below dO, with P = K J, and for -start dR: the substitution of U
  * with the tokens in reverse. */
-static void solve_z(struct sweep *s, const float *S, const float *J)
+static void solve_z(struct sweep *s, const float *J)
 {
     const struct gdn_kernels *kr = s->kr;
     const ptrdiff_t           ld = s->ld_v;
@@ -283,22 +296,21 @@ static void solve_z(struct sweep *s, const float *S, const float *J)
     }
     kr->transpose(Bt, C, s->B, C, C, C);
     for (int c = 0; c < s->w->rule.V; c += kr->strip) {
-        prefetch_state(s, S, c / kr->strip, s->n_strips);
+        prefetch_next(s, c / kr->strip, 2 * s->n_strips);
         kr->strip_mul(s->p + c, ld, s->kq, s->ld, J + c, ld, C, s->w->rule.K, kr->strip, NULL);
         kr->strip_mul(s->v + c, ld, Bt, C, s->dz + c, ld, C, C, kr->strip, NULL);
         kr->chunk_return(Z + c, s->x + c, ld, s->p + c, s->v + c, s->A, minus, scale);
     }
 }
 
-/* Computes Z of a piece from J after it, and the terms of k and q in J before it. Prefetches S for
- * the next step, if S is not NULL. */
-static void return_u(struct sweep *s, const float *S, const float *J, int head, int64_t t, int n)
+/* Computes Z of a piece from J after it, and the terms of k and q in J before it. */
+static void return_u(struct sweep *s, const float *J, int head, int64_t t, int n)
 {
     const ptrdiff_t ld = s->ld_v;
     load_keys(s, head, t, n, true);
     load_gates(s, head, t, n);
     load_v(s, s->dz, &s->w->dout, t, n, head, NULL);
-    solve_z(s, S, J);
+    solve_z(s, J);
     for (int i = 0; i < C; i++)
         s->kr->norm_row(s->x + (C + i) * ld, s->dz + i * ld, s->start[i], NULL, NULL, false,
                         (size_t)ld);
@@ -312,6 +324,7 @@ static void step_j(struct sweep *s, float *J, int head, int64_t t)
     const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
     for (int c = 0; c < r->V; c += s->kr->strip) {
         const int strip = c / s->kr->strip;
+        prefetch_next(s, s->n_strips + strip, 2 * s->n_strips);
         prefetch(s, &s->w->dout, head, r->V, t - C, strip, s->n_strips);
         if (!s->loaded.shared) {
             prefetch(s, &r->k, hk, r->K, t - C, strip, s->n_strips);
@@ -365,12 +378,10 @@ static double inner(const struct sweep *s, const float *a, const float *b)
 }
 
 /* Adds the terms of q . dQ and k . dKr that come from S to dG. */
-static void add_gates(float *restrict dG, const float *restrict by, const float *restrict kqt,
-                      int K)
+static void add_gates(const struct sweep *s, float *dG)
 {
-    float sum[2 * C] = { 0 };
-    for (int x = 0; x < K; x++)
-        for (int i = 0; i < 2 * C; i++) sum[i] += kqt[x * 2 * C + i] * by[x * 2 * C + i];
+    float sum[2 * C];
+    s->kr->conv_sums(sum, 2 * C, s->kqt, s->by, 2 * C, 1, s->w->rule.K, 2 * C); /* of one tap */
     for (int i = 0; i < C; i++) dG[i] += sum[i] + sum[C + i];
 }
 
@@ -388,7 +399,7 @@ static void multiply(struct sweep *s, const float *S, const float *J, float *dG)
     const ptrdiff_t ld = s->ld_v, wide = 2 * C;
     for (int c = 0; S && c < wide; c += width)
         kr->strip_mul(s->by + c, wide, S, ld, s->xt + c, wide, K, V, width, NULL);
-    if (S) add_gates(dG, s->by, s->kqt, K);
+    if (S) add_gates(s, dG);
     for (int c = 0; c < wide; c += width)
         kr->strip_mul(s->by + c, wide, s->kqt, wide, s->mixed + c, wide, K, C, width,
                       S ? s->unit : NULL);
@@ -433,7 +444,7 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
     const ptrdiff_t           ld = s->ld_v;
     const size_t              V = (size_t)r->V;
     float                     dG[C];
-    return_u(s, S, J, head, t, n);
+    return_u(s, J, head, t, n);
     kr->chunk_gates(s->unused, s->decay, s->start, s->end, s->g, s->unit, s->ones);
     if (n < C) {
         memset(s->r, 0, C * (size_t)ld * sizeof *s->r);
@@ -512,8 +523,13 @@ static void sweep_chunk(struct sweep *s, int64_t chunk)
         float *dq = of_head(s->dq, row_k, local(s, gdn_rule_source(r, head, r->Hq), r->Hq));
         float *dk = of_head(s->dk, row_k, local(s, gdn_rule_source(r, head, r->Hk), r->Hk));
         float *dv = of_head(s->dv, row_v, local(s, gdn_rule_source(r, head, r->Hv), r->Hv));
-        int    at[C + 1];
-        bool   forgets;
+        const int next = h + 1 < heads ? place + 1 : (int)(in - 1) * heads;
+        int       at[C + 1];
+        bool      forgets;
+        s->next = (struct next){ NULL, NULL, NULL };
+        if (next >= 0)
+            s->next = (struct next){ of_head(s->states, s->state, next),
+                                     of_head(s->R, row_v, next), of_head(s->U, row_v, next) };
         for (int i = cut_pieces(s, head, t0, n, at, &forgets) - 1; i >= 0; i--) {
             const int  a = at[i], m = at[i + 1] - a;
             const bool zero = i || forgets;
@@ -614,7 +630,7 @@ static void sweep_state(struct sweep *s, int h, int64_t n_chunks)
         int  at[C + 1];
         bool forgets;
         for (int i = cut_pieces(s, head, c * C, tokens_at(s, c), at, &forgets) - 1; i >= 0; i--) {
-            return_u(s, NULL, J, head, c * C + at[i], at[i + 1] - at[i]);
+            return_u(s, J, head, c * C + at[i], at[i + 1] - at[i]);
             step_j(s, J, head, c * C + at[i]);
             if (i || forgets) memset(J, 0, s->state * sizeof *J);
         }
@@ -636,6 +652,7 @@ static void sweep_all(struct sweep *s, int64_t n_chunks)
 
 static void run_item(struct sweep *s)
 {
+    s->next = (struct next){ NULL, NULL, NULL };
     const int64_t n_chunks = (s->seq->n_valid + C - 1) / C;
     const bool    alone = wants_state_alone(s->w);
     prepare(s);

@@ -28,7 +28,7 @@ class Norm(nn.Module):
         self.eps, self.weight = eps, nn.Parameter(torch.zeros(size))
 
     def forward(self, x):
-        return functional.rms_norm(x, x.shape[-1:], 1 + self.weight, self.eps)
+        return gdn.torch.rmsnorm_gated(x, weight=1 + self.weight, eps=self.eps)
 
 
 def rotate(x, base, size):

@@ -19,6 +19,7 @@ import pathlib
 import struct
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from curve import plot
@@ -69,8 +70,12 @@ class Training:
             self.model.load_state_dict(start, strict=False)  # their head is tied
         self.model.to(args.device)
         self.adam = torch.optim.AdamW(self.model.parameters(), args.rate, betas=(0.9, 0.95),
-                                      weight_decay=0.1)
+                                      weight_decay=0.1, fused=True)
         self.generator = torch.Generator().manual_seed(args.seed)
+        self.map = map
+        if args.parts > 1:
+            torch.set_num_threads(1)
+            self.map = ThreadPoolExecutor(args.parts).map
         self.file = args.out / "checkpoint.pt"
         if self.file.exists():
             self.load(torch.load(self.file, weights_only=True))
@@ -86,16 +91,27 @@ class Training:
                         generator=self.generator.get_state(), step=self.step,
                         seconds=self.seconds, losses=self.losses), self.file)
 
+    def part_gradients(self, inputs, targets):
+        """The loss of some rows, as their share of the batch, and its gradients."""
+        loss = loss_of(self.model, inputs, targets) * (len(inputs) / self.args.batch)
+        return loss, torch.autograd.grad(loss, list(self.model.parameters()))
+
+    def find_gradients(self, inputs, targets):
+        """Threads take a part of the rows each: operators of this size have little to share."""
+        n = self.args.parts
+        parts = list(self.map(self.part_gradients, inputs.chunk(n), targets.chunk(n)))
+        for p, *gradients in zip(self.model.parameters(), *(g for _, g in parts)):
+            p.grad = sum(gradients[1:], gradients[0])
+        return sum(loss.item() for loss, _ in parts)
+
     def advance(self, data):
         begin = time.perf_counter()
         for group in self.adam.param_groups:
             group["lr"] = rate(self.step, self.args)
-        loss = loss_of(self.model, *batch(data, self.args, self.generator))
-        self.adam.zero_grad()
-        loss.backward()
+        loss = self.find_gradients(*batch(data, self.args, self.generator))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.adam.step()
-        self.losses.append(loss.item())
+        self.losses.append(loss)
         self.step += 1
         self.seconds += time.perf_counter() - begin
 
@@ -151,9 +167,14 @@ def arguments():
     p.add_argument("--rate", type=float, default=4e-3, help="largest learning rate (0.004)")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--parts", type=int, help="parts of a batch, of which threads of the CPU take "
+                   "one each (as many as torch has threads; 1 on a GPU)")
     p.add_argument("--torch", action="store_true",
                    help="train transformers' model by torch's own operators, for comparison")
-    return p.parse_args()
+    args = p.parse_args()
+    if args.parts is None:
+        args.parts = torch.get_num_threads() if args.device == "cpu" else 1
+    return args
 
 
 def main():

@@ -30,7 +30,7 @@ def train(monkeypatch):
 
 def options(out, **changes):
     return argparse.Namespace(**{**dict(out=out, steps=4, batch=2, tokens=32, rate=4e-3, seed=0,
-                                        device="cpu", torch=False), **changes})
+                                        parts=1, device="cpu", torch=False), **changes})
 
 
 def text(n=2000):
@@ -59,6 +59,15 @@ def test_resume(train, tmp_path):
     assert tensors.keys() == want.keys() and all(torch.equal(tensors[n], want[n]) for n in want)
     assert json.loads(metadata["config"]) == json.loads((tmp_path / "config.json").read_text())
     assert (tmp_path / "loss.svg").read_text().count("<polyline") == 1
+
+
+def test_parts_have_the_gradients_of_the_whole(train, tmp_path):
+    runs = [train.Training(options(tmp_path, batch=3, parts=parts)) for parts in (1, 2)]
+    batch = train.batch(text(), runs[0].args, runs[0].generator)
+    losses = [run.find_gradients(*batch) for run in runs]
+    assert abs(losses[0] - losses[1]) < 1e-5
+    for whole, parts in zip(*(run.model.parameters() for run in runs)):
+        torch.testing.assert_close(parts.grad, whole.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_torch_has_the_same_losses(train, modeling, tmp_path):

@@ -27,7 +27,7 @@ struct loaded {
     bool    queries, shared; /* by the head that is worked on, with the one before */
 };
 
-/* What the next head works on: its state, R and U. NULL: there is none. */
+/* State, R and U that the next head works on. NULL: there is none. */
 struct next {
     const float *S, *R, *U;
 };

@@ -14,7 +14,8 @@ enum { SMS = 132 };
 static struct gdn_cuda_cut choose(const struct gdn_cuda_shape *s, struct gdn_cuda_cut c,
                                   const int64_t *lengths)
 {
-    struct gdn_cu_prefill_hopper a     = { .cut.whole = c.whole, .most_short = c.split, .sm_count = (int16_t)s->sm_count,
+    struct gdn_cu_prefill_hopper a     = { .cut.whole = c.whole, .most_short = c.split,
+                                           .sm_count   = (int16_t)s->sm_count,
                                            .early_stop = s->stops };
     struct gdn_plan_long         found = { 0 };
     struct gdn_plan_tried        best  = { .times = { INFINITY, INFINITY } };
@@ -24,7 +25,8 @@ static struct gdn_cuda_cut choose(const struct gdn_cuda_shape *s, struct gdn_cud
     for (int64_t i = 0; i < s->b->B; i++) plan_add(&found, &a, lengths[i]);
     const struct gdn_plan_batch p = plan_packed(&a, &found);
     for (int i = 0; i < GDN_PLAN_TRIED * GDN_PLAN_ROUNDS; i++) {
-        const struct gdn_plan_tried t = plan_try(&p, 2 + i / GDN_PLAN_ROUNDS, 1 + i % GDN_PLAN_ROUNDS);
+        const struct gdn_plan_tried t =
+            plan_try(&p, 2 + i / GDN_PLAN_ROUNDS, 1 + i % GDN_PLAN_ROUNDS);
         best = plan_better(&best, &t);
     }
     c.first = (int64_t)best.cut.first * 64, c.each = (int64_t)best.cut.each * 64;
@@ -319,7 +321,8 @@ static void any_lengths(void)
         if (i % 4 == 0) like.whole = like.first + 100 * (i % 9);
         const struct gdn_cu_batch b    = { .B = B, .T = B * mean, .N = B * mean };
         const bool                said = mean > 4000 && i % 2;
-        const struct gdn_cuda_cut c = said ? find_said(&b, 4, i % 13 * mean / 3) : cut_like(&b, 4, &like);
+        const struct gdn_cuda_cut c =
+            said ? find_said(&b, 4, i % 13 * mean / 3) : cut_like(&b, 4, &like);
         const int64_t             first = c.win ? c.whole : c.first, each = c.win ? 700 : c.each;
         int64_t                   rest = B * mean, lengths[9];
         for (int64_t s = 0; s < B; s++) {

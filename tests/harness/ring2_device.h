@@ -24,8 +24,8 @@ bool ring2_on_hopper(void);
 gdn_ctx *ring2_hopper(int64_t first, int64_t each);
 
 /* The same, where sequences of up to `whole` tokens stay whole, and the others have launches of
- * their own. win: 0, or a kernel finds the sizes of segments, which take at most so many hundredths of
- * the time of whole sequences, by the model; first and each only say how much room there is. */
+ * their own. win: 0, or a kernel finds the sizes of segments, which take at most so many hundredths
+ * of the time of whole sequences, by the model; first and each only say how much room there is. */
 gdn_ctx *ring2_hopper_apart(int64_t whole, int win, int64_t first, int64_t each);
 
 /* Lets ring2_ctx(1) take gradients in windows of so many chunks, 0: as it would. Returns false

@@ -144,8 +144,8 @@ static void states(void)
     REFUSE("state turned", GDN_E_SHAPE, "state", a->state_layout = GDN_STATE_KV);
     REFUSE("state_out turned", GDN_E_SHAPE, "state_out",
            a->state_out = ring2_new(GDN_F32, 0, 4, 9, 4, 8, 6));
-    REFUSE("state dense nowhere", GDN_E_SHAPE, "state", a->state.stride[3] = 2;
-           a->state.stride[2] = 16; a->state.stride[1] = 96; a->state.stride[0] = 384;
+    REFUSE("rows of a state share memory", GDN_E_SHAPE, "state", a->state.stride[3] = 2;
+           a->state.stride[2] = 4; a->state.stride[1] = 96; a->state.stride[0] = 384;
            a->state.size[0] = 4);
     REFUSE("slots share memory", GDN_E_SHAPE, "state", a->state.stride[0] = 0);
     REFUSE("rows of the state share memory", GDN_E_SHAPE, "state", a->state.stride[2] = 4);

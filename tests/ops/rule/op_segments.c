@@ -73,8 +73,8 @@ static bool same_bytes(const gdn_tensor *a, const gdn_tensor *b)
 }
 
 /* Sequences that are cut have a launch of their own, whether host code or a kernel chooses the
- * cut. Those that stay whole have the bits of a call without segments: short ones, and all if no cut
- * can win. */
+ * cut. Those that stay whole have the bits of a call without segments: short ones, and all if no
+ * cut can win. */
 static void apart(void)
 {
     static const int64_t lengths[] = { 300, 1000, 63, 0, 301, 320, 129 };

@@ -20,9 +20,9 @@ struct gdn_cu_source {
     int32_t  n;
 };
 
-/* The plan of a packed batch, by its lengths (choose_cut.cuh): as in struct gdn_cu_segments; sequences
- * of more than `split` tokens have clusters. units: twice the number of segments after first ones, 1
- * more if these have wide blocks, 2 more in all; 0 until all is written. */
+/* The plan of a packed batch, by its lengths (choose_cut.cuh): as in struct gdn_cu_segments;
+ * sequences of more than `split` tokens have clusters. units: twice the number of segments after
+ * first ones, 1 more if these have wide blocks, 2 more in all; 0 until all is written. */
 struct gdn_cu_plan {
     int64_t  whole, first, each, split;
     uint64_t units;
@@ -40,7 +40,7 @@ struct gdn_cu_prefill_hopper {
     int32_t                summary; /* the call is gdn_summary: ranges.cuh */
     int32_t                back;    /* the same, for gradients: M of units alone, transposed */
     int64_t                most_short; /* tokens of a sequence that is not long */
-    struct gdn_cu_plan    *plan;       /* says how longer ones than cut.whole are cut; NULL: `cut` does */
+    struct gdn_cu_plan    *plan;       /* how those above cut.whole are cut; NULL: `cut` says it */
     int32_t                which;      /* GDN_SEQUENCES_... */
     int16_t                win, sm_count; /* what the plan follows from */
 };

@@ -42,7 +42,7 @@ enum { GDN_PLAN_BRIEF = 75, GDN_PLAN_BRIEF_CHUNKS = 8 };
  * much for a chunk, more where many run at once: _MORE where they take 0.7 of the room or more. */
 enum {
     PLAN_START = 9265, PLAN_CLUSTER = 1246, PLAN_CLUSTER_MORE = 148,
-    PLAN_WIDE_START = 10819, PLAN_WIDE = 2069, PLAN_WIDE_MORE = 215, /* blocks of one multiprocessor */
+    PLAN_WIDE_START = 10819, PLAN_WIDE = 2069, PLAN_WIDE_MORE = 215, /* of one multiprocessor */
     PLAN_SMALL_START = 6779, PLAN_SMALL = 1119, PLAN_SMALL_MORE = 104, /* small heads */
     PLAN_FIRST_START = 17137, PLAN_FIRST = 1266, PLAN_FIRST_MORE = 28, /* beside summaries */
     PLAN_SMALL_FIRST_START = 13462, PLAN_SMALL_FIRST = 1151,
@@ -73,7 +73,8 @@ struct gdn_plan_long {
 };
 
 /* Adds a sequence. */
-GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_hopper *a, int64_t tokens)
+GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_hopper *a,
+                        int64_t tokens)
 {
     if (tokens > a->cut.whole) s->n++, s->tokens += tokens;
     if (tokens > a->most_short) s->apart++, s->apart_tokens += tokens;
@@ -85,11 +86,10 @@ GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_hop
 GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_hopper *a,
                                             const struct gdn_plan_long         *s)
 {
-    const struct gdn_cu_rule *r      = &a->rule;
-    const float               H      = (float)r->H, n = (float)s->n;
-    const float               others = (float)r->batch.B - n, rest = (float)(r->batch.N - s->tokens);
-    const float               longest = (float)((s->longest + 63) / 64);
-    const float               chunks  = fminf(n * longest, (float)s->tokens / 64 + n / 2);
+    const struct gdn_cu_rule *r = &a->rule;
+    const float H = (float)r->H, n = (float)s->n, longest = (float)((s->longest + 63) / 64);
+    const float others = (float)r->batch.B - n, rest = (float)(r->batch.N - s->tokens);
+    const float chunks = fminf(n * longest, (float)s->tokens / 64 + n / 2);
     const struct gdn_plan_batch p = {
         .longest = longest, .n = n * H, .chunks = chunks * H, .others = others * H,
         .rest    = fmaxf(others, fmaxf(0, rest / 64)) * H, .H = H, .sms = (float)a->sm_count,
@@ -102,7 +102,8 @@ GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_hopper *
     return p;
 }
 
-/* A cut of the longest sequence: its first segment, and s others, in chunks. Others are cut alike. */
+/* A cut of the longest sequence: its first segment, and s others, in chunks. Others are cut so
+ * too. */
 struct gdn_plan_cut {
     float first, each, s;
 };
@@ -122,9 +123,10 @@ struct gdn_plan_costs {
 GDN_MODEL struct gdn_plan_costs plan_costs(const struct gdn_plan_batch *b, bool wide, float n)
 {
     const float share = n / plan_room(b, wide), full = fminf(1, 2 * share * share);
-    if (b->small) return (struct gdn_plan_costs){ PLAN_SMALL_START, PLAN_SMALL + PLAN_SMALL_MORE * full };
-    if (wide) return (struct gdn_plan_costs){ PLAN_WIDE_START, PLAN_WIDE + PLAN_WIDE_MORE * full };
-    return (struct gdn_plan_costs){ PLAN_START, PLAN_CLUSTER + PLAN_CLUSTER_MORE * full };
+    struct gdn_plan_costs c     = { PLAN_START, PLAN_CLUSTER + PLAN_CLUSTER_MORE * full };
+    if (wide) c.start = PLAN_WIDE_START, c.chunk = PLAN_WIDE + PLAN_WIDE_MORE * full;
+    if (b->small) c.start = PLAN_SMALL_START, c.chunk = PLAN_SMALL + PLAN_SMALL_MORE * full;
+    return c;
 }
 
 GDN_MODEL float plan_round(const struct gdn_plan_batch *b, bool wide, float n, float chunks)
@@ -169,17 +171,18 @@ GDN_MODEL bool plan_is_apart(const struct gdn_plan_batch *b)
     const float long_time  = plan_rounds(b, false, b->apart, b->longest);
     const float short_time = w.start + b->short_one * w.chunk;
     const float begin      = 4 * b->apart > 3 * clusters ? long_time : 0;
-    const float time = fmaxf(fmaxf(long_time, begin + short_time), long_work / clusters + rest / blocks);
-    const float wide = fmaxf(plan_round(b, true, fminf(n, blocks), b->longest),
-                             (all * w.chunk + n * w.start) / blocks);
-    return time <= wide;
+    const float latest     = fmaxf(long_time, begin + short_time);
+    const float wide_time  = plan_round(b, true, fminf(n, blocks), b->longest);
+    return fmaxf(latest, long_work / clusters + rest / blocks) <=
+           fmaxf(wide_time, (all * w.chunk + n * w.start) / blocks);
 }
 
 /* Returns the time of the first segments, which run beside the summaries. */
 GDN_MODEL float plan_first(const struct gdn_plan_batch *b, float chunks)
 {
     const float chunk = PLAN_FIRST + PLAN_FIRST_MORE * b->n / plan_room(b, false);
-    return b->small ? chunks * PLAN_SMALL_FIRST + PLAN_SMALL_FIRST_START : chunks * chunk + PLAN_FIRST_START;
+    return b->small ? chunks * PLAN_SMALL_FIRST + PLAN_SMALL_FIRST_START
+                    : chunks * chunk + PLAN_FIRST_START;
 }
 
 GDN_MODEL float plan_summary(const struct gdn_plan_batch *b, float chunks)
@@ -213,7 +216,8 @@ GDN_MODEL float plan_units(const struct gdn_plan_batch *b, const struct gdn_plan
 
 /* Returns the time of first segments and of the summaries beside them, which later have all
  * multiprocessors. `brief`: most of the summaries are brief, and make room for the others. */
-GDN_MODEL float plan_summaries(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c, bool brief)
+GDN_MODEL float plan_summaries(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c,
+                               bool brief)
 {
     const float clusters = fmaxf(1, floorf(b->sms / 2)), taken = plan_taken(b);
     const float left = clusters - taken;

@@ -15,9 +15,9 @@ enum { CHUNK = 64, MOST_ROOM = 5 };
 
 /* Sequences of a packed batch may be cut, or have a launch of their own in clusters, if they have
  * UNEVEN hundredths of the mean length, and would take in a cluster LONG (_APART) hundredths of the
- * time that all tokens take on the whole device. A wide block takes 1.6 times as long. If nothing is said of lengths, an even batch must take so many
- * nanoseconds: launches without work are then a small part. _APART: where the others have wide
- * blocks. */
+ * time that all tokens take on the whole device. A wide block takes 1.6 times as long. If nothing
+ * is said of lengths, an even batch must take so many nanoseconds: launches without work are then a
+ * small part. _APART: where the others have wide blocks. */
 enum { UNEVEN = 125, LONG = 80, LONG_APART = 60, LEAST_UNEVEN = 50000, LEAST_APART = 100000 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -30,11 +30,13 @@ static struct gdn_plan_batch describe(const struct gdn_cuda_shape *s, int64_t n,
     const struct gdn_cu_batch *b      = s->b;
     const int64_t              others = b->B - n, left = b->padded ? 0 : b->N - n * tokens;
     const int64_t rest = others > 0 ? at_least(others, divide_up(at_least(0, left), CHUNK)) : 0;
-    struct gdn_plan_batch      p = { .longest = (float)divide_up(tokens, CHUNK), .n = (float)(n * s->H),
-                                     .others = (float)(others * s->H), .rest = (float)(rest * s->H),
-                                     .H = (float)s->H, .sms = (float)s->sm_count,
+    struct gdn_plan_batch      p = { .H = (float)s->H, .sms = (float)s->sm_count,
                                      .small = s->small, .stops = s->stops };
+    p.longest    = (float)divide_up(tokens, CHUNK);
+    p.n          = (float)(n * s->H);
     p.chunks     = p.n * p.longest;
+    p.others     = (float)(others * s->H);
+    p.rest       = (float)(rest * s->H);
     p.n_long     = n;
     p.tokens     = n * tokens;
     p.most_short = INT64_MAX;
@@ -110,7 +112,8 @@ struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
     const struct gdn_plan_batch p    = describe_even(s);
     const float                 each = (float)(like->each / CHUNK);
     struct gdn_cuda_cut         c    = no_cut(&p);
-    c.whole = c.first = like->first, c.each = like->each, c.win = like->win, c.planned = like->win > 0;
+    c.whole = c.first = like->first, c.each = like->each;
+    c.win = like->win, c.planned = like->win > 0;
     if (like->whole) c.whole = c.split = like->whole, c.wide = c.apart = like->apart;
     count_later(&c, s->b);
     if (c.win) c.several = c.n_long, c.units = at_most(MOST_ROOM * s->sm_count / s->H, c.units);

@@ -123,6 +123,12 @@ static void check_segments(struct check *k)
         *cut = (struct gdn_cuda_cut){ .first = 64 * (1 + i % 3), .each = 64 * (1 + i % 4) };
         check_rule(k, &d, GDN_OP_PREFILL, 500);
     }
+    for (int i = 0; i < 4; i++) { /* a kernel finds the cut, and one is always found */
+        const struct case_dims d = { .Hq = 2, .Hv = 4, .K = 64 << i / 2, .V = 64 << i / 2,
+                                     .dtype = i % 2 ? GDN_F16 : GDN_BF16 };
+        *cut = (struct gdn_cuda_cut){ .first = 64, .each = 64, .whole = 128, .win = 30000 };
+        check_rule(k, &d, GDN_OP_PREFILL, 720);
+    }
     *cut = (struct gdn_cuda_cut){ 0 };
 }
 
@@ -279,11 +285,12 @@ static gdn_status copy(struct check *k, const struct pool *from, int32_t from_la
     return status;
 }
 
-/* From float32 through two dtypes and back; values that all of them have but 8 bits, whose steps
- * are at most these parts of the largest value. */
+/* From float32 through two dtypes and back. Their steps are at most these parts of the largest
+ * value. */
 static void check_copy(struct check *k, int32_t first, int32_t second, int32_t layout)
 {
-    static const double steps[] = { [GDN_I8] = 1.0 / 127, [GDN_E4M3] = 1.0 / 8,
+    static const double steps[] = { [GDN_BF16] = 1.0 / 256, [GDN_F16] = 1.0 / 2048,
+                                    [GDN_I8] = 1.0 / 127, [GDN_E4M3] = 1.0 / 8,
                                     [GDN_E5M2] = 1.0 / 4 };
     struct memory     m     = { 0 };
     struct comparison found = { .ok = true };

@@ -157,10 +157,11 @@ static void alone(struct ring2_replay *r, int number)
     static const int64_t numbers[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
     const gdn_batch     *t = &r->batch, *its = NULL;
     const bool           lists = t->checkpoint_every || t->checkpoint_starts.data;
+    const bool           sinks = t->pad_policy == GDN_PAD_SINK; /* the batch's first padding row */
     (void)number;
     if (gdn_op_shapes[r->op].batch_at)
         memcpy(&its, r->call.bytes + gdn_op_shapes[r->op].batch_at, sizeof its);
-    if (!has_alone(r->op) || lists || (gdn_op_shapes[r->op].batch_at && !its)) return;
+    if (!has_alone(r->op) || lists || (gdn_op_shapes[r->op].batch_at && (!its || sinks))) return;
     const gdn_tensor identity = ring2_indices(GDN_I32, 8, numbers);
     ring2_replay_reset(r);
     for (int64_t b = n_sequences(r) - 1; b >= 0; b--) run_alone(r, &identity, b);

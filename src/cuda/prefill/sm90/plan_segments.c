@@ -18,7 +18,7 @@ enum { CHUNK = 64, MOST_ROOM = 5 };
  * time that all tokens take on the whole device. A wide block takes 1.6 times as long. If nothing
  * is said of lengths, an even batch must take so many nanoseconds: launches without work are then a
  * small part. _APART: where the others have wide blocks. */
-enum { UNEVEN = 125, LONG = 80, LONG_APART = 60, LEAST_UNEVEN = 50000, LEAST_APART = 100000 };
+enum { UNEVEN = 125, LONG = 80, LONG_APART = 60, LEAST_UNEVEN = 70000, LEAST_APART = 120000 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static int64_t at_least(int64_t least, int64_t x) { return x < least ? least : x; }

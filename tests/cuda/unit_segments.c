@@ -158,7 +158,7 @@ static void uneven_batches(void)
         int64_t B, T, H, least; /* least: segments of a sequence of all tokens; 1: it stays whole */
     } calls[] = {
         { 32, 4096, 16, 5 }, { 16, 32768, 8, 8 }, { 16, 4096, 32, 3 }, { 4, 8192, 32, 3 },
-        { 257, 33, 32, 1 },  { 8, 4096, 64, 1 },  { 64, 8192, 4, 8 },  { 16, 2528, 8, 8 },
+        { 257, 33, 32, 1 },  { 8, 4096, 64, 1 },  { 64, 8192, 4, 8 },  { 16, 2528, 8, 1 },
         { 17, 16384, 8, 8 }, { 16, 1024, 8, 1 },  { 8, 4096, 66, 1 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {

@@ -73,7 +73,7 @@ def pairs(axis, labels, ours, theirs, names):
     axis.legend(loc="upper right")
 
 
-def flashinfer_prefill(commit="b90e5e1cbd93"):
+def flashinfer_prefill(commit="d864315"):
     """The even rows of the newest commit that raced every row beside FlashInfer."""
     rows = newest("peers/gpu-h200.jsonl", lambda r: (r["heads"], r["seqs"]), op="prefill",
                   peer="flashinfer", commit=commit, gates="recipe")

@@ -639,7 +639,7 @@ typedef enum gdn_write {
  *   max_seqlen                   upper bound on the longest sequence, in tokens. 0: unknown. A
  *                                hint for prefill on a GPU: lengths are in device memory, so
  *                                without it the library prepares for any lengths, which takes
- *                                about a tenth longer. A wrong value affects speed only.
+ *                                up to 20 us longer. A wrong value affects speed only.
  *                                No effect on a CPU. On a GPU, one-token sequences are faster in
  *                                a gdn_decode() of their own.
  *   read_slots           [B]     the slot that sequence b starts from, below P. Many

@@ -88,7 +88,10 @@ GDN_DEVICE void run_plan(const struct gdn_cu_prefill_hopper &a)
 {
     __shared__ struct gdn_plan_tried sh[GDN_PLAN_ROUNDS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (threadIdx.x == 0) st_release(&a.plan->units, 0);
+    if (threadIdx.x == 0) {
+        st_release(&a.plan->units, 0);
+        while (ld_acquire(&a.plan->units)) continue; /* until it is in memory */
+    }
     __syncthreads();
     griddepcontrol_launch_dependents();
     const struct gdn_plan_long  found = find_long_ones(a);

@@ -14,7 +14,7 @@ enum { SMS = 132 };
 static struct gdn_cuda_cut choose(const struct gdn_cuda_shape *s, struct gdn_cuda_cut c,
                                   const int64_t *lengths)
 {
-    struct gdn_cu_prefill_hopper a     = { .cut.whole = c.whole, .most_short = c.split,
+    struct gdn_cu_prefill_hopper a     = { .cut.whole = c.whole, .split = c.split,
                                            .sm_count   = (int16_t)s->sm_count,
                                            .early_stop = s->stops };
     struct gdn_plan_long         found = { 0 };

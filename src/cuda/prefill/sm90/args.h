@@ -39,9 +39,9 @@ struct gdn_cu_prefill_hopper {
     struct gdn_pool_view   M;       /* of gdn_summary; U is rule.to */
     int32_t                summary; /* the call is gdn_summary: ranges.cuh */
     int32_t                back;    /* the same, for gradients: M of units alone, transposed */
-    int64_t                most_short; /* tokens of a sequence that is not long */
-    struct gdn_cu_plan    *plan;       /* how those above cut.whole are cut; NULL: `cut` says it */
-    int32_t                which;      /* GDN_SEQUENCES_... */
+    int64_t                split;   /* sequences of more tokens are long */
+    struct gdn_cu_plan    *plan;    /* how those above cut.whole are cut; NULL: `cut` says it */
+    int32_t                which;   /* GDN_SEQUENCES_... */
     int16_t                win, sm_count; /* what the plan follows from */
 };
 GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 32);

@@ -67,7 +67,7 @@ GDN_DEVICE void write_plan(const struct gdn_cu_prefill_hopper &a, const struct g
     const float n = plan_units(&p, &best.cut), each = best.cut.each;
     const bool  wide = p.small || plan_rounds(&p, true, n, each) < plan_rounds(&p, false, n, each);
     struct gdn_cu_segments cut   = a.cut;
-    int64_t                split = a.most_short;
+    int64_t                split = a.split;
     cut.first = cut.start = (int64_t)best.cut.first * 64;
     cut.each              = (int64_t)best.cut.each * 64;
     cut.whole             = max(cut.first, a.cut.whole);

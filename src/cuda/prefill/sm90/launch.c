@@ -193,7 +193,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     if (c.units || c.planned) lay_out(r, &c, &p, how->memory);
     if (c.units) log_cut(ctx, &c);
     p.cut.whole = c.units ? c.whole : INT64_MAX;
-    p.most_short = c.apart || c.planned ? c.split : p.cut.whole;
+    p.split     = c.apart || c.planned ? c.split : p.cut.whole;
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.start = p.cut.first;
     p.cut.each  = c.each;

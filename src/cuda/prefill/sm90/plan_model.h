@@ -60,14 +60,14 @@ struct gdn_plan_batch {
     float   H, sms;       /* heads; multiprocessors */
     int32_t small;        /* heads of up to 64 keys and columns */
     int32_t stops;        /* summaries may stop early */
-    int64_t n_long, tokens, most_short; /* long sequences, their tokens, and those that none has */
+    int64_t n_long, tokens, least_long; /* long ones, their tokens, and tokens of each at least */
     int64_t most_units;                 /* segments after first ones that there is room for */
     float   apart, apart_chunks, short_one; /* sequences, and their chunks, that may have clusters,
                                              * times heads; chunks of the longest other one */
 };
 
 /* The sequences of more than cut.whole tokens: how many there are, and their tokens. apart: of more
- * than most_short tokens. The tokens of the longest, and of the longest that is not apart. */
+ * than a->split tokens. The tokens of the longest, and of the longest that is not apart. */
 struct gdn_plan_long {
     int64_t n, tokens, apart, apart_tokens, longest, short_one;
 };
@@ -77,9 +77,9 @@ GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_hop
                         int64_t tokens)
 {
     if (tokens > a->cut.whole) s->n++, s->tokens += tokens;
-    if (tokens > a->most_short) s->apart++, s->apart_tokens += tokens;
+    if (tokens > a->split) s->apart++, s->apart_tokens += tokens;
     if (tokens > s->longest) s->longest = tokens;
-    if (tokens <= a->most_short && tokens > s->short_one) s->short_one = tokens;
+    if (tokens <= a->split && tokens > s->short_one) s->short_one = tokens;
 }
 
 /* Returns a packed batch of these long ones. */
@@ -94,7 +94,7 @@ GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_hopper *
         .longest = longest, .n = n * H, .chunks = chunks * H, .others = others * H,
         .rest    = fmaxf(others, fmaxf(0, rest / 64)) * H, .H = H, .sms = (float)a->sm_count,
         .small   = r->K <= 64 && r->V <= 64, .stops = a->early_stop,
-        .n_long  = s->n, .tokens = s->tokens, .most_short = a->cut.whole,
+        .n_long  = s->n, .tokens = s->tokens, .least_long = a->cut.whole,
         .most_units = a->cut.units,
         .apart = (float)s->apart * H, .apart_chunks = (float)s->apart_tokens / 64 * H,
         .short_one = (float)((s->short_one + 63) / 64),
@@ -275,12 +275,12 @@ GDN_MODEL bool plan_cut(const struct gdn_plan_batch *b, int s, int rounds, struc
            c->first <= GDN_PLAN_LONGER * c->each && c->s * b->n <= GDN_PLAN_FILLS * b->sms;
 }
 
-/* Returns true if there is room for the segments: each sequence rounds up by one, and none has less
- * in its first segment than most_short, or all. */
+/* Returns true if there is room for the segments. Each long sequence rounds up by one, and its
+ * first segment takes c->first chunks, or least_long tokens if these are fewer. */
 GDN_MODEL bool plan_fits(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c)
 {
     const int64_t whole = (int64_t)c->first * 64, each = (int64_t)c->each * 64;
-    const int64_t first = whole < b->most_short ? whole : b->most_short;
+    const int64_t first = whole < b->least_long ? whole : b->least_long;
     return (b->tokens - b->n_long * first) / each + b->n_long <= b->most_units;
 }
 

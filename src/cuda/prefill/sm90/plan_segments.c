@@ -39,7 +39,7 @@ static struct gdn_plan_batch describe(const struct gdn_cuda_shape *s, int64_t n,
     p.rest       = (float)(rest * s->H);
     p.n_long     = n;
     p.tokens     = n * tokens;
-    p.most_short = INT64_MAX;
+    p.least_long = tokens;
     p.most_units = s->sm_count * MOST_ROOM / at_least(1, s->H);
     return p;
 }

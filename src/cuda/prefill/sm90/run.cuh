@@ -59,7 +59,7 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     struct gdn_cu_seq          s      = {};
     struct gdn_cu_checkpoints  list   = { 0, 0 };
     const int64_t              number = blockIdx.x / HOPPER_BLOCKS / count_slices(b.r) / b.r.H;
-    int64_t row = number, unit = number, i = cut.later ? number : 0, split = b.a.most_short;
+    int64_t row = number, unit = number, i = cut.later ? number : 0, split = b.a.split;
     if (HOPPER_CUTS && cut.later) {
         cut = cut_of_call(b.a, split);
         row = find_unit(batch, cut, i);

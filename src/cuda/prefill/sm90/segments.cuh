@@ -40,7 +40,7 @@ GDN_DEVICE struct gdn_cu_segments cut_of_call(const struct gdn_cu_prefill_hopper
 {
     struct gdn_cu_segments cut = a.cut;
     bool                   wide;
-    split = a.most_short;
+    split = a.split;
     if (!a.plan) return cut;
     wait_for_plan(a, wide);
     const volatile struct gdn_cu_plan *p = a.plan;
@@ -58,7 +58,7 @@ GDN_DEVICE int64_t find_long(const struct gdn_cu_prefill_hopper &a, int64_t of)
     const struct gdn_cu_batch &b = a.rule.batch;
     for (int64_t row = 0; row < b.B; row += 32) {
         const int64_t mine = valid_tokens(b, row + threadIdx.x % 32);
-        unsigned      some = __ballot_sync(0xffffffff, mine > a.most_short);
+        unsigned      some = __ballot_sync(0xffffffff, mine > a.split);
         for (; some && of; of--) some &= some - 1;
         if (some) return row + __ffs((int)some) - 1;
     }

@@ -108,10 +108,17 @@ struct gdn_plan_cut {
     float first, each, s;
 };
 
-/* Returns how many run at once. Clusters have two multiprocessors, wide blocks one. */
+/* Returns how many clusters run at once. Each has two multiprocessors. */
+GDN_MODEL float plan_clusters(const struct gdn_plan_batch *b)
+{
+    return fmaxf(1, floorf(b->sms / 2));
+}
+
+/* Returns how many heads of sequences run at once: in clusters, or on one multiprocessor each, as
+ * wide blocks and small heads do. */
 GDN_MODEL float plan_room(const struct gdn_plan_batch *b, bool wide)
 {
-    return wide || b->small ? b->sms : fmaxf(1, floorf(b->sms / 2));
+    return wide || b->small ? b->sms : plan_clusters(b);
 }
 
 /* The costs of a round of blocks: to begin, and of a chunk. */
@@ -219,8 +226,7 @@ GDN_MODEL float plan_units(const struct gdn_plan_batch *b, const struct gdn_plan
 GDN_MODEL float plan_summaries(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c,
                                bool brief)
 {
-    const float clusters = fmaxf(1, floorf(b->sms / 2)), taken = plan_taken(b);
-    const float left = clusters - taken;
+    const float clusters = plan_clusters(b), taken = plan_taken(b), left = clusters - taken;
     const float all  = fmaxf(b->H * (c->s - 1), plan_units(b, c) - b->n);
     const float n_brief = brief ? floorf(all * GDN_PLAN_BRIEF / 100) : 0, n = all - n_brief;
     const float short_one = plan_summary(b, fminf(c->each, GDN_PLAN_BRIEF_CHUNKS));
@@ -271,7 +277,7 @@ GDN_MODEL bool plan_cut(const struct gdn_plan_batch *b, int s, int rounds, struc
     c->s     = (float)s;
     c->each  = fminf(floorf(b->longest / c->s), even);
     c->first = b->longest - c->s * c->each;
-    return b->n < fmaxf(1, floorf(b->sms / 2)) && c->each >= GDN_PLAN_LEAST && c->first >= 1 &&
+    return b->n < plan_clusters(b) && c->each >= GDN_PLAN_LEAST && c->first >= 1 &&
            c->first <= GDN_PLAN_LONGER * c->each && c->s * b->n <= GDN_PLAN_FILLS * b->sms;
 }
 

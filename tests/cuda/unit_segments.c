@@ -16,22 +16,16 @@ static struct gdn_cuda_cut choose(const struct gdn_cuda_shape *s, struct gdn_cud
 {
     struct gdn_cu_prefill_hopper a     = { .cut.whole = c.whole, .split = c.split,
                                            .sm_count   = (int16_t)s->sm_count,
-                                           .early_stop = s->stops };
+                                           .early_stop = s->stops, .win = (int16_t)c.win };
     struct gdn_plan_long         found = { 0 };
-    struct gdn_plan_tried        best  = { .times = { INFINITY, INFINITY } };
     if (!c.win) return c;
     a.rule.batch = *s->b, a.rule.H = (int)s->H, a.rule.K = a.rule.V = s->small ? 64 : 128;
     a.cut.units  = (int32_t)c.units;
     for (int64_t i = 0; i < s->b->B; i++) plan_add(&found, &a, lengths[i]);
     const struct gdn_plan_batch p = plan_packed(&a, &found);
-    for (int i = 0; i < GDN_PLAN_TRIED * GDN_PLAN_ROUNDS; i++) {
-        const struct gdn_plan_tried t =
-            plan_try(&p, 2 + i / GDN_PLAN_ROUNDS, 1 + i % GDN_PLAN_ROUNDS);
-        best = plan_better(&best, &t);
-    }
-    c.first = (int64_t)best.cut.first * 64, c.each = (int64_t)best.cut.each * 64;
-    if (!(best.times.all < plan_whole(&p, false) / 100 * (float)c.win)) c.whole = INT64_MAX;
-    if (c.first > c.whole) c.whole = c.first;
+    const struct gdn_plan_tried  best = plan_best(&p);
+    const struct gdn_cu_segments cut  = plan_chosen(&a, &p, &best);
+    c.whole = cut.whole, c.first = cut.first, c.each = cut.each;
     return c;
 }
 

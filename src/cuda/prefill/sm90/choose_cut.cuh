@@ -66,21 +66,14 @@ GDN_DEVICE void write_plan(const struct gdn_cu_prefill_hopper &a, const struct g
 {
     const float n = plan_units(&p, &best.cut), each = best.cut.each;
     const bool  wide = p.small || plan_rounds(&p, true, n, each) < plan_rounds(&p, false, n, each);
-    struct gdn_cu_segments cut   = a.cut;
-    int64_t                split = a.split;
-    cut.first = cut.start = (int64_t)best.cut.first * 64;
-    cut.each              = (int64_t)best.cut.each * 64;
-    cut.whole             = max(cut.first, a.cut.whole);
-    if (!(best.times.all < plan_whole(&p, false) / 100 * (float)a.win)) {
-        cut.whole = INT64_MAX;
-        if (!plan_is_apart(&p)) split = INT64_MAX;
-    }
+    const struct gdn_cu_segments cut = plan_chosen(&a, &p, &best);
+    const bool    apart = cut.whole < INT64_MAX || plan_is_apart(&p);
     const int64_t units = units_before(a.rule.batch, cut, a.rule.batch.B);
     if (threadIdx.x != 0) return;
     a.plan->whole = cut.whole;
     a.plan->first = cut.first;
     a.plan->each  = cut.each;
-    a.plan->split = split;
+    a.plan->split = apart ? a.split : INT64_MAX;
     st_release(&a.plan->units, 2 * (uint64_t)units + wide + 2);
 }
 

@@ -313,4 +313,36 @@ GDN_MODEL struct gdn_plan_tried plan_better(const struct gdn_plan_tried *a,
     return best;
 }
 
+/* Returns true if segments take clearly less time than whole sequences do: less than `win`
+ * hundredths. */
+GDN_MODEL bool plan_wins(const struct gdn_plan_tried *best, float whole, int win)
+{
+    return best->times.all < whole / 100 * (float)win;
+}
+
+/* Returns a->cut for the best cut of a packed batch. If it gains too little, no sequence is cut. */
+GDN_MODEL struct gdn_cu_segments plan_chosen(const struct gdn_cu_prefill_hopper *a,
+                                             const struct gdn_plan_batch        *b,
+                                             const struct gdn_plan_tried        *best)
+{
+    struct gdn_cu_segments cut = a->cut;
+    cut.first = cut.start = (int64_t)best->cut.first * 64;
+    cut.each              = (int64_t)best->cut.each * 64;
+    if (cut.whole < cut.first) cut.whole = cut.first;
+    if (!plan_wins(best, plan_whole(b, false), a->win)) cut.whole = INT64_MAX;
+    return cut;
+}
+
+/* Tries all cuts, one after the other, and returns the best. A kernel tries them in parallel. */
+GDN_MODEL struct gdn_plan_tried plan_best(const struct gdn_plan_batch *b)
+{
+    struct gdn_plan_tried best = { { 0, 0, 0 }, { INFINITY, INFINITY } };
+    for (int n = 2; n < 2 + GDN_PLAN_TRIED; n++)
+        for (int rounds = 1; rounds <= GDN_PLAN_ROUNDS; rounds++) {
+            const struct gdn_plan_tried tried = plan_try(b, n, rounds);
+            best                              = plan_better(&best, &tried);
+        }
+    return best;
+}
+
 #endif

@@ -85,25 +85,21 @@ static void count_later(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b)
     c->several = at_most(some, b->N / (c->first + c->each + 1));
 }
 
-/* Finds the cut of all sequences that takes least time. Returns false, and leaves c as it is, if it
- * gains too little. */
-static bool find_best(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *p,
-                      struct gdn_cuda_cut *c)
+/* Returns true if the best cut is clearly faster than whole sequences in either form. */
+static bool wins(const struct gdn_plan_batch *p, struct gdn_plan_tried best)
 {
-    const float whole = fminf(plan_whole(p, true), plan_whole(p, false));
-    struct gdn_plan_tried best = { .times = { INFINITY, INFINITY } };
-    for (int n = 2; n < 2 + GDN_PLAN_TRIED; n++)
-        for (int rounds = 1; rounds <= GDN_PLAN_ROUNDS; rounds++) {
-            const struct gdn_plan_tried tried = plan_try(p, n, rounds);
-            best                              = plan_better(&best, &tried);
-        }
-    if (!(best.times.all < whole / 100 * GDN_PLAN_WIN)) return false;
+    return plan_wins(&best, fminf(plan_whole(p, true), plan_whole(p, false)), GDN_PLAN_WIN);
+}
+
+/* Makes c a cut of all sequences at these places. */
+static void cut_all(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b,
+                    const struct gdn_plan_batch *p, const struct gdn_plan_cut *cut)
+{
     c->wide = false;
-    c->whole = c->first = (int64_t)best.cut.first * CHUNK;
-    c->each             = (int64_t)best.cut.each * CHUNK;
-    c->later_wide       = is_later_wide(p, p->n * best.cut.s, best.cut.each);
-    count_later(c, s->b);
-    return true;
+    c->whole = c->first = (int64_t)cut->first * CHUNK;
+    c->each             = (int64_t)cut->each * CHUNK;
+    c->later_wide       = is_later_wide(p, p->n * cut->s, cut->each);
+    count_later(c, b);
 }
 
 struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
@@ -140,7 +136,7 @@ static void leave_open(const struct gdn_cuda_shape *s, float even, struct gdn_cu
     open.apart  = apart;
     if (longest <= open.split) return;
     if (!cuts && !s->longest && even < (float)(apart ? LEAST_APART : LEAST_UNEVEN)) return;
-    if (cuts || find_best(s, &p, c)) {
+    if (cuts || wins(&p, plan_best(&p))) {
         open.win     = GDN_PLAN_WIN;
         open.several = at_most(b->B, N / (open.whole + 1));
         open.units   = GDN_PLAN_FILLS * s->sm_count / s->H + open.several;
@@ -155,7 +151,8 @@ struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s)
     const struct gdn_plan_batch p = describe_even(s);
     struct gdn_cuda_cut         c = no_cut(&p);
     if (p.n == 0) return c;
-    find_best(s, &p, &c);
+    const struct gdn_plan_tried best = plan_best(&p);
+    if (wins(&p, best)) cut_all(&c, b, &p, &best.cut);
     if (b->padded || b->B == 1 || s->H >= s->sm_count / 2) return c;
     leave_open(s, plan_whole(&p, c.wide), &c);
     return c;

@@ -343,6 +343,18 @@ gdn_tensor ring2_swap(const gdn_tensor *t, int a, int b)
     return r;
 }
 
+gdn_tensor ring2_turned(bool turned, int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s1,
+                        int64_t s2, int64_t s3)
+{
+    int64_t       size[] = { s0, s1, s2, s3 };
+    const int64_t last = size[ndim - 1], other = size[ndim - 2];
+    if (!turned) return ring2_new(dtype, gap, ndim, s0, s1, s2, s3);
+    size[ndim - 1]     = other;
+    size[ndim - 2]     = last;
+    const gdn_tensor t = ring2_new(dtype, gap, ndim, size[0], size[1], size[2], size[3]);
+    return ring2_swap(&t, ndim - 2, ndim - 1);
+}
+
 int64_t ring2_count(const gdn_tensor *t)
 {
     int64_t n = 1;

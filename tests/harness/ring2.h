@@ -116,6 +116,9 @@ void  ring2_free(void);         /* frees all of it before the end, for long test
  * that the call does not describe. */
 gdn_tensor ring2_new(int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s1, int64_t s2,
                      int64_t s3);
+/* The same. If turned, the last dimension but one is the inner one in memory. */
+gdn_tensor ring2_turned(bool turned, int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s1,
+                        int64_t s2, int64_t s3);
 /* The same batch without its checkpoints. */
 static inline gdn_batch ring2_no_checkpoints(const gdn_batch *batch)
 {

@@ -52,11 +52,11 @@ static inline void make_batch(struct stages *s, int number)
 
 static inline gdn_tensor pool(const struct stages *s, int32_t dtype, int64_t P)
 {
-    const bool swapped = ring2_below(2), kv = s->layout == GDN_STATE_KV;
-    gdn_tensor t = ring2_new(dtype, 3, 4, P, s->H, kv != swapped ? s->K : s->V,
-                             kv != swapped ? s->V : s->K);
+    const bool       swapped = ring2_below(2), kv = s->layout == GDN_STATE_KV;
+    const gdn_tensor t = ring2_turned(swapped, dtype, 3, 4, P, s->H, kv ? s->K : s->V,
+                                      kv ? s->V : s->K);
     ring2_fill(&t, -1, 1);
-    return swapped ? ring2_swap(&t, 2, 3) : t;
+    return t;
 }
 
 static inline void fill_unit(const gdn_tensor *k)

@@ -13,9 +13,7 @@ static const int dims[N_DIMS][2] = { { 16, 16 },  { 1, 3 },    { 33, 7 },   { 20
 static inline gdn_tensor pool(int32_t dtype, bool swapped, int64_t B, int64_t H, int64_t r,
                               int64_t s)
 {
-    const int64_t gap = swapped ? 0 : 3;
-    gdn_tensor    t = ring2_new(dtype, gap, 4, B, H, swapped ? s : r, swapped ? r : s);
-    return swapped ? ring2_swap(&t, 2, 3) : t;
+    return ring2_turned(swapped, dtype, swapped ? 0 : 3, 4, B, H, r, s);
 }
 
 static inline void fill_unit(const gdn_tensor *k)

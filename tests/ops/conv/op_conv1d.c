@@ -154,22 +154,19 @@ static bool allowed(int i, int a, int j, int b)
 
 static gdn_tensor new_pool(const struct ring2_batch *b, int32_t dtype, int64_t D, int64_t S)
 {
-    const int64_t gap = b->level[VIEW] == GAPS ? 3 : 0;
-    gdn_tensor    t   = b->level[ORDER] ? ring2_new(dtype, gap, 3, b->P, S, D, 0)
-                                        : ring2_new(dtype, gap, 3, b->P, D, S, 0);
+    const int64_t    gap = b->level[VIEW] == GAPS ? 3 : 0;
+    const gdn_tensor t   = ring2_turned(b->level[ORDER], dtype, gap, 3, b->P, D, S, 0);
     ring2_fill(&t, -1, 1);
-    return b->level[ORDER] ? ring2_swap(&t, 1, 2) : t;
+    return t;
 }
 
 static gdn_tensor make_weight(const int *level, int64_t D, int64_t W)
 {
-    const int64_t gap = level[VIEW] == GAPS ? 2 : 0;
-    gdn_tensor    t   = level[RANK] ? ring2_new(level[WEIGHT], gap, 3, D, 1, W, 0)
-                                    : ring2_new(level[WEIGHT], gap, 2, D, W, 0, 0);
-    if (level[VIEW] == FUSED && !level[RANK]) { /* taps first in memory */
-        t = ring2_new(level[WEIGHT], 0, 2, W, D, 0, 0);
-        t = ring2_swap(&t, 0, 1);
-    }
+    const int64_t    gap        = level[VIEW] == GAPS ? 2 : 0;
+    const bool       taps_first = level[VIEW] == FUSED; /* in memory */
+    const int32_t    dtype      = level[WEIGHT];
+    const gdn_tensor t = level[RANK] ? ring2_new(dtype, gap, 3, D, 1, W, 0)
+                                     : ring2_turned(taps_first, dtype, gap, 2, D, W, 0, 0);
     ring2_fill(&t, -1, 1);
     return t;
 }
@@ -184,9 +181,8 @@ static gdn_tensor turned_rows(const struct ring2_batch *b, int32_t dtype, int64_
                                     : ring2_new(dtype, gap, 3, b->N, D, 2, 0);
         return ring2_select(&t, t.ndim - 1, 1);
     }
-    const gdn_tensor t = padded ? ring2_new(dtype, gap, 3, b->B, D, b->T, 0)
-                                : ring2_new(dtype, gap, 2, D, b->N, 0, 0);
-    return ring2_swap(&t, t.ndim - 2, t.ndim - 1);
+    return padded ? ring2_turned(true, dtype, gap, 3, b->B, b->T, D, 0)
+                  : ring2_turned(true, dtype, gap, 2, b->N, D, 0, 0);
 }
 
 static void run_case(const int *level, int number)

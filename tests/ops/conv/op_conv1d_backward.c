@@ -214,13 +214,9 @@ static gdn_tensor rows(const int *level, int32_t dtype, int64_t D)
 {
     const int64_t gap = level[ORDER] ? 3 : 0;
     const bool    padded = level[LAYOUT] == ROWS || level[LAYOUT] == MASKED_ROWS;
-    if (level[STEPS]) { /* channels first */
-        const gdn_tensor t = filled(padded ? ring2_new(dtype, gap, 3, 3, D, 37, 0)
-                                           : ring2_new(dtype, gap, 2, D, 90, 0, 0), 2);
-        return ring2_swap(&t, t.ndim - 2, t.ndim - 1);
-    }
-    return filled(padded ? ring2_new(dtype, gap, 3, 3, 37, D, 0)
-                         : ring2_new(dtype, gap, 2, 90, D, 0, 0), 2);
+    const bool    channels_first = level[STEPS];
+    return filled(padded ? ring2_turned(channels_first, dtype, gap, 3, 3, 37, D, 0)
+                         : ring2_turned(channels_first, dtype, gap, 2, 90, D, 0, 0), 2);
 }
 
 /* Sequences of 70, 0, 1 and 12 tokens and 7 of none; one of 90; three rows of 37. */
@@ -240,9 +236,7 @@ static int64_t make_batch(gdn_batch *t, const int *level)
 
 static gdn_tensor states(const int *level, int32_t dtype, int64_t B, int64_t D, int64_t S)
 {
-    if (!level[ORDER]) return filled(ring2_new(dtype, 0, 3, B, D, S, 0), 1);
-    const gdn_tensor t = filled(ring2_new(dtype, 0, 3, B, S, D, 0), 1);
-    return ring2_swap(&t, 1, 2);
+    return filled(ring2_turned(level[ORDER], dtype, 0, 3, B, D, S, 0), 1);
 }
 
 static void give_workspace(gdn_ctx *ctx, gdn_conv1d_backward_args *a)

@@ -29,10 +29,9 @@ enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 static gdn_tensor pool(const struct shape *s, int32_t dtype, int64_t P, bool turned)
 {
-    gdn_tensor t = turned ? ring2_new(dtype, 2, 3, P, s->S, s->D, 0)
-                          : ring2_new(dtype, s->W % 2, 3, P, s->D, s->S, 0);
+    const gdn_tensor t = ring2_turned(turned, dtype, turned ? 2 : s->W % 2, 3, P, s->D, s->S, 0);
     ring2_fill(&t, -1, 1);
-    return turned ? ring2_swap(&t, 1, 2) : t;
+    return t;
 }
 
 /* [B][T], a state for every sequence and P - B slots more. */

@@ -35,19 +35,18 @@ static gdn_tensor random_weight(int64_t rows, int64_t columns, double size)
 
 static gdn_tensor states(const struct kind *k, int32_t dtype, int64_t P, bool turned)
 {
-    const bool vk = k->layout == GDN_STATE_VK;
-    gdn_tensor t  = vk != turned ? ring2_new(dtype, turned, 4, P, HV, V, K)
-                                 : ring2_new(dtype, turned, 4, P, HV, K, V);
+    const bool       vk = k->layout == GDN_STATE_VK;
+    const gdn_tensor t =
+        ring2_turned(turned, dtype, turned, 4, P, HV, vk ? V : K, vk ? K : V);
     ring2_fill(&t, -0.5, 0.5);
-    return turned ? ring2_swap(&t, 2, 3) : t;
+    return t;
 }
 
 static gdn_tensor conv_states(const struct kind *k, int32_t dtype, int64_t P, bool turned)
 {
-    gdn_tensor t = turned ? ring2_new(dtype, 2, 3, P, k->S, D, 0)
-                          : ring2_new(dtype, 0, 3, P, D, k->S, 0);
+    const gdn_tensor t = ring2_turned(turned, dtype, turned ? 2 : 0, 3, P, D, k->S, 0);
     ring2_fill(&t, -1, 1);
-    return turned ? ring2_swap(&t, 1, 2) : t;
+    return t;
 }
 
 /* A packed batch, in place in slots b, with P slots. */

@@ -71,26 +71,17 @@ static void check_call(gdn_ctx *ctx, const gdn_gates_args *x) { check_within(ctx
 
 /* ---- Cases ---- */
 
-/* The same as rows(), heads first: [H][T], [B][H][T], [B][T][H][2]. */
-static gdn_tensor turned_rows(const int *level, int32_t dtype)
-{
-    const int64_t H = heads[level[HEADS]];
-    const gdn_tensor t = level[RANK] == 0   ? ring2_new(dtype, 0, 2, H, 37, 0, 0)
-                         : level[RANK] == 1 ? ring2_new(dtype, 0, 3, 3, H, 5, 0)
-                                            : ring2_new(dtype, 2, 4, 2, 3, H, 2);
-    return ring2_swap(&t, t.ndim - 2, t.ndim - 1);
-}
-
-/* [..][H] of 1 to 5 leading dimensions. */
+/* [..][H] of 1 to 5 leading dimensions. Up to 3 may have the heads first: [H][T], [B][H][T],
+ * [B][T][H][2]. */
 static gdn_tensor rows(const int *level, int32_t dtype)
 {
+    const bool    turned = level[VIEW] == 3;
     const int64_t H = heads[level[HEADS]], gap = level[VIEW] == 1 ? 3 : 0;
     gdn_tensor    t;
-    if (level[VIEW] == 3 && level[RANK] < 3) return turned_rows(level, dtype);
     switch (level[RANK]) {
-    case 0: return ring2_new(dtype, gap, 2, 37, H, 0, 0);
-    case 1: return ring2_new(dtype, gap, 3, 3, 5, H, 0);
-    case 2: return ring2_new(dtype, gap, 4, 2, 3, 2, H);
+    case 0: return ring2_turned(turned, dtype, gap, 2, 37, H, 0, 0);
+    case 1: return ring2_turned(turned, dtype, gap, 3, 3, 5, H, 0);
+    case 2: return ring2_turned(turned, dtype, turned ? 2 : gap, 4, 2, 3, 2, H);
     default: break;
     }
     t        = ring2_new(dtype, gap, 3, 12, 2, H, 0);

@@ -120,25 +120,16 @@ static void check_call(gdn_ctx *ctx, const gdn_gates_backward_args *x)
 
 /* ---- Cases ---- */
 
-/* The same as rows(), heads before the last leading dimension. */
-static gdn_tensor turned_rows(const int *level, int32_t dtype)
-{
-    const int64_t    H = heads[level[HEADS]];
-    const gdn_tensor t = level[RANK] == 0   ? ring2_new(dtype, 0, 2, H, 37, 0, 0)
-                         : level[RANK] == 1 ? ring2_new(dtype, 0, 3, 3, H, 15, 0)
-                                            : ring2_new(dtype, 2, 4, 2, 3, H, 6);
-    return ring2_swap(&t, t.ndim - 2, t.ndim - 1);
-}
-
+/* [..][H] of 1 to 3 leading dimensions. Heads may lie before the last of these. */
 static gdn_tensor rows(const int *level, int32_t dtype)
 {
+    const bool    turned = level[VIEW] == 3;
     const int64_t H = heads[level[HEADS]], gap = level[VIEW] == 1 ? 3 : 0;
     gdn_tensor    t;
-    if (level[VIEW] == 3) return turned_rows(level, dtype);
     switch (level[RANK]) {
-    case 0: t = ring2_new(dtype, gap, 2, 37, H, 0, 0); break;
-    case 1: t = ring2_new(dtype, gap, 3, 3, 15, H, 0); break;
-    default: t = ring2_new(dtype, gap, 4, 2, 3, 6, H); break;
+    case 0: t = ring2_turned(turned, dtype, gap, 2, 37, H, 0, 0); break;
+    case 1: t = ring2_turned(turned, dtype, gap, 3, 3, 15, H, 0); break;
+    default: t = ring2_turned(turned, dtype, turned ? 2 : gap, 4, 2, 3, 6, H); break;
     }
     if (level[VIEW] == 2) { /* the first dimension backwards */
         const int64_t step = t.stride[0] * (int64_t)gdn_dtype_bytes(dtype);

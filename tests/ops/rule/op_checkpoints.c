@@ -49,10 +49,9 @@ static gdn_tensor pool(const struct shape *s, int32_t dtype, int64_t P, int64_t 
 {
     const bool    vk = s->layout == GDN_STATE_VK;
     const int64_t H = n_state_heads(s), row = vk ? s->V : s->K, column = vk ? s->K : s->V;
-    gdn_tensor    t = turned ? ring2_new(dtype, gap, 4, P, H, column, row)
-                             : ring2_new(dtype, gap, 4, P, H, row, column);
+    const gdn_tensor t = ring2_turned(turned, dtype, gap, 4, P, H, row, column);
     ring2_fill(&t, -1, 1);
-    return turned ? ring2_swap(&t, 2, 3) : t;
+    return t;
 }
 
 static gdn_rule_args packed(const struct shape *s, const int64_t *lengths, gdn_batch **batch)

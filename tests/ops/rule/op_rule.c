@@ -182,11 +182,12 @@ static gdn_tensor new_pool(const struct rule_case *c, int32_t dtype)
     const int     K = dims[c->level[DIMS]][0], V = dims[c->level[DIMS]][1];
     const int    *h = heads[c->level[HEADS]], H = h[0] > h[2] ? h[0] : h[2];
     const bool    swapped = c->level[VIEW] == FUSED; /* the other of the two is dense */
-    const bool    v_rows  = (c->level[LAYOUT] == GDN_STATE_VK) != swapped;
+    const bool    vk      = c->level[LAYOUT] == GDN_STATE_VK;
     const int64_t gap     = c->level[VIEW] == GAPS ? 7 : 0;
-    gdn_tensor t = ring2_new(dtype, gap, 4, c->b.P, H, v_rows ? V : K, v_rows ? K : V);
+    const gdn_tensor t =
+        ring2_turned(swapped, dtype, gap, 4, c->b.P, H, vk ? V : K, vk ? K : V);
     ring2_fill(&t, -1, 1);
-    return swapped ? ring2_swap(&t, 2, 3) : t;
+    return t;
 }
 
 /* ---- Running ---- */

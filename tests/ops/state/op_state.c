@@ -39,17 +39,12 @@ static gdn_tensor make_pool(int32_t dtype, const struct shape *p, int32_t layout
 {
     const bool    conv = p->H < 0, vk = layout == GDN_STATE_VK;
     const int64_t a = vk ? p->V : p->K, b = vk ? p->K : p->V;
-    const int64_t gap = view == GAPS ? 3 : 0;
+    const int64_t gap = view == GAPS ? 3 : view == TURNED;
     const int64_t s[] = { p->P, conv ? p->V : p->H, conv ? p->K : a, b };
     const int     n = conv ? 3 : 4;
     gdn_tensor    t;
     if (view == SPREAD) return spread(dtype, n, s);
-    if (view == TURNED) {
-        t = conv ? ring2_new(dtype, 1, 3, s[0], s[2], s[1], 0)
-                 : ring2_new(dtype, 1, 4, s[0], s[1], s[3], s[2]);
-        return ring2_swap(&t, n - 2, n - 1);
-    }
-    t = ring2_new(dtype, gap, n, s[0], s[1], s[2], conv ? 0 : s[3]);
+    t = ring2_turned(view == TURNED, dtype, gap, n, s[0], s[1], s[2], conv ? 0 : s[3]);
     return view == BACKWARDS ? backwards(t, 0) : t;
 }
 

@@ -73,10 +73,10 @@ struct ring2_factors {
     bool (*allowed)(int factor_i, int level_i, int factor_j, int level_j);
 };
 /* Rows of levels such that every allowed pair of two factors' levels is in one of them. Returns
- * how many; -1 if max_rows are too few or an allowed pair is in no possible row. */
+ * how many. Ends the test as failed if max_rows are too few or a pair is in no possible row. */
 int ring2_pairs(const struct ring2_factors *f, int (*rows)[RING2_MAX_FACTORS], int max_rows);
 /* Appends some of the n rows with another level of a factor, from `first` to `end` - 1 in turn:
- * levels too dear to meet all others. Returns how many rows there are; -1 as above. */
+ * levels too dear to meet all others. Returns how many rows there are, or ends the test. */
 int ring2_pairs_again(const struct ring2_factors *f, int (*rows)[RING2_MAX_FACTORS], int n,
                       int max_rows, int factor, int first, int end);
 

@@ -4,11 +4,19 @@
  * a row starts with a pair not met yet, and every further factor takes the level that meets
  * most new pairs with what the row has.
  */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ring2.h"
 
 enum { TRIES = 40, AGAIN = 5 };
+
+static void give_up(const char *why)
+{
+    printf("pairs: %s\n", why);
+    exit(1);
+}
 
 struct search {
     const struct ring2_factors *f;
@@ -74,8 +82,8 @@ int ring2_pairs(const struct ring2_factors *f, int (*rows)[RING2_MAX_FACTORS], i
                 for (int b = 0; b < f->levels[j]; b++) {
                     int *row = rows[n];
                     if (s.met[i][a][j][b] || !f->allowed(i, a, j, b)) continue;
-                    if (n == max_rows) return -1;
-                    if (!make_row(&s, i, a, j, b, row)) return -1;
+                    if (n == max_rows) give_up("there are more cases than rows");
+                    if (!make_row(&s, i, a, j, b, row)) give_up("a pair of levels fits no case");
                     for (int x = 0; x < f->n; x++)
                         for (int y = 0; y < f->n; y++) s.met[x][row[x]][y][row[y]] = true;
                     n++;
@@ -95,7 +103,7 @@ int ring2_pairs_again(const struct ring2_factors *f, int (*rows)[RING2_MAX_FACTO
 {
     int all = n, level = first;
     for (int i = 0; i < n; i += AGAIN) {
-        if (all == max_rows) return -1;
+        if (all == max_rows) give_up("there are more cases than rows");
         memcpy(rows[all], rows[i], sizeof rows[i]);
         rows[all][factor] = level;
         if (!is_allowed(f, rows[all], factor)) continue;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_l2norm and gdn_rmsnorm_gated against the float64 oracle, and their guarantees by name. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "oracle.h"
@@ -235,10 +234,6 @@ int main(int argc, char **argv)
     static int           cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
     const int            n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
-    if (n < 0) {
-        printf("a pair of levels fits no case\n");
-        return 1;
-    }
     for (int i = 0; i < n; i++) {
         const int *l = cases[i];
         if (!ring2_begin("norm %03d %s D%d", i, l[OP] == L2NORM ? "l2" : "rms",

@@ -89,6 +89,20 @@ GDN_DEVICE void load_rows(char *to, int to_row, const char *from, int64_t from_r
         }
 }
 
+/* The same of whole rows, of 16 bytes at a time, whose number and length are known when
+ * compiling. */
+template <int rows, int bytes>
+GDN_DEVICE void load_whole_rows(char *to, int to_row, const char *from, int64_t from_row, int n)
+{
+    enum { LANES = bytes / 16, AT_ONCE = 128 / LANES };
+    const int   first = threadIdx.x % 128 / LANES, at = threadIdx.x % LANES * 16;
+    uint32_t    place = shared_address(to) + first * to_row + at;
+    const char *x     = from + first * from_row + at;
+#pragma unroll
+    for (int i = 0; i < rows; i += AT_ONCE, place += AT_ONCE * to_row, x += AT_ONCE * from_row)
+        copy_async<16>(place, first + i < n ? x : from, first + i < n ? 16 : 0);
+}
+
 GDN_DEVICE void load_tile(char *to, int to_row, const char *from, int64_t from_row, int rows, int n,
                           int bytes, int wide, int log_lanes)
 {
@@ -98,6 +112,19 @@ GDN_DEVICE void load_tile(char *to, int to_row, const char *from, int64_t from_r
     case 4: load_rows<4>(to, to_row, from, from_row, rows, n, bytes, log_lanes); break;
     default: load_rows<2>(to, to_row, from, from_row, rows, n, bytes, log_lanes); break;
     }
+}
+
+/* Keys or queries; of the most that the tile has room for, and aligned, by the shorter code, if it
+ * is that. */
+template <int rows, int most>
+GDN_DEVICE void load_keys(char *to, int to_row, const char *from, int64_t from_row, int n, int bytes,
+                          int wide)
+{
+    if (most <= 512 && wide == 16 && bytes == most)
+        load_whole_rows<rows, most>(to, to_row, from, from_row, n);
+    else
+        load_tile(to, to_row, from, from_row, rows, n, bytes, wide,
+                  most >= 512 ? 5 : most == 256 ? 4 : 3);
 }
 
 /* The sources of the rows of a block's tiles. */
@@ -127,16 +154,15 @@ GDN_DEVICE void load_chunk(const prefill_block<io, deep> &b, const struct prefil
                            int64_t c, int stage)
 {
     typedef prefill_block<io, deep> block;
-    constexpr int bytes = mma_tiles<io>::bytes;
-    constexpr int log_lanes = deep * bytes >= 512 ? 5 : deep * bytes == 256 ? 4 : 3;
+    constexpr int bytes = mma_tiles<io>::bytes, most = deep * bytes;
     if (c < b.n_chunks) {
         const int     n = b.tokens(c), K = b.r.K * bytes;
         const int64_t t = c * block::chunk;
-        load_tile(b.k(stage), block::k_row, f.k + t * b.r.k.token, b.r.k.token, block::chunk, n, K,
-                  b.a.k_wide, log_lanes);
+        load_keys<block::chunk, most>(b.k(stage), block::k_row, f.k + t * b.r.k.token, b.r.k.token,
+                                      n, K, b.a.k_wide);
         if (f.q)
-            load_tile(b.q(stage), block::k_row, f.q + t * b.r.q.token, b.r.q.token, block::chunk, n,
-                      K, b.a.q_wide, log_lanes);
+            load_keys<block::chunk, most>(b.q(stage), block::k_row, f.q + t * b.r.q.token,
+                                          b.r.q.token, n, K, b.a.q_wide);
         load_tile(b.v(stage), b.v_row, f.v + t * b.r.v.token, b.r.v.token, block::chunk, n,
                   f.v_bytes, b.a.v_wide, f.v_log_lanes);
     }

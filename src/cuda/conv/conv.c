@@ -8,7 +8,7 @@
 enum { CHANNELS = 128, WARPS = 4, TYPED_TAPS = 8 };
 
 /* Blocks that a multiprocessor has at once, as there. */
-enum { BUSY_TILE = 4, BUSY_STEP = 3, BUSY_WIDE_STEP = 4 };
+enum { BUSY_TILE = 4 };
 
 enum {
     SHORT      = 16, /* tokens that a warp walks alone: tiles would have few */
@@ -18,8 +18,7 @@ enum {
     MOST_GRID  = 32768, /* in its second dimension */
     LEAST_OWN  = 32, /* in place: every tile has edges in memory */
     TURNED     = 16, /* channels of a warp that has a token in each lane; as in conv_turned.cuh */
-    LEAST_LANES = 8, /* tokens of a row, else its lanes would idle */
-    MOST_STEPS = 32 /* a lane has a sequence's slots */
+    LEAST_LANES = 8 /* tokens of a row, else its lanes would idle */
 };
 
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -30,12 +29,6 @@ static int64_t chunks_of(const struct gdn_cu_conv *c) { return divide_up(c->D, C
 static int64_t wide_chunks_of(const struct gdn_cu_conv *c, int32_t dtype)
 {
     return divide_up(c->D, dtype == GDN_F32 ? CHANNELS : 2 * CHANNELS);
-}
-
-/* Returns the dtype of the states; the dtype of x if there are none. */
-static int32_t state_dtype(const struct gdn_cu_conv *c)
-{
-    return c->from.data ? c->from.dtype : c->to.data ? c->to.dtype : c->x.dtype;
 }
 
 /* Returns warps that the device has at once. */
@@ -65,16 +58,19 @@ static bool is_near(const struct gdn_rows *r)
     return r->token >= INT32_MIN && r->token <= INT32_MAX;
 }
 
-/* Tiles of few tokens: four taps that lie side by side, and x that nothing overwrites. */
-static bool takes_rows(const struct gdn_cu_conv *c)
+/* Returns true if a lane may move four channels of x and out, and their taps, which are four. */
+static bool has_fours(const struct gdn_cu_conv *c)
 {
     const struct gdn_conv_view *w = &c->weight, *bias = &c->bias;
-    if (!c->access || c->W != 4 || is_in_place(c)) return false;
+    if (!c->access || c->W != 4) return false;
     if (c->batch.N > MOST_ROWS || c->batch.B > MOST_ROWS || c->D > MOST_ROWS) return false;
     if (!is_near(&c->x) || !is_near(&c->out)) return false;
     return w->entry == 1 && w->channel == 4 && is_aligned(w->data) &&
            (!bias->data || (bias->channel == 1 && is_aligned(bias->data)));
 }
+
+/* Tiles of few tokens: x that nothing overwrites. */
+static bool takes_rows(const struct gdn_cu_conv *c) { return has_fours(c) && !is_in_place(c); }
 
 /* As in conv_tiles.cuh. */
 static int64_t rows_of(const struct gdn_cu_conv *c) { return c->x.dtype == GDN_F32 ? 8 : 16; }
@@ -160,28 +156,20 @@ static bool is_step_view(const struct gdn_conv_view *v, int32_t dtype)
            (v->channel == 1 && (uint64_t)v->entry * unit % 16 == 0);
 }
 
-/* Returns one token for each sequence: how many of these a warp takes at most; 0: no steps. */
-static int64_t steps_of(const gdn_ctx *ctx, const struct gdn_cu_conv *c)
+/* Returns true if each sequence has one state, its last, of which a lane moves three quads. */
+static bool has_quads(const struct gdn_cu_conv *c)
 {
-    const struct gdn_cu_batch *b = &c->batch;
-    if (b->B == 0 || b->T != 1 || b->cu_seqlens.data || b->parents.data || b->path.data) return 0;
-    if (!c->out.data || c->access != 16 || c->W != 4 || c->out.dtype != c->x.dtype) return 0;
-    if (c->checkpoints.data || b->write == GDN_WRITE_EACH) return 0;
-    const int32_t dtype = state_dtype(c);
-    if (dtype != c->x.dtype && dtype != GDN_F32) return 0;
-    if (!is_step_view(&c->from, dtype) || !is_step_view(&c->to, dtype)) return 0;
-    const int64_t warps = warps_of(ctx, dtype == GDN_F32 ? BUSY_WIDE_STEP : BUSY_STEP);
-    const int64_t all   = b->B * wide_chunks_of(c, dtype);
-    return divide_up(all, divide_up(all, MOST_STEPS * warps) * warps);
+    return !c->checkpoints.data && c->batch.write != GDN_WRITE_EACH &&
+           is_step_view(&c->from, c->from.dtype) && is_step_view(&c->to, c->to.dtype);
 }
 
-/* All warps as many, or one less. */
-static void choose_steps(const gdn_ctx *ctx, struct gdn_cu_conv *c)
+/* Returns true if each sequence has one token at most. */
+static bool takes_one(const struct gdn_cu_conv *c)
 {
-    const int64_t most = steps_of(ctx, c);
-    if (most == 0) return;
-    c->apart   = divide_up(c->batch.B, most);
-    c->n_steps = divide_up(c->batch.B, c->apart);
+    const struct gdn_cu_batch *b = &c->batch;
+    if (b->B == 0 || b->T != 1 || b->cu_seqlens.data || b->parents.data || b->path.data)
+        return false;
+    return c->out.data && has_fours(c) && has_quads(c);
 }
 
 struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,
@@ -213,7 +201,6 @@ struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv 
         c.x.head = c.out.head = (int64_t)gdn_dtype_bytes(c.x.dtype);
     if (c.D == 0) return c; /* nothing to deal to anybody */
     choose_tiles(ctx, &c);
-    if (!c.tile) choose_steps(ctx, &c);
     return c;
 }
 
@@ -278,14 +265,10 @@ static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stre
     return gdn_cuda_note(ctx, "conv1d", kernel);
 }
 
-/* Returns true if a sequence has one state, its last, in three quads of a lane, and its tokens
- * in a row. */
+/* Returns true if blocks of rows start sequences: their tokens are in a row. */
 static bool can_start(const struct gdn_cu_conv *c)
 {
-    const struct gdn_cu_batch *b = &c->batch;
-    return !b->parents.data && !b->path.data && !c->checkpoints.data &&
-           b->write != GDN_WRITE_EACH && is_step_view(&c->from, c->from.dtype) &&
-           is_step_view(&c->to, c->to.dtype);
+    return !c->batch.parents.data && !c->batch.path.data && has_quads(c);
 }
 
 /* Rows of blocks, each with all channels: a sequence that they start, or a tile. */
@@ -326,17 +309,35 @@ static gdn_status tiles_in_place(gdn_ctx *ctx, const struct gdn_cu_conv *args, v
     return gdn_cuda_note_all(ctx, "conv1d", kernels, 3);
 }
 
-static gdn_status step(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+/* Returns true if everything has the dtype of x, and the batch has slots at most. */
+static bool is_alike(const struct gdn_cu_conv *c)
 {
-    static const enum gdn_kernel_id alike[] = { [GDN_BF16] = GDN_CU_conv_step_bf16_4,
-                                                [GDN_F16]  = GDN_CU_conv_step_f16_4 };
-    static const enum gdn_kernel_id wide[]  = { [GDN_F32]  = GDN_CU_conv_wide_step_f32_4,
-                                                [GDN_BF16] = GDN_CU_conv_wide_step_bf16_4,
-                                                [GDN_F16]  = GDN_CU_conv_wide_step_f16_4 };
-    const int32_t            dtype  = state_dtype(args);
-    const enum gdn_kernel_id kernel = (dtype == GDN_F32 ? wide : alike)[args->x.dtype];
-    const int64_t            n_items = args->apart * wide_chunks_of(args, dtype);
-    TRY(launch(ctx, args, kernel, 0, n_items, WARPS * 3 * 32 * 16, stream));
+    const struct gdn_cu_batch  *b       = &c->batch;
+    const struct gdn_conv_view *views[] = { &c->weight, &c->bias, &c->from, &c->to };
+    for (int i = 0; i < 4; i++)
+        if (views[i]->data && views[i]->dtype != c->x.dtype) return false;
+    return c->x.dtype != GDN_F32 && !b->token_start.data && !b->token_count.data &&
+           !b->has_initial_state.data && !b->num_accepted_tokens.data &&
+           b->pad_policy != GDN_PAD_SINK;
+}
+
+/* Rows of blocks, each with all channels of a sequence of one token. */
+static gdn_status one(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+{
+    static const enum gdn_kernel_id any[]   = { [GDN_F32]  = GDN_CU_conv_one_f32_4,
+                                                [GDN_BF16] = GDN_CU_conv_one_bf16_4,
+                                                [GDN_F16]  = GDN_CU_conv_one_f16_4 };
+    static const enum gdn_kernel_id alike[] = { [GDN_BF16] = GDN_CU_conv_one_alike_bf16_4,
+                                                [GDN_F16]  = GDN_CU_conv_one_alike_f16_4 };
+    const enum gdn_kernel_id kernel = (is_alike(args) ? alike : any)[args->x.dtype];
+    const int64_t B = args->batch.B, high = B < MOST_GRID ? B : MOST_GRID;
+    const struct gdn_cuda_call call = {
+        .kernel = kernel,
+        .grid   = { divide_up(chunks_of(args), WARPS), high, divide_up(B, high) },
+        .stream = stream,
+        .args   = args,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, "conv1d", kernel);
 }
 
@@ -358,7 +359,8 @@ static gdn_status turned(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *str
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
 {
     if (takes_turned(args)) return turned(ctx, args, stream);
-    if (!args->tile) return args->n_steps ? step(ctx, args, stream) : walk(ctx, args, stream);
+    if (takes_one(args)) return one(ctx, args, stream);
+    if (!args->tile) return walk(ctx, args, stream);
     if (takes_rows(args)) return rows(ctx, args, stream);
     if (!is_in_place(args)) return tiles(ctx, args, stream);
     args->edges = edges;

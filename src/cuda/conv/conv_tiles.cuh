@@ -66,46 +66,67 @@ GDN_DEVICE void unpack_taps(struct gdn_taps<4, 4> &t, const struct gdn_quad (&q)
     }
 }
 
-GDN_DEVICE void load_four_taps(struct gdn_taps<4, 4> &t, const struct gdn_cu_conv &a, int channel)
-{
-    const bool      wide = a.weight.dtype == GDN_F32;
-    const char     *p    = (const char *)a.weight.data + (int64_t)channel * (wide ? 16 : 8);
-    struct gdn_quad q[4];
+/* The same of weights and bias on their way; their dtypes may be known when compiling. */
+struct gdn_raw_taps {
+    struct gdn_quad weight[4];
     uint32_t        bias[1][4];
-    float           b[1][4];
+};
+
+GDN_DEVICE void load_raw_taps(struct gdn_raw_taps &r, const struct gdn_cu_conv &a, int channel,
+                              int weight, int bias)
+{
+    const bool  wide = weight == GDN_F32;
+    const char *p    = (const char *)a.weight.data + (int64_t)channel * (wide ? 16 : 8);
 #pragma unroll
-    for (int i = 0; i < 4; i++) ld_keep_v4(q[i].word, p + i * 16, i < 2 || wide);
-    load_chunk(bias[0], a.bias.data + channel * float_bytes(a.bias.dtype), a.bias.dtype,
-               a.bias.data);
-    expand_chunks(b, bias, a.bias.dtype);
+    for (int i = 0; i < 4; i++) ld_keep_v4(r.weight[i].word, p + i * 16, i < 2 || wide);
+    load_chunk(r.bias[0], a.bias.data + channel * float_bytes(bias), bias, a.bias.data);
+}
+
+GDN_DEVICE void expand_taps(struct gdn_taps<4, 4> &t, const struct gdn_raw_taps &r, int weight,
+                            int bias)
+{
+    float b[1][4];
+    expand_chunks(b, r.bias, bias);
 #pragma unroll
     for (int j = 0; j < 4; j++) t.bias[j] = b[0][j];
-    if (wide) unpack_taps<f32>(t, q);
-    else if (a.weight.dtype == GDN_BF16) unpack_taps<bf16>(t, q);
-    else unpack_taps<f16>(t, q);
+    if (weight == GDN_F32) unpack_taps<f32>(t, r.weight);
+    else if (weight == GDN_BF16) unpack_taps<bf16>(t, r.weight);
+    else unpack_taps<f16>(t, r.weight);
+}
+
+GDN_DEVICE void load_four_taps(struct gdn_taps<4, 4> &t, const struct gdn_cu_conv &a, int channel)
+{
+    struct gdn_raw_taps r;
+    load_raw_taps(r, a, channel, a.weight.dtype, a.bias.dtype);
+    expand_taps(t, r, a.weight.dtype, a.bias.dtype);
 }
 
 /* ---- Starts -------------------------------------------------------------------------------- */
 
 /* Returns quad j of the lane's three of a state: entry after entry, or as channels lie side by
- * side. */
-GDN_DEVICE char *state_at(const struct gdn_conv_view &v, int64_t slot, int channel, int j)
+ * side. dtype, here and below: v's, which may be known when compiling. */
+GDN_DEVICE char *state_at(const struct gdn_conv_view &v, int64_t slot, int channel, int j,
+                          int dtype)
 {
     const int64_t at = slot * v.slot + (v.entry == 1 ? 3 * (int64_t)channel + 4 * j
                                                      : channel + j * v.entry);
-    return v.data + at * float_bytes(v.dtype);
+    return v.data + at * float_bytes(dtype);
 }
 
-GDN_DEVICE void load_past(float (&past)[3][4], const struct gdn_conv_view &v, int64_t slot,
-                          int channel)
+GDN_DEVICE void load_raw_past(uint32_t (&bits)[3][4], const struct gdn_conv_view &v, int64_t slot,
+                              int channel, int dtype)
 {
     const bool is = v.data && slot >= 0;
-    uint32_t   bits[3][4];
-    float      x[3][4];
 #pragma unroll
     for (int j = 0; j < 3; j++)
-        load_chunk(bits[j], state_at(v, is ? slot : 0, channel, j), v.dtype, is);
-    expand_chunks(x, bits, v.dtype);
+        load_chunk(bits[j], state_at(v, is ? slot : 0, channel, j, dtype), dtype, is);
+}
+
+GDN_DEVICE void expand_past(float (&past)[3][4], const uint32_t (&bits)[3][4],
+                            const struct gdn_conv_view &v, int dtype)
+{
+    float x[3][4];
+    expand_chunks(x, bits, dtype);
 #pragma unroll
     for (int i = 0; i < 12; i++)
         past[i / 4][i % 4] = v.entry == 1 ? x[(i % 4 * 3 + i / 4) / 4][(i % 4 * 3 + i / 4) % 4]
@@ -113,7 +134,7 @@ GDN_DEVICE void load_past(float (&past)[3][4], const struct gdn_conv_view &v, in
 }
 
 GDN_DEVICE void store_past(const float (&past)[3][4], const struct gdn_conv_view &v, int64_t slot,
-                           int channel)
+                           int channel, int dtype)
 {
 #pragma unroll
     for (int j = 0; j < 3; j++) {
@@ -121,8 +142,15 @@ GDN_DEVICE void store_past(const float (&past)[3][4], const struct gdn_conv_view
 #pragma unroll
         for (int c = 0; c < 4; c++)
             x[c] = v.entry == 1 ? past[(4 * j + c) % 3][(4 * j + c) / 3] : past[j][c];
-        store_chunk(state_at(v, slot, channel, j), x, v.dtype);
+        store_chunk(state_at(v, slot, channel, j, dtype), x, dtype);
     }
+}
+
+/* Returns true if the state after a sequence is to be written: it may be where it was. */
+GDN_DEVICE bool leaves_state(const struct gdn_cu_conv &a, const struct gdn_cu_seq &s)
+{
+    return s.write >= 0 && a.to.data &&
+           (s.n_valid || a.from.data != a.to.data || s.read != s.write);
 }
 
 /* By a whole warp. */
@@ -136,14 +164,16 @@ template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int
     char       *out = row_at(a.out, s.batch, s.first) + bytes_to<dtype>(a, a.out, f.channel);
     struct gdn_quad       first[3], last[3];
     struct gdn_taps<4, 4> taps;
+    uint32_t              bits[3][4];
     float                 past[3][4], state[3][4], y[4], xs[4];
 #pragma unroll
     for (int i = 0; i < 3; i++) {
         load_four<dtype>(first[i], x + i * a.x.token, i < n);
         load_four<dtype>(last[i], x + (s.n_valid - 3 + i) * a.x.token, i + n >= 3);
     }
-    load_past(past, a.from, s.read, f.channel);
+    load_raw_past(bits, a.from, s.read, f.channel, a.from.dtype);
     load_four_taps(taps, a, f.channel);
+    expand_past(past, bits, a.from, a.from.dtype);
 #pragma unroll
     for (int i = 0; i < 3; i++) {
         unpack<dtype>(xs, last[i], a);
@@ -155,8 +185,7 @@ template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int
             if (i < 1 && n == 2) state[i][j] = past[i + 2][j];
         }
     }
-    if (s.write >= 0 && (n > 0 || a.from.data != a.to.data || s.read != s.write))
-        store_past(state, a.to, s.write, f.channel);
+    if (leaves_state(a, s)) store_past(state, a.to, s.write, f.channel, a.to.dtype);
 #pragma unroll 1
     for (int t = 0; t < n; t++, out += a.out.token) {
         unpack<dtype>(xs, first[0], a);

@@ -9,7 +9,7 @@
  *     tile   the other outputs of some tokens, whatever sequences they belong to
  *     start, rows
  *            the same, of few tokens (conv_tiles.cuh)
- *     step   one token each of some sequences, and states of three entries, moved side by side
+ *     one    one token of a sequence, and a state of three entries (conv_one.cuh)
  *     edge   in place: the inputs before a tile, saved before out overwrites them
  *     turned outputs of some tokens whose channels do not lie side by side (conv_turned.cuh)
  *
@@ -17,9 +17,8 @@
  * Shared memory of a warp (walk): rows of 128 floats, `kept` of the state that the sequence starts
  * from, its newest entries, and as many of the one that is written.
  */
-#include "cuda/conv/conv_tiles.cuh"
+#include "cuda/conv/conv_one.cuh"
 #include "cuda/conv/conv_turned.cuh"
-#include "cuda/conv/conv_update.cuh"
 
 /* ---- Inputs before the first token --------------------------------------------------------- */
 
@@ -426,12 +425,12 @@ enum {
     BUSY_walk_4 = 4,
     BUSY_walk_8 = 3,
     BUSY_walk_16 = 2,
+    BUSY_one_4 = 6,
+    BUSY_one_alike_4 = 10,
     BUSY_rows_4 = 5,
     BUSY_tile_4 = 4,
     BUSY_tile_8 = 2,
     BUSY_tile_16 = 2,
-    BUSY_step_4 = 3,
-    BUSY_wide_step_4 = 4,
     BUSY_edge_8 = 4,
     BUSY_edge_16 = 4,
     BUSY_turned_16 = 8

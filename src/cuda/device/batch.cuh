@@ -25,21 +25,23 @@ GDN_DEVICE int64_t clamp64(int64_t x, int64_t low, int64_t high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* Finds the tokens of sequence b, and which of them count. */
+/* Finds the tokens of sequence b, and which of them count. plain, here and below: the batch has
+ * slots at most, and no sink; the code is shorter. */
+template <bool plain = false>
 GDN_DEVICE void read_range(const struct gdn_cu_batch &b, struct gdn_cu_seq &s)
 {
-    if (b.cu_seqlens.data) {
+    if (!plain && b.cu_seqlens.data) {
         s.first    = clamp64(load_index(b.cu_seqlens, s.row), 0, b.N);
         s.n_tokens = clamp64(load_index(b.cu_seqlens, s.row + 1), s.first, b.N) - s.first;
     } else {
         s.batch    = b.padded ? s.row : 0;
         s.n_tokens = b.T;
     }
-    if (b.token_start.data)
+    if (!plain && b.token_start.data)
         s.n_before = clamp64(load_index(b.token_start, s.row), 0, s.n_tokens);
     s.first += s.n_before;
     s.n_valid = s.n_tokens - s.n_before;
-    if (b.token_count.data)
+    if (!plain && b.token_count.data)
         s.n_valid = clamp64(load_index(b.token_count, s.row), 0, s.n_valid);
 }
 
@@ -50,10 +52,12 @@ GDN_DEVICE int64_t named_slot(const struct gdn_cu_batch &b, int64_t slot)
 }
 
 /* Returns the slot that it starts from; negative: padding. */
+template <bool plain = false>
 GDN_DEVICE int64_t read_start(const struct gdn_cu_batch &b, int64_t row)
 {
     if (!b.read_slots.data) return row;
-    if (!b.num_accepted_tokens.data) return named_slot(b, load_index(b.read_slots, row));
+    if (plain || !b.num_accepted_tokens.data)
+        return named_slot(b, load_index(b.read_slots, row));
     const int64_t n = load_index(b.num_accepted_tokens, row);
     return named_slot(b, load_index(b.read_slots, row, clamp64(n, 1, b.read_slots.n_columns) - 1));
 }
@@ -72,22 +76,24 @@ GDN_DEVICE bool sink_is_taken(const struct gdn_cu_batch &b, int64_t row)
 }
 
 /* Returns sequence `row`, by all threads of a warp. */
+template <bool plain = false>
 GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t row)
 {
     struct gdn_cu_seq s = {};
     s.row               = row;
     s.read = s.write = -1;
-    read_range(b, s);
+    read_range<plain>(b, s);
     if (s.n_tokens == 0) return s;
 
-    int64_t start = read_start(b, row);
+    int64_t start = read_start<plain>(b, row);
     s.padding     = start < 0;
-    if (s.padding && b.pad_policy == GDN_PAD_SINK && !sink_is_taken(b, row)) {
+    if (!plain && s.padding && b.pad_policy == GDN_PAD_SINK && !sink_is_taken(b, row)) {
         s.padding = false;
         s.sunk    = true;
         start     = b.sink_slot;
     }
-    const bool initial = !b.has_initial_state.data || load_index(b.has_initial_state, row) != 0;
+    const bool initial =
+        plain || !b.has_initial_state.data || load_index(b.has_initial_state, row) != 0;
     if (!s.padding && b.read_pool >= 0 && initial) {
         s.read = start;
         s.padding |= start >= b.read_pool;

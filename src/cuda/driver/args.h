@@ -147,8 +147,6 @@ struct gdn_cu_conv {
      * x as Qwen3-Next projects them: each of Hk key heads has K of q, K of k and V of v in
      * key_head elements. */
     int32_t key_head, Hk, K, V;
-    /* Sequences of a warp that steps, at most, and from one to the next; 0: none does. */
-    int64_t n_steps, apart;
     /* By rows: those of blocks that walk, before the others; and whether all tokens are valid. */
     int32_t walk_blocks, plain;
 };
@@ -526,7 +524,7 @@ GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 10 * 8 + 16);
 GDN_CU_SIZE(gdn_cu_rule, 480 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
 GDN_CU_SIZE(gdn_cu_conv_backward, 480 + 3 * 40 + 7 * 48 + 40 + 16);
-GDN_CU_SIZE(gdn_cu_conv, 480 + 2 * 40 + 5 * 48 + 56 + 32 + 16 + 8);
+GDN_CU_SIZE(gdn_cu_conv, 480 + 2 * 40 + 5 * 48 + 56 + 32 + 8);
 GDN_CU_SIZE(gdn_cu_copy_side, 80);
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 GDN_CU_SIZE(gdn_cu_leads, 48);

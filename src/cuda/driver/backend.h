@@ -35,6 +35,11 @@ gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
 size_t     gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream);
+/* The sequences of one token of a packed call of gdn_prefill (decode/token_single.cuh): may decode
+ * take them, and their launch, behind those of the others. ran: which ran is added. */
+bool       gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args);
+gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                   struct gdn_cuda_ran *ran, void *stream);
 /* By warps (decode/warp.cuh): is this a batch, and are these states, that they take? q and k need
  * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And what they take. */
 bool               gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
@@ -71,6 +76,7 @@ struct gdn_cuda_chunks {
     void                *memory; /* of the workspace */
     struct gdn_cuda_cut_options options;
     int                  by_number; /* see prefill/general.h */
+    bool                 singles;   /* sequences of one token are left to decode */
 };
 size_t     gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                   struct gdn_cuda_cut_options options);

@@ -9,7 +9,7 @@
 
 #include <stdio.h>
 
-enum { SLOTS_K = 128, PACKED_K = 128, EIGHT_K = 128, WINDOW_K = 128 };
+enum { SLOTS_K = 128, PACKED_K = 128, SINGLE_K = 128, EIGHT_K = 128, WINDOW_K = 128 };
 
 /* With more blocks on a multiprocessor, the token slots kernel is no faster than the token kernel
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
@@ -288,6 +288,22 @@ static const char *why_not_token_packed(const struct gdn_decode_call *c)
     return why_not_whole(c->rule, a);
 }
 
+/* ---- Sequences of one token that gdn_prefill leaves out --------------------------------------- */
+
+static const char *why_not_singles(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_warp *a = &c->warp;
+    if (c->not_token) return c->not_token;
+    if (c->rule->K != SINGLE_K) return "K is not 128";
+    if (!a->cu_seqlens.data) return "no cu_seqlens";
+    if (a->num_accepted_tokens.data) return "num_accepted_tokens is given";
+    if (a->has_initial_state.data && a->has_initial_state.dtype == GDN_I64)
+        return "has_initial_state is int64";
+    if (!is_near_list(&a->has_initial_state) || !is_near_list(&a->cu_seqlens))
+        return "has_initial_state or cu_seqlens is too far apart";
+    return a->read_pool <= 0 ? "no slots" : why_not_whole(c->rule, a);
+}
+
 /* ---- States of 8 bits ---------------------------------------------------------------------- */
 
 static const char *why_not_scales(const struct gdn_pool_view *p)
@@ -476,4 +492,19 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
         TRY(launch(&c));
     }
     return GDN_OK;
+}
+
+bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args)
+{
+    const struct gdn_decode_call c = describe(ctx, "prefill", args);
+    return gdn_cuda_has_kernel(ctx, GDN_CU_decode_single_vk_F32_BF16_128) && !why_not_singles(&c);
+}
+
+gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                   struct gdn_cuda_ran *ran, void *stream)
+{
+    struct gdn_decode_call c = describe(ctx, "prefill", args);
+    c.stream                 = stream;
+    c.ran                    = ran;
+    return gdn_decode_launch_singles(&c);
 }

@@ -28,12 +28,14 @@ struct gdn_decode_call {
     struct gdn_cu_warp          warp;      /* if not_step is NULL */
     void                       *memory;    /* gdn_cuda_decode_bytes() */
     void                       *stream;
+    struct gdn_cuda_ran        *ran; /* of gdn_decode_launch_singles(): which ran is added */
 };
 
 /* One launch for each form of select.c. */
 gdn_status gdn_decode_launch_token(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_token_slots(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_singles(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_token_eight(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_window_k128(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_window(const struct gdn_decode_call *c);

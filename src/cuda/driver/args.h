@@ -285,6 +285,14 @@ struct gdn_cu_packed {
     int32_t           n; /* sequences; block row n has what is behind the last one */
 };
 
+/* The same for those of n packed sequences that have one token: decode/token_single.cuh. */
+struct gdn_cu_singles {
+    struct gdn_cu_one one;
+    struct gdn_cu_at  cu_seqlens, initial;
+    int32_t           initial_bytes, n;
+    int32_t           n_tokens, pad; /* n_tokens: of all */
+};
+
 /* The same for states of 8 bits: decode/token_eight.cuh. */
 struct gdn_cu_eight {
     struct gdn_cu_one one;
@@ -545,6 +553,7 @@ GDN_CU_SIZE(gdn_cu_warp, 6 * 24 + 2 * 24 + 7 * 32 + 8 + 25 * 4 + 4);
 GDN_CU_SIZE(gdn_cu_at, 16);
 GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 6 * 4);
 GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_singles, 264 + 2 * 16 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_eight, 264 + 2 * 16 + 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_four, 264 + 10 * 4 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_taps, 24);

@@ -11,7 +11,8 @@
 #include "cuda/driver/backend.h"
 #include "cuda/prefill/general.h"
 
-enum { COLUMNS = 16, AUX_WARPS = 4 };
+/* MEAN_OF_SINGLES: tokens of sequences, on average. */
+enum { COLUMNS = 16, AUX_WARPS = 4, MEAN_OF_SINGLES = 1024 };
 
 /* A kernel: deep is the largest K, warps the most of a block. */
 struct form {
@@ -157,14 +158,26 @@ size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule
                             : gdn_cuda_prefill_hopper_bytes(ctx, rule, options);
 }
 
+/* Returns true if decode takes the sequences of one token: there may be many where sequences are
+ * short on average. How one of them is computed then depends on the batch. */
+static bool leaves_singles(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                           struct gdn_cuda_cut_options options)
+{
+    const struct gdn_cu_batch *b = &rule->batch;
+    return b->cu_seqlens.data && b->B > 1 && b->N < b->B * MEAN_OF_SINGLES && !options.whole &&
+           !gdn_cuda_prefill_hopper_why_not(ctx, rule) && gdn_cuda_takes_singles(ctx, rule);
+}
+
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                             struct gdn_cuda_cut_options options, void *memory, void *stream)
 {
-    const struct gdn_cuda_chunks how = { .memory = memory, .options = options };
-    struct gdn_cuda_ran          ran = { .n = 0 };
+    struct gdn_cuda_ran ran = { .n = 0 };
     if (gdn_cuda_prefill_is_apart(rule))
         return gdn_cuda_prefill_eight(ctx, rule, options, memory, stream);
+    const struct gdn_cuda_chunks how = { .memory = memory, .options = options,
+                                         .singles = leaves_singles(ctx, rule, options) };
     TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
+    if (how.singles) TRY(gdn_cuda_decode_singles(ctx, rule, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
 

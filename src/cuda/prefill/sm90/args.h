@@ -41,7 +41,8 @@ struct gdn_cu_prefill_hopper {
     int32_t                back;    /* the same, for gradients: M of units alone, transposed */
     int64_t                split;   /* sequences of more tokens are long */
     struct gdn_cu_plan    *plan;    /* how those above cut.whole are cut; NULL: `cut` says it */
-    int32_t                which;   /* GDN_SEQUENCES_... */
+    int16_t                which;   /* GDN_SEQUENCES_... */
+    int16_t                singles; /* decode takes sequences of one token */
     int16_t                win, sm_count; /* what the plan follows from */
 };
 GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 32);

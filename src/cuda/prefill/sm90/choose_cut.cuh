@@ -57,6 +57,7 @@ GDN_DEVICE struct gdn_plan_long find_long_ones(const struct gdn_cu_prefill_hoppe
     found.apart        = sum_lanes(found.apart);
     found.apart_tokens = sum_lanes(found.apart_tokens);
     found.short_one    = most_of_lanes(found.short_one);
+    found.singles      = sum_lanes(found.singles);
     return found;
 }
 

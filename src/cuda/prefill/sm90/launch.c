@@ -176,6 +176,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
 {
     const struct gdn_cu_batch   *b = &r->batch;
     struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number,
+                                       .singles = how->singles,
                                        .early_stop = may_stop(r, how->options),
                                        .source_q = gdn_cuda_source_of(r, r->Hq),
                                        .source_k = gdn_cuda_source_of(r, r->Hk),

@@ -67,9 +67,10 @@ struct gdn_plan_batch {
 };
 
 /* The sequences of more than cut.whole tokens: how many there are, and their tokens. apart: of more
- * than a->split tokens. The tokens of the longest, and of the longest that is not apart. */
+ * than a->split tokens. The tokens of the longest, and of the longest that is not apart. singles: of
+ * one token, which decode takes. */
 struct gdn_plan_long {
-    int64_t n, tokens, apart, apart_tokens, longest, short_one;
+    int64_t n, tokens, apart, apart_tokens, longest, short_one, singles;
 };
 
 /* Adds a sequence. */
@@ -80,6 +81,7 @@ GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_hop
     if (tokens > a->split) s->apart++, s->apart_tokens += tokens;
     if (tokens > s->longest) s->longest = tokens;
     if (tokens <= a->split && tokens > s->short_one) s->short_one = tokens;
+    if (tokens == 1 && a->singles) s->singles++;
 }
 
 /* Returns a packed batch of these long ones. */
@@ -88,7 +90,8 @@ GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_hopper *
 {
     const struct gdn_cu_rule *r = &a->rule;
     const float H = (float)r->H, n = (float)s->n, longest = (float)((s->longest + 63) / 64);
-    const float others = (float)r->batch.B - n, rest = (float)(r->batch.N - s->tokens);
+    const float others = (float)(r->batch.B - s->n - s->singles);
+    const float rest   = (float)(r->batch.N - s->tokens - s->singles);
     const float chunks = fminf(n * longest, (float)s->tokens / 64 + n / 2);
     const struct gdn_plan_batch p = {
         .longest = longest, .n = n * H, .chunks = chunks * H, .others = others * H,

@@ -20,6 +20,11 @@ enum { CHUNK = 64, MOST_ROOM = 5 };
  * small part. _APART: where the others have wide blocks. */
 enum { UNEVEN = 125, LONG = 80, LONG_APART = 60, LEAST_UNEVEN = 70000, LEAST_APART = 120000 };
 
+/* A packed batch of at most STEP_TOKENS, STEP_MEAN of a sequence, is taken to be a step of an engine:
+ * one prompt, and sequences of one token, which decode takes. Nanoseconds that decode takes for a
+ * head of one of these, and that launches without work take. */
+enum { STEP_TOKENS = 16384, STEP_MEAN = 256, STEP_DECODE = 31, IDLE = 15000 };
+
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static int64_t at_least(int64_t least, int64_t x) { return x < least ? least : x; }
 static int64_t at_most(int64_t most, int64_t x) { return x > most ? most : x; }
@@ -117,11 +122,66 @@ struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
     return c;
 }
 
+/* ---- Steps of an engine --------------------------------------------------------------------- */
+
+static bool may_be_step(const struct gdn_cuda_shape *s)
+{
+    const struct gdn_cu_batch *b = s->b;
+    return !b->padded && b->B > 1 && b->N <= STEP_TOKENS && b->N <= b->B * STEP_MEAN;
+}
+
+/* Returns the batch as one prompt, as long as can be. */
+static struct gdn_plan_batch describe_prompt(const struct gdn_cuda_shape *s)
+{
+    const int64_t         most = at_least(1, s->b->N - s->b->B + 1);
+    struct gdn_plan_batch p = describe(s, 1, s->longest ? at_most(most, s->longest) : most);
+    p.others = p.rest = 0;
+    return p;
+}
+
+/* Returns the time of a prompt, and of decode, which has what the prompt leaves of the device. */
+static float step_time(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *prompt,
+                       bool wide)
+{
+    const float time   = plan_whole(prompt, wide);
+    const float share  = fminf(1, prompt->n / plan_room(prompt, wide));
+    const float decode = (float)((s->b->B - 1) * s->H) * STEP_DECODE;
+    return fmaxf(time, time * share + decode);
+}
+
+/* Returns true if a step is faster in wide blocks. An even batch may take 1.6 times as long by
+ * that. */
+static bool is_step_wide(const struct gdn_cuda_shape *s)
+{
+    const struct gdn_plan_batch prompt = describe_prompt(s);
+    return step_time(s, &prompt, true) < step_time(s, &prompt, false);
+}
+
+/* Returns true if a step could lose more by whole sequences than an even batch by launches without
+ * work. */
+static bool is_step_long(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *even, bool wide)
+{
+    const struct gdn_plan_batch prompt = describe_prompt(s);
+    const float                 cut = plan_best(&prompt).times.all, time = plan_whole(even, wide);
+    return step_time(s, &prompt, wide) / cut > (time + IDLE) / time;
+}
+
+/* ---- Batches of any lengths ------------------------------------------------------------------ */
+
+/* Returns true if a batch of which nothing is said, and whose even form is not cut, gets a plan. */
+static bool is_worth_a_plan(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *even,
+                            bool wide)
+{
+    if (may_be_step(s)) return is_step_long(s, even, wide);
+    return plan_whole(even, wide) >= (float)(wide ? LEAST_APART : LEAST_UNEVEN);
+}
+
 /* Changes c, the plan for a packed batch of one length, to one for any lengths. If even ones are
  * cut, all but short ones may be. Otherwise those are long that take about as long in a cluster as
  * all tokens do on the whole device. So there are no more of them than there is room for, and they
  * have clusters, which are faster, whatever the others have. */
-static void leave_open(const struct gdn_cuda_shape *s, float even, struct gdn_cuda_cut *c)
+static void leave_open(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *even,
+                       struct gdn_cuda_cut *c)
 {
     const struct gdn_cu_batch *b    = s->b;
     const int64_t N = b->N, mean = divide_up(N, b->B), room = at_least(1, s->sm_count / 2);
@@ -135,7 +195,7 @@ static void leave_open(const struct gdn_cuda_shape *s, float even, struct gdn_cu
     open.n_long = at_most(b->B, N / (open.split + 1));
     open.apart  = apart;
     if (longest <= open.split) return;
-    if (!cuts && !s->longest && even < (float)(apart ? LEAST_APART : LEAST_UNEVEN)) return;
+    if (!cuts && !s->longest && !is_worth_a_plan(s, even, apart)) return;
     if (cuts || wins(&p, plan_best(&p))) {
         open.win     = GDN_PLAN_WIN;
         open.several = at_most(b->B, N / (open.whole + 1));
@@ -154,6 +214,7 @@ struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s)
     const struct gdn_plan_tried best = plan_best(&p);
     if (wins(&p, best)) cut_all(&c, b, &p, &best.cut);
     if (b->padded || b->B == 1 || s->H >= s->sm_count / 2) return c;
-    leave_open(s, plan_whole(&p, c.wide), &c);
+    if (!c.units && !c.small && may_be_step(s)) c.wide = is_step_wide(s);
+    leave_open(s, &p, &c);
     return c;
 }

@@ -174,9 +174,10 @@ GDN_DEVICE void meet_other(void)
 }
 
 /* Returns true if other kernels of the call follow. Segments after first ones that have a plan have
- * two: in clusters, then in wide blocks. */
+ * two: in clusters, then in wide blocks. Sequences of one token come last of all. */
 GDN_DEVICE bool leads_others(const struct gdn_cu_prefill_hopper &a)
 {
+    if (a.singles) return true;
     if (!HOPPER_CUTS || (!a.cut.states && a.which != GDN_SEQUENCES_LONG)) return false;
     return !HOPPER_OUTPUTS || !a.cut.later || (a.plan && HOPPER_BLOCKS == 2);
 }
@@ -189,6 +190,18 @@ GDN_DEVICE bool is_not_planned(const struct gdn_cu_prefill_hopper &a, int64_t un
     return unit >= n || (HOPPER_OUTPUTS && wide != (HOPPER_BLOCKS == 1));
 }
 
+/* Returns true if the block's sequence has one token, and decode takes it. All threads ask, before
+ * anything else: of a batch most blocks may end here. */
+GDN_DEVICE bool is_left_to_decode(const struct gdn_cu_prefill_hopper &a, int64_t number)
+{
+    const struct gdn_cu_batch &b = a.rule.batch;
+    if (!a.singles || a.cut.later || a.which == GDN_SEQUENCES_LONG || number >= b.B) return false;
+    struct gdn_cu_seq s = {};
+    s.row               = number;
+    read_range(b, s);
+    return s.n_tokens == 1;
+}
+
 template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper &a)
 {
     const uint32_t      lane = opaque(threadIdx.x % 32);
@@ -197,6 +210,10 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
     struct hopper_block b = { a, a.rule, cluster_rank(), (int)(cluster % n_slices),
                               (int)(cluster / n_slices % a.rule.H), 0, false };
     if (leads_others(a)) griddepcontrol_launch_dependents();
+    if (HOPPER_OUTPUTS && is_left_to_decode(a, cluster / n_slices / a.rule.H)) {
+        end_after_others();
+        return;
+    }
     if (HOPPER_CUTS && a.cut.later && a.plan && is_not_planned(a, cluster / n_slices / a.rule.H)) {
         end_after_others();
         return;

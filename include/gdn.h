@@ -595,11 +595,16 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       s = 1024 + 16384 K', where K' = K / 64 and V' = V / 64 rounded up; n is
  *                       N / 64 + B or, if less, B max(8, 640 MiB / that of B chunks)
  *                       (+ 4 B H K V (T / 64 / that + 1) + that of prefill: more than one such
- *                       window). dstate alone there: u H (4 K (K + V) + 8) + n (18464 H +
+ *                       window). If these are more than one, with cu_seqlens, and B is above 16
+ *                       or 4 H (1 + B c / (N / 64 + B)) is m or more, c = max(8, 640 MiB / that
+ *                       of a chunk): n is N / 64 + B or, if less, c (+ 4 H K V (w + 2) + 16 w +
+ *                       8 B + 128 + that of prefill, w = (N / 64 + B) / c + 1: c is less).
+ *                       dstate alone there: u H (4 K (K + V) + 8) + n (18464 H +
  *                       s Hk + 24) + 4 H (N / 64 + 2 B + 1) + 1024, with u as for summary,
  *                       and n being N / 64 + B (without cu_seqlens N / 32 + u) or, if less,
  *                       (B + u) max(8, 640 MiB / that of B + u chunks)
- *                       (+ 4 (B + u) H K V: more than one such window)
+ *                       (+ 4 (B + u + 1) H K V + N / 32 + 16 B + 64: more than one such
+ *                       window)
  *     summary           u H (4 K (K + V) + 8) + 256; u is the number of units of sequences that are
  *                       split, at most N / 512 + B. (+ 4 H (N / 64 + B + 1): a norm, without
  *                       GDN_NO_EARLY_STOP.) General kernels with a norm: 4 N Hk K + 64

@@ -28,8 +28,8 @@ gdn_ctx *ring2_hopper(int64_t first, int64_t each);
  * of the time of whole sequences, by the model; first and each only say how much room there is. */
 gdn_ctx *ring2_hopper_apart(int64_t whole, int win, int64_t first, int64_t each);
 
-/* Lets ring2_ctx(1) take gradients in windows of so many chunks, 0: as it would. Returns false
- * where that is not on Hopper. */
+/* Lets ring2_ctx(1) take gradients in windows of so many chunks of each sequence, -n: of n chunks
+ * through a packed batch, 0: as it would. Returns false where that is not on Hopper. */
 bool ring2_windows(int64_t chunks);
 
 /* Maps whole pages, and back. */

@@ -453,8 +453,9 @@ struct gdn_cu_map {
 };
 
 /*
- * gdn_prefill_backward: prefill/backward.h. It works on a window at a time: the same few chunks of
- * every sequence, numbered through the batch, of which memory has what the kernels hand on.
+ * gdn_prefill_backward: prefill/backward.cuh. It works on a window at a time, of which memory has
+ * what the kernels hand on: the same few chunks of every sequence, or a few of all chunks, which
+ * are numbered through the batch then.
  */
 enum { GDN_CU_BACKWARD_CHUNK = 64, GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
 /* On tensor cores: bytes of a chunk and a state head in memory, and of the kernels' blocks. */
@@ -494,8 +495,10 @@ struct gdn_cu_backward {
     struct gdn_rows      dout, dq, dk, dv, dg, dbeta;
     struct gdn_cu_array  dA_log, ddt_bias;
     struct gdn_pool_view dstate_out;
-    struct gdn_pool_view starts; /* [sequence and window]: states before a window; or by_prefill */
-    struct gdn_pool_view carry;  /* [sequence]: the gradient of the state before the last window */
+    struct gdn_pool_view starts; /* [sequence and window]: states before a window; or by_prefill;
+                                    with a plan [window] */
+    struct gdn_pool_view carry;  /* [sequence]: the gradient of the state before the last window;
+                                    with a plan [2]: before odd windows and even ones */
     struct gdn_pool_view S, J;   /* [chunk]: states before it, gradients of those after it; J on
                                     tensor cores: [unit]: gradients of their first states */
     struct gdn_rows      u, z, head_dq, head_dk; /* of chunks and state heads */
@@ -504,8 +507,9 @@ struct gdn_cu_backward {
     char                *keys;     /* [chunk][Hk], */
     char                *scratch;  /* of the kernels of gdn_prefill, and */
     struct gdn_cu_place *places;   /* [chunk] */
+    int64_t             *plan;     /* of windows through the batch (backward_plan.cuh); else NULL */
     int64_t              n_chunks; /* of a window, at most; */
-    int64_t              window_chunks; /* and of one sequence */
+    int64_t              window_chunks; /* and of one sequence; 0: through the batch */
     int64_t              window, n_windows;
     int64_t              n_tokens; /* of the tensors */
     int32_t              n_strips; /* of a state's columns */
@@ -515,10 +519,10 @@ struct gdn_cu_backward {
     int32_t              by_prefill; /* starts are checkpoints of gdn_prefill, numbered as there */
     int32_t              record_bytes; /* from one record to the next */
     struct gdn_cu_segments cut; /* of the walk to dstate alone: backward_parts.cuh; */
-    int64_t              n_parts; /* sequences and units, which have windows each */
+    int64_t              n_parts; /* sequences and units in a window, at most */
     float                drop;    /* J and Z are 1 / drop times as large: a power of two */
     int32_t              key_bytes; /* the same of key heads */
-    int32_t              pad[10];
+    int32_t              pad[8];
 };
 
 #ifdef __cplusplus
@@ -564,7 +568,7 @@ GDN_CU_SIZE(gdn_cu_record, 480 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
 GDN_CU_SIZE(gdn_cu_stage, 1240 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
 GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 32 + 16 + 6 * 4);
 GDN_CU_SIZE(gdn_cu_backward,
-            2 * 128 + 1240 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 10 * 8 + 6 * 4 + 88 + 8 + 48);
+            2 * 128 + 1240 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 11 * 8 + 6 * 4 + 88 + 8 + 40);
 GDN_CU_SIZE(gdn_cu_segments, 88);
 
 #endif

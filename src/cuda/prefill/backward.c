@@ -8,33 +8,75 @@
 
 /* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a window.
  * MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K and V,
- * WINDOW_BYTES the memory of a window. */
+ * WINDOW_BYTES the memory of a window, FEW the most sequences for which windows without work cost
+ * less than idle multiprocessors. */
 enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES = 640 << 20,
-       TILE = GDN_CU_BACKWARD_TILE };
+       FEW = 16, TILE = GDN_CU_BACKWARD_TILE };
 
 static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 
-/* Returns how many chunks a window of one sequence should have, out of `most`. */
-static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t most)
+/* Returns how many chunks of each of n parts a window should have on tensor cores. */
+static int64_t chunks_in_memory(const struct gdn_cu_backward *a, int64_t n_parts)
 {
     const struct gdn_cu_rule *r      = &a->rule;
     const int64_t             record = (int64_t)r->H * a->record_bytes +
                            (int64_t)r->Hk * a->key_bytes;
-    int64_t n = ceil_of(most, MOST_WINDOWS);
-    if (a->n_blocks && ctx->cuda->sm90->window_chunks) return ctx->cuda->sm90->window_chunks;
-    if (a->n_blocks) n = WINDOW_BYTES / record / (a->n_parts > 0 ? a->n_parts : 1);
+    const int64_t n = WINDOW_BYTES / record / (n_parts > 0 ? n_parts : 1);
+    return n > LEAST_CHUNKS ? n : LEAST_CHUNKS;
+}
+
+/* Returns how many chunks a window of one sequence should have, out of `most`. */
+static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t most)
+{
+    const int64_t n = ceil_of(most, MOST_WINDOWS);
+    if (a->n_blocks && ctx->cuda->sm90->window_chunks > 0) return ctx->cuda->sm90->window_chunks;
+    if (a->n_blocks) return chunks_in_memory(a, a->n_parts);
     return n > LEAST_CHUNKS ? n : LEAST_CHUNKS;
 }
 
 /*
- * Numbers chunks by sequence, or by part of one (backward_parts.cuh), window_chunks for each. If
- * the tensors have fewer chunks than that, chunks are numbered by the start of their sequence
- * (backward.cuh), in one window.
+ * Returns how many chunks windows through a packed batch of so many numbers should have; 0: windows
+ * should be those of each sequence, as a has them. Lengths are on the device alone, so these are as
+ * many as one sequence of all tokens has, and most find little work. Those through the batch are
+ * full, but may have one sequence alone. Its heads, and those of as many as begin there on average,
+ * have four blocks each: these should be enough for all multiprocessors, unless B is large.
+ */
+static int64_t chunks_through(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t numbers)
+{
+    const int64_t B      = a->rule.batch.B;
+    const int64_t wanted = a->n_blocks ? ctx->cuda->sm90->window_chunks : 0;
+    if (wanted < 0 && !a->cut.units) return -wanted;
+    if (a->n_chunks > numbers) return numbers;
+    if (!a->n_blocks || a->cut.units || a->n_windows < 2 || wanted || B < 1) return 0;
+    const int64_t n = chunks_in_memory(a, 1);
+    return B > FEW || 4 * a->rule.H * (numbers + B * n) >= a->n_blocks * numbers ? n : 0;
+}
+
+/* Cuts a packed batch into windows through it, of about n chunks each. */
+static void cut_through(struct gdn_cu_backward *a, int64_t numbers, int64_t n)
+{
+    a->window_chunks = 0;
+    a->n_windows     = ceil_of(numbers, n);
+    a->n_chunks      = ceil_of(numbers, a->n_windows);
+    if (a->n_windows > 1 && a->n_parts > a->n_chunks) a->n_parts = a->n_chunks;
+}
+
+static bool goes_through(const struct gdn_cu_backward *a)
+{
+    return !a->window_chunks && a->n_windows > 1;
+}
+
+/*
+ * Cuts sequences, or parts of them (backward_parts.cuh), into windows of window_chunks chunks of
+ * each, or a packed batch into windows through it (backward.cuh): on tensor cores, where
+ * chunks_through() says so, and one window if the tensors have fewer chunks than windows of each
+ * sequence would.
  */
 static void cut_windows(const gdn_ctx *ctx, struct gdn_cu_backward *a)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
-    const bool    packed = b->cu_seqlens.data != NULL;
+    const bool    packed  = b->cu_seqlens.data != NULL;
+    const int64_t numbers = b->N / GDN_CU_BACKWARD_CHUNK + b->B;
     int64_t       most   = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
     if (a->cut.units && most > a->cut.each / GDN_CU_BACKWARD_CHUNK)
         most = a->cut.each / GDN_CU_BACKWARD_CHUNK;
@@ -43,10 +85,8 @@ static void cut_windows(const gdn_ctx *ctx, struct gdn_cu_backward *a)
     if (a->window_chunks > most) a->window_chunks = most > 1 ? most : 1;
     a->n_chunks  = a->n_parts * a->window_chunks;
     a->n_windows = most ? ceil_of(most, a->window_chunks) : 1;
-    if (!packed || a->n_chunks <= b->N / GDN_CU_BACKWARD_CHUNK + b->B) return;
-    a->window_chunks = 0;
-    a->n_chunks      = b->N / GDN_CU_BACKWARD_CHUNK + b->B;
-    a->n_windows     = 1;
+    const int64_t n = packed ? chunks_through(ctx, a, numbers) : 0;
+    if (n) cut_through(a, numbers, n);
 }
 
 /* Returns the rows of all chunks' tokens in memory: n_heads heads of n numbers. */
@@ -89,6 +129,27 @@ static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
            gdn_cuda_is_mapped(&a->dout, &r->batch, r->H);
 }
 
+/* Returns how many states before windows memory has: at most one sequence goes on from a window
+ * through the batch. */
+static int64_t n_starts(const struct gdn_cu_backward *a)
+{
+    if (a->n_windows < 2) return 0;
+    return goes_through(a) ? a->n_windows : a->n_parts * a->n_windows;
+}
+
+/* Returns how many gradients of states before windows memory has. */
+static int64_t n_carried(const struct gdn_cu_backward *a)
+{
+    if (a->n_windows < 2) return 0;
+    return goes_through(a) ? 2 : a->n_parts;
+}
+
+/* Returns the entries of the plan (backward_plan.cuh). */
+static int64_t n_planned(const struct gdn_cu_backward *a)
+{
+    return goes_through(a) ? a->n_windows + 1 + a->rule.batch.B + 1 + a->n_windows : 0;
+}
+
 /* Returns the call of gdn_prefill's kernels that computes the states before each window. */
 static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
 {
@@ -100,8 +161,14 @@ static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
     r.checkpoints           = a->starts;
     r.batch.read_pool       = r.from.data ? r.batch.B : -1;
     r.batch.write_pool      = -1;
-    r.batch.checkpoint_pool = r.batch.n_checkpoints = r.batch.B * a->n_windows;
+    r.batch.checkpoint_pool = r.batch.n_checkpoints = n_starts(a);
     r.batch.checkpoint_every                        = a->window_chunks * GDN_CU_BACKWARD_CHUNK;
+    if (!goes_through(a)) return r;
+    const struct gdn_cu_array list = { .data = a->plan, .stride = { 1, 0 }, .dtype = GDN_I64 };
+    r.batch.checkpoint_starts = r.batch.checkpoint_positions = list;
+    if (!a->plan) return r;
+    r.batch.checkpoint_starts.data    = a->plan + a->n_windows + 1;
+    r.batch.checkpoint_positions.data = a->plan + a->n_windows + 1 + r.batch.B + 1;
     return r;
 }
 
@@ -222,7 +289,9 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     }
     cut_windows(ctx, &a);
     if (!a.n_blocks) return a;
-    const int64_t n_heads = (a.cut.units ? a.cut.units : a.rule.batch.B) * a.rule.H;
+    const int64_t n_rows = goes_through(&a) ? ceil_of(a.rule.batch.B, a.n_windows)
+                                            : a.rule.batch.B;
+    const int64_t n_heads = (a.cut.units ? a.cut.units : n_rows) * a.rule.H;
     a.n_strips = is_split(&a) && (wants_state_alone(&a) ? 2 : 4) * n_heads <= a.n_blocks ? 2 : 1;
     if (!wants_state_alone(&a)) cut_first_pass(ctx, options_of(c), &a);
     return a;
@@ -247,9 +316,11 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
 {
     const struct gdn_cu_rule *r = &a->rule;
     const size_t              all = wants_state_alone(a) ? 0 : 1;
-    const size_t chunks = (size_t)a->n_chunks, parts = (size_t)a->n_parts, H = (size_t)r->H;
+    const size_t chunks = (size_t)a->n_chunks, H = (size_t)r->H;
     const size_t rows = 4 * chunks * GDN_CU_BACKWARD_CHUNK, state = 4 * (size_t)a->S.slot;
-    const size_t K = (size_t)r->K, V = (size_t)r->V, between = a->n_windows > 1 ? parts * state : 0;
+    const size_t K = (size_t)r->K, V = (size_t)r->V;
+    const size_t starts = all * (size_t)n_starts(a) * state;
+    const size_t between = (size_t)n_carried(a) * state;
     const struct gdn_room rooms[] = {
         { &a->rule.q.data, rows * (size_t)r->Hq * K },
         { &a->rule.k.data, rows * (size_t)r->Hk * K },
@@ -260,15 +331,16 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
         { &a->S.data, all * chunks * state },
         { &a->J.data, chunks * state },
         { &a->carry.data, between },
-        { &a->starts.data, all * (size_t)a->n_windows * between },
+        { &a->starts.data, starts },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const struct gdn_room mma_rooms[] = {
         { &a->records, chunks * H * (size_t)a->record_bytes },
         { &a->keys, chunks * (size_t)r->Hk * (size_t)a->key_bytes },
         { &a->places, chunks * sizeof *a->places },
+        { &a->plan, (size_t)n_planned(a) * sizeof *a->plan },
         { &a->carry.data, between },
-        { &a->starts.data, all * (size_t)a->n_windows * between },
+        { &a->starts.data, starts },
         { &a->scratch, scratch_bytes(ctx, options, a) },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
@@ -276,6 +348,7 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
         a->n_blocks ? gdn_lay_out_rooms(mma_rooms, sizeof mma_rooms / sizeof *mma_rooms, memory)
                     : gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!has_sums(a)) a->sums = NULL;
+    if (!goes_through(a)) a->plan = NULL;
     if (memory && a->cut.first) walk_bytes(ctx, options, a, a->scratch);
     if (memory && a->n_blocks) a->J.data = (char *)a->cut.states;
     return bytes;
@@ -324,7 +397,7 @@ static enum gdn_kernel_id mma_walks(const struct gdn_cu_backward *a)
 static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool reverse, void *stream)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    const int64_t             n_walks = r->batch.B * r->H * a->n_strips;
+    const int64_t             n_walks = a->n_parts * r->H * a->n_strips;
     const int64_t             n_items = a->n_chunks * r->Hk;
     a->walks = GDN_CU_WALK_FORWARD | (reverse ? GDN_CU_WALK_REVERSE : 0);
     TRY(launch(ctx, a, mma_kernel(a, PREPARE), n_items, GDN_CU_PREPARE_BYTES, stream));
@@ -358,6 +431,16 @@ static bool has_rest(const struct gdn_cu_backward *a)
     return !a->adds && (b->cu_seqlens.data || b->token_start.data || b->token_count.data);
 }
 
+/* Launches the plan of windows through the batch. */
+static gdn_status launch_plan(gdn_ctx *ctx, const struct gdn_cu_backward *a,
+                              struct gdn_cuda_ran *ran, void *stream)
+{
+    enum { THREADS = 256 };
+    if (!a->plan) return GDN_OK;
+    ran->kernels[ran->n++] = GDN_CU_backward_plan;
+    return launch(ctx, a, GDN_CU_backward_plan, ceil_of(a->rule.batch.B, THREADS), 0, stream);
+}
+
 /* Launches the walk to dstate, from the last window to the first, on tensor cores. */
 static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                                struct gdn_cu_backward *a, void *stream)
@@ -368,6 +451,7 @@ static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options
     const enum gdn_kernel_id      walk = mma_kernel(a, takes_half(a) ? HALF_ALONE : WHOLE_ALONE);
     struct gdn_cuda_ran ran = { .n = 0 };
     if (a->cut.first) TRY(gdn_cuda_walk_maps(ctx, &s, &a->cut, &ran, stream));
+    TRY(launch_plan(ctx, a, &ran, stream));
     ran.kernels[ran.n++] = prepare;
     ran.kernels[ran.n++] = walk;
     for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
@@ -402,6 +486,7 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     if (a->n_blocks)
         ran = (struct gdn_cuda_ran){ 3, { mma_kernel(a, PREPARE), mma_walks(a),
                                           mma_kernel(a, HEADS) } };
+    TRY(launch_plan(ctx, a, &ran, stream));
     if (a->by_prefill) {
         const struct gdn_cu_rule     first = first_pass(a);
         const struct gdn_cuda_chunks how   = { .memory = a->scratch, .options = options };

@@ -16,8 +16,11 @@
  *
  * Chunks begin at the first token of a sequence and windows at a chunk, so what a sequence gets
  * does not depend on others. No sum depends on the order in which blocks run.
+ *
+ *     plan       windows through a packed batch, for tensor cores    backward_plan.cuh
  */
 #include "cuda/prefill/backward_chunk.cuh"
+#include "cuda/prefill/backward_plan.cuh"
 #include "cuda/prefill/backward_rows.cuh"
 #include "cuda/prefill/backward_walk.cuh"
 

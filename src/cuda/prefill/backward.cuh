@@ -2,6 +2,10 @@
 /*
  * The common parts of the kernels of gdn_prefill_backward: windows of sequences, and chunks of a
  * window. A chunk has a place in the tensors, and a place in memory, where its rows are numbered.
+ *
+ * Windows are those of each sequence, or go through the batch: then all chunks are numbered by the
+ * start of their sequence (first_by_token()), and a window has as many numbers as memory has
+ * places. A sequence has one number too many at most, which no chunk has.
  */
 #ifndef GDN_CUDA_BACKWARD_CUH
 #define GDN_CUDA_BACKWARD_CUH
@@ -13,9 +17,10 @@ static_assert((int)GDN_CU_BACKWARD_CHUNK <= (int)CHUNK, "chunks of the stages");
 /* The part of a sequence inside a window. Tokens before the window do not count here. */
 struct backward_window {
     struct gdn_cu_seq seq;
-    int64_t           first;    /* the number of its first chunk */
+    int64_t           first;    /* the place in memory of its first chunk */
     int64_t           n_chunks;
-    bool              is_there; /* it has a chunk here, or this is the first window */
+    int64_t           before;   /* its chunks before the window */
+    bool              is_there; /* it has a chunk here, or has none and would begin here */
     bool              is_last;  /* no tokens come after the window */
 };
 
@@ -28,18 +33,25 @@ GDN_DEVICE int64_t first_by_token(const struct gdn_cu_batch &b, int64_t row)
     return (first - start) / GDN_CU_BACKWARD_CHUNK + row;
 }
 
-/* Returns the window of a sequence, or of a part of one. first: the number of its first chunk. */
+/* Returns the window of a sequence, or of a part of one. first: the place in memory of its first
+ * chunk if windows are its own, else the number of that chunk. */
 GDN_DEVICE struct backward_window window_of(const struct gdn_cu_backward &a,
                                             const struct gdn_cu_seq &s, int64_t first)
 {
-    const int64_t          most = a.window_chunks * GDN_CU_BACKWARD_CHUNK, before = a.window * most;
+    const bool             through = a.window_chunks == 0;
+    const int64_t          most = through ? a.n_chunks : a.window_chunks;
+    const int64_t          begin = a.window * most - (through ? first : 0); /* in the sequence */
+    const int64_t          late = begin < 0 ? -begin : 0; /* chunks of others, before its first */
+    const int64_t          room = (most - late) * GDN_CU_BACKWARD_CHUNK;
     struct backward_window w = {};
-    w.seq     = s;
-    w.first   = first;
-    w.is_last = !most || w.seq.n_valid - before <= most;
-    w.is_there = a.window == 0 || w.seq.n_valid > before;
-    w.seq.first += before;
-    w.seq.n_valid = clamp64(w.seq.n_valid - before, 0, most ? most : w.seq.n_valid);
+    w.seq    = s;
+    w.first  = through ? late : first;
+    w.before = begin < 0 ? 0 : begin;
+    w.seq.first += w.before * GDN_CU_BACKWARD_CHUNK;
+    w.seq.n_valid -= w.before * GDN_CU_BACKWARD_CHUNK;
+    w.is_last     = w.seq.n_valid <= room;
+    w.is_there    = room > 0 && (w.before == 0 || w.seq.n_valid > 0);
+    w.seq.n_valid = clamp64(w.seq.n_valid, 0, room > 0 ? room : 0);
     w.n_chunks    = chunks_of(w.seq.n_valid, GDN_CU_BACKWARD_CHUNK);
     return w;
 }
@@ -70,13 +82,15 @@ GDN_DEVICE struct backward_chunk chunk_at(const struct backward_window &w, int64
     return c;
 }
 
-/* Returns the sequence, or the part of one, that has chunk `number`, if any has. */
-GDN_DEVICE int64_t row_of_chunk(const struct gdn_cu_backward &a, int64_t number)
+/* Returns the sequence, or the part of one, that has the chunk at a place in memory, if any has. */
+GDN_DEVICE int64_t row_of_chunk(const struct gdn_cu_backward &a, int64_t place)
 {
     const struct gdn_cu_batch &b = a.rule.batch;
-    int64_t                    row = 0, end = b.B; /* it is of one of the sequences [row, end) */
-    if (a.window_chunks) row = number / a.window_chunks;
-    while (!a.window_chunks && end - row > 1) {
+    const int64_t              number = a.window * a.n_chunks + place;
+    if (a.window_chunks) return place / a.window_chunks;
+    int64_t row = a.plan ? a.plan[a.window] : 0; /* it is of one of the sequences [row, end) */
+    int64_t end = a.plan ? a.plan[a.window + 1] + 1 : b.B;
+    while (end - row > 1) {
         const int64_t middle = row + (end - row) / 2;
         if (first_by_token(b, middle) <= number) row = middle;
         else end = middle;
@@ -84,12 +98,12 @@ GDN_DEVICE int64_t row_of_chunk(const struct gdn_cu_backward &a, int64_t number)
     return row;
 }
 
-/* Returns chunk `number`. n is 0 if no sequence has it. */
+/* Returns the chunk at a place in memory. n is 0 if no sequence has it. */
 GDN_DEVICE struct backward_chunk find_backward_chunk(const struct gdn_cu_backward &a,
-                                                     int64_t number)
+                                                     int64_t place)
 {
-    const struct backward_window w = find_window(a, row_of_chunk(a, number));
-    return chunk_at(w, number - w.first);
+    const struct backward_window w = find_window(a, row_of_chunk(a, place));
+    return chunk_at(w, place - w.first);
 }
 
 GDN_DEVICE float *row_in(const struct gdn_rows &rows, const struct backward_chunk &c, int t,

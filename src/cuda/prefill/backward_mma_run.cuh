@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_prefill_backward on tensor cores, for 16 bits and K and V of up to 128 (formulas:
- * docs/design/math.md, section 13; the windows: backward.cu). Of each window, from the last to the
+ * docs/design/math.md, section 13; the windows: backward.cuh). Of each window, from the last to the
  * first:
  *
  *     prepare        vectors, T and P of each chunk and state head          backward_prepare.cuh

@@ -23,9 +23,8 @@ struct backward_part {
 /* Returns the window of a whole sequence. */
 GDN_DEVICE struct backward_part whole_part(const struct gdn_cu_backward &a, int64_t row)
 {
-    const struct backward_part p = { find_window(a, row), row, row, -1, a.window * a.window_chunks,
-                                     true };
-    return p;
+    const struct backward_window in = find_window(a, row);
+    return { in, row, row, -1, in.before, true };
 }
 
 /* All threads of a warp call it. */
@@ -53,20 +52,20 @@ GDN_DEVICE struct backward_part find_part(const struct gdn_cu_backward &a, int64
     p.chunk   = start / GDN_CU_BACKWARD_CHUNK;
     p.in      = window_of(a, s, a.window_chunks ? number * a.window_chunks
                                                 : first_by_token(batch, p.row) + p.chunk);
-    p.chunk += a.window * a.window_chunks;
+    p.chunk += p.in.before;
     return p;
 }
 
-/* Returns chunk `number` of those in memory. The part is then as if its window began with it. */
-GDN_DEVICE struct stage_chunk find_part_chunk(const struct gdn_cu_backward &a, int64_t number,
+/* Returns the chunk at a place in memory. The part is then as if its window began with it. */
+GDN_DEVICE struct stage_chunk find_part_chunk(const struct gdn_cu_backward &a, int64_t place,
                                               struct backward_part &p)
 {
-    const int64_t      row  = row_of_chunk(a, number);
+    const int64_t      row  = row_of_chunk(a, place);
     struct stage_chunk none = {};
     p = a.window_chunks ? find_part(a, row) : whole_part(a, row);
     if (!p.in.is_there) return none;
-    p.chunk += number - p.in.first;
-    return chunk_at(p.in, number - p.in.first).in;
+    p.chunk += place - p.in.first;
+    return chunk_at(p.in, place - p.in.first).in;
 }
 
 /* Returns how many chunks of the window count for a head, at most, if there are so many. */

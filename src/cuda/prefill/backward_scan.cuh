@@ -18,6 +18,7 @@
 
 #include "cuda/prefill/backward_mma.cuh"
 #include "cuda/prefill/backward_parts.cuh"
+#include "cuda/prefill/backward_plan.cuh"
 #include "cuda/prefill/backward_walk.cuh"
 
 /* The chunks that a block walks through. */
@@ -313,24 +314,32 @@ GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
     }
 }
 
-/* Returns the slot of the state before the window. Checkpoints are numbered through the batch. */
+/* Returns the slot of the state before a window. Checkpoints are numbered through the batch. */
 GDN_DEVICE int64_t start_of(const struct gdn_cu_backward &a, int64_t row, int64_t window)
 {
     const int64_t every = a.window_chunks * CHUNK;
     long long     before = 0;
+    if (a.plan) return window;
     if (!a.by_prefill) return row * a.n_windows + window;
     for (int64_t i = threadIdx.x % 32; i < row; i += 32)
         before += range_of(a.rule.batch, i).n_valid / every;
     return sum_warp(before) + window - 1;
 }
 
+/* Returns the slot of J before a window. With a plan one block may read the slot of the window
+ * behind while another writes that of its own. */
+GDN_DEVICE int64_t carry_of(const struct gdn_cu_backward &a, const struct backward_part &p,
+                            int64_t window)
+{
+    return a.plan ? window % 2 : p.number;
+}
 /* Return where J after the window is, and where that before it goes: for the next window, for the
  * join of units, or to the caller. */
 GDN_DEVICE struct stage_strip gradient_behind(const struct gdn_cu_backward &a,
                                               const struct walk_item &own,
                                               const struct backward_part &p)
 {
-    if (!p.in.is_last) return strip_of(a, own, a.carry, p.number);
+    if (!p.in.is_last) return strip_of(a, own, a.carry, carry_of(a, p, a.window + 1));
     struct stage_strip ends = strip_of(a, own, a.dstate_out, p.row);
     if (!p.ends) ends.n = 0; /* zero */
     return ends;
@@ -339,7 +348,7 @@ GDN_DEVICE struct stage_strip gradient_before(const struct gdn_cu_backward &a,
                                               const struct walk_item &own,
                                               const struct backward_part &p)
 {
-    if (a.window) return strip_of(a, own, a.carry, p.number);
+    if (p.in.before) return strip_of(a, own, a.carry, carry_of(a, p, a.window));
     return p.unit < 0 ? strip_of(a, own, a.rule.to, p.row) : strip_of(a, own, a.J, p.unit);
 }
 
@@ -358,7 +367,7 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     struct scan_turn         turn = { 0, 0 };
     scan_state               S;
     if (Shared::reverse) load_scan(S, gradient_behind(a, own, p), 1 / a.drop);
-    else if (a.window) load_scan(S, strip_of(a, own, a.starts, start_of(a, p.row, a.window)), 1);
+    else if (in.before) load_scan(S, strip_of(a, own, a.starts, start_of(a, p.row, a.window)), 1);
     else load_scan(S, strip_of(a, own, a.rule.from, p.row), 1);
 #pragma unroll 1
     for (int i = (int)in.n_chunks; in_warp(i > 0); i--) {
@@ -378,7 +387,7 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     }
     if (Shared::reverse) {
         const struct stage_strip place = gradient_before(a, own, p);
-        if (place.view.data) store_scan(place, S, a.drop, !a.window && a.adds);
+        if (place.view.data) store_scan(place, S, a.drop, !in.before && a.adds);
     } else if (!in.is_last && !a.by_prefill) {
         store_scan(strip_of(a, own, a.starts, start_of(a, p.row, a.window + 1)), S, 1, false);
     }
@@ -412,7 +421,9 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
 /* Finds the part, the head and the columns of walk `item`. Returns false if it has no chunks. */
 GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, int64_t item)
 {
-    w.part = find_part(a, item / a.n_strips / a.rule.H);
+    const int64_t number = row_of_walk(a, item / a.n_strips / a.rule.H);
+    if (in_warp(a.plan && number >= a.rule.batch.B)) return false;
+    w.part = find_part(a, number);
     w.head = (int)(item / a.n_strips % a.rule.H);
     w.col  = (int)(item % a.n_strips) * 64;
     stop_part(a, w.part, w.head);
@@ -422,7 +433,7 @@ GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, in
 /* Runs the walks. Blocks of reverse walks come first, because they take longer. */
 template <int groups> GDN_DEVICE void backward_mma_walks(const struct gdn_cu_backward &a)
 {
-    const int64_t   n_walks = a.rule.batch.B * a.rule.H * a.n_strips;
+    const int64_t   n_walks = a.n_parts * a.rule.H * a.n_strips;
     struct scan_way w;
     if (!find_way(w, a, blockIdx.x % n_walks)) return;
     if (in_warp(a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks))

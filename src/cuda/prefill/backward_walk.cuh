@@ -69,7 +69,7 @@ GDN_DEVICE void backward_forward(const struct gdn_cu_backward &a)
     const struct backward_window in = find_window(a, w.b);
     const int64_t                window = w.b * a.n_windows + a.window;
     if (!in.is_there) return;
-    load_strip(sh.S, a.window ? strip_of(a, w, a.starts, window) : strip_of(a, w, r.from, w.b),
+    load_strip(sh.S, in.before ? strip_of(a, w, a.starts, window) : strip_of(a, w, r.from, w.b),
                false);
     for (int64_t i = 0; i < in.n_chunks; i++) {
         const struct backward_chunk c  = chunk_at(in, i);
@@ -159,7 +159,7 @@ GDN_DEVICE void step_back(struct reverse_shared &sh, const struct gdn_cu_rule &r
     update_state(s, r.k, c.own, source_head(r, head, r.Hk), r.K, keys);
 }
 
-/* Stores dstate, in the first window. */
+/* Stores dstate, in the window with the first chunk. */
 GDN_DEVICE void store_gradient(float (*J)[STRIP + PAD], const struct stage_strip &s, bool adds)
 {
     for (int i = threadIdx.x; i < s.K * STRIP && adds; i += THREADS) {
@@ -190,7 +190,7 @@ GDN_DEVICE void backward_reverse(const struct gdn_cu_backward &a)
         store_columns(a.z, sh.z, c, w);
         step_back(sh, r, c, w.head);
     }
-    if (a.window) store_strip(strip_of(a, w, a.carry, w.b), s.S);
+    if (in.before) store_strip(strip_of(a, w, a.carry, w.b), s.S);
     else if (r.to.data) store_gradient(s.S, strip_of(a, w, r.to, w.b), a.adds);
 }
 

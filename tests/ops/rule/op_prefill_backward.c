@@ -640,9 +640,10 @@ static void nan_is_skipped(void)
 /* ---- Tensor cores -------------------------------------------------------------------------- */
 
 /* The calls in 16 bits with K and V of up to 128, which Hopper's tensor cores take. */
+enum { MOST_ROWS = 14, EMPTY = -1 };
 struct wide_call {
     const char *name;
-    int64_t     T[4];
+    int64_t     T[MOST_ROWS];
     int         Hk, H, gate, norm, map, beta;
     double      strength; /* of log gates: from -strength to 0; below 0: some forget */
     bool        states, adds, f32; /* f32: gradients */
@@ -653,8 +654,8 @@ static gdn_prefill_backward_args make_wide(const struct wide_call *w)
 {
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
     gdn_batch                *t = ring2_heap(sizeof *t);
-    int64_t                   cu[5] = { 0 }, n = 0;
-    for (; n < 4 && w->T[n]; n++) cu[n + 1] = cu[n] + w->T[n];
+    int64_t                   cu[MOST_ROWS + 1] = { 0 }, n = 0;
+    for (; n < MOST_ROWS && w->T[n]; n++) cu[n + 1] = cu[n] + (w->T[n] == EMPTY ? 0 : w->T[n]);
     const int64_t N = cu[n], H = w->H, K = w->K, V = w->V;
     const int32_t A = w->dtype, out = w->f32 ? GDN_F32 : A;
     *t = gdn_batch_init(), t->cu_seqlens = ring2_indices(GDN_I32, n + 1, cu), a.batch = t;
@@ -771,6 +772,97 @@ static void wide_nan(void)
     expect_nan(GDN_F16);
 }
 
+/* ---- Windows through a batch ----------------------------------------------------------------- */
+
+/* A call, its gradients fresh, with so many chunks of a window. */
+static gdn_prefill_backward_args run_windows(const gdn_prefill_backward_args *call, int64_t chunks)
+{
+    gdn_prefill_backward_args a = *call;
+    for (int i = 0; i < N_GRADIENTS; i++) {
+        gdn_tensor *t = (gdn_tensor *)ring2_gradient(&a, i);
+        if (!t->data) continue;
+        *t = ring2_clone(t);
+        ring2_fill_value(t, 7);
+    }
+    ring2_windows(chunks);
+    run(ring2_ctx(1), &a);
+    const bool through = strstr(gdn_last_kernel(ring2_ctx(1)), "backward_plan") != NULL;
+    CHECK(through == (chunks < 0), "%d chunks: %s", (int)chunks, gdn_last_kernel(ring2_ctx(1)));
+    ring2_windows(0);
+    return a;
+}
+
+/* Long, short and empty sequences, more than a window has chunks. Windows change no bit of what is
+ * computed with GDN_BATCH_INVARIANT. Else states before them come from gdn_prefill's kernels. */
+static void windows_through(void)
+{
+    static const struct wide_call w = { "", { 3, 300, EMPTY, 64, 1, 1, 130, 2, 65, 192, 1, EMPTY },
+                                        1, 2, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false,
+                                        64, 72, B16 };
+    static const int64_t starts[] = { 1, 0, 0, 64, 0, 1, 70, 0, 0, 3, 0, 0 };
+    static const int64_t counts[] = { 2, 300, 0, 0, 1, 0, 60, 1, 64, 189, 1, 0 };
+    static const int64_t chunks[] = { -1, -2, -5, 1 };
+    if (!ring2_windows(0)) {
+        ring2_skip("on Hopper");
+        return;
+    }
+    for (int masked = 0; masked < 2; masked++) {
+        gdn_prefill_backward_args a = make_wide(&w), alone;
+        gdn_batch                *t = ring2_heap(sizeof *t);
+        *t = *a.batch, a.batch = t;
+        if (masked) {
+            t->token_start = ring2_indices(GDN_I32, 12, starts);
+            t->token_count = ring2_indices(GDN_I64, 12, counts);
+        }
+        ring2_windows(masked ? -3 : -1);
+        ring2_give_workspace(ring2_ctx(1), GDN_OP_PREFILL_BACKWARD, &a);
+        ring2_gradients_check(ring2_ctx(1), &a);
+        a.workspace = NULL, a.workspace_bytes = 0;
+        a.flags = GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP;
+        const gdn_prefill_backward_args want = run_windows(&a, 0);
+        alone                                = a;
+        alone.dq = alone.dk = alone.dv = alone.dg = alone.dbeta = (gdn_tensor){ 0 };
+        alone.dA_log = alone.ddt_bias = (gdn_tensor){ 0 };
+        for (int i = 0; i < 4; i++) {
+            gdn_prefill_backward_args got = run_windows(&a, chunks[i]);
+            got.dA_log = want.dA_log, got.ddt_bias = want.ddt_bias; /* sums over the batch */
+            expect_bits("windows", &got, &want);
+        }
+        const gdn_prefill_backward_args got = run_windows(&alone, masked ? -1 : -4);
+        ring2_expect_bits("dstate alone", &got.dstate, &want.dstate);
+    }
+}
+
+/* A batch of many sequences needs about as much memory as one of as many tokens: at most what gdn.h
+ * says of it. */
+static void memory_of_windows(void)
+{
+    enum { B = 29, N = 131072, Hk = 16, H = 32, D = 128, CHUNKS = 156 };
+    gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
+    gdn_batch                 t = gdn_batch_init();
+    size_t                    bytes;
+    int64_t                   cu[B + 1] = { 0 };
+    if (!ring2_windows(0)) {
+        ring2_skip("on Hopper");
+        return;
+    }
+    for (int i = 1; i <= B; i++) cu[i] = (int64_t)N * i / B;
+    t.cu_seqlens = ring2_indices(GDN_I32, B + 1, cu), a.batch = &t;
+    gdn_tensor *const all[] = { &a.q, &a.k, &a.dq, &a.dk, &a.v, &a.dv, &a.dout,
+                                &a.g, &a.beta, &a.dg, &a.dbeta };
+    for (int i = 0; i < 11; i++) { /* nothing is read */
+        void *const data = (void *)((uintptr_t)(i + 1) << 36);
+        *all[i] = i < 7 ? gdn_dense(data, GDN_BF16, 3, N, i < 4 ? Hk : H, D, 0)
+                        : gdn_dense(data, GDN_F32, 2, N, H, 0, 0);
+    }
+    ring2_status(ring2_ctx(1), "bytes",
+                 gdn_workspace_bytes(ring2_ctx(1), GDN_OP_PREFILL_BACKWARD, &a, &bytes), GDN_OK);
+    const int64_t windows = (N / 64 + B) / CHUNKS + 1;
+    const int64_t most = (640 << 20) + 4 * (int64_t)H * D * D * (windows + 2) + 16 * windows +
+                         8 * B + 128 + 768 + 5 * 132 * (4 * D * 2 * D + 8) + 192;
+    CHECK((int64_t)bytes <= most, "%zu bytes, %lld at most", bytes, (long long)most);
+}
+
 static void multiply(const gdn_tensor *t, double by)
 {
     for (int64_t i = 0; i < ring2_count(t); i++) ring2_set(t, i, by * ring2_get(t, i));
@@ -790,7 +882,8 @@ static void f16_ranges(void)
     ring2_gradients_check(ring2_ctx(1), &a);
 }
 
-/* Whole; and in windows, before which states are those of gdn_prefill's kernels, or of the walk. */
+/* Whole; and in windows, before which states are those of gdn_prefill's kernels, or of the walk.
+ * Every other call has windows through the batch, or of each sequence. */
 static void run_wide_calls(void)
 {
     static const struct {
@@ -799,11 +892,14 @@ static void run_wide_calls(void)
         uint32_t    flags;
     } cuts[] = { { "", 0, 0 },
                  { ", windows", 1, 0 },
+                 { ", windows through, of the walk", -2, GDN_BATCH_INVARIANT },
+                 { "", 0, 0 },
+                 { ", windows through", -1, 0 },
                  { ", windows of the walk", 2, GDN_BATCH_INVARIANT } };
     const int n_cuts = ring2_windows(0) ? 3 : 1, n = sizeof wide_calls / sizeof *wide_calls;
     for (int i = 0; i < n * n_cuts; i++) {
         const struct wide_call *w = &wide_calls[i / n_cuts];
-        const int               how = i % n_cuts;
+        const int               how = i % n_cuts + i / n_cuts % 2 * 3;
         if (!ring2_begin("tensor cores: %s %s%s", w->dtype == B16 ? "bf16" : "f16", w->name,
                          cuts[how].name))
             continue;
@@ -832,6 +928,8 @@ int main(int argc, char **argv)
         { "NaN of what does not count", nan_is_skipped },
         { "tensor cores: NaN", wide_nan },
         { "tensor cores: ranges of f16", f16_ranges },
+        { "tensor cores: windows through a batch", windows_through },
+        { "tensor cores: memory of windows", memory_of_windows },
     };
     static int           cases[300][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };

@@ -930,9 +930,20 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * Dtypes other than 8 bits ignore `rounding`: they round to nearest even.
  */
 
-/* ---- Splitting and early stop (GPU) -------------------------------------------------------- */
+/* ---- Sequences of one token, splitting and early stop (GPU) ---------------------------------- */
 
 /*
+ * Sequences of one token (GPU). If the sequences of a packed call of gdn_prefill have fewer than
+ * 1024 tokens on average, kernels of gdn_decode compute those of one token. So a step of an engine,
+ * prompts among single tokens, is one call.
+ *
+ *   when      compute capability 9.0, no GDN_BATCH_INVARIANT, K = 128, V a multiple of 16 (64 with
+ *             GDN_STATE_KV), q, k, v and out of one dtype of 16 bits, states of that dtype or f32,
+ *             which the call reads, grouped heads, and none of token_start, token_count, written
+ *             checkpoints and GDN_PAD_SINK.
+ *   bits      Those of gdn_decode, not those that gdn_prefill gives a sequence alone: equal to
+ *             rounding.
+ *
  * Splitting, and early stop (GPU). If sequences are too few and long to fill a GPU, gdn_prefill
  * splits them into segments. It computes segments at the same time, up to four times as fast.
  *
@@ -942,8 +953,8 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *             the device, GDN_NO_EARLY_STOP with norm, and the lengths in cu_seqlens: how many
  *             sequences are long, how long they are together, and the longest.
  *   bits      Each cut rounds once more. The same call gives the same bits (G3). A sequence of
- *             another batch may be cut elsewhere. If gdn_last_kernel() names no summaries, nothing
- *             was cut, and the bits do not depend on the batch.
+ *             another batch may be cut elsewhere. If gdn_last_kernel() names neither summaries nor
+ *             a kernel of decode, the bits do not depend on the batch.
  *   memory    Values between segments are in the workspace. To capture such a call into a graph,
  *             pass a workspace, or first run a call that needs as much.
  *

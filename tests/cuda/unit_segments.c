@@ -334,6 +334,29 @@ static void any_lengths(void)
     CHECK(n_chosen > 1000, "%d batches are cut", n_chosen);
 }
 
+/* Steps of an engine, a prompt among single tokens: clusters or wide blocks, and a plan, as
+ * bench/engine_step.py found them fastest. A batch of many more tokens is taken to be even. */
+static void steps(void)
+{
+    static const struct {
+        int64_t H, N, B;
+        bool    wide, planned;
+    } of[] = {
+        { 32, 520, 9, false, false }, { 32, 2080, 33, false, false },
+        { 32, 8256, 65, false, false }, { 32, 640, 129, true, false },
+        { 8, 2176, 129, false, false }, { 8, 8256, 65, false, true },
+        { 64, 520, 9, true, false }, { 64, 2080, 33, true, false },
+        { 64, 640, 129, true, false },
+        { 32, 16500, 500, true, true },
+    };
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        const struct gdn_cu_batch b = { .B = of[i].B, .T = of[i].N, .N = of[i].N };
+        const struct gdn_cuda_cut c = find_said(&b, of[i].H, 0);
+        CHECK(c.wide == of[i].wide && c.planned == of[i].planned, "%d: wide %d, planned %d", (int)i,
+              c.wide, c.planned);
+    }
+}
+
 /* ---- Against what an H200 took ------------------------------------------------------------- */
 
 /* Measured cuts of a sequence in chunks of 64 tokens, as chunks of the first segment and of
@@ -454,6 +477,7 @@ int main(int argc, char **argv)
         { "segments: early stop", early_stop },
         { "segments: rows", rows },
         { "segments: any lengths", any_lengths },
+        { "segments: steps", steps },
         { "segments: as measured", as_measured },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);

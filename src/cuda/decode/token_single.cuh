@@ -15,7 +15,7 @@ struct single_place : one_place {
     __device__ __forceinline__ bool fresh(void) const { return is_fresh; }
 };
 
-/* What a lane finds of its sequence. */
+/* The sequence of a lane. */
 struct single_look {
     struct single_place place;
     bool                is_single, is_real; /* real: no padding */

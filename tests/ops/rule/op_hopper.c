@@ -41,7 +41,7 @@ static gdn_ctx *open_for(const struct form *f)
 /* Long enough that places of gates, of which there are most, are used again. */
 static gdn_rule_args take(const struct form *f, int32_t dtype, bool norm)
 {
-    static const int64_t lengths[] = { 65, 0, 700 };
+    static const int64_t lengths[] = { 65, 0, 710 };
     static const int     heads[3]  = { 1, 1, 1 };
     gdn_rule_args a = ring2_rule_packed(dtype, GDN_F32, 3, lengths, heads, f->K, f->V, NULL);
     ring2_rule_inputs(&a, !norm, -0.05);

@@ -28,7 +28,8 @@ static gdn_rule_args take(int i, gdn_batch **batch)
     static const int heads[3] = { 2, 2, 4 };
     const int32_t    io = i & 1 ? GDN_F16 : GDN_BF16, states = i & 2 ? GDN_F32 : io;
     const int64_t    V = i & 4 ? 64 : 128;
-    gdn_rule_args    a = ring2_rule_packed(io, states, B, batches[i / 8 % N_BATCHES], heads, K, V, batch);
+    const int64_t   *lengths = batches[i / 8 % N_BATCHES];
+    gdn_rule_args    a = ring2_rule_packed(io, states, B, lengths, heads, K, V, batch);
     gdn_batch       *b = *batch;
     const int64_t    H = heads[2];
     a.state_layout     = i & 8 ? GDN_STATE_KV : GDN_STATE_VK;
@@ -58,8 +59,7 @@ static void against_float64(void)
     }
 }
 
-/* Whatever else the batch holds, a sequence gets the same bits with GDN_BATCH_INVARIANT: it is left
- * to nobody. */
+/* With GDN_BATCH_INVARIANT a sequence has the bits that it has alone, so prefill keeps it. */
 static void batch_invariant(void)
 {
     gdn_ctx  *ctx = ring2_hopper(0, 0);

@@ -20,9 +20,9 @@ enum { CHUNK = 64, MOST_ROOM = 5 };
  * small part. _APART: where the others have wide blocks. */
 enum { UNEVEN = 125, LONG = 80, LONG_APART = 60, LEAST_UNEVEN = 70000, LEAST_APART = 120000 };
 
-/* A packed batch of at most STEP_TOKENS, STEP_MEAN of a sequence, is taken to be a step of an engine:
- * one prompt, and sequences of one token, which decode takes. Nanoseconds that decode takes for a
- * head of one of these, and that launches without work take. */
+/* A packed batch of at most STEP_TOKENS, and STEP_MEAN of a sequence on average, is taken to be a
+ * step of an engine: one prompt, and sequences of one token, which decode takes. Nanoseconds that
+ * decode takes for a head of one of these, and that launches without work take. */
 enum { STEP_TOKENS = 16384, STEP_MEAN = 256, STEP_DECODE = 31, IDLE = 15000 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -159,7 +159,8 @@ static bool is_step_wide(const struct gdn_cuda_shape *s)
 
 /* Returns true if a step could lose more by whole sequences than an even batch by launches without
  * work. */
-static bool is_step_long(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *even, bool wide)
+static bool is_step_long(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *even,
+                         bool wide)
 {
     const struct gdn_plan_batch prompt = describe_prompt(s);
     const float                 cut = plan_best(&prompt).times.all, time = plan_whole(even, wide);

@@ -67,8 +67,8 @@ struct gdn_plan_batch {
 };
 
 /* The sequences of more than cut.whole tokens: how many there are, and their tokens. apart: of more
- * than a->split tokens. The tokens of the longest, and of the longest that is not apart. singles: of
- * one token, which decode takes. */
+ * than a->split tokens. The tokens of the longest, and of the longest that is not apart. singles:
+ * of one token, which decode takes. */
 struct gdn_plan_long {
     int64_t n, tokens, apart, apart_tokens, longest, short_one, singles;
 };

@@ -11,6 +11,7 @@ Raw gates, the norm of q and k inside, states in slots of a pool. `one` is a pre
 They are captured, and replayed in turns with 256 MB written before each.
 """
 import argparse
+import itertools
 import json
 import pathlib
 import statistics
@@ -23,9 +24,9 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "peers" / "gpu"))
 from race_gpu import FLUSH, commit, graph_of, rounds  # noqa: E402
 
-STEPS = tuple((hk, hv, prompts, rows) for hk, hv in ((16, 32), (2, 8), (16, 64)) for prompts, rows in (
-    ((512,), 128), ((2048,), 32), ((2048,), 128), ((8192,), 64), ((1024, 300, 4000), 64),
-    ((64,), 8), ((512,), 8)))
+HEADS = (16, 32), (2, 8), (16, 64)
+BATCHES = (((512,), 128), ((2048,), 32), ((2048,), 128), ((8192,), 64), ((1024, 300, 4000), 64),
+           ((64,), 8), ((512,), 8))
 
 
 def inputs(hk, hv, N, B):
@@ -61,8 +62,7 @@ def decode(x, first, slots):
                               stream=torch.cuda.current_stream())
 
 
-def measure(step, options, flush):
-    hk, hv, prompts, rows = step
+def measure(hk, hv, prompts, rows, options, flush):
     N, B = sum(prompts) + rows, len(prompts) + rows
     x = inputs(hk, hv, N, B)
     slots = torch.arange(0, 2 * B, 2, dtype=torch.int32, device="cuda")
@@ -84,8 +84,8 @@ def main():
     options = p.parse_args()
     isa = own_context().isa
     flush = torch.empty(FLUSH, dtype=torch.uint8, device="cuda")
-    for step in STEPS:
-        line = measure(step, options, flush)
+    for (hk, hv), (prompts, rows) in itertools.product(HEADS, BATCHES):
+        line = measure(hk, hv, prompts, rows, options, flush)
         line.update(commit=options.commit, command="engine_step.py", isa=isa,
                     device=torch.cuda.get_device_name())
         print(json.dumps(line), flush=True)

@@ -288,7 +288,7 @@ static const char *why_not_token_packed(const struct gdn_decode_call *c)
     return why_not_whole(c->rule, a);
 }
 
-/* ---- Sequences of one token that gdn_prefill leaves out --------------------------------------- */
+/* ---- Sequences of one token that gdn_prefill leaves out ------------------------------------ */
 
 static const char *why_not_singles(const struct gdn_decode_call *c)
 {

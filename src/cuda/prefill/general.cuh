@@ -117,8 +117,8 @@ GDN_DEVICE void load_tile(char *to, int to_row, const char *from, int64_t from_r
 /* Keys or queries; of the most that the tile has room for, and aligned, by the shorter code, if it
  * is that. */
 template <int rows, int most>
-GDN_DEVICE void load_keys(char *to, int to_row, const char *from, int64_t from_row, int n, int bytes,
-                          int wide)
+GDN_DEVICE void load_keys(char *to, int to_row, const char *from, int64_t from_row, int n,
+                          int bytes, int wide)
 {
     if (most <= 512 && wide == 16 && bytes == most)
         load_whole_rows<rows, most>(to, to_row, from, from_row, n);

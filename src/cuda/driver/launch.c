@@ -298,45 +298,53 @@ void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *
 
 /* ---- What kernels read --------------------------------------------------------------------- */
 
+/* In place, see gdn_rows_of(). */
+static void fill_array(struct gdn_cu_array *to, const gdn_tensor *t)
+{
+    *to = (struct gdn_cu_array){ .data = t->data };
+    if (!t->data) return;
+    to->dtype = t->dtype;
+    for (int i = 0; i < 2 && i < t->ndim; i++) to->stride[i] = t->size[i] > 1 ? t->stride[i] : 0;
+    if (t->ndim > 1) to->n_columns = t->size[1] < INT32_MAX ? (int32_t)t->size[1] : INT32_MAX;
+}
+
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t)
 {
-    struct gdn_cu_array a = { .data = t->data, .dtype = t->dtype };
-    for (int i = 0; i < 2 && i < t->ndim; i++) a.stride[i] = t->size[i] > 1 ? t->stride[i] : 0;
-    if (t->ndim > 1) a.n_columns = t->size[1] < INT32_MAX ? (int32_t)t->size[1] : INT32_MAX;
+    struct gdn_cu_array a;
+    fill_array(&a, t);
     return a;
 }
 
-struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
-                                   const struct gdn_plan_pools *pools)
+void gdn_cuda_fill_batch(struct gdn_cu_batch *to, const struct gdn_plan *plan,
+                         const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools)
 {
-    const gdn_batch *b = &plan->batch;
-    return (struct gdn_cu_batch){
-        .cu_seqlens           = gdn_cuda_array(&b->cu_seqlens),
-        .read_slots           = gdn_cuda_array(&b->read_slots),
-        .write_slots          = gdn_cuda_array(&b->write_slots),
-        .has_initial_state    = gdn_cuda_array(&b->has_initial_state),
-        .num_accepted_tokens  = gdn_cuda_array(&b->num_accepted_tokens),
-        .token_start          = gdn_cuda_array(&b->token_start),
-        .token_count          = gdn_cuda_array(&b->token_count),
-        .parents              = gdn_cuda_array(&b->parents),
-        .path                 = gdn_cuda_array(&b->path),
-        .checkpoint_starts    = gdn_cuda_array(&b->checkpoint_starts),
-        .checkpoint_positions = gdn_cuda_array(&b->checkpoint_positions),
-        .checkpoint_slots     = gdn_cuda_array(&b->checkpoint_slots),
-        .B                    = plan->B,
-        .T                    = tokens->T,
-        .N                    = tokens->N,
-        .read_pool            = pools->read,
-        .write_pool           = pools->write,
-        .checkpoint_pool      = plan->max_checkpoints ? pools->checkpoint : -1,
-        .checkpoint_every     = b->checkpoint_every,
-        .sink_slot            = b->sink_slot,
-        .first_slot           = b->first_slot,
-        .n_checkpoints        = b->checkpoint_slots.data       ? b->checkpoint_slots.size[0]
-                                : b->checkpoint_positions.data ? b->checkpoint_positions.size[0]
-                                                               : INT64_MAX,
-        .pad_policy           = b->pad_policy,
-        .write                = pools->write < 0 ? GDN_WRITE_NONE : b->write,
-        .padded               = tokens->padded,
-    };
+    const gdn_batch *b       = &plan->batch;
+    fill_array(&to->cu_seqlens, &b->cu_seqlens);
+    fill_array(&to->read_slots, &b->read_slots);
+    fill_array(&to->write_slots, &b->write_slots);
+    fill_array(&to->has_initial_state, &b->has_initial_state);
+    fill_array(&to->num_accepted_tokens, &b->num_accepted_tokens);
+    fill_array(&to->token_start, &b->token_start);
+    fill_array(&to->token_count, &b->token_count);
+    fill_array(&to->parents, &b->parents);
+    fill_array(&to->path, &b->path);
+    fill_array(&to->checkpoint_starts, &b->checkpoint_starts);
+    fill_array(&to->checkpoint_positions, &b->checkpoint_positions);
+    fill_array(&to->checkpoint_slots, &b->checkpoint_slots);
+    to->B                    = plan->B;
+    to->T                    = tokens->T;
+    to->N                    = tokens->N;
+    to->read_pool            = pools->read;
+    to->write_pool           = pools->write;
+    to->checkpoint_pool      = plan->max_checkpoints ? pools->checkpoint : -1;
+    to->checkpoint_every     = b->checkpoint_every;
+    to->sink_slot            = b->sink_slot;
+    to->first_slot           = b->first_slot;
+    to->n_checkpoints        = b->checkpoint_slots.data       ? b->checkpoint_slots.size[0]
+                               : b->checkpoint_positions.data ? b->checkpoint_positions.size[0]
+                                                              : INT64_MAX;
+    to->pad_policy           = b->pad_policy;
+    to->write                = pools->write < 0 ? GDN_WRITE_NONE : b->write;
+    to->padded               = tokens->padded;
+    to->pad                  = 0;
 }

@@ -125,9 +125,11 @@ gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel
  * was the same. */
 void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *line);
 
-/* Return the forms in which kernels read a vector [n] or a matrix, and a batch. */
+/* Returns the form in which kernels read a vector [n] or a matrix; fills in that of a batch. Large
+ * structs are filled in where they are needed, here and below: a copy costs as much as a check. */
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);
-struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
-                                   const struct gdn_plan_pools *pools);
+void                gdn_cuda_fill_batch(struct gdn_cu_batch *to, const struct gdn_plan *plan,
+                                        const struct gdn_tokens     *tokens,
+                                        const struct gdn_plan_pools *pools);
 
 #endif

@@ -49,7 +49,7 @@ else()
     # sm_80 with PTX, which newer chips can compile, and Hopper with all it has.
     set(gencode_sm_90a -gencode arch=compute_90a,code=sm_90a)
     set(gencode_all -gencode arch=compute_80,code=[sm_80,compute_80] ${gencode_sm_90a})
-    set(row_form "GDN_IMAGE\\(([a-z0-9_]+), ([a-z0-9_]+), \"([a-z0-9_/]+)\"\\)")
+    set(row_form "GDN_IMAGE\\(([a-z0-9_]+), ([a-z0-9_]+), [a-z_]+, \"([a-z0-9_/]+)\"\\)")
     file(STRINGS src/cuda/driver/kernels.def images REGEX "^${row_form}")
     # What takes a minute begins first, so that no processor waits for one of these at the end.
     set(long ${images})

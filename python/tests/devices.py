@@ -74,7 +74,8 @@ class FakeCuda(ctypes.Structure):  # struct fake_cuda
                 ("fails", ctypes.c_char_p),
                 ("missing", ctypes.c_char_p), ("lacks", ctypes.c_char_p),
                 ("captures", ctypes.c_int), ("copies", ctypes.c_int),
-                ("n_calls", ctypes.c_int * 64), ("depth", ctypes.c_int), ("launch", Config),
+                ("n_calls", ctypes.c_int * 64), ("depth", ctypes.c_int),
+                ("capture_mode", ctypes.c_int), ("launch", Config),
                 ("kernel", ctypes.c_char_p), ("args", ctypes.c_char * 4096)]
 
     @property

@@ -28,7 +28,6 @@ gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *nam
                            struct gdn_tokens *tokens)
 {
     if (!like->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", name);
-    TRY(gdn_check_tensor(ctx, like, name));
     if (like->ndim != trailing + 1 && like->ndim != trailing + 2)
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %d dimensions, wanted %d (packed) or %d (padded)",
                         name, (int)like->ndim, trailing + 1, trailing + 2);
@@ -50,13 +49,7 @@ gdn_status gdn_plan_check(gdn_ctx *ctx, const struct gdn_tokens *tokens, const g
                           const char *name, int n, const int64_t *trailing)
 {
     int64_t size[GDN_MAX_DIMS + 2] = { 0 };
-    int     ndim                   = 0;
-    if (tokens->padded) {
-        size[ndim++] = tokens->B;
-        size[ndim++] = tokens->T;
-    } else {
-        size[ndim++] = tokens->N;
-    }
+    int     ndim                   = gdn_plan_leading(tokens, size);
     for (int i = 0; i < n; i++) size[ndim++] = trailing[i];
     return gdn_check_shape(ctx, t, name, ndim, size);
 }
@@ -188,25 +181,20 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_batch *b, unsigned takes)
 
 void gdn_plan_add_extents(const gdn_batch *b, struct gdn_extents *all)
 {
-    const struct {
-        const gdn_tensor *t;
-        const char       *name;
+#define ARRAY(name) { offsetof(gdn_batch, name), #name }
+    static const struct {
+        size_t      at;
+        const char *name;
     } arrays[] = {
-        { &b->cu_seqlens, "cu_seqlens" },
-        { &b->read_slots, "read_slots" },
-        { &b->write_slots, "write_slots" },
-        { &b->has_initial_state, "has_initial_state" },
-        { &b->num_accepted_tokens, "num_accepted_tokens" },
-        { &b->token_start, "token_start" },
-        { &b->token_count, "token_count" },
-        { &b->parents, "parents" },
-        { &b->path, "path" },
-        { &b->checkpoint_starts, "checkpoint_starts" },
-        { &b->checkpoint_positions, "checkpoint_positions" },
-        { &b->checkpoint_slots, "checkpoint_slots" },
+        ARRAY(cu_seqlens),         ARRAY(read_slots),           ARRAY(write_slots),
+        ARRAY(has_initial_state),  ARRAY(num_accepted_tokens),  ARRAY(token_start),
+        ARRAY(token_count),        ARRAY(parents),              ARRAY(path),
+        ARRAY(checkpoint_starts),  ARRAY(checkpoint_positions), ARRAY(checkpoint_slots),
     };
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        gdn_add_extent(all, arrays[i].t, arrays[i].name);
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        const gdn_tensor *t = (const void *)((const char *)b + arrays[i].at);
+        if (t->data) gdn_add_extent(all, t, arrays[i].name);
+    }
 }
 
 gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *b, const gdn_tensor *written,
@@ -215,7 +203,8 @@ gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *b, const gdn_t
     struct gdn_extents all;
     all.n = 0;
     gdn_plan_add_extents(b, &all);
-    return gdn_check_apart(ctx, &all, written, name, NULL, NULL);
+    gdn_add_extent(&all, written, name);
+    return gdn_check_apart(ctx, &all, &all.of[all.n - 1], NULL, NULL);
 }
 
 /* Returns slots that a call may write, at most. */
@@ -572,17 +561,6 @@ int64_t gdn_plan_checkpoint_after(const struct gdn_plan *plan, const struct gdn_
 }
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
-
-struct gdn_rows gdn_rows_of(const gdn_tensor *t, const struct gdn_tokens *tokens)
-{
-    struct gdn_rows r = { .data = t->data, .dtype = t->dtype };
-    if (!t->data) return r;
-    int i = 0;
-    if (tokens->padded) r.batch = gdn_step_bytes(t, i++);
-    r.token = gdn_step_bytes(t, i++);
-    r.head  = gdn_step_bytes(t, i);
-    return r;
-}
 
 static void zero_tokens(const struct gdn_rows *out, const struct gdn_seq *s, int64_t from,
                         int64_t to, int64_t n_heads, int64_t n)

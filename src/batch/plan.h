@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 
+#include "core/tensor_check.h"
 #include "core/views.h"
 #include "gdn.h"
 
@@ -47,9 +48,17 @@ struct gdn_tokens {
 };
 
 /* Reads tokens from `like` (q, x or hidden), whose rank is `trailing` for one token, plus one
- * or two. name is for the error. */
+ * or two. It has passed gdn_check_tensor(); name is for the error. */
 gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *name, int trailing,
                            struct gdn_tokens *tokens);
+
+/* Fills in the leading sizes of a tensor of these tokens and returns how many there are. */
+static inline int gdn_plan_leading(const struct gdn_tokens *tokens, int64_t *size)
+{
+    size[0] = tokens->padded ? tokens->B : tokens->N;
+    size[1] = tokens->T; /* of padded ones */
+    return tokens->padded ? 2 : 1;
+}
 
 /* Checks a tensor of the same tokens: leading sizes of `tokens`, then the n trailing sizes
  * (-1: any). */
@@ -125,8 +134,18 @@ int64_t gdn_plan_checkpoint(const struct gdn_plan *plan, const struct gdn_seq *s
 /* Returns the first of them that comes after more than t tokens; s->n_checkpoints: none does. */
 int64_t gdn_plan_checkpoint_after(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
 
-/* A tensor [tokens]... as rows. */
-struct gdn_rows gdn_rows_of(const gdn_tensor *t, const struct gdn_tokens *tokens);
+/* Returns a tensor [tokens]... as rows. Inline: a caller that gets them in memory waits to read
+ * back in wider pieces what has just been written. */
+static inline struct gdn_rows gdn_rows_of(const gdn_tensor *t, const struct gdn_tokens *tokens)
+{
+    const int leading = tokens->padded ? 2 : 1;
+    if (!t->data) return (struct gdn_rows){ .dtype = t->dtype };
+    return (struct gdn_rows){ .data  = t->data,
+                              .dtype = t->dtype,
+                              .batch = tokens->padded ? gdn_step_bytes(t, 0) : 0,
+                              .token = gdn_step_bytes(t, leading - 1),
+                              .head  = gdn_step_bytes(t, leading) };
+}
 
 static inline void *gdn_row(const struct gdn_rows *r, const struct gdn_seq *s, int64_t t,
                             int64_t head)

@@ -43,23 +43,13 @@ static bool is_empty(const gdn_tensor *t)
     return false;
 }
 
-/* The same product as gdn_count(), in the same order. */
-static bool count_fits(const gdn_tensor *t)
-{
-    int64_t n = 1;
-    for (int i = 0; i < t->ndim; i++)
-        if (__builtin_mul_overflow(n, t->size[i], &n)) return false;
-    return true;
-}
-
+/* Finds the span of a view that is not empty. */
 static bool find_span(const gdn_tensor *t, struct span *s)
 {
     const int64_t unit = gdn_unit(t->dtype);
     int64_t       reach;
 
-    *s = (struct span){ 0, 0 };
-    if (is_empty(t)) return true;
-    s->high = unit;
+    *s = (struct span){ 0, unit };
     for (int i = 0; i < t->ndim; i++) {
         if (t->size[i] < 2) continue; /* its stride means nothing */
         if (__builtin_mul_overflow(t->size[i] - 1, t->stride[i], &reach) ||
@@ -83,17 +73,21 @@ static bool span_fits(const gdn_tensor *t, const struct span *s)
 gdn_status gdn_check_tensor(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
 {
     struct span span;
+    int64_t     n    = 1; /* the same product as gdn_count(), in the same order */
+    bool        fits = true;
     if (!t->data) return GDN_OK;
     if (!is_dtype(t->dtype))
         return gdn_fail(ctx, GDN_E_DTYPE, "%s: dtype %d is none", name, (int)t->dtype);
     if (t->ndim < 1 || t->ndim > GDN_MAX_DIMS)
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %d dimensions, wanted 1 to %d", name, (int)t->ndim,
                         GDN_MAX_DIMS);
-    for (int i = 0; i < t->ndim; i++)
+    for (int i = 0; i < t->ndim; i++) {
         if (t->size[i] < 0)
             return gdn_fail(ctx, GDN_E_SHAPE, "%s: size[%d] is %lld, wanted 0 or more", name, i,
                             (long long)t->size[i]);
-    if (!count_fits(t) || !find_span(t, &span) || !span_fits(t, &span))
+        fits = fits && !__builtin_mul_overflow(n, t->size[i], &n);
+    }
+    if (!fits || (n > 0 && (!find_span(t, &span) || !span_fits(t, &span))))
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: sizes and strides leave the address space", name);
     if ((uintptr_t)t->data & (uintptr_t)(gdn_unit(t->dtype) - 1))
         return gdn_fail(ctx, GDN_E_ARG, "%s: data %p, wanted a multiple of %d", name, t->data,
@@ -101,11 +95,9 @@ gdn_status gdn_check_tensor(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
     return GDN_OK;
 }
 
-gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned allowed)
+static gdn_status fail_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned allowed)
 {
-    char list[80];
-    if (!t->data || (is_dtype(t->dtype) && allowed >> t->dtype & 1)) return GDN_OK;
-    list[0] = 0;
+    char list[80] = "";
     for (int i = 0; i < N_DTYPES; i++) {
         const size_t used = strlen(list);
         if (allowed >> i & 1) snprintf(list + used, sizeof list - used, " %s", names[i]);
@@ -113,6 +105,12 @@ gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
     if (!is_dtype(t->dtype))
         return gdn_fail(ctx, GDN_E_DTYPE, "%s: dtype %d, wanted:%s", name, (int)t->dtype, list);
     return gdn_fail(ctx, GDN_E_DTYPE, "%s: %s, wanted:%s", name, names[t->dtype], list);
+}
+
+gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned allowed)
+{
+    if (!t->data || (is_dtype(t->dtype) && allowed >> t->dtype & 1)) return GDN_OK;
+    return fail_dtype(ctx, t, name, allowed);
 }
 
 /* "[3][*]", where -1 is any size. */
@@ -128,17 +126,23 @@ static void print_shape(char *text, size_t bytes, int ndim, const int64_t *size)
     }
 }
 
-gdn_status gdn_check_shape(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int ndim,
-                           const int64_t *size)
+static gdn_status fail_shape(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int ndim,
+                             const int64_t *size)
 {
     char found[GDN_MAX_DIMS * 24], wanted[GDN_MAX_DIMS * 24];
-    bool same = t->ndim == ndim;
-    if (!t->data) return GDN_OK;
-    for (int i = 0; i < ndim && same; i++) same = size[i] < 0 || t->size[i] == size[i];
-    if (same) return GDN_OK;
     print_shape(found, sizeof found, t->ndim, t->size);
     print_shape(wanted, sizeof wanted, ndim, size);
     return gdn_fail(ctx, GDN_E_SHAPE, "%s: %s, wanted %s", name, found, wanted);
+}
+
+gdn_status gdn_check_shape(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int ndim,
+                           const int64_t *size)
+{
+    if (!t->data) return GDN_OK;
+    if (t->ndim != ndim) return fail_shape(ctx, t, name, ndim, size);
+    for (int i = 0; i < ndim; i++)
+        if (size[i] >= 0 && t->size[i] != size[i]) return fail_shape(ctx, t, name, ndim, size);
+    return GDN_OK;
 }
 
 gdn_status gdn_check_dense(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
@@ -160,7 +164,7 @@ gdn_status gdn_check_injective(gdn_ctx *ctx, const gdn_tensor *t, const char *na
     int64_t step[GDN_MAX_DIMS], size[GDN_MAX_DIMS], reach = 0;
     int     n = 0;
     if (!t->data || is_empty(t)) return GDN_OK;
-    for (int i = 0; i < t->ndim; i++) {
+    for (int i = t->ndim - 1; i >= 0; i--) { /* mostly in order */
         if (t->size[i] < 2) continue;
         const int64_t s = t->stride[i] < 0 ? -t->stride[i] : t->stride[i];
         int           j = n++;
@@ -234,15 +238,17 @@ static bool are_interleaved(const gdn_tensor *a, const gdn_tensor *b)
 /* Returns the extent of a tensor that passed gdn_check_tensor(). */
 static struct gdn_extent extent_of(const gdn_tensor *t, const char *name)
 {
-    int64_t low = 0, high = 1;
-    if (is_empty(t)) return (struct gdn_extent){ t, name, 0, 0 };
-    for (int i = 0; i < t->ndim; i++) {
-        const int64_t reach = (t->size[i] - 1) * (t->size[i] > 1 ? t->stride[i] : 0);
-        low += reach < 0 ? reach : 0;
-        high += reach < 0 ? 0 : reach;
-    }
     const uint64_t at = (uint64_t)(uintptr_t)t->data, unit = (uint64_t)gdn_unit(t->dtype);
-    return (struct gdn_extent){ t, name, at + (uint64_t)low * unit, at + (uint64_t)high * unit };
+    uint64_t       low = 0, high = 1;
+    bool           empty = false; /* then its strides may be any, and products wrap */
+    for (int i = 0; i < t->ndim; i++) {
+        const uint64_t reach = (uint64_t)(t->size[i] - 1) * (uint64_t)t->stride[i];
+        empty |= t->size[i] == 0;
+        low += (int64_t)reach < 0 ? reach : 0;
+        high += (int64_t)reach < 0 ? 0 : reach;
+    }
+    if (empty) return (struct gdn_extent){ t, name, 0, 0 };
+    return (struct gdn_extent){ t, name, at + low * unit, at + high * unit };
 }
 
 static bool are_apart(const struct gdn_extent *a, const struct gdn_extent *b)
@@ -269,21 +275,19 @@ gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const c
 
 void gdn_add_extent(struct gdn_extents *all, const gdn_tensor *t, const char *name)
 {
-    if (t->data) all->of[all->n++] = extent_of(t, name);
+    all->of[all->n++] = extent_of(t, name);
 }
 
-gdn_status gdn_check_apart(gdn_ctx *ctx, const struct gdn_extents *all, const gdn_tensor *written,
-                           const char *name,
+gdn_status gdn_check_apart(gdn_ctx *ctx, const struct gdn_extents *all,
+                           const struct gdn_extent *written,
                            bool (*may_be_same)(const void *args, const gdn_tensor *written,
                                                const gdn_tensor *other),
                            const void *args)
 {
-    if (!written->data) return GDN_OK;
-    const struct gdn_extent w = extent_of(written, name);
     for (int i = 0; i < all->n; i++) {
         const struct gdn_extent *o = &all->of[i];
-        if (o->t == written || are_apart(&w, o)) continue;
-        TRY(check_pair(ctx, &w, o, may_be_same && may_be_same(args, written, o->t)));
+        if (are_apart(written, o) || o->t == written->t) continue;
+        TRY(check_pair(ctx, written, o, may_be_same && may_be_same(args, written->t, o->t)));
     }
     return GDN_OK;
 }

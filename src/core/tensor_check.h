@@ -37,7 +37,7 @@ gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const c
                                 bool may_be_same);
 
 /* The same for calls of many tensors: where each of them lies, and the check of one of them
- * against all others. Tensors have passed gdn_check_tensor(); absent and empty ones lie nowhere.
+ * against all others. Tensors are there and have passed gdn_check_tensor(); empty ones lie nowhere.
  * may_be_same, NULL for never, is asked of those that overlap. */
 struct gdn_extents {
     int n;
@@ -48,8 +48,8 @@ struct gdn_extents {
     } of[40];
 };
 void       gdn_add_extent(struct gdn_extents *all, const gdn_tensor *t, const char *name);
-gdn_status gdn_check_apart(gdn_ctx *ctx, const struct gdn_extents *all, const gdn_tensor *written,
-                           const char *name,
+gdn_status gdn_check_apart(gdn_ctx *ctx, const struct gdn_extents *all,
+                           const struct gdn_extent *written,
                            bool (*may_be_same)(const void *args, const gdn_tensor *written,
                                                const gdn_tensor *other),
                            const void *args);

@@ -145,7 +145,8 @@ static gdn_status describe_conv(gdn_ctx *ctx, struct gdn_step_call *m)
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_step_call *m = call;
-    *m                      = (struct gdn_step_call){ 0 };
+    m->conv                 = (struct gdn_conv){ 0 };
+    m->rule                 = (struct gdn_rule){ 0 };
     const gdn_step_args *a  = &m->args;
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_step_args"));
     m->base = GDN_CALL_OF(a);

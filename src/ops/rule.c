@@ -74,18 +74,17 @@ static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
     return GDN_OK;
 }
 
-/* Finds heads and their sizes, from q k v. */
+/* Finds heads and their sizes, from q k v, whose ranks are checked for that. Their shapes are
+ * checked later, with those of the others. */
 static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c)
 {
     const gdn_rule_args *a = &c->args;
     struct gdn_rule     *r = &c->rule;
-    TRY(gdn_check_dtype(ctx, &a->q, "q", GDN_FLOATS));
-    TRY(gdn_check_dtype(ctx, &a->k, "k", GDN_FLOATS));
-    TRY(gdn_check_dtype(ctx, &a->v, "v", GDN_FLOATS));
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
-    const int64_t K = a->q.size[a->q.ndim - 1];
-    TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, K }));
-    TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
+    if (a->k.ndim != a->q.ndim)
+        return gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, -1 });
+    if (a->v.ndim != a->q.ndim)
+        return gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 });
 
     const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
     const int64_t Hv = a->v.size[a->v.ndim - 2], H = Hq > Hv ? Hq : Hv;

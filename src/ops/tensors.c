@@ -108,18 +108,17 @@ gdn_status gdn_check_present(gdn_ctx *ctx, gdn_op op, const void *args)
 static gdn_status check_shape(gdn_ctx *ctx, const gdn_tensor *t, const struct gdn_tensor_row *row,
                               const struct gdn_sizes *s)
 {
-    int64_t size[GDN_MAX_SIZES];
+    int64_t size[GDN_MAX_SIZES + 2];
     int     n = 0;
     if (row->form == GDN_FORM_LIKE)
         return gdn_check_shape(ctx, t, row->name, s->like->ndim, s->like->size);
-    for (; n < GDN_MAX_SIZES && row->size[n] != GDN_SIZE(end); n++) {
-        const char *const at = (const char *)s + row->size[n] * sizeof *size;
+    if (row->form == GDN_FORM_TOKENS) n = gdn_plan_leading(s->tokens, size);
+    for (int i = 0; i < GDN_MAX_SIZES && row->size[i] != GDN_SIZE(end); i++, n++) {
+        const char *const at = (const char *)s + row->size[i] * sizeof *size;
         memcpy(&size[n], at, sizeof *size);
-        if (row->size[n] == GDN_SIZE(any)) size[n] = -1;
+        if (row->size[i] == GDN_SIZE(any)) size[n] = -1;
     }
-    return row->form == GDN_FORM_WHOLE
-               ? gdn_check_shape(ctx, t, row->name, n, size)
-               : gdn_plan_check(ctx, s->tokens, t, row->name, n, size);
+    return gdn_check_shape(ctx, t, row->name, n, size);
 }
 
 gdn_status gdn_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const struct gdn_sizes *s)
@@ -140,16 +139,20 @@ gdn_status gdn_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const str
 
 /* ---- What is written ----------------------------------------------------------------------- */
 
-static const struct {
-    int  args, tensor, unless; /* -1: always */
-    bool final;
-} written[] = {
-#define GDN_WRITES(args, tensor)       { ARGS_##args, NUMBER(args, tensor), -1, false },
-#define GDN_WRITES_FINAL(args, tensor) { ARGS_##args, NUMBER(args, tensor), -1, true },
+/* By row: whether and when the tensor is written. */
+static const struct written {
+    bool is, final;
+    int  unless; /* number of a tensor, if it is there; 0, which none of these is: always */
+} written[N_ROWS] = {
+#define GDN_WRITES(args, tensor)       [ROW_##args##_##tensor] = { true, false, 0 },
+#define GDN_WRITES_FINAL(args, tensor) [ROW_##args##_##tensor] = { true, true, 0 },
 #define GDN_WRITES_FINAL_UNLESS(args, tensor, other) \
-    { ARGS_##args, NUMBER(args, tensor), NUMBER(args, other), true },
+    [ROW_##args##_##tensor] = { true, true, NUMBER(args, other) },
 #include "calls/ops.def"
 };
+#define GDN_WRITES_FINAL_UNLESS(args, tensor, other) \
+    _Static_assert(NUMBER(args, other) != 0, "ops.def: " #args ", " #other);
+#include "calls/ops.def"
 
 /* The tensor may be the view `other`; or, of scales, belongs to it. */
 struct pair {
@@ -194,14 +197,16 @@ gdn_status gdn_check_written(gdn_ctx *ctx, gdn_op op, const void *args, const gd
     const bool                   final = !batch || batch->write != GDN_WRITE_NONE;
     struct gdn_extents           all;
     all.n = 0;
-    for (int i = 0; i < structs[t.args].n; i++) gdn_add_extent(&all, &t.first[i], row[i].name);
+    for (int i = 0; i < structs[t.args].n; i++)
+        if (t.first[i].data) gdn_add_extent(&all, &t.first[i], row[i].name);
+    const int n = all.n;
     if (batch) gdn_plan_add_extents(batch, &all);
-    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
-        const gdn_tensor *x = &t.first[written[i].tensor];
-        if (written[i].args != t.args || !x->data || (written[i].final && !final)) continue;
-        if (written[i].unless >= 0 && t.first[written[i].unless].data) continue;
-        TRY(gdn_check_injective(ctx, x, row[written[i].tensor].name));
-        TRY(gdn_check_apart(ctx, &all, x, row[written[i].tensor].name, may_be_same, &t));
+    for (int i = 0; i < n; i++) {
+        const struct gdn_extent *x = &all.of[i];
+        const struct written    *w = &written[structs[t.args].first + (x->t - t.first)];
+        if (!w->is || (w->final && !final) || (w->unless && t.first[w->unless].data)) continue;
+        TRY(gdn_check_injective(ctx, x->t, x->name));
+        TRY(gdn_check_apart(ctx, &all, x, may_be_same, &t));
     }
     return GDN_OK;
 }

@@ -57,6 +57,7 @@ gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t lay
 {
     const gdn_tensor *t = s->t, *scales = s->scales;
     *view = (struct gdn_pool_view){ 0 };
+    if (!t->data && !scales->data) return GDN_OK;
     TRY(gdn_check_dtype(ctx, t, s->name, GDN_FLOATS | GDN_Q8_DTYPES));
     TRY(gdn_check_scales(ctx, s, H, V));
     if (!t->data) return GDN_OK;

@@ -199,6 +199,14 @@ FAKE(cuStreamIsCapturing)(gdn_cu_stream s, int *status)
     *status = fake_cuda.captures;
     return 0;
 }
+FAKE(cuThreadExchangeStreamCaptureMode)(int *mode)
+{
+    ENTER(cuThreadExchangeStreamCaptureMode);
+    const int old          = fake_cuda.capture_mode;
+    fake_cuda.capture_mode = *mode;
+    *mode                  = old;
+    return 0;
+}
 FAKE(cuStreamSynchronize)(gdn_cu_stream s) { ENTER(cuStreamSynchronize); (void)s; return 0; }
 FAKE(cuCtxSynchronize)(void) { ENTER(cuCtxSynchronize); return 0; }
 FAKE(cuEventCreate)(gdn_cu_event *e, unsigned f)

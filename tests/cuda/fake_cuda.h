@@ -20,6 +20,7 @@ struct fake_cuda {
     /* Counts of calls. */
     int n_calls[64]; /* in the order of GDN_CU_CALLS */
     int depth;       /* contexts pushed and not popped */
+    int capture_mode; /* of the thread */
     struct gdn_cu_config launch; /* the last one */
     const char          *kernel; /* its name */
     char                 args[4096];

@@ -172,36 +172,36 @@ static bool takes_one(const struct gdn_cu_conv *c)
     return c->out.data && has_fours(c) && has_quads(c);
 }
 
-struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,
-                                      const struct gdn_plan *plan, const struct gdn_tokens *tokens,
-                                      const struct gdn_plan_pools *pools)
+void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const gdn_ctx *ctx, const struct gdn_conv *conv,
+                        const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                        const struct gdn_plan_pools *pools)
 {
-    struct gdn_cu_conv c = {
-        .batch       = gdn_cuda_batch(plan, tokens, pools),
-        .x           = conv->x,
-        .out         = conv->out,
-        .weight      = conv->weight,
-        .bias        = conv->bias,
-        .from        = conv->from,
-        .to          = conv->to,
-        .checkpoints = conv->checkpoints,
-        .D           = conv->D,
-        .W           = conv->W,
-        .silu        = conv->silu,
-        .kept        = conv->W - 1,
-    };
-    const struct gdn_conv_view *state = c.from.data ? &c.from : c.to.data ? &c.to : &c.checkpoints;
-    const int64_t kept = c.W <= 8 ? 8 : 16; /* entries of a state in shared memory, at most */
-    if (state->data) c.kept = (int32_t)(state->length < kept ? state->length : kept);
-    const int32_t x_access = access_of(&c.x, c.D), out_access = access_of(&c.out, c.D);
-    c.access = x_access < out_access ? x_access : out_access;
+    memset(c, 0, sizeof *c);
+    gdn_cuda_fill_batch(&c->batch, plan, tokens, pools);
+    c->x           = conv->x;
+    c->out         = conv->out;
+    c->weight      = conv->weight;
+    c->bias        = conv->bias;
+    c->from        = conv->from;
+    c->to          = conv->to;
+    c->checkpoints = conv->checkpoints;
+    c->D           = conv->D;
+    c->W           = conv->W;
+    c->silu        = conv->silu;
+    c->kept        = conv->W - 1;
+    const struct gdn_conv_view *state = c->from.data ? &c->from
+                                        : c->to.data ? &c->to
+                                                     : &c->checkpoints;
+    const int64_t kept = c->W <= 8 ? 8 : 16; /* entries of a state in shared memory, at most */
+    if (state->data) c->kept = (int32_t)(state->length < kept ? state->length : kept);
+    const int32_t x_access = access_of(&c->x, c->D), out_access = access_of(&c->out, c->D);
+    c->access = x_access < out_access ? x_access : out_access;
     if (conv->strided)
-        c.access = 0;
+        c->access = 0;
     else
-        c.x.head = c.out.head = (int64_t)gdn_dtype_bytes(c.x.dtype);
-    if (c.D == 0) return c; /* nothing to deal to anybody */
-    choose_tiles(ctx, &c);
-    return c;
+        c->x.head = c->out.head = (int64_t)gdn_dtype_bytes(c->x.dtype);
+    if (c->D == 0) return; /* nothing to deal to anybody */
+    choose_tiles(ctx, c);
 }
 
 static size_t edge_bytes(const struct gdn_cu_conv *c)
@@ -232,23 +232,22 @@ static size_t walk_bytes(const struct gdn_cu_conv *c)
 }
 
 /* Launches n_walks items that walk, then as many others. */
-static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv *args, enum gdn_kernel_id kernel,
+static gdn_status launch(gdn_ctx *ctx, struct gdn_cu_conv *args, enum gdn_kernel_id kernel,
                          int64_t n_walks, int64_t others, size_t shared_bytes, void *stream)
 {
-    struct gdn_cu_conv c = *args;
-    c.n_walks            = n_walks;
-    c.n_items            = n_walks + others;
+    args->n_walks = n_walks;
+    args->n_items = n_walks + others;
     const struct gdn_cuda_call call = {
         .kernel       = kernel,
-        .grid         = { divide_up(c.n_items, WARPS), 1, 1 },
+        .grid         = { divide_up(args->n_items, WARPS), 1, 1 },
         .shared_bytes = shared_bytes,
         .stream       = stream,
-        .args         = &c,
+        .args         = args,
     };
     return gdn_cuda_launch(ctx, &call);
 }
 
-static gdn_status walk(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+static gdn_status walk(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const bool rest = args->out.data && args->batch.cu_seqlens.data; /* behind the last sequence */
     TRY(launch(ctx, args, walk_kernel(args), (args->batch.B + rest) * chunks_of(args), 0,
@@ -257,7 +256,7 @@ static gdn_status walk(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *strea
 }
 
 /* In tiles, those that walk first: they take longest to begin. */
-static gdn_status tiles(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+static gdn_status tiles(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const enum gdn_kernel_id kernel = tile_kernel(args);
     TRY(launch(ctx, args, kernel, args->batch.B * chunks_of(args),
@@ -272,32 +271,32 @@ static bool can_start(const struct gdn_cu_conv *c)
 }
 
 /* Rows of blocks, each with all channels: a sequence that they start, or a tile. */
-static gdn_status rows(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+static gdn_status rows(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     static const enum gdn_kernel_id kernels[] = { [GDN_F32]  = GDN_CU_conv_rows_f32_4,
                                                   [GDN_BF16] = GDN_CU_conv_rows_bf16_4,
                                                   [GDN_F16]  = GDN_CU_conv_rows_f16_4 };
     const enum gdn_kernel_id both[] = { kernels[args->x.dtype], walk_kernel(args) };
-    const bool         starts = can_start(args);
-    struct gdn_cu_conv c      = *args;
-    c.walk_blocks = starts ? (int32_t)c.batch.B : 0;
-    c.plain       = is_plain(&c.batch);
-    const int64_t n = c.walk_blocks + c.n_tiles, high = n < MOST_GRID ? n : MOST_GRID;
+    const bool               starts = can_start(args);
+    const int64_t            n      = (starts ? args->batch.B : 0) + args->n_tiles;
+    const int64_t            high   = n < MOST_GRID ? n : MOST_GRID;
     const struct gdn_cuda_call call = {
         .kernel = both[0],
-        .grid   = { divide_up(chunks_of(&c), WARPS), high, divide_up(n, high) },
+        .grid   = { divide_up(chunks_of(args), WARPS), high, divide_up(n, high) },
         .stream = stream,
-        .args   = &c,
+        .args   = args,
     };
     if (!starts)
         TRY(launch(ctx, args, both[1], args->batch.B * chunks_of(args), 0, walk_bytes(args),
                    stream));
+    args->walk_blocks = starts ? (int32_t)args->batch.B : 0;
+    args->plain       = is_plain(&args->batch);
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note_all(ctx, "conv1d", both, starts ? 1 : 2);
 }
 
 /* In place they wait until what others need of x is saved, and walks have read it. */
-static gdn_status tiles_in_place(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+static gdn_status tiles_in_place(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const enum gdn_kernel_id kernels[] = { is_any(args) ? GDN_CU_conv_edge_apart_16
                                                         : GDN_CU_conv_edge_floats_8,
@@ -342,16 +341,15 @@ static gdn_status one(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream
 }
 
 /* Outputs, and then states, from which they may start. */
-static gdn_status turned(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+static gdn_status turned(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const enum gdn_kernel_id both[] = { GDN_CU_conv_turned_apart_16, walk_kernel(args) };
     const bool writes = args->checkpoints.data ||
                         (args->to.data && args->batch.write != GDN_WRITE_NONE);
-    struct gdn_cu_conv states = *args;
-    states.out.data           = NULL;
     TRY(launch(ctx, args, both[0], 0, args->n_tiles * divide_up(args->D, TURNED), 0, stream));
+    args->out.data = NULL;
     if (writes)
-        TRY(launch(ctx, &states, both[1], args->batch.B * chunks_of(args), 0, walk_bytes(args),
+        TRY(launch(ctx, args, both[1], args->batch.B * chunks_of(args), 0, walk_bytes(args),
                    stream));
     return gdn_cuda_note_all(ctx, "conv1d", both, 1 + writes);
 }
@@ -375,7 +373,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
     struct gdn_conv_call *c    = call;
     struct gdn_cu_conv   *args = GDN_PLANNED(struct gdn_cu_conv, &c->base);
-    *args         = gdn_cuda_conv_args(ctx, &c->conv, &c->plan, &c->tokens, &c->pools);
+    gdn_cuda_fill_conv(args, ctx, &c->conv, &c->plan, &c->tokens, &c->pools);
     c->base.bytes = edge_bytes(args);
     return GDN_OK;
 }

@@ -28,7 +28,6 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_cu_conv_backward *args = GDN_PLANNED(struct gdn_cu_conv_backward, &c->base);
     (void)ctx;
     *args = (struct gdn_cu_conv_backward){
-        .batch      = gdn_cuda_batch(&c->plan, &c->tokens, &c->pools),
         .x          = by_elements(&w->x, w->D),
         .dout       = by_elements(&w->dout, w->D),
         .dx         = by_elements(&w->dx, w->D),
@@ -47,6 +46,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
         .silu       = w->silu,
         .adds       = w->adds,
     };
+    gdn_cuda_fill_batch(&args->batch, &c->plan, &c->tokens, &c->pools);
     if (w->dweight.data || w->dbias.data)
         c->base.bytes = (size_t)(args->n_blocks * (w->W + 1) * w->D) * sizeof(float);
     return GDN_OK;

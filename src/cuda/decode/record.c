@@ -28,8 +28,7 @@ static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_recor
 static struct gdn_cu_record args_of(const struct gdn_record_call *c, int Hk, int H)
 {
     const struct gdn_plan_pools pools = { .read = c->record.P, .write = -1, .checkpoint = -1 };
-    return (struct gdn_cu_record){
-        .batch  = gdn_cuda_batch(&c->plan, &c->tokens, &pools),
+    struct gdn_cu_record        a     = {
         .k      = c->record.k,
         .u      = c->record.u,
         .g      = c->record.g,
@@ -38,6 +37,8 @@ static struct gdn_cu_record args_of(const struct gdn_record_call *c, int Hk, int
         .Hk     = Hk,
         .H      = H,
     };
+    gdn_cuda_fill_batch(&a.batch, &c->plan, &c->tokens, &pools);
+    return a;
 }
 
 /* ---- Contents, if the context checks them -------------------------------------------------- */

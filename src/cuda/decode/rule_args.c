@@ -13,51 +13,49 @@ static int head_map(const struct gdn_rule *r)
     return GDN_HEADS_GROUPED;
 }
 
-struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *r, const gdn_rule_args *args,
-                                      const struct gdn_plan *plan, const struct gdn_tokens *tokens,
-                                      const struct gdn_plan_pools *pools)
+void gdn_cuda_fill_rule(struct gdn_cu_rule *to, const struct gdn_rule *r, const gdn_tensor *A_log,
+                        const gdn_tensor *dt_bias, const struct gdn_plan *plan,
+                        const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools)
 {
-    struct gdn_cu_rule c = {
-        .batch       = gdn_cuda_batch(plan, tokens, pools),
-        .q           = r->q,
-        .k           = r->k,
-        .v           = r->v,
-        .g           = r->g,
-        .beta        = r->beta,
-        .out         = r->out,
-        .from        = r->from,
-        .to          = r->to,
-        .checkpoints = r->checkpoints,
-        .A_log       = gdn_cuda_array(&args->A_log),
-        .dt_bias     = gdn_cuda_array(&args->dt_bias),
-        .Hq          = r->Hq,
-        .Hk          = r->Hk,
-        .Hv          = r->Hv,
-        .H           = r->H,
-        .K           = r->K,
-        .V           = r->V,
-        .head_map    = head_map(r),
-        .gate        = r->gate,
-        .beta_kind   = r->beta_kind,
-        .norm        = r->norm,
-        .norm_eps    = r->norm_eps,
-        .scale       = r->scale,
-        .bound       = r->bound,
-        .exact       = r->exact,
-    };
-    if (r->record) {
-        c.record_k     = r->record->k;
-        c.record_u     = r->record->u;
-        c.record_g     = r->record->g;
-        c.record_count = gdn_cuda_array(&r->record->count);
-        c.record_rows  = r->record->R;
-    }
-    return c;
+    static const struct gdn_record none = { .R = 0 };
+    const struct gdn_record *record = r->record ? r->record : &none;
+    gdn_cuda_fill_batch(&to->batch, plan, tokens, pools);
+    to->q            = r->q;
+    to->k            = r->k;
+    to->v            = r->v;
+    to->g            = r->g;
+    to->beta         = r->beta;
+    to->out          = r->out;
+    to->from         = r->from;
+    to->to           = r->to;
+    to->checkpoints  = r->checkpoints;
+    to->A_log        = gdn_cuda_array(A_log);
+    to->dt_bias      = gdn_cuda_array(dt_bias);
+    to->record_k     = record->k;
+    to->record_u     = record->u;
+    to->record_g     = record->g;
+    to->record_count = gdn_cuda_array(&record->count);
+    to->record_rows  = record->R;
+    to->Hq           = r->Hq;
+    to->Hk           = r->Hk;
+    to->Hv           = r->Hv;
+    to->H            = r->H;
+    to->K            = r->K;
+    to->V            = r->V;
+    to->head_map     = head_map(r);
+    to->gate         = r->gate;
+    to->beta_kind    = r->beta_kind;
+    to->norm         = r->norm;
+    to->norm_eps     = r->norm_eps;
+    to->scale        = r->scale;
+    to->bound        = r->bound;
+    to->exact        = r->exact;
 }
 
-struct gdn_cu_rule gdn_cuda_call_args(const struct gdn_rule_call *c)
+void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *c)
 {
-    return gdn_cuda_rule_args(&c->rule, &c->args, &c->plan, &c->tokens, &c->pools);
+    gdn_cuda_fill_rule(to, &c->rule, &c->args.A_log, &c->args.dt_bias, &c->plan, &c->tokens,
+                       &c->pools);
 }
 
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *c)
@@ -85,7 +83,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_rule_call *c    = call;
     struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
-    *args = gdn_cuda_call_args(c);
+    gdn_cuda_fill_call(args, c);
     if (c->rule.tree) c->base.bytes = gdn_cuda_decode_bytes(ctx, args);
     return GDN_OK;
 }

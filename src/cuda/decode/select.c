@@ -67,9 +67,9 @@ static bool are_near(const struct gdn_cu_rule *r)
 
 bool gdn_decode_is_wide(const struct gdn_rows *rows, int K)
 {
-    const int64_t chunk = 4 * (int64_t)gdn_dtype_bytes(rows->dtype);
-    return K % 4 == 0 && (uintptr_t)rows->data % (uintptr_t)chunk == 0 &&
-           rows->batch % chunk == 0 && rows->token % chunk == 0 && rows->head % chunk == 0;
+    const uint64_t all = (uint64_t)(uintptr_t)rows->data | (uint64_t)rows->batch |
+                         (uint64_t)rows->token | (uint64_t)rows->head;
+    return K % 4 == 0 && (all & (4 * gdn_dtype_bytes(rows->dtype) - 1)) == 0;
 }
 
 /* Checks that rows can be read in pieces of 16 bytes. */
@@ -454,20 +454,25 @@ static void log_choice(const struct gdn_decode_call *c, int i)
 
 /* ---- The call ------------------------------------------------------------------------------ */
 
-static struct gdn_decode_call describe(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *r)
+/* Fills in the fields that follow from these. */
+static void describe(struct gdn_decode_call *c, gdn_ctx *ctx, const char *op,
+                     const struct gdn_cu_rule *r)
 {
-    struct gdn_decode_call c = { .ctx = ctx, .op = op, .rule = r, .pool = gdn_decode_pool(r) };
-    c.not_step = why_not_steps(r);
-    if (!c.not_step && (!gdn_decode_is_wide(&r->q, r->K) || !gdn_decode_is_wide(&r->k, r->K)))
-        c.not_step = "rows of q or k are not in aligned chunks of four";
-    c.not_warp = why_walk(r);
-    if (!c.not_warp) c.not_warp = c.not_step;
-    c.not_token = c.not_warp;
-    if (c.not_step) return c;
-    c.warp = gdn_cuda_warp_args(r);
-    if (!are_pieces(&c.warp.q) || !are_pieces(&c.warp.k)) c.warp.whole = c.warp.products = false;
-    if (!c.not_token) c.not_token = why_not_small(r, &c.warp);
-    return c;
+    c->ctx      = ctx;
+    c->op       = op;
+    c->rule     = r;
+    c->pool     = gdn_decode_pool(r);
+    c->not_step = why_not_steps(r);
+    if (!c->not_step && (!gdn_decode_is_wide(&r->q, r->K) || !gdn_decode_is_wide(&r->k, r->K)))
+        c->not_step = "rows of q or k are not in aligned chunks of four";
+    c->not_warp = why_walk(r);
+    if (!c->not_warp) c->not_warp = c->not_step;
+    c->not_token = c->not_warp;
+    if (c->not_step) return;
+    gdn_cuda_fill_warp(&c->warp, r);
+    if (!are_pieces(&c->warp.q) || !are_pieces(&c->warp.k))
+        c->warp.whole = c->warp.products = false;
+    if (!c->not_token) c->not_token = why_not_small(r, &c->warp);
 }
 
 static gdn_status launch(struct gdn_decode_call *c)
@@ -481,14 +486,14 @@ static gdn_status launch(struct gdn_decode_call *c)
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream)
 {
-    const int          n_runs = gdn_decode_runs(args);
-    struct gdn_cu_rule run;
-    for (int i = 0; i < n_runs; i++) {
-        if (n_runs > 1) run = gdn_decode_run(args, n_runs, i);
-        struct gdn_decode_call c = describe(ctx, op, n_runs > 1 ? &run : args);
-        c.n_runs                 = n_runs;
-        c.memory                 = memory;
-        c.stream                 = stream;
+    struct gdn_cu_rule     run;
+    struct gdn_decode_call c;
+    c.n_runs = gdn_decode_runs(args);
+    c.memory = memory;
+    c.stream = stream;
+    for (int i = 0; i < c.n_runs; i++) {
+        if (c.n_runs > 1) run = gdn_decode_run(args, c.n_runs, i);
+        describe(&c, ctx, op, c.n_runs > 1 ? &run : args);
         TRY(launch(&c));
     }
     return GDN_OK;
@@ -496,15 +501,17 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
 
 bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args)
 {
-    const struct gdn_decode_call c = describe(ctx, "prefill", args);
+    struct gdn_decode_call c;
+    describe(&c, ctx, "prefill", args);
     return gdn_cuda_has_kernel(ctx, GDN_CU_decode_single_vk_F32_BF16_128) && !why_not_singles(&c);
 }
 
 gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    struct gdn_cuda_ran *ran, void *stream)
 {
-    struct gdn_decode_call c = describe(ctx, "prefill", args);
-    c.stream                 = stream;
-    c.ran                    = ran;
+    struct gdn_decode_call c;
+    describe(&c, ctx, "prefill", args);
+    c.stream = stream;
+    c.ran    = ran;
     return gdn_decode_launch_singles(&c);
 }

@@ -29,56 +29,55 @@ bool gdn_decode_has_slots(const struct gdn_cu_warp *a)
     return a->B <= a->read_pool && (a->each || a->B <= a->write_pool);
 }
 
-struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *r)
+void gdn_cuda_fill_warp(struct gdn_cu_warp *a, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    struct gdn_cu_warp         a = {
-        .q                   = gdn_cuda_near(&r->q, b),
-        .k                   = gdn_cuda_near(&r->k, b),
-        .v                   = gdn_cuda_near(&r->v, b),
-        .g                   = gdn_cuda_near(&r->g, b),
-        .beta                = gdn_cuda_near(&r->beta, b),
-        .out                 = gdn_cuda_near(&r->out, b),
-        .from                = pool_of(&r->from),
-        .to                  = pool_of(&r->to),
-        .cu_seqlens          = b->cu_seqlens,
-        .read_slots          = b->read_slots,
-        .write_slots         = b->write_slots,
-        .has_initial_state   = b->has_initial_state,
-        .num_accepted_tokens = b->num_accepted_tokens,
-        .A_log               = r->A_log,
-        .dt_bias             = r->dt_bias,
-        .N                   = (int32_t)(b->cu_seqlens.data ? b->N : b->T),
-        .read_pool           = b->read_pool < 0 ? INT32_MAX : (int32_t)b->read_pool,
-        .write_pool          = b->write_pool < 0 ? INT32_MAX : (int32_t)b->write_pool,
-        .B                   = (int32_t)b->B,
-        .T                   = (int32_t)b->T,
-        .K                   = r->K,
-        .V                   = r->V,
-        .first_slot          = b->first_slot,
-        .each                = b->write == GDN_WRITE_EACH,
-        .keep                = b->pad_policy == GDN_PAD_KEEP,
-        .rounds              = r->exact,
-        .group_q             = gdn_cuda_inverse(r->H / r->Hq),
-        .group_k             = gdn_cuda_inverse(r->H / r->Hk),
-        .group_v             = gdn_cuda_inverse(r->H / r->Hv),
-        .gate                = r->gate,
-        .beta_kind           = r->beta_kind,
-        .norm                = r->norm,
-        .norm_eps            = r->norm_eps,
-        .scale               = r->scale,
-        .bound               = r->bound,
-    };
+    a->q                   = gdn_cuda_near(&r->q, b);
+    a->k                   = gdn_cuda_near(&r->k, b);
+    a->v                   = gdn_cuda_near(&r->v, b);
+    a->g                   = gdn_cuda_near(&r->g, b);
+    a->beta                = gdn_cuda_near(&r->beta, b);
+    a->out                 = gdn_cuda_near(&r->out, b);
+    a->from                = pool_of(&r->from);
+    a->to                  = pool_of(&r->to);
+    a->cu_seqlens          = b->cu_seqlens;
+    a->read_slots          = b->read_slots;
+    a->write_slots         = b->write_slots;
+    a->has_initial_state   = b->has_initial_state;
+    a->num_accepted_tokens = b->num_accepted_tokens;
+    a->A_log               = r->A_log;
+    a->dt_bias             = r->dt_bias;
+    a->N                   = (int32_t)(b->cu_seqlens.data ? b->N : b->T);
+    a->read_pool           = b->read_pool < 0 ? INT32_MAX : (int32_t)b->read_pool;
+    a->write_pool          = b->write_pool < 0 ? INT32_MAX : (int32_t)b->write_pool;
+    a->B                   = (int32_t)b->B;
+    a->T                   = (int32_t)b->T;
+    a->K                   = r->K;
+    a->V                   = r->V;
+    a->first_slot          = b->first_slot;
+    a->each                = b->write == GDN_WRITE_EACH;
+    a->keep                = b->pad_policy == GDN_PAD_KEEP;
+    a->rounds              = r->exact;
+    a->group_q             = gdn_cuda_inverse(r->H / r->Hq);
+    a->group_k             = gdn_cuda_inverse(r->H / r->Hk);
+    a->group_v             = gdn_cuda_inverse(r->H / r->Hv);
+    a->gate                = r->gate;
+    a->beta_kind           = r->beta_kind;
+    a->norm                = r->norm;
+    a->norm_eps            = r->norm_eps;
+    a->scale               = r->scale;
+    a->bound               = r->bound;
+    a->n_rows = a->n_blocks = 0; /* of the launch */
+    a->head_blocks          = 0;
     if (b->write == GDN_WRITE_NONE) {
-        a.to.data          = NULL;
-        a.write_slots.data = NULL;
-        a.write_pool       = INT32_MAX;
+        a->to.data          = NULL;
+        a->write_slots.data = NULL;
+        a->write_pool       = INT32_MAX;
     }
-    a.plain    = !a.cu_seqlens.data && !a.read_slots.data && !a.write_slots.data &&
-              !a.has_initial_state.data && !a.num_accepted_tokens.data && gdn_decode_has_slots(&a);
-    a.whole    = !a.each && !gdn_decode_why_not_whole(r, &a);
-    a.products = a.whole && r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16;
-    return a;
+    a->plain    = !a->cu_seqlens.data && !a->read_slots.data && !a->write_slots.data &&
+              !a->has_initial_state.data && !a->num_accepted_tokens.data && gdn_decode_has_slots(a);
+    a->whole    = !a->each && !gdn_decode_why_not_whole(r, a);
+    a->products = a->whole && r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16;
 }
 
 /* ---- Launches ------------------------------------------------------------------------------ */

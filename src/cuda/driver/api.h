@@ -50,6 +50,8 @@ enum {
     GDN_CU_MAP_BF16             = 9,
     GDN_CU_MAP_SWIZZLE_128B     = 3,
     GDN_CU_MAP_L2_256B          = 3,
+    /* CUstreamCaptureMode */
+    GDN_CU_CAPTURE_RELAXED      = 2,
     /* The version of the entry points asked for. */
     GDN_CU_VERSION              = 12000,
 };
@@ -85,6 +87,7 @@ enum {
     X(cuMemcpyDtoDAsync, (gdn_cu_memory, gdn_cu_memory, size_t, gdn_cu_stream))                \
     X(cuMemsetD8Async, (gdn_cu_memory, unsigned char, size_t, gdn_cu_stream))                  \
     X(cuStreamIsCapturing, (gdn_cu_stream, int *))                                             \
+    X(cuThreadExchangeStreamCaptureMode, (int *))                                              \
     X(cuStreamSynchronize, (gdn_cu_stream))                                                    \
     X(cuCtxSynchronize, (void))                                                                \
     X(cuEventCreate, (gdn_cu_event *, unsigned))                                               \

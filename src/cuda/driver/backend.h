@@ -13,15 +13,17 @@
 #include "cuda/driver/launch.h"
 #include "cuda/driver/lines.h"
 
-/* A checked call of gdn_prefill or gdn_decode as kernels take it: what rule and plan say of it. */
-struct gdn_cu_rule gdn_cuda_rule_args(const struct gdn_rule *rule, const gdn_rule_args *args,
-                                      const struct gdn_plan *plan, const struct gdn_tokens *tokens,
-                                      const struct gdn_plan_pools *pools);
+/* Fills in a checked call of gdn_prefill or gdn_decode as kernels take it: what rule and plan say
+ * of it. */
+void gdn_cuda_fill_rule(struct gdn_cu_rule *to, const struct gdn_rule *rule,
+                        const gdn_tensor *A_log, const gdn_tensor *dt_bias,
+                        const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                        const struct gdn_plan_pools *pools);
 
-/* For a checked call: returns the kernels' arguments; checks the contents that the context has to
+/* For a checked call: fills in the kernels' arguments; checks the contents that the context has to
  * check; checks that a tree has no more tokens than kernels count. */
 struct gdn_rule_call;
-struct gdn_cu_rule gdn_cuda_call_args(const struct gdn_rule_call *call);
+void       gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *call);
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *call);
 gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *batch,
                                const struct gdn_tokens *tokens);
@@ -41,11 +43,12 @@ bool       gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    struct gdn_cuda_ran *ran, void *stream);
 /* By warps (decode/warp.cuh): is this a batch, and are these states, that they take? q and k need
- * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And what they take. */
+ * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And fills in what they
+ * take. */
 bool               gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
 /* Returns true if q, k, v and out do not have one dtype. */
 bool               gdn_cuda_mixes_dtypes(const struct gdn_cu_rule *args);
-struct gdn_cu_warp gdn_cuda_warp_args(const struct gdn_cu_rule *args);
+void               gdn_cuda_fill_warp(struct gdn_cu_warp *to, const struct gdn_cu_rule *args);
 /* One token of each sequence, as rows that all have a state (decode/token.cuh). */
 bool               gdn_cuda_takes_one(const struct gdn_cu_rule *args,
                                       const struct gdn_cu_warp *warp);
@@ -130,10 +133,10 @@ gdn_status gdn_cuda_walk_join(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
 struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s);
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream);
 
-/* The convolution: its arguments, and the call; edges: workspace of gdn_conv1d. */
-struct gdn_cu_conv gdn_cuda_conv_args(const gdn_ctx *ctx, const struct gdn_conv *conv,
-                                      const struct gdn_plan *plan, const struct gdn_tokens *tokens,
-                                      const struct gdn_plan_pools *pools);
+/* The convolution: fills in its arguments; and the call; edges: workspace of gdn_conv1d. */
+void       gdn_cuda_fill_conv(struct gdn_cu_conv *to, const gdn_ctx *ctx,
+                              const struct gdn_conv *conv, const struct gdn_plan *plan,
+                              const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools);
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream);
 
 /* Applies records to the states that they are of: the rule's sizes, pool and record count. */

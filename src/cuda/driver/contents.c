@@ -77,12 +77,14 @@ static gdn_status open_current(gdn_ctx *ctx, void *stream, gdn_tensor *const *ar
     return status;
 }
 
+static bool checks(const gdn_ctx *ctx) { return ctx->options.flags & GDN_CTX_CHECK_CONTENTS; }
+
 gdn_status gdn_cuda_contents_open(gdn_ctx *ctx, void *stream, gdn_tensor *const *arrays, int n,
                                   size_t extra, void **memory)
 {
     bool pushed;
     *memory = NULL;
-    if (!(ctx->options.flags & GDN_CTX_CHECK_CONTENTS)) return GDN_OK;
+    if (!checks(ctx)) return GDN_OK;
     TRY(gdn_cuda_enter(ctx, &pushed));
     const gdn_status status = open_current(ctx, stream, arrays, n, extra, memory);
     gdn_cuda_leave(ctx, pushed);
@@ -94,9 +96,9 @@ void gdn_cuda_contents_close(gdn_ctx *ctx, void *memory)
     if (memory) ctx->options.release(ctx->options.alloc_user, memory);
 }
 
-gdn_status gdn_cuda_check_batch(gdn_ctx *ctx, const struct gdn_plan *plan,
-                                const struct gdn_tokens     *tokens,
-                                const struct gdn_plan_pools *pools, void *stream)
+static gdn_status check_copies(gdn_ctx *ctx, const struct gdn_plan *plan,
+                               const struct gdn_tokens     *tokens,
+                               const struct gdn_plan_pools *pools, void *stream)
 {
     struct gdn_plan own = *plan;
     gdn_tensor     *arrays[GDN_BATCH_ARRAYS];
@@ -108,4 +110,11 @@ gdn_status gdn_cuda_check_batch(gdn_ctx *ctx, const struct gdn_plan *plan,
     const gdn_status status = gdn_plan_batch(ctx, tokens, pools, memory, &own);
     gdn_cuda_contents_close(ctx, memory);
     return status;
+}
+
+gdn_status gdn_cuda_check_batch(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                const struct gdn_tokens     *tokens,
+                                const struct gdn_plan_pools *pools, void *stream)
+{
+    return checks(ctx) ? check_copies(ctx, plan, tokens, pools, stream) : GDN_OK;
 }

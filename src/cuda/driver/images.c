@@ -7,7 +7,7 @@
 
 #ifdef GDN_IMAGES
 
-#define GDN_IMAGE(name, chips, source)                                                        \
+#define GDN_IMAGE(name, chips, loaded, source)                                                \
     __asm__(".pushsection .rodata, \"a\"\n"                                                   \
             ".balign 64\n"                                                                    \
             ".hidden gdn_image_" #name "\n"                                                   \
@@ -27,6 +27,7 @@
 #endif
 
 const struct gdn_image gdn_images[GDN_N_IMAGES] = {
-#define GDN_IMAGE(name, chips, source) { #name, GDN_CHIPS_##chips, FATBIN(name) },
+#define GDN_IMAGE(name, chips, loaded, source) \
+    { #name, GDN_CHIPS_##chips, GDN_IMAGE_##loaded, FATBIN(name) },
 #include "cuda/driver/kernels.def"
 };

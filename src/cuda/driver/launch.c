@@ -85,34 +85,58 @@ static void log_code(const gdn_ctx *ctx)
     gdn_log_line(ctx, line);
 }
 
-/* Loads those that are for this device. */
-static gdn_status load_images(gdn_ctx *ctx)
-{
-    struct gdn_cuda *c = ctx->cuda;
-    if (!gdn_images[0].fatbin)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                        "backend: no device code in this build (nvcc was not found)");
-    for (int i = 0; i < GDN_N_IMAGES; i++) {
-        const struct gdn_image *image = &gdn_images[i];
-        if (image->only && image->only != c->chips) continue;
-        GDN_CU(ctx, image->name, cuLibraryLoadData,
-               (&c->libraries[i], image->fatbin, NULL, NULL, 0, NULL, NULL, 0));
-    }
-    return GDN_OK;
-}
-
-/* Finds a kernel of the table; NULL: its image is not for this device. It may take as much shared
- * memory as the device has. */
+/* Finds a kernel of the table; NULL: the image lacks it. It may take as much shared memory as the
+ * device has. */
 static gdn_cu_kernel find_kernel(const struct gdn_cuda *c, const struct kernel_row *row)
 {
     gdn_cu_kernel        kernel  = NULL;
     const gdn_cu_library library = c->libraries[row->image];
     const int most = c->shared_most, shared = row->shared_bytes < most ? row->shared_bytes : most;
-    if (!library || c->api.cuLibraryGetKernel(&kernel, library, row->name) != 0) return NULL;
+    if (c->api.cuLibraryGetKernel(&kernel, library, row->name) != 0) return NULL;
     if (shared &&
         c->api.cuKernelSetAttribute(GDN_CU_MAX_DYNAMIC_SHARED, shared, kernel, c->device) != 0)
         return NULL;
     return kernel;
+}
+
+static bool is_for_device(const struct gdn_cuda *c, enum gdn_image_id image)
+{
+    return !gdn_images[image].only || gdn_images[image].only == c->chips;
+}
+
+static gdn_status load_image(gdn_ctx *ctx, enum gdn_image_id image)
+{
+    struct gdn_cuda *c = ctx->cuda;
+    GDN_CU(ctx, gdn_images[image].name, cuLibraryLoadData,
+           (&c->libraries[image], gdn_images[image].fatbin, NULL, NULL, 0, NULL, NULL, 0));
+    for (int i = 0; i < GDN_N_KERNELS; i++)
+        if (rows[i].image == image) c->kernels[i] = find_kernel(c, &rows[i]);
+    return GDN_OK;
+}
+
+/* Loads those that a context begins with. */
+static gdn_status load_images(gdn_ctx *ctx)
+{
+    if (!gdn_images[0].fatbin)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "backend: no device code in this build (nvcc was not found)");
+    for (int i = 0; i < GDN_N_IMAGES; i++)
+        if (is_for_device(ctx->cuda, i) && gdn_images[i].loaded == GDN_IMAGE_at_start)
+            TRY(load_image(ctx, i));
+    return GDN_OK;
+}
+
+/* Loads the image of a kernel, if it is one that is loaded on use and has not been. A graph may be
+ * captured from a stream meanwhile: relaxed, the driver lets this thread load all the same. */
+static gdn_status load_on_use(gdn_ctx *ctx, enum gdn_kernel_id kernel)
+{
+    const enum gdn_image_id image = rows[kernel].image;
+    int                     mode  = GDN_CU_CAPTURE_RELAXED;
+    if (ctx->cuda->libraries[image] || !is_for_device(ctx->cuda, image)) return GDN_OK;
+    GDN_CU(ctx, "before an image is loaded", cuThreadExchangeStreamCaptureMode, (&mode));
+    const gdn_status status = load_image(ctx, image);
+    ctx->cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
+    return status;
 }
 
 gdn_status gdn_cuda_create(gdn_ctx *ctx)
@@ -129,8 +153,6 @@ gdn_status gdn_cuda_create(gdn_ctx *ctx)
                           missing, "for CUDA 12 or newer");
     if (status == GDN_OK) status = open_device(ctx);
     if (status == GDN_OK) status = load_images(ctx);
-    for (int i = 0; i < GDN_N_KERNELS && status == GDN_OK; i++)
-        ctx->cuda->kernels[i] = find_kernel(ctx->cuda, &rows[i]);
     if (status != GDN_OK) gdn_cuda_destroy(ctx);
     else log_code(ctx);
     return status;
@@ -207,6 +229,7 @@ gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes,
 static gdn_status check_call(gdn_ctx *ctx, const struct gdn_cuda_call *call)
 {
     static const int64_t most[] = { INT32_MAX, 65535, 65535 };
+    if (!gdn_cuda_has_kernel(ctx, call->kernel)) TRY(load_on_use(ctx, call->kernel));
     if (!gdn_cuda_has_kernel(ctx, call->kernel))
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: not for this device (capability %d)",
                         rows[call->kernel].name, ctx->cuda->capability);
@@ -298,45 +321,53 @@ void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *
 
 /* ---- What kernels read --------------------------------------------------------------------- */
 
+/* In place, see gdn_rows_of(). */
+static void fill_array(struct gdn_cu_array *to, const gdn_tensor *t)
+{
+    *to = (struct gdn_cu_array){ .data = t->data };
+    if (!t->data) return;
+    to->dtype = t->dtype;
+    for (int i = 0; i < 2 && i < t->ndim; i++) to->stride[i] = t->size[i] > 1 ? t->stride[i] : 0;
+    if (t->ndim > 1) to->n_columns = t->size[1] < INT32_MAX ? (int32_t)t->size[1] : INT32_MAX;
+}
+
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t)
 {
-    struct gdn_cu_array a = { .data = t->data, .dtype = t->dtype };
-    for (int i = 0; i < 2 && i < t->ndim; i++) a.stride[i] = t->size[i] > 1 ? t->stride[i] : 0;
-    if (t->ndim > 1) a.n_columns = t->size[1] < INT32_MAX ? (int32_t)t->size[1] : INT32_MAX;
+    struct gdn_cu_array a;
+    fill_array(&a, t);
     return a;
 }
 
-struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
-                                   const struct gdn_plan_pools *pools)
+void gdn_cuda_fill_batch(struct gdn_cu_batch *to, const struct gdn_plan *plan,
+                         const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools)
 {
-    const gdn_batch *b = &plan->batch;
-    return (struct gdn_cu_batch){
-        .cu_seqlens           = gdn_cuda_array(&b->cu_seqlens),
-        .read_slots           = gdn_cuda_array(&b->read_slots),
-        .write_slots          = gdn_cuda_array(&b->write_slots),
-        .has_initial_state    = gdn_cuda_array(&b->has_initial_state),
-        .num_accepted_tokens  = gdn_cuda_array(&b->num_accepted_tokens),
-        .token_start          = gdn_cuda_array(&b->token_start),
-        .token_count          = gdn_cuda_array(&b->token_count),
-        .parents              = gdn_cuda_array(&b->parents),
-        .path                 = gdn_cuda_array(&b->path),
-        .checkpoint_starts    = gdn_cuda_array(&b->checkpoint_starts),
-        .checkpoint_positions = gdn_cuda_array(&b->checkpoint_positions),
-        .checkpoint_slots     = gdn_cuda_array(&b->checkpoint_slots),
-        .B                    = plan->B,
-        .T                    = tokens->T,
-        .N                    = tokens->N,
-        .read_pool            = pools->read,
-        .write_pool           = pools->write,
-        .checkpoint_pool      = plan->max_checkpoints ? pools->checkpoint : -1,
-        .checkpoint_every     = b->checkpoint_every,
-        .sink_slot            = b->sink_slot,
-        .first_slot           = b->first_slot,
-        .n_checkpoints        = b->checkpoint_slots.data       ? b->checkpoint_slots.size[0]
-                                : b->checkpoint_positions.data ? b->checkpoint_positions.size[0]
-                                                               : INT64_MAX,
-        .pad_policy           = b->pad_policy,
-        .write                = pools->write < 0 ? GDN_WRITE_NONE : b->write,
-        .padded               = tokens->padded,
-    };
+    const gdn_batch *b       = &plan->batch;
+    fill_array(&to->cu_seqlens, &b->cu_seqlens);
+    fill_array(&to->read_slots, &b->read_slots);
+    fill_array(&to->write_slots, &b->write_slots);
+    fill_array(&to->has_initial_state, &b->has_initial_state);
+    fill_array(&to->num_accepted_tokens, &b->num_accepted_tokens);
+    fill_array(&to->token_start, &b->token_start);
+    fill_array(&to->token_count, &b->token_count);
+    fill_array(&to->parents, &b->parents);
+    fill_array(&to->path, &b->path);
+    fill_array(&to->checkpoint_starts, &b->checkpoint_starts);
+    fill_array(&to->checkpoint_positions, &b->checkpoint_positions);
+    fill_array(&to->checkpoint_slots, &b->checkpoint_slots);
+    to->B                    = plan->B;
+    to->T                    = tokens->T;
+    to->N                    = tokens->N;
+    to->read_pool            = pools->read;
+    to->write_pool           = pools->write;
+    to->checkpoint_pool      = plan->max_checkpoints ? pools->checkpoint : -1;
+    to->checkpoint_every     = b->checkpoint_every;
+    to->sink_slot            = b->sink_slot;
+    to->first_slot           = b->first_slot;
+    to->n_checkpoints        = b->checkpoint_slots.data       ? b->checkpoint_slots.size[0]
+                               : b->checkpoint_positions.data ? b->checkpoint_positions.size[0]
+                                                              : INT64_MAX;
+    to->pad_policy           = b->pad_policy;
+    to->write                = pools->write < 0 ? GDN_WRITE_NONE : b->write;
+    to->padded               = tokens->padded;
+    to->pad                  = 0;
 }

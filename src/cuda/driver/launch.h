@@ -54,8 +54,8 @@ struct gdn_cuda {
     char              isa[16];    /* "sm_90" */
     char              name[64];
     int               sm_count, shared_most; /* shared_most: bytes that a block may have */
-    gdn_cu_library    libraries[GDN_N_IMAGES]; /* NULL: not for this device, */
-    gdn_cu_kernel     kernels[GDN_N_KERNELS];  /* as are its kernels */
+    gdn_cu_library    libraries[GDN_N_IMAGES]; /* NULL: not for this device, or not used yet; */
+    gdn_cu_kernel     kernels[GDN_N_KERNELS];  /* so are its kernels */
     struct gdn_blas  *blas; /* cuBLAS; NULL: not opened yet */
     struct gdn_cuda_ran *layer; /* of gdn_block, gdn_step: takes what parts note; else NULL */
     gdn_cu_memory     workspace;
@@ -64,7 +64,7 @@ struct gdn_cuda {
     char choices[GDN_CUDA_N_CHOICES][GDN_CUDA_CHOICE]; /* last lines of gdn_cuda_log_choice() */
 };
 
-/* Opens ctx->options.device and loads the images. */
+/* Opens ctx->options.device and loads the images that are loaded at start. */
 gdn_status gdn_cuda_create(gdn_ctx *ctx);
 void       gdn_cuda_destroy(gdn_ctx *ctx);
 
@@ -110,7 +110,7 @@ struct gdn_cuda_call {
 gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call);
 
 /* "gdn_<family>_<parameters>"; the threads of a block that kernels.def gives it; whether it is for
- * this device. */
+ * this device, of images that are loaded at start. */
 const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
 int         gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
 bool        gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
@@ -125,9 +125,11 @@ gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel
  * was the same. */
 void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *line);
 
-/* Return the forms in which kernels read a vector [n] or a matrix, and a batch. */
+/* Returns the form in which kernels read a vector [n] or a matrix; fills in that of a batch. Large
+ * structs are filled in where they are needed, here and below: a copy costs as much as a check. */
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);
-struct gdn_cu_batch gdn_cuda_batch(const struct gdn_plan *plan, const struct gdn_tokens *tokens,
-                                   const struct gdn_plan_pools *pools);
+void                gdn_cuda_fill_batch(struct gdn_cu_batch *to, const struct gdn_plan *plan,
+                                        const struct gdn_tokens     *tokens,
+                                        const struct gdn_plan_pools *pools);
 
 #endif

@@ -48,13 +48,13 @@ static bool are_short(const struct gdn_block *b)
     return b->tokens->T <= GDN_SHORT_SEQUENCE || b->n_tokens <= b->plan->B;
 }
 
-static struct gdn_cu_rule rule_args(const struct gdn_block *b, const struct gdn_rule *rule)
+static void fill_rule(struct gdn_cu_rule *to, const struct gdn_block *b,
+                      const struct gdn_rule *rule)
 {
     const gdn_block_args       *args  = b->args;
     const struct gdn_plan_pools pools =
         gdn_plan_pools_of(&args->state, &args->state, &args->checkpoints);
-    const gdn_rule_args         decay = { .A_log = args->A_log, .dt_bias = args->dt_bias };
-    return gdn_cuda_rule_args(rule, &decay, b->plan, b->tokens, &pools);
+    gdn_cuda_fill_rule(to, rule, &args->A_log, &args->dt_bias, b->plan, b->tokens, &pools);
 }
 
 static struct gdn_cuda_cut_options cut_options_of(const struct gdn_block *b)
@@ -67,8 +67,9 @@ static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
 {
     struct gdn_rule rule = b->rule;
     rule.q.dtype         = b->in.dtype;
-    const struct gdn_cu_rule args = rule_args(b, &rule);
+    struct gdn_cu_rule args;
     if (b->rule.exact || are_short(b)) return 0;
+    fill_rule(&args, b, &rule);
     return gdn_cuda_prefill_bytes(ctx, &args, cut_options_of(b));
 }
 
@@ -277,7 +278,8 @@ static gdn_status convolve(struct layer *l)
     struct gdn_conv             conv  = b->conv;
     conv.x               = projected_rows(b, &l->m, 0);
     conv.out             = conv_rows(b, &l->m, 0, 0);
-    struct gdn_cu_conv a = gdn_cuda_conv_args(l->ctx, &conv, b->plan, b->tokens, &pools);
+    struct gdn_cu_conv a;
+    gdn_cuda_fill_conv(&a, l->ctx, &conv, b->plan, b->tokens, &pools);
     if (is_woven(b)) {
         a.key_head = (int32_t)(b->columns.b / b->Hk);
         a.Hk = (int32_t)b->Hk, a.K = (int32_t)b->K, a.V = (int32_t)(b->Hv / b->Hk * b->V);
@@ -296,7 +298,8 @@ static gdn_status run_rule(struct layer *l)
     rule.beta = gate_rows(b, l->m.gates, 0);
     rule.g    = gate_rows(b, l->m.gates, b->Hv);
     rule.out  = rule.v;
-    struct gdn_cu_rule a = rule_args(b, &rule);
+    struct gdn_cu_rule a;
+    fill_rule(&a, b, &rule);
     drop_keep(&a.batch);
     if (rule.exact || are_short(b)) return gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream);
     return gdn_cuda_prefill(l->ctx, &a, cut_options_of(b), l->m.rule, l->stream);
@@ -344,13 +347,13 @@ static gdn_status store(struct layer *l)
     const gdn_tensor               *state = b->args->state.data ? &b->args->state
                                                                 : &b->args->conv_state;
     const struct gdn_plan_pools     pools = gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
-    const struct gdn_cu_block_store a     = {
-            .batch = gdn_cuda_batch(b->plan, b->tokens, &pools),
+    struct gdn_cu_block_store       a     = {
             .out   = b->out,
             .from  = l->m.out,
             .n     = b->hidden,
             .head  = b->hidden,
     };
+    gdn_cuda_fill_batch(&a.batch, b->plan, b->tokens, &pools);
     return launch(l, GDN_CU_block_store, (b->n_tokens + TOKENS - 1) / TOKENS, &a);
 }
 

@@ -87,11 +87,12 @@ static struct gdn_cu_block_rows args_of(const struct gdn_layer_run  *run,
                                         const struct gdn_token_rows *t)
 {
     const struct gdn_plan_pools none = { -1, -1, -1, false, false };
-    return (struct gdn_cu_block_rows){ .batch = gdn_cuda_batch(run->plan, run->tokens, &none),
-                                       .rows  = t->rows,
-                                       .dense = rows_of(&t->dense),
-                                       .n     = t->n,
-                                       .adds  = t->adds };
+    struct gdn_cu_block_rows    a    = { .rows  = t->rows,
+                                         .dense = rows_of(&t->dense),
+                                         .n     = t->n,
+                                         .adds  = t->adds };
+    gdn_cuda_fill_batch(&a.batch, run->plan, run->tokens, &none);
+    return a;
 }
 
 static gdn_status load(const struct gdn_layer_run *run, const struct gdn_token_rows *t)

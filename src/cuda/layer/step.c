@@ -11,11 +11,11 @@ static struct gdn_plan_pools pools_of(const gdn_tensor *state)
     return gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
 }
 
-static struct gdn_cu_rule rule_args(const struct gdn_step_call *m, const struct gdn_rule *rule)
+static void fill_rule(struct gdn_cu_rule *to, const struct gdn_step_call *m,
+                      const struct gdn_rule *rule)
 {
     const struct gdn_plan_pools pools = pools_of(&m->args.state);
-    const gdn_rule_args decay = { .A_log = m->args.A_log, .dt_bias = m->args.dt_bias };
-    return gdn_cuda_rule_args(rule, &decay, &m->plan, &m->tokens, &pools);
+    gdn_cuda_fill_rule(to, rule, &m->args.A_log, &m->args.dt_bias, &m->plan, &m->tokens, &pools);
 }
 
 /* ---- One launch ---------------------------------------------------------------------------- */
@@ -23,12 +23,11 @@ static struct gdn_cu_rule rule_args(const struct gdn_step_call *m, const struct 
 /* As in step_general.cuh; blocks, at most; of a grid, in its second dimension. */
 enum { TAPS = 4, MOST = 128, COLUMNS = 16, CLUSTER = 8, MOST_ROWS = 65535 };
 
-/* Returns the rule of a kernel that takes x in place of q, k and v: its heads begin anywhere. */
-static struct gdn_cu_rule whole_rule(const struct gdn_step_call *m)
+/* Fills in the rule of a kernel that takes x in place of q, k and v: its heads begin anywhere. */
+static void fill_whole(struct gdn_cu_rule *to, const struct gdn_step_call *m)
 {
-    struct gdn_rule rule = m->rule;
-    rule.q = rule.k = rule.v = m->conv.x;
-    return rule_args(m, &rule);
+    fill_rule(to, m, &m->rule);
+    to->q = to->k = to->v = m->conv.x;
 }
 
 /* Returns true if offsets inside a slot, and the step to the next one, fit 32 bits. */
@@ -82,35 +81,32 @@ static int part_bits(const gdn_ctx *ctx, const struct gdn_step_call *m, const st
     return bits;
 }
 
-static struct gdn_cu_step step_args(const gdn_ctx *ctx, const struct gdn_step_call *m,
-                                    const struct gdn_cu_rule *r)
+static void fill_step(struct gdn_cu_step *a, const gdn_ctx *ctx, const struct gdn_step_call *m,
+                      const struct gdn_cu_rule *r)
 {
     const struct gdn_rows z      = gdn_rows_of(&m->args.z, &m->tokens);
     const int             group  = r->H / r->Hk;
     const int             bits   = part_bits(ctx, m, r);
     const int             blocks = group << bits;
-    struct gdn_cu_step    a      = {
-        .rule        = gdn_cuda_warp_args(r),
-        .x           = gdn_cuda_near(&r->k, &r->batch),
-        .z           = gdn_cuda_near(&z, &r->batch),
-        .weight      = taps_of(&m->conv.weight),
-        .bias        = taps_of(&m->conv.bias),
-        .conv        = taps_of(&m->conv.from),
-        .norm_weight = gdn_cuda_array(&m->args.norm_weight),
-        .Hk          = r->Hk,
-        .group       = group,
-        .n_columns   = r->V >> bits,
-        .part_bits   = bits,
-        .n_blocks    = blocks,
-        .key_blocks  = gdn_cuda_inverse(blocks),
-        .share       = (2 * r->K + blocks - 1) / blocks,
-        .length      = (int32_t)m->conv.from.length,
-        .moves       = writes_conv(m) && are_together(ctx, blocks),
-        .normed      = m->normed,
-        .rms_eps     = m->norm.eps,
-    };
-    a.rule.n_rows = (int32_t)r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
-    return a;
+    gdn_cuda_fill_warp(&a->rule, r);
+    a->rule.n_rows = (int32_t)r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
+    a->x           = gdn_cuda_near(&r->k, &r->batch);
+    a->z           = gdn_cuda_near(&z, &r->batch);
+    a->weight      = taps_of(&m->conv.weight);
+    a->bias        = taps_of(&m->conv.bias);
+    a->conv        = taps_of(&m->conv.from);
+    a->norm_weight = gdn_cuda_array(&m->args.norm_weight);
+    a->Hk          = r->Hk;
+    a->group       = group;
+    a->n_columns   = r->V >> bits;
+    a->part_bits   = bits;
+    a->n_blocks    = blocks;
+    a->key_blocks  = gdn_cuda_inverse(blocks);
+    a->share       = (2 * r->K + blocks - 1) / blocks;
+    a->length      = (int32_t)m->conv.from.length;
+    a->moves       = writes_conv(m) && are_together(ctx, blocks);
+    a->normed      = m->normed;
+    a->rms_eps     = m->norm.eps;
 }
 
 /* Returns true if the address and all steps are multiples of n elements. */
@@ -274,7 +270,8 @@ struct buffers {
 
 static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffers *b, char *memory)
 {
-    const struct gdn_cu_rule rule = rule_args(m, &m->rule);
+    struct gdn_cu_rule rule;
+    fill_rule(&rule, m, &m->rule);
     const struct gdn_room rooms[] = {
         { &b->convolved, gdn_step_call_bytes(m) },
         { &b->out, spares_padding(m) ? out_bytes(m) : 0 },
@@ -298,7 +295,8 @@ static gdn_status convolve(const struct step *s, struct gdn_rows out)
     const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
     struct gdn_conv             conv  = m->conv;
     conv.out             = out;
-    struct gdn_cu_conv a = gdn_cuda_conv_args(s->ctx, &conv, &m->plan, &m->tokens, &pools);
+    struct gdn_cu_conv a;
+    gdn_cuda_fill_conv(&a, s->ctx, &conv, &m->plan, &m->tokens, &pools);
     return gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream);
 }
 
@@ -317,7 +315,8 @@ static gdn_status run_rule(const struct step *s)
     gdn_step_call_connect(m, s->b.convolved, &rule);
     const gdn_tensor before = before_out(s);
     if (spares_padding(m)) rule.out = gdn_rows_of(&before, &m->tokens);
-    struct gdn_cu_rule a = rule_args(m, &rule);
+    struct gdn_cu_rule a;
+    fill_rule(&a, m, &rule);
     if (spares_padding(m)) a.batch.pad_policy = GDN_PAD_ZERO;
     return gdn_cuda_decode(s->ctx, "step", &a, s->b.tree, m->args.stream);
 }
@@ -341,12 +340,12 @@ static gdn_status store(const struct step *s)
                                                                : &m->args.conv_state;
     const struct gdn_plan_pools     pools = pools_of(pool);
     struct gdn_cu_block_store       a     = {
-            .batch = gdn_cuda_batch(&m->plan, &m->tokens, &pools),
             .out   = m->rule.out,
             .from  = s->b.out,
             .n     = (int64_t)m->rule.H * m->rule.V,
             .head  = m->rule.V,
     };
+    gdn_cuda_fill_batch(&a.batch, &m->plan, &m->tokens, &pools);
     const struct gdn_cuda_call call = {
         .kernel = GDN_CU_block_store,
         .grid   = { (m->tokens.N + TOKENS - 1) / TOKENS, 1, 1 },
@@ -360,7 +359,8 @@ static gdn_status store(const struct step *s)
 /* In one launch, if it moves the convolution's states. */
 static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
 {
-    const struct gdn_cu_step a = step_args(s->ctx, s->m, whole);
+    struct gdn_cu_step a;
+    fill_step(&a, s->ctx, s->m, whole);
     TRY((takes_rows(&a, whole) ? launch_rows : launch_one)(s->ctx, s->m, whole, &a));
     return writes_conv(s->m) && !a.moves ? convolve(s, (struct gdn_rows){ 0 }) : GDN_OK;
 }
@@ -383,34 +383,37 @@ static gdn_status run_several(struct step *s, char *memory)
     return status;
 }
 
-static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_step_call *m, char *memory)
-{
-    struct step         s   = { .ctx = ctx, .m = m };
-    struct gdn_cuda_ran ran = { .n = 0 };
-    if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
-    const struct gdn_cu_rule whole = whole_rule(m);
-    ctx->cuda->layer = &ran;
-    const gdn_status status = is_one_launch(m, &whole) ? run_one(&s, &whole)
-                                                       : run_several(&s, memory);
-    ctx->cuda->layer = NULL;
-    return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
-}
+/* The decisions of plan_call(). */
+struct planned {
+    bool               in_one_launch;
+    struct gdn_cu_rule whole; /* fill_whole() */
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
     struct gdn_step_call *m = call;
-    struct buffers    b;
+    struct planned       *p = GDN_PLANNED(struct planned, &m->base);
+    struct buffers        b;
     TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
-    const struct gdn_cu_rule whole = whole_rule(m);
-    m->base.bytes = is_one_launch(m, &whole) ? 0 : lay_out(ctx, m, &b, NULL);
+    fill_whole(&p->whole, m);
+    p->in_one_launch = is_one_launch(m, &p->whole);
+    m->base.bytes    = p->in_one_launch ? 0 : lay_out(ctx, m, &b, NULL);
     return GDN_OK;
 }
 
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_step_call *m = call;
+    const struct gdn_step_call *m   = call;
+    const struct planned       *p   = GDN_PLANNED(struct planned, &m->base);
+    struct step                 s   = { .ctx = ctx, .m = m };
+    struct gdn_cuda_ran         ran = { .n = 0 };
     TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream));
-    return launch_all(ctx, m, memory);
+    if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
+    ctx->cuda->layer        = &ran;
+    const gdn_status status = p->in_one_launch ? run_one(&s, &p->whole) : run_several(&s, memory);
+    ctx->cuda->layer        = NULL;
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
 }
 
 const struct gdn_op_backend gdn_cuda_op_step = { plan_call, run_call };

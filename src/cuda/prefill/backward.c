@@ -254,10 +254,8 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
 {
     const struct gdn_backward       *w     = &c->work;
     const gdn_prefill_backward_args *args  = &c->args;
-    const gdn_rule_args              gates = { .A_log = args->A_log, .dt_bias = args->dt_bias };
     const struct gdn_rule           *r     = &w->rule;
     struct gdn_cu_backward a = {
-        .rule       = gdn_cuda_rule_args(r, &gates, &c->plan, &c->tokens, &c->pools),
         .q          = r->q,
         .k          = r->k,
         .dout       = w->dout,
@@ -273,6 +271,7 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
         .n_tokens   = c->tokens.padded ? c->plan.B * c->tokens.T : c->tokens.N,
         .adds       = w->adds,
     };
+    gdn_cuda_fill_rule(&a.rule, r, &args->A_log, &args->dt_bias, &c->plan, &c->tokens, &c->pools);
     a.rule.to = w->dstate;
     a.rule.q = chunk_rows(r->Hq, r->K), a.rule.k = chunk_rows(r->Hk, r->K);
     a.u = a.z = chunk_rows(r->H, r->V);

@@ -202,7 +202,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c    = call;
     struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
-    *args = gdn_cuda_call_args(c);
+    gdn_cuda_fill_call(args, c);
     if (!goes_by_tokens(c, args))
         c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));
     return GDN_OK;

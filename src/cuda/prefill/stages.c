@@ -15,13 +15,14 @@ static struct gdn_cu_stage stage_args(const struct gdn_rule *rule, const struct 
                                       const struct gdn_tokens *tokens, int64_t C)
 {
     static const struct gdn_plan_pools none = { -1, -1, -1, false, false };
-    const gdn_rule_args                args = { 0 };
-    const int64_t                      each = tokens->T / C + (tokens->T % C != 0);
-    return (struct gdn_cu_stage){
-        .rule     = gdn_cuda_rule_args(rule, &args, plan, tokens, &none),
+    static const gdn_tensor            absent = { 0 };
+    const int64_t       each = tokens->T / C + (tokens->T % C != 0);
+    struct gdn_cu_stage a    = {
         .C        = C,
         .n_chunks = plan->batch.cu_seqlens.data ? tokens->N / C + plan->B + 1 : plan->B * each,
     };
+    gdn_cuda_fill_rule(&a.rule, rule, &absent, &absent, plan, tokens, &none);
+    return a;
 }
 
 static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cuda_call *call)

@@ -30,10 +30,19 @@ struct gdn_cuda_sm90 {
                                     through a packed batch; else 0 */
     struct gdn_cuda_cut logged;  /* the last one in the log */
     struct {
-        int64_t             of[8]; /* what was planned for last; zeros: nothing yet */
+        uint64_t            of[8]; /* what was planned for last; zeros: nothing yet */
         struct gdn_cuda_cut cut;
     } planned;
 };
+
+/* Returns whether two keys are the same. memcmp() would wait for numbers just stored, which it
+ * reads several at once. */
+static inline bool gdn_cuda_is_key(const uint64_t *known, const uint64_t *of, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (known[i] != of[i]) return false;
+    return true;
+}
 
 /* Returns whether rows of n_heads can have a map. */
 bool gdn_cuda_is_mapped(const struct gdn_rows *r, const struct gdn_cu_batch *b, int64_t n_heads);

@@ -70,11 +70,13 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
     struct gdn_cuda_sm90      *c = ctx->cuda->sm90;
     const struct gdn_cuda_shape s = { b, r->H, options.longest, is_small(r), may_stop(r, options),
                                       ctx->cuda->sm_count };
-    const int64_t of[] = { b->B, b->T, b->N, b->padded, r->H, options.longest, s.small, s.stops };
+    const uint64_t of[] = { (uint64_t)b->B,      (uint64_t)b->T, (uint64_t)b->N,
+                            (uint64_t)b->padded, (uint64_t)r->H, (uint64_t)options.longest,
+                            s.small,             s.stops };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
     if (options.whole || is_deep(r)) return gdn_cuda_no_cut(&s);
     if (c->cut.first) return gdn_cuda_cut_like(&s, &c->cut);
-    if (memcmp(c->planned.of, of, sizeof of) != 0) {
+    if (!gdn_cuda_is_key(c->planned.of, of, sizeof of / sizeof *of)) {
         c->planned.cut = gdn_cuda_find_cut(&s);
         memcpy(c->planned.of, of, sizeof of);
     }
@@ -169,18 +171,39 @@ static gdn_status launch_first(gdn_ctx *ctx, struct gdn_cu_prefill_hopper *p, en
     return GDN_OK;
 }
 
-/* Launches one slice of columns; `slice` others come before it. c: the call's. */
-static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+static void skip_columns(struct gdn_pool_view *p, int n)
+{
+    const int64_t step = p->k_first ? 1 : p->ld;
+    if (p->data) p->data += n * step * (int64_t)gdn_dtype_bytes(p->dtype);
+}
+
+/* Leaves of a rule the columns of V from `first` on, as many as a launch takes. */
+static void cut_slice(struct gdn_cu_rule *r, int first)
+{
+    const size_t bytes = (size_t)first * gdn_dtype_bytes(r->q.dtype);
+    r->V = r->V - first < COLUMNS ? r->V - first : COLUMNS;
+    r->v.data += bytes;
+    if (r->out.data) r->out.data += bytes;
+    skip_columns(&r->from, first);
+    skip_columns(&r->to, first);
+    skip_columns(&r->checkpoints, first);
+}
+
+/* Launches one slice of columns; `slice` others come before it. c: the call's. Deep heads are not
+ * cut. */
+static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                             const struct gdn_cuda_chunks *how, struct gdn_cuda_cut c, int slice,
                             struct gdn_cuda_ran *ran, void *stream)
 {
-    const struct gdn_cu_batch   *b = &r->batch;
-    struct gdn_cu_prefill_hopper p = { .rule = *r, .by_number = how->by_number,
+    struct gdn_cu_prefill_hopper p = { .rule = *rule, .by_number = how->by_number,
                                        .singles = how->singles,
-                                       .early_stop = may_stop(r, how->options),
-                                       .source_q = gdn_cuda_source_of(r, r->Hq),
-                                       .source_k = gdn_cuda_source_of(r, r->Hk),
-                                       .source_v = gdn_cuda_source_of(r, r->Hv) };
+                                       .early_stop = may_stop(rule, how->options),
+                                       .source_q = gdn_cuda_source_of(rule, rule->Hq),
+                                       .source_k = gdn_cuda_source_of(rule, rule->Hk),
+                                       .source_v = gdn_cuda_source_of(rule, rule->Hv) };
+    if (!is_deep(rule)) cut_slice(&p.rule, slice * COLUMNS);
+    const struct gdn_cu_rule    *r = &p.rule;
+    const struct gdn_cu_batch   *b = &r->batch;
     const int                    dtype  = r->q.dtype;
     const enum form later = c.small ? SMALL : c.later_wide || c.planned ? WIDE : PART;
     const enum form first = is_deep(r) ? DEEP : c.small ? SMALL : c.wide ? WIDE
@@ -217,26 +240,6 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                   stream);
 }
 
-static void skip_columns(struct gdn_pool_view *p, int n)
-{
-    const int64_t step = p->k_first ? 1 : p->ld;
-    if (p->data) p->data += n * step * (int64_t)gdn_dtype_bytes(p->dtype);
-}
-
-/* Returns the rule for the columns of V from `first` on, as many as a launch takes. */
-static struct gdn_cu_rule slice_of(const struct gdn_cu_rule *r, int first)
-{
-    struct gdn_cu_rule s     = *r;
-    const size_t       bytes = (size_t)first * gdn_dtype_bytes(r->q.dtype);
-    s.V = r->V - first < COLUMNS ? r->V - first : COLUMNS;
-    s.v.data += bytes;
-    if (s.out.data) s.out.data += bytes;
-    skip_columns(&s.from, first);
-    skip_columns(&s.to, first);
-    skip_columns(&s.checkpoints, first);
-    return s;
-}
-
 gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream)
@@ -244,9 +247,7 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     const struct gdn_cuda_cut c     = find_cut(ctx, r, how->options);
     struct gdn_cuda_ran       again = { .n = 0 }; /* the same kernels */
     if (is_deep(r)) return run_slice(ctx, r, how, c, 0, ran, stream);
-    for (int i = 0; i * COLUMNS < r->V; i++) {
-        const struct gdn_cu_rule s = slice_of(r, i * COLUMNS);
-        TRY(run_slice(ctx, &s, how, c, i, i ? &again : ran, stream));
-    }
+    for (int i = 0; i * COLUMNS < r->V; i++)
+        TRY(run_slice(ctx, r, how, c, i, i ? &again : ran, stream));
     return GDN_OK;
 }

@@ -38,7 +38,7 @@ gdn_status gdn_cuda_find_map(gdn_ctx *ctx, const char *name, int i, const struct
     bool                 pushed;
     _Static_assert(sizeof of == sizeof known->of, "a map is of these");
     if (!r->data) return GDN_OK;
-    if (memcmp(known->of, of, sizeof of) != 0) {
+    if (!gdn_cuda_is_key(known->of, of, sizeof of / sizeof *of)) {
         TRY(gdn_cuda_enter(ctx, &pushed)); /* maps are made for the context that is current */
         const gdn_cu_result result = ctx->cuda->api.cuTensorMapEncodeTiled(
             map, r->dtype == GDN_BF16 ? GDN_CU_MAP_BF16 : GDN_CU_MAP_F16, 4, r->data, of + 2,

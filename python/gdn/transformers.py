@@ -9,8 +9,15 @@ install() assigns these functions in the modeling modules of qwen3_next, qwen3_5
 models made before and after use them. If a function of the installed version has other parameters,
 install() raises ImportError with one line and assigns nothing.
 
+It also gives the class of the layer a forward() in which one token of each sequence with a cache
+is one call of gdn.torch.step() between the layer's projections: convolution, gates, rule and gated
+RMSNorm in one operator, which updates the cache's states in place. The layer's own forward() runs
+with these functions where gradients are on, the cache records its past or is offloaded, tokens are
+packed or masked, or the norm or the convolution has hooks. There the gated RMSNorm stays
+transformers' own. A class whose forward() has other parameters than in 5.17 to 5.24 is left alone.
+
 Gradients flow to every tensor, so models train; causal_conv1d_update(), which writes its state in
-place, is forward only. The gated RMSNorm of the models stays transformers' own.
+place, is forward only.
 """
 
 import importlib
@@ -19,9 +26,11 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
+from . import _transformers_step as _by_step
 from . import causal_conv1d as _conv
 
-MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+MODELS = {"qwen3_next": "Qwen3NextGatedDeltaNet", "qwen3_5": "Qwen3_5GatedDeltaNet",
+          "qwen3_5_moe": "Qwen3_5MoeGatedDeltaNet"}  # the class of the layer
 
 
 def _rule(op, query, key, value, g, beta, initial_state, output_final_state, l2norm, cu_seqlens):
@@ -86,11 +95,18 @@ _FUNCTIONS = (torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule, ca
               causal_conv1d_update)
 
 
+def _add_step(layer):
+    """Makes the forward() of a class of layers take one token by one operator."""
+    theirs = layer.forward
+    if not getattr(theirs, "is_gdn", False) and _by_step.takes_step(theirs):
+        layer.forward = _by_step.with_step(theirs)
+
+
 def install():
     """
-    Assigns the functions of this module in the modeling modules of MODELS. Raises ImportError where
-    transformers, or a model of MODELS, is absent, or where a function has other parameters. A
-    second call changes nothing.
+    Assigns the functions of this module in the modeling modules of MODELS, and forward() in the
+    classes of their layers. Raises ImportError where transformers, or a model of MODELS, is absent,
+    or where a function has other parameters. A second call changes nothing.
     """
     modules = [importlib.import_module(f"transformers.models.{name}.modeling_{name}")
                for name in MODELS]
@@ -103,3 +119,5 @@ def install():
     for module in modules:
         for function in _FUNCTIONS:
             setattr(module, function.__name__, function)
+    for module, layer in zip(modules, MODELS.values()):
+        _add_step(getattr(module, layer))

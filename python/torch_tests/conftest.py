@@ -69,4 +69,7 @@ def modeling(monkeypatch):
         for function in ours._FUNCTIONS:
             theirs = inspect.unwrap(getattr(each, function.__name__))
             monkeypatch.setattr(each, function.__name__, theirs)
+    for each, name in zip(modules, ours.MODELS.values()):
+        layer = getattr(each, name)
+        monkeypatch.setattr(layer, "forward", layer.forward)
     return module

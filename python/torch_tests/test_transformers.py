@@ -46,14 +46,40 @@ def test_model(modeling, monkeypatch):
 
     wanted, calls = logits(), []
     gdn.install("transformers")
-    for name in ("prefill", "decode", "conv1d"):
+    for name in ("prefill", "decode", "conv1d", "step"):
         def counted(*args, _name=name, _call=getattr(gdn.torch, name), **kwargs):
             calls.append(_name)
             return _call(*args, **kwargs)
         monkeypatch.setattr(gdn.torch, name, counted)
     got = logits()
-    assert sorted(calls) == ["conv1d"] * 3 + ["decode"] * 2 + ["prefill"]
+    assert sorted(calls) == ["conv1d", "prefill", "step", "step"]
     torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("is_next", (False, True), ids=("qwen3_5", "qwen3_next"))
+def test_step(modeling, monkeypatch, is_next):
+    """One token by step() leaves the output and the states of the layer's own forward(), which a
+    hook of the norm asks for."""
+    model = (tiny_next() if is_next else tiny(modeling)).eval()
+    gdn.install("transformers")
+    layer, x = model.model.layers[0].linear_attn, torch.randn(2, 1, 32)
+    first = model(torch.randint(0, 64, (2, 9)), use_cache=True)
+    caches = [copy.deepcopy(first.past_key_values) for _ in range(2)]
+    steps, seen = [], []
+
+    def counted(*args, _call=gdn.torch.step, **kwargs):
+        steps.append(args)
+        return _call(*args, **kwargs)
+    monkeypatch.setattr(gdn.torch, "step", counted)
+    outs = [layer(x, caches[0])]
+    with layer.norm.register_forward_hook(lambda *args: seen.append(args)):
+        outs.append(layer(x, caches[1]))
+    assert len(steps) == len(seen) == 1
+    torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
+    for name in ("conv_states", "recurrent_states"):
+        got, right = (getattr(cache.layers[0], name)[0] for cache in caches)
+        torch.testing.assert_close(got, right, atol=1e-6, rtol=1e-5)
+        assert not torch.equal(got, getattr(first.past_key_values.layers[0], name)[0])
 
 
 def tiny_next():

@@ -21,6 +21,7 @@ import sys
 import time
 
 import gdn
+import gdn._transformers_step as by_step
 import gdn.transformers
 import torch
 import transformers
@@ -41,6 +42,10 @@ WIDE = dict(vocab_size=1024, hidden_size=2048, intermediate_size=5120, num_hidde
             layer_types=KINDS)
 
 
+def never(*_):
+    return False
+
+
 @contextlib.contextmanager
 def functions(of_gdn):
     """The models' functions: gdn's, or transformers' own in torch whatever else is installed."""
@@ -48,14 +53,18 @@ def functions(of_gdn):
                for name in gdn.transformers.MODELS]
     names = [f.__name__ for f in gdn.transformers._FUNCTIONS]
     kept = [{name: getattr(module, name) for name in names} for module in modules]
+    is_step = by_step._is_step
     if of_gdn:
         gdn.install("transformers")
     else:
         for module, its in zip(modules, kept):
             vars(module).update({name: inspect.unwrap(f) for name, f in its.items()})
+        # Not the class's forward(), which a compiled graph has no guard for.
+        by_step._is_step = never
     yield
     for module, its in zip(modules, kept):
         vars(module).update(its)
+    by_step._is_step = is_step
 
 
 def model_of(name, sizes, device, dtype=torch.float32):
@@ -91,7 +100,7 @@ def away(got, wanted):
 
 
 def counted():
-    calls = dict.fromkeys(("prefill", "decode", "conv1d"), 0)
+    calls = dict.fromkeys(("prefill", "step", "conv1d"), 0)
     for name in calls:
         def call(*args, _name=name, _call=getattr(gdn.torch, name), **kwargs):
             if not torch.compiler.is_compiling():

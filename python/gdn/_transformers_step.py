@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+One token of each cached sequence through a Gated DeltaNet layer of transformers: the projections,
+which stay the layer's modules, and one call of gdn.torch.step between them, which updates the
+cache's states in place.
+"""
+
+import functools
+import inspect
+
+import gdn
+import gdn.torch
+import torch
+
+from . import _drop_in
+
+_CACHE = "cache", "cache_params"  # the parameter's name in transformers 5.24, and in 5.17 to 5.19
+_REFUSED = "attention_mask", "cu_seq_lens_q", "seq_idx"
+
+
+def _is_plain(module):
+    """Whether all that a call of the module does is its forward()."""
+    return not (module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"))
+
+
+def _states(layer, cache):
+    """The layer's states in the cache, or (None, None) where none may be updated in place."""
+    held = None if getattr(cache, "offloading", True) else cache.layers[layer.layer_idx]
+    started = getattr(held, "has_previous_state", None)
+    if not isinstance(started, dict) or not started.get(0) or getattr(held, "record_past", True):
+        return None, None
+    return held.conv_states[0], held.recurrent_states[0]
+
+
+def _is_step(layer, x, given):
+    """Whether step() computes what the layer's own forward() would with the arguments given, if the
+    cache has the states."""
+    return (not torch.is_grad_enabled() and x.shape[1] == 1 and x.dtype in _drop_in.FLOATS
+            and all(given.get(name) is None for name in _REFUSED)
+            and layer.activation in ("silu", "swish")
+            and getattr(layer.norm, "activation", None) == "silu"
+            and _is_plain(layer.norm) and _is_plain(layer.conv1d))
+
+
+def _projected(layer, x):
+    """Channels of q, k and v; a, b, z."""
+    if hasattr(layer, "in_proj_qkvz"):
+        q, k, v, z, b, a = layer.fix_query_key_value_ordering(layer.in_proj_qkvz(x),
+                                                              layer.in_proj_ba(x))
+        return torch.cat([part.flatten(2) for part in (q, k, v)], -1), a, b, z
+    z = layer.in_proj_z(x).unflatten(-1, (-1, layer.head_v_dim))
+    return layer.in_proj_qkv(x), layer.in_proj_a(x), layer.in_proj_b(x), z
+
+
+def _step(layer, x, conv_state, state):
+    mixed, a, b, z = _projected(layer, x)
+    out = gdn.torch.step(
+        mixed, a, b, layer.conv1d.weight, layer.A_log, key_heads=layer.num_k_heads,
+        value_heads=layer.num_v_heads, key_dim=layer.head_k_dim, value_dim=layer.head_v_dim, z=z,
+        conv_bias=layer.conv1d.bias, dt_bias=layer.dt_bias, norm_weight=layer.norm.weight,
+        conv_state=conv_state, state=state, state_layout=gdn.STATE_KV,
+        rms_eps=layer.norm.variance_epsilon)
+    return layer.out_proj(out.flatten(2))
+
+
+def takes_step(theirs):
+    """Whether the layer's forward() has the parameters that with_step() knows."""
+    names = list(inspect.signature(theirs).parameters)
+    return names[:2] + names[3:] == ["self", "hidden_states", "attention_mask", "kwargs"] \
+        and names[2] in _CACHE
+
+
+def with_step(theirs):
+    """The layer's forward() that takes one token by step(), and leaves all else to theirs."""
+    @functools.wraps(theirs)
+    def forward(self, hidden_states, *args, **kwargs):
+        given = dict(zip(("cache", "attention_mask"), args), **kwargs)
+        cache = given.get("cache", given.get("cache_params"))
+        if cache is not None and _is_step(self, hidden_states, given):
+            conv_state, state = _states(self, cache)
+            if conv_state is not None:
+                return _step(self, hidden_states, conv_state, state)
+        return theirs(self, hidden_states, *args, **kwargs)
+
+    forward.is_gdn = True
+    return forward

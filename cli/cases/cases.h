@@ -47,6 +47,7 @@ extern const char *const case_call_names[CASE_CALL_KINDS];
 struct case_dims {
     int64_t Hq, Hv, K, V; /* heads of k: the smaller of Hq and Hv */
     int64_t D, W;         /* channels and taps of the convolution */
+    int64_t entries;      /* of its states; 0: W - 1 */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
     int     gates;           /* enum case_gates */

@@ -52,7 +52,7 @@ int conv_case_make(struct conv_case *c, const struct case_dims *dims, const int6
     const int64_t first = even ? B : c->tokens.N;
     const int64_t x[] = { first, even ? c->tokens.N / B : dims->D, dims->D };
     const int64_t weight[] = { dims->D, dims->W };
-    const int64_t state[] = { B, dims->D, dims->W - 1 };
+    const int64_t state[] = { B, dims->D, dims->entries ? dims->entries : dims->W - 1 };
     if (even) c->batch = gdn_batch_init();
     a->x                  = case_tensor(&c->memory, dims->dtype, 2 + even, x, -1, 1);
     a->weight             = case_tensor(&c->memory, dims->dtype, 2, weight, -0.5, 0.5);
@@ -74,12 +74,12 @@ static int64_t channel(const struct conv_case *c, int64_t i)
 /* Loads history and weights of the checked channels, before the call. */
 static void load_channels(const struct conv_case *c, double *history, double *weight)
 {
-    const int64_t W = c->dims.W;
+    const int64_t W = c->dims.W, older = c->args.state.size[2] - (W - 1);
     for (int64_t i = 0; i < CHECKED_CHANNELS; i++) {
         const int64_t d = channel(c, i);
         for (int64_t w = 0; w < W; w++) weight[i * W + w] = at(&c->args.weight, d, w, 0);
         for (int64_t w = 0; w < W - 1; w++)
-            history[w * CHECKED_CHANNELS + i] = at(&c->args.state, 0, d, w);
+            history[w * CHECKED_CHANNELS + i] = at(&c->args.state, 0, d, older + w);
     }
 }
 

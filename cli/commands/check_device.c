@@ -169,9 +169,9 @@ static void check_conv(struct check *k, const struct case_dims *d, const int64_t
     struct conv_case  c;
     struct comparison found = { 0 };
     char              name[64];
-    snprintf(name, sizeof name, "conv %s state %s W%lld D%lld T%lld%s", dtype_names[d->dtype],
+    snprintf(name, sizeof name, "conv %s state %s W%lld D%lld T%lld%s%s", dtype_names[d->dtype],
              dtype_names[d->state_dtype], (long long)d->W, (long long)d->D, (long long)lengths[0],
-             forms[form]);
+             forms[form], d->entries ? " long states" : "");
     if (!wanted(k, name)) return;
     int code = conv_case_make(&c, d, lengths, 4);
     if (form == IN_PLACE) c.args.out = c.args.x;
@@ -197,6 +197,8 @@ static void check_convs(struct check *k)
                 if (i == 0) check_conv(k, &d, lengths, CHANNELS_FIRST);
                 d.state_dtype = GDN_F32;
                 if (dtype != GDN_F32) check_conv(k, &d, few, BY_ROWS);
+                d.entries = W;
+                check_conv(k, &d, few, BY_ROWS);
             }
 }
 
@@ -482,19 +484,22 @@ static void check_gradients(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 64, 72 } };
     static const int64_t lengths[]  = { 131, 1, 0, 64 };
-    for (int i = 0; i < 14; i++) { /* the last ones fill a device, with both dtypes of 16 bits */
-        const bool             fills = i >= 12;
-        const int64_t *const   size  = sizes[fills ? 0 : i % 4];
+    int64_t *const       window   = &k->ctx->cuda->sm90->window_chunks;
+    for (int i = 0; i < 16; i++) { /* the last ones, of 16 bits, fill a device, or have windows */
+        const bool             through = i >= 14, fills = i >= 12 && !through;
+        const int64_t *const   size  = sizes[i < 12 ? i % 4 : 0];
         const struct case_dims d = { .Hq = 2, .Hv = fills ? 36 : 4, .K = size[0], .V = size[1],
-                                     .dtype = fills ? i - 11 : i / 4,
+                                     .dtype = i < 12 ? i / 4 : 1 + i % 2,
                                      .state_layout = (i / 4 + i) % 2 };
         struct gradient_case   c;
         struct comparison      found = { 0 };
         char                   name[64];
         snprintf(name, sizeof name, "prefill_backward %s state %s %lldx%lld%s",
                  dtype_names[d.dtype], d.state_layout == GDN_STATE_KV ? "k_first" : "k_last",
-                 (long long)d.K, (long long)d.V, fills ? " 36 heads" : "");
+                 (long long)d.K, (long long)d.V,
+                 fills ? " 36 heads" : through ? " windows" : "");
         if (!wanted(k, name)) continue;
+        *window  = through ? -1 : 0; /* of one chunk, through the batch */
         int code = gradient_case_make(&c, &d, lengths, 4);
         if (!code) code = gradient_case_check(&c, k->ctx, &found);
         mark(k);
@@ -503,6 +508,7 @@ static void check_gradients(struct check *k)
         memory_free(&c.rule.memory);
         judge(k, name, code, &found);
     }
+    *window = 0;
 }
 
 /* Checks drafted tokens by a record. */

@@ -144,23 +144,21 @@ static int32_t access_of(const struct gdn_rows *r, int64_t D)
     return 0;
 }
 
-/* Returns true if a state's rows of three entries, or its channels, lie side by side, by 16
- * bytes. */
-static bool is_step_view(const struct gdn_conv_view *v, int32_t dtype)
+/* Returns true if a state's rows of n entries, or its channels, lie side by side, by 16 bytes. */
+static bool is_quads(const struct gdn_conv_view *v, int n)
 {
-    const uint64_t unit = gdn_dtype_bytes(dtype), at = (uint64_t)(uintptr_t)v->data;
+    const uint64_t unit = gdn_dtype_bytes(v->dtype), at = (uint64_t)(uintptr_t)v->data;
     if (!v->data) return true;
-    if (v->dtype != dtype || v->length != 3) return false;
-    if ((at | (uint64_t)v->slot * unit) % 16 != 0) return false;
-    return (v->entry == 1 && v->channel == 3) ||
+    if (v->length != n || (at | (uint64_t)v->slot * unit) % 16 != 0) return false;
+    return (v->entry == 1 && v->channel == n) ||
            (v->channel == 1 && (uint64_t)v->entry * unit % 16 == 0);
 }
 
-/* Returns true if each sequence has one state, its last, of which a lane moves three quads. */
-static bool has_quads(const struct gdn_cu_conv *c)
+/* Returns true if each sequence has one state, its last, of which a lane moves n quads. */
+static bool has_quads(const struct gdn_cu_conv *c, int n)
 {
-    return !c->checkpoints.data && c->batch.write != GDN_WRITE_EACH &&
-           is_step_view(&c->from, c->from.dtype) && is_step_view(&c->to, c->to.dtype);
+    return !c->checkpoints.data && c->batch.write != GDN_WRITE_EACH && is_quads(&c->from, n) &&
+           is_quads(&c->to, n);
 }
 
 /* Returns true if each sequence has one token at most. */
@@ -169,7 +167,7 @@ static bool takes_one(const struct gdn_cu_conv *c)
     const struct gdn_cu_batch *b = &c->batch;
     if (b->B == 0 || b->T != 1 || b->cu_seqlens.data || b->parents.data || b->path.data)
         return false;
-    return c->out.data && has_fours(c) && has_quads(c);
+    return c->out.data && has_fours(c) && (has_quads(c, 3) || has_quads(c, 4));
 }
 
 void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const gdn_ctx *ctx, const struct gdn_conv *conv,
@@ -267,7 +265,7 @@ static gdn_status tiles(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 /* Returns true if blocks of rows start sequences: their tokens are in a row. */
 static bool can_start(const struct gdn_cu_conv *c)
 {
-    return !c->batch.parents.data && !c->batch.path.data && has_quads(c);
+    return !c->batch.parents.data && !c->batch.path.data && has_quads(c, 3);
 }
 
 /* Rows of blocks, each with all channels: a sequence that they start, or a tile. */
@@ -328,7 +326,11 @@ static gdn_status one(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream
                                                 [GDN_F16]  = GDN_CU_conv_one_f16_4 };
     static const enum gdn_kernel_id alike[] = { [GDN_BF16] = GDN_CU_conv_one_alike_bf16_4,
                                                 [GDN_F16]  = GDN_CU_conv_one_alike_f16_4 };
-    const enum gdn_kernel_id kernel = (is_alike(args) ? alike : any)[args->x.dtype];
+    static const enum gdn_kernel_id longer[] = { [GDN_F32]  = GDN_CU_conv_one_longer_f32_4,
+                                                 [GDN_BF16] = GDN_CU_conv_one_longer_bf16_4,
+                                                 [GDN_F16]  = GDN_CU_conv_one_longer_f16_4 };
+    const enum gdn_kernel_id *kernels = !has_quads(args, 3) ? longer : is_alike(args) ? alike : any;
+    const enum gdn_kernel_id  kernel  = kernels[args->x.dtype];
     const int64_t B = args->batch.B, high = B < MOST_GRID ? B : MOST_GRID;
     const struct gdn_cuda_call call = {
         .kernel = kernel,

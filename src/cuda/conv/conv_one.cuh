@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The short convolution of one token at most of each sequence: four taps that lie side by side, and
- * states of three entries. A lane has four channels of a sequence. A small call takes as long as a
- * slot, then its state, and the code take to arrive. So all else is asked for before the slot, and
- * the code is short.
+ * states of three entries, or of four, as models of transformers keep. A lane has four channels of
+ * a sequence. A small call takes as long as a slot, then its state, and the code take to arrive. So
+ * all else is asked for before the slot, and the code is short.
  */
 #ifndef GDN_CUDA_CONV_ONE_CUH
 #define GDN_CUDA_CONV_ONE_CUH
@@ -11,8 +11,8 @@
 #include "cuda/conv/conv_tiles.cuh"
 
 /* By a whole warp. alike: weights, bias and states have the dtype of x, and the batch has slots at
- * most; then the code is half as long. */
-template <int dtype, bool alike>
+ * most; then the code is half as long. n: entries of a state. */
+template <int dtype, bool alike, int n>
 GDN_DEVICE void one_item(const struct gdn_cu_conv &a, int64_t row)
 {
     const int weight = alike ? dtype : a.weight.dtype, bias = alike ? dtype : a.bias.dtype;
@@ -24,35 +24,44 @@ GDN_DEVICE void one_item(const struct gdn_cu_conv &a, int64_t row)
     struct gdn_quad       quad;
     struct gdn_raw_taps   raw;
     struct gdn_taps<4, 4> taps;
-    uint32_t              bits[3][4];
-    float                 past[3][4], xs[4], y[4] = {};
+    uint32_t              bits[n][4];
+    float                 state[n][4], xs[4], y[4] = {};
+    float (&past)[3][4] = reinterpret_cast<float (&)[3][4]>(state[n - 3]);
     load_four<dtype>(quad, x, true);
     load_raw_taps(raw, a, f.channel, weight, bias);
     const struct gdn_cu_seq s = read_sequence<alike>(a.batch, row);
-    load_raw_past(bits, a.from, s.read, f.channel, from);
+    load_state(bits, a.from, s.read, f.channel, from);
     expand_taps(taps, raw, weight, bias);
-    expand_past(past, bits, a.from, from);
+    expand_state(state, bits, a.from, from);
     unpack<dtype>(xs, quad, a);
     if (!f.is) return;
-    if (s.n_valid) sum_taps<4>(y, xs, past, taps, a);
+    if (s.n_valid) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) state[0][c] = state[n - 3][c]; /* the oldest, of four */
+        sum_taps<4>(y, xs, past, taps, a);
+    }
     if (s.n_valid || !s.keep_out) store_four<dtype>(out, a, y, true);
-    if (leaves_state(a, s)) store_past(past, a.to, s.write, f.channel, to);
+    if (leaves_state(a, s)) store_state(state, a.to, s.write, f.channel, to);
 }
 
 /* Blocks: those of all channels, then sequences. */
-template <int dtype, bool alike> GDN_DEVICE void one_row(const struct gdn_cu_conv &a)
+template <int dtype, bool alike, int n> GDN_DEVICE void one_row(const struct gdn_cu_conv &a)
 {
     const int64_t row = blockIdx.y + (int64_t)blockIdx.z * gridDim.y;
-    if (row < a.batch.B) one_item<dtype, alike>(a, row);
+    if (row < a.batch.B) one_item<dtype, alike, n>(a, row);
 }
 
 template <int dtype, int TAPS> GDN_DEVICE void conv_one(const struct gdn_cu_conv &a)
 {
-    one_row<dtype, false>(a);
+    one_row<dtype, false, 3>(a);
 }
 template <int dtype, int TAPS> GDN_DEVICE void conv_one_alike(const struct gdn_cu_conv &a)
 {
-    one_row<dtype, true>(a);
+    one_row<dtype, true, 3>(a);
+}
+template <int dtype, int TAPS> GDN_DEVICE void conv_one_longer(const struct gdn_cu_conv &a)
+{
+    one_row<dtype, false, 4>(a);
 }
 
 #endif

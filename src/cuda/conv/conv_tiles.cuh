@@ -103,46 +103,51 @@ GDN_DEVICE void load_four_taps(struct gdn_taps<4, 4> &t, const struct gdn_cu_con
 
 /* ---- Starts -------------------------------------------------------------------------------- */
 
-/* Returns quad j of the lane's three of a state: entry after entry, or as channels lie side by
- * side. dtype, here and below: v's, which may be known when compiling. */
+/* Returns quad j of the lane's n of a state of n entries: entry after entry, or as channels lie
+ * side by side. dtype, here and below: v's, which may be known when compiling. */
+template <int n>
 GDN_DEVICE char *state_at(const struct gdn_conv_view &v, int64_t slot, int channel, int j,
                           int dtype)
 {
-    const int64_t at = slot * v.slot + (v.entry == 1 ? 3 * (int64_t)channel + 4 * j
+    const int64_t at = slot * v.slot + (v.entry == 1 ? n * (int64_t)channel + 4 * j
                                                      : channel + j * v.entry);
     return v.data + at * float_bytes(dtype);
 }
 
-GDN_DEVICE void load_raw_past(uint32_t (&bits)[3][4], const struct gdn_conv_view &v, int64_t slot,
-                              int channel, int dtype)
+template <int n>
+GDN_DEVICE void load_state(uint32_t (&bits)[n][4], const struct gdn_conv_view &v, int64_t slot,
+                           int channel, int dtype)
 {
     const bool is = v.data && slot >= 0;
 #pragma unroll
-    for (int j = 0; j < 3; j++)
-        load_chunk(bits[j], state_at(v, is ? slot : 0, channel, j, dtype), dtype, is);
+    for (int j = 0; j < n; j++)
+        load_chunk(bits[j], state_at<n>(v, is ? slot : 0, channel, j, dtype), dtype, is);
 }
 
-GDN_DEVICE void expand_past(float (&past)[3][4], const uint32_t (&bits)[3][4],
-                            const struct gdn_conv_view &v, int dtype)
+template <int n>
+GDN_DEVICE void expand_state(float (&state)[n][4], const uint32_t (&bits)[n][4],
+                             const struct gdn_conv_view &v, int dtype)
 {
-    float x[3][4];
+    float x[n][4];
     expand_chunks(x, bits, dtype);
 #pragma unroll
-    for (int i = 0; i < 12; i++)
-        past[i / 4][i % 4] = v.entry == 1 ? x[(i % 4 * 3 + i / 4) / 4][(i % 4 * 3 + i / 4) % 4]
-                                          : x[i / 4][i % 4];
+    for (int e = 0; e < n; e++)
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            state[e][c] = v.entry == 1 ? x[(c * n + e) / 4][(c * n + e) % 4] : x[e][c];
 }
 
-GDN_DEVICE void store_past(const float (&past)[3][4], const struct gdn_conv_view &v, int64_t slot,
-                           int channel, int dtype)
+template <int n>
+GDN_DEVICE void store_state(const float (&state)[n][4], const struct gdn_conv_view &v, int64_t slot,
+                            int channel, int dtype)
 {
 #pragma unroll
-    for (int j = 0; j < 3; j++) {
+    for (int j = 0; j < n; j++) {
         float x[4];
 #pragma unroll
         for (int c = 0; c < 4; c++)
-            x[c] = v.entry == 1 ? past[(4 * j + c) % 3][(4 * j + c) / 3] : past[j][c];
-        store_chunk(state_at(v, slot, channel, j, dtype), x, dtype);
+            x[c] = v.entry == 1 ? state[(4 * j + c) % n][(4 * j + c) / n] : state[j][c];
+        store_chunk(state_at<n>(v, slot, channel, j, dtype), x, dtype);
     }
 }
 
@@ -171,9 +176,9 @@ template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int
         load_four<dtype>(first[i], x + i * a.x.token, i < n);
         load_four<dtype>(last[i], x + (s.n_valid - 3 + i) * a.x.token, i + n >= 3);
     }
-    load_raw_past(bits, a.from, s.read, f.channel, a.from.dtype);
+    load_state(bits, a.from, s.read, f.channel, a.from.dtype);
     load_four_taps(taps, a, f.channel);
-    expand_past(past, bits, a.from, a.from.dtype);
+    expand_state(past, bits, a.from, a.from.dtype);
 #pragma unroll
     for (int i = 0; i < 3; i++) {
         unpack<dtype>(xs, last[i], a);
@@ -185,7 +190,7 @@ template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int
             if (i < 1 && n == 2) state[i][j] = past[i + 2][j];
         }
     }
-    if (leaves_state(a, s)) store_past(state, a.to, s.write, f.channel, a.to.dtype);
+    if (leaves_state(a, s)) store_state(state, a.to, s.write, f.channel, a.to.dtype);
 #pragma unroll 1
     for (int t = 0; t < n; t++, out += a.out.token) {
         unpack<dtype>(xs, first[0], a);

@@ -9,7 +9,7 @@
  *     tile   the other outputs of some tokens, whatever sequences they belong to
  *     start, rows
  *            the same, of few tokens (conv_tiles.cuh)
- *     one    one token of a sequence, and a state of three entries (conv_one.cuh)
+ *     one    one token of a sequence, and a state of three or four entries (conv_one.cuh)
  *     edge   in place: the inputs before a tile, saved before out overwrites them
  *     turned outputs of some tokens whose channels do not lie side by side (conv_turned.cuh)
  *
@@ -427,6 +427,7 @@ enum {
     BUSY_walk_16 = 2,
     BUSY_one_4 = 6,
     BUSY_one_alike_4 = 10,
+    BUSY_one_longer_4 = 5,
     BUSY_rows_4 = 5,
     BUSY_tile_4 = 4,
     BUSY_tile_8 = 2,

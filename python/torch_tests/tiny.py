@@ -84,4 +84,6 @@ def replica(rank, folder):
     model = torch.nn.parallel.DistributedDataParallel(Layered())
     loss_of(model, torch.load(f"{folder}/tokens").chunk(2)[rank]).backward()
     torch.save([x.grad for x in model.module.parameters()], f"{folder}/{rank}")
+    del model  # it holds threads of the group
+    torch.distributed.barrier()  # so no process ends while the other one talks to it
     torch.distributed.destroy_process_group()

@@ -938,9 +938,9 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * prompts among single tokens, is one call.
  *
  *   when      compute capability 9.0, no GDN_BATCH_INVARIANT, K = 128, V a multiple of 16 (64 with
- *             GDN_STATE_KV), q, k, v and out of one dtype of 16 bits, states of that dtype or f32,
- *             which the call reads, grouped heads, and none of token_start, token_count, written
- *             checkpoints and GDN_PAD_SINK.
+ *             GDN_STATE_KV), q, k, v and out of one dtype of 16 bits, gates and states of that
+ *             dtype or f32, states that the call reads, int32 slots or none, grouped heads, and
+ *             none of token_start, token_count, written checkpoints and GDN_PAD_SINK.
  *   bits      Those of gdn_decode, not those that gdn_prefill gives a sequence alone: equal to
  *             rounding.
  *

@@ -42,8 +42,11 @@ static int get_kernel(gdn_cu_kernel *kernel, gdn_cu_library, const char *name)
 static unsigned cluster_of(const gdn_cu_config *c, const emulated_kernel *kernel)
 {
     for (unsigned i = 0; i < c->n_attributes; i++)
-        if (c->attributes[i].id == GDN_CU_CLUSTER_DIMENSION)
-            emulated_give_up("a cluster of a launch's own, of kernels that name memory");
+        if (c->attributes[i].id == GDN_CU_CLUSTER_DIMENSION) {
+            if (!c->shared_bytes)
+                emulated_give_up("a cluster of a launch's own, of kernels that name memory");
+            return c->attributes[i].value.dims[0];
+        }
     return kernel->cluster;
 }
 static int launch(const gdn_cu_config *c, gdn_cu_kernel handle, void **parameters, void **)

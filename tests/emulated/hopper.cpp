@@ -136,7 +136,7 @@ void emulated_cluster_arrive(void)
 
 void emulated_cluster_wait(void)
 {
-    if (emulated_cluster_size() > 1) emulated_wait_while(&met.n_past, ~0ull, self().arrived);
+    emulated_wait_while(&met.n_past, ~0ull, self().arrived);
 }
 
 /* ---- Copies ---------------------------------------------------------------------------------- */

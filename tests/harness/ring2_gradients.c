@@ -198,15 +198,13 @@ static void add_part(struct part *p, double *const *to, const double *q, const d
 
 /* ---- Limits -------------------------------------------------------------------------------- */
 
-static bool is_narrow(const gdn_tensor *t) { return last_size(t) <= 128 && last_size(t) % 8 == 0; }
-
-/* Hopper's tensor cores take 16 bits with K and V of up to 128, multiples of 8, of these heads, and
+/* Hopper's tensor cores take 16 bits of these heads with K of up to 256, K and V multiples of 8, and
  * round what is between two products to that dtype. */
 static bool is_rounded(const gdn_prefill_backward_args *a)
 {
     return ring2_on_hopper() && a->q.dtype != GDN_F32 && a->dout.dtype == a->q.dtype &&
-           is_narrow(&a->q) && is_narrow(&a->v) && heads_of(&a->q) == heads_of(&a->k) &&
-           heads_of(&a->v) == heads_of(&a->dout);
+           last_size(&a->q) % 8 == 0 && last_size(&a->v) % 8 == 0 &&
+           heads_of(&a->q) == heads_of(&a->k) && heads_of(&a->v) == heads_of(&a->dout);
 }
 
 /* The unit of limits, which count 32 of it: a rounding of float32; or an eighth of one of 16 bits,

@@ -7,11 +7,11 @@
 #include "cuda/prefill/sm90/cache.h"
 
 /* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a window.
- * MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K and V,
- * WINDOW_BYTES the memory of a window, FEW the most sequences for which windows without work cost
+ * MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K and V at a
+ * time, DEEPEST and WIDEST the most of all, WINDOW_BYTES the memory of a window, FEW the most sequences for which windows without work cost
  * less than idle multiprocessors. */
-enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES = 640 << 20,
-       FEW = 16, TILE = GDN_CU_BACKWARD_TILE };
+enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, DEEPEST = 256, WIDEST = 1024,
+       WINDOW_BYTES = 640 << 20, FEW = 16, TILE = GDN_CU_BACKWARD_TILE };
 
 static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 
@@ -111,17 +111,21 @@ static bool are_whole(const struct gdn_rows *r, int dtype)
     return r->dtype == dtype && all % 16 == 0;
 }
 
-static bool is_split(const struct gdn_cu_backward *a) { return a->rule.V > DEEP / 2; }
+/* Returns the tiles that memory has of so many keys, or columns of V. */
+static int64_t n_tiles(int64_t n) { return n > DEEP ? 2 * ceil_of(n, DEEP) : ceil_of(n, DEEP / 2); }
 
-static bool is_narrow(int64_t n) { return n <= DEEP && n % 8 == 0; }
+static bool is_deep(const struct gdn_cu_backward *a) { return a->rule.K > DEEP; }
+static bool is_wide(const struct gdn_cu_backward *a) { return is_deep(a) || a->rule.V > DEEP; }
+
+static bool is_taken(int64_t n, int64_t most) { return n <= most && n % 8 == 0; }
 
 /* Returns true if the kernels for tensor cores take the call. */
 static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r     = &a->rule;
     const int                 dtype = a->q.dtype;
-    return gdn_cuda_runs_sm_90a(ctx->cuda) && dtype != GDN_F32 && is_narrow(r->K) &&
-           is_narrow(r->V) && r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q, dtype) &&
+    return gdn_cuda_runs_sm_90a(ctx->cuda) && dtype != GDN_F32 && is_taken(r->K, DEEPEST) &&
+           is_taken(r->V, WIDEST) && r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q, dtype) &&
            are_whole(&a->k, dtype) && are_whole(&r->v, dtype) && are_whole(&a->dout, dtype) &&
            r->batch.N > 0 &&
            r->batch.N <= INT32_MAX - GDN_CU_BACKWARD_CHUNK &&
@@ -234,7 +238,7 @@ static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options optio
 /* Finds the bytes of what memory has of a chunk: tiles of 64 keys or columns. */
 static void size_records(struct gdn_cu_backward *a)
 {
-    const int32_t K = (int32_t)ceil_of(a->rule.K, 64), V = (int32_t)ceil_of(a->rule.V, 64);
+    const int32_t K = (int32_t)n_tiles(a->rule.K), V = (int32_t)n_tiles(a->rule.V);
     a->record_bytes = GDN_CU_BACKWARD_SQUARES + 2 * TILE * V * (1 + K);
     a->key_bytes    = GDN_CU_BACKWARD_NORMS + 2 * TILE * K;
 }
@@ -248,6 +252,14 @@ static float drop_of(const struct gdn_cu_backward *a)
     if (a->q.dtype != GDN_F16 || !(scale > 0x1p-60f && scale < 0x1p60f)) return 1;
     frexpf(scale, &power);
     return ldexpf(1, power - 1);
+}
+
+/* Returns how many blocks share the columns of a walk of n_heads: with 64 columns each if K is above
+ * DEEP, or if the device has multiprocessors for so many, else with 128. */
+static int32_t find_strips(const struct gdn_cu_backward *a, int64_t n_heads)
+{
+    const int64_t n = n_tiles(a->rule.V), walks = wants_state_alone(a) ? 1 : 2;
+    return (int32_t)(is_deep(a) || walks * n * n_heads <= a->n_blocks ? n : ceil_of(n, 2));
 }
 
 static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c)
@@ -291,7 +303,7 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     const int64_t n_rows = goes_through(&a) ? ceil_of(a.rule.batch.B, a.n_windows)
                                             : a.rule.batch.B;
     const int64_t n_heads = (a.cut.units ? a.cut.units : n_rows) * a.rule.H;
-    a.n_strips = is_split(&a) && (wants_state_alone(&a) ? 2 : 4) * n_heads <= a.n_blocks ? 2 : 1;
+    a.n_strips = find_strips(&a, n_heads);
     if (!wants_state_alone(&a)) cut_first_pass(ctx, options_of(c), &a);
     return a;
 }
@@ -366,44 +378,74 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_backward *a, enum gdn
     return gdn_cuda_launch(ctx, &call);
 }
 
-enum mma_kernel { PREPARE, HALF, WHOLE, HALF_ALONE, WHOLE_ALONE, HEADS };
+enum mma_kernel {
+    PREPARE, PREPARE_DEEP, HALF, WHOLE, DEEP_WALK, HALF_ALONE, WHOLE_ALONE, DEEP_ALONE, HEADS,
+    HEADS_WIDE
+};
 
 static enum gdn_kernel_id mma_kernel(const struct gdn_cu_backward *a, enum mma_kernel which)
 {
     static const enum gdn_kernel_id all[][2] = {
         { GDN_CU_backward_mma_prepare_BF16, GDN_CU_backward_mma_prepare_F16 },
+        { GDN_CU_backward_mma_prepare_deep_BF16, GDN_CU_backward_mma_prepare_deep_F16 },
         { GDN_CU_backward_mma_half_BF16, GDN_CU_backward_mma_half_F16 },
         { GDN_CU_backward_mma_whole_BF16, GDN_CU_backward_mma_whole_F16 },
+        { GDN_CU_backward_mma_deep_BF16, GDN_CU_backward_mma_deep_F16 },
         { GDN_CU_backward_mma_half_alone_BF16, GDN_CU_backward_mma_half_alone_F16 },
         { GDN_CU_backward_mma_whole_alone_BF16, GDN_CU_backward_mma_whole_alone_F16 },
+        { GDN_CU_backward_mma_deep_alone_BF16, GDN_CU_backward_mma_deep_alone_F16 },
         { GDN_CU_backward_mma_heads_BF16, GDN_CU_backward_mma_heads_F16 },
+        { GDN_CU_backward_mma_heads_wide_BF16, GDN_CU_backward_mma_heads_wide_F16 },
     };
     return all[which][a->q.dtype == GDN_F16];
 }
 
-/* Returns true if a block walks with 64 columns of a state, which may be all. */
-static bool takes_half(const struct gdn_cu_backward *a)
+static enum gdn_kernel_id mma_prepare(const struct gdn_cu_backward *a)
 {
-    return a->n_strips == 2 || !is_split(a);
+    return mma_kernel(a, is_deep(a) ? PREPARE_DEEP : PREPARE);
 }
-
+/* Returns the walk. A block that has all columns of V has `half` if these are 64 at most. */
 static enum gdn_kernel_id mma_walks(const struct gdn_cu_backward *a)
 {
-    return mma_kernel(a, takes_half(a) ? HALF : WHOLE);
+    const bool alone = wants_state_alone(a), half = a->n_strips == n_tiles(a->rule.V);
+    if (is_deep(a)) return mma_kernel(a, alone ? DEEP_ALONE : DEEP_WALK);
+    if (half) return mma_kernel(a, alone ? HALF_ALONE : HALF);
+    return mma_kernel(a, alone ? WHOLE_ALONE : WHOLE);
+}
+static enum gdn_kernel_id mma_heads(const struct gdn_cu_backward *a)
+{
+    return mma_kernel(a, is_wide(a) ? HEADS_WIDE : HEADS);
+}
+
+static gdn_status launch_prepare(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
+{
+    return launch(ctx, a, mma_prepare(a), a->n_chunks * a->rule.Hk,
+                  is_deep(a) ? GDN_CU_PREPARE_DEEP_BYTES : GDN_CU_PREPARE_BYTES, stream);
+}
+/* Launches the gradients of a window. Two blocks share the keys of deep heads. */
+static gdn_status launch_heads(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
+{
+    const int64_t share = is_deep(a) ? 2 : 1;
+    const int64_t items = a->n_chunks * a->rule.Hk, most = a->n_blocks / share;
+    const struct gdn_cuda_call call = {
+        .kernel       = mma_heads(a),
+        .grid         = { share * (items < most ? items : most), 1, 1 },
+        .cluster      = (int)share,
+        .shared_bytes = is_wide(a) ? GDN_CU_HEADS_WIDE_BYTES : GDN_CU_HEADS_BYTES,
+        .stream       = stream,
+        .args         = a,
+    };
+    return gdn_cuda_launch(ctx, &call);
 }
 
 /* Launches a window on tensor cores. `reverse`: also the walk that makes J, and the gradients. */
 static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool reverse, void *stream)
 {
-    const struct gdn_cu_rule *r = &a->rule;
-    const int64_t             n_walks = a->n_parts * r->H * a->n_strips;
-    const int64_t             n_items = a->n_chunks * r->Hk;
+    const int64_t n_walks = a->n_parts * a->rule.H * a->n_strips;
     a->walks = GDN_CU_WALK_FORWARD | (reverse ? GDN_CU_WALK_REVERSE : 0);
-    TRY(launch(ctx, a, mma_kernel(a, PREPARE), n_items, GDN_CU_PREPARE_BYTES, stream));
+    TRY(launch_prepare(ctx, a, stream));
     TRY(launch(ctx, a, mma_walks(a), (reverse ? 2 : 1) * n_walks, GDN_CU_WALK_BYTES, stream));
-    if (!reverse) return GDN_OK;
-    return launch(ctx, a, mma_kernel(a, HEADS), n_items < a->n_blocks ? n_items : a->n_blocks,
-                  GDN_CU_HEADS_BYTES, stream);
+    return reverse ? launch_heads(ctx, a, stream) : GDN_OK;
 }
 
 /* Launches a window: rows of q and k, states and u of its chunks, and the state after it.
@@ -446,15 +488,14 @@ static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options
 {
     const struct gdn_cu_rule     *r    = &a->rule;
     const struct gdn_cuda_summary s    = walk_of(a, options);
-    const enum gdn_kernel_id      prepare = mma_kernel(a, PREPARE);
-    const enum gdn_kernel_id      walk = mma_kernel(a, takes_half(a) ? HALF_ALONE : WHOLE_ALONE);
+    const enum gdn_kernel_id      walk = mma_walks(a);
     struct gdn_cuda_ran ran = { .n = 0 };
     if (a->cut.first) TRY(gdn_cuda_walk_maps(ctx, &s, &a->cut, &ran, stream));
     TRY(launch_plan(ctx, a, &ran, stream));
-    ran.kernels[ran.n++] = prepare;
+    ran.kernels[ran.n++] = mma_prepare(a);
     ran.kernels[ran.n++] = walk;
     for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
-        TRY(launch(ctx, a, prepare, a->n_chunks * r->Hk, GDN_CU_PREPARE_BYTES, stream));
+        TRY(launch_prepare(ctx, a, stream));
         TRY(launch(ctx, a, walk, a->n_parts * r->H * a->n_strips, GDN_CU_WALK_BYTES, stream));
     }
     if (a->cut.units) TRY(gdn_cuda_walk_join(ctx, &s, &a->cut, &ran, stream));
@@ -483,8 +524,7 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                                      GDN_CU_backward_reverse, GDN_CU_backward_chunk,
                                      GDN_CU_backward_store } };
     if (a->n_blocks)
-        ran = (struct gdn_cuda_ran){ 3, { mma_kernel(a, PREPARE), mma_walks(a),
-                                          mma_kernel(a, HEADS) } };
+        ran = (struct gdn_cuda_ran){ 3, { mma_prepare(a), mma_walks(a), mma_heads(a) } };
     TRY(launch_plan(ctx, a, &ran, stream));
     if (a->by_prefill) {
         const struct gdn_cu_rule     first = first_pass(a);

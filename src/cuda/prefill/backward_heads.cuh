@@ -8,6 +8,10 @@
  *     states  dO S^T, Z S^T and U J^T, with the gates of one token
  *     tokens  dq += Y K      D += X K      dw += Y^T Q + X^T K         dk = D + dw
  *
+ * If V is above 128 (wide), X, Y and states are sums over passes of 128 columns each. If K is, two
+ * blocks of a cluster have 128 keys each: the first adds up the sums for gates, and both those of
+ * norms.
+ *
  * Each of two warpgroups has all tokens and 64 columns of dq, D and dw. A third one has a thread
  * that loads what the next state head needs, a warp that stores the gradients of gates, and two
  * warps that store dv. D has beta in it. LEAST_BETA stands for a smaller one in X and D, so that
@@ -27,6 +31,21 @@
 enum { HEADS_GROUPS = 2, HEADS_WORKERS = HEADS_GROUPS * GROUP, HEADS_WARPS = HEADS_WORKERS / 32 };
 enum { HEADS_REGISTERS = 216, HEADS_OTHER_REGISTERS = 72 };
 
+/* Return how many blocks share the keys of a head, the number of this one, and the passes over V.
+ * Heads that are not wide have one of each. */
+template <bool wide> GDN_DEVICE int key_blocks(const struct gdn_cu_backward &a)
+{
+    return wide && a.rule.K > DEEP ? 2 : 1;
+}
+template <bool wide> GDN_DEVICE int own_block(void) { return wide ? (int)cluster_rank() : 0; }
+template <bool wide> GDN_DEVICE int value_passes(const struct gdn_cu_backward &a)
+{
+    return wide ? (a.rule.V + DEEP - 1) / DEEP : 1;
+}
+/* Returns true if rows are loaded for X and Y, and again for the products with states: there are
+ * places for two passes. */
+GDN_DEVICE bool loads_again(int passes) { return passes > 2; }
+
 /* ---- The way through the work: by the thread that loads -------------------------------------- */
 
 /* State head i of the key head of a chunk: one step of a block. */
@@ -36,11 +55,11 @@ struct heads_step {
     struct gdn_cu_place place;
 };
 /* Returns the first step of the next item that has tokens. Items are chunks x key heads; a block
- * takes `item` and every item that is a multiple of the number of blocks further. */
-GDN_DEVICE struct heads_step find_step(const struct gdn_cu_backward &a, int64_t &item)
+ * takes `item` and every item that is a multiple of n_blocks further. */
+GDN_DEVICE struct heads_step find_step(const struct gdn_cu_backward &a, int64_t &item, int n_blocks)
 {
     const struct gdn_cu_rule &r = a.rule;
-    for (; item < a.n_chunks * r.Hk; item += gridDim.x) {
+    for (; item < a.n_chunks * r.Hk; item += n_blocks) {
         const int64_t             number = item / r.Hk;
         const int                 key = (int)(item - number * r.Hk);
         const struct gdn_cu_place place = a.places[number];
@@ -49,36 +68,46 @@ GDN_DEVICE struct heads_step find_step(const struct gdn_cu_backward &a, int64_t 
     return { 0, 0, 0, -1, {} };
 }
 GDN_DEVICE struct heads_step next_step(const struct gdn_cu_backward &a, struct heads_step s,
-                                       int64_t &item)
+                                       int64_t &item, int n_blocks)
 {
     if (++s.i < a.rule.H / a.rule.Hk) {
         s.head += reader_step(a.rule, a.rule.Hk);
         return s;
     }
-    item += gridDim.x;
-    return find_step(a, item);
+    item += n_blocks;
+    return find_step(a, item, n_blocks);
 }
 GDN_DEVICE bool is_step(const struct heads_step &s) { return s.number >= 0; }
 
 struct head_rows {
     char dout[2][TILE], u[2][TILE], z[2][TILE]; /* [v / 64]; u and z are turned */
 };
-struct heads_shared {
-    struct head_rows  rows[2]; /* of this state head and the next, as is all of 2 */
+/* A block's sums of rows, of 64 columns each, and what reaches the end, of a warp: dG of the last
+ * token. */
+struct head_parts {
+    float rows[HEADS_GROUPS][CHUNK][2];
+    float ends[HEADS_WARPS];
+};
+static_assert(sizeof(struct head_parts) % 16 == 0, "copies of 16 bytes");
+
+template <bool is_wide> struct heads_shared {
+    static constexpr bool wide = is_wide;
+    static constexpr int  blocks = wide ? 2 : 1; /* at most */
+    struct head_rows  rows[2]; /* of this state head, or pass, and the next, as is all of 2 */
     char              S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
     char              k[2][TILE], q[2][TILE];
     char              X[TILE], Y[TILE];
     alignas(16) struct key_norms norms_of;
     alignas(16) vectors g[4]; /* of four, as gates want them when rows are done with */
     struct heads_step   steps[4];
-    float parts[2][HEADS_GROUPS][CHUNK][2]; /* sums of a row, of 64 columns each */
-    float norms[HEADS_GROUPS][CHUNK][2]; /* of keys and queries */
-    float zv[2][HEADS_GROUPS][CHUNK]; /* Z . v */
-    float ends[2][HEADS_WARPS];       /* what reaches the end, of a warp: dG of the last token */
+    alignas(16) struct head_parts parts[2][blocks];
+    alignas(16) float norms[2][blocks][HEADS_GROUPS][CHUNK]; /* of keys and queries */
+    float zv[2][2][CHUNK]; /* Z . v, of 64 columns of each pass */
     uint64_t rows_full[2], rows_free[2], states_full, states_free, keys_full, keys_free;
-    uint64_t parts_full[2], parts_free[2];
+    uint64_t parts_full[2], parts_free[2], norms_full[2];
 };
-static_assert(sizeof(struct heads_shared) <= GDN_CU_HEADS_BYTES, "heads_shared");
+static_assert(sizeof(heads_shared<false>) <= GDN_CU_HEADS_BYTES, "heads_shared");
+static_assert(sizeof(heads_shared<true>) <= GDN_CU_HEADS_WIDE_BYTES, "heads_shared");
 
 GDN_DEVICE int  heads_group(void) { return (int)threadIdx.x / GROUP; }
 GDN_DEVICE void meet_workers(void) { barrier_wait(1, HEADS_WORKERS); }
@@ -108,49 +137,90 @@ GDN_DEVICE float beta_share(float beta)
     return fabsf(beta) < LEAST_BETA ? beta / LEAST_BETA : 1;
 }
 
-/* Steps and items that a block has done. They give the parity of each barrier. */
-struct heads_count {
-    uint32_t step, item;
+/* Steps and items that a block has done, and loads of rows and of states. They give the parity of
+ * each barrier. */
+template <bool wide> struct heads_count {
+    uint32_t step, item, rows_loaded, states_loaded;
+    __device__ __forceinline__ uint32_t rows(void) const { return wide ? rows_loaded : step; }
+    __device__ __forceinline__ uint32_t states(void) const { return wide ? states_loaded : step; }
 };
 
-/* Loads a step, in the order in which places become free. */
-GDN_DEVICE void load_step(struct heads_shared &sh, const struct gdn_cu_backward &a,
-                          const struct heads_step &s, const struct heads_count &n)
+/* Load the rows of a pass, the states, and the keys. */
+template <class Shared>
+GDN_DEVICE void load_rows(Shared &sh, const struct gdn_cu_backward &a, const struct heads_step &s,
+                          int pass, heads_count<Shared::wide> &n, bool is_first)
 {
-    const int at[4] = { 0, s.head, (int)s.place.first, (int)s.place.batch };
-    const int now = n.step % 2;
-    vectors          &g = sh.g[n.step % 4];
-    struct head_rows &to = sh.rows[now];
-    uint64_t         &full = sh.rows_full[now];
-    mbarrier_wait(shared_address(&sh.rows_free[now]), n.step / 2 % 2 ^ 1);
-    sh.steps[n.step % 4] = s;
+    const int                at[4] = { 0, s.head, (int)s.place.first, (int)s.place.batch };
+    const int                now = n.rows() % 2, tile = 2 * pass;
+    const struct record_form f = form_of(a);
+    const int                columns = min(f.columns - tile, 2), bytes = columns * TILE;
+    const char              *from = (const char *)&record_at(a, s.number, s.head);
+    struct head_rows        &to = sh.rows[now];
+    uint64_t                &full = sh.rows_full[now];
+    vectors                 &g = sh.g[n.step % 4];
+    mbarrier_wait(shared_address(&sh.rows_free[now]), n.rows() / 2 % 2 ^ 1);
+    n.rows_loaded++;
+    if (is_first) sh.steps[n.step % 4] = s;
     if (!is_step(s)) {
         mbarrier_arrive(shared_address(&full));
         return;
     }
+    mbarrier_expect(shared_address(&full), 3 * bytes + (is_first ? (int)sizeof g : 0));
+#pragma unroll 1
+    for (int i = 0; i < columns; i++) load_tile(to.dout[i], a.dout_map, at, 64 * (tile + i), full);
+    load_bytes(to.u, from + f.u(tile), bytes, full);
+    load_bytes(to.z, from + f.z(tile), bytes, full);
+    if (is_first) load_bytes(&g, from, sizeof g, full);
+}
+template <class Shared>
+GDN_DEVICE void load_states(Shared &sh, const struct gdn_cu_backward &a, const struct heads_step &s,
+                            int pass, heads_count<Shared::wide> &n)
+{
     const struct record_form f = form_of(a);
-    const int                rows = f.columns * TILE, keys = f.keys * TILE;
-    const char              *from = (const char *)&record_at(a, s.number, s.head);
-    mbarrier_expect(shared_address(&full), 3 * rows + (int)sizeof g);
+    const int                tile = 2 * pass, columns = min(f.columns - tile, 2);
+    const int                bytes = min(f.keys, 2) * TILE;
+    const char *from = (const char *)&record_at(a, s.number, s.head) +
+                       own_block<Shared::wide>() * 2 * TILE;
+    mbarrier_wait(shared_address(&sh.states_free), n.states() % 2 ^ 1);
+    n.states_loaded++;
+    mbarrier_expect(shared_address(&sh.states_full), 2 * columns * bytes);
 #pragma unroll 1
-    for (int i = 0; i < f.columns; i++) load_tile(to.dout[i], a.dout_map, at, 64 * i, full);
-    load_bytes(to.u, from + f.u(0), rows, full);
-    load_bytes(to.z, from + f.z(0), rows, full);
-    load_bytes(&g, from, sizeof g, full);
-    mbarrier_wait(shared_address(&sh.states_free), n.step % 2 ^ 1);
-    mbarrier_expect(shared_address(&sh.states_full), 2 * f.columns * keys);
-#pragma unroll 1
-    for (int i = 0; i < f.columns; i++) {
-        load_bytes(sh.S[i], from + f.S(i), keys, sh.states_full);
-        load_bytes(sh.J[i], from + f.J(i), keys, sh.states_full);
+    for (int i = 0; i < columns; i++) {
+        load_bytes(sh.S[i], from + f.S(tile + i), bytes, sh.states_full);
+        load_bytes(sh.J[i], from + f.J(tile + i), bytes, sh.states_full);
     }
-    if (s.i) return;
+}
+template <class Shared>
+GDN_DEVICE void load_keys(Shared &sh, const struct gdn_cu_backward &a, const struct heads_step &s,
+                          uint32_t item)
+{
+    const int   all = form_of(a).keys * TILE, bytes = min(all, 2 * TILE);
     const char *tiles = keys_of(a, s.number, s.key);
-    mbarrier_wait(shared_address(&sh.keys_free), n.item % 2 ^ 1);
-    mbarrier_expect(shared_address(&sh.keys_full), 2 * keys + (int)sizeof sh.norms_of);
-    load_bytes(sh.k, tiles, keys, sh.keys_full);
-    load_bytes(sh.q, tiles + keys, keys, sh.keys_full);
-    load_bytes(&sh.norms_of, tiles + 2 * keys, sizeof sh.norms_of, sh.keys_full);
+    const char *own = tiles + own_block<Shared::wide>() * 2 * TILE;
+    mbarrier_wait(shared_address(&sh.keys_free), item % 2 ^ 1);
+    mbarrier_expect(shared_address(&sh.keys_full), 2 * bytes + (int)sizeof sh.norms_of);
+    load_bytes(sh.k, own, bytes, sh.keys_full);
+    load_bytes(sh.q, own + all, bytes, sh.keys_full);
+    load_bytes(&sh.norms_of, tiles + 2 * all, sizeof sh.norms_of, sh.keys_full);
+}
+
+/* Loads a step, in the order in which places become free. */
+template <class Shared>
+GDN_DEVICE void load_step(Shared &sh, const struct gdn_cu_backward &a, const struct heads_step &s,
+                          heads_count<Shared::wide> &n)
+{
+    const int  passes = value_passes<Shared::wide>(a);
+    const bool again = loads_again(passes);
+    load_rows(sh, a, s, 0, n, true);
+    if (!is_step(s)) return;
+#pragma unroll 1
+    for (int p = 1; p < passes; p++) load_rows(sh, a, s, p, n, false);
+#pragma unroll 1
+    for (int p = 0; p < passes; p++) {
+        if (again) load_rows(sh, a, s, p, n, false);
+        load_states(sh, a, s, p, n);
+        if (p == 0 && s.i == 0) load_keys(sh, a, s, n.item);
+    }
 }
 
 /* ---- Values: dv and Z . v ------------------------------------------------------------------ */
@@ -189,15 +259,22 @@ GDN_DEVICE float sum_quad(float x)
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
+/* The 64 columns of V that a warp stores in a pass: half of the pass. `rows` is the load of rows
+ * that has Z. */
+struct head_columns {
+    int      half, pass;
+    uint32_t step, rows;
+};
 /* Computes Z . v and dv = beta Z for a warp's tokens m to m + 15 and 64 columns, of which V are
  * there. */
-template <int form>
-GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, int m,
+template <int form, class Shared>
+GDN_DEVICE void store_values(Shared &sh, const struct head_columns &w, int m,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
-    const int      l = threadIdx.x % 32, now = step % 2, n = a.rule.V - 64 * half;
-    const vectors &g = sh.g[step % 4];
-    const uint32_t at = shared_address(sh.rows[now].z[half]) +
+    const int      l = threadIdx.x % 32, first = DEEP * w.pass + 64 * w.half;
+    const int      n = a.rule.V - first;
+    const vectors &g = sh.g[w.step % 4];
+    const uint32_t at = shared_address(sh.rows[w.rows % 2].z[w.half]) +
                         tile_place(l % 8 + l / 16 * 8, m + l / 8 % 2 * 8);
     float          sum[2] = {}, beta[2], spoil[2];
     const char    *from[2];
@@ -215,7 +292,7 @@ GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, i
     uint32_t v[4][4];
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        const int column = 64 * half + 16 * (i / 4) + block_column(i % 4 / 2, 0);
+        const int column = first + 16 * (i / 4) + block_column(i % 4 / 2, 0);
         v[i / 4][i % 4] = i / 2 * 8 < n ? *(const uint32_t *)(from[i % 2] + 2 * column) : 0;
     }
 #pragma unroll
@@ -224,7 +301,7 @@ GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, i
         load_matrices_turned(z, at + 16 * 128 * i);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const int   r = j % 2, column = 64 * half + 16 * i + block_column(j / 2, 0);
+            const int   r = j % 2, column = first + 16 * i + block_column(j / 2, 0);
             const float x[2] = { pairs::low(z[j]), pairs::high(z[j]) };
             sum[r] = fmaf(x[0], pairs::low(v[i][j]), sum[r]);
             sum[r] = fmaf(x[1], pairs::high(v[i][j]), sum[r]);
@@ -236,25 +313,37 @@ GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half, i
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] = sum_quad(sum[r]);
-        if (l % 4 == 0) sh.zv[now][half][m + l / 4 + 8 * r] = a.drop * sum[r];
+        float &zv = sh.zv[w.step % 2][w.half][m + l / 4 + 8 * r];
+        if (l % 4 == 0) zv = Shared::wide && w.pass ? fmaf(a.drop, sum[r], zv) : a.drop * sum[r];
     }
 }
-GDN_DEVICE void store_values(struct heads_shared &sh, uint32_t step, int half,
+template <class Shared>
+GDN_DEVICE void store_values(Shared &sh, const struct head_columns &w,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
     const int form = store_form(a.dv, a.adds);
 #pragma unroll 1
     for (int m = 0; m < CHUNK; m += 16) {
-        if (form == STORE_16) store_values<STORE_16>(sh, step, half, m, a, c, head);
-        else if (form == STORE_F32) store_values<STORE_F32>(sh, step, half, m, a, c, head);
-        else store_values<STORE_ANY>(sh, step, half, m, a, c, head);
+        if (form == STORE_16) store_values<STORE_16>(sh, w, m, a, c, head);
+        else if (form == STORE_F32) store_values<STORE_F32>(sh, w, m, a, c, head);
+        else store_values<STORE_ANY>(sh, w, m, a, c, head);
     }
 }
 
 /* ---- X and Y ------------------------------------------------------------------------------- */
 
-/* Computes d = a b over the 128 columns of V. b is turned, and a if `turned`. Ends its group. */
+/* Adds the product of two tiles to d, or sets d. Rows of b are summed over, and if `turned` those of
+ * a. `adds` is known when this is compiled. */
 template <bool turned>
+GDN_DEVICE void add_product(head_sums &d, uint64_t a, uint64_t b, bool adds)
+{
+    if (turned) adds ? product::add_both_columns(d, a, b) : product::both_columns(d, a, b);
+    else adds ? product::add_tile_columns(d, a, b) : product::tile_columns(d, a, b);
+}
+
+/* Computes d = a b over 128 columns of V, or adds it. b is turned, and a if `turned`. Ends its
+ * group. */
+template <bool turned, bool adds>
 GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const char (&b)[2][TILE])
 {
     const uint32_t from = wgmma_place(shared_address(a));
@@ -265,8 +354,7 @@ GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const ch
         const uint32_t rows = i / 4 * (TILE / 16) + i % 4 * (16 * 128 / 16);
         const uint32_t at = turned ? rows : i / 4 * (TILE / 16) + i % 4 * 2;
         const uint64_t x = wgmma_factor(from + at), y = wgmma_factor(with + rows);
-        if (turned) i ? product::add_both_columns(d, x, y) : product::both_columns(d, x, y);
-        else i ? product::add_tile_columns(d, x, y) : product::tile_columns(d, x, y);
+        add_product<turned>(d, x, y, i || adds);
     }
     wgmma_commit();
 }
@@ -307,8 +395,8 @@ struct head_gradients {
     head_sums dq, D, dw;
 };
 
-/* Computes d = a times S, or J. The group has a half of the columns. */
-template <bool turned>
+/* Computes d = a times S, or J, or adds it. The group has a half of the columns. */
+template <bool turned, bool adds>
 GDN_DEVICE void multiply_state(head_sums &d, const char (&a)[2][TILE], const char (&S)[2][2][TILE])
 {
     const uint32_t from = wgmma_place(shared_address(a));
@@ -319,12 +407,11 @@ GDN_DEVICE void multiply_state(head_sums &d, const char (&a)[2][TILE], const cha
         const uint32_t at = i / 4 * (TILE / 16) + (turned ? rows : i % 4 * 2);
         const uint64_t x = wgmma_factor(from + at);
         const uint64_t y = wgmma_factor(with + i / 4 * (2 * TILE / 16) + rows);
-        if (turned) i ? product::add_both_columns(d, x, y) : product::both_columns(d, x, y);
-        else i ? product::add_tile_columns(d, x, y) : product::tile_columns(d, x, y);
+        add_product<turned>(d, x, y, i || adds);
     }
 }
 /* Multiplies columns of S and J, half of them in each group. The diagonal has parts of the sum. */
-GDN_DEVICE void multiply_inner(head_sums &x, const struct heads_shared &sh)
+template <class Shared> GDN_DEVICE void multiply_inner(head_sums &x, const Shared &sh)
 {
     const uint32_t S = wgmma_place(shared_address(sh.S[0][heads_group()]));
     const uint32_t J = wgmma_place(shared_address(sh.J[0][heads_group()]));
@@ -363,7 +450,7 @@ GDN_DEVICE void add_over_tokens(head_sums &d, const char *a, const char *b)
     }
 }
 /* Scales the rows of X by beta. By all that multiply. */
-GDN_DEVICE void give_beta_back(struct heads_shared &sh, const vectors &g)
+template <class Shared> GDN_DEVICE void give_beta_back(Shared &sh, const vectors &g)
 {
     meet_workers(); /* X has been read */
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 2; i += HEADS_WORKERS) {
@@ -376,8 +463,8 @@ GDN_DEVICE void give_beta_back(struct heads_shared &sh, const vectors &g)
     meet_workers();
 }
 /* Issues the products over tokens, as one group. `lacks`: X has LEAST_BETA for some beta. */
-template <bool lacks>
-GDN_DEVICE void multiply_tokens(struct head_gradients &d, struct heads_shared &sh, const vectors &g)
+template <bool lacks, class Shared>
+GDN_DEVICE void multiply_tokens(struct head_gradients &d, Shared &sh, const vectors &g)
 {
     const char *k = sh.k[heads_group()], *q = sh.q[heads_group()];
     wgmma_fence();
@@ -414,17 +501,20 @@ GDN_DEVICE void dot_rows(float (&sum)[2], const head_sums &x, const head_pairs &
     }
 }
 /* Writes a thread's sums of its rows to part `which`. */
-GDN_DEVICE void share_sums(float (&parts)[HEADS_GROUPS][CHUNK][2], const float (&sum)[2], int which)
+GDN_DEVICE void share_sums(struct head_parts &parts, const float (&sum)[2], int which)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float x = sum_quad(sum[r]);
-        if (threadIdx.x % 4 == 0) parts[heads_group()][sum_row(2 * r)][which] = x;
+        if (threadIdx.x % 4 == 0) parts.rows[heads_group()][sum_row(2 * r)][which] = x;
     }
 }
-GDN_DEVICE float all_parts(const float (&parts)[HEADS_GROUPS][CHUNK][2], int t, int which)
+GDN_DEVICE float all_parts(const struct head_parts *parts, int n_blocks, int t, int which)
 {
-    return parts[0][t][which] + parts[1][t][which];
+    float sum = 0;
+    for (int i = 0; i < n_blocks; i++)
+        sum += parts[i].rows[0][t][which] + parts[i].rows[1][t][which];
+    return sum;
 }
 
 /* ---- Gates --------------------------------------------------------------------------------- */
@@ -450,20 +540,22 @@ GDN_DEVICE void sum_back(float (&x)[2], token_mask resets)
     }
 }
 
-GDN_DEVICE void store_head_gates(const struct heads_shared &sh, uint32_t step,
-                                 const struct gdn_cu_backward &a, const struct stage_chunk &c,
-                                 int head)
+template <class Shared>
+GDN_DEVICE void store_head_gates(const Shared &sh, uint32_t step, const struct gdn_cu_backward &a,
+                                 const struct stage_chunk &c, int head)
 {
-    const int        now = step % 2;
+    const int        now = step % 2, n_blocks = key_blocks<Shared::wide>(a);
+    const struct head_parts *parts = sh.parts[now];
     const vectors   &g = sh.g[step % 4];
     const int        lane = threadIdx.x % 32, n = g.n;
     const token_mask resets = tokens_of(g.resets);
     float            ends = 0, dg[2];
     double           sums[2] = {};
-    for (int i = 0; i < HEADS_WARPS; i++) ends += sh.ends[now][i];
+    for (int b = 0; b < n_blocks; b++)
+        for (int i = 0; i < HEADS_WARPS; i++) ends += parts[b].ends[i];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        dg[i] = all_parts(sh.parts[now], lane + 32 * i, 0) + (lane + 32 * i == n - 1 ? ends : 0);
+        dg[i] = all_parts(parts, n_blocks, lane + 32 * i, 0) + (lane + 32 * i == n - 1 ? ends : 0);
     sum_back(dg, resets);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -474,34 +566,70 @@ GDN_DEVICE void store_head_gates(const struct heads_shared &sh, uint32_t step,
             through_gate(a.rule, c, t, head, resets >> t & 1 ? 0 : dg[i] + spoil);
         store_gradient_of(a.dg, c, t, head, d.g, a.adds);
         const float zv = sh.zv[now][0][t] + sh.zv[now][1][t];
-        const float dbeta = zv + all_parts(sh.parts[now], t, 1) / beta + spoil;
+        const float dbeta = zv + all_parts(parts, n_blocks, t, 1) / beta + spoil;
         store_gradient_of(a.dbeta, c, t, head, through_beta(a.rule, c, t, head, dbeta), a.adds);
         sums[0] += d.A_log;
         sums[1] += d.dt_bias;
     }
     if (!a.sums) return;
     sums[0] = sum_warp(sums[0]), sums[1] = sum_warp(sums[1]);
-    const double parts[1][2] = { { sums[0], sums[1] } };
-    if (lane == 0) keep_sums(a, c.number, head, parts, 1);
+    const double both[1][2] = { { sums[0], sums[1] } };
+    if (lane == 0) keep_sums(a, c.number, head, both, 1);
 }
 
 /* ---- dq and dk ----------------------------------------------------------------------------- */
 
+/* Shares an item's sums for norms, of keys (which is 0) or of queries (1), with all that multiply.
+ * Of two blocks each sends its own to the other; a place is free again when the sums of the other
+ * kind have come. */
+template <class Shared>
+GDN_DEVICE void share_norms(Shared &sh, const float (&sum)[2], int which, uint32_t item,
+                            int n_blocks)
+{
+    const int own = own_block<Shared::wide>();
+    float   (&to)[HEADS_GROUPS][CHUNK] = sh.norms[which][own];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float x = sum_quad(sum[r]);
+        if (threadIdx.x % 4 == 0) to[heads_group()][sum_row(2 * r)] = x;
+    }
+    if (n_blocks > 1) async_fence();
+    meet_workers();
+    if (n_blocks < 2) return;
+    if (threadIdx.x == 0) {
+        const uint32_t full = map_shared(shared_address(&sh.norms_full[which]), own ^ 1);
+        mbarrier_expect_cluster(full, sizeof to);
+        copy_to_block(map_shared(shared_address(to), own ^ 1), shared_address(to), sizeof to, full);
+    }
+    mbarrier_wait(shared_address(&sh.norms_full[which]), item % 2);
+}
+template <class Shared>
+GDN_DEVICE float all_norms(const Shared &sh, int n_blocks, int t, int which)
+{
+    float sum = 0;
+    for (int i = 0; i < n_blocks; i++)
+        sum += sh.norms[which][i][0][t] + sh.norms[which][i][1][t];
+    return sum;
+}
+
 /* Stores rows through the norm: x is the gradient of the rows of a tile, `given`, of keys (which is
  * 0) or of queries (1). norms has the sums of x . given over each row. */
-template <int form>
-GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
+template <int form, class Shared>
+GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x,
                              const head_pairs &given, int which, const struct gdn_rows &to,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
                              const vectors &g)
 {
     const bool is_normed = a.rule.norm != GDN_NO_NORM;
-    const int  n_columns = a.rule.K - 64 * heads_group();
+    const int  n_blocks = key_blocks<Shared::wide>(a);
+    const int  first = DEEP * own_block<Shared::wide>();
+    const int  n_columns = a.rule.K - first - 64 * heads_group();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int t = sum_row(2 * h);
         if (t >= c.n) continue;
-        const float f = is_normed ? sh.norms_of.bend[which][t] * all_parts(sh.norms, t, which) : 0;
+        float f = 0;
+        if (is_normed) f = sh.norms_of.bend[which][t] * all_norms(sh, n_blocks, t, which);
         const float outer = SCALES_ROWS && is_normed ? sh.norms_of.outer[which][t] : 1;
         const float spoil = spoil_with(g, t);
         char       *row = row_at(to, c.seq, t, head);
@@ -513,26 +641,27 @@ GDN_DEVICE void store_normed(const struct heads_shared &sh, const head_sums &x,
                 z[0] = outer * fmaf(f, pairs::low(given[i]), z[0]);
                 z[1] = outer * fmaf(f, pairs::high(given[i]), z[1]);
             }
-            store_two<form>(row, head_column(2 * i), to, a.adds, z[0], z[1]);
+            store_two<form>(row, first + head_column(2 * i), to, a.adds, z[0], z[1]);
         }
     }
 }
 
 /* Stores rows of dk or dq. All threads that multiply call it. */
-GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, int which,
+template <class Shared>
+GDN_DEVICE void store_rows(Shared &sh, const head_sums &x, int which, uint32_t item,
                            const struct gdn_rows &to, const struct gdn_cu_backward &a,
                            const struct stage_chunk &c, int key, const vectors &g)
 {
-    const int  form = store_form(to, a.adds);
+    const int  form = store_form(to, a.adds), n_blocks = key_blocks<Shared::wide>(a);
     head_pairs given;
-    if (!to.data) return;
+    if (!to.data && n_blocks == 1) return;
     load_pairs(given, which ? sh.q : sh.k);
     if (a.rule.norm != GDN_NO_NORM) {
         float along[2];
         dot_rows(along, x, given);
-        share_sums(sh.norms, along, which);
-        meet_workers();
+        share_norms(sh, along, which, item, n_blocks);
     }
+    if (!to.data) return;
     if (form == STORE_16) store_normed<STORE_16>(sh, x, given, which, to, a, c, key, g);
     else if (form == STORE_F32) store_normed<STORE_F32>(sh, x, given, which, to, a, c, key, g);
     else store_normed<STORE_ANY>(sh, x, given, which, to, a, c, key, g);
@@ -541,7 +670,7 @@ GDN_DEVICE void store_rows(struct heads_shared &sh, const head_sums &x, int whic
 /* ---- A state head -------------------------------------------------------------------------- */
 
 /* Sets rows that are not finite to zero, in a chunk where a gate forgets. */
-GDN_DEVICE void clean_head(struct heads_shared &sh, vectors &g)
+template <class Shared> GDN_DEVICE void clean_head(Shared &sh, vectors &g)
 {
     clean_rows(sh.k[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
     clean_rows(sh.q[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
@@ -555,15 +684,52 @@ GDN_DEVICE void release(uint64_t &barrier)
     if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&barrier));
 }
 
-/* Computes the products with states, with their factors; D has beta in it. Returns the thread's
- * part of the sum of S J. In two groups: there are no registers for all four at once. */
-template <bool forgets>
-GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, uint32_t step,
-                            float drop)
+/* Adds a pass of the products with states. Returns the thread's part of the sum of S J. In two
+ * groups: there are no registers for all four at once. */
+template <class Shared>
+GDN_DEVICE float add_pass(struct head_gradients &d, Shared &sh, uint32_t rows)
 {
-    const struct head_rows &in = sh.rows[step % 2];
-    const vectors          &g = sh.g[step % 4];
-    float                   start[2], end[2], read[2], inner;
+    constexpr bool          adds = Shared::wide;
+    const struct head_rows &in = sh.rows[rows % 2];
+    head_sums               x;
+    wgmma_fence();
+    multiply_inner(x, sh);
+    multiply_state<false, adds>(d.dq, in.dout, sh.S);
+    multiply_state<true, adds>(d.D, in.z, sh.S);
+    wgmma_commit();
+    wgmma_wait<0>();
+    const float inner = diagonal_of(x);
+    wgmma_fence();
+    multiply_state<true, adds>(d.dw, in.u, sh.J);
+    wgmma_commit();
+    return inner;
+}
+template <class Shared> GDN_DEVICE void release_pass(Shared &sh, uint32_t rows)
+{
+    release(sh.states_free);
+    release(sh.rows_free[rows % 2]);
+}
+
+/* Computes the products with states, with their factors; D has beta in it. Returns the thread's
+ * part of the sum of S J. */
+template <bool forgets, class Shared>
+GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, heads_count<Shared::wide> &n,
+                            int passes, float drop)
+{
+    const vectors &g = sh.g[n.step % 4];
+    float          start[2], end[2], read[2], inner = 0;
+    if (Shared::wide)
+#pragma unroll
+        for (int e = 0; e < 32; e++) d.dq[e] = d.D[e] = d.dw[e] = 0;
+#pragma unroll 1
+    for (int p = 0; Shared::wide && p < passes; p++) {
+        const uint32_t rows = n.rows_loaded++, states = n.states_loaded++;
+        if (loads_again(passes)) mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
+        mbarrier_wait(shared_address(&sh.states_full), states % 2);
+        inner += add_pass(d, sh, rows);
+        wgmma_wait<0>();
+        release_pass(sh, rows);
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = sum_row(2 * r);
@@ -571,39 +737,51 @@ GDN_DEVICE float add_states(struct head_gradients &d, struct heads_shared &sh, u
         end[r]   = drop * g.to_end[t];
         read[r]  = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
     }
-    {
-        head_sums x;
-        wgmma_fence();
-        multiply_inner(x, sh);
-        multiply_state<false>(d.dq, in.dout, sh.S);
-        multiply_state<true>(d.D, in.z, sh.S);
-        wgmma_commit();
-        wgmma_wait<0>();
-        inner = diagonal_of(x);
+    if (!Shared::wide) {
+        mbarrier_wait(shared_address(&sh.states_full), n.step % 2);
+        inner = add_pass(d, sh, n.step);
     }
-    wgmma_fence();
-    multiply_state<true>(d.dw, in.u, sh.J);
-    wgmma_commit();
     weigh_rows<forgets>(d.dq, start);
     weigh_rows<forgets>(d.D, read);
-    wgmma_wait<0>();
-    release(sh.states_free);
-    release(sh.rows_free[step % 2]);
+    if (!Shared::wide) {
+        wgmma_wait<0>();
+        release_pass(sh, n.step);
+    }
     weigh_rows<forgets>(d.dw, end);
     return g.decay == 0 ? 0 : drop * g.decay * inner;
 }
 
-/* Computes X in one warpgroup and Y in the other. */
-GDN_DEVICE void make_tokens(struct heads_shared &sh, uint32_t step, float drop)
+/* Computes the products of X in one warpgroup and those of Y in the other. The rows of the first
+ * pass are there. */
+template <class Shared>
+GDN_DEVICE void multiply_rows_of(head_sums &x, Shared &sh, heads_count<Shared::wide> &n, int passes,
+                                 bool is_y)
 {
-    const struct head_rows &in = sh.rows[step % 2];
-    const vectors          &g = sh.g[step % 4];
-    const bool              is_y = in_warp(heads_group() == 1);
-    head_sums               x;
-    head_pairs              o;
-    if (is_y) multiply_values<false>(x, in.dout, in.u);
-    else multiply_values<true>(x, in.z, in.u);
-    wgmma_wait<0>();
+    constexpr bool adds = Shared::wide;
+    uint32_t       rows = n.rows();
+    if (adds)
+#pragma unroll
+        for (int e = 0; e < 32; e++) x[e] = 0;
+#pragma unroll 1
+    for (int p = 0; p < passes; p++, rows++) {
+        const struct head_rows &in = sh.rows[rows % 2];
+        if (p) mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
+        if (is_y) multiply_values<false, adds>(x, in.dout, in.u);
+        else multiply_values<true, adds>(x, in.z, in.u);
+        wgmma_wait<0>();
+        if (loads_again(passes)) release(sh.rows_free[rows % 2]);
+    }
+    if (loads_again(passes)) n.rows_loaded = rows;
+}
+/* Computes X in one warpgroup and Y in the other. */
+template <class Shared>
+GDN_DEVICE void make_tokens(Shared &sh, heads_count<Shared::wide> &n, int passes, float drop)
+{
+    const vectors &g = sh.g[n.step % 4];
+    const bool     is_y = in_warp(heads_group() == 1);
+    head_sums      x;
+    head_pairs     o;
+    multiply_rows_of(x, sh, n, passes, is_y);
     if (in_warp(tokens_of(g.resets) != 0)) weigh_tokens<true>(x, g, is_y, drop);
     else weigh_tokens<false>(x, g, is_y, drop);
     pack(o, x);
@@ -623,21 +801,22 @@ GDN_DEVICE bool meet_and_ask(const vectors &g)
 
 /* Waits for a state head's rows, adds its dq and dk, and shares the sums for the gradients of
  * gates. */
-GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
-                         const struct heads_count &count, float drop)
+template <class Shared>
+GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh,
+                         heads_count<Shared::wide> &count, int passes, float drop)
 {
     const uint32_t        step = count.step;
     const int             now = step % 2;
+    struct head_parts    &parts = sh.parts[now][own_block<Shared::wide>()];
     vectors              &g = sh.g[step % 4];
     struct head_gradients d;
     head_pairs            given;
     float                 sums[3][2], ends[2];
     const bool            forgets = in_warp(tokens_of(g.resets) != 0);
     mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
-    make_tokens(sh, step, drop);
-    mbarrier_wait(shared_address(&sh.states_full), step % 2);
-    const float inner = forgets ? add_states<true>(d, sh, step, drop)
-                                  : add_states<false>(d, sh, step, drop);
+    make_tokens(sh, count, passes, drop);
+    const float inner = forgets ? add_states<true>(d, sh, count, passes, drop)
+                                  : add_states<false>(d, sh, count, passes, drop);
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
     const bool lacks = meet_and_ask(g);
     if (forgets) clean_head(sh, g);
@@ -646,7 +825,7 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
     if (lacks) multiply_tokens<true>(d, sh, g);
     else multiply_tokens<false>(d, sh, g);
     const float end = sum_warp(inner + ends[0] + ends[1]);
-    if (threadIdx.x % 32 == 0) sh.ends[now][threadIdx.x / 32] = end;
+    if (threadIdx.x % 32 == 0) parts.ends[threadIdx.x / 32] = end;
     wgmma_wait<0>();
     load_pairs(given, sh.q);
     dot_rows(sums[0], d.dq, given);
@@ -659,8 +838,9 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
         keeps[r] = beta_share(g.beta[sum_row(2 * r)]);
         sums[0][r] += (keeps[r] == 0 ? 0 : keeps[r] * sums[1][r]) - sums[2][r];
     }
-    share_sums(sh.parts[now], sums[0], 0);
-    share_sums(sh.parts[now], sums[1], 1);
+    share_sums(parts, sums[0], 0);
+    share_sums(parts, sums[1], 1);
+    if (Shared::wide) async_fence();
     release(sh.parts_full[now]);
 #pragma unroll
     for (int e = 0; e < 32; e++) {
@@ -672,14 +852,16 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
 }
 
 /* Makes the barriers. Rows are free after the workers and both halves of dv. Parts are full after
- * the workers and Z . v, and free after the gates. */
-GDN_DEVICE void start_heads(struct heads_shared &sh)
+ * the workers and Z . v, in the first of two blocks also after the other, and free after the gates. */
+template <class Shared> GDN_DEVICE void start_heads(Shared &sh, int n_blocks)
 {
+    const int others = n_blocks > 1 && own_block<Shared::wide>() == 0;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
+            mbarrier_init(shared_address(&sh.norms_full[i]), 1);
             mbarrier_init(shared_address(&sh.rows_full[i]), 1);
             mbarrier_init(shared_address(&sh.rows_free[i]), HEADS_WARPS + 2);
-            mbarrier_init(shared_address(&sh.parts_full[i]), HEADS_WARPS + 2);
+            mbarrier_init(shared_address(&sh.parts_full[i]), HEADS_WARPS + 2 + others);
             mbarrier_init(shared_address(&sh.parts_free[i]), 1);
         }
         mbarrier_init(shared_address(&sh.states_full), 1);
@@ -688,17 +870,19 @@ GDN_DEVICE void start_heads(struct heads_shared &sh)
         mbarrier_init(shared_address(&sh.keys_free), HEADS_WARPS);
         mbarrier_init_fence();
     }
-    __syncthreads();
+    if (Shared::wide) cluster_sync();
+    else __syncthreads();
 }
 
 /* Loads the rows of all steps. One thread calls it. */
-GDN_DEVICE void load_heads(struct heads_shared &sh, const struct gdn_cu_backward &a)
+template <class Shared> GDN_DEVICE void load_heads(Shared &sh, const struct gdn_cu_backward &a)
 {
-    int64_t            item = blockIdx.x;
-    struct heads_step  s = find_step(a, item);
-    struct heads_count count = {};
+    const int                 share = key_blocks<Shared::wide>(a), n_blocks = gridDim.x / share;
+    int64_t                   item = blockIdx.x / share;
+    struct heads_step         s = find_step(a, item, n_blocks);
+    heads_count<Shared::wide> count = {};
     for (; is_step(s); count.step++) {
-        const struct heads_step next = next_step(a, s, item);
+        const struct heads_step next = next_step(a, s, item, n_blocks);
         load_step(sh, a, s, count);
         if (next.i == 0) count.item++;
         s = next;
@@ -706,44 +890,70 @@ GDN_DEVICE void load_heads(struct heads_shared &sh, const struct gdn_cu_backward
     load_step(sh, a, s, count);
 }
 
-/* Stores the gradients of gates. One warp calls it. */
-GDN_DEVICE void store_gates(struct heads_shared &sh, const struct gdn_cu_backward &a)
+/* Sends the second block's parts to the first. `bytes`: 0 at the end. A warp calls it. */
+template <class Shared> GDN_DEVICE void send_parts(Shared &sh, int now, int bytes)
 {
+    const uint32_t from = shared_address(&sh.parts[now][1]);
+    const uint32_t full = map_shared(shared_address(&sh.parts_full[now]), 0);
+    if (threadIdx.x % 32) return;
+    mbarrier_expect_cluster(full, bytes);
+    if (bytes) copy_to_block(map_shared(from, 0), from, bytes, full);
+}
+
+/* Stores the gradients of gates. One warp calls it. */
+template <class Shared> GDN_DEVICE void store_gates(Shared &sh, const struct gdn_cu_backward &a)
+{
+    const int  n_blocks = key_blocks<Shared::wide>(a);
+    const bool sends = own_block<Shared::wide>() > 0;
     for (uint32_t step = 0;; step++) {
         const int now = step % 2;
         mbarrier_wait(shared_address(&sh.parts_full[now]), step / 2 % 2);
         const struct heads_step &s = sh.steps[step % 4];
-        if (in_warp(!is_step(s))) return;
+        const bool               is = in_warp(is_step(s));
+        if (Shared::wide && sends) send_parts(sh, now, is ? (int)sizeof sh.parts[now][1] : 0);
+        if (!is) return;
+        if (Shared::wide && sends) continue;
         store_head_gates(sh, step, a, chunk_at(s.place, s.number), s.head);
         release(sh.parts_free[now]);
+        if (n_blocks > 1 && threadIdx.x % 32 == 0)
+            mbarrier_arrive_cluster(map_shared(shared_address(&sh.parts_free[now]), 1));
     }
 }
 
-/* Stores dv. One warp calls it for each half of the columns of V. */
-GDN_DEVICE void store_all_values(struct heads_shared &sh, const struct gdn_cu_backward &a, int half)
+/* Stores dv, where rows are loaded first. One warp calls it for each half of the columns of V; in
+ * the second of two blocks it only keeps count. */
+template <class Shared>
+GDN_DEVICE void store_all_values(Shared &sh, const struct gdn_cu_backward &a, int half)
 {
-    for (uint32_t step = 0;; step++) {
-        const int now = step % 2;
-        mbarrier_wait(shared_address(&sh.rows_full[now]), step / 2 % 2);
-        mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
-        const struct heads_step &s = sh.steps[step % 4];
-        const bool               is = in_warp(is_step(s));
-        if (is) store_values(sh, step, half, a, chunk_at(s.place, s.number), s.head);
-        release(sh.parts_full[now]);
-        if (!is) return;
-        release(sh.rows_free[now]);
+    const int           passes = value_passes<Shared::wide>(a);
+    const int           loads = loads_again(passes) ? 2 * passes : passes;
+    const bool          stores = own_block<Shared::wide>() == 0;
+    struct head_columns w = { half, 0, 0, 0 };
+    for (;; w.step++) {
+        const struct heads_step &s = sh.steps[w.step % 4];
+        for (w.pass = 0; w.pass < loads; w.pass++, w.rows++) {
+            mbarrier_wait(shared_address(&sh.rows_full[w.rows % 2]), w.rows / 2 % 2);
+            if (w.pass == 0)
+                mbarrier_wait(shared_address(&sh.parts_free[w.step % 2]), w.step / 2 % 2 ^ 1);
+            const bool is = in_warp(is_step(s));
+            if (is && stores && w.pass < passes)
+                store_values(sh, w, a, chunk_at(s.place, s.number), s.head);
+            if (!is || w.pass == passes - 1) release(sh.parts_full[w.step % 2]);
+            if (!is) return;
+            release(sh.rows_free[w.rows % 2]);
+        }
     }
 }
 
-GDN_DEVICE void work_heads(struct heads_shared &sh, const struct gdn_cu_backward &a)
+template <class Shared> GDN_DEVICE void work_heads(Shared &sh, const struct gdn_cu_backward &a)
 {
-    const int          last = a.rule.H / a.rule.Hk - 1;
-    struct heads_count count = {};
-    head_sums          dq, dk;
+    const int                 last = a.rule.H / a.rule.Hk - 1, passes = value_passes<Shared::wide>(a);
+    heads_count<Shared::wide> count = {};
+    head_sums                 dq, dk;
 #pragma unroll 1
     for (;; count.step++) {
-        const int now = count.step % 2;
-        mbarrier_wait(shared_address(&sh.rows_full[now]), count.step / 2 % 2);
+        const uint32_t rows = count.rows();
+        mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
         const struct heads_step &s = sh.steps[count.step % 4];
         vectors                 &g = sh.g[count.step % 4];
         if (in_warp(!is_step(s))) break;
@@ -751,22 +961,24 @@ GDN_DEVICE void work_heads(struct heads_shared &sh, const struct gdn_cu_backward
         if (in_warp(s.i == 0))
 #pragma unroll
             for (int e = 0; e < 32; e++) dq[e] = dk[e] = 0;
-        run_head(dq, dk, sh, count, a.drop);
+        run_head(dq, dk, sh, count, passes, a.drop);
         if (in_warp(s.i == last)) {
-            store_rows(sh, dq, 1, a.dq, a, c, s.key, g);
-            store_rows(sh, dk, 0, a.dk, a, c, s.key, g);
+            store_rows(sh, dq, 1, count.item, a.dq, a, c, s.key, g);
+            store_rows(sh, dk, 0, count.item, a.dk, a, c, s.key, g);
             release(sh.keys_free);
             count.item++;
         }
     }
-    release(sh.parts_full[count.step % 2]);
+    const int now = count.step % 2;
+    mbarrier_wait(shared_address(&sh.parts_free[now]), count.step / 2 % 2 ^ 1);
+    release(sh.parts_full[now]);
 }
 
-GDN_DEVICE void backward_mma_heads(const struct gdn_cu_backward &a)
+template <bool wide> GDN_DEVICE void run_heads(const struct gdn_cu_backward &a)
 {
-    struct heads_shared &sh = *(struct heads_shared *)gdn_shared;
+    heads_shared<wide> &sh = *(heads_shared<wide> *)gdn_shared;
     if (form_of(a).is_small()) clear_tiles(sh.rows[0].dout[0], (int)(sh.X - sh.rows[0].dout[0]));
-    start_heads(sh);
+    start_heads(sh, key_blocks<wide>(a));
     if (in_warp(threadIdx.x < HEADS_WORKERS)) {
         raise_registers<HEADS_REGISTERS>();
         work_heads(sh, a);
@@ -777,6 +989,8 @@ GDN_DEVICE void backward_mma_heads(const struct gdn_cu_backward &a)
         if (in_warp(warp == 1)) store_gates(sh, a);
         if (in_warp(warp >= 2)) store_all_values(sh, a, warp - 2);
     }
+    __syncwarp();
+    if (wide) cluster_sync(); /* the other block may still signal here */
 }
 
 #endif

@@ -2,8 +2,8 @@
 /*
  * The common parts of the kernels of backward_mma_run.cuh: the record of a chunk and a state head
  * in memory, and tiles in shared memory and in registers. All are of BACKWARD_IO, the dtype of q,
- * k, v and dout. K and V are padded to 128 by zeros, so no loop has another length for smaller
- * heads. Of 64 keys or columns memory has no second tile; that in shared memory stays zero.
+ * k, v and dout. K and V are padded by zeros to a multiple of 128, so no loop has another length for
+ * smaller heads. Of 64 keys or columns memory has no second tile; that in shared memory stays zero.
  *
  * In bf16 the tensors' rows of q and k are factors as they are. 1 / length is in the vectors of
  * the chunk, whose letters are those of general_gram.cuh: in what stands for exp(G) k or
@@ -21,9 +21,9 @@
 #include "cuda/prefill/backward.cuh"
 #include "cuda/prefill/general_gram.cuh"
 
-/* K and V, with zeros; a tile: 64 rows of 64 elements, swizzled (tile_place()); threads of a
- * warpgroup. */
-enum { DEEP = 128, TILE = 64 * 128, GROUP = 128 };
+/* K, with zeros, at most: of a warpgroup's part of a state, and of all; a tile: 64 rows of 64
+ * elements, swizzled (tile_place()); threads of a warpgroup. */
+enum { DEEP = 128, DEEPEST = 256, TILE = 64 * 128, GROUP = 128 };
 
 /* Rows of keys and queries have length one. */
 enum { SCALES_ROWS = BACKWARD_IO == GDN_F16 };
@@ -58,9 +58,10 @@ struct record_form {
     __device__ __forceinline__ int J(int v) const { return S(columns + v); }
     __device__ __forceinline__ bool is_small(void) const { return keys < 2 || columns < 2; }
 };
+GDN_DEVICE int tiles_of(int n) { return n > DEEP ? (n + DEEP - 1) / DEEP * 2 : (n + 63) / 64; }
 GDN_DEVICE struct record_form form_of(const struct gdn_cu_backward &a)
 {
-    return { (a.rule.K + 63) / 64, (a.rule.V + 63) / 64 };
+    return { tiles_of(a.rule.K), tiles_of(a.rule.V) };
 }
 
 /* With a norm, what takes x, the gradient of a row in a tile, to that of the row that was given:

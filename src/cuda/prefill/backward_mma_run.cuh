@@ -22,13 +22,32 @@
 #include "cuda/prefill/backward_prepare.cuh"
 #include "cuda/prefill/backward_scan.cuh"
 
-GDN_DEVICE void backward_mma_half(const struct gdn_cu_backward &a) { backward_mma_walks<1>(a); }
-GDN_DEVICE void backward_mma_whole(const struct gdn_cu_backward &a) { backward_mma_walks<2>(a); }
-GDN_DEVICE void backward_mma_half_alone(const struct gdn_cu_backward &a) { walk_alone<1>(a); }
-GDN_DEVICE void backward_mma_whole_alone(const struct gdn_cu_backward &a) { walk_alone<2>(a); }
+GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a) { prepare_chunks<DEEP>(a); }
+GDN_DEVICE void backward_mma_prepare_deep(const struct gdn_cu_backward &a)
+{
+    prepare_chunks<DEEPEST>(a);
+}
+GDN_DEVICE void backward_mma_heads(const struct gdn_cu_backward &a) { run_heads<false>(a); }
+GDN_DEVICE void backward_mma_heads_wide(const struct gdn_cu_backward &a) { run_heads<true>(a); }
 
-#define BACKWARD_KERNEL(threads, what, io)                                                    \
-    extern "C" __global__ void __launch_bounds__(threads, (threads) == 128 ? 4 : 1)           \
+#define BACKWARD_WALKS(name, form)                                                           \
+    GDN_DEVICE void backward_mma_##name(const struct gdn_cu_backward &a)                      \
+    {                                                                                         \
+        backward_mma_walks<form>(a);                                                          \
+    }                                                                                         \
+    GDN_DEVICE void backward_mma_##name##_alone(const struct gdn_cu_backward &a)              \
+    {                                                                                         \
+        walk_alone<form>(a);                                                                  \
+    }
+BACKWARD_WALKS(half, SCAN_HALF)
+BACKWARD_WALKS(whole, SCAN_WHOLE)
+BACKWARD_WALKS(deep, SCAN_DEEP)
+
+/* Blocks of a multiprocessor: those of `prepare` are several. */
+#define BACKWARD_BLOCKS(threads, shared) \
+    ((threads) > 128 ? 1 : (shared) > GDN_CU_PREPARE_BYTES ? 3 : 4)
+#define BACKWARD_KERNEL(threads, shared, what, io)                                            \
+    extern "C" __global__ void __launch_bounds__(threads, BACKWARD_BLOCKS(threads, shared))   \
         gdn_backward_mma_##what##_##io(const __grid_constant__ struct gdn_cu_backward a)      \
     {                                                                                         \
         backward_mma_##what(a);                                                               \

@@ -12,12 +12,14 @@
 #include "cuda/prefill/backward_rows.cuh"
 
 /* From one row of what products take to the next, bytes. */
-enum { DEEP_ROW = GDN_PREFILL_ROW(DEEP, 2), CHUNK_ROW = GDN_PREFILL_ROW(CHUNK, 2) };
+enum { CHUNK_ROW = GDN_PREFILL_ROW(CHUNK, 2) };
 
-struct prepare_shared {
+/* deep: K with zeros. */
+template <int deep> struct prepare_shared {
+    static constexpr int row = GDN_PREFILL_ROW(deep, 2); /* the same, of keys and queries */
     union {
         struct {
-            alignas(16) char k[CHUNK * DEEP_ROW], q[CHUNK * DEEP_ROW];
+            alignas(16) char k[CHUNK * row], q[CHUNK * row];
         } keys;
         struct {
             alignas(16) float square[CHUNK * GDN_PREFILL_LD(CHUNK)];
@@ -29,18 +31,21 @@ struct prepare_shared {
     alignas(16) vectors v;
     struct backward_part part; /* here, because registers are scarce */
 };
-static_assert(sizeof(struct prepare_shared) <= GDN_CU_PREPARE_BYTES, "prepare_shared");
+static_assert(sizeof(prepare_shared<DEEP>) <= GDN_CU_PREPARE_BYTES, "prepare_shared");
+static_assert(sizeof(prepare_shared<DEEPEST>) <= GDN_CU_PREPARE_DEEP_BYTES, "prepare_shared");
 
 /* Copies rows of K elements of a head of a tensor, with zeros beyond n and K. */
+template <int deep>
 GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct stage_chunk &c,
                           int head, int K)
 {
-    const int  at    = threadIdx.x % 16 * 16;
+    enum { PARTS = deep / 8 }; /* of a row, 16 bytes each */
+    const int  at    = threadIdx.x % PARTS * 16;
     const bool is_in = at < 2 * K;
-#pragma unroll
-    for (int t = threadIdx.x / 16; t < CHUNK; t += GROUP / 16) {
+#pragma unroll 8
+    for (int t = threadIdx.x / PARTS; t < CHUNK; t += GROUP / PARTS) {
         const bool there = is_in && t < c.n;
-        copy_async<16>(shared_address(to) + t * DEEP_ROW + at,
+        copy_async<16>(shared_address(to) + t * prepare_shared<deep>::row + at,
                        row_at(rows, c.seq, there ? t : 0, head) + (there ? at : 0),
                        there ? 16 : 0);
     }
@@ -48,28 +53,30 @@ GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct st
 
 /* Finds the lengths of keys and queries, and what they are in gradients; a thread for a row. In f16
  * rows become those of length one. */
-GDN_DEVICE void make_lengths(struct prepare_shared &sh, struct key_norms &to,
+template <int deep>
+GDN_DEVICE void make_lengths(prepare_shared<deep> &sh, struct key_norms &to,
                              const struct gdn_cu_rule &r, int n)
 {
     const int   t = threadIdx.x % CHUNK, i = threadIdx.x / CHUNK;
-    char       *row = (i ? sh.keys.q : sh.keys.k) + t * DEEP_ROW;
-    const float square = row_square<BACKWARD_IO, DEEP>(row);
+    char       *row = (i ? sh.keys.q : sh.keys.k) + t * sh.row;
+    const float square = row_square<BACKWARD_IO, deep>(row);
     const float inverse = t < n ? inverse_length(square, r.norm, r.norm_eps) : 1;
     const float bend = -norm_slope(square, r);
-    if (SCALES_ROWS) scale_row<BACKWARD_IO>(row, inverse, DEEP);
+    if (SCALES_ROWS) scale_row<BACKWARD_IO>(row, inverse, deep);
     sh.lengths[i][t] = inverse;
     to.outer[i][t]   = SCALES_ROWS ? inverse : 1;
     to.bend[i][t]    = SCALES_ROWS ? bend : bend * inverse * inverse;
 }
 /* Loads keys and queries to shared memory, and stores them as tiles in memory. */
-GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backward &a,
+template <int deep>
+GDN_DEVICE void load_keys(prepare_shared<deep> &sh, const struct gdn_cu_backward &a,
                           const struct stage_chunk &c, int64_t number, int key)
 {
     const int          bytes = form_of(a).keys * TILE;
     char              *k = keys_of(a, number, key), *q = k + bytes;
     struct key_norms  &norms = *(struct key_norms *)(q + bytes);
-    copy_rows(sh.keys.k, a.k, c, key, a.rule.K);
-    copy_rows(sh.keys.q, a.q, c, key, a.rule.K);
+    copy_rows<deep>(sh.keys.k, a.k, c, key, a.rule.K);
+    copy_rows<deep>(sh.keys.q, a.q, c, key, a.rule.K);
     copy_commit();
     copy_wait<0>();
     __syncthreads();
@@ -78,8 +85,8 @@ GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backwar
         if (SCALES_ROWS) __syncthreads();
     }
 #pragma unroll 4
-    for (int i = threadIdx.x; i < CHUNK * DEEP / 8; i += GROUP) {
-        const int t = i / 16, column = i % 16 * 8, from = t * DEEP_ROW + 2 * column;
+    for (int i = threadIdx.x; i < CHUNK * deep / 8; i += GROUP) {
+        const int t = i / (deep / 8), column = i % (deep / 8) * 8, from = t * sh.row + 2 * column;
         const int place = column / 64 * TILE + tile_place(t, column % 64);
         if (place >= bytes) continue;
         *(uint4 *)(k + place) = *(uint4 *)(sh.keys.k + from);
@@ -88,7 +95,8 @@ GDN_DEVICE void load_keys(struct prepare_shared &sh, const struct gdn_cu_backwar
 }
 
 /* Prepares the gates. The first warp calls it. */
-GDN_DEVICE void prepare_gates(struct prepare_shared &sh, const struct gdn_cu_rule &r,
+template <class Shared>
+GDN_DEVICE void prepare_gates(Shared &sh, const struct gdn_cu_rule &r,
                               const struct stage_chunk &c, int head)
 {
     raw_gates<CHUNK>  raw;
@@ -104,7 +112,7 @@ GDN_DEVICE void prepare_gates(struct prepare_shared &sh, const struct gdn_cu_rul
 }
 
 /* Multiplies the vectors by lengths, as write_lengths() does. */
-GDN_DEVICE void apply_lengths(struct prepare_shared &sh)
+template <class Shared> GDN_DEVICE void apply_lengths(Shared &sh)
 {
     const int   t = threadIdx.x % CHUNK;
     const float length = sh.lengths[threadIdx.x / CHUNK][t];
@@ -134,7 +142,7 @@ GDN_DEVICE void note_dead(vectors &v, const mma_block (&keys)[CHUNK / 16],
 }
 
 /* Stores rows of T from the square, with zeros where a gate parts them. */
-GDN_DEVICE void store_t(struct chunk_record &to, const struct prepare_shared &sh)
+template <class Shared> GDN_DEVICE void store_t(struct chunk_record &to, const Shared &sh)
 {
     const token_mask resets = tokens_of(sh.v.resets);
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 2; i += blockDim.x) {
@@ -150,7 +158,7 @@ GDN_DEVICE void store_t(struct chunk_record &to, const struct prepare_shared &sh
 }
 
 /* Stores P from its tile, whose blocks above the diagonal were not written. */
-GDN_DEVICE void store_p(struct chunk_record &to, const struct prepare_shared &sh)
+template <class Shared> GDN_DEVICE void store_p(struct chunk_record &to, const Shared &sh)
 {
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 8; i += blockDim.x) {
         const int   row = i / (CHUNK / 8), column = i % (CHUNK / 8) * 8;
@@ -170,9 +178,9 @@ GDN_DEVICE bool is_walked(const struct gdn_cu_backward &a, const struct backward
     return !a.cut.stops;
 }
 
-GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
+template <int deep> GDN_DEVICE void prepare_chunks(const struct gdn_cu_backward &a)
 {
-    struct prepare_shared    &sh = *(struct prepare_shared *)gdn_shared;
+    prepare_shared<deep>     &sh = *(prepare_shared<deep> *)gdn_shared;
     const struct gdn_cu_rule &r = a.rule;
     const int                 key = (int)(blockIdx.x % r.Hk), warp = threadIdx.x / 32;
     const int64_t             number = blockIdx.x / r.Hk;
@@ -194,8 +202,8 @@ GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a)
     load_keys(sh, a, first, number, key);
     mma_block keys[CHUNK / 16], queries[CHUNK / 16];
     const uint32_t k = shared_address(sh.keys.k), q = shared_address(sh.keys.q);
-    multiply_rows<BACKWARD_IO, DEEP>(keys, k, k, warp);
-    multiply_rows<BACKWARD_IO, DEEP>(queries, q, k, warp);
+    multiply_rows<BACKWARD_IO, deep>(keys, k, k, warp);
+    multiply_rows<BACKWARD_IO, deep>(queries, q, k, warp);
     __syncthreads(); /* keys and queries are done with */
     int head = first_reader(r, key, r.Hk);
     for (int i = 0; i < r.H / r.Hk; i++, head += reader_step(r, r.Hk)) {

@@ -3,7 +3,8 @@
  * The two walks of backward_walk.cuh by products of warpgroups. A block has a sequence, a head and
  * a direction. Each of its warpgroups has 64 columns of V, and one more warp loads. The transposed
  * part of S, or of its gradient J, is in a warpgroup's registers, the first factor of every product
- * too:
+ * too. If K is above 128, two warpgroups share the columns, and have 128 keys each (deep): each
+ * adds the other's products of S, or J, with keys to its own. All else they compute alike.
  *
  *     forward    R^T = beta (V^T - from_start S^T K^T)           U^T = R^T T^T
  *                S^T <- decay S^T + (to_end U)^T K
@@ -29,24 +30,32 @@ struct scan_way {
 
 enum scan_kind { SCAN_FORWARD, SCAN_REVERSE, SCAN_ALONE };
 
-/* Shared memory of a walk by n_groups warpgroups, and the places of a chunk's tiles in a stage. */
-template <scan_kind kind, int n_groups> struct scan_shared {
-    static constexpr int groups = n_groups;
+/* What the warpgroups of a walk have: one has 64 columns, two have 64 each, or 128 keys each. */
+enum scan_form { SCAN_HALF, SCAN_WHOLE, SCAN_DEEP };
+
+/* Shared memory of a walk, and the places of a chunk's tiles in a stage. */
+template <scan_kind kind, scan_form form> struct scan_shared {
+    static constexpr bool deep = form == SCAN_DEEP;
+    static constexpr int  groups = form == SCAN_HALF ? 1 : 2, columns = deep ? 1 : groups;
     static constexpr bool reverse = kind != SCAN_FORWARD, stores = kind != SCAN_ALONE;
-    static constexpr int K = 0, Q = 2, T = reverse ? 4 : 2, P = 5, X = reverse ? 6 : 3;
-    static constexpr int n_tiles = X + groups; /* X: of V or dO */
-    static constexpr int n_stages = !reverse ? 4 : groups == 1 ? 3 : 2;
+    static constexpr int  keys = deep ? 4 : 2; /* tiles */
+    static constexpr int  K = 0, Q = keys, T = reverse ? 2 * keys : keys, P = T + 1;
+    static constexpr int  X = reverse ? P + 1 : P; /* of V or dO */
+    static constexpr int  n_tiles = X + columns;
+    static constexpr int  n_stages = reverse ? form == SCAN_HALF ? 3 : 2 : deep ? 3 : 4;
     char stages[n_stages][n_tiles][TILE];
-    char states[groups][2][TILE], rows[groups][TILE]; /* on their way to memory: S, U; or J, Z */
+    char states[groups][2][TILE], rows[columns][TILE]; /* on their way to memory: S, U; or J, Z */
     alignas(16) vectors g[n_stages];
     uint64_t full[n_stages], free[n_stages]; /* barriers */
     uint32_t dead[groups][2];
     struct scan_way way; /* here, because registers are scarce */
 };
-static_assert(sizeof(scan_shared<SCAN_FORWARD, 1>) <= GDN_CU_WALK_BYTES, "scan_shared");
-static_assert(sizeof(scan_shared<SCAN_FORWARD, 2>) <= GDN_CU_WALK_BYTES, "scan_shared");
-static_assert(sizeof(scan_shared<SCAN_REVERSE, 1>) <= GDN_CU_WALK_BYTES, "scan_shared");
-static_assert(sizeof(scan_shared<SCAN_REVERSE, 2>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<SCAN_FORWARD, SCAN_HALF>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<SCAN_FORWARD, SCAN_WHOLE>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<SCAN_FORWARD, SCAN_DEEP>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<SCAN_REVERSE, SCAN_HALF>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<SCAN_REVERSE, SCAN_WHOLE>) <= GDN_CU_WALK_BYTES, "scan_shared");
+static_assert(sizeof(scan_shared<SCAN_REVERSE, SCAN_DEEP>) <= GDN_CU_WALK_BYTES, "scan_shared");
 
 typedef float scan_state[64];
 
@@ -57,18 +66,18 @@ template <class Shared> GDN_DEVICE int64_t first_chunk(const struct backward_win
 
 /* ---- States -------------------------------------------------------------------------------- */
 
-/* Calls `each` with every element of the warpgroup's part of a state, its place in a pool whose
- * rows, or columns, are k, and whether it is there: others are zero. `part` elements at a time,
+/* Calls `each` with every element of the warpgroup's part of a state, from `key` on, its place in a
+ * pool whose rows, or columns, are k, and whether it is there: others are zero. `part` elements at a time,
  * then S turns by so many: 64 copies of the code would be most of the kernel's. */
 template <int part, class Each>
-GDN_DEVICE void each_element(scan_state &S, const struct stage_strip &s, Each each)
+GDN_DEVICE void each_element(scan_state &S, const struct stage_strip &s, int key, Each each)
 {
 #pragma unroll 1
     for (int from = 0; from < 64; from += part) {
         float turned[part];
 #pragma unroll
         for (int e = 0; e < part; e++) {
-            const int v = s.col + sum_row(e), k = 2 * from + sum_column(e);
+            const int v = s.col + sum_row(e), k = key + 2 * from + sum_column(e);
             turned[e] = S[e];
             each(turned[e], s.at + (s.view.k_first ? k * s.view.ld + v : v * s.view.ld + k),
                  k < s.K && v < s.col + s.n);
@@ -77,10 +86,10 @@ GDN_DEVICE void each_element(scan_state &S, const struct stage_strip &s, Each ea
         for (int e = 0; e < 64; e++) S[e] = e + part < 64 ? S[e + part] : turned[e + part - 64];
     }
 }
-GDN_DEVICE void load_scan(scan_state &S, const struct stage_strip &s, float factor)
+GDN_DEVICE void load_scan(scan_state &S, const struct stage_strip &s, int key, float factor)
 {
     const struct gdn_pool_view &from = s.view;
-    each_element<16>(S, s, [&](float &x, int64_t at, bool there) {
+    each_element<16>(S, s, key, [&](float &x, int64_t at, bool there) {
         uint32_t   bits = 0;
         const bool wide = from.dtype == GDN_F32;
         there &= from.data != nullptr;
@@ -89,10 +98,11 @@ GDN_DEVICE void load_scan(scan_state &S, const struct stage_strip &s, float fact
         x = factor * bits_to_f32(bits, from.dtype);
     });
 }
-GDN_DEVICE void store_scan(const struct stage_strip &s, scan_state &S, float factor, bool adds)
+GDN_DEVICE void store_scan(const struct stage_strip &s, scan_state &S, int key, float factor,
+                           bool adds)
 {
     const struct gdn_pool_view &to = s.view;
-    each_element<4>(S, s, [&](float &x, int64_t at, bool there) {
+    each_element<4>(S, s, key, [&](float &x, int64_t at, bool there) {
         if (!there) return;
         const float old = adds ? load_float(to.data, at, to.dtype) : 0;
         store_float(to.data, at, to.dtype, fmaf(factor, x, old));
@@ -106,13 +116,36 @@ template <bool forgets> GDN_DEVICE void decay_scan(scan_state &S, float decay)
     for (int e = 0; e < 64; e++) S[e] = forgets && decay == 0 ? 0 : decay * S[e];
 }
 
-/* ---- To memory ----------------------------------------------------------------------------- */
+/* ---- Warpgroups ---------------------------------------------------------------------------- */
 
 /* A barrier of a warpgroup, or of all. */
 enum { SCAN_BARRIER_GROUP = 1, SCAN_BARRIER_ALL = 3 };
 GDN_DEVICE int  scan_group(void) { return (int)threadIdx.x / GROUP; }
 GDN_DEVICE bool leads_group(void) { return threadIdx.x % GROUP == 0; }
 GDN_DEVICE void meet_group(void) { barrier_wait(SCAN_BARRIER_GROUP + scan_group(), GROUP); }
+
+/* Returns the column tile, of the block's, and the first of the key tiles that a group has. */
+template <class Shared> GDN_DEVICE int own_columns(void) { return Shared::deep ? 0 : scan_group(); }
+template <class Shared> GDN_DEVICE int own_keys(void) { return Shared::deep ? 2 * scan_group() : 0; }
+
+/* Adds the other group's products with its keys, by way of the places of states. */
+template <class Shared> GDN_DEVICE void add_other_keys(Shared &sh, float (&x)[32])
+{
+    enum { ALL = Shared::groups * GROUP };
+    static_assert(sizeof sh.states[0] == sizeof x * GROUP, "a group's products");
+    float       *own = (float *)sh.states[scan_group()] + threadIdx.x % GROUP;
+    const float *other = (const float *)sh.states[scan_group() ^ 1] + threadIdx.x % GROUP;
+    if (leads_group()) copy_out_wait_read();
+    meet_group();
+#pragma unroll
+    for (int e = 0; e < 32; e++) own[e * GROUP] = x[e];
+    barrier_wait(SCAN_BARRIER_ALL, ALL);
+#pragma unroll
+    for (int e = 0; e < 32; e++) x[e] += other[e * GROUP];
+    barrier_wait(SCAN_BARRIER_ALL, ALL);
+}
+
+/* ---- To memory ----------------------------------------------------------------------------- */
 
 /* Sends what the group has written from a place to memory. On return the send before has been read,
  * so its place may be written again. */
@@ -126,6 +159,24 @@ GDN_DEVICE void send(char *to, const char *from, int bytes)
     copy_out_commit();
 }
 
+/* Store what a group has: its part of a state before or after a chunk, and rows of U or Z. */
+template <class Shared>
+GDN_DEVICE void send_state(Shared &sh, const uint32_t (&a)[32], char *to,
+                           const struct record_form &form)
+{
+    const int first = own_keys<Shared>();
+    store_factor(sh.states[scan_group()][0], a);
+    send(to + first * TILE, sh.states[scan_group()][0], (form.keys - first > 1 ? 2 : 1) * TILE);
+}
+template <class Shared>
+GDN_DEVICE void send_rows(Shared &sh, const uint32_t (&x)[16], char *to)
+{
+    char *rows = sh.rows[own_columns<Shared>()];
+    if (Shared::deep && in_warp(scan_group() == 1)) return; /* the same */
+    store_factor(rows, x);
+    send(to, rows, TILE);
+}
+
 /* ---- What is not finite, where a gate forgets ------------------------------------------------ */
 
 /* Rows of keys, and of queries; of all warpgroups. */
@@ -134,8 +185,9 @@ template <class Shared> GDN_DEVICE void clean_stage(Shared &sh, int stage)
     enum { ALL = Shared::groups * GROUP };
     vectors &g = sh.g[stage];
     char    *tile = sh.stages[stage][0];
-    clean_rows(tile + Shared::K * TILE, 2, g.dead, (int)threadIdx.x, ALL);
-    if (Shared::reverse) clean_rows(tile + Shared::Q * TILE, 2, g.dead, (int)threadIdx.x, ALL);
+    enum { KEYS = Shared::keys };
+    clean_rows(tile + Shared::K * TILE, KEYS, g.dead, (int)threadIdx.x, ALL);
+    if (Shared::reverse) clean_rows(tile + Shared::Q * TILE, KEYS, g.dead, (int)threadIdx.x, ALL);
     async_fence();
     barrier_wait(SCAN_BARRIER_ALL, ALL);
     if (leads_group()) {
@@ -176,20 +228,24 @@ template <bool forgets, class Shared>
 GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, char *to,
                               const struct record_form &form, int half)
 {
-    const int group = scan_group();
-    vectors  &g = sh.g[stage];
-    char    (*tile)[TILE] = sh.stages[stage];
-    uint32_t  a[32], u[16], r[16];
-    float     x[32], v[32];
+    const int   group = scan_group();
+    vectors    &g = sh.g[stage];
+    char      (*tile)[TILE] = sh.stages[stage];
+    const char *keys = tile[Shared::K + own_keys<Shared>()];
+    uint32_t    a[32], u[16], r[16];
+    float       x[32], v[32];
     if (forgets) clean_stage(sh, stage);
-    load_tokens(u, tile[Shared::X + group], g.n);
+    load_tokens(u, tile[Shared::X + own_columns<Shared>()], g.n);
     pack(a, S);
-    multiply_rows(x, a, tile[Shared::K]);
-    store_factor(sh.states[group][0], a);
+    multiply_rows(x, a, keys);
     unpack(v, u);
     weigh<forgets>(v, pairs_of(g.beta));
-    send(to + form.S(half), sh.states[group][0], form.keys * TILE);
+    if constexpr (!Shared::deep) send_state(sh, a, to + form.S(half), form);
     wgmma_wait<0>();
+    if constexpr (Shared::deep) {
+        add_other_keys(sh, x);
+        send_state(sh, a, to + form.S(half), form);
+    }
     make_r<forgets>(r, x, v, g);
     if (forgets) {
         clean_factor(r, sh.dead[group]);
@@ -203,9 +259,9 @@ GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, char *to,
     pack(u, x);
     weigh<forgets>(x, end);
     pack(r, x);
-    add_columns(S, r, tile[Shared::K]);
-    store_factor(sh.rows[group], u);
-    send(to + form.u(half), sh.rows[group], TILE);
+    if constexpr (Shared::deep) send_rows(sh, u, to + form.u(half));
+    add_columns(S, r, keys);
+    if constexpr (!Shared::deep) send_rows(sh, u, to + form.u(half));
     wgmma_wait<0>();
 }
 
@@ -215,26 +271,26 @@ template <bool forgets, class Shared>
 GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, char *to,
                               const struct record_form &form, int half)
 {
-    const int group = scan_group();
-    vectors  &g = sh.g[stage];
-    char    (*tile)[TILE] = sh.stages[stage];
-    uint32_t  a[32], dout[16], r[16];
-    float     x[32], y[32];
+    const int   group = scan_group();
+    vectors    &g = sh.g[stage];
+    char      (*tile)[TILE] = sh.stages[stage];
+    const char *keys = tile[Shared::K + own_keys<Shared>()];
+    uint32_t    a[32], dout[16], r[16];
+    float       x[32], y[32];
     if (forgets) clean_stage(sh, stage);
-    load_tokens(dout, tile[Shared::X + group], g.n);
+    load_tokens(dout, tile[Shared::X + own_columns<Shared>()], g.n);
     if (forgets) {
         clean_factor(dout, sh.dead[group]);
         meet_group();
     }
     pack(a, J);
-    multiply_rows(x, a, tile[Shared::K]);
+    multiply_rows(x, a, keys);
     multiply_columns(y, dout, tile[Shared::P]);
-    if constexpr (Shared::stores) {
-        store_factor(sh.states[group][0], a);
-        send(to + form.J(half), sh.states[group][0], form.keys * TILE);
-    }
+    if constexpr (Shared::stores && !Shared::deep) send_state(sh, a, to + form.J(half), form);
     const struct token_pairs end = pairs_of(g.to_end);
     wgmma_wait<0>();
+    if constexpr (Shared::deep) add_other_keys(sh, x);
+    if constexpr (Shared::deep && Shared::stores) send_state(sh, a, to + form.J(half), form);
 #pragma unroll
     for (int e = 0; e < 32; e++)
         x[e] = forgets && end.at(e) == 0 ? y[e] : fmaf(end.at(e), x[e], y[e]);
@@ -248,7 +304,7 @@ GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, char *to,
     unpack(x, dout);
     weigh<forgets>(x, pairs_of(g.q_start));
     pack(dout, x);
-    add_columns(J, dout, tile[Shared::Q]);
+    add_columns(J, dout, tile[Shared::Q + own_keys<Shared>()]);
     const struct token_pairs read = pairs_of(g.read);
     wgmma_wait<forgets ? 0 : 1>();
     if (forgets) spoil(y, sh.dead[group], g);
@@ -256,11 +312,9 @@ GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, char *to,
     if constexpr (Shared::stores) pack(z, y);
     weigh<forgets>(y, read);
     pack(r, y);
-    add_columns(J, r, tile[Shared::K]);
-    if constexpr (Shared::stores) {
-        store_factor(sh.rows[group], z);
-        send(to + form.z(half), sh.rows[group], TILE);
-    }
+    if constexpr (Shared::stores && Shared::deep) send_rows(sh, z, to + form.z(half));
+    add_columns(J, r, keys);
+    if constexpr (Shared::stores && !Shared::deep) send_rows(sh, z, to + form.z(half));
     wgmma_wait<0>();
 }
 
@@ -283,7 +337,7 @@ template <class Shared>
 GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
 {
     enum { N = Shared::reverse ? 2 : 1, SQUARES = N * TILE };
-    enum { BYTES = SQUARES + Shared::groups * TILE + (int)sizeof(vectors) };
+    enum { BYTES = SQUARES + Shared::columns * TILE + (int)sizeof(vectors) };
     const struct scan_way        &w = sh.way;
     const struct backward_window &in = w.part.in;
     const int     key = source_head(a.rule, w.head, a.rule.Hk);
@@ -305,7 +359,7 @@ GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
         if (Shared::reverse) load_bytes(to[Shared::Q], keys + key_tiles, key_tiles, full);
         load_bytes(to[Shared::T], from->T, SQUARES, full);
         load_bytes(&sh.g[stage], &from->v, sizeof(vectors), full);
-        for (int j = 0; j < Shared::groups; j++)
+        for (int j = 0; j < Shared::columns; j++)
             load_tile(to[Shared::X + j], map, at, 64 * j, full);
         at[2] += step * CHUNK;
         from = &next_record(a, *from, step);
@@ -359,16 +413,18 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     const struct scan_way        &w = sh.way;
     const struct backward_part   &p = w.part;
     const struct backward_window &in = p.in;
-    const int                col = w.col + 64 * scan_group();
+    const int                col = w.col + 64 * own_columns<Shared>();
+    const int                key = 64 * own_keys<Shared>();
     const struct walk_item   own = { p.row, w.head, col, min(a.rule.V - col, 64) };
     const int                half = col / 64, step = Shared::reverse ? -1 : 1;
     const struct record_form form = form_of(a);
     char                    *to = (char *)&record_at(a, in.first + first_chunk<Shared>(in), w.head);
     struct scan_turn         turn = { 0, 0 };
     scan_state               S;
-    if (Shared::reverse) load_scan(S, gradient_behind(a, own, p), 1 / a.drop);
-    else if (in.before) load_scan(S, strip_of(a, own, a.starts, start_of(a, p.row, a.window)), 1);
-    else load_scan(S, strip_of(a, own, a.rule.from, p.row), 1);
+    if (Shared::reverse) load_scan(S, gradient_behind(a, own, p), key, 1 / a.drop);
+    else if (in.before)
+        load_scan(S, strip_of(a, own, a.starts, start_of(a, p.row, a.window)), key, 1);
+    else load_scan(S, strip_of(a, own, a.rule.from, p.row), key, 1);
 #pragma unroll 1
     for (int i = (int)in.n_chunks; in_warp(i > 0); i--) {
         const int stage = turn.stage;
@@ -387,9 +443,9 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     }
     if (Shared::reverse) {
         const struct stage_strip place = gradient_before(a, own, p);
-        if (place.view.data) store_scan(place, S, a.drop, !in.before && a.adds);
+        if (place.view.data) store_scan(place, S, key, a.drop, !in.before && a.adds);
     } else if (!in.is_last && !a.by_prefill) {
-        store_scan(strip_of(a, own, a.starts, start_of(a, p.row, a.window + 1)), S, 1, false);
+        store_scan(strip_of(a, own, a.starts, start_of(a, p.row, a.window + 1)), S, key, 1, false);
     }
     if (Shared::stores && leads_group()) copy_out_wait();
 }
@@ -418,35 +474,38 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
     }
 }
 
-/* Finds the part, the head and the columns of walk `item`. Returns false if it has no chunks. */
+/* Finds the part, the head and the columns of walk `item`, so many tiles of 64. Returns false if it
+ * has no chunks. */
+template <int columns>
 GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, int64_t item)
 {
     const int64_t number = row_of_walk(a, item / a.n_strips / a.rule.H);
     if (in_warp(a.plan && number >= a.rule.batch.B)) return false;
     w.part = find_part(a, number);
     w.head = (int)(item / a.n_strips % a.rule.H);
-    w.col  = (int)(item % a.n_strips) * 64;
+    w.col  = (int)(item % a.n_strips) * 64 * columns;
     stop_part(a, w.part, w.head);
     return in_warp(w.part.in.is_there);
 }
 
 /* Runs the walks. Blocks of reverse walks come first, because they take longer. */
-template <int groups> GDN_DEVICE void backward_mma_walks(const struct gdn_cu_backward &a)
+template <scan_form form> GDN_DEVICE void backward_mma_walks(const struct gdn_cu_backward &a)
 {
+    typedef scan_shared<SCAN_REVERSE, form> reverse;
+    typedef scan_shared<SCAN_FORWARD, form> forward;
     const int64_t   n_walks = a.n_parts * a.rule.H * a.n_strips;
     struct scan_way w;
-    if (!find_way(w, a, blockIdx.x % n_walks)) return;
-    if (in_warp(a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks))
-        run_scan<scan_shared<SCAN_REVERSE, groups>>(a, w);
-    else
-        run_scan<scan_shared<SCAN_FORWARD, groups>>(a, w);
+    if (!find_way<reverse::columns>(w, a, blockIdx.x % n_walks)) return;
+    if (in_warp(a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks)) run_scan<reverse>(a, w);
+    else run_scan<forward>(a, w);
 }
 
 /* Runs the walks to dstate alone. */
-template <int groups> GDN_DEVICE void walk_alone(const struct gdn_cu_backward &a)
+template <scan_form form> GDN_DEVICE void walk_alone(const struct gdn_cu_backward &a)
 {
+    typedef scan_shared<SCAN_ALONE, form> alone;
     struct scan_way w;
-    if (find_way(w, a, blockIdx.x)) run_scan<scan_shared<SCAN_ALONE, groups>>(a, w);
+    if (find_way<alone::columns>(w, a, blockIdx.x)) run_scan<alone>(a, w);
 }
 
 #endif

@@ -639,7 +639,7 @@ static void nan_is_skipped(void)
 
 /* ---- Tensor cores -------------------------------------------------------------------------- */
 
-/* The calls in 16 bits with K and V of up to 128, which Hopper's tensor cores take. */
+/* The calls in 16 bits that Hopper's tensor cores take. */
 enum { MOST_ROWS = 14, EMPTY = -1 };
 struct wide_call {
     const char *name;
@@ -724,14 +724,27 @@ static const struct wide_call wide_calls[] = {
     { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 64, 64, H16 },
     { "full device", { 70, 33, 64 }, 6, 12, LOG_G, 0, 0, 0, 0.5, true, true, false, 96, 120,
       H16 },
+    { "K256 V256", { 130, 1, 64 }, 1, 2, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false, 256,
+      256, B16 },
+    { "K128 V256", { 100, 29 }, 2, 4, LOG_G, L2, 1, 0, 0.5, true, true, true, 128, 256, B16 },
+    { "K192 V128, some forget", { 70, 64 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0,
+      GDN_BETA_TWICE_SIGMOID, -1, true, false, true, 192, 128, B16 },
+    { "K256 V512", { 66 }, 1, 1, LOG_G, 0, 0, 0, 0.1, true, true, true, 256, 512, B16 },
+    { "K64 V328, some forget", { 70, 5 }, 1, 1, LOG_G, L2, 0, 0, -1, true, false, true, 64, 328,
+      B16 },
+    { "K136 V40, strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 136, 40,
+      H16 },
+    { "K256 V192", { 70, 33 }, 2, 2, LOG_G, L2, 0, 0, -0.5, true, false, false, 256, 192, H16 },
+    { "K72 V256, full device", { 70, 33 }, 6, 24, LOG_G, L2, 0, 0, 0.5, true, false, false, 72, 256,
+      H16 },
 };
 
 /* As nan_stays() and nan_is_skipped(), where sums over tokens take all of a chunk: token 18
  * forgets; a token behind it, and then the state before, have NaN. */
-static void expect_nan(int dtype)
+static void expect_nan(int dtype, int D)
 {
-    const struct wide_call w = { "", { 40, 40 }, 2, 4, LOG_G, 0, 0, 0, 0.1, true, false,
-                                        true, 128, 128, dtype };
+    const struct wide_call w = { "", { 40, 40 }, 2, 4, LOG_G, 0, 0, 0, 0.1, true, false, true, D, D,
+                                 dtype };
     gdn_prefill_backward_args a = make_wide(&w), b;
     for (int h = 0; h < 4; h++) ring2_set(&a.g, 18 * 4 + h, -INFINITY);
     b = a;
@@ -740,7 +753,7 @@ static void expect_nan(int dtype)
             *(gdn_tensor *)ring2_gradient(&b, i) = ring2_clone(ring2_gradient(&a, i));
     run(ring2_ctx(1), &a);
     b.dout = ring2_clone(&a.dout);
-    ring2_set(&b.dout, (25 * 4 + 1) * 128 + 3, NAN);
+    ring2_set(&b.dout, (25 * 4 + 1) * D + D - 3, NAN);
     run(ring2_ctx(1), &b);
     for (int i = DQ; i <= DBETA; i++) {
         const gdn_tensor *all = ring2_gradient(&b, i), *clean = ring2_gradient(&a, i);
@@ -768,8 +781,10 @@ static void expect_nan(int dtype)
 
 static void wide_nan(void)
 {
-    expect_nan(GDN_BF16);
-    expect_nan(GDN_F16);
+    for (int D = 128; D <= 256; D *= 2) {
+        expect_nan(GDN_BF16, D);
+        expect_nan(GDN_F16, D);
+    }
 }
 
 /* ---- Windows through a batch ----------------------------------------------------------------- */

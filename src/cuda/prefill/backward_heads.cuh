@@ -45,6 +45,20 @@ template <bool wide> GDN_DEVICE int value_passes(const struct gdn_cu_backward &a
 /* Returns true if rows are loaded for X and Y, and again for the products with states: there are
  * places for two passes. */
 GDN_DEVICE bool loads_again(int passes) { return passes > 2; }
+/* Return the numbers of the loads of rows for X and Y, and for the products with states; and of
+ * that of states. They give the parity of barriers. */
+GDN_DEVICE uint32_t rows_of_pass(uint32_t step, int passes, int pass)
+{
+    return step * (loads_again(passes) ? 2 * passes : passes) + pass;
+}
+GDN_DEVICE uint32_t rows_with_states(uint32_t step, int passes, int pass)
+{
+    return rows_of_pass(step, passes, loads_again(passes) ? passes + pass : pass);
+}
+GDN_DEVICE uint32_t states_of_pass(uint32_t step, int passes, int pass)
+{
+    return step * passes + pass;
+}
 
 /* ---- The way through the work: by the thread that loads -------------------------------------- */
 
@@ -137,30 +151,26 @@ GDN_DEVICE float beta_share(float beta)
     return fabsf(beta) < LEAST_BETA ? beta / LEAST_BETA : 1;
 }
 
-/* Steps and items that a block has done, and loads of rows and of states. They give the parity of
- * each barrier. */
-template <bool wide> struct heads_count {
-    uint32_t step, item, rows_loaded, states_loaded;
-    __device__ __forceinline__ uint32_t rows(void) const { return wide ? rows_loaded : step; }
-    __device__ __forceinline__ uint32_t states(void) const { return wide ? states_loaded : step; }
+/* Steps and items that a block has done. They give the parity of each barrier. */
+struct heads_count {
+    uint32_t step, item;
 };
 
 /* Load the rows of a pass, the states, and the keys. */
 template <class Shared>
 GDN_DEVICE void load_rows(Shared &sh, const struct gdn_cu_backward &a, const struct heads_step &s,
-                          int pass, heads_count<Shared::wide> &n, bool is_first)
+                          int pass, uint32_t step, uint32_t number, bool is_first)
 {
     const int                at[4] = { 0, s.head, (int)s.place.first, (int)s.place.batch };
-    const int                now = n.rows() % 2, tile = 2 * pass;
+    const int                now = number % 2, tile = 2 * pass;
     const struct record_form f = form_of(a);
     const int                columns = min(f.columns - tile, 2), bytes = columns * TILE;
     const char              *from = (const char *)&record_at(a, s.number, s.head);
     struct head_rows        &to = sh.rows[now];
     uint64_t                &full = sh.rows_full[now];
-    vectors                 &g = sh.g[n.step % 4];
-    mbarrier_wait(shared_address(&sh.rows_free[now]), n.rows() / 2 % 2 ^ 1);
-    n.rows_loaded++;
-    if (is_first) sh.steps[n.step % 4] = s;
+    vectors                 &g = sh.g[step % 4];
+    mbarrier_wait(shared_address(&sh.rows_free[now]), number / 2 % 2 ^ 1);
+    if (is_first) sh.steps[step % 4] = s;
     if (!is_step(s)) {
         mbarrier_arrive(shared_address(&full));
         return;
@@ -174,15 +184,14 @@ GDN_DEVICE void load_rows(Shared &sh, const struct gdn_cu_backward &a, const str
 }
 template <class Shared>
 GDN_DEVICE void load_states(Shared &sh, const struct gdn_cu_backward &a, const struct heads_step &s,
-                            int pass, heads_count<Shared::wide> &n)
+                            int pass, uint32_t number)
 {
     const struct record_form f = form_of(a);
     const int                tile = 2 * pass, columns = min(f.columns - tile, 2);
     const int                bytes = min(f.keys, 2) * TILE;
     const char *from = (const char *)&record_at(a, s.number, s.head) +
                        own_block<Shared::wide>() * 2 * TILE;
-    mbarrier_wait(shared_address(&sh.states_free), n.states() % 2 ^ 1);
-    n.states_loaded++;
+    mbarrier_wait(shared_address(&sh.states_free), number % 2 ^ 1);
     mbarrier_expect(shared_address(&sh.states_full), 2 * columns * bytes);
 #pragma unroll 1
     for (int i = 0; i < columns; i++) {
@@ -207,18 +216,20 @@ GDN_DEVICE void load_keys(Shared &sh, const struct gdn_cu_backward &a, const str
 /* Loads a step, in the order in which places become free. */
 template <class Shared>
 GDN_DEVICE void load_step(Shared &sh, const struct gdn_cu_backward &a, const struct heads_step &s,
-                          heads_count<Shared::wide> &n)
+                          const struct heads_count &n)
 {
-    const int  passes = value_passes<Shared::wide>(a);
-    const bool again = loads_again(passes);
-    load_rows(sh, a, s, 0, n, true);
+    const int      passes = value_passes<Shared::wide>(a);
+    const uint32_t step = n.step;
+    load_rows(sh, a, s, 0, step, rows_of_pass(step, passes, 0), true);
     if (!is_step(s)) return;
 #pragma unroll 1
-    for (int p = 1; p < passes; p++) load_rows(sh, a, s, p, n, false);
+    for (int p = 1; p < passes; p++)
+        load_rows(sh, a, s, p, step, rows_of_pass(step, passes, p), false);
 #pragma unroll 1
     for (int p = 0; p < passes; p++) {
-        if (again) load_rows(sh, a, s, p, n, false);
-        load_states(sh, a, s, p, n);
+        if (loads_again(passes))
+            load_rows(sh, a, s, p, step, rows_with_states(step, passes, p), false);
+        load_states(sh, a, s, p, states_of_pass(step, passes, p));
         if (p == 0 && s.i == 0) load_keys(sh, a, s, n.item);
     }
 }
@@ -713,19 +724,19 @@ template <class Shared> GDN_DEVICE void release_pass(Shared &sh, uint32_t rows)
 /* Computes the products with states, with their factors; D has beta in it. Returns the thread's
  * part of the sum of S J. */
 template <bool forgets, class Shared>
-GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, heads_count<Shared::wide> &n,
-                            int passes, float drop)
+GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, uint32_t step, int passes,
+                            float drop)
 {
-    const vectors &g = sh.g[n.step % 4];
+    const vectors &g = sh.g[step % 4];
     float          start[2], end[2], read[2], inner = 0;
     if (Shared::wide)
 #pragma unroll
         for (int e = 0; e < 32; e++) d.dq[e] = d.D[e] = d.dw[e] = 0;
 #pragma unroll 1
     for (int p = 0; Shared::wide && p < passes; p++) {
-        const uint32_t rows = n.rows_loaded++, states = n.states_loaded++;
+        const uint32_t rows = rows_with_states(step, passes, p);
         if (loads_again(passes)) mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
-        mbarrier_wait(shared_address(&sh.states_full), states % 2);
+        mbarrier_wait(shared_address(&sh.states_full), states_of_pass(step, passes, p) % 2);
         inner += add_pass(d, sh, rows);
         wgmma_wait<0>();
         release_pass(sh, rows);
@@ -738,14 +749,14 @@ GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, heads_count<Sh
         read[r]  = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
     }
     if (!Shared::wide) {
-        mbarrier_wait(shared_address(&sh.states_full), n.step % 2);
-        inner = add_pass(d, sh, n.step);
+        mbarrier_wait(shared_address(&sh.states_full), step % 2);
+        inner = add_pass(d, sh, step);
     }
     weigh_rows<forgets>(d.dq, start);
     weigh_rows<forgets>(d.D, read);
     if (!Shared::wide) {
         wgmma_wait<0>();
-        release_pass(sh, n.step);
+        release_pass(sh, step);
     }
     weigh_rows<forgets>(d.dw, end);
     return g.decay == 0 ? 0 : drop * g.decay * inner;
@@ -754,16 +765,15 @@ GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, heads_count<Sh
 /* Computes the products of X in one warpgroup and those of Y in the other. The rows of the first
  * pass are there. */
 template <class Shared>
-GDN_DEVICE void multiply_rows_of(head_sums &x, Shared &sh, heads_count<Shared::wide> &n, int passes,
-                                 bool is_y)
+GDN_DEVICE void multiply_rows_of(head_sums &x, Shared &sh, uint32_t step, int passes, bool is_y)
 {
     constexpr bool adds = Shared::wide;
-    uint32_t       rows = n.rows();
     if (adds)
 #pragma unroll
         for (int e = 0; e < 32; e++) x[e] = 0;
 #pragma unroll 1
-    for (int p = 0; p < passes; p++, rows++) {
+    for (int p = 0; p < passes; p++) {
+        const uint32_t          rows = rows_of_pass(step, passes, p);
         const struct head_rows &in = sh.rows[rows % 2];
         if (p) mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
         if (is_y) multiply_values<false, adds>(x, in.dout, in.u);
@@ -771,17 +781,16 @@ GDN_DEVICE void multiply_rows_of(head_sums &x, Shared &sh, heads_count<Shared::w
         wgmma_wait<0>();
         if (loads_again(passes)) release(sh.rows_free[rows % 2]);
     }
-    if (loads_again(passes)) n.rows_loaded = rows;
 }
 /* Computes X in one warpgroup and Y in the other. */
 template <class Shared>
-GDN_DEVICE void make_tokens(Shared &sh, heads_count<Shared::wide> &n, int passes, float drop)
+GDN_DEVICE void make_tokens(Shared &sh, uint32_t step, int passes, float drop)
 {
-    const vectors &g = sh.g[n.step % 4];
+    const vectors &g = sh.g[step % 4];
     const bool     is_y = in_warp(heads_group() == 1);
     head_sums      x;
     head_pairs     o;
-    multiply_rows_of(x, sh, n, passes, is_y);
+    multiply_rows_of(x, sh, step, passes, is_y);
     if (in_warp(tokens_of(g.resets) != 0)) weigh_tokens<true>(x, g, is_y, drop);
     else weigh_tokens<false>(x, g, is_y, drop);
     pack(o, x);
@@ -803,7 +812,7 @@ GDN_DEVICE bool meet_and_ask(const vectors &g)
  * gates. */
 template <class Shared>
 GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh,
-                         heads_count<Shared::wide> &count, int passes, float drop)
+                         const struct heads_count &count, int passes, float drop)
 {
     const uint32_t        step = count.step;
     const int             now = step % 2;
@@ -814,9 +823,9 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh,
     float                 sums[3][2], ends[2];
     const bool            forgets = in_warp(tokens_of(g.resets) != 0);
     mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
-    make_tokens(sh, count, passes, drop);
-    const float inner = forgets ? add_states<true>(d, sh, count, passes, drop)
-                                  : add_states<false>(d, sh, count, passes, drop);
+    make_tokens(sh, step, passes, drop);
+    const float inner = forgets ? add_states<true>(d, sh, step, passes, drop)
+                                  : add_states<false>(d, sh, step, passes, drop);
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
     const bool lacks = meet_and_ask(g);
     if (forgets) clean_head(sh, g);
@@ -877,10 +886,10 @@ template <class Shared> GDN_DEVICE void start_heads(Shared &sh, int n_blocks)
 /* Loads the rows of all steps. One thread calls it. */
 template <class Shared> GDN_DEVICE void load_heads(Shared &sh, const struct gdn_cu_backward &a)
 {
-    const int                 share = key_blocks<Shared::wide>(a), n_blocks = gridDim.x / share;
-    int64_t                   item = blockIdx.x / share;
-    struct heads_step         s = find_step(a, item, n_blocks);
-    heads_count<Shared::wide> count = {};
+    const int          share = key_blocks<Shared::wide>(a), n_blocks = gridDim.x / share;
+    int64_t            item = blockIdx.x / share;
+    struct heads_step  s = find_step(a, item, n_blocks);
+    struct heads_count count = {};
     for (; is_step(s); count.step++) {
         const struct heads_step next = next_step(a, s, item, n_blocks);
         load_step(sh, a, s, count);
@@ -947,12 +956,12 @@ GDN_DEVICE void store_all_values(Shared &sh, const struct gdn_cu_backward &a, in
 
 template <class Shared> GDN_DEVICE void work_heads(Shared &sh, const struct gdn_cu_backward &a)
 {
-    const int                 last = a.rule.H / a.rule.Hk - 1, passes = value_passes<Shared::wide>(a);
-    heads_count<Shared::wide> count = {};
-    head_sums                 dq, dk;
+    const int          last = a.rule.H / a.rule.Hk - 1, passes = value_passes<Shared::wide>(a);
+    struct heads_count count = {};
+    head_sums          dq, dk;
 #pragma unroll 1
     for (;; count.step++) {
-        const uint32_t rows = count.rows();
+        const uint32_t rows = rows_of_pass(count.step, passes, 0);
         mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
         const struct heads_step &s = sh.steps[count.step % 4];
         vectors                 &g = sh.g[count.step % 4];

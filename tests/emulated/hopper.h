@@ -64,6 +64,7 @@ GDN_DEVICE void copy_tile(uint32_t to, const void *map, const int (&at)[4], uint
 {
     emulated_load_tile(to, map, at, barrier);
 }
+GDN_DEVICE void prefetch_tile(const void *, const int (&)[4]) {}
 GDN_DEVICE void copy_tile_out(const void *map, const int (&at)[4], uint32_t from)
 {
     emulated_store_tile(map, at, from);

@@ -467,7 +467,7 @@ enum {
     GDN_CU_PREPARE_DEEP_BYTES = 70448, /* K above 128 */
     GDN_CU_WALK_BYTES         = 225664,
     GDN_CU_HEADS_BYTES        = 227840,
-    GDN_CU_HEADS_WIDE_BYTES   = 230976 /* K or V above 128 */
+    GDN_CU_HEADS_WIDE_BYTES   = 232000 /* K or V above 128 */
 };
 enum { GDN_CU_WALK_FORWARD = 1, GDN_CU_WALK_REVERSE = 2 };
 

@@ -96,11 +96,12 @@ GDN_DEVICE bool is_step(const struct heads_step &s) { return s.number >= 0; }
 struct head_rows {
     char dout[2][TILE], u[2][TILE], z[2][TILE]; /* [v / 64]; u and z are turned */
 };
-/* A block's sums of rows, of 64 columns each, and what reaches the end, of a warp: dG of the last
- * token. */
+/* A block's sums of rows, of 64 columns each; what reaches the end, of a warp: dG of the last token;
+ * and Z . v of its tokens, of 64 columns of each pass. */
 struct head_parts {
     float rows[HEADS_GROUPS][CHUNK][2];
     float ends[HEADS_WARPS];
+    float zv[2][CHUNK];
 };
 static_assert(sizeof(struct head_parts) % 16 == 0, "copies of 16 bytes");
 
@@ -116,7 +117,6 @@ template <bool is_wide> struct heads_shared {
     struct heads_step   steps[4];
     alignas(16) struct head_parts parts[2][blocks];
     alignas(16) float norms[2][blocks][HEADS_GROUPS][CHUNK]; /* of keys and queries */
-    float zv[2][2][CHUNK]; /* Z . v, of 64 columns of each pass */
     uint64_t rows_full[2], rows_free[2], states_full, states_free, keys_full, keys_free;
     uint64_t parts_full[2], parts_free[2], norms_full[2];
 };
@@ -177,7 +177,10 @@ GDN_DEVICE void load_rows(Shared &sh, const struct gdn_cu_backward &a, const str
     }
     mbarrier_expect(shared_address(&full), 3 * bytes + (is_first ? (int)sizeof g : 0));
 #pragma unroll 1
-    for (int i = 0; i < columns; i++) load_tile(to.dout[i], a.dout_map, at, 64 * (tile + i), full);
+    for (int i = 0; i < columns; i++) {
+        load_tile(to.dout[i], a.dout_map, at, 64 * (tile + i), full);
+        prefetch_tile(a.v_map, at, 64 * (tile + i));
+    }
     load_bytes(to.u, from + f.u(tile), bytes, full);
     load_bytes(to.z, from + f.z(tile), bytes, full);
     if (is_first) load_bytes(&g, from, sizeof g, full);
@@ -271,11 +274,12 @@ GDN_DEVICE float sum_quad(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 /* The 64 columns of V that a warp stores in a pass: half of the pass. `rows` is the load of rows
- * that has Z. */
+ * that has Z. Of two blocks each has half of the tokens. */
 struct head_columns {
     int      half, pass;
     uint32_t step, rows;
 };
+GDN_DEVICE int tokens_of_block(int n_blocks) { return CHUNK / n_blocks; }
 /* Computes Z . v and dv = beta Z for a warp's tokens m to m + 15 and 64 columns, of which V are
  * there. */
 template <int form, class Shared>
@@ -324,7 +328,7 @@ GDN_DEVICE void store_values(Shared &sh, const struct head_columns &w, int m,
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] = sum_quad(sum[r]);
-        float &zv = sh.zv[w.step % 2][w.half][m + l / 4 + 8 * r];
+        float &zv = sh.parts[w.step % 2][own_block<Shared::wide>()].zv[w.half][m + l / 4 + 8 * r];
         if (l % 4 == 0) zv = Shared::wide && w.pass ? fmaf(a.drop, sum[r], zv) : a.drop * sum[r];
     }
 }
@@ -332,9 +336,10 @@ template <class Shared>
 GDN_DEVICE void store_values(Shared &sh, const struct head_columns &w,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
-    const int form = store_form(a.dv, a.adds);
+    const int form = store_form(a.dv, a.adds), n = tokens_of_block(key_blocks<Shared::wide>(a));
+    const int first = n * own_block<Shared::wide>();
 #pragma unroll 1
-    for (int m = 0; m < CHUNK; m += 16) {
+    for (int m = first; m < first + n; m += 16) {
         if (form == STORE_16) store_values<STORE_16>(sh, w, m, a, c, head);
         else if (form == STORE_F32) store_values<STORE_F32>(sh, w, m, a, c, head);
         else store_values<STORE_ANY>(sh, w, m, a, c, head);
@@ -576,7 +581,8 @@ GDN_DEVICE void store_head_gates(const Shared &sh, uint32_t step, const struct g
         const struct gate_gradient d =
             through_gate(a.rule, c, t, head, resets >> t & 1 ? 0 : dg[i] + spoil);
         store_gradient_of(a.dg, c, t, head, d.g, a.adds);
-        const float zv = sh.zv[now][0][t] + sh.zv[now][1][t];
+        const float(&zv_of)[2][CHUNK] = parts[t / tokens_of_block(n_blocks)].zv;
+        const float zv = zv_of[0][t] + zv_of[1][t];
         const float dbeta = zv + all_parts(parts, n_blocks, t, 1) / beta + spoil;
         store_gradient_of(a.dbeta, c, t, head, through_beta(a.rule, c, t, head, dbeta), a.adds);
         sums[0] += d.A_log;
@@ -646,13 +652,13 @@ GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x,
         char       *row = row_at(to, c.seq, t, head);
 #pragma unroll
         for (int i = h; i < 16; i += 2) {
-            if (i / 2 * 8 >= n_columns) break;
             float z[2] = { x[2 * i] + spoil, x[2 * i + 1] + spoil };
             if (is_normed) {
                 z[0] = outer * fmaf(f, pairs::low(given[i]), z[0]);
                 z[1] = outer * fmaf(f, pairs::high(given[i]), z[1]);
             }
-            store_two<form>(row, first + head_column(2 * i), to, a.adds, z[0], z[1]);
+            if (i / 2 * 8 < n_columns)
+                store_two<form>(row, first + head_column(2 * i), to, a.adds, z[0], z[1]);
         }
     }
 }
@@ -849,7 +855,7 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh,
     }
     share_sums(parts, sums[0], 0);
     share_sums(parts, sums[1], 1);
-    if (Shared::wide) async_fence();
+    if (Shared::wide) async_fence(); /* parts may be copied */
     release(sh.parts_full[now]);
 #pragma unroll
     for (int e = 0; e < 32; e++) {
@@ -929,14 +935,12 @@ template <class Shared> GDN_DEVICE void store_gates(Shared &sh, const struct gdn
     }
 }
 
-/* Stores dv, where rows are loaded first. One warp calls it for each half of the columns of V; in
- * the second of two blocks it only keeps count. */
+/* Stores dv, where rows are loaded first. One warp calls it for each half of the columns of V. */
 template <class Shared>
 GDN_DEVICE void store_all_values(Shared &sh, const struct gdn_cu_backward &a, int half)
 {
     const int           passes = value_passes<Shared::wide>(a);
     const int           loads = loads_again(passes) ? 2 * passes : passes;
-    const bool          stores = own_block<Shared::wide>() == 0;
     struct head_columns w = { half, 0, 0, 0 };
     for (;; w.step++) {
         const struct heads_step &s = sh.steps[w.step % 4];
@@ -945,8 +949,9 @@ GDN_DEVICE void store_all_values(Shared &sh, const struct gdn_cu_backward &a, in
             if (w.pass == 0)
                 mbarrier_wait(shared_address(&sh.parts_free[w.step % 2]), w.step / 2 % 2 ^ 1);
             const bool is = in_warp(is_step(s));
-            if (is && stores && w.pass < passes)
+            if (is && w.pass < passes)
                 store_values(sh, w, a, chunk_at(s.place, s.number), s.head);
+            if (Shared::wide) async_fence(); /* parts may be copied */
             if (!is || w.pass == passes - 1) release(sh.parts_full[w.step % 2]);
             if (!is) return;
             release(sh.rows_free[w.rows % 2]);

@@ -122,6 +122,12 @@ GDN_DEVICE void load_tile(char *to, const struct gdn_cu_map &map, const int (&at
     const int from[4] = { at[0] + skip, at[1], at[2], at[3] };
     copy_tile(shared_address(to), &map, from, shared_address(&barrier));
 }
+/* Brings the same from memory to the cache of the device. */
+GDN_DEVICE void prefetch_tile(const struct gdn_cu_map &map, const int (&at)[4], int skip)
+{
+    const int from[4] = { at[0] + skip, at[1], at[2], at[3] };
+    prefetch_tile(&map, from);
+}
 
 /* ---- Products of a warpgroup: 64 rows, 64 or 128 columns --------------------------------------
  *

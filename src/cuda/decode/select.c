@@ -500,19 +500,13 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
     return GDN_OK;
 }
 
-bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args)
+bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                            struct gdn_cuda_singles *singles)
 {
     struct gdn_decode_call c;
+    if (!gdn_cuda_has_kernel(ctx, GDN_CU_decode_single_vk_F32_BF16_128)) return false;
     describe(&c, ctx, "prefill", args);
-    return gdn_cuda_has_kernel(ctx, GDN_CU_decode_single_vk_F32_BF16_128) && !why_not_singles(&c);
-}
-
-gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                   struct gdn_cuda_ran *ran, void *stream)
-{
-    struct gdn_decode_call c;
-    describe(&c, ctx, "prefill", args);
-    c.stream = stream;
-    c.ran    = ran;
-    return gdn_decode_launch_singles(&c);
+    if (why_not_singles(&c)) return false;
+    *singles = gdn_decode_singles_of(&c);
+    return true;
 }

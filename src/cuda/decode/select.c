@@ -271,6 +271,20 @@ static const char *why_not_token_slots(const struct gdn_decode_call *c)
                : "more than 64 blocks for each multiprocessor";
 }
 
+/* Returns why the kernels that read cu_seqlens and has_initial_state do not take them, the slots or
+ * the states. most: sequences, at most. */
+static const char *why_not_lists(const struct gdn_decode_call *c, int most)
+{
+    const struct gdn_cu_warp *a = &c->warp;
+    if (a->num_accepted_tokens.data) return "num_accepted_tokens is given";
+    if (a->has_initial_state.data && a->has_initial_state.dtype == GDN_I64)
+        return "has_initial_state is int64";
+    if (a->B > most || a->read_pool <= 0) return "65535 sequences or more, or no slots";
+    if (!is_near_list(&a->has_initial_state) || !is_near_list(&a->cu_seqlens))
+        return "has_initial_state or cu_seqlens is too far apart";
+    return why_not_whole(c->rule, a);
+}
+
 static const char *why_not_token_packed(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_warp *a = &c->warp;
@@ -279,29 +293,16 @@ static const char *why_not_token_packed(const struct gdn_decode_call *c)
         return "K is not 128, and states are k-first and of 16 bits";
     if (a->cu_seqlens.data && a->N != a->B) return "cu_seqlens with N other than B";
     if (!a->cu_seqlens.data && a->T != 1) return "T is not 1";
-    if (a->num_accepted_tokens.data) return "num_accepted_tokens is given";
-    if (a->has_initial_state.data && a->has_initial_state.dtype == GDN_I64)
-        return "has_initial_state is int64";
-    if (a->B >= MOST_ROWS || a->read_pool <= 0) return "65535 sequences or more, or no slots";
-    if (!is_near_list(&a->has_initial_state) || !is_near_list(&a->cu_seqlens))
-        return "has_initial_state or cu_seqlens is too far apart";
-    return why_not_whole(c->rule, a);
+    return why_not_lists(c, MOST_ROWS - 1); /* a row is for the output behind the last sequence */
 }
 
 /* ---- Sequences of one token that gdn_prefill leaves out ------------------------------------ */
 
 static const char *why_not_singles(const struct gdn_decode_call *c)
 {
-    const struct gdn_cu_warp *a = &c->warp;
     if (c->not_token) return c->not_token;
     if (c->rule->K != SINGLE_K) return "K is not 128";
-    if (!a->cu_seqlens.data) return "no cu_seqlens";
-    if (a->num_accepted_tokens.data) return "num_accepted_tokens is given";
-    if (a->has_initial_state.data && a->has_initial_state.dtype == GDN_I64)
-        return "has_initial_state is int64";
-    if (!is_near_list(&a->has_initial_state) || !is_near_list(&a->cu_seqlens))
-        return "has_initial_state or cu_seqlens is too far apart";
-    return a->read_pool <= 0 ? "no slots" : why_not_whole(c->rule, a);
+    return c->warp.cu_seqlens.data ? why_not_lists(c, MOST_ROWS) : "no cu_seqlens";
 }
 
 /* ---- States of 8 bits ---------------------------------------------------------------------- */
@@ -499,19 +500,13 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
     return GDN_OK;
 }
 
-bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args)
+bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                            struct gdn_cuda_singles *singles)
 {
     struct gdn_decode_call c;
+    if (!gdn_cuda_has_kernel(ctx, GDN_CU_decode_single_vk_F32_BF16_128)) return false;
     describe(&c, ctx, "prefill", args);
-    return gdn_cuda_has_kernel(ctx, GDN_CU_decode_single_vk_F32_BF16_128) && !why_not_singles(&c);
-}
-
-gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                   struct gdn_cuda_ran *ran, void *stream)
-{
-    struct gdn_decode_call c;
-    describe(&c, ctx, "prefill", args);
-    c.stream = stream;
-    c.ran    = ran;
-    return gdn_decode_launch_singles(&c);
+    if (why_not_singles(&c)) return false;
+    *singles = gdn_decode_singles_of(&c);
+    return true;
 }

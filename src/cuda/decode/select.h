@@ -28,20 +28,21 @@ struct gdn_decode_call {
     struct gdn_cu_warp          warp;      /* if not_step is NULL */
     void                       *memory;    /* gdn_cuda_decode_bytes() */
     void                       *stream;
-    struct gdn_cuda_ran        *ran; /* of gdn_decode_launch_singles(): which ran is added */
 };
 
 /* One launch for each form of select.c. */
 gdn_status gdn_decode_launch_token(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_token_slots(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c);
-gdn_status gdn_decode_launch_singles(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_token_eight(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_window_k128(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_window(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_warp(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_general(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c);
+
+/* Returns the launch that gdn_cuda_decode_singles() makes. */
+struct gdn_cuda_singles gdn_decode_singles_of(const struct gdn_decode_call *c);
 
 /* Lists kernels for K up to 64, 128 and 256; returns the place of K in such a list. */
 #define SIZES(name) name##_64, name##_128, name##_256

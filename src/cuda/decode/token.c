@@ -155,9 +155,8 @@ gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c)
     return launch(c, k_first ? columns[f16] : rows[f16][size], &a);
 }
 
-/* Launches blocks that share the sequences, behind kernels of the same call, which take the others:
- * enough to fill the device SINGLE_FILLS times. */
-gdn_status gdn_decode_launch_singles(const struct gdn_decode_call *c)
+/* Shares the sequences among SINGLE_ROWS or SINGLE_COLUMNS blocks for each multiprocessor. */
+struct gdn_cuda_singles gdn_decode_singles_of(const struct gdn_decode_call *c)
 {
     static const enum gdn_kernel_id mixed[2][2] = {
         { GDN_CU_decode_single_vk_F32_BF16_128, GDN_CU_decode_single_vk_F32_F16_128 },
@@ -167,31 +166,36 @@ gdn_status gdn_decode_launch_singles(const struct gdn_decode_call *c)
         { GDN_CU_decode_single_vk_BF16_BF16_128, GDN_CU_decode_single_vk_F16_F16_128 },
         { GDN_CU_decode_single_kv_BF16_BF16_128, GDN_CU_decode_single_kv_F16_F16_128 },
     };
-    const struct gdn_cu_rule   *r    = c->rule;
-    const struct gdn_cu_warp   *warp = &c->warp;
-    const bool                  f16 = r->k.dtype == GDN_F16, k_first = c->pool->k_first;
-    const struct gdn_cu_singles a   = {
-        .one           = gdn_cuda_one_args(r, warp),
-        .cu_seqlens    = gdn_cuda_at_vector(&warp->cu_seqlens),
-        .initial       = gdn_cuda_at_vector(&warp->has_initial_state),
-        .initial_bytes = bytes_of(warp->has_initial_state.data, warp->has_initial_state.dtype),
-        .n             = warp->B,
-        .n_tokens      = warp->N,
-    };
-    const int columns = k_first ? TOKEN_COLUMNS
+    const struct gdn_cu_rule *r    = c->rule;
+    const struct gdn_cu_warp *warp = &c->warp;
+    const bool f16 = r->k.dtype == GDN_F16, k_first = c->pool->k_first;
+    const int  columns = k_first ? TOKEN_COLUMNS
                                 : BLOCK_BYTES / (int)gdn_dtype_bytes(c->pool->dtype);
     const int64_t each = (int64_t)(r->V / columns) * r->H;
     const int64_t most = (int64_t)c->ctx->cuda->sm_count * (k_first ? SINGLE_COLUMNS : SINGLE_ROWS);
     const int64_t n    = most / each > 0 ? most / each : 1;
-    const struct gdn_cuda_call call = {
-        .kernel   = (c->pool->dtype == GDN_F32 ? mixed : alike)[k_first][f16],
-        .grid     = { r->V / columns, r->H, n < warp->B ? n : warp->B },
-        .stream   = c->stream,
-        .args     = &a,
-        .overlaps = true,
+    return (struct gdn_cuda_singles){
+        .args.one           = gdn_cuda_one_args(r, warp),
+        .args.cu_seqlens    = gdn_cuda_at_vector(&warp->cu_seqlens),
+        .args.initial       = gdn_cuda_at_vector(&warp->has_initial_state),
+        .args.initial_bytes = bytes_of(warp->has_initial_state.data,
+                                       warp->has_initial_state.dtype),
+        .args.n             = warp->B,
+        .args.n_tokens      = warp->N,
+        .call.kernel        = (c->pool->dtype == GDN_F32 ? mixed : alike)[k_first][f16],
+        .call.grid          = { r->V / columns, r->H, n < warp->B ? n : warp->B },
+        .call.overlaps      = true,
     };
-    TRY(gdn_cuda_launch(c->ctx, &call));
-    c->ran->kernels[c->ran->n++] = call.kernel;
+}
+
+gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cuda_singles *singles,
+                                   struct gdn_cuda_ran *ran, void *stream)
+{
+    struct gdn_cuda_call call = singles->call;
+    call.args   = &singles->args;
+    call.stream = stream;
+    TRY(gdn_cuda_launch(ctx, &call));
+    ran->kernels[ran->n++] = call.kernel;
     return GDN_OK;
 }
 

@@ -37,10 +37,16 @@ gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
 size_t     gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream);
-/* The sequences of one token of a packed call of gdn_prefill (decode/token_single.cuh): may decode
- * take them, and their launch, behind those of the others. ran: which ran is added. */
-bool       gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args);
-gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+/* The sequences of one token of a packed call of gdn_prefill (decode/token_single.cuh).
+ * takes_singles returns true if decode takes them, and then fills in their launch. decode_singles
+ * launches them, behind the kernels of the other sequences, and adds their kernel to ran. */
+struct gdn_cuda_singles {
+    struct gdn_cu_singles args;
+    struct gdn_cuda_call  call; /* without args and stream */
+};
+bool       gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                  struct gdn_cuda_singles *singles);
+gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cuda_singles *singles,
                                    struct gdn_cuda_ran *ran, void *stream);
 /* By warps (decode/warp.cuh): is this a batch, and are these states, that they take? q and k need
  * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And fills in what they

@@ -158,14 +158,16 @@ size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule
                             : gdn_cuda_prefill_hopper_bytes(ctx, rule, options);
 }
 
-/* Returns true if decode takes the sequences of one token: there may be many where sequences are
- * short on average. How one of them is computed then depends on the batch. */
+/* Returns true if decode takes the sequences of one token, and then fills in their launch. There
+ * may be many of them if sequences are short on average. How one of them is computed then depends
+ * on the batch. */
 static bool leaves_singles(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                           struct gdn_cuda_cut_options options)
+                           struct gdn_cuda_cut_options options, struct gdn_cuda_singles *singles)
 {
     const struct gdn_cu_batch *b = &rule->batch;
     return b->cu_seqlens.data && b->B > 1 && b->N < b->B * MEAN_OF_SINGLES && !options.whole &&
-           !gdn_cuda_prefill_hopper_why_not(ctx, rule) && gdn_cuda_takes_singles(ctx, rule);
+           !gdn_cuda_prefill_hopper_why_not(ctx, rule) &&
+           gdn_cuda_takes_singles(ctx, rule, singles);
 }
 
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
@@ -174,10 +176,11 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     struct gdn_cuda_ran ran = { .n = 0 };
     if (gdn_cuda_prefill_is_apart(rule))
         return gdn_cuda_prefill_eight(ctx, rule, options, memory, stream);
+    struct gdn_cuda_singles      singles;
     const struct gdn_cuda_chunks how = { .memory = memory, .options = options,
-                                         .singles = leaves_singles(ctx, rule, options) };
+                                         .singles = leaves_singles(ctx, rule, options, &singles) };
     TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
-    if (how.singles) TRY(gdn_cuda_decode_singles(ctx, rule, &ran, stream));
+    if (how.singles) TRY(gdn_cuda_decode_singles(ctx, &singles, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
 

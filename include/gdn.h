@@ -592,7 +592,8 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       N / 64 + B or, if less, B max(8, T / 2048 + 1), T as above
  *                       (+ 132 B H K V: T above 512). On tensor cores (docs/gpu/backward.md)
  *                       n ((r + 16) H + s Hk + 24) + 768, r = 18464 + 16384 V' (1 + K') and
- *                       s = 1024 + 16384 K', where K' = K / 64 and V' = V / 64 rounded up; n is
+ *                       s = 1024 + 16384 K', where K' = K / 64 and V' = V / 64 rounded up, and
+ *                       to an even number if above 2; n is
  *                       N / 64 + B or, if less, B max(8, 640 MiB / that of B chunks)
  *                       (+ 4 B H K V (T / 64 / that + 1) + that of prefill: more than one such
  *                       window). If these are more than one, with cu_seqlens, and B is above 16
@@ -1017,11 +1018,11 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * tokens in any call. Elsewhere these two flags change nothing.
  *
  * Arithmetic is float32, in chunks of 16 tokens (GPU: 64). Hopper's tensor cores take q, k, v and
- * dout of one dtype of 16 bits, if K and V are at most 128 and multiples of 8. Factors of products
- * have that dtype there. With float16 the gradients of states and of u are infinite above about
- * 65504 times the scale, and lose bits where dout is below about 2^-12. No tensor that is written
- * may overlap another one. Guarantees, on a GPU too: G1, G3, G12 and G13; G2 for all gradients
- * except dA_log and ddt_bias. On tensor cores, with more than one window or with units, G2 needs
+ * dout of one dtype of 16 bits, if K and V are multiples of 8. Factors of products have that dtype
+ * there. With float16 the gradients of states and of u are infinite above about 65504 times the
+ * scale, and lose bits where dout is below about 2^-12. No tensor that is written may overlap
+ * another one. Guarantees, on a GPU too: G1, G3, G12 and G13; G2 for all gradients except dA_log
+ * and ddt_bias. On tensor cores, with more than one window or with units, G2 needs
  * GDN_BATCH_INVARIANT, else it holds to rounding. Errors: as for gdn_prefill().
  */
 typedef struct gdn_prefill_backward_args {

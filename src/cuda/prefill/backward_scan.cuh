@@ -30,7 +30,7 @@ struct scan_way {
 
 enum scan_kind { SCAN_FORWARD, SCAN_REVERSE, SCAN_ALONE };
 
-/* What the warpgroups of a walk have: one has 64 columns, two have 64 each, or 128 keys each. */
+/* The warpgroups of a walk: one with 64 columns; two with 64 each, or with 128 keys each. */
 enum scan_form { SCAN_HALF, SCAN_WHOLE, SCAN_DEEP };
 
 /* Shared memory of a walk, and the places of a chunk's tiles in a stage. */

@@ -499,13 +499,15 @@ GDN_DEVICE void multiply_tokens(struct head_gradients &d, Shared &sh, const vect
 
 /* ---- Sums of rows -------------------------------------------------------------------------- */
 
-/* Loads a thread's elements of a tile of the group's columns. */
+/* Loads a thread's elements of a tile of the group's columns. Their places are computed each time:
+ * in registers they would take the room of sums. */
 GDN_DEVICE void load_pairs(head_pairs &x, const char (&tile)[2][TILE])
 {
-    const char *at = tile[heads_group()];
+    const char    *at = tile[heads_group()];
+    const uint32_t place = opaque(tile_place(sum_row(0), sum_column(0)));
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        x[i] = *(const uint32_t *)(at + tile_place(sum_row(2 * i), sum_column(2 * i)));
+        x[i] = *(const uint32_t *)(at + (place ^ i / 2 * 16) + i % 2 * (8 * 128));
 }
 GDN_DEVICE void dot_rows(float (&sum)[2], const head_sums &x, const head_pairs &with)
 {

@@ -13,8 +13,8 @@
  * norms.
  *
  * Each of two warpgroups has all tokens and 64 columns of dq, D and dw. A third one has a thread
- * that loads what the next state head needs, a warp that stores the gradients of gates, and two
- * warps that store dv. D has beta in it. LEAST_BETA stands for a smaller one in X and D, so that
+ * that loads what the next state head needs, and three warps that store dv. One of those also
+ * stores the gradients of gates. D has beta in it. LEAST_BETA stands for a smaller one in X and D, so that
  * dbeta = Z . v + k . D / beta holds for every beta. In f16 that one is not so small, and X gets
  * its beta back before X^T K. Letters: docs/design/math.md, section 13.
  */
@@ -29,6 +29,7 @@
 
 /* Threads that multiply, and their warps; registers of these and of the others. */
 enum { HEADS_GROUPS = 2, HEADS_WORKERS = HEADS_GROUPS * GROUP, HEADS_WARPS = HEADS_WORKERS / 32 };
+enum { HEADS_STORING = 3 }; /* warps; the last one has gates */
 enum { HEADS_REGISTERS = 216, HEADS_OTHER_REGISTERS = 72 };
 
 /* Return how many blocks share the keys of a head, the number of this one, and the passes over V.
@@ -273,31 +274,46 @@ GDN_DEVICE float sum_quad(float x)
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-/* The 64 columns of V that a warp stores in a pass: half of the pass. `rows` is the load of rows
- * that has Z. Of two blocks each has half of the tokens. */
-struct head_columns {
-    int      half, pass;
-    uint32_t step, rows;
+/* What a warp stores of a head's chunk at a time: 16 tokens from m on, and half of a pass. */
+struct head_part {
+    int half, pass, m;
 };
-GDN_DEVICE int tokens_of_block(int n_blocks) { return CHUNK / n_blocks; }
+GDN_DEVICE bool has_gates(void) { return threadIdx.x / 32 == HEADS_WARPS + HEADS_STORING; }
+GDN_DEVICE int  tokens_of_block(int n_blocks) { return CHUNK / n_blocks; }
+
+/* Return how many such parts of a pass a warp has, and part i. Of two blocks each has half of the
+ * tokens. If there is one, the warp that has gates takes the last tokens of both halves. */
+GDN_DEVICE int count_parts(int n_blocks)
+{
+    if (has_gates()) return n_blocks == 1 ? 2 : 0;
+    return n_blocks == 1 ? 3 : 2;
+}
+GDN_DEVICE struct head_part find_part(int pass, int i, int block, int n_blocks)
+{
+    if (has_gates()) return { i, pass, CHUNK - 16 };
+    return { (int)threadIdx.x / 32 - HEADS_WARPS - 1, pass,
+             block * tokens_of_block(n_blocks) + 16 * i };
+}
+
 /* Computes Z . v and dv = beta Z for a warp's tokens m to m + 15 and 64 columns, of which V are
  * there. */
 template <int form, class Shared>
-GDN_DEVICE void store_values(Shared &sh, const struct head_columns &w, int m,
+GDN_DEVICE void store_values(Shared &sh, uint32_t step, const struct head_part &w,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
+    const uint32_t rows = rows_of_pass(step, value_passes<Shared::wide>(a), w.pass);
     const int      l = threadIdx.x % 32, first = DEEP * w.pass + 64 * w.half;
     const int      n = a.rule.V - first;
-    const vectors &g = sh.g[w.step % 4];
-    const uint32_t at = shared_address(sh.rows[w.rows % 2].z[w.half]) +
-                        tile_place(l % 8 + l / 16 * 8, m + l / 8 % 2 * 8);
+    const vectors &g = sh.g[step % 4];
+    const uint32_t at = shared_address(sh.rows[rows % 2].z[w.half]) +
+                        tile_place(l % 8 + l / 16 * 8, w.m + l / 8 % 2 * 8);
     float          sum[2] = {}, beta[2], spoil[2];
     const char    *from[2];
     char          *to[2];
     bool           is[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int t = m + l / 4 + 8 * r;
+        const int t = w.m + l / 4 + 8 * r;
         is[r]    = t < c.n;
         from[r]  = row_at(a.rule.v, c.seq, is[r] ? t : 0, head);
         to[r]    = row_at(a.dv, c.seq, t, head);
@@ -328,21 +344,22 @@ GDN_DEVICE void store_values(Shared &sh, const struct head_columns &w, int m,
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] = sum_quad(sum[r]);
-        float &zv = sh.parts[w.step % 2][own_block<Shared::wide>()].zv[w.half][m + l / 4 + 8 * r];
+        float &zv = sh.parts[step % 2][own_block<Shared::wide>()].zv[w.half][w.m + l / 4 + 8 * r];
         if (l % 4 == 0) zv = Shared::wide && w.pass ? fmaf(a.drop, sum[r], zv) : a.drop * sum[r];
     }
 }
 template <class Shared>
-GDN_DEVICE void store_values(Shared &sh, const struct head_columns &w,
-                             const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
+GDN_DEVICE void store_values(Shared &sh, uint32_t step, int pass, const struct gdn_cu_backward &a,
+                             const struct stage_chunk &c, int head)
 {
-    const int form = store_form(a.dv, a.adds), n = tokens_of_block(key_blocks<Shared::wide>(a));
-    const int first = n * own_block<Shared::wide>();
+    const int form = store_form(a.dv, a.adds), n_blocks = key_blocks<Shared::wide>(a);
 #pragma unroll 1
-    for (int m = first; m < first + n; m += 16) {
-        if (form == STORE_16) store_values<STORE_16>(sh, w, m, a, c, head);
-        else if (form == STORE_F32) store_values<STORE_F32>(sh, w, m, a, c, head);
-        else store_values<STORE_ANY>(sh, w, m, a, c, head);
+    for (int i = 0; i < count_parts(n_blocks); i++) {
+        const struct head_part w = find_part(pass, i, own_block<Shared::wide>(), n_blocks);
+        const int              h = opaque(head);
+        if (form == STORE_16) store_values<STORE_16>(sh, step, w, a, c, h);
+        else if (form == STORE_F32) store_values<STORE_F32>(sh, step, w, a, c, h);
+        else store_values<STORE_ANY>(sh, step, w, a, c, h);
     }
 }
 
@@ -540,9 +557,8 @@ GDN_DEVICE float all_parts(const struct head_parts *parts, int n_blocks, int t, 
 /* Computes dg of log alpha for tokens lane and lane + 32: the sum of dG from a token to the next
  * gate that forgets, or to the end of the chunk. The last token's dG contains the gradient that
  * comes from later chunks. A warp calls it. */
-GDN_DEVICE void sum_back(float (&x)[2], token_mask resets)
+GDN_DEVICE void sum_back(float (&x)[2], token_mask resets, int lane)
 {
-    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 1; i >= 0; i--) {
         if (i == 0) {
@@ -565,7 +581,7 @@ GDN_DEVICE void store_head_gates(const Shared &sh, uint32_t step, const struct g
     const int        now = step % 2, n_blocks = key_blocks<Shared::wide>(a);
     const struct head_parts *parts = sh.parts[now];
     const vectors   &g = sh.g[step % 4];
-    const int        lane = threadIdx.x % 32, n = g.n;
+    const int        lane = opaque((int)threadIdx.x % 32), n = g.n;
     const token_mask resets = tokens_of(g.resets);
     float            ends = 0, dg[2];
     double           sums[2] = {};
@@ -574,7 +590,7 @@ GDN_DEVICE void store_head_gates(const Shared &sh, uint32_t step, const struct g
 #pragma unroll
     for (int i = 0; i < 2; i++)
         dg[i] = all_parts(parts, n_blocks, lane + 32 * i, 0) + (lane + 32 * i == n - 1 ? ends : 0);
-    sum_back(dg, resets);
+    sum_back(dg, resets, lane);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int t = lane + 32 * i;
@@ -868,8 +884,8 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh,
     meet_workers(); /* X and Y are done with */
 }
 
-/* Makes the barriers. Rows are free after the workers and both halves of dv. Parts are full after
- * the workers and Z . v, in the first of two blocks also after the other, and free after the gates. */
+/* Makes the barriers. Rows are free after those who multiply and who store dv. So are parts full, in
+ * the first of two blocks also after the other; they are free after the gates. */
 template <class Shared> GDN_DEVICE void start_heads(Shared &sh, int n_blocks)
 {
     const int others = n_blocks > 1 && own_block<Shared::wide>() == 0;
@@ -877,8 +893,8 @@ template <class Shared> GDN_DEVICE void start_heads(Shared &sh, int n_blocks)
         for (int i = 0; i < 2; i++) {
             mbarrier_init(shared_address(&sh.norms_full[i]), 1);
             mbarrier_init(shared_address(&sh.rows_full[i]), 1);
-            mbarrier_init(shared_address(&sh.rows_free[i]), HEADS_WARPS + 2);
-            mbarrier_init(shared_address(&sh.parts_full[i]), HEADS_WARPS + 2 + others);
+            mbarrier_init(shared_address(&sh.rows_free[i]), HEADS_WARPS + HEADS_STORING);
+            mbarrier_init(shared_address(&sh.parts_full[i]), HEADS_WARPS + HEADS_STORING + others);
             mbarrier_init(shared_address(&sh.parts_free[i]), 1);
         }
         mbarrier_init(shared_address(&sh.states_full), 1);
@@ -907,57 +923,57 @@ template <class Shared> GDN_DEVICE void load_heads(Shared &sh, const struct gdn_
     load_step(sh, a, s, count);
 }
 
-/* Sends the second block's parts to the first. `bytes`: 0 at the end. A warp calls it. */
-template <class Shared> GDN_DEVICE void send_parts(Shared &sh, int now, int bytes)
+/* Sends the second block's parts to the first. A warp calls it. */
+template <class Shared> GDN_DEVICE void send_parts(Shared &sh, int now)
 {
     const uint32_t from = shared_address(&sh.parts[now][1]);
     const uint32_t full = map_shared(shared_address(&sh.parts_full[now]), 0);
     if (threadIdx.x % 32) return;
-    mbarrier_expect_cluster(full, bytes);
-    if (bytes) copy_to_block(map_shared(from, 0), from, bytes, full);
+    mbarrier_expect_cluster(full, sizeof sh.parts[now][1]);
+    copy_to_block(map_shared(from, 0), from, sizeof sh.parts[now][1], full);
 }
 
-/* Stores the gradients of gates. One warp calls it. */
-template <class Shared> GDN_DEVICE void store_gates(Shared &sh, const struct gdn_cu_backward &a)
-{
-    const int  n_blocks = key_blocks<Shared::wide>(a);
-    const bool sends = own_block<Shared::wide>() > 0;
-    for (uint32_t step = 0;; step++) {
-        const int now = step % 2;
-        mbarrier_wait(shared_address(&sh.parts_full[now]), step / 2 % 2);
-        const struct heads_step &s = sh.steps[step % 4];
-        const bool               is = in_warp(is_step(s));
-        if (Shared::wide && sends) send_parts(sh, now, is ? (int)sizeof sh.parts[now][1] : 0);
-        if (!is) return;
-        if (Shared::wide && sends) continue;
-        store_head_gates(sh, step, a, chunk_at(s.place, s.number), s.head);
-        release(sh.parts_free[now]);
-        if (n_blocks > 1 && threadIdx.x % 32 == 0)
-            mbarrier_arrive_cluster(map_shared(shared_address(&sh.parts_free[now]), 1));
-    }
-}
-
-/* Stores dv, where rows are loaded first. One warp calls it for each half of the columns of V. */
+/* Stores the gradients of gates of a step. One warp calls it. */
 template <class Shared>
-GDN_DEVICE void store_all_values(Shared &sh, const struct gdn_cu_backward &a, int half)
+GDN_DEVICE void store_gates(Shared &sh, const struct gdn_cu_backward &a, uint32_t step)
 {
-    const int           passes = value_passes<Shared::wide>(a);
-    const int           loads = loads_again(passes) ? 2 * passes : passes;
-    struct head_columns w = { half, 0, 0, 0 };
-    for (;; w.step++) {
-        const struct heads_step &s = sh.steps[w.step % 4];
-        for (w.pass = 0; w.pass < loads; w.pass++, w.rows++) {
-            mbarrier_wait(shared_address(&sh.rows_full[w.rows % 2]), w.rows / 2 % 2);
-            if (w.pass == 0)
-                mbarrier_wait(shared_address(&sh.parts_free[w.step % 2]), w.step / 2 % 2 ^ 1);
-            const bool is = in_warp(is_step(s));
-            if (is && w.pass < passes)
-                store_values(sh, w, a, chunk_at(s.place, s.number), s.head);
+    const int                now = step % 2;
+    const struct heads_step &s = sh.steps[step % 4];
+    mbarrier_wait(shared_address(&sh.parts_full[now]), step / 2 % 2);
+    if (Shared::wide && own_block<Shared::wide>() > 0) {
+        send_parts(sh, now);
+        return;
+    }
+    store_head_gates(sh, step, a, chunk_at(s.place, s.number), s.head);
+    release(sh.parts_free[now]);
+    if (key_blocks<Shared::wide>(a) > 1 && threadIdx.x % 32 == 0)
+        mbarrier_arrive_cluster(map_shared(shared_address(&sh.parts_free[now]), 1));
+}
+
+/* Stores a warp's parts of dv, where rows are loaded first; and the gradients of gates, a step
+ * later. */
+template <class Shared> GDN_DEVICE void store_all(Shared &sh, const struct gdn_cu_backward &a)
+{
+    const int passes = value_passes<Shared::wide>(a);
+    const int loads = loads_again(passes) ? 2 * passes : passes;
+#pragma unroll 1
+    for (uint32_t step = 0;; step++) {
+        const struct heads_step &s = sh.steps[step % 4];
+        bool                     is = true;
+#pragma unroll 1
+        for (int p = 0; is && p < loads; p++) {
+            const uint32_t rows = rows_of_pass(step, passes, p);
+            mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
+            is = in_warp(is_step(s));
+            if (!is) break;
+            if (p == 0) mbarrier_wait(shared_address(&sh.parts_free[step % 2]), step / 2 % 2 ^ 1);
+            if (p < passes) store_values(sh, step, p, a, chunk_at(s.place, s.number), s.head);
             if (Shared::wide) async_fence(); /* parts may be copied */
-            if (!is || w.pass == passes - 1) release(sh.parts_full[w.step % 2]);
-            if (!is) return;
-            release(sh.rows_free[w.rows % 2]);
+            if (p == passes - 1) release(sh.parts_full[step % 2]);
+            release(sh.rows_free[rows % 2]);
         }
+        if (in_warp(has_gates() && step)) store_gates(sh, a, step - 1);
+        if (!is) return;
     }
 }
 
@@ -985,9 +1001,6 @@ template <class Shared> GDN_DEVICE void work_heads(Shared &sh, const struct gdn_
             count.item++;
         }
     }
-    const int now = count.step % 2;
-    mbarrier_wait(shared_address(&sh.parts_free[now]), count.step / 2 % 2 ^ 1);
-    release(sh.parts_full[now]);
 }
 
 template <bool wide> GDN_DEVICE void run_heads(const struct gdn_cu_backward &a)
@@ -1002,8 +1015,7 @@ template <bool wide> GDN_DEVICE void run_heads(const struct gdn_cu_backward &a)
         lower_registers<HEADS_OTHER_REGISTERS>();
         if (threadIdx.x == HEADS_WORKERS) load_heads(sh, a);
         const int warp = threadIdx.x / 32 - HEADS_WARPS;
-        if (in_warp(warp == 1)) store_gates(sh, a);
-        if (in_warp(warp >= 2)) store_all_values(sh, a, warp - 2);
+        if (in_warp(warp > 0)) store_all(sh, a);
     }
     __syncwarp();
     if (wide) cluster_sync(); /* the other block may still signal here */

@@ -274,7 +274,7 @@ GDN_DEVICE float sum_quad(float x)
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-/* What a warp stores of a head's chunk at a time: 16 tokens from m on, and half of a pass. */
+/* A part of dv that a warp stores at a time: 16 tokens from m on, and half of a pass. */
 struct head_part {
     int half, pass, m;
 };

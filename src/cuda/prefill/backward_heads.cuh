@@ -14,9 +14,9 @@
  *
  * Each of two warpgroups has all tokens and 64 columns of dq, D and dw. A third one has a thread
  * that loads what the next state head needs, and three warps that store dv. One of those also
- * stores the gradients of gates. D has beta in it. LEAST_BETA stands for a smaller one in X and D, so that
- * dbeta = Z . v + k . D / beta holds for every beta. In f16 that one is not so small, and X gets
- * its beta back before X^T K. Letters: docs/design/math.md, section 13.
+ * stores the gradients of gates. D has beta in it. LEAST_BETA stands for a smaller one in X and D,
+ * so that dbeta = Z . v + k . D / beta holds for every beta. In f16 that one is not so small, and X
+ * gets its beta back before X^T K. Letters: docs/design/math.md, section 13.
  */
 #ifndef GDN_CUDA_BACKWARD_HEADS_CUH
 #define GDN_CUDA_BACKWARD_HEADS_CUH
@@ -97,8 +97,8 @@ GDN_DEVICE bool is_step(const struct heads_step &s) { return s.number >= 0; }
 struct head_rows {
     char dout[2][TILE], u[2][TILE], z[2][TILE]; /* [v / 64]; u and z are turned */
 };
-/* A block's sums of rows, of 64 columns each; what reaches the end, of a warp: dG of the last token;
- * and Z . v of its tokens, of 64 columns of each pass. */
+/* A block's sums of rows, of 64 columns each; what reaches the end, of a warp: dG of the last
+ * token; and Z . v of its tokens, of 64 columns of each pass. */
 struct head_parts {
     float rows[HEADS_GROUPS][CHUNK][2];
     float ends[HEADS_WARPS];
@@ -275,7 +275,7 @@ GDN_DEVICE float sum_quad(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 /* A part of dv that a warp stores at a time: 16 tokens from m on, and half of a pass. */
-struct head_part {
+struct value_part {
     int half, pass, m;
 };
 GDN_DEVICE bool has_gates(void) { return threadIdx.x / 32 == HEADS_WARPS + HEADS_STORING; }
@@ -283,12 +283,12 @@ GDN_DEVICE int  tokens_of_block(int n_blocks) { return CHUNK / n_blocks; }
 
 /* Return how many such parts of a pass a warp has, and part i. Of two blocks each has half of the
  * tokens. If there is one, the warp that has gates takes the last tokens of both halves. */
-GDN_DEVICE int count_parts(int n_blocks)
+GDN_DEVICE int count_value_parts(int n_blocks)
 {
     if (has_gates()) return n_blocks == 1 ? 2 : 0;
     return n_blocks == 1 ? 3 : 2;
 }
-GDN_DEVICE struct head_part find_part(int pass, int i, int block, int n_blocks)
+GDN_DEVICE struct value_part find_value_part(int pass, int i, int block, int n_blocks)
 {
     if (has_gates()) return { i, pass, CHUNK - 16 };
     return { (int)threadIdx.x / 32 - HEADS_WARPS - 1, pass,
@@ -298,7 +298,7 @@ GDN_DEVICE struct head_part find_part(int pass, int i, int block, int n_blocks)
 /* Computes Z . v and dv = beta Z for a warp's tokens m to m + 15 and 64 columns, of which V are
  * there. */
 template <int form, class Shared>
-GDN_DEVICE void store_values(Shared &sh, uint32_t step, const struct head_part &w,
+GDN_DEVICE void store_values(Shared &sh, uint32_t step, const struct value_part &w,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
     const uint32_t rows = rows_of_pass(step, value_passes<Shared::wide>(a), w.pass);
@@ -354,8 +354,8 @@ GDN_DEVICE void store_values(Shared &sh, uint32_t step, int pass, const struct g
 {
     const int form = store_form(a.dv, a.adds), n_blocks = key_blocks<Shared::wide>(a);
 #pragma unroll 1
-    for (int i = 0; i < count_parts(n_blocks); i++) {
-        const struct head_part w = find_part(pass, i, own_block<Shared::wide>(), n_blocks);
+    for (int i = 0; i < count_value_parts(n_blocks); i++) {
+        const struct value_part w = find_value_part(pass, i, own_block<Shared::wide>(), n_blocks);
         const int              h = opaque(head);
         if (form == STORE_16) store_values<STORE_16>(sh, step, w, a, c, h);
         else if (form == STORE_F32) store_values<STORE_F32>(sh, step, w, a, c, h);
@@ -365,8 +365,8 @@ GDN_DEVICE void store_values(Shared &sh, uint32_t step, int pass, const struct g
 
 /* ---- X and Y ------------------------------------------------------------------------------- */
 
-/* Adds the product of two tiles to d, or sets d. Rows of b are summed over, and if `turned` those of
- * a. `adds` is known when this is compiled. */
+/* Adds the product of two tiles to d, or sets d. Rows of b are summed over, and if `turned` those
+ * of a. `adds` is known when this is compiled. */
 template <bool turned>
 GDN_DEVICE void add_product(head_sums &d, uint64_t a, uint64_t b, bool adds)
 {
@@ -759,7 +759,8 @@ GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, uint32_t step,
 #pragma unroll 1
     for (int p = 0; Shared::wide && p < passes; p++) {
         const uint32_t rows = rows_with_states(step, passes, p);
-        if (loads_again(passes)) mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
+        if (loads_again(passes))
+            mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
         mbarrier_wait(shared_address(&sh.states_full), states_of_pass(step, passes, p) % 2);
         inner += add_pass(d, sh, rows);
         wgmma_wait<0>();
@@ -884,8 +885,8 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh,
     meet_workers(); /* X and Y are done with */
 }
 
-/* Makes the barriers. Rows are free after those who multiply and who store dv. So are parts full, in
- * the first of two blocks also after the other; they are free after the gates. */
+/* Makes the barriers. Rows are free after those who multiply and who store dv. So are parts full,
+ * in the first of two blocks also after the other; they are free after the gates. */
 template <class Shared> GDN_DEVICE void start_heads(Shared &sh, int n_blocks)
 {
     const int others = n_blocks > 1 && own_block<Shared::wide>() == 0;

@@ -198,8 +198,8 @@ static void add_part(struct part *p, double *const *to, const double *q, const d
 
 /* ---- Limits -------------------------------------------------------------------------------- */
 
-/* Hopper's tensor cores take 16 bits of these heads if K and V are multiples of 8, and round what is
- * between two products to that dtype. */
+/* Hopper's tensor cores take 16 bits of these heads if K and V are multiples of 8, and round what
+ * is between two products to that dtype. */
 static bool is_rounded(const gdn_prefill_backward_args *a)
 {
     return ring2_on_hopper() && a->q.dtype != GDN_F32 && a->dout.dtype == a->q.dtype &&

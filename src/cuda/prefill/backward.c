@@ -8,8 +8,8 @@
 
 /* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a window.
  * MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K and V at a
- * time, DEEPEST and WIDEST the most of all, WINDOW_BYTES the memory of a window, FEW the most sequences for which windows without work cost
- * less than idle multiprocessors. */
+ * time, DEEPEST and WIDEST the most of all, WINDOW_BYTES the memory of a window, FEW the most
+ * sequences for which windows without work cost less than idle multiprocessors. */
 enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, DEEPEST = 256, WIDEST = 1024,
        WINDOW_BYTES = 640 << 20, FEW = 16, TILE = GDN_CU_BACKWARD_TILE };
 
@@ -254,8 +254,8 @@ static float drop_of(const struct gdn_cu_backward *a)
     return ldexpf(1, power - 1);
 }
 
-/* Returns how many blocks share the columns of a walk of n_heads: with 64 columns each if K is above
- * DEEP, or if the device has multiprocessors for so many, else with 128. */
+/* Returns how many blocks share the columns of a walk of n_heads: with 64 columns each if K is
+ * above DEEP, or if the device has multiprocessors for so many, else with 128. */
 static int32_t find_strips(const struct gdn_cu_backward *a, int64_t n_heads)
 {
     const int64_t n = n_tiles(a->rule.V), walks = wants_state_alone(a) ? 1 : 2;

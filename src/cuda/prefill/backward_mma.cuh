@@ -2,8 +2,9 @@
 /*
  * The common parts of the kernels of backward_mma_run.cuh: the record of a chunk and a state head
  * in memory, and tiles in shared memory and in registers. All are of BACKWARD_IO, the dtype of q,
- * k, v and dout. K and V are padded by zeros to a multiple of 128, so no loop has another length for
- * smaller heads. Of 64 keys or columns memory has no second tile; that in shared memory stays zero.
+ * k, v and dout. K and V are padded by zeros to a multiple of 128, so no loop has another length
+ * for smaller heads. Of 64 keys or columns memory has no second tile; that in shared memory stays
+ * zero.
  *
  * In bf16 the tensors' rows of q and k are factors as they are. 1 / length is in the vectors of
  * the chunk, whose letters are those of general_gram.cuh: in what stands for exp(G) k or

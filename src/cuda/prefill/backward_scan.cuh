@@ -67,8 +67,8 @@ template <class Shared> GDN_DEVICE int64_t first_chunk(const struct backward_win
 /* ---- States -------------------------------------------------------------------------------- */
 
 /* Calls `each` with every element of the warpgroup's part of a state, from `key` on, its place in a
- * pool whose rows, or columns, are k, and whether it is there: others are zero. `part` elements at a time,
- * then S turns by so many: 64 copies of the code would be most of the kernel's. */
+ * pool whose rows, or columns, are k, and whether it is there: others are zero. `part` elements at
+ * a time, then S turns by so many: 64 copies of the code would be most of the kernel's. */
 template <int part, class Each>
 GDN_DEVICE void each_element(scan_state &S, const struct stage_strip &s, int key, Each each)
 {
@@ -125,8 +125,14 @@ GDN_DEVICE bool leads_group(void) { return threadIdx.x % GROUP == 0; }
 GDN_DEVICE void meet_group(void) { barrier_wait(SCAN_BARRIER_GROUP + scan_group(), GROUP); }
 
 /* Returns the column tile, of the block's, and the first of the key tiles that a group has. */
-template <class Shared> GDN_DEVICE int own_columns(void) { return Shared::deep ? 0 : scan_group(); }
-template <class Shared> GDN_DEVICE int own_keys(void) { return Shared::deep ? 2 * scan_group() : 0; }
+template <class Shared> GDN_DEVICE int own_columns(void)
+{
+    return Shared::deep ? 0 : scan_group();
+}
+template <class Shared> GDN_DEVICE int own_keys(void)
+{
+    return Shared::deep ? 2 * scan_group() : 0;
+}
 
 /* Adds the other group's products with its keys, by way of the places of states. */
 template <class Shared> GDN_DEVICE void add_other_keys(Shared &sh, float (&x)[32])

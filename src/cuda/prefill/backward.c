@@ -8,10 +8,10 @@
 
 /* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a window.
  * MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K and V at a
- * time, DEEPEST and WIDEST the most of all, WINDOW_BYTES the memory of a window, FEW the most
- * sequences for which windows without work cost less than idle multiprocessors. */
-enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, DEEPEST = 256, WIDEST = 1024,
-       WINDOW_BYTES = 640 << 20, FEW = 16, TILE = GDN_CU_BACKWARD_TILE };
+ * time, WINDOW_BYTES the memory of a window, FEW the most sequences for which windows without work
+ * cost less than idle multiprocessors. */
+enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES = 640 << 20,
+       FEW = 16, TILE = GDN_CU_BACKWARD_TILE };
 
 static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 
@@ -117,18 +117,15 @@ static int64_t n_tiles(int64_t n) { return n > DEEP ? 2 * ceil_of(n, DEEP) : cei
 static bool is_deep(const struct gdn_cu_backward *a) { return a->rule.K > DEEP; }
 static bool is_wide(const struct gdn_cu_backward *a) { return is_deep(a) || a->rule.V > DEEP; }
 
-static bool is_taken(int64_t n, int64_t most) { return n <= most && n % 8 == 0; }
-
 /* Returns true if the kernels for tensor cores take the call. */
 static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r     = &a->rule;
     const int                 dtype = a->q.dtype;
-    return gdn_cuda_runs_sm_90a(ctx->cuda) && dtype != GDN_F32 && is_taken(r->K, DEEPEST) &&
-           is_taken(r->V, WIDEST) && r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q, dtype) &&
+    return gdn_cuda_runs_sm_90a(ctx->cuda) && dtype != GDN_F32 && r->K % 8 == 0 &&
+           r->V % 8 == 0 && r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q, dtype) &&
            are_whole(&a->k, dtype) && are_whole(&r->v, dtype) && are_whole(&a->dout, dtype) &&
-           r->batch.N > 0 &&
-           r->batch.N <= INT32_MAX - GDN_CU_BACKWARD_CHUNK &&
+           r->batch.N > 0 && r->batch.N <= INT32_MAX - GDN_CU_BACKWARD_CHUNK &&
            gdn_cuda_is_mapped(&r->v, &r->batch, r->H) &&
            gdn_cuda_is_mapped(&a->dout, &r->batch, r->H);
 }

@@ -566,6 +566,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *     prefill_backward  24 x H + 208 x B x H + n_threads x
  *                       (H' x (4 (K + 32) (V + 48) (19 + T / 256) + 1 MiB) + 32 MiB);
  *                       T is N or T, and H' = H / gcd(Hq, Hk, Hv)
+ *                       (+ 64 x N / checkpoint_every: checkpoints)
  *     conv1d_backward   192 x B; on a GPU 1 KiB x (W + 1) x D: dweight or dbias
  *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a GPU
  *     rmsnorm_gated_backward   2 KiB x D: dweight; the same on a device
@@ -593,17 +594,19 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *                       (+ 132 B H K V: T above 512). On tensor cores (docs/gpu/backward.md)
  *                       n ((r + 16) H + s Hk + 24) + 768, r = 18464 + 16384 V' (1 + K') and
  *                       s = 1024 + 16384 K', where K' = K / 64 and V' = V / 64 rounded up, and
- *                       to an even number if above 2; n is
- *                       N / 64 + B or, if less, B max(8, 640 MiB / that of B chunks)
- *                       (+ 4 B H K V (T / 64 / that + 1) + that of prefill: more than one such
- *                       window). If these are more than one, with cu_seqlens, and B is above 16
- *                       or 4 H (1 + B c / (N / 64 + B)) is m or more, c = max(8, 640 MiB / that
- *                       of a chunk): n is N / 64 + B or, if less, c (+ 4 H K V (w + 2) + 16 w +
- *                       8 B + 128 + that of prefill, w = (N / 64 + B) / c + 1: c is less).
+ *                       to an even number if above 2. A window has c chunks,
+ *                       c = max(128, 640 MiB / that of a chunk). n is
+ *                       N / 64 + B or, if less, B max(8, c / B)
+ *                       (+ 4 B H K V (T / 64 / max(8, c / B) + 1) + that of prefill: more than
+ *                       one such window). Without cu_seqlens, T / 64 below c: n is c at most, and
+ *                       40 (T B / 64 / c + B + 2) is added alone. With cu_seqlens, if such windows
+ *                       are more than one, and B is above 16 or 4 H (1 + B c / (N / 64 + B)) is m
+ *                       or more: n is N / 64 + B or, if less, c (+ 4 H K V (w + 2) + 24 w + 16 B +
+ *                       128 + that of prefill, w = 3 (N / 64 + B) / (2 c) + 2: c is less).
  *                       dstate alone there: u H (4 K (K + V) + 8) + n (18464 H +
  *                       s Hk + 24) + 4 H (N / 64 + 2 B + 1) + 1024, with u as for summary,
  *                       and n being N / 64 + B (without cu_seqlens N / 32 + u) or, if less,
- *                       (B + u) max(8, 640 MiB / that of B + u chunks)
+ *                       (B + u) max(8, c / (B + u))
  *                       (+ 4 (B + u + 1) H K V + N / 32 + 16 B + 64: more than one such
  *                       window)
  *     summary           u H (4 K (K + V) + 8) + 256; u is the number of units of sequences that are
@@ -978,14 +981,15 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 /*
  * gdn_prefill_backward - computes the gradients of gdn_prefill(). Given dout, the gradient of out,
  * and dstate_out, the gradient of the final states, it computes the gradient of every input. It
- * computes the states again from the inputs, so it needs no result of the forward call.
- * docs/design/math.md derives the formulas.
+ * computes the states again from the inputs, so it needs no result of the forward call, but takes
+ * states that the forward call saved. docs/design/math.md derives the formulas.
  *
  *     q k v g beta A_log dt_bias   as in gdn_prefill(), with gate, beta_kind, head_map, norm,
  *                                  norm_eps, scale and gate_lower_bound. A dtype each, as below
  *     state         [B][H][V][K]   f32, bf16, f16; initial states. Absent: zero.
  *     dout          [N][H][V]      f32, bf16 or f16; dense
  *     dstate_out    [B][H][V][K]   f32, bf16, f16; absent: zero
+ *     checkpoints   [P][H][V][K]   f32, bf16, f16; saved states, see below; absent: none
  *     dq dk dv      as q, k, v     f32, bf16 or f16; dense; dq and dk are with respect to q and k
  *                                  before their norm
  *     dg            [N][H]         f32; with respect to g as given: log alpha, alpha or a
@@ -994,15 +998,29 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *     dstate        [B][H][V][K]   f32
  *
  * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes
- * no states and is several times faster; on tensor cores see below. state,
- * dstate_out and dstate have the layout state_layout; one of their last two strides is 1. If
- * several state heads read one head of q, k or v, the gradient of that head is their sum, in the
- * order of the state heads. Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of
- * batch, only cu_seqlens, token_start and token_count may be set. Masked tokens have the gradient
- * zero. If all tokens of a sequence are masked, dstate is dstate_out.
+ * no states and is several times faster; on tensor cores see below. state, dstate_out, checkpoints
+ * and dstate have the layout state_layout; one of their last two strides is 1. If several state
+ * heads read one head of q, k or v, the gradient of that head is their sum, in the order of the
+ * state heads. Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of batch, only
+ * cu_seqlens, token_start, token_count and, with checkpoints, checkpoint_every may be set. Masked
+ * tokens have the gradient zero. If all tokens of a sequence are masked, dstate is dstate_out.
  *
  * If a gate is -inf (alpha = 0), its dg is 0, and later tokens give no gradient to earlier tokens
  * and to the initial state. The same holds for a gate below -104, whose exp() is 0 in float32.
+ *
+ * Saved states. A long sequence is cut into segments (GPU: windows, docs/gpu/backward.md). A first
+ * walk through it computes the states before these. If gdn_prefill() saved states as checkpoints,
+ * and the call gets them with the same batch, then segments begin there, without a first walk.
+ *
+ *   which     checkpoint_every = E is a multiple of 64, without checkpoint_slots. Checkpoints take
+ *             4 H K V bytes for each E tokens, if they are float32.
+ *   when      A segment has E tokens or more: max(16, 32 MiB / (4 H' (K + 32) (V + 48))) chunks of
+ *             16 tokens at least on a CPU, with H' as for gdn_workspace_bytes(). On a GPU max(8,
+ *             T / 2048) chunks of 64, on tensor cores max(8, c / B), with c as there.
+ *             Else they are not read. On tensor cores a window through the batch may have three
+ *             times E or more, or no checkpoint is read.
+ *   values    Gradients differ by rounding from those without saved states. A state that the
+ *             tensor lacks is zero on a GPU, GDN_E_ARG on a CPU.
  *
  * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and the gradients of
  * masked tokens stay as they are. Each sum is rounded once, to the dtype of the tensor.
@@ -1028,7 +1046,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 typedef struct gdn_prefill_backward_args {
     uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */
     uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN, the two above */
-    gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, dout, dstate_out;
+    gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, dout, dstate_out, checkpoints;
     gdn_tensor       dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
     const gdn_batch *batch;
     int32_t          gate;             /* gdn_gate_kind */

@@ -157,6 +157,9 @@ struct gradient_case {
 int    gradient_case_make(struct gradient_case *c, const struct case_dims *dims,
                           const int64_t *lengths, int64_t B);
 int    gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison *found);
+/* Runs prefill, which saves states after each `every` tokens for the gradients, and these; 0: does
+ * nothing. Call it after gradient_case_check(). */
+int    gradient_case_save(struct gradient_case *c, gdn_ctx *ctx, int64_t every);
 double gradient_case_flops(const struct gradient_case *c); /* 16 K V per token and head */
 double gradient_case_bytes(const struct gradient_case *c);
 

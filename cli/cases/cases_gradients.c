@@ -150,6 +150,21 @@ int gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison
     return CLI_OK;
 }
 
+int gradient_case_save(struct gradient_case *c, gdn_ctx *ctx, int64_t every)
+{
+    struct rule_case *r = &c->rule;
+    const int64_t    *of = r->args.state.size, count = every ? r->tokens.N / every : 0;
+    if (!count) return CLI_OK;
+    const gdn_tensor saved =
+        memory_tensor(&r->memory, GDN_F32, 4, (int64_t[]){ count, of[1], of[2], of[3] });
+    if (!saved.data) return cli_bad("no memory for %lld states", (long long)count);
+    r->args.checkpoints = r->call.checkpoints = c->args.checkpoints = saved;
+    r->batch.checkpoint_every = every;
+    gdn_status status = cli_call(ctx, GDN_OP_PREFILL, &r->call);
+    if (!status) status = cli_call(ctx, GDN_OP_PREFILL_BACKWARD, &c->args);
+    return status ? case_failed(ctx, status) : CLI_OK;
+}
+
 double gradient_case_flops(const struct gradient_case *c)
 {
     return rule_case_flops(&c->rule, false) * 16 / 6;

@@ -47,6 +47,7 @@ static const char *const help[] = {
     "  --call KIND      decode: plain (default), packed (by cu_seqlens), counts (token_count),\n"
     "                   interleaved (heads), slots64 (int64 slots, with --pool or --each)\n"
     "  --gated          step: the gated norm too\n"
+    "  --save-every N   prefill_backward: with states that prefill saves after each N tokens\n"
     "  --channels N     conv (default 8192); 4 taps, SiLU\n"
     "  --hidden N       block, layer_backward (default 2048)\n",
 
@@ -81,7 +82,7 @@ struct bench_options {
     struct cli_device device;
     enum bench_op     op;
     const char       *heads, *dim, *seqlens, *dtype, *state, *layout, *gates, *call;
-    int64_t           batch, tokens, channels, hidden;
+    int64_t           batch, tokens, channels, hidden, save_every;
     double            seconds;
     bool              json, help;
     struct case_dims  dims;
@@ -240,6 +241,8 @@ static int settle(struct bench_options *o)
     if (o->dims.no_early_stop && o->op != PREFILL && o->op != BLOCK)
         return cli_bad("--no-early-stop: not for %s", op_names[o->op]);
     if (o->dims.gated && o->op != STEP) return cli_bad("--gated: not for %s", op_names[o->op]);
+    if (o->save_every && o->op != BACKWARD)
+        return cli_bad("--save-every: not for %s", op_names[o->op]);
     if ((o->op == DECODE || o->op == STEP) && o->seqlens)
         return cli_bad("--seqlens: not for %s (--batch, --tokens)", op_names[o->op]);
     if (o->seqlens && (o->batch || o->tokens))
@@ -300,6 +303,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     if (o->dims.pooled) cJSON_AddBoolToObject(line, "pool", true);
     if (o->dims.each) cJSON_AddBoolToObject(line, "each", true);
     if (o->dims.gated) cJSON_AddBoolToObject(line, "gated", true);
+    if (o->save_every) cJSON_AddNumberToObject(line, "save_every", (double)o->save_every);
     if (o->dims.call) cJSON_AddStringToObject(line, "call", case_call_names[o->dims.call]);
 }
 
@@ -441,6 +445,7 @@ static int bench_backward(const struct bench_options *o, struct bench *b)
     struct gradient_case c;
     int                  code = gradient_case_make(&c, &o->dims, o->lengths, o->B);
     if (!code) code = gradient_case_check(&c, b->ctx, &b->judged);
+    if (!code) code = gradient_case_save(&c, b->ctx, o->save_every);
     if (!code) {
         b->calls[0] = (struct bench_call){ .op = GDN_OP_PREFILL_BACKWARD, .args = &c.args };
         b->calls[1] = (struct bench_call){ .op = GDN_OP_PREFILL, .args = &c.rule.call };
@@ -639,6 +644,7 @@ int bench_main(int argc, char **argv)
         { "--pool", CLI_FLAG, &o.dims.pooled, 0, 0 },
         { "--each", CLI_FLAG, &o.dims.each, 0, 0 },
         { "--gated", CLI_FLAG, &o.dims.gated, 0, 0 },
+        { "--save-every", CLI_INT, &o.save_every, 64, 1 << 30 },
         { "--bf16-products", CLI_FLAG, &o.dims.bf16_products, 0, 0 },
         { "--batch-invariant", CLI_FLAG, &o.dims.batch_invariant, 0, 0 },
         { "--no-early-stop", CLI_FLAG, &o.dims.no_early_stop, 0, 0 },

@@ -278,7 +278,7 @@ gdn_chunk_output_args = _struct("gdn_chunk_output_args", """
     outputs=("out",))
 
 gdn_prefill_backward_args = _struct("gdn_prefill_backward_args", """
-    tensor q k v g beta A_log dt_bias state dout dstate_out
+    tensor q k v g beta A_log dt_bias state dout dstate_out checkpoints
     tensor dq dk dv dg dbeta dA_log ddt_bias dstate
     batch batch
     int32 gate beta_kind head_map state_layout norm

@@ -96,6 +96,36 @@ def test_batches():
     agree(grads(padded, a, w), want, a)
 
 
+@pytest.mark.parametrize("layout", [gdn.STATE_VK, gdn.STATE_KV])
+def test_saved_states(monkeypatch, layout):
+    """save_every: the backward call gets the states of the forward call."""
+    a, w = raw((B, 150)), weights((B, 150))
+    if layout == gdn.STATE_KV:
+        a["state"] = a["state"].detach().transpose(2, 3).contiguous().requires_grad_()
+        w = w[0], w[1].transpose(2, 3)
+    options, calls = dict(return_state=True, state_layout=layout, **RAW), []
+
+    def spy(op, options):
+        calls.append((op, options.get("checkpoints"), options.get("checkpoint_every")))
+        return gdn.torch._operators.overload(op, options)
+
+    want = grads(lambda: gdn.torch.prefill(**a, **options), a, w)
+    monkeypatch.setattr(gdn.torch._gradients, "overload", spy)
+    for every in 64, 192:
+        calls.clear()
+        got = grads(lambda: gdn.torch.prefill(**a, save_every=every, **options), a, w)
+        agree(got, want, a)
+        (forward, there, n), (backward, here, m) = calls
+        assert (forward, backward, n, m) == ("prefill", "prefill_backward", every, every)
+        assert there.data_ptr() == here.data_ptr() and len(here) == B * 150 // every
+    cut = {n: x[:, :64] if n != "state" and x.dim() > 1 else x for n, x in a.items()}
+    calls.clear()
+    _, last = gdn.torch.prefill(**cut, save_every=64, **options)
+    assert torch.equal(calls[0][1], last)
+    with torch.no_grad():  # nothing is saved where nothing needs it
+        gdn.torch.prefill(**a, save_every=64, **options)
+
+
 def test_one_input_alone():
     """Only what requires a gradient gets one, with the same bits."""
     a, w = raw(), weights()

@@ -12,9 +12,10 @@
 struct gdn_backward {
     struct gdn_rule      rule; /* the forward call; each head is a group of its own */
     struct gdn_rows      dout, dq, dk, dv, dg, dbeta;
-    struct gdn_pool_view dstate_out, dstate;
+    struct gdn_pool_view dstate_out, dstate, checkpoints;
     double              *sums; /* [B][H][2], of dA_log and ddt_bias; NULL: not wanted */
     int64_t              longest; /* tokens of a sequence, at most */
+    int64_t              every;   /* tokens between checkpoints; 0: there are none */
     bool                 adds;    /* to what the gradients hold */
 
     /* Families: the heads that share a head of q, k or v, directly or by others. */

@@ -9,11 +9,12 @@
 #include "core/ctx.h"
 
 /* gdn_plan_describe() for a batch that may have cu_seqlens and token_count alone; and, the second
- * one, token_start. */
+ * one, token_start and what `takes` says. */
 gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
                           struct gdn_plan *plan);
 gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
-                                 const struct gdn_tokens *tokens, struct gdn_plan *plan);
+                                 const struct gdn_tokens *tokens, unsigned takes,
+                                 struct gdn_plan *plan);
 
 /* A head size, the last dimension, from 1 to `most`; heads, which must divide H. */
 gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int most,

@@ -3,7 +3,8 @@
  * Gradients of the chunked form (docs/design/math.md). An item is a sequence and a family of heads.
  * A first walk leaves the states at the start of each segment; then, from the last segment to the
  * first, a second one leaves those of its chunks with R and U, and the chunks are swept backwards.
- * A sequence of one segment has no first walk. A gate that forgets begins a piece of a chunk, whose
+ * A sequence of one segment has no first walk, nor has one whose segments begin at checkpoints of
+ * the caller. A gate that forgets begins a piece of a chunk, whose
  * state is zero: nothing passes it.
  *
  * States and all that has columns of V are rows, ld_v apart, so that a state is a matrix on either
@@ -41,6 +42,7 @@ struct sweep {
     struct next                next;
     int       family, n_strips;
     int64_t   segment;                                /* chunks */
+    bool      saved;                                  /* segments begin at checkpoints */
     ptrdiff_t ld, ld_v;
     size_t    state;                                  /* floats of a state */
     float *kq, *kqt, *gram, *ones, *unit;             /* rows of k, then q; their columns */
@@ -63,13 +65,15 @@ static ptrdiff_t stride_v(const struct gdn_rule *r, const struct gdn_kernels *kr
     return ((wide + 15) & ~15) | 16;
 }
 
+/* Returns the chunks of a segment: a multiple of those between checkpoints, if these fit. */
 static int64_t segment_chunks(const struct gdn_backward *w, const struct gdn_kernels *kr)
 {
     const int64_t floats = (w->rule.K + 2 * C) * (int64_t)stride_v(&w->rule, kr) * w->family_heads;
     const int64_t fit = SEGMENT_BYTES / (floats * (int64_t)sizeof(float));
     const int64_t most = w->longest / C + 1;
-    const int64_t chunks = fit < SEGMENT_LEAST ? SEGMENT_LEAST : fit;
-    return chunks < most ? chunks : most;
+    const int64_t chunks = fit < SEGMENT_LEAST ? SEGMENT_LEAST : fit, every = w->every / C;
+    if (chunks >= most) return most;
+    return every && every <= chunks ? chunks - chunks % every : chunks;
 }
 
 static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struct gdn_kernels *kr,
@@ -83,6 +87,7 @@ static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struc
     s->ld_v     = stride_v(r, kr);
     s->state    = K * (size_t)s->ld_v;
     s->segment  = segment_chunks(w, kr);
+    s->saved    = w->every && s->segment % (w->every / C) == 0;
     const size_t row_k = C * (size_t)s->ld, row_v = C * (size_t)s->ld_v, kc = C * (size_t)s->ld;
     const size_t vc = C * (size_t)s->ld_v, chunks = heads * (size_t)s->segment;
     const size_t segments = (size_t)(w->longest / (C * s->segment)) + 1;
@@ -637,14 +642,28 @@ static void sweep_state(struct sweep *s, int h, int64_t n_chunks)
     }
 }
 
+/* Loads the states before the segment of chunk `first`. */
+static void load_segment(struct sweep *s, int64_t first)
+{
+    const struct gdn_backward *w = s->w;
+    const size_t               all = (size_t)w->family_heads * s->state;
+    if (!s->saved || first == 0) {
+        memcpy(s->states, of_head(s->first, all, (int)(first / s->segment)), all * sizeof *s->S);
+        return;
+    }
+    const int64_t slot = s->seq->first_checkpoint + first * C / w->every - 1;
+    for (int h = 0; h < w->family_heads; h++)
+        load_state(s, of_head(s->states, s->state, h),
+                   gdn_place_of(&w->checkpoints, slot, head_at(s, h), 0));
+}
+
 static void sweep_all(struct sweep *s, int64_t n_chunks)
 {
-    const size_t  bytes = (size_t)s->w->family_heads * s->state * sizeof *s->S;
     const int64_t last = n_chunks ? (n_chunks - 1) / s->segment * s->segment : 0;
-    walk_segments(s, last);
+    walk_segments(s, s->saved ? 0 : last);
     for (int64_t first = last; n_chunks && first >= 0; first -= s->segment) {
         const int64_t end = first + s->segment < n_chunks ? first + s->segment : n_chunks;
-        memcpy(s->states, s->first + (size_t)(first / s->segment) * (bytes / sizeof *s->S), bytes);
+        load_segment(s, first);
         walk(s, first, end);
         for (int64_t c = end - 1; c >= first; c--) sweep_chunk(s, c);
     }

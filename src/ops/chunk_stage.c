@@ -5,9 +5,10 @@
 #include "core/tensor_check.h"
 
 gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
-                                 const struct gdn_tokens *tokens, struct gdn_plan *plan)
+                                 const struct gdn_tokens *tokens, unsigned takes,
+                                 struct gdn_plan *plan)
 {
-    TRY(gdn_plan_describe(ctx, batch, tokens, 0, plan));
+    TRY(gdn_plan_describe(ctx, batch, tokens, takes, plan));
     const gdn_batch *b = &plan->batch;
     const struct {
         const gdn_tensor *t;
@@ -28,7 +29,7 @@ gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
 gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
                           struct gdn_plan *plan)
 {
-    TRY(gdn_stage_plan_padded(ctx, batch, tokens, plan));
+    TRY(gdn_stage_plan_padded(ctx, batch, tokens, 0, plan));
     if (plan->batch.token_start.data)
         return gdn_fail(ctx, GDN_E_ARG, "token_start: given, wanted none: this op takes none");
     return GDN_OK;

@@ -81,7 +81,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     w->D = shape.D = a->x.size[a->x.ndim - 1];
     TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, &shape));
     w->W = shape.W, w->weight = shape.weight, w->bias = shape.bias;
-    TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan));
+    TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens, 0, &c->plan));
     TRY(check_tensors(ctx, c));
     TRY(find_states(ctx, c, &shape));
     w->x       = gdn_rows_of(&a->x, &c->tokens);

@@ -87,7 +87,7 @@ static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
     if (c->N > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, at most 2^31 - 1",
                         (long long)c->N);
-    return gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan);
+    return gdn_stage_plan_padded(ctx, a->batch, &c->tokens, 0, &c->plan);
 }
 
 /* Projections are of one kind, and so are their gradients; those of the kind are there. */

@@ -55,6 +55,22 @@ static gdn_status check_presence(gdn_ctx *ctx, const gdn_prefill_backward_args *
     return GDN_OK;
 }
 
+/* Checkpoints are those of gdn_prefill() at multiples of its chunks and of the kernels'. */
+static gdn_status check_checkpoints(gdn_ctx *ctx, const gdn_prefill_backward_args *a,
+                                    const gdn_batch *b)
+{
+    if (!a->checkpoints.data) return GDN_OK;
+    if (b->checkpoint_slots.data)
+        return gdn_fail(ctx, GDN_E_ARG, "checkpoint_slots: given, wanted none: gradients take "
+                                        "checkpoint c from slot c");
+    if (b->checkpoint_positions.data)
+        return gdn_fail(ctx, GDN_E_ARG, "checkpoint_positions: given, wanted checkpoint_every");
+    if (b->checkpoint_every % 64)
+        return gdn_fail(ctx, GDN_E_ARG, "checkpoint_every: %lld, wanted a multiple of 64",
+                        (long long)b->checkpoint_every);
+    return GDN_OK;
+}
+
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
 {
     const gdn_prefill_backward_args *a = &c->args;
@@ -65,7 +81,10 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));
-    TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens, &c->plan));
+    TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens,
+                              a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR,
+                              &c->plan));
+    TRY(check_checkpoints(ctx, a, &c->plan.batch));
     const int64_t Hq = a->q.size[a->q.ndim - 2], Hk = a->k.size[a->k.ndim - 2];
     const int64_t Hv = a->v.size[a->v.ndim - 2], H = Hq > Hv ? Hq : Hv, K = r->K, V = r->V;
     if (H > INT32_MAX)
@@ -82,6 +101,8 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, H, K, V, &r->from));
     TRY(gdn_state_view(ctx, &a->dstate_out, "dstate_out", a->state_layout, H, K, V,
                        &c->work.dstate_out));
+    TRY(gdn_state_view(ctx, &a->checkpoints, "checkpoints", a->state_layout, H, K, V,
+                       &c->work.checkpoints));
     return gdn_state_view(ctx, &a->dstate, "dstate", a->state_layout, H, K, V, &c->work.dstate);
 }
 
@@ -104,6 +125,7 @@ static void fill(struct gdn_backward_call *c)
     r->n_seqs   = c->plan.B;
     r->n_groups = r->H, r->group_heads = 1;
     w->longest  = c->tokens.padded ? c->tokens.T : c->tokens.N;
+    w->every    = c->plan.batch.checkpoint_every;
     w->adds     = a->flags & GDN_ACCUMULATE;
 }
 
@@ -117,7 +139,10 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_presence(ctx, &c->args));
     TRY(check_tensors(ctx, c));
     fill(c);
-    c->pools = (struct gdn_plan_pools){ c->args.state.data ? c->plan.B : -1, -1, -1, false, false };
+    const gdn_prefill_backward_args *a = &c->args;
+    c->pools = (struct gdn_plan_pools){ a->state.data ? c->plan.B : -1, -1,
+                                        a->checkpoints.data ? a->checkpoints.size[0] : -1, false,
+                                        false };
     return GDN_OK;
 }
 

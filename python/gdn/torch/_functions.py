@@ -45,10 +45,11 @@ def _refuse_pool(state_out, options):
             raise RuntimeError(f"{name}: given, and return_state=True has no place for it")
 
 
-def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, out, options):
+def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, save_every, out,
+          options):
     inputs = q, k, v, g, beta, A_log, dt_bias, state
     if needs_grad(inputs):
-        return _gradients.rule(op, inputs, state_out, return_state, out, options)
+        return _gradients.rule(op, inputs, state_out, return_state, save_every, out, options)
     if return_state:
         _refuse_pool(state_out, options)
         state_out = _gradients.final_state(q, v, state, options)
@@ -61,7 +62,7 @@ def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, 
 
 
 def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
-            return_state=False, out=None, **options):
+            return_state=False, save_every=0, out=None, **options):
     """
     The gated delta rule over whole sequences, in chunks.
 
@@ -75,23 +76,25 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
     Gradients flow to every tensor. Where one is needed, state [B][H][V][K] is read alone: pass
     write=gdn.WRITE_NONE, or return_state=True. Slots, checkpoints, out and state_out are then
     refused. The gradients are those of the rule in chunks whatever flags say. There is no second
-    derivative.
+    derivative. With save_every=E, a multiple of 64, the call keeps the states after each E tokens
+    for them, 4 H K V bytes each, and backward of a long sequence computes none a second time
+    (gdn_prefill_backward() in gdn.h says when; 2048 is a good number).
 
     Returns out [N][H][V] of the dtype of q; with return_state=True (out, final states [B][H][V][K]
     float32), which leaves state as it is.
     """
-    return _rule("prefill", q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, out,
-                 options)
+    return _rule("prefill", q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state,
+                 save_every, out, options)
 
 
 def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
-           return_state=False, out=None, **options):
+           return_state=False, save_every=0, out=None, **options):
     """
     The next tokens of each sequence, one after the other. Arguments, result and gradients are those
     of prefill(). One token of each of B sequences: [B][1][Hq][K] and so on.
     """
-    return _rule("decode", q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, out,
-                 options)
+    return _rule("decode", q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state,
+                 save_every, out, options)
 
 
 def conv1d(x, weight, bias=None, *, state=None, state_out=None, return_state=False, out=None,

@@ -30,6 +30,17 @@ def final_state(q, v, state, options):
     return begin(final, state, options, lead[-1])
 
 
+def _checkpoints(q, v, every, options):
+    """Room for the states after each `every` tokens, by the options that name it."""
+    count = q.shape[:-2].numel() // every
+    last = v.shape[-1], q.shape[-1]
+    if options.get("state_layout", 0) == gdn.STATE_KV:
+        last = last[::-1]
+    states = torch.empty(count, max(q.shape[-2], v.shape[-2]), *last, dtype=torch.float32,
+                         device=q.device)
+    return {"checkpoints": states, "checkpoint_every": every} if count else {}
+
+
 def rule_gradients(inputs, is_needed, dout, dstate_out, options):
     """The gradients of the inputs (q, k, v, g, beta, A_log, dt_bias, state) that are needed, each
     in the dtype of its input; None for the others."""
@@ -45,12 +56,14 @@ def rule_gradients(inputs, is_needed, dout, dstate_out, options):
 
 class _Rule(torch.autograd.Function):
     @staticmethod
-    def forward(op, return_state, forward_numbers, rule_numbers, cu_seqlens, token_start,
-                token_count, *inputs):
+    def forward(op, return_state, save_every, forward_numbers, rule_numbers, cu_seqlens,
+                token_start, token_count, *inputs):
         q, v, state = inputs[0], inputs[2], inputs[7]
         options = given(BATCH, (cu_seqlens, token_start, token_count))
         options.update(zip(_NUMBERS, rule_numbers))
         final = final_state(q, v, state, options) if return_state else None
+        saved = _checkpoints(q, v, save_every, options) if save_every else {}
+        options.update(saved)
         options.update(zip(_FORWARD, forward_numbers))
         if return_state:
             options["state_out"] = final
@@ -58,27 +71,33 @@ class _Rule(torch.autograd.Function):
             options["write"] = gdn.WRITE_NONE
         out = q.new_empty(*q.shape[:-2], max(q.shape[-2], v.shape[-2]), v.shape[-1])
         overload(op, options)(*inputs, out=out, **options)
-        return (out, final) if return_state else out
+        return out, final, saved.get("checkpoints")
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.return_state, ctx.flags, ctx.numbers = inputs[1], inputs[2][0], inputs[3]
-        ctx.save_for_backward(*inputs[4:])
+        states = output[2]
+        if states is not None:
+            ctx.mark_non_differentiable(states)
+        ctx.save_every, ctx.flags, ctx.numbers = inputs[2], inputs[3][0], inputs[4]
+        ctx.save_for_backward(states, *inputs[5:])
 
     @staticmethod
-    def backward(ctx, dout, dstate_out=None):
+    def backward(ctx, dout, dstate_out, _):
         refuse_second("prefill")
-        saved = ctx.saved_tensors  # may be read once: activation checkpointing
+        states, *saved = ctx.saved_tensors  # may be read once: activation checkpointing
         options = given(BATCH, saved)
         options.update(zip(_NUMBERS, ctx.numbers), flags=ctx.flags & BOTH_WAYS)
-        return (None,) * 7 + rule_gradients(saved[len(BATCH):], ctx.needs_input_grad[7:], dout,
+        if states is not None:
+            options.update(checkpoints=states, checkpoint_every=ctx.save_every)
+        return (None,) * 8 + rule_gradients(saved[len(BATCH):], ctx.needs_input_grad[8:], dout,
                                             dstate_out, options)
 
 
-def rule(op, inputs, state_out, return_state, out, options):
+def rule(op, inputs, state_out, return_state, save_every, out, options):
     """gdn.torch.prefill() or decode() where one of the inputs requires a gradient."""
     refuse_others(op, {*BATCH, *_NUMBERS, *_FORWARD, "write"},
                   dict(out=out, state_out=state_out, **options))
     refuse_in_place(inputs[7] is not None and not return_state, options)
-    return _Rule.apply(op, return_state, numbers(_FORWARD, options), numbers(_NUMBERS, options),
-                       *map(options.get, BATCH), *inputs)
+    out, final, _ = _Rule.apply(op, return_state, save_every, numbers(_FORWARD, options),
+                                numbers(_NUMBERS, options), *map(options.get, BATCH), *inputs)
+    return (out, final) if return_state else out

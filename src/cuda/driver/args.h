@@ -497,8 +497,8 @@ struct gdn_cu_backward {
     struct gdn_rows      dout, dq, dk, dv, dg, dbeta;
     struct gdn_cu_array  dA_log, ddt_bias;
     struct gdn_pool_view dstate_out;
-    struct gdn_pool_view starts; /* [sequence and window]: states before a window; or by_prefill;
-                                    with a plan [window] */
+    struct gdn_pool_view starts; /* [sequence and window]: states before a window; with a plan
+                                    [window]; or checkpoints */
     struct gdn_pool_view carry;  /* [sequence]: the gradient of the state before the last window;
                                     with a plan [2]: before odd windows and even ones */
     struct gdn_pool_view S, J;   /* [chunk]: states before it, gradients of those after it; J on
@@ -518,7 +518,9 @@ struct gdn_cu_backward {
     int32_t              adds;     /* to what the gradients hold */
     int32_t              n_blocks; /* not 0: on tensor cores, by so many blocks at once */
     int32_t              walks;    /* of those: the directions of this launch, bits */
-    int32_t              by_prefill; /* starts are checkpoints of gdn_prefill, numbered as there */
+    int32_t              starts_every; /* starts are checkpoints of gdn_prefill, after each so many
+                                          tokens; the caller's if rule.batch has a pool. 0: they
+                                          are of own walks */
     int32_t              record_bytes; /* from one record to the next */
     struct gdn_cu_segments cut; /* of the walk to dstate alone: backward_parts.cuh; */
     int64_t              n_parts; /* sequences and units in a window, at most */

@@ -6,59 +6,95 @@
 #include "cuda/driver/backend.h"
 #include "cuda/prefill/sm90/cache.h"
 
-/* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a window.
- * MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K and V at a
- * time, WINDOW_BYTES the memory of a window, FEW the most sequences for which windows without work
- * cost less than idle multiprocessors. */
+/* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a sequence
+ * in a window. MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K
+ * and V at a time, WINDOW_BYTES the memory of a window, LEAST_WINDOW the chunks that it has even if
+ * memory has fewer, FEW the most sequences for which windows without work cost less than idle
+ * multiprocessors. */
 enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES = 640 << 20,
-       FEW = 16, TILE = GDN_CU_BACKWARD_TILE };
+       LEAST_WINDOW = 128, FEW = 16, TILE = GDN_CU_BACKWARD_TILE };
 
 static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 
-/* Returns how many chunks of each of n parts a window should have on tensor cores. */
-static int64_t chunks_in_memory(const struct gdn_cu_backward *a, int64_t n_parts)
+static int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Returns true if states before windows are, or may be, checkpoints of the caller. */
+static bool has_checkpoints(const struct gdn_cu_backward *a)
 {
-    const struct gdn_cu_rule *r      = &a->rule;
-    const int64_t             record = (int64_t)r->H * a->record_bytes +
-                           (int64_t)r->Hk * a->key_bytes;
-    const int64_t n = WINDOW_BYTES / record / (n_parts > 0 ? n_parts : 1);
-    return n > LEAST_CHUNKS ? n : LEAST_CHUNKS;
+    return a->rule.batch.checkpoint_pool >= 0;
+}
+
+/* Returns how many chunks a window should have on tensor cores. */
+static int64_t chunks_in_memory(const struct gdn_cu_backward *a)
+{
+    const struct gdn_cu_rule *r = &a->rule;
+    return max_of(LEAST_WINDOW, WINDOW_BYTES / ((int64_t)r->H * a->record_bytes +
+                                                (int64_t)r->Hk * a->key_bytes));
 }
 
 /* Returns how many chunks a window of one sequence should have, out of `most`. */
 static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t most)
 {
-    const int64_t n = ceil_of(most, MOST_WINDOWS);
-    if (a->n_blocks && ctx->cuda->sm90->window_chunks > 0) return ctx->cuda->sm90->window_chunks;
-    if (a->n_blocks) return chunks_in_memory(a, a->n_parts);
-    return n > LEAST_CHUNKS ? n : LEAST_CHUNKS;
+    if (!a->n_blocks) return max_of(LEAST_CHUNKS, ceil_of(most, MOST_WINDOWS));
+    if (ctx->cuda->sm90->window_chunks > 0) return ctx->cuda->sm90->window_chunks;
+    return max_of(LEAST_CHUNKS, chunks_in_memory(a) / max_of(a->n_parts, 1));
+}
+
+/* Returns the numbers of the chunks of a batch (backward.cuh), at most. */
+static int64_t count_numbers(const struct gdn_cu_batch *b)
+{
+    const int64_t C = GDN_CU_BACKWARD_CHUNK;
+    return b->cu_seqlens.data ? b->N / C + b->B : b->B * ceil_of(b->T, C);
+}
+
+/* Returns the chunks between checkpoints of the caller; 1: there are none. */
+static int64_t chunks_between(const struct gdn_cu_backward *a)
+{
+    return has_checkpoints(a) ? a->rule.batch.checkpoint_every / GDN_CU_BACKWARD_CHUNK : 1;
 }
 
 /*
- * Returns how many chunks windows through a packed batch of so many numbers should have; 0: windows
- * should be those of each sequence, as a has them. Lengths are on the device alone, so these are as
- * many as one sequence of all tokens has, and most find little work. Those through the batch are
- * full, but may have one sequence alone. Its heads, and those of as many as begin there on average,
- * have four blocks each: these should be enough for all multiprocessors, unless B is large.
+ * Returns how many chunks windows through a packed batch should have; 0: windows should be those of
+ * each sequence, as a has them. Lengths are on the device alone, so these are as many as one
+ * sequence of all tokens has, and most find little work. Those through the batch are full, but may
+ * have one sequence alone. Its heads, and those of as many as begin there on average, have four
+ * blocks each: these should be enough for all multiprocessors, unless B is large.
  */
-static int64_t chunks_through(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t numbers)
+static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
-    const int64_t B      = a->rule.batch.B;
+    const int64_t B = a->rule.batch.B, numbers = count_numbers(&a->rule.batch);
     const int64_t wanted = a->n_blocks ? ctx->cuda->sm90->window_chunks : 0;
     if (wanted < 0 && !a->cut.units) return -wanted;
     if (a->n_chunks > numbers) return numbers;
     if (!a->n_blocks || a->cut.units || a->n_windows < 2 || wanted || B < 1) return 0;
-    const int64_t n = chunks_in_memory(a, 1);
+    const int64_t n = chunks_in_memory(a);
     return B > FEW || 4 * a->rule.H * (numbers + B * n) >= a->n_blocks * numbers ? n : 0;
 }
 
-/* Cuts a packed batch into windows through it, of about n chunks each. */
-static void cut_through(struct gdn_cu_backward *a, int64_t numbers, int64_t n)
+/* The same for a padded batch: through it if a window has whole sequences, but not all of them. */
+static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
+    const struct gdn_cu_batch *b = &a->rule.batch;
+    const int64_t each = ceil_of(b->T, GDN_CU_BACKWARD_CHUNK);
+    const int64_t wanted = a->n_blocks ? ctx->cuda->sm90->window_chunks : 0;
+    if (!a->n_blocks || a->cut.units || wanted > 0 || each < 1) return 0;
+    const int64_t rows = (wanted ? -wanted : chunks_in_memory(a)) / each;
+    return rows < 1 || rows >= b->B ? 0 : rows * each;
+}
+
+/* Cuts a batch into windows through it, of at most n chunks each. The plan on the device makes a
+ * window two thirds full or fuller (backward_plan.cuh). */
+static void cut_through(struct gdn_cu_backward *a, int64_t n)
+{
+    const struct gdn_cu_batch *b       = &a->rule.batch;
+    const int64_t              numbers = count_numbers(b);
+    const bool                 full    = b->B == 1 || !b->cu_seqlens.data;
     a->window_chunks = 0;
-    a->n_windows     = ceil_of(numbers, n);
-    a->n_chunks      = ceil_of(numbers, a->n_windows);
-    if (a->n_windows > 1 && a->n_parts > a->n_chunks) a->n_parts = a->n_chunks;
+    a->n_chunks      = n < numbers ? n : numbers;
+    a->n_windows     = n >= numbers ? 1
+                       : full       ? ceil_of(numbers, n - n % chunks_between(a))
+                                    : ceil_of(3 * numbers, 2 * n) + 1;
+    if (a->n_windows > 1 && a->n_parts > n) a->n_parts = n;
 }
 
 static bool goes_through(const struct gdn_cu_backward *a)
@@ -66,27 +102,52 @@ static bool goes_through(const struct gdn_cu_backward *a)
     return !a->window_chunks && a->n_windows > 1;
 }
 
+/* Returns true if some sequence may go on from a window to the next. */
+static bool has_states_between(const struct gdn_cu_backward *a)
+{
+    return a->n_windows > 1 && (a->window_chunks || a->rule.batch.cu_seqlens.data);
+}
+
+/* Cuts sequences or parts of `most` chunks into windows of n chunks of each. */
+static void cut_each(struct gdn_cu_backward *a, int64_t most, int64_t n)
+{
+    a->window_chunks = n;
+    a->n_chunks      = a->n_parts * n;
+    a->n_windows     = most ? ceil_of(most, n) : 1;
+}
+
+/* Lets windows begin at checkpoints of the caller, if these are close enough. A window through the
+ * batch leaves out at most a third. */
+static void cut_at_checkpoints(struct gdn_cu_backward *a, int64_t most)
+{
+    struct gdn_cu_batch *b = &a->rule.batch;
+    const int64_t        every = chunks_between(a), n = a->window_chunks;
+    if (!has_checkpoints(a)) return;
+    if (!has_states_between(a) || (n ? every > n : 3 * every > a->n_chunks))
+        b->checkpoint_pool = -1;
+    if (has_checkpoints(a)) a->starts_every = (int32_t)b->checkpoint_every;
+    if (has_checkpoints(a) && n) cut_each(a, most, n - n % every);
+}
+
 /*
  * Cuts sequences, or parts of them (backward_parts.cuh), into windows of window_chunks chunks of
- * each, or a packed batch into windows through it (backward.cuh): on tensor cores, where
- * chunks_through() says so, and one window if the tensors have fewer chunks than windows of each
+ * each, or a batch into windows through it (backward.cuh): on tensor cores, where
+ * chunks_through_...() say so, and one window if the tensors have fewer chunks than windows of each
  * sequence would.
  */
 static void cut_windows(const gdn_ctx *ctx, struct gdn_cu_backward *a)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
-    const bool    packed  = b->cu_seqlens.data != NULL;
-    const int64_t numbers = b->N / GDN_CU_BACKWARD_CHUNK + b->B;
-    int64_t       most   = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
+    const bool packed = b->cu_seqlens.data != NULL;
+    int64_t    most   = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
     if (a->cut.units && most > a->cut.each / GDN_CU_BACKWARD_CHUNK)
         most = a->cut.each / GDN_CU_BACKWARD_CHUNK;
-    a->n_parts       = b->B + a->cut.units;
-    a->window_chunks = wanted_chunks(ctx, a, most);
-    if (a->window_chunks > most) a->window_chunks = most > 1 ? most : 1;
-    a->n_chunks  = a->n_parts * a->window_chunks;
-    a->n_windows = most ? ceil_of(most, a->window_chunks) : 1;
-    const int64_t n = packed ? chunks_through(ctx, a, numbers) : 0;
-    if (n) cut_through(a, numbers, n);
+    a->n_parts           = b->B + a->cut.units;
+    const int64_t wanted = wanted_chunks(ctx, a, most);
+    cut_each(a, most, wanted < most ? wanted : max_of(most, 1));
+    const int64_t n = packed ? chunks_through_packed(ctx, a) : chunks_through_padded(ctx, a);
+    if (n) cut_through(a, n);
+    cut_at_checkpoints(a, most);
 }
 
 /* Returns the rows of all chunks' tokens in memory: n_heads heads of n numbers. */
@@ -134,21 +195,21 @@ static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
  * through the batch. */
 static int64_t n_starts(const struct gdn_cu_backward *a)
 {
-    if (a->n_windows < 2) return 0;
+    if (!has_states_between(a) || has_checkpoints(a)) return 0;
     return goes_through(a) ? a->n_windows : a->n_parts * a->n_windows;
 }
 
 /* Returns how many gradients of states before windows memory has. */
 static int64_t n_carried(const struct gdn_cu_backward *a)
 {
-    if (a->n_windows < 2) return 0;
+    if (!has_states_between(a)) return 0;
     return goes_through(a) ? 2 : a->n_parts;
 }
 
 /* Returns the entries of the plan (backward_plan.cuh). */
 static int64_t n_planned(const struct gdn_cu_backward *a)
 {
-    return goes_through(a) ? a->n_windows + 1 + a->rule.batch.B + 1 + a->n_windows : 0;
+    return goes_through(a) ? 2 * (a->n_windows + 1) + 2 * a->rule.batch.B + 1 + a->n_windows : 0;
 }
 
 /* Returns the call of gdn_prefill's kernels that computes the states before each window. */
@@ -165,11 +226,13 @@ static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
     r.batch.checkpoint_pool = r.batch.n_checkpoints = n_starts(a);
     r.batch.checkpoint_every                        = a->window_chunks * GDN_CU_BACKWARD_CHUNK;
     if (!goes_through(a)) return r;
+    const int64_t W = a->n_windows, starts = 2 * (W + 1), positions = starts + r.batch.B + 1;
     const struct gdn_cu_array list = { .data = a->plan, .stride = { 1, 0 }, .dtype = GDN_I64 };
-    r.batch.checkpoint_starts = r.batch.checkpoint_positions = list;
+    r.batch.checkpoint_starts = r.batch.checkpoint_positions = r.batch.token_count = list;
     if (!a->plan) return r;
-    r.batch.checkpoint_starts.data    = a->plan + a->n_windows + 1;
-    r.batch.checkpoint_positions.data = a->plan + a->n_windows + 1 + r.batch.B + 1;
+    r.batch.checkpoint_starts.data    = a->plan + starts;
+    r.batch.checkpoint_positions.data = a->plan + positions;
+    r.batch.token_count.data          = a->plan + positions + W;
     return r;
 }
 
@@ -225,11 +288,18 @@ static struct gdn_cuda_cut_options options_of(const struct gdn_backward_call *c)
 static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                            struct gdn_cu_backward *a)
 {
+    if (has_checkpoints(a)) return;
     const struct gdn_cu_rule first = first_pass(a);
     a->starts.k_first = false;
     a->starts.ld      = a->rule.K;
-    a->by_prefill     = a->n_windows > 1 && !options.whole &&
-                    !gdn_cuda_prefill_hopper_why_not(ctx, &first);
+    if (!has_states_between(a) || options.whole || gdn_cuda_prefill_hopper_why_not(ctx, &first))
+        return;
+    a->starts_every = (int32_t)(max_of(a->window_chunks, 1) * GDN_CU_BACKWARD_CHUNK);
+}
+
+static bool is_by_prefill(const struct gdn_cu_backward *a)
+{
+    return a->starts_every && !has_checkpoints(a);
 }
 
 /* Finds the bytes of what memory has of a chunk: tiles of 64 keys or columns. */
@@ -296,8 +366,10 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
         if (wants_state_alone(&a)) cut_walk(ctx, options_of(c), &a);
     }
     cut_windows(ctx, &a);
+    if (has_checkpoints(&a)) a.starts = w->checkpoints;
     if (!a.n_blocks) return a;
-    const int64_t n_rows = goes_through(&a) ? ceil_of(a.rule.batch.B, a.n_windows)
+    const int64_t n_rows = goes_through(&a) ? ceil_of(a.rule.batch.B * a.n_chunks,
+                                                      count_numbers(&a.rule.batch))
                                             : a.rule.batch.B;
     const int64_t n_heads = (a.cut.units ? a.cut.units : n_rows) * a.rule.H;
     a.n_strips = find_strips(&a, n_heads);
@@ -309,7 +381,7 @@ static size_t first_pass_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options o
                                const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule first = first_pass(a);
-    return a->by_prefill ? gdn_cuda_prefill_hopper_bytes(ctx, &first, options) : 0;
+    return is_by_prefill(a) ? gdn_cuda_prefill_hopper_bytes(ctx, &first, options) : 0;
 }
 
 static size_t scratch_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
@@ -329,6 +401,7 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     const size_t K = (size_t)r->K, V = (size_t)r->V;
     const size_t starts = all * (size_t)n_starts(a) * state;
     const size_t between = (size_t)n_carried(a) * state;
+    void *const  checkpoints = has_checkpoints(a) ? a->starts.data : NULL;
     const struct gdn_room rooms[] = {
         { &a->rule.q.data, rows * (size_t)r->Hq * K },
         { &a->rule.k.data, rows * (size_t)r->Hk * K },
@@ -355,6 +428,7 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     const size_t bytes =
         a->n_blocks ? gdn_lay_out_rooms(mma_rooms, sizeof mma_rooms / sizeof *mma_rooms, memory)
                     : gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+    if (checkpoints) a->starts.data = checkpoints;
     if (!has_sums(a)) a->sums = NULL;
     if (!goes_through(a)) a->plan = NULL;
     if (memory && a->cut.first) walk_bytes(ctx, options, a, a->scratch);
@@ -523,13 +597,13 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     if (a->n_blocks)
         ran = (struct gdn_cuda_ran){ 3, { mma_prepare(a), mma_walks(a), mma_heads(a) } };
     TRY(launch_plan(ctx, a, &ran, stream));
-    if (a->by_prefill) {
+    if (is_by_prefill(a)) {
         const struct gdn_cu_rule     first = first_pass(a);
         const struct gdn_cuda_chunks how   = { .memory = a->scratch, .options = options };
         TRY(gdn_cuda_prefill_hopper(ctx, &first, &how, &ran, stream));
     }
-    for (int64_t i = 0; i + 1 < a->n_windows && !a->by_prefill; i++)
-        TRY(launch_window(ctx, a, i, false, stream));
+    const int64_t n_first = has_states_between(a) && !a->starts_every ? a->n_windows - 1 : 0;
+    for (int64_t i = 0; i < n_first; i++) TRY(launch_window(ctx, a, i, false, stream));
     for (int64_t i = a->n_windows - 1; i >= 0; i--)
         TRY(launch_window(ctx, a, i, true, stream));
     if (has_rest(a)) {
@@ -559,8 +633,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_backward_call *c    = call;
     struct gdn_cu_backward         *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
-    static const struct gdn_plan_pools none = { -1, -1, -1, false, false };
-    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &none, c->base.stream));
+    const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
     lay_out(ctx, options_of(c), args, memory);
     if (args->n_blocks) {
         const struct gdn_cu_rule *r = &args->rule;

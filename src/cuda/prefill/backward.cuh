@@ -4,8 +4,8 @@
  * window. A chunk has a place in the tensors, and a place in memory, where its rows are numbered.
  *
  * Windows are those of each sequence, or go through the batch: then all chunks are numbered by the
- * start of their sequence (first_by_token()), and a window has as many numbers as memory has
- * places. A sequence has one number too many at most, which no chunk has.
+ * start of their sequence (first_number()), and a window has as many numbers as memory has places,
+ * or fewer (backward_plan.cuh). A sequence has one number too many at most, which no chunk has.
  */
 #ifndef GDN_CUDA_BACKWARD_CUH
 #define GDN_CUDA_BACKWARD_CUH
@@ -24,13 +24,25 @@ struct backward_window {
     bool              is_last;  /* no tokens come after the window */
 };
 
-/* Returns the number of a sequence's first chunk, counted from the first sequence, if starts of
- * sequences give the numbers. */
-GDN_DEVICE int64_t first_by_token(const struct gdn_cu_batch &b, int64_t row)
+/* Returns the number of a sequence's first chunk, counted from the first sequence. row = B: the
+ * number behind the last. */
+GDN_DEVICE int64_t first_number(const struct gdn_cu_batch &b, int64_t row)
 {
+    if (!b.cu_seqlens.data) return row * chunks_of(b.T, GDN_CU_BACKWARD_CHUNK);
     const int64_t start = clamp64(load_index(b.cu_seqlens, 0), 0, b.N);
     const int64_t first = clamp64(load_index(b.cu_seqlens, row), start, b.N);
     return (first - start) / GDN_CU_BACKWARD_CHUNK + row;
+}
+
+/* The numbers of a window through the batch. */
+struct backward_numbers {
+    int64_t first, n;
+};
+GDN_DEVICE struct backward_numbers numbers_of(const struct gdn_cu_backward &a)
+{
+    if (!a.plan) return { 0, a.n_chunks };
+    const int64_t first = a.plan[a.window];
+    return { first, a.plan[a.window + 1] - first };
 }
 
 /* Returns the window of a sequence, or of a part of one. first: the place in memory of its first
@@ -39,8 +51,10 @@ GDN_DEVICE struct backward_window window_of(const struct gdn_cu_backward &a,
                                             const struct gdn_cu_seq &s, int64_t first)
 {
     const bool             through = a.window_chunks == 0;
-    const int64_t          most = through ? a.n_chunks : a.window_chunks;
-    const int64_t          begin = a.window * most - (through ? first : 0); /* in the sequence */
+    struct backward_numbers of = { a.window * a.window_chunks, a.window_chunks };
+    if (through) of = numbers_of(a);
+    const int64_t          most = of.n;
+    const int64_t          begin = of.first - (through ? first : 0); /* in the sequence */
     const int64_t          late = begin < 0 ? -begin : 0; /* chunks of others, before its first */
     const int64_t          room = (most - late) * GDN_CU_BACKWARD_CHUNK;
     struct backward_window w = {};
@@ -60,7 +74,7 @@ GDN_DEVICE struct backward_window find_window(const struct gdn_cu_backward &a, i
 {
     const int64_t each = a.window_chunks;
     return window_of(a, range_of(a.rule.batch, row),
-                     each ? row * each : first_by_token(a.rule.batch, row));
+                     each ? row * each : first_number(a.rule.batch, row));
 }
 
 /* A chunk as the tensors have it, and as rows in memory have it. */
@@ -82,17 +96,27 @@ GDN_DEVICE struct backward_chunk chunk_at(const struct backward_window &w, int64
     return c;
 }
 
-/* Returns the sequence, or the part of one, that has the chunk at a place in memory, if any has. */
+/* Returns the first sequence of a window through the batch, of n_windows: the last window too. */
+GDN_DEVICE int64_t first_row(const struct gdn_cu_backward &a, int64_t window)
+{
+    return a.plan[a.n_windows + 1 + window];
+}
+
+/* Returns the sequence, or the part of one, that has the chunk at a place in memory; if none has,
+ * it may be any, or B. */
 GDN_DEVICE int64_t row_of_chunk(const struct gdn_cu_backward &a, int64_t place)
 {
     const struct gdn_cu_batch &b = a.rule.batch;
-    const int64_t              number = a.window * a.n_chunks + place;
     if (a.window_chunks) return place / a.window_chunks;
-    int64_t row = a.plan ? a.plan[a.window] : 0; /* it is of one of the sequences [row, end) */
-    int64_t end = a.plan ? a.plan[a.window + 1] + 1 : b.B;
+    const struct backward_numbers of = numbers_of(a);
+    const int64_t                 number = of.first + place;
+    if (place >= of.n) return b.B;
+    /* It is of one of the sequences [row, end). */
+    int64_t row = a.plan ? first_row(a, a.window) : 0;
+    int64_t end = a.plan ? first_row(a, a.window + 1) + 1 : b.B;
     while (end - row > 1) {
         const int64_t middle = row + (end - row) / 2;
-        if (first_by_token(b, middle) <= number) row = middle;
+        if (first_number(b, middle) <= number) row = middle;
         else end = middle;
     }
     return row;

@@ -51,7 +51,7 @@ GDN_DEVICE struct backward_part find_part(const struct gdn_cu_backward &a, int64
     p.ends    = i + 1 >= later_segments_of(batch, cut, p.row);
     p.chunk   = start / GDN_CU_BACKWARD_CHUNK;
     p.in      = window_of(a, s, a.window_chunks ? number * a.window_chunks
-                                                : first_by_token(batch, p.row) + p.chunk);
+                                                : first_number(batch, p.row) + p.chunk);
     p.chunk += p.in.before;
     return p;
 }
@@ -62,6 +62,8 @@ GDN_DEVICE struct stage_chunk find_part_chunk(const struct gdn_cu_backward &a, i
 {
     const int64_t      row  = row_of_chunk(a, place);
     struct stage_chunk none = {};
+    p = {};
+    if (row >= a.rule.batch.B + a.cut.units) return none;
     p = a.window_chunks ? find_part(a, row) : whole_part(a, row);
     if (!p.in.is_there) return none;
     p.chunk += place - p.in.first;

@@ -374,18 +374,6 @@ GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
     }
 }
 
-/* Returns the slot of the state before a window. Checkpoints are numbered through the batch. */
-GDN_DEVICE int64_t start_of(const struct gdn_cu_backward &a, int64_t row, int64_t window)
-{
-    const int64_t every = a.window_chunks * CHUNK;
-    long long     before = 0;
-    if (a.plan) return window;
-    if (!a.by_prefill) return row * a.n_windows + window;
-    for (int64_t i = threadIdx.x % 32; i < row; i += 32)
-        before += range_of(a.rule.batch, i).n_valid / every;
-    return sum_warp(before) + window - 1;
-}
-
 /* Returns the slot of J before a window. With a plan one block may read the slot of the window
  * behind while another writes that of its own. */
 GDN_DEVICE int64_t carry_of(const struct gdn_cu_backward &a, const struct backward_part &p,
@@ -429,7 +417,7 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     scan_state               S;
     if (Shared::reverse) load_scan(S, gradient_behind(a, own, p), key, 1 / a.drop);
     else if (in.before)
-        load_scan(S, strip_of(a, own, a.starts, start_of(a, p.row, a.window)), key, 1);
+        load_scan(S, state_before(a, own, in), key, 1);
     else load_scan(S, strip_of(a, own, a.rule.from, p.row), key, 1);
 #pragma unroll 1
     for (int i = (int)in.n_chunks; in_warp(i > 0); i--) {
@@ -450,8 +438,8 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     if (Shared::reverse) {
         const struct stage_strip place = gradient_before(a, own, p);
         if (place.view.data) store_scan(place, S, key, a.drop, !in.before && a.adds);
-    } else if (!in.is_last && !a.by_prefill) {
-        store_scan(strip_of(a, own, a.starts, start_of(a, p.row, a.window + 1)), S, key, 1, false);
+    } else if (!in.is_last && !a.starts_every) {
+        store_scan(strip_of(a, own, a.starts, own_start(a, p.row, a.window + 1)), S, key, 1, false);
     }
     if (Shared::stores && leads_group()) copy_out_wait();
 }
@@ -486,7 +474,7 @@ template <int columns>
 GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, int64_t item)
 {
     const int64_t number = row_of_walk(a, item / a.n_strips / a.rule.H);
-    if (in_warp(a.plan && number >= a.rule.batch.B)) return false;
+    if (in_warp(number >= a.rule.batch.B + a.cut.units)) return false;
     w.part = find_part(a, number);
     w.head = (int)(item / a.n_strips % a.rule.H);
     w.col  = (int)(item % a.n_strips) * 64 * columns;

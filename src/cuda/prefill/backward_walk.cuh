@@ -40,6 +40,38 @@ GDN_DEVICE struct stage_strip strip_of(const struct gdn_cu_backward &a, const st
     return { view, view.data ? pool_at(view, slot, w.head) : 0, w.col, w.n, a.rule.K };
 }
 
+/* Returns the slot of a state before a window that own walks left. */
+GDN_DEVICE int64_t own_start(const struct gdn_cu_backward &a, int64_t row, int64_t window)
+{
+    return a.plan ? window : row * a.n_windows + window;
+}
+
+/* Returns the slot of a checkpoint; they are numbered through the batch. By all threads of a
+ * warp. */
+GDN_DEVICE int64_t checkpoint_of(const struct gdn_cu_backward &a, int64_t row, int64_t n_chunks)
+{
+    long long before = 0;
+    for (int64_t i = threadIdx.x % 32; i < row; i += 32)
+        before += range_of(a.rule.batch, i).n_valid / a.starts_every;
+    return sum_warp(before) + n_chunks * GDN_CU_BACKWARD_CHUNK / a.starts_every - 1;
+}
+
+/* Returns the state before the window. It is zero if the caller's checkpoints lack it. The
+ * checkpoints of gdn_prefill's kernels are numbered as windows are, if these go through the batch
+ * (backward_plan.cuh). */
+GDN_DEVICE struct stage_strip state_before(const struct gdn_cu_backward &a,
+                                           const struct walk_item &w,
+                                           const struct backward_window &in)
+{
+    const int64_t pool = a.rule.batch.checkpoint_pool;
+    const bool    is_own = !a.starts_every || (a.plan && pool < 0);
+    const int64_t slot = is_own ? own_start(a, w.b, a.window) : checkpoint_of(a, w.b, in.before);
+    const bool    is_there = pool < 0 || slot < pool;
+    struct stage_strip s = strip_of(a, w, a.starts, is_there ? slot : 0);
+    if (!is_there) s.n = 0;
+    return s;
+}
+
 /* Loads a strip of rows of V: tensors with in, memory with own. Zeros beyond n tokens and V. */
 GDN_DEVICE void load_columns(float (*x)[STRIP + PAD], const struct gdn_rows &rows,
                              const struct stage_chunk &c, const struct walk_item &w)
@@ -67,10 +99,8 @@ GDN_DEVICE void backward_forward(const struct gdn_cu_backward &a)
     const struct gdn_cu_rule    &r = a.rule;
     const struct walk_item       w = find_item(a);
     const struct backward_window in = find_window(a, w.b);
-    const int64_t                window = w.b * a.n_windows + a.window;
     if (!in.is_there) return;
-    load_strip(sh.S, in.before ? strip_of(a, w, a.starts, window) : strip_of(a, w, r.from, w.b),
-               false);
+    load_strip(sh.S, in.before ? state_before(a, w, in) : strip_of(a, w, r.from, w.b), false);
     for (int64_t i = 0; i < in.n_chunks; i++) {
         const struct backward_chunk c  = chunk_at(in, i);
         const struct stage_strip    at = strip_of(a, w, a.S, c.in.number);
@@ -81,7 +111,8 @@ GDN_DEVICE void backward_forward(const struct gdn_cu_backward &a)
         __syncthreads();
         pass_chunk(sh, r, c.own, w.head);
     }
-    if (!in.is_last) store_strip(strip_of(a, w, a.starts, window + 1), sh.S);
+    if (!in.is_last && !a.starts_every)
+        store_strip(strip_of(a, w, a.starts, own_start(a, w.b, a.window + 1)), sh.S);
 }
 
 /* ---- Reverse ------------------------------------------------------------------------------- */

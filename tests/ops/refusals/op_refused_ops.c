@@ -294,6 +294,19 @@ static void refuse_prefill_backward(void)
            a->dA_log = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0));
     REFUSE("sigmoid of nothing", GDN_E_ARG, "beta",
            a->beta_kind = GDN_BETA_SIGMOID; a->beta.data = NULL);
+    gdn_batch t = gdn_batch_init();
+    t.checkpoint_every = 100;
+    REFUSE("checkpoints without numbers", GDN_E_ARG, "checkpoint_positions",
+           a->checkpoints = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 8));
+    REFUSE("checkpoint_every without checkpoints", GDN_E_ARG, "checkpoints", a->batch = &t);
+    REFUSE("checkpoint_every of 100", GDN_E_ARG, "checkpoint_every",
+           a->checkpoints = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 8); a->batch = &t);
+    t.checkpoint_every = 64, t.checkpoint_slots = ring2_indices(GDN_I32, 1, (int64_t[]){ 0 });
+    REFUSE("checkpoint_slots", GDN_E_ARG, "checkpoint_slots",
+           a->checkpoints = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 8); a->batch = &t);
+    REFUSE("checkpoints of other sizes", GDN_E_SHAPE, "checkpoints",
+           a->checkpoints = ring2_new(GDN_F32, 0, 4, 1, 4, 8, 6);
+           t.checkpoint_slots.data = NULL; a->batch = &t);
     REFUSE("dg of bf16", GDN_E_DTYPE, "dg", a->dg.dtype = GDN_BF16);
     REFUSE("dq of I32", GDN_E_DTYPE, "dq", a->dq.dtype = GDN_I32);
     REFUSE("state of 8 bits", GDN_E_DTYPE, "state", a->state.dtype = GDN_I8);

@@ -422,7 +422,7 @@ static void model_differences(void)
     }
 }
 
-static const int64_t three[] = { 37, 300, 5 }; /* the longest has more than one segment */
+static const int64_t three[] = { 37, 300, 5 };
 
 /* ---- Guarantees ---------------------------------------------------------------------------- */
 
@@ -552,7 +552,66 @@ static void linear_in_dout(void)
                   ring2_gradient_names[i], ring2_get(ring2_gradient(&b, i), j));
 }
 
-/* Long enough for three segments on a CPU, for three windows on a device, against the oracle. */
+/* ---- Checkpoints of the forward call --------------------------------------------------------- */
+
+/* Returns the call with the states that gdn_prefill() saves after each `every` tokens. */
+static gdn_prefill_backward_args with_states(const gdn_prefill_backward_args *call, int64_t every)
+{
+    gdn_prefill_backward_args a = *call;
+    gdn_batch                *t = ring2_heap(sizeof *t), forward;
+    gdn_rule_args             f = gdn_rule_args_init();
+    const int64_t             V = a.v.size[a.v.ndim - 1], K = a.q.size[a.q.ndim - 1];
+    const int64_t             N = ring2_count(&a.dout) / a.dout.size[a.dout.ndim - 2] / V;
+    *t       = *a.batch, t->checkpoint_every = every, a.batch = t;
+    forward  = *t, forward.write = GDN_WRITE_NONE;
+    f.q = a.q, f.k = a.k, f.v = a.v, f.g = a.g, f.beta = a.beta;
+    f.A_log = a.A_log, f.dt_bias = a.dt_bias, f.state = a.state;
+    f.out = ring2_clone(&a.dout), f.batch = &forward;
+    f.gate = a.gate, f.beta_kind = a.beta_kind, f.head_map = a.head_map, f.norm = a.norm;
+    f.norm_eps = a.norm_eps;
+    a.checkpoints = ring2_new(GDN_F32, 0, 4, N / every, a.dout.size[a.dout.ndim - 2], V, K);
+    f.checkpoints = a.checkpoints;
+    ring2_status(ring2_ctx(1), "gdn_prefill", gdn_prefill(ring2_ctx(1), &f), GDN_OK);
+    return a;
+}
+
+static bool has_nan(const gdn_tensor *t)
+{
+    for (int64_t i = 0; i < ring2_count(t); i++)
+        if (isnan(ring2_get(t, i))) return true;
+    return false;
+}
+
+/* Checks that a call reads its checkpoints: a NaN there reaches dq. */
+static void expect_read(const gdn_prefill_backward_args *call)
+{
+    gdn_prefill_backward_args a = *call;
+    a.checkpoints = ring2_clone(&call->checkpoints), a.dq = ring2_clone(&call->dq);
+    ring2_fill_value(&a.checkpoints, NAN);
+    run(ring2_ctx(1), &a);
+    CHECK(has_nan(&a.dq), "checkpoints were not read");
+}
+
+/* Segments of a CPU have 432 tokens here, windows of a device 512, of which checkpoints leave 384.
+ * States that are given, or computed again, differ by rounding. */
+static void saved_states(void)
+{
+    static const int64_t      on_cpu[] = { 37, 450, 5 }, on_device[] = { 900 };
+    const bool                device = ring2_on_device();
+    gdn_prefill_backward_args a = device ? make_call(1, on_device, 16, 24)
+                                         : make_call(3, on_cpu, 256, 512), b;
+    new_gradients(&a);
+    run(ring2_ctx(1), &a);
+    for (int64_t every = 192; every <= 3072; every *= 16) { /* the last is too far apart */
+        b = with_states(&a, every);
+        new_gradients(&b);
+        run(ring2_ctx(2), &b);
+        expect_near(&b, &a, 0, a.q.size[0]);
+        if (every <= 384) expect_read(&b);
+    }
+}
+
+/* Long enough for three windows on a device, against the oracle. */
 static void long_sequence(void)
 {
     static const int64_t T[][2] = { { 700, 3 }, { 1100, 40 } };
@@ -640,7 +699,7 @@ static void nan_is_skipped(void)
 /* ---- Tensor cores -------------------------------------------------------------------------- */
 
 /* The calls in 16 bits that Hopper's tensor cores take. */
-enum { MOST_ROWS = 14, EMPTY = -1 };
+enum { MOST_ROWS = 72, EMPTY = -1 };
 struct wide_call {
     const char *name;
     int64_t     T[MOST_ROWS];
@@ -724,9 +783,10 @@ static const struct wide_call wide_calls[] = {
     { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 64, 64, H16 },
     { "full device", { 70, 33, 64 }, 6, 12, LOG_G, 0, 0, 0, 0.5, true, true, false, 96, 120,
       H16 },
-    { "K256 V256", { 130, 1, 64 }, 1, 2, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false, 256,
-      256, B16 },
-    { "K128 V256", { 100, 29 }, 2, 4, LOG_G, L2, 1, 0, 0.5, true, true, true, 128, 256, B16 },
+    { "K256 V256", { 130, EMPTY, 1, 64 }, 1, 2, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false,
+      false, 256, 256, B16 },
+    { "K128 V256", { 100, 29, EMPTY }, 2, 4, LOG_G, L2, 1, 0, 0.5, true, true, true, 128, 256,
+      B16 },
     { "K192 V128, some forget", { 70, 64 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0,
       GDN_BETA_TWICE_SIGMOID, -1, true, false, true, 192, 128, B16 },
     { "K256 V512", { 66 }, 1, 1, LOG_G, 0, 0, 0, 0.1, true, true, true, 256, 512, B16 },
@@ -734,7 +794,8 @@ static const struct wide_call wide_calls[] = {
       B16 },
     { "K136 V40, strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 136, 40,
       H16 },
-    { "K256 V192", { 70, 33 }, 2, 2, LOG_G, L2, 0, 0, -0.5, true, false, false, 256, 192, H16 },
+    { "K256 V192", { EMPTY, 70, 33, EMPTY }, 2, 2, LOG_G, L2, 0, 0, -0.5, true, false, false, 256,
+      192, H16 },
     { "K72 V256, full device", { 70, 33 }, 6, 24, LOG_G, L2, 0, 0, 0.5, true, false, false, 72, 256,
       H16 },
 };
@@ -848,6 +909,129 @@ static void windows_through(void)
     }
 }
 
+/* More sequences than a warp has threads, one of them longer than a window. */
+static void windows_of_many(void)
+{
+    struct wide_call w = { "", { 0 }, 1, 2, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false,
+                           64, 40, B16 };
+    if (!ring2_windows(0)) {
+        ring2_skip("on Hopper");
+        return;
+    }
+    for (int i = 0; i < 70; i++) w.T[i] = ring2_below(6) ? 1 + (int64_t)ring2_below(90) : EMPTY;
+    w.T[50] = 700;
+    const gdn_prefill_backward_args a = make_wide(&w);
+    for (int n = 2; n <= 50; n *= 5) {
+        ring2_windows(-n);
+        ring2_gradients_check(ring2_ctx(1), &a);
+    }
+    ring2_windows(0);
+}
+
+/* Makes [B][T].. of a tensor [B x T].. */
+static gdn_tensor in_rows(gdn_tensor t, int64_t B)
+{
+    for (int i = t.ndim++; i > 0; i--) t.size[i] = t.size[i - 1], t.stride[i] = t.stride[i - 1];
+    t.size[1] /= B;
+    t.size[0]   = B;
+    t.stride[0] = t.size[1] * t.stride[1];
+    return t;
+}
+
+/* Returns the bytes that a call needs with so many chunks of a window. */
+static size_t bytes_with(const gdn_prefill_backward_args *a, int64_t chunks)
+{
+    size_t bytes = 0;
+    ring2_windows(chunks);
+    ring2_status(ring2_ctx(1), "bytes",
+                 gdn_workspace_bytes(ring2_ctx(1), GDN_OP_PREFILL_BACKWARD, a, &bytes), GDN_OK);
+    return bytes;
+}
+
+/* Padded batches in windows of whole sequences, the last of which has one: the same bits as in one
+ * window, with less memory. */
+static void windows_of_rows(void)
+{
+    enum { B = 5, CHUNKS = 3 };
+    static const struct wide_call calls[] = {
+        { "", { 130, 130, 130, 130, 130 }, 1, 2, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false,
+          false, 64, 72, B16 },
+        { "", { 130, 130, 130, 130, 130 }, 1, 2, LOG_G, L2, 0, 0, -1, true, true, true, 256, 136,
+          H16 },
+    };
+    static const int64_t starts[] = { 1, 0, 0, 64, 0 }, counts[] = { 2, 130, 0, 60, 129 };
+    if (!ring2_windows(0)) {
+        ring2_skip("on Hopper");
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        gdn_prefill_backward_args a = make_wide(&calls[i / 2]), alone;
+        gdn_batch                *t = ring2_heap(sizeof *t);
+        gdn_tensor *const rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.dout, &a.dq, &a.dk, &a.dv,
+                                     &a.dg, &a.dbeta };
+        for (int j = 0; j < 11; j++) *rows[j] = in_rows(*rows[j], B);
+        *t = gdn_batch_init(), a.batch = t;
+        if (i % 2) {
+            t->token_start = ring2_indices(GDN_I32, B, starts);
+            t->token_count = ring2_indices(GDN_I64, B, counts);
+        }
+        CHECK(bytes_with(&a, -2 * CHUNKS) < bytes_with(&a, -B * CHUNKS),
+              "windows have all sequences");
+        ring2_windows(-2 * CHUNKS);
+        ring2_give_workspace(ring2_ctx(1), GDN_OP_PREFILL_BACKWARD, &a);
+        ring2_gradients_check(ring2_ctx(1), &a);
+        a.workspace = NULL, a.workspace_bytes = 0;
+        const gdn_prefill_backward_args want = run_windows(&a, 0);
+        gdn_prefill_backward_args got = run_windows(&a, -CHUNKS * (i + 1));
+        got.dA_log = want.dA_log, got.ddt_bias = want.ddt_bias; /* sums over the batch */
+        expect_bits("windows", &got, &want);
+        alone = a;
+        alone.flags |= GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP;
+        alone.dq = alone.dk = alone.dv = alone.dg = alone.dbeta = (gdn_tensor){ 0 };
+        alone.dA_log = alone.ddt_bias = (gdn_tensor){ 0 };
+        got = run_windows(&alone, -CHUNKS);
+        ring2_expect_bits("dstate alone", &got.dstate, &want.dstate);
+    }
+}
+
+/* Windows of each sequence, and through the batch, begin at checkpoints. */
+static void windows_at_checkpoints(void)
+{
+    enum { B = 3 };
+    static const struct wide_call calls[] = {
+        { "", { 300, 300, 300 }, 1, 2, LOG_G, L2, 0, GDN_BETA_SIGMOID, 0.5, true, false, false, 64,
+          72, B16 },
+        { "", { 200, 200, 200 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, true, true, 256, 136,
+          H16 },
+    };
+    static const int64_t starts[] = { 1, 0, 7 }, counts[] = { 129, 192, 0 };
+    if (!ring2_windows(0)) {
+        ring2_skip("on Hopper");
+        return;
+    }
+    for (int i = 0; i < 6; i++) {
+        gdn_prefill_backward_args a = make_wide(&calls[i / 3]);
+        gdn_batch                *t = ring2_heap(sizeof *t);
+        gdn_tensor *const rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.dout, &a.dq, &a.dk, &a.dv,
+                                     &a.dg, &a.dbeta };
+        *t = i % 3 ? gdn_batch_init() : *a.batch, a.batch = t;
+        for (int j = 0; j < 11 && i % 3; j++) *rows[j] = in_rows(*rows[j], B);
+        if (i % 3 == 2) {
+            t->token_start = ring2_indices(GDN_I32, B, starts);
+            t->token_count = ring2_indices(GDN_I64, B, counts);
+        }
+        a = with_states(&a, 64);
+        ring2_windows(i % 3 ? 2 : -3);
+        ring2_give_workspace(ring2_ctx(1), GDN_OP_PREFILL_BACKWARD, &a);
+        ring2_gradients_check(ring2_ctx(1), &a);
+        a.workspace = NULL, a.workspace_bytes = 0;
+        expect_read(&a);
+        a.checkpoints.size[0] = 1; /* a state that is not there is zero */
+        run(ring2_ctx(1), &a);
+        ring2_windows(0);
+    }
+}
+
 /* A batch of many sequences needs about as much memory as one of as many tokens: at most what gdn.h
  * says of it. */
 static void memory_of_windows(void)
@@ -872,9 +1056,9 @@ static void memory_of_windows(void)
     }
     ring2_status(ring2_ctx(1), "bytes",
                  gdn_workspace_bytes(ring2_ctx(1), GDN_OP_PREFILL_BACKWARD, &a, &bytes), GDN_OK);
-    const int64_t windows = (N / 64 + B) / CHUNKS + 1;
-    const int64_t most = (640 << 20) + 4 * (int64_t)H * D * D * (windows + 2) + 16 * windows +
-                         8 * B + 128 + 768 + 5 * 132 * (4 * D * 2 * D + 8) + 192;
+    const int64_t windows = 3 * (N / 64 + B) / (2 * CHUNKS) + 2;
+    const int64_t most = (640 << 20) + 4 * (int64_t)H * D * D * (windows + 2) + 24 * windows +
+                         16 * B + 128 + 768 + 5 * 132 * (4 * D * 2 * D + 8) + 192;
     CHECK((int64_t)bytes <= most, "%zu bytes, %lld at most", bytes, (long long)most);
 }
 
@@ -937,6 +1121,7 @@ int main(int argc, char **argv)
         { "workspace", workspace },
         { "linear in dout", linear_in_dout },
         { "split sequence", split_sequence },
+        { "checkpoints", saved_states },
         { "long sequence", long_sequence },
         { "wide values", wide_values },
         { "NaN stays with what it reaches", nan_stays },
@@ -944,6 +1129,9 @@ int main(int argc, char **argv)
         { "tensor cores: NaN", wide_nan },
         { "tensor cores: ranges of f16", f16_ranges },
         { "tensor cores: windows through a batch", windows_through },
+        { "tensor cores: windows through many", windows_of_many },
+        { "tensor cores: windows of whole sequences", windows_of_rows },
+        { "tensor cores: windows at checkpoints", windows_at_checkpoints },
         { "tensor cores: memory of windows", memory_of_windows },
     };
     static int           cases[300][RING2_MAX_FACTORS];

@@ -27,7 +27,7 @@ struct gdn_cuda_sm90 {
     struct gdn_cuda_map maps[GDN_CUDA_MAPS];
     struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
     int64_t window_chunks;       /* of tests: of a window of gradients; -n: of one of n chunks
-                                    through a packed batch; else 0 */
+                                    through the batch; else 0 */
     struct gdn_cuda_cut logged;  /* the last one in the log */
     struct {
         uint64_t            of[8]; /* what was planned for last; zeros: nothing yet */

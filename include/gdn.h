@@ -1019,8 +1019,9 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *             T / 2048) chunks of 64, on tensor cores max(8, c / B), with c as there.
  *             Else they are not read. On tensor cores a window through the batch may have three
  *             times E or more, or no checkpoint is read.
- *   values    Gradients differ by rounding from those without saved states. A state that the
- *             tensor lacks is zero on a GPU, GDN_E_ARG on a CPU.
+ *   values    Gradients differ by rounding from those without saved states. On a GPU G2 needs
+ *             GDN_BATCH_INVARIANT, which reads none. A state that the tensor lacks is zero on a
+ *             GPU, GDN_E_ARG on a CPU.
  *
  * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and the gradients of
  * masked tokens stay as they are. Each sum is rounded once, to the dtype of the tensor.

@@ -124,6 +124,10 @@ def test_saved_states(monkeypatch, layout):
     assert torch.equal(calls[0][1], last)
     with torch.no_grad():  # nothing is saved where nothing needs it
         gdn.torch.prefill(**a, save_every=64, **options)
+    for n, flags, every in (8192, 0, None), (8193, 0, 2048), (8193, gdn.BATCH_INVARIANT, None):
+        calls.clear()
+        gdn.torch.prefill(**{**raw((B, n)), "state": a["state"]}, flags=flags, **options)
+        assert calls[0][2] == every
 
 
 def test_one_input_alone():

@@ -65,15 +65,16 @@ static ptrdiff_t stride_v(const struct gdn_rule *r, const struct gdn_kernels *kr
     return ((wide + 15) & ~15) | 16;
 }
 
-/* Returns the chunks of a segment: a multiple of those between checkpoints, if these fit. */
+/* Returns the chunks of a segment: a multiple of those between checkpoints, if these fit. Which
+ * checkpoints are read does not depend on other sequences. */
 static int64_t segment_chunks(const struct gdn_backward *w, const struct gdn_kernels *kr)
 {
     const int64_t floats = (w->rule.K + 2 * C) * (int64_t)stride_v(&w->rule, kr) * w->family_heads;
     const int64_t fit = SEGMENT_BYTES / (floats * (int64_t)sizeof(float));
     const int64_t most = w->longest / C + 1;
     const int64_t chunks = fit < SEGMENT_LEAST ? SEGMENT_LEAST : fit, every = w->every / C;
-    if (chunks >= most) return most;
-    return every && every <= chunks ? chunks - chunks % every : chunks;
+    const int64_t whole = every && every <= chunks ? chunks - chunks % every : chunks;
+    return whole < most ? whole : most;
 }
 
 static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struct gdn_kernels *kr,

@@ -637,6 +637,7 @@ static void draw_prefill_backward(struct ring2_draw *d, union ring2_call *c,
     if (one_in(2)) a->state = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
     if (one_in(2)) a->dstate_out = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
     if (one_in(2)) a->dstate = draw_pool(d, &h, s->B, GDN_F32, kv, NULL);
+    if (one_in(2)) a->checkpoints = draw_pool(d, &h, CHECKPOINTS * s->B, any_float(d), kv, NULL);
     if (one_in(3)) {
         a->gate   = GDN_GATE_RAW;
         a->A_log  = PLACE1(GDN_F32, h.H), a->dt_bias = PLACE1(GDN_BF16, h.H);
@@ -663,7 +664,14 @@ static void match_checkpoints(struct ring2_draw *d, gdn_op op, union ring2_call 
     gdn_tensor *all[3]  = { NULL, NULL, NULL };
     if (is_rule) all[0] = &c->rule.checkpoints, all[1] = &c->rule.checkpoint_scales;
     else if (op == GDN_OP_CONV1D) all[0] = &c->conv1d.checkpoints;
-    else if (op == GDN_OP_BLOCK)
+    else if (op == GDN_OP_PREFILL_BACKWARD) {
+        all[0] = &c->prefill_backward.checkpoints;
+        if (!one_in(16)) { /* what gradients take */
+            t->checkpoint_starts.data = t->checkpoint_positions.data = NULL;
+            t->checkpoint_slots.data  = NULL;
+            t->checkpoint_every       = 64 * below(3);
+        }
+    } else if (op == GDN_OP_BLOCK)
         all[0] = &c->block.checkpoints, all[1] = &c->block.conv_checkpoints,
         all[2] = &c->block.checkpoint_scales;
     const bool lists = has_batch && (t->checkpoint_every || t->checkpoint_starts.data);

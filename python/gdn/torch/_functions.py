@@ -62,7 +62,7 @@ def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, 
 
 
 def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
-            return_state=False, save_every=0, out=None, **options):
+            return_state=False, save_every=None, out=None, **options):
     """
     The gated delta rule over whole sequences, in chunks.
 
@@ -76,9 +76,9 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
     Gradients flow to every tensor. Where one is needed, state [B][H][V][K] is read alone: pass
     write=gdn.WRITE_NONE, or return_state=True. Slots, checkpoints, out and state_out are then
     refused. The gradients are those of the rule in chunks whatever flags say. There is no second
-    derivative. With save_every=E, a multiple of 64, the call keeps the states after each E tokens
-    for them, 4 H K V bytes each, and backward of a long sequence computes none a second time
-    (gdn_prefill_backward() in gdn.h says when; 2048 is a good number).
+    derivative. For gradients the call keeps the states after each save_every tokens (a multiple of
+    64, 0: none), 4 H K V bytes each, so that backward does not walk through a long sequence twice;
+    gdn_prefill_backward() in gdn.h says when. None: 2048, if a sequence may have more than 8192.
 
     Returns out [N][H][V] of the dtype of q; with return_state=True (out, final states [B][H][V][K]
     float32), which leaves state as it is.

@@ -30,6 +30,18 @@ def final_state(q, v, state, options):
     return begin(final, state, options, lead[-1])
 
 
+def _spacing(q, save_every, options):
+    """The tokens between saved states; 0: none are saved. save_every may be None."""
+    if save_every is not None:
+        return save_every
+    n_tokens = q.shape[:-2].numel()
+    cu_seqlens = options.get("cu_seqlens")
+    count = n_sequences(q.shape[:-2], cu_seqlens)
+    longest = q.shape[-3] if cu_seqlens is None else options.get("max_seqlen") or n_tokens
+    is_invariant = options.get("flags", 0) & gdn.BATCH_INVARIANT
+    return 2048 if longest > 8192 and n_tokens >= 1024 * count and not is_invariant else 0
+
+
 def _checkpoints(q, v, every, options):
     """Room for the states after each `every` tokens, by the options that name it."""
     count = q.shape[:-2].numel() // every
@@ -62,9 +74,9 @@ class _Rule(torch.autograd.Function):
         options = given(BATCH, (cu_seqlens, token_start, token_count))
         options.update(zip(_NUMBERS, rule_numbers))
         final = final_state(q, v, state, options) if return_state else None
+        options.update(zip(_FORWARD, forward_numbers))
         saved = _checkpoints(q, v, save_every, options) if save_every else {}
         options.update(saved)
-        options.update(zip(_FORWARD, forward_numbers))
         if return_state:
             options["state_out"] = final
         elif state is not None:
@@ -98,6 +110,7 @@ def rule(op, inputs, state_out, return_state, save_every, out, options):
     refuse_others(op, {*BATCH, *_NUMBERS, *_FORWARD, "write"},
                   dict(out=out, state_out=state_out, **options))
     refuse_in_place(inputs[7] is not None and not return_state, options)
-    out, final, _ = _Rule.apply(op, return_state, save_every, numbers(_FORWARD, options),
-                                numbers(_NUMBERS, options), *map(options.get, BATCH), *inputs)
+    out, final, _ = _Rule.apply(op, return_state, _spacing(inputs[0], save_every, options),
+                                numbers(_FORWARD, options), numbers(_NUMBERS, options),
+                                *map(options.get, BATCH), *inputs)
     return (out, final) if return_state else out

@@ -463,8 +463,8 @@ enum {
     GDN_CU_BACKWARD_SQUARES = 18464, /* and as many tiles as K and V need, */
     GDN_CU_BACKWARD_TILE    = 8192,
     GDN_CU_BACKWARD_NORMS   = 1024, /* of a key head, beside its tiles */
-    GDN_CU_PREPARE_BYTES      = 37680,
-    GDN_CU_PREPARE_DEEP_BYTES = 70448, /* K above 128 */
+    GDN_CU_PREPARE_BYTES      = 50048,
+    GDN_CU_PREPARE_DEEP_BYTES = 76672, /* K above 128 */
     GDN_CU_WALK_BYTES         = 225664,
     GDN_CU_HEADS_BYTES        = 227840,
     GDN_CU_HEADS_WIDE_BYTES   = 232000 /* K or V above 128 */

@@ -365,6 +365,7 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
         a.J.ld         = r->K;
         if (wants_state_alone(&a)) cut_walk(ctx, options_of(c), &a);
     }
+    if (options_of(c).whole) a.rule.batch.checkpoint_pool = -1;
     cut_windows(ctx, &a);
     if (has_checkpoints(&a)) a.starts = w->checkpoints;
     if (!a.n_blocks) return a;

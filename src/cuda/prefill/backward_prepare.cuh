@@ -24,13 +24,15 @@ template <int deep> struct prepare_shared {
         struct {
             alignas(16) float square[CHUNK * GDN_PREFILL_LD(CHUNK)];
             alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
-            alignas(16) char  P[CHUNK * CHUNK_ROW];
+            alignas(16) char  T[CHUNK * CHUNK_ROW], P[CHUNK * CHUNK_ROW];
         };
     };
     float               lengths[2][CHUNK]; /* 1 / length of k and q */
-    alignas(16) vectors v;
-    struct backward_part part; /* here, because registers are scarce */
+    alignas(16) vectors v[GROUP / 32]; /* of as many state heads as there are warps */
+    struct stage_chunk   chunk; /* these are here, because registers are scarce */
+    struct backward_part part;
 };
+static_assert(sizeof(chunk_gates<CHUNK>) % 8 == 0, "pairs of k_scale");
 static_assert(sizeof(prepare_shared<DEEP>) <= GDN_CU_PREPARE_BYTES, "prepare_shared");
 static_assert(sizeof(prepare_shared<DEEPEST>) <= GDN_CU_PREPARE_DEEP_BYTES, "prepare_shared");
 
@@ -67,21 +69,18 @@ GDN_DEVICE void make_lengths(prepare_shared<deep> &sh, struct key_norms &to,
     to.outer[i][t]   = SCALES_ROWS ? inverse : 1;
     to.bend[i][t]    = SCALES_ROWS ? bend : bend * inverse * inverse;
 }
-/* Loads keys and queries to shared memory, and stores them as tiles in memory. */
+/* Awaits keys and queries in shared memory, and stores them as tiles in memory. */
 template <int deep>
-GDN_DEVICE void load_keys(prepare_shared<deep> &sh, const struct gdn_cu_backward &a,
-                          const struct stage_chunk &c, int64_t number, int key)
+GDN_DEVICE void store_keys(prepare_shared<deep> &sh, const struct gdn_cu_backward &a, int n,
+                           int64_t number, int key)
 {
     const int          bytes = form_of(a).keys * TILE;
     char              *k = keys_of(a, number, key), *q = k + bytes;
     struct key_norms  &norms = *(struct key_norms *)(q + bytes);
-    copy_rows<deep>(sh.keys.k, a.k, c, key, a.rule.K);
-    copy_rows<deep>(sh.keys.q, a.q, c, key, a.rule.K);
-    copy_commit();
     copy_wait<0>();
     __syncthreads();
     if (a.rule.norm != GDN_NO_NORM) {
-        make_lengths(sh, norms, a.rule, (int)c.n);
+        make_lengths(sh, norms, a.rule, n);
         if (SCALES_ROWS) __syncthreads();
     }
 #pragma unroll 4
@@ -94,9 +93,8 @@ GDN_DEVICE void load_keys(prepare_shared<deep> &sh, const struct gdn_cu_backward
     }
 }
 
-/* Prepares the gates. The first warp calls it. */
-template <class Shared>
-GDN_DEVICE void prepare_gates(Shared &sh, const struct gdn_cu_rule &r,
+/* Prepares the gates of a state head. A warp calls it. */
+GDN_DEVICE void prepare_gates(vectors &v, const struct gdn_cu_rule &r,
                               const struct stage_chunk &c, int head)
 {
     raw_gates<CHUNK>  raw;
@@ -105,24 +103,24 @@ GDN_DEVICE void prepare_gates(Shared &sh, const struct gdn_cu_rule &r,
     s.n_valid           = c.n;
     start_gates(raw, r, s, head, 0);
     fetch_gates<1>(raw, r);
-    expand_gates<CHUNK>(G, sh.v, raw, r, (int)c.n);
-    write_gates<CHUNK>(sh.v, G, r, (int)c.n);
-    fill_tokens(sh.v.k_scale, 1);
-    fill_tokens(sh.v.q_scale, r.scale);
+    expand_gates<CHUNK>(G, v, raw, r, (int)c.n);
+    write_gates<CHUNK>(v, G, r, (int)c.n);
+    fill_tokens(v.k_scale, 1);
+    fill_tokens(v.q_scale, r.scale);
 }
 
 /* Multiplies the vectors by lengths, as write_lengths() does. */
-template <class Shared> GDN_DEVICE void apply_lengths(Shared &sh)
+GDN_DEVICE void apply_lengths(vectors &v, const float (&lengths)[2][CHUNK])
 {
     const int   t = threadIdx.x % CHUNK;
-    const float length = sh.lengths[threadIdx.x / CHUNK][t];
+    const float length = lengths[threadIdx.x / CHUNK][t];
     if (threadIdx.x >= CHUNK) {
-        sh.v.q_scale[t] *= length;
-        sh.v.q_start[t] *= length;
+        v.q_scale[t] *= length;
+        v.q_start[t] *= length;
     } else {
-        sh.v.k_scale[t] = length;
-        sh.v.from_start[t] *= length;
-        if (sh.v.to_end[t] != 0) sh.v.to_end[t] *= length; /* forgotten, were the length NaN */
+        v.k_scale[t] = length;
+        v.from_start[t] *= length;
+        if (v.to_end[t] != 0) v.to_end[t] *= length; /* forgotten, were the length NaN */
     }
 }
 
@@ -141,30 +139,114 @@ GDN_DEVICE void note_dead(vectors &v, const mma_block (&keys)[CHUNK / 16],
         }
 }
 
-/* Stores rows of T from the square, with zeros where a gate parts them. */
-template <class Shared> GDN_DEVICE void store_t(struct chunk_record &to, const Shared &sh)
+/*
+ * Writes rows of L and P up to their diagonals, as write_l() and write_p() do, but by one exp() for
+ * both. parts: some gate forgets.
+ */
+template <bool parts, class Shared>
+GDN_DEVICE void write_squares(Shared &sh, vectors &v, const mma_block (&keys)[CHUNK / 16],
+                              const mma_block (&queries)[CHUNK / 16], int w)
 {
-    const token_mask resets = tokens_of(sh.v.resets);
-    for (int i = threadIdx.x; i < CHUNK * CHUNK / 2; i += blockDim.x) {
-        const int row = i / (CHUNK / 2), column = i % (CHUNK / 2) * 2;
-        float     x[2];
+    const token_mask resets = parts ? tokens_of(v.resets) : 0;
 #pragma unroll
-        for (int e = 0; e < 2; e++)
-            x[e] = column + e > row || are_parted(resets, column + e, row)
-                       ? 0
-                       : sh.square[(column + e) * GDN_PREFILL_LD(CHUNK) + row];
-        tiles::store_pair(to.T + tile_place(row, column), x[0], x[1]);
+    for (int r = 0; r < 2; r++) {
+        const int   i = 16 * w + block_row(2 * r);
+        const float beta = v.beta[i] * v.k_scale[i], q = v.q_scale[i], G = v.G[i];
+        bool        dead = false;
+#pragma unroll
+        for (int b = 0; b < CHUNK / 16; b++) {
+            if (b > w) continue;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int    j  = 16 * b + block_column(h, 0);
+                const float2 Gs = *(const float2 *)(v.G + j);
+                const float2 k = *(const float2 *)(v.k_scale + j);
+                float        l[2], p[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const float decay = ex2_approx(G - (e ? Gs.y : Gs.x)), scale = e ? k.y : k.x;
+                    const bool  parted = are_parted(resets, j + e, i);
+                    l[e] = keys[b][h][2 * r + e] * (beta * scale) * decay;
+                    p[e] = queries[b][h][2 * r + e] * (q * scale) * decay;
+                    if (parted || j + e >= i) l[e] = 0;
+                    if (parted || j + e > i) p[e] = 0;
+                    if (!is_finite(l[e])) {
+                        dead = true;
+                        l[e] = 0;
+                    }
+                }
+                *(float2 *)(sh.square + i * GDN_PREFILL_LD(CHUNK) + j) = make_float2(l[0], l[1]);
+                tiles::store_pair(sh.P + i * CHUNK_ROW + 2 * j, p[0], p[1]);
+            }
+        }
+        if (dead) atomicOr(&v.dead[i / 32], 1u << i % 32);
     }
 }
 
-/* Stores P from its tile, whose blocks above the diagonal were not written. */
-template <class Shared> GDN_DEVICE void store_p(struct chunk_record &to, const Shared &sh)
+/* ---- T --------------------------------------------------------------------------------------- */
+
+/* Writes a block of T from its transpose, in 16 bits. */
+GDN_DEVICE void write_block(uint32_t at, const mma_block &turned)
+{
+    tiles::operand o;
+    tiles::pack(o, turned);
+    store_matrices_turned(at, o.x[0], o.x[1], o.x[2], o.x[3]);
+}
+
+/*
+ * Writes block column c of T, from the diagonal down, by a warp: T_rc = -D_r sum of L_rj T_jc over
+ * j from c to r - 1, as products on the transpose of T. The square has L, and the transposed blocks
+ * of the diagonal; those of the column go beside them.
+ */
+template <class Shared> GDN_DEVICE void write_column(Shared &sh, int c)
+{
+    typedef mma_tiles<GDN_F32> wide;
+    enum { BLOCKS = CHUNK / 16, LD = GDN_PREFILL_LD(CHUNK), LD_D = GDN_PREFILL_LD_DIAGONAL };
+    const uint32_t square = shared_address(sh.square) + wide::lane(4 * LD);
+    const uint32_t diagonal = shared_address(sh.diagonal) + wide::lane(4 * LD_D);
+    const uint32_t to = shared_address(sh.T) + tiles::lane_turned(CHUNK_ROW) + 32 * c;
+    float *const   column = sh.square + (16 * c + block_row(0)) * LD + block_column(0, 0);
+    wide::operand  left, right;
+    wide::load(left, square + 64 * c * (LD + 1), 4 * LD);
+    write_block(to + 16 * c * CHUNK_ROW, left.x);
+#pragma unroll 1
+    for (int r = c + 1; r < BLOCKS; r++) {
+        mma_block sum = {}, block = {};
+#pragma unroll 1
+        for (int j = c; j < r; j++) {
+            wide::load(left, square + 64 * (c * LD + j), 4 * LD);
+            wide::load(right, square + 64 * (r * LD + j), 4 * LD);
+            wide::multiply(sum, left, right);
+        }
+        wide::load(right, diagonal + 64 * r * LD_D, 4 * LD_D);
+        wide::pack(left, sum);
+        wide::multiply(block, left, right);
+#pragma unroll
+        for (int i = 0; i < 8; i++) block[i / 4][i % 4] *= -1;
+        write_block(to + 16 * r * CHUNK_ROW, block);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2)
+            *(float2 *)(column + 16 * r + i / 4 * 8 + i % 4 / 2 * 8 * LD) =
+                make_float2(block[i / 4][i % 4], block[i / 4][i % 4 + 1]);
+        __syncwarp();
+    }
+}
+
+/* Stores a square as a tile, with zeros in the blocks above the diagonal, which were not written;
+ * and where one of the gates parts row and column, were the sum there NaN. */
+GDN_DEVICE void store_square(char *to, const char *from, token_mask resets)
 {
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 8; i += blockDim.x) {
-        const int   row = i / (CHUNK / 8), column = i % (CHUNK / 8) * 8;
-        const uint4 x = *(const uint4 *)(sh.P + row * CHUNK_ROW + 2 * column);
-        *(uint4 *)(to.P + tile_place(row, column)) =
-            column / 16 > row / 16 ? make_uint4(0, 0, 0, 0) : x;
+        const int row = i / (CHUNK / 8), column = i % (CHUNK / 8) * 8;
+        uint4     x = *(const uint4 *)(from + row * CHUNK_ROW + 2 * column);
+        if (column / 16 > row / 16) x = make_uint4(0, 0, 0, 0);
+        if (resets) {
+            uint16_t *e = (uint16_t *)&x;
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                if (column + j <= row && are_parted(resets, column + j, row)) e[j] = 0;
+        }
+        *(uint4 *)(to + tile_place(row, column)) = x;
     }
 }
 
@@ -178,57 +260,75 @@ GDN_DEVICE bool is_walked(const struct gdn_cu_backward &a, const struct backward
     return !a.cut.stops;
 }
 
+/* Makes T and P of a state head, whose gates are prepared. */
+template <class Shared>
+GDN_DEVICE void prepare_head(Shared &sh, vectors &v, struct chunk_record &to,
+                             const mma_block (&keys)[CHUNK / 16],
+                             const mma_block (&queries)[CHUNK / 16], bool scales, int warp)
+{
+    if (scales) {
+        apply_lengths(v, sh.lengths);
+        __syncthreads();
+    }
+    note_dead(v, keys, queries, warp);
+    if (threadIdx.x < CHUNK)
+        v.read[threadIdx.x] = -v.beta[threadIdx.x] * v.from_start[threadIdx.x];
+    if (in_warp(tokens_of(v.resets) != 0)) write_squares<true>(sh, v, keys, queries, warp);
+    else write_squares<false>(sh, v, keys, queries, warp);
+    __syncwarp();
+    invert_diagonal<CHUNK>(sh.square, sh.diagonal, warp);
+    __syncthreads();
+    write_column(sh, warp);
+    __syncthreads();
+    store_square(to.T, sh.T, tokens_of(v.resets));
+    store_square(to.P, sh.P, 0);
+    for (int x = threadIdx.x; x < (int)sizeof v / 16; x += blockDim.x)
+        ((uint4 *)&to.v)[x] = ((const uint4 *)&v)[x];
+}
+
 template <int deep> GDN_DEVICE void prepare_chunks(const struct gdn_cu_backward &a)
 {
     prepare_shared<deep>     &sh = *(prepare_shared<deep> *)gdn_shared;
     const struct gdn_cu_rule &r = a.rule;
     const int                 key = (int)(blockIdx.x % r.Hk), warp = threadIdx.x / 32;
     const int64_t             number = blockIdx.x / r.Hk;
-    struct backward_part      part;
-    const struct stage_chunk  c = find_part_chunk(a, number, part);
-    if (threadIdx.x == 0) sh.part = part;
+    const int readers = r.H / r.Hk, head = first_reader(r, key, r.Hk), step = reader_step(r, r.Hk);
+    if (warp == 0) {
+        struct backward_part part;
+        struct stage_chunk   found = find_part_chunk(a, number, part);
+        found.seq.first += found.t0;
+        found.t0 = 0;
+        if (threadIdx.x == 0) sh.part = part, sh.chunk = found;
+    }
+    __syncthreads();
+    const struct stage_chunk &c = sh.chunk;
     if (threadIdx.x == 0 && key == 0)
-        a.places[number] = { c.seq.batch, c.seq.first + c.t0, (int32_t)c.n, 0 };
+        a.places[number] = { c.seq.batch, c.seq.first, (int32_t)c.n, 0 };
     if (c.n == 0) {
-        int head = first_reader(r, key, r.Hk);
-        for (int i = 0; i < r.H / r.Hk && threadIdx.x == 0; i++, head += reader_step(r, r.Hk))
-            keep_sums(a, number, head, (const double (*)[2]) nullptr, 0);
+        for (int i = 0; i < readers && threadIdx.x == 0; i++)
+            keep_sums(a, number, head + i * step, (const double (*)[2]) nullptr, 0);
         return;
     }
-    if (!is_walked(a, part, key)) return;
-    struct stage_chunk first = c;
-    first.seq.first += c.t0;
-    first.t0 = 0;
-    load_keys(sh, a, first, number, key);
+    if (!is_walked(a, sh.part, key)) return;
+    copy_rows<deep>(sh.keys.k, a.k, c, key, r.K);
+    copy_rows<deep>(sh.keys.q, a.q, c, key, r.K);
+    copy_commit();
+    if (warp < readers) prepare_gates(sh.v[warp], r, c, head + warp * step);
+    store_keys(sh, a, (int)c.n, number, key);
     mma_block keys[CHUNK / 16], queries[CHUNK / 16];
     const uint32_t k = shared_address(sh.keys.k), q = shared_address(sh.keys.q);
     multiply_rows<BACKWARD_IO, deep>(keys, k, k, warp);
     multiply_rows<BACKWARD_IO, deep>(queries, q, k, warp);
     __syncthreads(); /* keys and queries are done with */
-    int head = first_reader(r, key, r.Hk);
-    for (int i = 0; i < r.H / r.Hk; i++, head += reader_step(r, r.Hk)) {
-        struct chunk_record &to = record_at(a, number, head);
-        if (chunks_before_stop(a, sh.part, head) <= 0) continue;
-        if (warp == 0) prepare_gates(sh, r, first, head);
-        __syncthreads();
-        if (r.norm != GDN_NO_NORM && !SCALES_ROWS) {
-            apply_lengths(sh);
+    for (int i = 0; i < readers; i++) {
+        const int at = i % (GROUP / 32);
+        if (i && at == 0) { /* the next heads' gates */
+            if (i + warp < readers) prepare_gates(sh.v[warp], r, c, head + (i + warp) * step);
             __syncthreads();
         }
-        note_dead(sh.v, keys, queries, warp);
-        if (threadIdx.x < CHUNK)
-            sh.v.read[threadIdx.x] = -sh.v.beta[threadIdx.x] * sh.v.from_start[threadIdx.x];
-        write_l<CHUNK>(sh.square, sh.v, keys, warp);
-        write_p<BACKWARD_IO, CHUNK>(sh.P, sh.v, queries, warp);
-        __syncwarp();
-        invert_diagonal<CHUNK>(sh.square, sh.diagonal, warp);
-        __syncthreads();
-        invert_below<CHUNK>(sh.square, sh.diagonal, warp);
-        __syncthreads();
-        store_t(to, sh);
-        store_p(to, sh);
-        for (int x = threadIdx.x; x < (int)sizeof(vectors) / 4; x += blockDim.x)
-            ((uint32_t *)&to.v)[x] = ((const uint32_t *)&sh.v)[x];
+        if (chunks_before_stop(a, sh.part, head + i * step) <= 0) continue;
+        prepare_head(sh, sh.v[at], record_at(a, number, head + i * step), keys, queries,
+                     r.norm != GDN_NO_NORM && !SCALES_ROWS, warp);
         __syncthreads();
     }
 }

@@ -562,7 +562,8 @@ static gdn_prefill_backward_args with_states(const gdn_prefill_backward_args *ca
     gdn_rule_args             f = gdn_rule_args_init();
     const int64_t             V = a.v.size[a.v.ndim - 1], K = a.q.size[a.q.ndim - 1];
     const int64_t             N = ring2_count(&a.dout) / a.dout.size[a.dout.ndim - 2] / V;
-    *t       = *a.batch, t->checkpoint_every = every, a.batch = t;
+    *t       = a.batch ? *a.batch : gdn_batch_init();
+    a.batch  = t, t->checkpoint_every = every;
     forward  = *t, forward.write = GDN_WRITE_NONE;
     f.q = a.q, f.k = a.k, f.v = a.v, f.g = a.g, f.beta = a.beta;
     f.A_log = a.A_log, f.dt_bias = a.dt_bias, f.state = a.state;
@@ -609,6 +610,20 @@ static void saved_states(void)
         expect_near(&b, &a, 0, a.q.size[0]);
         if (every <= 384) expect_read(&b);
     }
+    if (device) {
+        b.flags = GDN_BATCH_INVARIANT; /* which reads none */
+        run(ring2_ctx(1), &b);
+        expect_bits("invariant", &b, &a);
+        return;
+    }
+    b = with_states(&a, 192);
+    new_gradients(&b);
+    run(ring2_ctx(2), &b);
+    gdn_prefill_backward_args alone = slice(&a, 1, 37, 450);
+    alone = with_states(&alone, 192);
+    new_gradients(&alone);
+    run(ring2_ctx(1), &alone);
+    expect_rows(&alone, &b, 37, 450);
 }
 
 /* Long enough for three windows on a device, against the oracle. */
@@ -772,6 +787,8 @@ static const struct wide_call wide_calls[] = {
     { "K64 V64", { 130, 1, 64 }, 2, 4, RAW_G, L2, 1, GDN_BETA_SIGMOID, 0, true, true, false, 64, 64,
       B16 },
     { "K72 V24", { 100, 29 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, false, true, 72, 24,
+      B16 },
+    { "six readers of a key", { 70, 5 }, 1, 6, RAW_G, L2, 0, 0, 0, false, false, false, 64, 64,
       B16 },
     { "K8 V128", { 77 }, 1, 1, LOG_G, 0, 0, 0, 0.1, true, true, false, 8, 128, B16 },
     { "K40 V104, full device", { 70, 64, 25 }, 6, 12, LOG_G, L2, 0, 0, 0.5, true, false, false, 40,

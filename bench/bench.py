@@ -87,7 +87,8 @@ def describe(r):
     if "hidden" in r:
         sizes.append(f"hidden {r['hidden']}")
     if "seqlens" in r:
-        sizes.append(f"T = {r['seqlens']}")
+        lengths = r["seqlens"].split(",")
+        sizes.append(f"T = {r['seqlens']}" if len(lengths) < 6 else f"{len(lengths)} lengths")
     if r["op"] == "decode":
         sizes.append(f"B = {r['batch']}, T = {r['tokens']}, {r['layout']}")
     elif "seqlens" not in r:
@@ -98,6 +99,7 @@ def describe(r):
                        ("pool", "slots"), ("gated", "gated norm"),
                        ("batch_invariant", "batch invariant")):
         mode += f", {words}" if r.get(key) else ""
+    mode += f", states saved after each {r['save_every']}" if "save_every" in r else ""
     mode += f", {CALLS[r['call']]}" if "call" in r else ""
     return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}{mode}"
 

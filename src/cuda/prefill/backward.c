@@ -87,13 +87,14 @@ static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_bac
 static void cut_through(struct gdn_cu_backward *a, int64_t n)
 {
     const struct gdn_cu_batch *b       = &a->rule.batch;
-    const int64_t              numbers = count_numbers(b);
-    const bool                 full    = b->B == 1 || !b->cu_seqlens.data;
+    const int64_t              numbers = count_numbers(b), every = chunks_between(a);
+    const bool                 packed  = b->cu_seqlens.data != NULL;
+    const int64_t              full    = packed && every <= n ? n - n % every : n;
     a->window_chunks = 0;
     a->n_chunks      = n < numbers ? n : numbers;
-    a->n_windows     = n >= numbers ? 1
-                       : full       ? ceil_of(numbers, n - n % chunks_between(a))
-                                    : ceil_of(3 * numbers, 2 * n) + 1;
+    a->n_windows     = packed && b->B > 1 ? ceil_of(3 * numbers, 2 * n) + 1
+                                          : ceil_of(numbers, full);
+    if (n >= numbers) a->n_windows = 1;
     if (a->n_windows > 1 && a->n_parts > n) a->n_parts = n;
 }
 

@@ -398,6 +398,7 @@ class _prefill_backward_args(_batch_fields, total=False):
     state: Array | None
     dout: Array | None
     dstate_out: Array | None
+    checkpoints: Array | None
     dq: Array | None
     dk: Array | None
     dv: Array | None

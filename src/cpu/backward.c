@@ -4,8 +4,8 @@
  * A first walk leaves the states at the start of each segment; then, from the last segment to the
  * first, a second one leaves those of its chunks with R and U, and the chunks are swept backwards.
  * A sequence of one segment has no first walk, nor has one whose segments begin at checkpoints of
- * the caller. A gate that forgets begins a piece of a chunk, whose
- * state is zero: nothing passes it.
+ * the caller. A gate that forgets begins a piece of a chunk, whose state is zero: nothing passes
+ * it.
  *
  * States and all that has columns of V are rows, ld_v apart, so that a state is a matrix on either
  * side of a product.

@@ -17,7 +17,7 @@
  * Chunks begin at the first token of a sequence and windows at a chunk, so what a sequence gets
  * does not depend on others. No sum depends on the order in which blocks run.
  *
- *     plan       windows through a packed batch, for tensor cores    backward_plan.cuh
+ *     plan       windows through the batch, for tensor cores    backward_plan.cuh
  */
 #include "cuda/prefill/backward_chunk.cuh"
 #include "cuda/prefill/backward_plan.cuh"

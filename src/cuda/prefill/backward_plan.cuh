@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The plan of windows through the batch. Each block finds the windows, and lists checkpoints of a
- * sequence for each thread. A window has n_chunks numbers at most. It
- * ends with a sequence if the next one fits into a window and this one is at least two thirds full.
- * So most sequences lie in one window, and no state before a window is needed. Else it ends inside
- * a sequence: at a checkpoint, if the caller gave some. The last windows may have no numbers. The
- * plan has, one after the other:
+ * The plan of windows through the batch. Each block finds all windows; then each thread lists the
+ * checkpoints of a sequence.
+ *
+ * A window has n_chunks numbers at most. It ends with a sequence if the next one fits into a window
+ * and this one is at least two thirds full. So most sequences lie in one window, and need no state
+ * before one. Else it ends inside a sequence: at a checkpoint, if the caller gave some. The last
+ * windows may have no numbers. The plan has, one after the other:
  *
  *     numbers      [n_windows + 1]   with which a window begins
  *     rows         [n_windows + 1]   the sequences that have these numbers

@@ -416,8 +416,7 @@ GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
     struct scan_turn         turn = { 0, 0 };
     scan_state               S;
     if (Shared::reverse) load_scan(S, gradient_behind(a, own, p), key, 1 / a.drop);
-    else if (in.before)
-        load_scan(S, state_before(a, own, in), key, 1);
+    else if (in.before) load_scan(S, state_before(a, own, in), key, 1);
     else load_scan(S, strip_of(a, own, a.rule.from, p.row), key, 1);
 #pragma unroll 1
     for (int i = (int)in.n_chunks; in_warp(i > 0); i--) {
